@@ -1,0 +1,59 @@
+package config
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// Bytes is a size. Its text form is a number with an optional unit: B, KB, MB, GB, TB
+// (powers of 1,000) or KiB, MiB, GiB, TiB (powers of 1,024), in any case.
+type Bytes int64
+
+// unit is a suffix and what it multiplies by; longer suffixes come first.
+type unit struct {
+	suffix string
+	factor int64
+}
+
+func units() []unit {
+	return []unit{
+		{"kib", 1 << 10}, {"mib", 1 << 20}, {"gib", 1 << 30}, {"tib", 1 << 40},
+		{"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12}, {"b", 1},
+	}
+}
+
+// UnmarshalText parses a size.
+func (b *Bytes) UnmarshalText(text []byte) error {
+	s := strings.ToLower(strings.TrimSpace(string(text)))
+	factor := int64(1)
+	for _, u := range units() {
+		if rest, ok := strings.CutSuffix(s, u.suffix); ok {
+			s, factor = strings.TrimSpace(rest), u.factor
+			break
+		}
+	}
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || v < 0 || math.IsNaN(v) || v*float64(factor) > math.MaxInt64/2 {
+		return fmt.Errorf("%q is no size: want a number with a unit such as 500GB or 64MiB", text)
+	}
+	*b = Bytes(v * float64(factor))
+	return nil
+}
+
+// MarshalText returns the size in the largest binary unit that divides it.
+func (b Bytes) MarshalText() ([]byte, error) {
+	for _, u := range []unit{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if b != 0 && int64(b)%u.factor == 0 {
+			return fmt.Appendf(nil, "%d%s", int64(b)/u.factor, u.suffix), nil
+		}
+	}
+	return fmt.Appendf(nil, "%dB", int64(b)), nil
+}
+
+// String is the text form.
+func (b Bytes) String() string {
+	t, _ := b.MarshalText() // never fails
+	return string(t)
+}

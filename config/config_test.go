@@ -1,0 +1,107 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestBytes(t *testing.T) {
+	for in, want := range map[string]int64{
+		"0": 0, "12": 12, "12B": 12, "1KiB": 1024, "1.5 GiB": 3 << 29, "500GB": 500e9, "4tib": 4 << 40, "64mb": 64e6,
+	} {
+		var b Bytes
+		if err := b.UnmarshalText([]byte(in)); err != nil || int64(b) != want {
+			t.Errorf("%q = %d, %v; want %d", in, b, err, want)
+		}
+	}
+	for _, in := range []string{"", "x", "-1", "1XB", "1e300", "NaN", "10 G iB"} {
+		var b Bytes
+		if err := b.UnmarshalText([]byte(in)); err == nil {
+			t.Errorf("%q = %d, want an error", in, b)
+		}
+	}
+	for _, b := range []Bytes{0, 1, 1024, 3 << 30, 500e9} {
+		var again Bytes
+		if err := again.UnmarshalText([]byte(b.String())); err != nil || again != b {
+			t.Errorf("%d is written as %q and read as %d, %v", b, b.String(), again, err)
+		}
+	}
+}
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kvconnd.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestReadFile(t *testing.T) {
+	values, err := ReadFile(write(t, "dir: /var/lib/kvconn\nmax_bytes: 500GB\nload_timeout: 5s\n"))
+	if err != nil || values["dir"] != "/var/lib/kvconn" || values["max_bytes"] != "500GB" || values["load_timeout"] != "5s" {
+		t.Errorf("ReadFile = %v, %v", values, err)
+	}
+}
+
+func TestReadFileErrorsSayWhatToDo(t *testing.T) {
+	for text, want := range map[string]string{
+		"max_byte: 1":              `did you mean "max_bytes"?`,
+		"sockett: /x":              `did you mean "socket"?`,
+		"dir: [a, b]":              "dir wants a single value",
+		"dir: a\ndir: b":           "already defined",
+		"just words":               "cannot unmarshal",
+		strings.Repeat(" ", 2<<20): "more than",
+	} {
+		if _, err := ReadFile(write(t, text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.20q: %v, want %q in it", text, err, want)
+		}
+	}
+	if _, err := ReadFile("/nowhere"); err == nil {
+		t.Error("a missing file is no error")
+	}
+}
+
+func TestValidate(t *testing.T) {
+	good := Serve{Dir: "/d", HTTP: "127.0.0.1:0", LoadTimeout: time.Second}
+	if err := good.Validate(); err != nil {
+		t.Error(err)
+	}
+	for want, change := range map[string]func(*Serve){
+		"dir":              func(s *Serve) { s.Dir = "" },
+		"max_bytes":        func(s *Serve) { s.MaxBytes = -1 },
+		"load_timeout":     func(s *Serve) { s.LoadTimeout = 0 },
+		"staging":          func(s *Serve) { s.SaveStagingBytes = -1 },
+		"min_offer_tokens": func(s *Serve) { s.MinOfferTokens = -1 },
+		"no address":       func(s *Serve) { s.HTTP = "localhost" },
+		"not loopback":     func(s *Serve) { s.HTTP = "0.0.0.0:80" },
+	} {
+		s := good
+		change(&s)
+		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Validate = %v, want %q in it", err, want)
+		}
+	}
+	good.HTTP, good.HTTPRemote = "0.0.0.0:80", true
+	if err := good.Validate(); err != nil {
+		t.Errorf("http_remote: %v", err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("dir: x\nmax_bytes: 1GB\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		values, err := parse(b)
+		if err != nil {
+			return
+		}
+		for key := range values {
+			if nearest(key, keys()) != key {
+				t.Errorf("unknown key %q was accepted", key)
+			}
+		}
+	})
+}

@@ -1,0 +1,157 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/wire"
+)
+
+// errOffline means that there is no connection, and none may be tried yet.
+var errOffline = errors.New("kvconnd is not connected")
+
+// link is a connection that comes back by itself. It is not safe for concurrent use.
+type link struct {
+	opts  Options
+	role  string
+	shard connector.Shard
+	// onConnect runs on every new connection before the first call.
+	onConnect func(ctx context.Context) error
+
+	conn        *wire.Conn
+	epoch       uint64
+	loadTimeout time.Duration
+	nextID      uint32
+	nextTry     time.Time
+	warned      bool
+}
+
+// ensure makes sure that there is a connection. Unless force is set it tries no more
+// often than RetryInterval.
+func (l *link) ensure(ctx context.Context, force bool) error {
+	if l.conn != nil {
+		return nil
+	}
+	now := time.Now()
+	if !force && now.Before(l.nextTry) {
+		return errOffline
+	}
+	l.nextTry = now.Add(l.opts.RetryInterval)
+	err := l.connect(ctx)
+	if err == nil && l.onConnect != nil {
+		err = l.onConnect(ctx)
+	}
+	if err != nil {
+		l.drop()
+		if !l.warned {
+			l.warned = true
+			l.opts.Logger.Warn("kvconnd cannot be used, going on without cache", "socket", l.opts.Socket, "err", err)
+		}
+		return err
+	}
+	if l.warned {
+		l.warned = false
+		l.opts.Logger.Info("kvconnd is back", "socket", l.opts.Socket)
+	}
+	return nil
+}
+
+func (l *link) connect(ctx context.Context) error {
+	dialer := net.Dialer{Timeout: l.opts.CallTimeout}
+	c, err := dialer.DialContext(ctx, "unix", l.opts.Socket)
+	if err != nil {
+		return fmt.Errorf("connect to kvconnd: %w", err)
+	}
+	l.conn = wire.NewConn(c.(*net.UnixConn))
+	l.epoch = 0
+	manifest, err := l.opts.Manifest.Canonical()
+	if err != nil {
+		return err
+	}
+	hello := wire.Hello{
+		MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion,
+		Role: l.role, Client: l.opts.Name, Engine: l.opts.Engine, Manifest: manifest, Shard: l.shard,
+	}
+	var reply wire.HelloReply
+	if err := l.roundTrip(ctx, wire.OpHello, hello.Append, reply.Decode); err != nil {
+		return err
+	}
+	l.loadTimeout = time.Duration(reply.LoadTimeoutMS) * time.Millisecond
+	return nil
+}
+
+// call makes one request on a live connection. An error that leaves the connection in
+// an unknown state drops it; an error that the daemon sent does not.
+func (l *link) call(ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error, files ...*os.File) error {
+	err := l.roundTrip(ctx, op, body, decode, files...)
+	var refused *refusedError
+	if err != nil && !errors.As(err, &refused) {
+		l.opts.Logger.Warn("connection to kvconnd lost, going on without cache", "call", op.String(), "err", err)
+		l.warned = true
+		l.drop()
+	}
+	return err
+}
+
+// refusedError is an answer of kind error.
+type refusedError struct{ err error }
+
+func (e *refusedError) Error() string { return e.err.Error() }
+func (e *refusedError) Unwrap() error { return e.err }
+
+func (l *link) roundTrip(ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error, files ...*os.File) error {
+	deadline := time.Now().Add(l.opts.CallTimeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	if err := l.conn.SetDeadline(deadline); err != nil {
+		return err
+	}
+	l.nextID++
+	if err := l.conn.Write(wire.Header{ID: l.nextID, Op: op}, body, files...); err != nil {
+		return err
+	}
+	f, err := l.conn.Read()
+	if err != nil {
+		return fmt.Errorf("await the answer to %s: %w", op, err)
+	}
+	return l.answer(&f, op, decode)
+}
+
+// answer checks that f answers the request just made.
+func (l *link) answer(f *wire.Frame, op wire.Op, decode func([]byte) error) error {
+	switch {
+	case len(f.Files) > 0 || f.ID != l.nextID || f.Op != op || f.Kind == wire.KindRequest || f.Epoch == 0:
+		for _, file := range f.Files {
+			_ = file.Close()
+		}
+		return fmt.Errorf("%w: the answer to %s does not belong to it", connector.ErrProtocol, op)
+	case l.epoch != 0 && f.Epoch != l.epoch:
+		return fmt.Errorf("%w: epoch changed on one connection", connector.ErrProtocol)
+	}
+	l.epoch = f.Epoch
+	if f.Kind == wire.KindError {
+		var e wire.ErrorBody
+		if err := e.Decode(f.Body); err != nil {
+			return err
+		}
+		return &refusedError{e.Err()}
+	}
+	if decode == nil {
+		return nil
+	}
+	return decode(f.Body)
+}
+
+// drop closes the connection.
+func (l *link) drop() {
+	if l.conn != nil {
+		_ = l.conn.Close()
+		l.conn = nil
+	}
+}

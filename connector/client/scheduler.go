@@ -1,0 +1,117 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/wire"
+)
+
+// Scheduler is the scheduler's connection to the leader. Its methods never fail: without
+// a daemon nothing is offered and nothing is planned. It is safe for concurrent use.
+type Scheduler struct {
+	mu   sync.Mutex
+	link link
+}
+
+// NewScheduler returns a client that connects on its first use. It fails only on
+// options that cannot work.
+func NewScheduler(o Options) (*Scheduler, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	return &Scheduler{link: link{opts: o, role: wire.RoleScheduler}}, nil
+}
+
+// Connect connects now, and says why it cannot.
+func (s *Scheduler) Connect(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.link.ensure(ctx, true)
+}
+
+// Match asks what can be loaded for a request.
+func (s *Scheduler) Match(ctx context.Context, m *connector.MatchRequest) connector.Offer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var offer connector.Offer
+	err := s.do(ctx, wire.OpMatch,
+		func(b []byte) []byte { return wire.AppendMatch(b, m) },
+		func(b []byte) error { return wire.DecodeOffer(b, &offer) })
+	if err != nil {
+		return connector.Offer{}
+	}
+	return offer
+}
+
+// Step tells the leader of an engine step and returns the plan for the workers.
+func (s *Scheduler) Step(ctx context.Context, m *connector.StepRequest) connector.StepReply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var reply connector.StepReply
+	err := s.do(ctx, wire.OpStep,
+		func(b []byte) []byte { return wire.AppendStep(b, m) },
+		func(b []byte) error { return wire.DecodeStepReply(b, &reply) })
+	if err == nil {
+		return reply
+	}
+	// Loads that the engine expects and nobody will run are planned as empty work: the
+	// worker's client reports them as failed.
+	reply = connector.StepReply{}
+	for i := range m.Allocs {
+		a := &m.Allocs[i]
+		if a.External > 0 {
+			reply.Loads = append(reply.Loads, connector.PlannedLoad{Request: a.Request, Blocks: loadedBlocks(a, s.link.opts.Manifest.BlockSize)})
+		}
+	}
+	return reply
+}
+
+// loadedBlocks are the blocks of a's table that its load was to fill.
+func loadedBlocks(a *connector.Alloc, blockSize int) []uint32 {
+	first := min(a.Computed/blockSize, len(a.Blocks))
+	end := min((a.Computed+a.External+blockSize-1)/blockSize, len(a.Blocks))
+	return a.Blocks[first:max(first, end)]
+}
+
+// Loaded reports what came of loads.
+func (s *Scheduler) Loaded(ctx context.Context, m *connector.LoadedReport) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// Whoever missed the report lets the leases run out; nothing else depends on it.
+	_ = s.do(ctx, wire.OpLoaded, func(b []byte) []byte { return wire.AppendLoaded(b, m) }, nil)
+}
+
+// do makes a call, connecting first where that is due. A connection that was found dead
+// is replaced and the call repeated once: a daemon that was restarted between two calls
+// shows only at the next one.
+func (s *Scheduler) do(ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error) error {
+	had := s.link.conn != nil
+	if err := s.link.ensure(ctx, false); err != nil {
+		return err
+	}
+	err := s.link.call(ctx, op, body, decode)
+	if err == nil || s.link.conn != nil || !had || errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
+		return err
+	}
+	if err := s.link.ensure(ctx, true); err != nil {
+		return err
+	}
+	return s.link.call(ctx, op, body, decode)
+}
+
+// isTimeout reports whether err is a passed deadline of the socket.
+func isTimeout(err error) bool {
+	var t interface{ Timeout() bool }
+	return errors.As(err, &t) && t.Timeout()
+}
+
+// Close ends the connection.
+func (s *Scheduler) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.link.drop()
+}

@@ -1,0 +1,45 @@
+package connector
+
+import (
+	"errors"
+	"math"
+	"testing"
+)
+
+func TestLayoutValidate(t *testing.T) {
+	good := Run{Layers: 8, LayerStride: 1 << 20, BlockStride: 4096, Bytes: 4096}
+	with := func(change func(r *Run)) Layout {
+		r := good
+		change(&r)
+		return Layout{Blocks: 256, Runs: []Run{r}}
+	}
+	for _, tc := range []struct {
+		name string
+		l    Layout
+		ok   bool
+	}{
+		{"exact fit", with(func(*Run) {}), true},
+		{"one byte too far", with(func(r *Run) { r.Offset = 1 }), false},
+		{"no blocks", Layout{Runs: []Run{good}}, false},
+		{"no runs", Layout{Blocks: 1}, false},
+		{"unknown region", with(func(r *Run) { r.Region = 1 }), false},
+		{"no layers", with(func(r *Run) { r.Layers = 0 }), false},
+		{"no bytes", with(func(r *Run) { r.Bytes = 0 }), false},
+		{"blocks overlap", with(func(r *Run) { r.BlockStride = 4095 }), false},
+		{"layer stride overflows", with(func(r *Run) { r.LayerStride = math.MaxUint64 / 4 }), false},
+		{"block stride overflows", with(func(r *Run) { r.BlockStride = math.MaxUint64 }), false},
+		{"offset overflows", with(func(r *Run) { r.Offset = math.MaxUint64 }), false},
+		{"block too large", Layout{Blocks: 1, Runs: []Run{{Layers: 2, LayerStride: MaxBlockBytes, Bytes: MaxBlockBytes}}}, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			err := tc.l.Validate([]int64{8 << 20})
+			if (err == nil) != tc.ok || (err != nil && !errors.Is(err, ErrLayout)) {
+				t.Errorf("Validate = %v, want ok=%v", err, tc.ok)
+			}
+		})
+	}
+	l := with(func(*Run) {})
+	if got := l.BlockBytes(); got != 8*4096 {
+		t.Errorf("BlockBytes = %d, want %d", got, 8*4096)
+	}
+}

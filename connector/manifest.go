@@ -1,0 +1,126 @@
+package connector
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// MaxManifestBytes bounds an encoded manifest. Real ones are under 2 KiB.
+const MaxManifestBytes = 64 << 10
+
+// HashScheme is the version of the key and proof chains (see [Chain]); it is part of
+// every namespace, so that a change of hashing can never turn into a false hit.
+const HashScheme = "kvconn-1"
+
+// KeySchemeTokens means that block keys are hashed by the leader from token ids.
+const KeySchemeTokens = "tokens"
+
+// Manifest is everything that must match for KV bytes to be reusable. Its canonical
+// JSON form is hashed into the [NamespaceDigest] and kept beside the records.
+type Manifest struct {
+	// Engine is the engine family and version that laid out the bytes, for example
+	// "vllm/0.32.0": the order of bytes inside a block is the engine's own business.
+	Engine string `json:"engine"`
+	// Model is the model's name as the engine was given it.
+	Model string `json:"model"`
+	// Revision tells apart weights under one name: a hub revision or a fingerprint.
+	Revision string `json:"revision,omitempty"`
+	// KVDType is the element type of the cache, for example "bfloat16".
+	KVDType string `json:"kv_dtype"`
+	// BlockSize is the number of tokens in a token block.
+	BlockSize int `json:"block_size"`
+	// Layers is the number of attention layers of the whole model.
+	Layers int `json:"layers"`
+	// KVHeads is the number of KV heads a rank holds, HeadSize the elements of K and V
+	// together that one head keeps for one token.
+	KVHeads  int `json:"kv_heads"`
+	HeadSize int `json:"head_size"`
+	// Layout names the order of dimensions of a block, for example "LBHNC".
+	Layout string `json:"layout"`
+	// TensorParallel and PipelineParallel are the sizes of the rank grid.
+	TensorParallel   int `json:"tensor_parallel"`
+	PipelineParallel int `json:"pipeline_parallel"`
+	// KeyScheme says how keys are made; see [KeySchemeTokens].
+	KeyScheme string `json:"key_scheme"`
+	// HashScheme is [HashScheme] of the writer.
+	HashScheme string `json:"hash_scheme"`
+	// Extra holds what else the engine knows to change the bytes (instruction set of the
+	// attention kernel, quantisation).
+	Extra map[string]string `json:"extra,omitempty"`
+}
+
+// Shards is the number of shards that one token block is stored as.
+func (m *Manifest) Shards() int { return m.TensorParallel * m.PipelineParallel }
+
+// Validate reports the first field that makes the manifest unusable.
+func (m *Manifest) Validate() error {
+	switch {
+	case m.Engine == "":
+		return errors.New("manifest: engine is empty")
+	case m.Model == "":
+		return errors.New("manifest: model is empty")
+	case m.KVDType == "":
+		return errors.New("manifest: kv_dtype is empty")
+	case m.BlockSize < 1 || m.BlockSize > MaxBlockSize:
+		return fmt.Errorf("manifest: block_size %d: want 1 to %d", m.BlockSize, MaxBlockSize)
+	case m.Layers < 1 || m.Layers > maxLayers:
+		return fmt.Errorf("manifest: layers %d: want 1 to %d", m.Layers, maxLayers)
+	case m.TensorParallel < 1 || m.PipelineParallel < 1 || m.Shards() > MaxShards:
+		return fmt.Errorf("manifest: tensor_parallel %d x pipeline_parallel %d: want 1 to %d ranks",
+			m.TensorParallel, m.PipelineParallel, MaxShards)
+	case m.KeyScheme != KeySchemeTokens:
+		return fmt.Errorf("manifest: key_scheme %q: want %q", m.KeyScheme, KeySchemeTokens)
+	case m.HashScheme != HashScheme:
+		return fmt.Errorf("manifest: hash_scheme %q: this daemon speaks %q", m.HashScheme, HashScheme)
+	}
+	return nil
+}
+
+// Limits of a manifest and of what is derived from it.
+const (
+	// MaxBlockSize is the largest number of tokens in a block.
+	MaxBlockSize = 4096
+	// MaxShards is the largest number of shards of one block.
+	MaxShards = 1024
+	maxLayers = 4096
+)
+
+// Canonical returns the one JSON form of the manifest that is hashed: fields in the
+// order of the struct, map keys sorted, no white space.
+func (m *Manifest) Canonical() ([]byte, error) {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("encode manifest: %w", err)
+	}
+	return b, nil
+}
+
+// Digest returns the namespace's identity.
+func (m *Manifest) Digest() (NamespaceDigest, error) {
+	b, err := m.Canonical()
+	if err != nil {
+		return NamespaceDigest{}, err
+	}
+	return sha256.Sum256(b), nil
+}
+
+// ParseManifest decodes and validates a manifest. Unknown fields are an error: a field
+// that this daemon does not know could be one that changes the bytes.
+func ParseManifest(b []byte) (*Manifest, error) {
+	if len(b) > MaxManifestBytes {
+		return nil, fmt.Errorf("manifest of %d bytes: at most %d", len(b), MaxManifestBytes)
+	}
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	m := new(Manifest)
+	if err := dec.Decode(m); err != nil {
+		return nil, fmt.Errorf("decode manifest: %w", err)
+	}
+	if err := m.Validate(); err != nil {
+		return nil, err
+	}
+	return m, nil
+}

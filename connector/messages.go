@@ -1,0 +1,107 @@
+package connector
+
+// MatchRequest asks how much of a prompt the store can give back. It may be repeated
+// for the same request any number of times.
+type MatchRequest struct {
+	// Request is the engine's id of the request.
+	Request string
+	// From is the index of Tokens[0] in the request's tokens: 0 at first, later what
+	// the leader has been told already. A leader that was told less answers
+	// [ErrUnknownRequest]; the caller then repeats with From 0.
+	From int
+	// Tokens are the request's token ids from From on, output tokens included where a
+	// preempted request is resumed.
+	Tokens []uint32
+	// Computed is the number of tokens that the engine holds already.
+	Computed int
+	Scope    Scope
+	// NoLoad and NoSave opt the request out of loading and of saving.
+	NoLoad, NoSave bool
+}
+
+// Offer is what the leader promises beyond what the GPU holds.
+type Offer struct {
+	// Tokens can be loaded beyond MatchRequest.Computed.
+	Tokens int
+	// Async says that the load runs beside the engine's steps.
+	Async bool
+}
+
+// Alloc tells that the engine has allocated blocks for a request whose offer it took.
+type Alloc struct {
+	Request string
+	// Blocks is the request's whole block table.
+	Blocks []uint32
+	// Computed is the engine's own prefix hit, External the tokens to load behind it.
+	Computed, External int
+}
+
+// Scheduled is one request that the engine computes in this step.
+type Scheduled struct {
+	Request string
+	// NewBlocks extends the request's block table or, if Reset, replaces it.
+	NewBlocks []uint32
+	// Reset is set where the request is new to the workers or resumed.
+	Reset bool
+	// Computed is the number of tokens computed before this step, Count those computed
+	// by it.
+	Computed, Count int
+	// NewTokens are tokens that the leader was not told yet.
+	NewTokens []uint32
+}
+
+// StepRequest is one engine scheduler iteration.
+type StepRequest struct {
+	Allocs    []Alloc
+	Scheduled []Scheduled
+	Preempted []string
+	// Finished requests are forgotten once the step's saves are planned.
+	Finished []string
+}
+
+// PlannedLoad names the engine blocks that a load of this step will fill.
+type PlannedLoad struct {
+	Request string
+	Blocks  []uint32
+}
+
+// StepReply is the leader's answer to a step.
+type StepReply struct {
+	// Metadata is opaque to the engine, which hands it to every rank's worker. Empty
+	// means that there is nothing to do.
+	Metadata []byte
+	// Loads repeats the loads in Metadata in a form that the engine's side can read,
+	// so that it can report them as failed when the daemon is gone.
+	Loads []PlannedLoad
+}
+
+// LoadedReport tells the leader what came of loads, all ranks taken together.
+type LoadedReport struct {
+	Done          []string
+	InvalidBlocks []uint32
+}
+
+// FinishedLoad is one load that a worker has ended. FailedBlocks are engine block ids
+// whose bytes must not be used.
+type FinishedLoad struct {
+	Request      string
+	FailedBlocks []uint32
+}
+
+// SaveResult counts what became of a step's saves on one rank.
+type SaveResult struct {
+	// Taken blocks were copied out and are on their way to the store, Dropped ones
+	// found no room.
+	Taken, Dropped int
+}
+
+// Bounds of requests, checked on both ends.
+const (
+	// MaxTokens is the largest prompt.
+	MaxTokens = 2 << 20
+	// MaxIDBytes bounds a request id, MaxScopeBytes each part of a scope.
+	MaxIDBytes    = 512
+	MaxScopeBytes = 4096
+	// MaxStepRequests bounds the requests in one step.
+	MaxStepRequests = 16384
+)

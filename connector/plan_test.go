@@ -1,0 +1,121 @@
+package connector
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+)
+
+func testPlan() *Plan {
+	return &Plan{
+		Namespace: NamespaceDigest{9},
+		Loads: []Transfer{{Request: "a", Parent: Key{1}, Blocks: []PlanBlock{
+			{Slot: 7, Key: Key{2}, Proof: Proof{3}}, {Slot: 1 << 31, Key: Key{4}, Proof: Proof{5}},
+		}}},
+		Saves: []Transfer{{Request: "b", Blocks: []PlanBlock{{Slot: 1}}}, {Request: "", Blocks: []PlanBlock{}}},
+	}
+}
+
+func TestPlanRoundTrip(t *testing.T) {
+	want := testPlan()
+	got, err := ParsePlan(want.Append(nil))
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("ParsePlan = %+v, %v; want %+v", got, err, want)
+	}
+}
+
+func TestPlanRefusesEveryTruncationAndSurplus(t *testing.T) {
+	b := testPlan().Append(nil)
+	for n := range b {
+		if _, err := ParsePlan(b[:n]); !errors.Is(err, ErrPlan) {
+			t.Fatalf("plan cut to %d of %d bytes: %v, want ErrPlan", n, len(b), err)
+		}
+	}
+	if _, err := ParsePlan(append(b, 0)); !errors.Is(err, ErrPlan) {
+		t.Errorf("plan with a surplus byte: %v, want ErrPlan", err)
+	}
+}
+
+func FuzzParsePlan(f *testing.F) {
+	f.Add(testPlan().Append(nil))
+	f.Add([]byte{planVersion})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p, err := ParsePlan(b)
+		if err != nil {
+			return
+		}
+		again, err := ParsePlan(p.Append(nil))
+		if err != nil || !reflect.DeepEqual(p, again) {
+			t.Errorf("plan changes when encoded again: %v", err)
+		}
+	})
+}
+
+func FuzzParseManifest(f *testing.F) {
+	m := testManifest()
+	b, _ := m.Canonical()
+	f.Add(b)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := ParseManifest(b)
+		if err != nil {
+			return
+		}
+		c, err := m.Canonical()
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := ParseManifest(c)
+		if err != nil || !reflect.DeepEqual(m, again) {
+			t.Errorf("manifest changes in its canonical form: %v", err)
+		}
+	})
+}
+
+func testManifest() Manifest {
+	return Manifest{
+		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Layers: 2, KVHeads: 1, HeadSize: 8, Layout: "LBHNC",
+		TensorParallel: 1, PipelineParallel: 1, KeyScheme: KeySchemeTokens, HashScheme: HashScheme,
+	}
+}
+
+func TestManifestDigestChangesWithEveryField(t *testing.T) {
+	base := testManifest()
+	want, err := base.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := reflect.ValueOf(&base).Elem()
+	for i := range v.NumField() {
+		m := testManifest()
+		switch f := reflect.ValueOf(&m).Elem().Field(i); f.Kind() {
+		case reflect.String:
+			f.SetString("other")
+		case reflect.Int:
+			f.SetInt(99)
+		default:
+			f.Set(reflect.ValueOf(map[string]string{"a": "b"}))
+		}
+		if got, err := m.Digest(); err != nil || got == want {
+			t.Errorf("digest is the same with another %s", v.Type().Field(i).Name)
+		}
+	}
+}
+
+func TestManifestRefusesUnknownFieldsAndBadValues(t *testing.T) {
+	if _, err := ParseManifest([]byte(`{"engine":"x","surprise":1}`)); err == nil {
+		t.Error("a manifest with an unknown field was accepted")
+	}
+	for _, change := range []func(*Manifest){
+		func(m *Manifest) { m.Engine = "" }, func(m *Manifest) { m.Model = "" }, func(m *Manifest) { m.KVDType = "" },
+		func(m *Manifest) { m.BlockSize = 0 }, func(m *Manifest) { m.BlockSize = MaxBlockSize + 1 },
+		func(m *Manifest) { m.Layers = 0 }, func(m *Manifest) { m.TensorParallel = 0 },
+		func(m *Manifest) { m.TensorParallel, m.PipelineParallel = 1<<31, 1<<31 },
+		func(m *Manifest) { m.KeyScheme = "other" }, func(m *Manifest) { m.HashScheme = "other" },
+	} {
+		m := testManifest()
+		change(&m)
+		if m.Validate() == nil {
+			t.Errorf("accepted %+v", m)
+		}
+	}
+}

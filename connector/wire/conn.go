@@ -1,0 +1,228 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// readAhead is how much is read at once: the largest part of all frames fits, and
+// larger bodies are read straight into their own buffer.
+const readAhead = 32 << 10
+
+// keepBody is the largest body buffer that a connection keeps between frames.
+const keepBody = 1 << 20
+
+// Frame is one received frame. Body is valid until the next read on its connection.
+// Whoever receives it closes Files.
+type Frame struct {
+	Header
+	Body  []byte
+	Files []*os.File
+}
+
+// Conn sends and receives frames over a Unix stream socket. One goroutine may read
+// while another writes; neither side may be shared.
+type Conn struct {
+	c   *net.UnixConn
+	in  []byte // received and not yet parsed, a window of buf
+	buf []byte
+	oob []byte
+	// files are received descriptors whose frame is not complete yet, in order.
+	files []*os.File
+	body  []byte
+	out   []byte
+}
+
+// NewConn wraps a connected socket, which the Conn owns from now on.
+func NewConn(c *net.UnixConn) *Conn {
+	return &Conn{c: c, buf: make([]byte, readAhead), oob: make([]byte, unix.CmsgSpace(4*MaxFDs))}
+}
+
+// Close closes the socket and every descriptor that nobody has taken.
+func (c *Conn) Close() error {
+	closeFiles(c.files)
+	c.files = nil
+	return c.c.Close()
+}
+
+// SetDeadline bounds reads and writes.
+func (c *Conn) SetDeadline(t time.Time) error { return c.c.SetDeadline(t) }
+
+// SetReadDeadline bounds reads.
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.c.SetReadDeadline(t) }
+
+// SetWriteDeadline bounds writes.
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.c.SetWriteDeadline(t) }
+
+// Write sends one frame: h (Length and FDs are filled in), the body that appendBody
+// appends, and files.
+func (c *Conn) Write(h Header, appendBody func([]byte) []byte, files ...*os.File) error {
+	var zero [HeaderBytes]byte
+	c.out = appendBody(append(c.out[:0], zero[:]...))
+	if len(c.out)-HeaderBytes > MaxBodyBytes || len(files) > MaxFDs {
+		c.out = nil
+		return fmt.Errorf("send %s: %w", h.Op, errTooLarge)
+	}
+	h.Length, h.FDs = uint32(len(c.out)-HeaderBytes), uint8(len(files))
+	h.put(c.out)
+	err := c.send(c.out, files)
+	if cap(c.out) > keepBody {
+		c.out = nil
+	}
+	if err != nil {
+		return fmt.Errorf("send %s: %w", h.Op, err)
+	}
+	return nil
+}
+
+func (c *Conn) send(b []byte, files []*os.File) error {
+	if len(files) == 0 {
+		_, err := c.c.Write(b)
+		return err
+	}
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
+	}
+	// The descriptors go with the header alone, so that a short send cannot part them.
+	if _, _, err := c.c.WriteMsgUnix(b[:HeaderBytes], unix.UnixRights(fds...), nil); err != nil {
+		return err
+	}
+	_, err := c.c.Write(b[HeaderBytes:])
+	return err
+}
+
+// Read receives the next frame. It returns io.EOF where the other side has closed
+// between frames; errors that wrap [connector.ErrProtocol] mean that it broke the
+// protocol.
+func (c *Conn) Read() (Frame, error) {
+	var f Frame
+	if err := c.fill(HeaderBytes); err != nil {
+		return f, err
+	}
+	h, err := ParseHeader(c.in)
+	if err != nil {
+		return f, err
+	}
+	f.Header = h
+	c.in = c.in[HeaderBytes:]
+	if f.Body, err = c.readBody(int(h.Length)); err != nil {
+		return f, err
+	}
+	if int(h.FDs) > len(c.files) || (len(c.in) == 0 && int(h.FDs) < len(c.files)) {
+		return f, fmt.Errorf("%w: %s frame announces %d descriptors, %d came", connector.ErrProtocol, h.Op, h.FDs, len(c.files))
+	}
+	if h.FDs > 0 {
+		f.Files = append([]*os.File(nil), c.files[:h.FDs]...)
+		c.files = append(c.files[:0], c.files[h.FDs:]...)
+	}
+	return f, nil
+}
+
+// readBody returns the next n bytes: a view of the read-ahead where they fit there,
+// otherwise a buffer of their own.
+func (c *Conn) readBody(n int) ([]byte, error) {
+	if n <= readAhead-HeaderBytes {
+		if err := c.fill(n); err != nil {
+			return nil, noEOF(err)
+		}
+		b := c.in[:n:n]
+		c.in = c.in[n:]
+		return b, nil
+	}
+	if cap(c.body) < n || cap(c.body) > keepBody {
+		c.body = make([]byte, n)
+	}
+	b := c.body[:n]
+	have := copy(b, c.in)
+	c.in = c.in[have:]
+	for have < n {
+		got, err := c.receive(b[have:])
+		if err != nil {
+			return nil, noEOF(err)
+		}
+		have += got
+	}
+	return b, nil
+}
+
+func noEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// fill makes sure that n bytes are in the read-ahead.
+func (c *Conn) fill(n int) error {
+	if len(c.in) >= n {
+		return nil
+	}
+	have := copy(c.buf, c.in)
+	for have < n {
+		got, err := c.receive(c.buf[have:])
+		if err != nil {
+			c.in = c.buf[:have]
+			if have > 0 {
+				return noEOF(err)
+			}
+			return err
+		}
+		have += got
+	}
+	c.in = c.buf[:have]
+	return nil
+}
+
+// receive reads once, and keeps the descriptors that came along.
+func (c *Conn) receive(b []byte) (int, error) {
+	n, oobn, flags, _, err := c.c.ReadMsgUnix(b, c.oob)
+	if oobn > 0 {
+		if err := c.keepFiles(c.oob[:oobn]); err != nil {
+			return 0, err
+		}
+	}
+	switch {
+	case err != nil:
+		return 0, err
+	case flags&unix.MSG_CTRUNC != 0:
+		return 0, fmt.Errorf("%w: more than %d descriptors at once", connector.ErrProtocol, MaxFDs)
+	case n == 0:
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+func (c *Conn) keepFiles(oob []byte) error {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return fmt.Errorf("%w: control message: %v", connector.ErrProtocol, err)
+	}
+	for i := range msgs {
+		fds, err := unix.ParseUnixRights(&msgs[i])
+		if err != nil {
+			continue // credentials and the like
+		}
+		for _, fd := range fds {
+			c.files = append(c.files, os.NewFile(uintptr(fd), "received"))
+		}
+	}
+	if len(c.files) > MaxFDs {
+		return fmt.Errorf("%w: more than %d descriptors waiting", connector.ErrProtocol, MaxFDs)
+	}
+	return nil
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}

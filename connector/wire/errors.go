@@ -1,0 +1,87 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// Codes of error frames.
+const (
+	CodeProtocol       = "protocol"
+	CodeVersion        = "version"
+	CodeBadRequest     = "bad_request"
+	CodeUnknownRequest = "unknown_request"
+	CodeNotRegistered  = "not_registered"
+	CodeInternal       = "internal"
+)
+
+// codeError pairs an error that callers decide on with its code.
+type codeError struct {
+	code string
+	err  error
+}
+
+func codeErrors() [5]codeError {
+	return [...]codeError{
+		{CodeProtocol, connector.ErrProtocol},
+		{CodeVersion, connector.ErrVersion},
+		{CodeBadRequest, connector.ErrBadRequest},
+		{CodeUnknownRequest, connector.ErrUnknownRequest},
+		{CodeNotRegistered, connector.ErrNotRegistered},
+	}
+}
+
+// ErrorBody is the body of an error frame.
+type ErrorBody struct {
+	Code, Message string
+}
+
+// NewErrorBody is the body that carries err to the other side.
+func NewErrorBody(err error) ErrorBody {
+	for _, s := range codeErrors() {
+		if errors.Is(err, s.err) {
+			return ErrorBody{Code: s.code, Message: err.Error()}
+		}
+	}
+	return ErrorBody{Code: CodeInternal, Message: err.Error()}
+}
+
+// Append appends the body of m to b.
+func (m *ErrorBody) Append(b []byte) []byte {
+	b = msgp.AppendMapHeader(b, 2)
+	b = msgp.AppendString(b, "code")
+	b = msgp.AppendString(b, m.Code)
+	b = msgp.AppendString(b, "message")
+	return msgp.AppendString(b, m.Message)
+}
+
+// Decode fills m from a body.
+func (m *ErrorBody) Decode(body []byte) error {
+	d := decoder{b: body}
+	d.fields(func(key []byte) bool {
+		switch string(key) {
+		case "code":
+			m.Code = d.str("code", 64)
+		case "message":
+			m.Message = d.str("message", 1<<16)
+		default:
+			return false
+		}
+		return true
+	})
+	return d.end()
+}
+
+// Err turns the body into the error that callers test for.
+func (m *ErrorBody) Err() error {
+	for _, s := range codeErrors() {
+		if m.Code == s.code {
+			return fmt.Errorf("kvconnd: %w: %s", s.err, m.Message)
+		}
+	}
+	return fmt.Errorf("kvconnd failed (%s): %s", m.Code, m.Message)
+}

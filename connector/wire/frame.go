@@ -1,0 +1,106 @@
+// Package wire is the framed msgpack protocol between engine processes and kvconnd:
+// frames, the bodies of every operation, and connections that carry descriptors.
+// docs/protocol.md describes it for other languages.
+package wire
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// Version bounds: the protocol versions that this package speaks.
+const (
+	MinVersion = 1
+	MaxVersion = 1
+)
+
+// Limits of a frame.
+const (
+	// HeaderBytes is the size of a frame's header.
+	HeaderBytes = 20
+	// MaxBodyBytes bounds a body. The largest real one is a prompt of
+	// connector.MaxTokens tokens (8 MiB); the rest is room for the other fields.
+	MaxBodyBytes = 16 << 20
+	// MaxFDs bounds the descriptors of a frame.
+	MaxFDs = connector.MaxRegions
+)
+
+// Op is an operation of the protocol.
+type Op uint8
+
+// Operations; docs/protocol.md says what each does.
+const (
+	OpHello    Op = 1
+	OpRegister Op = 2
+	OpMatch    Op = 3
+	OpStep     Op = 4
+	OpLoaded   Op = 5
+	OpLoad     Op = 6
+	OpSave     Op = 7
+	OpPoll     Op = 8
+	maxOp         = OpPoll
+)
+
+// String returns the operation's name in docs/protocol.md.
+func (o Op) String() string {
+	names := [...]string{"", "hello", "register", "match", "step", "loaded", "load", "save", "poll"}
+	if o == 0 || int(o) >= len(names) {
+		return fmt.Sprintf("op %d", uint8(o))
+	}
+	return names[o]
+}
+
+// Valid reports whether the protocol has the operation.
+func (o Op) Valid() bool { return o > 0 && o <= maxOp }
+
+// Kind tells requests from answers.
+type Kind uint8
+
+// Kinds of frames.
+const (
+	KindRequest Kind = 0
+	KindReply   Kind = 1
+	KindError   Kind = 2
+)
+
+// Header is the fixed part of a frame.
+type Header struct {
+	Length uint32
+	ID     uint32
+	Op     Op
+	Kind   Kind
+	FDs    uint8
+	Epoch  uint64
+}
+
+// put writes the header to the first HeaderBytes of b.
+func (h *Header) put(b []byte) {
+	binary.LittleEndian.PutUint32(b[0:], h.Length)
+	binary.LittleEndian.PutUint32(b[4:], h.ID)
+	b[8], b[9], b[10], b[11] = byte(h.Op), byte(h.Kind), h.FDs, 0
+	binary.LittleEndian.PutUint64(b[12:], h.Epoch)
+}
+
+// ParseHeader decodes and checks a header of HeaderBytes. Errors wrap
+// [connector.ErrProtocol].
+func ParseHeader(b []byte) (Header, error) {
+	h := Header{
+		Length: binary.LittleEndian.Uint32(b[0:]),
+		ID:     binary.LittleEndian.Uint32(b[4:]),
+		Op:     Op(b[8]),
+		Kind:   Kind(b[9]),
+		FDs:    b[10],
+		Epoch:  binary.LittleEndian.Uint64(b[12:]),
+	}
+	switch {
+	case !h.Op.Valid() || h.Kind > KindError || b[11] != 0:
+		return h, fmt.Errorf("%w: not a kvconn frame (header %x)", connector.ErrProtocol, b[:HeaderBytes])
+	case h.Length > MaxBodyBytes:
+		return h, fmt.Errorf("%w: %s frame of %d bytes, at most %d", connector.ErrProtocol, h.Op, h.Length, MaxBodyBytes)
+	case h.FDs > MaxFDs:
+		return h, fmt.Errorf("%w: %s frame with %d descriptors, at most %d", connector.ErrProtocol, h.Op, h.FDs, MaxFDs)
+	}
+	return h, nil
+}

@@ -1,0 +1,171 @@
+package wire
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// codec is one body's way out and back.
+type codec struct {
+	name   string
+	value  any
+	encode func(b []byte) []byte
+	decode func(b []byte) (any, error)
+}
+
+func codecs() []codec {
+	hello := &Hello{MinVersion: 1, MaxVersion: 3, Role: RoleWorker, Client: "c/1", Engine: "e", Manifest: []byte("{}"), Shard: 5}
+	helloReply := &HelloReply{Version: 1, Server: "s", Namespace: strings.Repeat("ab", 32), LoadTimeoutMS: 10000}
+	errBody := &ErrorBody{Code: CodeBadRequest, Message: "no"}
+	match := &connector.MatchRequest{Request: "r", From: 3, Tokens: []uint32{1, 1 << 31}, Computed: 16, Scope: connector.Scope{Salt: "s", LoRA: "l"}, NoLoad: true, NoSave: true}
+	offer := &connector.Offer{Tokens: 32, Async: true}
+	layout := &connector.Layout{Blocks: 9, Runs: []connector.Run{{Region: 1, Offset: 2, Layers: 3, LayerStride: 4, BlockStride: 5, Bytes: 6}}}
+	step := &connector.StepRequest{
+		Allocs:    []connector.Alloc{{Request: "a", Blocks: []uint32{1, 2}, Computed: 16, External: 16}},
+		Scheduled: []connector.Scheduled{{Request: "b", NewBlocks: []uint32{3}, Reset: true, Computed: 1, Count: 2, NewTokens: []uint32{7}}},
+		Preempted: []string{"c"}, Finished: []string{"d", "e"},
+	}
+	stepReply := &connector.StepReply{Metadata: []byte{1, 2}, Loads: []connector.PlannedLoad{{Request: "a", Blocks: []uint32{2}}}}
+	loaded := &connector.LoadedReport{Done: []string{"a"}, InvalidBlocks: []uint32{4}}
+	saveResult := &connector.SaveResult{Taken: 3, Dropped: 1}
+	finished := []connector.FinishedLoad{{Request: "a", FailedBlocks: []uint32{1}}, {Request: "b"}}
+	return []codec{
+		{"hello", hello, hello.Append, func(b []byte) (any, error) { m := new(Hello); return m, m.Decode(b) }},
+		{"hello reply", helloReply, helloReply.Append, func(b []byte) (any, error) { m := new(HelloReply); return m, m.Decode(b) }},
+		{"error", errBody, errBody.Append, func(b []byte) (any, error) { m := new(ErrorBody); return m, m.Decode(b) }},
+		{"match", match, func(b []byte) []byte { return AppendMatch(b, match) }, func(b []byte) (any, error) { m := new(connector.MatchRequest); return m, DecodeMatch(b, m) }},
+		{"offer", offer, func(b []byte) []byte { return AppendOffer(b, *offer) }, func(b []byte) (any, error) { m := new(connector.Offer); return m, DecodeOffer(b, m) }},
+		{"layout", layout, func(b []byte) []byte { return AppendLayout(b, layout) }, func(b []byte) (any, error) { m := new(connector.Layout); return m, DecodeLayout(b, m) }},
+		{"step", step, func(b []byte) []byte { return AppendStep(b, step) }, func(b []byte) (any, error) { m := new(connector.StepRequest); return m, DecodeStep(b, m) }},
+		{"step reply", stepReply, func(b []byte) []byte { return AppendStepReply(b, stepReply) }, func(b []byte) (any, error) { m := new(connector.StepReply); return m, DecodeStepReply(b, m) }},
+		{"loaded", loaded, func(b []byte) []byte { return AppendLoaded(b, loaded) }, func(b []byte) (any, error) { m := new(connector.LoadedReport); return m, DecodeLoaded(b, m) }},
+		{"meta", []byte{9}, func(b []byte) []byte { return AppendMeta(b, []byte{9}) }, func(b []byte) (any, error) { return DecodeMeta(b) }},
+		{"save result", saveResult, func(b []byte) []byte { return AppendSaveResult(b, *saveResult) }, func(b []byte) (any, error) { m := new(connector.SaveResult); return m, DecodeSaveResult(b, m) }},
+		{"finished", finished, func(b []byte) []byte { return AppendFinished(b, finished) }, func(b []byte) (any, error) { return DecodeFinished(b) }},
+	}
+}
+
+func TestBodiesRoundTrip(t *testing.T) {
+	for _, c := range codecs() {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := c.decode(c.encode(nil))
+			if err != nil || !reflect.DeepEqual(got, c.value) {
+				t.Errorf("got %+v, %v; want %+v", got, err, c.value)
+			}
+		})
+	}
+}
+
+func TestBodiesRefuseEveryTruncation(t *testing.T) {
+	for _, c := range codecs() {
+		b := c.encode(nil)
+		for n := range b {
+			if _, err := c.decode(b[:n]); !errors.Is(err, connector.ErrProtocol) {
+				t.Fatalf("%s cut to %d of %d bytes: %v, want ErrProtocol", c.name, n, len(b), err)
+			}
+		}
+		if _, err := c.decode(append(b, 0)); !errors.Is(err, connector.ErrProtocol) {
+			t.Errorf("%s with a surplus byte: %v, want ErrProtocol", c.name, err)
+		}
+	}
+}
+
+// A newer client may send more than this version knows.
+func TestBodiesSkipUnknownFields(t *testing.T) {
+	for _, c := range codecs() {
+		b := c.encode(nil)
+		n, rest, err := msgp.ReadMapHeaderBytes(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		more := msgp.AppendMapHeader(nil, n+1)
+		more = msgp.AppendString(more, "from the future")
+		more = msgp.AppendMapStrStr(more, map[string]string{"a": "b"})
+		got, err := c.decode(append(more, rest...))
+		if err != nil || !reflect.DeepEqual(got, c.value) {
+			t.Errorf("%s: got %+v, %v; want %+v", c.name, got, err, c.value)
+		}
+	}
+}
+
+// A few bytes must not make the decoder allocate gigabytes.
+func TestHostileSizesAreRefusedBeforeAllocation(t *testing.T) {
+	huge := func(key string, value ...byte) []byte {
+		return append(msgp.AppendString(msgp.AppendMapHeader(nil, 1), key), value...)
+	}
+	for _, tc := range []struct {
+		name   string
+		body   []byte
+		decode func([]byte) error
+	}{
+		{"tokens", huge("tokens", 0xc6, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
+		{"request id", huge("r", 0xdb, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
+		{"allocs", huge("allocs", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeStep(b, new(connector.StepRequest)) }},
+		{"finished", huge("finished", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeStep(b, new(connector.StepRequest)) }},
+		{"runs", huge("runs", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeLayout(b, new(connector.Layout)) }},
+		{"map", []byte{0xdf, 0xff, 0xff, 0xff, 0xff}, func(b []byte) error { return DecodeLoaded(b, new(connector.LoadedReport)) }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var err error
+			allocated := testing.AllocsPerRun(1, func() { err = tc.decode(tc.body) })
+			if !errors.Is(err, connector.ErrProtocol) || allocated > 50 {
+				t.Errorf("%v with %v allocations, want ErrProtocol with few", err, allocated)
+			}
+		})
+	}
+}
+
+func FuzzBodies(f *testing.F) {
+	for i, c := range codecs() {
+		f.Add(uint8(i), c.encode(nil))
+	}
+	f.Fuzz(func(t *testing.T, which uint8, body []byte) {
+		all := codecs()
+		c := all[int(which)%len(all)]
+		if _, err := c.decode(body); err != nil && !errors.Is(err, connector.ErrProtocol) {
+			t.Errorf("%s: %v, want nil or ErrProtocol", c.name, err)
+		}
+	})
+}
+
+func FuzzParseHeader(f *testing.F) {
+	var b [HeaderBytes]byte
+	(&Header{Length: 5, ID: 1, Op: OpMatch, Epoch: 7}).put(b[:])
+	f.Add(b[:])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) < HeaderBytes {
+			return
+		}
+		h, err := ParseHeader(b)
+		if err != nil {
+			if !errors.Is(err, connector.ErrProtocol) {
+				t.Errorf("%v, want ErrProtocol", err)
+			}
+			return
+		}
+		var again [HeaderBytes]byte
+		h.put(again[:])
+		if string(again[:]) != string(b[:HeaderBytes]) {
+			t.Errorf("header %x becomes %x", b[:HeaderBytes], again)
+		}
+	})
+}
+
+func TestErrorsCrossTheWire(t *testing.T) {
+	for _, want := range []error{connector.ErrProtocol, connector.ErrVersion, connector.ErrBadRequest, connector.ErrUnknownRequest, connector.ErrNotRegistered} {
+		body := NewErrorBody(errors.Join(errors.New("context"), want))
+		var got ErrorBody
+		if err := got.Decode(body.Append(nil)); err != nil || !errors.Is(got.Err(), want) {
+			t.Errorf("%v arrives as %v, %v", want, got.Err(), err)
+		}
+	}
+	if body := NewErrorBody(errors.New("disk on fire")); body.Code != CodeInternal {
+		t.Errorf("code %q for an unknown error, want %q", body.Code, CodeInternal)
+	}
+}
