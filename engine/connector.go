@@ -1,0 +1,47 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// SchedulerConnector is the connector's end at the engine's scheduler. Its methods cannot
+// fail: without a daemon nothing is offered.
+type SchedulerConnector interface {
+	// Match says how many tokens can be loaded beyond the local prefix hit. It is asked
+	// for waiting requests without computed tokens, again in every step in which there
+	// is no room for them.
+	Match(ctx context.Context, m *connector.MatchRequest) connector.Offer
+	// Step is called once per engine step, also for empty ones, when everything is
+	// allocated and before anything is computed.
+	Step(ctx context.Context, m *connector.StepRequest) connector.StepReply
+	// Loaded tells what became of loads that ended.
+	Loaded(ctx context.Context, m *connector.LoadedReport)
+}
+
+// WorkerConnector is the connector's end at the engine's worker.
+type WorkerConnector interface {
+	// Load starts a step's loads, before the forward pass, and returns at once.
+	Load(ctx context.Context, metadata []byte, loads []connector.PlannedLoad)
+	// Save is called after the forward pass and returns when the blocks to save are
+	// copied out of engine memory.
+	Save(ctx context.Context, metadata []byte) connector.SaveResult
+	// Poll returns the loads that ended since the last call, each exactly once.
+	Poll(ctx context.Context) []connector.FinishedLoad
+}
+
+// noConnector stands where no connector is attached.
+type noConnector struct{}
+
+func (noConnector) Match(context.Context, *connector.MatchRequest) (o connector.Offer) { return o }
+
+func (noConnector) Step(context.Context, *connector.StepRequest) (r connector.StepReply) { return r }
+
+func (noConnector) Loaded(context.Context, *connector.LoadedReport) {}
+
+func (noConnector) Load(context.Context, []byte, []connector.PlannedLoad) {}
+
+func (noConnector) Save(context.Context, []byte) (r connector.SaveResult) { return r }
+
+func (noConnector) Poll(context.Context) []connector.FinishedLoad { return nil }
