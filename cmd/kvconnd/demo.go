@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/kvconn/kvconn/demo"
+)
+
+// demoCmd is `kvconnd demo`.
+type demoCmd struct {
+	Keep string `name:"keep" placeholder:"DIR" help:"Leave the store in this directory, which must be empty or not there."`
+	JSON bool   `name:"json" help:"Print the result as JSON."`
+}
+
+// Help is shown below the command's summary.
+func (*demoCmd) Help() string {
+	return `Runs a daemon and a small real engine as processes of their own, has conversations
+that share a long system prompt, stops both, starts both, has the same conversations
+again, and compares. Then it flips a bit on disk. It takes less than a minute and needs
+no network, no GPU and no other program. The exit status is not 0 unless every answer was
+the same with the cache as without.`
+}
+
+// Run runs the demo and prints its report.
+func (c *demoCmd) Run(ctx context.Context, std *streams) error {
+	executable, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	report, err := demo.Run(ctx, demo.Options{Executable: executable, EngineCommand: "demo-engine", Keep: c.Keep, Progress: std.err})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		enc := json.NewEncoder(std.out)
+		enc.SetIndent("", "  ")
+		err = enc.Encode(report)
+	} else {
+		err = report.Print(std.out)
+	}
+	if err == nil && !report.OK() {
+		err = errors.New("the demo failed: an answer differs, or the flipped bit was not noticed")
+	}
+	return err
+}
+
+// demoEngineCmd is the demo's engine process. It serves the demo only, and is hidden.
+type demoEngineCmd struct {
+	Socket        string `name:"socket" required:"" help:"The daemon's Unix socket."`
+	PrefixCaching bool   `name:"prefix-caching" help:"Keep blocks in the engine's own memory, too."`
+}
+
+// Run serves prompts from standard input.
+func (c *demoEngineCmd) Run(ctx context.Context, std *streams) error {
+	return demo.ServeEngine(ctx, demo.EngineOptions{
+		Socket: c.Socket, PrefixCaching: c.PrefixCaching, Logger: slog.New(slog.NewTextHandler(std.err, nil)),
+	}, std.in, std.out)
+}

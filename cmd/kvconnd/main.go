@@ -1,0 +1,92 @@
+// Command kvconnd keeps the KV cache of LLM engines on disk and gives it back. `kvconnd
+// serve` runs once per node; the other commands configure engines, look at a daemon, and
+// show what it does.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/kvconn/kvconn/daemon"
+)
+
+// exitUsage is the exit status for a command line that cannot be understood.
+const exitUsage = 2
+
+// cli is the command line.
+type cli struct {
+	Version kong.VersionFlag `short:"V" help:"Print the version and exit."`
+
+	Serve      serveCmd      `cmd:"" help:"Run the daemon of this node."`
+	Status     statusCmd     `cmd:"" help:"Show what a running daemon does."`
+	Config     configCmd     `cmd:"" help:"Print the configuration of an engine."`
+	Demo       demoCmd       `cmd:"" help:"Show on this machine what the cache does."`
+	DemoEngine demoEngineCmd `cmd:"" hidden:"" help:"The demo's engine process."`
+}
+
+// streams are the command's standard streams, a seam for tests.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+func main() {
+	os.Exit(run(os.Args[1:], &streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}))
+}
+
+// run executes one command line and returns the exit status.
+func run(args []string, std *streams) int {
+	// The second signal ends the process at once: stop restores the default action.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+
+	exit := -1
+	parser, err := newParser(ctx, new(cli), std, func(code int) { exit = code })
+	if err != nil {
+		return fail(std, err)
+	}
+	command, err := parser.Parse(args)
+	if exit >= 0 { // --help or --version
+		return exit
+	}
+	if err != nil {
+		var usage *kong.ParseError
+		if errors.As(err, &usage) {
+			fmt.Fprintf(std.err, "kvconnd: %v\nTry 'kvconnd --help', or --help behind a command.\n", err)
+			return exitUsage
+		}
+		return fail(std, err)
+	}
+	if err := command.Run(); err != nil {
+		return fail(std, err)
+	}
+	return 0
+}
+
+// newParser returns the parser of command lines into c. exit is called by --help and
+// --version, after which parsing goes on.
+func newParser(ctx context.Context, c *cli, std *streams, exit func(code int)) (*kong.Kong, error) {
+	return kong.New(c,
+		kong.Name("kvconnd"),
+		kong.Description("Keeps the KV cache of LLM engines on local disk, across restarts and engines."),
+		kong.Writers(std.out, std.err),
+		kong.Vars{"version": daemon.Version},
+		kong.Exit(exit),
+		kong.BindTo(ctx, (*context.Context)(nil)),
+		kong.Bind(std),
+		kong.Resolvers(environmentFile()...),
+	)
+}
+
+func fail(std *streams, err error) int {
+	fmt.Fprintf(std.err, "kvconnd: %v\n", err)
+	return 1
+}

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/demo"
+)
+
+// beKvconnd makes the test binary the program itself, for the processes that the demo
+// starts.
+const beKvconnd = "KVCONND_TEST_IS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(beKvconnd) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// kvconnd runs one command line.
+func kvconnd(args ...string) (status int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	status = run(args, &streams{in: strings.NewReader(""), out: &out, err: &errs})
+	return status, out.String(), errs.String()
+}
+
+func TestConfigVLLMPrintsTheJSONAndNothingElse(t *testing.T) {
+	status, out, errs := kvconnd("config", "vllm", "--socket", "/run/x.sock")
+	want := `{"kv_connector":"KVConnConnector","kv_connector_module_path":"kvconn.vllm","kv_role":"kv_both",` +
+		`"kv_load_failure_policy":"recompute","kv_connector_extra_config":{"socket":"/run/x.sock"}}` + "\n"
+	if status != 0 || out != want || errs != "" {
+		t.Errorf("status %d, %q, %q; want %q", status, out, errs, want)
+	}
+}
+
+func TestUsageErrorsSayWhatToDo(t *testing.T) {
+	for want, args := range map[string][]string{
+		`did you mean "serve"`:     {"serv"},
+		"unknown flag --sockt":     {"serve", "--sockt", "x"},
+		"dir is not set":           {"serve"},
+		"is no size":               {"serve", "--dir", "d", "--max-bytes", "lots"},
+		"must be one of":           {"serve", "--dir", "d", "--log-level", "loud"},
+		"http_remote":              {"serve", "--dir", "d", "--http", "0.0.0.0:1"},
+		"is kvconnd serve running": {"status", "--http", "127.0.0.1:1"},
+		"no daemon serves":         {"status", "--dir", t.TempDir()},
+		"configuration file":       {"serve", "--config", "/nowhere.yaml"},
+	} {
+		if status, out, errs := kvconnd(args...); status == 0 || out != "" || !strings.Contains(errs, want) {
+			t.Errorf("%v: status %d, %q, %q; want %q", args, status, out, errs, want)
+		}
+	}
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	for want, args := range map[string][]string{
+		"kvconnd/":    {"--version"},
+		"--max-bytes": {"serve", "--help"},
+		"demo":        {"--help"},
+	} {
+		if status, out, errs := kvconnd(args...); status != 0 || !strings.Contains(out, want) || errs != "" {
+			t.Errorf("%v: status %d, %q, %q; want %q", args, status, out, errs, want)
+		}
+	}
+}
+
+// Flags go before the environment, that before the file, that before the defaults.
+func TestSettingsPrecedence(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kvconnd.yaml")
+	text := "dir: /from-file\nsocket: /from-file.sock\nmax_bytes: 3GiB\nload_timeout: 3s\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KVCONN_SOCKET", "/from-env.sock")
+	t.Setenv("KVCONN_MAX_BYTES", "2GiB")
+	for name, args := range map[string][]string{
+		"by flag":        {"serve", "--config", file, "--max-bytes", "1GiB"},
+		"by environment": {"serve", "--max-bytes", "1GiB"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if name == "by environment" {
+				t.Setenv(configFileEnv, file)
+			}
+			c := new(cli)
+			p, err := newParser(t.Context(), c, &streams{out: new(bytes.Buffer), err: new(bytes.Buffer)}, func(int) {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.Parse(args); err != nil {
+				t.Fatal(err)
+			}
+			s := c.Serve.Serve
+			if s.Dir != "/from-file" || s.Socket != "/from-env.sock" || s.MaxBytes != 1<<30 || s.LoadTimeout != 3*time.Second || s.LogLevel != "info" {
+				t.Errorf("settings %+v", s)
+			}
+		})
+	}
+}
+
+func TestUnknownSettingInTheFileIsAnError(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kvconnd.yaml")
+	if err := os.WriteFile(file, []byte("dir: /d\nsockt: /x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if status, _, errs := kvconnd("serve", "--config", file); status == 0 || !strings.Contains(errs, `did you mean "socket"?`) {
+		t.Errorf("status %d, %q", status, errs)
+	}
+}
+
+// The demo is the README's first command: every answer is the same with the cache as
+// without, and the flipped bit is noticed.
+func TestDemo(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the demo's model takes half a minute")
+	}
+	t.Setenv(beKvconnd, "1")
+	keep := filepath.Join(t.TempDir(), "store")
+	status, out, errs := kvconnd("demo", "--json", "--keep", keep)
+	if status != 0 {
+		t.Fatalf("status %d\n%s%s", status, out, errs)
+	}
+	var r demo.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatal(err)
+	}
+	if !r.OK() || len(r.Rows) < 5 {
+		t.Errorf("report %+v", r)
+	}
+	for _, row := range r.Rows {
+		if row.CachedTokens < row.PromptTokens*9/10 || row.DiskTokens == 0 || row.TTFTColdS <= 0 || row.TTFTCachedS <= 0 {
+			t.Errorf("row %+v: want nearly all tokens from the cache, some from disk", row)
+		}
+	}
+	if r.Corruption.RecomputedTokens == 0 {
+		t.Error("nothing was recomputed after the flipped bit")
+	}
+	if r.Store != keep {
+		t.Errorf("store left in %q, want %q", r.Store, keep)
+	}
+	if status, _, errs := kvconnd("demo", "--keep", keep); status == 0 || !strings.Contains(errs, "not empty") {
+		t.Errorf("a second demo on the same store: status %d, %q", status, errs)
+	}
+}

@@ -1,0 +1,239 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sort"
+	"sync"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/leader"
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/worker"
+)
+
+// backend opens a leader for every scheduler and a worker for every rank that connects,
+// all on one store.
+type backend struct {
+	opts   *Options
+	store  *store.Store
+	driver gpu.Driver
+
+	mu         sync.Mutex
+	schedulers map[*schedulerSession]struct{}
+	workers    map[*workerSession]struct{}
+	// past keeps the counts of sessions that have ended, so that metrics never run
+	// backwards.
+	past totals
+}
+
+var _ server.Backend = (*backend)(nil)
+
+func newBackend(o *Options, s *store.Store) *backend {
+	return &backend{
+		opts: o, store: s, driver: &gpu.HostDriver{},
+		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
+	}
+}
+
+// totals are the counters of leaders and workers added up.
+type totals struct {
+	Leader leader.Stats
+	Worker worker.Stats
+}
+
+// schedulerSession is one engine instance's leader.
+type schedulerSession struct {
+	*leader.Leader
+	b        *backend
+	peer     server.Peer
+	manifest *connector.Manifest
+	digest   connector.NamespaceDigest
+	since    time.Time
+}
+
+// workerSession is one rank's worker.
+type workerSession struct {
+	*worker.Worker
+	b      *backend
+	peer   server.Peer
+	digest connector.NamespaceDigest
+	shard  connector.Shard
+	since  time.Time
+}
+
+var (
+	_ server.Scheduler = (*schedulerSession)(nil)
+	_ server.Worker    = (*workerSession)(nil)
+)
+
+// OpenScheduler makes a leader for an engine instance.
+func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.Manifest) (server.Scheduler, error) {
+	ns, digest, err := b.openNamespace(m)
+	if err != nil {
+		return nil, err
+	}
+	l, err := leader.New(leader.Options{
+		Namespace: ns, Digest: digest, BlockSize: m.BlockSize, Shards: m.Shards(),
+		MinOfferTokens: b.opts.MinOfferTokens,
+		LoadTTL:        2 * b.opts.LoadTimeout,
+	}, b.store)
+	if err != nil {
+		return nil, err
+	}
+	s := &schedulerSession{Leader: l, b: b, peer: p, manifest: m, digest: digest, since: time.Now()}
+	b.mu.Lock()
+	b.schedulers[s] = struct{}{}
+	b.mu.Unlock()
+	b.log("engine scheduler connected", p, "model", m.Model, "namespace", short(digest))
+	return s, nil
+}
+
+// OpenWorker makes a worker for a rank.
+func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Manifest, shard connector.Shard) (server.Worker, error) {
+	ns, digest, err := b.openNamespace(m)
+	if err != nil {
+		return nil, err
+	}
+	w, err := worker.New(worker.Options{
+		Namespace: ns, Digest: digest, Shard: shard, Driver: b.driver,
+		LoadTimeout:      b.opts.LoadTimeout,
+		LoadStagingBytes: b.opts.LoadStagingBytes, SaveStagingBytes: b.opts.SaveStagingBytes,
+		Logger: b.opts.Logger.With("engine", p.Engine, "shard", shard),
+	}, b.store)
+	if err != nil {
+		return nil, err
+	}
+	s := &workerSession{Worker: w, b: b, peer: p, digest: digest, shard: shard, since: time.Now()}
+	b.mu.Lock()
+	b.workers[s] = struct{}{}
+	b.mu.Unlock()
+	b.log("engine worker connected", p, "shard", shard, "namespace", short(digest))
+	return s, nil
+}
+
+func (b *backend) openNamespace(m *connector.Manifest) (store.NamespaceID, connector.NamespaceDigest, error) {
+	digest, err := m.Digest()
+	if err != nil {
+		return 0, digest, err
+	}
+	ns, err := b.store.OpenNamespace(m)
+	if err != nil {
+		return 0, digest, fmt.Errorf("open namespace %s: %w", short(digest), err)
+	}
+	return ns, digest, nil
+}
+
+func (b *backend) log(msg string, p server.Peer, args ...any) {
+	b.opts.Logger.Info(msg, append([]any{slog.String("engine", p.Engine), slog.Int("pid", p.PID), slog.String("client", p.Client)}, args...)...)
+}
+
+// short is the beginning of a digest, enough for a person to tell namespaces apart.
+func short(d connector.NamespaceDigest) string { return d.String()[:12] }
+
+// Close ends the session and releases what its requests had pinned.
+func (s *schedulerSession) Close() {
+	s.Leader.Close()
+	s.b.mu.Lock()
+	delete(s.b.schedulers, s)
+	s.b.past.addLeader(s.Stats())
+	s.b.mu.Unlock()
+	s.b.log("engine scheduler disconnected", s.peer)
+}
+
+// Close ends the session; engine memory is no longer touched when it returns.
+func (s *workerSession) Close() {
+	s.Worker.Close()
+	s.b.mu.Lock()
+	delete(s.b.workers, s)
+	s.b.past.addWorker(s.Stats())
+	s.b.mu.Unlock()
+	s.b.log("engine worker disconnected", s.peer, "shard", s.shard)
+}
+
+func (t *totals) addLeader(s leader.Stats) {
+	t.Leader.Matches += s.Matches
+	t.Leader.MatchedRequests += s.MatchedRequests
+	t.Leader.QueriedTokens += s.QueriedTokens
+	t.Leader.OfferedTokens += s.OfferedTokens
+	t.Leader.LoadTokens += s.LoadTokens
+	t.Leader.SaveBlocks += s.SaveBlocks
+	t.Leader.FailedLoads += s.FailedLoads
+	t.Leader.Requests += s.Requests
+}
+
+func (t *totals) addWorker(s worker.Stats) {
+	t.Worker.Loads += s.Loads
+	t.Worker.LoadsFailed += s.LoadsFailed
+	t.Worker.LoadsInFlight += s.LoadsInFlight
+	t.Worker.LoadedBlocks += s.LoadedBlocks
+	t.Worker.LoadedBytes += s.LoadedBytes
+	t.Worker.FailedBlocks += s.FailedBlocks
+	t.Worker.LoadSeconds += s.LoadSeconds
+	t.Worker.SavedBlocks += s.SavedBlocks
+	t.Worker.SavedBytes += s.SavedBytes
+	t.Worker.DroppedBlocks += s.DroppedBlocks
+}
+
+// EngineStatus is one engine instance.
+type EngineStatus struct {
+	Engine      string       `json:"engine"`
+	PID         int          `json:"pid"`
+	Client      string       `json:"client"`
+	Model       string       `json:"model"`
+	Namespace   string       `json:"namespace"`
+	ConnectedS  float64      `json:"connected_s"`
+	BlockSize   int          `json:"block_size"`
+	Requests    leader.Stats `json:"requests"`
+	RanksNeeded int          `json:"ranks_needed"`
+}
+
+// RankStatus is one connected worker.
+type RankStatus struct {
+	Engine     string       `json:"engine"`
+	PID        int          `json:"pid"`
+	Shard      int          `json:"shard"`
+	Namespace  string       `json:"namespace"`
+	ConnectedS float64      `json:"connected_s"`
+	Registered bool         `json:"registered"`
+	BlockBytes int          `json:"block_bytes"`
+	Transfers  worker.Stats `json:"transfers"`
+}
+
+// status lists the sessions, sorted by engine and shard, and adds all counters up.
+func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	sum := b.past
+	engines := make([]EngineStatus, 0, len(b.schedulers))
+	for s := range b.schedulers {
+		st := s.Stats()
+		sum.addLeader(st)
+		engines = append(engines, EngineStatus{
+			Engine: s.peer.Engine, PID: s.peer.PID, Client: s.peer.Client, Model: s.manifest.Model, Namespace: s.digest.String(),
+			ConnectedS: now.Sub(s.since).Seconds(), BlockSize: s.manifest.BlockSize, Requests: st, RanksNeeded: s.manifest.Shards(),
+		})
+	}
+	ranks := make([]RankStatus, 0, len(b.workers))
+	for w := range b.workers {
+		st := w.Stats()
+		sum.addWorker(st)
+		blockBytes := w.BlockBytes()
+		ranks = append(ranks, RankStatus{
+			Engine: w.peer.Engine, PID: w.peer.PID, Shard: int(w.shard), Namespace: w.digest.String(),
+			ConnectedS: now.Sub(w.since).Seconds(), Registered: blockBytes > 0, BlockBytes: blockBytes, Transfers: st,
+		})
+	}
+	sort.Slice(engines, func(i, j int) bool { return engines[i].Engine < engines[j].Engine })
+	sort.Slice(ranks, func(i, j int) bool {
+		if ranks[i].Engine != ranks[j].Engine {
+			return ranks[i].Engine < ranks[j].Engine
+		}
+		return ranks[i].Shard < ranks[j].Shard
+	})
+	return engines, ranks, sum
+}

@@ -1,0 +1,67 @@
+// Package daemon is kvconnd serving: one store, a leader for every engine and a worker
+// for every rank that connects, and the HTTP interface for people and monitoring.
+package daemon
+
+import (
+	"errors"
+	"log/slog"
+	"time"
+)
+
+// Version is the name and version that clients and people are told.
+const Version = "kvconnd/0.1.0"
+
+// Options configure [Run].
+type Options struct {
+	// Dir is the store directory, Socket the Unix socket for engines, HTTP the address
+	// of the HTTP interface, empty for none.
+	Dir, Socket, HTTP string
+	// MaxBytes is the store's hard cap in physical bytes; 0 lets the store choose.
+	MaxBytes int64
+	// LoadTimeout is the time in which every load ends.
+	LoadTimeout time.Duration
+	// LoadStagingBytes and SaveStagingBytes are staging memory per rank.
+	LoadStagingBytes, SaveStagingBytes int64
+	// MinOfferTokens is the smallest offer made.
+	MinOfferTokens int
+	Logger         *slog.Logger
+	// Ready, if set, is called once engines can connect.
+	Ready func(Info)
+}
+
+// Info says how to reach a running daemon. It is also what Dir/daemon.json holds.
+type Info struct {
+	PID    int    `json:"pid"`
+	Epoch  string `json:"epoch"`
+	Socket string `json:"socket"`
+	HTTP   string `json:"http,omitempty"`
+}
+
+// EnsureDefaults fills in what is not set.
+func (o *Options) EnsureDefaults() {
+	if o.LoadTimeout == 0 {
+		o.LoadTimeout = 10 * time.Second
+	}
+	if o.SaveStagingBytes == 0 {
+		o.SaveStagingBytes = 256 << 20
+	}
+	if o.LoadStagingBytes == 0 {
+		o.LoadStagingBytes = 64 << 20
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Validate reports the first option that cannot work.
+func (o *Options) Validate() error {
+	switch {
+	case o.Dir == "":
+		return errors.New("daemon: store directory is empty")
+	case o.Socket == "":
+		return errors.New("daemon: socket is empty")
+	case o.LoadTimeout <= 0:
+		return errors.New("daemon: load timeout must be positive")
+	}
+	return nil
+}

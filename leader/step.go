@@ -1,0 +1,133 @@
+package leader
+
+import (
+	"context"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+)
+
+// Step plans what the workers do in one engine step: the loads of what was allocated,
+// and the saves of every block that the step's forward pass fills.
+func (l *Leader) Step(_ context.Context, m *connector.StepRequest) (connector.StepReply, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	plan := connector.Plan{Namespace: l.opts.Digest}
+	var reply connector.StepReply
+	clear(l.planned)
+	for _, id := range m.Preempted {
+		if r := l.requests[id]; r != nil {
+			r.slots, r.loadCount = nil, 0
+		}
+	}
+	for i := range m.Allocs {
+		if t, ok := l.planLoad(&m.Allocs[i]); ok {
+			plan.Loads = append(plan.Loads, t)
+			reply.Loads = append(reply.Loads, plannedLoad(&t))
+		}
+	}
+	for i := range m.Scheduled {
+		plan.Saves = l.planSaves(plan.Saves, &m.Scheduled[i])
+	}
+	for _, id := range m.Finished {
+		if r := l.requests[id]; r != nil {
+			l.forget(r)
+		}
+	}
+	if !plan.Empty() {
+		reply.Metadata = plan.Append(nil)
+	}
+	return reply, nil
+}
+
+func plannedLoad(t *connector.Transfer) connector.PlannedLoad {
+	p := connector.PlannedLoad{Request: t.Request, Blocks: make([]uint32, len(t.Blocks))}
+	for i := range t.Blocks {
+		p.Blocks[i] = t.Blocks[i].Slot
+	}
+	return p
+}
+
+// planLoad plans the load that the engine has allocated blocks for. A request that this
+// leader does not know, because it matched before a restart, gets a load that fails:
+// the engine waits for one.
+func (l *Leader) planLoad(a *connector.Alloc) (connector.Transfer, bool) {
+	bs := l.opts.BlockSize
+	first := a.Computed / bs
+	end := min((a.Computed+a.External+bs-1)/bs, len(a.Blocks))
+	if a.External <= 0 || first >= end {
+		return connector.Transfer{}, false
+	}
+	r := l.requests[a.Request]
+	if r == nil {
+		r = &request{id: a.Request}
+	}
+	r.touched = l.opts.Now()
+	r.slots = append(r.slots[:0], a.Blocks...)
+	r.loadFirst, r.loadCount = first, end-first
+	known := min(end, r.fullBlocks(bs))
+	l.scratch = r.hashKeys(bs, known, l.scratch)
+	l.scratch = r.hashProofs(l.opts.Digest, bs, known, l.scratch)
+	l.index.Renew(r.lease, l.opts.LoadTTL)
+	l.stats.LoadTokens += uint64(a.External)
+	return r.transfer(bs, first, end), true
+}
+
+// planSaves adds the blocks that this step completes and the store has not.
+func (l *Leader) planSaves(saves []connector.Transfer, s *connector.Scheduled) []connector.Transfer {
+	r := l.requests[s.Request]
+	if r == nil {
+		return saves
+	}
+	r.touched = l.opts.Now()
+	if s.Reset {
+		r.slots = r.slots[:0]
+	}
+	r.slots = append(r.slots, s.NewBlocks...)
+	if len(r.tokens)/4+len(s.NewTokens) <= connector.MaxTokens {
+		r.tokens = connector.AppendTokens(r.tokens, s.NewTokens)
+	}
+	if r.noSave {
+		return saves
+	}
+	bs := l.opts.BlockSize
+	end := min((s.Computed+s.Count)/bs, r.fullBlocks(bs), len(r.slots))
+	if end <= r.saved {
+		return saves
+	}
+	l.scratch = r.hashKeys(bs, end, l.scratch)
+	first := r.saved
+	for i := r.saved; i < end; i++ {
+		if l.wanted(r.keys[i]) {
+			continue
+		}
+		saves = l.appendSaves(saves, r, first, i)
+		first = i + 1
+	}
+	r.saved = end
+	return l.appendSaves(saves, r, first, end)
+}
+
+// wanted reports whether the block is neither stored nor planned, and notes it as
+// planned.
+func (l *Leader) wanted(k connector.Key) bool {
+	if _, planned := l.planned[k]; planned {
+		return false
+	}
+	for _, shard := range l.shards {
+		if !l.index.Has(store.RecordID{Namespace: l.opts.Namespace, Shard: shard, Key: k}) {
+			l.planned[k] = struct{}{}
+			return true
+		}
+	}
+	return false
+}
+
+func (l *Leader) appendSaves(saves []connector.Transfer, r *request, first, end int) []connector.Transfer {
+	if first >= end {
+		return saves
+	}
+	l.scratch = r.hashProofs(l.opts.Digest, l.opts.BlockSize, end, l.scratch)
+	l.stats.SaveBlocks += uint64(end - first)
+	return append(saves, r.transfer(l.opts.BlockSize, first, end))
+}

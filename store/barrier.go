@@ -1,0 +1,151 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// barrier makes what is written durable, for everyone who waits at once: payloads first,
+// then the journal.
+type barrier struct {
+	mu       sync.Mutex
+	started  uint64 // barriers started and finished; they do not overlap
+	finished uint64
+	failedAt uint64 // the last barrier that failed, and how
+	err      error
+	touched  bool // something was committed since the last one started
+	closed   bool
+	done     chan struct{} // closed and replaced at the end of each
+	wakeup   chan struct{}
+}
+
+func newBarrier() *barrier {
+	return &barrier{done: make(chan struct{}), wakeup: make(chan struct{}, 1)}
+}
+
+// touch notes that there is something to make durable.
+func (b *barrier) touch() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.touched = true
+}
+
+// request asks for a barrier soon, without waiting.
+func (b *barrier) request() {
+	select {
+	case b.wakeup <- struct{}{}:
+	default:
+	}
+}
+
+// wait returns when a barrier that started after the call has ended.
+func (b *barrier) wait(ctx context.Context) error {
+	b.mu.Lock()
+	want := b.started + 1
+	b.touched = true
+	for b.finished < want {
+		if b.closed {
+			b.mu.Unlock()
+			return ErrClosed
+		}
+		done := b.done
+		b.mu.Unlock()
+		b.request()
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for barrier: %w: %w", ErrTimeout, context.Cause(ctx))
+		}
+		b.mu.Lock()
+	}
+	defer b.mu.Unlock()
+	if b.failedAt >= want {
+		return b.err
+	}
+	return nil
+}
+
+// close wakes everyone who waits.
+func (b *barrier) close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	close(b.done)
+	b.done = make(chan struct{})
+}
+
+// runBarriers makes barriers until ctx ends: when asked, and at an interval when
+// something was committed.
+func (s *Store) runBarriers(ctx context.Context) {
+	defer s.background.Done()
+	tick := time.NewTicker(s.opts.BarrierInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.barrier.wakeup:
+		case <-tick.C:
+		}
+		s.runBarrier()
+	}
+}
+
+func (s *Store) runBarrier() {
+	b := s.barrier
+	b.mu.Lock()
+	if !b.touched {
+		b.mu.Unlock()
+		return
+	}
+	b.touched = false
+	b.started++
+	n := b.started
+	b.mu.Unlock()
+	freed := s.space.takePending()
+	err := s.makeDurable()
+	s.space.release(freed, err == nil)
+	s.count.barriers.Add(1)
+	if err != nil {
+		s.count.barrierErrors.Add(1)
+		s.opts.Logger.Error("store: barrier failed", "err", err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.finished = n
+	if err != nil {
+		b.failedAt, b.err, b.touched = n, err, true
+	} else if s.space.anyPending() {
+		b.touched = true
+	}
+	close(b.done)
+	b.done = make(chan struct{})
+}
+
+func (p *space) anyPending() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.pending) > 0
+}
+
+// makeDurable is the barrier itself.
+func (s *Store) makeDurable() error {
+	var errs []error
+	for _, g := range s.space.takeDirty() {
+		if err := g.file.Datasync(); err != nil {
+			g.dirty.Store(true)
+			errs = append(errs, fmt.Errorf("%w: %w", ErrIO, err))
+		}
+	}
+	if len(errs) > 0 {
+		// Without the payloads the index entries must not be promised either.
+		return errors.Join(errs...)
+	}
+	if err := s.journal.Barrier(); err != nil {
+		return fmt.Errorf("%w: %w", ErrIO, err)
+	}
+	return nil
+}

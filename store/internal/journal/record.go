@@ -1,0 +1,277 @@
+package journal
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// Location is a slot of a segment.
+type Location struct {
+	Segment uint32
+	Slot    uint32
+}
+
+// NoLocation stands for an unknown parent.
+var NoLocation = Location{1<<32 - 1, 1<<32 - 1}
+
+// Record is what the journal keeps of a record.
+type Record struct {
+	Location  Location
+	Namespace uint16
+	Shard     connector.Shard
+	Key       connector.Key
+	Parent    connector.Key
+	// ParentAt is where the parent's record was, Depth how many blocks come before this
+	// one, Tick the recency at the time of writing.
+	ParentAt Location
+	Depth    uint16
+	Tick     uint32
+	Bytes    uint32
+	Seq      uint64
+}
+
+// Keys begin with a letter that says what they are of; numbers in keys are big-endian so
+// that they sort.
+const (
+	prefixMeta      = 'm'
+	prefixNamespace = 'n'
+	prefixSegment   = 's'
+	prefixRecord    = 'r'
+	prefixSize      = 'z'
+
+	recordKeyBytes   = 9
+	recordValueBytes = 62
+)
+
+func recordKey(dst []byte, at Location) []byte {
+	dst = append(dst[:0], prefixRecord)
+	dst = binary.BigEndian.AppendUint32(dst, at.Segment)
+	return binary.BigEndian.AppendUint32(dst, at.Slot)
+}
+
+func (r *Record) appendValue(dst []byte) []byte {
+	le := binary.LittleEndian
+	dst = le.AppendUint16(dst, r.Namespace)
+	dst = le.AppendUint16(dst, uint16(r.Shard))
+	dst = le.AppendUint16(dst, r.Depth)
+	dst = le.AppendUint32(dst, r.Tick)
+	dst = le.AppendUint32(dst, r.Bytes)
+	dst = le.AppendUint64(dst, r.Seq)
+	dst = append(dst, r.Key[:]...)
+	dst = append(dst, r.Parent[:]...)
+	dst = le.AppendUint32(dst, r.ParentAt.Segment)
+	return le.AppendUint32(dst, r.ParentAt.Slot)
+}
+
+var errMalformed = errors.New("malformed journal entry")
+
+func (r *Record) decode(key, value []byte) error {
+	if len(key) != recordKeyBytes || len(value) != recordValueBytes {
+		return fmt.Errorf("%w: record key of %d bytes, value of %d", errMalformed, len(key), len(value))
+	}
+	le := binary.LittleEndian
+	r.Location = Location{binary.BigEndian.Uint32(key[1:]), binary.BigEndian.Uint32(key[5:])}
+	r.Namespace = le.Uint16(value)
+	r.Shard = connector.Shard(le.Uint16(value[2:]))
+	r.Depth = le.Uint16(value[4:])
+	r.Tick = le.Uint32(value[6:])
+	r.Bytes = le.Uint32(value[10:])
+	r.Seq = le.Uint64(value[14:])
+	copy(r.Key[:], value[22:])
+	copy(r.Parent[:], value[38:])
+	r.ParentAt = Location{le.Uint32(value[54:]), le.Uint32(value[58:])}
+	return nil
+}
+
+// Segment is what the journal keeps of a segment file.
+type Segment struct {
+	ID        uint32
+	Slots     uint32
+	SlotBytes int64
+}
+
+// Namespace is what the journal keeps of a namespace.
+type Namespace struct {
+	ID     uint16
+	Digest connector.NamespaceDigest
+}
+
+// Batch collects changes that become visible and durable together.
+type Batch struct {
+	j     *Journal
+	b     *pebble.Batch
+	key   []byte
+	value []byte
+}
+
+// NewBatch returns an empty batch that can be committed again and again.
+func (j *Journal) NewBatch() *Batch { return &Batch{j: j, b: j.db.NewBatch()} }
+
+// PutRecord adds or replaces the record of a slot.
+func (b *Batch) PutRecord(r *Record) error {
+	b.key = recordKey(b.key, r.Location)
+	b.value = r.appendValue(b.value[:0])
+	return b.b.Set(b.key, b.value, nil)
+}
+
+// DeleteRecord empties a slot.
+func (b *Batch) DeleteRecord(at Location) error {
+	b.key = recordKey(b.key, at)
+	return b.b.Delete(b.key, nil)
+}
+
+// PutSize notes the payload size of a namespace's shard.
+func (b *Batch) PutSize(namespace uint16, shard connector.Shard, bytes uint32) error {
+	key := binary.BigEndian.AppendUint16([]byte{prefixSize}, namespace)
+	key = binary.BigEndian.AppendUint16(key, uint16(shard))
+	return b.b.Set(key, binary.LittleEndian.AppendUint32(nil, bytes), nil)
+}
+
+// Sizes calls f for every payload size noted.
+func (j *Journal) Sizes(f func(namespace uint16, shard connector.Shard, bytes uint32)) error {
+	return j.scan(j.db, []byte{prefixSize}, []byte{prefixSize + 1}, func(k, v []byte) error {
+		if len(k) != 5 || len(v) != 4 {
+			return fmt.Errorf("%w: size", errMalformed)
+		}
+		f(binary.BigEndian.Uint16(k[1:]), connector.Shard(binary.BigEndian.Uint16(k[3:])), binary.LittleEndian.Uint32(v))
+		return nil
+	})
+}
+
+// Empty reports whether there is nothing to commit.
+func (b *Batch) Empty() bool { return b.b.Empty() }
+
+// Commit applies the batch and empties it. It is durable after the next barrier.
+func (b *Batch) Commit() error {
+	err := b.j.call("commit to journal", func() error { return b.b.Commit(pebble.NoSync) })
+	if err != nil {
+		return err
+	}
+	b.b.Reset()
+	return nil
+}
+
+// PutSegment notes a segment.
+func (j *Journal) PutSegment(s Segment) error {
+	key := binary.BigEndian.AppendUint32([]byte{prefixSegment}, s.ID)
+	value := binary.LittleEndian.AppendUint32(nil, s.Slots)
+	value = binary.LittleEndian.AppendUint64(value, uint64(s.SlotBytes))
+	return j.set(key, value)
+}
+
+// DeleteSegment forgets a segment, whose records have been deleted before.
+func (j *Journal) DeleteSegment(id uint32) error {
+	key := binary.BigEndian.AppendUint32([]byte{prefixSegment}, id)
+	return j.call("delete from journal", func() error { return j.db.Delete(key, pebble.NoSync) })
+}
+
+// PutNamespace notes the number of a namespace.
+func (j *Journal) PutNamespace(n Namespace) error {
+	return j.set(binary.BigEndian.AppendUint16([]byte{prefixNamespace}, n.ID), n.Digest[:])
+}
+
+// PutMeta stores a small value under a name.
+func (j *Journal) PutMeta(name string, value []byte) error {
+	return j.set(append([]byte{prefixMeta}, name...), value)
+}
+
+// Meta returns the value stored under a name, or nil.
+func (j *Journal) Meta(name string) ([]byte, error) {
+	var out []byte
+	err := j.call("read journal", func() error {
+		v, closer, err := j.db.Get(append([]byte{prefixMeta}, name...))
+		if errors.Is(err, pebble.ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		out = append([]byte{}, v...)
+		return closer.Close()
+	})
+	return out, err
+}
+
+func (j *Journal) set(key, value []byte) error {
+	return j.call("write to journal", func() error { return j.db.Set(key, value, pebble.NoSync) })
+}
+
+// Namespaces returns all namespaces.
+func (j *Journal) Namespaces() ([]Namespace, error) {
+	var out []Namespace
+	err := j.scan(j.db, []byte{prefixNamespace}, []byte{prefixNamespace + 1}, func(k, v []byte) error {
+		n := Namespace{}
+		if len(k) != 3 || len(v) != len(n.Digest) {
+			return fmt.Errorf("%w: namespace", errMalformed)
+		}
+		n.ID = binary.BigEndian.Uint16(k[1:])
+		copy(n.Digest[:], v)
+		out = append(out, n)
+		return nil
+	})
+	return out, err
+}
+
+// Segments returns all segments.
+func (j *Journal) Segments() ([]Segment, error) {
+	var out []Segment
+	err := j.scan(j.db, []byte{prefixSegment}, []byte{prefixSegment + 1}, func(k, v []byte) error {
+		if len(k) != 5 || len(v) != 12 {
+			return fmt.Errorf("%w: segment", errMalformed)
+		}
+		out = append(out, Segment{
+			ID:        binary.BigEndian.Uint32(k[1:]),
+			Slots:     binary.LittleEndian.Uint32(v),
+			SlotBytes: int64(binary.LittleEndian.Uint64(v[4:])),
+		})
+		return nil
+	})
+	return out, err
+}
+
+// Records calls f for the records of the segments from first up to and not including
+// end, in the order of their location. The record is valid during the call. Entries that
+// cannot be decoded are passed to bad.
+func (j *Journal) Records(first, end uint32, f func(*Record) error, bad func(error)) error {
+	return j.records(j.db, first, end, f, bad)
+}
+
+func (j *Journal) records(from pebble.Reader, first, end uint32, f func(*Record) error, bad func(error)) error {
+	lower := binary.BigEndian.AppendUint32([]byte{prefixRecord}, first)
+	upper := binary.BigEndian.AppendUint32([]byte{prefixRecord}, end)
+	if end == 1<<32-1 {
+		upper = []byte{prefixRecord + 1}
+	}
+	var r Record
+	return j.scan(from, lower, upper, func(k, v []byte) error {
+		if err := r.decode(k, v); err != nil {
+			bad(err)
+			return nil
+		}
+		return f(&r)
+	})
+}
+
+func (j *Journal) scan(from pebble.Reader, lower, upper []byte, f func(k, v []byte) error) error {
+	return j.call("read journal", func() error {
+		it, err := from.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
+		if err != nil {
+			return err
+		}
+		for ok := it.First(); ok; ok = it.Next() {
+			v, err := it.ValueAndErr()
+			if err == nil {
+				err = f(it.Key(), v)
+			}
+			if err != nil {
+				return errors.Join(err, it.Close())
+			}
+		}
+		return errors.Join(it.Error(), it.Close())
+	})
+}

@@ -1,0 +1,20 @@
+package store
+
+import "time"
+
+// Names within a store's directory.
+const (
+	lockFile      = "LOCK"
+	formatFile    = "FORMAT"
+	snapshotFile  = "index.snap"
+	journalDir    = "index"
+	segmentDir    = "segments"
+	namespaceDir  = "namespaces"
+	segmentPrefix = "seg-"
+	segmentSuffix = ".kv"
+	manifestExt   = ".json"
+)
+
+// janitorInterval is how often leases that ran out are looked for and the journal is
+// measured.
+const janitorInterval = 100 * time.Millisecond

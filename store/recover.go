@@ -1,0 +1,455 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/internal/disk"
+	"github.com/kvconn/kvconn/store/internal/format"
+	"github.com/kvconn/kvconn/store/internal/index"
+	"github.com/kvconn/kvconn/store/internal/journal"
+)
+
+// recover opens the journal and fills the index: from the snapshot of a clean stop, else
+// from the journal, else from the segments' headers.
+func (s *Store) recover(ctx context.Context) error {
+	if err := s.openJournal(); err != nil {
+		return err
+	}
+	if err := s.loadNamespaces(); err != nil {
+		return err
+	}
+	stamp, err := s.journal.Meta(metaOpens)
+	if err != nil {
+		return err
+	}
+	if len(stamp) == 8 {
+		s.opens = binary.LittleEndian.Uint64(stamp)
+	}
+	files := s.segmentFiles()
+	switch {
+	case s.opens == 0 && len(files) == 0:
+		s.recovered = RecoveredNew
+	case s.opens == 0:
+		s.recovered = RecoveredHeaders
+		err = s.recoverFromHeaders(ctx, files)
+	default:
+		err = s.recoverFromJournal(ctx, files)
+	}
+	if err != nil {
+		return err
+	}
+	s.listFreeSlots()
+	if err := s.stampJournal(); err != nil {
+		return err
+	}
+	if err := s.opts.fs.Remove(s.snapshotPath()); err != nil && !disk.IsNotExist(err) {
+		return err
+	}
+	s.measureJournal()
+	return nil
+}
+
+// segmentFiles lists the paths of the segment files.
+func (s *Store) segmentFiles() []string {
+	dir := filepath.Join(s.opts.Dir, segmentDir)
+	entries, err := s.opts.fs.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, e := range entries {
+		if _, ok := segmentIDOf(e.Name()); ok {
+			out = append(out, filepath.Join(dir, e.Name()))
+		}
+	}
+	return out
+}
+
+func segmentIDOf(name string) (uint32, bool) {
+	digits, ok := strings.CutPrefix(name, segmentPrefix)
+	if !ok {
+		return 0, false
+	}
+	digits, ok = strings.CutSuffix(digits, segmentSuffix)
+	if !ok {
+		return 0, false
+	}
+	id, err := strconv.ParseUint(digits, 10, 32)
+	return uint32(id), err == nil
+}
+
+// recoverFromJournal opens the segments that the journal knows and fills the index.
+func (s *Store) recoverFromJournal(ctx context.Context, files []string) error {
+	noted, err := s.journal.Segments()
+	if err != nil {
+		return err
+	}
+	present := make(map[uint32]string)
+	for _, path := range files {
+		id, _ := segmentIDOf(filepath.Base(path))
+		present[id] = path
+		s.space.nextID = max(s.space.nextID, id+1)
+	}
+	heads := make(map[uint32]format.Segment)
+	for _, e := range noted {
+		s.space.nextID = max(s.space.nextID, e.ID+1)
+		if _, ok := present[e.ID]; !ok {
+			s.warn(fmt.Errorf("segment %d is gone with its records", e.ID))
+			if err := s.journal.DeleteSegment(e.ID); err != nil {
+				return err
+			}
+			continue
+		}
+		heads[e.ID] = format.Segment{Store: s.id, ID: e.ID, Slots: e.Slots, SlotBytes: e.SlotBytes}
+	}
+	for id, path := range present {
+		if _, ok := heads[id]; !ok {
+			// Made, but the journal lost it: no record in it was ever made durable.
+			if err := s.opts.fs.Remove(path); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.loadSnapshot(heads); err == nil {
+		s.recovered = RecoveredSnapshot
+		return nil
+	} else if !disk.IsNotExist(err) {
+		s.opts.Logger.Warn("store: snapshot is not used", "err", err)
+	}
+	s.recovered = RecoveredJournal
+	if err := s.openSegments(heads); err != nil {
+		return err
+	}
+	return s.loadRecords(ctx)
+}
+
+// openSegments opens the segments and gives their slots references.
+func (s *Store) openSegments(heads map[uint32]format.Segment) error {
+	for _, head := range sortedHeads(heads) {
+		base, err := s.table.AddSlots(roundRefs(head.Slots))
+		if err != nil {
+			return err
+		}
+		if err := s.openSegment(head, base); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func sortedHeads(heads map[uint32]format.Segment) []format.Segment {
+	out := make([]format.Segment, 0, len(heads))
+	for _, h := range heads {
+		out = append(out, h)
+	}
+	slices.SortFunc(out, func(a, b format.Segment) int { return cmp.Compare(a.ID, b.ID) })
+	return out
+}
+
+// openSegment opens a segment whose geometry is known. Its header is written again if it
+// was damaged.
+func (s *Store) openSegment(head format.Segment, base index.Ref) error {
+	path := s.space.segmentPath(head.ID)
+	f, err := s.opts.fs.OpenFile(path, false, s.direct)
+	if err != nil {
+		return err
+	}
+	g := &segment{Segment: head, file: f, path: path, base: base}
+	if err := s.checkSegment(g); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	size, err := f.PhysicalBytes()
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	g.physical = max(size, head.FileBytes()) + segmentSlackBytes
+	p := s.space
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bytes += g.physical
+	p.slots += int64(head.Slots)
+	p.nextID = max(p.nextID, head.ID+1)
+	p.adopt(g)
+	return nil
+}
+
+func (s *Store) checkSegment(g *segment) error {
+	size, err := g.file.Size()
+	if err != nil {
+		return err
+	}
+	if size < g.FileBytes() {
+		s.warn(fmt.Errorf("segment %d has %d bytes of %d: extended", g.ID, size, g.FileBytes()))
+		if err := g.file.Allocate(g.FileBytes()); err != nil {
+			return err
+		}
+	}
+	b := disk.AlignedBytes(format.HeaderBytes)
+	if err := g.file.ReadVec(b, nil, 0); err != nil {
+		return err
+	}
+	var head format.Segment
+	if err := head.Decode(b); err == nil && head == g.Segment {
+		return nil
+	}
+	s.warn(fmt.Errorf("header of segment %d was damaged: written again", g.ID))
+	g.Encode(b)
+	return errors.Join(g.file.WriteVec(b, nil, 0), g.file.Datasync())
+}
+
+// loadBatch is how many records are added to the index under one hold of its lock.
+const loadBatch = 1024
+
+// loader fills the index with records that are found while the store opens.
+type loader struct {
+	s     *Store
+	batch []index.Loaded
+	lost  []index.Removed
+}
+
+func (l *loader) add(r index.Loaded) {
+	l.s.seq.Store(max(l.s.seq.Load(), r.Seq))
+	if l.batch = append(l.batch, r); len(l.batch) == loadBatch {
+		l.flush()
+	}
+}
+
+func (l *loader) flush() {
+	l.lost = l.s.table.Load(l.batch, l.lost)
+	l.batch = l.batch[:0]
+}
+
+// loadRecords fills the index from the journal. Entries that cannot be are deleted.
+func (s *Store) loadRecords(ctx context.Context) error {
+	l := &loader{s: s}
+	drop := s.journal.NewBatch()
+	bad := 0
+	reject := func(at journal.Location) error {
+		bad++
+		return drop.DeleteRecord(at)
+	}
+	n := 0
+	err := s.journal.Records(0, 1<<32-1, func(r *journal.Record) error {
+		if n++; n%loadBatch == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		g := s.space.segments[r.Location.Segment]
+		if g == nil || r.Location.Slot >= g.Slots || int(r.Namespace) >= len(s.namespaces.byID) ||
+			r.Bytes == 0 || r.Bytes > MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
+			return reject(r.Location)
+		}
+		l.add(index.Loaded{
+			ID:  index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key},
+			Ref: g.base + index.Ref(r.Location.Slot), Seq: r.Seq, Bytes: r.Bytes,
+			Parent: s.refOf(r.ParentAt), Tick: r.Tick, Depth: r.Depth,
+		})
+		return nil
+	}, func(err error) { bad++; s.opts.Logger.Warn("store: journal", "err", err) })
+	if err != nil {
+		return err
+	}
+	l.flush()
+	for _, r := range l.lost {
+		if err := reject(s.space.at(r.Ref).location(r.Ref)); err != nil {
+			return err
+		}
+	}
+	s.table.Settle()
+	if bad > 0 {
+		s.warn(fmt.Errorf("%d entries of the journal were of no use", bad))
+	}
+	if drop.Empty() {
+		return nil
+	}
+	return drop.Commit()
+}
+
+func (s *Store) refOf(at journal.Location) index.Ref {
+	if at == journal.NoLocation {
+		return index.NoRef
+	}
+	g := s.space.segments[at.Segment]
+	if g == nil || at.Slot >= g.Slots {
+		return index.NoRef
+	}
+	return g.base + index.Ref(at.Slot)
+}
+
+// listFreeSlots fills the lists of free slots from the index.
+func (s *Store) listFreeSlots() {
+	for _, g := range s.space.segments {
+		used := make([]bool, g.Slots)
+		s.table.Each(g.slots(), func(_ index.ID, f index.Found) bool {
+			used[f.Ref-g.base] = true
+			return true
+		})
+		for i := len(used); i > 0; i-- {
+			if !used[i-1] {
+				g.class.free = append(g.class.free, g.base+index.Ref(i-1))
+			}
+		}
+	}
+}
+
+// recoverFromHeaders rebuilds index and journal from what the segments say of themselves.
+// Bad headers are passed over.
+func (s *Store) recoverFromHeaders(ctx context.Context, files []string) error {
+	heads := make(map[uint32]format.Segment)
+	for _, path := range files {
+		id, _ := segmentIDOf(filepath.Base(path))
+		s.space.nextID = max(s.space.nextID, id+1)
+		head, err := s.readSegmentHead(path, id)
+		if err != nil {
+			s.warn(fmt.Errorf("segment file %s is not used: %w", path, err))
+			if err := s.opts.fs.Rename(path, path+".bad"); err != nil {
+				return err
+			}
+			continue
+		}
+		heads[head.ID] = head
+		if err := s.journal.PutSegment(journal.Segment{ID: head.ID, Slots: head.Slots, SlotBytes: head.SlotBytes}); err != nil {
+			return err
+		}
+	}
+	if err := s.openSegments(heads); err != nil {
+		return err
+	}
+	h := &headerScan{s: s, l: loader{s: s}, parents: make(map[index.Ref]connector.Key), buf: disk.AlignedBytes(format.HeaderBytes)}
+	for _, head := range sortedHeads(heads) {
+		if err := h.scan(ctx, s.space.segments[head.ID]); err != nil {
+			return err
+		}
+	}
+	h.l.flush()
+	for _, r := range h.l.lost {
+		delete(h.parents, r.Ref)
+	}
+	return h.finish()
+}
+
+func (s *Store) readSegmentHead(path string, id uint32) (format.Segment, error) {
+	var head format.Segment
+	f, err := s.opts.fs.OpenFile(path, false, s.direct)
+	if err != nil {
+		return head, err
+	}
+	b := disk.AlignedBytes(format.HeaderBytes)
+	if err := errors.Join(f.ReadVec(b, nil, 0), f.Close()); err != nil {
+		return head, err
+	}
+	if err := head.Decode(b); err != nil {
+		return head, err
+	}
+	if head.Store != s.id || head.ID != id {
+		return head, fmt.Errorf("%w: of another store", format.ErrBad)
+	}
+	return head, nil
+}
+
+// headerScan reads the header of every slot.
+type headerScan struct {
+	s       *Store
+	l       loader
+	parents map[index.Ref]connector.Key
+	buf     []byte
+	bad     int
+}
+
+func (h *headerScan) scan(ctx context.Context, g *segment) error {
+	for slot := uint32(0); slot < g.Slots; slot++ {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := g.file.ReadVec(h.buf, nil, g.Offset(slot)); err != nil {
+			h.bad++
+			continue
+		}
+		var r format.Record
+		switch err := r.Decode(h.buf); {
+		case errors.Is(err, format.ErrBlank):
+		case err != nil || r.Store != h.s.id || r.SegmentID != g.ID || r.Slot != slot || r.Seq == 0 ||
+			slotBytes(int(r.PayloadBytes)) != g.SlotBytes || r.PayloadBytes == 0:
+			h.bad++
+		default:
+			if err := h.add(g, &r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (h *headerScan) add(g *segment, r *format.Record) error {
+	ns, err := h.s.namespaces.find(r.Namespace)
+	if err != nil {
+		return err
+	}
+	ref := g.base + index.Ref(r.Slot)
+	h.parents[ref] = r.Parent
+	h.l.add(index.Loaded{
+		ID: index.ID{Namespace: uint16(ns), Shard: r.Shard, Key: r.Key}, Ref: ref,
+		Seq: r.Seq, Bytes: r.PayloadBytes, Parent: index.NoRef, Tick: uint32(r.Seq & (1<<30 - 1)),
+	})
+	return nil
+}
+
+// finish links chains and writes the new journal.
+func (h *headerScan) finish() error {
+	s := h.s
+	for i, n := range s.namespaces.byID {
+		path := filepath.Join(s.opts.Dir, namespaceDir, n.digest.String()+manifestExt)
+		if text, err := s.opts.fs.ReadFile(path); err == nil {
+			s.namespaces.byID[i].manifest = text
+		}
+		if err := s.journal.PutNamespace(journal.Namespace{ID: uint16(i), Digest: n.digest}); err != nil {
+			return err
+		}
+	}
+	s.table.Link(h.parents)
+	s.table.Settle()
+	batch := s.journal.NewBatch()
+	for _, g := range s.space.segments {
+		if err := h.rewrite(batch, g); err != nil {
+			return err
+		}
+	}
+	s.opens = s.seq.Load() >> opensShift
+	if h.bad > 0 {
+		s.warn(fmt.Errorf("%d slots held no intact record", h.bad))
+	}
+	s.warn(fmt.Errorf("journal was lost: index rebuilt from headers, %d records", s.table.Len()))
+	return nil
+}
+
+func (h *headerScan) rewrite(batch *journal.Batch, g *segment) error {
+	s := h.s
+	for _, r := range s.table.Describe(g.slots()) {
+		parentAt := journal.NoLocation
+		if p := s.space.at(r.ParentRef); r.ParentRef != index.NoRef && p != nil {
+			parentAt = p.location(r.ParentRef)
+		}
+		if s.namespaces.unnoted(RecordID{Namespace: NamespaceID(r.ID.Namespace), Shard: r.ID.Shard}) {
+			s.namespaces.byID[r.ID.Namespace].sizes[r.ID.Shard] = int(r.Bytes)
+			if err := batch.PutSize(r.ID.Namespace, r.ID.Shard, r.Bytes); err != nil {
+				return err
+			}
+		}
+		err := batch.PutRecord(&journal.Record{
+			Location: g.location(r.Ref), Namespace: r.ID.Namespace, Shard: r.ID.Shard, Key: r.ID.Key,
+			Parent: h.parents[r.Ref], ParentAt: parentAt, Depth: r.Depth, Tick: r.Tick, Bytes: r.Bytes, Seq: r.Seq,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return batch.Commit()
+}

@@ -1,0 +1,119 @@
+package store
+
+import (
+	"encoding/hex"
+	"slices"
+	"time"
+)
+
+// Stats is the state of a store at one moment. Counters run from the store's opening.
+type Stats struct {
+	// Dir and StoreID say which store this is, Epoch which opening of it.
+	Dir     string `json:"dir"`
+	StoreID string `json:"store_id"`
+	Epoch   uint64 `json:"epoch"`
+
+	Records    int64 `json:"records"`
+	Namespaces int   `json:"namespaces"`
+	Segments   int   `json:"segments"`
+	// FreeSlots can be written to, PendingSlots wait for a barrier.
+	FreeSlots    int64 `json:"free_slots"`
+	PendingSlots int64 `json:"pending_slots"`
+
+	// PhysicalBytes is what the store occupies: segments and the larger of what the
+	// journal occupies and what is set aside for it. MaxBytes is the cap.
+	PhysicalBytes int64 `json:"physical_bytes"`
+	SegmentBytes  int64 `json:"segment_bytes"`
+	JournalBytes  int64 `json:"journal_bytes"`
+	MaxBytes      int64 `json:"max_bytes"`
+	PayloadBytes  int64 `json:"payload_bytes"`
+
+	// LookupBlocks were asked for, HitBlocks were there.
+	Lookups      uint64 `json:"lookups"`
+	LookupBlocks uint64 `json:"lookup_blocks"`
+	HitBlocks    uint64 `json:"hit_blocks"`
+
+	Reads        uint64 `json:"reads"`
+	ReadBytes    uint64 `json:"read_bytes"`
+	ReadsGone    uint64 `json:"reads_gone"`
+	Mismatched   uint64 `json:"reads_mismatched"`
+	ReadErrors   uint64 `json:"read_errors"`
+	ReadTimeouts uint64 `json:"read_timeouts"`
+	// Corrupt records failed verification and were dropped.
+	Corrupt uint64 `json:"corrupt"`
+
+	Writes       uint64 `json:"writes"`
+	WriteBytes   uint64 `json:"write_bytes"`
+	WritesOfSame uint64 `json:"writes_of_same"`
+	WriteErrors  uint64 `json:"write_errors"`
+	// WritesRefused did not fit the byte budget or found no slot.
+	WritesRefused uint64 `json:"writes_refused"`
+	Evicted       uint64 `json:"evicted"`
+	Barriers      uint64 `json:"barriers"`
+	BarrierErrors uint64 `json:"barrier_errors"`
+
+	QueuedReads        int64 `json:"queued_reads"`
+	ReadInFlightBytes  int64 `json:"read_in_flight_bytes"`
+	WriteInFlightBytes int64 `json:"write_in_flight_bytes"`
+	Leases             int   `json:"leases"`
+
+	// DirectIO is false where the filesystem has no O_DIRECT: correct but slow.
+	DirectIO bool     `json:"direct_io"`
+	Warnings []string `json:"warnings,omitempty"`
+
+	OpenDuration time.Duration `json:"open_duration_ns"`
+	// Recovered says where the index came from: see [Recovery].
+	Recovered Recovery `json:"recovered"`
+	// IndexBytes is the memory of the index.
+	IndexBytes int64 `json:"index_bytes"`
+}
+
+// Recovery says where a store's index came from when it was opened.
+type Recovery string
+
+// The ways an index comes to be.
+const (
+	RecoveredNew      Recovery = "new"
+	RecoveredSnapshot Recovery = "snapshot"
+	RecoveredJournal  Recovery = "journal"
+	RecoveredHeaders  Recovery = "headers"
+)
+
+// Stats returns the state of the store.
+func (s *Store) Stats() Stats {
+	st := Stats{
+		Dir: s.opts.Dir, StoreID: hex.EncodeToString(s.id[:]), Epoch: s.epoch,
+		Records: int64(s.table.Len()), PayloadBytes: s.table.PayloadBytes(), IndexBytes: s.table.MemoryBytes(),
+		Namespaces: s.namespaces.count(), Leases: s.leases.count(),
+		WriteInFlightBytes: s.writes.inFlightBytes(),
+		DirectIO:           s.direct, OpenDuration: s.openDuration, Recovered: s.recovered,
+	}
+	st.QueuedReads, st.ReadInFlightBytes = s.reads.depth()
+	s.space.stats(&st)
+	s.count.stats(&st)
+	s.warnMu.Lock()
+	defer s.warnMu.Unlock()
+	st.Warnings = slices.Clone(s.warnings)
+	return st
+}
+
+func (p *space) stats(st *Stats) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.classes {
+		st.FreeSlots += int64(len(c.free))
+		st.PendingSlots += c.pending
+	}
+	st.Segments, st.SegmentBytes, st.JournalBytes, st.MaxBytes = len(p.segments), p.bytes, p.journalB, p.maxBytes
+	st.PhysicalBytes = p.bytes + p.reserved(p.slots)
+}
+
+func (c *counters) stats(st *Stats) {
+	st.Lookups, st.LookupBlocks, st.HitBlocks = c.lookups.Load(), c.lookupBlocks.Load(), c.hitBlocks.Load()
+	st.Reads, st.ReadBytes, st.ReadsGone = c.reads.Load(), c.readBytes.Load(), c.gone.Load()
+	st.Mismatched, st.ReadErrors = c.mismatched.Load(), c.readErrors.Load()
+	st.ReadTimeouts, st.Corrupt = c.readTimeouts.Load(), c.corrupt.Load()
+	st.Writes, st.WriteBytes, st.WritesOfSame = c.writes.Load(), c.writeBytes.Load(), c.same.Load()
+	st.WriteErrors, st.WritesRefused, st.Evicted = c.writeErrors.Load(), c.denied.Load(), c.evicted.Load()
+	st.Barriers, st.BarrierErrors = c.barriers.Load(), c.barrierErrors.Load()
+}

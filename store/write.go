@@ -1,0 +1,278 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kvconn/kvconn/store/internal/disk"
+	"github.com/kvconn/kvconn/store/internal/format"
+	"github.com/kvconn/kvconn/store/internal/index"
+)
+
+// writes is the state of writes that were accepted and are not done.
+type writes struct {
+	mu       sync.Mutex
+	idle     sync.Cond
+	inFlight map[RecordID]*WriteOp
+	bytes    int64
+	pending  int
+	closed   bool
+	queue    *queue[*WriteOp]
+}
+
+func (w *writes) init() {
+	w.idle.L = &w.mu
+	w.inFlight = make(map[RecordID]*WriteOp)
+	w.queue = newQueue[*WriteOp]()
+}
+
+// slotBytes is the size of the slot that a payload needs.
+func slotBytes(payloadBytes int) int64 {
+	return int64(format.HeaderBytes + disk.AlignUp(payloadBytes))
+}
+
+// Write hands records to the store and returns at once. It accepts a leading part of ops
+// and returns its length; err says why it stopped there: [ErrBusy] if the byte budget
+// is used up, [ErrInvalid], [ErrIO] if the journal has failed, [ErrClosed], or nil if all
+// were accepted. Ops that were not accepted remain the caller's and are not reported.
+//
+// done is called exactly once for each accepted op, from a goroutine of the store, when
+// the payload is written and the index entry committed, or with op.Err set. It must not
+// block. A record that is in the store already costs no I/O and succeeds; concurrent
+// writes of one record write once.
+func (s *Store) Write(ops []*WriteOp, done func(*WriteOp)) (accepted int, err error) {
+	for i, op := range ops {
+		if err := s.accept(op, done); err != nil {
+			return i, err
+		}
+	}
+	return len(ops), nil
+}
+
+func (s *Store) accept(op *WriteOp, done func(*WriteOp)) error {
+	if err := s.checkWrite(op); err != nil {
+		return err
+	}
+	op.Err = nil
+	op.wr = writeState{done: done, followers: op.wr.followers[:0], children: op.wr.children[:0]}
+	w := &s.writes
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return ErrClosed
+	}
+	if first := w.inFlight[op.ID]; first != nil {
+		if len(first.Payload) != len(op.Payload) {
+			return fmt.Errorf("write of %d bytes while %d are being written: %w", len(op.Payload), len(first.Payload), ErrInvalid)
+		}
+		first.wr.followers = append(first.wr.followers, op)
+		w.pending++
+		return nil
+	}
+	if _, ok := s.table.Get(op.ID.internal(), false); ok {
+		w.pending++
+		s.commits.push(commit{kind: commitPresent, write: op})
+		return nil
+	}
+	need := slotBytes(len(op.Payload))
+	if w.bytes > 0 && w.bytes+need > s.opts.WriteInFlightBytes {
+		s.count.denied.Add(1)
+		return fmt.Errorf("write of %d bytes with %d in flight: %w", need, w.bytes, ErrBusy)
+	}
+	w.bytes += need
+	w.pending++
+	op.wr.budget = need
+	// Given in the order of acceptance: a parent's is lower than its child's.
+	op.wr.seq = s.seq.Add(1)
+	w.inFlight[op.ID] = op
+	w.queue.push(op)
+	return nil
+}
+
+func (s *Store) checkWrite(op *WriteOp) error {
+	if err := s.checkBuffer(op.Payload); err != nil {
+		return err
+	}
+	if err := s.namespaces.checkSize(op.ID, len(op.Payload)); err != nil {
+		return err
+	}
+	select {
+	case <-s.journal.Failed():
+		return fmt.Errorf("journal failed: %w", ErrIO)
+	default:
+		return nil
+	}
+}
+
+func (s *Store) checkBuffer(payload []byte) error {
+	switch n := len(payload); {
+	case n < MinPayloadBytes || n > MaxPayloadBytes:
+		return fmt.Errorf("payload of %d bytes: want %d to %d: %w", n, MinPayloadBytes, MaxPayloadBytes, ErrInvalid)
+	case !disk.Aligned(payload):
+		return fmt.Errorf("payload buffer is not aligned to %d bytes: %w", BufferAlign, ErrInvalid)
+	case cap(payload) < disk.AlignUp(n):
+		return fmt.Errorf("payload buffer has capacity %d, want %d: %w", cap(payload), disk.AlignUp(n), ErrInvalid)
+	}
+	return nil
+}
+
+// writer writes payloads until the queue is closed.
+func (s *Store) writer() {
+	defer s.writers.Done()
+	for {
+		op, ok := s.writes.queue.pop()
+		if !ok {
+			return
+		}
+		if err := s.writeOne(op); err != nil {
+			op.Err = err
+			s.commits.push(commit{kind: commitFailed, write: op})
+		} else {
+			s.commits.push(commit{kind: commitWrite, write: op})
+		}
+	}
+}
+
+// writeOne puts a record into a slot. The index knows nothing of it yet.
+func (s *Store) writeOne(op *WriteOp) error {
+	ref, err := s.allocate(slotBytes(len(op.Payload)))
+	if err != nil {
+		return err
+	}
+	g := s.space.at(ref)
+	op.wr.ref = uint32(ref)
+	padded := op.Payload[:disk.AlignUp(len(op.Payload))]
+	clear(padded[len(op.Payload):])
+	at := g.location(ref)
+	header := s.headers.get()
+	defer s.headers.put(header)
+	(&format.Record{
+		Store: s.id, SegmentID: at.Segment, Slot: at.Slot, Seq: op.wr.seq,
+		Namespace: s.namespaces.digest(op.ID.Namespace), Shard: op.ID.Shard,
+		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof,
+		PayloadBytes: uint32(len(op.Payload)), PayloadSum: format.PayloadSum(op.Payload),
+	}).Encode(header.bytes)
+	g.dirty.Store(true)
+	if err := g.file.WriteVec(header.bytes, padded, g.Offset(at.Slot)); err != nil {
+		s.space.giveBack(ref)
+		return fmt.Errorf("write record %v: %w: %w", op.ID.Key, ErrIO, err)
+	}
+	// Set again: a barrier may have taken the mark while the write was under way.
+	g.dirty.Store(true)
+	return nil
+}
+
+// allocate returns a free slot. It makes a segment if the cap leaves room, or waits for
+// the eviction and the barrier that free a slot.
+func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
+	var timeout <-chan time.Time
+	for {
+		ref, freed, grow := s.space.take(slotBytes)
+		if ref != index.NoRef {
+			s.relieve(slotBytes, false)
+			return ref, nil
+		}
+		if grow {
+			if err := s.space.grow(slotBytes); err != nil {
+				s.opts.Logger.Warn("store: cannot make a segment", "err", err)
+			}
+			continue
+		}
+		if timeout == nil {
+			timer := time.NewTimer(s.opts.SlotWait)
+			defer timer.Stop()
+			timeout = timer.C
+			s.space.wait(slotBytes, 1)
+			defer s.space.wait(slotBytes, -1)
+		}
+		s.relieve(slotBytes, true)
+		select {
+		case <-freed:
+		case <-timeout:
+			return index.NoRef, fmt.Errorf("no slot was freed within %v: %w", s.opts.SlotWait, ErrBusy)
+		case <-s.journal.Failed():
+			return index.NoRef, fmt.Errorf("journal failed: %w", ErrIO)
+		}
+	}
+}
+
+// awaitsParent holds a written record back while its parent is being written: the index
+// and the journal get chains from their heads on, so that no crash and no eviction leaves
+// a block whose predecessors are missing. committing is set for op if it is not held back.
+func (w *writes) awaitsParent(op *WriteOp) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	parent := w.inFlight[RecordID{op.ID.Namespace, op.ID.Shard, op.Parent}]
+	if parent != nil && parent.wr.seq < op.wr.seq && !parent.wr.committing {
+		parent.wr.children = append(parent.wr.children, op)
+		return true
+	}
+	op.wr.committing = true
+	return false
+}
+
+// finishWrite reports an op and those that waited for it. It runs in the committer.
+func (s *Store) finishWrite(op *WriteOp) {
+	w := &s.writes
+	w.mu.Lock()
+	if op.wr.budget > 0 {
+		delete(w.inFlight, op.ID)
+		w.bytes -= op.wr.budget
+	}
+	followers := op.wr.followers
+	for _, child := range op.wr.children {
+		s.commits.push(commit{kind: commitWrite, write: child})
+	}
+	w.mu.Unlock()
+	err := op.Err
+	s.countWrite(op)
+	op.wr.done(op)
+	for _, f := range followers {
+		f.Err = err
+		s.count.same.Add(1)
+		f.wr.done(f)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.pending -= 1 + len(followers); w.pending == 0 {
+		w.idle.Broadcast()
+	}
+}
+
+func (s *Store) countWrite(op *WriteOp) {
+	switch {
+	case op.Err != nil && errors.Is(op.Err, ErrBusy):
+		s.count.denied.Add(1)
+	case op.Err != nil:
+		s.count.writeErrors.Add(1)
+	case op.wr.budget == 0:
+		s.count.same.Add(1)
+	default:
+		s.count.writes.Add(1)
+		s.count.writeBytes.Add(uint64(len(op.Payload)))
+	}
+}
+
+// close refuses new writes and waits for those accepted.
+func (w *writes) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	for w.pending > 0 {
+		w.idle.Wait()
+	}
+	w.queue.close()
+}
+
+func (w *writes) inFlightBytes() int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.bytes
+}
+
+// Sync is a barrier: when it returns nil, everything whose done was called before the
+// call of Sync survives a crash of the process and loss of power.
+func (s *Store) Sync(ctx context.Context) error { return s.barrier.wait(ctx) }
