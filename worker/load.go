@@ -82,24 +82,19 @@ type blockRead struct {
 	released atomic.Bool
 }
 
-// batch takes staging slots for the blocks from next on, one at least.
+// batch takes staging slots for the blocks from next on: one at least, unless the load
+// has ended.
 func (l *load) batch(next int, parent connector.Key) []*blockRead {
 	var ops []*blockRead
 	for i := next; i < len(l.t.Blocks) && len(ops) < readBatch; i++ {
-		var buf []byte
-		if len(ops) == 0 {
-			var err error
-			if buf, err = l.mem.loadSlots.take(l.ctx); err != nil {
-				return nil
-			}
-		} else if buf = l.mem.loadSlots.tryTake(); buf == nil {
+		buf := l.mem.takeLoad(l.ctx, len(ops) == 0)
+		if buf == nil {
 			break
 		}
-		l.mem.users.Add(1)
 		b := &l.t.Blocks[i]
 		op := &blockRead{index: i, ReadOp: store.ReadOp{
 			ID:     store.RecordID{Namespace: l.w.opts.Namespace, Shard: l.w.opts.Shard, Key: b.Key},
-			Parent: parent, Proof: b.Proof, Payload: buf[:l.mem.blockBytes],
+			Parent: parent, Proof: b.Proof, Payload: buf,
 		}}
 		op.OnSettled = func(*store.ReadOp) { l.release(op) }
 		ops = append(ops, op)
@@ -111,8 +106,7 @@ func (l *load) batch(next int, parent connector.Key) []*blockRead {
 // release puts a read's staging slot back.
 func (l *load) release(op *blockRead) {
 	if op.released.CompareAndSwap(false, true) {
-		l.mem.loadSlots.put(op.Payload)
-		l.mem.users.Done()
+		l.mem.putLoad(op.Payload)
 	}
 }
 

@@ -22,7 +22,7 @@ type memory struct {
 	regions    []gpu.Region
 	blockBytes int
 
-	loadSlots, saveSlots *staging
+	loadSlots, saveSlots *store.Slab
 	// copies is held for reading while a block moves, and for writing to fence.
 	copies sync.RWMutex
 	closed bool
@@ -54,15 +54,24 @@ func newMemory(o *Options, l *connector.Layout, files []*os.File) (_ *memory, er
 		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
 	}
 	m.blockBytes = l.BlockBytes()
-	slotBytes := store.PayloadBufferSize(m.blockBytes)
-	if m.loadSlots, err = newStaging(slotBytes, o.LoadStagingBytes, minStagingSlots); err != nil {
+	if m.loadSlots, err = newStaging(o.LoadStagingBytes, m.blockBytes); err != nil {
 		return nil, err
 	}
-	if m.saveSlots, err = newStaging(slotBytes, o.SaveStagingBytes, minStagingSlots); err != nil {
-		_ = m.loadSlots.release()
+	if m.saveSlots, err = newStaging(o.SaveStagingBytes, m.blockBytes); err != nil {
+		_ = m.loadSlots.Close()
 		return nil, err
 	}
 	return m, nil
+}
+
+// newStaging makes as many slots as the budget holds.
+func newStaging(budgetBytes int64, blockBytes int) (*store.Slab, error) {
+	slots := max(int(budgetBytes/int64(store.PayloadBufferSize(blockBytes))), minStagingSlots)
+	s, err := store.NewSlab(slots, blockBytes)
+	if err != nil {
+		return nil, fmt.Errorf("staging memory: %w", err)
+	}
+	return s, nil
 }
 
 func (m *memory) closeRegions() {
@@ -83,8 +92,9 @@ func (m *memory) fence() {
 	m.closeRegions()
 	go func() {
 		m.users.Wait()
-		_ = m.loadSlots.release()
-		_ = m.saveSlots.release()
+		// Every slot is back, since every slot that is out is a user.
+		_ = m.loadSlots.Close()
+		_ = m.saveSlots.Close()
 	}()
 }
 
@@ -121,17 +131,46 @@ func (m *memory) move(ctx context.Context, slot uint32, buf []byte, copyPieces f
 	return err
 }
 
+// takeLoad takes a slot for a load. It waits for one until ctx ends if wait is set, and
+// returns nil where there is none.
+func (m *memory) takeLoad(ctx context.Context, wait bool) []byte {
+	select {
+	case buf := <-m.loadSlots.C():
+		m.users.Add(1)
+		return buf
+	default:
+	}
+	if !wait {
+		return nil
+	}
+	select {
+	case buf := <-m.loadSlots.C():
+		m.users.Add(1)
+		return buf
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// putLoad gives a slot of takeLoad back.
+func (m *memory) putLoad(buf []byte) {
+	m.loadSlots.Put(buf)
+	m.users.Done()
+}
+
 // takeSave takes a slot for a save, or returns nil.
 func (m *memory) takeSave() []byte {
-	buf := m.saveSlots.tryTake()
-	if buf != nil {
+	select {
+	case buf := <-m.saveSlots.C():
 		m.users.Add(1)
+		return buf
+	default:
+		return nil
 	}
-	return buf
 }
 
 // putSave gives a slot of takeSave back.
 func (m *memory) putSave(buf []byte) {
-	m.saveSlots.put(buf)
+	m.saveSlots.Put(buf)
 	m.users.Done()
 }

@@ -77,7 +77,7 @@ func (w *Worker) stage(mem *memory, transfers []connector.Transfer) (saves []*bl
 			}
 			saves = append(saves, &blockSave{slot: b.Slot, WriteOp: store.WriteOp{
 				ID:     store.RecordID{Namespace: w.opts.Namespace, Shard: w.opts.Shard, Key: b.Key},
-				Parent: parent, Proof: b.Proof, Payload: buf[:mem.blockBytes],
+				Parent: parent, Proof: b.Proof, Payload: buf,
 			}})
 			parent = b.Key
 		}
