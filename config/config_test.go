@@ -53,6 +53,7 @@ func TestReadFileErrorsSayWhatToDo(t *testing.T) {
 		"sockett: /x":              `did you mean "socket"?`,
 		"dir: [a, b]":              "dir wants a single value",
 		"dir: a\ndir: b":           "already defined",
+		"dir: a\n---\ndir: b":      "more than one document",
 		"just words":               "cannot unmarshal",
 		strings.Repeat(" ", 2<<20): "more than",
 	} {
@@ -66,7 +67,7 @@ func TestReadFileErrorsSayWhatToDo(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	good := Serve{Dir: "/d", HTTP: "127.0.0.1:0", LoadTimeout: time.Second}
+	good := Serve{Dir: "/d", HTTP: "127.0.0.1:0", LoadTimeout: time.Second, LoadStagingBytes: 1, SaveStagingBytes: 1}
 	if err := good.Validate(); err != nil {
 		t.Error(err)
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -53,8 +54,12 @@ func ReadFile(path string) (map[string]string, error) {
 
 func parse(b []byte) (map[string]string, error) {
 	var nodes map[string]yaml.Node
-	if err := yaml.Unmarshal(b, &nodes); err != nil {
+	dec := yaml.NewDecoder(bytes.NewReader(b))
+	if err := dec.Decode(&nodes); err != nil && !errors.Is(err, io.EOF) { // EOF: an empty file
 		return nil, err
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, errors.New("more than one document")
 	}
 	known := keys()
 	values := make(map[string]string, len(nodes))

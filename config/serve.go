@@ -27,6 +27,13 @@ type Serve struct {
 	LogFormat        string        `name:"log-format" env:"KVCONN_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
 }
 
+const (
+	// minMaxBytes is the smallest cap that the store accepts.
+	minMaxBytes = 8 << 20
+	// minLoadTimeout is less than any disk needs under load.
+	minLoadTimeout = 10 * time.Millisecond
+)
+
 // DefaultSocket is where the daemon listens and engines connect unless told otherwise:
 // below $XDG_RUNTIME_DIR, or /run/kvconn where there is none.
 func DefaultSocket() string {
@@ -41,12 +48,12 @@ func (s *Serve) Validate() error {
 	switch {
 	case s.Dir == "":
 		return errors.New("dir is not set: give the store directory with --dir, KVCONN_DIR or dir in the configuration file")
-	case s.MaxBytes < 0:
-		return errors.New("max_bytes is negative")
-	case s.LoadTimeout <= 0:
-		return errors.New("load_timeout must be positive")
-	case s.LoadStagingBytes < 0 || s.SaveStagingBytes < 0:
-		return errors.New("staging sizes must not be negative")
+	case s.MaxBytes != 0 && s.MaxBytes < minMaxBytes:
+		return fmt.Errorf("max_bytes is %s: at least %s, or 0", s.MaxBytes, Bytes(minMaxBytes))
+	case s.LoadTimeout < minLoadTimeout:
+		return fmt.Errorf("load_timeout is %s: at least %s", s.LoadTimeout, minLoadTimeout)
+	case s.LoadStagingBytes < 1 || s.SaveStagingBytes < 1:
+		return errors.New("staging sizes must be positive")
 	case s.MinOfferTokens < 0:
 		return errors.New("min_offer_tokens is negative")
 	}

@@ -15,6 +15,9 @@ const (
 	MaxRegions = 16
 )
 
+// MaxPieces bounds the pieces of one block: what one block's copy has to list.
+const MaxPieces = 1 << 16
+
 // ErrLayout marks a layout that does not fit itself or the memory it describes.
 var ErrLayout = errors.New("bad layout")
 
@@ -57,9 +60,12 @@ func (l *Layout) Validate(regionSizes []int64) error {
 	if len(l.Runs) == 0 || len(l.Runs) > MaxRuns {
 		return fmt.Errorf("%w: %d runs, want 1 to %d", ErrLayout, len(l.Runs), MaxRuns)
 	}
-	var total uint64
+	var total, pieces uint64
 	for i := range l.Runs {
 		r := &l.Runs[i]
+		if pieces += uint64(r.Layers); pieces > MaxPieces {
+			return fmt.Errorf("%w: a block has more than %d pieces", ErrLayout, MaxPieces)
+		}
 		if int(r.Region) >= len(regionSizes) {
 			return fmt.Errorf("%w: run %d names region %d, %d descriptors came with it", ErrLayout, i, r.Region, len(regionSizes))
 		}
@@ -85,6 +91,9 @@ func (r *Run) end(blocks uint32) (uint64, error) {
 	}
 	if blocks > 1 && r.BlockStride < r.Bytes {
 		return 0, fmt.Errorf("block stride %d is less than the %d bytes of a piece", r.BlockStride, r.Bytes)
+	}
+	if r.Layers > 1 && r.LayerStride < r.Bytes {
+		return 0, fmt.Errorf("layer stride %d is less than the %d bytes of a piece", r.LayerStride, r.Bytes)
 	}
 	end := r.Offset
 	for _, term := range [...][2]uint64{

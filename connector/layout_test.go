@@ -3,6 +3,7 @@ package connector
 import (
 	"errors"
 	"math"
+	"slices"
 	"testing"
 )
 
@@ -25,6 +26,8 @@ func TestLayoutValidate(t *testing.T) {
 		{"unknown region", with(func(r *Run) { r.Region = 1 }), false},
 		{"no layers", with(func(r *Run) { r.Layers = 0 }), false},
 		{"no bytes", with(func(r *Run) { r.Bytes = 0 }), false},
+		{"layers overlap", with(func(r *Run) { r.LayerStride = 0 }), false},
+		{"too many pieces", Layout{Blocks: 1, Runs: slices.Repeat([]Run{{Layers: 4096, LayerStride: 1, Bytes: 1}}, 17)}, false},
 		{"blocks overlap", with(func(r *Run) { r.BlockStride = 4095 }), false},
 		{"layer stride overflows", with(func(r *Run) { r.LayerStride = math.MaxUint64 / 4 }), false},
 		{"block stride overflows", with(func(r *Run) { r.BlockStride = math.MaxUint64 }), false},

@@ -11,7 +11,7 @@ import (
 // MaxManifestBytes bounds an encoded manifest. Real ones are under 2 KiB.
 const MaxManifestBytes = 64 << 10
 
-// HashScheme is the version of the key and proof chains (see [Chain]); it is part of
+// HashScheme is the version of the key and proof chains (see [NextKey] and [NextProof]); it is part of
 // every namespace, so that a change of hashing can never turn into a false hit.
 const HashScheme = "kvconn-1"
 
@@ -68,7 +68,7 @@ func (m *Manifest) Validate() error {
 		return fmt.Errorf("manifest: block_size %d: want 1 to %d", m.BlockSize, MaxBlockSize)
 	case m.Layers < 1 || m.Layers > maxLayers:
 		return fmt.Errorf("manifest: layers %d: want 1 to %d", m.Layers, maxLayers)
-	case m.TensorParallel < 1 || m.PipelineParallel < 1 || m.Shards() > MaxShards:
+	case m.TensorParallel < 1 || m.TensorParallel > MaxShards || m.PipelineParallel < 1 || m.PipelineParallel > MaxShards || m.Shards() > MaxShards:
 		return fmt.Errorf("manifest: tensor_parallel %d x pipeline_parallel %d: want 1 to %d ranks",
 			m.TensorParallel, m.PipelineParallel, MaxShards)
 	case m.KeyScheme != KeySchemeTokens:

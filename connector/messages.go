@@ -46,7 +46,8 @@ type Scheduled struct {
 	// Computed is the number of tokens computed before this step, Count those computed
 	// by it.
 	Computed, Count int
-	// NewTokens are tokens that the leader was not told yet.
+	// NewTokens are tokens that the leader was not told yet, From the index of the first.
+	From      int
 	NewTokens []uint32
 }
 

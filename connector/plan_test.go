@@ -109,7 +109,7 @@ func TestManifestRefusesUnknownFieldsAndBadValues(t *testing.T) {
 		func(m *Manifest) { m.Engine = "" }, func(m *Manifest) { m.Model = "" }, func(m *Manifest) { m.KVDType = "" },
 		func(m *Manifest) { m.BlockSize = 0 }, func(m *Manifest) { m.BlockSize = MaxBlockSize + 1 },
 		func(m *Manifest) { m.Layers = 0 }, func(m *Manifest) { m.TensorParallel = 0 },
-		func(m *Manifest) { m.TensorParallel, m.PipelineParallel = 1<<31, 1<<31 },
+		func(m *Manifest) { m.TensorParallel, m.PipelineParallel = 1<<32, 1<<32 },
 		func(m *Manifest) { m.KeyScheme = "other" }, func(m *Manifest) { m.HashScheme = "other" },
 	} {
 		m := testManifest()

@@ -27,8 +27,9 @@ type backend struct {
 	schedulers map[*schedulerSession]struct{}
 	workers    map[*workerSession]struct{}
 	// past keeps the counts of sessions that have ended, so that metrics never run
-	// backwards.
-	past totals
+	// backwards; draining are workers that have ended and still have saves under way.
+	past     totals
+	draining map[*workerSession]struct{}
 }
 
 var _ server.Backend = (*backend)(nil)
@@ -37,6 +38,7 @@ func newBackend(o *Options, s *store.Store) *backend {
 	return &backend{
 		opts: o, store: s, driver: &gpu.HostDriver{},
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
+		draining: make(map[*workerSession]struct{}),
 	}
 }
 
@@ -101,6 +103,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	}
 	w, err := worker.New(worker.Options{
 		Namespace: ns, Digest: digest, Shard: shard, Driver: b.driver,
+		PeerGone:         p.Gone,
 		LoadTimeout:      b.opts.LoadTimeout,
 		LoadStagingBytes: b.opts.LoadStagingBytes, SaveStagingBytes: b.opts.SaveStagingBytes,
 		Logger: b.opts.Logger.With("engine", p.Engine, "shard", shard),
@@ -110,6 +113,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	}
 	s := &workerSession{Worker: w, b: b, peer: p, digest: digest, shard: shard, since: time.Now()}
 	b.mu.Lock()
+	b.foldDrained()
 	b.workers[s] = struct{}{}
 	b.mu.Unlock()
 	b.log("engine worker connected", p, "shard", shard, "namespace", short(digest))
@@ -150,7 +154,7 @@ func (s *workerSession) Close() {
 	s.Worker.Close()
 	s.b.mu.Lock()
 	delete(s.b.workers, s)
-	s.b.past.addWorker(s.Stats())
+	s.b.draining[s] = struct{}{}
 	s.b.mu.Unlock()
 	s.b.log("engine worker disconnected", s.peer, "shard", s.shard)
 }
@@ -177,6 +181,16 @@ func (t *totals) addWorker(s worker.Stats) {
 	t.Worker.SavedBlocks += s.SavedBlocks
 	t.Worker.SavedBytes += s.SavedBytes
 	t.Worker.DroppedBlocks += s.DroppedBlocks
+}
+
+// foldDrained adds the counts of ended workers without saves under way to the past.
+func (b *backend) foldDrained() {
+	for w := range b.draining {
+		if w.Drained() {
+			b.past.addWorker(w.Stats())
+			delete(b.draining, w)
+		}
+	}
 }
 
 // EngineStatus is one engine instance.
@@ -208,7 +222,11 @@ type RankStatus struct {
 func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.foldDrained()
 	sum := b.past
+	for w := range b.draining {
+		sum.addWorker(w.Stats())
+	}
 	engines := make([]EngineStatus, 0, len(b.schedulers))
 	for s := range b.schedulers {
 		st := s.Stats()

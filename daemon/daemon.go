@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -71,9 +72,9 @@ func openStore(ctx context.Context, o *Options) (*store.Store, error) {
 	s, err := store.Open(ctx, store.Options{
 		Dir: o.Dir, MaxBytes: o.MaxBytes, Logger: o.Logger,
 		LeaseMax: max(time.Minute, 2*o.LoadTimeout),
-		// A rank's save staging is the bound that counts; the store must not refuse what
-		// a rank has taken.
-		WriteInFlightBytes: 2 * o.SaveStagingBytes,
+		// The ranks' staging memory is what bounds saves, and refuses first: a shard that
+		// the store refused while the block's other shards are written is wasted space.
+		WriteInFlightBytes: math.MaxInt64 / 2,
 		ReadTimeout:        o.LoadTimeout,
 	})
 	if err != nil {
@@ -104,7 +105,11 @@ func newEpoch() (uint64, error) {
 func (d *daemon) serve(ctx context.Context) error {
 	info := Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", d.epoch), Socket: d.opts.Socket}
 	d.info = info
+	ctx, cancel := context.WithCancel(ctx)
 	g, ctx := errgroup.WithContext(ctx)
+	// Whatever way this ends, nobody serves a store that is being closed.
+	defer func() { _ = g.Wait() }()
+	defer cancel()
 	if d.opts.HTTP != "" {
 		l, err := net.Listen("tcp", d.opts.HTTP)
 		if err != nil {
@@ -166,13 +171,20 @@ func ReadInfo(dir string) (Info, error) {
 
 func serveHTTP(ctx context.Context, l net.Listener, h http.Handler) error {
 	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
 		shutdown, cancel := context.WithTimeout(context.Background(), httpStopTimeout)
 		defer cancel()
-		_ = s.Shutdown(shutdown)
+		if err := s.Shutdown(shutdown); err != nil {
+			_ = s.Close()
+		}
 	})
-	defer stop()
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	err := s.Serve(l)
+	if !stop() {
+		<-stopped // Serve returns as soon as the stop begins
+	}
+	if !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve HTTP: %w", err)
 	}
 	return nil

@@ -180,7 +180,7 @@ func (p *plan) compute(r *request, count int, reset bool) {
 	}
 	p.step.Scheduled = append(p.step.Scheduled, connector.Scheduled{
 		Request: r.ID, NewBlocks: slices.Clone(r.blocks[r.toldBlocks:]), Reset: reset,
-		Computed: r.computed, Count: count, NewTokens: slices.Clone(r.tokens[r.told:]),
+		Computed: r.computed, Count: count, From: r.told, NewTokens: slices.Clone(r.tokens[r.told:]),
 	})
 	r.told, r.toldBlocks = len(r.tokens), len(r.blocks)
 	p.work = append(p.work, work{request: r, count: count})

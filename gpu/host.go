@@ -46,6 +46,14 @@ func (*HostDriver) Open(f *os.File) (Region, error) {
 	if err != nil {
 		return nil, fmt.Errorf("size of engine memory: %w", err)
 	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
+		return nil, fmt.Errorf("file system of engine memory: %w", err)
+	}
+	if fs.Type != unix.TMPFS_MAGIC && fs.Type != unix.HUGETLBFS_MAGIC {
+		// A copy must never wait for a disk or a network.
+		return nil, fmt.Errorf("%w: it is a file on a file system of type %#x", ErrNotShared, fs.Type)
+	}
 	size := info.Size()
 	if !info.Mode().IsRegular() || size <= 0 {
 		return nil, fmt.Errorf("%w (mode %s, %d bytes)", ErrNotShared, info.Mode(), size)

@@ -51,8 +51,10 @@ type Leader struct {
 
 	mu       sync.Mutex
 	requests map[string]*request
-	stats    Stats
-	scratch  []byte
+	// tokens adds up the tokens of all requests.
+	tokens  int
+	stats   Stats
+	scratch []byte
 	// planned are the keys whose save this step has planned already.
 	planned map[connector.Key]struct{}
 }
@@ -95,7 +97,7 @@ func (l *Leader) Match(_ context.Context, m *connector.MatchRequest) (connector.
 		return connector.Offer{}, err
 	}
 	l.stats.Matches++
-	tokens := len(r.tokens) / 4
+	tokens := m.From + len(m.Tokens)
 	offer := l.offer(r, m.Computed, tokens)
 	if fresh {
 		l.stats.MatchedRequests++
@@ -108,11 +110,9 @@ func (l *Leader) Match(_ context.Context, m *connector.MatchRequest) (connector.
 // offer looks up what of r lies behind computed, and pins it.
 func (l *Leader) offer(r *request, computed, tokens int) int {
 	bs := l.opts.BlockSize
-	if r.noLoad || r.failed || computed%bs != 0 || tokens == 0 {
-		return 0
-	}
 	first, end := computed/bs, (tokens-1)/bs
-	if first >= end {
+	if r.noLoad || r.failed || computed%bs != 0 || tokens == 0 || first >= end {
+		l.unpin(r)
 		return 0
 	}
 	l.scratch = r.hashKeys(bs, end, l.scratch)
@@ -123,31 +123,34 @@ func (l *Leader) offer(r *request, computed, tokens int) int {
 		l.index.Release(lease)
 		n, lease = 0, 0
 	}
-	l.index.Release(r.lease)
+	l.unpin(r)
 	r.lease = lease
 	return n * bs
+}
+
+// unpin ends the request's lease.
+func (l *Leader) unpin(r *request) {
+	l.index.Release(r.lease)
+	r.lease = 0
 }
 
 // admit finds or makes the request of m and takes over its tokens.
 func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err error) {
 	r = l.requests[m.Request]
-	if r != nil && m.From == 0 {
-		var same bool
-		if same, l.scratch = r.same(m.Tokens, l.scratch); !same || r.scope != m.Scope {
-			l.forget(r)
-			r = nil
-		}
+	if r != nil && r.scope != m.Scope {
+		l.forget(r)
+		r = nil
 	}
 	if r == nil {
 		if m.From > 0 {
 			return nil, false, fmt.Errorf("%w: %q", connector.ErrUnknownRequest, m.Request)
 		}
-		l.makeRoom()
+		l.makeRoom(len(m.Tokens))
 		r = &request{id: m.Request, scope: m.Scope}
 		l.requests[m.Request] = r
 		fresh = true
 	}
-	if !r.tell(m.From, m.Tokens) {
+	if !l.tell(r, m.From, m.Tokens) {
 		return nil, false, fmt.Errorf("%w: %q is known up to token %d, not %d",
 			connector.ErrUnknownRequest, m.Request, len(r.tokens)/4, m.From)
 	}
@@ -156,22 +159,31 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 	return r, fresh, nil
 }
 
-// makeRoom forgets the request that was touched least recently once there are too many.
-func (l *Leader) makeRoom() {
-	if len(l.requests) < l.opts.MaxRequests {
-		return
-	}
-	var oldest *request
-	for _, r := range l.requests {
-		if oldest == nil || r.touched.Before(oldest.touched) {
-			oldest = r
+// tell takes over tokens and keeps count.
+func (l *Leader) tell(r *request, from int, tokens []uint32) bool {
+	before := len(r.tokens) / 4
+	ok := r.tell(l.opts.BlockSize, from, tokens)
+	l.tokens += len(r.tokens)/4 - before
+	return ok
+}
+
+// makeRoom forgets the requests that were touched least recently while there are too
+// many, or too many tokens.
+func (l *Leader) makeRoom(tokens int) {
+	for len(l.requests) >= l.opts.MaxRequests || (len(l.requests) > 0 && l.tokens+tokens > l.opts.MaxTokens) {
+		var oldest *request
+		for _, r := range l.requests {
+			if oldest == nil || r.touched.Before(oldest.touched) {
+				oldest = r
+			}
 		}
+		l.forget(oldest)
 	}
-	l.forget(oldest)
 }
 
 func (l *Leader) forget(r *request) {
-	l.index.Release(r.lease)
+	l.unpin(r)
+	l.tokens -= len(r.tokens) / 4
 	delete(l.requests, r.id)
 }
 
@@ -199,8 +211,7 @@ func (l *Leader) Loaded(_ context.Context, m *connector.LoadedReport) error {
 			}
 		}
 		r.loadCount = 0
-		l.index.Release(r.lease)
-		r.lease = 0
+		l.unpin(r)
 	}
 	return nil
 }

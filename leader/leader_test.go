@@ -280,9 +280,9 @@ func TestSavesFollowChunkedPrefillAndDecode(t *testing.T) {
 	}{
 		{connector.Scheduled{Reset: true, NewBlocks: []uint32{5, 6}, Count: 6}, "[5]"},
 		{connector.Scheduled{NewBlocks: []uint32{7}, Computed: 6, Count: 4}, "[6]"},
-		{connector.Scheduled{Computed: 10, Count: 1, NewTokens: []uint32{90}}, "[]"},
-		{connector.Scheduled{Computed: 11, Count: 1, NewTokens: []uint32{91}}, "[7]"},
-		{connector.Scheduled{NewBlocks: []uint32{8}, Computed: 12, Count: 1, NewTokens: []uint32{92}}, "[]"},
+		{connector.Scheduled{Computed: 10, Count: 1, From: 10, NewTokens: []uint32{90}}, "[]"},
+		{connector.Scheduled{Computed: 11, Count: 1, From: 11, NewTokens: []uint32{91}}, "[7]"},
+		{connector.Scheduled{NewBlocks: []uint32{8}, Computed: 12, Count: 1, From: 12, NewTokens: []uint32{92}}, "[]"},
 	} {
 		tc.s.Request = "r"
 		if got := slots(f.step(connector.StepRequest{Scheduled: []connector.Scheduled{tc.s}}).Saves); got != tc.want {
@@ -299,7 +299,7 @@ func TestBlocksWithUnknownTokensAreNotSavedYet(t *testing.T) {
 	if got := slots(p.Saves); got != "[1]" {
 		t.Errorf("saves of slots %s, want [1]", got)
 	}
-	p = f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Computed: 8, Count: 1, NewTokens: []uint32{7, 8}}}})
+	p = f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Computed: 8, Count: 1, From: 7, NewTokens: []uint32{7, 8}}}})
 	if got := slots(p.Saves); got != "[2]" {
 		t.Errorf("saves of slots %s once the token is known, want [2]", got)
 	}
@@ -353,6 +353,75 @@ func TestPreemptedRequestStartsAgainWithAnotherTable(t *testing.T) {
 	p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Reset: true, NewBlocks: []uint32{7, 8, 9}, Computed: 8, Count: 4}}})
 	if got := slots(p.Saves); got != "[9]" {
 		t.Errorf("saves of slots %s, want [9]", got)
+	}
+}
+
+// What the caller says of a request counts, not what it said before.
+func TestShorterMatchOfAKnownRequest(t *testing.T) {
+	f := newFixture(t, nil)
+	f.run("seed", tokens(0, 40), 0, connector.Scope{})
+	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 40)}); got != 36 {
+		t.Fatalf("offer of %d tokens, want 36", got)
+	}
+	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 18)}); got != 16 {
+		t.Errorf("offer of %d tokens for the first 18, want 16", got)
+	}
+	// Tokens told by a step continue the shorter prompt: the block has their name.
+	p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{
+		Request: "r", Reset: true, NewBlocks: tokens(50, 5), Computed: 16, Count: 4, From: 18, NewTokens: []uint32{900, 901},
+	}}})
+	want := f.run("other", append(tokens(0, 18), 900, 901), 0, connector.Scope{})
+	if got := slots(p.Saves); got != "[54]" || p.Saves[0].Blocks[0].Key != want.Saves[0].Blocks[0].Key || p.Saves[0].Blocks[0].Proof != want.Saves[0].Blocks[0].Proof {
+		t.Errorf("saves of slots %s: want slot 54 under the key of the tokens that were told", got)
+	}
+}
+
+func TestMissingTokensEndTheSavesInsteadOfShiftingThem(t *testing.T) {
+	f := newFixture(t, nil)
+	f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 6)})
+	p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Reset: true, NewBlocks: tokens(0, 5), Count: 16, From: 8, NewTokens: tokens(8, 8)}}})
+	if !p.Empty() {
+		t.Errorf("saves of slots %s though two tokens are unknown", slots(p.Saves))
+	}
+}
+
+func TestContradictoryStepsAreRefused(t *testing.T) {
+	f := newFixture(t, nil)
+	f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 18)})
+	for name, m := range map[string]connector.StepRequest{
+		"table too short":  {Allocs: []connector.Alloc{{Request: "r", Blocks: []uint32{1}, External: 8}}},
+		"computed between": {Allocs: []connector.Alloc{{Request: "r", Blocks: tokens(0, 8), Computed: 3, External: 8}}},
+		"too many tokens":  {Scheduled: []connector.Scheduled{{Request: "r", From: connector.MaxTokens, NewTokens: []uint32{1}}}},
+		"too many blocks":  {Scheduled: []connector.Scheduled{{Request: "r", NewBlocks: make([]uint32, connector.MaxTokens+1)}}},
+	} {
+		if _, err := f.Step(t.Context(), &m); !errors.Is(err, connector.ErrBadRequest) {
+			t.Errorf("%s: %v, want ErrBadRequest", name, err)
+		}
+	}
+}
+
+func TestOfferThatIsNotTakenIsReleased(t *testing.T) {
+	f := newFixture(t, nil)
+	f.run("seed", tokens(0, 18), 0, connector.Scope{})
+	f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 18)})
+	f.step(connector.StepRequest{Allocs: []connector.Alloc{{Request: "r", Blocks: tokens(0, 5)}}})
+	if len(f.x.leases) != 0 {
+		t.Error("the lease of a refused offer is held")
+	}
+	f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 18)})
+	f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 18), Computed: 6})
+	if len(f.x.leases) != 0 {
+		t.Error("the lease of an offer that was replaced by none is held")
+	}
+}
+
+func TestTokensAreBounded(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.MaxTokens = connector.MaxTokens })
+	for i := range 5 {
+		f.match(connector.MatchRequest{Request: fmt.Sprint(i), Tokens: make([]uint32, connector.MaxTokens/2), NoLoad: true})
+	}
+	if n := f.Stats().Requests; n != 2 {
+		t.Errorf("%d requests remembered, want the 2 that fit", n)
 	}
 }
 

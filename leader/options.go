@@ -29,6 +29,9 @@ type Options struct {
 	// MaxRequests bounds the requests that are remembered; beyond it the one that was
 	// touched least recently is forgotten and costs its hits. Default 16,384.
 	MaxRequests int
+	// MaxTokens bounds the tokens of all requests that are remembered, likewise. Default
+	// 32 Mi: 128 MiB, and half as much again for keys and proofs.
+	MaxTokens int
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }
@@ -44,6 +47,9 @@ func (o *Options) EnsureDefaults() {
 	if o.MaxRequests == 0 {
 		o.MaxRequests = 16384
 	}
+	if o.MaxTokens == 0 {
+		o.MaxTokens = 32 << 20
+	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -58,8 +64,8 @@ func (o *Options) Validate() error {
 		return errors.New("leader: number of shards out of bounds")
 	case o.LeaseTTL <= 0 || o.LoadTTL <= 0:
 		return errors.New("leader: lease times must be positive")
-	case o.MaxRequests < 1:
-		return errors.New("leader: max requests must be positive")
+	case o.MaxRequests < 1 || o.MaxTokens < connector.MaxTokens:
+		return errors.New("leader: max requests must be positive, max tokens at least those of one prompt")
 	}
 	return nil
 }

@@ -1,7 +1,7 @@
 package leader
 
 import (
-	"bytes"
+	"encoding/binary"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -31,24 +31,29 @@ type request struct {
 	touched        time.Time
 }
 
-// tell takes over tokens that begin at index from. It reports false where tokens before
-// from are missing.
-func (r *request) tell(from int, tokens []uint32) bool {
-	known := len(r.tokens) / 4
-	if from > known {
+// tell takes over that the tokens from index from on are these, whatever was known
+// there before. It reports false where tokens before from are missing. The caller has
+// checked that there are not too many.
+func (r *request) tell(blockSize, from int, tokens []uint32) bool {
+	if from > len(r.tokens)/4 {
 		return false
 	}
-	if skip := known - from; skip < len(tokens) {
-		r.tokens = connector.AppendTokens(r.tokens, tokens[skip:])
+	at := from
+	for at-from < len(tokens) && at < len(r.tokens)/4 && binary.LittleEndian.Uint32(r.tokens[4*at:]) == tokens[at-from] {
+		at++
 	}
+	r.truncate(blockSize, at)
+	r.tokens = connector.AppendTokens(r.tokens, tokens[at-from:])
 	return true
 }
 
-// same reports whether the request's beginning agrees with tokens: an id that comes
-// with other tokens is another request.
-func (r *request) same(tokens []uint32, scratch []byte) (bool, []byte) {
-	scratch = connector.AppendTokens(scratch[:0], tokens[:min(len(tokens), len(r.tokens)/4)])
-	return bytes.HasPrefix(r.tokens, scratch), scratch
+// truncate forgets the tokens from index n on, and what was hashed from them.
+func (r *request) truncate(blockSize, n int) {
+	r.tokens = r.tokens[:4*n]
+	blocks := n / blockSize
+	r.keys = r.keys[:min(len(r.keys), blocks)]
+	r.proofs = r.proofs[:min(len(r.proofs), blocks)]
+	r.saved = min(r.saved, blocks)
 }
 
 // fullBlocks is the number of blocks whose tokens are all known.

@@ -2,6 +2,7 @@ package leader
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
@@ -19,6 +20,9 @@ func (l *Leader) Step(_ context.Context, m *connector.StepRequest) (connector.St
 		if r := l.requests[id]; r != nil {
 			r.slots, r.loadCount = nil, 0
 		}
+	}
+	if err := l.check(m); err != nil {
+		return reply, err
 	}
 	for i := range m.Allocs {
 		if t, ok := l.planLoad(&m.Allocs[i]); ok {
@@ -40,6 +44,29 @@ func (l *Leader) Step(_ context.Context, m *connector.StepRequest) (connector.St
 	return reply, nil
 }
 
+// check refuses a step that contradicts itself, before anything of it is taken over.
+func (l *Leader) check(m *connector.StepRequest) error {
+	bs := l.opts.BlockSize
+	for i := range m.Allocs {
+		a := &m.Allocs[i]
+		if a.External > 0 && (a.Computed%bs != 0 || len(a.Blocks) < (a.Computed+a.External+bs-1)/bs) {
+			return fmt.Errorf("%w: request %q has %d blocks for %d tokens computed and %d to load", connector.ErrBadRequest,
+				a.Request, len(a.Blocks), a.Computed, a.External)
+		}
+	}
+	for i := range m.Scheduled {
+		s := &m.Scheduled[i]
+		have := 0
+		if r := l.requests[s.Request]; r != nil && !s.Reset {
+			have = len(r.slots)
+		}
+		if have+len(s.NewBlocks) > connector.MaxTokens || s.From+len(s.NewTokens) > connector.MaxTokens {
+			return fmt.Errorf("%w: request %q has more than %d blocks or tokens", connector.ErrBadRequest, s.Request, connector.MaxTokens)
+		}
+	}
+	return nil
+}
+
 func plannedLoad(t *connector.Transfer) connector.PlannedLoad {
 	p := connector.PlannedLoad{Request: t.Request, Blocks: make([]uint32, len(t.Blocks))}
 	for i := range t.Blocks {
@@ -54,11 +81,14 @@ func plannedLoad(t *connector.Transfer) connector.PlannedLoad {
 func (l *Leader) planLoad(a *connector.Alloc) (connector.Transfer, bool) {
 	bs := l.opts.BlockSize
 	first := a.Computed / bs
-	end := min((a.Computed+a.External+bs-1)/bs, len(a.Blocks))
-	if a.External <= 0 || first >= end {
+	end := (a.Computed + a.External + bs - 1) / bs
+	r := l.requests[a.Request]
+	if a.External <= 0 {
+		if r != nil {
+			l.unpin(r) // the offer was not taken
+		}
 		return connector.Transfer{}, false
 	}
-	r := l.requests[a.Request]
 	if r == nil {
 		r = &request{id: a.Request}
 	}
@@ -84,8 +114,8 @@ func (l *Leader) planSaves(saves []connector.Transfer, s *connector.Scheduled) [
 		r.slots = r.slots[:0]
 	}
 	r.slots = append(r.slots, s.NewBlocks...)
-	if len(r.tokens)/4+len(s.NewTokens) <= connector.MaxTokens {
-		r.tokens = connector.AppendTokens(r.tokens, s.NewTokens)
+	if len(s.NewTokens) > 0 && !l.tell(r, s.From, s.NewTokens) {
+		r.noSave = true // tokens are missing: nothing behind them has a name
 	}
 	if r.noSave {
 		return saves

@@ -2,9 +2,11 @@ package store
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -111,12 +113,14 @@ func (s *Store) runBarrier() {
 	s.count.barriers.Add(1)
 	if err != nil {
 		s.count.barrierErrors.Add(1)
-		s.opts.Logger.Error("store: barrier failed", "err", err)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.finished = n
 	if err != nil {
+		if b.failedAt != n-1 || n == 1 { // not again and again
+			s.opts.Logger.Error("store: barrier failed", "err", err)
+		}
 		b.failedAt, b.err, b.touched = n, err, true
 	} else if s.space.anyPending() {
 		b.touched = true
@@ -131,18 +135,38 @@ func (p *space) anyPending() bool {
 	return len(p.pending) > 0
 }
 
+// syncers is how many files are synced at one time: the kernel merges flushes of the
+// device that are asked for together.
+const syncers = 8
+
+// syncSegments makes the payloads of segments durable.
+func syncSegments(dirty []*segment) error {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	errs := make([]error, len(dirty))
+	for range min(syncers, len(dirty)) {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(dirty); i = int(next.Add(1)) - 1 {
+				if err := dirty[i].file.Datasync(); err != nil {
+					dirty[i].dirty.Store(true)
+					errs[i] = fmt.Errorf("%w: %w", ErrIO, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
 // makeDurable is the barrier itself.
 func (s *Store) makeDurable() error {
-	var errs []error
-	for _, g := range s.space.takeDirty() {
-		if err := g.file.Datasync(); err != nil {
-			g.dirty.Store(true)
-			errs = append(errs, fmt.Errorf("%w: %w", ErrIO, err))
-		}
-	}
-	if len(errs) > 0 {
+	if err := syncSegments(s.space.takeDirty()); err != nil {
 		// Without the payloads the index entries must not be promised either.
-		return errors.Join(errs...)
+		return err
+	}
+	records := binary.LittleEndian.AppendUint64(nil, uint64(s.table.Len()))
+	if err := s.journal.PutMeta(metaRecords, records); err != nil {
+		return fmt.Errorf("%w: %w", ErrIO, err)
 	}
 	if err := s.journal.Barrier(); err != nil {
 		return fmt.Errorf("%w: %w", ErrIO, err)

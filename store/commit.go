@@ -16,17 +16,22 @@ type commit struct {
 	write *WriteOp
 	read  *ReadOp
 	evict *evictJob
+
+	subscribe *subscribeJob
+	drop      *dropJob
 }
 
 type commitKind uint8
 
 const (
-	commitWrite   commitKind = iota // payload written: add to the index
-	commitPresent                   // the record was there: report only
-	commitFailed                    // report only
-	commitDrop                      // a read found the record corrupt: remove, then report
-	commitEvict                     // remove the victims of an evictJob
-	commitHeld                      // a write that waits for its parent; comes again
+	commitWrite     commitKind = iota // payload written: add to the index
+	commitPresent                     // the record was there: report only
+	commitFailed                      // report only
+	commitDrop                        // a read found the record corrupt: remove, then report
+	commitEvict                       // remove the victims of an evictJob
+	commitDropSlot                    // remove the record of a dropJob
+	commitSubscribe                   // take a snapshot for a subscriber
+	commitHeld                        // a write that waits for its parent; comes again
 )
 
 // commitLimit bounds a batch: what a batch of the journal takes in a few hundred
@@ -55,6 +60,7 @@ type committing struct {
 	inserts []index.Insertion
 	removed []index.Removed
 	freed   []index.Ref
+	events  []Event
 }
 
 // run applies one batch: removals from the table first, since a record that is found no
@@ -76,11 +82,16 @@ func (c *committing) run() {
 			if r, ok := s.table.Remove(w.read.rd.found.ref, w.read.rd.found.seq); ok {
 				c.removed = append(c.removed, r)
 			}
+		case commitDropSlot:
+			if r, ok := s.table.Remove(w.drop.ref, w.drop.seq); ok {
+				c.removed = append(c.removed, r)
+			}
 		case commitEvict:
 			c.runEvict(w.evict)
 		}
 	}
 	err := c.commit()
+	c.publish(err)
 	for _, w := range c.work {
 		switch w.kind {
 		case commitWrite:
@@ -95,6 +106,10 @@ func (c *committing) run() {
 		case commitEvict:
 			w.evict.err = err
 			close(w.evict.done)
+		case commitDropSlot:
+			close(w.drop.done)
+		case commitSubscribe:
+			s.runSubscribe(w.subscribe)
 		}
 	}
 	if len(c.removed) > 0 || len(c.inserts) > 0 {
@@ -119,6 +134,12 @@ func (c *committing) addWrite(op *WriteOp) {
 // commit writes the batch to the journal and then to the table.
 func (c *committing) commit() error {
 	s := c.s
+	select {
+	case <-s.journal.Failed():
+		// The batch may still be in use by a commit that does not return.
+		return fmt.Errorf("journal failed: %w", ErrIO)
+	default:
+	}
 	for _, r := range c.removed {
 		if err := c.batch.DeleteRecord(s.space.at(r.Ref).location(r.Ref)); err != nil {
 			return fmt.Errorf("%w: %w", ErrIO, err)
@@ -143,6 +164,25 @@ func (c *committing) commit() error {
 	}
 	s.space.addPending(c.freed)
 	return nil
+}
+
+// publish tells subscribers what the batch changed. What left the table is gone whether
+// or not the journal could note it.
+func (c *committing) publish(err error) {
+	c.events = c.events[:0]
+	for _, r := range c.removed {
+		c.events = append(c.events, Event{Kind: EventRemoved, ID: publicID(r.ID)})
+	}
+	for i := range c.inserts {
+		if in := &c.inserts[i]; err == nil && in.Added {
+			c.events = append(c.events, Event{Kind: EventStored, ID: publicID(in.ID), Parent: in.Parent})
+		}
+	}
+	c.s.events.publish(c.events)
+}
+
+func publicID(id index.ID) RecordID {
+	return RecordID{Namespace: NamespaceID(id.Namespace), Shard: id.Shard, Key: id.Key}
 }
 
 func (c *committing) putRecord(in *index.Insertion) error {

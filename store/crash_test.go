@@ -135,6 +135,9 @@ func checkAfterKill(t *testing.T, dir string, from, written, durable int) {
 	if physical > o.MaxBytes || st.PhysicalBytes > o.MaxBytes {
 		t.Errorf("cap passed: %d bytes on disk, %d accounted, cap %d", physical, st.PhysicalBytes, o.MaxBytes)
 	}
+	if st.PhysicalBytes < physical {
+		t.Errorf("%d bytes accounted for, %d on disk", st.PhysicalBytes, physical)
+	}
 	ns := openNamespace(t, s, "child")
 	var found int64
 	for chain := max(0, from); chain <= written+1; chain++ {
@@ -181,7 +184,7 @@ func checkAccounting(t *testing.T, s *Store) {
 func TestKilledWriterLosesNothingDurable(t *testing.T) {
 	dir := t.TempDir()
 	next := 0
-	for round := range killRounds(t) {
+	for round := range killRounds() {
 		life := time.Duration(30+round*37%150) * time.Millisecond
 		written, durable := runChild(t, dir, next, life)
 		checkAfterKill(t, dir, next-8, written, durable)
@@ -189,12 +192,16 @@ func TestKilledWriterLosesNothingDurable(t *testing.T) {
 	}
 }
 
-func killRounds(t *testing.T) int {
-	if testing.Short() {
-		return 2
+func killRounds() int {
+	if longTest() {
+		return 200
 	}
 	return 6
 }
+
+// longTest reports whether the tests of crashes and faults are to be complete: every
+// operation fails in turn, 200 kills. By default they are a sample.
+func longTest() bool { return os.Getenv("KVCONN_TEST_LONG") != "" }
 
 func TestBitFlipIsFoundAndOnlyThatRecordDropped(t *testing.T) {
 	o := testOptions(t.TempDir())

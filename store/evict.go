@@ -24,7 +24,7 @@ const (
 	// grow: what a fast disk writes while two barriers pass.
 	headroomBytes = 512 << 20
 	// headroomPart bounds that to a part of the class.
-	headroomPart = 32
+	headroomPart = 16
 	// victimsPart is the part of a class that one scan chooses: a scan then looks at that
 	// many entries for each eviction.
 	victimsPart = 32
@@ -73,6 +73,10 @@ func (s *Store) relieve(slotBytes int64, waiting bool) {
 	p.mu.Lock()
 	c := p.classOf(slotBytes)
 	need := p.need(c)
+	if p.growAhead(c) {
+		need = 1
+	}
+	c.pressed = c.pressed || need > 0
 	short := c.pending > 0 && (len(c.free) == 0 || int64(len(c.free)) < c.pending/2)
 	p.mu.Unlock()
 	if need > 0 {
@@ -107,10 +111,56 @@ func (s *Store) evictor(ctx context.Context) {
 			return
 		case <-s.evictSignal:
 		}
-		for _, c := range s.space.allClasses() {
+		for _, c := range s.space.pressedClasses() {
+			s.makeAhead(c)
 			s.relieveClass(ctx, c)
 		}
 	}
+}
+
+// growAhead reports whether a class will soon use up its slots and may grow: a writer
+// should not have to wait for a segment to be made. p.mu is held.
+func (p *space) growAhead(c *class) bool {
+	if c.making || p.full || c.slots == 0 || int64(len(c.free))*c.slotBytes >= min(aheadBytes, p.nominal/2) {
+		return false
+	}
+	_, _, ok := p.plan(c)
+	return ok
+}
+
+// aheadBytes is what the disk writes while a segment is made.
+const aheadBytes = 64 << 20
+
+// makeAhead makes segments for a class until it has slots for a while.
+func (s *Store) makeAhead(c *class) {
+	for {
+		p := s.space
+		p.mu.Lock()
+		grow := p.growAhead(c)
+		c.making = c.making || grow
+		p.mu.Unlock()
+		if !grow {
+			return
+		}
+		if err := p.grow(c.slotBytes); err != nil {
+			s.opts.Logger.Warn("store: cannot make a segment", "err", err)
+			return
+		}
+	}
+}
+
+// pressedClasses returns the classes whose slots run out, once.
+func (p *space) pressedClasses() []*class {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []*class
+	for _, c := range p.classes {
+		if c.pressed {
+			c.pressed = false
+			out = append(out, c)
+		}
+	}
+	return out
 }
 
 func (p *space) allClasses() []*class {
@@ -151,10 +201,26 @@ func (s *Store) relieveClass(ctx context.Context, c *class) {
 		if job.evicted > 0 {
 			continue
 		}
-		if p.victimsLeft(c) == 0 && waiting == 0 {
-			return
+		if p.victimsLeft(c) > 0 {
+			continue // those chosen had been used or pinned since
 		}
-		sleep(ctx, stuckInterval)
+		if waiting > 0 {
+			s.comeBack(ctx, c)
+		}
+		return
+	}
+}
+
+// comeBack has the evictor try a class again after a while, and others before it: leases
+// and readers hold all its records.
+func (s *Store) comeBack(ctx context.Context, c *class) {
+	s.space.mu.Lock()
+	c.pressed = true
+	s.space.mu.Unlock()
+	sleep(ctx, stuckInterval)
+	select {
+	case s.evictSignal <- struct{}{}:
+	default:
 	}
 }
 
@@ -211,7 +277,7 @@ func (s *Store) colderSegment(c *class, victims []index.Victim) *segment {
 			continue
 		}
 		for _, g := range s.space.segmentsOf(other) {
-			if heat, free := s.table.Heat(g.slots()); free && heat < limit && g.writing.Load() == 0 {
+			if heat, free := s.table.Heat(g.slots(), g.made); free && heat < limit && g.writing.Load() == 0 {
 				best, limit = g, heat
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	mathrand "math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -38,11 +39,16 @@ type Store struct {
 	headers    headerPool
 	reads      reads
 	writes     writes
+	gate       gate
+	verifying  *queue[*ReadOp]
 	commits    *queue[commit]
-	barrier    *barrier
-	count      counters
-	seq        atomic.Uint64
-	opens      uint64
+	events     eventLog
+
+	subscriptions subscriptions
+	barrier       *barrier
+	count         counters
+	seq           atomic.Uint64
+	opens         uint64
 
 	evictSignal chan struct{}
 	stop        context.CancelFunc
@@ -50,7 +56,11 @@ type Store struct {
 	committed   sync.WaitGroup // committer
 	writers     sync.WaitGroup
 	readers     sync.WaitGroup
+	verifiers   sync.WaitGroup
 
+	// calibrated is set if the read depth is to be the calibration's.
+	calibrated   bool
+	calibration  Calibration
 	direct       bool
 	recovered    Recovery
 	openDuration time.Duration
@@ -72,15 +82,20 @@ type formatNote struct {
 // while another process holds the directory and with [ErrNewerFormat] if a newer program
 // made it. ctx bounds the opening alone.
 func Open(ctx context.Context, o Options) (*Store, error) {
+	calibrated := o.ReadInFlightBytes == 0
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{opts: o, table: index.New(), barrier: newBarrier(), commits: newQueue[commit](),
+	s := &Store{opts: o, calibrated: calibrated, table: index.New(), barrier: newBarrier(), commits: newQueue[commit](),
+		verifying:   newQueue[*ReadOp](),
 		evictSignal: make(chan struct{}, 1)}
 	s.leases.init(o.MaxLeases)
-	s.reads.init(o.ReadInFlightBytes)
+	s.reads.init(o.ReadInFlightBytes, o.ChunkBytes)
 	s.writes.init()
+	s.gate.init(o.Writers)
+	s.events.init()
+	s.epoch = mathrand.Uint64N(1<<epochBits-1) + 1
 	began := time.Now()
 	if err := s.open(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("open store %s: %w", o.Dir, err), s.undoOpen())
@@ -115,7 +130,11 @@ func (s *Store) open(ctx context.Context) error {
 	if err := s.recover(ctx); err != nil {
 		return err
 	}
+	s.calibrate()
 	s.start()
+	if s.opts.checkOnly {
+		return nil
+	}
 	return s.shrink(ctx)
 }
 
@@ -243,6 +262,10 @@ func (s *Store) setSpace(note formatNote) {
 		memTable: min(max(limit/memTablePart, journal.MinMemTableBytes), journal.MaxMemTableBytes),
 		classes:  make(map[int64]*class), segments: make(map[uint32]*segment), nextID: 1,
 	}
+	if s.opts.checkOnly {
+		// The cap it is used with is not known: the journal's logs must not grow.
+		s.space.memTable = journal.MinMemTableBytes
+	}
 }
 
 // openJournal opens the journal. One that is corrupt is discarded: everything in it can be
@@ -285,6 +308,8 @@ func journalIsLost(err error) bool {
 const (
 	metaStore = "store" // the store's identity
 	metaOpens = "opens" // how often the store was opened
+	// metaRecords is the number of records at the last barrier: a hint for the next open.
+	metaRecords = "records"
 )
 
 func (s *Store) checkJournal(j *journal.Journal) error {
@@ -304,13 +329,15 @@ func (s *Store) checkJournal(j *journal.Journal) error {
 func (s *Store) stampJournal() error {
 	s.opens++
 	s.seq.Store(max(s.seq.Load(), s.opens<<opensShift))
-	s.epoch = s.opens
 	return errors.Join(
 		s.journal.PutMeta(metaStore, s.id[:]),
 		s.journal.PutMeta(metaOpens, binary.LittleEndian.AppendUint64(nil, s.opens)),
 		s.journal.Barrier(),
 	)
 }
+
+// epochBits keep an epoch exact in JSON readers that have floating-point numbers only.
+const epochBits = 53
 
 // opensShift leaves a trillion records to each of 16 million openings.
 const opensShift = 40
@@ -324,15 +351,27 @@ func (s *Store) start() {
 	go s.evictor(ctx)
 	go s.runBarriers(ctx)
 	go s.janitor(ctx)
-	for range s.opts.Writers {
+	if s.opts.ScrubBytesPerS > 0 {
+		s.background.Add(1)
+		go s.scrub(ctx)
+	}
+	for range s.writerCount() {
 		s.writers.Add(1)
 		go s.writer()
+	}
+	for range verifierCount() {
+		s.verifiers.Add(1)
+		go s.verifier()
 	}
 	for range s.readerCount() {
 		s.readers.Add(1)
 		go s.reader()
 	}
 }
+
+// writerCount is enough for [Options].Writers to be in the disk while others compute
+// checksums.
+func (s *Store) writerCount() int { return s.opts.Writers + (s.opts.Writers+1)/2 }
 
 // readerCount is enough to keep the budget in flight while some readers verify.
 func (s *Store) readerCount() int {
@@ -354,7 +393,8 @@ func (s *Store) janitor(ctx context.Context) {
 		s.expireLeases()
 		if n%journalMeasureEvery == 0 {
 			s.measureJournal()
-			if s.space.over() > 0 {
+			s.space.retryFull()
+			if !s.opts.checkOnly && s.space.over() > 0 {
 				if err := s.shrink(ctx); err != nil {
 					s.opts.Logger.Warn("store: cannot shrink to its cap", "err", err)
 				}
@@ -429,6 +469,8 @@ func (s *Store) close() error {
 	s.writes.close()
 	s.writers.Wait()
 	s.reads.close()
+	s.verifying.close()
+	s.verifiers.Wait()
 	_, hung := s.reads.depth()
 	if hung == 0 {
 		s.readers.Wait()
@@ -437,6 +479,8 @@ func (s *Store) close() error {
 	s.background.Wait()
 	s.commits.close()
 	s.committed.Wait()
+	s.events.close()
+	subscribed := s.subscriptions.close()
 	s.barrier.touch()
 	s.runBarrier()
 	s.barrier.close()
@@ -446,7 +490,7 @@ func (s *Store) close() error {
 			err = s.saveSnapshot()
 		}
 	}
-	err = errors.Join(err, s.journal.Close())
+	err = errors.Join(err, subscribed, s.journal.Close())
 	if hung == 0 {
 		for _, g := range s.space.segments {
 			err = errors.Join(err, g.file.Close())

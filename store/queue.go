@@ -28,6 +28,18 @@ func (q *queue[T]) push(items ...T) {
 	}
 }
 
+// tryPush adds an item unless the queue is closed.
+func (q *queue[T]) tryPush(item T) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return false
+	}
+	q.items = append(q.items, item)
+	q.ready.Signal()
+	return true
+}
+
 // pop waits for an item. It reports false when the queue is closed and empty.
 func (q *queue[T]) pop() (item T, ok bool) {
 	q.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -49,16 +50,18 @@ type reads struct {
 	next     int   // first op of queue that has chunks to ask for
 	inFlight int64 // bytes
 	budget   int64
-	progress time.Time // last time that the disk delivered
-	closed   bool
-	calls    int // Read calls under way
-	idle     sync.Cond
-	batches  []*readBatch // for use again
+
+	chunkBytes int
+	progress   time.Time // last time that the disk delivered
+	closed     bool
+	calls      int // Read calls under way
+	idle       sync.Cond
+	batches    []*readBatch // for use again
 }
 
-func (r *reads) init(budget int64) {
+func (r *reads) init(budget int64, chunkBytes int) {
 	r.ready.L, r.idle.L = &r.mu, &r.mu
-	r.budget = budget
+	r.budget, r.chunkBytes = budget, chunkBytes
 }
 
 // begin registers a call of Read.
@@ -160,8 +163,20 @@ func (r *reads) enqueue(op *ReadOp) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.queue = append(r.queue, op)
-	r.ready.Signal()
+	r.wakeOne()
 }
+
+// wakeOne wakes a reader if there is something to ask for and the budget has room. A reader
+// that took or delivered a chunk goes on by itself, so that no one is woken in vain.
+func (r *reads) wakeOne() {
+	if r.next < len(r.queue) {
+		if c := nextChunk(r.queue[r.next], r.chunkBytes); r.fits(&c) {
+			r.ready.Signal()
+		}
+	}
+}
+
+func (r *reads) fits(c *chunk) bool { return r.inFlight == 0 || r.inFlight+c.bytes() <= r.budget }
 
 // chunk is one request to the disk: the bytes of an op's padded payload from one offset
 // up to another, and the header if it is the first.
@@ -179,13 +194,12 @@ func (c *chunk) bytes() int64 {
 }
 
 // take waits for the next chunk that the budget has room for.
-func (r *reads) take(chunkBytes int, now func() time.Time) (c chunk, ok bool) {
+func (r *reads) take(now func() time.Time) (c chunk, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for {
 		if r.next < len(r.queue) {
-			c = nextChunk(r.queue[r.next], chunkBytes)
-			if r.inFlight == 0 || r.inFlight+c.bytes() <= r.budget {
+			if c = nextChunk(r.queue[r.next], r.chunkBytes); r.fits(&c) {
 				break
 			}
 		} else if r.closed && r.calls == 0 {
@@ -203,9 +217,7 @@ func (r *reads) take(chunkBytes int, now func() time.Time) (c chunk, ok bool) {
 	if c.to == disk.AlignUp(len(c.op.Payload)) {
 		r.pop()
 	}
-	if r.next < len(r.queue) {
-		r.ready.Signal()
-	}
+	r.wakeOne()
 	return c, true
 }
 
@@ -232,11 +244,12 @@ func (r *reads) pop() {
 	}
 }
 
-// reader asks the disk for chunks until the store stops, and verifies what it completes.
+// reader asks the disk for chunks until the store stops. It leaves verification to others,
+// so that the next request is made at once.
 func (s *Store) reader() {
 	defer s.readers.Done()
 	for {
-		c, ok := s.reads.take(s.opts.ChunkBytes, s.opts.clock)
+		c, ok := s.reads.take(s.opts.clock)
 		if !ok {
 			return
 		}
@@ -248,15 +261,17 @@ func (s *Store) readChunk(c chunk) {
 	op := c.op
 	padded := op.Payload[:disk.AlignUp(len(op.Payload))]
 	var err error
+	s.gate.reads(1)
 	if c.from == 0 {
 		op.rd.header = s.headers.get()
 		err = op.rd.found.g.file.ReadVec(op.rd.header.bytes, padded[:c.to], op.rd.found.at)
 	} else {
 		err = op.rd.found.g.file.ReadVec(padded[c.from:c.to], nil, op.rd.found.at+format.HeaderBytes+int64(c.from))
 	}
+	s.gate.reads(-1)
 	switch s.reads.delivered(c, err, s.opts.clock()) {
 	case readVerifying:
-		s.completeRead(op)
+		s.verifying.push(op)
 	case readAbandoned:
 		s.settle(op)
 	}
@@ -275,7 +290,6 @@ func (r *reads) delivered(c chunk, err error, now time.Time) readPhase {
 		r.drop(c.op) // what has not been asked for is not needed
 	}
 	rd.outstanding--
-	r.ready.Signal()
 	complete := rd.asked == disk.AlignUp(len(c.op.Payload)) || rd.ioErr != nil
 	switch {
 	case rd.outstanding > 0:
@@ -297,6 +311,26 @@ func (r *reads) drop(op *ReadOp) {
 			return
 		}
 	}
+}
+
+// verifier verifies what the readers completed.
+func (s *Store) verifier() {
+	defer s.verifiers.Done()
+	for {
+		op, ok := s.verifying.pop()
+		if !ok {
+			return
+		}
+		s.completeRead(op)
+	}
+}
+
+// verifierCount leaves processors to the readers: a checksum takes a fifth of a
+// millisecond in which they could not ask for more. One verifier keeps up with several
+// times the bandwidth of a disk.
+func verifierCount() int {
+	const most = 16
+	return min(max(1, runtime.GOMAXPROCS(0)/2), most)
 }
 
 // completeRead verifies an op whose bytes have arrived and reports it.
@@ -451,6 +485,7 @@ func (s *Store) abandon(b *readBatch, ops []*ReadOp, err error, late func(*readS
 			rd.unsettled.Store(true)
 		}
 		op.Err = err
+		r.wakeOne()
 		r.mu.Unlock()
 		if !hung {
 			s.letGo(op)

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/internal/disk"
@@ -126,10 +127,26 @@ func (s *Store) recoverFromJournal(ctx context.Context, files []string) error {
 		s.opts.Logger.Warn("store: snapshot is not used", "err", err)
 	}
 	s.recovered = RecoveredJournal
+	if err := s.reserveIndex(heads); err != nil {
+		return err
+	}
 	if err := s.openSegments(heads); err != nil {
 		return err
 	}
 	return s.loadRecords(ctx)
+}
+
+// reserveIndex makes the index as large as it was at the last barrier.
+func (s *Store) reserveIndex(heads map[uint32]format.Segment) error {
+	b, err := s.journal.Meta(metaRecords)
+	if err != nil || len(b) != 8 {
+		return err
+	}
+	var slots uint64
+	for _, h := range heads {
+		slots += uint64(h.Slots)
+	}
+	return s.table.Reserve(int(min(binary.LittleEndian.Uint64(b), slots)))
 }
 
 // openSegments opens the segments and gives their slots references.
@@ -209,28 +226,66 @@ func (s *Store) checkSegment(g *segment) error {
 // loadBatch is how many records are added to the index under one hold of its lock.
 const loadBatch = 1024
 
-// loader fills the index with records that are found while the store opens.
+// loader fills the index with records that are found while the store opens, beside the
+// goroutine that finds them.
 type loader struct {
-	s     *Store
-	batch []index.Loaded
-	lost  []index.Removed
+	s       *Store
+	batch   []index.Loaded
+	batches chan []index.Loaded
+	used    chan []index.Loaded
+	done    chan struct{}
+	lost    []index.Removed // valid after finish
+}
+
+// loaderDepth is how many batches may wait.
+const loaderDepth = 4
+
+func newLoader(s *Store) *loader {
+	l := &loader{s: s, batches: make(chan []index.Loaded, loaderDepth), used: make(chan []index.Loaded, loaderDepth+1), done: make(chan struct{})}
+	go func() {
+		defer close(l.done)
+		for b := range l.batches {
+			l.lost = s.table.Load(b, l.lost)
+			l.used <- b[:0]
+		}
+	}()
+	return l
 }
 
 func (l *loader) add(r index.Loaded) {
-	l.s.seq.Store(max(l.s.seq.Load(), r.Seq))
+	if r.Seq > l.s.seq.Load() {
+		l.s.seq.Store(r.Seq)
+	}
 	if l.batch = append(l.batch, r); len(l.batch) == loadBatch {
 		l.flush()
 	}
 }
 
 func (l *loader) flush() {
-	l.lost = l.s.table.Load(l.batch, l.lost)
-	l.batch = l.batch[:0]
+	l.batches <- l.batch
+	select {
+	case l.batch = <-l.used:
+	default:
+		l.batch = make([]index.Loaded, 0, loadBatch)
+	}
+}
+
+// finish waits until everything is in the index.
+func (l *loader) finish() {
+	l.batches <- l.batch
+	close(l.batches)
+	for {
+		select {
+		case <-l.used:
+		case <-l.done:
+			return
+		}
+	}
 }
 
 // loadRecords fills the index from the journal. Entries that cannot be are deleted.
 func (s *Store) loadRecords(ctx context.Context) error {
-	l := &loader{s: s}
+	l := newLoader(s)
 	drop := s.journal.NewBatch()
 	bad := 0
 	reject := func(at journal.Location) error {
@@ -254,10 +309,10 @@ func (s *Store) loadRecords(ctx context.Context) error {
 		})
 		return nil
 	}, func(err error) { bad++; s.opts.Logger.Warn("store: journal", "err", err) })
+	l.finish()
 	if err != nil {
 		return err
 	}
-	l.flush()
 	for _, r := range l.lost {
 		if err := reject(s.space.at(r.Ref).location(r.Ref)); err != nil {
 			return err
@@ -286,18 +341,24 @@ func (s *Store) refOf(at journal.Location) index.Ref {
 
 // listFreeSlots fills the lists of free slots from the index.
 func (s *Store) listFreeSlots() {
-	for _, g := range s.space.segments {
-		used := make([]bool, g.Slots)
-		s.table.Each(g.slots(), func(_ index.ID, f index.Found) bool {
-			used[f.Ref-g.base] = true
-			return true
-		})
-		for i := len(used); i > 0; i-- {
-			if !used[i-1] {
-				g.class.free = append(g.class.free, g.base+index.Ref(i-1))
+	var wg sync.WaitGroup
+	p := s.space
+	segments := make(chan *segment)
+	for range snapshotReaders {
+		wg.Go(func() {
+			for g := range segments {
+				free := s.table.EmptySlots(g.slots(), nil)
+				p.mu.Lock()
+				g.class.free = append(g.class.free, free...)
+				p.mu.Unlock()
 			}
-		}
+		})
 	}
+	for _, g := range p.segments {
+		segments <- g
+	}
+	close(segments)
+	wg.Wait()
 }
 
 // recoverFromHeaders rebuilds index and journal from what the segments say of themselves.
@@ -323,13 +384,17 @@ func (s *Store) recoverFromHeaders(ctx context.Context, files []string) error {
 	if err := s.openSegments(heads); err != nil {
 		return err
 	}
-	h := &headerScan{s: s, l: loader{s: s}, parents: make(map[index.Ref]connector.Key), buf: disk.AlignedBytes(format.HeaderBytes)}
+	h := &headerScan{s: s, l: newLoader(s), parents: make(map[index.Ref]connector.Key), buf: disk.AlignedBytes(format.HeaderBytes)}
+	var err error
 	for _, head := range sortedHeads(heads) {
-		if err := h.scan(ctx, s.space.segments[head.ID]); err != nil {
-			return err
+		if err = h.scan(ctx, s.space.segments[head.ID]); err != nil {
+			break
 		}
 	}
-	h.l.flush()
+	h.l.finish()
+	if err != nil {
+		return err
+	}
 	for _, r := range h.l.lost {
 		delete(h.parents, r.Ref)
 	}
@@ -342,23 +407,46 @@ func (s *Store) readSegmentHead(path string, id uint32) (format.Segment, error) 
 	if err != nil {
 		return head, err
 	}
+	defer func() { _ = f.Close() }()
 	b := disk.AlignedBytes(format.HeaderBytes)
-	if err := errors.Join(f.ReadVec(b, nil, 0), f.Close()); err != nil {
+	if err := f.ReadVec(b, nil, 0); err != nil {
 		return head, err
 	}
-	if err := head.Decode(b); err != nil {
-		return head, err
+	if err = head.Decode(b); err == nil && head.Store == s.id && head.ID == id {
+		return head, nil
 	}
-	if head.Store != s.id || head.ID != id {
-		return head, fmt.Errorf("%w: of another store", format.ErrBad)
+	if found, ok := s.guessSegment(f, b, id); ok {
+		return found, nil
 	}
-	return head, nil
+	return head, fmt.Errorf("%w: neither the segment's header nor any of its records can be read", format.ErrBad)
+}
+
+// guessSegment finds the geometry of a segment whose header is damaged in the first intact
+// header of a record: it says which slot it is in and how large the payload is.
+func (s *Store) guessSegment(f disk.File, b []byte, id uint32) (format.Segment, bool) {
+	size, err := f.Size()
+	if err != nil {
+		return format.Segment{}, false
+	}
+	for at := int64(format.HeaderBytes); at+format.HeaderBytes <= size; at += format.HeaderBytes {
+		var r format.Record
+		if f.ReadVec(b, nil, at) != nil || r.Decode(b) != nil || r.Store != s.id || r.SegmentID != id {
+			continue
+		}
+		head := format.Segment{Store: s.id, ID: id, SlotBytes: slotBytes(int(r.PayloadBytes))}
+		if head.Offset(r.Slot) != at {
+			continue
+		}
+		head.Slots = uint32((size - format.HeaderBytes) / head.SlotBytes)
+		return head, true
+	}
+	return format.Segment{}, false
 }
 
 // headerScan reads the header of every slot.
 type headerScan struct {
 	s       *Store
-	l       loader
+	l       *loader
 	parents map[index.Ref]connector.Key
 	buf     []byte
 	bad     int

@@ -31,6 +31,9 @@ const (
 	// maxHeadBytes bounds a head before it is read: 48 bytes for each segment, 40 for
 	// each hash table and block.
 	maxHeadBytes = 64 << 20
+	// maxShardBuckets bounds a hash table before it is allocated: the 32 bits of slot
+	// references, divided among the tables, need fewer.
+	maxShardBuckets = 1 << 21
 )
 
 // snapshotHead is the fixed part of a snapshot's head.
@@ -39,6 +42,7 @@ type snapshotHead struct {
 	Version    uint32
 	EntryBytes uint32
 	HashShards uint32
+	Buckets    uint32 // of each hash table
 	Segments   uint32
 	Spare      uint32
 	Blocks     uint32
@@ -60,7 +64,7 @@ type snapshotSegment struct {
 
 type snapshotRange struct{ Base, Slots uint32 }
 
-type snapshotShard struct{ Count, Capacity uint32 }
+type snapshotShard struct{ Count uint32 }
 
 type snapshotBlock struct {
 	Offset int64
@@ -70,12 +74,12 @@ type snapshotBlock struct {
 
 func (s *Store) snapshotPath() string { return filepath.Join(s.opts.Dir, snapshotFile) }
 
-// blocksOf returns the blocks of an image in their order: entries, then tags and
-// references of each hash table.
+// blocksOf returns the blocks of an image in their order: entries, then the buckets of
+// each hash table.
 func blocksOf(im *index.Image) [][]byte {
 	out := append([][]byte(nil), im.Entries...)
 	for i := range im.Shards {
-		out = append(out, im.Shards[i].Tags, im.Shards[i].Refs)
+		out = append(out, im.Shards[i].Buckets)
 	}
 	return out
 }
@@ -86,7 +90,7 @@ func (s *Store) saveSnapshot() error {
 	blocks := blocksOf(&im)
 	head := snapshotHead{
 		ByteOrder: byteOrderMark, Version: snapshotVersion, EntryBytes: index.EntryBytes,
-		HashShards: index.HashShards, Segments: uint32(len(s.space.segments)), Spare: uint32(len(im.Spare)),
+		HashShards: index.HashShards, Buckets: uint32(len(im.Shards[0].Buckets) / index.BucketBytes), Segments: uint32(len(s.space.segments)), Spare: uint32(len(im.Spare)),
 		Blocks: uint32(len(blocks)), Store: s.id, Opens: s.opens, Seq: s.seq.Load(),
 		Limit: uint32(im.Limit), Clock: im.Clock, Count: uint64(im.Count), Bytes: uint64(im.Bytes),
 	}
@@ -99,7 +103,7 @@ func (s *Store) saveSnapshot() error {
 		w.add(&snapshotRange{uint32(r.Base), r.Slots})
 	}
 	for i := range im.Shards {
-		w.add(&snapshotShard{uint32(im.Shards[i].Count), uint32(len(im.Shards[i].Refs) / 4)})
+		w.add(&snapshotShard{uint32(im.Shards[i].Count)})
 	}
 	headBytes := len(w.buf) + len(blocks)*binary.Size(snapshotBlock{})
 	offset := int64(disk.AlignUp(headBytes + snapshotPrefixBytes))
@@ -234,6 +238,8 @@ func (s *Store) loadFrom(f disk.File, heads map[uint32]format.Segment) error {
 		return fmt.Errorf("%w: made by another program", errSnapshot)
 	case head.Store != s.id || head.Opens != s.opens:
 		return fmt.Errorf("%w: of opening %d, the last was %d", errSnapshot, head.Opens, s.opens)
+	case head.Buckets > maxShardBuckets:
+		return fmt.Errorf("%w: %d buckets", errSnapshot, head.Buckets)
 	case int(head.Segments) != len(heads):
 		return fmt.Errorf("%w: %d segments, the journal has %d", errSnapshot, head.Segments, len(heads))
 	}
@@ -247,16 +253,15 @@ func (s *Store) loadFrom(f disk.File, heads map[uint32]format.Segment) error {
 		r.next(&e)
 		im.Spare = append(im.Spare, index.Range{Base: index.Ref(e.Base), Slots: e.Slots})
 	}
-	var capacities [index.HashShards]int
-	for i := range capacities {
+	for i := range im.Shards {
 		var e snapshotShard
 		r.next(&e)
-		im.Shards[i].Count, capacities[i] = int(e.Count), int(e.Capacity)
+		im.Shards[i].Count = int(e.Count)
 	}
 	if r.err != nil {
 		return r.err
 	}
-	if err := s.table.Prepare(&im, capacities); err != nil {
+	if err := s.table.Prepare(&im, int(head.Buckets)); err != nil {
 		return err
 	}
 	if err := s.loadBlocks(f, r, blocksOf(&im), int(head.Blocks)); err != nil {

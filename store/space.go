@@ -28,6 +28,8 @@ type segment struct {
 	base     index.Ref
 	physical int64 // bytes set aside for it under the cap
 	class    *class
+	// made is the index's clock when the segment was made, 0 if it was there at open.
+	made uint32
 	// dirty is set when a payload was written since the last barrier.
 	dirty atomic.Bool
 	// writing is the number of slots given out and not committed yet.
@@ -52,12 +54,14 @@ type class struct {
 	// freed is closed and replaced when slots become free or a segment is made.
 	freed   chan struct{}
 	waiting int // writers waiting for a slot
+	// pressed is set when a writer took a slot and few were left: only then is it worth
+	// evicting ahead.
+	pressed bool
 	making  bool
 	// victims are the next to be evicted, chosen by the last scan; scanned is the order
 	// of the warmest one it chose.
-	victims  []index.Victim
-	scanned  uint64
-	evicting bool
+	victims []index.Victim
+	scanned uint64
 }
 
 // space keeps the segments, their free slots and the accounting of physical bytes. No
@@ -245,7 +249,7 @@ func (p *space) create(head format.Segment, physical int64) (*segment, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make segment: %w", err)
 	}
-	g := &segment{Segment: head, file: f, path: path, physical: physical}
+	g := &segment{Segment: head, file: f, path: path, physical: physical, made: p.table.Clock()}
 	header := disk.AlignedBytes(format.HeaderBytes)
 	head.Encode(header)
 	err = f.Allocate(head.FileBytes())
@@ -376,6 +380,14 @@ func (p *space) takeDirty() []*segment {
 		}
 	}
 	return out
+}
+
+// retryFull has the next writer that finds no slot try to make a segment again: others may
+// have freed space on the filesystem.
+func (p *space) retryFull() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.full = false
 }
 
 // over is by how many bytes the store is above its cap.

@@ -8,7 +8,7 @@ import (
 
 // Stats is the state of a store at one moment. Counters run from the store's opening.
 type Stats struct {
-	// Dir and StoreID say which store this is, Epoch which opening of it.
+	// Dir and StoreID say which store this is, Epoch which opening of it ([Store.Epoch]).
 	Dir     string `json:"dir"`
 	StoreID string `json:"store_id"`
 	Epoch   uint64 `json:"epoch"`
@@ -52,10 +52,19 @@ type Stats struct {
 	Barriers      uint64 `json:"barriers"`
 	BarrierErrors uint64 `json:"barrier_errors"`
 
+	// Scrubs are complete passes of the background scrub.
+	Scrubs     uint64 `json:"scrubs"`
+	ScrubBytes uint64 `json:"scrub_bytes"`
+
 	QueuedReads        int64 `json:"queued_reads"`
 	ReadInFlightBytes  int64 `json:"read_in_flight_bytes"`
 	WriteInFlightBytes int64 `json:"write_in_flight_bytes"`
 	Leases             int   `json:"leases"`
+
+	// ReadBudgetBytes is how much reads may ask of the disk at one time, Calibration where
+	// that comes from (nil if it was not measured).
+	ReadBudgetBytes int64        `json:"read_budget_bytes"`
+	Calibration     *Calibration `json:"calibration,omitempty"`
 
 	// DirectIO is false where the filesystem has no O_DIRECT: correct but slow.
 	DirectIO bool     `json:"direct_io"`
@@ -88,6 +97,11 @@ func (s *Store) Stats() Stats {
 		WriteInFlightBytes: s.writes.inFlightBytes(),
 		DirectIO:           s.direct, OpenDuration: s.openDuration, Recovered: s.recovered,
 	}
+	st.ReadBudgetBytes = s.opts.ReadInFlightBytes
+	if s.calibration.ReadInFlightBytes > 0 {
+		c := s.calibration
+		st.Calibration = &c
+	}
 	st.QueuedReads, st.ReadInFlightBytes = s.reads.depth()
 	s.space.stats(&st)
 	s.count.stats(&st)
@@ -116,4 +130,5 @@ func (c *counters) stats(st *Stats) {
 	st.Writes, st.WriteBytes, st.WritesOfSame = c.writes.Load(), c.writeBytes.Load(), c.same.Load()
 	st.WriteErrors, st.WritesRefused, st.Evicted = c.writeErrors.Load(), c.denied.Load(), c.evicted.Load()
 	st.Barriers, st.BarrierErrors = c.barriers.Load(), c.barrierErrors.Load()
+	st.Scrubs, st.ScrubBytes = c.scrubs.Load(), c.scrubBytes.Load()
 }

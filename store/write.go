@@ -156,7 +156,10 @@ func (s *Store) writeOne(op *WriteOp) error {
 		PayloadBytes: uint32(len(op.Payload)), PayloadSum: format.PayloadSum(op.Payload),
 	}).Encode(header.bytes)
 	g.dirty.Store(true)
-	if err := g.file.WriteVec(header.bytes, padded, g.Offset(at.Slot)); err != nil {
+	s.gate.beginWrite()
+	err = g.file.WriteVec(header.bytes, padded, g.Offset(at.Slot))
+	s.gate.endWrite()
+	if err != nil {
 		s.space.giveBack(ref)
 		return fmt.Errorf("write record %v: %w: %w", op.ID.Key, ErrIO, err)
 	}

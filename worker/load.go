@@ -50,8 +50,10 @@ func (l *load) start() {
 		return
 	}
 	l.mem.users.Add(1)
+	l.w.moves.Add(1)
 	context.AfterFunc(l.ctx, l.expire)
 	go func() {
+		defer l.w.moves.Add(-1)
 		defer l.mem.users.Done()
 		l.run()
 	}()
@@ -86,7 +88,7 @@ type blockRead struct {
 // has ended.
 func (l *load) batch(next int, parent connector.Key) []*blockRead {
 	var ops []*blockRead
-	for i := next; i < len(l.t.Blocks) && len(ops) < readBatch; i++ {
+	for i := next; i < len(l.t.Blocks) && len(ops) < readBatch && l.ctx.Err() == nil; i++ {
 		buf := l.mem.takeLoad(l.ctx, len(ops) == 0)
 		if buf == nil {
 			break
@@ -137,7 +139,9 @@ func (l *load) read(ops []*blockRead) {
 func (l *load) copyIn(op *blockRead) error {
 	l.fence.RLock()
 	defer l.fence.RUnlock()
-	if l.fenced {
+	// An engine whose connection ended, or whose deadline has passed while this process
+	// stood still, has been told that the load failed, or will be.
+	if l.fenced || l.ctx.Err() != nil || l.w.opts.PeerGone() {
 		return errFenced
 	}
 	slot := l.t.Blocks[op.index].Slot
@@ -149,12 +153,12 @@ func (l *load) copyIn(op *blockRead) error {
 
 // blockDone notes the end of one block and, with the last, of the load.
 func (l *load) blockDone(index int, err error) {
-	l.w.countBlock(l, index, err)
 	l.mu.Lock()
-	if l.ended || l.done[index] {
+	if l.ended {
 		l.mu.Unlock()
 		return
 	}
+	l.w.countBlock(l, index, err)
 	l.done[index] = true
 	l.remaining--
 	if err != nil {
@@ -188,6 +192,7 @@ func (l *load) expire() {
 	for i, done := range l.done {
 		if !done {
 			l.failed = append(l.failed, l.t.Blocks[i].Slot)
+			l.w.counters.failedBlocks.Add(1)
 		}
 	}
 	l.mu.Unlock()

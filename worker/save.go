@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 
@@ -12,6 +13,9 @@ import (
 // maxCopiers bounds the goroutines that copy one step's saves out of engine memory: two
 // cores copy nearly twice as fast as one, and more find memory bandwidth used up.
 const maxCopiers = 4
+
+// errGivenUp means that the engine hung up during a save.
+var errGivenUp = errors.New("the engine did not wait for the copy")
 
 // blockSave is one block on its way from engine memory to the store.
 type blockSave struct {
@@ -36,21 +40,30 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResul
 	saves, dropped := w.stage(mem, plan.Saves)
 	r.Dropped = dropped
 	copyAll(ctx, mem, saves)
+	if w.opts.PeerGone() {
+		// The engine did not wait for the copies to end: they may hold the bytes of other
+		// tokens.
+		for _, s := range saves {
+			s.err = errGivenUp
+		}
+	}
 	ops := make([]*store.WriteOp, 0, len(saves))
 	for _, s := range saves {
 		if s.err != nil {
-			w.opts.Logger.Warn("block not saved: engine memory cannot be read", "err", s.err)
+			w.opts.Logger.Warn("block not saved", "err", s.err)
 			mem.putSave(s.Payload)
 			r.Dropped++
 			continue
 		}
 		ops = append(ops, &s.WriteOp)
 	}
+	w.moves.Add(int64(len(ops)))
 	accepted, err := w.store.Write(ops, func(op *store.WriteOp) { w.saved(mem, op) })
 	if err != nil {
 		w.opts.Logger.Debug("saves dropped", "blocks", len(ops)-accepted, "err", err)
 	}
 	for _, op := range ops[accepted:] {
+		w.moves.Add(-1)
 		mem.putSave(op.Payload)
 	}
 	r.Taken = accepted
@@ -110,4 +123,5 @@ func (w *Worker) saved(mem *memory, op *store.WriteOp) {
 		w.counters.savedBytes.Add(uint64(len(op.Payload)))
 	}
 	mem.putSave(op.Payload)
+	w.moves.Add(-1)
 }

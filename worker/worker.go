@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -36,6 +37,8 @@ type Worker struct {
 	loads    map[string]*load
 	finished []connector.FinishedLoad
 	counters counters
+	// moves counts loads and saves that are under way, those on closed memory included.
+	moves atomic.Int64
 }
 
 // New returns a worker whose memory is not registered yet.
@@ -194,6 +197,10 @@ func (w *Worker) Close() {
 	w.cancel()
 	w.release()
 }
+
+// Drained reports whether nothing is under way any more. After Close it stays true once
+// it is.
+func (w *Worker) Drained() bool { return w.moves.Load() == 0 }
 
 // Stats returns the counters.
 func (w *Worker) Stats() Stats {

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -399,6 +401,73 @@ func TestCloseFencesWhatIsUnderWay(t *testing.T) {
 	}
 	if bytes.Contains(maps, []byte("memfd:kv")) {
 		t.Error("engine memory is still mapped after Close")
+	}
+}
+
+// An engine that hangs up during a save goes on and overwrites the block: what was
+// copied may be anything.
+func TestSaveThatTheEngineGaveUpIsNotStored(t *testing.T) {
+	s, ns := openStore(t)
+	m := newEngineMemory(t)
+	gone := false
+	w := newWorker(t, s, func(o *Options) {
+		o.Namespace = ns
+		o.Driver = &hookDriver{copyOut: func() { m.fill(0, 99); gone = true }}
+		o.PeerGone = func() bool { return gone }
+	})
+	register(t, w, m)
+	m.fill(0, 7)
+	r, err := w.Save(t.Context(), saves(transfer("r", 0, 0)))
+	if err != nil || r.Taken != 0 || r.Dropped != 1 {
+		t.Errorf("Save = %+v, %v; want the block dropped", r, err)
+	}
+	if s.Has(store.RecordID{Namespace: ns, Key: connector.Key{1}}) {
+		t.Error("the block is stored")
+	}
+}
+
+// hookDriver is the host driver with something happening before each copy.
+type hookDriver struct {
+	gpu.HostDriver
+	copyOut, copyIn func()
+}
+
+func (d *hookDriver) CopyOut(ctx context.Context, p []gpu.Piece) error {
+	if d.copyOut != nil {
+		d.copyOut()
+	}
+	return d.HostDriver.CopyOut(ctx, p)
+}
+
+func (d *hookDriver) CopyIn(ctx context.Context, p []gpu.Piece) error {
+	if d.copyIn != nil {
+		d.copyIn()
+	}
+	return d.HostDriver.CopyIn(ctx, p)
+}
+
+func TestNothingIsLoadedForAnEngineThatHungUp(t *testing.T) {
+	s, ns := openStore(t)
+	m := newEngineMemory(t)
+	var copies atomic.Int32
+	w := newWorker(t, s, func(o *Options) {
+		o.Namespace = ns
+		o.Driver = &hookDriver{copyIn: func() { copies.Add(1) }}
+		o.PeerGone = func() bool { return copies.Load() > 0 }
+	})
+	register(t, w, m)
+	for slot := range 8 {
+		m.fill(slot, 50+slot)
+	}
+	saver := newWorker(t, s, func(o *Options) { o.Namespace = ns })
+	register(t, saver, m)
+	mustSave(t, saver, transfer("r", 0, 0, 1, 2, 3, 4, 5, 6, 7))
+	if _, err := w.Load(t.Context(), loads(transfer("a", 0, 8, 9, 10, 11, 12, 13, 14, 15))); err != nil {
+		t.Fatal(err)
+	}
+	// Copies that run side by side may both have seen the engine there.
+	if l := poll(t, w, 1); len(l[0].FailedBlocks) < 8-runtime.GOMAXPROCS(0)*4 || int(copies.Load()) != 8-len(l[0].FailedBlocks) {
+		t.Errorf("%d copies, %d blocks failed, after the engine hung up at the first", copies.Load(), len(l[0].FailedBlocks))
 	}
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -37,9 +36,7 @@ func (c *demoCmd) Run(ctx context.Context, std *streams) error {
 		return err
 	}
 	if c.JSON {
-		enc := json.NewEncoder(std.out)
-		enc.SetIndent("", "  ")
-		err = enc.Encode(report)
+		err = printJSON(std.out, report)
 	} else {
 		err = report.Print(std.out)
 	}

@@ -21,7 +21,7 @@ const maxStatusBytes = 16 << 20
 
 // statusCmd is `kvconnd status`.
 type statusCmd struct {
-	HTTP string `name:"http" env:"KVCONN_HTTP" default:"127.0.0.1:9477" placeholder:"ADDR" help:"The daemon's HTTP address."`
+	HTTP string `name:"http" placeholder:"ADDR" help:"The daemon's HTTP address. Default: that of the daemon that serves --dir, or 127.0.0.1:9477."`
 	Dir  string `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Ask the daemon that serves this store directory, whatever its address."`
 	JSON bool   `name:"json" help:"Print the whole status as JSON."`
 }
@@ -29,7 +29,11 @@ type statusCmd struct {
 // Run asks the daemon and prints its answer.
 func (c *statusCmd) Run(ctx context.Context, std *streams) error {
 	addr := c.HTTP
-	if c.Dir != "" {
+	switch {
+	case addr != "":
+	case c.Dir == "":
+		addr = "127.0.0.1:9477"
+	default:
 		info, err := daemon.ReadInfo(c.Dir)
 		if err != nil {
 			return err

@@ -7,7 +7,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,12 +25,15 @@ import (
 type testBackend struct {
 	mu         sync.Mutex
 	registered int
-	block      chan struct{} // if set, calls wait for it
-	closed     int
+	block      chan struct{} // if set, Match waits for it
+	// If release is set, Save says so on saving and waits.
+	saving, release chan struct{}
+	openErr         error
+	closed          int
 }
 
 func (b *testBackend) OpenScheduler(context.Context, server.Peer, *connector.Manifest) (server.Scheduler, error) {
-	return &testSession{b}, nil
+	return &testSession{b}, b.openErr
 }
 
 func (b *testBackend) OpenWorker(context.Context, server.Peer, *connector.Manifest, connector.Shard) (server.Worker, error) {
@@ -66,6 +71,10 @@ func (s *testSession) Register(_ context.Context, l *connector.Layout, files []*
 func (s *testSession) Load(context.Context, []byte) (int, error) { return 1, nil }
 
 func (s *testSession) Save(context.Context, []byte) (connector.SaveResult, error) {
+	if s.b.release != nil {
+		s.b.saving <- struct{}{}
+		<-s.b.release
+	}
 	return connector.SaveResult{Taken: 1}, nil
 }
 
@@ -263,6 +272,111 @@ func TestSlowDaemonIsGivenUpAtTheDeadline(t *testing.T) {
 	s := newScheduler(t, o)
 	if got := s.Match(t.Context(), &connector.MatchRequest{Request: "r", Tokens: make([]uint32, 64)}); got.Tokens != 0 {
 		t.Errorf("Match = %+v, want no offer", got)
+	}
+}
+
+// A daemon that accepts and never answers costs one deadline, not one for every call.
+func TestHungDaemonIsLeftAlone(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	var accepted atomic.Int32
+	go func() {
+		for {
+			if _, err := l.AcceptUnix(); err != nil {
+				return
+			}
+			accepted.Add(1)
+		}
+	}()
+	o := testOptions(socket)
+	o.CallTimeout = 200 * time.Millisecond
+	s, w := newScheduler(t, o), newWorker(t, o)
+	for range 50 {
+		s.Match(t.Context(), &connector.MatchRequest{Request: "r", Tokens: make([]uint32, 64)})
+		w.Load(t.Context(), []byte("plan"), []connector.PlannedLoad{{Request: "r", Blocks: []uint32{1}}})
+		w.Save(t.Context(), []byte("plan"))
+	}
+	if n := accepted.Load(); n > 2 {
+		t.Errorf("%d connections tried in 150 calls, want one for each client", n)
+	}
+	if got := w.Poll(t.Context()); len(got) != 50 {
+		t.Errorf("%d loads reported as failed, want 50", len(got))
+	}
+}
+
+// A daemon that stands still in the middle of a call may still be copying into engine
+// memory: its loads are reported once it has closed its end, and not before.
+func TestLoadsOfASilentDaemonAreReportedWhenItHasLetGo(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	b := &testBackend{saving: make(chan struct{}, 1), release: make(chan struct{})}
+	startDaemon(t, socket, b)
+	o := testOptions(socket)
+	o.CallTimeout = 100 * time.Millisecond
+	w := newWorker(t, o)
+	w.Load(t.Context(), []byte("plan"), []connector.PlannedLoad{{Request: "load", Blocks: []uint32{3}}})
+	w.Save(t.Context(), []byte("plan"))
+	<-b.saving
+	for range 20 {
+		if got := w.Poll(t.Context()); len(got) != 0 {
+			t.Fatalf("Poll = %+v while the daemon is in the middle of a call", got)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	close(b.release)
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if got := w.Poll(t.Context()); len(got) == 1 && got[0].Request == "load" && len(got[0].FailedBlocks) == 1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the load is never reported")
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed == 0 {
+		t.Error("the load was reported before the daemon had closed its session")
+	}
+}
+
+func TestDaemonSurvivesRunningOutOfDescriptors(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	startDaemon(t, socket, new(testBackend))
+	s := newScheduler(t, testOptions(socket))
+	if err := s.Connect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	low := old
+	low.Cur = 0
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(5 * time.Millisecond)
+	got := s.Match(t.Context(), &connector.MatchRequest{Request: "r", Tokens: make([]uint32, 64)})
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if got.Tokens != 64 {
+		t.Errorf("Match = %+v, want those that are connected to go on", got)
+	}
+	if err := newScheduler(t, testOptions(socket)).Connect(t.Context()); err != nil {
+		t.Errorf("Connect once there are descriptors again = %v", err)
+	}
+}
+
+func TestErrorsAtHelloAreTold(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	startDaemon(t, socket, &testBackend{openErr: errors.New("disk on fire")})
+	err := newScheduler(t, testOptions(socket)).Connect(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "disk on fire") {
+		t.Errorf("Connect = %v, want what the daemon said", err)
 	}
 }
 

@@ -22,13 +22,18 @@ type link struct {
 	shard connector.Shard
 	// onConnect runs on every new connection before the first call.
 	onConnect func(ctx context.Context) error
+	// onLost, if set, takes over a connection that a call was lost on, and closes it.
+	onLost func(conn *wire.Conn, err error)
 
 	conn        *wire.Conn
 	epoch       uint64
 	loadTimeout time.Duration
 	nextID      uint32
 	nextTry     time.Time
-	warned      bool
+	// hungUntil is set after an attempt that the daemon did not answer in time: even a
+	// caller that needs a connection now does not try before.
+	hungUntil time.Time
+	warned    bool
 }
 
 // ensure makes sure that there is a connection. Unless force is set it tries no more
@@ -38,16 +43,19 @@ func (l *link) ensure(ctx context.Context, force bool) error {
 		return nil
 	}
 	now := time.Now()
-	if !force && now.Before(l.nextTry) {
+	if now.Before(l.hungUntil) || (!force && now.Before(l.nextTry)) {
 		return errOffline
 	}
-	l.nextTry = now.Add(l.opts.RetryInterval)
 	err := l.connect(ctx)
 	if err == nil && l.onConnect != nil {
 		err = l.onConnect(ctx)
 	}
 	if err != nil {
 		l.drop()
+		l.nextTry = time.Now().Add(l.opts.RetryInterval)
+		if isTimeout(err) {
+			l.hungUntil = time.Now().Add(hungPause * l.opts.CallTimeout)
+		}
 		if !l.warned {
 			l.warned = true
 			l.opts.Logger.Warn("kvconnd cannot be used, going on without cache", "socket", l.opts.Socket, "err", err)
@@ -60,6 +68,10 @@ func (l *link) ensure(ctx context.Context, force bool) error {
 	}
 	return nil
 }
+
+// hungPause is how many call timeouts pass between two attempts on a daemon that accepts
+// connections and does not answer: a tenth of the engine's time is what it may cost.
+const hungPause = 9
 
 func (l *link) connect(ctx context.Context) error {
 	dialer := net.Dialer{Timeout: l.opts.CallTimeout}
@@ -93,7 +105,10 @@ func (l *link) call(ctx context.Context, op wire.Op, body func([]byte) []byte, d
 	if err != nil && !errors.As(err, &refused) {
 		l.opts.Logger.Warn("connection to kvconnd lost, going on without cache", "call", op.String(), "err", err)
 		l.warned = true
-		l.drop()
+		if isTimeout(err) {
+			l.hungUntil = time.Now().Add(hungPause * l.opts.CallTimeout)
+		}
+		l.lose(err)
 	}
 	return err
 }
@@ -114,11 +129,11 @@ func (l *link) roundTrip(ctx context.Context, op wire.Op, body func([]byte) []by
 	}
 	l.nextID++
 	if err := l.conn.Write(wire.Header{ID: l.nextID, Op: op}, body, files...); err != nil {
-		return err
+		return fmt.Errorf("send %s: %w", op, bare(err))
 	}
 	f, err := l.conn.Read()
 	if err != nil {
-		return fmt.Errorf("await the answer to %s: %w", op, err)
+		return fmt.Errorf("await the answer to %s: %w", op, bare(err))
 	}
 	return l.answer(&f, op, decode)
 }
@@ -146,6 +161,33 @@ func (l *link) answer(f *wire.Frame, op wire.Op, decode func([]byte) error) erro
 		return nil
 	}
 	return decode(f.Body)
+}
+
+// lose gives up a connection that did not do its work.
+func (l *link) lose(err error) {
+	conn := l.conn
+	l.conn = nil
+	if l.onLost != nil {
+		l.onLost(conn, err)
+	} else {
+		_ = conn.Close()
+	}
+}
+
+// isTimeout reports whether err is a passed deadline.
+func isTimeout(err error) bool {
+	var t interface{ Timeout() bool }
+	return errors.As(err, &t) && t.Timeout()
+}
+
+// bare takes the socket's own name off an error: the daemon made the socket under
+// another one.
+func bare(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err
+	}
+	return err
 }
 
 // drop closes the connection.

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
@@ -74,7 +73,10 @@ func (s *Scheduler) Step(ctx context.Context, m *connector.StepRequest) connecto
 func loadedBlocks(a *connector.Alloc, blockSize int) []uint32 {
 	first := min(a.Computed/blockSize, len(a.Blocks))
 	end := min((a.Computed+a.External+blockSize-1)/blockSize, len(a.Blocks))
-	return a.Blocks[first:max(first, end)]
+	if first >= end {
+		return a.Blocks // no table for such a load: whatever it meant has failed
+	}
+	return a.Blocks[first:end]
 }
 
 // Loaded reports what came of loads.
@@ -89,24 +91,20 @@ func (s *Scheduler) Loaded(ctx context.Context, m *connector.LoadedReport) {
 // is replaced and the call repeated once: a daemon that was restarted between two calls
 // shows only at the next one.
 func (s *Scheduler) do(ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error) error {
+	ctx, cancel := context.WithTimeout(ctx, s.link.opts.CallTimeout)
+	defer cancel()
 	had := s.link.conn != nil
 	if err := s.link.ensure(ctx, false); err != nil {
 		return err
 	}
 	err := s.link.call(ctx, op, body, decode)
-	if err == nil || s.link.conn != nil || !had || errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
+	if err == nil || s.link.conn != nil || !had || isTimeout(err) {
 		return err
 	}
 	if err := s.link.ensure(ctx, true); err != nil {
 		return err
 	}
 	return s.link.call(ctx, op, body, decode)
-}
-
-// isTimeout reports whether err is a passed deadline of the socket.
-func isTimeout(err error) bool {
-	var t interface{ Timeout() bool }
-	return errors.As(err, &t) && t.Timeout()
 }
 
 // Close ends the connection.

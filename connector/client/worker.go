@@ -23,6 +23,8 @@ type Worker struct {
 	inFlight map[string]pendingLoad
 	// failed are reports that the client makes itself.
 	failed []connector.FinishedLoad
+	// lingering counts connections that were given up and whose daemon may still copy.
+	lingering sync.WaitGroup
 }
 
 type pendingLoad struct {
@@ -38,7 +40,7 @@ func NewWorker(o Options, shard connector.Shard, layout connector.Layout, region
 		return nil, err
 	}
 	w := &Worker{layout: layout, regions: regions, inFlight: make(map[string]pendingLoad)}
-	w.link = link{opts: o, role: wire.RoleWorker, shard: shard, onConnect: w.register}
+	w.link = link{opts: o, role: wire.RoleWorker, shard: shard, onConnect: w.register, onLost: w.lost}
 	return w, nil
 }
 
@@ -105,7 +107,9 @@ func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 			done, err = wire.DecodeFinished(b)
 			return err
 		})
-		w.checkLost(err)
+		if err != nil {
+			done = nil
+		}
 	}
 	// Only what this client waits for is passed on: an engine may die of a report that
 	// it does not expect.
@@ -122,52 +126,69 @@ func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 	return known
 }
 
-// expire ends the connection where a load is overdue: a daemon that keeps no deadline
-// cannot be trusted to leave the blocks alone once they are reported as failed.
+// expire ends the connection where a load is overdue. The daemon copies nothing after a
+// load's deadline, however late it notices.
 func (w *Worker) expire() {
 	now := time.Now()
 	for request, l := range w.inFlight {
-		if now.After(l.deadline) {
+		if now.After(l.deadline) && w.link.conn != nil {
 			w.link.opts.Logger.Warn("load is overdue, disconnecting from kvconnd", "request", request)
-			w.link.drop()
-			w.failInFlight()
+			w.link.lose(context.DeadlineExceeded)
 			return
 		}
 	}
 }
 
+// lost takes over a connection that is given up. Where the daemon has closed it, no more
+// bytes can arrive, and what was in flight has failed. Otherwise the daemon may be in the
+// middle of a copy: the client hangs up, and reports the loads once the daemon has closed
+// its end, which it does after the last copy, or once they are overdue.
+func (w *Worker) lost(conn *wire.Conn, err error) {
+	loads := w.inFlight
+	w.inFlight = make(map[string]pendingLoad)
+	if !isTimeout(err) || len(loads) == 0 || conn.HangUp() != nil {
+		_ = conn.Close()
+		w.fail(loads)
+		return
+	}
+	var overdue time.Time
+	for _, l := range loads {
+		if l.deadline.After(overdue) {
+			overdue = l.deadline
+		}
+	}
+	w.lingering.Go(func() {
+		_ = conn.AwaitEOF(overdue)
+		_ = conn.Close()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.fail(loads)
+	})
+}
+
 // do makes a call, connecting first. As in [Scheduler.do], a connection that was found
 // dead is replaced and the call repeated once.
 func (w *Worker) do(ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error) error {
+	ctx, cancel := context.WithTimeout(ctx, w.link.opts.CallTimeout)
+	defer cancel()
 	had := w.link.conn != nil
 	if err := w.link.ensure(ctx, true); err != nil {
 		return err
 	}
 	err := w.link.call(ctx, op, body, decode)
-	w.checkLost(err)
 	if err == nil || w.link.conn != nil || !had || isTimeout(err) {
 		return err
 	}
 	if err := w.link.ensure(ctx, true); err != nil {
 		return err
 	}
-	err = w.link.call(ctx, op, body, decode)
-	w.checkLost(err)
-	return err
+	return w.link.call(ctx, op, body, decode)
 }
 
-// checkLost fails what is in flight where the connection is gone.
-func (w *Worker) checkLost(err error) {
-	if err != nil && w.link.conn == nil {
-		w.failInFlight()
-	}
-}
-
-func (w *Worker) failInFlight() {
-	for request, l := range w.inFlight {
+func (w *Worker) fail(loads map[string]pendingLoad) {
+	for request, l := range loads {
 		w.failed = append(w.failed, connector.FinishedLoad{Request: request, FailedBlocks: l.blocks})
 	}
-	clear(w.inFlight)
 }
 
 // Close ends the connection; the daemon lets go of the memory.

@@ -19,7 +19,7 @@ type handler struct {
 }
 
 // hello checks the first frame and opens the session.
-func (s *Server) hello(ctx context.Context, f *wire.Frame, pid int) (*handler, error) {
+func (s *Server) hello(ctx context.Context, f *wire.Frame, peer Peer) (*handler, error) {
 	defer closeFiles(f.Files)
 	if f.Op != wire.OpHello || f.Kind != wire.KindRequest {
 		return nil, fmt.Errorf("%w: %s before hello", connector.ErrProtocol, f.Op)
@@ -43,7 +43,7 @@ func (s *Server) hello(ctx context.Context, f *wire.Frame, pid int) (*handler, e
 	if h.namespace, err = manifest.Digest(); err != nil {
 		return nil, err
 	}
-	peer := Peer{PID: pid, Client: m.Client, Engine: m.Engine}
+	peer.Client, peer.Engine = m.Client, m.Engine
 	switch m.Role {
 	case wire.RoleScheduler:
 		h.scheduler, err = s.backend.OpenScheduler(ctx, peer, manifest)

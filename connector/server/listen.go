@@ -66,11 +66,32 @@ func checkStale(ctx context.Context, path string) error {
 	}
 	dialer := net.Dialer{Timeout: time.Second}
 	c, err := dialer.DialContext(ctx, "unix", path)
-	if err == nil {
+	switch {
+	case err == nil:
 		_ = c.Close()
 		return fmt.Errorf("%s: %w", path, ErrSocketInUse)
+	case errors.Is(err, unix.ECONNREFUSED):
+		return nil // nobody listens any more
 	}
-	return nil
+	return fmt.Errorf("find out whether socket %s is in use: %w", path, err)
+}
+
+// hungUp reports whether the other end has closed, or closed the half it sends on.
+func hungUp(c *net.UnixConn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return true
+	}
+	gone := true
+	_ = raw.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(p, 0)
+		for errors.Is(err, unix.EINTR) {
+			n, err = unix.Poll(p, 0)
+		}
+		gone = err != nil || n > 0
+	})
+	return gone
 }
 
 // peerCredentials returns who is at the other end.

@@ -98,20 +98,27 @@ func (s *Server) Stats() Stats {
 // Serve accepts connections until ctx ends, then closes all of them and returns once
 // their sessions are closed. It closes l.
 func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
+	defer s.wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	stop := context.AfterFunc(ctx, func() {
 		_ = l.Close()
 		s.closeConns()
 	})
 	defer stop()
-	defer s.wg.Wait()
 	for {
 		c, err := l.AcceptUnix()
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			s.closeConns()
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept on the engine socket: %w", err)
+		default:
+			// Out of descriptors, most likely: those that are connected go on.
+			s.opts.Logger.Error("cannot accept an engine's connection, trying again", "err", err)
+			pause(ctx, acceptPause)
+			continue
 		}
 		if err := s.admit(c); err != nil {
 			s.refused.Add(1)
@@ -121,6 +128,18 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 		}
 		s.accepted.Add(1)
 		s.start(ctx, wire.NewConn(c), c)
+	}
+}
+
+// acceptPause is the time between attempts to accept while the system refuses.
+const acceptPause = 100 * time.Millisecond
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
 	}
 }
 
@@ -155,18 +174,18 @@ func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn) 
 			s.mu.Unlock()
 			_ = conn.Close()
 		}()
-		pid := 0
+		peer := Peer{Gone: func() bool { return hungUp(raw) }}
 		if cred, err := peerCredentials(raw); err == nil {
-			pid = int(cred.Pid)
+			peer.PID = int(cred.Pid)
 		}
-		err := s.serveConn(ctx, conn, pid)
+		err := s.serveConn(ctx, conn, peer)
 		switch {
 		case err == nil, errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), ctx.Err() != nil:
 		case errors.Is(err, connector.ErrProtocol), errors.Is(err, connector.ErrVersion):
 			s.protocolErrors.Add(1)
-			s.opts.Logger.Warn("engine connection closed: the client broke the protocol", "pid", pid, "err", err)
+			s.opts.Logger.Warn("engine connection closed: the client broke the protocol", "pid", peer.PID, "err", err)
 		default:
-			s.opts.Logger.Info("engine connection ended", "pid", pid, "err", err)
+			s.opts.Logger.Info("engine connection ended", "pid", peer.PID, "err", err)
 		}
 	})
 }
@@ -181,7 +200,7 @@ func (s *Server) closeConns() {
 }
 
 // serveConn runs one connection to its end.
-func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, pid int) error {
+func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) error {
 	if err := conn.SetReadDeadline(time.Now().Add(s.opts.HelloTimeout)); err != nil {
 		return err
 	}
@@ -189,9 +208,10 @@ func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, pid int) error 
 	if err != nil {
 		return s.refuse(conn, f.Header, err)
 	}
-	h, err := s.hello(ctx, &f, pid)
+	h, err := s.hello(ctx, &f, peer)
 	if err != nil {
-		return s.refuse(conn, f.Header, err)
+		_ = s.fail(conn, f.Header, err)
+		return err
 	}
 	defer h.close()
 	if err := conn.SetReadDeadline(time.Time{}); err != nil {
@@ -232,7 +252,7 @@ func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, pid int) error 
 // refuse tells a client that broke the protocol so, as far as possible, and returns
 // the error for the log.
 func (s *Server) refuse(conn *wire.Conn, h wire.Header, err error) error {
-	if errors.Is(err, connector.ErrProtocol) || errors.Is(err, connector.ErrVersion) || errors.Is(err, connector.ErrBadRequest) {
+	if errors.Is(err, connector.ErrProtocol) {
 		_ = s.fail(conn, h, err)
 	}
 	return err

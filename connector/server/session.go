@@ -16,6 +16,10 @@ type Peer struct {
 	PID int
 	// Client is the client's name and version, Engine its engine instance.
 	Client, Engine string
+	// Gone reports whether the peer has hung up: it has closed its end, or the half that
+	// it sends on. A client that gives a call up hangs up before its engine goes on, so
+	// that what the call was copying meanwhile can be told from what it was meant to.
+	Gone func() bool
 }
 
 // Scheduler is the session of an engine's scheduler. Calls of one session never

@@ -53,6 +53,29 @@ func (c *Conn) Close() error {
 	return c.c.Close()
 }
 
+// HangUp closes the half of the connection that sends: the other side sees at once that
+// nobody waits for its answers any more.
+func (c *Conn) HangUp() error { return c.c.CloseWrite() }
+
+// AwaitEOF reads and discards until the other side has closed, or until the deadline,
+// which is reported as an error.
+func (c *Conn) AwaitEOF(deadline time.Time) error {
+	if err := c.c.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	for {
+		n, err := c.receive(c.buf)
+		closeFiles(c.files)
+		c.files = c.files[:0]
+		if n == 0 && (errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET)) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
 // SetDeadline bounds reads and writes.
 func (c *Conn) SetDeadline(t time.Time) error { return c.c.SetDeadline(t) }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -116,17 +117,20 @@ func (d *decoder) bytes(what string, limit int) []byte {
 }
 
 // u32s decodes a bin of little-endian 32-bit numbers, at most limit of them.
-func (d *decoder) u32s(what string, limit int) []uint32 {
+func (d *decoder) u32s(what string, limit int) []uint32 { return d.appendU32s(nil, what, limit) }
+
+// appendU32s is u32s into memory that out brings.
+func (d *decoder) appendU32s(out []uint32, what string, limit int) []uint32 {
 	v := d.bytes(what, 4*limit)
 	if len(v)%4 != 0 {
 		d.fail("%s: %d bytes are no whole number of u32", what, len(v))
 	}
-	if d.err != nil || len(v) == 0 {
-		return nil
+	if d.err != nil {
+		return out
 	}
-	out := make([]uint32, len(v)/4)
-	for i := range out {
-		out[i] = binary.LittleEndian.Uint32(v[4*i:])
+	out = slices.Grow(out, len(v)/4)
+	for i := 0; i < len(v); i += 4 {
+		out = append(out, binary.LittleEndian.Uint32(v[i:]))
 	}
 	return out
 }

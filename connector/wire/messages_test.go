@@ -28,7 +28,7 @@ func codecs() []codec {
 	layout := &connector.Layout{Blocks: 9, Runs: []connector.Run{{Region: 1, Offset: 2, Layers: 3, LayerStride: 4, BlockStride: 5, Bytes: 6}}}
 	step := &connector.StepRequest{
 		Allocs:    []connector.Alloc{{Request: "a", Blocks: []uint32{1, 2}, Computed: 16, External: 16}},
-		Scheduled: []connector.Scheduled{{Request: "b", NewBlocks: []uint32{3}, Reset: true, Computed: 1, Count: 2, NewTokens: []uint32{7}}},
+		Scheduled: []connector.Scheduled{{Request: "b", NewBlocks: []uint32{3}, Reset: true, Computed: 1, Count: 2, From: 9, NewTokens: []uint32{7}}},
 		Preempted: []string{"c"}, Finished: []string{"d", "e"},
 	}
 	stepReply := &connector.StepReply{Metadata: []byte{1, 2}, Loads: []connector.PlannedLoad{{Request: "a", Blocks: []uint32{2}}}}

@@ -30,9 +30,10 @@ func AppendMatch(b []byte, m *connector.MatchRequest) []byte {
 	return msgp.AppendBool(b, m.NoSave)
 }
 
-// DecodeMatch fills m from the body of a match request.
+// DecodeMatch fills m from the body of a match request. It uses the memory of m.Tokens
+// again.
 func DecodeMatch(body []byte, m *connector.MatchRequest) error {
-	*m = connector.MatchRequest{}
+	*m = connector.MatchRequest{Tokens: m.Tokens[:0]}
 	d := decoder{b: body}
 	d.fields(func(key []byte) bool {
 		switch string(key) {
@@ -41,7 +42,7 @@ func DecodeMatch(body []byte, m *connector.MatchRequest) error {
 		case "from":
 			m.From = int(d.uint("from", connector.MaxTokens))
 		case "tokens":
-			m.Tokens = d.u32s("tokens", connector.MaxTokens)
+			m.Tokens = d.appendU32s(m.Tokens, "tokens", connector.MaxTokens)
 		case "computed":
 			m.Computed = int(d.uint("computed", maxNumber))
 		case "salt":
@@ -115,7 +116,7 @@ func AppendStep(b []byte, m *connector.StepRequest) []byte {
 }
 
 func appendScheduled(b []byte, s *connector.Scheduled) []byte {
-	b = msgp.AppendMapHeader(b, 6)
+	b = msgp.AppendMapHeader(b, 7)
 	b = msgp.AppendString(b, "r")
 	b = msgp.AppendString(b, s.Request)
 	b = msgp.AppendString(b, "blocks")
@@ -126,6 +127,8 @@ func appendScheduled(b []byte, s *connector.Scheduled) []byte {
 	b = msgp.AppendInt(b, s.Computed)
 	b = msgp.AppendString(b, "count")
 	b = msgp.AppendInt(b, s.Count)
+	b = msgp.AppendString(b, "from")
+	b = msgp.AppendInt(b, s.From)
 	b = msgp.AppendString(b, "tokens")
 	return appendU32s(b, s.NewTokens)
 }
@@ -215,6 +218,8 @@ func (d *decoder) scheduled(s *connector.Scheduled) {
 			s.Computed = int(d.uint("computed", maxNumber))
 		case "count":
 			s.Count = int(d.uint("count", maxNumber))
+		case "from":
+			s.From = int(d.uint("from", connector.MaxTokens))
 		case "tokens":
 			s.NewTokens = d.u32s("tokens", connector.MaxTokens)
 		default:

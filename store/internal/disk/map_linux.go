@@ -5,12 +5,16 @@ import "golang.org/x/sys/unix"
 // hugePageBytes is the size of a transparent huge page on the platforms that matter.
 const hugePageBytes = 2 << 20
 
+// wholeHugePages is the number of huge pages from which on a mapping is rounded up to
+// whole ones: the rest is then little of it.
+const wholeHugePages = 8
+
 // Map returns n zeroed bytes outside the Go heap, page aligned, in huge pages where the
 // kernel gives them: they cost a fifth of the faults and speed up direct I/O.
 func Map(n int) ([]byte, error) {
-	size := (n + hugePageBytes - 1) &^ (hugePageBytes - 1)
-	if n < hugePageBytes {
-		size = AlignUp(n)
+	size := AlignUp(n)
+	if n >= wholeHugePages*hugePageBytes {
+		size = (n + hugePageBytes - 1) &^ (hugePageBytes - 1)
 	}
 	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {

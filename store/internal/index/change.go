@@ -31,6 +31,7 @@ func (t *Table) Insert(batch []Insertion) {
 	for i := range batch {
 		t.insert(&batch[i], now)
 	}
+	t.moveOne()
 }
 
 func (t *Table) insert(in *Insertion, now uint32) {
@@ -40,11 +41,11 @@ func (t *Table) insert(in *Insertion, now uint32) {
 	}
 	h := in.ID.hash()
 	s := &t.shards[shardOf(h)]
-	if t.position(s, h, &in.ID) >= 0 {
+	if _, _, ok := t.position(s, h, &in.ID); ok {
 		return
 	}
 	if in.Parent != (connector.Key{}) {
-		in.ParentRef = t.find(ID{in.ID.Namespace, in.ID.Shard, in.Parent})
+		in.ParentRef = t.find(&ID{in.ID.Namespace, in.ID.Shard, in.Parent})
 	}
 	if in.ParentRef != NoRef {
 		p := t.entry(in.ParentRef)
@@ -61,19 +62,10 @@ func (t *Table) insert(in *Insertion, now uint32) {
 		seq: in.Seq, bytes: in.Bytes, parent: in.ParentRef, depth: in.Depth,
 		use: uint64(in.Tick)<<tickShift | pins,
 	}
-	t.put(s, h, in.Ref)
+	t.put(h, in.Ref)
 	t.count++
 	t.bytes += int64(in.Bytes)
 	in.Added = true
-}
-
-func (t *Table) find(id ID) Ref {
-	h := id.hash()
-	s := &t.shards[shardOf(h)]
-	if p := t.position(s, h, &id); p >= 0 {
-		return s.refs[p]
-	}
-	return NoRef
 }
 
 // touchChain raises the tick of a record and of its ancestors, up to the first that is
@@ -126,13 +118,9 @@ func (t *Table) remove(ref Ref, seq uint64) (Removed, bool) {
 		return Removed{}, false
 	}
 	out := Removed{ID: ID{e.namespace, e.shard, e.key}, Seq: e.seq, Ref: ref}
-	h := out.ID.hash()
-	s := &t.shards[shardOf(h)]
-	p := t.position(s, h, &out.ID)
-	if p < 0 || s.refs[p] != ref {
-		panic("index: an entry is not in the table that it belongs to")
+	if t.cut(&out.ID) != ref {
+		panic("index: a record is in two slots")
 	}
-	t.removeAt(s, p)
 	t.count--
 	t.bytes -= int64(e.bytes)
 	e.seq = 0
@@ -186,7 +174,7 @@ func (t *Table) Place(batch []Insertion) {
 			continue
 		}
 		parent := ID{in.ID.Namespace, in.ID.Shard, in.Parent}
-		if ref := t.find(parent); ref != NoRef {
+		if ref := t.find(&parent); ref != NoRef {
 			in.ParentRef = ref
 			in.Depth = t.entry(ref).childDepth()
 			continue
@@ -226,4 +214,19 @@ func (t *Table) Empty(r Range, out []Removed) (removed []Removed, left int) {
 		t.mu.Unlock()
 	}
 	return out, left
+}
+
+// PinSlot holds the record of a slot, if there is one, until Unpin.
+func (t *Table) PinSlot(ref Ref) (ID, Found, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed || ref >= t.limit {
+		return ID{}, Found{}, false
+	}
+	e := t.entry(ref)
+	if e.seq == 0 {
+		return ID{}, Found{}, false
+	}
+	e.pin()
+	return ID{e.namespace, e.shard, e.key}, Found{Ref: ref, Seq: e.seq, Bytes: e.bytes}, true
 }

@@ -25,7 +25,12 @@ type ID struct {
 
 // entry is one slot's state, 48 bytes. A snapshot holds these bytes as they are.
 type entry struct {
-	key connector.Key
+	// What a lookup looks at and writes comes first: most often it is in one cache line.
+	key       connector.Key
+	namespace uint16
+	shard     connector.Shard
+	depth     uint16 // blocks before this one in its chain, saturating
+	_         uint16
 	// use is the tick of the last use (high 32 bits) and the number of pins (low 32
 	// bits); accessed atomically, under the read lock.
 	use uint64
@@ -33,12 +38,8 @@ type entry struct {
 	seq uint64
 	// parent is the slot of the chain's previous block, valid while that slot holds an
 	// older record.
-	parent    Ref
-	bytes     uint32 // payload size
-	namespace uint16
-	shard     connector.Shard
-	depth     uint16 // blocks before this one in its chain, saturating
-	_         uint16
+	parent Ref
+	bytes  uint32 // payload size
 }
 
 const (
@@ -65,9 +66,9 @@ func (e *entry) touch(tick uint32, pins uint64) {
 func (e *entry) pin()   { atomic.AddUint64(&e.use, 1) }
 func (e *entry) unpin() { atomic.AddUint64(&e.use, ^uint64(0)) }
 
-// is reports whether the entry holds the record id.
+// is reports whether the entry, which is not empty, holds the record id.
 func (e *entry) is(id *ID) bool {
-	return e.key == id.Key && e.seq != 0 && e.namespace == id.Namespace && e.shard == id.Shard
+	return e.key == id.Key && e.namespace == id.Namespace && e.shard == id.Shard
 }
 
 // order is the eviction order: least recently used first, and of a chain used at one time

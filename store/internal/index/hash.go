@@ -6,17 +6,39 @@ import (
 )
 
 const (
-	hashShards  = 256
-	minCapacity = 16
-	// Linear probing over one-byte tags stays within a cache line or two up to this load.
-	maxLoadNum, maxLoadDen = 17, 20
-	lowBytes               = 0x0101010101010101
-	highBits               = 0x8080808080808080
-	wordTags               = 8
+	hashShards = 256
+	// bucketSlots references and their tags fill a cache line: a lookup misses the cache
+	// once here and once for the entry.
+	bucketSlots = 12
+	// Up to a load of 7/8 few records lie outside their own bucket. A single shard of a
+	// small table may be fuller.
+	maxLoadNum, maxLoadDen   = 7, 8
+	maxShardNum, maxShardDen = 15, 16
+	lowBytes                 = 0x0101010101010101
+	highBits                 = 0x8080808080808080
+	lowHalf                  = 1<<32 - 1
+	maxPassed                = 1<<8 - 1
 )
 
+// bucket is one cache line of a hash table.
+type bucket struct {
+	// tags holds one byte of the hash for each reference, 0 where there is none.
+	tags [bucketSlots]uint8
+	_    [3]uint8
+	// passed counts the records that belong here or before and lie in a later bucket, as
+	// this one was full: where it is 0 a search ends. At maxPassed it stays.
+	passed uint8
+	refs   [bucketSlots]Ref
+}
+
+// hashShard is one open-addressing table.
+type hashShard struct {
+	buckets []bucket
+	count   int
+}
+
 // hash mixes an identity. Keys are hashes already; a multiplication spreads them over
-// shard, position and tag even where a caller's keys are not.
+// shard, bucket and tag even where a caller's keys are not.
 func (id *ID) hash() uint64 {
 	h := binary.LittleEndian.Uint64(id.Key[:8]) ^ bits.RotateLeft64(binary.LittleEndian.Uint64(id.Key[8:]), 29)
 	h ^= (uint64(id.Namespace)<<16 | uint64(id.Shard)) * 0x9E3779B97F4A7C15
@@ -25,12 +47,9 @@ func (id *ID) hash() uint64 {
 	return h * 0xD6E8FEB86659FD93
 }
 
-// hashShard is one open-addressing table. tags holds one byte for each position (0 is
-// empty), followed by a copy of the first ones so that eight can be read at any position.
-type hashShard struct {
-	tags  []uint8
-	refs  []Ref
-	count int
+func (e *entry) hash() uint64 {
+	id := ID{Namespace: e.namespace, Shard: e.shard, Key: e.key}
+	return id.hash()
 }
 
 func shardOf(h uint64) int { return int(h >> 56) }
@@ -38,132 +57,135 @@ func shardOf(h uint64) int { return int(h >> 56) }
 func tagOf(h uint64) uint8 { return max(uint8(h>>40), 1) }
 
 func (s *hashShard) home(h uint64) int {
-	return int(uint64(uint32(h)) * uint64(len(s.refs)) >> 32)
+	return int(uint64(uint32(h)) * uint64(len(s.buckets)) >> 32)
 }
 
-func (s *hashShard) word(at int) uint64 { return binary.LittleEndian.Uint64(s.tags[at:]) }
-
-func (s *hashShard) setTag(at int, tag uint8) {
-	s.tags[at] = tag
-	if at < wordTags {
-		s.tags[len(s.refs)+at] = tag
-	}
+// matches returns the slots that hold tag, as the high bits of 8 and of 4 bytes. There are
+// rare false ones, behind a true one.
+func (b *bucket) matches(tag uint8) (first, second uint64) {
+	x := binary.LittleEndian.Uint64(b.tags[:8]) ^ lowBytes*uint64(tag)
+	y := uint64(binary.LittleEndian.Uint32(b.tags[8:])) ^ lowBytes*uint64(tag)&lowHalf
+	return (x - lowBytes) &^ x & highBits, (y - lowBytes) &^ y & highBits & lowHalf
 }
 
-// matches returns, as high bits of bytes, the positions of a word of tags that hold tag
-// and come before the first empty one (with rare false ones), and whether there is an
-// empty one.
-func matches(word uint64, tag uint8) (found uint64, empty bool) {
-	x := word ^ lowBytes*uint64(tag)
-	found = (x - lowBytes) &^ x & highBits
-	free := (word - lowBytes) &^ word & highBits
-	if free != 0 {
-		found &= (free & -free) - 1
+// free returns a slot that holds nothing, or -1.
+func (b *bucket) free() int {
+	first, second := b.matches(0)
+	switch {
+	case first != 0:
+		return bits.TrailingZeros64(first) / 8
+	case second != 0:
+		return 8 + bits.TrailingZeros64(second)/8
 	}
-	return found, free != 0
+	return -1
 }
 
-// candidate returns the first reference whose tag fits, without looking at its entry.
-func (s *hashShard) candidate(h uint64) Ref {
-	if len(s.refs) == 0 {
-		return NoRef
+func (b *bucket) firstTags() uint64 { return binary.LittleEndian.Uint64(b.tags[:8]) }
+
+// candidate returns the first reference whose tag fits, without looking at its entry, or
+// NoRef. first are the bucket's first tags.
+func (b *bucket) candidate(first uint64, tag uint8) Ref {
+	x := first ^ lowBytes*uint64(tag)
+	if x = (x - lowBytes) &^ x & highBits; x != 0 {
+		return b.refs[bits.TrailingZeros64(x)/8]
 	}
-	at := s.home(h)
-	found, _ := matches(s.word(at), tagOf(h))
-	if found == 0 {
-		return NoRef
+	if _, second := b.matches(tag); second != 0 {
+		return b.refs[8+bits.TrailingZeros64(second)/8]
 	}
-	at += bits.TrailingZeros64(found) / 8
-	if at >= len(s.refs) {
-		at -= len(s.refs)
-	}
-	return s.refs[at]
+	return NoRef
 }
 
-// position finds id and returns its position, or -1.
-func (t *Table) position(s *hashShard, h uint64, id *ID) int {
-	if len(s.refs) == 0 {
-		return -1
+// position finds id and returns its bucket and its slot there, or false.
+func (t *Table) position(s *hashShard, h uint64, id *ID) (at, slot int, ok bool) {
+	if len(s.buckets) == 0 {
+		return 0, 0, false
 	}
-	for at, tag := s.home(h), tagOf(h); ; {
-		found, empty := matches(s.word(at), tag)
-		for ; found != 0; found &= found - 1 {
-			p := at + bits.TrailingZeros64(found)/8
-			if p >= len(s.refs) {
-				p -= len(s.refs)
-			}
-			if t.entry(s.refs[p]).is(id) {
-				return p
+	tag := tagOf(h)
+	at = s.home(h)
+	for range s.buckets {
+		b := &s.buckets[at]
+		first, second := b.matches(tag)
+		for ; first != 0; first &= first - 1 {
+			if slot = bits.TrailingZeros64(first) / 8; t.entry(b.refs[slot]).is(id) {
+				return at, slot, true
 			}
 		}
-		if empty {
-			return -1
+		for ; second != 0; second &= second - 1 {
+			if slot = 8 + bits.TrailingZeros64(second)/8; t.entry(b.refs[slot]).is(id) {
+				return at, slot, true
+			}
 		}
-		if at += wordTags; at >= len(s.refs) {
-			at -= len(s.refs)
+		if b.passed == 0 {
+			break
 		}
+		at = s.after(at)
 	}
+	return 0, 0, false
 }
 
-// put adds a reference whose identity is not in the shard.
-func (t *Table) put(s *hashShard, h uint64, ref Ref) {
-	if (s.count+1)*maxLoadDen > len(s.refs)*maxLoadNum {
-		t.grow(s)
+func (s *hashShard) after(at int) int {
+	if at++; at == len(s.buckets) {
+		return 0
+	}
+	return at
+}
+
+// find returns the slot of a record, or NoRef.
+func (t *Table) find(id *ID) Ref {
+	h := id.hash()
+	s := &t.shards[shardOf(h)]
+	if at, slot, ok := t.position(s, h, id); ok {
+		return s.buckets[at].refs[slot]
+	}
+	return NoRef
+}
+
+// put adds a reference whose identity is not in the table.
+func (t *Table) put(h uint64, ref Ref) {
+	s := &t.shards[shardOf(h)]
+	for t.crowded(s) {
+		t.grow(shardOf(h))
 	}
 	s.place(h, ref)
 	s.count++
 }
 
+// crowded reports whether a shard must grow before it takes another record.
+func (t *Table) crowded(s *hashShard) bool {
+	room := len(s.buckets) * bucketSlots
+	return (s.count+1)*maxShardDen > room*maxShardNum ||
+		(s.count+1)*maxLoadDen > room*maxLoadNum && (t.count+1)*maxLoadDen > room*hashShards*maxLoadNum
+}
+
 func (s *hashShard) place(h uint64, ref Ref) {
 	at := s.home(h)
-	for s.tags[at] != 0 {
-		if at++; at == len(s.refs) {
-			at = 0
+	for {
+		b := &s.buckets[at]
+		if slot := b.free(); slot >= 0 {
+			b.tags[slot], b.refs[slot] = tagOf(h), ref
+			return
 		}
-	}
-	s.refs[at] = ref
-	s.setTag(at, tagOf(h))
-}
-
-// grow enlarges a shard by half: less memory stands empty than with doubling.
-func (t *Table) grow(s *hashShard) {
-	old := *s
-	s.resize(max(minCapacity, len(old.refs)+len(old.refs)/2))
-	for p, ref := range old.refs {
-		if old.tags[p] != 0 {
-			s.place(t.entry(ref).hash(), ref)
+		if b.passed < maxPassed {
+			b.passed++
 		}
+		at = s.after(at)
 	}
 }
 
-func (s *hashShard) resize(capacity int) {
-	s.refs = make([]Ref, capacity)
-	s.tags = make([]uint8, capacity+wordTags)
-}
-
-func (e *entry) hash() uint64 {
-	id := ID{Namespace: e.namespace, Shard: e.shard, Key: e.key}
-	return id.hash()
-}
-
-// removeAt empties a position and moves later entries of the run back, so that no
-// tombstones gather under churn.
-func (t *Table) removeAt(s *hashShard, hole int) {
-	n := len(s.refs)
-	for at := hole; ; {
-		if at++; at == n {
-			at = 0
-		}
-		if s.tags[at] == 0 {
-			break
-		}
-		home := s.home(t.entry(s.refs[at]).hash())
-		if (at-home+n)%n >= (at-hole+n)%n {
-			s.refs[hole] = s.refs[at]
-			s.setTag(hole, s.tags[at])
-			hole = at
+// cut removes the reference of a record that is in the table. No tombstone stays.
+func (t *Table) cut(id *ID) Ref {
+	h := id.hash()
+	s := &t.shards[shardOf(h)]
+	at, slot, ok := t.position(s, h, id)
+	if !ok {
+		panic("index: an entry is not in the table that it belongs to")
+	}
+	for b := s.home(h); b != at; b = s.after(b) {
+		if s.buckets[b].passed < maxPassed {
+			s.buckets[b].passed--
 		}
 	}
-	s.setTag(hole, 0)
+	s.buckets[at].tags[slot] = 0
 	s.count--
+	return s.buckets[at].refs[slot]
 }

@@ -20,10 +20,7 @@ func (t *Table) Load(batch []Loaded, lost []Removed) []Removed {
 	defer t.mu.Unlock()
 	for i := range batch {
 		in := &batch[i]
-		h := in.ID.hash()
-		s := &t.shards[shardOf(h)]
-		if p := t.position(s, h, &in.ID); p >= 0 {
-			old := s.refs[p]
+		if old := t.find(&in.ID); old != NoRef {
 			if t.entry(old).seq >= in.Seq {
 				lost = append(lost, Removed{ID: in.ID, Seq: in.Seq, Ref: in.Ref})
 				continue
@@ -37,64 +34,82 @@ func (t *Table) Load(batch []Loaded, lost []Removed) []Removed {
 			seq: in.Seq, bytes: in.Bytes, parent: in.Parent, depth: in.Depth,
 			use: uint64(in.Tick) << tickShift,
 		}
-		t.put(s, h, in.Ref)
+		t.put(in.ID.hash(), in.Ref)
 		t.count++
 		t.bytes += int64(in.Bytes)
 	}
+	t.moveOne()
 	return lost
 }
 
 // Settle is called once after the last Load: it makes every parent at least as recent as
-// its children, as it was before the recency of uses was lost, and sets the clock.
+// its children, as it was before the recency of uses was lost, and sets the clock. It goes
+// from the last slot to the first, since the ends of chains most often lie behind their
+// heads: an ancestor is then raised once and not by each of its descendants.
 func (t *Table) Settle() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.moveAll()
 	newest := uint32(0)
-	for ref := Ref(0); ref < t.limit; ref++ {
-		e := t.entry(ref)
+	for ref := t.limit; ref > 0; ref-- {
+		e := t.entry(ref - 1)
 		if e.seq == 0 {
 			continue
 		}
-		newest = max(newest, e.tick())
-		t.touchChain(t.validParent(e), e.tick())
+		tick := e.tick()
+		newest = max(newest, tick)
+		for p := t.validParent(e); p != NoRef; {
+			up := t.entry(p)
+			if up.tick() >= tick {
+				break
+			}
+			up.use = uint64(tick)<<tickShift | up.use&pinMask
+			p = t.validParent(up)
+		}
 	}
 	t.clock.Store(max(newest, t.clock.Load()))
 }
 
-// Each calls f for the record of every slot of a range until f returns false. It holds the
-// read lock for a few thousand slots at a time.
-func (t *Table) Each(r Range, f func(ID, Found) bool) {
-	for from := uint32(0); from < r.Slots; from += scanRun {
-		if !t.each(r.Base+Ref(from), min(scanRun, r.Slots-from), f) {
-			return
-		}
+// Reserve makes room for that many records at once, which is quicker than growing with
+// them.
+func (t *Table) Reserve(records int) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.region != nil || t.next != nil || records <= 0 {
+		return nil
 	}
+	r, err := newRegion(max(minShardBuckets, records*maxLoadDen/maxLoadNum/(hashShards*bucketSlots)+1))
+	if err != nil {
+		return err
+	}
+	t.region = r
+	for i := range t.shards {
+		t.shards[i].buckets = r.shard(i)
+	}
+	return nil
 }
 
-func (t *Table) each(base Ref, slots uint32, f func(ID, Found) bool) bool {
+// EmptySlots appends the slots of a range that hold no record, the last one first.
+func (t *Table) EmptySlots(r Range, out []Ref) []Ref {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for ref := r.Base + Ref(r.Slots); ref > r.Base; ref-- {
+		if t.entry(ref-1).seq == 0 {
+			out = append(out, ref-1)
+		}
+	}
+	return out
+}
+
+// Heat is the mean tick of a range's records, or empty if there are none. It reports false
+// if a slot is pinned.
+func (t *Table) Heat(r Range, empty uint32) (mean uint32, free bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.closed {
-		return false
+		return empty, true
 	}
-	for ref := base; ref < base+Ref(slots); ref++ {
-		e := t.entry(ref)
-		if e.seq != 0 && !f(ID{e.namespace, e.shard, e.key}, Found{Ref: ref, Seq: e.seq, Bytes: e.bytes}) {
-			return false
-		}
-	}
-	return true
-}
-
-// Heat is the mean tick of a range's slots; an empty slot counts as 0. It reports false
-// if a slot is pinned.
-func (t *Table) Heat(r Range) (mean uint32, free bool) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	if t.closed || r.Slots == 0 {
-		return 0, true
-	}
-	var sum uint64
+	var sum, n uint64
 	for ref := r.Base; ref < r.Base+Ref(r.Slots); ref++ {
 		e := t.entry(ref)
 		if e.pins() > 0 {
@@ -102,10 +117,17 @@ func (t *Table) Heat(r Range) (mean uint32, free bool) {
 		}
 		if e.seq != 0 {
 			sum += uint64(e.tick())
+			n++
 		}
 	}
-	return uint32(sum / uint64(r.Slots)), true
+	if n == 0 {
+		return empty, true
+	}
+	return uint32(sum / n), true
 }
+
+// Clock is the tick of the last use.
+func (t *Table) Clock() uint32 { return t.clock.Load() }
 
 // Tick is the tick of a victim's last use.
 func (v Victim) Tick() uint32 { return uint32(v.order >> 16) }
@@ -122,7 +144,7 @@ func (t *Table) Link(parents map[Ref]connector.Key) {
 	defer t.mu.Unlock()
 	for ref, key := range parents {
 		if e := t.entry(ref); e.seq != 0 && key != (connector.Key{}) {
-			e.parent = t.find(ID{e.namespace, e.shard, key})
+			e.parent = t.find(&ID{e.namespace, e.shard, key})
 		}
 	}
 	var path []Ref

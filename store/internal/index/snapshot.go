@@ -20,30 +20,33 @@ type Image struct {
 
 // ShardImage is one hash table.
 type ShardImage struct {
-	Count int
-	Tags  []byte
-	Refs  []byte
+	Count   int
+	Buckets []byte
 }
 
 // HashShards is the number of hash tables, ImageRun the number of slots in a block of
-// entries and EntryBytes the size of one.
+// entries, EntryBytes and BucketBytes the sizes of an entry and of a bucket.
 const (
-	HashShards = hashShards
-	ImageRun   = chunkEntries
-	EntryBytes = entryBytes
+	HashShards  = hashShards
+	ImageRun    = chunkEntries
+	EntryBytes  = entryBytes
+	BucketBytes = bucketBytes
 )
+
+const bucketBytes = 64
 
 // Image returns the table's memory.
 func (t *Table) Image() Image {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.moveAll()
 	im := Image{Limit: t.limit, Clock: t.clock.Load(), Count: t.count, Bytes: t.bytes}
 	for _, f := range t.spare {
 		im.Spare = append(im.Spare, Range{f.base, f.slots})
 	}
 	for i := range t.shards {
 		s := &t.shards[i]
-		im.Shards[i] = ShardImage{Count: s.count, Tags: s.tags, Refs: asBytes(s.refs)}
+		im.Shards[i] = ShardImage{Count: s.count, Buckets: asBytes(s.buckets)}
 	}
 	im.Entries = t.entryBlocks()
 	return im
@@ -59,9 +62,9 @@ func (t *Table) entryBlocks() [][]byte {
 }
 
 // Prepare makes an empty table ready to be filled from a snapshot and returns the memory
-// to read it into: blocks for entries and, for each hash table, its arrays. Finish must
-// be called after that. The capacities are the number of positions in each hash table.
-func (t *Table) Prepare(im *Image, capacities [hashShards]int) error {
+// to read it into: blocks for entries and, for each hash table, its buckets. Finish must
+// be called after that. Each hash table has that number of buckets.
+func (t *Table) Prepare(im *Image, buckets int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.reserve(uint64(im.Limit)); err != nil {
@@ -72,15 +75,21 @@ func (t *Table) Prepare(im *Image, capacities [hashShards]int) error {
 	for _, r := range im.Spare {
 		t.spare = append(t.spare, freeRange{r.Base, r.Slots})
 	}
-	for i, c := range capacities {
-		if c > 0 {
-			t.shards[i].resize(c)
-		}
-		s := &t.shards[i]
-		s.count = im.Shards[i].Count
-		im.Shards[i].Tags, im.Shards[i].Refs = s.tags, asBytes(s.refs)
-	}
 	im.Entries = t.entryBlocks()
+	if buckets == 0 {
+		return nil
+	}
+	r, err := newRegion(buckets)
+	if err != nil {
+		return err
+	}
+	t.region = r
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.buckets = r.shard(i)
+		s.count = im.Shards[i].Count
+		im.Shards[i].Buckets = asBytes(s.buckets)
+	}
 	return nil
 }
 
@@ -96,14 +105,16 @@ func (t *Table) Finish(first, end Ref) {
 func (t *Table) CheckShard(i int) error {
 	s := &t.shards[i]
 	n := 0
-	for p, ref := range s.refs {
-		if s.tags[p] == 0 {
-			continue
+	for b := range s.buckets {
+		for slot, tag := range s.buckets[b].tags {
+			if tag == 0 {
+				continue
+			}
+			if ref := s.buckets[b].refs[slot]; ref >= t.limit {
+				return fmt.Errorf("hash table %d refers to slot %d of %d", i, ref, t.limit)
+			}
+			n++
 		}
-		if ref >= t.limit {
-			return fmt.Errorf("hash table %d refers to slot %d of %d", i, ref, t.limit)
-		}
-		n++
 	}
 	if n != s.count {
 		return fmt.Errorf("hash table %d has %d entries, not %d", i, n, s.count)

@@ -18,7 +18,7 @@ const (
 	// waits for one run, not for a chain of a million keys.
 	lookupRun = 4096
 	// probeGroup keys are probed together, so that their cache misses overlap.
-	probeGroup = 16
+	probeGroup = 32
 	// parentLag is how far, in ticks, a parent may be behind before an insertion below it
 	// counts as a use of its whole chain.
 	parentLag = 64
@@ -35,10 +35,16 @@ type Table struct {
 	closed bool
 	chunks [][]entry
 	shards [hashShards]hashShard
-	limit  Ref         // references handed out end here
-	spare  []freeRange // ranges given back
-	count  int
-	bytes  int64 // payload bytes of all records
+	empty  bucket // stands for the bucket of a shard that has none
+	// region holds the buckets of all shards, next those of the shards moved while it grows.
+	region, next *region
+	moved        [hashShards]bool
+	left         int // shards to move
+
+	limit Ref         // references handed out end here
+	spare []freeRange // ranges given back
+	count int
+	bytes int64 // payload bytes of all records
 }
 
 type freeRange struct {
@@ -109,7 +115,9 @@ func (t *Table) Close() {
 	for _, c := range t.chunks {
 		_ = disk.Unmap(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(c))), chunkEntries*entryBytes))
 	}
-	t.chunks, t.shards, t.count, t.bytes = nil, [hashShards]hashShard{}, 0, 0
+	t.region.free()
+	t.next.free()
+	t.chunks, t.shards, t.region, t.next, t.count, t.bytes = nil, [hashShards]hashShard{}, nil, nil, 0, 0
 }
 
 // Len is the number of records, PayloadBytes the sum of their payloads.
@@ -131,8 +139,10 @@ func (t *Table) MemoryBytes() int64 {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	n := int64(t.limit) * entryBytes
-	for i := range t.shards {
-		n += int64(cap(t.shards[i].refs))*4 + int64(cap(t.shards[i].tags))
+	for _, r := range [...]*region{t.region, t.next} {
+		if r != nil {
+			n += int64(len(r.memory))
+		}
 	}
 	return n + int64(unsafe.Sizeof(*t))
 }
@@ -141,13 +151,10 @@ func (t *Table) MemoryBytes() int64 {
 func (t *Table) Get(id ID, pin bool) (Found, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	h := id.hash()
-	s := &t.shards[shardOf(h)]
-	p := t.position(s, h, &id)
-	if p < 0 {
+	ref := t.find(&id)
+	if ref == NoRef {
 		return Found{}, false
 	}
-	ref := s.refs[p]
 	e := t.entry(ref)
 	if pin {
 		e.pin()
@@ -186,9 +193,7 @@ func (t *Table) prefixRun(namespace uint16, shards []connector.Shard, run []conn
 		for _, shard := range shards {
 			n := t.probe(ID{Namespace: namespace, Shard: shard}, group[:found], &refs)
 			found = min(found, n)
-			for _, ref := range refs[:n] {
-				pins = append(pins, ref)
-			}
+			pins = append(pins, refs[:n]...)
 			if found == 0 {
 				break
 			}
@@ -202,27 +207,35 @@ func (t *Table) prefixRun(namespace uint16, shards []connector.Shard, run []conn
 }
 
 // probe looks up the keys of a group for one shard and returns how many leading ones are
-// there. It first touches all tag words and then all entries, so that the misses of a
-// group overlap instead of following one another.
+// there. It goes over the group in passes that depend on nothing before them in the pass
+// (hash and bucket, reference, entry), so that the cache misses of a group overlap instead
+// of following one another.
 func (t *Table) probe(id ID, group []connector.Key, refs *[probeGroup]Ref) int {
-	var hashes [probeGroup]uint64
+	var buckets [probeGroup]*bucket
+	var first [probeGroup]uint64
+	var tags [probeGroup]uint8
 	for i := range group {
 		id.Key = group[i]
 		h := id.hash()
-		hashes[i] = h
-		refs[i] = t.shards[shardOf(h)].candidate(h)
+		b := &t.empty
+		if s := &t.shards[shardOf(h)]; len(s.buckets) > 0 {
+			b = &s.buckets[s.home(h)]
+		}
+		buckets[i], tags[i], first[i] = b, tagOf(h), b.firstTags()
+	}
+	for i := range group {
+		if refs[i] = buckets[i].candidate(first[i], tags[i]); refs[i] != NoRef {
+			first[i] = uint64(t.entry(refs[i]).shard)
+		}
 	}
 	for i := range group {
 		id.Key = group[i]
-		if refs[i] != NoRef && t.entry(refs[i]).is(&id) {
+		if refs[i] != NoRef && first[i] == uint64(id.Shard) && t.entry(refs[i]).is(&id) {
 			continue
 		}
-		s := &t.shards[shardOf(hashes[i])]
-		p := t.position(s, hashes[i], &id)
-		if p < 0 {
+		if refs[i] = t.find(&id); refs[i] == NoRef {
 			return i
 		}
-		refs[i] = s.refs[p]
 	}
 	return len(group)
 }
@@ -305,4 +318,10 @@ func (t *Table) renumber() {
 			c[i].use = old>>tickShift/2<<tickShift | old&pinMask
 		}
 	}
+}
+
+// Has reports whether a record is there, without any effect.
+func (t *Table) Has(id ID) bool {
+	_, ok := t.Get(id, false)
+	return ok
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -46,7 +45,7 @@ func Open(o Options) (*Journal, error) {
 	defer cache.Unref()
 	po := &pebble.Options{
 		Cache: cache,
-		FS:    o.FS,
+		FS:    failFS{o.FS, j},
 		// The default is the oldest format that Pebble still reads.
 		FormatMajorVersion: pebble.FormatValueSeparation,
 		MemTableSize:       uint64(o.MemTableBytes),
@@ -68,18 +67,22 @@ func Open(o Options) (*Journal, error) {
 			},
 		},
 	}
+	// Reads must not wait for a lock that a failed write may hold.
+	po.Experimental.ReadSamplingMultiplier = -1
 	for i := range po.Levels {
 		po.Levels[i].BlockSize = 4 << 10
 		po.Levels[i].IndexBlockSize = 256 << 10
 	}
-	var err error
-	j.guard(func() { j.db, err = pebble.Open(o.Dir, po) })
-	if err == nil && j.db == nil {
-		err = j.failure()
-	}
+	opened := make(chan *pebble.DB, 1)
+	err := j.guard(func() error {
+		db, err := pebble.Open(o.Dir, po)
+		opened <- db
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("open journal %s: %w", o.Dir, err)
 	}
+	j.db = <-opened
 	return j, nil
 }
 
@@ -118,15 +121,11 @@ func (j *Journal) Close() error { return j.call("close journal", j.db.Close) }
 // Failed is closed when the journal has failed.
 func (j *Journal) Failed() <-chan struct{} { return j.failed }
 
-// call runs a function of Pebble and turns errors, and the loss of the goroutine that ran
-// it, into an error.
+// call runs a function of Pebble.
 func (j *Journal) call(what string, f func() error) error {
-	if err := j.failure(); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	err := ErrFailed
-	if !j.guard(func() { err = f() }) {
-		err = j.failure()
+	err := j.failure()
+	if err == nil {
+		err = j.guard(f)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -134,27 +133,34 @@ func (j *Journal) call(what string, f func() error) error {
 	return nil
 }
 
-// guard runs f in a goroutine of its own, since Pebble reports an error that it cannot
-// recover from by a call of Logger.Fatalf that must not return: it may happen in f or in a
-// goroutine of Pebble while f waits for it. guard reports whether f returned.
-func (j *Journal) guard(f func()) bool {
-	returned := make(chan struct{})
-	go func() {
-		f()
-		close(returned)
-	}()
+// guard runs f in a goroutine of its own, since a journal that fails takes the goroutine
+// with it (see failFS), or has f wait for one that it took. It returns the error of f, or
+// that of the journal; in that case f may still be running, and what it uses must not be
+// touched again.
+func (j *Journal) guard(f func() error) error {
+	result := make(chan error, 1)
+	go func() { result <- unlessClosed(f) }()
 	select {
-	case <-returned:
-		return true
+	case err := <-result:
+		return err
 	case <-j.failed:
+		return j.failure()
 	}
-	// f may have returned in the same moment.
-	select {
-	case <-returned:
-		return true
-	default:
-		return false
-	}
+}
+
+// unlessClosed turns the panic with which Pebble answers the use of a closed database into
+// an error.
+func unlessClosed(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			closed, ok := r.(error)
+			if !ok || !errors.Is(closed, pebble.ErrClosed) {
+				panic(r)
+			}
+			err = closed
+		}
+	}()
+	return f()
 }
 
 func (j *Journal) failure() error {
@@ -178,13 +184,18 @@ func (l *logger) Errorf(format string, args ...any) {
 }
 
 // Fatalf implements pebble.Logger. The process goes on without a journal: lookups and
-// reads need none, and a cache must never take its engine down. The goroutine ends.
+// reads need none, and a cache must never take its engine down. Pebble expects not to come
+// back from here, and the locks that it holds cannot be told: the goroutine stays.
 func (l *logger) Fatalf(format string, args ...any) {
-	reason := fmt.Sprintf(format, args...)
-	l.once.Do(func() {
-		l.reason.Store(&reason)
-		close(l.failed)
-		l.log.Error("journal: failed, nothing is saved from now on", "reason", reason)
+	(*Journal)(l).fail(fmt.Sprintf(format, args...))
+	select {}
+}
+
+// fail marks the journal as failed.
+func (j *Journal) fail(reason string) {
+	j.once.Do(func() {
+		j.reason.Store(&reason)
+		close(j.failed)
+		j.log.Error("journal: failed, nothing is saved from now on", "reason", reason)
 	})
-	runtime.Goexit()
 }

@@ -182,19 +182,23 @@ func (j *Journal) PutMeta(name string, value []byte) error {
 
 // Meta returns the value stored under a name, or nil.
 func (j *Journal) Meta(name string) ([]byte, error) {
-	var out []byte
+	value := make(chan []byte, 1)
 	err := j.call("read journal", func() error {
 		v, closer, err := j.db.Get(append([]byte{prefixMeta}, name...))
 		if errors.Is(err, pebble.ErrNotFound) {
+			value <- nil
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		out = append([]byte{}, v...)
+		value <- append([]byte{}, v...)
 		return closer.Close()
 	})
-	return out, err
+	if err != nil {
+		return nil, err
+	}
+	return <-value, nil
 }
 
 func (j *Journal) set(key, value []byte) error {
@@ -257,8 +261,10 @@ func (j *Journal) records(from pebble.Reader, first, end uint32, f func(*Record)
 	})
 }
 
+// scan calls f for the entries of a range. It runs in the caller's goroutine: reading goes on
+// where writing has failed.
 func (j *Journal) scan(from pebble.Reader, lower, upper []byte, f func(k, v []byte) error) error {
-	return j.call("read journal", func() error {
+	err := unlessClosed(func() error {
 		it, err := from.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 		if err != nil {
 			return err
@@ -274,4 +280,31 @@ func (j *Journal) scan(from pebble.Reader, lower, upper []byte, f func(k, v []by
 		}
 		return errors.Join(it.Error(), it.Close())
 	})
+	if err != nil {
+		return fmt.Errorf("read journal: %w", err)
+	}
+	return nil
 }
+
+// Snapshot is the journal's records at one moment.
+type Snapshot struct {
+	j *Journal
+	s *pebble.Snapshot
+}
+
+// Snapshot returns the records as they are now. It must be closed.
+func (j *Journal) Snapshot() (*Snapshot, error) {
+	taken := make(chan *pebble.Snapshot, 1)
+	if err := j.call("take snapshot of journal", func() error { taken <- j.db.NewSnapshot(); return nil }); err != nil {
+		return nil, err
+	}
+	return &Snapshot{j, <-taken}, nil
+}
+
+// Records calls f for every record. The record is valid during the call.
+func (s *Snapshot) Records(f func(*Record) error) error {
+	return s.j.records(s.s, 0, 1<<32-1, f, func(error) {})
+}
+
+// Close lets go of the snapshot.
+func (s *Snapshot) Close() error { return s.j.call("close snapshot of journal", s.s.Close) }

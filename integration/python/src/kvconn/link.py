@@ -1,0 +1,225 @@
+"""A connection that comes back by itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from kvconn import __version__, frames
+from kvconn.connection import MAX_SOCKET_PATH_BYTES, Connection
+from kvconn.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    ProtocolError,
+    Rejected,
+    SocketMissing,
+    SocketRefused,
+    Unavailable,
+    VersionMismatch,
+)
+from kvconn.frames import MAX_ID_BYTES, VERSIONS, Op
+
+MAX_MANIFEST_BYTES = 64 << 10
+MAX_LOAD_TIMEOUT_S = 600.0
+_HOPELESS_RETRY_FACTOR = 30
+_WATCH_S = 1.0
+_ABSENT = (ConnectionLost, DeadlineExceeded, SocketMissing, SocketRefused)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to reach the daemon, and who connects.
+
+    Times are in seconds. `timeout` bounds each call: calls take microseconds, and an engine
+    that waits longer than a second for a cache is better off without. `retry_interval` is the
+    least time between two attempts to connect.
+    """
+
+    socket: str
+    engine: str
+    manifest: bytes
+    client: str = f"kvconn-python/{__version__}"
+    timeout: float = 1.0
+    retry_interval: float = 1.0
+    logger: logging.Logger = field(default_factory=lambda: logging.getLogger("kvconn"))
+    absent_level: int = logging.WARNING
+    """Level of the line that says that the daemon cannot be used."""
+
+    def __post_init__(self) -> None:
+        size = len(self.socket.encode())
+        if not 0 < size <= MAX_SOCKET_PATH_BYTES:
+            raise ValueError(f"socket path {self.socket!r} has {size} bytes, want 1 to {MAX_SOCKET_PATH_BYTES}")
+        if not 0 < len(self.engine.encode()) <= MAX_ID_BYTES:
+            raise ValueError(f"engine id {self.engine!r}: want 1 to {MAX_ID_BYTES} bytes")
+        if not 0 < len(self.manifest) <= MAX_MANIFEST_BYTES:
+            raise ValueError(f"manifest of {len(self.manifest)} bytes, want 1 to {MAX_MANIFEST_BYTES}")
+        if self.timeout <= 0 or self.retry_interval <= 0:
+            raise ValueError("timeout and retry_interval must be positive")
+
+
+class Link:
+    """Holds at most one connection that has said hello.
+
+    One thread, the engine's, makes calls and never waits for a daemon that is not there: while
+    there is no connection, calls fail at once. A thread of the link's own sees the daemon go, also
+    while nobody calls, and connects again, no more often than every `retry_interval`. `on_connect`
+    runs on each new connection before the first call, maybe in that thread. Connections are
+    numbered by their `session`: what the daemon was told in one session it does not know in the
+    next.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        hello: dict[str, Any],
+        on_connect: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self.load_timeout = options.timeout
+        self._options = options
+        self._hello = {
+            "versions": list(VERSIONS),
+            "client": options.client,
+            "engine": options.engine,
+            "manifest": options.manifest,
+            **hello,
+        }
+        self._on_connect = on_connect
+        self._lock = threading.Lock()  # guards what follows; never held across I/O
+        self._conn: Connection | None = None
+        self._sessions = 0
+        self._watcher: threading.Thread | None = None
+        self._not_before = 0.0
+        self._complaints: set[str] = set()
+        self._stop = threading.Event()
+
+    @property
+    def connection(self) -> Connection | None:
+        """The usable connection, if any."""
+        return self._conn
+
+    def call(self, op: Op, body: dict[str, Any], decode: Callable[[dict[str, Any]], T]) -> T:
+        """Make one request on whatever connection there is, and decode its answer.
+
+        Raises Unavailable, RequestTooLarge or Rejected.
+        """
+        conn = self._conn
+        if conn is None:
+            raise Unavailable("kvconnd is not connected")
+        return self.call_on(conn, op, body, decode)
+
+    def call_on(self, conn: Connection, op: Op, body: dict[str, Any], decode: Callable[[dict[str, Any]], T]) -> T:
+        """Make one request on a connection, and give the connection up where it fails."""
+        try:
+            return decode(conn.call(op, body, self._options.timeout))
+        except Unavailable as err:
+            self.give_up(conn, err)
+            raise
+
+    def give_up(self, conn: Connection, err: Exception) -> None:
+        """Leave a connection for good, because of err. For the thread that makes calls on it."""
+        if isinstance(err, ConnectionLost):
+            conn.close()
+        else:
+            conn.hang_up()
+        self._detach(conn, err)
+
+    def connect(self) -> Connection | None:
+        """Connect now, within the call timeout, unless there is a connection.
+
+        Returns the connection, or None: then attempts go on in the background.
+        """
+        if self._conn is None and not self._stop.is_set():
+            self._attempt()
+        with self._lock:
+            if self._watcher is None and not self._stop.is_set():
+                self._watcher = threading.Thread(target=self._watch, name="kvconn-watch", daemon=True)
+                self._watcher.start()
+            return self._conn
+
+    def close(self) -> None:
+        """Close the connection and stop trying."""
+        self._stop.set()
+        with self._lock:
+            conn, self._conn = self._conn, None
+            watcher = self._watcher
+        if conn is not None:
+            conn.close()
+        if watcher is not None:
+            watcher.join(timeout=_WATCH_S + 2 * self._options.timeout)
+
+    def _attempt(self) -> None:
+        """Connect, say hello, and publish the connection; or say why not."""
+        self._not_before = time.monotonic() + self._options.retry_interval
+        conn: Connection | None = None
+        try:
+            conn = Connection.open(self._options.socket, self._options.timeout)
+            server = self._say_hello(conn)
+            if self._on_connect is not None:
+                self._on_connect(conn)
+        except Exception as err:  # noqa: BLE001 - whatever it is, the engine goes on without cache
+            if conn is not None:
+                conn.close()
+            if isinstance(err, VersionMismatch | Rejected):  # nothing that passes by itself
+                self._not_before += (_HOPELESS_RETRY_FACTOR - 1) * self._options.retry_interval
+            self._complain(err)
+            return
+        with self._lock:
+            if self._stop.is_set() or self._conn is not None:
+                conn.close()
+                return
+            self._sessions += 1
+            conn.session = self._sessions
+            self._conn = conn
+            back, self._complaints = bool(self._complaints), set()
+        self._options.logger.info(
+            "kvconn: %s at %s %s", server, self._options.socket, "is back" if back else "is connected"
+        )
+
+    def _say_hello(self, conn: Connection) -> str:
+        try:
+            reply = conn.call(Op.HELLO, self._hello, self._options.timeout)
+        except ConnectionLost as err:
+            raise ConnectionLost(f"{err} at hello: it accepts its own user and root only") from err
+        version = frames.field(reply, "version", int)
+        if not VERSIONS[0] <= version <= VERSIONS[1]:
+            raise VersionMismatch(f"kvconnd chose protocol version {version}, this client speaks {VERSIONS}")
+        timeout_s = frames.field(reply, "load_timeout_ms", int) / 1000
+        if not 0 < timeout_s <= MAX_LOAD_TIMEOUT_S:
+            raise ProtocolError(f"load_timeout_ms {timeout_s * 1000:g}: want 1 to {MAX_LOAD_TIMEOUT_S * 1000:g}")
+        self.load_timeout = timeout_s
+        return frames.field(reply, "server", str) or "kvconnd"
+
+    def _detach(self, conn: Connection, err: Exception) -> None:
+        with self._lock:
+            if self._conn is not conn:
+                return
+            self._conn = None
+        self._complain(err)
+
+    def _complain(self, err: Exception) -> None:
+        """Say that the daemon cannot be used: once for each kind of reason until it is back."""
+        kind = "absent" if isinstance(err, _ABSENT) else type(err).__name__
+        with self._lock:
+            if kind in self._complaints or self._stop.is_set():
+                return
+            self._complaints.add(kind)
+        self._options.logger.log(
+            self._options.absent_level, "kvconn: %s. The engine goes on without the cache until it is back.", err
+        )
+
+    def _watch(self) -> None:
+        """See the daemon go, and connect again."""
+        while not self._stop.is_set():
+            conn = self._conn
+            if conn is None:
+                if not self._stop.wait(max(0.0, self._not_before - time.monotonic())):
+                    self._attempt()
+            elif conn.hung_up_within(_WATCH_S):
+                # Its owner closes it: a call may be running on it.
+                self._detach(conn, ConnectionLost(f"kvconnd at {self._options.socket} is gone"))

@@ -1,0 +1,222 @@
+"""The class that vLLM loads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+from vllm.logger import init_logger
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvconn import __version__
+from kvconn.client import Options, SchedulerClient, WorkerClient
+from kvconn.vllm.manifest import build_manifest, first_layer_spec
+from kvconn.vllm.metadata import StepMetadata
+from kvconn.vllm.scheduler import SchedulerSide
+from kvconn.vllm.worker import WorkerSide
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvconn")  # below "vllm", whose handlers it uses
+
+_SETTINGS = {"socket", "timeout"}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _guarded(otherwise: Callable[[], Any]) -> Callable[[F], F]:
+    """Keep exceptions from the engine, which dies of them: log, and return what says "no cache"."""
+
+    def decorate(hook: F) -> F:
+        @wraps(hook)
+        def guarded(self: KVConnConnector, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return hook(self, *args, **kwargs)
+            except Exception:
+                level = logging.DEBUG if hook.__name__ in self._broken else logging.ERROR
+                self._broken.add(hook.__name__)
+                logger.log(level, "kvconn: %s failed, going on without", hook.__name__, exc_info=True)
+                return otherwise()
+
+        return cast(F, guarded)
+
+    return decorate
+
+
+class KVConnConnector(KVConnectorBase_V1):
+    """Keeps vLLM's KV cache on disk through the node's kvconnd.
+
+    Settings in `kv_connector_extra_config`: `socket`, the path of the daemon's socket, and
+    `timeout`, the seconds that a call to it may take (default 1). Settings that cannot work raise
+    ValueError at start; after that nothing that the daemon does or fails to do reaches the engine
+    as an exception.
+    """
+
+    _cache_hit_source = CacheHitSource.DISK
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._broken: set[str] = set()
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._client: SchedulerClient | WorkerClient
+        options = _options(vllm_config, role, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            self._client = scheduler = SchedulerClient(options)
+            self._scheduler = SchedulerSide(scheduler, first_layer_spec(kv_cache_config).block_size, logger)
+            scheduler.connect()
+        else:
+            parallel = vllm_config.parallel_config
+            ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+            self._client = worker = WorkerClient(options, parallel.rank % ranks)
+            self._worker = WorkerSide(worker, kv_cache_config, logger)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A dropped save is a later miss, no reason to recompute a request."""
+        return False
+
+    # Worker side, in the order of the calls.
+
+    @_guarded(lambda: None)
+    def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
+        """Have the KV memory allocated where the daemon can map it."""
+        return self._worker.allocation_context() if self._worker else None
+
+    @_guarded(lambda: None)
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Hand the KV memory to the daemon."""
+        if self._worker:
+            self._worker.register(kv_caches)
+
+    @_guarded(lambda: None)
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Start the step's loads here, before the forward pass, so that they run beside it."""
+        if self._worker and isinstance(kv_connector_metadata, StepMetadata):
+            self._worker.begin(kv_connector_metadata)
+
+    @_guarded(lambda: None)
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Start the step's loads where handle_preemptions was not called for it."""
+        metadata = self._connector_metadata
+        if self._worker and isinstance(metadata, StepMetadata):
+            self._worker.begin(metadata)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are asynchronous: no layer of a running request waits for one."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
+    ) -> None:
+        """Blocks are saved whole, after the last layer."""
+
+    @_guarded(lambda: None)
+    def wait_for_save(self) -> None:
+        """Save the blocks that the step filled; when this returns vLLM may overwrite them."""
+        metadata = self._connector_metadata
+        if self._worker and isinstance(metadata, StepMetadata):
+            self._worker.save(metadata)
+
+    @_guarded(lambda: (None, None))
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Report the requests whose loads have ended."""
+        return None, (self._worker.finished_loads() or None) if self._worker else None
+
+    @_guarded(set)
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Report the blocks that failed, in the same pass as the requests they were loaded for."""
+        return self._worker.take_invalid() if self._worker else set()
+
+    # Scheduler side, in the order of the calls.
+
+    @_guarded(lambda: (0, False))
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return how many tokens kvconnd can load beyond those that vLLM holds."""
+        return self._scheduler.match(request, num_computed_tokens) if self._scheduler else (0, False)
+
+    @_guarded(lambda: None)
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """Take note of the blocks to load into."""
+        if self._scheduler:
+            self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    @_guarded(StepMetadata)
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """Have the leader plan the step."""
+        return self._scheduler.plan(scheduler_output) if self._scheduler else StepMetadata()
+
+    @_guarded(lambda: None)
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Tell the leader what came of loads."""
+        if self._scheduler:
+            self._scheduler.loaded(connector_output)
+
+    @_guarded(lambda: (False, None))
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Let the blocks go at once: what is saved was copied out within its step."""
+        if self._scheduler:
+            self._scheduler.finished(request.request_id)
+        return False, None
+
+    def reset_cache(self) -> bool | None:
+        """Refuse: the store is shared, its records are verified and are never stale."""
+        logger.warning("kvconn: the external cache is not reset: other engines share it")
+        return False
+
+    @_guarded(lambda: None)
+    def shutdown(self) -> None:
+        """Disconnect."""
+        self._client.close()
+
+
+def _options(vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> Options:
+    """Return the client's options. Raises ValueError where the configuration cannot work."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None:
+        raise ValueError("kvconn: there is no kv_transfer_config")
+    settings = dict(transfer.kv_connector_extra_config)
+    if unknown := sorted(set(settings) - _SETTINGS):
+        raise ValueError(
+            f"kvconn: unknown settings {unknown} in kv_connector_extra_config, known are {sorted(_SETTINGS)}"
+        )
+    if not isinstance(settings.get("socket"), str):
+        raise ValueError("kvconn: kv_connector_extra_config needs 'socket', the path of kvconnd's socket")
+    if transfer.kv_role != "kv_both":
+        raise ValueError(f"kvconn: kv_role {transfer.kv_role!r}: the cache is read and written, set 'kv_both'")
+    if transfer.kv_load_failure_policy != "recompute":
+        raise ValueError(
+            f"kvconn: kv_load_failure_policy {transfer.kv_load_failure_policy!r} makes a request fail with a"
+            " block that could be recomputed, set 'recompute'"
+        )
+    if vllm_config.device_config.device_type != "cpu":
+        raise ValueError(f"kvconn: KV memory on {vllm_config.device_config.device_type} is not supported yet")
+    if getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1) > 1:
+        raise ValueError("kvconn: decode context parallelism is not supported yet")
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        raise ValueError(f"kvconn: {len(kv_cache_config.kv_cache_groups)} KV cache groups, only one is supported yet")
+    worker = role == KVConnectorRole.WORKER
+    return Options(
+        socket=settings["socket"],
+        engine=str(transfer.engine_id),
+        manifest=build_manifest(vllm_config, kv_cache_config, f"vllm/{vllm.__version__}"),
+        client=f"kvconn-vllm/{__version__} vllm/{vllm.__version__}",
+        timeout=float(settings.get("timeout", 1.0)),
+        logger=logger,
+        # One line says it: the scheduler's.
+        absent_level=logging.INFO if worker else logging.WARNING,
+    )

@@ -1,0 +1,148 @@
+"""KV memory that the daemon can map: where it is allocated, and how blocks lie in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from kvconn.client import Run
+from kvconn.vllm.manifest import layer_spec
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+# Not in every Python's fcntl module (linux/fcntl.h).
+_F_ADD_SEALS = 1033
+_F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
+
+
+class LayoutError(Exception):
+    """The KV memory does not lie as the engine's own configuration says."""
+
+
+class SharedMemory:
+    """Zeroed memory behind a descriptor, mapped into this process as a tensor of int8.
+
+    The descriptor is sealed against resizing, so that no process that maps it can be made to
+    fault. Memory and descriptor live as long as the tensor's storage, or this object.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.fd = os.memfd_create("kvconn-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, size)
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+            self._map = mmap.mmap(self.fd, size)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        with contextlib.suppress(OSError):  # an optimisation: not every kernel has it for shared memory
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.tensor = torch.frombuffer(self._map, dtype=torch.int8)
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a tensor's storage is this memory."""
+        return storage.data_ptr() == self.tensor.data_ptr() and storage.nbytes() == self.tensor.nbytes
+
+
+class AllocationMode(TorchFunctionMode):
+    """While active, the engine's allocation of its KV memory goes to shared memory.
+
+    vLLM allocates all of it by one `torch.zeros(size, dtype=int8)`; every other call passes.
+    """
+
+    def __init__(self, allocated: Callable[[SharedMemory], None]) -> None:
+        super().__init__()
+        self._allocated = allocated
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Answer the one allocation."""
+        kwargs = kwargs or {}
+        size = _kv_allocation_size(func, args, kwargs)
+        if size is None:
+            return func(*args, **kwargs)
+        try:
+            memory = SharedMemory(size)
+        except (OSError, ValueError):  # register_kv_caches finds other memory and moves it
+            return func(*args, **kwargs)
+        self._allocated(memory)
+        return memory.tensor
+
+
+def _kv_allocation_size(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    device = torch.device(kwargs.get("device") or "cpu")
+    if func is not torch.zeros or kwargs.get("dtype") is not torch.int8 or device.type != "cpu":
+        return None
+    if len(args) == 1 and isinstance(args[0], int) and args[0] > 0 and set(kwargs) <= {"dtype", "device"}:
+        return args[0]
+    return None
+
+
+def backing_storage(kv_caches: Mapping[str, torch.Tensor]) -> torch.UntypedStorage:
+    """Return the one storage that all layers' tensors are views of."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in kv_caches.values()}
+    if len(storages) != 1:
+        raise LayoutError(f"KV memory is {len(storages)} allocations, want one")
+    (storage,) = storages.values()
+    if storage.device.type != "cpu":
+        raise LayoutError(f"KV memory is on {storage.device}, this connector needs it in host memory")
+    return storage
+
+
+def move_to_shared_memory(storage: torch.UntypedStorage) -> int:
+    """Move a storage into shared memory in place, with all views of it, and return the descriptor.
+
+    The way out where the allocation could not be placed; the memory exists twice for a moment.
+    """
+    fd, _ = storage._share_fd_cpu_()  # the storage's own, closed with it
+    return os.dup(fd)
+
+
+def block_runs(kv_cache_config: KVCacheConfig, kv_caches: Mapping[str, torch.Tensor]) -> list[Run]:
+    """Return how a block lies in the memory, by the engine's configuration checked against its tensors."""
+    (group,) = kv_cache_config.kv_cache_groups
+    runs: list[Run] = []
+    for placed in kv_cache_config.kv_cache_tensors:
+        if placed.host_resident:
+            raise LayoutError("host-resident KV tensors are not known to this connector")
+        pages = {int(layer_spec(group.kv_cache_spec, layer).page_size_bytes) for layer in placed.layers}
+        if len(pages) != 1:
+            raise LayoutError(f"layers {placed.layers[0]} to {placed.layers[-1]} have pages of {sorted(pages)} bytes")
+        (page,) = pages
+        for i, layer in enumerate(placed.layers):
+            offset = placed.offset + i * placed.layer_stride
+            _check_layer(kv_caches[layer], layer, offset, placed.block_stride, page, kv_cache_config.num_blocks)
+        runs.append(Run(0, placed.offset, len(placed.layers), placed.layer_stride, placed.block_stride, page))
+    if not runs:
+        raise LayoutError("the model has no KV cache")
+    return runs
+
+
+def _check_layer(t: torch.Tensor, layer: str, offset: int, block_stride: int, page: int, blocks: int) -> None:
+    """Check that block b of a layer is the `page` bytes at `offset + b * block_stride`."""
+    item = t.element_size()
+    if t.data_ptr() - t.untyped_storage().data_ptr() != offset:
+        raise LayoutError(f"{layer} starts at another byte than {offset}")
+    # An attention kernel with smaller blocks sees each block as several.
+    split, rest = divmod(t.shape[0], blocks)
+    if rest or split < 1 or split * t.stride(0) * item != block_stride:
+        raise LayoutError(
+            f"{layer}: {tuple(t.shape)} with strides {t.stride()} is not {blocks} of {block_stride} bytes"
+        )
+    span = sum((n - 1) * s for n, s in zip(t.shape[1:], t.stride()[1:], strict=True)) + 1
+    elements = t[0].numel()
+    if split * elements * item != page or span != elements or (split > 1 and t.stride(0) != elements):
+        raise LayoutError(f"{layer}: a block is no single run of {page} bytes")

@@ -1,0 +1,290 @@
+"""The connector's side in vLLM's scheduler."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvconn.client import (
+    Alloc,
+    KVConnError,
+    Offer,
+    PlannedLoad,
+    Scheduled,
+    SchedulerClient,
+    Step,
+    StepReply,
+    UnknownRequest,
+)
+from kvconn.frames import MAX_ID_BYTES, MAX_SCOPE_BYTES, MAX_TOKENS
+from kvconn.vllm.metadata import StepMetadata
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+_NO_PLAN = StepReply(b"", [])
+
+
+@dataclass
+class _Tracked:
+    """What is known of a request, and what of it the leader was told in `session`."""
+
+    request: Request
+    salt: str
+    lora: str
+    load: bool
+    save: bool
+    session: int = 0
+    tokens_told: int = 0
+    blocks_told: int = 0
+    """Blocks of the current block table that were told, 0 where the table is new."""
+    computed_told: int = 0
+    """End of the tokens that the leader knows to be in those blocks."""
+    asked_at: int = 0
+    """Tokens that the engine held when it asked last."""
+    offered: bool = False
+    loading: list[int] = field(default_factory=list)
+    """Blocks being loaded."""
+
+
+class SchedulerSide:
+    """Tells the leader what vLLM schedules, and passes its offers and plans on. For one thread.
+
+    vLLM calls it many times a step; the leader is called once a look-up, and once a step in which
+    a request starts, fills a block, or is preempted or finished.
+    """
+
+    def __init__(self, client: SchedulerClient, block_size: int, logger: logging.Logger) -> None:
+        self._client = client
+        self._block_size = block_size
+        self._logger = logger
+        self._tracked: dict[str, _Tracked] = {}
+        self._loading: dict[str, _Tracked] = {}
+        """Requests with a load in flight, also where they have ended meanwhile."""
+        self._allocs: list[tuple[_Tracked, Alloc]] = []
+        self._finished: list[_Tracked] = []
+
+    def match(self, request: Request, computed: int) -> tuple[int, bool]:
+        """Return how many tokens can be loaded beyond computed, and whether beside the steps."""
+        tracked = self._track(request)
+        if tracked is None:
+            return 0, False
+        tracked.offered, tracked.asked_at = False, computed
+        try:
+            offer = self._ask(tracked, computed)
+        except KVConnError as err:
+            self._logger.debug("kvconn: no look-up for %s: %s", request.request_id, err)
+            return 0, False
+        # A load inside the step that needs it cannot fail safely in every version of vLLM. And
+        # vLLM survives whole blocks only, with one token left to compute.
+        whole = offer.tokens % self._block_size == 0 and computed + offer.tokens < request.num_tokens
+        if offer.tokens <= 0 or not offer.asynchronous or not whole:
+            return 0, False
+        tracked.offered = True
+        return offer.tokens, True
+
+    def _ask(self, tracked: _Tracked, computed: int) -> Offer:
+        known = tracked.tokens_told if tracked.session == self._client.session else 0
+        try:
+            return self._ask_from(tracked, computed, known)
+        except UnknownRequest:
+            return self._ask_from(tracked, computed, 0)
+
+    def _ask_from(self, tracked: _Tracked, computed: int, start: int) -> Offer:
+        request = tracked.request
+        tokens = request.all_token_ids[start:]
+        offer = self._client.match(
+            request.request_id,
+            tokens,
+            start=start,
+            computed=computed,
+            salt=tracked.salt,
+            lora=tracked.lora,
+            no_load=not tracked.load or request.skip_reading_prefix_cache,
+            no_save=not tracked.save,
+        )
+        if tracked.session != self._client.session:
+            tracked.session = self._client.session
+            tracked.blocks_told = 0
+        tracked.tokens_told = start + len(tokens)
+        return offer
+
+    def _track(self, request: Request) -> _Tracked | None:
+        """Return the state of a request, None where it is none of the leader's business."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            tracked = _admit(request)
+            if tracked is not None:
+                self._tracked[request.request_id] = tracked
+        return tracked
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
+        """Take note of the blocks that vLLM gave a request, and whether it took the offer."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or not (tracked.offered or external):
+            return  # nothing was offered, or this is the second call, after the load
+        tracked.offered = False
+        table = list(blocks.get_block_ids()[0])
+        self._allocs.append((tracked, Alloc(request.request_id, table, tracked.asked_at, external)))
+        if external:
+            first = tracked.asked_at // self._block_size
+            end = -(-(tracked.asked_at + external) // self._block_size)
+            tracked.loading = table[first:end]
+            self._loading[request.request_id] = tracked
+
+    def plan(self, output: SchedulerOutput) -> StepMetadata:
+        """Tell the leader of a step, and return the plan for the workers."""
+        allocs, self._allocs = self._allocs, []
+        finished, self._finished = self._finished, []
+        expected = {a.request: PlannedLoad(a.request, t.loading) for t, a in allocs if a.external}
+        payload, loads = b"", []
+        try:
+            reply = self._step(output, allocs, finished)
+            # Workers report what is in here, and vLLM dies of a report that it does not expect.
+            payload = reply.meta
+            loads = [expected.pop(load.request) for load in reply.loads if load.request in expected]
+        except KVConnError as err:
+            self._logger.debug("kvconn: step not planned: %s", err)
+        except Exception:
+            self._logger.exception("kvconn: step not planned")
+        return StepMetadata(payload, loads, lost=list(expected.values()))
+
+    def _step(
+        self, output: SchedulerOutput, allocs: list[tuple[_Tracked, Alloc]], finished: list[_Tracked]
+    ) -> StepReply:
+        session = self._client.session
+        if not session:
+            return _NO_PLAN
+        step = Step(
+            allocs=[a for t, a in allocs if t.session == session],
+            finished=[t.request.request_id for t in finished if t.session == session],
+            preempted=self._preempted(output, session),
+            scheduled=self._scheduled(output, session),
+        )
+        if not step:
+            return _NO_PLAN
+        try:
+            return self._client.step(step, session)
+        except KVConnError:
+            self._forget(step)
+            raise
+
+    def _forget(self, step: Step) -> None:
+        """Tell the leader no more of a step's requests: what it knows of them is uncertain."""
+        for request_id in [*(a.request for a in step.allocs), *(s.request for s in step.scheduled)]:
+            tracked = self._tracked.get(request_id)
+            if tracked is not None:
+                tracked.session = 0
+
+    def _preempted(self, output: SchedulerOutput, session: int) -> list[str]:
+        told: list[str] = []
+        for request_id in output.preempted_req_ids or ():
+            tracked = self._tracked.get(request_id)
+            if tracked is None:
+                continue
+            if tracked.session == session and tracked.blocks_told:
+                told.append(request_id)
+            tracked.blocks_told = 0
+        return told
+
+    def _scheduled(self, output: SchedulerOutput, session: int) -> list[Scheduled]:
+        told: list[Scheduled] = []
+        cached = output.scheduled_cached_reqs
+        for new in output.scheduled_new_reqs:
+            self._tell(told, output, session, new.req_id, new.num_computed_tokens, True)
+        for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            self._tell(told, output, session, request_id, computed, request_id in cached.resumed_req_ids)
+        return told
+
+    def _tell(
+        self,
+        told: list[Scheduled],
+        output: SchedulerOutput,
+        session: int,
+        request_id: str,
+        computed: int,
+        fresh: bool,
+    ) -> None:
+        """Add a request to what is told, if it starts or fills a block; what it did since the last time."""
+        tracked = self._tracked.get(request_id)
+        if tracked is None or not tracked.save or tracked.session != session:
+            return
+        if fresh:
+            tracked.blocks_told, tracked.computed_told = 0, computed
+        request = tracked.request
+        # Draft tokens are computed too, but may be rejected.
+        end = min(computed + output.num_scheduled_tokens[request_id], request.num_tokens)
+        filled = end // self._block_size > tracked.computed_told // self._block_size
+        if not filled and not fresh:
+            return
+        table = _block_table(output, request_id)
+        told.append(
+            Scheduled(
+                request_id,
+                blocks=table[tracked.blocks_told :],
+                reset=tracked.blocks_told == 0,
+                computed=tracked.computed_told,
+                count=max(0, end - tracked.computed_told),
+                tokens=request.all_token_ids[tracked.tokens_told :],
+                start=tracked.tokens_told,
+            )
+        )
+        tracked.blocks_told = len(table)
+        tracked.computed_told = max(end, tracked.computed_told)
+        tracked.tokens_told = request.num_tokens
+
+    def loaded(self, output: KVConnectorOutput) -> None:
+        """Pass on what came of loads."""
+        done = [r for r in output.finished_recving or () if r in self._loading]
+        invalid = output.invalid_block_ids or set()
+        if not done and not invalid:
+            return
+        for tracked in self._loading.values():
+            if not invalid.isdisjoint(tracked.loading):
+                tracked.load = False  # asked again, the same answer could come for ever
+        session = self._client.session
+        known = [r for r in done if self._loading[r].session == session]
+        for request_id in done:
+            del self._loading[request_id]
+        if not session or not (known or invalid):
+            return
+        try:
+            self._client.loaded(known, invalid, session)
+        except KVConnError as err:
+            self._logger.debug("kvconn: outcome of loads not told: %s", err)
+
+    def finished(self, request_id: str) -> None:
+        """Take note that a request has ended."""
+        tracked = self._tracked.pop(request_id, None)
+        if tracked is not None and tracked.session:
+            self._finished.append(tracked)
+
+
+def _admit(request: Request) -> _Tracked | None:
+    """Return the state of a new request, None where it is neither loaded nor saved."""
+    asked = (request.kv_transfer_params or {}).get("kvconn") or {}
+    load, save = bool(asked.get("load", True)), bool(asked.get("save", True))
+    lora = request.lora_request
+    salt = request.cache_salt or ""
+    lora_scope = f"{lora.lora_name}\0{lora.lora_path}" if lora is not None else ""
+    # Of these, tokens are not all that their KV depends on, or they change under our hands.
+    opaque = request.mm_features or request.prompt_embeds is not None or request.resumable
+    beyond_bounds = (
+        request.num_tokens > MAX_TOKENS
+        or len(request.request_id.encode()) > MAX_ID_BYTES
+        or len(salt.encode()) > MAX_SCOPE_BYTES
+        or len(lora_scope.encode()) > MAX_SCOPE_BYTES
+    )
+    if opaque or beyond_bounds or not (load or save):
+        return None
+    return _Tracked(request, salt, lora_scope, load, save)
+
+
+def _block_table(output: SchedulerOutput, request_id: str) -> list[int]:
+    state = output.kv_connector_block_state
+    groups: Any = state.get_block_ids(request_id) if state is not None else None
+    return list(groups[0]) if groups else []

@@ -1,0 +1,74 @@
+"""The connector's side in a vLLM worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from kvconn.client import WorkerClient
+from kvconn.vllm import memory
+from kvconn.vllm.metadata import StepMetadata
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class WorkerSide:
+    """Hands the daemon a rank's KV memory, and does to it what the leader planned. For one thread."""
+
+    def __init__(self, client: WorkerClient, kv_cache_config: KVCacheConfig, logger: logging.Logger) -> None:
+        self._client = client
+        self._config = kv_cache_config
+        self._logger = logger
+        self._memory: memory.SharedMemory | None = None
+        self._begun: StepMetadata | None = None
+        self._invalid: set[int] = set()
+
+    def allocation_context(self) -> AbstractContextManager[Any]:
+        """Return the context in which the KV memory is allocated where the daemon can map it."""
+
+        def allocated(shared: memory.SharedMemory) -> None:
+            self._memory = shared
+
+        return memory.AllocationMode(allocated)
+
+    def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """Register the KV memory. Raises LayoutError where it is not as the engine says."""
+        storage = memory.backing_storage(kv_caches)
+        runs = memory.block_runs(self._config, kv_caches)
+        if self._memory is not None and self._memory.holds(storage):
+            fd = self._memory.fd
+        else:
+            self._logger.info("kvconn: moving %d bytes of KV memory into shared memory", storage.nbytes())
+            fd = memory.move_to_shared_memory(storage)
+        self._client.register([fd], self._config.num_blocks, runs)
+
+    def begin(self, metadata: StepMetadata) -> None:
+        """Start a step's loads, once, however often it is called for the step."""
+        if self._begun is metadata:
+            return
+        self._begun = metadata
+        self._client.load(b"", metadata.lost)
+        self._client.load(metadata.payload, metadata.loads)
+
+    def save(self, metadata: StepMetadata) -> None:
+        """Copy the blocks that the step filled out of the KV memory."""
+        self._begun = None
+        self._client.save(metadata.payload)
+
+    def finished_loads(self) -> set[str]:
+        """Return the requests whose loads have ended, each once."""
+        done: set[str] = set()
+        if self._client.busy:
+            for load in self._client.poll():
+                done.add(load.request)
+                self._invalid.update(load.failed_blocks)
+        return done
+
+    def take_invalid(self) -> set[int]:
+        """Return the blocks whose loads failed among those that finished_loads returned."""
+        invalid, self._invalid = self._invalid, set()
+        return invalid

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def socket_dir() -> Iterator[Path]:
+    # Socket paths are short: pytest's own directories may not fit.
+    with tempfile.TemporaryDirectory(prefix="kvconn") as name:
+        yield Path(name)
+
+
+@dataclass
+class DaemonProcess:
+    process: subprocess.Popen[bytes]
+    socket: Path
+
+
+@pytest.fixture
+def daemon_process(socket_dir: Path) -> Iterator[DaemonProcess]:
+    """A real kvconnd."""
+    binary = os.environ.get("KVCONND")
+    if not binary:
+        pytest.skip("KVCONND names no daemon")
+    path = socket_dir / "s"
+    process = start_daemon(binary, socket_dir / "store", path)
+    yield DaemonProcess(process, path)
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def daemon(daemon_process: DaemonProcess) -> Path:
+    """The socket of a real kvconnd."""
+    return daemon_process.socket
+
+
+def start_daemon(binary: str, store: Path, path: Path) -> subprocess.Popen[bytes]:
+    args = ["--dir", str(store), "--socket", str(path), "--http", "127.0.0.1:0", "--max-bytes", "1GiB"]
+    process = subprocess.Popen([binary, "serve", *args])
+    until = time.monotonic() + 20
+    while not path.exists():
+        assert process.poll() is None, "kvconnd has exited"
+        assert time.monotonic() < until, "kvconnd is not ready"
+        time.sleep(0.01)
+    return process

@@ -1,0 +1,485 @@
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_daemon import (
+    ERROR,
+    HELLO,
+    LOAD,
+    LOADED,
+    MATCH,
+    POLL,
+    REGISTER,
+    REPLY,
+    SAVE,
+    STEP,
+    FakeDaemon,
+    HangUpError,
+    Refuse,
+    frame,
+)
+
+from kvconn import client
+from kvconn.client import FinishedLoad, Offer, Options, PlannedLoad, Run, SchedulerClient, Step, WorkerClient
+from kvconn.connection import Connection
+from kvconn.frames import Op, pack_u32s
+
+RUNS = [Run(0, 0, 1, 64, 64, 64)]
+
+
+@pytest.fixture
+def fake(socket_dir: Path) -> Iterator[FakeDaemon]:
+    daemon = FakeDaemon(socket_dir / "s")
+    yield daemon
+    daemon.stop()
+
+
+def options(path: Path, **kwargs: Any) -> Options:
+    defaults: dict[str, Any] = {"timeout": 0.3, "retry_interval": 0.05, "manifest": b"{}", "engine": "e"}
+    return Options(socket=str(path), **{**defaults, **kwargs})
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.005)
+
+
+def registered_worker(path: Path, **kwargs: Any) -> WorkerClient:
+    worker = WorkerClient(options(path, **kwargs), shard=0)
+    fd = os.memfd_create("test")
+    assert worker.register([fd], 8, RUNS)
+    return worker
+
+
+def polled(worker: WorkerClient) -> list[FinishedLoad]:
+    """What poll reports until nothing is in flight."""
+    reports: list[FinishedLoad] = []
+
+    def idle() -> bool:
+        reports.extend(worker.poll())
+        return not worker.busy
+
+    wait_until(idle)
+    return reports
+
+
+# Connecting
+
+
+def test_each_reason_not_to_connect_has_its_own_error(socket_dir: Path) -> None:
+    with pytest.raises(client.SocketMissing):
+        Connection.open(str(socket_dir / "none"), 0.1)
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(socket_dir / "stale"))
+    stale.close()
+    with pytest.raises(client.SocketRefused):
+        Connection.open(str(socket_dir / "stale"), 0.1)
+    (socket_dir / "file").write_text("")
+    with pytest.raises(client.SocketRefused):
+        Connection.open(str(socket_dir / "file"), 0.1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_a_socket_of_another_user_is_a_permission_error(fake: FakeDaemon) -> None:
+    os.chmod(fake.path.parent, 0o755)
+    os.chmod(fake.path, 0o600)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(client.SocketPermission):
+            Connection.open(str(fake.path), 0.1)
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("socket", ""), ("socket", "/" + "x" * 107), ("engine", ""), ("manifest", b""), ("timeout", 0.0)],
+)
+def test_options_that_cannot_work_are_refused(setting: str, value: Any) -> None:
+    good: dict[str, Any] = {"socket": "/s", "engine": "e", "manifest": b"{}"}
+    with pytest.raises(ValueError):  # noqa: PT011
+        Options(**{**good, setting: value})
+
+
+def test_hello_says_who_connects(fake: FakeDaemon) -> None:
+    assert WorkerClient(options(fake.path), shard=3)._link.connect() is not None
+    op, body = fake.asked.get()
+    assert op == HELLO
+    assert body["versions"] == [1, 1]
+    assert (body["role"], body["shard"], body["engine"], body["manifest"]) == ("worker", 3, "e", b"{}")
+
+
+def test_absence_is_said_once_and_so_is_the_return(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    scheduler = SchedulerClient(options(socket_dir / "s"))
+    assert not scheduler.connect()
+    for _ in range(20):
+        with pytest.raises(client.Unavailable):
+            scheduler.match("r", [1])
+    fake = FakeDaemon(socket_dir / "s")
+    wait_until(lambda: any("is back" in r.getMessage() for r in caplog.records))
+    warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "No such file" in warnings[0].getMessage()
+    scheduler.close()
+    fake.stop()
+
+
+def test_without_a_daemon_calls_do_not_connect_themselves(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[threading.Thread] = []
+    open_really = Connection.open
+
+    def open_counted(path: str, timeout: float) -> Connection:
+        opened.append(threading.current_thread())
+        return open_really(path, timeout)
+
+    monkeypatch.setattr(Connection, "open", open_counted)
+    scheduler = SchedulerClient(options(socket_dir / "s", retry_interval=60.0))
+    scheduler.connect()
+    for _ in range(100):
+        with pytest.raises(client.Unavailable):
+            scheduler.match("r", [1])
+    assert opened == [threading.current_thread()]
+    scheduler.close()
+
+
+def test_a_daemon_that_chose_another_version_is_not_used(fake: FakeDaemon) -> None:
+    fake.on[HELLO] = lambda _: {"version": 2, "load_timeout_ms": 5}
+    assert not SchedulerClient(options(fake.path)).connect()
+
+
+def test_a_daemon_that_refuses_the_version_is_named_so(fake: FakeDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(_: Any) -> None:
+        raise Refuse("version")
+
+    fake.on[HELLO] = refuse
+    assert not SchedulerClient(options(fake.path)).connect()
+    assert "refused hello" in caplog.text
+
+
+@pytest.mark.parametrize("load_timeout_ms", [0, -1, 10**9, "x"])
+def test_a_load_timeout_out_of_bounds_is_refused(fake: FakeDaemon, load_timeout_ms: Any) -> None:
+    fake.on[HELLO] = lambda _: {"version": 1, "load_timeout_ms": load_timeout_ms}
+    assert not SchedulerClient(options(fake.path)).connect()
+
+
+# Scheduler
+
+
+def test_match_carries_the_request_and_returns_the_offer(fake: FakeDaemon) -> None:
+    fake.on[MATCH] = lambda _: {"tokens": 256, "async": True}
+    scheduler = SchedulerClient(options(fake.path))
+    assert scheduler.connect()
+    offer = scheduler.match("r", [5, 6], start=2, computed=128, salt="s", lora="l", no_save=True)
+    assert offer == Offer(256, True)
+    fake.asked.get()
+    assert fake.asked.get() == (
+        MATCH,
+        {
+            "r": "r",
+            "from": 2,
+            "tokens": pack_u32s([5, 6]),
+            "computed": 128,
+            "salt": "s",
+            "lora": "l",
+            "no_save": True,
+        },
+    )
+
+
+def test_step_and_loaded_carry_everything(fake: FakeDaemon) -> None:
+    fake.on[STEP] = lambda _: {"meta": b"m", "loads": [["r", pack_u32s([4, 5])]]}
+    fake.on[LOADED] = lambda _: {}
+    scheduler = SchedulerClient(options(fake.path))
+    assert scheduler.connect()
+    step = Step([client.Alloc("r", [4, 5], 0, 256)], [client.Scheduled("q", [7], True, 128, 9, [1], 136)], ["p"], ["f"])
+    assert scheduler.step(step, 1) == (b"m", [PlannedLoad("r", [4, 5])])
+    scheduler.loaded(["r"], {5}, 1)
+    fake.asked.get()
+    assert fake.asked.get()[1] == {
+        "allocs": [{"r": "r", "blocks": pack_u32s([4, 5]), "computed": 0, "external": 256}],
+        "scheduled": [
+            {
+                "r": "q",
+                "blocks": pack_u32s([7]),
+                "reset": True,
+                "computed": 128,
+                "count": 9,
+                "from": 136,
+                "tokens": pack_u32s([1]),
+            }
+        ],
+        "preempted": ["p"],
+        "finished": ["f"],
+    }
+    assert fake.asked.get()[1] == {"done": ["r"], "invalid": pack_u32s([5])}
+
+
+def test_an_error_answer_leaves_the_connection_usable(fake: FakeDaemon) -> None:
+    def refuse(body: dict[str, Any]) -> Any:
+        if body["from"]:
+            raise Refuse("unknown_request")
+        return {"tokens": 0}
+
+    fake.on[MATCH] = refuse
+    scheduler = SchedulerClient(options(fake.path))
+    assert scheduler.connect()
+    with pytest.raises(client.UnknownRequest):
+        scheduler.match("r", [1], start=5)
+    assert scheduler.match("r", [1]) == Offer(0, False)
+    assert scheduler.session == 1
+
+
+def test_a_daemon_that_comes_back_is_found_while_nobody_calls(fake: FakeDaemon) -> None:
+    fake.on[MATCH] = lambda _: {"tokens": 128, "async": True}
+    scheduler = SchedulerClient(options(fake.path))
+    assert scheduler.connect()
+    fake.drop()
+    wait_until(lambda: scheduler.session == 2)
+    assert scheduler.match("r", [1]).tokens == 128
+    scheduler.close()
+
+
+def test_a_step_is_not_told_to_a_leader_that_does_not_know_its_requests(fake: FakeDaemon) -> None:
+    fake.on[MATCH] = lambda _: {}
+    scheduler = SchedulerClient(options(fake.path))
+    assert scheduler.connect()
+    fake.drop()
+    wait_until(lambda: scheduler.session == 2)
+    scheduler.match("r", [1])
+    with pytest.raises(client.Unavailable):
+        scheduler.step(Step(finished=["r"]), 1)
+    assert STEP not in fake.ops()
+    scheduler.close()
+
+
+def test_a_silent_daemon_costs_one_deadline_and_then_nothing(fake: FakeDaemon) -> None:
+    release = threading.Event()
+    calls: list[int] = []
+
+    def silent(_: Any) -> Any:
+        calls.append(1)
+        release.wait(20)
+        return {}
+
+    fake.on[MATCH] = silent
+    scheduler = SchedulerClient(options(fake.path, retry_interval=60.0))
+    assert scheduler.connect()
+    with pytest.raises(client.DeadlineExceeded):
+        scheduler.match("r", [1])
+    for _ in range(10):
+        with pytest.raises(client.Unavailable):
+            scheduler.match("r", [1])
+    assert calls == [1]
+    release.set()
+    scheduler.close()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\xff" * 64,
+        frame(2, MATCH, REPLY, 7, {}, length=1 << 30),
+        frame(2, MATCH, REPLY, 8, {}),
+        frame(1, MATCH, REPLY, 7, {}),
+        frame(2, SAVE, REPLY, 7, {}),
+        frame(2, MATCH, REPLY, 7, [1]),
+        frame(2, MATCH, REPLY, 7, {"tokens": "many"}),
+        frame(2, MATCH, ERROR, 7, {"code": 5}),
+        frame(2, MATCH, REPLY, 7, {}) + b"more",
+    ],
+)
+def test_garbage_ends_the_connection_with_a_protocol_error(fake: FakeDaemon, garbage: bytes) -> None:
+    fake.on[MATCH] = lambda _: garbage
+    scheduler = SchedulerClient(options(fake.path, retry_interval=60.0))
+    assert scheduler.connect()
+    with pytest.raises(client.ProtocolError):
+        scheduler.match("r", [1])
+    assert scheduler.session == 0
+    scheduler.close()
+
+
+def test_a_truncated_answer_is_a_lost_connection(fake: FakeDaemon) -> None:
+    scheduler = SchedulerClient(options(fake.path, retry_interval=60.0))
+    assert scheduler.connect()
+
+    def truncated(_: Any) -> Any:
+        fake.conns[0].sendall(frame(2, MATCH, REPLY, 7, {"tokens": 1})[:-2])
+        raise HangUpError
+
+    fake.on[MATCH] = truncated
+    with pytest.raises(client.ConnectionLost):
+        scheduler.match("r", [1])
+    scheduler.close()
+
+
+def test_a_large_answer_is_received_whole(fake: FakeDaemon) -> None:
+    blocks = list(range(200_000))
+    fake.on[STEP] = lambda _: {"meta": bytes(1 << 20), "loads": [["r", pack_u32s(blocks)]]}
+    scheduler = SchedulerClient(options(fake.path, timeout=20.0))
+    assert scheduler.connect()
+    reply = scheduler.step(Step(finished=["x"]), 1)
+    assert len(reply.meta) == 1 << 20
+    assert reply.loads == [PlannedLoad("r", blocks)]
+
+
+# Worker
+
+
+def test_register_passes_the_descriptors(fake: FakeDaemon) -> None:
+    fd = os.memfd_create("test")
+    os.write(fd, b"kv")
+    worker = WorkerClient(options(fake.path), shard=0)
+    assert worker.register([fd], 8, RUNS)
+    assert os.pread(fake.fds[0], 2, 0) == b"kv"
+    assert os.fstat(fake.fds[0]).st_ino == os.fstat(fd).st_ino
+    fake.asked.get()
+    assert fake.asked.get() == (REGISTER, {"blocks": 8, "runs": [[0, 0, 1, 64, 64, 64]]})
+
+
+def test_memory_is_registered_again_on_a_new_connection(fake: FakeDaemon) -> None:
+    fake.on[SAVE] = lambda _: {"taken": 2, "dropped": 1}
+    worker = registered_worker(fake.path)
+    assert fake.ops() == [HELLO, REGISTER]
+    fake.drop()
+    wait_until(lambda: fake.asked.qsize() == 2 and worker._link.connection is not None)
+    assert worker.save(b"m") == (2, 1)
+    assert fake.ops() == [HELLO, REGISTER, SAVE]
+    worker.close()
+
+
+def test_memory_that_is_refused_leaves_the_worker_without_daemon(
+    fake: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Any) -> None:
+        raise Refuse("bad_request")
+
+    fake.on[REGISTER] = refuse
+    worker = WorkerClient(options(fake.path), shard=0)
+    assert not worker.register([os.memfd_create("test")], 8, RUNS)
+    worker.load(b"m", [PlannedLoad("r", [1])])
+    assert worker.poll() == [FinishedLoad("r", [1])]
+    assert "refused register" in caplog.text
+    worker.close()
+
+
+def test_loads_are_reported_once_with_the_blocks_that_failed(fake: FakeDaemon) -> None:
+    fake.on[LOAD] = lambda _: {"loads": 2}
+    fake.on[POLL] = lambda _: {
+        "finished": [["a", b""], ["b", pack_u32s([3])], ["stranger", b""], ["a", b""]],
+    }
+    worker = registered_worker(fake.path)
+    assert worker.poll() == []
+    worker.load(b"m", [PlannedLoad("a", [1]), PlannedLoad("b", [2, 3])])
+    assert worker.busy
+    assert worker.poll() == [FinishedLoad("a", []), FinishedLoad("b", [3])]
+    assert not worker.busy
+    assert worker.poll() == []
+    assert fake.ops() == [HELLO, REGISTER, LOAD, POLL]
+
+
+def test_a_load_connects_at_once_where_the_daemon_was_restarted(fake: FakeDaemon) -> None:
+    fake.on[LOAD] = lambda _: {"loads": 1}
+    fake.on[POLL] = lambda _: {"finished": [["a", b""]]}
+    worker = registered_worker(fake.path, retry_interval=60.0)
+    fake.drop()
+    worker.load(b"m", [PlannedLoad("a", [1])])
+    assert polled(worker) == [FinishedLoad("a", [])]
+
+
+def test_loads_fail_when_the_daemon_dies(fake: FakeDaemon) -> None:
+    fake.on[LOAD] = lambda _: {"loads": 1}
+    worker = registered_worker(fake.path)
+    worker.load(b"m", [PlannedLoad("a", [1, 2]), PlannedLoad("b", [3])])
+    fake.stop()
+    assert polled(worker) == [FinishedLoad("a", [1, 2]), FinishedLoad("b", [3])]
+    worker.load(b"m", [PlannedLoad("c", [4])])
+    assert worker.poll() == [FinishedLoad("c", [4])]
+    assert worker.save(b"m") == (0, 0)
+    worker.close()
+
+
+def test_loads_fail_only_when_a_daemon_that_answers_no_more_has_hung_up(fake: FakeDaemon) -> None:
+    release = threading.Event()
+    fake.on[HELLO] = lambda _: {"version": 1, "load_timeout_ms": 600_000}
+    fake.on[LOAD] = lambda _: {"loads": 1}
+
+    def silent(_: Any) -> Any:
+        release.wait(20)
+        raise HangUpError
+
+    fake.on[POLL] = silent
+    worker = registered_worker(fake.path)
+    worker.load(b"m", [PlannedLoad("a", [1])])
+    assert worker.poll() == []  # the deadline passes, the daemon may still write
+    assert worker.poll() == []
+    release.set()
+    assert polled(worker) == [FinishedLoad("a", [1])]
+    worker.close()
+
+
+def test_a_load_that_is_overdue_fails(fake: FakeDaemon) -> None:
+    fake.on[HELLO] = lambda _: {"version": 1, "load_timeout_ms": 1}
+    fake.on[LOAD] = lambda _: {"loads": 1}
+    fake.on[POLL] = lambda _: {"finished": []}
+    worker = registered_worker(fake.path)
+    worker.load(b"m", [PlannedLoad("a", [1, 2])])
+    assert polled(worker) == [FinishedLoad("a", [1, 2])]
+    assert worker.poll() == []
+    worker.close()
+
+
+def test_a_load_without_metadata_fails_without_a_call(fake: FakeDaemon) -> None:
+    worker = registered_worker(fake.path)
+    worker.load(b"", [PlannedLoad("a", [1])])
+    assert worker.poll() == [FinishedLoad("a", [1])]
+    assert fake.ops() == [HELLO, REGISTER]
+
+
+def test_a_load_that_the_daemon_refuses_fails(fake: FakeDaemon) -> None:
+    def refuse(_: Any) -> None:
+        raise Refuse("bad_request")
+
+    fake.on[LOAD] = refuse
+    worker = registered_worker(fake.path)
+    worker.load(b"m", [PlannedLoad("a", [1])])
+    assert worker.poll() == [FinishedLoad("a", [1])]
+
+
+def test_nothing_to_do_costs_no_call(fake: FakeDaemon) -> None:
+    worker = registered_worker(fake.path)
+    worker.load(b"", [])
+    worker.load(b"saves only", [])
+    assert worker.save(b"") == (0, 0)
+    assert worker.poll() == []
+    assert fake.ops() == [HELLO, REGISTER]
+
+
+def test_no_garbage_reaches_the_worker(fake: FakeDaemon) -> None:
+    fake.on[LOAD] = lambda _: {"loads": 1}
+    fake.on[POLL] = lambda _: {"finished": [["a"]]}
+    fake.on[SAVE] = lambda _: {"taken": "all"}
+    worker = registered_worker(fake.path)
+    worker.load(b"m", [PlannedLoad("a", [1])])
+    assert polled(worker) == [FinishedLoad("a", [1])]
+    worker = registered_worker(fake.path)
+    assert worker.save(b"m") == (0, 0)
+
+
+def test_descriptors_travel_with_the_header(fake: FakeDaemon) -> None:
+    fake.on[REGISTER] = lambda _: {}
+    conn = Connection.open(str(fake.path), 1.0)
+    fds = [os.memfd_create(f"r{i}") for i in range(16)]
+    conn.call(Op.REGISTER, {"runs": [[0] * 6] * 4000}, 5.0, fds)
+    assert [os.fstat(fd).st_ino for fd in fake.fds] == [os.fstat(fd).st_ino for fd in fds]

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import torch
+from fake_daemon import HELLO, LOAD, POLL, SAVE, FakeDaemon
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from kvconn.client import FinishedLoad, Options, PlannedLoad, Run, WorkerClient
+from kvconn.vllm.connector import KVConnConnector, _options
+from kvconn.vllm.metadata import StepMetadata
+from kvconn.vllm.worker import WorkerSide
+
+
+def vllm_config(**transfer: Any) -> Any:
+    defaults = {
+        "kv_connector_extra_config": {"socket": "/s"},
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "engine_id": "e",
+    }
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(**{**defaults, **transfer}),
+        device_config=SimpleNamespace(device_type="cpu"),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("transfer", "message"),
+    [
+        ({"kv_connector_extra_config": {}}, "socket"),
+        ({"kv_connector_extra_config": {"socket": "/s", "sokcet": 1}}, "unknown settings"),
+        ({"kv_role": "kv_producer"}, "kv_both"),
+        ({"kv_load_failure_policy": "fail"}, "recompute"),
+    ],
+)
+def test_settings_that_cannot_work_say_so(transfer: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _options(vllm_config(**transfer), KVConnectorRole.WORKER, SimpleNamespace(kv_cache_groups=[1]))  # type: ignore[arg-type]
+
+
+def test_memory_on_a_gpu_is_refused() -> None:
+    config = vllm_config()
+    config.device_config.device_type = "cuda"
+    with pytest.raises(ValueError, match="cuda"):
+        _options(config, KVConnectorRole.WORKER, SimpleNamespace(kv_cache_groups=[1]))  # type: ignore[arg-type]
+
+
+class Broken:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_no_exception_reaches_the_engine() -> None:
+    connector = object.__new__(KVConnConnector)
+    connector._broken = set()
+    connector._scheduler = connector._worker = connector._client = Broken()  # type: ignore[assignment]
+    connector._connector_metadata = StepMetadata(b"x")
+    request = SimpleNamespace(request_id="r")
+    connector.register_kv_caches({})
+    connector.handle_preemptions(StepMetadata(b"x"))
+    connector.start_load_kv(None)  # type: ignore[arg-type]
+    connector.wait_for_save()
+    connector.update_state_after_alloc(request, None, 5)  # type: ignore[arg-type]
+    connector.update_connector_output(None)  # type: ignore[arg-type]
+    connector.shutdown()
+    assert connector.get_mem_pool_context() is None
+    assert connector.get_finished({"r"}) == (None, None)
+    assert connector.get_block_ids_with_load_errors() == set()
+    assert connector.get_num_new_matched_tokens(request, 0) == (0, False)  # type: ignore[arg-type]
+    assert not connector.build_connector_meta(None)  # type: ignore[arg-type]
+    assert connector.request_finished(request, []) == (False, None)  # type: ignore[arg-type]
+    assert connector.requires_kv_delivery is False
+
+
+@pytest.fixture
+def fake(socket_dir: Path) -> Any:
+    daemon = FakeDaemon(socket_dir / "s")
+    daemon.on[LOAD] = lambda _: {"loads": 1}
+    daemon.on[SAVE] = lambda _: {"taken": 1}
+    daemon.on[POLL] = lambda _: {"finished": [["a", b"\x05\0\0\0"]]}
+    yield daemon
+    daemon.stop()
+
+
+def worker_side(fake: FakeDaemon) -> tuple[WorkerSide, WorkerClient]:
+    client = WorkerClient(Options(socket=str(fake.path), engine="e", manifest=b"{}"), shard=0)
+    spec = SimpleNamespace(page_size_bytes=64)
+    placed = SimpleNamespace(layers=["l"], offset=0, layer_stride=256, block_stride=64, host_resident=False)
+    config = SimpleNamespace(
+        num_blocks=4, kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)], kv_cache_tensors=[placed]
+    )
+    side = WorkerSide(client, config, logging.getLogger("test"))  # type: ignore[arg-type]
+    with side.allocation_context():
+        buffer = torch.zeros(256, dtype=torch.int8, device="cpu")
+    side.register({"l": buffer.view(4, 1, 8, 8)})
+    return side, client
+
+
+def test_a_step_is_begun_once_however_often_it_is_bound(fake: FakeDaemon) -> None:
+    side, client = worker_side(fake)
+    meta = StepMetadata(b"m", [PlannedLoad("a", [5, 6])])
+    side.begin(meta)
+    side.begin(meta)
+    side.save(meta)
+    assert side.finished_loads() == {"a"}
+    assert side.take_invalid() == {5}
+    assert (side.finished_loads(), side.take_invalid()) == (set(), set())
+    assert [op for op in fake.ops() if op != HELLO][1:] == [LOAD, SAVE, POLL]
+    client.close()
+
+
+def test_an_empty_step_makes_no_call(fake: FakeDaemon) -> None:
+    side, client = worker_side(fake)
+    fake.ops()
+    for _ in range(3):
+        meta = StepMetadata()
+        side.begin(meta)
+        side.save(meta)
+        assert side.finished_loads() == set()
+    assert fake.ops() == []
+    client.close()
+
+
+def test_loads_that_no_leader_planned_are_reported_as_failed(fake: FakeDaemon) -> None:
+    side, client = worker_side(fake)
+    fake.ops()
+    side.begin(StepMetadata(lost=[PlannedLoad("b", [1, 2])]))
+    assert side.finished_loads() == {"b"}
+    assert side.take_invalid() == {1, 2}
+    assert fake.ops() == []
+    client.close()
+
+
+def test_the_memory_is_registered_with_its_layout(fake: FakeDaemon) -> None:
+    _, client = worker_side(fake)
+    bodies = [fake.asked.get()[1] for _ in range(2)]
+    assert bodies[1] == {"blocks": 4, "runs": [list(Run(0, 0, 1, 256, 64, 64))]}
+    assert client.poll() == list[FinishedLoad]()
+    client.close()

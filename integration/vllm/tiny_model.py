@@ -1,0 +1,105 @@
+"""Writes a small Llama with random weights and a byte-level tokenizer: a real model, made locally.
+
+Runs in the environment that has torch: `python tiny_model.py DIRECTORY SEED`. The weights are
+scaled so that the output depends on the whole prompt: one token changed early changes the
+tokens that follow, so wrong KV shows as wrong tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, INTERMEDIATE = 512, 8, 8, 2, 64, 1536
+VOCABULARY = 260
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
+QK_STD, OUTPUT_STD, EMBEDDING_STD = 0.12, 0.25, 1.0
+
+
+def weights(seed: int) -> dict[str, torch.Tensor]:
+    """Return the model's tensors: normal, of standard deviation fan_in ** -0.5 unless said otherwise."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(rows: int, columns: int, std: float | None = None) -> torch.Tensor:
+        scale = columns**-0.5 if std is None else std
+        return torch.randn(rows, columns, generator=generator) * scale
+
+    tensors = {
+        "model.embed_tokens.weight": normal(VOCABULARY, HIDDEN, EMBEDDING_STD),
+        "lm_head.weight": normal(VOCABULARY, HIDDEN, EMBEDDING_STD),
+        "model.norm.weight": torch.ones(HIDDEN),
+    }
+    for i in range(LAYERS):
+        layer = f"model.layers.{i}"
+        tensors |= {
+            f"{layer}.self_attn.q_proj.weight": normal(HEADS * HEAD_SIZE, HIDDEN, QK_STD),
+            f"{layer}.self_attn.k_proj.weight": normal(KV_HEADS * HEAD_SIZE, HIDDEN, QK_STD),
+            f"{layer}.self_attn.v_proj.weight": normal(KV_HEADS * HEAD_SIZE, HIDDEN),
+            f"{layer}.self_attn.o_proj.weight": normal(HIDDEN, HEADS * HEAD_SIZE, OUTPUT_STD),
+            f"{layer}.mlp.gate_proj.weight": normal(INTERMEDIATE, HIDDEN),
+            f"{layer}.mlp.up_proj.weight": normal(INTERMEDIATE, HIDDEN),
+            f"{layer}.mlp.down_proj.weight": normal(HIDDEN, INTERMEDIATE),
+            f"{layer}.input_layernorm.weight": torch.ones(HIDDEN),
+            f"{layer}.post_attention_layernorm.weight": torch.ones(HIDDEN),
+        }
+    return tensors
+
+
+def config() -> dict[str, object]:
+    """Return the model's config.json."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_SIZE,
+        "intermediate_size": INTERMEDIATE,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 3,
+        "torch_dtype": "float32",
+    }
+
+
+def tokenizer() -> Tokenizer:
+    """Return a tokenizer whose tokens are the 256 bytes, behind the special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet))}
+    tok = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=SPECIAL[0]))
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.decoder = decoders.ByteLevel()
+    tok.add_special_tokens(list(SPECIAL))
+    return tok
+
+
+def write(directory: Path, seed: int) -> None:
+    """Write the model's files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(weights(seed), directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config(), indent=2))
+    tokenizer().save(str(directory / "tokenizer.json"))
+    special = {
+        "unk_token": SPECIAL[0],
+        "bos_token": SPECIAL[1],
+        "eos_token": SPECIAL[2],
+        "pad_token": SPECIAL[3],
+    }
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False, **special}
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2))
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,123 @@
+package journal
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+)
+
+func openTest(t *testing.T, fs vfs.FS) *Journal {
+	t.Helper()
+	j, err := Open(Options{Dir: "/j", FS: fs, CacheBytes: 1 << 20, MemTableBytes: MinMemTableBytes, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+func testRecord(i uint32) Record {
+	return Record{
+		Location: Location{i % 3, i}, Namespace: 1, Shard: 2, Key: [16]byte{byte(i)}, Parent: [16]byte{byte(i + 1)},
+		ParentAt: Location{i, 7}, Depth: 9, Tick: i, Bytes: 4096, Seq: uint64(i) + 1,
+	}
+}
+
+func TestJournalKeepsWhatABarrierMadeDurable(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	j := openTest(t, mem)
+	b := j.NewBatch()
+	for i := range uint32(100) {
+		r := testRecord(i)
+		if err := b.PutRecord(&r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gone := testRecord(50)
+	if err := errors.Join(b.DeleteRecord(gone.Location), b.PutSize(1, 2, 4096), b.Commit(), j.PutSegment(Segment{1, 2, 8192}),
+		j.PutNamespace(Namespace{ID: 1}), j.PutMeta("a", []byte("b")), j.Barrier()); err != nil {
+		t.Fatal(err)
+	}
+	after := openTest(t, mem.CrashClone(vfs.CrashCloneCfg{}))
+	n := 0
+	err := after.Records(0, 1<<32-1, func(r *Record) error {
+		n++
+		if want := testRecord(r.Location.Slot); *r != want {
+			t.Errorf("%+v, want %+v", *r, want)
+		}
+		return nil
+	}, func(err error) { t.Error(err) })
+	if err != nil || n != 99 {
+		t.Errorf("%d records, %v", n, err)
+	}
+	segments, err := after.Segments()
+	if err != nil || len(segments) != 1 || segments[0] != (Segment{1, 2, 8192}) {
+		t.Errorf("%v, %v", segments, err)
+	}
+	names, err := after.Namespaces()
+	if err != nil || len(names) != 1 {
+		t.Errorf("%v, %v", names, err)
+	}
+	if v, err := after.Meta("a"); err != nil || string(v) != "b" {
+		t.Errorf("%q, %v", v, err)
+	}
+	if v, err := after.Meta("absent"); err != nil || v != nil {
+		t.Errorf("%q, %v", v, err)
+	}
+	if err := errors.Join(after.Close(), j.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMalformedEntryIsPassedOver(t *testing.T) {
+	j := openTest(t, vfs.NewMem())
+	defer func() { _ = j.Close() }()
+	r := testRecord(5)
+	b := j.NewBatch()
+	if err := errors.Join(b.PutRecord(&r), b.Commit(), j.set(recordKey(nil, Location{1, 1}), []byte("short"))); err != nil {
+		t.Fatal(err)
+	}
+	bad, good := 0, 0
+	err := j.Records(0, 1<<32-1, func(*Record) error { good++; return nil }, func(error) { bad++ })
+	if err != nil || bad != 1 || good != 1 {
+		t.Errorf("%d bad, %d good, %v", bad, good, err)
+	}
+}
+
+// TestFailedDiskEndsTheJournalAndNothingElse fails a write in a place where Pebble would
+// end the process.
+func TestFailedDiskEndsTheJournalAndNothingElse(t *testing.T) {
+	for _, what := range []string{".log", "MANIFEST", ".sst"} {
+		var broken atomic.Bool
+		inject := errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if broken.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsWrite && strings.Contains(op.Path, what) {
+				return os.ErrPermission
+			}
+			return nil
+		})
+		j := openTest(t, errorfs.Wrap(vfs.NewMem(), inject))
+		r := testRecord(1)
+		b := j.NewBatch()
+		if err := errors.Join(b.PutRecord(&r), b.Commit(), j.Barrier()); err != nil {
+			t.Fatal(err)
+		}
+		broken.Store(true)
+		var err error
+		for i := uint32(0); err == nil && i < 100; i++ {
+			r := testRecord(i)
+			err = errors.Join(b.PutRecord(&r), b.Commit(), j.Flush(), j.Barrier())
+		}
+		if !errors.Is(err, ErrFailed) {
+			t.Errorf("%s: %v", what, err)
+		}
+		<-j.Failed()
+		if err := j.Close(); !errors.Is(err, ErrFailed) {
+			t.Errorf("%s: close: %v", what, err)
+		}
+	}
+}
