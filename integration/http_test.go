@@ -106,7 +106,7 @@ func TestSettingsComeFromTheFile(t *testing.T) {
 	if err := n.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	n.wait("the daemon's socket", func() bool { _, err := os.Stat(n.socket); return err == nil })
+	n.waitReady()
 	info, err := daemon.ReadInfo(n.dir)
 	if err != nil || info.HTTP != "" {
 		t.Errorf("info %+v, %v; want no HTTP", info, err)

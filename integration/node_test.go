@@ -3,6 +3,7 @@ package integration
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/daemon"
 	"github.com/kvconn/kvconn/engine"
@@ -30,7 +32,7 @@ var binary = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "kvconnd")
-	out, err := exec.Command("go", "build", "-o", path, "../cmd/kvconnd").CombinedOutput()
+	out, err := exec.Command("go", slices.Concat([]string{"build"}, buildFlags(), []string{"-o", path, "../cmd/kvconnd"})...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("build kvconnd: %w\n%s", err, out)
 	}
@@ -77,17 +79,33 @@ func (n *node) command() *exec.Cmd {
 	return exec.Command(path, args...)
 }
 
-// start runs the daemon and waits for its socket.
+// start runs the daemon and waits until it serves. The socket of a killed one is left to
+// it to replace.
 func (n *node) start() {
 	n.t.Helper()
 	n.cmd, n.log = n.command(), new(strings.Builder)
 	n.cmd.Stderr = n.log
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	_ = os.Remove(n.socket) // what a killed daemon left
 	if err := n.cmd.Start(); err != nil {
 		n.t.Fatal(err)
 	}
-	n.wait("the daemon's socket", func() bool { _, err := os.Stat(n.socket); return err == nil })
+	n.waitReady()
+}
+
+// waitReady waits until this daemon, and no other, answers on the socket.
+func (n *node) waitReady() {
+	n.t.Helper()
+	n.wait("the daemon's socket", func() bool {
+		info, err := daemon.ReadInfo(n.dir)
+		if err != nil || info.PID != n.cmd.Process.Pid {
+			return false
+		}
+		c, err := net.Dial("unix", n.socket)
+		if err != nil {
+			return false
+		}
+		return c.Close() == nil
+	})
 }
 
 // wait polls until cond holds.
@@ -174,6 +192,12 @@ func engineOptions(change func(*engine.Options)) engine.Options {
 // newInstance starts an engine. It does not need the daemon to be there.
 func newInstance(t *testing.T, n *node, change func(*engine.Options)) *instance {
 	t.Helper()
+	return newInstanceOf(t, n, change, func(*connector.Manifest) {})
+}
+
+// newInstanceOf starts an engine that declares another namespace than its own.
+func newInstanceOf(t *testing.T, n *node, change func(*engine.Options), declare func(*connector.Manifest)) *instance {
+	t.Helper()
 	e, err := engine.New(engineOptions(change))
 	if err != nil {
 		t.Fatal(err)
@@ -181,6 +205,7 @@ func newInstance(t *testing.T, n *node, change func(*engine.Options)) *instance 
 	i := &instance{Engine: e, t: t}
 	if n != nil {
 		o := client.Options{Socket: n.socket, Engine: fmt.Sprintf("%s-%p", t.Name(), e), Manifest: e.Manifest(), RetryInterval: time.Millisecond}
+		declare(&o.Manifest)
 		if i.scheduler, err = client.NewScheduler(o); err != nil {
 			t.Fatal(err)
 		}

@@ -7,9 +7,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/engine"
 	"github.com/kvconn/kvconn/engine/model"
@@ -124,6 +126,43 @@ func TestEngineDyingMidwayLeavesNothingBehind(t *testing.T) {
 	same(t, "a new engine", e.run("new", ps), want)
 }
 
+// A process that is killed takes its memory and leases with it.
+func TestKilledEngineProcessIsNoticed(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(path, "demo-engine", "--socket", n.socket)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.wait("the engine to register", func() bool { s := n.status(); return len(s.Ranks) == 1 && s.Ranks[0].Registered })
+	if _, err := fmt.Fprintf(in, "{\"id\":\"r\",\"max_tokens\":100,\"tokens\":[1,2,3%s]}\n", strings.Repeat(",7", 600)); err != nil {
+		t.Fatal(err)
+	}
+	n.wait("the engine to work", func() bool { return len(n.status().Engines) == 1 && n.status().Engines[0].Requests.Requests == 1 })
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	n.wait("the daemon to let go of the engine", func() bool {
+		s := n.status()
+		return len(s.Engines) == 0 && len(s.Ranks) == 0 && s.Store.Leases == 0
+	})
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", n.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(maps), "memfd:") {
+		t.Error("the dead engine's memory is still mapped")
+	}
+}
+
 func TestTwoEnginesShareOneCache(t *testing.T) {
 	n := newNode(t)
 	n.start()
@@ -219,6 +258,20 @@ func TestOtherModelsAndLayoutsMissCleanly(t *testing.T) {
 			other := newInstance(t, n, change)
 			got := other.run("other", ps[:1])
 			same(t, name, got, reference(t, change, ps[:1]))
+			if c := got[0].CachedTokens; c != 0 {
+				t.Errorf("%d tokens came from another namespace", c)
+			}
+		})
+	}
+	for name, declare := range map[string]func(*connector.Manifest){
+		"other dtype":          func(m *connector.Manifest) { m.KVDType = "bfloat16" },
+		"other revision":       func(m *connector.Manifest) { m.Revision = "next" },
+		"other engine version": func(m *connector.Manifest) { m.Engine = "kvconn-engine/2" },
+		"other kernel":         func(m *connector.Manifest) { m.Extra = map[string]string{"isa": "amx"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := newInstanceOf(t, n, nil, declare).run("other", ps[:1])
+			same(t, name, got, reference(t, nil, ps[:1]))
 			if c := got[0].CachedTokens; c != 0 {
 				t.Errorf("%d tokens came from another namespace", c)
 			}

@@ -6,33 +6,64 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"time"
 
-	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
-
+	"github.com/kvconn/kvconn/config"
 	"github.com/kvconn/kvconn/store/storebench"
 )
 
 // benchCmd is `kvconnd bench`.
 type benchCmd struct {
+	Store benchStoreCmd `cmd:"" help:"Measure verified reads and writes beside what the disk does raw."`
 	Index benchIndexCmd `cmd:"" help:"Measure the index: look-up, memory, time to open."`
+}
+
+// benchStoreCmd is `kvconnd bench store`.
+type benchStoreCmd struct {
+	Dir         string       `name:"dir" placeholder:"DIR" help:"Where the temporary files are made: on the disk to measure. Default: the system's directory for temporary files."`
+	RecordBytes config.Bytes `name:"record-bytes" default:"2MiB" placeholder:"SIZE" help:"Size of a record (default 2MiB)."`
+	TotalBytes  config.Bytes `name:"total-bytes" default:"512MiB" placeholder:"SIZE" help:"Bytes that each round reads and writes (default 512MiB)."`
+	Rounds      int          `name:"rounds" default:"5" placeholder:"N" help:"Rounds of raw and store measurements in turn; medians count (default 5)."`
+	JSON        bool         `name:"json" help:"Print the result as JSON."`
+}
+
+// Run measures raw device and store in turn.
+func (c *benchStoreCmd) Run(ctx context.Context, std *streams) error {
+	r, err := storebench.Store(ctx, storebench.StoreOptions{
+		Dir: orTempDir(c.Dir), PayloadBytes: int(c.RecordBytes), TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
+		Progress: func(step string) { fmt.Fprintln(std.err, step) },
+	})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(std.out, r)
+	}
+	const gib = 1 << 30
+	_, err = fmt.Fprintf(std.out, `records of %s, %s a round, direct I/O: %v; medians
+                raw          store        ratio   CPU s/GiB   p50        p99
+read     %8.2f GiB/s %8.2f GiB/s  %6.3f      %6.3f   %7.2f ms %7.2f ms   raw shape %s
+write    %8.2f GiB/s %8.2f GiB/s  %6.3f      %6.3f   %7.2f ms %7.2f ms   raw shape %s
+at the cap, every write evicting: write %.3f of raw, read p99 %.2f times that of an idle store
+`, c.RecordBytes, c.TotalBytes, r.DirectIO,
+		r.RawReadBytesPerS/gib, r.ReadBytesPerS/gib, r.ReadRatio, r.ReadCPUSPerGiB, 1e3*r.ReadP50Seconds, 1e3*r.ReadP99Seconds, r.RawReadShape,
+		r.RawWriteBytesPerS/gib, r.WriteBytesPerS/gib, r.WriteRatio, r.WriteCPUSPerGiB, 1e3*r.WriteP50Seconds, 1e3*r.WriteP99Seconds, r.RawWriteShape,
+		r.ChurnWriteRatio, r.ChurnReadP99Ratio)
+	return err
 }
 
 // benchIndexCmd is `kvconnd bench index`.
 type benchIndexCmd struct {
-	Records int    `name:"records" default:"5000000" placeholder:"N" help:"Records in the index."`
+	Records int    `name:"records" default:"5000000" placeholder:"N" help:"Records in the index (default 5000000)."`
 	Dir     string `name:"dir" placeholder:"DIR" help:"Where the temporary store is made; default: the system's directory for temporary files."`
 	JSON    bool   `name:"json" help:"Print the result as JSON."`
 }
 
 // Run builds an index in a temporary directory and measures it.
 func (c *benchIndexCmd) Run(ctx context.Context, std *streams) error {
-	if c.Dir == "" {
-		c.Dir = os.TempDir()
-	}
-	bar := newProgress(std.err, int64(c.Records), "building the index")
-	r, err := storebench.Index(ctx, storebench.IndexOptions{Dir: c.Dir, Records: c.Records, Progress: func(n int) { bar.set(int64(n)) }})
+	bar := newProgress(std.err, "building the index")
+	r, err := storebench.Index(ctx, storebench.IndexOptions{
+		Dir: orTempDir(c.Dir), Records: c.Records, Progress: func(n int) { bar.set(int64(n), int64(c.Records)) },
+	})
 	bar.finish()
 	if err != nil {
 		return err
@@ -50,37 +81,16 @@ open after kill -9        %.3f s
 	return err
 }
 
+func orTempDir(dir string) string {
+	if dir == "" {
+		return os.TempDir()
+	}
+	return dir
+}
+
 // printJSON writes v for programs.
 func printJSON(out io.Writer, v any) error {
 	enc := json.NewEncoder(out)
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
-}
-
-// progress is a bar on a terminal, and nothing elsewhere.
-type progress struct{ bar *progressbar.ProgressBar }
-
-func newProgress(out io.Writer, total int64, what string) *progress {
-	f, ok := out.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return &progress{}
-	}
-	return &progress{progressbar.NewOptions64(total,
-		progressbar.OptionSetWriter(out), progressbar.OptionSetDescription(what), progressbar.OptionClearOnFinish(),
-		progressbar.OptionThrottle(progressInterval))}
-}
-
-// progressInterval is how often a bar is drawn at most.
-const progressInterval = 100 * time.Millisecond
-
-func (p *progress) set(n int64) {
-	if p.bar != nil {
-		_ = p.bar.Set64(n)
-	}
-}
-
-func (p *progress) finish() {
-	if p.bar != nil {
-		_ = p.bar.Finish()
-	}
 }

@@ -28,6 +28,7 @@ type cli struct {
 	Status     statusCmd     `cmd:"" help:"Show what a running daemon does."`
 	Config     configCmd     `cmd:"" help:"Print the configuration of an engine."`
 	Demo       demoCmd       `cmd:"" help:"Show on this machine what the cache does."`
+	Fsck       fsckCmd       `cmd:"" help:"Check and repair a store that no daemon has open."`
 	Bench      benchCmd      `cmd:"" help:"Measure kvconn on this machine, beside the machine's own limits."`
 	DemoEngine demoEngineCmd `cmd:"" hidden:"" help:"The demo's engine process."`
 }

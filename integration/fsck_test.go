@@ -1,0 +1,63 @@
+package integration
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/kvconn/kvconn/store"
+)
+
+func TestFsckSaysExactlyWhatItDropped(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	ps := prompts(30, 4)
+	want := reference(t, nil, ps)
+	e := newInstance(t, n, nil)
+	same(t, "first run", e.run("first", ps), want)
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(path, "fsck", n.dir).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "in use") {
+		t.Errorf("fsck of a store in use: %v, %s", err, out)
+	}
+	n.waitDurable()
+	records := n.status().Store.Records
+	n.stop()
+	fsck := func() store.FsckReport {
+		t.Helper()
+		out, err := exec.Command(path, "fsck", "--payload", "--json", n.dir).Output()
+		if err != nil {
+			t.Fatalf("fsck: %v, %s", err, out)
+		}
+		var r store.FsckReport
+		if err := json.Unmarshal(out, &r); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	if r := fsck(); !r.Clean() || r.Records != records {
+		t.Errorf("fsck of a good store: %+v, want %d records and nothing else", r, records)
+	}
+	flipPayloads(t, n.dir, rand.New(rand.NewPCG(3, 4)))
+	r := fsck()
+	if len(r.Dropped) == 0 || r.Records+int64(len(r.Dropped)) != records {
+		t.Errorf("fsck after flipped bits: %d records left and %d dropped of %d", r.Records, len(r.Dropped), records)
+	}
+	if r := fsck(); !r.Clean() {
+		t.Errorf("second fsck: %+v, want nothing left to do", r)
+	}
+	n.start()
+	same(t, "after fsck", e.run("after", ps), want)
+	if c := n.status().Store.Corrupt; c != 0 {
+		t.Errorf("%d corrupt records found after fsck --payload", c)
+	}
+	out, err = exec.Command(path, "fsck", t.TempDir()).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "holds no store") {
+		t.Errorf("fsck of an empty directory: %v, %s", err, out)
+	}
+}
