@@ -22,6 +22,7 @@ type Serve struct {
 	LoadTimeout      time.Duration `name:"load-timeout" env:"KVCONN_LOAD_TIMEOUT" default:"10s" help:"Time in which every load ends; what is missing then is recomputed."`
 	LoadStagingBytes Bytes         `name:"load-staging-bytes" env:"KVCONN_LOAD_STAGING_BYTES" default:"64MiB" placeholder:"SIZE" help:"Staging memory for loads, per rank."`
 	SaveStagingBytes Bytes         `name:"save-staging-bytes" env:"KVCONN_SAVE_STAGING_BYTES" default:"256MiB" placeholder:"SIZE" help:"Staging memory for saves, per rank. What does not fit is dropped."`
+	ScrubBytesPerS   Bytes         `name:"scrub-bytes-per-s" env:"KVCONN_SCRUB_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Rate at which records are verified in the background; 0 for none."`
 	MinOfferTokens   int           `name:"min-offer-tokens" env:"KVCONN_MIN_OFFER_TOKENS" default:"0" placeholder:"N" help:"Smallest hit that is offered to an engine."`
 	LogLevel         string        `name:"log-level" env:"KVCONN_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level of log lines: debug, info, warn or error."`
 	LogFormat        string        `name:"log-format" env:"KVCONN_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
@@ -54,6 +55,8 @@ func (s *Serve) Validate() error {
 		return fmt.Errorf("load_timeout is %s: at least %s", s.LoadTimeout, minLoadTimeout)
 	case s.LoadStagingBytes < 1 || s.SaveStagingBytes < 1:
 		return errors.New("staging sizes must be positive")
+	case s.ScrubBytesPerS < 0:
+		return errors.New("scrub_bytes_per_s is negative")
 	case s.MinOfferTokens < 0:
 		return errors.New("min_offer_tokens is negative")
 	}

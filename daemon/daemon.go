@@ -76,6 +76,8 @@ func openStore(ctx context.Context, o *Options) (*store.Store, error) {
 		// the store refused while the block's other shards are written is wasted space.
 		WriteInFlightBytes: math.MaxInt64 / 2,
 		ReadTimeout:        o.LoadTimeout,
+		Calibrate:          true,
+		ScrubBytesPerS:     o.ScrubBytesPerS,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open the store in %s: %w", o.Dir, err)

@@ -22,6 +22,9 @@ type Options struct {
 	LoadTimeout time.Duration
 	// LoadStagingBytes and SaveStagingBytes are staging memory per rank.
 	LoadStagingBytes, SaveStagingBytes int64
+	// ScrubBytesPerS is the rate at which records are verified in the background; 0 for
+	// none.
+	ScrubBytesPerS int64
 	// MinOfferTokens is the smallest offer made.
 	MinOfferTokens int
 	Logger         *slog.Logger

@@ -92,6 +92,9 @@ func (c *committing) run() {
 	}
 	err := c.commit()
 	c.publish(err)
+	if len(c.removed) > 0 || len(c.inserts) > 0 {
+		s.barrier.touch() // before anyone who is told asks for a barrier
+	}
 	for _, w := range c.work {
 		switch w.kind {
 		case commitWrite:
@@ -111,9 +114,6 @@ func (c *committing) run() {
 		case commitSubscribe:
 			s.runSubscribe(w.subscribe)
 		}
-	}
-	if len(c.removed) > 0 || len(c.inserts) > 0 {
-		s.barrier.touch()
 	}
 }
 
@@ -217,7 +217,6 @@ func (c *committing) runEvict(job *evictJob) {
 	before := len(c.removed)
 	if job.segment != nil {
 		c.removed, job.left = s.table.Empty(job.segment.slots(), c.removed)
-		job.left += int(job.segment.writing.Load())
 	} else {
 		victims := s.space.takeVictims(job.class)
 		victims, c.removed = s.table.Evict(victims, job.want, c.removed)

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/kvconn/kvconn/store/internal/index"
@@ -291,10 +292,12 @@ func (p *space) segmentsOf(c *class) []*segment {
 	return append([]*segment(nil), c.segments...)
 }
 
+var errSegmentBusy = fmt.Errorf("segment is being written to: %w", ErrBusy)
+
 // retire gives up a segment: its records are removed, durably, and then its file.
 func (s *Store) retire(ctx context.Context, g *segment) error {
 	if !s.space.retire(g) {
-		return nil
+		return errSegmentBusy
 	}
 	for {
 		job := &evictJob{segment: g, done: make(chan struct{})}

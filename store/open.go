@@ -2,10 +2,6 @@ package store
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,8 +11,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/format"
@@ -68,14 +62,6 @@ type Store struct {
 	warnings     []string
 	closeOnce    sync.Once
 	closeErr     error
-}
-
-// formatNote is the content of the FORMAT file.
-type formatNote struct {
-	Format  int    `json:"format"`
-	StoreID string `json:"store_id"`
-	// DefaultMaxBytes is the cap that was derived from the free space at first open.
-	DefaultMaxBytes int64 `json:"default_max_bytes"`
 }
 
 // Open opens the store in o.Dir, making it if there is none. It fails with [ErrInUse]
@@ -153,76 +139,6 @@ func (s *Store) lockDir() error {
 	return err
 }
 
-// readFormat reads the FORMAT file, or makes it for a new store.
-func (s *Store) readFormat() (formatNote, error) {
-	path := filepath.Join(s.opts.Dir, formatFile)
-	b, err := s.opts.fs.ReadFile(path)
-	if disk.IsNotExist(err) {
-		return s.makeFormat(path)
-	}
-	if err != nil {
-		return formatNote{}, err
-	}
-	var note formatNote
-	if err := json.Unmarshal(b, &note); err != nil {
-		return note, fmt.Errorf("read %s: %w", path, err)
-	}
-	if note.Format > format.Version {
-		return note, fmt.Errorf("%s has format %d, this program knows %d: %w", path, note.Format, format.Version, ErrNewerFormat)
-	}
-	id, err := hex.DecodeString(note.StoreID)
-	if err != nil || len(id) != len(s.id) {
-		return note, fmt.Errorf("read %s: store_id %q: want %d hexadecimal digits", path, note.StoreID, 2*len(s.id))
-	}
-	copy(s.id[:], id)
-	return note, nil
-}
-
-// freeSpacePart of the free space is the cap of a store that was given none.
-const freeSpacePartNum, freeSpacePartDen = 4, 5
-
-func (s *Store) makeFormat(path string) (formatNote, error) {
-	if _, err := rand.Read(s.id[:]); err != nil {
-		return formatNote{}, err
-	}
-	if id, ok := s.adoptStoreID(); ok {
-		s.id = id
-	}
-	free, err := s.opts.fs.FreeBytes(s.opts.Dir)
-	if err != nil {
-		return formatNote{}, err
-	}
-	note := formatNote{
-		Format:          format.Version,
-		StoreID:         hex.EncodeToString(s.id[:]),
-		DefaultMaxBytes: max(MinMaxBytes, free/freeSpacePartDen*freeSpacePartNum),
-	}
-	b, err := json.MarshalIndent(note, "", "  ")
-	if err != nil {
-		return note, err
-	}
-	return note, s.opts.fs.WriteFileAtomic(path, append(b, '\n'))
-}
-
-// adoptStoreID finds the identity of a store whose FORMAT file was lost in the header of
-// a segment.
-func (s *Store) adoptStoreID() (format.StoreID, bool) {
-	for _, path := range s.segmentFiles() {
-		f, err := s.opts.fs.OpenFile(path, false, false)
-		if err != nil {
-			continue
-		}
-		var head format.Segment
-		b := disk.AlignedBytes(format.HeaderBytes)
-		err = f.ReadVec(b, nil, 0)
-		_ = f.Close()
-		if err == nil && head.Decode(b) == nil {
-			return head.Store, true
-		}
-	}
-	return format.StoreID{}, false
-}
-
 // probeDirect reports whether the file system has direct I/O, and fails if nothing can be
 // written at all.
 func (s *Store) probeDirect() (bool, error) {
@@ -266,74 +182,6 @@ func (s *Store) setSpace(note formatNote) {
 		// The cap it is used with is not known: the journal's logs must not grow.
 		s.space.memTable = journal.MinMemTableBytes
 	}
-}
-
-// openJournal opens the journal. One that is corrupt is discarded: everything in it can be
-// found in the segments' headers.
-func (s *Store) openJournal() error {
-	dir := filepath.Join(s.opts.Dir, journalDir)
-	o := journal.Options{
-		Dir: dir, FS: s.opts.journalFS, CacheBytes: s.opts.JournalCacheBytes,
-		MemTableBytes: s.space.memTable, Logger: s.opts.Logger,
-	}
-	j, err := journal.Open(o)
-	if err == nil {
-		if err = s.checkJournal(j); err != nil {
-			err = errors.Join(err, j.Close())
-		}
-	}
-	if err != nil && journalIsLost(err) {
-		s.warn(fmt.Errorf("journal is discarded: %w", err))
-		if err := s.opts.journalFS.RemoveAll(dir); err != nil {
-			return err
-		}
-		if j, err = journal.Open(o); err != nil {
-			return err
-		}
-	}
-	if err != nil {
-		return err
-	}
-	s.journal, s.space.journal = j, j
-	return nil
-}
-
-var errForeignJournal = errors.New("journal belongs to another store")
-
-func journalIsLost(err error) bool {
-	return errors.Is(err, pebble.ErrCorruption) || errors.Is(err, errForeignJournal) || errors.Is(err, os.ErrNotExist)
-}
-
-// Names of the journal's small values.
-const (
-	metaStore = "store" // the store's identity
-	metaOpens = "opens" // how often the store was opened
-	// metaRecords is the number of records at the last barrier: a hint for the next open.
-	metaRecords = "records"
-)
-
-func (s *Store) checkJournal(j *journal.Journal) error {
-	id, err := j.Meta(metaStore)
-	if err != nil {
-		return err
-	}
-	if id != nil && string(id) != string(s.id[:]) {
-		return errForeignJournal
-	}
-	return nil
-}
-
-// stampJournal notes, durably, that the store was opened once more. Sequence numbers of
-// different openings never meet, even where the journal lost the last ones, and a
-// snapshot of an earlier opening is not taken for the state of this one.
-func (s *Store) stampJournal() error {
-	s.opens++
-	s.seq.Store(max(s.seq.Load(), s.opens<<opensShift))
-	return errors.Join(
-		s.journal.PutMeta(metaStore, s.id[:]),
-		s.journal.PutMeta(metaOpens, binary.LittleEndian.AppendUint64(nil, s.opens)),
-		s.journal.Barrier(),
-	)
 }
 
 // epochBits keep an epoch exact in JSON readers that have floating-point numbers only.
@@ -434,72 +282,4 @@ func (s *Store) warn(err error) {
 	s.warnMu.Lock()
 	defer s.warnMu.Unlock()
 	s.warnings = append(s.warnings, err.Error())
-}
-
-// undoOpen gives back what a failed Open took.
-func (s *Store) undoOpen() error {
-	var errs []error
-	if s.stop != nil {
-		return s.Close()
-	}
-	if s.space != nil {
-		for _, g := range s.space.segments {
-			errs = append(errs, g.file.Close())
-		}
-	}
-	if s.journal != nil {
-		errs = append(errs, s.journal.Close())
-	}
-	if s.lock != nil {
-		errs = append(errs, s.lock.Close())
-	}
-	s.table.Close()
-	return errors.Join(errs...)
-}
-
-// Close stops the store: writes that were accepted are finished, everything is made
-// durable, and a snapshot of the index is written so that the next open is quick. Calls
-// of Read that are under way end by their deadlines first.
-func (s *Store) Close() error {
-	s.closeOnce.Do(func() { s.closeErr = s.close() })
-	return s.closeErr
-}
-
-func (s *Store) close() error {
-	s.writes.close()
-	s.writers.Wait()
-	s.reads.close()
-	s.verifying.close()
-	s.verifiers.Wait()
-	_, hung := s.reads.depth()
-	if hung == 0 {
-		s.readers.Wait()
-	}
-	s.stop()
-	s.background.Wait()
-	s.commits.close()
-	s.committed.Wait()
-	s.events.close()
-	subscribed := s.subscriptions.close()
-	s.barrier.touch()
-	s.runBarrier()
-	s.barrier.close()
-	err := s.makeDurable()
-	if err == nil {
-		if err = s.journal.Flush(); err == nil && hung == 0 {
-			err = s.saveSnapshot()
-		}
-	}
-	err = errors.Join(err, subscribed, s.journal.Close())
-	if hung == 0 {
-		for _, g := range s.space.segments {
-			err = errors.Join(err, g.file.Close())
-		}
-		s.table.Close()
-	}
-	err = errors.Join(err, s.lock.Close())
-	if err != nil {
-		return fmt.Errorf("close store %s: %w", s.opts.Dir, err)
-	}
-	return nil
 }

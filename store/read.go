@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"time"
 
@@ -313,73 +312,6 @@ func (r *reads) drop(op *ReadOp) {
 	}
 }
 
-// verifier verifies what the readers completed.
-func (s *Store) verifier() {
-	defer s.verifiers.Done()
-	for {
-		op, ok := s.verifying.pop()
-		if !ok {
-			return
-		}
-		s.completeRead(op)
-	}
-}
-
-// verifierCount leaves processors to the readers: a checksum takes a fifth of a
-// millisecond in which they could not ask for more. One verifier keeps up with several
-// times the bandwidth of a disk.
-func verifierCount() int {
-	const most = 16
-	return min(max(1, runtime.GOMAXPROCS(0)/2), most)
-}
-
-// completeRead verifies an op whose bytes have arrived and reports it.
-func (s *Store) completeRead(op *ReadOp) {
-	if err := op.rd.ioErr; err != nil {
-		op.Err = fmt.Errorf("read record %v: %w: %w", op.ID.Key, ErrIO, err)
-	} else {
-		op.Err = s.verify(op)
-	}
-	if errors.Is(op.Err, ErrCorrupt) {
-		// The committer takes it out of the index and then reports it.
-		s.opts.Logger.Warn("store: dropped a corrupt record", "err", op.Err)
-		s.commits.push(commit{kind: commitDrop, read: op})
-		return
-	}
-	s.finishRead(op)
-}
-
-// verify compares header and payload with the index and with what the caller expects.
-func (s *Store) verify(op *ReadOp) error {
-	var h format.Record
-	at := op.rd.found.g.location(op.rd.found.ref)
-	bad := func(what string) error {
-		return fmt.Errorf("record %v in slot %d of segment %d: %s: %w", op.ID.Key, at.Slot, at.Segment, what, ErrCorrupt)
-	}
-	if err := h.Decode(op.rd.header.bytes); err != nil {
-		return bad(err.Error())
-	}
-	switch {
-	case h.Store != s.id:
-		return bad("belongs to another store")
-	case h.SegmentID != at.Segment || h.Slot != at.Slot:
-		return bad("belongs to another slot")
-	case h.Key != op.ID.Key || h.Shard != op.ID.Shard || h.Namespace != s.namespaces.digest(op.ID.Namespace):
-		return bad("slot holds another record")
-	case h.Seq != op.rd.found.seq:
-		return bad("slot holds another generation")
-	case int(h.PayloadBytes) != len(op.Payload):
-		return bad("length differs from the index")
-	case h.PayloadSum != format.PayloadSum(op.Payload):
-		return bad("payload checksum")
-	case h.Proof != op.Proof:
-		return fmt.Errorf("record %v: proof: %w", op.ID.Key, ErrMismatch)
-	case h.Parent != op.Parent:
-		return fmt.Errorf("record %v: parent %v, want %v: %w", op.ID.Key, h.Parent, op.Parent, ErrMismatch)
-	}
-	return nil
-}
-
 // finishRead reports an op that the kernel is done with.
 func (s *Store) finishRead(op *ReadOp) {
 	s.letGo(op)
@@ -427,80 +359,6 @@ func (s *Store) countRead(op *ReadOp) {
 		c.readTimeouts.Add(1)
 	case errors.Is(err, ErrIO):
 		c.readErrors.Add(1)
-	}
-}
-
-// awaitReads waits for a batch, giving up ops that run past their deadline.
-func (s *Store) awaitReads(ctx context.Context, b *readBatch, ops []*ReadOp) {
-	interval := max(s.opts.ReadTimeout/8, time.Millisecond)
-	b.timer.Reset(interval)
-	defer b.timer.Stop()
-	ended := ctx.Done()
-	for {
-		select {
-		case <-b.ended:
-			return
-		case <-ended:
-			ended = nil
-			cause := fmt.Errorf("%w: %w", ErrTimeout, context.Cause(ctx))
-			s.abandon(b, ops, cause, func(*readState, time.Time) bool { return true })
-		case <-b.timer.C:
-			s.abandonLate(b, ops)
-			b.timer.Reset(interval)
-		}
-	}
-}
-
-// abandonLate gives up the ops that the disk has owed for longer than the timeout, and
-// those still queued if the disk has delivered nothing for so long.
-func (s *Store) abandonLate(b *readBatch, ops []*ReadOp) {
-	limit := s.opts.ReadTimeout
-	err := fmt.Errorf("disk did not answer within %v: %w", limit, ErrTimeout)
-	s.abandon(b, ops, err, func(rd *readState, now time.Time) bool {
-		if rd.phase == readIssued {
-			return now.Sub(rd.issuedAt) > limit
-		}
-		return now.Sub(b.began) > limit && now.Sub(s.reads.progress) > limit
-	})
-}
-
-// abandon reports those ops of a batch that late selects and that are queued or issued.
-func (s *Store) abandon(b *readBatch, ops []*ReadOp, err error, late func(*readState, time.Time) bool) {
-	r := &s.reads
-	now := s.opts.clock()
-	for _, op := range ops {
-		r.mu.Lock()
-		rd := &op.rd
-		// An op that was reported is the caller's again; it may be in another batch.
-		mine := rd.batch == b && (rd.phase == readQueued || rd.phase == readIssued) && rd.found.g != nil
-		if !mine || !late(rd, now) {
-			r.mu.Unlock()
-			continue
-		}
-		r.drop(op)
-		hung := rd.outstanding > 0
-		rd.phase = readDone
-		if hung {
-			rd.phase = readAbandoned
-			rd.unsettled.Store(true)
-		}
-		op.Err = err
-		r.wakeOne()
-		r.mu.Unlock()
-		if !hung {
-			s.letGo(op)
-		}
-		s.report(op)
-	}
-}
-
-// settle ends an abandoned op after its last request.
-func (s *Store) settle(op *ReadOp) {
-	s.letGo(op)
-	callback := op.OnSettled
-	op.rd.unsettled.Store(false)
-	if callback != nil {
-		callback(op)
 	}
 }
 

@@ -330,11 +330,13 @@ func (p *space) release(refs []index.Ref, ok bool) {
 	}
 }
 
-// retire stops a segment from giving out slots. It reports false if it was retired before.
+// retire stops a segment from giving out slots. It reports false if it was retired before or
+// is being written to: take gives out slots under the same lock, so that no one writes to a
+// segment that is retired.
 func (p *space) retire(g *segment) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if g.retired {
+	if g.retired || g.writing.Load() > 0 {
 		return false
 	}
 	g.retired = true

@@ -168,10 +168,14 @@ func (s *Store) writeOne(op *WriteOp) error {
 	return nil
 }
 
+// recheckInterval is how often a writer that waits for a slot looks for itself: room for
+// a segment may come from outside, without anyone telling.
+const recheckInterval = 20 * time.Millisecond
+
 // allocate returns a free slot. It makes a segment if the cap leaves room, or waits for
 // the eviction and the barrier that free a slot.
 func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
-	var timeout <-chan time.Time
+	var timeout, recheck <-chan time.Time
 	for {
 		ref, freed, grow := s.space.take(slotBytes)
 		if ref != index.NoRef {
@@ -188,12 +192,16 @@ func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
 			timer := time.NewTimer(s.opts.SlotWait)
 			defer timer.Stop()
 			timeout = timer.C
+			ticker := time.NewTicker(recheckInterval)
+			defer ticker.Stop()
+			recheck = ticker.C
 			s.space.wait(slotBytes, 1)
 			defer s.space.wait(slotBytes, -1)
 		}
 		s.relieve(slotBytes, true)
 		select {
 		case <-freed:
+		case <-recheck:
 		case <-timeout:
 			return index.NoRef, fmt.Errorf("no slot was freed within %v: %w", s.opts.SlotWait, ErrBusy)
 		case <-s.journal.Failed():

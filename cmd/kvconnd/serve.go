@@ -32,7 +32,7 @@ func (c *serveCmd) Run(ctx context.Context, std *streams) error {
 	o := daemon.Options{
 		Dir: c.Dir, Socket: c.Socket, HTTP: c.HTTP, MaxBytes: int64(c.MaxBytes), LoadTimeout: c.LoadTimeout,
 		LoadStagingBytes: int64(c.LoadStagingBytes), SaveStagingBytes: int64(c.SaveStagingBytes),
-		MinOfferTokens: c.MinOfferTokens, Logger: newLogger(std, c.LogLevel, c.LogFormat),
+		ScrubBytesPerS: int64(c.ScrubBytesPerS), MinOfferTokens: c.MinOfferTokens, Logger: newLogger(std, c.LogLevel, c.LogFormat),
 	}
 	if o.HTTP == "off" {
 		o.HTTP = ""

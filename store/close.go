@@ -1,0 +1,74 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+)
+
+// undoOpen gives back what a failed Open took.
+func (s *Store) undoOpen() error {
+	var errs []error
+	if s.stop != nil {
+		return s.Close()
+	}
+	if s.space != nil {
+		for _, g := range s.space.segments {
+			errs = append(errs, g.file.Close())
+		}
+	}
+	if s.journal != nil {
+		errs = append(errs, s.journal.Close())
+	}
+	if s.lock != nil {
+		errs = append(errs, s.lock.Close())
+	}
+	s.table.Close()
+	return errors.Join(errs...)
+}
+
+// Close stops the store: writes that were accepted are finished, everything is made
+// durable, and a snapshot of the index is written so that the next open is quick. Calls
+// of Read that are under way end by their deadlines first.
+func (s *Store) Close() error {
+	s.closeOnce.Do(func() { s.closeErr = s.close() })
+	return s.closeErr
+}
+
+func (s *Store) close() error {
+	s.writes.close()
+	s.writers.Wait()
+	s.reads.close()
+	s.verifying.close()
+	s.verifiers.Wait()
+	_, hung := s.reads.depth()
+	if hung == 0 {
+		s.readers.Wait()
+	}
+	s.stop()
+	s.background.Wait()
+	s.commits.close()
+	s.committed.Wait()
+	s.events.close()
+	subscribed := s.subscriptions.close()
+	s.barrier.touch()
+	s.runBarrier()
+	s.barrier.close()
+	err := s.makeDurable()
+	if err == nil {
+		if err = s.journal.Flush(); err == nil && hung == 0 {
+			err = s.saveSnapshot()
+		}
+	}
+	err = errors.Join(err, subscribed, s.journal.Close())
+	if hung == 0 {
+		for _, g := range s.space.segments {
+			err = errors.Join(err, g.file.Close())
+		}
+		s.table.Close()
+	}
+	err = errors.Join(err, s.lock.Close())
+	if err != nil {
+		return fmt.Errorf("close store %s: %w", s.opts.Dir, err)
+	}
+	return nil
+}

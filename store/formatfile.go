@@ -1,0 +1,90 @@
+package store
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+
+	"github.com/kvconn/kvconn/store/internal/disk"
+	"github.com/kvconn/kvconn/store/internal/format"
+)
+
+// formatNote is the content of the FORMAT file.
+type formatNote struct {
+	Format  int    `json:"format"`
+	StoreID string `json:"store_id"`
+	// DefaultMaxBytes is the cap that was derived from the free space at first open.
+	DefaultMaxBytes int64 `json:"default_max_bytes"`
+}
+
+// readFormat reads the FORMAT file, or makes it for a new store.
+func (s *Store) readFormat() (formatNote, error) {
+	path := filepath.Join(s.opts.Dir, formatFile)
+	b, err := s.opts.fs.ReadFile(path)
+	if disk.IsNotExist(err) {
+		return s.makeFormat(path)
+	}
+	if err != nil {
+		return formatNote{}, err
+	}
+	var note formatNote
+	if err := json.Unmarshal(b, &note); err != nil {
+		return note, fmt.Errorf("read %s: %w", path, err)
+	}
+	if note.Format > format.Version {
+		return note, fmt.Errorf("%s has format %d, this program knows %d: %w", path, note.Format, format.Version, ErrNewerFormat)
+	}
+	id, err := hex.DecodeString(note.StoreID)
+	if err != nil || len(id) != len(s.id) {
+		return note, fmt.Errorf("read %s: store_id %q: want %d hexadecimal digits", path, note.StoreID, 2*len(s.id))
+	}
+	copy(s.id[:], id)
+	return note, nil
+}
+
+// freeSpacePart of the free space is the cap of a store that was given none.
+const freeSpacePartNum, freeSpacePartDen = 4, 5
+
+func (s *Store) makeFormat(path string) (formatNote, error) {
+	if _, err := rand.Read(s.id[:]); err != nil {
+		return formatNote{}, err
+	}
+	if id, ok := s.adoptStoreID(); ok {
+		s.id = id
+	}
+	free, err := s.opts.fs.FreeBytes(s.opts.Dir)
+	if err != nil {
+		return formatNote{}, err
+	}
+	note := formatNote{
+		Format:          format.Version,
+		StoreID:         hex.EncodeToString(s.id[:]),
+		DefaultMaxBytes: max(MinMaxBytes, free/freeSpacePartDen*freeSpacePartNum),
+	}
+	b, err := json.MarshalIndent(note, "", "  ")
+	if err != nil {
+		return note, err
+	}
+	return note, s.opts.fs.WriteFileAtomic(path, append(b, '\n'))
+}
+
+// adoptStoreID finds the identity of a store whose FORMAT file was lost in the header of
+// a segment.
+func (s *Store) adoptStoreID() (format.StoreID, bool) {
+	for _, path := range s.segmentFiles() {
+		f, err := s.opts.fs.OpenFile(path, false, false)
+		if err != nil {
+			continue
+		}
+		var head format.Segment
+		b := disk.AlignedBytes(format.HeaderBytes)
+		err = f.ReadVec(b, nil, 0)
+		_ = f.Close()
+		if err == nil && head.Decode(b) == nil {
+			return head.Store, true
+		}
+	}
+	return format.StoreID{}, false
+}
