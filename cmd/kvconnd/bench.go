@@ -21,7 +21,7 @@ type benchCmd struct {
 type benchStoreCmd struct {
 	Dir         string       `name:"dir" placeholder:"DIR" help:"Where the temporary files are made: on the disk to measure. Default: the system's directory for temporary files."`
 	RecordBytes config.Bytes `name:"record-bytes" default:"2MiB" placeholder:"SIZE" help:"Size of a record (default 2MiB)."`
-	TotalBytes  config.Bytes `name:"total-bytes" default:"512MiB" placeholder:"SIZE" help:"Bytes that each round reads and writes (default 512MiB)."`
+	TotalBytes  config.Bytes `name:"total-bytes" default:"1GiB" placeholder:"SIZE" help:"Bytes that each round reads and writes (default 1GiB)."`
 	Rounds      int          `name:"rounds" default:"5" placeholder:"N" help:"Rounds of raw and store measurements in turn; medians count (default 5)."`
 	JSON        bool         `name:"json" help:"Print the result as JSON."`
 }

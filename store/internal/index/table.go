@@ -17,8 +17,9 @@ const (
 	// lookupRun is how many keys a lookup takes under one hold of the lock: a writer
 	// waits for one run, not for a chain of a million keys.
 	lookupRun = 4096
-	// probeGroup keys are probed together, so that their cache misses overlap.
-	probeGroup = 32
+	// probeGroup keys are probed together, so that their cache misses overlap. 256 looked
+	// a long chain up a fifth faster than 32, and 512 no faster.
+	probeGroup = 256
 	// parentLag is how far, in ticks, a parent may be behind before an insertion below it
 	// counts as a use of its whole chain.
 	parentLag = 64
