@@ -12,7 +12,7 @@ import (
 )
 
 // testIndex stands for the store. The leader is tested against the real one in package
-// daemon.
+// integration.
 type testIndex struct {
 	records map[store.RecordID]bool
 	leases  map[store.LeaseID]bool

@@ -20,8 +20,8 @@ import (
 	"github.com/kvconn/kvconn/connector/wire"
 )
 
-// testBackend records what reaches it. The real one is package daemon's, tested there
-// against these same clients.
+// testBackend records what reaches it. The real one is package daemon's, tested in package
+// integration against these same clients.
 type testBackend struct {
 	mu         sync.Mutex
 	registered int
