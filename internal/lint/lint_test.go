@@ -175,7 +175,8 @@ func TestNoMachinePaths(t *testing.T) {
 	}
 }
 
-// tool runs a checker over the module; any output or failure is a finding.
+// tool runs a checker over the module; a failure or anything on its standard output is a
+// finding. Standard error also tells of modules being fetched on a new machine.
 func tool(t *testing.T, name string, args ...string) {
 	t.Helper()
 	if testing.Short() {
@@ -183,9 +184,10 @@ func tool(t *testing.T, name string, args ...string) {
 	}
 	cmd := exec.Command(name, args...)
 	cmd.Dir = root(t)
-	out, err := cmd.CombinedOutput()
-	if err != nil || len(bytes.TrimSpace(out)) > 0 {
-		t.Errorf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil || stdout.Len() > 0 {
+		t.Errorf("%s %s: %v\n%s%s", name, strings.Join(args, " "), err, &stdout, &stderr)
 	}
 }
 
