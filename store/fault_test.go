@@ -192,6 +192,41 @@ func TestEveryNthOperationFails(t *testing.T) {
 	}
 }
 
+// TestEveryNthOperationIsSlow lets each operation of the disk in turn take far longer than
+// the others, long enough for barriers and evictions to come first. Nothing fails by it.
+func TestEveryNthOperationIsSlow(t *testing.T) {
+	step := int64(7)
+	if longTest() {
+		step = 1
+	}
+	for n := int64(1); ; n += step {
+		d, j := newMemDisk(), newJournalFS()
+		var seen atomic.Int64
+		d.hook(func(string, string) error {
+			if seen.Add(1) == n {
+				time.Sleep(slowOperation)
+			}
+			return nil
+		})
+		durable, failed := scenario(t, memOptions(d, j))
+		reached := seen.Load() >= n
+		d.before.Store(nil)
+		checkAfterFault(t, memOptions(d, j), durable)
+		if failed {
+			t.Error("a slow operation made something fail")
+		}
+		if t.Failed() {
+			t.Fatalf("at operation %d", n)
+		}
+		if !reached {
+			return
+		}
+	}
+}
+
+// slowOperation is several barrier intervals of memOptions.
+const slowOperation = 15 * time.Millisecond
+
 // TestEveryNthJournalOperationFails does the same to the journal's file system.
 func TestEveryNthJournalOperationFails(t *testing.T) {
 	step := int32(3)
