@@ -36,6 +36,11 @@ type Alloc struct {
 	Computed, External int
 }
 
+// LoadRange is the half-open range of the block table that the load is to fill.
+func (a *Alloc) LoadRange(blockSize int) (first, end int) {
+	return a.Computed / blockSize, (a.Computed + a.External + blockSize - 1) / blockSize
+}
+
 // Scheduled is one request that the engine computes in this step.
 type Scheduled struct {
 	Request string

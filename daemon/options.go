@@ -20,7 +20,8 @@ type Options struct {
 	MaxBytes int64
 	// LoadTimeout is the time in which every load ends.
 	LoadTimeout time.Duration
-	// LoadStagingBytes and SaveStagingBytes are staging memory per rank.
+	// LoadStagingBytes and SaveStagingBytes are staging memory per rank; 0 is the default
+	// of worker.Options.
 	LoadStagingBytes, SaveStagingBytes int64
 	// ScrubBytesPerS is the rate at which records are verified in the background; 0 for
 	// none.
@@ -44,12 +45,6 @@ type Info struct {
 func (o *Options) EnsureDefaults() {
 	if o.LoadTimeout == 0 {
 		o.LoadTimeout = 10 * time.Second
-	}
-	if o.SaveStagingBytes == 0 {
-		o.SaveStagingBytes = 256 << 20
-	}
-	if o.LoadStagingBytes == 0 {
-		o.LoadStagingBytes = 64 << 20
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

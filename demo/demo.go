@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/kvconn/kvconn/daemon"
 	"github.com/kvconn/kvconn/engine"
 )
 
@@ -206,7 +207,7 @@ func (r *runner) corrupted(ctx context.Context, d *daemonProcess, e *engineProce
 	if err != nil {
 		return err
 	}
-	s, err := d.status(ctx)
+	s, err := daemon.FetchStatus(ctx, d.http)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"strings"
@@ -132,24 +131,6 @@ func startDaemon(ctx context.Context, o *Options, dir, socket string) (*daemonPr
 		return nil, err
 	}
 	return &daemonProcess{process: p, http: info.HTTP}, nil
-}
-
-// status asks the daemon.
-func (d *daemonProcess) status(ctx context.Context) (*daemon.Status, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.http+"/v1/status", nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("ask the daemon: %w", err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	var s daemon.Status
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxLine)).Decode(&s); err != nil {
-		return nil, fmt.Errorf("status of the daemon: %w", err)
-	}
-	return &s, nil
 }
 
 // engineProcess is the built-in engine.

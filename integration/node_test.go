@@ -1,10 +1,8 @@
 package integration
 
 import (
-	"encoding/json"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -144,13 +142,8 @@ func (n *node) status() *daemon.Status {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	resp, err := http.Get("http://" + info.HTTP + "/v1/status")
+	s, err := daemon.FetchStatus(n.t.Context(), info.HTTP)
 	if err != nil {
-		n.t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	s := new(daemon.Status)
-	if err := json.NewDecoder(resp.Body).Decode(s); err != nil {
 		n.t.Fatal(err)
 	}
 	return s

@@ -15,14 +15,14 @@ func (l *Leader) Step(_ context.Context, m *connector.StepRequest) (connector.St
 	defer l.mu.Unlock()
 	plan := connector.Plan{Namespace: l.opts.Digest}
 	var reply connector.StepReply
+	if err := l.check(m); err != nil {
+		return reply, err
+	}
 	clear(l.planned)
 	for _, id := range m.Preempted {
 		if r := l.requests[id]; r != nil {
 			r.slots, r.loadCount = nil, 0
 		}
-	}
-	if err := l.check(m); err != nil {
-		return reply, err
 	}
 	for i := range m.Allocs {
 		if t, ok := l.planLoad(&m.Allocs[i]); ok {
@@ -49,7 +49,7 @@ func (l *Leader) check(m *connector.StepRequest) error {
 	bs := l.opts.BlockSize
 	for i := range m.Allocs {
 		a := &m.Allocs[i]
-		if a.External > 0 && (a.Computed%bs != 0 || len(a.Blocks) < (a.Computed+a.External+bs-1)/bs) {
+		if _, end := a.LoadRange(bs); a.External > 0 && (a.Computed%bs != 0 || len(a.Blocks) < end) {
 			return fmt.Errorf("%w: request %q has %d blocks for %d tokens computed and %d to load", connector.ErrBadRequest,
 				a.Request, len(a.Blocks), a.Computed, a.External)
 		}
@@ -80,8 +80,7 @@ func plannedLoad(t *connector.Transfer) connector.PlannedLoad {
 // the engine waits for one.
 func (l *Leader) planLoad(a *connector.Alloc) (connector.Transfer, bool) {
 	bs := l.opts.BlockSize
-	first := a.Computed / bs
-	end := (a.Computed + a.External + bs - 1) / bs
+	first, end := a.LoadRange(bs)
 	r := l.requests[a.Request]
 	if a.External <= 0 {
 		if r != nil {

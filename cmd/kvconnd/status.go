@@ -2,22 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 	"text/tabwriter"
 	"time"
 
 	"github.com/kvconn/kvconn/config"
 	"github.com/kvconn/kvconn/daemon"
 )
-
-// statusTimeout bounds the question to the daemon.
-const statusTimeout = 5 * time.Second
-
-// maxStatusBytes bounds the answer.
-const maxStatusBytes = 16 << 20
 
 // statusCmd is `kvconnd status`.
 type statusCmd struct {
@@ -42,41 +34,14 @@ func (c *statusCmd) Run(ctx context.Context, std *streams) error {
 			return fmt.Errorf("the daemon that serves %s has no HTTP interface (http: off)", c.Dir)
 		}
 	}
-	body, err := fetchStatus(ctx, addr)
+	s, err := daemon.FetchStatus(ctx, addr)
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		_, err := std.out.Write(body)
-		return err
+		return printJSON(std.out, s)
 	}
-	var s daemon.Status
-	if err := json.Unmarshal(body, &s); err != nil {
-		return fmt.Errorf("status from %s: %w", addr, err)
-	}
-	return printStatus(std.out, &s)
-}
-
-func fetchStatus(ctx context.Context, addr string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/status", nil)
-	if err != nil {
-		return nil, fmt.Errorf("ask the daemon: %w", err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("no daemon answers at %s: is kvconnd serve running? (%w)", addr, err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxStatusBytes))
-	if err != nil {
-		return nil, fmt.Errorf("status from %s: %w", addr, err)
-	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("status from %s: %s", addr, resp.Status)
-	}
-	return body, nil
+	return printStatus(std.out, s)
 }
 
 // printStatus writes the status for people.

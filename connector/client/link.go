@@ -163,6 +163,26 @@ func (l *link) answer(f *wire.Frame, op wire.Op, decode func([]byte) error) erro
 	return decode(f.Body)
 }
 
+// do makes a call, connecting first. Unless force is set it does that no more often than
+// RetryInterval. A connection that was found dead is replaced and the call repeated once:
+// a daemon that was restarted between two calls shows only at the next one.
+func (l *link) do(ctx context.Context, force bool, op wire.Op, body func([]byte) []byte, decode func([]byte) error) error {
+	ctx, cancel := context.WithTimeout(ctx, l.opts.CallTimeout)
+	defer cancel()
+	had := l.conn != nil
+	if err := l.ensure(ctx, force); err != nil {
+		return err
+	}
+	err := l.call(ctx, op, body, decode)
+	if err == nil || l.conn != nil || !had || isTimeout(err) {
+		return err
+	}
+	if err := l.ensure(ctx, true); err != nil {
+		return err
+	}
+	return l.call(ctx, op, body, decode)
+}
+
 // lose gives up a connection that did not do its work.
 func (l *link) lose(err error) {
 	conn := l.conn

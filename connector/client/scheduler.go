@@ -37,7 +37,7 @@ func (s *Scheduler) Match(ctx context.Context, m *connector.MatchRequest) connec
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var offer connector.Offer
-	err := s.do(ctx, wire.OpMatch,
+	err := s.link.do(ctx, false, wire.OpMatch,
 		func(b []byte) []byte { return wire.AppendMatch(b, m) },
 		func(b []byte) error { return wire.DecodeOffer(b, &offer) })
 	if err != nil {
@@ -51,7 +51,7 @@ func (s *Scheduler) Step(ctx context.Context, m *connector.StepRequest) connecto
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var reply connector.StepReply
-	err := s.do(ctx, wire.OpStep,
+	err := s.link.do(ctx, false, wire.OpStep,
 		func(b []byte) []byte { return wire.AppendStep(b, m) },
 		func(b []byte) error { return wire.DecodeStepReply(b, &reply) })
 	if err == nil {
@@ -71,9 +71,8 @@ func (s *Scheduler) Step(ctx context.Context, m *connector.StepRequest) connecto
 
 // loadedBlocks are the blocks of a's table that its load was to fill.
 func loadedBlocks(a *connector.Alloc, blockSize int) []uint32 {
-	first := min(a.Computed/blockSize, len(a.Blocks))
-	end := min((a.Computed+a.External+blockSize-1)/blockSize, len(a.Blocks))
-	if first >= end {
+	first, end := a.LoadRange(blockSize)
+	if end = min(end, len(a.Blocks)); first >= end {
 		return a.Blocks // no table for such a load: whatever it meant has failed
 	}
 	return a.Blocks[first:end]
@@ -84,27 +83,7 @@ func (s *Scheduler) Loaded(ctx context.Context, m *connector.LoadedReport) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// Whoever missed the report lets the leases run out; nothing else depends on it.
-	_ = s.do(ctx, wire.OpLoaded, func(b []byte) []byte { return wire.AppendLoaded(b, m) }, nil)
-}
-
-// do makes a call, connecting first where that is due. A connection that was found dead
-// is replaced and the call repeated once: a daemon that was restarted between two calls
-// shows only at the next one.
-func (s *Scheduler) do(ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error) error {
-	ctx, cancel := context.WithTimeout(ctx, s.link.opts.CallTimeout)
-	defer cancel()
-	had := s.link.conn != nil
-	if err := s.link.ensure(ctx, false); err != nil {
-		return err
-	}
-	err := s.link.call(ctx, op, body, decode)
-	if err == nil || s.link.conn != nil || !had || isTimeout(err) {
-		return err
-	}
-	if err := s.link.ensure(ctx, true); err != nil {
-		return err
-	}
-	return s.link.call(ctx, op, body, decode)
+	_ = s.link.do(ctx, false, wire.OpLoaded, func(b []byte) []byte { return wire.AppendLoaded(b, m) }, nil)
 }
 
 // Close ends the connection.

@@ -69,7 +69,7 @@ func (w *Worker) Load(ctx context.Context, metadata []byte, loads []connector.Pl
 	defer w.mu.Unlock()
 	err := errOffline
 	if len(metadata) > 0 {
-		err = w.do(ctx, wire.OpLoad, func(b []byte) []byte { return wire.AppendMeta(b, metadata) }, nil)
+		err = w.link.do(ctx, true, wire.OpLoad, func(b []byte) []byte { return wire.AppendMeta(b, metadata) }, nil)
 	}
 	deadline := time.Now().Add(w.link.loadTimeout + w.link.opts.CallTimeout)
 	for _, l := range loads {
@@ -90,7 +90,7 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) connector.SaveResult
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_ = w.do(ctx, wire.OpSave,
+	_ = w.link.do(ctx, true, wire.OpSave,
 		func(b []byte) []byte { return wire.AppendMeta(b, metadata) },
 		func(b []byte) error { return wire.DecodeSaveResult(b, &r) })
 	return r
@@ -164,25 +164,6 @@ func (w *Worker) lost(conn *wire.Conn, err error) {
 		defer w.mu.Unlock()
 		w.fail(loads)
 	})
-}
-
-// do makes a call, connecting first. As in [Scheduler.do], a connection that was found
-// dead is replaced and the call repeated once.
-func (w *Worker) do(ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error) error {
-	ctx, cancel := context.WithTimeout(ctx, w.link.opts.CallTimeout)
-	defer cancel()
-	had := w.link.conn != nil
-	if err := w.link.ensure(ctx, true); err != nil {
-		return err
-	}
-	err := w.link.call(ctx, op, body, decode)
-	if err == nil || w.link.conn != nil || !had || isTimeout(err) {
-		return err
-	}
-	if err := w.link.ensure(ctx, true); err != nil {
-		return err
-	}
-	return w.link.call(ctx, op, body, decode)
 }
 
 func (w *Worker) fail(loads map[string]pendingLoad) {
