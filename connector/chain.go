@@ -34,6 +34,33 @@ func appendScope(b []byte, s Scope) []byte {
 	return b
 }
 
+// Span says that the tokens [Start, End) of a prompt stand for other content, such as an
+// image's embeddings: placeholder tokens are equal whatever they stand for.
+type Span struct {
+	Start, End int
+	// ID identifies the content (vLLM: mm_hash).
+	ID []byte
+}
+
+// AppendExtra appends what the spans add to the block of tokens [start, end): for each
+// that reaches into it, in order, the length of its id and the id, where it begins as seen
+// from the block, and its length, all numbers as little-endian 32-bit. A block's chain
+// hashes its tokens followed by these bytes; tokens have a fixed length, so that no two
+// blocks have the same form.
+func AppendExtra(b []byte, spans []Span, start, end int) []byte {
+	for i := range spans {
+		s := &spans[i]
+		if s.Start >= end || s.End <= start {
+			continue
+		}
+		b = binary.LittleEndian.AppendUint32(b, uint32(len(s.ID)))
+		b = append(b, s.ID...)
+		b = binary.LittleEndian.AppendUint32(b, uint32(int32(s.Start-start)))
+		b = binary.LittleEndian.AppendUint32(b, uint32(s.End-s.Start))
+	}
+	return b
+}
+
 // RootKey is the parent of a prompt's first block key:
 // XXH3-128("kvconn/key/1", block size u32 LE, scope). It names no block.
 func RootKey(blockSize int, s Scope) Key {
@@ -42,8 +69,8 @@ func RootKey(blockSize int, s Scope) Key {
 	return Key(h.Bytes())
 }
 
-// NextKey is the key of the block that holds tokens (little-endian, see [AppendTokens])
-// and follows parent: XXH3-128(parent, tokens). scratch is used as work space and
+// NextKey is the key of the block that holds tokens (little-endian, see [AppendTokens],
+// and what [AppendExtra] adds) and follows parent: XXH3-128(parent, tokens). scratch is used as work space and
 // returned grown, so that a chain is hashed without allocation.
 func NextKey(parent Key, tokens []byte, scratch []byte) (Key, []byte) {
 	scratch = append(append(scratch[:0], parent[:]...), tokens...)

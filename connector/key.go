@@ -28,8 +28,12 @@ type Proof [ProofSize]byte
 // String returns the proof in lower-case hexadecimal.
 func (p Proof) String() string { return hex.EncodeToString(p[:]) }
 
+// EngineKey is the key of a block whose engine names it by a cryptographic hash of its
+// whole prefix: the first 128 bits of the hash, which is its own proof.
+func EngineKey(hash Proof) Key { return Key(hash[:KeySize]) }
+
 // Shard numbers the parts of a block that different readers own: the KV bytes of one
-// block held by one rank (and, with several layer groups, one group).
+// block held by one rank and layer group. See [Manifest.Shard].
 type Shard uint16
 
 // NamespaceDigest is the identity of a namespace: the SHA-256 of its canonical manifest.

@@ -33,16 +33,23 @@ type Run struct {
 	Bytes       uint64
 }
 
-// Layout says how one block of one rank lies in the engine's memory. A block's payload
-// is its runs in order, within a run its layers in order.
+// Layout says how the blocks of one rank lie in the engine's memory: one entry for each
+// layer group of the manifest, without runs where the rank has no layers of the group.
 type Layout struct {
-	// Blocks is the number of slots for blocks; block ids are below it.
+	Groups []GroupLayout
+}
+
+// GroupLayout says how one block of one layer group lies in memory. A block's payload is
+// its runs in order, within a run its layers in order.
+type GroupLayout struct {
+	// Blocks is the number of slots for blocks; block ids are below it. Groups may share
+	// slots.
 	Blocks uint32
 	Runs   []Run
 }
 
-// BlockBytes is the payload size of one block.
-func (l *Layout) BlockBytes() int {
+// BlockBytes is the payload size of one block, 0 where the rank keeps nothing of it.
+func (l *GroupLayout) BlockBytes() int {
 	var n uint64
 	for _, r := range l.Runs {
 		n += uint64(r.Layers) * r.Bytes
@@ -54,6 +61,27 @@ func (l *Layout) BlockBytes() int {
 // size of each region. All arithmetic is checked for overflow: the layout comes from
 // another process. Errors wrap [ErrLayout].
 func (l *Layout) Validate(regionSizes []int64) error {
+	if len(l.Groups) == 0 || len(l.Groups) > MaxGroups {
+		return fmt.Errorf("%w: %d groups, want 1 to %d", ErrLayout, len(l.Groups), MaxGroups)
+	}
+	empty := true
+	for i := range l.Groups {
+		g := &l.Groups[i]
+		if len(g.Runs) == 0 && g.Blocks == 0 {
+			continue
+		}
+		empty = false
+		if err := g.validate(regionSizes); err != nil {
+			return fmt.Errorf("group %d: %w", i, err)
+		}
+	}
+	if empty {
+		return fmt.Errorf("%w: no group has runs", ErrLayout)
+	}
+	return nil
+}
+
+func (l *GroupLayout) validate(regionSizes []int64) error {
 	if l.Blocks == 0 {
 		return fmt.Errorf("%w: no blocks", ErrLayout)
 	}

@@ -15,8 +15,14 @@ const MaxManifestBytes = 64 << 10
 // every namespace, so that a change of hashing can never turn into a false hit.
 const HashScheme = "kvconn-1"
 
-// KeySchemeTokens means that block keys are hashed by the leader from token ids.
-const KeySchemeTokens = "tokens"
+// Key schemes: how a namespace's keys are made.
+const (
+	// KeySchemeTokens means that block keys are hashed by the leader from token ids.
+	KeySchemeTokens = "tokens"
+	// KeySchemeEngine means that the engine brings its own cryptographic prefix hashes:
+	// the whole hash is the proof, its first 128 bits are the key (see [EngineKey]).
+	KeySchemeEngine = "engine"
+)
 
 // Manifest is everything that must match for KV bytes to be reusable. Its canonical
 // JSON form is hashed into the [NamespaceDigest] and kept beside the records.
@@ -32,14 +38,9 @@ type Manifest struct {
 	KVDType string `json:"kv_dtype"`
 	// BlockSize is the number of tokens in a token block.
 	BlockSize int `json:"block_size"`
-	// Layers is the number of attention layers of the whole model.
-	Layers int `json:"layers"`
-	// KVHeads is the number of KV heads a rank holds, HeadSize the elements of K and V
-	// together that one head keeps for one token.
-	KVHeads  int `json:"kv_heads"`
-	HeadSize int `json:"head_size"`
-	// Layout names the order of dimensions of a block, for example "LBHNC".
-	Layout string `json:"layout"`
+	// Groups are the layer groups: layers that keep the same tokens in the same form. A
+	// model whose layers are all alike has one.
+	Groups []Group `json:"groups"`
 	// TensorParallel and PipelineParallel are the sizes of the rank grid.
 	TensorParallel   int `json:"tensor_parallel"`
 	PipelineParallel int `json:"pipeline_parallel"`
@@ -52,9 +53,6 @@ type Manifest struct {
 	Extra map[string]string `json:"extra,omitempty"`
 }
 
-// Shards is the number of shards that one token block is stored as.
-func (m *Manifest) Shards() int { return m.TensorParallel * m.PipelineParallel }
-
 // Validate reports the first field that makes the manifest unusable.
 func (m *Manifest) Validate() error {
 	switch {
@@ -66,15 +64,21 @@ func (m *Manifest) Validate() error {
 		return errors.New("manifest: kv_dtype is empty")
 	case m.BlockSize < 1 || m.BlockSize > MaxBlockSize:
 		return fmt.Errorf("manifest: block_size %d: want 1 to %d", m.BlockSize, MaxBlockSize)
-	case m.Layers < 1 || m.Layers > maxLayers:
-		return fmt.Errorf("manifest: layers %d: want 1 to %d", m.Layers, maxLayers)
-	case m.TensorParallel < 1 || m.TensorParallel > MaxShards || m.PipelineParallel < 1 || m.PipelineParallel > MaxShards || m.Shards() > MaxShards:
-		return fmt.Errorf("manifest: tensor_parallel %d x pipeline_parallel %d: want 1 to %d ranks",
-			m.TensorParallel, m.PipelineParallel, MaxShards)
-	case m.KeyScheme != KeySchemeTokens:
-		return fmt.Errorf("manifest: key_scheme %q: want %q", m.KeyScheme, KeySchemeTokens)
+	case len(m.Groups) < 1 || len(m.Groups) > MaxGroups:
+		return fmt.Errorf("manifest: %d layer groups: want 1 to %d", len(m.Groups), MaxGroups)
+	case m.TensorParallel < 1 || m.TensorParallel > MaxShards || m.PipelineParallel < 1 || m.PipelineParallel > MaxShards ||
+		m.Ranks()*len(m.Groups) > MaxShards:
+		return fmt.Errorf("manifest: tensor_parallel %d x pipeline_parallel %d ranks of %d layer groups: want 1 to %d shards",
+			m.TensorParallel, m.PipelineParallel, len(m.Groups), MaxShards)
+	case m.KeyScheme != KeySchemeTokens && m.KeyScheme != KeySchemeEngine:
+		return fmt.Errorf("manifest: key_scheme %q: want %q or %q", m.KeyScheme, KeySchemeTokens, KeySchemeEngine)
 	case m.HashScheme != HashScheme:
 		return fmt.Errorf("manifest: hash_scheme %q: this daemon speaks %q", m.HashScheme, HashScheme)
+	}
+	for i := range m.Groups {
+		if err := m.Groups[i].validate(m.PipelineParallel); err != nil {
+			return fmt.Errorf("manifest: group %d: %w", i, err)
+		}
 	}
 	return nil
 }
@@ -85,6 +89,8 @@ const (
 	MaxBlockSize = 4096
 	// MaxShards is the largest number of shards of one block.
 	MaxShards = 1024
+	// MaxGroups is the largest number of layer groups.
+	MaxGroups = 16
 	maxLayers = 4096
 )
 

@@ -1,5 +1,11 @@
 package connector
 
+import "math"
+
+// NoBlock stands in a block table where the engine keeps no block, because it is outside
+// of the layer group's window (TensorRT-LLM's BAD_PAGE_INDEX, vLLM's null block).
+const NoBlock = math.MaxUint32
+
 // MatchRequest asks how much of a prompt the store can give back. It may be repeated
 // for the same request any number of times.
 type MatchRequest struct {
@@ -12,9 +18,15 @@ type MatchRequest struct {
 	// Tokens are the request's token ids from From on, output tokens included where a
 	// preempted request is resumed.
 	Tokens []uint32
+	// PromptTokens is the length of the prompt, where a leader that saves prompts only
+	// stops; 0 means all tokens known at the first match.
+	PromptTokens int
 	// Computed is the number of tokens that the engine holds already.
 	Computed int
 	Scope    Scope
+	// Spans say which tokens stand for other content, ordered by Start. They are taken
+	// over at the request's first match and wherever they differ.
+	Spans []Span
 	// NoLoad and NoSave opt the request out of loading and of saving.
 	NoLoad, NoSave bool
 }
@@ -30,22 +42,36 @@ type Offer struct {
 // Alloc tells that the engine has allocated blocks for a request whose offer it took.
 type Alloc struct {
 	Request string
-	// Blocks is the request's whole block table.
-	Blocks []uint32
-	// Computed is the engine's own prefix hit, External the tokens to load behind it.
+	// Blocks is the request's whole block table, one list for each layer group.
+	Blocks [][]uint32
+	// Computed is the engine's own prefix hit. External are the tokens to load behind it:
+	// at most what was offered, and nothing if the engine does not want the offer.
 	Computed, External int
+	// GroupComputed is the engine's own prefix hit of each layer group where they differ;
+	// nil means Computed for all. None is beyond Computed + External.
+	GroupComputed []int
 }
 
-// LoadRange is the half-open range of the block table that the load is to fill.
-func (a *Alloc) LoadRange(blockSize int) (first, end int) {
-	return a.Computed / blockSize, (a.Computed + a.External + blockSize - 1) / blockSize
+// Boundary is the number of tokens that are there once the load has ended.
+func (a *Alloc) Boundary() int { return a.Computed + a.External }
+
+// LoadRange is the half-open range of a group's block table that the load is to fill:
+// from where the group's own hit ends, or its window begins, to the boundary.
+func (a *Alloc) LoadRange(g *Group, group, blockSize int) (first, end int) {
+	computed := a.Computed
+	if group < len(a.GroupComputed) {
+		computed = a.GroupComputed[group]
+	}
+	end = (a.Boundary() + blockSize - 1) / blockSize
+	return min(max(computed/blockSize, g.FirstBlock(a.Boundary(), blockSize)), end), end
 }
 
 // Scheduled is one request that the engine computes in this step.
 type Scheduled struct {
 	Request string
-	// NewBlocks extends the request's block table or, if Reset, replaces it.
-	NewBlocks []uint32
+	// NewBlocks extends the request's block table of each layer group or, if Reset,
+	// replaces it.
+	NewBlocks [][]uint32
 	// Reset is set where the request is new to the workers or resumed.
 	Reset bool
 	// Computed is the number of tokens computed before this step, Count those computed
@@ -65,7 +91,8 @@ type StepRequest struct {
 	Finished []string
 }
 
-// PlannedLoad names the engine blocks that a load of this step will fill.
+// PlannedLoad names the engine blocks that a load of this step will fill, those of all
+// layer groups together.
 type PlannedLoad struct {
 	Request string
 	Blocks  []uint32
@@ -97,8 +124,20 @@ type FinishedLoad struct {
 // SaveResult counts what became of a step's saves on one rank.
 type SaveResult struct {
 	// Taken blocks were copied out and are on their way to the store, Dropped ones
-	// found no room.
-	Taken, Dropped int
+	// found no room, Present ones were stored already.
+	Taken, Dropped, Present int
+}
+
+// KeyedBlocks names consecutive blocks of one prompt and layer group by the engine's own
+// prefix hashes (key scheme "engine").
+type KeyedBlocks struct {
+	Group int
+	// Parent is the hash in front of Hashes[0], zero at the root or if the engine does not
+	// say. It orders eviction; a load does not compare it.
+	Parent Proof
+	Hashes []Proof
+	// Slots are the engine's block ids, as many as Hashes.
+	Slots []uint32
 }
 
 // Bounds of requests, checked on both ends.
@@ -110,4 +149,9 @@ const (
 	MaxScopeBytes = 4096
 	// MaxStepRequests bounds the requests in one step.
 	MaxStepRequests = 16384
+	// MaxSpans bounds the spans of a request, MaxSpanIDBytes the id of one.
+	MaxSpans       = 4096
+	MaxSpanIDBytes = 256
+	// MaxKeyedBlocks bounds the blocks of one call by key.
+	MaxKeyedBlocks = 1 << 17
 )

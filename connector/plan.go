@@ -14,21 +14,45 @@ type PlanBlock struct {
 	Proof Proof
 }
 
-// Transfer is a stretch of consecutive blocks of one prompt that are loaded or saved
-// together. The parent of each block is the block before it.
+// StagedBlock is where the verified bytes of one block lie in the daemon's staging memory.
+type StagedBlock struct {
+	// Offset is in the descriptor that came with the answer to register.
+	Offset uint64
+	// Sum is the XXH3-64 of the bytes: whoever copies them checks the copy.
+	Sum uint64
+}
+
+// StagedShard lists where a transfer's blocks lie for the readers of one shard.
+type StagedShard struct {
+	Shard  Shard
+	Blocks []StagedBlock
+}
+
+// Transfer is a stretch of consecutive blocks of one prompt and layer group that are
+// loaded or saved together. The parent of each block is the block before it.
 type Transfer struct {
-	Request string
+	// Group is the layer group's index in the manifest.
+	Group int
 	// Parent is the key in front of Blocks[0].
 	Parent Key
 	Blocks []PlanBlock
+	// Staged is set for engines that have no way to report a failed load: they copy the
+	// blocks from staging memory themselves.
+	Staged []StagedShard
+}
+
+// RequestLoad is what is loaded for one request; it ends when all its transfers have.
+type RequestLoad struct {
+	Request   string
+	Transfers []Transfer
 }
 
 // Plan is what the workers of an engine do in one step. The leader makes it, the engine
 // hands its encoded form to every rank, and each rank's worker executes it on its own
-// shard. It is complete: a rank may live on another node than the leader.
+// shards. It is complete: a rank may live on another node than the leader.
 type Plan struct {
 	Namespace NamespaceDigest
-	Loads     []Transfer
+	Loads     []RequestLoad
 	Saves     []Transfer
 }
 
@@ -36,19 +60,28 @@ type Plan struct {
 func (p *Plan) Empty() bool { return len(p.Loads) == 0 && len(p.Saves) == 0 }
 
 const (
-	planVersion    = 1
-	planBlockBytes = 4 + KeySize + ProofSize
+	planVersion      = 2
+	planBlockBytes   = 4 + KeySize + ProofSize
+	stagedBlockBytes = 8 + 8
+	// minTransferBytes is the size of a transfer without blocks.
+	minTransferBytes = 1 + KeySize + 1 + 1
 )
 
 // ErrPlan marks metadata that no leader of this version has made.
 var ErrPlan = errors.New("bad metadata")
 
 // Append appends the encoded plan to b: version, namespace digest, then loads and saves
-// as counted lists; numbers are uvarints, slots little-endian u32.
+// as counted lists; counts and groups are uvarints, other numbers little-endian.
 func (p *Plan) Append(b []byte) []byte {
 	b = append(b, planVersion)
 	b = append(b, p.Namespace[:]...)
-	b = appendTransfers(b, p.Loads)
+	b = binary.AppendUvarint(b, uint64(len(p.Loads)))
+	for i := range p.Loads {
+		l := &p.Loads[i]
+		b = binary.AppendUvarint(b, uint64(len(l.Request)))
+		b = append(b, l.Request...)
+		b = appendTransfers(b, l.Transfers)
+	}
 	return appendTransfers(b, p.Saves)
 }
 
@@ -56,8 +89,7 @@ func appendTransfers(b []byte, transfers []Transfer) []byte {
 	b = binary.AppendUvarint(b, uint64(len(transfers)))
 	for i := range transfers {
 		t := &transfers[i]
-		b = binary.AppendUvarint(b, uint64(len(t.Request)))
-		b = append(b, t.Request...)
+		b = append(b, byte(t.Group))
 		b = append(b, t.Parent[:]...)
 		b = binary.AppendUvarint(b, uint64(len(t.Blocks)))
 		for j := range t.Blocks {
@@ -66,6 +98,20 @@ func appendTransfers(b []byte, transfers []Transfer) []byte {
 			b = append(b, blk.Key[:]...)
 			b = append(b, blk.Proof[:]...)
 		}
+		b = binary.AppendUvarint(b, uint64(len(t.Staged)))
+		for j := range t.Staged {
+			b = t.Staged[j].append(b)
+		}
+	}
+	return b
+}
+
+// append encodes the shard; it has as many blocks as its transfer.
+func (s *StagedShard) append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint16(b, uint16(s.Shard))
+	for _, blk := range s.Blocks {
+		b = binary.LittleEndian.AppendUint64(b, blk.Offset)
+		b = binary.LittleEndian.AppendUint64(b, blk.Sum)
 	}
 	return b
 }
@@ -78,7 +124,16 @@ func ParsePlan(b []byte) (*Plan, error) {
 	}
 	p := new(Plan)
 	copy(p.Namespace[:], r.take(len(p.Namespace)))
-	p.Loads = r.transfers()
+	if n := r.count(2); n > 0 {
+		p.Loads = make([]RequestLoad, n)
+	}
+	for i := range p.Loads {
+		p.Loads[i].Request = string(r.take(r.count(1)))
+		p.Loads[i].Transfers = r.transfers()
+		if r.err != nil {
+			return nil, r.err
+		}
+	}
 	p.Saves = r.transfers()
 	if r.err == nil && len(r.b) != 0 {
 		r.err = fmt.Errorf("%w: %d bytes left over", ErrPlan, len(r.b))
@@ -94,7 +149,7 @@ type planReader struct {
 	err error
 }
 
-// take returns the next n bytes, or zeros once a read has failed.
+// take returns the next n bytes, or nil once a read has failed.
 func (r *planReader) take(n int) []byte {
 	if r.err == nil && len(r.b) < n {
 		r.err = fmt.Errorf("%w: ends %d bytes early", ErrPlan, n-len(r.b))
@@ -123,26 +178,60 @@ func (r *planReader) count(size int) int {
 }
 
 func (r *planReader) transfers() []Transfer {
-	n := r.count(2 + KeySize)
+	n := r.count(minTransferBytes)
 	if n == 0 {
 		return nil
 	}
 	out := make([]Transfer, n)
 	for i := range out {
-		t := &out[i]
-		t.Request = string(r.take(r.count(1)))
-		copy(t.Parent[:], r.take(KeySize))
-		t.Blocks = make([]PlanBlock, r.count(planBlockBytes))
-		for j := range t.Blocks {
-			v := r.take(planBlockBytes)
-			if v == nil {
-				return nil
-			}
-			blk := &t.Blocks[j]
-			blk.Slot = binary.LittleEndian.Uint32(v)
-			copy(blk.Key[:], v[4:])
-			copy(blk.Proof[:], v[4+KeySize:])
+		r.transfer(&out[i])
+		if r.err != nil {
+			return nil
 		}
 	}
 	return out
+}
+
+func (r *planReader) transfer(t *Transfer) {
+	if v := r.take(1); v != nil {
+		if t.Group = int(v[0]); t.Group >= MaxGroups {
+			r.err = fmt.Errorf("%w: group %d", ErrPlan, t.Group)
+		}
+	}
+	copy(t.Parent[:], r.take(KeySize))
+	t.Blocks = make([]PlanBlock, r.count(planBlockBytes))
+	for j := range t.Blocks {
+		v := r.take(planBlockBytes)
+		if v == nil {
+			return
+		}
+		blk := &t.Blocks[j]
+		blk.Slot = binary.LittleEndian.Uint32(v)
+		copy(blk.Key[:], v[4:])
+		copy(blk.Proof[:], v[4+KeySize:])
+	}
+	n := r.count(2 + stagedBlockBytes*len(t.Blocks))
+	if n == 0 {
+		return
+	}
+	t.Staged = make([]StagedShard, n)
+	for j := range t.Staged {
+		r.staged(&t.Staged[j], len(t.Blocks))
+	}
+}
+
+func (r *planReader) staged(s *StagedShard, blocks int) {
+	v := r.take(2)
+	if v == nil {
+		return
+	}
+	s.Shard = Shard(binary.LittleEndian.Uint16(v))
+	s.Blocks = make([]StagedBlock, blocks)
+	for i := range s.Blocks {
+		v := r.take(stagedBlockBytes)
+		if v == nil {
+			return
+		}
+		s.Blocks[i] = StagedBlock{Offset: binary.LittleEndian.Uint64(v), Sum: binary.LittleEndian.Uint64(v[8:])}
+	}
 }

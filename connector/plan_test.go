@@ -9,10 +9,12 @@ import (
 func testPlan() *Plan {
 	return &Plan{
 		Namespace: NamespaceDigest{9},
-		Loads: []Transfer{{Request: "a", Parent: Key{1}, Blocks: []PlanBlock{
-			{Slot: 7, Key: Key{2}, Proof: Proof{3}}, {Slot: 1 << 31, Key: Key{4}, Proof: Proof{5}},
-		}}},
-		Saves: []Transfer{{Request: "b", Blocks: []PlanBlock{{Slot: 1}}}, {Request: "", Blocks: []PlanBlock{}}},
+		Loads: []RequestLoad{{Request: "a", Transfers: []Transfer{
+			{Group: 1, Parent: Key{1}, Blocks: []PlanBlock{
+				{Slot: 7, Key: Key{2}, Proof: Proof{3}}, {Slot: 1 << 31, Key: Key{4}, Proof: Proof{5}},
+			}, Staged: []StagedShard{{Shard: 3, Blocks: []StagedBlock{{Offset: 4096, Sum: 9}, {Offset: 8192, Sum: 1 << 63}}}}},
+		}}, {Request: ""}},
+		Saves: []Transfer{{Blocks: []PlanBlock{{Slot: 1}}}, {Blocks: []PlanBlock{}}},
 	}
 }
 
@@ -73,7 +75,7 @@ func FuzzParseManifest(f *testing.F) {
 
 func testManifest() Manifest {
 	return Manifest{
-		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Layers: 2, KVHeads: 1, HeadSize: 8, Layout: "LBHNC",
+		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Groups: []Group{{Layers: 2, KVHeads: 1, HeadSize: 8, Layout: "LBHNC"}},
 		TensorParallel: 1, PipelineParallel: 1, KeyScheme: KeySchemeTokens, HashScheme: HashScheme,
 	}
 }
@@ -92,6 +94,8 @@ func TestManifestDigestChangesWithEveryField(t *testing.T) {
 			f.SetString("other")
 		case reflect.Int:
 			f.SetInt(99)
+		case reflect.Slice:
+			f.Set(reflect.ValueOf([]Group{{Layers: 3}}))
 		default:
 			f.Set(reflect.ValueOf(map[string]string{"a": "b"}))
 		}
@@ -108,7 +112,9 @@ func TestManifestRefusesUnknownFieldsAndBadValues(t *testing.T) {
 	for _, change := range []func(*Manifest){
 		func(m *Manifest) { m.Engine = "" }, func(m *Manifest) { m.Model = "" }, func(m *Manifest) { m.KVDType = "" },
 		func(m *Manifest) { m.BlockSize = 0 }, func(m *Manifest) { m.BlockSize = MaxBlockSize + 1 },
-		func(m *Manifest) { m.Layers = 0 }, func(m *Manifest) { m.TensorParallel = 0 },
+		func(m *Manifest) { m.Groups = nil }, func(m *Manifest) { m.Groups[0].Layers = 0 },
+		func(m *Manifest) { m.Groups[0].Window = -1 }, func(m *Manifest) { m.Groups[0].Stages = []int{1} },
+		func(m *Manifest) { m.Groups = make([]Group, MaxGroups+1) }, func(m *Manifest) { m.TensorParallel = 0 },
 		func(m *Manifest) { m.TensorParallel, m.PipelineParallel = 1<<32, 1<<32 },
 		func(m *Manifest) { m.KeyScheme = "other" }, func(m *Manifest) { m.HashScheme = "other" },
 	} {

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sort"
@@ -29,6 +30,7 @@ type backend struct {
 	// past keeps the counts of sessions that have ended, so that metrics never run
 	// backwards; draining are workers that have ended and still have saves under way.
 	past     totals
+	models   modelCounts
 	draining map[*workerSession]struct{}
 }
 
@@ -38,7 +40,7 @@ func newBackend(o *Options, s *store.Store) *backend {
 	return &backend{
 		opts: o, store: s, driver: &gpu.HostDriver{},
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
-		draining: make(map[*workerSession]struct{}),
+		draining: make(map[*workerSession]struct{}), models: make(modelCounts),
 	}
 }
 
@@ -64,7 +66,8 @@ type workerSession struct {
 	b      *backend
 	peer   server.Peer
 	digest connector.NamespaceDigest
-	shard  connector.Shard
+	rank   int
+	model  string
 	since  time.Time
 }
 
@@ -80,7 +83,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 		return nil, err
 	}
 	l, err := leader.New(leader.Options{
-		Namespace: ns, Digest: digest, BlockSize: m.BlockSize, Shards: m.Shards(),
+		Namespace: ns, Digest: digest, Manifest: m,
 		MinOfferTokens: b.opts.MinOfferTokens,
 		LoadTTL:        2 * b.opts.LoadTimeout,
 	}, b.store)
@@ -96,27 +99,26 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 }
 
 // OpenWorker makes a worker for a rank.
-func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Manifest, shard connector.Shard) (server.Worker, error) {
+func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Manifest, rank int) (server.Worker, error) {
 	ns, digest, err := b.openNamespace(m)
 	if err != nil {
 		return nil, err
 	}
 	w, err := worker.New(worker.Options{
-		Namespace: ns, Digest: digest, Shard: shard, Driver: b.driver,
-		PeerGone:         p.Gone,
+		Namespace: ns, Digest: digest, Shard: shard(m, rank), Driver: b.driver,
 		LoadTimeout:      b.opts.LoadTimeout,
 		LoadStagingBytes: b.opts.LoadStagingBytes, SaveStagingBytes: b.opts.SaveStagingBytes,
-		Logger: b.opts.Logger.With("engine", p.Engine, "shard", shard),
+		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	}, b.store)
 	if err != nil {
 		return nil, err
 	}
-	s := &workerSession{Worker: w, b: b, peer: p, digest: digest, shard: shard, since: time.Now()}
+	s := &workerSession{Worker: w, b: b, peer: p, digest: digest, rank: rank, model: m.Model, since: time.Now()}
 	b.mu.Lock()
 	b.foldDrained()
 	b.workers[s] = struct{}{}
 	b.mu.Unlock()
-	b.log("engine worker connected", p, "shard", shard, "namespace", short(digest))
+	b.log("engine worker connected", p, "rank", rank, "namespace", short(digest))
 	return s, nil
 }
 
@@ -145,6 +147,7 @@ func (s *schedulerSession) Close() {
 	s.b.mu.Lock()
 	delete(s.b.schedulers, s)
 	s.b.past.addLeader(s.Stats())
+	s.b.models.addLeader(s.manifest.Model, s.Stats())
 	s.b.mu.Unlock()
 	s.b.log("engine scheduler disconnected", s.peer)
 }
@@ -156,7 +159,7 @@ func (s *workerSession) Close() {
 	delete(s.b.workers, s)
 	s.b.draining[s] = struct{}{}
 	s.b.mu.Unlock()
-	s.b.log("engine worker disconnected", s.peer, "shard", s.shard)
+	s.b.log("engine worker disconnected", s.peer, "rank", s.rank)
 }
 
 func (t *totals) addLeader(s leader.Stats) {
@@ -188,6 +191,7 @@ func (b *backend) foldDrained() {
 	for w := range b.draining {
 		if w.Drained() {
 			b.past.addWorker(w.Stats())
+			b.models.addWorker(w.model, w.Stats())
 			delete(b.draining, w)
 		}
 	}
@@ -210,7 +214,8 @@ type EngineStatus struct {
 type RankStatus struct {
 	Engine     string       `json:"engine"`
 	PID        int          `json:"pid"`
-	Shard      int          `json:"shard"`
+	Rank       int          `json:"rank"`
+	Model      string       `json:"model"`
 	Namespace  string       `json:"namespace"`
 	ConnectedS float64      `json:"connected_s"`
 	Registered bool         `json:"registered"`
@@ -233,7 +238,7 @@ func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 		sum.addLeader(st)
 		engines = append(engines, EngineStatus{
 			Engine: s.peer.Engine, PID: s.peer.PID, Client: s.peer.Client, Model: s.manifest.Model, Namespace: s.digest.String(),
-			ConnectedS: now.Sub(s.since).Seconds(), BlockSize: s.manifest.BlockSize, Requests: st, RanksNeeded: s.manifest.Shards(),
+			ConnectedS: now.Sub(s.since).Seconds(), BlockSize: s.manifest.BlockSize, Requests: st, RanksNeeded: s.manifest.Ranks(),
 		})
 	}
 	ranks := make([]RankStatus, 0, len(b.workers))
@@ -242,7 +247,7 @@ func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 		sum.addWorker(st)
 		blockBytes := w.BlockBytes()
 		ranks = append(ranks, RankStatus{
-			Engine: w.peer.Engine, PID: w.peer.PID, Shard: int(w.shard), Namespace: w.digest.String(),
+			Engine: w.peer.Engine, PID: w.peer.PID, Rank: w.rank, Model: w.model, Namespace: w.digest.String(),
 			ConnectedS: now.Sub(w.since).Seconds(), Registered: blockBytes > 0, BlockBytes: blockBytes, Transfers: st,
 		})
 	}
@@ -251,7 +256,40 @@ func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 		if ranks[i].Engine != ranks[j].Engine {
 			return ranks[i].Engine < ranks[j].Engine
 		}
-		return ranks[i].Shard < ranks[j].Shard
+		return ranks[i].Rank < ranks[j].Rank
 	})
 	return engines, ranks, sum
+}
+
+// shard is the rank's part of the first layer group.
+func shard(m *connector.Manifest, rank int) connector.Shard {
+	s, _ := m.Shard(rank, 0)
+	return s
+}
+
+// Register opens the engine's memory.
+func (s *workerSession) Register(ctx context.Context, r *server.Registration) (server.Registered, error) {
+	n, err := s.Worker.Register(ctx, &r.Layout, r.Regions, r.Fence)
+	return server.Registered{BlockBytes: []int{n}}, err
+}
+
+// Unregister gives the engine's memory back.
+func (s *workerSession) Unregister(context.Context) error { return errors.ErrUnsupported }
+
+// Cancel ends a load.
+func (s *workerSession) Cancel(context.Context, string) error { return errors.ErrUnsupported }
+
+// Present tells what is stored.
+func (s *workerSession) Present(context.Context, *connector.KeyedBlocks) (int, error) {
+	return 0, errors.ErrUnsupported
+}
+
+// Fetch loads by key.
+func (s *workerSession) Fetch(context.Context, string, *connector.KeyedBlocks) error {
+	return errors.ErrUnsupported
+}
+
+// Put saves by key.
+func (s *workerSession) Put(context.Context, *connector.KeyedBlocks) (connector.SaveResult, error) {
+	return connector.SaveResult{}, errors.ErrUnsupported
 }

@@ -116,8 +116,8 @@ func (e *Engine) Manifest() connector.Manifest {
 	c := e.opts.Model
 	return connector.Manifest{
 		Engine: "kvconn-engine/1", Model: c.Name, Revision: e.model.Fingerprint(),
-		KVDType: "float32", BlockSize: e.opts.BlockSize, Layers: c.Layers,
-		KVHeads: c.KVHeads, HeadSize: 2 * c.HeadDim, Layout: "LBHNC",
+		KVDType: "float32", BlockSize: e.opts.BlockSize,
+		Groups:         []connector.Group{{Layers: c.Layers, KVHeads: c.KVHeads, HeadSize: 2 * c.HeadDim, Layout: "LBHNC"}},
 		TensorParallel: 1, PipelineParallel: 1,
 		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
 	}

@@ -50,7 +50,7 @@ func newMemory(c model.Config, blocks, blockSize int) (*memory, error) {
 
 // layout declares the memory to the connector.
 func (m *memory) layout() connector.Layout {
-	return connector.Layout{
+	return connector.Layout{Groups: []connector.GroupLayout{{
 		Blocks: uint32(m.blocks),
 		Runs: []connector.Run{{
 			Layers:      uint32(m.layers),
@@ -58,7 +58,7 @@ func (m *memory) layout() connector.Layout {
 			BlockStride: uint64(4 * m.kv.BlockStride),
 			Bytes:       uint64(4 * m.kv.BlockStride),
 		}},
-	}
+	}}}
 }
 
 // poison fills blocks with NaN.

@@ -122,7 +122,7 @@ func (e *Engine) admit(ctx context.Context, p *plan, r *request) (bool, error) {
 		return false, nil
 	}
 	p.step.Allocs = append(p.step.Allocs, connector.Alloc{
-		Request: r.ID, Blocks: slices.Clone(r.blocks), Computed: r.computed + hit, External: offer.Tokens,
+		Request: r.ID, Blocks: [][]uint32{slices.Clone(r.blocks)}, Computed: r.computed + hit, External: offer.Tokens,
 	})
 	if r.computed == 0 {
 		r.published = len(hits)
@@ -179,7 +179,7 @@ func (p *plan) compute(r *request, count int, reset bool) {
 		r.toldBlocks = 0
 	}
 	p.step.Scheduled = append(p.step.Scheduled, connector.Scheduled{
-		Request: r.ID, NewBlocks: slices.Clone(r.blocks[r.toldBlocks:]), Reset: reset,
+		Request: r.ID, NewBlocks: [][]uint32{slices.Clone(r.blocks[r.toldBlocks:])}, Reset: reset,
 		Computed: r.computed, Count: count, From: r.told, NewTokens: slices.Clone(r.tokens[r.told:]),
 	})
 	r.told, r.toldBlocks = len(r.tokens), len(r.blocks)

@@ -316,7 +316,7 @@ func TestDescriptorTooSmallForTheLayoutIsAClearError(t *testing.T) {
 	}
 	defer func() { _ = e.Close() }()
 	l := e.Layout()
-	l.Blocks++
+	l.Groups[0].Blocks++
 	w, err := client.NewWorker(client.Options{Socket: n.socket, Engine: "e", Manifest: e.Manifest()}, 0, l, []*os.File{e.File()})
 	if err != nil {
 		t.Fatal(err)

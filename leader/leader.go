@@ -6,6 +6,7 @@ package leader
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -68,9 +69,7 @@ func New(o Options, index Index) (*Leader, error) {
 	l := &Leader{
 		opts: o, index: index, requests: make(map[string]*request), planned: make(map[connector.Key]struct{}),
 	}
-	for i := range o.Shards {
-		l.shards = append(l.shards, connector.Shard(i))
-	}
+	l.shards = o.Manifest.GroupShards(0)
 	return l, nil
 }
 
@@ -109,7 +108,7 @@ func (l *Leader) Match(_ context.Context, m *connector.MatchRequest) (connector.
 
 // offer looks up what of r lies behind computed, and pins it.
 func (l *Leader) offer(r *request, computed, tokens int) int {
-	bs := l.opts.BlockSize
+	bs := l.opts.Manifest.BlockSize
 	first, end := computed/bs, (tokens-1)/bs
 	if r.noLoad || r.failed || computed%bs != 0 || tokens == 0 || first >= end {
 		l.unpin(r)
@@ -146,8 +145,8 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 			return nil, false, fmt.Errorf("%w: %q", connector.ErrUnknownRequest, m.Request)
 		}
 		l.makeRoom(len(m.Tokens))
-		r = &request{id: m.Request, scope: m.Scope}
-		l.requests[m.Request] = r
+		r = &request{id: strings.Clone(m.Request), scope: connector.Scope{Salt: strings.Clone(m.Scope.Salt), LoRA: strings.Clone(m.Scope.LoRA)}}
+		l.requests[r.id] = r
 		fresh = true
 	}
 	if !l.tell(r, m.From, m.Tokens) {
@@ -162,7 +161,7 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 // tell takes over tokens and keeps count.
 func (l *Leader) tell(r *request, from int, tokens []uint32) bool {
 	before := len(r.tokens) / 4
-	ok := r.tell(l.opts.BlockSize, from, tokens)
+	ok := r.tell(l.opts.Manifest.BlockSize, from, tokens)
 	l.tokens += len(r.tokens)/4 - before
 	return ok
 }
@@ -212,6 +211,16 @@ func (l *Leader) Loaded(_ context.Context, m *connector.LoadedReport) error {
 		}
 		r.loadCount = 0
 		l.unpin(r)
+	}
+	return nil
+}
+
+// Reset forgets the engine's own blocks: it has dropped its cache.
+func (l *Leader) Reset(context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.requests {
+		r.slots, r.loadCount = nil, 0
 	}
 	return nil
 }

@@ -13,10 +13,8 @@ type Options struct {
 	// Namespace is the store's number of the engine's namespace, Digest its identity.
 	Namespace store.NamespaceID
 	Digest    connector.NamespaceDigest
-	// BlockSize is the number of tokens in a block.
-	BlockSize int
-	// Shards is the number of shards of a block, all of which a hit needs.
-	Shards int
+	// Manifest describes the namespace: block size, layer groups, ranks.
+	Manifest *connector.Manifest
 	// MinOfferTokens is the smallest offer made. Default 0: every hit counts.
 	MinOfferTokens int
 	// LeaseTTL is how long an offer stays pinned unless it is taken. Default 30 s: an
@@ -58,10 +56,8 @@ func (o *Options) EnsureDefaults() {
 // Validate reports the first option that cannot work.
 func (o *Options) Validate() error {
 	switch {
-	case o.BlockSize < 1 || o.BlockSize > connector.MaxBlockSize:
-		return errors.New("leader: block size out of bounds")
-	case o.Shards < 1 || o.Shards > connector.MaxShards:
-		return errors.New("leader: number of shards out of bounds")
+	case o.Manifest == nil:
+		return errors.New("leader: no manifest")
 	case o.LeaseTTL <= 0 || o.LoadTTL <= 0:
 		return errors.New("leader: lease times must be positive")
 	case o.MaxRequests < 1 || o.MaxTokens < connector.MaxTokens:

@@ -101,7 +101,7 @@ func (r *request) blockTokens(blockSize, i int) []byte {
 // transfer is the move of blocks [first, end) of r's table. Blocks beyond what the
 // leader knows get the zero key, which no record has: they fail as missing.
 func (r *request) transfer(blockSize, first, end int) connector.Transfer {
-	t := connector.Transfer{Request: r.id, Blocks: make([]connector.PlanBlock, 0, end-first)}
+	t := connector.Transfer{Blocks: make([]connector.PlanBlock, 0, end-first)}
 	if first <= len(r.keys) {
 		t.Parent = r.parent(blockSize, first)
 	}

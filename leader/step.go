@@ -26,8 +26,8 @@ func (l *Leader) Step(_ context.Context, m *connector.StepRequest) (connector.St
 	}
 	for i := range m.Allocs {
 		if t, ok := l.planLoad(&m.Allocs[i]); ok {
-			plan.Loads = append(plan.Loads, t)
-			reply.Loads = append(reply.Loads, plannedLoad(&t))
+			plan.Loads = append(plan.Loads, connector.RequestLoad{Request: m.Allocs[i].Request, Transfers: []connector.Transfer{t}})
+			reply.Loads = append(reply.Loads, plannedLoad(m.Allocs[i].Request, &t))
 		}
 	}
 	for i := range m.Scheduled {
@@ -46,10 +46,10 @@ func (l *Leader) Step(_ context.Context, m *connector.StepRequest) (connector.St
 
 // check refuses a step that contradicts itself, before anything of it is taken over.
 func (l *Leader) check(m *connector.StepRequest) error {
-	bs := l.opts.BlockSize
+	bs := l.opts.Manifest.BlockSize
 	for i := range m.Allocs {
 		a := &m.Allocs[i]
-		if _, end := a.LoadRange(bs); a.External > 0 && (a.Computed%bs != 0 || len(a.Blocks) < end) {
+		if _, end := a.LoadRange(&l.opts.Manifest.Groups[0], 0, bs); a.External > 0 && (a.Computed%bs != 0 || (len(a.Blocks) != 1 || len(a.Blocks[0]) < end)) {
 			return fmt.Errorf("%w: request %q has %d blocks for %d tokens computed and %d to load", connector.ErrBadRequest,
 				a.Request, len(a.Blocks), a.Computed, a.External)
 		}
@@ -60,15 +60,22 @@ func (l *Leader) check(m *connector.StepRequest) error {
 		if r := l.requests[s.Request]; r != nil && !s.Reset {
 			have = len(r.slots)
 		}
-		if have+len(s.NewBlocks) > connector.MaxTokens || s.From+len(s.NewTokens) > connector.MaxTokens {
+		if have+len(first(s.NewBlocks)) > connector.MaxTokens || s.From+len(s.NewTokens) > connector.MaxTokens {
 			return fmt.Errorf("%w: request %q has more than %d blocks or tokens", connector.ErrBadRequest, s.Request, connector.MaxTokens)
 		}
 	}
 	return nil
 }
 
-func plannedLoad(t *connector.Transfer) connector.PlannedLoad {
-	p := connector.PlannedLoad{Request: t.Request, Blocks: make([]uint32, len(t.Blocks))}
+func first(tables [][]uint32) []uint32 {
+	if len(tables) == 0 {
+		return nil
+	}
+	return tables[0]
+}
+
+func plannedLoad(request string, t *connector.Transfer) connector.PlannedLoad {
+	p := connector.PlannedLoad{Request: request, Blocks: make([]uint32, len(t.Blocks))}
 	for i := range t.Blocks {
 		p.Blocks[i] = t.Blocks[i].Slot
 	}
@@ -79,8 +86,8 @@ func plannedLoad(t *connector.Transfer) connector.PlannedLoad {
 // leader does not know, because it matched before a restart, gets a load that fails:
 // the engine waits for one.
 func (l *Leader) planLoad(a *connector.Alloc) (connector.Transfer, bool) {
-	bs := l.opts.BlockSize
-	first, end := a.LoadRange(bs)
+	bs := l.opts.Manifest.BlockSize
+	begin, end := a.LoadRange(&l.opts.Manifest.Groups[0], 0, bs)
 	r := l.requests[a.Request]
 	if a.External <= 0 {
 		if r != nil {
@@ -92,14 +99,14 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.Transfer, bool) {
 		r = &request{id: a.Request}
 	}
 	r.touched = l.opts.Now()
-	r.slots = append(r.slots[:0], a.Blocks...)
-	r.loadFirst, r.loadCount = first, end-first
+	r.slots = append(r.slots[:0], a.Blocks[0]...)
+	r.loadFirst, r.loadCount = begin, end-begin
 	known := min(end, r.fullBlocks(bs))
 	l.scratch = r.hashKeys(bs, known, l.scratch)
 	l.scratch = r.hashProofs(l.opts.Digest, bs, known, l.scratch)
 	l.index.Renew(r.lease, l.opts.LoadTTL)
 	l.stats.LoadTokens += uint64(a.External)
-	return r.transfer(bs, first, end), true
+	return r.transfer(bs, begin, end), true
 }
 
 // planSaves adds the blocks that this step completes and the store has not.
@@ -112,14 +119,14 @@ func (l *Leader) planSaves(saves []connector.Transfer, s *connector.Scheduled) [
 	if s.Reset {
 		r.slots = r.slots[:0]
 	}
-	r.slots = append(r.slots, s.NewBlocks...)
+	r.slots = append(r.slots, first(s.NewBlocks)...)
 	if len(s.NewTokens) > 0 && !l.tell(r, s.From, s.NewTokens) {
 		r.noSave = true // tokens are missing: nothing behind them has a name
 	}
 	if r.noSave {
 		return saves
 	}
-	bs := l.opts.BlockSize
+	bs := l.opts.Manifest.BlockSize
 	end := min((s.Computed+s.Count)/bs, r.fullBlocks(bs), len(r.slots))
 	if end <= r.saved {
 		return saves
@@ -156,7 +163,7 @@ func (l *Leader) appendSaves(saves []connector.Transfer, r *request, first, end 
 	if first >= end {
 		return saves
 	}
-	l.scratch = r.hashProofs(l.opts.Digest, l.opts.BlockSize, end, l.scratch)
+	l.scratch = r.hashProofs(l.opts.Digest, l.opts.Manifest.BlockSize, end, l.scratch)
 	l.stats.SaveBlocks += uint64(end - first)
-	return append(saves, r.transfer(l.opts.BlockSize, first, end))
+	return append(saves, r.transfer(l.opts.Manifest.BlockSize, first, end))
 }

@@ -20,8 +20,7 @@ const testPayload = 24 << 10
 
 func testManifest(model string) *connector.Manifest {
 	return &connector.Manifest{
-		Engine: "test/1", Model: model, KVDType: "float32", BlockSize: 16, Layers: 2, KVHeads: 1, HeadSize: 8,
-		Layout: "LBHNC", TensorParallel: 1, PipelineParallel: 1,
+		Engine: "test/1", Model: model, KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 8, Layout: "LBHNC"}}, TensorParallel: 1, PipelineParallel: 1,
 		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
 	}
 }

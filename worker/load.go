@@ -23,12 +23,13 @@ var (
 // load is one request's load on one rank. It ends exactly once: when its last block is
 // done, or when its deadline passes.
 type load struct {
-	w      *Worker
-	mem    *memory
-	t      connector.Transfer
-	ctx    context.Context
-	cancel context.CancelFunc
-	began  time.Time
+	w       *Worker
+	mem     *memory
+	request string
+	t       connector.Transfer
+	ctx     context.Context
+	cancel  context.CancelFunc
+	began   time.Time
 
 	// fence is held for reading while a block is copied to engine memory.
 	fence  sync.RWMutex
@@ -139,9 +140,9 @@ func (l *load) read(ops []*blockRead) {
 func (l *load) copyIn(op *blockRead) error {
 	l.fence.RLock()
 	defer l.fence.RUnlock()
-	// An engine whose connection ended, or whose deadline has passed while this process
-	// stood still, has been told that the load failed, or will be.
-	if l.fenced || l.ctx.Err() != nil || l.w.opts.PeerGone() {
+	// An engine whose deadline has passed while this process stood still has been told
+	// that the load failed, or will be.
+	if l.fenced || l.ctx.Err() != nil {
 		return errFenced
 	}
 	slot := l.t.Blocks[op.index].Slot

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/store"
 )
@@ -18,7 +19,8 @@ const minStagingSlots = 4
 // that fit them.
 type memory struct {
 	driver     gpu.Driver
-	layout     connector.Layout
+	layout     connector.GroupLayout
+	fencePage  *fence.Page
 	regions    []gpu.Region
 	blockBytes int
 
@@ -33,8 +35,8 @@ type memory struct {
 }
 
 // newMemory opens the regions and checks that the layout lies inside them.
-func newMemory(o *Options, l *connector.Layout, files []*os.File) (_ *memory, err error) {
-	m := &memory{driver: o.Driver, layout: *l}
+func newMemory(o *Options, l *connector.Layout, page *fence.Page, files []*os.File) (_ *memory, err error) {
+	m := &memory{driver: o.Driver, layout: l.Groups[0], fencePage: page}
 	m.pieces.New = func() any { return new([]gpu.Piece) }
 	defer func() {
 		if err != nil {
@@ -53,7 +55,7 @@ func newMemory(o *Options, l *connector.Layout, files []*os.File) (_ *memory, er
 	if err := l.Validate(sizes); err != nil {
 		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
 	}
-	m.blockBytes = l.BlockBytes()
+	m.blockBytes = m.layout.BlockBytes()
 	if m.loadSlots, err = newStaging(o.LoadStagingBytes, m.blockBytes); err != nil {
 		return nil, err
 	}
@@ -90,6 +92,7 @@ func (m *memory) fence() {
 	}
 	m.closed = true
 	m.closeRegions()
+	_ = m.fencePage.Close()
 	go func() {
 		m.users.Wait()
 		// Every slot is back, since every slot that is out is a user.
@@ -120,9 +123,10 @@ func (m *memory) blockPieces(pieces []gpu.Piece, slot uint32, buf []byte) []gpu.
 func (m *memory) move(ctx context.Context, slot uint32, buf []byte, copyPieces func(context.Context, []gpu.Piece) error) error {
 	m.copies.RLock()
 	defer m.copies.RUnlock()
-	if m.closed {
+	if m.closed || !m.fencePage.Begin() {
 		return errFenced
 	}
+	defer m.fencePage.End()
 	pieces := m.pieces.Get().(*[]gpu.Piece)
 	*pieces = m.blockPieces((*pieces)[:0], slot, buf)
 	err := copyPieces(ctx, *pieces)

@@ -18,10 +18,6 @@ type Options struct {
 	// Shard is the rank's part of every block.
 	Shard  connector.Shard
 	Driver gpu.Driver
-	// PeerGone reports whether the engine has hung up. It is asked after every copy out
-	// of engine memory and before every copy into it: an engine that gave the call up may
-	// use the blocks for something else. Nil means never.
-	PeerGone func() bool
 	// LoadTimeout is the time in which every load ends. Default 10 s: longer than any
 	// load that beats prefill, short enough for the client that waits.
 	LoadTimeout time.Duration
@@ -45,9 +41,6 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.SaveStagingBytes == 0 {
 		o.SaveStagingBytes = 256 << 20
-	}
-	if o.PeerGone == nil {
-		o.PeerGone = func() bool { return false }
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -40,7 +40,7 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResul
 	saves, dropped := w.stage(mem, plan.Saves)
 	r.Dropped = dropped
 	copyAll(ctx, mem, saves)
-	if w.opts.PeerGone() {
+	if mem.fencePage.Fenced() {
 		// The engine did not wait for the copies to end: they may hold the bytes of other
 		// tokens.
 		for _, s := range saves {

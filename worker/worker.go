@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -54,13 +55,17 @@ func New(o Options, s Store) (*Worker, error) {
 
 // Register opens the engine's memory; it replaces what was registered before, whose
 // loads fail. It closes files.
-func (w *Worker) Register(_ context.Context, l *connector.Layout, files []*os.File) (int, error) {
+func (w *Worker) Register(_ context.Context, l *connector.Layout, files []*os.File, fenceFile *os.File) (int, error) {
 	defer func() {
-		for _, f := range files {
+		for _, f := range append(files, fenceFile) {
 			_ = f.Close()
 		}
 	}()
-	mem, err := newMemory(&w.opts, l, files)
+	page, err := fence.Open(fenceFile)
+	if err != nil {
+		return 0, fmt.Errorf("register KV memory: %w: %w", connector.ErrBadRequest, err)
+	}
+	mem, err := newMemory(&w.opts, l, page, files)
 	if err != nil {
 		return 0, fmt.Errorf("register KV memory: %w", err)
 	}
@@ -68,7 +73,7 @@ func (w *Worker) Register(_ context.Context, l *connector.Layout, files []*os.Fi
 	w.mu.Lock()
 	w.mem = mem
 	w.mu.Unlock()
-	w.opts.Logger.Info("KV memory registered", "blocks", l.Blocks, "block_bytes", mem.blockBytes)
+	w.opts.Logger.Info("KV memory registered", "blocks", mem.layout.Blocks, "block_bytes", mem.blockBytes)
 	return mem.blockBytes, nil
 }
 
@@ -117,11 +122,11 @@ func (w *Worker) Load(_ context.Context, metadata []byte) (int, error) {
 	}
 	defer mem.users.Done()
 	for i := range plan.Loads {
-		l := &load{w: w, mem: mem, t: plan.Loads[i], began: time.Now()}
+		l := &load{w: w, mem: mem, request: plan.Loads[i].Request, t: plan.Loads[i].Transfers[0], began: time.Now()}
 		l.ctx, l.cancel = context.WithTimeout(w.ctx, w.opts.LoadTimeout)
 		w.mu.Lock()
-		old := w.loads[l.t.Request]
-		w.loads[l.t.Request] = l
+		old := w.loads[l.request]
+		w.loads[l.request] = l
 		w.mu.Unlock()
 		if old != nil {
 			old.expire()
@@ -137,16 +142,16 @@ func (w *Worker) finish(l *load) {
 	w.counters.loadNanos.Add(uint64(time.Since(l.began)))
 	if len(l.failed) > 0 {
 		w.counters.loadsFailed.Add(1)
-		w.opts.Logger.Warn("load failed in part or whole, the engine recomputes", "request", l.t.Request,
+		w.opts.Logger.Warn("load failed in part or whole, the engine recomputes", "request", l.request,
 			"failed_blocks", len(l.failed), "blocks", len(l.t.Blocks), "took", time.Since(l.began))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.loads[l.t.Request] != l {
+	if w.loads[l.request] != l {
 		return
 	}
-	delete(w.loads, l.t.Request)
-	w.finished = append(w.finished, connector.FinishedLoad{Request: l.t.Request, FailedBlocks: l.failed})
+	delete(w.loads, l.request)
+	w.finished = append(w.finished, connector.FinishedLoad{Request: l.request, FailedBlocks: l.failed})
 }
 
 // countBlock counts one loaded or failed block.

@@ -115,7 +115,7 @@ func openStore(t *testing.T) (*store.Store, store.NamespaceID) {
 		}
 	})
 	ns, err := s.OpenNamespace(&connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Layers: 2, KVHeads: 1, HeadSize: 8, Layout: "x",
+		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 8, Layout: "x"}},
 		TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
 	})
 	if err != nil {

@@ -72,7 +72,7 @@ func printStatus(out io.Writer, s *daemon.Status) error {
 	for i := range s.Ranks {
 		r := &s.Ranks[i]
 		t := &r.Transfers
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%d blocks\t%s\t%d blocks\t%d\n", r.Engine, r.PID, r.Shard, size(int64(r.BlockBytes)),
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%d blocks\t%s\t%d blocks\t%d\n", r.Engine, r.PID, r.Rank, size(int64(r.BlockBytes)),
 			size(int64(t.LoadedBytes)), t.FailedBlocks, size(int64(t.SavedBytes)), t.DroppedBlocks, t.LoadsInFlight)
 	}
 	return w.Flush()

@@ -123,7 +123,7 @@ func testOptions(socket string) Options {
 	return Options{
 		Socket: socket, Engine: "engine", RetryInterval: time.Nanosecond,
 		Manifest: connector.Manifest{
-			Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Layers: 1, KVHeads: 1, HeadSize: 8, Layout: "x",
+			Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 1, KVHeads: 1, HeadSize: 8, Layout: "x"}},
 			TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
 		},
 	}

@@ -17,13 +17,13 @@ var errOffline = errors.New("kvconnd is not connected")
 
 // link is a connection that comes back by itself. It is not safe for concurrent use.
 type link struct {
-	opts  Options
-	role  string
-	shard connector.Shard
+	opts Options
+	role string
+	rank int
 	// onConnect runs on every new connection before the first call.
 	onConnect func(ctx context.Context) error
-	// onLost, if set, takes over a connection that a call was lost on, and closes it.
-	onLost func(conn *wire.Conn, err error)
+	// onLost, if set, takes over a connection that was lost, and closes it.
+	onLost func(*wire.Conn)
 
 	conn        *wire.Conn
 	epoch       uint64
@@ -87,7 +87,7 @@ func (l *link) connect(ctx context.Context) error {
 	}
 	hello := wire.Hello{
 		MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion,
-		Role: l.role, Client: l.opts.Name, Engine: l.opts.Engine, Manifest: manifest, Shard: l.shard,
+		Role: l.role, Client: l.opts.Name, Engine: l.opts.Engine, Manifest: manifest, Rank: l.rank, Staged: l.opts.Staged,
 	}
 	var reply wire.HelloReply
 	if err := l.roundTrip(ctx, wire.OpHello, hello.Append, reply.Decode); err != nil {
@@ -108,7 +108,7 @@ func (l *link) call(ctx context.Context, op wire.Op, body func([]byte) []byte, d
 		if isTimeout(err) {
 			l.hungUntil = time.Now().Add(hungPause * l.opts.CallTimeout)
 		}
-		l.lose(err)
+		l.lose()
 	}
 	return err
 }
@@ -184,14 +184,14 @@ func (l *link) do(ctx context.Context, force bool, op wire.Op, body func([]byte)
 }
 
 // lose gives up a connection that did not do its work.
-func (l *link) lose(err error) {
+func (l *link) lose() {
+	if l.conn == nil || l.onLost == nil {
+		l.drop()
+		return
+	}
 	conn := l.conn
 	l.conn = nil
-	if l.onLost != nil {
-		l.onLost(conn, err)
-	} else {
-		_ = conn.Close()
-	}
+	l.onLost(conn)
 }
 
 // isTimeout reports whether err is a passed deadline.

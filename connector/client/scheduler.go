@@ -63,19 +63,27 @@ func (s *Scheduler) Step(ctx context.Context, m *connector.StepRequest) connecto
 	for i := range m.Allocs {
 		a := &m.Allocs[i]
 		if a.External > 0 {
-			reply.Loads = append(reply.Loads, connector.PlannedLoad{Request: a.Request, Blocks: loadedBlocks(a, s.link.opts.Manifest.BlockSize)})
+			reply.Loads = append(reply.Loads, connector.PlannedLoad{Request: a.Request, Blocks: loadedBlocks(a, &s.link.opts.Manifest)})
 		}
 	}
 	return reply
 }
 
 // loadedBlocks are the blocks of a's table that its load was to fill.
-func loadedBlocks(a *connector.Alloc, blockSize int) []uint32 {
-	first, end := a.LoadRange(blockSize)
-	if end = min(end, len(a.Blocks)); first >= end {
-		return a.Blocks // no table for such a load: whatever it meant has failed
+func loadedBlocks(a *connector.Alloc, m *connector.Manifest) []uint32 {
+	var out []uint32
+	for g, blocks := range a.Blocks {
+		if g >= len(m.Groups) {
+			break
+		}
+		first, end := a.LoadRange(&m.Groups[g], g, m.BlockSize)
+		for _, b := range blocks[min(first, len(blocks)):min(end, len(blocks))] {
+			if b != connector.NoBlock {
+				out = append(out, b)
+			}
+		}
 	}
-	return a.Blocks[first:end]
+	return out
 }
 
 // Loaded reports what came of loads.
@@ -84,6 +92,14 @@ func (s *Scheduler) Loaded(ctx context.Context, m *connector.LoadedReport) {
 	defer s.mu.Unlock()
 	// Whoever missed the report lets the leases run out; nothing else depends on it.
 	_ = s.link.do(ctx, false, wire.OpLoaded, func(b []byte) []byte { return wire.AppendLoaded(b, m) }, nil)
+}
+
+// Reset tells that the engine has dropped its own cache.
+func (s *Scheduler) Reset(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// A leader that was not reached has forgotten everything anyway, or will.
+	_ = s.link.do(ctx, false, wire.OpReset, wire.AppendEmpty, nil)
 }
 
 // Close ends the connection.

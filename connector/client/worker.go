@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/connector/wire"
 )
 
@@ -23,7 +25,9 @@ type Worker struct {
 	inFlight map[string]pendingLoad
 	// failed are reports that the client makes itself.
 	failed []connector.FinishedLoad
-	// lingering counts connections that were given up and whose daemon may still copy.
+	// page fences the memory of the registration in force, nil before the first.
+	page *fence.Page
+	// lingering counts lost connections whose daemon was in the middle of a copy.
 	lingering sync.WaitGroup
 }
 
@@ -32,15 +36,14 @@ type pendingLoad struct {
 	deadline time.Time
 }
 
-// NewWorker returns a client for the rank that owns shard, whose KV memory lies in
-// regions as layout says. The regions must stay open as long as the client is used.
-func NewWorker(o Options, shard connector.Shard, layout connector.Layout, regions []*os.File) (*Worker, error) {
+// NewWorker returns a client for a rank whose KV memory lies in regions as layout says. The regions must stay open as long as the client is used.
+func NewWorker(o Options, rank int, layout connector.Layout, regions []*os.File) (*Worker, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
 	w := &Worker{layout: layout, regions: regions, inFlight: make(map[string]pendingLoad)}
-	w.link = link{opts: o, role: wire.RoleWorker, shard: shard, onConnect: w.register, onLost: w.lost}
+	w.link = link{opts: o, role: wire.RoleWorker, rank: rank, onConnect: w.register, onLost: w.lost}
 	return w, nil
 }
 
@@ -51,12 +54,21 @@ func (w *Worker) Connect(ctx context.Context) error {
 	return w.link.ensure(ctx, true)
 }
 
+// register gives the daemon the memory, and a page to take it back with.
 func (w *Worker) register(ctx context.Context) error {
-	err := w.link.roundTrip(ctx, wire.OpRegister,
-		func(b []byte) []byte { return wire.AppendLayout(b, &w.layout) }, nil, w.regions...)
+	page, f, err := fence.New()
 	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	files := append(slices.Clone(w.regions), f)
+	err = w.link.roundTrip(ctx, wire.OpRegister, func(b []byte) []byte { return wire.AppendLayout(b, &w.layout) }, nil, files...)
+	if err != nil {
+		page.Fence()
+		_ = page.Close()
 		return fmt.Errorf("register KV memory: %w", err)
 	}
+	w.page = page
 	return nil
 }
 
@@ -126,45 +138,49 @@ func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 	return known
 }
 
-// expire ends the connection where a load is overdue. The daemon copies nothing after a
-// load's deadline, however late it notices.
+// expire takes the memory back where a load is overdue.
 func (w *Worker) expire() {
 	now := time.Now()
 	for request, l := range w.inFlight {
 		if now.After(l.deadline) && w.link.conn != nil {
 			w.link.opts.Logger.Warn("load is overdue, disconnecting from kvconnd", "request", request)
-			w.link.lose(context.DeadlineExceeded)
+			w.link.lose()
 			return
 		}
 	}
 }
 
-// lost takes over a connection that is given up. Where the daemon has closed it, no more
-// bytes can arrive, and what was in flight has failed. Otherwise the daemon may be in the
-// middle of a copy: the client hangs up, and reports the loads once the daemon has closed
-// its end, which it does after the last copy, or once they are overdue.
-func (w *Worker) lost(conn *wire.Conn, err error) {
-	loads := w.inFlight
-	w.inFlight = make(map[string]pendingLoad)
-	if !isTimeout(err) || len(loads) == 0 || conn.HangUp() != nil {
+// lost takes the memory back from a daemon that does not answer or is gone. What was in
+// flight has failed as soon as no copy is under way: at once, unless the daemon stands
+// still in the middle of one. Then it is reported when the daemon has gone on or died.
+func (w *Worker) lost(conn *wire.Conn) {
+	page, loads := w.page, w.inFlight
+	w.page, w.inFlight = nil, make(map[string]pendingLoad)
+	if page == nil {
 		_ = conn.Close()
+		return
+	}
+	page.Fence()
+	if page.Idle() || len(loads) == 0 {
+		_ = conn.Close()
+		_ = page.Close()
 		w.fail(loads)
 		return
 	}
-	var overdue time.Time
-	for _, l := range loads {
-		if l.deadline.After(overdue) {
-			overdue = l.deadline
-		}
-	}
+	w.link.opts.Logger.Warn("kvconnd stands still in the middle of a copy: its loads stay open until it goes on or is killed")
 	w.lingering.Go(func() {
-		_ = conn.AwaitEOF(overdue)
+		for !page.Idle() && conn.AwaitEOF(time.Now().Add(lingerInterval)) != nil {
+		}
 		_ = conn.Close()
+		_ = page.Close()
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.fail(loads)
 	})
 }
+
+// lingerInterval is how often a fenced page is looked at. Copies take far less.
+const lingerInterval = time.Millisecond
 
 func (w *Worker) fail(loads map[string]pendingLoad) {
 	for request, l := range loads {
@@ -176,5 +192,5 @@ func (w *Worker) fail(loads map[string]pendingLoad) {
 func (w *Worker) Close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.link.drop()
+	w.link.lose()
 }

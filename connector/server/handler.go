@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"os"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/wire"
@@ -14,8 +15,16 @@ type handler struct {
 	namespace connector.NamespaceDigest
 	scheduler Scheduler
 	worker    Worker
-	// match is reused: it is the hottest request.
+	// match and keyed are reused: theirs are the hottest requests.
 	match connector.MatchRequest
+	keyed connector.KeyedBlocks
+}
+
+// answer is a reply: a function that appends its body, and descriptors, which stay the
+// session's.
+type answer struct {
+	body  func([]byte) []byte
+	files []*os.File
 }
 
 // hello checks the first frame and opens the session.
@@ -43,15 +52,15 @@ func (s *Server) hello(ctx context.Context, f *wire.Frame, peer Peer) (*handler,
 	if h.namespace, err = manifest.Digest(); err != nil {
 		return nil, err
 	}
-	peer.Client, peer.Engine = m.Client, m.Engine
+	peer.Client, peer.Engine, peer.Staged = m.Client, m.Engine, m.Staged
 	switch m.Role {
 	case wire.RoleScheduler:
 		h.scheduler, err = s.backend.OpenScheduler(ctx, peer, manifest)
 	case wire.RoleWorker:
-		if int(m.Shard) >= manifest.Shards() {
-			return nil, fmt.Errorf("%w: shard %d of a manifest with %d", connector.ErrBadRequest, m.Shard, manifest.Shards())
+		if m.Rank >= manifest.Ranks() {
+			return nil, fmt.Errorf("%w: rank %d of a manifest with %d", connector.ErrBadRequest, m.Rank, manifest.Ranks())
 		}
-		h.worker, err = s.backend.OpenWorker(ctx, peer, manifest, m.Shard)
+		h.worker, err = s.backend.OpenWorker(ctx, peer, manifest, m.Rank)
 	default:
 		return nil, fmt.Errorf("%w: role %q, want %q or %q", connector.ErrBadRequest, m.Role, wire.RoleScheduler, wire.RoleWorker)
 	}
@@ -69,21 +78,28 @@ func (h *handler) close() {
 	}
 }
 
-// handle answers one request with a function that appends the answer's body.
-func (h *handler) handle(ctx context.Context, f *wire.Frame) (func([]byte) []byte, error) {
+// handle answers one request.
+func (h *handler) handle(ctx context.Context, f *wire.Frame) (answer, error) {
 	if f.Kind != wire.KindRequest {
-		return nil, fmt.Errorf("%w: %s frame of kind %d from a client", connector.ErrProtocol, f.Op, f.Kind)
+		return answer{}, fmt.Errorf("%w: %s frame of kind %d from a client", connector.ErrProtocol, f.Op, f.Kind)
 	}
 	if len(f.Files) > 0 && f.Op != wire.OpRegister {
-		return nil, fmt.Errorf("%w: %s frame with descriptors", connector.ErrProtocol, f.Op)
+		return answer{}, fmt.Errorf("%w: %s frame with descriptors", connector.ErrProtocol, f.Op)
 	}
 	switch {
-	case h.scheduler != nil && f.Op >= wire.OpMatch && f.Op <= wire.OpLoaded:
-		return h.handleScheduler(ctx, f)
-	case h.worker != nil && (f.Op == wire.OpRegister || f.Op >= wire.OpLoad):
-		return h.handleWorker(ctx, f)
+	case h.scheduler != nil && f.Op >= wire.OpMatch && f.Op <= wire.OpReset:
+		body, err := h.handleScheduler(ctx, f)
+		return answer{body: body}, err
+	case h.worker != nil && f.Op == wire.OpRegister:
+		return h.register(ctx, f)
+	case h.worker != nil && f.Op >= wire.OpPresent:
+		body, err := h.handleKeyed(ctx, f)
+		return answer{body: body}, err
+	case h.worker != nil && f.Op > wire.OpRegister:
+		body, err := h.handleWorker(ctx, f)
+		return answer{body: body}, err
 	}
-	return nil, fmt.Errorf("%w: %s is not for this role", connector.ErrProtocol, f.Op)
+	return answer{}, fmt.Errorf("%w: %s is not for this role", connector.ErrProtocol, f.Op)
 }
 
 func (h *handler) handleScheduler(ctx context.Context, f *wire.Frame) (func([]byte) []byte, error) {
@@ -101,6 +117,8 @@ func (h *handler) handleScheduler(ctx context.Context, f *wire.Frame) (func([]by
 		}
 		reply, err := h.scheduler.Step(ctx, &m)
 		return func(b []byte) []byte { return wire.AppendStepReply(b, &reply) }, err
+	case wire.OpReset:
+		return wire.AppendEmpty, h.scheduler.Reset(ctx)
 	default:
 		var m connector.LoadedReport
 		if err := wire.DecodeLoaded(f.Body, &m); err != nil {
@@ -110,20 +128,40 @@ func (h *handler) handleScheduler(ctx context.Context, f *wire.Frame) (func([]by
 	}
 }
 
+// register passes the descriptors on; the last is the fence page.
+func (h *handler) register(ctx context.Context, f *wire.Frame) (answer, error) {
+	var r Registration
+	if err := wire.DecodeLayout(f.Body, &r.Layout); err != nil {
+		return answer{}, err
+	}
+	if len(f.Files) < 2 {
+		return answer{}, fmt.Errorf("%w: register with %d descriptors: want those of the regions and of the fence page",
+			connector.ErrBadRequest, len(f.Files))
+	}
+	last := len(f.Files) - 1
+	r.Regions, r.Fence = f.Files[:last], f.Files[last]
+	f.Files = nil // the session owns them from here
+	got, err := h.worker.Register(ctx, &r)
+	a := answer{body: func(b []byte) []byte { return wire.AppendRegisterReply(b, got.BlockBytes) }}
+	if got.Staging != nil {
+		a.files = []*os.File{got.Staging}
+	}
+	return a, err
+}
+
 func (h *handler) handleWorker(ctx context.Context, f *wire.Frame) (func([]byte) []byte, error) {
 	switch f.Op {
-	case wire.OpRegister:
-		var l connector.Layout
-		if err := wire.DecodeLayout(f.Body, &l); err != nil {
-			return nil, err
-		}
-		files := f.Files
-		f.Files = nil // the session owns them from here
-		n, err := h.worker.Register(ctx, &l, files)
-		return func(b []byte) []byte { return wire.AppendRegisterReply(b, n) }, err
+	case wire.OpUnregister:
+		return wire.AppendEmpty, h.worker.Unregister(ctx)
 	case wire.OpPoll:
 		loads, err := h.worker.Poll(ctx)
 		return func(b []byte) []byte { return wire.AppendFinished(b, loads) }, err
+	case wire.OpCancel:
+		request, err := wire.DecodeCancel(f.Body)
+		if err != nil {
+			return nil, err
+		}
+		return wire.AppendEmpty, h.worker.Cancel(ctx, request)
 	}
 	meta, err := wire.DecodeMeta(f.Body)
 	if err != nil {
@@ -131,8 +169,28 @@ func (h *handler) handleWorker(ctx context.Context, f *wire.Frame) (func([]byte)
 	}
 	if f.Op == wire.OpLoad {
 		n, err := h.worker.Load(ctx, meta)
-		return func(b []byte) []byte { return wire.AppendLoadReply(b, n) }, err
+		return func(b []byte) []byte { return wire.AppendCount(b, n) }, err
 	}
 	r, err := h.worker.Save(ctx, meta)
 	return func(b []byte) []byte { return wire.AppendSaveResult(b, r) }, err
+}
+
+func (h *handler) handleKeyed(ctx context.Context, f *wire.Frame) (func([]byte) []byte, error) {
+	request, err := wire.DecodeKeyed(f.Body, &h.keyed)
+	if err != nil {
+		return nil, err
+	}
+	if f.Op != wire.OpPresent && len(h.keyed.Slots) != len(h.keyed.Hashes) {
+		return nil, fmt.Errorf("%w: %s of %d hashes and %d slots", connector.ErrBadRequest, f.Op, len(h.keyed.Hashes), len(h.keyed.Slots))
+	}
+	switch f.Op {
+	case wire.OpPresent:
+		n, err := h.worker.Present(ctx, &h.keyed)
+		return func(b []byte) []byte { return wire.AppendCount(b, n) }, err
+	case wire.OpFetch:
+		return wire.AppendEmpty, h.worker.Fetch(ctx, request, &h.keyed)
+	default:
+		r, err := h.worker.Put(ctx, &h.keyed)
+		return func(b []byte) []byte { return wire.AppendSaveResult(b, r) }, err
+	}
 }

@@ -76,24 +76,6 @@ func checkStale(ctx context.Context, path string) error {
 	return fmt.Errorf("find out whether socket %s is in use: %w", path, err)
 }
 
-// hungUp reports whether the other end has closed, or closed the half it sends on.
-func hungUp(c *net.UnixConn) bool {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return true
-	}
-	gone := true
-	_ = raw.Control(func(fd uintptr) {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-		n, err := unix.Poll(p, 0)
-		for errors.Is(err, unix.EINTR) {
-			n, err = unix.Poll(p, 0)
-		}
-		gone = err != nil || n > 0
-	})
-	return gone
-}
-
 // peerCredentials returns who is at the other end.
 func peerCredentials(c *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := c.SyscallConn()

@@ -174,7 +174,7 @@ func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn) 
 			s.mu.Unlock()
 			_ = conn.Close()
 		}()
-		peer := Peer{Gone: func() bool { return hungUp(raw) }}
+		var peer Peer
 		if cred, err := peerCredentials(raw); err == nil {
 			peer.PID = int(cred.Pid)
 		}
@@ -232,7 +232,7 @@ func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) erro
 		if err != nil {
 			return s.refuse(conn, f.Header, err)
 		}
-		answer, err := h.handle(ctx, &f)
+		a, err := h.handle(ctx, &f)
 		closeFiles(f.Files)
 		s.requests.Add(1)
 		if errors.Is(err, connector.ErrProtocol) {
@@ -241,7 +241,7 @@ func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) erro
 		if err != nil {
 			err = s.fail(conn, f.Header, err)
 		} else {
-			err = s.reply(conn, f.Header, answer)
+			err = s.reply(conn, f.Header, a.body, a.files...)
 		}
 		if err != nil {
 			return err
@@ -258,8 +258,8 @@ func (s *Server) refuse(conn *wire.Conn, h wire.Header, err error) error {
 	return err
 }
 
-func (s *Server) reply(conn *wire.Conn, h wire.Header, body func([]byte) []byte) error {
-	return s.send(conn, h, wire.KindReply, body)
+func (s *Server) reply(conn *wire.Conn, h wire.Header, body func([]byte) []byte, files ...*os.File) error {
+	return s.send(conn, h, wire.KindReply, body, files...)
 }
 
 func (s *Server) fail(conn *wire.Conn, h wire.Header, err error) error {
@@ -270,11 +270,11 @@ func (s *Server) fail(conn *wire.Conn, h wire.Header, err error) error {
 	return s.send(conn, h, wire.KindError, body.Append)
 }
 
-func (s *Server) send(conn *wire.Conn, h wire.Header, kind wire.Kind, body func([]byte) []byte) error {
+func (s *Server) send(conn *wire.Conn, h wire.Header, kind wire.Kind, body func([]byte) []byte, files ...*os.File) error {
 	if err := conn.SetWriteDeadline(time.Now().Add(s.opts.WriteTimeout)); err != nil {
 		return err
 	}
-	return conn.Write(wire.Header{ID: h.ID, Op: h.Op, Kind: kind, Epoch: s.opts.Epoch}, body)
+	return conn.Write(wire.Header{ID: h.ID, Op: h.Op, Kind: kind, Epoch: s.opts.Epoch}, body, files...)
 }
 
 func closeFiles(files []*os.File) {

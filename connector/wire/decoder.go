@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"unsafe"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -85,7 +87,10 @@ func (d *decoder) tuple(what string, n int) bool {
 	return d.err == nil
 }
 
-func (d *decoder) str(what string, limit int) string {
+func (d *decoder) str(what string, limit int) string { return strings.Clone(d.view(what, limit)) }
+
+// view is str without a copy: the string is a view of the body, valid as long as that is.
+func (d *decoder) view(what string, limit int) string {
 	if d.err != nil {
 		return ""
 	}
@@ -97,7 +102,7 @@ func (d *decoder) str(what string, limit int) string {
 		d.fail("%s: %d bytes, at most %d", what, len(s), limit)
 		return ""
 	}
-	return string(s)
+	return unsafe.String(unsafe.SliceData(s), len(s))
 }
 
 // bytes returns a view of the body, valid as long as the body is.

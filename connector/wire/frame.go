@@ -12,8 +12,8 @@ import (
 
 // Version bounds: the protocol versions that this package speaks.
 const (
-	MinVersion = 1
-	MaxVersion = 1
+	MinVersion = 2
+	MaxVersion = 2
 )
 
 // Limits of a frame.
@@ -23,8 +23,8 @@ const (
 	// MaxBodyBytes bounds a body. The largest real one is a prompt of
 	// connector.MaxTokens tokens (8 MiB); the rest is room for the other fields.
 	MaxBodyBytes = 16 << 20
-	// MaxFDs bounds the descriptors of a frame.
-	MaxFDs = connector.MaxRegions
+	// MaxFDs bounds the descriptors of a frame: a register request's regions and fence.
+	MaxFDs = connector.MaxRegions + 1
 )
 
 // Op is an operation of the protocol.
@@ -32,20 +32,32 @@ type Op uint8
 
 // Operations; docs/protocol.md says what each does.
 const (
-	OpHello    Op = 1
-	OpRegister Op = 2
-	OpMatch    Op = 3
-	OpStep     Op = 4
-	OpLoaded   Op = 5
-	OpLoad     Op = 6
-	OpSave     Op = 7
-	OpPoll     Op = 8
-	maxOp         = OpPoll
+	OpHello Op = 1
+	// Scheduler.
+	OpMatch  Op = 2
+	OpStep   Op = 3
+	OpLoaded Op = 4
+	OpReset  Op = 5
+	// Worker.
+	OpRegister   Op = 6
+	OpUnregister Op = 7
+	OpLoad       Op = 8
+	OpSave       Op = 9
+	OpPoll       Op = 10
+	OpCancel     Op = 11
+	// Worker, by key.
+	OpPresent Op = 12
+	OpFetch   Op = 13
+	OpPut     Op = 14
+	maxOp        = OpPut
 )
 
 // String returns the operation's name in docs/protocol.md.
 func (o Op) String() string {
-	names := [...]string{"", "hello", "register", "match", "step", "loaded", "load", "save", "poll"}
+	names := [...]string{
+		"", "hello", "match", "step", "loaded", "reset",
+		"register", "unregister", "load", "save", "poll", "cancel", "present", "fetch", "put",
+	}
 	if o == 0 || int(o) >= len(names) {
 		return fmt.Sprintf("op %d", uint8(o))
 	}

@@ -26,13 +26,16 @@ type Hello struct {
 	Engine string
 	// Manifest is the namespace manifest as JSON.
 	Manifest []byte
-	// Shard is the rank's shard (workers only).
-	Shard connector.Shard
+	// Rank is the worker's rank (workers only).
+	Rank int
+	// Staged is set by engines that cannot report a failed load: they are offered only
+	// what is verified and pinned in staging memory, and copy it themselves.
+	Staged bool
 }
 
 // Append appends the body of m to b.
 func (m *Hello) Append(b []byte) []byte {
-	b = msgp.AppendMapHeader(b, 6)
+	b = msgp.AppendMapHeader(b, 7)
 	b = msgp.AppendString(b, "versions")
 	b = msgp.AppendArrayHeader(b, 2)
 	b = msgp.AppendInt(b, m.MinVersion)
@@ -45,8 +48,10 @@ func (m *Hello) Append(b []byte) []byte {
 	b = msgp.AppendString(b, m.Engine)
 	b = msgp.AppendString(b, "manifest")
 	b = msgp.AppendBytes(b, m.Manifest)
-	b = msgp.AppendString(b, "shard")
-	return msgp.AppendUint16(b, uint16(m.Shard))
+	b = msgp.AppendString(b, "rank")
+	b = msgp.AppendInt(b, m.Rank)
+	b = msgp.AppendString(b, "staged")
+	return msgp.AppendBool(b, m.Staged)
 }
 
 // Decode fills m from a body. Manifest is a view of it.
@@ -67,8 +72,10 @@ func (m *Hello) Decode(body []byte) error {
 			m.Engine = d.str("engine", connector.MaxIDBytes)
 		case "manifest":
 			m.Manifest = d.bytes("manifest", connector.MaxManifestBytes)
-		case "shard":
-			m.Shard = connector.Shard(d.uint("shard", connector.MaxShards))
+		case "rank":
+			m.Rank = int(d.uint("rank", connector.MaxShards))
+		case "staged":
+			m.Staged = d.bool("staged")
 		default:
 			return false
 		}
@@ -117,59 +124,4 @@ func (m *HelloReply) Decode(body []byte) error {
 		return true
 	})
 	return d.end()
-}
-
-// AppendLayout appends the body of a register request.
-func AppendLayout(b []byte, l *connector.Layout) []byte {
-	b = msgp.AppendMapHeader(b, 2)
-	b = msgp.AppendString(b, "blocks")
-	b = msgp.AppendUint32(b, l.Blocks)
-	b = msgp.AppendString(b, "runs")
-	b = msgp.AppendArrayHeader(b, uint32(len(l.Runs)))
-	for _, r := range l.Runs {
-		b = msgp.AppendArrayHeader(b, 6)
-		for _, v := range [...]uint64{uint64(r.Region), r.Offset, uint64(r.Layers), r.LayerStride, r.BlockStride, r.Bytes} {
-			b = msgp.AppendUint64(b, v)
-		}
-	}
-	return b
-}
-
-// DecodeLayout fills l from the body of a register request. It bounds the numbers;
-// connector.Layout.Validate says whether they fit together.
-func DecodeLayout(body []byte, l *connector.Layout) error {
-	const maxOffset = 1 << 62
-	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
-		switch string(key) {
-		case "blocks":
-			l.Blocks = uint32(d.uint("blocks", 1<<32-1))
-		case "runs":
-			l.Runs = make([]connector.Run, d.array("runs", connector.MaxRuns))
-			for i := range l.Runs {
-				if !d.tuple("run", 6) {
-					break
-				}
-				l.Runs[i] = connector.Run{
-					Region:      uint32(d.uint("region", connector.MaxRegions)),
-					Offset:      d.uint("offset", maxOffset),
-					Layers:      uint32(d.uint("layers", 1<<32-1)),
-					LayerStride: d.uint("layer_stride", maxOffset),
-					BlockStride: d.uint("block_stride", maxOffset),
-					Bytes:       d.uint("bytes", maxOffset),
-				}
-			}
-		default:
-			return false
-		}
-		return true
-	})
-	return d.end()
-}
-
-// AppendRegisterReply appends the body of the answer to register.
-func AppendRegisterReply(b []byte, blockBytes int) []byte {
-	b = msgp.AppendMapHeader(b, 1)
-	b = msgp.AppendString(b, "block_bytes")
-	return msgp.AppendInt(b, blockBytes)
 }

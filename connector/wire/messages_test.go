@@ -20,21 +20,22 @@ type codec struct {
 }
 
 func codecs() []codec {
-	hello := &Hello{MinVersion: 1, MaxVersion: 3, Role: RoleWorker, Client: "c/1", Engine: "e", Manifest: []byte("{}"), Shard: 5}
+	hello := &Hello{MinVersion: 1, MaxVersion: 3, Role: RoleWorker, Client: "c/1", Engine: "e", Manifest: []byte("{}"), Rank: 5, Staged: true}
 	helloReply := &HelloReply{Version: 1, Server: "s", Namespace: strings.Repeat("ab", 32), LoadTimeoutMS: 10000}
 	errBody := &ErrorBody{Code: CodeBadRequest, Message: "no"}
-	match := &connector.MatchRequest{Request: "r", From: 3, Tokens: []uint32{1, 1 << 31}, Computed: 16, Scope: connector.Scope{Salt: "s", LoRA: "l"}, NoLoad: true, NoSave: true}
+	match := &connector.MatchRequest{Request: "r", From: 3, Tokens: []uint32{1, 1 << 31}, PromptTokens: 5, Computed: 16, Spans: []connector.Span{{Start: 1, End: 4, ID: []byte("img")}}, Scope: connector.Scope{Salt: "s", LoRA: "l"}, NoLoad: true, NoSave: true}
 	offer := &connector.Offer{Tokens: 32, Async: true}
-	layout := &connector.Layout{Blocks: 9, Runs: []connector.Run{{Region: 1, Offset: 2, Layers: 3, LayerStride: 4, BlockStride: 5, Bytes: 6}}}
+	layout := &connector.Layout{Groups: []connector.GroupLayout{{Blocks: 9, Runs: []connector.Run{{Region: 1, Offset: 2, Layers: 3, LayerStride: 4, BlockStride: 5, Bytes: 6}}}, {Runs: []connector.Run{}}}}
 	step := &connector.StepRequest{
-		Allocs:    []connector.Alloc{{Request: "a", Blocks: []uint32{1, 2}, Computed: 16, External: 16}},
-		Scheduled: []connector.Scheduled{{Request: "b", NewBlocks: []uint32{3}, Reset: true, Computed: 1, Count: 2, From: 9, NewTokens: []uint32{7}}},
+		Allocs:    []connector.Alloc{{Request: "a", Blocks: [][]uint32{{1, 2}, {connector.NoBlock, 3}}, Computed: 16, External: 16, GroupComputed: []int{16, 0}}},
+		Scheduled: []connector.Scheduled{{Request: "b", NewBlocks: [][]uint32{{3}}, Reset: true, Computed: 1, Count: 2, From: 9, NewTokens: []uint32{7}}},
 		Preempted: []string{"c"}, Finished: []string{"d", "e"},
 	}
 	stepReply := &connector.StepReply{Metadata: []byte{1, 2}, Loads: []connector.PlannedLoad{{Request: "a", Blocks: []uint32{2}}}}
 	loaded := &connector.LoadedReport{Done: []string{"a"}, InvalidBlocks: []uint32{4}}
-	saveResult := &connector.SaveResult{Taken: 3, Dropped: 1}
+	saveResult := &connector.SaveResult{Taken: 3, Dropped: 1, Present: 2}
 	finished := []connector.FinishedLoad{{Request: "a", FailedBlocks: []uint32{1}}, {Request: "b"}}
+	keyed := &connector.KeyedBlocks{Group: 1, Parent: connector.Proof{7}, Hashes: []connector.Proof{{1}, {2}}, Slots: []uint32{4, 5}}
 	return []codec{
 		{"hello", hello, hello.Append, func(b []byte) (any, error) { m := new(Hello); return m, m.Decode(b) }},
 		{"hello reply", helloReply, helloReply.Append, func(b []byte) (any, error) { m := new(HelloReply); return m, m.Decode(b) }},
@@ -47,6 +48,13 @@ func codecs() []codec {
 		{"loaded", loaded, func(b []byte) []byte { return AppendLoaded(b, loaded) }, func(b []byte) (any, error) { m := new(connector.LoadedReport); return m, DecodeLoaded(b, m) }},
 		{"meta", []byte{9}, func(b []byte) []byte { return AppendMeta(b, []byte{9}) }, func(b []byte) (any, error) { return DecodeMeta(b) }},
 		{"save result", saveResult, func(b []byte) []byte { return AppendSaveResult(b, *saveResult) }, func(b []byte) (any, error) { m := new(connector.SaveResult); return m, DecodeSaveResult(b, m) }},
+		{"keyed", keyed, func(b []byte) []byte { return AppendKeyed(b, "r", keyed) }, func(b []byte) (any, error) {
+			m := new(connector.KeyedBlocks)
+			_, err := DecodeKeyed(b, m)
+			return m, err
+		}},
+		{"count", 7, func(b []byte) []byte { return AppendCount(b, 7) }, func(b []byte) (any, error) { return DecodeCount(b) }},
+		{"cancel", "r", func(b []byte) []byte { return AppendCancel(b, "r") }, func(b []byte) (any, error) { return DecodeCancel(b) }},
 		{"finished", finished, func(b []byte) []byte { return AppendFinished(b, finished) }, func(b []byte) (any, error) { return DecodeFinished(b) }},
 	}
 }
@@ -108,7 +116,9 @@ func TestHostileSizesAreRefusedBeforeAllocation(t *testing.T) {
 		{"request id", huge("r", 0xdb, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
 		{"allocs", huge("allocs", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeStep(b, new(connector.StepRequest)) }},
 		{"finished", huge("finished", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeStep(b, new(connector.StepRequest)) }},
-		{"runs", huge("runs", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeLayout(b, new(connector.Layout)) }},
+		{"hashes", huge("hashes", 0xc6, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := DecodeKeyed(b, new(connector.KeyedBlocks)); return err }},
+		{"spans", huge("spans", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
+		{"groups", huge("groups", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeLayout(b, new(connector.Layout)) }},
 		{"map", []byte{0xdf, 0xff, 0xff, 0xff, 0xff}, func(b []byte) error { return DecodeLoaded(b, new(connector.LoadedReport)) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -11,15 +11,19 @@ const maxBlocks = connector.MaxTokens
 
 // AppendMatch appends the body of a match request.
 func AppendMatch(b []byte, m *connector.MatchRequest) []byte {
-	b = msgp.AppendMapHeader(b, 8)
+	b = msgp.AppendMapHeader(b, 10)
 	b = msgp.AppendString(b, "r")
 	b = msgp.AppendString(b, m.Request)
 	b = msgp.AppendString(b, "from")
 	b = msgp.AppendInt(b, m.From)
 	b = msgp.AppendString(b, "tokens")
 	b = appendU32s(b, m.Tokens)
+	b = msgp.AppendString(b, "prompt")
+	b = msgp.AppendInt(b, m.PromptTokens)
 	b = msgp.AppendString(b, "computed")
 	b = msgp.AppendInt(b, m.Computed)
+	b = msgp.AppendString(b, "spans")
+	b = appendSpans(b, m.Spans)
 	b = msgp.AppendString(b, "salt")
 	b = msgp.AppendString(b, m.Scope.Salt)
 	b = msgp.AppendString(b, "lora")
@@ -31,24 +35,28 @@ func AppendMatch(b []byte, m *connector.MatchRequest) []byte {
 }
 
 // DecodeMatch fills m from the body of a match request. It uses the memory of m.Tokens
-// again.
+// and m.Spans again; strings and span ids are views of the body, valid as long as it is.
 func DecodeMatch(body []byte, m *connector.MatchRequest) error {
-	*m = connector.MatchRequest{Tokens: m.Tokens[:0]}
+	*m = connector.MatchRequest{Tokens: m.Tokens[:0], Spans: m.Spans[:0]}
 	d := decoder{b: body}
 	d.fields(func(key []byte) bool {
 		switch string(key) {
 		case "r":
-			m.Request = d.str("r", connector.MaxIDBytes)
+			m.Request = d.view("r", connector.MaxIDBytes)
 		case "from":
 			m.From = int(d.uint("from", connector.MaxTokens))
 		case "tokens":
 			m.Tokens = d.appendU32s(m.Tokens, "tokens", connector.MaxTokens)
+		case "prompt":
+			m.PromptTokens = int(d.uint("prompt", maxNumber))
 		case "computed":
 			m.Computed = int(d.uint("computed", maxNumber))
+		case "spans":
+			m.Spans = d.appendSpans(m.Spans)
 		case "salt":
-			m.Scope.Salt = d.str("salt", connector.MaxScopeBytes)
+			m.Scope.Salt = d.view("salt", connector.MaxScopeBytes)
 		case "lora":
-			m.Scope.LoRA = d.str("lora", connector.MaxScopeBytes)
+			m.Scope.LoRA = d.view("lora", connector.MaxScopeBytes)
 		case "no_load":
 			m.NoLoad = d.bool("no_load")
 		case "no_save":
@@ -59,6 +67,30 @@ func DecodeMatch(body []byte, m *connector.MatchRequest) error {
 		return true
 	})
 	return d.end()
+}
+
+func appendSpans(b []byte, spans []connector.Span) []byte {
+	b = msgp.AppendArrayHeader(b, uint32(len(spans)))
+	for i := range spans {
+		b = msgp.AppendArrayHeader(b, 3)
+		b = msgp.AppendInt(b, spans[i].Start)
+		b = msgp.AppendInt(b, spans[i].End)
+		b = msgp.AppendBytes(b, spans[i].ID)
+	}
+	return b
+}
+
+func (d *decoder) appendSpans(out []connector.Span) []connector.Span {
+	for range d.array("spans", connector.MaxSpans) {
+		if !d.tuple("span", 3) {
+			return out
+		}
+		out = append(out, connector.Span{
+			Start: int(d.uint("span start", connector.MaxTokens)), End: int(d.uint("span end", connector.MaxTokens)),
+			ID: d.bytes("span id", connector.MaxSpanIDBytes),
+		})
+	}
+	return out
 }
 
 // AppendOffer appends the body of the answer to match.
@@ -94,11 +126,16 @@ func AppendStep(b []byte, m *connector.StepRequest) []byte {
 	b = msgp.AppendArrayHeader(b, uint32(len(m.Allocs)))
 	for i := range m.Allocs {
 		a := &m.Allocs[i]
-		b = msgp.AppendMapHeader(b, 4)
+		b = msgp.AppendMapHeader(b, 5)
 		b = msgp.AppendString(b, "r")
 		b = msgp.AppendString(b, a.Request)
 		b = msgp.AppendString(b, "blocks")
-		b = appendU32s(b, a.Blocks)
+		b = appendTables(b, a.Blocks)
+		b = msgp.AppendString(b, "group_computed")
+		b = msgp.AppendArrayHeader(b, uint32(len(a.GroupComputed)))
+		for _, n := range a.GroupComputed {
+			b = msgp.AppendInt(b, n)
+		}
 		b = msgp.AppendString(b, "computed")
 		b = msgp.AppendInt(b, a.Computed)
 		b = msgp.AppendString(b, "external")
@@ -120,7 +157,7 @@ func appendScheduled(b []byte, s *connector.Scheduled) []byte {
 	b = msgp.AppendString(b, "r")
 	b = msgp.AppendString(b, s.Request)
 	b = msgp.AppendString(b, "blocks")
-	b = appendU32s(b, s.NewBlocks)
+	b = appendTables(b, s.NewBlocks)
 	b = msgp.AppendString(b, "reset")
 	b = msgp.AppendBool(b, s.Reset)
 	b = msgp.AppendString(b, "computed")
@@ -190,7 +227,14 @@ func (d *decoder) alloc(a *connector.Alloc) {
 		case "r":
 			a.Request = d.str("r", connector.MaxIDBytes)
 		case "blocks":
-			a.Blocks = d.u32s("blocks", maxBlocks)
+			a.Blocks = d.tables("blocks")
+		case "group_computed":
+			if n := d.array("group_computed", connector.MaxGroups); n > 0 {
+				a.GroupComputed = make([]int, n)
+			}
+			for i := range a.GroupComputed {
+				a.GroupComputed[i] = int(d.uint("group_computed", maxNumber))
+			}
 		case "computed":
 			a.Computed = int(d.uint("computed", maxNumber))
 		case "external":
@@ -202,6 +246,27 @@ func (d *decoder) alloc(a *connector.Alloc) {
 	})
 }
 
+// appendTables appends the block ids of each layer group.
+func appendTables(b []byte, tables [][]uint32) []byte {
+	b = msgp.AppendArrayHeader(b, uint32(len(tables)))
+	for _, t := range tables {
+		b = appendU32s(b, t)
+	}
+	return b
+}
+
+func (d *decoder) tables(what string) [][]uint32 {
+	n := d.array(what, connector.MaxGroups)
+	if n == 0 {
+		return nil
+	}
+	out := make([][]uint32, n)
+	for i := range out {
+		out[i] = d.u32s(what, maxBlocks)
+	}
+	return out
+}
+
 func (d *decoder) scheduled(s *connector.Scheduled) {
 	if d.err != nil {
 		return
@@ -211,7 +276,7 @@ func (d *decoder) scheduled(s *connector.Scheduled) {
 		case "r":
 			s.Request = d.str("r", connector.MaxIDBytes)
 		case "blocks":
-			s.NewBlocks = d.u32s("blocks", maxBlocks)
+			s.NewBlocks = d.tables("blocks")
 		case "reset":
 			s.Reset = d.bool("reset")
 		case "computed":
@@ -227,81 +292,4 @@ func (d *decoder) scheduled(s *connector.Scheduled) {
 		}
 		return true
 	})
-}
-
-// AppendStepReply appends the body of the answer to step.
-func AppendStepReply(b []byte, m *connector.StepReply) []byte {
-	b = msgp.AppendMapHeader(b, 2)
-	b = msgp.AppendString(b, "meta")
-	b = msgp.AppendBytes(b, m.Metadata)
-	b = msgp.AppendString(b, "loads")
-	b = msgp.AppendArrayHeader(b, uint32(len(m.Loads)))
-	for i := range m.Loads {
-		b = appendBlockList(b, m.Loads[i].Request, m.Loads[i].Blocks)
-	}
-	return b
-}
-
-// DecodeStepReply fills m from the body of the answer to step. Metadata is a copy.
-func DecodeStepReply(body []byte, m *connector.StepReply) error {
-	*m = connector.StepReply{}
-	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
-		switch string(key) {
-		case "meta":
-			if v := d.bytes("meta", MaxBodyBytes); len(v) > 0 {
-				m.Metadata = append([]byte(nil), v...)
-			}
-		case "loads":
-			m.Loads = make([]connector.PlannedLoad, d.array("loads", connector.MaxStepRequests))
-			for i := range m.Loads {
-				m.Loads[i].Request, m.Loads[i].Blocks = d.blockList("loads")
-			}
-		default:
-			return false
-		}
-		return true
-	})
-	return d.end()
-}
-
-// appendBlockList appends a pair of request id and block ids.
-func appendBlockList(b []byte, request string, blocks []uint32) []byte {
-	b = msgp.AppendArrayHeader(b, 2)
-	b = msgp.AppendString(b, request)
-	return appendU32s(b, blocks)
-}
-
-func (d *decoder) blockList(what string) (string, []uint32) {
-	if !d.tuple(what, 2) {
-		return "", nil
-	}
-	return d.str(what, connector.MaxIDBytes), d.u32s(what, maxBlocks)
-}
-
-// AppendLoaded appends the body of a loaded request.
-func AppendLoaded(b []byte, m *connector.LoadedReport) []byte {
-	b = msgp.AppendMapHeader(b, 2)
-	b = msgp.AppendString(b, "done")
-	b = appendStrings(b, m.Done)
-	b = msgp.AppendString(b, "invalid")
-	return appendU32s(b, m.InvalidBlocks)
-}
-
-// DecodeLoaded fills m from the body of a loaded request.
-func DecodeLoaded(body []byte, m *connector.LoadedReport) error {
-	*m = connector.LoadedReport{}
-	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
-		switch string(key) {
-		case "done":
-			m.Done = d.strings("done")
-		case "invalid":
-			m.InvalidBlocks = d.u32s("invalid", maxBlocks)
-		default:
-			return false
-		}
-		return true
-	})
-	return d.end()
 }

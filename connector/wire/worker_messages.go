@@ -27,20 +27,15 @@ func DecodeMeta(body []byte) ([]byte, error) {
 	return meta, d.end()
 }
 
-// AppendLoadReply appends the body of the answer to load.
-func AppendLoadReply(b []byte, loads int) []byte {
-	b = msgp.AppendMapHeader(b, 1)
-	b = msgp.AppendString(b, "loads")
-	return msgp.AppendInt(b, loads)
-}
-
 // AppendSaveResult appends the body of the answer to save.
 func AppendSaveResult(b []byte, r connector.SaveResult) []byte {
-	b = msgp.AppendMapHeader(b, 2)
+	b = msgp.AppendMapHeader(b, 3)
 	b = msgp.AppendString(b, "taken")
 	b = msgp.AppendInt(b, r.Taken)
 	b = msgp.AppendString(b, "dropped")
-	return msgp.AppendInt(b, r.Dropped)
+	b = msgp.AppendInt(b, r.Dropped)
+	b = msgp.AppendString(b, "present")
+	return msgp.AppendInt(b, r.Present)
 }
 
 // DecodeSaveResult fills r from the body of the answer to save.
@@ -52,6 +47,8 @@ func DecodeSaveResult(body []byte, r *connector.SaveResult) error {
 			r.Taken = int(d.uint("taken", maxNumber))
 		case "dropped":
 			r.Dropped = int(d.uint("dropped", maxNumber))
+		case "present":
+			r.Present = int(d.uint("present", maxNumber))
 		default:
 			return false
 		}

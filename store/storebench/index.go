@@ -274,8 +274,7 @@ func (b *indexBench) reopen(ctx context.Context, dir string, want store.Recovery
 
 func benchManifest(model string) *connector.Manifest {
 	return &connector.Manifest{
-		Engine: "bench", Model: model, KVDType: "bfloat16", BlockSize: 16, Layers: 1, KVHeads: 1, HeadSize: 128,
-		Layout: "bench", TensorParallel: 1, PipelineParallel: 1,
+		Engine: "bench", Model: model, KVDType: "bfloat16", BlockSize: 16, Groups: []connector.Group{{Layers: 1, KVHeads: 1, HeadSize: 128, Layout: "bench"}}, TensorParallel: 1, PipelineParallel: 1,
 		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
 	}
 }

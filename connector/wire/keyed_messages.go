@@ -1,0 +1,110 @@
+package wire
+
+import (
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// AppendKeyed appends the body of a present, fetch or put request. request is the id that
+// poll will report (fetch only).
+func AppendKeyed(b []byte, request string, k *connector.KeyedBlocks) []byte {
+	b = msgp.AppendMapHeader(b, 5)
+	b = msgp.AppendString(b, "r")
+	b = msgp.AppendString(b, request)
+	b = msgp.AppendString(b, "group")
+	b = msgp.AppendInt(b, k.Group)
+	b = msgp.AppendString(b, "parent")
+	b = msgp.AppendBytes(b, k.Parent[:])
+	b = msgp.AppendString(b, "hashes")
+	b = msgp.AppendBytesHeader(b, uint32(connector.ProofSize*len(k.Hashes)))
+	for i := range k.Hashes {
+		b = append(b, k.Hashes[i][:]...)
+	}
+	b = msgp.AppendString(b, "slots")
+	return appendU32s(b, k.Slots)
+}
+
+// DecodeKeyed fills k from the body of a present, fetch or put request, using its memory
+// again, and returns the request id.
+func DecodeKeyed(body []byte, k *connector.KeyedBlocks) (request string, err error) {
+	*k = connector.KeyedBlocks{Hashes: k.Hashes[:0], Slots: k.Slots[:0]}
+	d := decoder{b: body}
+	d.fields(func(key []byte) bool {
+		switch string(key) {
+		case "r":
+			request = d.str("r", connector.MaxIDBytes)
+		case "group":
+			k.Group = int(d.uint("group", connector.MaxGroups))
+		case "parent":
+			if v := d.bytes("parent", connector.ProofSize); d.err == nil && len(v) != connector.ProofSize && len(v) != 0 {
+				d.fail("parent: %d bytes, want %d", len(v), connector.ProofSize)
+			} else {
+				copy(k.Parent[:], v)
+			}
+		case "hashes":
+			k.Hashes = d.appendHashes(k.Hashes)
+		case "slots":
+			k.Slots = d.appendU32s(k.Slots, "slots", connector.MaxKeyedBlocks)
+		default:
+			return false
+		}
+		return true
+	})
+	return request, d.end()
+}
+
+func (d *decoder) appendHashes(out []connector.Proof) []connector.Proof {
+	v := d.bytes("hashes", connector.ProofSize*connector.MaxKeyedBlocks)
+	if len(v)%connector.ProofSize != 0 {
+		d.fail("hashes: %d bytes are no whole number of hashes", len(v))
+	}
+	if d.err != nil {
+		return out
+	}
+	for i := 0; i < len(v); i += connector.ProofSize {
+		out = append(out, connector.Proof(v[i:]))
+	}
+	return out
+}
+
+// AppendCount appends the body of an answer that is a number: to present the leading
+// blocks that are stored, to load and fetch the loads started.
+func AppendCount(b []byte, n int) []byte {
+	b = msgp.AppendMapHeader(b, 1)
+	b = msgp.AppendString(b, "n")
+	return msgp.AppendInt(b, n)
+}
+
+// DecodeCount is the inverse of [AppendCount].
+func DecodeCount(body []byte) (n int, err error) {
+	d := decoder{b: body}
+	d.fields(func(key []byte) bool {
+		if string(key) != "n" {
+			return false
+		}
+		n = int(d.uint("n", maxNumber))
+		return true
+	})
+	return n, d.end()
+}
+
+// AppendCancel appends the body of a cancel request.
+func AppendCancel(b []byte, request string) []byte {
+	b = msgp.AppendMapHeader(b, 1)
+	b = msgp.AppendString(b, "r")
+	return msgp.AppendString(b, request)
+}
+
+// DecodeCancel is the inverse of [AppendCancel].
+func DecodeCancel(body []byte) (request string, err error) {
+	d := decoder{b: body}
+	d.fields(func(key []byte) bool {
+		if string(key) != "r" {
+			return false
+		}
+		request = d.str("r", connector.MaxIDBytes)
+		return true
+	})
+	return request, d.end()
+}
