@@ -2,10 +2,13 @@ package gpu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,32 +19,33 @@ type HostDriver struct{}
 
 var _ Driver = (*HostDriver)(nil)
 
-// hostRegion is a shared mapping.
-type hostRegion struct {
-	mu  sync.Mutex
-	mem []byte
+// hostMemory are shared mappings.
+type hostMemory struct {
+	regions [][]byte
+	sizes   []int64
+	lost    atomic.Bool
 }
 
-var _ Region = (*hostRegion)(nil)
+var _ Memory = (*hostMemory)(nil)
 
-func (r *hostRegion) SizeBytes() int64 { return int64(len(r.mem)) }
-
-func (r *hostRegion) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.mem == nil {
-		return nil
+// Open maps the whole of each file, readable and writable.
+func (*HostDriver) Open(files []*os.File) (Memory, error) {
+	m := new(hostMemory)
+	for i, f := range files {
+		mem, err := mapShared(f)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("region %d: %w", i, err), m.Close())
+		}
+		m.regions = append(m.regions, mem)
+		m.sizes = append(m.sizes, int64(len(mem)))
 	}
-	mem := r.mem
-	r.mem = nil
-	if err := unix.Munmap(mem); err != nil {
-		return fmt.Errorf("unmap engine memory: %w", err)
-	}
-	return nil
+	return m, nil
 }
 
-// Open maps the whole of f, readable and writable.
-func (*HostDriver) Open(f *os.File) (Region, error) {
+// PinHost does nothing: what a processor copies needs no page lock.
+func (*HostDriver) PinHost([]byte) (func() error, error) { return func() error { return nil }, nil }
+
+func mapShared(f *os.File) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("size of engine memory: %w", err)
@@ -62,42 +66,101 @@ func (*HostDriver) Open(f *os.File) (Region, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: map %d bytes: %w", ErrNotShared, size, err)
 	}
-	return &hostRegion{mem: mem}, nil
+	return mem, nil
 }
 
-// CopyOut copies from engine memory.
-func (*HostDriver) CopyOut(_ context.Context, pieces []Piece) error {
-	return hostCopy(pieces, func(engine, host []byte) { copy(host, engine) })
+func (m *hostMemory) RegionBytes() []int64 { return m.sizes }
+
+// Close unmaps the regions.
+func (m *hostMemory) Close() error {
+	regions := m.regions
+	m.regions = nil
+	var err error
+	for _, mem := range regions {
+		err = errors.Join(err, unix.Munmap(mem))
+	}
+	if err != nil {
+		return fmt.Errorf("unmap engine memory: %w", err)
+	}
+	return nil
 }
 
-// CopyIn copies to engine memory.
-func (*HostDriver) CopyIn(_ context.Context, pieces []Piece) error {
-	return hostCopy(pieces, func(engine, host []byte) { copy(engine, host) })
+// Batches of splitBytes and more are copied by several goroutines: one core reaches about
+// half of the memory's bandwidth. maxCopiers find it used up.
+const (
+	splitBytes = 4 << 20
+	maxCopiers = 4
+)
+
+// Copy copies a batch on as many cores as help. It never waits.
+func (m *hostMemory) Copy(_ context.Context, b *Batch) error {
+	if m.lost.Load() {
+		return ErrLost
+	}
+	total := 0
+	for i := range b.Pieces {
+		if err := m.check(&b.Pieces[i]); err != nil {
+			return err
+		}
+		total += len(b.Pieces[i].Host)
+	}
+	pieces := Merge(b.Pieces)
+	copiers := min(maxCopiers, runtime.GOMAXPROCS(0), 1+total/splitBytes)
+	if copiers == 1 || len(pieces) < 2 {
+		return m.copy(b.Direction, pieces, 0, 1)
+	}
+	return m.copyParallel(b.Direction, pieces, copiers)
 }
 
-// hostCopy runs move on every piece. The engine may truncate its memory at any time;
-// the access then faults, which must cost the copy and not the daemon.
-func hostCopy(pieces []Piece, move func(engine, host []byte)) (err error) {
+func (m *hostMemory) copyParallel(d Direction, pieces []Piece, copiers int) error {
+	var wg sync.WaitGroup
+	var failed atomic.Pointer[error]
+	for c := range copiers {
+		wg.Go(func() {
+			if err := m.copy(d, pieces, c, copiers); err != nil {
+				failed.Store(&err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+func (m *hostMemory) check(p *Piece) error {
+	if int(p.Region) >= len(m.sizes) {
+		return fmt.Errorf("%w: region %d of %d", ErrBounds, p.Region, len(m.sizes))
+	}
+	size := uint64(m.sizes[p.Region])
+	if p.Offset > size || uint64(len(p.Host)) > size-p.Offset {
+		return fmt.Errorf("%w: %d bytes at %d of %d", ErrBounds, len(p.Host), p.Offset, size)
+	}
+	return nil
+}
+
+// copy copies every stride-th piece from first on. The engine may truncate its memory at
+// any time; the access then faults, which must cost the rank and not the daemon.
+func (m *hostMemory) copy(d Direction, pieces []Piece, first, stride int) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
 			if _, isFault := p.(interface{ Addr() uintptr }); !isFault {
 				panic(p)
 			}
-			err = ErrFault
+			m.lost.Store(true)
+			err = ErrLost
 		}
 	}()
-	for i := range pieces {
+	for i := first; i < len(pieces); i += stride {
 		p := &pieces[i]
-		r, ok := p.Region.(*hostRegion)
-		if !ok {
-			return fmt.Errorf("%w: region of another driver", ErrBounds)
+		engine := m.regions[p.Region][p.Offset : p.Offset+uint64(len(p.Host))]
+		if d == Load {
+			copy(engine, p.Host)
+		} else {
+			copy(p.Host, engine)
 		}
-		size := uint64(len(r.mem))
-		if p.Offset > size || uint64(len(p.Host)) > size-p.Offset {
-			return fmt.Errorf("%w: %d bytes at %d of %d", ErrBounds, len(p.Host), p.Offset, size)
-		}
-		move(r.mem[p.Offset:p.Offset+uint64(len(p.Host))], p.Host)
 	}
 	return nil
 }

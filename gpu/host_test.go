@@ -23,16 +23,21 @@ func memfd(t *testing.T, size int64) *os.File {
 	return f
 }
 
-func TestHostCopiesAreSeenByBothSides(t *testing.T) {
-	f := memfd(t, 1<<16)
-	d := new(HostDriver)
-	r, err := d.Open(f)
+func open(t *testing.T, files ...*os.File) Memory {
+	t.Helper()
+	m, err := new(HostDriver).Open(files)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = r.Close() }()
+	t.Cleanup(func() { _ = m.Close() })
+	return m
+}
+
+func TestHostCopiesAreSeenByBothSides(t *testing.T) {
+	f := memfd(t, 1<<16)
+	m := open(t, memfd(t, 4096), f)
 	in := bytes.Repeat([]byte("kv"), 100)
-	if err := d.CopyIn(t.Context(), []Piece{{r, 300, in}, {r, 1 << 15, in}}); err != nil {
+	if err := m.Copy(t.Context(), &Batch{Direction: Load, Pieces: []Piece{{1, 300, in}, {1, 1 << 15, in}, {0, 0, in}}}); err != nil {
 		t.Fatal(err)
 	}
 	got := make([]byte, len(in))
@@ -43,21 +48,52 @@ func TestHostCopiesAreSeenByBothSides(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := make([]byte, 15)
-	if err := d.CopyOut(t.Context(), []Piece{{r, 300, out}}); err != nil || string(out) != "from the engine" {
-		t.Errorf("CopyOut = %q, %v", out, err)
+	if err := m.Copy(t.Context(), &Batch{Direction: Save, Pieces: []Piece{{1, 300, out}}}); err != nil || string(out) != "from the engine" {
+		t.Errorf("saved %q, %v", out, err)
+	}
+}
+
+// Large batches are split over goroutines and joined where they are neighbours.
+func TestHostCopiesLargeBatchesWhole(t *testing.T) {
+	const size = 16 << 20
+	f := memfd(t, size)
+	m := open(t, f)
+	want := make([]byte, size)
+	for i := range want {
+		want[i] = byte(i * 7 >> 3)
+	}
+	var pieces []Piece
+	for at := 0; at < size; at += 64 << 10 {
+		from := size - at - 64<<10 // in reverse
+		pieces = append(pieces, Piece{0, uint64(from), want[from : from+64<<10]})
+	}
+	if err := m.Copy(t.Context(), &Batch{Direction: Load, Pieces: pieces}); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, size)
+	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("bytes differ, %v", err)
+	}
+}
+
+func TestMergeJoinsNeighboursOnly(t *testing.T) {
+	host := make([]byte, 100)
+	other := make([]byte, 10)
+	got := Merge([]Piece{{0, 30, host[30:40]}, {0, 10, host[10:20]}, {0, 20, host[20:30]}, {1, 40, host[40:50]}, {0, 40, other}, {0, 60, host[70:80]}})
+	if len(got) != 4 || len(got[0].Host) != 30 || got[0].Offset != 10 || &got[0].Host[29] != &host[39] {
+		t.Errorf("merged to %d pieces, the first of %d bytes at %d", len(got), len(got[0].Host), got[0].Offset)
+	}
+	if got := Merge([]Piece{{0, 0, host[:10:10]}, {0, 10, host[10:20]}}); len(got) != 2 {
+		t.Error("joined behind a slice that ends there")
 	}
 }
 
 func TestHostRefusesPiecesOutsideOfTheRegion(t *testing.T) {
-	d := new(HostDriver)
-	r, err := d.Open(memfd(t, 4096))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = r.Close() }()
-	for _, offset := range []uint64{4096, 4089, 1 << 63, ^uint64(0)} {
-		if err := d.CopyIn(t.Context(), []Piece{{r, offset, make([]byte, 8)}}); !errors.Is(err, ErrBounds) {
-			t.Errorf("8 bytes at %d: %v, want ErrBounds", offset, err)
+	m := open(t, memfd(t, 4096))
+	for _, p := range []Piece{{0, 4096, nil}, {0, 4089, nil}, {0, 1 << 63, nil}, {0, ^uint64(0), nil}, {1, 0, nil}} {
+		p.Host = make([]byte, 8)
+		if err := m.Copy(t.Context(), &Batch{Pieces: []Piece{p}}); !errors.Is(err, ErrBounds) {
+			t.Errorf("8 bytes at %d of region %d: %v, want ErrBounds", p.Offset, p.Region, err)
 		}
 	}
 }
@@ -65,55 +101,43 @@ func TestHostRefusesPiecesOutsideOfTheRegion(t *testing.T) {
 // An engine that truncates its memory would kill a daemon that touches it.
 func TestHostSurvivesVanishedMemory(t *testing.T) {
 	f := memfd(t, 1<<16)
-	d := new(HostDriver)
-	r, err := d.Open(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = r.Close() }()
+	m, whole := open(t, f), open(t, memfd(t, 1<<16))
 	if err := f.Truncate(0); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.CopyIn(t.Context(), []Piece{{r, 0, make([]byte, 4096)}}); !errors.Is(err, ErrFault) {
-		t.Errorf("CopyIn = %v, want ErrFault", err)
-	}
-	if err := d.CopyOut(t.Context(), []Piece{{r, 8192, make([]byte, 4096)}}); !errors.Is(err, ErrFault) {
-		t.Errorf("CopyOut = %v, want ErrFault", err)
+	for _, d := range []Direction{Load, Save} {
+		if err := m.Copy(t.Context(), &Batch{Direction: d, Pieces: []Piece{{0, 8192, make([]byte, 4096)}}}); !errors.Is(err, ErrLost) {
+			t.Errorf("direction %d: %v, want ErrLost", d, err)
+		}
+		if err := whole.Copy(t.Context(), &Batch{Direction: d, Pieces: []Piece{{0, 8192, make([]byte, 4096)}}}); err != nil {
+			t.Errorf("another rank's memory: %v", err)
+		}
 	}
 }
 
 func TestHostRefusesWhatIsNoSharedMemory(t *testing.T) {
 	d := new(HostDriver)
-	if _, err := d.Open(memfd(t, 0)); !errors.Is(err, ErrNotShared) {
-		t.Errorf("empty descriptor: %v, want ErrNotShared", err)
-	}
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = null.Close() }()
-	if _, err := d.Open(null); !errors.Is(err, ErrNotShared) {
-		t.Errorf("/dev/null: %v, want ErrNotShared", err)
-	}
 	readOnly, err := os.Open(os.Args[0])
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = readOnly.Close() }()
-	if _, err := d.Open(readOnly); !errors.Is(err, ErrNotShared) {
-		t.Errorf("read-only file: %v, want ErrNotShared", err)
+	for name, f := range map[string]*os.File{"empty descriptor": memfd(t, 0), "/dev/null": null, "file": readOnly} {
+		if _, err := d.Open([]*os.File{memfd(t, 4096), f}); !errors.Is(err, ErrNotShared) {
+			t.Errorf("%s: %v, want ErrNotShared", name, err)
+		}
 	}
 }
 
 func TestHostCopyDoesNotAllocate(t *testing.T) {
-	d := new(HostDriver)
-	r, err := d.Open(memfd(t, 1<<16))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = r.Close() }()
-	pieces := []Piece{{r, 0, make([]byte, 4096)}, {r, 8192, make([]byte, 4096)}}
-	if n := testing.AllocsPerRun(100, func() { _ = d.CopyIn(t.Context(), pieces) }); n != 0 {
+	m := open(t, memfd(t, 1<<16))
+	b := &Batch{Pieces: []Piece{{0, 0, make([]byte, 4096)}, {0, 8192, make([]byte, 4096)}}}
+	if n := testing.AllocsPerRun(100, func() { _ = m.Copy(t.Context(), b) }); n != 0 {
 		t.Errorf("%v allocations a copy, want 0", n)
 	}
 }

@@ -69,6 +69,7 @@ func (s *Store) calibrate() {
 		}
 	}
 	s.calibration = c
+	s.reads.speed.seed(c.BytesPerS)
 	if s.calibrated {
 		s.opts.ReadInFlightBytes = c.ReadInFlightBytes
 		s.reads.budget = c.ReadInFlightBytes

@@ -75,6 +75,8 @@ type readState struct {
 	outstanding int // requests in the kernel
 	issuedAt    time.Time
 	ioErr       error
+	// probe reads whatever the record is of.
+	probe bool
 	// unsettled is set while an abandoned op has requests in the kernel.
 	unsettled atomic.Bool
 }

@@ -48,7 +48,9 @@ type reads struct {
 	queue    []*ReadOp
 	next     int   // first op of queue that has chunks to ask for
 	inFlight int64 // bytes
+	backlog  int64 // bytes queued or in flight
 	budget   int64
+	speed    speed
 
 	chunkBytes int
 	progress   time.Time // last time that the disk delivered
@@ -162,6 +164,7 @@ func (r *reads) enqueue(op *ReadOp) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.queue = append(r.queue, op)
+	r.backlog += int64(format.HeaderBytes + disk.AlignUp(len(op.Payload)))
 	r.wakeOne()
 }
 
@@ -207,8 +210,14 @@ func (r *reads) take(now func() time.Time) (c chunk, ok bool) {
 		r.ready.Wait()
 	}
 	rd := &c.op.rd
-	if rd.phase == readQueued {
-		rd.phase, rd.issuedAt = readIssued, now()
+	if rd.phase == readQueued || r.inFlight == 0 {
+		t := now()
+		if rd.phase == readQueued {
+			rd.phase, rd.issuedAt = readIssued, t
+		}
+		if r.inFlight == 0 {
+			r.speed.begin(t)
+		}
 	}
 	rd.asked = c.to
 	rd.outstanding++
@@ -282,8 +291,14 @@ func (r *reads) delivered(c chunk, err error, now time.Time) readPhase {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.inFlight -= c.bytes()
+	r.backlog -= c.bytes()
 	r.progress = now
 	rd := &c.op.rd
+	if err == nil {
+		r.speed.delivered(now, c.bytes())
+	} else {
+		r.speed.delivered(now, 0)
+	}
 	if err != nil && rd.ioErr == nil {
 		rd.ioErr = err
 		r.drop(c.op) // what has not been asked for is not needed
@@ -297,6 +312,7 @@ func (r *reads) delivered(c chunk, err error, now time.Time) readPhase {
 		return readAbandoned
 	case complete:
 		rd.phase = readVerifying
+		r.speed.record(now.Sub(rd.issuedAt))
 		return readVerifying
 	}
 	return readIssued
@@ -306,6 +322,8 @@ func (r *reads) delivered(c chunk, err error, now time.Time) readPhase {
 func (r *reads) drop(op *ReadOp) {
 	for i := r.next; i < len(r.queue); i++ {
 		if r.queue[i] == op {
+			c := chunk{op: op, from: op.rd.asked, to: disk.AlignUp(len(op.Payload))}
+			r.backlog -= c.bytes()
 			r.queue = append(r.queue[:i], r.queue[i+1:]...)
 			return
 		}

@@ -59,7 +59,9 @@ type Stats struct {
 	QueuedReads        int64 `json:"queued_reads"`
 	ReadInFlightBytes  int64 `json:"read_in_flight_bytes"`
 	WriteInFlightBytes int64 `json:"write_in_flight_bytes"`
-	Leases             int   `json:"leases"`
+	// ReadSpeed is how fast the disk has been of late.
+	ReadSpeed ReadSpeed `json:"read_speed"`
+	Leases    int       `json:"leases"`
 
 	// ReadBudgetBytes is how much reads may ask of the disk at one time, Calibration where
 	// that comes from (nil if it was not measured).
@@ -103,6 +105,7 @@ func (s *Store) Stats() Stats {
 		st.Calibration = &c
 	}
 	st.QueuedReads, st.ReadInFlightBytes = s.reads.depth()
+	st.ReadSpeed = s.ReadSpeed()
 	s.space.stats(&st)
 	s.count.stats(&st)
 	s.warnMu.Lock()

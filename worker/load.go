@@ -4,21 +4,29 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/host"
 )
 
-// readBatch is the most records asked of the store at once: enough to keep any disk
-// busy, small enough that the first blocks are copied while the rest is read.
-const readBatch = 16
+// copyBytes is how much one call of the driver copies at most: large enough for a
+// device's copy engines and for several cores, small enough that a deadline need not wait
+// long for the copy under way.
+const copyBytes = 16 << 20
 
-var (
-	errFenced = errors.New("engine memory was given back")
-	errSlot   = errors.New("block id outside of the registered memory")
-)
+var errSlot = errors.New("block id outside of the registered memory")
+
+// loadBlock is one block of a load: a record and where it goes.
+type loadBlock struct {
+	group  *groupMemory
+	slot   uint32
+	parent connector.Key
+	key    connector.Key
+	proof  connector.Proof
+}
 
 // load is one request's load on one rank. It ends exactly once: when its last block is
 // done, or when its deadline passes.
@@ -26,14 +34,19 @@ type load struct {
 	w       *Worker
 	mem     *memory
 	request string
-	t       connector.Transfer
+	blocks  []loadBlock
 	ctx     context.Context
 	cancel  context.CancelFunc
 	began   time.Time
 
-	// fence is held for reading while a block is copied to engine memory.
+	// fence is held for reading while blocks are copied to engine memory.
 	fence  sync.RWMutex
 	fenced bool
+
+	// arrived holds what waits to be copied; a token in wake says that there is more.
+	arrivedMu sync.Mutex
+	arrived   []arrival
+	wake      chan struct{}
 
 	mu        sync.Mutex
 	done      []bool
@@ -42,102 +55,117 @@ type load struct {
 	ended     bool
 }
 
-// start begins the load. A transfer without blocks ends at once.
+// arrival is a verified block in host memory.
+type arrival struct {
+	index int
+	slot  *host.Slot
+}
+
+func (w *Worker) newLoad(mem *memory, request string, blocks []loadBlock) *load {
+	l := &load{
+		w: w, mem: mem, request: request, blocks: blocks, began: time.Now(),
+		wake: make(chan struct{}, 1), done: make([]bool, len(blocks)), remaining: len(blocks),
+	}
+	l.ctx, l.cancel = context.WithTimeout(w.ctx, w.opts.LoadTimeout)
+	return l
+}
+
+// start begins the load. One without blocks ends at once.
 func (l *load) start() {
-	l.done = make([]bool, len(l.t.Blocks))
-	l.remaining = len(l.t.Blocks)
 	if l.remaining == 0 {
 		l.expire()
 		return
 	}
-	l.mem.users.Add(1)
-	l.w.moves.Add(1)
 	context.AfterFunc(l.ctx, l.expire)
+	l.w.moves.Add(1)
 	go func() {
 		defer l.w.moves.Add(-1)
-		defer l.mem.users.Done()
 		l.run()
 	}()
 }
 
-// run feeds the store with batches as staging slots come free.
+// run fetches the blocks and copies what has arrived.
 func (l *load) run() {
-	var reads sync.WaitGroup
-	defer reads.Wait()
-	parent := l.t.Parent
-	for next := 0; next < len(l.t.Blocks); {
-		ops := l.batch(next, parent)
-		if len(ops) == 0 {
-			return // the deadline has passed; expire reports the rest
+	fetched := make(chan struct{})
+	f := fetch{
+		ctx: l.ctx, store: l.w.store, account: l.w.opts.Account, count: len(l.blocks),
+		record: l.record, done: l.fetched,
+	}
+	go func() {
+		defer close(fetched)
+		f.run()
+	}()
+	for more := true; more; {
+		select {
+		case <-l.wake:
+		case <-fetched:
+			more = false
 		}
-		next += len(ops)
-		parent = l.t.Blocks[next-1].Key
-		reads.Go(func() { l.read(ops) })
+		l.copyArrived()
 	}
 }
 
-// blockRead is the read of one block of the transfer into a staging slot.
-type blockRead struct {
-	store.ReadOp
-	index int
-	// released makes sure that the slot is put back once: the store may report that the
-	// kernel has let go of it while the read's end is still being handled.
-	released atomic.Bool
+// record says what block i is.
+func (l *load) record(i int) (host.Record, int) {
+	b := &l.blocks[i]
+	return host.Record{
+		ID:     store.RecordID{Namespace: l.w.opts.Namespace, Shard: b.group.shard, Key: b.key},
+		Parent: b.parent, Proof: b.proof,
+	}, b.group.blockBytes
 }
 
-// batch takes staging slots for the blocks from next on: one at least, unless the load
-// has ended.
-func (l *load) batch(next int, parent connector.Key) []*blockRead {
-	var ops []*blockRead
-	for i := next; i < len(l.t.Blocks) && len(ops) < readBatch && l.ctx.Err() == nil; i++ {
-		buf := l.mem.takeLoad(l.ctx, len(ops) == 0)
-		if buf == nil {
-			break
+// fetched takes in a block that is in host memory, or never will be.
+func (l *load) fetched(i int, s *host.Slot, err error) {
+	if err == nil && l.blocks[i].slot >= l.blocks[i].group.layout.Blocks {
+		s.Release()
+		err = errSlot
+	}
+	if err != nil {
+		l.blockDone(i, err)
+		return
+	}
+	l.arrivedMu.Lock()
+	l.arrived = append(l.arrived, arrival{i, s})
+	l.arrivedMu.Unlock()
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// copyArrived copies what has arrived to engine memory, a few blocks at a time.
+func (l *load) copyArrived() {
+	var batch []arrival
+	var copies []blockCopy
+	for {
+		l.arrivedMu.Lock()
+		batch = batch[:0]
+		for bytes := 0; len(batch) < len(l.arrived) && bytes < copyBytes; {
+			a := l.arrived[len(batch)]
+			batch = append(batch, a)
+			bytes += len(a.slot.Bytes())
 		}
-		b := &l.t.Blocks[i]
-		op := &blockRead{index: i, ReadOp: store.ReadOp{
-			ID:     store.RecordID{Namespace: l.w.opts.Namespace, Shard: l.w.opts.Shard, Key: b.Key},
-			Parent: parent, Proof: b.Proof, Payload: buf,
-		}}
-		op.OnSettled = func(*store.ReadOp) { l.release(op) }
-		ops = append(ops, op)
-		parent = b.Key
-	}
-	return ops
-}
-
-// release puts a read's staging slot back.
-func (l *load) release(op *blockRead) {
-	if op.released.CompareAndSwap(false, true) {
-		l.mem.putLoad(op.Payload)
-	}
-}
-
-// read runs one batch to its end.
-func (l *load) read(ops []*blockRead) {
-	reads := make([]*store.ReadOp, len(ops))
-	for i, op := range ops {
-		reads[i] = &op.ReadOp
-	}
-	l.w.store.Read(l.ctx, reads, func(r *store.ReadOp) {
-		for _, op := range ops {
-			if &op.ReadOp != r {
-				continue
-			}
-			err := r.Err
-			if err == nil {
-				err = l.copyIn(op)
-			}
-			if r.Settled() {
-				l.release(op)
-			}
-			l.blockDone(op.index, err)
+		rest := copy(l.arrived, l.arrived[len(batch):])
+		l.arrived = l.arrived[:rest]
+		l.arrivedMu.Unlock()
+		if len(batch) == 0 {
+			return
 		}
-	})
+		copies = copies[:0]
+		for _, a := range batch {
+			b := &l.blocks[a.index]
+			copies = append(copies, blockCopy{group: b.group, slot: b.slot, buf: a.slot.Bytes()})
+		}
+		err := l.copyIn(copies)
+		for _, a := range batch {
+			a.slot.Release()
+			l.blockDone(a.index, err)
+		}
+	}
 }
 
-// copyIn copies a verified block to engine memory, unless the load has ended.
-func (l *load) copyIn(op *blockRead) error {
+// copyIn copies verified blocks to engine memory, unless the load has ended.
+func (l *load) copyIn(blocks []blockCopy) error {
 	l.fence.RLock()
 	defer l.fence.RUnlock()
 	// An engine whose deadline has passed while this process stood still has been told
@@ -145,17 +173,16 @@ func (l *load) copyIn(op *blockRead) error {
 	if l.fenced || l.ctx.Err() != nil {
 		return errFenced
 	}
-	slot := l.t.Blocks[op.index].Slot
-	if slot >= l.mem.layout.Blocks {
-		return errSlot
-	}
-	return l.mem.move(l.ctx, slot, op.Payload, l.mem.driver.CopyIn)
+	began := time.Now()
+	err := l.mem.copy(l.ctx, gpu.Load, blocks)
+	l.w.counters.copyNanos.Add(uint64(time.Since(began)))
+	return err
 }
 
 // blockDone notes the end of one block and, with the last, of the load.
 func (l *load) blockDone(index int, err error) {
 	l.mu.Lock()
-	if l.ended {
+	if l.ended || l.done[index] {
 		l.mu.Unlock()
 		return
 	}
@@ -163,7 +190,7 @@ func (l *load) blockDone(index int, err error) {
 	l.done[index] = true
 	l.remaining--
 	if err != nil {
-		l.failed = append(l.failed, l.t.Blocks[index].Slot)
+		l.failed = append(l.failed, l.blocks[index].slot)
 	}
 	l.ended = l.remaining == 0
 	ended := l.ended
@@ -180,8 +207,8 @@ func (l *load) stopCopies() {
 	l.fence.Unlock()
 }
 
-// expire ends the load by its deadline, or because its session ends: the blocks that
-// are not there are reported as failed, and none of them is written from here on.
+// expire ends the load by its deadline, or because it is not wanted any more: the blocks
+// that are not there are reported as failed, and none of them is written from here on.
 func (l *load) expire() {
 	l.stopCopies()
 	l.mu.Lock()
@@ -192,7 +219,7 @@ func (l *load) expire() {
 	l.ended = true
 	for i, done := range l.done {
 		if !done {
-			l.failed = append(l.failed, l.t.Blocks[i].Slot)
+			l.failed = append(l.failed, l.blocks[i].slot)
 			l.w.counters.failedBlocks.Add(1)
 		}
 	}

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -9,109 +10,116 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
-	"github.com/kvconn/kvconn/store"
 )
 
-// minStagingSlots keeps a rank moving whose blocks are larger than the budget.
-const minStagingSlots = 4
+// errFenced means that the engine took its memory back.
+var errFenced = errors.New("engine memory was taken back")
 
-// memory is one registration: engine memory, how blocks lie in it, and the staging slots
-// that fit them.
+// memory is one registration: a rank's engine memory and how blocks lie in it.
 type memory struct {
-	driver     gpu.Driver
-	layout     connector.GroupLayout
-	fencePage  *fence.Page
-	regions    []gpu.Region
-	blockBytes int
+	engine gpu.Memory
+	page   *fence.Page
+	groups []groupMemory
 
-	loadSlots, saveSlots *store.Slab
-	// copies is held for reading while a block moves, and for writing to fence.
+	// copies is held for reading while blocks move, and for writing to close.
 	copies sync.RWMutex
 	closed bool
-	// users are loads and saves that hold staging slots.
-	users sync.WaitGroup
-	// pieces are reused lists of copies, *[]gpu.Piece.
-	pieces sync.Pool
+	// batches are reused, *gpu.Batch.
+	batches sync.Pool
 }
 
-// newMemory opens the regions and checks that the layout lies inside them.
-func newMemory(o *Options, l *connector.Layout, page *fence.Page, files []*os.File) (_ *memory, err error) {
-	m := &memory{driver: o.Driver, layout: l.Groups[0], fencePage: page}
-	m.pieces.New = func() any { return new([]gpu.Piece) }
-	defer func() {
-		if err != nil {
-			m.closeRegions()
-		}
-	}()
-	sizes := make([]int64, 0, len(files))
-	for i, f := range files {
-		r, err := o.Driver.Open(f)
-		if err != nil {
-			return nil, fmt.Errorf("%w: region %d: %w", connector.ErrBadRequest, i, err)
-		}
-		m.regions = append(m.regions, r)
-		sizes = append(sizes, r.SizeBytes())
-	}
-	if err := l.Validate(sizes); err != nil {
-		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
-	}
-	m.blockBytes = m.layout.BlockBytes()
-	if m.loadSlots, err = newStaging(o.LoadStagingBytes, m.blockBytes); err != nil {
+// groupMemory is how the blocks of one layer group lie.
+type groupMemory struct {
+	layout     connector.GroupLayout
+	shard      connector.Shard
+	blockBytes int
+	// writes is set where it is this rank that stores the shard.
+	writes bool
+}
+
+// openMemory opens the regions and checks that the layout fits them and the manifest.
+func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *os.File) (_ *memory, err error) {
+	m := &memory{}
+	m.batches.New = func() any { return new(gpu.Batch) }
+	if m.page, err = fence.Open(pageFile); err != nil {
 		return nil, err
 	}
-	if m.saveSlots, err = newStaging(o.SaveStagingBytes, m.blockBytes); err != nil {
-		_ = m.loadSlots.Close()
-		return nil, err
+	if m.engine, err = o.Driver.Open(regions); err != nil {
+		return nil, errors.Join(err, m.page.Close())
+	}
+	if err = m.lay(o, l); err != nil {
+		return nil, errors.Join(err, m.engine.Close(), m.page.Close())
 	}
 	return m, nil
 }
 
-// newStaging makes as many slots as the budget holds.
-func newStaging(budgetBytes int64, blockBytes int) (*store.Slab, error) {
-	slots := max(int(budgetBytes/int64(store.PayloadBufferSize(blockBytes))), minStagingSlots)
-	s, err := store.NewSlab(slots, blockBytes)
-	if err != nil {
-		return nil, fmt.Errorf("staging memory: %w", err)
+// lay takes over the layout.
+func (m *memory) lay(o *Options, l *connector.Layout) error {
+	if err := l.Validate(m.engine.RegionBytes()); err != nil {
+		return err
 	}
-	return s, nil
+	if len(l.Groups) != len(o.Manifest.Groups) {
+		return fmt.Errorf("%w: it has %d groups, the manifest %d", connector.ErrLayout, len(l.Groups), len(o.Manifest.Groups))
+	}
+	for i := range l.Groups {
+		g := groupMemory{layout: l.Groups[i], blockBytes: l.Groups[i].BlockBytes(), writes: o.Manifest.Writes(o.Rank, i)}
+		var held bool
+		g.shard, held = o.Manifest.Shard(o.Rank, i)
+		if held != (g.blockBytes > 0) {
+			return fmt.Errorf("%w: group %d: the layout has %d bytes a block for it, which by the manifest rank %d holds: %t",
+				connector.ErrLayout, i, g.blockBytes, o.Rank, held)
+		}
+		m.groups = append(m.groups, g)
+	}
+	return nil
 }
 
-func (m *memory) closeRegions() {
-	for _, r := range m.regions {
-		_ = r.Close() // nothing can be done about a mapping that does not go away
+// group returns the group that a transfer names, or nil where the rank holds none of it.
+func (m *memory) group(i int) *groupMemory {
+	if i >= len(m.groups) || m.groups[i].blockBytes == 0 {
+		return nil
 	}
+	return &m.groups[i]
 }
 
-// fence makes sure that engine memory is not touched once it returns, and gives it back.
-// Staging memory follows as soon as the store has let go of it.
-func (m *memory) fence() {
+// blockBytes lists the payload size of each group.
+func (m *memory) blockBytes() []int {
+	out := make([]int, len(m.groups))
+	for i := range m.groups {
+		out[i] = m.groups[i].blockBytes
+	}
+	return out
+}
+
+// close makes sure that engine memory is not touched once it returns, and gives it back.
+func (m *memory) close() error {
 	m.copies.Lock()
 	defer m.copies.Unlock()
 	if m.closed {
-		return
+		return nil
 	}
 	m.closed = true
-	m.closeRegions()
-	_ = m.fencePage.Close()
-	go func() {
-		m.users.Wait()
-		// Every slot is back, since every slot that is out is a user.
-		_ = m.loadSlots.Close()
-		_ = m.saveSlots.Close()
-	}()
+	return errors.Join(m.engine.Close(), m.page.Close())
 }
 
-// blockPieces lists the copies between block slot and a staging buffer.
-func (m *memory) blockPieces(pieces []gpu.Piece, slot uint32, buf []byte) []gpu.Piece {
+// blockCopy is one block to copy between engine memory and a buffer.
+type blockCopy struct {
+	group *groupMemory
+	slot  uint32
+	buf   []byte
+}
+
+// appendPieces lists the copies of one block.
+func (c *blockCopy) appendPieces(pieces []gpu.Piece) []gpu.Piece {
 	at := 0
-	for i := range m.layout.Runs {
-		r := &m.layout.Runs[i]
+	for i := range c.group.layout.Runs {
+		r := &c.group.layout.Runs[i]
 		for layer := range uint64(r.Layers) {
 			n := int(r.Bytes)
 			pieces = append(pieces, gpu.Piece{
-				Region: m.regions[r.Region],
-				Offset: r.Offset + layer*r.LayerStride + uint64(slot)*r.BlockStride,
-				Host:   buf[at : at+n],
+				Region: r.Region,
+				Offset: r.Offset + layer*r.LayerStride + uint64(c.slot)*r.BlockStride,
+				Host:   c.buf[at : at+n],
 			})
 			at += n
 		}
@@ -119,62 +127,25 @@ func (m *memory) blockPieces(pieces []gpu.Piece, slot uint32, buf []byte) []gpu.
 	return pieces
 }
 
-// move copies one block by the driver's CopyIn or CopyOut, unless the memory is fenced.
-func (m *memory) move(ctx context.Context, slot uint32, buf []byte, copyPieces func(context.Context, []gpu.Piece) error) error {
+// copy copies blocks, unless the memory was taken back. A save is only good if it was not
+// taken back until the end: afterwards the blocks may hold the bytes of other tokens.
+func (m *memory) copy(ctx context.Context, d gpu.Direction, blocks []blockCopy) error {
 	m.copies.RLock()
 	defer m.copies.RUnlock()
-	if m.closed || !m.fencePage.Begin() {
+	if m.closed || !m.page.Begin() {
 		return errFenced
 	}
-	defer m.fencePage.End()
-	pieces := m.pieces.Get().(*[]gpu.Piece)
-	*pieces = m.blockPieces((*pieces)[:0], slot, buf)
-	err := copyPieces(ctx, *pieces)
-	clear(*pieces)
-	m.pieces.Put(pieces)
+	defer m.page.End()
+	b := m.batches.Get().(*gpu.Batch)
+	b.Direction, b.Pieces = d, b.Pieces[:0]
+	for i := range blocks {
+		b.Pieces = blocks[i].appendPieces(b.Pieces)
+	}
+	err := m.engine.Copy(ctx, b)
+	clear(b.Pieces)
+	m.batches.Put(b)
+	if err == nil && d == gpu.Save && m.page.Fenced() {
+		err = errFenced
+	}
 	return err
-}
-
-// takeLoad takes a slot for a load. It waits for one until ctx ends if wait is set, and
-// returns nil where there is none.
-func (m *memory) takeLoad(ctx context.Context, wait bool) []byte {
-	select {
-	case buf := <-m.loadSlots.C():
-		m.users.Add(1)
-		return buf
-	default:
-	}
-	if !wait {
-		return nil
-	}
-	select {
-	case buf := <-m.loadSlots.C():
-		m.users.Add(1)
-		return buf
-	case <-ctx.Done():
-		return nil
-	}
-}
-
-// putLoad gives a slot of takeLoad back.
-func (m *memory) putLoad(buf []byte) {
-	m.loadSlots.Put(buf)
-	m.users.Done()
-}
-
-// takeSave takes a slot for a save, or returns nil.
-func (m *memory) takeSave() []byte {
-	select {
-	case buf := <-m.saveSlots.C():
-		m.users.Add(1)
-		return buf
-	default:
-		return nil
-	}
-}
-
-// putSave gives a slot of takeSave back.
-func (m *memory) putSave(buf []byte) {
-	m.saveSlots.Put(buf)
-	m.users.Done()
 }

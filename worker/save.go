@@ -2,126 +2,113 @@ package worker
 
 import (
 	"context"
-	"errors"
-	"runtime"
-	"sync"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/host"
 )
-
-// maxCopiers bounds the goroutines that copy one step's saves out of engine memory: two
-// cores copy nearly twice as fast as one, and more find memory bandwidth used up.
-const maxCopiers = 4
-
-// errGivenUp means that the engine hung up during a save.
-var errGivenUp = errors.New("the engine did not wait for the copy")
 
 // blockSave is one block on its way from engine memory to the store.
 type blockSave struct {
 	store.WriteOp
-	slot uint32
-	err  error
+	slot host.Slot
+}
+
+// staged is one call's worth of blocks to save.
+type staged struct {
+	blocks []*blockSave
+	copies []blockCopy
+	result connector.SaveResult
 }
 
 // Save copies the blocks that the plan saves out of engine memory and returns; the
-// writes go on behind. Blocks for which there is no staging slot are dropped.
+// writes go on behind. Blocks for which there is no memory are dropped.
 func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResult, error) {
-	var r connector.SaveResult
 	plan, err := w.parse(metadata)
 	if err != nil {
-		return r, err
+		return connector.SaveResult{}, err
 	}
-	mem := w.hold()
+	mem := w.memory()
 	if mem == nil {
-		return r, connector.ErrNotRegistered
+		return connector.SaveResult{}, connector.ErrNotRegistered
 	}
-	defer mem.users.Done()
-	saves, dropped := w.stage(mem, plan.Saves)
-	r.Dropped = dropped
-	copyAll(ctx, mem, saves)
-	if mem.fencePage.Fenced() {
-		// The engine did not wait for the copies to end: they may hold the bytes of other
-		// tokens.
-		for _, s := range saves {
-			s.err = errGivenUp
+	var s staged
+	for i := range plan.Saves {
+		t := &plan.Saves[i]
+		if g := mem.group(t.Group); g != nil && g.writes {
+			w.stage(&s, g, t.Parent, t.Blocks)
 		}
 	}
-	ops := make([]*store.WriteOp, 0, len(saves))
-	for _, s := range saves {
-		if s.err != nil {
-			w.opts.Logger.Warn("block not saved", "err", s.err)
-			mem.putSave(s.Payload)
-			r.Dropped++
-			continue
+	return w.write(ctx, mem, &s), nil
+}
+
+// stage takes memory for the blocks of one stretch, as far as there is any: what follows
+// in a prompt is of no use without the block before it.
+func (w *Worker) stage(s *staged, g *groupMemory, parent connector.Key, blocks []connector.PlanBlock) {
+	ops := make([]blockSave, len(blocks))
+	for i := range blocks {
+		b, op := &blocks[i], &ops[i]
+		if b.Slot >= g.layout.Blocks || !w.opts.Account.ReserveSave(&op.slot, g.blockBytes) {
+			s.result.Dropped += len(blocks) - i
+			return
 		}
-		ops = append(ops, &s.WriteOp)
+		op.WriteOp = store.WriteOp{
+			ID:     store.RecordID{Namespace: w.opts.Namespace, Shard: g.shard, Key: b.Key},
+			Parent: parent, Proof: b.Proof, Payload: op.slot.Bytes(),
+		}
+		s.blocks = append(s.blocks, op)
+		s.copies = append(s.copies, blockCopy{group: g, slot: b.Slot, buf: op.Payload})
+		parent = b.Key
+	}
+}
+
+// write copies the staged blocks out of engine memory and hands them to the store.
+func (w *Worker) write(ctx context.Context, mem *memory, s *staged) connector.SaveResult {
+	if len(s.blocks) > 0 {
+		if err := mem.copy(ctx, gpu.Save, s.copies); err != nil {
+			w.opts.Logger.Warn("blocks not saved: they could not be copied out of engine memory", "blocks", len(s.blocks), "err", err)
+			s.drop(s.blocks)
+			s.blocks = nil
+		}
+	}
+	ops := make([]*store.WriteOp, len(s.blocks))
+	bySlot := make(map[*store.WriteOp]*blockSave, len(s.blocks))
+	for i, b := range s.blocks {
+		ops[i] = &b.WriteOp
+		bySlot[ops[i]] = b
 	}
 	w.moves.Add(int64(len(ops)))
-	accepted, err := w.store.Write(ops, func(op *store.WriteOp) { w.saved(mem, op) })
+	accepted, err := w.store.Write(ops, func(op *store.WriteOp) { w.saved(bySlot[op]) })
 	if err != nil {
 		w.opts.Logger.Debug("saves dropped", "blocks", len(ops)-accepted, "err", err)
 	}
-	for _, op := range ops[accepted:] {
-		w.moves.Add(-1)
-		mem.putSave(op.Payload)
-	}
-	r.Taken = accepted
-	r.Dropped += len(ops) - accepted
-	w.counters.droppedBlocks.Add(uint64(r.Dropped))
-	return r, nil
+	w.moves.Add(-int64(len(ops) - accepted))
+	s.drop(s.blocks[accepted:])
+	s.result.Taken += accepted
+	w.counters.droppedBlocks.Add(uint64(s.result.Dropped))
+	return s.result
 }
 
-// stage takes a staging slot for every block to save, as far as there are any.
-func (w *Worker) stage(mem *memory, transfers []connector.Transfer) (saves []*blockSave, dropped int) {
-	for i := range transfers {
-		t := &transfers[i]
-		parent := t.Parent
-		for j := range t.Blocks {
-			b := &t.Blocks[j]
-			buf := []byte(nil)
-			if b.Slot < mem.layout.Blocks {
-				buf = mem.takeSave()
-			}
-			if buf == nil {
-				// What follows in this prompt is of no use without this block.
-				dropped += len(t.Blocks) - j
-				break
-			}
-			saves = append(saves, &blockSave{slot: b.Slot, WriteOp: store.WriteOp{
-				ID:     store.RecordID{Namespace: w.opts.Namespace, Shard: w.opts.Shard, Key: b.Key},
-				Parent: parent, Proof: b.Proof, Payload: buf,
-			}})
-			parent = b.Key
-		}
+// drop gives the memory of blocks back that are not saved.
+func (s *staged) drop(blocks []*blockSave) {
+	for _, b := range blocks {
+		b.slot.Release()
 	}
-	return saves, dropped
+	s.result.Dropped += len(blocks)
 }
 
-// copyAll copies the blocks on as many cores as help.
-func copyAll(ctx context.Context, mem *memory, saves []*blockSave) {
-	copiers := min(maxCopiers, runtime.GOMAXPROCS(0), len(saves))
-	var wg sync.WaitGroup
-	for c := range copiers {
-		wg.Go(func() {
-			for i := c; i < len(saves); i += copiers {
-				s := saves[i]
-				s.err = mem.move(ctx, s.slot, s.Payload, mem.driver.CopyOut)
-			}
-		})
-	}
-	wg.Wait()
-}
-
-// saved is called by the store for every accepted write.
-func (w *Worker) saved(mem *memory, op *store.WriteOp) {
-	if op.Err != nil {
+// saved is called by the store for every accepted write. What was written stays in the
+// host tier.
+func (w *Worker) saved(b *blockSave) {
+	if b.Err != nil {
 		w.counters.droppedBlocks.Add(1)
-		w.opts.Logger.Debug("block not saved", "key", op.ID.Key, "err", op.Err)
+		w.opts.Logger.Debug("block not saved", "key", b.ID.Key, "err", b.Err)
 	} else {
 		w.counters.savedBlocks.Add(1)
-		w.counters.savedBytes.Add(uint64(len(op.Payload)))
+		w.counters.savedBytes.Add(uint64(len(b.Payload)))
+		b.slot.Publish(host.Record{ID: b.ID, Parent: b.Parent, Proof: b.Proof})
 	}
-	mem.putSave(op.Payload)
+	b.slot.Release()
 	w.moves.Add(-1)
 }

@@ -1,5 +1,5 @@
 // Package worker moves one rank's blocks between engine memory and the store: it
-// executes the leader's plans on its own shard, verifies what it loads before the engine
+// executes the leader's plans on its own shards, verifies what it loads before the engine
 // may see it, and reports every load, failed or not, in time. It knows nothing of tokens
 // or policy.
 package worker
@@ -9,19 +9,21 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/host"
 )
 
 // Store is what a worker needs of the record store.
 type Store interface {
 	Read(ctx context.Context, ops []*store.ReadOp, done func(*store.ReadOp))
 	Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted int, err error)
+	Has(id store.RecordID) bool
 }
 
 // Worker serves one rank. It is safe for concurrent use.
@@ -34,7 +36,7 @@ type Worker struct {
 	cancel context.CancelFunc
 
 	mu       sync.Mutex
-	mem      *memory // nil until registered and after Close
+	mem      *memory // nil while no memory is registered
 	loads    map[string]*load
 	finished []connector.FinishedLoad
 	counters counters
@@ -54,37 +56,66 @@ func New(o Options, s Store) (*Worker, error) {
 }
 
 // Register opens the engine's memory; it replaces what was registered before, whose
-// loads fail. It closes files.
-func (w *Worker) Register(_ context.Context, l *connector.Layout, files []*os.File, fenceFile *os.File) (int, error) {
+// loads fail. fencePage is the descriptor of the page by which the engine takes the
+// memory back. All descriptors are closed. It returns the bytes of a block of each layer
+// group.
+func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.File, fencePage *os.File) ([]int, error) {
 	defer func() {
-		for _, f := range append(files, fenceFile) {
+		for _, f := range append(regions[:len(regions):len(regions)], fencePage) {
 			_ = f.Close()
 		}
 	}()
-	page, err := fence.Open(fenceFile)
-	if err != nil {
-		return 0, fmt.Errorf("register KV memory: %w: %w", connector.ErrBadRequest, err)
+	mem, err := openMemory(&w.opts, l, regions, fencePage)
+	if err == nil {
+		err = w.checkFits(mem)
 	}
-	mem, err := newMemory(&w.opts, l, page, files)
 	if err != nil {
-		return 0, fmt.Errorf("register KV memory: %w", err)
+		return nil, fmt.Errorf("register KV memory: %w: %w", connector.ErrBadRequest, err)
 	}
 	w.release()
 	w.mu.Lock()
 	w.mem = mem
 	w.mu.Unlock()
-	w.opts.Logger.Info("KV memory registered", "blocks", mem.layout.Blocks, "block_bytes", mem.blockBytes)
-	return mem.blockBytes, nil
+	w.opts.Logger.Info("KV memory registered", "block_bytes", mem.blockBytes())
+	return mem.blockBytes(), nil
 }
 
-// BlockBytes is the payload size of a block, 0 while no memory is registered.
-func (w *Worker) BlockBytes() int {
+// checkFits closes the memory again where the host tier can never hold one of its blocks.
+func (w *Worker) checkFits(mem *memory) error {
+	for _, n := range mem.blockBytes() {
+		if n == 0 {
+			continue
+		}
+		var s host.Slot
+		err := w.opts.Account.Reserve(w.ctx, &s, n, false)
+		s.Release()
+		if err != nil && !errors.Is(err, host.ErrFull) {
+			return errors.Join(fmt.Errorf("blocks of %d bytes: %w", n, err), mem.close())
+		}
+	}
+	return nil
+}
+
+// Unregister gives engine memory back. When it returns, the memory is not touched any
+// more, and what was being loaded has failed.
+func (w *Worker) Unregister(context.Context) error {
+	w.release()
+	return nil
+}
+
+// BlockBytes is the payload size of a block of each layer group, nil while no memory is
+// registered.
+func (w *Worker) BlockBytes() []int {
+	if mem := w.memory(); mem != nil {
+		return mem.blockBytes()
+	}
+	return nil
+}
+
+func (w *Worker) memory() *memory {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.mem == nil {
-		return 0
-	}
-	return w.mem.blockBytes
+	return w.mem
 }
 
 // parse decodes metadata and checks that it is of this engine.
@@ -99,16 +130,6 @@ func (w *Worker) parse(metadata []byte) (*connector.Plan, error) {
 	return plan, nil
 }
 
-// hold returns the memory with a user counted in, or nil.
-func (w *Worker) hold() *memory {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.mem != nil {
-		w.mem.users.Add(1)
-	}
-	return w.mem
-}
-
 // Load starts the loads of a plan and returns their number. Each is reported by Poll
 // exactly once. A request that is being loaded already is started anew.
 func (w *Worker) Load(_ context.Context, metadata []byte) (int, error) {
@@ -116,56 +137,78 @@ func (w *Worker) Load(_ context.Context, metadata []byte) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	mem := w.hold()
+	mem := w.memory()
 	if mem == nil {
 		return 0, connector.ErrNotRegistered
 	}
-	defer mem.users.Done()
 	for i := range plan.Loads {
-		l := &load{w: w, mem: mem, request: plan.Loads[i].Request, t: plan.Loads[i].Transfers[0], began: time.Now()}
-		l.ctx, l.cancel = context.WithTimeout(w.ctx, w.opts.LoadTimeout)
-		w.mu.Lock()
-		old := w.loads[l.request]
-		w.loads[l.request] = l
-		w.mu.Unlock()
-		if old != nil {
-			old.expire()
-		}
-		l.start()
+		w.begin(w.newLoad(mem, plan.Loads[i].Request, planned(mem, plan.Loads[i].Transfers)))
 	}
 	return len(plan.Loads), nil
 }
 
-// finish takes in a load that has ended. One that was replaced is not reported.
+// planned lists the blocks of this rank's shards.
+func planned(mem *memory, transfers []connector.Transfer) []loadBlock {
+	var blocks []loadBlock
+	for i := range transfers {
+		t := &transfers[i]
+		g := mem.group(t.Group)
+		if g == nil {
+			continue
+		}
+		parent := t.Parent
+		for j := range t.Blocks {
+			b := &t.Blocks[j]
+			blocks = append(blocks, loadBlock{group: g, slot: b.Slot, parent: parent, key: b.Key, proof: b.Proof})
+			parent = b.Key
+		}
+	}
+	return blocks
+}
+
+// begin starts a load in place of one of the same request.
+func (w *Worker) begin(l *load) {
+	l.request = strings.Clone(l.request)
+	w.mu.Lock()
+	old := w.loads[l.request]
+	w.loads[l.request] = l
+	w.mu.Unlock()
+	if old != nil {
+		old.expire()
+	}
+	l.start()
+}
+
+// finish takes in a load that has ended. One that was replaced or cancelled is not
+// reported.
 func (w *Worker) finish(l *load) {
 	w.counters.loads.Add(1)
 	w.counters.loadNanos.Add(uint64(time.Since(l.began)))
-	if len(l.failed) > 0 {
+	w.mu.Lock()
+	wanted := w.loads[l.request] == l
+	if wanted {
+		delete(w.loads, l.request)
+		w.finished = append(w.finished, connector.FinishedLoad{Request: l.request, FailedBlocks: l.failed})
+	}
+	w.mu.Unlock()
+	if wanted && len(l.failed) > 0 {
 		w.counters.loadsFailed.Add(1)
 		w.opts.Logger.Warn("load failed in part or whole, the engine recomputes", "request", l.request,
-			"failed_blocks", len(l.failed), "blocks", len(l.t.Blocks), "took", time.Since(l.began))
+			"failed_blocks", len(l.failed), "blocks", len(l.blocks), "took", time.Since(l.began))
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.loads[l.request] != l {
-		return
-	}
-	delete(w.loads, l.request)
-	w.finished = append(w.finished, connector.FinishedLoad{Request: l.request, FailedBlocks: l.failed})
 }
 
 // countBlock counts one loaded or failed block.
 func (w *Worker) countBlock(l *load, index int, err error) {
 	if err == nil {
 		w.counters.loadedBlocks.Add(1)
-		w.counters.loadedBytes.Add(uint64(l.mem.blockBytes))
+		w.counters.loadedBytes.Add(uint64(l.blocks[index].group.blockBytes))
 		return
 	}
 	w.counters.failedBlocks.Add(1)
-	if errors.Is(err, store.ErrCorrupt) {
-		w.opts.Logger.Warn("corrupt record dropped", "key", l.t.Blocks[index].Key, "err", err)
-	} else {
-		w.opts.Logger.Debug("block not loaded", "key", l.t.Blocks[index].Key, "err", err)
+	// The store has said so already where a record was corrupt.
+	if !errors.Is(err, store.ErrCorrupt) {
+		w.opts.Logger.Debug("block not loaded", "key", l.blocks[index].key, "err", err)
 	}
 }
 
@@ -178,7 +221,27 @@ func (w *Worker) Poll(context.Context) ([]connector.FinishedLoad, error) {
 	return done, nil
 }
 
-// release fences the registered memory and ends its loads.
+// Cancel ends a request's load, if it has one, without a report. When it returns nothing
+// is written to the load's blocks any more.
+func (w *Worker) Cancel(_ context.Context, request string) error {
+	w.mu.Lock()
+	l := w.loads[request]
+	delete(w.loads, request)
+	for i := range w.finished {
+		if w.finished[i].Request == request {
+			w.finished = append(w.finished[:i], w.finished[i+1:]...)
+			break
+		}
+	}
+	w.mu.Unlock()
+	if l != nil {
+		w.counters.loadsCancelled.Add(1)
+		l.expire()
+	}
+	return nil
+}
+
+// release ends the loads on the registered memory and gives it back.
 func (w *Worker) release() {
 	w.mu.Lock()
 	mem := w.mem
@@ -191,8 +254,11 @@ func (w *Worker) release() {
 	for _, l := range loads {
 		l.expire()
 	}
-	if mem != nil {
-		mem.fence()
+	if mem == nil {
+		return
+	}
+	if err := mem.close(); err != nil {
+		w.opts.Logger.Error("engine memory could not be unmapped", "err", err)
 	}
 }
 
@@ -201,22 +267,9 @@ func (w *Worker) release() {
 func (w *Worker) Close() {
 	w.cancel()
 	w.release()
+	w.opts.Account.Close()
 }
 
 // Drained reports whether nothing is under way any more. After Close it stays true once
 // it is.
 func (w *Worker) Drained() bool { return w.moves.Load() == 0 }
-
-// Stats returns the counters.
-func (w *Worker) Stats() Stats {
-	w.mu.Lock()
-	inFlight := len(w.loads)
-	w.mu.Unlock()
-	c := &w.counters
-	return Stats{
-		Loads: c.loads.Load(), LoadsFailed: c.loadsFailed.Load(), LoadsInFlight: inFlight,
-		LoadedBlocks: c.loadedBlocks.Load(), LoadedBytes: c.loadedBytes.Load(), FailedBlocks: c.failedBlocks.Load(),
-		LoadSeconds: time.Duration(c.loadNanos.Load()).Seconds(),
-		SavedBlocks: c.savedBlocks.Load(), SavedBytes: c.savedBytes.Load(), DroppedBlocks: c.droppedBlocks.Load(),
-	}
-}

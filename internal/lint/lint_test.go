@@ -31,12 +31,13 @@ func layers() map[string][]string {
 		"store":       {"connector"},
 		"leader":      {"connector", "store"},
 		"worker":      {"connector", "store", "gpu"},
-		"daemon":      {"connector", "store", "gpu", "leader", "worker"},
+		"router":      {"connector"},
+		"daemon":      {"connector", "store", "gpu", "leader", "worker", "router"},
 		"engine":      {"connector"},
 		"demo":        {"connector", "engine", "daemon", "store"},
-		"integration": {"connector", "engine", "daemon", "store", "leader", "worker", "config"},
+		"integration": {"connector", "engine", "daemon", "store", "leader", "worker", "config", "router"},
 		"internal":    {},
-		"cmd":         {"config", "daemon", "demo", "engine", "connector", "store"},
+		"cmd":         {"config", "daemon", "demo", "engine", "connector", "store", "leader", "worker", "router"},
 	}
 }
 

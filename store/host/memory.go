@@ -1,0 +1,100 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const hugePageBytes = 2 << 20
+
+// memory is a sealed memfd and its mapping, aligned to huge pages.
+type memory struct {
+	file  *os.File
+	bytes []byte
+	// reserved is the address range that the mapping lies in.
+	reserved      unsafe.Pointer
+	reservedBytes uintptr
+	// explicit is set if the pages are of the reserved pool (vm.nr_hugepages).
+	explicit bool
+}
+
+// newMemory maps size bytes of shared memory: of the pool of huge pages if it has room.
+func newMemory(size int64, huge bool) (*memory, error) {
+	if huge && size%hugePageBytes == 0 {
+		if m, err := mapMemory(size, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB); err == nil {
+			m.explicit = true
+			return m, nil
+		}
+	}
+	m, err := mapMemory(size, 0)
+	if err == nil && huge {
+		// Advice: it is followed where the kernel's shmem_enabled says so.
+		_ = unix.Madvise(m.bytes, unix.MADV_HUGEPAGE)
+	}
+	return m, err
+}
+
+func mapMemory(size int64, flags int) (_ *memory, err error) {
+	fd, err := unix.MemfdCreate("kvconn-host", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|flags)
+	if err != nil {
+		return nil, fmt.Errorf("make shared memory: %w", err)
+	}
+	m := &memory{file: os.NewFile(uintptr(fd), "kvconn-host")}
+	defer func() {
+		if err != nil {
+			_ = m.close()
+		}
+	}()
+	if err := unix.Ftruncate(fd, size); err != nil {
+		return nil, fmt.Errorf("size shared memory to %d bytes: %w", size, err)
+	}
+	m.reservedBytes = uintptr(size) + hugePageBytes
+	m.reserved, err = unix.MmapPtr(-1, 0, nil, m.reservedBytes, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", m.reservedBytes, err)
+	}
+	at := unsafe.Add(m.reserved, -uintptr(m.reserved)&(hugePageBytes-1))
+	at, err = unix.MmapPtr(fd, 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes of shared memory: %w", size, err)
+	}
+	m.bytes = unsafe.Slice((*byte)(at), size)
+	// Whoever is given the descriptor can neither cut the memory off nor write to it: this
+	// mapping stays the only writable one.
+	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, fmt.Errorf("seal shared memory: %w", err)
+	}
+	return m, nil
+}
+
+// populate faults a range in, as a huge page where it is one and the kernel has one.
+// Collapsing works without any setting of the system's, at the price of a copy, for which
+// the range is first made present with a single page. It reports whether it became huge.
+// What is in use meanwhile is unharmed.
+func (m *memory) populate(from, to int64, huge bool) bool {
+	b := m.bytes[from:to]
+	if m.explicit {
+		return unix.Madvise(b, unix.MADV_POPULATE_WRITE) == nil
+	}
+	collapsed := false
+	if huge && from%hugePageBytes == 0 && (to-from)%hugePageBytes == 0 {
+		_ = unix.Madvise(b[:os.Getpagesize()], unix.MADV_POPULATE_WRITE)
+		collapsed = unix.Madvise(b, unix.MADV_COLLAPSE) == nil
+	}
+	_ = unix.Madvise(b, unix.MADV_POPULATE_WRITE) // faults do it otherwise
+	return collapsed
+}
+
+func (m *memory) close() error {
+	var err error
+	if m.reserved != nil {
+		err = unix.MunmapPtr(m.reserved, m.reservedBytes)
+		m.reserved, m.bytes = nil, nil
+	}
+	return errors.Join(err, m.file.Close())
+}

@@ -1,0 +1,103 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/kvconn/kvconn/store"
+)
+
+// Errors that callers decide on.
+var (
+	// ErrFull says that the rank's share of the arena, or the arena, is in use.
+	ErrFull = errors.New("host tier: no slot is free")
+	// ErrTooLarge says that no slot of that size can ever be had.
+	ErrTooLarge = errors.New("host tier: payload is larger than the arena allows")
+	// ErrFillFailed says that whoever was reading the record gave it up. The caller may
+	// acquire it again, and read it itself.
+	ErrFillFailed = errors.New("host tier: the record was not filled")
+	// ErrClosed says that the account or the arena is closed.
+	ErrClosed = errors.New("host tier: closed")
+	// ErrBusy says that slots are in use.
+	ErrBusy = errors.New("host tier: slots are in use")
+)
+
+// Options configure an [Arena].
+type Options struct {
+	// Bytes is the size of the arena, rounded down to whole units of 2 MiB: all memory
+	// that loads, saves and cached records may take together.
+	Bytes int64
+	// PopulateAheadBytes is how much memory beyond what is assigned is faulted in by a
+	// goroutine in the background, so that no save or load pays for it: a huge page takes
+	// milliseconds to make. Default 128 MiB; Bytes and more mean the whole arena.
+	PopulateAheadBytes int64
+	// SmallPages keeps the arena from asking for huge pages: reads are then up to two
+	// fifths slower, and no time goes into making them.
+	SmallPages bool
+	// Logger receives what an operator should know. Default: nothing.
+	Logger *slog.Logger
+
+	// unitBytes is the size of a unit: a seam for tests.
+	unitBytes int
+}
+
+const (
+	defaultPopulateAhead = 128 << 20
+	// unitBytes is a huge page: memory changes from one size of slots to another in units.
+	unitBytes = 2 << 20
+)
+
+// EnsureDefaults fills in what is not set.
+func (o *Options) EnsureDefaults() {
+	if o.PopulateAheadBytes == 0 {
+		o.PopulateAheadBytes = defaultPopulateAhead
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.unitBytes == 0 {
+		o.unitBytes = unitBytes
+	}
+}
+
+// Validate reports the first option that cannot work.
+func (o *Options) Validate() error {
+	switch {
+	case o.Bytes < int64(o.unitBytes):
+		return fmt.Errorf("host tier options: Bytes %d: at least %d", o.Bytes, o.unitBytes)
+	case o.PopulateAheadBytes < 0:
+		return fmt.Errorf("host tier options: PopulateAheadBytes %d is negative", o.PopulateAheadBytes)
+	case o.unitBytes%store.BufferAlign != 0:
+		return fmt.Errorf("host tier options: unit of %d bytes is not aligned", o.unitBytes)
+	}
+	return nil
+}
+
+// AccountOptions are a rank's bounds.
+type AccountOptions struct {
+	// LoadBytes bounds the slots that loads hold, pinned hits included. Default 64 MiB:
+	// several times what keeps a disk busy.
+	LoadBytes int64
+	// SaveBytes bounds the slots that saves hold. Default 256 MiB: the KV of a few
+	// thousand tokens waits for the disk while the engine goes on.
+	SaveBytes int64
+}
+
+// EnsureDefaults fills in what is not set.
+func (o *AccountOptions) EnsureDefaults() {
+	if o.LoadBytes == 0 {
+		o.LoadBytes = 64 << 20
+	}
+	if o.SaveBytes == 0 {
+		o.SaveBytes = 256 << 20
+	}
+}
+
+// Validate reports the first option that cannot work.
+func (o *AccountOptions) Validate() error {
+	if o.LoadBytes < 0 || o.SaveBytes < 0 {
+		return errors.New("host tier account: negative budget")
+	}
+	return nil
+}

@@ -1,0 +1,56 @@
+package host
+
+// Stats is the state of an [Arena] at one moment. Counters run from its making.
+type Stats struct {
+	// Bytes is the size of the arena. AssignedBytes of it are divided into slots,
+	// PopulatedBytes are faulted in ahead of use and HugeBytes of those in huge pages.
+	Bytes          int64 `json:"bytes"`
+	AssignedBytes  int64 `json:"assigned_bytes"`
+	PopulatedBytes int64 `json:"populated_bytes"`
+	HugeBytes      int64 `json:"huge_bytes"`
+	// UsedBytes are pinned by loads and saves; CleanBytes hold records that can be found,
+	// pinned ones included.
+	UsedBytes  int64 `json:"used_bytes"`
+	CleanBytes int64 `json:"clean_bytes"`
+	// Records can be found, those being filled included.
+	Records  int `json:"records"`
+	Accounts int `json:"accounts"`
+	// Waiting loads wait for memory.
+	Waiting int `json:"waiting"`
+	Counters
+}
+
+// Counters are the running totals of an [Arena].
+type Counters struct {
+	// Hits found a verified record, Misses found none. Joined waited for another's read
+	// of the same record, Mismatched found a record of another prefix: also misses.
+	Hits       uint64 `json:"hits"`
+	Misses     uint64 `json:"misses"`
+	Joined     uint64 `json:"joined"`
+	Mismatched uint64 `json:"mismatched"`
+	// Evictions made room for something else.
+	Evictions uint64 `json:"evictions"`
+	// RefusedSaves and RefusedLoads found no memory and did not wait, Waits did.
+	RefusedSaves uint64 `json:"refused_saves"`
+	RefusedLoads uint64 `json:"refused_loads"`
+	Waits        uint64 `json:"waits"`
+	// Drains are the times memory had to be kept free for a waiter as it was released.
+	Drains uint64 `json:"drains"`
+}
+
+// Stats returns the state of the arena.
+func (a *Arena) Stats() Stats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	unit := int64(a.opts.unitBytes)
+	st := Stats{
+		Bytes: int64(len(a.units)) * unit, AssignedBytes: int64(len(a.units)-a.freeUnits) * unit,
+		PopulatedBytes: int64(a.populated) * unit, HugeBytes: int64(a.hugeUnits) * unit,
+		UsedBytes: a.usedBytes, CleanBytes: a.cleanBytes,
+		Records: len(a.records), Accounts: len(a.accounts), Waiting: a.waiting, Counters: a.count,
+	}
+	if a.mem.explicit {
+		st.HugeBytes = st.Bytes
+	}
+	return st
+}

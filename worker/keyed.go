@@ -1,0 +1,92 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+)
+
+// keyed checks a call by the engine's own keys and returns the group it names.
+func (w *Worker) keyed(k *connector.KeyedBlocks) (*memory, *groupMemory, error) {
+	if w.opts.Manifest.KeyScheme != connector.KeySchemeEngine {
+		return nil, nil, fmt.Errorf("%w: the namespace's key scheme is %q", connector.ErrBadRequest, w.opts.Manifest.KeyScheme)
+	}
+	mem := w.memory()
+	if mem == nil {
+		return nil, nil, connector.ErrNotRegistered
+	}
+	g := mem.group(k.Group)
+	if g == nil {
+		return nil, nil, fmt.Errorf("%w: the rank has no blocks of group %d", connector.ErrBadRequest, k.Group)
+	}
+	return mem, g, nil
+}
+
+// parentKey is the key in front of a stretch; the root's is zero.
+func parentKey(k *connector.KeyedBlocks) connector.Key { return connector.EngineKey(k.Parent) }
+
+// Present returns how many leading blocks have this rank's shard stored.
+func (w *Worker) Present(_ context.Context, k *connector.KeyedBlocks) (int, error) {
+	_, g, err := w.keyed(k)
+	if err != nil {
+		return 0, err
+	}
+	for i := range k.Hashes {
+		if !w.store.Has(w.recordID(g, connector.EngineKey(k.Hashes[i]))) {
+			return i, nil
+		}
+	}
+	return len(k.Hashes), nil
+}
+
+func (w *Worker) recordID(g *groupMemory, key connector.Key) store.RecordID {
+	return store.RecordID{Namespace: w.opts.Namespace, Shard: g.shard, Key: key}
+}
+
+// Fetch starts the load of blocks by key, which Poll reports as request.
+func (w *Worker) Fetch(_ context.Context, request string, k *connector.KeyedBlocks) error {
+	mem, g, err := w.keyed(k)
+	if err != nil {
+		return err
+	}
+	blocks := make([]loadBlock, len(k.Hashes))
+	parent := parentKey(k)
+	for i := range blocks {
+		key := connector.EngineKey(k.Hashes[i])
+		blocks[i] = loadBlock{group: g, slot: k.Slots[i], parent: parent, key: key, proof: k.Hashes[i]}
+		parent = key
+	}
+	w.begin(w.newLoad(mem, request, blocks))
+	return nil
+}
+
+// Put saves blocks by key. Engines offer the same blocks again and again: what is stored
+// is not written over.
+func (w *Worker) Put(ctx context.Context, k *connector.KeyedBlocks) (connector.SaveResult, error) {
+	mem, g, err := w.keyed(k)
+	if err != nil {
+		return connector.SaveResult{}, err
+	}
+	var s staged
+	if !g.writes {
+		s.result.Present = len(k.Hashes)
+		return s.result, nil
+	}
+	// Stretches of missing blocks.
+	var blocks []connector.PlanBlock
+	before := parentKey(k)
+	for i := range k.Hashes {
+		key := connector.EngineKey(k.Hashes[i])
+		if w.store.Has(w.recordID(g, key)) {
+			s.result.Present++
+			w.stage(&s, g, before, blocks)
+			blocks, before = blocks[:0], key
+		} else {
+			blocks = append(blocks, connector.PlanBlock{Slot: k.Slots[i], Key: key, Proof: k.Hashes[i]})
+		}
+	}
+	w.stage(&s, g, before, blocks)
+	return w.write(ctx, mem, &s), nil
+}

@@ -1,0 +1,125 @@
+package worker
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/host"
+)
+
+// twoRanks is a manifest of two ranks with sharded and replicated layers.
+func twoRanks() *connector.Manifest {
+	m := testManifest()
+	m.TensorParallel = 2
+	m.Groups = append(m.Groups, connector.Group{Layers: 2, Replicated: true})
+	return m
+}
+
+func TestRanksKeepTheirOwnShardsAndShareReplicatedOnes(t *testing.T) {
+	s := openStore(t)
+	if ns, err := s.OpenNamespace(twoRanks()); err != nil || ns != 1 {
+		t.Fatal(ns, err)
+	}
+	var ranks [2]*Worker
+	var mems [2]*engineMemory
+	for rank := range ranks {
+		ranks[rank] = newWorker(t, s, func(o *Options, _ *host.AccountOptions) { o.Manifest, o.Rank, o.Namespace = twoRanks(), rank, 1 })
+		mems[rank] = newEngineMemory(t)
+		l := testLayout()
+		// The groups share the memory: slots 0 to 7 for one, 8 to 15 for the other.
+		l.Groups = append(l.Groups, l.Groups[0])
+		registerLayout(t, ranks[rank], mems[rank], &l)
+	}
+	replicated := transfer(0, 8, 9)
+	replicated.Group = 1
+	for rank := range ranks {
+		mems[rank].fill(0, 10+rank)
+		mems[rank].fill(1, 20+rank)
+		mems[rank].fill(8, 50)
+		mems[rank].fill(9, 51)
+		r, err := ranks[rank].Save(t.Context(), saves(transfer(0, 0, 1), replicated))
+		if want := 4 - 2*rank; err != nil || r.Taken != want || r.Dropped != 0 {
+			t.Errorf("rank %d: %+v, %v; want %d taken", rank, r, err, want)
+		}
+		settle(t, ranks[rank])
+	}
+	for rank := range ranks {
+		for slot := range blocks {
+			mems[rank].fill(slot, 99)
+		}
+		replicated.Blocks[0].Slot, replicated.Blocks[1].Slot = 12, 13
+		if _, err := ranks[rank].Load(t.Context(), loads(loadOf("r", transfer(0, 4, 5), replicated))); err != nil {
+			t.Fatal(err)
+		}
+		if l := poll(t, ranks[rank], 1); len(l[0].FailedBlocks) != 0 {
+			t.Errorf("rank %d: blocks %v failed", rank, l[0].FailedBlocks)
+		}
+		for slot, n := range map[int]int{4: 10 + rank, 5: 20 + rank, 12: 50, 13: 51} {
+			if !mems[rank].holds(slot, n) {
+				t.Errorf("rank %d: slot %d does not hold content %d", rank, slot, n)
+			}
+		}
+	}
+}
+
+func engineKeys() *connector.Manifest {
+	m := testManifest()
+	m.KeyScheme = connector.KeySchemeEngine
+	return m
+}
+
+func TestBlocksAreFoundByTheEnginesOwnKeys(t *testing.T) {
+	s := openStore(t)
+	if ns, err := s.OpenNamespace(engineKeys()); err != nil || ns != 1 {
+		t.Fatal(ns, err)
+	}
+	w := newWorker(t, s, func(o *Options, _ *host.AccountOptions) { o.Manifest, o.Namespace = engineKeys(), 1 })
+	m := newEngineMemory(t)
+	register(t, w, m)
+	k := &connector.KeyedBlocks{Parent: connector.Proof{9}, Hashes: []connector.Proof{{1}, {2}, {3}}, Slots: []uint32{0, 1, 2}}
+	for slot := range 3 {
+		m.fill(slot, 30+slot)
+	}
+	if n, err := w.Present(t.Context(), k); err != nil || n != 0 {
+		t.Errorf("Present = %d, %v before the first put", n, err)
+	}
+	if r, err := w.Put(t.Context(), &connector.KeyedBlocks{Parent: k.Parent, Hashes: k.Hashes[:1], Slots: k.Slots[:1]}); err != nil || r.Taken != 1 {
+		t.Fatalf("Put = %+v, %v", r, err)
+	}
+	settle(t, w)
+	// What is there is not written over.
+	m.fill(0, 66)
+	if r, err := w.Put(t.Context(), k); err != nil || r.Taken != 2 || r.Present != 1 {
+		t.Errorf("Put = %+v, %v; want 2 taken, 1 present", r, err)
+	}
+	settle(t, w)
+	if n, err := w.Present(t.Context(), k); err != nil || n != 3 {
+		t.Errorf("Present = %d, %v; want 3", n, err)
+	}
+	k.Slots = []uint32{10, 11, 12}
+	if err := w.Fetch(t.Context(), "f", k); err != nil {
+		t.Fatal(err)
+	}
+	if l := poll(t, w, 1); l[0].Request != "f" || len(l[0].FailedBlocks) != 0 {
+		t.Errorf("%+v", l)
+	}
+	for i := range 3 {
+		if !m.holds(10+i, 30+i) {
+			t.Errorf("slot %d is wrong", 10+i)
+		}
+	}
+	// Same key, other hash: the proof is compared.
+	k.Hashes[2][31]++
+	if err := w.Fetch(t.Context(), "f", k); err != nil {
+		t.Fatal(err)
+	}
+	if l := poll(t, w, 1); len(l[0].FailedBlocks) != 1 || l[0].FailedBlocks[0] != 12 {
+		t.Errorf("%+v, want block 12 failed", l)
+	}
+	plain := newWorker(t, s, nil)
+	register(t, plain, m)
+	if _, err := plain.Present(t.Context(), k); !errors.Is(err, connector.ErrBadRequest) {
+		t.Errorf("Present under the scheme of tokens: %v, want ErrBadRequest", err)
+	}
+}

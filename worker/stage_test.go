@@ -1,0 +1,79 @@
+package worker
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/host"
+)
+
+func newStager(t *testing.T, s Store, loadBytes int64) (*Stager, *host.Arena) {
+	t.Helper()
+	a := newArena(t, 16<<20)
+	account, err := a.Account(host.AccountOptions{LoadBytes: loadBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(account.Close)
+	return NewStager(s, account, func(store.NamespaceID, connector.Shard) int { return layers * pieceBytes }), a
+}
+
+func TestStagedBlocksAreVerifiedPinnedAndWhereTheySay(t *testing.T) {
+	s := openStore(t)
+	m := newEngineMemory(t)
+	w := newWorker(t, s, nil)
+	register(t, w, m)
+	for slot := range 6 {
+		m.fill(slot, 50+slot)
+	}
+	mustSave(t, w, transfer(0, 0, 1, 2, 3, 4, 5))
+	stager, arena := newStager(t, s, 0)
+	x := transfer(0, 0, 1, 2, 3, 4, 5)
+	x.Blocks[4].Proof[0]++ // not what is stored
+	got, pins := stager.Stage(t.Context(), 0, 0, x.Parent, x.Blocks)
+	if len(got) != 4 {
+		t.Fatalf("%d blocks staged, want those in front of the wrong one: 4", len(got))
+	}
+	if used := arena.Stats().UsedBytes; used != 4*int64(store.PayloadBufferSize(layers*pieceBytes)) {
+		t.Errorf("%d bytes are pinned", used)
+	}
+	file := arena.File()
+	for i, b := range got {
+		buf := make([]byte, layers*pieceBytes)
+		if _, err := file.ReadAt(buf, int64(b.Offset)); err != nil {
+			t.Fatal(err)
+		}
+		if want := append(content(50+i, 0), content(50+i, 1)...); !bytes.Equal(buf, want) || xxh3.Hash(buf) != b.Sum {
+			t.Errorf("block %d is not where it is said to be", i)
+		}
+	}
+	pins.Release()
+	pins.Release()
+	if used := arena.Stats().UsedBytes; used != 0 {
+		t.Errorf("%d bytes are pinned after the release", used)
+	}
+}
+
+// What the rank's share has no room for is not offered.
+func TestStagingIsBounded(t *testing.T) {
+	s := openStore(t)
+	m := newEngineMemory(t)
+	w := newWorker(t, s, nil)
+	register(t, w, m)
+	mustSave(t, w, transfer(0, 0, 1, 2, 3, 4, 5))
+	stager, _ := newStager(t, s, 2*int64(store.PayloadBufferSize(layers*pieceBytes)))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	x := transfer(0, 0, 1, 2, 3, 4, 5)
+	got, pins := stager.Stage(ctx, 0, 0, x.Parent, x.Blocks)
+	defer pins.Release()
+	if len(got) != 2 {
+		t.Errorf("%d blocks staged, want 2", len(got))
+	}
+}
