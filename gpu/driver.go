@@ -67,8 +67,19 @@ type Memory interface {
 	Close() error
 }
 
+// Shape is how copies are best divided.
+type Shape struct {
+	// Calls is how many calls of Copy should run side by side for one rank.
+	Calls int
+	// BatchBytes is how much one call should copy.
+	BatchBytes int
+}
+
 // Driver opens engine memory. It is safe for concurrent use.
 type Driver interface {
+	// Shape says how copies are best divided: a processor wants every core busy with what
+	// fits its cache, a device few calls with much in each.
+	Shape() Shape
 	// Open opens a rank's memory behind its descriptors, which may be closed after.
 	Open(files []*os.File) (Memory, error)
 	// PinHost prepares host memory that copies will use (page-locking it for a device);

@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -85,48 +84,29 @@ func (m *hostMemory) Close() error {
 	return nil
 }
 
-// Batches of splitBytes and more are copied by several goroutines: one core reaches about
-// half of the memory's bandwidth. maxCopiers find it used up.
+// Shape of host copies: one core reaches about half of the memory's bandwidth, and more
+// than maxCopiers find it used up.
 const (
-	splitBytes = 4 << 20
 	maxCopiers = 4
+	batchBytes = 2 << 20
 )
 
-// Copy copies a batch on as many cores as help. It never waits.
+// Shape says that the cores share the copies in small parts.
+func (*HostDriver) Shape() Shape {
+	return Shape{Calls: min(maxCopiers, runtime.GOMAXPROCS(0)), BatchBytes: batchBytes}
+}
+
+// Copy copies a batch in the calling goroutine. It never waits.
 func (m *hostMemory) Copy(_ context.Context, b *Batch) error {
 	if m.lost.Load() {
 		return ErrLost
 	}
-	total := 0
 	for i := range b.Pieces {
 		if err := m.check(&b.Pieces[i]); err != nil {
 			return err
 		}
-		total += len(b.Pieces[i].Host)
 	}
-	pieces := Merge(b.Pieces)
-	copiers := min(maxCopiers, runtime.GOMAXPROCS(0), 1+total/splitBytes)
-	if copiers == 1 || len(pieces) < 2 {
-		return m.copy(b.Direction, pieces, 0, 1)
-	}
-	return m.copyParallel(b.Direction, pieces, copiers)
-}
-
-func (m *hostMemory) copyParallel(d Direction, pieces []Piece, copiers int) error {
-	var wg sync.WaitGroup
-	var failed atomic.Pointer[error]
-	for c := range copiers {
-		wg.Go(func() {
-			if err := m.copy(d, pieces, c, copiers); err != nil {
-				failed.Store(&err)
-			}
-		})
-	}
-	wg.Wait()
-	if err := failed.Load(); err != nil {
-		return *err
-	}
-	return nil
+	return m.copy(b.Direction, Merge(b.Pieces))
 }
 
 func (m *hostMemory) check(p *Piece) error {
@@ -140,9 +120,9 @@ func (m *hostMemory) check(p *Piece) error {
 	return nil
 }
 
-// copy copies every stride-th piece from first on. The engine may truncate its memory at
+// copy copies pieces that lie inside their regions. The engine may truncate its memory at
 // any time; the access then faults, which must cost the rank and not the daemon.
-func (m *hostMemory) copy(d Direction, pieces []Piece, first, stride int) (err error) {
+func (m *hostMemory) copy(d Direction, pieces []Piece) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
@@ -153,7 +133,7 @@ func (m *hostMemory) copy(d Direction, pieces []Piece, first, stride int) (err e
 			err = ErrLost
 		}
 	}()
-	for i := first; i < len(pieces); i += stride {
+	for i := range pieces {
 		p := &pieces[i]
 		engine := m.regions[p.Region][p.Offset : p.Offset+uint64(len(p.Host))]
 		if d == Load {

@@ -53,8 +53,8 @@ func TestHostCopiesAreSeenByBothSides(t *testing.T) {
 	}
 }
 
-// Large batches are split over goroutines and joined where they are neighbours.
-func TestHostCopiesLargeBatchesWhole(t *testing.T) {
+// Neighbours are joined, wherever they are in the list.
+func TestHostCopiesBatchesInAnyOrderWhole(t *testing.T) {
 	const size = 16 << 20
 	f := memfd(t, size)
 	m := open(t, f)

@@ -12,11 +12,6 @@ import (
 	"github.com/kvconn/kvconn/store/host"
 )
 
-// copyBytes is how much one call of the driver copies at most: large enough for a
-// device's copy engines and for several cores, small enough that a deadline need not wait
-// long for the copy under way.
-const copyBytes = 16 << 20
-
 var errSlot = errors.New("block id outside of the registered memory")
 
 // loadBlock is one block of a load: a record and where it goes.
@@ -43,10 +38,12 @@ type load struct {
 	fence  sync.RWMutex
 	fenced bool
 
-	// arrived holds what waits to be copied; a token in wake says that there is more.
+	// arrived holds what waits to be copied, all of it once complete is set. A change wakes
+	// the copiers.
 	arrivedMu sync.Mutex
+	more      sync.Cond
 	arrived   []arrival
-	wake      chan struct{}
+	complete  bool
 
 	mu        sync.Mutex
 	done      []bool
@@ -64,8 +61,9 @@ type arrival struct {
 func (w *Worker) newLoad(mem *memory, request string, blocks []loadBlock) *load {
 	l := &load{
 		w: w, mem: mem, request: request, blocks: blocks, began: time.Now(),
-		wake: make(chan struct{}, 1), done: make([]bool, len(blocks)), remaining: len(blocks),
+		done: make([]bool, len(blocks)), remaining: len(blocks),
 	}
+	l.more.L = &l.arrivedMu
 	l.ctx, l.cancel = context.WithTimeout(w.ctx, w.opts.LoadTimeout)
 	return l
 }
@@ -86,23 +84,21 @@ func (l *load) start() {
 
 // run fetches the blocks and copies what has arrived.
 func (l *load) run() {
-	fetched := make(chan struct{})
+	shape := l.w.opts.Driver.Shape()
+	var copiers sync.WaitGroup
+	for range min(shape.Calls, len(l.blocks)) {
+		copiers.Go(func() { l.copyArrivals(shape.BatchBytes) })
+	}
 	f := fetch{
 		ctx: l.ctx, store: l.w.store, account: l.w.opts.Account, count: len(l.blocks),
 		record: l.record, done: l.fetched,
 	}
-	go func() {
-		defer close(fetched)
-		f.run()
-	}()
-	for more := true; more; {
-		select {
-		case <-l.wake:
-		case <-fetched:
-			more = false
-		}
-		l.copyArrived()
-	}
+	f.run()
+	l.arrivedMu.Lock()
+	l.complete = true
+	l.arrivedMu.Unlock()
+	l.more.Broadcast()
+	copiers.Wait()
 }
 
 // record says what block i is.
@@ -127,30 +123,14 @@ func (l *load) fetched(i int, s *host.Slot, err error) {
 	l.arrivedMu.Lock()
 	l.arrived = append(l.arrived, arrival{i, s})
 	l.arrivedMu.Unlock()
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
+	l.more.Signal()
 }
 
-// copyArrived copies what has arrived to engine memory, a few blocks at a time.
-func (l *load) copyArrived() {
+// copyArrivals copies what has arrived to engine memory until there is no more to come.
+func (l *load) copyArrivals(batchBytes int) {
 	var batch []arrival
 	var copies []blockCopy
-	for {
-		l.arrivedMu.Lock()
-		batch = batch[:0]
-		for bytes := 0; len(batch) < len(l.arrived) && bytes < copyBytes; {
-			a := l.arrived[len(batch)]
-			batch = append(batch, a)
-			bytes += len(a.slot.Bytes())
-		}
-		rest := copy(l.arrived, l.arrived[len(batch):])
-		l.arrived = l.arrived[:rest]
-		l.arrivedMu.Unlock()
-		if len(batch) == 0 {
-			return
-		}
+	for batch = l.take(batch, batchBytes); len(batch) > 0; batch = l.take(batch, batchBytes) {
 		copies = copies[:0]
 		for _, a := range batch {
 			b := &l.blocks[a.index]
@@ -162,6 +142,25 @@ func (l *load) copyArrived() {
 			l.blockDone(a.index, err)
 		}
 	}
+}
+
+// take waits for arrivals and moves one call's worth of them to batch, none when all have
+// been taken.
+func (l *load) take(batch []arrival, batchBytes int) []arrival {
+	l.arrivedMu.Lock()
+	defer l.arrivedMu.Unlock()
+	for len(l.arrived) == 0 && !l.complete {
+		l.more.Wait()
+	}
+	batch = batch[:0]
+	for bytes := 0; len(batch) < len(l.arrived) && bytes < batchBytes; {
+		a := l.arrived[len(batch)]
+		batch = append(batch, a)
+		bytes += len(a.slot.Bytes())
+	}
+	rest := copy(l.arrived, l.arrived[len(batch):])
+	l.arrived = l.arrived[:rest]
+	return batch
 }
 
 // copyIn copies verified blocks to engine memory, unless the load has ended.

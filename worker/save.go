@@ -2,6 +2,9 @@ package worker
 
 import (
 	"context"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/gpu"
@@ -66,7 +69,7 @@ func (w *Worker) stage(s *staged, g *groupMemory, parent connector.Key, blocks [
 // write copies the staged blocks out of engine memory and hands them to the store.
 func (w *Worker) write(ctx context.Context, mem *memory, s *staged) connector.SaveResult {
 	if len(s.blocks) > 0 {
-		if err := mem.copy(ctx, gpu.Save, s.copies); err != nil {
+		if err := copyAll(ctx, mem, w.opts.Driver.Shape(), s.copies); err != nil {
 			w.opts.Logger.Warn("blocks not saved: they could not be copied out of engine memory", "blocks", len(s.blocks), "err", err)
 			s.drop(s.blocks)
 			s.blocks = nil
@@ -88,6 +91,24 @@ func (w *Worker) write(ctx context.Context, mem *memory, s *staged) connector.Sa
 	s.result.Taken += accepted
 	w.counters.droppedBlocks.Add(uint64(s.result.Dropped))
 	return s.result
+}
+
+// copyAll copies blocks out of engine memory, side by side as the driver likes it. They
+// are good together or not at all.
+func copyAll(ctx context.Context, mem *memory, shape gpu.Shape, blocks []blockCopy) error {
+	per := 1
+	if n := len(blocks[0].buf); n < shape.BatchBytes {
+		per = shape.BatchBytes / n
+	}
+	if len(blocks) <= per {
+		return mem.copy(ctx, gpu.Save, blocks)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(shape.Calls)
+	for batch := range slices.Chunk(blocks, per) {
+		g.Go(func() error { return mem.copy(ctx, gpu.Save, batch) })
+	}
+	return g.Wait()
 }
 
 // drop gives the memory of blocks back that are not saved.
