@@ -53,6 +53,8 @@ func TestReadFileErrorsSayWhatToDo(t *testing.T) {
 		"sockett: /x":              `did you mean "socket"?`,
 		"dir: [a, b]":              "dir wants a single value",
 		"dir: a\ndir: b":           "already defined",
+		"max_bytes:":               "max_bytes has no value",
+		"dir: ~":                   "dir has no value",
 		"dir: a\n---\ndir: b":      "more than one document",
 		"just words":               "cannot unmarshal",
 		strings.Repeat(" ", 2<<20): "more than",
@@ -67,7 +69,7 @@ func TestReadFileErrorsSayWhatToDo(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	good := Serve{Dir: "/d", HTTP: "127.0.0.1:0", LoadTimeout: time.Second, LoadStagingBytes: 1, SaveStagingBytes: 1}
+	good := Serve{Dir: "/d", HTTP: "127.0.0.1:0", LoadTimeout: time.Second, LoadStagingBytes: 1, SaveStagingBytes: 1, StageTimeout: time.Second, StopTimeout: time.Second}
 	if err := good.Validate(); err != nil {
 		t.Error(err)
 	}
@@ -79,6 +81,13 @@ func TestValidate(t *testing.T) {
 		"min_offer_tokens": func(s *Serve) { s.MinOfferTokens = -1 },
 		"no address":       func(s *Serve) { s.HTTP = "localhost" },
 		"not loopback":     func(s *Serve) { s.HTTP = "0.0.0.0:80" },
+		"host_bytes":       func(s *Serve) { s.HostBytes = 1 << 20 },
+		"prefill_tokens":   func(s *Serve) { s.PrefillTokensPerS = -1 },
+		"stage_timeout":    func(s *Serve) { s.StageTimeout = 0 },
+		"stop_timeout":     func(s *Serve) { s.StopTimeout = 0 },
+		"scrub_bytes":      func(s *Serve) { s.ScrubBytesPerS = -1 },
+		"pprof \"x\"":      func(s *Serve) { s.Pprof = "x" },
+		"this machine":     func(s *Serve) { s.Pprof, s.HTTPRemote = "0.0.0.0:6060", true },
 	} {
 		s := good
 		change(&s)
@@ -86,7 +95,7 @@ func TestValidate(t *testing.T) {
 			t.Errorf("Validate = %v, want %q in it", err, want)
 		}
 	}
-	good.HTTP, good.HTTPRemote = "0.0.0.0:80", true
+	good.HTTP, good.HTTPRemote, good.Pprof = "0.0.0.0:80", true, "localhost:0"
 	if err := good.Validate(); err != nil {
 		t.Errorf("http_remote: %v", err)
 	}
@@ -100,7 +109,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for key := range values {
-			if nearest(key, keys()) != key {
+			if Nearest(key, keys()) != key {
 				t.Errorf("unknown key %q was accepted", key)
 			}
 		}

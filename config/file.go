@@ -67,9 +67,11 @@ func parse(b []byte) (map[string]string, error) {
 	for key, node := range nodes {
 		switch {
 		case !slices.Contains(known, key):
-			errs = append(errs, fmt.Errorf("unknown key %q, did you mean %q?", key, nearest(key, known)))
+			errs = append(errs, fmt.Errorf("unknown key %q, did you mean %q?", key, Nearest(key, known)))
 		case node.Kind != yaml.ScalarNode:
 			errs = append(errs, fmt.Errorf("line %d: %s wants a single value", node.Line, key))
+		case node.Tag == "!!null":
+			errs = append(errs, fmt.Errorf("line %d: %s has no value: give one, or leave the key out", node.Line, key))
 		default:
 			values[key] = node.Value
 		}
@@ -78,8 +80,8 @@ func parse(b []byte) (map[string]string, error) {
 	return values, errors.Join(errs...)
 }
 
-// nearest is the candidate with the smallest edit distance to s.
-func nearest(s string, candidates []string) string {
+// Nearest returns the candidate with the smallest edit distance to s, "" if there is none.
+func Nearest(s string, candidates []string) string {
 	best, bestDistance := "", -1
 	for _, c := range candidates {
 		if d := distance(s, c); bestDistance < 0 || d < bestDistance {

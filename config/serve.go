@@ -5,6 +5,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,26 +15,43 @@ import (
 // Serve are the settings of `kvconnd serve`. The tags name the flag, the environment
 // variable and the help text; the YAML key is the flag's name with underscores.
 type Serve struct {
-	Dir              string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Store directory. Made if it is not there."`
-	Socket           string        `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"Unix socket for engines. Default: kvconnd.sock in the runtime directory (/run/kvconn for root)."`
-	HTTP             string        `name:"http" env:"KVCONN_HTTP" default:"127.0.0.1:9477" placeholder:"ADDR" help:"Address of /healthz, /metrics and /v1/status; port 0 picks a free one; 'off' for none."`
-	HTTPRemote       bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. There is no authentication."`
-	MaxBytes         Bytes         `name:"max-bytes" env:"KVCONN_MAX_BYTES" default:"0B" placeholder:"SIZE" help:"Hard cap of disk use, everything included, such as 500GB. 0: 80% of what is free when the store is made."`
-	LoadTimeout      time.Duration `name:"load-timeout" env:"KVCONN_LOAD_TIMEOUT" default:"10s" help:"Time in which every load ends; what is missing then is recomputed."`
-	LoadStagingBytes Bytes         `name:"load-staging-bytes" env:"KVCONN_LOAD_STAGING_BYTES" default:"64MiB" placeholder:"SIZE" help:"Staging memory for loads, per rank."`
-	SaveStagingBytes Bytes         `name:"save-staging-bytes" env:"KVCONN_SAVE_STAGING_BYTES" default:"256MiB" placeholder:"SIZE" help:"Staging memory for saves, per rank. What does not fit is dropped."`
-	ScrubBytesPerS   Bytes         `name:"scrub-bytes-per-s" env:"KVCONN_SCRUB_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Rate at which records are verified in the background; 0 for none."`
-	MinOfferTokens   int           `name:"min-offer-tokens" env:"KVCONN_MIN_OFFER_TOKENS" default:"0" placeholder:"N" help:"Smallest hit that is offered to an engine."`
-	LogLevel         string        `name:"log-level" env:"KVCONN_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level of log lines: debug, info, warn or error."`
-	LogFormat        string        `name:"log-format" env:"KVCONN_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
+	Dir               string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Store directory. Made if it is not there."`
+	Socket            string        `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"Unix socket for engines. Default: kvconnd.sock in the runtime directory (/run/kvconn for root)."`
+	HTTP              string        `name:"http" env:"KVCONN_HTTP" default:"127.0.0.1:9477" placeholder:"ADDR" help:"Address of /healthz, /metrics and /v1/status; port 0 picks a free one; 'off' for none."`
+	HTTPRemote        bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. There is no authentication."`
+	MaxBytes          Bytes         `name:"max-bytes" env:"KVCONN_MAX_BYTES" default:"0B" placeholder:"SIZE" help:"Hard cap of disk use, everything included, such as 500GB. 0: 80% of what is free when the store is made."`
+	LoadTimeout       time.Duration `name:"load-timeout" env:"KVCONN_LOAD_TIMEOUT" default:"10s" help:"Time in which every load ends; what is missing then is recomputed."`
+	HostBytes         Bytes         `name:"host-bytes" env:"KVCONN_HOST_BYTES" default:"0B" placeholder:"SIZE" help:"Memory of the host tier: staging of all loads and saves, and cached records. 0: an eighth of the machine's memory, 512MiB to 16GiB."`
+	LoadStagingBytes  Bytes         `name:"load-staging-bytes" env:"KVCONN_LOAD_STAGING_BYTES" default:"64MiB" placeholder:"SIZE" help:"What one rank's loads may take of the host tier."`
+	SaveStagingBytes  Bytes         `name:"save-staging-bytes" env:"KVCONN_SAVE_STAGING_BYTES" default:"256MiB" placeholder:"SIZE" help:"What one rank's saves may take of the host tier. What does not fit is dropped."`
+	ScrubBytesPerS    Bytes         `name:"scrub-bytes-per-s" env:"KVCONN_SCRUB_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Rate at which records are verified in the background; 0 for none."`
+	MinOfferTokens    int           `name:"min-offer-tokens" env:"KVCONN_MIN_OFFER_TOKENS" default:"0" placeholder:"N" help:"Smallest hit that is offered to an engine."`
+	PromptsOnly       bool          `name:"prompts-only" env:"KVCONN_PROMPTS_ONLY" help:"Save prompts only, not what decoding adds to them."`
+	PrefillTokensPerS float64       `name:"prefill-tokens-per-s" env:"KVCONN_PREFILL_TOKENS_PER_S" default:"0" placeholder:"N" help:"Prefill speed of the engines, which loads must beat. 0: learnt from each engine's steps."`
+	StageTimeout      time.Duration `name:"stage-timeout" env:"KVCONN_STAGE_TIMEOUT" default:"50ms" help:"How long a match waits for reads where the engine cannot take a failed load (TensorRT-LLM)."`
+	StopTimeout       time.Duration `name:"stop-timeout" env:"KVCONN_STOP_TIMEOUT" default:"25s" help:"Time in which a stop in order ends: accepted saves are written and the snapshot is made. Then the process ends as it is."`
+	Pprof             string        `name:"pprof" env:"KVCONN_PPROF" placeholder:"ADDR" help:"Loopback address of Go's profiles (/debug/pprof/), such as 127.0.0.1:6060; port 0 picks a free one. Default: none."`
+	LogLevel          string        `name:"log-level" env:"KVCONN_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level of log lines: debug, info, warn or error."`
+	LogFormat         string        `name:"log-format" env:"KVCONN_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
 }
 
 const (
 	// minMaxBytes is the smallest cap that the store accepts.
 	minMaxBytes = 8 << 20
+	// minHostBytes has room for the largest block that an engine may have.
+	minHostBytes = 64 << 20
 	// minLoadTimeout is less than any disk needs under load.
 	minLoadTimeout = 10 * time.Millisecond
+	// minStopTimeout is less than a snapshot of a small index takes.
+	minStopTimeout = 100 * time.Millisecond
 )
+
+// EnsureDefaults fills in the defaults that depend on the machine.
+func (s *Serve) EnsureDefaults() {
+	if s.Socket == "" {
+		s.Socket = DefaultSocket()
+	}
+}
 
 // DefaultSocket is where the daemon listens and engines connect unless told otherwise:
 // below $XDG_RUNTIME_DIR, or /run/kvconn where there is none.
@@ -51,6 +69,8 @@ func (s *Serve) Validate() error {
 		return errors.New("dir is not set: give the store directory with --dir, KVCONN_DIR or dir in the configuration file")
 	case s.MaxBytes != 0 && s.MaxBytes < minMaxBytes:
 		return fmt.Errorf("max_bytes is %s: at least %s, or 0", s.MaxBytes, Bytes(minMaxBytes))
+	case s.HostBytes != 0 && s.HostBytes < minHostBytes:
+		return fmt.Errorf("host_bytes is %s: at least %s, or 0", s.HostBytes, Bytes(minHostBytes))
 	case s.LoadTimeout < minLoadTimeout:
 		return fmt.Errorf("load_timeout is %s: at least %s", s.LoadTimeout, minLoadTimeout)
 	case s.LoadStagingBytes < 1 || s.SaveStagingBytes < 1:
@@ -59,21 +79,52 @@ func (s *Serve) Validate() error {
 		return errors.New("scrub_bytes_per_s is negative")
 	case s.MinOfferTokens < 0:
 		return errors.New("min_offer_tokens is negative")
+	case s.PrefillTokensPerS < 0 || math.IsNaN(s.PrefillTokensPerS) || math.IsInf(s.PrefillTokensPerS, 0):
+		return fmt.Errorf("prefill_tokens_per_s is %v: a positive number, or 0", s.PrefillTokensPerS)
+	case s.StageTimeout <= 0:
+		return fmt.Errorf("stage_timeout is %s: must be positive", s.StageTimeout)
+	case s.StopTimeout < minStopTimeout:
+		return fmt.Errorf("stop_timeout is %s: at least %s", s.StopTimeout, minStopTimeout)
 	}
-	return s.validateHTTP()
+	return errors.Join(s.validateHTTP(), s.validatePprof())
 }
 
 func (s *Serve) validateHTTP() error {
 	if s.HTTP == "off" {
 		return nil
 	}
-	host, _, err := net.SplitHostPort(s.HTTP)
+	loopback, err := isLoopback(s.HTTP)
 	if err != nil {
 		return fmt.Errorf("http %q is no address: want HOST:PORT or off", s.HTTP)
 	}
-	ip := net.ParseIP(host)
-	if loopback := host == "localhost" || (ip != nil && ip.IsLoopback()); !loopback && !s.HTTPRemote {
+	if !loopback && !s.HTTPRemote {
 		return fmt.Errorf("http %q is not loopback: set http_remote to allow that; there is no authentication", s.HTTP)
 	}
 	return nil
+}
+
+// validatePprof allows loopback alone: a profile shows the command line and lets anybody
+// who reaches it slow the daemon down.
+func (s *Serve) validatePprof() error {
+	if s.Pprof == "" {
+		return nil
+	}
+	loopback, err := isLoopback(s.Pprof)
+	if err != nil {
+		return fmt.Errorf("pprof %q is no address: want HOST:PORT", s.Pprof)
+	}
+	if !loopback {
+		return fmt.Errorf("pprof %q is not loopback: profiles are for this machine alone, give an address such as 127.0.0.1:6060", s.Pprof)
+	}
+	return nil
+}
+
+// isLoopback reports whether an address, HOST:PORT, can be reached from this machine only.
+func isLoopback(addr string) (bool, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return false, err
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || (ip != nil && ip.IsLoopback()), nil
 }

@@ -132,8 +132,7 @@ type SaveResult struct {
 // prefix hashes (key scheme "engine").
 type KeyedBlocks struct {
 	Group int
-	// Parent is the hash in front of Hashes[0], zero at the root or if the engine does not
-	// say. It orders eviction; a load does not compare it.
+	// Parent is the hash in front of Hashes[0], zero at the root.
 	Parent Proof
 	Hashes []Proof
 	// Slots are the engine's block ids, as many as Hashes.

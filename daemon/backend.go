@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sort"
@@ -14,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/host"
 	"github.com/kvconn/kvconn/worker"
 )
 
@@ -22,26 +22,32 @@ import (
 type backend struct {
 	opts   *Options
 	store  *store.Store
+	arena  *host.Arena
 	driver gpu.Driver
+	tiers  *tiers
 
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
 	workers    map[*workerSession]struct{}
 	// past keeps the counts of sessions that have ended, so that metrics never run
 	// backwards; draining are workers that have ended and still have saves under way.
-	past     totals
-	models   modelCounts
-	draining map[*workerSession]struct{}
+	past   totals
+	models modelCounts
+	// namespaces counts how openings of namespaces ended.
+	namespaces openings
+	draining   map[*workerSession]struct{}
 }
 
 var _ server.Backend = (*backend)(nil)
 
-func newBackend(o *Options, s *store.Store) *backend {
-	return &backend{
-		opts: o, store: s, driver: &gpu.HostDriver{},
+func newBackend(o *Options, s *store.Store, a *host.Arena) *backend {
+	b := &backend{
+		opts: o, store: s, arena: a, driver: &gpu.HostDriver{},
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
 		draining: make(map[*workerSession]struct{}), models: make(modelCounts),
 	}
+	b.tiers = &tiers{b: b}
+	return b
 }
 
 // totals are the counters of leaders and workers added up.
@@ -53,6 +59,8 @@ type totals struct {
 // schedulerSession is one engine instance's leader.
 type schedulerSession struct {
 	*leader.Leader
+	// staging is set for engines that cannot report a failed load.
+	staging  *worker.Stager
 	b        *backend
 	peer     server.Peer
 	manifest *connector.Manifest
@@ -69,6 +77,9 @@ type workerSession struct {
 	rank   int
 	model  string
 	since  time.Time
+	// refused is set while the rank's memory was offered and could not be taken; the
+	// backend's mutex guards it.
+	refused bool
 }
 
 var (
@@ -82,20 +93,60 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	if err != nil {
 		return nil, err
 	}
-	l, err := leader.New(leader.Options{
+	s := &schedulerSession{b: b, peer: p, manifest: m, digest: digest, since: time.Now()}
+	o := leader.Options{
 		Namespace: ns, Digest: digest, Manifest: m,
-		MinOfferTokens: b.opts.MinOfferTokens,
-		LoadTTL:        2 * b.opts.LoadTimeout,
-	}, b.store)
-	if err != nil {
-		return nil, err
+		MinOfferTokens: b.opts.MinOfferTokens, PromptsOnly: b.opts.PromptsOnly,
+		PrefillTokensPerS: b.opts.PrefillTokensPerS, StageTimeout: b.opts.StageTimeout,
+		LoadTTL: 2 * b.opts.LoadTimeout,
+		Tiers:   b.tiers, Probe: b.tiers.probe,
 	}
-	s := &schedulerSession{Leader: l, b: b, peer: p, manifest: m, digest: digest, since: time.Now()}
+	if p.Staged {
+		if s.staging, err = b.newStager(); err != nil {
+			return nil, err
+		}
+		o.Staging = stager{s.staging}
+	}
+	if s.Leader, err = leader.New(o, b.store); err != nil {
+		s.closeStaging()
+		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
+	}
 	b.mu.Lock()
 	b.schedulers[s] = struct{}{}
+	b.tellReady(p.Engine)
 	b.mu.Unlock()
 	b.log("engine scheduler connected", p, "model", m.Model, "namespace", short(digest))
 	return s, nil
+}
+
+// newStager returns a stager with a share of the host tier.
+func (b *backend) newStager() (*worker.Stager, error) {
+	account, err := b.arena.Account(host.AccountOptions{LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
+	if err != nil {
+		return nil, err
+	}
+	return worker.NewStager(b.store, account, b.store.PayloadBytes), nil
+}
+
+// closeStaging ends the stager behind the reads that it has left to the disk.
+func (s *schedulerSession) closeStaging() {
+	if s.staging != nil {
+		go s.staging.Close()
+	}
+}
+
+// tellReady tells an engine's leaders whether a rank on this node could not give its
+// memory: a hit would then be no hit. b.mu is held.
+func (b *backend) tellReady(engine string) {
+	ready := true
+	for w := range b.workers {
+		ready = ready && !(w.refused && w.peer.Engine == engine)
+	}
+	for s := range b.schedulers {
+		if s.peer.Engine == engine {
+			s.SetReady(ready)
+		}
+	}
 }
 
 // OpenWorker makes a worker for a rank.
@@ -104,11 +155,14 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	if err != nil {
 		return nil, err
 	}
+	account, err := b.arena.Account(host.AccountOptions{LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
+	if err != nil {
+		return nil, err
+	}
 	w, err := worker.New(worker.Options{
-		Namespace: ns, Digest: digest, Shard: shard(m, rank), Driver: b.driver,
-		LoadTimeout:      b.opts.LoadTimeout,
-		LoadStagingBytes: b.opts.LoadStagingBytes, SaveStagingBytes: b.opts.SaveStagingBytes,
-		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
+		Namespace: ns, Digest: digest, Manifest: m, Rank: rank, Driver: b.driver, Account: account,
+		LoadTimeout: b.opts.LoadTimeout,
+		Logger:      b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	}, b.store)
 	if err != nil {
 		return nil, err
@@ -128,6 +182,7 @@ func (b *backend) openNamespace(m *connector.Manifest) (store.NamespaceID, conne
 		return 0, digest, err
 	}
 	ns, err := b.store.OpenNamespace(m)
+	b.namespaces.count(err)
 	if err != nil {
 		return 0, digest, fmt.Errorf("open namespace %s: %w", short(digest), err)
 	}
@@ -144,6 +199,7 @@ func short(d connector.NamespaceDigest) string { return d.String()[:12] }
 // Close ends the session and releases what its requests had pinned.
 func (s *schedulerSession) Close() {
 	s.Leader.Close()
+	s.closeStaging()
 	s.b.mu.Lock()
 	delete(s.b.schedulers, s)
 	s.b.past.addLeader(s.Stats())
@@ -157,6 +213,7 @@ func (s *workerSession) Close() {
 	s.Worker.Close()
 	s.b.mu.Lock()
 	delete(s.b.workers, s)
+	s.b.tellReady(s.peer.Engine)
 	s.b.draining[s] = struct{}{}
 	s.b.mu.Unlock()
 	s.b.log("engine worker disconnected", s.peer, "rank", s.rank)
@@ -170,6 +227,10 @@ func (t *totals) addLeader(s leader.Stats) {
 	t.Leader.LoadTokens += s.LoadTokens
 	t.Leader.SaveBlocks += s.SaveBlocks
 	t.Leader.FailedLoads += s.FailedLoads
+	t.Leader.NotReady += s.NotReady
+	t.Leader.DecisionsFull += s.DecisionsFull
+	t.Leader.DecisionsTrimmed += s.DecisionsTrimmed
+	t.Leader.DecisionsRefused += s.DecisionsRefused
 	t.Leader.Requests += s.Requests
 }
 
@@ -180,7 +241,9 @@ func (t *totals) addWorker(s worker.Stats) {
 	t.Worker.LoadedBlocks += s.LoadedBlocks
 	t.Worker.LoadedBytes += s.LoadedBytes
 	t.Worker.FailedBlocks += s.FailedBlocks
+	t.Worker.LoadsCancelled += s.LoadsCancelled
 	t.Worker.LoadSeconds += s.LoadSeconds
+	t.Worker.CopySeconds += s.CopySeconds
 	t.Worker.SavedBlocks += s.SavedBlocks
 	t.Worker.SavedBytes += s.SavedBytes
 	t.Worker.DroppedBlocks += s.DroppedBlocks
@@ -219,7 +282,7 @@ type RankStatus struct {
 	Namespace  string       `json:"namespace"`
 	ConnectedS float64      `json:"connected_s"`
 	Registered bool         `json:"registered"`
-	BlockBytes int          `json:"block_bytes"`
+	BlockBytes []int        `json:"block_bytes"`
 	Transfers  worker.Stats `json:"transfers"`
 }
 
@@ -248,7 +311,7 @@ func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 		blockBytes := w.BlockBytes()
 		ranks = append(ranks, RankStatus{
 			Engine: w.peer.Engine, PID: w.peer.PID, Rank: w.rank, Model: w.model, Namespace: w.digest.String(),
-			ConnectedS: now.Sub(w.since).Seconds(), Registered: blockBytes > 0, BlockBytes: blockBytes, Transfers: st,
+			ConnectedS: now.Sub(w.since).Seconds(), Registered: blockBytes != nil, BlockBytes: blockBytes, Transfers: st,
 		})
 	}
 	sort.Slice(engines, func(i, j int) bool { return engines[i].Engine < engines[j].Engine })
@@ -261,35 +324,19 @@ func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 	return engines, ranks, sum
 }
 
-// shard is the rank's part of the first layer group.
-func shard(m *connector.Manifest, rank int) connector.Shard {
-	s, _ := m.Shard(rank, 0)
-	return s
-}
-
 // Register opens the engine's memory.
 func (s *workerSession) Register(ctx context.Context, r *server.Registration) (server.Registered, error) {
 	n, err := s.Worker.Register(ctx, &r.Layout, r.Regions, r.Fence)
-	return server.Registered{BlockBytes: []int{n}}, err
-}
-
-// Unregister gives the engine's memory back.
-func (s *workerSession) Unregister(context.Context) error { return errors.ErrUnsupported }
-
-// Cancel ends a load.
-func (s *workerSession) Cancel(context.Context, string) error { return errors.ErrUnsupported }
-
-// Present tells what is stored.
-func (s *workerSession) Present(context.Context, *connector.KeyedBlocks) (int, error) {
-	return 0, errors.ErrUnsupported
-}
-
-// Fetch loads by key.
-func (s *workerSession) Fetch(context.Context, string, *connector.KeyedBlocks) error {
-	return errors.ErrUnsupported
-}
-
-// Put saves by key.
-func (s *workerSession) Put(context.Context, *connector.KeyedBlocks) (connector.SaveResult, error) {
-	return connector.SaveResult{}, errors.ErrUnsupported
+	s.b.mu.Lock()
+	s.refused = err != nil
+	s.b.tellReady(s.peer.Engine)
+	s.b.mu.Unlock()
+	if err != nil {
+		return server.Registered{}, err
+	}
+	out := server.Registered{BlockBytes: n}
+	if s.peer.Staged {
+		out.Staging = s.b.arena.File()
+	}
+	return out, nil
 }

@@ -9,35 +9,39 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/daemon/sdnotify"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/host"
 )
-
-// httpStopTimeout bounds how long running HTTP requests hold up the stop.
-const httpStopTimeout = 2 * time.Second
 
 // infoFile is the file in the store directory that says how to reach the daemon.
 const infoFile = "daemon.json"
 
-// Run serves until ctx ends, then stops in order: engines are disconnected, accepted
-// saves are written, and the store is closed with a snapshot.
-func Run(ctx context.Context, o Options) (err error) {
-	o.EnsureDefaults()
-	if err := o.Validate(); err != nil {
-		return err
-	}
+// run opens the store, serves, and closes it.
+func run(ctx context.Context, o *Options) (err error) {
 	epoch, err := newEpoch()
 	if err != nil {
 		return err
 	}
-	s, err := openStore(ctx, &o)
+	arena, err := host.New(host.Options{Bytes: o.HostBytes, Logger: o.Logger})
+	if err != nil {
+		return fmt.Errorf("make the host tier of %d bytes: %w", o.HostBytes, err)
+	}
+	// It outlives the store, which writes from it until it is closed.
+	defer func() {
+		if closeErr := arena.Close(); closeErr != nil {
+			o.Logger.Warn("host tier memory is still in use; the end of the process gives it back", "err", closeErr)
+		}
+	}()
+	s, err := openStore(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -47,7 +51,9 @@ func Run(ctx context.Context, o Options) (err error) {
 			err = errors.Join(err, fmt.Errorf("close the store: %w", closeErr))
 		}
 	}()
-	d := &daemon{opts: &o, store: s, backend: newBackend(&o, s), epoch: epoch, started: time.Now()}
+	d := &daemon{
+		opts: o, store: s, arena: arena, backend: newBackend(o, s, arena), epoch: epoch, started: time.Now(), health: newHealth(o.Logger),
+	}
 	d.server = server.New(server.Options{
 		Epoch: epoch, Version: Version, LoadTimeout: o.LoadTimeout, UID: os.Getuid(), Logger: o.Logger,
 	}, d.backend)
@@ -58,11 +64,15 @@ func Run(ctx context.Context, o Options) (err error) {
 type daemon struct {
 	opts    *Options
 	store   *store.Store
+	arena   *host.Arena
 	backend *backend
 	server  *server.Server
 	epoch   uint64
 	info    Info
 	started time.Time
+	health  *health
+	// ready is true while engines can connect.
+	ready atomic.Bool
 }
 
 func openStore(ctx context.Context, o *Options) (*store.Store, error) {
@@ -86,7 +96,8 @@ func openStore(ctx context.Context, o *Options) (*store.Store, error) {
 	o.Logger.Info("store opened", "dir", o.Dir, "records", st.Records, "physical_bytes", st.PhysicalBytes,
 		"max_bytes", st.MaxBytes, "recovered", st.Recovered, "took", st.OpenDuration)
 	for _, w := range st.Warnings {
-		o.Logger.Warn("store", "warning", w)
+		o.Logger.Warn("the store was opened with damage or limits; loads are verified, answers stay right", "warning", w,
+			"remedy", "see docs/operations.md, Warnings of the store")
 	}
 	return s, nil
 }
@@ -105,23 +116,21 @@ func newEpoch() (uint64, error) {
 }
 
 func (d *daemon) serve(ctx context.Context) error {
-	info := Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", d.epoch), Socket: d.opts.Socket}
-	d.info = info
+	d.info = Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", d.epoch), Socket: d.opts.Socket}
 	ctx, cancel := context.WithCancel(ctx)
 	g, ctx := errgroup.WithContext(ctx)
 	// Whatever way this ends, nobody serves a store that is being closed.
 	defer func() { _ = g.Wait() }()
 	defer cancel()
-	if d.opts.HTTP != "" {
-		l, err := net.Listen("tcp", d.opts.HTTP)
-		if err != nil {
-			return fmt.Errorf("listen for HTTP on %s: %w", d.opts.HTTP, err)
-		}
-		info.HTTP = l.Addr().String()
-		g.Go(func() error { return serveHTTP(ctx, l, d.handler()) })
+	handlers, err := d.listenHTTP(ctx)
+	if err != nil {
+		return err
+	}
+	for _, h := range handlers {
+		g.Go(h)
 	}
 	infoPath := filepath.Join(d.opts.Dir, infoFile)
-	if err := writeInfo(infoPath, info); err != nil {
+	if err := writeInfo(infoPath, d.info); err != nil {
 		return err
 	}
 	defer func() { _ = os.Remove(infoPath) }()
@@ -131,13 +140,44 @@ func (d *daemon) serve(ctx context.Context) error {
 	}
 	defer func() { _ = os.Remove(d.opts.Socket) }()
 	g.Go(func() error { return d.server.Serve(ctx, l) })
-	d.opts.Logger.Info("ready", "version", Version, "socket", info.Socket, "http", info.HTTP, "epoch", info.Epoch)
-	if d.opts.Ready != nil {
-		d.opts.Ready(info)
-	}
+	g.Go(func() error { return d.tend(ctx) })
+	d.announce()
 	err = g.Wait()
-	d.opts.Logger.Info("stopping")
+	d.ready.Store(false)
 	return err
+}
+
+// announce tells everybody who waits for it that engines can connect.
+func (d *daemon) announce() {
+	d.ready.Store(true)
+	d.opts.Logger.Info("ready", "version", Version, "socket", d.info.Socket, "http", d.info.HTTP, "pprof", d.info.Pprof, "epoch", d.info.Epoch)
+	d.opts.tell(sdnotify.Ready)
+	if d.opts.Ready != nil {
+		d.opts.Ready(d.info)
+	}
+}
+
+// listenHTTP opens the HTTP interface and that of the profiles, as far as they are wanted,
+// and returns what serves them.
+func (d *daemon) listenHTTP(ctx context.Context) ([]func() error, error) {
+	var serve []func() error
+	if d.opts.HTTP != "" {
+		l, err := net.Listen("tcp", d.opts.HTTP)
+		if err != nil {
+			return nil, fmt.Errorf("listen for HTTP on %s: %w", d.opts.HTTP, err)
+		}
+		d.info.HTTP = l.Addr().String()
+		serve = append(serve, func() error { return serveHTTP(ctx, l, d.handler(ctx)) })
+	}
+	if d.opts.Pprof != "" {
+		l, err := listenPprof(d.opts.Pprof)
+		if err != nil {
+			return nil, err
+		}
+		d.info.Pprof = l.Addr().String()
+		serve = append(serve, func() error { return serveHTTP(ctx, l, pprofHandler()) })
+	}
+	return serve, nil
 }
 
 // writeInfo replaces the file in one step, so that a reader sees all of it or none.
@@ -169,25 +209,4 @@ func ReadInfo(dir string) (Info, error) {
 		return info, fmt.Errorf("read %s: %w", infoFile, err)
 	}
 	return info, nil
-}
-
-func serveHTTP(ctx context.Context, l net.Listener, h http.Handler) error {
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
-	stopped := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(stopped)
-		shutdown, cancel := context.WithTimeout(context.Background(), httpStopTimeout)
-		defer cancel()
-		if err := s.Shutdown(shutdown); err != nil {
-			_ = s.Close()
-		}
-	})
-	err := s.Serve(l)
-	if !stop() {
-		<-stopped // Serve returns as soon as the stop begins
-	}
-	if !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve HTTP: %w", err)
-	}
-	return nil
 }

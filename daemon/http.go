@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"context"
+	_ "embed" // the description
 	"encoding/json"
 	"net/http"
 	"time"
@@ -11,7 +13,13 @@ import (
 
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/host"
 )
+
+// openAPI describes the HTTP interface (OpenAPI 3.1). It is constant.
+//
+//go:embed openapi.yaml
+var openAPI string
 
 // Status is the answer of /v1/status.
 type Status struct {
@@ -20,36 +28,93 @@ type Status struct {
 	PID     int            `json:"pid"`
 	UptimeS float64        `json:"uptime_s"`
 	Socket  string         `json:"socket"`
+	Health  Health         `json:"health"`
 	Engines []EngineStatus `json:"engines"`
 	Ranks   []RankStatus   `json:"ranks"`
+	Tiers   []TierStatus   `json:"tiers"`
+	Queues  Queues         `json:"queues"`
+	Totals  Totals         `json:"totals"`
 	Store   store.Stats    `json:"store"`
+	Host    host.Stats     `json:"host"`
 	Server  server.Stats   `json:"server"`
 }
 
-// handler serves /healthz, /metrics and /v1/status.
-func (d *daemon) handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		_, _ = w.Write([]byte("ok\n"))
-	})
-	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		_ = enc.Encode(d.status()) // the client has gone
-	})
+// route is one pattern of the HTTP interface. openapi.yaml describes each.
+type route struct {
+	pattern string
+	handler http.Handler
+}
+
+// routes lists the HTTP interface. Streams end with ctx.
+func (d *daemon) routes(ctx context.Context) []route {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(newCollector(d), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	registry.MustRegister(newCollector(d.read), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return []route{
+		{"GET /healthz", http.HandlerFunc(d.serveHealth)},
+		{"GET /readyz", http.HandlerFunc(d.serveReady)},
+		{"GET /v1/status", http.HandlerFunc(d.serveStatus)},
+		{"GET /v1/residency", newResidencyHandler(ctx, d.store)},
+		{"GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{})},
+		{"GET /openapi.yaml", http.HandlerFunc(serveOpenAPI)},
+	}
+}
+
+func (d *daemon) handler(ctx context.Context) http.Handler {
+	mux := http.NewServeMux()
+	for _, r := range d.routes(ctx) {
+		mux.Handle(r.pattern, r.handler)
+	}
 	return mux
 }
 
-func (d *daemon) status() Status {
-	now := time.Now()
-	engines, ranks, _ := d.backend.status(now)
+// serveHealth answers 503 while the daemon does not do what it is there for.
+func (d *daemon) serveHealth(w http.ResponseWriter, _ *http.Request) {
+	h := d.health.health()
+	code := http.StatusOK
+	if !h.OK {
+		code = http.StatusServiceUnavailable
+	}
+	writeJSON(w, code, h)
+}
+
+// Readiness is the answer of /readyz.
+type Readiness struct {
+	Ready bool `json:"ready"`
+}
+
+// serveReady answers 503 until engines can connect, and again once the daemon stops.
+func (d *daemon) serveReady(w http.ResponseWriter, _ *http.Request) {
+	r := Readiness{Ready: d.ready.Load()}
+	code := http.StatusOK
+	if !r.Ready {
+		code = http.StatusServiceUnavailable
+	}
+	writeJSON(w, code, r)
+}
+
+func (d *daemon) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, d.status(time.Now()))
+}
+
+func serveOpenAPI(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/yaml")
+	_, _ = w.Write([]byte(openAPI)) // the client has gone
+}
+
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(v) // the client has gone
+}
+
+func (d *daemon) status(now time.Time) Status {
+	r := d.read(now)
 	return Status{
 		Version: Version, Epoch: d.info.Epoch, PID: d.info.PID, UptimeS: now.Sub(d.started).Seconds(), Socket: d.info.Socket,
-		Engines: engines, Ranks: ranks, Store: d.store.Stats(), Server: d.server.Stats(),
+		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers(), Queues: r.queues(),
+		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server,
 	}
 }

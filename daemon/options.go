@@ -6,6 +6,8 @@ import (
 	"errors"
 	"log/slog"
 	"time"
+
+	"github.com/kvconn/kvconn/daemon/sdnotify"
 )
 
 // Version is the name and version that clients and people are told.
@@ -20,15 +22,31 @@ type Options struct {
 	MaxBytes int64
 	// LoadTimeout is the time in which every load ends.
 	LoadTimeout time.Duration
-	// LoadStagingBytes and SaveStagingBytes are staging memory per rank; 0 is the default
-	// of worker.Options.
+	// HostBytes is the memory of the host tier: staging of all loads and saves, and cached
+	// records. Default: an eighth of the machine's memory, 512 MiB at least and 16 GiB at
+	// most, so that nobody who starts a daemon to try it is short of memory afterwards.
+	HostBytes int64
+	// LoadStagingBytes and SaveStagingBytes bound what one rank's loads and saves take of
+	// it; 0 is the default of host.AccountOptions.
 	LoadStagingBytes, SaveStagingBytes int64
 	// ScrubBytesPerS is the rate at which records are verified in the background; 0 for
 	// none.
 	ScrubBytesPerS int64
 	// MinOfferTokens is the smallest offer made.
 	MinOfferTokens int
-	Logger         *slog.Logger
+	// PromptsOnly, PrefillTokensPerS and StageTimeout are those of leader.Options, for every
+	// engine; 0 is the default there.
+	PromptsOnly       bool
+	PrefillTokensPerS float64
+	StageTimeout      time.Duration
+	// StopTimeout bounds a stop in order. Default 25 s: less than the 30 s after which
+	// Kubernetes kills a container, and enough to write gigabytes of accepted saves.
+	StopTimeout time.Duration
+	// Pprof is the loopback address of Go's profiles, empty for none.
+	Pprof string
+	// Notify tells the service manager how the daemon does; nil if there is none.
+	Notify *sdnotify.Notifier
+	Logger *slog.Logger
 	// Ready, if set, is called once engines can connect.
 	Ready func(Info)
 }
@@ -39,12 +57,19 @@ type Info struct {
 	Epoch  string `json:"epoch"`
 	Socket string `json:"socket"`
 	HTTP   string `json:"http,omitempty"`
+	Pprof  string `json:"pprof,omitempty"`
 }
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
 	if o.LoadTimeout == 0 {
 		o.LoadTimeout = 10 * time.Second
+	}
+	if o.HostBytes == 0 {
+		o.HostBytes = defaultHostBytes()
+	}
+	if o.StopTimeout == 0 {
+		o.StopTimeout = 25 * time.Second
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -60,6 +85,8 @@ func (o *Options) Validate() error {
 		return errors.New("daemon: socket is empty")
 	case o.LoadTimeout <= 0:
 		return errors.New("daemon: load timeout must be positive")
+	case o.StopTimeout <= 0:
+		return errors.New("daemon: stop timeout must be positive")
 	}
 	return nil
 }

@@ -40,8 +40,10 @@ func TestHTTPShowsWhatTheDaemonDoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := get(t, "http://"+info.HTTP+"/healthz"); got != "ok\n" {
-		t.Errorf("/healthz = %q", got)
+	for path, want := range map[string]string{"/healthz": `"ok": true`, "/readyz": `"ready": true`, "/openapi.yaml": "openapi: 3.1"} {
+		if got := get(t, "http://"+info.HTTP+path); !strings.Contains(got, want) {
+			t.Errorf("%s = %q, want %q in it", path, got, want)
+		}
 	}
 	metrics := get(t, "http://"+info.HTTP+"/metrics")
 	for _, name := range []string{
@@ -51,8 +53,13 @@ func TestHTTPShowsWhatTheDaemonDoes(t *testing.T) {
 			t.Errorf("/metrics has no %s with help and a value", name)
 		}
 	}
+	for _, name := range []string{`kvconn_model_loaded_bytes_total{model="kvconn-tiny"}`, `kvconn_tier_records{tier="disk"}`} {
+		if !strings.Contains(metrics, "\n"+name+" ") || strings.Contains(metrics, "\n"+name+" 0\n") {
+			t.Errorf("/metrics has no %s with a value", name)
+		}
+	}
 	s := n.status()
-	if len(s.Engines) != 1 || len(s.Ranks) != 1 || s.Engines[0].Model != "kvconn-tiny" || s.Ranks[0].BlockBytes == 0 {
+	if len(s.Engines) != 1 || len(s.Ranks) != 1 || s.Engines[0].Model != "kvconn-tiny" || len(s.Ranks[0].BlockBytes) == 0 {
 		t.Fatalf("engines %+v, ranks %+v", s.Engines, s.Ranks)
 	}
 	if got := s.Ranks[0].Transfers.LoadedBlocks * 8; int(got) != loaded {
@@ -67,7 +74,7 @@ func TestHTTPShowsWhatTheDaemonDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := exec.Command(path, "status", "--dir", n.dir).CombinedOutput()
-	for _, want := range []string{"kvconnd/", "kvconn-tiny", "records", "ENGINE", "RANK"} {
+	for _, want := range []string{"kvconnd/", "kvconn-tiny", "TIER", "ENGINE", "RANK", "1 of 1"} {
 		if err != nil || !strings.Contains(string(out), want) {
 			t.Errorf("status: %v, no %q in\n%s", err, want, out)
 		}

@@ -2,6 +2,9 @@ package main
 
 import (
 	"os"
+	"reflect"
+	"slices"
+	"strings"
 
 	"github.com/alecthomas/kong"
 
@@ -11,48 +14,118 @@ import (
 // configFileEnv names the configuration file where --config does not.
 const configFileEnv = "KVCONN_CONFIG"
 
-// configFile is the --config flag: its values count less than flags and environment.
+// configFile is the --config flag. A command that has it takes the values of its other
+// flags from that file where neither the command line nor the environment sets them.
 type configFile string
 
-// BeforeResolve makes the file's values known to the parser.
-func (c configFile) BeforeResolve(ctx *kong.Context, trace *kong.Path) error {
-	path, ok := ctx.FlagValue(trace.Flag).(configFile)
-	if ok && path != "" {
-		ctx.AddResolver(fileResolver(string(path)))
-	}
-	return nil
+// settingsResolver gives flags their values from the configuration file, and remembers
+// which. A variable that is set to nothing counts as not set.
+type settingsResolver struct {
+	path   string
+	values map[string]string
+	// from are the flags that the file gave a value.
+	from map[string]bool
 }
 
-// environmentFile is the resolver for the file named by the environment.
-func environmentFile() []kong.Resolver {
-	if path := os.Getenv(configFileEnv); path != "" {
-		return []kong.Resolver{fileResolver(path)}
-	}
-	return nil
-}
+var _ kong.Resolver = (*settingsResolver)(nil)
 
-// fileResolver gives the values of a YAML file to the flags of `serve` that neither the
-// command line nor the environment sets.
-func fileResolver(path string) kong.Resolver {
-	var values map[string]string
-	return kong.ResolverFunc(func(ctx *kong.Context, parent *kong.Path, flag *kong.Flag) (any, error) {
-		if parent.Command == nil || parent.Command.Name != "serve" || flag.Name == "config" {
-			return nil, nil
+func newSettingsResolver() *settingsResolver { return &settingsResolver{from: make(map[string]bool)} }
+
+// Validate implements [kong.Resolver]: there is nothing to check before a flag asks.
+func (*settingsResolver) Validate(*kong.Application) error { return nil }
+
+// Resolve implements [kong.Resolver].
+func (r *settingsResolver) Resolve(ctx *kong.Context, parent *kong.Path, flag *kong.Flag) (any, error) {
+	set := slices.ContainsFunc(flag.Envs, func(env string) bool { return os.Getenv(env) != "" })
+	if set || isConfigFile(flag) {
+		return nil, nil
+	}
+	if i := slices.IndexFunc(parent.Flags, isConfigFile); i >= 0 {
+		if err := r.read(ctx, parent.Flags[i]); err != nil {
+			return nil, err
 		}
-		if values == nil {
-			var err error
-			if values, err = config.ReadFile(path); err != nil {
-				return nil, err
-			}
-		}
-		for _, env := range flag.Envs {
-			if os.Getenv(env) != "" {
-				return nil, nil
-			}
-		}
-		if v, ok := values[config.Key(flag.Name)]; ok {
+		if v, ok := r.values[config.Key(flag.Name)]; ok {
+			r.from[flag.Name] = true
 			return v, nil
 		}
-		return nil, nil
+	}
+	if slices.ContainsFunc(flag.Envs, func(env string) bool { _, ok := os.LookupEnv(env); return ok }) {
+		switch {
+		case flag.HasDefault:
+			return flag.Default, nil
+		case flag.IsBool():
+			return false, nil
+		}
+	}
+	return nil, nil
+}
+
+// read reads the file that the flag or the environment names, once.
+func (r *settingsResolver) read(ctx *kong.Context, flag *kong.Flag) error {
+	if r.values != nil {
+		return nil
+	}
+	path, _ := ctx.FlagValue(flag).(configFile)
+	if r.path = string(path); r.path == "" {
+		r.path = os.Getenv(configFileEnv)
+	}
+	r.values = make(map[string]string)
+	if r.path == "" {
+		return nil
+	}
+	values, err := config.ReadFile(r.path)
+	if err == nil {
+		r.values = values
+	}
+	return err
+}
+
+// source says where the value of a flag comes from, once the command line is parsed.
+func (r *settingsResolver) source(ctx *kong.Context, name string) config.Source {
+	for _, p := range ctx.Path {
+		if p.Flag != nil && p.Flag.Name == name && !p.Resolved {
+			return config.Source{Kind: config.FromFlag, Name: "--" + name}
+		}
+	}
+	if r.from[name] {
+		return config.Source{Kind: config.FromFile, Name: r.path}
+	}
+	for _, flag := range ctx.Flags() {
+		for _, env := range flag.Envs {
+			if flag.Name == name && os.Getenv(env) != "" {
+				return config.Source{Kind: config.FromEnvironment, Name: env}
+			}
+		}
+	}
+	return config.Source{Kind: config.FromDefault}
+}
+
+func isConfigFile(flag *kong.Flag) bool { return flag.Target.Type() == reflect.TypeFor[configFile]() }
+
+// checkEnvironment reports variables that look like settings and are none.
+func checkEnvironment(ctx *kong.Context) error {
+	known := []string{configFileEnv}
+	_ = kong.Visit(ctx.Model, func(node kong.Visitable, next kong.Next) error {
+		if flag, ok := node.(*kong.Flag); ok {
+			known = append(known, flag.Envs...)
+		}
+		return next(nil)
 	})
+	return config.CheckEnvironment(os.Environ(), known)
+}
+
+// explain adds the nearest flag to an error about an unknown one.
+func explain(err *kong.ParseError) string {
+	text := err.Error()
+	given, ok := strings.CutPrefix(text, "unknown flag ")
+	if !ok || err.Context == nil || strings.Contains(text, "did you mean") {
+		return text
+	}
+	var known []string
+	for _, flag := range err.Context.Flags() {
+		if !flag.Hidden {
+			known = append(known, "--"+flag.Name)
+		}
+	}
+	return text + `, did you mean "` + config.Nearest(given, known) + `"?`
 }

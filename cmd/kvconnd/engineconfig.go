@@ -8,11 +8,6 @@ import (
 	"github.com/kvconn/kvconn/config"
 )
 
-// configCmd is `kvconnd config`.
-type configCmd struct {
-	VLLM vllmConfigCmd `cmd:"" name:"vllm" help:"Print the JSON for vLLM's --kv-transfer-config."`
-}
-
 // vllmConfigCmd is `kvconnd config vllm`.
 type vllmConfigCmd struct {
 	Socket string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"The daemon's Unix socket."`

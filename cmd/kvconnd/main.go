@@ -26,7 +26,7 @@ type cli struct {
 
 	Serve      serveCmd      `cmd:"" help:"Run the daemon of this node."`
 	Status     statusCmd     `cmd:"" help:"Show what a running daemon does."`
-	Config     configCmd     `cmd:"" help:"Print the configuration of an engine."`
+	Config     configCmd     `cmd:"" help:"Print the settings, or the configuration of an engine."`
 	Demo       demoCmd       `cmd:"" help:"Show on this machine what the cache does."`
 	Fsck       fsckCmd       `cmd:"" help:"Check and repair a store that no daemon has open."`
 	Bench      benchCmd      `cmd:"" help:"Measure kvconn on this machine, beside the machine's own limits."`
@@ -62,7 +62,7 @@ func run(args []string, std *streams) int {
 	if err != nil {
 		var usage *kong.ParseError
 		if errors.As(err, &usage) {
-			fmt.Fprintf(std.err, "kvconnd: %v\nTry 'kvconnd --help', or --help behind a command.\n", err)
+			fmt.Fprintf(std.err, "kvconnd: %v\nTry 'kvconnd --help', or --help behind a command.\n", explain(usage))
 			return exitUsage
 		}
 		return fail(std, err)
@@ -76,6 +76,7 @@ func run(args []string, std *streams) int {
 // newParser returns the parser of command lines into c. exit is called by --help and
 // --version, after which parsing goes on.
 func newParser(ctx context.Context, c *cli, std *streams, exit func(code int)) (*kong.Kong, error) {
+	resolver := newSettingsResolver()
 	return kong.New(c,
 		kong.Name("kvconnd"),
 		kong.Description("Keeps the KV cache of LLM engines on local disk, across restarts and engines."),
@@ -83,8 +84,8 @@ func newParser(ctx context.Context, c *cli, std *streams, exit func(code int)) (
 		kong.Vars{"version": daemon.Version},
 		kong.Exit(exit),
 		kong.BindTo(ctx, (*context.Context)(nil)),
-		kong.Bind(std),
-		kong.Resolvers(environmentFile()...),
+		kong.Bind(std, resolver),
+		kong.Resolvers(resolver),
 	)
 }
 

@@ -44,6 +44,8 @@ func TestUsageErrorsSayWhatToDo(t *testing.T) {
 		`did you mean "serve"`:     {"serv"},
 		"unknown flag --sockt":     {"serve", "--sockt", "x"},
 		"dir is not set":           {"serve"},
+		"--interval is 1ms":        {"status", "--watch", "--interval", "1ms"},
+		"this machine alone":       {"serve", "--dir", "d", "--pprof", "10.0.0.1:1"},
 		"is no size":               {"serve", "--dir", "d", "--max-bytes", "lots"},
 		"must be one of":           {"serve", "--dir", "d", "--log-level", "loud"},
 		"http_remote":              {"serve", "--dir", "d", "--http", "0.0.0.0:1"},

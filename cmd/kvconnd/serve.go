@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
+	"os"
+
+	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/config"
 	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/daemon/sdnotify"
 )
 
 // serveCmd is `kvconnd serve`.
@@ -18,22 +21,30 @@ type serveCmd struct {
 // Help is shown below the command's summary.
 func (*serveCmd) Help() string {
 	return `Engines connect to the socket once it is there; "kvconnd config vllm" prints what
-they need to be told. SIGTERM or SIGINT stops the daemon in order; a second one at once.`
+they need to be told. SIGTERM or SIGINT stops the daemon in order, within --stop-timeout; a
+second one at once. Under systemd use Type=notify: readiness, state and watchdog are told.`
 }
 
 // Run serves until the context ends.
-func (c *serveCmd) Run(ctx context.Context, std *streams) error {
-	if err := c.Validate(); err != nil {
-		return fmt.Errorf("settings: %w", err)
-	}
-	if c.Socket == "" {
-		c.Socket = config.DefaultSocket()
+func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams) error {
+	c.EnsureDefaults()
+	if err := checkSettings(command, &c.Serve); err != nil {
+		return err
 	}
 	o := daemon.Options{
 		Dir: c.Dir, Socket: c.Socket, HTTP: c.HTTP, MaxBytes: int64(c.MaxBytes), LoadTimeout: c.LoadTimeout,
-		LoadStagingBytes: int64(c.LoadStagingBytes), SaveStagingBytes: int64(c.SaveStagingBytes),
-		ScrubBytesPerS: int64(c.ScrubBytesPerS), MinOfferTokens: c.MinOfferTokens, Logger: newLogger(std, c.LogLevel, c.LogFormat),
+		HostBytes: int64(c.HostBytes), LoadStagingBytes: int64(c.LoadStagingBytes), SaveStagingBytes: int64(c.SaveStagingBytes),
+		ScrubBytesPerS: int64(c.ScrubBytesPerS), MinOfferTokens: c.MinOfferTokens,
+		PromptsOnly: c.PromptsOnly, PrefillTokensPerS: c.PrefillTokensPerS, StageTimeout: c.StageTimeout,
+		StopTimeout: c.StopTimeout, Pprof: c.Pprof, Logger: newLogger(std, c.LogLevel, c.LogFormat),
 	}
+	notify, err := sdnotify.FromEnvironment(os.Getenv, os.Getpid())
+	if err != nil {
+		o.Logger.Warn("the service manager is not told how the daemon does", "err", err,
+			"remedy", "check Type=notify and WatchdogSec of the service; unset NOTIFY_SOCKET if there is no service manager")
+	}
+	defer func() { _ = notify.Close() }()
+	o.Notify = notify
 	if o.HTTP == "off" {
 		o.HTTP = ""
 	}

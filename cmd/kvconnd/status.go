@@ -2,24 +2,67 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"text/tabwriter"
+	"os"
 	"time"
 
-	"github.com/kvconn/kvconn/config"
+	"golang.org/x/term"
+
 	"github.com/kvconn/kvconn/daemon"
 )
 
+// minWatchInterval is as often as a daemon may be asked by --watch.
+const minWatchInterval = 100 * time.Millisecond
+
 // statusCmd is `kvconnd status`.
 type statusCmd struct {
-	HTTP string `name:"http" placeholder:"ADDR" help:"The daemon's HTTP address. Default: that of the daemon that serves --dir, or 127.0.0.1:9477."`
-	Dir  string `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Ask the daemon that serves this store directory, whatever its address."`
-	JSON bool   `name:"json" help:"Print the whole status as JSON."`
+	HTTP     string        `name:"http" placeholder:"ADDR" help:"The daemon's HTTP address. Default: that of the daemon that serves --dir, or 127.0.0.1:9477."`
+	Dir      string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Ask the daemon that serves this store directory, whatever its address."`
+	Watch    bool          `name:"watch" short:"w" help:"Show the status again and again, with rates, until interrupted."`
+	Interval time.Duration `name:"interval" default:"2s" help:"Time between two looks of --watch (default 2s)."`
+	JSON     bool          `name:"json" help:"Print the whole status as JSON, with --watch one line each."`
+}
+
+// Help is shown below the command's summary.
+func (*statusCmd) Help() string {
+	return `The exit status is not 0 if no daemon answers, and if the daemon is unhealthy. With --watch
+rates are those of the last interval, by the daemon's own clock.`
+}
+
+// Validate reports an interval that would be a load of its own.
+func (c *statusCmd) Validate() error {
+	if c.Watch && c.Interval < minWatchInterval {
+		return fmt.Errorf("--interval is %s: at least %s", c.Interval, minWatchInterval)
+	}
+	return nil
 }
 
 // Run asks the daemon and prints its answer.
 func (c *statusCmd) Run(ctx context.Context, std *streams) error {
+	if c.Watch {
+		return c.watch(ctx, std.out)
+	}
+	s, err := c.fetch(ctx)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		err = printJSON(std.out, s)
+	} else {
+		err = printStatus(std.out, s, nil)
+	}
+	if err == nil && !s.Health.OK {
+		err = errors.New("the daemon is unhealthy: see the reasons above")
+	}
+	return err
+}
+
+// fetch asks the daemon, wherever it is now: one that was restarted on a free port is found
+// again by its directory.
+func (c *statusCmd) fetch(ctx context.Context) (*daemon.Status, error) {
 	addr := c.HTTP
 	switch {
 	case addr != "":
@@ -28,75 +71,60 @@ func (c *statusCmd) Run(ctx context.Context, std *streams) error {
 	default:
 		info, err := daemon.ReadInfo(c.Dir)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if addr = info.HTTP; addr == "" {
-			return fmt.Errorf("the daemon that serves %s has no HTTP interface (http: off)", c.Dir)
+			return nil, fmt.Errorf("the daemon that serves %s has no HTTP interface (http: off)", c.Dir)
 		}
 	}
-	s, err := daemon.FetchStatus(ctx, addr)
-	if err != nil {
+	return daemon.FetchStatus(ctx, addr)
+}
+
+// watch shows the status until ctx ends. A daemon that does not answer is shown as such: it
+// may come back.
+func (c *statusCmd) watch(ctx context.Context, out io.Writer) error {
+	tick := time.NewTicker(c.Interval)
+	defer tick.Stop()
+	var before *daemon.Status
+	clear := ""
+	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		clear = "\x1b[H\x1b[2J\x1b[3J" // cursor home, clear screen and what was scrolled off
+	}
+	for {
+		s, err := c.fetch(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err := c.show(out, clear, s, before, err); err != nil {
+			return err
+		}
+		before = s
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// show prints one look.
+func (c *statusCmd) show(out io.Writer, clear string, s, before *daemon.Status, failed error) error {
+	switch {
+	case failed != nil && c.JSON:
+		return json.NewEncoder(out).Encode(map[string]string{"error": failed.Error()})
+	case c.JSON:
+		return json.NewEncoder(out).Encode(s)
+	}
+	if _, err := io.WriteString(out, clear); err != nil {
 		return err
 	}
-	if c.JSON {
-		return printJSON(std.out, s)
+	if failed != nil {
+		_, err := fmt.Fprintf(out, "%v\n\n", failed)
+		return err
 	}
-	return printStatus(std.out, s)
-}
-
-// printStatus writes the status for people.
-func printStatus(out io.Writer, s *daemon.Status) error {
-	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	st := &s.Store
-	fmt.Fprintf(w, "%s\tpid %d, up %s, epoch %s\n", s.Version, s.PID, seconds(s.UptimeS), s.Epoch)
-	fmt.Fprintf(w, "socket\t%s\n", s.Socket)
-	fmt.Fprintf(w, "store\t%s: %d records, %s of %s (%s)\n", st.Dir, st.Records, size(st.PhysicalBytes), size(st.MaxBytes), percent(float64(st.PhysicalBytes), float64(st.MaxBytes)))
-	fmt.Fprintf(w, "lookups\t%d of %d blocks found (%s)\n", st.HitBlocks, st.LookupBlocks, percent(float64(st.HitBlocks), float64(st.LookupBlocks)))
-	fmt.Fprintf(w, "disk\tread %s, written %s, evicted %d, corrupt %d, errors %d\n",
-		size(int64(st.ReadBytes)), size(int64(st.WriteBytes)), st.Evicted, st.Corrupt, st.ReadErrors+st.WriteErrors)
-	for _, warning := range st.Warnings {
-		fmt.Fprintf(w, "warning\t%s\n", warning)
+	if err := printStatus(out, s, ratesSince(before, s)); err != nil {
+		return err
 	}
-	if len(s.Engines) > 0 {
-		fmt.Fprintf(w, "\nENGINE\tPID\tMODEL\tREQUESTS\tQUERIED TOKENS\tOFFERED\tFAILED LOADS\n")
-	}
-	for i := range s.Engines {
-		e := &s.Engines[i]
-		r := &e.Requests
-		fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%s\t%d\n", e.Engine, e.PID, e.Model, r.Requests, r.QueriedTokens,
-			percent(float64(r.OfferedTokens), float64(r.QueriedTokens)), r.FailedLoads)
-	}
-	if len(s.Ranks) > 0 {
-		fmt.Fprintf(w, "\nRANK\tPID\tSHARD\tBLOCK\tLOADED\tFAILED\tSAVED\tDROPPED\tLOADING\n")
-	}
-	for i := range s.Ranks {
-		r := &s.Ranks[i]
-		t := &r.Transfers
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%d blocks\t%s\t%d blocks\t%d\n", r.Engine, r.PID, r.Rank, size(int64(r.BlockBytes)),
-			size(int64(t.LoadedBytes)), t.FailedBlocks, size(int64(t.SavedBytes)), t.DroppedBlocks, t.LoadsInFlight)
-	}
-	return w.Flush()
-}
-
-func size(n int64) string {
-	units := [...]string{"B", "KiB", "MiB", "GiB", "TiB"}
-	v, i := float64(n), 0
-	for v >= 1024 && i < len(units)-1 {
-		v, i = v/1024, i+1
-	}
-	if i == 0 {
-		return config.Bytes(n).String()
-	}
-	return fmt.Sprintf("%.1f %s", v, units[i])
-}
-
-func percent(part, whole float64) string {
-	if whole == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.1f%%", 100*part/whole)
-}
-
-func seconds(s float64) time.Duration {
-	return time.Duration(s * float64(time.Second)).Round(time.Second)
+	_, err := fmt.Fprintln(out)
+	return err
 }

@@ -22,8 +22,11 @@ type link struct {
 	rank int
 	// onConnect runs on every new connection before the first call.
 	onConnect func(ctx context.Context) error
-	// onLost, if set, takes over a connection that was lost, and closes it.
-	onLost func(*wire.Conn)
+	// onFiles, if set, takes over descriptors that came with an answer.
+	onFiles func(op wire.Op, files []*os.File) error
+	// onLost, if set, takes over a connection that was lost, and closes it. It reports
+	// whether the daemon surely touches nothing any more.
+	onLost func(*wire.Conn) bool
 
 	conn        *wire.Conn
 	epoch       uint64
@@ -34,6 +37,9 @@ type link struct {
 	// caller that needs a connection now does not try before.
 	hungUntil time.Time
 	warned    bool
+	// held is set where the connection that was lost last may still be in use by a copy:
+	// what was asked over it must not be repeated.
+	held bool
 }
 
 // ensure makes sure that there is a connection. Unless force is set it tries no more
@@ -46,6 +52,8 @@ func (l *link) ensure(ctx context.Context, force bool) error {
 	if now.Before(l.hungUntil) || (!force && now.Before(l.nextTry)) {
 		return errOffline
 	}
+	ctx, cancel := context.WithTimeout(ctx, l.opts.CallTimeout)
+	defer cancel()
 	err := l.connect(ctx)
 	if err == nil && l.onConnect != nil {
 		err = l.onConnect(ctx)
@@ -93,6 +101,10 @@ func (l *link) connect(ctx context.Context) error {
 	if err := l.roundTrip(ctx, wire.OpHello, hello.Append, reply.Decode); err != nil {
 		return err
 	}
+	if reply.Version < wire.MinVersion || reply.Version > wire.MaxVersion {
+		return fmt.Errorf("%w: kvconnd (%s) chose protocol %d, this client speaks %d to %d",
+			connector.ErrVersion, reply.Server, reply.Version, wire.MinVersion, wire.MaxVersion)
+	}
 	l.loadTimeout = time.Duration(reply.LoadTimeoutMS) * time.Millisecond
 	return nil
 }
@@ -101,8 +113,11 @@ func (l *link) connect(ctx context.Context) error {
 // an unknown state drops it; an error that the daemon sent does not.
 func (l *link) call(ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error, files ...*os.File) error {
 	err := l.roundTrip(ctx, op, body, decode, files...)
+	if err == nil {
+		return nil
+	}
 	var refused *refusedError
-	if err != nil && !errors.As(err, &refused) {
+	if !errors.As(err, &refused) {
 		l.opts.Logger.Warn("connection to kvconnd lost, going on without cache", "call", op.String(), "err", err)
 		l.warned = true
 		if isTimeout(err) {
@@ -141,7 +156,7 @@ func (l *link) roundTrip(ctx context.Context, op wire.Op, body func([]byte) []by
 // answer checks that f answers the request just made.
 func (l *link) answer(f *wire.Frame, op wire.Op, decode func([]byte) error) error {
 	switch {
-	case len(f.Files) > 0 || f.ID != l.nextID || f.Op != op || f.Kind == wire.KindRequest || f.Epoch == 0:
+	case (len(f.Files) > 0 && l.onFiles == nil) || f.ID != l.nextID || f.Op != op || f.Kind == wire.KindRequest || f.Epoch == 0:
 		for _, file := range f.Files {
 			_ = file.Close()
 		}
@@ -150,6 +165,11 @@ func (l *link) answer(f *wire.Frame, op wire.Op, decode func([]byte) error) erro
 		return fmt.Errorf("%w: epoch changed on one connection", connector.ErrProtocol)
 	}
 	l.epoch = f.Epoch
+	if len(f.Files) > 0 {
+		if err := l.onFiles(op, f.Files); err != nil {
+			return err
+		}
+	}
 	if f.Kind == wire.KindError {
 		var e wire.ErrorBody
 		if err := e.Decode(f.Body); err != nil {
@@ -165,16 +185,15 @@ func (l *link) answer(f *wire.Frame, op wire.Op, decode func([]byte) error) erro
 
 // do makes a call, connecting first. Unless force is set it does that no more often than
 // RetryInterval. A connection that was found dead is replaced and the call repeated once:
-// a daemon that was restarted between two calls shows only at the next one.
+// a daemon that was restarted between two calls shows only at the next one. It is not
+// repeated where the first attempt may still be at work.
 func (l *link) do(ctx context.Context, force bool, op wire.Op, body func([]byte) []byte, decode func([]byte) error) error {
-	ctx, cancel := context.WithTimeout(ctx, l.opts.CallTimeout)
-	defer cancel()
 	had := l.conn != nil
 	if err := l.ensure(ctx, force); err != nil {
 		return err
 	}
 	err := l.call(ctx, op, body, decode)
-	if err == nil || l.conn != nil || !had || isTimeout(err) {
+	if err == nil || l.conn != nil || !had || l.held || isTimeout(err) {
 		return err
 	}
 	if err := l.ensure(ctx, true); err != nil {
@@ -186,12 +205,13 @@ func (l *link) do(ctx context.Context, force bool, op wire.Op, body func([]byte)
 // lose gives up a connection that did not do its work.
 func (l *link) lose() {
 	if l.conn == nil || l.onLost == nil {
+		l.held = false
 		l.drop()
 		return
 	}
 	conn := l.conn
 	l.conn = nil
-	l.onLost(conn)
+	l.held = !l.onLost(conn)
 }
 
 // isTimeout reports whether err is a passed deadline.

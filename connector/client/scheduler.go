@@ -10,6 +10,12 @@ import (
 
 // Scheduler is the scheduler's connection to the leader. Its methods never fail: without
 // a daemon nothing is offered and nothing is planned. It is safe for concurrent use.
+//
+// Order of calls: Match for each waiting request, as often as the engine asks; Step once
+// an engine step, its answer going to all ranks; Loaded once all ranks have reported a
+// load; Reset when the engine has dropped its own cache. See server.Scheduler for all of
+// it. A call waits no longer than Options.CallTimeout, or ctx's deadline if that is
+// earlier; a ctx that is canceled without a deadline is not looked at while one waits.
 type Scheduler struct {
 	mu   sync.Mutex
 	link link
@@ -36,7 +42,7 @@ func (s *Scheduler) Connect(ctx context.Context) error {
 func (s *Scheduler) Match(ctx context.Context, m *connector.MatchRequest) connector.Offer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var offer connector.Offer
+	var offer connector.Offer // stays on the stack: a match costs no allocation
 	err := s.link.do(ctx, false, wire.OpMatch,
 		func(b []byte) []byte { return wire.AppendMatch(b, m) },
 		func(b []byte) error { return wire.DecodeOffer(b, &offer) })

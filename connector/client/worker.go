@@ -13,22 +13,32 @@ import (
 	"github.com/kvconn/kvconn/connector/wire"
 )
 
-// Worker is one rank's connection to the daemon's worker. Its methods never fail: loads
-// that the daemon cannot end are reported as failed by [Worker.Poll], exactly once. It
-// is safe for concurrent use.
+// Worker is one rank's connection to the daemon's worker. A dead or slow daemon never
+// makes its methods fail: loads that the daemon cannot end are reported as failed by
+// [Worker.Poll], exactly once, as soon as nothing can be written to their blocks any more.
+// It is safe for concurrent use.
+//
+// Order of calls in an engine step: Load before the forward pass, Save behind it, Poll at
+// the step's end, also in steps without a forward pass. Cancel where a request is aborted
+// before its load was reported, Unregister before the memory is freed.
 type Worker struct {
 	mu      sync.Mutex
 	link    link
 	layout  connector.Layout
 	regions []*os.File
-	// inFlight are loads that were planned and not yet reported.
-	inFlight map[string]pendingLoad
-	// failed are reports that the client makes itself.
-	failed []connector.FinishedLoad
+	// inFlight are loads that the daemon runs and that were not reported yet; starting are
+	// those of the call being made.
+	inFlight, starting map[string]pendingLoad
+	// reports are those that the client makes itself.
+	reports []connector.FinishedLoad
 	// page fences the memory of the registration in force, nil before the first.
 	page *fence.Page
-	// lingering counts lost connections whose daemon was in the middle of a copy.
-	lingering sync.WaitGroup
+	// held are former registrations whose daemon stands still in the middle of a copy.
+	held map[*holding]struct{}
+	// unregistered is set between Unregister and Connect.
+	unregistered bool
+	// staged is nil unless the client copies staged blocks itself.
+	staged *stager
 }
 
 type pendingLoad struct {
@@ -36,21 +46,38 @@ type pendingLoad struct {
 	deadline time.Time
 }
 
-// NewWorker returns a client for a rank whose KV memory lies in regions as layout says. The regions must stay open as long as the client is used.
+// NewWorker returns a client for a rank whose KV memory lies in regions as layout says. The
+// regions must stay open as long as the client is used. With Options.Staged they are mapped
+// here, and must fit the layout.
 func NewWorker(o Options, rank int, layout connector.Layout, regions []*os.File) (*Worker, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	w := &Worker{layout: layout, regions: regions, inFlight: make(map[string]pendingLoad)}
+	if rank < 0 || rank >= o.Manifest.Ranks() {
+		return nil, fmt.Errorf("client: rank %d of a manifest with %d", rank, o.Manifest.Ranks())
+	}
+	w := &Worker{
+		layout: layout, regions: regions,
+		inFlight: make(map[string]pendingLoad), held: make(map[*holding]struct{}),
+	}
 	w.link = link{opts: o, role: wire.RoleWorker, rank: rank, onConnect: w.register, onLost: w.lost}
+	if o.Staged {
+		var err error
+		if w.staged, err = newStager(&o, rank, &w.layout, regions); err != nil {
+			return nil, err
+		}
+		w.link.onFiles = w.takeStaging
+	}
 	return w, nil
 }
 
-// Connect connects and registers now, and says why it cannot.
+// Connect connects and registers now, and says why it cannot. It is needed behind
+// Unregister only.
 func (w *Worker) Connect(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.unregistered = false
 	return w.link.ensure(ctx, true)
 }
 
@@ -79,33 +106,102 @@ func (w *Worker) Load(ctx context.Context, metadata []byte, loads []connector.Pl
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	err := errOffline
-	if len(metadata) > 0 {
-		err = w.link.do(ctx, true, wire.OpLoad, func(b []byte) []byte { return wire.AppendMeta(b, metadata) }, nil)
+	switch {
+	case len(metadata) == 0 || w.unregistered:
+		w.failPlanned(loads)
+	case w.staged != nil:
+		w.loadStaged(ctx, metadata, loads)
+	default:
+		w.start(ctx, wire.OpLoad, func(b []byte) []byte { return wire.AppendMeta(b, metadata) }, loads...)
 	}
-	deadline := time.Now().Add(w.link.loadTimeout + w.link.opts.CallTimeout)
+}
+
+// Fetch loads blocks by the engine's own keys into k.Slots (key scheme "engine"). It is
+// reported by Poll under request like a load.
+func (w *Worker) Fetch(ctx context.Context, request string, k *connector.KeyedBlocks) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	load := connector.PlannedLoad{Request: request, Blocks: slices.Clone(k.Slots)}
+	if w.unregistered {
+		w.failPlanned([]connector.PlannedLoad{load})
+		return
+	}
+	w.start(ctx, wire.OpFetch, func(b []byte) []byte { return wire.AppendKeyed(b, request, k) }, load)
+}
+
+// start has the daemon start loads. They count as in flight from before the call, since
+// the daemon may be writing before its answer comes.
+func (w *Worker) start(ctx context.Context, op wire.Op, body func([]byte) []byte, loads ...connector.PlannedLoad) {
+	w.starting = make(map[string]pendingLoad, len(loads))
 	for _, l := range loads {
+		w.starting[l.Request] = pendingLoad{blocks: l.Blocks}
+	}
+	err := w.link.do(ctx, true, op, body, nil)
+	// What is still here either runs, or runs nowhere: lost takes along what may.
+	deadline := time.Now().Add(w.link.loadTimeout + w.link.opts.CallTimeout)
+	for request, l := range w.starting {
 		if err != nil {
-			w.failed = append(w.failed, connector.FinishedLoad{Request: l.Request, FailedBlocks: l.Blocks})
+			w.reports = append(w.reports, connector.FinishedLoad{Request: request, FailedBlocks: l.blocks})
 			continue
 		}
-		w.inFlight[l.Request] = pendingLoad{blocks: l.Blocks, deadline: deadline}
+		l.deadline = deadline
+		w.inFlight[request] = l
+	}
+	w.starting = nil
+}
+
+func (w *Worker) failPlanned(loads []connector.PlannedLoad) {
+	for _, l := range loads {
+		w.reports = append(w.reports, connector.FinishedLoad{Request: l.Request, FailedBlocks: l.Blocks})
 	}
 }
 
 // Save copies the blocks that the step filled out of engine memory. When it returns the
 // engine may overwrite them.
 func (w *Worker) Save(ctx context.Context, metadata []byte) connector.SaveResult {
-	var r connector.SaveResult
 	if len(metadata) == 0 {
-		return r
+		return connector.SaveResult{}
 	}
+	return w.save(ctx, wire.OpSave, func(b []byte) []byte { return wire.AppendMeta(b, metadata) })
+}
+
+// Put saves blocks by the engine's own keys, otherwise like Save.
+func (w *Worker) Put(ctx context.Context, k *connector.KeyedBlocks) connector.SaveResult {
+	return w.save(ctx, wire.OpPut, func(b []byte) []byte { return wire.AppendKeyed(b, "", k) })
+}
+
+func (w *Worker) save(ctx context.Context, op wire.Op, body func([]byte) []byte) connector.SaveResult {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_ = w.link.do(ctx, true, wire.OpSave,
-		func(b []byte) []byte { return wire.AppendMeta(b, metadata) },
-		func(b []byte) error { return wire.DecodeSaveResult(b, &r) })
+	var r connector.SaveResult
+	if w.unregistered {
+		return r
+	}
+	if err := w.link.do(ctx, true, op, body, func(b []byte) error { return wire.DecodeSaveResult(b, &r) }); err != nil {
+		return connector.SaveResult{}
+	}
 	return r
+}
+
+// Present is the number of leading blocks of k that are stored with all that this rank
+// needs.
+func (w *Worker) Present(ctx context.Context, k *connector.KeyedBlocks) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.unregistered {
+		return 0
+	}
+	var n int
+	err := w.link.do(ctx, false, wire.OpPresent,
+		func(b []byte) []byte { return wire.AppendKeyed(b, "", k) },
+		func(b []byte) (err error) {
+			n, err = wire.DecodeCount(b)
+			return err
+		})
+	if err != nil {
+		return 0
+	}
+	return min(n, len(k.Hashes))
 }
 
 // Poll returns the loads that ended since the last call, failed ones with the blocks
@@ -133,8 +229,8 @@ func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 		}
 	}
 	w.expire()
-	known = append(known, w.failed...)
-	w.failed = nil
+	known = append(known, w.reports...)
+	w.reports = nil
 	return known
 }
 
@@ -148,49 +244,4 @@ func (w *Worker) expire() {
 			return
 		}
 	}
-}
-
-// lost takes the memory back from a daemon that does not answer or is gone. What was in
-// flight has failed as soon as no copy is under way: at once, unless the daemon stands
-// still in the middle of one. Then it is reported when the daemon has gone on or died.
-func (w *Worker) lost(conn *wire.Conn) {
-	page, loads := w.page, w.inFlight
-	w.page, w.inFlight = nil, make(map[string]pendingLoad)
-	if page == nil {
-		_ = conn.Close()
-		return
-	}
-	page.Fence()
-	if page.Idle() || len(loads) == 0 {
-		_ = conn.Close()
-		_ = page.Close()
-		w.fail(loads)
-		return
-	}
-	w.link.opts.Logger.Warn("kvconnd stands still in the middle of a copy: its loads stay open until it goes on or is killed")
-	w.lingering.Go(func() {
-		for !page.Idle() && conn.AwaitEOF(time.Now().Add(lingerInterval)) != nil {
-		}
-		_ = conn.Close()
-		_ = page.Close()
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.fail(loads)
-	})
-}
-
-// lingerInterval is how often a fenced page is looked at. Copies take far less.
-const lingerInterval = time.Millisecond
-
-func (w *Worker) fail(loads map[string]pendingLoad) {
-	for request, l := range loads {
-		w.failed = append(w.failed, connector.FinishedLoad{Request: request, FailedBlocks: l.blocks})
-	}
-}
-
-// Close ends the connection; the daemon lets go of the memory.
-func (w *Worker) Close() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.link.lose()
 }

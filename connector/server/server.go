@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,6 +75,8 @@ type Server struct {
 	conns map[*wire.Conn]struct{}
 
 	accepted, refused, protocolErrors, requests atomic.Uint64
+	// unwatched is used to say once that peers' processes cannot be watched.
+	unwatched sync.Once
 }
 
 // New returns a server that opens its sessions at backend.
@@ -178,107 +179,38 @@ func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn) 
 		if cred, err := peerCredentials(raw); err == nil {
 			peer.PID = int(cred.Pid)
 		}
-		err := s.serveConn(ctx, conn, peer)
-		switch {
-		case err == nil, errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), ctx.Err() != nil:
-		case errors.Is(err, connector.ErrProtocol), errors.Is(err, connector.ErrVersion):
-			s.protocolErrors.Add(1)
-			s.opts.Logger.Warn("engine connection closed: the client broke the protocol", "pid", peer.PID, "err", err)
-		default:
-			s.opts.Logger.Info("engine connection ended", "pid", peer.PID, "err", err)
-		}
+		connCtx, end := context.WithCancel(ctx)
+		defer end()
+		stop := s.watch(raw, peer.PID, func() {
+			end()
+			wake(conn)
+		})
+		defer stop()
+		s.ended(ctx, connCtx, peer, s.serveConn(connCtx, conn, peer))
 	})
 }
+
+// ended logs why a connection ended.
+func (s *Server) ended(ctx, connCtx context.Context, peer Peer, err error) {
+	switch {
+	case err == nil && connCtx.Err() == nil, errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), ctx.Err() != nil:
+	case errors.Is(err, connector.ErrProtocol), errors.Is(err, connector.ErrVersion):
+		s.protocolErrors.Add(1)
+		s.opts.Logger.Warn("engine connection closed: the client broke the protocol", "pid", peer.PID, "err", err)
+	case connCtx.Err() != nil:
+		s.opts.Logger.Info("engine process ended, its connection is closed", "pid", peer.PID)
+	default:
+		s.opts.Logger.Info("engine connection ended", "pid", peer.PID, "err", err)
+	}
+}
+
+// wake makes a connection's reader return: its own goroutine closes it.
+func wake(c *wire.Conn) { _ = c.SetDeadline(time.Unix(1, 0)) }
 
 func (s *Server) closeConns() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.conns {
-		// Only wake the reader: the connection's goroutine closes it.
-		_ = c.SetDeadline(time.Unix(1, 0))
-	}
-}
-
-// serveConn runs one connection to its end.
-func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) error {
-	if err := conn.SetReadDeadline(time.Now().Add(s.opts.HelloTimeout)); err != nil {
-		return err
-	}
-	f, err := conn.Read()
-	if err != nil {
-		return s.refuse(conn, f.Header, err)
-	}
-	h, err := s.hello(ctx, &f, peer)
-	if err != nil {
-		_ = s.fail(conn, f.Header, err)
-		return err
-	}
-	defer h.close()
-	if err := conn.SetReadDeadline(time.Time{}); err != nil {
-		return err
-	}
-	if ctx.Err() != nil { // the deadline set by closeConns was just lifted
-		return nil
-	}
-	reply := wire.HelloReply{
-		Version: wire.MaxVersion, Server: s.opts.Version, Namespace: h.namespace.String(),
-		LoadTimeoutMS: int(s.opts.LoadTimeout / time.Millisecond),
-	}
-	if err := s.reply(conn, f.Header, reply.Append); err != nil {
-		return err
-	}
-	for {
-		f, err := conn.Read()
-		if err != nil {
-			return s.refuse(conn, f.Header, err)
-		}
-		a, err := h.handle(ctx, &f)
-		closeFiles(f.Files)
-		s.requests.Add(1)
-		if errors.Is(err, connector.ErrProtocol) {
-			return s.refuse(conn, f.Header, err)
-		}
-		if err != nil {
-			err = s.fail(conn, f.Header, err)
-		} else {
-			err = s.reply(conn, f.Header, a.body, a.files...)
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// refuse tells a client that broke the protocol so, as far as possible, and returns
-// the error for the log.
-func (s *Server) refuse(conn *wire.Conn, h wire.Header, err error) error {
-	if errors.Is(err, connector.ErrProtocol) {
-		_ = s.fail(conn, h, err)
-	}
-	return err
-}
-
-func (s *Server) reply(conn *wire.Conn, h wire.Header, body func([]byte) []byte, files ...*os.File) error {
-	return s.send(conn, h, wire.KindReply, body, files...)
-}
-
-func (s *Server) fail(conn *wire.Conn, h wire.Header, err error) error {
-	if !h.Op.Valid() { // garbage; the answer must not be
-		h.Op = wire.OpHello
-	}
-	body := wire.NewErrorBody(err)
-	return s.send(conn, h, wire.KindError, body.Append)
-}
-
-func (s *Server) send(conn *wire.Conn, h wire.Header, kind wire.Kind, body func([]byte) []byte, files ...*os.File) error {
-	if err := conn.SetWriteDeadline(time.Now().Add(s.opts.WriteTimeout)); err != nil {
-		return err
-	}
-	return conn.Write(wire.Header{ID: h.ID, Op: h.Op, Kind: kind, Epoch: s.opts.Epoch}, body, files...)
-}
-
-func closeFiles(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close()
+		wake(c)
 	}
 }

@@ -20,16 +20,48 @@ type Peer struct {
 	Staged bool
 }
 
-// Scheduler is the session of an engine's scheduler. Calls of one session never
-// overlap. Errors that wrap one of connector's sentinels reach the client as such.
+// Scheduler is the session of an engine's scheduler. Calls of one session never overlap,
+// and come in this order:
+//
+//   - Match, any number of times for a request: engines ask again when an allocation fails
+//     behind a hit (vLLM), and once more for each allocation of a resumed request. Only
+//     what a later Alloc says counts.
+//   - Step once for each engine step in which anything was allocated, scheduled, preempted
+//     or finished, also where nothing is computed. Within a step the parts count in the
+//     order of [connector.StepRequest]: allocations, scheduled, preempted, finished. An
+//     Alloc follows a Match of the same request; its External is what was offered, less
+//     where the engine takes a part (TensorRT-LLM's cancel_load trims the head or tail),
+//     or 0. A load that runs beside the steps (Offer.Async) has its request out of
+//     Scheduled until it was reported; TensorRT-LLM then shows the request as new, with
+//     the loaded tokens as computed, so that offsets are the leader's own.
+//   - Several steps may have been planned before the workers have run the first. A block
+//     is saved by the plan of the step that fills it, or a later one, never before.
+//   - Decode blocks come with requests that are scheduled again, not with new ones.
+//   - A preempted request comes back with Match, at the same or another length, and then
+//     with Reset set in Scheduled; or it finishes without having come back.
+//   - Finished may name requests that the leader never heard of, and name one in the step
+//     that computes it last: its blocks of that step are still saved.
+//   - Loaded, once all ranks have reported a load. One rank's failed block fails the block
+//     for all. A load is reported after the Step that planned it, possibly many steps
+//     later, possibly behind Finished (an abort during a load).
+//
+// An error answers one call, and the session goes on. Errors that wrap one of connector's
+// sentinels reach the client as such. After Close no other method is called.
 type Scheduler interface {
-	// Match must not keep m nor what it refers to.
+	// Match says how many tokens can be loaded behind m.Computed. It is free of side
+	// effects that the engine could see. It must not keep m nor anything that m refers to,
+	// strings included: they are views of the connection's memory.
 	Match(ctx context.Context, m *connector.MatchRequest) (connector.Offer, error)
+	// Step plans what the workers do in an engine step. It may keep the strings in m, but
+	// neither m nor its slices. The reply is encoded before the next call.
 	Step(ctx context.Context, m *connector.StepRequest) (connector.StepReply, error)
+	// Loaded takes what came of loads, all ranks together. It may keep m.
 	Loaded(ctx context.Context, m *connector.LoadedReport) error
-	// Reset forgets what the leader knows of the engine's own cache.
+	// Reset forgets what the leader knows of the engine's own cache, which the engine has
+	// dropped (vLLM's reset_cache, TensorRT-LLM's request_reset for each request).
 	Reset(ctx context.Context) error
-	// Close ends the session: the connection is gone.
+	// Close ends the session: the connection is gone, or the engine's process is. What its
+	// requests had pinned is released.
 	Close()
 }
 
@@ -47,32 +79,61 @@ type Registered struct {
 	// BlockBytes is the payload size of a block of each layer group.
 	BlockBytes []int
 	// Staging is the staging memory, for engines that copy staged blocks themselves; nil
-	// for others. It stays the session's.
+	// for others. It is sealed against shrinking (F_SEAL_SHRINK), and stays the session's.
 	Staging *os.File
 }
 
-// Worker is the session of one rank's worker. Calls of one session never overlap.
+// Worker is the session of one rank's worker. Calls of one session never overlap, so that
+// none may wait for a load or a disk. They come in this order:
+//
+//   - Register before anything else but Present; again at any time, for other memory.
+//   - In each engine step Load before the forward pass, and Save with the same metadata
+//     behind it (vLLM: start_load_kv and wait_for_save; its newest releases start loads
+//     behind the forward pass where none is waited for). Either is left out where the
+//     metadata has nothing for it. With several steps in flight the order of Load and Save
+//     of different steps is not fixed.
+//   - Poll at the end of steps with loads in flight, also of those without a forward pass.
+//   - Cancel, for a request that the engine has dropped. Its load may have ended and been
+//     reported.
+//   - Unregister, and then Register or Close.
+//
+// In staged mode Load is not called: the client copies from [Registered].Staging.
+//
+// Before each copy to or from engine memory a session counts itself into the fence page,
+// and out behind (see package fence). The client relies on it to go on without an answer.
 type Worker interface {
-	// Register takes over the descriptors, also where it fails.
+	// Register takes over the descriptors, also where it fails. What was registered before
+	// is given back first, as by Unregister.
 	Register(ctx context.Context, r *Registration) (Registered, error)
-	// Unregister gives engine memory back: when it returns, it is no longer touched.
+	// Unregister gives engine memory back: when it returns, it is no longer touched. Loads
+	// in flight end without a report.
 	Unregister(ctx context.Context) error
+	// Load starts the loads of a plan, and returns their number. Each ends within the load
+	// timeout and is reported by Poll exactly once, also one that has nothing to do on this
+	// rank. An error means that nothing was started. metadata is valid during the call.
 	Load(ctx context.Context, metadata []byte) (int, error)
+	// Save copies the blocks of a plan out of engine memory, and returns when the engine
+	// may overwrite them. An error means that nothing was taken. Where the page is fenced
+	// once the copy has ended, what was copied is dropped.
 	Save(ctx context.Context, metadata []byte) (connector.SaveResult, error)
+	// Poll returns the loads that have ended since the last call, without waiting.
 	Poll(ctx context.Context) ([]connector.FinishedLoad, error)
 	// Cancel ends a request's load without a report: when it returns, nothing is written
-	// to its blocks any more.
+	// to its blocks any more. It is no error where no such load is in flight.
 	Cancel(ctx context.Context, request string) error
-	// Present, Fetch and Put are presence, load and save by the engine's own keys. They
-	// must not keep k.
+	// Present, Fetch and Put are presence, load and save by the engine's own keys: Present
+	// counts the leading blocks that are stored with all that this rank needs, Fetch and
+	// Put have the contracts of Load and Save. They must not keep k.
 	Present(ctx context.Context, k *connector.KeyedBlocks) (int, error)
 	Fetch(ctx context.Context, request string, k *connector.KeyedBlocks) error
 	Put(ctx context.Context, k *connector.KeyedBlocks) (connector.SaveResult, error)
-	// Close ends the session. When it returns, engine memory is no longer touched.
+	// Close ends the session. When it returns, engine memory is no longer touched: the
+	// connection is closed behind it, and the client takes that as the proof.
 	Close()
 }
 
-// Backend opens sessions.
+// Backend opens sessions. It is called from several connections at once. An error refuses
+// the connection. ctx ends with the connection, and with the server.
 type Backend interface {
 	OpenScheduler(ctx context.Context, p Peer, m *connector.Manifest) (Scheduler, error)
 	OpenWorker(ctx context.Context, p Peer, m *connector.Manifest, rank int) (Worker, error)

@@ -32,9 +32,9 @@ type Frame struct {
 // while another writes; neither side may be shared.
 type Conn struct {
 	c   *net.UnixConn
+	rx  *receiver
 	in  []byte // received and not yet parsed, a window of buf
 	buf []byte
-	oob []byte
 	// files are received descriptors whose frame is not complete yet, in order.
 	files []*os.File
 	body  []byte
@@ -43,7 +43,7 @@ type Conn struct {
 
 // NewConn wraps a connected socket, which the Conn owns from now on.
 func NewConn(c *net.UnixConn) *Conn {
-	return &Conn{c: c, buf: make([]byte, readAhead), oob: make([]byte, unix.CmsgSpace(4*MaxFDs))}
+	return &Conn{c: c, rx: newReceiver(c), buf: make([]byte, readAhead)}
 }
 
 // Close closes the socket and every descriptor that nobody has taken.
@@ -53,9 +53,9 @@ func (c *Conn) Close() error {
 	return c.c.Close()
 }
 
-// HangUp closes the half of the connection that sends: the other side sees at once that
-// nobody waits for its answers any more.
-func (c *Conn) HangUp() error { return c.c.CloseWrite() }
+// PeerClosed reports, without waiting, that the other side has closed and nothing that it
+// sent before is left to read.
+func (c *Conn) PeerClosed() bool { return len(c.in) == 0 && c.rx.peekEOF() }
 
 // AwaitEOF reads and discards until the other side has closed, or until the deadline,
 // which is reported as an error.
@@ -85,25 +85,34 @@ func (c *Conn) SetReadDeadline(t time.Time) error { return c.c.SetReadDeadline(t
 // SetWriteDeadline bounds writes.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.c.SetWriteDeadline(t) }
 
-// Write sends one frame: h (Length and FDs are filled in), the body that appendBody
-// appends, and files.
-func (c *Conn) Write(h Header, appendBody func([]byte) []byte, files ...*os.File) error {
+// Begin returns the connection's own buffer with room for a header: the caller appends a
+// body to it and gives it to [Conn.Send], before anything else is written.
+func (c *Conn) Begin() []byte {
 	var zero [HeaderBytes]byte
-	c.out = appendBody(append(c.out[:0], zero[:]...))
-	if len(c.out)-HeaderBytes > MaxBodyBytes || len(files) > MaxFDs {
+	return append(c.out[:0], zero[:]...)
+}
+
+// Send sends one frame: h (Length and FDs are filled in), the body that was appended to
+// what [Conn.Begin] returned, and files.
+func (c *Conn) Send(h Header, frame []byte, files ...*os.File) error {
+	c.out = frame
+	if cap(frame) > keepBody {
 		c.out = nil
+	}
+	if len(frame)-HeaderBytes > MaxBodyBytes || len(files) > MaxFDs {
 		return fmt.Errorf("send %s: %w", h.Op, errTooLarge)
 	}
-	h.Length, h.FDs = uint32(len(c.out)-HeaderBytes), uint8(len(files))
-	h.put(c.out)
-	err := c.send(c.out, files)
-	if cap(c.out) > keepBody {
-		c.out = nil
-	}
-	if err != nil {
+	h.Length, h.FDs = uint32(len(frame)-HeaderBytes), uint8(len(files))
+	h.put(frame)
+	if err := c.send(frame, files); err != nil {
 		return fmt.Errorf("send %s: %w", h.Op, err)
 	}
 	return nil
+}
+
+// Write sends one frame, as [Conn.Begin] and [Conn.Send] do: body appends the body.
+func (c *Conn) Write(h Header, body func([]byte) []byte, files ...*os.File) error {
+	return c.Send(h, body(c.Begin()), files...)
 }
 
 func (c *Conn) send(b []byte, files []*os.File) error {
@@ -207,9 +216,9 @@ func (c *Conn) fill(n int) error {
 
 // receive reads once, and keeps the descriptors that came along.
 func (c *Conn) receive(b []byte) (int, error) {
-	n, oobn, flags, _, err := c.c.ReadMsgUnix(b, c.oob)
-	if oobn > 0 {
-		if err := c.keepFiles(c.oob[:oobn]); err != nil {
+	n, oob, flags, err := c.rx.receive(b)
+	if len(oob) > 0 {
+		if err := c.keepFiles(oob); err != nil {
 			return 0, err
 		}
 	}

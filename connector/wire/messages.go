@@ -1,6 +1,8 @@
 package wire
 
 import (
+	"fmt"
+
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvconn/kvconn/connector"
@@ -14,6 +16,9 @@ const (
 
 // maxNumber bounds counts of tokens, so that sums of a few cannot overflow.
 const maxNumber = 1 << 31
+
+// maxBlocks bounds the block ids of one list: a block holds a token at least.
+const maxBlocks = connector.MaxTokens
 
 // Hello opens a connection.
 type Hello struct {
@@ -52,6 +57,40 @@ func (m *Hello) Append(b []byte) []byte {
 	b = msgp.AppendInt(b, m.Rank)
 	b = msgp.AppendString(b, "staged")
 	return msgp.AppendBool(b, m.Staged)
+}
+
+// DecodeVersions reads the versions of a hello, and nothing else: what else a hello holds
+// is the business of the version that is chosen.
+func DecodeVersions(body []byte) (lowest, highest int, err error) {
+	d := decoder{b: body}
+	d.fields(func(key []byte) bool {
+		if string(key) != "versions" {
+			return false
+		}
+		if d.tuple("versions", 2) {
+			lowest = int(d.uint("version", 1<<16))
+			highest = int(d.uint("version", 1<<16))
+		}
+		return true
+	})
+	return lowest, highest, d.end()
+}
+
+// Negotiate chooses the highest version that a client which speaks lowest to highest and
+// this package have in common. Errors wrap [connector.ErrVersion].
+func Negotiate(lowest, highest int) (int, error) {
+	if lowest > MaxVersion || highest < MinVersion || lowest > highest {
+		return 0, fmt.Errorf("%w: the client speaks protocol %d to %d, this daemon %d to %d: %s",
+			connector.ErrVersion, lowest, highest, MinVersion, MaxVersion, whichIsOld(lowest > MaxVersion))
+	}
+	return min(highest, MaxVersion), nil
+}
+
+func whichIsOld(daemon bool) string {
+	if daemon {
+		return "update kvconnd"
+	}
+	return "update the engine's connector"
 }
 
 // Decode fills m from a body. Manifest is a view of it.

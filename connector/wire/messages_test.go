@@ -43,7 +43,7 @@ func codecs() []codec {
 		{"match", match, func(b []byte) []byte { return AppendMatch(b, match) }, func(b []byte) (any, error) { m := new(connector.MatchRequest); return m, DecodeMatch(b, m) }},
 		{"offer", offer, func(b []byte) []byte { return AppendOffer(b, *offer) }, func(b []byte) (any, error) { m := new(connector.Offer); return m, DecodeOffer(b, m) }},
 		{"layout", layout, func(b []byte) []byte { return AppendLayout(b, layout) }, func(b []byte) (any, error) { m := new(connector.Layout); return m, DecodeLayout(b, m) }},
-		{"step", step, func(b []byte) []byte { return AppendStep(b, step) }, func(b []byte) (any, error) { m := new(connector.StepRequest); return m, DecodeStep(b, m) }},
+		{"step", step, func(b []byte) []byte { return AppendStep(b, step) }, func(b []byte) (any, error) { return new(StepDecoder).Decode(b) }},
 		{"step reply", stepReply, func(b []byte) []byte { return AppendStepReply(b, stepReply) }, func(b []byte) (any, error) { m := new(connector.StepReply); return m, DecodeStepReply(b, m) }},
 		{"loaded", loaded, func(b []byte) []byte { return AppendLoaded(b, loaded) }, func(b []byte) (any, error) { m := new(connector.LoadedReport); return m, DecodeLoaded(b, m) }},
 		{"meta", []byte{9}, func(b []byte) []byte { return AppendMeta(b, []byte{9}) }, func(b []byte) (any, error) { return DecodeMeta(b) }},
@@ -53,6 +53,7 @@ func codecs() []codec {
 			_, err := DecodeKeyed(b, m)
 			return m, err
 		}},
+		{"register reply", []int{4096, 0}, func(b []byte) []byte { return AppendRegisterReply(b, []int{4096, 0}) }, func(b []byte) (any, error) { return DecodeRegisterReply(b) }},
 		{"count", 7, func(b []byte) []byte { return AppendCount(b, 7) }, func(b []byte) (any, error) { return DecodeCount(b) }},
 		{"cancel", "r", func(b []byte) []byte { return AppendCancel(b, "r") }, func(b []byte) (any, error) { return DecodeCancel(b) }},
 		{"finished", finished, func(b []byte) []byte { return AppendFinished(b, finished) }, func(b []byte) (any, error) { return DecodeFinished(b) }},
@@ -114,8 +115,8 @@ func TestHostileSizesAreRefusedBeforeAllocation(t *testing.T) {
 	}{
 		{"tokens", huge("tokens", 0xc6, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
 		{"request id", huge("r", 0xdb, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
-		{"allocs", huge("allocs", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeStep(b, new(connector.StepRequest)) }},
-		{"finished", huge("finished", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeStep(b, new(connector.StepRequest)) }},
+		{"allocs", huge("allocs", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := new(StepDecoder).Decode(b); return err }},
+		{"finished", huge("finished", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := new(StepDecoder).Decode(b); return err }},
 		{"hashes", huge("hashes", 0xc6, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := DecodeKeyed(b, new(connector.KeyedBlocks)); return err }},
 		{"spans", huge("spans", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
 		{"groups", huge("groups", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeLayout(b, new(connector.Layout)) }},

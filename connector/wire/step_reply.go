@@ -82,3 +82,15 @@ func DecodeLoaded(body []byte, m *connector.LoadedReport) error {
 	})
 	return d.end()
 }
+
+func (d *decoder) strings(what string) []string {
+	n := d.array(what, connector.MaxStepRequests)
+	if n == 0 {
+		return nil
+	}
+	out := make([]string, n)
+	for i := range out {
+		out[i] = d.str(what, connector.MaxIDBytes)
+	}
+	return out
+}

@@ -13,14 +13,20 @@ import msgpack
 
 from kvconn.errors import ProtocolError, RequestTooLarge
 
-VERSIONS = (1, 1)
+VERSIONS = (2, 2)
 """Lowest and highest protocol version that this client speaks."""
 
 MAX_BODY_BYTES = 16 << 20
-MAX_FDS = 16
+MAX_FDS = 17
+"""Of a register request: 16 regions and the fence page."""
 MAX_ID_BYTES = 512
 MAX_SCOPE_BYTES = 4096
 MAX_TOKENS = 2 << 20
+MAX_SPANS = 4096
+MAX_SPAN_ID_BYTES = 256
+HASH_BYTES = 32
+NO_BLOCK = 0xFFFFFFFF
+"""Stands in a block table where the engine keeps no block: it is outside of the layers' window."""
 
 _HEADER = struct.Struct("<IIBBBBQ")
 HEADER_BYTES = _HEADER.size
@@ -30,13 +36,19 @@ class Op(IntEnum):
     """Operations."""
 
     HELLO = 1
-    REGISTER = 2
-    MATCH = 3
-    STEP = 4
-    LOADED = 5
-    LOAD = 6
-    SAVE = 7
-    POLL = 8
+    MATCH = 2
+    STEP = 3
+    LOADED = 4
+    RESET = 5
+    REGISTER = 6
+    UNREGISTER = 7
+    LOAD = 8
+    SAVE = 9
+    POLL = 10
+    CANCEL = 11
+    PRESENT = 12
+    FETCH = 13
+    PUT = 14
 
 
 class Kind(IntEnum):

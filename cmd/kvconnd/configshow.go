@@ -1,0 +1,65 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/kvconn/kvconn/config"
+)
+
+// configCmd is `kvconnd config`.
+type configCmd struct {
+	Show configShowCmd `cmd:"" default:"withargs" help:"Print every setting of the daemon and where its value comes from."`
+	VLLM vllmConfigCmd `cmd:"" name:"vllm" help:"Print the JSON for vLLM's --kv-transfer-config."`
+}
+
+// configShowCmd is `kvconnd config show`.
+type configShowCmd struct {
+	Config configFile `name:"config" placeholder:"FILE" help:"YAML file of settings (also: KVCONN_CONFIG)."`
+	JSON   bool       `name:"json" help:"Print the settings as JSON."`
+	Serve  shown      `embed:""`
+}
+
+// shown are the settings without their Validate, which the parser would call: settings
+// that would not do are shown, too.
+type shown config.Serve
+
+// Help is shown below the command's summary.
+func (*configShowCmd) Help() string {
+	return `Takes the flags, environment and file that "kvconnd serve" takes and prints what the
+daemon would run with. The exit status is not 0 if it would refuse to.`
+}
+
+// Run prints the settings, also those that would not do.
+func (c *configShowCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *streams) error {
+	settings := config.Serve(c.Serve)
+	settings.EnsureDefaults()
+	list := settings.Settings(func(flag string) config.Source { return resolver.source(ctx, flag) })
+	var err error
+	if c.JSON {
+		err = printJSON(std.out, list)
+	} else {
+		w := tabwriter.NewWriter(std.out, 0, 8, 2, ' ', 0)
+		fmt.Fprintf(w, "SETTING\tVALUE\tSOURCE\n")
+		for _, s := range list {
+			value := s.Value
+			if value == "" {
+				value = "-"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\n", s.Key, value, s.From)
+		}
+		err = w.Flush()
+	}
+	return errors.Join(err, checkSettings(ctx, &settings))
+}
+
+// checkSettings reports what `serve` refuses.
+func checkSettings(ctx *kong.Context, s *config.Serve) error {
+	if err := errors.Join(checkEnvironment(ctx), s.Validate()); err != nil {
+		return fmt.Errorf("settings: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvconn/kvconn/config"
+)
+
+func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kvconnd.yaml")
+	if err := os.WriteFile(file, []byte("dir: /from-file\nsocket: /from-file.sock\nload_timeout: 3s\nmax_bytes: 3GiB\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KVCONN_SOCKET", "/from-env.sock")
+	t.Setenv("KVCONN_LOG_LEVEL", "") // as good as not set
+	status, out, errs := kvconnd("config", "show", "--config", file, "--max-bytes", "1GiB", "--json")
+	if status != 0 || errs != "" {
+		t.Fatalf("status %d, %q", status, errs)
+	}
+	var list []config.Setting
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string]string)
+	for _, s := range list {
+		got[s.Key] = s.Value + " | " + s.From.String()
+	}
+	for key, want := range map[string]string{
+		"dir": "/from-file | file " + file, "socket": "/from-env.sock | environment KVCONN_SOCKET", "load_timeout": "3s | file " + file,
+		"max_bytes": "1GiB | flag --max-bytes", "log_level": "info | default", "stop_timeout": "25s | default",
+	} {
+		if got[key] != want {
+			t.Errorf("%s: %q, want %q", key, got[key], want)
+		}
+	}
+	t.Setenv(configFileEnv, file)
+	status, out, errs = kvconnd("config", "--log-format=json")
+	if status != 0 || !strings.Contains(out, "SOURCE") || !strings.Contains(out, "file "+file) || !strings.Contains(out, "flag --log-format") || errs != "" {
+		t.Errorf("table: status %d, %q\n%s", status, errs, out)
+	}
+}
+
+func TestConfigShowPrintsAndRefusesWhatServeRefuses(t *testing.T) {
+	status, out, errs := kvconnd("config", "show", "--dir", "/d", "--pprof", "0.0.0.0:6060", "--http-remote")
+	if status == 0 || !strings.Contains(out, "0.0.0.0:6060") || !strings.Contains(errs, "not loopback") {
+		t.Errorf("status %d, %q\n%s", status, errs, out)
+	}
+}
+
+// Whatever way a setting is misspelt, the error names the nearest one.
+func TestUnknownSettingNamesTheNearest(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "kvconnd.yaml")
+	if err := os.WriteFile(file, []byte("load_timeuot: 3s\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want, args := range map[string][]string{
+		`did you mean "load_timeout"?`:        {"serve", "--dir", dir, "--config", file},
+		`did you mean "--load-timeout"?`:      {"serve", "--dir", dir, "--load-timeuot", "3s"},
+		`did you mean "--load-staging-bytes"`: {"serve", "--dir", dir, "--loading-stage-bytes", "3"},
+	} {
+		if status, out, errs := kvconnd(args...); status == 0 || out != "" || !strings.Contains(errs, want) {
+			t.Errorf("%v: status %d, %q; want %q", args, status, errs, want)
+		}
+	}
+	t.Setenv("KVCONN_LOAD_TIMEUOT", "3s")
+	for _, command := range []string{"serve", "config"} {
+		if status, _, errs := kvconnd(command, "--dir", dir); status == 0 || !strings.Contains(errs, "KVCONN_LOAD_TIMEUOT, did you mean KVCONN_LOAD_TIMEOUT?") {
+			t.Errorf("%s: status %d, %q", command, status, errs)
+		}
+	}
+}

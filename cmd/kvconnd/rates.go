@@ -1,0 +1,46 @@
+package main
+
+import "github.com/kvconn/kvconn/daemon"
+
+// rates are differences of counters over the time between two looks at a daemon.
+type rates struct {
+	loadBytesPerS, saveBytesPerS        float64
+	diskReadBytesPerS                   float64
+	queriedTokensPerS, loadTokensPerS   float64
+	droppedBlocksPerS, failedBlocksPerS float64
+	// hit is the part of the queried tokens that was offered; -1 if none were.
+	hit float64
+}
+
+// ratesSince compares two looks; nil if they cannot be: the first look, a daemon that was
+// restarted. Time is the daemon's own, which no clock that jumps touches.
+func ratesSince(before, now *daemon.Status) *rates {
+	if before == nil || before.Epoch != now.Epoch || now.UptimeS <= before.UptimeS {
+		return nil
+	}
+	seconds := now.UptimeS - before.UptimeS
+	a, b := &before.Totals, &now.Totals
+	rate := func(before, now uint64) float64 { return float64(delta(before, now)) / seconds }
+	r := &rates{
+		loadBytesPerS:     rate(a.Transfers.LoadedBytes, b.Transfers.LoadedBytes),
+		saveBytesPerS:     rate(a.Transfers.SavedBytes, b.Transfers.SavedBytes),
+		diskReadBytesPerS: rate(before.Store.ReadBytes, now.Store.ReadBytes),
+		queriedTokensPerS: rate(a.Requests.QueriedTokens, b.Requests.QueriedTokens),
+		loadTokensPerS:    rate(a.Requests.LoadTokens, b.Requests.LoadTokens),
+		droppedBlocksPerS: rate(a.Transfers.DroppedBlocks, b.Transfers.DroppedBlocks),
+		failedBlocksPerS:  rate(a.Transfers.FailedBlocks, b.Transfers.FailedBlocks),
+		hit:               -1,
+	}
+	if queried := delta(a.Requests.QueriedTokens, b.Requests.QueriedTokens); queried > 0 {
+		r.hit = float64(delta(a.Requests.OfferedTokens, b.Requests.OfferedTokens)) / float64(queried)
+	}
+	return r
+}
+
+// delta is how far a counter has moved; never negative.
+func delta(before, now uint64) uint64 {
+	if now < before {
+		return 0
+	}
+	return now - before
+}

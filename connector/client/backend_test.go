@@ -1,0 +1,250 @@
+package client
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/fence"
+	"github.com/kvconn/kvconn/connector/server"
+)
+
+// testBackend records what reaches it. The real one is package daemon's, tested in package
+// integration against these same clients.
+type testBackend struct {
+	mu         sync.Mutex
+	registered int
+	calls      []string
+	block      chan struct{} // if set, Match waits for it
+	// If release is set, Save says so on saving and waits.
+	saving, release chan struct{}
+	// copying has Load count itself into the fence page, as if in the middle of a copy;
+	// answering, if set, is what Load waits for before it answers.
+	copying   bool
+	answering chan struct{}
+	loadErr   error
+	silent    bool // Poll reports nothing
+	openErr   error
+	staging   *os.File
+	closed    int
+	pages     []*fence.Page
+	peers     []server.Peer
+}
+
+func (b *testBackend) OpenScheduler(_ context.Context, p server.Peer, _ *connector.Manifest) (server.Scheduler, error) {
+	return b.open(p), b.openErr
+}
+
+func (b *testBackend) OpenWorker(_ context.Context, p server.Peer, _ *connector.Manifest, _ int) (server.Worker, error) {
+	return b.open(p), nil
+}
+
+func (b *testBackend) open(p server.Peer) *testSession {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.peers = append(b.peers, p)
+	return &testSession{b: b}
+}
+
+func (b *testBackend) note(call string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.calls = append(b.calls, call)
+}
+
+func (b *testBackend) called(call string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Contains(b.calls, call)
+}
+
+func (b *testBackend) registrations() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.registered
+}
+
+// endCopies has all copies that Load began end.
+func (b *testBackend) endCopies() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, p := range b.pages {
+		p.End()
+	}
+	b.pages = nil
+}
+
+type testSession struct {
+	b    *testBackend
+	page *fence.Page
+}
+
+func (s *testSession) Match(_ context.Context, m *connector.MatchRequest) (connector.Offer, error) {
+	if m.From > 0 {
+		return connector.Offer{}, connector.ErrUnknownRequest
+	}
+	if s.b.block != nil {
+		<-s.b.block
+	}
+	return connector.Offer{Tokens: len(m.Tokens), Async: true}, nil
+}
+
+func (s *testSession) Step(_ context.Context, m *connector.StepRequest) (connector.StepReply, error) {
+	return connector.StepReply{Metadata: []byte("plan"), Loads: []connector.PlannedLoad{{Request: m.Finished[0]}}}, nil
+}
+
+func (s *testSession) Loaded(context.Context, *connector.LoadedReport) error { return nil }
+
+func (s *testSession) Reset(context.Context) error { s.b.note("reset"); return nil }
+
+func (s *testSession) Register(_ context.Context, r *server.Registration) (server.Registered, error) {
+	for _, f := range r.Regions {
+		_ = f.Close()
+	}
+	page, err := fence.Open(r.Fence)
+	_ = r.Fence.Close()
+	s.page = page
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.b.registered++
+	return server.Registered{BlockBytes: []int{r.Layout.Groups[0].BlockBytes()}, Staging: s.b.staging}, err
+}
+
+func (s *testSession) Unregister(context.Context) error { s.b.note("unregister"); return nil }
+
+func (s *testSession) Load(context.Context, []byte) (int, error) {
+	s.b.note("load")
+	if s.b.copying && s.page.Begin() {
+		s.b.mu.Lock()
+		s.b.pages = append(s.b.pages, s.page)
+		s.b.mu.Unlock()
+	}
+	if s.b.answering != nil {
+		<-s.b.answering
+	}
+	return 1, s.b.loadErr
+}
+
+func (s *testSession) Save(context.Context, []byte) (connector.SaveResult, error) {
+	if s.b.release != nil {
+		s.b.saving <- struct{}{}
+		<-s.b.release
+	}
+	return connector.SaveResult{Taken: 1, Present: 2}, nil
+}
+
+func (s *testSession) Poll(context.Context) ([]connector.FinishedLoad, error) {
+	if s.b.silent {
+		return nil, nil
+	}
+	return []connector.FinishedLoad{{Request: "load"}, {Request: "nobody waits for this"}}, nil
+}
+
+func (s *testSession) Cancel(_ context.Context, request string) error {
+	s.b.note("cancel " + request)
+	return nil
+}
+
+func (s *testSession) Present(_ context.Context, k *connector.KeyedBlocks) (int, error) {
+	return len(k.Hashes) - 1, nil
+}
+
+func (s *testSession) Fetch(_ context.Context, request string, _ *connector.KeyedBlocks) error {
+	s.b.note("fetch " + request)
+	return s.b.loadErr
+}
+
+func (s *testSession) Put(_ context.Context, k *connector.KeyedBlocks) (connector.SaveResult, error) {
+	return connector.SaveResult{Taken: len(k.Slots)}, nil
+}
+
+func (s *testSession) Close() {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.b.closed++
+}
+
+// daemon is one start of a server.
+type daemon struct {
+	t      *testing.T
+	socket string
+	b      *testBackend
+	epoch  uint64
+	server *server.Server
+	stop   func()
+}
+
+func startDaemon(t *testing.T, socket string, b *testBackend) *daemon {
+	t.Helper()
+	d := &daemon{t: t, socket: socket, b: b, epoch: uint64(time.Now().UnixNano())}
+	ctx, cancel := context.WithCancel(context.Background())
+	l, err := server.Listen(ctx, socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.server = server.New(server.Options{Epoch: d.epoch, Version: "test", LoadTimeout: time.Minute, UID: os.Getuid()}, b)
+	done := make(chan error, 1)
+	go func() { done <- d.server.Serve(ctx, l) }()
+	d.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(d.stop)
+	return d
+}
+
+func testOptions(socket string) Options {
+	return Options{
+		Socket: socket, Engine: "engine", RetryInterval: time.Nanosecond,
+		Manifest: connector.Manifest{
+			Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 1, KVHeads: 1, HeadSize: 8, Layout: "x"}},
+			TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+		},
+	}
+}
+
+func newScheduler(t *testing.T, o Options) *Scheduler {
+	t.Helper()
+	s, err := NewScheduler(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func testLayout() connector.Layout {
+	return connector.Layout{Groups: []connector.GroupLayout{{Blocks: 16, Runs: []connector.Run{{Layers: 1, BlockStride: 4096, Bytes: 4096}}}}}
+}
+
+func newWorker(t *testing.T, o Options) *Worker {
+	t.Helper()
+	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "kv")
+	t.Cleanup(func() { _ = f.Close() })
+	if err := f.Truncate(1 << 16); err != nil {
+		t.Fatal(err)
+	}
+	layout := testLayout()
+	w, err := NewWorker(o, 0, layout, []*os.File{f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.Close)
+	return w
+}
+
+// socketPath is where a test's daemon listens.
+func socketPath(t *testing.T) string { return filepath.Join(t.TempDir(), "s") }

@@ -1,0 +1,242 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// pollFor polls until something is reported.
+func pollFor(t *testing.T, w *Worker) []connector.FinishedLoad {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if got := w.Poll(t.Context()); len(got) > 0 {
+			return got
+		}
+	}
+	t.Fatal("nothing is ever reported")
+	return nil
+}
+
+func wantFailed(t *testing.T, got []connector.FinishedLoad, request string) {
+	t.Helper()
+	if len(got) != 1 || got[0].Request != request || len(got[0].FailedBlocks) != 1 || got[0].FailedBlocks[0] != 3 {
+		t.Errorf("Poll = %+v, want the load %q of block 3 as failed", got, request)
+	}
+}
+
+func wantNoReport(t *testing.T, w *Worker, when string) {
+	t.Helper()
+	for range 20 {
+		if got := w.Poll(t.Context()); len(got) != 0 {
+			t.Fatalf("Poll = %+v %s", got, when)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func load3() []connector.PlannedLoad {
+	return []connector.PlannedLoad{{Request: "load", Blocks: []uint32{3}}}
+}
+
+// copyingWorker has a load in flight whose copy has begun and does not end.
+func copyingWorker(t *testing.T, change func(b *testBackend, o *Options)) (*testBackend, *daemon, *Worker) {
+	t.Helper()
+	socket := socketPath(t)
+	b := &testBackend{copying: true, silent: true, saving: make(chan struct{}, 1), release: make(chan struct{})}
+	o := testOptions(socket)
+	o.CallTimeout = 100 * time.Millisecond
+	if change != nil {
+		change(b, &o)
+	}
+	d := startDaemon(t, socket, b)
+	w := newWorker(t, o)
+	if err := w.Connect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.Load(t.Context(), []byte("plan"), load3())
+	return b, d, w
+}
+
+// A daemon frozen elsewhere has nothing to write: its loads fail at the client's deadline.
+func TestLoadsOfADaemonFrozenOutsideOfACopyFailAtOnce(t *testing.T) {
+	b, _, w := copyingWorker(t, func(b *testBackend, _ *Options) { b.copying = false })
+	defer close(b.release)
+	w.Save(t.Context(), []byte("plan"))
+	wantFailed(t, w.Poll(t.Context()), "load")
+	if w.Poll(t.Context()) != nil {
+		t.Error("the load is reported twice")
+	}
+}
+
+func TestLoadsOfADaemonFrozenInACopyAreReportedWhenItHasEnded(t *testing.T) {
+	b, _, w := copyingWorker(t, nil)
+	defer close(b.release)
+	w.Save(t.Context(), []byte("plan"))
+	wantNoReport(t, w, "while the daemon is in the middle of a copy")
+	b.endCopies()
+	wantFailed(t, pollFor(t, w), "load")
+}
+
+// The count of a daemon that was killed stays; the end of its socket says that it is gone.
+func TestLoadsOfADaemonKilledInACopyAreReportedAtItsEnd(t *testing.T) {
+	_, d, w := copyingWorker(t, nil)
+	d.stop()
+	wantFailed(t, pollFor(t, w), "load")
+}
+
+func TestLoadsOfAFrozenDaemonThatIsKilledAreReported(t *testing.T) {
+	b, d, w := copyingWorker(t, nil)
+	w.Save(t.Context(), []byte("plan"))
+	wantNoReport(t, w, "while the daemon is frozen")
+	close(b.release)
+	d.stop()
+	wantFailed(t, pollFor(t, w), "load")
+}
+
+// The daemon may be writing before it has answered the call that starts the load.
+func TestLoadWhoseStartIsGivenUpIsHeldWhileItsCopyRuns(t *testing.T) {
+	b, _, w := copyingWorker(t, func(b *testBackend, _ *Options) { b.answering = make(chan struct{}) })
+	defer close(b.answering)
+	wantNoReport(t, w, "while the daemon is in the middle of a copy")
+	b.endCopies()
+	wantFailed(t, pollFor(t, w), "load")
+}
+
+func TestOverdueLoadIsTakenBack(t *testing.T) {
+	b, _, w := copyingWorker(t, func(b *testBackend, _ *Options) { b.copying = false })
+	defer close(b.release)
+	w.mu.Lock()
+	w.inFlight["load"] = pendingLoad{blocks: []uint32{3}, deadline: time.Now().Add(-time.Second)}
+	w.mu.Unlock()
+	wantFailed(t, pollFor(t, w), "load")
+}
+
+// While one registration is held, the next has a page of its own and works.
+func TestNewRegistrationWorksWhileTheOldIsHeld(t *testing.T) {
+	b, _, w := copyingWorker(t, nil)
+	w.Save(t.Context(), []byte("plan")) // given up
+	close(b.release)                    // frozen no more, but for its copy
+	b.mu.Lock()
+	old := b.pages
+	b.pages = nil
+	b.mu.Unlock()
+	b.copying, b.silent = false, false
+	w.mu.Lock()
+	w.link.hungUntil = time.Time{}
+	w.mu.Unlock()
+	if err := w.Connect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.Fetch(t.Context(), "other", &connector.KeyedBlocks{Hashes: make([]connector.Proof, 1), Slots: []uint32{5}})
+	if !b.called("fetch other") || b.registrations() != 2 {
+		t.Errorf("%d registrations, calls %v", b.registrations(), b.calls)
+	}
+	for _, p := range old {
+		if !p.Fenced() {
+			t.Error("the former page is not fenced")
+		}
+		p.End()
+	}
+	wantFailed(t, pollFor(t, w), "load")
+}
+
+func TestRefusedLoadFailsAtOnce(t *testing.T) {
+	_, _, w := copyingWorker(t, func(b *testBackend, _ *Options) {
+		b.copying, b.loadErr = false, errors.New("no such shard")
+	})
+	wantFailed(t, w.Poll(t.Context()), "load")
+	w.Fetch(t.Context(), "fetch", &connector.KeyedBlocks{Hashes: make([]connector.Proof, 1), Slots: []uint32{3}})
+	wantFailed(t, w.Poll(t.Context()), "fetch")
+}
+
+func TestCanceledLoadIsNeverReported(t *testing.T) {
+	b, _, w := copyingWorker(t, func(b *testBackend, _ *Options) { b.copying, b.silent = false, false })
+	if err := w.Cancel(t.Context(), "load"); err != nil || !b.called("cancel load") {
+		t.Errorf("Cancel = %v, calls %v", err, b.calls)
+	}
+	w.Load(t.Context(), nil, load3()) // fails at once
+	if err := w.Cancel(t.Context(), "load"); err != nil {
+		t.Error(err)
+	}
+	wantNoReport(t, w, "behind Cancel")
+}
+
+func TestCancelWaitsForACopyUnderWay(t *testing.T) {
+	b, _, w := copyingWorker(t, nil)
+	defer close(b.release)
+	w.Save(t.Context(), []byte("plan"))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := w.Cancel(ctx, "load"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Cancel = %v while a copy is under way", err)
+	}
+	done := make(chan error)
+	go func() { done <- w.Cancel(t.Context(), "load") }()
+	b.endCopies()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	wantNoReport(t, w, "behind Cancel")
+}
+
+func TestUnregisteredMemoryIsNotTouchedUntilConnect(t *testing.T) {
+	b, _, w := copyingWorker(t, func(b *testBackend, _ *Options) { b.copying, b.release = false, nil })
+	page := w.page
+	if err := w.Unregister(t.Context()); err != nil || !b.called("unregister") {
+		t.Errorf("Unregister = %v, calls %v", err, b.calls)
+	}
+	if page == nil || w.page != nil {
+		t.Error("the page is still in force")
+	}
+	wantFailed(t, w.Poll(t.Context()), "load")
+	w.Load(t.Context(), []byte("plan"), load3())
+	wantFailed(t, w.Poll(t.Context()), "load")
+	if got := w.Save(t.Context(), []byte("plan")); got.Taken != 0 || b.registrations() != 1 {
+		t.Errorf("Save = %+v with %d registrations", got, b.registrations())
+	}
+	if err := w.Connect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.Save(t.Context(), []byte("plan")); got.Taken != 1 {
+		t.Errorf("Save behind Connect = %+v", got)
+	}
+}
+
+func TestUnregisterWaitsForACopyUnderWay(t *testing.T) {
+	b, _, w := copyingWorker(t, func(b *testBackend, _ *Options) { b.release = nil })
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := w.Unregister(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Unregister = %v while a copy is under way", err)
+	}
+	b.endCopies()
+	if err := w.Unregister(t.Context()); err != nil {
+		t.Error(err)
+	}
+	wantFailed(t, pollFor(t, w), "load")
+}
+
+func TestCallsByKeyReachTheSession(t *testing.T) {
+	socket := socketPath(t)
+	b := new(testBackend)
+	startDaemon(t, socket, b)
+	w, s := newWorker(t, testOptions(socket)), newScheduler(t, testOptions(socket))
+	k := &connector.KeyedBlocks{Hashes: make([]connector.Proof, 3), Slots: []uint32{1, 2, 3}}
+	if n := w.Present(t.Context(), k); n != 2 {
+		t.Errorf("Present = %d, want 2", n)
+	}
+	if r := w.Put(t.Context(), k); r.Taken != 3 {
+		t.Errorf("Put = %+v", r)
+	}
+	w.Fetch(t.Context(), "load", k)
+	if got := w.Poll(t.Context()); len(got) != 1 || got[0].Request != "load" || len(got[0].FailedBlocks) != 0 {
+		t.Errorf("Poll = %+v, want the fetch", got)
+	}
+	if s.Reset(t.Context()); !b.called("reset") {
+		t.Error("the reset did not arrive")
+	}
+}

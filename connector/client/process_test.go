@@ -1,0 +1,147 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/connector/wire"
+)
+
+const helperEnv = "KVCONN_TEST_HELPER"
+
+// daemonProcess starts a daemon in a process of its own, whose loads are in the middle of a
+// copy for ever.
+func daemonProcess(t *testing.T, socket string) *os.Process {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, "-test.run=^TestHelperDaemon$")
+	cmd.Env = append(os.Environ(), helperEnv+"="+socket)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("daemon process: %q, %v", line, err)
+	}
+	return cmd.Process
+}
+
+func TestHelperDaemon(t *testing.T) {
+	socket := os.Getenv(helperEnv)
+	if socket == "" {
+		t.Skip("part of another test")
+	}
+	l, err := server.Listen(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = os.Stdout.WriteString("ready\n")
+	s := server.New(server.Options{Epoch: 1, UID: os.Getuid()}, &testBackend{copying: true, silent: true})
+	_ = s.Serve(context.Background(), l)
+}
+
+func signal(t *testing.T, p *os.Process, sig syscall.Signal) {
+	t.Helper()
+	if err := p.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A process that is killed with kill -9 in the middle of a copy, also one that was stopped
+// before: the blocks come back with its end, and not before.
+func TestBlocksOfAKilledDaemonComeBack(t *testing.T) {
+	socket := socketPath(t)
+	p := daemonProcess(t, socket)
+	w := newWorker(t, testOptions(socket))
+	if err := w.Connect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.Load(t.Context(), []byte("plan"), load3())
+	signal(t, p, syscall.SIGSTOP)
+	w.mu.Lock()
+	w.link.opts.CallTimeout = 1 // of a daemon that stands still nothing is to be expected
+	w.mu.Unlock()
+	wantNoReport(t, w, "while the daemon is stopped in the middle of a copy")
+	if err := w.Cancel(canceled(t), "load"); !errors.Is(err, context.Canceled) {
+		t.Errorf("Cancel = %v while the daemon is stopped in the middle of a copy", err)
+	}
+	signal(t, p, syscall.SIGKILL)
+	wantFailed(t, pollFor(t, w), "load")
+}
+
+func canceled(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
+}
+
+// answerHello is a daemon of another version: it answers every hello with one frame.
+func answerHello(t *testing.T, socket string, kind wire.Kind, body []byte) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			conn := wire.NewConn(c)
+			if f, err := conn.Read(); err == nil {
+				_ = conn.Write(wire.Header{ID: f.ID, Op: f.Op, Kind: kind, Epoch: 9}, func(b []byte) []byte { return append(b, body...) })
+			}
+			_ = conn.Close()
+		}
+	}()
+}
+
+func TestVersionsThatDoNotMeetAreAClearError(t *testing.T) {
+	older := wire.ErrorBody{Code: wire.CodeVersion, Message: "the client speaks 2 to 2, this daemon 1 to 1"}
+	newer := msgp.AppendMapHeader(nil, 2)
+	newer = msgp.AppendInt(msgp.AppendString(newer, "version"), 9)
+	newer = msgp.AppendString(msgp.AppendString(newer, "server"), "kvconnd/9")
+	for name, tc := range map[string]struct {
+		kind wire.Kind
+		body []byte
+		want string
+	}{
+		"older daemon": {wire.KindError, older.Append(nil), "this daemon 1 to 1"},
+		"newer daemon": {wire.KindReply, newer, "(kvconnd/9) chose protocol 9, this client speaks 2 to 2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket := socketPath(t)
+			answerHello(t, socket, tc.kind, tc.body)
+			s := newScheduler(t, testOptions(socket))
+			if err := s.Connect(t.Context()); !errors.Is(err, connector.ErrVersion) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("Connect = %v, want ErrVersion with %q", err, tc.want)
+			}
+			if got := s.Match(t.Context(), &connector.MatchRequest{Request: "r", Tokens: make([]uint32, 64)}); got.Tokens != 0 {
+				t.Errorf("Match = %+v", got)
+			}
+		})
+	}
+}

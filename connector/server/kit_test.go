@@ -1,0 +1,134 @@
+package server
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/wire"
+)
+
+// echo is a backend whose leader offers as many tokens as it is asked for. The real one
+// is package daemon's.
+type echo struct {
+	Worker
+	mu     sync.Mutex
+	reply  connector.StepReply
+	closed chan struct{}
+}
+
+func newEcho() *echo { return &echo{closed: make(chan struct{}, 64)} }
+
+func (e *echo) OpenScheduler(context.Context, Peer, *connector.Manifest) (Scheduler, error) {
+	return e, nil
+}
+
+func (e *echo) OpenWorker(context.Context, Peer, *connector.Manifest, int) (Worker, error) {
+	return nil, connector.ErrBadRequest
+}
+
+func (e *echo) Match(_ context.Context, m *connector.MatchRequest) (connector.Offer, error) {
+	return connector.Offer{Tokens: len(m.Tokens)}, nil
+}
+
+func (e *echo) Step(context.Context, *connector.StepRequest) (connector.StepReply, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.reply, nil
+}
+
+func (e *echo) Loaded(context.Context, *connector.LoadedReport) error { return nil }
+
+func (e *echo) Reset(context.Context) error { return nil }
+
+func (e *echo) Close() { e.closed <- struct{}{} }
+
+// start serves b until the test ends.
+func start(t *testing.T, o Options, b Backend) (*Server, string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kvconn") // short: a socket's path is bounded
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	ctx, cancel := context.WithCancel(context.Background())
+	l, err := Listen(ctx, socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Epoch, o.UID = 7, os.Getuid()
+	s := New(o, b)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return s, socket
+}
+
+// dial connects without a client.
+func dial(t testing.TB, socket string) (*net.UnixConn, *wire.Conn) {
+	t.Helper()
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := wire.NewConn(c)
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return c, conn
+}
+
+// hello is a scheduler's.
+func hello(t testing.TB) *wire.Hello {
+	t.Helper()
+	m := connector.Manifest{
+		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 1, KVHeads: 1, HeadSize: 8, Layout: "x"}},
+		TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+	}
+	b, err := m.Canonical()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &wire.Hello{MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion, Role: wire.RoleScheduler, Client: "test", Engine: "e", Manifest: b}
+}
+
+// greet says hello and returns the answer.
+func greet(t testing.TB, conn *wire.Conn, h *wire.Hello) wire.Frame {
+	t.Helper()
+	if err := conn.Write(wire.Header{ID: 1, Op: wire.OpHello}, h.Append); err != nil {
+		t.Fatal(err)
+	}
+	f, err := conn.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// wantError checks an error frame's code.
+func wantError(t testing.TB, f *wire.Frame, code string) {
+	t.Helper()
+	var body wire.ErrorBody
+	if err := body.Decode(f.Body); f.Kind != wire.KindError || err != nil || body.Code != code {
+		t.Errorf("answer %+v %+v, %v; want an error of code %s", f.Header, body, err, code)
+	}
+}
+
+func wantClosed(t testing.TB, conn *wire.Conn) {
+	t.Helper()
+	if f, err := conn.Read(); err == nil {
+		t.Errorf("the connection stays open: %+v", f.Header)
+	}
+}

@@ -1,0 +1,74 @@
+package server
+
+import (
+	"fmt"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// watch calls ended once the process that made the connection has ended, also where a
+// child that it forked keeps the socket open. The returned function ends the watch. Where
+// the system has no pidfd for the peer (Linux before 5.3, or a peer outside of the
+// daemon's PID namespace) only the socket's end counts.
+func (s *Server) watch(c *net.UnixConn, pid int, ended func()) (stop func()) {
+	f, err := peerProcess(c, pid)
+	if err != nil {
+		s.unwatched.Do(func() {
+			s.opts.Logger.Debug("engine processes cannot be watched, only their sockets", "err", err)
+		})
+		return func() {}
+	}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		_ = f.Close()
+		return func() {}
+	}
+	s.wg.Go(func() {
+		defer func() { _ = f.Close() }()
+		// Read waits in the runtime's poller, without a thread; closing ends it.
+		if err := raw.Read(hasEnded); err == nil {
+			ended()
+		}
+	})
+	return func() { _ = f.Close() }
+}
+
+// hasEnded reports whether the process behind a pidfd has ended.
+func hasEnded(pidfd uintptr) bool {
+	p := [1]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(p[:], 0)
+		if err != unix.EINTR {
+			return n > 0
+		}
+	}
+}
+
+// peerProcess returns a pidfd of the process that made the connection: from the socket
+// itself (SO_PEERPIDFD, Linux 6.5), which cannot name another, else by its number.
+func peerProcess(c *net.UnixConn, pid int) (*os.File, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("process of the peer: %w", err)
+	}
+	fd, fdErr := -1, error(nil)
+	if err := raw.Control(func(socket uintptr) {
+		fd, fdErr = unix.GetsockoptInt(int(socket), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	}); err != nil {
+		return nil, fmt.Errorf("process of the peer: %w", err)
+	}
+	if fdErr != nil && pid > 0 {
+		fd, fdErr = unix.PidfdOpen(pid, 0)
+	}
+	if fdErr != nil {
+		return nil, fmt.Errorf("process %d of the peer: %w", pid, fdErr)
+	}
+	unix.CloseOnExec(fd)
+	if err := unix.SetNonblock(fd, true); err != nil { // so that the runtime polls it
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("process of the peer: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "pidfd"), nil
+}

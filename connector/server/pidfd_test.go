@@ -1,0 +1,57 @@
+package server
+
+import (
+	"bytes"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Where a peer's process cannot be watched that is said once, and only the socket counts.
+func TestPeerWithoutPidfdIsServedAndSaidOnce(t *testing.T) {
+	var log bytes.Buffer
+	s := New(Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}, newEcho())
+	_, socket := start(t, Options{}, newEcho())
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close() // has no peer any more
+	for range 3 {
+		s.watch(c, 0, func() { t.Error("a process that is not watched has ended") })()
+	}
+	if n := strings.Count(log.String(), "cannot be watched"); n != 1 {
+		t.Errorf("said %d times, want once: %s", n, &log)
+	}
+}
+
+func TestWatchEndsWithTheConnection(t *testing.T) {
+	s, socket := start(t, Options{}, newEcho())
+	before := openDescriptors(t)
+	for range 20 {
+		_, conn := dial(t, socket)
+		greet(t, conn, hello(t))
+		_ = conn.Close()
+	}
+	for s.Stats().Connections > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	// The watchers close theirs behind the connections.
+	for deadline := time.Now().Add(10 * time.Second); openDescriptors(t) > before; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d descriptors open, %d before", openDescriptors(t), before)
+		}
+	}
+}
+
+func openDescriptors(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}

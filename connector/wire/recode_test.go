@@ -1,0 +1,78 @@
+package wire
+
+import "github.com/kvconn/kvconn/connector"
+
+// recode decodes a body and encodes what it said.
+func recode(h Header, body []byte) (out []byte, err error) {
+	if h.Kind == KindError {
+		var m ErrorBody
+		err = m.Decode(body)
+		return m.Append(nil), err
+	}
+	if h.Kind == KindReply {
+		return recodeReply(h.Op, body)
+	}
+	switch h.Op {
+	case OpHello:
+		var m Hello
+		err = m.Decode(body)
+		return m.Append(nil), err
+	case OpMatch:
+		var m connector.MatchRequest
+		err = DecodeMatch(body, &m)
+		return AppendMatch(nil, &m), err
+	case OpStep:
+		m, err := new(StepDecoder).Decode(body)
+		return AppendStep(nil, m), err
+	case OpLoaded:
+		var m connector.LoadedReport
+		err = DecodeLoaded(body, &m)
+		return AppendLoaded(nil, &m), err
+	case OpRegister:
+		var m connector.Layout
+		err = DecodeLayout(body, &m)
+		return AppendLayout(nil, &m), err
+	case OpLoad, OpSave:
+		m, err := DecodeMeta(body)
+		return AppendMeta(nil, m), err
+	case OpCancel:
+		m, err := DecodeCancel(body)
+		return AppendCancel(nil, m), err
+	case OpPresent, OpFetch, OpPut:
+		var m connector.KeyedBlocks
+		request, err := DecodeKeyed(body, &m)
+		return AppendKeyed(nil, request, &m), err
+	}
+	return AppendEmpty(nil), nil
+}
+
+func recodeReply(op Op, body []byte) (out []byte, err error) {
+	switch op {
+	case OpHello:
+		var m HelloReply
+		err = m.Decode(body)
+		return m.Append(nil), err
+	case OpMatch:
+		var m connector.Offer
+		err = DecodeOffer(body, &m)
+		return AppendOffer(nil, m), err
+	case OpStep:
+		var m connector.StepReply
+		err = DecodeStepReply(body, &m)
+		return AppendStepReply(nil, &m), err
+	case OpRegister:
+		m, err := DecodeRegisterReply(body)
+		return AppendRegisterReply(nil, m), err
+	case OpLoad, OpPresent:
+		n, err := DecodeCount(body)
+		return AppendCount(nil, n), err
+	case OpSave, OpPut:
+		var m connector.SaveResult
+		err = DecodeSaveResult(body, &m)
+		return AppendSaveResult(nil, m), err
+	case OpPoll:
+		m, err := DecodeFinished(body)
+		return AppendFinished(nil, m), err
+	}
+	return AppendEmpty(nil), nil
+}

@@ -1,0 +1,294 @@
+package daemon
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/feed"
+	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/store"
+)
+
+const (
+	residencyTestBlockSize = 4
+	residencyTestPayload   = 8000
+)
+
+func residencyLogger() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+// residencyStore is a small store with a namespace of two shards.
+func residencyStore(t *testing.T, maxBytes int64) (*store.Store, store.NamespaceID) {
+	t.Helper()
+	s, err := store.Open(t.Context(), store.Options{
+		Dir: t.TempDir(), MaxBytes: maxBytes, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: residencyLogger(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	ns, err := s.OpenNamespace(&connector.Manifest{
+		Engine: "test/1", Model: "m", KVDType: "bfloat16", BlockSize: residencyTestBlockSize, TensorParallel: 2, PipelineParallel: 1,
+		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
+		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, ns
+}
+
+// residencyChain are the keys of a prompt of n blocks, behind its root key.
+func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
+	keys := []connector.Key{connector.RootKey(residencyTestBlockSize, scope)}
+	var scratch []byte
+	for i := range n {
+		var key connector.Key
+		key, scratch = connector.NextKey(keys[i], connector.AppendTokens(nil, []uint32{uint32(prompt), uint32(i), 0, 0}), scratch)
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// residencySave writes both shards of a prompt's blocks and waits.
+func residencySave(t *testing.T, s *store.Store, ns store.NamespaceID, keys []connector.Key, shards ...connector.Shard) {
+	t.Helper()
+	var wait sync.WaitGroup
+	for i := 1; i < len(keys); i++ {
+		for _, shard := range shards {
+			op := &store.WriteOp{
+				ID:     store.RecordID{Namespace: ns, Shard: shard, Key: keys[i]},
+				Parent: keys[i-1], Payload: store.AlignedBuffer(residencyTestPayload),
+			}
+			wait.Add(1)
+			for {
+				n, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) {
+					if op.Err != nil && !errors.Is(op.Err, store.ErrBusy) {
+						t.Error(op.Err)
+					}
+					wait.Done()
+				})
+				if n == 1 {
+					break
+				}
+				if !errors.Is(err, store.ErrBusy) {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}
+	wait.Wait()
+}
+
+// residencyFeed follows a stream into a real index.
+func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
+	t.Helper()
+	x, err := prefix.New(prefix.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := x.AddHolder(prefix.Disk, prefix.KeyDomain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := feed.NewResidency(feed.ResidencyOptions{
+		URL: url, BlockSize: residencyTestBlockSize, Logger: residencyLogger(), ReconnectMin: time.Millisecond,
+		Holder: func(_ connector.NamespaceDigest, m *connector.Manifest) (prefix.Holder, bool) { return h, m.Model == "m" },
+	}, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return f, func() int64 {
+		s, _ := x.Holder(h)
+		return s.Blocks
+	}
+}
+
+func residencyWait(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for range 4000 {
+		if ok() {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Fatalf("never: %s", what)
+}
+
+// Prompts come and, under a small cap, go, before and after the router begins to follow.
+func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
+	s, ns := residencyStore(t, 12<<20)
+	server := httptest.NewServer(newResidencyHandler(t.Context(), s))
+	t.Cleanup(server.Close)
+	var chains [][]connector.Key
+	save := func(prompts int) {
+		for range prompts {
+			chains = append(chains, residencyChain(connector.Scope{}, len(chains), 20))
+			residencySave(t, s, ns, chains[len(chains)-1], 0, 1)
+		}
+	}
+	save(30)
+	f, blocks := residencyFeed(t, server.URL)
+	residencyWait(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
+	save(30)
+	half := residencyChain(connector.Scope{}, 1000, 5)
+	residencySave(t, s, ns, half, 1)
+	complete := func() (n int64) {
+		for _, keys := range chains {
+			for _, k := range keys[1:] {
+				if s.Has(store.RecordID{Namespace: ns, Shard: 0, Key: k}) && s.Has(store.RecordID{Namespace: ns, Shard: 1, Key: k}) {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	residencyWait(t, "the same blocks", func() bool { return blocks()+int64(f.Stats().Waiting) == complete() })
+	n := complete()
+	if st := f.Stats(); n == 0 || n == 60*20 || st.Gaps != 0 || st.Malformed != 0 || st.Snapshots != 1 || st.Refused != 0 || st.Dropped != 0 {
+		t.Errorf("%d blocks, %+v", n, st)
+	}
+	if incomplete := f.Stats().Incomplete; incomplete < 5 {
+		t.Errorf("%d blocks lack a shard, 5 were stored with one", incomplete)
+	}
+}
+
+func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
+	s, ns := residencyStore(t, 12<<20)
+	server := httptest.NewServer(newResidencyHandler(t.Context(), s))
+	t.Cleanup(server.Close)
+	keys := residencyChain(connector.Scope{Salt: "tenant"}, 1, 3)
+	residencySave(t, s, ns, keys, 0, 1)
+	f, blocks := residencyFeed(t, server.URL)
+	residencyWait(t, "waiting blocks", func() bool { return f.Stats().Waiting == 3 && blocks() == 0 })
+	f.NoteRoot(keys[0])
+	if n := blocks(); n != 3 {
+		t.Errorf("%d blocks", n)
+	}
+}
+
+func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
+	s, ns := residencyStore(t, 12<<20)
+	handler := newResidencyHandler(t.Context(), s)
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	f, blocks := residencyFeed(t, server.URL)
+	residencyWait(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
+	residencySave(t, s, ns, residencyChain(connector.Scope{}, 1, 3), 0, 1)
+	residencyWait(t, "three blocks", func() bool { return blocks() == 3 })
+	server.CloseClientConnections()
+	residencySave(t, s, ns, residencyChain(connector.Scope{}, 2, 3), 0, 1)
+	residencyWait(t, "six blocks", func() bool { return blocks() == 6 })
+	if st := f.Stats(); st.Snapshots != 1 || st.Resumed == 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// residencyFrames reads a stream's frames up to its end.
+func residencyFrames(t *testing.T, body io.Reader) (frames [][]byte) {
+	t.Helper()
+	for r := bufio.NewReader(body); ; {
+		var n uint32
+		if err := binary.Read(r, binary.LittleEndian, &n); errors.Is(err, io.EOF) {
+			return frames
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, n)
+		if _, err := io.ReadFull(r, b); err != nil {
+			t.Fatal(err)
+		}
+		frames = append(frames, b)
+	}
+}
+
+// residencyLast is the reason that a stream ends with.
+func residencyLast(t *testing.T, frames [][]byte) (code string) {
+	t.Helper()
+	_, b, err := msgp.ReadArrayHeaderBytes(frames[len(frames)-1])
+	if err == nil {
+		_, b, err = msgp.ReadUint64Bytes(b)
+	}
+	if err == nil {
+		code, _, err = msgp.ReadStringBytes(b)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code
+}
+
+func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
+	s, _ := residencyStore(t, 12<<20)
+	ctx, stop := context.WithCancel(t.Context())
+	server := httptest.NewServer(newResidencyHandler(ctx, s))
+	t.Cleanup(server.Close)
+	resp, err := http.Get(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	stop()
+	if got := residencyLast(t, residencyFrames(t, resp.Body)); got != "stopping" {
+		t.Errorf("%q", got)
+	}
+}
+
+// laggingSource is a store whose subscriber falls behind after the snapshot.
+type laggingSource struct{ namespaces []store.NamespaceInfo }
+
+func (laggingSource) Epoch() uint64                       { return 7 }
+func (s laggingSource) Namespaces() []store.NamespaceInfo { return s.namespaces }
+func (laggingSource) Seq() uint64                         { return 0 }
+func (laggingSource) Close() error                        { return nil }
+func (laggingSource) Snapshot(context.Context, func(store.Resident) error) error {
+	return nil
+}
+func (laggingSource) Next(context.Context) ([]store.Event, error) {
+	return nil, fmt.Errorf("events after 3: %w", store.ErrLagged)
+}
+func (s laggingSource) subscribe(context.Context) (residencySubscription, error) { return s, nil }
+func (s laggingSource) subscribeAfter(_, _ uint64) (residencySubscription, error) {
+	return nil, store.ErrLagged
+}
+
+func TestAReaderThatFallsBehindIsTold(t *testing.T) {
+	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}, room: make(chan struct{}, 1)}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?epoch=7&after=3", nil))
+	frames := residencyFrames(t, w.Body)
+	if got := residencyLast(t, frames); got != "lagged" || len(frames) != 3 {
+		t.Errorf("%q after %d frames", got, len(frames))
+	}
+}
+
+func TestStreamsAreBounded(t *testing.T) {
+	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}, room: make(chan struct{})}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency", nil))
+	if w.Code != http.StatusServiceUnavailable {
+		t.Errorf("status %d", w.Code)
+	}
+}

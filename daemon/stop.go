@@ -1,0 +1,69 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvconn/kvconn/daemon/sdnotify"
+)
+
+// ErrStopTimeout says that a stop in order did not end in time. What had passed a barrier
+// is safe; the next start reads the journal instead of the snapshot.
+var ErrStopTimeout = errors.New("daemon: stop did not end in time")
+
+// stopMargin is what the service manager is asked for beyond the stop's own bound.
+const stopMargin = 5 * time.Second
+
+// Run serves until ctx ends, then stops in order: engines are disconnected, accepted
+// saves are written, and the store is closed with a snapshot. A stop that takes longer
+// than o.StopTimeout, because a disk hangs, is [ErrStopTimeout]: the caller should end the
+// process, goroutines of Run may still be there.
+func Run(ctx context.Context, o Options) error {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	o.tell(sdnotify.Status("opening the store in " + o.Dir))
+	return within(ctx, &o, func() error { return run(ctx, &o) })
+}
+
+// within runs f, for a bounded time once ctx has ended.
+func within(ctx context.Context, o *Options, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	o.Logger.Info("stopping: writing accepted saves and the snapshot; a second signal ends the process at once", "at_most", o.StopTimeout)
+	o.tell(sdnotify.Stopping, sdnotify.Status("stopping: writing accepted saves and the snapshot"),
+		sdnotify.ExtendTimeout(o.StopTimeout+stopMargin))
+	timer := time.NewTimer(o.StopTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		if errors.Is(err, context.Canceled) {
+			err = nil // the stop came while the store was being opened
+		}
+		if err == nil {
+			o.Logger.Info("stopped in order")
+		}
+		return err
+	case <-timer.C:
+	}
+	o.Logger.Error("the stop did not end in time: the disk is slow or hangs; what had passed a barrier is safe",
+		"stop_timeout", o.StopTimeout, "remedy", "look for a hung device in the kernel's log; raise stop_timeout if the disk is only slow")
+	return fmt.Errorf("%w: %s have passed", ErrStopTimeout, o.StopTimeout)
+}
+
+// tell sends assignments to the service manager. One that does not listen is no reason
+// to stop serving.
+func (o *Options) tell(assignments ...string) {
+	if err := o.Notify.Send(assignments...); err != nil {
+		o.Logger.Warn("the service manager cannot be told how the daemon does", "err", err,
+			"remedy", "check NotifyAccess and NOTIFY_SOCKET of the service")
+	}
+}

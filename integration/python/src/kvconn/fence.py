@@ -1,0 +1,82 @@
+"""The page of shared memory by which an engine takes its memory back without waiting for an answer.
+
+The engine's side makes the page and passes it along when it registers. The daemon counts itself
+in before it copies a block to or from engine memory, and out behind it. Once the page is fenced no
+copy begins any more; when none is counted in, none will touch the memory again, however long the
+daemon stands still.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import time
+
+from kvconn.memfd import sealed_memfd
+
+PAGE_BYTES = 4096
+# Two 64-bit numbers on cache lines of their own, as indices of 64-bit words: not 0 once fenced,
+# and the number of copies under way.
+_FENCED, _COPIES = 0, 64 // 8
+
+# membarrier(2). Its number differs by architecture, and Python has no wrapper.
+_SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365, "s390x": 356}
+_MEMBARRIER_CMD_GLOBAL_EXPEDITED = 2
+_CONTEXT_SWITCH_S = 0.001
+
+
+class FencePage:
+    """The engine's mapping of a fence page. `fd` is for the daemon. Not safe for concurrent use."""
+
+    def __init__(self) -> None:
+        self.fd = sealed_memfd("kvconn-fence", PAGE_BYTES)
+        self._map = mmap.mmap(self.fd, PAGE_BYTES)
+        self._words = memoryview(self._map).cast("Q")
+        self._fenced = False
+
+    @property
+    def fenced(self) -> bool:
+        """Whether `fence` was called."""
+        return self._fenced
+
+    def fence(self) -> None:
+        """Make sure that no copy begins any more. It cannot be undone."""
+        if not self._fenced:
+            self._words[_FENCED] = 1
+            full_barrier()
+            self._fenced = True
+
+    def idle(self) -> bool:
+        """Whether no copy is under way. Behind `fence` it stays so."""
+        return self._words[_COPIES] == 0
+
+    def close(self) -> None:
+        """Unmap the page. Fence it first: the daemon's mapping of it goes on."""
+        self._words.release()
+        self._map.close()
+        os.close(self.fd)
+
+
+def full_barrier() -> None:
+    """Let no read behind this call overtake a write in front of it.
+
+    Processors may: the count of copies could be read before the fence is seen by the daemon, which
+    would begin one at that moment; either must see the other. The daemon's half of the order is in
+    its atomic instructions. Python has none, so the kernel has to help: membarrier runs a full
+    barrier on the calling core. Where it is missing or forbidden, a sleep does, since the kernel
+    runs one when it switches threads.
+    """
+    if not _membarrier():
+        time.sleep(_CONTEXT_SWITCH_S)
+
+
+def _membarrier() -> bool:
+    number = _SYS_MEMBARRIER.get(platform.machine())
+    if number is None:
+        return False
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    syscall.restype = ctypes.c_long
+    command, flags = ctypes.c_int(_MEMBARRIER_CMD_GLOBAL_EXPEDITED), ctypes.c_int(0)
+    return syscall(ctypes.c_long(number), command, flags) == 0

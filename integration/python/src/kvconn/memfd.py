@@ -1,0 +1,22 @@
+"""Shared memory behind a descriptor that no process can resize."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+# Not in every Python's fcntl module (linux/fcntl.h).
+_F_ADD_SEALS = 1033
+_F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
+
+
+def sealed_memfd(name: str, size: int) -> int:
+    """Return the descriptor of `size` zeroed bytes, sealed so that nobody who maps them can be made to fault."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

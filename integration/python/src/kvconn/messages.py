@@ -1,0 +1,285 @@
+"""What engine and daemon tell each other: the bodies of requests, and what answers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from kvconn.errors import ProtocolError
+from kvconn.frames import HASH_BYTES, VERSIONS, pack_u32s, unpack_u32s
+from kvconn.frames import field as field_of
+
+Body = dict[str, Any]
+
+
+class Offer(NamedTuple):
+    """What the leader promises beyond what the engine holds."""
+
+    tokens: int
+    asynchronous: bool
+
+
+class Span(NamedTuple):
+    """The tokens [start, end) stand for other content, such as an image, which `id` identifies."""
+
+    start: int
+    end: int
+    id: bytes
+
+
+class Alloc(NamedTuple):
+    """The engine allocated blocks and wants `external` tokens behind `computed` loaded.
+
+    `blocks` is the whole block table, one list for each layer group. `group_computed` says what the
+    engine holds in each group where that differs.
+    """
+
+    request: str
+    blocks: Sequence[Sequence[int]]
+    computed: int
+    external: int
+    group_computed: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """`count` tokens of a request are computed in this step behind `computed`.
+
+    `blocks` extends the request's block table of each layer group, or replaces it with `reset`;
+    `tokens` are those the leader was not told yet, `start` the index of the first.
+    """
+
+    request: str
+    blocks: Sequence[Sequence[int]]
+    reset: bool
+    computed: int
+    count: int
+    tokens: Sequence[int]
+    start: int = 0
+
+
+@dataclass
+class Step:
+    """One iteration of the engine's scheduler."""
+
+    allocs: list[Alloc] = field(default_factory=list)
+    scheduled: list[Scheduled] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.allocs or self.scheduled or self.preempted or self.finished)
+
+
+class PlannedLoad(NamedTuple):
+    """The engine's blocks that a request's load will fill, those of all layer groups together."""
+
+    request: str
+    blocks: list[int]
+
+
+class StepReply(NamedTuple):
+    """The leader's plan: `meta`, opaque, is for every rank's worker; `loads` says what it loads."""
+
+    meta: bytes
+    loads: list[PlannedLoad]
+
+
+class FinishedLoad(NamedTuple):
+    """A load that has ended; the bytes of `failed_blocks` must not be used."""
+
+    request: str
+    failed_blocks: list[int]
+
+
+class SaveResult(NamedTuple):
+    """How many blocks a save copied out of engine memory, dropped for want of room, and found stored already."""
+
+    taken: int = 0
+    dropped: int = 0
+    present: int = 0
+
+
+class Run(NamedTuple):
+    """Equally shaped pieces of a block, see docs/protocol.md; bytes except `region` and `layers`."""
+
+    region: int
+    offset: int
+    layers: int
+    layer_stride: int
+    block_stride: int
+    size: int
+
+
+class GroupLayout(NamedTuple):
+    """How a block of one layer group lies in memory; no runs where the rank has no layers of it."""
+
+    blocks: int
+    runs: Sequence[Run]
+
+
+class KeyedBlocks(NamedTuple):
+    """Consecutive blocks of a prompt and layer group, named by the engine's own prefix hashes of 32 bytes.
+
+    `parent` is the hash in front of the first, empty at the root; `slots` are the engine's block ids.
+    """
+
+    hashes: Sequence[bytes]
+    slots: Sequence[int] = ()
+    group: int = 0
+    parent: bytes = b""
+
+
+def hello(role: str, client: str, engine: str, manifest: bytes, rank: int = 0, staged: bool = False) -> Body:
+    """Body of the first request."""
+    return {
+        "versions": list(VERSIONS),
+        "role": role,
+        "client": client,
+        "engine": engine,
+        "manifest": manifest,
+        "rank": rank,
+        "staged": staged,
+    }
+
+
+def match(
+    request: str,
+    tokens: Sequence[int],
+    *,
+    start: int = 0,
+    prompt: int = 0,
+    computed: int = 0,
+    spans: Sequence[Span] = (),
+    salt: str = "",
+    lora: str = "",
+    no_load: bool = False,
+    no_save: bool = False,
+) -> Body:
+    """Body of a match."""
+    return {
+        "r": request,
+        "from": start,
+        "tokens": pack_u32s(tokens),
+        "prompt": prompt,
+        "computed": computed,
+        "spans": spans,
+        "salt": salt,
+        "lora": lora,
+        "no_load": no_load,
+        "no_save": no_save,
+    }
+
+
+def offer(reply: Body) -> Offer:
+    """Answer to match."""
+    return Offer(field_of(reply, "tokens", int), field_of(reply, "async", bool))
+
+
+def step(told: Step) -> Body:
+    """Body of a step."""
+    return {
+        "allocs": [
+            {
+                "r": a.request,
+                "blocks": _tables(a.blocks),
+                "group_computed": a.group_computed,
+                "computed": a.computed,
+                "external": a.external,
+            }
+            for a in told.allocs
+        ],
+        "scheduled": [
+            {
+                "r": s.request,
+                "blocks": _tables(s.blocks),
+                "reset": s.reset,
+                "computed": s.computed,
+                "count": s.count,
+                "from": s.start,
+                "tokens": pack_u32s(s.tokens),
+            }
+            for s in told.scheduled
+        ],
+        "preempted": told.preempted,
+        "finished": told.finished,
+    }
+
+
+def _tables(tables: Sequence[Sequence[int]]) -> list[bytes]:
+    return [pack_u32s(table) for table in tables]
+
+
+def step_reply(reply: Body) -> StepReply:
+    """Answer to step."""
+    return StepReply(field_of(reply, "meta", bytes), [PlannedLoad(*p) for p in _pairs(reply, "loads")])
+
+
+def loaded(done: Iterable[str], invalid: Iterable[int]) -> Body:
+    """Body of loaded."""
+    return {"done": list(done), "invalid": pack_u32s(invalid)}
+
+
+def register(layout: Sequence[GroupLayout]) -> Body:
+    """Body of register."""
+    return {"groups": [{"blocks": g.blocks, "runs": g.runs} for g in layout]}
+
+
+def meta(plan: bytes) -> Body:
+    """Body of load and save."""
+    return {"meta": plan}
+
+
+def save_result(reply: Body) -> SaveResult:
+    """Answer to save and put."""
+    return SaveResult(*(field_of(reply, key, int) for key in SaveResult._fields))
+
+
+def finished(reply: Body) -> list[FinishedLoad]:
+    """Answer to poll."""
+    return [FinishedLoad(*p) for p in _pairs(reply, "finished")]
+
+
+def cancel(request: str) -> Body:
+    """Body of cancel."""
+    return {"r": request}
+
+
+def keyed(request: str, blocks: KeyedBlocks) -> Body:
+    """Body of present, fetch and put; `request` is what poll will report (fetch only).
+
+    Raises ValueError for hashes that are none.
+    """
+    if any(len(h) != HASH_BYTES for h in blocks.hashes) or len(blocks.parent) not in (0, HASH_BYTES):
+        raise ValueError(f"a block's hash has not {HASH_BYTES} bytes")
+    return {
+        "r": request,
+        "group": blocks.group,
+        "parent": blocks.parent,
+        "hashes": b"".join(blocks.hashes),
+        "slots": pack_u32s(blocks.slots),
+    }
+
+
+def count(reply: Body) -> int:
+    """Answer to load and present."""
+    return field_of(reply, "n", int)
+
+
+def block_bytes(reply: Body) -> list[int]:
+    """Answer to register: the bytes of a block of each layer group."""
+    sizes = field_of(reply, "block_bytes", list)
+    if not all(isinstance(n, int) for n in sizes):
+        raise ProtocolError("field 'block_bytes' is no array of numbers")
+    return sizes
+
+
+def _pairs(body: Body, key: str) -> list[tuple[str, list[int]]]:
+    """Decode an array of `[request, ids (bin)]`."""
+    pairs: list[tuple[str, list[int]]] = []
+    for pair in field_of(body, key, list):
+        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], bytes)):
+            raise ProtocolError(f"field {key!r} is no array of [request, blocks]")
+        pairs.append((pair[0], unpack_u32s(pair[1])))
+    return pairs
