@@ -66,14 +66,14 @@ func ServeEngine(ctx context.Context, o EngineOptions, in io.Reader, out io.Writ
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
 	co := client.Options{
-		Socket: o.Socket, Engine: fmt.Sprintf("demo-%d", os.Getpid()), Name: "kvconn-engine/1", Manifest: e.Manifest(), Logger: o.Logger,
+		Socket: o.Socket, Engine: fmt.Sprintf("demo-%d", os.Getpid()), Name: "kvconn-engine/2", Manifest: e.Manifest(), Logger: o.Logger,
 	}
 	scheduler, err := client.NewScheduler(co)
 	if err != nil {
 		return err
 	}
 	defer scheduler.Close()
-	worker, err := client.NewWorker(co, 0, e.Layout(), []*os.File{e.File()})
+	worker, err := client.NewWorker(co, 0, e.Layout(0), []*os.File{e.File(0)})
 	if err != nil {
 		return err
 	}

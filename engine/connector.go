@@ -10,17 +10,20 @@ import (
 // fail: without a daemon nothing is offered.
 type SchedulerConnector interface {
 	// Match says how many tokens can be loaded beyond the local prefix hit. It is asked
-	// for waiting requests without computed tokens, again in every step in which there
-	// is no room for them.
+	// for waiting requests without computed tokens: in vLLM's order again in every step
+	// in which there is no room for them, in TensorRT-LLM's once there is.
 	Match(ctx context.Context, m *connector.MatchRequest) connector.Offer
 	// Step is called once per engine step, also for empty ones, when everything is
 	// allocated and before anything is computed.
 	Step(ctx context.Context, m *connector.StepRequest) connector.StepReply
-	// Loaded tells what became of loads that ended.
+	// Loaded tells what became of loads that ended, all ranks taken together.
 	Loaded(ctx context.Context, m *connector.LoadedReport)
+	// Reset tells that the engine has dropped its own prefix cache.
+	Reset(ctx context.Context)
 }
 
-// WorkerConnector is the connector's end at the engine's worker.
+// WorkerConnector is the connector's end at one rank. The ranks of an engine are called at
+// the same time, each from one goroutine.
 type WorkerConnector interface {
 	// Load starts a step's loads, before the forward pass, and returns at once.
 	Load(ctx context.Context, metadata []byte, loads []connector.PlannedLoad)
@@ -31,6 +34,12 @@ type WorkerConnector interface {
 	Poll(ctx context.Context) []connector.FinishedLoad
 }
 
+// Canceller is a [WorkerConnector] that can take a load back: when Cancel has returned
+// nothing is written for the request any more, and its load is not reported.
+type Canceller interface {
+	Cancel(ctx context.Context, request string)
+}
+
 // noConnector stands where no connector is attached.
 type noConnector struct{}
 
@@ -39,6 +48,8 @@ func (noConnector) Match(context.Context, *connector.MatchRequest) (o connector.
 func (noConnector) Step(context.Context, *connector.StepRequest) (r connector.StepReply) { return r }
 
 func (noConnector) Loaded(context.Context, *connector.LoadedReport) {}
+
+func (noConnector) Reset(context.Context) {}
 
 func (noConnector) Load(context.Context, []byte, []connector.PlannedLoad) {}
 

@@ -1,13 +1,16 @@
 // Package leader follows the requests of one engine instance: it hashes their token
-// blocks, offers what the store has of them, and plans each engine step's loads and
-// saves for every rank. It never touches block bytes.
+// blocks, offers what the store has of them as far as loading beats prefill, and plans
+// each engine step's loads and saves for every rank. It never touches block bytes.
+//
+// The calls for a request come in the order match, alloc, scheduled, finished, any of
+// them repeated, and the leader survives every other order: an engine that calls out of
+// turn costs itself hits, never a wrong byte.
 package leader
 
 import (
 	"context"
-	"fmt"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -24,40 +27,45 @@ type Index interface {
 	Release(id store.LeaseID)
 	// Has reports whether a record is stored, without counting as a use.
 	Has(id store.RecordID) bool
+	// PayloadBytes is the size of a shard's payloads, 0 while nobody knows.
+	PayloadBytes(ns store.NamespaceID, shard connector.Shard) int
 }
 
-// Stats counts a leader's work since its start.
-type Stats struct {
-	// Requests are followed now.
-	Requests int `json:"requests"`
-	// Matches counts match calls, MatchedRequests requests that were asked for at all.
-	Matches         uint64 `json:"matches"`
-	MatchedRequests uint64 `json:"matched_requests"`
-	// QueriedTokens counts the tokens of requests at their first match, OfferedTokens
-	// those offered then, LoadTokens those whose load was planned.
-	QueriedTokens uint64 `json:"queried_tokens"`
-	OfferedTokens uint64 `json:"offered_tokens"`
-	LoadTokens    uint64 `json:"load_tokens"`
-	// SaveBlocks counts blocks planned to be saved, FailedLoads requests whose load
-	// failed on any rank.
-	SaveBlocks  uint64 `json:"save_blocks"`
-	FailedLoads uint64 `json:"failed_loads"`
-}
-
-// Leader follows one engine instance. It is safe for concurrent use.
+// Leader follows one engine instance. It is safe for concurrent use, and holds no lock
+// while it waits for staging memory.
 type Leader struct {
 	opts   Options
+	bs     int // tokens in a block
 	index  Index
-	shards []connector.Shard
+	groups []group
+	// prefix are the shards that must have every block of what is offered, windows the
+	// groups of which only the end is needed.
+	prefix  []connector.Shard
+	windows []*group
+
+	notReady atomic.Bool
 
 	mu       sync.Mutex
-	requests map[string]*request
-	// tokens adds up the tokens of all requests.
-	tokens  int
-	stats   Stats
-	scratch []byte
-	// planned are the keys whose save this step has planned already.
-	planned map[connector.Key]struct{}
+	closed   bool
+	requests requests
+	hash     hasher
+	stats    Stats
+	// held are leases to end once others have taken their place.
+	held    []store.LeaseID
+	planned planned
+	price   price
+	// steps counts the steps; retired is staging memory that a worker may still read.
+	steps   uint64
+	retired []retired
+}
+
+// group is a layer group and its shards, all of which a hit needs.
+type group struct {
+	*connector.Group
+	index  int
+	shards []connector.Shard
+	// The blocks [low, high) are known to be there, during one search.
+	low, high int
 }
 
 // New returns a leader for one engine instance.
@@ -66,170 +74,137 @@ func New(o Options, index Index) (*Leader, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	l := &Leader{
-		opts: o, index: index, requests: make(map[string]*request), planned: make(map[connector.Key]struct{}),
+	m := o.Manifest
+	l := &Leader{opts: o, bs: m.BlockSize, index: index, groups: make([]group, len(m.Groups))}
+	for g := range l.groups {
+		l.groups[g] = group{Group: &m.Groups[g], index: g, shards: m.GroupShards(g)}
+		// An engine that cannot report a failed load may still take a part of the offer, and
+		// then needs blocks of a window that the whole offer would not: all must be there.
+		if m.Groups[g].Window == 0 || o.Staging != nil {
+			l.prefix = append(l.prefix, l.groups[g].shards...)
+		} else {
+			l.windows = append(l.windows, &l.groups[g])
+		}
 	}
-	l.shards = o.Manifest.GroupShards(0)
+	l.requests.init(len(m.Groups))
+	l.hash = hasher{digest: o.Digest, blockSize: m.BlockSize, roots: make(map[connector.Scope]*roots)}
+	l.planned.init(o.SaveTTL, o.Now())
+	l.price.init(l)
 	return l, nil
 }
 
-// Stats returns the counters.
-func (l *Leader) Stats() Stats {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s := l.stats
-	s.Requests = len(l.requests)
-	return s
-}
-
-// Match returns how much of a request can be loaded beyond m.Computed. It may be
-// repeated at will. The offer never reaches the request's last token, since the engine
-// must compute at least one, and is nothing where Computed is not block-aligned.
-func (l *Leader) Match(_ context.Context, m *connector.MatchRequest) (connector.Offer, error) {
-	if len(m.Tokens)+m.From > connector.MaxTokens {
-		return connector.Offer{}, fmt.Errorf("%w: prompt of more than %d tokens", connector.ErrBadRequest, connector.MaxTokens)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	r, fresh, err := l.admit(m)
-	if err != nil {
-		return connector.Offer{}, err
-	}
-	l.stats.Matches++
-	tokens := m.From + len(m.Tokens)
-	offer := l.offer(r, m.Computed, tokens)
-	if fresh {
-		l.stats.MatchedRequests++
-		l.stats.QueriedTokens += uint64(tokens)
-		l.stats.OfferedTokens += uint64(offer)
-	}
-	return connector.Offer{Tokens: offer, Async: offer > 0}, nil
-}
-
-// offer looks up what of r lies behind computed, and pins it.
-func (l *Leader) offer(r *request, computed, tokens int) int {
-	bs := l.opts.Manifest.BlockSize
-	first, end := computed/bs, (tokens-1)/bs
-	if r.noLoad || r.failed || computed%bs != 0 || tokens == 0 || first >= end {
-		l.unpin(r)
-		return 0
-	}
-	l.scratch = r.hashKeys(bs, end, l.scratch)
-	// The chain begins where the engine's own prefix ends: what comes before may be
-	// gone from the store without hurting.
-	n, lease := l.index.Lookup(l.opts.Namespace, l.shards, r.keys[first:end], l.opts.LeaseTTL)
-	if n*bs < l.opts.MinOfferTokens {
-		l.index.Release(lease)
-		n, lease = 0, 0
-	}
-	l.unpin(r)
-	r.lease = lease
-	return n * bs
-}
-
-// unpin ends the request's lease.
-func (l *Leader) unpin(r *request) {
-	l.index.Release(r.lease)
-	r.lease = 0
-}
-
-// admit finds or makes the request of m and takes over its tokens.
-func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err error) {
-	r = l.requests[m.Request]
-	if r != nil && r.scope != m.Scope {
-		l.forget(r)
-		r = nil
-	}
-	if r == nil {
-		if m.From > 0 {
-			return nil, false, fmt.Errorf("%w: %q", connector.ErrUnknownRequest, m.Request)
-		}
-		l.makeRoom(len(m.Tokens))
-		r = &request{id: strings.Clone(m.Request), scope: connector.Scope{Salt: strings.Clone(m.Scope.Salt), LoRA: strings.Clone(m.Scope.LoRA)}}
-		l.requests[r.id] = r
-		fresh = true
-	}
-	if !l.tell(r, m.From, m.Tokens) {
-		return nil, false, fmt.Errorf("%w: %q is known up to token %d, not %d",
-			connector.ErrUnknownRequest, m.Request, len(r.tokens)/4, m.From)
-	}
-	r.noLoad, r.noSave = m.NoLoad, m.NoSave
-	r.touched = l.opts.Now()
-	return r, fresh, nil
-}
-
-// tell takes over tokens and keeps count.
-func (l *Leader) tell(r *request, from int, tokens []uint32) bool {
-	before := len(r.tokens) / 4
-	ok := r.tell(l.opts.Manifest.BlockSize, from, tokens)
-	l.tokens += len(r.tokens)/4 - before
-	return ok
-}
-
-// makeRoom forgets the requests that were touched least recently while there are too
-// many, or too many tokens.
-func (l *Leader) makeRoom(tokens int) {
-	for len(l.requests) >= l.opts.MaxRequests || (len(l.requests) > 0 && l.tokens+tokens > l.opts.MaxTokens) {
-		var oldest *request
-		for _, r := range l.requests {
-			if oldest == nil || r.touched.Before(oldest.touched) {
-				oldest = r
-			}
-		}
-		l.forget(oldest)
-	}
-}
-
-func (l *Leader) forget(r *request) {
-	l.unpin(r)
-	l.tokens -= len(r.tokens) / 4
-	delete(l.requests, r.id)
-}
+// SetReady tells whether the ranks that run on this node can load and save. While they
+// cannot, because one was refused at registration or has gone and the engine has not,
+// nothing is offered and no save is planned. A leader starts ready: it cannot know which
+// ranks live on other nodes, so that a rank never seen here is no reason to wait.
+func (l *Leader) SetReady(ready bool) { l.notReady.Store(!ready) }
 
 // Loaded takes in what came of loads. A request whose load failed on any rank is not
 // offered anything again, and its blocks from the first failed one on are saved again
-// once the engine has recomputed them.
+// once the engine has recomputed them. Where a request has had several loads, a report is
+// of the oldest: each load is reported once, in order.
 func (l *Leader) Loaded(_ context.Context, m *connector.LoadedReport) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	invalid := make(map[uint32]struct{}, len(m.InvalidBlocks))
-	for _, b := range m.InvalidBlocks {
-		invalid[b] = struct{}{}
+	var invalid map[uint32]struct{}
+	if len(m.InvalidBlocks) > 0 {
+		invalid = make(map[uint32]struct{}, len(m.InvalidBlocks))
+		for _, b := range m.InvalidBlocks {
+			invalid[b] = struct{}{}
+		}
 	}
 	for _, id := range m.Done {
-		r := l.requests[id]
-		if r == nil || r.loadCount == 0 {
+		r := l.requests.find(id)
+		if r != nil {
+			l.checkLoads(r, invalid)
+		}
+		if l.unretire(id) || r == nil || len(r.loads) == 0 {
 			continue
 		}
-		for i := r.loadFirst; i < min(r.loadFirst+r.loadCount, len(r.slots)); i++ {
-			if _, bad := invalid[r.slots[i]]; bad {
-				r.failed = true
-				r.saved = min(r.saved, i)
-				l.stats.FailedLoads++
-				break
-			}
-		}
-		r.loadCount = 0
-		l.unpin(r)
+		l.endLoad(r.loads[0])
+		r.loads = append(r.loads[:0], r.loads[1:]...)
 	}
 	return nil
 }
 
-// Reset forgets the engine's own blocks: it has dropped its cache.
+// checkLoads looks for invalid slots in all of r's loads, in case one of them is never
+// reported: a failure that is overlooked would be offered again for ever.
+func (l *Leader) checkLoads(r *request, invalid map[uint32]struct{}) {
+	for _, d := range r.loads {
+		if bad := d.firstOf(invalid); bad >= 0 {
+			l.failed(r, bad)
+			return
+		}
+	}
+}
+
+// failed takes in that r's blocks from bad on were not loaded.
+func (l *Leader) failed(r *request, bad int) {
+	r.failed = true
+	r.unsave(bad)
+	// Whoever planned to save the block before has not saved it, or not well.
+	for g := range l.groups {
+		for i := bad; i < len(r.keys); i++ {
+			l.planned.remove(plannedBlock{g, r.keys[i]})
+		}
+	}
+	l.stats.FailedLoads++
+}
+
+// Reset forgets the engine's own blocks: it has dropped its cache. Until the engine tells
+// a whole block table again, nothing of a request is saved.
 func (l *Leader) Reset(context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, r := range l.requests {
-		r.slots, r.loadCount = nil, 0
+	for r := l.requests.head.next; r != &l.requests.head; r = r.next {
+		l.displace(r)
 	}
 	return nil
 }
 
-// Close forgets every request.
+// displace takes in that the engine has taken r's blocks away.
+func (l *Leader) displace(r *request) {
+	r.unplace()
+	for _, d := range r.loads {
+		l.retire(r, d)
+	}
+	clear(r.loads)
+	r.loads = r.loads[:0]
+}
+
+// makeRoom forgets the requests that were used least recently while there are too many,
+// or too many tokens.
+func (l *Leader) makeRoom(tokens int) {
+	for r := l.requests.oldest(); r != nil; r = l.requests.oldest() {
+		if len(l.requests.byHash) < l.opts.MaxRequests && l.requests.tokens+tokens <= l.opts.MaxTokens {
+			return
+		}
+		l.forget(r)
+	}
+}
+
+// forget ends a request: nothing stays pinned for it but what a worker may be reading.
+func (l *Leader) forget(r *request) {
+	l.unpin(r)
+	l.displace(r)
+	l.requests.remove(r)
+	if r.waiting {
+		r.gone = true // whoever waits recycles it
+		return
+	}
+	l.requests.recycle(r)
+}
+
+// Close forgets every request and releases every pin. Nothing is offered afterwards.
 func (l *Leader) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, r := range l.requests {
+	l.closed = true
+	for r := l.requests.oldest(); r != nil; r = l.requests.oldest() {
 		l.forget(r)
 	}
+	for i := range l.retired {
+		l.retired[i].staged.release()
+	}
+	l.retired = nil
 }

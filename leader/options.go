@@ -17,6 +17,10 @@ type Options struct {
 	Manifest *connector.Manifest
 	// MinOfferTokens is the smallest offer made. Default 0: every hit counts.
 	MinOfferTokens int
+	// PromptsOnly ends the saves with the last block that lies wholly inside the prompt.
+	// The default of false saves what decoding fills too: the next turn of a conversation
+	// begins with it.
+	PromptsOnly bool
 	// LeaseTTL is how long an offer stays pinned unless it is taken. Default 30 s: an
 	// engine under load may keep a request waiting for that long after its match, and a
 	// longer pin only keeps dead requests' records from eviction.
@@ -24,32 +28,64 @@ type Options struct {
 	// LoadTTL is how long the records of a running load stay pinned. Default 60 s; it
 	// has to be longer than the workers' load timeout.
 	LoadTTL time.Duration
+	// SaveTTL is how long a block whose save was planned counts as on its way to the store,
+	// so that no other request plans it again; a save that was dropped may be planned
+	// again then. Default 5 s: far longer than a save takes, unless it is lost. It counts
+	// for up to twice as long.
+	SaveTTL time.Duration
 	// MaxRequests bounds the requests that are remembered; beyond it the one that was
 	// touched least recently is forgotten and costs its hits. Default 16,384.
 	MaxRequests int
 	// MaxTokens bounds the tokens of all requests that are remembered, likewise. Default
 	// 32 Mi: 128 MiB, and half as much again for keys and proofs.
 	MaxTokens int
+
+	// Tiers tells how fast loads are; nil means that all are free, and every offer full.
+	Tiers Tiers
+	// PrefillTokensPerS is how many tokens the engine computes in a second; 0 means that
+	// it is learnt from the engine's steps.
+	PrefillTokensPerS float64
+	// MinLearnTokens is the smallest step, in prompt tokens, that prefill speed is learnt
+	// from. Default 256: below that a step's fixed cost outweighs its tokens.
+	MinLearnTokens int
+	// Probe, if not nil, is called while offers are cut for the speed of a tier, at most
+	// once in ProbeInterval: nobody loads from the tier then, and only a reader that no
+	// engine waits for can find out that it has become faster. It must not block.
+	Probe func()
+	// ProbeInterval is the shortest time between two calls of Probe. Default 1 s.
+	ProbeInterval time.Duration
+
+	// Staging, if not nil, makes this the leader of an engine that has no way to report a
+	// failed load: only what is verified and pinned in staging memory is offered.
+	Staging Staging
+	// StageTimeout is how long a match waits for reads into staging memory. Default
+	// 50 ms: the engine's scheduler stands still for that long, and a disk delivers some
+	// hundreds of megabytes.
+	StageTimeout time.Duration
+
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
 }
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	if o.LeaseTTL == 0 {
-		o.LeaseTTL = 30 * time.Second
-	}
-	if o.LoadTTL == 0 {
-		o.LoadTTL = time.Minute
-	}
-	if o.MaxRequests == 0 {
-		o.MaxRequests = 16384
-	}
-	if o.MaxTokens == 0 {
-		o.MaxTokens = 32 << 20
-	}
+	setDefault(&o.LeaseTTL, 30*time.Second)
+	setDefault(&o.LoadTTL, time.Minute)
+	setDefault(&o.SaveTTL, 5*time.Second)
+	setDefault(&o.ProbeInterval, time.Second)
+	setDefault(&o.StageTimeout, 50*time.Millisecond)
+	setDefault(&o.MaxRequests, 16384)
+	setDefault(&o.MaxTokens, 32<<20)
+	setDefault(&o.MinLearnTokens, 256)
 	if o.Now == nil {
 		o.Now = time.Now
+	}
+}
+
+func setDefault[T comparable](v *T, to T) {
+	var zero T
+	if *v == zero {
+		*v = to
 	}
 }
 
@@ -58,10 +94,20 @@ func (o *Options) Validate() error {
 	switch {
 	case o.Manifest == nil:
 		return errors.New("leader: no manifest")
-	case o.LeaseTTL <= 0 || o.LoadTTL <= 0:
-		return errors.New("leader: lease times must be positive")
+	case o.LeaseTTL <= 0 || o.LoadTTL <= 0 || o.SaveTTL <= 0:
+		return errors.New("leader: times to live must be positive")
+	case o.ProbeInterval <= 0 || o.StageTimeout <= 0:
+		return errors.New("leader: probe interval and stage timeout must be positive")
 	case o.MaxRequests < 1 || o.MaxTokens < connector.MaxTokens:
 		return errors.New("leader: max requests must be positive, max tokens at least those of one prompt")
+	case o.MinOfferTokens < 0 || o.MinLearnTokens < 1 || o.PrefillTokensPerS < 0:
+		return errors.New("leader: minimum offer and prefill speed must not be negative, tokens to learn from positive")
+	}
+	if err := o.Manifest.Validate(); err != nil {
+		return err
+	}
+	if o.Manifest.KeyScheme != connector.KeySchemeTokens {
+		return errors.New("leader: keys are the engine's own, there is nothing to lead")
 	}
 	return nil
 }

@@ -1,116 +1,168 @@
 package leader
 
 import (
-	"encoding/binary"
-	"time"
+	"bytes"
+	"slices"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 )
 
-// request is what the leader knows of one request of the engine. Tokens only ever grow;
-// keys and proofs are hashed as far as somebody has needed them.
+// request is what the leader knows of one request of the engine. Tokens only ever grow
+// or are replaced; keys and proofs are hashed as far as somebody has needed them.
+// Requests are used again for others: nothing may keep what they refer to.
 type request struct {
-	id    string
-	scope connector.Scope
-	// tokens in the form that chains hash, four bytes each.
-	tokens []byte
+	hash  xxh3.Uint128
+	id    []byte
+	roots *roots
+	// spans and the bytes of their ids.
+	spans   []connector.Span
+	spanIDs []byte
+
+	tokens []uint32
 	keys   []connector.Key
 	proofs []connector.Proof
-	// slots is the engine's block table.
-	slots []uint32
-	// saved counts the leading blocks that are stored, or were planned to be.
-	saved int
-	// loadFirst and loadCount are the blocks of the table that a load is filling.
-	loadFirst, loadCount int
-	lease                store.LeaseID
+	// prompt is the number of tokens of the prompt.
+	prompt int
+
+	// tables are the engine's block tables, one for each layer group. They mean nothing
+	// unless placed is set: the engine has told the whole of them.
+	tables [][]uint32
+	placed bool
+	// saved counts, for each layer group, the leading blocks that are stored, or were
+	// planned to be.
+	saved []int
+
+	// leases pin what is offered up to block offered, staged holds it in staging memory.
+	leases  []store.LeaseID
+	offered int
+	staged  *stagedPrefix
+	// loads were planned and are not reported, the oldest first.
+	loads []*load
+
 	// failed is set once a load went wrong: the request is not offered anything again,
 	// since an engine that asks again after a failure would fail and ask for ever.
 	failed         bool
 	noLoad, noSave bool
-	touched        time.Time
+	// decided is set once the request counts among the decisions.
+	decided bool
+	// step is the last step that computed the request.
+	step uint64
+	// waiting is set while a match waits for staging memory with the leader unlocked. gone
+	// and changed tell it that the request was forgotten, or got other tokens, meanwhile.
+	waiting, gone, changed bool
+
+	prev, next *request
+}
+
+// reset makes r the request of an id that the leader was not told of.
+func (r *request) reset(groups int) {
+	r.roots, r.staged, r.prev, r.next = nil, nil, nil, nil
+	r.spans, r.spanIDs = r.spans[:0], r.spanIDs[:0]
+	r.tokens, r.keys, r.proofs, r.prompt = r.tokens[:0], r.keys[:0], r.proofs[:0], 0
+	if len(r.saved) != groups {
+		r.tables, r.saved = make([][]uint32, groups), make([]int, groups)
+	}
+	r.unplace()
+	clear(r.saved)
+	r.leases, r.offered = r.leases[:0], 0
+	clear(r.loads)
+	r.loads = r.loads[:0]
+	r.failed, r.noLoad, r.noSave, r.decided, r.waiting, r.gone = false, false, false, false, false, false
+	r.step = 0
 }
 
 // tell takes over that the tokens from index from on are these, whatever was known
 // there before. It reports false where tokens before from are missing. The caller has
 // checked that there are not too many.
 func (r *request) tell(blockSize, from int, tokens []uint32) bool {
-	if from > len(r.tokens)/4 {
+	if from > len(r.tokens) {
 		return false
 	}
-	at := from
-	for at-from < len(tokens) && at < len(r.tokens)/4 && binary.LittleEndian.Uint32(r.tokens[4*at:]) == tokens[at-from] {
+	known := r.tokens[from:]
+	n := min(len(known), len(tokens))
+	at := 0
+	for at < n && known[at] == tokens[at] {
 		at++
 	}
-	r.truncate(blockSize, at)
-	r.tokens = connector.AppendTokens(r.tokens, tokens[at-from:])
+	if at < len(known) {
+		r.truncate(blockSize, from+at)
+	}
+	r.tokens = append(r.tokens, tokens[at:]...)
 	return true
 }
 
 // truncate forgets the tokens from index n on, and what was hashed from them.
 func (r *request) truncate(blockSize, n int) {
-	r.tokens = r.tokens[:4*n]
+	r.tokens = r.tokens[:n]
 	blocks := n / blockSize
 	r.keys = r.keys[:min(len(r.keys), blocks)]
 	r.proofs = r.proofs[:min(len(r.proofs), blocks)]
-	r.saved = min(r.saved, blocks)
+	r.unsave(blocks)
+	if r.staged != nil && r.staged.end() > blocks {
+		r.staged.release()
+		r.staged = nil
+	}
+	r.changed = true
+}
+
+// unsave says that blocks from n on are to be saved again.
+func (r *request) unsave(n int) {
+	for g := range r.saved {
+		r.saved[g] = min(r.saved[g], n)
+	}
+}
+
+// setSpans takes over copies of spans.
+func (r *request) setSpans(spans []connector.Span) {
+	r.spanIDs = r.spanIDs[:0]
+	for i := range spans {
+		r.spanIDs = append(r.spanIDs, spans[i].ID...)
+	}
+	r.spans = append(r.spans[:0], spans...)
+	at := 0
+	for i := range r.spans {
+		s := &r.spans[i]
+		n := len(s.ID)
+		s.ID = r.spanIDs[at : at+n : at+n]
+		at += n
+	}
+}
+
+// sameSpans reports whether the request was told of these spans.
+func (r *request) sameSpans(spans []connector.Span) bool {
+	return slices.EqualFunc(r.spans, spans, func(a, b connector.Span) bool {
+		return a.Start == b.Start && a.End == b.End && bytes.Equal(a.ID, b.ID)
+	})
+}
+
+// unplace says that the engine holds no blocks for the request, or nobody knows which.
+func (r *request) unplace() {
+	r.placed = false
+	for g := range r.tables {
+		r.tables[g] = r.tables[g][:0]
+	}
 }
 
 // fullBlocks is the number of blocks whose tokens are all known.
-func (r *request) fullBlocks(blockSize int) int { return len(r.tokens) / (4 * blockSize) }
-
-// hashKeys makes sure that the keys of the first n blocks are there.
-func (r *request) hashKeys(blockSize, n int, scratch []byte) []byte {
-	for len(r.keys) < n {
-		parent := r.parent(blockSize, len(r.keys))
-		var k connector.Key
-		k, scratch = connector.NextKey(parent, r.blockTokens(blockSize, len(r.keys)), scratch)
-		r.keys = append(r.keys, k)
-	}
-	return scratch
-}
-
-// hashProofs makes sure that the proofs of the first n blocks are there.
-func (r *request) hashProofs(ns connector.NamespaceDigest, blockSize, n int, scratch []byte) []byte {
-	for len(r.proofs) < n {
-		parent := connector.Proof{}
-		if i := len(r.proofs); i > 0 {
-			parent = r.proofs[i-1]
-		} else {
-			parent = connector.RootProof(ns, blockSize, r.scope)
-		}
-		var p connector.Proof
-		p, scratch = connector.NextProof(parent, r.blockTokens(blockSize, len(r.proofs)), scratch)
-		r.proofs = append(r.proofs, p)
-	}
-	return scratch
-}
+func (r *request) fullBlocks(blockSize int) int { return len(r.tokens) / blockSize }
 
 // parent is the key in front of block i.
-func (r *request) parent(blockSize, i int) connector.Key {
+func (r *request) parent(i int) connector.Key {
 	if i > 0 {
 		return r.keys[i-1]
 	}
-	return connector.RootKey(blockSize, r.scope)
+	return r.roots.key
 }
 
-func (r *request) blockTokens(blockSize, i int) []byte {
-	return r.tokens[4*blockSize*i : 4*blockSize*(i+1)]
-}
-
-// transfer is the move of blocks [first, end) of r's table. Blocks beyond what the
-// leader knows get the zero key, which no record has: they fail as missing.
-func (r *request) transfer(blockSize, first, end int) connector.Transfer {
-	t := connector.Transfer{Blocks: make([]connector.PlanBlock, 0, end-first)}
-	if first <= len(r.keys) {
-		t.Parent = r.parent(blockSize, first)
+// planBlock names block i, which lies in slot. Blocks beyond what the leader knows get the
+// zero key, which no record has: they fail as missing.
+func (r *request) planBlock(i int, slot uint32) connector.PlanBlock {
+	b := connector.PlanBlock{Slot: slot}
+	if i < len(r.keys) && i < len(r.proofs) {
+		b.Key, b.Proof = r.keys[i], r.proofs[i]
 	}
-	for i := first; i < end; i++ {
-		b := connector.PlanBlock{Slot: r.slots[i]}
-		if i < len(r.keys) && i < len(r.proofs) {
-			b.Key, b.Proof = r.keys[i], r.proofs[i]
-		}
-		t.Blocks = append(t.Blocks, b)
-	}
-	return t
+	return b
 }

@@ -5,36 +5,49 @@ import (
 	"fmt"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
 )
 
 // Step plans what the workers do in one engine step: the loads of what was allocated,
-// and the saves of every block that the step's forward pass fills.
+// and the saves of every block that the step's forward pass fills. Steps may come before
+// the loads and saves of earlier ones have ended. It keeps nothing that m refers to.
 func (l *Leader) Step(_ context.Context, m *connector.StepRequest) (connector.StepReply, error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	plan := connector.Plan{Namespace: l.opts.Digest}
+	reply, err := l.step(m)
+	probe := l.price.probeDue()
+	l.mu.Unlock()
+	if probe {
+		l.opts.Probe()
+	}
+	return reply, err
+}
+
+func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 	var reply connector.StepReply
-	if err := l.check(m); err != nil {
+	if err := l.check(m); err != nil || l.closed {
 		return reply, err
 	}
-	clear(l.planned)
+	plan := connector.Plan{Namespace: l.opts.Digest}
+	now := l.opts.Now()
+	l.steps++
+	l.planned.advance(now)
+	l.learn(m, now)
+	l.releaseRetired()
 	for _, id := range m.Preempted {
-		if r := l.requests[id]; r != nil {
-			r.slots, r.loadCount = nil, 0
+		if r := l.requests.find(id); r != nil {
+			l.displace(r)
 		}
 	}
 	for i := range m.Allocs {
-		if t, ok := l.planLoad(&m.Allocs[i]); ok {
-			plan.Loads = append(plan.Loads, connector.RequestLoad{Request: m.Allocs[i].Request, Transfers: []connector.Transfer{t}})
-			reply.Loads = append(reply.Loads, plannedLoad(m.Allocs[i].Request, &t))
+		if d, ok := l.planLoad(&m.Allocs[i]); ok {
+			plan.Loads = append(plan.Loads, d)
+			reply.Loads = append(reply.Loads, plannedLoad(&d))
 		}
 	}
 	for i := range m.Scheduled {
 		plan.Saves = l.planSaves(plan.Saves, &m.Scheduled[i])
 	}
 	for _, id := range m.Finished {
-		if r := l.requests[id]; r != nil {
+		if r := l.requests.find(id); r != nil {
 			l.forget(r)
 		}
 	}
@@ -46,124 +59,54 @@ func (l *Leader) Step(_ context.Context, m *connector.StepRequest) (connector.St
 
 // check refuses a step that contradicts itself, before anything of it is taken over.
 func (l *Leader) check(m *connector.StepRequest) error {
-	bs := l.opts.Manifest.BlockSize
 	for i := range m.Allocs {
-		a := &m.Allocs[i]
-		if _, end := a.LoadRange(&l.opts.Manifest.Groups[0], 0, bs); a.External > 0 && (a.Computed%bs != 0 || (len(a.Blocks) != 1 || len(a.Blocks[0]) < end)) {
-			return fmt.Errorf("%w: request %q has %d blocks for %d tokens computed and %d to load", connector.ErrBadRequest,
+		if a := &m.Allocs[i]; !l.allocFits(a) {
+			return fmt.Errorf("%w: request %q has %d block tables that do not hold %d tokens computed and %d to load", connector.ErrBadRequest,
 				a.Request, len(a.Blocks), a.Computed, a.External)
 		}
 	}
 	for i := range m.Scheduled {
-		s := &m.Scheduled[i]
-		have := 0
-		if r := l.requests[s.Request]; r != nil && !s.Reset {
-			have = len(r.slots)
-		}
-		if have+len(first(s.NewBlocks)) > connector.MaxTokens || s.From+len(s.NewTokens) > connector.MaxTokens {
-			return fmt.Errorf("%w: request %q has more than %d blocks or tokens", connector.ErrBadRequest, s.Request, connector.MaxTokens)
+		if s := &m.Scheduled[i]; !l.scheduledFits(s) {
+			return fmt.Errorf("%w: request %q has other layer groups, or more than %d blocks or tokens", connector.ErrBadRequest, s.Request, connector.MaxTokens)
 		}
 	}
 	return nil
 }
 
-func first(tables [][]uint32) []uint32 {
-	if len(tables) == 0 {
-		return nil
-	}
-	return tables[0]
-}
-
-func plannedLoad(request string, t *connector.Transfer) connector.PlannedLoad {
-	p := connector.PlannedLoad{Request: request, Blocks: make([]uint32, len(t.Blocks))}
-	for i := range t.Blocks {
-		p.Blocks[i] = t.Blocks[i].Slot
-	}
-	return p
-}
-
-// planLoad plans the load that the engine has allocated blocks for. A request that this
-// leader does not know, because it matched before a restart, gets a load that fails:
-// the engine waits for one.
-func (l *Leader) planLoad(a *connector.Alloc) (connector.Transfer, bool) {
-	bs := l.opts.Manifest.BlockSize
-	begin, end := a.LoadRange(&l.opts.Manifest.Groups[0], 0, bs)
-	r := l.requests[a.Request]
+func (l *Leader) allocFits(a *connector.Alloc) bool {
 	if a.External <= 0 {
-		if r != nil {
-			l.unpin(r) // the offer was not taken
-		}
-		return connector.Transfer{}, false
+		return a.External == 0
 	}
-	if r == nil {
-		r = &request{id: a.Request}
-	}
-	r.touched = l.opts.Now()
-	r.slots = append(r.slots[:0], a.Blocks[0]...)
-	r.loadFirst, r.loadCount = begin, end-begin
-	known := min(end, r.fullBlocks(bs))
-	l.scratch = r.hashKeys(bs, known, l.scratch)
-	l.scratch = r.hashProofs(l.opts.Digest, bs, known, l.scratch)
-	l.index.Renew(r.lease, l.opts.LoadTTL)
-	l.stats.LoadTokens += uint64(a.External)
-	return r.transfer(bs, begin, end), true
-}
-
-// planSaves adds the blocks that this step completes and the store has not.
-func (l *Leader) planSaves(saves []connector.Transfer, s *connector.Scheduled) []connector.Transfer {
-	r := l.requests[s.Request]
-	if r == nil {
-		return saves
-	}
-	r.touched = l.opts.Now()
-	if s.Reset {
-		r.slots = r.slots[:0]
-	}
-	r.slots = append(r.slots, first(s.NewBlocks)...)
-	if len(s.NewTokens) > 0 && !l.tell(r, s.From, s.NewTokens) {
-		r.noSave = true // tokens are missing: nothing behind them has a name
-	}
-	if r.noSave {
-		return saves
-	}
-	bs := l.opts.Manifest.BlockSize
-	end := min((s.Computed+s.Count)/bs, r.fullBlocks(bs), len(r.slots))
-	if end <= r.saved {
-		return saves
-	}
-	l.scratch = r.hashKeys(bs, end, l.scratch)
-	first := r.saved
-	for i := r.saved; i < end; i++ {
-		if l.wanted(r.keys[i]) {
-			continue
-		}
-		saves = l.appendSaves(saves, r, first, i)
-		first = i + 1
-	}
-	r.saved = end
-	return l.appendSaves(saves, r, first, end)
-}
-
-// wanted reports whether the block is neither stored nor planned, and notes it as
-// planned.
-func (l *Leader) wanted(k connector.Key) bool {
-	if _, planned := l.planned[k]; planned {
+	if a.Computed < 0 || a.Computed > connector.MaxTokens || a.External > connector.MaxTokens || a.Boundary() > connector.MaxTokens ||
+		a.Computed%l.bs != 0 || len(a.Blocks) != len(l.groups) || (a.GroupComputed != nil && len(a.GroupComputed) != len(l.groups)) {
 		return false
 	}
-	for _, shard := range l.shards {
-		if !l.index.Has(store.RecordID{Namespace: l.opts.Namespace, Shard: shard, Key: k}) {
-			l.planned[k] = struct{}{}
-			return true
+	for g := range l.groups {
+		if a.GroupComputed != nil && (a.GroupComputed[g] < 0 || a.GroupComputed[g] > a.Boundary()) {
+			return false
+		}
+		if _, end := a.LoadRange(l.groups[g].Group, g, l.bs); len(a.Blocks[g]) < end || len(a.Blocks[g]) > connector.MaxTokens {
+			return false
 		}
 	}
-	return false
+	return true
 }
 
-func (l *Leader) appendSaves(saves []connector.Transfer, r *request, first, end int) []connector.Transfer {
-	if first >= end {
-		return saves
+func (l *Leader) scheduledFits(s *connector.Scheduled) bool {
+	if s.Computed < 0 || s.Count < 0 || s.Computed > connector.MaxTokens || s.Count > connector.MaxTokens ||
+		s.From < 0 || s.From > connector.MaxTokens || s.From+len(s.NewTokens) > connector.MaxTokens ||
+		(len(s.NewBlocks) != 0 && len(s.NewBlocks) != len(l.groups)) {
+		return false
 	}
-	l.scratch = r.hashProofs(l.opts.Digest, l.opts.Manifest.BlockSize, end, l.scratch)
-	l.stats.SaveBlocks += uint64(end - first)
-	return append(saves, r.transfer(l.opts.Manifest.BlockSize, first, end))
+	r := l.requests.find(s.Request)
+	for g := range s.NewBlocks {
+		have := 0
+		if r != nil && !s.Reset {
+			have = len(r.tables[g])
+		}
+		if have+len(s.NewBlocks[g]) > connector.MaxTokens {
+			return false
+		}
+	}
+	return true
 }

@@ -10,16 +10,21 @@ type Chunk struct {
 	// Tokens are the token ids, Start the position of the first.
 	Tokens []uint32
 	Start  int
-	// Blocks is the sequence's block table, long enough for the last of Tokens. The KV
-	// of all positions before Start must be there.
-	Blocks []uint32
+	// Blocks are the sequence's block tables, one for each layer group, long enough for the
+	// last of Tokens. The KV of all positions that Tokens look back on must be there.
+	Blocks [][]uint32
+	// Adapter, if not 0, is the LoRA adapter: it is added to every token.
+	Adapter uint64
+	// Content, if there is any, has an element for each of Tokens: one that is not 0 is
+	// embedded in the token's place, as an image is in the place of its placeholders.
+	Content []uint64
 }
 
 // row is one token of a batch.
 type row struct {
 	token  uint32
 	pos    int
-	blocks []uint32
+	blocks [][]uint32
 }
 
 // tileRows is the number of tokens that pass through a layer's matrices together: even,
@@ -62,10 +67,27 @@ func (m *Model) load(batch []Chunk) {
 	}
 	n := len(s.rows)
 	s.x = resize(s.x, n*c.Dim)
+	x := s.x
+	for i := range batch {
+		for j := range batch[i].Tokens {
+			m.embed(x[:c.Dim], &batch[i], j)
+			x = x[c.Dim:]
+		}
+	}
 	s.queries = resize(s.queries, n*c.Heads*c.HeadDim)
 	s.attended = resize(s.attended, n*c.Heads*c.HeadDim)
-	for i, r := range s.rows {
-		copy(s.x[i*c.Dim:(i+1)*c.Dim], m.embedding.row(int(r.token)))
+}
+
+// embed writes what one of a chunk's tokens stands for to x.
+func (m *Model) embed(x []float32, chunk *Chunk, i int) {
+	copy(x, m.embedding.row(int(chunk.Tokens[i])))
+	if len(chunk.Content) > 0 && chunk.Content[i] != 0 {
+		copy(x, drawn(chunk.Content[i], contentStream, len(x)))
+	}
+	if chunk.Adapter != 0 {
+		for j, v := range drawn(chunk.Adapter, adapterStream, len(x)) {
+			x[j] += v
+		}
 	}
 }
 
@@ -118,8 +140,10 @@ func (m *Model) write(kv *KV, layer int, r *row, keysValues []float32) {
 	c := &m.config
 	slot := r.pos % kv.BlockSize
 	width := c.KVHeads * c.HeadDim
-	for h := range c.KVHeads {
-		keys, values := kv.head(layer, r.blocks[r.pos/kv.BlockSize], h, c.HeadDim, kv.BlockSize)
+	block := r.blocks[m.group[layer]][r.pos/kv.BlockSize]
+	for plane := range c.KVHeads * kv.copies() {
+		h := plane / kv.copies()
+		keys, values := kv.head(layer, block, plane, c.HeadDim, kv.BlockSize)
 		copy(keys.row(slot), keysValues[h*c.HeadDim:(h+1)*c.HeadDim])
 		for i, x := range keysValues[width+h*c.HeadDim : width+(h+1)*c.HeadDim] {
 			values.data[i*values.stride+slot] = x
@@ -127,84 +151,116 @@ func (m *Model) write(kv *KV, layer int, r *row, keysValues []float32) {
 	}
 }
 
+// span is the run of positions that one row attends to, and where its blocks are.
+type span struct {
+	blockSize int
+	blocks    []uint32
+	// from and end are the positions; first is the start of from's block, with which
+	// scores begin.
+	from, end, first int
+}
+
+func (m *Model) span(kv *KV, layer int, r *row) span {
+	s := span{blockSize: kv.BlockSize, blocks: r.blocks[m.group[layer]], end: r.pos + 1}
+	if w := m.config.Window(layer); w > 0 {
+		s.from = max(0, s.end-w)
+	}
+	s.first = s.from / s.blockSize * s.blockSize
+	return s
+}
+
+// each calls do for every block of the span: with its id, the position at which it begins
+// and the number of its tokens.
+func (s *span) each(do func(block uint32, start, n int)) {
+	for start := s.first; start < s.end; start += s.blockSize {
+		do(s.blocks[start/s.blockSize], start, min(s.blockSize, s.end-start))
+	}
+}
+
 // attend computes every row's attention over the positions up to its own.
 func (m *Model) attend(kv *KV, layer int) {
 	c, s := &m.config, &m.scratch
+	planes := c.KVHeads * kv.copies()
+	group := c.Heads / planes
 	cost := 0
-	for _, r := range s.rows {
-		cost += 2 * (r.pos + 1) * c.Heads * c.HeadDim
+	for i := range s.rows {
+		x := m.span(kv, layer, &s.rows[i])
+		cost += 2 * (x.end - x.first) * c.Heads * c.HeadDim
 	}
-	parallel(len(s.rows)*c.KVHeads, cost, func() func(int) {
+	parallel(len(s.rows)*planes, cost, func() func(int) {
 		var scores, rotated []float32
 		return func(task int) {
-			i, h := task/c.KVHeads, task%c.KVHeads
-			group := c.Heads / c.KVHeads
-			at := (i*c.KVHeads + h) * group * c.HeadDim
+			i, plane := task/planes, task%planes
+			at := (i*planes + plane) * group * c.HeadDim
 			r := &s.rows[i]
-			scores = resize(scores, group*(r.pos+kv.BlockSize))
+			x := m.span(kv, layer, r)
+			scores = resize(scores, group*(x.end-x.first+kv.BlockSize))
 			rotated = resize(rotated, group*c.HeadDim)
-			m.score(kv, layer, r, h, scores, s.queries[at:at+group*c.HeadDim], rotated)
+			m.score(kv, layer, plane, r.pos, &x, scores, s.queries[at:at+group*c.HeadDim], rotated)
 			for g := range group {
-				m.softmax(kv.BlockSize, r.pos+1, group, g, scores)
+				m.softmax(&x, group, g, scores)
 			}
-			m.mix(kv, layer, r, h, s.attended[at:at+group*c.HeadDim], scores)
+			m.mix(kv, layer, plane, &x, s.attended[at:at+group*c.HeadDim], scores)
 		}
 	})
 }
 
-// score computes the products of the query heads that share one KV head with the keys of
-// all positions up to the row's. Scores lie block by block and, within a block, query
-// head by query head.
-func (m *Model) score(kv *KV, layer int, r *row, head int, scores, queries, rotated []float32) {
+// score computes the products of the query heads that share one plane with the keys of the
+// span. Scores lie block by block and, within a block, query head by query head.
+func (m *Model) score(kv *KV, layer, plane, pos int, x *span, scores, queries, rotated []float32) {
 	c := &m.config
-	group, length := c.Heads/c.KVHeads, r.pos+1
-	for start := 0; start < length; start += kv.BlockSize {
-		n := min(kv.BlockSize, length-start)
+	group := len(queries) / c.HeadDim
+	x.each(func(block uint32, start, n int) {
 		copy(rotated, queries)
-		m.rotate(rotated, r.pos-start)
-		keys, _ := kv.head(layer, r.blocks[start/kv.BlockSize], head, c.HeadDim, n)
-		keys.times(scores[group*start:], rotated, group)
-	}
+		m.rotate(rotated, pos-start)
+		keys, _ := kv.head(layer, block, plane, c.HeadDim, n)
+		keys.times(scores[group*(start-x.first):], rotated, group)
+	})
 }
 
-// mix adds up the values of all positions up to the row's, weighted by scores.
-func (m *Model) mix(kv *KV, layer int, r *row, head int, out, scores []float32) {
+// mix adds up the values of the span, weighted by scores.
+func (m *Model) mix(kv *KV, layer, plane int, x *span, out, scores []float32) {
 	c := &m.config
-	group, length := c.Heads/c.KVHeads, r.pos+1
+	group := len(out) / c.HeadDim
 	clear(out)
-	for start := 0; start < length; start += kv.BlockSize {
-		n := min(kv.BlockSize, length-start)
-		_, values := kv.head(layer, r.blocks[start/kv.BlockSize], head, c.HeadDim, n)
-		values.plus(out, scores[group*start:], group)
-	}
+	x.each(func(block uint32, start, n int) {
+		_, values := kv.head(layer, block, plane, c.HeadDim, n)
+		values.plus(out, scores[group*(start-x.first):], group)
+	})
 }
 
-// softmax turns the scores of query head g of a group into weights of sum one.
-func (m *Model) softmax(blockSize, length, group, g int, scores []float32) {
+// softmax turns the scores of query head g of a group into weights of sum one. Positions
+// in front of the window that share a block with it weigh nothing.
+func (m *Model) softmax(x *span, group, g int, scores []float32) {
 	scale := float32(scoreGain / math.Sqrt(float64(m.config.HeadDim)))
 	most := float32(math.Inf(-1))
-	for start := 0; start < length; start += blockSize {
-		n := min(blockSize, length-start)
-		for _, x := range scores[group*start+g*n:][:n] {
-			most = max(most, x)
+	eachHead(x, group, g, scores, func(s []float32) {
+		for _, v := range s {
+			most = max(most, v)
 		}
-	}
+	})
 	var sum float32
-	for start := 0; start < length; start += blockSize {
-		n := min(blockSize, length-start)
-		s := scores[group*start+g*n:][:n]
-		for i, x := range s {
-			s[i] = exp((x - most) * scale)
+	eachHead(x, group, g, scores, func(s []float32) {
+		for i, v := range s {
+			s[i] = exp((v - most) * scale)
 			sum += s[i]
 		}
-	}
+	})
 	inverse := 1 / sum
-	for start := 0; start < length; start += blockSize {
-		n := min(blockSize, length-start)
-		s := scores[group*start+g*n:][:n]
+	eachHead(x, group, g, scores, func(s []float32) {
 		for i := range s {
 			s[i] *= inverse
 		}
+	})
+	clear(scores[g*min(x.blockSize, x.end-x.first):][:x.from-x.first])
+}
+
+// eachHead calls do with the scores of query head g in every block, as far as they are in
+// the window.
+func eachHead(x *span, group, g int, scores []float32, do func([]float32)) {
+	for start := x.first; start < x.end; start += x.blockSize {
+		n := min(x.blockSize, x.end-start)
+		do(scores[group*(start-x.first)+g*n:][max(0, x.from-start):n])
 	}
 }
 

@@ -19,7 +19,9 @@ type Model struct {
 	output    matrix
 	// cos and sin hold the rotation of each position, HeadDim/2 numbers a position.
 	cos, sin []float32
-	scratch  scratch
+	// group is each layer's layer group.
+	group   []int
+	scratch scratch
 }
 
 // layer holds one layer's weights. Matrices with the same input are one matrix.
@@ -59,7 +61,24 @@ func New(c Config) *Model {
 	}
 	m.output = draw(r, c.Vocab, c.Dim)
 	m.rotations()
+	m.group = make([]int, c.Layers)
+	for g, group := range c.Groups() {
+		for _, layer := range group.Layers {
+			m.group[layer] = g
+		}
+	}
 	return m
+}
+
+// Streams of random numbers for what seeds of the caller stand for.
+const (
+	adapterStream = 1
+	contentStream = 2
+)
+
+// drawn returns the vector that a seed stands for, on the scale of the embeddings.
+func drawn(seed, stream uint64, n int) []float32 {
+	return draw(rand.New(rand.NewPCG(seed, stream)), 1, n).data
 }
 
 // draw makes a matrix of normal numbers, scaled so that a product with an input of mean
@@ -103,6 +122,9 @@ func (m *Model) Fingerprint() string {
 		}
 	}
 	add(m.embedding)
+	for layer := range m.layers {
+		_, _ = h.Write(binary.LittleEndian.AppendUint32(nil, uint32(m.config.Window(layer))))
+	}
 	for _, l := range m.layers {
 		add(l.qkv, l.attnOut, l.gateUp, l.down)
 	}

@@ -31,7 +31,7 @@ func layers() map[string][]string {
 		"store":       {"connector"},
 		"leader":      {"connector", "store"},
 		"worker":      {"connector", "store", "gpu"},
-		"router":      {"connector"},
+		"router":      {"connector", "store"},
 		"daemon":      {"connector", "store", "gpu", "leader", "worker", "router"},
 		"engine":      {"connector"},
 		"demo":        {"connector", "engine", "daemon", "store"},

@@ -1,0 +1,155 @@
+package leader
+
+import (
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+)
+
+// load is a load that was planned and not reported yet.
+type load struct {
+	step   uint64
+	blocks []loadBlock
+	leases []store.LeaseID
+	staged *stagedPrefix
+}
+
+// loadBlock is a block of the request and where the load puts it.
+type loadBlock struct {
+	slot  uint32
+	block int
+}
+
+// firstOf returns the first block of the load whose slot is among those, or -1.
+func (d *load) firstOf(slots map[uint32]struct{}) int {
+	first := -1
+	for _, b := range d.blocks {
+		if _, ok := slots[b.slot]; ok && (first < 0 || b.block < first) {
+			first = b.block
+		}
+	}
+	return first
+}
+
+// planLoad plans the load that the engine has allocated blocks for. A request that this
+// leader does not know, because it matched before a restart, gets a load that fails: the
+// engine waits for one.
+func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
+	r := l.requests.find(a.Request)
+	if a.External <= 0 {
+		if r != nil {
+			l.unpin(r) // the offer was not taken
+		}
+		return connector.RequestLoad{}, false
+	}
+	out := connector.RequestLoad{Request: a.Request}
+	if r == nil {
+		var unknown request
+		unknown.reset(len(l.groups))
+		out.Transfers = l.transfers(&unknown, a, new(load))
+		return out, true
+	}
+	l.requests.touch(r)
+	r.place(a.Blocks)
+	d := &load{step: l.steps}
+	known := min((a.Boundary()+l.bs-1)/l.bs, r.fullBlocks(l.bs))
+	l.hash.keys(r, known)
+	l.hash.proofs(r, known)
+	l.pinLoad(r, a)
+	d.leases, d.staged, r.staged = append(d.leases, r.leases...), r.staged, nil
+	r.leases, r.offered = r.leases[:0], 0
+	out.Transfers = l.transfers(r, a, d)
+	if len(r.loads) == maxLoads {
+		l.retire(r, r.loads[0])
+		r.loads = append(r.loads[:0], r.loads[1:]...)
+	}
+	r.loads = append(r.loads, d)
+	l.stats.LoadTokens += uint64(a.External)
+	return out, true
+}
+
+// maxLoads bounds the loads of one request that are not reported. An engine waits for
+// each; only one that throws loads away has several.
+const maxLoads = 8
+
+// place takes over the whole block table.
+func (r *request) place(tables [][]uint32) {
+	if len(tables) != len(r.tables) {
+		return
+	}
+	for g := range tables {
+		r.tables[g] = append(r.tables[g][:0], tables[g]...)
+	}
+	r.placed = true
+}
+
+// pinLoad makes the pins of r's offer last for the load. An engine that took less than it
+// was offered may need other blocks of a window: those are pinned as well, if they are
+// there; if not, the load fails where they are.
+func (l *Leader) pinLoad(r *request, a *connector.Alloc) {
+	for _, id := range r.leases {
+		l.index.Renew(id, l.opts.LoadTTL)
+	}
+	if a.Boundary() == r.offered*l.bs || len(l.windows) == 0 {
+		return
+	}
+	for _, w := range l.windows {
+		begin, end := a.LoadRange(w.Group, w.index, l.bs)
+		if end = min(end, len(r.keys)); begin < end {
+			_, lease := l.index.Lookup(l.opts.Namespace, w.shards, r.keys[begin:end], l.opts.LoadTTL)
+			r.leases = appendLease(r.leases, lease)
+		}
+	}
+}
+
+// transfers lists the moves of a load and notes in d what it fills.
+func (l *Leader) transfers(r *request, a *connector.Alloc, d *load) []connector.Transfer {
+	var out []connector.Transfer
+	for g := range l.groups {
+		begin, end := a.LoadRange(l.groups[g].Group, g, l.bs)
+		blocks := make([]connector.PlanBlock, end-begin)
+		for i := range blocks {
+			blocks[i] = r.planBlock(begin+i, 0)
+		}
+		// The engine's list begins with the prompt, the leader's with what is to be loaded.
+		src, dst := connector.AlignBlocks(blocks, begin*l.bs, a.Blocks[g], 0, l.bs)
+		for i := 0; i < len(src); {
+			if dst[i] == connector.NoBlock {
+				i++
+				continue
+			}
+			from := i
+			for ; i < len(src) && dst[i] != connector.NoBlock; i++ {
+				src[i].Slot = dst[i]
+				d.blocks = append(d.blocks, loadBlock{dst[i], begin + i})
+			}
+			t := connector.Transfer{Group: g, Blocks: src[from:i:i]}
+			if begin+from <= len(r.keys) && r.roots != nil {
+				t.Parent = r.parent(begin + from)
+			}
+			t.Staged = d.staged.of(l.groups[g].shards, begin+from, begin+i)
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// plannedLoad is the form of a load that the engine's side can read.
+func plannedLoad(r *connector.RequestLoad) connector.PlannedLoad {
+	p := connector.PlannedLoad{Request: r.Request}
+	for i := range r.Transfers {
+		for j := range r.Transfers[i].Blocks {
+			p.Blocks = append(p.Blocks, r.Transfers[i].Blocks[j].Slot)
+		}
+	}
+	return p
+}
+
+// endLoad releases what was pinned for a load that has ended.
+func (l *Leader) endLoad(d *load) {
+	for _, id := range d.leases {
+		l.index.Release(id)
+	}
+	d.leases = nil
+	d.staged.release()
+	d.staged = nil
+}

@@ -1,0 +1,257 @@
+package leader
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+)
+
+// Match returns how much of a request can be loaded beyond m.Computed. It may be
+// repeated at will, and keeps nothing that m refers to. The offer never reaches the
+// request's last token, since the engine must compute at least one, and is nothing where
+// Computed is not block-aligned. With [Options.Staging] the offer is not async, and the
+// match may take [Options.StageTimeout].
+func (l *Leader) Match(ctx context.Context, m *connector.MatchRequest) (connector.Offer, error) {
+	if err := checkMatch(m); err != nil {
+		return connector.Offer{}, err
+	}
+	l.mu.Lock()
+	tokens, probe, err := l.match(ctx, m)
+	l.mu.Unlock()
+	if probe {
+		l.opts.Probe()
+	}
+	return connector.Offer{Tokens: tokens, Async: tokens > 0 && l.opts.Staging == nil}, err
+}
+
+// checkMatch refuses what is out of bounds.
+func checkMatch(m *connector.MatchRequest) error {
+	if m.From < 0 || m.Computed < 0 || m.From > connector.MaxTokens || len(m.Tokens)+m.From > connector.MaxTokens {
+		return fmt.Errorf("%w: prompt of more than %d tokens", connector.ErrBadRequest, connector.MaxTokens)
+	}
+	if len(m.Spans) > connector.MaxSpans {
+		return fmt.Errorf("%w: %d spans, at most %d", connector.ErrBadRequest, len(m.Spans), connector.MaxSpans)
+	}
+	for i := range m.Spans {
+		s := &m.Spans[i]
+		if s.Start < 0 || s.Start >= s.End || s.End > connector.MaxTokens || (i > 0 && s.Start < m.Spans[i-1].Start) {
+			return fmt.Errorf("%w: span %d of tokens [%d, %d): want them ordered by their start and not empty",
+				connector.ErrBadRequest, i, s.Start, s.End)
+		}
+	}
+	return nil
+}
+
+// match is Match with the lock held; it is given up while staging memory is waited for.
+func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (tokens int, probe bool, err error) {
+	if l.closed {
+		return 0, false, nil
+	}
+	r, fresh, err := l.admit(m)
+	if err != nil || r.waiting {
+		return 0, false, err
+	}
+	l.stats.Matches++
+	known := m.From + len(m.Tokens)
+	first := m.Computed / l.bs
+	boundary := first
+	switch end := (known - 1) / l.bs; {
+	case l.notReady.Load():
+		l.stats.NotReady++
+		l.unpin(r)
+	case r.noLoad || r.failed || m.Computed%l.bs != 0 || known == 0 || first >= end:
+		l.unpin(r)
+	default:
+		boundary = l.offer(r, first, end)
+		if l.opts.Staging != nil {
+			boundary = l.stage(ctx, r, first, boundary)
+		}
+	}
+	tokens = (boundary - first) * l.bs
+	if fresh {
+		l.stats.MatchedRequests++
+		l.stats.QueriedTokens += uint64(known)
+		l.stats.OfferedTokens += uint64(tokens)
+	}
+	return tokens, l.price.probeDue(), nil
+}
+
+// admit finds or makes the request of m and takes over its tokens. A request whose scope
+// or spans have changed starts over.
+func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err error) {
+	r = l.requests.byHash[xxh3.HashString128(m.Request)]
+	if r != nil && (string(r.id) != m.Request || r.roots.scope != m.Scope || !r.sameSpans(m.Spans)) {
+		l.forget(r)
+		r = nil
+	}
+	if r == nil {
+		if m.From > 0 {
+			return nil, false, fmt.Errorf("%w: %q", connector.ErrUnknownRequest, m.Request)
+		}
+		l.makeRoom(len(m.Tokens))
+		r = l.requests.add(m.Request)
+		r.roots = l.hash.rootsOf(m.Scope)
+		r.setSpans(m.Spans)
+		r.prompt = len(m.Tokens)
+		fresh = true
+	}
+	if r.waiting {
+		return r, false, nil
+	}
+	if !l.tell(r, m.From, m.Tokens) {
+		return nil, false, fmt.Errorf("%w: %q is known up to token %d, not %d",
+			connector.ErrUnknownRequest, m.Request, len(r.tokens), m.From)
+	}
+	if m.PromptTokens > 0 {
+		r.prompt = m.PromptTokens
+	}
+	r.noLoad, r.noSave = m.NoLoad, m.NoSave
+	l.requests.touch(r)
+	return r, fresh, nil
+}
+
+// tell takes over tokens and keeps count.
+func (l *Leader) tell(r *request, from int, tokens []uint32) bool {
+	before := len(r.tokens)
+	ok := r.tell(l.bs, from, tokens)
+	l.requests.tokens += len(r.tokens) - before
+	return ok
+}
+
+// offer finds, prices and pins what of r's blocks [first, end) is to be loaded, in place
+// of what was pinned for r before. It returns the boundary, in blocks; first is nothing.
+func (l *Leader) offer(r *request, first, end int) int {
+	l.hash.keys(r, end)
+	l.held = append(l.held[:0], r.leases...)
+	r.leases = r.leases[:0]
+	boundary := l.find(r, first, end)
+	if (boundary-first)*l.bs < l.opts.MinOfferTokens {
+		boundary = first
+	}
+	if boundary == first {
+		l.unpin(r)
+	}
+	r.offered = boundary
+	for _, id := range l.held {
+		l.index.Release(id)
+	}
+	return boundary
+}
+
+// find returns the largest boundary up to which r's blocks from first on are there in
+// every layer group, worth loading and pinned.
+func (l *Leader) find(r *request, first, end int) int {
+	// The chain begins where the engine's own prefix ends: what comes before may be gone
+	// from the store without hurting.
+	limit := end
+	if len(l.prefix) > 0 {
+		n, lease := l.index.Lookup(l.opts.Namespace, l.prefix, r.keys[first:end], l.opts.LeaseTTL)
+		limit = first + n
+		r.leases = appendLease(r.leases, lease)
+	}
+	boundary := l.windowBoundary(r, first, limit)
+	boundary = l.price.cut(r, first, boundary)
+	if boundary == limit && len(l.windows) == 0 {
+		return boundary
+	}
+	l.held = append(l.held, r.leases...)
+	r.leases = r.leases[:0]
+	for boundary > first {
+		// Only an eviction since the search makes a block miss now.
+		miss := l.pin(r, first, boundary)
+		if miss == boundary {
+			return boundary
+		}
+		l.held = append(l.held, r.leases...)
+		r.leases = r.leases[:0]
+		boundary = l.windowBoundary(r, first, miss)
+	}
+	return first
+}
+
+// pin pins what a load of blocks [first, boundary) needs and returns boundary, or the
+// first block that is missing.
+func (l *Leader) pin(r *request, first, boundary int) int {
+	miss := boundary
+	if len(l.prefix) > 0 {
+		n, lease := l.index.Lookup(l.opts.Namespace, l.prefix, r.keys[first:boundary], l.opts.LeaseTTL)
+		r.leases = appendLease(r.leases, lease)
+		miss = first + n
+	}
+	for _, w := range l.windows {
+		begin := max(first, w.FirstBlock(boundary*l.bs, l.bs))
+		n, lease := l.index.Lookup(l.opts.Namespace, w.shards, r.keys[begin:boundary], l.opts.LeaseTTL)
+		r.leases = appendLease(r.leases, lease)
+		miss = min(miss, begin+n)
+	}
+	return miss
+}
+
+func appendLease(leases []store.LeaseID, id store.LeaseID) []store.LeaseID {
+	if id == 0 {
+		return leases
+	}
+	return append(leases, id)
+}
+
+// windowBoundary returns the largest boundary up to limit for which every window has its
+// blocks. Every block is looked up once at most: from the right, and a block that is
+// missing rules out all boundaries whose window holds it.
+func (l *Leader) windowBoundary(r *request, first, limit int) int {
+	for _, w := range l.windows {
+		w.low, w.high = limit, limit
+	}
+	boundary := limit
+	for boundary > first {
+		miss := -1
+		for _, w := range l.windows {
+			if miss = l.missing(r, w, first, boundary); miss >= 0 {
+				break
+			}
+		}
+		if miss < 0 {
+			return boundary
+		}
+		boundary = miss
+	}
+	return first
+}
+
+// missing returns the last block that the window needs for the boundary and that is not
+// there, or -1. It keeps what it has seen in w.
+func (l *Leader) missing(r *request, w *group, first, boundary int) int {
+	if w.low >= boundary || w.high < boundary {
+		w.low = boundary
+	}
+	w.high = boundary
+	for begin := max(first, w.FirstBlock(boundary*l.bs, l.bs)); w.low > begin; w.low-- {
+		if !l.present(w.shards, r.keys[w.low-1]) {
+			return w.low - 1
+		}
+	}
+	return -1
+}
+
+// present reports whether all shards of a block are stored.
+func (l *Leader) present(shards []connector.Shard, k connector.Key) bool {
+	for _, shard := range shards {
+		if !l.index.Has(store.RecordID{Namespace: l.opts.Namespace, Shard: shard, Key: k}) {
+			return false
+		}
+	}
+	return true
+}
+
+// unpin ends what is pinned for r's offer.
+func (l *Leader) unpin(r *request) {
+	for _, id := range r.leases {
+		l.index.Release(id)
+	}
+	r.leases, r.offered = r.leases[:0], 0
+	r.staged.release()
+	r.staged = nil
+}

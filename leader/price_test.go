@@ -1,0 +1,202 @@
+package leader
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+)
+
+// testTiers has a host tier of some records; a block of the fixture has 1000 bytes.
+type testTiers struct {
+	speeds Speeds
+	host   map[connector.Key]bool
+}
+
+func (x *testTiers) Resident(id store.RecordID) bool { return x.host[id.Key] }
+func (x *testTiers) Speeds() Speeds                  { return x.speeds }
+
+// newPriced is a leader of an engine that computes 4,000 tokens a second, which are 1,000
+// blocks: a disk of 1 MB/s is as fast.
+func newPriced(t *testing.T, change func(*Options)) (*fixture, *testTiers) {
+	x := &testTiers{host: map[connector.Key]bool{}}
+	f := newFixture(t, func(o *Options) {
+		o.Tiers, o.PrefillTokensPerS = x, 4000
+		if change != nil {
+			change(o)
+		}
+	})
+	f.run("seed", tokens(0, 82), 0, connector.Scope{})
+	return f, x
+}
+
+func (f *fixture) offered(n int, id any) int {
+	f.Helper()
+	return f.match(connector.MatchRequest{Request: fmt.Sprint(id), Tokens: tokens(0, n)})
+}
+
+func TestOfferEndsWhereLoadingIsSlowerThanPrefill(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		speeds Speeds
+		host   int // blocks in the host tier, from the first on
+		want   int
+	}{
+		{"nothing measured", Speeds{}, 0, 80},
+		{"fast disk", Speeds{DiskBytesPerS: 1e9}, 0, 80},
+		{"slow disk", Speeds{DiskBytesPerS: 0.9e6}, 0, 0},
+		{"disk just faster", Speeds{DiskBytesPerS: 1.1e6}, 0, 80},
+		{"latency is more than all of the prefill", Speeds{DiskBytesPerS: 1e9, DiskLatencyS: 0.021}, 0, 0},
+		{"latency is less", Speeds{DiskBytesPerS: 1e9, DiskLatencyS: 0.019}, 0, 80},
+		{"queue of 30 ms", Speeds{DiskBytesPerS: 1e8, DiskQueuedBytes: 3e6}, 0, 0},
+		{"queue of 10 ms", Speeds{DiskBytesPerS: 1e8, DiskQueuedBytes: 1e6}, 0, 80},
+		{"slow disk behind a host tier", Speeds{DiskBytesPerS: 0.5e6, HostBytesPerS: 1e9}, 7, 28},
+		{"slow disk, all in the host tier", Speeds{DiskBytesPerS: 1, DiskLatencyS: 9, HostBytesPerS: 1e9}, 20, 80},
+		{"slow disk for the end only", Speeds{DiskBytesPerS: 0.5e6, HostBytesPerS: 1e9}, 19, 76},
+		{"slow host tier", Speeds{DiskBytesPerS: 1e9, HostBytesPerS: 0.5e6}, 20, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f, x := newPriced(t, nil)
+			x.speeds = tc.speeds
+			for _, k := range f.keys(tokens(0, 82))[:tc.host] {
+				x.host[k] = true
+			}
+			if got := f.offered(82, "r"); got != tc.want {
+				t.Errorf("offer of %d tokens, want %d", got, tc.want)
+			}
+			if got := f.x.pinned(); got != tc.want/4 {
+				t.Errorf("%d records pinned for %d tokens", got, tc.want)
+			}
+			s := f.Stats()
+			full, trimmed, refused := 1, 0, 0 // the seed had nothing to decide
+			if tc.want < 80 {
+				full, trimmed = 0, 1
+			}
+			if tc.want == 0 {
+				trimmed, refused = 0, 1
+			}
+			if s.DecisionsFull != uint64(full) || s.DecisionsTrimmed != uint64(trimmed) || s.DecisionsRefused != uint64(refused) {
+				t.Errorf("decisions %d full, %d trimmed, %d refused", s.DecisionsFull, s.DecisionsTrimmed, s.DecisionsRefused)
+			}
+			if s.LoadBytesPerS.Disk != tc.speeds.DiskBytesPerS || s.QueuedBytes != tc.speeds.DiskQueuedBytes || s.PrefillTokensPerS != 4000 {
+				t.Errorf("stats %+v hide what the decision was made with", s)
+			}
+		})
+	}
+}
+
+func TestRanksShareTheDisk(t *testing.T) {
+	f, x := newPriced(t, func(o *Options) { o.Manifest.TensorParallel = 4 })
+	x.speeds.DiskBytesPerS = 3.9e6
+	if got := f.offered(82, "r"); got != 0 {
+		t.Errorf("offer of %d tokens: four ranks together are slower than prefill", got)
+	}
+	x.speeds.DiskBytesPerS = 5.1e6
+	if got := f.offered(82, "s"); got != 80 {
+		t.Errorf("offer of %d tokens from a disk fast enough for four ranks, want 80", got)
+	}
+}
+
+func TestWindowsCostOnlyWhatIsLoaded(t *testing.T) {
+	f, x := newPriced(t, hybrid)
+	x.speeds.DiskBytesPerS = 1.3e6 // 20 blocks and a window of 4 take 18.5 ms, prefill 20
+	if got := f.offered(82, "r"); got != 80 {
+		t.Errorf("offer of %d tokens, want 80", got)
+	}
+}
+
+func TestDecisionsHaveHysteresis(t *testing.T) {
+	f, x := newPriced(t, nil)
+	for i, tc := range []struct{ mbPerS, want float64 }{
+		{1.05, 80}, {0.95, 0}, {1.05, 0}, {1.2, 0}, {1.26, 80}, {1.05, 80}, {1.01, 80}, {0.99, 0},
+	} {
+		x.speeds.DiskBytesPerS = tc.mbPerS * 1e6
+		if got := f.offered(82, i); got != int(tc.want) {
+			t.Errorf("offer of %d tokens at %.2f MB/s, want %v", got, tc.mbPerS, tc.want)
+		}
+	}
+}
+
+func TestRefusedTierIsProbedOnceASecond(t *testing.T) {
+	probes := 0
+	f, x := newPriced(t, func(o *Options) { o.Probe = func() { probes++ } })
+	x.speeds.DiskBytesPerS = 1e9
+	f.offered(82, "a")
+	if probes != 0 {
+		t.Fatal("a tier that is in use is probed")
+	}
+	x.speeds.DiskBytesPerS = 1
+	for i := range 100 {
+		f.offered(82, i)
+		f.step(connector.StepRequest{})
+		f.clock.advance(100 * time.Millisecond)
+	}
+	if probes != 10 {
+		t.Errorf("%d probes in 10 s, want 10", probes)
+	}
+	if !f.Stats().TierRefused {
+		t.Error("the status does not show it")
+	}
+	x.speeds.DiskBytesPerS = 1e9
+	if got := f.offered(82, "b"); got != 80 || f.Stats().TierRefused {
+		t.Errorf("offer of %d tokens once the tier is fast again, want 80", got)
+	}
+}
+
+func TestRepeatedMatchesCountAsOneDecision(t *testing.T) {
+	f, x := newPriced(t, nil)
+	x.speeds.DiskBytesPerS = 1
+	for range 10 {
+		f.offered(82, "r")
+	}
+	if got := f.Stats().DecisionsRefused; got != 1 {
+		t.Errorf("%d decisions, want 1", got)
+	}
+}
+
+// prefill runs one request's chunks and two decodes, each step taking its time.
+func (f *fixture) prefill(id string, chunk int, step, decode time.Duration, overlap bool) {
+	f.match(connector.MatchRequest{Request: id, Tokens: tokens(0, 2*chunk+1)})
+	took := []time.Duration{step, step, decode, decode}
+	if overlap { // the scheduler is one step ahead
+		took = []time.Duration{0, step, step, decode}
+	}
+	for i, count := range []int{chunk, chunk, 1, 1} {
+		f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: id, Computed: min(i, 2) * chunk, Count: count}}})
+		f.clock.advance(took[i])
+	}
+	f.step(connector.StepRequest{Finished: []string{id}})
+}
+
+func TestPrefillSpeedIsLearntFromBusySteps(t *testing.T) {
+	for _, overlap := range []bool{false, true} {
+		f := newFixture(t, nil)
+		for i := range 10 {
+			if s := f.Stats().PrefillTokensPerS; i < 2 && s != 0 {
+				t.Fatalf("speed %v after %d requests", s, i)
+			}
+			f.prefill(fmt.Sprint(i), 512, 100*time.Millisecond, time.Millisecond, overlap)
+			f.clock.advance(time.Hour) // idle
+		}
+		if s := f.Stats().PrefillTokensPerS; s < 5100 || s > 5140 {
+			t.Errorf("overlap %v: learnt %v tokens/s, want 5120", overlap, s)
+		}
+	}
+	f := newFixture(t, nil)
+	for i := range 10 {
+		f.prefill(fmt.Sprint(i), 100, time.Millisecond, time.Millisecond, false)
+	}
+	if s := f.Stats().PrefillTokensPerS; s != 0 {
+		t.Errorf("learnt %v tokens/s from small steps", s)
+	}
+}
+
+func TestOffersAreFullUntilPrefillIsKnown(t *testing.T) {
+	f, x := newPriced(t, func(o *Options) { o.PrefillTokensPerS = 0 })
+	x.speeds.DiskBytesPerS = 1
+	if got := f.offered(82, "r"); got != 80 {
+		t.Errorf("offer of %d tokens, want 80: nobody knows what prefill takes", got)
+	}
+}

@@ -1,0 +1,143 @@
+package leader
+
+import (
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// planSaves adds the blocks that this step completes and the store has not.
+func (l *Leader) planSaves(saves []connector.Transfer, s *connector.Scheduled) []connector.Transfer {
+	r := l.requests.find(s.Request)
+	if r == nil {
+		return saves
+	}
+	l.requests.touch(r)
+	r.extend(s)
+	if len(s.NewTokens) > 0 && !l.tell(r, s.From, s.NewTokens) {
+		r.noSave = true // tokens are missing: nothing behind them has a name
+	}
+	if r.noSave || !r.placed || l.notReady.Load() {
+		return saves
+	}
+	end := min((s.Computed+s.Count)/l.bs, r.fullBlocks(l.bs))
+	if l.opts.PromptsOnly {
+		end = min(end, r.prompt/l.bs)
+	}
+	for g := range l.groups {
+		saves = l.planGroup(saves, r, &l.groups[g], s.Computed, end)
+	}
+	return saves
+}
+
+// extend takes over the step's change of the block tables. A table of which the beginning
+// was never told, or was taken away, stays unknown until the engine tells the whole.
+func (r *request) extend(s *connector.Scheduled) {
+	if s.Reset {
+		r.unplace()
+		r.placed = true
+		clear(r.saved) // what was dropped on the way to the store gets another chance
+	}
+	if !r.placed {
+		return
+	}
+	for g := range s.NewBlocks {
+		r.tables[g] = append(r.tables[g], s.NewBlocks[g]...)
+	}
+}
+
+// planGroup adds the blocks of a layer group below end.
+func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *group, computed, end int) []connector.Transfer {
+	table := r.tables[g.index]
+	end = min(end, len(table))
+	// What has left the window before this step may be another request's by now.
+	begin := max(r.saved[g.index], g.FirstBlock(computed, l.bs))
+	if begin >= end {
+		return saves
+	}
+	l.hash.keys(r, end)
+	first := begin
+	for i := begin; i < end; i++ {
+		if table[i] != connector.NoBlock && l.wanted(g, r.keys[i]) {
+			continue
+		}
+		saves = l.appendSaves(saves, r, g, first, i)
+		first = i + 1
+	}
+	r.saved[g.index] = end
+	return l.appendSaves(saves, r, g, first, end)
+}
+
+// wanted reports whether a shard of the block is neither stored nor planned, and notes
+// the block as planned.
+func (l *Leader) wanted(g *group, k connector.Key) bool {
+	b := plannedBlock{g.index, k}
+	if l.planned.has(b) || l.present(g.shards, k) {
+		return false
+	}
+	l.planned.add(b)
+	return true
+}
+
+func (l *Leader) appendSaves(saves []connector.Transfer, r *request, g *group, first, end int) []connector.Transfer {
+	if first >= end {
+		return saves
+	}
+	l.hash.proofs(r, end)
+	l.stats.SaveBlocks += uint64(end - first)
+	t := connector.Transfer{Group: g.index, Parent: r.parent(first), Blocks: make([]connector.PlanBlock, end-first)}
+	for i := range t.Blocks {
+		t.Blocks[i] = r.planBlock(first+i, r.tables[g.index][first+i])
+	}
+	return append(saves, t)
+}
+
+// plannedBlock is a block of a layer group.
+type plannedBlock struct {
+	group int
+	key   connector.Key
+}
+
+// planned are the blocks whose save was planned lately: several steps are under way at
+// once, and what one of them saves is in the store only some time after. Entries last for
+// one to two times the time to live, in two generations.
+type planned struct {
+	ttl           time.Duration
+	turn          time.Time // when the young generation began
+	young, former map[plannedBlock]struct{}
+}
+
+// maxPlanned bounds a generation: 128 thousand blocks are 2 million tokens.
+const maxPlanned = 128 << 10
+
+func (p *planned) init(ttl time.Duration, now time.Time) {
+	*p = planned{ttl: ttl, turn: now, young: make(map[plannedBlock]struct{}), former: make(map[plannedBlock]struct{})}
+}
+
+// advance lets entries grow old.
+func (p *planned) advance(now time.Time) {
+	age := now.Sub(p.turn)
+	if age < p.ttl && len(p.young) < maxPlanned {
+		return
+	}
+	p.young, p.former, p.turn = p.former, p.young, now
+	clear(p.young)
+	if age >= 2*p.ttl {
+		clear(p.former)
+	}
+}
+
+func (p *planned) has(b plannedBlock) bool {
+	if _, ok := p.young[b]; ok {
+		return true
+	}
+	_, ok := p.former[b]
+	return ok
+}
+
+func (p *planned) add(b plannedBlock) { p.young[b] = struct{}{} }
+
+func (p *planned) remove(b plannedBlock) {
+	delete(p.young, b)
+	delete(p.former, b)
+}

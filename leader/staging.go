@@ -1,0 +1,205 @@
+package leader
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+)
+
+// Staging reads records into staging memory for an engine that copies them out itself.
+// Its methods may be called from several goroutines, and must not call the leader.
+type Staging interface {
+	// Stage starts to read the blocks' records and waits until all are there or ctx ends,
+	// whichever is first. It returns the leading blocks that are verified, and a pin that
+	// keeps them where they are; nil if there are none. Reads that ctx leaves behind should
+	// go on, since the next match asks for the same blocks. A shard that this node cannot
+	// stage has none. blocks are valid during the call only; their slots mean nothing.
+	Stage(ctx context.Context, ns store.NamespaceID, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin)
+}
+
+// Pin holds staging memory until it is released, which happens exactly once and must not
+// wait for anything.
+type Pin interface{ Release() }
+
+// stagedPrefix is what of a request is in staging memory, from block first on.
+type stagedPrefix struct {
+	first  int
+	shards []stagedShard
+}
+
+// stagedShard are the staged blocks of one shard.
+type stagedShard struct {
+	shard  connector.Shard
+	blocks []connector.StagedBlock
+	pins   []Pin
+}
+
+// end is the block up to which all shards are staged.
+func (p *stagedPrefix) end() int {
+	n := len(p.shards[0].blocks)
+	for i := range p.shards {
+		n = min(n, len(p.shards[i].blocks))
+	}
+	return p.first + n
+}
+
+// of returns where the blocks [first, end) lie for those shards, nil if they are not
+// all staged.
+func (p *stagedPrefix) of(shards []connector.Shard, first, end int) []connector.StagedShard {
+	if p == nil || first < p.first || end > p.end() {
+		return nil
+	}
+	var out []connector.StagedShard
+	for i := range p.shards {
+		if s := &p.shards[i]; slices.Contains(shards, s.shard) {
+			out = append(out, connector.StagedShard{Shard: s.shard, Blocks: s.blocks[first-p.first : end-p.first]})
+		}
+	}
+	return out
+}
+
+// release gives the memory back.
+func (p *stagedPrefix) release() {
+	if p == nil {
+		return
+	}
+	for i := range p.shards {
+		for _, pin := range p.shards[i].pins {
+			pin.Release()
+		}
+	}
+	p.shards = nil
+}
+
+// stage reads r's blocks [first, end) of all shards into staging memory and returns the
+// boundary up to which all are verified and pinned. What earlier matches staged counts.
+// The lock is held before and after, not while it waits.
+func (l *Leader) stage(ctx context.Context, r *request, first, end int) int {
+	if r.staged != nil && r.staged.first != first {
+		r.staged.release()
+		r.staged = nil
+	}
+	if first == end {
+		return first
+	}
+	p := r.staged
+	if p == nil {
+		p = &stagedPrefix{first: first, shards: make([]stagedShard, len(l.prefix))}
+		for i, shard := range l.prefix {
+			p.shards[i].shard = shard
+		}
+	}
+	l.hash.proofs(r, end)
+	parent := r.parent(first)
+	blocks := make([]connector.PlanBlock, end-first)
+	for i := range blocks {
+		blocks[i] = r.planBlock(first+i, 0)
+	}
+	r.staged, r.waiting, r.changed = nil, true, false
+	l.mu.Unlock()
+	p.fill(ctx, l, parent, blocks)
+	l.mu.Lock()
+	r.waiting = false
+	if r.gone {
+		p.release()
+		l.requests.recycle(r)
+		return first
+	}
+	if r.changed {
+		p.release()
+		return first
+	}
+	r.staged = p
+	// Staging memory holds the bytes: the records may go.
+	for _, id := range r.leases {
+		l.index.Release(id)
+	}
+	r.leases = r.leases[:0]
+	boundary := min(p.end(), end)
+	if (boundary-first)*l.bs < l.opts.MinOfferTokens {
+		boundary = first
+	}
+	r.offered = boundary
+	return boundary
+}
+
+// fill stages what is missing of blocks, all shards at once.
+func (p *stagedPrefix) fill(ctx context.Context, l *Leader, parent connector.Key, blocks []connector.PlanBlock) {
+	ctx, cancel := context.WithTimeout(ctx, l.opts.StageTimeout)
+	defer cancel()
+	var all sync.WaitGroup
+	for i := range p.shards {
+		s := &p.shards[i]
+		have := len(s.blocks)
+		if have >= len(blocks) {
+			continue
+		}
+		if have > 0 {
+			parent := blocks[have-1].Key
+			all.Go(func() { s.fill(ctx, l, parent, blocks[have:]) })
+			continue
+		}
+		all.Go(func() { s.fill(ctx, l, parent, blocks) })
+	}
+	all.Wait()
+}
+
+func (s *stagedShard) fill(ctx context.Context, l *Leader, parent connector.Key, blocks []connector.PlanBlock) {
+	staged, pin := l.opts.Staging.Stage(ctx, l.opts.Namespace, s.shard, parent, blocks)
+	if pin != nil {
+		s.pins = append(s.pins, pin)
+	}
+	s.blocks = append(s.blocks, staged[:min(len(staged), len(blocks))]...)
+}
+
+// retired is a load of which nobody will hear any more, or not soon: its request has
+// ended, was preempted or was matched again. Staging memory may be read by workers for a
+// little longer: until the load is reported or some steps have passed, since a worker runs
+// steps in order.
+type retired struct {
+	request xxh3.Uint128
+	step    uint64
+	staged  *stagedPrefix
+}
+
+// maxStepsInFlight is more than the steps of an engine that are under way at once.
+const maxStepsInFlight = 8
+
+// retire ends a load that was not reported.
+func (l *Leader) retire(r *request, d *load) {
+	staged := d.staged
+	d.staged = nil
+	l.endLoad(d)
+	l.retired = append(l.retired, retired{request: r.hash, step: l.steps, staged: staged})
+}
+
+// unretire takes in that the oldest retired load of a request was reported.
+func (l *Leader) unretire(id string) bool {
+	if len(l.retired) == 0 {
+		return false
+	}
+	hash := xxh3.HashString128(id)
+	for i := range l.retired {
+		if d := &l.retired[i]; d.request == hash {
+			d.staged.release()
+			l.retired = slices.Delete(l.retired, i, i+1)
+			return true
+		}
+	}
+	return false
+}
+
+// releaseRetired ends the loads that no step in flight can belong to.
+func (l *Leader) releaseRetired() {
+	n := 0
+	for n < len(l.retired) && l.steps > l.retired[n].step+maxStepsInFlight {
+		l.retired[n].staged.release()
+		n++
+	}
+	l.retired = slices.Delete(l.retired, 0, n)
+}

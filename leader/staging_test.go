@@ -1,0 +1,269 @@
+package leader
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+)
+
+// testStaging stages up to limit blocks of a shard at once.
+type testStaging struct {
+	mu    sync.Mutex
+	limit map[connector.Shard]int
+	// pins are those in force; calls counts, asked are the blocks asked for.
+	pins, calls, asked int
+	// during, if not nil, is called while a match waits.
+	during func()
+}
+
+type testPin struct {
+	s    *testStaging
+	once bool
+}
+
+func (p *testPin) Release() {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	if p.once {
+		panic("pin released twice")
+	}
+	p.once = true
+	p.s.pins--
+}
+
+func (s *testStaging) Stage(ctx context.Context, _ store.NamespaceID, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin) {
+	if _, ok := ctx.Deadline(); !ok {
+		panic("staging is waited for without end")
+	}
+	if s.during != nil {
+		s.during()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls++
+	s.asked += len(blocks)
+	n := len(blocks)
+	if limit, ok := s.limit[shard]; ok {
+		n = min(n, limit)
+	}
+	if n == 0 {
+		return nil, nil
+	}
+	out := make([]connector.StagedBlock, n)
+	for i := range out {
+		out[i] = connector.StagedBlock{Offset: uint64(shard)<<32 | uint64(blocks[i].Key[0]), Sum: uint64(blocks[i].Proof[0])}
+	}
+	s.pins++
+	return out, &testPin{s: s}
+}
+
+func (s *testStaging) held() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pins
+}
+
+// newStaged is a leader of two ranks whose engine cannot report failed loads.
+func newStaged(t *testing.T, change func(*Options)) (*fixture, *testStaging) {
+	s := &testStaging{limit: map[connector.Shard]int{}}
+	f := newFixture(t, func(o *Options) {
+		o.Manifest.TensorParallel = 2
+		o.Staging = s
+		if change != nil {
+			change(o)
+		}
+	})
+	f.run("seed", tokens(0, 42), 0, connector.Scope{})
+	return f, s
+}
+
+func (f *fixture) alloc(id string, external int) connector.StepRequest {
+	return connector.StepRequest{Allocs: []connector.Alloc{{Request: id, Blocks: f.tables(50, 11), External: external}}}
+}
+
+func TestStagedOfferIsWhatAllShardsHaveVerifiedAndPinned(t *testing.T) {
+	f, s := newStaged(t, nil)
+	s.limit[1] = 6
+	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 24 {
+		t.Fatalf("offer of %d tokens, want the 24 that both ranks have staged", got)
+	}
+	if f.x.held() != 0 || s.held() != 2 {
+		t.Errorf("%d leases and %d pins, want none and one a shard", f.x.held(), s.held())
+	}
+	p := f.step(f.alloc("r", 20))
+	tr := p.Loads[0].Transfers[0]
+	if len(tr.Blocks) != 5 || len(tr.Staged) != 2 {
+		t.Fatalf("%d blocks staged for %d shards, want 5 for 2", len(tr.Blocks), len(tr.Staged))
+	}
+	for _, shard := range tr.Staged {
+		for i, b := range shard.Blocks {
+			if want := uint64(shard.Shard)<<32 | uint64(tr.Blocks[i].Key[0]); b.Offset != want || b.Sum != uint64(tr.Blocks[i].Proof[0]) {
+				t.Errorf("shard %d block %d is said to lie where another does", shard.Shard, i)
+			}
+		}
+	}
+	for range 3 * maxStepsInFlight {
+		f.step(connector.StepRequest{})
+	}
+	if s.held() != 2 {
+		t.Errorf("%d pins before the load was reported, want 2: nothing but the report ends them", s.held())
+	}
+	f.loaded("r")
+	if s.held() != 0 {
+		t.Errorf("%d pins after the load was reported", s.held())
+	}
+}
+
+func TestRepeatedMatchGoesOnWhereTheLastStood(t *testing.T) {
+	f, s := newStaged(t, nil)
+	s.limit[0], s.limit[1] = 3, 4
+	for i, want := range []int{12, 24, 36, 40, 40} {
+		if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != want {
+			t.Errorf("match %d offers %d tokens, want %d", i, got, want)
+		}
+	}
+	if s.asked != 10+7+4+1+10+6+2 {
+		t.Errorf("%d blocks asked for: what is staged is asked for again", s.asked)
+	}
+	// Another boundary of the engine's own is another prefix.
+	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42), Computed: 36}); got != 4 || s.held() != 2 {
+		t.Errorf("offer of %d tokens with %d pins, want 4 with 2", got, s.held())
+	}
+	f.step(connector.StepRequest{Finished: []string{"r"}})
+	if s.held() != 0 {
+		t.Errorf("%d pins of a finished request", s.held())
+	}
+}
+
+func TestShardThatCannotBeStagedEndsTheOffer(t *testing.T) {
+	f, s := newStaged(t, nil)
+	s.limit[1] = 0 // its rank is on another node
+	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 0 {
+		t.Errorf("offer of %d tokens that one rank could not load", got)
+	}
+	f.Close()
+	if s.held() != 0 {
+		t.Errorf("%d pins of a closed leader", s.held())
+	}
+}
+
+func TestStagedPinsEndWithTheirRequest(t *testing.T) {
+	for name, end := range map[string]func(*fixture){
+		"offer not taken": func(f *fixture) { f.step(f.alloc("r", 0)) },
+		"finished":        func(f *fixture) { f.step(connector.StepRequest{Finished: []string{"r"}}) },
+		"other tokens":    func(f *fixture) { f.match(connector.MatchRequest{Request: "r", Tokens: tokens(9, 42)}) },
+		"fewer tokens told by a step": func(f *fixture) {
+			f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", From: 3, NewTokens: tokens(900, 9)}}})
+		},
+		"opted out": func(f *fixture) { f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42), NoLoad: true}) },
+		"not ready": func(f *fixture) {
+			f.SetReady(false)
+			f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)})
+		},
+		"closed": func(f *fixture) { f.Close() },
+	} {
+		f, s := newStaged(t, nil)
+		if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 40 {
+			t.Fatalf("offer of %d tokens, want 40", got)
+		}
+		if end(f); s.held() != 0 || f.x.held() != 0 {
+			t.Errorf("%s: %d pins and %d leases are held", name, s.held(), f.x.held())
+		}
+	}
+}
+
+// The worker of an engine that overlaps its steps may still be copying when the scheduler
+// hears that the request was aborted.
+func TestAbortDuringAStagedLoadKeepsTheMemoryUntilReportedOrStepsHavePassed(t *testing.T) {
+	for _, reported := range []bool{true, false} {
+		f, s := newStaged(t, nil)
+		f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)})
+		f.step(f.alloc("r", 40))
+		f.step(connector.StepRequest{Finished: []string{"r"}})
+		if s.held() != 2 {
+			t.Fatalf("%d pins right after the abort, want 2", s.held())
+		}
+		if reported {
+			f.loaded("r")
+		} else {
+			for range maxStepsInFlight + 1 {
+				f.step(connector.StepRequest{})
+			}
+		}
+		if s.held() != 0 {
+			t.Errorf("%d pins are left", s.held())
+		}
+	}
+}
+
+func TestDiscardedStagedLoadsAreBounded(t *testing.T) {
+	f, s := newStaged(t, nil)
+	for range 3 * maxLoads { // offered, allocated, never consumed nor reported
+		if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 40 {
+			t.Fatalf("offer of %d tokens, want 40", got)
+		}
+		f.step(f.alloc("r", 40))
+	}
+	if n := s.held(); n > 2*(maxLoads+maxStepsInFlight+2) {
+		t.Errorf("%d pins are held by loads that were thrown away", n)
+	}
+	f.Close()
+	if s.held() != 0 {
+		t.Errorf("%d pins of a closed leader", s.held())
+	}
+}
+
+func TestNoLockIsHeldWhileStagingIsWaitedFor(t *testing.T) {
+	for name, during := range map[string]func(f *fixture){
+		"other request": func(f *fixture) { f.match(connector.MatchRequest{Request: "other", Tokens: tokens(500, 9)}) },
+		"same request": func(f *fixture) {
+			if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 0 {
+				f.Errorf("second match of a request offers %d tokens while the first waits", got)
+			}
+		},
+		"finished": func(f *fixture) { f.step(connector.StepRequest{Finished: []string{"r"}}) },
+		"other tokens": func(f *fixture) {
+			f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", From: 0, NewTokens: tokens(7, 42)}}})
+		},
+		"closed": func(f *fixture) { f.Close() },
+	} {
+		f, s := newStaged(t, nil)
+		var once sync.Once
+		s.during = func() { once.Do(func() { during(f) }) }
+		got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)})
+		want := 0
+		if name == "other request" || name == "same request" {
+			want = 40
+		}
+		if got != want {
+			t.Errorf("%s: offer of %d tokens, want %d", name, got, want)
+		}
+		s.during = nil
+		f.step(connector.StepRequest{Finished: []string{"r"}})
+		if s.held() != 0 || f.x.held() != 0 {
+			t.Errorf("%s: %d pins and %d leases are held", name, s.held(), f.x.held())
+		}
+	}
+}
+
+func TestStagedHybridCanBeHonouredInAnyPart(t *testing.T) {
+	f, _ := newStaged(t, func(o *Options) {
+		o.Manifest = testManifest(connector.Group{Layers: 1}, connector.Group{Layers: 1, Window: 16})
+	})
+	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 40 {
+		t.Fatalf("offer of %d tokens, want 40", got)
+	}
+	p := f.step(f.alloc("r", 20))
+	if got := groupSlots(p.Loads[0].Transfers, 1); got != fmt.Sprint(tokens(1051, 4)) {
+		t.Errorf("window group loads slots %s, want those of boundary 20", got)
+	}
+	for _, tr := range p.Loads[0].Transfers {
+		if len(tr.Staged) == 0 {
+			t.Errorf("group %d is not staged", tr.Group)
+		}
+	}
+}

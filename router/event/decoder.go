@@ -1,0 +1,206 @@
+package event
+
+// Decoder decodes batches. It keeps its buffers between calls and is for one goroutine.
+type Decoder struct {
+	limits   Limits
+	counters Counters
+
+	r       reader
+	kind    []byte
+	stored  Stored
+	removed Removed
+	hashes  []uint64
+	tokens  []byte
+	extra   [][]byte
+}
+
+// NewDecoder returns a decoder with these limits; zero fields mean the defaults.
+func NewDecoder(l Limits) *Decoder {
+	l.EnsureDefaults()
+	return &Decoder{limits: l}
+}
+
+// Counters are what was skipped so far.
+func (d *Decoder) Counters() Counters { return d.counters }
+
+// Decode reads one message and calls h for each of its events. It fails with [ErrMalformed]; the events
+// before the malformed part have been given to h by then, so that the caller, who has lost the rest, has
+// to rebuild that rank's state in any case.
+func (d *Decoder) Decode(payload []byte, h Handler) (Batch, error) {
+	var batch Batch
+	d.r = reader{b: payload}
+	defer func() { d.r.b = nil }()
+	r := &d.r
+	parts, err := r.array()
+	if err != nil {
+		return batch, err
+	}
+	if parts < 2 {
+		return batch, r.malformed("an envelope of less than 2 parts")
+	}
+	if batch.UnixSeconds, err = r.float(); err != nil {
+		return batch, err
+	}
+	if batch.Events, err = r.array(); err != nil {
+		return batch, err
+	}
+	if batch.Events > d.limits.MaxEvents {
+		return batch, r.malformed("too many events")
+	}
+	for range batch.Events {
+		if err := d.event(h); err != nil {
+			return batch, err
+		}
+	}
+	if parts > 2 && !r.isNil() {
+		rank, err := r.smallInt(0, 1<<20)
+		if err != nil {
+			return batch, err
+		}
+		batch.Rank, batch.HasRank = int(rank), true
+	}
+	for range parts - 3 { // what newer releases append
+		if err := r.skip(); err != nil {
+			return batch, err
+		}
+	}
+	if r.i != len(r.b) {
+		return batch, r.malformed("bytes after the batch")
+	}
+	return batch, nil
+}
+
+// event decodes one event of either form and hands it on.
+func (d *Decoder) event(h Handler) error {
+	d.kind = nil
+	d.stored = Stored{Group: NoGroup, Hashes: d.hashes[:0], Tokens: d.tokens[:0], Extra: d.extra[:0]}
+	var err error
+	if d.r.isMap() {
+		err = d.mapFields()
+	} else {
+		err = d.arrayFields()
+	}
+	if err != nil {
+		return err
+	}
+	switch string(d.kind) {
+	case "BlockStored":
+		if err := d.finishExtra(); err != nil {
+			return err
+		}
+		h.Stored(&d.stored)
+	case "BlockRemoved":
+		d.removed = Removed{Hashes: d.stored.Hashes, Medium: d.stored.Medium, Group: d.stored.Group}
+		h.Removed(&d.removed)
+	case "AllBlocksCleared":
+		h.Cleared()
+	default:
+		d.counters.UnknownTypes++
+	}
+	return nil
+}
+
+// field is a field of an event.
+type field uint8
+
+const (
+	fieldUnknown field = iota
+	fieldIgnored       // known, and of no use here
+	fieldType
+	fieldHashes
+	fieldParent
+	fieldTokens
+	fieldBlockSize
+	fieldLoRAID
+	fieldMedium
+	fieldLoRAName
+	fieldExtraKeys
+	fieldGroup
+	fieldSpec
+	fieldSalt
+)
+
+// fieldOf reads the name of a field.
+func fieldOf(name []byte) field {
+	switch string(name) {
+	case "type":
+		return fieldType
+	case "block_hashes":
+		return fieldHashes
+	case "parent_block_hash":
+		return fieldParent
+	case "token_ids":
+		return fieldTokens
+	case "block_size":
+		return fieldBlockSize
+	case "lora_id":
+		return fieldLoRAID
+	case "medium":
+		return fieldMedium
+	case "lora_name":
+		return fieldLoRAName
+	case "extra_keys", "mm_keys":
+		return fieldExtraKeys
+	case "group_idx":
+		return fieldGroup
+	case "kv_cache_spec_kind":
+		return fieldSpec
+	case "cache_salt":
+		return fieldSalt
+	case "kv_cache_spec_sliding_window", "locality", "ownership", "session_id":
+		return fieldIgnored
+	}
+	return fieldUnknown
+}
+
+// mapFields decodes an event that is a map. Its type may be anywhere.
+func (d *Decoder) mapFields() error {
+	n, err := d.r.count(0x80, codeMap16, 2)
+	if err != nil {
+		return err
+	}
+	for range n {
+		name, err := d.r.text()
+		if err != nil {
+			return err
+		}
+		if err := d.field(fieldOf(name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// arrayField is the field at place i, from 1 on, of the older form of an event.
+func arrayField(kind []byte, i int) field {
+	stored := [...]field{fieldType, fieldHashes, fieldParent, fieldTokens, fieldBlockSize, fieldLoRAID,
+		fieldMedium, fieldLoRAName, fieldExtraKeys, fieldGroup, fieldSpec, fieldIgnored}
+	removed := [...]field{fieldType, fieldHashes, fieldMedium, fieldGroup}
+	switch {
+	case string(kind) == "BlockStored" && i < len(stored):
+		return stored[i]
+	case string(kind) == "BlockRemoved" && i < len(removed):
+		return removed[i]
+	}
+	return fieldUnknown
+}
+
+// arrayFields decodes an event that is an array, its type first and trailing defaults omitted.
+func (d *Decoder) arrayFields() error {
+	n, err := d.r.array()
+	if err != nil {
+		return err
+	}
+	if n == 0 {
+		return d.r.malformed("an event without a type")
+	}
+	if d.kind, err = d.r.text(); err != nil {
+		return err
+	}
+	for i := 1; i < n; i++ {
+		if err := d.field(arrayField(d.kind, i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,182 @@
+package event
+
+import (
+	"encoding/binary"
+	"slices"
+)
+
+// maxBlockSize bounds the tokens of a block, as connector.MaxBlockSize does for our own.
+const maxBlockSize = 1 << 20
+
+// field decodes the value of one field.
+func (d *Decoder) field(f field) (err error) {
+	r, e := &d.r, &d.stored
+	switch f {
+	case fieldUnknown:
+		d.counters.UnknownKeys++
+		return r.skip()
+	case fieldIgnored:
+		return r.skip()
+	case fieldType:
+		d.kind, err = r.text()
+	case fieldHashes:
+		return d.readHashes()
+	case fieldTokens:
+		return d.readTokens()
+	case fieldExtraKeys:
+		return d.readExtra()
+	case fieldParent:
+		if e.HasParent = !r.isNil(); e.HasParent {
+			e.Parent, err = d.readHash()
+		}
+	case fieldMedium:
+		var name []byte
+		name, err = r.text()
+		e.Medium = mediumOf(name)
+	case fieldSpec:
+		var name []byte
+		name, err = r.text()
+		e.Spec = specOf(name)
+	case fieldLoRAName:
+		e.LoRAName, err = r.text()
+	case fieldSalt:
+		e.Salt, err = r.text()
+	case fieldLoRAID:
+		if e.HasLoRAID = !r.isNil(); e.HasLoRAID {
+			e.LoRAID, err = r.smallInt(-1<<62, 1<<62)
+		}
+	case fieldBlockSize:
+		return setInt(r, &e.BlockSize, maxBlockSize)
+	case fieldGroup:
+		return setInt(r, &e.Group, 1<<20)
+	}
+	return err
+}
+
+// setInt reads a number from 0 to limit; nil leaves what was there.
+func setInt(r *reader, to *int, limit int64) error {
+	if r.isNil() {
+		return nil
+	}
+	v, err := r.smallInt(0, limit)
+	if err == nil {
+		*to = int(v)
+	}
+	return err
+}
+
+// readHash reads a hash of any kind.
+func (d *Decoder) readHash() (uint64, error) {
+	r := &d.r
+	if c, _ := r.peek(); c < codeBin8 || c > codeBin32 {
+		v, _, err := r.integer()
+		return v, err
+	}
+	b, err := r.text()
+	if err != nil {
+		return 0, err
+	}
+	if len(b) < 8 || len(b) > 64 {
+		return 0, r.malformed("a hash that is not of 8 to 64 bytes")
+	}
+	return binary.BigEndian.Uint64(b[len(b)-8:]), nil
+}
+
+func (d *Decoder) readHashes() error {
+	n, err := d.r.array()
+	if err != nil {
+		return err
+	}
+	if n > d.limits.MaxBlocks {
+		return d.r.malformed("too many blocks")
+	}
+	hashes := slices.Grow(d.hashes[:0], n)[:n]
+	d.hashes = hashes
+	b, i := d.r.b, d.r.i
+	for k := range hashes {
+		if len(b)-i >= 9 && b[i] == codeUint64 { // what vLLM sends
+			hashes[k] = binary.BigEndian.Uint64(b[i+1:])
+			i += 9
+			continue
+		}
+		d.r.i = i
+		if hashes[k], err = d.readHash(); err != nil {
+			return err
+		}
+		i = d.r.i
+	}
+	d.r.i = i
+	d.stored.Hashes = hashes
+	return nil
+}
+
+// readTokens reads token ids into their little-endian form.
+func (d *Decoder) readTokens() error {
+	if d.r.isNil() {
+		return nil
+	}
+	n, err := d.r.array()
+	if err != nil {
+		return err
+	}
+	if n > d.limits.MaxTokens {
+		return d.r.malformed("too many tokens")
+	}
+	tokens := slices.Grow(d.tokens[:0], 4*n)[:4*n]
+	d.tokens = tokens
+	done := d.fastTokens(tokens)
+	for out := tokens[4*done:]; len(out) >= 4; out = out[4:] {
+		t, err := d.token()
+		if err != nil {
+			return err
+		}
+		binary.LittleEndian.PutUint32(out, t)
+	}
+	d.stored.Tokens = tokens
+	return nil
+}
+
+// fastTokens reads tokens for as long as they are unsigned integers of up to 32 bits and at least 8 bytes
+// remain, and returns how many it has read. This loop is where the time of decoding goes. Half of a
+// vocabulary of 128k takes 3 bytes and half 5, at random: telling them apart by arithmetic costs less than
+// a branch that is guessed wrong every other time.
+func (d *Decoder) fastTokens(out []byte) (done int) {
+	b, i, n := d.r.b, d.r.i, 0
+	for ; n+4 <= len(out) && i+8 <= len(b); n += 4 {
+		head := b[i : i+8]
+		c := head[0]
+		var t uint32
+		if long := uint(c - codeUint16); long <= 1 {
+			t = binary.BigEndian.Uint32(head[1:]) >> (16 * (1 - long) & 31)
+			i += 3 + 2*int(long)
+		} else if c < 0x80 {
+			t = uint32(c)
+			i++
+		} else if c == codeUint8 {
+			t = uint32(head[1])
+			i += 2
+		} else {
+			break
+		}
+		binary.LittleEndian.PutUint32(out[n:n+4], t)
+	}
+	d.r.i = i
+	return n / 4
+}
+
+// token reads one token id. SGLang's speculative decoding (EAGLE) sends pairs of neighbours, of which the
+// first is the token at that place.
+func (d *Decoder) token() (uint32, error) {
+	r := &d.r
+	pair := r.isArray()
+	if pair {
+		if n, err := r.array(); err != nil || n != 2 {
+			return 0, r.malformed("a token that is neither a number nor a pair")
+		}
+	}
+	t, err := r.smallInt(0, 1<<32-1)
+	if err == nil && pair {
+		_, err = r.smallInt(0, 1<<32-1)
+	}
+	return uint32(t), err
+}

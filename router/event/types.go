@@ -1,0 +1,170 @@
+package event
+
+// Handler receives the events of a batch in order. What the pointers lead to is valid until the method
+// returns.
+type Handler interface {
+	// Stored says that blocks came into a cache.
+	Stored(*Stored)
+	// Removed says that copies of blocks left a cache.
+	Removed(*Removed)
+	// Cleared says that the rank holds nothing any more.
+	Cleared()
+}
+
+// Medium is the kind of memory that an event speaks of.
+type Medium uint8
+
+// The media. Engines name them differently: "CPU" is vLLM's, "CPU_PINNED" SGLang's; "STORAGE" (vLLM, and
+// kvconn's own publisher) and "DISK" (SGLang) are both disks.
+const (
+	// MediumGPU is the engine's own cache; also where an event names no medium.
+	MediumGPU Medium = iota
+	// MediumHost is host memory.
+	MediumHost
+	// MediumDisk is a disk or a file system.
+	MediumDisk
+	// MediumExternal is a store outside of the node.
+	MediumExternal
+	// MediumUnknown is a name that is not known here.
+	MediumUnknown
+)
+
+// String is the medium's name in logs and counters.
+func (m Medium) String() string {
+	switch m {
+	case MediumGPU:
+		return "gpu"
+	case MediumHost:
+		return "host"
+	case MediumDisk:
+		return "disk"
+	case MediumExternal:
+		return "external"
+	default:
+		return "unknown"
+	}
+}
+
+// mediumOf reads a medium's name.
+func mediumOf(name []byte) Medium {
+	switch string(name) {
+	case "GPU", "gpu", "":
+		return MediumGPU
+	case "CPU", "cpu", "CPU_PINNED", "CPU_TIER1", "CPU_TIER2", "HOST":
+		return MediumHost
+	case "STORAGE", "DISK":
+		return MediumDisk
+	case "EXTERNAL":
+		return MediumExternal
+	default:
+		return MediumUnknown
+	}
+}
+
+// SpecKind is the kind of attention of the cache group that an event speaks of.
+type SpecKind uint8
+
+// The kinds that differ in what a present block says about a prefix.
+const (
+	// SpecAbsent: the event does not say.
+	SpecAbsent SpecKind = iota
+	// SpecFull: every layer of the group attends to the whole prefix (full, MLA and sink attention), so
+	// that a block is present for as long as it is of use.
+	SpecFull
+	// SpecOther: sliding windows, state space layers and others, whose blocks are no prefix entries.
+	SpecOther
+)
+
+// specOf reads the name of a spec.
+func specOf(name []byte) SpecKind {
+	switch string(name) {
+	case "full_attention", "mla_attention", "sink_full_attention":
+		return SpecFull
+	case "":
+		return SpecAbsent
+	default:
+		return SpecOther
+	}
+}
+
+// NoGroup is the group of an event that names none.
+const NoGroup = -1
+
+// Stored says that consecutive blocks of one prompt came into a cache.
+type Stored struct {
+	// Hashes are the engine's names of the blocks. A byte hash is folded to its last 8 bytes, big endian,
+	// as vLLM does itself where it publishes integers; a signed integer is taken bit by bit.
+	Hashes []uint64
+	// Parent names the block before the first one, if HasParent; else the first one begins a prompt.
+	Parent    uint64
+	HasParent bool
+	// Tokens are the token ids of all blocks, 4 bytes each, little endian (see connector.AppendTokens).
+	// Empty in events that name blocks by their hash only (vLLM's offload tiers).
+	Tokens []byte
+	// BlockSize is in tokens; 0 if the event does not say.
+	BlockSize int
+	Medium    Medium
+	// LoRAName is the adapter's name, LoRAID its number in older releases, if HasLoRAID.
+	LoRAName  []byte
+	LoRAID    int64
+	HasLoRAID bool
+	// Salt separates equal tokens (cache_salt). vLLM sends it among the extra keys of a prompt's first
+	// block.
+	Salt []byte
+	// Extra is empty, or has for each block the msgpack form of what else its hash is made of
+	// (multimodal identifiers, prompt embeddings), nil where that is nothing but LoRA and salt.
+	Extra [][]byte
+	// Group is the number of the cache group, or [NoGroup].
+	Group int
+	Spec  SpecKind
+}
+
+// Removed says that copies of blocks left a cache. vLLM sends it for each copy, so that a block may still
+// be there in another one.
+type Removed struct {
+	Hashes []uint64
+	Medium Medium
+	// Group is the number of the cache group, or [NoGroup].
+	Group int
+}
+
+// Batch is the envelope of a message.
+type Batch struct {
+	// UnixSeconds is the engine's time of publication.
+	UnixSeconds float64
+	// Rank is the data-parallel rank that the engine names, if HasRank.
+	Rank    int
+	HasRank bool
+	// Events is the number of events in the batch, those of unknown type included.
+	Events int
+}
+
+// Limits bound what one message may make a decoder do.
+type Limits struct {
+	// MaxEvents is the number of events of one batch. Default 65,536.
+	MaxEvents int
+	// MaxBlocks is the number of blocks of one event. Default 262,144: a prompt of 4M tokens in blocks
+	// of 16.
+	MaxBlocks int
+	// MaxTokens is the number of token ids of one event. Default 4,194,304: 16 MiB of buffer.
+	MaxTokens int
+}
+
+// EnsureDefaults fills in what is not set.
+func (l *Limits) EnsureDefaults() {
+	if l.MaxEvents == 0 {
+		l.MaxEvents = 1 << 16
+	}
+	if l.MaxBlocks == 0 {
+		l.MaxBlocks = 1 << 18
+	}
+	if l.MaxTokens == 0 {
+		l.MaxTokens = 4 << 20
+	}
+}
+
+// Counters are what a decoder has skipped since it was made.
+type Counters struct {
+	// UnknownTypes are events, UnknownKeys fields of events, that are not known.
+	UnknownTypes, UnknownKeys uint64
+}

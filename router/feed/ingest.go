@@ -1,0 +1,281 @@
+package feed
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/event"
+	"github.com/kvconn/kvconn/router/prefix"
+)
+
+// IngestOptions say how the events of one rank become index entries.
+type IngestOptions struct {
+	// BlockSize is the number of tokens in a block, the same for the whole router.
+	BlockSize int
+	// Holder is the rank's GPU cache.
+	Holder Holder
+	// Offload is the holder of what the engine itself keeps in host memory or on disk, if HasOffload;
+	// else such events are ignored.
+	Offload    Holder
+	HasOffload bool
+	// LoRAName names an adapter of which an event has only the number, in the words of requests.
+	// Default: the number in decimal.
+	LoRAName func(id int64) string
+	// Limits bound a batch.
+	Limits event.Limits
+}
+
+// EnsureDefaults fills in what is not set.
+func (o *IngestOptions) EnsureDefaults() {
+	if o.LoRAName == nil {
+		o.LoRAName = func(id int64) string { return strconv.FormatInt(id, 10) }
+	}
+	o.Limits.EnsureDefaults()
+}
+
+// Validate reports the first option that cannot be used.
+func (o *IngestOptions) Validate() error {
+	if o.BlockSize < 1 || o.BlockSize > connector.MaxBlockSize {
+		return fmt.Errorf("feed: block size %d: want 1 to %d", o.BlockSize, connector.MaxBlockSize)
+	}
+	if o.HasOffload && o.Offload == o.Holder {
+		return errors.New("feed: the GPU's holder and the offload's are the same")
+	}
+	return nil
+}
+
+// IngestStats count what came from one rank.
+type IngestStats struct {
+	// Batches, Events and Blocks are what was read, ignored ones included.
+	Batches uint64 `json:"batches"`
+	Events  uint64 `json:"events"`
+	Blocks  uint64 `json:"blocks"`
+	// Malformed are batches that could not be decoded, or that contradict themselves.
+	Malformed uint64 `json:"malformed"`
+	// UnknownParents are events whose parent the rank was never heard to hold; they are dropped.
+	UnknownParents uint64 `json:"unknown_parents"`
+	// UnknownRemovals are removed blocks that were not known to be there.
+	UnknownRemovals uint64 `json:"unknown_removals"`
+	// UnknownTypes and UnknownKeys are events and fields that this version does not know.
+	UnknownTypes uint64 `json:"unknown_types"`
+	UnknownKeys  uint64 `json:"unknown_keys"`
+	// MismatchedBlockSize are events in blocks of another size than the router's.
+	MismatchedBlockSize uint64 `json:"mismatched_block_size"`
+	// IgnoredGroups are events of cache groups that are not full attention, IgnoredMedia those of other
+	// memory than the GPU's, HashOnly those that name blocks without their tokens.
+	IgnoredGroups uint64 `json:"ignored_groups"`
+	IgnoredMedia  uint64 `json:"ignored_media"`
+	HashOnly      uint64 `json:"hash_only"`
+	// ExtraKeyed are blocks whose hash has more in it than tokens, LoRA and salt. They are kept under
+	// keys that no prompt of tokens has.
+	ExtraKeyed uint64 `json:"extra_keyed"`
+	// Refused are events that the index did not take.
+	Refused uint64 `json:"refused"`
+}
+
+// ErrBlockSize says that an engine's blocks have another size than the router's, so that none of its
+// prefixes could ever be found.
+var ErrBlockSize = errors.New("the engine's block size is not the router's")
+
+// Ingest turns the event batches of one rank into changes of an index. It is for one goroutine and
+// allocates nothing once its buffers have grown.
+type Ingest struct {
+	opts    IngestOptions
+	index   Index
+	decoder *event.Decoder
+	root    connector.Key // of prompts without salt and LoRA
+	stats   IngestStats
+	groups  groups
+	keys    []connector.Key
+	scratch []byte
+	extra   []byte
+	err     error // the first of the batch
+}
+
+// NewIngest makes the ingest of a rank.
+func NewIngest(o IngestOptions, index Index) (*Ingest, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	return &Ingest{
+		opts: o, index: index, decoder: event.NewDecoder(o.Limits),
+		root: connector.RootKey(o.BlockSize, connector.Scope{}),
+	}, nil
+}
+
+// Stats are what has been counted.
+func (g *Ingest) Stats() IngestStats {
+	s, c := g.stats, g.decoder.Counters()
+	s.UnknownTypes, s.UnknownKeys = c.UnknownTypes, c.UnknownKeys
+	return s
+}
+
+// Clear forgets what the rank holds.
+func (g *Ingest) Clear() {
+	g.index.Clear(g.opts.Holder)
+	if g.opts.HasOffload {
+		g.index.Clear(g.opts.Offload)
+	}
+	g.groups = groups{}
+}
+
+// Batch applies the events of one message. It fails with [event.ErrMalformed] if some of them are lost,
+// and with [ErrBlockSize].
+func (g *Ingest) Batch(payload []byte) (event.Batch, error) {
+	g.err = nil
+	g.stats.Batches++
+	b, err := g.decoder.Decode(payload, g)
+	if err == nil {
+		err = g.err
+	}
+	g.stats.Events += uint64(b.Events)
+	if errors.Is(err, event.ErrMalformed) {
+		g.stats.Malformed++
+	}
+	return b, err
+}
+
+// note keeps the first error of a batch.
+func (g *Ingest) note(err error) {
+	if g.err == nil {
+		g.err = err
+	}
+}
+
+// holder is who an event of that medium speaks of.
+func (g *Ingest) holder(m event.Medium) (Holder, bool) {
+	switch m {
+	case event.MediumGPU:
+		return g.opts.Holder, true
+	case event.MediumHost, event.MediumDisk:
+		return g.opts.Offload, g.opts.HasOffload
+	}
+	return 0, false
+}
+
+// Stored is for the decoder.
+func (g *Ingest) Stored(e *event.Stored) {
+	g.stats.Blocks += uint64(len(e.Hashes))
+	h, ok := g.holder(e.Medium)
+	switch {
+	case !ok:
+		g.stats.IgnoredMedia++
+		return
+	case !g.groups.stored(e.Group, e.Spec):
+		g.stats.IgnoredGroups++
+		return
+	case len(e.Hashes) == 0:
+		return
+	case len(e.Tokens) == 0:
+		g.stats.HashOnly++
+		return
+	case e.BlockSize != 0 && e.BlockSize != g.opts.BlockSize:
+		g.stats.MismatchedBlockSize++
+		if e.Medium == event.MediumGPU {
+			g.note(fmt.Errorf("%w: %d tokens, not %d", ErrBlockSize, e.BlockSize, g.opts.BlockSize))
+		}
+		return
+	case len(e.Tokens) != 4*g.opts.BlockSize*len(e.Hashes):
+		g.note(fmt.Errorf("%w: %d tokens for %d blocks of %d", event.ErrMalformed,
+			len(e.Tokens)/4, len(e.Hashes), g.opts.BlockSize))
+		return
+	}
+	parent := g.rootKey(e)
+	if e.HasParent {
+		if parent, ok = g.index.ParentKey(h, e.Parent); !ok {
+			g.stats.UnknownParents++
+			return
+		}
+	}
+	g.hash(parent, e)
+	switch err := g.index.Stored(h, e.Parent, e.HasParent, e.Hashes, g.keys); {
+	case errors.Is(err, prefix.ErrUnknownParent): // evicted since it was looked up
+		g.stats.UnknownParents++
+	case err != nil:
+		g.stats.Refused++
+	}
+}
+
+// rootKey is the parent key of a prompt's first block.
+func (g *Ingest) rootKey(e *event.Stored) connector.Key {
+	if len(e.LoRAName) == 0 && len(e.Salt) == 0 && !e.HasLoRAID || e.HasParent {
+		return g.root
+	}
+	s := connector.Scope{Salt: string(e.Salt), LoRA: string(e.LoRAName)}
+	if s.LoRA == "" && e.HasLoRAID {
+		s.LoRA = g.opts.LoRAName(e.LoRAID)
+	}
+	return connector.RootKey(g.opts.BlockSize, s)
+}
+
+// hash makes the keys of an event's blocks.
+func (g *Ingest) hash(key connector.Key, e *event.Stored) {
+	n := 4 * g.opts.BlockSize
+	g.keys = g.keys[:0]
+	for i := range e.Hashes {
+		tokens := e.Tokens[i*n : (i+1)*n]
+		if len(e.Extra) > 0 && e.Extra[i] != nil {
+			// Tokens alone do not say what is in the block: a prompt must not find it by them.
+			g.extra = append(append(g.extra[:0], tokens...), e.Extra[i]...)
+			tokens = g.extra
+			g.stats.ExtraKeyed++
+		}
+		key, g.scratch = connector.NextKey(key, tokens, g.scratch)
+		g.keys = append(g.keys, key)
+	}
+}
+
+// Removed is for the decoder.
+func (g *Ingest) Removed(e *event.Removed) {
+	g.stats.Blocks += uint64(len(e.Hashes))
+	h, ok := g.holder(e.Medium)
+	switch {
+	case !ok:
+		g.stats.IgnoredMedia++
+	case !g.groups.removed(e.Group):
+		g.stats.IgnoredGroups++
+	default:
+		g.stats.UnknownRemovals += uint64(g.index.Removed(h, e.Hashes))
+	}
+}
+
+// Cleared is for the decoder. Engines report the reset of their GPU's cache so.
+func (g *Ingest) Cleared() { g.index.Clear(g.opts.Holder) }
+
+// groups knows which cache groups of a rank are full attention: removals do not say.
+type groups struct {
+	full, other [maxGroups / 64]uint64 // bitsets
+}
+
+// maxGroups is how many groups are told apart; those beyond are not full attention.
+const maxGroups = 256
+
+// stored reports whether the blocks of a stored event are prefix entries. Where the event does not say
+// what kind its group is, group 0 is full attention: engines put it first.
+func (g *groups) stored(group int, kind event.SpecKind) bool {
+	if group < 0 || group >= maxGroups {
+		return group < 0 && kind != event.SpecOther
+	}
+	word, bit := group/64, uint64(1)<<(group%64)
+	switch kind {
+	case event.SpecFull:
+		g.full[word] |= bit
+		g.other[word] &^= bit
+	case event.SpecOther:
+		g.other[word] |= bit
+		g.full[word] &^= bit
+	}
+	return g.removed(group)
+}
+
+// removed reports the same of a removal.
+func (g *groups) removed(group int) bool {
+	if group < 0 || group >= maxGroups {
+		return group < 0
+	}
+	word, bit := group/64, uint64(1)<<(group%64)
+	return g.full[word]&bit != 0 || group == 0 && g.other[word]&bit == 0
+}

@@ -1,0 +1,262 @@
+package feed
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/router/zmtp"
+)
+
+// ownEngine is an engine's publisher made of package zmtp.
+type ownEngine struct {
+	pub     *zmtp.Publisher
+	history *zmtp.History
+	replay  *zmtp.ReplayServer
+}
+
+func listen(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := zmtp.Listen(context.Background(), "tcp://127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func startOwn(t testing.TB, l net.Listener) *ownEngine {
+	t.Helper()
+	e := new(ownEngine)
+	var err error
+	if e.history, err = zmtp.NewHistory(zmtp.HistoryOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if e.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: quiet()}); err != nil {
+		t.Fatal(err)
+	}
+	if e.replay, err = zmtp.NewReplayServer(listen(t), e.history, zmtp.ServerOptions{Logger: quiet()}); err != nil {
+		t.Fatal(err)
+	}
+	background(t, e.pub.Run)
+	background(t, e.replay.Run)
+	return e
+}
+
+func (e *ownEngine) publish(events ...[]byte) (seq int64) {
+	b := eventBatch(events...)
+	n := e.history.Append([]byte("kv"), b)
+	e.pub.Publish([]byte("kv"), seqFrame(n), b)
+	return int64(n)
+}
+
+func (e *ownEngine) options() EngineOptions {
+	return EngineOptions{
+		Endpoint: "tcp://" + e.pub.Addr().String(), ReplayEndpoint: "tcp://" + e.replay.Addr().String(),
+		Ranks: []Rank{{Holder: 1}}, BlockSize: testBlockSize,
+		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: quiet(),
+	}
+}
+
+// heldIndex keeps its callers waiting until it is opened.
+type heldIndex struct {
+	*memIndex
+	entered chan struct{} // one for each call that waits
+	open    chan struct{}
+}
+
+func (x *heldIndex) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, keys []connector.Key) error {
+	select {
+	case x.entered <- struct{}{}:
+	default:
+	}
+	<-x.open
+	return x.memIndex.Stored(h, parent, hasParent, ids, keys)
+}
+
+func TestAnOverflowingQueueIsMadeUpFor(t *testing.T) {
+	e := startOwn(t, listen(t))
+	x := &heldIndex{memIndex: newMemIndex(), entered: make(chan struct{}, 1), open: make(chan struct{})}
+	o := e.options()
+	o.QueueBatches = 2
+	f := follow(t, o, x)
+	eventually(t, "a connection", func() bool { return f.Stats()[0].Connected })
+	n := uint64(1)
+	e.publish(storedEvent(0, []uint64{n}))
+	<-x.entered // the index is busy from here on
+	var last int64
+	eventually(t, "an overflow", func() bool {
+		n++
+		last = e.publish(storedEvent(n-1, []uint64{n}))
+		return f.Stats()[0].Overflows > 0
+	})
+	close(x.open)
+	var blocks []uint64
+	for i := range n {
+		blocks = append(blocks, i+1)
+	}
+	if s := waitSeq(t, f, last); s.Replays == 0 {
+		t.Errorf("%+v", s)
+	}
+	eventually(t, "a synced rank", func() bool { return f.Stats()[0].State == StateSynced })
+	wantKeys(t, x.memIndex, 1, keysOf(connector.Scope{}, blocks...)...)
+}
+
+func TestEveryRankHasAPortAndAHolder(t *testing.T) {
+	// Two ports in a row: try until there are.
+	var first, second net.Listener
+	for second == nil {
+		first = listen(t)
+		host, port, err := net.SplitHostPort(first.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := strconv.Atoi(port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, _ = zmtp.Listen(t.Context(), "tcp://"+net.JoinHostPort(host, strconv.Itoa(n+1)))
+	}
+	a, b := startOwn(t, first), startOwn(t, second)
+	x := newMemIndex()
+	o := a.options()
+	o.ReplayEndpoint = ""
+	o.Ranks = []Rank{{Number: 0, Holder: 1}, {Number: 1, Holder: 2}}
+	f := follow(t, o, x)
+	for round := uint64(1); ; round++ { // until both subscriptions are in effect
+		a.publish(storedEvent(0, []uint64{1, 2}))
+		b.publish(storedEvent(0, []uint64{3}))
+		time.Sleep(5 * time.Millisecond)
+		if s := f.Stats(); s[0].LastSeq >= 0 && s[1].LastSeq >= 0 && s[0].Batches > 0 && s[1].Batches > 0 {
+			break
+		}
+	}
+	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1, 2)...)
+	wantKeys(t, x, 2, keysOf(connector.Scope{}, 3)...)
+}
+
+// An engine whose endpoint names another machine connects instead of binding.
+func TestAnEngineMayBeTheOneThatConnects(t *testing.T) {
+	port := listen(t)
+	endpoint := "tcp://" + port.Addr().String()
+	_ = port.Close()
+	x := newMemIndex()
+	f := follow(t, EngineOptions{
+		Endpoint: endpoint, Bind: true, Ranks: []Rank{{Holder: 1}}, BlockSize: testBlockSize, Logger: quiet(),
+		ReconnectMin: time.Millisecond,
+	}, x)
+	eventually(t, "a batch", func() bool {
+		return publishTo(t, endpoint, eventBatch(storedEvent(0, []uint64{1}))) && f.Stats()[0].Batches > 0
+	})
+	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1)...)
+}
+
+// publishTo connects as a publisher, sends one batch with number 0 and ends.
+func publishTo(t *testing.T, endpoint string, payload []byte) bool {
+	t.Helper()
+	nc, err := net.Dial("tcp", endpoint[len("tcp://"):])
+	if err != nil {
+		return false
+	}
+	defer nc.Close()
+	greeting := append([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0, 'N', 'U', 'L', 'L'}, make([]byte, 48)...)
+	ready := append([]byte{4, 25, 5}, "READY\x0bSocket-Type\x00\x00\x00\x03PUB"...)
+	message := zmtp.AppendMessage(append(greeting, ready...), []byte("kv"), seqFrame(0), payload)
+	if _, err := nc.Write(message); err != nil {
+		return false
+	}
+	_ = nc.SetReadDeadline(time.Now().Add(time.Second))
+	_, err = nc.Read(make([]byte, 256))
+	return err == nil
+}
+
+func TestMessagesOfAnotherShapeAreCounted(t *testing.T) {
+	e := startOwn(t, listen(t))
+	x := newMemIndex()
+	f := follow(t, e.options(), x)
+	eventually(t, "bad frames", func() bool {
+		e.pub.Publish([]byte("kv"), []byte("x"))
+		return f.Stats()[0].BadFrames > 0
+	})
+	seq := e.publish(storedEvent(0, []uint64{1}))
+	waitSeq(t, f, seq)
+	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1)...)
+}
+
+// The real index behind the real feed.
+func TestTheIndexFindsWhatAnEngineStored(t *testing.T) {
+	e := startOwn(t, listen(t))
+	x, err := prefix.New(prefix.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := x.AddHolder(prefix.GPU, "engine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := e.options()
+	o.Ranks[0].Holder = h
+	f := follow(t, o, x)
+	e.publish(storedEvent(0, []uint64{1, 2, 3}))
+	waitSeq(t, f, e.publish(removedEvent(3), storedEvent(2, []uint64{4})))
+	if s, ok := x.Holder(h); !ok || s.Blocks != 3 {
+		t.Errorf("%+v", s)
+	}
+	if k, ok := x.ParentKey(h, 4); !ok || k != keysOf(connector.Scope{}, 1, 2, 4)[2] {
+		t.Errorf("%v %v", k, ok)
+	}
+}
+
+func TestPredictionsExpire(t *testing.T) {
+	x, err := prefix.New(prefix.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := x.AddHolder(prefix.GPU, "engine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Unix(1000, 0)
+	a, err := NewApproximate(ApproximateOptions{TTL: time.Minute, Interval: time.Hour, Now: func() time.Time { return now }}, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	background(t, a.Run)
+	if err := a.Routed(h, keysOf(connector.Scope{}, 1, 2)); err != nil {
+		t.Fatal(err)
+	}
+	if got := x.Stats().Blocks; got != 2 {
+		t.Errorf("%d blocks are expected", got)
+	}
+	if n := x.Expire(now.Add(59 * time.Second)); n != 0 {
+		t.Errorf("%d expired early", n)
+	}
+	if n := x.Expire(now.Add(time.Minute)); n != 1 || x.Stats().Blocks != 0 {
+		t.Errorf("%d expired, %d blocks left", n, x.Stats().Blocks)
+	}
+}
+
+func TestEngineOptionsAreChecked(t *testing.T) {
+	good := EngineOptions{Endpoint: "tcp://h:5557", Ranks: []Rank{{Holder: 1}}, BlockSize: 16}
+	for name, spoil := range map[string]func(*EngineOptions){
+		"no ranks":            func(o *EngineOptions) { o.Ranks = nil },
+		"no endpoint":         func(o *EngineOptions) { o.Endpoint = "" },
+		"no port for a rank":  func(o *EngineOptions) { o.Ranks[0].Number = 65535 },
+		"no block size":       func(o *EngineOptions) { o.BlockSize = 0 },
+		"one holder for both": func(o *EngineOptions) { o.Ranks[0].HasOffload, o.Ranks[0].Offload = true, 1 },
+		"a queue of nothing":  func(o *EngineOptions) { o.QueueBatches = -1 },
+	} {
+		o := good
+		o.Ranks = []Rank{good.Ranks[0]}
+		spoil(&o)
+		if _, err := NewEngine(o, newMemIndex()); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	if _, err := NewEngine(good, newMemIndex()); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,138 @@
+package feed
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvconn/kvconn/router/zmtp"
+)
+
+// item is what a reader hands on: a batch, or, without one, that the connection came or went.
+type item struct {
+	frame     *frame
+	connected bool
+	err       error
+}
+
+// frame is a batch as it was received.
+type frame struct {
+	seq     uint64
+	message zmtp.Message
+}
+
+func (f *frame) payload() []byte { return f.message.Frame(2) }
+
+// reader receives a rank's messages and queues them. It never waits for whoever empties the queue: an
+// engine blocks, or drops, when nobody reads.
+type reader struct {
+	opts     *EngineOptions
+	endpoint string
+	queue    chan item
+	log      *slog.Logger
+	listener net.Listener // of Bind
+
+	free      sync.Pool
+	queued    atomic.Int64 // bytes
+	lost      atomic.Bool  // something was dropped since this was looked at
+	overflows atomic.Uint64
+	badFrames atomic.Uint64
+	connects  atomic.Uint64
+	connected atomic.Bool
+}
+
+// run connects, again and again, until ctx ends.
+func (r *reader) run(ctx context.Context) {
+	retry := backoff{least: r.opts.ReconnectMin, most: r.opts.ReconnectMax}
+	for ctx.Err() == nil {
+		c, err := r.connect(ctx)
+		if err == nil {
+			retry.reset()
+			r.connects.Add(1)
+			r.connected.Store(true)
+			if r.hand(ctx, item{connected: true}) {
+				err = r.receive(ctx, c)
+			}
+			r.connected.Store(false)
+			_ = c.Close()
+		}
+		if ctx.Err() != nil || !r.hand(ctx, item{err: err}) || !sleep(ctx, retry.take()) {
+			return
+		}
+	}
+}
+
+func (r *reader) connect(ctx context.Context) (*zmtp.Conn, error) {
+	if r.listener != nil {
+		return zmtp.AcceptSub(ctx, r.listener, r.opts.Topic, r.opts.Conn)
+	}
+	return zmtp.DialSub(ctx, r.endpoint, r.opts.Topic, r.opts.Conn)
+}
+
+// hand queues an item that must not be lost.
+func (r *reader) hand(ctx context.Context, i item) bool {
+	select {
+	case r.queue <- i:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+var errFrames = errors.New("messages that are not [topic, number, payload]")
+
+// receive queues what the connection brings, until it ends.
+func (r *reader) receive(ctx context.Context, c *zmtp.Conn) error {
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer stop()
+	for {
+		f, _ := r.free.Get().(*frame)
+		if f == nil {
+			f = new(frame)
+		}
+		if err := c.Recv(&f.message); err != nil {
+			return err
+		}
+		if f.message.Len() != 3 || len(f.message.Frame(1)) != 8 {
+			r.badFrames.Add(1)
+			if !r.hand(ctx, item{connected: true, err: errFrames}) {
+				return errFrames
+			}
+			continue
+		}
+		f.seq = binary.BigEndian.Uint64(f.message.Frame(1))
+		r.push(f)
+	}
+}
+
+// push queues a batch if there is room.
+func (r *reader) push(f *frame) {
+	n := int64(f.message.Cap())
+	if r.queued.Add(n) <= r.opts.QueueBytes {
+		select {
+		case r.queue <- item{frame: f}:
+			return
+		default:
+		}
+	}
+	r.queued.Add(-n)
+	r.overflows.Add(1)
+	r.lost.Store(true)
+	r.free.Put(f)
+}
+
+// keepFrameBytes is how large a message's memory is used again.
+const keepFrameBytes = 1 << 20
+
+// done gives a batch's memory back.
+func (r *reader) done(f *frame) {
+	n := f.message.Cap()
+	r.queued.Add(-int64(n))
+	if n <= keepFrameBytes {
+		r.free.Put(f)
+	}
+}

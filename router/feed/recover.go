@@ -1,0 +1,148 @@
+package feed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvconn/kvconn/router/event"
+	"github.com/kvconn/kvconn/router/zmtp"
+)
+
+// maxReplayBatches bounds one replay; engines keep 10,000.
+const maxReplayBatches = 1 << 22
+
+var (
+	errOtherProcess = errors.New("the engine is another process than before")
+	errReplayOrder  = errors.New("a replay that is not in order")
+)
+
+// recover brings the rank up to date by a replay: from the last batch on if the engine still has that
+// very batch, else from the beginning with the rank cleared. It reports false if the replay failed; then
+// what is known is as before or partly replayed, and the caller resyncs.
+func (f *rankFeed) recover(ctx context.Context) bool {
+	if !sleep(ctx, f.opts.RecoverInterval-time.Since(f.recoveredAt)) {
+		return false
+	}
+	defer func() { f.recoveredAt = time.Now() }()
+	err := f.replay(ctx)
+	if err != nil && ctx.Err() == nil {
+		f.stats.ReplayFailures++
+		f.stats.Error = err.Error()
+		f.log.Warn("the engine's KV events could not be replayed", "endpoint", f.replayEndpoint, "error", err)
+		return false
+	}
+	f.stats.Replays++
+	f.stats.Error = ""
+	return err == nil
+}
+
+func (f *rankFeed) replay(ctx context.Context) error {
+	c, err := zmtp.DialDealer(ctx, f.replayEndpoint, f.opts.Conn)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer func() {
+		stop()
+		_ = c.Close()
+	}()
+	if f.seq.known && f.seq.next > 0 {
+		switch err := f.replayOn(c, f.seq.next-1); {
+		case err == nil:
+			return nil
+		case !errors.Is(err, errOtherProcess):
+			return err
+		}
+		f.stats.Restarts++
+		f.resync("the engine was started anew")
+		// The refused replay may still be arriving on this connection.
+		_ = c.Close()
+		again, err := zmtp.DialDealer(ctx, f.replayEndpoint, f.opts.Conn)
+		if err != nil {
+			return err
+		}
+		stopAgain := context.AfterFunc(ctx, func() { _ = again.Close() })
+		defer func() {
+			stopAgain()
+			_ = again.Close()
+		}()
+		c = again
+	}
+	return f.replayAll(c)
+}
+
+// replayOn replays what follows batch last, which the engine has to have as it was.
+func (f *rankFeed) replayOn(c *zmtp.Conn, last uint64) error {
+	confirmed := false
+	err := f.replayFrom(c, last, func(seq uint64, payload []byte) error {
+		if confirmed {
+			return f.replayed(seq, payload)
+		}
+		switch {
+		case seq == last && xxh3.Hash(payload) == f.lastSum:
+			f.seq.unsure = false
+		case seq > last:
+			// The engine has forgotten the batch: all it still has is what comes now.
+			f.resync("the engine's replay does not reach back far enough")
+			if err := f.replayed(seq, payload); err != nil {
+				return err
+			}
+		default:
+			return errOtherProcess
+		}
+		confirmed = true
+		return nil
+	})
+	if err == nil && !confirmed { // nothing of that number was ever published
+		return errOtherProcess
+	}
+	return err
+}
+
+// replayAll replays all that the engine has, onto a cleared rank.
+func (f *rankFeed) replayAll(c *zmtp.Conn) error {
+	if f.seq.known {
+		f.resync("the replay begins anew")
+	}
+	if err := f.replayFrom(c, 0, f.replayed); err != nil {
+		return err
+	}
+	if !f.seq.known { // the engine has not published anything yet
+		f.seq.next, f.seq.known, f.seq.unsure, f.complete = 0, true, false, true
+	}
+	return nil
+}
+
+// replayed applies a replayed batch. One that is malformed would be so again: the rank stays incomplete.
+func (f *rankFeed) replayed(seq uint64, payload []byte) error {
+	switch {
+	case !f.seq.known:
+		f.complete = seq == 0
+	case seq != f.seq.next:
+		return fmt.Errorf("%w: batch %d after %d", errReplayOrder, seq, f.seq.next-1)
+	}
+	f.stats.ReplayedBatches++
+	if err := f.apply(seq, payload); errors.Is(err, event.ErrMalformed) {
+		f.complete = false
+	}
+	return nil
+}
+
+// replayFrom asks for the batches from start on and hands them to each, until it fails.
+func (f *rankFeed) replayFrom(c *zmtp.Conn, start uint64, each func(seq uint64, payload []byte) error) error {
+	var failed error
+	n := 0
+	err := c.Replay(start, f.opts.ReplayTimeout, func(seq uint64, payload []byte) bool {
+		if n++; n > maxReplayBatches {
+			failed = fmt.Errorf("%w: more than %d batches", errReplayOrder, maxReplayBatches)
+		} else {
+			failed = each(seq, payload)
+		}
+		return failed == nil
+	})
+	return errors.Join(failed, err)
+}

@@ -1,0 +1,102 @@
+package feed
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// ResidencyOptions configure a [Residency].
+type ResidencyOptions struct {
+	// URL is the store's stream, http://host:port/v1/residency.
+	URL string
+	// Holder says which holder has a namespace's blocks, false for a namespace that is of no interest:
+	// another model, or bytes that the engines behind the router cannot load. The holders must be of
+	// domain prefix.KeyDomain, a different one for each namespace and store. Namespaces of other block
+	// sizes are not asked about. It is called again after each reconnection.
+	Holder func(digest connector.NamespaceDigest, m *connector.Manifest) (Holder, bool)
+	// BlockSize is the router's number of tokens in a block.
+	BlockSize int
+	// MaxWaiting bounds the blocks whose place is not known, per namespace, a snapshot's included, at
+	// 32 to 100 bytes each. Default 16 Mi.
+	MaxWaiting int
+	// ReconnectMin and ReconnectMax are the waits between attempts to connect. Defaults 100 ms and 5 s.
+	ReconnectMin, ReconnectMax time.Duration
+	// IdleTimeout is how long the stream may be silent. Default 35 s: three of its heartbeats.
+	IdleTimeout time.Duration
+	// ForgetAfter is how long a store's blocks count while it cannot be reached. Default 30 s: longer than
+	// a restart of the daemon.
+	ForgetAfter time.Duration
+	// Client makes the requests. Default: one without a timeout of its own.
+	Client *http.Client
+	// Logger receives what an operator should know. Default [slog.Default].
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills in what is not set.
+func (o *ResidencyOptions) EnsureDefaults() {
+	setDefault(&o.MaxWaiting, 16<<20)
+	setDefault(&o.ReconnectMin, 100*time.Millisecond)
+	setDefault(&o.ReconnectMax, 5*time.Second)
+	setDefault(&o.IdleTimeout, 35*time.Second)
+	setDefault(&o.ForgetAfter, 30*time.Second)
+	if o.Client == nil {
+		o.Client = new(http.Client)
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+// Validate reports the first option that cannot be used.
+func (o *ResidencyOptions) Validate() error {
+	u, err := url.Parse(o.URL)
+	switch {
+	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
+		return fmt.Errorf("feed: residency URL %q: want http://host:port/path", o.URL)
+	case o.Holder == nil:
+		return errors.New("feed: no function that names holders")
+	case o.BlockSize < 1 || o.BlockSize > connector.MaxBlockSize:
+		return fmt.Errorf("feed: block size %d: want 1 to %d", o.BlockSize, connector.MaxBlockSize)
+	case o.MaxWaiting < 1 || o.ReconnectMin < 0 || o.ReconnectMax < o.ReconnectMin || o.IdleTimeout <= 0 || o.ForgetAfter < 0:
+		return errors.New("feed: bounds and intervals must be positive, ReconnectMax not less than ReconnectMin")
+	}
+	return nil
+}
+
+// ResidencyStats are the state and the counters of a store's feed.
+type ResidencyStats struct {
+	URL       string `json:"url"`
+	State     State  `json:"state"`
+	Connected bool   `json:"connected"`
+	// Error is the last reason why something does not work, empty if all is well.
+	Error string `json:"error,omitempty"`
+	// Epoch and LastSeq are of the store.
+	Epoch   uint64 `json:"epoch"`
+	LastSeq uint64 `json:"last_seq"`
+	// Connects, Snapshots and Resumed count connections, and how they began.
+	Connects  uint64 `json:"connects"`
+	Snapshots uint64 `json:"snapshots"`
+	Resumed   uint64 `json:"resumed"`
+	// Gaps are missing numbers, Malformed frames that could not be read; both cost a new snapshot.
+	Gaps      uint64 `json:"gaps"`
+	Malformed uint64 `json:"malformed"`
+	// Records are shards stored and removed.
+	Records uint64 `json:"records"`
+	// Namespaces are those followed, IgnoredNamespaces those that are not, and MismatchedBlockSize those
+	// of them that have another block size than the router.
+	Namespaces          int    `json:"namespaces"`
+	IgnoredNamespaces   uint64 `json:"ignored_namespaces"`
+	MismatchedBlockSize uint64 `json:"mismatched_block_size"`
+	// Incomplete are blocks of which shards are missing, Waiting those whose parents are, Dropped those
+	// that were too many to wait, Refused those that the index did not take.
+	Incomplete int    `json:"incomplete"`
+	Waiting    int    `json:"waiting"`
+	Dropped    uint64 `json:"dropped"`
+	Refused    uint64 `json:"refused"`
+}

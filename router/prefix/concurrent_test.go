@@ -1,0 +1,110 @@
+package prefix
+
+import (
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// Walks run beside a writer that changes everything around what they look at. The answers
+// that can be told beforehand must be right in every walk.
+func TestWalksBesideAWriterAreSound(t *testing.T) {
+	const blocks, event = 5000, 50
+	x := newIndex(t)
+	rng := rand.New(rand.NewPCG(1, 1))
+	p := randomPrompt(rng, blocks)
+	steady, flapping, holey := mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e")
+	disk := mustAdd(t, x, Disk, "e")
+	p.report(t, x, steady, 0, blocks, event)
+	p.report(t, x, disk, 0, blocks, event)
+	p.report(t, x, holey, 0, blocks, event)
+	view, err := NewRanks([]Rank{
+		{GPU: steady, HasGPU: true}, {GPU: flapping, HasGPU: true},
+		{GPU: flapping, HasGPU: true, Disks: []Holder{disk}}, {GPU: holey, HasGPU: true},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stop atomic.Bool
+	var walks atomic.Int64
+	var readers sync.WaitGroup
+	for reader := range 2 {
+		readers.Go(func() {
+			out := make([]Result, 4)
+			var s Scratch
+			for !stop.Load() {
+				if reader == 0 {
+					x.Walk(view, p.keys, out)
+				} else {
+					x.WalkTokens(view, connector.Key{}, p.tokens, 16, &s, out)
+				}
+				walks.Add(1)
+				full := Result{GPU: blocks, Usable: blocks, FromGPU: blocks}
+				if out[0] != full {
+					t.Errorf("what nobody changes: %+v", out[0])
+					return
+				}
+				// A store is seen as a whole within a run.
+				if n := out[1].GPU; n > blocks || n%event != 0 && n != maxRun {
+					t.Errorf("a holder of whole events has %d blocks", n)
+					return
+				}
+				if r := out[2]; r.Usable != blocks || r.FromGPU+r.FromDisk != blocks {
+					t.Errorf("the disk has all: %+v", r)
+					return
+				}
+				if n := out[3].GPU; n != blocks && n != 100 && n != 4500 {
+					t.Errorf("blocks 100 and 4500 come and go: %d", n)
+					return
+				}
+			}
+		})
+	}
+	rounds := 200
+	if testing.Short() || raceEnabled {
+		rounds = 15
+	}
+	for round := 0; round < rounds || walks.Load() < 20; round++ {
+		churn(t, x, &p, rng, flapping, holey, event)
+		if t.Failed() {
+			break
+		}
+	}
+	stop.Store(true)
+	readers.Wait()
+	x.check(t)
+}
+
+// churn stores and removes a prompt for a holder, makes and heals holes for another, and
+// lets forks, predictions and tails come and go.
+func churn(t *testing.T, x *Index, p *prompt, rng *rand.Rand, flapping, holey Holder, event int) {
+	blocks := len(p.keys)
+	p.report(t, x, flapping, 0, blocks, event)
+	for _, at := range []int{100, 4500} {
+		x.Removed(holey, p.ids[at:at+1])
+		p.report(t, x, holey, at, at+1, 1)
+	}
+	at := 1 + rng.IntN(blocks-1)
+	fork := randomPrompt(rng, 300)
+	fork.keys = AppendKeys(nil, p.keys[at-1], fork.tokens, 16)
+	if err := x.Stored(flapping, p.ids[at-1], true, fork.ids, fork.keys); err != nil {
+		t.Error(err)
+	}
+	if err := x.Predict(holey, p.keys[:50], time.Unix(1, 0)); err != nil {
+		t.Error(err)
+	}
+	x.Removed(flapping, fork.ids[100:])
+	x.Expire(time.Unix(2, 0))
+	if rng.IntN(2) == 0 {
+		x.Removed(flapping, fork.ids[:100])
+		for to := blocks; to > 0; to -= event {
+			x.Removed(flapping, p.ids[to-event:to])
+		}
+	} else {
+		x.Clear(flapping)
+	}
+}

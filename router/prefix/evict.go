@@ -1,0 +1,119 @@
+package prefix
+
+const (
+	// epochParts is how many times the eviction clock ticks while as many blocks are made
+	// as there are: the resolution of "least recently used".
+	epochParts = 64
+	// evictSample is how many runs an eviction chooses from. Sampling 16 is close to exact
+	// LRU and costs less than a list that every walk would have to write to.
+	evictSample = 16
+	// evictWhole is the largest run that is dropped at once; of a longer one the second
+	// half goes first.
+	evictWhole = 64
+)
+
+// bound evicts until the index is within its bounds.
+func (x *Index) bound() {
+	for x.stats.Blocks > x.opts.MaxBlocks || x.stats.Bytes > x.opts.MaxBytes {
+		if !x.evict() {
+			return
+		}
+	}
+}
+
+// evict drops the tail of the least useful of some runs, and reports whether there was
+// one. Blocks with others below them are not dropped before those.
+func (x *Index) evict() bool {
+	var victim *run
+	for seen, found := 0, 0; seen < len(x.runs) && found < evictSample; seen++ {
+		if x.hand++; int(x.hand) >= len(x.runs) {
+			x.hand = 1
+		}
+		if int(x.hand) >= len(x.runs) {
+			break
+		}
+		r := x.runs[x.hand]
+		if r == nil || r.kidEnd() == r.len() {
+			continue
+		}
+		found++
+		if victim == nil || x.lessUseful(r, victim) {
+			victim = r
+		}
+	}
+	if victim == nil {
+		return false
+	}
+	keep, n := victim.kidEnd(), victim.len()
+	if n > evictWhole {
+		keep = max(keep, n/2)
+	}
+	x.stats.Evictions++
+	x.stats.EvictedBlocks += uint64(n - keep)
+	x.cutTail(victim, keep)
+	x.trim(victim)
+	return true
+}
+
+// lessUseful says whether a is to go before b: the one longer unused, then the one that
+// fewer holders have.
+func (x *Index) lessUseful(a, b *run) bool {
+	epoch := x.epoch.Load()
+	ageA, ageB := epoch-a.seen.Load(), epoch-b.seen.Load()
+	if ageA != ageB {
+		return ageA > ageB
+	}
+	return a.cover.Load().holders() < b.cover.Load().holders()
+}
+
+// cutTail takes the blocks from offset keep on from everyone.
+func (x *Index) cutTail(r *run, keep uint32) {
+	old := r.cover.Load()
+	var cuts []uint64
+	var more moreCoverage
+	for i := range old.cuts {
+		v := old.cuts[i].Load()
+		if h, end := splitCut(v); end > keep {
+			x.cutHolder(h, r, keep, end)
+			v = makeCut(h, keep)
+		}
+		if _, end := splitCut(v); end > 0 {
+			cuts = append(cuts, v)
+		}
+	}
+	if m := old.more; m != nil {
+		more.group, more.groupEnd = m.group, m.groupEnd
+		if m.groupEnd > keep {
+			eachBit(m.group, func(h Holder) { x.cutHolder(h, r, keep, m.groupEnd) })
+			if more.groupEnd = keep; keep == 0 {
+				more.group = nil
+			}
+		}
+		for _, e := range m.holed {
+			b := e.bits.firstBlocks(keep)
+			x.holders[e.h].blocks -= int64(e.bits.count - b.count)
+			x.cutCopies(x.holders[e.h], r, keep, e.bits.size())
+			if n := b.prefix(); n < b.count {
+				more.holed = append(more.holed, holed{e.h, b})
+			} else if n > 0 {
+				cuts = append(cuts, makeCut(e.h, n))
+			}
+		}
+	}
+	r.cover.Store(newCoverage(cuts, more))
+	x.recount(r)
+}
+
+// cutHolder accounts for a holder that had the first end blocks and keeps some.
+func (x *Index) cutHolder(h Holder, r *run, keep, end uint32) {
+	ho := x.holders[h]
+	ho.blocks -= int64(end - keep)
+	x.cutCopies(ho, r, keep, end)
+}
+
+// cutCopies forgets the further copies of the blocks [from, to).
+func (x *Index) cutCopies(ho *holder, r *run, from, to uint32) {
+	for i := from; i < to && len(ho.copies) > 0; i++ {
+		x.dropCopies(ho, makePlace(r, i))
+	}
+}

@@ -1,0 +1,6 @@
+//go:build !race
+
+package prefix
+
+// raceEnabled says that the race detector is on, which makes pools allocate.
+const raceEnabled = false

@@ -1,0 +1,239 @@
+package prefix
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// Stored says that a holder has blocks that follow parent, a name of the holder's engine;
+// without hasParent they begin a prompt. keys are the blocks' chained keys, ids the
+// engine's names for them. A block stored n times has to be removed n times, except in
+// [KeyDomain].
+//
+// Errors: ErrUnknownHolder; ErrUnknownParent; ErrChain, when blocks before the wrong one
+// have been taken in. Nothing is kept of the slices.
+func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, keys []connector.Key) error {
+	if len(ids) != len(keys) {
+		return fmt.Errorf("prefix index: %d names for %d blocks", len(ids), len(keys))
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	ho := x.holder(h)
+	if ho == nil {
+		return fmt.Errorf("%w: %d", ErrUnknownHolder, h)
+	}
+	var at *run
+	var next uint32 // the offset behind the parent
+	if hasParent {
+		p, ok := x.find(ho, parent)
+		if !ok {
+			x.stats.UnknownParents++
+			return ErrUnknownParent
+		}
+		at, next = x.runs[p.run()], p.off()+1
+	}
+	x.stats.Seq++
+	x.stats.Stored += uint64(len(keys))
+	for len(keys) > 0 {
+		r, from, n, err := x.locate(at, next, keys)
+		if err != nil {
+			return err
+		}
+		x.name(ho, r, from, ids[:n])
+		x.hold(h, ho, r, from, from+uint32(n))
+		x.recount(r)
+		at, next = r, from+uint32(n)
+		keys, ids = keys[n:], ids[n:]
+	}
+	x.bound()
+	return nil
+}
+
+// locate finds the place of the first n > 0 of keys, or makes it: in run r from offset
+// from on. They follow the first next blocks of at; a nil at is the root.
+func (x *Index) locate(at *run, next uint32, keys []connector.Key) (r *run, from uint32, n int, err error) {
+	if at != nil {
+		rest := at.published()[next:]
+		if c := common(rest, keys); c > 0 {
+			x.touch(at)
+			return at, next, c, nil
+		}
+		if len(rest) == 0 && at.kidEnd() < next {
+			if n := x.extend(at, keys); n > 0 {
+				return at, next, n, nil
+			}
+		}
+	}
+	if r = x.heads.find(&keys[0]); r != nil {
+		if r.parent != at || at != nil && r.parentOff != next-1 {
+			return nil, 0, 0, fmt.Errorf("%w: %v", ErrChain, keys[0])
+		}
+		x.touch(r)
+		return r, 0, common(r.published(), keys), nil
+	}
+	if at != nil && next == at.len() {
+		if n := x.extend(at, keys); n > 0 {
+			return at, next, n, nil
+		}
+	}
+	r = x.addRun(at, next, keys[:min(len(keys), maxRun)])
+	return r, 0, int(r.len()), nil
+}
+
+// extend takes keys into a run behind its last, and returns how many.
+func (x *Index) extend(r *run, keys []connector.Key) int {
+	n := r.append(keys)
+	x.touch(r)
+	x.grew(n)
+	return n
+}
+
+// addRun makes a run of keys behind the first next blocks of at.
+func (x *Index) addRun(at *run, next uint32, keys []connector.Key) *run {
+	r := &run{head: keys[0], parent: at, written: uint32(len(keys))}
+	if n := len(x.free); n > 0 {
+		r.id, x.free = x.free[n-1], x.free[:n-1]
+		x.runs[r.id] = r
+	} else {
+		r.id = uint32(len(x.runs))
+		x.runs = append(x.runs, r)
+	}
+	if at != nil {
+		r.parentOff, r.depth = next-1, at.depth+next
+		at.addKid(next - 1)
+		x.recount(at)
+	}
+	a := &keyArray{keys: slices.Clone(keys)}
+	a.keys = a.keys[:len(keys):len(keys)]
+	a.n.Store(uint32(len(keys)))
+	r.keys.Store(a)
+	r.cover.Store(&coverage{})
+	x.touch(r)
+	x.recount(r)
+	x.stats.Runs++
+	x.grew(len(keys))
+	x.stats.Bytes += x.heads.add(r)
+	return r
+}
+
+// grew accounts for new blocks and moves the eviction clock.
+func (x *Index) grew(blocks int) {
+	x.stats.Blocks += blocks
+	if x.epochBlocks += blocks; x.epochBlocks > x.stats.Blocks/epochParts {
+		x.epochBlocks = 0
+		x.epoch.Add(1)
+	}
+}
+
+// touch notes that a run is in use.
+func (x *Index) touch(r *run) {
+	if e := x.epoch.Load(); r.seen.Load() != e {
+		r.seen.Store(e)
+	}
+}
+
+// recount brings the account of the memory up to date for a run.
+func (x *Index) recount(r *run) {
+	n := r.bytes() + r.cover.Load().bytes()
+	x.stats.Bytes += n - int64(r.counted)
+	r.counted = int32(n)
+}
+
+// hold notes that a holder has the blocks [from, to) of a run.
+func (x *Index) hold(h Holder, ho *holder, r *run, from, to uint32) {
+	c := r.cover.Load()
+	f, at, end := c.find(h)
+	switch {
+	case f == formHoled:
+		x.holdHoled(h, ho, r, c, at, from, to)
+		return
+	case f == formNone:
+		x.noteRun(h, ho, r)
+		if from > 0 {
+			x.stats.Splits++
+			b := newBitmap(to)
+			b.set(from, to)
+			ho.blocks += int64(to - from)
+			r.cover.Store(c.withHoled(h, b))
+			return
+		}
+		r.cover.Store(c.withCut(at, h, to))
+	case to <= end:
+		x.addCopies(ho, r, from, to)
+		return
+	case from > end:
+		x.stats.Splits++
+		b := newBitmap(to)
+		b.set(0, end)
+		b.set(from, to)
+		ho.blocks += int64(to - from)
+		r.cover.Store(c.without(h, f, at).withHoled(h, b))
+		return
+	default:
+		x.addCopies(ho, r, from, end)
+		if f == formCut {
+			c.cuts[at].Store(makeCut(h, to))
+		} else {
+			r.cover.Store(c.withoutMember(h).withCut(at, h, to))
+		}
+	}
+	ho.blocks += int64(to - end)
+	if to == r.len() {
+		r.regroup()
+	}
+}
+
+// holdHoled is hold for a holder with holes.
+func (x *Index) holdHoled(h Holder, ho *holder, r *run, c *coverage, at int, from, to uint32) {
+	b := c.more.holed[at].bits
+	for i := from; i < to && !ho.names.keyed; {
+		set, end := b.runEnd(i)
+		end = min(end, to)
+		if set {
+			x.addCopies(ho, r, i, end)
+		}
+		i = end
+	}
+	if to > b.size() {
+		b = b.grown(to)
+		c = c.withHoled(h, b)
+		r.cover.Store(c)
+	}
+	before := b.count
+	b.set(from, to)
+	ho.blocks += int64(b.count - before)
+	x.heal(h, r, c, b)
+}
+
+// heal makes a holder's bitmap a cut again if it has no holes.
+func (x *Index) heal(h Holder, r *run, c *coverage, b *bitmap) {
+	if n := b.prefix(); n == b.count {
+		x.stats.Merges++
+		c = c.withHoled(h, nil)
+		at, _ := searchCuts(c.cuts, h)
+		r.cover.Store(c.withCut(at, h, n))
+	}
+}
+
+// addCopies counts copies of the blocks [from, to) that the holder has already.
+func (x *Index) addCopies(ho *holder, r *run, from, to uint32) {
+	if ho.names.keyed || from >= to {
+		return
+	}
+	if ho.copies == nil {
+		ho.copies = make(map[place]uint32)
+	}
+	before := len(ho.copies)
+	for i := from; i < to; i++ {
+		if p := makePlace(r, i); len(ho.copies) < maxCopies || ho.copies[p] > 0 {
+			ho.copies[p]++
+		}
+	}
+	x.stats.Bytes += int64(copyBytes * (len(ho.copies) - before))
+}
+
+// maxCopies bounds the blocks of one holder whose copies are counted. Beyond it a block
+// counts as gone when its first copy is: a hit missed, never one invented.
+const maxCopies = 1 << 20

@@ -1,0 +1,148 @@
+package prefix
+
+import "github.com/kvconn/kvconn/connector"
+
+// Walk finds how far every rank gets with a prompt of which keys are the block keys, from
+// the first on. Results go to out, which must have room for one per rank. It returns the
+// largest usable prefix of any. It neither allocates nor waits.
+func (x *Index) Walk(ranks *Ranks, keys []connector.Key, out []Result) (depth int) {
+	w := ranks.begin(out)
+	for int(w.pos) < len(keys) {
+		r := x.heads.find(&keys[w.pos])
+		if r == nil || int(r.depth) != int(w.pos) {
+			break
+		}
+		x.touch(r)
+		n := common(r.published(), keys[w.pos:])
+		if n == 0 {
+			break
+		}
+		w.stretch(r.cover.Load(), uint32(n))
+		if w.alive == 0 {
+			break
+		}
+	}
+	return w.end()
+}
+
+const (
+	// firstStretch and maxStretch are how many blocks are hashed ahead of the walk: twice
+	// as many each time, so that a prompt nobody has costs little and one that many have
+	// is hashed without stopping often.
+	firstStretch = 16
+	maxStretch   = 512
+)
+
+// Scratch is the work space of [Index.WalkTokens]: keys as far as they were needed. It may
+// be used for one walk at a time, and again and again.
+type Scratch struct {
+	keys      []connector.Key
+	hasher    hasher
+	root      connector.Key
+	tokens    []uint32
+	blockSize int
+}
+
+// begin makes the scratch ready for a prompt, and returns how many full blocks it has.
+func (s *Scratch) begin(root connector.Key, tokens []uint32, blockSize int) int {
+	s.keys, s.root, s.tokens, s.blockSize = s.keys[:0], root, tokens, blockSize
+	if blockSize <= 0 {
+		return 0
+	}
+	return len(tokens) / blockSize
+}
+
+// hash goes on until the keys of the prompt's first n blocks are there.
+func (s *Scratch) hash(n int) {
+	have := len(s.keys)
+	if have >= n {
+		return
+	}
+	parent := s.root
+	if have > 0 {
+		parent = s.keys[have-1]
+	}
+	s.keys = s.hasher.appendKeys(s.keys, parent, s.tokens[have*s.blockSize:n*s.blockSize], s.blockSize)
+}
+
+// Keys are the keys of the prompt that was walked last, as far as they have been hashed.
+// They are valid until the next walk.
+func (s *Scratch) Keys() []connector.Key { return s.keys }
+
+// AllKeys hashes the rest of the prompt that was walked last and returns the keys of all
+// its full blocks, for [Index.Predict]. The tokens must not have changed. They are valid
+// until the next walk.
+func (s *Scratch) AllKeys() []connector.Key {
+	if s.blockSize > 0 {
+		s.hash(len(s.tokens) / s.blockSize)
+	}
+	return s.keys
+}
+
+// WalkTokens is [Index.Walk] for a prompt given as tokens: root is its root key (see
+// [connector.RootKey]), blockSize that of the keys. Tokens are hashed as far as the walk
+// gets, at most a few hundred blocks beyond. It allocates only until scratch has grown.
+func (x *Index) WalkTokens(ranks *Ranks, root connector.Key, tokens []uint32, blockSize int, scratch *Scratch, out []Result) (depth int) {
+	total := scratch.begin(root, tokens, blockSize)
+	w := ranks.begin(out)
+	for ahead := firstStretch; int(w.pos) < total; {
+		pos := int(w.pos)
+		scratch.hash(pos + 1)
+		r := x.heads.find(&scratch.keys[pos])
+		if r == nil || int(r.depth) != pos {
+			break
+		}
+		x.touch(r)
+		keys, c := r.published(), r.cover.Load()
+		want := min(len(keys), total-pos)
+		// Beyond what any rank has there is nothing to find.
+		reach := min(want, int(w.reach(c)))
+		n := 0
+		for n < reach {
+			to := min(n+ahead, reach)
+			scratch.hash(pos + to)
+			got := common(keys[n:to], scratch.keys[pos+n:])
+			n += got
+			if n < to {
+				break
+			}
+			ahead = min(2*ahead, maxStretch)
+		}
+		if n == 0 {
+			break
+		}
+		if w.stretch(c, uint32(n)); w.alive == 0 || n == reach && reach < want {
+			break
+		}
+	}
+	return w.end()
+}
+
+// reach is one more than the last block of a run that a holder of some rank may have.
+func (w *walker) reach(c *coverage) (end uint32) {
+	for i := range c.cuts {
+		if h, e := splitCut(c.cuts[i].Load()); e > end && hasBit(w.v.relevant, h) {
+			end = e
+		}
+	}
+	m := c.more
+	if m == nil {
+		return end
+	}
+	for i := range min(len(m.group), len(w.v.relevant)) {
+		if m.group[i]&w.v.relevant[i] != 0 {
+			end = max(end, m.groupEnd)
+		}
+	}
+	for _, e := range m.holed {
+		if hasBit(w.v.relevant, e.h) {
+			end = max(end, e.bits.last())
+		}
+	}
+	for _, p := range m.predicted {
+		if hasBit(w.v.relevant, p.h) {
+			end = max(end, p.end)
+		}
+	}
+	return end
+}

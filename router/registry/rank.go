@@ -1,0 +1,168 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// Rank describes one data-parallel rank of an engine.
+type Rank struct {
+	// ID is the router's number of the rank, by which pins and answers name it.
+	ID int32 `json:"id"`
+	// Model is the model's name in requests, Adapters those of LoRA adapters that it serves besides.
+	Model    string   `json:"model"`
+	Adapters []string `json:"adapters,omitempty"`
+	// Endpoint is the engine's HTTP server, http://host:port.
+	Endpoint string `json:"endpoint"`
+	// DPMode, DPRank and DPStartRank say how the rank is addressed there; DPRank is the global index.
+	// Default external, 0 and 0.
+	DPMode      DPMode `json:"dp_mode,omitempty"`
+	DPRank      int    `json:"dp_rank,omitempty"`
+	DPStartRank int    `json:"dp_start_rank,omitempty"`
+	// Events are the engine's KV cache events. Without, what was routed to the rank is taken for
+	// cached there for a time.
+	Events *Events `json:"events,omitempty"`
+	// Node names the machine whose kvconnd the rank loads from, and NodeURL is that kvconnd's HTTP
+	// interface. Ranks of one node share them; one of them has to give the URL.
+	Node    string `json:"node,omitempty"`
+	NodeURL string `json:"node_url,omitempty"`
+	// Bucket names the object store that the rank's kvconnd loads from, BucketURL a kvconnd that
+	// serves the residency of what is in it.
+	Bucket    string `json:"bucket,omitempty"`
+	BucketURL string `json:"bucket_url,omitempty"`
+	// CacheModel is the model's name in the store's namespaces where it differs from Model: what the
+	// engine was given. Namespace narrows it down to one, by its digest in hexadecimal.
+	CacheModel string `json:"cache_model,omitempty"`
+	Namespace  string `json:"namespace,omitempty"`
+	// MaxActive and MaxTokens bound the requests and their tokens on the rank; 0 is unbounded.
+	MaxActive int   `json:"max_active,omitempty"`
+	MaxTokens int64 `json:"max_tokens,omitempty"`
+	// BlockSize is the engine's number of tokens in a block. Default 16.
+	BlockSize int `json:"block_size,omitempty"`
+	// HashDomain names what ranks have in common whose engines call equal blocks by equal hashes;
+	// it saves memory. Default: the model. Engines whose hashes differ are noticed.
+	HashDomain string `json:"hash_domain,omitempty"`
+	// Speeds are what is known of the rank's speeds beforehand. What is 0 is learnt.
+	Speeds Speeds `json:"speeds,omitzero"`
+	// Draining ranks get no new requests.
+	Draining bool `json:"draining,omitempty"`
+}
+
+// Events say where an engine publishes its KV cache events. Both endpoints are those of rank 0, as the
+// engine was given them: DPRank is added to their ports.
+type Events struct {
+	// Endpoint is tcp://host:port or ipc://path.
+	Endpoint string `json:"endpoint"`
+	// ReplayEndpoint is asked for events that were missed; empty if there is none.
+	ReplayEndpoint string `json:"replay_endpoint,omitempty"`
+	// Topic is what to subscribe to; empty is everything.
+	Topic string `json:"topic,omitempty"`
+	// Bind waits for the engine to connect to Endpoint, for engines whose endpoint names the router.
+	Bind bool `json:"bind,omitempty"`
+}
+
+// Speeds of a rank, tokens and bytes a second, and the bytes of KV a token has over all shards.
+type Speeds struct {
+	PrefillTokensPerS float64 `json:"prefill_tokens_per_s,omitempty"`
+	DiskBytesPerS     float64 `json:"disk_bytes_per_s,omitempty"`
+	ObjectBytesPerS   float64 `json:"object_bytes_per_s,omitempty"`
+	BytesPerToken     float64 `json:"bytes_per_token,omitempty"`
+}
+
+const (
+	// maxName bounds names, maxAdapters how many adapters a rank has, maxBlockSize a block.
+	maxName      = 256
+	maxURL       = 2048
+	maxAdapters  = 1024
+	maxBlockSize = 1 << 16
+)
+
+// EnsureDefaults fills in what is not set.
+func (r *Rank) EnsureDefaults() {
+	if r.DPMode == "" {
+		r.DPMode = External
+	}
+	if r.BlockSize == 0 {
+		r.BlockSize = 16
+	}
+	if r.HashDomain == "" {
+		r.HashDomain = r.Model
+	}
+	if r.CacheModel == "" {
+		r.CacheModel = r.Model
+	}
+	r.Endpoint = strings.TrimRight(r.Endpoint, "/")
+	r.NodeURL = strings.TrimRight(r.NodeURL, "/")
+	r.BucketURL = strings.TrimRight(r.BucketURL, "/")
+}
+
+// Validate reports the first thing that cannot work.
+func (r *Rank) Validate() error {
+	if err := r.validate(); err != nil {
+		return fmt.Errorf("rank %d: %w", r.ID, err)
+	}
+	return nil
+}
+
+func (r *Rank) validate() error {
+	switch {
+	case r.ID < 0:
+		return errors.New("id is negative")
+	case r.Model == "":
+		return errors.New("model is empty")
+	case len(r.Adapters) > maxAdapters:
+		return fmt.Errorf("%d adapters, at most %d", len(r.Adapters), maxAdapters)
+	case slices.Contains(r.Adapters, "") || slices.Contains(r.Adapters, r.Model):
+		return errors.New("an adapter's name is empty or the model's")
+	case r.BlockSize < 1 || r.BlockSize > maxBlockSize:
+		return fmt.Errorf("block_size %d: 1 to %d", r.BlockSize, maxBlockSize)
+	case r.MaxActive < 0 || r.MaxTokens < 0:
+		return errors.New("max_active or max_tokens is negative")
+	case r.NodeURL != "" && r.Node == "" || r.BucketURL != "" && r.Bucket == "":
+		return errors.New("node_url needs node, bucket_url needs bucket")
+	}
+	for _, name := range append([]string{r.Model, r.Node, r.Bucket, r.CacheModel, r.Namespace, r.HashDomain}, r.Adapters...) {
+		if len(name) > maxName {
+			return fmt.Errorf("name %.32q… is longer than %d bytes", name, maxName)
+		}
+	}
+	return errors.Join(validateURL("endpoint", r.Endpoint, true), validateURL("node_url", r.NodeURL, false),
+		validateURL("bucket_url", r.BucketURL, false), r.validateDP(), r.Speeds.validate(), r.Events.validate())
+}
+
+// validateURL wants scheme, host and perhaps a path.
+func validateURL(field, text string, required bool) error {
+	if text == "" && !required {
+		return nil
+	}
+	u, err := url.Parse(text)
+	if err != nil || len(text) > maxURL || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" {
+		return fmt.Errorf("%s %.64q: want http://host:port", field, text)
+	}
+	return nil
+}
+
+func (s Speeds) validate() error {
+	for _, v := range []float64{s.PrefillTokensPerS, s.DiskBytesPerS, s.ObjectBytesPerS, s.BytesPerToken} {
+		if v < 0 || math.IsNaN(v) || math.IsInf(v, 0) {
+			return fmt.Errorf("speed %v: a positive number, or 0 for unknown", v)
+		}
+	}
+	return nil
+}
+
+func (e *Events) validate() error {
+	switch {
+	case e == nil:
+		return nil
+	case e.Endpoint == "":
+		return errors.New("events.endpoint is empty")
+	case len(e.Endpoint) > maxURL || len(e.ReplayEndpoint) > maxURL || len(e.Topic) > maxName:
+		return errors.New("events: an endpoint or the topic is too long")
+	}
+	return nil
+}

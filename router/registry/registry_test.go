@@ -1,0 +1,98 @@
+package registry
+
+import (
+	"strings"
+	"testing"
+)
+
+func rank(t *testing.T, text string) Rank {
+	t.Helper()
+	r, err := Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestHeaderIsWhatTheModeNeeds(t *testing.T) {
+	for text, want := range map[string]string{
+		`"dp_rank":3`:                                         "",
+		`"dp_mode":"internal","dp_rank":3`:                    "3",
+		`"dp_mode":"internal"`:                                "0",
+		`"dp_mode":"hybrid","dp_rank":11,"dp_start_rank":8`:   "3",
+		`"dp_mode":"hybrid","dp_rank":8,"dp_start_rank":8`:    "0",
+		`"dp_mode":"external","dp_rank":1,"draining":true`:    "",
+		`"dp_mode":"hybrid","dp_rank":2,"namespace":"abcdef"`: "2",
+	} {
+		r := rank(t, `{"model":"m","endpoint":"http://h:1",`+text+`}`)
+		if got := r.HeaderValue(); got != want {
+			t.Errorf("%s: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestWhatCannotWorkIsRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		``:                                     "EOF",
+		`{`:                                    "rank",
+		`{} {}`:                                "more than one",
+		`{"modell":"m"}`:                       "unknown field",
+		`{"endpoint":"x"}`:                     "model is empty",
+		`{"id":-1}`:                            "negative",
+		`{"model":"m"}`:                        "endpoint",
+		`{"model":"m","endpoint":"tcp://h:1"}`: "http://host:port",
+		`{"model":"m","endpoint":"http://u:p@h"}`:                                     "http://host:port",
+		`{"model":"m","endpoint":"http://h","dp_mode":"x"}`:                           "dp_mode",
+		`{"model":"m","endpoint":"http://h","dp_rank":70000}`:                         "dp_rank",
+		`{"model":"m","endpoint":"http://h","dp_start_rank":1}`:                       "hybrid",
+		`{"model":"m","endpoint":"http://h","dp_mode":"hybrid","dp_start_rank":1}`:    "below",
+		`{"model":"m","endpoint":"http://h","block_size":-1}`:                         "block_size",
+		`{"model":"m","endpoint":"http://h","max_active":-1}`:                         "max_active",
+		`{"model":"m","endpoint":"http://h","node_url":"http://h"}`:                   "needs node",
+		`{"model":"m","endpoint":"http://h","node":"n","node_url":"h"}`:               "node_url",
+		`{"model":"m","endpoint":"http://h","events":{}}`:                             "events.endpoint",
+		`{"model":"m","endpoint":"http://h","speeds":{"disk_bytes_per_s":-1}}`:        "speed",
+		`{"model":"m","endpoint":"http://h","adapters":["m"]}`:                        "adapter",
+		`{"model":"` + strings.Repeat("m", 300) + `","endpoint":"http://h"}`:          "longer",
+		`{"model":"m","endpoint":"http://` + strings.Repeat("h", 3000) + `"}`:         "http://host:port",
+		`{"model":"m","endpoint":"http://h","events":{"endpoint":"e","topik":"x"}}`:   "unknown field",
+		`{"model":"m","endpoint":"http://h","bucket_url":"http://h","max_tokens":-5}`: "max_tokens",
+		`{"model":"m","endpoint":"http://h","bucket_url":"http://h"}`:                 "needs bucket",
+		`{"model":"m","endpoint":"http://h","speeds":{"prefill_tokens_per_s":"NaN"}}`: "rank",
+		`{"model":"m","endpoint":"http://h","dp_mode":"internal","dp_start_rank":-1}`: "dp_start_rank",
+		`{"model":"m","endpoint":"http://h?x=1","dp_mode":"internal"}`:                "http://host:port",
+	} {
+		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.60s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func TestMergeChangesWhatIsGivenAndNothingOnError(t *testing.T) {
+	r := rank(t, `{"id":4,"model":"m","endpoint":"http://h:1/","events":{"endpoint":"tcp://h:5557"},"max_active":7}`)
+	before := *r.Events
+	if err := Merge(&r, []byte(`{"draining":true,"events":{"topic":"kv"}}`)); err != nil {
+		t.Fatal(err)
+	}
+	if !r.Draining || r.MaxActive != 7 || r.Events.Endpoint != before.Endpoint || r.Events.Topic != "kv" || r.Endpoint != "http://h:1" {
+		t.Errorf("%+v %+v", r, r.Events)
+	}
+	if err := Merge(&r, []byte(`{"max_active":-1,"draining":false}`)); err == nil || !r.Draining {
+		t.Errorf("%+v %v", r, err)
+	}
+}
+
+func TestFlagSaysTheSameAsJSON(t *testing.T) {
+	r, err := ParseFlag("id=2,model=m,endpoint=http://h:1,dp_mode=internal,dp_rank=1,events=tcp://h:5557,replay=tcp://h:5558,topic=kv,adapters=a+b,node=n,node_url=http://h:9477,max_active=3,disk_bytes_per_s=3e9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.ID != 2 || r.DPRank != 1 || r.Events.ReplayEndpoint != "tcp://h:5558" || len(r.Adapters) != 2 || r.MaxActive != 3 || r.Speeds.DiskBytesPerS != 3e9 || r.BlockSize != 16 {
+		t.Errorf("%+v", r)
+	}
+	for _, bad := range []string{"", "id", "id=x,model=m,endpoint=http://h", "id=1", "=1"} {
+		if _, err := ParseFlag(bad); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
+}

@@ -1,0 +1,105 @@
+package replay
+
+import (
+	"container/heap"
+	"math"
+)
+
+// phase is what ends for a request.
+type phase uint8
+
+const (
+	phaseDiskLoad phase = iota
+	phaseObjectLoad
+	phasePrefill
+	phaseDecode
+)
+
+// task is a phase of a request under way.
+type task struct {
+	due     float64 // what it waits for
+	seq     uint64  // breaks ties
+	request int32
+	phase   phase
+	work    float64 // bytes of a load
+	begun   float64
+	delayed bool // a load before its first byte
+}
+
+// agenda holds tasks by due.
+type agenda []task
+
+func (a agenda) Len() int { return len(a) }
+
+func (a agenda) Less(i, j int) bool {
+	if a[i].due != a[j].due {
+		return a[i].due < a[j].due
+	}
+	return a[i].seq < a[j].seq
+}
+
+func (a agenda) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
+
+// Push implements heap.Interface.
+func (a *agenda) Push(t any) { *a = append(*a, t.(task)) }
+
+// Pop implements heap.Interface.
+func (a *agenda) Pop() any {
+	last := len(*a) - 1
+	t := (*a)[last]
+	*a = (*a)[:last]
+	return t
+}
+
+// link is a bandwidth that all loads under way share equally.
+type link struct {
+	bytesPerS float64
+	now       float64
+	each      float64 // bytes that a load under way from the start would have had
+	loads     agenda  // due when each gets there
+	measured  float64 // bytes a second that loads got lately, as a node measures it
+}
+
+// measureWeight is the weight of the latest load in the measured bandwidth.
+const measureWeight = 0.1
+
+func newLink(bytesPerS float64) *link { return &link{bytesPerS: bytesPerS, measured: bytesPerS} }
+
+// share returns the bandwidth of each load if there are more of them.
+func (l *link) share(more int) float64 { return l.bytesPerS / float64(len(l.loads)+more) }
+
+// advance lets time pass.
+func (l *link) advance(to float64) {
+	if len(l.loads) > 0 {
+		l.each += float64((to - l.now) * l.share(0))
+	} else {
+		l.each = 0 // keeps its resolution
+	}
+	l.now = to
+}
+
+// start begins a load.
+func (l *link) start(now float64, t task) {
+	l.advance(now)
+	t.due, t.begun = l.each+t.work, now
+	heap.Push(&l.loads, t)
+}
+
+// next returns when the next load ends, infinity if there is none.
+func (l *link) next() float64 {
+	if len(l.loads) == 0 {
+		return math.Inf(1)
+	}
+	return l.now + max(float64((l.loads[0].due-l.each)/l.share(0)), 0)
+}
+
+// finish ends the load that is next, at the time that next returned.
+func (l *link) finish(now float64) task {
+	l.advance(now)
+	t := heap.Pop(&l.loads).(task)
+	l.each = t.due
+	if took := now - t.begun; took > 0 {
+		l.measured += float64(measureWeight * (t.work/took - l.measured))
+	}
+	return t
+}

@@ -1,0 +1,95 @@
+package replay
+
+// chats collects the conversations of a trace while it is read.
+type chats struct {
+	byID     map[string]int32 // by session or chat id
+	of       []int32          // conversation of each request
+	first    []bool
+	next     int32
+	recorded bool
+}
+
+func newChats() chats { return chats{byID: map[string]int32{}} }
+
+// add takes the conversation of a request from its line. A request without any is one of its own.
+func (c *chats) add(l *line) {
+	session, own := text(l.SessionID), text(l.ChatID)
+	conversation, known := int32(0), false
+	switch {
+	case session != "":
+		conversation, known = c.byID["session "+session]
+	case own != "":
+		if conversation, known = c.byID["chat "+text(l.ParentChatID)]; !known {
+			conversation, known = c.byID["chat "+own]
+		}
+	}
+	if !known {
+		conversation = c.next
+		c.next++
+	}
+	c.of, c.first = append(c.of, conversation), append(c.first, !known)
+	switch {
+	case session != "":
+		c.byID["session "+session] = conversation
+	case own != "":
+		c.byID["chat "+own] = conversation
+	}
+	c.recorded = c.recorded || session != "" || own != ""
+}
+
+// text returns a JSON value as it stands, "" for none.
+func text(raw []byte) string {
+	if string(raw) == "null" {
+		return ""
+	}
+	return string(raw)
+}
+
+// finish sets the conversations of all requests.
+func (c *chats) finish(t *Trace) {
+	if !c.recorded {
+		t.deriveConversations()
+		return
+	}
+	for i := range t.Requests {
+		t.Requests[i].Conversation, t.Requests[i].FirstTurn = c.of[i], c.first[i]
+	}
+	t.Conversations, t.Source = int(c.next), ConversationsRecorded
+}
+
+// A block at the head of more requests than one in commonPart, and than commonLeast, is taken for
+// part of a common system prompt.
+const (
+	commonPart  = 100
+	commonLeast = 8
+)
+
+// deriveConversations finds the conversations by their prompts; see [Trace.Conversations].
+func (t *Trace) deriveConversations() {
+	uses := make([]int32, t.DistinctBlocks)
+	for i := range t.Requests {
+		for _, b := range t.Requests[i].Blocks {
+			uses[b]++
+		}
+	}
+	common := int32(max(len(t.Requests)/commonPart, commonLeast))
+	ends := make([]int32, t.DistinctBlocks) // conversation of the latest prompt whose full blocks end here, plus 1
+	next := int32(0)
+	for i := range t.Requests {
+		r := &t.Requests[i]
+		r.FirstTurn = true
+		for k := len(r.Blocks) - 1; k >= 0 && r.FirstTurn && uses[r.Blocks[k]] <= common; k-- {
+			if c := ends[r.Blocks[k]]; c > 0 {
+				r.Conversation, r.FirstTurn = c-1, false
+			}
+		}
+		if r.FirstTurn {
+			r.Conversation = next
+			next++
+		}
+		if full := min(r.InputTokens/t.BlockTokens, len(r.Blocks)); full > 0 {
+			ends[r.Blocks[full-1]] = r.Conversation + 1
+		}
+	}
+	t.Conversations, t.Source = int(next), ConversationsDerived
+}

@@ -1,0 +1,27 @@
+// Package replay runs a recorded trace of requests through a model of data-parallel ranks with
+// their GPU caches, the disks of their nodes, an object store and a routing policy. It tells hit rates
+// by tier, how evenly the work is spread, estimated times to first token, and how large a disk has to
+// be. The policies are those of router/policy, fed by router/load on the trace's clock.
+//
+// # The model
+//
+// Requests arrive when the trace says, or each after the one before ([Options.Sequential]). The policy
+// places each on a rank by the prefix that every rank has at that moment and the load as the router
+// tracks it. A rank serves its prompts in order, one at a time:
+//
+//   - It takes GPU blocks for the whole prompt, the least recently used ones that no running request
+//     holds, and waits while there are too few. A request holds its blocks until its last token.
+//   - Of the prefix that it then finds on the tiers it loads as much as makes loading and computing
+//     together shortest, judged by the bandwidth that is free at that moment, or all of it
+//     ([Options.AlwaysLoad]). All loads of a node share the disk's bandwidth equally, and likewise the
+//     node's bandwidth to the object store. Disk and object store deliver side by side.
+//   - It computes the rest at a fixed number of tokens a second; the end of that is the first token.
+//     With [Options.OverlapLoads] prompts load while the rank computes others.
+//   - Its prompt is now on the node's disk and in the object store, all of it as just used; both evict
+//     the least recently used block, of a prompt its end first.
+//   - It decodes at a fixed time for each token, beside the others, up to [Options.MaxRunning].
+//
+// Not in the model: what attention adds to long prompts, decoding and prefill slowing each other,
+// bandwidth taken by writes, blocks that outputs fill (the trace does not say what they hold; the next
+// turn computes them and counts them as misses), hits on what is still being computed.
+package replay

@@ -1,0 +1,114 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Options are the machines and the timing of a simulation.
+type Options struct {
+	// Ranks is the number of data-parallel ranks, Nodes that of the nodes they are spread over evenly.
+	// Defaults 8 and 1.
+	Ranks, Nodes int
+	// GPUBlocks is the size of each rank's cache in token blocks. Default 1,000.
+	GPUBlocks int
+	// DiskBlocks is the size of each node's disk tier. Default 30,000; negative: none.
+	DiskBlocks int
+	// ObjectBlocks is the size of the object tier, which all nodes share. Default 0: none.
+	ObjectBlocks int
+
+	// PrefillTokensPerS is how many prompt tokens a rank computes in a second. Default 10,000.
+	PrefillTokensPerS float64
+	// BytesPerToken is the size of a token's KV. Default 128 KiB: an 8B model with grouped heads in
+	// 16 bits.
+	BytesPerToken float64
+	// DiskBytesPerS is the bandwidth of a node's disk, ObjectBytesPerS that between a node and the
+	// object store. Defaults 3e9, one NVMe disk of the better kind, and 1e9.
+	DiskBytesPerS, ObjectBytesPerS float64
+	// DiskDelay and ObjectDelay are the times before the first byte of a load. Defaults 0 and 30 ms;
+	// negative: 0.
+	DiskDelay, ObjectDelay time.Duration
+	// DecodeTokenTime is the time for each token of an answer. Default 25 ms; negative: 0.
+	DecodeTokenTime time.Duration
+	// MaxRunning bounds the requests that a rank serves at once, decoding included. Default 256.
+	MaxRunning int
+	// OverlapLoads lets prompts load while their rank computes others, as engines with asynchronous
+	// connectors can; the policy cost is told.
+	OverlapLoads bool
+	// AlwaysLoad loads every hit, also where computing is faster.
+	AlwaysLoad bool
+
+	// Speed is how much faster than recorded the requests arrive. Default 1.
+	Speed float64
+	// Spread delays each arrival by a random time below it, for traces with a coarse clock. Default 0.
+	Spread time.Duration
+	// Sequential lets each request arrive when the one before has finished, whatever the trace's clock
+	// says: hit rates without effects of time.
+	Sequential bool
+	// FullBlocksOnly leaves the partial blocks at the ends of prompts out, as engines do.
+	FullBlocksOnly bool
+	// Seed chooses the random times and how policies break ties. Equal seeds give equal results.
+	Seed uint32
+}
+
+// EnsureDefaults fills in what is not set.
+func (o *Options) EnsureDefaults() {
+	setDefault(&o.Ranks, 8)
+	setDefault(&o.Nodes, 1)
+	setDefault(&o.GPUBlocks, 1000)
+	setDefault(&o.DiskBlocks, 30000)
+	setDefault(&o.PrefillTokensPerS, 10000)
+	setDefault(&o.BytesPerToken, 128<<10)
+	setDefault(&o.DiskBytesPerS, 3e9)
+	setDefault(&o.ObjectBytesPerS, 1e9)
+	setDefault(&o.ObjectDelay, 30*time.Millisecond)
+	setDefault(&o.DecodeTokenTime, 25*time.Millisecond)
+	setDefault(&o.MaxRunning, 256)
+	setDefault(&o.Speed, 1)
+	o.DiskBlocks, o.ObjectBlocks = max(o.DiskBlocks, 0), max(o.ObjectBlocks, 0)
+	o.DiskDelay, o.ObjectDelay = max(o.DiskDelay, 0), max(o.ObjectDelay, 0)
+	o.DecodeTokenTime = max(o.DecodeTokenTime, 0)
+}
+
+// maxRanks bounds the ranks: what router/load takes.
+const maxRanks = 4096
+
+// Validate reports the first option that cannot work.
+func (o *Options) Validate() error {
+	switch {
+	case o.Ranks < 1 || o.Ranks > maxRanks:
+		return fmt.Errorf("replay: %d ranks: want 1 to %d", o.Ranks, maxRanks)
+	case o.Nodes < 1 || o.Ranks%o.Nodes != 0:
+		return fmt.Errorf("replay: %d ranks cannot be spread evenly over %d nodes", o.Ranks, o.Nodes)
+	case o.GPUBlocks < 1 || o.GPUBlocks > math.MaxInt32:
+		return errors.New("replay: the GPU cache must have at least one block")
+	case o.DiskBlocks > math.MaxInt32 || o.ObjectBlocks > math.MaxInt32:
+		return fmt.Errorf("replay: a tier has at most %d blocks", math.MaxInt32)
+	case o.MaxRunning < 1:
+		return errors.New("replay: a rank must run at least one request")
+	case o.Spread < 0:
+		return errors.New("replay: the spread of arrivals must not be negative")
+	}
+	for _, v := range []struct {
+		name  string
+		value float64
+	}{
+		{"prefill speed", o.PrefillTokensPerS}, {"bytes per token", o.BytesPerToken}, {"disk bandwidth", o.DiskBytesPerS},
+		{"object store bandwidth", o.ObjectBytesPerS}, {"speed factor", o.Speed},
+	} {
+		if !(v.value > 0) || math.IsInf(v.value, 1) {
+			return fmt.Errorf("replay: the %s is %v: want a positive number", v.name, v.value)
+		}
+	}
+	return nil
+}
+
+// setDefault sets what is zero.
+func setDefault[T comparable](v *T, to T) {
+	var zero T
+	if *v == zero {
+		*v = to
+	}
+}

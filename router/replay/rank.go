@@ -1,0 +1,193 @@
+package replay
+
+import (
+	"container/heap"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// rank is a data-parallel rank.
+type rank struct {
+	gpu     *gpuCache
+	node    int
+	queue   []int32 // requests that wait for their turn, in order of arrival
+	ready   []int32 // requests that are loaded and wait for prefill
+	loading int     // requests that load
+	running int
+	busy    bool // in prefill
+}
+
+func conversationName(c int32) string { return strconv.Itoa(int(c)) }
+
+// admit takes requests from the queue while the rank can serve them.
+func (s *simulation) admit(k *rank) {
+	for len(k.queue) > 0 && k.running < s.opts.MaxRunning {
+		if !s.opts.OverlapLoads && (k.busy || k.loading > 0 || len(k.ready) > 0) {
+			return
+		}
+		request := k.queue[0]
+		if !k.gpu.hold(s.trace.Requests[request].Blocks) {
+			return
+		}
+		k.queue = k.queue[1:]
+		k.running++
+		s.begin(k, request)
+	}
+}
+
+// begin finds the prefix of an admitted request and starts to load it.
+func (s *simulation) begin(k *rank, request int32) {
+	r, f, n := &s.trace.Requests[request], &s.flights[request], &s.nodes[k.node]
+	f.gpu = k.gpu.prefix(r.Blocks)
+	f.disk = max(n.disk.prefix(r.Blocks)-f.gpu, 0)
+	f.object = max(s.object.prefix(r.Blocks)-f.gpu-f.disk, 0)
+	f.use = s.cut(r, f, n)
+	fromDisk := s.bytes(r, f.gpu, min(f.use, f.gpu+f.disk))
+	fromObject := s.bytes(r, f.gpu+f.disk, f.use)
+	if fromDisk > 0 {
+		n.diskRead += fromDisk
+		s.load(s.opts.DiskDelay, task{request: request, phase: phaseDiskLoad, work: fromDisk})
+	}
+	if fromObject > 0 {
+		n.objectRead += fromObject
+		s.load(s.opts.ObjectDelay, task{request: request, phase: phaseObjectLoad, work: fromObject})
+	}
+	if f.loads == 0 {
+		s.makeReady(k, request)
+		return
+	}
+	k.loading++
+}
+
+// load starts a load, after the tier's delay.
+func (s *simulation) load(delay time.Duration, t task) {
+	s.flights[t.request].loads++
+	s.seq++
+	t.seq = s.seq
+	if delay > 0 {
+		t.due, t.delayed = s.now+delay.Seconds(), true
+		heap.Push(&s.timers, t)
+		return
+	}
+	s.transfer(t)
+}
+
+// transfer starts the bytes of a load.
+func (s *simulation) transfer(t task) {
+	t.delayed = false
+	n := &s.nodes[s.ranks[s.flights[t.request].rank].node]
+	if t.phase == phaseDiskLoad {
+		n.diskLink.start(s.now, t)
+		return
+	}
+	n.objectLink.start(s.now, t)
+}
+
+// bytes returns the size of the blocks [from, to) of a prompt.
+func (s *simulation) bytes(r *Request, from, to int) float64 {
+	return float64(max(s.trace.tokensOf(r, to)-s.trace.tokensOf(r, from), 0)) * s.opts.BytesPerToken
+}
+
+// cut returns how many blocks of the prefix that was found are best not computed. Between the cuts
+// tried both times are linear.
+func (s *simulation) cut(r *Request, f *flight, n *node) int {
+	onDisk, all := f.gpu+f.disk, f.gpu+f.disk+f.object
+	if s.opts.AlwaysLoad {
+		return all
+	}
+	best := f.gpu
+	compute := func(use int) float64 {
+		return float64(r.InputTokens-s.trace.tokensOf(r, use)) / s.opts.PrefillTokensPerS
+	}
+	least := compute(best)
+	diskTime := s.bytes(r, f.gpu, onDisk)/n.diskLink.share(1) + s.opts.DiskDelay.Seconds()
+	if f.disk == 0 {
+		diskTime = 0
+	} else if t := diskTime + compute(onDisk); t < least {
+		best, least = onDisk, t
+	}
+	if f.object > 0 {
+		objectTime := s.bytes(r, onDisk, all)/n.objectLink.share(1) + s.opts.ObjectDelay.Seconds()
+		if max(diskTime, objectTime)+compute(all) < least {
+			best = all
+		}
+	}
+	return best
+}
+
+// ended goes on with a request whose phase is over.
+func (s *simulation) ended(t *task) {
+	k := &s.ranks[s.flights[t.request].rank]
+	switch t.phase {
+	case phaseDiskLoad, phaseObjectLoad:
+		if t.delayed {
+			s.transfer(*t)
+			return
+		}
+		f := &s.flights[t.request]
+		if f.loads--; f.loads == 0 {
+			k.loading--
+			s.makeReady(k, t.request)
+		}
+	case phasePrefill:
+		s.prefilled(k, t.request)
+	case phaseDecode:
+		s.finished(k, t.request)
+	}
+}
+
+// makeReady lets a request that is loaded be computed in the order of arrival.
+func (s *simulation) makeReady(k *rank, request int32) {
+	at := len(k.ready)
+	for at > 0 && s.flights[k.ready[at-1]].arrival > s.flights[request].arrival {
+		at--
+	}
+	k.ready = slices.Insert(k.ready, at, request)
+	s.compute(k)
+}
+
+// compute starts the next prefill.
+func (s *simulation) compute(k *rank) {
+	if k.busy || len(k.ready) == 0 {
+		return
+	}
+	request := k.ready[0]
+	k.ready = k.ready[1:]
+	k.busy = true
+	r, f := &s.trace.Requests[request], &s.flights[request]
+	// Another request may have computed more of the prefix since this one was admitted.
+	if now := k.gpu.prefix(r.Blocks); now > f.use {
+		f.disk = min(f.disk, f.use-f.gpu)
+		f.object = f.use - f.gpu - f.disk
+		f.gpu += now - f.use
+		f.use = now
+	}
+	computed := max(r.InputTokens-s.trace.tokensOf(r, f.use), min(r.InputTokens, 1)) // the last token is never cached
+	s.tally.found(s.trace, r, f, computed)
+	s.after(float64(computed)/s.opts.PrefillTokensPerS, request, phasePrefill)
+}
+
+// prefilled ends a prefill: the first token is there, and the prompt on all tiers.
+func (s *simulation) prefilled(k *rank, request int32) {
+	r := &s.trace.Requests[request]
+	s.tally.firstToken(s.now - s.flights[request].arrival)
+	s.tracker.PrefillDone(s.id(request))
+	k.gpu.validate(r.Blocks)
+	s.nodes[k.node].disk.use(r.Blocks)
+	s.object.use(r.Blocks)
+	k.busy = false
+	s.after(float64(r.OutputTokens)*s.opts.DecodeTokenTime.Seconds(), request, phaseDecode)
+	s.compute(k)
+	s.admit(k)
+}
+
+// finished ends a request.
+func (s *simulation) finished(k *rank, request int32) {
+	k.gpu.release(s.trace.Requests[request].Blocks)
+	s.tracker.Finish(s.id(request))
+	k.running--
+	s.running--
+	s.tally.end = s.now
+	s.admit(k)
+}

@@ -1,0 +1,202 @@
+package replay
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"time"
+)
+
+var (
+	// ErrEmptyTrace means that there is no request in the trace.
+	ErrEmptyTrace = errors.New("the trace has no requests")
+	// ErrBadTrace means that a line of the trace is not as it should be; see [LineError].
+	ErrBadTrace = errors.New("bad trace")
+)
+
+// LineError is what is wrong with a line of a trace. It wraps [ErrBadTrace].
+type LineError struct {
+	// Line counts from 1.
+	Line int
+	// Reason is what is wrong.
+	Reason string
+}
+
+// Error returns the line and what is wrong with it.
+func (e *LineError) Error() string { return fmt.Sprintf("bad trace: line %d: %s", e.Line, e.Reason) }
+
+// Unwrap returns [ErrBadTrace].
+func (e *LineError) Unwrap() error { return ErrBadTrace }
+
+// maxTokens bounds a prompt and an answer; it is what router/load takes.
+const maxTokens = 1 << 30
+
+// maxSpanSeconds bounds the span of a trace, to some thirty years.
+const maxSpanSeconds = 1e9
+
+// ReadOptions configure [Read].
+type ReadOptions struct {
+	// BlockTokens is the number of tokens in a block. Default 512, as in the traces of Mooncake.
+	BlockTokens int
+	// MaxLineBytes bounds a line. Default 8 MiB: about a million blocks.
+	MaxLineBytes int
+	// TimestampUnit is what timestamps count. Default 1 ms.
+	TimestampUnit time.Duration
+}
+
+// EnsureDefaults fills in what is not set.
+func (o *ReadOptions) EnsureDefaults() {
+	setDefault(&o.BlockTokens, 512)
+	setDefault(&o.MaxLineBytes, 8<<20)
+	setDefault(&o.TimestampUnit, time.Millisecond)
+}
+
+// Validate reports the first option that cannot work.
+func (o *ReadOptions) Validate() error {
+	switch {
+	case o.BlockTokens < 1 || o.BlockTokens > maxTokens:
+		return fmt.Errorf("replay: blocks of %d tokens: want 1 to %d", o.BlockTokens, maxTokens)
+	case o.MaxLineBytes < 1:
+		return errors.New("replay: the bound on lines must be positive")
+	case o.TimestampUnit <= 0:
+		return errors.New("replay: the unit of timestamps must be positive")
+	}
+	return nil
+}
+
+// line is a line of the format of the traces that the Mooncake project published with its FAST'25
+// paper, and the conversation ids that other traces add: session_id, or chat_id and parent_chat_id as
+// in the Qwen-Bailian traces.
+type line struct {
+	Timestamp    *float64        `json:"timestamp"`
+	InputLength  *int64          `json:"input_length"`
+	OutputLength *int64          `json:"output_length"`
+	HashIDs      []int64         `json:"hash_ids"`
+	SessionID    json.RawMessage `json:"session_id"`
+	ChatID       json.RawMessage `json:"chat_id"`
+	ParentChatID json.RawMessage `json:"parent_chat_id"`
+}
+
+// reader makes a trace of lines.
+type reader struct {
+	opts   ReadOptions
+	trace  *Trace
+	blocks map[int64]int32
+	before []int32 // block in front of each, -1 for none
+	chats  chats
+	first  float64 // timestamp of the first request
+	last   float64
+}
+
+// Read reads a trace: one JSON object a line with timestamp, input_length, output_length and hash_ids,
+// one id for each block of the prompt that stands for the block and everything before it; the id of a
+// partial last block may be left out. Timestamps don't decrease. Empty lines count for nothing. Errors
+// are those of r, [*LineError] or [ErrEmptyTrace].
+func Read(r io.Reader, o ReadOptions) (*Trace, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	p := &reader{opts: o, trace: &Trace{BlockTokens: o.BlockTokens}, blocks: map[int64]int32{}, chats: newChats()}
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 0, min(64<<10, o.MaxLineBytes)), o.MaxLineBytes)
+	n := 0
+	for lines.Scan() {
+		n++
+		if len(lines.Bytes()) == 0 {
+			continue
+		}
+		if reason := p.add(lines.Bytes()); reason != "" {
+			return nil, &LineError{Line: n, Reason: reason}
+		}
+	}
+	switch err := lines.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
+		return nil, &LineError{Line: n + 1, Reason: fmt.Sprintf("longer than %d bytes", o.MaxLineBytes)}
+	case err != nil:
+		return nil, fmt.Errorf("read trace after line %d: %w", n, err)
+	case len(p.trace.Requests) == 0:
+		return nil, ErrEmptyTrace
+	}
+	p.trace.DistinctBlocks = len(p.before)
+	p.chats.finish(p.trace)
+	return p.trace, nil
+}
+
+// add adds the request of one line; it returns what is wrong with it, or "".
+func (p *reader) add(text []byte) string {
+	var l line
+	if err := json.Unmarshal(text, &l); err != nil {
+		return describe(err)
+	}
+	if reason := p.check(&l); reason != "" {
+		return reason
+	}
+	r := Request{InputTokens: int(*l.InputLength), OutputTokens: int(*l.OutputLength), Blocks: make([]int32, len(l.HashIDs))}
+	before := int32(-1)
+	for i, id := range l.HashIDs {
+		b, known := p.blocks[id]
+		switch {
+		case !known && len(p.before) == math.MaxInt32:
+			return "too many blocks"
+		case !known:
+			b = int32(len(p.before))
+			p.blocks[id] = b
+			p.before = append(p.before, before)
+		case p.before[b] != before:
+			return fmt.Sprintf("block %d (place %d) had another block in front of it earlier: ids have to stand for the block and everything before it", id, i)
+		}
+		r.Blocks[i], before = b, b
+	}
+	at := *l.Timestamp
+	if len(p.trace.Requests) == 0 {
+		p.first = at
+	}
+	if r.At = (at - p.first) * p.opts.TimestampUnit.Seconds(); r.At > maxSpanSeconds {
+		return fmt.Sprintf("timestamp %v is more than %.0f s after the first: do timestamps count something else?", at, float64(maxSpanSeconds))
+	}
+	p.last = at
+	p.chats.add(&l)
+	p.trace.Requests = append(p.trace.Requests, r)
+	return ""
+}
+
+// check reports what is wrong with the numbers of a line.
+func (p *reader) check(l *line) string {
+	switch {
+	case l.Timestamp == nil:
+		return "no timestamp"
+	case l.InputLength == nil:
+		return "no input_length"
+	case l.OutputLength == nil:
+		return "no output_length"
+	case !(math.Abs(*l.Timestamp) <= 1<<53):
+		return fmt.Sprintf("timestamp %v is out of range", *l.Timestamp)
+	case len(p.trace.Requests) > 0 && *l.Timestamp < p.last:
+		return fmt.Sprintf("timestamp %v is before the one of the request in front, %v: sort the trace", *l.Timestamp, p.last)
+	case *l.InputLength < 0 || *l.InputLength > maxTokens:
+		return fmt.Sprintf("input_length %d is out of range", *l.InputLength)
+	case *l.OutputLength < 0 || *l.OutputLength > maxTokens:
+		return fmt.Sprintf("output_length %d is out of range", *l.OutputLength)
+	}
+	full, size := *l.InputLength/int64(p.opts.BlockTokens), int64(p.opts.BlockTokens)
+	if n := int64(len(l.HashIDs)); n != full && n != (*l.InputLength+size-1)/size {
+		return fmt.Sprintf("%d hash_ids for %d tokens: not blocks of %d tokens", n, *l.InputLength, size)
+	}
+	return ""
+}
+
+// describe says in a trace's words what the JSON decoder found.
+func describe(err error) string {
+	var kind *json.UnmarshalTypeError
+	if errors.As(err, &kind) {
+		if kind.Field == "" {
+			return "not a JSON object but a " + kind.Value
+		}
+		return fmt.Sprintf("%s is no such number: %s", kind.Field, kind.Value)
+	}
+	return "not JSON: " + err.Error()
+}

@@ -1,0 +1,117 @@
+package replay
+
+import (
+	"context"
+	"fmt"
+	"slices"
+)
+
+// Report is what `kvconnd replay` tells.
+type Report struct {
+	Trace Summary `json:"trace"`
+	Setup Setup   `json:"setup"`
+	// InfiniteBlockHits and InfiniteTokenHits are the hit rates of a disk that never evicts.
+	InfiniteBlockHits float64 `json:"infinite_block_hit_rate"`
+	InfiniteTokenHits float64 `json:"infinite_token_hit_rate"`
+	// Curve is the capacity curve of one disk for all ranks, or of an object tier, requests taken one
+	// after the other; see [Capacity].
+	Curve []CapacityPoint `json:"capacity_curve"`
+	// Sizes tell what size has which part of the hits of an infinite disk.
+	Sizes []SizeFor `json:"sizes"`
+	// Policies are the results by policy, in the order asked for.
+	Policies []*Result `json:"policies"`
+
+	capacity *Capacity
+}
+
+// Setup is what was simulated: the effective [Options].
+type Setup struct {
+	Ranks             int     `json:"ranks"`
+	Nodes             int     `json:"nodes"`
+	GPUBlocks         int     `json:"gpu_blocks"`
+	DiskBlocks        int     `json:"disk_blocks"`
+	ObjectBlocks      int     `json:"object_blocks"`
+	PrefillTokensPerS float64 `json:"prefill_tokens_per_s"`
+	BytesPerToken     float64 `json:"bytes_per_token"`
+	DiskBytesPerS     float64 `json:"disk_bytes_per_s"`
+	ObjectBytesPerS   float64 `json:"object_bytes_per_s"`
+	DiskDelaySeconds  float64 `json:"disk_delay_s"`
+	ObjectDelay       float64 `json:"object_delay_s"`
+	DecodeTokenTime   float64 `json:"decode_token_time_s"`
+	MaxRunning        int     `json:"max_running"`
+	OverlapLoads      bool    `json:"overlap_loads"`
+	AlwaysLoad        bool    `json:"always_load"`
+	Speed             float64 `json:"speed"`
+	SpreadSeconds     float64 `json:"spread_s"`
+	Sequential        bool    `json:"sequential"`
+	FullBlocksOnly    bool    `json:"full_blocks_only"`
+	Seed              uint32  `json:"seed"`
+}
+
+// SizeFor is the least size of disk with a part of the token hits of an infinite one.
+type SizeFor struct {
+	Part       float64 `json:"part"`
+	DiskBlocks int     `json:"disk_blocks"`
+	DiskBytes  float64 `json:"disk_bytes"`
+}
+
+// setup returns the options as the report shows them.
+func (o *Options) setup() Setup {
+	return Setup{
+		Ranks: o.Ranks, Nodes: o.Nodes, GPUBlocks: o.GPUBlocks, DiskBlocks: o.DiskBlocks, ObjectBlocks: o.ObjectBlocks,
+		PrefillTokensPerS: o.PrefillTokensPerS, BytesPerToken: o.BytesPerToken,
+		DiskBytesPerS: o.DiskBytesPerS, ObjectBytesPerS: o.ObjectBytesPerS,
+		DiskDelaySeconds: o.DiskDelay.Seconds(), ObjectDelay: o.ObjectDelay.Seconds(),
+		DecodeTokenTime: o.DecodeTokenTime.Seconds(), MaxRunning: o.MaxRunning,
+		OverlapLoads: o.OverlapLoads, AlwaysLoad: o.AlwaysLoad,
+		Speed: o.Speed, SpreadSeconds: o.Spread.Seconds(), Sequential: o.Sequential, FullBlocksOnly: o.FullBlocksOnly, Seed: o.Seed,
+	}
+}
+
+// Run simulates a trace with each of the named policies and measures its capacity curve. progress may
+// be nil; it is called now and then with the requests that have arrived, over all policies, and how
+// many there are. Errors are those of [NewPolicy] and [Simulate].
+func Run(ctx context.Context, t *Trace, o Options, policies []string, progress func(done, total int)) (*Report, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	if o.FullBlocksOnly {
+		t = t.keepFullBlocks()
+	}
+	r := &Report{Trace: t.Summary(), Setup: o.setup()}
+	all := NewCapacity(t, 1, nil)
+	r.capacity = all
+	r.InfiniteBlockHits, r.InfiniteTokenHits = all.At(t.DistinctBlocks)
+	bytesPerBlock := float64(t.BlockTokens) * o.BytesPerToken
+	r.Curve = all.Points(bytesPerBlock, o.DiskBlocks)
+	for _, part := range [...]float64{0.5, 0.75, 0.9, 0.95, 0.99, 1} {
+		n := all.BlocksFor(part)
+		r.Sizes = append(r.Sizes, SizeFor{Part: part, DiskBlocks: n, DiskBytes: float64(n) * bytesPerBlock})
+	}
+	total := len(policies) * len(t.Requests)
+	for i, name := range policies {
+		if slices.Contains(policies[:i], name) {
+			return nil, fmt.Errorf("replay: policy %q is named twice", name)
+		}
+		p, err := NewPolicy(name, &o)
+		if err != nil {
+			return nil, err
+		}
+		result, err := Simulate(ctx, t, o, p, func(arrived int) {
+			if progress != nil {
+				progress(i*len(t.Requests)+arrived, total)
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("replay with policy %s: %w", name, err)
+		}
+		result.Policy = name
+		if o.Nodes > 1 {
+			result.capacity = NewCapacity(t, o.Nodes, result.nodes)
+			result.Curve = result.capacity.Points(bytesPerBlock, o.DiskBlocks)
+		}
+		r.Policies = append(r.Policies, result)
+	}
+	return r, nil
+}

@@ -1,0 +1,139 @@
+package replay
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Print writes the report for people.
+func (r *Report) Print(out io.Writer) error {
+	var text bytes.Buffer
+	r.printTrace(&text)
+	r.printPolicies(&text)
+	r.printCurve(&text)
+	if _, err := out.Write(text.Bytes()); err != nil {
+		return fmt.Errorf("print report: %w", err)
+	}
+	return nil
+}
+
+func (r *Report) printTrace(w io.Writer) {
+	t, s := &r.Trace, &r.Setup
+	fmt.Fprintf(w, "Trace: %s requests in %s, %s prompt and %s output tokens.\n",
+		count(t.Requests), time.Duration(t.SpanSeconds*float64(time.Second)).Round(time.Second), amount(float64(t.InputTokens)), amount(float64(t.OutputTokens)))
+	fmt.Fprintf(w, "%s blocks of %d tokens, %s of them distinct; %s conversations, %s.\n",
+		count(t.Blocks), t.BlockTokens, count(t.DistinctBlocks), count(t.Conversations), t.ConversationSource)
+	fmt.Fprintf(w, "A cache that never evicts: %s of the blocks and %s of the tokens are hits.\n\n", percent(r.InfiniteBlockHits), percent(r.InfiniteTokenHits))
+	bytesPerBlock := float64(t.BlockTokens) * s.BytesPerToken
+	fmt.Fprintf(w, "Setup: %d ranks on %d %s, %s blocks (%s) of GPU cache each, %s blocks (%s) of disk a node",
+		s.Ranks, s.Nodes, plural(s.Nodes, "node"), count(s.GPUBlocks), bytesText(float64(s.GPUBlocks)*bytesPerBlock), count(s.DiskBlocks), bytesText(float64(s.DiskBlocks)*bytesPerBlock))
+	if s.ObjectBlocks > 0 {
+		fmt.Fprintf(w, ", %s blocks (%s) of object store", count(s.ObjectBlocks), bytesText(float64(s.ObjectBlocks)*bytesPerBlock))
+	}
+	fmt.Fprintf(w, ".\n%s tokens/s of prefill a rank, %s/s of disk a node, %s a token.\n\n",
+		amount(s.PrefillTokensPerS), bytesText(s.DiskBytesPerS), bytesText(s.BytesPerToken))
+}
+
+func (r *Report) printPolicies(w io.Writer) {
+	if len(r.Policies) == 0 {
+		return
+	}
+	name := len("policy")
+	for _, p := range r.Policies {
+		name = max(name, len(p.Policy))
+	}
+	const row = "%-*s %7s %7s %7s %7s  %7s  %6s %6s %6s %6s %6s  %8s %8s  %8s %8s\n"
+	fmt.Fprintf(w, "%-*s %-31s  %-7s  %-34s  %-17s  %s\n", name, "", "blocks found", "tokens", "estimated time to first token (s)", "max/mean", "CV")
+	fmt.Fprintf(w, row, name, "policy", "gpu", "disk", "object", "all", "used", "mean", "p50", "p90", "p95", "p99", "computed", "requests", "computed", "requests")
+	refused := 0
+	for _, p := range r.Policies {
+		fmt.Fprintf(w, row, name, p.Policy,
+			percent(p.BlockHits.GPU), percent(p.BlockHits.Disk), percent(p.BlockHits.Object), percent(p.BlockHits.Total), percent(p.UsedTokens),
+			seconds(p.TTFT.Mean), seconds(p.TTFT.P50), seconds(p.TTFT.P90), seconds(p.TTFT.P95), seconds(p.TTFT.P99),
+			ratio(p.Computed.MaxOverMean), ratio(p.Requests.MaxOverMean), ratio(p.Computed.CV), ratio(p.Requests.CV))
+		refused = max(refused, p.Refused)
+	}
+	fmt.Fprintln(w)
+	if refused > 0 {
+		fmt.Fprintf(w, "%s %s refused: longer than a rank's GPU cache.\n\n", count(refused), plural(refused, "request"))
+	}
+}
+
+func (r *Report) printCurve(w io.Writer) {
+	fmt.Fprint(w, "Hit rate by size of one disk for all ranks (the least recently used block is evicted):\n")
+	const row = "%10s  %9s  %12s  %12s\n"
+	fmt.Fprintf(w, row, "blocks", "size", "blocks found", "tokens found")
+	for _, p := range r.Curve {
+		fmt.Fprintf(w, row, count(p.DiskBlocks), bytesText(p.DiskBytes), percent(p.BlockHits), percent(p.TokenHits))
+	}
+	fmt.Fprintln(w)
+	for _, s := range r.Sizes {
+		fmt.Fprintf(w, "%.0f%% of the possible hits need %s blocks, %s.\n", 100*s.Part, count(s.DiskBlocks), bytesText(s.DiskBytes))
+	}
+	for _, p := range r.Policies {
+		for _, at := range p.Curve {
+			if at.DiskBlocks == r.Setup.DiskBlocks {
+				fmt.Fprintf(w, "With %s, the %d disks of %s find %s of the tokens.\n", p.Policy, r.Setup.Nodes, bytesText(at.DiskBytes), percent(at.TokenHits))
+			}
+		}
+	}
+}
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return noun
+	}
+	return noun + "s"
+}
+
+func percent(part float64) string { return fmt.Sprintf("%.2f%%", 100*part) }
+
+func ratio(v float64) string { return fmt.Sprintf("%.3f", v) }
+
+func seconds(s float64) string {
+	if s >= 100 {
+		return fmt.Sprintf("%.0f", s)
+	}
+	return fmt.Sprintf("%.3g", s)
+}
+
+// count writes a number with commas.
+func count(n int) string {
+	digits := strconv.Itoa(n)
+	var b strings.Builder
+	for i, c := range digits {
+		if i > 0 && (len(digits)-i)%3 == 0 && digits[i-1] != '-' {
+			b.WriteByte(',')
+		}
+		b.WriteRune(c)
+	}
+	return b.String()
+}
+
+// amount writes a number in thousands and so on.
+func amount(v float64) string {
+	for _, u := range [...]struct {
+		of   float64
+		name string
+	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
+		if v >= u.of {
+			return threeDigits(v/u.of) + " " + u.name
+		}
+	}
+	return threeDigits(v) + " "
+}
+
+// bytesText writes a size in the units disks are sold in.
+func bytesText(v float64) string { return amount(v) + "B" }
+
+// threeDigits writes three digits at least, and never an exponent for what amount gives it.
+func threeDigits(v float64) string {
+	if v >= 99.5 {
+		return fmt.Sprintf("%.0f", v)
+	}
+	return fmt.Sprintf("%.3g", v)
+}

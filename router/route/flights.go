@@ -1,0 +1,89 @@
+package route
+
+import (
+	"sync"
+	"time"
+)
+
+// flight is a request that was placed and has not finished.
+type flight struct {
+	pool   *pool
+	rank   *rankState
+	placed time.Time
+	heard  time.Time
+	// compute is how many tokens it had to compute if it was alone on its rank and loaded nothing,
+	// else 0: what its prefill takes then tells the rank's speed.
+	compute int32
+}
+
+// flights are the requests in flight by handle.
+type flights struct {
+	mu   sync.Mutex
+	byID map[uint64]flight
+}
+
+func (f *flights) add(id uint64, e flight) {
+	f.mu.Lock()
+	f.byID[id] = e
+	f.mu.Unlock()
+}
+
+// hear returns a request and notes the word of it. first is true for a prefill's first end.
+func (f *flights) hear(id uint64, now time.Time, prefillDone bool) (e flight, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if e, ok = f.byID[id]; !ok {
+		return e, false
+	}
+	next := e
+	next.heard = now
+	if prefillDone {
+		next.compute = 0
+	}
+	f.byID[id] = next
+	return e, true
+}
+
+func (f *flights) remove(id uint64) (e flight, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	e, ok = f.byID[id]
+	delete(f.byID, id)
+	return e, ok
+}
+
+// sweep forgets those of which nothing was heard since before, as the tracker does by itself, and those
+// of a rank that is gone.
+func (f *flights) sweep(before time.Time, gone *rankState) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, e := range f.byID {
+		if e.heard.Before(before) || e.rank == gone {
+			delete(f.byID, id)
+		}
+	}
+}
+
+// PrefillDone says that a request has its first output token. It reports whether the request is known:
+// not if it has finished, nothing was heard of it for long, or its rank was removed.
+func (r *Router) PrefillDone(handle uint64) bool {
+	now := r.opts.Now()
+	e, ok := r.flights.hear(handle, now, true)
+	if !ok {
+		return false
+	}
+	e.rank.learnPrefill(e.compute, now.Sub(e.placed).Seconds())
+	return e.pool.tracker.PrefillDone(handle)
+}
+
+// Output says that a request has generated more tokens, and that it is still there.
+func (r *Router) Output(handle uint64, tokens int) bool {
+	e, ok := r.flights.hear(handle, r.opts.Now(), false)
+	return ok && e.pool.tracker.Output(handle, tokens)
+}
+
+// Finish says that a request has ended, however that was.
+func (r *Router) Finish(handle uint64) bool {
+	e, ok := r.flights.remove(handle)
+	return ok && e.pool.tracker.Finish(handle)
+}

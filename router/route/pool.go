@@ -1,0 +1,129 @@
+package route
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/load"
+	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/prefix"
+)
+
+// pool is the ranks of one model.
+type pool struct {
+	model     string
+	blockSize int
+	root      connector.Key // of the plain scope
+	tracker   *load.Tracker
+	view      atomic.Pointer[view]
+
+	// mu is held for the policy's part of a decision.
+	mu     sync.Mutex
+	policy policy.Policy
+	state  policy.State
+	ids    []int32
+	loads  []load.Rank
+	reqs   [1]policy.Request
+	out    [1]policy.Decision
+}
+
+// view is the ranks of a pool at one time, made ready for walks. It does not change.
+type view struct {
+	states []*rankState
+	ranks  *prefix.Ranks
+	// sources are the stores that the ranks load from; they have to be told of new scopes.
+	sources []*source
+}
+
+func newPool(model string, blockSize int, o *Options) (*pool, error) {
+	lo := o.Load
+	lo.BlockSize, lo.MaxRanks = blockSize, o.MaxRanks
+	t, err := load.NewTracker(lo)
+	if err != nil {
+		return nil, err
+	}
+	p := &pool{model: model, blockSize: blockSize, root: connector.RootKey(blockSize, connector.Scope{}), tracker: t, policy: o.Policy()}
+	p.state.BlockSize = blockSize
+	return p, nil
+}
+
+// newView makes ranks ready for walks.
+func newView(states []*rankState) (*view, error) {
+	v := &view{states: states}
+	ranks := make([]prefix.Rank, len(states))
+	for i, s := range states {
+		ranks[i] = prefix.Rank{GPU: s.gpu, HasGPU: true}
+		for _, from := range []*source{s.disk, s.object} {
+			if from == nil {
+				continue
+			}
+			if from.tier == prefix.Disk {
+				ranks[i].Disks = from.holderList()
+			} else {
+				ranks[i].Objects = from.holderList()
+			}
+			if !slices.Contains(v.sources, from) {
+				v.sources = append(v.sources, from)
+			}
+		}
+	}
+	var err error
+	v.ranks, err = prefix.NewRanks(ranks)
+	return v, err
+}
+
+// show makes v what decisions are made by from now on.
+func (p *pool) show(v *view) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(v.states)
+	p.ids, p.loads = make([]int32, n), make([]load.Rank, n)
+	p.state.Ranks = make([]policy.Rank, n)
+	for i, s := range v.states {
+		p.ids[i] = s.id
+	}
+	p.view.Store(v)
+}
+
+// decide lets the policy place a request of view v, of which matches are the prefixes, and books it. The
+// caller holds mu.
+func (p *pool) decide(v *view, req *Request, id uint64, tokens int, matches []policy.Match, d *Decision) {
+	p.tracker.Snapshot(p.ids, p.loads, nil, nil)
+	for i, s := range v.states {
+		r := &p.state.Ranks[i]
+		r.ID, r.Ready, r.Capacity = s.id, s.selectable(), capacity(s.spec.Load())
+		r.Load, r.Speeds = p.loads[i], s.speeds()
+	}
+	for _, id := range req.Exclude {
+		if i := slices.Index(p.ids, id); i >= 0 {
+			p.state.Ranks[i].Ready = false
+		}
+	}
+	p.reqs[0] = policy.Request{
+		ID: id, Tokens: tokens, Conversation: req.Conversation, FirstTurn: req.FirstTurn, Content: req.Content,
+		Pin: req.Pin, Strict: req.Strict, Match: matches, Explain: req.Explain,
+	}
+	p.policy.Route(&p.state, p.reqs[:], p.out[:])
+	scores := append(d.Scores[:0], p.out[0].Scores...)
+	d.Decision = p.out[0]
+	d.Scores = scores
+	p.reqs[0] = policy.Request{}
+	if req.Pin != policy.NoPin && d.Rank != req.Pin && !req.Strict {
+		d.PinMissed = p.missed(req.Pin)
+	}
+}
+
+// missed is why a rank that was asked for was not taken.
+func (p *pool) missed(id int32) policy.Reason {
+	i := slices.Index(p.ids, id)
+	switch {
+	case i < 0:
+		return policy.ReasonPinUnknown
+	case !p.state.Ranks[i].Ready:
+		return policy.ReasonPinNotReady
+	default:
+		return policy.ReasonPinFull
+	}
+}

@@ -1,0 +1,108 @@
+package route
+
+import (
+	"context"
+	"math"
+	"slices"
+	"sync/atomic"
+
+	"github.com/kvconn/kvconn/router/feed"
+	"github.com/kvconn/kvconn/router/load"
+	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/router/registry"
+)
+
+// rankState is a registered rank.
+type rankState struct {
+	id     int32
+	spec   atomic.Pointer[registry.Rank]
+	pool   *pool
+	gpu    prefix.Holder
+	ready  atomic.Bool
+	why    atomic.Pointer[string] // why it is not ready
+	events *feed.Engine           // nil without events
+	stop   context.CancelFunc
+	done   chan struct{} // closed when events has ended
+	// disk and object are where the rank loads from, nil if nowhere.
+	disk, object *source
+	// prefill is the learnt speed, tokens a second; 0 is unknown.
+	prefill atomicFloat
+}
+
+// atomicFloat is a float64 that goroutines share.
+type atomicFloat struct{ bits atomic.Uint64 }
+
+func (f *atomicFloat) load() float64   { return math.Float64frombits(f.bits.Load()) }
+func (f *atomicFloat) store(v float64) { f.bits.Store(math.Float64bits(v)) }
+
+// selectable says whether the rank may get requests.
+func (r *rankState) selectable() bool { return r.ready.Load() && !r.spec.Load().Draining }
+
+// capacity is that of the description.
+func capacity(s *registry.Rank) load.Capacity {
+	return load.Capacity{MaxActive: s.MaxActive, MaxTokens: s.MaxTokens}
+}
+
+// speeds are those given, and where there are none those learnt.
+func (r *rankState) speeds() policy.Speeds {
+	s := r.spec.Load().Speeds
+	v := policy.Speeds{PrefillTokens: s.PrefillTokensPerS, DiskBytes: s.DiskBytesPerS, ObjectBytes: s.ObjectBytesPerS, BytesPerToken: s.BytesPerToken}
+	if v.PrefillTokens == 0 {
+		v.PrefillTokens = r.prefill.load()
+	}
+	for _, from := range [...]struct {
+		source *source
+		bytes  *float64
+	}{{r.disk, &v.DiskBytes}, {r.object, &v.ObjectBytes}} {
+		if from.source == nil {
+			continue
+		}
+		if *from.bytes == 0 {
+			*from.bytes = from.source.speed.load()
+		}
+		if v.BytesPerToken == 0 {
+			v.BytesPerToken = from.source.bytesPerToken.load()
+		}
+	}
+	return v
+}
+
+const (
+	// minSampleTokens is the least prefill that says something of the speed, sampleWeight what the
+	// newest sample counts.
+	minSampleTokens = 256
+	sampleWeight    = 0.2
+)
+
+// learnPrefill takes a prefill of so many tokens in so many seconds, with nothing in front, into account.
+func (r *rankState) learnPrefill(tokens int32, seconds float64) {
+	if tokens < minSampleTokens || !(seconds > 0) {
+		return
+	}
+	speed, known := float64(tokens)/seconds, r.prefill.load()
+	if known > 0 {
+		speed = known + sampleWeight*(speed-known)
+	}
+	r.prefill.store(speed)
+}
+
+// sameFeeds says whether a rank can change from a to b while its feeds and holders stay.
+func sameFeeds(a, b *registry.Rank) bool {
+	events := a.Events == nil && b.Events == nil || a.Events != nil && b.Events != nil && *a.Events == *b.Events
+	return events && a.Model == b.Model && a.BlockSize == b.BlockSize && a.DPRank == b.DPRank &&
+		a.Node == b.Node && a.NodeURL == b.NodeURL && a.Bucket == b.Bucket && a.BucketURL == b.BucketURL &&
+		a.CacheModel == b.CacheModel && a.Namespace == b.Namespace && a.HashDomain == b.HashDomain
+}
+
+// sortedStates orders ranks by id: the same for all routers.
+func sortedStates(ranks map[int32]*rankState, p *pool) []*rankState {
+	var list []*rankState
+	for _, r := range ranks {
+		if r.pool == p {
+			list = append(list, r)
+		}
+	}
+	slices.SortFunc(list, func(a, b *rankState) int { return int(a.id) - int(b.id) })
+	return list
+}

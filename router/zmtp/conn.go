@@ -1,0 +1,262 @@
+package zmtp
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+)
+
+// ConnOptions bound a connection.
+type ConnOptions struct {
+	// MaxMessageBytes bounds a received message. Default 64 MiB: a batch of events for 10M tokens.
+	MaxMessageBytes int
+	// HandshakeTimeout bounds connecting and the handshake together. Default 5 s.
+	HandshakeTimeout time.Duration
+	// WriteTimeout bounds one write. Default 10 s: a peer that reads nothing for that long is gone.
+	WriteTimeout time.Duration
+}
+
+// EnsureDefaults fills in what is not set.
+func (o *ConnOptions) EnsureDefaults() {
+	if o.MaxMessageBytes == 0 {
+		o.MaxMessageBytes = 64 << 20
+	}
+	if o.HandshakeTimeout == 0 {
+		o.HandshakeTimeout = 5 * time.Second
+	}
+	if o.WriteTimeout == 0 {
+		o.WriteTimeout = 10 * time.Second
+	}
+}
+
+// Validate reports the first option that cannot be used.
+func (o *ConnOptions) Validate() error {
+	if o.MaxMessageBytes < 1 || o.HandshakeTimeout < 0 || o.WriteTimeout < 0 {
+		return errors.New("zmtp: connection options must be positive")
+	}
+	return nil
+}
+
+// Socket types.
+const (
+	typePub    = "PUB"
+	typeXPub   = "XPUB"
+	typeSub    = "SUB"
+	typeXSub   = "XSUB"
+	typeDealer = "DEALER"
+	typeRouter = "ROUTER"
+	typeReq    = "REQ"
+)
+
+// Conn is a connection to one peer. One goroutine may receive while others send.
+type Conn struct {
+	c     net.Conn
+	r     *bufio.Reader
+	opts  ConnOptions
+	minor byte // of the peer's protocol version
+
+	command []byte // of readers
+	write   sync.Mutex
+	out     []byte
+}
+
+// keepAlive finds a peer whose machine has gone within half a minute: publishers may be silent for any
+// time, so that silence says nothing.
+func keepAlive() net.KeepAliveConfig {
+	return net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
+}
+
+// DialSub connects to a publisher and subscribes to the topics that begin with topic; an empty one means
+// all of them.
+func DialSub(ctx context.Context, endpoint, topic string, o ConnOptions) (*Conn, error) {
+	c, err := dial(ctx, endpoint, typeSub, []string{typePub, typeXPub}, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.subscribe(topic); err != nil {
+		return nil, errors.Join(fmt.Errorf("subscribe at %s: %w", endpoint, err), c.Close())
+	}
+	return c, nil
+}
+
+// DialDealer connects to a ROUTER, as which engines serve replays.
+func DialDealer(ctx context.Context, endpoint string, o ConnOptions) (*Conn, error) {
+	return dial(ctx, endpoint, typeDealer, []string{typeRouter}, o)
+}
+
+func dial(ctx context.Context, endpoint, own string, peers []string, o ConnOptions) (*Conn, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	network, address, err := splitEndpoint(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.HandshakeTimeout)
+	defer cancel()
+	d := net.Dialer{KeepAliveConfig: keepAlive()}
+	nc, err := d.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", endpoint, err)
+	}
+	c, err := handshake(ctx, nc, own, peers, o)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", endpoint, err)
+	}
+	return c, nil
+}
+
+// handshake makes a connection of nc, which it closes when it fails. It obeys ctx's deadline and end.
+func handshake(ctx context.Context, nc net.Conn, own string, peers []string, o ConnOptions) (_ *Conn, err error) {
+	defer func() {
+		if err != nil {
+			_ = nc.Close()
+		}
+	}()
+	c := &Conn{c: nc, r: bufio.NewReaderSize(nc, 64<<10), opts: o}
+	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	hello := appendCommand(nil, "READY", ready(own, ""))
+	if _, err := nc.Write(greeting()); err != nil {
+		return nil, fmt.Errorf("send the greeting: %w", err)
+	}
+	if c.minor, err = readGreeting(c.r); err != nil {
+		return nil, err
+	}
+	if _, err := nc.Write(hello); err != nil {
+		return nil, fmt.Errorf("send the handshake: %w", err)
+	}
+	name, body, err := c.readCommand()
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read the handshake: %w", err)
+	case name == "ERROR":
+		return nil, fmt.Errorf("%w: the peer refuses: %q", ErrProtocol, body)
+	case name != "READY":
+		return nil, fmt.Errorf("%w: command %q in the handshake", ErrProtocol, name)
+	}
+	peer, err := socketTypeOf(body)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Contains(peers, peer) {
+		return nil, fmt.Errorf("%w: the peer is a %s, want %v", ErrProtocol, peer, peers)
+	}
+	if !stop() {
+		return nil, fmt.Errorf("handshake: %w", context.Cause(ctx))
+	}
+	return c, nil
+}
+
+// readCommand reads a frame that has to be a command. Its body is valid until the next read.
+func (c *Conn) readCommand() (name string, body []byte, err error) {
+	flags, n, err := readHead(c.r, maxCommandBytes)
+	if err != nil {
+		return "", nil, err
+	}
+	if flags&flagCommand == 0 {
+		return "", nil, fmt.Errorf("%w: a message before the handshake's end", ErrProtocol)
+	}
+	if c.command, err = appendBody(c.command[:0], c.r, n); err != nil {
+		return "", nil, err
+	}
+	return splitCommand(c.command)
+}
+
+// subscribe asks a publisher for a topic. Every version understands the form of a message.
+func (c *Conn) subscribe(topic string) error {
+	return c.Send(append([]byte{1}, topic...))
+}
+
+// Send sends a message.
+func (c *Conn) Send(frames ...[]byte) error {
+	c.write.Lock()
+	defer c.write.Unlock()
+	c.out = AppendMessage(c.out[:0], frames...)
+	return c.flush()
+}
+
+// flush writes c.out; c.write is held.
+func (c *Conn) flush() error {
+	_, err := c.writeRaw(c.out)
+	if cap(c.out) > growBytes {
+		c.out = nil
+	}
+	return err
+}
+
+// writeRaw writes bytes of the wire form within the write timeout.
+func (c *Conn) writeRaw(b []byte) (int, error) {
+	if err := c.c.SetWriteDeadline(time.Now().Add(c.opts.WriteTimeout)); err != nil {
+		return 0, err
+	}
+	return c.c.Write(b)
+}
+
+// Recv receives the next message into m, and answers the peer's heartbeats. It ends when the connection
+// does, so that another goroutine stops it with [Conn.Close].
+func (c *Conn) Recv(m *Message) error {
+	for {
+		m.reset()
+		command, err := c.readMessage(m)
+		if err != nil {
+			return err
+		}
+		if !command {
+			return nil
+		}
+		if _, _, err := c.handleCommand(m.Frame(0)); err != nil {
+			return err
+		}
+	}
+}
+
+// handleCommand answers a heartbeat and returns what the command was.
+func (c *Conn) handleCommand(frame []byte) (name string, body []byte, err error) {
+	name, body, err = splitCommand(frame)
+	if err != nil || name != "PING" {
+		return name, body, err
+	}
+	if len(body) < 2 || len(body) > 2+16 { // time to live, context
+		return "", nil, fmt.Errorf("%w: a heartbeat of %d bytes", ErrProtocol, len(body))
+	}
+	c.write.Lock()
+	defer c.write.Unlock()
+	c.out = appendCommand(c.out[:0], "PONG", body[2:])
+	return name, body, c.flush()
+}
+
+// readMessage reads the frames of a message, or one command.
+func (c *Conn) readMessage(m *Message) (command bool, err error) {
+	for {
+		flags, n, err := readHead(c.r, c.opts.MaxMessageBytes-len(m.buf))
+		if err != nil {
+			return false, err
+		}
+		if flags&flagCommand != 0 && len(m.ends) > 0 || len(m.ends) == maxFrames {
+			return false, fmt.Errorf("%w: a command, or too many frames, in a message", ErrProtocol)
+		}
+		if m.buf, err = appendBody(m.buf, c.r, n); err != nil {
+			return false, err
+		}
+		m.ends = append(m.ends, len(m.buf))
+		if flags&flagMore == 0 {
+			return flags&flagCommand != 0, nil
+		}
+	}
+}
+
+// SetReadDeadline bounds the receiving that follows; the zero time lifts it.
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.c.SetReadDeadline(t) }
+
+// RemoteAddr is the peer's address.
+func (c *Conn) RemoteAddr() net.Addr { return c.c.RemoteAddr() }
+
+// Close ends the connection, and a Recv that waits.
+func (c *Conn) Close() error { return c.c.Close() }

@@ -1,0 +1,195 @@
+package zmtp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+)
+
+// peer serves one connection with raw bytes behind a proper handshake.
+func peer(t *testing.T, socketType string, raw []byte) string {
+	t.Helper()
+	l := listen(t)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		nc, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer nc.Close()
+		hello := appendCommand(greeting(), "READY", ready(socketType, ""))
+		_, _ = nc.Write(append(hello, raw...))
+		_, _ = io.Copy(io.Discard, nc)
+	}()
+	return endpointOf(l.Addr())
+}
+
+func TestHostilePublishersAreCutOff(t *testing.T) {
+	for name, raw := range map[string][]byte{
+		"a frame of 2^62 bytes":     {flagLong, 0x40, 0, 0, 0, 0, 0, 0, 0},
+		"a frame above the limit":   {flagLong, 0, 0, 0, 0, 0, 1, 0, 1},
+		"a command of 64 KiB":       {flagLong | flagCommand, 0, 0, 0, 0, 0, 1, 0, 0},
+		"unknown flags":             {0x10, 0},
+		"a command with more":       {flagCommand | flagMore, 1, 0},
+		"a command without a name":  {flagCommand, 0},
+		"a command's name too long": {flagCommand, 2, 9, 'P'},
+		"a heartbeat without ttl":   {flagCommand, 5, 4, 'P', 'I', 'N', 'G'},
+		"frames without end":        bytes.Repeat([]byte{flagMore, 1, 'x'}, maxFrames+1),
+		"a command in a message":    {flagMore, 1, 'x', flagCommand, 5, 4, 'P', 'I', 'N', 'G'},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := DialSub(t.Context(), peer(t, typePub, raw), "", ConnOptions{MaxMessageBytes: 64 << 10})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if err := c.Recv(new(Message)); !errors.Is(err, ErrProtocol) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+func TestHandshakesWithOthersAreRefused(t *testing.T) {
+	if _, err := DialSub(t.Context(), peer(t, typeSub, nil), "", ConnOptions{}); !errors.Is(err, ErrProtocol) {
+		t.Errorf("a SUB as publisher: %v", err)
+	}
+	for name, hello := range map[string][]byte{
+		"ZMTP 1":         {1, 0},
+		"ZMTP 2":         append([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 1, 1}, make([]byte, 64)...),
+		"HTTP":           []byte("HTTP/1.1 400 Bad Request\r\n\r\n" + string(make([]byte, 64))),
+		"CURVE":          append(append([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 1}, "CURVE"...), make([]byte, 47)...),
+		"nothing at all": nil,
+		"no socket type": appendCommand(greeting(), "READY", nil),
+		"a refusal":      appendCommand(greeting(), "ERROR", []byte("\x02no")),
+		"bad properties": appendCommand(greeting(), "READY", []byte{200, 'x'}),
+	} {
+		client, server := net.Pipe()
+		go func() {
+			go func() { _, _ = io.Copy(io.Discard, server) }()
+			_, _ = server.Write(hello)
+			if len(hello) < 12 { // too short to judge: it ends
+				_ = server.Close()
+			}
+		}()
+		var o ConnOptions
+		o.EnsureDefaults()
+		if _, err := handshake(context.Background(), client, typeSub, []string{typePub}, o); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+		_ = server.Close()
+	}
+}
+
+func TestADialEndsWithItsContext(t *testing.T) {
+	l := listen(t) // accepts, by its backlog, and says nothing
+	defer l.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(10*time.Millisecond, cancel)
+	if _, err := DialSub(ctx, endpointOf(l.Addr()), "", ConnOptions{HandshakeTimeout: time.Hour}); err == nil {
+		t.Error("connected to nothing")
+	}
+}
+
+func TestSubscribersAndRequestsAreBounded(t *testing.T) {
+	p := startPublisher(t, ServerOptions{MaxConns: 1})
+	c, err := DialSub(t.Context(), endpointOf(p.Addr()), "", ConnOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := DialSub(t.Context(), endpointOf(p.Addr()), "", ConnOptions{}); err == nil {
+		t.Error("a second subscriber where one is allowed")
+	}
+	for i := range maxSubscriptions + 1 {
+		_ = c.Send([]byte{1, byte(i), byte(i >> 8), 'x'}) // fails once it is cut off
+	}
+	if err := c.Recv(new(Message)); err == nil {
+		t.Error("more subscriptions than allowed were taken")
+	}
+	h, err := NewHistory(HistoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewReplayServer(listen(t), h, ServerOptions{Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	background(t, s.Run)
+	for _, request := range [][][]byte{{seqFrame(0)}, {nil, []byte("7")}, {nil, nil, seqFrame(0)}, {[]byte("x"), seqFrame(0)}} {
+		c, err := DialDealer(t.Context(), endpointOf(s.Addr()), ConnOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(c.Send(request...), c.Recv(new(Message))); err == nil {
+			t.Errorf("request %q was answered", request)
+		}
+		_ = c.Close()
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	for _, c := range []struct {
+		endpoint string
+		rank     int
+		want     string
+	}{
+		{"tcp://*:5557", 3, "tcp://*:5560"},
+		{"tcp://10.0.0.1:5557", 0, "tcp://10.0.0.1:5557"},
+		{"tcp://[::1]:5557", 1, "tcp://[::1]:5558"},
+		{"ipc:///run/kv", 0, "ipc:///run/kv"},
+		{"ipc:///run/kv", 1, ""},
+		{"tcp://h:65535", 1, ""},
+		{"tcp://h", 0, ""},
+		{"inproc://x", 0, ""},
+		{"", 0, ""},
+	} {
+		got, err := Offset(c.endpoint, c.rank)
+		if got != c.want && err == nil || (err == nil) != (c.want != "") {
+			t.Errorf("%q rank %d: %q %v, want %q", c.endpoint, c.rank, got, err, c.want)
+		}
+	}
+}
+
+func TestReceivingDoesNotAllocate(t *testing.T) {
+	wire := AppendMessage(nil, []byte("kv"), seqFrame(1), body(60))
+	c := &Conn{r: bufio.NewReader(nil), opts: ConnOptions{MaxMessageBytes: 1 << 20}}
+	var m Message
+	in := bytes.NewReader(nil)
+	if n := testing.AllocsPerRun(100, func() {
+		in.Reset(wire)
+		c.r.Reset(in)
+		if err := c.Recv(&m); err != nil || m.Len() != 3 {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func FuzzReceive(f *testing.F) {
+	f.Add(AppendMessage(nil, []byte("kv"), seqFrame(1), body(10)))
+	f.Add(appendCommand(nil, "SUBSCRIBE", []byte("kv")))
+	f.Add(greeting())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := &Conn{r: bufio.NewReader(bytes.NewReader(b)), opts: ConnOptions{MaxMessageBytes: 4096}}
+		var m Message
+		for {
+			m.reset()
+			if _, err := c.readMessage(&m); err != nil {
+				break
+			}
+			if m.Bytes() > 4096 || m.Len() > maxFrames {
+				t.Fatalf("%d bytes in %d frames", m.Bytes(), m.Len())
+			}
+			_, _, _ = splitCommand(m.Frame(0))
+		}
+		_, _ = readGreeting(bytes.NewReader(b))
+		_, _ = socketTypeOf(b)
+	})
+}

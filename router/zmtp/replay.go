@@ -1,0 +1,103 @@
+package zmtp
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+)
+
+// EndOfReplay is the sequence number, -1 on the wire, that ends a replay.
+const EndOfReplay = 1<<64 - 1
+
+// ReplayServer answers requests for past batches in vLLM's protocol: a ROUTER that is asked with
+// ["", start u64 big endian] and replies ["", topic, seq, payload] for each batch it still has from start
+// on, then ["", "", -1, ""].
+type ReplayServer struct {
+	opts     ServerOptions
+	listener net.Listener
+	history  *History
+}
+
+// NewReplayServer serves h's batches on l (see [Listen]).
+func NewReplayServer(l net.Listener, h *History, o ServerOptions) (*ReplayServer, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	return &ReplayServer{opts: o, listener: l, history: h}, nil
+}
+
+// Addr is where the server listens.
+func (s *ReplayServer) Addr() net.Addr { return s.listener.Addr() }
+
+// Run serves requests until ctx ends.
+func (s *ReplayServer) Run(ctx context.Context) error {
+	srv := server{opts: s.opts, own: typeRouter, peers: []string{typeDealer, typeReq, typeRouter}, serve: s.serve}
+	return srv.run(ctx, s.listener)
+}
+
+func (s *ReplayServer) serve(ctx context.Context, c *Conn) error {
+	var m Message
+	for {
+		if err := c.Recv(&m); err != nil {
+			return err
+		}
+		if m.Len() != 2 || len(m.Frame(0)) != 0 || len(m.Frame(1)) != 8 {
+			return fmt.Errorf("%w: a replay request of %d frames and %d bytes", ErrProtocol, m.Len(), m.Bytes())
+		}
+		if err := s.reply(ctx, c, binary.BigEndian.Uint64(m.Frame(1))); err != nil {
+			return fmt.Errorf("send a replay: %w", err)
+		}
+	}
+}
+
+// reply sends what is kept, at the speed of the one who asked: no copy of it waits in memory.
+func (s *ReplayServer) reply(ctx context.Context, c *Conn, seq uint64) error {
+	var number [8]byte
+	for end := s.history.Next(); ctx.Err() == nil; seq++ {
+		found, b, ok := s.history.from(seq)
+		if !ok || found >= end {
+			break
+		}
+		seq = found
+		binary.BigEndian.PutUint64(number[:], seq)
+		if err := c.Send(nil, b.topic, number[:], b.payload); err != nil {
+			return err
+		}
+	}
+	binary.BigEndian.PutUint64(number[:], EndOfReplay)
+	return c.Send(nil, nil, number[:], nil)
+}
+
+// ErrBadReplay says that a peer's answer is not a replay.
+var ErrBadReplay = errors.New("zmtp: not a replay")
+
+// Replay asks the peer of c, a connection of [DialDealer], for its batches from number start on and gives
+// them to f in order until the end, or until f returns false. idle bounds the wait for each message. Both
+// forms of the answer are understood: batches of 4 frames, and those of 3 frames, without a topic, of
+// older releases. payload is valid until f returns.
+func (c *Conn) Replay(start uint64, idle time.Duration, f func(seq uint64, payload []byte) bool) error {
+	if err := c.Send(nil, binary.BigEndian.AppendUint64(nil, start)); err != nil {
+		return fmt.Errorf("ask for a replay: %w", err)
+	}
+	var m Message
+	for {
+		if err := c.SetReadDeadline(time.Now().Add(idle)); err != nil {
+			return fmt.Errorf("wait for a replay: %w", err)
+		}
+		if err := c.Recv(&m); err != nil {
+			return fmt.Errorf("wait for a replay: %w", err)
+		}
+		n := m.Len()
+		if n != 3 && n != 4 || len(m.Frame(0)) != 0 || len(m.Frame(n-2)) != 8 {
+			return fmt.Errorf("%w: a message of %d frames", ErrBadReplay, n)
+		}
+		seq := binary.BigEndian.Uint64(m.Frame(n - 2))
+		if seq == EndOfReplay || !f(seq, m.Frame(n-1)) {
+			return nil
+		}
+	}
+}

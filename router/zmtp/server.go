@@ -1,0 +1,142 @@
+package zmtp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// ServerOptions bound a publisher or a replay server.
+type ServerOptions struct {
+	// MaxConns is how many peers are served at one time; more are refused. Default 256.
+	MaxConns int
+	// QueueMessages and QueueBytes bound what waits for one slow subscriber; beyond it messages are
+	// dropped for that one. Defaults 65,536 and 64 MiB: some seconds of a busy engine.
+	QueueMessages int
+	QueueBytes    int64
+	// Conn bounds each connection. Its MaxMessageBytes is 4 KiB by default: peers send subscriptions
+	// and replay requests only.
+	Conn ConnOptions
+	// Logger receives what happens to peers. Default [slog.Default].
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills in what is not set.
+func (o *ServerOptions) EnsureDefaults() {
+	if o.MaxConns == 0 {
+		o.MaxConns = 256
+	}
+	if o.QueueMessages == 0 {
+		o.QueueMessages = 1 << 16
+	}
+	if o.QueueBytes == 0 {
+		o.QueueBytes = 64 << 20
+	}
+	if o.Conn.MaxMessageBytes == 0 {
+		o.Conn.MaxMessageBytes = maxCommandBytes
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	o.Conn.EnsureDefaults()
+}
+
+// Validate reports the first option that cannot be used.
+func (o *ServerOptions) Validate() error {
+	if o.MaxConns < 1 || o.QueueMessages < 1 || o.QueueMessages > 1<<20 || o.QueueBytes < 1 {
+		return errors.New("zmtp: server options must be positive, at most 1 Mi queued messages")
+	}
+	return o.Conn.Validate()
+}
+
+// Listen opens an endpoint, tcp://host:port (a host of * means all addresses, port 0 any) or ipc://path.
+// A Unix socket that a dead process has left behind is replaced.
+func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
+	network, address, err := splitEndpoint(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	if network == "unix" {
+		if c, err := net.DialTimeout(network, address, time.Second); err == nil {
+			return nil, errors.Join(fmt.Errorf("listen on %s: someone does already", endpoint), c.Close())
+		}
+		if info, err := os.Lstat(address); err == nil && info.Mode()&os.ModeSocket != 0 {
+			_ = os.Remove(address)
+		}
+	}
+	config := net.ListenConfig{KeepAliveConfig: keepAlive()}
+	l, err := config.Listen(ctx, network, address)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", endpoint, err)
+	}
+	return l, nil
+}
+
+// server accepts peers and serves each in goroutines of its own.
+type server struct {
+	opts  ServerOptions
+	own   string
+	peers []string
+	serve func(ctx context.Context, c *Conn) error
+}
+
+// run accepts from l until ctx ends, closes l and waits for the peers' goroutines.
+func (s *server) run(ctx context.Context, l net.Listener) error {
+	var peers sync.WaitGroup
+	defer peers.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	room := make(chan struct{}, s.opts.MaxConns)
+	for {
+		nc, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("accept on %v: %w", l.Addr(), err)
+		case err != nil: // out of file descriptors, or a peer that has gone already
+			s.opts.Logger.Warn("zmtp: accept failed", "listener", l.Addr(), "error", err)
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		select {
+		case room <- struct{}{}:
+		default:
+			s.opts.Logger.Warn("zmtp: too many peers", "listener", l.Addr(), "peer", nc.RemoteAddr())
+			_ = nc.Close()
+			continue
+		}
+		peers.Go(func() {
+			defer func() { <-room }()
+			s.peer(ctx, nc)
+		})
+	}
+}
+
+// peer serves one peer until either side ends.
+func (s *server) peer(ctx context.Context, nc net.Conn) {
+	shake, cancel := context.WithTimeout(ctx, s.opts.Conn.HandshakeTimeout)
+	c, err := handshake(shake, nc, s.own, s.peers, s.opts.Conn)
+	cancel()
+	if err == nil {
+		ctx, cancel := context.WithCancel(ctx)
+		stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+		err = s.serve(ctx, c)
+		stop()
+		cancel()
+		_ = c.Close()
+	}
+	if err != nil && ctx.Err() == nil {
+		s.opts.Logger.Debug("zmtp: a peer has gone", "peer", nc.RemoteAddr(), "error", err)
+	}
+}

@@ -1,0 +1,180 @@
+package zmtp
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+)
+
+// ErrProtocol says that the peer does not speak ZMTP 3 with the NULL mechanism, or passes a limit.
+var ErrProtocol = errors.New("zmtp: protocol error")
+
+// Flags of a frame.
+const (
+	flagMore    = 1
+	flagLong    = 2
+	flagCommand = 4
+)
+
+const (
+	greetingBytes = 64
+	// maxCommandBytes bounds a command: properties of a handshake, a subscription, a heartbeat.
+	maxCommandBytes = 4096
+	// maxFrames bounds the frames of a message; events have 3, replays 5.
+	maxFrames = 16
+	// growBytes is how much a message's memory grows by at most ahead of what has arrived.
+	growBytes = 1 << 20
+)
+
+// greeting is what both sides send first: signature, version 3.1, mechanism, role.
+func greeting() []byte {
+	g := make([]byte, greetingBytes)
+	g[0], g[9] = 0xff, 0x7f
+	g[10], g[11] = 3, 1
+	copy(g[12:32], "NULL")
+	return g
+}
+
+// readGreeting reads the peer's greeting and returns its minor version.
+func readGreeting(r io.Reader) (minor byte, err error) {
+	var g [greetingBytes]byte
+	// An older peer sends less than a whole greeting: look at the signature before waiting for more.
+	if _, err := io.ReadFull(r, g[:11]); err != nil {
+		return 0, fmt.Errorf("read the peer's greeting: %w", err)
+	}
+	if g[0] != 0xff || g[9]&1 != 1 || g[10] < 3 {
+		return 0, fmt.Errorf("%w: the peer's greeting is %x, not ZMTP 3", ErrProtocol, g[:11])
+	}
+	if _, err := io.ReadFull(r, g[11:]); err != nil {
+		return 0, fmt.Errorf("read the peer's greeting: %w", err)
+	}
+	mechanism := [20]byte(g[12:32])
+	if mechanism != [20]byte{'N', 'U', 'L', 'L'} {
+		return 0, fmt.Errorf("%w: the peer wants mechanism %q, only NULL is spoken", ErrProtocol, mechanism[:])
+	}
+	return g[11], nil
+}
+
+// appendFrame appends a frame's head and body.
+func appendFrame(b []byte, flags byte, body []byte) []byte {
+	if len(body) > 255 {
+		b = binary.BigEndian.AppendUint64(append(b, flags|flagLong), uint64(len(body)))
+	} else {
+		b = append(b, flags, byte(len(body)))
+	}
+	return append(b, body...)
+}
+
+// appendCommand appends a command frame.
+func appendCommand(b []byte, name string, body []byte) []byte {
+	c := append([]byte{byte(len(name))}, name...)
+	return appendFrame(b, flagCommand, append(c, body...))
+}
+
+// AppendMessage appends the wire form of a message.
+func AppendMessage(b []byte, frames ...[]byte) []byte {
+	for i, f := range frames {
+		flags := byte(flagMore)
+		if i == len(frames)-1 {
+			flags = 0
+		}
+		b = appendFrame(b, flags, f)
+	}
+	return b
+}
+
+// readHead reads the head of a frame, whose body may have at most limit bytes.
+func readHead(r *bufio.Reader, limit int) (flags byte, size int, err error) {
+	if flags, err = r.ReadByte(); err != nil {
+		return 0, 0, err
+	}
+	var n uint64
+	if flags&flagLong == 0 {
+		var b byte
+		b, err = r.ReadByte()
+		n = uint64(b)
+	} else {
+		var b []byte
+		if b, err = r.Peek(8); err == nil {
+			n = binary.BigEndian.Uint64(b)
+			_, err = r.Discard(8)
+		}
+	}
+	if err != nil {
+		return 0, 0, noEOF(err)
+	}
+	if flags&flagCommand != 0 {
+		limit = min(limit, maxCommandBytes)
+	}
+	if flags&^(flagMore|flagLong|flagCommand) != 0 || flags&flagCommand != 0 && flags&flagMore != 0 {
+		return 0, 0, fmt.Errorf("%w: a frame with flags %#x", ErrProtocol, flags)
+	}
+	if n > uint64(limit) {
+		return 0, 0, fmt.Errorf("%w: a frame of %d bytes, allowed are %d", ErrProtocol, n, limit)
+	}
+	return flags, int(n), nil
+}
+
+// appendBody reads n bytes behind b, growing it as they arrive.
+func appendBody(b []byte, r *bufio.Reader, n int) ([]byte, error) {
+	for n > 0 {
+		step := min(n, growBytes)
+		at := len(b)
+		b = slices.Grow(b, step)[:at+step]
+		if _, err := io.ReadFull(r, b[at:]); err != nil {
+			return b[:at], noEOF(err)
+		}
+		n -= step
+	}
+	return b, nil
+}
+
+// noEOF makes an end inside of something unexpected.
+func noEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// splitCommand separates a command's name from its body.
+func splitCommand(c []byte) (name string, body []byte, err error) {
+	if len(c) == 0 || len(c) < 1+int(c[0]) {
+		return "", nil, fmt.Errorf("%w: a command of %d bytes without a name", ErrProtocol, len(c))
+	}
+	return string(c[1 : 1+c[0]]), c[1+c[0]:], nil
+}
+
+// ready is the body of the command that ends the NULL handshake.
+func ready(socketType, identity string) []byte {
+	var b []byte
+	for _, p := range [...][2]string{{"Socket-Type", socketType}, {"Identity", identity}} {
+		b = append(append(b, byte(len(p[0]))), p[0]...)
+		b = append(binary.BigEndian.AppendUint32(b, uint32(len(p[1]))), p[1]...)
+	}
+	return b
+}
+
+// socketTypeOf finds the socket type among the properties of a peer.
+func socketTypeOf(b []byte) (string, error) {
+	for len(b) > 0 {
+		n := int(b[0])
+		if len(b) < 1+n+4 {
+			break
+		}
+		name := string(b[1 : 1+n])
+		size := binary.BigEndian.Uint32(b[1+n:])
+		b = b[1+n+4:]
+		if uint64(size) > uint64(len(b)) {
+			break
+		}
+		if name == "Socket-Type" {
+			return string(b[:size]), nil
+		}
+		b = b[size:]
+	}
+	return "", fmt.Errorf("%w: the peer does not name its socket type", ErrProtocol)
+}
