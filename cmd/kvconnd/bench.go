@@ -13,8 +13,12 @@ import (
 
 // benchCmd is `kvconnd bench`.
 type benchCmd struct {
-	Store benchStoreCmd `cmd:"" help:"Measure verified reads and writes beside what the disk does raw."`
-	Index benchIndexCmd `cmd:"" help:"Measure the index: look-up, memory, time to open."`
+	Store  benchStoreCmd  `cmd:"" help:"Measure verified reads and writes beside what the disk does raw."`
+	Index  benchIndexCmd  `cmd:"" help:"Measure the index: look-up, memory, time to open."`
+	Leader benchLeaderCmd `cmd:"" help:"Measure the scheduler's path: matching a long prompt, and a call's round trip."`
+	Router benchRouterCmd `cmd:"" help:"Measure the router: walks of its index, decisions, ingest of engine events, memory."`
+	Load   benchLoadCmd   `cmd:"" help:"Measure loads into engine memory, from disk and from the host tier, beside raw reads and memcpy."`
+	Call   benchCallCmd   `cmd:"" hidden:"" help:"The calling process of bench leader."`
 }
 
 // benchStoreCmd is `kvconnd bench store`.

@@ -95,6 +95,15 @@ func (a *Arena) Close() error {
 	return a.mem.close()
 }
 
+// Holds reports whether a verified copy of the record is there now, without counting as a
+// use. A load may still find it gone.
+func (a *Arena) Holds(id store.RecordID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.records[id]
+	return p != nil && p.state == slotClean
+}
+
 // Drop forgets a record that its store has dropped. Who holds it pinned goes on with it.
 func (a *Arena) Drop(id store.RecordID) {
 	a.mu.Lock()

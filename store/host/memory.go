@@ -52,17 +52,14 @@ func mapMemory(size int64, flags int) (_ *memory, err error) {
 	if err := unix.Ftruncate(fd, size); err != nil {
 		return nil, fmt.Errorf("size shared memory to %d bytes: %w", size, err)
 	}
-	m.reservedBytes = uintptr(size) + hugePageBytes
-	m.reserved, err = unix.MmapPtr(-1, 0, nil, m.reservedBytes, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
-	if err != nil {
-		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", m.reservedBytes, err)
+	if flags&unix.MFD_HUGETLB != 0 {
+		err = m.mapAnywhere(fd, size)
+	} else {
+		err = m.mapAligned(fd, size)
 	}
-	at := unsafe.Add(m.reserved, -uintptr(m.reserved)&(hugePageBytes-1))
-	at, err = unix.MmapPtr(fd, 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes of shared memory: %w", size, err)
 	}
-	m.bytes = unsafe.Slice((*byte)(at), size)
 	// Whoever is given the descriptor can neither cut the memory off nor write to it: this
 	// mapping stays the only writable one.
 	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
@@ -70,6 +67,36 @@ func mapMemory(size int64, flags int) (_ *memory, err error) {
 		return nil, fmt.Errorf("seal shared memory: %w", err)
 	}
 	return m, nil
+}
+
+// mapAnywhere maps a file of huge pages, which the kernel aligns. It may well refuse.
+func (m *memory) mapAnywhere(fd int, size int64) error {
+	at, err := unix.MmapPtr(fd, 0, nil, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	m.reserved, m.reservedBytes = at, uintptr(size)
+	m.bytes = unsafe.Slice((*byte)(at), size)
+	return nil
+}
+
+// mapAligned maps a file at an address that may become a huge page.
+func (m *memory) mapAligned(fd int, size int64) error {
+	n := uintptr(size) + hugePageBytes
+	reserved, err := unix.MmapPtr(-1, 0, nil, n, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	if err != nil {
+		return fmt.Errorf("reserve %d bytes of addresses: %w", n, err)
+	}
+	at := unsafe.Add(reserved, -uintptr(reserved)&(hugePageBytes-1))
+	at, err = unix.MmapPtr(fd, 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	if err != nil {
+		// A refused MAP_FIXED may have taken the reservation away, and what lies there now
+		// may be another's: the addresses are given up.
+		return err
+	}
+	m.reserved, m.reservedBytes = reserved, n
+	m.bytes = unsafe.Slice((*byte)(at), size)
+	return nil
 }
 
 // populate faults a range in, as a huge page where it is one and the kernel has one.

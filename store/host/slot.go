@@ -167,22 +167,24 @@ func (s *Slot) Wait(ctx context.Context) error {
 		return ErrFillFailed
 	}
 	a := s.account.arena
-	a.mu.Lock()
-	taken := s.phase == phaseTaken
-	a.mu.Unlock()
-	if taken {
-		return nil
+	for {
+		a.mu.Lock()
+		now := s.phase
+		a.mu.Unlock()
+		switch now {
+		case phaseTaken:
+			return nil
+		case phaseEmpty:
+			return ErrFillFailed
+		}
+		// A token may be that of the wait for memory, which had ended otherwise.
+		select {
+		case <-s.ready:
+		case <-ctx.Done():
+			s.Release()
+			return context.Cause(ctx)
+		}
 	}
-	select {
-	case <-s.ready:
-	case <-ctx.Done():
-		s.Release()
-		return context.Cause(ctx)
-	}
-	if !s.held.Load() {
-		return ErrFillFailed
-	}
-	return nil
 }
 
 // expect prepares a handle for a signal.

@@ -89,11 +89,20 @@ type indexBench struct {
 	res         IndexResult
 }
 
-func (b *indexBench) options(dir string) store.Options {
+func (b *indexBench) options(dir string) store.Options { return sparseOptions(dir, b.o.Records) }
+
+func sparseOptions(dir string, records int) store.Options {
 	slot := int64(store.PayloadBufferSize(indexPayload) + disk.Align)
 	return store.Options{
-		Dir: dir, MaxBytes: 1<<30 + int64(b.o.Records)*(slot+1024), Logger: slog.New(slog.DiscardHandler),
+		Dir: dir, MaxBytes: 1<<30 + int64(records)*(slot+1024), Logger: slog.New(slog.DiscardHandler),
 	}.WithFS(sparseFS{}, vfs.Default)
+}
+
+// OpenSparse opens a store for measurements of its index: it takes records of at most
+// 4 KiB like any other, but their payloads are not written, so that millions fit on a
+// small disk.
+func OpenSparse(ctx context.Context, dir string, records int) (*store.Store, error) {
+	return store.Open(ctx, sparseOptions(dir, records))
 }
 
 func (b *indexBench) run(ctx context.Context) error {
