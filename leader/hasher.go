@@ -19,9 +19,11 @@ type roots struct {
 type hasher struct {
 	digest    connector.NamespaceDigest
 	blockSize int
-	scratch   []byte
-	block     []byte
-	roots     map[connector.Scope]*roots
+	// plain hashes blocks without spans.
+	plain   connector.KeyHasher
+	scratch []byte
+	block   []byte
+	roots   map[connector.Scope]*roots
 }
 
 // maxRoots bounds the scopes whose roots are remembered.
@@ -49,20 +51,15 @@ func (h *hasher) keys(r *request, n int) {
 	parent := r.parent(len(r.keys))
 	first := len(r.keys)
 	r.keys = slices.Grow(r.keys, n-first)[:n]
+	if len(r.spans) == 0 {
+		r.keys = h.plain.Append(r.keys[:first], parent, r.tokens[first*h.blockSize:n*h.blockSize], h.blockSize)
+		return
+	}
 	scratch := h.scratch
-	if littleEndian && len(r.spans) == 0 {
-		size := 4 * h.blockSize
-		tokens := unsafe.Slice((*byte)(unsafe.Pointer(&r.tokens[0])), size*n)
-		for i := first; i < n; i++ {
-			parent, scratch = connector.NextKey(parent, tokens[size*i:size*(i+1)], scratch)
-			r.keys[i] = parent
-		}
-	} else {
-		at := spanCursor{spans: r.spans}
-		for i := first; i < n; i++ {
-			parent, scratch = connector.NextKey(parent, h.bytes(r, i, &at), scratch)
-			r.keys[i] = parent
-		}
+	at := spanCursor{spans: r.spans}
+	for i := first; i < n; i++ {
+		parent, scratch = connector.NextKey(parent, h.bytes(r, i, &at), scratch)
+		r.keys[i] = parent
 	}
 	h.scratch = scratch
 }

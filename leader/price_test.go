@@ -107,6 +107,25 @@ func TestWindowsCostOnlyWhatIsLoaded(t *testing.T) {
 	}
 }
 
+func TestPricedBoundaryIsOneThatTheWindowsHave(t *testing.T) {
+	f, x := newPriced(t, hybrid)
+	x.speeds = Speeds{DiskBytesPerS: 0.5e6, HostBytesPerS: 1e9}
+	keys := f.keys(tokens(0, 82))
+	for _, k := range keys[:10] {
+		x.host[k] = true // best would be boundary 10, whose window has no block 9
+	}
+	f.setStored(1, keys[9], false)
+	if got := f.offered(82, "r"); got != 36 {
+		t.Errorf("offer of %d tokens, want 36", got)
+	}
+	if got, want := f.x.pinned(), 9+4; got != want {
+		t.Errorf("%d records pinned, want %d", got, want)
+	}
+	if s := f.Stats(); s.DecisionsTrimmed != 1 {
+		t.Errorf("decisions %+v, want one trimmed", s)
+	}
+}
+
 func TestDecisionsHaveHysteresis(t *testing.T) {
 	f, x := newPriced(t, nil)
 	for i, tc := range []struct{ mbPerS, want float64 }{

@@ -18,7 +18,7 @@ type requests struct {
 
 // Bounds of the memory that is kept for new requests.
 const (
-	maxIdleRequests = 64
+	maxIdleRequests = 16
 	maxIdleTokens   = 256 << 10
 )
 

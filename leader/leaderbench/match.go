@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -16,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/storebench"
 )
 
 // Options say what [Match] measures.
@@ -29,7 +29,7 @@ type Options struct {
 	// Rounds is the number of matches that are timed. Default 200.
 	Rounds int
 	// Open opens an empty store in dir that takes so many records of PayloadBytes. The
-	// default opens one whose payloads are really written: 8 KiB a record.
+	// default is [storebench.OpenSparse], which needs no disk for payloads.
 	Open func(ctx context.Context, dir string, records int) (*store.Store, error)
 	// Progress, if not nil, is called now and then with the records written.
 	Progress func(records int)
@@ -57,7 +57,7 @@ func (o *Options) EnsureDefaults() {
 		o.Rounds = 200
 	}
 	if o.Open == nil {
-		o.Open = open
+		o.Open = storebench.OpenSparse
 	}
 }
 
@@ -124,12 +124,6 @@ func (b *bench) run(ctx context.Context, dir string) error {
 		err = b.measure(ctx, s)
 	}
 	return errors.Join(err, s.Close())
-}
-
-// open opens a store with room for the records.
-func open(ctx context.Context, dir string, records int) (*store.Store, error) {
-	const perRecord = 2*PayloadBytes + 1024
-	return store.Open(ctx, store.Options{Dir: dir, MaxBytes: 1<<30 + int64(records)*perRecord, Logger: slog.New(slog.DiscardHandler)})
 }
 
 // prompt is a prompt of as many tokens as are matched, and one that ends no block.

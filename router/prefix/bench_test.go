@@ -17,7 +17,7 @@ type prompt struct {
 
 func randomPrompt(rng *rand.Rand, blocks int) prompt {
 	p := prompt{tokens: randomTokens(rng, 16*blocks)}
-	p.keys = AppendKeys(nil, connector.Key{}, p.tokens, 16)
+	p.keys = new(connector.KeyHasher).Append(nil, connector.Key{}, p.tokens, 16)
 	for _, k := range p.keys {
 		p.ids = append(p.ids, KeyID(k)*3)
 	}

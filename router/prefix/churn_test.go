@@ -21,7 +21,7 @@ func (s *session) grow(rng *rand.Rand, drop, blocks int) {
 	if keep > 0 {
 		parent = s.keys[keep-1]
 	}
-	s.keys = AppendKeys(s.keys[:keep:keep], parent, randomTokens(rng, 16*blocks), 16)
+	s.keys = new(connector.KeyHasher).Append(s.keys[:keep:keep], parent, randomTokens(rng, 16*blocks), 16)
 	s.ids = s.ids[:keep:keep]
 	for _, k := range s.keys[keep:] {
 		s.ids = append(s.ids, KeyID(k)*3)

@@ -90,7 +90,7 @@ func churn(t *testing.T, x *Index, p *prompt, rng *rand.Rand, flapping, holey Ho
 	}
 	at := 1 + rng.IntN(blocks-1)
 	fork := randomPrompt(rng, 300)
-	fork.keys = AppendKeys(nil, p.keys[at-1], fork.tokens, 16)
+	fork.keys = new(connector.KeyHasher).Append(nil, p.keys[at-1], fork.tokens, 16)
 	if err := x.Stored(flapping, p.ids[at-1], true, fork.ids, fork.keys); err != nil {
 		t.Error(err)
 	}

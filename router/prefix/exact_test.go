@@ -202,7 +202,7 @@ func TestForksLeaveTheChainWhole(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	for at := 1; at < 8000; at += 29 {
 		branch := randomPrompt(rng, 3)
-		keys := AppendKeys(nil, w.p.keys[at-1], branch.tokens, 16)
+		keys := new(connector.KeyHasher).Append(nil, w.p.keys[at-1], branch.tokens, 16)
 		if err := w.Stored(w.holders[1], w.p.ids[at-1], true, branch.ids, keys); err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,7 @@ const (
 // be used for one walk at a time, and again and again.
 type Scratch struct {
 	keys      []connector.Key
-	hasher    hasher
+	hasher    connector.KeyHasher
 	root      connector.Key
 	tokens    []uint32
 	blockSize int
@@ -62,7 +62,7 @@ func (s *Scratch) hash(n int) {
 	if have > 0 {
 		parent = s.keys[have-1]
 	}
-	s.keys = s.hasher.appendKeys(s.keys, parent, s.tokens[have*s.blockSize:n*s.blockSize], s.blockSize)
+	s.keys = s.hasher.Append(s.keys, parent, s.tokens[have*s.blockSize:n*s.blockSize], s.blockSize)
 }
 
 // Keys are the keys of the prompt that was walked last, as far as they have been hashed.

@@ -128,7 +128,7 @@ func newChain(rng *rand.Rand, base chain, shared, blocks int) chain {
 	for len(c.tokens) < blocks*16 {
 		c.tokens = append(c.tokens, rng.Uint32N(128_000))
 	}
-	c.keys = prefix.AppendKeys(nil, rootKey(), c.tokens, 16)
+	c.keys = new(connector.KeyHasher).Append(nil, rootKey(), c.tokens, 16)
 	for _, k := range c.keys {
 		c.ids = append(c.ids, prefix.KeyID(k)*0x9e3779b97f4a7c15)
 	}

@@ -195,7 +195,8 @@ func (a *Arena) take(s *Slot, p *slot, o Outcome) {
 func (a *Arena) unqueue(s *Slot) {
 	s.account.queue.remove(s)
 	a.waiting--
-	if a.drain.owner == s.account && s.account.queue.head == nil {
+	// The account's next waiter may need a longer run.
+	if next := s.account.queue.head; a.drain.owner == s.account && (next == nil || next.class != a.drain.class) {
 		a.endDrain()
 	}
 }

@@ -1,26 +1,19 @@
-package prefix
+package connector
 
 import (
 	"encoding/binary"
 	"math/bits"
-
-	"github.com/kvconn/kvconn/connector"
 )
 
-// AppendKeys appends the block keys of tokens that follow parent (a prompt's root key, see
-// [connector.RootKey], or the key of the block before) to keys. A block that is not full at
-// the end has no key. The keys are those of [connector.NextKey]; blocks of 16 tokens, what
-// engines use most, are hashed two to four times as fast. It allocates only what keys grows
-// by; for other block sizes, also a block's bytes.
-func AppendKeys(keys []connector.Key, parent connector.Key, tokens []uint32, blockSize int) []connector.Key {
-	var h hasher
-	return h.appendKeys(keys, parent, tokens, blockSize)
-}
+// KeyHasher computes the keys of prompts; it keeps the work space of hashing. The zero
+// value is ready to use. It is not safe for concurrent use.
+type KeyHasher struct{ block, scratch []byte }
 
-// hasher keeps the work space of hashing.
-type hasher struct{ block, scratch []byte }
-
-func (h *hasher) appendKeys(keys []connector.Key, parent connector.Key, tokens []uint32, blockSize int) []connector.Key {
+// Append appends the block keys of tokens that follow parent (a prompt's root key, see
+// [RootKey], or the key of the block before) to keys. A block that is not full at the end
+// has no key. The keys are those of [NextKey]; blocks of 16 tokens, what engines use most,
+// are hashed two to four times as fast. It allocates only what keys grows by.
+func (h *KeyHasher) Append(keys []Key, parent Key, tokens []uint32, blockSize int) []Key {
 	if blockSize <= 0 {
 		return keys
 	}
@@ -28,8 +21,8 @@ func (h *hasher) appendKeys(keys []connector.Key, parent connector.Key, tokens [
 		return appendKeys16(keys, parent, tokens)
 	}
 	for len(tokens) >= blockSize {
-		h.block = connector.AppendTokens(h.block[:0], tokens[:blockSize])
-		parent, h.scratch = connector.NextKey(parent, h.block, h.scratch)
+		h.block = AppendTokens(h.block[:0], tokens[:blockSize])
+		parent, h.scratch = NextKey(parent, h.block, h.scratch)
 		keys = append(keys, parent)
 		tokens = tokens[blockSize:]
 	}
@@ -57,14 +50,14 @@ const (
 	prime4 = 9650029242287828579
 
 	// chainLen is the length of a hashed block: the parent's key and 16 tokens.
-	chainLen = connector.KeySize + 64
+	chainLen = KeySize + 64
 )
 
 // appendKeys16 is XXH3-128 (Collet, xxHash 0.8) of parent and 16 tokens, unrolled for that
 // length. Only the last product depends on the parent, so that the processor works on the
 // next block's tokens while it waits for this block's key: a block takes as long as that
 // dependent part alone.
-func appendKeys16(keys []connector.Key, parent connector.Key, tokens []uint32) []connector.Key {
+func appendKeys16(keys []Key, parent Key, tokens []uint32) []Key {
 	p0 := binary.LittleEndian.Uint64(parent[:8])
 	p1 := binary.LittleEndian.Uint64(parent[8:])
 	for len(tokens) >= 16 {
@@ -89,7 +82,7 @@ func appendKeys16(keys []connector.Key, parent connector.Key, tokens []uint32) [
 
 		// A key is the hash in big-endian form, and is hashed in turn as little-endian words.
 		p0, p1 = bits.ReverseBytes64(h), bits.ReverseBytes64(l)
-		var key connector.Key
+		var key Key
 		binary.LittleEndian.PutUint64(key[:8], p0)
 		binary.LittleEndian.PutUint64(key[8:], p1)
 		keys = append(keys, key)
