@@ -120,7 +120,7 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		source: h.source, w: bufio.NewWriterSize(w, 64<<10), control: http.NewResponseController(w),
 		sent: make(map[store.NamespaceID]bool),
 	}
-	if err = s.run(ctx, u, resumed); err != nil && r.Context().Err() == nil {
+	if err = s.run(ctx, u, resumed); r.Context().Err() == nil {
 		s.end(h.ctx, err)
 	}
 }
@@ -150,7 +150,7 @@ type residencyStream struct {
 	first   uint64 // number of the first of records
 }
 
-// run writes until something ends the stream.
+// run writes until something ends the stream, and returns what.
 func (s *residencyStream) run(ctx context.Context, u residencySubscription, resumed bool) error {
 	b := msgp.AppendUint64(s.frame(residencyHello, 4), residencyVersion)
 	b = msgp.AppendUint64(b, s.source.Epoch())

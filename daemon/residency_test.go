@@ -106,7 +106,9 @@ func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
 	}
 	f, err := feed.NewResidency(feed.ResidencyOptions{
 		URL: url, BlockSize: residencyTestBlockSize, Logger: residencyLogger(), ReconnectMin: time.Millisecond,
-		Holder: func(_ connector.NamespaceDigest, m *connector.Manifest) (prefix.Holder, bool) { return h, m.Model == "m" },
+		Holder: func(_ connector.NamespaceDigest, m *connector.Manifest) (prefix.Holder, bool) {
+			return h, m.Model == "m"
+		},
 	}, x)
 	if err != nil {
 		t.Fatal(err)

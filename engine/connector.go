@@ -34,10 +34,11 @@ type WorkerConnector interface {
 	Poll(ctx context.Context) []connector.FinishedLoad
 }
 
-// Canceller is a [WorkerConnector] that can take a load back: when Cancel has returned
-// nothing is written for the request any more, and its load is not reported.
+// Canceller is a [WorkerConnector] that can take a load back: when Cancel has returned nil
+// nothing is written for the request any more, and its load is not reported. After an error
+// it may still be written to.
 type Canceller interface {
-	Cancel(ctx context.Context, request string)
+	Cancel(ctx context.Context, request string) error
 }
 
 // noConnector stands where no connector is attached.

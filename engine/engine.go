@@ -191,7 +191,8 @@ func (e *Engine) Abort(id string) bool {
 
 // Cancel aborts a request and takes its blocks back from a load at once, for which the
 // workers must be [Canceller]s. A load that no rank knows of yet, with [Options.Overlap],
-// is waited for as in Abort. It says whether there was such a request.
+// is waited for as in Abort. It says whether there was such a request. Where a rank cannot
+// cancel, the blocks are not given out again.
 func (e *Engine) Cancel(ctx context.Context, id string) (bool, error) {
 	r := e.find(id)
 	if r == nil || !e.Abort(id) {
@@ -201,9 +202,11 @@ func (e *Engine) Cancel(ctx context.Context, id string) (bool, error) {
 		return true, nil
 	}
 	delete(e.inFlight, id)
-	err := e.ranks.cancel(ctx, id)
+	if err := e.ranks.cancel(ctx, id); err != nil {
+		return true, err
+	}
 	e.drop(r)
-	return true, err
+	return true, nil
 }
 
 // Restart takes a request's blocks, as for want of room, or where TensorRT-LLM resets a

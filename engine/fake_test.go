@@ -363,9 +363,9 @@ func (w *fakeWorker) Poll(context.Context) []connector.FinishedLoad {
 	return done
 }
 
-// Cancel forgets a load.
-func (w *fakeWorker) Cancel(_ context.Context, request string) {
+func (w *fakeWorker) Cancel(_ context.Context, request string) error {
 	w.loads = slices.DeleteFunc(w.loads, func(l *fakeLoad) bool { return l.Request == request })
+	return nil
 }
 
 // pieces calls do with the place of each piece of a block in the rank's file.

@@ -45,8 +45,7 @@ func (r localRank) cancel(ctx context.Context, request string) error {
 	if !ok {
 		return errors.New("the connector cannot cancel loads")
 	}
-	c.Cancel(ctx, request)
-	return nil
+	return c.Cancel(ctx, request)
 }
 
 func (r localRank) close() error {

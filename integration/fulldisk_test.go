@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -35,12 +34,7 @@ func (n *node) startOnSmallDisk() {
 		n.t.Skipf("no file system can be mounted here: %v, %s", err, out)
 	}
 	script := fmt.Sprintf(`mount -t tmpfs -o size=48m none %[1]q && exec %[2]q serve --dir %[1]q --socket %[3]q --http 127.0.0.1:0 --max-bytes 40MiB`, n.dir, path, n.socket)
-	n.cmd, n.log = exec.Command("unshare", flags, "sh", "-c", script), new(strings.Builder)
-	n.cmd.Stderr = n.log
-	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := n.cmd.Start(); err != nil {
-		n.t.Fatal(err)
-	}
+	n.launch(exec.Command("unshare", flags, "sh", "-c", script))
 	n.dir = filepath.Join("/proc", fmt.Sprint(n.cmd.Process.Pid), "root", n.dir)
 	n.waitReady()
 }

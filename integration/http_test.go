@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/kvconn/kvconn/daemon"
@@ -105,14 +104,9 @@ func TestSettingsComeFromTheFile(t *testing.T) {
 	if err := os.WriteFile(file, []byte("dir: "+n.dir+"\nsocket: "+n.socket+"\nhttp: 'off'\nmax_bytes: 64MiB\nlog_format: json\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n.log = new(strings.Builder)
-	n.cmd = exec.Command(path, "serve")
-	n.cmd.Env = append(os.Environ(), "KVCONN_CONFIG="+file)
-	n.cmd.Stderr = n.log
-	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := n.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	cmd := exec.Command(path, "serve")
+	cmd.Env = append(os.Environ(), "KVCONN_CONFIG="+file)
+	n.launch(cmd)
 	n.waitReady()
 	info, err := daemon.ReadInfo(n.dir)
 	if err != nil || info.HTTP != "" {

@@ -1,49 +1,21 @@
 package integration
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/daemon"
-	"github.com/kvconn/kvconn/engine"
-	"github.com/kvconn/kvconn/engine/model"
 )
-
-// waitLimit bounds every wait of a test; only a broken program reaches it.
-const waitLimit = 60 * time.Second
-
-// binary is the daemon, built once.
-var binary = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "kvconn-integration-")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "kvconnd")
-	out, err := exec.Command("go", slices.Concat([]string{"build"}, buildFlags(), []string{"-o", path, "../cmd/kvconnd"})...).CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("build kvconnd: %w\n%s", err, out)
-	}
-	return path, nil
-})
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if path, err := binary(); err == nil {
-		_ = os.RemoveAll(filepath.Dir(path))
-	}
-	os.Exit(code)
-}
 
 // node is a machine: a store directory and a socket, with a daemon or without.
 type node struct {
@@ -51,16 +23,40 @@ type node struct {
 	dir, socket string
 	args        []string
 	cmd         *exec.Cmd
-	log         *strings.Builder
+	log         *logText
+	// local is the daemon, if it runs in this process.
+	local *localDaemon
+}
+
+// logText is what a daemon logs. A test may read it while it grows.
+type logText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logText) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 func newNode(t *testing.T, args ...string) *node {
 	t.Helper()
 	dir := t.TempDir()
-	n := &node{t: t, dir: filepath.Join(dir, "store"), socket: filepath.Join(dir, "s"), args: args}
+	n := &node{t: t, dir: filepath.Join(dir, "store"), socket: filepath.Join(dir, "s"), args: args, log: new(logText)}
 	t.Cleanup(func() {
 		if n.cmd != nil {
 			n.kill()
+		}
+		if n.local != nil {
+			n.local.cancel()
+			n.local.wait(t)
 		}
 	})
 	return n
@@ -73,7 +69,12 @@ func (n *node) command() *exec.Cmd {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	args := append([]string{"serve", "--dir", n.dir, "--socket", n.socket, "--http", "127.0.0.1:0", "--max-bytes", "256MiB"}, n.args...)
+	// The daemon waits for a staged read as long as it takes: what a slow machine does not
+	// bring in time is not offered, which is right, and no test.
+	args := append([]string{
+		"serve", "--dir", n.dir, "--socket", n.socket, "--http", "127.0.0.1:0",
+		"--max-bytes", "256MiB", "--host-bytes", "128MiB", "--stage-timeout", "10s",
+	}, n.args...)
 	return exec.Command(path, args...)
 }
 
@@ -81,13 +82,19 @@ func (n *node) command() *exec.Cmd {
 // it to replace.
 func (n *node) start() {
 	n.t.Helper()
-	n.cmd, n.log = n.command(), new(strings.Builder)
+	n.launch(n.command())
+	n.waitReady()
+}
+
+// launch starts a daemon's process, which dies with this one.
+func (n *node) launch(cmd *exec.Cmd) {
+	n.t.Helper()
+	n.cmd, n.log = cmd, new(logText)
 	n.cmd.Stderr = n.log
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := n.cmd.Start(); err != nil {
 		n.t.Fatal(err)
 	}
-	n.waitReady()
 }
 
 // waitReady waits until this daemon, and no other, answers on the socket.
@@ -127,6 +134,12 @@ func (n *node) kill() {
 // stop ends the daemon in order.
 func (n *node) stop() {
 	n.t.Helper()
+	if n.local != nil {
+		n.local.cancel()
+		n.local.wait(n.t)
+		n.local = nil
+		return
+	}
 	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		n.t.Fatal(err)
 	}
@@ -165,122 +178,104 @@ func (n *node) waitDurable() {
 	})
 }
 
-// instance is an engine that is connected to a node.
-type instance struct {
-	*engine.Engine
-	t         *testing.T
-	scheduler *client.Scheduler
-	worker    *client.Worker
-}
-
-// engineOptions is the small model that tests run on.
-func engineOptions(change func(*engine.Options)) engine.Options {
-	o := engine.Options{Model: model.Tiny(1), BlockSize: 8, Blocks: 256}
-	if change != nil {
-		change(&o)
+// waitLetGo waits until the daemon keeps nothing of engines that are gone, and says what
+// it keeps otherwise.
+func (n *node) waitLetGo() {
+	n.t.Helper()
+	n.wait("the daemon to let go of all engines", func() bool {
+		s := n.status()
+		return len(s.Engines)+len(s.Ranks)+s.Store.Leases+s.Queues.LoadsInFlight == 0 && s.Host.UsedBytes == 0 && s.Host.Accounts == 0
+	})
+	if n.cmd == nil {
+		return
 	}
-	return o
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", n.cmd.Process.Pid))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if c := strings.Count(string(maps), "memfd:") - strings.Count(string(maps), "memfd:kvconn-host"); c != 0 {
+		n.t.Errorf("%d mappings of dead engines' memory are left", c)
+	}
+	if c := descriptors(n.t, n.cmd.Process.Pid); c["memfd:kvconn-host"] > 1 || c["memfd"]+c["pidfd"] > 0 {
+		n.t.Errorf("descriptors of dead engines are left: %v", c)
+	}
 }
 
-// newInstance starts an engine. It does not need the daemon to be there.
-func newInstance(t *testing.T, n *node, change func(*engine.Options)) *instance {
+// descriptors counts a process's descriptors by kind.
+func descriptors(t *testing.T, pid int) map[string]int {
 	t.Helper()
-	return newInstanceOf(t, n, change, func(*connector.Manifest) {})
-}
-
-// newInstanceOf starts an engine that declares another namespace than its own.
-func newInstanceOf(t *testing.T, n *node, change func(*engine.Options), declare func(*connector.Manifest)) *instance {
-	t.Helper()
-	e, err := engine.New(engineOptions(change))
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := &instance{Engine: e, t: t}
-	if n != nil {
-		o := client.Options{Socket: n.socket, Engine: fmt.Sprintf("%s-%p", t.Name(), e), Manifest: e.Manifest(), RetryInterval: time.Millisecond}
-		declare(&o.Manifest)
-		if i.scheduler, err = client.NewScheduler(o); err != nil {
-			t.Fatal(err)
+	count := make(map[string]int)
+	for _, e := range entries {
+		target, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue // closed meanwhile
 		}
-		if i.worker, err = client.NewWorker(o, 0, e.Layout(), []*os.File{e.File()}); err != nil {
-			t.Fatal(err)
+		switch {
+		case strings.HasPrefix(target, "/memfd:kvconn-host"):
+			count["memfd:kvconn-host"]++
+		case strings.HasPrefix(target, "/memfd:"):
+			count["memfd"]++
+		case strings.Contains(target, "pidfd"):
+			count["pidfd"]++
+		case strings.HasPrefix(target, "socket:"):
+			count["socket"]++
+		default:
+			count["other"]++
 		}
-		e.Attach(i.scheduler, i.worker)
 	}
-	t.Cleanup(i.close)
-	return i
+	return count
 }
 
-// close ends the engine process, as far as the daemon can tell.
-func (i *instance) close() {
-	if i.Engine == nil {
-		return
-	}
-	if i.scheduler != nil {
-		i.scheduler.Close()
-		i.worker.Close()
-	}
-	if err := i.Close(); err != nil {
-		i.t.Error(err)
-	}
-	i.Engine = nil
+// localDaemon is a daemon in this process, for what cannot be done to one in another:
+// disks that fail as told.
+type localDaemon struct {
+	cancel context.CancelFunc
+	done   chan error
+	err    error
 }
 
-// run serves prompts together and returns their results.
-func (i *instance) run(name string, prompts [][]uint32) []engine.Result {
-	i.t.Helper()
-	var requests []engine.Request
-	for k, p := range prompts {
-		requests = append(requests, engine.Request{ID: fmt.Sprintf("%s-%d", name, k), Prompt: p, MaxTokens: 8})
+// serve runs the daemon in this process until stop.
+func (n *node) serve(change func(*daemon.Options)) {
+	n.t.Helper()
+	ready := make(chan struct{})
+	o := daemon.Options{
+		Dir: n.dir, Socket: n.socket, HTTP: "127.0.0.1:0", MaxBytes: 64 << 20, HostBytes: 64 << 20,
+		StageTimeout: 10 * time.Second,
+		Ready:        func(daemon.Info) { close(ready) },
 	}
-	results, err := i.Run(i.t.Context(), requests)
-	if err != nil {
-		i.t.Fatal(err)
+	if change != nil {
+		change(&o)
 	}
-	return results
+	ctx, cancel := context.WithCancel(context.Background())
+	n.local = &localDaemon{cancel: cancel, done: make(chan error, 1)}
+	local := n.local
+	go func() {
+		local.done <- daemon.Run(ctx, o)
+	}()
+	select {
+	case <-ready:
+	case err := <-local.done:
+		n.local = nil
+		n.t.Fatalf("the daemon ended: %v", err)
+	case <-time.After(waitLimit):
+		n.t.Fatal("the daemon is not ready")
+	}
 }
 
-// prompts makes n prompts that share a prefix.
-func prompts(seed, n int) [][]uint32 {
-	text := func(words int, salt int) string {
-		var b strings.Builder
-		for w := range words {
-			fmt.Fprintf(&b, "%x ", (w+1)*(salt+7919)%65521)
-		}
-		return b.String()
-	}
-	shared := text(20, seed)
-	out := make([][]uint32, n)
-	for k := range out {
-		out[k] = engine.EncodeText(shared + text(4+3*k, 1000*seed+k+1))
-	}
-	return out
-}
-
-// reference is what an engine without kvconn answers.
-func reference(t *testing.T, change func(*engine.Options), ps [][]uint32) []engine.Result {
+// wait waits for the daemon's end. One whose disk hangs may not end in order.
+func (l *localDaemon) wait(t *testing.T) {
 	t.Helper()
-	alone := newInstance(t, nil, change)
-	defer alone.close()
-	return alone.run("reference", ps)
-}
-
-// same compares tokens; it is the one thing that must hold in every test.
-func same(t *testing.T, what string, got, want []engine.Result) {
-	t.Helper()
-	for k := range want {
-		if !slices.Equal(got[k].Tokens, want[k].Tokens) {
-			t.Fatalf("%s: prompt %d answers %v, want %v (cached %d, recomputed %d)",
-				what, k, got[k].Tokens, want[k].Tokens, got[k].CachedTokens, got[k].RecomputedTokens)
+	select {
+	case err := <-l.done:
+		if err != nil && !errors.Is(err, daemon.ErrStopTimeout) {
+			t.Errorf("stop: %v", err)
 		}
+	case <-time.After(waitLimit):
+		t.Error("the daemon does not stop")
 	}
-}
-
-// cached adds up the tokens that came from kvconn.
-func cached(rs []engine.Result) int {
-	sum := 0
-	for _, r := range rs {
-		sum += r.CachedTokens
-	}
-	return sum
 }

@@ -111,17 +111,7 @@ func TestEngineDyingMidwayLeavesNothingBehind(t *testing.T) {
 		}
 		e.close()
 	}
-	n.wait("the daemon to let go of dead engines", func() bool {
-		s := n.status()
-		return len(s.Engines) == 0 && len(s.Ranks) == 0 && s.Store.Leases == 0
-	})
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", n.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if c := strings.Count(string(maps), "memfd:") - strings.Count(string(maps), "memfd:kvconn-host"); c != 0 {
-		t.Errorf("%d mappings of dead engines' memory are left", c)
-	}
+	n.waitLetGo()
 	e := newInstance(t, n, nil)
 	same(t, "a new engine", e.run("new", ps), want)
 }
@@ -150,17 +140,7 @@ func TestKilledEngineProcessIsNoticed(t *testing.T) {
 	n.wait("the engine to work", func() bool { return len(n.status().Engines) == 1 && n.status().Engines[0].Requests.Requests == 1 })
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	n.wait("the daemon to let go of the engine", func() bool {
-		s := n.status()
-		return len(s.Engines) == 0 && len(s.Ranks) == 0 && s.Store.Leases == 0
-	})
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", n.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.Contains(string(maps), "memfd:") {
-		t.Error("the dead engine's memory is still mapped")
-	}
+	n.waitLetGo()
 }
 
 func TestTwoEnginesShareOneCache(t *testing.T) {
@@ -179,14 +159,6 @@ func TestTwoEnginesShareOneCache(t *testing.T) {
 	if cached(got) == 0 {
 		t.Error("nothing is shared")
 	}
-}
-
-func requestsOf(name string, ps [][]uint32) []engine.Request {
-	var out []engine.Request
-	for k, p := range ps {
-		out = append(out, engine.Request{ID: fmt.Sprintf("%s-%d", name, k), Prompt: p, MaxTokens: 8})
-	}
-	return out
 }
 
 // Every byte of the store may rot: no answer changes.
@@ -266,7 +238,7 @@ func TestOtherModelsAndLayoutsMissCleanly(t *testing.T) {
 	for name, declare := range map[string]func(*connector.Manifest){
 		"other dtype":          func(m *connector.Manifest) { m.KVDType = "bfloat16" },
 		"other revision":       func(m *connector.Manifest) { m.Revision = "next" },
-		"other engine version": func(m *connector.Manifest) { m.Engine = "kvconn-engine/2" },
+		"other engine version": func(m *connector.Manifest) { m.Engine = "kvconn-engine/next" },
 		"other kernel":         func(m *connector.Manifest) { m.Extra = map[string]string{"isa": "amx"} },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -315,9 +287,9 @@ func TestDescriptorTooSmallForTheLayoutIsAClearError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = e.Close() }()
-	l := e.Layout()
+	l := e.Layout(0)
 	l.Groups[0].Blocks++
-	w, err := client.NewWorker(client.Options{Socket: n.socket, Engine: "e", Manifest: e.Manifest()}, 0, l, []*os.File{e.File()})
+	w, err := client.NewWorker(client.Options{Socket: n.socket, Engine: "e", Manifest: e.Manifest()}, 0, l, []*os.File{e.File(0)})
 	if err != nil {
 		t.Fatal(err)
 	}

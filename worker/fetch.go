@@ -17,12 +17,15 @@ const readBatch = 16
 // them, or they are read from disk. Its done is called once for each record, in any order
 // and from any goroutine: with a pinned slot that the callee releases, or with an error.
 type fetch struct {
-	ctx     context.Context
+	// ctx bounds the waits for memory and for others' reads, readCtx those for the disk.
+	ctx, readCtx context.Context
+
 	store   Store
 	account *host.Account
-	// count is the number of records; record says what record i is, and its payload size.
+	// count is the number of records; record says what record i is, and its payload size, or
+	// why it is not wanted.
 	count  int
-	record func(i int) (host.Record, int)
+	record func(i int) (host.Record, int, error)
 	done   func(i int, slot *host.Slot, err error)
 
 	others sync.WaitGroup
@@ -75,11 +78,20 @@ func (f *fetch) batch(next int) int {
 }
 
 func (f *fetch) acquire(it *item, wait bool) (host.Outcome, error) {
-	if f.ctx.Err() != nil {
-		return host.Full, context.Cause(f.ctx)
+	rec, payloadBytes, err := f.record(it.index)
+	if err != nil {
+		return host.Full, err
 	}
-	rec, payloadBytes := f.record(it.index)
-	return f.account.Acquire(f.ctx, &it.slot, rec, payloadBytes, wait)
+	for {
+		if f.ctx.Err() != nil {
+			return host.Full, context.Cause(f.ctx)
+		}
+		outcome, err := f.account.Acquire(f.ctx, &it.slot, rec, payloadBytes, wait)
+		// Another's read may have ended without the record while this one waited for memory.
+		if !errors.Is(err, host.ErrFillFailed) {
+			return outcome, err
+		}
+	}
 }
 
 // await waits for a record that someone else reads, and reads it where they gave up.
@@ -107,12 +119,12 @@ func (f *fetch) await(it *item) {
 func (f *fetch) read(items []*item) {
 	ops := make([]*store.ReadOp, len(items))
 	for i, it := range items {
-		rec, _ := f.record(it.index)
+		rec, _, _ := f.record(it.index)
 		it.ReadOp = store.ReadOp{ID: rec.ID, Parent: rec.Parent, Proof: rec.Proof, Payload: it.slot.Bytes()}
 		it.OnSettled = func(*store.ReadOp) { it.slot.Release() }
 		ops[i] = &it.ReadOp
 	}
-	f.store.Read(f.ctx, ops, func(r *store.ReadOp) {
+	f.store.Read(f.readCtx, ops, func(r *store.ReadOp) {
 		for _, it := range items {
 			if &it.ReadOp == r {
 				f.arrived(it)
@@ -130,7 +142,7 @@ func (f *fetch) arrived(it *item) {
 		f.done(it.index, nil, err)
 		return
 	}
-	rec, _ := f.record(it.index)
+	rec, _, _ := f.record(it.index)
 	it.slot.Publish(rec)
 	f.done(it.index, &it.slot, nil)
 }

@@ -51,6 +51,12 @@ func (w *Worker) Fetch(_ context.Context, request string, k *connector.KeyedBloc
 	if err != nil {
 		return err
 	}
+	w.mu.Lock()
+	err = w.loads.admits(1, len(k.Hashes))
+	w.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	blocks := make([]loadBlock, len(k.Hashes))
 	parent := parentKey(k)
 	for i := range blocks {

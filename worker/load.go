@@ -90,7 +90,7 @@ func (l *load) run() {
 		copiers.Go(func() { l.copyArrivals(shape.BatchBytes) })
 	}
 	f := fetch{
-		ctx: l.ctx, store: l.w.store, account: l.w.opts.Account, count: len(l.blocks),
+		ctx: l.ctx, readCtx: l.ctx, store: l.w.store, account: l.w.opts.Account, count: len(l.blocks),
 		record: l.record, done: l.fetched,
 	}
 	f.run()
@@ -102,20 +102,19 @@ func (l *load) run() {
 }
 
 // record says what block i is.
-func (l *load) record(i int) (host.Record, int) {
+func (l *load) record(i int) (host.Record, int, error) {
 	b := &l.blocks[i]
+	if b.slot >= b.group.layout.Blocks {
+		return host.Record{}, 0, errSlot
+	}
 	return host.Record{
 		ID:     store.RecordID{Namespace: l.w.opts.Namespace, Shard: b.group.shard, Key: b.key},
 		Parent: b.parent, Proof: b.proof,
-	}, b.group.blockBytes
+	}, b.group.blockBytes, nil
 }
 
 // fetched takes in a block that is in host memory, or never will be.
 func (l *load) fetched(i int, s *host.Slot, err error) {
-	if err == nil && l.blocks[i].slot >= l.blocks[i].group.layout.Blocks {
-		s.Release()
-		err = errSlot
-	}
 	if err != nil {
 		l.blockDone(i, err)
 		return

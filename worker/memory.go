@@ -127,6 +127,10 @@ func (c *blockCopy) appendPieces(pieces []gpu.Piece) []gpu.Piece {
 	return pieces
 }
 
+// batchPieces is the number of pieces from which on a batch is not made longer: a layout may
+// have blocks of many small ones, and each takes memory.
+const batchPieces = 4096
+
 // copy copies blocks, unless the memory was taken back. A save is only good if it was not
 // taken back until the end: afterwards the blocks may hold the bytes of other tokens.
 func (m *memory) copy(ctx context.Context, d gpu.Direction, blocks []blockCopy) error {
@@ -137,12 +141,16 @@ func (m *memory) copy(ctx context.Context, d gpu.Direction, blocks []blockCopy) 
 	}
 	defer m.page.End()
 	b := m.batches.Get().(*gpu.Batch)
-	b.Direction, b.Pieces = d, b.Pieces[:0]
-	for i := range blocks {
-		b.Pieces = blocks[i].appendPieces(b.Pieces)
+	b.Direction = d
+	var err error
+	for i := 0; i < len(blocks) && err == nil; {
+		b.Pieces = b.Pieces[:0]
+		for ; i < len(blocks) && len(b.Pieces) < batchPieces; i++ {
+			b.Pieces = blocks[i].appendPieces(b.Pieces)
+		}
+		err = m.engine.Copy(ctx, b)
+		clear(b.Pieces)
 	}
-	err := m.engine.Copy(ctx, b)
-	clear(b.Pieces)
 	m.batches.Put(b)
 	if err == nil && d == gpu.Save && m.page.Fenced() {
 		err = errFenced

@@ -18,6 +18,10 @@ type blockSave struct {
 	slot host.Slot
 }
 
+// savesAtOnce is how many blocks' bookkeeping is allocated at once: a plan may name far more
+// than there is memory for.
+const savesAtOnce = 64
+
 // staged is one call's worth of blocks to save.
 type staged struct {
 	blocks []*blockSave
@@ -49,13 +53,17 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResul
 // stage takes memory for the blocks of one stretch, as far as there is any: what follows
 // in a prompt is of no use without the block before it.
 func (w *Worker) stage(s *staged, g *groupMemory, parent connector.Key, blocks []connector.PlanBlock) {
-	ops := make([]blockSave, len(blocks))
+	var ops []blockSave
 	for i := range blocks {
-		b, op := &blocks[i], &ops[i]
+		if len(ops) == 0 {
+			ops = make([]blockSave, min(savesAtOnce, len(blocks)-i))
+		}
+		b, op := &blocks[i], &ops[0]
 		if b.Slot >= g.layout.Blocks || !w.opts.Account.ReserveSave(&op.slot, g.blockBytes) {
 			s.result.Dropped += len(blocks) - i
 			return
 		}
+		ops = ops[1:]
 		op.WriteOp = store.WriteOp{
 			ID:     store.RecordID{Namespace: w.opts.Namespace, Shard: g.shard, Key: b.Key},
 			Parent: parent, Proof: b.Proof, Payload: op.slot.Bytes(),

@@ -19,9 +19,11 @@ type Stager struct {
 	account *host.Account
 	// payloadBytes tells the size of a shard's records, 0 if there are none.
 	payloadBytes func(store.NamespaceID, connector.Shard) int
+	reads        sync.WaitGroup
 }
 
-// NewStager returns a stager that pins memory on account, which the caller closes.
+// NewStager returns a stager that pins memory on account, which it closes. The store's own
+// read timeout bounds what it reads.
 func NewStager(s Store, account *host.Account, payloadBytes func(store.NamespaceID, connector.Shard) int) *Stager {
 	return &Stager{store: s, account: account, payloadBytes: payloadBytes}
 }
@@ -42,47 +44,73 @@ func (p *Pins) Release() {
 	p.slots = nil
 }
 
+// Close waits for the reads that calls of Stage have left behind, and ends the account.
+func (s *Stager) Close() {
+	s.reads.Wait()
+	s.account.Close()
+}
+
 // staging is one call of Stage.
 type staging struct {
 	mu    sync.Mutex
 	slots []*host.Slot
+	// over is set once the call has taken what was there.
+	over bool
 }
 
-// Stage reads the records of consecutive blocks, as far as they are not in memory, until
-// ctx ends. It returns where those leading ones lie that are verified and pinned, with
-// their checksums, and the pins. What was read beyond is in memory for the next call.
+// Stage reads the records of consecutive blocks, as far as they are not in memory, and
+// waits until all are there or ctx ends. It returns where those leading ones lie that are
+// verified and pinned, with their checksums, and the pins; nil if there are none. Reads
+// that ctx leaves behind go on, and what they bring is in memory for the next call.
 func (s *Stager) Stage(
 	ctx context.Context, ns store.NamespaceID, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock,
 ) ([]connector.StagedBlock, *Pins) {
 	payloadBytes := s.payloadBytes(ns, shard)
 	if payloadBytes == 0 {
-		return nil, new(Pins)
+		return nil, nil
 	}
-	st := staging{slots: make([]*host.Slot, len(blocks))}
+	records := make([]host.Record, len(blocks)) // the caller's blocks are valid during the call only
+	for i := range blocks {
+		records[i] = host.Record{ID: store.RecordID{Namespace: ns, Shard: shard, Key: blocks[i].Key}, Parent: parent, Proof: blocks[i].Proof}
+		parent = blocks[i].Key
+	}
+	st := &staging{slots: make([]*host.Slot, len(blocks))}
 	f := fetch{
-		ctx: ctx, store: s.store, account: s.account, count: len(blocks),
-		record: func(i int) (host.Record, int) {
-			p := parent
-			if i > 0 {
-				p = blocks[i-1].Key
-			}
-			return host.Record{ID: store.RecordID{Namespace: ns, Shard: shard, Key: blocks[i].Key}, Parent: p, Proof: blocks[i].Proof}, payloadBytes
-		},
-		done: func(i int, slot *host.Slot, err error) {
-			if err != nil {
-				return
-			}
-			st.mu.Lock()
-			st.slots[i] = slot
-			st.mu.Unlock()
-		},
+		ctx: ctx, readCtx: context.Background(), store: s.store, account: s.account, count: len(blocks),
+		record: func(i int) (host.Record, int, error) { return records[i], payloadBytes, nil },
+		done:   st.arrived,
 	}
-	f.run()
+	all := make(chan struct{})
+	s.reads.Go(func() {
+		defer close(all)
+		f.run()
+	})
+	select {
+	case <-all:
+	case <-ctx.Done():
+	}
 	return st.leading()
+}
+
+// arrived takes in a record. One that comes late stays in memory unpinned.
+func (st *staging) arrived(i int, slot *host.Slot, err error) {
+	if err != nil {
+		return
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.over {
+		slot.Release()
+		return
+	}
+	st.slots[i] = slot
 }
 
 // leading keeps the slots in front of the first hole and gives back the others.
 func (st *staging) leading() ([]connector.StagedBlock, *Pins) {
+	st.mu.Lock()
+	st.over = true
+	st.mu.Unlock() // those who arrive late must not wait for the sums
 	n := 0
 	for n < len(st.slots) && st.slots[n] != nil {
 		n++
@@ -91,6 +119,9 @@ func (st *staging) leading() ([]connector.StagedBlock, *Pins) {
 		if slot != nil {
 			slot.Release()
 		}
+	}
+	if n == 0 {
+		return nil, nil
 	}
 	out := make([]connector.StagedBlock, n)
 	for i, slot := range st.slots[:n] {

@@ -20,8 +20,9 @@ func newStager(t *testing.T, s Store, loadBytes int64) (*Stager, *host.Arena) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(account.Close)
-	return NewStager(s, account, func(store.NamespaceID, connector.Shard) int { return layers * pieceBytes }), a
+	stager := NewStager(s, account, func(store.NamespaceID, connector.Shard) int { return layers * pieceBytes })
+	t.Cleanup(stager.Close)
+	return stager, a
 }
 
 func TestStagedBlocksAreVerifiedPinnedAndWhereTheySay(t *testing.T) {
@@ -76,4 +77,30 @@ func TestStagingIsBounded(t *testing.T) {
 	if len(got) != 2 {
 		t.Errorf("%d blocks staged, want 2", len(got))
 	}
+}
+
+// What a disk delivers after the time of one call is there for the next.
+func TestReadsThatWereLeftBehindGoOn(t *testing.T) {
+	slow := &slowStore{release: make(chan struct{})}
+	stager, arena := newStager(t, slow, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	x := transfer(0, 0, 1)
+	if got, pins := stager.Stage(ctx, 0, 0, x.Parent, x.Blocks); len(got) != 0 || pins != nil {
+		t.Fatalf("%d blocks staged from a disk that hangs", len(got))
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if got, _ := stager.Stage(ctx, 0, 0, x.Parent, x.Blocks); len(got) != 0 {
+		t.Fatalf("%d blocks staged from a disk that hangs", len(got))
+	}
+	close(slow.release)
+	for arena.Stats().CleanBytes == 0 || arena.Stats().UsedBytes > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	got, pins := stager.Stage(t.Context(), 0, 0, x.Parent, x.Blocks)
+	if len(got) != 2 {
+		t.Fatalf("%d blocks staged, want 2", len(got))
+	}
+	pins.Release()
 }

@@ -37,7 +37,7 @@ type counters struct {
 // Stats returns the counters.
 func (w *Worker) Stats() Stats {
 	w.mu.Lock()
-	inFlight := len(w.loads)
+	inFlight := len(w.loads.running)
 	w.mu.Unlock()
 	c := &w.counters
 	return Stats{

@@ -30,6 +30,7 @@ type cli struct {
 	Demo       demoCmd       `cmd:"" help:"Show on this machine what the cache does."`
 	Fsck       fsckCmd       `cmd:"" help:"Check and repair a store that no daemon has open."`
 	Bench      benchCmd      `cmd:"" help:"Measure kvconn on this machine, beside the machine's own limits."`
+	Replay     replayCmd     `cmd:"" help:"Replay a request trace through a model of ranks, tiers and routing policies; size a disk."`
 	DemoEngine demoEngineCmd `cmd:"" hidden:"" help:"The demo's engine process."`
 }
 

@@ -30,7 +30,7 @@ class Environment:
     cache: Path
     python: Path
 
-    def variables(self) -> dict[str, str]:
+    def variables(self, tensor_parallel: int = 1) -> dict[str, str]:
         """Return the environment of every engine process."""
         env = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")}
         return env | {
@@ -43,12 +43,14 @@ class Environment:
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
             # An engine with a connector would otherwise take another number of threads than one
             # without, and differ in speed and in low-order bits.
-            "VLLM_CPU_OMP_THREADS_BIND": _two_cores(),
+            "VLLM_CPU_OMP_THREADS_BIND": _two_cores(tensor_parallel),
         }
 
 
-def _two_cores() -> str:
+def _two_cores(tensor_parallel: int) -> str:
     cores = sorted(os.sched_getaffinity(0))[:2]
+    if tensor_parallel > 1:  # a core for each rank
+        return "|".join(str(core) for core in cores)
     if len(cores) == 1:
         return str(cores[0])
     return f"{cores[0]}-{cores[1]}" if cores[1] == cores[0] + 1 else f"{cores[0]},{cores[1]}"
@@ -102,15 +104,15 @@ def _uv(cache: Path) -> str:
     return str(uv)
 
 
-def model(env: Environment, seed: int) -> Path:
-    """Return the directory of the tiny model with that seed."""
+def model(env: Environment, seed: int, kind: str = "llama") -> Path:
+    """Return the directory of the tiny model of that kind and seed."""
     script = HERE / "tiny_model.py"
     version = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
-    directory = env.cache / "models" / f"tiny-{seed}-{version}"
+    directory = env.cache / "models" / f"tiny-{kind}-{seed}-{version}"
     if not directory.is_dir():
         half = directory.with_suffix(".part")
         shutil.rmtree(half, ignore_errors=True)
-        _run(str(env.python), str(script), str(half), str(seed), env=env.variables())
+        _run(str(env.python), str(script), str(half), str(seed), kind, env=env.variables())
         half.rename(directory)
     return directory
 

@@ -125,9 +125,9 @@ class Daemon(Program):
                 return float(line.split()[1])
         raise KeyError(name)
 
-    def wait_for_engine(self) -> None:
-        """Wait until an engine's scheduler and its worker are connected."""
-        self._wait(lambda: self.metric("kvconn_engines") >= 1 and self.metric("kvconn_ranks") >= 1, "an engine")
+    def wait_for_engine(self, ranks: int = 1) -> None:
+        """Wait until an engine's scheduler and its workers are connected."""
+        self._wait(lambda: self.metric("kvconn_engines") >= 1 and self.metric("kvconn_ranks") >= ranks, "an engine")
 
     def wait_for_writes(self) -> None:
         """Wait until everything that was saved is on disk."""
@@ -149,7 +149,7 @@ class Engine(Program):
         self._env, self._model = env, model
         self.port = free_port()
 
-    def start(self, connector: str | None, prefix_caching: bool) -> None:
+    def start(self, connector: str | None, prefix_caching: bool, tensor_parallel: int = 1) -> None:
         """Start it; `wait` waits until it serves."""
         # The console script of the CPU wheel does not find its own metadata.
         command = [str(self._env.python), "-m", "vllm.entrypoints.openai.api_server"]
@@ -161,7 +161,9 @@ class Engine(Program):
         command += ["--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching"]
         if connector is not None:
             command += ["--kv-transfer-config", connector]
-        self.spawn(command, self._env.variables())
+        if tensor_parallel > 1:
+            command += ["--tensor-parallel-size", str(tensor_parallel), "--distributed-executor-backend", "mp"]
+        self.spawn(command, self._env.variables(tensor_parallel))
 
     def wait(self) -> None:
         """Wait until it serves."""

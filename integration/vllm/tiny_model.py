@@ -1,6 +1,7 @@
-"""Writes a small Llama with random weights and a byte-level tokenizer: a real model, made locally.
+"""Writes a small model with random weights and a byte-level tokenizer: a real one, made locally.
 
-Runs in the environment that has torch: `python tiny_model.py DIRECTORY SEED`. The weights are
+Runs in the environment that has torch: `python tiny_model.py DIRECTORY SEED KIND`. KIND is "llama",
+with full attention, or "gemma3", where two of three layers have sliding windows. The weights are
 scaled so that the output depends on the whole prompt: one token changed early changes the
 tokens that follow, so wrong KV shows as wrong tokens.
 """
@@ -21,7 +22,12 @@ SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 QK_STD, OUTPUT_STD, EMBEDDING_STD = 0.12, 0.25, 1.0
 
 
-def weights(seed: int) -> dict[str, torch.Tensor]:
+HYBRID_LAYERS, WINDOW = 6, 256
+# Gemma multiplies embeddings by the root of the hidden size, and normalises queries and keys.
+HYBRID_EMBEDDING_STD, HYBRID_QUERY_SCALAR = HIDDEN**-0.5, 1
+
+
+def weights(seed: int, kind: str) -> dict[str, torch.Tensor]:
     """Return the model's tensors: normal, of standard deviation fan_in ** -0.5 unless said otherwise."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -29,12 +35,14 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
         scale = columns**-0.5 if std is None else std
         return torch.randn(rows, columns, generator=generator) * scale
 
+    hybrid = kind == "gemma3"
+    unit = torch.zeros if hybrid else torch.ones  # Gemma's norms add 1
     tensors = {
-        "model.embed_tokens.weight": normal(VOCABULARY, HIDDEN, EMBEDDING_STD),
+        "model.embed_tokens.weight": normal(VOCABULARY, HIDDEN, HYBRID_EMBEDDING_STD if hybrid else EMBEDDING_STD),
         "lm_head.weight": normal(VOCABULARY, HIDDEN, EMBEDDING_STD),
-        "model.norm.weight": torch.ones(HIDDEN),
+        "model.norm.weight": unit(HIDDEN),
     }
-    for i in range(LAYERS):
+    for i in range(HYBRID_LAYERS if hybrid else LAYERS):
         layer = f"model.layers.{i}"
         tensors |= {
             f"{layer}.self_attn.q_proj.weight": normal(HEADS * HEAD_SIZE, HIDDEN, QK_STD),
@@ -44,19 +52,23 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
             f"{layer}.mlp.gate_proj.weight": normal(INTERMEDIATE, HIDDEN),
             f"{layer}.mlp.up_proj.weight": normal(INTERMEDIATE, HIDDEN),
             f"{layer}.mlp.down_proj.weight": normal(HIDDEN, INTERMEDIATE),
-            f"{layer}.input_layernorm.weight": torch.ones(HIDDEN),
-            f"{layer}.post_attention_layernorm.weight": torch.ones(HIDDEN),
+            f"{layer}.input_layernorm.weight": unit(HIDDEN),
+            f"{layer}.post_attention_layernorm.weight": unit(HIDDEN),
         }
+        if hybrid:
+            tensors |= {
+                f"{layer}.self_attn.q_norm.weight": unit(HEAD_SIZE),
+                f"{layer}.self_attn.k_norm.weight": unit(HEAD_SIZE),
+                f"{layer}.pre_feedforward_layernorm.weight": unit(HIDDEN),
+                f"{layer}.post_feedforward_layernorm.weight": unit(HIDDEN),
+            }
     return tensors
 
 
-def config() -> dict[str, object]:
+def config(kind: str) -> dict[str, object]:
     """Return the model's config.json."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    common: dict[str, object] = {
         "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_SIZE,
@@ -64,13 +76,33 @@ def config() -> dict[str, object]:
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
         "tie_word_embeddings": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 3,
         "torch_dtype": "float32",
+    }
+    if kind == "gemma3":
+        layers = ["sliding_attention", "sliding_attention", "full_attention"] * (HYBRID_LAYERS // 3)
+        return common | {
+            "architectures": ["Gemma3ForCausalLM"],
+            "model_type": "gemma3_text",
+            "num_hidden_layers": HYBRID_LAYERS,
+            "layer_types": layers,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": HYBRID_QUERY_SCALAR,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        }
+    return common | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": LAYERS,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
     }
 
 
@@ -85,11 +117,11 @@ def tokenizer() -> Tokenizer:
     return tok
 
 
-def write(directory: Path, seed: int) -> None:
+def write(directory: Path, seed: int, kind: str) -> None:
     """Write the model's files."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(weights(seed), directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(config(), indent=2))
+    save_file(weights(seed, kind), directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config(kind), indent=2))
     tokenizer().save(str(directory / "tokenizer.json"))
     special = {
         "unk_token": SPECIAL[0],
@@ -102,4 +134,4 @@ def write(directory: Path, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), int(sys.argv[2]))
+    write(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -12,6 +12,8 @@ type Decoder struct {
 	hashes  []uint64
 	tokens  []byte
 	extra   [][]byte
+	// allExtra is all that extra keys were read from.
+	allExtra []byte
 }
 
 // NewDecoder returns a decoder with these limits; zero fields mean the defaults.

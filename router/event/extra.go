@@ -17,6 +17,7 @@ func (d *Decoder) readExtra() error {
 	if n > d.limits.MaxBlocks {
 		return d.r.malformed("too many blocks")
 	}
+	start := d.r.i
 	d.extra = slices.Grow(d.extra[:0], n)[:n]
 	some := false
 	for k := range d.extra {
@@ -31,7 +32,7 @@ func (d *Decoder) readExtra() error {
 		d.extra[k], some = d.r.b[from:d.r.i:d.r.i], true
 	}
 	if some {
-		d.stored.Extra = d.extra
+		d.stored.Extra, d.allExtra = d.extra, d.r.b[start:d.r.i:d.r.i]
 	}
 	return nil
 }
@@ -43,8 +44,13 @@ func (d *Decoder) finishExtra() error {
 	if len(e.Extra) == 0 {
 		return nil
 	}
-	if len(e.Extra) != len(e.Hashes) {
-		return d.r.malformed("extra keys of another number of blocks")
+	if len(e.Extra) != len(e.Hashes) { // not by block: they may be any block's
+		e.Extra = slices.Grow(e.Extra[:0], len(e.Hashes))[:len(e.Hashes)]
+		for k := range e.Extra {
+			e.Extra[k] = d.allExtra
+		}
+		d.extra = e.Extra
+		return nil
 	}
 	some := false
 	for k, raw := range e.Extra {

@@ -21,6 +21,7 @@ type libzmqEngine struct {
 
 func startLibzmq(t *testing.T) *libzmqEngine {
 	t.Helper()
+	t.Parallel() // Python takes its time to start
 	p := zmqtest.Start(t, "testdata/libzmq_pub.py")
 	ready := p.Line()
 	return &libzmqEngine{t: t, p: p, endpoint: "tcp://127.0.0.1:" + ready[1], replay: "tcp://127.0.0.1:" + ready[2]}

@@ -87,6 +87,7 @@ type Ingest struct {
 	decoder *event.Decoder
 	root    connector.Key // of prompts without salt and LoRA
 	stats   IngestStats
+	orphans uint64 // unknown parents among the GPU's events: an offload tier's begin anywhere
 	groups  groups
 	keys    []connector.Key
 	scratch []byte
@@ -186,16 +187,24 @@ func (g *Ingest) Stored(e *event.Stored) {
 	parent := g.rootKey(e)
 	if e.HasParent {
 		if parent, ok = g.index.ParentKey(h, e.Parent); !ok {
-			g.stats.UnknownParents++
+			g.unknownParent(h)
 			return
 		}
 	}
 	g.hash(parent, e)
 	switch err := g.index.Stored(h, e.Parent, e.HasParent, e.Hashes, g.keys); {
 	case errors.Is(err, prefix.ErrUnknownParent): // evicted since it was looked up
-		g.stats.UnknownParents++
+		g.unknownParent(h)
 	case err != nil:
 		g.stats.Refused++
+	}
+}
+
+// unknownParent counts an event that has no place.
+func (g *Ingest) unknownParent(h Holder) {
+	g.stats.UnknownParents++
+	if h == g.opts.Holder {
+		g.orphans++
 	}
 }
 

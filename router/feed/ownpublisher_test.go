@@ -61,6 +61,37 @@ func (e *ownEngine) options() EngineOptions {
 	}
 }
 
+// A replay endpoint that comes late, or back, makes a rank whole.
+func TestAReplayThatFailedIsTriedAgain(t *testing.T) {
+	e := startOwn(t, listen(t))
+	e.publish(storedEvent(0, []uint64{1}))
+	closed := listen(t)
+	o := e.options()
+	o.ReplayEndpoint = "tcp://" + closed.Addr().String()
+	_ = closed.Close()
+	x := newMemIndex()
+	f := follow(t, o, x)
+	eventually(t, "a replay in vain", func() bool { return f.Stats()[0].ReplayFailures > 0 })
+	eventually(t, "a batch", func() bool {
+		e.publish(storedEvent(0, []uint64{2}))
+		return f.Stats()[0].Batches > 0
+	})
+	if s := f.Stats()[0]; s.State != StateStale {
+		t.Errorf("%+v", s)
+	}
+	l, err := zmtp.Listen(t.Context(), o.ReplayEndpoint)
+	if err != nil {
+		t.Skip("the port was taken by someone else: ", err)
+	}
+	replay, err := zmtp.NewReplayServer(l, e.history, zmtp.ServerOptions{Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	background(t, replay.Run)
+	eventually(t, "a synced rank", func() bool { return f.Stats()[0].State == StateSynced })
+	wantKeys(t, x, 1, append(keysOf(connector.Scope{}, 1), keysOf(connector.Scope{}, 2)...)...)
+}
+
 // heldIndex keeps its callers waiting until it is opened.
 type heldIndex struct {
 	*memIndex

@@ -163,13 +163,13 @@ func (f *rankFeed) resync(why string) {
 	f.ingest.Clear()
 	f.seq.forget()
 	f.complete, f.refused, f.stats.LastSeq = false, nil, -1
-	f.orphans = f.ingest.stats.UnknownParents
+	f.orphans = f.ingest.orphans
 }
 
 // settle does what the last item has left to do once the queue allows for it.
 func (f *rankFeed) settle(ctx context.Context) {
-	if f.dirty == nil && f.ingest.stats.UnknownParents-f.orphans >= uint64(f.opts.UnknownParentsMax) {
-		f.dirty = fmt.Errorf("%d events with unknown parents", f.ingest.stats.UnknownParents-f.orphans)
+	if f.dirty == nil && f.ingest.orphans-f.orphans >= uint64(f.opts.UnknownParentsMax) {
+		f.dirty = fmt.Errorf("%d events with unknown parents", f.ingest.orphans-f.orphans)
 	}
 	now := time.Now()
 	if f.dirty != nil && !now.Before(f.rebuildAt) {
@@ -177,11 +177,13 @@ func (f *rankFeed) settle(ctx context.Context) {
 			f.rebuilds.reset()
 		}
 		f.rebuildAt = now.Add(f.rebuilds.take())
-		why := f.dirty.Error()
+		why := f.dirty
 		f.dirty = nil
-		f.resync(why)
-		if f.replayEndpoint != "" {
-			f.recover(ctx)
+		switch {
+		case f.replayEndpoint != "" && f.recoverFrom(ctx, why.Error()):
+		case errors.Is(why, errReplay): // what is known is true as far as it goes
+		default:
+			f.resync(why.Error())
 		}
 	}
 	// What was dropped last shows in no later number until the engine publishes again.

@@ -122,7 +122,7 @@ func (r *reader) push(f *frame) {
 	r.queued.Add(-n)
 	r.overflows.Add(1)
 	r.lost.Store(true)
-	r.free.Put(f)
+	r.reuse(f)
 }
 
 // keepFrameBytes is how large a message's memory is used again.
@@ -130,9 +130,12 @@ const keepFrameBytes = 1 << 20
 
 // done gives a batch's memory back.
 func (r *reader) done(f *frame) {
-	n := f.message.Cap()
-	r.queued.Add(-int64(n))
-	if n <= keepFrameBytes {
+	r.queued.Add(-int64(f.message.Cap()))
+	r.reuse(f)
+}
+
+func (r *reader) reuse(f *frame) {
+	if f.message.Cap() <= keepFrameBytes {
 		r.free.Put(f)
 	}
 }

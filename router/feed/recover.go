@@ -18,61 +18,70 @@ const maxReplayBatches = 1 << 22
 var (
 	errOtherProcess = errors.New("the engine is another process than before")
 	errReplayOrder  = errors.New("a replay that is not in order")
+	errReplay       = errors.New("the replay failed")
 )
 
 // recover brings the rank up to date by a replay: from the last batch on if the engine still has that
 // very batch, else from the beginning with the rank cleared. It reports false if the replay failed; then
-// what is known is as before or partly replayed, and the caller resyncs.
-func (f *rankFeed) recover(ctx context.Context) bool {
+// what is known is as before or partly replayed, the caller resyncs, and a rebuild is due.
+func (f *rankFeed) recover(ctx context.Context) bool { return f.recoverFrom(ctx, "") }
+
+// recoverFrom is recover; if rebuild is not empty it is why nothing of what is known is kept.
+func (f *rankFeed) recoverFrom(ctx context.Context, rebuild string) bool {
+	if errors.Is(f.dirty, errReplay) && time.Now().Before(f.rebuildAt) {
+		return false // it failed just now
+	}
 	if !sleep(ctx, f.opts.RecoverInterval-time.Since(f.recoveredAt)) {
 		return false
 	}
 	defer func() { f.recoveredAt = time.Now() }()
-	err := f.replay(ctx)
-	if err != nil && ctx.Err() == nil {
-		f.stats.ReplayFailures++
-		f.stats.Error = err.Error()
-		f.log.Warn("the engine's KV events could not be replayed", "endpoint", f.replayEndpoint, "error", err)
+	if err := f.replay(ctx, rebuild); err != nil {
+		if ctx.Err() == nil {
+			f.stats.ReplayFailures++
+			f.stats.Error = err.Error()
+			f.log.Warn("the engine's KV events could not be replayed", "endpoint", f.replayEndpoint, "error", err)
+			f.dirty = fmt.Errorf("%w: %w", errReplay, err)
+			f.rebuildAt = time.Now().Add(f.rebuilds.take())
+		}
 		return false
+	}
+	if errors.Is(f.dirty, errReplay) && f.complete {
+		f.dirty = nil
 	}
 	f.stats.Replays++
 	f.stats.Error = ""
-	return err == nil
+	f.orphans = f.ingest.orphans // those of the replay would be so again
+	return true
 }
 
-func (f *rankFeed) replay(ctx context.Context) error {
+func (f *rankFeed) replay(ctx context.Context, rebuild string) error {
+	if rebuild == "" && f.seq.known && f.seq.next > 0 {
+		err := f.withReplay(ctx, func(c *zmtp.Conn) error { return f.replayOn(c, f.seq.next-1) })
+		if !errors.Is(err, errOtherProcess) {
+			return err
+		}
+		f.stats.Restarts++
+		rebuild = "the engine was started anew"
+	}
+	if rebuild == "" {
+		rebuild = "the replay begins anew"
+	}
+	// On another connection: the refused replay may still be arriving on that one.
+	return f.withReplay(ctx, func(c *zmtp.Conn) error {
+		f.resync(rebuild)
+		return f.replayAll(c)
+	})
+}
+
+// withReplay gives do a connection to the replay endpoint.
+func (f *rankFeed) withReplay(ctx context.Context, do func(*zmtp.Conn) error) error {
 	c, err := zmtp.DialDealer(ctx, f.replayEndpoint, f.opts.Conn)
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
-	defer func() {
-		stop()
-		_ = c.Close()
-	}()
-	if f.seq.known && f.seq.next > 0 {
-		switch err := f.replayOn(c, f.seq.next-1); {
-		case err == nil:
-			return nil
-		case !errors.Is(err, errOtherProcess):
-			return err
-		}
-		f.stats.Restarts++
-		f.resync("the engine was started anew")
-		// The refused replay may still be arriving on this connection.
-		_ = c.Close()
-		again, err := zmtp.DialDealer(ctx, f.replayEndpoint, f.opts.Conn)
-		if err != nil {
-			return err
-		}
-		stopAgain := context.AfterFunc(ctx, func() { _ = again.Close() })
-		defer func() {
-			stopAgain()
-			_ = again.Close()
-		}()
-		c = again
-	}
-	return f.replayAll(c)
+	defer func() { _ = c.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	return do(c)
 }
 
 // replayOn replays what follows batch last, which the engine has to have as it was.
@@ -105,9 +114,6 @@ func (f *rankFeed) replayOn(c *zmtp.Conn, last uint64) error {
 
 // replayAll replays all that the engine has, onto a cleared rank.
 func (f *rankFeed) replayAll(c *zmtp.Conn) error {
-	if f.seq.known {
-		f.resync("the replay begins anew")
-	}
 	if err := f.replayFrom(c, 0, f.replayed); err != nil {
 		return err
 	}

@@ -18,7 +18,8 @@ type ResidencyOptions struct {
 	// Holder says which holder has a namespace's blocks, false for a namespace that is of no interest:
 	// another model, or bytes that the engines behind the router cannot load. The holders must be of
 	// domain prefix.KeyDomain, a different one for each namespace and store. Namespaces of other block
-	// sizes are not asked about. It is called again after each reconnection.
+	// sizes are not asked about. It is called again after each snapshot's beginning, and must not call the
+	// feed.
 	Holder func(digest connector.NamespaceDigest, m *connector.Manifest) (Holder, bool)
 	// BlockSize is the router's number of tokens in a block.
 	BlockSize int

@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/kvconn/kvconn/connector"
 )
 
 // workers is an index with ranks that have a GPU each, and a prompt of 8,000 blocks.

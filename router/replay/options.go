@@ -67,9 +67,14 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.DecodeTokenTime, 25*time.Millisecond)
 	setDefault(&o.MaxRunning, 256)
 	setDefault(&o.Speed, 1)
+}
+
+// effective returns the options with 0 for what is negative for none.
+func (o Options) effective() Options {
 	o.DiskBlocks, o.ObjectBlocks = max(o.DiskBlocks, 0), max(o.ObjectBlocks, 0)
 	o.DiskDelay, o.ObjectDelay = max(o.DiskDelay, 0), max(o.ObjectDelay, 0)
 	o.DecodeTokenTime = max(o.DecodeTokenTime, 0)
+	return o
 }
 
 // maxRanks bounds the ranks: what router/load takes.

@@ -155,7 +155,7 @@ func (p *reader) add(text []byte) string {
 	if len(p.trace.Requests) == 0 {
 		p.first = at
 	}
-	if r.At = (at - p.first) * p.opts.TimestampUnit.Seconds(); r.At > maxSpanSeconds {
+	if r.At = (at - p.first) * float64(p.opts.TimestampUnit) / float64(time.Second); r.At > maxSpanSeconds {
 		return fmt.Sprintf("timestamp %v is more than %.0f s after the first: do timestamps count something else?", at, float64(maxSpanSeconds))
 	}
 	p.last = at
@@ -194,7 +194,7 @@ func describe(err error) string {
 	var kind *json.UnmarshalTypeError
 	if errors.As(err, &kind) {
 		if kind.Field == "" {
-			return "not a JSON object but a " + kind.Value
+			return "not a JSON object: " + kind.Value
 		}
 		return fmt.Sprintf("%s is no such number: %s", kind.Field, kind.Value)
 	}

@@ -79,12 +79,13 @@ func Run(ctx context.Context, t *Trace, o Options, policies []string, progress f
 	if o.FullBlocksOnly {
 		t = t.keepFullBlocks()
 	}
-	r := &Report{Trace: t.Summary(), Setup: o.setup()}
+	setup := o.effective()
+	r := &Report{Trace: t.Summary(), Setup: setup.setup()}
 	all := NewCapacity(t, 1, nil)
 	r.capacity = all
 	r.InfiniteBlockHits, r.InfiniteTokenHits = all.At(t.DistinctBlocks)
 	bytesPerBlock := float64(t.BlockTokens) * o.BytesPerToken
-	r.Curve = all.Points(bytesPerBlock, o.DiskBlocks)
+	r.Curve = all.Points(bytesPerBlock, setup.DiskBlocks)
 	for _, part := range [...]float64{0.5, 0.75, 0.9, 0.95, 0.99, 1} {
 		n := all.BlocksFor(part)
 		r.Sizes = append(r.Sizes, SizeFor{Part: part, DiskBlocks: n, DiskBytes: float64(n) * bytesPerBlock})
@@ -109,7 +110,7 @@ func Run(ctx context.Context, t *Trace, o Options, policies []string, progress f
 		result.Policy = name
 		if o.Nodes > 1 {
 			result.capacity = NewCapacity(t, o.Nodes, result.nodes)
-			result.Curve = result.capacity.Points(bytesPerBlock, o.DiskBlocks)
+			result.Curve = result.capacity.Points(bytesPerBlock, setup.DiskBlocks)
 		}
 		r.Policies = append(r.Policies, result)
 	}

@@ -70,7 +70,7 @@ func Simulate(ctx context.Context, t *Trace, o Options, p policy.Policy, progres
 	if o.FullBlocksOnly {
 		t = t.keepFullBlocks()
 	}
-	s, err := newSimulation(t, o, p)
+	s, err := newSimulation(t, o.effective(), p)
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ type Trace struct {
 	Requests []Request
 	// BlockTokens is the number of tokens in a block.
 	BlockTokens int
-	// DistinctBlocks counts the blocks that differ.
+	// DistinctBlocks counts the blocks that differ: they are numbered below it.
 	DistinctBlocks int
 	// Conversations counts the conversations. Where they are derived, a request continues the
 	// conversation of the latest request whose full blocks all stand at its head; blocks at the head of
@@ -57,15 +57,21 @@ type Summary struct {
 // Summary sums up the trace.
 func (t *Trace) Summary() Summary {
 	s := Summary{
-		Requests: len(t.Requests), BlockTokens: t.BlockTokens, DistinctBlocks: t.DistinctBlocks,
-		Conversations: t.Conversations, ConversationSource: t.Source,
+		Requests: len(t.Requests), BlockTokens: t.BlockTokens, Conversations: t.Conversations, ConversationSource: t.Source,
 	}
+	seen := make([]bool, t.DistinctBlocks)
 	for i := range t.Requests {
 		r := &t.Requests[i]
 		s.Blocks += len(r.Blocks)
 		s.InputTokens += int64(r.InputTokens)
 		s.OutputTokens += int64(r.OutputTokens)
 		s.SpanSeconds = r.At
+		for _, b := range r.Blocks {
+			if !seen[b] {
+				seen[b] = true
+				s.DistinctBlocks++
+			}
+		}
 	}
 	return s
 }

@@ -23,6 +23,11 @@ type Options struct {
 	PredictTTL time.Duration
 	// ApproximateTTL is the same for ranks without events. Default 2 min, as other routers assume.
 	ApproximateTTL time.Duration
+	// BalanceGrace is how long a rank may compute more than others before the policy cost charges it
+	// for that as if it were the rule: so much work is added to the recent work of every rank. Without,
+	// the first requests of a router that is new or idle would decide, and a conversation's second
+	// turn would leave the rank that has its prefix. Default 60 s.
+	BalanceGrace time.Duration
 	// MaxPromptTokens bounds a prompt. Default 2 Mi.
 	MaxPromptTokens int
 	// MaxRanks bounds the ranks of all models. Default 4,096.
@@ -49,6 +54,7 @@ func (o *Options) EnsureDefaults() {
 	}
 	setDefault(&o.PredictTTL, 5*time.Second)
 	setDefault(&o.ApproximateTTL, 2*time.Minute)
+	setDefault(&o.BalanceGrace, time.Minute)
 	setDefault(&o.MaxPromptTokens, 2<<20)
 	setDefault(&o.MaxRanks, 4096)
 	setDefault(&o.SharedBlocks, 1024)
@@ -82,7 +88,7 @@ const maxPrompt = 1 << 28
 // Validate reports the first option that cannot work.
 func (o *Options) Validate() error {
 	switch {
-	case o.PredictTTL < 0 || o.ApproximateTTL < 0 || o.NodeInterval < 0:
+	case o.PredictTTL < 0 || o.ApproximateTTL < 0 || o.NodeInterval < 0 || o.BalanceGrace < 0:
 		return errors.New("route: times must be positive")
 	case o.MaxPromptTokens < 1 || o.MaxPromptTokens > maxPrompt:
 		return errors.New("route: the bound on prompts must be 1 to 268,435,456 tokens")

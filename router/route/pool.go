@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/load"
@@ -17,6 +18,7 @@ type pool struct {
 	blockSize int
 	root      connector.Key // of the plain scope
 	tracker   *load.Tracker
+	grace     time.Duration
 	view      atomic.Pointer[view]
 
 	// mu is held for the policy's part of a decision.
@@ -44,7 +46,7 @@ func newPool(model string, blockSize int, o *Options) (*pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &pool{model: model, blockSize: blockSize, root: connector.RootKey(blockSize, connector.Scope{}), tracker: t, policy: o.Policy()}
+	p := &pool{model: model, blockSize: blockSize, root: connector.RootKey(blockSize, connector.Scope{}), tracker: t, grace: o.BalanceGrace, policy: o.Policy()}
 	p.state.BlockSize = blockSize
 	return p, nil
 }
@@ -96,6 +98,7 @@ func (p *pool) decide(v *view, req *Request, id uint64, tokens int, matches []po
 		r.ID, r.Ready, r.Capacity = s.id, s.selectable(), capacity(s.spec.Load())
 		r.Load, r.Speeds = p.loads[i], s.speeds()
 	}
+	p.grant()
 	for _, id := range req.Exclude {
 		if i := slices.Index(p.ids, id); i >= 0 {
 			p.state.Ranks[i].Ready = false
@@ -112,6 +115,24 @@ func (p *pool) decide(v *view, req *Request, id uint64, tokens int, matches []po
 	p.reqs[0] = policy.Request{}
 	if req.Pin != policy.NoPin && d.Rank != req.Pin && !req.Strict {
 		d.PinMissed = p.missed(req.Pin)
+	}
+}
+
+// grant adds the grace to every rank's recent work.
+func (p *pool) grant() {
+	sum, known := 0.0, 0
+	for i := range p.state.Ranks {
+		if v := p.state.Ranks[i].Speeds.PrefillTokens; v > 0 {
+			sum += v
+			known++
+		}
+	}
+	tokens := policy.DefaultPrefillTokens * p.grace.Seconds()
+	if known > 0 {
+		tokens = sum / float64(known) * p.grace.Seconds()
+	}
+	for i := range p.state.Ranks {
+		p.state.Ranks[i].Load.RecentTokens += tokens
 	}
 }
 

@@ -41,10 +41,13 @@ type source struct {
 
 // accepts says whether ranks of the source can load the blocks of a namespace.
 func (s *source) accepts(digest connector.NamespaceDigest, m *connector.Manifest) bool {
+	if m == nil || m.BlockSize != s.blockSize || m.KeyScheme != connector.KeySchemeTokens {
+		return false
+	}
 	if s.namespace != "" {
 		return strings.EqualFold(hex.EncodeToString(digest[:]), s.namespace)
 	}
-	return m != nil && m.Model == s.cacheModel && m.BlockSize == s.blockSize && m.KeyScheme == connector.KeySchemeTokens
+	return m.Model == s.cacheModel
 }
 
 // holder is where a namespace's blocks go; added is true for one that is new.
@@ -120,10 +123,8 @@ func (s *source) measure(ctx context.Context, c *http.Client, every time.Duratio
 		if v, err := s.ask(ctx, c); err == nil && v > 0 {
 			s.speed.store(v)
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep(ctx, every) {
 			return
-		case <-time.After(every):
 		}
 	}
 }

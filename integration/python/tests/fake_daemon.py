@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import mmap
 import os
 import queue
 import socket
@@ -16,7 +17,7 @@ from typing import Any
 import msgpack
 
 HEADER = struct.Struct("<IIBBBBQ")
-HELLO, REGISTER, MATCH, STEP, LOADED, LOAD, SAVE, POLL = range(1, 9)
+HELLO, MATCH, STEP, LOADED, RESET, REGISTER, UNREGISTER, LOAD, SAVE, POLL, CANCEL, PRESENT, FETCH, PUT = range(1, 15)
 REPLY, ERROR = 1, 2
 
 Answer = Any
@@ -39,8 +40,9 @@ class FakeDaemon:
         self.path = path
         self.epoch = epoch
         self.on: dict[int, Callable[[dict[str, Any]], Answer]] = {
-            HELLO: lambda _: {"version": 1, "server": "fake", "namespace": "00", "load_timeout_ms": 500},
-            REGISTER: lambda _: {"block_bytes": 1},
+            HELLO: lambda _: {"version": 2, "server": "fake", "namespace": "00", "load_timeout_ms": 500},
+            REGISTER: lambda _: {"block_bytes": [1]},
+            UNREGISTER: lambda _: {},
         }
         self.asked: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self.fds: list[int] = []
@@ -49,6 +51,10 @@ class FakeDaemon:
         self.listener.bind(str(path))
         self.listener.listen()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def fence(self) -> memoryview:
+        """The words of the fence page that was registered last: 0 is the fence, 8 the count of copies."""
+        return memoryview(mmap.mmap(self.fds[-1], 4096)).cast("Q")
 
     def stop(self) -> None:
         """End like a process that is killed: everything closed, the socket's file left behind."""

@@ -11,16 +11,22 @@ from typing import Any
 
 import pytest
 from fake_daemon import (
+    CANCEL,
     ERROR,
+    FETCH,
     HELLO,
     LOAD,
     LOADED,
     MATCH,
     POLL,
+    PRESENT,
+    PUT,
     REGISTER,
     REPLY,
+    RESET,
     SAVE,
     STEP,
+    UNREGISTER,
     FakeDaemon,
     HangUpError,
     Refuse,
@@ -28,11 +34,25 @@ from fake_daemon import (
 )
 
 from kvconn import client
-from kvconn.client import FinishedLoad, Offer, Options, PlannedLoad, Run, SchedulerClient, Step, WorkerClient
+from kvconn.client import (
+    FinishedLoad,
+    GroupLayout,
+    KeyedBlocks,
+    Offer,
+    Options,
+    PlannedLoad,
+    Run,
+    SaveResult,
+    SchedulerClient,
+    Span,
+    Step,
+    WorkerClient,
+)
 from kvconn.connection import Connection
 from kvconn.frames import Op, pack_u32s
 
-RUNS = [Run(0, 0, 1, 64, 64, 64)]
+LAYOUT = [GroupLayout(8, [Run(0, 0, 1, 64, 64, 64)])]
+FENCED, COPIES = 0, 8
 
 
 @pytest.fixture
@@ -55,9 +75,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def registered_worker(path: Path, **kwargs: Any) -> WorkerClient:
-    worker = WorkerClient(options(path, **kwargs), shard=0)
+    worker = WorkerClient(options(path, **kwargs), rank=0)
     fd = os.memfd_create("test")
-    assert worker.register([fd], 8, RUNS)
+    assert worker.register([fd], LAYOUT)
     return worker
 
 
@@ -112,11 +132,12 @@ def test_options_that_cannot_work_are_refused(setting: str, value: Any) -> None:
 
 
 def test_hello_says_who_connects(fake: FakeDaemon) -> None:
-    assert WorkerClient(options(fake.path), shard=3)._link.connect() is not None
+    assert WorkerClient(options(fake.path), rank=3)._link.connect() is not None
     op, body = fake.asked.get()
     assert op == HELLO
-    assert body["versions"] == [1, 1]
-    assert (body["role"], body["shard"], body["engine"], body["manifest"]) == ("worker", 3, "e", b"{}")
+    assert body["versions"] == [2, 2]
+    assert (body["role"], body["rank"], body["engine"], body["manifest"]) == ("worker", 3, "e", b"{}")
+    assert body["staged"] is False
 
 
 def test_absence_is_said_once_and_so_is_the_return(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -154,7 +175,7 @@ def test_without_a_daemon_calls_do_not_connect_themselves(socket_dir: Path, monk
 
 
 def test_a_daemon_that_chose_another_version_is_not_used(fake: FakeDaemon) -> None:
-    fake.on[HELLO] = lambda _: {"version": 2, "load_timeout_ms": 5}
+    fake.on[HELLO] = lambda _: {"version": 1, "load_timeout_ms": 5}
     assert not SchedulerClient(options(fake.path)).connect()
 
 
@@ -169,7 +190,7 @@ def test_a_daemon_that_refuses_the_version_is_named_so(fake: FakeDaemon, caplog:
 
 @pytest.mark.parametrize("load_timeout_ms", [0, -1, 10**9, "x"])
 def test_a_load_timeout_out_of_bounds_is_refused(fake: FakeDaemon, load_timeout_ms: Any) -> None:
-    fake.on[HELLO] = lambda _: {"version": 1, "load_timeout_ms": load_timeout_ms}
+    fake.on[HELLO] = lambda _: {"version": 2, "load_timeout_ms": load_timeout_ms}
     assert not SchedulerClient(options(fake.path)).connect()
 
 
@@ -180,7 +201,8 @@ def test_match_carries_the_request_and_returns_the_offer(fake: FakeDaemon) -> No
     fake.on[MATCH] = lambda _: {"tokens": 256, "async": True}
     scheduler = SchedulerClient(options(fake.path))
     assert scheduler.connect()
-    offer = scheduler.match("r", [5, 6], start=2, computed=128, salt="s", lora="l", no_save=True)
+    spans = [Span(0, 3, b"image")]
+    offer = scheduler.match("r", [5, 6], start=2, prompt=4, computed=128, spans=spans, salt="s", lora="l", no_save=True)
     assert offer == Offer(256, True)
     fake.asked.get()
     assert fake.asked.get() == (
@@ -189,9 +211,12 @@ def test_match_carries_the_request_and_returns_the_offer(fake: FakeDaemon) -> No
             "r": "r",
             "from": 2,
             "tokens": pack_u32s([5, 6]),
+            "prompt": 4,
             "computed": 128,
+            "spans": [[0, 3, b"image"]],
             "salt": "s",
             "lora": "l",
+            "no_load": False,
             "no_save": True,
         },
     )
@@ -202,16 +227,29 @@ def test_step_and_loaded_carry_everything(fake: FakeDaemon) -> None:
     fake.on[LOADED] = lambda _: {}
     scheduler = SchedulerClient(options(fake.path))
     assert scheduler.connect()
-    step = Step([client.Alloc("r", [4, 5], 0, 256)], [client.Scheduled("q", [7], True, 128, 9, [1], 136)], ["p"], ["f"])
+    step = Step(
+        [client.Alloc("r", [[4, 5], [client.NO_BLOCK, 6]], 0, 256, [0, 128])],
+        [client.Scheduled("q", [[7], [8]], True, 128, 9, [1], 136)],
+        ["p"],
+        ["f"],
+    )
     assert scheduler.step(step, 1) == (b"m", [PlannedLoad("r", [4, 5])])
     scheduler.loaded(["r"], {5}, 1)
     fake.asked.get()
     assert fake.asked.get()[1] == {
-        "allocs": [{"r": "r", "blocks": pack_u32s([4, 5]), "computed": 0, "external": 256}],
+        "allocs": [
+            {
+                "r": "r",
+                "blocks": [pack_u32s([4, 5]), pack_u32s([0xFFFFFFFF, 6])],
+                "group_computed": [0, 128],
+                "computed": 0,
+                "external": 256,
+            }
+        ],
         "scheduled": [
             {
                 "r": "q",
-                "blocks": pack_u32s([7]),
+                "blocks": [pack_u32s([7]), pack_u32s([8])],
                 "reset": True,
                 "computed": 128,
                 "count": 9,
@@ -223,6 +261,14 @@ def test_step_and_loaded_carry_everything(fake: FakeDaemon) -> None:
         "finished": ["f"],
     }
     assert fake.asked.get()[1] == {"done": ["r"], "invalid": pack_u32s([5])}
+
+
+def test_a_reset_is_told(fake: FakeDaemon) -> None:
+    fake.on[RESET] = lambda _: {}
+    scheduler = SchedulerClient(options(fake.path))
+    assert scheduler.connect()
+    scheduler.reset()
+    assert fake.ops() == [HELLO, RESET]
 
 
 def test_an_error_answer_leaves_the_connection_usable(fake: FakeDaemon) -> None:
@@ -340,21 +386,23 @@ def test_a_large_answer_is_received_whole(fake: FakeDaemon) -> None:
 def test_register_passes_the_descriptors(fake: FakeDaemon) -> None:
     fd = os.memfd_create("test")
     os.write(fd, b"kv")
-    worker = WorkerClient(options(fake.path), shard=0)
-    assert worker.register([fd], 8, RUNS)
+    worker = WorkerClient(options(fake.path), rank=0)
+    assert worker.register([fd], LAYOUT)
     assert os.pread(fake.fds[0], 2, 0) == b"kv"
     assert os.fstat(fake.fds[0]).st_ino == os.fstat(fd).st_ino
     fake.asked.get()
-    assert fake.asked.get() == (REGISTER, {"blocks": 8, "runs": [[0, 0, 1, 64, 64, 64]]})
+    assert fake.asked.get() == (REGISTER, {"groups": [{"blocks": 8, "runs": [[0, 0, 1, 64, 64, 64]]}]})
+    assert len(fake.fds) == 2
+    assert fake.fence()[FENCED] == 0
 
 
 def test_memory_is_registered_again_on_a_new_connection(fake: FakeDaemon) -> None:
-    fake.on[SAVE] = lambda _: {"taken": 2, "dropped": 1}
+    fake.on[SAVE] = lambda _: {"taken": 2, "dropped": 1, "present": 3}
     worker = registered_worker(fake.path)
     assert fake.ops() == [HELLO, REGISTER]
     fake.drop()
     wait_until(lambda: fake.asked.qsize() == 2 and worker._link.connection is not None)
-    assert worker.save(b"m") == (2, 1)
+    assert worker.save(b"m") == (2, 1, 3)
     assert fake.ops() == [HELLO, REGISTER, SAVE]
     worker.close()
 
@@ -366,8 +414,8 @@ def test_memory_that_is_refused_leaves_the_worker_without_daemon(
         raise Refuse("bad_request")
 
     fake.on[REGISTER] = refuse
-    worker = WorkerClient(options(fake.path), shard=0)
-    assert not worker.register([os.memfd_create("test")], 8, RUNS)
+    worker = WorkerClient(options(fake.path), rank=0)
+    assert not worker.register([os.memfd_create("test")], LAYOUT)
     worker.load(b"m", [PlannedLoad("r", [1])])
     assert worker.poll() == [FinishedLoad("r", [1])]
     assert "refused register" in caplog.text
@@ -375,7 +423,7 @@ def test_memory_that_is_refused_leaves_the_worker_without_daemon(
 
 
 def test_loads_are_reported_once_with_the_blocks_that_failed(fake: FakeDaemon) -> None:
-    fake.on[LOAD] = lambda _: {"loads": 2}
+    fake.on[LOAD] = lambda _: {"n": 2}
     fake.on[POLL] = lambda _: {
         "finished": [["a", b""], ["b", pack_u32s([3])], ["stranger", b""], ["a", b""]],
     }
@@ -390,7 +438,7 @@ def test_loads_are_reported_once_with_the_blocks_that_failed(fake: FakeDaemon) -
 
 
 def test_a_load_connects_at_once_where_the_daemon_was_restarted(fake: FakeDaemon) -> None:
-    fake.on[LOAD] = lambda _: {"loads": 1}
+    fake.on[LOAD] = lambda _: {"n": 1}
     fake.on[POLL] = lambda _: {"finished": [["a", b""]]}
     worker = registered_worker(fake.path, retry_interval=60.0)
     fake.drop()
@@ -399,39 +447,182 @@ def test_a_load_connects_at_once_where_the_daemon_was_restarted(fake: FakeDaemon
 
 
 def test_loads_fail_when_the_daemon_dies(fake: FakeDaemon) -> None:
-    fake.on[LOAD] = lambda _: {"loads": 1}
+    fake.on[LOAD] = lambda _: {"n": 1}
     worker = registered_worker(fake.path)
     worker.load(b"m", [PlannedLoad("a", [1, 2]), PlannedLoad("b", [3])])
     fake.stop()
     assert polled(worker) == [FinishedLoad("a", [1, 2]), FinishedLoad("b", [3])]
     worker.load(b"m", [PlannedLoad("c", [4])])
     assert worker.poll() == [FinishedLoad("c", [4])]
-    assert worker.save(b"m") == (0, 0)
+    assert worker.save(b"m") == SaveResult()
     worker.close()
 
 
-def test_loads_fail_only_when_a_daemon_that_answers_no_more_has_hung_up(fake: FakeDaemon) -> None:
-    release = threading.Event()
-    fake.on[HELLO] = lambda _: {"version": 1, "load_timeout_ms": 600_000}
-    fake.on[LOAD] = lambda _: {"loads": 1}
+# Taking memory back
 
-    def silent(_: Any) -> Any:
-        release.wait(20)
+
+class Silence:
+    """An answer that does not come until it is released."""
+
+    def __init__(self, fake: FakeDaemon, op: int) -> None:
+        self.release = threading.Event()
+        fake.on[op] = self
+
+    def __call__(self, _: Any) -> Any:
+        self.release.wait(20)
         raise HangUpError
 
-    fake.on[POLL] = silent
-    worker = registered_worker(fake.path)
+
+def loading_worker(fake: FakeDaemon, **kwargs: Any) -> WorkerClient:
+    fake.on[HELLO] = lambda _: {"version": 2, "load_timeout_ms": 600_000}
+    fake.on[LOAD] = lambda _: {"n": 1}
+    worker = registered_worker(fake.path, **{"retry_interval": 60.0, **kwargs})
     worker.load(b"m", [PlannedLoad("a", [1])])
-    assert worker.poll() == []  # the deadline passes, the daemon may still write
+    return worker
+
+
+def test_a_daemon_that_answers_no_more_is_fenced_and_its_loads_fail_at_once(fake: FakeDaemon) -> None:
+    silence = Silence(fake, POLL)
+    worker = loading_worker(fake)
+    assert worker.poll() == [FinishedLoad("a", [1])]
+    assert fake.fence()[FENCED] == 1
+    silence.release.set()
+    worker.close()
+
+
+def test_a_save_that_is_given_up_is_fenced_before_the_engine_goes_on(fake: FakeDaemon) -> None:
+    silence = Silence(fake, SAVE)
+    worker = registered_worker(fake.path, retry_interval=60.0)
+    assert worker.save(b"m") == SaveResult()
+    assert fake.fence()[FENCED] == 1
+    silence.release.set()
+    worker.close()
+
+
+def test_a_copy_under_way_keeps_its_load_open_until_it_has_ended(
+    fake: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    silence = Silence(fake, POLL)
+    worker = loading_worker(fake)
+    page = fake.fence()
+    page[COPIES] = 1
     assert worker.poll() == []
-    release.set()
+    assert page[FENCED] == 1
+    assert "in the middle of a copy" in caplog.text
+    assert worker.poll() == []
+    page[COPIES] = 0
+    assert worker.poll() == [FinishedLoad("a", [1])]
+    silence.release.set()
+    worker.close()
+
+
+def test_a_copy_of_a_daemon_that_was_killed_is_over(fake: FakeDaemon) -> None:
+    silence = Silence(fake, POLL)
+    worker = loading_worker(fake)
+    fake.fence()[COPIES] = 1
+    assert worker.poll() == []
+    silence.release.set()  # the connection ends
     assert polled(worker) == [FinishedLoad("a", [1])]
     worker.close()
 
 
+def test_a_load_that_may_have_begun_is_not_begun_again_before_its_copy_has_ended(fake: FakeDaemon) -> None:
+    worker = registered_worker(fake.path, retry_interval=60.0)
+    page = fake.fence()
+    silence = Silence(fake, LOAD)
+    page[COPIES] = 1
+    worker.load(b"m", [PlannedLoad("a", [1])])
+    assert worker.poll() == []
+    page[COPIES] = 0
+    assert worker.poll() == [FinishedLoad("a", [1])]
+    assert fake.ops() == [HELLO, REGISTER, LOAD]
+    silence.release.set()
+    worker.close()
+
+
+def test_a_cancelled_load_is_not_reported(fake: FakeDaemon) -> None:
+    fake.on[CANCEL] = lambda _: {}
+    fake.on[POLL] = lambda _: {"finished": [["a", b""]]}
+    worker = loading_worker(fake)
+    assert worker.cancel("a", 0.0)
+    assert worker.cancel("stranger", 0.0)
+    assert worker.poll() == []
+    assert fake.ops() == [HELLO, REGISTER, LOAD, CANCEL]
+    worker.close()
+
+
+def test_a_daemon_that_cannot_cancel_is_fenced(fake: FakeDaemon) -> None:
+    def refuse(_: Any) -> Any:
+        raise Refuse("internal")
+
+    fake.on[CANCEL] = refuse
+    worker = loading_worker(fake)
+    assert worker.cancel("a", 0.0)
+    assert fake.fence()[FENCED] == 1
+    assert worker.poll() == []
+    worker.close()
+
+
+def test_a_load_in_the_middle_of_a_copy_is_not_cancelled(fake: FakeDaemon) -> None:
+    silence = Silence(fake, CANCEL)
+    worker = loading_worker(fake)
+    page = fake.fence()
+    page[COPIES] = 1
+    assert not worker.cancel("a", 0.01)
+    page[COPIES] = 0
+    assert worker.poll() == [FinishedLoad("a", [1])]
+    silence.release.set()
+    worker.close()
+
+
+def test_unregistered_memory_is_fenced_and_not_used_again(fake: FakeDaemon) -> None:
+    worker = loading_worker(fake, retry_interval=0.05)
+    page = fake.fence()
+    assert worker.unregister(1.0)
+    assert page[FENCED] == 1
+    assert worker.poll() == [FinishedLoad("a", [1])]
+    worker.load(b"m", [PlannedLoad("b", [2])])
+    assert worker.poll() == [FinishedLoad("b", [2])]
+    assert worker.save(b"m") == SaveResult()
+    wait_until(lambda: worker._link.connection is not None)  # which has no memory
+    assert fake.ops() == [HELLO, REGISTER, LOAD, UNREGISTER, HELLO]
+    assert worker.register([os.memfd_create("test")], LAYOUT)
+    assert fake.fence()[FENCED] == 0
+    worker.close()
+
+
+def test_unregister_waits_for_a_copy_under_way(fake: FakeDaemon) -> None:
+    silence = Silence(fake, UNREGISTER)
+    worker = loading_worker(fake)
+    page = fake.fence()
+    page[COPIES] = 1
+    assert not worker.unregister(0.01)
+    page[COPIES] = 0
+    assert worker.unregister(1.0)
+    silence.release.set()
+    worker.close()
+
+
+def test_lost_connections_leave_nothing_behind(fake: FakeDaemon) -> None:
+    worker = registered_worker(fake.path)
+    before = len(os.listdir("/proc/self/fd"))
+    for session in range(2, 8):
+        fake.drop()
+        wait_until(lambda n=session: worker._link.connection is not None and worker._link.connection.session == n)
+        while fake.fds:
+            os.close(fake.fds.pop())
+    wait_until(lambda: len(fake.conns) == 1)
+    assert len(worker._registrations) == 1
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    worker.close()
+
+
+# Loads and saves
+
+
 def test_a_load_that_is_overdue_fails(fake: FakeDaemon) -> None:
-    fake.on[HELLO] = lambda _: {"version": 1, "load_timeout_ms": 1}
-    fake.on[LOAD] = lambda _: {"loads": 1}
+    fake.on[HELLO] = lambda _: {"version": 2, "load_timeout_ms": 1}
+    fake.on[LOAD] = lambda _: {"n": 1}
     fake.on[POLL] = lambda _: {"finished": []}
     worker = registered_worker(fake.path)
     worker.load(b"m", [PlannedLoad("a", [1, 2])])
@@ -461,25 +652,59 @@ def test_nothing_to_do_costs_no_call(fake: FakeDaemon) -> None:
     worker = registered_worker(fake.path)
     worker.load(b"", [])
     worker.load(b"saves only", [])
-    assert worker.save(b"") == (0, 0)
+    assert worker.save(b"") == SaveResult()
     assert worker.poll() == []
     assert fake.ops() == [HELLO, REGISTER]
 
 
 def test_no_garbage_reaches_the_worker(fake: FakeDaemon) -> None:
-    fake.on[LOAD] = lambda _: {"loads": 1}
+    fake.on[LOAD] = lambda _: {"n": 1}
     fake.on[POLL] = lambda _: {"finished": [["a"]]}
     fake.on[SAVE] = lambda _: {"taken": "all"}
     worker = registered_worker(fake.path)
     worker.load(b"m", [PlannedLoad("a", [1])])
     assert polled(worker) == [FinishedLoad("a", [1])]
     worker = registered_worker(fake.path)
-    assert worker.save(b"m") == (0, 0)
+    assert worker.save(b"m") == SaveResult()
 
 
 def test_descriptors_travel_with_the_header(fake: FakeDaemon) -> None:
     fake.on[REGISTER] = lambda _: {}
     conn = Connection.open(str(fake.path), 1.0)
-    fds = [os.memfd_create(f"r{i}") for i in range(16)]
+    fds = [os.memfd_create(f"r{i}") for i in range(17)]
     conn.call(Op.REGISTER, {"runs": [[0] * 6] * 4000}, 5.0, fds)
     assert [os.fstat(fd).st_ino for fd in fake.fds] == [os.fstat(fd).st_ino for fd in fds]
+
+
+# By the engine's own keys
+
+
+def test_blocks_are_named_by_the_engines_own_hashes(fake: FakeDaemon) -> None:
+    fake.on[PRESENT] = lambda _: {"n": 5}
+    fake.on[FETCH] = lambda _: {}
+    fake.on[PUT] = lambda _: {"taken": 1, "present": 1}
+    fake.on[POLL] = lambda _: {"finished": [["f", pack_u32s([4])]]}
+    worker = registered_worker(fake.path)
+    hashes = [bytes([n]) * 32 for n in (1, 2)]
+    assert worker.present(KeyedBlocks(hashes, parent=b"\x09" * 32)) == 2
+    worker.fetch("f", KeyedBlocks(hashes, [3, 4], group=1))
+    assert polled(worker) == [FinishedLoad("f", [4])]
+    assert worker.put(KeyedBlocks(hashes, [5, 6])) == SaveResult(1, 0, 1)
+    bodies = dict(fake.asked.get() for _ in range(6))
+    body = {"r": "", "group": 0, "parent": b"", "hashes": b"".join(hashes), "slots": b""}
+    assert bodies[PRESENT] == {**body, "parent": b"\x09" * 32}
+    assert bodies[FETCH] == {**body, "r": "f", "group": 1, "slots": pack_u32s([3, 4])}
+    assert bodies[PUT] == {**body, "slots": pack_u32s([5, 6])}
+    with pytest.raises(ValueError, match="32 bytes"):
+        worker.present(KeyedBlocks([b"short"]))
+    worker.close()
+
+
+def test_without_a_daemon_nothing_is_present_and_fetches_fail(socket_dir: Path) -> None:
+    worker = WorkerClient(options(socket_dir / "s"), rank=0)
+    blocks = KeyedBlocks([bytes(32)], [7])
+    assert worker.present(blocks) == 0
+    assert worker.put(blocks) == SaveResult()
+    worker.fetch("f", blocks)
+    assert worker.poll() == [FinishedLoad("f", [7])]
+    worker.close()

@@ -19,7 +19,22 @@ import pytest
 from conftest import DaemonProcess
 
 from kvconn import client
-from kvconn.client import Alloc, FinishedLoad, Options, PlannedLoad, Run, Scheduled, SchedulerClient, Step, WorkerClient
+from kvconn.client import (
+    NO_BLOCK,
+    Alloc,
+    FinishedLoad,
+    GroupLayout,
+    KeyedBlocks,
+    Options,
+    PlannedLoad,
+    Run,
+    SaveResult,
+    Scheduled,
+    SchedulerClient,
+    Span,
+    Step,
+    WorkerClient,
+)
 from kvconn.connection import Connection
 from kvconn.frames import Op
 
@@ -29,16 +44,13 @@ MANIFEST = {
     "model": "m",
     "kv_dtype": "float32",
     "block_size": BLOCK_SIZE,
-    "layers": 2,
-    "kv_heads": 1,
-    "head_size": 64,
-    "layout": "LB",
+    "groups": [{"layers": 2, "kv_heads": 1, "head_size": 64, "layout": "LB"}],
     "tensor_parallel": 1,
     "pipeline_parallel": 1,
     "key_scheme": "tokens",
     "hash_scheme": "kvconn-1",
 }
-RUNS = [Run(0, 0, 2, BLOCKS * BLOCK_BYTES // 2, BLOCK_BYTES // 2, BLOCK_BYTES // 2)]
+LAYOUT = [GroupLayout(BLOCKS, [Run(0, 0, 2, BLOCKS * BLOCK_BYTES // 2, BLOCK_BYTES // 2, BLOCK_BYTES // 2)])]
 
 
 def options(path: Path, manifest: dict[str, Any] | None = None) -> Options:
@@ -85,10 +97,28 @@ def polled(worker: WorkerClient) -> list[FinishedLoad]:
     return reports
 
 
-def connect_worker(path: Path, memory: Memory) -> WorkerClient:
-    worker = WorkerClient(options(path), shard=0)
-    assert worker.register([memory.fd], BLOCKS, RUNS)
+def connect_worker(
+    path: Path,
+    memory: Memory,
+    rank: int = 0,
+    manifest: dict[str, Any] | None = None,
+    layout: list[GroupLayout] = LAYOUT,
+) -> WorkerClient:
+    worker = WorkerClient(options(path, manifest), rank)
+    assert worker.register([memory.fd], layout)
     return worker
+
+
+def save_blocks(scheduler: SchedulerClient, workers: list[WorkerClient], tokens: list[int], tables: list[Any]) -> None:
+    """Save the full blocks of a prompt, which lie in tables, one for each group."""
+    scheduler.match("saving", tokens)
+    scheduled = Scheduled("saving", tables, True, 0, len(tokens), [])
+    plan = scheduler.step(Step(scheduled=[scheduled]), scheduler.session)
+    for worker in workers:
+        result = worker.save(plan.meta)
+        assert result.taken
+        assert not result.dropped
+    scheduler.step(Step(finished=["saving"]), scheduler.session)
 
 
 def test_what_was_saved_is_loaded_byte_for_byte(daemon: Path) -> None:
@@ -100,8 +130,8 @@ def test_what_was_saved_is_loaded_byte_for_byte(daemon: Path) -> None:
     assert scheduler.match("r1", tokens).tokens == 0
     for block in range(4):
         memory.fill(block, block + 1)
-    saved = scheduler.step(Step(scheduled=[Scheduled("r1", [0, 1, 2, 3], True, 0, len(tokens), [])]), 1)
-    assert worker.save(saved.meta) == (4, 0)
+    saved = scheduler.step(Step(scheduled=[Scheduled("r1", [[0, 1, 2, 3]], True, 0, len(tokens), [])]), 1)
+    assert worker.save(saved.meta) == SaveResult(4)
     for block in range(4):
         memory.fill(block, 0xEE)  # free to be overwritten
     scheduler.step(Step(finished=["r1"]), 1)
@@ -109,7 +139,7 @@ def test_what_was_saved_is_loaded_byte_for_byte(daemon: Path) -> None:
     wait_until(lambda: scheduler.match("r2", tokens).tokens == 4 * BLOCK_SIZE)
     offer = scheduler.match("r2", [], start=len(tokens), computed=BLOCK_SIZE)
     assert offer == (3 * BLOCK_SIZE, True)
-    plan = scheduler.step(Step(allocs=[Alloc("r2", [9, 5, 6, 7], BLOCK_SIZE, 3 * BLOCK_SIZE)]), 1)
+    plan = scheduler.step(Step(allocs=[Alloc("r2", [[9, 5, 6, 7]], BLOCK_SIZE, 3 * BLOCK_SIZE)]), 1)
     assert plan.loads == [PlannedLoad("r2", [5, 6, 7])]
     worker.load(plan.meta, plan.loads)
     assert polled(worker) == [FinishedLoad("r2", [])]
@@ -127,7 +157,7 @@ def test_another_namespace_or_scope_finds_nothing(daemon: Path) -> None:
     assert scheduler.connect()
     tokens = list(range(2 * BLOCK_SIZE + 1))
     scheduler.match("r", tokens)
-    plan = scheduler.step(Step(scheduled=[Scheduled("r", [0, 1], True, 0, len(tokens), [])]), 1)
+    plan = scheduler.step(Step(scheduled=[Scheduled("r", [[0, 1]], True, 0, len(tokens), [])]), 1)
     assert worker.save(plan.meta).taken == 2
     wait_until(lambda: scheduler.match("again", tokens).tokens == 2 * BLOCK_SIZE)
     assert scheduler.match("salted", tokens, salt="tenant").tokens == 0
@@ -145,6 +175,150 @@ def test_another_namespace_or_scope_finds_nothing(daemon: Path) -> None:
         stranger.close()
 
 
+HYBRID = {
+    "groups": [
+        {"layers": 1, "kv_heads": 1, "head_size": 64, "layout": "LB"},
+        {"layers": 1, "window": 2 * BLOCK_SIZE, "kv_heads": 1, "head_size": 64, "layout": "LB"},
+    ]
+}
+# As vLLM's groups do, these alias the same bytes: a block id belongs to one group at a time.
+HYBRID_LAYOUT = [GroupLayout(BLOCKS, [Run(0, 0, 1, 0, BLOCK_BYTES, BLOCK_BYTES)])] * 2
+
+
+def test_a_window_loads_only_what_it_needs(daemon: Path) -> None:
+    memory = Memory()
+    worker = connect_worker(daemon, memory, manifest=HYBRID, layout=HYBRID_LAYOUT)
+    scheduler = SchedulerClient(options(daemon, HYBRID))
+    assert scheduler.connect()
+    tokens = list(range(4 * BLOCK_SIZE + 1))
+    for block in range(8):
+        memory.map[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES] = bytes([block + 1]) * BLOCK_BYTES
+    save_blocks(scheduler, [worker], tokens, [[0, 1, 2, 3], [4, 5, 6, 7]])
+    wait_until(lambda: scheduler.match("r", tokens).tokens == 4 * BLOCK_SIZE)
+    tables = [[8, 9, 10, 11], [NO_BLOCK, NO_BLOCK, 12, 13]]
+    plan = scheduler.step(Step(allocs=[Alloc("r", tables, 0, 4 * BLOCK_SIZE)]), 1)
+    assert [(r, sorted(blocks)) for r, blocks in plan.loads] == [("r", [8, 9, 10, 11, 12, 13])]
+    worker.load(plan.meta, plan.loads)
+    assert polled(worker) == [FinishedLoad("r", [])]
+    for block, want in zip([8, 9, 10, 11, 12, 13], [1, 2, 3, 4, 7, 8], strict=True):
+        assert memory.map[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES] == bytes([want]) * BLOCK_BYTES
+    scheduler.close()
+    worker.close()
+
+
+def test_a_block_is_offered_only_with_all_its_shards(daemon: Path) -> None:
+    ranks = {"tensor_parallel": 2}
+    memories = [Memory(), Memory()]
+    workers = [connect_worker(daemon, m, rank, ranks) for rank, m in enumerate(memories)]
+    scheduler = SchedulerClient(options(daemon, ranks))
+    assert scheduler.connect()
+    one, both = [list(range(n, n + BLOCK_SIZE + 1)) for n in (0, 100)]
+    memories[0].fill(0, 1)
+    save_blocks(scheduler, workers[:1], one, [[0]])
+    memories[0].fill(1, 3)
+    memories[1].fill(1, 4)
+    save_blocks(scheduler, workers, both, [[1]])
+    wait_until(lambda: scheduler.match("both", both).tokens == BLOCK_SIZE)
+    assert scheduler.match("one", one).tokens == 0
+    plan = scheduler.step(Step(allocs=[Alloc("both", [[7]], 0, BLOCK_SIZE)]), 1)
+    for worker in workers:
+        worker.load(plan.meta, plan.loads)
+        assert polled(worker) == [FinishedLoad("both", [])]
+    assert [m.read(7) for m in memories] == [bytes([n]) * BLOCK_BYTES for n in (3, 4)]
+    for client_ in (scheduler, *workers):
+        client_.close()
+
+
+def test_other_content_behind_the_same_tokens_is_another_prompt(daemon: Path) -> None:
+    memory = Memory()
+    worker = connect_worker(daemon, memory)
+    scheduler = SchedulerClient(options(daemon))
+    assert scheduler.connect()
+    tokens = [7] * (2 * BLOCK_SIZE + 1)
+    scheduler.match("saving", tokens, spans=[Span(20, 30, b"cat")])
+    plan = scheduler.step(Step(scheduled=[Scheduled("saving", [[0, 1]], True, 0, len(tokens), [])]), 1)
+    assert worker.save(plan.meta) == SaveResult(2)
+    wait_until(lambda: scheduler.match("cat", tokens, spans=[Span(20, 30, b"cat")]).tokens == 2 * BLOCK_SIZE)
+    assert scheduler.match("dog", tokens, spans=[Span(20, 30, b"dog")]).tokens == BLOCK_SIZE
+    assert scheduler.match("moved", tokens, spans=[Span(19, 29, b"cat")]).tokens == BLOCK_SIZE
+    assert scheduler.match("none", tokens).tokens == BLOCK_SIZE
+    scheduler.close()
+    worker.close()
+
+
+def test_a_reset_has_block_tables_told_anew(daemon: Path) -> None:
+    memory = Memory()
+    worker = connect_worker(daemon, memory)
+    scheduler = SchedulerClient(options(daemon))
+    assert scheduler.connect()
+    tokens = list(range(2 * BLOCK_SIZE + 1))
+    scheduler.match("r", tokens)
+    scheduler.step(Step(scheduled=[Scheduled("r", [[0, 1, 2]], True, 0, 1, [])]), 1)
+    scheduler.reset()
+    assert scheduler.step(Step(scheduled=[Scheduled("r", [[]], False, 1, BLOCK_SIZE, [])]), 1).meta == b""
+    plan = scheduler.step(Step(scheduled=[Scheduled("r", [[4, 5, 6]], True, 1, 2 * BLOCK_SIZE, [])]), 1)
+    assert worker.save(plan.meta).taken == 2
+    scheduler.close()
+    worker.close()
+
+
+def test_blocks_named_by_the_engine_are_kept_and_found(daemon: Path) -> None:
+    memory = Memory()
+    worker = connect_worker(daemon, memory, manifest={"key_scheme": "engine"})
+    hashes = [os.urandom(32) for _ in range(3)]
+    for block in range(2):
+        memory.fill(block, block + 1)
+    assert worker.put(KeyedBlocks(hashes[:2], [0, 1])) == SaveResult(2)
+    wait_until(lambda: worker.present(KeyedBlocks(hashes)) == 2)
+    worker.fetch("f", KeyedBlocks(hashes, [5, 6, 7]))
+    assert polled(worker) == [FinishedLoad("f", [7])]
+    assert [memory.read(b) for b in (5, 6)] == [bytes([n]) * BLOCK_BYTES for n in (1, 2)]
+    worker.close()
+
+
+def test_memory_that_was_taken_back_is_not_touched(daemon: Path) -> None:
+    memory = Memory()
+    worker = connect_worker(daemon, memory)
+    scheduler = SchedulerClient(options(daemon))
+    assert scheduler.connect()
+    tokens = list(range(BLOCK_SIZE + 1))
+    save_blocks(scheduler, [worker], tokens, [[0]])
+    wait_until(lambda: scheduler.match("r", tokens).tokens == BLOCK_SIZE)
+    plan = scheduler.step(Step(allocs=[Alloc("r", [[5]], 0, BLOCK_SIZE)]), 1)
+    assert worker.cancel("r", 1.0)
+    worker.load(plan.meta, plan.loads)
+    assert worker.unregister(10.0)
+    memory.fill(5, 0xEE)
+    assert [load.request for load in worker.poll()] in (["r"], [])
+    assert memory.read(5) == b"\xee" * BLOCK_BYTES
+    assert worker.register([memory.fd], LAYOUT)
+    scheduler.close()
+    worker.close()
+
+
+def test_a_frozen_daemon_is_fenced_and_its_load_fails(daemon_process: DaemonProcess) -> None:
+    memory = Memory()
+    worker = WorkerClient(replace(options(daemon_process.socket), timeout=0.3), rank=0)
+    assert worker.register([memory.fd], LAYOUT)
+    scheduler = SchedulerClient(options(daemon_process.socket))
+    assert scheduler.connect()
+    tokens = list(range(2 * BLOCK_SIZE + 1))
+    save_blocks(scheduler, [worker], tokens, [[0, 1]])
+    wait_until(lambda: scheduler.match("r", tokens).tokens == 2 * BLOCK_SIZE)
+    plan = scheduler.step(Step(allocs=[Alloc("r", [[5, 6]], 0, 2 * BLOCK_SIZE)]), 1)
+    freeze(daemon_process.process)
+    worker.load(plan.meta, plan.loads)
+    assert worker.poll() == [FinishedLoad("r", [5, 6])]
+    memory.fill(5, 0xEE)  # the engine goes on
+    memory.fill(6, 0xEE)
+    daemon_process.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: worker._link.connection is not None)
+    scheduler.match("r", tokens)
+    assert [memory.read(b) for b in (5, 6)] == [b"\xee" * BLOCK_BYTES] * 2
+    scheduler.close()
+    worker.close()
+
+
 def test_a_request_that_the_leader_was_not_told_is_named_so(daemon: Path) -> None:
     scheduler = SchedulerClient(options(daemon))
     assert scheduler.connect()
@@ -159,16 +333,16 @@ def test_a_descriptor_too_small_for_its_layout_is_refused(
 ) -> None:
     fd = os.memfd_create("kv", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
-    worker = WorkerClient(options(daemon), shard=0)
-    assert not worker.register([fd], BLOCKS, RUNS)
+    worker = WorkerClient(options(daemon), rank=0)
+    assert not worker.register([fd], LAYOUT)
     assert "refused register" in caplog.text
     worker.close()
 
 
 def test_a_descriptor_that_is_no_memory_is_refused(daemon: Path) -> None:
     read, _ = os.pipe()
-    worker = WorkerClient(options(daemon), shard=0)
-    assert not worker.register([read], BLOCKS, RUNS)
+    worker = WorkerClient(options(daemon), rank=0)
+    assert not worker.register([read], LAYOUT)
     worker.close()
 
 
@@ -216,25 +390,25 @@ def freeze(process: subprocess.Popen[bytes]) -> None:
 
 def test_a_save_that_the_client_has_given_up_is_not_kept(daemon_process: DaemonProcess) -> None:
     memory = Memory()
-    worker = WorkerClient(replace(options(daemon_process.socket), timeout=0.3), shard=0)
-    assert worker.register([memory.fd], BLOCKS, RUNS)
+    worker = WorkerClient(replace(options(daemon_process.socket), timeout=0.3), rank=0)
+    assert worker.register([memory.fd], LAYOUT)
     scheduler = SchedulerClient(options(daemon_process.socket))
     assert scheduler.connect()
     tokens = list(range(2 * BLOCK_SIZE + 1))
     scheduler.match("r", tokens)
     memory.fill(0, 1)
     memory.fill(1, 2)
-    plan = scheduler.step(Step(scheduled=[Scheduled("r", [0, 1], True, 0, len(tokens), [])]), 1)
+    plan = scheduler.step(Step(scheduled=[Scheduled("r", [[0, 1]], True, 0, len(tokens), [])]), 1)
     freeze(daemon_process.process)
-    assert worker.save(plan.meta) == (0, 0)
+    assert worker.save(plan.meta) == SaveResult()
     memory.fill(0, 0xEE)  # the engine goes on
     memory.fill(1, 0xEE)
     daemon_process.process.send_signal(signal.SIGCONT)
-    wait_until(lambda: worker._link.connection is not None and worker._link.connection.session == 2)
+    wait_until(lambda: worker._link.connection is not None)
     # What is saved now is written after anything that was saved before.
     other = list(range(100, 100 + BLOCK_SIZE + 1))
     scheduler.match("other", other)
-    plan = scheduler.step(Step(scheduled=[Scheduled("other", [0], True, 0, len(other), [])]), 1)
+    plan = scheduler.step(Step(scheduled=[Scheduled("other", [[0]], True, 0, len(other), [])]), 1)
     assert worker.save(plan.meta).taken == 1
     wait_until(lambda: scheduler.match("other again", other).tokens == BLOCK_SIZE)
     assert scheduler.match("again", tokens).tokens == 0

@@ -9,14 +9,14 @@ from kvconn import frames
 from kvconn.errors import ProtocolError, RequestTooLarge
 
 
-def answer(length: int = 0, op: int = 3, kind: int = 1, fds: int = 0, zero: int = 0, epoch: int = 9) -> bytes:
+def answer(length: int = 0, op: int = 2, kind: int = 1, fds: int = 0, zero: int = 0, epoch: int = 9) -> bytes:
     return struct.pack("<IIBBBBQ", length, 5, op, kind, fds, zero, epoch)
 
 
 def test_request_has_the_documented_bytes() -> None:
     frame = frames.pack_request(0x01020304, frames.Op.MATCH, {"r": "a"})
     body = msgpack.packb({"r": "a"})
-    assert frame[:20] == bytes([len(body), 0, 0, 0, 4, 3, 2, 1, 3, 0, 0, 0]) + bytes(8)
+    assert frame[:20] == bytes([len(body), 0, 0, 0, 4, 3, 2, 1, 2, 0, 0, 0]) + bytes(8)
     assert frame[20:] == body
 
 
@@ -24,7 +24,7 @@ def test_request_beyond_the_bound_is_not_sent() -> None:
     with pytest.raises(RequestTooLarge):
         frames.pack_request(1, frames.Op.LOAD, {"meta": bytes(frames.MAX_BODY_BYTES)})
     with pytest.raises(RequestTooLarge):
-        frames.pack_request(1, frames.Op.REGISTER, {}, fds=17)
+        frames.pack_request(1, frames.Op.REGISTER, {}, fds=18)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_header_out_of_bounds_is_refused(header: bytes) -> None:
 
 def test_header_within_bounds_is_taken() -> None:
     header = frames.unpack_header(answer(length=frames.MAX_BODY_BYTES))
-    assert (header.length, header.id, header.op, header.epoch) == (frames.MAX_BODY_BYTES, 5, 3, 9)
+    assert (header.length, header.id, header.op, header.epoch) == (frames.MAX_BODY_BYTES, 5, 2, 9)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from fake_daemon import HELLO, LOAD, POLL, SAVE, FakeDaemon
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvconn.client import FinishedLoad, Options, PlannedLoad, Run, WorkerClient
+from kvconn.vllm import connector as connector_module
 from kvconn.vllm.connector import KVConnConnector, _options
 from kvconn.vllm.metadata import StepMetadata
 from kvconn.vllm.worker import WorkerSide
@@ -29,8 +30,20 @@ def vllm_config(**transfer: Any) -> Any:
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(**{**defaults, **transfer}),
         device_config=SimpleNamespace(device_type="cpu"),
-        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1, prefill_context_parallel_size=1),
     )
+
+
+class FullAttentionSpec(SimpleNamespace):
+    pass
+
+
+class SlidingWindowSpec(SimpleNamespace):
+    pass
+
+
+def kv_config(*specs: Any) -> Any:
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=s, layer_names=["l"]) for s in specs])
 
 
 @pytest.mark.parametrize(
@@ -44,14 +57,28 @@ def vllm_config(**transfer: Any) -> Any:
 )
 def test_settings_that_cannot_work_say_so(transfer: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        _options(vllm_config(**transfer), KVConnectorRole.WORKER, SimpleNamespace(kv_cache_groups=[1]))  # type: ignore[arg-type]
+        _options(vllm_config(**transfer), KVConnectorRole.WORKER, kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
 
 
 def test_memory_on_a_gpu_is_refused() -> None:
     config = vllm_config()
     config.device_config.device_type = "cuda"
     with pytest.raises(ValueError, match="cuda"):
-        _options(config, KVConnectorRole.WORKER, SimpleNamespace(kv_cache_groups=[1]))  # type: ignore[arg-type]
+        _options(config, KVConnectorRole.WORKER, kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", ["decode_context_parallel_size", "prefill_context_parallel_size"])
+def test_context_parallelism_is_refused(size: str) -> None:
+    config = vllm_config()
+    setattr(config.parallel_config, size, 2)
+    with pytest.raises(ValueError, match=size):
+        _options(config, KVConnectorRole.WORKER, kv_config(FullAttentionSpec()))
+
+
+def test_windows_are_refused_where_a_failed_load_would_kill_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connector_module, "_TransferResults", None)
+    with pytest.raises(ValueError, match="failed_recving"):
+        _options(vllm_config(), KVConnectorRole.WORKER, kv_config(SlidingWindowSpec(sliding_window=8)))
 
 
 class Broken:
@@ -74,29 +101,35 @@ def test_no_exception_reaches_the_engine() -> None:
     connector.shutdown()
     assert connector.get_mem_pool_context() is None
     assert connector.get_finished({"r"}) == (None, None)
+    results = connector.get_transfer_results({"r"})
+    assert (results.finished_sending, results.finished_recving, results.failed_recving) == (set(), set(), set())
     assert connector.get_block_ids_with_load_errors() == set()
     assert connector.get_num_new_matched_tokens(request, 0) == (0, False)  # type: ignore[arg-type]
     assert not connector.build_connector_meta(None)  # type: ignore[arg-type]
     assert connector.request_finished(request, []) == (False, None)  # type: ignore[arg-type]
+    assert connector.request_finished_all_groups(request, ([], [])) == (False, None)  # type: ignore[arg-type]
+    assert connector.reset_cache() is False
     assert connector.requires_kv_delivery is False
 
 
 @pytest.fixture
 def fake(socket_dir: Path) -> Any:
     daemon = FakeDaemon(socket_dir / "s")
-    daemon.on[LOAD] = lambda _: {"loads": 1}
+    daemon.on[LOAD] = lambda _: {"n": 1}
     daemon.on[SAVE] = lambda _: {"taken": 1}
     daemon.on[POLL] = lambda _: {"finished": [["a", b"\x05\0\0\0"]]}
     yield daemon
     daemon.stop()
 
 
-def worker_side(fake: FakeDaemon) -> tuple[WorkerSide, WorkerClient]:
-    client = WorkerClient(Options(socket=str(fake.path), engine="e", manifest=b"{}"), shard=0)
-    spec = SimpleNamespace(page_size_bytes=64)
+def worker_side(fake: FakeDaemon, spec_type: type = FullAttentionSpec) -> tuple[WorkerSide, WorkerClient]:
+    client = WorkerClient(Options(socket=str(fake.path), engine="e", manifest=b"{}"), rank=0)
+    spec = spec_type(page_size_bytes=64, sliding_window=8)
     placed = SimpleNamespace(layers=["l"], offset=0, layer_stride=256, block_stride=64, host_resident=False)
     config = SimpleNamespace(
-        num_blocks=4, kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)], kv_cache_tensors=[placed]
+        num_blocks=4,
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec, layer_names=["l"])],
+        kv_cache_tensors=[placed],
     )
     side = WorkerSide(client, config, logging.getLogger("test"))  # type: ignore[arg-type]
     with side.allocation_context():
@@ -111,9 +144,9 @@ def test_a_step_is_begun_once_however_often_it_is_bound(fake: FakeDaemon) -> Non
     side.begin(meta)
     side.begin(meta)
     side.save(meta)
-    assert side.finished_loads() == {"a"}
+    assert side.ended_loads() == ({"a"}, set())
     assert side.take_invalid() == {5}
-    assert (side.finished_loads(), side.take_invalid()) == (set(), set())
+    assert (side.ended_loads(), side.take_invalid()) == ((set(), set()), set())
     assert [op for op in fake.ops() if op != HELLO][1:] == [LOAD, SAVE, POLL]
     client.close()
 
@@ -125,7 +158,7 @@ def test_an_empty_step_makes_no_call(fake: FakeDaemon) -> None:
         meta = StepMetadata()
         side.begin(meta)
         side.save(meta)
-        assert side.finished_loads() == set()
+        assert side.ended_loads() == (set(), set())
     assert fake.ops() == []
     client.close()
 
@@ -134,15 +167,23 @@ def test_loads_that_no_leader_planned_are_reported_as_failed(fake: FakeDaemon) -
     side, client = worker_side(fake)
     fake.ops()
     side.begin(StepMetadata(lost=[PlannedLoad("b", [1, 2])]))
-    assert side.finished_loads() == {"b"}
+    assert side.ended_loads() == ({"b"}, set())
     assert side.take_invalid() == {1, 2}
     assert fake.ops() == []
+    client.close()
+
+
+def test_where_blocks_leave_windows_a_load_fails_as_a_whole(fake: FakeDaemon) -> None:
+    side, client = worker_side(fake, SlidingWindowSpec)
+    side.begin(StepMetadata(b"m", [PlannedLoad("a", [5, 6])], lost=[PlannedLoad("b", [1, 2])]))
+    assert side.ended_loads() == ({"a", "b"}, {"a", "b"})
+    assert side.take_invalid() == set()
     client.close()
 
 
 def test_the_memory_is_registered_with_its_layout(fake: FakeDaemon) -> None:
     _, client = worker_side(fake)
     bodies = [fake.asked.get()[1] for _ in range(2)]
-    assert bodies[1] == {"blocks": 4, "runs": [list(Run(0, 0, 1, 256, 64, 64))]}
+    assert bodies[1] == {"groups": [{"blocks": 4, "runs": [list(Run(0, 0, 1, 256, 64, 64))]}]}
     assert client.poll() == list[FinishedLoad]()
     client.close()

@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 import torch
 
-from kvconn.client import Run
+from kvconn.client import GroupLayout, Run
 from kvconn.vllm import memory
 
 BLOCKS, LAYERS, PAGE = 6, 3, 64
@@ -35,7 +35,7 @@ def config(**placed: Any) -> Any:
     }
     return SimpleNamespace(
         num_blocks=BLOCKS,
-        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)],
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec, layer_names=tensor["layers"])],
         kv_cache_tensors=[SimpleNamespace(**tensor)],
     )
 
@@ -80,14 +80,47 @@ def test_other_memory_is_moved_with_all_its_views() -> None:
 
 def test_the_layout_is_what_the_engine_says() -> None:
     layers = layers_of(torch.zeros(BLOCKS * LAYERS * PAGE, dtype=torch.int8))
-    assert memory.block_runs(config(), layers) == [Run(0, 0, LAYERS, PAGE * BLOCKS, PAGE, PAGE)]
+    want = [GroupLayout(BLOCKS, [Run(0, 0, LAYERS, PAGE * BLOCKS, PAGE, PAGE)])]
+    assert memory.group_layouts(config(), layers) == want
+
+
+def test_groups_alias_the_same_bytes() -> None:
+    pages = PAGE * BLOCKS
+    buffer = torch.zeros(2 * pages, dtype=torch.int8)
+    size, stride = (BLOCKS, 2, 4, 8), (PAGE, 32, 8, 1)
+    spec = SimpleNamespace(page_size_bytes=PAGE)
+    names = [["a0", "a1"], ["b0", "b1"], ["c0"]]
+    layers = {n: torch.as_strided(buffer, size, stride, i * pages) for group in names for i, n in enumerate(group)}
+    placed = {"offset": 0, "layer_stride": pages, "block_stride": PAGE, "host_resident": False}
+    kv = SimpleNamespace(
+        num_blocks=BLOCKS,
+        kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec, layer_names=group) for group in [*names, []]],
+        kv_cache_tensors=[SimpleNamespace(layers=group, **placed) for group in names],
+    )
+    two, one = (GroupLayout(BLOCKS, [Run(0, 0, n, pages, PAGE, PAGE)]) for n in (2, 1))
+    assert memory.group_layouts(kv, layers) == [two, two, one, GroupLayout(0, [])]
+
+
+def test_groups_share_a_placement() -> None:
+    pages = PAGE * BLOCKS
+    layers = layers_of(torch.zeros(LAYERS * pages, dtype=torch.int8))
+    kv = config()
+    spec = kv.kv_cache_groups[0].kv_cache_spec
+    kv.kv_cache_groups = [
+        SimpleNamespace(kv_cache_spec=spec, layer_names=["l0", "l2"]),
+        SimpleNamespace(kv_cache_spec=spec, layer_names=["l1"]),
+    ]
+    assert memory.group_layouts(kv, layers) == [
+        GroupLayout(BLOCKS, [Run(0, i * pages, 1, pages, PAGE, PAGE) for i in (0, 2)]),
+        GroupLayout(BLOCKS, [Run(0, pages, 1, pages, PAGE, PAGE)]),
+    ]
 
 
 def test_a_kernel_with_smaller_blocks_sees_the_same_pages() -> None:
     buffer = torch.zeros(BLOCKS * LAYERS * PAGE, dtype=torch.int8)
     size, stride = (2 * BLOCKS, 1, 4, 8), (32, 32, 8, 1)
     layers = {f"l{i}": torch.as_strided(buffer, size, stride, i * PAGE * BLOCKS) for i in range(LAYERS)}
-    assert memory.block_runs(config(), layers)[0].size == PAGE
+    assert memory.group_layouts(config(), layers)[0].runs[0].size == PAGE
 
 
 @pytest.mark.parametrize(
@@ -96,7 +129,7 @@ def test_a_kernel_with_smaller_blocks_sees_the_same_pages() -> None:
 def test_a_layout_that_the_tensors_do_not_have_is_refused(placed: dict[str, Any]) -> None:
     layers = layers_of(torch.zeros(BLOCKS * LAYERS * PAGE, dtype=torch.int8))
     with pytest.raises(memory.LayoutError):
-        memory.block_runs(config(**placed), layers)
+        memory.group_layouts(config(**placed), layers)
 
 
 def test_pages_with_gaps_are_refused() -> None:
@@ -105,7 +138,7 @@ def test_pages_with_gaps_are_refused() -> None:
     layers = {f"l{i}": torch.as_strided(buffer, size, stride, i * PAGE * BLOCKS) for i in range(LAYERS)}
     layers["l0"] = torch.as_strided(buffer, size, (PAGE, 8, 32, 1), 0)
     with pytest.raises(memory.LayoutError):
-        memory.block_runs(config(), layers)
+        memory.group_layouts(config(), layers)
 
 
 def test_memory_of_several_allocations_is_refused() -> None:

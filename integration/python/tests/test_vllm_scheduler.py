@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,12 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvconn.client import (
+    NO_BLOCK,
     Alloc,
     Offer,
     PlannedLoad,
     Scheduled,
+    Span,
     Step,
     StepReply,
     Unavailable,
@@ -32,6 +35,7 @@ class Leader:
         self.matches: list[dict[str, Any]] = []
         self.steps: list[Step] = []
         self.reports: list[tuple[list[str], list[int]]] = []
+        self.resets = 0
         self.offer = Offer(0, False)
         self.error: Exception | None = None
 
@@ -53,6 +57,11 @@ class Leader:
         assert session == self.session
         self.reports.append((list(done), sorted(invalid)))
 
+    def reset(self) -> None:
+        self.resets += 1
+        if self.error:
+            raise self.error
+
 
 class Engine:
     """Makes the objects of vLLM's scheduler."""
@@ -60,13 +69,14 @@ class Engine:
     def __init__(self) -> None:
         self.leader = Leader()
         self.side = SchedulerSide(self.leader, BLOCK_SIZE, logging.getLogger("test"))  # type: ignore[arg-type]
-        self.tables: dict[str, list[int]] = {}
+        self.tables: dict[str, tuple[list[int], ...]] = {}
 
     def request(self, name: str, tokens: int, **kwargs: Any) -> Any:
         r = SimpleNamespace(
             request_id=name,
             all_token_ids=list(range(tokens)),
             num_tokens=tokens,
+            num_prompt_tokens=tokens,
             cache_salt=None,
             lora_request=None,
             mm_features=[],
@@ -82,9 +92,9 @@ class Engine:
         r.all_token_ids += tokens
         r.num_tokens = len(r.all_token_ids)
 
-    def allocate(self, r: Any, blocks: list[int], external: int = 0) -> None:
+    def allocate(self, r: Any, *blocks: list[int], external: int = 0) -> None:
         self.tables[r.request_id] = blocks
-        self.side.allocated(r, SimpleNamespace(get_block_ids=lambda: (blocks,)), external)  # type: ignore[arg-type]
+        self.side.allocated(r, SimpleNamespace(get_block_ids=lambda: blocks), external)  # type: ignore[arg-type]
 
     def plan(
         self,
@@ -102,12 +112,20 @@ class Engine:
             ),
             num_scheduled_tokens={r: n for r, (_, n) in (new | cached).items()},
             preempted_req_ids=preempted,
-            kv_connector_block_state=SimpleNamespace(get_block_ids=lambda r: (self.tables[r],)),
+            kv_connector_block_state=SimpleNamespace(get_block_ids=lambda r: self.tables[r]),
         )
         return self.side.plan(output)  # type: ignore[arg-type]
 
-    def loads_ended(self, *requests: str, invalid: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        self.side.loaded(SimpleNamespace(finished_recving=set(requests), invalid_block_ids=invalid))  # type: ignore[arg-type]
+    def loads_ended(
+        self,
+        *requests: str,
+        invalid: set[int] = frozenset(),  # type: ignore[assignment]
+        failed: set[str] = frozenset(),  # type: ignore[assignment]
+    ) -> None:
+        output = SimpleNamespace(
+            finished_recving=set(requests), invalid_block_ids=set(invalid), failed_recving=set(failed)
+        )
+        self.side.loaded(output)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -189,8 +207,6 @@ def test_scope_and_wishes_reach_the_leader(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "special",
     [
-        {"mm_features": [1]},
-        {"prompt_embeds": object()},
         {"resumable": True},
         {"kv_transfer_params": {"kvconn": {"load": False, "save": False}}},
         {"cache_salt": "x" * 5000},
@@ -201,7 +217,7 @@ def test_scope_and_wishes_reach_the_leader(engine: Engine) -> None:
 def test_requests_that_cannot_be_cached_are_not_told(engine: Engine, special: dict[str, Any]) -> None:
     r = engine.request("r", 10, **special)
     assert engine.side.match(r, 0) == (0, False)
-    engine.tables[r.request_id] = [1, 2, 3]
+    engine.tables[r.request_id] = ([1, 2, 3],)
     engine.plan(new={r.request_id: (0, 10)})
     engine.side.finished(r.request_id)
     engine.plan()
@@ -214,7 +230,7 @@ def test_a_taken_offer_is_loaded_and_reported(engine: Engine) -> None:
     engine.side.match(r, 4)
     engine.allocate(r, [9, 5, 6], external=8)
     meta = engine.plan()
-    assert engine.leader.steps[0].allocs == [Alloc("r", [9, 5, 6], 4, 8)]
+    assert engine.leader.steps[0].allocs == [Alloc("r", [[9, 5, 6]], 4, 8)]
     assert (meta.payload, meta.loads, meta.lost) == (b"plan", [PlannedLoad("r", [5, 6])], [])
     engine.loads_ended("r")
     assert engine.leader.reports == [(["r"], [])]
@@ -222,7 +238,7 @@ def test_a_taken_offer_is_loaded_and_reported(engine: Engine) -> None:
     engine.allocate(r, [9, 5, 6, 7])
     engine.plan(new={"r": (12, 2)})
     assert engine.leader.steps[1].allocs == []
-    assert engine.leader.steps[1].scheduled == [Scheduled("r", [9, 5, 6, 7], True, 12, 2, [], 14)]
+    assert engine.leader.steps[1].scheduled == [Scheduled("r", [[9, 5, 6, 7]], True, 12, 2, [], 14)]
 
 
 def test_an_offer_not_taken_is_told(engine: Engine) -> None:
@@ -231,7 +247,7 @@ def test_an_offer_not_taken_is_told(engine: Engine) -> None:
     engine.side.match(r, 0)
     engine.allocate(r, [1, 2, 3, 4])
     meta = engine.plan(new={"r": (0, 14)})
-    assert engine.leader.steps[0].allocs == [Alloc("r", [1, 2, 3, 4], 0, 0)]
+    assert engine.leader.steps[0].allocs == [Alloc("r", [[1, 2, 3, 4]], 0, 0)]
     assert meta.loads == []
 
 
@@ -268,6 +284,102 @@ def test_a_request_whose_load_failed_is_not_offered_again(engine: Engine) -> Non
     assert engine.leader.matches[-1]["no_load"]
 
 
+def test_a_load_that_failed_as_a_whole_is_reported_with_its_blocks(engine: Engine) -> None:
+    engine.leader.offer = Offer(8, True)
+    r = engine.request("r", 14)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2], [0, 5], external=8)
+    engine.plan()
+    engine.loads_ended("r", failed={"r", "stranger"})
+    assert engine.leader.reports == [(["r"], [1, 2, 5])]
+    engine.side.match(r, 0)
+    assert engine.leader.matches[-1]["no_load"]
+
+
+# Several KV cache groups
+
+
+def test_groups_have_their_own_block_tables_and_null_blocks_are_none(engine: Engine) -> None:
+    engine.leader.offer = Offer(12, True)
+    r = engine.request("r", 18)
+    engine.side.match(r, 4)
+    engine.allocate(r, [9, 5, 6, 7], [0, 0, 0, 8], external=12)
+    meta = engine.plan()
+    assert engine.leader.steps[0].allocs == [Alloc("r", [[9, 5, 6, 7], [NO_BLOCK] * 3 + [8]], 4, 12)]
+    assert meta.loads == [PlannedLoad("r", [5, 6, 7, 8])]
+    engine.loads_ended("r")
+    engine.tables["r"] = ([9, 5, 6, 7, 3], [0, 0, 0, 8, 4])
+    engine.plan(new={"r": (16, 2)})
+    engine.append(r, *range(4))
+    engine.tables["r"] = ([9, 5, 6, 7, 3, 11], [0, 0, 0, 0, 4, 12])
+    engine.plan(cached={"r": (18, 4)})
+    assert [s for step in engine.leader.steps for s in step.scheduled] == [
+        Scheduled("r", [[9, 5, 6, 7, 3], [*[NO_BLOCK] * 3, 8, 4]], True, 16, 2, [], 18),
+        Scheduled("r", [[11], [12]], False, 18, 4, [0, 1, 2, 3], 18),
+    ]
+
+
+# What placeholder tokens stand for
+
+
+def test_images_are_told_as_spans_each_time(engine: Engine) -> None:
+    def feature(start: int, length: int, identifier: str) -> Any:
+        return SimpleNamespace(identifier=identifier, mm_position=SimpleNamespace(offset=start, length=length))
+
+    long = "x" * 300
+    r = engine.request("r", 14, mm_features=[feature(6, 3, long), feature(1, 4, "cat")])
+    engine.side.match(r, 0)
+    engine.side.match(r, 0)
+    want = [Span(1, 5, b"cat"), Span(6, 9, hashlib.sha256(long.encode()).digest())]
+    assert [(m["start"], m["spans"]) for m in engine.leader.matches] == [(0, want), (14, want)]
+
+
+def test_embeddings_are_told_block_by_block(engine: Engine) -> None:
+    import torch
+
+    embeds = torch.arange(20, dtype=torch.bfloat16).reshape(10, 2)
+    changed = embeds.clone()
+    changed[9] += 1
+    for name, rows in (("a", embeds), ("b", changed), ("c", embeds.clone())):
+        engine.side.match(engine.request(name, 10, prompt_embeds=rows), 0)
+    a, b, c = (m["spans"] for m in engine.leader.matches)
+    assert [(s.start, s.end) for s in a] == [(0, 4), (4, 8), (8, 10)]
+    assert a == c
+    assert [x == y for x, y in zip(a, b, strict=True)] == [True, True, False]
+
+
+def test_more_spans_than_the_protocol_has_are_not_told(engine: Engine) -> None:
+    position = SimpleNamespace(offset=0, length=1)
+    features = [SimpleNamespace(identifier="x", mm_position=position)] * 4097
+    assert engine.side.match(engine.request("r", 10, mm_features=features), 0) == (0, False)
+    assert engine.leader.matches == []
+
+
+def test_the_length_of_the_prompt_is_told(engine: Engine) -> None:
+    r = engine.request("r", 10)
+    engine.append(r, 1, 2)  # preempted: what it has put out is asked for, too
+    engine.side.match(r, 0)
+    assert (engine.leader.matches[0]["prompt"], len(engine.leader.matches[0]["tokens"])) == (10, 12)
+
+
+# Reset
+
+
+@pytest.mark.parametrize("error", [None, Unavailable("gone")])
+def test_after_a_reset_block_tables_are_told_anew(engine: Engine, error: Exception | None) -> None:
+    r = engine.request("r", 6)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2])
+    engine.plan(new={"r": (0, 6)})
+    engine.leader.error = error
+    engine.side.reset()
+    engine.leader.error = None
+    assert engine.leader.resets == 1
+    engine.append(r, 6, 7)
+    engine.plan(cached={"r": (6, 2)})
+    assert engine.leader.steps[-1].scheduled == [Scheduled("r", [[1, 2]], True, 6, 2, [6, 7], 6)]
+
+
 def test_an_aborted_request_still_has_its_load_reported(engine: Engine) -> None:
     engine.leader.offer = Offer(8, True)
     r = engine.request("r", 14)
@@ -288,12 +400,12 @@ def test_the_leader_is_called_once_a_filled_block(engine: Engine) -> None:
     engine.plan(new={"r": (0, 6)})
     for i in range(6, 13):
         engine.append(r, 100 + i)
-        engine.tables["r"] = [1, 2, 3, 4][: i // 4 + 1]
+        engine.tables["r"] = ([1, 2, 3, 4][: i // 4 + 1],)
         engine.plan(cached={"r": (i, 1)})
     assert [s for step in engine.leader.steps for s in step.scheduled] == [
-        Scheduled("r", [1, 2], True, 0, 6, [], 6),
-        Scheduled("r", [], False, 6, 2, [106, 107], 6),
-        Scheduled("r", [3], False, 8, 4, [108, 109, 110, 111], 8),
+        Scheduled("r", [[1, 2]], True, 0, 6, [], 6),
+        Scheduled("r", [[]], False, 6, 2, [106, 107], 6),
+        Scheduled("r", [[3]], False, 8, 4, [108, 109, 110, 111], 8),
     ]
 
 
@@ -302,11 +414,11 @@ def test_chunks_of_a_prompt_extend_the_block_table(engine: Engine) -> None:
     engine.side.match(r, 0)
     engine.allocate(r, [1, 2])
     engine.plan(new={"r": (0, 8)})
-    engine.tables["r"] = [1, 2, 3, 4]
+    engine.tables["r"] = ([1, 2, 3, 4],)
     engine.plan(cached={"r": (8, 8)})
     assert [s for step in engine.leader.steps for s in step.scheduled] == [
-        Scheduled("r", [1, 2], True, 0, 8, [], 20),
-        Scheduled("r", [3, 4], False, 8, 8, [], 20),
+        Scheduled("r", [[1, 2]], True, 0, 8, [], 20),
+        Scheduled("r", [[3, 4]], False, 8, 8, [], 20),
     ]
 
 
@@ -329,7 +441,7 @@ def test_a_preempted_request_starts_with_a_new_table(engine: Engine) -> None:
     engine.side.match(r, 0)
     engine.allocate(r, [7, 8])
     engine.plan(cached={"r": (0, 7)}, resumed={"r"})
-    assert engine.leader.steps[2].scheduled == [Scheduled("r", [7, 8], True, 0, 7, [], 7)]
+    assert engine.leader.steps[2].scheduled == [Scheduled("r", [[7, 8]], True, 0, 7, [], 7)]
 
 
 def test_finished_requests_are_told_once(engine: Engine) -> None:

@@ -9,6 +9,7 @@ It prints "ready PORT REPLAY_PORT". Commands, each answered by "done":
     rebind          close the PUB socket and open it again on the same port, as a restart does
 """
 
+import os
 import struct
 import sys
 
@@ -24,9 +25,11 @@ topic_in_replay = True
 END = b"\xff" * 8
 
 
-def serve_replay():
+def serve_replay() -> None:
+    """Answers one request for past batches."""
     identity, empty, start = replay.recv_multipart()
-    assert empty == b""
+    if empty:
+        raise ValueError(empty)
     start = struct.unpack(">Q", start)[0]
     for seq, payload in kept:
         if seq >= start:
@@ -37,7 +40,8 @@ def serve_replay():
     replay.send_multipart([identity, b"", *end])
 
 
-def command(words):
+def command(words: list[str]) -> None:
+    """Does what one line says."""
     global pub, topic_in_replay
     name = words[0]
     if name in ("pub", "drop"):
@@ -68,13 +72,12 @@ poller = zmq.Poller()
 poller.register(replay, zmq.POLLIN)
 poller.register(sys.stdin.fileno(), zmq.POLLIN)
 buffer = b""
-stdin = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
 while True:
     for source, _ in poller.poll():
         if source is replay or source == replay:
             serve_replay()
             continue
-        data = stdin.read(1 << 20)
+        data = os.read(sys.stdin.fileno(), 1 << 20)
         if not data:
             sys.exit()
         buffer += data

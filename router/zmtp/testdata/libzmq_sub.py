@@ -12,7 +12,8 @@ import sys
 import zmq
 
 
-def show(frames):
+def show(frames: list[bytes]) -> None:
+    """Prints a message."""
     print(*[f.hex() or "-" for f in frames], flush=True)
 
 

@@ -7,9 +7,11 @@ import errno
 import os
 import select
 import socket
+import threading
 import time
 from array import array
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from kvconn.errors import (
@@ -32,11 +34,10 @@ MAX_SOCKET_PATH_BYTES = 107  # sun_path less its terminating zero
 
 
 class Connection:
-    """A connected socket. Not safe for concurrent use.
+    """A connected socket. Calls of several threads take turns.
 
     `epoch` is 0 until the daemon's first answer; `session` is its owner's number for it. After an
-    error other than Rejected and RequestTooLarge it is unusable, and its owner calls `close` or
-    `hang_up`.
+    error other than Rejected and RequestTooLarge it is unusable, and its owner closes it.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -45,6 +46,7 @@ class Connection:
         self._sock = sock
         self._next_id = 0
         self._buffer = bytearray(_READ_AHEAD)
+        self._lock = threading.Lock()
 
     @classmethod
     def open(cls, path: str, timeout: float) -> Connection:
@@ -60,6 +62,14 @@ class Connection:
 
     def call(self, op: Op, body: dict[str, Any], timeout: float, fds: Sequence[int] = ()) -> dict[str, Any]:
         """Make one request and return the answer's body, within timeout seconds."""
+        with self._lock:
+            return self._call(op, body, timeout, fds)
+
+    def between_calls(self) -> AbstractContextManager[Any]:
+        """Wait for the end of a running call, and keep others from beginning."""
+        return self._lock
+
+    def _call(self, op: Op, body: dict[str, Any], timeout: float, fds: Sequence[int]) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
         self._next_id = (self._next_id + 1) & 0xFFFFFFFF
         frame = pack_request(self._next_id, op, body, len(fds))
@@ -117,27 +127,16 @@ class Connection:
             have += got
         return have
 
-    def hang_up(self) -> None:
-        """Tell the daemon that this side is done, and leave the socket open for `ended`."""
-        try:
-            self._sock.shutdown(socket.SHUT_WR)
-            self._sock.setblocking(False)
-        except OSError:
-            self.close()
-
     def ended(self) -> bool:
-        """Whether the daemon has closed its end, or has died, since `hang_up`.
-
-        It closes only once it no longer touches the engine's memory.
-        """
+        """Whether the daemon has closed its end, or has died. For a connection that is not used any more."""
         try:
-            while self._sock.fileno() >= 0:
-                if not self._sock.recv(_READ_AHEAD):
-                    self.close()
+            self._sock.setblocking(False)
+            while self._sock.recv(_READ_AHEAD):
+                pass
         except BlockingIOError:
             return False
         except OSError:
-            self.close()
+            pass
         return True
 
     def hung_up_within(self, seconds: float) -> bool:

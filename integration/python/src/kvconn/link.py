@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kvconn import __version__, frames
+from kvconn import __version__, frames, messages
 from kvconn.connection import MAX_SOCKET_PATH_BYTES, Connection
 from kvconn.errors import (
     ConnectionLost,
@@ -69,27 +69,24 @@ class Link:
     One thread, the engine's, makes calls and never waits for a daemon that is not there: while
     there is no connection, calls fail at once. A thread of the link's own sees the daemon go, also
     while nobody calls, and connects again, no more often than every `retry_interval`. `on_connect`
-    runs on each new connection before the first call, maybe in that thread. Connections are
-    numbered by their `session`: what the daemon was told in one session it does not know in the
-    next.
+    runs on each new connection before the first call, and `on_lost` takes over a connection that
+    said hello and is given up, and closes it; both maybe in that thread. Connections are numbered
+    by their `session`: what the daemon was told in one session it does not know in the next.
     """
 
     def __init__(
         self,
         options: Options,
-        hello: dict[str, Any],
+        role: str,
+        rank: int = 0,
         on_connect: Callable[[Connection], None] | None = None,
+        on_lost: Callable[[Connection], None] = Connection.close,
     ) -> None:
         self.load_timeout = options.timeout
         self._options = options
-        self._hello = {
-            "versions": list(VERSIONS),
-            "client": options.client,
-            "engine": options.engine,
-            "manifest": options.manifest,
-            **hello,
-        }
+        self._hello = messages.hello(role, options.client, options.engine, options.manifest, rank)
         self._on_connect = on_connect
+        self._on_lost = on_lost
         self._lock = threading.Lock()  # guards what follows; never held across I/O
         self._conn: Connection | None = None
         self._sessions = 0
@@ -123,11 +120,15 @@ class Link:
 
     def give_up(self, conn: Connection, err: Exception) -> None:
         """Leave a connection for good, because of err. For the thread that makes calls on it."""
-        if isinstance(err, ConnectionLost):
-            conn.close()
-        else:
-            conn.hang_up()
-        self._detach(conn, err)
+        self._on_lost(conn)
+        if self._detach(conn):
+            self._complain(err)
+
+    def drop(self) -> None:
+        """Leave the connection, if there is one, because it has no use any more."""
+        conn = self._conn
+        if conn is not None and self._detach(conn):
+            self._on_lost(conn)
 
     def connect(self) -> Connection | None:
         """Connect now, within the call timeout, unless there is a connection.
@@ -149,7 +150,7 @@ class Link:
             conn, self._conn = self._conn, None
             watcher = self._watcher
         if conn is not None:
-            conn.close()
+            self._on_lost(conn)
         if watcher is not None:
             watcher.join(timeout=_WATCH_S + 2 * self._options.timeout)
 
@@ -164,22 +165,28 @@ class Link:
                 self._on_connect(conn)
         except Exception as err:  # noqa: BLE001 - whatever it is, the engine goes on without cache
             if conn is not None:
-                conn.close()
+                self._on_lost(conn)
             if isinstance(err, VersionMismatch | Rejected):  # nothing that passes by itself
                 self._not_before += (_HOPELESS_RETRY_FACTOR - 1) * self._options.retry_interval
             self._complain(err)
             return
+        if not self._publish(conn):
+            self._on_lost(conn)
+            return
         with self._lock:
-            if self._stop.is_set() or self._conn is not None:
-                conn.close()
-                return
-            self._sessions += 1
-            conn.session = self._sessions
-            self._conn = conn
             back, self._complaints = bool(self._complaints), set()
         self._options.logger.info(
             "kvconn: %s at %s %s", server, self._options.socket, "is back" if back else "is connected"
         )
+
+    def _publish(self, conn: Connection) -> bool:
+        with self._lock:
+            if self._stop.is_set() or self._conn is not None:
+                return False
+            self._sessions += 1
+            conn.session = self._sessions
+            self._conn = conn
+            return True
 
     def _say_hello(self, conn: Connection) -> str:
         try:
@@ -195,12 +202,13 @@ class Link:
         self.load_timeout = timeout_s
         return frames.field(reply, "server", str) or "kvconnd"
 
-    def _detach(self, conn: Connection, err: Exception) -> None:
+    def _detach(self, conn: Connection) -> bool:
+        """Take a connection out of use, and return whether it was in use."""
         with self._lock:
             if self._conn is not conn:
-                return
+                return False
             self._conn = None
-        self._complain(err)
+            return True
 
     def _complain(self, err: Exception) -> None:
         """Say that the daemon cannot be used: once for each kind of reason until it is back."""
@@ -220,6 +228,7 @@ class Link:
             if conn is None:
                 if not self._stop.wait(max(0.0, self._not_before - time.monotonic())):
                     self._attempt()
-            elif conn.hung_up_within(_WATCH_S):
-                # Its owner closes it: a call may be running on it.
-                self._detach(conn, ConnectionLost(f"kvconnd at {self._options.socket} is gone"))
+            elif conn.hung_up_within(_WATCH_S) and self._detach(conn):
+                with conn.between_calls():  # one that is running ends at once
+                    self._on_lost(conn)
+                self._complain(ConnectionLost(f"kvconnd at {self._options.socket} is gone"))

@@ -9,13 +9,14 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvconn import __version__
 from kvconn.client import Options, SchedulerClient, WorkerClient
-from kvconn.vllm.manifest import build_manifest, first_layer_spec
+from kvconn.vllm.manifest import block_size, build_manifest, keeps_windows
 from kvconn.vllm.metadata import StepMetadata
 from kvconn.vllm.scheduler import SchedulerSide
 from kvconn.vllm.worker import WorkerSide
@@ -38,6 +39,10 @@ _SETTINGS = {"socket", "timeout"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Versions of vLLM differ in what they have.
+_Hybrid: type = getattr(base, "SupportsHMA", object)
+_TransferResults: Callable[..., Any] | None = getattr(base, "KVConnectorTransferResults", None)
+
 
 def _guarded(otherwise: Callable[[], Any]) -> Callable[[F], F]:
     """Keep exceptions from the engine, which dies of them: log, and return what says "no cache"."""
@@ -58,8 +63,11 @@ def _guarded(otherwise: Callable[[], Any]) -> Callable[[F], F]:
     return decorate
 
 
-class KVConnConnector(KVConnectorBase_V1):
+class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
     """Keeps vLLM's KV cache on disk through the node's kvconnd.
+
+    Models with several KV cache groups (full attention and sliding windows) are cached too, and
+    tensor-parallel and pipeline-parallel engines.
 
     Settings in `kv_connector_extra_config`: `socket`, the path of the daemon's socket, and
     `timeout`, the seconds that a call to it may take (default 1). Settings that cannot work raise
@@ -78,7 +86,7 @@ class KVConnConnector(KVConnectorBase_V1):
         options = _options(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self._client = scheduler = SchedulerClient(options)
-            self._scheduler = SchedulerSide(scheduler, first_layer_spec(kv_cache_config).block_size, logger)
+            self._scheduler = SchedulerSide(scheduler, block_size(kv_cache_config), logger)
             scheduler.connect()
         else:
             parallel = vllm_config.parallel_config
@@ -134,8 +142,18 @@ class KVConnConnector(KVConnectorBase_V1):
 
     @_guarded(lambda: (None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Report the requests whose loads have ended."""
-        return None, (self._worker.finished_loads() or None) if self._worker else None
+        """Report the requests whose loads have ended, to versions of vLLM without get_transfer_results."""
+        done, _ = self._worker.ended_loads() if self._worker else (set(), set())
+        return None, done or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """Report the requests whose loads have ended, and those whose loads have failed as a whole."""
+        done, failed = self._ended_loads()
+        return _TransferResults(finished_recving=done, failed_recving=failed) if _TransferResults else None
+
+    @_guarded(lambda: (set(), set()))
+    def _ended_loads(self) -> tuple[set[str], set[str]]:
+        return self._worker.ended_loads() if self._worker else (set(), set())
 
     @_guarded(set)
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -173,9 +191,22 @@ class KVConnConnector(KVConnectorBase_V1):
             self._scheduler.finished(request.request_id)
         return False, None
 
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Do as request_finished, where there may be several KV cache groups."""
+        return self.request_finished(request, [])
+
+    @_guarded(lambda: False)
     def reset_cache(self) -> bool | None:
-        """Refuse: the store is shared, its records are verified and are never stale."""
-        logger.warning("kvconn: the external cache is not reset: other engines share it")
+        """Tell the leader that vLLM's own cache was dropped, and refuse for the store.
+
+        Other engines share its records, which are as good as before: unless the model's weights
+        were exchanged in place, which vLLM does not say.
+        """
+        if self._scheduler:
+            self._scheduler.reset()
+        logger.warning("kvconn: what is on disk is not reset: other engines share it")
         return False
 
     @_guarded(lambda: None)
@@ -205,10 +236,11 @@ def _options(vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KV
         )
     if vllm_config.device_config.device_type != "cpu":
         raise ValueError(f"kvconn: KV memory on {vllm_config.device_config.device_type} is not supported yet")
-    if getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1) > 1:
-        raise ValueError("kvconn: decode context parallelism is not supported yet")
-    if len(kv_cache_config.kv_cache_groups) != 1:
-        raise ValueError(f"kvconn: {len(kv_cache_config.kv_cache_groups)} KV cache groups, only one is supported yet")
+    for size in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(vllm_config.parallel_config, size, 1) > 1:
+            raise ValueError(f"kvconn: {size} above 1 is not supported yet")
+    if _TransferResults is None and keeps_windows(kv_cache_config):
+        raise ValueError("kvconn: for models with sliding windows vLLM must be one that has failed_recving (0.32 has)")
     worker = role == KVConnectorRole.WORKER
     return Options(
         socket=settings["socket"],

@@ -14,58 +14,121 @@ if TYPE_CHECKING:
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 _WINDOW_BYTES = 64 << 10
 _WINDOWS = 16
+# Subtypes with blocks of other kinds: none of their prefix, other gaps, or the engine's scratch.
+_UNKNOWN_SPECS = ("SlidingWindowMLASpec", "RSWASpec", "HiddenStateCacheSpec")
 # Of these RoPE types the engine picks the frequencies by max_model_len.
 _LENGTH_DEPENDENT_ROPE = {"longrope", "su", "dynamic"}
 
 
 def build_manifest(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, engine: str) -> bytes:
-    """Return the manifest as JSON; connector/manifest.go defines the fields.
+    """Return the manifest as JSON; connector/manifest.go and connector/group.go define the fields.
 
     The scheduler and every worker of an engine get the same bytes: nothing in here depends on the
-    rank. `engine` is the engine's name and version.
+    rank. `engine` is the engine's name and version. Raises ValueError for a KV cache that cannot be
+    kept block by block.
     """
     model = vllm_config.model_config
     parallel = vllm_config.parallel_config
-    spec = first_layer_spec(kv_cache_config)
+    specs = group_specs(kv_cache_config)
+    if len(specs) > 1 and parallel.pipeline_parallel_size > 1:
+        raise ValueError("kvconn: several KV cache groups and pipeline parallelism together are not supported yet")
     layout = kv_cache_config.kv_cache_layout or vllm_config.cache_config.kv_cache_layout
     manifest = {
         "engine": engine,
         "model": str(model.model),
         "revision": model_revision(model),
-        "kv_dtype": str(spec.dtype).removeprefix("torch."),
-        "block_size": spec.block_size,
-        "layers": model.get_total_num_hidden_layers(),
-        "kv_heads": spec.num_kv_heads,
-        "head_size": spec.head_size + (spec.head_size if spec.head_size_v is None else spec.head_size_v),
-        "layout": str(layout),
+        "kv_dtype": str(specs[0].dtype).removeprefix("torch."),
+        "block_size": block_size(kv_cache_config),
+        "groups": [
+            {
+                "layers": _layers(group, vllm_config),
+                "window": _window(spec),
+                "kv_heads": spec.num_kv_heads,
+                "head_size": spec.head_size + (spec.head_size if spec.head_size_v is None else spec.head_size_v),
+                "layout": str(layout),
+                # Every tensor-parallel rank computes the same latent vectors (MLA).
+                "replicated": _is_a(spec, "MLAAttentionSpec"),
+            }
+            for group, spec in zip(kv_cache_config.kv_cache_groups, specs, strict=True)
+        ],
         "tensor_parallel": parallel.tensor_parallel_size,
         "pipeline_parallel": parallel.pipeline_parallel_size,
         "key_scheme": "tokens",
         "hash_scheme": "kvconn-1",
-        "extra": _extra(vllm_config, spec),
+        "extra": _extra(vllm_config, specs),
     }
     return json.dumps(manifest, sort_keys=True).encode()
 
 
-def first_layer_spec(kv_cache_config: KVCacheConfig) -> Any:
-    """Return the attention spec of the first layer of the only group."""
-    group = kv_cache_config.kv_cache_groups[0]
-    return layer_spec(group.kv_cache_spec, group.layer_names[0])
+def group_specs(kv_cache_config: KVCacheConfig) -> list[Any]:
+    """Return the attention spec of each KV cache group, as its first layer has it.
+
+    Raises ValueError for specs whose blocks are no function of the tokens up to them, or of which
+    vLLM keeps others than those of a window.
+    """
+    specs = [layer_spec(g.kv_cache_spec, *g.layer_names[:1]) for g in kv_cache_config.kv_cache_groups]
+    for spec in specs:
+        if not _is_a(spec, "FullAttentionSpec", "SlidingWindowSpec") or _is_a(spec, *_UNKNOWN_SPECS):
+            raise ValueError(f"kvconn: a KV cache of {type(spec).__name__} is not supported yet")
+    return specs
 
 
-def layer_spec(group_spec: Any, layer: str) -> Any:
-    """Return a layer's own spec out of its group's."""
+def block_size(kv_cache_config: KVCacheConfig) -> int:
+    """Return the tokens of a block, the same in all KV cache groups. Raises ValueError where it is not."""
+    sizes = {spec.block_size for spec in group_specs(kv_cache_config)}
+    if len(sizes) != 1:
+        raise ValueError(f"kvconn: KV cache groups with blocks of {sorted(sizes)} tokens are not supported yet")
+    return int(sizes.pop())
+
+
+def keeps_windows(kv_cache_config: KVCacheConfig) -> bool:
+    """Whether vLLM gives blocks up that have left a window, or has several groups of layers.
+
+    Then a load that fails in part cannot be mended by computing on from the first block that failed:
+    what the layers' windows need before it was not loaded.
+    """
+    specs = group_specs(kv_cache_config)
+    return len(specs) > 1 or any(_window(spec) for spec in specs)
+
+
+def layer_spec(group_spec: Any, layer: str | None = None) -> Any:
+    """Return a layer's own spec out of its group's, the first layer's without a name."""
     per_layer = getattr(group_spec, "kv_cache_specs", None)
-    return group_spec if per_layer is None else per_layer[layer]
+    if per_layer is None:
+        return group_spec
+    return per_layer[layer] if layer is not None else next(iter(per_layer.values()))
 
 
-def _extra(vllm_config: VllmConfig, spec: Any) -> dict[str, str]:
+def _is_a(spec: Any, *names: str) -> bool:
+    """Whether a spec has one of the types; by name, since not every version of vLLM has them all."""
+    return any(base.__name__ in names for base in type(spec).__mro__)
+
+
+def _layers(group: Any, vllm_config: VllmConfig) -> int:
+    """Return how many layers of the whole model are in a group; a stage knows of its own only."""
+    if vllm_config.parallel_config.pipeline_parallel_size == 1:
+        return len(group.layer_names)
+    return int(vllm_config.model_config.get_total_num_hidden_layers())
+
+
+def _window(spec: Any) -> int:
+    """Return the tokens that the engine keeps of a layer's past, 0 for all.
+
+    A sliding window that is managed as full attention is kept whole.
+    """
+    if not _is_a(spec, "SlidingWindowSpec"):
+        return 0
+    return int(spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
+
+
+def _extra(vllm_config: VllmConfig, specs: list[Any]) -> dict[str, str]:
     """What else changes the bytes, without their shape showing it."""
     from vllm.platforms import current_platform
 
+    spec = specs[0]
     model, cache = vllm_config.model_config, vllm_config.cache_config
     extra = {
-        "spec": type(spec).__name__,
+        "spec": ",".join(type(s).__name__ for s in specs),
         "model_dtype": str(model.dtype).removeprefix("torch."),
         "cache_dtype": str(cache.cache_dtype),
         "attention": f"{current_platform.device_type}:{_backend_name(vllm_config)}",
@@ -83,8 +146,9 @@ def _extra(vllm_config: VllmConfig, spec: Any) -> dict[str, str]:
         extra["hf_overrides"] = hashlib.sha256(overrides.encode()).hexdigest()
     if _rope_type(model.hf_text_config) in _LENGTH_DEPENDENT_ROPE:
         extra["max_model_len"] = str(model.max_model_len)
-    if getattr(spec, "sliding_window", None):
-        extra["sliding_window"] = str(spec.sliding_window)
+    windows = [str(getattr(s, "sliding_window", None) or 0) for s in specs]
+    if set(windows) != {"0"}:
+        extra["sliding_window"] = ",".join(windows)
     return extra
 
 

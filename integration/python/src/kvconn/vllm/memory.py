@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 from collections.abc import Callable, Mapping
@@ -12,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from kvconn.client import Run
+from kvconn.client import GroupLayout, Run
+from kvconn.memfd import sealed_memfd
 from kvconn.vllm.manifest import layer_spec
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
-
-# Not in every Python's fcntl module (linux/fcntl.h).
-_F_ADD_SEALS = 1033
-_F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
 
 
 class LayoutError(Exception):
@@ -30,15 +26,12 @@ class LayoutError(Exception):
 class SharedMemory:
     """Zeroed memory behind a descriptor, mapped into this process as a tensor of int8.
 
-    The descriptor is sealed against resizing, so that no process that maps it can be made to
-    fault. Memory and descriptor live as long as the tensor's storage, or this object.
+    Memory and descriptor live as long as the tensor's storage, or this object.
     """
 
     def __init__(self, size: int) -> None:
-        self.fd = os.memfd_create("kvconn-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = sealed_memfd("kvconn-kv", size)
         try:
-            os.ftruncate(self.fd, size)
-            fcntl.fcntl(self.fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
             self._map = mmap.mmap(self.fd, size)
         except BaseException:
             os.close(self.fd)
@@ -111,23 +104,41 @@ def move_to_shared_memory(storage: torch.UntypedStorage) -> int:
     return os.dup(fd)
 
 
-def block_runs(kv_cache_config: KVCacheConfig, kv_caches: Mapping[str, torch.Tensor]) -> list[Run]:
-    """Return how a block lies in the memory, by the engine's configuration checked against its tensors."""
-    (group,) = kv_cache_config.kv_cache_groups
-    runs: list[Run] = []
-    for placed in kv_cache_config.kv_cache_tensors:
-        if placed.host_resident:
-            raise LayoutError("host-resident KV tensors are not known to this connector")
-        pages = {int(layer_spec(group.kv_cache_spec, layer).page_size_bytes) for layer in placed.layers}
-        if len(pages) != 1:
-            raise LayoutError(f"layers {placed.layers[0]} to {placed.layers[-1]} have pages of {sorted(pages)} bytes")
-        (page,) = pages
-        for i, layer in enumerate(placed.layers):
-            offset = placed.offset + i * placed.layer_stride
-            _check_layer(kv_caches[layer], layer, offset, placed.block_stride, page, kv_cache_config.num_blocks)
-        runs.append(Run(0, placed.offset, len(placed.layers), placed.layer_stride, placed.block_stride, page))
-    if not runs:
+def group_layouts(kv_cache_config: KVCacheConfig, kv_caches: Mapping[str, torch.Tensor]) -> list[GroupLayout]:
+    """Return how the blocks of each KV cache group lie in the memory.
+
+    By the engine's configuration, checked against its tensors. Groups alias the same bytes: a block
+    id belongs to one of them at a time, and says where its bytes are only together with the group.
+    """
+    layouts: list[GroupLayout] = []
+    for group in kv_cache_config.kv_cache_groups:
+        runs: list[Run] = []
+        for placed in kv_cache_config.kv_cache_tensors:
+            runs += _runs_in(placed, group, kv_caches, kv_cache_config.num_blocks)
+        layouts.append(GroupLayout(kv_cache_config.num_blocks if runs else 0, runs))
+    if not any(layout.runs for layout in layouts):
         raise LayoutError("the model has no KV cache")
+    return layouts
+
+
+def _runs_in(placed: Any, group: Any, kv_caches: Mapping[str, torch.Tensor], blocks: int) -> list[Run]:
+    """Return the runs of a group's layers in one placement, neighbours in one."""
+    if placed.host_resident:
+        raise LayoutError("host-resident KV tensors are not known to this connector")
+    members = set(group.layer_names)
+    runs: list[Run] = []
+    behind = -1  # index of the layer that would continue the last run
+    for i, layer in enumerate(placed.layers):
+        if layer not in members:
+            continue
+        page = int(layer_spec(group.kv_cache_spec, layer).page_size_bytes)
+        offset = placed.offset + i * placed.layer_stride
+        _check_layer(kv_caches[layer], layer, offset, placed.block_stride, page, blocks)
+        if i == behind and runs[-1].size == page:
+            runs[-1] = runs[-1]._replace(layers=runs[-1].layers + 1)
+        else:
+            runs.append(Run(0, offset, 1, placed.layer_stride, placed.block_stride, page))
+        behind = i + 1
     return runs
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvconn.client import (
+    NO_BLOCK,
     Alloc,
     KVConnError,
     Offer,
     PlannedLoad,
     Scheduled,
     SchedulerClient,
+    Span,
     Step,
     StepReply,
     UnknownRequest,
 )
-from kvconn.frames import MAX_ID_BYTES, MAX_SCOPE_BYTES, MAX_TOKENS
+from kvconn.frames import MAX_ID_BYTES, MAX_SCOPE_BYTES, MAX_SPAN_ID_BYTES, MAX_SPANS, MAX_TOKENS
 from kvconn.vllm.metadata import StepMetadata
 
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _NO_PLAN = StepReply(b"", [])
+_NULL_BLOCK = 0
+"""What vLLM has in block tables where it keeps no block."""
 
 
 @dataclass
@@ -36,19 +42,20 @@ class _Tracked:
     request: Request
     salt: str
     lora: str
+    spans: list[Span]
     load: bool
     save: bool
     session: int = 0
     tokens_told: int = 0
-    blocks_told: int = 0
-    """Blocks of the current block table that were told, 0 where the table is new."""
+    blocks_told: list[int] = field(default_factory=list)
+    """Blocks of each group's current block table that were told, empty where the tables are new."""
     computed_told: int = 0
     """End of the tokens that the leader knows to be in those blocks."""
     asked_at: int = 0
     """Tokens that the engine held when it asked last."""
     offered: bool = False
     loading: list[int] = field(default_factory=list)
-    """Blocks being loaded."""
+    """Blocks being loaded, of all groups."""
 
 
 class SchedulerSide:
@@ -101,7 +108,9 @@ class SchedulerSide:
             request.request_id,
             tokens,
             start=start,
+            prompt=request.num_prompt_tokens,
             computed=computed,
+            spans=tracked.spans,
             salt=tracked.salt,
             lora=tracked.lora,
             no_load=not tracked.load or request.skip_reading_prefix_cache,
@@ -109,7 +118,7 @@ class SchedulerSide:
         )
         if tracked.session != self._client.session:
             tracked.session = self._client.session
-            tracked.blocks_told = 0
+            tracked.blocks_told = []
         tracked.tokens_told = start + len(tokens)
         return offer
 
@@ -117,7 +126,7 @@ class SchedulerSide:
         """Return the state of a request, None where it is none of the leader's business."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            tracked = _admit(request)
+            tracked = _admit(request, self._block_size)
             if tracked is not None:
                 self._tracked[request.request_id] = tracked
         return tracked
@@ -128,12 +137,13 @@ class SchedulerSide:
         if tracked is None or not (tracked.offered or external):
             return  # nothing was offered, or this is the second call, after the load
         tracked.offered = False
-        table = list(blocks.get_block_ids()[0])
-        self._allocs.append((tracked, Alloc(request.request_id, table, tracked.asked_at, external)))
+        tables = [_told(table) for table in blocks.get_block_ids()]
+        self._allocs.append((tracked, Alloc(request.request_id, tables, tracked.asked_at, external)))
         if external:
             first = tracked.asked_at // self._block_size
             end = -(-(tracked.asked_at + external) // self._block_size)
-            tracked.loading = table[first:end]
+            # vLLM keeps blocks where the layers' windows need them, and these are loaded.
+            tracked.loading = [b for table in tables for b in table[first:end] if b != NO_BLOCK]
             self._loading[request.request_id] = tracked
 
     def plan(self, output: SchedulerOutput) -> StepMetadata:
@@ -188,7 +198,7 @@ class SchedulerSide:
                 continue
             if tracked.session == session and tracked.blocks_told:
                 told.append(request_id)
-            tracked.blocks_told = 0
+            tracked.blocks_told = []
         return told
 
     def _scheduled(self, output: SchedulerOutput, session: int) -> list[Scheduled]:
@@ -214,33 +224,37 @@ class SchedulerSide:
         if tracked is None or not tracked.save or tracked.session != session:
             return
         if fresh:
-            tracked.blocks_told, tracked.computed_told = 0, computed
+            tracked.blocks_told, tracked.computed_told = [], computed
         request = tracked.request
         # Draft tokens are computed too, but may be rejected.
         end = min(computed + output.num_scheduled_tokens[request_id], request.num_tokens)
         filled = end // self._block_size > tracked.computed_told // self._block_size
         if not filled and not fresh:
             return
-        table = _block_table(output, request_id)
+        tables = _block_tables(output, request_id)
+        known = tracked.blocks_told or [0] * len(tables)
         told.append(
             Scheduled(
                 request_id,
-                blocks=table[tracked.blocks_told :],
-                reset=tracked.blocks_told == 0,
+                blocks=[_told(table[n:]) for table, n in zip(tables, known, strict=True)],
+                reset=not tracked.blocks_told,
                 computed=tracked.computed_told,
                 count=max(0, end - tracked.computed_told),
                 tokens=request.all_token_ids[tracked.tokens_told :],
                 start=tracked.tokens_told,
             )
         )
-        tracked.blocks_told = len(table)
+        tracked.blocks_told = [len(table) for table in tables]
         tracked.computed_told = max(end, tracked.computed_told)
         tracked.tokens_told = request.num_tokens
 
     def loaded(self, output: KVConnectorOutput) -> None:
         """Pass on what came of loads."""
         done = [r for r in output.finished_recving or () if r in self._loading]
-        invalid = output.invalid_block_ids or set()
+        invalid = set(output.invalid_block_ids or ())
+        for request_id in getattr(output, "failed_recving", None) or ():
+            if request_id in self._loading:
+                invalid.update(self._loading[request_id].loading)
         if not done and not invalid:
             return
         for tracked in self._loading.values():
@@ -263,28 +277,73 @@ class SchedulerSide:
         if tracked is not None and tracked.session:
             self._finished.append(tracked)
 
+    def reset(self) -> None:
+        """Pass on that vLLM has dropped its own prefix cache."""
+        for tracked in self._tracked.values():
+            tracked.blocks_told = []
+        try:
+            self._client.reset()
+        except KVConnError as err:  # a leader that was not reached knows of no blocks
+            self._logger.debug("kvconn: reset not told: %s", err)
 
-def _admit(request: Request) -> _Tracked | None:
+
+def _admit(request: Request, block_size: int) -> _Tracked | None:
     """Return the state of a new request, None where it is neither loaded nor saved."""
     asked = (request.kv_transfer_params or {}).get("kvconn") or {}
     load, save = bool(asked.get("load", True)), bool(asked.get("save", True))
     lora = request.lora_request
     salt = request.cache_salt or ""
     lora_scope = f"{lora.lora_name}\0{lora.lora_path}" if lora is not None else ""
-    # Of these, tokens are not all that their KV depends on, or they change under our hands.
-    opaque = request.mm_features or request.prompt_embeds is not None or request.resumable
     beyond_bounds = (
         request.num_tokens > MAX_TOKENS
         or len(request.request_id.encode()) > MAX_ID_BYTES
         or len(salt.encode()) > MAX_SCOPE_BYTES
         or len(lora_scope.encode()) > MAX_SCOPE_BYTES
     )
-    if opaque or beyond_bounds or not (load or save):
+    # The tokens of a resumable request change under our hands.
+    if request.resumable or beyond_bounds or not (load or save):
         return None
-    return _Tracked(request, salt, lora_scope, load, save)
+    spans = _spans(request, block_size)
+    if len(spans) > MAX_SPANS:
+        return None
+    return _Tracked(request, salt, lora_scope, spans, load, save)
 
 
-def _block_table(output: SchedulerOutput, request_id: str) -> list[int]:
+def _spans(request: Request, block_size: int) -> list[Span]:
+    """Return what the prompt's placeholder tokens stand for: images and the like, or embeddings."""
+    spans = [
+        Span(f.mm_position.offset, f.mm_position.offset + f.mm_position.length, _span_id(f.identifier))
+        for f in request.mm_features or ()
+    ]
+    embeds = request.prompt_embeds
+    if embeds is not None:
+        # Block by block, so that prompts share what they have in common.
+        for start in range(0, min(len(embeds), MAX_TOKENS), block_size):
+            part = embeds[start : start + block_size]
+            spans.append(Span(start, start + len(part), _digest(part)))
+    return sorted(spans)
+
+
+def _span_id(identifier: str) -> bytes:
+    encoded = identifier.encode()
+    return encoded if len(encoded) <= MAX_SPAN_ID_BYTES else hashlib.sha256(encoded).digest()
+
+
+def _digest(embeds: Any) -> bytes:
+    import torch
+
+    rows = embeds.detach().cpu().contiguous()
+    shape = f"{rows.dtype} {tuple(rows.shape[1:])} ".encode()
+    return hashlib.sha256(shape + rows.flatten().view(torch.uint8).numpy().tobytes()).digest()
+
+
+def _told(table: Sequence[int]) -> Sequence[int]:
+    """Return a block table as the leader knows it."""
+    if _NULL_BLOCK not in table:
+        return table
+    return [NO_BLOCK if b == _NULL_BLOCK else b for b in table]
+
+
+def _block_tables(output: SchedulerOutput, request_id: str) -> Sequence[list[int]]:
     state = output.kv_connector_block_state
-    groups: Any = state.get_block_ids(request_id) if state is not None else None
-    return list(groups[0]) if groups else []
+    return (state.get_block_ids(request_id) or ()) if state is not None else ()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvconn.client import WorkerClient
 from kvconn.vllm import memory
+from kvconn.vllm.manifest import keeps_windows
 from kvconn.vllm.metadata import StepMetadata
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class WorkerSide:
         self._logger = logger
         self._memory: memory.SharedMemory | None = None
         self._begun: StepMetadata | None = None
+        # Elsewhere vLLM is told the blocks that failed, and keeps those in front of them.
+        self._by_request = keeps_windows(kv_cache_config)
         self._invalid: set[int] = set()
 
     def allocation_context(self) -> AbstractContextManager[Any]:
@@ -38,13 +41,13 @@ class WorkerSide:
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Register the KV memory. Raises LayoutError where it is not as the engine says."""
         storage = memory.backing_storage(kv_caches)
-        runs = memory.block_runs(self._config, kv_caches)
+        layouts = memory.group_layouts(self._config, kv_caches)
         if self._memory is not None and self._memory.holds(storage):
             fd = self._memory.fd
         else:
             self._logger.info("kvconn: moving %d bytes of KV memory into shared memory", storage.nbytes())
             fd = memory.move_to_shared_memory(storage)
-        self._client.register([fd], self._config.num_blocks, runs)
+        self._client.register([fd], layouts)
 
     def begin(self, metadata: StepMetadata) -> None:
         """Start a step's loads, once, however often it is called for the step."""
@@ -59,16 +62,25 @@ class WorkerSide:
         self._begun = None
         self._client.save(metadata.payload)
 
-    def finished_loads(self) -> set[str]:
-        """Return the requests whose loads have ended, each once."""
+    def ended_loads(self) -> tuple[set[str], set[str]]:
+        """Return the requests whose loads have ended, each once, and those of them that have failed as a whole.
+
+        Other failures are left to take_invalid.
+        """
         done: set[str] = set()
+        failed: set[str] = set()
         if self._client.busy:
             for load in self._client.poll():
                 done.add(load.request)
-                self._invalid.update(load.failed_blocks)
-        return done
+                if not load.failed_blocks:
+                    continue
+                if self._by_request:
+                    failed.add(load.request)
+                else:
+                    self._invalid.update(load.failed_blocks)
+        return done, failed
 
     def take_invalid(self) -> set[int]:
-        """Return the blocks whose loads failed among those that finished_loads returned."""
+        """Return the blocks whose loads failed among those that ended_loads returned."""
         invalid, self._invalid = self._invalid, set()
         return invalid
