@@ -44,6 +44,28 @@ func TestBlocksWithUnknownTokensAreNotSavedYet(t *testing.T) {
 	}
 }
 
+// An engine that loads in the step that computes what lies behind (a synchronous load)
+// has computed on garbage if the load fails.
+func TestNothingIsSavedBeforeItsLoadIsReported(t *testing.T) {
+	f := newFixture(t, nil)
+	f.run("seed", tokens(0, 18), 0, connector.Scope{})
+	f.match(connector.MatchRequest{Request: "r", Tokens: append(tokens(0, 16), 70, 71, 72, 73, 74)})
+	p := f.step(connector.StepRequest{
+		Allocs:    []connector.Alloc{{Request: "r", Blocks: [][]uint32{tokens(20, 6)}, External: 16}},
+		Scheduled: []connector.Scheduled{{Request: "r", Reset: true, NewBlocks: [][]uint32{tokens(20, 6)}, Computed: 16, Count: 5}},
+	})
+	if got := slots(p.Saves); got != "[]" {
+		t.Errorf("saves of slots %s beside the load", got)
+	}
+	if err := f.Loaded(t.Context(), &connector.LoadedReport{Done: []string{"r"}}); err != nil {
+		t.Fatal(err)
+	}
+	p = f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Computed: 21, Count: 1, From: 21, NewTokens: []uint32{75}}}})
+	if got := slots(p.Saves); got != "[24]" {
+		t.Errorf("saves of slots %s once the load was reported, want [24]", got)
+	}
+}
+
 func TestSharedPrefixIsSavedOnceAStep(t *testing.T) {
 	f := newFixture(t, nil)
 	for _, id := range []string{"a", "b"} {
