@@ -79,7 +79,7 @@ func openStore(ctx context.Context, o *Options) (*store.Store, error) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the store directory %s: %w", o.Dir, err)
 	}
-	s, err := store.Open(ctx, store.Options{
+	so := store.Options{
 		Dir: o.Dir, MaxBytes: o.MaxBytes, Logger: o.Logger,
 		LeaseMax: max(time.Minute, 2*o.LoadTimeout),
 		// The ranks' staging memory is what bounds saves, and refuses first: a shard that
@@ -88,7 +88,11 @@ func openStore(ctx context.Context, o *Options) (*store.Store, error) {
 		ReadTimeout:        o.LoadTimeout,
 		Calibrate:          true,
 		ScrubBytesPerS:     o.ScrubBytesPerS,
-	})
+	}
+	if o.Store != nil {
+		so = o.Store(so)
+	}
+	s, err := store.Open(ctx, so)
 	if err != nil {
 		return nil, fmt.Errorf("open the store in %s: %w", o.Dir, err)
 	}

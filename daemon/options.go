@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/daemon/sdnotify"
+	"github.com/kvconn/kvconn/store"
 )
 
 // Version is the name and version that clients and people are told.
@@ -49,6 +50,9 @@ type Options struct {
 	Logger *slog.Logger
 	// Ready, if set, is called once engines can connect.
 	Ready func(Info)
+	// Store, if set, changes the options that the store is opened with: a seam for tests,
+	// which put a disk that fails (package storetest) or short leases under a whole daemon.
+	Store func(store.Options) store.Options
 }
 
 // Info says how to reach a running daemon. It is also what Dir/daemon.json holds.

@@ -84,12 +84,15 @@ func (c *Capacity) BlocksFor(part float64) int {
 	return low
 }
 
-// Points returns the curve at 1, 2, 3, 5 and 7 times the powers of ten up to the first size that holds
-// all blocks, and at extra.
+// Points returns the curve at 1, 2, 3, 5 and 7 times the powers of ten, over three and more of them up to
+// the first size that holds all blocks, and at extra.
 func (c *Capacity) Points(bytesPerBlock float64, extra ...int) []CapacityPoint {
 	var sizes []int
-	last := len(c.blocks) - 1
-	for power := 100; ; power *= 10 {
+	last, power := len(c.blocks)-1, 1
+	for power*10000 <= last {
+		power *= 10
+	}
+	for ; ; power *= 10 {
 		for _, m := range [...]int{1, 2, 3, 5, 7} {
 			sizes = append(sizes, m*power)
 			if m*power >= last {

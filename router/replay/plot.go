@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"strings"
 )
 
 // Plot writes the report as an SVG drawing: the capacity curve, and the distribution of times to first
@@ -27,9 +26,10 @@ func (r *Report) curvePanel() *panel {
 		left: 75, top: 40, width: 440, height: 360,
 		xMin: float64(r.Curve[0].DiskBlocks), xMax: float64(r.Curve[len(r.Curve)-1].DiskBlocks), yMax: 0.01,
 	}
+	p.xMax = max(p.xMax, p.xMin*10)
 	bytesPerBlock := float64(r.Trace.BlockTokens) * r.Setup.BytesPerToken
 	p.xTick = func(v float64) []string {
-		return []string{strings.TrimSpace(amount(v)), bytesText(v * bytesPerBlock)}
+		return []string{amount(v), bytesText(v * bytesPerBlock)}
 	}
 	p.add("one disk, tokens", r.capacity, true)
 	p.add("one disk, blocks", r.capacity, false)

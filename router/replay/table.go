@@ -72,7 +72,7 @@ func (r *Report) printCurve(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	for _, s := range r.Sizes {
-		fmt.Fprintf(w, "%.0f%% of the possible hits need %s blocks, %s.\n", 100*s.Part, count(s.DiskBlocks), bytesText(s.DiskBytes))
+		fmt.Fprintf(w, "%.0f%% of the possible hits need %s %s, %s.\n", 100*s.Part, count(s.DiskBlocks), plural(s.DiskBlocks, "block"), bytesText(s.DiskBytes))
 	}
 	for _, p := range r.Policies {
 		for _, at := range p.Curve {
@@ -114,23 +114,32 @@ func count(n int) string {
 	return b.String()
 }
 
-// amount writes a number in thousands and so on.
-func amount(v float64) string {
+// scaled returns a number in thousands and so on, and their letter.
+func scaled(v float64) (number, letter string) {
 	for _, u := range [...]struct {
-		of   float64
-		name string
+		of     float64
+		letter string
 	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
 		if v >= u.of {
-			return threeDigits(v/u.of) + " " + u.name
+			return threeDigits(v / u.of), u.letter
 		}
 	}
-	return threeDigits(v) + " "
+	return threeDigits(v), ""
+}
+
+// amount writes a number in thousands and so on.
+func amount(v float64) string {
+	number, letter := scaled(v)
+	return strings.TrimSpace(number + " " + letter)
 }
 
 // bytesText writes a size in the units disks are sold in.
-func bytesText(v float64) string { return amount(v) + "B" }
+func bytesText(v float64) string {
+	number, letter := scaled(v)
+	return number + " " + letter + "B"
+}
 
-// threeDigits writes three digits at least, and never an exponent for what amount gives it.
+// threeDigits writes three digits or more, and never an exponent for what scaled gives it.
 func threeDigits(v float64) string {
 	if v >= 99.5 {
 		return fmt.Sprintf("%.0f", v)

@@ -1,0 +1,179 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/kvconn/kvconn/router/route"
+)
+
+// Causes for which the request to an engine is given up.
+var (
+	errFirstByte = errors.New("no answer in time")
+	errIdle      = errors.New("the answer does not go on")
+)
+
+// attempt is a request on its way to one rank after another.
+type attempt struct {
+	proxy    *Proxy
+	w        http.ResponseWriter
+	r        *http.Request
+	in       *incoming
+	decision route.Decision
+
+	// last is why the last rank failed, refusal its answer if it refused.
+	last    error
+	refusal *refusal
+}
+
+// refusal is an answer that says that the rank cannot serve the request now.
+type refusal struct {
+	status   int
+	header   http.Header
+	body     []byte
+	decision route.Decision
+}
+
+// maxRefusal bounds what is kept of one.
+const maxRefusal = 64 << 10
+
+// refuses says whether a status means that another rank may do better.
+func refuses(status int) bool {
+	switch status {
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	}
+	return false
+}
+
+// run sends the request to the rank of the decision. It reports whether that was the end of it: the client
+// has an answer, or has gone. Else another rank may be tried.
+func (a *attempt) run() (done bool) {
+	d, o := &a.decision, &a.proxy.opts
+	defer o.Router.Finish(d.Handle)
+	ctx, cancel := context.WithCancelCause(a.r.Context())
+	defer cancel(nil)
+	timer := time.AfterFunc(o.FirstByteTimeout, func() { cancel(errFirstByte) })
+	defer timer.Stop()
+	resp, err := a.send(ctx)
+	if err != nil {
+		return a.failed(ctx, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if refuses(resp.StatusCode) {
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // as much as there is
+		a.refusal = &refusal{resp.StatusCode, resp.Header, body, *d}
+		o.Logger.Debug("a rank refused a request", "rank", d.Rank, "status", resp.StatusCode)
+		return false
+	}
+	buf := a.proxy.buffers.Get().(*[32 << 10]byte)
+	defer a.proxy.buffers.Put(buf)
+	n, err := resp.Body.Read(buf[:])
+	if n == 0 && err != nil && !errors.Is(err, io.EOF) {
+		return a.failed(ctx, err)
+	}
+	a.pass(cancel, timer, resp, buf[:], n, err)
+	return true
+}
+
+// send makes the request to the engine.
+func (a *attempt) send(ctx context.Context) (*http.Response, error) {
+	url := a.decision.Endpoint + a.r.URL.Path
+	if a.r.URL.RawQuery != "" {
+		url += "?" + a.r.URL.RawQuery
+	}
+	req, err := http.NewRequestWithContext(ctx, a.r.Method, url, bytes.NewReader(a.in.body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header = a.proxy.toEngine(a.r, a.in, &a.decision)
+	return a.proxy.opts.Transport.RoundTrip(req)
+}
+
+// failed notes that the rank gave no answer. It reports whether that is because the client has gone.
+func (a *attempt) failed(ctx context.Context, err error) (done bool) {
+	if a.r.Context().Err() != nil {
+		a.proxy.counts.left.Add(1)
+		return true
+	}
+	late := errors.Is(context.Cause(ctx), errFirstByte)
+	if late {
+		err = errFirstByte
+	}
+	a.last, a.refusal = fmt.Errorf("rank %d: %w", a.decision.Rank, err), nil
+	a.proxy.opts.Logger.Warn("a rank failed a request before the first byte", "rank", a.decision.Rank, "error", err)
+	if !late { // a long queue is no fault
+		a.proxy.opts.Failed(a.decision.Rank, err)
+	}
+	return false
+}
+
+// outputInterval is how often the router is told that a stream goes on.
+const outputInterval = time.Second
+
+// pass hands the answer to the client, of which n bytes are there with err behind them.
+func (a *attempt) pass(cancel context.CancelCauseFunc, timer *time.Timer, resp *http.Response, buf []byte, n int, err error) {
+	o, d := &a.proxy.opts, &a.decision
+	ok := resp.StatusCode < http.StatusBadRequest
+	if ok && a.in.stream { // the first byte of another answer is the end of decoding
+		o.Router.PrefillDone(d.Handle)
+	}
+	toClient(a.w.Header(), resp.Header, a.in, d)
+	a.w.WriteHeader(resp.StatusCode)
+	timer.Stop()
+	idle := time.AfterFunc(o.IdleTimeout, func() { cancel(errIdle) })
+	defer idle.Stop()
+	control := http.NewResponseController(a.w)
+	events, told := 0, time.Now()
+	for {
+		if n > 0 {
+			_ = control.SetWriteDeadline(time.Now().Add(o.IdleTimeout)) // not all writers have one
+			if _, werr := a.w.Write(buf[:n]); werr != nil || control.Flush() != nil {
+				a.proxy.counts.left.Add(1)
+				return
+			}
+			// An event of a stream is about a token.
+			events += bytes.Count(buf[:n], []byte("\n\n"))
+			if now := time.Now(); now.Sub(told) >= outputInterval {
+				o.Router.Output(d.Handle, events)
+				events, told = 0, now
+			}
+		}
+		if err != nil {
+			break
+		}
+		idle.Reset(o.IdleTimeout)
+		n, err = resp.Body.Read(buf)
+	}
+	a.finish(resp, err, ok)
+}
+
+// finish counts how the answer ended. One that broke off must not look complete.
+func (a *attempt) finish(resp *http.Response, err error, ok bool) {
+	c := &a.proxy.counts
+	switch {
+	case errors.Is(err, io.EOF) && ok:
+		c.ok.Add(1)
+	case errors.Is(err, io.EOF) && resp.StatusCode < http.StatusInternalServerError:
+		c.client.Add(1)
+	case errors.Is(err, io.EOF):
+		c.failed.Add(1)
+	case a.r.Context().Err() != nil:
+		c.left.Add(1)
+	default:
+		c.broken.Add(1)
+		a.proxy.opts.Logger.Warn("a rank broke off its answer", "rank", a.decision.Rank, "error", err)
+		a.proxy.opts.Failed(a.decision.Rank, err)
+		if a.in.stream {
+			e := httpError{http.StatusBadGateway, "upstream_broke_off", "the rank broke off its answer"}
+			_, _ = fmt.Fprintf(a.w, "\n\ndata: %s\n\n", e.body()) // the client may have gone
+			_ = http.NewResponseController(a.w).Flush()
+		}
+		panic(http.ErrAbortHandler) // closes the connection without an end
+	}
+}

@@ -1,0 +1,99 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/kvconn/kvconn/router/route"
+	"github.com/kvconn/kvconn/router/tokenize"
+)
+
+// Router decides and takes reports: a route.Router.
+type Router interface {
+	Route(ctx context.Context, req *route.Request, d *route.Decision) error
+	PrefillDone(handle uint64) bool
+	Output(handle uint64, tokens int) bool
+	Finish(handle uint64) bool
+}
+
+// Options configure a [Proxy].
+type Options struct {
+	// Router decides. Tokens finds prompts' tokens, Engines the endpoints that tokenize for a model.
+	Router  Router
+	Tokens  *tokenize.Client
+	Engines func(model string) []string
+	// Failed is told of a rank that cannot be reached or broke off; may be nil.
+	Failed func(rank int32, err error)
+	// MaxBodyBytes bounds a request. Default 64 MiB: 2 Mi token ids as JSON, several times.
+	MaxBodyBytes int64
+	// MaxTries is how many ranks are tried for one request. Default 3.
+	MaxTries int
+	// FirstByteTimeout is how long a rank may take until the first byte of its answer, waiting and
+	// prefill included. Default 5 min. IdleTimeout is the same for each byte after it, and for a
+	// client that reads nothing. Default 2 min.
+	FirstByteTimeout, IdleTimeout time.Duration
+	// KeepAuthorization passes the client's Authorization header on; else EngineKey is sent as
+	// bearer token, if there is one.
+	KeepAuthorization bool
+	EngineKey         string
+	// Transport makes the requests. Default: one that connects within 3 s.
+	Transport http.RoundTripper
+	// Logger receives what an operator should know. Default [slog.Default].
+	Logger *slog.Logger
+}
+
+// connectTimeout bounds connecting to an engine: it is in the same data centre.
+const connectTimeout = 3 * time.Second
+
+// NewTransport makes a transport for engines: many connections to few hosts, no compression of its own.
+func NewTransport() *http.Transport {
+	return &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: connectTimeout, KeepAlive: 15 * time.Second}).DialContext,
+		MaxIdleConnsPerHost: 256,
+		IdleConnTimeout:     time.Minute,
+		TLSHandshakeTimeout: connectTimeout,
+		DisableCompression:  true,
+	}
+}
+
+// EnsureDefaults fills in what is not set.
+func (o *Options) EnsureDefaults() {
+	if o.Failed == nil {
+		o.Failed = func(int32, error) {}
+	}
+	if o.MaxBodyBytes == 0 {
+		o.MaxBodyBytes = 64 << 20
+	}
+	if o.MaxTries == 0 {
+		o.MaxTries = 3
+	}
+	if o.FirstByteTimeout == 0 {
+		o.FirstByteTimeout = 5 * time.Minute
+	}
+	if o.IdleTimeout == 0 {
+		o.IdleTimeout = 2 * time.Minute
+	}
+	if o.Transport == nil {
+		o.Transport = NewTransport()
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+// Validate reports the first option that cannot work.
+func (o *Options) Validate() error {
+	switch {
+	case o.Router == nil || o.Tokens == nil || o.Engines == nil:
+		return errors.New("proxy: router, tokenizer and engines must be given")
+	case o.MaxBodyBytes < 1 || o.MaxTries < 1:
+		return errors.New("proxy: bounds must be positive")
+	case o.FirstByteTimeout < 0 || o.IdleTimeout < 0:
+		return errors.New("proxy: timeouts must be positive")
+	}
+	return nil
+}

@@ -1,0 +1,171 @@
+package proxy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/route"
+)
+
+// The headers that say how a request is to be routed, and those that an answer has.
+const (
+	// SessionHeader is the conversation's id, ParentHeader that of the conversation it came from.
+	SessionHeader = "X-Session-Id"
+	ParentHeader  = "X-Parent-Session-Id"
+	// PinHeader asks for a rank by its id; with StrictHeader true no other will do.
+	PinHeader    = "X-Kvconn-Rank"
+	StrictHeader = "X-Kvconn-Rank-Strict"
+	// ReasonHeader is why the rank was chosen, CachedHeader how many tokens were expected to be cached
+	// there, NoteHeader what was done differently than asked.
+	ReasonHeader = "X-Kvconn-Reason"
+	CachedHeader = "X-Kvconn-Cached-Tokens"
+	NoteHeader   = "X-Kvconn-Note"
+)
+
+// maxID bounds ids of conversations: they are remembered.
+const maxID = 256
+
+// incoming is a client's request.
+type incoming struct {
+	body    []byte
+	stream  bool
+	route   route.Request
+	session string
+	note    string
+}
+
+// httpError is an answer that is an error.
+type httpError struct {
+	status        int
+	code, message string
+}
+
+func (e *httpError) Error() string { return e.message }
+
+func badRequest(format string, args ...any) *httpError {
+	return &httpError{http.StatusBadRequest, "invalid_request", fmt.Sprintf(format, args...)}
+}
+
+// read takes a client's request in.
+func (p *Proxy) read(w http.ResponseWriter, r *http.Request) (*incoming, error) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, p.opts.MaxBodyBytes))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return nil, &httpError{http.StatusRequestEntityTooLarge, "body_too_large", fmt.Sprintf("the body has more than %d bytes", tooLarge.Limit)}
+	case err != nil:
+		return nil, badRequest("read the body: %v", err)
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(body, &fields); err != nil || fields == nil {
+		return nil, badRequest("the body is not a JSON object")
+	}
+	in := &incoming{body: body}
+	if err := in.describe(r, fields); err != nil {
+		return nil, err
+	}
+	found, err := p.opts.Tokens.Resolve(r.Context(), in.route.Model, fields, func() []string { return p.opts.Engines(in.route.Model) })
+	switch {
+	case err != nil:
+		// The engine knows best what is wrong with it.
+		in.note = "routed by load: " + err.Error()
+		p.counts.untokenized.Add(1)
+	case found.Fallback != nil:
+		in.note = "routed by load: " + found.Fallback.Error()
+		p.counts.untokenized.Add(1)
+		p.opts.Logger.Debug("a prompt was routed by load alone", "model", in.route.Model, "error", found.Fallback)
+	case found.Several:
+		in.note = "routed by the first of several prompts"
+	}
+	in.route.Tokens, in.route.Length = found.IDs, found.Length
+	return in, nil
+}
+
+// describe fills in what the policy needs.
+func (in *incoming) describe(r *http.Request, fields map[string]json.RawMessage) error {
+	var salt, parent string
+	for name, to := range map[string]*string{
+		"model": &in.route.Model, "cache_salt": &salt, "conversation_id": &in.session, "parent_conversation_id": &parent,
+	} {
+		if err := text(fields, name, to); err != nil {
+			return err
+		}
+	}
+	if in.session == "" {
+		if err := text(fields, "session_id", &in.session); err != nil {
+			return err
+		}
+	}
+	in.route.Scope = connector.Scope{Salt: salt}
+	if id := r.Header.Get(SessionHeader); id != "" {
+		in.session = id
+	}
+	if id := r.Header.Get(ParentHeader); id != "" {
+		parent = id
+	}
+	if len(in.session) > maxID || len(parent) > maxID {
+		return badRequest("the conversation's id is longer than %d bytes", maxID)
+	}
+	in.route.Conversation = policy.AffinityKey(parent, in.session)
+	in.route.FirstTurn = firstTurn(fields)
+	in.route.Content = opening(fields["messages"])
+	_ = json.Unmarshal(fields["stream"], &in.stream) // the engine says what is wrong with it
+	return in.pin(r)
+}
+
+func (in *incoming) pin(r *http.Request) error {
+	in.route.Pin = policy.NoPin
+	v := r.Header.Get(PinHeader)
+	if v == "" {
+		return nil
+	}
+	id, err := strconv.ParseInt(v, 10, 32)
+	if err != nil || id < 0 {
+		return badRequest("%s is %.32q: want the id of a rank", PinHeader, v)
+	}
+	in.route.Pin, in.route.Strict = int32(id), r.Header.Get(StrictHeader) == "true"
+	return nil
+}
+
+// text reads a field that is a string if it is there.
+func text(fields map[string]json.RawMessage, name string, to *string) error {
+	if raw := fields[name]; len(raw) > 0 && json.Unmarshal(raw, to) != nil {
+		return badRequest("%s is not a text", name)
+	}
+	return nil
+}
+
+// firstTurn is what the request says, or whether nobody has answered in its messages yet.
+func firstTurn(fields map[string]json.RawMessage) (first bool) {
+	if raw := fields["first_turn"]; len(raw) > 0 && json.Unmarshal(raw, &first) == nil {
+		return first
+	}
+	m := fields["messages"]
+	return len(m) > 0 && !bytes.Contains(m, []byte(`"assistant"`))
+}
+
+// opening names the first two messages of a chat.
+func opening(messages json.RawMessage) string {
+	dec := json.NewDecoder(bytes.NewReader(messages))
+	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
+		return ""
+	}
+	h := xxh3.New()
+	for range 2 {
+		var m json.RawMessage
+		if !dec.More() || dec.Decode(&m) != nil {
+			break
+		}
+		_, _ = h.Write(m) // never fails
+	}
+	return strconv.FormatUint(h.Sum64(), 16)
+}

@@ -1,0 +1,218 @@
+package route
+
+import (
+	"fmt"
+
+	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/router/registry"
+)
+
+// Add registers a rank and begins to follow its events and its node's store. Errors wrap
+// [ErrRankExists], [ErrTooManyRanks], [ErrMismatch] or [ErrClosed], or say what is wrong with the rank.
+func (r *Router) Add(spec registry.Rank) error {
+	spec.EnsureDefaults()
+	if err := spec.Validate(); err != nil {
+		return err
+	}
+	r.admin.Lock()
+	defer r.admin.Unlock()
+	return r.add(spec)
+}
+
+// add is Add; the caller holds admin.
+func (r *Router) add(spec registry.Rank) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, err := r.check(&spec)
+	if err != nil {
+		return fmt.Errorf("add rank %d: %w", spec.ID, err)
+	}
+	s := &rankState{id: spec.ID, pool: p}
+	s.spec.Store(&spec)
+	s.setReady(r.opts.AssumeReady, "not checked yet")
+	if s.gpu, err = r.index.AddHolder(prefix.GPU, spec.HashDomain); err != nil {
+		return fmt.Errorf("add rank %d: %w", spec.ID, err)
+	}
+	if err = r.follow(s, &spec); err != nil {
+		r.unfollow(s)
+		r.index.RemoveHolder(s.gpu)
+		return fmt.Errorf("add rank %d: %w", spec.ID, err)
+	}
+	if err = p.tracker.SetRank(s.id, capacity(&spec)); err != nil {
+		r.unfollow(s)
+		r.index.RemoveHolder(s.gpu)
+		return fmt.Errorf("add rank %d: %w", spec.ID, err)
+	}
+	r.pools[p.model] = p
+	r.ranks[s.id] = s
+	r.opts.Logger.Info("rank added", "rank", s.id, "model", spec.Model, "endpoint", spec.Endpoint, "dp_mode", spec.DPMode,
+		"dp_rank", spec.DPRank, "events", spec.Events != nil, "node", spec.Node)
+	return r.refresh(p)
+}
+
+// check reports what keeps a rank from being registered, else its pool. The caller holds mu.
+func (r *Router) check(spec *registry.Rank) (*pool, error) {
+	switch {
+	case r.closed:
+		return nil, ErrClosed
+	case r.ranks[spec.ID] != nil:
+		return nil, ErrRankExists
+	case len(r.ranks) >= r.opts.MaxRanks:
+		return nil, fmt.Errorf("%w: %d", ErrTooManyRanks, len(r.ranks))
+	}
+	if err := r.checkNames(spec, nil); err != nil {
+		return nil, err
+	}
+	p := r.pools[spec.Model]
+	if p == nil {
+		return newPool(spec.Model, spec.BlockSize, &r.opts)
+	}
+	if p.blockSize != spec.BlockSize {
+		return nil, fmt.Errorf("%w: block_size %d, other ranks of %s have %d", ErrMismatch, spec.BlockSize, spec.Model, p.blockSize)
+	}
+	return p, nil
+}
+
+// checkNames wants every name to stand for one model. The caller holds mu.
+func (r *Router) checkNames(spec *registry.Rank, but *rankState) error {
+	for _, other := range r.ranks {
+		o := other.spec.Load()
+		if other == but || o.Model == spec.Model {
+			continue
+		}
+		for _, name := range append([]string{spec.Model}, spec.Adapters...) {
+			for _, taken := range append([]string{o.Model}, o.Adapters...) {
+				if name == taken {
+					return fmt.Errorf("%w: %s is %s's on rank %d", ErrMismatch, name, o.Model, other.id)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// refresh makes the present ranks of a pool what decisions are made by. The caller holds mu.
+func (r *Router) refresh(p *pool) error {
+	states := sortedStates(r.ranks, p)
+	v, err := newView(states)
+	if err != nil {
+		return err
+	}
+	p.show(v)
+	if len(states) == 0 {
+		delete(r.pools, p.model)
+	}
+	models := make(map[string]target)
+	for _, s := range r.ranks {
+		spec := s.spec.Load()
+		models[spec.Model] = target{pool: s.pool}
+		for _, name := range spec.Adapters {
+			models[name] = target{pool: s.pool, lora: name}
+		}
+	}
+	r.models.Store(&models)
+	return nil
+}
+
+// Update replaces the description of a rank. Where its feeds change with it, what was known of its blocks
+// and its requests in flight is forgotten. A new endpoint has to be found ready first. Errors wrap
+// [ErrUnknownRank], or are those of [Router.Add]; the rank stays as it was then.
+func (r *Router) Update(spec registry.Rank) error {
+	spec.EnsureDefaults()
+	if err := spec.Validate(); err != nil {
+		return err
+	}
+	r.admin.Lock()
+	defer r.admin.Unlock()
+	r.mu.Lock()
+	s := r.ranks[spec.ID]
+	if s == nil {
+		r.mu.Unlock()
+		return fmt.Errorf("update rank %d: %w", spec.ID, ErrUnknownRank)
+	}
+	if err := r.checkNames(&spec, s); err != nil {
+		r.mu.Unlock()
+		return fmt.Errorf("update rank %d: %w", spec.ID, err)
+	}
+	old := s.spec.Load()
+	if !sameFeeds(old, &spec) {
+		r.mu.Unlock()
+		return r.replace(s, *old, spec)
+	}
+	defer r.mu.Unlock()
+	s.spec.Store(&spec)
+	if old.Endpoint != spec.Endpoint && !r.opts.AssumeReady {
+		s.setReady(false, "the endpoint is new and not checked yet")
+	}
+	if err := s.pool.tracker.SetRank(s.id, capacity(&spec)); err != nil {
+		return err
+	}
+	return r.refresh(s.pool)
+}
+
+// replace removes a rank and adds it anew, or as it was if that fails. The caller holds admin.
+func (r *Router) replace(s *rankState, old, spec registry.Rank) error {
+	r.remove(s)
+	err := r.add(spec)
+	if err != nil {
+		if back := r.add(old); back != nil {
+			r.opts.Logger.Error("a rank is gone after a failed update", "rank", s.id, "error", back)
+		}
+	}
+	return err
+}
+
+// Remove forgets a rank, its blocks and its requests. It returns how many requests were in flight there.
+// The error is [ErrUnknownRank].
+func (r *Router) Remove(id int32) (inFlight int, err error) {
+	r.admin.Lock()
+	defer r.admin.Unlock()
+	r.mu.Lock()
+	s := r.ranks[id]
+	r.mu.Unlock()
+	if s == nil {
+		return 0, fmt.Errorf("remove rank %d: %w", id, ErrUnknownRank)
+	}
+	inFlight = r.remove(s)
+	r.opts.Logger.Info("rank removed", "rank", id, "in_flight", inFlight)
+	return inFlight, nil
+}
+
+// remove takes a rank out of decisions, then ends its feeds and forgets its blocks. The caller holds
+// admin.
+func (r *Router) remove(s *rankState) (inFlight int) {
+	r.mu.Lock()
+	delete(r.ranks, s.id)
+	if err := r.refresh(s.pool); err != nil { // fewer ranks never fail
+		r.opts.Logger.Error("ranks cannot be made ready for walks", "error", err)
+	}
+	r.mu.Unlock()
+	r.release(s)
+	inFlight = s.pool.tracker.RemoveRank(s.id)
+	r.flights.sweep(r.opts.Now().Add(-r.opts.Load.TTL), s)
+	return inFlight
+}
+
+// SetReady says whether a rank may get requests, and why not. It reports whether that is a change. A rank
+// without events that ceases to be ready is taken for restarted: what it was thought to have is forgotten.
+func (r *Router) SetReady(id int32, ready bool, why string) (changed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.ranks[id]
+	if s == nil {
+		return false
+	}
+	changed = s.setReady(ready, why)
+	if changed && !ready && s.events == nil {
+		r.index.Clear(s.gpu)
+	}
+	return changed
+}
+
+func (r *rankState) setReady(ready bool, why string) (changed bool) {
+	if ready {
+		why = ""
+	}
+	r.why.Store(&why)
+	return r.ready.Swap(ready) != ready
+}

@@ -1,0 +1,138 @@
+package route
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvconn/kvconn/router/prefix"
+)
+
+// Router decides where requests go. Its methods may be called from any goroutine.
+type Router struct {
+	opts    Options
+	index   *prefix.Index
+	ctx     context.Context // ends with Close: feeds live until then
+	cancel  context.CancelFunc
+	running errgroup.Group
+	flights flights
+	ids     atomic.Uint64
+	models  atomic.Pointer[map[string]target]
+	counts  counts
+
+	// admin is held for whole changes of the ranks, mu for looking at and changing the maps.
+	admin   sync.Mutex
+	mu      sync.Mutex
+	closed  bool
+	ranks   map[int32]*rankState
+	pools   map[string]*pool
+	sources map[sourceKey]*source
+
+	scratchMu sync.Mutex
+	scratches []*scratch
+}
+
+// target is what a model's name in a request stands for.
+type target struct {
+	pool *pool
+	lora string
+}
+
+// New makes a router without ranks. Close has to be called.
+func New(o Options) (*Router, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	x, err := prefix.New(o.Index)
+	if err != nil {
+		return nil, err
+	}
+	r := &Router{
+		opts: o, index: x, ranks: map[int32]*rankState{}, pools: map[string]*pool{}, sources: map[sourceKey]*source{},
+		flights: flights{byID: map[uint64]flight{}},
+	}
+	// Handles begin anywhere, so that one of a former router names no request of this one.
+	var seed [8]byte
+	if _, err := rand.Read(seed[:]); err != nil {
+		return nil, err
+	}
+	r.ids.Store(binary.LittleEndian.Uint64(seed[:]) >> 1)
+	r.models.Store(&map[string]target{})
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	r.running.Go(func() error { r.expire(); return nil })
+	return r, nil
+}
+
+// expireInterval is how often what has expired is forgotten.
+const expireInterval = time.Second
+
+// expire forgets predictions and requests whose time is over.
+func (r *Router) expire() {
+	tick := time.NewTicker(expireInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := r.opts.Now()
+		r.index.Expire(now)
+		r.flights.sweep(now.Add(-r.opts.Load.TTL), nil)
+	}
+}
+
+// Close ends the feeds and forgets everything. Decisions fail from then on.
+func (r *Router) Close() {
+	r.admin.Lock()
+	defer r.admin.Unlock()
+	r.mu.Lock()
+	r.closed = true
+	r.models.Store(&map[string]target{})
+	states := make([]*rankState, 0, len(r.ranks))
+	for _, s := range r.ranks {
+		states = append(states, s)
+	}
+	r.ranks = map[int32]*rankState{}
+	r.mu.Unlock()
+	r.cancel()
+	for _, s := range states {
+		r.release(s)
+	}
+	_ = r.running.Wait() // its functions return no error
+}
+
+// scratch is the work space of one decision.
+type scratch struct {
+	walk    prefix.Scratch
+	results []prefix.Result
+	root    rootCache
+}
+
+// maxScratches bounds those kept: decisions at one time.
+const maxScratches = 64
+
+func (r *Router) take() *scratch {
+	r.scratchMu.Lock()
+	defer r.scratchMu.Unlock()
+	if n := len(r.scratches); n > 0 {
+		s := r.scratches[n-1]
+		r.scratches = r.scratches[:n-1]
+		return s
+	}
+	return new(scratch)
+}
+
+func (r *Router) give(s *scratch) {
+	r.scratchMu.Lock()
+	defer r.scratchMu.Unlock()
+	if len(r.scratches) < maxScratches {
+		r.scratches = append(r.scratches, s)
+	}
+}
