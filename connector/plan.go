@@ -37,7 +37,7 @@ type Transfer struct {
 	Parent Key
 	Blocks []PlanBlock
 	// Staged is set for engines that have no way to report a failed load: they copy the
-	// blocks from staging memory themselves.
+	// blocks from staging memory themselves, as [StagedOffer.Load] says.
 	Staged []StagedShard
 }
 
@@ -108,12 +108,20 @@ func appendTransfers(b []byte, transfers []Transfer) []byte {
 
 // append encodes the shard; it has as many blocks as its transfer.
 func (s *StagedShard) append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint16(b, uint16(s.Shard))
+	return s.appendBlocks(binary.LittleEndian.AppendUint16(b, uint16(s.Shard)))
+}
+
+func (s *StagedShard) appendBlocks(b []byte) []byte {
 	for _, blk := range s.Blocks {
 		b = binary.LittleEndian.AppendUint64(b, blk.Offset)
 		b = binary.LittleEndian.AppendUint64(b, blk.Sum)
 	}
 	return b
+}
+
+// stagedBlock decodes stagedBlockBytes.
+func stagedBlock(v []byte) StagedBlock {
+	return StagedBlock{Offset: binary.LittleEndian.Uint64(v), Sum: binary.LittleEndian.Uint64(v[8:])}
 }
 
 // ParsePlan decodes metadata. Errors wrap [ErrPlan].
@@ -232,6 +240,6 @@ func (r *planReader) staged(s *StagedShard, blocks int) {
 		if v == nil {
 			return
 		}
-		s.Blocks[i] = StagedBlock{Offset: binary.LittleEndian.Uint64(v), Sum: binary.LittleEndian.Uint64(v[8:])}
+		s.Blocks[i] = stagedBlock(v)
 	}
 }

@@ -103,6 +103,8 @@ func (c *clock) advance(d time.Duration) { c.now = c.now.Add(d) }
 
 // fixture is a leader with 4-token blocks on an empty index.
 type fixture struct {
+	// last is the last offer.
+	last connector.Offer
 	*testing.T
 	*Leader
 	x     *testIndex
@@ -152,6 +154,7 @@ func (f *fixture) match(m connector.MatchRequest) int {
 	if o.Async != (o.Tokens > 0 && f.opts.Staging == nil) {
 		f.Errorf("offer %+v: async exactly where there is one and nothing is staged", o)
 	}
+	f.last = o
 	return o.Tokens
 }
 

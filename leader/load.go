@@ -126,7 +126,6 @@ func (l *Leader) transfers(r *request, a *connector.Alloc, d *load) []connector.
 			if begin+from <= len(r.keys) && r.roots != nil {
 				t.Parent = r.parent(begin + from)
 			}
-			t.Staged = d.staged.of(l.groups[g].shards, begin+from, begin+i)
 			out = append(out, t)
 		}
 	}

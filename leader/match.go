@@ -21,11 +21,15 @@ func (l *Leader) Match(ctx context.Context, m *connector.MatchRequest) (connecto
 	}
 	l.mu.Lock()
 	tokens, probe, err := l.match(ctx, m)
+	offer := connector.Offer{Tokens: tokens, Async: tokens > 0 && l.opts.Staging == nil}
+	if tokens > 0 && l.opts.Staging != nil {
+		offer.Staged = l.stagedOffer(m)
+	}
 	l.mu.Unlock()
 	if probe {
 		l.opts.Probe()
 	}
-	return connector.Offer{Tokens: tokens, Async: tokens > 0 && l.opts.Staging == nil}, err
+	return offer, err
 }
 
 // checkMatch refuses what is out of bounds.

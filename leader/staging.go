@@ -48,19 +48,19 @@ func (p *stagedPrefix) end() int {
 	return p.first + n
 }
 
-// of returns where the blocks [first, end) lie for those shards, nil if they are not
-// all staged.
-func (p *stagedPrefix) of(shards []connector.Shard, first, end int) []connector.StagedShard {
-	if p == nil || first < p.first || end > p.end() {
+// stagedOffer tells where a request's offer lies.
+func (l *Leader) stagedOffer(m *connector.MatchRequest) *connector.StagedOffer {
+	r := l.requests.find(m.Request)
+	if r == nil || r.staged == nil {
 		return nil
 	}
-	var out []connector.StagedShard
-	for i := range p.shards {
-		if s := &p.shards[i]; slices.Contains(shards, s.shard) {
-			out = append(out, connector.StagedShard{Shard: s.shard, Blocks: s.blocks[first-p.first : end-p.first]})
-		}
+	n := r.offered - r.staged.first
+	o := &connector.StagedOffer{First: r.staged.first}
+	for i := range r.staged.shards {
+		s := &r.staged.shards[i]
+		o.Shards = append(o.Shards, connector.StagedShard{Shard: s.shard, Blocks: s.blocks[:n]})
 	}
-	return out
+	return o
 }
 
 // release gives the memory back.

@@ -94,14 +94,20 @@ func TestStagedOfferIsWhatAllShardsHaveVerifiedAndPinned(t *testing.T) {
 	if f.x.held() != 0 || s.held() != 2 {
 		t.Errorf("%d leases and %d pins, want none and one a shard", f.x.held(), s.held())
 	}
-	p := f.step(f.alloc("r", 20))
-	tr := p.Loads[0].Transfers[0]
-	if len(tr.Blocks) != 5 || len(tr.Staged) != 2 {
-		t.Fatalf("%d blocks staged for %d shards, want 5 for 2", len(tr.Blocks), len(tr.Staged))
+	if p := f.step(f.alloc("r", 20)); len(p.Loads) != 0 {
+		t.Errorf("the leader plans %d loads that the engine's side plans itself", len(p.Loads))
 	}
-	for _, shard := range tr.Staged {
+	o := f.last.Staged
+	if o == nil || o.First != 0 || len(o.Shards) != 2 {
+		t.Fatalf("offer %+v, want both shards from block 0 on", o)
+	}
+	keys := new(connector.KeyHasher).Append(nil, connector.RootKey(4, connector.Scope{}), tokens(0, 42), 4)
+	for _, shard := range o.Shards {
+		if len(shard.Blocks) != 6 {
+			t.Errorf("shard %d: %d blocks, want the 6 that are offered", shard.Shard, len(shard.Blocks))
+		}
 		for i, b := range shard.Blocks {
-			if want := uint64(shard.Shard)<<32 | uint64(tr.Blocks[i].Key[0]); b.Offset != want || b.Sum != uint64(tr.Blocks[i].Proof[0]) {
+			if want := uint64(shard.Shard)<<32 | uint64(keys[i][0]); b.Offset != want {
 				t.Errorf("shard %d block %d is said to lie where another does", shard.Shard, i)
 			}
 		}
@@ -257,11 +263,13 @@ func TestStagedHybridCanBeHonouredInAnyPart(t *testing.T) {
 	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 40 {
 		t.Fatalf("offer of %d tokens, want 40", got)
 	}
-	p := f.step(f.alloc("r", 20))
-	if got := groupSlots(p.Loads[0].Transfers, 1); got != fmt.Sprint(tokens(1051, 4)) {
+	step := f.alloc("r", 20)
+	f.step(step)
+	load := f.last.Staged.Load(&step.Allocs[0], f.opts.Manifest)
+	if got := groupSlots(load.Transfers, 1); got != fmt.Sprint(tokens(1051, 4)) {
 		t.Errorf("window group loads slots %s, want those of boundary 20", got)
 	}
-	for _, tr := range p.Loads[0].Transfers {
+	for _, tr := range load.Transfers {
 		if len(tr.Staged) == 0 {
 			t.Errorf("group %d is not staged", tr.Group)
 		}

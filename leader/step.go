@@ -38,7 +38,8 @@ func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 		}
 	}
 	for i := range m.Allocs {
-		if d, ok := l.planLoad(&m.Allocs[i]); ok {
+		// What is staged the engine's side plans itself, from the offer: that cannot fail.
+		if d, ok := l.planLoad(&m.Allocs[i]); ok && l.opts.Staging == nil {
 			plan.Loads = append(plan.Loads, d)
 			reply.Loads = append(reply.Loads, plannedLoad(&d))
 		}

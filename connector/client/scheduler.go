@@ -19,6 +19,9 @@ import (
 type Scheduler struct {
 	mu   sync.Mutex
 	link link
+	// offers are what was offered from staging memory and not taken yet.
+	offers    offers
+	namespace connector.NamespaceDigest
 }
 
 // NewScheduler returns a client that connects on its first use. It fails only on
@@ -28,7 +31,11 @@ func NewScheduler(o Options) (*Scheduler, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	return &Scheduler{link: link{opts: o, role: wire.RoleScheduler}}, nil
+	digest, err := o.Manifest.Digest()
+	if err != nil {
+		return nil, err
+	}
+	return &Scheduler{link: link{opts: o, role: wire.RoleScheduler}, namespace: digest}, nil
 }
 
 // Connect connects now, and says why it cannot.
@@ -47,7 +54,10 @@ func (s *Scheduler) Match(ctx context.Context, m *connector.MatchRequest) connec
 		func(b []byte) []byte { return wire.AppendMatch(b, m) },
 		func(b []byte) error { return wire.DecodeOffer(b, &offer) })
 	if err != nil {
-		return connector.Offer{}
+		offer = connector.Offer{}
+	}
+	if s.link.opts.Staged {
+		offer = s.offers.note(m.Request, offer)
 	}
 	return offer
 }
@@ -60,6 +70,9 @@ func (s *Scheduler) Step(ctx context.Context, m *connector.StepRequest) connecto
 	err := s.link.do(ctx, false, wire.OpStep,
 		func(b []byte) []byte { return wire.AppendStep(b, m) },
 		func(b []byte) error { return wire.DecodeStepReply(b, &reply) })
+	if s.link.opts.Staged {
+		return s.offers.plan(m, reply, &s.link.opts.Manifest, s.namespace)
+	}
 	if err == nil {
 		return reply
 	}

@@ -92,11 +92,20 @@ func (d *decoder) appendSpans(out []connector.Span) []connector.Span {
 
 // AppendOffer appends the body of the answer to match.
 func AppendOffer(b []byte, o connector.Offer) []byte {
-	b = msgp.AppendMapHeader(b, 2)
+	fields := uint32(2)
+	if o.Staged != nil {
+		fields++
+	}
+	b = msgp.AppendMapHeader(b, fields)
 	b = msgp.AppendString(b, "tokens")
 	b = msgp.AppendInt(b, o.Tokens)
 	b = msgp.AppendString(b, "async")
-	return msgp.AppendBool(b, o.Async)
+	b = msgp.AppendBool(b, o.Async)
+	if o.Staged != nil {
+		b = msgp.AppendString(b, "staged")
+		b = msgp.AppendBytes(b, o.Staged.Append(nil))
+	}
+	return b
 }
 
 // DecodeOffer fills o from the body of the answer to match.
@@ -108,10 +117,24 @@ func DecodeOffer(body []byte, o *connector.Offer) error {
 			o.Tokens = int(d.uint("tokens", maxNumber))
 		case "async":
 			o.Async = d.bool("async")
+		case "staged":
+			o.Staged = d.stagedOffer()
 		default:
 			return false
 		}
 		return true
 	})
 	return d.end()
+}
+
+func (d *decoder) stagedOffer() *connector.StagedOffer {
+	v := d.bytes("staged", MaxBodyBytes)
+	if d.err != nil {
+		return nil
+	}
+	o, err := connector.ParseStagedOffer(v)
+	if err != nil {
+		d.fail("staged: %v", err)
+	}
+	return o
 }

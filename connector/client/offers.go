@@ -1,0 +1,82 @@
+package client
+
+import "github.com/kvconn/kvconn/connector"
+
+// offers are what a staged engine was offered and has not taken or refused yet. An engine
+// that cannot report a failed load has its loads planned from them, by the client alone:
+// a daemon that ends between match and step changes nothing.
+type offers struct {
+	byRequest map[string]*connector.StagedOffer
+	// order is that of the requests' first offers, for the bound.
+	order []string
+}
+
+// maxOffers bounds what is remembered; real engines have far fewer requests waiting.
+const maxOffers = 16384
+
+// note takes in the answer to a match, and returns it. An offer that says not where its
+// bytes lie is none.
+func (o *offers) note(request string, offer connector.Offer) connector.Offer {
+	if offer.Tokens == 0 || offer.Staged == nil {
+		o.forget(request)
+		return connector.Offer{}
+	}
+	if o.byRequest == nil {
+		o.byRequest = make(map[string]*connector.StagedOffer)
+	}
+	if _, known := o.byRequest[request]; !known {
+		o.order = append(o.order, request)
+	}
+	o.byRequest[request] = offer.Staged
+	for len(o.order) > maxOffers {
+		delete(o.byRequest, o.order[0])
+		o.order = o.order[1:]
+	}
+	return offer
+}
+
+func (o *offers) forget(request string) { delete(o.byRequest, request) }
+
+// plan adds the loads of a step to the saves that the leader has planned.
+func (o *offers) plan(m *connector.StepRequest, reply connector.StepReply, manifest *connector.Manifest, ns connector.NamespaceDigest) connector.StepReply {
+	plan := connector.Plan{Namespace: ns}
+	reply.Loads = nil
+	for i := range m.Allocs {
+		a := &m.Allocs[i]
+		if a.External > 0 {
+			load := o.byRequest[a.Request].Load(a, manifest)
+			plan.Loads = append(plan.Loads, load)
+			reply.Loads = append(reply.Loads, connector.PlannedLoad{Request: a.Request, Blocks: loadedBlocks(a, manifest)})
+		}
+		o.forget(a.Request)
+	}
+	for _, ids := range [][]string{m.Preempted, m.Finished} {
+		for _, id := range ids {
+			o.forget(id)
+		}
+	}
+	o.compact()
+	if len(plan.Loads) == 0 {
+		return reply
+	}
+	// The leader's plan is its own format: whoever cannot read it saves nothing.
+	if saves, err := connector.ParsePlan(reply.Metadata); err == nil {
+		plan.Saves = saves.Saves
+	}
+	reply.Metadata = plan.Append(nil)
+	return reply
+}
+
+// compact drops the places of forgotten requests once they are most.
+func (o *offers) compact() {
+	if len(o.order) < 64 || len(o.order) < 2*len(o.byRequest) {
+		return
+	}
+	left := o.order[:0]
+	for _, id := range o.order {
+		if _, known := o.byRequest[id]; known {
+			left = append(left, id)
+		}
+	}
+	o.order = left
+}
