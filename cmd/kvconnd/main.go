@@ -25,6 +25,7 @@ type cli struct {
 	Version kong.VersionFlag `short:"V" help:"Print the version and exit."`
 
 	Serve      serveCmd      `cmd:"" help:"Run the daemon of this node."`
+	Router     routerCmd     `cmd:"" help:"Choose the rank for each request, and forward requests to it."`
 	Status     statusCmd     `cmd:"" help:"Show what a running daemon does."`
 	Config     configCmd     `cmd:"" help:"Print the settings, or the configuration of an engine."`
 	Demo       demoCmd       `cmd:"" help:"Show on this machine what the cache does."`

@@ -48,7 +48,7 @@ func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams)
 	if o.HTTP == "off" {
 		o.HTTP = ""
 	}
-	return daemon.Run(ctx, o)
+	return runDaemon(ctx, o, c.Router)
 }
 
 // newLogger logs to standard error.

@@ -12,8 +12,11 @@ type Decoder struct {
 	hashes  []uint64
 	tokens  []byte
 	extra   [][]byte
-	// allExtra is all that extra keys were read from.
-	allExtra []byte
+	// allExtra is all that extra keys were read from, from extraStart on.
+	allExtra   []byte
+	extraStart int
+	// mixedExtra says that an event has several lists of them.
+	mixedExtra bool
 }
 
 // NewDecoder returns a decoder with these limits; zero fields mean the defaults.
@@ -74,7 +77,7 @@ func (d *Decoder) Decode(payload []byte, h Handler) (Batch, error) {
 
 // event decodes one event of either form and hands it on.
 func (d *Decoder) event(h Handler) error {
-	d.kind = nil
+	d.kind, d.mixedExtra = nil, false
 	d.stored = Stored{Group: NoGroup, Hashes: d.hashes[:0], Tokens: d.tokens[:0], Extra: d.extra[:0]}
 	var err error
 	if d.r.isMap() {

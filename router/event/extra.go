@@ -18,6 +18,15 @@ func (d *Decoder) readExtra() error {
 		return d.r.malformed("too many blocks")
 	}
 	start := d.r.i
+	if len(d.stored.Extra) > 0 { // a second list: what of it belongs to which block is anyone's guess
+		for range n {
+			if err := d.r.skip(); err != nil {
+				return err
+			}
+		}
+		d.mixedExtra, d.allExtra = true, d.r.b[d.extraStart:d.r.i:d.r.i]
+		return nil
+	}
 	d.extra = slices.Grow(d.extra[:0], n)[:n]
 	some := false
 	for k := range d.extra {
@@ -32,7 +41,7 @@ func (d *Decoder) readExtra() error {
 		d.extra[k], some = d.r.b[from:d.r.i:d.r.i], true
 	}
 	if some {
-		d.stored.Extra, d.allExtra = d.extra, d.r.b[start:d.r.i:d.r.i]
+		d.stored.Extra, d.extraStart, d.allExtra = d.extra, start, d.r.b[start:d.r.i:d.r.i]
 	}
 	return nil
 }
@@ -44,7 +53,7 @@ func (d *Decoder) finishExtra() error {
 	if len(e.Extra) == 0 {
 		return nil
 	}
-	if len(e.Extra) != len(e.Hashes) { // not by block: they may be any block's
+	if len(e.Extra) != len(e.Hashes) || d.mixedExtra { // not by block: they may be any block's
 		e.Extra = slices.Grow(e.Extra[:0], len(e.Hashes))[:len(e.Hashes)]
 		for k := range e.Extra {
 			e.Extra[k] = d.allExtra
@@ -74,8 +83,9 @@ func (d *Decoder) finishExtra() error {
 }
 
 // plainExtra reports whether a block's extra keys are nothing but the adapter's name and, on a prompt's
-// first block, one string, which is then the salt. An image's identifier in that place is taken for a
-// salt too: no request has such a salt, so that its blocks are never found, as it has to be.
+// first block, one string, which is then the salt. Each explains one string only: a salt may be the same
+// text as the adapter's name. An image's identifier in that place is taken for a salt too: the engine
+// hashes both alike.
 func (d *Decoder) plainExtra(raw []byte, first bool) (bool, error) {
 	r := reader{b: raw}
 	if !r.isArray() {
@@ -85,6 +95,7 @@ func (d *Decoder) plainExtra(raw []byte, first bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	adapter, salt := len(d.stored.LoRAName) > 0, first && len(d.stored.Salt) > 0
 	var rest []byte
 	others := 0
 	for range n {
@@ -96,11 +107,15 @@ func (d *Decoder) plainExtra(raw []byte, first bool) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if len(d.stored.LoRAName) > 0 && bytes.Equal(text, d.stored.LoRAName) || bytes.Equal(text, d.stored.Salt) {
-			continue
+		switch {
+		case adapter && bytes.Equal(text, d.stored.LoRAName):
+			adapter = false
+		case salt && bytes.Equal(text, d.stored.Salt):
+			salt = false
+		default:
+			rest = text
+			others++
 		}
-		rest = text
-		others++
 	}
 	if others == 1 && first && len(d.stored.Salt) == 0 {
 		d.stored.Salt = rest

@@ -18,10 +18,12 @@
 //   - It computes the rest at a fixed number of tokens a second; the end of that is the first token.
 //     With [Options.OverlapLoads] prompts load while the rank computes others.
 //   - Its prompt is now on the node's disk and in the object store, all of it as just used; both evict
-//     the least recently used block, of a prompt its end first.
+//     the least recently used block, of a prompt its end first. What the disk is too slow to write
+//     is dropped ([Options.SaveBytesPerS]).
 //   - It decodes at a fixed time for each token, beside the others, up to [Options.MaxRunning].
 //
 // Not in the model: what attention adds to long prompts, decoding and prefill slowing each other,
-// bandwidth taken by writes, blocks that outputs fill (the trace does not say what they hold; the next
+// bandwidth that writes take from
+// reads, blocks that outputs fill (the trace does not say what they hold; the next
 // turn computes them and counts them as misses), hits on what is still being computed.
 package replay

@@ -27,6 +27,9 @@ type Options struct {
 	// DiskBytesPerS is the bandwidth of a node's disk, ObjectBytesPerS that between a node and the
 	// object store. Defaults 3e9, one NVMe disk of the better kind, and 1e9.
 	DiskBytesPerS, ObjectBytesPerS float64
+	// SaveBytesPerS is what a node's disk takes of writes; saves that are more than a second behind are
+	// dropped, the ends of prompts first. Default 0: every save is kept.
+	SaveBytesPerS float64
 	// DiskDelay and ObjectDelay are the times before the first byte of a load. Defaults 0 and 30 ms;
 	// negative: 0.
 	DiskDelay, ObjectDelay time.Duration
@@ -93,6 +96,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("replay: a tier has at most %d blocks", math.MaxInt32)
 	case o.MaxRunning < 1:
 		return errors.New("replay: a rank must run at least one request")
+	case !(o.SaveBytesPerS >= 0) || math.IsInf(o.SaveBytesPerS, 1):
+		return fmt.Errorf("replay: the bandwidth of saves is %v: want a number, not negative", o.SaveBytesPerS)
 	case o.Spread < 0:
 		return errors.New("replay: the spread of arrivals must not be negative")
 	}

@@ -22,6 +22,7 @@ type panel struct {
 	xMin, xMax, yMax         float64
 	xTick                    func(v float64) []string // lines of text
 	series                   []series
+	legendTop                float64 // the legend stands at the left below it; 0: at the lower right
 }
 
 // palette returns the i-th line style: the colours of Okabe and Ito, which people with colour blindness
@@ -42,6 +43,7 @@ func (p *panel) y(v float64) float64 { return p.top + p.height*(1-min(max(v/p.yM
 // draw draws the panel.
 func (p *panel) draw(s *svg) {
 	p.drawAxes(s)
+	p.drawLegend(s) // behind the lines, in case one of them has to pass
 	for _, line := range p.series {
 		at := make([]point, len(line.points))
 		for i, v := range line.points {
@@ -49,7 +51,6 @@ func (p *panel) draw(s *svg) {
 		}
 		s.polyline(at, line.style)
 	}
-	p.drawLegend(s)
 }
 
 func (p *panel) drawAxes(s *svg) {
@@ -94,7 +95,7 @@ func tickStep(most float64) float64 {
 	}
 }
 
-// drawLegend names the series at the lower right, where rising lines leave room.
+// drawLegend names the series where rising lines leave room.
 func (p *panel) drawLegend(s *svg) {
 	const row, sample, glyph, pad = 17.0, 30.0, 6.6, 8.0
 	longest := 0
@@ -103,6 +104,9 @@ func (p *panel) drawLegend(s *svg) {
 	}
 	width, height := sample+3*pad+glyph*float64(longest), row*float64(len(p.series))+pad
 	x, y := p.left+p.width-width-pad, p.top+p.height-height-pad
+	if p.legendTop > 0 {
+		x, y = p.left+pad, p.legendTop+pad
+	}
 	s.rect(x, y, width, height, "#ffffff", style{color: "#bbbbbb", width: 1})
 	for i, line := range p.series {
 		at := y + pad + row*(float64(i)+0.4)

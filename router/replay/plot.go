@@ -31,17 +31,20 @@ func (r *Report) curvePanel() *panel {
 	p.xTick = func(v float64) []string {
 		return []string{amount(v), bytesText(v * bytesPerBlock)}
 	}
-	p.add("one disk, tokens", r.capacity, true)
-	p.add("one disk, blocks", r.capacity, false)
-	for _, q := range r.Policies {
-		if q.Curve != nil {
-			p.xLabel = "disk tier of each node: token blocks, and bytes"
-			p.add(fmt.Sprintf("%d disks, %s, tokens", r.Setup.Nodes, q.Policy), q.capacity, true)
+	if r.Setup.Nodes == 1 {
+		p.add("tokens", r.capacity, palette(0), true)
+		p.add("blocks", r.capacity, palette(1), false)
+	} else {
+		p.xLabel, p.yLabel = "disk tier of each node: token blocks, and bytes", "tokens found at the heads of prompts"
+		for i, q := range r.Policies {
+			p.add(fmt.Sprintf("%d disks, %s", r.Setup.Nodes, q.Policy), q.capacity, palette(i), true)
 		}
+		p.add("one disk for all", r.capacity, style{color: "#777777", width: 2.5}, true)
 	}
 	p.yMax = max(p.yMax, r.InfiniteTokenHits*1.08, r.InfiniteBlockHits*1.08)
+	p.legendTop = p.y(r.InfiniteTokenHits)
 	dashed := style{color: "#888888", dash: "4 4", width: 1.5}
-	p.series = append(p.series, series{name: "infinite, tokens", style: dashed,
+	p.series = append(p.series, series{name: "infinite disk, tokens", style: dashed,
 		points: []point{{p.xMin, r.InfiniteTokenHits}, {p.xMax, r.InfiniteTokenHits}}})
 	if n := float64(r.Setup.DiskBlocks); n >= p.xMin && n <= p.xMax {
 		dashed.dash = "1 3"
@@ -54,8 +57,8 @@ func (r *Report) curvePanel() *panel {
 const plotPoints = 200
 
 // add adds a capacity curve, of tokens or blocks.
-func (p *panel) add(name string, c *Capacity, ofTokens bool) {
-	line := series{name: name, style: palette(len(p.series))}
+func (p *panel) add(name string, c *Capacity, st style, ofTokens bool) {
+	line := series{name: name, style: st}
 	for k := range plotPoints + 1 {
 		size := p.xMin * math.Pow(p.xMax/p.xMin, float64(k)/plotPoints)
 		blocks, tokens := c.At(int(math.Round(size)))

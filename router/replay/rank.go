@@ -174,12 +174,30 @@ func (s *simulation) prefilled(k *rank, request int32) {
 	s.tally.firstToken(s.now - s.flights[request].arrival)
 	s.tracker.PrefillDone(s.id(request))
 	k.gpu.validate(r.Blocks)
-	s.nodes[k.node].disk.use(r.Blocks)
+	s.save(&s.nodes[k.node], r.Blocks)
 	s.object.use(r.Blocks)
 	k.busy = false
 	s.after(float64(r.OutputTokens)*s.opts.DecodeTokenTime.Seconds(), request, phaseDecode)
 	s.compute(k)
 	s.admit(k)
+}
+
+// save puts a prompt on a node's disk, as much of it as the disk is not behind with.
+func (s *simulation) save(n *node, blocks []int32) {
+	if s.opts.SaveBytesPerS == 0 {
+		n.disk.use(blocks)
+		return
+	}
+	bytesPerBlock := float64(s.trace.BlockTokens) * s.opts.BytesPerToken
+	n.saveBudget = min(n.saveBudget+float64((s.now-n.savedAt)*s.opts.SaveBytesPerS), max(s.opts.SaveBytesPerS, bytesPerBlock))
+	n.savedAt = s.now
+	kept := n.disk.prefix(blocks)
+	for kept < len(blocks) && n.saveBudget >= bytesPerBlock {
+		n.saveBudget -= bytesPerBlock
+		kept++
+	}
+	n.dropped += float64(len(blocks)-kept) * bytesPerBlock
+	n.disk.use(blocks[:kept])
 }
 
 // finished ends a request.

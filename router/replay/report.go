@@ -35,6 +35,7 @@ type Setup struct {
 	BytesPerToken     float64 `json:"bytes_per_token"`
 	DiskBytesPerS     float64 `json:"disk_bytes_per_s"`
 	ObjectBytesPerS   float64 `json:"object_bytes_per_s"`
+	SaveBytesPerS     float64 `json:"save_bytes_per_s"`
 	DiskDelaySeconds  float64 `json:"disk_delay_s"`
 	ObjectDelay       float64 `json:"object_delay_s"`
 	DecodeTokenTime   float64 `json:"decode_token_time_s"`
@@ -60,7 +61,7 @@ func (o *Options) setup() Setup {
 	return Setup{
 		Ranks: o.Ranks, Nodes: o.Nodes, GPUBlocks: o.GPUBlocks, DiskBlocks: o.DiskBlocks, ObjectBlocks: o.ObjectBlocks,
 		PrefillTokensPerS: o.PrefillTokensPerS, BytesPerToken: o.BytesPerToken,
-		DiskBytesPerS: o.DiskBytesPerS, ObjectBytesPerS: o.ObjectBytesPerS,
+		DiskBytesPerS: o.DiskBytesPerS, ObjectBytesPerS: o.ObjectBytesPerS, SaveBytesPerS: o.SaveBytesPerS,
 		DiskDelaySeconds: o.DiskDelay.Seconds(), ObjectDelay: o.ObjectDelay.Seconds(),
 		DecodeTokenTime: o.DecodeTokenTime.Seconds(), MaxRunning: o.MaxRunning,
 		OverlapLoads: o.OverlapLoads, AlwaysLoad: o.AlwaysLoad,

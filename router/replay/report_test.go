@@ -81,7 +81,7 @@ func TestPlotIsASoundDrawing(t *testing.T) {
 				t.Fatal(err)
 			}
 			text := out.String()
-			for _, want := range []string{"Hit rate by size of disk", "Estimated time to first token", "infinite, tokens", "round-robin", "first-turn/cost", "seconds after arrival"} {
+			for _, want := range []string{"Hit rate by size of disk", "Estimated time to first token", "infinite disk, tokens", "round-robin", "first-turn/cost", "seconds after arrival"} {
 				if !strings.Contains(text, want) {
 					t.Errorf("%q is missing", want)
 				}

@@ -56,10 +56,11 @@ type Result struct {
 	// RankRequests and RankComputedTokens are the numbers by rank.
 	RankRequests       []float64 `json:"rank_requests"`
 	RankComputedTokens []float64 `json:"rank_computed_tokens"`
-	// DiskReadBytes and DiskWrittenBytes are the bytes moved on all disks, ObjectReadBytes those loaded
-	// from the object store.
+	// DiskReadBytes and DiskWrittenBytes are the bytes moved on all disks, DroppedSaveBytes those that no
+	// disk was fast enough to write, ObjectReadBytes those loaded from the object store.
 	DiskReadBytes    float64 `json:"disk_read_bytes"`
 	DiskWrittenBytes float64 `json:"disk_written_bytes"`
+	DroppedSaveBytes float64 `json:"dropped_save_bytes"`
 	ObjectReadBytes  float64 `json:"object_read_bytes"`
 	// EndSeconds is when the last request ended.
 	EndSeconds float64 `json:"end_s"`
@@ -134,6 +135,7 @@ func (s *simulation) result() *Result {
 		n := &s.nodes[i]
 		r.DiskReadBytes += n.diskRead
 		r.ObjectReadBytes += n.objectRead
+		r.DroppedSaveBytes += n.dropped
 		r.DiskWrittenBytes += float64(n.disk.writes) * float64(s.trace.BlockTokens) * s.opts.BytesPerToken
 	}
 	r.nodes = make([]int32, len(s.flights))

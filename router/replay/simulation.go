@@ -33,6 +33,9 @@ type node struct {
 	diskLink, objectLink *link
 	onDisk               int // blocks on disk of the prompt being routed
 	diskRead, objectRead float64
+	saveBudget           float64 // bytes of saves that are kept if they come now
+	savedAt              float64
+	dropped              float64 // bytes of saves
 }
 
 // simulation is one run of a trace.
@@ -113,7 +116,7 @@ func newSimulation(t *Trace, o Options, p policy.Policy) (*simulation, error) {
 	}
 	s.tracker = tracker
 	for range o.Nodes {
-		s.nodes = append(s.nodes, node{disk: newLRU(o.DiskBlocks), diskLink: newLink(o.DiskBytesPerS), objectLink: newLink(o.ObjectBytesPerS)})
+		s.nodes = append(s.nodes, node{disk: newLRU(o.DiskBlocks), diskLink: newLink(o.DiskBytesPerS), objectLink: newLink(o.ObjectBytesPerS), saveBudget: o.SaveBytesPerS})
 	}
 	for i := range o.Ranks {
 		s.ranks = append(s.ranks, rank{gpu: newGPUCache(o.GPUBlocks), node: i * o.Nodes / o.Ranks})

@@ -93,6 +93,10 @@ func TestKnownAnswers(t *testing.T) {
 			change:   func(o *Options) { o.Ranks, o.DiskBytesPerS = 3, 400 },
 			requests: prompts(at(0, 1, 0, 1), at(10, 1, 0, 1, 2), at(10, 1, 0, 1, 3)), ttft: []float64{2, 2, 2}, disk: 4, computed: 400, diskRead: 400, diskWrite: 400,
 		},
+		"saves that the disk is too slow for are dropped": {
+			change:   func(o *Options) { o.Ranks, o.SaveBytesPerS = 2, 100 }, // a block a second, and no more than that at once
+			requests: loadOnSecondRank, ttft: []float64{2, 2.5}, disk: 1, computed: 400, diskRead: 100, diskWrite: 200,
+		},
 		"no disk": {
 			change:   func(o *Options) { o.Ranks, o.DiskBlocks = 2, -1 },
 			requests: loadOnSecondRank, ttft: []float64{2, 3}, computed: 500,
@@ -199,7 +203,7 @@ func TestCancelledRunEnds(t *testing.T) {
 func TestOptionsThatCannotWork(t *testing.T) {
 	for name, o := range map[string]Options{
 		"ranks": {Ranks: -1}, "nodes": {Ranks: 8, Nodes: 3}, "gpu": {GPUBlocks: -1}, "running": {MaxRunning: -1},
-		"prefill": {PrefillTokensPerS: math.NaN()}, "disk": {DiskBytesPerS: -1}, "speed": {Speed: math.Inf(1)}, "spread": {Spread: -1},
+		"prefill": {PrefillTokensPerS: math.NaN()}, "disk": {DiskBytesPerS: -1}, "speed": {Speed: math.Inf(1)}, "spread": {Spread: -1}, "saves": {SaveBytesPerS: -1},
 	} {
 		if _, err := Simulate(t.Context(), traceOf(at(0, 1, 0)), o, policy.NewRoundRobin(), nil); err == nil {
 			t.Errorf("%s: %+v were accepted", name, o)

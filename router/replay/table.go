@@ -23,8 +23,8 @@ func (r *Report) Print(out io.Writer) error {
 
 func (r *Report) printTrace(w io.Writer) {
 	t, s := &r.Trace, &r.Setup
-	fmt.Fprintf(w, "Trace: %s requests in %s, %s prompt and %s output tokens.\n",
-		count(t.Requests), time.Duration(t.SpanSeconds*float64(time.Second)).Round(time.Second), amount(float64(t.InputTokens)), amount(float64(t.OutputTokens)))
+	fmt.Fprintf(w, "Trace: %s %s in %s, %s prompt and %s output tokens.\n",
+		count(t.Requests), plural(t.Requests, "request"), time.Duration(t.SpanSeconds*float64(time.Second)).Round(time.Second), amount(float64(t.InputTokens)), amount(float64(t.OutputTokens)))
 	fmt.Fprintf(w, "%s blocks of %d tokens, %s of them distinct; %s conversations, %s.\n",
 		count(t.Blocks), t.BlockTokens, count(t.DistinctBlocks), count(t.Conversations), t.ConversationSource)
 	fmt.Fprintf(w, "A cache that never evicts: %s of the blocks and %s of the tokens are hits.\n\n", percent(r.InfiniteBlockHits), percent(r.InfiniteTokenHits))
@@ -58,9 +58,45 @@ func (r *Report) printPolicies(w io.Writer) {
 		refused = max(refused, p.Refused)
 	}
 	fmt.Fprintln(w)
+	r.printDisks(w)
 	if refused > 0 {
 		fmt.Fprintf(w, "%s %s refused: longer than a rank's GPU cache.\n\n", count(refused), plural(refused, "request"))
 	}
+}
+
+// printDisks tells what the disks move, from the policy with the least to the one with the most.
+func (r *Report) printDisks(w io.Writer) {
+	if r.Setup.DiskBlocks == 0 {
+		return
+	}
+	span := func(of func(*Result) float64) (least, most float64) {
+		for i, p := range r.Policies {
+			v := 0.0
+			if p.EndSeconds > 0 {
+				v = of(p) / p.EndSeconds / float64(r.Setup.Nodes)
+			}
+			if most = max(most, v); i == 0 || v < least {
+				least = v
+			}
+		}
+		return least, most
+	}
+	readLeast, readMost := span(func(p *Result) float64 { return p.DiskReadBytes })
+	writeLeast, writeMost := span(func(p *Result) float64 { return p.DiskWrittenBytes })
+	fmt.Fprintf(w, "On average a disk reads %s/s and writes %s/s.\n", rangeText(readLeast, readMost), rangeText(writeLeast, writeMost))
+	if _, dropped := span(func(p *Result) float64 { return p.DroppedSaveBytes }); dropped > 0 {
+		fmt.Fprintf(w, "Saves of up to %s/s are dropped.\n", bytesText(dropped))
+	}
+	fmt.Fprintln(w)
+}
+
+// rangeText writes a range of sizes, or one if both ends read the same.
+func rangeText(least, most float64) string {
+	a, b := bytesText(least), bytesText(most)
+	if a == b {
+		return a
+	}
+	return a + " to " + b
 }
 
 func (r *Report) printCurve(w io.Writer) {

@@ -136,3 +136,16 @@ func (r *Router) give(s *scratch) {
 		r.scratches = append(r.scratches, s)
 	}
 }
+
+// Index is the prefix index, for feeds other than the router's own and for measurements.
+func (r *Router) Index() *prefix.Index { return r.index }
+
+// Holder is the GPU of a rank in the index; ok is false if there is no such rank.
+func (r *Router) Holder(rank int32) (h prefix.Holder, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.ranks[rank]; s != nil {
+		return s.gpu, true
+	}
+	return 0, false
+}

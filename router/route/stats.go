@@ -175,3 +175,50 @@ func (r *Router) Models() []string {
 	slices.Sort(names)
 	return names
 }
+
+// Endpoints lists the ranks behind each endpoint.
+func (r *Router) Endpoints() map[string][]int32 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := make(map[string][]int32)
+	for _, s := range r.ranks {
+		endpoint := s.spec.Load().Endpoint
+		list[endpoint] = append(list[endpoint], s.id)
+	}
+	return list
+}
+
+// ReadyEndpoints lists the endpoints of the ranks of a model that get requests, those with the fewest
+// requests first.
+func (r *Router) ReadyEndpoints(model string) []string {
+	to, err := r.find(model)
+	if err != nil {
+		return nil
+	}
+	v := to.pool.view.Load()
+	ids, loads := make([]int32, len(v.states)), make([]load.Rank, len(v.states))
+	for i, s := range v.states {
+		ids[i] = s.id
+	}
+	to.pool.tracker.Snapshot(ids, loads, nil, nil)
+	order := make([]int, 0, len(ids))
+	for i, s := range v.states {
+		if s.selectable() {
+			order = append(order, i)
+		}
+	}
+	slices.SortStableFunc(order, func(i, j int) int { return loads[i].ActiveRequests - loads[j].ActiveRequests })
+	var list []string
+	for _, i := range order {
+		if endpoint := v.states[i].spec.Load().Endpoint; !slices.Contains(list, endpoint) {
+			list = append(list, endpoint)
+		}
+		if len(list) == maxEndpoints {
+			break
+		}
+	}
+	return list
+}
+
+// maxEndpoints bounds the answer of ReadyEndpoints: nobody tries more.
+const maxEndpoints = 4

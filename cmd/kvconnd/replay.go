@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/router/replay"
+)
+
+// replayCmd is `kvconnd replay`.
+type replayCmd struct {
+	Trace string `arg:"" placeholder:"TRACE" help:"Trace file, one JSON object a line: timestamp, input_length, output_length, hash_ids. - for standard input."`
+
+	Policies      []string      `name:"policies" default:"round-robin,load,kv-aware,kv-aware-gpu,conversation,first-turn,cost" placeholder:"A,B" help:"Routing policies to compare: round-robin, load, kv-aware, kv-aware-gpu, conversation, first-turn, cost, first-turn/NAME (default: all)."`
+	BlockTokens   int           `name:"block-tokens" default:"512" placeholder:"N" help:"Tokens of a block in the trace (default 512)."`
+	TimestampUnit time.Duration `name:"timestamp-unit" default:"1ms" placeholder:"D" help:"What the trace's timestamps count (default 1ms)."`
+
+	Ranks        int `name:"ranks" default:"8" placeholder:"N" help:"Data-parallel ranks (default 8)."`
+	Nodes        int `name:"nodes" default:"1" placeholder:"N" help:"Nodes that the ranks are spread over; the ranks of a node share its disk (default 1)."`
+	GPUBlocks    int `name:"gpu-blocks" default:"1000" placeholder:"N" help:"GPU cache of each rank in blocks (default 1000)."`
+	DiskBlocks   int `name:"disk-blocks" default:"30000" placeholder:"N" help:"Disk tier of each node in blocks; 0 for none (default 30000)."`
+	ObjectBlocks int `name:"object-blocks" default:"0" placeholder:"N" help:"Object tier of all nodes in blocks; 0 for none (default 0)."`
+
+	PrefillTokensPerS float64       `name:"prefill-tokens-per-s" default:"10000" placeholder:"N" help:"Prompt tokens that a rank computes in a second (default 10000)."`
+	BytesPerToken     config.Bytes  `name:"bytes-per-token" default:"128KiB" placeholder:"SIZE" help:"Size of a token's KV (default 128KiB)."`
+	DiskBytesPerS     config.Bytes  `name:"disk-bytes-per-s" default:"3GB" placeholder:"SIZE" help:"Read bandwidth of a node's disk, in a second (default 3GB)."`
+	ObjectBytesPerS   config.Bytes  `name:"object-bytes-per-s" default:"1GB" placeholder:"SIZE" help:"Bandwidth from the object store to a node, in a second (default 1GB)."`
+	SaveBytesPerS     config.Bytes  `name:"save-bytes-per-s" default:"0" placeholder:"SIZE" help:"What a node's disk can write in a second; saves beyond it are dropped. 0 keeps every save (default 0)."`
+	DiskDelay         time.Duration `name:"disk-delay" default:"0s" placeholder:"D" help:"Time before the first byte of a load from disk (default 0s)."`
+	ObjectDelay       time.Duration `name:"object-delay" default:"30ms" placeholder:"D" help:"Time before the first byte of a load from the object store (default 30ms)."`
+	DecodeTokenTime   time.Duration `name:"decode-token-time" default:"25ms" placeholder:"D" help:"Time for each output token (default 25ms)."`
+	MaxRunning        int           `name:"max-running" default:"256" placeholder:"N" help:"Requests that a rank serves at once (default 256)."`
+	OverlapLoads      bool          `name:"overlap-loads" help:"Prompts load while their rank computes others."`
+	AlwaysLoad        bool          `name:"always-load" help:"Load every hit, also where computing is faster."`
+
+	Speed          float64       `name:"speed" default:"1" placeholder:"X" help:"How much faster than recorded requests arrive (default 1)."`
+	Spread         time.Duration `name:"spread" default:"0s" placeholder:"D" help:"Delay each arrival by a random time below this, for traces with a coarse clock (default 0s)."`
+	Sequential     bool          `name:"sequential" help:"Each request arrives when the one before has finished: hit rates without effects of time."`
+	FullBlocksOnly bool          `name:"full-blocks-only" help:"Leave partial blocks at the ends of prompts out, as engines do."`
+	Seed           uint32        `name:"seed" default:"0" placeholder:"N" help:"Chooses random times and how ties are broken (default 0)."`
+
+	JSON bool   `name:"json" help:"Print the result as JSON."`
+	Plot string `name:"plot" placeholder:"FILE" help:"Write capacity curve and times to first token as an SVG drawing."`
+}
+
+// Help is shown below the command's summary.
+func (*replayCmd) Help() string {
+	return `Runs a recorded trace through a model of ranks with GPU caches, the disks of their nodes
+and an object tier, once with each routing policy. Prints hit rates by tier, how evenly
+the work is spread, the estimated time to first token, and the hit rate of every size of
+disk: what size to buy. Nothing is loaded, computed or written; equal flags give equal
+results. docs/replay.md describes the model, the trace format and how to size a disk.`
+}
+
+// Run replays the trace and prints the report.
+func (c *replayCmd) Run(ctx context.Context, std *streams) error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	trace, err := c.read(ctx, std)
+	if err != nil {
+		return err
+	}
+	bar := newProgress(std.err, "replaying")
+	report, err := replay.Run(ctx, trace, c.options(), c.Policies, func(done, total int) { bar.set(int64(done), int64(total)) })
+	bar.finish()
+	if err != nil {
+		return err
+	}
+	if c.Plot != "" {
+		if err := c.plot(report); err != nil {
+			return err
+		}
+	}
+	if c.JSON {
+		return printJSON(std.out, report)
+	}
+	return report.Print(std.out)
+}
+
+// check reports the first flag that cannot work and that the options would take for not set.
+func (c *replayCmd) check() error {
+	for _, flag := range []struct {
+		name  string
+		value float64
+	}{
+		{"block-tokens", float64(c.BlockTokens)}, {"timestamp-unit", float64(c.TimestampUnit)},
+		{"ranks", float64(c.Ranks)}, {"nodes", float64(c.Nodes)}, {"gpu-blocks", float64(c.GPUBlocks)},
+		{"prefill-tokens-per-s", c.PrefillTokensPerS}, {"bytes-per-token", float64(c.BytesPerToken)},
+		{"disk-bytes-per-s", float64(c.DiskBytesPerS)}, {"object-bytes-per-s", float64(c.ObjectBytesPerS)},
+		{"max-running", float64(c.MaxRunning)}, {"speed", c.Speed},
+	} {
+		if !(flag.value > 0) {
+			return fmt.Errorf("--%s must be positive", flag.name)
+		}
+	}
+	if strings.HasSuffix(c.Plot, ".png") || strings.HasSuffix(c.Plot, ".pdf") {
+		return fmt.Errorf("--plot %s: the drawing is SVG; name a file that ends in .svg", c.Plot)
+	}
+	return nil
+}
+
+// read reads the trace.
+func (c *replayCmd) read(ctx context.Context, std *streams) (*replay.Trace, error) {
+	in, name := &traceReader{ctx: ctx, in: std.in, bar: newProgress(std.err, "reading")}, "standard input"
+	if c.Trace != "-" {
+		f, err := os.Open(c.Trace)
+		if err != nil {
+			return nil, fmt.Errorf("open trace: %w", err)
+		}
+		defer f.Close()
+		if info, err := f.Stat(); err == nil {
+			in.total = info.Size()
+		}
+		in.in, name = f, c.Trace
+	}
+	defer in.bar.finish()
+	trace, err := replay.Read(in, replay.ReadOptions{BlockTokens: c.BlockTokens, TimestampUnit: c.TimestampUnit})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return trace, nil
+}
+
+// traceReader shows how much of a trace is read, and ends with its context.
+type traceReader struct {
+	ctx         context.Context
+	in          io.Reader
+	bar         *progress
+	done, total int64
+}
+
+// Read implements [io.Reader].
+func (r *traceReader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := r.in.Read(p)
+	r.done += int64(n)
+	r.bar.set(r.done, r.total)
+	return n, err
+}
+
+// options returns the simulation's options.
+func (c *replayCmd) options() replay.Options {
+	return replay.Options{
+		Ranks: c.Ranks, Nodes: c.Nodes, GPUBlocks: c.GPUBlocks, DiskBlocks: orNone(c.DiskBlocks), ObjectBlocks: orNone(c.ObjectBlocks),
+		PrefillTokensPerS: c.PrefillTokensPerS, BytesPerToken: float64(c.BytesPerToken),
+		DiskBytesPerS: float64(c.DiskBytesPerS), ObjectBytesPerS: float64(c.ObjectBytesPerS), SaveBytesPerS: float64(c.SaveBytesPerS),
+		DiskDelay: orNone(c.DiskDelay), ObjectDelay: orNone(c.ObjectDelay), DecodeTokenTime: orNone(c.DecodeTokenTime),
+		MaxRunning: c.MaxRunning, OverlapLoads: c.OverlapLoads, AlwaysLoad: c.AlwaysLoad,
+		Speed: c.Speed, Spread: c.Spread, Sequential: c.Sequential, FullBlocksOnly: c.FullBlocksOnly, Seed: c.Seed,
+	}
+}
+
+// orNone returns v, and for 0 the -1 that stands for none in options.
+func orNone[T int | time.Duration](v T) T {
+	if v == 0 {
+		return -1
+	}
+	return v
+}
+
+// plot writes the drawing.
+func (c *replayCmd) plot(r *replay.Report) error {
+	f, err := os.Create(c.Plot)
+	if err != nil {
+		return fmt.Errorf("create plot: %w", err)
+	}
+	if err := r.Plot(f); err != nil {
+		_ = f.Close()
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return fmt.Errorf("write plot: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvconn/kvconn/router/replay"
+)
+
+const smallTrace = "../../router/replay/testdata/small.jsonl"
+
+func TestReplayPrintsReportJSONAndPlot(t *testing.T) {
+	plot := filepath.Join(t.TempDir(), "out.svg")
+	status, out, errs := kvconnd("replay", smallTrace, "--ranks", "2", "--policies", "round-robin,cost", "--plot", plot)
+	if status != 0 || errs != "" {
+		t.Fatalf("status %d, %q", status, errs)
+	}
+	for _, want := range []string{"Trace: 6 requests", "round-robin", "cost", "of the possible hits need"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+	if drawing, err := os.ReadFile(plot); err != nil || !bytes.HasPrefix(drawing, []byte("<svg ")) {
+		t.Errorf("the plot begins with %.20q, %v", drawing, err)
+	}
+	status, out, _ = kvconnd("replay", smallTrace, "--ranks", "2", "--disk-blocks", "0", "--disk-bytes-per-s", "7GB", "--json")
+	var r replay.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil || status != 0 {
+		t.Fatalf("status %d, %v", status, err)
+	}
+	if r.Trace.Requests != 6 || r.Setup.Ranks != 2 || r.Setup.DiskBlocks != 0 || r.Setup.DiskBytesPerS != 7e9 || len(r.Policies) != len(replay.PolicyNames()) {
+		t.Errorf("%+v, %+v, %d policies", r.Trace, r.Setup, len(r.Policies))
+	}
+}
+
+// The defaults of the flags are those of the package.
+func TestReplayDefaults(t *testing.T) {
+	status, out, _ := kvconnd("replay", smallTrace, "--json")
+	var got replay.Report
+	if err := json.Unmarshal([]byte(out), &got); err != nil || status != 0 {
+		t.Fatalf("status %d, %v", status, err)
+	}
+	f, err := os.Open(smallTrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	trace, err := replay.Read(f, replay.ReadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := replay.Run(t.Context(), trace, replay.Options{}, replay.PolicyNames(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Setup != want.Setup || len(got.Policies) != len(want.Policies) {
+		t.Errorf("setup %+v with %d policies, want %+v with %d", got.Setup, len(got.Policies), want.Setup, len(want.Policies))
+	}
+}
+
+func TestReplayReadsStandardInput(t *testing.T) {
+	var out, errs bytes.Buffer
+	in := `{"timestamp": 1, "input_length": 20, "output_length": 1, "hash_ids": [3, 4]}`
+	status := run([]string{"replay", "-", "--block-tokens", "16"}, &streams{in: strings.NewReader(in), out: &out, err: &errs})
+	if status != 0 || !strings.Contains(out.String(), "Trace: 1 request ") {
+		t.Errorf("status %d, %q, %q", status, &out, &errs)
+	}
+}
+
+func TestReplayErrorsSayWhatToDo(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "bad.jsonl")
+	if err := os.WriteFile(bad, []byte("{}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want, args := range map[string][]string{
+		"no such file":                {"replay", "/nowhere.jsonl"},
+		"line 1: no timestamp":        {"replay", bad},
+		"want one of round-robin":     {"replay", smallTrace, "--policies", "fastest"},
+		"cannot be spread evenly":     {"replay", smallTrace, "--nodes", "3"},
+		"--ranks must be positive":    {"replay", smallTrace, "--ranks", "0"},
+		"--speed must be":             {"replay", smallTrace, "--speed", "0"},
+		"is no size":                  {"replay", smallTrace, "--disk-bytes-per-s", "fast"},
+		"not blocks of 16 tokens":     {"replay", smallTrace, "--block-tokens", "16"},
+		"--block-tokens must be":      {"replay", smallTrace, "--block-tokens", "0"},
+		"ends in .svg":                {"replay", smallTrace, "--plot", "out.png"},
+		"create plot":                 {"replay", smallTrace, "--plot", "/nowhere/out.svg"},
+		`did you mean "--gpu-blocks"`: {"replay", smallTrace, "--gpu-block", "5"},
+	} {
+		if status, out, errs := kvconnd(args...); status == 0 || out != "" || !strings.Contains(errs, want) {
+			t.Errorf("%v: status %d, %q, %q; want %q", args, status, out, errs, want)
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+
+	"github.com/alecthomas/kong"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/router/load"
+	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/router/registry"
+	"github.com/kvconn/kvconn/router/route"
+	"github.com/kvconn/kvconn/router/service"
+)
+
+// routerFile is the router's --config flag. Its file has a schema of its own.
+type routerFile string
+
+// routerCmd is `kvconnd router`.
+type routerCmd struct {
+	Config routerFile `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of these settings, with the ranks as the list 'ranks'. Flags and environment go before it."`
+	config.Router
+
+	fromFile []json.RawMessage
+}
+
+// Help is shown below the command's summary.
+func (*routerCmd) Help() string {
+	return `Serves decisions (POST /v1/route) and an OpenAI-compatible proxy in front of the ranks; GET
+/openapi.yaml describes all of it. SIGTERM or SIGINT lets the requests under way end, within
+--drain-timeout.`
+}
+
+// BeforeResolve reads the file, so that its values stand behind flags and environment.
+func (c *routerCmd) BeforeResolve(ctx *kong.Context) error {
+	path := os.Getenv("KVCONN_ROUTER_CONFIG")
+	for _, flag := range ctx.Flags() {
+		if v, ok := ctx.FlagValue(flag).(routerFile); ok && v != "" {
+			path = string(v)
+		}
+	}
+	if path == "" {
+		return nil
+	}
+	values, ranks, err := config.ReadRouterFile(path)
+	if err != nil {
+		return err
+	}
+	c.fromFile = ranks
+	ctx.AddResolver(kong.ResolverFunc(func(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
+		for _, env := range flag.Envs {
+			if os.Getenv(env) != "" {
+				return nil, nil
+			}
+		}
+		if v, ok := values[config.Key(flag.Name)]; ok {
+			return v, nil
+		}
+		return nil, nil
+	}))
+	return nil
+}
+
+// Run routes until the context ends.
+func (c *routerCmd) Run(ctx context.Context, command *kong.Context, std *streams) error {
+	if err := checkEnvironment(command); err != nil {
+		return fmt.Errorf("settings: %w", err)
+	}
+	o, err := c.options(newLogger(std, c.LogLevel, c.LogFormat))
+	if err != nil {
+		return fmt.Errorf("settings: %w", err)
+	}
+	return service.Run(ctx, o)
+}
+
+// options are the settings as the service takes them.
+func (c *routerCmd) options(log *slog.Logger) (service.Options, error) {
+	ranks, err := c.ranks()
+	if err != nil {
+		return service.Options{}, err
+	}
+	o := service.Options{
+		HTTP: c.HTTP, Token: c.Token, EngineKey: c.EngineKey, Ranks: ranks, Policy: c.policy(), Version: daemon.Version, Logger: log,
+		Route: route.Options{
+			Index: prefix.Options{MaxBytes: int64(c.IndexBytes)}, Load: load.Options{AssumeKVReuse: c.AssumeKVReuse, TTL: c.RequestTTL},
+			PredictTTL: c.PredictTTL, ApproximateTTL: c.ApproximateTTL, MaxPromptTokens: c.MaxPromptTokens, Logger: log,
+		},
+		HealthPath: c.HealthPath, HealthInterval: c.HealthInterval, TokenizeTimeout: c.TokenizeTimeout, MaxBodyBytes: int64(c.MaxBodyBytes),
+		MaxTries: c.MaxTries, FirstByteTimeout: c.FirstByteTimeout, IdleTimeout: c.StreamTimeout, DrainTimeout: c.DrainTimeout,
+	}
+	if c.HealthInterval == 0 {
+		o.HealthInterval = -1
+	}
+	if _, err := route.NewPolicy(o.Policy); err != nil {
+		return o, err
+	}
+	return o, nil
+}
+
+// ranks are those of the file, then those of flags.
+func (c *routerCmd) ranks() (list []registry.Rank, err error) {
+	for _, b := range c.fromFile {
+		r, err := registry.Parse(b)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, r)
+	}
+	for _, text := range c.Ranks {
+		r, err := registry.ParseFlag(text)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, r)
+	}
+	return list, nil
+}
+
+func (c *routerCmd) policy() route.PolicyOptions {
+	o := route.PolicyOptions{
+		Name:    c.Policy,
+		Cost:    policy.CostOptions{DecodeWeight: c.DecodeWeight, BalanceWeight: c.BalanceWeight, OverlapLoads: c.OverlapLoads},
+		KVAware: policy.KVAwareOptions{Beta: c.Beta, MatchRate: c.MatchRate},
+	}
+	switch c.Placement {
+	case "least-queued":
+		o.Conversation.Placement = policy.PlaceLeastQueued
+	case "least-tokens":
+		o.Conversation.Placement = policy.PlaceLeastTokens
+	}
+	return o
+}
+
+// readRouter reads the router's settings from its file and the environment.
+func readRouter(file string) (*routerCmd, error) {
+	var c struct {
+		Router routerCmd `cmd:""`
+	}
+	parser, err := kong.New(&c, kong.Name("kvconnd"))
+	if err != nil {
+		return nil, err
+	}
+	if _, err := parser.Parse([]string{"router", "--config", file}); err != nil {
+		return nil, err
+	}
+	return &c.Router, nil
+}
+
+// localNode is the node of the ranks that a daemon's own router is told none for.
+const localNode = "local"
+
+// runDaemon runs the node's daemon and, if file names its settings, a router beside it. Ranks without a
+// node are taken for this one's.
+func runDaemon(ctx context.Context, o daemon.Options, file string) error {
+	if file == "" {
+		return daemon.Run(ctx, o)
+	}
+	c, err := readRouter(file)
+	if err != nil {
+		return fmt.Errorf("router: %w", err)
+	}
+	ro, err := c.options(o.Logger.With("part", "router"))
+	if err != nil {
+		return fmt.Errorf("router: %w", err)
+	}
+	if ro.Listener, err = net.Listen("tcp", ro.HTTP); err != nil {
+		return fmt.Errorf("listen for the router on %s: %w", ro.HTTP, err)
+	}
+	ready, told := make(chan daemon.Info, 1), o.Ready
+	o.Ready = func(i daemon.Info) {
+		ready <- i
+		if told != nil {
+			told(i)
+		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return daemon.Run(ctx, o) })
+	g.Go(func() error {
+		select {
+		case <-ctx.Done():
+			return ro.Listener.Close()
+		case i := <-ready:
+			for at := range ro.Ranks {
+				if r := &ro.Ranks[at]; r.Node == "" && i.HTTP != "" {
+					r.Node, r.NodeURL = localNode, "http://"+i.HTTP
+				}
+			}
+			return service.Run(ctx, ro)
+		}
+	})
+	return g.Wait()
+}

@@ -1,0 +1,221 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/router/registry"
+	"github.com/kvconn/kvconn/router/service/enginetest"
+	"github.com/kvconn/kvconn/store"
+)
+
+const payloadBytes = 8000
+
+// fillStore saves the blocks of prompts of a model in a store that is then closed.
+func fillStore(t *testing.T, dir, model string, prompts map[connector.Scope][]uint32) {
+	t.Helper()
+	s, err := store.Open(t.Context(), store.Options{Dir: dir, MaxBytes: 64 << 20, Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	ns, err := s.OpenNamespace(&connector.Manifest{
+		Engine: "test/1", Model: model, KVDType: "bfloat16", BlockSize: 16, TensorParallel: 1, PipelineParallel: 1,
+		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
+		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for scope, tokens := range prompts {
+		parent := connector.RootKey(16, scope)
+		for ; len(tokens) >= 16; tokens = tokens[16:] {
+			key, _ := connector.NextKey(parent, connector.AppendTokens(nil, tokens[:16]), nil)
+			write(t, s, &store.WriteOp{ID: store.RecordID{Namespace: ns, Key: key}, Parent: parent, Payload: store.AlignedBuffer(payloadBytes)})
+			parent = key
+		}
+	}
+}
+
+// write saves one record.
+func write(t *testing.T, s *store.Store, op *store.WriteOp) {
+	t.Helper()
+	var wait sync.WaitGroup
+	wait.Add(1)
+	for {
+		accepted, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) {
+			if op.Err != nil && !errors.Is(op.Err, store.ErrBusy) {
+				t.Error(op.Err)
+			}
+			wait.Done()
+		})
+		if accepted == 1 {
+			break
+		}
+		if !errors.Is(err, store.ErrBusy) {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	wait.Wait()
+}
+
+// startDaemon runs a node's kvconnd and returns its URL.
+func startDaemon(t *testing.T, dir string) string {
+	t.Helper()
+	ready := make(chan daemon.Info, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- daemon.Run(ctx, daemon.Options{
+			Dir: dir, Socket: filepath.Join(t.TempDir(), "s"), HTTP: "127.0.0.1:0", MaxBytes: 64 << 20, HostBytes: 64 << 20, Logger: quiet(),
+			Ready: func(i daemon.Info) { ready <- i },
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case i := <-ready:
+		return "http://" + i.HTTP
+	case err := <-done:
+		t.Fatalf("the daemon ended: %v", err)
+		return ""
+	}
+}
+
+// prefixOf is what a rank has of a prompt.
+func (r *running) prefixOf(rank int32, body m) Match {
+	r.t.Helper()
+	var p PrefixAnswer
+	r.do("POST", "/v1/prefix", body, &p)
+	for _, x := range p.Ranks {
+		if x.Rank == rank {
+			return x.Prefix
+		}
+	}
+	r.t.Fatalf("no rank %d in %+v", rank, p)
+	return Match{}
+}
+
+// Two ranks of one engine with events, one node. A prompt goes where it is in the GPU; when the GPU has been
+// cleared, the node's disk still has it.
+func TestRoutingFollowsEventsAndResidency(t *testing.T) {
+	tokens := prompt(1, 1600)
+	dir := filepath.Join(t.TempDir(), "store")
+	fillStore(t, dir, "m", map[connector.Scope][]uint32{{}: tokens, {Salt: "tenant"}: tokens[:800]})
+	node := startDaemon(t, dir)
+	e := enginetest.New(t, "m")
+	endpoint, pubs := enginetest.Publish(t, 2, 16)
+	ranks := ranksOf(e.URL, 2)
+	ranks[1].Node, ranks[1].NodeURL = "n", node
+	for i := range ranks {
+		ranks[i].Events = &registry.Events{Endpoint: endpoint}
+		ranks[i].Speeds = registry.Speeds{PrefillTokensPerS: 1000, DiskBytesPerS: 1e9}
+	}
+	r := start(t, func(o *Options) { o.Ranks = ranks })
+	r.ready(2)
+	body := m{"model": "m", "token_ids": tokens}
+
+	enginetest.Eventually(t, "the disk's blocks", func() bool { return r.prefixOf(1, body).Disk == 1600 })
+	if a := r.route(body); a.Rank != 1 || a.CachedTokens != 1600 || a.LoadDiskTokens != 1600 {
+		t.Errorf("%+v", a)
+	}
+	// Another rank has it in its GPU. What rank 1 was given counts as there, too, so ask with a clean slate.
+	enginetest.Eventually(t, "subscriptions", func() bool { return pubs[0].Subscribers() == 1 && pubs[1].Subscribers() == 1 })
+	pubs[1].Clear()
+	pubs[0].Store(tokens)
+	enginetest.Eventually(t, "the GPU's blocks", func() bool {
+		return r.prefixOf(0, body).GPU == 1600 && r.prefixOf(1, body).GPU == 0
+	})
+	a := r.route(body)
+	if a.Rank != 0 || a.CachedTokens != 1600 || a.LoadDiskTokens != 0 || a.Headers[registry.RankHeader] != "0" {
+		t.Errorf("%+v", a)
+	}
+	pubs[0].Clear()
+	enginetest.Eventually(t, "the end of the GPU's blocks", func() bool { return r.prefixOf(0, body).GPU == 0 })
+	r.do("POST", "/v1/requests/"+a.Request+"/finished", nil, nil)
+	if a = r.route(body); a.Rank != 1 || a.LoadDiskTokens+a.CachedTokens == 0 {
+		t.Errorf("%+v", a)
+	}
+
+	salted := m{"model": "m", "token_ids": tokens, "cache_salt": "tenant"}
+	enginetest.Eventually(t, "the tenant's blocks", func() bool { return r.prefixOf(1, salted).Disk == 800 })
+	if got := r.prefixOf(1, m{"model": "m", "token_ids": tokens, "cache_salt": "other"}); got.Usable != 0 {
+		t.Errorf("another tenant has %+v", got)
+	}
+	var info RankAnswer
+	if r.do("GET", "/v1/ranks/1", nil, &info); info.DiskFeed == nil || !info.DiskFeed.Connected || info.Speed.BytesPerToken != 2*16*2 {
+		t.Errorf("%+v", info)
+	}
+}
+
+func TestAStoreOfAnotherModelDoesNotCount(t *testing.T) {
+	tokens := prompt(1, 160)
+	dir := filepath.Join(t.TempDir(), "store")
+	fillStore(t, dir, "other/model", map[connector.Scope][]uint32{{}: tokens})
+	node := startDaemon(t, dir)
+	ranks := ranksOf("http://h", 2)
+	for i := range ranks {
+		ranks[i].Node = "n"
+	}
+	ranks[0].NodeURL = node
+	ranks[1].CacheModel = "other/model"
+	r := start(t, unchecked(ranks...))
+	body := m{"token_ids": tokens}
+	enginetest.Eventually(t, "the disk's blocks", func() bool { return r.prefixOf(1, body).Disk == 160 })
+	if got := r.prefixOf(0, body); got.Usable != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// The proxy in front of two engines: a conversation's turns reach the rank that has their prefix, and go on
+// elsewhere when it dies.
+func TestTurnsOfAConversationFollowTheirPrefix(t *testing.T) {
+	a, b := enginetest.New(t, "m"), enginetest.New(t, "m")
+	r := start(t, func(o *Options) {
+		o.HealthInterval = 20 * time.Millisecond
+		o.Ranks = []registry.Rank{{ID: 0, Model: "m", Endpoint: a.URL}, {ID: 1, Model: "m", Endpoint: b.URL}}
+	})
+	r.ready(2)
+	text := strings.Repeat("a long system prompt ", 20)
+	turn := func() {
+		text += "and the next turn's question "
+		if status, got := r.do("POST", "/v1/chat/completions", m{"model": "m", "messages": []m{{"role": "user", "content": text}}}, nil); status != 200 {
+			t.Fatal(got)
+		}
+	}
+	for range 4 {
+		turn()
+	}
+	na, nb := len(a.Requests()), len(b.Requests())
+	if na*nb != 0 || na+nb != 4 {
+		t.Errorf("%d turns went to one rank, %d to the other", na, nb)
+	}
+	dead, alive := a, b
+	if nb > 0 {
+		dead, alive = b, a
+	}
+	dead.CloseClientConnections()
+	dead.Close()
+	for range 3 {
+		turn()
+	}
+	if n := len(alive.Requests()); n != 3 {
+		t.Errorf("%d of 3 turns reached the engine that is left", n)
+	}
+}

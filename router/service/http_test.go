@@ -1,0 +1,114 @@
+package service
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/kvconn/kvconn/router/service/enginetest"
+)
+
+func TestTheTokenIsNeeded(t *testing.T) {
+	e := enginetest.New(t, "m")
+	r := start(t, func(o *Options) {
+		o.Ranks, o.Token, o.EngineKey = ranksOf(e.URL, 1), "secret", "engine"
+	})
+	for path, open := range map[string]bool{"/readyz": true, "/openapi.yaml": true, "/healthz": true, "/v1/status": false, "/metrics": false, "/v1/ranks": false, "/v1/models": false} {
+		for _, token := range []string{"", "Bearer wrong", "secret", "Bearer secret"} {
+			status, _ := r.do("GET", path, nil, nil, "Authorization", token)
+			if authorized := open || token == "Bearer secret" || token == "secret"; (status != http.StatusUnauthorized) != authorized {
+				t.Errorf("%s with %q: %d", path, token, status)
+			}
+		}
+	}
+	enginetest.Eventually(t, "a rank", func() bool { status, _ := r.do("GET", "/readyz", nil, nil); return status == http.StatusOK })
+	if status, text := r.do("POST", "/v1/completions", m{"prompt": "x"}, nil, "Authorization", "Bearer secret"); status != http.StatusOK {
+		t.Fatal(text)
+	}
+	if got := e.Requests()[0].Header.Get("Authorization"); got != "Bearer engine" {
+		t.Errorf("the engine was sent %q", got)
+	}
+}
+
+func TestHealthAndModels(t *testing.T) {
+	r := start(t, nil)
+	var h Health
+	if status, _ := r.do("GET", "/healthz", nil, &h); status != 503 || h.OK || h.Reasons[0].Code != codeNoRanks {
+		t.Errorf("%d %+v", status, h)
+	}
+	e := enginetest.New(t, "m")
+	r.do("POST", "/v1/ranks", m{"id": 0, "model": "m", "endpoint": e.URL, "adapters": []string{"tuned"}}, nil)
+	r.ready(1)
+	if status, text := r.do("GET", "/healthz", nil, &h); status != 200 || !h.OK {
+		t.Error(text)
+	}
+	if _, text := r.do("GET", "/v1/models", nil, nil); !strings.Contains(text, `"max_model_len":4096`) || !strings.Contains(text, `"tuned"`) || !strings.Contains(text, `"list"`) {
+		t.Error(text)
+	}
+	e.Set(enginetest.Refuse)
+	r.do("PATCH", "/v1/ranks/0", m{"endpoint": "http://127.0.0.1:1"}, nil)
+	enginetest.Eventually(t, "a bad verdict", func() bool {
+		r.do("GET", "/healthz", nil, &h)
+		return !h.OK && h.Reasons[0].Code == codeNoRankReady
+	})
+}
+
+func TestMetricsHaveBoundedLabels(t *testing.T) {
+	r := start(t, unchecked(ranksOf("http://h", 3)...))
+	series := func() int {
+		_, text := r.do("GET", "/metrics", nil, nil)
+		n := 0
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "kvconn_router_") {
+				n++
+			}
+		}
+		for _, want := range []string{"kvconn_router_decisions_total{reason=\"score\"}", "kvconn_router_cached_tokens_total{tier=\"disk\"} 0", "kvconn_router_decision_seconds_count"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s is missing", want)
+			}
+		}
+		return n
+	}
+	before := series()
+	for i := range 20 {
+		r.do("POST", "/v1/ranks", m{"id": 10 + i, "model": "m" + string(rune('a'+i)), "endpoint": "http://h"}, nil)
+		r.route(m{"model": "m" + string(rune('a'+i)), "token_ids": prompt(i, 40)})
+	}
+	if after := series(); after != before {
+		t.Errorf("%d series became %d", before, after)
+	}
+}
+
+func TestAStopLetsStreamsEnd(t *testing.T) {
+	e := enginetest.New(t, "m")
+	e.Step = make(chan struct{})
+	r := start(t, func(o *Options) { o.Ranks = ranksOf(e.URL, 1) })
+	r.ready(1)
+	req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, r.url+"/v1/completions", strings.NewReader(`{"prompt":"x","stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { e.Step <- struct{}{} }()
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	r.stop()
+	enginetest.Eventually(t, "no new connections", func() bool {
+		fresh := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		other, err := fresh.Get(r.url + "/readyz")
+		if err == nil {
+			_ = other.Body.Close()
+		}
+		return err != nil
+	})
+	close(e.Step)
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || !strings.Contains(string(b), "[DONE]") {
+		t.Errorf("%q %v", b, err)
+	}
+}

@@ -1,0 +1,170 @@
+package service
+
+import (
+	"encoding/json"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/kvconn/kvconn/router/registry"
+)
+
+// description is as much of OpenAPI as the tests look at.
+type description struct {
+	OpenAPI string `yaml:"openapi"`
+	Paths   map[string]map[string]struct {
+		OperationID string `yaml:"operationId"`
+		Responses   map[string]struct {
+			Description string         `yaml:"description"`
+			Content     map[string]any `yaml:"content"`
+		} `yaml:"responses"`
+	} `yaml:"paths"`
+	Components struct {
+		Schemas map[string]struct {
+			Required   []string       `yaml:"required"`
+			Properties map[string]any `yaml:"properties"`
+		} `yaml:"schemas"`
+	} `yaml:"components"`
+}
+
+func describe(t *testing.T) *description {
+	t.Helper()
+	d := new(description)
+	if err := yaml.Unmarshal([]byte(openAPI), d); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(d.OpenAPI, "3.1") {
+		t.Errorf("OpenAPI %q", d.OpenAPI)
+	}
+	return d
+}
+
+func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
+	d := describe(t)
+	o := Options{HTTP: "127.0.0.1:0", Logger: quiet()}
+	o.EnsureDefaults()
+	s, err := newServer(&o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.router.Close()
+	r := start(t, unchecked(ranksOf("http://127.0.0.1:1", 1)...))
+	seen := map[string]bool{}
+	for _, route := range s.routes() {
+		method, path, _ := strings.Cut(route.pattern, " ")
+		seen[path+" "+strings.ToLower(method)] = true
+		op, ok := d.Paths[path][strings.ToLower(method)]
+		if !ok || op.OperationID == "" {
+			t.Errorf("%s is not described", route.pattern)
+			continue
+		}
+		if _, ok := op.Responses["401"]; ok == route.open {
+			t.Errorf("%s: whether it needs the token is described wrongly", route.pattern)
+		}
+		// Whatever comes of an empty request is described.
+		status, _ := r.do(method, strings.ReplaceAll(path, "{id}", "0"), nil, nil)
+		if got, ok := op.Responses[strconv.Itoa(status)]; !ok || got.Description == "" {
+			t.Errorf("%s answers %d, described is %v", route.pattern, status, op.Responses)
+		}
+	}
+	for path, methods := range d.Paths {
+		for method := range methods {
+			if !seen[path+" "+method] {
+				t.Errorf("%s %s is described and not there", method, path)
+			}
+		}
+	}
+}
+
+// fields lists the JSON names of a struct, those of embedded ones included.
+func fields(v reflect.Type) (names []string) {
+	for i := range v.NumField() {
+		f := v.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.Anonymous && name == "" {
+			names = append(names, fields(f.Type)...)
+			continue
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
+func TestOpenAPIHasTheFieldsThatAreThere(t *testing.T) {
+	schemas := describe(t).Components.Schemas
+	// The prompt's forms are read apart from the rest of a request.
+	prompts := []string{"token_ids", "prompt", "messages"}
+	types := map[string]reflect.Type{
+		"RouteRequest": reflect.TypeFor[RouteRequest](), "Pin": reflect.TypeFor[Pin](), "RouteAnswer": reflect.TypeFor[RouteAnswer](),
+		"Score": reflect.TypeFor[Score](), "Match": reflect.TypeFor[Match](), "Failure": reflect.TypeFor[Failure](),
+		"FailureText": reflect.TypeFor[FailureText](), "Rank": reflect.TypeFor[registry.Rank](), "Events": reflect.TypeFor[registry.Events](),
+		"Speeds": reflect.TypeFor[registry.Speeds](), "RankAnswer": reflect.TypeFor[RankAnswer](), "Load": reflect.TypeFor[Load](),
+		"RankList": reflect.TypeFor[RankList](), "Removal": reflect.TypeFor[Removal](), "PrefixAnswer": reflect.TypeFor[PrefixAnswer](),
+		"RankPrefix": reflect.TypeFor[RankPrefix](), "ModelList": reflect.TypeFor[ModelList](), "Model": reflect.TypeFor[Model](),
+		"Health": reflect.TypeFor[Health](), "HealthReason": reflect.TypeFor[HealthReason](), "Readiness": reflect.TypeFor[Readiness](),
+		"Status": reflect.TypeFor[Status](), "IndexStatus": reflect.TypeFor[IndexStatus](), "ProxyStatus": reflect.TypeFor[ProxyStatus](),
+	}
+	for name, s := range schemas {
+		v, ok := types[name]
+		if !ok {
+			if name != "Completion" { // the engines'
+				t.Errorf("%s is described and not there", name)
+			}
+			continue
+		}
+		there := fields(v)
+		if name == "RouteRequest" {
+			there = append(there, prompts...)
+		}
+		for _, f := range there {
+			if _, ok := s.Properties[f]; !ok {
+				t.Errorf("%s.%s is not described", name, f)
+			}
+		}
+		for f := range s.Properties {
+			if !slices.Contains(there, f) {
+				t.Errorf("%s.%s is described and not there", name, f)
+			}
+		}
+		for _, f := range s.Required {
+			if !slices.Contains(there, f) {
+				t.Errorf("%s requires %s, which is not there", name, f)
+			}
+		}
+	}
+	for name := range types {
+		if _, ok := schemas[name]; !ok {
+			t.Errorf("%s is not described", name)
+		}
+	}
+}
+
+func TestOpenAPIReferencesExistAndCodesAreNamed(t *testing.T) {
+	schemas := describe(t).Components.Schemas
+	for rest := openAPI; ; {
+		_, after, ok := strings.Cut(rest, `"#/components/schemas/`)
+		if !ok {
+			break
+		}
+		name, tail, _ := strings.Cut(after, `"`)
+		if _, ok := schemas[name]; !ok {
+			t.Errorf("schema %q is referred to and not there", name)
+		}
+		rest = tail
+	}
+	code, err := json.Marshal(schemas["HealthReason"].Properties["code"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range healthCodes() {
+		if !strings.Contains(string(code), want) {
+			t.Errorf("code %s is not described: %s", want, code)
+		}
+	}
+}
+
+func healthCodes() []string { return []string{codeNoRanks, codeNoRankReady, codeFeedRefused} }

@@ -1,0 +1,110 @@
+package service
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	_ "embed" // the description
+	"encoding/json"
+	"net/http"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// openAPI describes the HTTP interface (OpenAPI 3.1). It is constant.
+//
+//go:embed openapi.yaml
+var openAPI string
+
+// endpointOf is one pattern of the HTTP interface. openapi.yaml describes each.
+type pattern struct {
+	pattern string
+	handler http.Handler
+	// open needs no token.
+	open bool
+}
+
+func (s *server) routes() []pattern {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(newCollector(s), s.decided.histogram, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	f := func(name string, h http.HandlerFunc) pattern { return pattern{pattern: name, handler: h} }
+	return []pattern{
+		f("POST /v1/route", s.serveRoute),
+		f("POST /v1/requests/{id}/prefill_done", s.servePrefillDone),
+		f("POST /v1/requests/{id}/finished", s.serveFinished),
+		f("GET /v1/ranks", s.serveRanks),
+		f("POST /v1/ranks", s.serveAddRank),
+		f("GET /v1/ranks/{id}", s.serveRank),
+		f("PATCH /v1/ranks/{id}", s.servePatchRank),
+		f("DELETE /v1/ranks/{id}", s.serveDeleteRank),
+		f("GET /v1/prefix", s.serveGetPrefix),
+		f("POST /v1/prefix", s.servePostPrefix),
+		{pattern: "POST /v1/completions", handler: s.proxy},
+		{pattern: "POST /v1/chat/completions", handler: s.proxy},
+		f("GET /v1/models", s.serveModels),
+		f("GET /v1/status", s.serveStatus),
+		{pattern: "GET /healthz", handler: http.HandlerFunc(s.serveHealth), open: true},
+		{pattern: "GET /readyz", handler: http.HandlerFunc(s.serveReady), open: true},
+		{pattern: "GET /metrics", handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{})},
+		{pattern: "GET /openapi.yaml", handler: http.HandlerFunc(serveOpenAPI), open: true},
+	}
+}
+
+func (s *server) handler() http.Handler {
+	mux := http.NewServeMux()
+	for _, p := range s.routes() {
+		h := p.handler
+		if !p.open && s.opts.Token != "" {
+			h = authorized(s.opts.Token, h)
+		}
+		mux.Handle(p.pattern, h)
+	}
+	return mux
+}
+
+// authorized lets requests with the token through. The comparison takes the same time whatever comes.
+func authorized(token string, next http.Handler) http.Handler {
+	want := sha256.Sum256([]byte(token))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		given, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		got := sha256.Sum256([]byte(given))
+		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			writeError(w, http.StatusUnauthorized, "unauthorized", "the bearer token is missing or wrong")
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func serveOpenAPI(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/yaml")
+	_, _ = w.Write([]byte(openAPI)) // the client has gone
+}
+
+// Failure is the answer to what cannot be done.
+type Failure struct {
+	Error FailureText `json:"error"`
+	// Scores are those of the ranks, of a decision that was to be explained.
+	Scores []Score `json:"scores,omitempty"`
+}
+
+// FailureText says what is wrong, in OpenAI's form.
+type FailureText struct {
+	Message string `json:"message"`
+	Type    string `json:"type"`
+	Code    string `json:"code"`
+}
+
+func writeError(w http.ResponseWriter, status int, code, message string) {
+	writeJSON(w, status, Failure{Error: FailureText{Message: message, Type: "router_error", Code: code}})
+}
+
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(v) // the client has gone
+}

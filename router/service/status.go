@@ -1,0 +1,151 @@
+package service
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/kvconn/kvconn/router/feed"
+	"github.com/kvconn/kvconn/router/proxy"
+	"github.com/kvconn/kvconn/router/route"
+)
+
+// Health says whether the router does what it is there for.
+type Health struct {
+	OK bool `json:"ok"`
+	// Reasons are what is wrong; empty if OK.
+	Reasons []HealthReason `json:"reasons"`
+}
+
+// HealthReason is one thing that is wrong.
+type HealthReason struct {
+	// Code is no_ranks, no_rank_ready or feed_refused.
+	Code string `json:"code"`
+	// Detail says what was seen, Remedy what a person can do.
+	Detail string `json:"detail"`
+	Remedy string `json:"remedy"`
+}
+
+// The codes of health.
+const (
+	codeNoRanks     = "no_ranks"
+	codeNoRankReady = "no_rank_ready"
+	codeFeedRefused = "feed_refused"
+)
+
+// health judges the router by its figures.
+func health(st *route.Stats) Health {
+	h := Health{Reasons: []HealthReason{}}
+	switch {
+	case st.Ranks == 0:
+		h.Reasons = append(h.Reasons, HealthReason{codeNoRanks, "no rank is registered", "add ranks to the configuration or with POST /v1/ranks"})
+	case st.Ready == 0:
+		h.Reasons = append(h.Reasons, HealthReason{codeNoRankReady, "no rank is ready", "GET /v1/ranks says why not, for each"})
+	}
+	for i := range st.Engines {
+		if st.Engines[i].State == feed.StateRefused {
+			h.Reasons = append(h.Reasons, HealthReason{
+				codeFeedRefused, "an engine's events cannot be used: " + st.Engines[i].Error, "the rank's block_size must be the engine's",
+			})
+			break
+		}
+	}
+	h.OK = len(h.Reasons) == 0
+	return h
+}
+
+func (s *server) serveHealth(w http.ResponseWriter, _ *http.Request) {
+	st := s.router.Stats()
+	h := health(&st)
+	code := http.StatusOK
+	if !h.OK {
+		code = http.StatusServiceUnavailable
+	}
+	writeJSON(w, code, h)
+}
+
+// Readiness is the answer of /readyz.
+type Readiness struct {
+	Ready bool `json:"ready"`
+}
+
+// serveReady answers 503 while no rank is ready, and once the router stops.
+func (s *server) serveReady(w http.ResponseWriter, _ *http.Request) {
+	st := s.router.Stats()
+	r := Readiness{Ready: st.Ready > 0 && !s.draining.Load()}
+	code := http.StatusOK
+	if !r.Ready {
+		code = http.StatusServiceUnavailable
+	}
+	writeJSON(w, code, r)
+}
+
+// Status is the answer of /v1/status.
+type Status struct {
+	Version  string            `json:"version"`
+	UptimeS  float64           `json:"uptime_s"`
+	Policy   string            `json:"policy"`
+	Models   []string          `json:"models"`
+	Draining bool              `json:"draining"`
+	Health   Health            `json:"health"`
+	Ranks    int               `json:"ranks"`
+	Ready    int               `json:"ready"`
+	InFlight int               `json:"in_flight"`
+	Reasons  map[string]uint64 `json:"decisions"`
+	// PinsMissed are requests placed elsewhere than pinned; the tokens are of the requests placed.
+	PinsMissed   uint64 `json:"pins_missed"`
+	PromptTokens uint64 `json:"prompt_tokens"`
+	GPUTokens    uint64 `json:"gpu_tokens"`
+	DiskTokens   uint64 `json:"disk_tokens"`
+	ObjectTokens uint64 `json:"object_tokens"`
+	// Index are the prefix index's figures, Proxy those of the completions forwarded.
+	Index IndexStatus `json:"index"`
+	Proxy ProxyStatus `json:"proxy"`
+}
+
+// IndexStatus are the figures of the prefix index.
+type IndexStatus struct {
+	Blocks        int    `json:"blocks"`
+	Runs          int    `json:"runs"`
+	Holders       int    `json:"holders"`
+	Held          int64  `json:"held"`
+	Bytes         int64  `json:"bytes"`
+	EvictedBlocks uint64 `json:"evicted_blocks"`
+	Predicted     int    `json:"predicted"`
+}
+
+// ProxyStatus says how completions ended.
+type ProxyStatus struct {
+	OK           uint64 `json:"ok"`
+	ClientErrors uint64 `json:"client_errors"`
+	Refused      uint64 `json:"refused"`
+	Failed       uint64 `json:"failed"`
+	Broken       uint64 `json:"broken"`
+	Left         uint64 `json:"left"`
+	Retries      uint64 `json:"retries"`
+	Untokenized  uint64 `json:"untokenized"`
+	InFlight     int64  `json:"in_flight"`
+}
+
+func proxyStatus(p *proxy.Stats) ProxyStatus { return ProxyStatus(*p) }
+
+func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	st, px := s.router.Stats(), s.proxy.Stats()
+	name := s.opts.Policy.Name
+	if name == "" {
+		name = "cost"
+	}
+	models := s.router.Models()
+	if models == nil {
+		models = []string{}
+	}
+	writeJSON(w, http.StatusOK, Status{
+		Version: s.opts.Version, UptimeS: time.Since(s.started).Seconds(), Policy: name, Models: models, Draining: s.draining.Load(),
+		Health: health(&st), Ranks: st.Ranks, Ready: st.Ready, InFlight: st.InFlight, Reasons: st.Reasons, PinsMissed: st.PinsMissed,
+		PromptTokens: st.PromptTokens, GPUTokens: st.GPUTokens, DiskTokens: st.DiskTokens, ObjectTokens: st.ObjectTokens,
+		Index: IndexStatus{
+			Blocks: st.Index.Blocks, Runs: st.Index.Runs, Holders: st.Index.Holders, Held: st.Index.Held, Bytes: st.Index.Bytes,
+			EvictedBlocks: st.Index.EvictedBlocks, Predicted: st.Index.Predicted,
+		},
+		Proxy: proxyStatus(&px),
+	})
+}
