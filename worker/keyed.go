@@ -85,11 +85,14 @@ func (w *Worker) Put(ctx context.Context, k *connector.KeyedBlocks) (connector.S
 	before := parentKey(k)
 	for i := range k.Hashes {
 		key := connector.EngineKey(k.Hashes[i])
-		if w.store.Has(w.recordID(g, key)) {
+		switch {
+		case w.store.Has(w.recordID(g, key)):
 			s.result.Present++
 			w.stage(&s, g, before, blocks)
 			blocks, before = blocks[:0], key
-		} else {
+		case s.result.Dropped > 0: // of no use without those before it
+			s.result.Dropped++
+		default:
 			blocks = append(blocks, connector.PlanBlock{Slot: k.Slots[i], Key: key, Proof: k.Hashes[i]})
 		}
 	}

@@ -162,8 +162,15 @@ func (l *load) take(batch []arrival, batchBytes int) []arrival {
 	return batch
 }
 
-// copyIn copies verified blocks to engine memory, unless the load has ended.
+// copyIn copies verified blocks to engine memory, unless the load has ended. The rank's
+// loads take turns.
 func (l *load) copyIn(blocks []blockCopy) error {
+	select {
+	case l.mem.turns <- struct{}{}:
+		defer func() { <-l.mem.turns }()
+	case <-l.ctx.Done():
+		return errFenced
+	}
 	l.fence.RLock()
 	defer l.fence.RUnlock()
 	// An engine whose deadline has passed while this process stood still has been told

@@ -26,6 +26,8 @@ type memory struct {
 	closed bool
 	// batches are reused, *gpu.Batch.
 	batches sync.Pool
+	// turns has room for as many copies of loads as should run side by side.
+	turns chan struct{}
 }
 
 // groupMemory is how the blocks of one layer group lie.
@@ -39,7 +41,7 @@ type groupMemory struct {
 
 // openMemory opens the regions and checks that the layout fits them and the manifest.
 func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *os.File) (_ *memory, err error) {
-	m := &memory{}
+	m := &memory{turns: make(chan struct{}, o.Driver.Shape().Calls)}
 	m.batches.New = func() any { return new(gpu.Batch) }
 	if m.page, err = fence.Open(pageFile); err != nil {
 		return nil, err
