@@ -58,15 +58,28 @@ type Alloc struct {
 // Boundary is the number of tokens that are there once the load has ended.
 func (a *Alloc) Boundary() int { return a.Computed + a.External }
 
-// LoadRange is the half-open range of a group's block table that the load is to fill:
-// from where the group's own hit ends, or its window begins, to the boundary.
-func (a *Alloc) LoadRange(g *Group, group, blockSize int) (first, end int) {
+// LoadTokens is the range of tokens that the load is to bring for a group: from where the
+// group's own hit ends, or the first block begins that its window reaches into, to the
+// boundary. It reports false where the group has all that it needs.
+func (a *Alloc) LoadTokens(g *Group, group, blockSize int) (TokenRange, bool) {
 	computed := a.Computed
 	if group < len(a.GroupComputed) {
 		computed = a.GroupComputed[group]
 	}
-	end = (a.Boundary() + blockSize - 1) / blockSize
-	return min(max(computed/blockSize, g.FirstBlock(a.Boundary(), blockSize)), end), end
+	start := max(computed, g.FirstBlock(a.Boundary(), blockSize)*blockSize)
+	return TokenRange{Start: start, End: a.Boundary()}, start < a.Boundary()
+}
+
+// LoadRange is the half-open range of a group's block table that the load is to fill: the
+// blocks of [Alloc.LoadTokens], whole. Where there are none first is end, which is the
+// number of blocks up to the boundary.
+func (a *Alloc) LoadRange(g *Group, group, blockSize int) (first, end int) {
+	r, ok := a.LoadTokens(g, group, blockSize)
+	first, end = r.Blocks(blockSize)
+	if !ok {
+		first = end
+	}
+	return first, end
 }
 
 // Scheduled is one request that the engine computes in this step.

@@ -65,6 +65,8 @@ const (
 	stagedBlockBytes = 8 + 8
 	// minTransferBytes is the size of a transfer without blocks.
 	minTransferBytes = 1 + KeySize + 1 + 1
+	// maxTransfers bounds the transfers of one list: a few for each request.
+	maxTransfers = 16 * MaxStepRequests
 )
 
 // ErrPlan marks metadata that no leader of this version has made.
@@ -133,10 +135,16 @@ func ParsePlan(b []byte) (*Plan, error) {
 	p := new(Plan)
 	copy(p.Namespace[:], r.take(len(p.Namespace)))
 	if n := r.count(2); n > 0 {
+		r.check(n <= MaxStepRequests, "loads", n)
+		if r.err != nil {
+			return nil, r.err
+		}
 		p.Loads = make([]RequestLoad, n)
 	}
 	for i := range p.Loads {
-		p.Loads[i].Request = string(r.take(r.count(1)))
+		id := r.take(r.count(1))
+		r.check(len(id) <= MaxIDBytes, "bytes of a request id", len(id))
+		p.Loads[i].Request = string(id)
 		p.Loads[i].Transfers = r.transfers()
 		if r.err != nil {
 			return nil, r.err
@@ -185,9 +193,18 @@ func (r *planReader) count(size int) int {
 	return int(n)
 }
 
+// check refuses what is out of bounds, though it may fit the input: an entry takes more
+// memory than its encoded form.
+func (r *planReader) check(ok bool, what string, n int) {
+	if r.err == nil && !ok {
+		r.err = fmt.Errorf("%w: %d %s", ErrPlan, n, what)
+	}
+}
+
 func (r *planReader) transfers() []Transfer {
 	n := r.count(minTransferBytes)
-	if n == 0 {
+	r.check(n <= maxTransfers, "transfers", n)
+	if n == 0 || r.err != nil {
 		return nil
 	}
 	out := make([]Transfer, n)
@@ -219,7 +236,8 @@ func (r *planReader) transfer(t *Transfer) {
 		copy(blk.Proof[:], v[4+KeySize:])
 	}
 	n := r.count(2 + stagedBlockBytes*len(t.Blocks))
-	if n == 0 {
+	r.check(n <= MaxShards && (n == 0 || len(t.Blocks) > 0), "staged shards", n)
+	if n == 0 || r.err != nil {
 		return
 	}
 	t.Staged = make([]StagedShard, n)

@@ -38,6 +38,20 @@ func TestPlanRefusesEveryTruncationAndSurplus(t *testing.T) {
 	}
 }
 
+// A plan of a few bytes an entry must not cost twenty times its size.
+func TestPlanOfManySmallEntriesIsRefused(t *testing.T) {
+	for name, p := range map[string]Plan{
+		"loads":     {Loads: make([]RequestLoad, MaxStepRequests+1)},
+		"transfers": {Saves: make([]Transfer, maxTransfers+1)},
+		"staged":    {Saves: []Transfer{{Staged: make([]StagedShard, 2)}}},
+		"id":        {Loads: []RequestLoad{{Request: string(make([]byte, MaxIDBytes+1))}}},
+	} {
+		if _, err := ParsePlan(p.Append(nil)); !errors.Is(err, ErrPlan) {
+			t.Errorf("%s: %v, want ErrPlan", name, err)
+		}
+	}
+}
+
 func FuzzParsePlan(f *testing.F) {
 	f.Add(testPlan().Append(nil))
 	f.Add([]byte{planVersion})

@@ -11,7 +11,7 @@ type TokenRange struct {
 // NewTokenRange checks the ends. Errors wrap [ErrBadRequest].
 func NewTokenRange(start, end int) (TokenRange, error) {
 	if start < 0 || start >= end {
-		return TokenRange{}, fmt.Errorf("%w: token range [%d, %d)", ErrBadRequest, start, end)
+		return TokenRange{}, fmt.Errorf("%w: token range [%d, %d) is empty or begins before the first token", ErrBadRequest, start, end)
 	}
 	return TokenRange{Start: start, End: end}, nil
 }

@@ -18,6 +18,37 @@ func TestTokenRangeIsNeverEmpty(t *testing.T) {
 	}
 }
 
+// Each layer group loads its own range of tokens, which begins at its own hit or its window
+// and is never empty.
+func TestLoadRangeIsTheGroupsOwn(t *testing.T) {
+	full, window := Group{Layers: 1}, Group{Layers: 1, Window: 16}
+	for _, tc := range []struct {
+		name         string
+		g            Group
+		a            Alloc
+		want         TokenRange
+		ok           bool
+		first, until int
+	}{
+		{"full attention", full, Alloc{Computed: 8, External: 32}, TokenRange{8, 40}, true, 1, 5},
+		{"window", window, Alloc{Computed: 8, External: 32}, TokenRange{24, 40}, true, 3, 5},
+		{"window, own hit inside of it", window, Alloc{External: 40, GroupComputed: []int{32}}, TokenRange{32, 40}, true, 4, 5},
+		{"boundary inside of a block", full, Alloc{Computed: 8, External: 5}, TokenRange{8, 13}, true, 1, 2},
+		{"own hit inside of a block", full, Alloc{Computed: 8, External: 32, GroupComputed: []int{20}}, TokenRange{20, 40}, true, 2, 5},
+		{"own hit up to the boundary", full, Alloc{Computed: 8, External: 32, GroupComputed: []int{40}}, TokenRange{40, 40}, false, 5, 5},
+		{"own hit up to a boundary inside of a block", full, Alloc{Computed: 8, External: 5, GroupComputed: []int{13}}, TokenRange{13, 13}, false, 2, 2},
+		{"nothing taken", full, Alloc{Computed: 8}, TokenRange{8, 8}, false, 1, 1},
+	} {
+		r, ok := tc.a.LoadTokens(&tc.g, 0, 8)
+		if r != tc.want || ok != tc.ok {
+			t.Errorf("%s: tokens %v, %v; want %v, %v", tc.name, r, ok, tc.want, tc.ok)
+		}
+		if first, until := tc.a.LoadRange(&tc.g, 0, 8); first != tc.first || until != tc.until {
+			t.Errorf("%s: blocks [%d, %d), want [%d, %d)", tc.name, first, until, tc.first, tc.until)
+		}
+	}
+}
+
 // The cases are those of TensorRT-LLM's transceiver.
 func TestAlignBlocks(t *testing.T) {
 	for _, tc := range []struct {

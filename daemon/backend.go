@@ -25,6 +25,7 @@ type backend struct {
 	arena  *host.Arena
 	driver gpu.Driver
 	tiers  *tiers
+	copies worker.CopyMeter
 
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
@@ -160,7 +161,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 		return nil, err
 	}
 	w, err := worker.New(worker.Options{
-		Namespace: ns, Digest: digest, Manifest: m, Rank: rank, Driver: b.driver, Account: account,
+		Namespace: ns, Digest: digest, Manifest: m, Rank: rank, Driver: b.driver, Account: account, Meter: &b.copies,
 		LoadTimeout: b.opts.LoadTimeout,
 		Logger:      b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	}, b.store)

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/leader"
@@ -10,7 +11,9 @@ import (
 	"github.com/kvconn/kvconn/worker"
 )
 
-// tiers tells leaders where records are and how fast they come from there.
+// tiers tells leaders where records are and how fast they come from there. Leaders ask
+// with their lock held: nothing here may take the backend's mutex, under which leaders are
+// asked for their counters.
 type tiers struct {
 	b *backend
 	// probing is set while a probe of the disk is under way.
@@ -27,27 +30,16 @@ func (t *tiers) Speeds() leader.Speeds {
 	disk := t.b.store.ReadSpeed()
 	return leader.Speeds{
 		DiskBytesPerS: disk.BytesPerS, DiskLatencyS: disk.LatencyS, DiskQueuedBytes: disk.QueuedBytes,
-		HostBytesPerS: t.b.copyBytesPerS(),
+		HostBytesPerS: t.b.copies.BytesPerS(),
 	}
 }
 
-// copyBytesPerS is what one goroutine copies into engine memory, 0 while that is not known.
-func (b *backend) copyBytesPerS() float64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	bytes, seconds := b.past.Worker.LoadedBytes, b.past.Worker.CopySeconds
-	for w := range b.workers {
-		st := w.Stats()
-		bytes, seconds = bytes+st.LoadedBytes, seconds+st.CopySeconds
-	}
-	const enough = 64 << 20
-	if bytes < enough || seconds <= 0 {
-		return 0
-	}
-	return float64(bytes) / seconds
-}
+// probeTime is how long a probe reads. The store's measure forgets by busy time alone: with
+// one record each, a disk that is fast again would be known as slow for minutes. As leaders
+// probe once a second, it takes a twentieth of the disk's time.
+const probeTime = 50 * time.Millisecond
 
-// probe measures the disk with a read that no engine waits for.
+// probe measures the disk with reads that no engine waits for.
 func (t *tiers) probe() {
 	if !t.probing.CompareAndSwap(false, true) {
 		return
@@ -57,7 +49,11 @@ func (t *tiers) probe() {
 		ctx, cancel := context.WithTimeout(context.Background(), t.b.opts.LoadTimeout)
 		defer cancel()
 		// What it finds is in the store's speed; that it found nothing to read is no news.
-		_ = t.b.store.Probe(ctx, store.ProbeOptions{})
+		for began := time.Now(); time.Since(began) < probeTime; {
+			if t.b.store.Probe(ctx, store.ProbeOptions{}) != nil {
+				return
+			}
+		}
 	}()
 }
 

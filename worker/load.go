@@ -180,7 +180,15 @@ func (l *load) copyIn(blocks []blockCopy) error {
 	}
 	began := time.Now()
 	err := l.mem.copy(l.ctx, gpu.Load, blocks)
-	l.w.counters.copyNanos.Add(uint64(time.Since(began)))
+	took := time.Since(began)
+	l.w.counters.copyNanos.Add(uint64(took))
+	if err == nil {
+		bytes := 0
+		for i := range blocks {
+			bytes += len(blocks[i].buf)
+		}
+		l.w.opts.Meter.add(bytes, took)
+	}
 	return err
 }
 

@@ -26,7 +26,9 @@ type Options struct {
 	// LoadTimeout is the time in which every load ends. Default 10 s: longer than any
 	// load that beats prefill, short enough for the client that waits.
 	LoadTimeout time.Duration
-	Logger      *slog.Logger
+	// Meter, if not nil, measures the copies into engine memory.
+	Meter  *CopyMeter
+	Logger *slog.Logger
 }
 
 // EnsureDefaults fills in what is not set.

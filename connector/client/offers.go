@@ -6,9 +6,21 @@ import "github.com/kvconn/kvconn/connector"
 // that cannot report a failed load has its loads planned from them, by the client alone:
 // a daemon that ends between match and step changes nothing.
 type offers struct {
-	byRequest map[string]*connector.StagedOffer
-	// order is that of the requests' first offers, for the bound.
-	order []string
+	byRequest map[string]noted
+	// order is that of the offers, for the bound; those taken back since are in it, too.
+	order []placed
+	next  uint64
+}
+
+// noted is an offer and its place in the order.
+type noted struct {
+	*connector.StagedOffer
+	seq uint64
+}
+
+type placed struct {
+	request string
+	seq     uint64
 }
 
 // maxOffers bounds what is remembered; real engines have far fewer requests waiting.
@@ -22,17 +34,26 @@ func (o *offers) note(request string, offer connector.Offer) connector.Offer {
 		return connector.Offer{}
 	}
 	if o.byRequest == nil {
-		o.byRequest = make(map[string]*connector.StagedOffer)
+		o.byRequest = make(map[string]noted)
 	}
-	if _, known := o.byRequest[request]; !known {
-		o.order = append(o.order, request)
-	}
-	o.byRequest[request] = offer.Staged
-	for len(o.order) > maxOffers {
-		delete(o.byRequest, o.order[0])
+	o.next++
+	o.byRequest[request] = noted{offer.Staged, o.next}
+	o.order = append(o.order, placed{request, o.next})
+	for len(o.byRequest) > maxOffers {
+		oldest := o.order[0]
 		o.order = o.order[1:]
+		if o.current(oldest) {
+			o.forget(oldest.request)
+		}
 	}
+	o.compact()
 	return offer
+}
+
+// current reports whether a place is that of an offer that still stands.
+func (o *offers) current(p placed) bool {
+	n, known := o.byRequest[p.request]
+	return known && n.seq == p.seq
 }
 
 func (o *offers) forget(request string) { delete(o.byRequest, request) }
@@ -44,7 +65,7 @@ func (o *offers) plan(m *connector.StepRequest, reply connector.StepReply, manif
 	for i := range m.Allocs {
 		a := &m.Allocs[i]
 		if a.External > 0 {
-			load := o.byRequest[a.Request].Load(a, manifest)
+			load := o.byRequest[a.Request].Load(a, manifest) // nil where there is no offer
 			plan.Loads = append(plan.Loads, load)
 			reply.Loads = append(reply.Loads, connector.PlannedLoad{Request: a.Request, Blocks: loadedBlocks(a, manifest)})
 		}
@@ -55,7 +76,6 @@ func (o *offers) plan(m *connector.StepRequest, reply connector.StepReply, manif
 			o.forget(id)
 		}
 	}
-	o.compact()
 	if len(plan.Loads) == 0 {
 		return reply
 	}
@@ -67,15 +87,15 @@ func (o *offers) plan(m *connector.StepRequest, reply connector.StepReply, manif
 	return reply
 }
 
-// compact drops the places of forgotten requests once they are most.
+// compact drops the places of offers that no longer stand once they are most.
 func (o *offers) compact() {
 	if len(o.order) < 64 || len(o.order) < 2*len(o.byRequest) {
 		return
 	}
 	left := o.order[:0]
-	for _, id := range o.order {
-		if _, known := o.byRequest[id]; known {
-			left = append(left, id)
+	for _, p := range o.order {
+		if o.current(p) {
+			left = append(left, p)
 		}
 	}
 	o.order = left

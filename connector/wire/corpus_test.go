@@ -82,6 +82,14 @@ func corpusPlan() *connector.Plan {
 	}
 }
 
+// corpusStaged says where an offer's bytes lie, with numbers that need all 64 bits.
+func corpusStaged() *connector.StagedOffer {
+	return &connector.StagedOffer{First: 2, Shards: []connector.StagedShard{
+		{Shard: 0, Blocks: []connector.StagedBlock{{Offset: 4096, Sum: 0xfedcba9876543210}, {Offset: 1 << 21, Sum: 7}}},
+		{Shard: 513, Blocks: []connector.StagedBlock{{Offset: 1<<33 + 4096, Sum: 9}, {Sum: 1}}},
+	}}
+}
+
 func corpusManifest(t *testing.T) []byte {
 	t.Helper()
 	m := connector.Manifest{
@@ -168,6 +176,7 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 		body := ErrorBody{Code: code, Message: "what went wrong"}
 		add(OpMatch, KindError, "."+code, body.Append(nil), 0)
 	}
+	add(OpMatch, KindReply, ".staged", AppendOffer(nil, connector.Offer{Tokens: 32, Async: true, Staged: corpusStaged()}), 0)
 	return out
 }
 
@@ -191,8 +200,8 @@ func corpusBlocks(l *connector.Layout) []corpusPieces {
 }
 
 // readable is a body in JSON's terms: a bin of token or block ids is an array of numbers,
-// one of hashes an array of hexadecimal strings, the manifest a string, any other bin
-// hexadecimal.
+// one of hashes an array of hexadecimal strings, the manifest a string, what is staged as in
+// the plan, any other bin hexadecimal.
 func readable(t *testing.T, body []byte) any {
 	t.Helper()
 	v, rest, err := msgp.ReadIntfBytes(body)
@@ -232,10 +241,27 @@ func readableValue(key string, v any) any {
 			return out
 		case "manifest":
 			return string(v)
+		case "staged":
+			if o, err := connector.ParseStagedOffer(v); err == nil {
+				return map[string]any{"first": o.First, "shards": readableStaged(o.Shards)}
+			}
 		}
 		return hex.EncodeToString(v)
 	}
 	return v
+}
+
+// readableStaged is where staged blocks lie in JSON's terms.
+func readableStaged(shards []connector.StagedShard) []any {
+	out := []any{}
+	for _, s := range shards {
+		var at [][2]uint64
+		for _, b := range s.Blocks {
+			at = append(at, [2]uint64{b.Offset, b.Sum})
+		}
+		out = append(out, map[string]any{"shard": s.Shard, "blocks": at})
+	}
+	return out
 }
 
 // readablePlan is a plan in JSON's terms.
@@ -244,18 +270,13 @@ func readablePlan(p *connector.Plan) any {
 		out := []any{}
 		for i := range all {
 			t := &all[i]
-			blocks, staged := []any{}, []any{}
+			blocks := []any{}
 			for _, b := range t.Blocks {
 				blocks = append(blocks, map[string]any{"slot": b.Slot, "key": b.Key.String(), "proof": b.Proof.String()})
 			}
-			for _, s := range t.Staged {
-				var at [][2]uint64
-				for _, b := range s.Blocks {
-					at = append(at, [2]uint64{b.Offset, b.Sum})
-				}
-				staged = append(staged, map[string]any{"shard": s.Shard, "blocks": at})
-			}
-			out = append(out, map[string]any{"group": t.Group, "parent": t.Parent.String(), "blocks": blocks, "staged": staged})
+			out = append(out, map[string]any{
+				"group": t.Group, "parent": t.Parent.String(), "blocks": blocks, "staged": readableStaged(t.Staged),
+			})
 		}
 		return out
 	}
