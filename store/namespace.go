@@ -17,6 +17,9 @@ const maxNamespaces = 1 << 16
 // namespaces are the namespaces a store has seen. Their manifests are files, so that
 // they outlive the journal; the journal has their numbers.
 type namespaces struct {
+	// opening is held while one is registered, mu never across I/O.
+	opening sync.Mutex
+
 	mu     sync.RWMutex
 	byID   []namespace
 	lookup map[connector.NamespaceDigest]NamespaceID
@@ -51,30 +54,59 @@ func (s *Store) OpenNamespace(m *connector.Manifest) (NamespaceID, error) {
 		return 0, err
 	}
 	n := &s.namespaces
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	id, known := n.lookup[digest]
-	if known && n.byID[id].manifest != nil {
+	// Openers wait for each other and for the disk; look-ups wait for neither.
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	id, state := n.look(digest)
+	switch state {
+	case namespaceKnown:
 		return id, nil
+	case namespaceFull:
+		return 0, fmt.Errorf("more than %d namespaces: %w", maxNamespaces, ErrInvalid)
 	}
 	// The manifest is durable before the first record of the namespace can be.
 	path := filepath.Join(s.opts.Dir, namespaceDir, digest.String()+manifestExt)
 	if err := s.opts.fs.WriteFileAtomic(path, text); err != nil {
 		return 0, fmt.Errorf("keep manifest of namespace %v: %w: %w", digest, ErrIO, err)
 	}
-	if known {
-		n.byID[id].manifest = text
-		return id, nil
+	if state == namespaceNew {
+		if err := s.journal.PutNamespace(journal.Namespace{ID: uint16(id), Digest: digest}); err != nil {
+			return 0, fmt.Errorf("register namespace %v: %w: %w", digest, ErrIO, err)
+		}
 	}
-	if id, err = n.add(digest, text); err != nil {
-		return 0, err
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if state == namespaceNew {
+		return n.add(digest, text)
 	}
-	if err := s.journal.PutNamespace(journal.Namespace{ID: uint16(id), Digest: digest}); err != nil {
-		n.byID = n.byID[:id]
-		delete(n.lookup, digest)
-		return 0, fmt.Errorf("register namespace %v: %w: %w", digest, ErrIO, err)
-	}
+	n.byID[id].manifest = text
 	return id, nil
+}
+
+// namespaceState is what is known of a digest.
+type namespaceState uint8
+
+const (
+	namespaceNew   namespaceState = iota
+	namespaceKnown                // with its manifest
+	namespaceBare                 // its manifest is lost
+	namespaceFull                 // new, and there is no number left
+)
+
+// look returns the number of a digest, or the one that it will have.
+func (n *namespaces) look(digest connector.NamespaceDigest) (NamespaceID, namespaceState) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	id, known := n.lookup[digest]
+	switch {
+	case known && n.byID[id].manifest != nil:
+		return id, namespaceKnown
+	case known:
+		return id, namespaceBare
+	case len(n.byID) >= maxNamespaces:
+		return 0, namespaceFull
+	}
+	return NamespaceID(len(n.byID)), namespaceNew
 }
 
 // Namespaces lists the namespaces of the store.
