@@ -15,21 +15,22 @@ import (
 // Serve are the settings of `kvconnd serve`. The tags name the flag, the environment
 // variable and the help text; the YAML key is the flag's name with underscores.
 type Serve struct {
-	Dir               string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Store directory. Made if it is not there."`
+	Dir               string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Store directory, required. Made if it is not there."`
 	Socket            string        `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"Unix socket for engines. Default: kvconnd.sock in the runtime directory (/run/kvconn for root)."`
-	HTTP              string        `name:"http" env:"KVCONN_HTTP" default:"127.0.0.1:9477" placeholder:"ADDR" help:"Address of /healthz, /metrics and /v1/status; port 0 picks a free one; 'off' for none."`
+	HTTP              string        `name:"http" env:"KVCONN_HTTP" default:"127.0.0.1:9477" placeholder:"ADDR" help:"Address of /healthz, /metrics and /v1/status; port 0 picks a free one; 'off' for none (default 127.0.0.1:9477)."`
 	HTTPRemote        bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. There is no authentication."`
-	MaxBytes          Bytes         `name:"max-bytes" env:"KVCONN_MAX_BYTES" default:"0B" placeholder:"SIZE" help:"Hard cap of disk use, everything included, such as 500GB. 0: 80% of what is free when the store is made."`
+	MaxBytes          Bytes         `name:"max-bytes" env:"KVCONN_MAX_BYTES" default:"0B" placeholder:"SIZE" help:"Hard cap of disk use, everything included, such as 500GB. Default: 80% of what is free when the store is made."`
 	LoadTimeout       time.Duration `name:"load-timeout" env:"KVCONN_LOAD_TIMEOUT" default:"10s" help:"Time in which every load ends; what is missing then is recomputed."`
-	HostBytes         Bytes         `name:"host-bytes" env:"KVCONN_HOST_BYTES" default:"0B" placeholder:"SIZE" help:"Memory of the host tier: staging of all loads and saves, and cached records. 0: an eighth of the machine's memory, 512MiB to 16GiB."`
-	LoadStagingBytes  Bytes         `name:"load-staging-bytes" env:"KVCONN_LOAD_STAGING_BYTES" default:"64MiB" placeholder:"SIZE" help:"What one rank's loads may take of the host tier."`
-	SaveStagingBytes  Bytes         `name:"save-staging-bytes" env:"KVCONN_SAVE_STAGING_BYTES" default:"256MiB" placeholder:"SIZE" help:"What one rank's saves may take of the host tier. What does not fit is dropped."`
-	ScrubBytesPerS    Bytes         `name:"scrub-bytes-per-s" env:"KVCONN_SCRUB_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Rate at which records are verified in the background; 0 for none."`
-	MinOfferTokens    int           `name:"min-offer-tokens" env:"KVCONN_MIN_OFFER_TOKENS" default:"0" placeholder:"N" help:"Smallest hit that is offered to an engine."`
+	HostBytes         Bytes         `name:"host-bytes" env:"KVCONN_HOST_BYTES" default:"0B" placeholder:"SIZE" help:"Memory of the host tier: staging of all loads and saves, and cached records. Default: an eighth of the machine's memory, 512MiB to 16GiB."`
+	LoadStagingBytes  Bytes         `name:"load-staging-bytes" env:"KVCONN_LOAD_STAGING_BYTES" default:"64MiB" placeholder:"SIZE" help:"What one rank's loads may take of the host tier (default 64MiB)."`
+	SaveStagingBytes  Bytes         `name:"save-staging-bytes" env:"KVCONN_SAVE_STAGING_BYTES" default:"256MiB" placeholder:"SIZE" help:"What one rank's saves may take of the host tier; what does not fit is dropped (default 256MiB)."`
+	ScrubBytesPerS    Bytes         `name:"scrub-bytes-per-s" env:"KVCONN_SCRUB_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Rate at which records are verified in the background. Default: none."`
+	MinOfferTokens    int           `name:"min-offer-tokens" env:"KVCONN_MIN_OFFER_TOKENS" default:"0" placeholder:"N" help:"Smallest hit that is offered to an engine (default 0: any)."`
 	PromptsOnly       bool          `name:"prompts-only" env:"KVCONN_PROMPTS_ONLY" help:"Save prompts only, not what decoding adds to them."`
-	PrefillTokensPerS float64       `name:"prefill-tokens-per-s" env:"KVCONN_PREFILL_TOKENS_PER_S" default:"0" placeholder:"N" help:"Prefill speed of the engines, which loads must beat. 0: learnt from each engine's steps."`
+	PrefillTokensPerS float64       `name:"prefill-tokens-per-s" env:"KVCONN_PREFILL_TOKENS_PER_S" default:"0" placeholder:"N" help:"Prefill speed of the engines, which loads must beat. Default: learnt from each engine's steps."`
 	StageTimeout      time.Duration `name:"stage-timeout" env:"KVCONN_STAGE_TIMEOUT" default:"50ms" help:"How long a match waits for reads where the engine cannot take a failed load (TensorRT-LLM)."`
 	StopTimeout       time.Duration `name:"stop-timeout" env:"KVCONN_STOP_TIMEOUT" default:"25s" help:"Time in which a stop in order ends: accepted saves are written and the snapshot is made. Then the process ends as it is."`
+	Router            string        `name:"router" env:"KVCONN_ROUTER" placeholder:"FILE" help:"Settings of a router to serve beside the daemon, the file of 'kvconnd router --config'. Default: none."`
 	Pprof             string        `name:"pprof" env:"KVCONN_PPROF" placeholder:"ADDR" help:"Loopback address of Go's profiles (/debug/pprof/), such as 127.0.0.1:6060; port 0 picks a free one. Default: none."`
 	LogLevel          string        `name:"log-level" env:"KVCONN_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level of log lines: debug, info, warn or error."`
 	LogFormat         string        `name:"log-format" env:"KVCONN_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`

@@ -123,7 +123,7 @@ func faults() []*fault {
 		{
 			reason: HealthReason{
 				Code: "engines_refused", Detail: "the store cannot take up the engines' models: they go on without cache",
-				Remedy: "is the file system full or mounted read-only? The log names the cause at every attempt",
+				Remedy: "is the file system full or mounted read-only? The log names the cause",
 			},
 			persistent: 3,
 			errors:     func(s *observation) uint64 { return s.namespacesFailed },

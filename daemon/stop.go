@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
+	"github.com/kvconn/kvconn/daemon/loglimit"
 	"github.com/kvconn/kvconn/daemon/sdnotify"
 )
 
@@ -25,6 +27,7 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.Validate(); err != nil {
 		return err
 	}
+	o.Logger = slog.New(loglimit.New(o.Logger.Handler(), loglimit.Options{}))
 	o.tell(sdnotify.Status("opening the store in " + o.Dir))
 	return within(ctx, &o, func() error { return run(ctx, &o) })
 }

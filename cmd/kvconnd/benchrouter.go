@@ -15,10 +15,14 @@ type benchRouterCmd struct {
 	JSON       bool `name:"json" help:"Print the result as JSON."`
 }
 
-// routerResult is what bench router prints.
+// routerResult is what bench router prints. Of the decision it has the whole, not the
+// index's part.
 type routerResult struct {
 	routerbench.IndexResult
 	routerbench.IngestResult
+	DecideFromTokensSeconds float64                  `json:"decide_from_tokens_s"`
+	AllocsPerDecision       float64                  `json:"allocs_per_decision"`
+	Decide                  routerbench.DecideResult `json:"decide"`
 }
 
 // Run measures the index, then ingest.
@@ -26,10 +30,15 @@ func (c *benchRouterCmd) Run(ctx context.Context, std *streams) error {
 	progress := func(what string) { fmt.Fprintln(std.err, what) }
 	var r routerResult
 	var err error
-	r.IndexResult, err = routerbench.Index(ctx, routerbench.Options{Blocks: c.Blocks, Ranks: c.Ranks, Background: c.Background, Progress: progress})
+	o := routerbench.Options{Blocks: c.Blocks, Ranks: c.Ranks, Background: c.Background, Progress: progress}
+	r.IndexResult, err = routerbench.Index(ctx, o)
 	if err != nil {
 		return err
 	}
+	if r.Decide, err = routerbench.Decide(ctx, o); err != nil {
+		return err
+	}
+	r.DecideFromTokensSeconds, r.AllocsPerDecision = r.Decide.DecideFromTokensSeconds, r.Decide.AllocsPerDecision
 	progress("ingest of engine events")
 	if r.IngestResult, err = routerbench.Ingest(ctx, routerbench.IngestOptions{}); err != nil {
 		return err

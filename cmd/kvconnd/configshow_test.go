@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,6 +72,57 @@ func TestUnknownSettingNamesTheNearest(t *testing.T) {
 	for _, command := range []string{"serve", "config"} {
 		if status, _, errs := kvconnd(command, "--dir", dir); status == 0 || !strings.Contains(errs, "KVCONN_LOAD_TIMEUOT, did you mean KVCONN_LOAD_TIMEOUT?") {
 			t.Errorf("%s: status %d, %q", command, status, errs)
+		}
+	}
+}
+
+// Every setting can be given in each of the three ways, and the nearer one wins.
+func TestEverySettingCanBeGivenInEachWay(t *testing.T) {
+	values := map[string][3]string{ // file, environment, flag
+		"http_remote": {"true", "true", "true"}, "prompts_only": {"true", "true", "true"},
+		"log_level": {"debug", "warn", "error"}, "log_format": {"json", "json", "json"},
+		"load_timeout": {"3s", "4s", "5s"}, "stage_timeout": {"3s", "4s", "5s"}, "stop_timeout": {"3s", "4s", "5s"},
+		"min_offer_tokens": {"3", "4", "5"}, "prefill_tokens_per_s": {"3", "4", "5"},
+		"max_bytes": {"3GiB", "4GiB", "5GiB"}, "host_bytes": {"3GiB", "4GiB", "5GiB"}, "load_staging_bytes": {"3GiB", "4GiB", "5GiB"},
+		"save_staging_bytes": {"3GiB", "4GiB", "5GiB"}, "scrub_bytes_per_s": {"3GiB", "4GiB", "5GiB"},
+		"dir": {"/3", "/4", "/5"}, "socket": {"/3", "/4", "/5"}, "http": {"127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:5"},
+		"pprof": {"127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:5"}, "router": {"/3", "/4", "/5"},
+	}
+	schema := config.Serve{}
+	list := schema.Settings(func(string) config.Source { return config.Source{} })
+	var file strings.Builder
+	var flags []string
+	for _, s := range list {
+		v, known := values[s.Key]
+		if !known {
+			t.Fatalf("no values for the setting %s", s.Key)
+		}
+		fmt.Fprintf(&file, "%s: %s\n", s.Key, v[0])
+		flags = append(flags, "--"+strings.ReplaceAll(s.Key, "_", "-")+"="+v[2])
+	}
+	path := filepath.Join(t.TempDir(), "kvconnd.yaml")
+	if err := os.WriteFile(path, []byte(file.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for way, kind := range []string{"file", "environment", "flag"} {
+		args := []string{"config", "show", "--json", "--config", path}
+		switch way {
+		case 1:
+			for _, s := range list {
+				t.Setenv("KVCONN_"+strings.ToUpper(s.Key), values[s.Key][1])
+			}
+		case 2:
+			args = append(args, flags...)
+		}
+		_, out, errs := kvconnd(args...) // paths and addresses need not be such as serve takes
+		var got []config.Setting
+		if err := json.Unmarshal([]byte(out), &got); err != nil {
+			t.Fatalf("%s: %v, %s", kind, err, errs)
+		}
+		for _, s := range got {
+			if s.Value != values[s.Key][way] || !strings.HasPrefix(s.From.String(), kind+" ") {
+				t.Errorf("%s from %s: %q from %s, want %q", s.Key, kind, s.Value, s.From, values[s.Key][way])
+			}
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 // vllmConfigCmd is `kvconnd config vllm`.
 type vllmConfigCmd struct {
-	Socket string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"The daemon's Unix socket."`
+	Socket string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"The daemon's Unix socket. Default: that of 'kvconnd serve'."`
 }
 
 // vllmConfig is vLLM's KVTransferConfig (vllm/config/kv_transfer.py, 0.32).

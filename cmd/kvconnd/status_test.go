@@ -43,7 +43,7 @@ func exampleStatus(uptimeS float64) *daemon.Status {
 		Health: daemon.Health{OK: true},
 		Engines: []daemon.EngineStatus{{
 			Engine: "chat-0", PID: 100, Model: "org/model", RanksNeeded: 2,
-			Requests: leader.Stats{Requests: 3, QueriedTokens: 1000 * n, OfferedTokens: 750 * n, FailedLoads: 1, DecisionsFull: 20, DecisionsTrimmed: 4, DecisionsRefused: 1, PrefillTokensPerS: 8000},
+			Requests: leader.Stats{Requests: 3, QueriedTokens: 1000 * n, OfferedTokens: 750 * n, FailedLoads: 1, DecisionsFull: 20, DecisionsTrimmed: 4, DecisionsRefused: 1, PrefillTokensPerS: 8000, TierRefused: true},
 		}, {Engine: "evil\x1b[2J\tname", PID: 101, Model: "m", RanksNeeded: 1}},
 		Ranks: []daemon.RankStatus{
 			{Engine: "chat-0", PID: 102, Rank: 0, Registered: true, BlockBytes: []int{2 << 20, 1 << 19}, Transfers: worker.Stats{LoadedBytes: n << 30, SavedBytes: n << 20, LoadsInFlight: 1}},
@@ -53,8 +53,8 @@ func exampleStatus(uptimeS float64) *daemon.Status {
 			{Tier: "disk", Records: 1234, UsedBytes: 3 << 30, MaxBytes: 4 << 30, Hits: 99, LoadBytesPerS: 3 << 30},
 			{Tier: "host", MaxBytes: 64 << 20},
 		},
-		Queues: daemon.Queues{LoadsInFlight: 1, QueuedReads: 9, ReadInFlightBytes: 8 << 20, ReadBudgetBytes: 16 << 20, WriteInFlightBytes: 5 << 20, Leases: 2},
-		Store:  store.Stats{Dir: "/var/lib/kvconn", Namespaces: 2, Segments: 12, LookupBlocks: 200, HitBlocks: 150, ReadBytes: n << 30, Evicted: 5},
+		Queues: daemon.Queues{LoadsInFlight: 1, QueuedReads: 9, ReadInFlightBytes: 8 << 20, ReadBudgetBytes: 16 << 20, ReadQueuedBytes: 12 << 20, WriteInFlightBytes: 5 << 20, Leases: 2},
+		Store:  store.Stats{Dir: "/var/lib/kvconn", Namespaces: 2, Segments: 12, LookupBlocks: 200, HitBlocks: 150, ReadBytes: n << 30, Evicted: 5, ReadSpeed: store.ReadSpeed{BytesPerS: 3 << 30, LatencyS: 0.00042}},
 	}
 	s.Totals.Requests = leader.Stats{QueriedTokens: 1000 * n, OfferedTokens: 750 * n, LoadTokens: 700 * n, DecisionsFull: 20, DecisionsTrimmed: 4, DecisionsRefused: 1}
 	s.Totals.Transfers = worker.Stats{LoadedBytes: n << 30, LoadedBlocks: 512 * n, SavedBytes: n << 20, SavedBlocks: n, DroppedBlocks: 2 * n}

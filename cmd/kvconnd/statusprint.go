@@ -61,6 +61,8 @@ func printWork(w io.Writer, s *daemon.Status, r *rates) {
 		percent(float64(st.HitBlocks), float64(st.LookupBlocks)), st.HitBlocks, st.LookupBlocks)
 	fmt.Fprintf(w, "decisions\t%d hits offered in full, %d trimmed, %d refused: loading would take longer than prefill\n",
 		t.Requests.DecisionsFull, t.Requests.DecisionsTrimmed, t.Requests.DecisionsRefused)
+	fmt.Fprintf(w, "\tread latency %s, %s asked of the disk; offers to %d engines are cut now\n",
+		latency(st.ReadSpeed.LatencyS), size(q.ReadQueuedBytes), cutting(s))
 	fmt.Fprintf(w, "loads\t%s, %d blocks, %d failed\n", size(int64(t.Transfers.LoadedBytes)), t.Transfers.LoadedBlocks, t.Transfers.FailedBlocks)
 	fmt.Fprintf(w, "saves\t%s, %d blocks, %d dropped\n", size(int64(t.Transfers.SavedBytes)), t.Transfers.SavedBlocks, t.Transfers.DroppedBlocks)
 	fmt.Fprintf(w, "disk\t%d evicted, %d corrupt, %d read errors, %d timeouts, %d write errors\n",
@@ -77,6 +79,25 @@ func printWork(w io.Writer, s *daemon.Status, r *rates) {
 	fmt.Fprintf(w, "now\tload %s/s, save %s/s, disk read %s/s\n", size(int64(r.loadBytesPerS)), size(int64(r.saveBytesPerS)), size(int64(r.diskReadBytesPerS)))
 	fmt.Fprintf(w, "\t%.0f tokens/s asked, %.0f tokens/s loaded, hit rate %s, %.1f blocks/s failed, %.1f dropped\n",
 		r.queriedTokensPerS, r.loadTokensPerS, hit, r.failedBlocksPerS, r.droppedBlocksPerS)
+}
+
+// cutting counts the engines whose last hit was trimmed or refused.
+func cutting(s *daemon.Status) int {
+	n := 0
+	for i := range s.Engines {
+		if s.Engines[i].Requests.TierRefused {
+			n++
+		}
+	}
+	return n
+}
+
+// latency is a time to a record's last byte; it is not known until something was read.
+func latency(s float64) string {
+	if s <= 0 {
+		return "-"
+	}
+	return time.Duration(s * float64(time.Second)).Round(10 * time.Microsecond).String()
 }
 
 func printEngines(w io.Writer, s *daemon.Status) {

@@ -78,3 +78,37 @@ func (s *scopes) Stored(e *Stored) {
 }
 func (*scopes) Removed(*Removed) {}
 func (*scopes) Cleared()         {}
+
+// An adapter's identity is kept whatever form it has: a batch must not be lost for it.
+func TestAnAdapterIsANumberOrAName(t *testing.T) {
+	for _, c := range []struct {
+		fields []any
+		name   string
+		id     int64
+	}{
+		{list("lora_id", "a"), "a", 0},
+		{list("lora_id", "uuid", "lora_name", "a"), "a", 0},
+		{list("lora_name", "a", "lora_id", "uuid"), "a", 0},
+		{list("lora_id", "a", "lora_name", nil), "a", 0},
+		{list("lora_id", uint64(1<<63)), "", -1 << 63},
+		{list("lora_id", int64(-5), "lora_name", "a"), "a", -5},
+		{list("lora_id", nil), "", 0},
+	} {
+		var got adapters
+		if _, err := NewDecoder(Limits{}).Decode(storedWith(t, 1, c.fields...), &got); err != nil {
+			t.Errorf("%v: %v", c.fields, err)
+		} else if got.name != c.name || got.id != c.id || got.has != (c.id != 0) {
+			t.Errorf("%v: %+v", c.fields, got)
+		}
+	}
+}
+
+type adapters struct {
+	name string
+	id   int64
+	has  bool
+}
+
+func (a *adapters) Stored(e *Stored) { a.name, a.id, a.has = string(e.LoRAName), e.LoRAID, e.HasLoRAID }
+func (*adapters) Removed(*Removed)   {}
+func (*adapters) Cleared()           {}

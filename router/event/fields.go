@@ -38,18 +38,38 @@ func (d *Decoder) field(f field) (err error) {
 		name, err = r.text()
 		e.Spec = specOf(name)
 	case fieldLoRAName:
-		e.LoRAName, err = r.text()
+		var name []byte
+		if name, err = r.text(); len(name) > 0 {
+			e.LoRAName = name
+		}
 	case fieldSalt:
 		e.Salt, err = r.text()
 	case fieldLoRAID:
-		if e.HasLoRAID = !r.isNil(); e.HasLoRAID {
-			e.LoRAID, err = r.smallInt(-1<<62, 1<<62)
-		}
+		return d.readLoRAID()
 	case fieldBlockSize:
 		return setInt(r, &e.BlockSize, maxBlockSize)
 	case fieldGroup:
 		return setInt(r, &e.Group, 1<<20)
 	}
+	return err
+}
+
+// readLoRAID reads an adapter's number, or a name in its place: engines differ.
+func (d *Decoder) readLoRAID() (err error) {
+	r, e := &d.r, &d.stored
+	if r.isNil() {
+		return nil
+	}
+	if c, _ := r.peek(); c&0xe0 == 0xa0 || c >= codeStr8 && c <= codeStr32 {
+		name, err := r.text()
+		if err == nil && len(e.LoRAName) == 0 {
+			e.LoRAName = name
+		}
+		return err
+	}
+	e.HasLoRAID = true
+	v, _, err := r.integer()
+	e.LoRAID = int64(v)
 	return err
 }
 

@@ -63,7 +63,8 @@ type IngestStats struct {
 	UnknownKeys  uint64 `json:"unknown_keys"`
 	// MismatchedBlockSize are events in blocks of another size than the router's.
 	MismatchedBlockSize uint64 `json:"mismatched_block_size"`
-	// IgnoredGroups are events of cache groups that are not full attention, IgnoredMedia those of other
+	// IgnoredGroups are events of cache groups that are not full attention, or not the first that is (see
+	// groups), IgnoredMedia those of other
 	// memory than the GPU's, HashOnly those that name blocks without their tokens.
 	IgnoredGroups uint64 `json:"ignored_groups"`
 	IgnoredMedia  uint64 `json:"ignored_media"`
@@ -253,38 +254,3 @@ func (g *Ingest) Removed(e *event.Removed) {
 
 // Cleared is for the decoder. Engines report the reset of their GPU's cache so.
 func (g *Ingest) Cleared() { g.index.Clear(g.opts.Holder) }
-
-// groups knows which cache groups of a rank are full attention: removals do not say.
-type groups struct {
-	full, other [maxGroups / 64]uint64 // bitsets
-}
-
-// maxGroups is how many groups are told apart; those beyond are not full attention.
-const maxGroups = 256
-
-// stored reports whether the blocks of a stored event are prefix entries. Where the event does not say
-// what kind its group is, group 0 is full attention: engines put it first.
-func (g *groups) stored(group int, kind event.SpecKind) bool {
-	if group < 0 || group >= maxGroups {
-		return group < 0 && kind != event.SpecOther
-	}
-	word, bit := group/64, uint64(1)<<(group%64)
-	switch kind {
-	case event.SpecFull:
-		g.full[word] |= bit
-		g.other[word] &^= bit
-	case event.SpecOther:
-		g.other[word] |= bit
-		g.full[word] &^= bit
-	}
-	return g.removed(group)
-}
-
-// removed reports the same of a removal.
-func (g *groups) removed(group int) bool {
-	if group < 0 || group >= maxGroups {
-		return group < 0
-	}
-	word, bit := group/64, uint64(1)<<(group%64)
-	return g.full[word]&bit != 0 || group == 0 && g.other[word]&bit == 0
-}

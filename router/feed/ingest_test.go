@@ -185,15 +185,15 @@ func TestSequenceNumbersAreJudged(t *testing.T) {
 		want    verdict
 	}
 	for name, steps := range map[string][]step{
-		"from the beginning":      {{true, 0, inOrder}, {false, 1, inOrder}, {false, 1, duplicate}, {false, 2, inOrder}},
-		"joined late":             {{true, 7, gap}, {false, 8, inOrder}},
-		"a gap":                   {{true, 0, inOrder}, {false, 3, gap}, {false, 4, inOrder}},
-		"out of order":            {{true, 0, inOrder}, {false, 2, gap}, {false, 1, restarted}},
-		"restarted unseen":        {{true, 0, inOrder}, {false, 1, inOrder}, {false, 0, restarted}, {false, 1, inOrder}},
-		"reconnected, nothing":    {{true, 0, inOrder}, {false, 1, inOrder}, {true, 2, inOrder}},
-		"reconnected, ahead":      {{true, 0, inOrder}, {false, 1, inOrder}, {true, 3, restarted}},
-		"reconnected, from 0":     {{true, 0, inOrder}, {false, 1, inOrder}, {true, 0, restarted}},
-		"reconnected, repeatedly": {{true, 5, gap}, {true, 6, inOrder}, {true, 6, restarted}},
+		"from the beginning":       {{true, 0, inOrder}, {false, 1, inOrder}, {false, 1, duplicate}, {false, 2, inOrder}},
+		"joined late":              {{true, 7, gap}, {false, 8, inOrder}},
+		"a gap":                    {{true, 0, inOrder}, {false, 3, gap}, {false, 4, inOrder}},
+		"out of order":             {{true, 0, inOrder}, {false, 2, gap}, {false, 1, restarted}},
+		"restarted unseen":         {{true, 0, inOrder}, {false, 1, inOrder}, {false, 0, restarted}, {false, 1, inOrder}},
+		"reconnected, as expected": {{true, 0, inOrder}, {false, 1, inOrder}, {true, 2, restarted}, {false, 3, inOrder}},
+		"reconnected, ahead":       {{true, 0, inOrder}, {false, 1, inOrder}, {true, 3, restarted}},
+		"reconnected, from 0":      {{true, 0, inOrder}, {false, 1, inOrder}, {true, 0, restarted}},
+		"reconnected, repeatedly":  {{true, 5, gap}, {true, 6, restarted}, {true, 6, restarted}},
 	} {
 		var s sequence
 		var got []verdict

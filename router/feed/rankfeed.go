@@ -127,6 +127,7 @@ func (f *rankFeed) live(ctx context.Context, b *frame) {
 		f.complete = b.seq == 0
 	case b.seq > f.seq.next:
 		f.resync("the replay ended early")
+		f.dirty = errReplayShort // a later one may have all
 	}
 	if err := f.apply(b.seq, b.payload()); errors.Is(err, event.ErrMalformed) {
 		f.log.Warn("a batch of KV events is malformed", "seq", b.seq, "error", err)
@@ -201,7 +202,7 @@ func (f *rankFeed) state() State {
 		return StateRefused
 	case !f.reader.connected.Load():
 		return StateConnecting
-	case f.complete && f.dirty == nil:
+	case f.complete && f.dirty == nil && !f.seq.unsure:
 		return StateSynced
 	}
 	return StateStale

@@ -19,6 +19,7 @@ var (
 	errOtherProcess = errors.New("the engine is another process than before")
 	errReplayOrder  = errors.New("a replay that is not in order")
 	errReplay       = errors.New("the replay failed")
+	errReplayShort  = errors.New("the replay ended before the batch that showed the gap")
 )
 
 // recover brings the rank up to date by a replay: from the last batch on if the engine still has that

@@ -20,16 +20,19 @@ type Residency struct {
 	opts  ResidencyOptions
 	index Index
 
+	// mu is held while a frame is applied, which takes seconds at a large snapshot's end; it is given back
+	// by unlock.
 	mu    sync.Mutex
-	roots map[connector.Key]bool
+	roots roots
 	// views are the namespaces by the store's numbers; nil for those of no interest.
 	views   map[uint32]*view
 	loading bool
-	stats   ResidencyStats
+	// snapshot counts the records of the one that is being read.
+	snapshot uint64
+	// ended says that Run is over, and the holders may be another's.
+	ended bool
+	stats ResidencyStats
 }
-
-// maxRoots bounds the scopes that are told apart.
-const maxRoots = 1 << 16
 
 // NewResidency makes a feed that writes to index.
 func NewResidency(o ResidencyOptions, index Index) (*Residency, error) {
@@ -39,7 +42,7 @@ func NewResidency(o ResidencyOptions, index Index) (*Residency, error) {
 	}
 	return &Residency{
 		opts: o, index: index,
-		roots: map[connector.Key]bool{connector.RootKey(o.BlockSize, connector.Scope{}): true},
+		roots: newRoots(connector.RootKey(o.BlockSize, connector.Scope{})),
 		stats: ResidencyStats{URL: o.URL, State: StateConnecting},
 	}, nil
 }
@@ -47,23 +50,27 @@ func NewResidency(o ResidencyOptions, index Index) (*Residency, error) {
 // NoteRoot says that prompts begin at root, the root key of a scope (connector.RootKey). The plain scope's
 // is known. A store's records do not say whether the block before theirs is a root, so that the prompts of
 // a scope wait until the router has met it: call this before a prompt with a salt or an adapter is looked
-// up. It is cheap for a root that is known, and may be called from any goroutine.
+// up. It never waits for the stream: while a frame is being applied, what waited for the root is placed
+// after that. It may be called from any goroutine.
 func (f *Residency) NoteRoot(root connector.Key) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.roots[root] {
-		return
+	if f.roots.note(root) && f.mu.TryLock() {
+		f.unlock()
 	}
-	if len(f.roots) >= maxRoots {
-		for other := range f.roots { // any: what is in the index stays there
-			delete(f.roots, other)
-			break
+}
+
+// unlock gives mu back, after the roots that were noted meanwhile have been acted on.
+func (f *Residency) unlock() {
+	for {
+		for _, root := range f.roots.take() {
+			for _, v := range f.views {
+				if v != nil {
+					v.noteRoot(root)
+				}
+			}
 		}
-	}
-	f.roots[root] = true
-	for _, v := range f.views {
-		if v != nil {
-			v.noteRoot(root)
+		f.mu.Unlock()
+		if !f.roots.waiting() || !f.mu.TryLock() {
+			return
 		}
 	}
 }
@@ -71,7 +78,7 @@ func (f *Residency) NoteRoot(root connector.Key) {
 // Stats are the state and what was counted.
 func (f *Residency) Stats() ResidencyStats {
 	f.mu.Lock()
-	defer f.mu.Unlock()
+	defer f.unlock()
 	s := f.stats
 	for _, v := range f.views {
 		if v != nil {
@@ -90,7 +97,12 @@ func (f *Residency) Stats() ResidencyStats {
 func (f *Residency) Run(ctx context.Context) error {
 	retry := backoff{least: f.opts.ReconnectMin, most: f.opts.ReconnectMax}
 	lost := time.NewTimer(f.opts.ForgetAfter) // does nothing until there is something to lose
-	defer func() { lost.Stop() }()
+	defer func() {
+		lost.Stop()
+		f.mu.Lock()
+		f.ended = true
+		f.unlock()
+	}()
 	for {
 		err := f.follow(ctx, func() {
 			lost.Stop()
@@ -105,7 +117,7 @@ func (f *Residency) Run(ctx context.Context) error {
 			lost = time.AfterFunc(f.opts.ForgetAfter, f.forget)
 		}
 		f.stats.Connected, f.stats.State, f.stats.Error = false, StateConnecting, err.Error()
-		f.mu.Unlock()
+		f.unlock()
 		if !sleep(ctx, retry.take()) {
 			return nil
 		}
@@ -115,8 +127,8 @@ func (f *Residency) Run(ctx context.Context) error {
 // forget clears all holders, unless the store is back.
 func (f *Residency) forget() {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.stats.Connected {
+	defer f.unlock()
+	if f.stats.Connected || f.ended {
 		return
 	}
 	f.opts.Logger.Warn("a store cannot be reached and its blocks are forgotten", "url", f.opts.URL)
@@ -180,7 +192,7 @@ func (f *Residency) follow(ctx context.Context, connected func()) error {
 // address is the URL, and where to resume if that is known.
 func (f *Residency) address() string {
 	f.mu.Lock()
-	defer f.mu.Unlock()
+	defer f.unlock()
 	if f.stats.Epoch == 0 || f.loading {
 		return f.opts.URL
 	}
@@ -198,7 +210,7 @@ func (f *Residency) address() string {
 // broken makes the next connection begin with a snapshot if err says that this one cannot be gone on with.
 func (f *Residency) broken(err error) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
+	defer f.unlock()
 	switch {
 	case errors.Is(err, errResidencyGap):
 		f.stats.Gaps++

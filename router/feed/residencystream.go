@@ -99,7 +99,7 @@ func (v *values) text() (s string) {
 // frame applies a frame.
 func (f *Residency) frame(body []byte, first bool) error {
 	f.mu.Lock()
-	defer f.mu.Unlock()
+	defer f.unlock()
 	_, rest, err := msgp.ReadArrayHeaderBytes(body)
 	v := values{b: rest, err: err}
 	kind := v.number()
@@ -135,7 +135,7 @@ func (f *Residency) hello(v *values) error {
 		return nil
 	case version != residencyVersion:
 		return fmt.Errorf("%w: version %d, spoken is %d", errResidencyFrame, version, residencyVersion)
-	case resumed && (epoch != f.stats.Epoch || f.loading):
+	case resumed && (f.views == nil || epoch != f.stats.Epoch || f.loading):
 		return fmt.Errorf("%w: a stream that resumes what was never begun", errResidencyFrame)
 	}
 	f.stats.Connects++
@@ -147,7 +147,7 @@ func (f *Residency) hello(v *values) error {
 	}
 	f.forgetLocked()
 	f.views = make(map[uint32]*view)
-	f.loading = true
+	f.loading, f.snapshot = true, 0
 	f.stats.Epoch, f.stats.State = epoch, StateStale
 	return nil
 }
@@ -190,7 +190,7 @@ func (f *Residency) namespace(v *values) error {
 	}
 	f.views[uint32(id)] = &view{
 		holder: h, index: f.index, shards: NewShards(m), loading: f.loading, maxWait: f.opts.MaxWaiting,
-		isRoot: func(k connector.Key) bool { return f.roots[k] },
+		isRoot: f.roots.has,
 	}
 	return nil
 }
@@ -211,6 +211,7 @@ func (f *Residency) records(v *values) error {
 		f.stats.LastSeq += uint64(n)
 	}
 	f.stats.Records += uint64(n)
+	f.snapshot += uint64(n)
 	var last *view
 	for ; len(packed) > 0; packed = packed[residencyRecordBytes:] {
 		view, known := f.views[binary.LittleEndian.Uint32(packed[3:])]
@@ -241,12 +242,14 @@ func (f *Residency) records(v *values) error {
 }
 
 func (f *Residency) snapshotEnd(v *values) error {
-	seq, _ := v.number(), v.number()
+	seq, count := v.number(), v.number()
 	switch {
 	case v.err != nil:
 		return nil
 	case !f.loading:
 		return fmt.Errorf("%w: the end of no snapshot", errResidencyFrame)
+	case count != f.snapshot:
+		return fmt.Errorf("%w: a snapshot of %d records, %d were seen", errResidencyGap, count, f.snapshot)
 	}
 	for _, view := range f.views {
 		if view != nil {

@@ -48,8 +48,9 @@ func (s *sequence) live(seq uint64) verdict {
 			return inOrder
 		}
 		return gap
-	case s.unsure && seq != s.next:
-		// A gap and a new process look alike; what was held may be gone.
+	case s.unsure:
+		// A lost connection and a new process look alike, even where the number is the one expected: what
+		// was held may be gone.
 		return restarted
 	case seq < s.next:
 		return duplicate

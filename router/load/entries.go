@@ -2,14 +2,18 @@ package load
 
 import "time"
 
-// maxFree bounds the entries that are kept for reuse.
-const maxFree = 4096
+// maxFree bounds the entries that are kept for reuse, maxFreeKeys the block keys that they have room for: 4 MiB.
+const (
+	maxFree     = 4096
+	maxFreeKeys = 256 << 10
+)
 
 // take returns an empty entry.
 func (t *Tracker) take() *entry {
 	if n := len(t.free); n > 0 {
 		e := t.free[n-1]
 		t.free = t.free[:n-1]
+		t.freeKeys -= cap(e.keys)
 		return e
 	}
 	return &entry{}
@@ -68,9 +72,10 @@ func (t *Tracker) remove(e *entry, now time.Time) {
 	t.keys -= len(e.keys)
 	t.unlink(e)
 	delete(t.requests, e.id)
-	e.release()
+	e.release(maxFreeKeys - t.freeKeys)
 	if len(t.free) < maxFree {
 		t.free = append(t.free, e)
+		t.freeKeys += cap(e.keys)
 	}
 }
 

@@ -61,10 +61,10 @@ type entry struct {
 	ahead, after *entry // those of one rank that wait or are in prefill, in order
 }
 
-// release empties e for its next use, keeping the memory of its keys unless it is unusually large.
-func (e *entry) release() {
+// release empties e for its next use, keeping the memory of its keys if it has room for no more than limit.
+func (e *entry) release(limit int) {
 	keys := e.keys[:0]
-	if cap(keys) > 16384 {
+	if cap(keys) > limit {
 		keys = nil
 	}
 	*e = entry{keys: keys}

@@ -18,6 +18,7 @@ type Tracker struct {
 	requests       map[uint64]*entry
 	oldest, newest *entry
 	free           []*entry
+	freeKeys       int // block keys that these have room for
 	keys           int // block keys kept, of all requests
 	expired        uint64
 }

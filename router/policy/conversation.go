@@ -27,8 +27,9 @@ type ConversationOptions struct {
 	Multiplier float64
 	// Fallback decides the requests that belong to no conversation. Nil places each like a new one.
 	Fallback Policy
-	// AsPublished places a request whose strict pin is full elsewhere, as TensorRT-LLM's router
-	// does, behind its own admission. Default false: it is refused.
+	// AsPublished answers as TensorRT-LLM's router does where that is worse: a request whose strict
+	// pin is full is placed elsewhere, for its own admission comes first, and a conversation that
+	// overflows does not count as used. Default false: the one is refused, the other counts.
 	AsPublished bool
 }
 
@@ -127,9 +128,12 @@ func (p *Conversation) placeNewPinned(q int32) bool {
 	return decided
 }
 
-func (p *Conversation) bind(conversation string, i int) {
+func (p *Conversation) bind(conversation string, i int) { p.adopt(conversation, p.b.s.Ranks[i].ID) }
+
+// adopt makes a rank the home of a conversation, as where another policy placed its first turn.
+func (p *Conversation) adopt(conversation string, rank int32) {
 	if conversation != "" {
-		p.homes.set(conversation, p.b.s.Ranks[i].ID)
+		p.homes.set(conversation, rank)
 	}
 }
 
@@ -151,6 +155,9 @@ func (p *Conversation) decide(q int32) {
 	case b.holds(i, req.Tokens):
 		p.homes.touch(req.Conversation)
 	default:
+		if !p.opts.AsPublished {
+			p.homes.touch(req.Conversation)
+		}
 		i = p.fresh(req.Tokens)
 		why = ReasonOverflow
 	}

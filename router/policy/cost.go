@@ -123,24 +123,29 @@ func (p *Cost) service(compute, disk, object int64, w *costRank) float64 {
 	if p.opts.OverlapLoads {
 		return t
 	}
-	if disk > 0 && positive(w.disk) {
+	if disk > 0 && !math.IsInf(w.disk, 1) {
 		t += float64(disk) * w.disk
 	}
-	if object > 0 && positive(w.object) {
+	if object > 0 && !math.IsInf(w.object, 1) {
 		t += float64(object) * w.object
 	}
 	return t
 }
 
-// delay returns v, and 0 for what is no delay.
+// maxDelay bounds a delay, in seconds.
+const maxDelay = 1e9
+
+// delay returns v, at most [maxDelay], and 0 for what is no delay.
 func delay(v float64) float64 {
 	if v > 0 {
-		return v
+		return min(v, maxDelay)
 	}
 	return 0
 }
 
-func positive(v float64) bool { return v > 0 && !math.IsInf(v, 1) }
+// positive reports whether v can be a speed or a size. What is beyond these bounds is no measurement, and
+// would make times infinite that are then compared.
+func positive(v float64) bool { return v >= 1e-9 && v <= 1e18 }
 
 // secondsPerToken returns the time to load a token's KV, or infinity if that was not measured.
 func secondsPerToken(bytesPerToken, bytesPerSecond float64) float64 {

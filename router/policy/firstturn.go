@@ -2,12 +2,17 @@ package policy
 
 // FirstTurn gives the first request of each conversation to the next rank in turn, and everything else
 // to another policy: new conversations spread evenly, later turns follow their prefix. Pinned requests
-// go to the other policy.
+// go to the other policy, which is told of the conversations if it keeps them on their ranks.
 type FirstTurn struct {
 	next   Policy
 	b      batch
 	sub    split
 	cursor int
+}
+
+// adopter is a policy that remembers on which ranks conversations live.
+type adopter interface {
+	adopt(conversation string, rank int32)
 }
 
 // NewFirstTurn returns the policy first-turn in front of next.
@@ -28,6 +33,9 @@ func (p *FirstTurn) Route(s *State, reqs []Request, out []Decision) {
 			return true
 		}
 		b.placeInTurn(q, &p.cursor, ReasonRoundRobin)
+		if next, ok := p.next.(adopter); ok && out[q].Placed() {
+			next.adopt(reqs[q].Conversation, out[q].Rank)
+		}
 		return false
 	})
 	p.sub.route(p.next, b)

@@ -1,29 +1,30 @@
 package policy
 
-import "strings"
+import "github.com/zeebo/xxh3"
 
 // homes maps conversations to the ids of their ranks. It holds the most recently used ones up to a
-// bound, in slots linked by index, so that a known conversation costs no allocation.
+// bound, in slots linked by index, so that a known conversation costs no allocation. It keeps hashes of
+// their names, which clients choose and may be long; two of one hash would share a rank.
 type homes struct {
 	max            int
 	slots          []home
-	index          map[string]int32
+	index          map[xxh3.Uint128]int32
 	oldest, newest int32 // -1 for none
 }
 
 type home struct {
-	key          string
+	key          xxh3.Uint128
 	rank         int32
 	older, newer int32
 }
 
 func newHomes(maxEntries int) homes {
-	return homes{max: maxEntries, index: map[string]int32{}, oldest: -1, newest: -1}
+	return homes{max: maxEntries, index: map[xxh3.Uint128]int32{}, oldest: -1, newest: -1}
 }
 
 // get returns the rank of a conversation.
 func (h *homes) get(key string) (rank int32, ok bool) {
-	at, ok := h.index[key]
+	at, ok := h.index[xxh3.HashString128(key)]
 	if !ok {
 		return -1, false
 	}
@@ -32,7 +33,7 @@ func (h *homes) get(key string) (rank int32, ok bool) {
 
 // touch makes a known conversation the most recently used one.
 func (h *homes) touch(key string) {
-	if at, ok := h.index[key]; ok && at != h.newest {
+	if at, ok := h.index[xxh3.HashString128(key)]; ok && at != h.newest {
 		h.unlink(at)
 		h.append(at)
 	}
@@ -40,7 +41,8 @@ func (h *homes) touch(key string) {
 
 // set gives a conversation a rank and makes it the most recently used one; the least recently used one
 // makes room.
-func (h *homes) set(key string, rank int32) {
+func (h *homes) set(name string, rank int32) {
+	key := xxh3.HashString128(name)
 	at, ok := h.index[key]
 	switch {
 	case ok:
@@ -54,7 +56,6 @@ func (h *homes) set(key string, rank int32) {
 		h.unlink(at)
 	}
 	if !ok {
-		key = strings.Clone(key) // the caller's may be part of a large body
 		h.slots[at].key = key
 		h.index[key] = at
 	}

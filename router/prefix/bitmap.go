@@ -19,7 +19,13 @@ func newBitmap(blocks uint32) *bitmap {
 
 // grown is a copy with room for blocks and some more.
 func (b *bitmap) grown(blocks uint32) *bitmap {
-	g := newBitmap(min(max(blocks, uint32(len(b.words))*96), maxRun))
+	return b.copyTo(newBitmap(min(max(blocks, uint32(len(b.words))*96), maxRun)))
+}
+
+func (b *bitmap) clone() *bitmap { return b.copyTo(newBitmap(b.size())) }
+
+// copyTo makes g, which is empty and at least as large, equal to b.
+func (b *bitmap) copyTo(g *bitmap) *bitmap {
 	for i := range b.words {
 		g.words[i].Store(b.words[i].Load())
 	}

@@ -70,6 +70,15 @@ func (c *coverage) find(h Holder) (f form, at int, end uint32) {
 	return formNone, at, 0
 }
 
+// has says whether h has block off, predictions not counted.
+func (c *coverage) has(h Holder, off uint32) bool {
+	f, at, end := c.find(h)
+	if f == formHoled {
+		return c.more.holed[at].bits.has(off)
+	}
+	return off < end
+}
+
 func searchCuts(cuts []atomic.Uint64, h Holder) (int, bool) {
 	low, high := 0, len(cuts)
 	for low < high {
@@ -178,6 +187,23 @@ func (c *coverage) without(h Holder, f form, at int) *coverage {
 		return c.withHoled(h, nil)
 	}
 	return c
+}
+
+// clone is a copy of c of which nothing changes when c does.
+func (c *coverage) clone() *coverage {
+	d := &coverage{cuts: make([]atomic.Uint64, len(c.cuts)), more: c.more}
+	for i := range c.cuts {
+		d.cuts[i].Store(c.cuts[i].Load())
+	}
+	if c.more != nil && len(c.more.holed) > 0 {
+		m := *c.more
+		m.holed = slices.Clone(m.holed)
+		for i := range m.holed {
+			m.holed[i].bits = m.holed[i].bits.clone()
+		}
+		d.more = &m
+	}
+	return d
 }
 
 // heldEnd is one more than the last block that anyone has or is expected to have.

@@ -229,20 +229,26 @@ func (x *Index) ParentKey(h Holder, id uint64) (k connector.Key, ok bool) {
 	if ho == nil {
 		return k, false
 	}
-	p, ok := x.find(ho, id)
+	p, ok := x.find(h, ho, id)
 	if !ok {
 		return k, false
 	}
 	return x.runs[p.run()].published()[p.off()], true
 }
 
-// find returns the place of a block by a holder's name for it.
-func (x *Index) find(ho *holder, id uint64) (place, bool) {
+// find returns the place of a block by a holder's name for it. For one with names of its own a name of the
+// domain counts only for a block that it has and never named otherwise: one from before the names differed.
+func (x *Index) find(h Holder, ho *holder, id uint64) (place, bool) {
 	id = normal(id)
-	if ho.own != nil {
-		if p, ok := ho.own.get(x.runs, id); ok {
-			return p, true
-		}
+	if ho.own == nil {
+		return ho.names.get(x.runs, id)
 	}
-	return ho.names.get(x.runs, id)
+	if p, ok := ho.own.get(x.runs, id); ok {
+		return p, true
+	}
+	p, ok := ho.names.get(x.runs, id)
+	if !ok || ho.own.nameAt(x.runs, p) != 0 || !x.runs[p.run()].cover.Load().has(h, p.off()) {
+		return 0, false
+	}
+	return p, true
 }

@@ -115,9 +115,9 @@ func (d *names) get(runs []*run, id uint64) (place, bool) {
 	}
 }
 
-// put says that the block at p has a name (normal). If another block had it, the name is
-// that of p from now on and the other's place is returned.
-func (d *names) put(runs []*run, id uint64, p place) (other place, moved bool, grown int64) {
+// put says that the block at p has a name (normal). If another block has it, its place is
+// returned, and the name is that of p from now on if it may be moved.
+func (d *names) put(runs []*run, id uint64, p place, move bool) (other place, taken bool, grown int64) {
 	t, tag := d.slot(id)
 	if t.used >= len(t.slots)*3/4 {
 		grown = t.resize(max(16, t.used*2))
@@ -133,7 +133,9 @@ func (d *names) put(runs []*run, id uint64, p place) (other place, moved bool, g
 			t.used++
 			return 0, false, grown
 		case e>>placeBits == tag && d.nameAt(runs, entryPlace(e)) == id:
-			t.slots[i] = entry
+			if move {
+				t.slots[i] = entry
+			}
 			return entryPlace(e), true, grown
 		}
 		if i++; i == len(t.slots) {

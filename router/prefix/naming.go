@@ -3,8 +3,8 @@ package prefix
 import "slices"
 
 // name enters a holder's names for the blocks of r from offset from on. Where the domain
-// has others for them the holder goes on with a map of its own, unless it is alone in the
-// domain: then the latest name counts.
+// has others for them, or has the names for other blocks, the holder goes on with a map of
+// its own, unless it is alone in the domain: then the latest name counts.
 func (x *Index) name(ho *holder, r *run, from uint32, ids []uint64) {
 	d := ho.names
 	if d.keyed {
@@ -12,20 +12,23 @@ func (x *Index) name(ho *holder, r *run, from uint32, ids []uint64) {
 		return
 	}
 	if ho.own == nil {
+		done := 0
 		if !x.conflicts(d, r, from, ids) {
-			x.setNames(d, r, from, ids)
-			return
+			if done = x.setNames(d, r, from, ids, d.holders == 1); done == len(ids) {
+				return
+			}
 		}
 		if d.holders > 1 {
 			ho.own = newNames("")
 			x.stats.Bytes += ho.own.bytes()
 		}
 		x.stats.NameConflicts++
+		from, ids = from+uint32(done), ids[done:]
 	}
 	if ho.own != nil {
 		d = ho.own
 	}
-	x.setNames(d, r, from, ids)
+	x.setNames(d, r, from, ids, true)
 }
 
 // nameByKey enters the names that are made of n blocks' keys.
@@ -34,7 +37,7 @@ func (x *Index) nameByKey(d *names, r *run, from, n uint32) {
 		r.named = append(r.named, named{in: d})
 	}
 	for i, k := range r.published()[from : from+n] {
-		_, _, grown := d.put(x.runs, normal(KeyID(k)), makePlace(r, from+uint32(i)))
+		_, _, grown := d.put(x.runs, normal(KeyID(k)), makePlace(r, from+uint32(i)), true)
 		x.stats.Bytes += grown
 	}
 }
@@ -53,8 +56,9 @@ func (x *Index) conflicts(d *names, r *run, from uint32, ids []uint64) bool {
 	return false
 }
 
-// setNames enters names for the blocks from an offset on, in place of those known.
-func (x *Index) setNames(d *names, r *run, from uint32, ids []uint64) {
+// setNames enters names for the blocks from an offset on, in place of those known. Unless
+// names may be moved it stops at one that is another block's, and returns how many it did.
+func (x *Index) setNames(d *names, r *run, from uint32, ids []uint64, move bool) int {
 	n := r.namesIn(d)
 	if n == nil {
 		r.named = append(r.named, named{in: d})
@@ -84,14 +88,19 @@ func (x *Index) setNames(d *names, r *run, from uint32, ids []uint64) {
 		if *slot != 0 {
 			x.stats.Bytes += d.drop(*slot, p)
 		}
-		other, moved, grown := d.put(x.runs, id, p)
-		if moved {
+		other, taken, grown := d.put(x.runs, id, p, move)
+		x.stats.Bytes += grown
+		if taken && !move {
+			*slot = 0
+			return i
+		}
+		if taken {
 			x.stats.NameConflicts++
 			x.runs[other.run()].namesIn(d).ids[other.off()] = 0
 		}
 		*slot = id
-		x.stats.Bytes += grown
 	}
+	return len(ids)
 }
 
 // unname forgets the names of a run's blocks from offset from on, in all domains.

@@ -13,7 +13,7 @@ func (x *Index) Removed(h Holder, ids []uint64) (unknown int) {
 	x.places = x.places[:0]
 	ho.names.warm(ids)
 	for _, id := range ids {
-		if p, ok := x.find(ho, id); ok {
+		if p, ok := x.find(h, ho, id); ok {
 			x.places = append(x.places, p)
 		} else {
 			unknown++
@@ -175,9 +175,8 @@ func (x *Index) trim(r *run) {
 			x.recount(r)
 			return
 		}
-		x.dropRun(r)
 		up, off := r.parent, r.parentOff
-		if up == nil {
+		if x.dropRun(r); up == nil {
 			return
 		}
 		if up.dropKid(off); off != up.len()-1 {
@@ -190,9 +189,11 @@ func (x *Index) trim(r *run) {
 // dropRun takes a run that has nothing left out of the trie.
 func (x *Index) dropRun(r *run) {
 	x.stats.Bytes += x.heads.remove(r) - int64(r.counted)
-	r.keys.Load().n.Store(0)
 	x.runs[r.id] = nil
 	x.free = append(x.free, r.id)
-	r.id = 0
+	// Predictions refer to the run until they expire: it keeps no memory, nor those above it.
+	r.keys.Store(&keyArray{})
+	r.cover.Store(&coverage{})
+	r.parent, r.named, r.kids, r.written, r.id = nil, nil, nil, 0, 0
 	x.stats.Runs--
 }

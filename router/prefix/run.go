@@ -137,8 +137,25 @@ func (r *run) resize(size uint32) *keyArray {
 	copy(a.keys, old)
 	a.n.Store(uint32(len(old)))
 	r.keys.Store(a)
+	if r.written > uint32(len(old)) {
+		// Other blocks may come where the trimmed ones were. What a walk has read of those must not
+		// begin to tell of these: from here on changes are made to another coverage, see look.
+		r.cover.Store(r.cover.Load().clone())
+	}
 	r.written = uint32(len(old))
 	return a
+}
+
+// look returns the run's keys and who holds them, for a walk. The two belong together: a coverage that
+// was there while the array was speaks of the array's keys, and does so for good.
+func (r *run) look() ([]connector.Key, *coverage) {
+	for {
+		a := r.keys.Load()
+		keys, c := a.keys[:a.n.Load()], r.cover.Load()
+		if r.keys.Load() == a {
+			return keys, c
+		}
+	}
 }
 
 // shrink trims the run to its first n keys, and gives memory back if that is much.

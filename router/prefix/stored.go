@@ -27,7 +27,7 @@ func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, ke
 	var at *run
 	var next uint32 // the offset behind the parent
 	if hasParent {
-		p, ok := x.find(ho, parent)
+		p, ok := x.find(h, ho, parent)
 		if !ok {
 			x.stats.UnknownParents++
 			return ErrUnknownParent

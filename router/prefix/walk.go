@@ -13,11 +13,12 @@ func (x *Index) Walk(ranks *Ranks, keys []connector.Key, out []Result) (depth in
 			break
 		}
 		x.touch(r)
-		n := common(r.published(), keys[w.pos:])
+		held, c := r.look()
+		n := common(held, keys[w.pos:])
 		if n == 0 {
 			break
 		}
-		w.stretch(r.cover.Load(), uint32(n))
+		w.stretch(c, uint32(n))
 		if w.alive == 0 {
 			break
 		}
@@ -93,7 +94,7 @@ func (x *Index) WalkTokens(ranks *Ranks, root connector.Key, tokens []uint32, bl
 			break
 		}
 		x.touch(r)
-		keys, c := r.published(), r.cover.Load()
+		keys, c := r.look()
 		want := min(len(keys), total-pos)
 		// Beyond what any rank has there is nothing to find.
 		reach := min(want, int(w.reach(c)))

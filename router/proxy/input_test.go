@@ -65,6 +65,7 @@ func TestWithoutATokenizerLoadDecidesAndTheAnswerSaysSo(t *testing.T) {
 		if resp.StatusCode != http.StatusOK || !strings.Contains(body, "hello") || !strings.Contains(resp.Header.Get(NoteHeader), "routed by load") {
 			t.Errorf("%s %v %s", resp.Status, resp.Header, body)
 		}
+		f.idle(t)
 		if s := f.proxy.Stats(); s.Untokenized != 1 || s.OK != 1 {
 			t.Errorf("%+v", s)
 		}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/zeebo/xxh3"
 
@@ -34,6 +35,9 @@ const (
 // maxID bounds ids of conversations: they are remembered.
 const maxID = 256
 
+// bodyTimeout bounds the reading of a request's body.
+const bodyTimeout = time.Minute
+
 // incoming is a client's request.
 type incoming struct {
 	body    []byte
@@ -57,7 +61,10 @@ func badRequest(format string, args ...any) *httpError {
 
 // read takes a client's request in.
 func (p *Proxy) read(w http.ResponseWriter, r *http.Request) (*incoming, error) {
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout)) // not all connections have one
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, p.opts.MaxBodyBytes))
+	_ = control.SetReadDeadline(time.Time{})
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):

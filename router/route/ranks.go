@@ -1,53 +1,72 @@
 package route
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/router/registry"
 )
 
-// Add registers a rank and begins to follow its events and its node's store. Errors wrap
-// [ErrRankExists], [ErrTooManyRanks], [ErrMismatch] or [ErrClosed], or say what is wrong with the rank.
-func (r *Router) Add(spec registry.Rank) error {
-	spec.EnsureDefaults()
-	if err := spec.Validate(); err != nil {
-		return err
-	}
+// Add registers ranks and begins to follow their events and their nodes' stores. It stops at the first that
+// cannot be registered; those before it are. Errors wrap [ErrRankExists], [ErrTooManyRanks], [ErrMismatch] or
+// [ErrClosed], or say what is wrong with the rank.
+func (r *Router) Add(specs ...registry.Rank) error {
 	r.admin.Lock()
 	defer r.admin.Unlock()
-	return r.add(spec)
+	return r.add(specs)
 }
 
 // add is Add; the caller holds admin.
-func (r *Router) add(spec registry.Rank) error {
+func (r *Router) add(specs []registry.Rank) (err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p, err := r.check(&spec)
+	touched := make(map[*pool]bool)
+	for i := range specs {
+		spec := specs[i]
+		spec.EnsureDefaults()
+		if err = spec.Validate(); err != nil {
+			break
+		}
+		var p *pool
+		if p, err = r.register(&spec); err != nil {
+			err = fmt.Errorf("add rank %d: %w", spec.ID, err)
+			break
+		}
+		touched[p] = true
+		r.opts.Logger.Info("rank added", "rank", spec.ID, "model", spec.Model, "endpoint", spec.Endpoint, "dp_mode", spec.DPMode,
+			"dp_rank", spec.DPRank, "events", spec.Events != nil, "node", spec.Node)
+	}
+	for p := range touched {
+		err = errors.Join(err, r.refresh(p))
+	}
+	return err
+}
+
+// register takes a rank in and follows its feeds. Decisions see it with the next refresh of its pool. The
+// caller holds mu.
+func (r *Router) register(spec *registry.Rank) (*pool, error) {
+	p, err := r.check(spec)
 	if err != nil {
-		return fmt.Errorf("add rank %d: %w", spec.ID, err)
+		return nil, err
 	}
 	s := &rankState{id: spec.ID, pool: p}
-	s.spec.Store(&spec)
+	s.spec.Store(spec)
 	s.setReady(r.opts.AssumeReady, "not checked yet")
 	if s.gpu, err = r.index.AddHolder(prefix.GPU, spec.HashDomain); err != nil {
-		return fmt.Errorf("add rank %d: %w", spec.ID, err)
+		return nil, err
 	}
-	if err = r.follow(s, &spec); err != nil {
+	if err = r.follow(s, spec); err == nil {
+		err = p.tracker.SetRank(s.id, capacity(spec))
+	}
+	if err != nil {
 		r.unfollow(s)
 		r.index.RemoveHolder(s.gpu)
-		return fmt.Errorf("add rank %d: %w", spec.ID, err)
-	}
-	if err = p.tracker.SetRank(s.id, capacity(&spec)); err != nil {
-		r.unfollow(s)
-		r.index.RemoveHolder(s.gpu)
-		return fmt.Errorf("add rank %d: %w", spec.ID, err)
+		return nil, err
 	}
 	r.pools[p.model] = p
 	r.ranks[s.id] = s
-	r.opts.Logger.Info("rank added", "rank", s.id, "model", spec.Model, "endpoint", spec.Endpoint, "dp_mode", spec.DPMode,
-		"dp_rank", spec.DPRank, "events", spec.Events != nil, "node", spec.Node)
-	return r.refresh(p)
+	return p, nil
 }
 
 // check reports what keeps a rank from being registered, else its pool. The caller holds mu.
@@ -153,9 +172,9 @@ func (r *Router) Update(spec registry.Rank) error {
 // replace removes a rank and adds it anew, or as it was if that fails. The caller holds admin.
 func (r *Router) replace(s *rankState, old, spec registry.Rank) error {
 	r.remove(s)
-	err := r.add(spec)
+	err := r.add([]registry.Rank{spec})
 	if err != nil {
-		if back := r.add(old); back != nil {
+		if back := r.add([]registry.Rank{old}); back != nil {
 			r.opts.Logger.Error("a rank is gone after a failed update", "rank", s.id, "error", back)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/service/enginetest"
 )
 
@@ -110,5 +111,23 @@ func TestAStopLetsStreamsEnd(t *testing.T) {
 	b, err := io.ReadAll(resp.Body)
 	if err != nil || !strings.Contains(string(b), "[DONE]") {
 		t.Errorf("%q %v", b, err)
+	}
+}
+
+func TestAnEngineOfAnotherBlockSizeIsReported(t *testing.T) {
+	endpoint, pubs := enginetest.Publish(t, 1, 8)
+	ranks := ranksOf("http://h", 1)
+	ranks[0].Events = &registry.Events{Endpoint: endpoint}
+	r := start(t, unchecked(ranks...))
+	enginetest.Eventually(t, "a subscription", func() bool { return pubs[0].Subscribers() == 1 })
+	enginetest.Eventually(t, "a bad verdict", func() bool {
+		pubs[0].Store(prompt(1, 64))
+		var h Health
+		r.do("GET", "/healthz", nil, &h)
+		return !h.OK && h.Reasons[0].Code == codeFeedRefused
+	})
+	// It gets requests all the same, and what is routed there counts for a while.
+	if a := r.route(m{"token_ids": prompt(2, 64)}); a.Rank != 0 {
+		t.Errorf("%+v", a)
 	}
 }

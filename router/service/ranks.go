@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/registry"
@@ -158,9 +159,15 @@ func (s *server) serveDeleteRank(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, Removal{InFlight: n})
 }
 
+// bodyTimeout bounds the reading of a request's body.
+const bodyTimeout = time.Minute
+
 // readJSON reads a body of bounded size; it answers itself if that fails.
 func (s *server) readJSON(w http.ResponseWriter, r *http.Request, v *json.RawMessage) bool {
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout)) // not all connections have one
 	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.opts.MaxBodyBytes))
+	_ = control.SetReadDeadline(time.Time{})
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):

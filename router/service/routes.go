@@ -18,7 +18,7 @@ import (
 //go:embed openapi.yaml
 var openAPI string
 
-// endpointOf is one pattern of the HTTP interface. openapi.yaml describes each.
+// pattern is one pattern of the HTTP interface. openapi.yaml describes each.
 type pattern struct {
 	pattern string
 	handler http.Handler

@@ -41,10 +41,8 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer s.router.Close()
-	for _, rank := range o.Ranks {
-		if err := s.router.Add(rank); err != nil {
-			return err
-		}
+	if err := s.router.Add(o.Ranks...); err != nil {
+		return err
 	}
 	l := o.Listener
 	if l == nil {

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/router/service/enginetest"
+)
+
+// routerFileOf writes a router's file.
+func routerFileOf(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "router.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Flags go before the environment, that before the file, that before the defaults.
+func TestRouterSettingsPrecedence(t *testing.T) {
+	file := routerFileOf(t, `
+policy: kv-aware
+predict_ttl: 3s
+approximate_ttl: 4s
+overlap_loads: true
+ranks: [{model: m, endpoint: "http://a:1"}]
+`)
+	t.Setenv("KVCONN_ROUTER_PREDICT_TTL", "2s")
+	t.Setenv("KVCONN_ROUTER_TOKEN", "secret")
+	for name, args := range map[string][]string{
+		"by flag":        {"router", "--config", file},
+		"by environment": {"router"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if name == "by environment" {
+				t.Setenv("KVCONN_ROUTER_CONFIG", file)
+			}
+			c := new(cli)
+			p, err := newParser(t.Context(), c, &streams{out: new(bytes.Buffer), err: new(bytes.Buffer)}, func(int) {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			args := append(args, "--policy", "load", "--rank", "id=4,model=m,endpoint=http://b:1,events=tcp://b:5557")
+			if _, err := p.Parse(args); err != nil {
+				t.Fatal(err)
+			}
+			s := c.Router
+			if s.Policy != "load" || s.PredictTTL != 2*time.Second || s.ApproximateTTL != 4*time.Second || !s.OverlapLoads || s.IndexBytes != config.Bytes(2<<30) {
+				t.Errorf("%+v", s)
+			}
+			o, err := s.options(newLogger(&streams{err: io.Discard}, "info", "text"))
+			if err != nil || len(o.Ranks) != 2 || o.Ranks[0].Endpoint != "http://a:1" || o.Ranks[1].ID != 4 || o.Token != "secret" {
+				t.Errorf("%+v %v", o, err)
+			}
+		})
+	}
+}
+
+func TestRouterUsageErrorsSayWhatToDo(t *testing.T) {
+	for want, args := range map[string][]string{
+		"set a token":        {"router", "--http", "0.0.0.0:1"},
+		"configuration file": {"router", "--config", "/nowhere.yaml"},
+		`did you mean`:       {"router", "--config", routerFileOf(t, "polic: x")},
+		"policy \"best\"":    {"router", "--policy", "best"},
+		"rank \"id=1\"":      {"router", "--rank", "id=1"},
+		"model is empty":     {"router", "--config", routerFileOf(t, "ranks: [{id: 1}]")},
+		"unknown field":      {"router", "--config", routerFileOf(t, "ranks: [{nods: x}]")},
+		"must be one of":     {"router", "--placement", "best"},
+		"the rank exists":    {"router", "--http", "127.0.0.1:0", "--rank", "id=0,model=m,endpoint=http://a", "--rank", "id=0,model=m,endpoint=http://a"},
+	} {
+		if status, out, errs := kvconnd(args...); status == 0 || out != "" || !strings.Contains(errs, want) {
+			t.Errorf("%v: status %d, %q, %q; want %q", args, status, out, errs, want)
+		}
+	}
+}
+
+// freePort is a port of this machine that was free a moment ago.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+// get returns what an address answers, "" if nothing.
+func get(url string) string {
+	resp, err := http.Get(url)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, _ := io.ReadAll(resp.Body)
+	return string(b)
+}
+
+func TestServeHasARouterForItsNode(t *testing.T) {
+	e := enginetest.New(t, "m")
+	addr := freePort(t)
+	file := routerFileOf(t, "http: "+addr+"\nranks: [{model: m, endpoint: \""+e.URL+"\"}]\n")
+	base := t.TempDir()
+	c := new(cli)
+	ctx, cancel := context.WithCancel(t.Context())
+	p, err := newParser(ctx, c, &streams{out: io.Discard, err: io.Discard}, func(int) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	command, err := p.Parse([]string{"serve", "--dir", filepath.Join(base, "d"), "--socket", filepath.Join(base, "s"), "--http", "127.0.0.1:0", "--max-bytes", "64MiB", "--host-bytes", "64MiB", "--router", file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- command.Run() }()
+	enginetest.Eventually(t, "a ready rank that follows the daemon's store", func() bool {
+		ranks := get("http://" + addr + "/v1/ranks")
+		return strings.Contains(ranks, `"ready":true`) && strings.Contains(ranks, `"node":"local"`) && strings.Contains(ranks, `"connected":true`)
+	})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestServeRefusesARouterThatCannotWork(t *testing.T) {
+	base := t.TempDir()
+	status, _, errs := kvconnd("serve", "--dir", filepath.Join(base, "d"), "--socket", filepath.Join(base, "s"), "--http", "off", "--router", routerFileOf(t, "policy: best"))
+	if status == 0 || !strings.Contains(errs, `policy "best"`) {
+		t.Errorf("status %d, %q", status, errs)
+	}
+}

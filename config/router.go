@@ -1,0 +1,164 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Router are the settings of `kvconnd router`. The tags are as those of [Serve]. The YAML file has the list
+// of ranks besides: see [ReadRouterFile].
+type Router struct {
+	HTTP             string        `name:"http" env:"KVCONN_ROUTER_HTTP" default:"127.0.0.1:9478" placeholder:"ADDR" help:"Address of the router; port 0 picks a free one. One that is not loopback needs a token."`
+	Token            string        `name:"token" env:"KVCONN_ROUTER_TOKEN" secret:"true" placeholder:"TOKEN" help:"Bearer token that clients have to send. Set it in the environment or the file: a command line can be seen by others."`
+	EngineKey        string        `name:"engine-key" env:"KVCONN_ROUTER_ENGINE_KEY" secret:"true" placeholder:"KEY" help:"API key of the engines. Without it and a token, the client's own Authorization header is passed on."`
+	Ranks            []string      `name:"rank" env:"KVCONN_ROUTER_RANKS" sep:";" placeholder:"FIELDS" help:"A rank, such as 'id=0,model=m,endpoint=http://10.0.0.1:8000,events=tcp://10.0.0.1:5557'. May be given several times. The file's list 'ranks' goes before."`
+	Policy           string        `name:"policy" env:"KVCONN_ROUTER_POLICY" default:"cost" placeholder:"NAME" help:"cost, kv-aware, load, round-robin, conversation or serve-kv-aware; first-turn/NAME and conversation/NAME put these in front of another."`
+	Placement        string        `name:"placement" env:"KVCONN_ROUTER_PLACEMENT" default:"round-robin" enum:"round-robin,least-queued,least-tokens" help:"Where the policy conversation places new ones: round-robin, least-queued or least-tokens."`
+	Beta             float64       `name:"beta" env:"KVCONN_ROUTER_BETA" default:"0" placeholder:"N" help:"Weight of load in the policy kv-aware. 0: its default, 1."`
+	MatchRate        float64       `name:"match-rate" env:"KVCONN_ROUTER_MATCH_RATE" default:"0" placeholder:"N" help:"Part of the prompt that the best rank must have for matches to count in the policy kv-aware. 0: its default, 0.1."`
+	DecodeWeight     float64       `name:"decode-weight" env:"KVCONN_ROUTER_DECODE_WEIGHT" default:"0" placeholder:"N" help:"What the policy cost charges for decode load. 0: its default, 0.1."`
+	BalanceWeight    float64       `name:"balance-weight" env:"KVCONN_ROUTER_BALANCE_WEIGHT" default:"0" placeholder:"N" help:"What the policy cost charges for more recent work than others have had. 0: its default, 4."`
+	OverlapLoads     bool          `name:"overlap-loads" env:"KVCONN_ROUTER_OVERLAP_LOADS" help:"The engines load a prefix while they compute other prompts."`
+	AssumeKVReuse    bool          `name:"assume-kv-reuse" env:"KVCONN_ROUTER_ASSUME_KV_REUSE" help:"Requests on a rank with equal prefixes share them while decoding (cascade attention)."`
+	PredictTTL       time.Duration `name:"predict-ttl" env:"KVCONN_ROUTER_PREDICT_TTL" default:"5s" help:"How long what was just routed counts as cached while the engine's events are on their way."`
+	ApproximateTTL   time.Duration `name:"approximate-ttl" env:"KVCONN_ROUTER_APPROXIMATE_TTL" default:"2m" help:"The same for engines without events."`
+	RequestTTL       time.Duration `name:"request-ttl" env:"KVCONN_ROUTER_REQUEST_TTL" default:"5m" help:"How long after the last word of a request it is taken for lost."`
+	IndexBytes       Bytes         `name:"index-bytes" env:"KVCONN_ROUTER_INDEX_BYTES" default:"2GiB" placeholder:"SIZE" help:"Memory of the prefix index."`
+	MaxPromptTokens  int           `name:"max-prompt-tokens" env:"KVCONN_ROUTER_MAX_PROMPT_TOKENS" default:"2097152" placeholder:"N" help:"Longest prompt."`
+	MaxBodyBytes     Bytes         `name:"max-body-bytes" env:"KVCONN_ROUTER_MAX_BODY_BYTES" default:"64MiB" placeholder:"SIZE" help:"Largest request."`
+	TokenizeTimeout  time.Duration `name:"tokenize-timeout" env:"KVCONN_ROUTER_TOKENIZE_TIMEOUT" default:"2s" help:"Time in which an engine must have tokenized a prompt; then load alone decides."`
+	MaxTries         int           `name:"max-tries" env:"KVCONN_ROUTER_MAX_TRIES" default:"3" placeholder:"N" help:"Ranks that are tried for a request until the first byte of its answer."`
+	FirstByteTimeout time.Duration `name:"first-byte-timeout" env:"KVCONN_ROUTER_FIRST_BYTE_TIMEOUT" default:"5m" help:"Time that a rank has until the first byte, waiting included."`
+	StreamTimeout    time.Duration `name:"stream-timeout" env:"KVCONN_ROUTER_STREAM_TIMEOUT" default:"2m" help:"Time that an answer may stand still."`
+	HealthPath       string        `name:"health-path" env:"KVCONN_ROUTER_HEALTH_PATH" default:"/health" placeholder:"PATH" help:"What engines are asked to see whether they are well."`
+	HealthInterval   time.Duration `name:"health-interval" env:"KVCONN_ROUTER_HEALTH_INTERVAL" default:"5s" help:"How often. 0: never, all ranks count as well."`
+	DrainTimeout     time.Duration `name:"drain-timeout" env:"KVCONN_ROUTER_DRAIN_TIMEOUT" default:"25s" help:"Time that requests under way have after SIGTERM."`
+	LogLevel         string        `name:"log-level" env:"KVCONN_ROUTER_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level of log lines: debug, info, warn or error."`
+	LogFormat        string        `name:"log-format" env:"KVCONN_ROUTER_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
+}
+
+// minIndexBytes is the least memory that the prefix index takes.
+const minIndexBytes = 1 << 20
+
+// Validate reports the first setting that cannot work, by its name. Ranks and the policy's name are checked
+// by who uses them.
+func (s *Router) Validate() error {
+	switch {
+	case s.PredictTTL <= 0 || s.ApproximateTTL <= 0 || s.RequestTTL <= 0:
+		return errors.New("predict_ttl, approximate_ttl and request_ttl must be positive")
+	case s.IndexBytes < minIndexBytes:
+		return fmt.Errorf("index_bytes is %s: at least %s", s.IndexBytes, Bytes(minIndexBytes))
+	case s.MaxPromptTokens < 1:
+		return errors.New("max_prompt_tokens must be positive")
+	case s.MaxBodyBytes < 1:
+		return errors.New("max_body_bytes must be positive")
+	case s.TokenizeTimeout <= 0 || s.FirstByteTimeout <= 0 || s.StreamTimeout <= 0 || s.DrainTimeout <= 0:
+		return errors.New("tokenize_timeout, first_byte_timeout, stream_timeout and drain_timeout must be positive")
+	case s.MaxTries < 1:
+		return errors.New("max_tries must be positive")
+	case !strings.HasPrefix(s.HealthPath, "/"):
+		return fmt.Errorf("health_path is %q: must begin with /", s.HealthPath)
+	case s.HealthInterval < 0:
+		return errors.New("health_interval is negative")
+	}
+	loopback, err := isLoopback(s.HTTP)
+	if err != nil {
+		return fmt.Errorf("http %q is no address: want HOST:PORT", s.HTTP)
+	}
+	if !loopback && s.Token == "" {
+		return fmt.Errorf("http %q is not loopback: set a token (KVCONN_ROUTER_TOKEN); TLS is for a proxy in front", s.HTTP)
+	}
+	return nil
+}
+
+// Settings lists the settings in the order of the schema, as [Serve.Settings] does.
+func (s *Router) Settings(source func(flag string) Source) []Setting { return settings(*s, source) }
+
+// ranksKey is the key of the list of ranks in the router's file.
+const ranksKey = "ranks"
+
+// ReadRouterFile reads a YAML file of the router's settings: their values as text, by key, and the entries
+// of the list ranks, each as JSON. A key that the schema does not have is an error that names the nearest.
+func ReadRouterFile(path string) (values map[string]string, ranks []json.RawMessage, err error) {
+	b, err := readBounded(path)
+	if err == nil {
+		values, ranks, err = parseRouter(b)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("configuration file %s: %w", path, err)
+	}
+	return values, ranks, nil
+}
+
+// routerKeys are the YAML keys of single values.
+func routerKeys() []string {
+	t := reflect.TypeFor[Router]()
+	out := make([]string, 0, t.NumField())
+	for i := range t.NumField() {
+		if name := t.Field(i).Tag.Get("name"); name != "rank" {
+			out = append(out, Key(name))
+		}
+	}
+	return out
+}
+
+func parseRouter(b []byte) (map[string]string, []json.RawMessage, error) {
+	nodes, err := parseNodes(b)
+	if err != nil {
+		return nil, nil, err
+	}
+	known := append(routerKeys(), ranksKey)
+	values := make(map[string]string, len(nodes))
+	var ranks []json.RawMessage
+	var errs []error
+	for key, node := range nodes {
+		switch {
+		case key == ranksKey:
+			ranks, err = parseRanks(&node)
+			errs = append(errs, err)
+		case !slices.Contains(known, key):
+			errs = append(errs, fmt.Errorf("unknown key %q, did you mean %q?", key, Nearest(key, known)))
+		case node.Kind != yaml.ScalarNode:
+			errs = append(errs, fmt.Errorf("line %d: %s wants a single value", node.Line, key))
+		case node.Tag == "!!null":
+			errs = append(errs, fmt.Errorf("line %d: %s has no value: give one, or leave the key out", node.Line, key))
+		default:
+			values[key] = node.Value
+		}
+	}
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	sort.Slice(errs, func(i, j int) bool { return errs[i].Error() < errs[j].Error() })
+	return values, ranks, errors.Join(errs...)
+}
+
+// parseRanks turns the list of ranks into JSON. A rank without an id has its place in the list.
+func parseRanks(node *yaml.Node) ([]json.RawMessage, error) {
+	if node.Kind != yaml.SequenceNode {
+		return nil, fmt.Errorf("line %d: ranks wants a list", node.Line)
+	}
+	var list []json.RawMessage
+	for i, entry := range node.Content {
+		var fields map[string]any
+		if err := entry.Decode(&fields); err != nil || fields == nil {
+			return nil, fmt.Errorf("line %d: rank %s wants fields", entry.Line, strconv.Itoa(i))
+		}
+		if _, ok := fields["id"]; !ok {
+			fields["id"] = i
+		}
+		b, err := json.Marshal(fields)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: rank %d: %w", entry.Line, i, err)
+		}
+		list = append(list, b)
+	}
+	return list, nil
+}

@@ -1,0 +1,135 @@
+// Package loglimit keeps a log readable while something goes wrong again and again: of the
+// same warning or error a few lines are written in a while, and the next one says how many
+// were left out. Metrics count all of them.
+package loglimit
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Options configure a [Handler].
+type Options struct {
+	// Burst is how many lines of one message are written in an interval. Default 5: enough
+	// to see whether it is one thing or several.
+	Burst int
+	// Interval is the time in which they are counted. Default one minute.
+	Interval time.Duration
+	// Now is the clock; nil means time.Now.
+	Now func() time.Time
+}
+
+// EnsureDefaults fills in what is not set.
+func (o *Options) EnsureDefaults() {
+	if o.Burst == 0 {
+		o.Burst = 5
+	}
+	if o.Interval == 0 {
+		o.Interval = time.Minute
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+}
+
+// maxMessages bounds the messages that are remembered. Messages are constant in this
+// program but for a few; where they are not, all are forgotten and counted anew.
+const maxMessages = 1024
+
+// leftOut is the attribute of a line that says how many equal ones came before it and were
+// not written.
+const leftOut = "left_out"
+
+// Handler is a [slog.Handler] that passes records on. Those below slog.LevelWarn pass
+// always, others as [Options] allow; two are equal if their level and message are, whatever
+// their attributes. It is safe for concurrent use.
+type Handler struct {
+	next  slog.Handler
+	state *state
+}
+
+var _ slog.Handler = (*Handler)(nil)
+
+// New returns a handler in front of next.
+func New(next slog.Handler, o Options) *Handler {
+	o.EnsureDefaults()
+	return &Handler{next: next, state: &state{opts: o, seen: make(map[message]*window)}}
+}
+
+// Enabled implements [slog.Handler].
+func (h *Handler) Enabled(ctx context.Context, level slog.Level) bool {
+	return h.next.Enabled(ctx, level)
+}
+
+// Handle implements [slog.Handler].
+func (h *Handler) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level < slog.LevelWarn {
+		return h.next.Handle(ctx, r)
+	}
+	n, ok := h.state.admit(message{r.Level, r.Message})
+	if !ok {
+		return nil
+	}
+	if n > 0 {
+		r = r.Clone()
+		r.AddAttrs(slog.Int(leftOut, n))
+	}
+	return h.next.Handle(ctx, r)
+}
+
+// WithAttrs implements [slog.Handler]: lines of all derived handlers count together.
+func (h *Handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &Handler{next: h.next.WithAttrs(attrs), state: h.state}
+}
+
+// WithGroup implements [slog.Handler].
+func (h *Handler) WithGroup(name string) slog.Handler {
+	return &Handler{next: h.next.WithGroup(name), state: h.state}
+}
+
+// message is what makes two lines equal.
+type message struct {
+	level slog.Level
+	text  string
+}
+
+// window counts the lines of one message since began.
+type window struct {
+	began            time.Time
+	written, leftOut int
+}
+
+type state struct {
+	opts Options
+
+	mu   sync.Mutex
+	seen map[message]*window
+}
+
+// admit reports whether a line may be written, and how many of its kind were left out
+// since the last that was.
+func (s *state) admit(m message) (leftOut int, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.opts.Now()
+	w := s.seen[m]
+	if w == nil {
+		if len(s.seen) >= maxMessages {
+			clear(s.seen)
+		}
+		w = &window{began: now}
+		s.seen[m] = w
+	}
+	if now.Sub(w.began) >= s.opts.Interval {
+		leftOut = w.leftOut
+		*w = window{began: now}
+	}
+	if w.written >= s.opts.Burst {
+		w.leftOut++
+		return 0, false
+	}
+	w.written++
+	return leftOut, true
+}

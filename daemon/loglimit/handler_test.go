@@ -1,0 +1,69 @@
+package loglimit
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+)
+
+// newLog is a log with a clock that stands still.
+func newLog(out *bytes.Buffer, now *time.Time) *slog.Logger {
+	plain := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}
+	return slog.New(New(slog.NewTextHandler(out, &slog.HandlerOptions{ReplaceAttr: plain}),
+		Options{Burst: 2, Now: func() time.Time { return *now }}))
+}
+
+func TestRepeatedWarningsAreWrittenAFewTimesAndCounted(t *testing.T) {
+	var out bytes.Buffer
+	now := time.Now()
+	log := newLog(&out, &now)
+	for i := range 100 {
+		log.With("engine", i).Warn("load failed", "block", i)
+		log.Info("fine", "i", i)
+	}
+	log.Error("load failed")
+	log.Warn("another")
+	text := out.String()
+	if n := strings.Count(text, "level=WARN msg=\"load failed\""); n != 2 {
+		t.Errorf("%d lines of one warning, want 2", n)
+	}
+	if n := strings.Count(text, "msg=fine"); n != 100 {
+		t.Errorf("%d lines that are no warnings, want all 100", n)
+	}
+	for _, want := range []string{"level=ERROR msg=\"load failed\"", "msg=another", "engine=1 block=1"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	now = now.Add(time.Minute)
+	out.Reset()
+	log.Warn("load failed")
+	log.Warn("load failed")
+	if text := out.String(); strings.Count(text, "load failed") != 2 || strings.Count(text, "left_out=98") != 1 {
+		t.Errorf("a minute later:\n%s", text)
+	}
+}
+
+func TestMessagesThatAllDifferAreBounded(t *testing.T) {
+	var out bytes.Buffer
+	now := time.Now()
+	h := New(slog.NewTextHandler(&out, nil), Options{Now: func() time.Time { return now }})
+	log := slog.New(h).WithGroup("g")
+	for i := range 3 * maxMessages {
+		log.Warn(fmt.Sprint("message ", i))
+	}
+	if n := len(h.state.seen); n > maxMessages {
+		t.Errorf("%d messages are remembered", n)
+	}
+	if n := strings.Count(out.String(), "\n"); n != 3*maxMessages {
+		t.Errorf("%d lines, want all", n)
+	}
+}

@@ -1,0 +1,68 @@
+package feed
+
+import (
+	"sync"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// maxRoots bounds the scopes that are told apart.
+const maxRoots = 1 << 16
+
+// roots are the keys that prompts begin at. Their lock is held for moments only.
+type roots struct {
+	// plain is the root of prompts without a scope: it is never forgotten, however many scopes there are.
+	plain connector.Key
+
+	mu    sync.Mutex
+	known map[connector.Key]bool
+	// fresh are those that were noted and not acted on yet.
+	fresh []connector.Key
+}
+
+func newRoots(plain connector.Key) roots {
+	return roots{plain: plain, known: map[connector.Key]bool{plain: true}}
+}
+
+// has reports whether prompts begin at k.
+func (r *roots) has(k connector.Key) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.known[k]
+}
+
+// note notes a root, and reports whether it is new. One that finds too many others waiting is left for the
+// next time.
+func (r *roots) note(k connector.Key) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.known[k] || len(r.fresh) >= maxRoots {
+		return false
+	}
+	if len(r.known) >= maxRoots {
+		for other := range r.known { // any: what is in the index stays there
+			if other != r.plain {
+				delete(r.known, other)
+				break
+			}
+		}
+	}
+	r.known[k] = true
+	r.fresh = append(r.fresh, k)
+	return true
+}
+
+// waiting reports whether there are roots to act on, take returns them.
+func (r *roots) waiting() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.fresh) > 0
+}
+
+func (r *roots) take() []connector.Key {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fresh := r.fresh
+	r.fresh = nil
+	return fresh
+}

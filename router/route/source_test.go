@@ -1,0 +1,92 @@
+package route
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/service/enginetest"
+)
+
+// A node's speed is what its kvconnd says, for all its ranks, until it says otherwise.
+func TestTheDiskSpeedIsTheNodes(t *testing.T) {
+	var speed atomic.Int64
+	speed.Store(3e9)
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch v := speed.Load(); {
+		case r.URL.Path != "/v1/status":
+			http.Error(w, "no stream", http.StatusServiceUnavailable)
+		case v < 0:
+			fmt.Fprint(w, "{")
+		default:
+			fmt.Fprintf(w, `{"tiers":[{"tier":"host","load_bytes_per_s":9},{"tier":"disk","load_bytes_per_s":%d}],"more":1}`, v)
+		}
+	}))
+	defer node.Close()
+	r := newRouter(t, 0, func(o *Options) { o.NodeInterval = time.Millisecond })
+	a, b, given := rank(0), rank(1), rank(2)
+	a.Node, a.NodeURL, b.Node, given.Node = "n", node.URL, "n", "n"
+	given.Speeds.DiskBytesPerS = 1
+	add(t, r, a, b, given)
+	is := func(want float64) func() bool {
+		return func() bool {
+			x, _ := r.Rank(0)
+			y, _ := r.Rank(1)
+			z, _ := r.Rank(2)
+			return x.Speeds.DiskBytes == want && y.Speeds.DiskBytes == want && z.Speeds.DiskBytes == 1
+		}
+	}
+	enginetest.Eventually(t, "the first speed", is(3e9))
+	speed.Store(-1)
+	speed.Store(2e9)
+	enginetest.Eventually(t, "the second speed", is(2e9))
+	if n := len(r.Stats().Stores); n != 1 {
+		t.Errorf("%d feeds for one node", n)
+	}
+	for i := range int32(3) {
+		if _, err := r.Remove(i); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := len(r.Stats().Stores); n != 0 {
+		t.Errorf("%d feeds are left", n)
+	}
+}
+
+func TestBytesPerTokenAreThoseOfThePrefix(t *testing.T) {
+	groups := []connector.Group{{Layers: 10, KVHeads: 4, HeadSize: 256}, {Layers: 10, KVHeads: 4, HeadSize: 256, Window: 1024}}
+	for _, c := range []struct {
+		m    connector.Manifest
+		want float64
+	}{
+		{connector.Manifest{KVDType: "bfloat16", TensorParallel: 2, Groups: groups}, 10 * 4 * 256 * 2 * 2},
+		{connector.Manifest{KVDType: "fp8_e4m3", TensorParallel: 1, Groups: groups[:1]}, 10 * 4 * 256},
+		{connector.Manifest{KVDType: "float32", TensorParallel: 8, Groups: []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 576, Replicated: true}}}, 2 * 576 * 4},
+		{connector.Manifest{KVDType: "unheard-of", TensorParallel: 1, Groups: groups}, 0},
+	} {
+		if got := bytesPerToken(&c.m); got != c.want {
+			t.Errorf("%+v: %v, want %v", c.m, got, c.want)
+		}
+	}
+	if bytesPerToken(nil) != 0 {
+		t.Error("a manifest that is not there has bytes")
+	}
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	for _, spoil := range []func(*Options){
+		func(o *Options) { o.PredictTTL = -1 }, func(o *Options) { o.MaxPromptTokens = 1 << 30 }, func(o *Options) { o.MaxRanks = -1 },
+		func(o *Options) { o.Index.MaxBlocks = -1 }, func(o *Options) { o.Load.TTL = -1 }, func(o *Options) { o.BalanceGrace = -1 },
+	} {
+		var o Options
+		spoil(&o)
+		if r, err := New(o); err == nil {
+			r.Close()
+			t.Errorf("%+v was accepted", o)
+		}
+	}
+}
