@@ -1,6 +1,6 @@
 """End-to-end test: real vLLM, its KV cache kept by kvconnd through restarts, crashes and corruption.
 
-    python integration/vllm/e2e.py [--kvconnd PATH] [--cache DIR] [--keep]
+    python integration/vllm/e2e.py [--kvconnd PATH] [--cache DIR] [--keep] [--skip STAGE]...
 
 Makes its own virtual environment with vLLM's CPU build and a tiny model, and runs OpenAI servers
 in float32. Nothing else than Python 3.10 and, without --kvconnd, Go is needed; no GPU. The exit
@@ -22,15 +22,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 import environment
 from completions import BLOCK_SIZE, MAX_TOKENS, Completion, cacheable, complete, complete_all, prompt
+from damage import flip_bits
+from hybrid import Hybrid
 from processes import Daemon, Engine
 from report import Report
+from stage import Place
+from tensor_parallel import TensorParallel
 
 SHORT, LONG = 1000, 2700
 PROMPTS_OF_EACH = 5
@@ -42,7 +46,6 @@ CLAIMED_SAVING_RATIO, MAX_SAVING_RATIO = 1.10, 1.25
 above it: the machines of CI are shared, single requests vary by half."""
 SPIN_S = 1.5
 """An engine's processes spin for a second after a request, on the cores that the other needs."""
-HEADER_BYTES, RECORD_MAGIC = 4096, b"KVCNREC1"
 
 
 @dataclass
@@ -55,37 +58,26 @@ class Row:
     cached: Completion = field(default_factory=Completion)
 
 
-class EndToEnd:
-    """The scenarios, in the order that needs the fewest engine starts."""
+class Main:
+    """The scenarios with one rank and full attention, in the order that needs the fewest engine starts."""
 
-    def __init__(self, env: environment.Environment, binary: Path, work: Path, sockets: Path) -> None:
-        self.report = Report()
-        self.env, self.work = env, work
+    def __init__(self, place: Place) -> None:
+        self.report = place.report
+        self.env, self.work = place.env, place.work
         self.rng = random.Random(20)
-        self.model = environment.model(env, MODEL_SEED)
-        self.daemon = Daemon(binary, work / "store", sockets / "kvconnd.sock", work / "kvconnd.log")
+        self.model = environment.model(self.env, MODEL_SEED)
+        self.daemon = Daemon(
+            place.binary, self.work / "store", place.sockets / "kvconnd.sock", self.work / "kvconnd.log"
+        )
         self.connector = self.daemon.vllm_config()
         self.rows = [Row(prompt(self.rng, n)) for _ in range(PROMPTS_OF_EACH) for n in (SHORT, LONG)]
 
-    def run(self) -> int:
-        """Run everything, and return the exit status."""
-        self.unit_tests()
+    def run(self) -> None:
+        """Run everything."""
         self.first_run()
         self.second_run()
         self.other_namespaces()
         self.print_table()
-        return self.report.close()
-
-    def unit_tests(self) -> None:
-        """The distribution's own tests, where vLLM is and with the real daemon."""
-        command = [str(self.env.python), "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider"]
-        variables = self.env.variables() | {"KVCONND": str(self.daemon.binary)}
-        done = subprocess.run(
-            command, cwd=environment.DISTRIBUTION, env=variables, capture_output=True, text=True, check=False
-        )
-        summary = done.stdout.strip().splitlines()[-1:]
-        if not self.report.check("unit tests of the distribution", done.returncode == 0, "".join(summary)):
-            self.report.say(done.stdout[-4000:])
 
     # First run: an engine without connector beside one that saves.
 
@@ -277,10 +269,12 @@ class EndToEnd:
 
     def flipped_bits(self, engine: Engine) -> None:
         """A bit in every third record on disk: found, recomputed, and repaired."""
+        self.daemon.terminate()  # it holds what it has read in memory
         flipped = flip_bits(self.daemon.store)
-        before = self.daemon.metric("kvconn_store_corrupt_records_total")
+        self.daemon.start()
+        self.daemon.wait_for_engine()
         answers = complete_all(engine.port, [r.tokens for r in self.rows])
-        found = self.daemon.metric("kvconn_store_corrupt_records_total") - before
+        found = self.daemon.metric("kvconn_store_corrupt_records_total")
         self.report.check("flipped bits: there were records to damage", flipped > 0, f"{flipped} records")
         self.report.check("flipped bits: found", 0 < found <= flipped, f"{found:g} of {flipped}, the rest was not read")
         self.identical("flipped bits: recomputed, identical", answers)
@@ -390,26 +384,38 @@ class EndToEnd:
         say(f"      on {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
 
 
-def flip_bits(store: Path) -> int:
-    """Flip one payload bit in every third record of a store, and return how many were flipped."""
-    seen = flipped = 0
-    for path in sorted(p for p in store.rglob("*") if p.is_file() and p.stat().st_size >= 2 * HEADER_BYTES):
-        with path.open("r+b") as f:
-            for offset in range(0, path.stat().st_size - HEADER_BYTES, HEADER_BYTES):
-                f.seek(offset)
-                if f.read(len(RECORD_MAGIC)) != RECORD_MAGIC:
-                    continue
-                seen += 1
-                if seen % 3:
-                    continue
-                f.seek(offset + HEADER_BYTES + 1000 * seen % 100_000)
-                byte = f.read(1)
-                f.seek(-1, os.SEEK_CUR)
-                f.write(bytes([byte[0] ^ 0x10]))
-                flipped += 1
-            f.flush()
-            os.fsync(f.fileno())
-    return flipped
+def unit_tests(place: Place) -> None:
+    """The distribution's own tests, where vLLM is and with the real daemon."""
+    command = [str(place.env.python), "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider"]
+    variables = place.env.variables() | {"KVCONND": str(place.binary)}
+    done = subprocess.run(
+        command, cwd=environment.DISTRIBUTION, env=variables, capture_output=True, text=True, check=False
+    )
+    summary = done.stdout.strip().splitlines()[-1:]
+    if not place.report.check("unit tests of the distribution", done.returncode == 0, "".join(summary)):
+        place.report.say(done.stdout[-4000:])
+
+
+STAGES: dict[str, Callable[[Place], None]] = {
+    "unit": unit_tests,
+    "main": lambda place: Main(place).run(),
+    "hybrid": lambda place: Hybrid(place).run(),
+    "tp": lambda place: TensorParallel(place).run(),
+}
+
+
+def run_stages(place: Place, skipped: Sequence[str]) -> int:
+    """Run all stages but some, and return the exit status."""
+    for name, stage in STAGES.items():
+        begun = time.monotonic()
+        if name in skipped:
+            place.report.say(f"      stage {name} is skipped")
+        elif name == "tp" and len(os.sched_getaffinity(0)) < 2:
+            place.report.say("      stage tp needs a core for each of two ranks, and is skipped")
+        else:
+            stage(place)
+            place.report.say(f"      stage {name}: {time.monotonic() - begun:.0f} s")
+    return place.report.close()
 
 
 def main() -> int:
@@ -418,6 +424,7 @@ def main() -> int:
     parser.add_argument("--kvconnd", type=Path, help="the daemon's binary; built from the checkout otherwise")
     parser.add_argument("--cache", type=Path, default=environment.default_cache(), help="for environment and model")
     parser.add_argument("--keep", action="store_true", help="keep logs and store, also of a run that passed")
+    parser.add_argument("--skip", action="append", default=[], choices=sorted(STAGES), help="leave a stage out")
     args = parser.parse_args()
 
     begun = time.monotonic()
@@ -430,7 +437,7 @@ def main() -> int:
     try:
         binary = args.kvconnd.resolve() if args.kvconnd else environment.build_daemon(work)
         ready = time.monotonic()
-        status = EndToEnd(env, binary, work, sockets).run()
+        status = run_stages(Place(Report(), env, binary, work, sockets), args.skip)
         print(f"prepared in {ready - begun:.0f} s, ran for {time.monotonic() - ready:.0f} s")
     finally:
         shutil.rmtree(sockets, ignore_errors=True)

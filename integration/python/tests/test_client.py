@@ -458,6 +458,17 @@ def test_loads_fail_when_the_daemon_dies(fake: FakeDaemon) -> None:
     worker.close()
 
 
+def test_loads_do_not_wait_for_a_daemon_that_did_not_answer(fake: FakeDaemon) -> None:
+    silence = Silence(fake, SAVE)
+    worker = registered_worker(fake.path, retry_interval=60.0)
+    assert worker.save(b"m") == SaveResult()
+    worker.load(b"m", [PlannedLoad("a", [1])])
+    assert worker.poll() == [FinishedLoad("a", [1])]
+    assert fake.ops() == [HELLO, REGISTER, SAVE]
+    silence.release.set()
+    worker.close()
+
+
 # Taking memory back
 
 

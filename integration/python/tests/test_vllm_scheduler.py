@@ -284,6 +284,20 @@ def test_a_request_whose_load_failed_is_not_offered_again(engine: Engine) -> Non
     assert engine.leader.matches[-1]["no_load"]
 
 
+def test_blocks_that_fail_on_the_first_rank_are_reported_when_the_last_has_ended(engine: Engine) -> None:
+    engine.leader.offer = Offer(8, True)
+    r = engine.request("r", 14)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2], external=8)
+    engine.plan()
+    engine.loads_ended(invalid={2, 99})
+    assert engine.leader.reports == []
+    engine.side.match(r, 0)
+    assert engine.leader.matches[-1]["no_load"]
+    engine.loads_ended("r")
+    assert engine.leader.reports == [(["r"], [2])]
+
+
 def test_a_load_that_failed_as_a_whole_is_reported_with_its_blocks(engine: Engine) -> None:
     engine.leader.offer = Offer(8, True)
     r = engine.request("r", 14)

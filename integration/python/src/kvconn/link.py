@@ -27,6 +27,8 @@ MAX_MANIFEST_BYTES = 64 << 10
 MAX_LOAD_TIMEOUT_S = 600.0
 _HOPELESS_RETRY_FACTOR = 30
 _WATCH_S = 1.0
+_HUNG_TIMEOUTS = 9
+"""Call timeouts that a daemon which does not answer is left alone: a tenth of the engine's time is what it may cost."""
 _ABSENT = (ConnectionLost, DeadlineExceeded, SocketMissing, SocketRefused)
 
 T = TypeVar("T")
@@ -92,6 +94,7 @@ class Link:
         self._sessions = 0
         self._watcher: threading.Thread | None = None
         self._not_before = 0.0
+        self._hung_until = 0.0
         self._complaints: set[str] = set()
         self._stop = threading.Event()
 
@@ -120,6 +123,7 @@ class Link:
 
     def give_up(self, conn: Connection, err: Exception) -> None:
         """Leave a connection for good, because of err. For the thread that makes calls on it."""
+        self._note_silence(err)
         self._on_lost(conn)
         if self._detach(conn):
             self._complain(err)
@@ -131,11 +135,11 @@ class Link:
             self._on_lost(conn)
 
     def connect(self) -> Connection | None:
-        """Connect now, within the call timeout, unless there is a connection.
+        """Connect now, within the call timeout, unless there is a connection or the daemon was silent lately.
 
         Returns the connection, or None: then attempts go on in the background.
         """
-        if self._conn is None and not self._stop.is_set():
+        if self._conn is None and not self._stop.is_set() and time.monotonic() >= self._hung_until:
             self._attempt()
         with self._lock:
             if self._watcher is None and not self._stop.is_set():
@@ -166,6 +170,7 @@ class Link:
         except Exception as err:  # noqa: BLE001 - whatever it is, the engine goes on without cache
             if conn is not None:
                 self._on_lost(conn)
+            self._note_silence(err)
             if isinstance(err, VersionMismatch | Rejected):  # nothing that passes by itself
                 self._not_before += (_HOPELESS_RETRY_FACTOR - 1) * self._options.retry_interval
             self._complain(err)
@@ -209,6 +214,10 @@ class Link:
                 return False
             self._conn = None
             return True
+
+    def _note_silence(self, err: Exception) -> None:
+        if isinstance(err, DeadlineExceeded):
+            self._hung_until = time.monotonic() + _HUNG_TIMEOUTS * self._options.timeout
 
     def _complain(self, err: Exception) -> None:
         """Say that the daemon cannot be used: once for each kind of reason until it is back."""

@@ -56,6 +56,8 @@ class _Tracked:
     offered: bool = False
     loading: list[int] = field(default_factory=list)
     """Blocks being loaded, of all groups."""
+    invalid: set[int] = field(default_factory=set)
+    """Those of them that have failed on some rank."""
 
 
 class SchedulerSide:
@@ -249,25 +251,25 @@ class SchedulerSide:
         tracked.tokens_told = request.num_tokens
 
     def loaded(self, output: KVConnectorOutput) -> None:
-        """Pass on what came of loads."""
-        done = [r for r in output.finished_recving or () if r in self._loading]
-        invalid = set(output.invalid_block_ids or ())
-        for request_id in getattr(output, "failed_recving", None) or ():
-            if request_id in self._loading:
-                invalid.update(self._loading[request_id].loading)
-        if not done and not invalid:
-            return
-        for tracked in self._loading.values():
-            if not invalid.isdisjoint(tracked.loading):
-                tracked.load = False  # asked again, the same answer could come for ever
+        """Pass on what came of loads, once all ranks have ended theirs."""
+        invalid = output.invalid_block_ids or set()
+        failed = getattr(output, "failed_recving", None) or set()
+        if invalid or failed:
+            for request_id, tracked in self._loading.items():
+                bad = tracked.loading if request_id in failed else [b for b in tracked.loading if b in invalid]
+                if bad:
+                    tracked.invalid.update(bad)
+                    tracked.load = False  # asked again, the same answer could come for ever
+        done = [self._loading.pop(r) for r in output.finished_recving or () if r in self._loading]
         session = self._client.session
-        known = [r for r in done if self._loading[r].session == session]
-        for request_id in done:
-            del self._loading[request_id]
-        if not session or not (known or invalid):
+        known = [t for t in done if t.session == session]
+        bad_blocks = set[int]().union(*(t.invalid for t in known))
+        for tracked in done:
+            tracked.loading, tracked.invalid = [], set()
+        if not session or not known:
             return
         try:
-            self._client.loaded(known, invalid, session)
+            self._client.loaded([t.request.request_id for t in known], bad_blocks, session)
         except KVConnError as err:
             self._logger.debug("kvconn: outcome of loads not told: %s", err)
 
@@ -300,13 +302,12 @@ def _admit(request: Request, block_size: int) -> _Tracked | None:
         or len(salt.encode()) > MAX_SCOPE_BYTES
         or len(lora_scope.encode()) > MAX_SCOPE_BYTES
     )
+    embedded = 0 if request.prompt_embeds is None else -(-len(request.prompt_embeds) // block_size)
+    too_many_spans = len(request.mm_features or ()) + embedded > MAX_SPANS
     # The tokens of a resumable request change under our hands.
-    if request.resumable or beyond_bounds or not (load or save):
+    if request.resumable or beyond_bounds or too_many_spans or not (load or save):
         return None
-    spans = _spans(request, block_size)
-    if len(spans) > MAX_SPANS:
-        return None
-    return _Tracked(request, salt, lora_scope, spans, load, save)
+    return _Tracked(request, salt, lora_scope, _spans(request, block_size), load, save)
 
 
 def _spans(request: Request, block_size: int) -> list[Span]:
@@ -314,11 +315,12 @@ def _spans(request: Request, block_size: int) -> list[Span]:
     spans = [
         Span(f.mm_position.offset, f.mm_position.offset + f.mm_position.length, _span_id(f.identifier))
         for f in request.mm_features or ()
+        if f.mm_position.length > 0
     ]
     embeds = request.prompt_embeds
     if embeds is not None:
         # Block by block, so that prompts share what they have in common.
-        for start in range(0, min(len(embeds), MAX_TOKENS), block_size):
+        for start in range(0, len(embeds), block_size):
             part = embeds[start : start + block_size]
             spans.append(Span(start, start + len(part), _digest(part)))
     return sorted(spans)

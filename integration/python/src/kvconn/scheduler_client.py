@@ -1,0 +1,95 @@
+"""The client of an engine's scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from kvconn import messages
+from kvconn.errors import Unavailable
+from kvconn.frames import Op
+from kvconn.link import Link, Options
+from kvconn.messages import Offer, Span, Step, StepReply
+
+T = TypeVar("T")
+
+
+class SchedulerClient:
+    """The scheduler's connection to the leader. For one thread.
+
+    Every call raises Unavailable while there is no daemon, at once and without waiting, and the
+    connection is re-established in the background.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._link = Link(options, "scheduler")
+
+    @property
+    def session(self) -> int:
+        """Number of the current connection, 0 without one.
+
+        What was told in another session the leader does not know.
+        """
+        conn = self._link.connection
+        return conn.session if conn is not None else 0
+
+    def connect(self) -> bool:
+        """Connect now, within the call timeout. Without success attempts go on in the background."""
+        return self._link.connect() is not None
+
+    def match(
+        self,
+        request: str,
+        tokens: Sequence[int],
+        *,
+        start: int = 0,
+        prompt: int = 0,
+        computed: int = 0,
+        spans: Sequence[Span] = (),
+        salt: str = "",
+        lora: str = "",
+        no_load: bool = False,
+        no_save: bool = False,
+    ) -> Offer:
+        """Ask what can be loaded for a request. Repeat it at will.
+
+        `start` is the index of `tokens[0]` in the request's tokens: above 0 only where the leader
+        was told what comes before in this session, otherwise UnknownRequest is raised. `prompt` is
+        the length of the prompt, 0 where that is all tokens of the first match. `spans`, ordered by
+        their starts, are the same each time.
+        """
+        body = messages.match(
+            request,
+            tokens,
+            start=start,
+            prompt=prompt,
+            computed=computed,
+            spans=spans,
+            salt=salt,
+            lora=lora,
+            no_load=no_load,
+            no_save=no_save,
+        )
+        return self._link.call(Op.MATCH, body, messages.offer)
+
+    def step(self, step: Step, session: int) -> StepReply:
+        """Tell the leader of a scheduler iteration, whose requests it was told of in `session`."""
+        return self._call_in(session, Op.STEP, messages.step(step), messages.step_reply)
+
+    def loaded(self, done: Iterable[str], invalid: Iterable[int], session: int) -> None:
+        """Report what came of loads, all ranks together, that were planned in `session`."""
+        self._call_in(session, Op.LOADED, messages.loaded(done, invalid), dict)
+
+    def reset(self) -> None:
+        """Tell that the engine has dropped its own cache: block tables are told anew from here on."""
+        self._link.call(Op.RESET, {}, dict)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._link.close()
+
+    def _call_in(self, session: int, op: Op, body: dict[str, Any], decode: Callable[[dict[str, Any]], T]) -> T:
+        conn = self._link.connection
+        if conn is None or conn.session != session:
+            raise Unavailable("the leader of that session is gone")
+        return self._link.call_on(conn, op, body, decode)

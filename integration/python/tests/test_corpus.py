@@ -1,0 +1,148 @@
+"""The golden frames that the daemon's own tests keep (docs/protocol.md): what is said, and what is understood."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from kvconn import client, connection, frames, messages
+from kvconn.client import Alloc, GroupLayout, KeyedBlocks, Run, Scheduled, Span, Step
+from kvconn.errors import ProtocolError
+
+CORPUS = Path(__file__).resolve().parents[3] / "connector" / "testdata" / "frames"
+Fields = dict[str, Any]
+
+
+def entries(kind: str) -> list[Any]:
+    index = CORPUS / "index.json"
+    if not index.is_file():
+        return [pytest.param({}, marks=pytest.mark.skip(reason="the golden frames are in the project's checkout only"))]
+    found = json.loads(index.read_text())["entries"]
+    return [pytest.param(e, id=e["file"]) for e in found if e.get("kind") == kind]
+
+
+def keyed(f: Fields) -> Fields:
+    hashes = [bytes.fromhex(h) for h in f["hashes"]]
+    return messages.keyed(f["r"], KeyedBlocks(hashes, f["slots"], f["group"], bytes.fromhex(f["parent"])))
+
+
+def match(f: Fields) -> Fields:
+    spans = [Span(start, end, bytes.fromhex(content)) for start, end, content in f["spans"]]
+    return messages.match(
+        f["r"],
+        f["tokens"],
+        start=f["from"],
+        prompt=f["prompt"],
+        computed=f["computed"],
+        spans=spans,
+        salt=f["salt"],
+        lora=f["lora"],
+        no_load=f["no_load"],
+        no_save=f["no_save"],
+    )
+
+
+def step(f: Fields) -> Fields:
+    allocs = [Alloc(a["r"], a["blocks"], a["computed"], a["external"], a["group_computed"]) for a in f["allocs"]]
+    scheduled = [
+        Scheduled(s["r"], s["blocks"], s["reset"], s["computed"], s["count"], s["tokens"], s["from"])
+        for s in f["scheduled"]
+    ]
+    return messages.step(Step(allocs, scheduled, f["preempted"], f["finished"]))
+
+
+def hello(f: Fields) -> Fields:
+    return messages.hello(f["role"], f["client"], f["engine"], f["manifest"].encode(), f["rank"], f["staged"])
+
+
+def register(f: Fields) -> Fields:
+    return messages.register([GroupLayout(g["blocks"], [Run(*r) for r in g["runs"]]) for g in f["groups"]])
+
+
+def plan(f: Fields) -> Fields:
+    return messages.meta(bytes.fromhex(f["meta"]))
+
+
+REQUESTS: dict[str, Callable[[Fields], Fields]] = {
+    "hello": hello,
+    "match": match,
+    "step": step,
+    "loaded": lambda f: messages.loaded(f["done"], f["invalid"]),
+    "reset": dict,
+    "register": register,
+    "unregister": dict,
+    "load": plan,
+    "save": plan,
+    "poll": dict,
+    "cancel": lambda f: messages.cancel(f["r"]),
+    "present": keyed,
+    "fetch": keyed,
+    "put": keyed,
+}
+
+REPLIES: dict[str, tuple[Callable[[Fields], Any], Callable[[Fields], Any]]] = {
+    "hello": (dict, dict),
+    "match": (messages.offer, lambda f: (f["tokens"], f["async"])),
+    "step": (messages.step_reply, lambda f: (bytes.fromhex(f["meta"]), [tuple(p) for p in f["loads"]])),
+    "loaded": (dict, dict),
+    "reset": (dict, dict),
+    "register": (messages.block_bytes, lambda f: f["block_bytes"]),
+    "unregister": (dict, dict),
+    "load": (messages.count, lambda f: f["n"]),
+    "save": (messages.save_result, lambda f: (f["taken"], f["dropped"], f["present"])),
+    "poll": (messages.finished, lambda f: [tuple(p) for p in f["finished"]]),
+    "cancel": (dict, dict),
+    "present": (messages.count, lambda f: f["n"]),
+    "fetch": (dict, dict),
+    "put": (messages.save_result, lambda f: (f["taken"], f["dropped"], f["present"])),
+}
+
+ERRORS = {
+    "protocol": client.ProtocolError,
+    "version": client.VersionMismatch,
+    "bad_request": client.Rejected,
+    "unknown_request": client.UnknownRequest,
+    "not_registered": client.NotRegistered,
+    "internal": client.Rejected,
+}
+
+
+@pytest.mark.parametrize("entry", entries("request"))
+def test_a_request_is_said_as_the_daemon_expects_it(entry: Fields) -> None:
+    golden = (CORPUS / entry["file"]).read_bytes()
+    op = frames.Op[entry["op"].upper()]
+    said = frames.pack_request(entry["id"], op, REQUESTS[entry["op"]](entry["fields"]), entry.get("fds", 0))
+    # The body's length may differ: msgpack has several forms for one number.
+    assert said[4 : frames.HEADER_BYTES] == golden[4 : frames.HEADER_BYTES]
+    got, want = (msgpack.unpackb(frame[frames.HEADER_BYTES :]) for frame in (said, golden))
+    assert got == want
+
+
+@pytest.mark.parametrize("entry", entries("reply"))
+def test_an_answer_is_understood(entry: Fields) -> None:
+    golden = (CORPUS / entry["file"]).read_bytes()
+    if entry.get("fds"):  # only for who asks for staging memory, which this client does not
+        with pytest.raises(ProtocolError):
+            frames.unpack_header(golden)
+        return
+    header = frames.unpack_header(golden)
+    assert (header.id, frames.Op(header.op).name.lower(), header.epoch) == (entry["id"], entry["op"], entry["epoch"])
+    assert header.length == len(golden) - frames.HEADER_BYTES
+    decode, want = REPLIES[entry["op"]]
+    assert decode(frames.unpack_body(golden[frames.HEADER_BYTES :])) == want(entry["fields"])
+
+
+@pytest.mark.parametrize("entry", entries("error"))
+def test_an_error_is_told_by_its_code(entry: Fields) -> None:
+    golden = (CORPUS / entry["file"]).read_bytes()
+    header = frames.unpack_header(golden)
+    assert header.kind == frames.Kind.ERROR
+    body = frames.unpack_body(golden[frames.HEADER_BYTES :])
+    error = connection._answered_error(frames.Op(header.op), body)
+    assert type(error) is ERRORS[entry["fields"]["code"]]
+    assert "what went wrong" in str(error)
