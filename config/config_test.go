@@ -74,20 +74,26 @@ func TestValidate(t *testing.T) {
 		t.Error(err)
 	}
 	for want, change := range map[string]func(*Serve){
-		"dir":              func(s *Serve) { s.Dir = "" },
-		"max_bytes":        func(s *Serve) { s.MaxBytes = -1 },
-		"load_timeout":     func(s *Serve) { s.LoadTimeout = 0 },
-		"staging":          func(s *Serve) { s.SaveStagingBytes = -1 },
-		"min_offer_tokens": func(s *Serve) { s.MinOfferTokens = -1 },
-		"no address":       func(s *Serve) { s.HTTP = "localhost" },
-		"not loopback":     func(s *Serve) { s.HTTP = "0.0.0.0:80" },
-		"host_bytes":       func(s *Serve) { s.HostBytes = 1 << 20 },
-		"prefill_tokens":   func(s *Serve) { s.PrefillTokensPerS = -1 },
-		"stage_timeout":    func(s *Serve) { s.StageTimeout = 0 },
-		"stop_timeout":     func(s *Serve) { s.StopTimeout = 0 },
-		"scrub_bytes":      func(s *Serve) { s.ScrubBytesPerS = -1 },
-		"pprof \"x\"":      func(s *Serve) { s.Pprof = "x" },
-		"this machine":     func(s *Serve) { s.Pprof, s.HTTPRemote = "0.0.0.0:6060", true },
+		"dir":                       func(s *Serve) { s.Dir = "" },
+		"max_bytes":                 func(s *Serve) { s.MaxBytes = -1 },
+		"load_timeout":              func(s *Serve) { s.LoadTimeout = 0 },
+		"staging":                   func(s *Serve) { s.SaveStagingBytes = -1 },
+		"min_offer_tokens":          func(s *Serve) { s.MinOfferTokens = -1 },
+		"no address":                func(s *Serve) { s.HTTP = "localhost" },
+		"not loopback":              func(s *Serve) { s.HTTP = "0.0.0.0:80" },
+		"host_bytes":                func(s *Serve) { s.HostBytes = 1 << 20 },
+		"prefill_tokens":            func(s *Serve) { s.PrefillTokensPerS = -1 },
+		"stage_timeout":             func(s *Serve) { s.StageTimeout = 0 },
+		"stop_timeout":              func(s *Serve) { s.StopTimeout = 0 },
+		"scrub_bytes":               func(s *Serve) { s.ScrubBytesPerS = -1 },
+		"pprof \"x\"":               func(s *Serve) { s.Pprof = "x" },
+		"publish_events is not set": func(s *Serve) { s.PublishTopic = "kv" },
+		"one of its own":            func(s *Serve) { s.PublishEvents, s.PublishReplay = "ipc:///e", "ipc:///e" },
+		"publish_topic":             func(s *Serve) { s.PublishEvents, s.PublishTopic = "ipc:///e", strings.Repeat("x", 256) },
+		"publish_events \"h:1\"":    func(s *Serve) { s.PublishEvents = "h:1" },
+		"publish_replay \"tcp":      func(s *Serve) { s.PublishEvents, s.PublishReplay = "ipc:///e", "tcp://127.0.0.1:x" },
+		"set publish_remote":        func(s *Serve) { s.PublishEvents = "tcp://*:5557" },
+		"this machine":              func(s *Serve) { s.Pprof, s.HTTPRemote = "0.0.0.0:6060", true },
 	} {
 		s := good
 		change(&s)
@@ -98,6 +104,10 @@ func TestValidate(t *testing.T) {
 	good.HTTP, good.HTTPRemote, good.Pprof = "0.0.0.0:80", true, "localhost:0"
 	if err := good.Validate(); err != nil {
 		t.Errorf("http_remote: %v", err)
+	}
+	good.PublishEvents, good.PublishReplay, good.PublishRemote = "tcp://*:5557", "ipc:///run/replay", true
+	if err := good.Validate(); err != nil {
+		t.Errorf("publish_remote: %v", err)
 	}
 }
 

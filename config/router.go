@@ -17,29 +17,29 @@ import (
 // Router are the settings of `kvconnd router`. The tags are as those of [Serve]. The YAML file has the list
 // of ranks besides: see [ReadRouterFile].
 type Router struct {
-	HTTP             string        `name:"http" env:"KVCONN_ROUTER_HTTP" default:"127.0.0.1:9478" placeholder:"ADDR" help:"Address of the router; port 0 picks a free one. One that is not loopback needs a token."`
+	HTTP             string        `name:"http" env:"KVCONN_ROUTER_HTTP" default:"127.0.0.1:9478" placeholder:"ADDR" help:"Address of the router; port 0 picks a free one. One that is not loopback needs a token (default 127.0.0.1:9478)."`
 	Token            string        `name:"token" env:"KVCONN_ROUTER_TOKEN" secret:"true" placeholder:"TOKEN" help:"Bearer token that clients have to send. Set it in the environment or the file: a command line can be seen by others."`
 	EngineKey        string        `name:"engine-key" env:"KVCONN_ROUTER_ENGINE_KEY" secret:"true" placeholder:"KEY" help:"API key of the engines. Without it and a token, the client's own Authorization header is passed on."`
 	Ranks            []string      `name:"rank" env:"KVCONN_ROUTER_RANKS" sep:";" placeholder:"FIELDS" help:"A rank, such as 'id=0,model=m,endpoint=http://10.0.0.1:8000,events=tcp://10.0.0.1:5557'. May be given several times. The file's list 'ranks' goes before."`
-	Policy           string        `name:"policy" env:"KVCONN_ROUTER_POLICY" default:"cost" placeholder:"NAME" help:"cost, kv-aware, load, round-robin, conversation or serve-kv-aware; first-turn/NAME and conversation/NAME put these in front of another."`
+	Policy           string        `name:"policy" env:"KVCONN_ROUTER_POLICY" default:"cost" placeholder:"NAME" help:"cost, kv-aware, load, round-robin, conversation or serve-kv-aware; first-turn/NAME and conversation/NAME put these in front of another (default cost)."`
 	Placement        string        `name:"placement" env:"KVCONN_ROUTER_PLACEMENT" default:"round-robin" enum:"round-robin,least-queued,least-tokens" help:"Where the policy conversation places new ones: round-robin, least-queued or least-tokens."`
-	Beta             float64       `name:"beta" env:"KVCONN_ROUTER_BETA" default:"0" placeholder:"N" help:"Weight of load in the policy kv-aware. 0: its default, 1."`
-	MatchRate        float64       `name:"match-rate" env:"KVCONN_ROUTER_MATCH_RATE" default:"0" placeholder:"N" help:"Part of the prompt that the best rank must have for matches to count in the policy kv-aware. 0: its default, 0.1."`
-	DecodeWeight     float64       `name:"decode-weight" env:"KVCONN_ROUTER_DECODE_WEIGHT" default:"0" placeholder:"N" help:"What the policy cost charges for decode load. 0: its default, 0.1."`
-	BalanceWeight    float64       `name:"balance-weight" env:"KVCONN_ROUTER_BALANCE_WEIGHT" default:"0" placeholder:"N" help:"What the policy cost charges for more recent work than others have had. 0: its default, 4."`
+	Beta             float64       `name:"beta" env:"KVCONN_ROUTER_BETA" default:"0" placeholder:"N" help:"Weight of load in the policy kv-aware. Default: 1."`
+	MatchRate        float64       `name:"match-rate" env:"KVCONN_ROUTER_MATCH_RATE" default:"0" placeholder:"N" help:"Part of the prompt that the best rank must have for matches to count in the policy kv-aware. Default: 0.1."`
+	DecodeWeight     float64       `name:"decode-weight" env:"KVCONN_ROUTER_DECODE_WEIGHT" default:"0" placeholder:"N" help:"What the policy cost charges for decode load. Default: 0.1."`
+	BalanceWeight    float64       `name:"balance-weight" env:"KVCONN_ROUTER_BALANCE_WEIGHT" default:"0" placeholder:"N" help:"What the policy cost charges for more recent work than others have had. Default: 4."`
 	OverlapLoads     bool          `name:"overlap-loads" env:"KVCONN_ROUTER_OVERLAP_LOADS" help:"The engines load a prefix while they compute other prompts."`
 	AssumeKVReuse    bool          `name:"assume-kv-reuse" env:"KVCONN_ROUTER_ASSUME_KV_REUSE" help:"Requests on a rank with equal prefixes share them while decoding (cascade attention)."`
 	PredictTTL       time.Duration `name:"predict-ttl" env:"KVCONN_ROUTER_PREDICT_TTL" default:"5s" help:"How long what was just routed counts as cached while the engine's events are on their way."`
 	ApproximateTTL   time.Duration `name:"approximate-ttl" env:"KVCONN_ROUTER_APPROXIMATE_TTL" default:"2m" help:"The same for engines without events."`
 	RequestTTL       time.Duration `name:"request-ttl" env:"KVCONN_ROUTER_REQUEST_TTL" default:"5m" help:"How long after the last word of a request it is taken for lost."`
-	IndexBytes       Bytes         `name:"index-bytes" env:"KVCONN_ROUTER_INDEX_BYTES" default:"2GiB" placeholder:"SIZE" help:"Memory of the prefix index."`
-	MaxPromptTokens  int           `name:"max-prompt-tokens" env:"KVCONN_ROUTER_MAX_PROMPT_TOKENS" default:"2097152" placeholder:"N" help:"Longest prompt."`
-	MaxBodyBytes     Bytes         `name:"max-body-bytes" env:"KVCONN_ROUTER_MAX_BODY_BYTES" default:"64MiB" placeholder:"SIZE" help:"Largest request."`
+	IndexBytes       Bytes         `name:"index-bytes" env:"KVCONN_ROUTER_INDEX_BYTES" default:"2GiB" placeholder:"SIZE" help:"Memory of the prefix index (default 2GiB)."`
+	MaxPromptTokens  int           `name:"max-prompt-tokens" env:"KVCONN_ROUTER_MAX_PROMPT_TOKENS" default:"2097152" placeholder:"N" help:"Longest prompt (default 2097152)."`
+	MaxBodyBytes     Bytes         `name:"max-body-bytes" env:"KVCONN_ROUTER_MAX_BODY_BYTES" default:"64MiB" placeholder:"SIZE" help:"Largest request (default 64MiB)."`
 	TokenizeTimeout  time.Duration `name:"tokenize-timeout" env:"KVCONN_ROUTER_TOKENIZE_TIMEOUT" default:"2s" help:"Time in which an engine must have tokenized a prompt; then load alone decides."`
-	MaxTries         int           `name:"max-tries" env:"KVCONN_ROUTER_MAX_TRIES" default:"3" placeholder:"N" help:"Ranks that are tried for a request until the first byte of its answer."`
+	MaxTries         int           `name:"max-tries" env:"KVCONN_ROUTER_MAX_TRIES" default:"3" placeholder:"N" help:"Ranks that are tried for a request until the first byte of its answer (default 3)."`
 	FirstByteTimeout time.Duration `name:"first-byte-timeout" env:"KVCONN_ROUTER_FIRST_BYTE_TIMEOUT" default:"5m" help:"Time that a rank has until the first byte, waiting included."`
 	StreamTimeout    time.Duration `name:"stream-timeout" env:"KVCONN_ROUTER_STREAM_TIMEOUT" default:"2m" help:"Time that an answer may stand still."`
-	HealthPath       string        `name:"health-path" env:"KVCONN_ROUTER_HEALTH_PATH" default:"/health" placeholder:"PATH" help:"What engines are asked to see whether they are well."`
+	HealthPath       string        `name:"health-path" env:"KVCONN_ROUTER_HEALTH_PATH" default:"/health" placeholder:"PATH" help:"What engines are asked to see whether they are well (default /health)."`
 	HealthInterval   time.Duration `name:"health-interval" env:"KVCONN_ROUTER_HEALTH_INTERVAL" default:"5s" help:"How often. 0: never, all ranks count as well."`
 	DrainTimeout     time.Duration `name:"drain-timeout" env:"KVCONN_ROUTER_DRAIN_TIMEOUT" default:"25s" help:"Time that requests under way have after SIGTERM."`
 	LogLevel         string        `name:"log-level" env:"KVCONN_ROUTER_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level of log lines: debug, info, warn or error."`

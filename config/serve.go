@@ -31,6 +31,12 @@ type Serve struct {
 	StageTimeout      time.Duration `name:"stage-timeout" env:"KVCONN_STAGE_TIMEOUT" default:"50ms" help:"How long a match waits for reads where the engine cannot take a failed load (TensorRT-LLM)."`
 	StopTimeout       time.Duration `name:"stop-timeout" env:"KVCONN_STOP_TIMEOUT" default:"25s" help:"Time in which a stop in order ends: accepted saves are written and the snapshot is made. Then the process ends as it is."`
 	Router            string        `name:"router" env:"KVCONN_ROUTER" placeholder:"FILE" help:"Settings of a router to serve beside the daemon, the file of 'kvconnd router --config'. Default: none."`
+	PublishEvents     string        `name:"publish-events" env:"KVCONN_PUBLISH_EVENTS" placeholder:"ENDPOINT" help:"ZeroMQ endpoint on which other routers are told what the store holds, in vLLM's form of KV events, such as tcp://127.0.0.1:5557 or ipc:///run/kvconn/events. Default: none."`
+	PublishReplay     string        `name:"publish-replay" env:"KVCONN_PUBLISH_REPLAY" placeholder:"ENDPOINT" help:"Endpoint on which they ask for events that they missed. Default: none."`
+	PublishTopic      string        `name:"publish-topic" env:"KVCONN_PUBLISH_TOPIC" placeholder:"TEXT" help:"Topic of the events. Default: none, as vLLM's."`
+	PublishHashForm   string        `name:"publish-hash-form" env:"KVCONN_PUBLISH_HASH_FORM" default:"uint64" enum:"uint64,int64,bytes" help:"Form of block hashes in the events: uint64 (as vLLM and TensorRT-LLM), int64 (SGLang) or bytes."`
+	PublishModel      string        `name:"publish-model" env:"KVCONN_PUBLISH_MODEL" placeholder:"NAME" help:"The one model that is published. Default: all."`
+	PublishRemote     bool          `name:"publish-remote" env:"KVCONN_PUBLISH_REMOTE" help:"Allow event endpoints that are not loopback. There is no authentication."`
 	Pprof             string        `name:"pprof" env:"KVCONN_PPROF" placeholder:"ADDR" help:"Loopback address of Go's profiles (/debug/pprof/), such as 127.0.0.1:6060; port 0 picks a free one. Default: none."`
 	LogLevel          string        `name:"log-level" env:"KVCONN_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level of log lines: debug, info, warn or error."`
 	LogFormat         string        `name:"log-format" env:"KVCONN_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
@@ -87,7 +93,7 @@ func (s *Serve) Validate() error {
 	case s.StopTimeout < minStopTimeout:
 		return fmt.Errorf("stop_timeout is %s: at least %s", s.StopTimeout, minStopTimeout)
 	}
-	return errors.Join(s.validateHTTP(), s.validatePprof())
+	return errors.Join(s.validateHTTP(), s.validatePublish(), s.validatePprof())
 }
 
 func (s *Serve) validateHTTP() error {

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"reflect"
+	"strings"
 )
 
 // Source says where a setting's value comes from.
@@ -55,6 +56,9 @@ func settings(schema any, source func(flag string) Source) []Setting {
 	for i := range v.NumField() {
 		tag := v.Type().Field(i).Tag
 		text := fmt.Sprint(v.Field(i).Interface())
+		if list, ok := v.Field(i).Interface().([]string); ok {
+			text = strings.Join(list, "; ")
+		}
 		if tag.Get("secret") == "true" && !v.Field(i).IsZero() {
 			text = masked
 		}

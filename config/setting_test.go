@@ -97,3 +97,15 @@ func TestEverySettingIsDocumented(t *testing.T) {
 		}
 	}
 }
+
+func TestEveryRouterSettingIsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../docs/router.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range append(routerKeys(), "rank") {
+		if !strings.Contains(string(doc), "| `"+key+"` |") {
+			t.Errorf("docs/router.md does not describe %s", key)
+		}
+	}
+}

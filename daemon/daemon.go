@@ -71,6 +71,8 @@ type daemon struct {
 	info    Info
 	started time.Time
 	health  *health
+	// publisher is nil if no events are published.
+	publisher *publisher
 	// ready is true while engines can connect.
 	ready atomic.Bool
 }
@@ -126,6 +128,12 @@ func (d *daemon) serve(ctx context.Context) error {
 	// Whatever way this ends, nobody serves a store that is being closed.
 	defer func() { _ = g.Wait() }()
 	defer cancel()
+	if err := d.openPublisher(ctx); err != nil {
+		return err
+	}
+	if d.publisher != nil {
+		g.Go(func() error { return d.publisher.run(ctx) })
+	}
 	handlers, err := d.listenHTTP(ctx)
 	if err != nil {
 		return err

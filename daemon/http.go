@@ -37,6 +37,8 @@ type Status struct {
 	Store   store.Stats    `json:"store"`
 	Host    host.Stats     `json:"host"`
 	Server  server.Stats   `json:"server"`
+	// Publish is nil if no events are published.
+	Publish *PublishStatus `json:"publish,omitempty"`
 }
 
 // route is one pattern of the HTTP interface. openapi.yaml describes each.
@@ -115,6 +117,6 @@ func (d *daemon) status(now time.Time) Status {
 	return Status{
 		Version: Version, Epoch: d.info.Epoch, PID: d.info.PID, UptimeS: now.Sub(d.started).Seconds(), Socket: d.info.Socket,
 		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers(), Queues: r.queues(),
-		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server,
+		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish,
 	}
 }

@@ -38,6 +38,7 @@ func newCollector(read func(now time.Time) *reading) *collector {
 	storeMetrics(gauge, counter)
 	transferMetrics(gauge, counter)
 	hostMetrics(gauge, counter)
+	publishMetrics(gauge, counter)
 	seconds := func(name, help string, value func(*reading) float64) {
 		c.metrics = append(c.metrics, metric{prometheus.NewDesc("kvconn_"+name, help, nil, nil), prometheus.CounterValue, value})
 	}

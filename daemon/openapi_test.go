@@ -111,6 +111,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		{"EngineStatus", reflect.TypeFor[EngineStatus](), true}, {"RankStatus", reflect.TypeFor[RankStatus](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"Queues", reflect.TypeFor[Queues](), true},
 		{"Totals", reflect.TypeFor[Totals](), true}, {"ServerStats", reflect.TypeFor[server.Stats](), true},
+		{"PublishStatus", reflect.TypeFor[PublishStatus](), true},
 		{"RequestStats", reflect.TypeFor[leader.Stats](), false}, {"TransferStats", reflect.TypeFor[worker.Stats](), false},
 		{"HostStats", reflect.TypeFor[host.Stats](), false},
 		{"StoreStats", reflect.TypeFor[store.Stats](), false},

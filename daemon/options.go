@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/daemon/sdnotify"
+	"github.com/kvconn/kvconn/router/publish"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -45,6 +46,9 @@ type Options struct {
 	StopTimeout time.Duration
 	// Pprof is the loopback address of Go's profiles, empty for none.
 	Pprof string
+	// Publish, if set, has KV events published of what the store holds, for other routers.
+	// Its loggers are set to this one.
+	Publish *publish.Options
 	// Notify tells the service manager how the daemon does; nil if there is none.
 	Notify *sdnotify.Notifier
 	Logger *slog.Logger
@@ -62,6 +66,9 @@ type Info struct {
 	Socket string `json:"socket"`
 	HTTP   string `json:"http,omitempty"`
 	Pprof  string `json:"pprof,omitempty"`
+	// Events and EventsReplay are where KV events are published and can be asked for again.
+	Events       string `json:"events,omitempty"`
+	EventsReplay string `json:"events_replay,omitempty"`
 }
 
 // EnsureDefaults fills in what is not set.

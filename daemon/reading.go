@@ -21,10 +21,11 @@ type reading struct {
 	host    host.Stats
 	server  server.Stats
 	health  Health
+	publish *PublishStatus // nil if no events are published
 }
 
 func (d *daemon) read(now time.Time) *reading {
-	r := &reading{now: now, store: d.store.Stats(), host: d.arena.Stats(), server: d.server.Stats(), health: d.health.health()}
+	r := &reading{now: now, store: d.store.Stats(), host: d.arena.Stats(), server: d.server.Stats(), health: d.health.health(), publish: d.publisher.status()}
 	r.engines, r.ranks, r.sum = d.backend.status(now)
 	r.models = d.backend.modelTotals()
 	return r

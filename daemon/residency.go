@@ -28,7 +28,8 @@ import (
 //	[6, code, text]                          the stream ends: "lagged", "stopping" or "error"
 //
 // A record is 39 bytes: kind u8 (1 stored, 2 removed), shard u16, namespace u32, key, and the key of the
-// chain's previous block (zero if it is the first, or if removed); numbers are little endian.
+// chain's previous block (its scope's root key for the first one, zero if removed); numbers are little
+// endian.
 //
 // Packed records in few msgpack values rather than lines of JSON: a store of 4 TB has millions of records,
 // 39 bytes each here and about 110 with hexadecimal keys, and reading one costs nanoseconds.

@@ -39,15 +39,20 @@ func residencyStore(t *testing.T, maxBytes int64) (*store.Store, store.Namespace
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	ns, err := s.OpenNamespace(&connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "bfloat16", BlockSize: residencyTestBlockSize, TensorParallel: 2, PipelineParallel: 1,
-		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	})
+	ns, err := s.OpenNamespace(residencyManifest())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s, ns
+}
+
+// residencyManifest describes a namespace of two shards.
+func residencyManifest() *connector.Manifest {
+	return &connector.Manifest{
+		Engine: "test/1", Model: "m", KVDType: "bfloat16", BlockSize: residencyTestBlockSize, TensorParallel: 2, PipelineParallel: 1,
+		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
+		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+	}
 }
 
 // residencyChain are the keys of a prompt of n blocks, behind its root key.

@@ -17,7 +17,7 @@ func TestFsckSaysExactlyWhatItDropped(t *testing.T) {
 	want := reference(t, nil, ps)
 	e := newInstance(t, n, nil)
 	same(t, "first run", e.run("first", ps), want)
-	path, err := binary()
+	path, err := daemonBinary()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 // own, in a mount namespace, and sets n.dir to the way into it.
 func (n *node) startOnSmallDisk() {
 	n.t.Helper()
-	path, err := binary()
+	path, err := daemonBinary()
 	if err != nil {
 		n.t.Fatal(err)
 	}

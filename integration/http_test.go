@@ -68,7 +68,7 @@ func TestHTTPShowsWhatTheDaemonDoes(t *testing.T) {
 		t.Errorf("store %+v", s.Store)
 	}
 
-	path, err := binary()
+	path, err := daemonBinary()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestStopLeavesNothingToConnectTo(t *testing.T) {
 
 func TestSettingsComeFromTheFile(t *testing.T) {
 	n := newNode(t)
-	path, err := binary()
+	path, err := daemonBinary()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,23 @@ func (l *logText) String() string {
 
 func newNode(t *testing.T, args ...string) *node {
 	t.Helper()
-	dir := t.TempDir()
+	return newNodeIn(t, t.TempDir(), args...)
+}
+
+// newMemoryNode is a node whose disk is memory, where there is such a disk: for tests with
+// many starts, of which each waits for the disk otherwise.
+func newMemoryNode(t *testing.T, args ...string) *node {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "kvconn-integration-")
+	if err != nil {
+		return newNode(t, args...)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return newNodeIn(t, dir, args...)
+}
+
+func newNodeIn(t *testing.T, dir string, args ...string) *node {
+	t.Helper()
 	n := &node{t: t, dir: filepath.Join(dir, "store"), socket: filepath.Join(dir, "s"), args: args, log: new(logText)}
 	t.Cleanup(func() {
 		if n.cmd != nil {
@@ -65,7 +81,7 @@ func newNode(t *testing.T, args ...string) *node {
 // command is `kvconnd serve` for this node.
 func (n *node) command() *exec.Cmd {
 	n.t.Helper()
-	path, err := binary()
+	path, err := daemonBinary()
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -73,7 +89,7 @@ func (n *node) command() *exec.Cmd {
 	// bring in time is not offered, which is right, and no test.
 	args := append([]string{
 		"serve", "--dir", n.dir, "--socket", n.socket, "--http", "127.0.0.1:0",
-		"--max-bytes", "256MiB", "--host-bytes", "128MiB", "--stage-timeout", "10s",
+		"--max-bytes", "256MiB", "--host-bytes", "64MiB", "--stage-timeout", "10s",
 	}, n.args...)
 	return exec.Command(path, args...)
 }
@@ -236,7 +252,6 @@ func descriptors(t *testing.T, pid int) map[string]int {
 type localDaemon struct {
 	cancel context.CancelFunc
 	done   chan error
-	err    error
 }
 
 // serve runs the daemon in this process until stop.

@@ -69,10 +69,10 @@ func TestCacheSurvivesKillNine(t *testing.T) {
 }
 
 func TestEngineGoesOnWhileTheDaemonDiesAndComesBack(t *testing.T) {
-	n := newNode(t)
+	n := newMemoryNode(t)
 	n.start()
 	e := newInstance(t, n, nil)
-	for round := range 12 {
+	for round := range rounds(5, 12) {
 		ps := prompts(3+round%3, 5)
 		want := reference(t, nil, ps)
 		killed := make(chan struct{})
@@ -93,7 +93,7 @@ func TestEngineGoesOnWhileTheDaemonDiesAndComesBack(t *testing.T) {
 }
 
 func TestEngineDyingMidwayLeavesNothingBehind(t *testing.T) {
-	n := newNode(t)
+	n := newMemoryNode(t)
 	n.start()
 	ps := prompts(6, 5)
 	want := reference(t, nil, ps)
@@ -118,9 +118,9 @@ func TestEngineDyingMidwayLeavesNothingBehind(t *testing.T) {
 
 // A process that is killed takes its memory and leases with it.
 func TestKilledEngineProcessIsNoticed(t *testing.T) {
-	n := newNode(t)
+	n := newMemoryNode(t)
 	n.start()
-	path, err := binary()
+	path, err := daemonBinary()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestKilledEngineProcessIsNoticed(t *testing.T) {
 }
 
 func TestTwoEnginesShareOneCache(t *testing.T) {
-	n := newNode(t)
+	n := newMemoryNode(t)
 	n.start()
 	ps := prompts(7, 6)
 	want := reference(t, nil, ps)
@@ -163,7 +163,7 @@ func TestTwoEnginesShareOneCache(t *testing.T) {
 
 // Every byte of the store may rot: no answer changes.
 func TestNoFlippedBitReachesTheEngine(t *testing.T) {
-	n := newNode(t)
+	n := newMemoryNode(t)
 	n.start()
 	ps := prompts(8, 5)
 	want := reference(t, nil, ps)
@@ -215,7 +215,7 @@ func flipPayloads(t *testing.T, dir string, random *rand.Rand) {
 
 // What must not be shared is not: no hit, no error, right answers.
 func TestOtherModelsAndLayoutsMissCleanly(t *testing.T) {
-	n := newNode(t)
+	n := newMemoryNode(t)
 	n.start()
 	ps := prompts(9, 3)
 	base := newInstance(t, n, nil)
@@ -225,6 +225,8 @@ func TestOtherModelsAndLayoutsMissCleanly(t *testing.T) {
 		"other weights":    func(o *engine.Options) { o.Model = model.Tiny(2) },
 		"other block size": func(o *engine.Options) { o.BlockSize = 16 },
 		"other shape":      func(o *engine.Options) { o.Model.Layers++ },
+		"other ranks":      func(o *engine.Options) { o.TensorParallel = 2 },
+		"other stages":     func(o *engine.Options) { o.PipelineParallel = 2 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			other := newInstance(t, n, change)
@@ -239,7 +241,11 @@ func TestOtherModelsAndLayoutsMissCleanly(t *testing.T) {
 		"other dtype":          func(m *connector.Manifest) { m.KVDType = "bfloat16" },
 		"other revision":       func(m *connector.Manifest) { m.Revision = "next" },
 		"other engine version": func(m *connector.Manifest) { m.Engine = "kvconn-engine/next" },
-		"other kernel":         func(m *connector.Manifest) { m.Extra = map[string]string{"isa": "amx"} },
+		"other layout": func(m *connector.Manifest) {
+			m.Groups = append([]connector.Group(nil), m.Groups...)
+			m.Groups[0].Layout += "-transposed"
+		},
+		"other kernel": func(m *connector.Manifest) { m.Extra = map[string]string{"isa": "amx"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := newInstanceOf(t, n, nil, declare).run("other", ps[:1])
@@ -256,7 +262,7 @@ func TestOtherModelsAndLayoutsMissCleanly(t *testing.T) {
 }
 
 func TestScopesAreSeparate(t *testing.T) {
-	n := newNode(t)
+	n := newMemoryNode(t)
 	n.start()
 	p := prompts(10, 1)[0]
 	e := newInstance(t, n, nil)
@@ -280,7 +286,7 @@ func TestScopesAreSeparate(t *testing.T) {
 }
 
 func TestDescriptorTooSmallForTheLayoutIsAClearError(t *testing.T) {
-	n := newNode(t)
+	n := newMemoryNode(t)
 	n.start()
 	e, err := engine.New(engineOptions(nil))
 	if err != nil {

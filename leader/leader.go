@@ -133,6 +133,7 @@ func (l *Leader) checkLoads(r *request, invalid map[uint32]struct{}) {
 	for _, d := range r.loads {
 		if bad := d.firstOf(invalid); bad >= 0 {
 			l.failed(r, bad)
+			r.lost = d.appendOf(r.lost[:0], invalid)
 			return
 		}
 	}

@@ -1,6 +1,8 @@
 package leader
 
 import (
+	"slices"
+
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 )
@@ -28,6 +30,17 @@ func (d *load) firstOf(slots map[uint32]struct{}) int {
 		}
 	}
 	return first
+}
+
+// appendOf appends the blocks of the load whose slots are among those, each once, in order.
+func (d *load) appendOf(list []int, slots map[uint32]struct{}) []int {
+	for _, b := range d.blocks {
+		if _, ok := slots[b.slot]; ok {
+			list = append(list, b.block)
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
 // planLoad plans the load that the engine has allocated blocks for. A request that this

@@ -42,9 +42,13 @@ func checkMatch(m *connector.MatchRequest) error {
 	}
 	for i := range m.Spans {
 		s := &m.Spans[i]
-		if s.Start < 0 || s.Start >= s.End || s.End > connector.MaxTokens || (i > 0 && s.Start < m.Spans[i-1].Start) {
-			return fmt.Errorf("%w: span %d of tokens [%d, %d): want them ordered by their start and not empty",
-				connector.ErrBadRequest, i, s.Start, s.End)
+		r, err := connector.NewTokenRange(s.Start, s.End)
+		if err != nil {
+			return fmt.Errorf("span %d: %w", i, err)
+		}
+		if r.End > connector.MaxTokens || (i > 0 && r.Start < m.Spans[i-1].Start) {
+			return fmt.Errorf("%w: span %d of tokens [%d, %d): want them ordered by their start, and below %d",
+				connector.ErrBadRequest, i, r.Start, r.End, connector.MaxTokens)
 		}
 	}
 	return nil

@@ -39,7 +39,9 @@ type worldRequest struct {
 	loading  bool
 	boundary int
 	invalid  []uint32
-	fresh    bool
+	// lost are the blocks that a load has failed to bring.
+	lost  map[int]bool
+	fresh bool
 }
 
 func TestLeaderAgainstAModelOfTheEngine(t *testing.T) {
@@ -231,6 +233,10 @@ func (w *world) report(*rapid.T) {
 		for g := range r.tables {
 			if i := slices.Index(r.tables[g], slot); i >= 0 {
 				r.computed = min(r.computed, i*w.bs)
+				if r.lost == nil {
+					r.lost = make(map[int]bool)
+				}
+				r.lost[i] = true
 			}
 		}
 		clear(w.planned)

@@ -81,7 +81,7 @@ func (w *world) checkSaves(r *worldRequest, p *connector.Plan) {
 				w.rt.Fatalf("%s: block %d has another parent", r.id, i)
 			}
 			parent = b.Key
-			if w.stored(t.Group, b.Key) {
+			if w.stored(t.Group, b.Key) && !r.lost[i] {
 				w.rt.Fatalf("%s: block %d of group %d is saved though it is stored", r.id, i, t.Group)
 			}
 			planned := plannedBlock{t.Group, b.Key}

@@ -44,7 +44,10 @@ type request struct {
 
 	// failed is set once a load went wrong: the request is not offered anything again,
 	// since an engine that asks again after a failure would fail and ask for ever.
-	failed         bool
+	failed bool
+	// lost are the blocks that failed then, in order. They are saved again also where this
+	// node's store has them: the rank that has not may live on another node.
+	lost           []int
 	noLoad, noSave bool
 	// decided is set once the request counts among the decisions.
 	decided bool
@@ -67,7 +70,7 @@ func (r *request) reset(groups int) {
 	}
 	r.unplace()
 	clear(r.saved)
-	r.leases, r.offered = r.leases[:0], 0
+	r.leases, r.offered, r.lost = r.leases[:0], 0, r.lost[:0]
 	clear(r.loads)
 	r.loads = r.loads[:0]
 	r.failed, r.noLoad, r.noSave, r.decided, r.waiting, r.gone = false, false, false, false, false, false

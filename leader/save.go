@@ -1,6 +1,7 @@
 package leader
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -63,7 +64,8 @@ func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *group, com
 	l.hash.keys(r, end)
 	first := begin
 	for i := begin; i < end; i++ {
-		if table[i] != connector.NoBlock && l.wanted(g, r.keys[i]) {
+		_, lost := slices.BinarySearch(r.lost, i)
+		if table[i] != connector.NoBlock && l.wanted(g, r.keys[i], lost) {
 			continue
 		}
 		saves = l.appendSaves(saves, r, g, first, i)
@@ -74,10 +76,11 @@ func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *group, com
 }
 
 // wanted reports whether a shard of the block is neither stored nor planned, and notes
-// the block as planned.
-func (l *Leader) wanted(g *group, k connector.Key) bool {
+// the block as planned. What is stored of a block that was lost does not count; the workers
+// leave out what they have.
+func (l *Leader) wanted(g *group, k connector.Key, lost bool) bool {
 	b := plannedBlock{g.index, k}
-	if l.planned.has(b) || l.present(g.shards, k) {
+	if l.planned.has(b) || (!lost && l.present(g.shards, k)) {
 		return false
 	}
 	l.planned.add(b)

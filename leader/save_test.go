@@ -103,6 +103,24 @@ func TestFailedLoadIsNotOfferedAgainAndIsSavedAgain(t *testing.T) {
 	}
 }
 
+// A rank on another node may lack what this node's store has of all ranks.
+func TestBlockThatARankElsewhereLacksIsSavedAgain(t *testing.T) {
+	f := newFixture(t, nil)
+	f.run("seed", tokens(0, 18), 0, connector.Scope{})
+	f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 18)})
+	f.step(connector.StepRequest{Allocs: []connector.Alloc{{Request: "r", Blocks: [][]uint32{tokens(20, 5)}, External: 16}}})
+	if err := f.Loaded(t.Context(), &connector.LoadedReport{Done: []string{"r"}, InvalidBlocks: []uint32{23, 21}}); err != nil {
+		t.Fatal(err)
+	}
+	again := connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Reset: true, NewBlocks: [][]uint32{tokens(20, 5)}, Computed: 4, Count: 14}}}
+	if got := slots(f.step(again).Saves); got != "[21 23]" {
+		t.Errorf("saves of slots %s, want [21 23], which failed", got)
+	}
+	if got := slots(f.step(again).Saves); got != "[]" {
+		t.Errorf("saves of slots %s, want none a second time", got)
+	}
+}
+
 func TestPreemptedRequestStartsAgainWithAnotherTable(t *testing.T) {
 	f := newFixture(t, nil)
 	f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 12)})

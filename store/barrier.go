@@ -119,7 +119,8 @@ func (s *Store) runBarrier() {
 	b.finished = n
 	if err != nil {
 		if b.failedAt != n-1 || n == 1 { // not again and again
-			s.opts.Logger.Error("store: barrier failed", "err", err)
+			s.opts.Logger.Error("store: barrier failed: what was saved since the last one is not durable", "err", err,
+				"remedy", "free space in the file system of the store, or look for I/O errors in the kernel's log")
 		}
 		b.failedAt, b.err, b.touched = n, err, true
 	} else if s.space.anyPending() {

@@ -144,10 +144,16 @@ func (s *Store) makeAhead(c *class) {
 			return
 		}
 		if err := p.grow(c.slotBytes); err != nil {
-			s.opts.Logger.Warn("store: cannot make a segment", "err", err)
+			s.warnNoSegment(err)
 			return
 		}
 	}
+}
+
+// warnNoSegment says why the store does not grow.
+func (s *Store) warnNoSegment(err error) {
+	s.opts.Logger.Warn("store: cannot make a segment: saves take the room of other records, or find none", "err", err,
+		"remedy", "free space in the file system of the store, or lower max_bytes below what is free; see the kernel's log if the disk fails")
 }
 
 // pressedClasses returns the classes whose slots run out, once.

@@ -37,7 +37,8 @@ func (s *Store) completeRead(op *ReadOp) {
 	}
 	if errors.Is(op.Err, ErrCorrupt) {
 		// The committer takes it out of the index and then reports it.
-		s.opts.Logger.Warn("store: dropped a corrupt record", "err", op.Err)
+		s.opts.Logger.Warn("store: dropped a corrupt record", "err", op.Err,
+			"remedy", "none for one; check the disk if there are more")
 		s.commits.push(commit{kind: commitDrop, read: op})
 		return
 	}

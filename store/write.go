@@ -184,7 +184,7 @@ func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
 		}
 		if grow {
 			if err := s.space.grow(slotBytes); err != nil {
-				s.opts.Logger.Warn("store: cannot make a segment", "err", err)
+				s.warnNoSegment(err)
 			}
 			continue
 		}

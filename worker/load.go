@@ -49,8 +49,12 @@ type load struct {
 	done      []bool
 	remaining int
 	failed    []uint32
+	cause     error // of the first block that failed
 	ended     bool
 }
+
+// errLate is the cause of a load that its deadline ended.
+var errLate = errors.New("blocks were not there by the deadline")
 
 // arrival is a verified block in host memory.
 type arrival struct {
@@ -204,6 +208,9 @@ func (l *load) blockDone(index int, err error) {
 	l.remaining--
 	if err != nil {
 		l.failed = append(l.failed, l.blocks[index].slot)
+		if l.cause == nil {
+			l.cause = err
+		}
 	}
 	l.ended = l.remaining == 0
 	ended := l.ended
@@ -230,6 +237,9 @@ func (l *load) expire() {
 		return
 	}
 	l.ended = true
+	if l.cause == nil {
+		l.cause = errLate
+	}
 	for i, done := range l.done {
 		if !done {
 			l.failed = append(l.failed, l.blocks[i].slot)

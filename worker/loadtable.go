@@ -195,7 +195,7 @@ func (w *Worker) finish(l *load) {
 	case len(l.failed) > 0:
 		w.counters.loadsFailed.Add(1)
 		w.opts.Logger.Warn("load failed in part or whole, the engine recomputes", "request", l.request,
-			"failed_blocks", len(l.failed), "blocks", len(l.blocks), "took", time.Since(l.began))
+			"failed_blocks", len(l.failed), "blocks", len(l.blocks), "took", time.Since(l.began), "first_cause", l.cause)
 	}
 }
 

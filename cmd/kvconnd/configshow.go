@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"text/tabwriter"
 
 	"github.com/alecthomas/kong"
@@ -12,8 +13,9 @@ import (
 
 // configCmd is `kvconnd config`.
 type configCmd struct {
-	Show configShowCmd `cmd:"" default:"withargs" help:"Print every setting of the daemon and where its value comes from."`
-	VLLM vllmConfigCmd `cmd:"" name:"vllm" help:"Print the JSON for vLLM's --kv-transfer-config."`
+	Show   configShowCmd   `cmd:"" default:"withargs" help:"Print every setting of the daemon and where its value comes from."`
+	Router configRouterCmd `cmd:"" help:"Print every setting and rank of the router and where its value comes from."`
+	VLLM   vllmConfigCmd   `cmd:"" name:"vllm" help:"Print the JSON for vLLM's --kv-transfer-config."`
 }
 
 // configShowCmd is `kvconnd config show`.
@@ -38,22 +40,35 @@ func (c *configShowCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *
 	settings := config.Serve(c.Serve)
 	settings.EnsureDefaults()
 	list := settings.Settings(func(flag string) config.Source { return resolver.source(ctx, flag) })
-	var err error
-	if c.JSON {
-		err = printJSON(std.out, list)
-	} else {
-		w := tabwriter.NewWriter(std.out, 0, 8, 2, ' ', 0)
-		fmt.Fprintf(w, "SETTING\tVALUE\tSOURCE\n")
-		for _, s := range list {
-			value := s.Value
-			if value == "" {
-				value = "-"
-			}
-			fmt.Fprintf(w, "%s\t%s\t%s\n", s.Key, value, s.From)
-		}
-		err = w.Flush()
+	err := errors.Join(printSettings(std.out, list, c.JSON), checkSettings(ctx, &settings))
+	if settings.Router == "" {
+		return err
 	}
-	return errors.Join(err, checkSettings(ctx, &settings))
+	router, refused := readRouter(settings.Router)
+	if refused == nil {
+		refused = refusedRouter(router)
+	}
+	if refused != nil {
+		err = errors.Join(err, fmt.Errorf("router: %w", refused))
+	}
+	return err
+}
+
+// printSettings lists settings with their sources.
+func printSettings(out io.Writer, list []config.Setting, asJSON bool) error {
+	if asJSON {
+		return printJSON(out, list)
+	}
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintf(w, "SETTING\tVALUE\tSOURCE\n")
+	for _, s := range list {
+		value := s.Value
+		if value == "" {
+			value = "-"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", s.Key, value, s.From)
+	}
+	return w.Flush()
 }
 
 // checkSettings reports what `serve` refuses.

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvconn/kvconn/config"
 )
@@ -76,27 +78,43 @@ func TestUnknownSettingNamesTheNearest(t *testing.T) {
 	}
 }
 
+// settingValues are values of every setting that no default is, for file, environment and
+// flag.
+func settingValues(t *testing.T) map[string][3]string {
+	t.Helper()
+	values := make(map[string][3]string)
+	schema := reflect.TypeFor[config.Serve]()
+	for i := range schema.NumField() {
+		f := schema.Field(i)
+		v := [3]string{"/3", "/4", "/5"}
+		switch f.Type {
+		case reflect.TypeFor[bool]():
+			v = [3]string{"true", "true", "true"}
+		case reflect.TypeFor[time.Duration]():
+			v = [3]string{"3s", "4s", "5s"}
+		case reflect.TypeFor[config.Bytes]():
+			v = [3]string{"3GiB", "4GiB", "5GiB"}
+		case reflect.TypeFor[int](), reflect.TypeFor[float64]():
+			v = [3]string{"3", "4", "5"}
+		}
+		if enum := f.Tag.Get("enum"); enum != "" {
+			all := strings.Split(enum, ",")
+			v = [3]string{all[0], all[1], all[len(all)-1]}
+		}
+		values[config.Key(f.Tag.Get("name"))] = v
+	}
+	return values
+}
+
 // Every setting can be given in each of the three ways, and the nearer one wins.
 func TestEverySettingCanBeGivenInEachWay(t *testing.T) {
-	values := map[string][3]string{ // file, environment, flag
-		"http_remote": {"true", "true", "true"}, "prompts_only": {"true", "true", "true"},
-		"log_level": {"debug", "warn", "error"}, "log_format": {"json", "json", "json"},
-		"load_timeout": {"3s", "4s", "5s"}, "stage_timeout": {"3s", "4s", "5s"}, "stop_timeout": {"3s", "4s", "5s"},
-		"min_offer_tokens": {"3", "4", "5"}, "prefill_tokens_per_s": {"3", "4", "5"},
-		"max_bytes": {"3GiB", "4GiB", "5GiB"}, "host_bytes": {"3GiB", "4GiB", "5GiB"}, "load_staging_bytes": {"3GiB", "4GiB", "5GiB"},
-		"save_staging_bytes": {"3GiB", "4GiB", "5GiB"}, "scrub_bytes_per_s": {"3GiB", "4GiB", "5GiB"},
-		"dir": {"/3", "/4", "/5"}, "socket": {"/3", "/4", "/5"}, "http": {"127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:5"},
-		"pprof": {"127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:5"}, "router": {"/3", "/4", "/5"},
-	}
+	values := settingValues(t)
 	schema := config.Serve{}
 	list := schema.Settings(func(string) config.Source { return config.Source{} })
 	var file strings.Builder
 	var flags []string
 	for _, s := range list {
-		v, known := values[s.Key]
-		if !known {
-			t.Fatalf("no values for the setting %s", s.Key)
-		}
+		v := values[s.Key]
 		fmt.Fprintf(&file, "%s: %s\n", s.Key, v[0])
 		flags = append(flags, "--"+strings.ReplaceAll(s.Key, "_", "-")+"="+v[2])
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 
 	"github.com/alecthomas/kong"
 	"golang.org/x/sync/errgroup"
@@ -20,9 +19,6 @@ import (
 	"github.com/kvconn/kvconn/router/route"
 	"github.com/kvconn/kvconn/router/service"
 )
-
-// routerFile is the router's --config flag. Its file has a schema of its own.
-type routerFile string
 
 // routerCmd is `kvconnd router`.
 type routerCmd struct {
@@ -41,32 +37,9 @@ func (*routerCmd) Help() string {
 
 // BeforeResolve reads the file, so that its values stand behind flags and environment.
 func (c *routerCmd) BeforeResolve(ctx *kong.Context) error {
-	path := os.Getenv("KVCONN_ROUTER_CONFIG")
-	for _, flag := range ctx.Flags() {
-		if v, ok := ctx.FlagValue(flag).(routerFile); ok && v != "" {
-			path = string(v)
-		}
-	}
-	if path == "" {
-		return nil
-	}
-	values, ranks, err := config.ReadRouterFile(path)
-	if err != nil {
-		return err
-	}
-	c.fromFile = ranks
-	ctx.AddResolver(kong.ResolverFunc(func(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
-		for _, env := range flag.Envs {
-			if os.Getenv(env) != "" {
-				return nil, nil
-			}
-		}
-		if v, ok := values[config.Key(flag.Name)]; ok {
-			return v, nil
-		}
-		return nil, nil
-	}))
-	return nil
+	r, err := resolveRouterFile(ctx)
+	c.fromFile = r.ranks
+	return err
 }
 
 // Run routes until the context ends.

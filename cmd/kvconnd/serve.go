@@ -8,8 +8,10 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/daemon"
 	"github.com/kvconn/kvconn/daemon/sdnotify"
+	"github.com/kvconn/kvconn/router/publish"
 )
 
 // serveCmd is `kvconnd serve`.
@@ -38,6 +40,7 @@ func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams)
 		PromptsOnly: c.PromptsOnly, PrefillTokensPerS: c.PrefillTokensPerS, StageTimeout: c.StageTimeout,
 		StopTimeout: c.StopTimeout, Pprof: c.Pprof, Logger: newLogger(std, c.LogLevel, c.LogFormat),
 	}
+	o.Publish = publishOptions(&c.Serve)
 	notify, err := sdnotify.FromEnvironment(os.Getenv, os.Getpid())
 	if err != nil {
 		o.Logger.Warn("the service manager is not told how the daemon does", "err", err,
@@ -49,6 +52,20 @@ func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams)
 		o.HTTP = ""
 	}
 	return runDaemon(ctx, o, c.Router)
+}
+
+// publishOptions are the settings of published events; nil if there are to be none.
+func publishOptions(s *config.Serve) *publish.Options {
+	if s.PublishEvents == "" {
+		return nil
+	}
+	o := &publish.Options{
+		Endpoint: s.PublishEvents, ReplayEndpoint: s.PublishReplay, Topic: s.PublishTopic, Hashes: publish.HashForm(s.PublishHashForm),
+	}
+	if model := s.PublishModel; model != "" {
+		o.Accept = func(_ connector.NamespaceDigest, m *connector.Manifest) bool { return m.Model == model }
+	}
+	return o
 }
 
 // newLogger logs to standard error.

@@ -27,6 +27,12 @@ func printDaemon(w io.Writer, s *daemon.Status) {
 	fmt.Fprintf(w, "%s\tpid %d, up %s, epoch %s\n", s.Version, s.PID, seconds(s.UptimeS), s.Epoch)
 	fmt.Fprintf(w, "socket\t%s\n", s.Socket)
 	fmt.Fprintf(w, "store\t%s: %d namespaces, %d segments\n", s.Store.Dir, s.Store.Namespaces, s.Store.Segments)
+	if p := s.Publish; p != nil {
+		fmt.Fprintf(w, "events\t%s: %d batches, %d subscribers, %d dropped\n", p.Endpoint, p.Batches, p.Subscribers, p.Dropped)
+		if p.Error != "" {
+			fmt.Fprintf(w, "\tnothing is published: %s\n", p.Error)
+		}
+	}
 	if s.Health.OK {
 		fmt.Fprintf(w, "health\tgood\n")
 	}

@@ -24,8 +24,9 @@ type handler struct {
 	files []*os.File
 }
 
-// hello checks the first frame and opens the session.
-func (s *Server) hello(ctx context.Context, f *wire.Frame, peer Peer) (*handler, error) {
+// hello checks the first frame and opens the session. It fills in what the frame says of
+// the peer.
+func (s *Server) hello(ctx context.Context, f *wire.Frame, peer *Peer) (*handler, error) {
 	defer closeFiles(f.Files)
 	if f.Op != wire.OpHello || f.Kind != wire.KindRequest {
 		return nil, fmt.Errorf("%w: %s before hello", connector.ErrProtocol, f.Op)
@@ -43,6 +44,7 @@ func (s *Server) hello(ctx context.Context, f *wire.Frame, peer Peer) (*handler,
 	if err := m.Decode(f.Body); err != nil {
 		return nil, err
 	}
+	peer.Client, peer.Engine, peer.Staged = m.Client, m.Engine, m.Staged
 	manifest, err := connector.ParseManifest(m.Manifest)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
@@ -54,15 +56,14 @@ func (s *Server) hello(ctx context.Context, f *wire.Frame, peer Peer) (*handler,
 	if h.namespace, err = manifest.Digest(); err != nil {
 		return nil, err
 	}
-	peer.Client, peer.Engine, peer.Staged = m.Client, m.Engine, m.Staged
 	switch m.Role {
 	case wire.RoleScheduler:
-		h.scheduler, err = s.backend.OpenScheduler(ctx, peer, manifest)
+		h.scheduler, err = s.backend.OpenScheduler(ctx, *peer, manifest)
 	case wire.RoleWorker:
 		if m.Rank >= manifest.Ranks() {
 			return nil, fmt.Errorf("%w: rank %d of a manifest with %d", connector.ErrBadRequest, m.Rank, manifest.Ranks())
 		}
-		h.worker, err = s.backend.OpenWorker(ctx, peer, manifest, m.Rank)
+		h.worker, err = s.backend.OpenWorker(ctx, *peer, manifest, m.Rank)
 	default:
 		return nil, fmt.Errorf("%w: role %q, want %q or %q", connector.ErrBadRequest, m.Role, wire.RoleScheduler, wire.RoleWorker)
 	}

@@ -19,10 +19,10 @@ func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) erro
 	if err != nil {
 		return s.refuse(conn, f.Header, err)
 	}
-	h, err := s.hello(ctx, &f, peer)
+	h, err := s.hello(ctx, &f, &peer)
 	if err != nil {
 		_ = s.fail(conn, f.Header, err)
-		return err
+		return &refusedError{peer, err}
 	}
 	defer h.close()
 	if err := conn.SetReadDeadline(time.Time{}); err != nil {
@@ -44,6 +44,16 @@ func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) erro
 		}
 	}
 }
+
+// refusedError says that an engine was not let in, for what its hello said or because no
+// session could be opened.
+type refusedError struct {
+	peer Peer
+	err  error
+}
+
+func (e *refusedError) Error() string { return "refused: " + e.err.Error() }
+func (e *refusedError) Unwrap() error { return e.err }
 
 // serveFrame reads one request and answers it. An error ends the connection.
 func (s *Server) serveFrame(ctx context.Context, conn *wire.Conn, h *handler) error {

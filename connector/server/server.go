@@ -117,13 +117,15 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 			return fmt.Errorf("accept on the engine socket: %w", err)
 		default:
 			// Out of descriptors, most likely: those that are connected go on.
-			s.opts.Logger.Error("cannot accept an engine's connection, trying again", "err", err)
+			s.opts.Logger.Error("cannot accept an engine's connection, trying again", "err", err,
+				"remedy", "raise the daemon's limit of open files (LimitNOFILE, ulimit -n)")
 			pause(ctx, acceptPause)
 			continue
 		}
 		if err := s.admit(c); err != nil {
 			s.refused.Add(1)
-			s.opts.Logger.Warn("engine connection refused", "err", err)
+			s.opts.Logger.Warn("engine connection refused", "err", err,
+				"remedy", "run engine and daemon as the same user; a daemon serves the ranks of one node")
 			_ = c.Close()
 			continue
 		}
@@ -192,11 +194,16 @@ func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn) 
 
 // ended logs why a connection ended.
 func (s *Server) ended(ctx, connCtx context.Context, peer Peer, err error) {
+	var refused *refusedError
 	switch {
 	case err == nil && connCtx.Err() == nil, errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), ctx.Err() != nil:
 	case errors.Is(err, connector.ErrProtocol), errors.Is(err, connector.ErrVersion):
 		s.protocolErrors.Add(1)
-		s.opts.Logger.Warn("engine connection closed: the client broke the protocol", "pid", peer.PID, "err", err)
+		s.opts.Logger.Warn("engine connection closed: the client broke the protocol", "pid", peer.PID, "err", err,
+			"remedy", "update the older of kvconnd and the engine's connector")
+	case errors.As(err, &refused):
+		s.opts.Logger.Warn("an engine was refused and goes on without cache", "pid", peer.PID,
+			"engine", refused.peer.Engine, "client", refused.peer.Client, "err", refused.err)
 	case connCtx.Err() != nil:
 		s.opts.Logger.Info("engine process ended, its connection is closed", "pid", peer.PID)
 	default:

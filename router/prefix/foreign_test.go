@@ -68,3 +68,83 @@ func TestEqualNamesOfDifferentBlocksDoNotMix(t *testing.T) {
 		t.Errorf("%+v", x.Stats())
 	}
 }
+
+// Domains are named by people, models too: no name makes an engine's names those of the stores.
+func TestAnEngineOfAnyDomainKeepsItsNames(t *testing.T) {
+	p := randomPrompt(rand.New(rand.NewPCG(9, 9)), 10)
+	for _, domain := range []string{"", "kvconn", "KeyDomain", "gpu"} {
+		x := newIndex(t)
+		h := mustAdd(t, x, GPU, domain)
+		p.report(t, x, h, 0, 10, 5)
+		if n := x.Removed(h, p.ids); n != 0 || x.Stats().Blocks != 0 {
+			t.Errorf("domain %q: %d of its names are unknown", domain, n)
+		}
+		x.check(t)
+	}
+}
+
+// Engines that give a handful of names to everything, again and again: whatever becomes of it, nobody is
+// said to have a block that it never reported, and the index stays whole.
+func TestReusedNamesInventNothing(t *testing.T) {
+	rng := rand.New(rand.NewPCG(10, 10))
+	tree := randomTree(rng, 60)
+	x := newIndex(t)
+	holders := []Holder{mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "alone")}
+	view, err := NewRanks([]Rank{{GPU: holders[0], HasGPU: true}, {GPU: holders[1], HasGPU: true}, {GPU: holders[2], HasGPU: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := make([]map[int]bool, len(holders))
+	out := make([]Result, len(holders))
+	for step := range 4000 {
+		i := rng.IntN(len(holders))
+		b := tree[rng.IntN(len(tree))]
+		switch rng.IntN(20) {
+		default:
+			from, parent := 0, uint64(0)
+			if len(b.path) > 1 && rng.IntN(2) == 0 { // behind a block that the holder can name
+				at := 1 + rng.IntN(len(b.path)-1)
+				for name := range uint64(12) {
+					if k, ok := x.ParentKey(holders[i], name); ok && k == b.keys[at-1] {
+						from, parent = at, name
+					}
+				}
+			}
+			ids := make([]uint64, len(b.path)-from)
+			for k := range ids {
+				ids[k] = rng.Uint64N(12)
+			}
+			if err := x.Stored(holders[i], parent, from > 0, ids, b.keys[from:]); err != nil {
+				t.Fatal(err)
+			}
+			if stored[i] == nil {
+				stored[i] = make(map[int]bool)
+			}
+			for _, n := range b.path[from:] {
+				stored[i][n] = true
+			}
+		case 0, 1, 2, 3, 4, 5:
+			x.Removed(holders[i], []uint64{rng.Uint64N(12), rng.Uint64N(12), rng.Uint64N(12)})
+		case 6:
+			x.Clear(holders[i])
+			stored[i] = nil
+		}
+		x.Walk(view, b.keys, out)
+		for i, r := range out {
+			for _, n := range b.path[:r.GPU] {
+				if !stored[i][n] {
+					t.Fatalf("step %d: holder %d never reported block %d", step, i, n)
+				}
+			}
+		}
+		if step%20 == 0 {
+			x.check(t)
+		}
+	}
+	for _, h := range holders {
+		x.Clear(h)
+	}
+	if x.check(t); x.Stats().Blocks != 0 {
+		t.Errorf("%+v", x.Stats())
+	}
+}

@@ -68,9 +68,9 @@ type Index struct {
 	expiry      expiryHeap
 	hand        uint32
 	epochBlocks int
-	// places is work space of Removed.
-	places []place
-	stats  Stats
+	// places is work space of Removed, renamed of Stored.
+	places, renamed []place
+	stats           Stats
 }
 
 // holder is what the writer knows of a holder.

@@ -8,8 +8,9 @@ import (
 )
 
 // KeyDomain is the domain of holders whose blocks are named by [KeyID]: kvconn's own
-// stores. Their blocks are held or not; in every other domain copies are counted.
-const KeyDomain = "kvconn"
+// stores. Their blocks are held or not; in every other domain copies are counted. It is no
+// text that someone would name a model or a domain of engines by.
+const KeyDomain = "\x00kvconn keys"
 
 // KeyID is the name of a block in [KeyDomain]: the first 8 bytes of its key, little-endian.
 func KeyID(k connector.Key) uint64 { return binary.LittleEndian.Uint64(k[:8]) }

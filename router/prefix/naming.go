@@ -97,10 +97,29 @@ func (x *Index) setNames(d *names, r *run, from uint32, ids []uint64, move bool)
 		if taken {
 			x.stats.NameConflicts++
 			x.runs[other.run()].namesIn(d).ids[other.off()] = 0
+			x.renamed = append(x.renamed, other)
 		}
 		*slot = id
 	}
 	return len(ids)
+}
+
+// dropRenamed takes the blocks whose names a holder has just used for others from it: it
+// cannot have both, and no removal would name them any more. Some may have got a name again.
+func (x *Index) dropRenamed(h Holder, ho *holder) {
+	d := ho.names
+	if ho.own != nil {
+		d = ho.own
+	}
+	for _, p := range x.renamed {
+		r := x.runs[p.run()]
+		if r == nil || p.off() >= r.len() || d.nameAt(x.runs, p) != 0 {
+			continue
+		}
+		for x.release(h, ho, r, p.off()) {
+		}
+	}
+	x.renamed = x.renamed[:0]
 }
 
 // unname forgets the names of a run's blocks from offset from on, in all domains.

@@ -44,6 +44,9 @@ func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, ke
 		x.name(ho, r, from, ids[:n])
 		x.hold(h, ho, r, from, from+uint32(n))
 		x.recount(r)
+		if len(x.renamed) > 0 {
+			x.dropRenamed(h, ho)
+		}
 		at, next = r, from+uint32(n)
 		keys, ids = keys[n:], ids[n:]
 	}

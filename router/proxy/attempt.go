@@ -77,8 +77,26 @@ func (a *attempt) run() (done bool) {
 	if n == 0 && err != nil && !errors.Is(err, io.EOF) {
 		return a.failed(ctx, err)
 	}
+	if died := a.died(ctx, resp, buf[:n]); died != nil {
+		return a.failed(ctx, died)
+	}
 	a.pass(cancel, timer, resp, buf[:], n, err)
 	return true
+}
+
+// died returns an error if the engine died under the request though its server lives and answers. vLLM says
+// so with status 500, or with an error as the first event of a stream; but errors that are about one request
+// look the same, and so the rank is asked whether it is well.
+func (a *attempt) died(ctx context.Context, resp *http.Response, first []byte) error {
+	check := a.proxy.opts.Check
+	failed := resp.StatusCode == http.StatusInternalServerError || a.in.stream && bytes.HasPrefix(first, []byte(`data: {"error"`))
+	if check == nil || !failed {
+		return nil
+	}
+	if err := check(ctx, a.decision.Rank); err != nil {
+		return fmt.Errorf("an error, and it is not well: %w", err)
+	}
+	return nil
 }
 
 // send makes the request to the engine.

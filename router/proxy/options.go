@@ -28,6 +28,9 @@ type Options struct {
 	Engines func(model string) []string
 	// Failed is told of a rank that cannot be reached or broke off; may be nil.
 	Failed func(rank int32, err error)
+	// Check asks a rank that answered with an error of its own whether it is well, within a few seconds;
+	// if not, another is tried. Nil takes all such answers for the request's fault.
+	Check func(ctx context.Context, rank int32) error
 	// MaxBodyBytes bounds a request. Default 64 MiB: 2 Mi token ids as JSON, several times.
 	MaxBodyBytes int64
 	// MaxTries is how many ranks are tried for one request. Default 3.

@@ -78,8 +78,8 @@ func newServer(o *Options) (*server, error) {
 	}
 	s.checks = newChecker(router, o)
 	s.proxy, err = proxy.New(proxy.Options{
-		Router: timed{router, &s.decided}, Tokens: s.tokens, Engines: router.ReadyEndpoints, Failed: s.failed, MaxBodyBytes: o.MaxBodyBytes,
-		MaxTries: o.MaxTries, FirstByteTimeout: o.FirstByteTimeout, IdleTimeout: o.IdleTimeout,
+		Router: timed{router, &s.decided}, Tokens: s.tokens, Engines: router.ReadyEndpoints, Failed: s.failed, Check: s.check,
+		MaxBodyBytes: o.MaxBodyBytes, MaxTries: o.MaxTries, FirstByteTimeout: o.FirstByteTimeout, IdleTimeout: o.IdleTimeout,
 		KeepAuthorization: o.Token == "" && o.EngineKey == "", EngineKey: o.EngineKey, Transport: o.Transport, Logger: o.Logger,
 	})
 	if err != nil {
@@ -94,6 +94,18 @@ func (s *server) failed(rank int32, err error) {
 	if s.opts.HealthInterval >= 0 {
 		s.checks.failed(rank, err)
 	}
+}
+
+// check asks a rank whether it is well.
+func (s *server) check(ctx context.Context, rank int32) error {
+	info, ok := s.router.Rank(rank)
+	if !ok {
+		return route.ErrUnknownRank
+	}
+	if s.opts.HealthInterval < 0 {
+		return nil
+	}
+	return s.checks.check(ctx, info.Spec.Endpoint)
 }
 
 // serve answers on l until ctx ends and what is under way has ended.

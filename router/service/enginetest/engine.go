@@ -28,6 +28,8 @@ const (
 	// Die closes the connection before the first byte of the body, DieMidStream after some.
 	Die
 	DieMidStream
+	// FailInStream answers 200 with an error as the first event, as vLLM does when its engine dies.
+	FailInStream
 	// Hang answers nothing until the client gives up.
 	Hang
 )
@@ -167,6 +169,8 @@ func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, `{"error":{"message":"overloaded"}}`, http.StatusServiceUnavailable)
 	case Fail:
 		http.Error(w, `{"error":{"message":"internal"}}`, http.StatusInternalServerError)
+	case FailInStream:
+		fmt.Fprint(w, "data: {\"error\": {\"message\": \"internal\"}}\n\ndata: [DONE]\n\n")
 	case Reject:
 		http.Error(w, `{"error":{"message":"bad prompt"}}`, http.StatusBadRequest)
 	case Die:

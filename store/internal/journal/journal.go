@@ -196,6 +196,7 @@ func (j *Journal) fail(reason string) {
 	j.once.Do(func() {
 		j.reason.Store(&reason)
 		close(j.failed)
-		j.log.Error("journal: failed, nothing is saved from now on", "reason", reason)
+		j.log.Error("journal: failed, nothing is saved from now on; loads go on", "reason", reason,
+			"remedy", "free space in the file system of the store or repair the disk, then restart the daemon")
 	})
 }

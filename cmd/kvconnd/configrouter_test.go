@@ -1,0 +1,68 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/connector"
+)
+
+func TestConfigRouterNamesTheSourceOfEveryValue(t *testing.T) {
+	file := routerFileOf(t, "policy: kv-aware\npredict_ttl: 3s\nmax_tries: 5\nranks: [{model: m, endpoint: \"http://a:1\"}]\n")
+	t.Setenv("KVCONN_ROUTER_PREDICT_TTL", "2s")
+	t.Setenv("KVCONN_ROUTER_TOKEN", "hunter2")
+	status, out, errs := kvconnd("config", "router", "--config", file, "--max-tries", "7", "--json")
+	if status != 0 || errs != "" {
+		t.Fatalf("status %d, %q", status, errs)
+	}
+	var list []config.Setting
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string]string)
+	for _, s := range list {
+		got[s.Key] = s.Value + " | " + s.From.String()
+	}
+	for key, want := range map[string]string{
+		"policy": "kv-aware | file " + file, "predict_ttl": "2s | environment KVCONN_ROUTER_PREDICT_TTL", "max_tries": "7 | flag --max-tries",
+		"request_ttl": "5m0s | default", "token": "******** | environment KVCONN_ROUTER_TOKEN",
+		"ranks[0]": `{"endpoint":"http://a:1","id":0,"model":"m"} | file ` + file,
+	} {
+		if got[key] != want {
+			t.Errorf("%s: %q, want %q", key, got[key], want)
+		}
+	}
+}
+
+func TestConfigPrintsAndRefusesWhatARouterRefuses(t *testing.T) {
+	for want, args := range map[string][]string{
+		"set a token":            {"config", "router", "--http", "0.0.0.0:1"},
+		`policy "best"`:          {"config", "router", "--policy", "best"},
+		"model is empty":         {"config", "router", "--config", routerFileOf(t, "ranks: [{id: 1}]")},
+		"router: configuration":  {"config", "show", "--dir", "/d", "--router", "/nowhere"},
+		`router: policy "worst"`: {"config", "show", "--dir", "/d", "--router", routerFileOf(t, "policy: worst")},
+	} {
+		if status, out, errs := kvconnd(args...); status == 0 || !strings.Contains(out, "SOURCE") || !strings.Contains(errs, want) {
+			t.Errorf("%v: status %d, %q; want %q\n%s", args, status, errs, want, out)
+		}
+	}
+}
+
+// The endpoint of published events is reached by configuration alone.
+func TestPublishSettingsReachTheDaemon(t *testing.T) {
+	s := config.Serve{}
+	if publishOptions(&s) != nil {
+		t.Error("events are published unasked")
+	}
+	s = config.Serve{PublishEvents: "ipc:///e", PublishReplay: "ipc:///r", PublishTopic: "kv", PublishHashForm: "int64", PublishModel: "m"}
+	o := publishOptions(&s)
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil || o.Endpoint != "ipc:///e" || o.ReplayEndpoint != "ipc:///r" || o.Topic != "kv" || o.Hashes != "int64" {
+		t.Errorf("%+v, %v", o, err)
+	}
+	if !o.Accept(connector.NamespaceDigest{}, &connector.Manifest{Model: "m"}) || o.Accept(connector.NamespaceDigest{}, &connector.Manifest{Model: "n"}) {
+		t.Error("not the model that was named")
+	}
+}

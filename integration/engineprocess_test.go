@@ -1,0 +1,166 @@
+package integration
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/kvconn/kvconn/connector/client"
+	"github.com/kvconn/kvconn/engine"
+	"github.com/kvconn/kvconn/engine/model"
+)
+
+// processOptions say what an engine's process runs.
+type processOptions struct {
+	Socket         string
+	Order          engine.Order
+	Hybrid         bool
+	TensorParallel int
+	// At, if set, is the point at which the process says so and stands still.
+	At string
+}
+
+func (p *processOptions) engine() engine.Options {
+	return engineOptions(func(o *engine.Options) {
+		o.Order, o.TensorParallel = p.Order, p.TensorParallel
+		if p.Hybrid {
+			o.Model = model.TinyHybrid(1)
+		}
+	})
+}
+
+// processAnswer is one line of the process's output.
+type processAnswer struct {
+	Ready, Reached bool
+	Results        []engine.Result
+}
+
+// serveEngineProcess is an engine in a process of its own: it reads its options and then
+// lists of requests, one JSON value a line, and answers each list with its results.
+func serveEngineProcess(ctx context.Context, in io.Reader, out io.Writer) (err error) {
+	dec, enc := json.NewDecoder(in), json.NewEncoder(out)
+	var p processOptions
+	if err := dec.Decode(&p); err != nil {
+		return err
+	}
+	o := p.engine()
+	e, err := engine.New(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	c := &calls{at: func(point string) {
+		if point == p.At {
+			_ = enc.Encode(processAnswer{Reached: true})
+			select {}
+		}
+	}}
+	co := clientOptions(p.Socket, fmt.Sprintf("process-%d", os.Getpid()), e, &o)
+	scheduler, err := client.NewScheduler(co)
+	if err != nil {
+		return err
+	}
+	defer scheduler.Close()
+	var workers []engine.WorkerConnector
+	for rank := range co.Manifest.Ranks() {
+		w, err := client.NewWorker(co, rank, e.Layout(rank), []*os.File{e.File(rank)})
+		if err != nil {
+			return err
+		}
+		defer w.Close()
+		_ = w.Connect(ctx)
+		workers = append(workers, &watchedWorker{w, c, rank})
+	}
+	e.Attach(&watchedScheduler{scheduler, c}, workers...)
+	if err := enc.Encode(processAnswer{Ready: true}); err != nil {
+		return err
+	}
+	for {
+		var requests []engine.Request
+		if err := dec.Decode(&requests); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		results, err := e.Run(ctx, requests)
+		if err != nil {
+			return err
+		}
+		if err := enc.Encode(processAnswer{Results: results}); err != nil {
+			return err
+		}
+	}
+}
+
+// engineProcess is an engine's process.
+type engineProcess struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	enc   *json.Encoder
+	dec   *json.Decoder
+	log   *logText
+	ended bool
+}
+
+func startEngineProcess(t *testing.T, p processOptions) *engineProcess {
+	t.Helper()
+	e := &engineProcess{t: t, cmd: exec.Command(os.Args[0]), log: new(logText)}
+	e.cmd.Env = append(slices.Clone(os.Environ()), engineVariable+"=1")
+	e.cmd.Stderr = e.log
+	e.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	in, err := e.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := e.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.kill)
+	e.in, e.enc, e.dec = in, json.NewEncoder(in), json.NewDecoder(bufio.NewReader(out))
+	if err := e.enc.Encode(&p); err != nil {
+		t.Fatal(err)
+	}
+	if a := e.answer(); !a.Ready {
+		t.Fatalf("engine process answers %+v", a)
+	}
+	return e
+}
+
+// kill ends the process with SIGKILL.
+func (e *engineProcess) kill() {
+	if e.ended {
+		return
+	}
+	e.ended = true
+	_ = e.cmd.Process.Kill()
+	_ = e.cmd.Wait()
+}
+
+// submit has requests served.
+func (e *engineProcess) submit(requests []engine.Request) {
+	e.t.Helper()
+	if err := e.enc.Encode(requests); err != nil {
+		e.t.Fatalf("engine process: %v\n%s", err, e.log)
+	}
+}
+
+func (e *engineProcess) answer() (a processAnswer) {
+	e.t.Helper()
+	if err := e.dec.Decode(&a); err != nil {
+		e.t.Fatalf("engine process: %v\n%s", err, e.log)
+	}
+	return a
+}

@@ -1,0 +1,72 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/engine"
+)
+
+// waitLimit bounds every wait of a test; only a broken program reaches it.
+const waitLimit = 60 * time.Second
+
+// What makes the test binary another program: a rank's process, an engine's.
+const (
+	rankVariable   = "KVCONN_INTEGRATION_RANK"
+	engineVariable = "KVCONN_INTEGRATION_ENGINE"
+)
+
+// binaryDir is where the daemon is built, "" until it is.
+var binaryDir string
+
+// daemonBinary is the daemon, built once.
+var daemonBinary = sync.OnceValues(func() (string, error) {
+	var err error
+	if binaryDir, err = os.MkdirTemp("", "kvconn-integration-"); err != nil {
+		return "", err
+	}
+	path := filepath.Join(binaryDir, "kvconnd")
+	out, err := exec.Command("go", slices.Concat([]string{"build"}, buildFlags(), []string{"-o", path, "../cmd/kvconnd"})...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build kvconnd: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+func TestMain(m *testing.M) {
+	var err error
+	switch {
+	case os.Getenv(rankVariable) != "":
+		err = engine.RunRank(context.Background(), os.Stdin, nil)
+	case os.Getenv(engineVariable) != "":
+		err = serveEngineProcess(context.Background(), os.Stdin, os.Stdout)
+	default:
+		code := m.Run()
+		if binaryDir != "" {
+			_ = os.RemoveAll(binaryDir)
+		}
+		os.Exit(code)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// long says whether the long variants are wanted.
+func long() bool { return os.Getenv("KVCONN_TEST_LONG") == "1" }
+
+// rounds is the number of rounds of a test that comes in two lengths.
+func rounds(short, full int) int {
+	if long() {
+		return full
+	}
+	return short
+}

@@ -1,0 +1,79 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/kvconn/kvconn/connector/client"
+	"github.com/kvconn/kvconn/engine"
+)
+
+// newInstanceAcross starts an engine whose scheduler and first rank are on the first node,
+// and each other rank on its own: they share nothing but what the engine broadcasts.
+func newInstanceAcross(t *testing.T, change func(*engine.Options), nodes ...*node) *instance {
+	t.Helper()
+	i := newInstance(t, nil, change)
+	o := engineOptions(change)
+	options := func(n *node) client.Options {
+		return clientOptions(n.socket, fmt.Sprintf("%s-%p", t.Name(), i.Engine), i.Engine, &o)
+	}
+	scheduler, err := client.NewScheduler(options(nodes[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	i.closers = append(i.closers, scheduler.Close)
+	var workers []engine.WorkerConnector
+	for rank, n := range nodes {
+		w, err := client.NewWorker(options(n), rank, i.Layout(rank), []*os.File{i.File(rank)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		i.closers = append(i.closers, w.Close)
+		workers = append(workers, w)
+	}
+	i.Attach(scheduler, workers...)
+	return i
+}
+
+// The leader's metadata is all that a rank on another node needs: its own node's daemon,
+// which has never heard of the requests, loads its shards by it, and saves them. What that
+// node does not have fails there, and is recomputed by all ranks.
+func TestRankOnAnotherNodeIsServedByTheMetadataAlone(t *testing.T) {
+	for _, v := range []variant{
+		{"two tensor-parallel ranks", func(o *engine.Options) { o.TensorParallel = 2 }},
+		{"two stages of a hybrid model", func(o *engine.Options) { hybrid(o); o.PipelineParallel = 2 }},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			ps := prompts(140, 3)
+			want := reference(t, v.change, ps)
+			here, there := newMemoryNode(t), newMemoryNode(t)
+			here.start()
+			there.start()
+			// The leader offers what its own node's store has of every rank.
+			e := newInstance(t, here, v.change)
+			same(t, "all ranks here", e.run("here", ps), want)
+			e.close()
+			here.waitDurable()
+
+			e = newInstanceAcross(t, v.change, here, there)
+			got := e.run("across", ps)
+			same(t, "a rank there, its store empty", got, want)
+			if recomputed(got) == 0 {
+				t.Errorf("%d tokens cached, none recomputed: what came from an empty store?", cached(got))
+			}
+			there.saved()
+			got = e.run("again", ps)
+			same(t, "a rank there, its store filled", got, want)
+			if cached(got) == 0 || recomputed(got) > 0 {
+				t.Errorf("%d tokens cached, %d recomputed: the other node's store is of no use", cached(got), recomputed(got))
+			}
+			if s := there.status(); len(s.Engines) != 0 || len(s.Ranks) != 1 || s.Ranks[0].Transfers.LoadedBytes == 0 {
+				t.Errorf("%d engines, ranks %+v there; want one rank that has loaded", len(s.Engines), s.Ranks)
+			}
+			e.close()
+			here.waitLetGo()
+			there.waitLetGo()
+		})
+	}
+}
