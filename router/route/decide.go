@@ -113,12 +113,15 @@ func (r *Router) decide(to target, req *Request, tokens int, s *scratch, d *Deci
 			break
 		}
 		err := r.book(p, v, req, id, tokens, s, d)
+		if err == nil {
+			// Under the lock: a rank that is removed meanwhile leaves its number to another.
+			r.predict(p, v.states[d.Index], len(req.Tokens), s, d)
+		}
 		p.mu.Unlock()
 		if err != nil {
 			d.reset()
 			return err
 		}
-		r.predict(p, v.states[d.Index], len(req.Tokens), s, d)
 		break
 	}
 	r.counts.add(d, tokens)

@@ -129,12 +129,18 @@ func (r *Router) release(s *rankState) {
 	}
 }
 
-// unfollow takes back what follow did for a rank that was never shown. The caller holds mu; its sources
-// end by themselves.
+// unfollow takes back what follow did for a rank that was never shown, and its holder once no event can
+// reach it any more: another rank may get its number. The caller holds mu; its sources end by themselves.
 func (r *Router) unfollow(s *rankState) {
-	if s.stop != nil {
+	if s.stop == nil {
+		r.index.RemoveHolder(s.gpu)
+	} else {
 		s.stop()
-		r.running.Go(func() error { <-s.done; return nil })
+		r.running.Go(func() error {
+			<-s.done
+			r.index.RemoveHolder(s.gpu)
+			return nil
+		})
 	}
 	for _, from := range r.unshare(s) {
 		r.running.Go(func() error { from.end(r.index); return nil })

@@ -61,7 +61,6 @@ func (r *Router) register(spec *registry.Rank) (*pool, error) {
 	}
 	if err != nil {
 		r.unfollow(s)
-		r.index.RemoveHolder(s.gpu)
 		return nil, err
 	}
 	r.pools[p.model] = p
