@@ -177,9 +177,7 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 	if st := f.Stats(); n == 0 || n == 60*20 || st.Gaps != 0 || st.Malformed != 0 || st.Snapshots != 1 || st.Refused != 0 || st.Dropped != 0 {
 		t.Errorf("%d blocks, %+v", n, st)
 	}
-	if incomplete := f.Stats().Incomplete; incomplete < 5 {
-		t.Errorf("%d blocks lack a shard, 5 were stored with one", incomplete)
-	}
+	residencyWait(t, "the blocks that lack a shard", func() bool { return f.Stats().Incomplete >= 5 })
 }
 
 func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
