@@ -162,7 +162,7 @@ func (d *daemon) serve(ctx context.Context) error {
 // announce tells everybody who waits for it that engines can connect.
 func (d *daemon) announce() {
 	d.ready.Store(true)
-	d.opts.Logger.Info("ready", "version", Version, "socket", d.info.Socket, "http", d.info.HTTP, "pprof", d.info.Pprof, "epoch", d.info.Epoch)
+	d.opts.Logger.Info("ready", "version", Version, "socket", d.info.Socket, "http", d.info.HTTP, "pprof", d.info.Pprof, "events", d.info.Events, "epoch", d.info.Epoch)
 	d.opts.tell(sdnotify.Ready)
 	if d.opts.Ready != nil {
 		d.opts.Ready(d.info)

@@ -30,7 +30,7 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 		req.Conversation = "c"
 		var d Decision
 		once := func() {
-			if err := r.Route(t.Context(), &req, &d); err != nil || !d.Placed() || d.UseTokens != 8000 {
+			if err := r.Route(t.Context(), &req, &d); err != nil || !d.Placed() || d.UseTokens != 8000-16 {
 				t.Fatalf("%+v %v", d, err)
 			}
 			r.PrefillDone(d.Handle)

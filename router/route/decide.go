@@ -102,6 +102,7 @@ func (r *Router) decide(to target, req *Request, tokens int, s *scratch, d *Deci
 		v := p.view.Load()
 		r.walk(s, p, v, req.Tokens, scope)
 		d.Matches = appendMatches(d.Matches[:0], s.results, p.blockSize)
+		leaveLastToken(d.Matches, tokens, p.blockSize)
 		p.mu.Lock()
 		if p.view.Load() != v {
 			p.mu.Unlock()
@@ -143,6 +144,35 @@ func appendMatches(m []policy.Match, results []prefix.Result, blockSize int) []p
 	return m
 }
 
+// leaveLastToken takes the block with the prompt's last token out of matches: every engine computes that one
+// (vLLM, SGLang and TensorRT-LLM look up all tokens but the last), whoever holds it.
+func leaveLastToken(matches []policy.Match, tokens, blockSize int) {
+	if tokens == 0 || tokens%blockSize != 0 {
+		return
+	}
+	limit := int32(tokens - blockSize)
+	for i := range matches {
+		m := &matches[i]
+		// What follows the GPU's prefix goes first. Of a prefix of several tiers it is not known which has
+		// the last block: it is taken for the slowest.
+		over := max(m.GPU+m.Disk+m.Object-limit, 0)
+		over -= cut(&m.Object, over)
+		over -= cut(&m.Disk, over)
+		cut(&m.GPU, over)
+		over = max(m.Usable-limit, 0)
+		m.Usable -= over
+		over -= cut(&m.LoadObject, over)
+		cut(&m.LoadDisk, over)
+	}
+}
+
+// cut takes up to n off v and returns how much that was.
+func cut(v *int32, n int32) int32 {
+	n = min(n, *v)
+	*v -= n
+	return n
+}
+
 // book counts a placed request as load. The caller holds the pool's mu.
 func (r *Router) book(p *pool, v *view, req *Request, id uint64, tokens int, s *scratch, d *Decision) error {
 	state, spec := v.states[d.Index], v.states[d.Index].spec.Load()
@@ -173,7 +203,7 @@ func (r *Router) predict(p *pool, s *rankState, tokens int, sc *scratch, d *Deci
 	ttl := r.opts.PredictTTL
 	if s.events == nil {
 		ttl = r.opts.ApproximateTTL
-	} else if int(d.Match.GPU)/p.blockSize == tokens/p.blockSize {
+	} else if int(sc.results[d.Index].GPU) == tokens/p.blockSize {
 		return
 	}
 	keys := sc.walk.AllKeys()

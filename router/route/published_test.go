@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/registry"
 )
 
@@ -50,4 +51,35 @@ func TestPublishedProbeCases(t *testing.T) {
 	r.SetReady(0, false, "reuse is off")
 	r.SetReady(0, true, "")
 	probe("probe: nothing is kept", connector.Scope{}, prompt(3, 193), 0, 0)
+}
+
+// A prompt is looked up without its last token, which every engine computes.
+func TestPublishedProbeDropsTheLastToken(t *testing.T) {
+	r := newRouter(t, 1, nil)
+	whole := prompt(1, 64)
+	ask(t, r, free(whole))
+	for length, want := range map[int]int32{1: 0, 16: 0, 17: 16, 63: 48, 64: 48} {
+		if d := ask(t, r, free(whole[:length])); d.UseTokens != want {
+			t.Errorf("%d tokens: %d count, want %d", length, d.UseTokens, want)
+		}
+	}
+	if d := ask(t, r, free(append(whole, 1))); d.UseTokens != 64 {
+		t.Errorf("one token more: %d count", d.UseTokens)
+	}
+}
+
+func TestTheLastTokensBlockIsTakenFromTheSlowestTier(t *testing.T) {
+	matches := []policy.Match{
+		{GPU: 64, Usable: 64}, {GPU: 32, Disk: 32, Usable: 64, LoadDisk: 32}, {Disk: 48, Object: 16, Usable: 64, LoadDisk: 48, LoadObject: 16},
+		{GPU: 16, Usable: 64, LoadDisk: 32}, {GPU: 32, Usable: 32},
+	}
+	leaveLastToken(matches, 64, 16)
+	for i, want := range []policy.Match{
+		{GPU: 48, Usable: 48}, {GPU: 32, Disk: 16, Usable: 48, LoadDisk: 16}, {Disk: 48, Usable: 48, LoadDisk: 48},
+		{GPU: 16, Usable: 48, LoadDisk: 16}, {GPU: 32, Usable: 32},
+	} {
+		if matches[i] != want {
+			t.Errorf("%+v, want %+v", matches[i], want)
+		}
+	}
 }

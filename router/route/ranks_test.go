@@ -56,7 +56,7 @@ func TestUpdateKeepsWhatItCan(t *testing.T) {
 		t.Fatal(err)
 	}
 	req.Pin = first.Rank
-	if d := ask(t, r, req); d.Match.GPU != 640 || d.Header != "0" {
+	if d := ask(t, r, req); d.Match.GPU != 640-16 || d.Header != "0" {
 		t.Errorf("%+v", d)
 	}
 	spec.Draining = true
@@ -159,7 +159,7 @@ func TestEventsDecideWhereAPromptGoes(t *testing.T) {
 		pubs[1].Store(tokens)
 		return has(1600)()
 	})
-	if d := ask(t, r, free(tokens)); d.Rank != 1 || d.Header != "1" || d.UseTokens != 1600 {
+	if d := ask(t, r, free(tokens)); d.Rank != 1 || d.Header != "1" || d.UseTokens != 1600-16 {
 		t.Errorf("%+v", d)
 	}
 	pubs[1].Clear()

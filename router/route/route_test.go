@@ -74,7 +74,7 @@ func TestWhatWasJustRoutedCountsAsThere(t *testing.T) {
 	}
 	r.Finish(first.Handle)
 	again := ask(t, r, free(prompt(1, 4096)))
-	if again.Rank != first.Rank || again.Match.GPU != 4096 {
+	if again.Rank != first.Rank || again.Match.GPU != 4096-16 {
 		t.Errorf("%+v after %+v", again, first)
 	}
 	other := free(prompt(1, 4096))
@@ -91,7 +91,7 @@ func TestApproximationsEndWithTheirTimeAndTheirRank(t *testing.T) {
 		o.Now = func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
 	})
 	ask(t, r, free(prompt(1, 64)))
-	if d := ask(t, r, free(prompt(1, 64))); d.Match.GPU != 64 {
+	if d := ask(t, r, free(prompt(1, 64))); d.Match.GPU != 64-16 {
 		t.Errorf("%+v", d)
 	}
 	r.SetReady(0, false, "test")
