@@ -78,9 +78,9 @@ type workerSession struct {
 	rank   int
 	model  string
 	since  time.Time
-	// refused is set while the rank's memory was offered and could not be taken, registered
-	// while it is taken; the backend's mutex guards both.
-	refused, registered bool
+	// refused is set while the rank's memory was offered and could not be taken; the
+	// backend's mutex guards it.
+	refused bool
 }
 
 var (
@@ -137,23 +137,15 @@ func (s *schedulerSession) closeStaging() {
 }
 
 // tellReady tells an engine's leaders whether a rank on this node could not give its
-// memory: a hit would then be no hit. An engine that cannot report a failed load needs all
-// its ranks here: what is staged for it lies in this node's memory. b.mu is held.
+// memory: a hit would then be no hit. b.mu is held.
 func (b *backend) tellReady(engine string) {
 	ready := true
-	ranks := make(map[int]struct{})
 	for w := range b.workers {
-		if w.peer.Engine != engine {
-			continue
-		}
-		ready = ready && !w.refused
-		if w.registered {
-			ranks[w.rank] = struct{}{}
-		}
+		ready = ready && !(w.refused && w.peer.Engine == engine)
 	}
 	for s := range b.schedulers {
 		if s.peer.Engine == engine {
-			s.SetReady(ready && (!s.peer.Staged || len(ranks) == s.manifest.Ranks()))
+			s.SetReady(ready)
 		}
 	}
 }
@@ -338,7 +330,7 @@ func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 func (s *workerSession) Register(ctx context.Context, r *server.Registration) (server.Registered, error) {
 	n, err := s.Worker.Register(ctx, &r.Layout, r.Regions, r.Fence)
 	s.b.mu.Lock()
-	s.refused, s.registered = err != nil, err == nil
+	s.refused = err != nil
 	s.b.tellReady(s.peer.Engine)
 	s.b.mu.Unlock()
 	if err != nil {
@@ -349,13 +341,4 @@ func (s *workerSession) Register(ctx context.Context, r *server.Registration) (s
 		out.Staging = s.b.arena.File()
 	}
 	return out, nil
-}
-
-// Unregister gives the engine's memory back.
-func (s *workerSession) Unregister(ctx context.Context) error {
-	s.b.mu.Lock()
-	s.registered = false
-	s.b.tellReady(s.peer.Engine)
-	s.b.mu.Unlock()
-	return s.Worker.Unregister(ctx)
 }

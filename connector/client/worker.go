@@ -209,11 +209,6 @@ func (w *Worker) Present(ctx context.Context, k *connector.KeyedBlocks) int {
 func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.link.conn == nil && !w.unregistered {
-		// A rank that has nothing to load or save comes back all the same: without it the
-		// engine's other ranks are offered nothing.
-		_ = w.link.ensure(ctx, false)
-	}
 	var done []connector.FinishedLoad
 	if len(w.inFlight) > 0 && w.link.conn != nil {
 		err := w.link.call(ctx, wire.OpPoll, wire.AppendEmpty, func(b []byte) (err error) {
