@@ -14,7 +14,7 @@ import (
 
 // PythonEnv names a Python interpreter that has the package zmq, as Debian's python3-zmq gives it to
 // /usr/bin/python3.
-const PythonEnv = "KVCONN_PYZMQ_PYTHON"
+const PythonEnv = "KVCONN_TEST_PYZMQ_PYTHON"
 
 // Program is a running Python program that is spoken to in lines.
 type Program struct {
