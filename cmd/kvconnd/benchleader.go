@@ -52,9 +52,9 @@ func (c *benchLeaderCmd) Run(ctx context.Context, std *streams) error {
 	}
 	_, err = fmt.Fprintf(std.out, `records                    %d
 match of %d tokens     %.3f ms (least %.3f, p99 %.3f), hashing included, %g allocations
-round trip of a small call %.1f µs (least %.1f, p99 %.1f), two processes
+round trip of a small call %.1f µs (least %.1f, p99 %.1f), two processes; bare bytes %.1f µs
 `, r.Records, r.Tokens, 1e3*r.MatchSeconds, 1e3*r.MatchMinSeconds, 1e3*r.MatchP99Seconds, r.AllocsPerMatch,
-		1e6*r.RTTP50S, 1e6*r.RoundTrip.RTTLowestS, 1e6*r.RoundTrip.RTTP99S)
+		1e6*r.RTTP50S, 1e6*r.RoundTrip.RTTLowestS, 1e6*r.RoundTrip.RTTP99S, 1e6*r.RoundTrip.RawP50S)
 	return err
 }
 

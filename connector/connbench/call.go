@@ -46,6 +46,10 @@ func Call(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if r.RawP50S, err = timeEcho(ctx, args[0]+echoSuffix, calls); err != nil {
+		return err
+	}
+	r.Ratio = r.RTTP50S / r.RawP50S
 	if err := json.NewEncoder(out).Encode(r); err != nil {
 		return fmt.Errorf("write the result: %w", err)
 	}

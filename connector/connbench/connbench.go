@@ -59,6 +59,10 @@ type Result struct {
 	RTTP50S    float64 `json:"rtt_p50_s"`
 	RTTP99S    float64 `json:"rtt_p99_s"`
 	RTTLowestS float64 `json:"rtt_lowest_s"`
+	// RawP50S is the median round trip of bare bytes over the same kind of socket between
+	// the same processes, taken right behind the calls; Ratio is RTTP50S over it.
+	RawP50S float64 `json:"raw_p50_s"`
+	Ratio   float64 `json:"rtt_ratio"`
 }
 
 // RoundTrip serves in this process and has another one call.
@@ -83,7 +87,11 @@ func RoundTrip(ctx context.Context, o Options) (Result, error) {
 	served := make(chan error, 1)
 	s := server.New(server.Options{Epoch: 1, Version: "connbench", UID: os.Getuid()}, backend{})
 	go func() { served <- s.Serve(ctx, l) }()
-	err = callFrom(ctx, &o, socket, &r)
+	stopEcho, err := serveEcho(ctx, socket+echoSuffix)
+	if err == nil {
+		err = callFrom(ctx, &o, socket, &r)
+		err = errors.Join(err, stopEcho())
+	}
 	cancel()
 	return r, errors.Join(err, <-served)
 }

@@ -23,7 +23,7 @@ func TestRoundTripIsMeasuredBetweenTwoProcesses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Calls != calls || r.Tokens != 16 || r.RTTLowestS <= 0 || r.RTTP50S < r.RTTLowestS || r.RTTP99S < r.RTTP50S {
+	if r.Calls != calls || r.Tokens != 16 || r.RTTLowestS <= 0 || r.RTTP50S < r.RTTLowestS || r.RTTP99S < r.RTTP50S || r.RawP50S <= 0 || r.Ratio <= 0 {
 		t.Errorf("%+v", r)
 	}
 	t.Logf("%+v", r)
