@@ -183,10 +183,12 @@ func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
 			return ref, nil
 		}
 		if grow {
-			if err := s.space.grow(slotBytes); err != nil {
-				s.warnNoSegment(err)
+			err := s.space.grow(slotBytes)
+			if err == nil {
+				continue
 			}
-			continue
+			// Tried again after a pause, and not for ever: what failed may fail each time.
+			s.warnNoSegment(err)
 		}
 		if timeout == nil {
 			timer := time.NewTimer(s.opts.SlotWait)

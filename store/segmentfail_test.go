@@ -1,0 +1,62 @@
+package store
+
+import (
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/internal/disk"
+)
+
+// noSegments is the file system on which no segment can be made.
+type noSegments struct {
+	disk.OS
+	tried atomic.Int64
+}
+
+func (f *noSegments) OpenFile(path string, create, direct bool) (disk.File, error) {
+	if create && strings.Contains(path, segmentPrefix) {
+		f.tried.Add(1)
+		return nil, unix.EIO
+	}
+	return f.OS.OpenFile(path, create, direct)
+}
+
+// A disk on which no segment can be made must cost saves, not a processor for ever.
+func TestWritesEndWhereNoSegmentCanBeMade(t *testing.T) {
+	f := new(noSegments)
+	const slotWait = 100 * time.Millisecond
+	s, err := Open(t.Context(), Options{Dir: t.TempDir(), MaxBytes: 64 << 20, SlotWait: slotWait, Writers: 1}.WithFS(f, vfs.Default))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	ns, err := s.OpenNamespace(&connector.Manifest{
+		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 1}},
+		TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	op := &WriteOp{ID: RecordID{Namespace: ns, Key: connector.Key{1}}, Payload: AlignedBuffer(4096)}
+	if _, err := s.Write([]*WriteOp{op}, func(op *WriteOp) { done <- op.Err }); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; !errors.Is(err, ErrBusy) {
+		t.Errorf("%v, want ErrBusy", err)
+	}
+	if n := f.tried.Load(); n > 4*int64(slotWait/recheckInterval) {
+		t.Errorf("a segment was tried %d times in %v", n, slotWait)
+	}
+}
