@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -32,7 +33,7 @@ func (f *noSegments) OpenFile(path string, create, direct bool) (disk.File, erro
 func TestWritesEndWhereNoSegmentCanBeMade(t *testing.T) {
 	f := new(noSegments)
 	const slotWait = 100 * time.Millisecond
-	s, err := Open(t.Context(), Options{Dir: t.TempDir(), MaxBytes: 64 << 20, SlotWait: slotWait, Writers: 1}.WithFS(f, vfs.Default))
+	s, err := Open(t.Context(), Options{Dir: t.TempDir(), MaxBytes: 64 << 20, SlotWait: slotWait, Writers: 1, Logger: slog.New(slog.DiscardHandler)}.WithFS(f, vfs.Default))
 	if err != nil {
 		t.Fatal(err)
 	}

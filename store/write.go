@@ -187,8 +187,10 @@ func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
 			if err == nil {
 				continue
 			}
-			// Tried again after a pause, and not for ever: what failed may fail each time.
+			// Tried again after a pause, and not for ever: what failed may fail each time. The
+			// failure itself wakes who waits for a slot, this writer too.
 			s.warnNoSegment(err)
+			freed = nil
 		}
 		if timeout == nil {
 			timer := time.NewTimer(s.opts.SlotWait)
