@@ -58,6 +58,9 @@ type loadedBlock struct {
 }
 
 func TestWrongBytesInAnyLoadedBlockOfAnyRankGiveOtherTokens(t *testing.T) {
+	if testing.Short() {
+		t.Skip("tokens are compared in the full run; races of the same code show in shorter ones")
+	}
 	q := Request{ID: "a", Prompt: prompt(8, 100), MaxTokens: generated}
 	other := Request{ID: "other", Prompt: prompt(9, 100), MaxTokens: 1}
 	eachVariant(t, func(t *testing.T, change func(*Options)) {

@@ -50,7 +50,7 @@ func TestDaemonKilledAtAnyPointChangesNoToken(t *testing.T) {
 	points := []string{atMatch, atOffer, atPlanned, atLoading, atSave, atSaving, atPoll}
 	for i, v := range variants() {
 		t.Run(v.name, func(t *testing.T) {
-			if !long() && i%2 == 1 {
+			if !long() && (i%2 == 1 || testing.Short() && i == 2) {
 				t.Skip("KVCONN_TEST_LONG=1 runs it")
 			}
 			ps := prompts(60, 2+2*len(points))

@@ -63,10 +63,14 @@ func TestMain(m *testing.M) {
 // long says whether the long variants are wanted.
 func long() bool { return os.Getenv("KVCONN_TEST_LONG") == "1" }
 
-// rounds is the number of rounds of a test that comes in two lengths.
+// rounds is the number of rounds of a test that comes in two lengths, and in a third for
+// runs under the race detector, which are asked to be short.
 func rounds(short, full int) int {
-	if long() {
+	switch {
+	case long():
 		return full
+	case testing.Short():
+		return max(1, short/3)
 	}
 	return short
 }
