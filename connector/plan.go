@@ -47,6 +47,17 @@ type RequestLoad struct {
 	Transfers []Transfer
 }
 
+// Planned is the form of the load that the engine's side can read.
+func (l *RequestLoad) Planned() PlannedLoad {
+	p := PlannedLoad{Request: l.Request}
+	for i := range l.Transfers {
+		for j := range l.Transfers[i].Blocks {
+			p.Blocks = append(p.Blocks, l.Transfers[i].Blocks[j].Slot)
+		}
+	}
+	return p
+}
+
 // Plan is what the workers of an engine do in one step. The leader makes it, the engine
 // hands its encoded form to every rank, and each rank's worker executes it on its own
 // shards. It is complete: a rank may live on another node than the leader.

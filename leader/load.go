@@ -145,17 +145,6 @@ func (l *Leader) transfers(r *request, a *connector.Alloc, d *load) []connector.
 	return out
 }
 
-// plannedLoad is the form of a load that the engine's side can read.
-func plannedLoad(r *connector.RequestLoad) connector.PlannedLoad {
-	p := connector.PlannedLoad{Request: r.Request}
-	for i := range r.Transfers {
-		for j := range r.Transfers[i].Blocks {
-			p.Blocks = append(p.Blocks, r.Transfers[i].Blocks[j].Slot)
-		}
-	}
-	return p
-}
-
 // endLoad releases what was pinned for a load that has ended.
 func (l *Leader) endLoad(d *load) {
 	for _, id := range d.leases {

@@ -41,7 +41,7 @@ func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 		// What is staged the engine's side plans itself, from the offer: that cannot fail.
 		if d, ok := l.planLoad(&m.Allocs[i]); ok && l.opts.Staging == nil {
 			plan.Loads = append(plan.Loads, d)
-			reply.Loads = append(reply.Loads, plannedLoad(&d))
+			reply.Loads = append(reply.Loads, d.Planned())
 		}
 	}
 	for i := range m.Scheduled {

@@ -67,7 +67,7 @@ func (o *offers) plan(m *connector.StepRequest, reply connector.StepReply, manif
 		if a.External > 0 {
 			load := o.byRequest[a.Request].Load(a, manifest) // nil where there is no offer
 			plan.Loads = append(plan.Loads, load)
-			reply.Loads = append(reply.Loads, connector.PlannedLoad{Request: a.Request, Blocks: loadedBlocks(a, manifest)})
+			reply.Loads = append(reply.Loads, load.Planned())
 		}
 		o.forget(a.Request)
 	}
