@@ -20,8 +20,8 @@ func FuzzCalls(f *testing.F) {
 			x.call(b[0], fmt.Sprint(b[1]%4), int(int8(b[2])), int(int8(b[3])), uint32(binary.LittleEndian.Uint16(b[2:])))
 		}
 		x.step(connector.StepRequest{Finished: []string{"0", "1", "2", "3"}})
-		if x.x.held() != 0 || x.requests.tokens != 0 {
-			t.Errorf("%d leases and %d tokens are left", x.x.held(), x.requests.tokens)
+		if x.x.held() != 0 || x.requests.size != 0 {
+			t.Errorf("%d leases and requests of size %d are left", x.x.held(), x.requests.size)
 		}
 	})
 }

@@ -211,12 +211,29 @@ func TestBlocksOutOfTheWindowAreNotSavedLate(t *testing.T) {
 	f := newFixture(t, hybrid)
 	f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 3)})
 	f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Reset: true, NewBlocks: f.tables(0, 12), Count: 40}}})
-	p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Computed: 40, Count: 4, From: 3, NewTokens: tokens(3, 41)}}})
-	if got := groupSlots(p.Saves, 0); got != fmt.Sprint(tokens(0, 11)) {
+	p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Computed: 40, Count: 1, From: 3, NewTokens: tokens(3, 41)}}})
+	if got := groupSlots(p.Saves, 0); got != fmt.Sprint(tokens(0, 10)) {
 		t.Errorf("full group saves slots %s", got)
 	}
-	if got := groupSlots(p.Saves, 1); got != fmt.Sprint(tokens(1006, 5)) {
+	if got := groupSlots(p.Saves, 1); got != fmt.Sprint(tokens(1006, 4)) {
 		t.Errorf("window group saves slots %s, want none before its window of boundary 40", got)
+	}
+}
+
+// A client may tell the decodes of several steps at once: by the last of them the engine has
+// given away what left the window before it.
+func TestBlocksThatLeaveTheWindowInStepsToldTogetherAreNotSaved(t *testing.T) {
+	f := newFixture(t, hybrid)
+	f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)})
+	f.SetReady(false) // so that nothing is saved yet
+	f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Reset: true, NewBlocks: f.tables(0, 11), Count: 42}}})
+	f.SetReady(true)
+	p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Computed: 42, Count: 2, From: 42, NewTokens: tokens(42, 2)}}})
+	if got := groupSlots(p.Saves, 1); got != fmt.Sprint(tokens(1007, 4)) {
+		t.Errorf("window group saves slots %s, want those in the window of the token at 43", got)
+	}
+	if got := groupSlots(p.Saves, 0); got != fmt.Sprint(tokens(0, 11)) {
+		t.Errorf("full group saves slots %s, want all", got)
 	}
 }
 

@@ -173,11 +173,13 @@ func (l *Leader) displace(r *request) {
 	r.loads = r.loads[:0]
 }
 
-// makeRoom forgets the requests that were used least recently while there are too many,
-// or too many tokens.
-func (l *Leader) makeRoom(tokens int) {
+// makeRoom forgets the requests that were used least recently while there are too many with
+// so many new ones, or they hold too much with so many new tokens. The one that was used
+// last stays.
+func (l *Leader) makeRoom(requests, tokens int) {
 	for r := l.requests.oldest(); r != nil; r = l.requests.oldest() {
-		if len(l.requests.byHash) < l.opts.MaxRequests && l.requests.tokens+tokens <= l.opts.MaxTokens {
+		fits := len(l.requests.byHash)+requests <= l.opts.MaxRequests && l.requests.size+tokens <= l.opts.MaxTokens
+		if fits || requests == 0 && r == l.requests.head.next {
 			return
 		}
 		l.forget(r)

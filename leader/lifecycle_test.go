@@ -76,6 +76,27 @@ func TestSaveUnderWayIsNotPlannedAgain(t *testing.T) {
 	}
 }
 
+// While other saves keep the leader busy, too, a lost one is planned again some time.
+func TestSaveThatWasLostIsPlannedAgain(t *testing.T) {
+	f := newFixture(t, nil)
+	plan := func(id string, toks []uint32) string {
+		f.match(connector.MatchRequest{Request: id, Tokens: toks})
+		return slots(f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: id, Reset: true, NewBlocks: f.tables(0, 3), Count: 10}}}).Saves)
+	}
+	plan("first", tokens(0, 10))
+	for i := range 3 {
+		f.clock.advance(f.opts.SaveTTL * 6 / 10)
+		if got := plan(fmt.Sprint("again", i), tokens(0, 10)); got != "[]" {
+			t.Errorf("saves of slots %s after %d/10 of the time, want none yet", got, 6*(i+1))
+		}
+		plan(fmt.Sprint("other", i), tokens(100*(i+1), 10))
+	}
+	f.clock.advance(f.opts.SaveTTL * 6 / 10)
+	if got := plan("late", tokens(0, 10)); got != "[0 1]" {
+		t.Errorf("saves of slots %s after more than two times the time to live, want [0 1]", got)
+	}
+}
+
 func TestTableWithoutABeginningIsNotSaved(t *testing.T) {
 	for name, lose := range map[string]func(f *fixture){
 		"preempted":   func(f *fixture) { f.step(connector.StepRequest{Preempted: []string{"r"}}) },

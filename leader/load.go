@@ -76,6 +76,7 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 		r.loads = append(r.loads[:0], r.loads[1:]...)
 	}
 	r.loads = append(r.loads, d)
+	l.requests.count(r)
 	l.stats.LoadTokens += uint64(a.External)
 	return out, true
 }

@@ -100,7 +100,7 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 		if m.From > 0 {
 			return nil, false, fmt.Errorf("%w: %q", connector.ErrUnknownRequest, m.Request)
 		}
-		l.makeRoom(len(m.Tokens))
+		l.makeRoom(1, len(m.Tokens))
 		r = l.requests.add(m.Request)
 		r.roots = l.hash.rootsOf(m.Scope)
 		r.setSpans(m.Spans)
@@ -110,7 +110,7 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 	if r.waiting {
 		return r, false, nil
 	}
-	if !l.tell(r, m.From, m.Tokens) {
+	if !r.tell(l.bs, m.From, m.Tokens) {
 		return nil, false, fmt.Errorf("%w: %q is known up to token %d, not %d",
 			connector.ErrUnknownRequest, m.Request, len(r.tokens), m.From)
 	}
@@ -119,15 +119,9 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 	}
 	r.noLoad, r.noSave = m.NoLoad, m.NoSave
 	l.requests.touch(r)
+	l.requests.count(r)
+	l.makeRoom(0, 0)
 	return r, fresh, nil
-}
-
-// tell takes over tokens and keeps count.
-func (l *Leader) tell(r *request, from int, tokens []uint32) bool {
-	before := len(r.tokens)
-	ok := r.tell(l.bs, from, tokens)
-	l.requests.tokens += len(r.tokens) - before
-	return ok
 }
 
 // offer finds, prices and pins what of r's blocks [first, end) is to be loaded, in place

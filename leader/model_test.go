@@ -66,8 +66,8 @@ func TestLeaderAgainstAModelOfTheEngine(t *testing.T) {
 				for len(w.reqs) > 0 {
 					w.end(w.reqs[0])
 				}
-				if w.x.held() != 0 || w.Stats().Requests != 0 || w.Leader.requests.tokens != 0 {
-					rt.Fatalf("left behind: %d leases, %d requests, %d tokens", w.x.held(), w.Stats().Requests, w.Leader.requests.tokens)
+				if w.x.held() != 0 || w.Stats().Requests != 0 || w.Leader.requests.size != 0 {
+					rt.Fatalf("left behind: %d leases, %d requests of size %d", w.x.held(), w.Stats().Requests, w.Leader.requests.size)
 				}
 			})
 		})

@@ -36,8 +36,9 @@ type Options struct {
 	// MaxRequests bounds the requests that are remembered; beyond it the one that was
 	// touched least recently is forgotten and costs its hits. Default 16,384.
 	MaxRequests int
-	// MaxTokens bounds the tokens of all requests that are remembered, likewise. Default
-	// 32 Mi: 128 MiB, and half as much again for keys and proofs.
+	// MaxTokens bounds the tokens of all requests that are remembered, likewise. Entries of
+	// block tables count as tokens, and loads and spans as much as they take. Default
+	// 32 Mi: 128 MiB, and about as much again for keys and proofs of blocks of 16 tokens.
 	MaxTokens int
 
 	// Tiers tells how fast loads are; nil means that all are free, and every offer full.

@@ -241,8 +241,8 @@ func (l *Leader) learn(m *connector.StepRequest, now time.Time) {
 		if s.Computed < r.prompt {
 			prefill += s.Count
 		}
-		follows = follows || (r.step != 0 && r.step == l.steps-1)
-		r.step = l.steps
+		follows = follows || (r.step != 0 && r.step == l.steps-1 && s.Computed <= r.computed && (s.Computed < r.prompt || s.Count <= 1))
+		r.step, r.computed = l.steps, s.Computed+s.Count
 	}
 	// A step of many decodes says little of prefill, and one with loads in it waits for them.
 	if prefill < l.opts.MinLearnTokens || 4*prefill < 3*total || (l.opts.Staging != nil && len(m.Allocs) > 0) {

@@ -212,6 +212,38 @@ func TestPrefillSpeedIsLearntFromBusySteps(t *testing.T) {
 	}
 }
 
+// A client that tells a decoding request only where it fills a block, as vLLM's does, tells
+// many steps at once: the time between two of its calls is not that of one step.
+func TestPrefillSpeedIsNotLearntFromStepsToldTogether(t *testing.T) {
+	const chunk = 512
+	prefill := 100 * time.Millisecond
+	for name, decode := range map[string]func(computed int) connector.Scheduled{
+		"steps since the last call": func(computed int) connector.Scheduled { return connector.Scheduled{Computed: computed, Count: 4} },
+		"this step only":            func(computed int) connector.Scheduled { return connector.Scheduled{Computed: computed + 3, Count: 1} },
+	} {
+		f := newFixture(t, nil)
+		for i := range 20 {
+			id := fmt.Sprint(i)
+			f.match(connector.MatchRequest{Request: id, Tokens: tokens(0, 3*chunk)})
+			for k := range 3 {
+				f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: id, Computed: k * chunk, Count: chunk}}})
+				f.clock.advance(prefill)
+			}
+			for computed := 3 * chunk; computed < 3*chunk+16; computed += 4 {
+				f.clock.advance(3 * prefill) // of the decodes that nobody tells
+				s := decode(computed)
+				s.Request = id
+				f.step(connector.StepRequest{Scheduled: []connector.Scheduled{s}})
+				f.clock.advance(prefill)
+			}
+			f.step(connector.StepRequest{Finished: []string{id}})
+		}
+		if s := f.Stats().PrefillTokensPerS; s < 5100 || s > 5140 {
+			t.Errorf("%s: learnt %v tokens/s, want 5120 from the chunks that follow each other", name, s)
+		}
+	}
+}
+
 func TestOffersAreFullUntilPrefillIsKnown(t *testing.T) {
 	f, x := newPriced(t, func(o *Options) { o.PrefillTokensPerS = 0 })
 	x.speeds.DiskBytesPerS = 1

@@ -4,9 +4,11 @@ import "time"
 
 // learnt is the engine's prefill speed, as its steps show it. Only a step that the next
 // two follow at once says anything: one of its requests goes on in each, so that the
-// engine was never idle. The step took the longer of the two intervals behind it, as an
-// engine that overlaps steps calls for the next while one still runs: its first interval
-// is next to nothing and the second has the time.
+// engine was never idle. Some clients leave out steps in which a decoding request fills no
+// block (vLLM's): one that has come further since, or several tokens at once, says nothing.
+// The step took the longer of the two intervals behind it, as an engine that overlaps
+// steps calls for the next while one still runs: its first interval is next to nothing and
+// the second has the time.
 type learnt struct {
 	// tokens and seconds are sums in which each step weighs less than the next.
 	tokens, seconds float64

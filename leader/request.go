@@ -21,6 +21,9 @@ type request struct {
 	spans   []connector.Span
 	spanIDs []byte
 
+	// counted is the size with which the request counts among all.
+	counted int
+
 	tokens []uint32
 	keys   []connector.Key
 	proofs []connector.Proof
@@ -51,8 +54,10 @@ type request struct {
 	noLoad, noSave bool
 	// decided is set once the request counts among the decisions.
 	decided bool
-	// step is the last step that computed the request.
-	step uint64
+	// step is the last step that computed the request, as far as the leader was told, and
+	// computed the tokens that were there behind it.
+	step     uint64
+	computed int
 	// waiting is set while a match waits for staging memory with the leader unlocked. gone
 	// and changed tell it that the request was forgotten, or got other tokens, meanwhile.
 	waiting, gone, changed bool
@@ -74,7 +79,7 @@ func (r *request) reset(groups int) {
 	clear(r.loads)
 	r.loads = r.loads[:0]
 	r.failed, r.noLoad, r.noSave, r.decided, r.waiting, r.gone = false, false, false, false, false, false
-	r.step = 0
+	r.step, r.computed, r.counted = 0, 0, 0
 }
 
 // tell takes over that the tokens from index from on are these, whatever was known
@@ -147,6 +152,19 @@ func (r *request) unplace() {
 	for g := range r.tables {
 		r.tables[g] = r.tables[g][:0]
 	}
+}
+
+// size is how much the request holds of what the engine tells, in numbers of 32 bits.
+func (r *request) size() int {
+	const span, loading = 10, 4 // of one connector.Span, of one loadBlock
+	n := len(r.tokens) + span*len(r.spans) + len(r.spanIDs)/4
+	for g := range r.tables {
+		n += len(r.tables[g])
+	}
+	for _, d := range r.loads {
+		n += loading * len(d.blocks)
+	}
+	return n
 }
 
 // fullBlocks is the number of blocks whose tokens are all known.

@@ -12,14 +12,14 @@ type requests struct {
 	head   request
 	idle   []*request
 	groups int
-	// tokens adds up the tokens of all requests.
-	tokens int
+	// size adds up what requests hold; see [request.size].
+	size int
 }
 
 // Bounds of the memory that is kept for new requests.
 const (
 	maxIdleRequests = 16
-	maxIdleTokens   = 256 << 10
+	maxIdleSize     = 256 << 10
 )
 
 func (q *requests) init(groups int) {
@@ -55,12 +55,19 @@ func (q *requests) add(id string) *request {
 func (q *requests) remove(r *request) {
 	delete(q.byHash, r.hash)
 	q.unlink(r)
-	q.tokens -= len(r.tokens)
+	q.size -= r.counted
+}
+
+// count takes in how much a request holds now.
+func (q *requests) count(r *request) {
+	size := r.size()
+	q.size += size - r.counted
+	r.counted = size
 }
 
 // recycle keeps the memory of a request that was removed.
 func (q *requests) recycle(r *request) {
-	if len(q.idle) < maxIdleRequests && cap(r.tokens) <= maxIdleTokens {
+	if len(q.idle) < maxIdleRequests && r.counted <= maxIdleSize {
 		q.idle = append(q.idle, r)
 	}
 }

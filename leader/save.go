@@ -14,10 +14,12 @@ func (l *Leader) planSaves(saves []connector.Transfer, s *connector.Scheduled) [
 		return saves
 	}
 	l.requests.touch(r)
+	l.unpin(r) // an offer that was not taken is of no use any more
 	r.extend(s)
-	if len(s.NewTokens) > 0 && !l.tell(r, s.From, s.NewTokens) {
+	if len(s.NewTokens) > 0 && !r.tell(l.bs, s.From, s.NewTokens) {
 		r.noSave = true // tokens are missing: nothing behind them has a name
 	}
+	l.requests.count(r)
 	if r.noSave || !r.placed || l.notReady.Load() {
 		return saves
 	}
@@ -30,8 +32,12 @@ func (l *Leader) planSaves(saves []connector.Transfer, s *connector.Scheduled) [
 	if l.opts.PromptsOnly {
 		end = min(end, r.prompt/l.bs)
 	}
+	computed := s.Computed
+	if computed >= r.prompt && s.Count > 1 {
+		computed += s.Count - 1 // decodes, which may have taken as many steps: see learnt
+	}
 	for g := range l.groups {
-		saves = l.planGroup(saves, r, &l.groups[g], s.Computed, end)
+		saves = l.planGroup(saves, r, &l.groups[g], computed, end)
 	}
 	return saves
 }
@@ -52,7 +58,8 @@ func (r *request) extend(s *connector.Scheduled) {
 	}
 }
 
-// planGroup adds the blocks of a layer group below end.
+// planGroup adds the blocks of a layer group below end. computed are the tokens that were
+// there before the newest step.
 func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *group, computed, end int) []connector.Transfer {
 	table := r.tables[g.index]
 	end = min(end, len(table))

@@ -168,16 +168,37 @@ func TestMissingTokensEndTheSavesInsteadOfShiftingThem(t *testing.T) {
 func TestContradictoryStepsAreRefused(t *testing.T) {
 	f := newFixture(t, nil)
 	f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 18)})
+	const beyond = connector.MaxTokens + 4
+	table := [][]uint32{tokens(0, 8)}
 	for name, m := range map[string]connector.StepRequest{
-		"table too short":  {Allocs: []connector.Alloc{{Request: "r", Blocks: [][]uint32{{1}}, External: 8}}},
-		"computed between": {Allocs: []connector.Alloc{{Request: "r", Blocks: [][]uint32{tokens(0, 8)}, Computed: 3, External: 8}}},
-		"too many tokens":  {Scheduled: []connector.Scheduled{{Request: "r", From: connector.MaxTokens, NewTokens: []uint32{1}}}},
-		"too many blocks":  {Scheduled: []connector.Scheduled{{Request: "r", NewBlocks: [][]uint32{make([]uint32, connector.MaxTokens+1)}}}},
+		"table too short":       {Allocs: []connector.Alloc{{Request: "r", Blocks: [][]uint32{{1}}, External: 8}}},
+		"no table":              {Allocs: []connector.Alloc{{Request: "r", External: 8}}},
+		"too many tables":       {Allocs: []connector.Alloc{{Request: "r", Blocks: [][]uint32{table[0], table[0]}, External: 8}}},
+		"too large a table":     {Allocs: []connector.Alloc{{Request: "r", Blocks: [][]uint32{make([]uint32, beyond)}, External: 8}}},
+		"computed between":      {Allocs: []connector.Alloc{{Request: "r", Blocks: table, Computed: 3, External: 8}}},
+		"computed below 0":      {Allocs: []connector.Alloc{{Request: "r", Blocks: table, Computed: -4, External: 8}}},
+		"computed beyond":       {Allocs: []connector.Alloc{{Request: "r", Blocks: table, Computed: beyond, External: 8}}},
+		"external below 0":      {Allocs: []connector.Alloc{{Request: "r", Blocks: table, External: -1}}},
+		"external beyond":       {Allocs: []connector.Alloc{{Request: "r", Blocks: table, External: beyond}}},
+		"hits of other groups":  {Allocs: []connector.Alloc{{Request: "r", Blocks: table, External: 8, GroupComputed: []int{0, 0}}}},
+		"group's hit below 0":   {Allocs: []connector.Alloc{{Request: "r", Blocks: table, External: 8, GroupComputed: []int{-1}}}},
+		"group's hit beyond":    {Allocs: []connector.Alloc{{Request: "r", Blocks: table, External: 8, GroupComputed: []int{9}}}},
+		"too many tokens":       {Scheduled: []connector.Scheduled{{Request: "r", From: connector.MaxTokens, NewTokens: []uint32{1}}}},
+		"tokens from below 0":   {Scheduled: []connector.Scheduled{{Request: "r", From: -1, NewTokens: []uint32{1}}}},
+		"nothing from beyond":   {Scheduled: []connector.Scheduled{{Request: "r", From: beyond}}},
+		"scheduled below 0":     {Scheduled: []connector.Scheduled{{Request: "r", Computed: -1}}},
+		"scheduled beyond":      {Scheduled: []connector.Scheduled{{Request: "r", Computed: beyond}}},
+		"count below 0":         {Scheduled: []connector.Scheduled{{Request: "r", Count: -1}}},
+		"count beyond":          {Scheduled: []connector.Scheduled{{Request: "r", Count: beyond}}},
+		"blocks of more groups": {Scheduled: []connector.Scheduled{{Request: "r", NewBlocks: [][]uint32{{1}, {1}}}}},
+		"too many blocks":       {Scheduled: []connector.Scheduled{{Request: "r", NewBlocks: [][]uint32{make([]uint32, beyond)}}}},
 	} {
 		if _, err := f.Step(t.Context(), &m); !errors.Is(err, connector.ErrBadRequest) {
 			t.Errorf("%s: %v, want ErrBadRequest", name, err)
 		}
 	}
+	// Of an offer that was not taken nothing is looked at: engines tell what they have.
+	f.step(connector.StepRequest{Allocs: []connector.Alloc{{Request: "r", Computed: 3}}})
 }
 
 func TestOfferThatIsNotTakenIsReleased(t *testing.T) {
@@ -202,6 +223,60 @@ func TestTokensAreBounded(t *testing.T) {
 	}
 	if n := f.Stats().Requests; n != 2 {
 		t.Errorf("%d requests remembered, want the 2 that fit", n)
+	}
+}
+
+// What is told of a request after its first match counts, and so do its blocks.
+func TestWhatRequestsGrowByIsBounded(t *testing.T) {
+	const half = connector.MaxTokens / 2
+	for name, grow := range map[string]func(f *fixture, id string){
+		"match": func(f *fixture, id string) {
+			f.match(connector.MatchRequest{Request: id, From: 1, Tokens: make([]uint32, half), NoLoad: true})
+		},
+		"step": func(f *fixture, id string) {
+			f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: id, From: 1, NewTokens: make([]uint32, half)}}})
+		},
+		"block table": func(f *fixture, id string) {
+			f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: id, Reset: true, NewBlocks: [][]uint32{make([]uint32, half)}}}})
+		},
+		"allocation": func(f *fixture, id string) {
+			f.step(connector.StepRequest{Allocs: []connector.Alloc{{Request: id, Blocks: [][]uint32{make([]uint32, half)}, External: 4}}})
+		},
+		"load": func(f *fixture, id string) {
+			f.step(connector.StepRequest{Allocs: []connector.Alloc{{Request: id, Blocks: [][]uint32{make([]uint32, half/4)}, External: half}}})
+		},
+		"spans": func(f *fixture, id string) {
+			spans := make([]connector.Span, connector.MaxSpans)
+			for i := range spans {
+				spans[i] = connector.Span{Start: i, End: i + 1, ID: make([]byte, connector.MaxSpanIDBytes)}
+			}
+			for i := range 2 * half / (connector.MaxSpans * connector.MaxSpanIDBytes / 4) {
+				f.match(connector.MatchRequest{Request: fmt.Sprint(id, "-", i), Tokens: []uint32{1}, Spans: spans, NoLoad: true})
+			}
+		},
+	} {
+		f := newFixture(t, func(o *Options) { o.MaxTokens = connector.MaxTokens })
+		for i := range 5 {
+			f.match(connector.MatchRequest{Request: fmt.Sprint(i), Tokens: []uint32{1}})
+			grow(f, fmt.Sprint(i))
+			size := 0
+			for r := f.requests.head.next; r != &f.requests.head; r = r.next {
+				size += r.size()
+			}
+			if size > connector.MaxTokens {
+				t.Errorf("%s: %d requests hold %d numbers, %d are allowed", name, f.Stats().Requests, size, connector.MaxTokens)
+				break
+			}
+		}
+		if f.requests.oldest() == nil {
+			t.Errorf("%s: the newest request was forgotten", name)
+		}
+		for r := f.requests.oldest(); r != nil; r = f.requests.oldest() {
+			f.forget(r)
+		}
+		if f.requests.size != 0 {
+			t.Errorf("%s: %d numbers are counted of no request", name, f.requests.size)
+		}
 	}
 }
 
@@ -234,6 +309,39 @@ func TestRequestsAreBounded(t *testing.T) {
 	}
 	if _, err := f.Match(t.Context(), &connector.MatchRequest{Request: "big", Tokens: make([]uint32, connector.MaxTokens+1)}); !errors.Is(err, connector.ErrBadRequest) {
 		t.Errorf("oversized prompt: %v, want ErrBadRequest", err)
+	}
+}
+
+// A request that decodes for long is in use, though nobody matches it.
+func TestRunningRequestsAreNotForgottenForWaitingOnes(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.MaxRequests = 2 })
+	f.match(connector.MatchRequest{Request: "runs", Tokens: tokens(0, 6)})
+	f.match(connector.MatchRequest{Request: "waits", Tokens: tokens(100, 6)})
+	f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "runs", Reset: true, NewBlocks: f.tables(0, 2), Count: 6}}})
+	f.match(connector.MatchRequest{Request: "comes", Tokens: tokens(200, 6)})
+	p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "runs", Computed: 6, Count: 2, From: 6, NewTokens: tokens(6, 2)}}})
+	if got := slots(p.Saves); got != "[1]" {
+		t.Errorf("saves of slots %s, want [1]", got)
+	}
+}
+
+func TestMemoryKeptForNewRequestsIsBounded(t *testing.T) {
+	f := newFixture(t, nil)
+	end := func(id string, n int) {
+		f.match(connector.MatchRequest{Request: id, Tokens: make([]uint32, n), NoLoad: true})
+		f.step(connector.StepRequest{Finished: []string{id}})
+	}
+	end("large", maxIdleSize+1)
+	if n := len(f.requests.idle); n != 0 {
+		t.Error("the memory of a large request is kept")
+	}
+	var s connector.StepRequest
+	for i := range 2 * maxIdleRequests {
+		s.Finished = append(s.Finished, fmt.Sprint(i))
+		f.match(connector.MatchRequest{Request: s.Finished[i], Tokens: tokens(0, 4)})
+	}
+	if f.step(s); len(f.requests.idle) != maxIdleRequests {
+		t.Errorf("the memory of %d requests is kept, want that of %d", len(f.requests.idle), maxIdleRequests)
 	}
 }
 

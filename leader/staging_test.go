@@ -145,6 +145,16 @@ func TestRepeatedMatchGoesOnWhereTheLastStood(t *testing.T) {
 	}
 }
 
+func TestMinimumOfferHoldsForWhatIsStagedInTime(t *testing.T) {
+	f, s := newStaged(t, func(o *Options) { o.MinOfferTokens = 12 })
+	for limit, want := range map[int]int{2: 0, 3: 12} {
+		s.limit[0] = limit
+		if got := f.match(connector.MatchRequest{Request: fmt.Sprint(limit), Tokens: tokens(0, 42)}); got != want {
+			t.Errorf("%d blocks staged: offer of %d tokens, want %d", limit, got, want)
+		}
+	}
+}
+
 func TestShardThatCannotBeStagedEndsTheOffer(t *testing.T) {
 	f, s := newStaged(t, nil)
 	s.limit[1] = 0 // its rank is on another node
@@ -160,8 +170,11 @@ func TestShardThatCannotBeStagedEndsTheOffer(t *testing.T) {
 func TestStagedPinsEndWithTheirRequest(t *testing.T) {
 	for name, end := range map[string]func(*fixture){
 		"offer not taken": func(f *fixture) { f.step(f.alloc("r", 0)) },
-		"finished":        func(f *fixture) { f.step(connector.StepRequest{Finished: []string{"r"}}) },
-		"other tokens":    func(f *fixture) { f.match(connector.MatchRequest{Request: "r", Tokens: tokens(9, 42)}) },
+		"computed without it": func(f *fixture) {
+			f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Reset: true, NewBlocks: f.tables(50, 11), Count: 42}}})
+		},
+		"finished":     func(f *fixture) { f.step(connector.StepRequest{Finished: []string{"r"}}) },
+		"other tokens": func(f *fixture) { f.match(connector.MatchRequest{Request: "r", Tokens: tokens(9, 42)}) },
 		"fewer tokens told by a step": func(f *fixture) {
 			f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", From: 3, NewTokens: tokens(900, 9)}}})
 		},

@@ -52,6 +52,7 @@ func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 			l.forget(r)
 		}
 	}
+	l.makeRoom(0, 0)
 	if !plan.Empty() {
 		reply.Metadata = plan.Append(nil)
 	}
