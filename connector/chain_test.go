@@ -47,6 +47,30 @@ func TestChainVectors(t *testing.T) {
 	}
 }
 
+// Made independently, too: one span within a block, and one that reaches over three.
+func TestChainVectorsOfSpans(t *testing.T) {
+	const blockSize = 16
+	scope := Scope{Salt: "tenant"}
+	spans := []Span{{Start: 3, End: 5, ID: []byte("a")}, {Start: 10, End: 37, ID: []byte("image")}}
+	key, proof := RootKey(blockSize, scope), RootProof(NamespaceDigest{1, 2, 3}, blockSize, scope)
+	for i, want := range [][2]string{
+		{"dbcd04db28adf498753794c7d01eff0a", "26c0d023aa8c0011fb95a42069163676f5317cd07384316680ecc48771264977"},
+		{"e75b5354e68c1bb945630ddbec128a29", "f2265146c2650948cefe8f73df584c5a66eab5b90914792c22958932c9715cfc"},
+		{"b92d1ea7be9a31608069123dece2300d", "9157bfc3d8c509aa0521504348284f80838449db0cb6641a07e3d52713d472f8"},
+	} {
+		tokens := make([]uint32, blockSize)
+		for k := range tokens {
+			tokens[k] = uint32((i*blockSize + k) * 7)
+		}
+		b := AppendExtra(AppendTokens(nil, tokens), spans, i*blockSize, (i+1)*blockSize)
+		key, _ = NextKey(key, b, nil)
+		proof, _ = NextProof(proof, b, nil)
+		if key.String() != want[0] || proof.String() != want[1] {
+			t.Errorf("block %d: key %s and proof %s, want %s and %s", i, key, proof, want[0], want[1])
+		}
+	}
+}
+
 func TestChainSeparatesWhateverChangesTheBytes(t *testing.T) {
 	tokens := make([]uint32, 64)
 	seenKeys, seenProofs := map[Key]string{}, map[Proof]string{}

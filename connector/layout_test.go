@@ -27,6 +27,8 @@ func TestLayoutValidate(t *testing.T) {
 		{"no blocks", one(0, good), false},
 		{"no runs", one(1), false},
 		{"no groups", Layout{}, false},
+		{"too many groups", Layout{Groups: slices.Repeat([]GroupLayout{{Blocks: 256, Runs: []Run{good}}}, MaxGroups+1)}, false},
+		{"too many runs", one(1, slices.Repeat([]Run{{Layers: 1, Bytes: 1}}, MaxRuns+1)...), false},
 		{"only empty groups", Layout{Groups: make([]GroupLayout, 2)}, false},
 		{"one empty group", Layout{Groups: []GroupLayout{{}, {Blocks: 256, Runs: []Run{good}}}}, true},
 		{"unknown region", with(func(r *Run) { r.Region = 1 }), false},

@@ -3,6 +3,7 @@ package connector
 import (
 	"errors"
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -119,9 +120,50 @@ func TestManifestDigestChangesWithEveryField(t *testing.T) {
 	}
 }
 
+func TestManifestDigestChangesWithEveryFieldOfAGroup(t *testing.T) {
+	base := testManifest()
+	want, err := base.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := reflect.TypeFor[Group]()
+	for i := range v.NumField() {
+		m := testManifest()
+		switch f := reflect.ValueOf(&m.Groups[0]).Elem().Field(i); f.Kind() {
+		case reflect.String:
+			f.SetString("other")
+		case reflect.Int:
+			f.SetInt(99)
+		case reflect.Bool:
+			f.SetBool(true)
+		default:
+			f.Set(reflect.ValueOf([]int{0}))
+		}
+		if got, err := m.Digest(); err != nil || got == want {
+			t.Errorf("digest is the same with another %s of a group", v.Field(i).Name)
+		}
+	}
+}
+
 func TestManifestRefusesUnknownFieldsAndBadValues(t *testing.T) {
-	if _, err := ParseManifest([]byte(`{"engine":"x","surprise":1}`)); err == nil {
-		t.Error("a manifest with an unknown field was accepted")
+	good := testManifest()
+	b, err := good.Canonical()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ParseManifest(b); err != nil {
+		t.Fatal(err)
+	}
+	good.Model = strings.Repeat("m", MaxManifestBytes)
+	if large, err := good.Canonical(); err != nil {
+		t.Fatal(err)
+	} else if _, err := ParseManifest(large); err == nil || !strings.Contains(err.Error(), "at most") {
+		t.Errorf("a manifest of %d bytes: %v", len(large), err)
+	}
+	for _, with := range []string{`{"surprise":1,"engine"`, `{"groups":[{"layers":1,"surprise":1}],"engine"`} {
+		if _, err := ParseManifest([]byte(strings.Replace(string(b), `{"engine"`, with, 1))); err == nil || !strings.Contains(err.Error(), "surprise") {
+			t.Errorf("a manifest with an unknown field: %v", err)
+		}
 	}
 	for _, change := range []func(*Manifest){
 		func(m *Manifest) { m.Engine = "" }, func(m *Manifest) { m.Model = "" }, func(m *Manifest) { m.KVDType = "" },

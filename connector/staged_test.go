@@ -46,6 +46,20 @@ func TestStagedOfferIsTakenInPart(t *testing.T) {
 	if s := l.Transfers[1].Staged; len(s) != 2 || s[1].Blocks[0].Offset != 1<<32+2<<12 {
 		t.Errorf("block 4 is staged at %+v", s)
 	}
+	// What one shard lacks, nobody has.
+	partial := testStagedOffer()
+	partial.Shards = partial.Shards[:1]
+	for _, tr := range partial.Load(&Alloc{Blocks: [][]uint32{make([]uint32, 6)}, Computed: 32, External: 64}, &m).Transfers {
+		if tr.Staged != nil {
+			t.Error("staged though a shard is not")
+		}
+	}
+	// All of the offer is taken.
+	for _, tr := range o.Load(&Alloc{Blocks: [][]uint32{make([]uint32, 6)}, Computed: 32, External: 64}, &m).Transfers {
+		if len(tr.Staged) != 2 || len(tr.Blocks) != 4 {
+			t.Errorf("%d shards of %d blocks are staged of the whole offer, want 2 of 4", len(tr.Staged), len(tr.Blocks))
+		}
+	}
 	// More than was offered, or another beginning, has no place.
 	for _, a := range []Alloc{
 		{Blocks: [][]uint32{make([]uint32, 8)}, Computed: 32, External: 96},

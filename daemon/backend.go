@@ -10,7 +10,6 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
-	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
@@ -23,13 +22,16 @@ type backend struct {
 	opts   *Options
 	store  *store.Store
 	arena  *host.Arena
-	driver gpu.Driver
 	tiers  *tiers
 	copies worker.CopyMeter
 
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
 	workers    map[*workerSession]struct{}
+	// refused are ranks whose memory was offered and could not be taken, or is gone: until it
+	// is registered, or their engine's scheduler has gone. Clients hang up when they are
+	// refused, so that their sessions do not tell.
+	refused map[engineRank]struct{}
 	// past keeps the counts of sessions that have ended, so that metrics never run
 	// backwards; draining are workers that have ended and still have saves under way.
 	past   totals
@@ -43,8 +45,9 @@ var _ server.Backend = (*backend)(nil)
 
 func newBackend(o *Options, s *store.Store, a *host.Arena) *backend {
 	b := &backend{
-		opts: o, store: s, arena: a, driver: &gpu.HostDriver{},
+		opts: o, store: s, arena: a,
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
+		refused:  make(map[engineRank]struct{}),
 		draining: make(map[*workerSession]struct{}), models: make(modelCounts),
 	}
 	b.tiers = &tiers{b: b}
@@ -78,9 +81,8 @@ type workerSession struct {
 	rank   int
 	model  string
 	since  time.Time
-	// refused is set while the rank's memory was offered and could not be taken; the
-	// backend's mutex guards it.
-	refused bool
+	// registered is set while the rank's memory is held; the backend's mutex guards it.
+	registered bool
 }
 
 var (
@@ -136,20 +138,6 @@ func (s *schedulerSession) closeStaging() {
 	}
 }
 
-// tellReady tells an engine's leaders whether a rank on this node could not give its
-// memory: a hit would then be no hit. b.mu is held.
-func (b *backend) tellReady(engine string) {
-	ready := true
-	for w := range b.workers {
-		ready = ready && !(w.refused && w.peer.Engine == engine)
-	}
-	for s := range b.schedulers {
-		if s.peer.Engine == engine {
-			s.SetReady(ready)
-		}
-	}
-}
-
 // OpenWorker makes a worker for a rank.
 func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Manifest, rank int) (server.Worker, error) {
 	ns, digest, err := b.openNamespace(m)
@@ -160,15 +148,16 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	if err != nil {
 		return nil, err
 	}
-	w, err := worker.New(worker.Options{
-		Namespace: ns, Digest: digest, Manifest: m, Rank: rank, Driver: b.driver, Account: account, Meter: &b.copies,
-		LoadTimeout: b.opts.LoadTimeout,
-		Logger:      b.opts.Logger.With("engine", p.Engine, "rank", rank),
+	s := &workerSession{b: b, peer: p, digest: digest, rank: rank, model: m.Model, since: time.Now()}
+	s.Worker, err = worker.New(worker.Options{
+		Namespace: ns, Digest: digest, Manifest: m, Rank: rank, Driver: b.opts.Driver, Account: account, Meter: &b.copies,
+		LoadTimeout: b.opts.LoadTimeout, Lost: func() { s.setMemory(false, true) },
+		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	}, b.store)
 	if err != nil {
+		account.Close()
 		return nil, err
 	}
-	s := &workerSession{Worker: w, b: b, peer: p, digest: digest, rank: rank, model: m.Model, since: time.Now()}
 	b.mu.Lock()
 	b.foldDrained()
 	b.workers[s] = struct{}{}
@@ -204,6 +193,7 @@ func (s *schedulerSession) Close() {
 	s.closeStaging()
 	s.b.mu.Lock()
 	delete(s.b.schedulers, s)
+	s.b.forgetRefused(s.peer.Engine)
 	s.b.past.addLeader(s.Stats())
 	s.b.models.addLeader(s.manifest.Model, s.Stats())
 	s.b.mu.Unlock()
@@ -329,11 +319,10 @@ func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 // Register opens the engine's memory.
 func (s *workerSession) Register(ctx context.Context, r *server.Registration) (server.Registered, error) {
 	n, err := s.Worker.Register(ctx, &r.Layout, r.Regions, r.Fence)
-	s.b.mu.Lock()
-	s.refused = err != nil
-	s.b.tellReady(s.peer.Engine)
-	s.b.mu.Unlock()
+	s.setMemory(err == nil, err != nil)
 	if err != nil {
+		s.b.opts.Logger.Warn("KV memory of a rank cannot be used: its engine is offered nothing until it can", "engine", s.peer.Engine,
+			"rank", s.rank, "err", err, "remedy", "see err: the engine's memory must be shared, and fit its layout, its manifest and host_bytes")
 		return server.Registered{}, err
 	}
 	out := server.Registered{BlockBytes: n}
@@ -341,4 +330,10 @@ func (s *workerSession) Register(ctx context.Context, r *server.Registration) (s
 		out.Staging = s.b.arena.File()
 	}
 	return out, nil
+}
+
+// Unregister gives the engine's memory back.
+func (s *workerSession) Unregister(ctx context.Context) error {
+	s.setMemory(false, false)
+	return s.Worker.Unregister(ctx)
 }

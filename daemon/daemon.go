@@ -38,9 +38,20 @@ func run(ctx context.Context, o *Options) (err error) {
 	// It outlives the store, which writes from it until it is closed.
 	defer func() {
 		if closeErr := arena.Close(); closeErr != nil {
-			o.Logger.Warn("host tier memory is still in use; the end of the process gives it back", "err", closeErr)
+			o.Logger.Info("host tier memory is still in use; the end of the process gives it back", "err", closeErr)
 		}
 	}()
+	unpin, err := o.Driver.PinHost(arena.Memory())
+	if err != nil {
+		o.Logger.Warn("host tier memory could not be prepared for copies: they are slower", "err", err,
+			"remedy", "raise the limit on locked memory (LimitMEMLOCK of the service), or lower host_bytes")
+	} else {
+		defer func() {
+			if unpinErr := unpin(); unpinErr != nil {
+				o.Logger.Debug("host tier memory stays locked until the process ends", "err", unpinErr)
+			}
+		}()
+	}
 	s, err := openStore(ctx, o)
 	if err != nil {
 		return err
@@ -150,7 +161,7 @@ func (d *daemon) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(d.opts.Socket) }()
+	defer removeOwn(d.opts.Socket)()
 	g.Go(func() error { return d.server.Serve(ctx, l) })
 	g.Go(func() error { return d.tend(ctx) })
 	d.announce()
@@ -190,6 +201,20 @@ func (d *daemon) listenHTTP(ctx context.Context) ([]func() error, error) {
 		serve = append(serve, func() error { return serveHTTP(ctx, l, pprofHandler()) })
 	}
 	return serve, nil
+}
+
+// removeOwn returns what removes the file that is at path now, and none that has taken its
+// place: behind this daemon's last answer another may listen there.
+func removeOwn(path string) func() {
+	own, err := os.Lstat(path)
+	if err != nil {
+		return func() {}
+	}
+	return func() {
+		if now, err := os.Lstat(path); err == nil && os.SameFile(own, now) {
+			_ = os.Remove(path)
+		}
+	}
 }
 
 // writeInfo replaces the file in one step, so that a reader sees all of it or none.

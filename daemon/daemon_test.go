@@ -17,7 +17,7 @@ import (
 )
 
 // testWait bounds what only a broken daemon does not do.
-const testWait = 30 * time.Second
+const testWait = 60 * time.Second
 
 // running is a daemon in this process.
 type running struct {
@@ -111,6 +111,9 @@ func TestInfoFileSaysHowToReachTheDaemonAndGoesWithIt(t *testing.T) {
 	r.done <- nil
 	if _, err := ReadInfo(r.dir); err == nil || !strings.Contains(err.Error(), "no daemon serves") {
 		t.Errorf("after the stop: %v", err)
+	}
+	if _, err := os.Lstat(r.Socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket after the stop: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(r.dir, infoFile), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)

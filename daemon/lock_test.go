@@ -58,7 +58,7 @@ func TestStatusAndMatchesDoNotWaitForEachOther(t *testing.T) {
 		select {
 		case w := <-done:
 			t.Log(w)
-		case <-time.After(20 * time.Second):
+		case <-time.After(4 * testWait):
 			t.Fatal("status and matches wait for each other")
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/daemon/sdnotify"
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/router/publish"
 	"github.com/kvconn/kvconn/store"
 )
@@ -25,8 +26,9 @@ type Options struct {
 	// LoadTimeout is the time in which every load ends.
 	LoadTimeout time.Duration
 	// HostBytes is the memory of the host tier: staging of all loads and saves, and cached
-	// records. Default: an eighth of the machine's memory, 512 MiB at least and 16 GiB at
-	// most, so that nobody who starts a daemon to try it is short of memory afterwards.
+	// records. Default: an eighth of the memory of the machine, or of the process's cgroup
+	// where that has less, 512 MiB at least (or half of it) and 16 GiB at most, so that
+	// nobody who starts a daemon to try it is short of memory afterwards.
 	HostBytes int64
 	// LoadStagingBytes and SaveStagingBytes bound what one rank's loads and saves take of
 	// it; 0 is the default of host.AccountOptions.
@@ -49,6 +51,8 @@ type Options struct {
 	// Publish, if set, has KV events published of what the store holds, for other routers.
 	// Its loggers are set to this one.
 	Publish *publish.Options
+	// Driver copies to and from engine memory. Default: the host driver.
+	Driver gpu.Driver
 	// Notify tells the service manager how the daemon does; nil if there is none.
 	Notify *sdnotify.Notifier
 	Logger *slog.Logger
@@ -77,10 +81,13 @@ func (o *Options) EnsureDefaults() {
 		o.LoadTimeout = 10 * time.Second
 	}
 	if o.HostBytes == 0 {
-		o.HostBytes = defaultHostBytes()
+		o.HostBytes = DefaultHostBytes()
 	}
 	if o.StopTimeout == 0 {
 		o.StopTimeout = 25 * time.Second
+	}
+	if o.Driver == nil {
+		o.Driver = new(gpu.HostDriver)
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -50,6 +50,11 @@ func publishing(o *Options) {
 
 func TestADaemonPublishesWhatItsStoreHolds(t *testing.T) {
 	r := start(t, publishing)
+	// The daemon is ready before the first batch is out.
+	residencyWait(t, "the first batch", func() bool {
+		s, err := FetchStatus(t.Context(), r.HTTP)
+		return err == nil && s.Publish.Batches == 1
+	})
 	if p := replayed(t, r.EventsReplay); p.stored != 0 || p.cleared != 1 {
 		t.Errorf("of an empty store: %+v", p)
 	}

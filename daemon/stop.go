@@ -46,20 +46,39 @@ func within(ctx context.Context, o *Options, f func() error) error {
 		sdnotify.ExtendTimeout(o.StopTimeout+stopMargin))
 	timer := time.NewTimer(o.StopTimeout)
 	defer timer.Stop()
-	select {
-	case err := <-done:
-		if errors.Is(err, context.Canceled) {
-			err = nil // the stop came while the store was being opened
+	// A watchdog would end the stop sooner.
+	ping, stopPing := o.watchdog()
+	defer stopPing()
+	for late := false; !late; {
+		select {
+		case err := <-done:
+			if errors.Is(err, context.Canceled) {
+				err = nil // the stop came while the store was being opened
+			}
+			if err == nil {
+				o.Logger.Info("stopped in order")
+			}
+			return err
+		case <-ping:
+			o.tell(sdnotify.Watchdog)
+		case <-timer.C:
+			late = true
 		}
-		if err == nil {
-			o.Logger.Info("stopped in order")
-		}
-		return err
-	case <-timer.C:
 	}
 	o.Logger.Error("the stop did not end in time: the disk is slow or hangs; what had passed a barrier is safe",
 		"stop_timeout", o.StopTimeout, "remedy", "look for a hung device in the kernel's log; raise stop_timeout if the disk is only slow")
 	return fmt.Errorf("%w: %s have passed", ErrStopTimeout, o.StopTimeout)
+}
+
+// watchdog ticks as often as a watchdog of the service manager wants to hear of the daemon;
+// never if there is none.
+func (o *Options) watchdog() (tick <-chan time.Time, stop func()) {
+	w := o.Notify.WatchdogInterval()
+	if w <= 0 {
+		return nil, func() {}
+	}
+	t := time.NewTicker(max(w/2, time.Millisecond)) // as sd_watchdog_enabled(3) advises
+	return t.C, t.Stop
 }
 
 // tell sends assignments to the service manager. One that does not listen is no reason

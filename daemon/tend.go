@@ -14,12 +14,8 @@ import (
 func (d *daemon) tend(ctx context.Context) error {
 	look := time.NewTicker(healthInterval)
 	defer look.Stop()
-	var ping <-chan time.Time
-	if w := d.opts.Notify.WatchdogInterval(); w > 0 {
-		t := time.NewTicker(max(w/2, time.Millisecond)) // as sd_watchdog_enabled(3) advises
-		defer t.Stop()
-		ping = t.C
-	}
+	ping, stopPing := d.opts.watchdog()
+	defer stopPing()
 	told := ""
 	for {
 		line := d.line(d.look(time.Now()))

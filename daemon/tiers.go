@@ -39,8 +39,10 @@ func (t *tiers) Speeds() leader.Speeds {
 // probe once a second, it takes a twentieth of the disk's time.
 const probeTime = 50 * time.Millisecond
 
-// probe measures the disk with reads that no engine waits for.
+// probe measures the disk with reads that no engine waits for. The speed of copies cannot be
+// measured without an engine: what is known of it fades, until a load is a measurement.
 func (t *tiers) probe() {
+	t.b.copies.Fade()
 	if !t.probing.CompareAndSwap(false, true) {
 		return
 	}

@@ -104,7 +104,9 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 		{"3/3 third run: a bit was flipped on disk meanwhile", false, r.corrupted},
 	} {
 		r.say("%s", part.what)
-		if err := r.withProcesses(ctx, part.prefixCaching, part.do); err != nil {
+		if err := r.withProcesses(ctx, part.prefixCaching, part.do); ctx.Err() != nil {
+			return nil, errors.New("interrupted") // what the children say of it is no news
+		} else if err != nil {
 			return nil, err
 		}
 		if part.prefixCaching {

@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/engine"
@@ -67,6 +68,8 @@ func ServeEngine(ctx context.Context, o EngineOptions, in io.Reader, out io.Writ
 	defer func() { err = errors.Join(err, e.Close()) }()
 	co := client.Options{
 		Socket: o.Socket, Engine: fmt.Sprintf("demo-%d", os.Getpid()), Name: "kvconn-engine/2", Manifest: e.Manifest(), Logger: o.Logger,
+		// What it shows is what the cache does, also on a machine that is busy with other work.
+		CallTimeout: 30 * time.Second,
 	}
 	scheduler, err := client.NewScheduler(co)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,7 +23,8 @@ const (
 	// startTimeout bounds the start of a child; a loaded machine may take its time.
 	startTimeout = 30 * time.Second
 	// stopTimeout is how long a child may take to stop before it is killed.
-	stopTimeout = 15 * time.Second
+	// The daemon gives itself 25 s.
+	stopTimeout = 40 * time.Second
 )
 
 // process is a child that dies with this process.
@@ -60,9 +62,20 @@ func (t *tail) String() string {
 
 func newProcess(name, executable string, args ...string) *process {
 	p := &process{name: name, cmd: exec.Command(executable, args...), log: new(tail), done: make(chan struct{})}
+	p.cmd.Env = ownEnvironment(os.Environ())
 	p.cmd.Stderr = p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return p
+}
+
+// ownEnvironment leaves out what another daemon of the user's is configured by, and the
+// service manager that may wait for it: the demo's children are told everything by flags.
+func ownEnvironment(environ []string) []string {
+	return slices.DeleteFunc(environ, func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		setting := strings.HasPrefix(name, "KVCONN_") && !strings.HasPrefix(name, "KVCONN_TEST_")
+		return setting || name == "NOTIFY_SOCKET" || strings.HasPrefix(name, "WATCHDOG_")
+	})
 }
 
 // start runs the child until it stops.

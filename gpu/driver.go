@@ -45,23 +45,30 @@ type Piece struct {
 type Batch struct {
 	Direction Direction
 	Pieces    []Piece
-	// AfterStep is the engine step whose end on the device the copy has to wait for: a
-	// save reads what the step writes, a load writes what an earlier step may still read.
-	// 0 means that the caller has made sure. Drivers whose engine computes in order with
-	// its calls, as on a CPU, have nothing to wait for.
-	AfterStep uint64
+	// AfterCall is the engine's call that the copy is part of: the number of calls that
+	// move blocks which the rank has made since its memory was opened, this one included. A
+	// save reads what the step in front of the call writes, a load writes what that step may
+	// still read: a device's copy waits until the device has come as far. The engine's side
+	// has it count by writing the number to a word of shared device memory, on its compute
+	// stream, before it makes the call (stream-ordered writes and waits, CUDA driver API;
+	// LMCache #4551). 0 means that there is nothing to wait for, and drivers whose engine
+	// computes in order with its calls, as on a CPU, never have.
+	AfterCall uint64
 }
 
 // Memory is one rank's engine memory that this process has opened. Copies may run
 // concurrently; Close may not run beside them.
 type Memory interface {
+	// Shape says how copies are best divided: a processor wants every core busy with what
+	// fits its cache, a device few calls with much in each. It is constant.
+	Shape() Shape
 	// RegionBytes is the size of each region.
 	RegionBytes() []int64
 	// Copy copies a batch and returns once it is complete, in any order of its pieces. It
 	// may sort and merge b.Pieces. On an error nothing is known of what was copied. A
 	// device driver submits to a stream of the direction and waits for the batch's event;
 	// it returns early only where the device can no longer write (ErrLost). ctx bounds the
-	// wait for AfterStep.
+	// wait for AfterCall.
 	Copy(ctx context.Context, b *Batch) error
 	// Close gives the memory back.
 	Close() error
@@ -77,12 +84,16 @@ type Shape struct {
 
 // Driver opens engine memory. It is safe for concurrent use.
 type Driver interface {
-	// Shape says how copies are best divided: a processor wants every core busy with what
-	// fits its cache, a device few calls with much in each.
-	Shape() Shape
-	// Open opens a rank's memory behind its descriptors, which may be closed after.
+	// Open opens a rank's memory behind its descriptors, which may be closed after; region i
+	// is that of files[i]. What a descriptor is, is between the driver and the engine's side:
+	// shared memory for [HostDriver]. The handles of a device name neither their size nor
+	// their device, and not all of them are descriptors: there a region is a sealed memfd
+	// that says so (device UUID, kind of handle, sizes, and the handles, or which of files
+	// they are). A region may stand for several allocations, end to end; a file that is
+	// merely named by another is a region of no bytes.
 	Open(files []*os.File) (Memory, error)
 	// PinHost prepares host memory that copies will use (page-locking it for a device);
-	// the returned function undoes it. Copies work without, slower.
+	// the returned function undoes it. It is called once, with all memory that copies come
+	// from and go to, before there are any. Copies work without, slower.
 	PinHost(mem []byte) (unpin func() error, err error)
 }

@@ -92,7 +92,7 @@ const (
 )
 
 // Shape says that the cores share the copies in small parts.
-func (*HostDriver) Shape() Shape {
+func (*hostMemory) Shape() Shape {
 	return Shape{Calls: min(maxCopiers, runtime.GOMAXPROCS(0)), BatchBytes: batchBytes}
 }
 

@@ -108,7 +108,7 @@ func TestFairnessHitsOfOneEngineDoNotSlowDownAnother(t *testing.T) {
 	f.hits.submit(requestsOf("first", f.hit))
 	f.hits.answer()
 	f.compute()
-	n.waitDurable()
+	n.saved()
 	alone, beside, hits := time.Duration(1<<62), time.Duration(1<<62), 0
 	for round := range 20 {
 		if (round+round/2)%2 == 0 { // in turn, neither always the second

@@ -25,7 +25,7 @@ func TestFsckSaysExactlyWhatItDropped(t *testing.T) {
 	if err == nil || !strings.Contains(string(out), "in use") {
 		t.Errorf("fsck of a store in use: %v, %s", err, out)
 	}
-	n.waitDurable()
+	n.saved()
 	records := n.status().Store.Records
 	n.stop()
 	fsck := func() store.FsckReport {

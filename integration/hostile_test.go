@@ -97,7 +97,7 @@ func withEngine(t *testing.T, n *node, test func()) {
 	want := reference(t, nil, ps)
 	e := newInstance(t, n, nil)
 	same(t, "before", e.run("before", ps), want)
-	n.waitDurable()
+	n.saved()
 	pid := n.status().PID
 	test()
 	got := e.run("after", ps)
@@ -244,6 +244,14 @@ func TestVersionsThatDoNotMeetAreAClearErrorAtBothEnds(t *testing.T) {
 			t.Errorf("a newer client is told %+v, %v", body, err)
 		}
 		s.refused(wire.CodeVersion)
+		// One that still speaks this version is served in it.
+		s = dial(t, n)
+		f = s.hello(wire.RoleScheduler, wire.MinVersion, wire.MaxVersion+3)
+		var reply wire.HelloReply
+		if err := reply.Decode(f.Body); f.Kind != wire.KindReply || err != nil || reply.Version != wire.MaxVersion {
+			t.Errorf("a newer client that speaks this version is told %+v, %v", reply, err)
+		}
+		_ = s.conn.Close()
 	})
 	// A daemon of a version to come, for a client of this one.
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.socket + "2", Net: "unix"})

@@ -33,7 +33,7 @@ func TestHTTPShowsWhatTheDaemonDoes(t *testing.T) {
 	ps := prompts(20, 3)
 	e := newInstance(t, n, nil)
 	e.run("first", ps)
-	n.waitDurable()
+	n.saved()
 	loaded := cached(e.run("second", ps))
 	info, err := daemon.ReadInfo(n.dir)
 	if err != nil {

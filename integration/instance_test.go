@@ -72,12 +72,15 @@ func newInstanceWith(t *testing.T, n *node, s setup) *instance {
 	return i
 }
 
+// callLimit is the deadline of a call to a daemon that is there: only a broken one misses it.
+const callLimit = 30 * time.Second
+
 // clientOptions are those of an engine's clients. An engine in TensorRT-LLM's order has no
 // way to report a failed load.
 func clientOptions(socket, id string, e *engine.Engine, o *engine.Options) client.Options {
 	return client.Options{
 		Socket: socket, Engine: id, Manifest: e.Manifest(), Staged: o.Order == engine.TensorRTLLM,
-		CallTimeout: 5 * time.Second, RetryInterval: time.Millisecond,
+		CallTimeout: callLimit, RetryInterval: time.Millisecond,
 	}
 }
 

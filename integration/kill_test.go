@@ -61,7 +61,7 @@ func TestDaemonKilledAtAnyPointChangesNoToken(t *testing.T) {
 			e := newInstanceWith(t, n, setup{engine: v.change, at: tr.at})
 			known, fresh := ps[:2], ps[2:]
 			same(t, "first run", e.run("first", known), want[:2])
-			n.waitDurable()
+			n.waitDurable(e)
 			for k, point := range points {
 				for back := range 2 {
 					if !long() && back != k%2 {
@@ -83,10 +83,18 @@ func TestDaemonKilledAtAnyPointChangesNoToken(t *testing.T) {
 					if n.cmd == nil {
 						n.start()
 					}
-					got := e.run(name+", again", known)
-					same(t, name+", again", got, want[:2])
-					if cached(got) == 0 {
-						t.Errorf("%s: the cache is of no use afterwards", name)
+					// A staged engine is offered nothing before its ranks have come back, which
+					// takes them a step.
+					for try := 0; ; try++ {
+						got := e.run(fmt.Sprintf("%s, again %d", name, try), known)
+						same(t, name+", again", got, want[:2])
+						if cached(got) > 0 {
+							break
+						}
+						if try == 1 {
+							t.Errorf("%s: the cache is of no use afterwards", name)
+							break
+						}
 					}
 				}
 			}
@@ -110,6 +118,7 @@ func TestEngineKilledAtAnyPointLeavesNothingBehind(t *testing.T) {
 		want := reference(t, change, ps)
 		e := newInstance(t, n, change)
 		same(t, "first run", e.run("first", ps[:2]), want[:2])
+		n.saved()
 		for _, p.At = range []string{atMatch, atOffer, atPlanned, atLoading, atSave, atSaving} {
 			name := fmt.Sprintf("order %d, killed %s", p.Order, p.At)
 			process := startEngineProcess(t, p)

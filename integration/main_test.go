@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,10 +18,11 @@ import (
 // waitLimit bounds every wait of a test; only a broken program reaches it.
 const waitLimit = 60 * time.Second
 
-// What makes the test binary another program: a rank's process, an engine's.
+// What makes the test binary another program: a rank's process, an engine's, a daemon's.
 const (
 	rankVariable   = "KVCONN_INTEGRATION_RANK"
 	engineVariable = "KVCONN_INTEGRATION_ENGINE"
+	daemonVariable = "KVCONN_INTEGRATION_DAEMON"
 )
 
 // binaryDir is where the daemon is built, "" until it is.
@@ -47,6 +49,11 @@ func TestMain(m *testing.M) {
 		err = engine.RunRank(context.Background(), os.Stdin, nil)
 	case os.Getenv(engineVariable) != "":
 		err = serveEngineProcess(context.Background(), os.Stdin, os.Stdout)
+	case os.Getenv(daemonVariable) != "":
+		var h heldDaemon
+		if err = json.Unmarshal([]byte(os.Getenv(daemonVariable)), &h); err == nil {
+			err = h.serve(context.Background())
+		}
 	default:
 		code := m.Run()
 		if binaryDir != "" {

@@ -54,7 +54,7 @@ func TestRankOnAnotherNodeIsServedByTheMetadataAlone(t *testing.T) {
 			e := newInstance(t, here, v.change)
 			same(t, "all ranks here", e.run("here", ps), want)
 			e.close()
-			here.waitDurable()
+			here.saved()
 
 			e = newInstanceAcross(t, v.change, here, there)
 			got := e.run("across", ps)
@@ -76,4 +76,40 @@ func TestRankOnAnotherNodeIsServedByTheMetadataAlone(t *testing.T) {
 			there.waitLetGo()
 		})
 	}
+}
+
+// An engine that cannot report a failed load is offered nothing while one of its ranks is
+// on another node, where this node's staging memory is not: it would fail there, and with
+// it the engine.
+func TestEngineThatCannotFailIsOfferedNothingWithARankOnAnotherNode(t *testing.T) {
+	change := func(o *engine.Options) { tensorRT(o); o.TensorParallel = 2 }
+	ps := prompts(141, 3)
+	want := reference(t, change, ps)
+	here, there := newMemoryNode(t), newMemoryNode(t)
+	here.start()
+	there.start()
+	e := newInstance(t, here, change)
+	same(t, "all ranks here", e.run("here", ps), want)
+	here.saved()
+	e.Reset(t.Context())
+	got := e.run("again", ps)
+	same(t, "all ranks here, from the cache", got, want)
+	if cached(got) == 0 {
+		t.Error("nothing is offered with all ranks here")
+	}
+	e.close()
+
+	e = newInstanceAcross(t, change, here, there)
+	for _, again := range []string{"across", "across again"} {
+		got = e.run(again, ps)
+		same(t, again, got, want)
+		if cached(got) > 0 {
+			t.Errorf("%s: %d tokens offered that the other node's rank cannot reach", again, cached(got))
+		}
+		there.saved()
+		e.Reset(t.Context())
+	}
+	e.close()
+	here.waitLetGo()
+	there.waitLetGo()
 }

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -55,7 +56,7 @@ func TestCacheSurvivesKillNine(t *testing.T) {
 	n.start()
 	e := newInstance(t, n, nil)
 	same(t, "first run", e.run("first", ps), want)
-	n.waitDurable()
+	n.waitDurable(e)
 	n.kill()
 	n.start()
 	// The engine was not restarted: it finds the new daemon by itself.
@@ -87,6 +88,7 @@ func TestEngineGoesOnWhileTheDaemonDiesAndComesBack(t *testing.T) {
 	}
 	ps := prompts(3, 5)
 	e.run("warm", ps)
+	n.saved()
 	if got := e.run("cached", ps); cached(got) == 0 {
 		t.Error("the cache does not work again after the daemon came back")
 	}
@@ -153,7 +155,7 @@ func TestTwoEnginesShareOneCache(t *testing.T) {
 	go func() { r, _ := b.Run(t.Context(), requestsOf("b", ps)); done <- r }()
 	same(t, "engine a", a.run("a", ps), want)
 	same(t, "engine b", <-done, want)
-	n.waitDurable()
+	n.saved()
 	got := a.run("a again", ps)
 	same(t, "engine a again", got, want)
 	if cached(got) == 0 {
@@ -220,7 +222,7 @@ func TestOtherModelsAndLayoutsMissCleanly(t *testing.T) {
 	ps := prompts(9, 3)
 	base := newInstance(t, n, nil)
 	base.run("base", ps)
-	n.waitDurable()
+	n.saved()
 	for name, change := range map[string]func(*engine.Options){
 		"other weights":    func(o *engine.Options) { o.Model = model.Tiny(2) },
 		"other block size": func(o *engine.Options) { o.BlockSize = 16 },
@@ -276,7 +278,7 @@ func TestScopesAreSeparate(t *testing.T) {
 		return rs[0]
 	}
 	run("1", "tenant a")
-	n.waitDurable()
+	n.saved()
 	if r := run("2", "tenant b"); r.CachedTokens != 0 {
 		t.Errorf("tenant b got %d tokens of tenant a", r.CachedTokens)
 	}
@@ -285,43 +287,65 @@ func TestScopesAreSeparate(t *testing.T) {
 	}
 }
 
-func TestDescriptorTooSmallForTheLayoutIsAClearError(t *testing.T) {
+// An engine whose memory is smaller than it says is told so, and goes on without cache.
+func TestDescriptorTooSmallForTheLayoutIsAClearErrorAndNoHit(t *testing.T) {
 	n := newMemoryNode(t)
 	n.start()
-	e, err := engine.New(engineOptions(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = e.Close() }()
-	l := e.Layout(0)
-	l.Groups[0].Blocks++
-	w, err := client.NewWorker(client.Options{Socket: n.socket, Engine: "e", Manifest: e.Manifest()}, 0, l, []*os.File{e.File(0)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	if err := w.Connect(t.Context()); err == nil || !strings.Contains(err.Error(), "bad layout") {
-		t.Errorf("Connect = %v, want a bad layout", err)
-	}
+	withEngine(t, n, func() {
+		ps := prompts(120, 3) // which have been saved
+		e := newInstance(t, nil, nil)
+		co := client.Options{Socket: n.socket, Engine: "small", Manifest: e.Manifest(), RetryInterval: time.Millisecond}
+		scheduler, err := client.NewScheduler(co)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer scheduler.Close()
+		l := e.Layout(0)
+		l.Groups[0].Blocks++
+		w, err := client.NewWorker(co, 0, l, []*os.File{e.File(0)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		if err := w.Connect(t.Context()); err == nil || !strings.Contains(err.Error(), "bad layout") {
+			t.Errorf("Connect = %v, want a bad layout", err)
+		}
+		e.Attach(scheduler, w)
+		got := e.run("small", ps)
+		same(t, "descriptor too small", got, reference(t, nil, ps))
+		if cached(got)+recomputed(got) > 0 {
+			t.Errorf("%d tokens came into memory that was refused, %d were offered", cached(got), recomputed(got))
+		}
+		if !strings.Contains(n.log.String(), "KV memory of a rank cannot be used") {
+			t.Error("the daemon's log does not say that it refused the memory")
+		}
+		// An engine that copies for itself does not even begin.
+		co.Staged = true
+		if _, err := client.NewWorker(co, 0, l, []*os.File{e.File(0)}); !errors.Is(err, connector.ErrLayout) {
+			t.Errorf("staged: %v, want a bad layout", err)
+		}
+	})
 }
 
-func TestSecondDaemonOnOneDirectoryIsRefused(t *testing.T) {
+func TestSecondDaemonOnOneDirectoryIsRefusedAndHurtsNobody(t *testing.T) {
 	n := newNode(t)
 	n.start()
-	second := newNode(t)
-	second.dir = n.dir
-	out, err := second.command().CombinedOutput()
-	if holder := fmt.Sprintf("process %d", n.cmd.Process.Pid); err == nil || !strings.Contains(string(out), "in use") || !strings.Contains(string(out), holder) {
-		t.Errorf("a second daemon on the directory: %v, want %q in %s", err, holder, out)
-	}
-	second.dir, second.socket = second.dir+"2", n.socket
-	out, err = second.command().CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "socket is in use") {
-		t.Errorf("a second daemon on the socket: %v, %s", err, out)
-	}
-	if s := n.status(); s.PID != n.cmd.Process.Pid {
-		t.Error("the first daemon is no longer reachable")
-	}
+	withEngine(t, n, func() {
+		second := newNode(t)
+		second.dir = n.dir
+		out, err := second.command().CombinedOutput()
+		if holder := fmt.Sprintf("process %d", n.cmd.Process.Pid); err == nil || !strings.Contains(string(out), "in use") || !strings.Contains(string(out), holder) {
+			t.Errorf("a second daemon on the directory: %v, want %q in %s", err, holder, out)
+		}
+		second.dir, second.socket = second.dir+"2", n.socket
+		out, err = second.command().CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "socket is in use") {
+			t.Errorf("a second daemon on the socket: %v, %s", err, out)
+		}
+		if s := n.status(); s.PID != n.cmd.Process.Pid {
+			t.Error("the first daemon is no longer reachable")
+		}
+	})
 }
 
 func TestUnusableDirectoryIsAClearError(t *testing.T) {

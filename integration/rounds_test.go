@@ -177,7 +177,7 @@ func TestRandomKillsUnderLoadChangeNoTokenAndLeaveNothingBehind(t *testing.T) {
 		}
 		// A call may connect, be repeated once, and connect again for that; the rest is for
 		// a machine that has more to do.
-		if limit := 10*l.callTimeout + 5*time.Second; slowest > limit {
+		if limit := 10*l.callTimeout + 30*time.Second; slowest > limit {
 			t.Errorf("%s: a call of %s took %s", l.name, which, slowest)
 		}
 		// One that was kept waiting leaves the daemon alone for a while.

@@ -1,12 +1,15 @@
 package integration
 
 import (
+	"context"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/daemon"
 	"github.com/kvconn/kvconn/engine"
 	"github.com/kvconn/kvconn/store"
@@ -38,7 +41,9 @@ func TestLeaseThatExpiresBetweenMatchAndLoadCostsTheHitAtMost(t *testing.T) {
 			e := newInstanceWith(t, n, setup{engine: v.change, at: tr.at})
 			same(t, "first run", e.run("first", ps), want)
 			n.saved()
-			restart() // what is in the host tier outlives the record
+			restart()                      // what is in the host tier outlives the record
+			e.run("back", prompts(131, 1)) // a staged engine's ranks come back in its next step
+			n.saved()
 			other := newInstance(t, n, nil)
 			tr.arm(atOffer, func() {
 				records := n.status().Store
@@ -223,6 +228,66 @@ func TestComputedTokensThatEndInsideABlockAreNotBuiltOn(t *testing.T) {
 	}
 }
 
+// unaligned tells the daemon of a few more tokens than the engine has in whole blocks, as an
+// engine does that has reused a part of a block and could go on behind it.
+type unaligned struct{ *client.Scheduler }
+
+func (u unaligned) Match(ctx context.Context, m *connector.MatchRequest) connector.Offer {
+	within := *m
+	within.Computed += 3
+	return u.Scheduler.Match(ctx, &within)
+}
+
+func TestNothingIsOfferedBehindAPartOfABlock(t *testing.T) {
+	for _, v := range []variant{{"vLLM", nil}, {"TensorRT-LLM", tensorRT}} {
+		t.Run(v.name, func(t *testing.T) {
+			change := func(o *engine.Options) {
+				if v.change != nil {
+					v.change(o)
+				}
+				o.PrefixCaching = true
+			}
+			n, _, _ := onDisk(t, nil)
+			p := prompts(137, 1)[0]
+			want := reference(t, change, [][]uint32{p})
+			first := newInstance(t, n, change)
+			same(t, "first run", first.run("first", [][]uint32{p}), want)
+			n.saved()
+			e := newInstance(t, n, change)
+			half := [][]uint32{p[:len(p)/2]} // what the engine has itself of the whole
+			e.run("half", half)
+			o := engineOptions(change)
+			scheduler, err := client.NewScheduler(clientOptions(n.socket, "unaligned", e.Engine, &o))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer scheduler.Close()
+			w, err := client.NewWorker(clientOptions(n.socket, "unaligned", e.Engine, &o), 0, e.Layout(0), []*os.File{e.File(0)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Close()
+			if err := w.Connect(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			e.Attach(unaligned{scheduler}, w)
+			got := e.run("whole", [][]uint32{p})
+			same(t, "behind a part of a block", got, want)
+			if r := got[0]; r.LocalCachedTokens == 0 || r.CachedTokens+r.RecomputedTokens > 0 {
+				t.Errorf("behind %d tokens of its own: %d tokens offered, want none", r.LocalCachedTokens, r.CachedTokens+r.RecomputedTokens)
+			}
+			e.Attach(scheduler, w)
+			e.Reset(t.Context())
+			e.run("half again", half)
+			got = e.run("whole again", [][]uint32{p})
+			same(t, "behind whole blocks", got, want)
+			if r := got[0]; r.LocalCachedTokens+r.CachedTokens != whole(p, 8) || r.CachedTokens == 0 {
+				t.Errorf("behind %d tokens of its own: %d tokens offered", r.LocalCachedTokens, r.CachedTokens)
+			}
+		})
+	}
+}
+
 // Content that placeholders stand for, the adapter and the tenant separate equal tokens.
 func TestEqualTokensOfOtherContentAreNoHit(t *testing.T) {
 	n, _, _ := onDisk(t, nil)
@@ -234,11 +299,11 @@ func TestEqualTokensOfOtherContentAreNoHit(t *testing.T) {
 	for i, change := range []func(*engine.Request){
 		func(*engine.Request) {},
 		func(q *engine.Request) { q.Scope.LoRA = "adapter" },
-		func(q *engine.Request) { q.Scope.LoRA = "other adapter" },
+		func(q *engine.Request) { q.Scope.LoRA = "ADAPTER" },
 		func(q *engine.Request) { q.Scope.Salt = "tenant" },
 		func(q *engine.Request) { q.Scope.Salt, q.Scope.LoRA = "tenant", "adapter" },
-		span("image"),
-		span("other image"),
+		span("image a"),
+		span("image b"),
 	} {
 		q := engine.Request{ID: fmt.Sprint(i), Prompt: p, MaxTokens: generated}
 		change(&q)

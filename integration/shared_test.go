@@ -61,7 +61,7 @@ func TestEnginesOfSeveralModelsSaveAndLoadTheSamePromptsAtOnce(t *testing.T) {
 	for round := range rounds(3, 20) {
 		together(t, fmt.Sprintf("round %d", round), engines, ps, want)
 	}
-	n.waitDurable()
+	n.saved()
 	for k, results := range together(t, "last round", engines, ps, want) {
 		for i, r := range results {
 			if all := whole(ps[i], 8); r.CachedTokens != all || r.RecomputedTokens > 0 {

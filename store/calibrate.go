@@ -58,14 +58,16 @@ func (s *Store) calibrate() {
 			return
 		}
 		if c, err = s.measure(); err != nil {
-			s.opts.Logger.Warn("store: calibration failed, defaults are used", "err", err)
+			s.opts.Logger.Warn("store: calibration failed, defaults are used", "err", err,
+				"remedy", "look for I/O errors in the kernel's log, and for space in the file system of the store")
 			return
 		}
 		if b, err = json.MarshalIndent(c, "", "  "); err == nil {
 			err = s.opts.fs.WriteFileAtomic(path, append(b, '\n'))
 		}
 		if err != nil {
-			s.opts.Logger.Warn("store: calibration is not kept", "err", err)
+			s.opts.Logger.Warn("store: calibration is not kept, the next start measures again", "err", err,
+				"remedy", "free space in the file system of the store")
 		}
 	}
 	s.calibration = c

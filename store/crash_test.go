@@ -376,6 +376,7 @@ func TestWritesFailAsBusyWhenEverythingIsPinned(t *testing.T) {
 		t.Fatal("every write found a slot though all records are pinned")
 	}
 	s.table.Unpin(held...)
+	s.opts.SlotWait = time.Minute // for a disk that is busy
 	mustWrite(t, s, chainOf(ns, 100, 10))
 }
 

@@ -244,7 +244,8 @@ func (s *Store) janitor(ctx context.Context) {
 			s.space.retryFull()
 			if !s.opts.checkOnly && s.space.over() > 0 {
 				if err := s.shrink(ctx); err != nil {
-					s.opts.Logger.Warn("store: cannot shrink to its cap", "err", err)
+					s.opts.Logger.Warn("store: cannot shrink to its cap", "err", err,
+						"remedy", "look for I/O errors in the kernel's log, then restart kvconnd")
 				}
 			}
 		}

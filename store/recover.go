@@ -123,7 +123,8 @@ func (s *Store) recoverFromJournal(ctx context.Context, files []string) error {
 		s.recovered = RecoveredSnapshot
 		return nil
 	} else if !disk.IsNotExist(err) {
-		s.opts.Logger.Warn("store: snapshot is not used", "err", err)
+		s.opts.Logger.Warn("store: snapshot is not used, the journal is read instead", "err", err,
+			"remedy", "none if it is once; else look for I/O errors in the kernel's log")
 	}
 	s.recovered = RecoveredJournal
 	if err := s.reserveIndex(heads); err != nil {
@@ -307,7 +308,10 @@ func (s *Store) loadRecords(ctx context.Context) error {
 			Parent: s.refOf(r.ParentAt), Tick: r.Tick, Depth: r.Depth,
 		})
 		return nil
-	}, func(err error) { bad++; s.opts.Logger.Warn("store: journal", "err", err) })
+	}, func(err error) {
+		bad++
+		s.opts.Logger.Warn("store: an entry of the journal is not used, its record is dropped", "err", err)
+	})
 	l.finish()
 	if err != nil {
 		return err

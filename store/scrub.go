@@ -125,13 +125,15 @@ func (s *Store) scrubSegment(ctx context.Context, c *checker, g *segment) {
 		}
 		bytes, damage, err := c.check(g, ref)
 		if err != nil {
-			s.opts.Logger.Warn("store: scrub", "err", err)
+			s.opts.Logger.Warn("store: scrub could not read a record", "err", err,
+				"remedy", "look for I/O errors in the kernel's log; if it goes on, replace the disk")
 			sleep(ctx, time.Second)
 			continue
 		}
 		if damage != nil {
 			s.opts.Logger.Warn("store: scrub dropped a corrupt record", "key", damage.Key, "segment", damage.Segment,
-				"slot", damage.Slot, "reason", damage.Reason)
+				"slot", damage.Slot, "reason", damage.Reason,
+				"remedy", "none for one; check the disk if there are more")
 		}
 		s.count.scrubBytes.Add(uint64(bytes))
 		sleep(ctx, time.Duration(float64(bytes)/float64(s.opts.ScrubBytesPerS)*float64(time.Second)))

@@ -31,7 +31,7 @@ func (l *logLines) String() string {
 // wait waits for a text: the line may come behind the report.
 func (l *logLines) wait(t *testing.T, want string) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !strings.Contains(l.String(), want); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testWait); !strings.Contains(l.String(), want); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("no %q in the log:\n%s", want, l)
 		}
@@ -55,9 +55,10 @@ func TestFailedLoadIsLoggedOnceWithItsCause(t *testing.T) {
 func TestLateLoadIsLoggedAsSuch(t *testing.T) {
 	var log logLines
 	w, slow, m := hang(t, func(o *Options, _ *host.AccountOptions) {
-		o.LoadTimeout, o.Logger = 20*time.Millisecond, slog.New(slog.NewTextHandler(&log, nil))
+		o.LoadTimeout, o.Logger = time.Millisecond, slog.New(slog.NewTextHandler(&log, nil))
 	})
 	poll(t, w, 1)
 	log.wait(t, errLate.Error())
+	log.wait(t, "raise load_timeout")
 	wake(t, w, slow, m)
 }

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -38,7 +39,7 @@ func TestBatchesOfManySmallPiecesAreShort(t *testing.T) {
 	for i := range 100 {
 		copies = append(copies, blockCopy{group: &mem.groups[0], slot: uint32(i % blocks), buf: make([]byte, layers*pieceBytes)})
 	}
-	if err := mem.copy(t.Context(), gpu.Save, copies); err != nil {
+	if err := mem.copy(t.Context(), gpu.Save, 1, copies); err != nil {
 		t.Fatal(err)
 	}
 	if counted.bytes != 100*layers*pieceBytes || counted.longest >= batchPieces+pieces {
@@ -80,12 +81,60 @@ func TestLoadsShareTheCopiesOfTheirRank(t *testing.T) {
 	if got := most.Load(); got > 2 {
 		t.Errorf("%d copies at once, want at most 2", got)
 	}
+	most.Store(0)
+	mustSave(t, w, transfer(20, 0, 1, 2, 3, 4, 5, 6, 7))
+	if got := most.Load(); got > 2 {
+		t.Errorf("%d copies of a save at once, want at most 2", got)
+	}
 }
 
-// shapedDriver is a hookDriver with a shape of its own.
+// One core reaches half of the memory's bandwidth: as many copies run side by side as the
+// memory wants, of loads and of saves.
+func TestCopiesRunSideBySide(t *testing.T) {
+	m := newEngineMemory(t)
+	met := make(chan struct{}) // a copy and another meet here
+	meet := func() bool {
+		select {
+		case met <- struct{}{}:
+		case <-met:
+		case <-time.After(20 * time.Second): // alone
+			return false
+		}
+		return true
+	}
+	var alone atomic.Int32
+	driver := &shapedDriver{shape: gpu.Shape{Calls: 2, BatchBytes: 1}}
+	driver.before = func(gpu.Direction) {
+		if !meet() {
+			alone.Add(1)
+		}
+	}
+	w := newWorker(t, openStore(t), func(o *Options, _ *host.AccountOptions) { o.Driver = driver })
+	register(t, w, m)
+	mustSave(t, w, transfer(0, 0, 1))
+	if _, err := w.Load(t.Context(), loads(loadOf("r", transfer(0, 2, 3)))); err != nil {
+		t.Fatal(err)
+	}
+	poll(t, w, 1)
+	if n := alone.Load(); n > 0 {
+		t.Errorf("%d copies had no other beside them", n)
+	}
+}
+
+// shapedDriver is a hookDriver whose memory has a shape of its own.
 type shapedDriver struct {
 	hookDriver
 	shape gpu.Shape
 }
 
-func (d *shapedDriver) Shape() gpu.Shape { return d.shape }
+func (d *shapedDriver) Open(files []*os.File) (gpu.Memory, error) {
+	m, err := d.hookDriver.Open(files)
+	return shapedMemory{m, d.shape}, err
+}
+
+type shapedMemory struct {
+	gpu.Memory
+	shape gpu.Shape
+}
+
+func (m shapedMemory) Shape() gpu.Shape { return m.shape }

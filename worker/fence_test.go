@@ -188,3 +188,26 @@ func TestRepeatedLoadOfOneRequestIsReportedOnce(t *testing.T) {
 		t.Errorf("reported again: %+v", more)
 	}
 }
+
+// A daemon that stood still wakes up behind the deadline: what has arrived by then is not
+// copied, although nobody has ended the load yet.
+func TestNothingIsCopiedBehindTheDeadline(t *testing.T) {
+	var copies atomic.Int32
+	w := newWorker(t, &slowStore{}, func(o *Options, _ *host.AccountOptions) {
+		o.LoadTimeout = time.Millisecond
+		o.Driver = &hookDriver{before: func(gpu.Direction) { copies.Add(1) }}
+	})
+	register(t, w, newEngineMemory(t))
+	mem := w.memory()
+	l := w.newLoad(mem, 1, "r", planned(mem, []connector.Transfer{transfer(0, 4)}))
+	defer l.cancel()
+	<-l.ctx.Done()
+	for range 100 { // whether or not it gets a turn
+		if err := l.copyIn([]blockCopy{{group: l.blocks[0].group, slot: 4, buf: make([]byte, layers*pieceBytes)}}); err == nil {
+			t.Fatal("copied")
+		}
+	}
+	if n := copies.Load(); n != 0 {
+		t.Errorf("%d copies behind the deadline", n)
+	}
+}

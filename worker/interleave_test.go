@@ -166,7 +166,7 @@ func TestNoInterleavingWritesAWrongByte(t *testing.T) {
 			e.poll()
 		}
 	}
-	for deadline := time.Now().Add(30 * time.Second); e.w.Stats().LoadsInFlight > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(testWait); e.w.Stats().LoadsInFlight > 0; time.Sleep(time.Millisecond) {
 		if e.poll(); time.Now().After(deadline) {
 			t.Fatal("a load does not end")
 		}

@@ -8,20 +8,20 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// keyed checks a call by the engine's own keys and returns the group it names.
-func (w *Worker) keyed(k *connector.KeyedBlocks) (*memory, *groupMemory, error) {
+// keyed checks a call by the engine's own keys and returns the group it names of the
+// registered memory.
+func (w *Worker) keyed(mem *memory, k *connector.KeyedBlocks) (*groupMemory, error) {
 	if w.opts.Manifest.KeyScheme != connector.KeySchemeEngine {
-		return nil, nil, fmt.Errorf("%w: the namespace's key scheme is %q", connector.ErrBadRequest, w.opts.Manifest.KeyScheme)
+		return nil, fmt.Errorf("%w: the namespace's key scheme is %q", connector.ErrBadRequest, w.opts.Manifest.KeyScheme)
 	}
-	mem := w.memory()
 	if mem == nil {
-		return nil, nil, connector.ErrNotRegistered
+		return nil, connector.ErrNotRegistered
 	}
 	g := mem.group(k.Group)
 	if g == nil {
-		return nil, nil, fmt.Errorf("%w: the rank has no blocks of group %d", connector.ErrBadRequest, k.Group)
+		return nil, fmt.Errorf("%w: the rank has no blocks of group %d", connector.ErrBadRequest, k.Group)
 	}
-	return mem, g, nil
+	return g, nil
 }
 
 // parentKey is the key in front of a stretch; the root's is zero.
@@ -29,7 +29,7 @@ func parentKey(k *connector.KeyedBlocks) connector.Key { return connector.Engine
 
 // Present returns how many leading blocks have this rank's shard stored.
 func (w *Worker) Present(_ context.Context, k *connector.KeyedBlocks) (int, error) {
-	_, g, err := w.keyed(k)
+	g, err := w.keyed(w.memory(), k)
 	if err != nil {
 		return 0, err
 	}
@@ -47,7 +47,8 @@ func (w *Worker) recordID(g *groupMemory, key connector.Key) store.RecordID {
 
 // Fetch starts the load of blocks by key, which Poll reports as request.
 func (w *Worker) Fetch(_ context.Context, request string, k *connector.KeyedBlocks) error {
-	mem, g, err := w.keyed(k)
+	mem, call := w.call()
+	g, err := w.keyed(mem, k)
 	if err != nil {
 		return err
 	}
@@ -64,14 +65,15 @@ func (w *Worker) Fetch(_ context.Context, request string, k *connector.KeyedBloc
 		blocks[i] = loadBlock{group: g, slot: k.Slots[i], parent: parent, key: key, proof: k.Hashes[i]}
 		parent = key
 	}
-	w.begin(w.newLoad(mem, request, blocks))
+	w.begin(w.newLoad(mem, call, request, blocks))
 	return nil
 }
 
 // Put saves blocks by key. Engines offer the same blocks again and again: what is stored
 // is not written over.
 func (w *Worker) Put(ctx context.Context, k *connector.KeyedBlocks) (connector.SaveResult, error) {
-	mem, g, err := w.keyed(k)
+	mem, call := w.call()
+	g, err := w.keyed(mem, k)
 	if err != nil {
 		return connector.SaveResult{}, err
 	}
@@ -97,5 +99,5 @@ func (w *Worker) Put(ctx context.Context, k *connector.KeyedBlocks) (connector.S
 		}
 	}
 	w.stage(&s, g, before, blocks)
-	return w.write(ctx, mem, &s), nil
+	return w.write(ctx, mem, call, &s), nil
 }

@@ -28,6 +28,7 @@ type loadBlock struct {
 type load struct {
 	w       *Worker
 	mem     *memory
+	call    uint64 // number of the engine's call on mem
 	request string
 	blocks  []loadBlock
 	ctx     context.Context
@@ -62,13 +63,13 @@ type arrival struct {
 	slot  *host.Slot
 }
 
-func (w *Worker) newLoad(mem *memory, request string, blocks []loadBlock) *load {
+func (w *Worker) newLoad(mem *memory, call uint64, request string, blocks []loadBlock) *load {
 	l := &load{
-		w: w, mem: mem, request: request, blocks: blocks, began: time.Now(),
+		w: w, mem: mem, call: call, request: request, blocks: blocks, began: time.Now(),
 		done: make([]bool, len(blocks)), remaining: len(blocks),
 	}
 	l.more.L = &l.arrivedMu
-	l.ctx, l.cancel = context.WithTimeout(w.ctx, w.opts.LoadTimeout)
+	l.ctx, l.cancel = context.WithTimeoutCause(w.ctx, w.opts.LoadTimeout, errLate)
 	return l
 }
 
@@ -88,7 +89,7 @@ func (l *load) start() {
 
 // run fetches the blocks and copies what has arrived.
 func (l *load) run() {
-	shape := l.w.opts.Driver.Shape()
+	shape := l.mem.shape
 	var copiers sync.WaitGroup
 	for range min(shape.Calls, len(l.blocks)) {
 		copiers.Go(func() { l.copyArrivals(shape.BatchBytes) })
@@ -183,7 +184,7 @@ func (l *load) copyIn(blocks []blockCopy) error {
 		return errFenced
 	}
 	began := time.Now()
-	err := l.mem.copy(l.ctx, gpu.Load, blocks)
+	err := l.mem.copy(l.ctx, gpu.Load, l.call, blocks)
 	took := time.Since(began)
 	l.w.counters.copyNanos.Add(uint64(took))
 	if err == nil {
@@ -254,4 +255,21 @@ func (l *load) expire() {
 func (l *load) end() {
 	l.cancel()
 	l.w.finish(l)
+}
+
+// remedy is what a person can do about loads that fail for a cause again and again.
+func remedy(cause error) string {
+	switch {
+	case errors.Is(cause, errLate), errors.Is(cause, store.ErrTimeout):
+		return "the disk is slow or hangs: look at the queues in kvconnd status and at the kernel's log; raise load_timeout if it is only slow"
+	case errors.Is(cause, store.ErrCorrupt), errors.Is(cause, store.ErrIO):
+		return "look for I/O errors in the kernel's log; if it goes on, replace the disk"
+	case errors.Is(cause, store.ErrGone):
+		return "none if it is rare: the record was dropped since it was offered"
+	case errors.Is(cause, errFenced):
+		return "none if it is rare: the engine took its memory back"
+	case errors.Is(cause, gpu.ErrLost):
+		return "restart the engine"
+	}
+	return "none if it is rare; else report the cause"
 }

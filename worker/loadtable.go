@@ -101,11 +101,11 @@ func (t *loadTable) poll() []connector.FinishedLoad {
 // exactly once, unless it is cancelled, its memory given back, or its request loaded anew
 // before. An error means that nothing was started.
 func (w *Worker) Load(_ context.Context, metadata []byte) (int, error) {
+	mem, call := w.call()
 	plan, err := w.parse(metadata)
 	if err != nil {
 		return 0, err
 	}
-	mem := w.memory()
 	if mem == nil {
 		return 0, connector.ErrNotRegistered
 	}
@@ -113,7 +113,7 @@ func (w *Worker) Load(_ context.Context, metadata []byte) (int, error) {
 		return 0, err
 	}
 	for i := range plan.Loads {
-		w.begin(w.newLoad(mem, plan.Loads[i].Request, planned(mem, plan.Loads[i].Transfers)))
+		w.begin(w.newLoad(mem, call, plan.Loads[i].Request, planned(mem, plan.Loads[i].Transfers)))
 	}
 	return len(plan.Loads), nil
 }
@@ -195,7 +195,7 @@ func (w *Worker) finish(l *load) {
 	case len(l.failed) > 0:
 		w.counters.loadsFailed.Add(1)
 		w.opts.Logger.Warn("load failed in part or whole, the engine recomputes", "request", l.request,
-			"failed_blocks", len(l.failed), "blocks", len(l.blocks), "took", time.Since(l.began), "first_cause", l.cause)
+			"failed_blocks", len(l.failed), "blocks", len(l.blocks), "took", time.Since(l.began), "first_cause", l.cause, "remedy", remedy(l.cause))
 	}
 }
 

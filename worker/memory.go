@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
@@ -26,8 +27,14 @@ type memory struct {
 	closed bool
 	// batches are reused, *gpu.Batch.
 	batches sync.Pool
+	shape   gpu.Shape
 	// turns has room for as many copies of loads as should run side by side.
 	turns chan struct{}
+	// calls counts the engine's calls that move blocks; see [gpu.Batch].
+	calls atomic.Uint64
+	// lost is set once a copy has found the memory gone, of which onLost is told.
+	lost   atomic.Bool
+	onLost func(error)
 }
 
 // groupMemory is how the blocks of one layer group lie.
@@ -40,8 +47,8 @@ type groupMemory struct {
 }
 
 // openMemory opens the regions and checks that the layout fits them and the manifest.
-func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *os.File) (_ *memory, err error) {
-	m := &memory{turns: make(chan struct{}, o.Driver.Shape().Calls)}
+func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *os.File, onLost func(error)) (_ *memory, err error) {
+	m := &memory{onLost: onLost}
 	m.batches.New = func() any { return new(gpu.Batch) }
 	if m.page, err = fence.Open(pageFile); err != nil {
 		return nil, err
@@ -52,6 +59,8 @@ func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *o
 	if err = m.lay(o, l); err != nil {
 		return nil, errors.Join(err, m.engine.Close(), m.page.Close())
 	}
+	m.shape = m.engine.Shape()
+	m.turns = make(chan struct{}, m.shape.Calls)
 	return m, nil
 }
 
@@ -133,9 +142,10 @@ func (c *blockCopy) appendPieces(pieces []gpu.Piece) []gpu.Piece {
 // have blocks of many small ones, and each takes memory.
 const batchPieces = 4096
 
-// copy copies blocks, unless the memory was taken back. A save is only good if it was not
-// taken back until the end: afterwards the blocks may hold the bytes of other tokens.
-func (m *memory) copy(ctx context.Context, d gpu.Direction, blocks []blockCopy) error {
+// copy copies blocks for the engine's call of that number, unless the memory was taken
+// back. A save is only good if it was not taken back until the end: afterwards the blocks
+// may hold the bytes of other tokens.
+func (m *memory) copy(ctx context.Context, d gpu.Direction, call uint64, blocks []blockCopy) error {
 	m.copies.RLock()
 	defer m.copies.RUnlock()
 	if m.closed || !m.page.Begin() {
@@ -143,7 +153,7 @@ func (m *memory) copy(ctx context.Context, d gpu.Direction, blocks []blockCopy) 
 	}
 	defer m.page.End()
 	b := m.batches.Get().(*gpu.Batch)
-	b.Direction = d
+	b.Direction, b.AfterCall = d, call
 	var err error
 	for i := 0; i < len(blocks) && err == nil; {
 		b.Pieces = b.Pieces[:0]
@@ -154,6 +164,9 @@ func (m *memory) copy(ctx context.Context, d gpu.Direction, blocks []blockCopy) 
 		clear(b.Pieces)
 	}
 	m.batches.Put(b)
+	if errors.Is(err, gpu.ErrLost) && !m.lost.Swap(true) {
+		m.onLost(err)
+	}
 	if err == nil && d == gpu.Save && m.page.Fenced() {
 		err = errFenced
 	}

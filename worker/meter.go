@@ -1,33 +1,56 @@
 package worker
 
 import (
-	"sync/atomic"
+	"sync"
 	"time"
 )
 
-// CopyMeter measures how fast blocks are copied into engine memory. Workers share one. The
-// zero value is ready to use; it is safe for concurrent use and never waits.
+// CopyMeter measures how fast blocks are copied into engine memory, of late. Workers share
+// one. The zero value is ready to use; it is safe for concurrent use.
 type CopyMeter struct {
-	bytes, nanos atomic.Uint64
+	mu    sync.Mutex
+	bytes float64
+	took  time.Duration
 }
 
-// enoughBytes is what makes a measurement: less is noise.
-const enoughBytes = 64 << 20
+const (
+	// enoughBytes is what makes a measurement: less is noise.
+	enoughBytes = 64 << 20
+	// meterSpan is the time of copies that a measurement is of; what came before it fades.
+	// Other work on the machine comes and goes in minutes, and loads copy a part of the time.
+	meterSpan = 4 * time.Second
+)
 
 // add counts a copy.
 func (m *CopyMeter) add(bytes int, took time.Duration) {
 	if m == nil {
 		return
 	}
-	m.bytes.Add(uint64(bytes))
-	m.nanos.Add(uint64(took))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.bytes += float64(bytes)
+	if m.took += took; m.took > meterSpan {
+		keep := float64(meterSpan) / float64(m.took)
+		m.bytes, m.took = m.bytes*keep, meterSpan
+	}
+}
+
+// Fade takes weight from what was measured, for times without copies. Called once in a
+// second, all is forgotten within a minute.
+func (m *CopyMeter) Fade() {
+	const keep = 7. / 8
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.bytes *= keep
+	m.took = time.Duration(float64(m.took) * keep)
 }
 
 // BytesPerS is what one goroutine copies in a second, 0 while too little was copied.
 func (m *CopyMeter) BytesPerS() float64 {
-	bytes, nanos := m.bytes.Load(), m.nanos.Load()
-	if bytes < enoughBytes || nanos == 0 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.bytes < enoughBytes || m.took == 0 {
 		return 0
 	}
-	return float64(bytes) / time.Duration(nanos).Seconds()
+	return m.bytes / m.took.Seconds()
 }

@@ -23,9 +23,14 @@ type Options struct {
 	Driver gpu.Driver
 	// Account is the rank's share of the host tier. The worker closes it.
 	Account *host.Account
-	// LoadTimeout is the time in which every load ends. Default 10 s: longer than any
-	// load that beats prefill, short enough for the client that waits.
+	// LoadTimeout is the time in which every load ends, and what a save waits for its
+	// engine's device at most. Default 10 s: longer than any load that beats prefill, short
+	// enough for the client that waits.
 	LoadTimeout time.Duration
+	// Lost, if not nil, is called, from any goroutine, where a copy has found the registered
+	// memory gone: nothing can be loaded until memory is registered again. It must not call
+	// the worker.
+	Lost func()
 	// Meter, if not nil, measures the copies into engine memory.
 	Meter  *CopyMeter
 	Logger *slog.Logger

@@ -182,6 +182,35 @@ func TestSaveThatFindsNoRoomTakesNoMemoryForItself(t *testing.T) {
 	}
 }
 
+// Another gives up the read of a record that this load waits for: it reads for itself.
+func TestBlockIsReadWhereAnotherGivesItsReadUp(t *testing.T) {
+	m := newEngineMemory(t)
+	s := openStore(t)
+	saver := newWorker(t, s, nil)
+	register(t, saver, m)
+	m.fill(0, 7)
+	mustSave(t, saver, transfer(0, 0))
+	w := newWorker(t, s, nil)
+	register(t, w, m)
+	block := transfer(0, 3)
+	var another host.Slot
+	record := host.Record{ID: store.RecordID{Key: block.Blocks[0].Key}, Parent: block.Parent, Proof: block.Blocks[0].Proof}
+	if o, err := w.opts.Account.Acquire(t.Context(), &another, record, layers*pieceBytes, false); o != host.Fill {
+		t.Fatal(o, err)
+	}
+	alone := w.opts.Account.Usage().LoadBytes
+	if _, err := w.Load(t.Context(), loads(loadOf("r", block))); err != nil {
+		t.Fatal(err)
+	}
+	for w.opts.Account.Usage().LoadBytes == alone { // until it waits, too
+		runtime.Gosched()
+	}
+	another.Release()
+	if l := poll(t, w, 1); len(l[0].FailedBlocks) > 0 || !m.holds(3, 7) {
+		t.Errorf("%+v", l)
+	}
+}
+
 // Another's read ends, without its record, in the moment in which there is memory for ours.
 func TestBlockIsReadWhereAnothersReadEndsAsMemoryComesFree(t *testing.T) {
 	slow := &slowStore{release: make(chan struct{})}

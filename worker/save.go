@@ -32,11 +32,11 @@ type staged struct {
 // Save copies the blocks that the plan saves out of engine memory and returns; the
 // writes go on behind. Blocks for which there is no memory are dropped.
 func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResult, error) {
+	mem, call := w.call()
 	plan, err := w.parse(metadata)
 	if err != nil {
 		return connector.SaveResult{}, err
 	}
-	mem := w.memory()
 	if mem == nil {
 		return connector.SaveResult{}, connector.ErrNotRegistered
 	}
@@ -47,7 +47,7 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResul
 			w.stage(&s, g, t.Parent, t.Blocks)
 		}
 	}
-	return w.write(ctx, mem, &s), nil
+	return w.write(ctx, mem, call, &s), nil
 }
 
 // stage takes memory for the blocks of one stretch, as far as there is any: what follows
@@ -75,10 +75,15 @@ func (w *Worker) stage(s *staged, g *groupMemory, parent connector.Key, blocks [
 }
 
 // write copies the staged blocks out of engine memory and hands them to the store.
-func (w *Worker) write(ctx context.Context, mem *memory, s *staged) connector.SaveResult {
+func (w *Worker) write(ctx context.Context, mem *memory, call uint64, s *staged) connector.SaveResult {
 	if len(s.blocks) > 0 {
-		if err := copyAll(ctx, mem, w.opts.Driver.Shape(), s.copies); err != nil {
-			w.opts.Logger.Warn("blocks not saved: they could not be copied out of engine memory", "blocks", len(s.blocks), "err", err)
+		// A device may never come to the call: its engine has died in the step in front.
+		ctx, cancel := context.WithTimeout(ctx, w.opts.LoadTimeout)
+		err := copyAll(ctx, mem, call, s.copies)
+		cancel()
+		if err != nil {
+			w.opts.Logger.Warn("blocks not saved: they could not be copied out of engine memory", "blocks", len(s.blocks), "err", err,
+				"remedy", "none if it is rare; if the engine gives its calls up again and again, raise their timeout on its side")
 			s.drop(s.blocks)
 			s.blocks = nil
 		}
@@ -103,18 +108,18 @@ func (w *Worker) write(ctx context.Context, mem *memory, s *staged) connector.Sa
 
 // copyAll copies blocks out of engine memory, side by side as the driver likes it. They
 // are good together or not at all.
-func copyAll(ctx context.Context, mem *memory, shape gpu.Shape, blocks []blockCopy) error {
+func copyAll(ctx context.Context, mem *memory, call uint64, blocks []blockCopy) error {
 	per := 1
-	if n := len(blocks[0].buf); n < shape.BatchBytes {
-		per = shape.BatchBytes / n
+	if n := len(blocks[0].buf); n < mem.shape.BatchBytes {
+		per = mem.shape.BatchBytes / n
 	}
 	if len(blocks) <= per {
-		return mem.copy(ctx, gpu.Save, blocks)
+		return mem.copy(ctx, gpu.Save, call, blocks)
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(shape.Calls)
+	g.SetLimit(mem.shape.Calls)
 	for batch := range slices.Chunk(blocks, per) {
-		g.Go(func() error { return mem.copy(ctx, gpu.Save, batch) })
+		g.Go(func() error { return mem.copy(ctx, gpu.Save, call, batch) })
 	}
 	return g.Wait()
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -60,6 +61,40 @@ func TestRanksKeepTheirOwnShardsAndShareReplicatedOnes(t *testing.T) {
 				t.Errorf("rank %d: slot %d does not hold content %d", rank, slot, n)
 			}
 		}
+	}
+}
+
+// A layout that has bytes of what the rank does not keep, or none of what it does, would put
+// one shard's bytes in another's place.
+func TestLayoutMustHaveWhatTheManifestSaysOfTheRank(t *testing.T) {
+	staged := twoRanks() // the second group is in the second stage
+	staged.TensorParallel, staged.PipelineParallel = 1, 2
+	staged.Groups[1].Replicated, staged.Groups[0].Stages, staged.Groups[1].Stages = false, []int{0}, []int{1}
+	whole := testLayout().Groups[0]
+	for name, tc := range map[string]struct {
+		manifest      *connector.Manifest
+		first, second connector.GroupLayout
+		fits          bool
+	}{
+		"both groups":              {twoRanks(), whole, whole, true},
+		"without one that it has":  {twoRanks(), whole, connector.GroupLayout{}, false},
+		"its stage's alone":        {staged, whole, connector.GroupLayout{}, true},
+		"with the other stage's":   {staged, whole, whole, false},
+		"the other stage's alone":  {staged, connector.GroupLayout{}, whole, false},
+		"neither of the two":       {staged, connector.GroupLayout{}, connector.GroupLayout{}, false},
+		"without one, other first": {twoRanks(), connector.GroupLayout{}, whole, false},
+	} {
+		w := newWorker(t, openStore(t), func(o *Options, _ *host.AccountOptions) { o.Manifest = tc.manifest })
+		l := connector.Layout{Groups: []connector.GroupLayout{tc.first, tc.second}}
+		page, f, err := fence.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = w.Register(t.Context(), &l, newEngineMemory(t).descriptor(), f)
+		if tc.fits && err != nil || !tc.fits && !errors.Is(err, connector.ErrLayout) {
+			t.Errorf("%s: %v", name, err)
+		}
+		_ = page.Close()
 	}
 }
 

@@ -69,13 +69,22 @@ func TestStagingIsBounded(t *testing.T) {
 	register(t, w, m)
 	mustSave(t, w, transfer(0, 0, 1, 2, 3, 4, 5))
 	stager, _ := newStager(t, s, 2*int64(store.PayloadBufferSize(layers*pieceBytes)))
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
 	x := transfer(0, 0, 1, 2, 3, 4, 5)
-	got, pins := stager.Stage(ctx, 0, 0, x.Parent, x.Blocks)
-	defer pins.Release()
-	if len(got) != 2 {
-		t.Errorf("%d blocks staged, want 2", len(got))
+	stage := func() int {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		got, pins := stager.Stage(ctx, 0, 0, x.Parent, x.Blocks)
+		if pins != nil {
+			pins.Release()
+		}
+		return len(got)
+	}
+	// What the disk does not bring within one call is there for a later one.
+	n := stage()
+	for end := time.Now().Add(testWait); n < 2 && time.Now().Before(end); n = stage() {
+	}
+	if n != 2 {
+		t.Errorf("%d blocks staged, want 2", n)
 	}
 }
 

@@ -132,6 +132,30 @@ func TestMissingAndForeignBlocksFailAloneAndLeaveMemoryAlone(t *testing.T) {
 	}
 }
 
+// A block behind the last would lie in the next layer's first, inside of the region.
+func TestBlocksOutsideOfTheLayoutAreNeitherReadNorWritten(t *testing.T) {
+	m := newEngineMemory(t)
+	if err := m.f.Truncate(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorker(t, openStore(t), nil)
+	register(t, w, m)
+	m.fill(0, 7)
+	mustSave(t, w, transfer(0, 0))
+	for slot := range blocks {
+		m.fill(slot, 1)
+	}
+	if _, err := w.Load(t.Context(), loads(loadOf("r", transfer(0, blocks)))); err != nil {
+		t.Fatal(err)
+	}
+	if l := poll(t, w, 1); len(l[0].FailedBlocks) != 1 || !m.holds(0, 1) {
+		t.Errorf("%+v of a block that there is not, or another was written", l)
+	}
+	if r, err := w.Save(t.Context(), saves(transfer(5, blocks))); err != nil || r.Dropped != 1 {
+		t.Errorf("Save = %+v, %v; want the block dropped", r, err)
+	}
+}
+
 func TestMemoryIsNeededAndMetadataChecked(t *testing.T) {
 	w := newWorker(t, openStore(t), nil)
 	if _, err := w.Load(t.Context(), loads(loadOf("r", transfer(0, 1)))); !errors.Is(err, connector.ErrNotRegistered) {

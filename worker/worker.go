@@ -64,7 +64,7 @@ func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.
 		}
 	}()
 	w.release()
-	mem, err := openMemory(&w.opts, l, regions, fencePage)
+	mem, err := openMemory(&w.opts, l, regions, fencePage, w.lost)
 	if err == nil {
 		err = w.checkFits(mem)
 	}
@@ -101,10 +101,20 @@ func (w *Worker) Unregister(context.Context) error {
 	return nil
 }
 
+// lost says that a copy has found the registered memory gone. Its loads fail and its saves
+// are dropped from here on; nothing else is touched by that.
+func (w *Worker) lost(err error) {
+	w.opts.Logger.Error("engine memory is gone: the engine goes on without cache until it registers again", "err", err,
+		"remedy", "restart the engine: it has cut its shared memory off, or its device has failed; restart kvconnd if new engines fail alike")
+	if w.opts.Lost != nil {
+		w.opts.Lost()
+	}
+}
+
 // BlockBytes is the payload size of a block of each layer group, nil while no memory is
-// registered.
+// registered, or it is gone.
 func (w *Worker) BlockBytes() []int {
-	if mem := w.memory(); mem != nil {
+	if mem := w.memory(); mem != nil && !mem.lost.Load() {
 		return mem.blockBytes()
 	}
 	return nil
@@ -114,6 +124,16 @@ func (w *Worker) memory() *memory {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.mem
+}
+
+// call counts a call of the engine's that moves blocks, and returns the registered memory,
+// nil if there is none, with the call's number.
+func (w *Worker) call() (*memory, uint64) {
+	mem := w.memory()
+	if mem == nil {
+		return nil, 0
+	}
+	return mem, mem.calls.Add(1)
 }
 
 // parse decodes metadata and checks that it is of this engine.
@@ -142,7 +162,8 @@ func (w *Worker) release() {
 		return
 	}
 	if err := mem.close(); err != nil {
-		w.opts.Logger.Error("engine memory could not be unmapped", "err", err)
+		w.opts.Logger.Error("engine memory could not be unmapped: it stays taken while this process runs", "err", err,
+			"remedy", "restart kvconnd if the memory is missed")
 	}
 }
 

@@ -23,19 +23,18 @@ type testBackend struct {
 	registered int
 	calls      []string
 	block      chan struct{} // if set, Match waits for it
-	// If release is set, Save says so on saving and waits.
-	saving, release chan struct{}
-	// copying has Load count itself into the fence page, as if in the middle of a copy;
-	// answering, if set, is what Load waits for before it answers.
-	copying   bool
-	answering chan struct{}
-	loadErr   error
-	silent    bool // Poll reports nothing
-	openErr   error
-	staging   *os.File
-	closed    int
-	pages     []*fence.Page
-	peers     []server.Peer
+	// release, if set, is what Save waits for before it answers. copying has Load count
+	// itself into the fence page, as if in the middle of a copy; answering, if set, is what
+	// it waits for then. Either says on waiting that it is about to wait.
+	release, answering, waiting chan struct{}
+	copying                     bool
+	loadErr                     error
+	silent                      bool // Poll reports nothing
+	openErr                     error
+	staging                     *os.File
+	closed                      int
+	pages                       []*fence.Page
+	peers                       []server.Peer
 }
 
 func (b *testBackend) OpenScheduler(_ context.Context, p server.Peer, _ *connector.Manifest) (server.Scheduler, error) {
@@ -127,6 +126,7 @@ func (s *testSession) Load(context.Context, []byte) (int, error) {
 		s.b.mu.Unlock()
 	}
 	if s.b.answering != nil {
+		s.b.waiting <- struct{}{}
 		<-s.b.answering
 	}
 	return 1, s.b.loadErr
@@ -134,7 +134,7 @@ func (s *testSession) Load(context.Context, []byte) (int, error) {
 
 func (s *testSession) Save(context.Context, []byte) (connector.SaveResult, error) {
 	if s.b.release != nil {
-		s.b.saving <- struct{}{}
+		s.b.waiting <- struct{}{}
 		<-s.b.release
 	}
 	return connector.SaveResult{Taken: 1, Present: 2}, nil
@@ -202,9 +202,10 @@ func startDaemon(t *testing.T, socket string, b *testBackend) *daemon {
 	return d
 }
 
+// testOptions have a deadline that only a broken daemon misses.
 func testOptions(socket string) Options {
 	return Options{
-		Socket: socket, Engine: "engine", RetryInterval: time.Nanosecond,
+		Socket: socket, Engine: "engine", CallTimeout: 30 * time.Second, RetryInterval: time.Nanosecond,
 		Manifest: connector.Manifest{
 			Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 1, KVHeads: 1, HeadSize: 8, Layout: "x"}},
 			TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,

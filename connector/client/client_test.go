@@ -145,22 +145,27 @@ func TestHungDaemonIsLeftAlone(t *testing.T) {
 	var accepted atomic.Int32
 	go func() {
 		for {
-			if _, err := l.AcceptUnix(); err != nil {
+			c, err := l.AcceptUnix()
+			if err != nil {
 				return
 			}
+			defer func() { _ = c.Close() }() // kept until then: the collector closes what nobody has
 			accepted.Add(1)
 		}
 	}()
 	o := testOptions(socket)
 	o.CallTimeout = 200 * time.Millisecond
 	s, w := newScheduler(t, o), newWorker(t, o)
+	began := time.Now()
 	for range 50 {
 		s.Match(t.Context(), &connector.MatchRequest{Request: "r", Tokens: make([]uint32, 64)})
 		w.Load(t.Context(), []byte("plan"), []connector.PlannedLoad{{Request: "r", Blocks: []uint32{1}}})
 		w.Save(t.Context(), []byte("plan"))
 	}
-	if n := accepted.Load(); n > 2 {
-		t.Errorf("%d connections tried in 150 calls, want one for each client", n)
+	// More only where the calls have taken longer than the daemon is left alone for.
+	most := 2 * (1 + int32(time.Since(began)/(hungPause*o.CallTimeout)))
+	if n := accepted.Load(); n > most {
+		t.Errorf("%d connections tried in 150 calls, want at most %d, one for each client", n, most)
 	}
 	if got := w.Poll(t.Context()); len(got) != 50 {
 		t.Errorf("%d loads reported as failed, want 50", len(got))

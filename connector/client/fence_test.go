@@ -43,29 +43,50 @@ func load3() []connector.PlannedLoad {
 }
 
 // copyingWorker has a load in flight whose copy has begun and does not end.
-func copyingWorker(t *testing.T, change func(b *testBackend, o *Options)) (*testBackend, *daemon, *Worker) {
+func copyingWorker(t *testing.T, change func(b *testBackend)) (*testBackend, *daemon, *Worker) {
 	t.Helper()
 	socket := socketPath(t)
-	b := &testBackend{copying: true, silent: true, saving: make(chan struct{}, 1), release: make(chan struct{})}
-	o := testOptions(socket)
-	o.CallTimeout = 100 * time.Millisecond
+	b := &testBackend{copying: true, silent: true, waiting: make(chan struct{}, 1), release: make(chan struct{})}
 	if change != nil {
-		change(b, &o)
+		change(b)
 	}
 	d := startDaemon(t, socket, b)
-	w := newWorker(t, o)
+	w := newWorker(t, testOptions(socket))
 	if err := w.Connect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	w.Load(t.Context(), []byte("plan"), load3())
+	load := func() { w.Load(t.Context(), []byte("plan"), load3()) }
+	if b.answering != nil {
+		giveUp(b, w, load)
+	} else {
+		load()
+	}
 	return b, d, w
+}
+
+// giveUp makes a call whose deadline passes while the daemon waits in it, and not before.
+func giveUp(b *testBackend, w *Worker, call func()) {
+	w.mu.Lock()
+	conn := w.link.conn
+	w.mu.Unlock()
+	go func() {
+		<-b.waiting
+		_ = conn.SetDeadline(time.Now())
+	}()
+	call()
+}
+
+// giveUpSave is a save that is given up.
+func giveUpSave(t *testing.T, b *testBackend, w *Worker) {
+	t.Helper()
+	giveUp(b, w, func() { w.Save(t.Context(), []byte("plan")) })
 }
 
 // A daemon frozen elsewhere has nothing to write: its loads fail at the client's deadline.
 func TestLoadsOfADaemonFrozenOutsideOfACopyFailAtOnce(t *testing.T) {
-	b, _, w := copyingWorker(t, func(b *testBackend, _ *Options) { b.copying = false })
+	b, _, w := copyingWorker(t, func(b *testBackend) { b.copying = false })
 	defer close(b.release)
-	w.Save(t.Context(), []byte("plan"))
+	giveUpSave(t, b, w)
 	wantFailed(t, w.Poll(t.Context()), "load")
 	if w.Poll(t.Context()) != nil {
 		t.Error("the load is reported twice")
@@ -75,7 +96,7 @@ func TestLoadsOfADaemonFrozenOutsideOfACopyFailAtOnce(t *testing.T) {
 func TestLoadsOfADaemonFrozenInACopyAreReportedWhenItHasEnded(t *testing.T) {
 	b, _, w := copyingWorker(t, nil)
 	defer close(b.release)
-	w.Save(t.Context(), []byte("plan"))
+	giveUpSave(t, b, w)
 	wantNoReport(t, w, "while the daemon is in the middle of a copy")
 	b.endCopies()
 	wantFailed(t, pollFor(t, w), "load")
@@ -90,7 +111,7 @@ func TestLoadsOfADaemonKilledInACopyAreReportedAtItsEnd(t *testing.T) {
 
 func TestLoadsOfAFrozenDaemonThatIsKilledAreReported(t *testing.T) {
 	b, d, w := copyingWorker(t, nil)
-	w.Save(t.Context(), []byte("plan"))
+	giveUpSave(t, b, w)
 	wantNoReport(t, w, "while the daemon is frozen")
 	close(b.release)
 	d.stop()
@@ -99,7 +120,7 @@ func TestLoadsOfAFrozenDaemonThatIsKilledAreReported(t *testing.T) {
 
 // The daemon may be writing before it has answered the call that starts the load.
 func TestLoadWhoseStartIsGivenUpIsHeldWhileItsCopyRuns(t *testing.T) {
-	b, _, w := copyingWorker(t, func(b *testBackend, _ *Options) { b.answering = make(chan struct{}) })
+	b, _, w := copyingWorker(t, func(b *testBackend) { b.answering = make(chan struct{}) })
 	defer close(b.answering)
 	wantNoReport(t, w, "while the daemon is in the middle of a copy")
 	b.endCopies()
@@ -107,7 +128,7 @@ func TestLoadWhoseStartIsGivenUpIsHeldWhileItsCopyRuns(t *testing.T) {
 }
 
 func TestOverdueLoadIsTakenBack(t *testing.T) {
-	b, _, w := copyingWorker(t, func(b *testBackend, _ *Options) { b.copying = false })
+	b, _, w := copyingWorker(t, func(b *testBackend) { b.copying = false })
 	defer close(b.release)
 	w.mu.Lock()
 	w.inFlight["load"] = pendingLoad{blocks: []uint32{3}, deadline: time.Now().Add(-time.Second)}
@@ -118,8 +139,8 @@ func TestOverdueLoadIsTakenBack(t *testing.T) {
 // While one registration is held, the next has a page of its own and works.
 func TestNewRegistrationWorksWhileTheOldIsHeld(t *testing.T) {
 	b, _, w := copyingWorker(t, nil)
-	w.Save(t.Context(), []byte("plan")) // given up
-	close(b.release)                    // frozen no more, but for its copy
+	giveUpSave(t, b, w)
+	close(b.release) // frozen no more, but for its copy
 	b.mu.Lock()
 	old := b.pages
 	b.pages = nil
@@ -145,7 +166,7 @@ func TestNewRegistrationWorksWhileTheOldIsHeld(t *testing.T) {
 }
 
 func TestRefusedLoadFailsAtOnce(t *testing.T) {
-	_, _, w := copyingWorker(t, func(b *testBackend, _ *Options) {
+	_, _, w := copyingWorker(t, func(b *testBackend) {
 		b.copying, b.loadErr = false, errors.New("no such shard")
 	})
 	wantFailed(t, w.Poll(t.Context()), "load")
@@ -154,7 +175,7 @@ func TestRefusedLoadFailsAtOnce(t *testing.T) {
 }
 
 func TestCanceledLoadIsNeverReported(t *testing.T) {
-	b, _, w := copyingWorker(t, func(b *testBackend, _ *Options) { b.copying, b.silent = false, false })
+	b, _, w := copyingWorker(t, func(b *testBackend) { b.copying, b.silent = false, false })
 	if err := w.Cancel(t.Context(), "load"); err != nil || !b.called("cancel load") {
 		t.Errorf("Cancel = %v, calls %v", err, b.calls)
 	}
@@ -168,7 +189,7 @@ func TestCanceledLoadIsNeverReported(t *testing.T) {
 func TestCancelWaitsForACopyUnderWay(t *testing.T) {
 	b, _, w := copyingWorker(t, nil)
 	defer close(b.release)
-	w.Save(t.Context(), []byte("plan"))
+	giveUpSave(t, b, w)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if err := w.Cancel(ctx, "load"); !errors.Is(err, context.DeadlineExceeded) {
@@ -184,7 +205,7 @@ func TestCancelWaitsForACopyUnderWay(t *testing.T) {
 }
 
 func TestUnregisteredMemoryIsNotTouchedUntilConnect(t *testing.T) {
-	b, _, w := copyingWorker(t, func(b *testBackend, _ *Options) { b.copying, b.release = false, nil })
+	b, _, w := copyingWorker(t, func(b *testBackend) { b.copying, b.release = false, nil })
 	page := w.page
 	if err := w.Unregister(t.Context()); err != nil || !b.called("unregister") {
 		t.Errorf("Unregister = %v, calls %v", err, b.calls)
@@ -207,7 +228,7 @@ func TestUnregisteredMemoryIsNotTouchedUntilConnect(t *testing.T) {
 }
 
 func TestUnregisterWaitsForACopyUnderWay(t *testing.T) {
-	b, _, w := copyingWorker(t, func(b *testBackend, _ *Options) { b.release = nil })
+	b, _, w := copyingWorker(t, func(b *testBackend) { b.release = nil })
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if err := w.Unregister(ctx); !errors.Is(err, context.DeadlineExceeded) {

@@ -66,7 +66,8 @@ func (l *link) ensure(ctx context.Context, force bool) error {
 		}
 		if !l.warned {
 			l.warned = true
-			l.opts.Logger.Warn("kvconnd cannot be used, going on without cache", "socket", l.opts.Socket, "err", err)
+			l.opts.Logger.Warn("kvconnd cannot be used, going on without cache", "socket", l.opts.Socket, "err", err,
+				"remedy", "start kvconnd on this node, as the same user, with that socket")
 		}
 		return err
 	}
@@ -200,6 +201,15 @@ func (l *link) do(ctx context.Context, force bool, op wire.Op, body func([]byte)
 		return err
 	}
 	return l.call(ctx, op, body, decode)
+}
+
+// revive connects again where the daemon has closed the connection, for callers that have
+// nothing to ask it. What is wrong is logged.
+func (l *link) revive(ctx context.Context) {
+	if l.conn != nil && l.conn.PeerClosed() {
+		l.lose()
+	}
+	_ = l.ensure(ctx, false)
 }
 
 // lose gives up a connection that did not do its work.

@@ -161,7 +161,8 @@ func (w *Worker) loadStaged(ctx context.Context, metadata []byte, loads []connec
 		err = errors.New("it is of another namespace")
 	}
 	if err != nil {
-		w.link.opts.Logger.Error("staged loads fail: their plan cannot be used", "err", err)
+		w.link.opts.Logger.Error("staged loads fail: their plan cannot be used", "err", err,
+			"remedy", "run the scheduler and its ranks with one version of the connector")
 		w.failPlanned(loads)
 		return
 	}

@@ -73,7 +73,8 @@ func NewWorker(o Options, rank int, layout connector.Layout, regions []*os.File)
 }
 
 // Connect connects and registers now, and says why it cannot. It is needed behind
-// Unregister only.
+// Unregister; and at the start with Options.Staged, since nothing is offered before every
+// rank has the daemon's staging memory. Afterwards Poll sees to it.
 func (w *Worker) Connect(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -205,10 +206,14 @@ func (w *Worker) Present(ctx context.Context, k *connector.KeyedBlocks) int {
 }
 
 // Poll returns the loads that ended since the last call, failed ones with the blocks
-// whose bytes must not be used. It makes no call while nothing is in flight.
+// whose bytes must not be used. It makes no call while nothing is in flight, but with
+// Options.Staged connects to a daemon that was restarted.
 func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.staged != nil && !w.unregistered {
+		w.link.revive(ctx)
+	}
 	var done []connector.FinishedLoad
 	if len(w.inFlight) > 0 && w.link.conn != nil {
 		err := w.link.call(ctx, wire.OpPoll, wire.AppendEmpty, func(b []byte) (err error) {

@@ -40,7 +40,7 @@ func TestWatchEndsWithTheConnection(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	// The watchers close theirs behind the connections.
-	for deadline := time.Now().Add(10 * time.Second); openDescriptors(t) > before; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); openDescriptors(t) > before; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d descriptors open, %d before", openDescriptors(t), before)
 		}

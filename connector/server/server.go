@@ -203,7 +203,8 @@ func (s *Server) ended(ctx, connCtx context.Context, peer Peer, err error) {
 			"remedy", "update the older of kvconnd and the engine's connector")
 	case errors.As(err, &refused):
 		s.opts.Logger.Warn("an engine was refused and goes on without cache", "pid", peer.PID,
-			"engine", refused.peer.Engine, "client", refused.peer.Client, "err", refused.err)
+			"engine", refused.peer.Engine, "client", refused.peer.Client, "err", refused.err,
+			"remedy", "see err: it is in what the engine asked for, or in the store; update the older side where versions differ")
 	case connCtx.Err() != nil:
 		s.opts.Logger.Info("engine process ended, its connection is closed", "pid", peer.PID)
 	default:

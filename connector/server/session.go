@@ -27,7 +27,8 @@ type Peer struct {
 //     behind a hit (vLLM), and once more for each allocation of a resumed request. Only
 //     what a later Alloc says counts.
 //   - Step once for each engine step in which anything was allocated, scheduled, preempted
-//     or finished, also where nothing is computed. Within a step the parts count in the
+//     or finished, also where nothing is computed. Decodes that fill no block may be left
+//     out, and told together with the one that does. Within a step the parts count in the
 //     order of [connector.StepRequest]: allocations, scheduled, preempted, finished. An
 //     Alloc follows a Match of the same request; its External is what was offered, less
 //     where the engine takes a part (TensorRT-LLM's cancel_load trims the head or tail),

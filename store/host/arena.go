@@ -71,6 +71,9 @@ func New(o Options) (*Arena, error) {
 // the arena.
 func (a *Arena) File() *os.File { return a.mem.file }
 
+// Memory is the whole arena, for who prepares it for copies. Its bytes are those of slots.
+func (a *Arena) Memory() []byte { return a.mem.bytes }
+
 // SizeBytes is the size of the arena.
 func (a *Arena) SizeBytes() int64 { return int64(len(a.mem.bytes)) }
 

@@ -483,3 +483,16 @@ def test_without_a_leader_nothing_is_told(engine: Engine) -> None:
     engine.side.finished("r")
     assert not engine.plan()
     assert engine.leader.steps == []
+
+
+def test_the_two_steps_behind_much_prefill_are_told(engine: Engine) -> None:
+    r = engine.request("r", 302)
+    engine.side.match(r, 0)
+    engine.allocate(r, [*range(1, 77)])
+    engine.plan(new={"r": (0, 302)})
+    for i in range(302, 306):
+        engine.append(r, i)
+        engine.tables["r"] = ([*range(1, 78)],)
+        engine.plan(cached={"r": (i, 1)})
+    told = [(s.computed, s.count) for step in engine.leader.steps for s in step.scheduled]
+    assert told == [(0, 302), (302, 1), (303, 1)]

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _NO_PLAN = StepReply(b"", [])
+_LEARNT_TOKENS = 256
+"""The smallest step, in prompt tokens, that the leader learns the speed of prefill from."""
 _NULL_BLOCK = 0
 """What vLLM has in block tables where it keeps no block."""
 
@@ -51,6 +53,8 @@ class _Tracked:
     """Blocks of each group's current block table that were told, empty where the tables are new."""
     computed_told: int = 0
     """End of the tokens that the leader knows to be in those blocks."""
+    followed: int = 0
+    """Steps that are told whatever they fill: from the two behind a step the leader learns how long it took."""
     asked_at: int = 0
     """Tokens that the engine held when it asked last."""
     offered: bool = False
@@ -231,8 +235,10 @@ class SchedulerSide:
         # Draft tokens are computed too, but may be rejected.
         end = min(computed + output.num_scheduled_tokens[request_id], request.num_tokens)
         filled = end // self._block_size > tracked.computed_told // self._block_size
-        if not filled and not fresh:
+        if not filled and not fresh and not tracked.followed:
             return
+        learnt = computed < request.num_prompt_tokens and output.num_scheduled_tokens[request_id] >= _LEARNT_TOKENS
+        tracked.followed = 2 if learnt else max(0, tracked.followed - 1)
         tables = _block_tables(output, request_id)
         known = tracked.blocks_told or [0] * len(tables)
         told.append(

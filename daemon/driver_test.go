@@ -1,0 +1,187 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/fence"
+	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/store/host"
+)
+
+// failingDriver is the host driver, for engine memory that may be gone.
+type failingDriver struct {
+	gpu.HostDriver
+	gone     atomic.Bool
+	pinned   int64
+	unpinned chan byte
+}
+
+func (d *failingDriver) Open(files []*os.File) (gpu.Memory, error) {
+	m, err := d.HostDriver.Open(files)
+	return failingMemory{m, d}, err
+}
+
+// PinHost notes how much is prepared, and the undoing touches it: it must still be there.
+func (d *failingDriver) PinHost(mem []byte) (func() error, error) {
+	d.pinned = int64(len(mem))
+	return func() error {
+		d.unpinned <- mem[len(mem)-1]
+		return errors.New("noted")
+	}, nil
+}
+
+type failingMemory struct {
+	gpu.Memory
+	d *failingDriver
+}
+
+func (m failingMemory) Copy(ctx context.Context, b *gpu.Batch) error {
+	if m.d.gone.Load() {
+		return gpu.ErrLost
+	}
+	return m.Memory.Copy(ctx, b)
+}
+
+// newTestBackend is a backend on a small store and host tier.
+func newTestBackend(t *testing.T, change func(*Options)) (*backend, *host.Arena) {
+	t.Helper()
+	s, _ := residencyStore(t, 64<<20)
+	a, err := host.New(host.Options{Bytes: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Close() })
+	o := &Options{Dir: t.TempDir(), Logger: residencyLogger()}
+	if change != nil {
+		change(o)
+	}
+	o.EnsureDefaults()
+	return newBackend(o, s, a), a
+}
+
+// registration is of memory of 16 blocks.
+func registration(t *testing.T) *server.Registration {
+	t.Helper()
+	const blockBytes, layerBytes = 4096, 2048
+	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "kv")
+	if err := f.Truncate(16 * blockBytes); err != nil {
+		t.Fatal(err)
+	}
+	page, pageFile, err := fence.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = page.Close() })
+	return &server.Registration{Regions: []*os.File{f}, Fence: pageFile, Layout: connector.Layout{Groups: []connector.GroupLayout{{
+		Blocks: 16, Runs: []connector.Run{{Layers: 2, LayerStride: 16 * layerBytes, BlockStride: layerBytes, Bytes: layerBytes}},
+	}}}}
+}
+
+// The memory that a device copies from is prepared before any copy, and given back before
+// it is unmapped.
+func TestHostTierIsPreparedForTheDriversCopies(t *testing.T) {
+	d := &failingDriver{unpinned: make(chan byte, 1)}
+	r := start(t, func(o *Options) { o.Driver, o.HostBytes = d, 64<<20 })
+	if d.pinned != 64<<20 {
+		t.Errorf("%d bytes prepared, want all of the host tier", d.pinned)
+	}
+	r.stop()
+	<-d.unpinned
+}
+
+// An engine whose memory is gone gets no hits that it could not load, from the first copy
+// that shows it until it registers memory that is there; others go on.
+func TestRankWhoseMemoryIsGoneIsOfferedNothing(t *testing.T) {
+	d := new(failingDriver)
+	b, _ := newTestBackend(t, func(o *Options) { o.Driver = d })
+	m := residencyManifest()
+	digest, err := m.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := residencyChain(connector.Scope{}, 7, 4)
+	residencySave(t, b.store, 0, keys, 0, 1)
+	tokens := make([]uint32, 0, 20)
+	for i := range 5 {
+		tokens = append(tokens, 7, uint32(i), 0, 0)
+	}
+	offered := func(engine string) int {
+		t.Helper()
+		s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: engine}, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		b.mu.Lock()
+		b.tellReady(engine)
+		b.mu.Unlock()
+		o, err := s.Match(t.Context(), &connector.MatchRequest{Request: "r", Tokens: tokens, PromptTokens: len(tokens)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o.Tokens
+	}
+	w, err := b.OpenWorker(t.Context(), server.Peer{Engine: "e"}, m, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if _, err := w.Register(t.Context(), registration(t)); err != nil {
+		t.Fatal(err)
+	}
+	if n := offered("e"); n != 16 {
+		t.Fatalf("%d tokens offered, want 16", n)
+	}
+	d.gone.Store(true)
+	plan := connector.Plan{Namespace: digest, Saves: []connector.Transfer{{Blocks: []connector.PlanBlock{{Slot: 3, Key: connector.Key{1}}}}}}
+	if r, err := w.Save(t.Context(), plan.Append(nil)); err != nil || r.Dropped != 1 {
+		t.Fatalf("Save = %+v, %v; want the block dropped", r, err)
+	}
+	if n, other := offered("e"), offered("f"); n != 0 || other != 16 {
+		t.Errorf("%d tokens offered to an engine whose memory is gone, %d to another", n, other)
+	}
+	d.gone.Store(false)
+	if _, err := w.Register(t.Context(), registration(t)); err != nil {
+		t.Fatal(err)
+	}
+	if n := offered("e"); n != 16 {
+		t.Errorf("%d tokens offered once there is memory again, want 16", n)
+	}
+}
+
+// Sessions that end leave no share of the host tier behind: it would narrow those of all
+// others.
+func TestEndedSessionsGiveUpTheirShareOfTheHostTier(t *testing.T) {
+	b, a := newTestBackend(t, nil)
+	for range 3 {
+		s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e", Staged: true}, residencyManifest())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := b.OpenWorker(t.Context(), server.Peer{Engine: "e"}, residencyManifest(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := a.Stats().Accounts; n != 2 {
+			t.Errorf("%d shares, want 2", n)
+		}
+		w.Close()
+		s.Close()
+		eventually(t, func() bool { return a.Stats().Accounts == 0 })
+	}
+	if _, err := b.OpenWorker(t.Context(), server.Peer{Engine: "e"}, residencyManifest(), 99); err == nil || a.Stats().Accounts != 0 {
+		t.Errorf("a rank that there is not: %v, %d shares", err, a.Stats().Accounts)
+	}
+}

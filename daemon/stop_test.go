@@ -1,0 +1,70 @@
+package daemon
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/daemon/sdnotify"
+)
+
+// A stop may take longer than the watchdog's interval; ended by the watchdog it would leave
+// no snapshot.
+func TestWatchdogHearsOfADaemonThatStops(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "notify")
+	m, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = m.Close() }()
+	if err := m.SetReadDeadline(time.Now().Add(testWait)); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"NOTIFY_SOCKET": socket, "WATCHDOG_USEC": "2000"}
+	o := Options{StopTimeout: testWait}
+	if o.Notify, err = sdnotify.FromEnvironment(func(k string) string { return env[k] }, os.Getpid()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = o.Notify.Close() }()
+	o.EnsureDefaults()
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if err := within(ctx, &o, func() error { // a store that takes its time to close
+		b := make([]byte, 4096)
+		for {
+			n, err := m.Read(b)
+			if err != nil || strings.Contains(string(b[:n]), sdnotify.Watchdog) {
+				return err
+			}
+		}
+	}); err != nil {
+		t.Errorf("the watchdog hears nothing: %v", err)
+	}
+}
+
+// Another daemon that has taken the socket over keeps it.
+func TestStopRemovesItsOwnSocketOnly(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	for _, replaced := range []bool{false, true} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		remove := removeOwn(path)
+		if replaced {
+			if err := os.WriteFile(path+".new", nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(path+".new", path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		remove()
+		if _, err := os.Stat(path); (err == nil) != replaced {
+			t.Errorf("another's: %t; %v", replaced, err)
+		}
+	}
+}

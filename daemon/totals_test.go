@@ -1,0 +1,66 @@
+package daemon
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/server"
+)
+
+// What engines and ranks have counted stays in the totals, and in those of their model,
+// exactly once, while their last saves are written and when they have long gone.
+func TestTotalsNeverRunBackwards(t *testing.T) {
+	b, _ := newTestBackend(t, nil)
+	m := residencyManifest()
+	digest, err := m.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rounds, blocks = 3, 8
+	for round := range uint64(rounds) {
+		s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := b.OpenWorker(t.Context(), server.Peer{Engine: "e"}, m, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Register(t.Context(), registration(t)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Match(t.Context(), &connector.MatchRequest{Request: "r", Tokens: make([]uint32, 10), PromptTokens: 10}); err != nil {
+			t.Fatal(err)
+		}
+		plan := connector.Plan{Namespace: digest, Saves: []connector.Transfer{{}}}
+		for i := range blocks {
+			plan.Saves[0].Blocks = append(plan.Saves[0].Blocks, connector.PlanBlock{Slot: uint32(i), Key: connector.Key{byte(round), byte(i + 1)}})
+		}
+		if r, err := w.Save(t.Context(), plan.Append(nil)); err != nil || r.Taken != blocks {
+			t.Fatalf("Save = %+v, %v", r, err)
+		}
+		w.Close() // its saves are still being written
+		s.Close()
+		eventually(t, w.(*workerSession).Drained)
+		if models := b.modelTotals(); len(models) != 1 || models[0].Worker.SavedBlocks != blocks*(round+1) {
+			t.Fatalf("round %d: by model %+v", round, models)
+		}
+		eventually(t, func() bool {
+			_, _, sum := b.status(time.Now())
+			if sum.Leader.QueriedTokens != 10*(round+1) || sum.Worker.SavedBlocks > blocks*(round+1) || sum.Worker.SavedBlocks < blocks*round {
+				t.Fatalf("round %d: totals %+v", round, sum)
+			}
+			return sum.Worker.SavedBlocks == blocks*(round+1)
+		})
+	}
+	eventually(t, func() bool {
+		b.status(time.Now())
+		return len(b.draining) == 0 // nobody else is there
+	})
+	_, _, sum := b.status(time.Now())
+	models := b.modelTotals()
+	if len(models) != 1 || models[0].Leader != sum.Leader || models[0].Worker != sum.Worker || sum.Worker.SavedBlocks != rounds*blocks {
+		t.Errorf("by model %+v, all together %+v", models, sum)
+	}
+}
