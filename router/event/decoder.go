@@ -15,8 +15,12 @@ type Decoder struct {
 	// allExtra is all that extra keys were read from, from extraStart on.
 	allExtra   []byte
 	extraStart int
-	// mixedExtra says that an event has several lists of them.
-	mixedExtra bool
+	// mixedExtra says that an event has several lists of them, extraDigest stands for all of them then.
+	mixedExtra  bool
+	extraDigest [16]byte
+	// tokensStart is where an event's tokens were read from, wideTokens that some have more than 32 bits.
+	tokensStart int
+	wideTokens  bool
 }
 
 // NewDecoder returns a decoder with these limits; zero fields mean the defaults.
@@ -77,7 +81,7 @@ func (d *Decoder) Decode(payload []byte, h Handler) (Batch, error) {
 
 // event decodes one event of either form and hands it on.
 func (d *Decoder) event(h Handler) error {
-	d.kind, d.mixedExtra = nil, false
+	d.kind, d.mixedExtra, d.wideTokens = nil, false, false
 	d.stored = Stored{Group: NoGroup, Hashes: d.hashes[:0], Tokens: d.tokens[:0], Extra: d.extra[:0]}
 	var err error
 	if d.r.isMap() {
@@ -91,6 +95,9 @@ func (d *Decoder) event(h Handler) error {
 	switch string(d.kind) {
 	case "BlockStored":
 		if err := d.finishExtra(); err != nil {
+			return err
+		}
+		if err := d.finishTokens(); err != nil {
 			return err
 		}
 		h.Stored(&d.stored)

@@ -2,8 +2,14 @@ package event
 
 import (
 	"bytes"
+	"math"
 	"slices"
+
+	"github.com/zeebo/xxh3"
 )
+
+// maxExtraEach is how many bytes of extra keys all blocks of an event may share.
+const maxExtraEach = 64
 
 // readExtra notes where the extra keys of each block are.
 func (d *Decoder) readExtra() error {
@@ -55,8 +61,13 @@ func (d *Decoder) finishExtra() error {
 	}
 	if len(e.Extra) != len(e.Hashes) || d.mixedExtra { // not by block: they may be any block's
 		e.Extra = slices.Grow(e.Extra[:0], len(e.Hashes))[:len(e.Hashes)]
+		all := d.allExtra
+		if len(all) > maxExtraEach { // a small message must not make a large one of itself
+			d.extraDigest = xxh3.Hash128(all).Bytes()
+			all = d.extraDigest[:]
+		}
 		for k := range e.Extra {
-			e.Extra[k] = d.allExtra
+			e.Extra[k] = all
 		}
 		d.extra = e.Extra
 		return nil
@@ -122,4 +133,34 @@ func (d *Decoder) plainExtra(raw []byte, first bool) (bool, error) {
 		return true, nil
 	}
 	return others == 0, nil
+}
+
+// finishTokens makes the tokens of a block an extra key of it where some of them are none: of more than 32
+// bits, as SGLang has them in an image's place.
+func (d *Decoder) finishTokens() error {
+	e := &d.stored
+	n := len(e.Hashes)
+	if !d.wideTokens || n == 0 || len(e.Tokens)%(4*n) != 0 {
+		return nil
+	}
+	if len(e.Extra) == 0 {
+		e.Extra = slices.Grow(d.extra[:0], n)[:n]
+		clear(e.Extra)
+		d.extra = e.Extra
+	}
+	r := reader{b: d.r.b, i: d.tokensStart}
+	for k := range e.Extra {
+		from, wide := r.i, false
+		for range len(e.Tokens) / 4 / n {
+			t, err := r.token()
+			if err != nil {
+				return err
+			}
+			wide = wide || t > math.MaxUint32
+		}
+		if wide {
+			e.Extra[k] = append(r.b[from:r.i:r.i], e.Extra[k]...)
+		}
+	}
+	return nil
 }

@@ -1,7 +1,9 @@
 package event
 
 import (
+	"bytes"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tinylib/msgp/msgp"
@@ -112,3 +114,77 @@ type adapters struct {
 func (a *adapters) Stored(e *Stored) { a.name, a.id, a.has = string(e.LoRAName), e.LoRAID, e.HasLoRAID }
 func (*adapters) Removed(*Removed)   {}
 func (*adapters) Cleared()           {}
+
+// A message of megabytes must not become terabytes to hash.
+func TestExtraKeysThatAreNotByBlockStayShort(t *testing.T) {
+	image := func(n int) []any { return list(list(strings.Repeat("i", n), 1)) } // one list for three blocks
+	seen := map[string]bool{}
+	for _, n := range []int{1, 60, 1 << 20, 1<<20 + 1} {
+		h := tokenHandler(func(e *Stored) {
+			if len(e.Extra) != 3 {
+				t.Fatalf("%d extra keys for 3 blocks", len(e.Extra))
+			}
+			for _, x := range e.Extra {
+				if len(x) == 0 || len(x) > maxExtraEach || !bytes.Equal(x, e.Extra[0]) {
+					t.Errorf("%d bytes of %d", len(x), n)
+				}
+			}
+			if seen[string(e.Extra[0])] {
+				t.Errorf("the same as another: %x", e.Extra[0])
+			}
+			seen[string(e.Extra[0])] = true
+		})
+		if _, err := NewDecoder(Limits{}).Decode(storedWith(t, 3, "extra_keys", image(n)), h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(seen) != 4 {
+		t.Errorf("%d kinds", len(seen))
+	}
+}
+
+// SGLang has numbers of more than 32 bits where a prompt has an image: no tokens, and no reason to lose the
+// batch.
+func TestWhatIsNoTokenTellsBlocksApart(t *testing.T) {
+	const wide = uint64(1 << 40)
+	decode := func(fields ...any) (extra [][]byte, tokens int) {
+		t.Helper()
+		h := tokenHandler(func(e *Stored) {
+			for _, x := range e.Extra {
+				extra = append(extra, slices.Clone(x))
+			}
+			tokens = len(e.Tokens) / 4
+		})
+		if _, err := NewDecoder(Limits{}).Decode(storedWith(t, 3, fields...), h); err != nil {
+			t.Fatal(err)
+		}
+		return extra, tokens
+	}
+	has := func(extra [][]byte) (list []bool) {
+		for _, x := range extra {
+			list = append(list, x != nil)
+		}
+		return list
+	}
+	for name, c := range map[string]struct {
+		fields []any
+		extra  []bool
+	}{
+		"none":             {list("token_ids", list(0, 1, 2, 1<<32-1, 4, 5)), nil},
+		"an image":         {list("token_ids", list(0, 1, wide, wide, 4, 5)), []bool{false, true, false}},
+		"half a block":     {list("token_ids", list(0, 1, 2, 3, 4, wide)), []bool{false, false, true}},
+		"with extra keys":  {list("token_ids", list(0, wide, 2, 3, 4, 5), "extra_keys", list(list("i", 1), nil, list("j", 2))), []bool{true, false, true}},
+		"neighbours":       {list("token_ids", list(list(0, 1), list(1, wide), list(wide, 3), list(3, 4), list(4, 5), list(5, 6))), []bool{false, true, false}},
+		"not by the block": {list("token_ids", list(0, wide, 2, 3)), nil},
+	} {
+		if extra, _ := decode(c.fields...); !slices.Equal(has(extra), c.extra) {
+			t.Errorf("%s: %v, want %v", name, has(extra), c.extra)
+		}
+	}
+	one, n := decode("token_ids", list(0, 1, wide, wide, 4, 5))
+	two, _ := decode("token_ids", list(0, 1, wide+1<<33, wide, 4, 5))
+	both, _ := decode("token_ids", list(0, 1, wide, wide, 4, 5), "extra_keys", list(nil, list("i", 1), nil))
+	if n != 6 || slices.Equal(one[1], two[1]) || slices.Equal(one[1], both[1]) {
+		t.Errorf("%d tokens, %x, %x and %x", n, one, two, both)
+	}
+}

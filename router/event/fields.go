@@ -2,6 +2,7 @@ package event
 
 import (
 	"encoding/binary"
+	"math"
 	"slices"
 )
 
@@ -143,14 +144,15 @@ func (d *Decoder) readTokens() error {
 		return d.r.malformed("too many tokens")
 	}
 	tokens := slices.Grow(d.tokens[:0], 4*n)[:4*n]
-	d.tokens = tokens
+	d.tokens, d.tokensStart, d.wideTokens = tokens, d.r.i, false
 	done := d.fastTokens(tokens)
 	for out := tokens[4*done:]; len(out) >= 4; out = out[4:] {
-		t, err := d.token()
+		t, err := d.r.token()
 		if err != nil {
 			return err
 		}
-		binary.LittleEndian.PutUint32(out, t)
+		d.wideTokens = d.wideTokens || t > math.MaxUint32
+		binary.LittleEndian.PutUint32(out, uint32(t))
 	}
 	d.stored.Tokens = tokens
 	return nil
@@ -185,18 +187,20 @@ func (d *Decoder) fastTokens(out []byte) (done int) {
 }
 
 // token reads one token id. SGLang's speculative decoding (EAGLE) sends pairs of neighbours, of which the
-// first is the token at that place.
-func (d *Decoder) token() (uint32, error) {
-	r := &d.r
+// first is the token at that place. What it has for an image in place of tokens may have more than 32 bits.
+func (r *reader) token() (uint64, error) {
 	pair := r.isArray()
 	if pair {
 		if n, err := r.array(); err != nil || n != 2 {
 			return 0, r.malformed("a token that is neither a number nor a pair")
 		}
 	}
-	t, err := r.smallInt(0, 1<<32-1)
+	t, negative, err := r.integer()
 	if err == nil && pair {
-		_, err = r.smallInt(0, 1<<32-1)
+		_, _, err = r.integer()
 	}
-	return uint32(t), err
+	if err == nil && negative {
+		err = r.malformed("a negative token")
+	}
+	return t, err
 }

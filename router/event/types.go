@@ -99,7 +99,8 @@ type Stored struct {
 	Parent    uint64
 	HasParent bool
 	// Tokens are the token ids of all blocks, 4 bytes each, little endian (see connector.AppendTokens).
-	// Empty in events that name blocks by their hash only (vLLM's offload tiers).
+	// Empty in events that name blocks by their hash only (vLLM's offload tiers). Ids of more than 32 bits
+	// (SGLang's for images) are cut, and their blocks have extra keys.
 	Tokens []byte
 	// BlockSize is in tokens; 0 if the event does not say.
 	BlockSize int
@@ -112,7 +113,8 @@ type Stored struct {
 	// block.
 	Salt []byte
 	// Extra is empty, or has for each block the msgpack form of what else its hash is made of
-	// (multimodal identifiers, prompt embeddings), nil where that is nothing but LoRA and salt.
+	// (multimodal identifiers, prompt embeddings, ids that are no tokens), nil where that is nothing but LoRA
+	// and salt. Where the event does not tell which block's they are, each has all of them, or a digest.
 	Extra [][]byte
 	// Group is the number of the cache group, or [NoGroup].
 	Group int

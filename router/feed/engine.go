@@ -59,7 +59,7 @@ func newRankFeed(o *EngineOptions, r Rank, index Index) (*rankFeed, error) {
 		return nil, err
 	}
 	f := &rankFeed{opts: o, rank: r, ingest: in, rebuilds: backoff{least: o.RecoverInterval, most: maxRebuildInterval}}
-	f.reader = reader{opts: o, queue: make(chan item, o.QueueBatches), log: o.Logger.With("rank", r.Number)}
+	f.reader = reader{opts: o, queue: make(chan item, o.QueueBatches)}
 	if f.reader.endpoint, err = zmtp.Offset(o.Endpoint, r.Number); err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func newRankFeed(o *EngineOptions, r Rank, index Index) (*rankFeed, error) {
 			return nil, err
 		}
 	}
-	f.log = f.reader.log.With("endpoint", f.reader.endpoint)
+	f.log = o.Logger.With("dp_rank", r.Number, "endpoint", f.reader.endpoint)
 	f.stats = RankStats{
 		Rank: r.Number, Endpoint: f.reader.endpoint, State: StateConnecting, LastSeq: -1, EngineRank: -1,
 	}

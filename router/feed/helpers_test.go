@@ -171,13 +171,11 @@ func seqFrame(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 // eventually waits for a condition that has to become true.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for range 6000 {
-		if ok() {
-			return
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
-	t.Fatalf("never: %s", what)
 }
 
 // background runs f until the returned function is called, or the test ends.

@@ -22,3 +22,9 @@ type Index interface {
 	// Clear says that h holds nothing.
 	Clear(h Holder)
 }
+
+// forgetful is an [Index] that forgets blocks by itself, to stay within its memory.
+type forgetful interface {
+	// Evicted says that blocks of h were forgotten since it was cleared last.
+	Evicted(h Holder) bool
+}

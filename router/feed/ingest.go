@@ -54,7 +54,8 @@ type IngestStats struct {
 	Blocks  uint64 `json:"blocks"`
 	// Malformed are batches that could not be decoded, or that contradict themselves.
 	Malformed uint64 `json:"malformed"`
-	// UnknownParents are events whose parent the rank was never heard to hold; they are dropped.
+	// UnknownParents are events whose parent the rank was never heard to hold, or that the index has evicted;
+	// they are dropped.
 	UnknownParents uint64 `json:"unknown_parents"`
 	// UnknownRemovals are removed blocks that were not known to be there.
 	UnknownRemovals uint64 `json:"unknown_removals"`
@@ -88,7 +89,7 @@ type Ingest struct {
 	decoder *event.Decoder
 	root    connector.Key // of prompts without salt and LoRA
 	stats   IngestStats
-	orphans uint64 // unknown parents among the GPU's events: an offload tier's begin anywhere
+	orphans uint64 // unknown parents among the GPU's events that the index should know: an offload tier's begin anywhere
 	groups  groups
 	keys    []connector.Key
 	scratch []byte
@@ -201,10 +202,11 @@ func (g *Ingest) Stored(e *event.Stored) {
 	}
 }
 
-// unknownParent counts an event that has no place.
+// unknownParent counts an event that has no place. Where the index has forgotten blocks by itself that does
+// not show that events were missed: a rank that is rebuilt would be so again and again.
 func (g *Ingest) unknownParent(h Holder) {
 	g.stats.UnknownParents++
-	if h == g.opts.Holder {
+	if x, ok := g.index.(forgetful); h == g.opts.Holder && !(ok && x.Evicted(h)) {
 		g.orphans++
 	}
 }

@@ -37,6 +37,8 @@ type rankFeed struct {
 	dirty error
 	// refused is why the rank's events cannot be used.
 	refused error
+	// told says that the log has it that there is no connection.
+	told bool
 	// rebuilds delays rebuilding while events stay bad; rebuildAt is when it may be done next.
 	rebuilds    backoff
 	rebuildAt   time.Time
@@ -51,7 +53,7 @@ func (f *rankFeed) run(ctx context.Context) error {
 	if f.opts.Bind {
 		l, err := zmtp.Listen(ctx, f.reader.endpoint)
 		if err != nil {
-			return fmt.Errorf("rank %d: %w", f.rank.Number, err)
+			return fmt.Errorf("data-parallel rank %d: %w", f.rank.Number, err)
 		}
 		defer func() { _ = l.Close() }()
 		f.reader.listener = l
@@ -86,15 +88,23 @@ func (f *rankFeed) item(ctx context.Context, i item) {
 		f.dirty = i.err
 	case i.connected:
 		f.log.Info("connected to the engine's KV events")
+		f.told = false
 		f.seq.connected()
 		f.stats.Error = ""
-		if f.replayEndpoint != "" {
-			f.recover(ctx)
+		if f.replayEndpoint != "" && !f.recover(ctx) && f.seq.unsure {
+			f.resync("nothing shows that the engine is the same process")
 		}
 	default:
-		if f.stats.Connected { // else it is one more attempt in vain
+		switch {
+		case f.stats.Connected:
 			f.log.Warn("lost the engine's KV events; trying again until they are back", "error", i.err)
+			if f.replayEndpoint == "" { // nothing will ever show that it is the same process
+				f.resync("the connection was lost")
+			}
+		case !f.told: // else it is one more attempt in vain
+			f.log.Warn("the engine's KV events cannot be reached; trying again until they are there", "error", i.err)
 		}
+		f.told = true
 		f.stats.Error = i.err.Error()
 	}
 	f.stats.Connected = i.frame != nil || i.connected

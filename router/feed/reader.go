@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -33,7 +32,6 @@ type reader struct {
 	opts     *EngineOptions
 	endpoint string
 	queue    chan item
-	log      *slog.Logger
 	listener net.Listener // of Bind
 
 	free      sync.Pool

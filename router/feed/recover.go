@@ -40,7 +40,7 @@ func (f *rankFeed) recoverFrom(ctx context.Context, rebuild string) bool {
 		if ctx.Err() == nil {
 			f.stats.ReplayFailures++
 			f.stats.Error = err.Error()
-			f.log.Warn("the engine's KV events could not be replayed", "endpoint", f.replayEndpoint, "error", err)
+			f.log.Warn("the engine's KV events could not be replayed", "replay_endpoint", f.replayEndpoint, "error", err)
 			f.dirty = fmt.Errorf("%w: %w", errReplay, err)
 			f.rebuildAt = time.Now().Add(f.rebuilds.take())
 		}

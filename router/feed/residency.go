@@ -97,6 +97,7 @@ func (f *Residency) Stats() ResidencyStats {
 func (f *Residency) Run(ctx context.Context) error {
 	retry := backoff{least: f.opts.ReconnectMin, most: f.opts.ReconnectMax}
 	lost := time.NewTimer(f.opts.ForgetAfter) // does nothing until there is something to lose
+	told := false                             // the log has it that there is no connection
 	defer func() {
 		lost.Stop()
 		f.mu.Lock()
@@ -105,6 +106,7 @@ func (f *Residency) Run(ctx context.Context) error {
 	}()
 	for {
 		err := f.follow(ctx, func() {
+			told = false
 			lost.Stop()
 			retry.reset()
 		})
@@ -115,7 +117,10 @@ func (f *Residency) Run(ctx context.Context) error {
 		if f.stats.Connected {
 			f.opts.Logger.Warn("lost a store's residency; trying again until it is back", "url", f.opts.URL, "error", err)
 			lost = time.AfterFunc(f.opts.ForgetAfter, f.forget)
+		} else if !told {
+			f.opts.Logger.Warn("a store's residency cannot be reached; trying again until it is there", "url", f.opts.URL, "error", err)
 		}
+		told = true
 		f.stats.Connected, f.stats.State, f.stats.Error = false, StateConnecting, err.Error()
 		f.unlock()
 		if !sleep(ctx, retry.take()) {

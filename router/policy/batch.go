@@ -106,7 +106,7 @@ func (b *batch) place(q int32, i int, why Reason, use int32) {
 	case use == m.Usable:
 		d.LoadDisk, d.LoadObject = m.LoadDisk, m.LoadObject
 	default:
-		d.LoadDisk, d.LoadObject = m.Disk, use-m.GPU-m.Disk
+		d.LoadDisk, d.LoadObject = m.Disk, max(use-m.GPU-m.Disk, 0)
 	}
 	d.LoadDisk = min(d.LoadDisk, d.UseTokens)
 	d.LoadObject = min(d.LoadObject, d.UseTokens-d.LoadDisk)
@@ -220,7 +220,7 @@ func (b *batch) fairCap(multiplier float64, left int) int {
 	}
 	fair := (sum + b.ready - 1) / b.ready
 	// In float64 as the published routers do; the bound is for the conversion alone.
-	return max(int(math.Ceil(min(multiplier*float64(fair), 1<<30))), busiest)
+	return max(int(math.Ceil(min(times(multiplier, float64(fair)), 1<<30))), busiest)
 }
 
 // explainLoads records for request q what there is to say of each rank where no scores were compared.

@@ -28,8 +28,9 @@ type ConversationOptions struct {
 	// Fallback decides the requests that belong to no conversation. Nil places each like a new one.
 	Fallback Policy
 	// AsPublished answers as TensorRT-LLM's router does where that is worse: a request whose strict
-	// pin is full is placed elsewhere, for its own admission comes first, and a conversation that
-	// overflows does not count as used. Default false: the one is refused, the other counts.
+	// pin is full is placed elsewhere, for its own admission comes first, one whose conversation has a
+	// rank goes there whatever its pin, and a conversation that overflows does not count as used.
+	// Default false: the first is refused, the second goes where it is pinned, the third counts.
 	AsPublished bool
 }
 
@@ -46,8 +47,8 @@ func (o *ConversationOptions) EnsureDefaults() {
 
 // Conversation keeps the requests of a conversation on one rank, whatever became of their blocks:
 // TensorRT-LLM's conversation affinity. A rank that is full or not ready sends requests elsewhere for
-// the time being; one that is gone loses its conversations as they come. A pin counts for a new
-// conversation only.
+// the time being; one that is gone loses its conversations as they come. A relaxed pin counts for a new
+// conversation only, a strict one for its own request too.
 type Conversation struct {
 	opts   ConversationOptions
 	b      batch
@@ -82,8 +83,11 @@ func (p *Conversation) Route(s *State, reqs []Request, out []Decision) {
 		return
 	}
 	p.limit = b.fairCap(p.opts.Multiplier, len(b.order))
+	if p.opts.Fallback != nil {
+		p.sub.routeStrict(p.opts.Fallback, b, p.toFallback)
+	}
 	b.strictFirst()
-	b.keep(func(q int32) bool { return p.toFallback(q) || !p.placeNewPinned(q) })
+	b.keep(func(q int32) bool { return p.toFallback(q) || !p.placePinned(q) })
 	b.keep(func(q int32) bool {
 		if p.toFallback(q) {
 			return true
@@ -112,17 +116,22 @@ func (p *Conversation) home(conversation string) int {
 	return p.b.index(id)
 }
 
-// placeNewPinned decides request q by its pin if its conversation has no rank yet. It reports whether
-// request q is decided.
-func (p *Conversation) placeNewPinned(q int32) bool {
+// placePinned decides request q by its pin if that is strict or its conversation has no rank yet. It reports
+// whether request q is decided.
+func (p *Conversation) placePinned(q int32) bool {
 	b := &p.b
 	conversation := b.reqs[q].Conversation
-	if p.home(conversation) >= 0 {
+	isNew := p.home(conversation) < 0
+	if !isNew && (p.opts.AsPublished || !b.reqs[q].Strict) {
 		return false
 	}
 	i, decided := b.pin(q)
 	if i >= 0 {
-		p.bind(conversation, i)
+		if isNew {
+			p.bind(conversation, i)
+		} else {
+			p.homes.touch(conversation)
+		}
 		b.place(q, i, ReasonPin, b.hit(q, i))
 	}
 	return decided

@@ -113,21 +113,21 @@ func (p *Cost) measure() {
 func (p *Cost) queue(l *load.Rank, w *costRank) float64 {
 	front := p.service(l.FrontTokens, l.FrontDiskTokens, l.FrontObjectTokens, w)
 	behind := p.service(l.QueuedTokens-l.FrontTokens, l.QueuedDiskTokens-l.FrontDiskTokens, l.QueuedObjectTokens-l.FrontObjectTokens, w)
-	return max(front-float64(l.FrontAge)*1e-9, 0) + behind
+	return max(front-times(float64(l.FrontAge), 1e-9), 0) + behind
 }
 
 // service returns the seconds to load and compute tokens one after the other, or to compute them if
 // loads are no burden on others.
 func (p *Cost) service(compute, disk, object int64, w *costRank) float64 {
-	t := float64(compute) * w.prefill
+	t := times(float64(compute), w.prefill)
 	if p.opts.OverlapLoads {
 		return t
 	}
 	if disk > 0 && !math.IsInf(w.disk, 1) {
-		t += float64(disk) * w.disk
+		t += times(float64(disk), w.disk)
 	}
 	if object > 0 && !math.IsInf(w.object, 1) {
-		t += float64(object) * w.object
+		t += times(float64(object), w.object)
 	}
 	return t
 }
@@ -142,6 +142,10 @@ func delay(v float64) float64 {
 	}
 	return 0
 }
+
+// times returns x * y rounded by itself: fused with a sum, as some processors do, it would make routers on
+// different machines decide differently.
+func times(x, y float64) float64 { return float64(x * y) }
 
 // positive reports whether v can be a speed or a size. What is beyond these bounds is no measurement, and
 // would make times infinite that are then compared.
@@ -209,15 +213,15 @@ func (p *Cost) parts(q int32, i int) costParts {
 	req, w := &p.b.reqs[q], &p.work[i]
 	c := costParts{queue: w.queue}
 	c.use, c.load, c.prefill = p.cut(req, i)
-	whole := float64(req.Tokens) * w.prefill
+	whole := times(float64(req.Tokens), w.prefill)
 	if p.opts.OverlapLoads {
 		c.load = max(c.load-c.queue, 0)
 	}
 	if p.decode > 0 {
-		c.decode = p.opts.DecodeWeight * whole * (w.decode / p.decode)
+		c.decode = times(times(p.opts.DecodeWeight, whole), w.decode/p.decode)
 	}
 	if mean := p.recent / float64(p.b.ready); w.recent > mean {
-		c.balance = p.opts.BalanceWeight * whole * max(w.recent/mean-1, 0)
+		c.balance = times(times(p.opts.BalanceWeight, whole), max(w.recent/mean-1, 0))
 	}
 	return c
 }
@@ -227,11 +231,11 @@ func (p *Cost) parts(q int32, i int) costParts {
 // times are linear, so no other is better.
 func (p *Cost) cut(req *Request, i int) (use int32, load, prefill float64) {
 	if len(req.Match) == 0 {
-		return 0, 0, float64(req.Tokens) * p.work[i].prefill
+		return 0, 0, times(float64(req.Tokens), p.work[i].prefill)
 	}
 	m, w, tokens := &req.Match[i], &p.work[i], int32(req.Tokens)
 	use = min(m.GPU, tokens)
-	prefill = float64(tokens-use) * w.prefill
+	prefill = times(float64(tokens-use), w.prefill)
 	if m.Usable <= m.GPU && m.Disk|m.Object == 0 {
 		return use, 0, prefill
 	}
@@ -242,7 +246,7 @@ func (p *Cost) cut(req *Request, i int) (use int32, load, prefill float64) {
 			continue
 		}
 		l := p.loadSeconds(i, cuts[at][1], cuts[at][2])
-		if c := float64(tokens-to) * w.prefill; l+c < load+prefill {
+		if c := times(float64(tokens-to), w.prefill); l+c < load+prefill {
 			use, load, prefill = to, l, c
 		}
 	}
@@ -254,10 +258,10 @@ func (p *Cost) loadSeconds(i int, disk, object int32) float64 {
 	w, s := &p.work[i], &p.b.s.Ranks[i].Speeds
 	t := 0.0
 	if disk > 0 {
-		t += float64(disk)*w.disk + delay(s.DiskDelay)
+		t += times(float64(disk), w.disk) + delay(s.DiskDelay)
 	}
 	if object > 0 {
-		t += float64(object)*w.object + delay(s.ObjectDelay)
+		t += times(float64(object), w.object) + delay(s.ObjectDelay)
 	}
 	return t
 }

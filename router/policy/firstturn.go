@@ -28,6 +28,7 @@ func (p *FirstTurn) Route(s *State, reqs []Request, out []Decision) {
 	if !b.begin(s, reqs, out) {
 		return
 	}
+	p.sub.routeStrict(p.next, b, func(int32) bool { return true })
 	b.keep(func(q int32) bool {
 		if !reqs[q].FirstTurn || reqs[q].Pin != NoPin {
 			return true

@@ -103,7 +103,7 @@ func check(rt *rapid.T, p Policy, s *State, reqs []Request, out []Decision) {
 			continue
 		case d.Index >= len(s.Ranks) || s.Ranks[d.Index].ID != d.Rank || !s.Ranks[d.Index].Ready:
 			rt.Fatalf("%s: request %d on a rank that isn't there: %+v", p.Name(), i, d)
-		case reqs[i].Strict && reqs[i].Pin != NoPin && reqs[i].Pin != d.Rank && d.Reason != ReasonConversation && d.Reason != ReasonOverflow:
+		case reqs[i].Strict && reqs[i].Pin != NoPin && reqs[i].Pin != d.Rank:
 			rt.Fatalf("%s: request %d on rank %d despite its pin %d: %v", p.Name(), i, d.Rank, reqs[i].Pin, d.Reason)
 		case int(d.UseTokens) > reqs[i].Tokens || d.LoadDisk+d.LoadObject > d.UseTokens || d.LoadDisk < 0 || d.LoadObject < 0:
 			rt.Fatalf("%s: request %d of %d tokens uses %+v", p.Name(), i, reqs[i].Tokens, d)

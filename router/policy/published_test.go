@@ -171,7 +171,7 @@ func TestPublishedConversationCases(t *testing.T) {
 	_, c4 := p.Home("c4")
 	expect(t, "at most 2, c0 to c4", []bool{c2, c3, c4}, []bool{false, true, true})
 
-	p = NewConversation(ConversationOptions{})
+	p = NewConversation(ConversationOptions{AsPublished: true}) // else the later one would be sent to 1, and A stay at 2
 	route(p, s, []Request{in("A", pinned(prompt(1, 10, s), 2, true))})
 	got, _ := route(p, s, []Request{in("A", pinned(prompt(2, 10, s), 1, true))})
 	expect(t, "bound to 2, later explicit 1", got, []int32{2})

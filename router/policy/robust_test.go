@@ -68,6 +68,58 @@ func TestStrictPinIsHonouredOrRefused(t *testing.T) {
 	forEveryPolicy(t, s, reqs, reasons(ReasonPinFull, ReasonPin, ReasonPinNotReady, ReasonPinUnknown, ReasonPinUnknown))
 }
 
+// However the requests of a batch are shared out, those for which no other rank will do go first.
+func TestNobodyTakesTheRoomThatAStrictPinNeeds(t *testing.T) {
+	for _, c := range []load.Capacity{{MaxActive: 1}, {MaxTokens: 10}} {
+		s := idle(2, 0)
+		s.Ranks[0].Capacity, s.Ranks[1].Capacity = c, c
+		reqs := []Request{prompt(1, 10, s), pinned(prompt(2, 10, s), 0, true)}
+		reqs[0].FirstTurn, reqs[0].Conversation = true, "a"
+		forEveryPolicy(t, s, reqs, func(t *testing.T, out []Decision) {
+			if out[0].Rank != 1 || out[1].Rank != 0 {
+				t.Errorf("%+v: %+v", c, out)
+			}
+		})
+	}
+}
+
+// "No other rank will do" goes before the conversation's rank, which stays its rank; a wish does not.
+func TestAStrictPinGoesBeforeTheConversationsRank(t *testing.T) {
+	s := idle(3, 0)
+	p := NewConversation(ConversationOptions{MaxConversations: 2})
+	name := "a"
+	turn := func(rank int32, strict bool) Decision {
+		req := prompt(1, 10, s)
+		req.Conversation = name
+		if rank != NoPin {
+			req = pinned(req, rank, strict)
+		}
+		out := make([]Decision, 1)
+		p.Route(s, []Request{req}, out)
+		return out[0]
+	}
+	turn(NoPin, false)
+	for _, c := range []struct {
+		pin    int32
+		strict bool
+		want   int32
+		why    Reason
+	}{{2, true, 2, ReasonPin}, {2, false, 0, ReasonConversation}, {7, true, -1, ReasonPinUnknown}, {NoPin, false, 0, ReasonConversation}} {
+		if d := turn(c.pin, c.strict); d.Rank != c.want || d.Reason != c.why {
+			t.Errorf("pin %d, strict %t: rank %d, %v, want %d, %v", c.pin, c.strict, d.Rank, d.Reason, c.want, c.why)
+		}
+	}
+	name = "b"
+	turn(NoPin, false)
+	name = "a"
+	turn(2, true)
+	name = "c"
+	turn(NoPin, false) // b has to make room
+	if home, ok := p.Home("a"); !ok || home != 0 {
+		t.Errorf("a conversation was forgotten while in use: home %d, %t", home, ok)
+	}
+}
+
 func TestRelaxedPinOnAFullRankGoesElsewhere(t *testing.T) {
 	s := idle(2, 3, 3)
 	forEveryPolicy(t, s, []Request{pinned(prompt(1, 10, s), 0, false), pinned(prompt(2, 10, s), 9, false)}, func(t *testing.T, out []Decision) {
@@ -96,6 +148,21 @@ func TestNonsenseIsRefused(t *testing.T) {
 	bad := prompt(2, 10, s, 0)
 	bad.Match = bad.Match[:1]
 	forEveryPolicy(t, s, []Request{prompt(1, -1, s), bad, prompt(3, math.MaxInt, s)}, reasons(ReasonInvalid, ReasonInvalid, ReasonInvalid))
+}
+
+// A match beyond the prompt is cut, whichever tier it is on.
+func TestAMatchLongerThanThePromptIsCut(t *testing.T) {
+	s := idle(1, 0)
+	s.Ranks[0].Speeds = Speeds{PrefillTokens: 10, DiskBytes: 1e9, ObjectBytes: 1e9, BytesPerToken: 1}
+	for _, m := range []Match{{GPU: 50, Usable: 50}, {Disk: 50, Usable: 50, LoadDisk: 50}, {Disk: 50, Usable: 90, LoadDisk: 90}, {GPU: 5, Disk: 50, Object: 50, Usable: 105, LoadDisk: 50, LoadObject: 50}} {
+		req := prompt(1, 10, s)
+		req.Match = []Match{m}
+		forEveryPolicy(t, s, []Request{req}, func(t *testing.T, out []Decision) {
+			if d := out[0]; d.UseTokens > 10 || d.LoadDisk < 0 || d.LoadObject < 0 || d.LoadDisk+d.LoadObject > d.UseTokens {
+				t.Errorf("%+v: %+v", m, d)
+			}
+		})
+	}
 }
 
 func TestMixedPinsInOneConversationBatchArePlaced(t *testing.T) {

@@ -76,7 +76,7 @@ func (p *ServeKVAware) candidates(q int32) int {
 	b := &p.b
 	limit := math.Inf(1)
 	if p.opts.LoadCap > 0 {
-		limit = p.opts.LoadCap * float64(p.opts.MaxBatchSize)
+		limit = times(p.opts.LoadCap, float64(p.opts.MaxBatchSize))
 	}
 	for {
 		n := 0

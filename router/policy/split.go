@@ -5,6 +5,31 @@ type split struct {
 	state State
 	reqs  []Request
 	out   []Decision
+	rest  []int32
+}
+
+// routeStrict lets p decide the requests of b with a strict pin that are p's, before all others: no other
+// rank will do for them. The rest stay in order.
+func (sp *split) routeStrict(p Policy, b *batch, isItsOwn func(q int32) bool) {
+	sp.rest = sp.rest[:0]
+	strict := b.order[:0]
+	for _, q := range b.order {
+		if b.reqs[q].urgency() == 0 && isItsOwn(q) {
+			strict = append(strict, q)
+		} else {
+			sp.rest = append(sp.rest, q)
+		}
+	}
+	b.order = strict
+	sp.route(p, b)
+	for _, q := range strict {
+		if d := &b.out[q]; d.Placed() {
+			b.active[d.Index]++
+			b.held[d.Index] += int64(b.reqs[q].Tokens)
+			b.tokens[d.Index] += float64(b.reqs[q].Tokens)
+		}
+	}
+	b.order = append(b.order[:0], sp.rest...)
 }
 
 // route lets p decide the requests of b in order.

@@ -108,3 +108,46 @@ func churn(t *testing.T, x *Index, p *prompt, rng *rand.Rand, flapping, holey Ho
 		x.Clear(flapping)
 	}
 }
+
+// A holder whose last block of a run comes and goes while walks look at the run has nothing of the run
+// that hangs there.
+func TestABlockThatGoesDuringAWalkEndsThePrefixThere(t *testing.T) {
+	const ranks, head, tail = 1000, 70, 100
+	rng := rand.New(rand.NewPCG(2, 2))
+	x := newIndex(t)
+	holders, view := gpuRanks(t, x, ranks)
+	p, fork := randomPrompt(rng, head+2), randomPrompt(rng, head+tail)
+	copy(fork.tokens, p.tokens[:16*head])
+	copy(fork.ids, p.ids[:head])
+	fork.keys = new(connector.KeyHasher).Append(nil, connector.Key{}, fork.tokens, 16)
+	for _, h := range holders { // all have a hole behind the fork, so that a walk takes some time over the run
+		p.report(t, x, h, 0, head+2, head+2)
+		x.Removed(h, p.ids[head:head+1])
+	}
+	fork.report(t, x, holders[ranks-1], head, head+tail, tail)
+	var stop atomic.Bool
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		out := make([]Result, ranks)
+		for !stop.Load() {
+			x.Walk(view, fork.keys, out)
+			if n := out[0].GPU; n != head && n != head-1 {
+				t.Errorf("%d blocks of a prompt that it has the first %d of", n, head)
+				return
+			}
+		}
+	})
+	rounds := 100_000
+	if testing.Short() || raceEnabled {
+		rounds = 2000
+	}
+	for range rounds {
+		x.Removed(holders[0], p.ids[head-1:head])
+		p.report(t, x, holders[0], head-1, head, 1)
+		if t.Failed() {
+			break
+		}
+	}
+	stop.Store(true)
+	reader.Wait()
+}

@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/kvconn/kvconn/connector"
 )
 
 func TestBoundEvictsWhatIsLeastUseful(t *testing.T) {
@@ -56,6 +58,41 @@ func TestBytesAreBounded(t *testing.T) {
 	x.check(t)
 	if s := x.Stats(); s.Bytes < maxBytes/2 || s.Evictions == 0 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// What is only predicted is all that is known of an engine without events: the blocks that an eviction
+// keeps stay predicted, those of a run that others hang at above all.
+func TestEvictionKeepsThePredictionsOfWhatItKeeps(t *testing.T) {
+	x := newIndex(t)
+	holders, view := gpuRanks(t, x, 1)
+	rng := rand.New(rand.NewPCG(1, 1))
+	a, b := randomPrompt(rng, 200), randomPrompt(rng, 150)
+	copy(b.tokens, a.tokens[:16*100])
+	b.keys = new(connector.KeyHasher).Append(nil, connector.Key{}, b.tokens, 16)
+	deadline := time.Unix(10, 0)
+	for _, p := range []*prompt{&a, &b} {
+		if err := x.Predict(holders[0], p.keys, deadline); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x.mu.Lock()
+	x.cutTail(x.heads.find(&a.keys[0]), 120) // as evict does
+	x.trim(x.heads.find(&a.keys[0]))
+	x.mu.Unlock()
+	x.check(t)
+	out := make([]Result, 1)
+	for _, c := range []struct {
+		p    *prompt
+		want int32
+	}{{&a, 120}, {&b, 150}} {
+		if x.Walk(view, c.p.keys, out); out[0].GPU != c.want {
+			t.Errorf("%d blocks are left, want %d", out[0].GPU, c.want)
+		}
+	}
+	x.Expire(deadline)
+	if s := x.Stats(); s.Blocks != 0 || s.Predicted != 0 {
+		t.Errorf("expired: %+v", s)
 	}
 }
 

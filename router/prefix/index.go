@@ -87,6 +87,8 @@ type holder struct {
 	// copies counts the copies beyond the first of blocks that were reported again.
 	copies map[place]uint32
 	blocks int64
+	// evicted says that an eviction has taken blocks from it since it was cleared last.
+	evicted bool
 }
 
 // New makes an empty index.
@@ -193,7 +195,7 @@ func (x *Index) clear(h Holder, ho *holder) {
 		panic("prefix: a cleared holder still has blocks")
 	}
 	x.stats.Bytes -= int64(4*cap(ho.runs) + copyBytes*len(ho.copies))
-	ho.own, ho.runs, ho.copies, ho.compactAt = nil, nil, nil, minCompact
+	ho.own, ho.runs, ho.copies, ho.compactAt, ho.evicted = nil, nil, nil, minCompact, false
 }
 
 const (

@@ -13,8 +13,11 @@ type walker struct {
 	first      bool
 
 	// have, next and part are sets of holders: who has the block before pos, who has the
-	// whole of the coming stretch, who has some of it.
-	have, next, part []uint64
+	// whole of the coming stretch, who has some of it. moving are those of whom the stretch before read
+	// a bitmap: it may have changed between the looks, so that they are not in have and looked at again.
+	have, next, part, moving []uint64
+	// moved says that moving is not empty.
+	moved bool
 	// spans are those of part: what each has; spanOf says by holder which is its.
 	spans  []span
 	spanOf []uint16
@@ -43,10 +46,10 @@ type rankState struct {
 
 func newWalker(v *Ranks) *walker {
 	words := len(v.relevant)
-	sets := make([]uint64, 3*words)
+	sets := make([]uint64, 4*words)
 	return &walker{
 		v:    v,
-		have: sets[:words], next: sets[words : 2*words], part: sets[2*words:],
+		have: sets[:words], next: sets[words : 2*words], part: sets[2*words : 3*words], moving: sets[3*words:],
 		spanOf: make([]uint16, words*64),
 		ranks:  make([]rankState, v.Len()),
 	}
@@ -58,6 +61,8 @@ func (v *Ranks) begin(out []Result) *walker {
 	clear(w.out)
 	clear(w.ranks)
 	clear(w.have)
+	clear(w.moving)
+	w.moved = false
 	w.pos, w.alive, w.depth, w.step, w.first = 0, 0, 0, 0, true
 	return w
 }
@@ -98,11 +103,10 @@ func (w *walker) stretch(c *coverage, n uint32) {
 		}
 	}
 	for i, whole := range w.next {
-		part := w.part[i] &^ whole
-		for ; part != 0; part &= part - 1 {
-			h := Holder(i*64 + bits.TrailingZeros64(part))
-			if has, _ := w.spans[w.spanOf[h]].at(n - 1); has {
-				whole |= part & -part
+		for part := w.part[i] &^ whole; part != 0; part &= part - 1 {
+			if w.spans[w.spanOf[Holder(i*64+bits.TrailingZeros64(part))]].bits != nil {
+				w.moving[i] |= part & -part
+				w.moved = true
 			}
 		}
 		w.have[i] = whole
@@ -116,6 +120,9 @@ func (w *walker) gather(c *coverage, n uint32) {
 	clear(w.next)
 	clear(w.part)
 	w.spans = w.spans[:0]
+	if w.moved {
+		w.putMoving(n)
+	}
 	for i := range c.cuts {
 		h, end := splitCut(c.cuts[i].Load())
 		w.put(h, end, nil, n)
@@ -140,6 +147,18 @@ func (w *walker) gather(c *coverage, n uint32) {
 	for _, p := range m.predicted {
 		w.put(p.h, p.end, nil, n)
 	}
+}
+
+// putMoving notes of the holders that may have changed unseen that they have nothing for certain: they are
+// looked at whatever they have.
+func (w *walker) putMoving(n uint32) {
+	for i, moving := range w.moving {
+		for ; moving != 0; moving &= moving - 1 {
+			w.put(Holder(i*64+bits.TrailingZeros64(moving)), 0, nil, n)
+		}
+	}
+	clear(w.moving)
+	w.moved = false
 }
 
 // put notes that a holder has the first end blocks of a run, and those of b if not nil. A

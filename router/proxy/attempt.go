@@ -101,14 +101,11 @@ func (a *attempt) died(ctx context.Context, resp *http.Response, first []byte) e
 
 // send makes the request to the engine.
 func (a *attempt) send(ctx context.Context) (*http.Response, error) {
-	url := a.decision.Endpoint + a.r.URL.Path
-	if a.r.URL.RawQuery != "" {
-		url += "?" + a.r.URL.RawQuery
-	}
-	req, err := http.NewRequestWithContext(ctx, a.r.Method, url, bytes.NewReader(a.in.body))
+	req, err := http.NewRequestWithContext(ctx, a.r.Method, a.decision.Endpoint+a.r.URL.Path, bytes.NewReader(a.in.body))
 	if err != nil {
 		return nil, err
 	}
+	req.URL.RawQuery = a.r.URL.RawQuery // as it came: nothing that a client sends may look like a rank's failure
 	req.Header = a.proxy.toEngine(a.r, a.in, &a.decision)
 	return a.proxy.opts.Transport.RoundTrip(req)
 }
@@ -134,7 +131,8 @@ func (a *attempt) failed(ctx context.Context, err error) (done bool) {
 // outputInterval is how often the router is told that a stream goes on.
 const outputInterval = time.Second
 
-// pass hands the answer to the client, of which n bytes are there with err behind them.
+// pass hands the answer to the client, of which n bytes are there with err behind them. While the client is
+// written to, only the write's deadline runs: a client that reads slowly is not the rank's fault.
 func (a *attempt) pass(cancel context.CancelCauseFunc, timer *time.Timer, resp *http.Response, buf []byte, n int, err error) {
 	o, d := &a.proxy.opts, &a.decision
 	ok := resp.StatusCode < http.StatusBadRequest
@@ -149,6 +147,7 @@ func (a *attempt) pass(cancel context.CancelCauseFunc, timer *time.Timer, resp *
 	control := http.NewResponseController(a.w)
 	events, told := 0, time.Now()
 	for {
+		idle.Stop()
 		if n > 0 {
 			_ = control.SetWriteDeadline(time.Now().Add(o.IdleTimeout)) // not all writers have one
 			if _, werr := a.w.Write(buf[:n]); werr != nil || control.Flush() != nil {
@@ -188,6 +187,7 @@ func (a *attempt) finish(resp *http.Response, err error, ok bool) {
 		a.proxy.opts.Logger.Warn("a rank broke off its answer", "rank", a.decision.Rank, "error", err)
 		a.proxy.opts.Failed(a.decision.Rank, err)
 		if a.in.stream {
+			_ = http.NewResponseController(a.w).SetWriteDeadline(time.Now().Add(a.proxy.opts.IdleTimeout)) // the last one may be over
 			e := httpError{http.StatusBadGateway, "upstream_broke_off", "the rank broke off its answer"}
 			_, _ = fmt.Fprintf(a.w, "\n\ndata: %s\n\n", e.body()) // the client may have gone
 			_ = http.NewResponseController(a.w).Flush()

@@ -58,6 +58,11 @@ func (p *Proxy) toEngine(r *http.Request, in *incoming, d *route.Decision) http.
 		}
 		h.Set("X-Forwarded-For", host)
 	}
+	if _, ok := h["Idempotency-Key"]; !ok {
+		// Not sent: it has the transport try again on a new connection where the engine closed an idle one
+		// as the request came, which servers do after seconds (uvicorn after 5).
+		h["Idempotency-Key"] = nil
+	}
 	return h
 }
 

@@ -87,6 +87,7 @@ func TestConversationsAreNamedByHeaderOrBody(t *testing.T) {
 	for _, c := range []struct{ body, header, want string }{
 		{`{"prompt":"x","conversation_id":"a"}`, "", "a"},
 		{`{"prompt":"x","session_id":"b"}`, "", "b"},
+		{`{"prompt":"x","conversation_params":{"conversation_id":"d"}}`, "", "d"},
 		{`{"prompt":"x","conversation_id":"a"}`, "c", "c"},
 	} {
 		f.post(t, c.body, SessionHeader, c.header)

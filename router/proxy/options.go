@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/kvconn/kvconn/router/route"
@@ -97,6 +98,14 @@ func (o *Options) Validate() error {
 		return errors.New("proxy: bounds must be positive")
 	case o.FirstByteTimeout < 0 || o.IdleTimeout < 0:
 		return errors.New("proxy: timeouts must be positive")
+	}
+	return CheckKey(o.EngineKey)
+}
+
+// CheckKey reports a key of engines that cannot stand in a header: no request with it would reach one.
+func CheckKey(key string) error {
+	if strings.ContainsFunc(key, isControl) {
+		return errors.New("the engines' key has a line break or another control character")
 	}
 	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/route"
 )
 
@@ -97,6 +96,7 @@ func (p *Proxy) unrouted(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	case errors.Is(err, route.ErrBusy):
 		p.counts.refused.Add(1)
+		w.Header().Set("Retry-After", "1")
 		err = &httpError{http.StatusServiceUnavailable, "busy", err.Error()}
 	case errors.Is(err, route.ErrUnknownModel):
 		p.counts.client.Add(1)
@@ -117,24 +117,19 @@ func (p *Proxy) giveUp(a *attempt) {
 	case a.refusal != nil:
 		p.counts.failed.Add(1)
 		toClient(a.w.Header(), a.refusal.header, a.in, &a.refusal.decision)
+		a.w.Header().Del("Content-Length") // not all of it may be there
 		a.w.WriteHeader(a.refusal.status)
 		_, _ = a.w.Write(a.refusal.body) // the client has gone
 	case a.last != nil:
 		p.counts.failed.Add(1)
-		p.fail(a.w, &httpError{http.StatusBadGateway, "upstream_failed", fmt.Sprintf("%d ranks failed, the last one: %v", len(a.in.route.Exclude), a.last)})
+		p.fail(a.w, &httpError{http.StatusBadGateway, "upstream_failed", fmt.Sprintf("every rank tried failed (%d), the last one: %v", len(a.in.route.Exclude), a.last)})
 	default:
 		p.counts.refused.Add(1)
-		status := http.StatusServiceUnavailable
-		switch d.Reason {
-		case policy.ReasonPinUnknown:
-			status = http.StatusNotFound
-		case policy.ReasonInvalid:
-			status = http.StatusBadRequest
-		}
+		status, message := Refusal(d.Reason)
 		if d.Reason.Retry() {
 			a.w.Header().Set("Retry-After", strconv.Itoa(1))
 		}
-		p.fail(a.w, &httpError{status, d.Reason.String(), "no rank takes the request: " + d.Reason.String()})
+		p.fail(a.w, &httpError{status, d.Reason.String(), message})
 	}
 }
 

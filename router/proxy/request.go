@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,11 +9,10 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/route"
+	"github.com/kvconn/kvconn/router/tokenize"
 )
 
 // The headers that say how a request is to be routed, and those that an answer has.
@@ -31,9 +29,6 @@ const (
 	CachedHeader = "X-Kvconn-Cached-Tokens"
 	NoteHeader   = "X-Kvconn-Note"
 )
-
-// maxID bounds ids of conversations: they are remembered.
-const maxID = 256
 
 // bodyTimeout bounds the reading of a request's body.
 const bodyTimeout = time.Minute
@@ -82,6 +77,8 @@ func (p *Proxy) read(w http.ResponseWriter, r *http.Request) (*incoming, error) 
 	}
 	found, err := p.opts.Tokens.Resolve(r.Context(), in.route.Model, fields, func() []string { return p.opts.Engines(in.route.Model) })
 	switch {
+	case errors.Is(err, tokenize.ErrTooLong):
+		return nil, &httpError{http.StatusBadRequest, "prompt_too_long", err.Error()}
 	case err != nil:
 		// The engine knows best what is wrong with it.
 		in.note = "routed by load: " + err.Error()
@@ -99,33 +96,21 @@ func (p *Proxy) read(w http.ResponseWriter, r *http.Request) (*incoming, error) 
 
 // describe fills in what the policy needs.
 func (in *incoming) describe(r *http.Request, fields map[string]json.RawMessage) error {
-	var salt, parent string
-	for name, to := range map[string]*string{
-		"model": &in.route.Model, "cache_salt": &salt, "conversation_id": &in.session, "parent_conversation_id": &parent,
-	} {
+	var salt string
+	for name, to := range map[string]*string{"model": &in.route.Model, "cache_salt": &salt} {
 		if err := text(fields, name, to); err != nil {
-			return err
+			return badRequest("%v", err)
 		}
 	}
-	if in.session == "" {
-		if err := text(fields, "session_id", &in.session); err != nil {
-			return err
-		}
+	c, err := ReadConversation(r.Header, fields)
+	if err != nil {
+		return badRequest("%v", err)
 	}
+	in.session = c.ID
 	in.route.Scope = connector.Scope{Salt: salt}
-	if id := r.Header.Get(SessionHeader); id != "" {
-		in.session = id
-	}
-	if id := r.Header.Get(ParentHeader); id != "" {
-		parent = id
-	}
-	if len(in.session) > maxID || len(parent) > maxID {
-		return badRequest("the conversation's id is longer than %d bytes", maxID)
-	}
-	in.route.Conversation = policy.AffinityKey(parent, in.session)
-	in.route.FirstTurn = firstTurn(fields)
-	in.route.Content = opening(fields["messages"])
+	in.route.Conversation, in.route.FirstTurn, in.route.Content = c.Affinity(), c.FirstTurn, c.Content
 	_ = json.Unmarshal(fields["stream"], &in.stream) // the engine says what is wrong with it
+	in.route.Silent = !in.stream
 	return in.pin(r)
 }
 
@@ -139,40 +124,11 @@ func (in *incoming) pin(r *http.Request) error {
 	if err != nil || id < 0 {
 		return badRequest("%s is %.32q: want the id of a rank", PinHeader, v)
 	}
-	in.route.Pin, in.route.Strict = int32(id), r.Header.Get(StrictHeader) == "true"
-	return nil
-}
-
-// text reads a field that is a string if it is there.
-func text(fields map[string]json.RawMessage, name string, to *string) error {
-	if raw := fields[name]; len(raw) > 0 && json.Unmarshal(raw, to) != nil {
-		return badRequest("%s is not a text", name)
-	}
-	return nil
-}
-
-// firstTurn is what the request says, or whether nobody has answered in its messages yet.
-func firstTurn(fields map[string]json.RawMessage) (first bool) {
-	if raw := fields["first_turn"]; len(raw) > 0 && json.Unmarshal(raw, &first) == nil {
-		return first
-	}
-	m := fields["messages"]
-	return len(m) > 0 && !bytes.Contains(m, []byte(`"assistant"`))
-}
-
-// opening names the first two messages of a chat.
-func opening(messages json.RawMessage) string {
-	dec := json.NewDecoder(bytes.NewReader(messages))
-	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
-		return ""
-	}
-	h := xxh3.New()
-	for range 2 {
-		var m json.RawMessage
-		if !dec.More() || dec.Decode(&m) != nil {
-			break
+	in.route.Pin = int32(id)
+	if v = r.Header.Get(StrictHeader); v != "" {
+		if in.route.Strict, err = strconv.ParseBool(v); err != nil {
+			return badRequest("%s is %.32q: want true or false", StrictHeader, v)
 		}
-		_, _ = h.Write(m) // never fails
 	}
-	return strconv.FormatUint(h.Sum64(), 16)
+	return nil
 }

@@ -1,12 +1,17 @@
 package registry
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
+
+	"github.com/kvconn/kvconn/connector"
 )
 
 // Rank describes one data-parallel rank of an engine.
@@ -122,6 +127,8 @@ func (r *Rank) validate() error {
 		return fmt.Errorf("block_size %d: 1 to %d", r.BlockSize, maxBlockSize)
 	case r.MaxActive < 0 || r.MaxTokens < 0:
 		return errors.New("max_active or max_tokens is negative")
+	case r.Namespace != "" && !isDigest(r.Namespace):
+		return fmt.Errorf("namespace %.80q: want its digest, 64 hexadecimal digits, as /v1/status of kvconnd has it", r.Namespace)
 	case r.NodeURL != "" && r.Node == "" || r.BucketURL != "" && r.Bucket == "":
 		return errors.New("node_url needs node, bucket_url needs bucket")
 	}
@@ -146,6 +153,12 @@ func validateURL(field, text string, required bool) error {
 	return nil
 }
 
+// isDigest reports whether text is a namespace's digest.
+func isDigest(text string) bool {
+	b, err := hex.DecodeString(text)
+	return err == nil && len(b) == len(connector.NamespaceDigest{})
+}
+
 func (s Speeds) validate() error {
 	for _, v := range []float64{s.PrefillTokensPerS, s.DiskBytesPerS, s.ObjectBytesPerS, s.BytesPerToken} {
 		if v < 0 || math.IsNaN(v) || math.IsInf(v, 0) {
@@ -163,6 +176,30 @@ func (e *Events) validate() error {
 		return errors.New("events.endpoint is empty")
 	case len(e.Endpoint) > maxURL || len(e.ReplayEndpoint) > maxURL || len(e.Topic) > maxName:
 		return errors.New("events: an endpoint or the topic is too long")
+	}
+	var err error
+	if !e.Bind {
+		err = validateConnect("events.endpoint", e.Endpoint)
+	}
+	return errors.Join(err, validateConnect("events.replay_endpoint", e.ReplayEndpoint))
+}
+
+// validateConnect wants an endpoint that can be connected to: engines bind to all addresses at once, as in
+// tcp://*:5557. The rest is for the feed to say.
+func validateConnect(field, endpoint string) error {
+	address, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%s %.64q: want tcp://host:port", field, endpoint)
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+		return fmt.Errorf("%s %.64q: %.16q is no port", field, endpoint, port)
+	}
+	if ip := net.ParseIP(host); host == "*" || host == "" || ip != nil && ip.IsUnspecified() {
+		return fmt.Errorf("%s %.64q is where the engine listens: name the engine's host, such as tcp://10.0.0.1:%s", field, endpoint, port)
 	}
 	return nil
 }

@@ -83,6 +83,9 @@ func (o Options) effective() Options {
 // maxRanks bounds the ranks: what router/load takes.
 const maxRanks = 4096
 
+// least and most bound speeds and sizes: with others, times would not be numbers any more.
+const least, most = 1e-9, 1e18
+
 // Validate reports the first option that cannot work.
 func (o *Options) Validate() error {
 	switch {
@@ -91,13 +94,13 @@ func (o *Options) Validate() error {
 	case o.Nodes < 1 || o.Ranks%o.Nodes != 0:
 		return fmt.Errorf("replay: %d ranks cannot be spread evenly over %d nodes", o.Ranks, o.Nodes)
 	case o.GPUBlocks < 1 || o.GPUBlocks > math.MaxInt32:
-		return errors.New("replay: the GPU cache must have at least one block")
+		return fmt.Errorf("replay: a GPU cache of %d blocks: want 1 to %d", o.GPUBlocks, math.MaxInt32)
 	case o.DiskBlocks > math.MaxInt32 || o.ObjectBlocks > math.MaxInt32:
 		return fmt.Errorf("replay: a tier has at most %d blocks", math.MaxInt32)
 	case o.MaxRunning < 1:
 		return errors.New("replay: a rank must run at least one request")
-	case !(o.SaveBytesPerS >= 0) || math.IsInf(o.SaveBytesPerS, 1):
-		return fmt.Errorf("replay: the bandwidth of saves is %v: want a number, not negative", o.SaveBytesPerS)
+	case !(o.SaveBytesPerS >= 0 && o.SaveBytesPerS <= most):
+		return fmt.Errorf("replay: the bandwidth of saves is %v: want 0 to %g", o.SaveBytesPerS, most)
 	case o.Spread < 0:
 		return errors.New("replay: the spread of arrivals must not be negative")
 	}
@@ -108,8 +111,8 @@ func (o *Options) Validate() error {
 		{"prefill speed", o.PrefillTokensPerS}, {"bytes per token", o.BytesPerToken}, {"disk bandwidth", o.DiskBytesPerS},
 		{"object store bandwidth", o.ObjectBytesPerS}, {"speed factor", o.Speed},
 	} {
-		if !(v.value > 0) || math.IsInf(v.value, 1) {
-			return fmt.Errorf("replay: the %s is %v: want a positive number", v.name, v.value)
+		if !(v.value >= least && v.value <= most) {
+			return fmt.Errorf("replay: the %s is %v: want a positive number, %g to %g", v.name, v.value, least, most)
 		}
 	}
 	return nil

@@ -104,8 +104,8 @@ func (p *panel) drawLegend(s *svg) {
 	}
 	width, height := sample+3*pad+glyph*float64(longest), row*float64(len(p.series))+pad
 	x, y := p.left+p.width-width-pad, p.top+p.height-height-pad
-	if p.legendTop > 0 {
-		x, y = p.left+pad, p.legendTop+pad
+	if p.legendTop > 0 { // as low as it fits
+		x, y = p.left+pad, min(p.legendTop+pad, y)
 	}
 	s.rect(x, y, width, height, "#ffffff", style{color: "#bbbbbb", width: 1})
 	for i, line := range p.series {

@@ -108,7 +108,7 @@ func TestPolicyNames(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, name := range []string{"", "costs", "first-turn/", "first-turn/first-turn", "first-turn/costs"} {
+	for _, name := range []string{"", "costs", "first-turn/", "first-turn/first-turn", "first-turn/costs", "conversation/", "conversation/conversation"} {
 		if _, err := NewPolicy(name, new(Options)); !errors.Is(err, ErrUnknownPolicy) {
 			t.Errorf("%q: %v", name, err)
 		}
@@ -116,6 +116,53 @@ func TestPolicyNames(t *testing.T) {
 	trace := traceOf(at(0, 1, 0))
 	if _, err := Run(t.Context(), trace, Options{}, []string{"cost", "cost"}, nil); err == nil {
 		t.Error("a policy named twice was accepted")
+	}
+}
+
+// What the router is told to decide by can be replayed.
+func TestEveryPolicyOfTheRouterCanBeReplayed(t *testing.T) {
+	names := []string{"cost", "kv-aware", "serve-kv-aware", "conversation", "conversation/cost", "conversation/first-turn/load", "first-turn/cost", "load", "round-robin"}
+	r, err := Run(t.Context(), readFile(t, "small.jsonl", ReadOptions{}), Options{}, names, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range r.Policies {
+		if p.Policy != names[i] || p.Served != 6 {
+			t.Errorf("%s: %+v", names[i], p)
+		}
+	}
+}
+
+// A trace in which nothing comes again.
+func TestNothingFoundIsSaidAndDrawnInFull(t *testing.T) {
+	r, err := Run(t.Context(), traceOf(at(0, 1, 0), at(1, 1, 1, 2)), Options{}, PolicyNames(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text, drawing bytes.Buffer
+	if err := errors.Join(r.Print(&text), r.Plot(&drawing)); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(text.String(), "a disk of any size finds nothing") || strings.Contains(text.String(), "need 0 blocks") {
+		t.Errorf("%s", &text)
+	}
+	var picture struct {
+		Height float64 `xml:"height,attr"`
+		Rects  []struct {
+			Y      float64 `xml:"y,attr"`
+			Height float64 `xml:"height,attr"`
+		} `xml:"rect"`
+	}
+	if err := xml.Unmarshal(drawing.Bytes(), &picture); err != nil {
+		t.Fatal(err)
+	}
+	for _, rect := range picture.Rects {
+		if rect.Y+rect.Height > picture.Height {
+			t.Errorf("a box from %v of height %v is not on the page of %v", rect.Y, rect.Height, picture.Height)
+		}
+	}
+	if len(picture.Rects) != 5 { // the page, two panels, two legends
+		t.Errorf("%d boxes", len(picture.Rects))
 	}
 }
 

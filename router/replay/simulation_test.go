@@ -62,6 +62,7 @@ func TestKnownAnswers(t *testing.T) {
 		gpu, disk, object   float64   // blocks
 		computed            int64
 		diskRead, diskWrite float64
+		dropped             float64
 		refused             int
 	}{
 		"the second waits for the first and uses its blocks": {
@@ -95,7 +96,7 @@ func TestKnownAnswers(t *testing.T) {
 		},
 		"saves that the disk is too slow for are dropped": {
 			change:   func(o *Options) { o.Ranks, o.SaveBytesPerS = 2, 100 }, // a block a second, and no more than that at once
-			requests: loadOnSecondRank, ttft: []float64{2, 2.5}, disk: 1, computed: 400, diskRead: 100, diskWrite: 200,
+			requests: loadOnSecondRank, ttft: []float64{2, 2.5}, disk: 1, computed: 400, diskRead: 100, diskWrite: 200, dropped: 200,
 		},
 		"no disk": {
 			change:   func(o *Options) { o.Ranks, o.DiskBlocks = 2, -1 },
@@ -152,6 +153,9 @@ func TestKnownAnswers(t *testing.T) {
 				t.Errorf("%d tokens computed, %v bytes read, %v written, %d refused; want %d, %v, %v, %d",
 					r.ComputedTokens, r.DiskReadBytes, r.DiskWrittenBytes, r.Refused, c.computed, c.diskRead, c.diskWrite, c.refused)
 			}
+			if r.DroppedSaveBytes != c.dropped {
+				t.Errorf("%v bytes of saves dropped, want %v", r.DroppedSaveBytes, c.dropped)
+			}
 		})
 	}
 }
@@ -203,7 +207,7 @@ func TestCancelledRunEnds(t *testing.T) {
 func TestOptionsThatCannotWork(t *testing.T) {
 	for name, o := range map[string]Options{
 		"ranks": {Ranks: -1}, "nodes": {Ranks: 8, Nodes: 3}, "gpu": {GPUBlocks: -1}, "running": {MaxRunning: -1},
-		"prefill": {PrefillTokensPerS: math.NaN()}, "disk": {DiskBytesPerS: -1}, "speed": {Speed: math.Inf(1)}, "spread": {Spread: -1}, "saves": {SaveBytesPerS: -1},
+		"prefill": {PrefillTokensPerS: math.NaN()}, "disk": {DiskBytesPerS: -1}, "speed": {Speed: math.Inf(1)}, "hardly any speed": {Speed: 1e-310}, "hardly any prefill": {PrefillTokensPerS: 1e-310}, "spread": {Spread: -1}, "saves": {SaveBytesPerS: -1},
 	} {
 		if _, err := Simulate(t.Context(), traceOf(at(0, 1, 0)), o, policy.NewRoundRobin(), nil); err == nil {
 			t.Errorf("%s: %+v were accepted", name, o)

@@ -107,6 +107,10 @@ func (r *Report) printCurve(w io.Writer) {
 		fmt.Fprintf(w, row, count(p.DiskBlocks), bytesText(p.DiskBytes), percent(p.BlockHits), percent(p.TokenHits))
 	}
 	fmt.Fprintln(w)
+	if r.InfiniteTokenHits == 0 {
+		fmt.Fprintln(w, "No prompt begins with blocks of an earlier one: a disk of any size finds nothing.")
+		return
+	}
 	for _, s := range r.Sizes {
 		fmt.Fprintf(w, "%.0f%% of the possible hits need %s %s, %s.\n", 100*s.Part, count(s.DiskBlocks), plural(s.DiskBlocks, "block"), bytesText(s.DiskBytes))
 	}

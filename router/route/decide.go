@@ -55,6 +55,9 @@ func (r *Router) find(model string) (target, error) {
 			return target{pool: only}, nil
 		}
 	}
+	if len(models) == 0 {
+		return target{}, fmt.Errorf("%w %.64q: there are no ranks", ErrUnknownModel, model)
+	}
 	return target{}, fmt.Errorf("%w %.64q", ErrUnknownModel, model)
 }
 
@@ -193,6 +196,9 @@ func (r *Router) book(p *pool, v *view, req *Request, id uint64, tokens int, s *
 	e := flight{pool: p, rank: state, placed: now, heard: now}
 	if p.loads[d.Index].QueuedRequests == 0 && d.LoadDisk|d.LoadObject == 0 && req.Tokens != nil {
 		e.compute = int32(tokens) - d.UseTokens
+	}
+	if req.Silent {
+		e.assume = p.assumed(d, tokens, now)
 	}
 	r.flights.add(id, e)
 	return nil

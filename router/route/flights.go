@@ -14,6 +14,8 @@ type flight struct {
 	// compute is how many tokens it had to compute if it was alone on its rank and loaded nothing,
 	// else 0: what its prefill takes then tells the rank's speed.
 	compute int32
+	// assume is when the prefill is taken for done; zero if that will be reported, or cannot be told.
+	assume time.Time
 }
 
 // flights are the requests in flight by handle.
@@ -38,7 +40,7 @@ func (f *flights) hear(id uint64, now time.Time, prefillDone bool) (e flight, ok
 	next := e
 	next.heard = now
 	if prefillDone {
-		next.compute = 0
+		next.compute, next.assume = 0, time.Time{}
 	}
 	f.byID[id] = next
 	return e, true
@@ -50,6 +52,18 @@ func (f *flights) remove(id uint64) (e flight, ok bool) {
 	e, ok = f.byID[id]
 	delete(f.byID, id)
 	return e, ok
+}
+
+// due appends those whose prefill is to be taken for done by now.
+func (f *flights) due(now time.Time, dst []uint64) []uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, e := range f.byID {
+		if !e.assume.IsZero() && !e.assume.After(now) {
+			dst = append(dst, id)
+		}
+	}
+	return dst
 }
 
 // sweep forgets those of which nothing was heard since before, as the tracker does by itself, and those
@@ -74,6 +88,16 @@ func (r *Router) PrefillDone(handle uint64) bool {
 	}
 	e.rank.learnPrefill(e.compute, now.Sub(e.placed).Seconds())
 	return e.pool.tracker.PrefillDone(handle)
+}
+
+// assumePrefilled ends the prefills that should be over and whose end nobody reports. Nothing is learnt from
+// them.
+func (r *Router) assumePrefilled(now time.Time) {
+	for _, handle := range r.flights.due(now, nil) {
+		if e, ok := r.flights.hear(handle, now, true); ok {
+			e.pool.tracker.PrefillDone(handle)
+		}
+	}
 }
 
 // Output says that a request has generated more tokens, and that it is still there.

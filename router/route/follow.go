@@ -102,6 +102,11 @@ func (r *Router) holderOf(from *source, digest connector.NamespaceDigest, m *con
 	}
 	h, added, err := from.holder(r.index, digest, m)
 	if err == nil && added {
+		if n := len(from.holderList()); n > 1 {
+			r.opts.Logger.Warn("a store has several namespaces of a model, and all of them count as what its engines can load",
+				"node", from.id, "model", from.model, "namespaces", n, "newest", digest.String(),
+				"remedy", "give the ranks' namespace: that of the engines in /v1/status of the node's kvconnd")
+		}
 		if p := r.pools[from.model]; p != nil {
 			err = r.refresh(p)
 		}

@@ -118,6 +118,27 @@ func (p *pool) decide(v *view, req *Request, id uint64, tokens int, matches []po
 	}
 }
 
+// assumed is when the prefill of a request that was just placed should be over twice, 0 if the rank's speed is
+// not known. The caller holds mu.
+func (p *pool) assumed(d *Decision, tokens int, now time.Time) time.Time {
+	l, v := &p.loads[d.Index], &p.state.Ranks[d.Index].Speeds
+	if !(v.PrefillTokens > 0) {
+		return time.Time{}
+	}
+	seconds := float64(l.QueuedTokens+int64(tokens)-int64(d.UseTokens)) / v.PrefillTokens
+	for _, tier := range [...]struct{ tokens, bytesPerS float64 }{
+		{float64(l.QueuedDiskTokens + int64(d.LoadDisk)), v.DiskBytes}, {float64(l.QueuedObjectTokens + int64(d.LoadObject)), v.ObjectBytes},
+	} {
+		if tier.bytesPerS > 0 {
+			seconds += tier.tokens * v.BytesPerToken / tier.bytesPerS
+		}
+	}
+	return now.Add(time.Duration(min(max(2*seconds, leastAssumed), mostAssumed) * float64(time.Second)))
+}
+
+// leastAssumed and mostAssumed bound the time after which a prefill is taken for done, in seconds.
+const leastAssumed, mostAssumed = 1, 3600
+
 // grant adds the grace to every rank's recent work.
 func (p *pool) grant() {
 	sum, known := 0.0, 0

@@ -231,6 +231,9 @@ func (r *rankState) setReady(ready bool, why string) (changed bool) {
 	if ready {
 		why = ""
 	}
-	r.why.Store(&why)
+	if old := r.why.Load(); old == nil || *old != why {
+		text := why
+		r.why.Store(&text)
+	}
 	return r.ready.Swap(ready) != ready
 }

@@ -73,6 +73,10 @@ const (
 	// newest sample counts.
 	minSampleTokens = 256
 	sampleWeight    = 0.2
+	// Without events an engine may have had more of a prompt than is known, and seem to be fast: faster
+	// samples count little then, and none for more than so many times what is known.
+	fasterWeight = 0.02
+	fasterMost   = 4
 )
 
 // learnPrefill takes a prefill of so many tokens in so many seconds, with nothing in front, into account.
@@ -81,7 +85,10 @@ func (r *rankState) learnPrefill(tokens int32, seconds float64) {
 		return
 	}
 	speed, known := float64(tokens)/seconds, r.prefill.load()
-	if known > 0 {
+	switch {
+	case known > 0 && speed > known && r.events == nil:
+		speed = known + fasterWeight*(min(speed, fasterMost*known)-known)
+	case known > 0:
 		speed = known + sampleWeight*(speed-known)
 	}
 	r.prefill.store(speed)

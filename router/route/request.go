@@ -46,6 +46,9 @@ type Request struct {
 	Strict bool
 	// Exclude are ranks that must not be chosen: those that failed this request before.
 	Exclude []int32
+	// Silent says that nobody will report the end of the prefill, as of an answer that comes as a whole:
+	// it is taken for done when it should have been twice over, if the rank's speed is known.
+	Silent bool
 	// Explain asks for the scores and prefixes of all ranks.
 	Explain bool
 }

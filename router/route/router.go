@@ -72,7 +72,7 @@ func New(o Options) (*Router, error) {
 // expireInterval is how often what has expired is forgotten.
 const expireInterval = time.Second
 
-// expire forgets predictions and requests whose time is over.
+// expire forgets predictions and requests whose time is over, and ends prefills that nobody reports.
 func (r *Router) expire() {
 	tick := time.NewTicker(expireInterval)
 	defer tick.Stop()
@@ -84,6 +84,7 @@ func (r *Router) expire() {
 		}
 		now := r.opts.Now()
 		r.index.Expire(now)
+		r.assumePrefilled(now)
 		r.flights.sweep(now.Add(-r.opts.Load.TTL), nil)
 	}
 }

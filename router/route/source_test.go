@@ -2,8 +2,10 @@ package route
 
 import (
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -54,6 +56,30 @@ func TestTheDiskSpeedIsTheNodes(t *testing.T) {
 	}
 	if n := len(r.Stats().Stores); n != 0 {
 		t.Errorf("%d feeds are left", n)
+	}
+}
+
+// Namespaces of a model that its ranks cannot tell apart: who gave none is told.
+func TestSeveralNamespacesOfAModelAreSaid(t *testing.T) {
+	node := httptest.NewServer(http.NotFoundHandler())
+	defer node.Close()
+	var text strings.Builder
+	r := newRouter(t, 0, func(o *Options) {
+		o.Logger = slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	})
+	a := rank(0)
+	a.Node, a.NodeURL = "n", node.URL
+	add(t, r, a)
+	from := r.ranks[0].disk
+	m := &connector.Manifest{Model: "m", BlockSize: 16, KeyScheme: connector.KeySchemeTokens}
+	for i := range 3 {
+		if _, ok := r.holderOf(from, connector.NamespaceDigest{byte(i % 2)}, m); !ok {
+			t.Errorf("namespace %d is not followed", i)
+		}
+	}
+	r.Close() // nobody else writes to text from now on
+	if n := strings.Count(text.String(), "several namespaces"); n != 1 {
+		t.Errorf("said %d times: %s", n, &text)
 	}
 }
 

@@ -188,6 +188,18 @@ func (r *Router) Endpoints() map[string][]int32 {
 	return list
 }
 
+// RanksAt lists the ranks behind an endpoint.
+func (r *Router) RanksAt(endpoint string) (list []int32) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.ranks {
+		if s.spec.Load().Endpoint == endpoint {
+			list = append(list, s.id)
+		}
+	}
+	return list
+}
+
 // ReadyEndpoints lists the endpoints of the ranks of a model that get requests, those with the fewest
 // requests first.
 func (r *Router) ReadyEndpoints(model string) []string {

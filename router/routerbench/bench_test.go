@@ -29,6 +29,14 @@ func TestIndexBenchStopsWithItsContext(t *testing.T) {
 	}
 }
 
+func TestAShortPromptHasFewForks(t *testing.T) {
+	o := Options{Blocks: 5}
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil || o.Forks != 5 {
+		t.Errorf("%d forks, %v", o.Forks, err)
+	}
+}
+
 // BenchmarkIndex runs the whole measurement at its full size.
 func BenchmarkIndex(b *testing.B) {
 	for b.Loop() {

@@ -19,7 +19,8 @@ type Options struct {
 	Ranks int
 	// Background is how many other blocks the index has. Default 1 million.
 	Background int
-	// Forks is how many other prompts leave the chain in the forked case. Default 249.
+	// Forks is how many other prompts leave the chain in the forked case. Default 249, or as many as it has
+	// blocks.
 	Forks int
 	// Rounds is how many times each figure is taken; the least counts, which is what other
 	// load on the machine disturbs least. Default 15.
@@ -36,7 +37,7 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.Blocks, 8000)
 	setDefault(&o.Ranks, 64)
 	setDefault(&o.Background, 1_000_000)
-	setDefault(&o.Forks, 249)
+	setDefault(&o.Forks, min(249, max(o.Blocks, 1)))
 	setDefault(&o.Rounds, 15)
 	setDefault(&o.Walks, 200_000)
 	if o.Progress == nil {

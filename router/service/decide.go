@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/proxy"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
 	"github.com/kvconn/kvconn/router/tokenize"
@@ -21,12 +22,15 @@ type RouteRequest struct {
 	// CacheSalt and LoRA are the scope; an adapter that is the model needs no mention.
 	CacheSalt string `json:"cache_salt"`
 	LoRA      string `json:"lora"`
-	// ConversationID may also come in the header X-Session-ID, ParentConversationID in
-	// X-Parent-Session-ID.
-	ConversationID       string `json:"conversation_id"`
-	ParentConversationID string `json:"parent_conversation_id"`
-	FirstTurn            bool   `json:"first_turn"`
-	// Content names the opening of the prompt for the policy serve-kv-aware.
+	// ConversationID may also be SessionID or in ConversationParams, or come in the header X-Session-ID,
+	// ParentConversationID in X-Parent-Session-ID.
+	ConversationID       string          `json:"conversation_id"`
+	SessionID            string          `json:"session_id"`
+	ConversationParams   json.RawMessage `json:"conversation_params"`
+	ParentConversationID string          `json:"parent_conversation_id"`
+	// FirstTurn is seen by the messages where it is not given.
+	FirstTurn bool `json:"first_turn"`
+	// Content names the opening of the prompt for the policy serve-kv-aware. Default: that of messages.
 	Content string `json:"content"`
 	Pin     *Pin   `json:"pin"`
 	// Exclude are ranks that have failed the request.
@@ -65,10 +69,10 @@ type RouteAnswer struct {
 	Scores           []Score `json:"scores,omitempty"`
 }
 
-// maxConversation bounds a conversation's id, maxExclude the ranks that a request excludes.
+// maxContent bounds Content, maxExclude the ranks that a request excludes.
 const (
-	maxConversation = 256
-	maxExclude      = 64
+	maxContent = 256
+	maxExclude = 64
 )
 
 // question is a request for a decision, read.
@@ -88,30 +92,40 @@ func (s *server) ask(w http.ResponseWriter, r *http.Request) (q question, ok boo
 	if err == nil {
 		err = json.Unmarshal(body, &q.RouteRequest)
 	}
-	if id := r.Header.Get("X-Session-ID"); id != "" {
-		q.ConversationID = id
-	}
-	if id := r.Header.Get("X-Parent-Session-ID"); id != "" {
-		q.ParentConversationID = id
-	}
 	switch {
 	case err != nil:
 	case fields == nil:
 		err = errors.New("the body is not a JSON object")
-	case len(q.ConversationID) > maxConversation || len(q.ParentConversationID) > maxConversation || len(q.Content) > maxConversation:
-		err = fmt.Errorf("a conversation's id or content is longer than %d bytes", maxConversation)
+	case len(q.Content) > maxContent:
+		err = fmt.Errorf("content is longer than %d bytes", maxContent)
 	case len(q.Exclude) > maxExclude:
 		err = fmt.Errorf("more than %d excluded ranks", maxExclude)
 	case q.Pin != nil && q.Pin.Rank < 0:
 		err = errors.New("pin.rank is negative")
 	default:
-		q.found, err = s.tokens.Resolve(r.Context(), q.Model, fields, func() []string { return s.router.ReadyEndpoints(q.Model) })
+		err = q.resolve(s, r, fields)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, tokenize.ErrTooLong):
+		writeError(w, http.StatusBadRequest, "prompt_too_long", err.Error())
+	case err != nil:
 		writeError(w, http.StatusBadRequest, "invalid_request", err.Error())
-		return q, false
 	}
-	return q, true
+	return q, err == nil
+}
+
+// resolve finds the conversation and the prompt's tokens.
+func (q *question) resolve(s *server, r *http.Request, fields map[string]json.RawMessage) error {
+	c, err := proxy.ReadConversation(r.Header, fields)
+	if err != nil {
+		return err
+	}
+	q.ConversationID, q.ParentConversationID, q.FirstTurn = c.ID, c.Parent, c.FirstTurn
+	if q.Content == "" {
+		q.Content = c.Content
+	}
+	q.found, err = s.tokens.Resolve(r.Context(), q.Model, fields, func() []string { return s.router.ReadyEndpoints(q.Model) })
+	return err
 }
 
 func (q *question) scope() connector.Scope {
@@ -183,19 +197,12 @@ func writeRouteError(w http.ResponseWriter, err error) {
 
 // refuse says why no rank takes a request.
 func refuse(w http.ResponseWriter, d *route.Decision) {
-	status := http.StatusServiceUnavailable
-	switch d.Reason {
-	case policy.ReasonPinUnknown:
-		status = http.StatusNotFound
-	case policy.ReasonInvalid:
-		status = http.StatusBadRequest
-	}
+	status, message := proxy.Refusal(d.Reason)
 	if d.Reason.Retry() {
 		w.Header().Set("Retry-After", "1")
 	}
-	code := d.Reason.String()
 	writeJSON(w, status, Failure{
-		Error: FailureText{Message: "no rank takes the request: " + code, Type: "router_error", Code: code}, Scores: scores(d),
+		Error: FailureText{Message: message, Type: "router_error", Code: d.Reason.String()}, Scores: scores(d),
 	})
 }
 

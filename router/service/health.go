@@ -2,9 +2,11 @@ package service
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"sync"
 	"time"
@@ -34,10 +36,11 @@ type endpoint struct {
 	failures int
 	well     bool
 	checking bool
+	suspect  bool // failed a request while it was being checked
 }
 
 // failuresUntilOut is how many checks in a row an endpoint that was well has to fail: one may be late.
-// A request that failed counts for as many.
+// A request that failed counts as one of them, or for all if nobody listens there.
 const failuresUntilOut = 2
 
 func newChecker(r *route.Router, o *Options) *checker {
@@ -57,8 +60,17 @@ func (c *checker) run(ctx context.Context) {
 		case <-ctx.Done():
 		case <-timer.C:
 		case <-c.wake:
+			pause(ctx) // many checks end together
 		}
 		timer.Stop()
+	}
+}
+
+// pause waits a moment.
+func pause(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(5 * time.Millisecond):
 	}
 }
 
@@ -127,12 +139,16 @@ func (c *checker) check(ctx context.Context, url string) error {
 func (c *checker) ended(url string, e *endpoint, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.checking = false
-	c.judge(url, e, err, 1)
+	more := e.suspect && err == nil
+	e.checking, e.suspect = false, false
+	if !more {
+		c.judge(url, e, err, 1)
+	}
 	c.again()
 }
 
-// failed takes a failed request to a rank into account: its endpoint is out at once.
+// failed takes a failed request to a rank into account. If nothing listens there, its endpoint is out at once;
+// else it is checked now, and out if it fails that: a connection may break for a request's own reasons.
 func (c *checker) failed(rank int32, err error) {
 	info, ok := c.router.Rank(rank)
 	if !ok {
@@ -140,10 +156,18 @@ func (c *checker) failed(rank int32, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e := c.endpoints[info.Spec.Endpoint]; e != nil {
-		c.judge(info.Spec.Endpoint, e, err, failuresUntilOut)
-		c.again()
+	e := c.endpoints[info.Spec.Endpoint]
+	if e == nil || !e.well {
+		return
 	}
+	var network *net.OpError
+	if errors.As(err, &network) && network.Op == "dial" {
+		c.judge(info.Spec.Endpoint, e, err, failuresUntilOut)
+	} else {
+		e.failures, e.next = failuresUntilOut-1, time.Now()
+		e.suspect = e.checking // one that began before says nothing of this
+	}
+	c.again()
 }
 
 // judge takes the endpoint's ranks in or out. The caller holds mu.
@@ -171,7 +195,7 @@ func (c *checker) judge(url string, e *endpoint, err error, weight int) {
 }
 
 func (c *checker) set(url string, ready bool, why string) {
-	for _, id := range c.router.Endpoints()[url] {
+	for _, id := range c.router.RanksAt(url) {
 		c.router.SetReady(id, ready, why)
 	}
 }

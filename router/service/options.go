@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/kvconn/kvconn/router/proxy"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
 )
@@ -89,5 +90,5 @@ func (o *Options) Validate() error {
 	case o.HealthPath[0] != '/':
 		return errors.New("service: the health path must begin with /")
 	}
-	return o.Route.Validate()
+	return errors.Join(proxy.CheckKey(o.EngineKey), o.Route.Validate())
 }

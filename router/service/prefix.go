@@ -1,6 +1,7 @@
 package service
 
 import (
+	"errors"
 	"net/http"
 
 	"github.com/kvconn/kvconn/connector"
@@ -23,7 +24,11 @@ type RankPrefix struct {
 func (s *server) serveGetPrefix(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	ids, err := tokenize.AppendIDs([]uint32{}, []byte("["+q.Get("token_ids")+"]"), s.opts.Route.MaxPromptTokens)
-	if err != nil {
+	switch {
+	case errors.Is(err, tokenize.ErrTooLong):
+		writeError(w, http.StatusBadRequest, "prompt_too_long", err.Error())
+		return
+	case err != nil:
 		writeError(w, http.StatusBadRequest, "invalid_request", "token_ids: "+err.Error())
 		return
 	}

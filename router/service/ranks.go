@@ -99,21 +99,34 @@ func (s *server) serveAddRank(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *server) servePatchRank(w http.ResponseWriter, r *http.Request) {
-	i, ok := s.rank(w, r)
 	var body json.RawMessage
-	if !ok || !s.readJSON(w, r, &body) {
+	if !s.readJSON(w, r, &body) {
 		return
 	}
-	spec, id := i.Spec, i.Spec.ID
-	err := registry.Merge(&spec, body)
-	switch {
-	case err != nil:
-	case spec.ID != id:
-		err = errors.New("the id of a rank cannot be changed")
-	default:
-		err = s.router.Update(spec)
+	i, ok := s.rank(w, r)
+	if !ok {
+		return
 	}
-	s.changed(w, http.StatusOK, id, err)
+	id := i.Spec.ID
+	s.changed(w, http.StatusOK, id, s.patch(id, body))
+}
+
+// patch changes the fields of a rank that the body has, one request at a time.
+func (s *server) patch(id int32, body []byte) error {
+	s.patching.Lock()
+	defer s.patching.Unlock()
+	i, ok := s.router.Rank(id)
+	if !ok {
+		return fmt.Errorf("update rank %d: %w", id, route.ErrUnknownRank)
+	}
+	spec := i.Spec
+	if err := registry.Merge(&spec, body); err != nil {
+		return err
+	}
+	if spec.ID != id {
+		return errors.New("the id of a rank cannot be changed")
+	}
+	return s.router.Update(spec)
 }
 
 // changed answers with the rank as it stands, or says why it was not changed.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,6 +28,7 @@ type server struct {
 	checks   *checker
 	started  time.Time
 	draining atomic.Bool
+	patching sync.Mutex // held while a rank's description is read, changed and put back
 	decided  decisionTimes
 }
 
@@ -121,7 +123,11 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 	}
 	stopped := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() { stopped <- s.drain(h) })
-	s.opts.Logger.Info("the router is ready", "http", l.Addr().String(), "ranks", len(s.router.Endpoints()), "policy", s.opts.Policy.Name)
+	ranks := 0
+	for _, ids := range s.router.Endpoints() {
+		ranks += len(ids)
+	}
+	s.opts.Logger.Info("the router is ready", "http", l.Addr().String(), "ranks", ranks, "policy", s.opts.Policy.Name)
 	if s.opts.Ready != nil {
 		s.opts.Ready(l.Addr().String())
 	}

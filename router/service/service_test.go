@@ -34,6 +34,37 @@ func TestADecisionSaysWhereAndHow(t *testing.T) {
 	}
 }
 
+// Whoever forwards by himself says the same as whoever uses the proxy.
+func TestADecisionSeesConversationsAsTheProxyDoes(t *testing.T) {
+	e := enginetest.New(t, "m")
+	for _, c := range []struct {
+		policy string
+		body   m
+		want   string
+	}{
+		{"conversation", m{"token_ids": []int{1}, "session_id": "s"}, "new_conversation"},
+		{"first-turn/cost", m{"messages": []m{{"role": "user", "content": "x"}}}, "round_robin"},
+		{"first-turn/cost", m{"messages": []m{{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}}}, "score"},
+		{"first-turn/cost", m{"messages": []m{{"role": "user", "content": "x"}}, "first_turn": false}, "score"},
+		{"serve-kv-aware", m{"messages": []m{{"role": "user", "content": "x"}}}, "content"},
+	} {
+		r := start(t, func(o *Options) {
+			o.Ranks, o.HealthInterval = ranksOf(e.URL, 3), -1
+			o.Policy.Name = c.policy
+		})
+		a := r.route(c.body)
+		if c.policy == "serve-kv-aware" {
+			a = r.route(c.body) // the second one follows the first
+		}
+		if a.Reason != c.want {
+			t.Errorf("%s: %v: %+v, want %s", c.policy, c.body, a, c.want)
+		}
+		if id, _ := c.body["session_id"].(string); a.Headers["X-Session-ID"] != id {
+			t.Errorf("%v: headers %v", c.body, a.Headers)
+		}
+	}
+}
+
 func TestReportsAreOfRequestsThatAreThere(t *testing.T) {
 	r := start(t, unchecked(ranksOf("http://h:1", 1)...))
 	a := r.route(m{"token_ids": prompt(1, 100)})
@@ -85,8 +116,9 @@ func TestBadInputIsAnsweredWithACode(t *testing.T) {
 			t.Errorf("%v: %s, want %s", c, got, want)
 		}
 	}
-	for _, body := range []any{"", "{", "[]", "null", "{} {}", m{"model": "m"}, m{"token_ids": "x"}, `{"token_ids":[1,-1]}`, `{"token_ids":[` + long + `]}`,
-		m{"prompt": 5}, m{"token_ids": []int{1}, "conversation_id": strings.Repeat("c", 300)}, m{"token_ids": []int{1}, "pin": m{"rank": -1}}, m{"token_ids": []int{1}, "model": 5}} {
+	for _, body := range []any{"", "{", "[]", "null", "{} {}", m{"model": "m"}, m{"token_ids": "x"}, `{"token_ids":[1,-1]}`,
+		m{"prompt": 5}, m{"token_ids": []int{1}, "conversation_id": strings.Repeat("c", 300)}, m{"token_ids": []int{1}, "session_id": "a\nb"},
+		m{"token_ids": []int{1}, "pin": m{"rank": -1}}, m{"token_ids": []int{1}, "model": 5}} {
 		if got := r.refused("POST", "/v1/route", body); got != "400 invalid_request" {
 			t.Errorf("%.50v: %s", body, got)
 		}
@@ -100,6 +132,13 @@ func TestBadInputIsAnsweredWithACode(t *testing.T) {
 			t.Errorf("%v: %s", c, got)
 		}
 	}
+	for path, body := range map[string]any{"POST /v1/route": `{"token_ids":[` + long + `]}`, "POST /v1/prefix": `{"prompt":[` + long + `]}`, "GET /v1/prefix?token_ids=" + long: nil,
+		"POST /v1/completions": `{"prompt":[` + long + `]}`} {
+		method, path, _ := strings.Cut(path, " ")
+		if got := r.refused(method, path, body); got != "400 prompt_too_long" {
+			t.Errorf("%s %.20s: %s", method, path, got)
+		}
+	}
 	if got := r.refused("GET", "/v1/prefix?token_ids=1,x", nil); got != "400 invalid_request" {
 		t.Error(got)
 	}
@@ -109,7 +148,7 @@ func TestBadInputIsAnsweredWithACode(t *testing.T) {
 }
 
 func TestRanksComeAndGo(t *testing.T) {
-	r := start(t, nil)
+	r := start(t, func(o *Options) { o.HealthInterval = time.Hour }) // a new rank is checked at once
 	if got := r.refused("POST", "/v1/route", m{"token_ids": []int{1}}); got != "404 model_not_found" {
 		t.Error(got)
 	}
@@ -181,6 +220,57 @@ func TestAFailedRequestTakesARankOutAtOnce(t *testing.T) {
 	r.ready(1)
 }
 
+// A connection that breaks may be the request's own fault, so the engine's health decides, and at once.
+func TestARankThatBreaksAConnectionIsAskedForItsHealth(t *testing.T) {
+	e, other := enginetest.New(t, "m"), enginetest.New(t, "m")
+	r := start(t, func(o *Options) {
+		o.HealthInterval, o.HealthTimeout = time.Hour, time.Minute
+		o.Ranks = append(ranksOf(e.URL, 1), registry.Rank{ID: 5, Model: "m", Endpoint: other.URL})
+	})
+	r.ready(2)
+	e.Set(enginetest.Die)
+	ask := func() {
+		t.Helper()
+		if status, text := r.do("POST", "/v1/completions", m{"model": "m", "prompt": prompt(1, 8)}, nil, "X-KVConn-Rank", "0"); status != http.StatusOK {
+			t.Errorf("%d %s", status, text)
+		}
+	}
+	for range 5 {
+		ask()
+		var a RankAnswer
+		if r.do("GET", "/v1/ranks/0", nil, &a); !a.Ready {
+			t.Errorf("out, though it is well: %s", a.Why)
+		}
+	}
+	if n := len(e.Requests()); n < 5 { // on a used connection twice
+		t.Errorf("%d of 5 requests were tried there first", n)
+	}
+	e.SetSick(true)
+	ask()
+	r.ready(1)
+}
+
+func TestTheBoundsOfTheProxyAreTheServices(t *testing.T) {
+	for mode, c := range map[enginetest.Mode]struct {
+		firstByte time.Duration
+		want      int
+	}{enginetest.Refuse: {time.Minute, 503}, enginetest.Hang: {50 * time.Millisecond, 502}} {
+		e, other := enginetest.New(t, "m"), enginetest.New(t, "m")
+		r := start(t, func(o *Options) {
+			o.HealthInterval, o.MaxTries, o.FirstByteTimeout = -1, 1, c.firstByte
+			o.Ranks = append(ranksOf(e.URL, 1), registry.Rank{ID: 5, Model: "m", Endpoint: other.URL})
+		})
+		e.Set(mode)
+		if status, text := r.do("POST", "/v1/completions", m{"prompt": []int{1}}, nil, "X-KVConn-Rank", "0"); status != c.want {
+			t.Errorf("mode %d: %d %s", mode, status, text)
+		}
+		var s Status
+		if r.do("GET", "/v1/status", nil, &s); s.Proxy.Retries != 0 || s.Proxy.Failed != 1 || len(other.Requests()) != 0 {
+			t.Errorf("mode %d: %+v", mode, s.Proxy)
+		}
+	}
+}
+
 func TestASlowTokenizerLeavesTheChoiceToLoad(t *testing.T) {
 	e := enginetest.New(t, "m")
 	e.SetTokenize(enginetest.Hang)
@@ -193,7 +283,11 @@ func TestASlowTokenizerLeavesTheChoiceToLoad(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	e.SetTokenize(enginetest.Serve)
-	if a = r.route(m{"model": "m", "messages": []m{{"role": "user", "content": "hello"}}}); a.Note != "" || a.PromptTokens != len("user:hello\n") {
+	enginetest.Eventually(t, "an answer in time", func() bool {
+		a = r.route(m{"model": "m", "messages": []m{{"role": "user", "content": "hello"}}})
+		return a.Note == ""
+	})
+	if a.PromptTokens != len("user:hello\n") {
 		t.Errorf("%+v", a)
 	}
 }

@@ -69,7 +69,7 @@ func (p *Prompt) body() ([]byte, error) {
 const maxTries = 2
 
 // Tokens asks the engines in turn, the first two of them, until one answers. The error wraps
-// [ErrTokenize].
+// [ErrTokenize], or is [ErrTooLong].
 func (c *Client) Tokens(ctx context.Context, endpoints []string, p *Prompt) ([]uint32, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
@@ -82,6 +82,9 @@ func (c *Client) Tokens(ctx context.Context, endpoints []string, p *Prompt) ([]u
 		var tokens []uint32
 		if tokens, err = c.ask(ctx, endpoint, body); err == nil {
 			return tokens, nil
+		}
+		if errors.Is(err, ErrTooLong) {
+			return nil, err
 		}
 		if ctx.Err() != nil {
 			break
@@ -99,6 +102,8 @@ func (c *Client) ask(ctx context.Context, endpoint string, body []byte) ([]uint3
 		req.Header[name] = values
 	}
 	req.Header.Set("Content-Type", "application/json")
+	// Not sent: it has the transport try again on a new connection where the engine closed an idle one.
+	req.Header["Idempotency-Key"] = nil
 	resp, err := c.HTTP.Do(req)
 	if err != nil {
 		return nil, err
@@ -120,7 +125,10 @@ func (c *Client) ask(ctx context.Context, endpoint string, body []byte) ([]uint3
 		return nil, fmt.Errorf("%s/tokenize: %w", endpoint, err)
 	}
 	tokens, err := AppendIDs([]uint32{}, answer.Tokens, c.MaxTokens)
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrTooLong):
+		return nil, err
+	case err != nil:
 		return nil, fmt.Errorf("%s/tokenize: %w", endpoint, err)
 	}
 	return tokens, nil

@@ -6,12 +6,16 @@ import (
 	"math"
 )
 
-// ErrIDs says that a JSON value is not a list of token ids.
-var ErrIDs = errors.New("not a list of token ids")
+var (
+	// ErrIDs says that a JSON value is not a list of token ids.
+	ErrIDs = errors.New("not a list of token ids")
+	// ErrTooLong says that a prompt has more tokens than are taken in.
+	ErrTooLong = errors.New("the prompt is too long")
+)
 
 // AppendIDs appends the token ids of a JSON array of integers to dst. No more than limit are taken in: a
-// longer list is an error, as is any other value; both wrap [ErrIDs]. It allocates only what dst grows by,
-// and is several times as fast as package encoding/json.
+// longer list is [ErrTooLong], any other value [ErrIDs]. It allocates only what dst grows by, and is several
+// times as fast as package encoding/json.
 func AppendIDs(dst []uint32, data []byte, limit int) ([]uint32, error) {
 	p := idParser{data: data}
 	if !p.take('[') {
@@ -22,7 +26,7 @@ func AppendIDs(dst []uint32, data []byte, limit int) ([]uint32, error) {
 	}
 	for n := 0; ; n++ {
 		if n == limit {
-			return dst, fmt.Errorf("%w: more than %d", ErrIDs, limit)
+			return dst, fmt.Errorf("%w: more than %d tokens", ErrTooLong, limit)
 		}
 		id, ok := p.number()
 		if !ok {

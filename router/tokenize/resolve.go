@@ -27,7 +27,7 @@ const bytesPerToken = 4
 
 // Resolve finds the tokens of a completion request, given as its JSON fields: "token_ids", or "prompt" as
 // text, token ids, or a list of either, or "messages". Text is tokenized by the engines that endpoints
-// returns. An engine that fails or is slow is no error: see [Found]. The error is [ErrPrompt].
+// returns. An engine that fails or is slow is no error: see [Found]. The error is [ErrPrompt] or [ErrTooLong].
 func (c *Client) Resolve(ctx context.Context, model string, fields map[string]json.RawMessage, endpoints func() []string) (Found, error) {
 	if raw, ok := field(fields, "token_ids"); ok {
 		return c.ids(raw)
@@ -36,7 +36,7 @@ func (c *Client) Resolve(ctx context.Context, model string, fields map[string]js
 		if raw[0] != '[' {
 			return Found{}, fmt.Errorf("%w: messages is not a list", ErrPrompt)
 		}
-		return c.text(ctx, &Prompt{Model: model, Messages: raw, Options: fields}, len(raw), endpoints), nil
+		return c.text(ctx, &Prompt{Model: model, Messages: raw, Options: fields}, len(raw), endpoints)
 	}
 	raw, ok := field(fields, "prompt")
 	if !ok {
@@ -52,8 +52,11 @@ func (c *Client) Resolve(ctx context.Context, model string, fields map[string]js
 		if err := json.Unmarshal(first, &text); err != nil {
 			return Found{}, fmt.Errorf("%w: %w", ErrPrompt, err)
 		}
-		f = c.text(ctx, &Prompt{Model: model, Text: text, Options: fields}, len(text), endpoints)
-	} else if f, err = c.ids(first); err != nil {
+		f, err = c.text(ctx, &Prompt{Model: model, Text: text, Options: fields}, len(text), endpoints)
+	} else {
+		f, err = c.ids(first)
+	}
+	if err != nil {
 		return Found{}, err
 	}
 	f.Several = several
@@ -86,16 +89,22 @@ func firstPrompt(raw json.RawMessage) (first json.RawMessage, several bool, err 
 
 func (c *Client) ids(raw json.RawMessage) (Found, error) {
 	ids, err := AppendIDs(make([]uint32, 0, len(raw)/5+1), raw, c.MaxTokens)
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrTooLong):
+		return Found{}, err
+	case err != nil:
 		return Found{}, fmt.Errorf("%w: %w", ErrPrompt, err)
 	}
 	return Found{IDs: ids, Length: len(ids)}, nil
 }
 
-func (c *Client) text(ctx context.Context, p *Prompt, size int, endpoints func() []string) Found {
+func (c *Client) text(ctx context.Context, p *Prompt, size int, endpoints func() []string) (Found, error) {
 	ids, err := c.Tokens(ctx, endpoints(), p)
-	if err != nil {
-		return Found{Length: min(size/bytesPerToken, c.MaxTokens), Fallback: err}
+	switch {
+	case errors.Is(err, ErrTooLong):
+		return Found{}, err
+	case err != nil:
+		return Found{Length: min(size/bytesPerToken, c.MaxTokens), Fallback: err}, nil
 	}
-	return Found{IDs: ids, Length: len(ids)}
+	return Found{IDs: ids, Length: len(ids)}, nil
 }

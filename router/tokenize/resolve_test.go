@@ -46,3 +46,18 @@ func TestWithoutATokenizerTheLengthIsGuessed(t *testing.T) {
 		t.Errorf("%+v, %v", f, err)
 	}
 }
+
+func TestAPromptThatIsTooLongIsNoLoadAlone(t *testing.T) {
+	e := enginetest.New(t, "m")
+	c := client()
+	c.MaxTokens = 3
+	for _, body := range []string{`{"token_ids":[1,2,3,4]}`, `{"prompt":[1,2,3,4]}`, `{"prompt":[[1,2,3,4]]}`, `{"prompt":"abcd"}`, `{"messages":[{"role":"user"}]}`} {
+		var fields map[string]json.RawMessage
+		if err := json.Unmarshal([]byte(body), &fields); err != nil {
+			t.Fatal(err)
+		}
+		if f, err := c.Resolve(t.Context(), "m", fields, func() []string { return []string{e.URL} }); !errors.Is(err, ErrTooLong) {
+			t.Errorf("%s: %+v, %v", body, f, err)
+		}
+	}
+}

@@ -27,7 +27,7 @@ func TestIDsAreReadAsJSONReadsThem(t *testing.T) {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
-	if _, err := AppendIDs(nil, []byte("[1,2,3]"), 2); !errors.Is(err, ErrIDs) {
+	if _, err := AppendIDs(nil, []byte("[1,2,3]"), 2); !errors.Is(err, ErrTooLong) {
 		t.Error(err)
 	}
 	if _, err := AppendIDs(nil, []byte("[1,2]"), 2); err != nil {
@@ -84,7 +84,7 @@ func TestASlowOrMissingTokenizerIsAnErrorInTime(t *testing.T) {
 	c = client()
 	c.MaxTokens = 2
 	e.SetTokenize(enginetest.Serve)
-	if _, err := c.Tokens(t.Context(), []string{e.URL}, &Prompt{Text: "xyz"}); !errors.Is(err, ErrTokenize) {
+	if _, err := c.Tokens(t.Context(), []string{e.URL}, &Prompt{Text: "xyz"}); !errors.Is(err, ErrTooLong) {
 		t.Error(err)
 	}
 }

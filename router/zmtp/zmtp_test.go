@@ -62,13 +62,11 @@ func endpointOf(a net.Addr) string { return "tcp://" + a.String() }
 // eventually waits for a condition that has to become true.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for range 6000 {
-		if ok() {
-			return
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
-	t.Fatalf("never: %s", what)
 }
 
 // subscribed waits until n subscribers have asked for something.

@@ -50,6 +50,7 @@ type Engine struct {
 	mu       sync.Mutex
 	mode     Mode
 	tokenize Mode
+	sick     bool
 	requests []Request
 	gone     int
 	// Step, if not nil, is received from before each chunk of a stream.
@@ -88,6 +89,13 @@ func (e *Engine) SetTokenize(m Mode) {
 	e.tokenize = m
 }
 
+// SetSick has health be answered with 503, whatever requests are answered with.
+func (e *Engine) SetSick(sick bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sick = sick
+}
+
 // Requests are the completions asked for so far.
 func (e *Engine) Requests() []Request {
 	e.mu.Lock()
@@ -105,7 +113,7 @@ func (e *Engine) Gone() int {
 func (e *Engine) health(w http.ResponseWriter, _ *http.Request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.mode == Refuse {
+	if e.mode == Refuse || e.sick {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 }
@@ -216,14 +224,15 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, stream bool, mod
 	fmt.Fprint(w, "data: [DONE]\n\n")
 }
 
+// waitLimit is what only a broken program reaches.
+const waitLimit = time.Minute
+
 // Eventually waits for what has to become true.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for range 4000 {
-		if ok() {
-			return
+	for end := time.Now().Add(waitLimit); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
-	t.Fatalf("never: %s", what)
 }

@@ -1,0 +1,222 @@
+package feed
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/router/zmtp"
+)
+
+// process is an engine process that publishes and has no replay.
+type process struct {
+	t    *testing.T
+	pub  *zmtp.Publisher
+	stop func()
+}
+
+func startProcess(t *testing.T, endpoint string) *process {
+	t.Helper()
+	l, err := zmtp.Listen(t.Context(), endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t}
+	if p.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: quiet()}); err != nil {
+		t.Fatal(err)
+	}
+	p.stop = background(t, p.pub.Run)
+	return p
+}
+
+func (p *process) endpoint() string { return "tcp://" + p.pub.Addr().String() }
+
+// first publishes the process's first batch until it is heard: a subscription takes effect some time after
+// the connection.
+func (p *process) first(f *Engine, events ...[]byte) {
+	p.t.Helper()
+	eventually(p.t, "the first batch", func() bool {
+		p.pub.Publish([]byte("kv"), seqFrame(0), eventBatch(events...))
+		return f.Stats()[0].LastSeq == 0
+	})
+}
+
+// Without replay nothing ever shows that the engine behind a new connection is the process of before.
+func TestALostConnectionWithoutReplayCostsWhatWasKnown(t *testing.T) {
+	one := startProcess(t, "tcp://127.0.0.1:0")
+	x := newMemIndex()
+	o := (&ownEngine{pub: one.pub}).options()
+	f := follow(t, o, x)
+	one.first(f, storedEvent(0, []uint64{1, 2}))
+	if s := f.Stats()[0]; s.State != StateSynced {
+		t.Errorf("%+v", s)
+	}
+	one.stop()
+	eventually(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
+	two := startProcess(t, one.endpoint())
+	eventually(t, "a new connection", func() bool { s := f.Stats()[0]; return s.Connects == 2 && s.State != StateConnecting })
+	if s := f.Stats()[0]; s.State != StateStale || s.LastSeq != -1 {
+		t.Errorf("before anything was heard: %+v", s)
+	}
+	two.first(f, storedEvent(0, []uint64{5}))
+	wantKeys(t, x, 1, keysOf(connector.Scope{}, 5)...)
+	if s := f.Stats()[0]; s.State != StateSynced {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A replay that fails on a new connection leaves the same doubt.
+func TestALostConnectionWhoseReplayFailsCostsWhatWasKnown(t *testing.T) {
+	one := startProcess(t, "tcp://127.0.0.1:0")
+	history, err := zmtp.NewHistory(zmtp.HistoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	replay, err := zmtp.NewReplayServer(listen(t), history, zmtp.ServerOptions{Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopReplay := background(t, replay.Run)
+	x := newMemIndex()
+	f := follow(t, (&ownEngine{pub: one.pub, replay: replay}).options(), x)
+	one.first(f, storedEvent(0, []uint64{1, 2}))
+	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1, 2)...)
+	stopReplay()
+	one.stop()
+	startProcess(t, one.endpoint())
+	eventually(t, "a replay in vain", func() bool { s := f.Stats()[0]; return s.Connects == 2 && s.ReplayFailures > 0 })
+	eventually(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
+	if s := f.Stats()[0]; s.State != StateStale {
+		t.Errorf("%+v", s)
+	}
+}
+
+// An index that is full forgets parents: no rebuild would bring them back for long.
+func TestAFullIndexDoesNotHaveRanksRebuilt(t *testing.T) {
+	one := startProcess(t, "tcp://127.0.0.1:0")
+	x, err := prefix.New(prefix.Options{MaxBlocks: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := x.AddHolder(prefix.GPU, "engine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := (&ownEngine{pub: one.pub}).options()
+	o.Ranks, o.UnknownParentsMax = []Rank{{Holder: h}}, 3
+	f := follow(t, o, x)
+	one.first(f)
+	var prompts, turns [][]byte
+	for n := range uint64(300) {
+		prompts = append(prompts, storedEvent(0, []uint64{n + 1}))
+		turns = append(turns, storedEvent(n+1, []uint64{n + 1001}))
+	}
+	one.pub.Publish([]byte("kv"), seqFrame(1), eventBatch(prompts...))
+	one.pub.Publish([]byte("kv"), seqFrame(2), eventBatch(turns...))
+	one.pub.Publish([]byte("kv"), seqFrame(3), eventBatch())
+	if s := waitSeq(t, f, 3); s.UnknownParents < 100 || s.Resyncs != 0 || s.State != StateSynced {
+		t.Errorf("%+v", s)
+	}
+}
+
+// An engine whose events stay bad is not rebuilt all the time: a replay costs it time.
+func TestRebuildsBecomeRare(t *testing.T) {
+	e, err := NewEngine(EngineOptions{
+		Endpoint: "tcp://127.0.0.1:1", Ranks: []Rank{{Holder: 1}}, BlockSize: testBlockSize, Logger: quiet(),
+	}, newMemIndex())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := e.ranks[0]
+	bad := errors.New("bad")
+	for i, wait := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+		f.seq.applied(uint64(i))
+		f.dirty, f.rebuildAt = bad, time.Now().Add(-time.Millisecond)
+		f.settle(t.Context())
+		if f.dirty != nil || f.stats.Resyncs != uint64(i+1) || f.rebuilds.next != 2*wait*time.Second {
+			t.Errorf("rebuild %d: %d done, waits %+v", i, f.stats.Resyncs, f.rebuilds)
+		}
+	}
+	f.dirty = bad
+	if f.settle(t.Context()); f.dirty == nil || f.stats.Resyncs != 8 {
+		t.Error("a rebuild is followed by another at once")
+	}
+}
+
+// lockedBuffer is a buffer that several goroutines may write to.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) lines() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Split(strings.TrimSpace(l.b.String()), "\n")
+}
+
+// A wrong endpoint shows in the log, but not at every attempt.
+func TestWhatCannotBeReachedIsSaidOnce(t *testing.T) {
+	closed := listen(t)
+	_ = closed.Close()
+	var log lockedBuffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	f := follow(t, EngineOptions{
+		Endpoint: "tcp://" + closed.Addr().String(), Ranks: []Rank{{Holder: 1}}, BlockSize: testBlockSize,
+		ReconnectMin: time.Microsecond, ReconnectMax: time.Millisecond, Logger: logger,
+	}, newMemIndex())
+	r, err := NewResidency(ResidencyOptions{
+		URL: "http://" + closed.Addr().String(), BlockSize: testBlockSize, ReconnectMin: time.Microsecond, ReconnectMax: time.Millisecond,
+		Holder: func(connector.NamespaceDigest, *connector.Manifest) (Holder, bool) { return 1, true }, Logger: logger,
+	}, newMemIndex())
+	if err != nil {
+		t.Fatal(err)
+	}
+	background(t, r.Run)
+	eventually(t, "attempts in vain", func() bool { return f.Stats()[0].Error != "" && r.Stats().Error != "" })
+	time.Sleep(20 * time.Millisecond) // for more of them
+	if lines := log.lines(); len(lines) != 2 {
+		t.Errorf("%d lines: %q", len(lines), lines)
+	}
+}
+
+// The router's own number of a rank is in the logger that it hands to the feed.
+func TestLogLinesNameEachThingOnce(t *testing.T) {
+	one := startProcess(t, "tcp://127.0.0.1:0")
+	closed := listen(t)
+	_ = closed.Close()
+	var log lockedBuffer
+	o := (&ownEngine{pub: one.pub}).options()
+	o.ReplayEndpoint = "tcp://" + closed.Addr().String()
+	o.Logger = slog.New(slog.NewTextHandler(&log, nil)).With("rank", 7)
+	f := follow(t, o, newMemIndex())
+	eventually(t, "a replay in vain", func() bool { return f.Stats()[0].ReplayFailures > 0 })
+	one.stop()
+	eventually(t, "a line of it", func() bool { return strings.Contains(strings.Join(log.lines(), " "), "lost the engine") })
+	quoted, key := regexp.MustCompile(`"(\\.|[^"\\])*"`), regexp.MustCompile(`(\w+)=`)
+	for _, line := range log.lines() {
+		seen := make(map[string]bool)
+		for _, m := range key.FindAllStringSubmatch(quoted.ReplaceAllString(line, ""), -1) {
+			if seen[m[1]] {
+				t.Errorf("%s twice in %s", m[1], line)
+			}
+			seen[m[1]] = true
+		}
+		if !seen["rank"] || !seen["dp_rank"] {
+			t.Errorf("which rank? %s", line)
+		}
+	}
+}

@@ -1,0 +1,105 @@
+package proxy
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/router/registry"
+	"github.com/kvconn/kvconn/router/route"
+	"github.com/kvconn/kvconn/router/service/enginetest"
+)
+
+// spy is a router that notes what it is told.
+type spy struct {
+	Router
+	mu       sync.Mutex
+	requests []route.Request
+	outputs  []int
+}
+
+func (s *spy) Route(ctx context.Context, req *route.Request, d *route.Decision) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	told := *req
+	told.Exclude = slices.Clone(req.Exclude)
+	s.requests = append(s.requests, told)
+	return s.Router.Route(ctx, req, d)
+}
+
+func (s *spy) Output(handle uint64, tokens int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.outputs = append(s.outputs, tokens)
+	return s.Router.Output(handle, tokens)
+}
+
+func newSpied(t *testing.T, engines int, change func(*Options)) (*front, *spy) {
+	s := new(spy)
+	f := newFront(t, engines, func(o *Options) {
+		s.Router = o.Router
+		o.Router = s
+		if change != nil {
+			change(o)
+		}
+	})
+	return f, s
+}
+
+func TestTheRouterIsToldWhatTheRequestSays(t *testing.T) {
+	f, s := newSpied(t, 1, nil)
+	body := `{"model":"m","messages":[{"role":"user","content":"x"}],"cache_salt":"tenant","session_id":"sub","stream":true}`
+	f.post(t, body, ParentHeader, "parent", PinHeader, "0", StrictHeader, "true")
+	f.post(t, `{"model":"m","prompt":[1,2]}`)
+	a, b := s.requests[0], s.requests[1]
+	if a.Model != "m" || a.Scope.Salt != "tenant" || a.Conversation != "parent" || !a.FirstTurn || a.Content == "" || a.Pin != 0 || !a.Strict || a.Silent {
+		t.Errorf("%+v", a)
+	}
+	if b.Scope.Salt != "" || b.Conversation != "" || b.FirstTurn || b.Content != "" || b.Pin >= 0 || b.Strict || !b.Silent || !slices.Equal(b.Tokens, []uint32{1, 2}) {
+		t.Errorf("%+v", b)
+	}
+	if got := f.engines[0].Requests()[0]; got.Header.Get(SessionHeader) != "sub" || got.Header.Get(ParentHeader) != "parent" {
+		t.Errorf("the engine was sent %v", got.Header)
+	}
+}
+
+// Long streams are heard of, lest they be taken for lost.
+func TestTheRouterIsToldThatAStreamGoesOn(t *testing.T) {
+	f, s := newSpied(t, 1, nil)
+	f.engines[0].Step = make(chan struct{})
+	go func() {
+		for i := range 4 {
+			if i == 3 {
+				time.Sleep(outputInterval + 50*time.Millisecond)
+			}
+			f.engines[0].Step <- struct{}{}
+		}
+	}()
+	f.post(t, `{"prompt":[1],"stream":true}`)
+	sum := 0
+	for _, n := range s.outputs {
+		sum += n
+	}
+	if sum != 4 && sum != 5 { // the last event may come with the end
+		t.Errorf("told of %v", s.outputs)
+	}
+}
+
+func TestNoMoreThanSoManyRanksAreTried(t *testing.T) {
+	f, s := newSpied(t, 4, func(o *Options) { o.MaxTries = 2 })
+	for i, e := range f.engines {
+		e.Set(enginetest.Refuse)
+		if err := f.router.Update(registry.Rank{ID: int32(i), Model: "m", Endpoint: e.URL}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if resp, body := f.post(t, `{"prompt":[1]}`); resp.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("%s %s", resp.Status, body)
+	}
+	if len(s.requests) != 2 || len(s.requests[1].Exclude) != 1 {
+		t.Errorf("%+v", s.requests)
+	}
+}

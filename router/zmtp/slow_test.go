@@ -1,0 +1,33 @@
+package zmtp
+
+import (
+	"testing"
+	"time"
+)
+
+func TestWhatWaitsForASlowSubscriberIsBoundedInBytes(t *testing.T) {
+	s := &subscriber{queue: make(chan []byte, 100)}
+	for i, want := range []bool{true, true, false, false} {
+		if got := s.push(make([]byte, 400), 1000); got != want {
+			t.Errorf("message %d: taken %t", i, got)
+		}
+	}
+	if !s.push(make([]byte, 200), 1000) || s.push(make([]byte, 1), 1000) {
+		t.Error("the bound is not 1000 bytes")
+	}
+}
+
+func TestASubscriberThatHasStoppedReadingIsGoneAfterAWhile(t *testing.T) {
+	p := startPublisher(t, ServerOptions{Conn: ConnOptions{WriteTimeout: 20 * time.Millisecond}})
+	stuck, err := DialSub(t.Context(), endpointOf(p.Addr()), "", ConnOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stuck.Close()
+	eventually(t, "a subscription", func() bool { return p.subscribed(1) })
+	payload := make([]byte, 1<<20)
+	eventually(t, "that it is gone", func() bool {
+		p.Publish([]byte("kv"), seqFrame(0), payload)
+		return p.Stats().Subscribers == 0
+	})
+}
