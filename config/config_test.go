@@ -56,7 +56,8 @@ func TestReadFileErrorsSayWhatToDo(t *testing.T) {
 		"max_bytes:":               "max_bytes has no value",
 		"dir: ~":                   "dir has no value",
 		"dir: a\n---\ndir: b":      "more than one document",
-		"just words":               "cannot unmarshal",
+		"just words":               "line 1: want settings",
+		"- dir: a":                 "line 1: want settings",
 		strings.Repeat(" ", 2<<20): "more than",
 	} {
 		if _, err := ReadFile(write(t, text)); err == nil || !strings.Contains(err.Error(), want) {
@@ -65,6 +66,11 @@ func TestReadFileErrorsSayWhatToDo(t *testing.T) {
 	}
 	if _, err := ReadFile("/nowhere"); err == nil {
 		t.Error("a missing file is no error")
+	}
+	for _, text := range []string{"", "# nothing", "~"} {
+		if values, err := ReadFile(write(t, text)); err != nil || len(values) > 0 {
+			t.Errorf("%q: %v, %v", text, values, err)
+		}
 	}
 }
 
@@ -80,6 +86,7 @@ func TestValidate(t *testing.T) {
 		"staging":                   func(s *Serve) { s.SaveStagingBytes = -1 },
 		"min_offer_tokens":          func(s *Serve) { s.MinOfferTokens = -1 },
 		"no address":                func(s *Serve) { s.HTTP = "localhost" },
+		"127.0.0.1:65536":           func(s *Serve) { s.HTTP = "127.0.0.1:65536" },
 		"not loopback":              func(s *Serve) { s.HTTP = "0.0.0.0:80" },
 		"host_bytes":                func(s *Serve) { s.HostBytes = 1 << 20 },
 		"prefill_tokens":            func(s *Serve) { s.PrefillTokensPerS = -1 },

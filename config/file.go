@@ -1,11 +1,8 @@
 package config
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"reflect"
 	"slices"
 	"sort"
@@ -33,19 +30,11 @@ func Key(flag string) string { return strings.ReplaceAll(flag, "-", "_") }
 // ReadFile reads a YAML file of settings and returns their values as text, by key. A key
 // that the schema does not have is an error that names the nearest one.
 func ReadFile(path string) (map[string]string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("configuration file: %w", err)
+	b, err := readBounded(path)
+	var values map[string]string
+	if err == nil {
+		values, err = parse(b)
 	}
-	defer func() { _ = f.Close() }()
-	b, err := io.ReadAll(io.LimitReader(f, MaxFileBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("configuration file %s: %w", path, err)
-	}
-	if len(b) > MaxFileBytes {
-		return nil, fmt.Errorf("configuration file %s: more than %d bytes", path, MaxFileBytes)
-	}
-	values, err := parse(b)
 	if err != nil {
 		return nil, fmt.Errorf("configuration file %s: %w", path, err)
 	}
@@ -53,13 +42,9 @@ func ReadFile(path string) (map[string]string, error) {
 }
 
 func parse(b []byte) (map[string]string, error) {
-	var nodes map[string]yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(b))
-	if err := dec.Decode(&nodes); err != nil && !errors.Is(err, io.EOF) { // EOF: an empty file
+	nodes, err := parseNodes(b)
+	if err != nil {
 		return nil, err
-	}
-	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, errors.New("more than one document")
 	}
 	known := keys()
 	values := make(map[string]string, len(nodes))

@@ -23,10 +23,10 @@ type Router struct {
 	Ranks            []string      `name:"rank" env:"KVCONN_ROUTER_RANKS" sep:";" placeholder:"FIELDS" help:"A rank, such as 'id=0,model=m,endpoint=http://10.0.0.1:8000,events=tcp://10.0.0.1:5557'. May be given several times. The file's list 'ranks' goes before."`
 	Policy           string        `name:"policy" env:"KVCONN_ROUTER_POLICY" default:"cost" placeholder:"NAME" help:"cost, kv-aware, load, round-robin, conversation or serve-kv-aware; first-turn/NAME and conversation/NAME put these in front of another (default cost)."`
 	Placement        string        `name:"placement" env:"KVCONN_ROUTER_PLACEMENT" default:"round-robin" enum:"round-robin,least-queued,least-tokens" help:"Where the policy conversation places new ones: round-robin, least-queued or least-tokens."`
-	Beta             float64       `name:"beta" env:"KVCONN_ROUTER_BETA" default:"0" placeholder:"N" help:"Weight of load in the policy kv-aware. Default: 1."`
-	MatchRate        float64       `name:"match-rate" env:"KVCONN_ROUTER_MATCH_RATE" default:"0" placeholder:"N" help:"Part of the prompt that the best rank must have for matches to count in the policy kv-aware. Default: 0.1."`
-	DecodeWeight     float64       `name:"decode-weight" env:"KVCONN_ROUTER_DECODE_WEIGHT" default:"0" placeholder:"N" help:"What the policy cost charges for decode load. Default: 0.1."`
-	BalanceWeight    float64       `name:"balance-weight" env:"KVCONN_ROUTER_BALANCE_WEIGHT" default:"0" placeholder:"N" help:"What the policy cost charges for more recent work than others have had. Default: 4."`
+	Beta             float64       `name:"beta" env:"KVCONN_ROUTER_BETA" default:"1" placeholder:"N" help:"Weight of load in the policy kv-aware (default 1)."`
+	MatchRate        float64       `name:"match-rate" env:"KVCONN_ROUTER_MATCH_RATE" default:"0.1" placeholder:"N" help:"Part of the prompt that the best rank must have for matches to count in the policy kv-aware (default 0.1)."`
+	DecodeWeight     float64       `name:"decode-weight" env:"KVCONN_ROUTER_DECODE_WEIGHT" default:"0.1" placeholder:"N" help:"What the policy cost charges for decode load; 0: nothing (default 0.1)."`
+	BalanceWeight    float64       `name:"balance-weight" env:"KVCONN_ROUTER_BALANCE_WEIGHT" default:"4" placeholder:"N" help:"What the policy cost charges for more recent work than others have had; 0: nothing (default 4)."`
 	OverlapLoads     bool          `name:"overlap-loads" env:"KVCONN_ROUTER_OVERLAP_LOADS" help:"The engines load a prefix while they compute other prompts."`
 	AssumeKVReuse    bool          `name:"assume-kv-reuse" env:"KVCONN_ROUTER_ASSUME_KV_REUSE" help:"Requests on a rank with equal prefixes share them while decoding (cascade attention)."`
 	PredictTTL       time.Duration `name:"predict-ttl" env:"KVCONN_ROUTER_PREDICT_TTL" default:"5s" help:"How long what was just routed counts as cached while the engine's events are on their way."`
@@ -37,7 +37,7 @@ type Router struct {
 	MaxBodyBytes     Bytes         `name:"max-body-bytes" env:"KVCONN_ROUTER_MAX_BODY_BYTES" default:"64MiB" placeholder:"SIZE" help:"Largest request (default 64MiB)."`
 	TokenizeTimeout  time.Duration `name:"tokenize-timeout" env:"KVCONN_ROUTER_TOKENIZE_TIMEOUT" default:"2s" help:"Time in which an engine must have tokenized a prompt; then load alone decides."`
 	MaxTries         int           `name:"max-tries" env:"KVCONN_ROUTER_MAX_TRIES" default:"3" placeholder:"N" help:"Ranks that are tried for a request until the first byte of its answer (default 3)."`
-	FirstByteTimeout time.Duration `name:"first-byte-timeout" env:"KVCONN_ROUTER_FIRST_BYTE_TIMEOUT" default:"5m" help:"Time that a rank has until the first byte, waiting included."`
+	FirstByteTimeout time.Duration `name:"first-byte-timeout" env:"KVCONN_ROUTER_FIRST_BYTE_TIMEOUT" default:"5m" help:"Time that a rank has until the first byte, waiting included; until the whole answer if it is not streamed."`
 	StreamTimeout    time.Duration `name:"stream-timeout" env:"KVCONN_ROUTER_STREAM_TIMEOUT" default:"2m" help:"Time that an answer may stand still."`
 	HealthPath       string        `name:"health-path" env:"KVCONN_ROUTER_HEALTH_PATH" default:"/health" placeholder:"PATH" help:"What engines are asked to see whether they are well (default /health)."`
 	HealthInterval   time.Duration `name:"health-interval" env:"KVCONN_ROUTER_HEALTH_INTERVAL" default:"5s" help:"How often. 0: never, all ranks count as well."`

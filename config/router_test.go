@@ -68,7 +68,7 @@ func TestRouterFileErrorsSayWhatToDo(t *testing.T) {
 		"policy: [a]":              "single value",
 		"policy:":                  "no value",
 		"http: a\n---\nhttp: b":    "more than one document",
-		"just words":               "cannot unmarshal",
+		"just words":               "line 1: want settings",
 		strings.Repeat(" ", 2<<20): "more than",
 	} {
 		if _, _, err := ReadRouterFile(write(t, text)); err == nil || !strings.Contains(err.Error(), want) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -26,13 +27,27 @@ func readBounded(path string) ([]byte, error) {
 
 // parseNodes reads the keys of one YAML document.
 func parseNodes(b []byte) (map[string]yaml.Node, error) {
-	var nodes map[string]yaml.Node
+	var document yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(b))
-	if err := dec.Decode(&nodes); err != nil && !errors.Is(err, io.EOF) { // EOF: an empty file
+	if err := dec.Decode(&document); errors.Is(err, io.EOF) { // an empty file
+		return nil, nil
+	} else if err != nil {
 		return nil, err
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return nil, errors.New("more than one document")
 	}
-	return nodes, nil
+	root := &document
+	if root.Kind == yaml.DocumentNode {
+		root = root.Content[0]
+	}
+	if root.Kind != yaml.MappingNode && root.Tag != "!!null" {
+		return nil, fmt.Errorf("line %d: want settings, one 'key: value' a line", root.Line)
+	}
+	var nodes map[string]yaml.Node
+	err := root.Decode(&nodes)
+	if wrong := new(yaml.TypeError); errors.As(err, &wrong) {
+		err = errors.New(strings.Join(wrong.Errors, "; "))
+	}
+	return nodes, err
 }

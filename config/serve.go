@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 )
 
@@ -21,7 +22,7 @@ type Serve struct {
 	HTTPRemote        bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. There is no authentication."`
 	MaxBytes          Bytes         `name:"max-bytes" env:"KVCONN_MAX_BYTES" default:"0B" placeholder:"SIZE" help:"Hard cap of disk use, everything included, such as 500GB. Default: 80% of what is free when the store is made."`
 	LoadTimeout       time.Duration `name:"load-timeout" env:"KVCONN_LOAD_TIMEOUT" default:"10s" help:"Time in which every load ends; what is missing then is recomputed."`
-	HostBytes         Bytes         `name:"host-bytes" env:"KVCONN_HOST_BYTES" default:"0B" placeholder:"SIZE" help:"Memory of the host tier: staging of all loads and saves, and cached records. Default: an eighth of the machine's memory, 512MiB to 16GiB."`
+	HostBytes         Bytes         `name:"host-bytes" env:"KVCONN_HOST_BYTES" default:"0B" placeholder:"SIZE" help:"Memory of the host tier: staging of all loads and saves, and cached records. Default: an eighth of the memory of machine or cgroup, 512MiB to 16GiB, half of it at most."`
 	LoadStagingBytes  Bytes         `name:"load-staging-bytes" env:"KVCONN_LOAD_STAGING_BYTES" default:"64MiB" placeholder:"SIZE" help:"What one rank's loads may take of the host tier (default 64MiB)."`
 	SaveStagingBytes  Bytes         `name:"save-staging-bytes" env:"KVCONN_SAVE_STAGING_BYTES" default:"256MiB" placeholder:"SIZE" help:"What one rank's saves may take of the host tier; what does not fit is dropped (default 256MiB)."`
 	ScrubBytesPerS    Bytes         `name:"scrub-bytes-per-s" env:"KVCONN_SCRUB_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Rate at which records are verified in the background. Default: none."`
@@ -128,9 +129,12 @@ func (s *Serve) validatePprof() error {
 
 // isLoopback reports whether an address, HOST:PORT, can be reached from this machine only.
 func isLoopback(addr string) (bool, error) {
-	host, _, err := net.SplitHostPort(addr)
+	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return false, err
+	}
+	if n, err := strconv.Atoi(port); err == nil && (n < 0 || n > math.MaxUint16) {
+		return false, fmt.Errorf("there is no port %d", n)
 	}
 	ip := net.ParseIP(host)
 	return host == "localhost" || (ip != nil && ip.IsLoopback()), nil

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/kvconn/kvconn/config"
 	"github.com/kvconn/kvconn/store/storebench"
@@ -28,6 +30,11 @@ type benchStoreCmd struct {
 	TotalBytes  config.Bytes `name:"total-bytes" default:"1GiB" placeholder:"SIZE" help:"Bytes that each round reads and writes (default 1GiB)."`
 	Rounds      int          `name:"rounds" default:"5" placeholder:"N" help:"Rounds of raw and store measurements in turn; medians count (default 5)."`
 	JSON        bool         `name:"json" help:"Print the result as JSON."`
+}
+
+// Validate reports what cannot be measured.
+func (c *benchStoreCmd) Validate() error {
+	return wantPositive(map[string]int64{"record-bytes": int64(c.RecordBytes), "total-bytes": int64(c.TotalBytes), "rounds": int64(c.Rounds)})
 }
 
 // Run measures raw device and store in turn.
@@ -62,6 +69,11 @@ type benchIndexCmd struct {
 	JSON    bool   `name:"json" help:"Print the result as JSON."`
 }
 
+// Validate reports what cannot be measured.
+func (c *benchIndexCmd) Validate() error {
+	return wantPositive(map[string]int64{"records": int64(c.Records)})
+}
+
 // Run builds an index in a temporary directory and measures it.
 func (c *benchIndexCmd) Run(ctx context.Context, std *streams) error {
 	bar := newProgress(std.err, "building the index")
@@ -83,6 +95,16 @@ open after clean stop     %.3f s
 open after kill -9        %.3f s
 `, r.Records, r.Chain, 1e3*r.LookupSeconds, 1e3*r.LookupP99Seconds, r.BytesPerRecord, r.JournalBytesPerRecord, r.OpenCleanSeconds, r.OpenKilledSeconds)
 	return err
+}
+
+// wantPositive reports the first of the flags, by name, whose value is not positive.
+func wantPositive(flags map[string]int64) error {
+	for _, name := range slices.Sorted(maps.Keys(flags)) {
+		if flags[name] < 1 {
+			return fmt.Errorf("--%s is %d: must be positive", name, flags[name])
+		}
+	}
+	return nil
 }
 
 func orTempDir(dir string) string {

@@ -26,6 +26,11 @@ type leaderResult struct {
 	RTTP50S   float64          `json:"rtt_p50_s"`
 }
 
+// Validate reports what cannot be measured.
+func (c *benchLeaderCmd) Validate() error {
+	return wantPositive(map[string]int64{"records": int64(c.Records), "tokens": int64(c.Tokens), "calls": int64(c.Calls)})
+}
+
 // Run measures calls between two processes, then matches.
 func (c *benchLeaderCmd) Run(ctx context.Context, std *streams) error {
 	executable, err := os.Executable()

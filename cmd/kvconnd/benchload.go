@@ -18,6 +18,13 @@ type benchLoadCmd struct {
 	JSON       bool         `name:"json" help:"Print the result as JSON."`
 }
 
+// Validate reports what cannot be measured.
+func (c *benchLoadCmd) Validate() error {
+	return wantPositive(map[string]int64{
+		"layer-bytes": int64(c.LayerBytes), "layers": int64(c.Layers), "total-bytes": int64(c.TotalBytes), "rounds": int64(c.Rounds),
+	})
+}
+
 // Run measures loads into engine memory beside raw reads and plain copies.
 func (c *benchLoadCmd) Run(ctx context.Context, std *streams) error {
 	r, err := workerbench.Load(ctx, workerbench.LoadOptions{

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"reflect"
 	"slices"
@@ -74,11 +75,15 @@ func (r *settingsResolver) read(ctx *kong.Context, flag *kong.Flag) error {
 		return nil
 	}
 	values, err := config.ReadFile(r.path)
-	if err == nil {
-		r.values = values
+	if err != nil {
+		return fileError{err}
 	}
-	return err
+	r.values = values
+	return nil
 }
+
+// fileError is about the file as a whole, and not the flag that happened to ask for it.
+type fileError struct{ error }
 
 // source says where the value of a flag comes from, once the command line is parsed.
 func (r *settingsResolver) source(ctx *kong.Context, name string) config.Source {
@@ -114,9 +119,22 @@ func checkEnvironment(ctx *kong.Context) error {
 	return config.CheckEnvironment(os.Environ(), known)
 }
 
-// explain adds the nearest flag to an error about an unknown one.
-func explain(err *kong.ParseError) string {
+// explain adds the nearest flag to an error about an unknown one, and its source to one
+// about a value that was not given as a flag.
+func explain(err *kong.ParseError, resolver *settingsResolver) string {
+	if of := (fileError{}); errors.As(err, &of) {
+		return of.Error()
+	}
 	text := err.Error()
+	if name, ok := strings.CutPrefix(text, "--"); ok && err.Context != nil {
+		name = name[:strings.IndexAny(name+" ", " :=")]
+		switch s := resolver.source(err.Context, name); {
+		case s.Kind == config.FromFile:
+			return text + " (" + config.Key(name) + " in " + s.Name + ")"
+		case s.Kind == config.FromEnvironment && !strings.Contains(text, s.Name):
+			return text + " (from " + s.Name + ")"
+		}
+	}
 	given, ok := strings.CutPrefix(text, "unknown flag ")
 	if !ok || err.Context == nil || strings.Contains(text, "did you mean") {
 		return text

@@ -9,6 +9,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/daemon"
 )
 
 // configCmd is `kvconnd config`.
@@ -39,6 +40,9 @@ daemon would run with. The exit status is not 0 if it would refuse to.`
 func (c *configShowCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *streams) error {
 	settings := config.Serve(c.Serve)
 	settings.EnsureDefaults()
+	if settings.HostBytes == 0 {
+		settings.HostBytes = config.Bytes(daemon.DefaultHostBytes())
+	}
 	list := settings.Settings(func(flag string) config.Source { return resolver.source(ctx, flag) })
 	err := errors.Join(printSettings(std.out, list, c.JSON), checkSettings(ctx, &settings))
 	if settings.Router == "" {
@@ -73,7 +77,12 @@ func printSettings(out io.Writer, list []config.Setting, asJSON bool) error {
 
 // checkSettings reports what `serve` refuses.
 func checkSettings(ctx *kong.Context, s *config.Serve) error {
-	if err := errors.Join(checkEnvironment(ctx), s.Validate()); err != nil {
+	var room error
+	if memory := config.Bytes(daemon.MemoryBytes()); s.HostBytes > memory {
+		// It is taken bit by bit: the daemon would be killed when it is needed.
+		room = fmt.Errorf("host_bytes is %s: there are %s of memory, in this machine or container", s.HostBytes, memory)
+	}
+	if err := errors.Join(checkEnvironment(ctx), s.Validate(), room); err != nil {
 		return fmt.Errorf("settings: %w", err)
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/daemon"
 )
 
 func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
@@ -35,6 +36,7 @@ func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
 	for key, want := range map[string]string{
 		"dir": "/from-file | file " + file, "socket": "/from-env.sock | environment KVCONN_SOCKET", "load_timeout": "3s | file " + file,
 		"max_bytes": "1GiB | flag --max-bytes", "log_level": "info | default", "stop_timeout": "25s | default",
+		"host_bytes": config.Bytes(daemon.DefaultHostBytes()).String() + " | default", // not 0: what it would run with
 	} {
 		if got[key] != want {
 			t.Errorf("%s: %q, want %q", key, got[key], want)
@@ -51,6 +53,12 @@ func TestConfigShowPrintsAndRefusesWhatServeRefuses(t *testing.T) {
 	status, out, errs := kvconnd("config", "show", "--dir", "/d", "--pprof", "0.0.0.0:6060", "--http-remote")
 	if status == 0 || !strings.Contains(out, "0.0.0.0:6060") || !strings.Contains(errs, "not loopback") {
 		t.Errorf("status %d, %q\n%s", status, errs, out)
+	}
+	// Memory that there is not would be missed when it is needed.
+	for _, command := range []string{"serve", "config"} {
+		if status, _, errs := kvconnd(command, "--dir", "/d", "--host-bytes", "4000TiB"); status == 0 || !strings.Contains(errs, "host_bytes is 4000TiB: there are") {
+			t.Errorf("%s: status %d, %q", command, status, errs)
+		}
 	}
 }
 
@@ -75,6 +83,36 @@ func TestUnknownSettingNamesTheNearest(t *testing.T) {
 		if status, _, errs := kvconnd(command, "--dir", dir); status == 0 || !strings.Contains(errs, "KVCONN_LOAD_TIMEUOT, did you mean KVCONN_LOAD_TIMEOUT?") {
 			t.Errorf("%s: status %d, %q", command, status, errs)
 		}
+	}
+}
+
+// Whoever wrote the value finds it again: the error names the file or the variable, and no
+// flag that was not given.
+func TestSettingOfTheWrongTypeNamesItsSource(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kvconnd.yaml")
+	for text, want := range map[string]string{
+		"load_timeout: soon": "(load_timeout in " + file + ")",
+		"max_bytes: lots":    "(max_bytes in " + file + ")",
+		"log_level: loud":    "(log_level in " + file + ")",
+		"prompts_only: 3":    "(prompts_only in " + file + ")",
+		"max_byte: 1":        "kvconnd: configuration file " + file + ": unknown key",
+		"- 1":                "kvconnd: configuration file " + file + ": line 1: want settings",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, command := range []string{"serve", "config"} {
+			if status, out, errs := kvconnd(command, "--config", file); status == 0 || out != "" || !strings.Contains(errs, want) {
+				t.Errorf("%s with %q: status %d, %q; want %q", command, text, status, errs, want)
+			}
+		}
+	}
+	t.Setenv("KVCONN_LOG_LEVEL", "loud")
+	if _, _, errs := kvconnd("serve", "--dir", "d"); !strings.Contains(errs, "(from KVCONN_LOG_LEVEL)") {
+		t.Errorf("variable: %q", errs)
+	}
+	if _, _, errs := kvconnd("serve", "--dir", "d", "--log-level", "louder"); strings.Contains(errs, "(") {
+		t.Errorf("flag: %q", errs)
 	}
 }
 

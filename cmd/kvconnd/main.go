@@ -53,7 +53,8 @@ func run(args []string, std *streams) int {
 	context.AfterFunc(ctx, stop)
 
 	exit := -1
-	parser, err := newParser(ctx, new(cli), std, func(code int) { exit = code })
+	resolver := newSettingsResolver()
+	parser, err := newResolvingParser(ctx, new(cli), std, resolver, func(code int) { exit = code })
 	if err != nil {
 		return fail(std, err)
 	}
@@ -64,7 +65,7 @@ func run(args []string, std *streams) int {
 	if err != nil {
 		var usage *kong.ParseError
 		if errors.As(err, &usage) {
-			fmt.Fprintf(std.err, "kvconnd: %v\nTry 'kvconnd --help', or --help behind a command.\n", explain(usage))
+			fmt.Fprintf(std.err, "kvconnd: %v\nTry 'kvconnd --help', or --help behind a command.\n", explain(usage, resolver))
 			return exitUsage
 		}
 		return fail(std, err)
@@ -78,7 +79,13 @@ func run(args []string, std *streams) int {
 // newParser returns the parser of command lines into c. exit is called by --help and
 // --version, after which parsing goes on.
 func newParser(ctx context.Context, c *cli, std *streams, exit func(code int)) (*kong.Kong, error) {
-	resolver := newSettingsResolver()
+	return newResolvingParser(ctx, c, std, newSettingsResolver(), exit)
+}
+
+// newResolvingParser is newParser with a resolver that the caller asks for sources.
+func newResolvingParser(
+	ctx context.Context, c *cli, std *streams, resolver *settingsResolver, exit func(code int),
+) (*kong.Kong, error) {
 	return kong.New(c,
 		kong.Name("kvconnd"),
 		kong.Description("Keeps the KV cache of LLM engines on local disk, across restarts and engines."),

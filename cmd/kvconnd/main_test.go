@@ -48,6 +48,10 @@ func TestUsageErrorsSayWhatToDo(t *testing.T) {
 		"this machine alone":       {"serve", "--dir", "d", "--pprof", "10.0.0.1:1"},
 		"is no size":               {"serve", "--dir", "d", "--max-bytes", "lots"},
 		"must be one of":           {"serve", "--dir", "d", "--log-level", "loud"},
+		"--layers is 0":            {"bench", "load", "--layers", "0"},
+		"--record-bytes is 0":      {"bench", "store", "--record-bytes", "0"},
+		"--records is -5":          {"bench", "index", "--records=-5"},
+		"--calls is 0":             {"bench", "leader", "--calls", "0"},
 		"http_remote":              {"serve", "--dir", "d", "--http", "0.0.0.0:1"},
 		"is kvconnd serve running": {"status", "--http", "127.0.0.1:1"},
 		"no daemon serves":         {"status", "--dir", t.TempDir()},
@@ -121,6 +125,9 @@ func TestDemo(t *testing.T) {
 		t.Skip("the demo's model takes half a minute")
 	}
 	t.Setenv(beKvconnd, "1")
+	// Of another daemon, and no business of the demo's.
+	t.Setenv("KVCONN_MIN_OFFER_TOKENS", "100000")
+	t.Setenv(configFileEnv, "/nowhere.yaml")
 	keep := filepath.Join(t.TempDir(), "store")
 	status, out, errs := kvconnd("demo", "--json", "--keep", keep)
 	if status != 0 {

@@ -16,7 +16,7 @@ import (
 type replayCmd struct {
 	Trace string `arg:"" placeholder:"TRACE" help:"Trace file, one JSON object a line: timestamp, input_length, output_length, hash_ids. - for standard input."`
 
-	Policies      []string      `name:"policies" default:"round-robin,load,kv-aware,kv-aware-gpu,conversation,first-turn,cost" placeholder:"A,B" help:"Routing policies to compare: round-robin, load, kv-aware, kv-aware-gpu, conversation, first-turn, cost, first-turn/NAME (default: all)."`
+	Policies      []string      `name:"policies" default:"round-robin,load,kv-aware,kv-aware-gpu,conversation,first-turn,cost" placeholder:"A,B" help:"Routing policies to compare: round-robin, load, kv-aware, kv-aware-gpu, conversation, first-turn, cost (default: all these), serve-kv-aware, first-turn/NAME, conversation/NAME."`
 	BlockTokens   int           `name:"block-tokens" default:"512" placeholder:"N" help:"Tokens of a block in the trace (default 512)."`
 	TimestampUnit time.Duration `name:"timestamp-unit" default:"1ms" placeholder:"D" help:"What the trace's timestamps count (default 1ms)."`
 
@@ -159,7 +159,7 @@ func (c *replayCmd) options() replay.Options {
 }
 
 // orNone returns v, and for 0 the -1 that stands for none in options.
-func orNone[T int | time.Duration](v T) T {
+func orNone[T int | time.Duration | float64](v T) T {
 	if v == 0 {
 		return -1
 	}

@@ -62,6 +62,26 @@ func TestReplayDefaults(t *testing.T) {
 	}
 }
 
+// Every flag reaches the simulation.
+func TestReplayFlagsAreTheSetup(t *testing.T) {
+	status, out, errs := kvconnd("replay", smallTrace, "--json", "--policies", "load", "--ranks", "4", "--nodes", "2", "--gpu-blocks", "11", "--disk-blocks", "12",
+		"--object-blocks", "13", "--prefill-tokens-per-s", "14", "--bytes-per-token", "15", "--disk-bytes-per-s", "16", "--object-bytes-per-s", "17",
+		"--save-bytes-per-s", "18MB", "--disk-delay", "19s", "--object-delay", "20s", "--decode-token-time", "21s", "--max-running", "22", "--overlap-loads",
+		"--always-load", "--speed", "23", "--spread", "24s", "--sequential", "--full-blocks-only", "--seed", "25")
+	var r replay.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil || status != 0 {
+		t.Fatalf("status %d, %v, %s", status, err, errs)
+	}
+	want := replay.Setup{
+		Ranks: 4, Nodes: 2, GPUBlocks: 11, DiskBlocks: 12, ObjectBlocks: 13, PrefillTokensPerS: 14, BytesPerToken: 15, DiskBytesPerS: 16, ObjectBytesPerS: 17,
+		SaveBytesPerS: 18e6, DiskDelaySeconds: 19, ObjectDelay: 20, DecodeTokenTime: 21, MaxRunning: 22, OverlapLoads: true, AlwaysLoad: true,
+		Speed: 23, SpreadSeconds: 24, Sequential: true, FullBlocksOnly: true, Seed: 25,
+	}
+	if r.Setup != want {
+		t.Errorf("%+v\nwant %+v", r.Setup, want)
+	}
+}
+
 func TestReplayReadsStandardInput(t *testing.T) {
 	var out, errs bytes.Buffer
 	in := `{"timestamp": 1, "input_length": 20, "output_length": 1, "hash_ids": [3, 4]}`

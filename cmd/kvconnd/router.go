@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os/signal"
+	"syscall"
 
 	"github.com/alecthomas/kong"
 	"golang.org/x/sync/errgroup"
@@ -44,6 +46,8 @@ func (c *routerCmd) BeforeResolve(ctx *kong.Context) error {
 
 // Run routes until the context ends.
 func (c *routerCmd) Run(ctx context.Context, command *kong.Context, std *streams) error {
+	signal.Ignore(syscall.SIGPIPE) // as in serve
+	defer signal.Reset(syscall.SIGPIPE)
 	if err := checkEnvironment(command); err != nil {
 		return fmt.Errorf("settings: %w", err)
 	}
@@ -75,7 +79,9 @@ func (c *routerCmd) options(log *slog.Logger) (service.Options, error) {
 	if _, err := route.NewPolicy(o.Policy); err != nil {
 		return o, err
 	}
-	return o, nil
+	checked := o
+	checked.EnsureDefaults()
+	return o, checked.Validate()
 }
 
 // ranks are those of the file, then those of flags.
@@ -100,8 +106,8 @@ func (c *routerCmd) ranks() (list []registry.Rank, err error) {
 func (c *routerCmd) policy() route.PolicyOptions {
 	o := route.PolicyOptions{
 		Name:    c.Policy,
-		Cost:    policy.CostOptions{DecodeWeight: c.DecodeWeight, BalanceWeight: c.BalanceWeight, OverlapLoads: c.OverlapLoads},
-		KVAware: policy.KVAwareOptions{Beta: c.Beta, MatchRate: c.MatchRate},
+		Cost:    policy.CostOptions{DecodeWeight: orNone(c.DecodeWeight), BalanceWeight: orNone(c.BalanceWeight), OverlapLoads: c.OverlapLoads},
+		KVAware: policy.KVAwareOptions{Beta: orNone(c.Beta), MatchRate: orNone(c.MatchRate)},
 	}
 	switch c.Placement {
 	case "least-queued":

@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/service/enginetest"
 )
 
@@ -66,6 +69,40 @@ ranks: [{model: m, endpoint: "http://a:1"}]
 	}
 }
 
+// Every flag reaches the service.
+func TestRouterFlagsAreTheOptions(t *testing.T) {
+	c := new(cli)
+	p, err := newParser(t.Context(), c, &streams{out: io.Discard, err: io.Discard}, func(int) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Parse([]string{
+		"router", "--http", "127.0.0.1:1", "--engine-key", "key", "--policy", "conversation/cost", "--placement", "least-tokens", "--beta", "2", "--match-rate", "0.3",
+		"--decode-weight", "4", "--balance-weight", "5", "--overlap-loads", "--assume-kv-reuse", "--predict-ttl", "6s", "--approximate-ttl", "7s", "--request-ttl", "8s",
+		"--index-bytes", "9MiB", "--max-prompt-tokens", "10", "--max-body-bytes", "11", "--tokenize-timeout", "12s", "--max-tries", "13", "--first-byte-timeout", "14s",
+		"--stream-timeout", "15s", "--health-path", "/16", "--health-interval", "0s", "--drain-timeout", "18s",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	o, err := c.Router.options(newLogger(&streams{err: io.Discard}, "info", "text"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, ok := range map[string]bool{
+		"addresses and keys": o.HTTP == "127.0.0.1:1" && o.Token == "" && o.EngineKey == "key",
+		"the policy": o.Policy.Name == "conversation/cost" && o.Policy.Conversation.Placement == policy.PlaceLeastTokens &&
+			o.Policy.KVAware == policy.KVAwareOptions{Beta: 2, MatchRate: 0.3} && o.Policy.Cost == policy.CostOptions{DecodeWeight: 4, BalanceWeight: 5, OverlapLoads: true},
+		"decisions": o.Route.Load.AssumeKVReuse && o.Route.Load.TTL == 8*time.Second && o.Route.PredictTTL == 6*time.Second && o.Route.ApproximateTTL == 7*time.Second &&
+			o.Route.Index.MaxBytes == 9<<20 && o.Route.MaxPromptTokens == 10,
+		"the proxy":          o.MaxBodyBytes == 11 && o.TokenizeTimeout == 12*time.Second && o.MaxTries == 13 && o.FirstByteTimeout == 14*time.Second && o.IdleTimeout == 15*time.Second,
+		"health and the end": o.HealthPath == "/16" && o.HealthInterval < 0 && o.DrainTimeout == 18*time.Second,
+	} {
+		if !ok {
+			t.Errorf("%s: %+v", what, o)
+		}
+	}
+}
+
 func TestRouterUsageErrorsSayWhatToDo(t *testing.T) {
 	for want, args := range map[string][]string{
 		"set a token":        {"router", "--http", "0.0.0.0:1"},
@@ -75,6 +112,7 @@ func TestRouterUsageErrorsSayWhatToDo(t *testing.T) {
 		"rank \"id=1\"":      {"router", "--rank", "id=1"},
 		"model is empty":     {"router", "--config", routerFileOf(t, "ranks: [{id: 1}]")},
 		"unknown field":      {"router", "--config", routerFileOf(t, "ranks: [{nods: x}]")},
+		"the engines' key":   {"router", "--config", routerFileOf(t, "engine_key: \"key\\n\"")},
 		"must be one of":     {"router", "--placement", "best"},
 		"the rank exists":    {"router", "--http", "127.0.0.1:0", "--rank", "id=0,model=m,endpoint=http://a", "--rank", "id=0,model=m,endpoint=http://a"},
 	} {
@@ -84,15 +122,19 @@ func TestRouterUsageErrorsSayWhatToDo(t *testing.T) {
 	}
 }
 
-// freePort is a port of this machine that was free a moment ago.
+// freePort is a port of this machine that was free a moment ago. It is none of those that
+// Linux hands out, so that no other test is given it meanwhile.
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(10_000)))
+		if err == nil {
+			defer func() { _ = l.Close() }()
+			return l.Addr().String()
+		}
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	t.Fatal("no port is free")
+	return ""
 }
 
 // get returns what an address answers, "" if nothing.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/alecthomas/kong"
 
@@ -29,6 +31,10 @@ second one at once. Under systemd use Type=notify: readiness, state and watchdog
 
 // Run serves until the context ends.
 func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams) error {
+	// Who reads the log may end first, as tee does of the same Ctrl-C: no reason not to stop
+	// in order.
+	signal.Ignore(syscall.SIGPIPE)
+	defer signal.Reset(syscall.SIGPIPE)
 	c.EnsureDefaults()
 	if err := checkSettings(command, &c.Serve); err != nil {
 		return err

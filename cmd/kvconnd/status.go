@@ -1,13 +1,16 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 
@@ -63,21 +66,24 @@ func (c *statusCmd) Run(ctx context.Context, std *streams) error {
 // fetch asks the daemon, wherever it is now: one that was restarted on a free port is found
 // again by its directory.
 func (c *statusCmd) fetch(ctx context.Context) (*daemon.Status, error) {
-	addr := c.HTTP
 	switch {
-	case addr != "":
+	case c.HTTP != "":
+		return daemon.FetchStatus(ctx, c.HTTP)
 	case c.Dir == "":
-		addr = "127.0.0.1:9477"
-	default:
-		info, err := daemon.ReadInfo(c.Dir)
-		if err != nil {
-			return nil, err
-		}
-		if addr = info.HTTP; addr == "" {
-			return nil, fmt.Errorf("the daemon that serves %s has no HTTP interface (http: off)", c.Dir)
-		}
+		return daemon.FetchStatus(ctx, "127.0.0.1:9477")
 	}
-	return daemon.FetchStatus(ctx, addr)
+	info, err := daemon.ReadInfo(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if info.HTTP == "" {
+		return nil, fmt.Errorf("the daemon that serves %s has no HTTP interface (http: off)", c.Dir)
+	}
+	s, err := daemon.FetchStatus(ctx, info.HTTP)
+	if err == nil && s.Epoch != info.Epoch { // the address has another daemon now
+		return nil, fmt.Errorf("no daemon serves %s: the one with process %d was killed", c.Dir, info.PID)
+	}
+	return s, err
 }
 
 // watch shows the status until ctx ends. A daemon that does not answer is shown as such: it
@@ -86,16 +92,16 @@ func (c *statusCmd) watch(ctx context.Context, out io.Writer) error {
 	tick := time.NewTicker(c.Interval)
 	defer tick.Stop()
 	var before *daemon.Status
-	clear := ""
-	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		clear = "\x1b[H\x1b[2J\x1b[3J" // cursor home, clear screen and what was scrolled off
-	}
 	for {
 		s, err := c.fetch(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if err := c.show(out, clear, s, before, err); err != nil {
+		var look bytes.Buffer
+		if err := c.show(&look, s, before, err); err != nil {
+			return err
+		}
+		if err := c.draw(out, look.String()); err != nil {
 			return err
 		}
 		before = s
@@ -107,16 +113,41 @@ func (c *statusCmd) watch(ctx context.Context, out io.Writer) error {
 	}
 }
 
+// draw writes one look in one piece, on a terminal in place of the one before.
+func (c *statusCmd) draw(out io.Writer, look string) error {
+	if f, ok := out.(*os.File); ok && !c.JSON && term.IsTerminal(int(f.Fd())) {
+		const home, clear = "\x1b[H", "\x1b[J" // the cursor to the top, and from there to the end of the screen
+		if width, height, err := term.GetSize(int(f.Fd())); err == nil && width > 0 && height > 1 {
+			look = crop(look, width, height-1)
+		}
+		look = home + clear + look
+	}
+	_, err := io.WriteString(out, look)
+	return err
+}
+
+// crop keeps the beginning of a text that a terminal of so many columns and rows can show:
+// what scrolls off the top would be the health.
+func crop(text string, width, height int) string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	rows := 0
+	for i, line := range lines {
+		need := max(1, (utf8.RuneCountInString(line)+width-1)/width)
+		if rest := len(lines) - i - 1; rows+need+min(rest, 1) > height {
+			return strings.Join(append(lines[:i:i], fmt.Sprintf("(%d more lines)", rest+1)), "\n") + "\n"
+		}
+		rows += need
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
 // show prints one look.
-func (c *statusCmd) show(out io.Writer, clear string, s, before *daemon.Status, failed error) error {
+func (c *statusCmd) show(out io.Writer, s, before *daemon.Status, failed error) error {
 	switch {
 	case failed != nil && c.JSON:
 		return json.NewEncoder(out).Encode(map[string]string{"error": failed.Error()})
 	case c.JSON:
 		return json.NewEncoder(out).Encode(s)
-	}
-	if _, err := io.WriteString(out, clear); err != nil {
-		return err
 	}
 	if failed != nil {
 		_, err := fmt.Fprintf(out, "%v\n\n", failed)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -137,6 +138,41 @@ func TestWatchPrintsABlockPerIntervalAndOutlivesTheDaemon(t *testing.T) {
 		// The look after the missing one has none to compare with.
 		if strings.Count(text, "epoch") < 3 || strings.Count(text, "\nnow ") < 1 || !strings.Contains(text, "503") || strings.Contains(text, "\x1b") {
 			t.Errorf("watch printed\n%s", text)
+		}
+	}
+}
+
+// A daemon that was killed leaves its address behind, which another may have taken.
+func TestStatusOfADirectoryIsOfItsOwnDaemon(t *testing.T) {
+	dir := t.TempDir()
+	s := exampleStatus(1)
+	for _, epoch := range []string{s.Epoch, "another"} {
+		info := fmt.Sprintf(`{"pid":7,"epoch":%q,"http":%q}`, epoch, serveStatus(t, func() {}, s))
+		if err := os.WriteFile(filepath.Join(dir, "daemon.json"), []byte(info), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		own := epoch == s.Epoch
+		if status, _, errs := kvconnd("status", "--dir", dir); (status == 0) != own || own == strings.Contains(errs, "was killed") {
+			t.Errorf("epoch %s: status %d, %q", epoch, status, errs)
+		}
+	}
+}
+
+func TestWatchShowsTheTopOfWhatATerminalHasNoRoomFor(t *testing.T) {
+	for _, tc := range []struct {
+		text          string
+		width, height int
+		want          string
+	}{
+		{"a\nb\n\n", 80, 2, "a\nb\n"},
+		{"a\nb\nc\n", 80, 2, "a\n(2 more lines)\n"},
+		{"a\nb\nc\n", 80, 3, "a\nb\nc\n"},
+		{"a\nbbbbbb\nc\n", 3, 3, "a\n(2 more lines)\n"},
+		{"a\nbbbbbb\nc\n", 3, 4, "a\nbbbbbb\nc\n"},
+		{"a\néééééé\n", 6, 2, "a\néééééé\n"},
+	} {
+		if got := crop(tc.text, tc.width, tc.height); got != tc.want {
+			t.Errorf("%q on %d by %d: %q, want %q", tc.text, tc.width, tc.height, got, tc.want)
 		}
 	}
 }
