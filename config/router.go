@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"sort"
@@ -55,6 +56,10 @@ func (s *Router) Validate() error {
 	switch {
 	case s.PredictTTL <= 0 || s.ApproximateTTL <= 0 || s.RequestTTL <= 0:
 		return errors.New("predict_ttl, approximate_ttl and request_ttl must be positive")
+	case !(s.Beta >= 0 && s.DecodeWeight >= 0 && s.BalanceWeight >= 0) || math.IsInf(s.Beta+s.DecodeWeight+s.BalanceWeight, 1):
+		return errors.New("beta, decode_weight and balance_weight must be numbers, and not negative")
+	case !(s.MatchRate >= 0 && s.MatchRate <= 1):
+		return fmt.Errorf("match_rate is %v: want 0 to 1", s.MatchRate)
 	case s.IndexBytes < minIndexBytes:
 		return fmt.Errorf("index_bytes is %s: at least %s", s.IndexBytes, Bytes(minIndexBytes))
 	case s.MaxPromptTokens < 1:

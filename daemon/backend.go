@@ -28,9 +28,7 @@ type backend struct {
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
 	workers    map[*workerSession]struct{}
-	// refused are ranks whose memory was offered and could not be taken, or is gone: until it
-	// is registered, or their engine's scheduler has gone. Clients hang up when they are
-	// refused, so that their sessions do not tell.
+	// refused are ranks whose memory was offered and could not be taken, until it is.
 	refused map[engineRank]struct{}
 	// past keeps the counts of sessions that have ended, so that metrics never run
 	// backwards; draining are workers that have ended and still have saves under way.
@@ -64,7 +62,9 @@ type totals struct {
 type schedulerSession struct {
 	*leader.Leader
 	// staging is set for engines that cannot report a failed load.
-	staging  *worker.Stager
+	staging *worker.Stager
+	// notReady is why nothing is offered, "" if it is; the backend's mutex guards it.
+	notReady string
 	b        *backend
 	peer     server.Peer
 	manifest *connector.Manifest
@@ -81,8 +81,9 @@ type workerSession struct {
 	rank   int
 	model  string
 	since  time.Time
-	// registered is set while the rank's memory is held; the backend's mutex guards it.
-	registered bool
+	// registered is set while the rank's memory is held, lost once it is gone until it is
+	// registered again; the backend's mutex guards both.
+	registered, lost bool
 }
 
 var (
@@ -116,9 +117,10 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	}
 	b.mu.Lock()
 	b.schedulers[s] = struct{}{}
-	b.tellReady(p.Engine)
+	changes := b.tellReady(p.Engine)
 	b.mu.Unlock()
 	b.log("engine scheduler connected", p, "model", m.Model, "namespace", short(digest))
+	b.logReady(changes)
 	return s, nil
 }
 
@@ -151,7 +153,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	s := &workerSession{b: b, peer: p, digest: digest, rank: rank, model: m.Model, since: time.Now()}
 	s.Worker, err = worker.New(worker.Options{
 		Namespace: ns, Digest: digest, Manifest: m, Rank: rank, Driver: b.opts.Driver, Account: account, Meter: &b.copies,
-		LoadTimeout: b.opts.LoadTimeout, Lost: func() { s.setMemory(false, true) },
+		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory,
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	}, b.store)
 	if err != nil {
@@ -193,7 +195,6 @@ func (s *schedulerSession) Close() {
 	s.closeStaging()
 	s.b.mu.Lock()
 	delete(s.b.schedulers, s)
-	s.b.forgetRefused(s.peer.Engine)
 	s.b.past.addLeader(s.Stats())
 	s.b.models.addLeader(s.manifest.Model, s.Stats())
 	s.b.mu.Unlock()
@@ -205,10 +206,11 @@ func (s *workerSession) Close() {
 	s.Worker.Close()
 	s.b.mu.Lock()
 	delete(s.b.workers, s)
-	s.b.tellReady(s.peer.Engine)
+	changes := s.b.tellReady(s.peer.Engine)
 	s.b.draining[s] = struct{}{}
 	s.b.mu.Unlock()
 	s.b.log("engine worker disconnected", s.peer, "rank", s.rank)
+	s.b.logReady(changes)
 }
 
 func (t *totals) addLeader(s leader.Stats) {
@@ -263,6 +265,8 @@ type EngineStatus struct {
 	BlockSize   int          `json:"block_size"`
 	Requests    leader.Stats `json:"requests"`
 	RanksNeeded int          `json:"ranks_needed"`
+	// NotReady is why nothing is offered to the engine, "" if it is.
+	NotReady string `json:"not_ready"`
 }
 
 // RankStatus is one connected worker.
@@ -293,7 +297,7 @@ func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 		sum.addLeader(st)
 		engines = append(engines, EngineStatus{
 			Engine: s.peer.Engine, PID: s.peer.PID, Client: s.peer.Client, Model: s.manifest.Model, Namespace: s.digest.String(),
-			ConnectedS: now.Sub(s.since).Seconds(), BlockSize: s.manifest.BlockSize, Requests: st, RanksNeeded: s.manifest.Ranks(),
+			ConnectedS: now.Sub(s.since).Seconds(), BlockSize: s.manifest.BlockSize, Requests: st, RanksNeeded: s.manifest.Ranks(), NotReady: s.notReady,
 		})
 	}
 	ranks := make([]RankStatus, 0, len(b.workers))

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -149,8 +150,10 @@ func TestRankWhoseMemoryIsGoneIsOfferedNothing(t *testing.T) {
 	if r, err := w.Save(t.Context(), plan.Append(nil)); err != nil || r.Dropped != 1 {
 		t.Fatalf("Save = %+v, %v; want the block dropped", r, err)
 	}
-	if n, other := offered("e"), offered("f"); n != 0 || other != 16 {
-		t.Errorf("%d tokens offered to an engine whose memory is gone, %d to another", n, other)
+	for range 2 { // a scheduler that connects again changes nothing
+		if n, other := offered("e"), offered("f"); n != 0 || other != 16 {
+			t.Errorf("%d tokens offered to an engine whose memory is gone, %d to another", n, other)
+		}
 	}
 	d.gone.Store(false)
 	if _, err := w.Register(t.Context(), registration(t)); err != nil {
@@ -158,6 +161,51 @@ func TestRankWhoseMemoryIsGoneIsOfferedNothing(t *testing.T) {
 	}
 	if n := offered("e"); n != 16 {
 		t.Errorf("%d tokens offered once there is memory again, want 16", n)
+	}
+}
+
+// A client hangs up when its memory is refused: that its rank cannot load must outlive the
+// session, until it can.
+func TestRankThatWasRefusedIsRememberedUntilItRegisters(t *testing.T) {
+	b, _ := newTestBackend(t, nil)
+	m := residencyManifest()
+	ready := func(engine string) bool {
+		t.Helper()
+		s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: engine}, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.notReady(s.(*schedulerSession)) == ""
+	}
+	register := func(engine string, rank int, spoil func(*server.Registration)) {
+		t.Helper()
+		w, err := b.OpenWorker(t.Context(), server.Peer{Engine: engine}, m, rank)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		r := registration(t)
+		spoil(r)
+		_, _ = w.Register(t.Context(), r)
+	}
+	tooSmall := func(r *server.Registration) { r.Layout.Groups[0].Blocks = 1 << 30 }
+	register("e", 0, tooSmall)
+	if ready("e") || !ready("f") {
+		t.Error("a rank that was refused is forgotten, or counts for another engine")
+	}
+	register("e", 0, func(*server.Registration) {})
+	if !ready("e") {
+		t.Error("not ready though the rank's memory was taken")
+	}
+	for i := range 2 * maxRefused {
+		s := &workerSession{b: b, peer: server.Peer{Engine: fmt.Sprint(i)}}
+		s.setMemory(false, true)
+	}
+	if len(b.refused) > maxRefused || ready(fmt.Sprint(2*maxRefused-1)) {
+		t.Errorf("%d refused ranks are remembered; the last one must be", len(b.refused))
 	}
 }
 

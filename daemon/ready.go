@@ -9,58 +9,96 @@ type engineRank struct {
 // maxRefused bounds the ranks that are remembered as refused: far above those of a node.
 const maxRefused = 4096
 
-// tellReady tells an engine's leaders whether its ranks can load. b.mu is held.
-func (b *backend) tellReady(engine string) {
-	for s := range b.schedulers {
-		if s.peer.Engine == engine {
-			s.SetReady(b.ready(s))
-		}
-	}
+// readyChange says that an engine's leader offers hits from now on, or no more.
+type readyChange struct {
+	s *schedulerSession
+	// ready and why, in words for the log.
+	ready bool
+	why   string
 }
 
-// ready reports whether a hit would be one: not where a rank on this node has no memory to
-// load into. For an engine that cannot report a failed load every rank must have mapped
-// this node's staging memory, which a rank on another node never does. b.mu is held.
-func (b *backend) ready(s *schedulerSession) bool {
+// tellReady tells an engine's leaders whether its ranks can load, and returns what has
+// changed, which the caller logs by logReady once it has let go of b.mu. b.mu is held.
+func (b *backend) tellReady(engine string) []readyChange {
+	var changes []readyChange
+	for s := range b.schedulers {
+		if s.peer.Engine != engine {
+			continue
+		}
+		why := b.notReady(s)
+		s.SetReady(why == "")
+		if why != s.notReady {
+			s.notReady = why
+			changes = append(changes, readyChange{s: s, ready: why == "", why: why})
+		}
+	}
+	return changes
+}
+
+// notReady says why a hit would be none, "" if it would be one. A rank on this node may have
+// no memory to load into. For an engine that cannot report a failed load every rank must
+// have mapped this node's staging memory, which a rank on another node never does. b.mu is
+// held.
+func (b *backend) notReady(s *schedulerSession) string {
 	for r := range b.refused {
-		if r.engine == s.peer.Engine {
-			return false
+		if r.engine == s.peer.Engine && r.rank < s.manifest.Ranks() {
+			return "the memory of a rank was refused"
 		}
 	}
 	mapped := make(map[int]struct{})
 	for w := range b.workers {
-		if w.peer.Engine == s.peer.Engine && w.registered && w.peer.Staged && w.digest == s.digest {
+		switch {
+		case w.peer.Engine != s.peer.Engine:
+		case w.lost:
+			return "the memory of a rank is gone"
+		case w.registered && w.peer.Staged && w.digest == s.digest:
 			mapped[w.rank] = struct{}{}
 		}
 	}
-	return s.staging == nil || len(mapped) == s.manifest.Ranks()
+	if s.staging != nil && len(mapped) < s.manifest.Ranks() {
+		return "the engine cannot report failed loads, and not all of its ranks have registered on this node"
+	}
+	return ""
 }
 
-// setMemory notes whether the rank's memory is held, and whether it could not be taken or
-// is gone, and tells its engine's leader.
+// logReady says what tellReady has changed.
+func (b *backend) logReady(changes []readyChange) {
+	for _, c := range changes {
+		if c.ready {
+			b.log("all ranks can load: hits are offered", c.s.peer)
+		} else {
+			b.log("nothing is offered to the engine, and nothing saved", c.s.peer, "why", c.why, "ranks_needed", c.s.manifest.Ranks())
+		}
+	}
+}
+
+// setMemory notes whether the rank's memory is held, and whether it was refused, and tells
+// its engine's leader. What was refused is remembered behind the session's end: clients hang
+// up when they are refused.
 func (s *workerSession) setMemory(registered, refused bool) {
 	s.b.mu.Lock()
-	defer s.b.mu.Unlock()
-	s.registered = registered
+	s.registered, s.lost = registered, false
 	name := engineRank{s.peer.Engine, s.rank}
-	if !refused {
-		delete(s.b.refused, name)
-	} else if len(s.b.refused) < maxRefused {
+	delete(s.b.refused, name)
+	if refused {
+		for old := range s.b.refused {
+			if len(s.b.refused) < maxRefused {
+				break
+			}
+			delete(s.b.refused, old)
+		}
 		s.b.refused[name] = struct{}{}
 	}
-	s.b.tellReady(s.peer.Engine)
+	changes := s.b.tellReady(s.peer.Engine)
+	s.b.mu.Unlock()
+	s.b.logReady(changes)
 }
 
-// forgetRefused forgets what was refused of an engine that is gone. b.mu is held.
-func (b *backend) forgetRefused(engine string) {
-	for s := range b.schedulers {
-		if s.peer.Engine == engine {
-			return
-		}
-	}
-	for r := range b.refused {
-		if r.engine == engine {
-			delete(b.refused, r)
-		}
-	}
+// loseMemory notes that the rank's memory is gone, and tells its engine's leader.
+func (s *workerSession) loseMemory() {
+	s.b.mu.Lock()
+	s.registered, s.lost = false, true
+	changes := s.b.tellReady(s.peer.Engine)
+	s.b.mu.Unlock()
+	s.b.logReady(changes)
 }

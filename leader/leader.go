@@ -94,8 +94,8 @@ func New(o Options, index Index) (*Leader, error) {
 }
 
 // SetReady tells whether the ranks that run on this node can load and save. While they
-// cannot, because one was refused at registration or has gone and the engine has not,
-// nothing is offered and no save is planned. A leader starts ready: it cannot know which
+// cannot, because the memory of one was refused or is gone, or those of an engine that cannot
+// report a failed load have not all registered, nothing is offered and no save is planned. A leader starts ready: it cannot know which
 // ranks live on other nodes, so that a rank never seen here is no reason to wait.
 func (l *Leader) SetReady(ready bool) { l.notReady.Store(!ready) }
 
@@ -123,6 +123,7 @@ func (l *Leader) Loaded(_ context.Context, m *connector.LoadedReport) error {
 		}
 		l.endLoad(r.loads[0])
 		r.loads = append(r.loads[:0], r.loads[1:]...)
+		l.requests.count(r)
 	}
 	return nil
 }
@@ -171,6 +172,7 @@ func (l *Leader) displace(r *request) {
 	}
 	clear(r.loads)
 	r.loads = r.loads[:0]
+	l.requests.count(r)
 }
 
 // makeRoom forgets the requests that were used least recently while there are too many with

@@ -233,8 +233,12 @@ func (l *Leader) learn(m *connector.StepRequest, now time.Time) {
 	follows := false
 	for i := range m.Scheduled {
 		s := &m.Scheduled[i]
-		total += s.Count
 		r := l.requests.find(s.Request)
+		if r != nil && s.Computed >= r.prompt {
+			total += min(s.Count, 1) // decodes of several steps may be told together
+		} else {
+			total += s.Count
+		}
 		if r == nil {
 			continue
 		}

@@ -167,6 +167,15 @@ func (r *request) size() int {
 	return n
 }
 
+// kept is how much memory the request keeps when it is reset, in numbers of 32 bits.
+func (r *request) kept() int {
+	n := cap(r.tokens) + cap(r.spanIDs)/4
+	for g := range r.tables {
+		n += cap(r.tables[g])
+	}
+	return n
+}
+
 // fullBlocks is the number of blocks whose tokens are all known.
 func (r *request) fullBlocks(blockSize int) int { return len(r.tokens) / blockSize }
 

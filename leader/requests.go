@@ -67,7 +67,7 @@ func (q *requests) count(r *request) {
 
 // recycle keeps the memory of a request that was removed.
 func (q *requests) recycle(r *request) {
-	if len(q.idle) < maxIdleRequests && r.counted <= maxIdleSize {
+	if len(q.idle) < maxIdleRequests && r.kept() <= maxIdleSize {
 		q.idle = append(q.idle, r)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // may have it by then.
 func TestMemoryOfAReadThatHangsIsKeptUntilTheKernelIsDone(t *testing.T) {
 	var d storetest.Disk
-	s, err := store.Open(t.Context(), d.Under(store.Options{Dir: t.TempDir(), MaxBytes: 64 << 20}))
+	s, err := store.Open(t.Context(), d.Under(store.Options{Dir: t.TempDir(), MaxBytes: 64 << 20, ReadTimeout: testWait, SlotWait: testWait}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -174,13 +174,16 @@ func (l *load) copyIn(blocks []blockCopy) error {
 	case l.mem.turns <- struct{}{}:
 		defer func() { <-l.mem.turns }()
 	case <-l.ctx.Done():
-		return errFenced
+		return context.Cause(l.ctx)
 	}
 	l.fence.RLock()
 	defer l.fence.RUnlock()
 	// An engine whose deadline has passed while this process stood still has been told
 	// that the load failed, or will be.
-	if l.fenced || l.ctx.Err() != nil {
+	if l.ctx.Err() != nil {
+		return context.Cause(l.ctx)
+	}
+	if l.fenced {
 		return errFenced
 	}
 	began := time.Now()

@@ -151,7 +151,6 @@ func (m *memory) copy(ctx context.Context, d gpu.Direction, call uint64, blocks 
 	if m.closed || !m.page.Begin() {
 		return errFenced
 	}
-	defer m.page.End()
 	b := m.batches.Get().(*gpu.Batch)
 	b.Direction, b.AfterCall = d, call
 	var err error
@@ -164,11 +163,12 @@ func (m *memory) copy(ctx context.Context, d gpu.Direction, call uint64, blocks 
 		clear(b.Pieces)
 	}
 	m.batches.Put(b)
-	if errors.Is(err, gpu.ErrLost) && !m.lost.Swap(true) {
-		m.onLost(err)
-	}
 	if err == nil && d == gpu.Save && m.page.Fenced() {
 		err = errFenced
+	}
+	m.page.End()
+	if errors.Is(err, gpu.ErrLost) && !m.lost.Swap(true) {
+		m.onLost(err)
 	}
 	return err
 }

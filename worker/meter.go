@@ -11,6 +11,7 @@ type CopyMeter struct {
 	mu    sync.Mutex
 	bytes float64
 	took  time.Duration
+	faded time.Time
 }
 
 const (
@@ -35,12 +36,19 @@ func (m *CopyMeter) add(bytes int, took time.Duration) {
 	}
 }
 
-// Fade takes weight from what was measured, for times without copies. Called once in a
-// second, all is forgotten within a minute.
+// Fade takes weight from what was measured, once in a second at most, for times without
+// copies: all is forgotten within a minute.
 func (m *CopyMeter) Fade() {
-	const keep = 7. / 8
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if now := time.Now(); now.Sub(m.faded) >= time.Second {
+		m.faded = now
+		m.fade()
+	}
+}
+
+func (m *CopyMeter) fade() {
+	const keep = 7. / 8
 	m.bytes *= keep
 	m.took = time.Duration(float64(m.took) * keep)
 }
@@ -49,7 +57,8 @@ func (m *CopyMeter) Fade() {
 func (m *CopyMeter) BytesPerS() float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.bytes < enoughBytes || m.took == 0 {
+	// Copies that took half the span are slow ones, however little they brought.
+	if m.took == 0 || m.bytes < enoughBytes && m.took < meterSpan/2 {
 		return 0
 	}
 	return m.bytes / m.took.Seconds()

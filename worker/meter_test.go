@@ -28,6 +28,16 @@ func TestCopySpeedIsThatOfLate(t *testing.T) {
 	(*CopyMeter)(nil).add(1, 1)
 }
 
+func TestVerySlowCopiesAreKnown(t *testing.T) {
+	var m CopyMeter
+	for range 2 * meterSpan / time.Second {
+		m.add(1<<20, time.Second)
+	}
+	if got := m.BytesPerS(); got < 0.9*(1<<20) || got > 1.1*(1<<20) {
+		t.Errorf("%v bytes/s, want the 1 MiB/s of a very slow machine", got)
+	}
+}
+
 // A machine that was too busy for the host tier to pay must not be taken for busy for ever:
 // nothing is loaded from there then, and nothing measured.
 func TestCopySpeedIsForgottenInTimesWithoutCopies(t *testing.T) {
@@ -36,12 +46,12 @@ func TestCopySpeedIsForgottenInTimesWithoutCopies(t *testing.T) {
 		m.add(1<<30, time.Second/4)
 	}
 	before := m.BytesPerS()
-	m.Fade()
+	m.fade()
 	if got := m.BytesPerS(); got < 0.99*before || got > 1.01*before {
 		t.Errorf("%v bytes/s at once, want still %v", got, before)
 	}
 	for range 60 {
-		m.Fade()
+		m.fade()
 	}
 	if got := m.BytesPerS(); got != 0 {
 		t.Errorf("%v bytes/s known after a minute without copies", got)

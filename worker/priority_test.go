@@ -15,7 +15,7 @@ import (
 func TestSavesStandBackWhileALoadIsInTheDisk(t *testing.T) {
 	var d storetest.Disk
 	const writers, few = 8, 2
-	s, err := store.Open(t.Context(), d.Under(store.Options{Dir: t.TempDir(), MaxBytes: 64 << 20, Writers: writers}))
+	s, err := store.Open(t.Context(), d.Under(store.Options{Dir: t.TempDir(), MaxBytes: 64 << 20, Writers: writers, ReadTimeout: testWait, SlotWait: testWait}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,16 +25,13 @@ type routerResult struct {
 	Decide                  routerbench.DecideResult `json:"decide"`
 }
 
+// Validate reports what cannot be measured.
+func (c *benchRouterCmd) Validate() error {
+	return wantPositive(map[string]int64{"blocks": int64(c.Blocks), "ranks": int64(c.Ranks), "background": int64(c.Background)})
+}
+
 // Run measures the index, then ingest.
 func (c *benchRouterCmd) Run(ctx context.Context, std *streams) error {
-	for _, flag := range []struct {
-		name  string
-		value int
-	}{{"blocks", c.Blocks}, {"ranks", c.Ranks}, {"background", c.Background}} {
-		if flag.value < 1 {
-			return fmt.Errorf("--%s is %d: want at least 1", flag.name, flag.value)
-		}
-	}
 	progress := func(what string) { fmt.Fprintln(std.err, what) }
 	var r routerResult
 	var err error

@@ -28,7 +28,7 @@ type testBackend struct {
 	// it waits for then. Either says on waiting that it is about to wait.
 	release, answering, waiting chan struct{}
 	copying                     bool
-	loadErr                     error
+	loadErr, registerErr        error
 	silent                      bool // Poll reports nothing
 	openErr                     error
 	staging                     *os.File
@@ -113,6 +113,9 @@ func (s *testSession) Register(_ context.Context, r *server.Registration) (serve
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
 	s.b.registered++
+	if s.b.registerErr != nil {
+		return server.Registered{}, s.b.registerErr
+	}
 	return server.Registered{BlockBytes: []int{r.Layout.Groups[0].BlockBytes()}, Staging: s.b.staging}, err
 }
 

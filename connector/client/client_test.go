@@ -121,6 +121,27 @@ func TestRestartedDaemonIsUsedAgainAndFailsWhatWasInFlight(t *testing.T) {
 	}
 }
 
+// A leader plans nothing for ranks that cannot load, so that nothing but Poll comes of a
+// refused worker.
+func TestRefusedWorkerTriesAgainWithoutBeingAskedFor(t *testing.T) {
+	socket := socketPath(t)
+	b := &testBackend{registerErr: connector.ErrBadRequest}
+	startDaemon(t, socket, b)
+	w := newWorker(t, testOptions(socket))
+	if err := w.Connect(t.Context()); err == nil {
+		t.Fatal("registered")
+	}
+	b.mu.Lock()
+	b.registerErr = nil
+	b.mu.Unlock()
+	for begun := time.Now(); b.registrations() < 2; time.Sleep(time.Millisecond) {
+		if time.Since(begun) > time.Minute {
+			t.Fatal("not registered again")
+		}
+		w.Poll(t.Context())
+	}
+}
+
 func TestSlowDaemonIsGivenUpAtTheDeadline(t *testing.T) {
 	socket := socketPath(t)
 	b := &testBackend{block: make(chan struct{})}

@@ -37,6 +37,9 @@ type link struct {
 	// caller that needs a connection now does not try before.
 	hungUntil time.Time
 	warned    bool
+	// refused is set while the daemon has answered that it does not want this client as it
+	// is: nothing may come any more that makes a call.
+	refused bool
 	// held is set where the connection that was lost last may still be in use by a copy:
 	// what was asked over it must not be repeated.
 	held bool
@@ -61,6 +64,10 @@ func (l *link) ensure(ctx context.Context, force bool) error {
 	if err != nil {
 		l.drop()
 		l.nextTry = time.Now().Add(l.opts.RetryInterval)
+		var refused *refusedError
+		if l.refused = errors.As(err, &refused); l.refused {
+			l.nextTry = time.Now().Add(refusedPause * l.opts.RetryInterval)
+		}
 		if isTimeout(err) {
 			l.hungUntil = time.Now().Add(hungPause * l.opts.CallTimeout)
 		}
@@ -71,12 +78,17 @@ func (l *link) ensure(ctx context.Context, force bool) error {
 		}
 		return err
 	}
+	l.refused = false
 	if l.warned {
 		l.warned = false
 		l.opts.Logger.Info("kvconnd is back", "socket", l.opts.Socket)
 	}
 	return nil
 }
+
+// refusedPause is how many retry intervals pass before a daemon is asked again that has
+// refused: the cause may pass, but seldom does, and a registration costs the engine time.
+const refusedPause = 30
 
 // hungPause is how many call timeouts pass between two attempts on a daemon that accepts
 // connections and does not answer: a tenth of the engine's time is what it may cost.
@@ -204,12 +216,12 @@ func (l *link) do(ctx context.Context, force bool, op wire.Op, body func([]byte)
 }
 
 // revive connects again where the daemon has closed the connection, for callers that have
-// nothing to ask it. What is wrong is logged.
-func (l *link) revive(ctx context.Context) {
+// nothing to ask it; force is as in ensure. What is wrong is logged.
+func (l *link) revive(ctx context.Context, force bool) {
 	if l.conn != nil && l.conn.PeerClosed() {
 		l.lose()
 	}
-	_ = l.ensure(ctx, false)
+	_ = l.ensure(ctx, force)
 }
 
 // lose gives up a connection that did not do its work.

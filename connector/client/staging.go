@@ -146,11 +146,7 @@ func (w *Worker) refreshStaging(ctx context.Context) {
 	if w.unregistered {
 		return
 	}
-	if w.link.conn != nil && w.link.conn.PeerClosed() {
-		w.link.lose()
-	}
-	// Without a daemon what is mapped still serves.
-	_ = w.link.ensure(ctx, true)
+	w.link.revive(ctx, true) // without a daemon what is mapped still serves
 }
 
 // loadStaged starts copying what a plan has staged, without asking the daemon.

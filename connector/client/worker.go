@@ -206,13 +206,14 @@ func (w *Worker) Present(ctx context.Context, k *connector.KeyedBlocks) int {
 }
 
 // Poll returns the loads that ended since the last call, failed ones with the blocks
-// whose bytes must not be used. It makes no call while nothing is in flight, but with
-// Options.Staged connects to a daemon that was restarted.
+// whose bytes must not be used. It makes no call while nothing is in flight, but
+// connects where nothing else would: with Options.Staged to a daemon that was restarted, and
+// now and then to one that has refused the memory.
 func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.staged != nil && !w.unregistered {
-		w.link.revive(ctx)
+	if !w.unregistered && (w.staged != nil || w.link.refused) {
+		w.link.revive(ctx, false)
 	}
 	var done []connector.FinishedLoad
 	if len(w.inFlight) > 0 && w.link.conn != nil {

@@ -184,7 +184,9 @@ func (h *handler) handleKeyed(ctx context.Context, f *wire.Frame, out []byte) ([
 		return out, err
 	}
 	if f.Op != wire.OpPresent && len(h.keyed.Slots) != len(h.keyed.Hashes) {
-		return out, fmt.Errorf("%w: %s of %d hashes and %d slots", connector.ErrBadRequest, f.Op, len(h.keyed.Hashes), len(h.keyed.Slots))
+		// The connection ends: a call that the worker has not counted must not be followed by
+		// others (gpu.Batch.AfterCall).
+		return out, fmt.Errorf("%w: %s of %d hashes and %d slots", connector.ErrProtocol, f.Op, len(h.keyed.Hashes), len(h.keyed.Slots))
 	}
 	switch f.Op {
 	case wire.OpPresent:

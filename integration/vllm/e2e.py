@@ -69,7 +69,7 @@ class Main:
         self.daemon = Daemon(
             place.binary, self.work / "store", place.sockets / "kvconnd.sock", self.work / "kvconnd.log"
         )
-        self.connector = self.daemon.vllm_config()
+        self.connector = self.daemon.vllm_config(timeout_s=2)  # shorter than it will be frozen
         self.rows = [Row(prompt(self.rng, n)) for _ in range(PROMPTS_OF_EACH) for n in (SHORT, LONG)]
 
     def run(self) -> None:

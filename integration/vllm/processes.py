@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import http.client
+import json
 import os
 import signal
 import socket
@@ -103,10 +104,15 @@ class Daemon(Program):
         self.binary, self.store, self.socket_path = binary, store, socket_path
         self.port = free_port()
 
-    def vllm_config(self) -> str:
-        """Return what the daemon says that vLLM needs."""
+    def vllm_config(self, timeout_s: float = 20) -> str:
+        """Return what the daemon says that vLLM needs, patient: what is tested is what the cache does.
+
+        On two cores that vLLM's processes spin on a daemon can be kept from answering for a second.
+        """
         command = [str(self.binary), "config", "vllm", "--socket", str(self.socket_path)]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        config = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        config["kv_connector_extra_config"]["timeout"] = timeout_s
+        return json.dumps(config)
 
     def start(self, max_bytes: str = "4GiB") -> None:
         """Start it and wait until it is ready."""

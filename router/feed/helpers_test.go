@@ -79,6 +79,9 @@ func (x *memIndex) Removed(h Holder, ids []uint64) (unknown int) {
 	return unknown
 }
 
+// Evicted says no: it has room for all.
+func (x *memIndex) Evicted(Holder) bool { return false }
+
 func (x *memIndex) Clear(h Holder) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

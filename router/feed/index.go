@@ -21,10 +21,7 @@ type Index interface {
 	Removed(h Holder, ids []uint64) (unknown int)
 	// Clear says that h holds nothing.
 	Clear(h Holder)
-}
-
-// forgetful is an [Index] that forgets blocks by itself, to stay within its memory.
-type forgetful interface {
-	// Evicted says that blocks of h were forgotten since it was cleared last.
+	// Evicted reports whether the index has forgotten blocks of h by itself, to stay within its memory,
+	// since h was cleared last.
 	Evicted(h Holder) bool
 }

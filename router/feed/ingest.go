@@ -206,7 +206,7 @@ func (g *Ingest) Stored(e *event.Stored) {
 // not show that events were missed: a rank that is rebuilt would be so again and again.
 func (g *Ingest) unknownParent(h Holder) {
 	g.stats.UnknownParents++
-	if x, ok := g.index.(forgetful); h == g.opts.Holder && !(ok && x.Evicted(h)) {
+	if h == g.opts.Holder && !g.index.Evicted(h) {
 		g.orphans++
 	}
 }

@@ -165,6 +165,7 @@ func (*discardIndex) Stored(Holder, uint64, bool, []uint64, []connector.Key) err
 func (x *discardIndex) ParentKey(Holder, uint64) (connector.Key, bool)             { return x.key, true }
 func (*discardIndex) Removed(Holder, []uint64) int                                 { return 0 }
 func (*discardIndex) Clear(Holder)                                                 {}
+func (*discardIndex) Evicted(Holder) bool                                          { return false }
 
 func TestIngestDoesNotAllocate(t *testing.T) {
 	g := newTestIngest(t, new(discardIndex))

@@ -91,6 +91,7 @@ func (f *rankFeed) item(ctx context.Context, i item) {
 		f.told = false
 		f.seq.connected()
 		f.stats.Error = ""
+		f.rebuildAt = time.Time{} // that a replay failed on another connection is no reason not to try
 		if f.replayEndpoint != "" && !f.recover(ctx) && f.seq.unsure {
 			f.resync("nothing shows that the engine is the same process")
 		}

@@ -56,6 +56,7 @@ func (r *reader) run(ctx context.Context) {
 				err = r.receive(ctx, c)
 			}
 			r.connected.Store(false)
+			r.lost.Store(false) // the next connection begins with a replay, or with nothing
 			_ = c.Close()
 		}
 		if ctx.Err() != nil || !r.hand(ctx, item{err: err}) || !sleep(ctx, retry.take()) {

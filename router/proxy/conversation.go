@@ -75,9 +75,10 @@ func text(fields map[string]json.RawMessage, name string, to *string) error {
 }
 
 // firstTurn is what the request says, or whether nobody has answered in its messages yet.
-func firstTurn(fields map[string]json.RawMessage) (first bool) {
-	if raw := fields["first_turn"]; len(raw) > 0 && json.Unmarshal(raw, &first) == nil {
-		return first
+func firstTurn(fields map[string]json.RawMessage) bool {
+	var said *bool // null is as good as missing
+	if raw := fields["first_turn"]; len(raw) > 0 && json.Unmarshal(raw, &said) == nil && said != nil {
+		return *said
 	}
 	m := fields["messages"]
 	return len(m) > 0 && !bytes.Contains(m, []byte(`"assistant"`))

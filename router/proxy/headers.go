@@ -58,9 +58,10 @@ func (p *Proxy) toEngine(r *http.Request, in *incoming, d *route.Decision) http.
 		}
 		h.Set("X-Forwarded-For", host)
 	}
-	if _, ok := h["Idempotency-Key"]; !ok {
+	if _, ok := h["Idempotency-Key"]; !ok && len(in.route.Exclude) == 0 {
 		// Not sent: it has the transport try again on a new connection where the engine closed an idle one
-		// as the request came, which servers do after seconds (uvicorn after 5).
+		// as the request came, which servers do after seconds (uvicorn after 5). Not with a request that has
+		// failed on a rank: it may be what fails.
 		h["Idempotency-Key"] = nil
 	}
 	return h

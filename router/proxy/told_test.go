@@ -83,7 +83,7 @@ func TestTheRouterIsToldThatAStreamGoesOn(t *testing.T) {
 	for _, n := range s.outputs {
 		sum += n
 	}
-	if sum != 4 && sum != 5 { // the last event may come with the end
+	if sum < 3 || sum > 5 { // what comes within an interval of the last word goes untold
 		t.Errorf("told of %v", s.outputs)
 	}
 }

@@ -28,6 +28,8 @@ type rankState struct {
 	disk, object *source
 	// prefill is the learnt speed, tokens a second; 0 is unknown.
 	prefill atomicFloat
+	// samples counts those that were faster than what was known, without events.
+	samples atomic.Int64
 }
 
 // atomicFloat is a float64 that goroutines share.
@@ -74,9 +76,11 @@ const (
 	minSampleTokens = 256
 	sampleWeight    = 0.2
 	// Without events an engine may have had more of a prompt than is known, and seem to be fast: faster
-	// samples count little then, and none for more than so many times what is known.
+	// samples count little then, and none for more than so many times what is known. Not the first few:
+	// an engine is slow at its very first prompts.
 	fasterWeight = 0.02
 	fasterMost   = 4
+	firstSamples = 8
 )
 
 // learnPrefill takes a prefill of so many tokens in so many seconds, with nothing in front, into account.
@@ -86,7 +90,7 @@ func (r *rankState) learnPrefill(tokens int32, seconds float64) {
 	}
 	speed, known := float64(tokens)/seconds, r.prefill.load()
 	switch {
-	case known > 0 && speed > known && r.events == nil:
+	case known > 0 && speed > known && r.events == nil && r.samples.Add(1) > firstSamples:
 		speed = known + fasterWeight*(min(speed, fasterMost*known)-known)
 	case known > 0:
 		speed = known + sampleWeight*(speed-known)

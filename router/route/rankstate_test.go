@@ -22,6 +22,14 @@ func TestCachedPromptsDoNotMakeASilentEngineFast(t *testing.T) {
 	if v := learn(new(rankState), 0.1); v < 9999 || v > 10001 {
 		t.Errorf("%.0f tokens a second, of a rank that computes 10,000", v)
 	}
+	slow := new(rankState)
+	slow.learnPrefill(1000, 2.5) // the first prompt compiles kernels
+	for range firstSamples {
+		slow.learnPrefill(1000, 0.1)
+	}
+	if v := slow.prefill.load(); v < 8000 {
+		t.Errorf("%.0f tokens a second behind a slow first prompt, of a rank that computes 10,000", v)
+	}
 	r := new(rankState)
 	r.prefill.store(1000)
 	if v := learn(r, 0.1); v < 9000 {

@@ -19,3 +19,6 @@ func (*noIndex) Removed(prefix.Holder, []uint64) int { return 0 }
 
 // Clear does nothing.
 func (*noIndex) Clear(prefix.Holder) {}
+
+// Evicted reports that nothing was forgotten.
+func (*noIndex) Evicted(prefix.Holder) bool { return false }

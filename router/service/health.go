@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/kvconn/kvconn/router/route"
@@ -160,12 +160,12 @@ func (c *checker) failed(rank int32, err error) {
 	if e == nil || !e.well {
 		return
 	}
-	var network *net.OpError
-	if errors.As(err, &network) && network.Op == "dial" {
+	e.suspect = e.checking // one that began before says nothing of this
+	// Only a refusal: that it could not be dialled may have its cause here.
+	if errors.Is(err, syscall.ECONNREFUSED) {
 		c.judge(info.Spec.Endpoint, e, err, failuresUntilOut)
 	} else {
 		e.failures, e.next = failuresUntilOut-1, time.Now()
-		e.suspect = e.checking // one that began before says nothing of this
 	}
 	c.again()
 }

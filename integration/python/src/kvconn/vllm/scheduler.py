@@ -235,9 +235,10 @@ class SchedulerSide:
         # Draft tokens are computed too, but may be rejected.
         end = min(computed + output.num_scheduled_tokens[request_id], request.num_tokens)
         filled = end // self._block_size > tracked.computed_told // self._block_size
-        if not filled and not fresh and not tracked.followed:
+        decodes = computed >= request.num_prompt_tokens
+        if decodes and not filled and not fresh and not tracked.followed:
             return
-        learnt = computed < request.num_prompt_tokens and output.num_scheduled_tokens[request_id] >= _LEARNT_TOKENS
+        learnt = not decodes and output.num_scheduled_tokens[request_id] >= _LEARNT_TOKENS
         tracked.followed = 2 if learnt else max(0, tracked.followed - 1)
         tables = _block_tables(output, request_id)
         known = tracked.blocks_told or [0] * len(tables)
