@@ -46,7 +46,13 @@ func parse(b []byte) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	known := keys()
+	values, errs := singleValues(nodes, keys())
+	return values, joined(errs)
+}
+
+// singleValues takes the values of nodes, whose keys must all be known, and says what of
+// them is wrong.
+func singleValues(nodes map[string]yaml.Node, known []string) (map[string]string, []error) {
 	values := make(map[string]string, len(nodes))
 	var errs []error
 	for key, node := range nodes {
@@ -61,8 +67,13 @@ func parse(b []byte) (map[string]string, error) {
 			values[key] = node.Value
 		}
 	}
+	return values, errs
+}
+
+// joined is all errors as one, in an order that does not change.
+func joined(errs []error) error {
 	sort.Slice(errs, func(i, j int) bool { return errs[i].Error() < errs[j].Error() })
-	return values, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // Nearest returns the candidate with the smallest edit distance to s, "" if there is none.

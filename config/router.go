@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"math"
 	"reflect"
-	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -122,27 +120,16 @@ func parseRouter(b []byte) (map[string]string, []json.RawMessage, error) {
 		return nil, nil, err
 	}
 	known := append(routerKeys(), ranksKey)
-	values := make(map[string]string, len(nodes))
+	node, hasRanks := nodes[ranksKey]
+	delete(nodes, ranksKey)
+	values, errs := singleValues(nodes, known)
 	var ranks []json.RawMessage
-	var errs []error
-	for key, node := range nodes {
-		switch {
-		case key == ranksKey:
-			ranks, err = parseRanks(&node)
+	if hasRanks {
+		if ranks, err = parseRanks(&node); err != nil {
 			errs = append(errs, err)
-		case !slices.Contains(known, key):
-			errs = append(errs, fmt.Errorf("unknown key %q, did you mean %q?", key, Nearest(key, known)))
-		case node.Kind != yaml.ScalarNode:
-			errs = append(errs, fmt.Errorf("line %d: %s wants a single value", node.Line, key))
-		case node.Tag == "!!null":
-			errs = append(errs, fmt.Errorf("line %d: %s has no value: give one, or leave the key out", node.Line, key))
-		default:
-			values[key] = node.Value
 		}
 	}
-	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
-	sort.Slice(errs, func(i, j int) bool { return errs[i].Error() < errs[j].Error() })
-	return values, ranks, errors.Join(errs...)
+	return values, ranks, joined(errs)
 }
 
 // parseRanks turns the list of ranks into JSON. A rank without an id has its place in the list.

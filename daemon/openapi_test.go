@@ -9,49 +9,16 @@ import (
 	"strings"
 	"testing"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/openapitest"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 	"github.com/kvconn/kvconn/worker"
 )
 
-// description is as much of OpenAPI as the tests look at.
-type description struct {
-	OpenAPI string `yaml:"openapi"`
-	Paths   map[string]map[string]struct {
-		OperationID string `yaml:"operationId"`
-		Responses   map[string]struct {
-			Description string         `yaml:"description"`
-			Content     map[string]any `yaml:"content"`
-		} `yaml:"responses"`
-	} `yaml:"paths"`
-	Components struct {
-		Schemas map[string]schema `yaml:"schemas"`
-	} `yaml:"components"`
-}
-
-type schema struct {
-	Required   []string       `yaml:"required"`
-	Properties map[string]any `yaml:"properties"`
-}
-
-func describe(t *testing.T) *description {
-	t.Helper()
-	d := new(description)
-	if err := yaml.Unmarshal([]byte(openAPI), d); err != nil {
-		t.Fatal(err)
-	}
-	if !strings.HasPrefix(d.OpenAPI, "3.1") {
-		t.Errorf("OpenAPI %q", d.OpenAPI)
-	}
-	return d
-}
-
 func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
-	described := describe(t)
+	described := openapitest.Parse(t, openAPI)
 	r := start(t, nil)
 	var routes []string
 	for _, route := range new(daemon).routes(t.Context()) {
@@ -88,18 +55,8 @@ func (r *running) head(path string) (code int, contentType string) {
 	return resp.StatusCode, contentType
 }
 
-// fields lists the JSON names of a struct.
-func fields(v reflect.Type) []string {
-	var out []string
-	for i := range v.NumField() {
-		name, _, _ := strings.Cut(v.Field(i).Tag.Get("json"), ",")
-		out = append(out, name)
-	}
-	return out
-}
-
 func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
-	schemas := describe(t).Components.Schemas
+	schemas := openapitest.Parse(t, openAPI).Components.Schemas
 	for _, c := range []struct {
 		name string
 		of   reflect.Type
@@ -121,7 +78,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 			t.Errorf("%s is not described", c.name)
 			continue
 		}
-		there := fields(c.of)
+		there := openapitest.Fields(c.of)
 		for _, name := range there {
 			if _, ok := s.Properties[name]; !ok && c.whole {
 				t.Errorf("%s.%s is not described", c.name, name)
@@ -141,7 +98,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 }
 
 func TestOpenAPINamesEveryFaultCode(t *testing.T) {
-	code, err := json.Marshal(describe(t).Components.Schemas["HealthReason"].Properties["code"])
+	code, err := json.Marshal(openapitest.Parse(t, openAPI).Components.Schemas["HealthReason"].Properties["code"])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +111,7 @@ func TestOpenAPINamesEveryFaultCode(t *testing.T) {
 
 // Every reference within the description leads somewhere.
 func TestOpenAPIReferencesExist(t *testing.T) {
-	schemas := describe(t).Components.Schemas
+	schemas := openapitest.Parse(t, openAPI).Components.Schemas
 	for rest := openAPI; ; {
 		_, after, ok := strings.Cut(rest, `"#/components/schemas/`)
 		if !ok {

@@ -9,12 +9,10 @@ type engineRank struct {
 // maxRefused bounds the ranks that are remembered as refused: far above those of a node.
 const maxRefused = 4096
 
-// readyChange says that an engine's leader offers hits from now on, or no more.
+// readyChange says that an engine's leader offers hits from now on, or why it does not.
 type readyChange struct {
-	s *schedulerSession
-	// ready and why, in words for the log.
-	ready bool
-	why   string
+	s   *schedulerSession
+	why string // "" if it does
 }
 
 // tellReady tells an engine's leaders whether its ranks can load, and returns what has
@@ -29,7 +27,7 @@ func (b *backend) tellReady(engine string) []readyChange {
 		s.SetReady(why == "")
 		if why != s.notReady {
 			s.notReady = why
-			changes = append(changes, readyChange{s: s, ready: why == "", why: why})
+			changes = append(changes, readyChange{s, why})
 		}
 	}
 	return changes
@@ -64,7 +62,7 @@ func (b *backend) notReady(s *schedulerSession) string {
 // logReady says what tellReady has changed.
 func (b *backend) logReady(changes []readyChange) {
 	for _, c := range changes {
-		if c.ready {
+		if c.why == "" {
 			b.log("all ranks can load: hits are offered", c.s.peer)
 		} else {
 			b.log("nothing is offered to the engine, and nothing saved", c.s.peer, "why", c.why, "ranks_needed", c.s.manifest.Ranks())

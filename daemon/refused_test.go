@@ -1,42 +1,23 @@
 package daemon
 
 import (
-	"bytes"
 	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/client"
+	"github.com/kvconn/kvconn/internal/testlog"
 )
-
-// lockedBuffer is a log that can be read while it is written.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
 
 // An engine whose namespace the store cannot keep is told so, as is the log, a few times
 // however often it tries, and health; it is let in once the store can.
 func TestEngineWhoseNamespaceCannotBeOpenedIsToldSo(t *testing.T) {
-	var log lockedBuffer
+	var log testlog.Text
 	r := start(t, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 	kept := filepath.Join(r.dir, "namespaces")
 	if err := os.Rename(kept, kept+".away"); err != nil {

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/storetest"
 )
 
 const (
@@ -70,32 +70,16 @@ func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
 // residencySave writes both shards of a prompt's blocks and waits.
 func residencySave(t *testing.T, s *store.Store, ns store.NamespaceID, keys []connector.Key, shards ...connector.Shard) {
 	t.Helper()
-	var wait sync.WaitGroup
+	var ops []*store.WriteOp
 	for i := 1; i < len(keys); i++ {
 		for _, shard := range shards {
-			op := &store.WriteOp{
+			ops = append(ops, &store.WriteOp{
 				ID:     store.RecordID{Namespace: ns, Shard: shard, Key: keys[i]},
 				Parent: keys[i-1], Payload: store.AlignedBuffer(residencyTestPayload),
-			}
-			wait.Add(1)
-			for {
-				n, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) {
-					if op.Err != nil && !errors.Is(op.Err, store.ErrBusy) {
-						t.Error(op.Err)
-					}
-					wait.Done()
-				})
-				if n == 1 {
-					break
-				}
-				if !errors.Is(err, store.ErrBusy) {
-					t.Fatal(err)
-				}
-				time.Sleep(time.Millisecond)
-			}
+			})
 		}
 	}
-	wait.Wait()
+	storetest.Save(t, s, ops...)
 }
 
 // residencyFeed follows a stream into a real index.

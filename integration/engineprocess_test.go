@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/engine"
 	"github.com/kvconn/kvconn/engine/model"
+	"github.com/kvconn/kvconn/internal/testlog"
 )
 
 // processOptions say what an engine's process runs.
@@ -107,13 +108,13 @@ type engineProcess struct {
 	in    io.WriteCloser
 	enc   *json.Encoder
 	dec   *json.Decoder
-	log   *logText
+	log   *testlog.Text
 	ended bool
 }
 
 func startEngineProcess(t *testing.T, p processOptions) *engineProcess {
 	t.Helper()
-	e := &engineProcess{t: t, cmd: exec.Command(os.Args[0]), log: new(logText)}
+	e := &engineProcess{t: t, cmd: exec.Command(os.Args[0]), log: new(testlog.Text)}
 	e.cmd.Env = append(slices.Clone(os.Environ()), engineVariable+"=1")
 	e.cmd.Stderr = e.log
 	e.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -9,12 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/internal/testlog"
 )
 
 // node is a machine: a store directory and a socket, with a daemon or without.
@@ -23,27 +23,9 @@ type node struct {
 	dir, socket string
 	args        []string
 	cmd         *exec.Cmd
-	log         *logText
+	log         *testlog.Text
 	// local is the daemon, if it runs in this process.
 	local *localDaemon
-}
-
-// logText is what a daemon logs. A test may read it while it grows.
-type logText struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logText) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *logText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 func newNode(t *testing.T, args ...string) *node {
@@ -65,7 +47,7 @@ func newMemoryNode(t *testing.T, args ...string) *node {
 
 func newNodeIn(t *testing.T, dir string, args ...string) *node {
 	t.Helper()
-	n := &node{t: t, dir: filepath.Join(dir, "store"), socket: filepath.Join(dir, "s"), args: args, log: new(logText)}
+	n := &node{t: t, dir: filepath.Join(dir, "store"), socket: filepath.Join(dir, "s"), args: args, log: new(testlog.Text)}
 	t.Cleanup(func() {
 		if n.cmd != nil {
 			n.kill()
@@ -105,7 +87,7 @@ func (n *node) start() {
 // launch starts a daemon's process, which dies with this one.
 func (n *node) launch(cmd *exec.Cmd) {
 	n.t.Helper()
-	n.cmd, n.log = cmd, new(logText)
+	n.cmd, n.log = cmd, new(testlog.Text)
 	n.cmd.Stderr = n.log
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := n.cmd.Start(); err != nil {

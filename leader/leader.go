@@ -95,8 +95,9 @@ func New(o Options, index Index) (*Leader, error) {
 
 // SetReady tells whether the ranks that run on this node can load and save. While they
 // cannot, because the memory of one was refused or is gone, or those of an engine that cannot
-// report a failed load have not all registered, nothing is offered and no save is planned. A leader starts ready: it cannot know which
-// ranks live on other nodes, so that a rank never seen here is no reason to wait.
+// report a failed load have not all registered, nothing is offered and no save is planned. A
+// leader starts ready: it cannot know which ranks live on other nodes, so that a rank never
+// seen here is no reason to wait.
 func (l *Leader) SetReady(ready bool) { l.notReady.Store(!ready) }
 
 // Loaded takes in what came of loads. A request whose load failed on any rank is not

@@ -234,18 +234,18 @@ func (l *Leader) learn(m *connector.StepRequest, now time.Time) {
 	for i := range m.Scheduled {
 		s := &m.Scheduled[i]
 		r := l.requests.find(s.Request)
-		if r != nil && s.Computed >= r.prompt {
-			total += min(s.Count, 1) // decodes of several steps may be told together
-		} else {
-			total += s.Count
-		}
 		if r == nil {
+			total += s.Count
 			continue
 		}
-		if s.Computed < r.prompt {
+		decodes := s.Computed >= r.prompt
+		if decodes {
+			total += min(s.Count, 1) // those of several steps may be told together
+		} else {
+			total += s.Count
 			prefill += s.Count
 		}
-		follows = follows || (r.step != 0 && r.step == l.steps-1 && s.Computed <= r.computed && (s.Computed < r.prompt || s.Count <= 1))
+		follows = follows || (r.step != 0 && r.step == l.steps-1 && s.Computed <= r.computed && (!decodes || s.Count <= 1))
 		r.step, r.computed = l.steps, s.Computed+s.Count
 	}
 	// A step of many decodes says little of prefill, and one with loads in it waits for them.

@@ -16,8 +16,8 @@ type Stats struct {
 	// failed on any rank.
 	SaveBlocks  uint64 `json:"save_blocks"`
 	FailedLoads uint64 `json:"failed_loads"`
-	// NotReady counts matches that were answered with nothing because a rank
-	// cannot load; see [Leader.SetReady].
+	// NotReady counts matches that were answered with nothing because a rank cannot
+	// load; see [Leader.SetReady].
 	NotReady uint64 `json:"not_ready"`
 	// DecisionsFull counts requests whose hit was offered whole, DecisionsTrimmed those
 	// where it was cut and DecisionsRefused those where nothing was offered, both because

@@ -13,18 +13,7 @@ import (
 // may have it by then.
 func TestMemoryOfAReadThatHangsIsKeptUntilTheKernelIsDone(t *testing.T) {
 	var d storetest.Disk
-	s, err := store.Open(t.Context(), d.Under(store.Options{Dir: t.TempDir(), MaxBytes: 64 << 20, ReadTimeout: testWait, SlotWait: testWait}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	if _, err := s.OpenNamespace(testManifest()); err != nil {
-		t.Fatal(err)
-	}
+	s := openStoreOn(t, &d, 0)
 	m := newEngineMemory(t)
 	saver := newWorker(t, s, nil)
 	register(t, saver, m)

@@ -118,21 +118,16 @@ func (w *Worker) Load(_ context.Context, metadata []byte) (int, error) {
 	return len(plan.Loads), nil
 }
 
-// admit refuses what no leader plans, and what is too much.
+// admit refuses what no leader plans, and what is too much beside what is under way. Their
+// number and ids are within the bounds of connector.ParsePlan.
 func (w *Worker) admit(loads []connector.RequestLoad) error {
 	blocks := 0
-	seen := make(map[string]struct{}, min(len(loads), maxLoads))
+	seen := make(map[string]struct{}, len(loads))
 	for i := range loads {
 		l := &loads[i]
-		if len(l.Request) > connector.MaxIDBytes {
-			return fmt.Errorf("%w: request id of %d bytes, at most %d", connector.ErrBadRequest, len(l.Request), connector.MaxIDBytes)
-		}
 		// The second would take the place of the first, and its report pass for both.
 		if _, twice := seen[l.Request]; twice {
 			return fmt.Errorf("%w: request %q is loaded twice in one step", connector.ErrBadRequest, l.Request)
-		}
-		if i >= maxLoads {
-			break // admits says so
 		}
 		seen[l.Request] = struct{}{}
 		for j := range l.Transfers {

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 	"github.com/kvconn/kvconn/store/storetest"
 )
@@ -15,18 +14,7 @@ import (
 func TestSavesStandBackWhileALoadIsInTheDisk(t *testing.T) {
 	var d storetest.Disk
 	const writers, few = 8, 2
-	s, err := store.Open(t.Context(), d.Under(store.Options{Dir: t.TempDir(), MaxBytes: 64 << 20, Writers: writers, ReadTimeout: testWait, SlotWait: testWait}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	if _, err := s.OpenNamespace(testManifest()); err != nil {
-		t.Fatal(err)
-	}
+	s := openStoreOn(t, &d, writers)
 	m := newEngineMemory(t)
 	saver := newWorker(t, s, nil)
 	register(t, saver, m)

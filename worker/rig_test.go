@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/storetest"
 )
 
 // testWait is what only a broken worker, store or disk reaches.
@@ -117,7 +118,18 @@ func testManifest() *connector.Manifest {
 
 func openStore(t *testing.T) *store.Store {
 	t.Helper()
-	s, err := store.Open(t.Context(), store.Options{Dir: t.TempDir(), MaxBytes: 64 << 20, ReadTimeout: testWait, SlotWait: testWait})
+	return openStoreOn(t, nil, 0)
+}
+
+// openStoreOn opens a store on a disk that does as told, nil for an ordinary one, with so
+// many writers, 0 for the default.
+func openStoreOn(t *testing.T, d *storetest.Disk, writers int) *store.Store {
+	t.Helper()
+	o := store.Options{Dir: t.TempDir(), MaxBytes: 64 << 20, Writers: writers, ReadTimeout: testWait, SlotWait: testWait}
+	if d != nil {
+		o = d.Under(o)
+	}
+	s, err := store.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}

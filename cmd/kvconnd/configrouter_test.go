@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 
@@ -13,18 +12,7 @@ func TestConfigRouterNamesTheSourceOfEveryValue(t *testing.T) {
 	file := routerFileOf(t, "policy: kv-aware\npredict_ttl: 3s\nmax_tries: 5\nranks: [{model: m, endpoint: \"http://a:1\"}]\n")
 	t.Setenv("KVCONN_ROUTER_PREDICT_TTL", "2s")
 	t.Setenv("KVCONN_ROUTER_TOKEN", "hunter2")
-	status, out, errs := kvconnd("config", "router", "--config", file, "--max-tries", "7", "--json")
-	if status != 0 || errs != "" {
-		t.Fatalf("status %d, %q", status, errs)
-	}
-	var list []config.Setting
-	if err := json.Unmarshal([]byte(out), &list); err != nil {
-		t.Fatal(err)
-	}
-	got := make(map[string]string)
-	for _, s := range list {
-		got[s.Key] = s.Value + " | " + s.From.String()
-	}
+	got := settingsOf(t, "config", "router", "--config", file, "--max-tries", "7", "--json")
 	for key, want := range map[string]string{
 		"policy": "kv-aware | file " + file, "predict_ttl": "2s | environment KVCONN_ROUTER_PREDICT_TTL", "max_tries": "7 | flag --max-tries",
 		"request_ttl": "5m0s | default", "token": "******** | environment KVCONN_ROUTER_TOKEN",

@@ -14,14 +14,10 @@ import (
 	"github.com/kvconn/kvconn/daemon"
 )
 
-func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "kvconnd.yaml")
-	if err := os.WriteFile(file, []byte("dir: /from-file\nsocket: /from-file.sock\nload_timeout: 3s\nmax_bytes: 3GiB\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("KVCONN_SOCKET", "/from-env.sock")
-	t.Setenv("KVCONN_LOG_LEVEL", "") // as good as not set
-	status, out, errs := kvconnd("config", "show", "--config", file, "--max-bytes", "1GiB", "--json")
+// settingsOf runs a command that prints settings as JSON, and returns each with its source.
+func settingsOf(t *testing.T, args ...string) map[string]string {
+	t.Helper()
+	status, out, errs := kvconnd(args...)
 	if status != 0 || errs != "" {
 		t.Fatalf("status %d, %q", status, errs)
 	}
@@ -33,6 +29,17 @@ func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
 	for _, s := range list {
 		got[s.Key] = s.Value + " | " + s.From.String()
 	}
+	return got
+}
+
+func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kvconnd.yaml")
+	if err := os.WriteFile(file, []byte("dir: /from-file\nsocket: /from-file.sock\nload_timeout: 3s\nmax_bytes: 3GiB\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KVCONN_SOCKET", "/from-env.sock")
+	t.Setenv("KVCONN_LOG_LEVEL", "") // as good as not set
+	got := settingsOf(t, "config", "show", "--config", file, "--max-bytes", "1GiB", "--json")
 	for key, want := range map[string]string{
 		"dir": "/from-file | file " + file, "socket": "/from-env.sock | environment KVCONN_SOCKET", "load_timeout": "3s | file " + file,
 		"max_bytes": "1GiB | flag --max-bytes", "log_level": "info | default", "stop_timeout": "25s | default",
@@ -43,7 +50,7 @@ func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
 		}
 	}
 	t.Setenv(configFileEnv, file)
-	status, out, errs = kvconnd("config", "--log-format=json")
+	status, out, errs := kvconnd("config", "--log-format=json")
 	if status != 0 || !strings.Contains(out, "SOURCE") || !strings.Contains(out, "file "+file) || !strings.Contains(out, "flag --log-format") || errs != "" {
 		t.Errorf("table: status %d, %q\n%s", status, errs, out)
 	}

@@ -9,30 +9,24 @@ status is 0 only if every check passed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import random
-import shutil
 import signal
 import statistics
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
 
 import environment
+import workplace
 from completions import BLOCK_SIZE, MAX_TOKENS, Completion, cacheable, complete, complete_all, prompt
 from damage import flip_bits
 from hybrid import Hybrid
 from processes import Daemon, Engine
-from report import Report
 from stage import Place
 from tensor_parallel import TensorParallel
 
@@ -420,38 +414,11 @@ def run_stages(place: Place, skipped: Sequence[str]) -> int:
 
 def main() -> int:
     """Parse arguments and run."""
-    parser = argparse.ArgumentParser(description="End-to-end test of kvconn with real vLLM.")
-    parser.add_argument("--kvconnd", type=Path, help="the daemon's binary; built from the checkout otherwise")
-    parser.add_argument("--cache", type=Path, default=environment.default_cache(), help="for environment and model")
-    parser.add_argument("--keep", action="store_true", help="keep logs and store, also of a run that passed")
+    parser = workplace.arguments("End-to-end test of kvconn with real vLLM.")
     parser.add_argument("--skip", action="append", default=[], choices=sorted(STAGES), help="leave a stage out")
     args = parser.parse_args()
-
-    begun = time.monotonic()
-    env = environment.prepare(args.cache.resolve())
-    runs = env.cache / "runs"
-    runs.mkdir(exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=runs))
-    sockets = Path(tempfile.mkdtemp(prefix="kvconn-e2e-"))  # a socket's path has to be short
-    status = 1
-    try:
-        binary = args.kvconnd.resolve() if args.kvconnd else environment.build_daemon(work)
-        ready = time.monotonic()
-        status = run_stages(Place(Report(), env, binary, work, sockets), args.skip)
-        print(f"prepared in {ready - begun:.0f} s, ran for {time.monotonic() - ready:.0f} s")
-    finally:
-        shutil.rmtree(sockets, ignore_errors=True)
-        if status == 0 and not args.keep:
-            shutil.rmtree(work, ignore_errors=True)
-        else:
-            print(f"logs and store are in {work}")
-    return status
-
-
-def _interrupted(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)  # by way of the exit handlers, which kill what was started
+    return workplace.run(args, lambda place: run_stages(place, args.skip))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupted)
-    sys.exit(main())
+    workplace.exit_by(main)

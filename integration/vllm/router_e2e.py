@@ -9,19 +9,11 @@ check passed.
 
 from __future__ import annotations
 
-import argparse
-import shutil
-import signal
-import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import FrameType
 
-import environment
+import workplace
 from completions import BLOCK_SIZE, complete, prompt
 from router_client import MAX_TOKENS, Answer, chat, send
 from router_engine import EventEngine
@@ -296,42 +288,16 @@ def pin(number: int) -> dict[str, str]:
 
 def main() -> int:
     """Parse arguments and run."""
-    parser = argparse.ArgumentParser(description="End-to-end test of kvconn's router with real vLLM.")
-    parser.add_argument("--kvconnd", type=Path, help="the binary; built from the checkout otherwise")
-    parser.add_argument("--cache", type=Path, default=environment.default_cache(), help="for environment and model")
+    parser = workplace.arguments("End-to-end test of kvconn's router with real vLLM.")
     parser.add_argument("--stages", default=",".join(STAGES), help=f"which of {','.join(STAGES)}; default all")
     parser.add_argument("--debug", action="store_true", help="keep what the engines publish in events.log")
-    parser.add_argument("--keep", action="store_true", help="keep logs and store, also of a run that passed")
     args = parser.parse_args()
     stages = args.stages.split(",")
     if unknown := set(stages) - set(STAGES):
         parser.error(f"unknown stages: {', '.join(sorted(unknown))}")
-
-    begun = time.monotonic()
-    env = environment.prepare(args.cache.resolve())
-    runs = env.cache / "runs"
-    runs.mkdir(exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=runs))
-    sockets = Path(tempfile.mkdtemp(prefix="kvconn-e2e-"))  # a socket's path has to be short
-    status = 1
-    try:
-        binary = args.kvconnd.resolve() if args.kvconnd else environment.build_daemon(work)
-        ready = time.monotonic()
-        status = RouterEndToEnd(env, binary, work, sockets, args.debug).run(stages)
-        print(f"prepared in {ready - begun:.0f} s, ran for {time.monotonic() - ready:.0f} s")
-    finally:
-        shutil.rmtree(sockets, ignore_errors=True)
-        if status == 0 and not (args.keep or args.debug):
-            shutil.rmtree(work, ignore_errors=True)
-        else:
-            print(f"logs and store are in {work}")
-    return status
-
-
-def _interrupted(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)  # by way of the exit handlers, which kill what was started
+    args.keep = args.keep or args.debug
+    return workplace.run(args, lambda place: RouterEndToEnd(place, args.debug).run(stages))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupted)
-    sys.exit(main())
+    workplace.exit_by(main)

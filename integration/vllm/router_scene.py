@@ -6,16 +6,15 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import environment
 from completions import BLOCK_SIZE, prompt
 from processes import Daemon, Program
-from report import Report
 from router_client import MAX_TOKENS, Answer, send
 from router_engine import EventEngine
 from router_process import Router, rank
+from stage import Place
 
 FIRST_TURN, LATER_TURN = 1015, 240
 """Tokens that a user adds in the first turn and in those after it. With an answer of 16 each turn ends
@@ -46,14 +45,16 @@ class Conversation:
 class Scene:
     """One kvconnd, engines with the router in front of them, and conversations with these."""
 
-    def __init__(self, env: environment.Environment, binary: Path, work: Path, sockets: Path, debug: bool) -> None:
-        self.report = Report()
-        self.env, self.work, self.debug = env, work, debug
+    def __init__(self, place: Place, debug: bool) -> None:
+        self.report = place.report
+        self.env, self.work, self.debug = place.env, place.work, debug
         self.rng = random.Random(6)
-        self.model = environment.model(env, 1)
-        self.daemon = Daemon(binary, work / "store", sockets / "kvconnd.sock", work / "kvconnd.log")
+        self.model = environment.model(self.env, 1)
+        self.daemon = Daemon(
+            place.binary, self.work / "store", place.sockets / "kvconnd.sock", self.work / "kvconnd.log"
+        )
         self.connector = self.daemon.vllm_config()
-        self.router = Router(binary, work)
+        self.router = Router(place.binary, self.work)
         self.engines: list[EventEngine] = []
         self.ranks: list[dict[str, Any]] = []
         self.conversations: list[Conversation] = []

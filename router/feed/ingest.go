@@ -65,8 +65,8 @@ type IngestStats struct {
 	// MismatchedBlockSize are events in blocks of another size than the router's.
 	MismatchedBlockSize uint64 `json:"mismatched_block_size"`
 	// IgnoredGroups are events of cache groups that are not full attention, or not the first that is (see
-	// groups), IgnoredMedia those of other
-	// memory than the GPU's, HashOnly those that name blocks without their tokens.
+	// groups), IgnoredMedia those of other memory than the GPU's, HashOnly those that name blocks without
+	// their tokens.
 	IgnoredGroups uint64 `json:"ignored_groups"`
 	IgnoredMedia  uint64 `json:"ignored_media"`
 	HashOnly      uint64 `json:"hash_only"`

@@ -1,16 +1,15 @@
 package feed
 
 import (
-	"bytes"
 	"errors"
 	"log/slog"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testlog"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/router/zmtp"
 )
@@ -150,29 +149,16 @@ func TestRebuildsBecomeRare(t *testing.T) {
 	}
 }
 
-// lockedBuffer is a buffer that several goroutines may write to.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) lines() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Split(strings.TrimSpace(l.b.String()), "\n")
+// lines are those of a log.
+func lines(log *testlog.Text) []string {
+	return strings.Split(strings.TrimSpace(log.String()), "\n")
 }
 
 // A wrong endpoint shows in the log, but not at every attempt.
 func TestWhatCannotBeReachedIsSaidOnce(t *testing.T) {
 	closed := listen(t)
 	_ = closed.Close()
-	var log lockedBuffer
+	var log testlog.Text
 	logger := slog.New(slog.NewTextHandler(&log, nil))
 	f := follow(t, EngineOptions{
 		Endpoint: "tcp://" + closed.Addr().String(), Ranks: []Rank{{Holder: 1}}, BlockSize: testBlockSize,
@@ -188,7 +174,7 @@ func TestWhatCannotBeReachedIsSaidOnce(t *testing.T) {
 	background(t, r.Run)
 	eventually(t, "attempts in vain", func() bool { return f.Stats()[0].Error != "" && r.Stats().Error != "" })
 	time.Sleep(20 * time.Millisecond) // for more of them
-	if lines := log.lines(); len(lines) != 2 {
+	if lines := lines(&log); len(lines) != 2 {
 		t.Errorf("%d lines: %q", len(lines), lines)
 	}
 }
@@ -198,16 +184,16 @@ func TestLogLinesNameEachThingOnce(t *testing.T) {
 	one := startProcess(t, "tcp://127.0.0.1:0")
 	closed := listen(t)
 	_ = closed.Close()
-	var log lockedBuffer
+	var log testlog.Text
 	o := (&ownEngine{pub: one.pub}).options()
 	o.ReplayEndpoint = "tcp://" + closed.Addr().String()
 	o.Logger = slog.New(slog.NewTextHandler(&log, nil)).With("rank", 7)
 	f := follow(t, o, newMemIndex())
 	eventually(t, "a replay in vain", func() bool { return f.Stats()[0].ReplayFailures > 0 })
 	one.stop()
-	eventually(t, "a line of it", func() bool { return strings.Contains(strings.Join(log.lines(), " "), "lost the engine") })
+	eventually(t, "a line of it", func() bool { return strings.Contains(strings.Join(lines(&log), " "), "lost the engine") })
 	quoted, key := regexp.MustCompile(`"(\\.|[^"\\])*"`), regexp.MustCompile(`(\w+)=`)
-	for _, line := range log.lines() {
+	for _, line := range lines(&log) {
 		seen := make(map[string]bool)
 		for _, m := range key.FindAllStringSubmatch(quoted.ReplaceAllString(line, ""), -1) {
 			if seen[m[1]] {

@@ -4,12 +4,10 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/router/zmtp"
 	"github.com/kvconn/kvconn/router/zmtp/zmqtest"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/storetest"
 )
 
 const testPayloadBytes = 8000
@@ -52,32 +51,16 @@ func keyOf(n int) (k connector.Key) {
 // save writes shards of the blocks [from, to), a prompt.
 func save(t *testing.T, s *store.Store, ns store.NamespaceID, from, to int, shards ...connector.Shard) {
 	t.Helper()
-	var wait sync.WaitGroup
+	var ops []*store.WriteOp
 	for n := from; n < to; n++ {
 		for _, shard := range shards {
-			op := &store.WriteOp{
+			ops = append(ops, &store.WriteOp{
 				ID:     store.RecordID{Namespace: ns, Shard: shard, Key: keyOf(n)},
 				Parent: keyOf(n - 1), Payload: store.AlignedBuffer(testPayloadBytes),
-			}
-			wait.Add(1)
-			for {
-				accepted, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) {
-					if op.Err != nil && !errors.Is(op.Err, store.ErrBusy) {
-						t.Error(op.Err)
-					}
-					wait.Done()
-				})
-				if accepted == 1 {
-					break
-				}
-				if !errors.Is(err, store.ErrBusy) {
-					t.Fatal(err)
-				}
-				time.Sleep(time.Millisecond)
-			}
+			})
 		}
 	}
-	wait.Wait()
+	storetest.Save(t, s, ops...)
 }
 
 func startPublisher(t *testing.T, s *store.Store, hashes HashForm) *Publisher {

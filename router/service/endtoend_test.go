@@ -2,10 +2,8 @@ package service
 
 import (
 	"context"
-	"errors"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/service/enginetest"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/storetest"
 )
 
 const payloadBytes = 8000
@@ -42,33 +41,10 @@ func fillStore(t *testing.T, dir, model string, prompts map[connector.Scope][]ui
 		parent := connector.RootKey(16, scope)
 		for ; len(tokens) >= 16; tokens = tokens[16:] {
 			key, _ := connector.NextKey(parent, connector.AppendTokens(nil, tokens[:16]), nil)
-			write(t, s, &store.WriteOp{ID: store.RecordID{Namespace: ns, Key: key}, Parent: parent, Payload: store.AlignedBuffer(payloadBytes)})
+			storetest.Save(t, s, &store.WriteOp{ID: store.RecordID{Namespace: ns, Key: key}, Parent: parent, Payload: store.AlignedBuffer(payloadBytes)})
 			parent = key
 		}
 	}
-}
-
-// write saves one record.
-func write(t *testing.T, s *store.Store, op *store.WriteOp) {
-	t.Helper()
-	var wait sync.WaitGroup
-	wait.Add(1)
-	for {
-		accepted, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) {
-			if op.Err != nil && !errors.Is(op.Err, store.ErrBusy) {
-				t.Error(op.Err)
-			}
-			wait.Done()
-		})
-		if accepted == 1 {
-			break
-		}
-		if !errors.Is(err, store.ErrBusy) {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Millisecond)
-	}
-	wait.Wait()
 }
 
 // startDaemon runs a node's kvconnd and returns its URL.

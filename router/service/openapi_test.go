@@ -8,43 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"go.yaml.in/yaml/v3"
-
+	"github.com/kvconn/kvconn/internal/openapitest"
 	"github.com/kvconn/kvconn/router/registry"
 )
 
-// description is as much of OpenAPI as the tests look at.
-type description struct {
-	OpenAPI string `yaml:"openapi"`
-	Paths   map[string]map[string]struct {
-		OperationID string `yaml:"operationId"`
-		Responses   map[string]struct {
-			Description string         `yaml:"description"`
-			Content     map[string]any `yaml:"content"`
-		} `yaml:"responses"`
-	} `yaml:"paths"`
-	Components struct {
-		Schemas map[string]struct {
-			Required   []string       `yaml:"required"`
-			Properties map[string]any `yaml:"properties"`
-		} `yaml:"schemas"`
-	} `yaml:"components"`
-}
-
-func describe(t *testing.T) *description {
-	t.Helper()
-	d := new(description)
-	if err := yaml.Unmarshal([]byte(openAPI), d); err != nil {
-		t.Fatal(err)
-	}
-	if !strings.HasPrefix(d.OpenAPI, "3.1") {
-		t.Errorf("OpenAPI %q", d.OpenAPI)
-	}
-	return d
-}
-
 func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
-	d := describe(t)
+	d := openapitest.Parse(t, openAPI)
 	o := Options{HTTP: "127.0.0.1:0", Logger: quiet()}
 	o.EnsureDefaults()
 	s, err := newServer(&o)
@@ -80,22 +49,8 @@ func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
 	}
 }
 
-// fields lists the JSON names of a struct, those of embedded ones included.
-func fields(v reflect.Type) (names []string) {
-	for i := range v.NumField() {
-		f := v.Field(i)
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if f.Anonymous && name == "" {
-			names = append(names, fields(f.Type)...)
-			continue
-		}
-		names = append(names, name)
-	}
-	return names
-}
-
 func TestOpenAPIHasTheFieldsThatAreThere(t *testing.T) {
-	schemas := describe(t).Components.Schemas
+	schemas := openapitest.Parse(t, openAPI).Components.Schemas
 	// The prompt's forms are read apart from the rest of a request.
 	prompts := []string{"token_ids", "prompt", "messages"}
 	types := map[string]reflect.Type{
@@ -116,7 +71,7 @@ func TestOpenAPIHasTheFieldsThatAreThere(t *testing.T) {
 			}
 			continue
 		}
-		there := fields(v)
+		there := openapitest.Fields(v)
 		if name == "RouteRequest" {
 			there = append(there, prompts...)
 		}
@@ -144,7 +99,7 @@ func TestOpenAPIHasTheFieldsThatAreThere(t *testing.T) {
 }
 
 func TestOpenAPIReferencesExistAndCodesAreNamed(t *testing.T) {
-	schemas := describe(t).Components.Schemas
+	schemas := openapitest.Parse(t, openAPI).Components.Schemas
 	for rest := openAPI; ; {
 		_, after, ok := strings.Cut(rest, `"#/components/schemas/`)
 		if !ok {

@@ -1,0 +1,59 @@
+"""What the end-to-end tests have in common: their arguments, and where and how a run happens."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import environment
+from report import Report
+from stage import Place
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the arguments that every run has."""
+    p = argparse.ArgumentParser(description=description)
+    p.add_argument("--kvconnd", type=Path, help="the daemon's binary; built from the checkout otherwise")
+    p.add_argument("--cache", type=Path, default=environment.default_cache(), help="for environment and model")
+    p.add_argument("--keep", action="store_true", help="keep logs and store, also of a run that passed")
+    return p
+
+
+def run(args: argparse.Namespace, body: Callable[[Place], int]) -> int:
+    """Prepare a place, run body there, and return its exit status. What failed is kept."""
+    begun = time.monotonic()
+    env = environment.prepare(args.cache.resolve())
+    runs = env.cache / "runs"
+    runs.mkdir(exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=runs))
+    sockets = Path(tempfile.mkdtemp(prefix="kvconn-e2e-"))  # a socket's path has to be short
+    status = 1
+    try:
+        binary = args.kvconnd.resolve() if args.kvconnd else environment.build_daemon(work)
+        ready = time.monotonic()
+        status = body(Place(Report(), env, binary, work, sockets))
+        print(f"prepared in {ready - begun:.0f} s, ran for {time.monotonic() - ready:.0f} s")
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+        if status == 0 and not args.keep:
+            shutil.rmtree(work, ignore_errors=True)
+        else:
+            print(f"logs and store are in {work}")
+    return status
+
+
+def exit_by(main: Callable[[], int]) -> None:
+    """Exit with main's status, or in order where the run is told to end."""
+    signal.signal(signal.SIGTERM, _interrupted)
+    sys.exit(main())
+
+
+def _interrupted(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)  # by way of the exit handlers, which kill what was started

@@ -1,0 +1,36 @@
+package storetest
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/store"
+)
+
+// Save writes records in order, each as soon as the store takes it, and waits until all have
+// ended. That the store was too busy for one ([store.ErrBusy]) is no failure of the test.
+func Save(t testing.TB, s *store.Store, ops ...*store.WriteOp) {
+	t.Helper()
+	var wait sync.WaitGroup
+	for _, op := range ops {
+		wait.Add(1)
+		for {
+			accepted, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) {
+				if op.Err != nil && !errors.Is(op.Err, store.ErrBusy) {
+					t.Error(op.Err)
+				}
+				wait.Done()
+			})
+			if accepted == 1 {
+				break
+			}
+			if !errors.Is(err, store.ErrBusy) {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	wait.Wait()
+}
