@@ -15,6 +15,35 @@ type Scope struct {
 	LoRA string
 }
 
+// ScopeDigest tells the records of one scope from those of others where the scope itself is
+// not kept: bytes 0 to 7 are of the tenant (the salt), bytes 8 to 15 of the adapter. A part
+// that is empty in the scope is zero, so that the digest of the empty scope is zero. It
+// serves to list, count and clear; key and proof separate scopes, not this.
+type ScopeDigest [16]byte
+
+// UnknownScope stands in records that were written before scopes were kept (format 1).
+var UnknownScope = ScopeDigest{
+	0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+}
+
+// Tenant is the part of the digest that equal salts share.
+func (d ScopeDigest) Tenant() [8]byte { return [8]byte(d[:8]) }
+
+// Digest is SHA-256("kvconn/tenant/1", salt) and SHA-256("kvconn/adapter/1", LoRA), the
+// first 8 bytes of each.
+func (s Scope) Digest() ScopeDigest {
+	var d ScopeDigest
+	if s.Salt != "" {
+		h := sha256.Sum256(append([]byte("kvconn/tenant/1"), s.Salt...))
+		copy(d[:8], h[:])
+	}
+	if s.LoRA != "" {
+		h := sha256.Sum256(append([]byte("kvconn/adapter/1"), s.LoRA...))
+		copy(d[8:], h[:])
+	}
+	return d
+}
+
 // AppendTokens appends the little-endian 32-bit form of tokens to b, the form that
 // chains hash and frames carry.
 func AppendTokens(b []byte, tokens []uint32) []byte {

@@ -1,6 +1,7 @@
 package connector
 
 import (
+	"fmt"
 	"testing"
 )
 
@@ -126,5 +127,23 @@ func BenchmarkNextProof(b *testing.B) {
 	var scratch []byte
 	for b.Loop() {
 		proof, scratch = NextProof(proof, tokens, scratch)
+	}
+}
+
+func TestScopeDigest(t *testing.T) {
+	var none Scope
+	if d := none.Digest(); d != (ScopeDigest{}) {
+		t.Errorf("digest of the empty scope is %x", d)
+	}
+	a, b := Scope{Salt: "a"}.Digest(), Scope{Salt: "a", LoRA: "x"}.Digest()
+	if a.Tenant() != b.Tenant() || a == b {
+		t.Errorf("%x and %x: want the same tenant and another adapter", a, b)
+	}
+	if c := (Scope{Salt: "x"}).Digest(); c.Tenant() == a.Tenant() || c.Tenant() == [8]byte(b[8:]) {
+		t.Errorf("tenant of %x is another's, or an adapter's", c)
+	}
+	// printf 'kvconn/tenant/1a' | sha256sum; printf 'kvconn/adapter/1x' | sha256sum
+	if got, want := fmt.Sprintf("%x", b), "f04f41e1926bb3857746c918c16448d5"; got != want {
+		t.Errorf("digest is %s, want %s", got, want)
 	}
 }

@@ -88,6 +88,8 @@ type WriteOp struct {
 	ID     RecordID
 	Parent connector.Key
 	Proof  connector.Proof
+	// Scope is kept with the record so that a tenant's records can be listed and cleared.
+	Scope connector.ScopeDigest
 	// Payload holds the bytes; same rules as for [ReadOp]. The store sets the bytes
 	// between the length and the padded length to zero.
 	Payload []byte
