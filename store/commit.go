@@ -58,6 +58,7 @@ type committing struct {
 	batch   *journal.Batch
 	work    []commit
 	inserts []index.Insertion
+	ops     []*WriteOp // of inserts
 	removed []index.Removed
 	freed   []index.Ref
 	events  []Event
@@ -68,7 +69,7 @@ type committing struct {
 // them.
 func (c *committing) run() {
 	s := c.s
-	c.inserts, c.removed, c.freed = c.inserts[:0], c.removed[:0], c.freed[:0]
+	c.inserts, c.ops, c.removed, c.freed = c.inserts[:0], c.ops[:0], c.removed[:0], c.freed[:0]
 	slices.SortStableFunc(c.work, func(a, b commit) int { return cmp.Compare(a.order(), b.order()) })
 	for i := range c.work {
 		switch w := &c.work[i]; w.kind {
@@ -129,6 +130,7 @@ func (c *committing) addWrite(op *WriteOp) {
 	c.inserts = append(c.inserts, index.Insertion{
 		ID: op.ID.internal(), Parent: op.Parent, Ref: index.Ref(op.wr.ref), Seq: op.wr.seq, Bytes: uint32(len(op.Payload)),
 	})
+	c.ops = append(c.ops, op)
 }
 
 // commit writes the batch to the journal and then to the table.
@@ -148,7 +150,7 @@ func (c *committing) commit() error {
 	}
 	s.table.Place(c.inserts)
 	for i := range c.inserts {
-		if err := c.putRecord(&c.inserts[i]); err != nil {
+		if err := c.putRecord(&c.inserts[i], c.ops[i]); err != nil {
 			return fmt.Errorf("%w: %w", ErrIO, err)
 		}
 	}
@@ -185,7 +187,7 @@ func publicID(id index.ID) RecordID {
 	return RecordID{Namespace: NamespaceID(id.Namespace), Shard: id.Shard, Key: id.Key}
 }
 
-func (c *committing) putRecord(in *index.Insertion) error {
+func (c *committing) putRecord(in *index.Insertion, op *WriteOp) error {
 	g := c.s.space.at(in.Ref)
 	parentAt := journal.NoLocation
 	if in.ParentRef != index.NoRef {
@@ -199,10 +201,11 @@ func (c *committing) putRecord(in *index.Insertion) error {
 			return err
 		}
 	}
+	_, scheme := c.s.namespaces.identity(id.Namespace)
 	return c.batch.PutRecord(&journal.Record{
 		Location: g.location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
 		Key: in.ID.Key, Parent: in.Parent, ParentAt: parentAt, Depth: in.Depth, Tick: in.Tick,
-		Bytes: in.Bytes, Seq: in.Seq,
+		Bytes: in.Bytes, Seq: in.Seq, Scope: op.Scope, KeyScheme: scheme,
 	})
 }
 

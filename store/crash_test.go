@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/internal/format"
 	"github.com/kvconn/kvconn/store/internal/index"
 )
 
@@ -454,7 +455,7 @@ func TestNewerFormatIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b = []byte(strings.Replace(string(b), `"format": 1`, `"format": 2`, 1))
+	b = []byte(strings.Replace(string(b), fmt.Sprintf(`"format": %d`, format.Version), fmt.Sprintf(`"format": %d`, format.Version+1), 1))
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		t.Fatal(err)
 	}

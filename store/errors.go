@@ -18,6 +18,9 @@ var (
 	// another prefix: its proof or parent differs from what the caller expects. It wraps
 	// [ErrGone], since for the caller it is a miss.
 	ErrMismatch = fmt.Errorf("store: record is of another prefix: %w", ErrGone)
+	// ErrUnreadable says that a newer program wrote the record in a way that this one does
+	// not know. It stays where it is until its slot is needed. It wraps [ErrGone].
+	ErrUnreadable = fmt.Errorf("store: record needs a newer program: %w", ErrGone)
 	// ErrCorrupt says that the bytes on disk failed verification. The record has been
 	// dropped and counted.
 	ErrCorrupt = errors.New("store: record is corrupt")

@@ -41,7 +41,22 @@ func (s *Store) readFormat() (formatNote, error) {
 		return note, fmt.Errorf("read %s: store_id %q: want %d hexadecimal digits", path, note.StoreID, 2*len(s.id))
 	}
 	copy(s.id[:], id)
+	if note.Format < format.Version {
+		// Before anything of the new format is there: a program that knows only the old one
+		// must not take it for damage.
+		note.Format = format.Version
+		return note, s.writeFormat(path, note)
+	}
 	return note, nil
+}
+
+// writeFormat replaces the FORMAT file, durably.
+func (s *Store) writeFormat(path string, note formatNote) error {
+	b, err := json.MarshalIndent(note, "", "  ")
+	if err != nil {
+		return err
+	}
+	return s.opts.fs.WriteFileAtomic(path, append(b, '\n'))
 }
 
 // freeSpacePart of the free space is the cap of a store that was given none.
@@ -63,11 +78,7 @@ func (s *Store) makeFormat(path string) (formatNote, error) {
 		StoreID:         hex.EncodeToString(s.id[:]),
 		DefaultMaxBytes: max(MinMaxBytes, free/freeSpacePartDen*freeSpacePartNum),
 	}
-	b, err := json.MarshalIndent(note, "", "  ")
-	if err != nil {
-		return note, err
-	}
-	return note, s.opts.fs.WriteFileAtomic(path, append(b, '\n'))
+	return note, s.writeFormat(path, note)
 }
 
 // adoptStoreID finds the identity of a store whose FORMAT file was lost in the header of

@@ -98,6 +98,9 @@ func (f *fsck) checkManifests() {
 func (f *fsck) checkJournal(ctx context.Context) error {
 	n, differ := 0, 0
 	err := f.s.journal.Records(0, math.MaxUint32, func(r *journal.Record) error {
+		if !r.Readable() {
+			return nil
+		}
 		if n++; n%loadBatch == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

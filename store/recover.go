@@ -297,6 +297,9 @@ func (s *Store) loadRecords(ctx context.Context) error {
 		if n++; n%loadBatch == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
+		if !r.Readable() {
+			return nil // its slot counts as free; the entry stays until it is used
+		}
 		g := s.space.segments[r.Location.Segment]
 		if g == nil || r.Location.Slot >= g.Slots || int(r.Namespace) >= len(s.namespaces.byID) ||
 			r.Bytes == 0 || r.Bytes > MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {

@@ -80,7 +80,10 @@ func (c *checker) verify(g *segment, id index.ID, found index.Found) (bytes int6
 	}
 	bytes = int64(padded + format.HeaderBytes)
 	var h format.Record
-	if err := h.Decode(c.header); err != nil {
+	switch err := h.Decode(c.header); {
+	case errors.Is(err, format.ErrNewer):
+		return bytes, nil, nil // neither readable nor damaged
+	case err != nil:
 		return bytes, err, nil
 	}
 	return bytes, c.compare(g, &h, id, found), nil

@@ -52,7 +52,10 @@ func (s *Store) verify(op *ReadOp) error {
 	bad := func(what string) error {
 		return fmt.Errorf("record %v in slot %d of segment %d: %s: %w", op.ID.Key, at.Slot, at.Segment, what, ErrCorrupt)
 	}
-	if err := h.Decode(op.rd.header.bytes); err != nil {
+	switch err := h.Decode(op.rd.header.bytes); {
+	case errors.Is(err, format.ErrNewer):
+		return fmt.Errorf("record %v: %w: %w", op.ID.Key, ErrUnreadable, err)
+	case err != nil:
 		return bad(err.Error())
 	}
 	switch {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/format"
 	"github.com/kvconn/kvconn/store/internal/index"
@@ -87,9 +89,26 @@ func (s *Store) accept(op *WriteOp, done func(*WriteOp)) error {
 	op.wr.budget = need
 	// Given in the order of acceptance: a parent's is lower than its child's.
 	op.wr.seq = s.seq.Add(1)
+	op.wr.depth = s.depthOf(op)
 	w.inFlight[op.ID] = op
 	w.queue.push(op)
 	return nil
+}
+
+// depthOf is how many blocks come before a record in its chain, as far as is known when it
+// is accepted. s.writes.mu is held.
+func (s *Store) depthOf(op *WriteOp) uint16 {
+	if op.Parent == (connector.Key{}) {
+		return 0
+	}
+	parent := RecordID{op.ID.Namespace, op.ID.Shard, op.Parent}
+	if first := s.writes.inFlight[parent]; first != nil {
+		return min(first.wr.depth, math.MaxUint16-1) + 1
+	}
+	if found, ok := s.table.Get(parent.internal(), false); ok {
+		return min(found.Depth, math.MaxUint16-1) + 1
+	}
+	return 0
 }
 
 func (s *Store) checkWrite(op *WriteOp) error {
@@ -149,10 +168,11 @@ func (s *Store) writeOne(op *WriteOp) error {
 	at := g.location(ref)
 	header := s.headers.get()
 	defer s.headers.put(header)
+	namespace, scheme := s.namespaces.identity(op.ID.Namespace)
 	(&format.Record{
 		Store: s.id, SegmentID: at.Segment, Slot: at.Slot, Seq: op.wr.seq,
-		Namespace: s.namespaces.digest(op.ID.Namespace), Shard: op.ID.Shard,
-		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof,
+		Namespace: namespace, Shard: op.ID.Shard, Depth: op.wr.depth,
+		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof, Scope: op.Scope, KeyScheme: scheme,
 		PayloadBytes: uint32(len(op.Payload)), PayloadSum: format.PayloadSum(op.Payload),
 	}).Encode(header.bytes)
 	g.dirty.Store(true)

@@ -58,6 +58,7 @@ type Found struct {
 	Ref   Ref
 	Seq   uint64
 	Bytes uint32
+	Depth uint16
 }
 
 // New returns an empty table. Close gives its memory back.
@@ -160,7 +161,7 @@ func (t *Table) Get(id ID, pin bool) (Found, bool) {
 	if pin {
 		e.pin()
 	}
-	return Found{Ref: ref, Seq: e.seq, Bytes: e.bytes}, true
+	return Found{Ref: ref, Seq: e.seq, Bytes: e.bytes, Depth: e.depth}, true
 }
 
 // Prefix finds the longest leading part of chain of which every shard is there. The

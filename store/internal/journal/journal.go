@@ -102,7 +102,7 @@ func ReservedBytes(memTableBytes, records int64) int64 {
 	const (
 		logs          = memTables + 2 // one being recycled, one being made
 		fixed         = 1 << 20       // manifest, options, directories
-		bytesOfRecord = 384           // about 100 live, tombstones, and twice that in a compaction
+		bytesOfRecord = 480           // about 125 live, tombstones, and twice that in a compaction
 	)
 	return logs*memTableBytes*5/4 + fixed + records*bytesOfRecord
 }
