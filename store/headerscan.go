@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/format"
 	"github.com/kvconn/kvconn/store/internal/index"
@@ -36,7 +35,7 @@ func (s *Store) recoverFromHeaders(ctx context.Context, files []string) error {
 	if err := s.openSegments(heads); err != nil {
 		return err
 	}
-	h := &headerScan{s: s, l: newLoader(s), parents: make(map[index.Ref]connector.Key), buf: disk.AlignedBytes(format.HeaderBytes)}
+	h := &headerScan{s: s, l: newLoader(s), buf: disk.AlignedBytes(format.HeaderBytes)}
 	var err error
 	for _, head := range sortedHeads(heads) {
 		if err = h.scan(ctx, s.space.segments[head.ID]); err != nil {
@@ -46,9 +45,6 @@ func (s *Store) recoverFromHeaders(ctx context.Context, files []string) error {
 	h.l.finish()
 	if err != nil {
 		return err
-	}
-	for _, r := range h.l.lost {
-		delete(h.parents, r.Ref)
 	}
 	return h.finish()
 }
@@ -97,11 +93,10 @@ func (s *Store) guessSegment(f disk.File, b []byte, id uint32) (format.Segment, 
 
 // headerScan reads the header of every slot.
 type headerScan struct {
-	s       *Store
-	l       *loader
-	parents map[index.Ref]connector.Key
-	buf     []byte
-	bad     int
+	s   *Store
+	l   *loader
+	buf []byte
+	bad int
 }
 
 func (h *headerScan) scan(ctx context.Context, g *segment) error {
@@ -134,10 +129,9 @@ func (h *headerScan) add(g *segment, r *format.Record) error {
 		return err
 	}
 	ref := g.base + index.Ref(r.Slot)
-	h.parents[ref] = r.Parent
 	h.l.add(index.Loaded{
 		ID: index.ID{Namespace: uint16(ns), Shard: r.Shard, Key: r.Key}, Ref: ref,
-		Seq: r.Seq, Bytes: r.PayloadBytes, Parent: index.NoRef, Tick: uint32(r.Seq & (1<<30 - 1)),
+		Seq: r.Seq, Bytes: r.PayloadBytes, Parent: index.NoRef, ParentKey: r.Parent,
 	})
 	return nil
 }
@@ -154,8 +148,7 @@ func (h *headerScan) finish() error {
 			return err
 		}
 	}
-	s.table.Link(h.parents)
-	s.table.Settle()
+	s.resolveIndex()
 	batch := s.journal.NewBatch()
 	for _, g := range s.space.segments {
 		if err := h.rewrite(batch, g); err != nil {
@@ -172,7 +165,7 @@ func (h *headerScan) finish() error {
 
 func (h *headerScan) rewrite(batch *journal.Batch, g *segment) error {
 	s := h.s
-	for _, r := range s.table.Describe(g.slots()) {
+	for _, r := range s.table.Describe(g.slots(), nil) {
 		parentAt := journal.NoLocation
 		if p := s.space.at(r.ParentRef); r.ParentRef != index.NoRef && p != nil {
 			parentAt = p.location(r.ParentRef)
@@ -185,7 +178,7 @@ func (h *headerScan) rewrite(batch *journal.Batch, g *segment) error {
 		}
 		err := batch.PutRecord(&journal.Record{
 			Location: g.location(r.Ref), Namespace: r.ID.Namespace, Shard: r.ID.Shard, Key: r.ID.Key,
-			Parent: h.parents[r.Ref], ParentAt: parentAt, Depth: r.Depth, Tick: r.Tick, Bytes: r.Bytes, Seq: r.Seq,
+			Parent: r.Parent, ParentAt: parentAt, Depth: r.Depth, Tick: r.Tick, Bytes: r.Bytes, Seq: r.Seq,
 		})
 		if err != nil {
 			return err
