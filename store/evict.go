@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"time"
-
-	"github.com/kvconn/kvconn/store/internal/index"
 )
 
 // evictJob asks the committer to remove want records of a class, or all records of a
@@ -26,10 +24,6 @@ const (
 	headroomBytes = 512 << 20
 	// headroomPart bounds that to a part of the class.
 	headroomPart = 16
-	// victimsPart is the part of a class that one scan chooses: a scan then looks at that
-	// many entries for each eviction.
-	victimsPart = 32
-	minVictims  = 64
 	// stuckInterval is how long to wait for a lease or a reader to let go of a slot.
 	stuckInterval = 5 * time.Millisecond
 )
@@ -53,20 +47,6 @@ func (p *space) wait(slotBytes int64, n int) {
 	p.classOf(slotBytes).waiting += n
 }
 
-func (p *space) takeVictims(c *class) []index.Victim {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	v := c.victims
-	c.victims = nil
-	return v
-}
-
-func (p *space) putVictims(c *class, v []index.Victim) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c.victims = v
-}
-
 // relieve wakes the evictor if a class runs out of free slots, and the barrier if writers
 // wait for slots that only need one.
 func (s *Store) relieve(slotBytes int64, waiting bool) {
@@ -88,18 +68,6 @@ func (s *Store) relieve(slotBytes int64, waiting bool) {
 	}
 	if short || waiting {
 		s.barrier.request()
-	}
-}
-
-// coldInsert forgets the chosen victims of a class if a record was added among them: they
-// are no more the next to go.
-func (s *Store) coldInsert(in *index.Insertion) {
-	p := s.space
-	c := p.at(in.Ref).class
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(c.victims) > 0 && index.Order(in.Tick, in.Depth) <= c.scanned {
-		c.victims = nil
 	}
 }
 
@@ -231,12 +199,6 @@ func (s *Store) comeBack(ctx context.Context, c *class) {
 	}
 }
 
-func (p *space) victimsLeft(c *class) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(c.victims)
-}
-
 func sleep(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -244,58 +206,6 @@ func sleep(ctx context.Context, d time.Duration) {
 	case <-ctx.Done():
 	case <-t.C:
 	}
-}
-
-// chooseVictims scans a class for the next records to evict. If another class has a
-// segment whose records are colder, or this class has nothing to evict, that segment is
-// given up instead and the result is true.
-func (s *Store) chooseVictims(ctx context.Context, c *class) (tookSegment bool) {
-	p := s.space
-	p.mu.Lock()
-	ranges := make([]index.Range, len(c.segments))
-	for i, g := range c.segments {
-		ranges[i] = g.slots()
-	}
-	want := max(minVictims, int(c.slots/victimsPart))
-	p.mu.Unlock()
-	victims := s.table.Coldest(ranges, want)
-	if g := s.colderSegment(c, victims); g != nil {
-		return s.retire(ctx, g) == nil
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c.victims = victims
-	if n := len(victims); n > 0 {
-		c.scanned = victims[n-1].Order()
-	}
-	return false
-}
-
-// colderSegment returns the coldest unpinned segment of the other classes if its records
-// were on average used before the first victim, or if there is no victim.
-func (s *Store) colderSegment(c *class, victims []index.Victim) *segment {
-	var best *segment
-	limit := ^uint32(0)
-	if len(victims) > 0 {
-		limit = victims[0].Tick()
-	}
-	for _, other := range s.space.allClasses() {
-		if other == c {
-			continue
-		}
-		for _, g := range s.space.segmentsOf(other) {
-			if heat, free := s.table.Heat(g.slots(), g.made); free && heat < limit && g.writing.Load() == 0 {
-				best, limit = g, heat
-			}
-		}
-	}
-	return best
-}
-
-func (p *space) segmentsOf(c *class) []*segment {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return append([]*segment(nil), c.segments...)
 }
 
 var errSegmentBusy = fmt.Errorf("segment is being written to: %w", ErrBusy)

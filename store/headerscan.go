@@ -36,7 +36,7 @@ func (s *Store) recoverFromHeaders(ctx context.Context, files []string) error {
 	if err := s.openSegments(heads); err != nil {
 		return err
 	}
-	h := &headerScan{s: s, l: newLoader(s), parents: make(map[index.Ref]connector.Key), kept: make(map[index.Ref]headerKept), buf: disk.AlignedBytes(format.HeaderBytes)}
+	h := &headerScan{s: s, l: newLoader(s), kept: make(map[index.Ref]headerKept), buf: disk.AlignedBytes(format.HeaderBytes)}
 	var err error
 	for _, head := range sortedHeads(heads) {
 		if err = h.scan(ctx, s.space.segments[head.ID]); err != nil {
@@ -46,9 +46,6 @@ func (s *Store) recoverFromHeaders(ctx context.Context, files []string) error {
 	h.l.finish()
 	if err != nil {
 		return err
-	}
-	for _, r := range h.l.lost {
-		delete(h.parents, r.Ref)
 	}
 	return h.finish()
 }
@@ -104,12 +101,11 @@ type headerKept struct {
 
 // headerScan reads the header of every slot.
 type headerScan struct {
-	s       *Store
-	l       *loader
-	parents map[index.Ref]connector.Key
-	kept    map[index.Ref]headerKept
-	buf     []byte
-	bad     int
+	s    *Store
+	l    *loader
+	kept map[index.Ref]headerKept
+	buf  []byte
+	bad  int
 }
 
 func (h *headerScan) scan(ctx context.Context, g *segment) error {
@@ -142,10 +138,10 @@ func (h *headerScan) add(g *segment, r *format.Record) error {
 		return err
 	}
 	ref := g.base + index.Ref(r.Slot)
-	h.parents[ref], h.kept[ref] = r.Parent, headerKept{r.Scope, r.KeyScheme, r.Flags}
+	h.kept[ref] = headerKept{r.Scope, r.KeyScheme, r.Flags}
 	h.l.add(index.Loaded{
 		ID: index.ID{Namespace: uint16(ns), Shard: r.Shard, Key: r.Key}, Ref: ref,
-		Seq: r.Seq, Bytes: r.PayloadBytes, Parent: index.NoRef, Tick: uint32(r.Seq & (1<<30 - 1)),
+		Seq: r.Seq, Bytes: r.PayloadBytes, Parent: index.NoRef, ParentKey: r.Parent,
 	})
 	return nil
 }
@@ -162,8 +158,7 @@ func (h *headerScan) finish() error {
 			return err
 		}
 	}
-	s.table.Link(h.parents)
-	s.table.Settle()
+	s.resolveIndex()
 	batch := s.journal.NewBatch()
 	for _, g := range s.space.segments {
 		if err := h.rewrite(batch, g); err != nil {
@@ -180,7 +175,7 @@ func (h *headerScan) finish() error {
 
 func (h *headerScan) rewrite(batch *journal.Batch, g *segment) error {
 	s := h.s
-	for _, r := range s.table.Describe(g.slots()) {
+	for _, r := range s.table.Describe(g.slots(), nil) {
 		parentAt := journal.NoLocation
 		if p := s.space.at(r.ParentRef); r.ParentRef != index.NoRef && p != nil {
 			parentAt = p.location(r.ParentRef)
@@ -194,7 +189,7 @@ func (h *headerScan) rewrite(batch *journal.Batch, g *segment) error {
 		kept := h.kept[r.Ref]
 		err := batch.PutRecord(&journal.Record{
 			Location: g.location(r.Ref), Namespace: r.ID.Namespace, Shard: r.ID.Shard, Key: r.ID.Key,
-			Parent: h.parents[r.Ref], ParentAt: parentAt, Depth: r.Depth, Tick: r.Tick, Bytes: r.Bytes, Seq: r.Seq,
+			Parent: r.Parent, ParentAt: parentAt, Depth: r.Depth, Tick: r.Tick, Bytes: r.Bytes, Seq: r.Seq,
 			Scope: kept.scope, KeyScheme: kept.scheme, Flags: kept.flags,
 		})
 		if err != nil {

@@ -188,7 +188,7 @@ func (s *Store) setSpace(note formatNote) {
 const epochBits = 53
 
 // opensShift leaves a trillion records to each of 16 million openings.
-const opensShift = 40
+const opensShift = index.SeqBits
 
 func (s *Store) start() {
 	ctx, stop := context.WithCancel(context.Background())

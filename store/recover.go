@@ -308,7 +308,7 @@ func (s *Store) loadRecords(ctx context.Context) error {
 		l.add(index.Loaded{
 			ID:  index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key},
 			Ref: g.base + index.Ref(r.Location.Slot), Seq: r.Seq, Bytes: r.Bytes,
-			Parent: s.refOf(r.ParentAt), Tick: r.Tick, Depth: r.Depth,
+			Parent: s.refOf(r.ParentAt), Depth: r.Depth,
 		})
 		return nil
 	}, func(err error) {
@@ -324,7 +324,7 @@ func (s *Store) loadRecords(ctx context.Context) error {
 			return err
 		}
 	}
-	s.table.Settle()
+	s.resolveIndex()
 	if bad > 0 {
 		s.warn(fmt.Errorf("%d entries of the journal were of no use", bad))
 	}
@@ -332,6 +332,13 @@ func (s *Store) loadRecords(ctx context.Context) error {
 		return nil
 	}
 	return drop.Commit()
+}
+
+// resolveIndex links the records that were loaded.
+func (s *Store) resolveIndex() {
+	for _, g := range s.space.segments {
+		s.table.Resolve(g.slots())
+	}
 }
 
 func (s *Store) refOf(at journal.Location) index.Ref {

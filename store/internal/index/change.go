@@ -47,21 +47,22 @@ func (t *Table) insert(in *Insertion, now uint32) {
 	if in.Parent != (connector.Key{}) {
 		in.ParentRef = t.find(&ID{in.ID.Namespace, in.ID.Shard, in.Parent})
 	}
+	var p *entry
 	if in.ParentRef != NoRef {
-		p := t.entry(in.ParentRef)
+		p = t.entry(in.ParentRef)
 		if now-p.tick() > parentLag {
 			t.touchChain(in.ParentRef, now)
 		}
 		in.Tick = p.tick()
-		in.Depth = p.childDepth()
 	}
 	e := t.entry(in.Ref)
 	pins := e.use & pinMask // a writer may hold the slot
 	*e = entry{
 		key: in.ID.Key, namespace: in.ID.Namespace, shard: in.ID.Shard,
-		seq: in.Seq, bytes: in.Bytes, parent: in.ParentRef, depth: in.Depth,
-		use: uint64(in.Tick)<<tickShift | pins,
+		seq: in.Seq, bytes: in.Bytes, use: uint64(in.Tick)<<tickShift | pins,
 	}
+	e.place(in.ParentRef, p)
+	in.Depth = e.depth
 	t.put(h, in.Ref)
 	t.count++
 	t.bytes += int64(in.Bytes)
@@ -84,7 +85,7 @@ func (t *Table) touchChain(ref Ref, tick uint32) {
 // validParent returns the slot of an entry's parent, or NoRef if that slot is empty or
 // holds a younger record than the one that was the parent.
 func (t *Table) validParent(e *entry) Ref {
-	if e.parent == NoRef || e.parent >= t.limit {
+	if e.isPending() || e.parent == NoRef || e.parent >= t.limit {
 		return NoRef
 	}
 	if p := t.entry(e.parent); p.seq == 0 || p.seq >= e.seq {
@@ -147,7 +148,7 @@ func (t *Table) Evict(victims []Victim, want int, out []Removed) ([]Victim, []Re
 			continue
 		}
 		e := t.entry(v.Ref)
-		if e.seq != v.Seq || order(e.tick(), e.depth) != v.order || e.pins() > 0 {
+		if e.seq != v.Seq || e.order() != v.order || e.pins() > 0 {
 			continue
 		}
 		if r, ok := t.remove(v.Ref, v.Seq); ok {
@@ -191,8 +192,6 @@ func (t *Table) Place(batch []Insertion) {
 
 // placeBack is how far back in a batch a parent is looked for.
 const placeBack = 32
-
-func (e *entry) childDepth() uint16 { return min(e.depth, maxDepth-1) + 1 }
 
 // Empty takes all records of a range that are not pinned out of the table, and returns
 // how many are left.

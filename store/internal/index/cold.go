@@ -40,7 +40,7 @@ func (t *Table) scan(base Ref, slots uint32, want int, heap *coldHeap) {
 		if e.seq == 0 || e.pins() > 0 {
 			continue
 		}
-		heap.offer(Victim{Ref: ref, Seq: e.seq, order: order(e.tick(), e.depth)}, want)
+		heap.offer(Victim{Ref: ref, Seq: e.seq, order: e.order()}, want)
 	}
 }
 

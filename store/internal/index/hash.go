@@ -123,6 +123,30 @@ func (t *Table) position(s *hashShard, h uint64, id *ID) (at, slot int, ok bool)
 	return 0, 0, false
 }
 
+// findHash returns the slot of the record whose identity has that hash, the lowest bit
+// aside, or NoRef.
+func (t *Table) findHash(h uint64) Ref {
+	s := &t.shards[shardOf(h)]
+	if len(s.buckets) == 0 {
+		return NoRef
+	}
+	tag := tagOf(h)
+	at := s.home(h)
+	for range s.buckets {
+		b := &s.buckets[at]
+		for slot, other := range b.tags {
+			if other == tag && t.entry(b.refs[slot]).hash()>>1 == h>>1 {
+				return b.refs[slot]
+			}
+		}
+		if b.passed == 0 {
+			break
+		}
+		at = s.after(at)
+	}
+	return NoRef
+}
+
 func (s *hashShard) after(at int) int {
 	if at++; at == len(s.buckets) {
 		return 0

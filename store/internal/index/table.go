@@ -62,7 +62,11 @@ type Found struct {
 }
 
 // New returns an empty table. Close gives its memory back.
-func New() *Table { return new(Table) }
+func New() *Table {
+	t := new(Table)
+	t.clock.Store(firstTick)
+	return t
+}
 
 func (t *Table) entry(r Ref) *entry { return &t.chunks[r>>chunkShift][r&chunkMask] }
 
