@@ -161,7 +161,6 @@ func (d *daemon) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer removeOwn(d.opts.Socket)()
 	g.Go(func() error { return d.server.Serve(ctx, l) })
 	g.Go(func() error { return d.tend(ctx) })
 	d.announce()
@@ -201,20 +200,6 @@ func (d *daemon) listenHTTP(ctx context.Context) ([]func() error, error) {
 		serve = append(serve, func() error { return serveHTTP(ctx, l, pprofHandler()) })
 	}
 	return serve, nil
-}
-
-// removeOwn returns what removes the file that is at path now, and none that has taken its
-// place: behind this daemon's last answer another may listen there.
-func removeOwn(path string) func() {
-	own, err := os.Lstat(path)
-	if err != nil {
-		return func() {}
-	}
-	return func() {
-		if now, err := os.Lstat(path); err == nil && os.SameFile(own, now) {
-			_ = os.Remove(path)
-		}
-	}
 }
 
 // writeInfo replaces the file in one step, so that a reader sees all of it or none.

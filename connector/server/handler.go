@@ -26,7 +26,7 @@ type handler struct {
 
 // hello checks the first frame and opens the session. It fills in what the frame says of
 // the peer.
-func (s *Server) hello(ctx context.Context, f *wire.Frame, peer *Peer) (*handler, error) {
+func (s *Server) hello(ctx context.Context, conn *wire.Conn, f *wire.Frame, peer *Peer) (*handler, error) {
 	defer closeFiles(f.Files)
 	if f.Op != wire.OpHello || f.Kind != wire.KindRequest {
 		return nil, fmt.Errorf("%w: %s before hello", connector.ErrProtocol, f.Op)
@@ -51,6 +51,9 @@ func (s *Server) hello(ctx context.Context, f *wire.Frame, peer *Peer) (*handler
 	}
 	if m.Engine == "" {
 		return nil, fmt.Errorf("%w: engine id is empty", connector.ErrBadRequest)
+	}
+	if err := s.admission.greet(conn, m.Engine, manifest.Ranks()); err != nil {
+		return nil, err
 	}
 	h := &handler{version: version}
 	if h.namespace, err = manifest.Digest(); err != nil {
