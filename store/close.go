@@ -48,7 +48,7 @@ func (s *Store) close() error {
 	s.background.Wait()
 	s.commits.close()
 	s.committed.Wait()
-	s.events.close()
+	s.events.log.Close()
 	subscribed := s.subscriptions.close()
 	s.barrier.touch()
 	s.runBarrier()

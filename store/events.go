@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/internal/eventlog"
 	"github.com/kvconn/kvconn/store/internal/journal"
 )
 
@@ -31,88 +32,48 @@ type Event struct {
 }
 
 // ErrLagged says that a subscriber fell so far behind that events it has not seen are no
-// longer kept. It must subscribe anew and begin with a snapshot.
+// longer kept. It must subscribe again and begin with a snapshot.
 var ErrLagged = errors.New("store: subscriber fell behind")
 
-// eventsKept is how many of the last events a subscriber may be behind.
-const eventsKept = 1 << 16
-
-// eventLog keeps the last events. Nothing is kept until someone subscribes.
-type eventLog struct {
-	mu     sync.Mutex
-	seq    uint64  // of the last event
-	ring   []Event // event i is at i modulo its length; nil before the first subscription
-	first  uint64  // oldest event in the ring
-	more   chan struct{}
-	closed bool
+// events numbers what happens and keeps it for subscribers.
+type events struct {
+	log *eventlog.Log
+	// packed is the committer's.
+	packed []eventlog.Event
 }
 
-func (l *eventLog) init() { l.more = make(chan struct{}) }
-
-// keep starts to keep events and returns the number of the last one.
-func (l *eventLog) keep() uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ring == nil {
-		l.ring, l.first = make([]Event, eventsKept), l.seq+1
-	}
-	return l.seq
-}
+func (l *events) init(bytes int64) { l.log = eventlog.New(bytes) }
 
 // publish appends events, numbering them.
-func (l *eventLog) publish(events []Event) {
-	if len(events) == 0 {
-		return
+func (l *events) publish(list []Event) {
+	l.packed = l.packed[:0]
+	for i := range list {
+		e := &list[i]
+		l.packed = append(l.packed, eventlog.Event{
+			Key: e.ID.Key, Parent: e.Parent, Namespace: uint32(e.ID.Namespace), Shard: e.ID.Shard, Kind: uint8(e.Kind),
+		})
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ring == nil {
-		l.seq += uint64(len(events))
-		return
-	}
-	for _, e := range events {
-		l.seq++
-		e.Seq = l.seq
-		l.ring[l.seq%eventsKept] = e
-	}
-	if l.seq >= l.first+eventsKept {
-		l.first = l.seq - eventsKept + 1
-	}
-	close(l.more)
-	l.more = make(chan struct{})
+	l.log.Publish(l.packed)
 }
 
-// after appends the events after seq to buf, at most its capacity. If there are none, more
-// is closed when there are.
-func (l *eventLog) after(seq uint64, buf []Event) (out []Event, more <-chan struct{}, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// eventError is an error of the log as subscribers know it.
+func eventError(err error) error {
 	switch {
-	case seq+1 < l.first || seq > l.seq: // not kept any more, or never was
-		return buf, nil, fmt.Errorf("events after %d, kept are %d to %d: %w", seq, l.first, l.seq, ErrLagged)
-	case seq == l.seq && l.closed:
-		return buf, nil, ErrClosed
+	case errors.Is(err, eventlog.ErrLagged):
+		return fmt.Errorf("%w: %w", ErrLagged, err)
+	case errors.Is(err, eventlog.ErrClosed):
+		return ErrClosed
 	}
-	for ; seq < l.seq && len(buf) < cap(buf); seq++ {
-		buf = append(buf, l.ring[(seq+1)%eventsKept])
-	}
-	return buf, l.more, nil
-}
-
-func (l *eventLog) close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = true
-	close(l.more)
-	l.more = make(chan struct{})
+	return fmt.Errorf("wait for events: %w: %w", ErrTimeout, err)
 }
 
 // Subscription is a consistent view of what the store holds: a snapshot, and every event
-// after it. It is for one goroutine; Close it.
+// after it. It is for one goroutine; Close it: what it has not read is kept for it.
 type Subscription struct {
-	s   *Store
-	seq uint64
-	buf []Event
+	s        *Store
+	follower *eventlog.Follower
+	packed   []eventlog.Event
+	buf      []Event
 
 	mu       sync.Mutex // held while the snapshot is read or closed
 	snapshot *journal.Snapshot
@@ -161,7 +122,7 @@ func (l *subscriptions) close() error {
 	l.mu.Unlock()
 	var err error
 	for u := range open {
-		err = errors.Join(err, u.Close())
+		err = errors.Join(err, u.dropSnapshot())
 	}
 	return err
 }
@@ -174,7 +135,8 @@ const eventBatch = 1024
 func (s *Store) Epoch() uint64 { return s.epoch }
 
 // Subscribe takes a snapshot of what the store holds and follows what happens after it.
-// Memory does not grow with the number of records, nor with how slow the subscriber is.
+// Memory does not grow with the number of records, and with how slow the subscribers are
+// only up to [Options].EventBytes, for all of them together.
 func (s *Store) Subscribe(ctx context.Context) (*Subscription, error) {
 	job := &subscribeJob{done: make(chan struct{})}
 	if !s.commits.tryPush(commit{kind: commitSubscribe, subscribe: job}) {
@@ -185,7 +147,8 @@ func (s *Store) Subscribe(ctx context.Context) (*Subscription, error) {
 	case <-ctx.Done():
 		go func() { // the committer will still do it
 			<-job.done
-			if job.snapshot != nil {
+			if job.err == nil {
+				job.follower.Close()
 				_ = job.snapshot.Close()
 			}
 		}()
@@ -194,9 +157,9 @@ func (s *Store) Subscribe(ctx context.Context) (*Subscription, error) {
 	if job.err != nil {
 		return nil, fmt.Errorf("subscribe: %w: %w", ErrIO, job.err)
 	}
-	u := &Subscription{s: s, snapshot: job.snapshot, seq: job.seq}
+	u := &Subscription{s: s, snapshot: job.snapshot, follower: job.follower}
 	if !s.subscriptions.add(u) {
-		return nil, errors.Join(ErrClosed, job.snapshot.Close())
+		return nil, errors.Join(ErrClosed, u.Close())
 	}
 	return u, nil
 }
@@ -208,16 +171,16 @@ func (s *Store) SubscribeAfter(epoch, seq uint64) (*Subscription, error) {
 	if epoch != s.epoch {
 		return nil, fmt.Errorf("epoch %d, not %d: %w", epoch, s.epoch, ErrLagged)
 	}
-	s.events.keep()
-	if _, _, err := s.events.after(seq, nil); err != nil {
-		return nil, err
+	f, err := s.events.log.FollowAfter(seq)
+	if err != nil {
+		return nil, eventError(err)
 	}
-	return &Subscription{s: s, seq: seq}, nil
+	return &Subscription{s: s, follower: f}, nil
 }
 
 type subscribeJob struct {
 	snapshot *journal.Snapshot
-	seq      uint64
+	follower *eventlog.Follower
 	err      error
 	done     chan struct{}
 }
@@ -225,8 +188,9 @@ type subscribeJob struct {
 // runSubscribe runs in the committer, between two batches.
 func (s *Store) runSubscribe(job *subscribeJob) {
 	defer close(job.done)
-	job.seq = s.events.keep()
-	job.snapshot, job.err = s.journal.Snapshot()
+	if job.snapshot, job.err = s.journal.Snapshot(); job.err == nil {
+		job.follower = s.events.log.Follow()
+	}
 }
 
 // Resident is a record of a snapshot.
@@ -236,7 +200,8 @@ type Resident struct {
 }
 
 // Snapshot calls f for every record that the store held when the subscription was made,
-// and lets go of the snapshot. A second call does nothing.
+// and lets go of the snapshot. A second call does nothing. It fails with [ErrLagged] as soon
+// as events that follow the snapshot are no longer kept, since it is of no use then.
 func (u *Subscription) Snapshot(ctx context.Context, f func(Resident) error) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -252,6 +217,9 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(Resident) error) err
 			if u.s.subscriptions.stopping() {
 				return ErrClosed
 			}
+			if err := u.follower.Lagged(); err != nil {
+				return eventError(err)
+			}
 		}
 		if !r.Readable() {
 			return nil
@@ -265,40 +233,44 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(Resident) error) err
 }
 
 // Seq is the number of the last event that Next returned or that the snapshot includes.
-func (u *Subscription) Seq() uint64 { return u.seq }
+func (u *Subscription) Seq() uint64 { return u.follower.Seq() }
 
 // Next waits for events and returns them in order. The slice is valid until the next
 // call. It fails with [ErrLagged] if the subscriber is too far behind, with [ErrTimeout]
-// when ctx ends and with [ErrClosed] when the store has closed.
+// when ctx ends and with [ErrClosed] when the store or the subscription has closed.
 func (u *Subscription) Next(ctx context.Context) ([]Event, error) {
 	if u.buf == nil {
-		u.buf = make([]Event, 0, eventBatch)
+		u.packed, u.buf = make([]eventlog.Event, 0, eventBatch), make([]Event, 0, eventBatch)
 	}
-	for {
-		events, more, err := u.s.events.after(u.seq, u.buf[:0])
-		if err != nil {
-			return nil, err
-		}
-		if len(events) > 0 {
-			u.seq = events[len(events)-1].Seq
-			return events, nil
-		}
-		select {
-		case <-more:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for events: %w: %w", ErrTimeout, context.Cause(ctx))
-		}
+	first, list, err := u.follower.Next(ctx, u.packed[:0])
+	if err != nil {
+		return nil, eventError(err)
 	}
+	u.buf = u.buf[:0]
+	for i := range list {
+		e := &list[i]
+		u.buf = append(u.buf, Event{
+			Seq: first + uint64(i), Kind: EventKind(e.Kind), Parent: e.Parent,
+			ID: RecordID{Namespace: NamespaceID(e.Namespace), Shard: e.Shard, Key: e.Key},
+		})
+	}
+	return u.buf, nil
 }
 
-// Close lets go of the snapshot.
+// Close lets go of the snapshot and of the events that were not read.
 func (u *Subscription) Close() error {
+	u.follower.Close()
+	return u.dropSnapshot()
+}
+
+// dropSnapshot lets go of the snapshot, and waits for who reads it.
+func (u *Subscription) dropSnapshot() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.closeSnapshot()
 }
 
-// closeSnapshot is Close; u.mu is held.
+// closeSnapshot is dropSnapshot; u.mu is held.
 func (u *Subscription) closeSnapshot() error {
 	if u.snapshot == nil {
 		return nil

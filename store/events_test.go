@@ -6,6 +6,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvconn/kvconn/store/internal/eventlog"
 )
 
 // follow applies a subscription to a set of records until the store closes.
@@ -97,14 +99,19 @@ func TestSubscribersKnowExactlyWhatIsThere(t *testing.T) {
 }
 
 func TestSubscriberThatLagsIsTold(t *testing.T) {
-	s := openTest(t, testOptions(t.TempDir()))
+	o := testOptions(t.TempDir())
+	o.EventBytes = eventlog.LeastBytes
+	s := openTest(t, o)
 	u, err := s.Subscribe(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = u.Close() }()
-	for range eventsKept/1000 + 1 {
+	for range eventlog.LeastBytes/eventlog.EventBytes/1000 + 1 {
 		s.events.publish(make([]Event, 1000))
+	}
+	if err := u.Snapshot(context.Background(), func(Resident) error { return nil }); err != nil {
+		t.Errorf("an empty snapshot: %v", err)
 	}
 	if _, err := u.Next(context.Background()); !errors.Is(err, ErrLagged) {
 		t.Errorf("error %v", err)

@@ -36,7 +36,7 @@ type Store struct {
 	gate       gate
 	verifying  *queue[*ReadOp]
 	commits    *queue[commit]
-	events     eventLog
+	events     events
 
 	subscriptions subscriptions
 	barrier       *barrier
@@ -80,7 +80,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	s.reads.init(o.ReadInFlightBytes, o.ChunkBytes)
 	s.writes.init()
 	s.gate.init(o.Writers)
-	s.events.init()
+	s.events.init(o.EventBytes)
 	s.epoch = mathrand.Uint64N(1<<epochBits-1) + 1
 	began := time.Now()
 	if err := s.open(ctx); err != nil {

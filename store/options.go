@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/kvconn/kvconn/store/internal/disk"
+	"github.com/kvconn/kvconn/store/internal/eventlog"
 )
 
 // Options says how a store is opened. The zero value of a field means its default, which
@@ -62,6 +63,10 @@ type Options struct {
 	// ScrubBytesPerS is the rate at which all records are read and verified in the
 	// background, again and again. 0 means no scrub.
 	ScrubBytesPerS int64
+	// EventBytes bounds the memory of events that subscribers have yet to read: it is taken
+	// only while one is behind, as each is while it reads a snapshot. Default 256 MiB: two
+	// minutes of 50,000 records a second.
+	EventBytes int64
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger
 
@@ -96,6 +101,7 @@ const (
 	defaultSlotWait           = 2 * time.Second
 	defaultBarrierInterval    = 500 * time.Millisecond
 	defaultJournalCacheBytes  = 8 << 20
+	defaultEventBytes         = 256 << 20
 )
 
 // EnsureDefaults fills in every field that is zero, except MaxBytes, whose default needs
@@ -112,6 +118,7 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.SlotWait, defaultSlotWait)
 	setDefault(&o.BarrierInterval, defaultBarrierInterval)
 	setDefault(&o.JournalCacheBytes, defaultJournalCacheBytes)
+	setDefault(&o.EventBytes, defaultEventBytes)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -157,6 +164,8 @@ func (o *Options) Validate() error {
 			o.ChunkBytes, disk.Align)
 	case o.ScrubBytesPerS < 0:
 		return fmt.Errorf("store options: ScrubBytesPerS %d is negative", o.ScrubBytesPerS)
+	case o.EventBytes < eventlog.LeastBytes:
+		return fmt.Errorf("store options: EventBytes %d: at least %d", o.EventBytes, int64(eventlog.LeastBytes))
 	case o.Writers < 1 || o.Writers > 256:
 		return fmt.Errorf("store options: Writers %d: 1 to 256", o.Writers)
 	case o.ReadTimeout < 0 || o.SlotWait < 0 || o.BarrierInterval < 0:
