@@ -31,6 +31,7 @@ type Injector struct {
 	injected int64
 	seen     int64
 	draws    *rand.PCG
+	frozen   chan struct{} // closed when what changes the disk may go on; nil if it may
 }
 
 type state struct {
@@ -100,8 +101,38 @@ func (i *Injector) Seen() int64 {
 	return i.seen
 }
 
+// Freeze holds up every operation that changes the disk until thaw is called, for a copy of
+// the directory as a killed process leaves it. What is under way when it is called may still
+// end.
+func (i *Injector) Freeze() (thaw func()) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	held := make(chan struct{})
+	i.frozen = held
+	return sync.OnceFunc(func() {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		close(held)
+		i.frozen = nil
+	})
+}
+
+// awaitThaw waits until operations of this kind may go on.
+func (i *Injector) awaitThaw(k Kind) {
+	if k == Read || k == List || k == Stat {
+		return
+	}
+	i.mu.Lock()
+	held := i.frozen
+	i.mu.Unlock()
+	if held != nil {
+		<-held
+	}
+}
+
 // Act waits as long as the script says for an operation and returns what to do to it.
 func (i *Injector) Act(op Op) Action {
+	i.awaitThaw(op.Kind)
 	a, delay, off := i.decide(op)
 	if delay > 0 {
 		timer := time.NewTimer(delay)
