@@ -44,6 +44,11 @@ func (s *Server) hello(ctx context.Context, conn *wire.Conn, f *wire.Frame, peer
 	if err := m.Decode(f.Body); err != nil {
 		return nil, err
 	}
+	if m.Staged {
+		if err := wire.CheckStaged(lowest, highest); err != nil {
+			return nil, err
+		}
+	}
 	peer.Client, peer.Engine, peer.Staged = m.Client, m.Engine, m.Staged
 	manifest, err := connector.ParseManifest(m.Manifest)
 	if err != nil {

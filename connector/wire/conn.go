@@ -105,7 +105,7 @@ func (c *Conn) Send(h Header, frame []byte, files ...*os.File) error {
 		c.out = nil
 	}
 	if len(frame)-HeaderBytes > MaxBodyBytes || len(files) > MaxFDs {
-		return fmt.Errorf("send %s: %w", h.Op, errTooLarge)
+		return fmt.Errorf("send %s: %w", h.Op, ErrTooLarge)
 	}
 	h.Length, h.FDs = uint32(len(frame)-HeaderBytes), uint8(len(files))
 	h.put(frame)
