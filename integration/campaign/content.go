@@ -15,21 +15,26 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// Size is one of the two sizes of records, each of a namespace of its own.
+// Size is one of the sizes of records, each of a namespace of its own.
 type Size int
 
-// The sizes: neither is a whole number of pages, and their slots differ.
+// The sizes: neither of the usual two is a whole number of pages, and their slots differ. A
+// huge record fits no small cap.
 const (
 	Narrow Size = iota
 	Wide
 	sizes
+	Huge     = sizes
+	allSizes = Huge + 1
 )
 
+func sizeNames() [allSizes]string { return [...]string{"narrow", "wide", "huge"} }
+
 // String is the size's word in a case.
-func (z Size) String() string { return [...]string{"narrow", "wide"}[z] }
+func (z Size) String() string { return sizeNames()[z] }
 
 // Bytes is the payload's size.
-func (z Size) Bytes() int { return [...]int{3500, 20_000}[z] }
+func (z Size) Bytes() int { return [...]int{3500, 20_000, 15 << 20}[z] }
 
 // manifest is that of the size's namespace.
 func (z Size) manifest() *connector.Manifest {

@@ -158,7 +158,7 @@ func (b *builder) fill(s *subject, chains int) error {
 		}
 		records := Chain(size, b.chain, chainLength)
 		errs, err := s.save(records)
-		if err = errors.Join(err, errors.Join(errs...)); err != nil {
+		if err = errors.Join(err, first(errs)); err != nil {
 			return err
 		}
 		b.saved = append(b.saved, records...)
@@ -172,17 +172,9 @@ func (b *builder) keep(name string) error {
 
 // survey lists a snapshot's files and finds out what it holds, and where.
 func (o *Original) survey(s *snapshot) error {
-	err := filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() {
-			rel, _ := filepath.Rel(s.dir, path)
-			s.files = append(s.files, rel)
-		}
-		return err
-	})
-	if err != nil {
+	if err := s.list(); err != nil {
 		return err
 	}
-	slices.Sort(s.files)
 	work := s.dir + ".work"
 	defer func() { _ = os.RemoveAll(work) }()
 	if err := copyTree(work, s.dir); err != nil {
@@ -208,6 +200,19 @@ func (o *Original) survey(s *snapshot) error {
 		return errors.New("it holds nothing")
 	}
 	return o.locate(s)
+}
+
+// list lists the snapshot's files.
+func (s *snapshot) list() error {
+	err := filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			rel, _ := filepath.Rel(s.dir, path)
+			s.files = append(s.files, rel)
+		}
+		return err
+	})
+	slices.Sort(s.files)
+	return err
 }
 
 // page is the alignment of everything in a segment.

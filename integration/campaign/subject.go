@@ -36,7 +36,7 @@ type subject struct {
 	*store.Store
 	dir        string
 	cap        int64
-	namespaces [sizes]store.NamespaceID
+	namespaces [allSizes]store.NamespaceID
 	contents   *contents
 	log        *warnings
 }
@@ -45,7 +45,7 @@ type subject struct {
 func storeOptions(dir string, limit int64, log *warnings) store.Options {
 	return store.Options{
 		Dir: dir, MaxBytes: limit, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond,
-		ReadTimeout: 20 * time.Second, SlotWait: 2 * time.Second,
+		ReadTimeout: 20 * time.Second, SlotWait: 200 * time.Millisecond,
 		Writers: 4, Logger: slog.New(log),
 	}
 }
@@ -70,7 +70,7 @@ func open(dir string, limit int64, i *fault.Injector, c *contents) (*subject, er
 
 // openNamespaces must have worked before anything is saved or read.
 func (s *subject) openNamespaces() error {
-	for z := range sizes {
+	for z := range allSizes {
 		err := bounded("open namespace", func() (err error) {
 			s.namespaces[z], err = s.OpenNamespace(z.manifest())
 			return err
@@ -168,6 +168,16 @@ func (s *subject) present(records []Record) []Record {
 		}
 	}
 	return out
+}
+
+// first is the first error of a list.
+func first(errs []error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *subject) sync() error {

@@ -205,7 +205,7 @@ func (a *attempt) saveSome(run *subject) {
 	for z := range sizes {
 		records := Chain(z, freshChain, chainLength)
 		errs, err := run.save(records)
-		if err = errors.Join(err, errors.Join(errs...)); err != nil {
+		if err = errors.Join(err, first(errs)); err != nil {
 			a.out.fail("save of %v records: %v", z, err)
 			continue
 		}
@@ -214,7 +214,7 @@ func (a *attempt) saveSome(run *subject) {
 			a.out.fail("%v", err)
 		}
 		// Where reads of a segment fail, what is saved into it cannot be read either.
-		if err := errors.Join(errs...); err != nil && a.d.script == "" {
+		if err := first(errs); err != nil && a.d.script == "" {
 			a.out.fail("read of what was saved: %v", err)
 		}
 	}

@@ -6,6 +6,7 @@
 //	(on write segments/seg-00000001.kv (range 8192 16384) EIO)
 //	(on read ** (prob 0.01 seed 7) (flip 1))
 //	(on any index/* (since 100ms) (until 400ms) EMFILE)
+//	(on free ** (since 1s) full)
 //	(delay 1s (every 50))
 //
 // A script is parsed by [Parse], printed by [Script.String], and acted on by an [Injector].
@@ -38,11 +39,12 @@ const (
 	Stat
 	Lock
 	Mkdir
+	Free
 	kinds
 )
 
 func kindNames() [kinds]string {
-	return [kinds]string{"any", "read", "write", "sync", "open", "create", "remove", "rename", "list", "allocate", "stat", "lock", "mkdir"}
+	return [kinds]string{"any", "read", "write", "sync", "open", "create", "remove", "rename", "list", "allocate", "stat", "lock", "mkdir", "free"}
 }
 
 // String is the kind's word in a script.
@@ -74,6 +76,8 @@ type Effect struct {
 	Torn bool
 	// Drop has the operation reported as done though it was not: a lost write or sync.
 	Drop bool
+	// Full has the file system say that no space is free: others have filled it.
+	Full bool
 }
 
 // Clause is one fault. The zero value of a condition is no condition.
@@ -158,6 +162,8 @@ func (e Effect) String() string {
 		return "torn"
 	case e.Drop:
 		return "drop"
+	case e.Full:
+		return "full"
 	}
 	for name, errno := range errnos() {
 		if errno == e.Errno {

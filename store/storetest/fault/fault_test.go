@@ -11,12 +11,13 @@ import (
 
 func TestScriptsRoundTrip(t *testing.T) {
 	for text, want := range map[string]string{
-		"(on write segments/* (after 100) (for 50) EIO)": "(on write segments/* (after 100) (for 50) EIO)",
-		"(delay 1s (prob 0.01 seed 7))":                  "(on any ** (prob 0.01 seed 7) (delay 1s))",
+		"(on write segments/* (after 100) (for 50) EIO)":                  "(on write segments/* (after 100) (for 50) EIO)",
+		"(delay 1s (prob 0.01 seed 7))":                                   "(on any ** (prob 0.01 seed 7) (delay 1s))",
 		"(on sync ENOSPC) # a comment\n(on list segments (for 1) EMFILE)": "(on sync ** ENOSPC)\n(on list segments (for 1) EMFILE)",
-		"(on read segments/* (range 0 4096) (every 3) (flip 2))":         "(on read segments/* (every 3) (range 0 4096) (flip 2))",
-		"(on write (since 10ms) (until 1s) torn)":                        "(on write ** (since 10ms) (until 1s) torn)",
-		"": "",
+		"(on read segments/* (range 0 4096) (every 3) (flip 2))":          "(on read segments/* (every 3) (range 0 4096) (flip 2))",
+		"(on write (since 10ms) (until 1s) torn)":                         "(on write ** (since 10ms) (until 1s) torn)",
+		"(on free ** full)":                                               "(on free ** full)",
+		"":                                                                "",
 	} {
 		s, err := Parse(text)
 		if err != nil {
@@ -33,7 +34,7 @@ func TestWrongScriptsAreRefused(t *testing.T) {
 	for _, text := range []string{
 		"(", "on", "(on)", "(on write)", "(on write EIO", "(on write EIO))", "(on paint EIO)", "(on write EIO EIO)",
 		"(on write (after 0) EIO)", "(on write (prob 2 seed 1) EIO)", "(on write (prob NaN seed 1) EIO)",
-		"(on sync torn)", "(on read drop)", "(on sync (flip 1))", "(on read (range 5 5) EIO)", "(delay 2h)",
+		"(on sync torn)", "(on write full)", "(on read drop)", "(on sync (flip 1))", "(on read (range 5 5) EIO)", "(delay 2h)",
 		"(on write (since 2s) (until 1s) EIO)", "(on write [ EIO)", "(on write EIO (delay 1s))",
 	} {
 		if s, err := Parse(text); err == nil {

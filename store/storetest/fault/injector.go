@@ -17,6 +17,8 @@ type Action struct {
 	Flip int
 	Torn bool
 	Drop bool
+	// Full says that no space is free.
+	Full bool
 	Draw uint64
 }
 
@@ -119,7 +121,7 @@ func (i *Injector) Freeze() (thaw func()) {
 
 // awaitThaw waits until operations of this kind may go on.
 func (i *Injector) awaitThaw(k Kind) {
-	if k == Read || k == List || k == Stat {
+	if k == Read || k == List || k == Stat || k == Free {
 		return
 	}
 	i.mu.Lock()
@@ -167,6 +169,7 @@ func (i *Injector) decide(op Op) (a Action, delay time.Duration, off <-chan stru
 		a.Flip += e.Flip
 		a.Torn = a.Torn || e.Torn
 		a.Drop = a.Drop || e.Drop
+		a.Full = a.Full || e.Full
 	}
 	if acted {
 		i.injected++

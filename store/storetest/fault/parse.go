@@ -138,7 +138,7 @@ func (p *parser) subject(c *Clause) error {
 
 func isEffect(word string) bool {
 	_, ok := errnos()[word]
-	return ok || word == "torn" || word == "drop"
+	return ok || word == "torn" || word == "drop" || word == "full"
 }
 
 func (c *Clause) setEffect(word string) error {
@@ -152,6 +152,8 @@ func (c *Clause) setEffect(word string) error {
 		c.Effect.Torn = true
 	case word == "drop":
 		c.Effect.Drop = true
+	case word == "full":
+		c.Effect.Full = true
 	default:
 		return fmt.Errorf("%q is no effect", word)
 	}
@@ -267,6 +269,8 @@ func (c *Clause) validate() error {
 		return errors.New("torn is for write")
 	case c.Effect.Drop && c.Kind != Write && c.Kind != Sync:
 		return errors.New("drop is for write or sync")
+	case c.Effect.Full && c.Kind != Free:
+		return errors.New("full is for free")
 	case c.To > 0 && c.Kind != Read && c.Kind != Write:
 		return errors.New("range is for read or write")
 	case c.Until > 0 && c.Since >= c.Until:

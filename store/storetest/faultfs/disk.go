@@ -154,8 +154,9 @@ func (f files) Lock(path, holder string) (io.Closer, error) {
 }
 
 func (f files) FreeBytes(path string) (int64, error) {
-	if err := f.t.reach(fault.Stat, path); err != nil {
-		return 0, err
+	a := f.t.act(fault.Free, path, 0, 0)
+	if a.Err != nil || a.Full {
+		return 0, failed(fault.Free, path, a.Err)
 	}
 	return f.fs.FreeBytes(path)
 }
