@@ -80,13 +80,9 @@ func (c *committing) run() {
 			}
 			c.addWrite(w.write)
 		case commitDrop:
-			if r, ok := s.table.Remove(w.read.rd.found.ref, w.read.rd.found.seq); ok {
-				c.removed = append(c.removed, r)
-			}
+			c.drop(w.read.rd.found.ref, w.read.rd.found.seq, ofMedium(w.read.rd.ioErr))
 		case commitDropSlot:
-			if r, ok := s.table.Remove(w.drop.ref, w.drop.seq); ok {
-				c.removed = append(c.removed, r)
-			}
+			c.drop(w.drop.ref, w.drop.seq, w.drop.spoilt)
 		case commitEvict:
 			c.runEvict(w.evict)
 		}
@@ -109,12 +105,29 @@ func (c *committing) run() {
 			s.finishRead(w.read)
 		case commitEvict:
 			w.evict.err = err
+			if w.evict.restore {
+				s.space.restore(w.evict.segment)
+			}
 			close(w.evict.done)
 		case commitDropSlot:
 			close(w.drop.done)
 		case commitSubscribe:
 			s.runSubscribe(w.subscribe)
 		}
+	}
+}
+
+// drop takes the record of a slot out of the table, and the slot out of use if its bytes
+// are spoilt.
+func (c *committing) drop(ref index.Ref, seq uint64, spoilt bool) {
+	r, ok := c.s.table.Remove(ref, seq)
+	if !ok {
+		return
+	}
+	c.removed = append(c.removed, r)
+	if spoilt {
+		c.s.space.spoil(ref)
+		c.s.wakeShrinker()
 	}
 }
 
@@ -218,9 +231,11 @@ func (c *committing) runEvict(job *evictJob) {
 	default:
 	}
 	before := len(c.removed)
-	if job.segment != nil {
+	switch {
+	case job.restore:
+	case job.segment != nil:
 		c.removed, job.left = s.table.Empty(job.segment.slots(), c.removed)
-	} else {
+	default:
 		victims := s.space.takeVictims(job.class)
 		victims, c.removed = s.table.Evict(victims, job.want, c.removed)
 		s.space.putVictims(job.class, victims)

@@ -170,13 +170,11 @@ func checkAccounting(t *testing.T, s *Store) {
 	t.Helper()
 	s.space.mu.Lock()
 	defer s.space.mu.Unlock()
-	var slots, free int64
+	var slots int64
 	for _, g := range s.space.segments {
 		slots += int64(g.Slots)
 	}
-	for _, c := range s.space.classes {
-		free += int64(len(c.free)) + c.pending
-	}
+	free := s.space.idle()
 	if n := int64(s.table.Len()); slots != s.space.slots || n+free != slots {
 		t.Errorf("%d slots (%d accounted), %d records, %d free or pending", slots, s.space.slots, n, free)
 	}

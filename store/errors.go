@@ -25,7 +25,8 @@ var (
 	// dropped and counted.
 	ErrCorrupt = errors.New("store: record is corrupt")
 	// ErrIO says that the operating system failed a read or a write (EIO, ENOSPC). The
-	// record of a failed read stays: the medium failed, not the verification.
+	// record of a failed read stays, so that it can be tried again; it is dropped when its
+	// second read fails too while others succeed, and replaced if it is saved again.
 	ErrIO = errors.New("store: input/output error")
 	// ErrTimeout says that an operation did not end by its deadline. After a read it may
 	// be that the kernel still owns the buffer; see [ReadOp.Settled].
@@ -33,6 +34,9 @@ var (
 	// ErrInvalid says that the caller broke the contract: wrong payload size, unaligned
 	// buffer, unknown namespace.
 	ErrInvalid = errors.New("store: invalid argument")
+	// ErrTooLarge says that a payload can never be kept: with what the store needs for
+	// itself it is larger than the cap.
+	ErrTooLarge = errors.New("store: record does not fit the cap")
 	// ErrClosed says that the store is closed or closing.
 	ErrClosed = errors.New("store: closed")
 	// ErrInUse says that another process has the directory open.

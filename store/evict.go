@@ -2,16 +2,17 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"time"
 )
 
 // evictJob asks the committer to remove want records of a class, or all records of a
-// segment. done is closed when it has; the other results are set then.
+// segment, or to give a retired segment its slots back. done is closed when it has; the
+// other results are set then.
 type evictJob struct {
 	class   *class
 	want    int
 	segment *segment
+	restore bool
 	evicted int
 	left    int // records of the segment that could not be removed yet
 	err     error
@@ -33,8 +34,8 @@ func (p *space) need(c *class) int {
 	if c.making {
 		return 0 // the segment that is being made brings the slots
 	}
-	if _, _, ok := p.plan(c); ok && !p.full {
-		return 0
+	if _, _, ok := p.plan(c); ok && !p.making.full {
+		return 0 // what keeps a segment from being made may pass
 	}
 	headroom := max(1, min(c.slots/headroomPart, headroomBytes/c.slotBytes))
 	return max(0, int(headroom)+c.waiting-len(c.free)-int(c.pending))
@@ -90,7 +91,7 @@ func (s *Store) evictor(ctx context.Context) {
 // growAhead reports whether a class will soon use up its slots and may grow: a writer
 // should not have to wait for a segment to be made. p.mu is held.
 func (p *space) growAhead(c *class) bool {
-	if c.making || p.full || c.slots == 0 || int64(len(c.free))*c.slotBytes >= min(aheadBytes, p.nominal/2) {
+	if c.making || !p.making.mayTry() || c.slots == 0 || int64(len(c.free))*c.slotBytes >= min(aheadBytes, p.nominal/2) {
 		return false
 	}
 	_, _, ok := p.plan(c)
@@ -118,8 +119,11 @@ func (s *Store) makeAhead(c *class) {
 	}
 }
 
-// warnNoSegment says why the store does not grow.
+// warnNoSegment says why the store does not grow, once.
 func (s *Store) warnNoSegment(err error) {
+	if !s.space.noSegment.begins() {
+		return
+	}
 	s.opts.Logger.Warn("store: cannot make a segment: saves take the room of other records, or find none", "err", err,
 		"remedy", "free space in the file system of the store, or lower max_bytes below what is free; see the kernel's log if the disk fails")
 }
@@ -156,13 +160,11 @@ func (s *Store) relieveClass(ctx context.Context, c *class) {
 		p.mu.Lock()
 		need, chosen, waiting := p.need(c), len(c.victims), c.waiting
 		p.mu.Unlock()
-		if need == 0 {
+		if need == 0 || s.roomComes(c) {
 			return
 		}
-		if chosen == 0 {
-			if s.chooseVictims(ctx, c) {
-				continue // a segment of another class went instead
-			}
+		if chosen == 0 && s.chooseVictims(c) {
+			return // a segment of another class goes instead
 		}
 		job := &evictJob{class: c, want: min(need, commitLimit), done: make(chan struct{})}
 		s.commits.push(commit{kind: commitEvict, evict: job})
@@ -180,19 +182,20 @@ func (s *Store) relieveClass(ctx context.Context, c *class) {
 			continue // those chosen had been used or pinned since
 		}
 		if waiting > 0 {
-			s.comeBack(ctx, c)
+			// Leases and readers hold all its records.
+			time.AfterFunc(stuckInterval, func() { s.press(c) })
 		}
 		return
 	}
 }
 
-// comeBack has the evictor try a class again after a while, and others before it: leases
-// and readers hold all its records.
-func (s *Store) comeBack(ctx context.Context, c *class) {
+// press has the evictor look at classes.
+func (s *Store) press(classes ...*class) {
 	s.space.mu.Lock()
-	c.pressed = true
+	for _, c := range classes {
+		c.pressed = true
+	}
 	s.space.mu.Unlock()
-	sleep(ctx, stuckInterval)
 	select {
 	case s.evictSignal <- struct{}{}:
 	default:
@@ -206,32 +209,4 @@ func sleep(ctx context.Context, d time.Duration) {
 	case <-ctx.Done():
 	case <-t.C:
 	}
-}
-
-var errSegmentBusy = fmt.Errorf("segment is being written to: %w", ErrBusy)
-
-// retire gives up a segment: its records are removed, durably, and then its file.
-func (s *Store) retire(ctx context.Context, g *segment) error {
-	if !s.space.retire(g) {
-		return errSegmentBusy
-	}
-	for {
-		job := &evictJob{segment: g, done: make(chan struct{})}
-		s.commits.push(commit{kind: commitEvict, evict: job})
-		<-job.done
-		if job.err != nil {
-			return job.err
-		}
-		if job.left == 0 {
-			break
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		sleep(ctx, stuckInterval)
-	}
-	if err := s.barrier.wait(ctx); err != nil {
-		return err
-	}
-	return s.space.remove(g)
 }

@@ -15,8 +15,6 @@ import (
 type formatNote struct {
 	Format  int    `json:"format"`
 	StoreID string `json:"store_id"`
-	// DefaultMaxBytes is the cap that was derived from the free space at first open.
-	DefaultMaxBytes int64 `json:"default_max_bytes"`
 }
 
 // readFormat reads the FORMAT file, or makes it for a new store.
@@ -59,9 +57,6 @@ func (s *Store) writeFormat(path string, note formatNote) error {
 	return s.opts.fs.WriteFileAtomic(path, append(b, '\n'))
 }
 
-// freeSpacePart of the free space is the cap of a store that was given none.
-const freeSpacePartNum, freeSpacePartDen = 4, 5
-
 func (s *Store) makeFormat(path string) (formatNote, error) {
 	if _, err := rand.Read(s.id[:]); err != nil {
 		return formatNote{}, err
@@ -69,14 +64,9 @@ func (s *Store) makeFormat(path string) (formatNote, error) {
 	if id, ok := s.adoptStoreID(); ok {
 		s.id = id
 	}
-	free, err := s.opts.fs.FreeBytes(s.opts.Dir)
-	if err != nil {
-		return formatNote{}, err
-	}
 	note := formatNote{
-		Format:          format.Version,
-		StoreID:         hex.EncodeToString(s.id[:]),
-		DefaultMaxBytes: max(MinMaxBytes, free/freeSpacePartDen*freeSpacePartNum),
+		Format:  format.Version,
+		StoreID: hex.EncodeToString(s.id[:]),
 	}
 	return note, s.writeFormat(path, note)
 }

@@ -111,6 +111,9 @@ func (s *Store) saveSnapshot() error {
 		w.add(&snapshotBlock{Offset: offset, Bytes: int64(len(b)), Sum: xxh3.Hash(b)})
 		offset += int64(disk.AlignUp(len(b)))
 	}
+	if !s.space.snapshotFits(offset) {
+		return fmt.Errorf("save snapshot of %d bytes: it would pass the cap or take space that must stay free", offset)
+	}
 	if err := s.writeSnapshot(w.buf, blocks); err != nil {
 		return fmt.Errorf("save snapshot: %w", err)
 	}
@@ -214,10 +217,7 @@ func (s *Store) loadSnapshot(heads map[uint32]format.Segment) error {
 		}
 		s.table.Close()
 		s.table = index.New()
-		p := s.space
-		*p = space{fs: p.fs, dir: p.dir, store: p.store, table: s.table, journal: p.journal, direct: p.direct,
-			maxBytes: p.maxBytes, nominal: p.nominal, memTable: p.memTable, nextID: p.nextID,
-			classes: make(map[int64]*class), segments: make(map[uint32]*segment)}
+		s.space.forgetSegments(s.table)
 	}
 	return errors.Join(err, f.Close())
 }

@@ -35,7 +35,16 @@ func (s *Store) completeRead(op *ReadOp) {
 	} else {
 		op.Err = s.verify(op)
 	}
-	if errors.Is(op.Err, ErrCorrupt) {
+	at := &op.rd.found
+	switch {
+	case op.Err == nil:
+		s.doubts.good(at.ref)
+	case errors.Is(op.Err, ErrIO), errors.Is(op.Err, ErrMismatch):
+		if s.readFailed(at.ref, at.seq, op.Err) {
+			s.commits.push(commit{kind: commitDrop, read: op})
+			return
+		}
+	case errors.Is(op.Err, ErrCorrupt):
 		// The committer takes it out of the index and then reports it.
 		s.opts.Logger.Warn("store: dropped a corrupt record", "err", op.Err,
 			"remedy", "none for one; check the disk if there are more")

@@ -1,8 +1,6 @@
 package store
 
 import (
-	"context"
-
 	"github.com/kvconn/kvconn/store/internal/index"
 )
 
@@ -16,7 +14,7 @@ const (
 // chooseVictims scans a class for the next records to evict. If another class has a
 // segment whose records are colder, or this class has nothing to evict, that segment is
 // given up instead and the result is true.
-func (s *Store) chooseVictims(ctx context.Context, c *class) (tookSegment bool) {
+func (s *Store) chooseVictims(c *class) (tookSegment bool) {
 	p := s.space
 	p.mu.Lock()
 	ranges := make([]index.Range, len(c.segments))
@@ -26,8 +24,8 @@ func (s *Store) chooseVictims(ctx context.Context, c *class) (tookSegment bool) 
 	want := max(minVictims, int(c.slots/victimsPart))
 	p.mu.Unlock()
 	victims := s.table.Coldest(ranges, want)
-	if g := s.colderSegment(c, victims); g != nil {
-		return s.retire(ctx, g) == nil
+	if g := s.colderSegment(c, victims); g != nil && s.giveUp(g, c) {
+		return true
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

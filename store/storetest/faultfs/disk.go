@@ -153,12 +153,12 @@ func (f files) Lock(path, holder string) (io.Closer, error) {
 	return f.fs.Lock(path, holder)
 }
 
-func (f files) FreeBytes(path string) (int64, error) {
+func (f files) Room(path string) (disk.Room, error) {
 	a := f.t.act(fault.Free, path, 0, 0)
 	if a.Err != nil || a.Full {
-		return 0, failed(fault.Free, path, a.Err)
+		return disk.Room{}, failed(fault.Free, path, a.Err)
 	}
-	return f.fs.FreeBytes(path)
+	return f.fs.Room(path)
 }
 
 func (f files) PhysicalBytes(path string) (int64, error) {
