@@ -160,7 +160,6 @@ func (c *committing) commit() error {
 	s.table.Insert(c.inserts)
 	for i := range c.inserts {
 		s.space.at(c.inserts[i].Ref).writing.Add(-1)
-		s.coldInsert(&c.inserts[i])
 	}
 	s.space.addPending(c.freed)
 	return nil
@@ -218,9 +217,7 @@ func (c *committing) runEvict(job *evictJob) {
 	if job.segment != nil {
 		c.removed, job.left = s.table.Empty(job.segment.slots(), c.removed)
 	} else {
-		victims := s.space.takeVictims(job.class)
-		victims, c.removed = s.table.Evict(victims, job.want, c.removed)
-		s.space.putVictims(job.class, victims)
+		c.removed = s.table.Evict(job.class.slotBytes, job.want, c.removed)
 	}
 	job.evicted = len(c.removed) - before
 	s.count.evicted.Add(uint64(job.evicted))

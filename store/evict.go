@@ -154,12 +154,12 @@ func (s *Store) relieveClass(ctx context.Context, c *class) {
 	for ctx.Err() == nil {
 		p := s.space
 		p.mu.Lock()
-		need, chosen, waiting := p.need(c), len(c.victims), c.waiting
+		need, waiting := p.need(c), c.waiting
 		p.mu.Unlock()
 		if need == 0 {
 			return
 		}
-		if chosen == 0 {
+		if s.table.Chosen(c.slotBytes) == 0 {
 			if s.chooseVictims(ctx, c) {
 				continue // a segment of another class went instead
 			}
@@ -176,7 +176,7 @@ func (s *Store) relieveClass(ctx context.Context, c *class) {
 		if job.evicted > 0 {
 			continue
 		}
-		if p.victimsLeft(c) > 0 {
+		if s.table.Chosen(c.slotBytes) > 0 {
 			continue // those chosen had been used or pinned since
 		}
 		if waiting > 0 {

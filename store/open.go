@@ -267,7 +267,7 @@ func (s *Store) measureJournal() {
 // shrink gives up the coldest segments until the store is within its cap.
 func (s *Store) shrink(ctx context.Context) error {
 	for s.space.over() > 0 {
-		g := s.colderSegment(nil, nil)
+		g := s.colderSegment(nil, ^uint64(0))
 		if g == nil {
 			return fmt.Errorf("store is %d bytes over its cap and every segment is in use: %w", s.space.over(), ErrBusy)
 		}
