@@ -175,7 +175,6 @@ func (c *committing) commit() error {
 	s.table.Insert(c.inserts)
 	for i := range c.inserts {
 		s.space.at(c.inserts[i].Ref).writing.Add(-1)
-		s.coldInsert(&c.inserts[i])
 	}
 	s.space.addPending(c.freed)
 	return nil
@@ -236,9 +235,7 @@ func (c *committing) runEvict(job *evictJob) {
 	case job.segment != nil:
 		c.removed, job.left = s.table.Empty(job.segment.slots(), c.removed)
 	default:
-		victims := s.space.takeVictims(job.class)
-		victims, c.removed = s.table.Evict(victims, job.want, c.removed)
-		s.space.putVictims(job.class, victims)
+		c.removed = s.table.Evict(job.class.slotBytes, job.want, c.removed)
 	}
 	job.evicted = len(c.removed) - before
 	s.count.evicted.Add(uint64(job.evicted))

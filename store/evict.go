@@ -158,12 +158,12 @@ func (s *Store) relieveClass(ctx context.Context, c *class) {
 	for ctx.Err() == nil {
 		p := s.space
 		p.mu.Lock()
-		need, chosen, waiting := p.need(c), len(c.victims), c.waiting
+		need, waiting := p.need(c), c.waiting
 		p.mu.Unlock()
 		if need == 0 || s.roomComes(c) {
 			return
 		}
-		if chosen == 0 && s.chooseVictims(c) {
+		if s.table.Chosen(c.slotBytes) == 0 && s.chooseVictims(c) {
 			return // a segment of another class goes instead
 		}
 		job := &evictJob{class: c, want: min(need, commitLimit), done: make(chan struct{})}
@@ -178,7 +178,7 @@ func (s *Store) relieveClass(ctx context.Context, c *class) {
 		if job.evicted > 0 {
 			continue
 		}
-		if p.victimsLeft(c) > 0 {
+		if s.table.Chosen(c.slotBytes) > 0 {
 			continue // those chosen had been used or pinned since
 		}
 		if waiting > 0 {

@@ -77,7 +77,7 @@ func TestFormat1StoreIsRead(t *testing.T) {
 		lost          string
 		recovered     Recovery
 	}{
-		{"clean", "clean", "", RecoveredSnapshot},
+		{"clean", "clean", "", RecoveredJournal},
 		{"killed", "killed", "", RecoveredJournal},
 		{"snapshot lost", "clean", snapshotFile, RecoveredJournal},
 		{"journal lost", "clean", journalDir, RecoveredHeaders},

@@ -352,7 +352,8 @@ func (s *Store) refOf(at journal.Location) index.Ref {
 	return g.base + index.Ref(at.Slot)
 }
 
-// listFreeSlots fills the lists of free slots from the index.
+// listFreeSlots fills the lists of free slots from the index, which learns meanwhile what
+// there is to evict.
 func (s *Store) listFreeSlots() {
 	var wg sync.WaitGroup
 	p := s.space
@@ -360,7 +361,7 @@ func (s *Store) listFreeSlots() {
 	for range snapshotReaders {
 		wg.Go(func() {
 			for g := range segments {
-				free := s.table.EmptySlots(g.slots(), nil)
+				free := s.table.Survey(g.slots(), nil)
 				p.mu.Lock()
 				g.class.free = append(g.class.free, free...)
 				p.mu.Unlock()

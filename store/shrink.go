@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -191,6 +190,7 @@ func (p *space) takeOut(g *segment) bool {
 	own.segments = slices.DeleteFunc(own.segments, func(o *segment) bool { return o == g })
 	own.slots -= int64(g.Slots)
 	p.forgetFaults(g, false)
+	p.table.Untrack(g.slots())
 	return true
 }
 
@@ -209,8 +209,11 @@ func (s *Store) chooseToGiveUp() {
 		s.shrinking.empty.ends()
 		return
 	}
-	for _, g := range s.coldestSegments() {
-		s.retire(g, nil)
+	for {
+		g := s.colderSegment(nil, ^uint64(0))
+		if g == nil || !s.retire(g, nil) {
+			break
+		}
 		p.mu.Lock()
 		excess = p.excess()
 		p.mu.Unlock()
@@ -225,29 +228,6 @@ func (s *Store) chooseToGiveUp() {
 		s.opts.Logger.Warn("store: the file system is too full to keep any record", "free_bytes", free, "min_free_bytes", p.minFree,
 			"remedy", "free space in the file system of the store, or lower min_free")
 	}
-}
-
-// coldestSegments returns the segments that no one holds a record of, those first whose
-// records were used least recently on average.
-func (s *Store) coldestSegments() []*segment {
-	type warm struct {
-		g    *segment
-		heat uint32
-	}
-	var all []warm
-	for _, c := range s.space.allClasses() {
-		for _, g := range s.space.segmentsOf(c) {
-			if heat, free := s.table.Heat(g.slots(), g.made); free {
-				all = append(all, warm{g, heat})
-			}
-		}
-	}
-	slices.SortStableFunc(all, func(a, b warm) int { return cmp.Compare(a.heat, b.heat) })
-	out := make([]*segment, len(all))
-	for i := range all {
-		out[i] = all[i].g
-	}
-	return out
 }
 
 // advance takes every retirement as far as it goes, and returns how many ended.
@@ -307,7 +287,8 @@ func (s *Store) runEvictJob(job *evictJob) {
 // the next barrier. The committer calls it, so that no record comes or goes meanwhile, and
 // after the barrier that was under way when the segment was retired.
 func (p *space) restore(g *segment) {
-	empty := p.table.EmptySlots(g.slots(), nil)
+	p.table.Track(g.SlotBytes, g.slots(), g.made)
+	empty := p.table.Survey(g.slots(), nil)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.retiring = slices.DeleteFunc(p.retiring, func(r *retirement) bool { return r.g == g })

@@ -26,7 +26,7 @@ type segment struct {
 	physical int64 // bytes set aside for it under the cap
 	class    *class
 	// made is the index's clock when the segment was made, 0 if it was there at open.
-	made uint32
+	made uint64
 	// dirty is set when a payload was written since the last barrier.
 	dirty atomic.Bool
 	// writing is the number of slots given out and not committed yet.
@@ -57,10 +57,6 @@ type class struct {
 	// evicting ahead.
 	pressed bool
 	making  bool
-	// victims are the next to be evicted, chosen by the last scan; scanned is the order
-	// of the warmest one it chose.
-	victims []index.Victim
-	scanned uint64
 }
 
 // space keeps the segments, their free slots and the accounting of physical bytes. No
@@ -286,6 +282,7 @@ func (p *space) adopt(g *segment) {
 	c.slots += int64(g.Slots)
 	p.segments[g.ID] = g
 	p.setRefs(g, g)
+	p.table.Track(c.slotBytes, g.slots(), g.made)
 }
 
 // addPending notes slots whose deletion is committed but not yet durable.

@@ -29,3 +29,7 @@ func Map(n int) ([]byte, error) {
 
 // Unmap gives back what [Map] returned.
 func Unmap(b []byte) error { return unix.Munmap(b) }
+
+// Discard gives the memory of whole pages of a mapping back to the system. They read as
+// zeros afterwards.
+func Discard(b []byte) error { return unix.Madvise(b, unix.MADV_DONTNEED) }

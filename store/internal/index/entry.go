@@ -1,6 +1,7 @@
 // Package index is the store's table in memory: which record is in which slot, how
-// recently it was used and who holds it. It is compact (under 64 bytes a record), free of
-// pointers, and its lookups neither allocate nor touch the disk.
+// recently it was used and who holds it. It is compact (under 60 bytes a record), nearly free
+// of pointers, and its lookups neither allocate nor touch the disk. Nothing that it does
+// holds its lock for long, however large it is.
 package index
 
 import (
@@ -31,8 +32,8 @@ type entry struct {
 	shard     connector.Shard
 	depth     uint16 // blocks before this one in its chain, saturating
 	flags     uint16 // see unsure and pending
-	// use is the tick of the last use (high 32 bits) and the number of pins (low 32
-	// bits); accessed atomically, under the read lock.
+	// use is the tick of the last use (high 32 bits, see ticks) and the number of pins (low
+	// 32 bits); accessed atomically, under the read lock.
 	use uint64
 	// seq is the record's sequence number, 0 in an empty slot.
 	seq uint64
@@ -52,11 +53,14 @@ const (
 func (e *entry) tick() uint32 { return uint32(atomic.LoadUint64(&e.use) >> tickShift) }
 func (e *entry) pins() uint32 { return uint32(atomic.LoadUint64(&e.use)) }
 
-// touch raises the tick and adds pins.
+// touch notes a use at a tick that is about now, and adds pins.
 func (e *entry) touch(tick uint32, pins uint64) {
 	for {
 		old := atomic.LoadUint64(&e.use)
-		next := max(old>>tickShift, uint64(tick))<<tickShift | (old&pinMask + pins)
+		next := uint64(tick)<<tickShift | (old&pinMask + pins)
+		if uint32(old>>tickShift)-tick < inFlight { // another use was later
+			next = old + pins
+		}
 		if old == next || atomic.CompareAndSwapUint64(&e.use, old, next) {
 			return
 		}
@@ -110,16 +114,7 @@ func (e *entry) place(ref Ref, parent *entry) {
 
 func (e *entry) childDepth() uint16 { return min(e.blocksBefore(), maxDepth-1) + 1 }
 
-// order is the entry's place in the order of eviction.
-func (e *entry) order() uint64 { return order(e.tick(), e.blocksBefore()) }
-
 // is reports whether the entry, which is not empty, holds the record id.
 func (e *entry) is(id *ID) bool {
 	return e.key == id.Key && e.namespace == id.Namespace && e.shard == id.Shard
-}
-
-// order is the eviction order: least recently used first, and of a chain used at one time
-// its end first.
-func order(tick uint32, depth uint16) uint64 {
-	return uint64(tick)<<16 | uint64(maxDepth-depth)
 }

@@ -72,7 +72,6 @@ func (t *Table) loadRun(batch []Loaded, lost []Removed) []Removed {
 		}
 		t.load(in)
 	}
-	t.moveOne()
 	return lost
 }
 
@@ -92,9 +91,7 @@ func (t *Table) load(in *Loaded) {
 			e.await(parent.hash())
 		}
 	}
-	t.put(in.ID.hash(), in.Ref)
-	t.count++
-	t.bytes += int64(in.Bytes)
+	t.add(in.ID.hash(), in.Ref, e)
 }
 
 // Sequence numbers count up within an opening of the store, whose number is in the bits
@@ -129,68 +126,63 @@ func coarse(x uint64) uint32 {
 func (t *Table) Reserve(records int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.region != nil || t.next != nil || records <= 0 {
+	if t.region != &t.blank || records <= 0 {
 		return nil
 	}
-	r, err := newRegion(max(minShardBuckets, records*maxLoadDen/maxLoadNum/(hashShards*bucketSlots)+1))
+	r, err := newRegion(max(minBuckets, records*maxLoadDen/maxLoadNum/bucketSlots+1))
 	if err != nil {
 		return err
 	}
 	t.region = r
-	for i := range t.shards {
-		t.shards[i].buckets = r.shard(i)
-	}
 	return nil
 }
 
-// EmptySlots appends the slots of a range that hold no record, the last one first.
-func (t *Table) EmptySlots(r Range, out []Ref) []Ref {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	for ref := r.Base + Ref(r.Slots); ref > r.Base; ref-- {
-		if t.entry(ref-1).seq == 0 {
-			out = append(out, ref-1)
-		}
+// Survey appends the slots of a range that hold no record to out, the last one first. It
+// also learns what records there are to evict in a tracked range that was filled before it was
+// tracked.
+func (t *Table) Survey(r Range, out []Ref) []Ref {
+	var sum, n uint64
+	for end := r.Slots; end > 0; {
+		begin := (end - 1) / scanRun * scanRun
+		out = t.surveyRun(r.Base+Ref(begin), r.Base+Ref(end), out, &sum, &n)
+		end = begin
+	}
+	if n > 0 {
+		t.noteHeat(r, sum/n)
 	}
 	return out
 }
 
-// Heat is the mean tick of a range's records, or empty if there are none. It reports false
-// if a slot is pinned.
-func (t *Table) Heat(r Range, empty uint32) (mean uint32, free bool) {
+func (t *Table) surveyRun(begin, end Ref, out []Ref, sum, n *uint64) []Ref {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.closed {
-		return empty, true
+		return out
 	}
-	var sum, n uint64
-	for ref := r.Base; ref < r.Base+Ref(r.Slots); ref++ {
-		e := t.entry(ref)
-		if e.pins() > 0 {
-			return 0, false
+	var bounds [scanRun / groupSlots]uint64
+	for i := range bounds {
+		bounds[i] = none
+	}
+	for ref := end; ref > begin; ref-- {
+		e := t.entry(ref - 1)
+		if e.seq == 0 {
+			out = append(out, ref-1)
+			continue
 		}
-		if e.seq != 0 {
-			sum += uint64(e.tick())
-			n++
+		b := &bounds[(ref-1-begin)>>groupShift]
+		*b = min(*b, t.order(e))
+		*sum += t.full(e.tick())
+		*n++
+	}
+	t.cold.mu.Lock()
+	defer t.cold.mu.Unlock()
+	for i := range bounds {
+		if ref := begin + Ref(i<<groupShift); ref < end {
+			t.cold.lower(ref, bounds[i])
 		}
 	}
-	if n == 0 {
-		return empty, true
-	}
-	return uint32(sum / n), true
+	return out
 }
-
-// Clock is the tick of the last use.
-func (t *Table) Clock() uint32 { return t.clock.Load() }
-
-// Tick is the tick of a victim's last use.
-func (v Victim) Tick() uint32 { return uint32(v.order >> 16) }
-
-// Order is the eviction order of a record with that tick and depth.
-func Order(tick uint32, depth uint16) uint64 { return order(tick, depth) }
-
-// Order is the victim's place in the order of eviction.
-func (v Victim) Order() uint64 { return v.order }
 
 // Describe appends the records of a range to out, as insertions. Parent is set where the
 // parent is in the table.

@@ -89,6 +89,7 @@ func (l *linker) step() {
 	} else {
 		e.place(ref, p)
 	}
+	t.cold.lower(at.ref, t.order(e))
 	l.path = l.path[:last]
 }
 
@@ -97,44 +98,36 @@ func (l *linker) step() {
 // descendants. Where it is otherwise the coarse ticks of loaded records bound the
 // work.
 func (t *Table) raiseRange(r Range) {
-	for end := r.Slots; end > 0; {
-		begin := end - min(end, raiseRun)
-		for ref := r.Base + Ref(end); ref > r.Base+Ref(begin); {
-			ref = t.raiseRun(r.Base+Ref(begin), ref)
-		}
-		end = begin
+	up := climb{t: t, rest: NoRef}
+	for end := r.Base + Ref(r.Slots); end > r.Base || up.rest != NoRef; {
+		end = up.run(r.Base, end)
 	}
 }
 
-// raiseRun raises the ancestors of the slots from end down to begin under one hold of the
-// lock and returns where it stopped.
-func (t *Table) raiseRun(begin, end Ref) Ref {
+// run raises the ancestors of the slots from end down to begin for one hold of the lock
+// and returns where it stopped.
+func (up *climb) run(begin, end Ref) Ref {
+	t := up.t
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.closed {
+		up.rest = NoRef
 		return begin
 	}
-	for budget := raiseRun; end > begin && budget > 0; end-- {
-		e := t.entry(end - 1)
-		budget--
-		if e.seq == 0 {
+	up.resume()
+	for budget := raiseRun; budget > 0; budget-- {
+		budget -= up.climb(budget)
+		if up.rest != NoRef {
 			continue
 		}
-		budget -= t.raise(t.validParent(e), e.tick())
-	}
-	return end
-}
-
-// raise gives a record and its ancestors a tick, up to the first that is as recent, and
-// returns how many it was. The lock is held for reading.
-func (t *Table) raise(ref Ref, tick uint32) (raised int) {
-	for ; ref != NoRef; raised++ {
-		e := t.entry(ref)
-		if e.tick() >= tick {
+		if end == begin {
 			break
 		}
-		e.touch(tick, 0)
-		ref = t.validParent(e)
+		end--
+		if e := t.entry(end); e.seq != 0 {
+			up.rest, up.tick = t.validParent(e), e.tick()
+		}
 	}
-	return raised
+	up.pause()
+	return end
 }
