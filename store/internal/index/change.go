@@ -122,6 +122,7 @@ func (t *Table) Insert(batch []Insertion) {
 }
 
 func (t *Table) insertRun(batch []Insertion, now uint32) {
+	t.populate(len(batch), func(i int) Ref { return batch[i].Ref })
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range batch {

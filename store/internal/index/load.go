@@ -54,6 +54,7 @@ func (t *Table) Load(batch []Loaded, lost []Removed) []Removed {
 const loadRun = 128
 
 func (t *Table) loadRun(batch []Loaded, lost []Removed) []Removed {
+	t.populate(len(batch), func(i int) Ref { return batch[i].Ref })
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range batch {

@@ -14,8 +14,9 @@ type region struct {
 	// wrapped is past the last bucket that ever held a record which belongs at the end of
 	// the region.
 	wrapped int
-	// given is how much of the memory's front was given back.
-	given int
+	// given is how much of the memory's front was given back, populated how much of it was
+	// populated.
+	given, populated int
 }
 
 const (
@@ -61,16 +62,23 @@ func (t *Table) makeRoom() {
 	}
 }
 
-// grow makes the next region.
-func (t *Table) grow() {
-	n := minBuckets
-	if t.region != &t.blank {
-		n = len(t.region.buckets) + (len(t.region.buckets)+1)/2
+// nextBuckets is the size of the region that comes after this one.
+func (t *Table) nextBuckets() int {
+	if t.region == &t.blank {
+		return minBuckets
 	}
-	next, err := newRegion(n)
-	if err != nil {
-		// As with any memory that the system does not have.
-		panic("index: cannot map the hash table: " + err.Error())
+	return len(t.region.buckets) + (len(t.region.buckets)+1)/2
+}
+
+// grow makes the next region, or takes the one that was made ahead.
+func (t *Table) grow() {
+	next := t.ahead
+	if t.ahead = nil; next == nil {
+		var err error
+		if next, err = newRegion(t.nextBuckets()); err != nil {
+			// As with any memory that the system does not have.
+			panic("index: cannot map the hash table: " + err.Error())
+		}
 	}
 	if t.region == &t.blank {
 		t.region = next

@@ -30,10 +30,13 @@ type Table struct {
 	mu     sync.RWMutex
 	closed bool
 	chunks []*[chunkEntries]entry
+	// populated has a bit for each piece of a chunk; set under the read lock.
+	populated []uint32
 	// region holds the hash table. While it grows next is not nil, and holds what belongs in
 	// the first moved buckets of region.
 	region, next *region
 	moved        int
+	ahead        *region // mapped for the next growth, or nil
 	blank        region // stands for a region where there is none
 	blankBucket  [1]bucket
 
@@ -106,6 +109,7 @@ func (t *Table) reserve(end uint64) error {
 			return err
 		}
 		t.chunks = append(t.chunks, (*[chunkEntries]entry)(unsafe.Pointer(unsafe.SliceData(b))))
+		t.populated = append(t.populated, 0)
 		t.cold.places = append(t.cold.places, nil)
 	}
 	return nil
@@ -142,7 +146,8 @@ func (t *Table) Close() {
 	}
 	t.region.free()
 	t.next.free()
-	t.region, t.next, t.moved = &t.blank, nil, 0
+	t.ahead.free()
+	t.region, t.next, t.ahead, t.moved = &t.blank, nil, nil, 0
 	t.chunks, t.limit, t.spare, t.count, t.bytes = nil, 0, nil, 0, 0
 	t.cold.places, t.cold.byNumber, t.cold.classes = nil, nil, make(map[int64]*coldClass)
 }
