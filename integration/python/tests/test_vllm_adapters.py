@@ -34,8 +34,8 @@ def request(path: object, name: str = "a", number: int = 1, **fields: Any) -> An
     return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=str(path), **fields)
 
 
-def known(sees_loads: bool = False, since: float = LATER) -> Adapters:
-    return Adapters(since, sees_loads, logging.getLogger("test"))
+def known(sees_loads: bool = False, since: float = LATER, settings: str = "{}") -> Adapters:
+    return Adapters(since, sees_loads, settings, logging.getLogger("test"))
 
 
 def scope(of: Adapters, lora: Any) -> str | None:
@@ -84,6 +84,11 @@ def test_all_that_an_adapter_is_made_of_is_in_its_scope(tmp_path: Path, change: 
 def test_how_experts_are_read_is_in_the_scope(tmp_path: Path) -> None:
     path = adapter(tmp_path / "a")
     assert digest(path, is_3d_lora_weight=True) != digest(path)
+
+
+def test_settings_that_change_what_adapters_do_are_in_the_scope(tmp_path: Path) -> None:
+    path = adapter(tmp_path / "a")
+    assert scope(known(settings='{"lora.lora_dtype":"torch.float16"}'), request(path)) != digest(path)
 
 
 def test_files_beside_an_adapter_are_not_part_of_it(tmp_path: Path) -> None:
@@ -263,6 +268,10 @@ def test_a_request_does_not_wait_for_hashing(tmp_path: Path, monkeypatch: pytest
     of = known()
     assert of.scope(request(adapter(tmp_path / "a"))) is None
     assert of._by_name["a"].refused == ""
+    assert of.soon_known("a")
+    assert not of.soon_known("b")
+    monkeypatch.setattr(adapters_module, "_PATIENCE_S", 0.0)
+    assert not of.soon_known("a")
 
 
 # Hooks

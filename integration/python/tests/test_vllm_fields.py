@@ -13,7 +13,6 @@ OWNERS = {
     "load": "LoadConfig",
     "cache": "CacheConfig",
     "attention": "AttentionConfig",
-    "lora": "LoRAConfig",
     "speculative": "SpeculativeConfig",
 }
 
@@ -26,7 +25,7 @@ def test_no_setting_is_in_two_places() -> None:
 
 def test_what_goes_into_the_manifest_is_listed_there() -> None:
     parts = {OWNERS[part]: fields for part, fields in settings._PARTS.items()}
-    for owner, fields in (parts | {"MultiModalConfig": settings._MULTIMODAL}).items():
+    for owner, fields in (parts | {"MultiModalConfig": settings._MULTIMODAL, "LoRAConfig": settings._LORA}).items():
         assert set(fields) - {"runner_type"} <= set(vllm_fields.MANIFEST[owner].split()), owner
 
 

@@ -74,6 +74,9 @@ class KnownAdapters:
     def scope(self, lora: Any) -> str | None:
         return self.known.get(lora.lora_name)
 
+    def soon_known(self, name: str) -> bool:
+        return name == "soon"
+
     def untouched(self, name: str) -> tuple[FileId, ...]:
         return self.files.get(name, ())
 
@@ -419,6 +422,14 @@ def test_an_adapter_of_unknown_content_is_not_told_until_it_is_known(engine: Eng
     engine.adapters.known["new"], engine.adapters.files["new"] = "lora-1:bb", engine.adapters.files["n"]
     engine.leader.offer = Offer(8, True)
     assert engine.side.match(r, 0) == (8, True)
+    assert engine.leader.matches[0]["lora"] == "lora-1:bb"
+
+
+def test_a_request_waits_for_an_adapter_that_is_soon_known(engine: Engine) -> None:
+    r = lora_request(engine, "soon")
+    assert engine.side.match(r, 0) == (None, False)
+    engine.adapters.known["soon"], engine.adapters.files["soon"] = "lora-1:bb", engine.adapters.files["n"]
+    assert engine.side.match(r, 0) == (0, False)
     assert engine.leader.matches[0]["lora"] == "lora-1:bb"
 
 

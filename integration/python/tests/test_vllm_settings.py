@@ -64,7 +64,6 @@ class Quantization:
         lambda c: setattr(c.load_config, "model_loader_extra_config", {"pattern": "x"}),
         lambda c: setattr(c.cache_config, "kv_cache_dtype_skip_layers", ["0"]),
         lambda c: setattr(c, "attention_config", SimpleNamespace(backend_per_kind={"full": Backend.FLASH})),
-        lambda c: setattr(c, "lora_config", SimpleNamespace(lora_dtype="torch.float16")),
         lambda c: setattr(c.model_config, "multimodal_config", SimpleNamespace(mm_processor_kwargs={"max_pixels": 9})),
         lambda c: setattr(c, "additional_config", {"x": 1}),
         speculate,
@@ -76,6 +75,17 @@ class Quantization:
 def test_settings_that_change_kv_are_in_the_manifest(change: Callable[[Any], object]) -> None:
     assert of(change) != of(lambda _: None)
     assert of(change) == of(change)
+
+
+def test_settings_of_adapters_are_not_of_the_model() -> None:
+    config = vllm_config()
+    none = settings.of_adapters(config)
+    config.lora_config = SimpleNamespace(lora_dtype="torch.float16", max_loras=3)
+    assert settings.of(config) == of(lambda _: None)
+    assert settings.of_adapters(config) != none
+    other = vllm_config()
+    other.lora_config = SimpleNamespace(lora_dtype="torch.float16", max_loras=9)
+    assert settings.of_adapters(other) == settings.of_adapters(config)
 
 
 def test_each_setting_makes_another_namespace() -> None:

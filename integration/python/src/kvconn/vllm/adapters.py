@@ -7,8 +7,9 @@ import os
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ _MAX_BYTES = 8 << 30
 """Adapters are small, and hashed whole. A larger one is not cached."""
 _MAX_ADAPTERS = 100_000
 """Names that are remembered. Requests of further ones are not cached."""
+_PATIENCE_S = 0.5
+"""How long requests are held back for the digest of an adapter that was never seen before."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 T = TypeVar("T")
@@ -38,6 +41,7 @@ class _Adapter:
     """What separates its KV from others', once its files are hashed."""
     refused: str = ""
     """Why nothing with this adapter is loaded or saved."""
+    met_at: float = field(default_factory=time.monotonic)
 
 
 class Adapters:
@@ -50,10 +54,12 @@ class Adapters:
     nothing with that name is loaded or saved until the engine is restarted.
 
     `loading_since` is a point in time before the engine could load any adapter. `sees_loads` says
-    that `loading` is told of each load that no request causes. For one thread.
+    that `loading` is told of each load that no request causes. `settings` are those of the engine
+    that change what an adapter does. For one thread.
     """
 
-    def __init__(self, loading_since: float, sees_loads: bool, logger: logging.Logger) -> None:
+    def __init__(self, loading_since: float, sees_loads: bool, settings: str, logger: logging.Logger) -> None:
+        self._settings = settings
         self._loading_since = loading_since
         self._sees_loads = sees_loads
         self._logger = logger
@@ -68,6 +74,13 @@ class Adapters:
         """Return what separates the KV of an adapter; None where that is not known, or not yet. Costs a few stats."""
         adapter = None if self._broken else self._look(lora)
         return adapter.scope or None if adapter is not None and not adapter.refused else None
+
+    def soon_known(self, name: str) -> bool:
+        """Whether it is worth waiting for the scope of an adapter."""
+        adapter = self._by_name.get(name)
+        if adapter is None or adapter.scope or adapter.refused or self._broken:
+            return False
+        return time.monotonic() < adapter.met_at + _PATIENCE_S
 
     def loading(self, lora: Any, load: Callable[[], T]) -> T:
         """Have the engine load an adapter, whose files are looked at before."""
@@ -127,7 +140,8 @@ class Adapters:
             self._refuse(lora.lora_name, adapter, str(err))
         if not adapter.refused:
             # Which weights an adapter of experts has depends on how it is read.
-            self._hash(lora.lora_name, adapter, "3d" if getattr(lora, "is_3d_lora_weight", False) else "")
+            variant = "3d" if getattr(lora, "is_3d_lora_weight", False) else "2d"
+            self._hash(lora.lora_name, adapter, f"{variant} {self._settings}")
         return adapter
 
     def _check_number(self, lora: Any, adapter: _Adapter) -> None:

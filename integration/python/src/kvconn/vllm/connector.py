@@ -16,7 +16,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvconn import __version__
 from kvconn.client import Options, SchedulerClient, WorkerClient
-from kvconn.vllm import engine_hooks, files
+from kvconn.vllm import engine_hooks, files, settings
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.files import Digests, UnknownIdentity
 from kvconn.vllm.identity import Identity, digest_directory
@@ -107,7 +107,7 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
 
             self._client = scheduler = SchedulerClient(options)
             sees_loads = engine_hooks.watch(EngineCore, self)
-            self._adapters = Adapters(since, sees_loads, logger)
+            self._adapters = Adapters(since, sees_loads, settings.of_adapters(vllm_config), logger)
             images = _images_by_content(vllm_config)
             self._scheduler = SchedulerSide(scheduler, block_size(kv_cache_config), logger, self._adapters, images)
             scheduler.connect()
@@ -262,12 +262,12 @@ def _check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
     transfer = vllm_config.kv_transfer_config
     if transfer is None:
         raise ValueError("kvconn: there is no kv_transfer_config")
-    settings = dict(transfer.kv_connector_extra_config)
-    if unknown := sorted(set(settings) - _SETTINGS):
+    own = dict(transfer.kv_connector_extra_config)
+    if unknown := sorted(set(own) - _SETTINGS):
         raise ValueError(
             f"kvconn: unknown settings {unknown} in kv_connector_extra_config, known are {sorted(_SETTINGS)}"
         )
-    if not isinstance(settings.get("socket"), str):
+    if not isinstance(own.get("socket"), str):
         raise ValueError("kvconn: kv_connector_extra_config needs 'socket', the path of kvconnd's socket")
     if transfer.kv_role != "kv_both":
         raise ValueError(f"kvconn: kv_role {transfer.kv_role!r}: the cache is read and written, set 'kv_both'")
@@ -288,14 +288,14 @@ def _check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
 def _options(vllm_config: VllmConfig, role: KVConnectorRole, identity: Identity) -> Options:
     """Return the client's options. Raises ValueError where they are out of bounds."""
     transfer = vllm_config.kv_transfer_config
-    settings = transfer.kv_connector_extra_config
+    own = transfer.kv_connector_extra_config
     worker = role == KVConnectorRole.WORKER
     return Options(
-        socket=settings["socket"],
+        socket=own["socket"],
         engine=str(transfer.engine_id),
         manifest=identity.manifest,
         client=f"kvconn-vllm/{__version__} vllm/{vllm.__version__}",
-        timeout=float(settings.get("timeout", 1.0)),
+        timeout=float(own.get("timeout", 1.0)),
         logger=logger,
         # One line says it: the scheduler's.
         absent_level=logging.INFO if worker else logging.WARNING,

@@ -102,9 +102,14 @@ class SchedulerSide:
         self._allocs: list[tuple[_Tracked, Alloc]] = []
         self._finished: list[_Tracked] = []
 
-    def match(self, request: Request, computed: int) -> tuple[int, bool]:
-        """Return how many tokens can be loaded beyond computed, and whether beside the steps."""
+    def match(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        """Return how many tokens can be loaded beyond computed, and whether beside the steps.
+
+        None asks the scheduler to ask again in the next step.
+        """
         tracked = None if self._stopped else self._track(request)
+        if tracked is None and request.lora_request and self._adapters.soon_known(request.lora_request.lora_name):
+            return None, False
         if tracked is None or (tracked.adapter and not self._is_untouched(tracked.adapter)):
             return 0, False
         tracked.offered, tracked.asked_at = False, computed

@@ -24,15 +24,15 @@ _PARTS = {
     "load": ("load_format", "model_loader_extra_config"),
     "cache": ("kv_cache_dtype_skip_layers", "kv_sharing_fast_prefill", "swa_bounded_replay"),
     "attention": ("backend_per_kind", "indexer_kv_dtype", "use_non_causal", "hisparse_config"),
-    "lora": (
-        *("lora_dtype", "target_modules", "enable_tower_connector_lora"),
-        *("enable_mixed_moe_lora_format", "enable_moe_shared_loras"),
-    ),
     "speculative": (
         *("method", "num_speculative_tokens", "quantization", "kv_cache_dtype", "parallel_drafting"),
         *("index_share_for_mtp_iteration", "use_heterogeneous_vocab"),
     ),
 }
+_LORA = (
+    *("lora_dtype", "target_modules", "enable_tower_connector_lora"),
+    *("enable_mixed_moe_lora_format", "enable_moe_shared_loras"),
+)
 _MULTIMODAL = (
     *("language_model_only", "mm_processor_kwargs", "media_io_kwargs", "mm_device_do_normalize"),
     *("mm_encoder_attn_backend", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path"),
@@ -55,7 +55,6 @@ def of(vllm_config: Any) -> dict[str, str]:
         "load": vllm_config.load_config,
         "cache": vllm_config.cache_config,
         "attention": getattr(vllm_config, "attention_config", None),
-        "lora": getattr(vllm_config, "lora_config", None),
         "speculative": speculation(vllm_config),
     }
     for part, fields in _PARTS.items():
@@ -70,6 +69,11 @@ def of(vllm_config: Any) -> dict[str, str]:
     if additional := getattr(vllm_config, "additional_config", None):
         found["additional"] = _text(additional, "additional_config")
     return found
+
+
+def of_adapters(vllm_config: Any) -> str:
+    """Return the settings that change what an adapter does. Raises UnknownIdentity as `of` does."""
+    return _canonical(_set("lora", getattr(vllm_config, "lora_config", None), _LORA), "lora_config")
 
 
 def speculation(vllm_config: Any) -> Any | None:
