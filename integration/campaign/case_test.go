@@ -58,7 +58,7 @@ func TestCampaignKeptCases(t *testing.T) {
 				t.Fatal(err)
 			}
 			out := c.Run(filepath.Join(dir, name))
-			switch expected := isKnown(lines, name); {
+			switch expected := lines.Has(name); {
 			case len(out.Failures) > 0 && expected:
 				t.Skipf("known, not repaired yet: %s", strings.Join(out.Failures, "\n"))
 			case len(out.Failures) > 0:
@@ -119,12 +119,12 @@ const reductionTime = 2 * time.Minute
 var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
 
 // judge reports what failed, each made smaller and written to a file.
-func judge(t *testing.T, lines []string, campaign string, found []failing) {
+func judge(t *testing.T, lines Known, campaign string, found []failing) {
 	t.Helper()
 	dir := workDir(t)
 	for _, f := range found {
 		class := f.out.Class()
-		if isKnown(lines, campaign+": "+class) {
+		if lines.Has(campaign + ": " + class) {
 			t.Logf("known: %s: %s", f.name, f.out.Failures[0])
 			continue
 		}

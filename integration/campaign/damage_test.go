@@ -75,7 +75,7 @@ func report(t *testing.T, table *Table, base uint64, took time.Duration) {
 	var fresh, old int
 	var fails strings.Builder
 	for _, o := range table.Failed() {
-		if isKnown(lines, o.Trial.String()) {
+		if lines.Has(o.Trial.String()) {
 			old++
 		} else if fresh++; fresh <= 20 {
 			t.Errorf("%v: %s: %s", o.Trial, o.Damage, strings.Join(o.Failures, "; "))

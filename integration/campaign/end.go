@@ -133,6 +133,15 @@ type sampler struct {
 	ended sync.WaitGroup
 }
 
+// WatchCap measures what a directory occupies, all the time, until stop is called, which says
+// whether it was ever more than the limit.
+func WatchCap(dir string, limit int64) (stop func() error) {
+	s := new(sampler)
+	s.start()
+	s.watch(dir, limit)
+	return s.stop
+}
+
 // sampleInterval is the pause between two measurements.
 const sampleInterval = 2 * time.Millisecond
 

@@ -1,12 +1,10 @@
 package campaign
 
 import (
-	"bufio"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 )
@@ -72,33 +70,12 @@ func workDir(t *testing.T) string {
 // workers is how many trials run at one time.
 func workers() int { return runtime.GOMAXPROCS(0) }
 
-// known are the lines of testdata/known.txt: what is known to fail and not repaired yet. A
-// line is the name of a case, or the beginning of a trial.
-func known(t *testing.T) []string {
+// known is what is known to fail and not repaired yet.
+func known(t *testing.T) Known {
 	t.Helper()
-	f, err := os.Open(filepath.Join("testdata", "known.txt"))
-	if os.IsNotExist(err) {
-		return nil
-	}
+	k, err := ReadKnown(filepath.Join("testdata", "known.txt"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = f.Close() }()
-	var out []string
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if line, _, _ := strings.Cut(lines.Text(), "#"); strings.TrimSpace(line) != "" {
-			out = append(out, strings.TrimSpace(line))
-		}
-	}
-	return out
-}
-
-// isKnown reports whether a line stands for what has that name.
-func isKnown(lines []string, name string) bool {
-	for _, l := range lines {
-		if name == l || strings.HasPrefix(name, l+",") {
-			return true
-		}
-	}
-	return false
+	return k
 }

@@ -57,62 +57,77 @@ func (o *Outcome) Share() float64 {
 	return float64(o.Kept) / float64(o.Intact)
 }
 
-func (o *Outcome) fail(format string, args ...any) {
+// Fail notes a promise that was broken.
+func (o *Outcome) Fail(format string, args ...any) {
 	text := strings.ReplaceAll(fmt.Sprintf(format, args...), o.dir, "STORE")
 	o.Failures = append(o.Failures, strings.ReplaceAll(text, "\n", " / "))
 }
 
 // Run does the trial in dir, which it makes and removes.
-func (t Trial) Run(o *Original, dir string) (out Outcome, err error) {
+func (t Trial) Run(o *Original, dir string) (Outcome, error) {
 	began := time.Now()
-	out.Trial = t
-	defer func() { out.Took = time.Since(began) }()
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	s := &o.states[t.Cell.State]
-	if err := copyTree(dir, s.dir); err != nil {
-		return out, err
+	a, err := t.Prepare(o, dir)
+	if err == nil {
+		a.Look(o.cap)
 	}
-	g := rand.New(rand.NewPCG(t.Seed, 1))
-	d, err := s.inflict(dir, t.Cell, g)
-	if err != nil {
-		return out, err
-	}
-	out.Damage, out.dir = d.path+": "+d.what, dir
-	script, err := fault.Parse(d.script)
-	if err != nil {
-		return out, err
-	}
-	a := &attempt{o: o, s: s, d: d, dir: dir, injector: fault.NewInjector(script), out: &out, intact: s.intact(dir, d)}
-	a.injector.On()
-	a.first()
-	if out.Started && g.IntN(4) == 0 {
+	if a.out.Started && rand.New(rand.NewPCG(t.Seed, 2)).IntN(4) == 0 {
 		a.again()
 	}
-	return out, nil
+	a.out.Took = time.Since(began)
+	return *a.out, errors.Join(err, os.RemoveAll(dir))
 }
 
-// attempt is a trial under way.
-type attempt struct {
+// Prepare makes the damaged store in dir and starts nothing.
+func (t Trial) Prepare(o *Original, dir string) (*Attempt, error) {
+	s := &o.states[t.Cell.State]
+	a := &Attempt{o: o, s: s, dir: dir, injector: fault.NewInjector(nil), out: &Outcome{Trial: t, dir: dir}}
+	if err := copyTree(dir, s.dir); err != nil {
+		return a, err
+	}
+	d, err := s.inflict(dir, t.Cell, rand.New(rand.NewPCG(t.Seed, 1)))
+	if err != nil {
+		return a, err
+	}
+	script, err := fault.Parse(d.script)
+	if err != nil {
+		return a, err
+	}
+	a.d, a.out.Damage, a.intact = d, d.path+": "+d.what, s.intact(dir, d)
+	a.injector = fault.NewInjector(script)
+	a.injector.On()
+	return a, nil
+}
+
+// Attempt is a trial under way.
+type Attempt struct {
 	o        *Original
 	s        *snapshot
 	d        damage
 	dir      string
+	cap      int64
 	injector *fault.Injector
 	out      *Outcome
 	intact   []Record
 }
 
-// first starts the damaged store, reads and saves.
-func (a *attempt) first() {
+// Outcome is what was found so far.
+func (a *Attempt) Outcome() *Outcome { return a.out }
+
+// Script is what has to stand below the store: files that cannot be read.
+func (a *Attempt) Script() string { return a.d.script }
+
+// Look starts the damaged store under a cap, reads everything, and saves.
+func (a *Attempt) Look(limit int64) {
 	out := a.out
-	run, err := open(a.dir, a.o.cap, a.injector, &a.o.contents)
+	a.cap = limit
+	run, err := open(a.dir, limit, a.injector, &a.o.contents)
 	if err != nil {
-		out.fail("start: %v", err)
+		out.Fail("start: %v", err)
 		return
 	}
 	out.Started = true
 	if err := run.openNamespaces(); err != nil {
-		out.fail("after the start: %v", err)
+		out.Fail("after the start: %v", err)
 	} else {
 		a.check(run, "after the start", run.checkBytes)
 		a.readAll(run)
@@ -123,16 +138,16 @@ func (a *attempt) first() {
 	a.check(run, "stop", run.close)
 	a.check(run, "after the stop", func() error {
 		n, err := physicalBytes(a.dir)
-		if err == nil && n > a.o.cap {
-			err = fmt.Errorf("%d bytes on disk, the cap is %d", n, a.o.cap)
+		if err == nil && n > a.cap {
+			err = fmt.Errorf("%d bytes on disk, the cap is %d", n, a.cap)
 		}
 		return err
 	})
 }
 
-func (a *attempt) check(run *subject, when string, what func() error) {
+func (a *Attempt) check(run *subject, when string, what func() error) {
 	if err := what(); err != nil {
-		a.out.fail("%s: %v", when, err)
+		a.out.Fail("%s: %v", when, err)
 	}
 }
 
@@ -142,7 +157,7 @@ const rebuilding = 300 * time.Millisecond
 
 // await waits until the intact records are there or no more of them come: an index may be
 // rebuilt beside look-ups.
-func (a *attempt) await(run *subject) (there []Record) {
+func (a *Attempt) await(run *subject) (there []Record) {
 	missing := a.intact
 	for last := time.Now(); ; time.Sleep(rebuilding / 10) {
 		if came := run.present(missing); len(came) > 0 {
@@ -155,19 +170,19 @@ func (a *attempt) await(run *subject) (there []Record) {
 }
 
 // readAll reads every record that was ever saved and counts what is there.
-func (a *attempt) readAll(run *subject) {
+func (a *Attempt) readAll(run *subject) {
 	out := a.out
 	there := a.await(run)
 	run.log.opened()
 	out.Intact, out.Kept = len(a.intact), a.count(run, there)
 	a.count(run, without(a.s.saved, there))
 	if out.Share() < MinKept {
-		out.fail("%d of %d intact records are there", out.Kept, out.Intact)
+		out.Fail("%d of %d intact records are there", out.Kept, out.Intact)
 	}
 }
 
 // count reads records and returns how many came.
-func (a *attempt) count(run *subject, records []Record) (came int) {
+func (a *Attempt) count(run *subject, records []Record) (came int) {
 	errs, err := run.read(records)
 	for _, e := range errs {
 		if e == nil {
@@ -178,7 +193,7 @@ func (a *attempt) count(run *subject, records []Record) (came int) {
 		a.out.WrongBytes++
 	}
 	if err != nil {
-		a.out.fail("%v", err)
+		a.out.Fail("%v", err)
 	}
 	return came
 }
@@ -201,38 +216,38 @@ func without(all, gone []Record) []Record {
 const freshChain = 1 << 20
 
 // saveSome saves records of both sizes, which has to work, and reads them again.
-func (a *attempt) saveSome(run *subject) {
+func (a *Attempt) saveSome(run *subject) {
 	for z := range sizes {
 		records := Chain(z, freshChain, chainLength)
 		errs, err := run.save(records)
 		if err = errors.Join(err, first(errs)); err != nil {
-			a.out.fail("save of %v records: %v", z, err)
+			a.out.Fail("save of %v records: %v", z, err)
 			continue
 		}
 		errs, err = run.read(records)
 		if err != nil {
-			a.out.fail("%v", err)
+			a.out.Fail("%v", err)
 		}
 		// Where reads of a segment fail, what is saved into it cannot be read either.
 		if err := first(errs); err != nil && a.d.script == "" {
-			a.out.fail("read of what was saved: %v", err)
+			a.out.Fail("read of what was saved: %v", err)
 		}
 	}
 	if err := run.sync(); err != nil {
-		a.out.fail("sync: %v", err)
+		a.out.Fail("sync: %v", err)
 	}
 }
 
 // again starts the store once more, without a fault, and has it checked.
-func (a *attempt) again() {
+func (a *Attempt) again() {
 	a.injector.Off()
-	run, err := open(a.dir, a.o.cap, a.injector, &a.o.contents)
+	run, err := open(a.dir, a.cap, a.injector, &a.o.contents)
 	if err != nil {
-		a.out.fail("second start: %v", err)
+		a.out.Fail("second start: %v", err)
 		return
 	}
 	if err := run.openNamespaces(); err != nil {
-		a.out.fail("second start: %v", err)
+		a.out.Fail("second start: %v", err)
 	} else {
 		a.count(run, a.s.saved)
 		a.check(run, "second start", run.checkBytes)
@@ -242,6 +257,6 @@ func (a *attempt) again() {
 	defer cancel()
 	report, err := store.Fsck(ctx, a.dir, store.FsckOptions{Store: storeOptions(a.dir, 0, new(warnings))})
 	if err != nil || len(report.Failed) > 0 {
-		a.out.fail("fsck: %s, %v", strings.Join(report.Failed, "; "), err)
+		a.out.Fail("fsck: %s, %v", strings.Join(report.Failed, "; "), err)
 	}
 }
