@@ -68,8 +68,12 @@ func (s *Store) OpenNamespace(m *connector.Manifest) (NamespaceID, error) {
 		return 0, fmt.Errorf("more than %d namespaces: %w", maxNamespaces, ErrInvalid)
 	}
 	// The manifest is durable before the first record of the namespace can be.
+	if err := s.claimManifest(len(text)); err != nil {
+		return 0, fmt.Errorf("keep manifest of namespace %v: %w", digest, err)
+	}
 	path := filepath.Join(s.opts.Dir, namespaceDir, digest.String()+manifestExt)
 	if err := s.opts.fs.WriteFileAtomic(path, text); err != nil {
+		s.unclaimManifest(len(text))
 		return 0, fmt.Errorf("keep manifest of namespace %v: %w: %w", digest, ErrIO, err)
 	}
 	if state == namespaceNew {
