@@ -252,9 +252,11 @@ func sleep(ctx context.Context, d time.Duration) {
 func (s *Store) chooseVictims(ctx context.Context, c *class) (tookSegment bool) {
 	p := s.space
 	p.mu.Lock()
-	ranges := make([]index.Range, len(c.segments))
-	for i, g := range c.segments {
-		ranges[i] = g.slots()
+	ranges := make([]index.Range, 0, len(c.segments))
+	for _, g := range c.segments {
+		if !g.withheld.Load() {
+			ranges = append(ranges, g.slots())
+		}
 	}
 	want := max(minVictims, int(c.slots/victimsPart))
 	p.mu.Unlock()
@@ -284,6 +286,9 @@ func (s *Store) colderSegment(c *class, victims []index.Victim) *segment {
 			continue
 		}
 		for _, g := range s.space.segmentsOf(other) {
+			if g.unread.Load() {
+				continue // nothing is given up before its headers are read
+			}
 			if heat, free := s.table.Heat(g.slots(), g.made); free && heat < limit && g.writing.Load() == 0 {
 				best, limit = g, heat
 			}

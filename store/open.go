@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/store/internal/format"
 	"github.com/kvconn/kvconn/store/internal/index"
 	"github.com/kvconn/kvconn/store/internal/journal"
+	"github.com/kvconn/kvconn/store/internal/stamp"
 )
 
 // Store is an open record store.
@@ -58,10 +59,21 @@ type Store struct {
 	direct       bool
 	recovered    Recovery
 	openDuration time.Duration
-	warnMu       sync.Mutex
-	warnings     []string
-	closeOnce    sync.Once
-	closeErr     error
+	rebuilt      rebuilt
+	// opening is what is open and not yet the store's, while it opens.
+	opening *opening
+	// stamp is nil if it cannot be written; it is used by whoever makes a barrier, as is
+	// barriers, the number of the last one.
+	stamp       *stamp.File
+	stampFailed bool
+	barriers    uint64
+	created     uint64 // the opening that made the journal, 0 if it is not known
+	progress    progress
+	notes       notes
+	warnMu      sync.Mutex
+	warnings    []string
+	closeOnce   sync.Once
+	closeErr    error
 }
 
 // Open opens the store in o.Dir, making it if there is none. It fails with [ErrInUse]
@@ -81,6 +93,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	s.writes.init()
 	s.gate.init(o.Writers)
 	s.events.init()
+	s.rebuilt.ended = make(chan struct{})
 	s.epoch = mathrand.Uint64N(1<<epochBits-1) + 1
 	began := time.Now()
 	if err := s.open(ctx); err != nil {
@@ -94,32 +107,47 @@ func (s *Store) open(ctx context.Context) error {
 	if err := s.lockDir(); err != nil {
 		return err
 	}
-	note, err := s.readFormat()
+	defer s.reportProgress()()
+	formatted, err := s.readFormat()
 	if err != nil {
 		return err
 	}
-	for _, dir := range []string{segmentDir, namespaceDir, journalDir} {
-		if err := s.opts.fs.MkdirAll(filepath.Join(s.opts.Dir, dir)); err != nil {
-			return err
-		}
+	if err := s.makeDirs(); err != nil {
+		return err
 	}
+	s.removeLeftovers()
 	if s.direct, err = s.probeDirect(); err != nil {
 		return err
 	}
 	if !s.direct {
 		s.warn(errors.New("file system has no direct I/O: reads and writes go through the page cache, slowly"))
 	}
-	s.setSpace(note)
+	var o opening
+	s.opening = &o
+	if o.files, err = s.inspectSegments(ctx); err != nil {
+		return err
+	}
+	o.stamp, o.stamped = s.openStamp()
+	if err := s.identify(&formatted, o.files, o.stamp.Store); err != nil {
+		return err
+	}
+	if o.stamped && o.stamp.Store != s.id {
+		o.stamp, o.stamped = stamp.Stamp{}, false
+	}
+	s.setSpace(formatted.note)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := s.recover(ctx); err != nil {
+	if err := s.recover(ctx, &o); err != nil {
 		return err
 	}
+	s.opening = nil
+	s.measureAside()
+	s.warnOfNotes()
 	s.calibrate()
 	s.start()
-	if s.opts.checkOnly {
-		return nil
+	if s.opts.checkOnly || s.rebuilt.running() {
+		return nil // the janitor shrinks it when what it holds is known
 	}
 	return s.shrink(ctx)
 }
@@ -130,7 +158,11 @@ func (s *Store) lockDir() error {
 	}
 	name, _ := os.Executable()
 	holder := fmt.Sprintf("process %d (%s)", os.Getpid(), filepath.Base(name))
-	lock, err := s.opts.fs.Lock(filepath.Join(s.opts.Dir, lockFile), holder)
+	path := filepath.Join(s.opts.Dir, lockFile)
+	if s.isDir(path) {
+		s.setAside(path)
+	}
+	lock, err := s.opts.fs.Lock(path, holder)
 	var locked *disk.LockedError
 	if errors.As(err, &locked) {
 		return fmt.Errorf("%w: %w", ErrInUse, err)
@@ -199,6 +231,7 @@ func (s *Store) start() {
 	go s.evictor(ctx)
 	go s.runBarriers(ctx)
 	go s.janitor(ctx)
+	s.startRebuild(ctx)
 	if s.opts.ScrubBytesPerS > 0 {
 		s.background.Add(1)
 		go s.scrub(ctx)

@@ -36,6 +36,11 @@ type segment struct {
 	writing atomic.Int64
 	// retired segments give out no slots; guarded by space.mu.
 	retired bool
+	// withheld segments give out no slots and lose no records to others of their class:
+	// unread ones until their headers have been read, frozen ones, whose file cannot be put
+	// right, as long as the store is open.
+	withheld, unread atomic.Bool
+	frozen           bool
 }
 
 func (g *segment) slots() index.Range { return index.Range{Base: g.base, Slots: g.Slots} }
@@ -84,6 +89,7 @@ type space struct {
 	bytes    int64 // physical bytes of the segments
 	slots    int64
 	journalB int64 // physical bytes of the journal when last measured
+	aside    int64 // physical bytes of what was set aside
 	pending  []index.Ref
 	full     bool // the filesystem had no room for the last segment
 
@@ -134,7 +140,7 @@ func (c *class) wake() {
 // slots: the journal, the snapshot and small files. p.mu is held.
 func (p *space) reserved(slots int64) int64 {
 	j := max(journal.ReservedBytes(p.memTable, slots), p.journalB)
-	return j + slots*snapshotSlotBytes + smallFilesBytes
+	return j + slots*snapshotSlotBytes + smallFilesBytes + p.aside
 }
 
 const (
@@ -289,7 +295,7 @@ func (p *space) addPending(refs []index.Ref) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ref := range refs {
-		if g := p.at(ref); !g.retired {
+		if g := p.at(ref); !g.retired && !g.withheld.Load() {
 			g.class.pending++
 			p.pending = append(p.pending, ref)
 		}
@@ -369,19 +375,6 @@ func (p *space) remove(g *segment) error {
 		return fmt.Errorf("remove segment %s: %w", g.path, err)
 	}
 	return nil
-}
-
-// dirty returns the segments written to since the last call.
-func (p *space) takeDirty() []*segment {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var out []*segment
-	for _, g := range p.segments {
-		if g.dirty.Swap(false) {
-			out = append(out, g)
-		}
-	}
-	return out
 }
 
 // retryFull has the next writer that finds no slot try to make a segment again: others may

@@ -75,6 +75,12 @@ type Stats struct {
 	OpenDuration time.Duration `json:"open_duration_ns"`
 	// Recovered says where the index came from: see [Recovery].
 	Recovered Recovery `json:"recovered"`
+	// Rebuild is how far the reading of record headers is that a damaged journal makes
+	// necessary. It goes on while the store is in use.
+	Rebuild RebuildState `json:"rebuild"`
+	// SetAsideBytes are of files that the store cannot use and does not delete; their names
+	// end in .bad. They count under the cap.
+	SetAsideBytes int64 `json:"set_aside_bytes"`
 	// IndexBytes is the memory of the index.
 	IndexBytes int64 `json:"index_bytes"`
 }
@@ -106,6 +112,7 @@ func (s *Store) Stats() Stats {
 	}
 	st.QueuedReads, st.ReadInFlightBytes = s.reads.depth()
 	st.ReadSpeed = s.ReadSpeed()
+	st.Rebuild = s.rebuilt.state()
 	s.space.stats(&st)
 	s.count.stats(&st)
 	s.warnMu.Lock()
@@ -122,7 +129,7 @@ func (p *space) stats(st *Stats) {
 		st.PendingSlots += c.pending
 	}
 	st.Segments, st.SegmentBytes, st.JournalBytes, st.MaxBytes = len(p.segments), p.bytes, p.journalB, p.maxBytes
-	st.PhysicalBytes = p.bytes + p.reserved(p.slots)
+	st.PhysicalBytes, st.SetAsideBytes = p.bytes+p.reserved(p.slots), p.aside
 }
 
 func (c *counters) stats(st *Stats) {
