@@ -20,10 +20,11 @@ type asideFile struct {
 	stuck bool // the last removal failed
 }
 
-// asideMark is in the names of what was set aside.
-const asideMark = ".bad"
+// asideSuffix ends the names of files that the store cannot use and does not delete: they
+// hold, or may hold, what could be read by someone else.
+const asideSuffix = ".bad"
 
-func isAside(name string) bool { return strings.Contains(name, asideMark) }
+func isAside(name string) bool { return strings.HasSuffix(name, asideSuffix) }
 
 // findAside counts what was set aside, at this start or before.
 func (s *Store) findAside() {
@@ -130,4 +131,47 @@ func (p *space) asideBytes() (n int64) {
 		n += f.bytes
 	}
 	return n
+}
+
+// setAside renames a file, or a directory in the place of one, out of the way. A failure
+// is not one of the opening: whoever needs the name will meet it.
+func (s *Store) setAside(path string) {
+	to := path + asideSuffix
+	for n := 2; s.exists(to); n++ {
+		to = fmt.Sprintf("%s.%d%s", path, n, asideSuffix)
+	}
+	if err := s.opts.fs.Rename(path, to); err != nil {
+		s.note("%s cannot be renamed (%v)", filepath.Base(path), err)
+	}
+}
+
+// exists reports whether there is an entry of that name.
+func (s *Store) exists(path string) bool {
+	entries, err := s.opts.fs.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return false
+	}
+	for _, e := range entries {
+		if e.Name() == filepath.Base(path) {
+			return true
+		}
+	}
+	return false
+}
+
+// makeDirs makes the store's directories. A file that has the name of one is set aside.
+func (s *Store) makeDirs() error {
+	for _, dir := range []string{segmentDir, namespaceDir, journalDir} {
+		path := filepath.Join(s.opts.Dir, dir)
+		err := s.opts.fs.MkdirAll(path)
+		if err != nil && !disk.IsNotExist(err) && s.exists(path) {
+			s.setAside(path)
+			s.note("%s was not a directory: set aside", dir)
+			err = s.opts.fs.MkdirAll(path)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return s.opts.fs.SyncDir(s.opts.Dir)
 }

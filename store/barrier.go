@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -149,6 +148,19 @@ func (p *space) anyPending() bool {
 	return len(p.pending) > 0
 }
 
+// takeDirty returns the segments written to since the last call.
+func (p *space) takeDirty() []*segment {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []*segment
+	for _, g := range p.segments {
+		if g.dirty.Swap(false) {
+			out = append(out, g)
+		}
+	}
+	return out
+}
+
 // syncers is how many files are synced at one time: the kernel merges flushes of the
 // device that are asked for together.
 const syncers = 8
@@ -178,11 +190,7 @@ func (s *Store) makeDurable() error {
 		// Without the payloads the index entries must not be promised either.
 		return err
 	}
-	records := binary.LittleEndian.AppendUint64(nil, uint64(s.table.Len()))
-	if err := s.journal.PutMeta(metaRecords, records); err != nil {
-		return fmt.Errorf("%w: %w", ErrIO, err)
-	}
-	if err := s.journal.Barrier(); err != nil {
+	if err := s.syncJournal(); err != nil {
 		return fmt.Errorf("%w: %w", ErrIO, err)
 	}
 	return nil

@@ -11,10 +11,17 @@ func (s *Store) undoOpen() error {
 	if s.stop != nil {
 		return s.Close()
 	}
-	if s.space != nil {
+	if s.opening != nil {
+		for _, f := range s.opening.files {
+			f.close()
+		}
+	} else if s.space != nil {
 		for _, g := range s.space.segments {
 			errs = append(errs, g.file.Close())
 		}
+	}
+	if s.stamp != nil {
+		errs = append(errs, s.stamp.Close())
 	}
 	if s.journal != nil {
 		errs = append(errs, s.journal.Close())
@@ -56,9 +63,12 @@ func (s *Store) close() error {
 	err := s.makeDurable()
 	if err == nil {
 		s.space.removeEmptied()
-		s.quicken(hung > 0)
+		s.quicken(hung > 0 || s.rebuilt.running())
 	}
 	err = errors.Join(err, subscribed, s.journal.Close())
+	if s.stamp != nil {
+		err = errors.Join(err, s.stamp.Close())
+	}
 	if hung == 0 {
 		for _, g := range s.space.segments {
 			err = errors.Join(err, g.file.Close())

@@ -19,6 +19,7 @@ type commit struct {
 
 	subscribe *subscribeJob
 	drop      *dropJob
+	adopt     *adoptJob
 }
 
 type commitKind uint8
@@ -31,6 +32,7 @@ const (
 	commitEvict                       // remove the victims of an evictJob
 	commitDropSlot                    // remove the record of a dropJob
 	commitSubscribe                   // take a snapshot for a subscriber
+	commitAdopt                       // take over what an adoptJob found in headers
 	commitHeld                        // a write that waits for its parent; comes again
 )
 
@@ -62,6 +64,8 @@ type committing struct {
 	removed []index.Removed
 	freed   []index.Ref
 	events  []Event
+
+	adopting adopting
 }
 
 // run applies one batch: removals from the table first, since a record that is found no
@@ -111,6 +115,9 @@ func (c *committing) run() {
 			close(w.evict.done)
 		case commitDropSlot:
 			close(w.drop.done)
+		case commitAdopt:
+			c.runAdopt(w.adopt)
+			close(w.adopt.done)
 		case commitSubscribe:
 			s.runSubscribe(w.subscribe)
 		}

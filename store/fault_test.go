@@ -26,6 +26,15 @@ func newJournalFS() *vfs.MemFS {
 	if err := m.MkdirAll("/store/index", 0o700); err != nil {
 		panic(err)
 	}
+	for _, dir := range []string{"/", "/store"} {
+		d, err := m.OpenDir(dir)
+		if err == nil {
+			err = d.Sync()
+		}
+		if err != nil {
+			panic(err)
+		}
+	}
 	return m
 }
 
@@ -82,6 +91,7 @@ func powerLoss(t *testing.T, seed uint64) {
 
 	o.fs, o.journalFS = after, afterJournal
 	again := openTest(t, o)
+	awaitRebuild(t, again)
 	ns = openNamespace(t, again, "a")
 	for chain := range chains {
 		for i, err := range readAll(t, again, chainOf(ns, chain, length)) {
@@ -149,6 +159,7 @@ func checkAfterFault(t *testing.T, o Options, durable int) {
 			t.Error(err)
 		}
 	}()
+	awaitRebuild(t, s)
 	ns := openNamespace(t, s, "a")
 	for chain := range 3 {
 		for i, err := range readAll(t, s, chainOf(ns, chain, 8)) {

@@ -1,11 +1,15 @@
 package store
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path/filepath"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/format"
@@ -15,77 +19,139 @@ import (
 type formatNote struct {
 	Format  int    `json:"format"`
 	StoreID string `json:"store_id"`
+	// Sum is the XXH3-64 of the file up to the name of this field, which comes last in every
+	// format: it tells a newer format from a damaged file.
+	Sum string `json:"sum"`
 }
 
-// readFormat reads the FORMAT file, or makes it for a new store.
-func (s *Store) readFormat() (formatNote, error) {
+// sumField begins the last line of a FORMAT file.
+const sumField = `"sum"`
+
+// encode returns the file's content.
+func (n formatNote) encode() ([]byte, error) {
+	b, err := json.MarshalIndent(n, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	n.Sum = fmt.Sprintf("%016x", xxh3.Hash(b[:bytes.LastIndex(b, []byte(sumField))]))
+	b, err = json.MarshalIndent(n, "", "  ")
+	return append(b, '\n'), err
+}
+
+// decode reads a FORMAT file. intact says that its checksum was right: a file of a program
+// that wrote none is not.
+func (n *formatNote) decode(b []byte) (intact bool, err error) {
+	if err := json.Unmarshal(b, n); err != nil {
+		return false, err
+	}
+	at := bytes.LastIndex(b, []byte(sumField))
+	if at < 0 {
+		return false, nil
+	}
+	if n.Sum != fmt.Sprintf("%016x", xxh3.Hash(b[:at])) {
+		return false, errors.New("checksum is wrong")
+	}
+	return true, nil
+}
+
+func (n *formatNote) id() (id format.StoreID, err error) {
+	b, err := hex.DecodeString(n.StoreID)
+	if err != nil || len(b) != len(id) {
+		return id, fmt.Errorf("store_id %q: want %d hexadecimal digits", n.StoreID, 2*len(id))
+	}
+	return format.StoreID(b), nil
+}
+
+// formatState is what became of the FORMAT file.
+type formatState struct {
+	note   formatNote
+	id     format.StoreID
+	usable bool  // id is to be believed
+	intact bool  // and so is everything else
+	lost   error // why it is not usable, nil where there is no file
+}
+
+// readFormat reads the FORMAT file. The only error is [ErrNewerFormat], from a file that
+// is intact: everything else that may be wrong with it can be put right.
+func (s *Store) readFormat() (st formatState, err error) {
 	path := filepath.Join(s.opts.Dir, formatFile)
 	b, err := s.opts.fs.ReadFile(path)
 	if disk.IsNotExist(err) {
-		return s.makeFormat(path)
+		return st, nil
 	}
 	if err != nil {
-		return formatNote{}, err
-	}
-	var note formatNote
-	if err := json.Unmarshal(b, &note); err != nil {
-		return note, fmt.Errorf("read %s: %w", path, err)
-	}
-	if note.Format > format.Version {
-		return note, fmt.Errorf("%s has format %d, this program knows %d: %w", path, note.Format, format.Version, ErrNewerFormat)
-	}
-	id, err := hex.DecodeString(note.StoreID)
-	if err != nil || len(id) != len(s.id) {
-		return note, fmt.Errorf("read %s: store_id %q: want %d hexadecimal digits", path, note.StoreID, 2*len(s.id))
-	}
-	copy(s.id[:], id)
-	if note.Format < format.Version {
-		// Before anything of the new format is there: a program that knows only the old one
-		// must not take it for damage.
-		note.Format = format.Version
-		return note, s.writeFormat(path, note)
-	}
-	return note, nil
-}
-
-// writeFormat replaces the FORMAT file, durably.
-func (s *Store) writeFormat(path string, note formatNote) error {
-	b, err := json.MarshalIndent(note, "", "  ")
-	if err != nil {
-		return err
-	}
-	return s.opts.fs.WriteFileAtomic(path, append(b, '\n'))
-}
-
-func (s *Store) makeFormat(path string) (formatNote, error) {
-	if _, err := rand.Read(s.id[:]); err != nil {
-		return formatNote{}, err
-	}
-	if id, ok := s.adoptStoreID(); ok {
-		s.id = id
-	}
-	note := formatNote{
-		Format:  format.Version,
-		StoreID: hex.EncodeToString(s.id[:]),
-	}
-	return note, s.writeFormat(path, note)
-}
-
-// adoptStoreID finds the identity of a store whose FORMAT file was lost in the header of
-// a segment.
-func (s *Store) adoptStoreID() (format.StoreID, bool) {
-	for _, path := range s.segmentFiles() {
-		f, err := s.opts.fs.OpenFile(path, false, false)
-		if err != nil {
-			continue
+		if s.isDir(path) {
+			s.setAside(path)
 		}
-		var head format.Segment
-		b := disk.AlignedBytes(format.HeaderBytes)
-		err = f.ReadVec(b, nil, 0)
-		_ = f.Close()
-		if err == nil && head.Decode(b) == nil {
-			return head.Store, true
+		st.lost = err
+		return st, nil
+	}
+	if st.intact, st.lost = st.note.decode(b); st.lost != nil {
+		return st, nil
+	}
+	if st.note.Format > format.Version && st.intact {
+		return st, fmt.Errorf("%s has format %d, this program knows %d: %w", path, st.note.Format, format.Version, ErrNewerFormat)
+	}
+	if st.id, st.lost = st.note.id(); st.lost == nil {
+		st.usable = st.note.Format <= format.Version
+	}
+	return st, nil
+}
+
+// identify finds out which store this is: what FORMAT says, else what most segments say,
+// else the stamp. A new store gets a new identity. FORMAT is written again where it was
+// not intact.
+func (s *Store) identify(st *formatState, files []*segmentFile, stamped format.StoreID) error {
+	owner, owned := majority(files)
+	switch {
+	case st.intact:
+		s.id = st.id
+		if st.note.Format == format.Version {
+			return nil
+		}
+	case owned:
+		s.id = owner
+	case st.usable:
+		s.id = st.id
+	case stamped != (format.StoreID{}):
+		s.id = stamped
+	default:
+		if _, err := rand.Read(s.id[:]); err != nil {
+			return err
 		}
 	}
-	return format.StoreID{}, false
+	fresh := len(files) == 0 && st.lost == nil && stamped == (format.StoreID{})
+	switch {
+	case st.usable && s.id == st.id, fresh:
+	case st.lost != nil:
+		s.note("%s was damaged (%v): written again", formatFile, st.lost)
+	default:
+		s.note("%s was lost: written again", formatFile)
+	}
+	st.note.Format, st.note.StoreID, st.note.Sum = format.Version, hex.EncodeToString(s.id[:]), ""
+	b, err := st.note.encode()
+	if err == nil {
+		err = s.opts.fs.WriteFileAtomic(filepath.Join(s.opts.Dir, formatFile), b)
+	}
+	if err != nil && !fresh {
+		s.note("%s cannot be written (%v)", formatFile, err)
+		return nil
+	}
+	return err
+}
+
+// majority returns the store that most intact segment headers name.
+func majority(files []*segmentFile) (id format.StoreID, ok bool) {
+	votes := make(map[format.StoreID]int)
+	for _, f := range files {
+		if f.headErr == nil {
+			votes[f.head.Store]++
+		}
+	}
+	for other, n := range votes {
+		if n > votes[id] || !ok {
+			id, ok = other, true
+		}
+	}
+	return id, ok
 }

@@ -2,10 +2,13 @@ package store
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/kvconn/kvconn/store/internal/index"
 	"github.com/kvconn/kvconn/store/internal/journal"
@@ -15,7 +18,10 @@ import (
 type FsckOptions struct {
 	// Payload also reads and verifies every payload.
 	Payload bool
-	// Progress, if not nil, is called from time to time with the records checked.
+	// ForgetSegments accepts that all segment files are gone: see [Options].ForgetSegments.
+	ForgetSegments bool
+	// Progress, if not nil, is called from time to time with the records checked, and
+	// before that with the slots read where the index is rebuilt.
 	Progress func(done, total int64)
 	// Store is how the directory is opened; Dir and MaxBytes in it are ignored.
 	Store Options
@@ -32,6 +38,8 @@ type FsckReport struct {
 	Records    int64    `json:"records"`
 	// CheckedBytes were read from segments.
 	CheckedBytes int64 `json:"checked_bytes"`
+	// SetAsideBytes are of files whose names end in .bad: see [Stats].
+	SetAsideBytes int64 `json:"set_aside_bytes"`
 	// Dropped are the records that are no more, Repaired what was put right.
 	Dropped  []Damage `json:"dropped"`
 	Repaired []string `json:"repaired"`
@@ -50,54 +58,106 @@ func (r *FsckReport) Clean() bool {
 // the store is used with.
 func Fsck(ctx context.Context, dir string, o FsckOptions) (report FsckReport, err error) {
 	report.Dir = dir
-	so := o.Store
-	so.Dir, so.MaxBytes, so.checkOnly = dir, math.MaxInt64/4, true
-	s, err := Open(ctx, so)
-	if err != nil {
-		return report, err
+	f := &fsck{o: o, report: &report}
+	damaged, err := f.run(ctx, dir)
+	if err == nil && damaged != nil {
+		// The journal cannot be read though the index could: a new one is made.
+		report.Repaired = append(report.Repaired, fmt.Sprintf("journal was damaged (%v): made again from record headers", damaged))
+		if err = f.discard(dir); err == nil {
+			damaged, err = f.run(ctx, dir)
+		}
+		if damaged != nil {
+			f.failed("journal cannot be read: %v", damaged)
+		}
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	f := &fsck{s: s, o: o, report: &report}
-	st := s.Stats()
-	report.Recovered, report.Segments, report.Namespaces = st.Recovered, st.Segments, st.Namespaces
-	report.Repaired = append(report.Repaired, st.Warnings...)
-	f.checkManifests()
-	if err := f.checkJournal(ctx); err != nil {
-		return report, err
-	}
-	if err := f.checkRecords(ctx); err != nil {
-		return report, err
-	}
-	f.checkAccounting()
-	report.Records = int64(s.table.Len())
-	return report, s.Sync(ctx)
+	return report, err
 }
 
 type fsck struct {
 	s      *Store
 	o      FsckOptions
 	report *FsckReport
+	mu     sync.Mutex // guards report while records are checked
+}
+
+// run opens the store and checks it. damaged is what is wrong with a journal that the
+// opening had no need to read.
+func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
+	so := f.o.Store
+	so.Dir, so.MaxBytes, so.checkOnly, so.ForgetSegments = dir, math.MaxInt64/4, true, f.o.ForgetSegments
+	s, err := Open(ctx, so)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	f.s = s
+	if err := f.awaitRebuild(ctx); err != nil {
+		return nil, err
+	}
+	if damaged, err = f.checkJournal(ctx); damaged != nil || err != nil {
+		return damaged, err
+	}
+	st, report := s.Stats(), f.report
+	report.Recovered, report.Segments, report.Namespaces = st.Recovered, st.Segments, st.Namespaces
+	report.SetAsideBytes = st.SetAsideBytes
+	report.Repaired = append(report.Repaired, st.Warnings...)
+	f.checkManifests()
+	if err := f.checkRecords(ctx); err != nil {
+		return nil, err
+	}
+	f.checkAccounting()
+	report.Records = int64(s.table.Len())
+	return nil, s.Sync(ctx)
+}
+
+// discard removes the journal, so that the next opening makes it from headers, and the
+// snapshot that belongs to it.
+func (f *fsck) discard(dir string) error {
+	f.s.journal = nil // closed
+	if err := f.s.discardJournal(); err != nil {
+		return err
+	}
+	_ = f.s.opts.fs.Remove(filepath.Join(dir, snapshotFile))
+	return nil
+}
+
+// awaitRebuild waits until all headers are read.
+func (f *fsck) awaitRebuild(ctx context.Context) error {
+	tick := time.NewTicker(progressInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.s.rebuilt.ended:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+			if f.o.Progress != nil {
+				st := f.s.rebuilt.state()
+				f.o.Progress(st.SlotsDone, st.Slots)
+			}
+		}
+	}
 }
 
 func (f *fsck) failed(format string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.report.Failed = append(f.report.Failed, fmt.Sprintf(format, args...))
 }
 
 func (f *fsck) checkManifests() {
 	for _, n := range f.s.Namespaces() {
-		switch {
-		case n.Manifest == nil:
+		if n.Manifest == nil {
 			f.failed("manifest of namespace %v is lost; its records stay, and it is written again when an engine registers it", n.Digest)
-		case sha256.Sum256(n.Manifest) != n.Digest:
-			f.failed("manifest of namespace %v does not match its digest", n.Digest)
 		}
 	}
 }
 
 // checkJournal compares the index, which may come from a snapshot, with the journal.
-func (f *fsck) checkJournal(ctx context.Context) error {
+func (f *fsck) checkJournal(ctx context.Context) (damaged, err error) {
 	n, differ := 0, 0
-	err := f.s.journal.Records(0, math.MaxUint32, func(r *journal.Record) error {
+	damaged = f.s.journal.Records(0, math.MaxUint32, func(r *journal.Record) error {
 		if !r.Readable() {
 			return nil
 		}
@@ -105,61 +165,108 @@ func (f *fsck) checkJournal(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		found, ok := f.s.table.Get(index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key}, false)
-		if !ok || found.Seq != r.Seq || found.Ref != f.s.refOf(r.Location) {
+		if !ok || found.Seq != r.Seq || found.Ref != f.s.refAt(r.Location) {
 			differ++
 		}
 		return nil
 	}, func(error) { differ++ })
-	if err != nil {
-		return err
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
 	}
-	if differ > 0 || n != f.s.table.Len() {
-		f.failed("index has %d records, journal %d, of which %d differ: remove %s to rebuild the index from the journal",
-			f.s.table.Len(), n, differ, snapshotFile)
+	if damaged == nil && (differ > 0 || n != f.s.table.Len()) {
+		damaged = fmt.Errorf("index has %d records, journal %d, of which %d differ", f.s.table.Len(), n, differ)
+	}
+	return damaged, nil
+}
+
+// fsckReaders is how many records are checked at one time.
+const fsckReaders = 16
+
+// checkRecords reads the headers of all records, and their payloads if that is asked for.
+func (f *fsck) checkRecords(ctx context.Context) error {
+	segments := f.s.space.allSegments()
+	total := int64(f.s.table.Len())
+	var next, done atomic.Int64
+	var wg sync.WaitGroup
+	for range fsckReaders {
+		wg.Go(func() {
+			c := newChecker(f.s, f.o.Payload)
+			for ctx.Err() == nil {
+				run := next.Add(1) - 1
+				g, first, slots := runOf(segments, run)
+				if g == nil {
+					return
+				}
+				f.checkRun(ctx, c, g, first, slots, &done, total)
+			}
+		})
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if f.o.Progress != nil {
+		f.o.Progress(total, total)
 	}
 	return nil
 }
 
-func (f *fsck) checkRecords(ctx context.Context) error {
-	const progressEvery = 256
-	c := newChecker(f.s, f.o.Payload)
-	total, done := int64(f.s.table.Len()), int64(0)
-	for _, class := range f.s.space.allClasses() {
-		for _, g := range f.s.space.segmentsOf(class) {
-			for ref := g.base; ref < g.base+index.Ref(g.Slots); ref++ {
-				if ctx.Err() != nil {
-					return context.Cause(ctx)
-				}
-				bytes, damage, err := c.check(g, ref)
-				if err != nil {
-					f.failed("%v", err)
-				}
-				if damage != nil {
-					f.report.Dropped = append(f.report.Dropped, *damage)
-				}
-				f.report.CheckedBytes += bytes
-				if bytes > 0 {
-					done++
-				}
-				if f.o.Progress != nil && bytes > 0 && (done%progressEvery == 0 || done == total) {
-					f.o.Progress(done, total)
-				}
-			}
+// runOf returns the nth run of slots of all segments, or nil.
+func runOf(segments []*segment, n int64) (g *segment, first, slots uint32) {
+	for _, g := range segments {
+		runs := (int64(g.Slots) + rebuildUnit - 1) / rebuildUnit
+		if n < runs {
+			first = uint32(n) * rebuildUnit
+			return g, first, min(rebuildUnit, g.Slots-first)
 		}
+		n -= runs
 	}
-	return nil
+	return nil, 0, 0
+}
+
+func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment, first, slots uint32, done *atomic.Int64, total int64) {
+	for slot := first; slot < first+slots && ctx.Err() == nil; slot++ {
+		bytes, damage, err := c.check(g, g.base+index.Ref(slot))
+		if err != nil {
+			f.failed("%v", err)
+		}
+		if bytes == 0 {
+			continue
+		}
+		n := done.Add(1)
+		f.mu.Lock()
+		if damage != nil {
+			f.report.Dropped = append(f.report.Dropped, *damage)
+		}
+		f.report.CheckedBytes += bytes
+		if f.o.Progress != nil && n%rebuildUnit == 0 {
+			f.o.Progress(n, total)
+		}
+		f.mu.Unlock()
+	}
 }
 
 func (f *fsck) checkAccounting() {
-	p := f.s.space
+	if err := f.s.checkAccounting(); err != nil {
+		f.failed("%v", err)
+	}
+}
+
+// checkAccounting reports an error if the slots of the segments are not all accounted for.
+// Nothing may be written meanwhile.
+func (s *Store) checkAccounting() error {
+	p := s.space
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var slots int64
+	slots, free := int64(0), p.idle()
 	for _, g := range p.segments {
 		slots += int64(g.Slots)
+		if g.withheld.Load() {
+			free += int64(len(s.table.Survey(g.slots(), nil)))
+		}
 	}
-	free := p.idle()
-	if n := int64(f.s.table.Len()); slots != p.slots || n+free != slots {
-		f.failed("%d slots, %d accounted for; %d records and %d free", slots, p.slots, n, free)
+	if n := int64(s.table.Len()); slots != p.slots || n+free != slots {
+		return fmt.Errorf("%d slots, %d accounted for; %d records and %d without", slots, p.slots, n, free)
 	}
+	return nil
 }

@@ -1,200 +1,106 @@
 package store
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"path/filepath"
 
-	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/format"
-	"github.com/kvconn/kvconn/store/internal/index"
 	"github.com/kvconn/kvconn/store/internal/journal"
 )
 
-// recoverFromHeaders rebuilds index and journal from what the segments say of themselves.
-// Bad headers are passed over.
-func (s *Store) recoverFromHeaders(ctx context.Context, files []string) error {
-	heads := make(map[uint32]format.Segment)
-	for _, path := range files {
-		id, _ := segmentIDOf(filepath.Base(path))
-		s.space.nextID = max(s.space.nextID, id+1)
-		head, err := s.readSegmentHead(path, id)
-		if err != nil {
-			s.warn(fmt.Errorf("segment file %s is not used: %w", path, err))
-			if err := s.opts.fs.Rename(path, path+".bad"); err != nil {
-				return err
+const (
+	// stretchSlotBytes is the slot size up to which whole stretches of a segment are read
+	// for the sake of the headers in them: a request costs a disk as much as that many bytes.
+	stretchSlotBytes = 32 << 10
+	// stretchBytes is the size of a stretch.
+	stretchBytes = 256 << 10
+)
+
+// headerReader reads the headers of records where they lie.
+type headerReader struct {
+	s   *Store
+	buf []byte
+}
+
+func newHeaderReader(s *Store) *headerReader {
+	return &headerReader{s: s, buf: disk.AlignedBytes(stretchBytes)}
+}
+
+// read returns the record that the header of a slot names. The error is [format.ErrBlank],
+// [format.ErrBad], or one of the disk.
+func (h *headerReader) read(f disk.File, g *format.Segment, slot uint32) (format.Record, error) {
+	b := h.buf[:format.HeaderBytes]
+	if err := f.ReadVec(b, nil, g.Offset(slot)); err != nil {
+		return format.Record{}, err
+	}
+	return h.decode(b, g, slot)
+}
+
+func (h *headerReader) decode(b []byte, g *format.Segment, slot uint32) (r format.Record, err error) {
+	if err := r.Decode(b); err != nil {
+		return r, err
+	}
+	if r.Store != h.s.id || r.SegmentID != g.ID || r.Slot != slot || r.Seq == 0 ||
+		r.PayloadBytes == 0 || r.PayloadBytes > MaxPayloadBytes || slotBytes(int(r.PayloadBytes)) != g.SlotBytes {
+		return r, format.ErrBad
+	}
+	return r, nil
+}
+
+// scan reads the headers of a run of slots.
+func (h *headerReader) scan(g *segment, first, slots uint32) *adoptJob {
+	job := &adoptJob{segment: g, first: first, slots: slots, records: make([]journal.Record, 0, slots)}
+	if g.SlotBytes > stretchSlotBytes {
+		for slot := first; slot < first+slots; slot++ {
+			r, err := h.read(g.file, &g.Segment, slot)
+			h.take(job, slot, &r, err)
+		}
+		return job
+	}
+	each := uint32(stretchBytes / g.SlotBytes)
+	for slot := first; slot < first+slots; {
+		n := min(each, first+slots-slot)
+		// The payload of the last slot is of no interest.
+		b := h.buf[:int64(n-1)*g.SlotBytes+format.HeaderBytes]
+		if err := g.file.ReadVec(b, nil, g.Offset(slot)); err != nil {
+			for end := slot + n; slot < end; slot++ {
+				r, err := h.read(g.file, &g.Segment, slot)
+				h.take(job, slot, &r, err)
 			}
 			continue
 		}
-		heads[head.ID] = head
-		if err := s.journal.PutSegment(journal.Segment{ID: head.ID, Slots: head.Slots, SlotBytes: head.SlotBytes}); err != nil {
-			return err
+		for i := range n {
+			at := int64(i) * g.SlotBytes
+			r, err := h.decode(b[at:at+format.HeaderBytes], &g.Segment, slot+i)
+			h.take(job, slot+i, &r, err)
 		}
+		slot += n
 	}
-	if err := s.openSegments(heads); err != nil {
-		return err
+	return job
+}
+
+// take adds what the header of a slot says to a job.
+func (h *headerReader) take(job *adoptJob, slot uint32, r *format.Record, err error) {
+	switch {
+	case errors.Is(err, format.ErrBlank), errors.Is(err, format.ErrNewer):
+		return
+	case errors.Is(err, format.ErrBad):
+		job.damaged++
+		return
+	case err != nil:
+		job.damaged++
+		job.unread = append(job.unread, slot)
+		return
 	}
-	h := &headerScan{s: s, l: newLoader(s), kept: make(map[index.Ref]headerKept), buf: disk.AlignedBytes(format.HeaderBytes)}
-	var err error
-	for _, head := range sortedHeads(heads) {
-		if err = h.scan(ctx, s.space.segments[head.ID]); err != nil {
-			break
-		}
-	}
-	h.l.finish()
+	ns, err := h.s.findNamespace(r.Namespace)
 	if err != nil {
-		return err
+		job.unread = append(job.unread, slot) // the next opening may have more luck
+		return
 	}
-	return h.finish()
-}
-
-func (s *Store) readSegmentHead(path string, id uint32) (format.Segment, error) {
-	var head format.Segment
-	f, err := s.opts.fs.OpenFile(path, false, s.direct)
-	if err != nil {
-		return head, err
-	}
-	defer func() { _ = f.Close() }()
-	b := disk.AlignedBytes(format.HeaderBytes)
-	if err := f.ReadVec(b, nil, 0); err != nil {
-		return head, err
-	}
-	if err = head.Decode(b); err == nil && head.Store == s.id && head.ID == id {
-		return head, nil
-	}
-	if found, ok := s.guessSegment(f, b, id); ok {
-		return found, nil
-	}
-	return head, fmt.Errorf("%w: neither the segment's header nor any of its records can be read", format.ErrBad)
-}
-
-// guessSegment finds the geometry of a segment whose header is damaged in the first intact
-// header of a record: it says which slot it is in and how large the payload is.
-func (s *Store) guessSegment(f disk.File, b []byte, id uint32) (format.Segment, bool) {
-	size, err := f.Size()
-	if err != nil {
-		return format.Segment{}, false
-	}
-	for at := int64(format.HeaderBytes); at+format.HeaderBytes <= size; at += format.HeaderBytes {
-		var r format.Record
-		if f.ReadVec(b, nil, at) != nil || r.Decode(b) != nil || r.Store != s.id || r.SegmentID != id {
-			continue
-		}
-		head := format.Segment{Store: s.id, ID: id, SlotBytes: slotBytes(int(r.PayloadBytes))}
-		if head.Offset(r.Slot) != at {
-			continue
-		}
-		head.Slots = uint32((size - format.HeaderBytes) / head.SlotBytes)
-		return head, true
-	}
-	return format.Segment{}, false
-}
-
-// headerKept is what the journal keeps of a header and the index does not.
-type headerKept struct {
-	scope  connector.ScopeDigest
-	scheme format.KeyScheme
-	flags  uint16
-}
-
-// headerScan reads the header of every slot.
-type headerScan struct {
-	s    *Store
-	l    *loader
-	kept map[index.Ref]headerKept
-	buf  []byte
-	bad  int
-}
-
-func (h *headerScan) scan(ctx context.Context, g *segment) error {
-	for slot := uint32(0); slot < g.Slots; slot++ {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err := g.file.ReadVec(h.buf, nil, g.Offset(slot)); err != nil {
-			h.bad++
-			continue
-		}
-		var r format.Record
-		switch err := r.Decode(h.buf); {
-		case errors.Is(err, format.ErrBlank), errors.Is(err, format.ErrNewer):
-		case err != nil || r.Store != h.s.id || r.SegmentID != g.ID || r.Slot != slot || r.Seq == 0 ||
-			slotBytes(int(r.PayloadBytes)) != g.SlotBytes || r.PayloadBytes == 0:
-			h.bad++
-		default:
-			if err := h.add(g, &r); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (h *headerScan) add(g *segment, r *format.Record) error {
-	ns, err := h.s.namespaces.find(r.Namespace)
-	if err != nil {
-		return err
-	}
-	ref := g.base + index.Ref(r.Slot)
-	h.kept[ref] = headerKept{r.Scope, r.KeyScheme, r.Flags}
-	h.l.add(index.Loaded{
-		ID: index.ID{Namespace: uint16(ns), Shard: r.Shard, Key: r.Key}, Ref: ref,
-		Seq: r.Seq, Bytes: r.PayloadBytes, Parent: index.NoRef, ParentKey: r.Parent,
+	job.records = append(job.records, journal.Record{
+		Location:  journal.Location{Segment: r.SegmentID, Slot: slot},
+		Namespace: uint16(ns), Shard: r.Shard, Key: r.Key, Parent: r.Parent, ParentAt: journal.NoLocation,
+		Depth: r.Depth, Bytes: r.PayloadBytes, Seq: r.Seq,
+		Scope: r.Scope, KeyScheme: r.KeyScheme, Flags: r.Flags,
 	})
-	return nil
-}
-
-// finish links chains and writes the new journal.
-func (h *headerScan) finish() error {
-	s := h.s
-	for i, n := range s.namespaces.byID {
-		path := filepath.Join(s.opts.Dir, namespaceDir, n.digest.String()+manifestExt)
-		if text, err := s.opts.fs.ReadFile(path); err == nil {
-			s.namespaces.byID[i].manifest = text
-		}
-		if err := s.journal.PutNamespace(journal.Namespace{ID: uint16(i), Digest: n.digest}); err != nil {
-			return err
-		}
-	}
-	s.resolveIndex()
-	batch := s.journal.NewBatch()
-	for _, g := range s.space.segments {
-		if err := h.rewrite(batch, g); err != nil {
-			return err
-		}
-	}
-	s.opens = s.seq.Load() >> opensShift
-	if h.bad > 0 {
-		s.warn(fmt.Errorf("%d slots held no intact record", h.bad))
-	}
-	s.warn(fmt.Errorf("journal was lost: index rebuilt from headers, %d records", s.table.Len()))
-	return nil
-}
-
-func (h *headerScan) rewrite(batch *journal.Batch, g *segment) error {
-	s := h.s
-	for _, r := range s.table.Describe(g.slots(), nil) {
-		parentAt := journal.NoLocation
-		if p := s.space.at(r.ParentRef); r.ParentRef != index.NoRef && p != nil {
-			parentAt = p.location(r.ParentRef)
-		}
-		if s.namespaces.unnoted(RecordID{Namespace: NamespaceID(r.ID.Namespace), Shard: r.ID.Shard}) {
-			s.namespaces.byID[r.ID.Namespace].sizes[r.ID.Shard] = int(r.Bytes)
-			if err := batch.PutSize(r.ID.Namespace, r.ID.Shard, r.Bytes); err != nil {
-				return err
-			}
-		}
-		kept := h.kept[r.Ref]
-		err := batch.PutRecord(&journal.Record{
-			Location: g.location(r.Ref), Namespace: r.ID.Namespace, Shard: r.ID.Shard, Key: r.ID.Key,
-			Parent: r.Parent, ParentAt: parentAt, Depth: r.Depth, Tick: r.Tick, Bytes: r.Bytes, Seq: r.Seq,
-			Scope: kept.scope, KeyScheme: kept.scheme, Flags: kept.flags,
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return batch.Commit()
 }

@@ -7,6 +7,7 @@ const (
 	lockFile      = "LOCK"
 	formatFile    = "FORMAT"
 	snapshotFile  = "index.snap"
+	stampFile     = "STAMP"
 	journalDir    = "index"
 	segmentDir    = "segments"
 	namespaceDir  = "namespaces"

@@ -183,6 +183,9 @@ func (m *memDisk) Rename(from, to string) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.files[from] == nil {
+		return &fs.PathError{Op: "rename", Path: from, Err: os.ErrNotExist}
+	}
 	m.files[to] = m.files[from]
 	delete(m.files, from)
 	return nil

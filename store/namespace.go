@@ -139,16 +139,6 @@ func (n *namespaces) add(digest connector.NamespaceDigest, manifest []byte) (Nam
 	return id, nil
 }
 
-// find returns the number of a digest, adding the namespace if it is not known.
-func (n *namespaces) find(digest connector.NamespaceDigest) (NamespaceID, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if id, ok := n.lookup[digest]; ok {
-		return id, nil
-	}
-	return n.add(digest, nil)
-}
-
 func (n *namespaces) known(id NamespaceID) bool {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
@@ -250,10 +240,9 @@ func (s *Store) loadNamespaces() error {
 				return err
 			}
 		}
-		text, err := s.opts.fs.ReadFile(filepath.Join(s.opts.Dir, namespaceDir, e.Digest.String()+manifestExt))
+		text, err := s.readManifest(e.Digest)
 		if err != nil {
-			s.warn(fmt.Errorf("manifest of namespace %v is lost: %w", e.Digest, err))
-			text = nil
+			s.note("manifest of namespace %v is lost (%v)", e.Digest, err)
 		}
 		if _, err := n.add(e.Digest, text); err != nil {
 			return err

@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/store/internal/format"
 	"github.com/kvconn/kvconn/store/internal/index"
 	"github.com/kvconn/kvconn/store/internal/journal"
+	"github.com/kvconn/kvconn/store/internal/stamp"
 )
 
 // Store is an open record store.
@@ -60,10 +61,21 @@ type Store struct {
 	direct       bool
 	recovered    Recovery
 	openDuration time.Duration
-	warnMu       sync.Mutex
-	warnings     []string
-	closeOnce    sync.Once
-	closeErr     error
+	rebuilt      rebuilt
+	// opening is what is open and not yet the store's, while it opens.
+	opening *opening
+	// stamp is nil if it cannot be written; it is used by whoever makes a barrier, as is
+	// barriers, the number of the last one.
+	stamp       *stamp.File
+	stampFailed bool
+	barriers    uint64
+	created     uint64 // the opening that made the journal, 0 if it is not known
+	progress    progress
+	notes       notes
+	warnMu      sync.Mutex
+	warnings    []string
+	closeOnce   sync.Once
+	closeErr    error
 }
 
 // Open opens the store in o.Dir, making it if there is none. It fails with [ErrInUse]
@@ -84,6 +96,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	s.writes.init()
 	s.gate.init(o.Writers)
 	s.events.init(o.EventBytes)
+	s.rebuilt.ended = make(chan struct{})
 	s.epoch = mathrand.Uint64N(1<<epochBits-1) + 1
 	began := time.Now()
 	if err := s.open(ctx); err != nil {
@@ -97,38 +110,53 @@ func (s *Store) open(ctx context.Context) error {
 	if err := s.lockDir(); err != nil {
 		return err
 	}
-	if _, err := s.readFormat(); err != nil {
+	defer s.reportProgress()()
+	formatted, err := s.readFormat()
+	if err != nil {
 		return err
 	}
-	for _, dir := range []string{segmentDir, namespaceDir, journalDir} {
-		if err := s.opts.fs.MkdirAll(filepath.Join(s.opts.Dir, dir)); err != nil {
-			return err
-		}
+	if err := s.makeDirs(); err != nil {
+		return err
 	}
 	s.cleanUp()
-	var err error
 	if s.direct, err = s.probeDirect(); err != nil {
 		return err
 	}
 	if !s.direct {
 		s.warn(errors.New("file system has no direct I/O: reads and writes go through the page cache, slowly"))
 	}
+	var o opening
+	s.opening = &o
+	if o.files, err = s.inspectSegments(ctx); err != nil {
+		return err
+	}
+	o.stamp, o.stamped = s.openStamp()
+	if err := s.identify(&formatted, o.files, o.stamp.Store); err != nil {
+		return err
+	}
+	if o.stamped && o.stamp.Store != s.id {
+		o.stamp, o.stamped = stamp.Stamp{}, false
+	}
 	s.setSpace()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := s.recover(ctx); err != nil {
+	if err := s.recover(ctx, &o); err != nil {
 		return err
 	}
+	s.opening = nil
 	s.findAside()
 	s.measureSmall()
+	s.warnOfNotes()
 	s.calibrate()
 	run := s.start()
 	if s.opts.checkOnly {
 		return nil
 	}
-	if err := s.shrinkFirst(ctx); err != nil {
-		return err
+	if !s.rebuilt.running() { // else the shrinker does it when what the store holds is known
+		if err := s.shrinkFirst(ctx); err != nil {
+			return err
+		}
 	}
 	s.background.Add(1)
 	go s.shrinker(run)
@@ -141,7 +169,11 @@ func (s *Store) lockDir() error {
 	}
 	name, _ := os.Executable()
 	holder := fmt.Sprintf("process %d (%s)", os.Getpid(), filepath.Base(name))
-	lock, err := s.opts.fs.Lock(filepath.Join(s.opts.Dir, lockFile), holder)
+	path := filepath.Join(s.opts.Dir, lockFile)
+	if s.isDir(path) {
+		s.setAside(path)
+	}
+	lock, err := s.opts.fs.Lock(path, holder)
 	var locked *disk.LockedError
 	if errors.As(err, &locked) {
 		return fmt.Errorf("%w: %w", ErrInUse, err)
@@ -184,6 +216,7 @@ func (s *Store) start() context.Context {
 	go s.evictor(ctx)
 	go s.runBarriers(ctx)
 	go s.janitor(ctx)
+	s.startRebuild(ctx)
 	if s.opts.ScrubBytesPerS > 0 {
 		s.background.Add(1)
 		go s.scrub(ctx)

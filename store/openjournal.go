@@ -1,40 +1,23 @@
 package store
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
-	"os"
 	"path/filepath"
 
-	"github.com/cockroachdb/pebble/v2"
-
+	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/journal"
+	"github.com/kvconn/kvconn/store/internal/stamp"
 )
 
-// openJournal opens the journal. One that is corrupt is discarded: everything in it can be
-// found in the segments' headers.
+// openJournal opens the journal.
 func (s *Store) openJournal() error {
-	dir := filepath.Join(s.opts.Dir, journalDir)
-	o := journal.Options{
-		Dir: dir, FS: s.opts.journalFS, CacheBytes: s.opts.JournalCacheBytes,
+	s.progress.begin("journal", 0)
+	j, err := journal.Open(journal.Options{
+		Dir: filepath.Join(s.opts.Dir, journalDir), FS: s.opts.journalFS, CacheBytes: s.opts.JournalCacheBytes,
 		MemTableBytes: s.space.memTable, Logger: s.opts.Logger,
-	}
-	j, err := journal.Open(o)
-	if err == nil {
-		if err = s.checkJournal(j); err != nil {
-			err = errors.Join(err, j.Close())
-		}
-	}
-	if err != nil && journalIsLost(err) {
-		s.warn(fmt.Errorf("journal is discarded: %w", err))
-		if err := s.opts.journalFS.RemoveAll(dir); err != nil {
-			return err
-		}
-		if j, err = journal.Open(o); err != nil {
-			return err
-		}
-	}
+	})
 	if err != nil {
 		return err
 	}
@@ -44,8 +27,28 @@ func (s *Store) openJournal() error {
 
 var errForeignJournal = errors.New("journal belongs to another store")
 
-func journalIsLost(err error) bool {
-	return errors.Is(err, pebble.ErrCorruption) || errors.Is(err, errForeignJournal) || errors.Is(err, os.ErrNotExist)
+// journalIsLost reports whether an error met while the journal was opened and read is one
+// of the journal's content. A journal that cannot be written is not lost: the disk is full
+// or fails, and the next start may find it intact.
+func journalIsLost(ctx context.Context, err error) bool {
+	return ctx.Err() == nil && !errors.Is(err, journal.ErrFailed) && !errors.Is(err, ErrSegmentsMissing)
+}
+
+// discardJournal makes room for a new journal: everything in this one can be found in the
+// segments' headers. What cannot be removed is out of the way and counted.
+func (s *Store) discardJournal() error {
+	if s.journal != nil {
+		_ = s.journal.Close()
+		s.journal = nil
+	}
+	dir := filepath.Join(s.opts.Dir, journalDir)
+	lost := dir + asideSuffix
+	_ = s.opts.journalFS.RemoveAll(lost)
+	if err := s.opts.journalFS.Rename(dir, lost); err != nil {
+		return errors.Join(s.opts.journalFS.RemoveAll(dir), s.opts.journalFS.MkdirAll(dir, 0o700))
+	}
+	_ = s.opts.journalFS.RemoveAll(lost)
+	return s.opts.journalFS.MkdirAll(dir, 0o700)
 }
 
 // Names of the journal's small values.
@@ -54,17 +57,39 @@ const (
 	metaOpens = "opens" // how often the store was opened
 	// metaRecords is the number of records at the last barrier: a hint for the next open.
 	metaRecords = "records"
+	// metaBarrier is the number of the last barrier: see [stamp.Stamp].
+	metaBarrier = "barrier"
+	// metaCreated is written once, when the journal is made: a journal without it has lost
+	// its beginning, as one does that is made again around the logs of a lost one.
+	metaCreated = "created"
 )
 
-func (s *Store) checkJournal(j *journal.Journal) error {
-	id, err := j.Meta(metaStore)
+// journalState is what a journal says of itself.
+type journalState struct{ opens, barrier, created uint64 }
+
+func (s *Store) readJournalState() (st journalState, err error) {
+	id, err := s.journal.Meta(metaStore)
 	if err != nil {
-		return err
+		return st, err
 	}
 	if id != nil && string(id) != string(s.id[:]) {
-		return errForeignJournal
+		return st, errForeignJournal
 	}
-	return nil
+	for name, value := range map[string]*uint64{metaOpens: &st.opens, metaBarrier: &st.barrier,
+		metaCreated: &st.created} {
+		b, err := s.journal.Meta(name)
+		if err != nil {
+			return st, err
+		}
+		if len(b) == 8 {
+			*value = binary.LittleEndian.Uint64(b)
+		}
+	}
+	return st, nil
+}
+
+func (s *Store) putNumber(name string, n uint64) error {
+	return s.journal.PutMeta(name, binary.LittleEndian.AppendUint64(nil, n))
 }
 
 // stampJournal notes, durably, that the store was opened once more. Sequence numbers of
@@ -73,9 +98,73 @@ func (s *Store) checkJournal(j *journal.Journal) error {
 func (s *Store) stampJournal() error {
 	s.opens++
 	s.seq.Store(max(s.seq.Load(), s.opens<<opensShift))
-	return errors.Join(
-		s.journal.PutMeta(metaStore, s.id[:]),
-		s.journal.PutMeta(metaOpens, binary.LittleEndian.AppendUint64(nil, s.opens)),
-		s.journal.Barrier(),
+	err := errors.Join(
+		s.journal.PutMeta(metaStore, s.id[:]), s.putNumber(metaOpens, s.opens),
 	)
+	if s.created == 0 {
+		s.created = s.opens
+		err = errors.Join(err, s.putNumber(metaCreated, s.created))
+	}
+	if err != nil {
+		return err
+	}
+	if err := s.syncJournal(); err != nil {
+		return err
+	}
+	if s.stamp != nil {
+		if err := s.stamp.Sync(); err != nil {
+			s.warnOfStamp(err)
+		}
+	}
+	return nil
+}
+
+// syncJournal makes the journal durable and stamps how far it is.
+func (s *Store) syncJournal() error {
+	s.barriers++
+	if err := errors.Join(s.putNumber(metaRecords, uint64(s.table.Len())), s.putNumber(metaBarrier, s.barriers)); err != nil {
+		return err
+	}
+	if err := s.journal.Barrier(); err != nil {
+		return err
+	}
+	if s.stamp == nil {
+		return nil
+	}
+	err := s.stamp.Write(stamp.Stamp{Store: s.id, Opens: s.opens, Barrier: s.barriers, Records: uint64(s.table.Len())})
+	if err != nil {
+		s.warnOfStamp(err)
+	}
+	return nil
+}
+
+// warnOfStamp says once that the stamp cannot be written. An old stamp only vouches for
+// less.
+func (s *Store) warnOfStamp(err error) {
+	if s.stampFailed {
+		return
+	}
+	s.stampFailed = true
+	s.opts.Logger.Warn("store: cannot write "+stampFile+": a journal that loses its end is not noticed at the next start", "err", err,
+		"remedy", "look for I/O errors in the kernel's log")
+}
+
+// openStamp opens the stamp file, making it if there is none or it cannot be used. found is
+// false if there is no intact stamp of this directory.
+func (s *Store) openStamp() (st stamp.Stamp, found bool) {
+	path := filepath.Join(s.opts.Dir, stampFile)
+	f, st, err := stamp.Open(s.opts.fs, path, s.direct)
+	if f == nil {
+		if !disk.IsNotExist(err) {
+			s.setAside(path)
+		}
+		if f, err = stamp.Create(s.opts.fs, path, s.direct); err != nil {
+			s.warnOfStamp(err)
+			return st, false
+		}
+		s.stamp = f
+		return st, false
+	}
+	s.stamp = f
+	return st, err == nil
 }

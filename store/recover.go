@@ -6,9 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -16,33 +14,38 @@ import (
 	"github.com/kvconn/kvconn/store/internal/format"
 	"github.com/kvconn/kvconn/store/internal/index"
 	"github.com/kvconn/kvconn/store/internal/journal"
+	"github.com/kvconn/kvconn/store/internal/stamp"
 )
 
+// opening is what recovery works with: what was found in the directory, and what is made
+// of it. Segment headers are the truth, the journal a copy of them that is quick to read:
+// where it cannot be believed the headers are read, once the store is open.
+type opening struct {
+	files   []*segmentFile
+	stamp   stamp.Stamp
+	stamped bool
+
+	state  journalState
+	usable []*segmentFile // in the order of their numbers
+	// doubt says why the journal does not vouch for the segments that it knows, or is empty.
+	doubt string
+	// lost is set if there was nothing in the journal.
+	lost bool
+}
+
 // recover opens the journal and fills the index: from the snapshot of a clean stop, else
-// from the journal, else from the segments' headers.
-func (s *Store) recover(ctx context.Context) error {
-	if err := s.openJournal(); err != nil {
-		return err
-	}
-	if err := s.loadNamespaces(); err != nil {
-		return err
-	}
-	stamp, err := s.journal.Meta(metaOpens)
-	if err != nil {
-		return err
-	}
-	if len(stamp) == 8 {
-		s.opens = binary.LittleEndian.Uint64(stamp)
-	}
-	files := s.segmentFiles()
-	switch {
-	case s.opens == 0 && len(files) == 0:
-		s.recovered = RecoveredNew
-	case s.opens == 0:
-		s.recovered = RecoveredHeaders
-		err = s.recoverFromHeaders(ctx, files)
-	default:
-		err = s.recoverFromJournal(ctx, files)
+// from the journal. Segments that the journal does not vouch for are left to the rebuild.
+func (s *Store) recover(ctx context.Context, o *opening) error {
+	err := s.recoverWith(ctx, o)
+	if err != nil && journalIsLost(ctx, err) {
+		o.doubt = fmt.Sprintf("journal was damaged (%v)", err)
+		o.usable = nil
+		s.resetIndex()
+		s.namespaces.reset()
+		if err := s.discardJournal(); err != nil {
+			return fmt.Errorf("make room for a new journal: %w", err)
+		}
+		err = s.recoverWith(ctx, o)
 	}
 	if err != nil {
 		return err
@@ -52,304 +55,241 @@ func (s *Store) recover(ctx context.Context) error {
 		return err
 	}
 	if err := s.opts.fs.Remove(s.snapshotPath()); err != nil && !disk.IsNotExist(err) {
-		return err
+		// It names an earlier opening, so that no one will believe it.
+		s.setAside(s.snapshotPath())
 	}
 	s.measureJournal()
 	return nil
 }
 
-// segmentFiles lists the paths of the segment files.
-func (s *Store) segmentFiles() []string {
-	dir := filepath.Join(s.opts.Dir, segmentDir)
-	entries, err := s.opts.fs.ReadDir(dir)
+func (s *Store) recoverWith(ctx context.Context, o *opening) error {
+	if err := s.openJournal(); err != nil {
+		return err
+	}
+	if err := s.loadNamespaces(); err != nil {
+		return err
+	}
+	state, err := s.readJournalState()
 	if err != nil {
-		return nil
+		return err
 	}
-	var out []string
-	for _, e := range entries {
-		if _, ok := segmentIDOf(e.Name()); ok {
-			out = append(out, filepath.Join(dir, e.Name()))
-		}
-	}
-	return out
-}
-
-func segmentIDOf(name string) (uint32, bool) {
-	digits, ok := strings.CutPrefix(name, segmentPrefix)
-	if !ok {
-		return 0, false
-	}
-	digits, ok = strings.CutSuffix(digits, segmentSuffix)
-	if !ok {
-		return 0, false
-	}
-	id, err := strconv.ParseUint(digits, 10, 32)
-	return uint32(id), err == nil
-}
-
-// recoverFromJournal opens the segments that the journal knows and fills the index.
-func (s *Store) recoverFromJournal(ctx context.Context, files []string) error {
 	noted, err := s.journal.Segments()
 	if err != nil {
 		return err
 	}
-	present := make(map[uint32]string)
-	for _, path := range files {
-		id, _ := segmentIDOf(filepath.Base(path))
-		present[id] = path
-		s.space.nextID = max(s.space.nextID, id+1)
+	o.state = state
+	o.lost = state.opens == 0
+	if o.doubt == "" {
+		o.doubt = o.suspicion(len(noted))
 	}
-	heads := make(map[uint32]format.Segment)
+	s.created = state.created
+	s.opens = max(state.opens, o.stamp.Opens)
+	s.barriers = max(state.barrier, o.stamp.Barrier)
+	if err := s.settleSegments(o, noted); err != nil {
+		return err
+	}
+	return s.fillIndex(ctx, o)
+}
+
+// suspicion says why the journal is not to be believed, or is empty.
+func (o *opening) suspicion(segments int) string {
+	empty := o.lost && len(o.files) == 0 && segments == 0
+	switch {
+	case empty && o.stamp.Records == 0:
+		return "" // a new store
+	case o.lost:
+		return "journal was lost"
+	case o.state.created == 0:
+		return "journal has lost its beginning"
+	case !o.stamped:
+		return "STAMP was lost or damaged: the journal may be an old one"
+	case o.state.barrier < o.stamp.Barrier || o.state.opens < o.stamp.Opens:
+		return fmt.Sprintf("journal has lost its end: barrier %d of %d", o.state.barrier, o.stamp.Barrier)
+	}
+	return ""
+}
+
+// settleSegments decides what each segment file is and whether the journal vouches for it.
+func (s *Store) settleSegments(o *opening, noted []journal.Segment) error {
+	known := make(map[uint32]format.Segment)
 	for _, e := range noted {
+		known[e.ID] = format.Segment{Store: s.id, ID: e.ID, Slots: e.Slots, SlotBytes: e.SlotBytes}
 		s.space.nextID = max(s.space.nextID, e.ID+1)
-		if _, ok := present[e.ID]; !ok {
-			s.warn(fmt.Errorf("segment %d is gone with its records", e.ID))
-			if err := s.journal.DeleteSegment(e.ID); err != nil {
-				return err
-			}
+	}
+	slices.SortFunc(o.files, func(a, b *segmentFile) int { return cmp.Compare(a.id, b.id) })
+	var failed error
+	for _, f := range o.files {
+		s.space.nextID = max(s.space.nextID, f.id+1)
+		if f.dismissed {
+			continue // when the journal was read before
+		}
+		var vouched *format.Segment
+		if k, ok := known[f.id]; ok {
+			vouched = &k
+		}
+		f.unread = o.doubt != ""
+		if err := s.settleHead(f, vouched); err != nil {
+			failed = err
+			s.dismiss(f, err)
 			continue
 		}
-		heads[e.ID] = format.Segment{Store: s.id, ID: e.ID, Slots: e.Slots, SlotBytes: e.SlotBytes}
+		o.usable = append(o.usable, f)
+		delete(known, f.id)
 	}
-	for id, path := range present {
-		if _, ok := heads[id]; !ok {
-			// Made, but the journal lost it: no record in it was ever made durable.
-			if err := s.opts.fs.Remove(path); err != nil {
+	return s.forgetSegments(o, known, failed)
+}
+
+// forgetSegments drops the segments whose files are gone from the journal, unless all of
+// them are: then a file system is not mounted, and forgetting would cost the whole cache.
+func (s *Store) forgetSegments(o *opening, gone map[uint32]format.Segment, failed error) error {
+	if len(o.usable) == 0 && !s.opts.ForgetSegments {
+		held, err := s.anyRecordNoted(o)
+		if err != nil {
+			return err
+		}
+		if held {
+			err = fmt.Errorf("%w: the store held records and none of its segment files can be opened; mount the file system of %s/%s, or, if they are gone for good, run kvconnd fsck --forget-lost-segments",
+				ErrSegmentsMissing, s.opts.Dir, segmentDir)
+			return errors.Join(err, failed)
+		}
+	}
+	var ids []uint32
+	for id := range gone {
+		if err := s.journal.DeleteSegment(id); err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(o.files, func(f *segmentFile) bool { return f.id == id }) {
+			ids = append(ids, id)
+		}
+	}
+	s.noteGone(ids)
+	for _, f := range o.usable {
+		if f.unread {
+			// From now on the journal does not vouch for it, until its headers are read.
+			if err := s.journal.DeleteSegment(f.id); err != nil {
 				return err
 			}
 		}
 	}
-	if err := s.loadSnapshot(heads); err == nil {
-		s.recovered = RecoveredSnapshot
-		return nil
-	} else if !disk.IsNotExist(err) {
-		s.opts.Logger.Warn("store: snapshot is not used, the journal is read instead", "err", err,
-			"remedy", "none if it is once; else look for I/O errors in the kernel's log")
+	return nil
+}
+
+// anyRecordNoted reports whether journal or stamp tell of records.
+func (s *Store) anyRecordNoted(o *opening) (bool, error) {
+	if o.lost {
+		return o.stamp.Records > 0, nil
 	}
-	s.recovered = RecoveredJournal
-	if err := s.reserveIndex(heads); err != nil {
+	found := errors.New("found")
+	err := s.journal.Records(0, 1<<32-1, func(*journal.Record) error { return found }, func(error) {})
+	if errors.Is(err, found) {
+		return true, nil
+	}
+	return false, err
+}
+
+func (s *Store) noteGone(ids []uint32) {
+	const most = 4
+	slices.Sort(ids)
+	names := make([]string, 0, most)
+	for _, id := range ids[:min(most, len(ids))] {
+		names = append(names, fmt.Sprint(id))
+	}
+	switch list := strings.Join(names, ", "); {
+	case len(ids) == 0:
+	case len(ids) == 1:
+		s.note("segment %s is gone with its records", list)
+	case len(ids) <= most:
+		s.note("segments %s are gone with their records", list)
+	default:
+		s.note("segments %s and %d others are gone with their records", list, len(ids)-most)
+	}
+}
+
+// fillIndex opens the segments and fills the index with what the journal knows.
+func (s *Store) fillIndex(ctx context.Context, o *opening) error {
+	unread := 0
+	for _, f := range o.usable {
+		if f.unread {
+			unread++
+		}
+	}
+	s.planRebuild(o, unread)
+	if unread == 0 && !o.lost {
+		err := s.loadSnapshot(o.usable)
+		if err == nil {
+			s.recovered = RecoveredSnapshot
+			return nil
+		}
+		if !disk.IsNotExist(err) {
+			s.note("snapshot is not used (%v): the journal was read instead", err)
+		}
+	}
+	switch {
+	case o.lost && len(o.usable) == 0:
+		s.recovered = RecoveredNew
+	case o.doubt != "":
+		s.recovered = RecoveredHeaders
+	default:
+		s.recovered = RecoveredJournal
+	}
+	if err := s.reserveIndex(o); err != nil {
 		return err
 	}
-	if err := s.openSegments(heads); err != nil {
-		return err
+	for _, f := range o.usable {
+		base, err := s.table.AddSlots(roundRefs(f.head.Slots))
+		if err != nil {
+			return err
+		}
+		if err := s.openSegment(f, base); err != nil {
+			return err
+		}
 	}
 	return s.loadRecords(ctx)
 }
 
 // reserveIndex makes the index as large as it was at the last barrier.
-func (s *Store) reserveIndex(heads map[uint32]format.Segment) error {
+func (s *Store) reserveIndex(o *opening) error {
 	b, err := s.journal.Meta(metaRecords)
-	if err != nil || len(b) != 8 {
+	if err != nil {
 		return err
+	}
+	records := o.stamp.Records
+	if len(b) == 8 {
+		records = max(records, binary.LittleEndian.Uint64(b))
 	}
 	var slots uint64
-	for _, h := range heads {
-		slots += uint64(h.Slots)
+	for _, f := range o.usable {
+		slots += uint64(f.head.Slots)
 	}
-	return s.table.Reserve(int(min(binary.LittleEndian.Uint64(b), slots)))
+	s.progress.begin("index", int64(min(records, slots)))
+	return s.table.Reserve(int(min(records, slots)))
 }
 
-// openSegments opens the segments and gives their slots references.
-func (s *Store) openSegments(heads map[uint32]format.Segment) error {
-	for _, head := range sortedHeads(heads) {
-		base, err := s.table.AddSlots(roundRefs(head.Slots))
-		if err != nil {
-			return err
-		}
-		if err := s.openSegment(head, base); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func sortedHeads(heads map[uint32]format.Segment) []format.Segment {
-	out := make([]format.Segment, 0, len(heads))
-	for _, h := range heads {
-		out = append(out, h)
-	}
-	slices.SortFunc(out, func(a, b format.Segment) int { return cmp.Compare(a.ID, b.ID) })
-	return out
-}
-
-// openSegment opens a segment whose geometry is known. Its header is written again if it
-// was damaged.
-func (s *Store) openSegment(head format.Segment, base index.Ref) error {
-	path := s.space.segmentPath(head.ID)
-	f, err := s.opts.fs.OpenFile(path, false, s.direct)
+// openSegment adds a segment whose geometry is settled.
+func (s *Store) openSegment(f *segmentFile, base index.Ref) error {
+	size, err := f.file.PhysicalBytes()
 	if err != nil {
-		return err
+		size = 0 // at least what it should have
 	}
-	g := &segment{Segment: head, file: f, path: path, base: base}
-	if err := s.checkSegment(g); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	size, err := f.PhysicalBytes()
-	if err != nil {
-		return errors.Join(err, f.Close())
-	}
-	g.physical = max(size, head.FileBytes()) + segmentSlackBytes
+	g := &segment{Segment: f.head, file: f.file, path: f.path, base: base}
+	g.physical = max(size, f.head.FileBytes()) + segmentSlackBytes
+	g.unread.Store(f.unread)
+	g.withheld.Store(f.unread || f.frozen)
+	g.frozen = f.frozen
 	p := s.space
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.bytes += g.physical
-	p.slots += int64(head.Slots)
-	p.nextID = max(p.nextID, head.ID+1)
+	p.slots += int64(f.head.Slots)
 	p.adopt(g)
 	return nil
 }
 
-func (s *Store) checkSegment(g *segment) error {
-	size, err := g.file.Size()
-	if err != nil {
-		return err
-	}
-	if size < g.FileBytes() {
-		s.warn(fmt.Errorf("segment %d has %d bytes of %d: extended", g.ID, size, g.FileBytes()))
-		if err := g.file.Allocate(g.FileBytes()); err != nil {
-			return err
-		}
-	}
-	b := disk.AlignedBytes(format.HeaderBytes)
-	if err := g.file.ReadVec(b, nil, 0); err != nil {
-		return err
-	}
-	var head format.Segment
-	if err := head.Decode(b); err == nil && head == g.Segment {
-		return nil
-	}
-	s.warn(fmt.Errorf("header of segment %d was damaged: written again", g.ID))
-	g.Encode(b)
-	return errors.Join(g.file.WriteVec(b, nil, 0), g.file.Datasync())
-}
-
-// loadBatch is how many records are added to the index under one hold of its lock.
-const loadBatch = 1024
-
-// loader fills the index with records that are found while the store opens, beside the
-// goroutine that finds them.
-type loader struct {
-	s       *Store
-	batch   []index.Loaded
-	batches chan []index.Loaded
-	used    chan []index.Loaded
-	done    chan struct{}
-	lost    []index.Removed // valid after finish
-}
-
-// loaderDepth is how many batches may wait.
-const loaderDepth = 4
-
-func newLoader(s *Store) *loader {
-	l := &loader{s: s, batches: make(chan []index.Loaded, loaderDepth), used: make(chan []index.Loaded, loaderDepth+1), done: make(chan struct{})}
-	go func() {
-		defer close(l.done)
-		for b := range l.batches {
-			l.lost = s.table.Load(b, l.lost)
-			l.used <- b[:0]
-		}
-	}()
-	return l
-}
-
-func (l *loader) add(r index.Loaded) {
-	if r.Seq > l.s.seq.Load() {
-		l.s.seq.Store(r.Seq)
-	}
-	if l.batch = append(l.batch, r); len(l.batch) == loadBatch {
-		l.flush()
-	}
-}
-
-func (l *loader) flush() {
-	l.batches <- l.batch
-	select {
-	case l.batch = <-l.used:
-	default:
-		l.batch = make([]index.Loaded, 0, loadBatch)
-	}
-}
-
-// finish waits until everything is in the index.
-func (l *loader) finish() {
-	l.batches <- l.batch
-	close(l.batches)
-	for {
-		select {
-		case <-l.used:
-		case <-l.done:
-			return
-		}
-	}
-}
-
-// loadRecords fills the index from the journal. Entries that cannot be are deleted.
-func (s *Store) loadRecords(ctx context.Context) error {
-	l := newLoader(s)
-	drop := s.journal.NewBatch()
-	bad := 0
-	reject := func(at journal.Location) error {
-		bad++
-		return drop.DeleteRecord(at)
-	}
-	n := 0
-	err := s.journal.Records(0, 1<<32-1, func(r *journal.Record) error {
-		if n++; n%loadBatch == 0 && ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if !r.Readable() {
-			return nil // its slot counts as free; the entry stays until it is used
-		}
-		g := s.space.segments[r.Location.Segment]
-		if g == nil || r.Location.Slot >= g.Slots || int(r.Namespace) >= len(s.namespaces.byID) ||
-			r.Bytes == 0 || r.Bytes > MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
-			return reject(r.Location)
-		}
-		l.add(index.Loaded{
-			ID:  index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key},
-			Ref: g.base + index.Ref(r.Location.Slot), Seq: r.Seq, Bytes: r.Bytes,
-			Parent: s.refOf(r.ParentAt), Depth: r.Depth,
-		})
-		return nil
-	}, func(err error) {
-		bad++
-		s.opts.Logger.Warn("store: an entry of the journal is not used, its record is dropped", "err", err)
-	})
-	l.finish()
-	if err != nil {
-		return err
-	}
-	for _, r := range l.lost {
-		if err := reject(s.space.at(r.Ref).location(r.Ref)); err != nil {
-			return err
-		}
-	}
-	s.resolveIndex()
-	if bad > 0 {
-		s.warn(fmt.Errorf("%d entries of the journal were of no use", bad))
-	}
-	if drop.Empty() {
-		return nil
-	}
-	return drop.Commit()
-}
-
-// resolveIndex links the records that were loaded.
-func (s *Store) resolveIndex() {
-	for _, g := range s.space.segments {
-		s.table.Resolve(g.slots())
-	}
-}
-
-func (s *Store) refOf(at journal.Location) index.Ref {
-	if at == journal.NoLocation {
-		return index.NoRef
-	}
-	g := s.space.segments[at.Segment]
-	if g == nil || at.Slot >= g.Slots {
-		return index.NoRef
-	}
-	return g.base + index.Ref(at.Slot)
+// resetIndex undoes the filling of the index. The segments' files stay open.
+func (s *Store) resetIndex() {
+	s.table.Close()
+	s.table = index.New()
+	s.space.forgetSegments(s.table)
 }
 
 // listFreeSlots fills the lists of free slots from the index, which learns meanwhile what
@@ -362,6 +302,9 @@ func (s *Store) listFreeSlots() {
 		wg.Go(func() {
 			for g := range segments {
 				free := s.table.Survey(g.slots(), nil)
+				if g.withheld.Load() {
+					continue
+				}
 				p.mu.Lock()
 				g.class.free = append(g.class.free, free...)
 				p.mu.Unlock()
@@ -369,7 +312,9 @@ func (s *Store) listFreeSlots() {
 		})
 	}
 	for _, g := range p.segments {
-		segments <- g
+		if !g.unread.Load() {
+			segments <- g
+		}
 	}
 	close(segments)
 	wg.Wait()

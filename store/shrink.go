@@ -287,7 +287,7 @@ func (s *Store) runEvictJob(job *evictJob) {
 // the next barrier. The committer calls it, so that no record comes or goes meanwhile, and
 // after the barrier that was under way when the segment was retired.
 func (p *space) restore(g *segment) {
-	p.table.Track(g.SlotBytes, g.slots(), g.made)
+	p.track(g)
 	empty := p.table.Survey(g.slots(), nil)
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -190,25 +190,25 @@ func (r *snapshotReader) next(v any) {
 var errSnapshot = errors.New("snapshot is of no use")
 
 // loadSnapshot fills the index from the snapshot of the last clean stop. If it fails, the
-// index is empty again. heads are the segments that the journal knows.
-func (s *Store) loadSnapshot(heads map[uint32]format.Segment) error {
+// index is empty again. files are the segments, all of which the journal vouches for.
+func (s *Store) loadSnapshot(files []*segmentFile) error {
+	s.progress.begin("snapshot", 0)
 	f, err := s.opts.fs.OpenFile(s.snapshotPath(), false, s.direct)
 	if err != nil {
 		return err
 	}
-	err = s.loadFrom(f, heads)
+	err = s.loadFrom(f, files)
 	if err != nil {
-		for _, g := range s.space.segments {
-			err = errors.Join(err, g.file.Close())
-		}
-		s.table.Close()
-		s.table = index.New()
-		s.space.forgetSegments(s.table)
+		s.resetIndex()
 	}
 	return errors.Join(err, f.Close())
 }
 
-func (s *Store) loadFrom(f disk.File, heads map[uint32]format.Segment) error {
+func (s *Store) loadFrom(f disk.File, files []*segmentFile) error {
+	heads := make(map[uint32]*segmentFile, len(files))
+	for _, e := range files {
+		heads[e.id] = e
+	}
 	buf, err := readSnapshotHead(f)
 	if err != nil {
 		return err
@@ -275,13 +275,13 @@ func readSnapshotHead(f disk.File) ([]byte, error) {
 	return head, nil
 }
 
-func (s *Store) snapshotSegments(r *snapshotReader, head *snapshotHead, heads map[uint32]format.Segment) ([]snapshotSegment, error) {
+func (s *Store) snapshotSegments(r *snapshotReader, head *snapshotHead, heads map[uint32]*segmentFile) ([]snapshotSegment, error) {
 	segments := make([]snapshotSegment, head.Segments)
 	for i := range segments {
 		e := &segments[i]
 		r.next(e)
 		known, ok := heads[e.ID]
-		if r.err != nil || !ok || known.Slots != e.Slots || known.SlotBytes != e.SlotBytes ||
+		if r.err != nil || !ok || known.head.Slots != e.Slots || known.head.SlotBytes != e.SlotBytes ||
 			uint64(e.Base)+uint64(e.Slots) > uint64(head.Limit) || e.Base%refAlign != 0 {
 			return nil, fmt.Errorf("%w: segment %d", errSnapshot, e.ID)
 		}

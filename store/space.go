@@ -35,6 +35,11 @@ type segment struct {
 	// both are guarded by space.mu.
 	retired bool
 	bad     int
+	// withheld segments give out no slots and lose no records to others of their class:
+	// unread ones until their headers have been read, frozen ones, whose file cannot be put
+	// right, as long as the store is open.
+	withheld, unread atomic.Bool
+	frozen           bool
 }
 
 func (g *segment) slots() index.Range { return index.Range{Base: g.base, Slots: g.Slots} }
@@ -282,7 +287,19 @@ func (p *space) adopt(g *segment) {
 	c.slots += int64(g.Slots)
 	p.segments[g.ID] = g
 	p.setRefs(g, g)
-	p.table.Track(c.slotBytes, g.slots(), g.made)
+	p.track(g)
+}
+
+// track tells the index what of a segment may be evicted: nothing while its headers are
+// unread, and of one that takes no new records all or nothing, as of a class of its own.
+func (p *space) track(g *segment) {
+	switch {
+	case g.unread.Load():
+	case g.frozen:
+		p.table.Track(-g.SlotBytes, g.slots(), g.made)
+	default:
+		p.table.Track(g.SlotBytes, g.slots(), g.made)
+	}
 }
 
 // addPending notes slots whose deletion is committed but not yet durable.
@@ -290,7 +307,7 @@ func (p *space) addPending(refs []index.Ref) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ref := range refs {
-		if g := p.at(ref); !g.retired && !p.isBad(ref) {
+		if g := p.at(ref); !g.retired && !g.withheld.Load() && !p.isBad(ref) {
 			g.class.pending++
 			p.pending = append(p.pending, ref)
 		}
@@ -339,17 +356,4 @@ func (p *space) idle() int64 {
 		n += int64(len(c.free)) + c.pending
 	}
 	return n
-}
-
-// takeDirty returns the segments written to since the last call.
-func (p *space) takeDirty() []*segment {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var out []*segment
-	for _, g := range p.segments {
-		if g.dirty.Swap(false) {
-			out = append(out, g)
-		}
-	}
-	return out
 }

@@ -98,6 +98,9 @@ type Stats struct {
 	OpenDuration time.Duration `json:"open_duration_ns"`
 	// Recovered says where the index came from: see [Recovery].
 	Recovered Recovery `json:"recovered"`
+	// Rebuild is how far the reading of record headers is that a damaged journal makes
+	// necessary. It goes on while the store is in use.
+	Rebuild RebuildState `json:"rebuild"`
 	// IndexBytes is the memory of the index.
 	IndexBytes int64 `json:"index_bytes"`
 }
@@ -139,6 +142,7 @@ func (s *Store) Stats() Stats {
 	st.WriteBudgetBytes, _ = s.gate.state()
 	st.QueuedReads, st.ReadInFlightBytes = s.reads.depth()
 	st.ReadSpeed = s.ReadSpeed()
+	st.Rebuild = s.rebuilt.state()
 	s.space.stats(&st)
 	s.count.stats(&st)
 	s.warnMu.Lock()

@@ -302,6 +302,7 @@ func TestLossOfJournalIsMadeGoodByHeaders(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = openTest(t, o)
+	awaitRebuild(t, s)
 	if st := s.Stats(); st.Recovered != RecoveredHeaders || st.Records != 50 {
 		t.Fatalf("recovered from %s, %d records", st.Recovered, st.Records)
 	}

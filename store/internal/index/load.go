@@ -83,14 +83,8 @@ func (t *Table) load(in *Loaded) {
 		seq: in.Seq, bytes: in.Bytes, parent: in.Parent, depth: in.Depth,
 		use: uint64(writtenTick(in.Seq))<<tickShift | e.use&pinMask,
 	}
-	if in.Parent == NoRef && in.ParentKey != (connector.Key{}) {
-		// Most often the parent was loaded before.
-		parent := ID{in.ID.Namespace, in.ID.Shard, in.ParentKey}
-		if ref := t.find(&parent); ref != NoRef && t.entry(ref).seq < in.Seq {
-			e.place(ref, t.entry(ref))
-		} else {
-			e.await(parent.hash())
-		}
+	if in.Parent == NoRef {
+		t.link(e, &in.ID, in.ParentKey)
 	}
 	t.add(in.ID.hash(), in.Ref, e)
 }
