@@ -36,7 +36,8 @@ type Arena struct {
 
 	units     []spanID // of each unit, 0 if it is unassigned
 	freeUnits int      // those that are unassigned
-	free      freeUnits
+	// unfree are the units that are assigned, or promised to a waiter.
+	unfree unitSet
 	// held are the units whose slots cannot all be evicted now: one is pinned, or they are
 	// promised to a waiter.
 	held unitSet
@@ -72,7 +73,7 @@ func New(o Options) (*Arena, error) {
 	a := &Arena{
 		opts: o, mem: mem, bySize: make(map[int]*class), slabs: make([]slab, 1),
 		index: newIndex(), waiters: make(map[slotID]slotQueue),
-		units: make([]spanID, n), freeUnits: n, free: newFreeUnits(n), held: newUnitSet(n),
+		units: make([]spanID, n), freeUnits: n, unfree: newUnitSet(n), held: newUnitSet(n),
 		wake: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	a.populator.Go(a.populate)

@@ -108,6 +108,33 @@ func BenchmarkBooks(b *testing.B) {
 		for i := range pins {
 			pins[i].Release()
 		}
+		for range fit { // no unit is left free
+			put(next, payload)
+			next++
+		}
+		// A slot in every second unit is pinned, and no run of units is to be had.
+		pins = make([]Slot, size/unitBytes)
+		for unit, at := range a.units {
+			if unit%2 == 0 && at != 0 {
+				for id := a.firstSlot(at); pins[unit].slot == 0; id++ {
+					if a.slot(id).state == slotClean {
+						pins[unit].account, pins[unit].class = c, a.classOfSpan(at)
+						a.hit(&pins[unit], id)
+					}
+				}
+			}
+		}
+		b.Run(name+"/refused", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if c.ReserveSave(&s, 10<<20) {
+					b.Fatal("there is no run of units")
+				}
+			}
+		})
+		for i := range pins {
+			pins[i].Release()
+		}
 		c.Close()
 		if err := a.Close(); err != nil {
 			b.Fatal(err)

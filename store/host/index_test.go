@@ -66,7 +66,7 @@ func TestSlotsAreSmallAndHaveNoPointers(t *testing.T) {
 	if n := unsafe.Sizeof(span{}); n > 24 {
 		t.Errorf("a span takes %d bytes", n)
 	}
-	for _, of := range []reflect.Type{reflect.TypeFor[slot](), reflect.TypeFor[span](), reflect.TypeFor[freeRun]()} {
+	for _, of := range []reflect.Type{reflect.TypeFor[slot](), reflect.TypeFor[span](), reflect.TypeFor[gap]()} {
 		for i := range of.NumField() {
 			switch f := of.Field(i).Type; f.Kind() {
 			case reflect.Pointer, reflect.Slice, reflect.String, reflect.Map, reflect.Interface, reflect.Chan, reflect.Func:

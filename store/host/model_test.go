@@ -27,13 +27,13 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 			if promised {
 				drained++
 			}
-			if isFree := a.free.nodes[a.free.size+u].best == 1; isFree == promised || a.held.has(u) != promised {
+			if isFree := !a.unfree.has(u); isFree == promised || a.held.has(u) != promised {
 				t.Fatalf("unit %d is unassigned and promised: %t; free: %t, held: %t", u, promised, isFree, a.held.has(u))
 			}
 			continue
 		}
 		c, p := a.classOfSpan(at), a.span(at)
-		if a.free.nodes[a.free.size+u].best != 0 {
+		if !a.unfree.has(u) {
 			t.Fatalf("unit %d of a span is free", u)
 		}
 		if held := p.busy > 0 || p.draining || promised; a.held.has(u) != held {

@@ -82,7 +82,7 @@ func (a *Arena) assignFree(c *class, owner *Account) bool {
 		a.assign(c, d.first)
 		return true
 	}
-	first := a.free.find(c.spanUnits)
+	first := a.unfree.without(c.spanUnits)
 	if first < 0 {
 		return false
 	}
@@ -175,7 +175,7 @@ func (a *Arena) dissolve(at spanID) {
 // setFree makes the units [first, end) those of nobody.
 func (a *Arena) setFree(first, end int) {
 	if first < end {
-		a.free.set(first, end-first, true)
+		a.unfree.set(first, end-first, false)
 		a.held.set(first, end-first, false)
 	}
 }
@@ -206,7 +206,7 @@ func (a *Arena) assign(c *class, first int) {
 	}
 	kept, end := a.drain.overlap(first, c.spanUnits)
 	a.drain.drained -= end - kept
-	a.free.set(first, c.spanUnits, false)
+	a.unfree.set(first, c.spanUnits, true)
 	a.held.set(first, c.spanUnits, false)
 	a.freeUnits -= c.spanUnits
 	a.becomeIdle(at)

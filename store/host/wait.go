@@ -133,7 +133,7 @@ func (a *Arena) startDrainFor(s *Slot) {
 	}
 	a.drain = d
 	a.count.Drains++
-	a.free.set(d.first, units, false)
+	a.unfree.set(d.first, units, true)
 	a.held.set(d.first, units, true)
 	a.eachDrained(a.startDrainOf)
 }
