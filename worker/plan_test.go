@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
@@ -130,4 +131,36 @@ func TestBlocksOfAnotherSizeAreRefusedAtRegistration(t *testing.T) {
 	}
 	delete(known, 0)
 	register(t, w, m)
+}
+
+// Finding 30: a rank shares the host tier while it has memory registered, not from hello on.
+func TestOnlyRegisteredRanksShareTheHostTier(t *testing.T) {
+	s := openStore(t)
+	a := newArena(t, 16<<20)
+	var ranks []*Worker
+	for range 3 {
+		account, err := a.Account(host.AccountOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := New(Options{Driver: &gpu.HostDriver{}, Manifest: testManifest(), Account: account}, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(w.Close)
+		ranks = append(ranks, w)
+	}
+	for i, want := range []int{1, 2} {
+		register(t, ranks[i], newEngineMemory(t))
+		if st := a.Stats(); st.Active != want || st.Accounts != 3 {
+			t.Errorf("%d of %d ranks share, want %d", st.Active, st.Accounts, want)
+		}
+	}
+	if err := ranks[0].Unregister(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ranks[1].Close()
+	if n := a.Stats().Active; n != 0 {
+		t.Errorf("%d ranks share that have no memory", n)
+	}
 }

@@ -71,6 +71,7 @@ func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.
 	if err != nil {
 		return nil, fmt.Errorf("register KV memory: %w: %w", connector.ErrBadRequest, err)
 	}
+	w.opts.Account.SetActive(true)
 	w.mu.Lock()
 	w.mem = mem
 	w.mu.Unlock()
@@ -161,6 +162,7 @@ func (w *Worker) release() {
 	if mem == nil {
 		return
 	}
+	w.opts.Account.SetActive(false)
 	if err := mem.close(); err != nil {
 		w.opts.Logger.Error("engine memory could not be unmapped: it stays taken while this process runs", "err", err,
 			"remedy", "restart kvconnd if the memory is missed")

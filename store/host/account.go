@@ -2,12 +2,13 @@ package host
 
 import (
 	"fmt"
-	"slices"
 )
 
 // Account is one rank's share of an arena. What its loads and its saves pin is bounded
 // by its options and by an equal part of half the arena each, so that every rank can get
-// on whatever the others do. A rank that holds nothing may have one slot of any size.
+// on whatever the others do. A rank that holds nothing may have one slot of any size. Those
+// share the arena that have said so (see [Account.SetActive]), or hold or want memory; one
+// that is merely there, such as a connection that does nothing, narrows nobody's part.
 // Cached records that nobody pins belong to no account: they make room for any.
 type Account struct {
 	arena *Arena
@@ -16,7 +17,10 @@ type Account struct {
 	// The rest is guarded by the arena's mutex.
 	loadBytes, saveBytes int64 // pinned, or promised to those that are pending
 	queue                slotQueue
-	closed               bool
+	closed, forgotten    bool
+	// active is set by who owns the account, counted while it counts among the active.
+	active, counted bool
+	prev, next      *Account // in the ring of those with waiters
 }
 
 // Account adds a rank.
@@ -31,8 +35,31 @@ func (a *Arena) Account(o AccountOptions) (*Account, error) {
 		return nil, ErrClosed
 	}
 	c := &Account{arena: a, opts: o}
-	a.accounts = append(a.accounts, c)
+	a.accounts++
 	return c, nil
+}
+
+// SetActive says whether the rank is to keep its share also while it holds nothing.
+func (c *Account) SetActive(active bool) {
+	a := c.arena
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c.active = active && !c.closed
+	a.countActive(c)
+	a.serve()
+}
+
+// countActive takes in whether an account shares the arena now.
+func (a *Arena) countActive(c *Account) {
+	counts := c.active || c.loadBytes > 0 || c.saveBytes > 0 || c.queue.head != nil
+	if counts != c.counted {
+		c.counted = counts
+		if counts {
+			a.active++
+		} else {
+			a.active--
+		}
+	}
 }
 
 // Close ends the account: who waits fails with [ErrClosed], and nothing more is given
@@ -41,23 +68,23 @@ func (c *Account) Close() {
 	a := c.arena
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	c.closed = true
+	c.closed, c.active = true, false
 	for s := c.queue.head; s != nil; s = c.queue.head {
 		a.unqueue(s)
 		s.empty()
 		s.held.Store(false)
 		s.signal()
 	}
+	a.countActive(c)
 	a.forget(c)
 	a.serve()
 }
 
-// forget takes a closed account off the list once nothing is charged to it.
+// forget stops counting a closed account once nothing is charged to it.
 func (a *Arena) forget(c *Account) {
-	if c.closed && c.loadBytes == 0 && c.saveBytes == 0 {
-		if i := slices.Index(a.accounts, c); i >= 0 {
-			a.accounts = slices.Delete(a.accounts, i, i+1)
-		}
+	if c.closed && !c.forgotten && c.loadBytes == 0 && c.saveBytes == 0 {
+		c.forgotten = true
+		a.accounts--
 	}
 }
 
@@ -73,7 +100,7 @@ type Usage struct {
 func (c *Account) Usage() Usage {
 	c.arena.mu.Lock()
 	defer c.arena.mu.Unlock()
-	share := c.arena.share()
+	share := c.share()
 	return Usage{
 		LoadBytes: c.loadBytes, LoadLimitBytes: min(c.opts.LoadBytes, share),
 		SaveBytes: c.saveBytes, SaveLimitBytes: min(c.opts.SaveBytes, share),
@@ -83,9 +110,14 @@ func (c *Account) Usage() Usage {
 // halves are loads and saves.
 const halves = 2
 
-// share is what one account may hold of each half of the arena.
-func (a *Arena) share() int64 {
-	return int64(len(a.units)) * int64(a.opts.unitBytes) / int64(halves*max(1, len(a.accounts)))
+// share is what the account may hold of each half of the arena.
+func (c *Account) share() int64 {
+	a := c.arena
+	sharers := a.active
+	if !c.counted {
+		sharers++
+	}
+	return int64(len(a.units)) * int64(a.opts.unitBytes) / int64(halves*sharers)
 }
 
 // allows reports whether the account may hold another slot of that class.
@@ -94,7 +126,7 @@ func (c *Account) allows(k *class, save bool) bool {
 	if save {
 		used, limit = c.saveBytes, c.opts.SaveBytes
 	}
-	return used == 0 || used+int64(k.slotBytes) <= min(limit, c.arena.share())
+	return used == 0 || used+int64(k.slotBytes) <= min(limit, c.share())
 }
 
 // charge adds a handle's slot to the account, or takes it off again.
@@ -105,6 +137,7 @@ func (c *Account) charge(s *Slot, sign int64) {
 	} else {
 		c.loadBytes += n
 	}
+	c.arena.countActive(c)
 	if n < 0 {
 		c.arena.forget(c)
 	}

@@ -9,15 +9,16 @@ func (c *Account) Lookup(s *Slot, r Record, payloadBytes int) bool {
 	a := c.arena
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := a.records[r.ID]
-	if p == nil || p.state != slotClean || c.queue.head != nil || c.begin(s, payloadBytes, false) != nil {
+	hash := a.index.hash(&r.ID)
+	id := a.find(hash, &r.ID)
+	if id == 0 || a.slot(id).state != slotClean || c.queue.head != nil || c.begin(s, payloadBytes, false) != nil {
 		return false
 	}
-	s.rec, s.keyed = r, true
-	if !p.serves(s) || !c.allows(s.class, false) {
+	s.rec, s.hash, s.keyed = r, hash, true
+	if !a.serves(id, s) || !c.allows(s.class, false) {
 		return false
 	}
-	a.hit(s, p)
+	a.hit(s, id)
 	return true
 }
 
@@ -37,7 +38,7 @@ func (c *Account) Acquire(ctx context.Context, s *Slot, r Record, payloadBytes i
 		a.mu.Unlock()
 		return Full, err
 	}
-	s.rec, s.keyed = r, true
+	s.rec, s.hash, s.keyed = r, a.index.hash(&r.ID), true
 	return a.await(ctx, s, wait)
 }
 
@@ -62,8 +63,8 @@ func (c *Account) ReserveSave(s *Slot, payloadBytes int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c.begin(s, payloadBytes, true) == nil && c.allows(s.class, true) {
-		if p := a.alloc(s.class, c); p != nil {
-			a.take(s, p, Fill)
+		if id := a.alloc(s.class, c); id != 0 {
+			a.take(s, id, Fill)
 			return true
 		}
 	}
@@ -90,8 +91,7 @@ func (a *Arena) await(ctx context.Context, s *Slot, wait bool) (Outcome, error) 
 	s.expect()
 	s.phase = phaseQueued
 	s.held.Store(true)
-	c.queue.push(s)
-	a.waiting++
+	a.enqueue(s)
 	a.count.Waits++
 	a.startDrain()
 	a.mu.Unlock()
@@ -120,9 +120,10 @@ func (a *Arena) await(ctx context.Context, s *Slot, wait bool) (Outcome, error) 
 	return Full, ErrFillFailed // released, or its filler failed already
 }
 
-// serves reports whether a slot's record is what a handle wants.
-func (p *slot) serves(s *Slot) bool {
-	return p.rec == s.rec && p.payload == s.payload && !p.span.draining
+// serves reports whether a slot's record is what a handle wants, and may be pinned.
+func (a *Arena) serves(id slotID, s *Slot) bool {
+	p := a.slot(id)
+	return p.holds(&s.rec, s.hash) && a.classOfSlot(id).slotBytes-int(p.short) == s.payload && !a.span(a.spanOf(id)).draining
 }
 
 // try serves a handle if that is possible now.
@@ -132,30 +133,30 @@ func (a *Arena) try(s *Slot) bool {
 		return false
 	}
 	if !s.keyed {
-		p := a.alloc(s.class, c)
-		if p != nil {
-			a.take(s, p, Fill)
+		id := a.alloc(s.class, c)
+		if id != 0 {
+			a.take(s, id, Fill)
 		}
-		return p != nil
+		return id != 0
 	}
-	p := a.records[s.rec.ID]
+	id := a.find(s.hash, &s.rec.ID)
 	switch {
-	case p == nil:
+	case id == 0:
 		return a.fill(s, true)
-	case p.span.draining, p.rec != s.rec, p.payload != s.payload:
+	case !a.serves(id, s):
 		// Not what is wanted, or not to be pinned any longer: read it into memory of its own.
-		if p.rec != s.rec {
+		if !a.slot(id).holds(&s.rec, s.hash) {
 			a.count.Mismatched++
 		}
 		return a.fill(s, false)
-	case p.state == slotClean:
-		a.hit(s, p)
+	case a.slot(id).state == slotClean:
+		a.hit(s, id)
 	default:
 		c.charge(s, 1)
 		s.expect()
-		s.slot, s.phase = p, phasePending
+		s.slot, s.phase = id, phasePending
 		s.held.Store(true)
-		p.waiters.push(s)
+		a.addWaiter(id, s)
 		a.count.Joined++
 	}
 	return true
@@ -163,38 +164,38 @@ func (a *Arena) try(s *Slot) bool {
 
 // fill gives a handle memory to read its record into, where others find it if findable.
 func (a *Arena) fill(s *Slot, findable bool) bool {
-	p := a.alloc(s.class, s.account)
-	if p == nil {
+	id := a.alloc(s.class, s.account)
+	if id == 0 {
 		return false
 	}
 	a.count.Misses++
 	if s.keyed = findable; findable {
-		p.state, p.rec, p.payload = slotFilling, s.rec, s.payload
-		a.records[s.rec.ID] = p
+		a.slot(id).state = slotFilling
+		a.keep(id, &s.rec, s.hash, s.payload)
 	}
-	a.take(s, p, Fill)
+	a.take(s, id, Fill)
 	return true
 }
 
 // hit pins a clean slot.
-func (a *Arena) hit(s *Slot, p *slot) {
-	if p.pins == 0 {
-		p.span.class.clean.remove(p)
+func (a *Arena) hit(s *Slot, id slotID) {
+	if a.slot(id).pins == 0 {
+		a.unlink(&a.classOfSlot(id).clean, id)
 	}
 	a.count.Hits++
-	a.take(s, p, Hit)
+	a.take(s, id, Hit)
 }
 
 // take charges and pins a slot.
-func (a *Arena) take(s *Slot, p *slot, o Outcome) {
+func (a *Arena) take(s *Slot, id slotID, o Outcome) {
 	s.account.charge(s, 1)
-	a.pin(s, p, o)
+	a.pin(s, id, o)
 	s.held.Store(true)
 }
 
 func (a *Arena) unqueue(s *Slot) {
 	s.account.queue.remove(s)
-	a.waiting--
+	a.dequeued(s.account)
 	// The account's next waiter may need a longer run.
 	if next := s.account.queue.head; a.drain.owner == s.account && (next == nil || next.class != a.drain.class) {
 		a.endDrain()

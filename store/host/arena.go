@@ -22,22 +22,34 @@ type Arena struct {
 	opts Options
 	mem  *memory
 
-	mu      sync.Mutex
-	closed  bool
-	bySize  map[int]*class
-	classes []*class
-	records map[store.RecordID]*slot
-	tick    uint64
+	mu     sync.Mutex
+	closed bool
+	bySize map[int]*class
+	live   live
+	tick   uint64
 
-	units     []*span // of each unit, nil if it is unassigned
-	freeUnits int
-	low       int // no unit below is unassigned
-	high      int // no unit from here on was ever assigned
+	slabs       []slab   // the first is not used
+	vacantSlabs []uint32 // numbers of those that were given back
+	index       index
+	// waiters are those for slots that are being filled.
+	waiters map[slotID]slotQueue
 
-	accounts []*Account
-	turn     int // index of the account whose waiter is served first
+	units     []spanID // of each unit, 0 if it is unassigned
+	freeUnits int      // those that are unassigned
+	// unfree are the units that are assigned, or promised to a waiter.
+	unfree unitSet
+	// held are the units whose slots cannot all be evicted now: one is pinned, or they are
+	// promised to a waiter.
+	held unitSet
+	high int // no unit from here on was ever assigned
+
+	accounts int // not forgotten
+	active   int // of them, those that share the arena
+	queued   accountRing
 	waiting  int // handles that wait for memory
 	drain    drain
+	// drainCursor is where the next search for memory to drain begins.
+	drainCursor int
 
 	count                 Counters
 	cleanBytes, usedBytes int64
@@ -54,13 +66,15 @@ func New(o Options) (*Arena, error) {
 		return nil, err
 	}
 	n := int(o.Bytes / int64(o.unitBytes))
-	mem, err := newMemory(int64(n)*int64(o.unitBytes), !o.SmallPages)
+	mem, err := o.newMemory(int64(n)*int64(o.unitBytes), !o.SmallPages)
 	if err != nil {
 		return nil, fmt.Errorf("host tier: %w", err)
 	}
 	a := &Arena{
-		opts: o, mem: mem, bySize: make(map[int]*class), records: make(map[store.RecordID]*slot),
-		units: make([]*span, n), freeUnits: n, wake: make(chan struct{}, 1), stop: make(chan struct{}),
+		opts: o, mem: mem, bySize: make(map[int]*class), slabs: make([]slab, 1),
+		index: newIndex(), waiters: make(map[slotID]slotQueue),
+		units: make([]spanID, n), freeUnits: n, unfree: newUnitSet(n), held: newUnitSet(n),
+		wake: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	a.populator.Go(a.populate)
 	return a, nil
@@ -90,7 +104,7 @@ func (a *Arena) Close() error {
 		return fmt.Errorf("close host tier with %d bytes in use and %d waiting: %w", a.usedBytes, a.waiting, ErrBusy)
 	}
 	a.closed = true
-	clear(a.records)
+	a.slabs, a.index = nil, newIndex()
 	a.cleanBytes = 0
 	a.mu.Unlock()
 	close(a.stop)
@@ -103,47 +117,64 @@ func (a *Arena) Close() error {
 func (a *Arena) Holds(id store.RecordID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := a.records[id]
-	return p != nil && p.state == slotClean
+	at := a.find(a.index.hash(&id), &id)
+	return at != 0 && a.slot(at).state == slotClean
 }
 
 // Drop forgets a record that its store has dropped. Who holds it pinned goes on with it.
 func (a *Arena) Drop(id store.RecordID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if s := a.records[id]; s != nil {
-		a.drop(s)
+	if at := a.find(a.index.hash(&id), &id); at != 0 {
+		a.drop(at)
 		a.serve()
 	}
 }
 
-// DropNamespace forgets all records of a namespace.
+// DropNamespace forgets all records of a namespace that are there when it is called. It
+// gives the lock up again and again, as there may be millions.
 func (a *Arena) DropNamespace(ns store.NamespaceID) {
+	for n := uint32(1); a.dropOf(ns, n); n++ {
+	}
+}
+
+// dropOf is DropNamespace of one slab. It reports false where there is no such slab.
+func (a *Arena) dropOf(ns store.NamespaceID, n uint32) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for id, s := range a.records {
-		if id.Namespace == ns {
-			a.drop(s)
+	if n >= uint32(len(a.slabs)) {
+		return false
+	}
+	for i := 0; i < len(a.slabs[n].slots); i++ { // the slab may be given back meanwhile
+		if s := &a.slabs[n].slots[i]; s.ns == ns && (s.state == slotFilling || s.state == slotClean) {
+			a.drop(slotID(n<<slabBits | uint32(i)))
 		}
 	}
 	a.serve()
+	return true
 }
 
 // drop makes a slot unfindable. Those who wait for it to be filled read for themselves.
-func (a *Arena) drop(s *slot) {
-	switch {
+func (a *Arena) drop(id slotID) {
+	switch s := a.slot(id); {
 	case s.state == slotFilling:
-		delete(a.records, s.rec.ID)
-		a.failWaiters(s)
+		a.remove(id)
+		a.failWaiters(id)
 		s.state = slotDirty
 	case s.pins > 0:
-		delete(a.records, s.rec.ID)
-		a.cleanBytes -= int64(s.span.class.slotBytes)
+		a.remove(id)
+		a.cleanBytes -= int64(a.classOfSlot(id).slotBytes)
 		s.state = slotDirty
 	default:
-		a.evict(s)
+		a.evict(id)
 	}
 }
+
+// tickBits is how many uses count as one moment: a slot keeps 32 bits of its last.
+const tickBits = 6
+
+// now is the moment of the newest use. Differences of two count, which wrap around.
+func (a *Arena) now() uint32 { return uint32(a.tick >> tickBits) }
 
 // wakePopulator tells the populator that more was assigned.
 func (a *Arena) wakePopulator() {

@@ -37,6 +37,7 @@ func newAccount(t testing.TB, a *Arena, o AccountOptions) *Account {
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.SetActive(true)
 	return c
 }
 

@@ -1,8 +1,14 @@
 package host
 
 import (
+	"fmt"
+	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // BenchmarkHit is what a hit costs besides the copy.
@@ -23,6 +29,116 @@ func BenchmarkHit(b *testing.B) {
 		n = (n + 1) % 1000
 		c.Lookup(&s, record(n), 4096)
 		s.Release()
+	}
+}
+
+// addresses maps nothing: an arena of any size is addresses alone, for work on what the
+// arena knows of its slots.
+func addresses(bytes int64, _ bool) (*memory, error) {
+	at, err := unix.MmapPtr(-1, 0, nil, uintptr(bytes), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, err
+	}
+	null, err := os.Open(os.DevNull)
+	return &memory{file: null, bytes: unsafe.Slice((*byte)(at), bytes), reserved: at, reservedBytes: uintptr(bytes)}, err
+}
+
+// BenchmarkBooks is what the arena's books cost at its size, with slots of 640 KiB and more:
+// hits of random records, replacement of the oldest, and changes between two sizes, each
+// while everything is full of clean records and some slots of each gigabyte are pinned.
+func BenchmarkBooks(b *testing.B) {
+	for _, size := range []int64{1 << 30, 32 << 30, 1 << 40} {
+		a, err := New(Options{Bytes: size, PopulateAheadBytes: 1, newMemory: addresses})
+		if err != nil {
+			b.Fatal(err)
+		}
+		c := newAccount(b, a, AccountOptions{LoadBytes: size, SaveBytes: size})
+		const payload = 640 << 10
+		fit := int(size / unitBytes * 3)
+		var s Slot
+		put := func(n, payload int) {
+			if o, err := c.Acquire(b.Context(), &s, record(n), payload, false); o == Fill {
+				s.Publish(record(n))
+			} else if err != nil {
+				b.Fatal(err)
+			}
+			s.Release()
+		}
+		next := 0
+		for ; next < fit; next++ {
+			put(next, payload)
+		}
+		pins := make([]Slot, 0, size>>30)
+		for i := range cap(pins) {
+			pins = append(pins, Slot{})
+			if !c.Lookup(&pins[i], record(fit-1-i*(fit/cap(pins))), payload) {
+				b.Fatal("not there")
+			}
+		}
+		g := rand.New(rand.NewPCG(1, 1))
+		name := fmt.Sprintf("%dGB", size>>30)
+		b.Run(name+"/hit", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				c.Lookup(&s, record(next-1-g.IntN(fit/2)), payload)
+				s.Release()
+			}
+		})
+		b.Run(name+"/replace", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				put(next, payload)
+				next++
+			}
+		})
+		b.Run(name+"/save", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				c.ReserveSave(&s, payload)
+				s.Release()
+			}
+		})
+		b.Run(name+"/change", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				put(next, []int{payload, 3 << 20, 8 << 20}[next%3])
+				next++
+			}
+		})
+		for i := range pins {
+			pins[i].Release()
+		}
+		for range fit { // no unit is left free
+			put(next, payload)
+			next++
+		}
+		// A slot in every second unit is pinned, and no run of units is to be had.
+		pins = make([]Slot, size/unitBytes)
+		for unit, at := range a.units {
+			if unit%2 == 0 && at != 0 {
+				for id := a.firstSlot(at); pins[unit].slot == 0; id++ {
+					if a.slot(id).state == slotClean {
+						pins[unit].account, pins[unit].class = c, a.classOfSpan(at)
+						a.hit(&pins[unit], id)
+					}
+				}
+			}
+		}
+		b.Run(name+"/refused", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if c.ReserveSave(&s, 10<<20) {
+					b.Fatal("there is no run of units")
+				}
+			}
+		})
+		for i := range pins {
+			pins[i].Release()
+		}
+		c.Close()
+		if err := a.Close(); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 

@@ -2,74 +2,122 @@ package host
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 
 	"pgregory.net/rapid"
 )
 
-// check compares every count of the arena with what its spans hold.
+// check compares every count, list and index of the arena with what its slots hold.
 func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var used, clean int64
-	free := 0
-	found := 0
-	taken := map[*class]int{}
-	idle := map[*class]int{}
-	for u, p := range a.units {
-		if p == nil {
-			free++
+	unassigned, found, waited := 0, 0, 0
+	type want struct{ free, clean, idle, spans, all int }
+	classes := map[*class]*want{}
+	drained := 0
+	for u, at := range a.units {
+		promised := a.drain.owner != nil && u >= a.drain.first && u < a.drain.first+a.drain.units
+		if at == 0 {
+			unassigned++
+			if promised {
+				drained++
+			}
+			if isFree := !a.unfree.has(u); isFree == promised || a.held.has(u) != promised {
+				t.Fatalf("unit %d is unassigned and promised: %t; free: %t, held: %t", u, promised, isFree, a.held.has(u))
+			}
 			continue
 		}
-		if p.first != u {
+		c, p := a.classOfSpan(at), a.span(at)
+		if !a.unfree.has(u) {
+			t.Fatalf("unit %d of a span is free", u)
+		}
+		if held := p.busy > 0 || p.draining || promised; a.held.has(u) != held {
+			t.Fatalf("unit %d: held %t, want %t", u, a.held.has(u), held)
+		}
+		if int(p.first) != u {
 			continue
 		}
+		if classes[c] == nil {
+			classes[c] = new(want)
+		}
+		w := classes[c]
+		w.all++
 		busy, filled := 0, 0
-		for i := range p.slots {
-			s := &p.slots[i]
+		for i := range slotID(c.perSpan) {
+			id := a.firstSlot(at) + i
+			s := a.slot(id)
+			if a.spanOf(id) != at {
+				t.Fatalf("slot %d is taken for one of span %d, not %d", id, a.spanOf(id), at)
+			}
 			if s.pins > 0 {
 				busy++
-				used += int64(p.class.slotBytes)
+				used += int64(c.slotBytes)
 			}
 			if s.state != slotFree {
 				filled++
+			} else if !p.draining {
+				w.free++
 			}
-			if (s.state == slotDirty || s.state == slotFilling) && s.pins != 1 && s.rec == (Record{}) {
-				t.Fatalf("a dirty slot has %d owners", s.pins)
+			if (s.state == slotDirty || s.state == slotFilling) && s.pins == 0 {
+				t.Fatalf("a dirty slot has no owner")
+			}
+			if s.waited {
+				waited++
 			}
 			if s.state == slotClean || s.state == slotFilling {
-				if found++; a.records[s.rec.ID] != s {
+				found++
+				at := *a.index.bucket(s.hash)
+				for at != 0 && at != id {
+					at = a.slot(at).chain
+				}
+				if at == 0 {
 					t.Fatalf("a slot is not found by its record")
 				}
 			}
 			if s.state == slotClean {
-				clean += int64(p.class.slotBytes)
+				clean += int64(c.slotBytes)
+				if s.pins == 0 {
+					w.clean++
+				}
 			}
 		}
-		if busy != p.busy || filled != p.taken {
+		if busy != int(p.busy) || filled != int(p.taken) {
 			t.Fatalf("span counts %d busy, %d taken; want %d, %d", p.busy, p.taken, busy, filled)
 		}
 		if !p.draining {
-			taken[p.class] += len(p.slots) - filled
+			w.spans++
 			if filled == 0 {
-				idle[p.class]++
+				w.idle++
 			}
 		}
 	}
-	for _, c := range a.classes {
-		n := 0
-		for s := c.free.head; s != nil; s = s.next {
-			n++
+	if len(classes) != len(a.live) {
+		t.Fatalf("%d classes have spans, %d are listed", len(classes), len(a.live))
+	}
+	for _, c := range a.live {
+		got := want{idle: c.idle, spans: c.spans, all: c.all}
+		for id := c.free.head; id != 0; id = a.slot(id).next {
+			got.free++
 		}
-		if n != taken[c] || c.idle != idle[c] {
-			t.Fatalf("class of %d bytes: %d free in %d idle spans; want %d in %d", c.slotBytes, n, c.idle, taken[c], idle[c])
+		for id := c.clean.head; id != 0; id = a.slot(id).next {
+			got.clean++
+		}
+		idle := 0
+		for at := c.idleSpan; at != 0; at = a.span(at).next {
+			idle++
+		}
+		if classes[c] == nil || got != *classes[c] || idle != c.idle {
+			t.Fatalf("class of %d bytes: %+v, %d spans in the list of idle ones; want %+v", c.slotBytes, got, idle, classes[c])
 		}
 	}
-	if used != a.usedBytes || clean != a.cleanBytes || free != a.freeUnits || found != len(a.records) {
-		t.Fatalf("used %d clean %d free %d records %d; want %d %d %d %d",
-			a.usedBytes, a.cleanBytes, a.freeUnits, len(a.records), used, clean, free, found)
+	if used != a.usedBytes || clean != a.cleanBytes || unassigned != a.freeUnits || found != a.index.len || waited != len(a.waiters) || drained != a.drain.drained {
+		t.Fatalf("used %d clean %d free %d records %d waited %d drained %d; want %d %d %d %d %d %d",
+			a.usedBytes, a.cleanBytes, a.freeUnits, a.index.len, len(a.waiters), a.drain.drained, used, clean, unassigned, found, waited, drained)
 	}
 }
 
@@ -168,6 +216,115 @@ func checkUsage(t interface{ Fatalf(string, ...any) }, c *Account) {
 	if u.LoadBytes > max(u.LoadLimitBytes, largest) || u.SaveBytes > max(u.SaveLimitBytes, largest) {
 		t.Fatalf("%+v is over the limit", u)
 	}
+}
+
+// Waiters of three accounts come, give up and are served while slots of all sizes are pinned
+// and released, so that memory is drained for them again and again. After each step the
+// books are right, and once nothing is pinned everybody is served.
+func TestWaitersAndDrainsKeepTheBooks(t *testing.T) {
+	payloads := []int{4096, 20 << 10, testUnit, 2 * testUnit, 3 * testUnit}
+	rapid.Check(t, func(t *rapid.T) {
+		a, err := New(Options{Bytes: 5 * testUnit, unitBytes: testUnit, SmallPages: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var accounts []*Account
+		for range 3 {
+			c, _ := a.Account(AccountOptions{})
+			c.SetActive(rapid.Bool().Draw(t, "active"))
+			accounts = append(accounts, c)
+		}
+		type waiter struct {
+			slot   *Slot
+			cancel context.CancelFunc
+			done   chan error
+		}
+		var waiters []waiter
+		pins := make([]Slot, 8)
+		held := make([]bool, len(pins))
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			switch i := rapid.IntRange(0, len(pins)-1).Draw(t, "pin"); rapid.IntRange(0, 4).Draw(t, "what") {
+			case 0:
+				n := rapid.IntRange(0, 30).Draw(t, "record")
+				ctx, cancel := context.WithCancel(context.Background())
+				w := waiter{new(Slot), cancel, make(chan error, 1)}
+				c := accounts[n%len(accounts)]
+				before := a.settled()
+				go func() {
+					o, err := c.Acquire(ctx, w.slot, record(100+n), payloads[n%len(payloads)], true)
+					if o == Pending {
+						err = w.slot.Wait(ctx)
+					}
+					w.done <- err
+				}()
+				for a.settled() == before {
+					runtime.Gosched()
+				}
+				waiters = append(waiters, w)
+			case 1:
+				if len(waiters) > 0 {
+					w := waiters[0]
+					waiters = waiters[1:]
+					w.cancel()
+					<-w.done
+					w.slot.Release()
+				}
+			default:
+				if held[i] {
+					pins[i].Release()
+					held[i] = false
+					break
+				}
+				n := rapid.IntRange(0, 30).Draw(t, "record")
+				o, _ := accounts[i%len(accounts)].Acquire(context.Background(), &pins[i], record(n), payloads[n%len(payloads)], false)
+				if o == Pending {
+					pins[i].Release()
+				}
+				if held[i] = o == Fill || o == Hit; o == Fill {
+					pins[i].Publish(record(n))
+				}
+			}
+			a.check(t)
+		}
+		for i := range pins {
+			pins[i].Release()
+		}
+		var all sync.WaitGroup
+		ends := make([]error, len(waiters))
+		for i, w := range waiters { // in any order: each holds what it got until it is released
+			all.Go(func() {
+				ends[i] = <-w.done
+				w.slot.Release()
+				w.cancel()
+			})
+		}
+		all.Wait()
+		for _, err := range ends {
+			if err != nil && !errors.Is(err, ErrFillFailed) {
+				t.Fatalf("a waiter ends with %v", err)
+			}
+		}
+		a.check(t)
+		if st := a.Stats(); st.UsedBytes != 0 || st.Waiting != 0 {
+			t.Fatalf("left behind: %+v", st)
+		}
+		for _, c := range accounts {
+			c.Close()
+		}
+		if st := a.Stats(); st.Accounts != 0 || st.Active != 0 {
+			t.Fatalf("left behind: %+v", st)
+		}
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// settled changes whenever a handle has got what it wants, or waits for it.
+func (a *Arena) settled() uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.count.Waits + a.count.Hits + a.count.Misses + a.count.Joined
 }
 
 // Many goroutines load and save at once, waiting for each other's reads and for memory.

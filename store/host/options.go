@@ -38,8 +38,9 @@ type Options struct {
 	// Logger receives what an operator should know. Default: nothing.
 	Logger *slog.Logger
 
-	// unitBytes is the size of a unit: a seam for tests.
+	// unitBytes is the size of a unit, newMemory maps the arena: seams for tests.
 	unitBytes int
+	newMemory func(bytes int64, huge bool) (*memory, error)
 }
 
 const (
@@ -59,6 +60,9 @@ func (o *Options) EnsureDefaults() {
 	if o.unitBytes == 0 {
 		o.unitBytes = unitBytes
 	}
+	if o.newMemory == nil {
+		o.newMemory = newMemory
+	}
 }
 
 // Validate reports the first option that cannot work.
@@ -68,8 +72,10 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("host tier options: Bytes %d: at least %d", o.Bytes, o.unitBytes)
 	case o.PopulateAheadBytes < 0:
 		return fmt.Errorf("host tier options: PopulateAheadBytes %d is negative", o.PopulateAheadBytes)
-	case o.unitBytes%store.BufferAlign != 0:
-		return fmt.Errorf("host tier options: unit of %d bytes is not aligned", o.unitBytes)
+	case o.unitBytes%store.BufferAlign != 0 || o.unitBytes/store.BufferAlign > slabSlots:
+		return fmt.Errorf("host tier options: unit of %d bytes is not aligned, or too large", o.unitBytes)
+	case o.Bytes/store.BufferAlign > slabSlots*(maxSlabs/2): // half of the numbers may be of spans that are not there
+		return fmt.Errorf("host tier options: Bytes %d: at most %d", o.Bytes, int64(store.BufferAlign)*slabSlots*(maxSlabs/2))
 	}
 	return nil
 }

@@ -31,6 +31,48 @@ func TestSavesOfOneRankLeaveAnothersShareAlone(t *testing.T) {
 	}
 }
 
+// Finding 30: a thousand connections that do nothing leave the ranks their shares, and one
+// that begins to use memory has its own.
+func TestIdleAccountsNarrowNobodysShare(t *testing.T) {
+	a := newArena(t, 8)
+	c := newAccount(t, a, AccountOptions{})
+	whole := c.Usage().LoadLimitBytes
+	idle := make([]*Account, 1000)
+	for i := range idle {
+		var err error
+		if idle[i], err = a.Account(AccountOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if u := c.Usage(); u.LoadLimitBytes != whole || whole != 8*testUnit/2 {
+		t.Errorf("%d bytes are left to a rank of %d", u.LoadLimitBytes, whole)
+	}
+	var s Slot
+	if !idle[0].ReserveSave(&s, 4096) {
+		t.Fatal("no slot")
+	}
+	if st, u := a.Stats(), c.Usage(); st.Active != 2 || st.Accounts != 1001 || u.LoadLimitBytes != whole/2 {
+		t.Errorf("%d of %d accounts share, %d bytes each", st.Active, st.Accounts, u.LoadLimitBytes)
+	}
+	s.Release()
+	idle[1].SetActive(true)
+	idle[1].SetActive(true)
+	if u := idle[0].Usage(); u.LoadLimitBytes != whole/3 {
+		t.Errorf("%d bytes for one that would be the third", u.LoadLimitBytes)
+	}
+	idle[1].Close()
+	idle[1].SetActive(true) // too late
+	if st, u := a.Stats(), c.Usage(); st.Active != 1 || u.LoadLimitBytes != whole {
+		t.Errorf("%d accounts share, %d bytes each", st.Active, u.LoadLimitBytes)
+	}
+	for _, c := range idle {
+		c.Close()
+	}
+	if st := a.Stats(); st.Accounts != 1 || st.Active != 1 {
+		t.Errorf("%+v", st)
+	}
+}
+
 func TestRankWithNothingGetsOneSlotOfAnySize(t *testing.T) {
 	a := newArena(t, 8)
 	c := newAccount(t, a, AccountOptions{LoadBytes: 4096, SaveBytes: 4096})

@@ -18,9 +18,11 @@ type Slot struct {
 	class   *class
 	phase   phase
 	save    bool
-	slot    *slot
+	slot    slotID
+	at      int64 // where the slot begins in the arena
 	rec     Record
-	keyed   bool // rec is set
+	hash    uint64
+	keyed   bool // rec and hash are set
 	payload int
 	outcome Outcome
 	bytes   []byte
@@ -98,7 +100,7 @@ func (q *slotQueue) remove(s *Slot) {
 func (s *Slot) Bytes() []byte { return s.bytes }
 
 // Offset is where the payload begins in [Arena.File]. The handle must pin a slot.
-func (s *Slot) Offset() int64 { return s.slot.offset(s.account.arena.opts.unitBytes) }
+func (s *Slot) Offset() int64 { return s.at }
 
 // Publish makes the slot's bytes findable as a record. The caller must have verified
 // them, and not change them from then on; the slot stays pinned. It reports false if
@@ -108,33 +110,68 @@ func (s *Slot) Publish(r Record) bool {
 	a := s.account.arena
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := s.slot
 	if s.phase != phaseTaken {
 		return false
 	}
-	switch p.state {
+	p := a.slot(s.slot)
+	switch hash := a.index.hash(&r.ID); p.state {
 	case slotFilling:
-		if p.rec != r {
+		if !p.holds(&r, hash) {
 			return false
 		}
 	case slotDirty:
-		if a.records[r.ID] != nil || s.keyed || p.span.draining {
+		if a.find(hash, &r.ID) != 0 || s.keyed || a.span(a.spanOf(s.slot)).draining {
 			return false
 		}
-		p.rec, p.payload = r, s.payload
-		a.records[r.ID] = p
+		a.keep(s.slot, &r, hash, s.payload)
 	default:
 		return false
 	}
 	p.state = slotClean
-	a.cleanBytes += int64(p.span.class.slotBytes)
-	for w := p.waiters.head; w != nil; w = p.waiters.head {
-		p.waiters.remove(w)
-		a.pin(w, p, Hit)
-		a.count.Hits++
-		w.signal()
+	a.cleanBytes += int64(s.class.slotBytes)
+	if p.waited {
+		for w := a.nextWaiter(s.slot); w != nil; w = a.nextWaiter(s.slot) {
+			a.pin(w, s.slot, Hit)
+			a.count.Hits++
+			w.signal()
+		}
 	}
 	return true
+}
+
+// keep makes a slot findable as a record.
+func (a *Arena) keep(id slotID, r *Record, hash uint64, payload int) {
+	p := a.slot(id)
+	p.set(r, hash)
+	p.short = uint16(a.classOfSlot(id).slotBytes - payload)
+	a.insert(id)
+}
+
+// addWaiter makes a handle wait for a slot to be filled.
+func (a *Arena) addWaiter(id slotID, s *Slot) {
+	q := a.waiters[id]
+	q.push(s)
+	a.waiters[id] = q
+	a.slot(id).waited = true
+}
+
+// removeWaiter is the inverse of addWaiter.
+func (a *Arena) removeWaiter(id slotID, s *Slot) {
+	q := a.waiters[id]
+	q.remove(s)
+	if a.waiters[id] = q; q.head == nil {
+		delete(a.waiters, id)
+		a.slot(id).waited = false
+	}
+}
+
+// nextWaiter takes the first of those who wait for a slot to be filled, nil if there is none.
+func (a *Arena) nextWaiter(id slotID) *Slot {
+	w := a.waiters[id].head
+	if w != nil {
+		a.removeWaiter(id, w)
+	}
+	return w
 }
 
 // Release ends the use of a slot, or the wait for one. A slot that holds no findable
@@ -202,16 +239,20 @@ func (s *Slot) signal() {
 }
 
 // pin gives a slot to a handle whose account is charged.
-func (a *Arena) pin(s *Slot, p *slot, o Outcome) {
+func (a *Arena) pin(s *Slot, id slotID, o Outcome) {
+	p, c, span := a.slot(id), a.classOfSlot(id), a.spanOf(id)
+	g := a.span(span)
 	if p.pins++; p.pins == 1 {
-		p.span.busy++
-		a.usedBytes += int64(p.span.class.slotBytes)
+		if g.busy++; g.busy == 1 {
+			a.held.set(int(g.first), c.spanUnits, true)
+		}
+		a.usedBytes += int64(c.slotBytes)
 	}
 	a.tick++
-	p.used = a.tick
-	at := p.offset(a.opts.unitBytes)
-	s.slot, s.phase, s.outcome = p, phaseTaken, o
-	s.bytes = a.mem.bytes[at : at+int64(s.payload) : at+int64(p.span.class.slotBytes)]
+	p.used = a.now()
+	at := int64(g.first)*int64(a.opts.unitBytes) + int64(id-a.firstSlot(span))*int64(c.slotBytes)
+	s.slot, s.at, s.phase, s.outcome = id, at, phaseTaken, o
+	s.bytes = a.mem.bytes[at : at+int64(s.payload) : at+int64(c.slotBytes)]
 }
 
 // release takes back whatever a handle has.
@@ -220,13 +261,13 @@ func (a *Arena) release(s *Slot) {
 	case phaseQueued:
 		a.unqueue(s)
 	case phasePending:
-		s.slot.waiters.remove(s)
+		a.removeWaiter(s.slot, s)
 		s.account.charge(s, -1)
 	case phaseTaken:
 		s.account.charge(s, -1)
-		p := s.slot
+		p := a.slot(s.slot)
 		if p.pins--; p.pins == 0 {
-			a.unpinned(p)
+			a.unpinned(s.slot)
 		}
 	}
 	s.empty()
@@ -234,39 +275,45 @@ func (a *Arena) release(s *Slot) {
 
 // empty makes a handle that holds nothing ready for use again.
 func (s *Slot) empty() {
-	s.phase, s.slot, s.bytes, s.outcome = phaseEmpty, nil, nil, Full
+	s.phase, s.slot, s.bytes, s.outcome = phaseEmpty, 0, nil, Full
 }
 
 // unpinned puts a slot that no one uses any more where it belongs.
-func (a *Arena) unpinned(p *slot) {
-	g := p.span
-	g.busy--
-	a.usedBytes -= int64(g.class.slotBytes)
+func (a *Arena) unpinned(id slotID) {
+	at, p, c := a.spanOf(id), a.slot(id), a.classOfSlot(id)
+	g := a.span(at)
+	draining := g.draining
+	if g.busy--; g.busy == 0 && !draining {
+		a.held.set(int(g.first), c.spanUnits, false)
+	}
+	a.usedBytes -= int64(c.slotBytes)
 	if p.state == slotFilling {
-		delete(a.records, p.rec.ID)
-		a.failWaiters(p)
+		a.remove(id)
+		a.failWaiters(id)
 		p.state = slotDirty
 	}
 	switch {
 	case p.state != slotClean:
-		a.freeSlot(p)
-	case g.draining:
-		delete(a.records, p.rec.ID)
-		a.cleanBytes -= int64(g.class.slotBytes)
+		a.freeSlot(id)
+	case draining:
+		a.remove(id)
+		a.cleanBytes -= int64(c.slotBytes)
 		a.count.Evictions++
-		a.freeSlot(p)
+		a.freeSlot(id)
 	default:
-		g.class.clean.pushFront(p)
+		a.pushFront(&c.clean, id)
 	}
-	if g.draining && g.taken == 0 {
-		a.dissolve(g)
+	if draining && g.taken == 0 {
+		a.dissolve(at)
 	}
 }
 
 // failWaiters tells those who wait for a slot to be filled that it will not be.
-func (a *Arena) failWaiters(p *slot) {
-	for w := p.waiters.head; w != nil; w = p.waiters.head {
-		p.waiters.remove(w)
+func (a *Arena) failWaiters(id slotID) {
+	if !a.slot(id).waited {
+		return
+	}
+	for w := a.nextWaiter(id); w != nil; w = a.nextWaiter(id) {
 		w.account.charge(w, -1)
 		w.empty()
 		w.held.Store(false)

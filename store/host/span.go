@@ -1,258 +1,114 @@
 package host
 
-import "github.com/kvconn/kvconn/store"
-
-// class is all slots of one size.
-type class struct {
-	slotBytes int
-	// spanUnits is the length of a span; perSpan slots fit into it.
-	spanUnits, perSpan int
-	spans              int // not draining
-	free               slotList
-	clean              slotList // unpinned, most recently used first
-	idle               int      // spans all of whose slots are free
-}
-
-// span is a stretch of units that holds slots of one class.
-type span struct {
-	class *class
-	first int // unit
-	slots []slot
-	// busy slots are pinned, taken slots are not free.
-	busy, taken int
-	// draining keeps the slots from being used again: the units are promised to a waiter.
-	draining bool
-}
-
-// slotState is what is in a slot.
-type slotState uint8
-
-const (
-	slotFree    slotState = iota
-	slotDirty             // reserved, or no longer findable
-	slotFilling           // being read; findable by those who want to wait for it
-	slotClean             // verified
-)
-
-// slot is guarded by the arena's mutex, except for its bytes.
-type slot struct {
-	span    *span
-	index   int
-	state   slotState
-	pins    int
-	rec     Record
-	payload int
-	used    uint64 // tick of the last use
-	// prev and next link the slot into its class's free or clean list.
-	prev, next *slot
-	// waiters want the record that is being filled.
-	waiters slotQueue
-}
-
-func (s *slot) offset(unitBytes int) int64 {
-	return int64(s.span.first)*int64(unitBytes) + int64(s.index)*int64(s.span.class.slotBytes)
-}
-
-// slotList is a doubly linked list of slots.
-type slotList struct{ head, tail *slot }
-
-func (l *slotList) pushFront(s *slot) {
-	s.prev, s.next = nil, l.head
-	if l.head != nil {
-		l.head.prev = s
-	} else {
-		l.tail = s
+// alloc takes a slot of a class, evicting clean ones if need be, or returns 0. The slot is
+// dirty and has no pins.
+func (a *Arena) alloc(c *class, owner *Account) slotID {
+	if c.free.head == 0 && !a.assignFree(c, owner) && !a.takeIdle(c) {
+		a.evictFor(c)
 	}
-	l.head = s
-}
-
-func (l *slotList) remove(s *slot) {
-	if s.prev != nil {
-		s.prev.next = s.next
-	} else {
-		l.head = s.next
+	id := c.free.head
+	if id == 0 {
+		return 0
 	}
-	if s.next != nil {
-		s.next.prev = s.prev
-	} else {
-		l.tail = s.prev
+	a.unlink(&c.free, id)
+	at := a.spanOf(id)
+	p := a.span(at)
+	if p.taken++; p.taken == 1 {
+		a.endIdle(at)
 	}
-	s.prev, s.next = nil, nil
-}
-
-// wastePart of a span may stay unused.
-const wastePart = 8
-
-// classOf returns the class of slots for a payload, or nil if the arena is too small.
-func (a *Arena) classOf(payloadBytes int) *class {
-	if payloadBytes < store.MinPayloadBytes || payloadBytes > store.MaxPayloadBytes {
-		return nil
-	}
-	size := store.PayloadBufferSize(payloadBytes)
-	if c := a.bySize[size]; c != nil {
-		return c
-	}
-	unit := a.opts.unitBytes
-	least := (size + unit - 1) / unit
-	if least > len(a.units) {
-		return nil
-	}
-	c := &class{slotBytes: size, spanUnits: least}
-	for k := least; k <= min(least+wastePart, len(a.units)); k++ {
-		if k*unit%size <= k*unit/wastePart {
-			c.spanUnits = k
-			break
-		}
-	}
-	c.perSpan = c.spanUnits * unit / size
-	a.bySize[size] = c
-	a.classes = append(a.classes, c)
-	return c
-}
-
-// alloc takes a slot of a class, evicting clean ones if need be, or returns nil. The slot
-// is dirty and has no pins.
-func (a *Arena) alloc(c *class, owner *Account) *slot {
-	if c.free.head == nil && !a.assignFree(c, owner) && !a.takeIdle(c, owner) {
-		a.evictFor(c, owner)
-	}
-	s := c.free.head
-	if s == nil {
-		return nil
-	}
-	c.free.remove(s)
-	if s.span.taken++; s.span.taken == 1 {
-		c.idle--
-	}
-	s.state = slotDirty
-	return s
+	a.slot(id).state = slotDirty
+	return id
 }
 
 // evictFor evicts the least recently used slot of the arena that helps a class.
-func (a *Arena) evictFor(c *class, owner *Account) {
+func (a *Arena) evictFor(c *class) {
 	var coldest *class
-	for _, o := range a.classes {
-		if t := o.clean.tail; t != nil && (coldest == nil || t.used < coldest.clean.tail.used) {
-			coldest = o
+	var age uint32
+	now := a.now()
+	for _, o := range a.live {
+		if o.clean.tail == 0 {
+			continue
+		}
+		if n := now - a.slot(o.clean.tail).used; coldest == nil || n > age {
+			coldest, age = o, n
 		}
 	}
 	if coldest == nil {
 		return
 	}
-	if coldest != c && a.takeAround(coldest.clean.tail.span, c, owner) {
+	if coldest != c && a.takeAround(a.spanOf(coldest.clean.tail), c, false) {
 		return
 	}
-	if t := c.clean.tail; t != nil {
-		a.evict(t)
+	if c.clean.tail != 0 {
+		a.evict(c.clean.tail)
 		return
 	}
-	a.takeAnywhere(c, owner)
+	if first := a.held.without(c.spanUnits); first >= 0 {
+		a.takeRun(c, first)
+	}
 }
 
 // evict forgets a clean unpinned slot.
-func (a *Arena) evict(s *slot) {
-	s.span.class.clean.remove(s)
-	delete(a.records, s.rec.ID)
+func (a *Arena) evict(id slotID) {
+	c := a.classOfSlot(id)
+	a.unlink(&c.clean, id)
+	a.remove(id)
 	a.count.Evictions++
-	a.cleanBytes -= int64(s.span.class.slotBytes)
-	a.freeSlot(s)
+	a.cleanBytes -= int64(c.slotBytes)
+	a.freeSlot(id)
 }
 
 // freeSlot puts an unpinned slot that is in no list among the free ones.
-func (a *Arena) freeSlot(s *slot) {
-	p := s.span
-	s.state, s.rec = slotFree, Record{}
+func (a *Arena) freeSlot(id slotID) {
+	at := a.spanOf(id)
+	c, p := a.classOfSpan(at), a.span(at)
+	a.slot(id).state = slotFree
 	p.taken--
 	if p.draining {
 		return
 	}
-	p.class.free.pushFront(s)
+	a.pushFront(&c.free, id)
 	if p.taken == 0 {
-		if p.class.idle++; p.class.idle > 1 {
-			a.dissolve(p) // one is kept for whoever comes next
+		if a.becomeIdle(at); c.idle > 1 {
+			a.dissolve(at) // one is kept for whoever comes next
 		}
 	}
 }
 
-// available reports whether a unit may be given to owner.
-func (a *Arena) available(unit int, owner *Account) bool {
-	d := &a.drain
-	return d.owner == nil || d.owner == owner || unit < d.first || unit >= d.first+d.units
-}
-
-// takeable reports whether a unit is free or holds nothing but free and clean slots.
-func (a *Arena) takeable(unit int, owner *Account) bool {
-	p := a.units[unit]
-	return a.available(unit, owner) && (p == nil || p.busy == 0 && !p.draining)
-}
-
-// assignFree makes a span of unassigned units, the lowest first.
+// assignFree makes a span of unassigned units: of those that are kept for the owner, or
+// the lowest.
 func (a *Arena) assignFree(c *class, owner *Account) bool {
-	if a.freeUnits < c.spanUnits {
+	if d := &a.drain; d.owner != nil && d.owner == owner && d.class == c && d.drained == d.units {
+		a.assign(c, d.first)
+		return true
+	}
+	first := a.unfree.without(c.spanUnits)
+	if first < 0 {
 		return false
 	}
-	run := 0
-	for u := a.lowestFree(); u < len(a.units); u++ {
-		if run++; a.units[u] != nil || !a.available(u, owner) {
-			run = 0
-		}
-		if run == c.spanUnits {
-			a.assign(c, u-run+1)
-			return true
-		}
-	}
-	return false
-}
-
-func (a *Arena) lowestFree() int {
-	for a.low < len(a.units) && a.units[a.low] != nil {
-		a.low++
-	}
-	return a.low
+	a.assign(c, first)
+	return true
 }
 
 // takeIdle takes over spans of other classes that hold nothing.
-func (a *Arena) takeIdle(c *class, owner *Account) bool {
-	for _, o := range a.classes {
-		if o != c && o.idle > 0 {
-			for s := o.free.head; s != nil; s = s.next {
-				if s.span.taken == 0 {
-					if a.takeIf(s.span, c, owner, func(p *span) bool { return p.taken == 0 }) {
-						return true
-					}
-					break
-				}
-			}
-		}
-	}
-	return false
-}
-
-// takeAround takes over a run of units that contains a span, with all clean slots in it.
-func (a *Arena) takeAround(p *span, c *class, owner *Account) bool {
-	return a.takeIf(p, c, owner, func(*span) bool { return true })
-}
-
-func (a *Arena) takeIf(p *span, c *class, owner *Account, allowed func(*span) bool) bool {
-	last := p.first + p.class.spanUnits - 1
-	for first := max(0, p.first-c.spanUnits+1); first <= min(last, len(a.units)-c.spanUnits); first++ {
-		ok := true
-		for u := first; u < first+c.spanUnits && ok; u++ {
-			ok = a.takeable(u, owner) && (a.units[u] == nil || allowed(a.units[u]))
-		}
-		if ok {
-			a.takeRun(c, first)
+func (a *Arena) takeIdle(c *class) bool {
+	for _, o := range a.live {
+		if o != c && o.idleSpan != 0 && a.takeAround(o.idleSpan, c, true) {
 			return true
 		}
 	}
 	return false
 }
 
-// takeAnywhere takes over the first run of units that can be.
-func (a *Arena) takeAnywhere(c *class, owner *Account) bool {
+// takeAround takes over a run of units that contains a part of a span, with all clean
+// slots in it; with idle set only a run without any.
+func (a *Arena) takeAround(at spanID, c *class, idle bool) bool {
+	first := int(a.span(at).first)
+	last := first + a.classOfSpan(at).spanUnits - 1
 	run := 0
-	for u := range a.units {
-		if run++; !a.takeable(u, owner) {
+	for u := max(0, first-c.spanUnits+1); u < min(len(a.units), last+c.spanUnits); u++ {
+		run++
+		if a.held.has(u) || idle && a.units[u] != 0 && a.span(a.units[u]).taken > 0 {
 			run = 0
 		}
 		if run == c.spanUnits {
@@ -263,13 +119,13 @@ func (a *Arena) takeAnywhere(c *class, owner *Account) bool {
 	return false
 }
 
-// takeRun makes takeable units a span of c.
+// takeRun makes units that nobody holds a span of c.
 func (a *Arena) takeRun(c *class, first int) {
 	for u := first; u < first+c.spanUnits; u++ {
-		if p := a.units[u]; p != nil {
-			a.clear(p)
-			if a.units[u] == p {
-				a.dissolve(p)
+		if at := a.units[u]; at != 0 {
+			a.clear(at)
+			if a.units[u] == at {
+				a.dissolve(at)
 			}
 		}
 	}
@@ -277,43 +133,83 @@ func (a *Arena) takeRun(c *class, first int) {
 }
 
 // clear evicts the clean unpinned slots of a span. The span may be dissolved by that.
-func (a *Arena) clear(p *span) {
-	for i := range p.slots {
-		if s := &p.slots[i]; s.state == slotClean && s.pins == 0 {
-			a.evict(s)
+func (a *Arena) clear(at spanID) {
+	first, left := a.firstSlot(at), a.span(at).taken
+	for i := slotID(0); left > 0 && i < slotID(a.classOfSpan(at).perSpan); i++ {
+		switch s := a.slot(first + i); {
+		case s.state == slotFree:
+			continue
+		case s.state == slotClean && s.pins == 0:
+			left-- // before the last one goes: the span may go with it
+			a.evict(first + i)
+		default:
+			left--
 		}
 	}
 }
 
 // dissolve makes the units of a span without taken slots unassigned.
-func (a *Arena) dissolve(p *span) {
+func (a *Arena) dissolve(at spanID) {
+	c, p := a.classOfSpan(at), a.span(at)
 	if !p.draining {
-		for i := range p.slots {
-			p.class.free.remove(&p.slots[i])
+		a.unlinkFree(at)
+		a.endIdle(at)
+		c.spans--
+	}
+	first := int(p.first)
+	for u := first; u < first+c.spanUnits; u++ {
+		a.units[u] = 0
+	}
+	a.freeUnits += c.spanUnits
+	// What is promised stays out of everybody's reach.
+	kept, end := a.drain.overlap(first, c.spanUnits)
+	a.drain.drained += end - kept
+	a.setFree(first, kept)
+	a.setFree(end, first+c.spanUnits)
+	a.dropSpan(at)
+	if c.all == 0 {
+		a.live.remove(c)
+	}
+}
+
+// setFree makes the units [first, end) those of nobody.
+func (a *Arena) setFree(first, end int) {
+	if first < end {
+		a.unfree.set(first, end-first, false)
+		a.held.set(first, end-first, false)
+	}
+}
+
+// unlinkFree takes a span's free slots off their list.
+func (a *Arena) unlinkFree(at spanID) {
+	c, first := a.classOfSpan(at), a.firstSlot(at)
+	for i := range slotID(c.perSpan) {
+		if a.slot(first+i).state == slotFree {
+			a.unlink(&c.free, first+i)
 		}
-		p.class.idle--
-		p.class.spans--
 	}
-	for u := p.first; u < p.first+p.class.spanUnits; u++ {
-		a.units[u] = nil
-	}
-	a.freeUnits += p.class.spanUnits
-	a.low = min(a.low, p.first)
 }
 
 // assign makes unassigned units a span of c with all its slots free.
 func (a *Arena) assign(c *class, first int) {
-	p := &span{class: c, first: first, slots: make([]slot, c.perSpan)}
-	for i := len(p.slots) - 1; i >= 0; i-- {
-		s := &p.slots[i]
-		s.span, s.index = p, i
-		c.free.pushFront(s)
+	if c.all == 0 {
+		a.live.add(c)
+	}
+	at := a.newSpan(c, first)
+	begin := a.firstSlot(at)
+	for i := c.perSpan - 1; i >= 0; i-- {
+		a.slot(begin + slotID(i)).state = slotFree
+		a.pushFront(&c.free, begin+slotID(i))
 	}
 	for u := first; u < first+c.spanUnits; u++ {
-		a.units[u] = p
+		a.units[u] = at
 	}
+	kept, end := a.drain.overlap(first, c.spanUnits)
+	a.drain.drained -= end - kept
+	a.unfree.set(first, c.spanUnits, true)
+	a.held.set(first, c.spanUnits, false)
 	a.freeUnits -= c.spanUnits
-	c.idle++
+	a.becomeIdle(at)
 	c.spans++
 	if end := first + c.spanUnits; end > a.high {
 		a.high = end

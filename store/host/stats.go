@@ -15,6 +15,8 @@ type Stats struct {
 	// Records can be found, those being filled included.
 	Records  int `json:"records"`
 	Accounts int `json:"accounts"`
+	// Active accounts share the arena.
+	Active int `json:"active_accounts"`
 	// Waiting loads wait for memory.
 	Waiting int `json:"waiting"`
 	Counters
@@ -47,7 +49,7 @@ func (a *Arena) Stats() Stats {
 		Bytes: int64(len(a.units)) * unit, AssignedBytes: int64(len(a.units)-a.freeUnits) * unit,
 		PopulatedBytes: int64(a.populated) * unit, HugeBytes: int64(a.hugeUnits) * unit,
 		UsedBytes: a.usedBytes, CleanBytes: a.cleanBytes,
-		Records: len(a.records), Accounts: len(a.accounts), Waiting: a.waiting, Counters: a.count,
+		Records: a.index.len, Accounts: a.accounts, Active: a.active, Waiting: a.waiting, Counters: a.count,
 	}
 	if a.mem.explicit {
 		st.HugeBytes = st.Bytes

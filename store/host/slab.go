@@ -1,0 +1,199 @@
+package host
+
+import (
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+)
+
+// What the arena knows of a slot lies in slabs: tables without pointers, which the garbage
+// collector does not look into. Slots and spans are named by numbers.
+const (
+	slabBits  = 12
+	slabSlots = 1 << slabBits
+	// maxSlabs is how many slabs numbers can name.
+	maxSlabs = 1 << (32 - slabBits)
+)
+
+// slotID names a slot: its slab and its place there. 0 names none.
+type slotID uint32
+
+// spanID names a span likewise.
+type spanID uint32
+
+// slotState is what is in a slot.
+type slotState uint8
+
+const (
+	slotFree    slotState = iota
+	slotDirty             // reserved, or no longer findable
+	slotFilling           // being read; findable by those who want to wait for it
+	slotClean             // verified
+)
+
+// slot is guarded by the arena's mutex. What its bytes are of it keeps as far as it must
+// be compared: the proof is the whole prefix's, and with the hash stands for the key.
+type slot struct {
+	proof connector.Proof
+	hash  uint64 // of the record's id, see [index]
+	ns    store.NamespaceID
+	// prev and next link the slot into its class's free or clean list, chain to the next
+	// one of its bucket of the index.
+	prev, next, chain slotID
+	pins              uint32
+	used              uint32 // when it was last used, see [Arena.now]
+	shard             connector.Shard
+	parent            uint16 // check of the parent's key
+	short             uint16 // bytes of the slot behind the payload
+	state             slotState
+	// waited says that handles wait for the slot to be filled.
+	waited bool
+}
+
+// span is a stretch of units that holds slots of one class.
+type span struct {
+	first uint32 // unit
+	// prev and next link the span into its class's list of idle ones.
+	prev, next spanID
+	// busy slots are pinned, taken slots are not free.
+	busy, taken uint32
+	// draining keeps the slots from being used again: the units are promised to a waiter.
+	draining bool
+}
+
+// slab holds the slots of some spans of a class.
+type slab struct {
+	class *class
+	slots []slot
+	spans []span
+	// vacant are the places of spans that are not there.
+	vacant []uint32
+}
+
+func (a *Arena) slot(id slotID) *slot { return &a.slabs[id>>slabBits].slots[id&(slabSlots-1)] }
+
+func (a *Arena) span(id spanID) *span { return &a.slabs[id>>slabBits].spans[id&(slabSlots-1)] }
+
+func (a *Arena) classOfSlot(id slotID) *class { return a.slabs[id>>slabBits].class }
+
+func (a *Arena) classOfSpan(id spanID) *class { return a.slabs[id>>slabBits].class }
+
+// spanOf returns the span that a slot lies in.
+func (a *Arena) spanOf(id slotID) spanID {
+	perSpan := uint32(a.classOfSlot(id).perSpan)
+	return spanID(uint32(id)&^(slabSlots-1) | uint32(id)&(slabSlots-1)/perSpan)
+}
+
+// firstSlot returns the first slot of a span; the others follow.
+func (a *Arena) firstSlot(id spanID) slotID {
+	perSpan := uint32(a.classOfSpan(id).perSpan)
+	return slotID(uint32(id)&^(slabSlots-1) | uint32(id)&(slabSlots-1)*perSpan)
+}
+
+// newSpan makes a span of a class that begins with a unit.
+func (a *Arena) newSpan(c *class, first int) spanID {
+	if len(c.open) == 0 {
+		c.open = append(c.open, a.newSlab(c))
+	}
+	n := c.open[len(c.open)-1]
+	s := &a.slabs[n]
+	at := s.vacant[len(s.vacant)-1]
+	if s.vacant = s.vacant[:len(s.vacant)-1]; len(s.vacant) == 0 {
+		c.open = c.open[:len(c.open)-1]
+	}
+	s.spans[at] = span{first: uint32(first)}
+	c.all++
+	return spanID(n<<slabBits | at)
+}
+
+// dropSpan takes a span without taken slots away. The tables of a class that has no span
+// left are given back.
+func (a *Arena) dropSpan(id spanID) {
+	n := uint32(id) >> slabBits
+	s := &a.slabs[n]
+	c := s.class
+	if len(s.vacant) == 0 {
+		c.open = append(c.open, n)
+	}
+	s.vacant = append(s.vacant, uint32(id)&(slabSlots-1))
+	if c.all--; c.all > 0 {
+		return
+	}
+	for _, n := range c.open {
+		a.slabs[n] = slab{}
+		a.vacantSlabs = append(a.vacantSlabs, n)
+	}
+	c.open = nil
+}
+
+// newSlab makes a table for a class: for as many spans as it has numbers, or the arena has
+// room for.
+func (a *Arena) newSlab(c *class) uint32 {
+	spans := min(slabSlots/c.perSpan, len(a.units)/c.spanUnits)
+	s := slab{class: c, slots: make([]slot, spans*c.perSpan), spans: make([]span, spans), vacant: make([]uint32, spans)}
+	for i := range s.vacant {
+		s.vacant[i] = uint32(spans - 1 - i)
+	}
+	if n := len(a.vacantSlabs); n > 0 {
+		at := a.vacantSlabs[n-1]
+		a.vacantSlabs = a.vacantSlabs[:n-1]
+		a.slabs[at] = s
+		return at
+	}
+	a.slabs = append(a.slabs, s)
+	return uint32(len(a.slabs) - 1)
+}
+
+// slotList is a doubly linked list of slots.
+type slotList struct{ head, tail slotID }
+
+func (a *Arena) pushFront(l *slotList, id slotID) {
+	s := a.slot(id)
+	s.prev, s.next = 0, l.head
+	if l.head != 0 {
+		a.slot(l.head).prev = id
+	} else {
+		l.tail = id
+	}
+	l.head = id
+}
+
+func (a *Arena) unlink(l *slotList, id slotID) {
+	s := a.slot(id)
+	if s.prev != 0 {
+		a.slot(s.prev).next = s.next
+	} else {
+		l.head = s.next
+	}
+	if s.next != 0 {
+		a.slot(s.next).prev = s.prev
+	} else {
+		l.tail = s.prev
+	}
+	s.prev, s.next = 0, 0
+}
+
+// becomeIdle notes that a span's slots are all free.
+func (a *Arena) becomeIdle(id spanID) {
+	c, p := a.classOfSpan(id), a.span(id)
+	p.prev, p.next = 0, c.idleSpan
+	if c.idleSpan != 0 {
+		a.span(c.idleSpan).prev = id
+	}
+	c.idleSpan = id
+	c.idle++
+}
+
+// endIdle is the inverse of becomeIdle.
+func (a *Arena) endIdle(id spanID) {
+	c, p := a.classOfSpan(id), a.span(id)
+	if p.prev != 0 {
+		a.span(p.prev).next = p.next
+	} else {
+		c.idleSpan = p.next
+	}
+	if p.next != 0 {
+		a.span(p.next).prev = p.prev
+	}
+	p.prev, p.next = 0, 0
+	c.idle--
+}
