@@ -212,6 +212,9 @@ def test_two_adapters_with_one_number_are_not_told_apart(tmp_path: Path) -> None
     assert scope(of, request(adapter(tmp_path / "a"), "a", 1))
     assert of.scope(request(adapter(tmp_path / "b"), "b", 1)) is None
     assert scope(of, request(adapter(tmp_path / "b"), "c", 2))
+    # Loaded again it has another number.
+    assert scope(of, request(tmp_path / "a", "a", 3))
+    assert of._names == {2: "c", 3: "a"}
 
 
 @pytest.mark.parametrize(

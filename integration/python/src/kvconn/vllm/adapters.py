@@ -20,10 +20,11 @@ _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt"}
 _MAX_FILES = 64
 _MAX_BYTES = 8 << 30
 """Adapters are small, and hashed whole. A larger one is not cached."""
-_MAX_ADAPTERS = 100_000
+_MAX_ADAPTERS = 20_000
 """Names that are remembered. Requests of further ones are not cached."""
 _PATIENCE_S = 0.5
 """How long requests are held back for the digest of an adapter that was never seen before."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 T = TypeVar("T")
@@ -41,6 +42,8 @@ class _Adapter:
     """What separates its KV from others', once its files are hashed."""
     refused: str = ""
     """Why nothing with this adapter is loaded or saved."""
+    number: int = 0
+    """The engine's, as it was last."""
     met_at: float = field(default_factory=time.monotonic)
 
 
@@ -146,6 +149,9 @@ class Adapters:
 
     def _check_number(self, lora: Any, adapter: _Adapter) -> None:
         """Refuse a second adapter with a number: the engine computes with the one that it has under it."""
+        if adapter.number and adapter.number != lora.lora_int_id:
+            self._names.pop(adapter.number, None)
+        adapter.number = lora.lora_int_id
         first = self._names.setdefault(lora.lora_int_id, lora.lora_name)
         if first != lora.lora_name:
             self._refuse(lora.lora_name, adapter, f"its number {lora.lora_int_id} was that of adapter {first!r}")
@@ -209,18 +215,19 @@ def find(path: str) -> tuple[Path, tuple[FileId, ...]]:
 
 def _in_hub_cache(path: str) -> tuple[Path, Path]:
     """Return the local snapshot of a repository of the hub, and the file that names its commit."""
-    if not _HUB_ID.fullmatch(path):
+    if not _HUB_ID.fullmatch(path) or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
         raise UnknownIdentity(f"there is no local directory {path}")
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
     repository = cache / ("models--" + path.replace("/", "--"))
     ref = repository / "refs" / "main"
     try:
-        snapshot = repository / "snapshots" / ref.read_text().strip()
+        commit = ref.read_text().strip()
     except (OSError, UnicodeDecodeError) as err:
         message = f"{path} is neither a local directory nor was it in the hub's local cache when it was first used"
         raise UnknownIdentity(message) from err
-    if not snapshot.is_dir() or snapshot.parent.name != "snapshots":
+    snapshot = repository / "snapshots" / commit
+    if not _COMMIT.fullmatch(commit) or not snapshot.is_dir():
         raise UnknownIdentity(f"the hub's local cache does not have {path} as a whole")
     return snapshot, ref
 

@@ -304,14 +304,19 @@ def _options(vllm_config: VllmConfig, role: KVConnectorRole, identity: Identity)
 
 def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, loading_since: float) -> Identity:
     kept = digest_directory(vllm_config.kv_transfer_config.kv_connector_extra_config.get("digest_cache"))
-    return Identity(
-        vllm_config,
-        kv_cache_config,
-        f"vllm/{vllm.__version__}",
-        loading_since=loading_since,
-        digests=Digests(kept),
-        logger=logger,
-    )
+    try:
+        return Identity(
+            vllm_config,
+            kv_cache_config,
+            f"vllm/{vllm.__version__}",
+            loading_since=loading_since,
+            digests=Digests(kept),
+            logger=logger,
+        )
+    except ValueError:
+        raise
+    except Exception as err:
+        raise UnknownIdentity(f"this vLLM is not understood: {type(err).__name__}: {err}") from err
 
 
 def _started_at() -> float:
