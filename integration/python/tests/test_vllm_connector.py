@@ -183,7 +183,9 @@ def test_a_step_is_begun_once_however_often_it_is_bound(fake: FakeDaemon) -> Non
     client.close()
 
 
-def test_a_step_whose_adapter_was_touched_is_not_saved(fake: FakeDaemon, tmp_path: Path) -> None:
+def test_a_step_whose_adapter_was_touched_is_not_saved(
+    fake: FakeDaemon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     side, client = worker_side(fake)
     path = tmp_path / "adapter_model.bin"
     path.write_bytes(b"x")
@@ -195,6 +197,7 @@ def test_a_step_whose_adapter_was_touched_is_not_saved(fake: FakeDaemon, tmp_pat
     path.write_bytes(b"x")
     side.save(meta)
     assert fake.ops() == []
+    assert len([r for r in caplog.records if "not saved" in r.getMessage()]) == 1
     client.close()
 
 

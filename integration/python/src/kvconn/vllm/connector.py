@@ -328,7 +328,7 @@ def _started_at() -> float:
 
 def _images_by_content(vllm_config: VllmConfig) -> bool:
     """Whether vLLM hashes images and the like. Without any cache of its own it counts them from 0 at each start."""
-    multimodal = vllm_config.model_config.multimodal_config
+    multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
     if multimodal is None or vllm_config.cache_config.enable_prefix_caching:
         return True
     return bool(getattr(multimodal, "mm_processor_cache_gb", 0) != 0)
