@@ -11,7 +11,7 @@ import (
 type Scope struct {
 	// Salt separates tenants (vLLM: cache_salt).
 	Salt string
-	// LoRA identifies the adapter, empty for the base model.
+	// LoRA identifies the adapter by its content, empty for the base model.
 	LoRA string
 }
 

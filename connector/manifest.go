@@ -32,7 +32,8 @@ type Manifest struct {
 	Engine string `json:"engine"`
 	// Model is the model's name as the engine was given it.
 	Model string `json:"model"`
-	// Revision tells apart weights under one name: a hub revision or a fingerprint.
+	// Revision tells apart weights under one name, exactly: a hub's commit or a digest of their
+	// whole content. A branch or a sample would let one model load another's KV.
 	Revision string `json:"revision,omitempty"`
 	// KVDType is the element type of the cache, for example "bfloat16".
 	KVDType string `json:"kv_dtype"`
@@ -48,8 +49,8 @@ type Manifest struct {
 	KeyScheme string `json:"key_scheme"`
 	// HashScheme is [HashScheme] of the writer.
 	HashScheme string `json:"hash_scheme"`
-	// Extra holds what else the engine knows to change the bytes (instruction set of the
-	// attention kernel, quantisation).
+	// Extra holds what else the engine knows to change the bytes: the attention kernel's
+	// instruction set, quantization, the model's configuration, the draft model's weights.
 	Extra map[string]string `json:"extra,omitempty"`
 }
 

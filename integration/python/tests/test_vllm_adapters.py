@@ -84,6 +84,13 @@ def test_all_that_an_adapter_is_made_of_is_in_its_scope(tmp_path: Path, change: 
 def test_how_experts_are_read_is_in_the_scope(tmp_path: Path) -> None:
     path = adapter(tmp_path / "a")
     assert digest(path, is_3d_lora_weight=True) != digest(path)
+    of = known()
+    assert scope(of, request(path))
+    assert of.scope(request(path, is_3d_lora_weight=True)) is None
+
+
+def test_an_adapter_loaded_by_tensorizer_is_refused(tmp_path: Path) -> None:
+    assert known().scope(request(adapter(tmp_path / "a"), tensorizer_config_dict={"uri": "s3://b/a"})) is None
 
 
 def test_settings_that_change_what_adapters_do_are_in_the_scope(tmp_path: Path) -> None:
@@ -203,8 +210,11 @@ def test_a_load_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         of.loading(request(path), fail)
     adapter(path)
-    of.loading(request(path), lambda: True)
-    assert scope(of, request(path))
+    of.loading(request(path, number=2), lambda: True)
+    assert scope(of, request(path, number=2))
+    # Some ranks may have loaded it under its first number, before it was changed.
+    of.loading(request(path, number=1), lambda: True)
+    assert of.scope(request(path, number=1)) is None
 
 
 def test_two_adapters_with_one_number_are_not_told_apart(tmp_path: Path) -> None:
@@ -212,6 +222,9 @@ def test_two_adapters_with_one_number_are_not_told_apart(tmp_path: Path) -> None
     assert scope(of, request(adapter(tmp_path / "a"), "a", 1))
     assert of.scope(request(adapter(tmp_path / "b"), "b", 1)) is None
     assert scope(of, request(adapter(tmp_path / "b"), "c", 2))
+    # Loaded again it has another number.
+    assert scope(of, request(tmp_path / "a", "a", 3))
+    assert of._names == {2: "c", 3: "a"}
 
 
 @pytest.mark.parametrize(

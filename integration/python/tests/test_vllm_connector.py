@@ -12,11 +12,12 @@ pytest.importorskip("vllm")
 
 import torch
 from fake_daemon import HELLO, LOAD, POLL, SAVE, FakeDaemon
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvconn.client import FinishedLoad, Options, PlannedLoad, Run, WorkerClient
 from kvconn.vllm import connector as connector_module
 from kvconn.vllm.connector import KVConnConnector, _check
-from kvconn.vllm.files import FileId
+from kvconn.vllm.files import FileId, UnknownIdentity
 from kvconn.vllm.metadata import StepMetadata
 from kvconn.vllm.worker import WorkerSide
 
@@ -80,6 +81,32 @@ def test_windows_are_refused_where_a_failed_load_would_kill_the_engine(monkeypat
     monkeypatch.setattr(connector_module, "_TransferResults", None)
     with pytest.raises(ValueError, match="failed_recving"):
         _check(vllm_config(), kv_config(SlidingWindowSpec(sliding_window=8)))
+
+
+@pytest.mark.parametrize("error", [UnknownIdentity("why"), RuntimeError("odd version")])
+@pytest.mark.parametrize(("role", "warnings"), [(KVConnectorRole.SCHEDULER, 1), (KVConnectorRole.WORKER, 0)])
+def test_an_engine_that_nothing_tells_apart_runs_without_cache(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    role: KVConnectorRole,
+    warnings: int,
+) -> None:
+    def unknown(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(connector_module, "Identity", unknown)
+    monkeypatch.setattr(connector_module.logger, "propagate", True)
+    connector = KVConnConnector(vllm_config(), role, kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
+    request = SimpleNamespace(request_id="r")
+    assert connector.get_mem_pool_context() is None
+    connector.register_kv_caches({})
+    assert connector.get_num_new_matched_tokens(request, 0) == (0, False)  # type: ignore[arg-type]
+    assert not connector.build_connector_meta(None)  # type: ignore[arg-type]
+    assert connector.reset_cache() is True
+    connector.shutdown()
+    said = [r for r in caplog.records if r.levelname == "WARNING" and "neither loaded nor saved" in r.getMessage()]
+    assert (len(said), str(error) in caplog.text) == (warnings, bool(warnings))
 
 
 class Broken:
@@ -156,7 +183,9 @@ def test_a_step_is_begun_once_however_often_it_is_bound(fake: FakeDaemon) -> Non
     client.close()
 
 
-def test_a_step_whose_adapter_was_touched_is_not_saved(fake: FakeDaemon, tmp_path: Path) -> None:
+def test_a_step_whose_adapter_was_touched_is_not_saved(
+    fake: FakeDaemon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     side, client = worker_side(fake)
     path = tmp_path / "adapter_model.bin"
     path.write_bytes(b"x")
@@ -168,6 +197,7 @@ def test_a_step_whose_adapter_was_touched_is_not_saved(fake: FakeDaemon, tmp_pat
     path.write_bytes(b"x")
     side.save(meta)
     assert fake.ops() == []
+    assert len([r for r in caplog.records if "not saved" in r.getMessage()]) == 1
     client.close()
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_old_digests_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         path.write_bytes(b"x")
         Digests(tmp_path / "kept").of([FileId.of(path)])
     assert len(list((tmp_path / "kept").glob("*.json"))) == 3
-    assert not list((tmp_path / "kept").glob("*.tmp"))
+    assert len(list((tmp_path / "kept").iterdir())) == 6  # with the locks
 
 
 def test_a_blob_of_the_hub_is_known_by_its_name(tmp_path: Path, hashed: list[str]) -> None:
@@ -133,18 +134,24 @@ def test_what_changes_after_a_point_in_time_is_seen(tmp_path: Path, monkeypatch:
     file, link = root / "w", root / "link"
     file.write_bytes(b"w")
     link.symlink_to("w")
+    (tmp_path / "linked").symlink_to("models")
     ids = [FileId.of(file), FileId.of(link)]
 
-    def since(act: object) -> str | None:
+    def since(act: Callable[[], object]) -> str | None:
         time.sleep(0.02)
         now = time.time()
         time.sleep(0.02)
-        act()  # type: ignore[operator]
+        act()
         return first_changed_since(root, [FileId.of(i.path) for i in ids], now)
 
     def replace_link() -> None:
         link.unlink()
         link.symlink_to("w")
+
+    def through_a_link(act: Callable[[], object]) -> str | None:
+        nonlocal root
+        root = tmp_path / "linked" / "m"
+        return since(act)
 
     def rename_above() -> None:
         (tmp_path / "models").rename(tmp_path / "other")
@@ -156,3 +163,15 @@ def test_what_changes_after_a_point_in_time_is_seen(tmp_path: Path, monkeypatch:
     assert since(replace_link) == str(link)
     assert since(lambda: (root / "new").touch()) == str(root)
     assert since(rename_above) == str(tmp_path / "models")
+    assert through_a_link(lambda: (tmp_path / "models" / "another").mkdir()) is None
+    assert through_a_link(rename_above) == str(tmp_path / "linked")
+
+
+def test_one_unreadable_file_of_many_is_an_error(tmp_path: Path) -> None:
+    paths = [tmp_path / str(i) for i in range(50)]
+    for path in paths:
+        path.write_bytes(b"x")
+    ids = [FileId.of(p) for p in paths]
+    paths[25].unlink()
+    with pytest.raises(FileNotFoundError):
+        Digests(None).of(ids)

@@ -76,6 +76,14 @@ def test_other_weights_of_the_draft_model_are_another_manifest(tmp_path: Path) -
     assert after["revision"] == before["revision"]
 
 
+def test_a_draft_that_is_part_of_the_model_has_its_weights(tmp_path: Path) -> None:
+    path = directory(tmp_path / "m")
+    config = speculate(engine(path), method="mtp")
+    vars(config.speculative_config.draft_model_config).update(model=str(path), revision=None)
+    got = made(config)
+    assert got["extra"]["speculative.revision"] == got["revision"]
+
+
 def test_a_draft_model_that_nothing_tells_is_refused(tmp_path: Path) -> None:
     config = speculate(engine(directory(tmp_path / "m")))
     vars(config.speculative_config.draft_model_config).update(model="o/draft", revision="main")

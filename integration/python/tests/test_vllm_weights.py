@@ -85,8 +85,20 @@ def test_a_file_that_is_a_model(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"a" * 100)
     before = revision(path)
+    (tmp_path / "other.gguf").write_bytes(b"another model")
+    assert revision(path) == before
     path.write_bytes(b"a" * 99 + b"b")
     assert revision(path) != before
+
+
+@pytest.mark.parametrize("name", ["m-00002-of-00002.gguf", "mmproj-m.gguf"])
+def test_a_file_that_is_a_model_has_parts(tmp_path: Path, name: str) -> None:
+    first, other = tmp_path / "m-00001-of-00002.gguf", tmp_path / name
+    first.write_bytes(b"a")
+    other.write_bytes(b"b")
+    before = revision(first)
+    other.write_bytes(b"c")
+    assert revision(first) != before
 
 
 @pytest.mark.parametrize(
@@ -118,6 +130,7 @@ def test_every_file_that_can_change_kv_is_in_the_revision(tmp_path: Path, name: 
         "original/w.pth",
         ".git/x.json",
         "chat_template.json",
+        "checkpoint-500/optimizer.pt",
     ],
 )
 def test_files_that_change_no_kv_of_given_tokens_are_not(tmp_path: Path, name: str) -> None:

@@ -20,10 +20,11 @@ _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt"}
 _MAX_FILES = 64
 _MAX_BYTES = 8 << 30
 """Adapters are small, and hashed whole. A larger one is not cached."""
-_MAX_ADAPTERS = 100_000
+_MAX_ADAPTERS = 20_000
 """Names that are remembered. Requests of further ones are not cached."""
 _PATIENCE_S = 0.5
 """How long requests are held back for the digest of an adapter that was never seen before."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 T = TypeVar("T")
@@ -34,6 +35,8 @@ class _Adapter:
     """What is known of the adapter with a name."""
 
     path: str
+    variant: str
+    """How the engine reads its files."""
     root: Path = Path()
     files: tuple[FileId, ...] = ()
     """What tells that it is untouched: the files that it is made of, and those that lead to them."""
@@ -41,6 +44,8 @@ class _Adapter:
     """What separates its KV from others', once its files are hashed."""
     refused: str = ""
     """Why nothing with this adapter is loaded or saved."""
+    number: int = 0
+    """The engine's, as it was last."""
     met_at: float = field(default_factory=time.monotonic)
 
 
@@ -67,7 +72,7 @@ class Adapters:
         self._names: dict[int, str] = {}
         self._full = False
         self._broken = False
-        self._unhashed: queue.SimpleQueue[tuple[str, _Adapter, str]] = queue.SimpleQueue()
+        self._unhashed: queue.SimpleQueue[tuple[str, _Adapter]] = queue.SimpleQueue()
         self._hasher: threading.Thread | None = None
 
     def scope(self, lora: Any) -> str | None:
@@ -93,9 +98,9 @@ class Adapters:
         try:
             return load()
         except BaseException:
-            if not known:  # nothing was loaded: the next attempt is the first
+            if not known:  # the next attempt is the first, with another number: some ranks may have loaded this one
                 self._by_name.pop(lora.lora_name, None)
-                self._names.pop(lora.lora_int_id, None)
+                self._names[lora.lora_int_id] = ""
             raise
 
     def untouched(self, name: str) -> tuple[FileId, ...]:
@@ -122,33 +127,38 @@ class Adapters:
         if not adapter.refused:
             self._check_number(lora, adapter)
             self._compare(name, adapter, lora.lora_path)
+            if adapter.variant != _variant(lora):
+                self._refuse(name, adapter, "it is loaded in another way than before")
         return adapter
 
     def _meet(self, lora: Any) -> _Adapter | None:
-        if len(self._by_name) >= _MAX_ADAPTERS:
+        if self._full or len(self._by_name) >= _MAX_ADAPTERS:
             if not self._full:
-                self._full = True
+                self._full = True  # for good: nobody knows when those were loaded that are left out now
                 self._logger.warning("kvconn: more than %d LoRA adapters: further ones are not cached", _MAX_ADAPTERS)
             return None
-        adapter = self._by_name[lora.lora_name] = _Adapter(lora.lora_path)
+        adapter = self._by_name[lora.lora_name] = _Adapter(lora.lora_path, _variant(lora))
         self._check_number(lora, adapter)
         try:
+            if getattr(lora, "tensorizer_config_dict", None):
+                raise UnknownIdentity("it is loaded by tensorizer")
             root, files = adapter.root, adapter.files = find(lora.lora_path)
             if not self._sees_loads and (p := first_changed_since(root, files, self._loading_since)):
                 raise UnknownIdentity(f"{p} has changed since the engine was started, which may have loaded it before")
         except (UnknownIdentity, OSError) as err:
             self._refuse(lora.lora_name, adapter, str(err))
         if not adapter.refused:
-            # Which weights an adapter of experts has depends on how it is read.
-            variant = "3d" if getattr(lora, "is_3d_lora_weight", False) else "2d"
-            self._hash(lora.lora_name, adapter, f"{variant} {self._settings}")
+            self._hash(lora.lora_name, adapter)
         return adapter
 
     def _check_number(self, lora: Any, adapter: _Adapter) -> None:
         """Refuse a second adapter with a number: the engine computes with the one that it has under it."""
+        if adapter.number and adapter.number != lora.lora_int_id:
+            self._names.pop(adapter.number, None)
+        adapter.number = lora.lora_int_id
         first = self._names.setdefault(lora.lora_int_id, lora.lora_name)
         if first != lora.lora_name:
-            self._refuse(lora.lora_name, adapter, f"its number {lora.lora_int_id} was that of adapter {first!r}")
+            self._refuse(lora.lora_name, adapter, f"its number {lora.lora_int_id} was given to another before")
 
     def _compare(self, name: str, adapter: _Adapter, path: str) -> None:
         try:
@@ -168,20 +178,24 @@ class Adapters:
             adapter.refused = why
             self._logger.warning("kvconn: KV with LoRA adapter %r is neither loaded nor saved: %s", name, why)
 
-    def _hash(self, name: str, adapter: _Adapter, variant: str) -> None:
+    def _hash(self, name: str, adapter: _Adapter) -> None:
         """Have the files hashed in the background: the scheduler does not wait for it."""
-        self._unhashed.put((name, adapter, variant))
+        self._unhashed.put((name, adapter))
         if self._hasher is None:
             self._hasher = threading.Thread(target=self._hash_all, name="kvconn-adapters", daemon=True)
             self._hasher.start()
 
     def _hash_all(self) -> None:
         while True:
-            name, adapter, variant = self._unhashed.get()
+            name, adapter = self._unhashed.get()
             try:
-                adapter.scope = f"lora-1:{content(adapter.files, variant)}"
+                adapter.scope = f"lora-1:{content(adapter.files, f'{adapter.variant} {self._settings}')}"
             except Exception as err:  # noqa: BLE001 - whatever it is, this adapter is not cached
                 self._refuse(name, adapter, str(err))
+
+
+def _variant(lora: Any) -> str:
+    return "3d" if getattr(lora, "is_3d_lora_weight", False) else "2d"
 
 
 def find(path: str) -> tuple[Path, tuple[FileId, ...]]:
@@ -209,18 +223,19 @@ def find(path: str) -> tuple[Path, tuple[FileId, ...]]:
 
 def _in_hub_cache(path: str) -> tuple[Path, Path]:
     """Return the local snapshot of a repository of the hub, and the file that names its commit."""
-    if not _HUB_ID.fullmatch(path):
+    if not _HUB_ID.fullmatch(path) or os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
         raise UnknownIdentity(f"there is no local directory {path}")
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    home = Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"))
     cache = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
     repository = cache / ("models--" + path.replace("/", "--"))
     ref = repository / "refs" / "main"
     try:
-        snapshot = repository / "snapshots" / ref.read_text().strip()
+        commit = ref.read_text().strip()
     except (OSError, UnicodeDecodeError) as err:
         message = f"{path} is neither a local directory nor was it in the hub's local cache when it was first used"
         raise UnknownIdentity(message) from err
-    if not snapshot.is_dir() or snapshot.parent.name != "snapshots":
+    snapshot = repository / "snapshots" / commit
+    if not _COMMIT.fullmatch(commit) or not snapshot.is_dir():
         raise UnknownIdentity(f"the hub's local cache does not have {path} as a whole")
     return snapshot, ref
 

@@ -304,14 +304,19 @@ def _options(vllm_config: VllmConfig, role: KVConnectorRole, identity: Identity)
 
 def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, loading_since: float) -> Identity:
     kept = digest_directory(vllm_config.kv_transfer_config.kv_connector_extra_config.get("digest_cache"))
-    return Identity(
-        vllm_config,
-        kv_cache_config,
-        f"vllm/{vllm.__version__}",
-        loading_since=loading_since,
-        digests=Digests(kept),
-        logger=logger,
-    )
+    try:
+        return Identity(
+            vllm_config,
+            kv_cache_config,
+            f"vllm/{vllm.__version__}",
+            loading_since=loading_since,
+            digests=Digests(kept),
+            logger=logger,
+        )
+    except ValueError:
+        raise
+    except Exception as err:
+        raise UnknownIdentity(f"this vLLM is not understood: {type(err).__name__}: {err}") from err
 
 
 def _started_at() -> float:
@@ -323,7 +328,7 @@ def _started_at() -> float:
 
 def _images_by_content(vllm_config: VllmConfig) -> bool:
     """Whether vLLM hashes images and the like. Without any cache of its own it counts them from 0 at each start."""
-    multimodal = vllm_config.model_config.multimodal_config
+    multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
     if multimodal is None or vllm_config.cache_config.enable_prefix_caching:
         return True
     return bool(getattr(multimodal, "mm_processor_cache_gb", 0) != 0)

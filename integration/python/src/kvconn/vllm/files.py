@@ -7,13 +7,13 @@ import fcntl
 import hashlib
 import json
 import os
+import queue
 import re
 import stat
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +57,19 @@ class FileId(NamedTuple):
 
     def older_than(self, seconds: float) -> bool:
         """Whether file and link were last changed before a point in time, in seconds since the epoch."""
-        return max(self.ctime_ns, self.link_ns) / 1e9 < seconds - CLOCK_MARGIN_S
+        return _before(max(self.ctime_ns, self.link_ns), seconds)
+
+    def in_place_since(self, seconds: float) -> bool:
+        """Whether a directory was at its place before a point in time, whatever came into it or left it since.
+
+        That sets both of its times. Renaming it sets one.
+        """
+        moved = self.ctime_ns != self.mtime_ns and not _before(self.ctime_ns, seconds)
+        return not moved and _before(self.link_ns, seconds)
+
+
+def _before(time_ns: int, seconds: float) -> bool:
+    return time_ns / 1e9 < seconds - CLOCK_MARGIN_S
 
 
 def first_changed_since(root: Path, files: Sequence[FileId], seconds: float) -> str | None:
@@ -72,10 +84,8 @@ def first_changed_since(root: Path, files: Sequence[FileId], seconds: float) -> 
     for directory in sorted(directories):
         if not FileId.of(directory).older_than(seconds):
             return str(directory)
-    for above in root.parents:
-        d = FileId.of(above)
-        # Above, others come and go, which sets both times. Renaming a directory sets one.
-        if not d.older_than(seconds) and (d.link_ns or d.ctime_ns != d.mtime_ns):
+    for above in sorted({*root.parents, *Path(os.path.realpath(root)).parents}):
+        if not FileId.of(above).in_place_since(seconds):
             return str(above)
     return None
 
@@ -134,7 +144,8 @@ class Digests:
         Takes as long as reading them, or as another process takes that does. Raises OSError, and
         UnknownIdentity where a file changes meanwhile.
         """
-        known = {f.path: digest for f in files if (digest := hub_digest(f.path))}
+        # The link may lead elsewhere by now.
+        known = {f.path: digest for f in files if (digest := hub_digest(f.path)) and FileId.of(f.path) == f}
         rest = [f for f in files if f.path not in known]
         if not rest:
             return known
@@ -171,15 +182,46 @@ def _hash_all(files: Sequence[FileId]) -> dict[str, str]:
     """Hash files side by side, and out of the engine's way."""
     if not files:
         return {}
+    # Daemon threads, unlike those of an executor: a process that ends does not wait for them.
+    todo: queue.SimpleQueue[FileId | None] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[FileId, str | Exception]] = queue.SimpleQueue()
     threads = max(1, min(_MAX_THREADS, len(files), len(os.sched_getaffinity(0)) // 2))
-    largest_first = sorted(files, key=lambda f: -f.size)
-    with ThreadPoolExecutor(threads, "kvconn-hash", _be_nice) as pool:
-        return dict(zip((f.path for f in largest_first), pool.map(hash_file, largest_first), strict=True))
+    for file in [*sorted(files, key=lambda f: -f.size), *[None] * threads]:
+        todo.put(file)
+    for _ in range(threads):
+        threading.Thread(target=_hash_some, args=(todo, done), name="kvconn-hash", daemon=True).start()
+    known: dict[str, str] = {}
+    for _ in files:
+        file, result = done.get()
+        if isinstance(result, Exception):
+            _drain(todo)
+            raise result
+        known[file.path] = result
+    return known
 
 
-def _be_nice() -> None:
+def _drain(todo: queue.SimpleQueue[FileId | None]) -> None:
+    """Take all files out of a queue, and leave the threads their ends."""
+    ends = 0
+    with contextlib.suppress(queue.Empty):
+        while True:
+            ends += todo.get_nowait() is None
+    for _ in range(ends):
+        todo.put(None)
+
+
+def _hash_some(todo: queue.SimpleQueue[FileId | None], done: queue.SimpleQueue[tuple[FileId, str | Exception]]) -> None:
     with contextlib.suppress(OSError):  # on Linux of this thread alone
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    while (file := todo.get()) is not None:
+        done.put((file, _hash_or_fail(file)))
+
+
+def _hash_or_fail(file: FileId) -> str | Exception:
+    try:
+        return hash_file(file)
+    except Exception as err:  # noqa: BLE001 - the caller raises it
+        return err
 
 
 def _recall(kept: Path | None, files: Sequence[FileId]) -> dict[str, str]:
@@ -213,3 +255,4 @@ def _keep(kept: Path, entries: Sequence[tuple[FileId, str]]) -> None:
         others = sorted(kept.parent.glob("*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
         for old in others[_MAX_KEPT:]:
             old.unlink(missing_ok=True)
+            old.with_suffix(".lock").unlink(missing_ok=True)

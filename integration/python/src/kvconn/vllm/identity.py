@@ -47,7 +47,10 @@ class Identity:
         load_config = vllm_config.load_config
         self._weights = weights_of(vllm_config.model_config, load_config, loading_since)
         self._draft: Weights | None = None
-        if draft := settings.draft_model(vllm_config):
+        draft, model = settings.draft_model(vllm_config), vllm_config.model_config
+        if draft and (draft.model, draft.revision) == (model.model, model.revision):
+            self._draft = self._weights  # layers of the model itself (MTP)
+        elif draft:
             draft_load = getattr(vllm_config.speculative_config, "draft_load_config", None) or load_config
             self._draft = weights_of(draft, draft_load, loading_since)
         self._worker = threading.Thread(target=self._make, name="kvconn-identity", daemon=True)
@@ -66,7 +69,9 @@ class Identity:
         try:
             self._described["revision"] = self._weights.revision(self._digests)
             if self._draft is not None:
-                self._described["extra"]["speculative.revision"] = self._draft.revision(self._digests)
+                same = self._draft is self._weights
+                draft = self._described["revision"] if same else self._draft.revision(self._digests)
+                self._described["extra"]["speculative.revision"] = draft
             encoded = json.dumps(self._described, sort_keys=True).encode()
         except Exception as err:  # noqa: BLE001 - whatever it is, the engine goes on without cache
             self._logger.warning("kvconn: KV is neither loaded nor saved: %s", err)

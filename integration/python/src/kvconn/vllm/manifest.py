@@ -134,7 +134,8 @@ def _extra(vllm_config: VllmConfig, specs: list[Any]) -> dict[str, str]:
 
         extra["isa"] = _get_attn_isa(spec.dtype, spec.block_size, spec.head_size)
         extra["arch"] = current_platform.get_cpu_architecture().name
-    if model.multimodal_config is not None or str(getattr(model, "architecture", "")).startswith("Transformers"):
+    foreign = str(getattr(model, "architecture", "")).startswith("Transformers")
+    if foreign or getattr(model, "multimodal_config", None) is not None:
         # It prepares images and the like, and computes models that vLLM has no own code for.
         extra["transformers"] = metadata.version("transformers")
     if _rope_type(model.hf_text_config) in _LENGTH_DEPENDENT_ROPE:

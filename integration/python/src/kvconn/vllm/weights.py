@@ -18,7 +18,8 @@ _TOKENIZER = re.compile(
     r"(tokenizer|special_tokens|added_tokens|vocab|merges|generation_config|chat_template|tekken).*", re.IGNORECASE
 )
 # Copies in other forms, which vLLM does not load, and what tools leave behind.
-_SKIPPED = {"original", "onnx", "openvino", "coreml", "tflite", "metal", "np", "runs"}
+_SKIPPED = re.compile(r"\..*|original|onnx|openvino|coreml|tflite|metal|np|runs|checkpoint-\d+|global_step\d+")
+_PART = re.compile(r"(.*)-\d{5}-of-\d{5}")
 _MAX_FILES = 20_000
 _MAX_DEPTH = 4
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -74,7 +75,7 @@ def weights_of(model_config: Any, load_config: Any, loading_since: float) -> Wei
     if path.is_dir():
         return _checked(path, tuple(_files(path)), loading_since)
     if path.is_file():
-        return _checked(path.parent, (FileId.of(path),), loading_since)
+        return _checked(path.parent, tuple(_parts(path)), loading_since)
     return Weights(commit=_commit(model_config))
 
 
@@ -99,7 +100,7 @@ def _files(root: Path) -> Iterator[FileId]:
     count = 0
     for directory, below, names in os.walk(root, followlinks=True, onerror=_unreadable):
         depth = len(Path(directory).relative_to(root).parts)
-        below[:] = sorted(d for d in below if d not in _SKIPPED and not d.startswith(".")) if depth < _MAX_DEPTH else []
+        below[:] = sorted(d for d in below if not _SKIPPED.fullmatch(d)) if depth < _MAX_DEPTH else []
         for name in sorted(names):
             suffix = os.path.splitext(name)[1]
             other = suffix in _OTHER_SUFFIXES and not _TOKENIZER.fullmatch(name)
@@ -112,6 +113,19 @@ def _files(root: Path) -> Iterator[FileId]:
                 yield FileId.of(os.path.join(directory, name))
             except OSError as err:
                 raise UnknownIdentity(f"the weights cannot be read: {err}") from err
+
+
+def _parts(path: Path) -> Iterator[FileId]:
+    """Return a file that is a model, with its other parts and with the encoder that vLLM finds beside it."""
+    part = _PART.fullmatch(path.stem)
+    try:
+        for beside in sorted(path.parent.iterdir()):
+            other = _PART.fullmatch(beside.stem)
+            belongs = part is not None and other is not None and other[1] == part[1] and beside.suffix == path.suffix
+            if beside == path or belongs or beside.name.startswith("mmproj"):
+                yield FileId.of(beside)
+    except OSError as err:
+        raise UnknownIdentity(f"the weights cannot be read: {err}") from err
 
 
 def _unreadable(err: OSError) -> None:

@@ -30,6 +30,7 @@ class WorkerSide:
         # Elsewhere vLLM is told the blocks that failed, and keeps those in front of them.
         self._by_request = keeps_windows(kv_cache_config)
         self._invalid: set[int] = set()
+        self._touched = False
 
     def allocation_context(self) -> AbstractContextManager[Any]:
         """Return the context in which the KV memory is allocated where the daemon can map it."""
@@ -61,8 +62,12 @@ class WorkerSide:
     def save(self, metadata: StepMetadata) -> None:
         """Copy the blocks that the step filled out of the KV memory."""
         self._begun = None
-        if all(_is_untouched(file) for file in metadata.untouched):
+        touched = next((file.path for file in metadata.untouched if not _is_untouched(file)), None)
+        if touched is None:
             self._client.save(metadata.payload)
+        elif not self._touched:
+            self._touched = True
+            self._logger.warning("kvconn: a step is not saved: %s is not the file that the scheduler saw", touched)
 
     def ended_loads(self) -> tuple[set[str], set[str]]:
         """Return the requests whose loads have ended, each once, and those of them that have failed as a whole.
