@@ -175,7 +175,7 @@ func TestCampaignTurns(t *testing.T) {
 	stride := numberOf(t, "KVCONN_CAMPAIGN_STRIDE", 1)
 	limit := campaignTime(t)
 	if all && os.Getenv(timeVariable) == "" {
-		limit = time.Duration(1 << 62)
+		limit = noLimit
 	}
 	found := campaign(t, limit, func(int64) (string, Case, bool) {
 		mu.Lock()

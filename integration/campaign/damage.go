@@ -103,6 +103,17 @@ func (o *Original) Cells() []Cell {
 	return out
 }
 
+// CellsLike are the cells in the names of whose trials the text is.
+func CellsLike(cells []Cell, text string) []Cell {
+	var out []Cell
+	for _, c := range cells {
+		if strings.Contains(Trial{Cell: c}.String(), text) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
 // olderVersions are the earlier contents of a file that differ from the present one.
 func (s *snapshot) olderVersions(path string) [][]byte {
 	now, err := os.ReadFile(filepath.Join(s.dir, path))

@@ -24,21 +24,19 @@ func TestCampaignDamage(t *testing.T) {
 		o.Records(Stopped), o.Records(Killed), time.Since(began).Round(time.Millisecond))
 	base, cells := seed(t), o.Cells()
 	if only := os.Getenv(onlyVariable); only != "" {
-		cells = cellsLike(cells, only)
+		if cells = CellsLike(cells, only); len(cells) == 0 {
+			t.Fatalf("no trial is called %q", only)
+		}
 	}
 	shuffled := rand.New(rand.NewPCG(base, 1)).Perm(len(cells))
 	most := numberOf(t, trialsVariable, 1<<62)
-	limit := campaignTime(t)
-	if os.Getenv(trialsVariable) != "" && os.Getenv(timeVariable) == "" {
-		limit = 1 << 62
-	}
-	deadline := time.Now().Add(limit)
+	deadline := time.Now().Add(campaignTime(t))
 	var table Table
 	var next atomic.Int64
 	var wait sync.WaitGroup
 	for range workers() {
 		wait.Go(func() {
-			for n := next.Add(1) - 1; n < most && (limit == 1<<62 || time.Now().Before(deadline)); n = next.Add(1) - 1 {
+			for n := next.Add(1) - 1; n < most && time.Now().Before(deadline); n = next.Add(1) - 1 {
 				trial := Trial{Cell: cells[shuffled[n%int64(len(cells))]], Seed: base + uint64(n)}
 				out, err := trial.Run(o, filepath.Join(dir, "trial-"+time.Now().Format("150405.000000000")))
 				if err != nil {
@@ -51,17 +49,6 @@ func TestCampaignDamage(t *testing.T) {
 	}
 	wait.Wait()
 	report(t, &table, base, time.Since(began))
-}
-
-// cellsLike are the cells whose names have the text in them.
-func cellsLike(cells []Cell, text string) []Cell {
-	var out []Cell
-	for _, c := range cells {
-		if strings.Contains(Trial{Cell: c}.String(), text) {
-			out = append(out, c)
-		}
-	}
-	return out
 }
 
 // report logs the table and what failed, and writes both where the environment says.

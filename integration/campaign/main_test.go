@@ -18,15 +18,26 @@ const (
 	seedVariable   = "KVCONN_SEED"
 )
 
-// shortTime is how long a campaign takes in a plain run of the tests.
-const shortTime = 3 * time.Second
+// How long a campaign takes in a plain run of the tests, in one that is asked to be short, and
+// if a number of trials is asked for.
+const (
+	plainTime = 3 * time.Second
+	shortTime = time.Second
+	noLimit   = 1000 * time.Hour
+)
 
-// campaignTime is how long a campaign may take, and whether that was asked for.
+// campaignTime is how long a campaign begins something new.
 func campaignTime(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv(timeVariable)
-	if text == "" {
+	switch {
+	case text != "":
+	case os.Getenv(trialsVariable) != "":
+		return noLimit
+	case testing.Short():
 		return shortTime
+	default:
+		return plainTime
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil {

@@ -103,6 +103,20 @@ func TestImportsPointDownward(t *testing.T) {
 	}
 }
 
+// What injects faults is for tests: nothing that is part of the program imports it.
+func TestFaultsStayInTests(t *testing.T) {
+	equipment := func(path string) bool {
+		return strings.Contains(path, "/storetest") || strings.HasPrefix(path, module+"/integration/")
+	}
+	for _, p := range packages(t) {
+		for _, imp := range p.Imports {
+			if equipment(imp) && !equipment(p.ImportPath) {
+				t.Errorf("%s imports %s", p.ImportPath, imp)
+			}
+		}
+	}
+}
+
 func TestFlagsAndGlobalsStayInCmd(t *testing.T) {
 	for _, p := range packages(t) {
 		if part(p.ImportPath) == "cmd" {
