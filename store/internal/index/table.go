@@ -37,7 +37,7 @@ type Table struct {
 	region, next *region
 	moved        int
 	ahead        *region // mapped for the next growth, or nil
-	blank        region // stands for a region where there is none
+	blank        region  // stands for a region where there is none
 	blankBucket  [1]bucket
 
 	limit Ref     // references handed out end here
