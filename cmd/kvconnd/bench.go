@@ -94,10 +94,9 @@ func (c *benchIndexCmd) Run(ctx context.Context, std *streams) error {
 	_, err = fmt.Fprintf(std.out, `records                   %d
 table: memory a record    %.1f B (at most %.1f B while it grew)
 table: records added      %.0f a second beside look-ups
-look-up while it grows    p99 %.3f ms, longest %.3f ms
-longest batch added       %.3f ms of processor time
+look-up while it grows    p99 %.3f ms, longest %.3f ms, longest wait for anything but a processor %.3f ms
 choice of victims         %.4f ms (longest %.4f ms) of processor time, %.0f victims each
-`, r.Records, t.BytesPerRecord, t.WorstBytesPerRecord, t.InsertsPerS, 1e3*t.GrowingLookupP99Seconds, 1e3*t.GrowingLookupMaxSeconds, 1e3*t.BatchMaxSeconds,
+`, r.Records, t.BytesPerRecord, t.WorstBytesPerRecord, t.InsertsPerS, 1e3*t.GrowingLookupP99Seconds, 1e3*t.GrowingLookupMaxSeconds, 1e3*t.GrowingStallMaxSeconds,
 		1e3*t.ChoiceSeconds, 1e3*t.ChoiceMaxSeconds, t.VictimsPerChoice)
 	if err != nil || c.TableOnly {
 		return err

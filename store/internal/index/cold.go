@@ -25,7 +25,7 @@ const (
 	scanRun = 1024
 	// choiceGroups is how many groups one choice looks through, and enoughVictims how many
 	// victims are enough to end it before.
-	choiceGroups  = 64
+	choiceGroups  = 32
 	enoughVictims = 256
 	// seenVictims is how many victims a choice makes of the coldest records that it saw if
 	// none of the groups that it looked through had what its bound promised.

@@ -1,0 +1,355 @@
+package index
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+var oneShard = []connector.Shard{0}
+
+// TestGrowthMovesAFewBucketsWithEachRecord is defect 26: the whole table was moved within
+// a batch or two.
+func TestGrowthMovesAFewBucketsWithEachRecord(t *testing.T) {
+	m := newModel(t)
+	grown := false
+	for m.table.Len() < 40_000 {
+		before, moved := m.table.region, m.table.moved
+		m.insert(1)
+		if m.table.region == before && m.table.moved-moved > moveAhead {
+			t.Fatalf("one record moved %d buckets", m.table.moved-moved)
+		}
+		if m.table.region != before && len(before.buckets) > 1 {
+			grown = true
+			if left := len(before.buckets) - moved; left > moveAhead {
+				t.Fatalf("one record moved the last %d buckets", left)
+			}
+		}
+	}
+	if !grown {
+		t.Error("the table did not grow")
+	}
+	m.check()
+}
+
+// TestHashTableIsNeverFullWhileItGrows inserts nothing but new records: the old region has to
+// take them until it is moved.
+func TestHashTableIsNeverFullWhileItGrows(t *testing.T) {
+	table, _ := fill(t, 300_000, 100)
+	if load := float64(table.Len()) / float64(len(table.region.buckets)*bucketSlots); load > 0.93 {
+		t.Errorf("load %.3f", load)
+	}
+}
+
+// TestOldChainIsTouchedUnderTheReadLock is defect 27: an insertion below a chain that was last
+// used long ago walked it under the exclusive lock.
+func TestOldChainIsTouchedUnderTheReadLock(t *testing.T) {
+	const blocks = 3 * placeRun
+	table, chains := fill(t, blocks, blocks)
+	base, err := table.AddSlots(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table.clock.Add(1 << 20)
+	end := chains[0][blocks-1]
+	batch := []Insertion{{ID: ID{Key: connector.Key{1}}, Parent: end, Ref: base, Seq: blocks + 1, Bytes: 1}}
+	table.mu.RLock() // a lookup that takes its time
+	placed := make(chan struct{})
+	go func() {
+		defer close(placed)
+		table.Place(batch)
+	}()
+	<-placed
+	table.mu.RUnlock()
+	for i := range Ref(blocks) {
+		if age := table.Clock() - table.full(table.entry(i).tick()); age > parentLag && age < 1<<40 {
+			t.Fatalf("block %d was used %d ticks ago", i, age)
+		}
+	}
+	before := table.entry(0).use
+	table.Insert(batch)
+	if table.entry(0).use != before {
+		t.Error("the insertion touched the chain once more")
+	}
+	if p := table.entry(blocks - 1); batch[0].Depth != blocks || table.entry(base).tick() != p.tick() {
+		t.Errorf("the new block has depth %d and another recency than its parent", batch[0].Depth)
+	}
+}
+
+// TestInsertionAloneNeverWalksAChain: who does not place gets the parent's recency.
+func TestInsertionAloneNeverWalksAChain(t *testing.T) {
+	table, chains := fill(t, 1000, 1000)
+	base, err := table.AddSlots(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table.clock.Add(1 << 20)
+	before := table.entry(0).use
+	table.Insert([]Insertion{{ID: ID{Key: connector.Key{1}}, Parent: chains[0][999], Ref: base, Seq: 2000, Bytes: 1}})
+	if table.entry(0).use != before || table.entry(base).tick() != table.entry(999).tick() {
+		t.Error("the chain was touched, or the record is more recent than its parent")
+	}
+}
+
+// TestChoiceOfVictimsLooksAtAFewGroups is defect 28: a choice looked at every entry, even of
+// other classes.
+func TestChoiceOfVictimsLooksAtAFewGroups(t *testing.T) {
+	const n = 200_000
+	table, chains := fill(t, n, 50)
+	g := seeded(t)
+	order := g.Perm(len(chains))
+	for _, c := range order {
+		_, pins := table.Prefix(0, oneShard, chains[c], nil)
+		table.Unpin(pins...)
+	}
+	used := make(map[connector.Key]int) // how late
+	for at, c := range order {
+		for _, k := range chains[c] {
+			used[k] = at
+		}
+	}
+	bounds := func() (out []uint64) {
+		for _, b := range table.cold.classes[1].bounds.blocks {
+			out = append(out, b.bounds[:]...)
+		}
+		return out
+	}
+	late, evicted := 0, 0
+	for range 100 {
+		before := bounds()
+		if _, ok := table.Choose(1); !ok {
+			t.Fatal("nothing chosen")
+		}
+		looked := 0
+		for i, b := range bounds() {
+			if b != before[i] {
+				looked++
+			}
+		}
+		if looked > choiceGroups {
+			t.Fatalf("a choice looked through %d groups", looked)
+		}
+		for _, r := range table.Evict(1, table.Chosen(1), nil) {
+			evicted++
+			late += used[r.ID.Key]
+		}
+	}
+	// Every bound was out of date, so that the choice is not exact: it is to be near.
+	if mean := float64(late) / float64(evicted) / float64(len(chains)); evicted < 100 || mean > 0.1 {
+		t.Errorf("%d victims are on average at %.3f of the order of use", evicted, mean)
+	}
+}
+
+// TestVictimsAreExactlyTheLeastRecentlyUsed compares with a sort of all records, where no more
+// groups changed than a choice looks through.
+func TestVictimsAreExactlyTheLeastRecentlyUsed(t *testing.T) {
+	g := seeded(t)
+	table, chains := fill(t, choiceGroups*groupSlots, 32)
+	for range 5000 {
+		c := chains[g.IntN(len(chains))]
+		_, pins := table.Prefix(0, oneShard, c[:1+g.IntN(len(c))], nil)
+		table.Unpin(pins...)
+		if g.IntN(20) > 0 {
+			continue
+		}
+		orders := make(map[Ref]uint64)
+		var all []uint64
+		for ref := range table.limit {
+			if e := table.entry(ref); e.seq != 0 {
+				orders[ref] = table.order(e)
+				all = append(all, orders[ref])
+			}
+		}
+		if len(all) == 0 {
+			return
+		}
+		slices.Sort(all)
+		n := 1 + g.IntN(10)
+		for i, r := range evictAll(table, n) {
+			if orders[r.Ref] != all[i] {
+				t.Fatalf("victim %d of %d: order %x, want %x", i, n, orders[r.Ref], all[i])
+			}
+		}
+	}
+}
+
+// TestColderRangeOfAnotherClassIsFoundFromSamples is the other half of defect 28.
+func TestColderRangeOfAnotherClassIsFoundFromSamples(t *testing.T) {
+	table := New()
+	defer table.Close()
+	const slots = 100 * groupSlots
+	src := rand.NewPCG(1, 9)
+	seq := uint64(0)
+	add := func(class int64) (Range, []connector.Key) {
+		base, err := table.AddSlots(slots)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := Range{base, slots}
+		table.Track(class, r, table.Clock())
+		var keys []connector.Key
+		for i := range Ref(slots) {
+			seq++
+			keys = append(keys, randomKey(src))
+			table.Insert([]Insertion{{ID: ID{Key: keys[i]}, Ref: base + i, Seq: seq, Bytes: 1}})
+		}
+		return r, keys
+	}
+	any := func(Range) bool { return true }
+	cold, coldKeys := add(2)
+	warm, _ := add(3)
+	own, _ := add(1)
+	first, ok := table.Choose(1)
+	if !ok || first.Ref < own.Base {
+		t.Fatal("nothing chosen, or of another class")
+	}
+	if r, ok := table.ColdestRange(1, first.Tick(), any); !ok || r != cold {
+		t.Errorf("coldest range %v %v, want %v", r, ok, cold)
+	}
+	if r, ok := table.ColdestRange(1, first.Tick(), func(r Range) bool { return r != cold }); !ok || r != warm {
+		t.Errorf("coldest range that is usable %v %v, want %v", r, ok, warm)
+	}
+	// What looks cold may have been used since.
+	for _, k := range coldKeys {
+		_, pins := table.Prefix(0, oneShard, []connector.Key{k}, nil)
+		table.Unpin(pins...)
+	}
+	if r, ok := table.ColdestRange(1, first.Tick(), any); !ok || r != warm {
+		t.Errorf("coldest range after use of the other %v %v, want %v", r, ok, warm)
+	}
+	table.Get(ID{Key: coldKeys[0]}, true)
+	if r, ok := table.ColdestRange(0, ^uint64(0), any); !ok || r != warm {
+		t.Errorf("coldest range of all %v %v, want %v", r, ok, warm)
+	}
+	table.Untrack(warm)
+	if r, ok := table.ColdestRange(3, ^uint64(0), any); !ok || r != own {
+		t.Errorf("coldest range where one has a pin %v %v, want %v", r, ok, own)
+	}
+}
+
+// TestRecencyOutlivesTheTicks is defect 19: ticks have 32 bits. The order of use holds over
+// many times as many, and what was loaded stays older than all that was used since.
+func TestRecencyOutlivesTheTicks(t *testing.T) {
+	table, chains := fill(t, 640, 64)
+	base, err := table.AddSlots(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table.Track(1, Range{base, 1}, 0)
+	loaded := ID{Key: connector.Key{9}}
+	table.Load([]Loaded{{ID: loaded, Ref: base, Seq: 1<<63 - 1, Bytes: 1, Parent: NoRef}}, nil)
+	if table.full(table.entry(base).tick()) >= clockStart {
+		t.Error("a record that was loaded counts as used since")
+	}
+	for round := range 100 {
+		table.clock.Add(1 << 26)
+		// All but chain 0 are used in turn.
+		c := 1 + round%(len(chains)-1)
+		_, pins := table.Prefix(0, oneShard, chains[c], nil)
+		table.Unpin(pins...)
+	}
+	var order []connector.Key
+	for _, r := range evictAll(table, 1000) {
+		order = append(order, r.ID.Key)
+	}
+	if len(order) != 641 || !slices.Contains(order[:65], loaded.Key) || !slices.Contains(order[:65], chains[0][0]) {
+		t.Errorf("%d victims, the oldest did not go first", len(order))
+	}
+	for i := range 9 {
+		c := 1 + (100+i)%9
+		for k := range 64 {
+			if got := order[65+64*i+k]; got != chains[c][63-k] {
+				t.Fatalf("victim %d is not of the chain used %d rounds ago", 65+64*i+k, 9-i)
+			}
+		}
+	}
+}
+
+// TestChainsLoseTheirEndsFirstUnderConcurrentUse looks up, extends and evicts at one time: no
+// parent goes before a child that is not pinned.
+func TestChainsLoseTheirEndsFirstUnderConcurrentUse(t *testing.T) {
+	m := newModel(t)
+	m.addSlots(64 * 64)
+	var mu sync.Mutex
+	var chains [][]connector.Key
+	stop := make(chan struct{})
+	var users sync.WaitGroup
+	for i := range 2 {
+		users.Go(func() {
+			g := rand.New(rand.NewPCG(uint64(i), 5))
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				mu.Lock()
+				var c []connector.Key
+				if len(chains) > 0 {
+					c = slices.Clone(chains[g.IntN(len(chains))])
+				}
+				mu.Unlock()
+				_, pins := m.table.Prefix(0, oneShard, c[:g.IntN(len(c)+1)], nil)
+				m.table.Unpin(pins...)
+			}
+		})
+	}
+	free := slices.Clone(m.free)
+	at := make(map[connector.Key]int) // position in the chain
+	seq := uint64(0)
+	for range 300 {
+		if len(free) < 64 {
+			for _, r := range evictAll(m.table, 200) {
+				free = append(free, r.Ref)
+			}
+		}
+		mu.Lock()
+		if len(chains) == 0 || m.g.IntN(4) == 0 {
+			chains = append(chains, nil)
+		}
+		c := m.g.IntN(len(chains))
+		chain := slices.Clone(chains[c])
+		mu.Unlock()
+		// The chain goes on from what is left of it.
+		n := 0
+		for n < len(chain) && m.table.Has(ID{Key: chain[n]}) {
+			n++
+		}
+		chain = chain[:n]
+		var batch []Insertion
+		for range 1 + m.g.IntN(60) {
+			if len(free) == 0 {
+				break // all is pinned
+			}
+			seq++
+			in := Insertion{ID: ID{Key: randomKey(m.keys)}, Ref: free[len(free)-1], Seq: seq, Bytes: 1}
+			if len(chain) > 0 {
+				in.Parent = chain[len(chain)-1]
+			}
+			free = free[:len(free)-1]
+			at[in.ID.Key] = len(chain)
+			chain = append(chain, in.ID.Key)
+			batch = append(batch, in)
+		}
+		m.table.Place(batch)
+		m.table.Insert(batch)
+		mu.Lock()
+		chains[c] = chain
+		mu.Unlock()
+	}
+	close(stop)
+	users.Wait()
+	for _, chain := range chains {
+		gone := false
+		for i, k := range chain {
+			there := m.table.Has(ID{Key: k})
+			if there && gone && at[k] == i {
+				t.Fatalf("block %d is there, one before it is not", i)
+			}
+			gone = gone || !there
+		}
+	}
+}
