@@ -45,26 +45,3 @@ func TestWatchdogHearsOfADaemonThatStops(t *testing.T) {
 		t.Errorf("the watchdog hears nothing: %v", err)
 	}
 }
-
-// Another daemon that has taken the socket over keeps it.
-func TestStopRemovesItsOwnSocketOnly(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	for _, replaced := range []bool{false, true} {
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		remove := removeOwn(path)
-		if replaced {
-			if err := os.WriteFile(path+".new", nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Rename(path+".new", path); err != nil {
-				t.Fatal(err)
-			}
-		}
-		remove()
-		if _, err := os.Stat(path); (err == nil) != replaced {
-			t.Errorf("another's: %t; %v", replaced, err)
-		}
-	}
-}

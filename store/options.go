@@ -21,6 +21,9 @@ type Options struct {
 	// journal, snapshot). 0 means 80% of the free space at the first open, kept from then
 	// on: higher leaves no room for what else writes to the filesystem.
 	MaxBytes int64
+	// MinFreeBytes is what must stay free in the file system of Dir. 0 means the larger of
+	// 5% of it and 10 GiB, a quarter at most; negative means nothing.
+	MinFreeBytes int64
 	// SegmentBytes is the nominal size of a segment file. Default 256 MiB: a filesystem
 	// allocates that in few extents, and a cap is not left unused by more than part of
 	// one. Small caps use smaller segments.
@@ -63,6 +66,12 @@ type Options struct {
 	// ScrubBytesPerS is the rate at which all records are read and verified in the
 	// background, again and again. 0 means no scrub.
 	ScrubBytesPerS int64
+	// Progress, if set, is called once the directory is held and from then on about once a
+	// second until the store is open, with what is being done and how much of it. total is 0
+	// where it is not known.
+	Progress func(stage string, done, total int64)
+	// ForgetSegments opens a store whose segments are all gone, as an empty one.
+	ForgetSegments bool
 	// EventBytes bounds the memory of events that subscribers have yet to read: it is taken
 	// only while one is behind, as each is while it reads a snapshot. Default 256 MiB: two
 	// minutes of 50,000 records a second.

@@ -27,6 +27,15 @@ type Stats struct {
 	JournalBytes  int64 `json:"journal_bytes"`
 	MaxBytes      int64 `json:"max_bytes"`
 	PayloadBytes  int64 `json:"payload_bytes"`
+	// CapSource says where MaxBytes comes from. EffectiveMaxBytes is what the store can
+	// reach now: the cap, or less where FreeBytes of the file system's FileSystemBytes leave
+	// less beyond MinFreeBytes, which LimitedBy says: "cap" or "free".
+	CapSource         string `json:"cap_source"`
+	EffectiveMaxBytes int64  `json:"effective_max_bytes"`
+	LimitedBy         string `json:"limited_by"`
+	MinFreeBytes      int64  `json:"min_free_bytes"`
+	FreeBytes         int64  `json:"free_bytes"`
+	FileSystemBytes   int64  `json:"file_system_bytes"`
 
 	// LookupBlocks were asked for, HitBlocks were there.
 	Lookups      uint64 `json:"lookups"`
@@ -75,6 +84,11 @@ type Stats struct {
 	OpenDuration time.Duration `json:"open_duration_ns"`
 	// Recovered says where the index came from: see [Recovery].
 	Recovered Recovery `json:"recovered"`
+	// Recovering is set while the index is still being rebuilt, of which RebuildDone of
+	// RebuildTotal is done.
+	Recovering   bool  `json:"recovering"`
+	RebuildDone  int64 `json:"rebuild_done"`
+	RebuildTotal int64 `json:"rebuild_total"`
 	// IndexBytes is the memory of the index.
 	IndexBytes int64 `json:"index_bytes"`
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,38 +20,164 @@ var ErrSocketInUse = errors.New("socket is in use by a running daemon")
 // maxSocketPath is sun_path less the byte that ends it (unix(7)).
 const maxSocketPath = 107
 
-// Listen makes the socket at path with mode 0600. A socket that a dead daemon left
-// behind is replaced; one that answers is [ErrSocketInUse]. The socket gets its final
-// name only once it has its mode and accepts connections, so that its being there means
-// that the daemon is ready.
-func Listen(ctx context.Context, path string) (*net.UnixListener, error) {
-	if len(path)+len(".new") > maxSocketPath {
-		return nil, fmt.Errorf("socket path %q has %d bytes; the system allows %d", path, len(path), maxSocketPath-len(".new"))
+// Listener is the daemon's socket. Whoever has it holds the lock beside it, so that of
+// daemons that start at one time on one path one serves and the others are told.
+type Listener struct {
+	*net.UnixListener
+	path string
+	// fresh is the socket's name until it is published, empty from then on.
+	fresh string
+	// own is the socket's file, lock the locked file beside it.
+	own  os.FileInfo
+	lock *os.File
+	once sync.Once
+	err  error
+}
+
+// Listen is [Reserve] and [Listener.Publish] in one.
+func Listen(ctx context.Context, path string) (*Listener, error) {
+	l, err := Reserve(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.Publish(ctx); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// Reserve makes the socket of path, with mode 0600, under another name: whether it can be
+// had is known before anything else is done, and nobody connects yet. A path at which a
+// daemon answers, or whose lock is held, is [ErrSocketInUse].
+func Reserve(ctx context.Context, path string) (_ *Listener, err error) {
+	if len(path)+freshSuffix > maxSocketPath {
+		return nil, fmt.Errorf("socket path %q has %d bytes; the system allows %d", path, len(path), maxSocketPath-freshSuffix)
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make the socket's directory: %w", err)
 	}
+	l := &Listener{path: path}
+	if l.lock, err = lockSocket(path); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = l.lock.Close()
+		}
+	}()
+	// A daemon of a version without the lock, or whose lock file was removed, answers.
 	if err := checkStale(ctx, path); err != nil {
 		return nil, err
 	}
-	fresh := path + ".new"
-	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove old socket: %w", err)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
-	if err != nil {
+	if l.fresh, err = l.bind(); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	l.SetUnlinkOnClose(false)
-	err = os.Chmod(fresh, 0o600)
+	err = os.Chmod(l.fresh, 0o600)
 	if err == nil {
-		err = os.Rename(fresh, path)
+		l.own, err = os.Lstat(l.fresh)
 	}
 	if err != nil {
-		_ = l.Close()
-		return nil, fmt.Errorf("publish socket %s: %w", path, err)
+		_ = l.UnixListener.Close()
+		_ = os.Remove(l.fresh)
+		return nil, fmt.Errorf("make socket %s: %w", path, err)
 	}
 	return l, nil
+}
+
+// Publish gives the socket its path, and replaces what a dead daemon left there: the socket
+// being there means that the daemon is ready.
+func (l *Listener) Publish(ctx context.Context) error {
+	err := checkStale(ctx, l.path)
+	if err == nil {
+		err = os.Rename(l.fresh, l.path)
+	}
+	if err != nil {
+		return fmt.Errorf("publish socket %s: %w", l.path, err)
+	}
+	l.fresh = ""
+	return nil
+}
+
+// Close ends the socket, removes its file unless another has taken its place, and lets
+// go of the lock, in this order.
+func (l *Listener) Close() error {
+	l.once.Do(func() {
+		l.err = l.UnixListener.Close()
+		if l.fresh != "" {
+			l.err = errors.Join(l.err, os.Remove(l.fresh))
+		} else if now, err := os.Lstat(l.path); err == nil && os.SameFile(l.own, now) {
+			_ = os.Remove(l.path)
+		}
+		l.err = errors.Join(l.err, l.lock.Close())
+	})
+	return l.err
+}
+
+// freshSuffix is how much longer than the path the name is under which a socket is made.
+const freshSuffix = 4
+
+// bind listens under a name beside the path that nobody has.
+func (l *Listener) bind() (fresh string, err error) {
+	const letters = "0123456789abcdefghijklmnopqrstuvwxyz"
+	for range 16 { // another has the name, which a daemon that died here has left
+		name := [freshSuffix]byte{'.'}
+		for i := 1; i < len(name); i++ {
+			name[i] = letters[rand.IntN(len(letters))]
+		}
+		fresh = l.path + string(name[:])
+		l.UnixListener, err = net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
+		if !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	return fresh, err
+}
+
+// lockSocket locks the file beside the socket. The file stays: one that is removed could
+// be locked by two.
+func lockSocket(path string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("open the lock of socket %s: %w", path, err)
+		}
+		locked, err := tryLock(f)
+		if locked {
+			return f, nil
+		}
+		_ = f.Close()
+		switch {
+		case errors.Is(err, unix.EWOULDBLOCK):
+			return nil, fmt.Errorf("%s: %w", path, ErrSocketInUse)
+		case err != nil:
+			return nil, fmt.Errorf("lock socket %s: %w", path, err)
+		}
+	}
+}
+
+// tryLock locks f without waiting. It reports false without an error where the file was
+// removed or replaced before the lock was had.
+func tryLock(f *os.File) (bool, error) {
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		break
+	}
+	held, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	now, err := os.Stat(f.Name())
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(held, now), err
 }
 
 // checkStale refuses a path that holds a live socket or no socket at all.
@@ -70,7 +198,9 @@ func checkStale(ctx context.Context, path string) error {
 	case err == nil:
 		_ = c.Close()
 		return fmt.Errorf("%s: %w", path, ErrSocketInUse)
-	case errors.Is(err, unix.ECONNREFUSED):
+	case errors.Is(err, unix.EAGAIN): // more wait to be accepted than it lets wait
+		return fmt.Errorf("%s: %w", path, ErrSocketInUse)
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
 		return nil // nobody listens any more
 	}
 	return fmt.Errorf("find out whether socket %s is in use: %w", path, err)

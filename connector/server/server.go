@@ -98,8 +98,9 @@ func (s *Server) Stats() Stats {
 
 // Serve accepts connections until ctx ends, then closes all of them and returns once
 // their sessions are closed. It closes l.
-func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
+func (s *Server) Serve(ctx context.Context, l *Listener) error {
 	defer s.wg.Wait()
+	defer func() { _ = l.Close() }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() {
