@@ -148,6 +148,9 @@ type SaveResult struct {
 // prefix hashes (key scheme "engine").
 type KeyedBlocks struct {
 	Group int
+	// Scope is kept with what is saved, as far as the engine says it; it is in the hashes
+	// that separate.
+	Scope Scope
 	// Parent is the hash in front of Hashes[0], zero at the root.
 	Parent Proof
 	Hashes []Proof
@@ -157,6 +160,9 @@ type KeyedBlocks struct {
 
 // Bounds of requests, checked on both ends.
 const (
+	// MaxFrameBytes bounds the body of a frame, and with it a plan and what else an answer
+	// says beside it.
+	MaxFrameBytes = 16 << 20
 	// MaxTokens is the largest prompt.
 	MaxTokens = 2 << 20
 	// MaxIDBytes bounds a request id, MaxScopeBytes each part of a scope.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // PlanBlock is one block to move: the engine's slot and the record's identity.
@@ -35,6 +36,8 @@ type Transfer struct {
 	Group int
 	// Parent is the key in front of Blocks[0].
 	Parent Key
+	// Scope is the digest of the prompt's scope, to be kept with what is saved.
+	Scope  ScopeDigest
 	Blocks []PlanBlock
 	// Staged is set for engines that have no way to report a failed load: they copy the
 	// blocks from staging memory themselves, as [StagedOffer.Load] says.
@@ -43,13 +46,21 @@ type Transfer struct {
 
 // RequestLoad is what is loaded for one request; it ends when all its transfers have.
 type RequestLoad struct {
-	Request   string
+	Request string
+	// Lost are slots that nothing is loaded into, though the engine waits for it: every
+	// rank reports them as failed.
+	Lost      []uint32
 	Transfers []Transfer
+}
+
+// Lose gives the load up: it fails as a whole.
+func (l *RequestLoad) Lose() {
+	l.Lost, l.Transfers = l.Planned().Blocks, nil
 }
 
 // Planned is the form of the load that the engine's side can read.
 func (l *RequestLoad) Planned() PlannedLoad {
-	p := PlannedLoad{Request: l.Request}
+	p := PlannedLoad{Request: l.Request, Blocks: slices.Clone(l.Lost)}
 	for i := range l.Transfers {
 		for j := range l.Transfers[i].Blocks {
 			p.Blocks = append(p.Blocks, l.Transfers[i].Blocks[j].Slot)
@@ -70,12 +81,23 @@ type Plan struct {
 // Empty reports whether there is nothing to do.
 func (p *Plan) Empty() bool { return len(p.Loads) == 0 && len(p.Saves) == 0 }
 
+// Sizes of what a plan is made of, for who bounds one. Counts take up to 5 bytes.
 const (
-	planVersion      = 2
-	planBlockBytes   = 4 + KeySize + ProofSize
-	stagedBlockBytes = 8 + 8
+	// PlanBlockBytes is the size of a block, PlanStagedBytes what each staged shard adds.
+	PlanBlockBytes  = 4 + KeySize + ProofSize
+	PlanStagedBytes = 8 + 8
+	// MaxTransferBytes bounds what a transfer takes beside its blocks, staged ones
+	// excluded: each of those adds MaxStagedBytes beside its blocks.
+	MaxTransferBytes = minTransferBytes - 2 + 2*5
+	MaxStagedBytes   = 2
+	// MaxLoadBytes bounds what a load takes beside its id, transfers and lost slots.
+	MaxLoadBytes = 3 * 5
+)
+
+const (
+	planVersion = 3
 	// minTransferBytes is the size of a transfer without blocks.
-	minTransferBytes = 1 + KeySize + 1 + 1
+	minTransferBytes = 1 + KeySize + len(ScopeDigest{}) + 1 + 1
 	// maxTransfers bounds the transfers of one list: a few for each request.
 	maxTransfers = 16 * MaxStepRequests
 )
@@ -93,6 +115,8 @@ func (p *Plan) Append(b []byte) []byte {
 		l := &p.Loads[i]
 		b = binary.AppendUvarint(b, uint64(len(l.Request)))
 		b = append(b, l.Request...)
+		b = binary.AppendUvarint(b, uint64(len(l.Lost)))
+		b = AppendTokens(b, l.Lost)
 		b = appendTransfers(b, l.Transfers)
 	}
 	return appendTransfers(b, p.Saves)
@@ -104,6 +128,7 @@ func appendTransfers(b []byte, transfers []Transfer) []byte {
 		t := &transfers[i]
 		b = append(b, byte(t.Group))
 		b = append(b, t.Parent[:]...)
+		b = append(b, t.Scope[:]...)
 		b = binary.AppendUvarint(b, uint64(len(t.Blocks)))
 		for j := range t.Blocks {
 			blk := &t.Blocks[j]
@@ -132,7 +157,7 @@ func (s *StagedShard) appendBlocks(b []byte) []byte {
 	return b
 }
 
-// stagedBlock decodes stagedBlockBytes.
+// stagedBlock decodes PlanStagedBytes.
 func stagedBlock(v []byte) StagedBlock {
 	return StagedBlock{Offset: binary.LittleEndian.Uint64(v), Sum: binary.LittleEndian.Uint64(v[8:])}
 }
@@ -145,7 +170,7 @@ func ParsePlan(b []byte) (*Plan, error) {
 	}
 	p := new(Plan)
 	copy(p.Namespace[:], r.take(len(p.Namespace)))
-	if n := r.count(2); n > 0 {
+	if n := r.count(3); n > 0 {
 		r.check(n <= MaxStepRequests, "loads", n)
 		if r.err != nil {
 			return nil, r.err
@@ -156,6 +181,7 @@ func ParsePlan(b []byte) (*Plan, error) {
 		id := r.take(r.count(1))
 		r.check(len(id) <= MaxIDBytes, "bytes of a request id", len(id))
 		p.Loads[i].Request = string(id)
+		p.Loads[i].Lost = r.slots()
 		p.Loads[i].Transfers = r.transfers()
 		if r.err != nil {
 			return nil, r.err
@@ -212,6 +238,19 @@ func (r *planReader) check(ok bool, what string, n int) {
 	}
 }
 
+// slots reads a counted list of block ids.
+func (r *planReader) slots() []uint32 {
+	v := r.take(4 * r.count(4))
+	if len(v) == 0 {
+		return nil
+	}
+	out := make([]uint32, len(v)/4)
+	for i := range out {
+		out[i] = binary.LittleEndian.Uint32(v[4*i:])
+	}
+	return out
+}
+
 func (r *planReader) transfers() []Transfer {
 	n := r.count(minTransferBytes)
 	r.check(n <= maxTransfers, "transfers", n)
@@ -235,9 +274,10 @@ func (r *planReader) transfer(t *Transfer) {
 		}
 	}
 	copy(t.Parent[:], r.take(KeySize))
-	t.Blocks = make([]PlanBlock, r.count(planBlockBytes))
+	copy(t.Scope[:], r.take(len(t.Scope)))
+	t.Blocks = make([]PlanBlock, r.count(PlanBlockBytes))
 	for j := range t.Blocks {
-		v := r.take(planBlockBytes)
+		v := r.take(PlanBlockBytes)
 		if v == nil {
 			return
 		}
@@ -246,7 +286,7 @@ func (r *planReader) transfer(t *Transfer) {
 		copy(blk.Key[:], v[4:])
 		copy(blk.Proof[:], v[4+KeySize:])
 	}
-	n := r.count(2 + stagedBlockBytes*len(t.Blocks))
+	n := r.count(2 + PlanStagedBytes*len(t.Blocks))
 	r.check(n <= MaxShards && (n == 0 || len(t.Blocks) > 0), "staged shards", n)
 	if n == 0 || r.err != nil {
 		return
@@ -265,7 +305,7 @@ func (r *planReader) staged(s *StagedShard, blocks int) {
 	s.Shard = Shard(binary.LittleEndian.Uint16(v))
 	s.Blocks = make([]StagedBlock, blocks)
 	for i := range s.Blocks {
-		v := r.take(stagedBlockBytes)
+		v := r.take(PlanStagedBytes)
 		if v == nil {
 			return
 		}

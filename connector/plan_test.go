@@ -2,6 +2,7 @@ package connector
 
 import (
 	"errors"
+	"math/rand/v2"
 	"reflect"
 	"strings"
 	"testing"
@@ -11,11 +12,11 @@ func testPlan() *Plan {
 	return &Plan{
 		Namespace: NamespaceDigest{9},
 		Loads: []RequestLoad{{Request: "a", Transfers: []Transfer{
-			{Group: 1, Parent: Key{1}, Blocks: []PlanBlock{
+			{Group: 1, Parent: Key{1}, Scope: Scope{Salt: "s", LoRA: "l"}.Digest(), Blocks: []PlanBlock{
 				{Slot: 7, Key: Key{2}, Proof: Proof{3}}, {Slot: 1 << 31, Key: Key{4}, Proof: Proof{5}},
 			}, Staged: []StagedShard{{Shard: 3, Blocks: []StagedBlock{{Offset: 4096, Sum: 9}, {Offset: 8192, Sum: 1 << 63}}}}},
-		}}, {Request: ""}},
-		Saves: []Transfer{{Blocks: []PlanBlock{{Slot: 1}}}, {Blocks: []PlanBlock{}}},
+		}}, {Request: "", Lost: []uint32{1, 1 << 31}}},
+		Saves: []Transfer{{Scope: Scope{Salt: "s"}.Digest(), Blocks: []PlanBlock{{Slot: 1}}}, {Blocks: []PlanBlock{}}},
 	}
 }
 
@@ -49,6 +50,40 @@ func TestPlanOfManySmallEntriesIsRefused(t *testing.T) {
 	} {
 		if _, err := ParsePlan(p.Append(nil)); !errors.Is(err, ErrPlan) {
 			t.Errorf("%s: %v, want ErrPlan", name, err)
+		}
+	}
+}
+
+// A count of slots beyond the input must not be allocated.
+func TestPlanOfLostSlotsBeyondItsEndIsRefused(t *testing.T) {
+	b := append([]byte{planVersion}, make([]byte, 32)...)
+	b = append(b, 1, 0)                         // one load, without an id
+	b = append(b, 0xff, 0xff, 0xff, 0xff, 0x0f) // of 4 billion lost slots
+	b = append(b, make([]byte, 64)...)
+	if _, err := ParsePlan(b); !errors.Is(err, ErrPlan) {
+		t.Errorf("%v, want ErrPlan", err)
+	}
+}
+
+// The sizes that bound a plan are never less than what it takes.
+func TestPlanSizesBoundThePlan(t *testing.T) {
+	for range 200 {
+		var l RequestLoad
+		l.Request = strings.Repeat("r", rand.IntN(MaxIDBytes))
+		l.Lost = make([]uint32, rand.IntN(300))
+		size := 1 + 32 + 5 + 5 + MaxLoadBytes + len(l.Request) + 4*len(l.Lost)
+		for range rand.IntN(4) {
+			t := Transfer{Blocks: make([]PlanBlock, rand.IntN(300))}
+			size += MaxTransferBytes + PlanBlockBytes*len(t.Blocks)
+			for range rand.IntN(3) {
+				t.Staged = append(t.Staged, StagedShard{Blocks: make([]StagedBlock, len(t.Blocks))})
+				size += MaxStagedBytes + PlanStagedBytes*len(t.Blocks)
+			}
+			l.Transfers = append(l.Transfers, t)
+		}
+		p := Plan{Loads: []RequestLoad{l}}
+		if n := len(p.Append(nil)); n > size {
+			t.Fatalf("a plan takes %d bytes, its bound is %d", n, size)
 		}
 	}
 }

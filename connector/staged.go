@@ -42,13 +42,13 @@ func ParseStagedOffer(b []byte) (*StagedOffer, error) {
 			return nil, fmt.Errorf("%w: staged offer ends early or has too many shards", ErrPlan)
 		}
 		n := uint64(binary.LittleEndian.Uint32(b[2:]))
-		if n*stagedBlockBytes > uint64(len(b)-shardHeader) {
+		if n*PlanStagedBytes > uint64(len(b)-shardHeader) {
 			return nil, fmt.Errorf("%w: staged offer of %d blocks in %d bytes", ErrPlan, n, len(b))
 		}
 		r := planReader{b: b[shardHeader:]}
 		s := StagedShard{Shard: Shard(binary.LittleEndian.Uint16(b)), Blocks: make([]StagedBlock, n)}
 		for i := range s.Blocks {
-			s.Blocks[i] = stagedBlock(r.take(stagedBlockBytes))
+			s.Blocks[i] = stagedBlock(r.take(PlanStagedBytes))
 		}
 		o.Shards = append(o.Shards, s)
 		b = r.b

@@ -1,6 +1,10 @@
 package daemon
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvconn/kvconn/store"
+)
 
 // labelledMetric is a figure with one label of bounded values. values calls add for each.
 type labelledMetric struct {
@@ -74,10 +78,10 @@ func decisionMetric() labelledMetric {
 
 // limitMetric says what keeps the store from growing beyond what it may reach.
 func limitMetric() labelledMetric {
-	return newLabelled("store_limited_by", "1 for what bounds the store now: its cap, or the free space of its file system.", "by", prometheus.GaugeValue,
+	return newLabelled("store_limited_by", "1 for what keeps the store from growing now: its cap, or the free space of its file system.", "by", prometheus.GaugeValue,
 		func(r *reading, add func(string, float64)) {
-			for _, by := range []string{limitedByCap, limitedByFree} {
-				add(by, b2f(r.store.LimitedBy == by))
+			for _, by := range []store.LimitBy{store.LimitedByCap, store.LimitedByFree} {
+				add(string(by), b2f(r.store.LimitedBy == by))
 			}
 		})
 }

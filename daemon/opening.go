@@ -106,15 +106,15 @@ const rebuildStage = "rebuilding the index; what is found already is served"
 
 // observe takes in how an open store does: it may still be rebuilding its index.
 func (o *opening) observe(now time.Time, st *store.Stats) {
-	if st.Recovering {
-		o.report(now, rebuildStage, st.RebuildDone, st.RebuildTotal)
+	if st.Rebuild.Running {
+		o.report(now, rebuildStage, st.Rebuild.SlotsDone, st.Rebuild.Slots)
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.active && !st.Recovering && o.now.Stage == rebuildStage {
+	if o.active && !st.Rebuild.Running && o.now.Stage == rebuildStage {
 		o.log.Info("the index is complete", "took", now.Sub(o.began))
 	}
-	o.active = st.Recovering
+	o.active = st.Rebuild.Running
 }
 
 // status is nil once the store is open.

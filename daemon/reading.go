@@ -67,16 +67,13 @@ type TierStatus struct {
 	LoadBytesPerS float64 `json:"load_bytes_per_s"`
 }
 
-// What Stats.LimitedBy can be.
-const limitedByCap, limitedByFree = "cap", "free"
-
 // tiers lists the tiers that there are.
 func (r *reading) tiers() []TierStatus {
 	disk := TierStatus{
 		Tier: "disk", Records: r.store.Records, UsedBytes: r.store.PhysicalBytes, MaxBytes: r.store.MaxBytes,
 		ReachableBytes: r.store.MaxBytes, Hits: r.store.Reads,
 	}
-	if r.store.LimitedBy == limitedByFree {
+	if r.store.FileSystemBytes > 0 {
 		disk.ReachableBytes = r.store.EffectiveMaxBytes
 	}
 	if disk.LoadBytesPerS = r.store.ReadSpeed.BytesPerS; disk.LoadBytesPerS == 0 && r.store.Calibration != nil {

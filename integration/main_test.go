@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,6 +25,8 @@ const (
 	rankVariable   = "KVCONN_INTEGRATION_RANK"
 	engineVariable = "KVCONN_INTEGRATION_ENGINE"
 	daemonVariable = "KVCONN_INTEGRATION_DAEMON"
+	// scriptedVariable makes it a daemon under a script of faults.
+	scriptedVariable = "KVCONN_INTEGRATION_SCRIPTED"
 )
 
 // binaryDir is where the daemon is built, "" until it is.
@@ -53,6 +57,13 @@ func TestMain(m *testing.M) {
 		var h heldDaemon
 		if err = json.Unmarshal([]byte(os.Getenv(daemonVariable)), &h); err == nil {
 			err = h.serve(context.Background())
+		}
+	case os.Getenv(scriptedVariable) != "":
+		var d scriptedDaemon
+		if err = json.Unmarshal([]byte(os.Getenv(scriptedVariable)), &d); err == nil {
+			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+			err = d.serve(ctx)
+			stop()
 		}
 	default:
 		code := m.Run()

@@ -73,7 +73,9 @@ func (n *node) command() *exec.Cmd {
 		"serve", "--dir", n.dir, "--socket", n.socket, "--http", "127.0.0.1:0",
 		"--max-bytes", "256MiB", "--host-bytes", "64MiB", "--stage-timeout", "10s", "--load-timeout", "60s",
 	}, n.args...)
-	return exec.Command(path, args...)
+	cmd := exec.Command(path, args...)
+	cmd.Env = daemonEnviron()
+	return cmd
 }
 
 // start runs the daemon and waits until it serves. The socket of a killed one is left to

@@ -132,8 +132,12 @@ func (k *kills) killVictim() {
 // For round after round daemon and engines are killed under load: no answer changes,
 // nothing hangs, nothing is left behind, and no call waits past its deadline.
 func TestRandomKillsUnderLoadChangeNoTokenAndLeaveNothingBehind(t *testing.T) {
+	randomKills(t, newMemoryNode(t), seedOf(t), rounds(8, 200))
+}
+
+func randomKills(t *testing.T, n *node, seed uint64, rounds int) {
+	t.Helper()
 	before, beforeMaps := descriptors(t, os.Getpid()), mappings(t)
-	n := newMemoryNode(t)
 	n.start()
 	var engines []*loaded
 	for i, v := range []struct {
@@ -156,12 +160,10 @@ func TestRandomKillsUnderLoadChangeNoTokenAndLeaveNothingBehind(t *testing.T) {
 	}
 	end := sync.OnceFunc(func() { close(stop); serving.Wait() })
 	t.Cleanup(end) // an engine must not be closed while it runs
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
 	k := &kills{
 		n: n, random: rand.New(rand.NewPCG(seed, 1)), options: processOptions{Socket: n.socket}, ps: prompts(110, 2), counts: make(map[string]int),
 	}
-	for round := range rounds(8, 200) {
+	for round := range rounds {
 		k.round(round)
 	}
 	end()

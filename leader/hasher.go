@@ -10,9 +10,10 @@ import (
 
 // roots are where the chains of a scope begin.
 type roots struct {
-	scope connector.Scope
-	key   connector.Key
-	proof connector.Proof
+	scope  connector.Scope
+	digest connector.ScopeDigest
+	key    connector.Key
+	proof  connector.Proof
 }
 
 // hasher computes keys and proofs with work space that is used again.
@@ -38,7 +39,7 @@ func (h *hasher) rootsOf(s connector.Scope) *roots {
 		clear(h.roots)
 	}
 	s = connector.Scope{Salt: strings.Clone(s.Salt), LoRA: strings.Clone(s.LoRA)}
-	r := &roots{scope: s, key: connector.RootKey(h.blockSize, s), proof: connector.RootProof(h.digest, h.blockSize, s)}
+	r := &roots{scope: s, digest: s.Digest(), key: connector.RootKey(h.blockSize, s), proof: connector.RootProof(h.digest, h.blockSize, s)}
 	h.roots[s] = r
 	return r
 }

@@ -54,6 +54,7 @@ type Leader struct {
 	held    []store.LeaseID
 	planned planned
 	price   price
+	room    room
 	// steps counts the steps; retired is staging memory that a worker may still read.
 	steps   uint64
 	retired []retired
@@ -89,6 +90,7 @@ func New(o Options, index Index) (*Leader, error) {
 	l.requests.init(len(m.Groups))
 	l.hash = hasher{digest: o.Digest, blockSize: m.BlockSize, roots: make(map[connector.Scope]*roots)}
 	l.planned.init(o.SaveTTL, o.Now())
+	l.room.limit = connector.MaxFrameBytes - frameHeadroom
 	l.price.init(l)
 	return l, nil
 }
@@ -103,7 +105,8 @@ func (l *Leader) SetReady(ready bool) { l.notReady.Store(!ready) }
 // Loaded takes in what came of loads. A request whose load failed on any rank is not
 // offered anything again, and its blocks from the first failed one on are saved again
 // once the engine has recomputed them. Where a request has had several loads, a report is
-// of the oldest: each load is reported once, in order.
+// taken as that of the oldest. It may be that of the newest, since one that was replaced is
+// not reported: see [Leader.settle].
 func (l *Leader) Loaded(_ context.Context, m *connector.LoadedReport) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,14 +122,39 @@ func (l *Leader) Loaded(_ context.Context, m *connector.LoadedReport) error {
 		if r != nil {
 			l.checkLoads(r, invalid)
 		}
-		if l.unretire(id) || r == nil || len(r.loads) == 0 {
+		older := l.unretire(id)
+		if r == nil || len(r.loads) == 0 {
 			continue
 		}
-		l.endLoad(r.loads[0])
-		r.loads = append(r.loads[:0], r.loads[1:]...)
-		l.requests.count(r)
+		if !older {
+			l.endLoad(r.loads[0])
+			r.loads = append(r.loads[:0], r.loads[1:]...)
+			l.requests.count(r)
+		}
+		for _, d := range r.loads {
+			d.reported = true
+		}
 	}
 	return nil
+}
+
+// settle ends the loads of a request that runs, where a report that was taken as that of
+// an older load must have been that of the newest: an engine does not run a request
+// before its load was reported, and what it computed in the step of the load was told some
+// steps ago.
+func (l *Leader) settle(r *request) {
+	if len(r.loads) == 0 {
+		return
+	}
+	if newest := r.loads[len(r.loads)-1]; !newest.reported || l.steps <= newest.step+maxStepsInFlight {
+		return
+	}
+	for _, d := range r.loads {
+		l.endLoad(d)
+	}
+	clear(r.loads)
+	r.loads = r.loads[:0]
+	l.requests.count(r)
 }
 
 // checkLoads looks for invalid slots in all of r's loads, in case one of them is never

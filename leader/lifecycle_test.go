@@ -2,6 +2,7 @@ package leader
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -217,5 +218,71 @@ func TestOptionsAreChecked(t *testing.T) {
 		if _, err := New(o, newTestIndex()); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
+	}
+}
+
+// Defect 17: a load that was replaced is not reported, so that the report that comes is of
+// its successor. The request's loads end with it, what was pinned is let go, and the request
+// is saved again.
+func TestReportOfTheSuccessorOfAReplacedLoadEndsTheLoads(t *testing.T) {
+	for name, preempt := range map[string]bool{"preempted": true, "replaced": false} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, nil)
+			f.run("seed", tokens(0, 18), 0, connector.Scope{})
+			for _, slot := range []int{20, 40} {
+				f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 26)})
+				f.step(connector.StepRequest{Allocs: []connector.Alloc{{Request: "r", Blocks: f.tables(slot, 8), External: 16}}})
+				if preempt && slot == 20 {
+					f.step(connector.StepRequest{Preempted: []string{"r"}})
+				}
+			}
+			f.loaded("r")
+			saved := ""
+			p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Reset: true, NewBlocks: f.tables(40, 8), Computed: 16, Count: 10}}})
+			saved += slots(p.Saves)
+			for i := range maxStepsInFlight + 1 {
+				p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{
+					Request: "r", Computed: 26 + i, Count: 1, From: 26 + i, NewTokens: tokens(26+i, 1),
+				}}})
+				saved += slots(p.Saves)
+			}
+			if f.x.held() != 0 || len(f.requests.find("r").loads) != 0 {
+				t.Errorf("%d leases and %d loads are left", f.x.held(), len(f.requests.find("r").loads))
+			}
+			for _, slot := range []string{"44", "45"} {
+				if !strings.Contains(saved, slot) {
+					t.Errorf("saves of slots %s, want %s among them", saved, slot)
+				}
+			}
+		})
+	}
+}
+
+// Where the replaced load was reported after all, its successor's blocks are not taken as
+// filled before its own report.
+func TestNothingIsSavedBeforeTheSuccessorWasReported(t *testing.T) {
+	f := newFixture(t, nil)
+	f.run("seed", tokens(0, 18), 0, connector.Scope{})
+	for _, slot := range []int{20, 40} {
+		f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 26)})
+		m := connector.StepRequest{Allocs: []connector.Alloc{{Request: "r", Blocks: f.tables(slot, 8), External: 16}}}
+		if slot == 40 { // an engine that computes in the step of the load
+			m.Scheduled = []connector.Scheduled{{Request: "r", Reset: true, NewBlocks: f.tables(40, 8), Computed: 16, Count: 10}}
+		}
+		if p := f.step(m); len(p.Saves) > 0 {
+			t.Errorf("saves of slots %s behind a load that may fail", slots(p.Saves))
+		}
+		if slot == 20 {
+			f.step(connector.StepRequest{Preempted: []string{"r"}})
+		}
+	}
+	f.loaded("r") // the first
+	if p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Computed: 26, Count: 1}}}); len(p.Saves) > 0 {
+		t.Errorf("saves of slots %s behind a load that may fail", slots(p.Saves))
+	}
+	f.loaded("r", 40)
+	f.step(connector.StepRequest{})
+	if f.x.held() != 0 || f.Stats().FailedLoads != 1 {
+		t.Errorf("%d leases, %d failed loads", f.x.held(), f.Stats().FailedLoads)
 	}
 }

@@ -11,8 +11,11 @@ import (
 type load struct {
 	step   uint64
 	blocks []loadBlock
-	leases []store.LeaseID
-	staged *stagedPrefix
+	// reported is set once a report came that was taken as that of an older load and may
+	// be this one's.
+	reported bool
+	leases   []store.LeaseID
+	staged   *stagedPrefix
 }
 
 // loadBlock is a block of the request and where the load puts it.
@@ -55,10 +58,17 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 		return connector.RequestLoad{}, false
 	}
 	out := connector.RequestLoad{Request: a.Request}
+	if l.opts.Staging != nil {
+		l.takeStaged(a)
+	}
 	if r == nil {
 		var unknown request
 		unknown.reset(len(l.groups))
 		out.Transfers = l.transfers(&unknown, a, new(load))
+		out.Lose()
+		if l.opts.Staging == nil {
+			l.takeLoad(&out)
+		}
 		return out, true
 	}
 	l.requests.touch(r)
@@ -70,7 +80,11 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 	l.pinLoad(r, a)
 	d.leases, d.staged, r.staged = append(d.leases, r.leases...), r.staged, nil
 	r.leases, r.offered = r.leases[:0], 0
+	l.room.promise(r, l.steps, 0)
 	out.Transfers = l.transfers(r, a, d)
+	if l.opts.Staging == nil {
+		l.takeLoad(&out)
+	}
 	if len(r.loads) == maxLoads {
 		l.retire(r, r.loads[0])
 		r.loads = append(r.loads[:0], r.loads[1:]...)
@@ -138,7 +152,7 @@ func (l *Leader) transfers(r *request, a *connector.Alloc, d *load) []connector.
 			}
 			t := connector.Transfer{Group: g, Blocks: src[from:i:i]}
 			if begin+from <= len(r.keys) && r.roots != nil {
-				t.Parent = r.parent(begin + from)
+				t.Parent, t.Scope = r.parent(begin+from), r.roots.digest
 			}
 			out = append(out, t)
 		}

@@ -74,7 +74,7 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (tokens i
 	case r.noLoad || r.failed || m.Computed%l.bs != 0 || known == 0 || first >= end:
 		l.unpin(r)
 	default:
-		boundary = l.offer(r, first, end)
+		boundary = l.offer(r, first, l.fits(r, first, end))
 		if l.opts.Staging != nil {
 			boundary = l.stage(ctx, r, first, boundary)
 		}
@@ -136,6 +136,8 @@ func (l *Leader) offer(r *request, first, end int) int {
 	}
 	if boundary == first {
 		l.unpin(r)
+	} else {
+		l.room.promise(r, l.steps, l.offerBytes(r, first, boundary))
 	}
 	r.offered = boundary
 	for _, id := range l.held {
@@ -254,6 +256,7 @@ func (l *Leader) unpin(r *request) {
 		l.index.Release(id)
 	}
 	r.leases, r.offered = r.leases[:0], 0
+	l.room.promise(r, l.steps, 0)
 	r.staged.release()
 	r.staged = nil
 }

@@ -42,6 +42,10 @@ type request struct {
 	leases  []store.LeaseID
 	offered int
 	staged  *stagedPrefix
+	// promised are the bytes of the plan that the offer would take, if it was made in step
+	// promisedAt.
+	promised   int
+	promisedAt uint64
 	// loads were planned and are not reported, the oldest first.
 	loads []*load
 
@@ -80,6 +84,7 @@ func (r *request) reset(groups int) {
 	r.loads = r.loads[:0]
 	r.failed, r.noLoad, r.noSave, r.decided, r.waiting, r.gone = false, false, false, false, false, false
 	r.step, r.computed, r.counted = 0, 0, 0
+	r.promised, r.promisedAt = 0, 0
 }
 
 // tell takes over that the tokens from index from on are these, whatever was known

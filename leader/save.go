@@ -15,6 +15,7 @@ func (l *Leader) planSaves(saves []connector.Transfer, s *connector.Scheduled) [
 	}
 	l.requests.touch(r)
 	l.unpin(r) // an offer that was not taken is of no use any more
+	l.settle(r)
 	r.extend(s)
 	if len(s.NewTokens) > 0 && !r.tell(l.bs, s.From, s.NewTokens) {
 		r.noSave = true // tokens are missing: nothing behind them has a name
@@ -58,8 +59,9 @@ func (r *request) extend(s *connector.Scheduled) {
 	}
 }
 
-// planGroup adds the blocks of a layer group below end. computed are the tokens that were
-// there before the newest step.
+// planGroup adds the blocks of a layer group below end, as far as the plan has room: the
+// request's next step goes on there. computed are the tokens that were there before the
+// newest step.
 func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *group, computed, end int) []connector.Transfer {
 	table := r.tables[g.index]
 	end = min(end, len(table))
@@ -71,9 +73,13 @@ func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *group, com
 	l.hash.keys(r, end)
 	first := begin
 	for i := begin; i < end; i++ {
-		_, lost := slices.BinarySearch(r.lost, i)
-		if table[i] != connector.NoBlock && l.wanted(g, r.keys[i], lost) {
-			continue
+		if table[i] != connector.NoBlock && l.wanted(g, r, i) {
+			if l.room.takeSave(i == first) {
+				l.planned.add(plannedBlock{g.index, r.keys[i]})
+				continue
+			}
+			end = i
+			break
 		}
 		saves = l.appendSaves(saves, r, g, first, i)
 		first = i + 1
@@ -82,16 +88,14 @@ func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *group, com
 	return l.appendSaves(saves, r, g, first, end)
 }
 
-// wanted reports whether a shard of the block is neither stored nor planned, and notes
-// the block as planned. What is stored of a block that was lost does not count; the workers
-// leave out what they have.
-func (l *Leader) wanted(g *group, k connector.Key, lost bool) bool {
-	b := plannedBlock{g.index, k}
-	if l.planned.has(b) || (!lost && l.present(g.shards, k)) {
+// wanted reports whether a shard of block i is neither stored nor planned. What is stored of
+// a block that was lost does not count; the workers leave out what they have.
+func (l *Leader) wanted(g *group, r *request, i int) bool {
+	if l.planned.has(plannedBlock{g.index, r.keys[i]}) {
 		return false
 	}
-	l.planned.add(b)
-	return true
+	_, lost := slices.BinarySearch(r.lost, i)
+	return lost || !l.present(g.shards, r.keys[i])
 }
 
 func (l *Leader) appendSaves(saves []connector.Transfer, r *request, g *group, first, end int) []connector.Transfer {
@@ -100,7 +104,7 @@ func (l *Leader) appendSaves(saves []connector.Transfer, r *request, g *group, f
 	}
 	l.hash.proofs(r, end)
 	l.stats.SaveBlocks += uint64(end - first)
-	t := connector.Transfer{Group: g.index, Parent: r.parent(first), Blocks: make([]connector.PlanBlock, end-first)}
+	t := connector.Transfer{Group: g.index, Parent: r.parent(first), Scope: r.roots.digest, Blocks: make([]connector.PlanBlock, end-first)}
 	for i := range t.Blocks {
 		t.Blocks[i] = r.planBlock(first+i, r.tables[g.index][first+i])
 	}

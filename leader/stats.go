@@ -16,6 +16,8 @@ type Stats struct {
 	// failed on any rank.
 	SaveBlocks  uint64 `json:"save_blocks"`
 	FailedLoads uint64 `json:"failed_loads"`
+	// LostLoads counts loads that were given up because the step's plan had no room left.
+	LostLoads uint64 `json:"lost_loads"`
 	// NotReady counts matches that were answered with nothing because a rank cannot
 	// load; see [Leader.SetReady].
 	NotReady uint64 `json:"not_ready"`

@@ -29,6 +29,7 @@ func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 	plan := connector.Plan{Namespace: l.opts.Digest}
 	now := l.opts.Now()
 	l.steps++
+	l.room.begin()
 	l.planned.advance(now)
 	l.learn(m, now)
 	l.releaseRetired()

@@ -35,6 +35,19 @@ func (b *barrier) touch() {
 	b.touched = true
 }
 
+// begun and ended are how many barriers have started and finished.
+func (b *barrier) begun() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.started
+}
+
+func (b *barrier) ended() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.finished
+}
+
 // request asks for a barrier soon, without waiting.
 func (b *barrier) request() {
 	select {

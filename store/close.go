@@ -55,9 +55,8 @@ func (s *Store) close() error {
 	s.barrier.close()
 	err := s.makeDurable()
 	if err == nil {
-		if err = s.journal.Flush(); err == nil && hung == 0 {
-			err = s.saveSnapshot()
-		}
+		s.space.removeEmptied()
+		s.quicken(hung > 0)
 	}
 	err = errors.Join(err, subscribed, s.journal.Close())
 	if hung == 0 {
@@ -71,4 +70,18 @@ func (s *Store) close() error {
 		return fmt.Errorf("close store %s: %w", s.opts.Dir, err)
 	}
 	return nil
+}
+
+// quicken makes the next open quick. Everything is durable already: what fails here costs
+// time at the next start and no record.
+func (s *Store) quicken(hung bool) {
+	err := s.journal.Flush()
+	if err == nil && !hung {
+		s.measureJournal()
+		err = s.saveSnapshot()
+	}
+	if err != nil {
+		s.opts.Logger.Warn("store: no snapshot of the index is kept, the next start reads the journal", "err", err,
+			"remedy", "free space in the file system of the store if it is full, else look for I/O errors in the kernel's log")
+	}
 }

@@ -58,6 +58,7 @@ type committing struct {
 	batch   *journal.Batch
 	work    []commit
 	inserts []index.Insertion
+	ops     []*WriteOp // of inserts
 	removed []index.Removed
 	freed   []index.Ref
 	events  []Event
@@ -68,7 +69,7 @@ type committing struct {
 // them.
 func (c *committing) run() {
 	s := c.s
-	c.inserts, c.removed, c.freed = c.inserts[:0], c.removed[:0], c.freed[:0]
+	c.inserts, c.ops, c.removed, c.freed = c.inserts[:0], c.ops[:0], c.removed[:0], c.freed[:0]
 	slices.SortStableFunc(c.work, func(a, b commit) int { return cmp.Compare(a.order(), b.order()) })
 	for i := range c.work {
 		switch w := &c.work[i]; w.kind {
@@ -79,13 +80,9 @@ func (c *committing) run() {
 			}
 			c.addWrite(w.write)
 		case commitDrop:
-			if r, ok := s.table.Remove(w.read.rd.found.ref, w.read.rd.found.seq); ok {
-				c.removed = append(c.removed, r)
-			}
+			c.drop(w.read.rd.found.ref, w.read.rd.found.seq, ofMedium(w.read.rd.ioErr))
 		case commitDropSlot:
-			if r, ok := s.table.Remove(w.drop.ref, w.drop.seq); ok {
-				c.removed = append(c.removed, r)
-			}
+			c.drop(w.drop.ref, w.drop.seq, w.drop.spoilt)
 		case commitEvict:
 			c.runEvict(w.evict)
 		}
@@ -108,12 +105,29 @@ func (c *committing) run() {
 			s.finishRead(w.read)
 		case commitEvict:
 			w.evict.err = err
+			if w.evict.restore {
+				s.space.restore(w.evict.segment)
+			}
 			close(w.evict.done)
 		case commitDropSlot:
 			close(w.drop.done)
 		case commitSubscribe:
 			s.runSubscribe(w.subscribe)
 		}
+	}
+}
+
+// drop takes the record of a slot out of the table, and the slot out of use if its bytes
+// are spoilt.
+func (c *committing) drop(ref index.Ref, seq uint64, spoilt bool) {
+	r, ok := c.s.table.Remove(ref, seq)
+	if !ok {
+		return
+	}
+	c.removed = append(c.removed, r)
+	if spoilt {
+		c.s.space.spoil(ref)
+		c.s.wakeShrinker()
 	}
 }
 
@@ -129,6 +143,7 @@ func (c *committing) addWrite(op *WriteOp) {
 	c.inserts = append(c.inserts, index.Insertion{
 		ID: op.ID.internal(), Parent: op.Parent, Ref: index.Ref(op.wr.ref), Seq: op.wr.seq, Bytes: uint32(len(op.Payload)),
 	})
+	c.ops = append(c.ops, op)
 }
 
 // commit writes the batch to the journal and then to the table.
@@ -148,7 +163,7 @@ func (c *committing) commit() error {
 	}
 	s.table.Place(c.inserts)
 	for i := range c.inserts {
-		if err := c.putRecord(&c.inserts[i]); err != nil {
+		if err := c.putRecord(&c.inserts[i], c.ops[i]); err != nil {
 			return fmt.Errorf("%w: %w", ErrIO, err)
 		}
 	}
@@ -160,7 +175,6 @@ func (c *committing) commit() error {
 	s.table.Insert(c.inserts)
 	for i := range c.inserts {
 		s.space.at(c.inserts[i].Ref).writing.Add(-1)
-		s.coldInsert(&c.inserts[i])
 	}
 	s.space.addPending(c.freed)
 	return nil
@@ -185,7 +199,7 @@ func publicID(id index.ID) RecordID {
 	return RecordID{Namespace: NamespaceID(id.Namespace), Shard: id.Shard, Key: id.Key}
 }
 
-func (c *committing) putRecord(in *index.Insertion) error {
+func (c *committing) putRecord(in *index.Insertion, op *WriteOp) error {
 	g := c.s.space.at(in.Ref)
 	parentAt := journal.NoLocation
 	if in.ParentRef != index.NoRef {
@@ -199,10 +213,11 @@ func (c *committing) putRecord(in *index.Insertion) error {
 			return err
 		}
 	}
+	_, scheme := c.s.namespaces.identity(id.Namespace)
 	return c.batch.PutRecord(&journal.Record{
 		Location: g.location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
 		Key: in.ID.Key, Parent: in.Parent, ParentAt: parentAt, Depth: in.Depth, Tick: in.Tick,
-		Bytes: in.Bytes, Seq: in.Seq,
+		Bytes: in.Bytes, Seq: in.Seq, Scope: op.Scope, KeyScheme: scheme,
 	})
 }
 
@@ -215,12 +230,12 @@ func (c *committing) runEvict(job *evictJob) {
 	default:
 	}
 	before := len(c.removed)
-	if job.segment != nil {
+	switch {
+	case job.restore:
+	case job.segment != nil:
 		c.removed, job.left = s.table.Empty(job.segment.slots(), c.removed)
-	} else {
-		victims := s.space.takeVictims(job.class)
-		victims, c.removed = s.table.Evict(victims, job.want, c.removed)
-		s.space.putVictims(job.class, victims)
+	default:
+		c.removed = s.table.Evict(job.class.slotBytes, job.want, c.removed)
 	}
 	job.evicted = len(c.removed) - before
 	s.count.evicted.Add(uint64(job.evicted))

@@ -9,5 +9,5 @@ type counters struct {
 	readErrors, readTimeouts, corrupt             atomic.Uint64
 	writes, writeBytes, same, writeErrors, denied atomic.Uint64
 	evicted, barriers, barrierErrors              atomic.Uint64
-	scrubs, scrubBytes                            atomic.Uint64
+	scrubs, scrubBytes, unreadable                atomic.Uint64
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/internal/format"
 	"github.com/kvconn/kvconn/store/internal/index"
 )
 
@@ -169,13 +170,11 @@ func checkAccounting(t *testing.T, s *Store) {
 	t.Helper()
 	s.space.mu.Lock()
 	defer s.space.mu.Unlock()
-	var slots, free int64
+	var slots int64
 	for _, g := range s.space.segments {
 		slots += int64(g.Slots)
 	}
-	for _, c := range s.space.classes {
-		free += int64(len(c.free)) + c.pending
-	}
+	free := s.space.idle()
 	if n := int64(s.table.Len()); slots != s.space.slots || n+free != slots {
 		t.Errorf("%d slots (%d accounted), %d records, %d free or pending", slots, s.space.slots, n, free)
 	}
@@ -454,7 +453,7 @@ func TestNewerFormatIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b = []byte(strings.Replace(string(b), `"format": 1`, `"format": 2`, 1))
+	b = []byte(strings.Replace(string(b), fmt.Sprintf(`"format": %d`, format.Version), fmt.Sprintf(`"format": %d`, format.Version+1), 1))
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		t.Fatal(err)
 	}

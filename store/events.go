@@ -221,6 +221,9 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(Resident) error) err
 				return eventError(err)
 			}
 		}
+		if !r.Readable() {
+			return nil
+		}
 		return f(Resident{
 			ID:     RecordID{Namespace: NamespaceID(r.Namespace), Shard: r.Shard, Key: r.Key},
 			Parent: r.Parent,

@@ -2,18 +2,17 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"time"
-
-	"github.com/kvconn/kvconn/store/internal/index"
 )
 
 // evictJob asks the committer to remove want records of a class, or all records of a
-// segment. done is closed when it has; the other results are set then.
+// segment, or to give a retired segment its slots back. done is closed when it has; the
+// other results are set then.
 type evictJob struct {
 	class   *class
 	want    int
 	segment *segment
+	restore bool
 	evicted int
 	left    int // records of the segment that could not be removed yet
 	err     error
@@ -26,10 +25,6 @@ const (
 	headroomBytes = 512 << 20
 	// headroomPart bounds that to a part of the class.
 	headroomPart = 16
-	// victimsPart is the part of a class that one scan chooses: a scan then looks at that
-	// many entries for each eviction.
-	victimsPart = 32
-	minVictims  = 64
 	// stuckInterval is how long to wait for a lease or a reader to let go of a slot.
 	stuckInterval = 5 * time.Millisecond
 )
@@ -39,8 +34,8 @@ func (p *space) need(c *class) int {
 	if c.making {
 		return 0 // the segment that is being made brings the slots
 	}
-	if _, _, ok := p.plan(c); ok && !p.full {
-		return 0
+	if _, _, ok := p.plan(c); ok && !p.making.full {
+		return 0 // what keeps a segment from being made may pass
 	}
 	headroom := max(1, min(c.slots/headroomPart, headroomBytes/c.slotBytes))
 	return max(0, int(headroom)+c.waiting-len(c.free)-int(c.pending))
@@ -51,20 +46,6 @@ func (p *space) wait(slotBytes int64, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.classOf(slotBytes).waiting += n
-}
-
-func (p *space) takeVictims(c *class) []index.Victim {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	v := c.victims
-	c.victims = nil
-	return v
-}
-
-func (p *space) putVictims(c *class, v []index.Victim) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c.victims = v
 }
 
 // relieve wakes the evictor if a class runs out of free slots, and the barrier if writers
@@ -91,18 +72,6 @@ func (s *Store) relieve(slotBytes int64, waiting bool) {
 	}
 }
 
-// coldInsert forgets the chosen victims of a class if a record was added among them: they
-// are no more the next to go.
-func (s *Store) coldInsert(in *index.Insertion) {
-	p := s.space
-	c := p.at(in.Ref).class
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(c.victims) > 0 && index.Order(in.Tick, in.Depth) <= c.scanned {
-		c.victims = nil
-	}
-}
-
 // evictor frees slots until the store stops.
 func (s *Store) evictor(ctx context.Context) {
 	defer s.background.Done()
@@ -122,7 +91,7 @@ func (s *Store) evictor(ctx context.Context) {
 // growAhead reports whether a class will soon use up its slots and may grow: a writer
 // should not have to wait for a segment to be made. p.mu is held.
 func (p *space) growAhead(c *class) bool {
-	if c.making || p.full || c.slots == 0 || int64(len(c.free))*c.slotBytes >= min(aheadBytes, p.nominal/2) {
+	if c.making || !p.making.mayTry() || c.slots == 0 || int64(len(c.free))*c.slotBytes >= min(aheadBytes, p.nominal/2) {
 		return false
 	}
 	_, _, ok := p.plan(c)
@@ -150,8 +119,11 @@ func (s *Store) makeAhead(c *class) {
 	}
 }
 
-// warnNoSegment says why the store does not grow.
+// warnNoSegment says why the store does not grow, once.
 func (s *Store) warnNoSegment(err error) {
+	if !s.space.noSegment.begins() {
+		return
+	}
 	s.opts.Logger.Warn("store: cannot make a segment: saves take the room of other records, or find none", "err", err,
 		"remedy", "free space in the file system of the store, or lower max_bytes below what is free; see the kernel's log if the disk fails")
 }
@@ -186,15 +158,13 @@ func (s *Store) relieveClass(ctx context.Context, c *class) {
 	for ctx.Err() == nil {
 		p := s.space
 		p.mu.Lock()
-		need, chosen, waiting := p.need(c), len(c.victims), c.waiting
+		need, waiting := p.need(c), c.waiting
 		p.mu.Unlock()
-		if need == 0 {
+		if need == 0 || s.roomComes(c) {
 			return
 		}
-		if chosen == 0 {
-			if s.chooseVictims(ctx, c) {
-				continue // a segment of another class went instead
-			}
+		if s.table.Chosen(c.slotBytes) == 0 && s.chooseVictims(c) {
+			return // a segment of another class goes instead
 		}
 		job := &evictJob{class: c, want: min(need, commitLimit), done: make(chan struct{})}
 		s.commits.push(commit{kind: commitEvict, evict: job})
@@ -208,33 +178,28 @@ func (s *Store) relieveClass(ctx context.Context, c *class) {
 		if job.evicted > 0 {
 			continue
 		}
-		if p.victimsLeft(c) > 0 {
+		if s.table.Chosen(c.slotBytes) > 0 {
 			continue // those chosen had been used or pinned since
 		}
 		if waiting > 0 {
-			s.comeBack(ctx, c)
+			// Leases and readers hold all its records.
+			time.AfterFunc(stuckInterval, func() { s.press(c) })
 		}
 		return
 	}
 }
 
-// comeBack has the evictor try a class again after a while, and others before it: leases
-// and readers hold all its records.
-func (s *Store) comeBack(ctx context.Context, c *class) {
+// press has the evictor look at classes.
+func (s *Store) press(classes ...*class) {
 	s.space.mu.Lock()
-	c.pressed = true
+	for _, c := range classes {
+		c.pressed = true
+	}
 	s.space.mu.Unlock()
-	sleep(ctx, stuckInterval)
 	select {
 	case s.evictSignal <- struct{}{}:
 	default:
 	}
-}
-
-func (p *space) victimsLeft(c *class) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(c.victims)
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -244,84 +209,4 @@ func sleep(ctx context.Context, d time.Duration) {
 	case <-ctx.Done():
 	case <-t.C:
 	}
-}
-
-// chooseVictims scans a class for the next records to evict. If another class has a
-// segment whose records are colder, or this class has nothing to evict, that segment is
-// given up instead and the result is true.
-func (s *Store) chooseVictims(ctx context.Context, c *class) (tookSegment bool) {
-	p := s.space
-	p.mu.Lock()
-	ranges := make([]index.Range, len(c.segments))
-	for i, g := range c.segments {
-		ranges[i] = g.slots()
-	}
-	want := max(minVictims, int(c.slots/victimsPart))
-	p.mu.Unlock()
-	victims := s.table.Coldest(ranges, want)
-	if g := s.colderSegment(c, victims); g != nil {
-		return s.retire(ctx, g) == nil
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c.victims = victims
-	if n := len(victims); n > 0 {
-		c.scanned = victims[n-1].Order()
-	}
-	return false
-}
-
-// colderSegment returns the coldest unpinned segment of the other classes if its records
-// were on average used before the first victim, or if there is no victim.
-func (s *Store) colderSegment(c *class, victims []index.Victim) *segment {
-	var best *segment
-	limit := ^uint32(0)
-	if len(victims) > 0 {
-		limit = victims[0].Tick()
-	}
-	for _, other := range s.space.allClasses() {
-		if other == c {
-			continue
-		}
-		for _, g := range s.space.segmentsOf(other) {
-			if heat, free := s.table.Heat(g.slots(), g.made); free && heat < limit && g.writing.Load() == 0 {
-				best, limit = g, heat
-			}
-		}
-	}
-	return best
-}
-
-func (p *space) segmentsOf(c *class) []*segment {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return append([]*segment(nil), c.segments...)
-}
-
-var errSegmentBusy = fmt.Errorf("segment is being written to: %w", ErrBusy)
-
-// retire gives up a segment: its records are removed, durably, and then its file.
-func (s *Store) retire(ctx context.Context, g *segment) error {
-	if !s.space.retire(g) {
-		return errSegmentBusy
-	}
-	for {
-		job := &evictJob{segment: g, done: make(chan struct{})}
-		s.commits.push(commit{kind: commitEvict, evict: job})
-		<-job.done
-		if job.err != nil {
-			return job.err
-		}
-		if job.left == 0 {
-			break
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		sleep(ctx, stuckInterval)
-	}
-	if err := s.barrier.wait(ctx); err != nil {
-		return err
-	}
-	return s.space.remove(g)
 }

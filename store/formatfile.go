@@ -15,8 +15,6 @@ import (
 type formatNote struct {
 	Format  int    `json:"format"`
 	StoreID string `json:"store_id"`
-	// DefaultMaxBytes is the cap that was derived from the free space at first open.
-	DefaultMaxBytes int64 `json:"default_max_bytes"`
 }
 
 // readFormat reads the FORMAT file, or makes it for a new store.
@@ -41,11 +39,23 @@ func (s *Store) readFormat() (formatNote, error) {
 		return note, fmt.Errorf("read %s: store_id %q: want %d hexadecimal digits", path, note.StoreID, 2*len(s.id))
 	}
 	copy(s.id[:], id)
+	if note.Format < format.Version {
+		// Before anything of the new format is there: a program that knows only the old one
+		// must not take it for damage.
+		note.Format = format.Version
+		return note, s.writeFormat(path, note)
+	}
 	return note, nil
 }
 
-// freeSpacePart of the free space is the cap of a store that was given none.
-const freeSpacePartNum, freeSpacePartDen = 4, 5
+// writeFormat replaces the FORMAT file, durably.
+func (s *Store) writeFormat(path string, note formatNote) error {
+	b, err := json.MarshalIndent(note, "", "  ")
+	if err != nil {
+		return err
+	}
+	return s.opts.fs.WriteFileAtomic(path, append(b, '\n'))
+}
 
 func (s *Store) makeFormat(path string) (formatNote, error) {
 	if _, err := rand.Read(s.id[:]); err != nil {
@@ -54,20 +64,11 @@ func (s *Store) makeFormat(path string) (formatNote, error) {
 	if id, ok := s.adoptStoreID(); ok {
 		s.id = id
 	}
-	free, err := s.opts.fs.FreeBytes(s.opts.Dir)
-	if err != nil {
-		return formatNote{}, err
-	}
 	note := formatNote{
-		Format:          format.Version,
-		StoreID:         hex.EncodeToString(s.id[:]),
-		DefaultMaxBytes: max(MinMaxBytes, free/freeSpacePartDen*freeSpacePartNum),
+		Format:  format.Version,
+		StoreID: hex.EncodeToString(s.id[:]),
 	}
-	b, err := json.MarshalIndent(note, "", "  ")
-	if err != nil {
-		return note, err
-	}
-	return note, s.opts.fs.WriteFileAtomic(path, append(b, '\n'))
+	return note, s.writeFormat(path, note)
 }
 
 // adoptStoreID finds the identity of a store whose FORMAT file was lost in the header of

@@ -98,6 +98,9 @@ func (f *fsck) checkManifests() {
 func (f *fsck) checkJournal(ctx context.Context) error {
 	n, differ := 0, 0
 	err := f.s.journal.Records(0, math.MaxUint32, func(r *journal.Record) error {
+		if !r.Readable() {
+			return nil
+		}
 		if n++; n%loadBatch == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -151,13 +154,11 @@ func (f *fsck) checkAccounting() {
 	p := f.s.space
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var slots, free int64
+	var slots int64
 	for _, g := range p.segments {
 		slots += int64(g.Slots)
 	}
-	for _, c := range p.classes {
-		free += int64(len(c.free)) + c.pending
-	}
+	free := p.idle()
 	if n := int64(f.s.table.Len()); slots != p.slots || n+free != slots {
 		f.failed("%d slots, %d accounted for; %d records and %d free", slots, p.slots, n, free)
 	}

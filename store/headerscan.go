@@ -36,7 +36,7 @@ func (s *Store) recoverFromHeaders(ctx context.Context, files []string) error {
 	if err := s.openSegments(heads); err != nil {
 		return err
 	}
-	h := &headerScan{s: s, l: newLoader(s), parents: make(map[index.Ref]connector.Key), buf: disk.AlignedBytes(format.HeaderBytes)}
+	h := &headerScan{s: s, l: newLoader(s), kept: make(map[index.Ref]headerKept), buf: disk.AlignedBytes(format.HeaderBytes)}
 	var err error
 	for _, head := range sortedHeads(heads) {
 		if err = h.scan(ctx, s.space.segments[head.ID]); err != nil {
@@ -46,9 +46,6 @@ func (s *Store) recoverFromHeaders(ctx context.Context, files []string) error {
 	h.l.finish()
 	if err != nil {
 		return err
-	}
-	for _, r := range h.l.lost {
-		delete(h.parents, r.Ref)
 	}
 	return h.finish()
 }
@@ -95,13 +92,20 @@ func (s *Store) guessSegment(f disk.File, b []byte, id uint32) (format.Segment, 
 	return format.Segment{}, false
 }
 
+// headerKept is what the journal keeps of a header and the index does not.
+type headerKept struct {
+	scope  connector.ScopeDigest
+	scheme format.KeyScheme
+	flags  uint16
+}
+
 // headerScan reads the header of every slot.
 type headerScan struct {
-	s       *Store
-	l       *loader
-	parents map[index.Ref]connector.Key
-	buf     []byte
-	bad     int
+	s    *Store
+	l    *loader
+	kept map[index.Ref]headerKept
+	buf  []byte
+	bad  int
 }
 
 func (h *headerScan) scan(ctx context.Context, g *segment) error {
@@ -115,7 +119,7 @@ func (h *headerScan) scan(ctx context.Context, g *segment) error {
 		}
 		var r format.Record
 		switch err := r.Decode(h.buf); {
-		case errors.Is(err, format.ErrBlank):
+		case errors.Is(err, format.ErrBlank), errors.Is(err, format.ErrNewer):
 		case err != nil || r.Store != h.s.id || r.SegmentID != g.ID || r.Slot != slot || r.Seq == 0 ||
 			slotBytes(int(r.PayloadBytes)) != g.SlotBytes || r.PayloadBytes == 0:
 			h.bad++
@@ -134,10 +138,10 @@ func (h *headerScan) add(g *segment, r *format.Record) error {
 		return err
 	}
 	ref := g.base + index.Ref(r.Slot)
-	h.parents[ref] = r.Parent
+	h.kept[ref] = headerKept{r.Scope, r.KeyScheme, r.Flags}
 	h.l.add(index.Loaded{
 		ID: index.ID{Namespace: uint16(ns), Shard: r.Shard, Key: r.Key}, Ref: ref,
-		Seq: r.Seq, Bytes: r.PayloadBytes, Parent: index.NoRef, Tick: uint32(r.Seq & (1<<30 - 1)),
+		Seq: r.Seq, Bytes: r.PayloadBytes, Parent: index.NoRef, ParentKey: r.Parent,
 	})
 	return nil
 }
@@ -154,8 +158,7 @@ func (h *headerScan) finish() error {
 			return err
 		}
 	}
-	s.table.Link(h.parents)
-	s.table.Settle()
+	s.resolveIndex()
 	batch := s.journal.NewBatch()
 	for _, g := range s.space.segments {
 		if err := h.rewrite(batch, g); err != nil {
@@ -172,7 +175,7 @@ func (h *headerScan) finish() error {
 
 func (h *headerScan) rewrite(batch *journal.Batch, g *segment) error {
 	s := h.s
-	for _, r := range s.table.Describe(g.slots()) {
+	for _, r := range s.table.Describe(g.slots(), nil) {
 		parentAt := journal.NoLocation
 		if p := s.space.at(r.ParentRef); r.ParentRef != index.NoRef && p != nil {
 			parentAt = p.location(r.ParentRef)
@@ -183,9 +186,11 @@ func (h *headerScan) rewrite(batch *journal.Batch, g *segment) error {
 				return err
 			}
 		}
+		kept := h.kept[r.Ref]
 		err := batch.PutRecord(&journal.Record{
 			Location: g.location(r.Ref), Namespace: r.ID.Namespace, Shard: r.ID.Shard, Key: r.ID.Key,
-			Parent: h.parents[r.Ref], ParentAt: parentAt, Depth: r.Depth, Tick: r.Tick, Bytes: r.Bytes, Seq: r.Seq,
+			Parent: r.Parent, ParentAt: parentAt, Depth: r.Depth, Tick: r.Tick, Bytes: r.Bytes, Seq: r.Seq,
+			Scope: kept.scope, KeyScheme: kept.scheme, Flags: kept.flags,
 		})
 		if err != nil {
 			return err

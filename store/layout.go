@@ -13,8 +13,11 @@ const (
 	segmentPrefix = "seg-"
 	segmentSuffix = ".kv"
 	manifestExt   = ".json"
+
+	// Files in segmentDir that are there for a moment at the start.
+	probeFile          = "probe"
+	calibrationScratch = "calibration"
 )
 
-// janitorInterval is how often leases that ran out are looked for and the journal is
-// measured.
+// janitorInterval is how often leases that ran out are looked for.
 const janitorInterval = 100 * time.Millisecond

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"sync"
 	"time"
 
@@ -142,6 +143,23 @@ func (s *Store) Release(id LeaseID) {
 func (s *Store) endLease(e *lease) {
 	s.table.Unpin(e.refs...)
 	s.leases.recycle(e)
+}
+
+// janitor ends leases that ran out and lets slots be tried again. It waits for nothing
+// else: what gives up segments waits for leases to end.
+func (s *Store) janitor(ctx context.Context) {
+	defer s.background.Done()
+	tick := time.NewTicker(janitorInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.expireLeases()
+			s.space.coolDown(time.Now())
+		}
+	}
 }
 
 // expireLeases ends the leases whose deadline has passed.

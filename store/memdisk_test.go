@@ -28,6 +28,9 @@ type memDisk struct {
 	before atomic.Pointer[func(op, path string) error]
 	// room is how many bytes may be allocated; 0 is without end.
 	room int64
+	// others is what other users of the disk occupy, of total bytes. Without total there is
+	// more room than anyone needs.
+	total, others int64
 }
 
 type memFile struct {
@@ -153,10 +156,18 @@ func (m *memDisk) ReadDir(path string) ([]fs.DirEntry, error) {
 			out = append(out, memEntry{memInfo(filepath.Base(p))})
 		}
 	}
+	for d := range m.dirs {
+		if filepath.Dir(d) == path {
+			out = append(out, memEntry{memInfo(filepath.Base(d))})
+		}
+	}
 	return out, nil
 }
 
 func (m *memDisk) Remove(path string) error {
+	if err := m.op("remove", path); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.files[path] == nil {
@@ -181,7 +192,32 @@ func (m *memDisk) SyncDir(path string) error { return m.op("syncdir", path) }
 
 func (m *memDisk) Lock(string, string) (io.Closer, error) { return io.NopCloser(nil), nil }
 
-func (m *memDisk) FreeBytes(string) (int64, error) { return 1 << 30, nil }
+func (m *memDisk) Room(path string) (disk.Room, error) {
+	if err := m.op("statfs", path); err != nil {
+		return disk.Room{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.total == 0 {
+		return disk.Room{TotalBytes: 1 << 40, FreeBytes: 1 << 39}, nil
+	}
+	return disk.Room{TotalBytes: m.total, FreeBytes: max(0, m.total-m.others-m.used())}, nil
+}
+
+// used is what is allocated. m.mu is held.
+func (m *memDisk) used() (n int64) {
+	for _, f := range m.files {
+		n += int64(len(f.data))
+	}
+	return n
+}
+
+// fill has other users of the disk occupy that much.
+func (m *memDisk) fill(bytes int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.others = bytes
+}
 
 func (m *memDisk) PhysicalBytes(dir string) (int64, error) {
 	m.mu.Lock()
@@ -244,14 +280,12 @@ func (f *memFile) Allocate(size int64) error {
 	}
 	f.disk.mu.Lock()
 	defer f.disk.mu.Unlock()
-	if f.disk.room > 0 {
-		var used int64
-		for _, o := range f.disk.files {
-			used += int64(len(o.data))
-		}
-		if used+size > f.disk.room {
-			return &fs.PathError{Op: "allocate", Path: f.path, Err: unix.ENOSPC}
-		}
+	used := f.disk.used()
+	if room := f.disk.room; room > 0 && used+size > room {
+		return &fs.PathError{Op: "allocate", Path: f.path, Err: unix.ENOSPC}
+	}
+	if total := f.disk.total; total > 0 && used+f.disk.others+size-int64(len(f.data)) > total {
+		return &fs.PathError{Op: "allocate", Path: f.path, Err: unix.ENOSPC}
 	}
 	f.resize(size)
 	return nil

@@ -2,12 +2,14 @@ package store
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/internal/format"
 	"github.com/kvconn/kvconn/store/internal/journal"
 )
 
@@ -28,6 +30,7 @@ type namespaces struct {
 type namespace struct {
 	digest   connector.NamespaceDigest
 	manifest []byte // canonical JSON, nil if its file is lost
+	scheme   format.KeyScheme
 	// sizes is the payload size of each shard that has been seen; noted are those the
 	// journal has.
 	sizes map[connector.Shard]int
@@ -65,8 +68,12 @@ func (s *Store) OpenNamespace(m *connector.Manifest) (NamespaceID, error) {
 		return 0, fmt.Errorf("more than %d namespaces: %w", maxNamespaces, ErrInvalid)
 	}
 	// The manifest is durable before the first record of the namespace can be.
+	if err := s.claimManifest(len(text)); err != nil {
+		return 0, fmt.Errorf("keep manifest of namespace %v: %w", digest, err)
+	}
 	path := filepath.Join(s.opts.Dir, namespaceDir, digest.String()+manifestExt)
 	if err := s.opts.fs.WriteFileAtomic(path, text); err != nil {
+		s.unclaimManifest(len(text))
 		return 0, fmt.Errorf("keep manifest of namespace %v: %w: %w", digest, ErrIO, err)
 	}
 	if state == namespaceNew {
@@ -79,7 +86,7 @@ func (s *Store) OpenNamespace(m *connector.Manifest) (NamespaceID, error) {
 	if state == namespaceNew {
 		return n.add(digest, text)
 	}
-	n.byID[id].manifest = text
+	n.byID[id].manifest, n.byID[id].scheme = text, schemeOf(text)
 	return id, nil
 }
 
@@ -127,7 +134,7 @@ func (n *namespaces) add(digest connector.NamespaceDigest, manifest []byte) (Nam
 		return 0, fmt.Errorf("more than %d namespaces: %w", maxNamespaces, ErrInvalid)
 	}
 	id := NamespaceID(len(n.byID))
-	n.byID = append(n.byID, namespace{digest: digest, manifest: manifest, sizes: make(map[connector.Shard]int), noted: make(map[connector.Shard]bool)})
+	n.byID = append(n.byID, namespace{digest: digest, manifest: manifest, scheme: schemeOf(manifest), sizes: make(map[connector.Shard]int), noted: make(map[connector.Shard]bool)})
 	n.lookup[digest] = id
 	return id, nil
 }
@@ -152,6 +159,24 @@ func (n *namespaces) count() int {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	return len(n.byID)
+}
+
+// schemeOf is the key scheme that a manifest names.
+func schemeOf(manifest []byte) format.KeyScheme {
+	var m struct {
+		KeyScheme string `json:"key_scheme"`
+	}
+	if json.Unmarshal(manifest, &m) != nil {
+		return format.KeySchemeUnknown
+	}
+	return format.KeySchemeOf(m.KeyScheme)
+}
+
+// identity returns what the headers of a known namespace's records say of it.
+func (n *namespaces) identity(id NamespaceID) (connector.NamespaceDigest, format.KeyScheme) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	return n.byID[id].digest, n.byID[id].scheme
 }
 
 // digest returns the digest of a namespace that is known.

@@ -44,9 +44,11 @@ type Store struct {
 	seq           atomic.Uint64
 	opens         uint64
 
+	doubts      doubts
+	shrinking   shrinking
 	evictSignal chan struct{}
 	stop        context.CancelFunc
-	background  sync.WaitGroup // evictor, barriers, janitor
+	background  sync.WaitGroup // evictor, barriers, janitor, shrinker, scrub
 	committed   sync.WaitGroup // committer
 	writers     sync.WaitGroup
 	readers     sync.WaitGroup
@@ -75,6 +77,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	}
 	s := &Store{opts: o, calibrated: calibrated, table: index.New(), barrier: newBarrier(), commits: newQueue[commit](),
 		verifying:   newQueue[*ReadOp](),
+		shrinking:   shrinking{wakeup: make(chan struct{}, 1)},
 		evictSignal: make(chan struct{}, 1)}
 	s.leases.init(o.MaxLeases)
 	s.reads.init(o.ReadInFlightBytes, o.ChunkBytes)
@@ -94,8 +97,7 @@ func (s *Store) open(ctx context.Context) error {
 	if err := s.lockDir(); err != nil {
 		return err
 	}
-	note, err := s.readFormat()
-	if err != nil {
+	if _, err := s.readFormat(); err != nil {
 		return err
 	}
 	for _, dir := range []string{segmentDir, namespaceDir, journalDir} {
@@ -103,25 +105,34 @@ func (s *Store) open(ctx context.Context) error {
 			return err
 		}
 	}
+	s.cleanUp()
+	var err error
 	if s.direct, err = s.probeDirect(); err != nil {
 		return err
 	}
 	if !s.direct {
 		s.warn(errors.New("file system has no direct I/O: reads and writes go through the page cache, slowly"))
 	}
-	s.setSpace(note)
+	s.setSpace()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if err := s.recover(ctx); err != nil {
 		return err
 	}
+	s.findAside()
+	s.measureSmall()
 	s.calibrate()
-	s.start()
+	run := s.start()
 	if s.opts.checkOnly {
 		return nil
 	}
-	return s.shrink(ctx)
+	if err := s.shrinkFirst(ctx); err != nil {
+		return err
+	}
+	s.background.Add(1)
+	go s.shrinker(run)
+	return nil
 }
 
 func (s *Store) lockDir() error {
@@ -142,8 +153,7 @@ func (s *Store) lockDir() error {
 // probeDirect reports whether the file system has direct I/O, and fails if nothing can be
 // written at all.
 func (s *Store) probeDirect() (bool, error) {
-	path := filepath.Join(s.opts.Dir, segmentDir, "probe")
-	_ = s.opts.fs.Remove(path)
+	path := filepath.Join(s.opts.Dir, segmentDir, probeFile)
 	direct := true
 	f, err := s.opts.fs.OpenFile(path, true, true)
 	if errors.Is(err, disk.ErrNoDirectIO) {
@@ -157,40 +167,15 @@ func (s *Store) probeDirect() (bool, error) {
 	return direct, errors.Join(err, f.Close(), s.opts.fs.Remove(path))
 }
 
-const (
-	// segmentsOfCap is how many segments a cap is divided into at least.
-	segmentsOfCap = 32
-	// memTablePart of the cap is the size of a memtable.
-	memTablePart = 512
-	// filesOfCap bounds the number of segment files of a large cap.
-	filesOfCap = 4096
-)
-
-func (s *Store) setSpace(note formatNote) {
-	limit := s.opts.MaxBytes
-	if limit == 0 {
-		limit = note.DefaultMaxBytes
-	}
-	nominal := max(s.opts.SegmentBytes, limit/filesOfCap)
-	s.space = &space{
-		fs: s.opts.fs, dir: filepath.Join(s.opts.Dir, segmentDir), store: s.id, table: s.table,
-		direct: s.direct, maxBytes: limit, nominal: min(nominal, limit/segmentsOfCap),
-		memTable: min(max(limit/memTablePart, journal.MinMemTableBytes), journal.MaxMemTableBytes),
-		classes:  make(map[int64]*class), segments: make(map[uint32]*segment), nextID: 1,
-	}
-	if s.opts.checkOnly {
-		// The cap it is used with is not known: the journal's logs must not grow.
-		s.space.memTable = journal.MinMemTableBytes
-	}
-}
-
 // epochBits keep an epoch exact in JSON readers that have floating-point numbers only.
 const epochBits = 53
 
 // opensShift leaves a trillion records to each of 16 million openings.
-const opensShift = 40
+const opensShift = index.SeqBits
 
-func (s *Store) start() {
+// start starts the goroutines of a store that is filled, and returns the context that ends
+// with it.
+func (s *Store) start() context.Context {
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	s.committed.Add(1)
@@ -215,67 +200,17 @@ func (s *Store) start() {
 		s.readers.Add(1)
 		go s.reader()
 	}
+	return ctx
 }
 
-// writerCount is enough for [Options].Writers to be in the disk while others compute
-// checksums.
-func (s *Store) writerCount() int { return s.opts.Writers + (s.opts.Writers+1)/2 }
+// writerCount is enough for the writes that the gate lets into the disk while others
+// compute checksums.
+func (s *Store) writerCount() int { return s.gate.most + (s.gate.most+1)/2 }
 
 // readerCount is enough to keep the budget in flight while some readers verify.
 func (s *Store) readerCount() int {
 	const least, most = 8, 64
 	return min(max(int(2*s.opts.ReadInFlightBytes/int64(s.opts.ChunkBytes)), least), most)
-}
-
-// janitor ends leases that ran out and measures the journal.
-func (s *Store) janitor(ctx context.Context) {
-	defer s.background.Done()
-	tick := time.NewTicker(janitorInterval)
-	defer tick.Stop()
-	for n := 0; ; n++ {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		s.expireLeases()
-		if n%journalMeasureEvery == 0 {
-			s.measureJournal()
-			s.space.retryFull()
-			if !s.opts.checkOnly && s.space.over() > 0 {
-				if err := s.shrink(ctx); err != nil {
-					s.opts.Logger.Warn("store: cannot shrink to its cap", "err", err,
-						"remedy", "look for I/O errors in the kernel's log, then restart kvconnd")
-				}
-			}
-		}
-	}
-}
-
-const journalMeasureEvery = 10
-
-func (s *Store) measureJournal() {
-	n, err := s.opts.fs.PhysicalBytes(filepath.Join(s.opts.Dir, journalDir))
-	if err != nil {
-		return
-	}
-	s.space.mu.Lock()
-	defer s.space.mu.Unlock()
-	s.space.journalB = n
-}
-
-// shrink gives up the coldest segments until the store is within its cap.
-func (s *Store) shrink(ctx context.Context) error {
-	for s.space.over() > 0 {
-		g := s.colderSegment(nil, nil)
-		if g == nil {
-			return fmt.Errorf("store is %d bytes over its cap and every segment is in use: %w", s.space.over(), ErrBusy)
-		}
-		if err := s.retire(ctx, g); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (s *Store) warn(err error) {

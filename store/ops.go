@@ -108,5 +108,6 @@ type writeState struct {
 	// committing is set when the op's turn to be committed has come.
 	committing bool
 	ref        uint32 // slot, as a reference of the index
+	depth      uint16 // blocks before it in its chain
 	seq        uint64
 }

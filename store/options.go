@@ -18,11 +18,13 @@ type Options struct {
 	// Dir is the store's directory. It is made if it is not there; its parent must exist.
 	Dir string
 	// MaxBytes is the hard cap on physical bytes under Dir, everything included (segments,
-	// journal, snapshot). 0 means 80% of the free space at the first open, kept from then
-	// on: higher leaves no room for what else writes to the filesystem.
+	// journal, snapshot). 0 means 80% of the space that is free or the store's own when it
+	// is opened: higher leaves no room for what else writes to the filesystem.
 	MaxBytes int64
-	// MinFreeBytes is what must stay free in the file system of Dir. 0 means the larger of
-	// 5% of it and 10 GiB, a quarter at most; negative means nothing.
+	// MinFreeBytes is what the store leaves free in its filesystem, whoever uses the rest:
+	// it makes no segment that would take it, and gives segments back when there is less.
+	// 0 means the larger of 5% of the filesystem and 10 GiB, but at most a quarter of the
+	// filesystem; a negative value means that nothing need stay free.
 	MinFreeBytes int64
 	// SegmentBytes is the nominal size of a segment file. Default 256 MiB: a filesystem
 	// allocates that in few extents, and a cap is not left unused by more than part of
@@ -38,8 +40,8 @@ type Options struct {
 	// calibration found, or without one 8 MiB: on the class of disk measured more makes
 	// reads slower, less leaves it idle.
 	ReadInFlightBytes int64
-	// Calibrate has the first opening measure how much the disk should be asked for at
-	// one time; it takes half a second. The result is kept in the directory.
+	// Calibrate has the first opening measure how much the disk should be asked for, and
+	// given, at one time; it takes a second. The result is kept in the directory.
 	Calibrate bool
 	// WriteInFlightBytes bounds the bytes of accepted writes that are not done. Default
 	// 64 MiB: enough to keep the disk busy, little enough that a stop drains quickly.
@@ -48,7 +50,9 @@ type Options struct {
 	// smaller ones cost more processor time, larger ones leave a disk with a few requests
 	// idle between them.
 	ChunkBytes int
-	// Writers is how many records are written to the disk at one time. Default 8.
+	// Writers is how many records are written to the disk at one time, a quarter of that
+	// while any is read. Default 0: 8, and more if the calibration found that the disk
+	// needs more bytes in flight, up to 64.
 	Writers int
 	// ReadTimeout is how long one record may take from its first request to the disk.
 	// Default 5 s.
@@ -105,7 +109,6 @@ const (
 	defaultReadInFlightBytes  = 8 << 20
 	defaultWriteInFlightBytes = 64 << 20
 	defaultChunkBytes         = 1 << 20
-	defaultWriters            = 8
 	defaultReadTimeout        = 5 * time.Second
 	defaultSlotWait           = 2 * time.Second
 	defaultBarrierInterval    = 500 * time.Millisecond
@@ -122,7 +125,6 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.ReadInFlightBytes, defaultReadInFlightBytes)
 	setDefault(&o.WriteInFlightBytes, defaultWriteInFlightBytes)
 	setDefault(&o.ChunkBytes, defaultChunkBytes)
-	setDefault(&o.Writers, defaultWriters)
 	setDefault(&o.ReadTimeout, defaultReadTimeout)
 	setDefault(&o.SlotWait, defaultSlotWait)
 	setDefault(&o.BarrierInterval, defaultBarrierInterval)
@@ -175,8 +177,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("store options: ScrubBytesPerS %d is negative", o.ScrubBytesPerS)
 	case o.EventBytes < eventlog.LeastBytes:
 		return fmt.Errorf("store options: EventBytes %d: at least %d", o.EventBytes, int64(eventlog.LeastBytes))
-	case o.Writers < 1 || o.Writers > 256:
-		return fmt.Errorf("store options: Writers %d: 1 to 256", o.Writers)
+	case o.Writers < 0 || o.Writers > 256:
+		return fmt.Errorf("store options: Writers %d: 0 to 256", o.Writers)
 	case o.ReadTimeout < 0 || o.SlotWait < 0 || o.BarrierInterval < 0:
 		return errors.New("store options: a duration is negative")
 	}

@@ -54,7 +54,9 @@ func (s *Store) abandon(b *readBatch, ops []*ReadOp, err error, late func(*readS
 			continue
 		}
 		r.drop(op)
-		hung := rd.outstanding > 0
+		hung, at := rd.outstanding > 0, rd.found
+		// That a caller gave up, or that others were before it, says nothing of the record.
+		slow := hung && now.Sub(rd.issuedAt) > s.opts.ReadTimeout
 		rd.phase = readDone
 		if hung {
 			rd.phase = readAbandoned
@@ -63,6 +65,10 @@ func (s *Store) abandon(b *readBatch, ops []*ReadOp, err error, late func(*readS
 		op.Err = err
 		r.wakeOne()
 		r.mu.Unlock()
+		if slow && s.readFailed(at.ref, at.seq, err) {
+			job := &dropJob{ref: at.ref, seq: at.seq, done: make(chan struct{})}
+			s.commits.tryPush(commit{kind: commitDropSlot, drop: job})
+		}
 		if !hung {
 			s.letGo(op)
 		}

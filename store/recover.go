@@ -297,6 +297,9 @@ func (s *Store) loadRecords(ctx context.Context) error {
 		if n++; n%loadBatch == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
+		if !r.Readable() {
+			return nil // its slot counts as free; the entry stays until it is used
+		}
 		g := s.space.segments[r.Location.Segment]
 		if g == nil || r.Location.Slot >= g.Slots || int(r.Namespace) >= len(s.namespaces.byID) ||
 			r.Bytes == 0 || r.Bytes > MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
@@ -305,7 +308,7 @@ func (s *Store) loadRecords(ctx context.Context) error {
 		l.add(index.Loaded{
 			ID:  index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key},
 			Ref: g.base + index.Ref(r.Location.Slot), Seq: r.Seq, Bytes: r.Bytes,
-			Parent: s.refOf(r.ParentAt), Tick: r.Tick, Depth: r.Depth,
+			Parent: s.refOf(r.ParentAt), Depth: r.Depth,
 		})
 		return nil
 	}, func(err error) {
@@ -321,7 +324,7 @@ func (s *Store) loadRecords(ctx context.Context) error {
 			return err
 		}
 	}
-	s.table.Settle()
+	s.resolveIndex()
 	if bad > 0 {
 		s.warn(fmt.Errorf("%d entries of the journal were of no use", bad))
 	}
@@ -329,6 +332,13 @@ func (s *Store) loadRecords(ctx context.Context) error {
 		return nil
 	}
 	return drop.Commit()
+}
+
+// resolveIndex links the records that were loaded.
+func (s *Store) resolveIndex() {
+	for _, g := range s.space.segments {
+		s.table.Resolve(g.slots())
+	}
 }
 
 func (s *Store) refOf(at journal.Location) index.Ref {
@@ -342,7 +352,8 @@ func (s *Store) refOf(at journal.Location) index.Ref {
 	return g.base + index.Ref(at.Slot)
 }
 
-// listFreeSlots fills the lists of free slots from the index.
+// listFreeSlots fills the lists of free slots from the index, which learns meanwhile what
+// there is to evict.
 func (s *Store) listFreeSlots() {
 	var wg sync.WaitGroup
 	p := s.space
@@ -350,7 +361,7 @@ func (s *Store) listFreeSlots() {
 	for range snapshotReaders {
 		wg.Go(func() {
 			for g := range segments {
-				free := s.table.EmptySlots(g.slots(), nil)
+				free := s.table.Survey(g.slots(), nil)
 				p.mu.Lock()
 				g.class.free = append(g.class.free, free...)
 				p.mu.Unlock()

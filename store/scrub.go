@@ -23,9 +23,11 @@ type Damage struct {
 
 // dropJob asks the committer to drop the record of a slot.
 type dropJob struct {
-	ref  index.Ref
-	seq  uint64
-	done chan struct{}
+	ref index.Ref
+	seq uint64
+	// spoilt is set if the slot is not to be used again.
+	spoilt bool
+	done   chan struct{}
 }
 
 // checker reads and verifies records where they lie, past the queue of reads.
@@ -49,8 +51,15 @@ func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage,
 	}
 	defer c.s.table.Unpin(ref)
 	bytes, reason, err := c.verify(g, id, found)
-	if err != nil || reason == nil {
+	if err != nil {
+		if c.s.readFailed(ref, found.Seq, err) {
+			c.drop(&dropJob{ref: ref, seq: found.Seq, spoilt: ofMedium(err)})
+		}
 		return bytes, nil, err
+	}
+	if reason == nil {
+		c.s.doubts.read.Add(1)
+		return bytes, nil, nil
 	}
 	at := g.location(ref)
 	damage = &Damage{
@@ -58,11 +67,16 @@ func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage,
 		Key: id.Key.String(), Segment: at.Segment, Slot: at.Slot, Reason: reason.Error(),
 	}
 	c.s.count.corrupt.Add(1)
-	job := &dropJob{ref: ref, seq: found.Seq, done: make(chan struct{})}
+	c.drop(&dropJob{ref: ref, seq: found.Seq})
+	return bytes, damage, nil
+}
+
+// drop has the committer drop a record, and waits for it.
+func (c *checker) drop(job *dropJob) {
+	job.done = make(chan struct{})
 	if c.s.commits.tryPush(commit{kind: commitDropSlot, drop: job}) {
 		<-job.done
 	}
-	return bytes, damage, nil
 }
 
 // verify returns why a record is damaged, or nil.
@@ -80,7 +94,10 @@ func (c *checker) verify(g *segment, id index.ID, found index.Found) (bytes int6
 	}
 	bytes = int64(padded + format.HeaderBytes)
 	var h format.Record
-	if err := h.Decode(c.header); err != nil {
+	switch err := h.Decode(c.header); {
+	case errors.Is(err, format.ErrNewer):
+		return bytes, nil, nil // neither readable nor damaged
+	case err != nil:
 		return bytes, err, nil
 	}
 	return bytes, c.compare(g, &h, id, found), nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -23,17 +24,14 @@ import (
 
 const (
 	snapshotMagic   = "KVCNSNP1"
-	snapshotVersion = 1
+	snapshotVersion = 2
 	byteOrderMark   = 0x0102030405060708
 	// snapshotReaders is how many goroutines load blocks: enough to keep the disk and two
 	// cores busy.
 	snapshotReaders = 4
-	// maxHeadBytes bounds a head before it is read: 48 bytes for each segment, 40 for
-	// each hash table and block.
+	// maxHeadBytes bounds a head before it is read: 24 bytes for each segment and block, 8
+	// for each spare range.
 	maxHeadBytes = 64 << 20
-	// maxShardBuckets bounds a hash table before it is allocated: the 32 bits of slot
-	// references, divided among the tables, need fewer.
-	maxShardBuckets = 1 << 21
 )
 
 // snapshotHead is the fixed part of a snapshot's head.
@@ -41,16 +39,16 @@ type snapshotHead struct {
 	ByteOrder  uint64
 	Version    uint32
 	EntryBytes uint32
-	HashShards uint32
-	Buckets    uint32 // of each hash table
+	Buckets    uint32 // of the hash table
+	Wrapped    uint32 // of these, the first ones that may hold what belongs at the end
 	Segments   uint32
 	Spare      uint32
 	Blocks     uint32
+	Limit      uint32
 	Store      format.StoreID
 	Opens      uint64
 	Seq        uint64
-	Limit      uint32
-	Clock      uint32
+	Clock      uint64
 	Count      uint64
 	Bytes      uint64
 }
@@ -64,8 +62,6 @@ type snapshotSegment struct {
 
 type snapshotRange struct{ Base, Slots uint32 }
 
-type snapshotShard struct{ Count uint32 }
-
 type snapshotBlock struct {
 	Offset int64
 	Bytes  int64
@@ -74,15 +70,8 @@ type snapshotBlock struct {
 
 func (s *Store) snapshotPath() string { return filepath.Join(s.opts.Dir, snapshotFile) }
 
-// blocksOf returns the blocks of an image in their order: entries, then the buckets of
-// each hash table.
-func blocksOf(im *index.Image) [][]byte {
-	out := append([][]byte(nil), im.Entries...)
-	for i := range im.Shards {
-		out = append(out, im.Shards[i].Buckets)
-	}
-	return out
-}
+// blocksOf returns the blocks of an image in their order: entries, then the hash table.
+func blocksOf(im *index.Image) [][]byte { return slices.Concat(im.Entries, im.Hash) }
 
 // saveSnapshot writes the index. The store has stopped.
 func (s *Store) saveSnapshot() error {
@@ -90,7 +79,7 @@ func (s *Store) saveSnapshot() error {
 	blocks := blocksOf(&im)
 	head := snapshotHead{
 		ByteOrder: byteOrderMark, Version: snapshotVersion, EntryBytes: index.EntryBytes,
-		HashShards: index.HashShards, Buckets: uint32(len(im.Shards[0].Buckets) / index.BucketBytes), Segments: uint32(len(s.space.segments)), Spare: uint32(len(im.Spare)),
+		Buckets: uint32(im.Buckets), Wrapped: uint32(im.Wrapped), Segments: uint32(len(s.space.segments)), Spare: uint32(len(im.Spare)),
 		Blocks: uint32(len(blocks)), Store: s.id, Opens: s.opens, Seq: s.seq.Load(),
 		Limit: uint32(im.Limit), Clock: im.Clock, Count: uint64(im.Count), Bytes: uint64(im.Bytes),
 	}
@@ -102,14 +91,14 @@ func (s *Store) saveSnapshot() error {
 	for _, r := range im.Spare {
 		w.add(&snapshotRange{uint32(r.Base), r.Slots})
 	}
-	for i := range im.Shards {
-		w.add(&snapshotShard{uint32(im.Shards[i].Count)})
-	}
 	headBytes := len(w.buf) + len(blocks)*binary.Size(snapshotBlock{})
 	offset := int64(disk.AlignUp(headBytes + snapshotPrefixBytes))
 	for _, b := range blocks {
 		w.add(&snapshotBlock{Offset: offset, Bytes: int64(len(b)), Sum: xxh3.Hash(b)})
 		offset += int64(disk.AlignUp(len(b)))
+	}
+	if !s.space.snapshotFits(offset) {
+		return fmt.Errorf("save snapshot of %d bytes: it would pass the cap or take space that must stay free", offset)
 	}
 	if err := s.writeSnapshot(w.buf, blocks); err != nil {
 		return fmt.Errorf("save snapshot: %w", err)
@@ -214,10 +203,7 @@ func (s *Store) loadSnapshot(heads map[uint32]format.Segment) error {
 		}
 		s.table.Close()
 		s.table = index.New()
-		p := s.space
-		*p = space{fs: p.fs, dir: p.dir, store: p.store, table: s.table, journal: p.journal, direct: p.direct,
-			maxBytes: p.maxBytes, nominal: p.nominal, memTable: p.memTable, nextID: p.nextID,
-			classes: make(map[int64]*class), segments: make(map[uint32]*segment)}
+		s.space.forgetSegments(s.table)
 	}
 	return errors.Join(err, f.Close())
 }
@@ -233,17 +219,15 @@ func (s *Store) loadFrom(f disk.File, heads map[uint32]format.Segment) error {
 	switch {
 	case r.err != nil:
 		return r.err
-	case head.ByteOrder != byteOrderMark || head.Version != snapshotVersion ||
-		head.EntryBytes != index.EntryBytes || head.HashShards != index.HashShards:
+	case head.ByteOrder != byteOrderMark || head.Version != snapshotVersion || head.EntryBytes != index.EntryBytes:
 		return fmt.Errorf("%w: made by another program", errSnapshot)
 	case head.Store != s.id || head.Opens != s.opens:
 		return fmt.Errorf("%w: of opening %d, the last was %d", errSnapshot, head.Opens, s.opens)
-	case head.Buckets > maxShardBuckets:
-		return fmt.Errorf("%w: %d buckets", errSnapshot, head.Buckets)
 	case int(head.Segments) != len(heads):
 		return fmt.Errorf("%w: %d segments, the journal has %d", errSnapshot, head.Segments, len(heads))
 	}
-	im := index.Image{Limit: index.Ref(head.Limit), Clock: head.Clock, Count: int(head.Count), Bytes: int64(head.Bytes)}
+	im := index.Image{Limit: index.Ref(head.Limit), Clock: head.Clock, Count: int(head.Count), Bytes: int64(head.Bytes),
+		Buckets: int(head.Buckets), Wrapped: int(head.Wrapped)}
 	segments, err := s.snapshotSegments(r, &head, heads)
 	if err != nil {
 		return err
@@ -253,18 +237,13 @@ func (s *Store) loadFrom(f disk.File, heads map[uint32]format.Segment) error {
 		r.next(&e)
 		im.Spare = append(im.Spare, index.Range{Base: index.Ref(e.Base), Slots: e.Slots})
 	}
-	for i := range im.Shards {
-		var e snapshotShard
-		r.next(&e)
-		im.Shards[i].Count = int(e.Count)
-	}
 	if r.err != nil {
 		return r.err
 	}
-	if err := s.table.Prepare(&im, int(head.Buckets)); err != nil {
-		return err
+	if err := s.table.Prepare(&im); err != nil {
+		return fmt.Errorf("%w: %w", errSnapshot, err)
 	}
-	if err := s.loadBlocks(f, r, blocksOf(&im), int(head.Blocks)); err != nil {
+	if err := s.loadBlocks(f, r, &im, int(head.Blocks)); err != nil {
 		return err
 	}
 	s.seq.Store(head.Seq)
@@ -311,7 +290,8 @@ func (s *Store) snapshotSegments(r *snapshotReader, head *snapshotHead, heads ma
 }
 
 // loadBlocks reads all blocks into the index's memory and verifies them.
-func (s *Store) loadBlocks(f disk.File, r *snapshotReader, dst [][]byte, n int) error {
+func (s *Store) loadBlocks(f disk.File, r *snapshotReader, im *index.Image, n int) error {
+	dst := blocksOf(im)
 	if n != len(dst) {
 		return fmt.Errorf("%w: %d blocks, want %d", errSnapshot, n, len(dst))
 	}
@@ -336,10 +316,16 @@ func (s *Store) loadBlocks(f disk.File, r *snapshotReader, dst [][]byte, n int) 
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	for i := range index.HashShards {
-		if err := s.table.CheckShard(i); err != nil {
+	count := 0
+	for i := range im.Hash {
+		n, err := s.table.CheckHash(i)
+		if err != nil {
 			return fmt.Errorf("%w: %w", errSnapshot, err)
 		}
+		count += n
+	}
+	if count != im.Count {
+		return fmt.Errorf("%w: the hash table has %d records, not %d", errSnapshot, count, im.Count)
 	}
 	return nil
 }

@@ -4,11 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/format"
@@ -29,13 +26,15 @@ type segment struct {
 	physical int64 // bytes set aside for it under the cap
 	class    *class
 	// made is the index's clock when the segment was made, 0 if it was there at open.
-	made uint32
+	made uint64
 	// dirty is set when a payload was written since the last barrier.
 	dirty atomic.Bool
 	// writing is the number of slots given out and not committed yet.
 	writing atomic.Int64
-	// retired segments give out no slots; guarded by space.mu.
+	// retired segments give out no slots, bad is how many of the slots are set aside;
+	// both are guarded by space.mu.
 	retired bool
+	bad     int
 }
 
 func (g *segment) slots() index.Range { return index.Range{Base: g.base, Slots: g.Slots} }
@@ -58,10 +57,6 @@ type class struct {
 	// evicting ahead.
 	pressed bool
 	making  bool
-	// victims are the next to be evicted, chosen by the last scan; scanned is the order
-	// of the warmest one it chose.
-	victims []index.Victim
-	scanned uint64
 }
 
 // space keeps the segments, their free slots and the accounting of physical bytes. No
@@ -74,18 +69,30 @@ type space struct {
 	journal  *journal.Journal
 	direct   bool
 	maxBytes int64
-	nominal  int64 // bytes of a segment
-	memTable int64
+	// capSource says where maxBytes comes from.
+	capSource string
+	minFree   int64 // bytes to leave free in the file system; 0 is none
+	nominal   int64 // bytes of a segment
+	memTable  int64
 
 	mu       sync.Mutex
 	classes  map[int64]*class
 	segments map[uint32]*segment
 	nextID   uint32
-	bytes    int64 // physical bytes of the segments
+	// bytes are the physical bytes of all files in the directory of segments: those in
+	// use, those being made or given up, those set aside.
+	bytes    int64
 	slots    int64
-	journalB int64 // physical bytes of the journal when last measured
+	journalB int64     // physical bytes of the journal when last measured
+	smallB   int64     // physical bytes of manifests and whatever else lies in the directory
+	room     disk.Room // of the file system when last asked, and what was made since
 	pending  []index.Ref
-	full     bool // the filesystem had no room for the last segment
+	making   makingState
+	retiring []*retirement
+	aside    []asideFile
+	slotFaults
+
+	noSegment incident // a segment could not be made
 
 	refMu sync.RWMutex
 	byRef []*segment
@@ -130,18 +137,7 @@ func (c *class) wake() {
 	c.freed = make(chan struct{})
 }
 
-// reserved is what the store sets aside beside the segments when these have that many
-// slots: the journal, the snapshot and small files. p.mu is held.
-func (p *space) reserved(slots int64) int64 {
-	j := max(journal.ReservedBytes(p.memTable, slots), p.journalB)
-	return j + slots*snapshotSlotBytes + smallFilesBytes
-}
-
 const (
-	// snapshotSlotBytes bounds what one slot needs in a snapshot.
-	snapshotSlotBytes = 64
-	// smallFilesBytes is for the files of fixed size, manifests and directories.
-	smallFilesBytes = 256 << 10
 	// extentBytes is what the file system may add to a segment for each slot: while only
 	// some of its slots have been written, they are extents of their own.
 	extentBytes        = 24
@@ -150,16 +146,14 @@ const (
 	maxSlotsOfASegment = 1 << 20
 )
 
-// plan returns the segment to make next for a class, or false if the cap leaves no room.
+// plan returns the segment to make next for a class, or false if there is no room.
 // p.mu is held.
 func (p *space) plan(c *class) (format.Segment, int64, bool) {
-	room := p.maxBytes - p.bytes - p.reserved(p.slots) - segmentSlackBytes - format.HeaderBytes
-	each := c.slotBytes + extentBytes + p.reserved(p.slots+1) - p.reserved(p.slots)
-	if p.journalB > journal.ReservedBytes(p.memTable, p.slots) {
-		each = c.slotBytes + extentBytes + journal.ReservedBytes(0, 1) + snapshotSlotBytes
-	}
+	const overhead = segmentSlackBytes + format.HeaderBytes
+	each := c.slotBytes + extentBytes
+	slots := min((p.capRoom()-overhead)/(each+reservedOfSlot), (p.freeRoom(c.slots > 0)-overhead)/each)
 	want := min(max(1, p.nominal/c.slotBytes), maxSlotsOfASegment)
-	slots := min(want, room/each)
+	slots = min(want, slots)
 	if slots < 1 || slots < want/minShrunkSegments && c.slots > 0 {
 		return format.Segment{}, 0, false
 	}
@@ -179,7 +173,7 @@ func (p *space) take(slotBytes int64) (ref index.Ref, freed <-chan struct{}, gro
 		p.at(ref).writing.Add(1)
 		return ref, nil, false
 	}
-	if !c.making && !p.full {
+	if !c.making && p.making.mayTry() {
 		if _, _, ok := p.plan(c); ok {
 			c.making = true
 			return index.NoRef, c.freed, true
@@ -188,23 +182,12 @@ func (p *space) take(slotBytes int64) (ref index.Ref, freed <-chan struct{}, gro
 	return index.NoRef, c.freed, false
 }
 
-// giveBack returns a slot that take gave and that holds no record.
-func (p *space) giveBack(ref index.Ref) {
-	g := p.at(ref)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	g.writing.Add(-1)
-	if !g.retired {
-		g.class.free = append(g.class.free, ref)
-		g.class.wake()
-	}
-}
-
 // grow makes the segment for which take set making.
 func (p *space) grow(slotBytes int64) error {
 	p.mu.Lock()
 	c := p.classOf(slotBytes)
 	head, physical, ok := p.plan(c)
+	margin := c.slots > 0
 	if ok {
 		// Counted before it is made, so that no moment sees the cap passed.
 		p.bytes += physical
@@ -215,7 +198,9 @@ func (p *space) grow(slotBytes int64) error {
 	var g *segment
 	var err error
 	if ok {
-		g, err = p.create(head, physical)
+		if err = p.checkRoom(physical, margin); err == nil {
+			g, err = p.create(head, physical)
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -225,11 +210,17 @@ func (p *space) grow(slotBytes int64) error {
 		return nil
 	}
 	if err != nil {
-		p.bytes -= physical
 		p.slots -= int64(head.Slots)
-		p.full = errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+		if errors.Is(err, errFileLeft) {
+			p.aside = append(p.aside, asideFile{path: p.segmentPath(head.ID), bytes: physical, due: true})
+		} else {
+			p.bytes -= physical
+		}
+		p.making.failed(err)
 		return err
 	}
+	p.room.FreeBytes -= physical
+	p.making = makingState{}
 	p.adopt(g)
 	// Taken from the end: ascending slots make long extents.
 	for i := g.Slots; i > 0; i-- {
@@ -241,6 +232,9 @@ func (p *space) grow(slotBytes int64) error {
 func (p *space) segmentPath(id uint32) string {
 	return filepath.Join(p.dir, fmt.Sprintf("%s%08d%s", segmentPrefix, id, segmentSuffix))
 }
+
+// errFileLeft says that a segment could not be made and its file not be removed.
+var errFileLeft = errors.New("the file is still there")
 
 // create makes and preallocates a segment file.
 func (p *space) create(head format.Segment, physical int64) (*segment, error) {
@@ -266,10 +260,16 @@ func (p *space) create(head format.Segment, physical int64) (*segment, error) {
 		err = p.journal.PutSegment(journal.Segment{ID: head.ID, Slots: head.Slots, SlotBytes: head.SlotBytes})
 	}
 	if err == nil {
-		g.base, err = p.table.AddSlots(roundRefs(head.Slots))
+		if g.base, err = p.table.AddSlots(roundRefs(head.Slots)); err != nil {
+			err = errors.Join(err, p.journal.DeleteSegment(head.ID))
+		}
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make segment %s: %w", path, err), f.Close(), p.fs.Remove(path))
+		err = errors.Join(fmt.Errorf("make segment %s: %w", path, err), f.Close())
+		if p.fs.Remove(path) != nil {
+			err = fmt.Errorf("%w: %w", errFileLeft, err)
+		}
+		return nil, err
 	}
 	return g, nil
 }
@@ -282,6 +282,7 @@ func (p *space) adopt(g *segment) {
 	c.slots += int64(g.Slots)
 	p.segments[g.ID] = g
 	p.setRefs(g, g)
+	p.table.Track(c.slotBytes, g.slots(), g.made)
 }
 
 // addPending notes slots whose deletion is committed but not yet durable.
@@ -289,7 +290,7 @@ func (p *space) addPending(refs []index.Ref) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ref := range refs {
-		if g := p.at(ref); !g.retired {
+		if g := p.at(ref); !g.retired && !p.isBad(ref) {
 			g.class.pending++
 			p.pending = append(p.pending, ref)
 		}
@@ -330,48 +331,17 @@ func (p *space) release(refs []index.Ref, ok bool) {
 	}
 }
 
-// retire stops a segment from giving out slots. It reports false if it was retired before or
-// is being written to: take gives out slots under the same lock, so that no one writes to a
-// segment that is retired.
-func (p *space) retire(g *segment) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if g.retired || g.writing.Load() > 0 {
-		return false
-	}
-	g.retired = true
-	c := g.class
-	mine := func(ref index.Ref) bool { return ref >= g.base && ref < g.base+index.Ref(g.Slots) }
-	c.free = slices.DeleteFunc(c.free, mine)
-	before := len(p.pending)
-	p.pending = slices.DeleteFunc(p.pending, mine)
-	c.pending -= int64(before - len(p.pending))
-	c.segments = slices.DeleteFunc(c.segments, func(o *segment) bool { return o == g })
-	c.slots -= int64(g.Slots)
-	return true
-}
-
-// remove deletes a retired segment whose records are gone, durably so.
-func (p *space) remove(g *segment) error {
-	err := errors.Join(p.journal.DeleteSegment(g.ID), g.file.Close(), p.fs.Remove(g.path), p.fs.SyncDir(p.dir))
-	p.setRefs(g, nil)
-	p.table.DropSlots(g.base, roundRefs(g.Slots))
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.segments, g.ID)
-	p.bytes -= g.physical
-	p.slots -= int64(g.Slots)
-	p.full = false
+// idle is the number of slots without a record: free, waiting for a barrier, resting or
+// bad. p.mu is held.
+func (p *space) idle() int64 {
+	n := int64(len(p.bad)) + p.coolingSlots()
 	for _, c := range p.classes {
-		c.wake()
+		n += int64(len(c.free)) + c.pending
 	}
-	if err != nil {
-		return fmt.Errorf("remove segment %s: %w", g.path, err)
-	}
-	return nil
+	return n
 }
 
-// dirty returns the segments written to since the last call.
+// takeDirty returns the segments written to since the last call.
 func (p *space) takeDirty() []*segment {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -382,19 +352,4 @@ func (p *space) takeDirty() []*segment {
 		}
 	}
 	return out
-}
-
-// retryFull has the next writer that finds no slot try to make a segment again: others may
-// have freed space on the filesystem.
-func (p *space) retryFull() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.full = false
-}
-
-// over is by how many bytes the store is above its cap.
-func (p *space) over() int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.bytes + p.reserved(p.slots) - p.maxBytes
 }

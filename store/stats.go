@@ -16,9 +16,14 @@ type Stats struct {
 	Records    int64 `json:"records"`
 	Namespaces int   `json:"namespaces"`
 	Segments   int   `json:"segments"`
-	// FreeSlots can be written to, PendingSlots wait for a barrier.
+	// FreeSlots can be written to, PendingSlots wait for a barrier. BadSlots failed to be
+	// written or read and are set aside; RestingSlots failed once and are tried again.
 	FreeSlots    int64 `json:"free_slots"`
 	PendingSlots int64 `json:"pending_slots"`
+	BadSlots     int64 `json:"bad_slots"`
+	RestingSlots int64 `json:"resting_slots"`
+	// RetiringSegments are being given up.
+	RetiringSegments int `json:"retiring_segments"`
 
 	// PhysicalBytes is what the store occupies: segments and the larger of what the
 	// journal occupies and what is set aside for it. MaxBytes is the cap.
@@ -27,15 +32,20 @@ type Stats struct {
 	JournalBytes  int64 `json:"journal_bytes"`
 	MaxBytes      int64 `json:"max_bytes"`
 	PayloadBytes  int64 `json:"payload_bytes"`
-	// CapSource says where MaxBytes comes from. EffectiveMaxBytes is what the store can
-	// reach now: the cap, or less where FreeBytes of the file system's FileSystemBytes leave
-	// less beyond MinFreeBytes, which LimitedBy says: "cap" or "free".
-	CapSource         string `json:"cap_source"`
-	EffectiveMaxBytes int64  `json:"effective_max_bytes"`
-	LimitedBy         string `json:"limited_by"`
-	MinFreeBytes      int64  `json:"min_free_bytes"`
-	FreeBytes         int64  `json:"free_bytes"`
-	FileSystemBytes   int64  `json:"file_system_bytes"`
+	// CapSource says where MaxBytes comes from.
+	CapSource string `json:"cap_source"`
+	// SetAsideBytes are of files that could not be read or removed. They are part of
+	// SegmentBytes and the first to go when room is needed.
+	SetAsideBytes int64 `json:"set_aside_bytes"`
+	// FileSystemBytes is the size of the store's file system, FreeBytes what of it is free,
+	// MinFreeBytes what the store leaves free (0 if nothing need be).
+	FileSystemBytes int64 `json:"file_system_bytes"`
+	FreeBytes       int64 `json:"free_bytes"`
+	MinFreeBytes    int64 `json:"min_free_bytes"`
+	// EffectiveMaxBytes is how large the store can become: MaxBytes, or less where the file
+	// system leaves less. LimitedBy is what keeps it from growing now, or empty.
+	EffectiveMaxBytes int64   `json:"effective_max_bytes"`
+	LimitedBy         LimitBy `json:"limited_by"`
 
 	// LookupBlocks were asked for, HitBlocks were there.
 	Lookups      uint64 `json:"lookups"`
@@ -48,8 +58,10 @@ type Stats struct {
 	Mismatched   uint64 `json:"reads_mismatched"`
 	ReadErrors   uint64 `json:"read_errors"`
 	ReadTimeouts uint64 `json:"read_timeouts"`
-	// Corrupt records failed verification and were dropped.
-	Corrupt uint64 `json:"corrupt"`
+	// Corrupt records failed verification and were dropped, Unreadable ones failed to be
+	// read twice.
+	Corrupt    uint64 `json:"corrupt"`
+	Unreadable uint64 `json:"unreadable"`
 
 	Writes       uint64 `json:"writes"`
 	WriteBytes   uint64 `json:"write_bytes"`
@@ -72,10 +84,12 @@ type Stats struct {
 	ReadSpeed ReadSpeed `json:"read_speed"`
 	Leases    int       `json:"leases"`
 
-	// ReadBudgetBytes is how much reads may ask of the disk at one time, Calibration where
-	// that comes from (nil if it was not measured).
-	ReadBudgetBytes int64        `json:"read_budget_bytes"`
-	Calibration     *Calibration `json:"calibration,omitempty"`
+	// ReadBudgetBytes is how much reads may ask of the disk at one time, WriteBudgetBytes how
+	// much writes may give it beyond the few that always go on, Calibration where that comes
+	// from (nil if it was not measured).
+	ReadBudgetBytes  int64        `json:"read_budget_bytes"`
+	WriteBudgetBytes int64        `json:"write_budget_bytes"`
+	Calibration      *Calibration `json:"calibration,omitempty"`
 
 	// DirectIO is false where the filesystem has no O_DIRECT: correct but slow.
 	DirectIO bool     `json:"direct_io"`
@@ -84,13 +98,34 @@ type Stats struct {
 	OpenDuration time.Duration `json:"open_duration_ns"`
 	// Recovered says where the index came from: see [Recovery].
 	Recovered Recovery `json:"recovered"`
-	// Recovering is set while the index is still being rebuilt, of which RebuildDone of
-	// RebuildTotal is done.
-	Recovering   bool  `json:"recovering"`
-	RebuildDone  int64 `json:"rebuild_done"`
-	RebuildTotal int64 `json:"rebuild_total"`
+	// Rebuild is how far the reading of record headers is that a damaged journal makes
+	// necessary. It goes on while the store is in use.
+	Rebuild RebuildState `json:"rebuild"`
 	// IndexBytes is the memory of the index.
 	IndexBytes int64 `json:"index_bytes"`
+}
+
+// LimitBy says what keeps a store from growing.
+type LimitBy string
+
+// The limits of a store: its cap, and the space that must stay free for others.
+const (
+	LimitedByCap  LimitBy = "cap"
+	LimitedByFree LimitBy = "free"
+)
+
+// RebuildState is how far the rebuilding of the index from record headers is.
+type RebuildState struct {
+	// Running is true until every segment has been read.
+	Running      bool  `json:"running"`
+	Segments     int64 `json:"segments"`
+	SegmentsDone int64 `json:"segments_done"`
+	Slots        int64 `json:"slots"`
+	SlotsDone    int64 `json:"slots_done"`
+	// Records were found in headers that the journal did not know; Damaged headers could
+	// not be read.
+	Records int64 `json:"records"`
+	Damaged int64 `json:"damaged"`
 }
 
 // Recovery says where a store's index came from when it was opened.
@@ -118,6 +153,7 @@ func (s *Store) Stats() Stats {
 		c := s.calibration
 		st.Calibration = &c
 	}
+	st.WriteBudgetBytes, _ = s.gate.state()
 	st.QueuedReads, st.ReadInFlightBytes = s.reads.depth()
 	st.ReadSpeed = s.ReadSpeed()
 	s.space.stats(&st)
@@ -137,6 +173,10 @@ func (p *space) stats(st *Stats) {
 	}
 	st.Segments, st.SegmentBytes, st.JournalBytes, st.MaxBytes = len(p.segments), p.bytes, p.journalB, p.maxBytes
 	st.PhysicalBytes = p.bytes + p.reserved(p.slots)
+	st.BadSlots, st.RestingSlots, st.RetiringSegments = int64(len(p.bad)), p.coolingSlots(), len(p.retiring)
+	st.CapSource, st.SetAsideBytes = p.capSource, p.asideBytes()
+	st.FileSystemBytes, st.FreeBytes, st.MinFreeBytes = p.room.TotalBytes, p.room.FreeBytes, p.minFree
+	st.EffectiveMaxBytes, st.LimitedBy = p.limit()
 }
 
 func (c *counters) stats(st *Stats) {
@@ -147,5 +187,5 @@ func (c *counters) stats(st *Stats) {
 	st.Writes, st.WriteBytes, st.WritesOfSame = c.writes.Load(), c.writeBytes.Load(), c.same.Load()
 	st.WriteErrors, st.WritesRefused, st.Evicted = c.writeErrors.Load(), c.denied.Load(), c.evicted.Load()
 	st.Barriers, st.BarrierErrors = c.barriers.Load(), c.barrierErrors.Load()
-	st.Scrubs, st.ScrubBytes = c.scrubs.Load(), c.scrubBytes.Load()
+	st.Scrubs, st.ScrubBytes, st.Unreadable = c.scrubs.Load(), c.scrubBytes.Load(), c.unreadable.Load()
 }

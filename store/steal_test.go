@@ -33,7 +33,7 @@ func TestUnusedSizeGivesItsSpaceToTheOneInUse(t *testing.T) {
 		ofNew += lookup(s, fresh, chainOf(fresh, chain, 10))
 	}
 	if ofNew < 100 || ofOld > ofNew {
-		t.Errorf("%d records of the size in use, %d of the other", ofNew, ofOld)
+		t.Errorf("%d records of the size in use, %d of the other, %+v", ofNew, ofOld, s.Stats())
 	}
 	physical, err := s.opts.fs.PhysicalBytes(o.Dir)
 	if err != nil || physical > o.MaxBytes {

@@ -35,7 +35,16 @@ func (s *Store) completeRead(op *ReadOp) {
 	} else {
 		op.Err = s.verify(op)
 	}
-	if errors.Is(op.Err, ErrCorrupt) {
+	at := &op.rd.found
+	switch {
+	case op.Err == nil:
+		s.doubts.good(at.ref)
+	case errors.Is(op.Err, ErrIO), errors.Is(op.Err, ErrMismatch):
+		if s.readFailed(at.ref, at.seq, op.Err) {
+			s.commits.push(commit{kind: commitDrop, read: op})
+			return
+		}
+	case errors.Is(op.Err, ErrCorrupt):
 		// The committer takes it out of the index and then reports it.
 		s.opts.Logger.Warn("store: dropped a corrupt record", "err", op.Err,
 			"remedy", "none for one; check the disk if there are more")
@@ -52,7 +61,10 @@ func (s *Store) verify(op *ReadOp) error {
 	bad := func(what string) error {
 		return fmt.Errorf("record %v in slot %d of segment %d: %s: %w", op.ID.Key, at.Slot, at.Segment, what, ErrCorrupt)
 	}
-	if err := h.Decode(op.rd.header.bytes); err != nil {
+	switch err := h.Decode(op.rd.header.bytes); {
+	case errors.Is(err, format.ErrNewer):
+		return fmt.Errorf("record %v: %w: %w", op.ID.Key, ErrUnreadable, err)
+	case err != nil:
 		return bad(err.Error())
 	}
 	switch {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/format"
 	"github.com/kvconn/kvconn/store/internal/index"
@@ -36,7 +38,7 @@ func slotBytes(payloadBytes int) int64 {
 
 // Write hands records to the store and returns at once. It accepts a leading part of ops
 // and returns its length; err says why it stopped there: [ErrBusy] if the byte budget
-// is used up, [ErrInvalid], [ErrIO] if the journal has failed, [ErrClosed], or nil if all
+// is used up, [ErrTooLarge], [ErrInvalid], [ErrIO] if the journal has failed, [ErrClosed], or nil if all
 // were accepted. Ops that were not accepted remain the caller's and are not reported.
 //
 // done is called exactly once for each accepted op, from a goroutine of the store, when
@@ -57,7 +59,7 @@ func (s *Store) accept(op *WriteOp, done func(*WriteOp)) error {
 		return err
 	}
 	op.Err = nil
-	op.wr = writeState{done: done, followers: op.wr.followers[:0], children: op.wr.children[:0]}
+	op.wr = writeState{done: done, children: op.wr.children[:0]}
 	w := &s.writes
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -72,7 +74,7 @@ func (s *Store) accept(op *WriteOp, done func(*WriteOp)) error {
 		w.pending++
 		return nil
 	}
-	if _, ok := s.table.Get(op.ID.internal(), false); ok {
+	if found, ok := s.table.Get(op.ID.internal(), false); ok && !s.dropDoubted(found) {
 		w.pending++
 		s.commits.push(commit{kind: commitPresent, write: op})
 		return nil
@@ -87,14 +89,34 @@ func (s *Store) accept(op *WriteOp, done func(*WriteOp)) error {
 	op.wr.budget = need
 	// Given in the order of acceptance: a parent's is lower than its child's.
 	op.wr.seq = s.seq.Add(1)
+	op.wr.depth = s.depthOf(op)
 	w.inFlight[op.ID] = op
 	w.queue.push(op)
 	return nil
 }
 
+// depthOf is how many blocks come before a record in its chain, as far as is known when it
+// is accepted. s.writes.mu is held.
+func (s *Store) depthOf(op *WriteOp) uint16 {
+	if op.Parent == (connector.Key{}) {
+		return 0
+	}
+	parent := RecordID{op.ID.Namespace, op.ID.Shard, op.Parent}
+	if first := s.writes.inFlight[parent]; first != nil {
+		return min(first.wr.depth, math.MaxUint16-1) + 1
+	}
+	if found, ok := s.table.Get(parent.internal(), false); ok {
+		return min(found.Depth, math.MaxUint16-1) + 1
+	}
+	return 0
+}
+
 func (s *Store) checkWrite(op *WriteOp) error {
 	if err := s.checkBuffer(op.Payload); err != nil {
 		return err
+	}
+	if slot := slotBytes(len(op.Payload)); s.space.neverFits(slot) {
+		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.space.maxBytes, ErrTooLarge)
 	}
 	if err := s.namespaces.checkSize(op.ID, len(op.Payload)); err != nil {
 		return err
@@ -138,7 +160,11 @@ func (s *Store) writer() {
 
 // writeOne puts a record into a slot. The index knows nothing of it yet.
 func (s *Store) writeOne(op *WriteOp) error {
-	ref, err := s.allocate(slotBytes(len(op.Payload)))
+	if !s.space.mayWrite(time.Now()) {
+		return fmt.Errorf("disk refuses writes: %w", ErrIO)
+	}
+	need := slotBytes(len(op.Payload))
+	ref, err := s.allocate(need)
 	if err != nil {
 		return err
 	}
@@ -149,22 +175,30 @@ func (s *Store) writeOne(op *WriteOp) error {
 	at := g.location(ref)
 	header := s.headers.get()
 	defer s.headers.put(header)
+	namespace, scheme := s.namespaces.identity(op.ID.Namespace)
 	(&format.Record{
 		Store: s.id, SegmentID: at.Segment, Slot: at.Slot, Seq: op.wr.seq,
-		Namespace: s.namespaces.digest(op.ID.Namespace), Shard: op.ID.Shard,
-		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof,
+		Namespace: namespace, Shard: op.ID.Shard, Depth: op.wr.depth,
+		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof, Scope: op.Scope, KeyScheme: scheme,
 		PayloadBytes: uint32(len(op.Payload)), PayloadSum: format.PayloadSum(op.Payload),
 	}).Encode(header.bytes)
 	g.dirty.Store(true)
-	s.gate.beginWrite()
+	s.gate.beginWrite(need)
 	err = g.file.WriteVec(header.bytes, padded, g.Offset(at.Slot))
-	s.gate.endWrite()
+	s.gate.endWrite(need)
 	if err != nil {
-		s.space.giveBack(ref)
+		if s.space.writeFailed(ref, err, time.Now()) {
+			s.opts.Logger.Error("store: the disk refuses writes, saves fail", "err", err,
+				"remedy", "look for I/O errors in the kernel's log; if they go on, replace the disk")
+		}
+		s.wakeShrinker()
 		return fmt.Errorf("write record %v: %w: %w", op.ID.Key, ErrIO, err)
 	}
 	// Set again: a barrier may have taken the mark while the write was under way.
 	g.dirty.Store(true)
+	if s.space.wrote(ref) {
+		s.opts.Logger.Info("store: the disk takes writes again")
+	}
 	return nil
 }
 
@@ -176,6 +210,9 @@ const recheckInterval = 20 * time.Millisecond
 // the eviction and the barrier that free a slot.
 func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
 	var timeout, recheck <-chan time.Time
+	if s.space.starved(slotBytes) {
+		return index.NoRef, fmt.Errorf("no room for a slot of %d bytes: %w: %w", slotBytes, ErrBusy, errNoRoom)
+	}
 	for {
 		ref, freed, grow := s.space.take(slotBytes)
 		if ref != index.NoRef {
@@ -185,6 +222,9 @@ func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
 		if grow {
 			err := s.space.grow(slotBytes)
 			if err == nil {
+				if s.space.noSegment.ends() {
+					s.opts.Logger.Info("store: segments can be made again")
+				}
 				continue
 			}
 			// Tried again after a pause, and not for ever: what failed may fail each time. The
@@ -237,7 +277,9 @@ func (s *Store) finishWrite(op *WriteOp) {
 		delete(w.inFlight, op.ID)
 		w.bytes -= op.wr.budget
 	}
+	// Reported last, and the caller may use the op again when it is reported.
 	followers := op.wr.followers
+	op.wr.followers = nil
 	for _, child := range op.wr.children {
 		s.commits.push(commit{kind: commitWrite, write: child})
 	}

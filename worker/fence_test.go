@@ -199,7 +199,7 @@ func TestNothingIsCopiedBehindTheDeadline(t *testing.T) {
 	})
 	register(t, w, newEngineMemory(t))
 	mem := w.memory()
-	l := w.newLoad(mem, 1, "r", planned(mem, []connector.Transfer{transfer(0, 4)}))
+	l := w.newLoad(mem, 1, "r", planned(mem, []connector.Transfer{transfer(0, 4)}), nil)
 	defer l.cancel()
 	<-l.ctx.Done()
 	for range 100 { // whether or not it gets a turn

@@ -65,7 +65,7 @@ func (w *Worker) Fetch(_ context.Context, request string, k *connector.KeyedBloc
 		blocks[i] = loadBlock{group: g, slot: k.Slots[i], parent: parent, key: key, proof: k.Hashes[i]}
 		parent = key
 	}
-	w.begin(w.newLoad(mem, call, request, blocks))
+	w.begin(w.newLoad(mem, call, request, blocks, nil))
 	return nil
 }
 
@@ -77,7 +77,7 @@ func (w *Worker) Put(ctx context.Context, k *connector.KeyedBlocks) (connector.S
 	if err != nil {
 		return connector.SaveResult{}, err
 	}
-	var s staged
+	s := staged{scope: k.Scope.Digest()}
 	if !g.writes {
 		s.result.Present = len(k.Hashes)
 		return s.result, nil

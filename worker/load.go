@@ -12,7 +12,11 @@ import (
 	"github.com/kvconn/kvconn/store/host"
 )
 
-var errSlot = errors.New("block id outside of the registered memory")
+// Causes of blocks that are never looked for.
+var (
+	errSlot      = errors.New("block id outside of the registered memory")
+	errUnplanned = errors.New("the leader has not planned the load: it does not know the request, or the step's plan is full")
+)
 
 // loadBlock is one block of a load: a record and where it goes.
 type loadBlock struct {
@@ -31,9 +35,11 @@ type load struct {
 	call    uint64 // number of the engine's call on mem
 	request string
 	blocks  []loadBlock
-	ctx     context.Context
-	cancel  context.CancelFunc
-	began   time.Time
+	// lost counts slots that nothing is loaded into: they have failed from the beginning.
+	lost   int
+	ctx    context.Context
+	cancel context.CancelFunc
+	began  time.Time
 
 	// fence is held for reading while blocks are copied to engine memory.
 	fence  sync.RWMutex
@@ -63,10 +69,17 @@ type arrival struct {
 	slot  *host.Slot
 }
 
-func (w *Worker) newLoad(mem *memory, call uint64, request string, blocks []loadBlock) *load {
+// size is the number of blocks that the load counts as.
+func (l *load) size() int { return len(l.blocks) + l.lost }
+
+func (w *Worker) newLoad(mem *memory, call uint64, request string, blocks []loadBlock, lost []uint32) *load {
 	l := &load{
-		w: w, mem: mem, call: call, request: request, blocks: blocks, began: time.Now(),
-		done: make([]bool, len(blocks)), remaining: len(blocks),
+		w: w, mem: mem, call: call, request: request, blocks: blocks, lost: len(lost), began: time.Now(),
+		done: make([]bool, len(blocks)), remaining: len(blocks), failed: lost,
+	}
+	if len(lost) > 0 {
+		l.cause = errUnplanned
+		w.counters.failedBlocks.Add(uint64(len(lost)))
 	}
 	l.more.L = &l.arrivedMu
 	l.ctx, l.cancel = context.WithTimeoutCause(w.ctx, w.opts.LoadTimeout, errLate)

@@ -46,7 +46,7 @@ func (t *loadTable) admits(n, blocks int) error {
 func (t *loadTable) put(l *load) *load {
 	old := t.take(l.request)
 	t.running[l.request] = l
-	t.blocks += len(l.blocks)
+	t.blocks += l.size()
 	return old
 }
 
@@ -56,7 +56,7 @@ func (t *loadTable) take(request string) *load {
 	delete(t.finished, request)
 	l := t.running[request]
 	if l != nil {
-		t.blocks -= len(l.blocks)
+		t.blocks -= l.size()
 		delete(t.running, request)
 	}
 	return l
@@ -113,7 +113,8 @@ func (w *Worker) Load(_ context.Context, metadata []byte) (int, error) {
 		return 0, err
 	}
 	for i := range plan.Loads {
-		w.begin(w.newLoad(mem, call, plan.Loads[i].Request, planned(mem, plan.Loads[i].Transfers)))
+		l := &plan.Loads[i]
+		w.begin(w.newLoad(mem, call, l.Request, planned(mem, l.Transfers), l.Lost))
 	}
 	return len(plan.Loads), nil
 }
@@ -130,6 +131,7 @@ func (w *Worker) admit(loads []connector.RequestLoad) error {
 			return fmt.Errorf("%w: request %q is loaded twice in one step", connector.ErrBadRequest, l.Request)
 		}
 		seen[l.Request] = struct{}{}
+		blocks += len(l.Lost)
 		for j := range l.Transfers {
 			blocks += len(l.Transfers[j].Blocks)
 		}
@@ -190,7 +192,7 @@ func (w *Worker) finish(l *load) {
 	case len(l.failed) > 0:
 		w.counters.loadsFailed.Add(1)
 		w.opts.Logger.Warn("load failed in part or whole, the engine recomputes", "request", l.request,
-			"failed_blocks", len(l.failed), "blocks", len(l.blocks), "took", time.Since(l.began), "first_cause", l.cause, "remedy", remedy(l.cause))
+			"failed_blocks", len(l.failed), "blocks", l.size(), "took", time.Since(l.began), "first_cause", l.cause, "remedy", remedy(l.cause))
 	}
 }
 

@@ -80,6 +80,13 @@ func (m *memory) lay(o *Options, l *connector.Layout) error {
 			return fmt.Errorf("%w: group %d: the layout has %d bytes a block for it, which by the manifest rank %d holds: %t",
 				connector.ErrLayout, i, g.blockBytes, o.Rank, held)
 		}
+		// Blocks of another size than those that are stored could neither be saved nor loaded:
+		// every offer would fail.
+		if held && o.Payloads != nil {
+			if err := o.Payloads.CheckPayload(o.Namespace, g.shard, g.blockBytes); err != nil {
+				return fmt.Errorf("group %d has blocks of %d bytes: %w", i, g.blockBytes, err)
+			}
+		}
 		m.groups = append(m.groups, g)
 	}
 	return nil

@@ -11,6 +11,13 @@ import (
 	"github.com/kvconn/kvconn/store/host"
 )
 
+// PayloadChecker knows what the records of a shard must be like.
+type PayloadChecker interface {
+	// CheckPayload returns an error that names both sizes where the shard's records have
+	// payloads of another size than payloadBytes.
+	CheckPayload(ns store.NamespaceID, shard connector.Shard, payloadBytes int) error
+}
+
 // Options configure a [Worker].
 type Options struct {
 	// Namespace is the store's number of the engine's namespace, Digest its identity and
@@ -21,6 +28,9 @@ type Options struct {
 	// Rank is the worker's place in the manifest's rank grid.
 	Rank   int
 	Driver gpu.Driver
+	// Payloads, if not nil, is asked whether blocks of a size can be saved and loaded before
+	// memory with such blocks is taken.
+	Payloads PayloadChecker
 	// Account is the rank's share of the host tier. The worker closes it.
 	Account *host.Account
 	// LoadTimeout is the time in which every load ends, and what a save waits for its

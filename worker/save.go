@@ -24,6 +24,8 @@ const savesAtOnce = 64
 
 // staged is one call's worth of blocks to save.
 type staged struct {
+	// scope is that of the blocks that are staged next.
+	scope  connector.ScopeDigest
 	blocks []*blockSave
 	copies []blockCopy
 	result connector.SaveResult
@@ -44,6 +46,7 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResul
 	for i := range plan.Saves {
 		t := &plan.Saves[i]
 		if g := mem.group(t.Group); g != nil && g.writes {
+			s.scope = t.Scope
 			w.stage(&s, g, t.Parent, t.Blocks)
 		}
 	}
@@ -66,7 +69,7 @@ func (w *Worker) stage(s *staged, g *groupMemory, parent connector.Key, blocks [
 		ops = ops[1:]
 		op.WriteOp = store.WriteOp{
 			ID:     store.RecordID{Namespace: w.opts.Namespace, Shard: g.shard, Key: b.Key},
-			Parent: parent, Proof: b.Proof, Payload: op.slot.Bytes(),
+			Parent: parent, Proof: b.Proof, Scope: s.scope, Payload: op.slot.Bytes(),
 		}
 		s.blocks = append(s.blocks, op)
 		s.copies = append(s.copies, blockCopy{group: g, slot: b.Slot, buf: op.Payload})

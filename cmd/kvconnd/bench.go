@@ -16,7 +16,7 @@ import (
 // benchCmd is `kvconnd bench`.
 type benchCmd struct {
 	Store  benchStoreCmd  `cmd:"" help:"Measure verified reads and writes beside what the disk does raw."`
-	Index  benchIndexCmd  `cmd:"" help:"Measure the index: look-up, memory, time to open."`
+	Index  benchIndexCmd  `cmd:"" help:"Measure the index: look-up, growth, choice of victims, memory, time to open."`
 	Leader benchLeaderCmd `cmd:"" help:"Measure the scheduler's path: matching a long prompt, and a call's round trip."`
 	Router benchRouterCmd `cmd:"" help:"Measure the router: walks of its index, decisions, ingest of engine events, memory."`
 	Load   benchLoadCmd   `cmd:"" help:"Measure loads into engine memory, from disk and from the host tier, beside raw reads and memcpy."`
@@ -64,9 +64,10 @@ at the cap, every write evicting: write %.3f of raw, read p99 %.2f times that of
 
 // benchIndexCmd is `kvconnd bench index`.
 type benchIndexCmd struct {
-	Records int    `name:"records" default:"5000000" placeholder:"N" help:"Records in the index (default 5000000)."`
-	Dir     string `name:"dir" placeholder:"DIR" help:"Where the temporary store is made; default: the system's directory for temporary files."`
-	JSON    bool   `name:"json" help:"Print the result as JSON."`
+	Records   int    `name:"records" default:"5000000" placeholder:"N" help:"Records in the index (default 5000000)."`
+	TableOnly bool   `name:"table-only" help:"Measure the table in memory alone: needs 60 bytes of memory a record and no disk."`
+	Dir       string `name:"dir" placeholder:"DIR" help:"Where the temporary store is made; default: the system's directory for temporary files."`
+	JSON      bool   `name:"json" help:"Print the result as JSON."`
 }
 
 // Validate reports what cannot be measured.
@@ -74,11 +75,13 @@ func (c *benchIndexCmd) Validate() error {
 	return wantPositive(map[string]int64{"records": int64(c.Records)})
 }
 
-// Run builds an index in a temporary directory and measures it.
+// Run builds a table, and an index in a temporary directory, and measures them.
 func (c *benchIndexCmd) Run(ctx context.Context, std *streams) error {
-	bar := newProgress(std.err, "building the index")
+	table, bar := newProgress(std.err, "filling the table"), newProgress(std.err, "building the index")
 	r, err := storebench.Index(ctx, storebench.IndexOptions{
-		Dir: orTempDir(c.Dir), Records: c.Records, Progress: func(n int) { bar.set(int64(n), int64(c.Records)) },
+		Dir: orTempDir(c.Dir), Records: c.Records, TableOnly: c.TableOnly,
+		TableProgress: func(n int) { table.set(int64(n), int64(c.Records)) },
+		Progress:      func(n int) { bar.set(int64(n), int64(c.Records)) },
 	})
 	bar.finish()
 	if err != nil {
@@ -87,13 +90,24 @@ func (c *benchIndexCmd) Run(ctx context.Context, std *streams) error {
 	if c.JSON {
 		return printJSON(std.out, r)
 	}
+	t := &r.Table
 	_, err = fmt.Fprintf(std.out, `records                   %d
-lookup of %d keys       %.3f ms (p99 %.3f ms)
+table: memory a record    %.1f B (at most %.1f B while it grew)
+table: records added      %.0f a second beside look-ups
+look-up while it grows    p99 %.3f ms, longest %.3f ms
+longest batch added       %.3f ms of processor time
+choice of victims         %.4f ms (longest %.4f ms) of processor time, %.0f victims each
+`, r.Records, t.BytesPerRecord, t.WorstBytesPerRecord, t.InsertsPerS, 1e3*t.GrowingLookupP99Seconds, 1e3*t.GrowingLookupMaxSeconds, 1e3*t.BatchMaxSeconds,
+		1e3*t.ChoiceSeconds, 1e3*t.ChoiceMaxSeconds, t.VictimsPerChoice)
+	if err != nil || c.TableOnly {
+		return err
+	}
+	_, err = fmt.Fprintf(std.out, `look-up of %d keys      %.3f ms (p99 %.3f ms)
 memory a record           %.1f B
 journal a record          %.1f B on disk
 open after clean stop     %.3f s
 open after kill -9        %.3f s
-`, r.Records, r.Chain, 1e3*r.LookupSeconds, 1e3*r.LookupP99Seconds, r.BytesPerRecord, r.JournalBytesPerRecord, r.OpenCleanSeconds, r.OpenKilledSeconds)
+`, r.Chain, 1e3*r.LookupSeconds, 1e3*r.LookupP99Seconds, r.BytesPerRecord, r.JournalBytesPerRecord, r.OpenCleanSeconds, r.OpenKilledSeconds)
 	return err
 }
 

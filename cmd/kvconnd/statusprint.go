@@ -60,11 +60,11 @@ func printSpace(w io.Writer, s *daemon.Status) {
 	if st.FileSystemBytes == 0 {
 		return
 	}
-	limit := "its cap"
-	if st.LimitedBy == "free" {
-		limit = "free space, not by its cap of " + size(st.MaxBytes)
+	limit := ""
+	if st.EffectiveMaxBytes < st.MaxBytes {
+		limit = ", not its cap of " + size(st.MaxBytes)
 	}
-	fmt.Fprintf(w, "space\t%s of %s free, %s to be left free; the store can reach %s, limited by %s\n",
+	fmt.Fprintf(w, "space\t%s of %s free, %s to be left free; the store can reach %s%s\n",
 		size(st.FreeBytes), size(st.FileSystemBytes), size(st.MinFreeBytes), size(st.EffectiveMaxBytes), limit)
 }
 

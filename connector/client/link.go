@@ -106,17 +106,21 @@ func (l *link) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	lowest := wire.MinVersion
+	if l.opts.Staged {
+		lowest = wire.MinStagedVersion
+	}
 	hello := wire.Hello{
-		MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion,
+		MinVersion: lowest, MaxVersion: wire.MaxVersion,
 		Role: l.role, Client: l.opts.Name, Engine: l.opts.Engine, Manifest: manifest, Rank: l.rank, Staged: l.opts.Staged,
 	}
 	var reply wire.HelloReply
 	if err := l.roundTrip(ctx, wire.OpHello, hello.Append, reply.Decode); err != nil {
 		return err
 	}
-	if reply.Version < wire.MinVersion || reply.Version > wire.MaxVersion {
+	if reply.Version < lowest || reply.Version > wire.MaxVersion {
 		return fmt.Errorf("%w: kvconnd (%s) chose protocol %d, this client speaks %d to %d",
-			connector.ErrVersion, reply.Server, reply.Version, wire.MinVersion, wire.MaxVersion)
+			connector.ErrVersion, reply.Server, reply.Version, lowest, wire.MaxVersion)
 	}
 	l.loadTimeout = time.Duration(reply.LoadTimeoutMS) * time.Millisecond
 	return nil
@@ -156,7 +160,10 @@ func (l *link) roundTrip(ctx context.Context, op wire.Op, body func([]byte) []by
 		return err
 	}
 	l.nextID++
-	if err := l.conn.Write(wire.Header{ID: l.nextID, Op: op}, body, files...); err != nil {
+	switch err := l.conn.Write(wire.Header{ID: l.nextID, Op: op}, body, files...); {
+	case errors.Is(err, wire.ErrTooLarge): // nothing was sent: it is this call that fails
+		return &refusedError{err}
+	case err != nil:
 		return fmt.Errorf("send %s: %w", op, bare(err))
 	}
 	f, err := l.conn.Read()

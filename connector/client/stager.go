@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -117,7 +118,7 @@ func (s *stager) start(l *connector.RequestLoad, refresh func(), report func(con
 
 // plan lists what this rank copies of a load.
 func (s *stager) plan(l *connector.RequestLoad) *stagedJob {
-	j := &stagedJob{request: l.Request, done: make(chan struct{})}
+	j := &stagedJob{request: l.Request, failed: slices.Clone(l.Lost), done: make(chan struct{})}
 	for i := range l.Transfers {
 		t := &l.Transfers[i]
 		if t.Group >= len(s.layout.Groups) {

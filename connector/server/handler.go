@@ -26,7 +26,7 @@ type handler struct {
 
 // hello checks the first frame and opens the session. It fills in what the frame says of
 // the peer.
-func (s *Server) hello(ctx context.Context, f *wire.Frame, peer *Peer) (*handler, error) {
+func (s *Server) hello(ctx context.Context, conn *wire.Conn, f *wire.Frame, peer *Peer) (*handler, error) {
 	defer closeFiles(f.Files)
 	if f.Op != wire.OpHello || f.Kind != wire.KindRequest {
 		return nil, fmt.Errorf("%w: %s before hello", connector.ErrProtocol, f.Op)
@@ -44,6 +44,11 @@ func (s *Server) hello(ctx context.Context, f *wire.Frame, peer *Peer) (*handler
 	if err := m.Decode(f.Body); err != nil {
 		return nil, err
 	}
+	if m.Staged {
+		if err := wire.CheckStaged(lowest, highest); err != nil {
+			return nil, err
+		}
+	}
 	peer.Client, peer.Engine, peer.Staged = m.Client, m.Engine, m.Staged
 	manifest, err := connector.ParseManifest(m.Manifest)
 	if err != nil {
@@ -51,6 +56,9 @@ func (s *Server) hello(ctx context.Context, f *wire.Frame, peer *Peer) (*handler
 	}
 	if m.Engine == "" {
 		return nil, fmt.Errorf("%w: engine id is empty", connector.ErrBadRequest)
+	}
+	if err := s.admission.greet(conn, m.Engine, manifest.Ranks()); err != nil {
+		return nil, err
 	}
 	h := &handler{version: version}
 	if h.namespace, err = manifest.Digest(); err != nil {

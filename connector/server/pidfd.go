@@ -11,19 +11,23 @@ import (
 // watch calls ended once the process that made the connection has ended, also where a
 // child that it forked keeps the socket open. The returned function ends the watch. Where
 // the system has no pidfd for the peer (Linux before 5.3, or a peer outside of the
-// daemon's PID namespace) only the socket's end counts.
-func (s *Server) watch(c *net.UnixConn, pid int, ended func()) (stop func()) {
+// daemon's PID namespace) only the socket's end counts. It is an error to have no
+// descriptor left: that passes, and a connection is not to go unwatched for it.
+func (s *Server) watch(c *net.UnixConn, pid int, ended func()) (stop func(), err error) {
 	f, err := peerProcess(c, pid)
+	if outOfDescriptors(err) {
+		return nil, err
+	}
 	if err != nil {
 		s.unwatched.Do(func() {
 			s.opts.Logger.Debug("engine processes cannot be watched, only their sockets", "err", err)
 		})
-		return func() {}
+		return func() {}, nil
 	}
 	raw, err := f.SyscallConn()
 	if err != nil {
 		_ = f.Close()
-		return func() {}
+		return func() {}, nil
 	}
 	s.wg.Go(func() {
 		defer func() { _ = f.Close() }()
@@ -32,7 +36,7 @@ func (s *Server) watch(c *net.UnixConn, pid int, ended func()) (stop func()) {
 			ended()
 		}
 	})
-	return func() { _ = f.Close() }
+	return func() { _ = f.Close() }, nil
 }
 
 // hasEnded reports whether the process behind a pidfd has ended.

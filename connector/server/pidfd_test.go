@@ -21,7 +21,11 @@ func TestPeerWithoutPidfdIsServedAndSaidOnce(t *testing.T) {
 	}
 	_ = c.Close() // has no peer any more
 	for range 3 {
-		s.watch(c, 0, func() { t.Error("a process that is not watched has ended") })()
+		stop, err := s.watch(c, 0, func() { t.Error("a process that is not watched has ended") })
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop()
 	}
 	if n := strings.Count(log.String(), "cannot be watched"); n != 1 {
 		t.Errorf("said %d times, want once: %s", n, &log)
@@ -30,13 +34,15 @@ func TestPeerWithoutPidfdIsServedAndSaidOnce(t *testing.T) {
 
 func TestWatchEndsWithTheConnection(t *testing.T) {
 	s, socket := start(t, Options{}, newEcho())
+	_, first := dial(t, socket) // it serves, and has its reserve
+	greet(t, first, hello(t))
 	before := openDescriptors(t)
 	for range 20 {
 		_, conn := dial(t, socket)
 		greet(t, conn, hello(t))
 		_ = conn.Close()
 	}
-	for s.Stats().Connections > 0 {
+	for s.Stats().Connections > 1 {
 		time.Sleep(time.Millisecond)
 	}
 	// The watchers close theirs behind the connections.

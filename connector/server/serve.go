@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -10,16 +11,22 @@ import (
 	"github.com/kvconn/kvconn/connector/wire"
 )
 
+// maxHelloBytes bounds the body of a hello: a manifest, names, and what later versions add.
+const maxHelloBytes = 4 * connector.MaxManifestBytes
+
 // serveConn runs one connection to its end.
 func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) error {
 	if err := conn.SetReadDeadline(time.Now().Add(s.opts.HelloTimeout)); err != nil {
 		return err
 	}
+	// Nothing large is taken from somebody of whom nothing is known.
+	conn.LimitBodies(maxHelloBytes)
 	f, err := conn.Read()
+	conn.LimitBodies(wire.MaxBodyBytes)
 	if err != nil {
 		return s.refuse(conn, f.Header, err)
 	}
-	h, err := s.hello(ctx, &f, &peer)
+	h, err := s.hello(ctx, conn, &f, &peer)
 	if err != nil {
 		_ = s.fail(conn, f.Header, err)
 		return &refusedError{peer, err}
@@ -68,6 +75,11 @@ func (s *Server) serveFrame(ctx context.Context, conn *wire.Conn, h *handler) er
 	case errors.Is(err, connector.ErrProtocol):
 		return s.refuse(conn, f.Header, err)
 	case err != nil:
+		return s.fail(conn, f.Header, err)
+	case len(out)-wire.HeaderBytes > wire.MaxBodyBytes:
+		err := fmt.Errorf("the answer to %s has %d bytes, a frame at most %d", f.Op, len(out)-wire.HeaderBytes, wire.MaxBodyBytes)
+		s.opts.Logger.Error("an engine's request fails, its connection goes on", "err", err,
+			"remedy", "report it: what is offered and planned is meant to fit")
 		return s.fail(conn, f.Header, err)
 	}
 	return s.send(conn, f.Header, wire.KindReply, out, h.files...)

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -31,6 +30,10 @@ type Options struct {
 	WriteTimeout time.Duration
 	// MaxConns bounds the connections. Default 1,024: far above the ranks of a node.
 	MaxConns int
+	// MaxProcessConns bounds the connections of one process, so that one that opens them
+	// without end leaves most to others. Default 128: a process has one or two, unless it
+	// runs many ranks.
+	MaxProcessConns int
 	// UID is the user that may connect besides root. The default of 0 is meant as is.
 	UID    int
 	Logger *slog.Logger
@@ -47,6 +50,9 @@ func (o *Options) EnsureDefaults() {
 	if o.MaxConns == 0 {
 		o.MaxConns = 1024
 	}
+	if o.MaxProcessConns == 0 {
+		o.MaxProcessConns = 128
+	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -55,7 +61,7 @@ func (o *Options) EnsureDefaults() {
 // Stats counts what a server has seen.
 type Stats struct {
 	// Connections are open now; Accepted and Refused count since the start, the latter
-	// those with the wrong credentials or above the limit.
+	// those with the wrong credentials, above a limit, or turned away for want of descriptors.
 	Connections int    `json:"connections"`
 	Accepted    uint64 `json:"accepted"`
 	Refused     uint64 `json:"refused"`
@@ -71,8 +77,8 @@ type Server struct {
 	backend Backend
 	wg      sync.WaitGroup
 
-	mu    sync.Mutex
-	conns map[*wire.Conn]struct{}
+	admission *admission
+	refusals  refusals
 
 	accepted, refused, protocolErrors, requests atomic.Uint64
 	// unwatched is used to say once that peers' processes cannot be watched.
@@ -82,16 +88,13 @@ type Server struct {
 // New returns a server that opens its sessions at backend.
 func New(o Options, backend Backend) *Server {
 	o.EnsureDefaults()
-	return &Server{opts: o, backend: backend, conns: make(map[*wire.Conn]struct{})}
+	return &Server{opts: o, backend: backend, admission: newAdmission(&o)}
 }
 
 // Stats returns the counters.
 func (s *Server) Stats() Stats {
-	s.mu.Lock()
-	n := len(s.conns)
-	s.mu.Unlock()
 	return Stats{
-		Connections: n, Accepted: s.accepted.Load(), Refused: s.refused.Load(),
+		Connections: s.admission.len(), Accepted: s.accepted.Load(), Refused: s.refused.Load(),
 		ProtocolErrors: s.protocolErrors.Load(), Requests: s.requests.Load(),
 	}
 }
@@ -108,86 +111,67 @@ func (s *Server) Serve(ctx context.Context, l *Listener) error {
 		s.closeConns()
 	})
 	defer stop()
+	a := &acceptor{l: l, opts: &s.opts, refused: func() { s.refused.Add(1) }}
+	defer a.close()
 	for {
-		c, err := l.AcceptUnix()
+		c, err := a.next(ctx)
 		switch {
 		case err == nil:
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, net.ErrClosed):
-			return fmt.Errorf("accept on the engine socket: %w", err)
 		default:
-			// Out of descriptors, most likely: those that are connected go on.
-			s.opts.Logger.Error("cannot accept an engine's connection, trying again", "err", err,
-				"remedy", "raise the daemon's limit of open files (LimitNOFILE, ulimit -n)")
-			pause(ctx, acceptPause)
-			continue
+			return err
 		}
-		if err := s.admit(c); err != nil {
+		conn, pid, err := s.admission.admit(c)
+		if err != nil {
 			s.refused.Add(1)
-			s.opts.Logger.Warn("engine connection refused", "err", err,
-				"remedy", "run engine and daemon as the same user; a daemon serves the ranks of one node")
+			s.refusals.warn(s.opts.Logger, err)
 			_ = c.Close()
 			continue
 		}
 		s.accepted.Add(1)
-		s.start(ctx, wire.NewConn(c), c)
+		s.start(ctx, conn, c, pid)
 	}
 }
 
-// acceptPause is the time between attempts to accept while the system refuses.
-const acceptPause = 100 * time.Millisecond
+// refusals keeps a process that connects again and again from filling the log.
+type refusals struct{ last time.Time }
 
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
+// refusalInterval is the shortest time between two lines about connections refused.
+const refusalInterval = time.Second
+
+func (r *refusals) warn(logger *slog.Logger, err error) {
+	now := time.Now()
+	if !r.last.IsZero() && now.Sub(r.last) < refusalInterval {
+		return
 	}
+	r.last = now
+	logger.Warn("engine connection refused", "err", err,
+		"remedy", "run engine and daemon as the same user; a daemon serves the ranks of one node, each over one connection or two")
 }
 
-// admit checks the peer's user and the number of connections.
-func (s *Server) admit(c *net.UnixConn) error {
-	cred, err := peerCredentials(c)
-	if err != nil {
-		return err
-	}
-	if cred.Uid != 0 && int(cred.Uid) != s.opts.UID {
-		return fmt.Errorf("process %d runs as user %d; allowed are %d and root", cred.Pid, cred.Uid, s.opts.UID)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.conns) >= s.opts.MaxConns {
-		return fmt.Errorf("%d connections are open, the most allowed", len(s.conns))
-	}
-	return nil
-}
-
-func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn) {
-	s.mu.Lock()
-	s.conns[conn] = struct{}{}
-	s.mu.Unlock()
+func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn, pid int) {
 	if ctx.Err() != nil { // closeConns may have run already
 		_ = conn.Close()
 	}
 	s.wg.Go(func() {
 		defer func() {
-			s.mu.Lock()
-			delete(s.conns, conn)
-			s.mu.Unlock()
 			_ = conn.Close()
+			s.admission.leave(conn)
 		}()
-		var peer Peer
-		if cred, err := peerCredentials(raw); err == nil {
-			peer.PID = int(cred.Pid)
-		}
+		peer := Peer{PID: pid}
 		connCtx, end := context.WithCancel(ctx)
 		defer end()
-		stop := s.watch(raw, peer.PID, func() {
+		stop, err := s.watch(raw, peer.PID, func() {
 			end()
 			wake(conn)
 		})
+		if err != nil {
+			s.refused.Add(1)
+			s.opts.Logger.Warn("engine connection closed: its process cannot be watched", "pid", pid, "err", err,
+				"remedy", "raise the daemon's limit of open files (LimitNOFILE, ulimit -n)")
+			return
+		}
 		defer stop()
 		s.ended(ctx, connCtx, peer, s.serveConn(connCtx, conn, peer))
 	})
@@ -216,10 +200,4 @@ func (s *Server) ended(ctx, connCtx context.Context, peer Peer, err error) {
 // wake makes a connection's reader return: its own goroutine closes it.
 func wake(c *wire.Conn) { _ = c.SetDeadline(time.Unix(1, 0)) }
 
-func (s *Server) closeConns() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for c := range s.conns {
-		wake(c)
-	}
-}
+func (s *Server) closeConns() { s.admission.each(wake) }

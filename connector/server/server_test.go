@@ -91,8 +91,8 @@ func TestVersionsThatDoNotMeetAreAClearError(t *testing.T) {
 		body func([]byte) []byte
 		want string
 	}{
-		"older client": {helloOfVersion1, "the client speaks protocol 1 to 1, this daemon 2 to 2: update the engine's connector"},
-		"newer client": {helloOfVersion9, "the client speaks protocol 7 to 9, this daemon 2 to 2: update kvconnd"},
+		"older client": {helloOfVersion1, "the client speaks protocol 1 to 1, this daemon 2 to 3: update the engine's connector"},
+		"newer client": {helloOfVersion9, "the client speaks protocol 7 to 9, this daemon 2 to 3: update kvconnd"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, conn := dial(t, socket)
@@ -123,6 +123,22 @@ func TestClientThatSpeaksMoreVersionsGetsTheCommonOne(t *testing.T) {
 	if err := reply.Decode(f.Body); err != nil || reply.Version != wire.MaxVersion {
 		t.Errorf("version %d, %v; want %d", reply.Version, err, wire.MaxVersion)
 	}
+}
+
+// Plans have the form of version 3, which a client in staged mode reads.
+func TestStagedModeNeedsAVersionThatReadsPlans(t *testing.T) {
+	_, socket := start(t, Options{}, newEcho())
+	h := hello(t)
+	h.MinVersion, h.MaxVersion = 2, 2
+	_, conn := dial(t, socket)
+	if f := greet(t, conn, h); f.Kind != wire.KindReply {
+		t.Errorf("answer %+v to a client of version 2", f.Header)
+	}
+	h.Staged = true
+	_, staged := dial(t, socket)
+	f := greet(t, staged, h)
+	wantError(t, &f, wire.CodeVersion)
+	wantClosed(t, staged)
 }
 
 func TestRequestsArePipelined(t *testing.T) {

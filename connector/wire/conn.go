@@ -39,12 +39,17 @@ type Conn struct {
 	files []*os.File
 	body  []byte
 	out   []byte
+	// limit bounds the bodies that are received.
+	limit int
 }
 
 // NewConn wraps a connected socket, which the Conn owns from now on.
 func NewConn(c *net.UnixConn) *Conn {
-	return &Conn{c: c, rx: newReceiver(c), buf: make([]byte, readAhead)}
+	return &Conn{c: c, rx: newReceiver(c), buf: make([]byte, readAhead), limit: MaxBodyBytes}
 }
+
+// LimitBodies bounds the bodies that are received from now on, to MaxBodyBytes at most.
+func (c *Conn) LimitBodies(n int) { c.limit = min(n, MaxBodyBytes) }
 
 // Close closes the socket and every descriptor that nobody has taken.
 func (c *Conn) Close() error {
@@ -100,7 +105,7 @@ func (c *Conn) Send(h Header, frame []byte, files ...*os.File) error {
 		c.out = nil
 	}
 	if len(frame)-HeaderBytes > MaxBodyBytes || len(files) > MaxFDs {
-		return fmt.Errorf("send %s: %w", h.Op, errTooLarge)
+		return fmt.Errorf("send %s: %w", h.Op, ErrTooLarge)
 	}
 	h.Length, h.FDs = uint32(len(frame)-HeaderBytes), uint8(len(files))
 	h.put(frame)
@@ -145,6 +150,9 @@ func (c *Conn) Read() (Frame, error) {
 		return f, err
 	}
 	f.Header = h
+	if int(h.Length) > c.limit {
+		return f, fmt.Errorf("%w: %s frame of %d bytes, at most %d here", connector.ErrProtocol, h.Op, h.Length, c.limit)
+	}
 	c.in = c.in[HeaderBytes:]
 	if f.Body, err = c.readBody(int(h.Length)); err != nil {
 		return f, err
@@ -226,7 +234,7 @@ func (c *Conn) receive(b []byte) (int, error) {
 	case err != nil:
 		return 0, err
 	case flags&unix.MSG_CTRUNC != 0:
-		return 0, fmt.Errorf("%w: more than %d descriptors at once", connector.ErrProtocol, MaxFDs)
+		return 0, fmt.Errorf("%w: more than %d descriptors at once, or this process can take no more", connector.ErrProtocol, MaxFDs)
 	case n == 0:
 		return 0, io.EOF
 	}

@@ -170,8 +170,8 @@ func TestFrameBeyondTheBoundIsNotSent(t *testing.T) {
 	_, raw := pair(t)
 	out := NewConn(raw)
 	err := out.Write(Header{Op: OpMatch}, body(make([]byte, MaxBodyBytes+1)))
-	if !errors.Is(err, errTooLarge) {
-		t.Errorf("%v, want errTooLarge", err)
+	if !errors.Is(err, ErrTooLarge) {
+		t.Errorf("%v, want ErrTooLarge", err)
 	}
 }
 

@@ -70,15 +70,16 @@ func corpusPlan() *connector.Plan {
 		p := corpusProof(seed)
 		return connector.PlanBlock{Slot: slot, Key: connector.EngineKey(p), Proof: p}
 	}
-	load := connector.Transfer{Group: 1, Parent: connector.Key{0xaa}, Blocks: []connector.PlanBlock{block(7, 1), block(300, 2)}}
+	scope := connector.Scope{Salt: "tenant", LoRA: "adapter"}.Digest()
+	load := connector.Transfer{Group: 1, Parent: connector.Key{0xaa}, Scope: scope, Blocks: []connector.PlanBlock{block(7, 1), block(300, 2)}}
 	staged := connector.Transfer{Blocks: []connector.PlanBlock{block(1, 3)}, Staged: []connector.StagedShard{
 		{Shard: 0, Blocks: []connector.StagedBlock{{Offset: 1 << 21, Sum: 0x0102030405060708}}},
 		{Shard: 513, Blocks: []connector.StagedBlock{{Offset: 1<<33 + 4096, Sum: 9}}},
 	}}
 	return &connector.Plan{
 		Namespace: connector.NamespaceDigest(corpusProof(0x40)),
-		Loads:     []connector.RequestLoad{{Request: "req-1", Transfers: []connector.Transfer{load, staged}}, {Request: "req-2"}},
-		Saves:     []connector.Transfer{{Blocks: []connector.PlanBlock{block(9, 4)}}},
+		Loads:     []connector.RequestLoad{{Request: "req-1", Transfers: []connector.Transfer{load, staged}}, {Request: "req-2", Lost: []uint32{70000, 5}}},
+		Saves:     []connector.Transfer{{Scope: connector.Scope{Salt: "tenant"}.Digest(), Blocks: []connector.PlanBlock{block(9, 4)}}},
 	}
 }
 
@@ -143,7 +144,7 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 		Preempted: []string{"req-4"}, Finished: []string{"req-5", "req-6"},
 	}
 	add(OpStep, KindRequest, "", AppendStep(nil, &step), 0)
-	stepReply := connector.StepReply{Metadata: corpusPlan().Append(nil), Loads: []connector.PlannedLoad{{Request: "req-1", Blocks: []uint32{7, 300, 1}}, {Request: "req-2"}}}
+	stepReply := connector.StepReply{Metadata: corpusPlan().Append(nil), Loads: []connector.PlannedLoad{{Request: "req-1", Blocks: []uint32{7, 300, 1}}, {Request: "req-2", Blocks: []uint32{70000, 5}}}}
 	add(OpStep, KindReply, "", AppendStepReply(nil, &stepReply), 0)
 	add(OpLoaded, KindRequest, "", AppendLoaded(nil, &connector.LoadedReport{Done: []string{"req-1"}, InvalidBlocks: []uint32{7}}), 0)
 	add(OpLoaded, KindReply, "", AppendEmpty(nil), 0)
@@ -275,14 +276,14 @@ func readablePlan(p *connector.Plan) any {
 				blocks = append(blocks, map[string]any{"slot": b.Slot, "key": b.Key.String(), "proof": b.Proof.String()})
 			}
 			out = append(out, map[string]any{
-				"group": t.Group, "parent": t.Parent.String(), "blocks": blocks, "staged": readableStaged(t.Staged),
+				"group": t.Group, "parent": t.Parent.String(), "scope": hex.EncodeToString(t.Scope[:]), "blocks": blocks, "staged": readableStaged(t.Staged),
 			})
 		}
 		return out
 	}
 	loads := []any{}
 	for i := range p.Loads {
-		loads = append(loads, map[string]any{"r": p.Loads[i].Request, "transfers": transfers(p.Loads[i].Transfers)})
+		loads = append(loads, map[string]any{"r": p.Loads[i].Request, "lost": append([]uint32{}, p.Loads[i].Lost...), "transfers": transfers(p.Loads[i].Transfers)})
 	}
 	return map[string]any{"namespace": p.Namespace.String(), "loads": loads, "saves": transfers(p.Saves)}
 }

@@ -178,5 +178,5 @@ func appendU32s(b []byte, v []uint32) []byte {
 	return connector.AppendTokens(b, v)
 }
 
-// errTooLarge is what encoding a frame beyond the bounds returns.
-var errTooLarge = errors.New("frame too large")
+// ErrTooLarge says that a frame is beyond the bounds: nothing of it was sent.
+var ErrTooLarge = errors.New("frame too large")

@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -40,14 +41,22 @@ type ErrorBody struct {
 	Code, Message string
 }
 
+// maxMessage bounds an error's message, far below what the other side accepts.
+const maxMessage = 4096
+
 // NewErrorBody is the body that carries err to the other side.
 func NewErrorBody(err error) ErrorBody {
+	body := ErrorBody{Code: CodeInternal, Message: err.Error()}
+	if len(body.Message) > maxMessage {
+		body.Message = strings.ToValidUTF8(body.Message[:maxMessage], "") + "..."
+	}
 	for _, s := range codeErrors() {
 		if errors.Is(err, s.err) {
-			return ErrorBody{Code: s.code, Message: err.Error()}
+			body.Code = s.code
+			break
 		}
 	}
-	return ErrorBody{Code: CodeInternal, Message: err.Error()}
+	return body
 }
 
 // Append appends the body of m to b.

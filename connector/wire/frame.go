@@ -10,10 +10,13 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// Version bounds: the protocol versions that this package speaks.
+// Version bounds: the protocol versions that this package speaks. What sets version 3 apart
+// is the form of plans, which only clients in staged mode read.
 const (
 	MinVersion = 2
-	MaxVersion = 2
+	MaxVersion = 3
+	// MinStagedVersion is the lowest version of staged mode.
+	MinStagedVersion = 3
 )
 
 // Limits of a frame.
@@ -22,7 +25,7 @@ const (
 	HeaderBytes = 20
 	// MaxBodyBytes bounds a body. The largest real one is a prompt of
 	// connector.MaxTokens tokens (8 MiB); the rest is room for the other fields.
-	MaxBodyBytes = 16 << 20
+	MaxBodyBytes = connector.MaxFrameBytes
 	// MaxFDs bounds the descriptors of a frame: a register request's regions and fence.
 	MaxFDs = connector.MaxRegions + 1
 )

@@ -9,7 +9,11 @@ import (
 // AppendKeyed appends the body of a present, fetch or put request. request is the id that
 // poll will report (fetch only).
 func AppendKeyed(b []byte, request string, k *connector.KeyedBlocks) []byte {
-	b = msgp.AppendMapHeader(b, 5)
+	fields := uint32(5)
+	if k.Scope != (connector.Scope{}) {
+		fields += 2
+	}
+	b = msgp.AppendMapHeader(b, fields)
 	b = msgp.AppendString(b, "r")
 	b = msgp.AppendString(b, request)
 	b = msgp.AppendString(b, "group")
@@ -22,11 +26,18 @@ func AppendKeyed(b []byte, request string, k *connector.KeyedBlocks) []byte {
 		b = append(b, k.Hashes[i][:]...)
 	}
 	b = msgp.AppendString(b, "slots")
-	return appendU32s(b, k.Slots)
+	b = appendU32s(b, k.Slots)
+	if fields > 5 {
+		b = msgp.AppendString(b, "salt")
+		b = msgp.AppendString(b, k.Scope.Salt)
+		b = msgp.AppendString(b, "lora")
+		b = msgp.AppendString(b, k.Scope.LoRA)
+	}
+	return b
 }
 
 // DecodeKeyed fills k from the body of a present, fetch or put request, using its memory
-// again, and returns the request id.
+// again, and returns the request id. The scope's strings are views of the body.
 func DecodeKeyed(body []byte, k *connector.KeyedBlocks) (request string, err error) {
 	*k = connector.KeyedBlocks{Hashes: k.Hashes[:0], Slots: k.Slots[:0]}
 	d := decoder{b: body}
@@ -46,6 +57,10 @@ func DecodeKeyed(body []byte, k *connector.KeyedBlocks) (request string, err err
 			k.Hashes = d.appendHashes(k.Hashes)
 		case "slots":
 			k.Slots = d.appendU32s(k.Slots, "slots", connector.MaxKeyedBlocks)
+		case "salt":
+			k.Scope.Salt = d.view("salt", connector.MaxScopeBytes)
+		case "lora":
+			k.Scope.LoRA = d.view("lora", connector.MaxScopeBytes)
 		default:
 			return false
 		}

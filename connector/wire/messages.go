@@ -79,9 +79,20 @@ func DecodeVersions(body []byte) (lowest, highest int, err error) {
 // Negotiate chooses the highest version that a client which speaks lowest to highest and
 // this package have in common. Errors wrap [connector.ErrVersion].
 func Negotiate(lowest, highest int) (int, error) {
-	if lowest > MaxVersion || highest < MinVersion || lowest > highest {
-		return 0, fmt.Errorf("%w: the client speaks protocol %d to %d, this daemon %d to %d: %s",
-			connector.ErrVersion, lowest, highest, MinVersion, MaxVersion, whichIsOld(lowest > MaxVersion))
+	return negotiate(lowest, highest, MinVersion, "")
+}
+
+// CheckStaged reports whether staged mode can be spoken in the version that was chosen
+// from those of a client. Errors wrap [connector.ErrVersion].
+func CheckStaged(lowest, highest int) error {
+	_, err := negotiate(lowest, highest, MinStagedVersion, " in staged mode")
+	return err
+}
+
+func negotiate(lowest, highest, least int, mode string) (int, error) {
+	if lowest > MaxVersion || highest < least || lowest > highest {
+		return 0, fmt.Errorf("%w: the client speaks protocol %d to %d, this daemon %d to %d%s: %s",
+			connector.ErrVersion, lowest, highest, least, MaxVersion, mode, whichIsOld(lowest > MaxVersion))
 	}
 	return min(highest, MaxVersion), nil
 }

@@ -35,7 +35,7 @@ func codecs() []codec {
 	loaded := &connector.LoadedReport{Done: []string{"a"}, InvalidBlocks: []uint32{4}}
 	saveResult := &connector.SaveResult{Taken: 3, Dropped: 1, Present: 2}
 	finished := []connector.FinishedLoad{{Request: "a", FailedBlocks: []uint32{1}}, {Request: "b"}}
-	keyed := &connector.KeyedBlocks{Group: 1, Parent: connector.Proof{7}, Hashes: []connector.Proof{{1}, {2}}, Slots: []uint32{4, 5}}
+	keyed := &connector.KeyedBlocks{Group: 1, Parent: connector.Proof{7}, Hashes: []connector.Proof{{1}, {2}}, Slots: []uint32{4, 5}, Scope: connector.Scope{Salt: "s", LoRA: "l"}}
 	return []codec{
 		{"hello", hello, hello.Append, func(b []byte) (any, error) { m := new(Hello); return m, m.Decode(b) }},
 		{"hello reply", helloReply, helloReply.Append, func(b []byte) (any, error) { m := new(HelloReply); return m, m.Decode(b) }},

@@ -9,7 +9,6 @@ status is 0 only if every check passed.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import random
@@ -26,6 +25,8 @@ import workplace
 from completions import BLOCK_SIZE, MAX_TOKENS, Completion, cacheable, complete, complete_all, prompt
 from damage import flip_bits
 from hybrid import Hybrid
+from identity import Identity
+from offline_run import run_offline
 from processes import Daemon, Engine
 from stage import Place
 from tensor_parallel import TensorParallel
@@ -301,21 +302,15 @@ class Main:
             "other dtype": same | {"dtype": "bfloat16"},
         }
         row = self.rows[0]
-        job = {
-            "connector": json.loads(self.connector),
-            "prompts": [row.tokens],
-            "max_tokens": MAX_TOKENS,
-            "cases": [{"name": n, "arguments": a} for n, a in cases.items()],
-        }
-        command = [str(self.env.python), str(environment.HERE / "offline.py")]
-        with (self.work / "vllm-offline.log").open("ab") as log:
-            done = subprocess.run(
-                command, input=json.dumps(job).encode(), stdout=subprocess.PIPE, stderr=log, check=False,
-                env=self.env.variables(), timeout=600,
-            )  # fmt: skip
-        results = json.loads(done.stdout or b"{}")
+        results = run_offline(
+            self.env,
+            self.work / "vllm-offline.log",
+            self.connector,
+            [row.tokens],
+            {name: (arguments, [{}]) for name, arguments in cases.items()},
+        )
         for name in cases:
-            result = results.get(name, {"error": f"no answer, exit status {done.returncode}"})
+            result = results[name]
             if not self.report.check(f"{name}: serves", "answers" in result, result.get("error", "")):
                 continue
             (answer,) = result["answers"]
@@ -394,6 +389,7 @@ STAGES: dict[str, Callable[[Place], None]] = {
     "unit": unit_tests,
     "main": lambda place: Main(place).run(),
     "hybrid": lambda place: Hybrid(place).run(),
+    "identity": lambda place: Identity(place).run(),
     "tp": lambda place: TensorParallel(place).run(),
 }
 

@@ -1,7 +1,8 @@
 """Writes a small model with random weights and a byte-level tokenizer: a real one, made locally.
 
 Runs in the environment that has torch: `python tiny_model.py DIRECTORY SEED KIND`. KIND is "llama",
-with full attention, or "gemma3", where two of three layers have sliding windows. The weights are
+with full attention, "gemma3", where two of three layers have sliding windows, or "adapter", a LoRA
+adapter of the first. The weights are
 scaled so that the output depends on the whole prompt: one token changed early changes the
 tokens that follow, so wrong KV shows as wrong tokens.
 """
@@ -20,6 +21,7 @@ HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, INTERMEDIATE = 512, 8, 8, 2, 64, 153
 VOCABULARY = 260
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 QK_STD, OUTPUT_STD, EMBEDDING_STD = 0.12, 0.25, 1.0
+RANK = 8
 
 
 HYBRID_LAYERS, WINDOW = 6, 256
@@ -133,5 +135,23 @@ def write(directory: Path, seed: int, kind: str) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2))
 
 
+def write_adapter(directory: Path, seed: int) -> None:
+    """Write a LoRA adapter of the "llama" model: of its keys and values, and strong, so that it changes the output."""
+    directory.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for i in range(LAYERS):
+        for projection in ("k_proj", "v_proj"):
+            name = f"base_model.model.model.layers.{i}.self_attn.{projection}"
+            tensors[f"{name}.lora_A.weight"] = torch.randn(RANK, HIDDEN, generator=generator) * HIDDEN**-0.5
+            tensors[f"{name}.lora_B.weight"] = torch.randn(KV_HEADS * HEAD_SIZE, RANK, generator=generator) * 0.3
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    adapter = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["k_proj", "v_proj"]}
+    (directory / "adapter_config.json").write_text(json.dumps(adapter))
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    if sys.argv[3] == "adapter":
+        write_adapter(Path(sys.argv[1]), int(sys.argv[2]))
+    else:
+        write(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -16,6 +16,9 @@ func TestIndexBenchRuns(t *testing.T) {
 	if r.LookupSeconds <= 0 || r.BytesPerRecord <= 0 || r.OpenCleanSeconds <= 0 || r.OpenKilledSeconds <= 0 {
 		t.Errorf("%+v", r)
 	}
+	if x := r.Table; x.InsertsPerS <= 0 || x.WorstBytesPerRecord < x.BytesPerRecord || x.ChoiceMaxSeconds <= 0 || x.VictimsPerChoice <= 0 {
+		t.Errorf("%+v", x)
+	}
 }
 
 // BenchmarkIndex runs the whole measurement with KVCONN_BENCH_RECORDS records.

@@ -30,13 +30,20 @@ type IndexOptions struct {
 	// 5 million and 8,192.
 	Records int
 	Chain   int
-	// Progress, if not nil, is called now and then with the records written.
-	Progress func(records int)
+	// TableOnly leaves the store out: no journal, no opening. It needs 60 bytes of memory a
+	// record and no disk.
+	TableOnly bool
+	// TableProgress and Progress, if not nil, are called now and then with the records
+	// added to the table, and written to the store.
+	TableProgress func(records int)
+	Progress      func(records int)
 }
 
 // IndexResult is what [Index] measured.
 type IndexResult struct {
 	Records int `json:"records"`
+	// Table is what the table showed while it grew, and at its full size.
+	Table TableResult `json:"table"`
 	// LookupSeconds is the median time to look up a chain of Chain keys that is all there,
 	// LookupP99Seconds the 99th percentile.
 	Chain            int     `json:"chain"`
@@ -60,8 +67,10 @@ const (
 	writeBatch   = 2048
 )
 
-// Index builds an index of records without payloads (segment files are sparse and payloads
-// are not written) through the store's own write path, and measures it.
+// Index builds a table of records in memory and measures how it grows and what a choice of
+// victims costs. Then it builds an index of as many records without payloads (segment files are
+// sparse and payloads are not written) through the store's own write path, and measures look-ups
+// and the opening of the store.
 func Index(ctx context.Context, o IndexOptions) (IndexResult, error) {
 	if o.Records == 0 {
 		o.Records = 5_000_000
@@ -72,12 +81,16 @@ func Index(ctx context.Context, o IndexOptions) (IndexResult, error) {
 	if o.Records < o.Chain || o.Chain < 1 {
 		return IndexResult{}, fmt.Errorf("bench index: %d records: at least one chain of %d", o.Records, o.Chain)
 	}
+	table, err := measureTable(ctx, o)
+	if err != nil || o.TableOnly {
+		return IndexResult{Records: o.Records, Chain: o.Chain, Table: table}, err
+	}
 	dir, err := os.MkdirTemp(o.Dir, "kvconn-bench-index-")
 	if err != nil {
 		return IndexResult{}, err
 	}
 	b := &indexBench{o: o, dir: filepath.Join(dir, "live"), killed: filepath.Join(dir, "killed")}
-	b.res.Records, b.res.Chain = o.Records, o.Chain
+	b.res.Records, b.res.Chain, b.res.Table = o.Records, o.Chain, table
 	err = b.run(ctx)
 	return b.res, errors.Join(err, os.RemoveAll(dir))
 }

@@ -140,6 +140,33 @@ def test_hello_says_who_connects(fake: FakeDaemon) -> None:
     assert body["staged"] is False
 
 
+def test_no_connection_is_made_while_the_manifest_is_not_known(
+    fake: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    known: list[bytes] = []
+    options = Options(
+        socket=str(fake.path), engine="e", manifest=lambda: known[0] if known else None, retry_interval=0.01
+    )
+    scheduler = SchedulerClient(options)
+    assert not scheduler.connect()
+    time.sleep(0.05)
+    assert (fake.ops(), scheduler.session, caplog.records) == ([], 0, [])
+    known.append(b"{}")
+    until = time.monotonic() + 10
+    while not scheduler.session and time.monotonic() < until:
+        time.sleep(0.01)
+    assert fake.asked.get(timeout=10)[1]["manifest"] == b"{}"
+    scheduler.close()
+
+
+def test_a_manifest_too_large_is_never_sent(fake: FakeDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = SchedulerClient(Options(socket=str(fake.path), engine="e", manifest=lambda: bytes(64 << 10 | 1)))
+    assert not scheduler.connect()
+    assert fake.ops() == []
+    assert "manifest of 65537 bytes" in caplog.text
+    scheduler.close()
+
+
 def test_absence_is_said_once_and_so_is_the_return(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     scheduler = SchedulerClient(options(socket_dir / "s"))

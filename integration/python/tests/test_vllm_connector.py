@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,11 @@ pytest.importorskip("vllm")
 
 import torch
 from fake_daemon import HELLO, LOAD, POLL, SAVE, FakeDaemon
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvconn.client import FinishedLoad, Options, PlannedLoad, Run, WorkerClient
 from kvconn.vllm import connector as connector_module
-from kvconn.vllm.connector import KVConnConnector, _options
+from kvconn.vllm.connector import KVConnConnector, _check
+from kvconn.vllm.files import FileId
 from kvconn.vllm.metadata import StepMetadata
 from kvconn.vllm.worker import WorkerSide
 
@@ -57,14 +58,14 @@ def kv_config(*specs: Any) -> Any:
 )
 def test_settings_that_cannot_work_say_so(transfer: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        _options(vllm_config(**transfer), KVConnectorRole.WORKER, kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
+        _check(vllm_config(**transfer), kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
 
 
 def test_memory_on_a_gpu_is_refused() -> None:
     config = vllm_config()
     config.device_config.device_type = "cuda"
     with pytest.raises(ValueError, match="cuda"):
-        _options(config, KVConnectorRole.WORKER, kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
+        _check(config, kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", ["decode_context_parallel_size", "prefill_context_parallel_size"])
@@ -72,13 +73,13 @@ def test_context_parallelism_is_refused(size: str) -> None:
     config = vllm_config()
     setattr(config.parallel_config, size, 2)
     with pytest.raises(ValueError, match=size):
-        _options(config, KVConnectorRole.WORKER, kv_config(FullAttentionSpec()))
+        _check(config, kv_config(FullAttentionSpec()))
 
 
 def test_windows_are_refused_where_a_failed_load_would_kill_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connector_module, "_TransferResults", None)
     with pytest.raises(ValueError, match="failed_recving"):
-        _options(vllm_config(), KVConnectorRole.WORKER, kv_config(SlidingWindowSpec(sliding_window=8)))
+        _check(vllm_config(), kv_config(SlidingWindowSpec(sliding_window=8)))
 
 
 class Broken:
@@ -90,6 +91,7 @@ def test_no_exception_reaches_the_engine() -> None:
     connector = object.__new__(KVConnConnector)
     connector._broken = set()
     connector._scheduler = connector._worker = connector._client = Broken()  # type: ignore[assignment]
+    connector._adapters = None
     connector._connector_metadata = StepMetadata(b"x")
     request = SimpleNamespace(request_id="r")
     connector.register_kv_caches({})
@@ -98,7 +100,10 @@ def test_no_exception_reaches_the_engine() -> None:
     connector.wait_for_save()
     connector.update_state_after_alloc(request, None, 5)  # type: ignore[arg-type]
     connector.update_connector_output(None)  # type: ignore[arg-type]
+    connector.on_new_request(request)  # type: ignore[arg-type]
+    connector.weights_exchanged("reload_weights")
     connector.shutdown()
+    assert connector.adapter_loads(None, lambda: 5) == 5
     assert connector.get_mem_pool_context() is None
     assert connector.get_finished({"r"}) == (None, None)
     results = connector.get_transfer_results({"r"})
@@ -148,6 +153,21 @@ def test_a_step_is_begun_once_however_often_it_is_bound(fake: FakeDaemon) -> Non
     assert side.take_invalid() == {5}
     assert (side.ended_loads(), side.take_invalid()) == ((set(), set()), set())
     assert [op for op in fake.ops() if op != HELLO][1:] == [LOAD, SAVE, POLL]
+    client.close()
+
+
+def test_a_step_whose_adapter_was_touched_is_not_saved(fake: FakeDaemon, tmp_path: Path) -> None:
+    side, client = worker_side(fake)
+    path = tmp_path / "adapter_model.bin"
+    path.write_bytes(b"x")
+    meta = StepMetadata(b"m", untouched=[FileId.of(path)])
+    side.save(meta)
+    assert fake.ops()[-1] == SAVE
+    os.replace(path, tmp_path / "other")
+    side.save(meta)
+    path.write_bytes(b"x")
+    side.save(meta)
+    assert fake.ops() == []
     client.close()
 
 

@@ -21,6 +21,7 @@ from kvconn.client import (
     Unavailable,
     UnknownRequest,
 )
+from kvconn.vllm.files import FileId
 from kvconn.vllm.metadata import StepMetadata
 from kvconn.vllm.scheduler import SchedulerSide
 
@@ -63,12 +64,36 @@ class Leader:
             raise self.error
 
 
+class KnownAdapters:
+    """Stands where Adapters does."""
+
+    def __init__(self) -> None:
+        self.known = {"n": "lora-1:aa"}
+        self.files = {"n": (FileId("/p/adapter_model.bin", 1, 2, 3, 4),)}
+
+    def scope(self, lora: Any) -> str | None:
+        return self.known.get(lora.lora_name)
+
+    def soon_known(self, name: str) -> bool:
+        return name == "soon"
+
+    def untouched(self, name: str) -> tuple[FileId, ...]:
+        return self.files.get(name, ())
+
+
 class Engine:
     """Makes the objects of vLLM's scheduler."""
 
-    def __init__(self) -> None:
+    def __init__(self, images_by_content: bool = True) -> None:
         self.leader = Leader()
-        self.side = SchedulerSide(self.leader, BLOCK_SIZE, logging.getLogger("test"))  # type: ignore[arg-type]
+        self.adapters = KnownAdapters()
+        self.side = SchedulerSide(
+            self.leader,  # type: ignore[arg-type]
+            BLOCK_SIZE,
+            logging.getLogger("test"),
+            self.adapters,  # type: ignore[arg-type]
+            images_by_content,
+        )
         self.tables: dict[str, tuple[list[int], ...]] = {}
 
     def request(self, name: str, tokens: int, **kwargs: Any) -> Any:
@@ -201,7 +226,7 @@ def test_scope_and_wishes_reach_the_leader(engine: Engine) -> None:
     )
     engine.side.match(r, 0)
     (m,) = engine.leader.matches
-    assert (m["salt"], m["lora"], m["no_load"], m["no_save"]) == ("s", "n\0/p", True, True)
+    assert (m["salt"], m["lora"], m["no_load"], m["no_save"]) == ("s", "lora-1:aa", True, True)
 
 
 @pytest.mark.parametrize(
@@ -340,11 +365,11 @@ def test_images_are_told_as_spans_each_time(engine: Engine) -> None:
     def feature(start: int, length: int, identifier: str) -> Any:
         return SimpleNamespace(identifier=identifier, mm_position=SimpleNamespace(offset=start, length=length))
 
-    long = "x" * 300
-    r = engine.request("r", 14, mm_features=[feature(6, 3, long), feature(1, 4, "cat")])
+    cat, long = "ca7" * 22, "tower " * 50 + ":" + "d06" * 22
+    r = engine.request("r", 14, mm_features=[feature(6, 3, long), feature(1, 4, cat)])
     engine.side.match(r, 0)
     engine.side.match(r, 0)
-    want = [Span(1, 5, b"cat"), Span(6, 9, hashlib.sha256(long.encode()).digest())]
+    want = [Span(1, 5, cat.encode()), Span(6, 9, hashlib.sha256(long.encode()).digest())]
     assert [(m["start"], m["spans"]) for m in engine.leader.matches] == [(0, want), (14, want)]
 
 
@@ -364,9 +389,94 @@ def test_embeddings_are_told_block_by_block(engine: Engine) -> None:
 
 def test_more_spans_than_the_protocol_has_are_not_told(engine: Engine) -> None:
     position = SimpleNamespace(offset=0, length=1)
-    features = [SimpleNamespace(identifier="x", mm_position=position)] * 4097
+    features = [SimpleNamespace(identifier="a" * 64, mm_position=position)] * 4097
     assert engine.side.match(engine.request("r", 10, mm_features=features), 0) == (0, False)
     assert engine.leader.matches == []
+
+
+@pytest.mark.parametrize(
+    ("identifier", "by_content"), [("my-cat", True), ("renderer0-mm-1-image-0", True), ("a" * 64, False)]
+)
+def test_images_known_by_a_name_or_a_number_are_not_told(
+    caplog: pytest.LogCaptureFixture, identifier: str, by_content: bool
+) -> None:
+    engine = Engine(by_content)
+    position = SimpleNamespace(offset=0, length=1)
+    features = [SimpleNamespace(identifier=identifier, mm_position=position)]
+    for name in "ab":
+        assert engine.side.match(engine.request(name, 10, mm_features=features), 0) == (0, False)
+    assert (engine.leader.matches, len(caplog.records)) == ([], 1)
+
+
+# LoRA adapters
+
+
+def lora_request(engine: Engine, name: str = "n", tokens: int = 14) -> Any:
+    return engine.request("r", tokens, lora_request=SimpleNamespace(lora_name=name, lora_int_id=1, lora_path="/p"))
+
+
+def test_an_adapter_of_unknown_content_is_not_told_until_it_is_known(engine: Engine) -> None:
+    r = lora_request(engine, "new")
+    assert engine.side.match(r, 0) == (0, False)
+    assert engine.leader.matches == []
+    engine.adapters.known["new"], engine.adapters.files["new"] = "lora-1:bb", engine.adapters.files["n"]
+    engine.leader.offer = Offer(8, True)
+    assert engine.side.match(r, 0) == (8, True)
+    assert engine.leader.matches[0]["lora"] == "lora-1:bb"
+
+
+def test_a_request_waits_for_an_adapter_that_is_soon_known(engine: Engine) -> None:
+    r = lora_request(engine, "soon")
+    assert engine.side.match(r, 0) == (None, False)
+    engine.adapters.known["soon"], engine.adapters.files["soon"] = "lora-1:bb", engine.adapters.files["n"]
+    assert engine.side.match(r, 0) == (0, False)
+    assert engine.leader.matches[0]["lora"] == "lora-1:bb"
+
+
+def test_workers_are_told_which_files_must_be_untouched(engine: Engine) -> None:
+    r = lora_request(engine)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2, 3, 4])
+    assert engine.plan(new={"r": (0, 14)}).untouched == list(engine.adapters.files["n"])
+    plain = engine.request("plain", 6)
+    engine.side.match(plain, 0)
+    engine.allocate(plain, [5, 6])
+    assert engine.plan(new={"plain": (0, 6)}).untouched == []
+
+
+def test_once_an_adapter_has_changed_nothing_of_it_is_loaded_or_saved(engine: Engine) -> None:
+    engine.leader.offer = Offer(8, True)
+    r = lora_request(engine)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2, 3, 4])
+    engine.plan(new={"r": (0, 8)})
+    engine.adapters.files = {}
+    meta = engine.plan(cached={"r": (8, 6)})
+    assert (meta.untouched, [s.scheduled for s in engine.leader.steps[1:]]) == ([], [])
+    assert engine.side.match(r, 0) == (0, False)
+
+
+def test_a_new_request_has_its_adapter_looked_at(engine: Engine) -> None:
+    seen = []
+    engine.adapters.scope = lambda lora: seen.append(lora.lora_name)  # type: ignore[method-assign,assignment]
+    engine.side.met(lora_request(engine))
+    engine.side.met(engine.request("plain", 6))
+    assert seen == ["n"]
+
+
+def test_after_weights_were_exchanged_nothing_is_loaded_or_saved(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.leader.offer = Offer(8, True)
+    r = engine.request("r", 14)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2, 3, 4])
+    engine.plan(new={"r": (0, 8)})
+    engine.side.stop("reload_weights")
+    engine.side.stop("reload_weights")
+    engine.plan(cached={"r": (8, 6)})
+    assert engine.side.match(engine.request("s", 14), 0) == (0, False)
+    assert (len(engine.leader.steps), len(caplog.records)) == (1, 1)
 
 
 def test_the_length_of_the_prompt_is_told(engine: Engine) -> None:

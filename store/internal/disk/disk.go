@@ -55,10 +55,17 @@ type FS interface {
 	// Lock takes the lock of a directory by the file at path, which then says who has it.
 	// The lock ends with the process. It returns a *LockedError while another has it.
 	Lock(path, holder string) (io.Closer, error)
-	// FreeBytes is what an unprivileged process may still allocate.
-	FreeBytes(path string) (int64, error)
+	// Room tells how large the file system of path is and what of it is free.
+	Room(path string) (Room, error)
 	// PhysicalBytes is what the tree under path occupies.
 	PhysicalBytes(path string) (int64, error)
+}
+
+// Room is the size of a file system. FreeBytes is what an unprivileged process may still
+// allocate.
+type Room struct {
+	TotalBytes int64
+	FreeBytes  int64
 }
 
 // File is an open file. Its methods may be called concurrently.

@@ -111,13 +111,14 @@ func (OS) Lock(path, holder string) (io.Closer, error) {
 	return f, nil
 }
 
-// FreeBytes implements [FS].
-func (OS) FreeBytes(path string) (int64, error) {
+// Room implements [FS].
+func (OS) Room(path string) (Room, error) {
 	var st unix.Statfs_t
-	if err := unix.Statfs(path, &st); err != nil {
-		return 0, &fs.PathError{Op: "statfs", Path: path, Err: err}
+	_, err := ignoringEINTR(func() (int, error) { return 0, unix.Statfs(path, &st) })
+	if err != nil {
+		return Room{}, &fs.PathError{Op: "statfs", Path: path, Err: err}
 	}
-	return int64(st.Bavail) * st.Bsize, nil
+	return Room{TotalBytes: int64(st.Blocks) * st.Frsize, FreeBytes: int64(st.Bavail) * st.Frsize}, nil
 }
 
 // PhysicalBytes implements [FS]. Files that vanish meanwhile count nothing.

@@ -16,19 +16,67 @@ import (
 // HeaderBytes is the size of every header: one unit of direct I/O.
 const HeaderBytes = 4096
 
-// Version is the version of the on-disk format.
-const Version = 1
+// Version is the version of the on-disk format that is written. Older ones are read.
+const Version = 2
+
+// versionFirst is the format without scopes: a header ends with its payload's checksum.
+const versionFirst = 1
 
 // StoreID is the random identity of a store. Every header carries it, so that blocks
 // left behind by another store on the same device are never taken for records.
 type StoreID [16]byte
 
 // Errors of decoding. ErrBlank says that a header was never written (all zero where the
-// magic should be); ErrBad that it was damaged or is something else.
+// magic should be); ErrBad that it was damaged or is something else; ErrNewer that it is
+// intact and needs a program that knows more than this one.
 var (
 	ErrBlank = errors.New("header is blank")
 	ErrBad   = errors.New("header is bad")
+	ErrNewer = errors.New("header needs a newer program")
 )
+
+// Needs are features that a program must know to read what follows a header. A later
+// version of the program sets further bits; whoever does not know one of them must neither
+// read the payload nor call it damaged. What can be passed over needs no bit: reserved
+// bytes are not looked at.
+type Needs uint32
+
+// NeedsDecryption is set in records whose payload is encrypted.
+const NeedsDecryption Needs = 1 << 0
+
+// known are the features that this program can read.
+const known Needs = 0
+
+// KeyScheme says how a record's key was made.
+type KeyScheme uint8
+
+// The key schemes. Records of format 1 do not say.
+const (
+	KeySchemeUnknown KeyScheme = iota
+	KeySchemeTokens            // hashed from tokens
+	KeySchemeEngine            // the engine's own hash
+)
+
+// KeySchemeOf is the number of a manifest's key scheme.
+func KeySchemeOf(name string) KeyScheme {
+	switch name {
+	case connector.KeySchemeTokens:
+		return KeySchemeTokens
+	case connector.KeySchemeEngine:
+		return KeySchemeEngine
+	}
+	return KeySchemeUnknown
+}
+
+// Cipher says how a payload is encrypted. Its fields are zero where it is not.
+type Cipher struct {
+	Algorithm uint8
+	KeyID     uint32
+	Nonce     [24]byte // as much of it as the algorithm uses
+	Tag       [16]byte
+	// StoredBytes is the length of what is in the slot, if it is not that of the payload.
+	StoredBytes uint32
+}
 
 const (
 	recordMagic  = "KVCNREC1"
@@ -51,6 +99,12 @@ type Record struct {
 	// PayloadBytes is the payload's length, PayloadSum its XXH3-64.
 	PayloadBytes uint32
 	PayloadSum   uint64
+	// Scope tells whose record it is; [connector.UnknownScope] in format 1.
+	Scope     connector.ScopeDigest
+	KeyScheme KeyScheme
+	Flags     uint16 // none are defined
+	Needs     Needs
+	Cipher    Cipher
 }
 
 // Offsets within a record header.
@@ -69,6 +123,18 @@ const (
 	offProof     = 112
 	offBytes     = 144
 	offSum       = 152
+
+	// From format 2 on.
+	offNeeds       = 160
+	offScope       = 164
+	offKeyScheme   = 180
+	offAlgorithm   = 181
+	offFlags       = 182
+	offKeyID       = 184
+	offNonce       = 188
+	offTag         = 212
+	offStoredBytes = 228
+
 	offHeaderSum = HeaderBytes - 8
 )
 
@@ -91,12 +157,23 @@ func (r *Record) Encode(b []byte) {
 	copy(b[offProof:], r.Proof[:])
 	le.PutUint32(b[offBytes:], r.PayloadBytes)
 	le.PutUint64(b[offSum:], r.PayloadSum)
+	le.PutUint32(b[offNeeds:], uint32(r.Needs))
+	copy(b[offScope:], r.Scope[:])
+	b[offKeyScheme] = uint8(r.KeyScheme)
+	b[offAlgorithm] = r.Cipher.Algorithm
+	le.PutUint16(b[offFlags:], r.Flags)
+	le.PutUint32(b[offKeyID:], r.Cipher.KeyID)
+	copy(b[offNonce:], r.Cipher.Nonce[:])
+	copy(b[offTag:], r.Cipher.Tag[:])
+	le.PutUint32(b[offStoredBytes:], r.Cipher.StoredBytes)
 	seal(b)
 }
 
-// Decode reads the header in b, which is HeaderBytes long, and verifies its checksum.
+// Decode reads the header in b, which is HeaderBytes long, and verifies its checksum. With
+// [ErrNewer] the record says what it is, but its payload cannot be read.
 func (r *Record) Decode(b []byte) error {
-	if err := open(b, recordMagic); err != nil {
+	version, err := open(b, recordMagic)
+	if err != nil {
 		return err
 	}
 	le := binary.LittleEndian
@@ -112,6 +189,27 @@ func (r *Record) Decode(b []byte) error {
 	copy(r.Proof[:], b[offProof:])
 	r.PayloadBytes = le.Uint32(b[offBytes:])
 	r.PayloadSum = le.Uint64(b[offSum:])
+	r.Scope, r.KeyScheme, r.Flags, r.Needs, r.Cipher = connector.UnknownScope, KeySchemeUnknown, 0, 0, Cipher{}
+	if version == versionFirst {
+		return nil
+	}
+	r.Needs = Needs(le.Uint32(b[offNeeds:]))
+	copy(r.Scope[:], b[offScope:])
+	r.KeyScheme = KeyScheme(b[offKeyScheme])
+	r.Flags = le.Uint16(b[offFlags:])
+	r.Cipher.Algorithm = b[offAlgorithm]
+	r.Cipher.KeyID = le.Uint32(b[offKeyID:])
+	copy(r.Cipher.Nonce[:], b[offNonce:])
+	copy(r.Cipher.Tag[:], b[offTag:])
+	r.Cipher.StoredBytes = le.Uint32(b[offStoredBytes:])
+	return r.Needs.check()
+}
+
+// check reports an error if n has a feature that this program does not know.
+func (n Needs) check() error {
+	if unknown := n &^ known; unknown != 0 {
+		return fmt.Errorf("%w: features %#x", ErrNewer, uint32(unknown))
+	}
 	return nil
 }
 
@@ -120,24 +218,27 @@ func seal(b []byte) {
 	binary.LittleEndian.PutUint64(b[offHeaderSum:], xxh3.Hash(b[:offHeaderSum]))
 }
 
-// open verifies magic, checksum and version of a header.
-func open(b []byte, magic string) error {
+// open verifies magic, checksum and version of a header, and returns the version.
+func open(b []byte, magic string) (version uint16, err error) {
 	if len(b) != HeaderBytes {
-		return fmt.Errorf("%w: %d bytes", ErrBad, len(b))
+		return 0, fmt.Errorf("%w: %d bytes", ErrBad, len(b))
 	}
 	if string(b[offMagic:offMagic+len(magic)]) != magic {
 		if [8]byte(b) == [8]byte{} {
-			return ErrBlank
+			return 0, ErrBlank
 		}
-		return fmt.Errorf("%w: magic", ErrBad)
+		return 0, fmt.Errorf("%w: magic", ErrBad)
 	}
 	if binary.LittleEndian.Uint64(b[offHeaderSum:]) != xxh3.Hash(b[:offHeaderSum]) {
-		return fmt.Errorf("%w: checksum", ErrBad)
+		return 0, fmt.Errorf("%w: checksum", ErrBad)
 	}
-	if v := binary.LittleEndian.Uint16(b[offVersion:]); v != Version {
-		return fmt.Errorf("%w: version %d", ErrBad, v)
+	switch version = binary.LittleEndian.Uint16(b[offVersion:]); {
+	case version == 0:
+		return 0, fmt.Errorf("%w: version 0", ErrBad)
+	case version > Version:
+		return 0, fmt.Errorf("%w: version %d", ErrNewer, version)
 	}
-	return nil
+	return version, nil
 }
 
 // PayloadSum is the checksum of a payload.

@@ -14,6 +14,8 @@ type Segment struct {
 	// payload padded to a multiple of HeaderBytes.
 	Slots     uint32
 	SlotBytes int64
+	// Needs are the features that a program must know to use the segment.
+	Needs Needs
 }
 
 const (
@@ -21,6 +23,7 @@ const (
 	offSegID        = 32
 	offSegSlots     = 36
 	offSegSlotBytes = 40
+	offSegNeeds     = 48 // from format 2 on
 )
 
 // Encode writes the header into b, which is HeaderBytes long.
@@ -34,12 +37,14 @@ func (s *Segment) Encode(b []byte) {
 	le.PutUint32(b[offSegID:], s.ID)
 	le.PutUint32(b[offSegSlots:], s.Slots)
 	le.PutUint64(b[offSegSlotBytes:], uint64(s.SlotBytes))
+	le.PutUint32(b[offSegNeeds:], uint32(s.Needs))
 	seal(b)
 }
 
 // Decode reads and verifies the header in b, which is HeaderBytes long.
 func (s *Segment) Decode(b []byte) error {
-	if err := open(b, segmentMagic); err != nil {
+	version, err := open(b, segmentMagic)
+	if err != nil {
 		return err
 	}
 	le := binary.LittleEndian
@@ -47,6 +52,13 @@ func (s *Segment) Decode(b []byte) error {
 	s.ID = le.Uint32(b[offSegID:])
 	s.Slots = le.Uint32(b[offSegSlots:])
 	s.SlotBytes = int64(le.Uint64(b[offSegSlotBytes:]))
+	s.Needs = 0
+	if version > versionFirst {
+		s.Needs = Needs(le.Uint32(b[offSegNeeds:]))
+	}
+	if err := s.Needs.check(); err != nil {
+		return err
+	}
 	if s.Slots == 0 || s.SlotBytes < 2*HeaderBytes || s.SlotBytes%HeaderBytes != 0 || s.SlotBytes > MaxSlotBytes {
 		return fmt.Errorf("%w: %d slots of %d bytes", ErrBad, s.Slots, s.SlotBytes)
 	}

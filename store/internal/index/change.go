@@ -18,20 +18,116 @@ type Insertion struct {
 	Depth     uint16
 }
 
+const (
+	// insertRun is how many records are added under one hold of the lock. While the table
+	// grows each of them moves some thirty others.
+	insertRun = 64
+	// removeRun is how many records are removed under one hold.
+	removeRun = 256
+)
+
+// Place says where Insert will put the records of a batch within their chains: parent
+// and depth, for the journal, which is written first. A chain whose last use lies back
+// counts as used: it is touched here, under the read lock, and Insert need not do it.
+func (t *Table) Place(batch []Insertion) {
+	now := t.clock.Load() + 1
+	p := placer{climb: climb{t: t, tick: uint32(now), rest: NoRef}, batch: batch, now: now}
+	p.lag = max(parentLag, (p.now-t.horizon.Load())/lagPart)
+	for p.at < len(batch) || p.rest != NoRef {
+		p.run()
+	}
+}
+
+const (
+	// parentLag is how far, in ticks, a parent may be behind before an insertion below it
+	// counts as a use of its whole chain; or this part of what lies between now and the last
+	// use of what is being evicted, if that is more: an error of so little is not
+	// worth a walk.
+	parentLag = 64
+	lagPart   = 256
+	// placeRun is how many records are placed or touched under one hold of the lock.
+	placeRun = 2048
+	// placeBack is how far back in a batch a parent is looked for.
+	placeBack = 32
+)
+
+// placer goes over a batch, and up the chains of its records.
+type placer struct {
+	climb
+	batch    []Insertion
+	now, lag uint64
+	at       int
+}
+
+func (p *placer) run() {
+	t := p.t
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed {
+		p.at, p.rest = len(p.batch), NoRef
+		return
+	}
+	p.resume()
+	for budget := placeRun; budget > 0; budget-- {
+		if p.rest == NoRef {
+			if p.at == len(p.batch) {
+				return
+			}
+			p.place()
+			p.at++
+		}
+		budget -= p.climb.climb(budget)
+	}
+	p.pause()
+}
+
+// place places the next record, and sets rest if its chain is to be touched.
+func (p *placer) place() {
+	t, in := p.t, &p.batch[p.at]
+	in.ParentRef, in.Tick, in.Depth = NoRef, uint32(p.now), 0
+	if in.Parent == (connector.Key{}) {
+		return
+	}
+	parent := ID{in.ID.Namespace, in.ID.Shard, in.Parent}
+	if ref := t.find(&parent); ref != NoRef {
+		e := t.entry(ref)
+		in.ParentRef, in.Depth = ref, e.childDepth()
+		if t.full(e.tick())+p.lag < p.now {
+			p.rest = ref
+		}
+		return
+	}
+	// Batches hold chains in order: the parent is most often the record before.
+	for k := p.at - 1; k >= 0 && k >= p.at-placeBack; k-- {
+		if b := &p.batch[k]; b.ID == parent {
+			in.ParentRef, in.Depth = b.Ref, min(b.Depth, maxDepth-1)+1
+			return
+		}
+	}
+}
+
 // Insert adds records in the order given, parents before their children. A record whose
-// parent is there takes its parent's recency, and the whole chain is touched if that
-// lies back: no parent is ever older than its children.
+// parent is there takes its parent's recency (see [Table.Place]), so that no parent is ever
+// older than its children.
 func (t *Table) Insert(batch []Insertion) {
 	if len(batch) == 0 {
 		return
 	}
-	now := t.nextTick()
+	now := uint32(t.nextTick())
+	for len(batch) > 0 {
+		n := min(len(batch), insertRun)
+		t.insertRun(batch[:n], now)
+		batch = batch[n:]
+	}
+}
+
+func (t *Table) insertRun(batch []Insertion, now uint32) {
+	t.populate(len(batch), func(i int) Ref { return batch[i].Ref })
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range batch {
 		t.insert(&batch[i], now)
 	}
-	t.moveOne()
 }
 
 func (t *Table) insert(in *Insertion, now uint32) {
@@ -40,51 +136,41 @@ func (t *Table) insert(in *Insertion, now uint32) {
 		return
 	}
 	h := in.ID.hash()
-	s := &t.shards[shardOf(h)]
-	if _, _, ok := t.position(s, h, &in.ID); ok {
+	if _, _, _, ok := t.position(h, &in.ID); ok {
 		return
 	}
 	if in.Parent != (connector.Key{}) {
 		in.ParentRef = t.find(&ID{in.ID.Namespace, in.ID.Shard, in.Parent})
 	}
+	var p *entry
 	if in.ParentRef != NoRef {
-		p := t.entry(in.ParentRef)
-		if now-p.tick() > parentLag {
-			t.touchChain(in.ParentRef, now)
-		}
+		p = t.entry(in.ParentRef)
 		in.Tick = p.tick()
-		in.Depth = p.childDepth()
 	}
 	e := t.entry(in.Ref)
 	pins := e.use & pinMask // a writer may hold the slot
 	*e = entry{
 		key: in.ID.Key, namespace: in.ID.Namespace, shard: in.ID.Shard,
-		seq: in.Seq, bytes: in.Bytes, parent: in.ParentRef, depth: in.Depth,
-		use: uint64(in.Tick)<<tickShift | pins,
+		seq: in.Seq, bytes: in.Bytes, use: uint64(in.Tick)<<tickShift | pins,
 	}
-	t.put(h, in.Ref)
-	t.count++
-	t.bytes += int64(in.Bytes)
+	e.place(in.ParentRef, p)
+	in.Depth = e.depth
+	t.add(h, in.Ref, e)
 	in.Added = true
 }
 
-// touchChain raises the tick of a record and of its ancestors, up to the first that is
-// as recent.
-func (t *Table) touchChain(ref Ref, tick uint32) {
-	for ref != NoRef {
-		e := t.entry(ref)
-		if e.seq == 0 || e.tick() >= tick {
-			return
-		}
-		e.touch(tick, 0)
-		ref = t.validParent(e)
-	}
+// add makes a filled entry findable and counts it.
+func (t *Table) add(h uint64, ref Ref, e *entry) {
+	t.put(h, ref)
+	t.count++
+	t.bytes += int64(e.bytes)
+	t.cold.lower(ref, t.order(e))
 }
 
 // validParent returns the slot of an entry's parent, or NoRef if that slot is empty or
 // holds a younger record than the one that was the parent.
 func (t *Table) validParent(e *entry) Ref {
-	if e.parent == NoRef || e.parent >= t.limit {
+	if e.isPending() || e.parent == NoRef || e.parent >= t.limit {
 		return NoRef
 	}
 	if p := t.entry(e.parent); p.seq == 0 || p.seq >= e.seq {
@@ -127,106 +213,30 @@ func (t *Table) remove(ref Ref, seq uint64) (Removed, bool) {
 	return out, true
 }
 
-// Victim is a candidate for eviction.
-type Victim struct {
-	Ref   Ref
-	Seq   uint64
-	order uint64
-}
-
-// Evict takes victims out of the table that were not used since they were chosen and
-// are not pinned, in their order, until want are out. It appends them to out and returns
-// the rest of victims.
-func (t *Table) Evict(victims []Victim, want int, out []Removed) ([]Victim, []Removed) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for len(victims) > 0 && want > 0 {
-		v := victims[0]
-		victims = victims[1:]
-		if t.closed {
-			continue
-		}
-		e := t.entry(v.Ref)
-		if e.seq != v.Seq || order(e.tick(), e.depth) != v.order || e.pins() > 0 {
-			continue
-		}
-		if r, ok := t.remove(v.Ref, v.Seq); ok {
-			out = append(out, r)
-			want--
-		}
-	}
-	return victims, out
-}
-
-// Place says where Insert will put the records of a batch within their chains: parent,
-// depth and recency, for the journal, which is written first.
-func (t *Table) Place(batch []Insertion) {
-	if len(batch) == 0 {
-		return
-	}
-	now := t.clock.Load() + 1
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	for i := range batch {
-		in := &batch[i]
-		in.ParentRef, in.Tick, in.Depth = NoRef, now, 0
-		if in.Parent == (connector.Key{}) {
-			continue
-		}
-		parent := ID{in.ID.Namespace, in.ID.Shard, in.Parent}
-		if ref := t.find(&parent); ref != NoRef {
-			in.ParentRef = ref
-			in.Depth = t.entry(ref).childDepth()
-			continue
-		}
-		// Batches hold chains in order: the parent is most often the record before.
-		for k := i - 1; k >= 0 && k >= i-placeBack; k-- {
-			if batch[k].ID == parent {
-				in.ParentRef, in.Depth = batch[k].Ref, min(batch[k].Depth, maxDepth-1)+1
-				break
-			}
-		}
-	}
-}
-
-// placeBack is how far back in a batch a parent is looked for.
-const placeBack = 32
-
-func (e *entry) childDepth() uint16 { return min(e.depth, maxDepth-1) + 1 }
-
 // Empty takes all records of a range that are not pinned out of the table, and returns
 // how many are left.
 func (t *Table) Empty(r Range, out []Removed) (removed []Removed, left int) {
-	for from := uint32(0); from < r.Slots; from += scanRun {
-		end := r.Base + Ref(min(from+scanRun, r.Slots))
-		t.mu.Lock()
-		for ref := r.Base + Ref(from); ref < end && !t.closed; ref++ {
-			e := t.entry(ref)
-			switch {
-			case e.pins() > 0:
-				left++
-			case e.seq != 0:
-				if rm, ok := t.remove(ref, e.seq); ok {
-					out = append(out, rm)
-				}
-			}
-		}
-		t.mu.Unlock()
+	for from := uint32(0); from < r.Slots; from += removeRun {
+		var n int
+		out, n = t.emptyRun(r.Base+Ref(from), min(removeRun, r.Slots-from), out)
+		left += n
 	}
 	return out, left
 }
 
-// PinSlot holds the record of a slot, if there is one, until Unpin.
-func (t *Table) PinSlot(ref Ref) (ID, Found, bool) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	if t.closed || ref >= t.limit {
-		return ID{}, Found{}, false
+func (t *Table) emptyRun(base Ref, slots uint32, out []Removed) (removed []Removed, left int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for ref := base; ref < base+Ref(slots) && !t.closed; ref++ {
+		e := t.entry(ref)
+		switch {
+		case e.pins() > 0:
+			left++
+		case e.seq != 0:
+			if rm, ok := t.remove(ref, e.seq); ok {
+				out = append(out, rm)
+			}
+		}
 	}
-	e := t.entry(ref)
-	if e.seq == 0 {
-		return ID{}, Found{}, false
-	}
-	e.pin()
-	return ID{e.namespace, e.shard, e.key}, Found{Ref: ref, Seq: e.seq, Bytes: e.bytes}, true
+	return out, left
 }

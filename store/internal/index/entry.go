@@ -1,6 +1,7 @@
 // Package index is the store's table in memory: which record is in which slot, how
-// recently it was used and who holds it. It is compact (under 64 bytes a record), free of
-// pointers, and its lookups neither allocate nor touch the disk.
+// recently it was used and who holds it. It is compact (under 60 bytes a record), nearly free
+// of pointers, and its lookups neither allocate nor touch the disk. Nothing that it does
+// holds its lock for long, however large it is.
 package index
 
 import (
@@ -30,14 +31,14 @@ type entry struct {
 	namespace uint16
 	shard     connector.Shard
 	depth     uint16 // blocks before this one in its chain, saturating
-	_         uint16
-	// use is the tick of the last use (high 32 bits) and the number of pins (low 32
-	// bits); accessed atomically, under the read lock.
+	flags     uint16 // see unsure and pending
+	// use is the tick of the last use (high 32 bits, see ticks) and the number of pins (low
+	// 32 bits); accessed atomically, under the read lock.
 	use uint64
 	// seq is the record's sequence number, 0 in an empty slot.
 	seq uint64
 	// parent is the slot of the chain's previous block, valid while that slot holds an
-	// older record.
+	// older record and the entry is not pending.
 	parent Ref
 	bytes  uint32 // payload size
 }
@@ -52,11 +53,14 @@ const (
 func (e *entry) tick() uint32 { return uint32(atomic.LoadUint64(&e.use) >> tickShift) }
 func (e *entry) pins() uint32 { return uint32(atomic.LoadUint64(&e.use)) }
 
-// touch raises the tick and adds pins.
+// touch notes a use at a tick that is about now, and adds pins.
 func (e *entry) touch(tick uint32, pins uint64) {
 	for {
 		old := atomic.LoadUint64(&e.use)
-		next := max(old>>tickShift, uint64(tick))<<tickShift | (old&pinMask + pins)
+		next := uint64(tick)<<tickShift | (old&pinMask + pins)
+		if uint32(old>>tickShift)-tick < inFlight { // another use was later
+			next = old + pins
+		}
 		if old == next || atomic.CompareAndSwapUint64(&e.use, old, next) {
 			return
 		}
@@ -66,13 +70,51 @@ func (e *entry) touch(tick uint32, pins uint64) {
 func (e *entry) pin()   { atomic.AddUint64(&e.use, 1) }
 func (e *entry) unpin() { atomic.AddUint64(&e.use, ^uint64(0)) }
 
+const (
+	// pending is set in flags while the parent is known by its hash alone: parent, depth
+	// and the other bits of flags then hold the hash, less its lowest bit.
+	pending = 1 << 15
+	// unsure is set, in an entry that is not pending, while an ancestor is or was: the
+	// depth has still to be found.
+	unsure = 1
+)
+
+func (e *entry) isPending() bool { return e.flags&pending != 0 }
+
+// blocksBefore is the depth, 0 while it cannot be known.
+func (e *entry) blocksBefore() uint16 {
+	if e.isPending() {
+		return 0
+	}
+	return e.depth
+}
+
+// await makes the entry's parent the record whose identity has that hash.
+func (e *entry) await(hash uint64) {
+	hash >>= 1
+	e.parent, e.depth, e.flags = Ref(hash), uint16(hash>>32), uint16(hash>>48)|pending
+}
+
+// awaited is the hash that await was given, less its lowest bit.
+func (e *entry) awaited() uint64 {
+	return (uint64(e.parent) | uint64(e.depth)<<32 | uint64(e.flags&^pending)<<48) << 1
+}
+
+// place puts the entry below a parent, or at the head of a chain if parent is nil.
+func (e *entry) place(ref Ref, parent *entry) {
+	e.parent, e.depth, e.flags = ref, 0, 0
+	if parent == nil {
+		return
+	}
+	e.depth = parent.childDepth()
+	if parent.flags != 0 {
+		e.flags = unsure
+	}
+}
+
+func (e *entry) childDepth() uint16 { return min(e.blocksBefore(), maxDepth-1) + 1 }
+
 // is reports whether the entry, which is not empty, holds the record id.
 func (e *entry) is(id *ID) bool {
 	return e.key == id.Key && e.namespace == id.Namespace && e.shard == id.Shard
-}
-
-// order is the eviction order: least recently used first, and of a chain used at one time
-// its end first.
-func order(tick uint32, depth uint16) uint64 {
-	return uint64(tick)<<16 | uint64(maxDepth-depth)
 }

@@ -6,18 +6,16 @@ import (
 )
 
 const (
-	hashShards = 256
 	// bucketSlots references and their tags fill a cache line: a lookup misses the cache
 	// once here and once for the entry.
 	bucketSlots = 12
-	// Up to a load of 7/8 few records lie outside their own bucket. A single shard of a
-	// small table may be fuller.
-	maxLoadNum, maxLoadDen   = 7, 8
-	maxShardNum, maxShardDen = 15, 16
-	lowBytes                 = 0x0101010101010101
-	highBits                 = 0x8080808080808080
-	lowHalf                  = 1<<32 - 1
-	maxPassed                = 1<<8 - 1
+	bucketBytes = 64
+	// Up to a load of 7/8 few records lie outside their own bucket.
+	maxLoadNum, maxLoadDen = 7, 8
+	lowBytes               = 0x0101010101010101
+	highBits               = 0x8080808080808080
+	lowHalf                = 1<<32 - 1
+	maxPassed              = 1<<8 - 1
 )
 
 // bucket is one cache line of a hash table.
@@ -31,14 +29,8 @@ type bucket struct {
 	refs   [bucketSlots]Ref
 }
 
-// hashShard is one open-addressing table.
-type hashShard struct {
-	buckets []bucket
-	count   int
-}
-
 // hash mixes an identity. Keys are hashes already; a multiplication spreads them over
-// shard, bucket and tag even where a caller's keys are not.
+// bucket and tag even where a caller's keys are not.
 func (id *ID) hash() uint64 {
 	h := binary.LittleEndian.Uint64(id.Key[:8]) ^ bits.RotateLeft64(binary.LittleEndian.Uint64(id.Key[8:]), 29)
 	h ^= (uint64(id.Namespace)<<16 | uint64(id.Shard)) * 0x9E3779B97F4A7C15
@@ -52,16 +44,29 @@ func (e *entry) hash() uint64 {
 	return id.hash()
 }
 
-func shardOf(h uint64) int { return int(h >> 56) }
+// tagOf takes bits that have no part in the choice of a bucket.
+func tagOf(h uint64) uint8 { return max(uint8(h>>8), 1) }
 
-func tagOf(h uint64) uint8 { return max(uint8(h>>40), 1) }
+// home is the bucket where a record belongs. Greater hashes belong in later buckets,
+// whatever the size of the region.
+func (r *region) home(h uint64) int {
+	at, _ := bits.Mul64(h, uint64(len(r.buckets)))
+	return int(at)
+}
 
-func (s *hashShard) home(h uint64) int {
-	return int(uint64(uint32(h)) * uint64(len(s.buckets)) >> 32)
+// home returns the region that holds the records of a hash, and their bucket there.
+func (t *Table) home(h uint64) (r *region, at int) {
+	r = t.region
+	at = r.home(h)
+	if at < t.moved {
+		r = t.next
+		at = r.home(h)
+	}
+	return r, at
 }
 
 // matches returns the slots that hold tag, as the high bits of 8 and of 4 bytes. There are
-// rare false ones, behind a true one.
+// rare false ones, after a true one.
 func (b *bucket) matches(tag uint8) (first, second uint64) {
 	x := binary.LittleEndian.Uint64(b.tags[:8]) ^ lowBytes*uint64(tag)
 	y := uint64(binary.LittleEndian.Uint32(b.tags[8:])) ^ lowBytes*uint64(tag)&lowHalf
@@ -95,36 +100,53 @@ func (b *bucket) candidate(first uint64, tag uint8) Ref {
 	return NoRef
 }
 
-// position finds id and returns its bucket and its slot there, or false.
-func (t *Table) position(s *hashShard, h uint64, id *ID) (at, slot int, ok bool) {
-	if len(s.buckets) == 0 {
-		return 0, 0, false
-	}
+// position finds id and returns where it is, or false.
+func (t *Table) position(h uint64, id *ID) (r *region, at, slot int, ok bool) {
 	tag := tagOf(h)
-	at = s.home(h)
-	for range s.buckets {
-		b := &s.buckets[at]
+	r, at = t.home(h)
+	for range r.buckets {
+		b := &r.buckets[at]
 		first, second := b.matches(tag)
 		for ; first != 0; first &= first - 1 {
 			if slot = bits.TrailingZeros64(first) / 8; t.entry(b.refs[slot]).is(id) {
-				return at, slot, true
+				return r, at, slot, true
 			}
 		}
 		for ; second != 0; second &= second - 1 {
 			if slot = 8 + bits.TrailingZeros64(second)/8; t.entry(b.refs[slot]).is(id) {
-				return at, slot, true
+				return r, at, slot, true
 			}
 		}
 		if b.passed == 0 {
 			break
 		}
-		at = s.after(at)
+		at = r.after(at)
 	}
-	return 0, 0, false
+	return nil, 0, 0, false
 }
 
-func (s *hashShard) after(at int) int {
-	if at++; at == len(s.buckets) {
+// findHash returns the slot of the record whose identity has that hash, the lowest bit
+// aside, or NoRef.
+func (t *Table) findHash(h uint64) Ref {
+	tag := tagOf(h)
+	r, at := t.home(h)
+	for range r.buckets {
+		b := &r.buckets[at]
+		for slot, other := range b.tags {
+			if other == tag && t.entry(b.refs[slot]).hash()>>1 == h>>1 {
+				return b.refs[slot]
+			}
+		}
+		if b.passed == 0 {
+			break
+		}
+		at = r.after(at)
+	}
+	return NoRef
+}
+
+func (r *region) after(at int) int {
+	if at++; at == len(r.buckets) {
 		return 0
 	}
 	return at
@@ -132,60 +154,54 @@ func (s *hashShard) after(at int) int {
 
 // find returns the slot of a record, or NoRef.
 func (t *Table) find(id *ID) Ref {
-	h := id.hash()
-	s := &t.shards[shardOf(h)]
-	if at, slot, ok := t.position(s, h, id); ok {
-		return s.buckets[at].refs[slot]
+	if r, at, slot, ok := t.position(id.hash(), id); ok {
+		return r.buckets[at].refs[slot]
 	}
 	return NoRef
 }
 
 // put adds a reference whose identity is not in the table.
 func (t *Table) put(h uint64, ref Ref) {
-	s := &t.shards[shardOf(h)]
-	for t.crowded(s) {
-		t.grow(shardOf(h))
-	}
-	s.place(h, ref)
-	s.count++
+	t.makeRoom()
+	r, at := t.home(h)
+	r.place(at, h, ref)
 }
 
-// crowded reports whether a shard must grow before it takes another record.
-func (t *Table) crowded(s *hashShard) bool {
-	room := len(s.buckets) * bucketSlots
-	return (s.count+1)*maxShardDen > room*maxShardNum ||
-		(s.count+1)*maxLoadDen > room*maxLoadNum && (t.count+1)*maxLoadDen > room*hashShards*maxLoadNum
-}
-
-func (s *hashShard) place(h uint64, ref Ref) {
-	at := s.home(h)
+func (r *region) place(home int, h uint64, ref Ref) {
+	at := home
 	for {
-		b := &s.buckets[at]
+		b := &r.buckets[at]
 		if slot := b.free(); slot >= 0 {
 			b.tags[slot], b.refs[slot] = tagOf(h), ref
+			if at < home {
+				r.wrapped = max(r.wrapped, at+1)
+			}
 			return
 		}
 		if b.passed < maxPassed {
 			b.passed++
 		}
-		at = s.after(at)
+		at = r.after(at)
 	}
 }
 
 // cut removes the reference of a record that is in the table. No tombstone stays.
 func (t *Table) cut(id *ID) Ref {
 	h := id.hash()
-	s := &t.shards[shardOf(h)]
-	at, slot, ok := t.position(s, h, id)
+	r, at, slot, ok := t.position(h, id)
 	if !ok {
 		panic("index: an entry is not in the table that it belongs to")
 	}
-	for b := s.home(h); b != at; b = s.after(b) {
-		if s.buckets[b].passed < maxPassed {
-			s.buckets[b].passed--
+	r.take(r.home(h), at, slot)
+	return r.buckets[at].refs[slot]
+}
+
+// take empties a slot that holds a record which belongs in the bucket home.
+func (r *region) take(home, at, slot int) {
+	for b := home; b != at; b = r.after(b) {
+		if r.buckets[b].passed < maxPassed {
+			r.buckets[b].passed--
 		}
 	}
-	s.buckets[at].tags[slot] = 0
-	s.count--
-	return s.buckets[at].refs[slot]
+	r.buckets[at].tags[slot] = 0
 }

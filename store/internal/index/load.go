@@ -1,25 +1,67 @@
 package index
 
-import "github.com/kvconn/kvconn/connector"
+import (
+	"math/bits"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// Filling a table when a store opens, or while it is in use already:
+//
+//	Reserve(records)        if their number is known: quicker than growing with them
+//	Load(batch, lost)       again and again, in any order, from any number of goroutines
+//	Resolve(range)          for each range of slots, once everything is loaded
+//
+// Look-ups, insertions and evictions may go on between and beside these calls: Load and
+// Resolve hold the lock for some tens of microseconds at a time. What Load was given is found
+// at once. Until Resolve has seen it, eviction knows of a record that it is older than what
+// was used since, but perhaps not which chain it belongs to.
+//
+// The order of use is lost with the process. What takes its place is the order of
+// writing, which sequence numbers tell, in steps of at most a thousandth of the store. Every
+// record loaded counts as used before every look-up and insertion.
 
 // Loaded is a record found in the journal or in segment headers when a store opens.
 type Loaded struct {
-	ID     ID
-	Ref    Ref
-	Seq    uint64
-	Bytes  uint32
-	Parent Ref
-	Tick   uint32
-	Depth  uint16
+	ID    ID
+	Ref   Ref
+	Seq   uint64
+	Bytes uint32
+	// Parent is the slot of the chain's previous block where it is known, with Depth the
+	// number of blocks before this one. If Parent is NoRef, ParentKey names that block, zero
+	// at the head of a chain; namespace and shard are those of ID. The block need not be
+	// loaded yet: Resolve finds it. No memory is kept for it meanwhile beside the
+	// record's entry.
+	Parent    Ref
+	Depth     uint16
+	ParentKey connector.Key
 }
 
-// Load adds records while a store opens. Of two records of one identity the younger
-// stays; Load returns those that lost.
+// Load adds records. Of two records of one identity the younger stays; Load appends those
+// that lost to lost: those of the batch that were not added, and those that were in the table
+// and are out of it now. The slots of in.Ref must be tracked by no one else: no insertion
+// may use them before.
 func (t *Table) Load(batch []Loaded, lost []Removed) []Removed {
+	for len(batch) > 0 {
+		n := min(len(batch), loadRun)
+		lost = t.loadRun(batch[:n], lost)
+		batch = batch[n:]
+	}
+	return lost
+}
+
+// loadRun is how many records are loaded under one hold of the lock.
+const loadRun = 128
+
+func (t *Table) loadRun(batch []Loaded, lost []Removed) []Removed {
+	t.populate(len(batch), func(i int) Ref { return batch[i].Ref })
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range batch {
 		in := &batch[i]
+		if t.closed {
+			return lost
+		}
 		if old := t.find(&in.ID); old != NoRef {
 			if t.entry(old).seq >= in.Seq {
 				lost = append(lost, Removed{ID: in.ID, Seq: in.Seq, Ref: in.Ref})
@@ -29,45 +71,55 @@ func (t *Table) Load(batch []Loaded, lost []Removed) []Removed {
 				lost = append(lost, r)
 			}
 		}
-		*t.entry(in.Ref) = entry{
-			key: in.ID.Key, namespace: in.ID.Namespace, shard: in.ID.Shard,
-			seq: in.Seq, bytes: in.Bytes, parent: in.Parent, depth: in.Depth,
-			use: uint64(in.Tick) << tickShift,
-		}
-		t.put(in.ID.hash(), in.Ref)
-		t.count++
-		t.bytes += int64(in.Bytes)
+		t.load(in)
 	}
-	t.moveOne()
 	return lost
 }
 
-// Settle is called once after the last Load: it makes every parent at least as recent as
-// its children, as it was before the recency of uses was lost, and sets the clock. It goes
-// from the last slot to the first, since the ends of chains most often lie behind their
-// heads: an ancestor is then raised once and not by each of its descendants.
-func (t *Table) Settle() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.moveAll()
-	newest := uint32(0)
-	for ref := t.limit; ref > 0; ref-- {
-		e := t.entry(ref - 1)
-		if e.seq == 0 {
-			continue
-		}
-		tick := e.tick()
-		newest = max(newest, tick)
-		for p := t.validParent(e); p != NoRef; {
-			up := t.entry(p)
-			if up.tick() >= tick {
-				break
-			}
-			up.use = uint64(tick)<<tickShift | up.use&pinMask
-			p = t.validParent(up)
+func (t *Table) load(in *Loaded) {
+	e := t.entry(in.Ref)
+	*e = entry{
+		key: in.ID.Key, namespace: in.ID.Namespace, shard: in.ID.Shard,
+		seq: in.Seq, bytes: in.Bytes, parent: in.Parent, depth: in.Depth,
+		use: uint64(writtenTick(in.Seq))<<tickShift | e.use&pinMask,
+	}
+	if in.Parent == NoRef && in.ParentKey != (connector.Key{}) {
+		// Most often the parent was loaded before.
+		parent := ID{in.ID.Namespace, in.ID.Shard, in.ParentKey}
+		if ref := t.find(&parent); ref != NoRef && t.entry(ref).seq < in.Seq {
+			e.place(ref, t.entry(ref))
+		} else {
+			e.await(parent.hash())
 		}
 	}
-	t.clock.Store(max(newest, t.clock.Load()))
+	t.add(in.ID.hash(), in.Ref, e)
+}
+
+// Sequence numbers count up within an opening of the store, whose number is in the bits
+// from SeqBits on.
+const (
+	SeqBits = 40
+	// stepBits is the precision with which ticks follow sequence numbers: a step is at
+	// most this part of what was written until then.
+	stepBits = 8
+	// Codes of 24 and of 40 bits with that precision.
+	openingCodeBits, counterCodeBits = 13, 14
+	// firstTick is past the tick of every record loaded.
+	firstTick = 1 << (openingCodeBits + counterCodeBits)
+)
+
+// writtenTick is the recency of a record of which nothing but its writing is known. It
+// rises with the sequence number. Coarse steps are wanted: within one the ends of chains go
+// before their heads.
+func writtenTick(seq uint64) uint32 {
+	opening, counter := seq>>SeqBits, seq&(1<<SeqBits-1)
+	return coarse(opening)<<counterCodeBits | coarse(counter)
+}
+
+// coarse is a monotone code of x: its highest bits and how many follow.
+func coarse(x uint64) uint32 {
+	rest := max(bits.Len64(x)-(stepBits+1), 0)
+	return uint32(rest<<stepBits) + uint32(x>>rest)
 }
 
 // Reserve makes room for that many records at once, which is quicker than growing with
@@ -75,111 +127,89 @@ func (t *Table) Settle() {
 func (t *Table) Reserve(records int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.region != nil || t.next != nil || records <= 0 {
+	if t.region != &t.blank || records <= 0 {
 		return nil
 	}
-	r, err := newRegion(max(minShardBuckets, records*maxLoadDen/maxLoadNum/(hashShards*bucketSlots)+1))
+	r, err := newRegion(max(minBuckets, records*maxLoadDen/maxLoadNum/bucketSlots+1))
 	if err != nil {
 		return err
 	}
 	t.region = r
-	for i := range t.shards {
-		t.shards[i].buckets = r.shard(i)
-	}
 	return nil
 }
 
-// EmptySlots appends the slots of a range that hold no record, the last one first.
-func (t *Table) EmptySlots(r Range, out []Ref) []Ref {
+// Survey appends the slots of a range that hold no record to out, the last one first. It
+// also learns what records there are to evict in a tracked range that was filled before it was
+// tracked.
+func (t *Table) Survey(r Range, out []Ref) []Ref {
+	var sum, n uint64
+	for end := r.Slots; end > 0; {
+		begin := (end - 1) / scanRun * scanRun
+		out = t.surveyRun(r.Base+Ref(begin), r.Base+Ref(end), out, &sum, &n)
+		end = begin
+	}
+	if n > 0 {
+		t.noteHeat(r, sum/n)
+	}
+	return out
+}
+
+func (t *Table) surveyRun(begin, end Ref, out []Ref, sum, n *uint64) []Ref {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	for ref := r.Base + Ref(r.Slots); ref > r.Base; ref-- {
-		if t.entry(ref-1).seq == 0 {
+	if t.closed {
+		return out
+	}
+	var bounds [scanRun / groupSlots]uint64
+	for i := range bounds {
+		bounds[i] = none
+	}
+	for ref := end; ref > begin; ref-- {
+		e := t.entry(ref - 1)
+		if e.seq == 0 {
 			out = append(out, ref-1)
+			continue
+		}
+		b := &bounds[(ref-1-begin)>>groupShift]
+		*b = min(*b, t.order(e))
+		*sum += t.full(e.tick())
+		*n++
+	}
+	t.cold.mu.Lock()
+	defer t.cold.mu.Unlock()
+	for i := range bounds {
+		if ref := begin + Ref(i<<groupShift); ref < end {
+			t.cold.lower(ref, bounds[i])
 		}
 	}
 	return out
 }
 
-// Heat is the mean tick of a range's records, or empty if there are none. It reports false
-// if a slot is pinned.
-func (t *Table) Heat(r Range, empty uint32) (mean uint32, free bool) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	if t.closed {
-		return empty, true
+// Describe appends the records of a range to out, as insertions. Parent is set where the
+// parent is in the table.
+func (t *Table) Describe(r Range, out []Insertion) []Insertion {
+	for from := uint32(0); from < r.Slots; from += scanRun {
+		out = t.describe(r.Base+Ref(from), min(scanRun, r.Slots-from), out)
 	}
-	var sum, n uint64
-	for ref := r.Base; ref < r.Base+Ref(r.Slots); ref++ {
-		e := t.entry(ref)
-		if e.pins() > 0 {
-			return 0, false
-		}
-		if e.seq != 0 {
-			sum += uint64(e.tick())
-			n++
-		}
-	}
-	if n == 0 {
-		return empty, true
-	}
-	return uint32(sum / n), true
+	return out
 }
 
-// Clock is the tick of the last use.
-func (t *Table) Clock() uint32 { return t.clock.Load() }
-
-// Tick is the tick of a victim's last use.
-func (v Victim) Tick() uint32 { return uint32(v.order >> 16) }
-
-// Order is the eviction order of a record with that tick and depth.
-func Order(tick uint32, depth uint16) uint64 { return order(tick, depth) }
-
-// Order is the victim's place in the order of eviction.
-func (v Victim) Order() uint64 { return v.order }
-
-// Link sets the parents of loaded records, given by key, and their depths.
-func (t *Table) Link(parents map[Ref]connector.Key) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for ref, key := range parents {
-		if e := t.entry(ref); e.seq != 0 && key != (connector.Key{}) {
-			e.parent = t.find(&ID{e.namespace, e.shard, key})
-		}
-	}
-	var path []Ref
-	done := make(map[Ref]bool, len(parents))
-	for ref := range parents {
-		// Up to the first record whose depth is known, and down again.
-		path = path[:0]
-		for ref != NoRef && !done[ref] && t.entry(ref).seq != 0 {
-			done[ref] = true
-			path = append(path, ref)
-			ref = t.validParent(t.entry(ref))
-		}
-		for i := len(path) - 1; i >= 0; i-- {
-			e := t.entry(path[i])
-			if p := t.validParent(e); p != NoRef {
-				e.depth = t.entry(p).childDepth()
-			}
-		}
-	}
-}
-
-// Describe returns the records of a range as insertions.
-func (t *Table) Describe(r Range) []Insertion {
+func (t *Table) describe(base Ref, slots uint32, out []Insertion) []Insertion {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	var out []Insertion
-	for ref := r.Base; ref < r.Base+Ref(r.Slots); ref++ {
+	for ref := base; ref < base+Ref(slots) && !t.closed; ref++ {
 		e := t.entry(ref)
 		if e.seq == 0 {
 			continue
 		}
-		out = append(out, Insertion{
+		in := Insertion{
 			ID: ID{e.namespace, e.shard, e.key}, Ref: ref, Seq: e.seq, Bytes: e.bytes,
-			ParentRef: e.parent, Tick: e.tick(), Depth: e.depth,
-		})
+			ParentRef: t.validParent(e), Tick: e.tick(), Depth: e.blocksBefore(),
+		}
+		if in.ParentRef != NoRef {
+			in.Parent = t.entry(in.ParentRef).key
+		}
+		out = append(out, in)
 	}
 	return out
 }

@@ -6,90 +6,153 @@ import (
 	"github.com/kvconn/kvconn/store/internal/disk"
 )
 
-// region is the memory of all hash tables, in one mapping so that it gets huge pages: in
-// small ones a lookup would miss the translation buffer with every key.
+// region is one hash table in one mapping, so that it gets huge pages: in small ones a
+// lookup would miss the translation buffer with every key.
 type region struct {
 	memory  []byte
-	buckets int // of each shard
+	buckets []bucket
+	// wrapped is past the last bucket that ever held a record which belongs at the end of
+	// the region.
+	wrapped int
+	// given is how much of the memory's front was given back, populated how much of it was
+	// populated.
+	given, populated int
 }
 
-// minShardBuckets is the size of a shard in the first region.
-const minShardBuckets = 2
+const (
+	// minBuckets is the size of the first region.
+	minBuckets = 512
+	// moveAhead is how many buckets are moved with each record added while the table grows.
+	// When the last one is moved the table has 5% more records than at the beginning: the old
+	// region never gets full, and the next growth is far.
+	moveAhead = 2
+	// giveBytes are given back at one time: a few huge pages.
+	giveBytes = 8 << 20
+)
 
-func newRegion(bucketsOfAShard int) (*region, error) {
-	b, err := disk.Map(hashShards * bucketsOfAShard * bucketBytes)
+func newRegion(buckets int) (*region, error) {
+	b, err := disk.Map(buckets * bucketBytes)
 	if err != nil {
 		return nil, err
 	}
-	return &region{memory: b, buckets: bucketsOfAShard}, nil
-}
-
-func (r *region) shard(i int) []bucket {
-	all := unsafe.Slice((*bucket)(unsafe.Pointer(unsafe.SliceData(r.memory))), hashShards*r.buckets)
-	return all[i*r.buckets : (i+1)*r.buckets : (i+1)*r.buckets]
+	return &region{memory: b, buckets: unsafe.Slice((*bucket)(unsafe.Pointer(unsafe.SliceData(b))), buckets)}, nil
 }
 
 func (r *region) free() {
-	if r != nil {
+	if r != nil && r.memory != nil {
 		_ = disk.Unmap(r.memory)
 	}
 }
 
-// grow moves a shard to a region half as large again: less memory stands empty than with
-// doubling. The other shards follow, one with each batch of insertions, so that no one
-// waits for all of them.
-func (t *Table) grow(i int) {
-	if t.next != nil && t.moved[i] {
-		t.moveAll() // its share of the keys is far from even
-	}
+// makeRoom makes room for one more record, a little at a time: a table that is full gets a
+// next region half as large again (less memory stands empty than with doubling), and each
+// record that is added moves the next two buckets over. Where hashes belong rises with
+// them in both regions: what belongs before the bucket moved last is in the next region,
+// all else in the old one, and a lookup looks into one.
+func (t *Table) makeRoom() {
 	if t.next == nil {
-		n := minShardBuckets
-		if t.region != nil {
-			n = t.region.buckets + (t.region.buckets+1)/2
-		}
-		next, err := newRegion(n)
-		if err != nil {
-			// As with any memory that the system does not have.
-			panic("index: cannot map the hash tables: " + err.Error())
-		}
-		t.next, t.left = next, hashShards
-	}
-	t.move(i)
-}
-
-// move takes a shard over to the next region.
-func (t *Table) move(i int) {
-	s := &t.shards[i]
-	old := s.buckets
-	s.buckets = t.next.shard(i)
-	for b := range old {
-		for slot, tag := range old[b].tags {
-			if tag != 0 {
-				ref := old[b].refs[slot]
-				s.place(t.entry(ref).hash(), ref)
-			}
-		}
-	}
-	t.moved[i] = true
-	if t.left--; t.left == 0 {
-		t.region.free()
-		t.region, t.next = t.next, nil
-		t.moved = [hashShards]bool{}
-	}
-}
-
-// moveOne moves the next shard if there is one to move.
-func (t *Table) moveOne() {
-	for i := 0; t.next != nil && i < hashShards; i++ {
-		if !t.moved[i] {
-			t.move(i)
+		room := len(t.region.buckets) * bucketSlots
+		if t.region != &t.blank && (t.count+1)*maxLoadDen <= room*maxLoadNum {
 			return
 		}
+		t.grow()
+	}
+	for n := 0; n < moveAhead && t.next != nil; n++ {
+		t.move()
 	}
 }
 
+// nextBuckets is the size of the region that comes after this one.
+func (t *Table) nextBuckets() int {
+	if t.region == &t.blank {
+		return minBuckets
+	}
+	return len(t.region.buckets) + (len(t.region.buckets)+1)/2
+}
+
+// grow makes the next region, or takes the one that was made ahead.
+func (t *Table) grow() {
+	next := t.ahead
+	if t.ahead = nil; next == nil {
+		var err error
+		if next, err = newRegion(t.nextBuckets()); err != nil {
+			// As with any memory that the system does not have.
+			panic("index: cannot map the hash table: " + err.Error())
+		}
+	}
+	if t.region == &t.blank {
+		t.region = next
+		return
+	}
+	t.next = next
+}
+
+// move takes the records that belong in the next bucket over to the next region.
+func (t *Table) move() {
+	old, home := t.region, t.moved
+	t.moved++
+	for at, n := home, 0; n < len(old.buckets); n++ {
+		more := t.moveFrom(at, home)
+		if !more {
+			break
+		}
+		at = old.after(at)
+	}
+	switch {
+	case t.moved == len(old.buckets):
+		old.free()
+		t.region, t.next, t.moved = t.next, nil, 0
+	case t.moved*bucketBytes-old.given >= giveBytes:
+		old.give(t.moved)
+	}
+}
+
+// moveFrom moves the records of one bucket that belong in home, and reports whether there may
+// be more of them in later ones.
+func (t *Table) moveFrom(at, home int) bool {
+	old := t.region
+	b := &old.buckets[at]
+	more := b.passed > 0
+	// All entries are read before any is used: their cache misses overlap.
+	var hashes [bucketSlots]uint64
+	for slot, tag := range b.tags {
+		if tag != 0 {
+			hashes[slot] = t.entry(b.refs[slot]).hash()
+		}
+	}
+	for slot, tag := range b.tags {
+		if tag != 0 && old.home(hashes[slot]) == home {
+			ref := b.refs[slot]
+			old.take(home, at, slot)
+			t.next.place(t.next.home(hashes[slot]), hashes[slot], ref)
+		}
+	}
+	return more
+}
+
+// give gives the memory of the first buckets back, which are empty but for records that
+// belong at the region's end.
+func (r *region) give(moved int) {
+	from, to := r.given, moved*bucketBytes&^(giveBytes-1)
+	r.given = to
+	if from = max(from, (r.wrapped*bucketBytes+giveBytes-1)&^(giveBytes-1)); from < to {
+		_ = disk.Discard(r.memory[from:to]) // advice: it is given back at the end in any case
+	}
+}
+
+// moveAll ends growth.
 func (t *Table) moveAll() {
 	for t.next != nil {
-		t.moveOne()
+		t.move()
 	}
+}
+
+// hashBytes is the memory of the hash tables in use: while the table grows, that of the
+// old one which was not given back and that of the next which was filled.
+func (t *Table) hashBytes() int64 {
+	n := int64(len(t.region.memory) - t.region.given)
+	if t.next != nil {
+		n += int64(float64(len(t.next.memory)) * float64(t.moved) / float64(len(t.region.buckets)))
+	}
+	return n
 }

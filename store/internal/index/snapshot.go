@@ -2,51 +2,43 @@ package index
 
 import (
 	"fmt"
+	"slices"
 	"unsafe"
 )
 
 // Image is the table as blocks of bytes, for a snapshot. The blocks alias the table's
 // memory; the table must not change while they are in use.
 type Image struct {
-	Limit  Ref
-	Clock  uint32
-	Count  int
-	Bytes  int64
-	Spare  []Range
-	Shards [hashShards]ShardImage
-	// Entries are the entries of slots 0 to Limit in runs of at most ImageRun slots.
-	Entries [][]byte
-}
-
-// ShardImage is one hash table.
-type ShardImage struct {
+	Limit   Ref
+	Clock   uint64
 	Count   int
-	Buckets []byte
+	Bytes   int64
+	Spare   []Range
+	Buckets int // of the hash table
+	Wrapped int // of these, those that may hold what belongs at the end
+	// Entries are the entries of slots 0 to Limit in runs of at most ImageRun slots, Hash
+	// the buckets in runs of at most HashRun.
+	Entries, Hash [][]byte
 }
 
-// HashShards is the number of hash tables, ImageRun the number of slots in a block of
-// entries, EntryBytes and BucketBytes the sizes of an entry and of a bucket.
+// ImageRun is the number of slots in a block of entries, HashRun that of buckets in a
+// block of the hash table. EntryBytes is the size of an entry, MaxBuckets bounds a hash table:
+// the 32 bits of slot references need fewer.
 const (
-	HashShards  = hashShards
-	ImageRun    = chunkEntries
-	EntryBytes  = entryBytes
-	BucketBytes = bucketBytes
+	ImageRun   = chunkEntries
+	HashRun    = 1 << 16 // 4 MiB
+	EntryBytes = entryBytes
+	MaxBuckets = 1 << 30
 )
-
-const bucketBytes = 64
 
 // Image returns the table's memory.
 func (t *Table) Image() Image {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.moveAll()
-	im := Image{Limit: t.limit, Clock: t.clock.Load(), Count: t.count, Bytes: t.bytes}
-	for _, f := range t.spare {
-		im.Spare = append(im.Spare, Range{f.base, f.slots})
-	}
-	for i := range t.shards {
-		s := &t.shards[i]
-		im.Shards[i] = ShardImage{Count: s.count, Buckets: asBytes(s.buckets)}
+	im := Image{Limit: t.limit, Clock: t.clock.Load(), Count: t.count, Bytes: t.bytes, Spare: slices.Clone(t.spare)}
+	if t.region != &t.blank {
+		im.Buckets, im.Wrapped, im.Hash = len(t.region.buckets), t.region.wrapped, t.region.blocks()
 	}
 	im.Entries = t.entryBlocks()
 	return im
@@ -61,35 +53,39 @@ func (t *Table) entryBlocks() [][]byte {
 	return out
 }
 
-// Prepare makes an empty table ready to be filled from a snapshot and returns the memory
-// to read it into: blocks for entries and, for each hash table, its buckets. Finish must
-// be called after that. Each hash table has that number of buckets.
-func (t *Table) Prepare(im *Image, buckets int) error {
+func (r *region) blocks() [][]byte {
+	var out [][]byte
+	for b := range slices.Chunk(r.buckets, HashRun) {
+		out = append(out, asBytes(b))
+	}
+	return out
+}
+
+// Prepare makes an empty table ready to be filled from a snapshot and sets Entries and Hash to
+// the memory to read it into. Finish must be called for all entries after that, CheckHash
+// for all blocks of the hash table, and [Table.Survey] for all ranges that are tracked.
+func (t *Table) Prepare(im *Image) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if im.Buckets > MaxBuckets || im.Buckets*bucketSlots <= im.Count {
+		return fmt.Errorf("a hash table of %d buckets for %d records", im.Buckets, im.Count)
+	}
 	if err := t.reserve(uint64(im.Limit)); err != nil {
 		return err
 	}
 	t.limit, t.count, t.bytes = im.Limit, im.Count, im.Bytes
-	t.clock.Store(im.Clock)
-	for _, r := range im.Spare {
-		t.spare = append(t.spare, freeRange{r.Base, r.Slots})
-	}
+	t.clock.Store(max(im.Clock, clockStart))
+	t.spare = slices.Clone(im.Spare)
 	im.Entries = t.entryBlocks()
-	if buckets == 0 {
+	if im.Buckets == 0 {
 		return nil
 	}
-	r, err := newRegion(buckets)
+	r, err := newRegion(im.Buckets)
 	if err != nil {
 		return err
 	}
-	t.region = r
-	for i := range t.shards {
-		s := &t.shards[i]
-		s.buckets = r.shard(i)
-		s.count = im.Shards[i].Count
-		im.Shards[i].Buckets = asBytes(s.buckets)
-	}
+	r.wrapped = im.Wrapped
+	t.region, im.Hash = r, r.blocks()
 	return nil
 }
 
@@ -101,25 +97,23 @@ func (t *Table) Finish(first, end Ref) {
 	}
 }
 
-// CheckShard reports an error if a hash table refers to slots that are not there.
-func (t *Table) CheckShard(i int) error {
-	s := &t.shards[i]
-	n := 0
-	for b := range s.buckets {
-		for slot, tag := range s.buckets[b].tags {
+// CheckHash returns the number of records in a block of the hash table, or an error if it
+// refers to slots that are not there.
+func (t *Table) CheckHash(block int) (records int, err error) {
+	from := block * HashRun
+	for b := range t.region.buckets[from:min(from+HashRun, len(t.region.buckets))] {
+		bucket := &t.region.buckets[from+b]
+		for slot, tag := range bucket.tags {
 			if tag == 0 {
 				continue
 			}
-			if ref := s.buckets[b].refs[slot]; ref >= t.limit {
-				return fmt.Errorf("hash table %d refers to slot %d of %d", i, ref, t.limit)
+			if ref := bucket.refs[slot]; ref >= t.limit {
+				return 0, fmt.Errorf("bucket %d refers to slot %d of %d", from+b, ref, t.limit)
 			}
-			n++
+			records++
 		}
 	}
-	if n != s.count {
-		return fmt.Errorf("hash table %d has %d entries, not %d", i, n, s.count)
-	}
-	return nil
+	return records, nil
 }
 
 func asBytes[T any](s []T) []byte {

@@ -96,15 +96,18 @@ const (
 	MaxMemTableBytes = 16 << 20
 )
 
+// RecordBytes is what one record may occupy: about 125 bytes live, tombstones, and twice
+// that in a compaction.
+const RecordBytes = 480
+
 // ReservedBytes is what a journal with memtables of memTableBytes and room for records
 // may occupy at worst: its logs, and tables while they are compacted.
 func ReservedBytes(memTableBytes, records int64) int64 {
 	const (
-		logs          = memTables + 2 // one being recycled, one being made
-		fixed         = 1 << 20       // manifest, options, directories
-		bytesOfRecord = 384           // about 100 live, tombstones, and twice that in a compaction
+		logs  = memTables + 2 // one being recycled, one being made
+		fixed = 1 << 20       // manifest, options, directories
 	)
-	return logs*memTableBytes*5/4 + fixed + records*bytesOfRecord
+	return logs*memTableBytes*5/4 + fixed + records*RecordBytes
 }
 
 // Barrier makes every batch that was committed before durable.

@@ -10,6 +10,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/kvconn/kvconn/connector"
 )
 
 func openTest(t *testing.T, fs vfs.FS) *Journal {
@@ -25,6 +27,7 @@ func testRecord(i uint32) Record {
 	return Record{
 		Location: Location{i % 3, i}, Namespace: 1, Shard: 2, Key: [16]byte{byte(i)}, Parent: [16]byte{byte(i + 1)},
 		ParentAt: Location{i, 7}, Depth: 9, Tick: i, Bytes: 4096, Seq: uint64(i) + 1,
+		Scope: [16]byte{byte(i), 3}, KeyScheme: 1, Algorithm: 2, KeyID: i + 3, Flags: 4,
 	}
 }
 
@@ -72,6 +75,35 @@ func TestJournalKeepsWhatABarrierMadeDurable(t *testing.T) {
 	if err := errors.Join(after.Close(), j.Close()); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestRecordsOfFormat1AreRead(t *testing.T) {
+	want := testRecord(7)
+	var got Record
+	if err := got.decode(recordKey(nil, want.Location), want.appendValue(nil)[:firstValueBytes]); err != nil {
+		t.Fatal(err)
+	}
+	want.Scope, want.KeyScheme, want.Algorithm, want.KeyID, want.Flags = connector.UnknownScope, 0, 0, 0, 0
+	if got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+func FuzzRecord(f *testing.F) {
+	r := testRecord(7)
+	key, value := recordKey(nil, r.Location), r.appendValue(nil)
+	f.Add(key, value)
+	f.Add(key, value[:firstValueBytes])
+	f.Add(key, value[:firstValueBytes+1])
+	f.Fuzz(func(t *testing.T, key, value []byte) {
+		var r, again Record
+		if r.decode(key, value) != nil {
+			return
+		}
+		if err := again.decode(recordKey(nil, r.Location), r.appendValue(nil)); err != nil || again != r {
+			t.Errorf("%+v became %+v, %v", r, again, err)
+		}
+	})
 }
 
 func TestMalformedEntryIsPassedOver(t *testing.T) {

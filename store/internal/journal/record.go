@@ -8,6 +8,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/internal/format"
 )
 
 // Location is a slot of a segment.
@@ -33,7 +34,17 @@ type Record struct {
 	Tick     uint32
 	Bytes    uint32
 	Seq      uint64
+	// Scope, KeyScheme, Algorithm, KeyID and Flags are those of the record's header. Of
+	// records of format 1 the scope is [connector.UnknownScope] and the rest 0.
+	Scope     connector.ScopeDigest
+	KeyScheme format.KeyScheme
+	Algorithm uint8
+	KeyID     uint32
+	Flags     uint16
 }
+
+// Readable reports whether this program can read the record's payload.
+func (r *Record) Readable() bool { return r.Algorithm == 0 }
 
 // Keys begin with a letter that says what they are of; numbers in keys are big-endian so
 // that they sort.
@@ -44,8 +55,10 @@ const (
 	prefixRecord    = 'r'
 	prefixSize      = 'z'
 
-	recordKeyBytes   = 9
-	recordValueBytes = 62
+	recordKeyBytes = 9
+	// The length of a record's value tells its format.
+	firstValueBytes  = 62
+	recordValueBytes = 86
 )
 
 func recordKey(dst []byte, at Location) []byte {
@@ -65,13 +78,17 @@ func (r *Record) appendValue(dst []byte) []byte {
 	dst = append(dst, r.Key[:]...)
 	dst = append(dst, r.Parent[:]...)
 	dst = le.AppendUint32(dst, r.ParentAt.Segment)
-	return le.AppendUint32(dst, r.ParentAt.Slot)
+	dst = le.AppendUint32(dst, r.ParentAt.Slot)
+	dst = append(dst, r.Scope[:]...)
+	dst = append(dst, byte(r.KeyScheme), r.Algorithm)
+	dst = le.AppendUint32(dst, r.KeyID)
+	return le.AppendUint16(dst, r.Flags)
 }
 
 var errMalformed = errors.New("malformed journal entry")
 
 func (r *Record) decode(key, value []byte) error {
-	if len(key) != recordKeyBytes || len(value) != recordValueBytes {
+	if len(key) != recordKeyBytes || (len(value) != recordValueBytes && len(value) != firstValueBytes) {
 		return fmt.Errorf("%w: record key of %d bytes, value of %d", errMalformed, len(key), len(value))
 	}
 	le := binary.LittleEndian
@@ -85,6 +102,14 @@ func (r *Record) decode(key, value []byte) error {
 	copy(r.Key[:], value[22:])
 	copy(r.Parent[:], value[38:])
 	r.ParentAt = Location{le.Uint32(value[54:]), le.Uint32(value[58:])}
+	r.Scope, r.KeyScheme, r.Algorithm, r.KeyID, r.Flags = connector.UnknownScope, 0, 0, 0, 0
+	if len(value) == firstValueBytes {
+		return nil
+	}
+	copy(r.Scope[:], value[62:])
+	r.KeyScheme, r.Algorithm = format.KeyScheme(value[78]), value[79]
+	r.KeyID = le.Uint32(value[80:])
+	r.Flags = le.Uint16(value[84:])
 	return nil
 }
 

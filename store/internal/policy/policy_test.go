@@ -114,7 +114,7 @@ func probe(c Cache, k uint32) int {
 	case byKey:
 		has = c.has(k)
 	case *prefixLRU:
-		for _, r := range c.table.Describe(c.slots) {
+		for _, r := range c.table.Describe(c.slots, nil) {
 			has = has || r.ID.Key == keyOf(k)
 		}
 	default:

@@ -8,15 +8,12 @@ import (
 )
 
 // prefixLRU is the store's policy, run by the store's index: least recently used first,
-// of a chain used at one time its end first, a few percent of the store at a time.
+// of a chain used at one time its end first.
 type prefixLRU struct {
-	table   *index.Table
-	slots   index.Range
-	free    []index.Ref
-	victims []index.Victim
-	warmest uint64
-	seq     uint64
-	scanned int
+	table *index.Table
+	slots index.Range
+	free  []index.Ref
+	seq   uint64
 }
 
 // NewStore returns the store's policy, and a function that frees it.
@@ -27,9 +24,13 @@ func NewStore(capacity int) (Cache, func(), error) {
 		return nil, nil, err
 	}
 	c := &prefixLRU{table: t, slots: index.Range{Base: base, Slots: uint32(capacity)}}
-	c.free = t.EmptySlots(c.slots, nil)
+	t.Track(class, c.slots, 0)
+	c.free = t.Survey(c.slots, nil)
 	return c, t.Close, nil
 }
+
+// class is the only one.
+const class = 1
 
 func keyOf(k uint32) (key connector.Key) {
 	binary.LittleEndian.PutUint64(key[:], (uint64(k)+1)*0x9E3779B97F4A7C15)
@@ -55,27 +56,22 @@ func (c *prefixLRU) Use(blocks []uint32) int {
 			in.Parent = keys[i-1]
 		}
 		batch := []index.Insertion{in}
+		c.table.Place(batch)
 		c.table.Insert(batch)
-		if index.Order(batch[0].Tick, batch[0].Depth) <= c.warmest {
-			c.victims = nil
-		}
 	}
 	return hits
 }
 
 // slot returns a free slot, as the store's evictor does.
 func (c *prefixLRU) slot() index.Ref {
-	const part, least = 32, 64
 	for len(c.free) == 0 {
-		var out []index.Removed
-		c.victims, out = c.table.Evict(c.victims, 1, nil)
-		for _, r := range out {
-			c.free = append(c.free, r.Ref)
+		if c.table.Chosen(class) == 0 {
+			if _, ok := c.table.Choose(class); !ok {
+				panic("policy: nothing can go")
+			}
 		}
-		if len(out) == 0 {
-			c.victims = c.table.Coldest([]index.Range{c.slots}, max(least, int(c.slots.Slots)/part))
-			c.warmest = c.victims[len(c.victims)-1].Order()
-			c.scanned++
+		for _, r := range c.table.Evict(class, 1, nil) {
+			c.free = append(c.free, r.Ref)
 		}
 	}
 	ref := c.free[len(c.free)-1]

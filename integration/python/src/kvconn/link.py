@@ -45,7 +45,8 @@ class Options:
 
     socket: str
     engine: str
-    manifest: bytes
+    manifest: bytes | Callable[[], bytes | None]
+    """The namespace manifest; or what returns it, and None while it is not known. No connection is made before."""
     client: str = f"kvconn-python/{__version__}"
     timeout: float = 1.0
     retry_interval: float = 1.0
@@ -59,10 +60,15 @@ class Options:
             raise ValueError(f"socket path {self.socket!r} has {size} bytes, want 1 to {MAX_SOCKET_PATH_BYTES}")
         if not 0 < len(self.engine.encode()) <= MAX_ID_BYTES:
             raise ValueError(f"engine id {self.engine!r}: want 1 to {MAX_ID_BYTES} bytes")
-        if not 0 < len(self.manifest) <= MAX_MANIFEST_BYTES:
-            raise ValueError(f"manifest of {len(self.manifest)} bytes, want 1 to {MAX_MANIFEST_BYTES}")
+        if isinstance(self.manifest, bytes):
+            _check_manifest(self.manifest)
         if self.timeout <= 0 or self.retry_interval <= 0:
             raise ValueError("timeout and retry_interval must be positive")
+
+
+def _check_manifest(manifest: bytes) -> None:
+    if not 0 < len(manifest) <= MAX_MANIFEST_BYTES:
+        raise ValueError(f"manifest of {len(manifest)} bytes, want 1 to {MAX_MANIFEST_BYTES}")
 
 
 class Link:
@@ -86,7 +92,7 @@ class Link:
     ) -> None:
         self.load_timeout = options.timeout
         self._options = options
-        self._hello = messages.hello(role, options.client, options.engine, options.manifest, rank)
+        self._role, self._rank = role, rank
         self._on_connect = on_connect
         self._on_lost = on_lost
         self._lock = threading.Lock()  # guards what follows; never held across I/O
@@ -163,8 +169,11 @@ class Link:
         self._not_before = time.monotonic() + self._options.retry_interval
         conn: Connection | None = None
         try:
+            hello = self._hello()
+            if hello is None:
+                return
             conn = Connection.open(self._options.socket, self._options.timeout)
-            server = self._say_hello(conn)
+            server = self._say_hello(conn, hello)
             if self._on_connect is not None:
                 self._on_connect(conn)
         except Exception as err:  # noqa: BLE001 - whatever it is, the engine goes on without cache
@@ -193,9 +202,18 @@ class Link:
             self._conn = conn
             return True
 
-    def _say_hello(self, conn: Connection) -> str:
+    def _hello(self) -> dict[str, Any] | None:
+        """Return what to say to the daemon, None while the manifest is not known."""
+        o = self._options
+        manifest = o.manifest if isinstance(o.manifest, bytes) else o.manifest()
+        if manifest is None:
+            return None
+        _check_manifest(manifest)
+        return messages.hello(self._role, o.client, o.engine, manifest, self._rank)
+
+    def _say_hello(self, conn: Connection, hello: dict[str, Any]) -> str:
         try:
-            reply = conn.call(Op.HELLO, self._hello, self._options.timeout)
+            reply = conn.call(Op.HELLO, hello, self._options.timeout)
         except ConnectionLost as err:
             raise ConnectionLost(f"{err} at hello: it accepts its own user and root only") from err
         version = frames.field(reply, "version", int)

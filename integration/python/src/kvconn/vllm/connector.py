@@ -16,7 +16,11 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvconn import __version__
 from kvconn.client import Options, SchedulerClient, WorkerClient
-from kvconn.vllm.manifest import block_size, build_manifest, keeps_windows
+from kvconn.vllm import engine_hooks, files, settings
+from kvconn.vllm.adapters import Adapters
+from kvconn.vllm.files import Digests, UnknownIdentity
+from kvconn.vllm.identity import Identity, digest_directory
+from kvconn.vllm.manifest import block_size, keeps_windows
 from kvconn.vllm.metadata import StepMetadata
 from kvconn.vllm.scheduler import SchedulerSide
 from kvconn.vllm.worker import WorkerSide
@@ -35,7 +39,9 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvconn")  # below "vllm", whose handlers it uses
 
-_SETTINGS = {"socket", "timeout"}
+_SETTINGS = {"socket", "timeout", "digest_cache"}
+_IDENTITY_WAIT_S = 2.0
+"""What the start waits for the weights' digest. It is known at once, but for large weights that are new here."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,10 +75,11 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
     Models with several KV cache groups (full attention and sliding windows) are cached too, and
     tensor-parallel and pipeline-parallel engines.
 
-    Settings in `kv_connector_extra_config`: `socket`, the path of the daemon's socket, and
-    `timeout`, the seconds that a call to it may take (default 1). Settings that cannot work raise
-    ValueError at start; after that nothing that the daemon does or fails to do reaches the engine
-    as an exception.
+    Settings in `kv_connector_extra_config`: `socket`, the path of the daemon's socket; `timeout`,
+    the seconds that a call to it may take (default 1); `digest_cache`, the directory where digests
+    of weights are kept. Settings that cannot work raise ValueError at start; after that nothing that
+    the daemon does or fails to do reaches the engine as an exception. Where nothing tells which
+    weights the engine computes with, it goes on without cache, and one warning says why.
     """
 
     _cache_hit_source = CacheHitSource.DISK
@@ -82,11 +89,27 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
         self._broken: set[str] = set()
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._client: SchedulerClient | WorkerClient
-        options = _options(vllm_config, role, kv_cache_config)
+        self._client: SchedulerClient | WorkerClient | None = None
+        self._adapters: Adapters | None = None
+        _check(vllm_config, kv_cache_config)
+        try:
+            since = _started_at()
+            identity = _identity(vllm_config, kv_cache_config, since)
+        except UnknownIdentity as err:
+            # One line says it: the scheduler's.
+            level = logging.WARNING if role == KVConnectorRole.SCHEDULER else logging.DEBUG
+            logger.log(level, "kvconn: KV is neither loaded nor saved: %s", err)
+            return
+        options = _options(vllm_config, role, identity)
+        identity.wait(_IDENTITY_WAIT_S)
         if role == KVConnectorRole.SCHEDULER:
+            from vllm.v1.engine.core import EngineCore  # the other processes do without
+
             self._client = scheduler = SchedulerClient(options)
-            self._scheduler = SchedulerSide(scheduler, block_size(kv_cache_config), logger)
+            sees_loads = engine_hooks.watch(EngineCore, self)
+            self._adapters = Adapters(since, sees_loads, settings.of_adapters(vllm_config), logger)
+            images = _images_by_content(vllm_config)
+            self._scheduler = SchedulerSide(scheduler, block_size(kv_cache_config), logger, self._adapters, images)
             scheduler.connect()
         else:
             parallel = vllm_config.parallel_config
@@ -160,7 +183,25 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
         """Report the blocks that failed, in the same pass as the requests they were loaded for."""
         return self._worker.take_invalid() if self._worker else set()
 
+    # What the engine core does beside.
+
+    def adapter_loads(self, lora: Any, load: Callable[[], Any]) -> Any:
+        """Load an adapter, whose files are looked at before."""
+        return self._adapters.loading(lora, load) if self._adapters else load()
+
+    @_guarded(lambda: None)
+    def weights_exchanged(self, by: str) -> None:
+        """Stop where the engine gets other weights than those that it was started with."""
+        if self._scheduler:
+            self._scheduler.stop(f"its weights may have been exchanged, by {by}")
+
     # Scheduler side, in the order of the calls.
+
+    @_guarded(lambda: None)
+    def on_new_request(self, request: Request) -> None:
+        """Look at a request's adapter before the engine loads it."""
+        if self._scheduler:
+            self._scheduler.met(request)
 
     @_guarded(lambda: (0, False))
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -199,33 +240,34 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
 
     @_guarded(lambda: False)
     def reset_cache(self) -> bool | None:
-        """Tell the leader that vLLM's own cache was dropped, and refuse for the store.
+        """Offer this engine nothing of what was saved before, and save nothing more.
 
-        Other engines share its records, which are as good as before: unless the model's weights
-        were exchanged in place, which vLLM does not say.
+        vLLM asks for it where its weights may be exchanged in place, and does not say whether they
+        were. What is stored stays: other engines share it.
         """
         if self._scheduler:
             self._scheduler.reset()
-        logger.warning("kvconn: what is on disk is not reset: other engines share it")
-        return False
+            self._scheduler.stop("vLLM has reset its caches, and does not say whether its weights were exchanged")
+        return True
 
     @_guarded(lambda: None)
     def shutdown(self) -> None:
         """Disconnect."""
-        self._client.close()
+        if self._client:
+            self._client.close()
 
 
-def _options(vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> Options:
-    """Return the client's options. Raises ValueError where the configuration cannot work."""
+def _check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+    """Raise ValueError where the configuration cannot work."""
     transfer = vllm_config.kv_transfer_config
     if transfer is None:
         raise ValueError("kvconn: there is no kv_transfer_config")
-    settings = dict(transfer.kv_connector_extra_config)
-    if unknown := sorted(set(settings) - _SETTINGS):
+    own = dict(transfer.kv_connector_extra_config)
+    if unknown := sorted(set(own) - _SETTINGS):
         raise ValueError(
             f"kvconn: unknown settings {unknown} in kv_connector_extra_config, known are {sorted(_SETTINGS)}"
         )
-    if not isinstance(settings.get("socket"), str):
+    if not isinstance(own.get("socket"), str):
         raise ValueError("kvconn: kv_connector_extra_config needs 'socket', the path of kvconnd's socket")
     if transfer.kv_role != "kv_both":
         raise ValueError(f"kvconn: kv_role {transfer.kv_role!r}: the cache is read and written, set 'kv_both'")
@@ -241,14 +283,47 @@ def _options(vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KV
             raise ValueError(f"kvconn: {size} above 1 is not supported yet")
     if _TransferResults is None and keeps_windows(kv_cache_config):
         raise ValueError("kvconn: for models with sliding windows vLLM must be one that has failed_recving (0.32 has)")
+
+
+def _options(vllm_config: VllmConfig, role: KVConnectorRole, identity: Identity) -> Options:
+    """Return the client's options. Raises ValueError where they are out of bounds."""
+    transfer = vllm_config.kv_transfer_config
+    own = transfer.kv_connector_extra_config
     worker = role == KVConnectorRole.WORKER
     return Options(
-        socket=settings["socket"],
+        socket=own["socket"],
         engine=str(transfer.engine_id),
-        manifest=build_manifest(vllm_config, kv_cache_config, f"vllm/{vllm.__version__}"),
+        manifest=identity.manifest,
         client=f"kvconn-vllm/{__version__} vllm/{vllm.__version__}",
-        timeout=float(settings.get("timeout", 1.0)),
+        timeout=float(own.get("timeout", 1.0)),
         logger=logger,
         # One line says it: the scheduler's.
         absent_level=logging.INFO if worker else logging.WARNING,
     )
+
+
+def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, loading_since: float) -> Identity:
+    kept = digest_directory(vllm_config.kv_transfer_config.kv_connector_extra_config.get("digest_cache"))
+    return Identity(
+        vllm_config,
+        kv_cache_config,
+        f"vllm/{vllm.__version__}",
+        loading_since=loading_since,
+        digests=Digests(kept),
+        logger=logger,
+    )
+
+
+def _started_at() -> float:
+    try:
+        return files.started_at()
+    except (OSError, ValueError, IndexError) as err:
+        raise UnknownIdentity(f"no telling when the engine was started: {err}") from err
+
+
+def _images_by_content(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM hashes images and the like. Without any cache of its own it counts them from 0 at each start."""
+    multimodal = vllm_config.model_config.multimodal_config
+    if multimodal is None or vllm_config.cache_config.enable_prefix_caching:
+        return True
+    return bool(getattr(multimodal, "mm_processor_cache_gb", 0) != 0)

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from pathlib import Path
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
+
+from kvconn.vllm import settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
-_WINDOW_BYTES = 64 << 10
-_WINDOWS = 16
 # Subtypes with blocks of other kinds: none of their prefix, other gaps, or the engine's scratch.
 _UNKNOWN_SPECS = ("SlidingWindowMLASpec", "RSWASpec", "HiddenStateCacheSpec")
 # Of these RoPE types the engine picks the frequencies by max_model_len.
 _LENGTH_DEPENDENT_ROPE = {"longrope", "su", "dynamic"}
 
 
-def build_manifest(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, engine: str) -> bytes:
-    """Return the manifest as JSON; connector/manifest.go and connector/group.go define the fields.
+def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, engine: str) -> dict[str, Any]:
+    """Return the manifest but for the weights; connector/manifest.go and connector/group.go define the fields.
 
-    The scheduler and every worker of an engine get the same bytes: nothing in here depends on the
-    rank. `engine` is the engine's name and version. Raises ValueError for a KV cache that cannot be
-    kept block by block.
+    The scheduler and every worker of an engine get the same: nothing in here depends on the rank.
+    `engine` is the engine's name and version. Raises ValueError for a KV cache that cannot be kept
+    block by block.
     """
     model = vllm_config.model_config
     parallel = vllm_config.parallel_config
@@ -33,10 +30,9 @@ def build_manifest(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, engi
     if len(specs) > 1 and parallel.pipeline_parallel_size > 1:
         raise ValueError("kvconn: several KV cache groups and pipeline parallelism together are not supported yet")
     layout = kv_cache_config.kv_cache_layout or vllm_config.cache_config.kv_cache_layout
-    manifest = {
+    return {
         "engine": engine,
         "model": str(model.model),
-        "revision": model_revision(model),
         "kv_dtype": str(specs[0].dtype).removeprefix("torch."),
         "block_size": block_size(kv_cache_config),
         "groups": [
@@ -57,7 +53,6 @@ def build_manifest(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, engi
         "hash_scheme": "kvconn-1",
         "extra": _extra(vllm_config, specs),
     }
-    return json.dumps(manifest, sort_keys=True).encode()
 
 
 def group_specs(kv_cache_config: KVCacheConfig) -> list[Any]:
@@ -128,7 +123,7 @@ def _extra(vllm_config: VllmConfig, specs: list[Any]) -> dict[str, str]:
     spec = specs[0]
     model, cache = vllm_config.model_config, vllm_config.cache_config
     extra = {
-        "spec": ",".join(type(s).__name__ for s in specs),
+        "spec": ",".join(f"{type(s).__name__}/{str(s.dtype).removeprefix('torch.')}" for s in specs),
         "model_dtype": str(model.dtype).removeprefix("torch."),
         "cache_dtype": str(cache.cache_dtype),
         "attention": f"{current_platform.device_type}:{_backend_name(vllm_config)}",
@@ -139,17 +134,15 @@ def _extra(vllm_config: VllmConfig, specs: list[Any]) -> dict[str, str]:
 
         extra["isa"] = _get_attn_isa(spec.dtype, spec.block_size, spec.head_size)
         extra["arch"] = current_platform.get_cpu_architecture().name
-    if getattr(model, "quantization", None):
-        extra["quantization"] = str(model.quantization)
-    if getattr(model, "hf_overrides", None):
-        overrides = json.dumps(model.hf_overrides, sort_keys=True, default=str)
-        extra["hf_overrides"] = hashlib.sha256(overrides.encode()).hexdigest()
+    if model.multimodal_config is not None or str(getattr(model, "architecture", "")).startswith("Transformers"):
+        # It prepares images and the like, and computes models that vLLM has no own code for.
+        extra["transformers"] = metadata.version("transformers")
     if _rope_type(model.hf_text_config) in _LENGTH_DEPENDENT_ROPE:
         extra["max_model_len"] = str(model.max_model_len)
     windows = [str(getattr(s, "sliding_window", None) or 0) for s in specs]
     if set(windows) != {"0"}:
         extra["sliding_window"] = ",".join(windows)
-    return extra
+    return extra | settings.of(vllm_config)
 
 
 def _backend_name(vllm_config: VllmConfig) -> str:
@@ -160,46 +153,3 @@ def _backend_name(vllm_config: VllmConfig) -> str:
 def _rope_type(config: Any) -> str:
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     return str(rope.get("rope_type") or rope.get("type") or "") if isinstance(rope, dict) else ""
-
-
-def model_revision(model_config: Any) -> str:
-    """Return what tells the model's weights apart from others under the same name.
-
-    For a local directory a fingerprint of its files; otherwise the hub's commit, else the revision
-    asked for. Raises ValueError where nothing tells: a later version of the weights would be
-    served the KV of an earlier one.
-    """
-    path = Path(str(model_config.model))
-    if path.is_dir():
-        return fingerprint_directory(path)
-    if path.is_file():
-        return f"sha256:{_fingerprint([path])}"
-    commit = getattr(model_config.hf_config, "_commit_hash", None) or model_config.revision
-    if not commit:
-        raise ValueError(f"no telling which weights {model_config.model!r} are: pass --revision or a local directory")
-    return str(commit)
-
-
-def fingerprint_directory(directory: Path) -> str:
-    """Return a fingerprint of a model's directory: its config, and every weight file by samples."""
-    files = sorted(p for p in directory.iterdir() if p.suffix in _WEIGHT_SUFFIXES and p.is_file())
-    config = directory / "config.json"
-    return f"sha256:{_fingerprint(([config] if config.is_file() else []) + files)}"
-
-
-def _fingerprint(files: list[Path]) -> str:
-    """Hash name, size and up to 16 windows of 64 KiB of each file.
-
-    The windows are spread evenly, the first and the last at the ends: retrained weights differ in
-    most tensors, and hashing whole files would take minutes.
-    """
-    digest = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
-        with path.open("rb") as f:
-            last = max(0, size - _WINDOW_BYTES)
-            for offset in sorted({last * i // (_WINDOWS - 1) for i in range(_WINDOWS)}):
-                f.seek(offset)
-                digest.update(f.read(_WINDOW_BYTES))
-    return digest.hexdigest()

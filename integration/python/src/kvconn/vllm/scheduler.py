@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from kvconn.client import (
     UnknownRequest,
 )
 from kvconn.frames import MAX_ID_BYTES, MAX_SCOPE_BYTES, MAX_SPAN_ID_BYTES, MAX_SPANS, MAX_TOKENS
+from kvconn.vllm.adapters import Adapters
+from kvconn.vllm.files import FileId
 from kvconn.vllm.metadata import StepMetadata
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ _LEARNT_TOKENS = 256
 """The smallest step, in prompt tokens, that the leader learns the speed of prefill from."""
 _NULL_BLOCK = 0
 """What vLLM has in block tables where it keeps no block."""
+_CONTENT_ID = re.compile(r"(.*:)?[0-9a-f]{64,128}", re.DOTALL)
+"""How vLLM names images and the like by content, with the name of an adapter of the encoder in front."""
 
 
 @dataclass
@@ -43,7 +48,10 @@ class _Tracked:
 
     request: Request
     salt: str
+    adapter: str
+    """The name of its LoRA adapter, empty without one."""
     lora: str
+    """What separates the adapter's KV from others'."""
     spans: list[Span]
     load: bool
     save: bool
@@ -71,20 +79,38 @@ class SchedulerSide:
     a request starts, fills a block, or is preempted or finished.
     """
 
-    def __init__(self, client: SchedulerClient, block_size: int, logger: logging.Logger) -> None:
+    def __init__(
+        self,
+        client: SchedulerClient,
+        block_size: int,
+        logger: logging.Logger,
+        adapters: Adapters,
+        images_by_content: bool = True,
+    ) -> None:
         self._client = client
         self._block_size = block_size
         self._logger = logger
+        self._adapters = adapters
+        self._images_by_content = images_by_content
+        self._images_named = False
+        self._untouched: dict[str, tuple[FileId, ...]] = {}
+        """The files of adapters that were looked at in this step."""
+        self._stopped = False
         self._tracked: dict[str, _Tracked] = {}
         self._loading: dict[str, _Tracked] = {}
         """Requests with a load in flight, also where they have ended meanwhile."""
         self._allocs: list[tuple[_Tracked, Alloc]] = []
         self._finished: list[_Tracked] = []
 
-    def match(self, request: Request, computed: int) -> tuple[int, bool]:
-        """Return how many tokens can be loaded beyond computed, and whether beside the steps."""
-        tracked = self._track(request)
-        if tracked is None:
+    def match(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        """Return how many tokens can be loaded beyond computed, and whether beside the steps.
+
+        None asks the scheduler to ask again in the next step.
+        """
+        tracked = None if self._stopped else self._track(request)
+        if tracked is None and request.lora_request and self._adapters.soon_known(request.lora_request.lora_name):
+            return None, False
+        if tracked is None or (tracked.adapter and not self._is_untouched(tracked.adapter)):
             return 0, False
         tracked.offered, tracked.asked_at = False, computed
         try:
@@ -132,10 +158,39 @@ class SchedulerSide:
         """Return the state of a request, None where it is none of the leader's business."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            tracked = _admit(request, self._block_size)
+            tracked = self._admit(request)
             if tracked is not None:
                 self._tracked[request.request_id] = tracked
         return tracked
+
+    def met(self, request: Request) -> None:
+        """Take note of a new request: its adapter is looked at before the engine loads it."""
+        if request.lora_request is not None:
+            self._adapters.scope(request.lora_request)
+
+    def _admit(self, request: Request) -> _Tracked | None:
+        """Return the state of a new request, None where it is neither loaded nor saved."""
+        lora, scope = request.lora_request, ""
+        if lora is not None:
+            known = self._adapters.scope(lora)
+            if known is None:
+                return None
+            scope = known
+        if request.mm_features and not self._tells_images(request):
+            return None
+        return _admit(request, self._block_size, lora.lora_name if lora is not None else "", scope)
+
+    def _tells_images(self, request: Request) -> bool:
+        """Whether what the prompt's placeholders stand for goes by its content, not by a name that a client gave it."""
+        if self._images_by_content and all(_CONTENT_ID.fullmatch(f.identifier) for f in request.mm_features):
+            return True
+        if not self._images_named:
+            self._images_named = True
+            self._logger.warning(
+                "kvconn: requests whose images or the like are known by a name or a number, not by their content, are"
+                " neither loaded nor saved"
+            )
+        return False
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
         """Take note of the blocks that vLLM gave a request, and whether it took the offer."""
@@ -158,6 +213,7 @@ class SchedulerSide:
         finished, self._finished = self._finished, []
         expected = {a.request: PlannedLoad(a.request, t.loading) for t, a in allocs if a.external}
         payload, loads = b"", []
+        self._untouched = {}
         try:
             reply = self._step(output, allocs, finished)
             # Workers report what is in here, and vLLM dies of a report that it does not expect.
@@ -167,7 +223,9 @@ class SchedulerSide:
             self._logger.debug("kvconn: step not planned: %s", err)
         except Exception:
             self._logger.exception("kvconn: step not planned")
-        return StepMetadata(payload, loads, lost=list(expected.values()))
+        untouched = [file for files in self._untouched.values() for file in files] if payload else []
+        self._untouched = {}
+        return StepMetadata(payload, loads, list(expected.values()), untouched)
 
     def _step(
         self, output: SchedulerOutput, allocs: list[tuple[_Tracked, Alloc]], finished: list[_Tracked]
@@ -209,6 +267,8 @@ class SchedulerSide:
 
     def _scheduled(self, output: SchedulerOutput, session: int) -> list[Scheduled]:
         told: list[Scheduled] = []
+        if self._stopped:
+            return told
         cached = output.scheduled_cached_reqs
         for new in output.scheduled_new_reqs:
             self._tell(told, output, session, new.req_id, new.num_computed_tokens, True)
@@ -240,6 +300,9 @@ class SchedulerSide:
             return
         learnt = not decodes and output.num_scheduled_tokens[request_id] >= _LEARNT_TOKENS
         tracked.followed = 2 if learnt else max(0, tracked.followed - 1)
+        if tracked.adapter and not self._is_untouched(tracked.adapter):
+            tracked.save = False
+            return
         tables = _block_tables(output, request_id)
         known = tracked.blocks_told or [0] * len(tables)
         told.append(
@@ -256,6 +319,12 @@ class SchedulerSide:
         tracked.blocks_told = [len(table) for table in tables]
         tracked.computed_told = max(end, tracked.computed_told)
         tracked.tokens_told = request.num_tokens
+
+    def _is_untouched(self, adapter: str) -> bool:
+        """Whether an adapter is what it was when it was told; looked at once a step."""
+        if adapter not in self._untouched:
+            self._untouched[adapter] = self._adapters.untouched(adapter)
+        return bool(self._untouched[adapter])
 
     def loaded(self, output: KVConnectorOutput) -> None:
         """Pass on what came of loads, once all ranks have ended theirs."""
@@ -286,6 +355,12 @@ class SchedulerSide:
         if tracked is not None and tracked.session:
             self._finished.append(tracked)
 
+    def stop(self, why: str) -> None:
+        """Load and save nothing any more: the weights that the engine computes with are not known."""
+        if not self._stopped:
+            self._stopped = True
+            self._logger.warning("kvconn: KV is neither loaded nor saved until the engine is restarted: %s", why)
+
     def reset(self) -> None:
         """Pass on that vLLM has dropped its own prefix cache."""
         for tracked in self._tracked.values():
@@ -296,25 +371,22 @@ class SchedulerSide:
             self._logger.debug("kvconn: reset not told: %s", err)
 
 
-def _admit(request: Request, block_size: int) -> _Tracked | None:
+def _admit(request: Request, block_size: int, adapter: str, lora: str) -> _Tracked | None:
     """Return the state of a new request, None where it is neither loaded nor saved."""
     asked = (request.kv_transfer_params or {}).get("kvconn") or {}
     load, save = bool(asked.get("load", True)), bool(asked.get("save", True))
-    lora = request.lora_request
     salt = request.cache_salt or ""
-    lora_scope = f"{lora.lora_name}\0{lora.lora_path}" if lora is not None else ""
     beyond_bounds = (
         request.num_tokens > MAX_TOKENS
         or len(request.request_id.encode()) > MAX_ID_BYTES
         or len(salt.encode()) > MAX_SCOPE_BYTES
-        or len(lora_scope.encode()) > MAX_SCOPE_BYTES
     )
     embedded = 0 if request.prompt_embeds is None else -(-len(request.prompt_embeds) // block_size)
     too_many_spans = len(request.mm_features or ()) + embedded > MAX_SPANS
     # The tokens of a resumable request change under our hands.
     if request.resumable or beyond_bounds or too_many_spans or not (load or save):
         return None
-    return _Tracked(request, salt, lora_scope, _spans(request, block_size), load, save)
+    return _Tracked(request, salt, adapter, lora, _spans(request, block_size), load, save)
 
 
 def _spans(request: Request, block_size: int) -> list[Span]:

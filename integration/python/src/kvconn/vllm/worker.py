@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvconn.client import WorkerClient
 from kvconn.vllm import memory
+from kvconn.vllm.files import FileId
 from kvconn.vllm.manifest import keeps_windows
 from kvconn.vllm.metadata import StepMetadata
 
@@ -60,7 +61,8 @@ class WorkerSide:
     def save(self, metadata: StepMetadata) -> None:
         """Copy the blocks that the step filled out of the KV memory."""
         self._begun = None
-        self._client.save(metadata.payload)
+        if all(_is_untouched(file) for file in metadata.untouched):
+            self._client.save(metadata.payload)
 
     def ended_loads(self) -> tuple[set[str], set[str]]:
         """Return the requests whose loads have ended, each once, and those of them that have failed as a whole.
@@ -84,3 +86,10 @@ class WorkerSide:
         """Return the blocks whose loads failed among those that ended_loads returned."""
         invalid, self._invalid = self._invalid, set()
         return invalid
+
+
+def _is_untouched(file: FileId) -> bool:
+    try:
+        return FileId.of(file.path) == file
+    except OSError:
+        return False

@@ -1,0 +1,130 @@
+package server
+
+import (
+	"fmt"
+	"net"
+	"sync"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/wire"
+)
+
+// admission decides who may connect, and knows who is connected. No process and no engine
+// can have so many connections that nothing is left for others.
+type admission struct {
+	maxConns, maxProcess, maxGreeting int
+	uid                               int
+
+	mu    sync.Mutex
+	conns map[*wire.Conn]*member
+	// greeting counts those that have not said hello; processes and engines count the
+	// connections of each.
+	greeting  int
+	processes map[int]int
+	engines   map[string]int
+}
+
+// member is a connection that was let in.
+type member struct {
+	pid int
+	// engine is set by hello.
+	engine  string
+	greeted bool
+}
+
+func newAdmission(o *Options) *admission {
+	return &admission{
+		maxConns: o.MaxConns, maxProcess: o.MaxProcessConns, uid: o.UID,
+		// A hello takes a moment: most of the places stay free for those that are past it.
+		maxGreeting: max(1, o.MaxConns/4),
+		conns:       make(map[*wire.Conn]*member), processes: make(map[int]int), engines: make(map[string]int),
+	}
+}
+
+// admit lets a connection in, or says why not. The connection's caller calls leave at its end.
+func (a *admission) admit(c *net.UnixConn) (conn *wire.Conn, pid int, err error) {
+	cred, err := peerCredentials(c)
+	if err != nil {
+		return nil, 0, err
+	}
+	pid = int(cred.Pid)
+	if cred.Uid != 0 && int(cred.Uid) != a.uid {
+		return nil, pid, fmt.Errorf("process %d runs as user %d; allowed are %d and root", pid, cred.Uid, a.uid)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case len(a.conns) >= a.maxConns:
+		return nil, pid, fmt.Errorf("%d connections are open, the most allowed", len(a.conns))
+	case a.greeting >= a.maxGreeting:
+		return nil, pid, fmt.Errorf("%d connections have not said hello, the most allowed at one time", a.greeting)
+	// The process number is 0 where the peer lives in a PID namespace that the daemon
+	// cannot see into: those are bounded by what their engines may have.
+	case pid != 0 && a.processes[pid] >= a.maxProcess:
+		return nil, pid, fmt.Errorf("process %d has %d connections open, the most that one may have", pid, a.processes[pid])
+	}
+	conn = wire.NewConn(c)
+	a.conns[conn] = &member{pid: pid}
+	a.processes[pid]++
+	a.greeting++
+	return conn, pid, nil
+}
+
+// Connections of one engine: its ranks and its scheduler, a few times, since those before
+// a reconnect may not have ended yet, and some more.
+const (
+	engineConnsPerSession = 4
+	engineConnsMore       = 16
+)
+
+// greet takes in whose connection it is, unless the engine has too many.
+func (a *admission) greet(conn *wire.Conn, engine string, ranks int) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if limit := engineConnsPerSession*(ranks+1) + engineConnsMore; a.engines[engine] >= limit {
+		return fmt.Errorf("%w: engine %q has %d connections open, the most that one of %d ranks may have",
+			connector.ErrBadRequest, engine, a.engines[engine], ranks)
+	}
+	m := a.conns[conn]
+	m.engine, m.greeted = engine, true
+	a.greeting--
+	a.engines[engine]++
+	return nil
+}
+
+// leave takes in that a connection has ended.
+func (a *admission) leave(conn *wire.Conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	m := a.conns[conn]
+	delete(a.conns, conn)
+	lower(a.processes, m.pid)
+	if m.greeted {
+		lower(a.engines, m.engine)
+	} else {
+		a.greeting--
+	}
+}
+
+// lower takes one off a count.
+func lower[K comparable](counts map[K]int, k K) {
+	if counts[k]--; counts[k] == 0 {
+		delete(counts, k)
+	}
+}
+
+// len is the number of connections.
+func (a *admission) len() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.conns)
+}
+
+// each calls f for every connection.
+func (a *admission) each(f func(*wire.Conn)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for c := range a.conns {
+		f(c)
+	}
+}

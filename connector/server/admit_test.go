@@ -1,0 +1,222 @@
+package server
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/wire"
+)
+
+// A process that opens connections without end leaves places to others.
+func TestOneProcessCannotTakeAllConnections(t *testing.T) {
+	s, socket := start(t, Options{MaxConns: 12, MaxProcessConns: 3}, newEcho())
+	for range 3 {
+		_, conn := dial(t, socket)
+		greet(t, conn, hello(t))
+	}
+	_, surplus := dial(t, socket)
+	wantClosed(t, surplus)
+	out, err := self(t, "OtherProcess", socket).CombinedOutput()
+	if err != nil {
+		t.Fatalf("another process is kept out: %v\n%s", err, out)
+	}
+	if st := s.Stats(); st.Refused != 1 {
+		t.Errorf("%+v, want 1 refused", st)
+	}
+}
+
+func TestHelperOtherProcess(t *testing.T) {
+	_, conn := dial(t, helperSocket(t))
+	if f := greet(t, conn, hello(t)); f.Kind != wire.KindReply {
+		t.Errorf("answer %+v", f.Header)
+	}
+}
+
+// Whoever connects and says nothing takes places that are few, and only for a while.
+func TestSilentConnectionsLeaveRoomForOthers(t *testing.T) {
+	s, socket := start(t, Options{MaxConns: 8, HelloTimeout: 200 * time.Millisecond}, newEcho())
+	_, first := dial(t, socket)
+	greet(t, first, hello(t))
+	for range 2 { // a quarter of 8
+		dial(t, socket)
+	}
+	for s.Stats().Connections < 3 {
+		time.Sleep(time.Millisecond)
+	}
+	_, surplus := dial(t, socket)
+	wantClosed(t, surplus)
+	for s.Stats().Connections > 1 { // the silent ones' time ends
+		time.Sleep(time.Millisecond)
+	}
+	for range 6 {
+		_, conn := dial(t, socket)
+		if f := greet(t, conn, hello(t)); f.Kind != wire.KindReply {
+			t.Errorf("answer %+v", f.Header)
+		}
+	}
+}
+
+func TestOneEngineCannotTakeAllConnections(t *testing.T) {
+	s, socket := start(t, Options{}, newEcho())
+	const most = engineConnsPerSession*2 + engineConnsMore // of one rank
+	for range most {
+		_, conn := dial(t, socket)
+		if f := greet(t, conn, hello(t)); f.Kind != wire.KindReply {
+			t.Fatalf("answer %+v", f.Header)
+		}
+	}
+	_, surplus := dial(t, socket)
+	f := greet(t, surplus, hello(t))
+	wantError(t, &f, wire.CodeBadRequest)
+	wantClosed(t, surplus)
+	other := hello(t)
+	other.Engine = "another"
+	_, conn := dial(t, socket)
+	if f := greet(t, conn, other); f.Kind != wire.KindReply {
+		t.Errorf("another engine is kept out: %+v", f.Header)
+	}
+	for s.Stats().Connections > most+1 {
+		time.Sleep(time.Millisecond)
+	}
+	if n := s.admission.engines["another"]; n != 1 {
+		t.Errorf("the other engine has %d connections, want 1", n)
+	}
+}
+
+func TestLargeFrameBeforeHelloIsRefusedUnread(t *testing.T) {
+	_, socket := start(t, Options{}, newEcho())
+	raw, conn := dial(t, socket)
+	frame := make([]byte, wire.HeaderBytes)
+	frame[2] = 8 // half a megabyte is announced and nothing sent
+	frame[8] = byte(wire.OpHello)
+	if _, err := raw.Write(frame); err != nil {
+		t.Fatal(err)
+	}
+	f, err := conn.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, &f, wire.CodeProtocol)
+	wantClosed(t, conn)
+}
+
+// Defect 16: an answer that fits into no frame is an error, and the connection goes on.
+func TestAnswerBeyondAFrameIsAnErrorAndTheConnectionLives(t *testing.T) {
+	b := newEcho()
+	b.reply.Metadata = make([]byte, wire.MaxBodyBytes)
+	_, socket := start(t, Options{}, b)
+	_, conn := dial(t, socket)
+	greet(t, conn, hello(t))
+	ask := func() wire.Frame {
+		t.Helper()
+		if err := conn.Write(wire.Header{ID: 2, Op: wire.OpStep}, func(b []byte) []byte { return wire.AppendStep(b, new(connector.StepRequest)) }); err != nil {
+			t.Fatal(err)
+		}
+		f, err := conn.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	f := ask()
+	wantError(t, &f, wire.CodeInternal)
+	b.mu.Lock()
+	b.reply.Metadata = []byte("plan")
+	b.mu.Unlock()
+	if f := ask(); f.Kind != wire.KindReply {
+		t.Errorf("answer %+v", f.Header)
+	}
+}
+
+// While the daemon has no descriptor left, who connects is told at once; once there are
+// some again engines are served without a restart.
+func TestServerSurvivesALackOfDescriptors(t *testing.T) {
+	socket := socketDir(t) + "/s"
+	cmd := self(t, "Starved", socket)
+	in, inErr := cmd.StdinPipe()
+	out, outErr := cmd.StdoutPipe()
+	if err := errors.Join(inErr, outErr, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	said := bufio.NewReader(out)
+	await := func(want string) {
+		t.Helper()
+		if line, err := said.ReadString('\n'); strings.TrimSpace(line) != want {
+			rest, _ := io.ReadAll(said)
+			t.Fatalf("the server says %q, %v, want %q\n%s", line, err, want, rest)
+		}
+	}
+	await("starved")
+	for range 3 {
+		_, conn := dial(t, socket)
+		wantClosed(t, conn)
+	}
+	if _, err := in.Write([]byte("feed\n")); err != nil {
+		t.Fatal(err)
+	}
+	await("fed")
+	for { // the last to be turned away may be after that
+		_, conn := dial(t, socket)
+		if conn.Write(wire.Header{ID: 1, Op: wire.OpHello}, hello(t).Append) != nil {
+			continue
+		}
+		if f, err := conn.Read(); err == nil && f.Kind == wire.KindReply {
+			break
+		}
+	}
+	_ = in.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The helper serves, takes all descriptors that it may have, and gives them back when told.
+func TestHelperStarved(t *testing.T) {
+	l, err := Listen(t.Context(), helperSocket(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(Options{Epoch: 7, UID: os.Getuid()}, newEcho())
+	go func() { _ = s.Serve(t.Context(), l) }()
+	c, err := net.Dial("unix", l.path) // it serves, and has its reserve
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s.Stats().Accepted == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	_ = c.Close()
+	for s.Stats().Connections > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: 64}); err != nil {
+		t.Fatal(err)
+	}
+	var taken []int
+	for {
+		fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			break
+		}
+		taken = append(taken, fd)
+	}
+	fmt.Println("starved")
+	in := bufio.NewReader(os.Stdin)
+	_, _ = in.ReadString('\n')
+	for _, fd := range taken {
+		_ = unix.Close(fd)
+	}
+	fmt.Println("fed")
+	_, _ = io.ReadAll(in)
+	os.Exit(0)
+}

@@ -1,0 +1,193 @@
+package campaign
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Tries of saves after the faults are over, and the pause between two.
+const (
+	tries = 60
+	pause = 50 * time.Millisecond
+)
+
+// end looks at the store after the faults.
+func (r *caseRun) end() {
+	r.injector.Off()
+	r.faulty = false
+	if r.out.Class() == classHang {
+		return // it would hang again
+	}
+	if r.store == nil {
+		r.start()
+	}
+	if r.store == nil {
+		return
+	}
+	r.release()
+	r.worksAgain()
+	r.all("at the end")
+	if err := r.store.checkBytes(); err != nil {
+		r.fail("accounting", err)
+	}
+	if st := r.store.Stats(); st.Leases != 0 || st.WriteInFlightBytes != 0 || st.ReadInFlightBytes != 0 {
+		r.fail("leak", fmt.Errorf("%d leases, %d bytes of writes and %d of reads in flight", st.Leases, st.WriteInFlightBytes, st.ReadInFlightBytes))
+	}
+	r.stop()
+	if left := openBelow(r.dir); len(left) > 0 {
+		r.fail("leak", fmt.Errorf("descriptors after the stop: %s", strings.Join(left, " ")))
+	}
+	if n, err := physicalBytes(r.dir); err != nil || n > r.cap {
+		r.fail("cap passed", fmt.Errorf("%d bytes on disk after the stop, the cap is %d, %v", n, r.cap, err))
+	}
+	if r.start(); r.store == nil {
+		return
+	}
+	r.all("after the last start")
+	r.stop()
+}
+
+// worksAgain saves records of both sizes, which has to succeed after a few tries.
+func (r *caseRun) worksAgain() {
+	for z := range sizes {
+		var last error
+		for try := range tries {
+			records := Chain(z, freshChain+try, chainLength)
+			errs, err := r.store.save(records)
+			if err != nil {
+				r.fail("save", err)
+				return
+			}
+			if last = first(errs); last == nil {
+				if n := r.read(records); n != len(records) {
+					r.fail("after the faults", fmt.Errorf("%d of %d new %v records are there", n, len(records), z))
+				}
+				break
+			}
+			time.Sleep(pause)
+		}
+		if last != nil {
+			r.fail("no saves after the faults", fmt.Errorf("%v: %w", z, last))
+		}
+	}
+	if err := r.store.sync(); err != nil {
+		r.fail("no sync after the faults", err)
+	} else {
+		r.madeDurable()
+	}
+}
+
+// all reads everything that was ever saved, and looks whether something durable is missing.
+func (r *caseRun) all(when string) {
+	every := make([]Record, 0, len(r.saved))
+	durable := make([]Record, 0, len(r.durable))
+	for k := range r.saved {
+		if r.durable[k] {
+			durable = append(durable, k)
+		} else {
+			every = append(every, k)
+		}
+	}
+	r.read(every)
+	n := r.read(durable)
+	if !r.lossy() && float64(n) < MinKept*float64(len(durable)) {
+		r.fail("lost", fmt.Errorf("%s %d of %d durable records are there", when, n, len(durable)))
+	}
+}
+
+// openBelow lists what this process has open of a store's segments.
+func openBelow(dir string) []string {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, e := range entries {
+		target, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name()))
+		if err == nil && strings.HasPrefix(target, filepath.Join(dir, "segments")+"/") {
+			out = append(out, filepath.Base(target))
+		}
+	}
+	return out
+}
+
+// listFiles lists the files of a directory, relative to it, in order.
+func listFiles(dir string) []string {
+	var s snapshot
+	s.dir = dir
+	_ = s.list()
+	return s.files
+}
+
+// sampler measures a store's bytes all the time.
+type sampler struct {
+	mu    sync.Mutex
+	dir   string
+	limit int64
+	most  error
+	end   chan struct{}
+	ended sync.WaitGroup
+}
+
+// WatchCap measures what a directory occupies, all the time, until stop is called, which says
+// whether it was ever more than the limit.
+func WatchCap(dir string, limit int64) (stop func() error) {
+	s := new(sampler)
+	s.start()
+	s.watch(dir, limit)
+	return s.stop
+}
+
+// sampleInterval is the pause between two measurements.
+const sampleInterval = 2 * time.Millisecond
+
+func (s *sampler) start() {
+	s.end = make(chan struct{})
+	s.ended.Go(func() {
+		tick := time.NewTicker(sampleInterval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-s.end:
+				return
+			case <-tick.C:
+				s.sample()
+			}
+		}
+	})
+}
+
+// watch has another directory measured, "" for none.
+func (s *sampler) watch(dir string, limit int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dir, s.limit = dir, limit
+}
+
+// sample takes the smaller of two measurements: a file that is renamed while one is taken may
+// be counted twice in it.
+func (s *sampler) sample() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dir == "" || s.most != nil {
+		return
+	}
+	for range 2 {
+		if n, err := physicalBytes(s.dir); err != nil || n <= s.limit {
+			return
+		}
+	}
+	n, _ := physicalBytes(s.dir)
+	s.most = fmt.Errorf("%d bytes on disk, the cap is %d", n, s.limit)
+}
+
+// stop ends the measuring and says whether the cap was passed.
+func (s *sampler) stop() error {
+	close(s.end)
+	s.ended.Wait()
+	return s.most
+}

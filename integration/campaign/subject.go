@@ -1,0 +1,246 @@
+package campaign
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/storetest/fault"
+	"github.com/kvconn/kvconn/store/storetest/faultfs"
+)
+
+// Limit bounds every call of a store: one that takes longer hangs.
+const Limit = 60 * time.Second
+
+// DefaultCap is the cap of the stores: small, so that there is eviction.
+const DefaultCap = 16 << 20
+
+// ErrHang says that a call of the store did not return within [Limit].
+var ErrHang = errors.New("the store hangs")
+
+// ErrWrongBytes says that a read succeeded and brought other bytes than were saved.
+var ErrWrongBytes = errors.New("wrong bytes")
+
+// subject is an open store, and what is known of it.
+type subject struct {
+	*store.Store
+	dir        string
+	cap        int64
+	namespaces [allSizes]store.NamespaceID
+	contents   *contents
+	log        *warnings
+}
+
+// storeOptions are short in what a store waits for, so that a trial is short too.
+func storeOptions(dir string, limit int64, log *warnings) store.Options {
+	return store.Options{
+		Dir: dir, MaxBytes: limit, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond,
+		ReadTimeout: 20 * time.Second, SlotWait: 200 * time.Millisecond,
+		Writers: 4, Logger: slog.New(log),
+	}
+}
+
+// open opens a store and its two namespaces.
+func open(dir string, limit int64, i *fault.Injector, c *contents) (*subject, error) {
+	log := new(warnings)
+	s := &subject{dir: dir, cap: limit, contents: c, log: log}
+	err := bounded("open", func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), Limit)
+		defer cancel()
+		opened, err := store.Open(ctx, faultfs.Under(storeOptions(dir, limit, log), i))
+		s.Store = opened
+		return err
+	})
+	log.opened()
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// openNamespaces must have worked before anything is saved or read.
+func (s *subject) openNamespaces() error {
+	for z := range allSizes {
+		err := bounded("open namespace", func() (err error) {
+			s.namespaces[z], err = s.OpenNamespace(z.manifest())
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("open namespace %v: %w", z, err)
+		}
+	}
+	return nil
+}
+
+// bounded runs a call that must return.
+func bounded(what string, call func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	timer := time.NewTimer(Limit)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-timer.C:
+		stacks := make([]byte, 1<<20)
+		stacks = stacks[:runtime.Stack(stacks, true)]
+		return fmt.Errorf("%s: %w\n%s", what, ErrHang, stacks)
+	}
+}
+
+func (s *subject) id(r Record) store.RecordID {
+	return store.RecordID{Namespace: s.namespaces[r.Size], Key: r.key()}
+}
+
+// save writes records, each as soon as the store takes it, and returns the error of each.
+func (s *subject) save(records []Record) ([]error, error) {
+	errs := make([]error, len(records))
+	err := bounded("save", func() error {
+		var wait sync.WaitGroup
+		for i, r := range records {
+			payload := r.payload()
+			op := &store.WriteOp{ID: s.id(r), Parent: r.parent(), Proof: r.proof(), Payload: payload}
+			wait.Add(1)
+			for deadline := time.Now().Add(Limit / 2); ; time.Sleep(time.Millisecond) {
+				n, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) { errs[i] = op.Err; wait.Done() })
+				if n == 1 {
+					break
+				}
+				if !errors.Is(err, store.ErrBusy) || time.Now().After(deadline) {
+					errs[i] = err
+					wait.Done()
+					break
+				}
+			}
+		}
+		wait.Wait()
+		return nil
+	})
+	return errs, err
+}
+
+// readBatch is how many records are read by one call.
+const readBatch = 64
+
+// read reads records and returns the error of each. Bytes that are wrong are an error of the
+// whole.
+func (s *subject) read(records []Record) ([]error, error) {
+	errs := make([]error, len(records))
+	for from := 0; from < len(records); from += readBatch {
+		part := records[from:min(from+readBatch, len(records))]
+		ops := make([]*store.ReadOp, len(part))
+		for i, r := range part {
+			ops[i] = &store.ReadOp{ID: s.id(r), Parent: r.parent(), Proof: r.proof(), Payload: store.AlignedBuffer(r.Size.Bytes())}
+		}
+		err := bounded("read", func() error {
+			s.Read(context.Background(), ops, func(*store.ReadOp) {})
+			return nil
+		})
+		if err != nil {
+			return errs, err
+		}
+		for i, op := range ops {
+			errs[from+i] = op.Err
+			if op.Err == nil && !bytes.Equal(op.Payload, s.contents.get(part[i])) {
+				return errs, fmt.Errorf("record %+v: %w", part[i], ErrWrongBytes)
+			}
+		}
+	}
+	return errs, nil
+}
+
+// present are the records that the store says it has.
+func (s *subject) present(records []Record) []Record {
+	var out []Record
+	for _, r := range records {
+		if s.Has(s.id(r)) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// first is the first error of a list.
+func first(errs []error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *subject) sync() error {
+	return bounded("sync", func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), Limit/2)
+		defer cancel()
+		return s.Sync(ctx)
+	})
+}
+
+func (s *subject) close() error { return bounded("close", s.Close) }
+
+func (s *subject) hold(records []Record) store.LeaseID {
+	keys := make([]connector.Key, len(records))
+	for i, r := range records {
+		keys[i] = r.key()
+	}
+	_, lease := s.Lookup(s.namespaces[records[0].Size], []connector.Shard{0}, keys, time.Minute)
+	return lease
+}
+
+// physicalBytes is what a directory occupies on the disk.
+func physicalBytes(dir string) (int64, error) {
+	var total int64
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		var st syscall.Stat_t
+		if err == nil {
+			err = syscall.Lstat(path, &st)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // removed meanwhile
+		}
+		total += st.Blocks * 512
+		return err
+	})
+	return total, err
+}
+
+// slackOfSegment is what a segment may be counted for beyond what it occupies.
+const slackOfSegment = 64 << 10
+
+// checkBytes compares the disk with the cap and with what the store thinks.
+func (s *subject) checkBytes() error {
+	before := s.Stats()
+	on, err := physicalBytes(s.dir)
+	if err != nil {
+		return err
+	}
+	after := s.Stats()
+	segments, err := physicalBytes(filepath.Join(s.dir, "segments"))
+	if err != nil {
+		return err
+	}
+	switch counted := max(before.PhysicalBytes, after.PhysicalBytes); {
+	case on > s.cap:
+		return fmt.Errorf("%d bytes on disk, the cap is %d", on, s.cap)
+	case counted > s.cap:
+		return fmt.Errorf("%d bytes counted, the cap is %d", counted, s.cap)
+	case counted < on:
+		return fmt.Errorf("%d bytes counted, %d on disk", counted, on)
+	}
+	if counted, most := s.Stats().SegmentBytes, segments+int64(after.Segments+1)*slackOfSegment; counted > most {
+		return fmt.Errorf("segments counted as %d bytes, they occupy %d", counted, segments)
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from kvconn.vllm import files
+from kvconn.vllm.files import Digests, FileId, UnknownIdentity, first_changed_since, hash_file
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that are read."""
+    names: list[str] = []
+
+    def hash_and_note(file: FileId) -> str:
+        names.append(os.path.basename(file.path))
+        return hash_file(file)
+
+    monkeypatch.setattr(files, "hash_file", hash_and_note)
+    return names
+
+
+def test_digests_are_made_once_and_kept_for_other_processes(tmp_path: Path, hashed: list[str]) -> None:
+    data = {"a": b"x" * 5_000_000, "b": b""}
+    for name, content in data.items():
+        (tmp_path / name).write_bytes(content)
+    ids = [FileId.of(tmp_path / n) for n in data]
+    want = {str(tmp_path / n): sha256(c) for n, c in data.items()}
+    for _ in range(2):
+        assert Digests(tmp_path / "kept").of(ids) == want
+    assert sorted(hashed) == ["a", "b"]
+
+
+@pytest.mark.parametrize("directory", [None, "/proc/nowhere"])
+def test_without_a_place_to_keep_them_digests_are_made_each_time(
+    tmp_path: Path, hashed: list[str], directory: str | None
+) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    for _ in range(2):
+        digests = Digests(Path(directory) if directory else None)
+        assert list(digests.of([FileId.of(tmp_path / "a")]).values()) == [sha256(b"a")]
+    assert hashed == ["a", "a"]
+
+
+def test_a_file_changed_under_equal_size_and_time_is_read_again(tmp_path: Path, hashed: list[str]) -> None:
+    path, kept = tmp_path / "a", Digests(tmp_path / "kept")
+    path.write_bytes(b"old")
+    before = FileId.of(path)
+    kept.of([before])
+    with path.open("r+b") as f:
+        f.write(b"new")
+    os.utime(path, ns=(before.mtime_ns, before.mtime_ns))
+    after = FileId.of(path)
+    assert (after.size, after.mtime_ns, after.inode) == (before.size, before.mtime_ns, before.inode)
+    assert kept.of([after]) == {str(path): sha256(b"new")}
+    assert hashed == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-1], lambda b: b[:70] + bytes([b[70] ^ 1]) + b[71:], lambda b: b"", lambda b: b"[" * 9999]
+)
+def test_damage_to_what_is_kept_costs_reading_the_files_again(
+    tmp_path: Path, hashed: list[str], damage: object
+) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    ids = [FileId.of(tmp_path / "a")]
+    want = Digests(tmp_path / "kept").of(ids)
+    (kept,) = (tmp_path / "kept").glob("*.json")
+    kept.write_bytes(damage(kept.read_bytes()))  # type: ignore[operator]
+    assert Digests(tmp_path / "kept").of(ids) == want
+    assert hashed == ["a", "a"]
+
+
+def test_old_digests_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_MAX_KEPT", 3)
+    for i in range(6):
+        path = tmp_path / str(i)
+        path.write_bytes(b"x")
+        Digests(tmp_path / "kept").of([FileId.of(path)])
+    assert len(list((tmp_path / "kept").glob("*.json"))) == 3
+    assert not list((tmp_path / "kept").glob("*.tmp"))
+
+
+def test_a_blob_of_the_hub_is_known_by_its_name(tmp_path: Path, hashed: list[str]) -> None:
+    repository = tmp_path / "models--o--m"
+    (repository / "blobs").mkdir(parents=True)
+    snapshot = repository / "snapshots" / ("c" * 40)
+    snapshot.mkdir(parents=True)
+    named = {"w.safetensors": "ab" * 32, "config.json": "cd" * 20, "loose.bin": ""}
+    for name, blob in named.items():
+        if blob:
+            (repository / "blobs" / blob).write_bytes(b"content")
+            (snapshot / name).symlink_to(f"../../blobs/{blob}")
+        else:
+            (snapshot / name).write_bytes(b"content")
+    got = Digests(None).of([FileId.of(snapshot / n) for n in named])
+    assert [got[str(snapshot / n)] for n in named] == ["ab" * 32, sha256(b"content"), sha256(b"content")]
+    assert sorted(hashed) == ["config.json", "loose.bin"]
+
+
+def test_a_directory_called_blobs_is_not_the_hubs(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    path = tmp_path / "blobs" / ("ab" * 32)
+    path.write_bytes(b"x")
+    assert files.hub_digest(path) is None
+
+
+def test_a_file_that_changes_is_not_hashed(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    before = FileId.of(path)
+    path.write_bytes(b"newer")
+    with pytest.raises(UnknownIdentity, match="changing"):
+        hash_file(before)
+
+
+def test_this_process_started_a_moment_ago() -> None:
+    assert 0 <= time.time() - files.started_at() < 3600
+
+
+def test_what_changes_after_a_point_in_time_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "CLOCK_MARGIN_S", 0.0)
+    root = tmp_path / "models" / "m"
+    root.mkdir(parents=True)
+    file, link = root / "w", root / "link"
+    file.write_bytes(b"w")
+    link.symlink_to("w")
+    ids = [FileId.of(file), FileId.of(link)]
+
+    def since(act: object) -> str | None:
+        time.sleep(0.02)
+        now = time.time()
+        time.sleep(0.02)
+        act()  # type: ignore[operator]
+        return first_changed_since(root, [FileId.of(i.path) for i in ids], now)
+
+    def replace_link() -> None:
+        link.unlink()
+        link.symlink_to("w")
+
+    def rename_above() -> None:
+        (tmp_path / "models").rename(tmp_path / "other")
+        (tmp_path / "other").rename(tmp_path / "models")
+
+    assert since(lambda: None) is None
+    assert since(lambda: (tmp_path / "models" / "neighbour").mkdir()) is None
+    assert since(lambda: os.utime(file)) == str(file)
+    assert since(replace_link) == str(link)
+    assert since(lambda: (root / "new").touch()) == str(root)
+    assert since(rename_above) == str(tmp_path / "models")

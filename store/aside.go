@@ -1,0 +1,133 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kvconn/kvconn/store/internal/disk"
+)
+
+// asideFile is a file (or a directory) that holds no record of the index: one that was set
+// aside at the start since it could not be read, or a segment that was given up and whose
+// removal failed. It counts under the cap until it is removed.
+type asideFile struct {
+	path  string
+	bytes int64
+	due   bool // to be removed now; others only when room is needed
+	stuck bool // the last removal failed
+}
+
+// asideMark is in the names of what was set aside.
+const asideMark = ".bad"
+
+func isAside(name string) bool { return strings.Contains(name, asideMark) }
+
+// findAside counts what was set aside, at this start or before.
+func (s *Store) findAside() {
+	for _, dir := range []string{s.opts.Dir, filepath.Join(s.opts.Dir, segmentDir), filepath.Join(s.opts.Dir, namespaceDir)} {
+		entries, err := s.opts.fs.ReadDir(dir)
+		if err != nil {
+			s.warn(fmt.Errorf("cannot look for what was set aside: %w", err))
+			continue
+		}
+		for _, e := range entries {
+			if !isAside(e.Name()) {
+				continue
+			}
+			path := filepath.Join(dir, e.Name())
+			n, err := s.opts.fs.PhysicalBytes(path)
+			if err != nil {
+				s.warn(fmt.Errorf("cannot measure what was set aside: %w", err))
+				continue
+			}
+			s.space.keepAside(asideFile{path: path, bytes: n})
+		}
+	}
+}
+
+// keepAside counts a file that was found.
+func (p *space) keepAside(f asideFile) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.aside = append(p.aside, f)
+	p.bytes += f.bytes
+}
+
+// dueForRoom reports whether something that was set aside can go before any record. It is
+// due then. p.mu is held.
+func (p *space) dueForRoom() bool {
+	for _, due := range [...]bool{true, false} {
+		for i := range p.aside {
+			if f := &p.aside[i]; f.due == due && !f.stuck {
+				f.due = true
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// removeAside removes the files that are due, and others as long as room is needed. What
+// cannot be removed stays counted and is tried again.
+func (p *space) removeAside() (err error) {
+	p.mu.Lock()
+	files := slices.Clone(p.aside)
+	p.mu.Unlock()
+	for _, f := range files {
+		p.mu.Lock()
+		due := f.due || p.excess() > 0
+		p.mu.Unlock()
+		if !due {
+			continue
+		}
+		if failed := removeTree(p.fs, f.path); failed != nil {
+			p.setStuck(f.path)
+			err = errors.Join(err, fmt.Errorf("remove %s: %w", f.path, failed))
+			continue
+		}
+		// If the name comes back after a loss of power, the file is found at the start.
+		_ = p.fs.SyncDir(filepath.Dir(f.path))
+		p.mu.Lock()
+		p.bytes -= f.bytes
+		p.room.FreeBytes += f.bytes
+		p.aside = slices.DeleteFunc(p.aside, func(o asideFile) bool { return o.path == f.path })
+		p.mu.Unlock()
+	}
+	return err
+}
+
+func (p *space) setStuck(path string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.aside {
+		if f := &p.aside[i]; f.path == path {
+			f.due, f.stuck = true, true
+		}
+	}
+}
+
+// removeTree removes a file, or a directory with what is in it.
+func removeTree(fs disk.FS, path string) error {
+	if entries, err := fs.ReadDir(path); err == nil {
+		for _, e := range entries {
+			if err := removeTree(fs, filepath.Join(path, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	if err := fs.Remove(path); err != nil && !disk.IsNotExist(err) {
+		return err
+	}
+	return nil
+}
+
+// asideBytes is what the files occupy that were set aside. p.mu is held.
+func (p *space) asideBytes() (n int64) {
+	for _, f := range p.aside {
+		n += f.bytes
+	}
+	return n
+}

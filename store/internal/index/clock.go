@@ -1,0 +1,133 @@
+package index
+
+import (
+	"sync/atomic"
+)
+
+// ticks count uses: every look-up and every batch of insertions takes the next one. The clock
+// has 64 bits; an entry keeps the low 32 of its last use, and the age, clock less tick, tells
+// the rest. So that no age reaches 2^32 the entries are gone over again and again, a few
+// thousand at a time: one that was not used for maxAge ticks is given that age.
+const (
+	// clockStart is after the tick of every record loaded, and so high that no age leads
+	// below 0.
+	clockStart = 1<<33 | firstTick
+	maxAge     = 1 << 30
+	// agingCycle is in how many ticks all entries are gone over, agingRun how many at a
+	// time. An entry may wait for two cycles where the table grows meanwhile.
+	agingCycle = 1 << 30
+	agingRun   = 4096
+	// inFlight bounds by how many ticks a use may be noted late, or an age be read early.
+	inFlight = 1 << 28
+)
+
+// nextTick advances the clock.
+func (t *Table) nextTick() uint64 {
+	tick := t.clock.Add(1)
+	if tick >= t.agingAt.Load() {
+		t.age(tick)
+	}
+	return tick
+}
+
+// full is the 64-bit tick of which an entry keeps the low half.
+func (t *Table) full(tick uint32) uint64 {
+	ahead := t.clock.Load() + inFlight // a use may be noted after the clock is read
+	return ahead - uint64(uint32(ahead)-tick)
+}
+
+// age gives the next entries in turn an age that 32 bits can tell.
+func (t *Table) age(now uint64) {
+	if !t.aging.TryLock() {
+		return // another goroutine does
+	}
+	defer t.aging.Unlock()
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed || now < t.agingAt.Load() {
+		return
+	}
+	if t.aged >= t.limit {
+		t.aged = 0
+	}
+	end := min(uint64(t.aged)+agingRun, uint64(t.limit))
+	for ref := t.aged; uint64(ref) < end; ref++ {
+		t.entry(ref).limitAge(uint32(now))
+	}
+	t.aged = Ref(end)
+	runs := uint64(t.limit)/agingRun + 1
+	t.agingAt.Store(now + max(1, agingCycle/runs))
+}
+
+// limitAge makes the entry at most maxAge old.
+func (e *entry) limitAge(now uint32) {
+	for {
+		old := atomic.LoadUint64(&e.use)
+		tick := uint32(old >> tickShift)
+		if now+inFlight-tick <= maxAge+inFlight {
+			return
+		}
+		if atomic.CompareAndSwapUint64(&e.use, old, uint64(now-maxAge)<<tickShift|old&pinMask) {
+			return
+		}
+	}
+}
+
+// raise makes an entry as recent as a tick; it reports false if it was already.
+func (t *Table) raise(e *entry, tick uint32) bool {
+	for {
+		old := atomic.LoadUint64(&e.use)
+		if t.full(uint32(old>>tickShift)) >= t.full(tick) {
+			return false
+		}
+		if atomic.CompareAndSwapUint64(&e.use, old, uint64(tick)<<tickShift|old&pinMask) {
+			return true
+		}
+	}
+}
+
+// climb goes up a chain, under several holds of the lock for reading, and makes each record
+// as recent as a tick, up to the first that is already.
+type climb struct {
+	t       *Table
+	tick    uint32
+	rest    Ref // where to go on, or NoRef
+	restSeq uint64
+}
+
+// climb goes up by at most so many records and returns by how many.
+func (c *climb) climb(budget int) (raised int) {
+	for c.rest != NoRef && raised < budget {
+		e := c.t.entry(c.rest)
+		if e.seq == 0 || !c.t.raise(e, c.tick) {
+			c.rest = NoRef
+			break
+		}
+		raised++
+		c.rest = c.t.validParent(e)
+	}
+	return raised
+}
+
+// pause is called before the lock is let go of, resume when it is held again: the chain
+// ends where the next record is another one by then.
+func (c *climb) pause() {
+	if c.rest != NoRef {
+		c.restSeq = c.t.entry(c.rest).seq
+	}
+}
+
+func (c *climb) resume() {
+	if c.rest != NoRef && (c.rest >= c.t.limit || c.t.entry(c.rest).seq != c.restSeq) {
+		c.rest = NoRef
+	}
+}
+
+// order is a record's place in the order of eviction: least recently used first, and of a
+// chain used at one time its end first.
+func (t *Table) order(e *entry) uint64 { return orderOf(t.full(e.tick()), e.blocksBefore()) }
+
+func orderOf(tick uint64, depth uint16) uint64 { return tick<<16 | uint64(maxDepth-depth) }
+
+// Clock is the tick of the last use.
+func (t *Table) Clock() uint64 { return t.clock.Load() }
