@@ -31,6 +31,26 @@ func TestBytes(t *testing.T) {
 	}
 }
 
+func TestSpaceIsASizeOrAPercentage(t *testing.T) {
+	for in, want := range map[string]Space{
+		"": {}, "0": {Set: true}, "20GB": {Set: true, Bytes: 20e9}, "5%": {Set: true, Percent: 5}, " 2.5 % ": {Set: true, Percent: 2.5}, "0%": {Set: true},
+	} {
+		var s, again Space
+		if err := s.UnmarshalText([]byte(in)); err != nil || s != want {
+			t.Errorf("%q is %+v, %v; want %+v", in, s, err, want)
+		}
+		if err := again.UnmarshalText([]byte(s.String())); err != nil || again != s {
+			t.Errorf("%+v is written as %q and read as %+v, %v", s, s.String(), again, err)
+		}
+	}
+	for _, in := range []string{"x", "-1", "100%", "-1%", "NaN%", "%", "5 GiB %"} {
+		var s Space
+		if err := s.UnmarshalText([]byte(in)); err == nil {
+			t.Errorf("%q is %+v, want an error", in, s)
+		}
+	}
+}
+
 func write(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kvconnd.yaml")
@@ -82,6 +102,9 @@ func TestValidate(t *testing.T) {
 	for want, change := range map[string]func(*Serve){
 		"dir":                       func(s *Serve) { s.Dir = "" },
 		"max_bytes":                 func(s *Serve) { s.MaxBytes = -1 },
+		"writers":                   func(s *Serve) { s.Writers = 257 },
+		"read_in_flight_bytes":      func(s *Serve) { s.ReadInFlightBytes = 1000 },
+		"event_bytes":               func(s *Serve) { s.EventBytes = 1000 },
 		"load_timeout":              func(s *Serve) { s.LoadTimeout = 0 },
 		"staging":                   func(s *Serve) { s.SaveStagingBytes = -1 },
 		"min_offer_tokens":          func(s *Serve) { s.MinOfferTokens = -1 },

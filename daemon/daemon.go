@@ -4,13 +4,12 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"net"
+	"net/http"
 	"os"
-	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,101 +21,178 @@ import (
 	"github.com/kvconn/kvconn/store/host"
 )
 
-// infoFile is the file in the store directory that says how to reach the daemon.
-const infoFile = "daemon.json"
-
-// run opens the store, serves, and closes it.
-func run(ctx context.Context, o *Options) (err error) {
+// run takes the addresses, opens the store, serves, and closes it.
+func run(ctx context.Context, o *Options) error {
 	epoch, err := newEpoch()
 	if err != nil {
+		return err
+	}
+	now := time.Now()
+	d := &daemon{
+		opts: o, epoch: epoch, started: now, health: newHealth(o.Logger), opening: newOpening(o.Logger, now),
+		info: Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", epoch), Socket: o.Socket},
+	}
+	d.opening.first = d.writeInfo
+	defer d.removeInfo()
+	// First what fails at once: an address in use must not cost the opening of a store, or
+	// make one.
+	defer d.closeListeners()
+	if err := d.listen(ctx); err != nil {
 		return err
 	}
 	arena, err := host.New(host.Options{Bytes: o.HostBytes, Logger: o.Logger})
 	if err != nil {
 		return fmt.Errorf("make the host tier of %d bytes: %w", o.HostBytes, err)
 	}
+	d.arena = arena
 	// It outlives the store, which writes from it until it is closed.
 	defer func() {
 		if closeErr := arena.Close(); closeErr != nil {
 			o.Logger.Info("host tier memory is still in use; the end of the process gives it back", "err", closeErr)
 		}
 	}()
-	unpin, err := o.Driver.PinHost(arena.Memory())
+	defer o.pin(arena)()
+	return d.run(ctx)
+}
+
+// pin prepares the host tier's memory for copies, and returns what takes that back.
+func (o *Options) pin(arena *host.Arena) (unpin func()) {
+	unpinHost, err := o.Driver.PinHost(arena.Memory())
 	if err != nil {
 		o.Logger.Warn("host tier memory could not be prepared for copies: they are slower", "err", err,
 			"remedy", "raise the limit on locked memory (LimitMEMLOCK of the service), or lower host_bytes")
-	} else {
-		defer func() {
-			if unpinErr := unpin(); unpinErr != nil {
-				o.Logger.Debug("host tier memory stays locked until the process ends", "err", unpinErr)
-			}
-		}()
+		return func() {}
 	}
-	s, err := openStore(ctx, o)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		o.Logger.Info("closing the store")
-		if closeErr := s.Close(); closeErr != nil {
-			err = errors.Join(err, fmt.Errorf("close the store: %w", closeErr))
+	return func() {
+		if err := unpinHost(); err != nil {
+			o.Logger.Debug("host tier memory stays locked until the process ends", "err", err)
 		}
-	}()
-	d := &daemon{
-		opts: o, store: s, arena: arena, backend: newBackend(o, s, arena), epoch: epoch, started: time.Now(), health: newHealth(o.Logger),
 	}
-	d.server = server.New(server.Options{
-		Epoch: epoch, Version: Version, LoadTimeout: o.LoadTimeout, UID: os.Getuid(), Logger: o.Logger,
-	}, d.backend)
-	return d.serve(ctx)
 }
 
-// daemon is the state of one Run.
+// daemon is the state of one Run. The fields from store to publisher are set before opened
+// is, and read by others only after that.
 type daemon struct {
 	opts    *Options
-	store   *store.Store
 	arena   *host.Arena
-	backend *backend
-	server  *server.Server
 	epoch   uint64
-	info    Info
 	started time.Time
 	health  *health
+	opening *opening
+	// socket is nil once the server has it; web and profiles are nil if they are not wanted.
+	socket        *server.Listener
+	web, profiles *httpServer
+
+	infoMu sync.Mutex
+	info   Info
+	// infoWritten says that the file is there and this daemon's.
+	infoWritten bool
+
+	// opened is set once the store is open, ready while engines can connect.
+	opened, ready atomic.Bool
+	store         *store.Store
+	backend       *backend
+	server        *server.Server
 	// publisher is nil if no events are published.
 	publisher *publisher
-	// ready is true while engines can connect.
-	ready atomic.Bool
+	// residency is the stream of what the store holds.
+	residency http.Handler
 }
 
-func openStore(ctx context.Context, o *Options) (*store.Store, error) {
-	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the store directory %s: %w", o.Dir, err)
+// run serves HTTP, opens the store, serves engines until ctx ends, and closes it.
+func (d *daemon) run(ctx context.Context) (err error) {
+	defer func() {
+		if d.store != nil {
+			err = errors.Join(err, d.closeStore())
+		}
+	}()
+	ctx, cancel := context.WithCancel(ctx)
+	g, ctx := errgroup.WithContext(ctx)
+	for _, s := range []*httpServer{d.web, d.profiles} {
+		if s != nil {
+			g.Go(func() error { return s.serve(ctx) })
+		}
 	}
-	so := store.Options{
-		Dir: o.Dir, MaxBytes: o.MaxBytes, Logger: o.Logger,
-		LeaseMax: max(time.Minute, 2*o.LoadTimeout),
-		// The ranks' staging memory is what bounds saves, and refuses first: a shard that
-		// the store refused while the block's other shards are written is wasted space.
-		WriteInFlightBytes: math.MaxInt64 / 2,
-		ReadTimeout:        o.LoadTimeout,
-		Calibrate:          true,
-		ScrubBytesPerS:     o.ScrubBytesPerS,
+	err = d.open(ctx)
+	if err == nil {
+		err = d.serve(ctx, g)
 	}
-	if o.Store != nil {
-		so = o.Store(so)
+	// Whatever way this ends, nobody serves a store that is being closed.
+	cancel()
+	if failed := g.Wait(); failed != nil && (err == nil || errors.Is(err, context.Canceled)) {
+		err = failed
 	}
-	s, err := store.Open(ctx, so)
-	if err != nil {
-		return nil, fmt.Errorf("open the store in %s: %w", o.Dir, err)
+	d.ready.Store(false)
+	return err
+}
+
+// serve serves engines until ctx ends.
+func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
+	if err := d.openPublisher(ctx); err != nil {
+		return err
 	}
-	st := s.Stats()
-	o.Logger.Info("store opened", "dir", o.Dir, "records", st.Records, "physical_bytes", st.PhysicalBytes,
-		"max_bytes", st.MaxBytes, "recovered", st.Recovered, "took", st.OpenDuration)
-	for _, w := range st.Warnings {
-		o.Logger.Warn("the store was opened with damage or limits; loads are verified, answers stay right", "warning", w,
-			"remedy", "see docs/operations.md, Warnings of the store")
+	if d.publisher != nil {
+		g.Go(func() error { return d.publisher.run(ctx) })
 	}
-	return s, nil
+	if err := d.updateInfo(); err != nil {
+		return err
+	}
+	socket := d.socket
+	d.socket = nil
+	if err := socket.Publish(ctx); err != nil {
+		return errors.Join(err, socket.Close())
+	}
+	g.Go(func() error { return d.server.Serve(ctx, socket) })
+	g.Go(func() error { return d.tend(ctx) })
+	d.announce()
+	return g.Wait()
+}
+
+// announce tells everybody who waits for it that engines can connect.
+func (d *daemon) announce() {
+	d.ready.Store(true)
+	d.opts.Logger.Info("ready", "version", Version, "socket", d.info.Socket, "http", d.info.HTTP, "pprof", d.info.Pprof, "events", d.info.Events, "epoch", d.info.Epoch)
+	d.opts.tell(sdnotify.Ready)
+	if d.opts.Ready != nil {
+		d.opts.Ready(d.info)
+	}
+}
+
+// listen takes the addresses that engines and people will connect to, as far as they are
+// wanted.
+func (d *daemon) listen(ctx context.Context) (err error) {
+	if d.socket, err = server.Reserve(ctx, d.opts.Socket); err != nil {
+		return err
+	}
+	if d.opts.HTTP != "" {
+		l, err := net.Listen("tcp", d.opts.HTTP)
+		if err != nil {
+			return fmt.Errorf("listen for HTTP on %s: %w", d.opts.HTTP, err)
+		}
+		d.info.HTTP = l.Addr().String()
+		d.web = newHTTPServer(l, httpConnsOf(descriptorLimit()), d.handler(), d.opts.Logger)
+	}
+	if d.opts.Pprof != "" {
+		l, err := listenPprof(d.opts.Pprof)
+		if err != nil {
+			return err
+		}
+		d.info.Pprof = l.Addr().String()
+		d.profiles = newHTTPServer(l, pprofConns, pprofHandler(), d.opts.Logger)
+	}
+	return nil
+}
+
+// closeListeners gives back what was taken and is not served.
+func (d *daemon) closeListeners() {
+	if d.socket != nil {
+		_ = d.socket.Close()
+	}
+	for _, s := range []*httpServer{d.web, d.profiles} {
+		if s != nil {
+			_ = s.listener.Close() // who served it has closed it
+		}
+	}
 }
 
 // newEpoch is a random number that is not 0.
@@ -130,105 +206,4 @@ func newEpoch() (uint64, error) {
 			return e, nil
 		}
 	}
-}
-
-func (d *daemon) serve(ctx context.Context) error {
-	d.info = Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", d.epoch), Socket: d.opts.Socket}
-	ctx, cancel := context.WithCancel(ctx)
-	g, ctx := errgroup.WithContext(ctx)
-	// Whatever way this ends, nobody serves a store that is being closed.
-	defer func() { _ = g.Wait() }()
-	defer cancel()
-	if err := d.openPublisher(ctx); err != nil {
-		return err
-	}
-	if d.publisher != nil {
-		g.Go(func() error { return d.publisher.run(ctx) })
-	}
-	handlers, err := d.listenHTTP(ctx)
-	if err != nil {
-		return err
-	}
-	for _, h := range handlers {
-		g.Go(h)
-	}
-	infoPath := filepath.Join(d.opts.Dir, infoFile)
-	if err := writeInfo(infoPath, d.info); err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(infoPath) }()
-	l, err := server.Listen(ctx, d.opts.Socket)
-	if err != nil {
-		return err
-	}
-	g.Go(func() error { return d.server.Serve(ctx, l) })
-	g.Go(func() error { return d.tend(ctx) })
-	d.announce()
-	err = g.Wait()
-	d.ready.Store(false)
-	return err
-}
-
-// announce tells everybody who waits for it that engines can connect.
-func (d *daemon) announce() {
-	d.ready.Store(true)
-	d.opts.Logger.Info("ready", "version", Version, "socket", d.info.Socket, "http", d.info.HTTP, "pprof", d.info.Pprof, "events", d.info.Events, "epoch", d.info.Epoch)
-	d.opts.tell(sdnotify.Ready)
-	if d.opts.Ready != nil {
-		d.opts.Ready(d.info)
-	}
-}
-
-// listenHTTP opens the HTTP interface and that of the profiles, as far as they are wanted,
-// and returns what serves them.
-func (d *daemon) listenHTTP(ctx context.Context) ([]func() error, error) {
-	var serve []func() error
-	if d.opts.HTTP != "" {
-		l, err := net.Listen("tcp", d.opts.HTTP)
-		if err != nil {
-			return nil, fmt.Errorf("listen for HTTP on %s: %w", d.opts.HTTP, err)
-		}
-		d.info.HTTP = l.Addr().String()
-		serve = append(serve, func() error { return serveHTTP(ctx, l, d.handler(ctx)) })
-	}
-	if d.opts.Pprof != "" {
-		l, err := listenPprof(d.opts.Pprof)
-		if err != nil {
-			return nil, err
-		}
-		d.info.Pprof = l.Addr().String()
-		serve = append(serve, func() error { return serveHTTP(ctx, l, pprofHandler()) })
-	}
-	return serve, nil
-}
-
-// writeInfo replaces the file in one step, so that a reader sees all of it or none.
-func writeInfo(path string, info Info) error {
-	b, err := json.Marshal(info)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(path+".new", append(b, '\n'), 0o600); err != nil {
-		return fmt.Errorf("write %s: %w", infoFile, err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return fmt.Errorf("write %s: %w", infoFile, err)
-	}
-	return nil
-}
-
-// ReadInfo says how to reach the daemon that serves the store in dir.
-func ReadInfo(dir string) (Info, error) {
-	var info Info
-	b, err := os.ReadFile(filepath.Join(dir, infoFile))
-	if errors.Is(err, os.ErrNotExist) {
-		return info, fmt.Errorf("no daemon serves %s", dir)
-	}
-	if err == nil {
-		err = json.Unmarshal(b, &info)
-	}
-	if err != nil {
-		return info, fmt.Errorf("read %s: %w", infoFile, err)
-	}
-	return info, nil
 }

@@ -15,12 +15,14 @@ type Health struct {
 	OK bool `json:"ok"`
 	// Reasons are what is wrong; empty if OK.
 	Reasons []HealthReason `json:"reasons"`
+	// Opening is nil once the store is open.
+	Opening *OpeningStatus `json:"opening,omitempty"`
 }
 
 // HealthReason is one thing that is wrong.
 type HealthReason struct {
 	// Code is one of journal_failing, reads_failing, writes_failing, no_room,
-	// engines_refused and writes_hung.
+	// engines_refused, writes_hung and disk_low.
 	Code string `json:"code"`
 	// Detail says what was seen, Remedy what a person can do.
 	Detail string `json:"detail"`
@@ -36,20 +38,11 @@ const (
 	forgetAfter = time.Minute
 	// hungAfter is longer than a disk that works takes for a write.
 	hungAfter = 30 * time.Second
+	// lowAfter is longer than the store takes to give segments back when others fill the disk.
+	lowAfter = 5 * time.Second
+	// sayAgainAfter bounds the lines about a fault that comes and goes.
+	sayAgainAfter = time.Minute
 )
-
-// fault is one way in which a disk or store fails: persistent is the number of errors
-// without as many successes that make it so.
-type fault struct {
-	reason             HealthReason
-	persistent         uint64
-	errors, successes  func(*observation) uint64
-	lastErrors, lastOK uint64
-	// count adds up errors since the last good interval; since and seen are the first and
-	// the last of them.
-	count       uint64
-	since, seen time.Time
-}
 
 // observation is what faults are seen in.
 type observation struct {
@@ -76,82 +69,24 @@ type health struct {
 
 	mu     sync.Mutex
 	faults []*fault
-	hung   hungWrites
 	now    time.Time
 }
 
 func newHealth(log *slog.Logger) *health { return &health{log: log, faults: faults()} }
 
-func faults() []*fault {
-	return []*fault{
-		{
-			reason: HealthReason{
-				Code: "journal_failing", Detail: "barriers fail: what is saved does not become durable",
-				Remedy: "the log names the cause: free space or repair the disk, then restart the daemon",
-			},
-			persistent: 3,
-			errors:     func(s *observation) uint64 { return s.BarrierErrors },
-			successes:  func(s *observation) uint64 { return s.Barriers - s.BarrierErrors },
-		},
-		{
-			reason: HealthReason{
-				Code: "reads_failing", Detail: "reads from the disk fail, do not end in time or return wrong bytes: engines recompute",
-				Remedy: "look for I/O errors in the kernel's log and replace the disk, or give the daemon another directory",
-			},
-			persistent: 3,
-			errors:     func(s *observation) uint64 { return s.ReadErrors + s.ReadTimeouts + s.Corrupt },
-			successes:  func(s *observation) uint64 { return s.Reads },
-		},
-		{
-			reason: HealthReason{
-				Code: "writes_failing", Detail: "the disk refuses writes: nothing is saved",
-				Remedy: "is the file system full or mounted read-only? Look for I/O errors in the kernel's log",
-			},
-			persistent: 3,
-			errors:     func(s *observation) uint64 { return s.WriteErrors },
-			successes:  func(s *observation) uint64 { return s.Writes },
-		},
-		{
-			reason: HealthReason{
-				Code: "no_room", Detail: "saves find no room: nothing is saved",
-				Remedy: "free space in the file system, or lower max_bytes below what is free; the log says why no segment can be made",
-			},
-			persistent: 16,
-			errors:     func(s *observation) uint64 { return s.WritesRefused },
-			successes:  func(s *observation) uint64 { return s.Writes },
-		},
-		{
-			reason: HealthReason{
-				Code: "engines_refused", Detail: "the store cannot take up the engines' models: they go on without cache",
-				Remedy: "is the file system full or mounted read-only? The log names the cause",
-			},
-			persistent: 3,
-			errors:     func(s *observation) uint64 { return s.namespacesFailed },
-			successes:  func(s *observation) uint64 { return s.namespacesOpened },
-		},
-	}
-}
-
-// healthCodes lists the codes that there are.
-func healthCodes() []string {
-	var codes []string
-	for _, f := range faults() {
-		codes = append(codes, f.reason.Code)
-	}
-	return append(codes, hungReason().Code)
-}
-
-// hungWrites notices writes that neither end nor fail.
-type hungWrites struct {
-	ended uint64
+// fault is one thing that can be wrong.
+type fault struct {
+	reason HealthReason
+	// healed is logged when it ends.
+	healed string
+	sign   sign
+	// since is when it began, zero while all is well.
 	since time.Time
-}
-
-func (h *hungWrites) observe(now time.Time, st *observation) {
-	ended := st.Writes + st.WriteErrors + st.WritesRefused + st.WritesOfSame
-	if st.WriteInFlightBytes == 0 || ended != h.ended || h.since.IsZero() {
-		h.ended, h.since = ended, now
-	}
+	// said is when its beginning was logged last, leftOut how often it was not since then;
+	// muted says that this one's was not.
+	said    time.Time
+	leftOut int
+	muted   bool
 }
 
 // observe takes a reading of the counters into account. now must have a monotonic
@@ -161,54 +96,29 @@ func (h *health) observe(now time.Time, st *observation) {
 	defer h.mu.Unlock()
 	h.now = now
 	for _, f := range h.faults {
-		was := f.bad()
-		f.observe(now, st)
+		was := f.since
+		f.since = f.sign.observe(now, st)
 		switch {
-		case f.bad() && !was:
-			h.log.Error(f.reason.Detail, "code", f.reason.Code, "errors", f.count, "remedy", f.reason.Remedy)
-		case was && !f.bad():
-			h.log.Info("no longer so: "+f.reason.Detail, "code", f.reason.Code)
+		case was.IsZero() && !f.since.IsZero():
+			f.sayBad(h.log, now)
+		case !was.IsZero() && f.since.IsZero() && !f.muted:
+			h.log.Info(f.healed, "code", f.reason.Code, "after", now.Sub(was).Round(time.Second).String())
 		}
 	}
-	was := h.hung.bad(h.now)
-	h.hung.observe(now, st)
-	switch r := hungReason(); {
-	case h.hung.bad(now) && !was:
-		h.log.Error(r.Detail, "code", r.Code, "remedy", r.Remedy)
-	case was && !h.hung.bad(now):
-		h.log.Info("no longer so: "+r.Detail, "code", r.Code)
-	}
 }
 
-func (h *hungWrites) bad(now time.Time) bool {
-	return !h.since.IsZero() && now.Sub(h.since) >= hungAfter
-}
-
-func hungReason() HealthReason {
-	return HealthReason{
-		Code: "writes_hung", Detail: "writes to the disk do not end",
-		Remedy: "look for a hung device or network file system in the kernel's log; saves are dropped meanwhile",
+// sayBad logs that the fault is there, unless that was logged a moment ago.
+func (f *fault) sayBad(log *slog.Logger, now time.Time) {
+	if f.muted = !f.said.IsZero() && now.Sub(f.said) < sayAgainAfter; f.muted {
+		f.leftOut++
+		return
 	}
-}
-
-func (f *fault) bad() bool { return f.count >= f.persistent }
-
-func (f *fault) observe(now time.Time, st *observation) {
-	e, ok := f.errors(st), f.successes(st)
-	newErrors, newOK := e-f.lastErrors, ok-f.lastOK
-	f.lastErrors, f.lastOK = e, ok
-	switch {
-	case newOK > 0 && newOK >= newErrors:
-		f.count = 0
-	case newErrors > 0:
-		if f.count == 0 {
-			f.since = now
-		}
-		f.count += newErrors
-		f.seen = now
-	case f.count > 0 && now.Sub(f.seen) >= forgetAfter:
-		f.count = 0
+	args := []any{"code", f.reason.Code, "remedy", f.reason.Remedy}
+	if f.leftOut > 0 {
+		args = append(args, "left_out", f.leftOut)
 	}
+	log.Error(f.reason.Detail, args...)
+	f.said, f.leftOut = now, 0
 }
 
 // health returns the verdict of the last observation.
@@ -217,16 +127,11 @@ func (h *health) health() Health {
 	defer h.mu.Unlock()
 	out := Health{Reasons: []HealthReason{}}
 	for _, f := range h.faults {
-		if f.bad() {
+		if !f.since.IsZero() {
 			r := f.reason
 			r.SinceS = h.now.Sub(f.since).Seconds()
 			out.Reasons = append(out.Reasons, r)
 		}
-	}
-	if h.hung.bad(h.now) {
-		r := hungReason()
-		r.SinceS = h.now.Sub(h.hung.since).Seconds()
-		out.Reasons = append(out.Reasons, r)
 	}
 	out.OK = len(out.Reasons) == 0
 	return out

@@ -3,6 +3,7 @@ package daemon
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -119,8 +120,46 @@ func TestEveryFaultIsLoggedOnceWithItsRemedy(t *testing.T) {
 	}
 	st.Writes += 100
 	h.observe(now, &st)
-	if !strings.Contains(log.String(), "no longer so") {
-		t.Errorf("the end is not logged:\n%s", &log)
+	if n := strings.Count(log.String(), `level=INFO msg="saving again: the disk takes writes" code=writes_failing`); n != 1 {
+		t.Errorf("the end is logged %d times:\n%s", n, &log)
+	}
+}
+
+// A fault that comes and goes has a line a minute, which says how often it was not said.
+func TestAFaultThatComesAndGoesDoesNotFillTheLog(t *testing.T) {
+	var log bytes.Buffer
+	h, st, now := newHealth(slog.New(slog.NewTextHandler(&log, nil))), observation{}, time.Now()
+	const seconds, pairs = 61, 20
+	for i := range seconds {
+		if i%3 == 0 {
+			st.WriteErrors += 3
+		} else {
+			st.Writes += 3
+		}
+		now = now.Add(time.Second)
+		h.observe(now, &st)
+	}
+	bad, good := strings.Count(log.String(), "level=ERROR"), strings.Count(log.String(), "level=INFO")
+	if bad != 2 || good != 1 || !strings.Contains(log.String(), fmt.Sprintf("left_out=%d", pairs-1)) {
+		t.Errorf("%d lines that it is bad, %d that it is good again:\n%s", bad, good, &log)
+	}
+}
+
+// B1: a file system that others fill below min_free is a fault once the store has had time
+// to give back, and none any more when there is room.
+func TestAFileSystemWithLessThanMinFreeIsAFault(t *testing.T) {
+	h, now := newHealth(slog.New(slog.DiscardHandler)), time.Now()
+	low := observation{Stats: store.Stats{MinFreeBytes: 100, FreeBytes: 99, FileSystemBytes: 1000}}
+	if h.observe(now, &low); !h.health().OK {
+		t.Error("a moment is a fault")
+	}
+	h.observe(now.Add(lowAfter), &low)
+	if got := h.health(); codes(got) != "disk_low" || got.Reasons[0].SinceS != lowAfter.Seconds() {
+		t.Errorf("%+v", got)
+	}
+	low.FreeBytes = 100
+	if h.observe(now.Add(lowAfter+1), &low); !h.health().OK {
+		t.Errorf("there is room, and still %+v", h.health())
 	}
 }
 

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	_ "embed" // the description
 	"encoding/json"
 	"net/http"
@@ -35,8 +34,11 @@ type Status struct {
 	Queues  Queues         `json:"queues"`
 	Totals  Totals         `json:"totals"`
 	Store   store.Stats    `json:"store"`
+	// Opening is nil once the store is open.
+	Opening *OpeningStatus `json:"opening,omitempty"`
 	Host    host.Stats     `json:"host"`
 	Server  server.Stats   `json:"server"`
+	HTTP    HTTPStatus     `json:"http"`
 	// Publish is nil if no events are published.
 	Publish *PublishStatus `json:"publish,omitempty"`
 }
@@ -47,31 +49,53 @@ type route struct {
 	handler http.Handler
 }
 
-// routes lists the HTTP interface. Streams end with ctx.
-func (d *daemon) routes(ctx context.Context) []route {
+// HTTPStatus counts the connections of the HTTP interface.
+type HTTPStatus struct {
+	// Connections are open, Refused were too many.
+	Connections int    `json:"connections"`
+	Refused     uint64 `json:"refused"`
+}
+
+// routes lists the HTTP interface.
+func (d *daemon) routes() []route {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(newCollector(d.read), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return []route{
 		{"GET /healthz", http.HandlerFunc(d.serveHealth)},
 		{"GET /readyz", http.HandlerFunc(d.serveReady)},
 		{"GET /v1/status", http.HandlerFunc(d.serveStatus)},
-		{"GET /v1/residency", newResidencyHandler(ctx, d.store)},
-		{"GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{})},
+		{"GET /v1/residency", http.HandlerFunc(d.serveResidency)},
+		{"GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce})},
 		{"GET /openapi.yaml", http.HandlerFunc(serveOpenAPI)},
 	}
 }
 
-func (d *daemon) handler(ctx context.Context) http.Handler {
+// scrapesAtOnce bounds the work of scrapes.
+const scrapesAtOnce = 8
+
+func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
-	for _, r := range d.routes(ctx) {
-		mux.Handle(r.pattern, r.handler)
+	for _, r := range d.routes() {
+		mux.Handle(r.pattern, bounded(r.handler))
 	}
 	return mux
 }
 
-// serveHealth answers 503 while the daemon does not do what it is there for.
+// serveResidency serves the residency stream, once there is something to tell.
+func (d *daemon) serveResidency(w http.ResponseWriter, r *http.Request) {
+	if !d.opened.Load() {
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "the store is being opened", http.StatusServiceUnavailable)
+		return
+	}
+	d.residency.ServeHTTP(w, r)
+}
+
+// serveHealth answers 503 while the daemon does not do what it is there for. A store that is
+// being opened is no fault: a restart would not help.
 func (d *daemon) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	h := d.health.health()
+	h.Opening = d.opening.status(time.Now())
 	code := http.StatusOK
 	if !h.OK {
 		code = http.StatusServiceUnavailable
@@ -82,11 +106,13 @@ func (d *daemon) serveHealth(w http.ResponseWriter, _ *http.Request) {
 // Readiness is the answer of /readyz.
 type Readiness struct {
 	Ready bool `json:"ready"`
+	// Opening is nil once the store is open.
+	Opening *OpeningStatus `json:"opening,omitempty"`
 }
 
 // serveReady answers 503 until engines can connect, and again once the daemon stops.
 func (d *daemon) serveReady(w http.ResponseWriter, _ *http.Request) {
-	r := Readiness{Ready: d.ready.Load()}
+	r := Readiness{Ready: d.ready.Load(), Opening: d.opening.status(time.Now())}
 	code := http.StatusOK
 	if !r.Ready {
 		code = http.StatusServiceUnavailable
@@ -118,5 +144,6 @@ func (d *daemon) status(now time.Time) Status {
 		Version: Version, Epoch: d.info.Epoch, PID: d.info.PID, UptimeS: now.Sub(d.started).Seconds(), Socket: d.info.Socket,
 		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers(), Queues: r.queues(),
 		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish,
+		Opening: r.opening, HTTP: r.web,
 	}
 }

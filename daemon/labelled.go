@@ -1,6 +1,10 @@
 package daemon
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvconn/kvconn/store"
+)
 
 // labelledMetric is a figure with one label of bounded values. values calls add for each.
 type labelledMetric struct {
@@ -10,7 +14,7 @@ type labelledMetric struct {
 }
 
 func labelledMetrics() []labelledMetric {
-	return append(append(tierMetrics(), modelMetrics()...), faultMetric(), decisionMetric())
+	return append(append(tierMetrics(), modelMetrics()...), faultMetric(), decisionMetric(), limitMetric())
 }
 
 func newLabelled(name, help, label string, kind prometheus.ValueType, values func(*reading, func(string, float64))) labelledMetric {
@@ -69,6 +73,16 @@ func decisionMetric() labelledMetric {
 			add("full", float64(l.DecisionsFull))
 			add("trimmed", float64(l.DecisionsTrimmed))
 			add("refused", float64(l.DecisionsRefused))
+		})
+}
+
+// limitMetric says what keeps the store from growing beyond what it may reach.
+func limitMetric() labelledMetric {
+	return newLabelled("store_limited_by", "1 for what keeps the store from growing now: its cap, or the free space of its file system.", "by", prometheus.GaugeValue,
+		func(r *reading, add func(string, float64)) {
+			for _, by := range []store.LimitBy{store.LimitedByCap, store.LimitedByFree} {
+				add(string(by), b2f(r.store.LimitedBy == by))
+			}
 		})
 }
 

@@ -57,6 +57,10 @@ func storeMetrics(gauge addGauge, counter addCounter) {
 	gauge("store_records", "Records on disk.", func(s *reading) float64 { return float64(s.store.Records) })
 	gauge("store_physical_bytes", "Bytes the store occupies on disk, everything included.", func(s *reading) float64 { return float64(s.store.PhysicalBytes) })
 	gauge("store_max_bytes", "Hard cap of kvconn_store_physical_bytes.", func(s *reading) float64 { return float64(s.store.MaxBytes) })
+	gauge("store_effective_max_bytes", "What the store can reach now: its cap, or less where free space leaves less.", func(s *reading) float64 { return float64(s.store.EffectiveMaxBytes) })
+	gauge("store_min_free_bytes", "What the store leaves free of its file system.", func(s *reading) float64 { return float64(s.store.MinFreeBytes) })
+	gauge("store_filesystem_free_bytes", "Free bytes of the store's file system.", func(s *reading) float64 { return float64(s.store.FreeBytes) })
+	gauge("store_filesystem_bytes", "Size of the store's file system.", func(s *reading) float64 { return float64(s.store.FileSystemBytes) })
 	gauge("store_leases", "Leases that pin records for loads.", func(s *reading) float64 { return float64(s.store.Leases) })
 	gauge("store_queued_reads", "Records that wait to be read from disk.", func(s *reading) float64 { return float64(s.store.QueuedReads) })
 	gauge("store_read_queued_bytes", "Bytes asked of the disk and not delivered.", func(s *reading) float64 { return float64(s.store.ReadSpeed.QueuedBytes) })
@@ -95,6 +99,10 @@ func hostMetrics(gauge addGauge, counter addCounter) {
 
 func transferMetrics(gauge addGauge, counter addCounter) {
 	gauge("healthy", "1 while /healthz is good, 0 while it is not.", func(s *reading) float64 { return b2f(s.health.OK) })
+	gauge("ready", "1 while engines can connect, 0 while they cannot.", func(s *reading) float64 { return b2f(s.ready) })
+	gauge("opening_ratio", "How far the store's opening, or the rebuilding of its index, has come; 1 when there is none.", func(s *reading) float64 { return s.opening.ratio() })
+	gauge("http_connections", "Connections of the HTTP interface.", func(s *reading) float64 { return float64(s.web.Connections) })
+	counter("http_connections_refused_total", "Connections of the HTTP interface that were too many, of one client or of all.", func(s *reading) uint64 { return s.web.Refused })
 	gauge("connections", "Connections of engines and their ranks.", func(s *reading) float64 { return float64(s.server.Connections) })
 	gauge("engines", "Engine instances connected.", func(s *reading) float64 { return float64(len(s.engines)) })
 	gauge("ranks", "Ranks connected.", func(s *reading) float64 { return float64(len(s.ranks)) })

@@ -23,6 +23,19 @@ type Options struct {
 	Dir, Socket, HTTP string
 	// MaxBytes is the store's hard cap in physical bytes; 0 lets the store choose.
 	MaxBytes int64
+	// MinFreeBytes is what the store leaves free of its file system, or MinFreePercent of
+	// it. With neither the store chooses, unless NoMinFree says that it leaves nothing.
+	MinFreeBytes   int64
+	MinFreePercent float64
+	NoMinFree      bool
+	// ForgetSegments has the store begin anew where all its segments are gone.
+	ForgetSegments bool
+	// Writers and ReadInFlightBytes bound what is asked of the disk at one time, EventBytes
+	// the memory of events that routers have yet to read; 0 is the store's default, and a
+	// thirty-second of the memory at most for the last.
+	Writers           int
+	ReadInFlightBytes int64
+	EventBytes        int64
 	// LoadTimeout is the time in which every load ends.
 	LoadTimeout time.Duration
 	// HostBytes is the memory of the host tier: staging of all loads and saves, and cached
@@ -63,17 +76,12 @@ type Options struct {
 	Store func(store.Options) store.Options
 }
 
-// Info says how to reach a running daemon. It is also what Dir/daemon.json holds.
-type Info struct {
-	PID    int    `json:"pid"`
-	Epoch  string `json:"epoch"`
-	Socket string `json:"socket"`
-	HTTP   string `json:"http,omitempty"`
-	Pprof  string `json:"pprof,omitempty"`
-	// Events and EventsReplay are where KV events are published and can be asked for again.
-	Events       string `json:"events,omitempty"`
-	EventsReplay string `json:"events_replay,omitempty"`
-}
+// Bounds of the default memory of events.
+const (
+	maxEventBytes = 256 << 20
+	minEventBytes = 16 << 20
+	eventShare    = 32
+)
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
@@ -82,6 +90,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.HostBytes == 0 {
 		o.HostBytes = DefaultHostBytes()
+	}
+	if o.EventBytes == 0 {
+		o.EventBytes = min(maxEventBytes, max(MemoryBytes()/eventShare, minEventBytes))
 	}
 	if o.StopTimeout == 0 {
 		o.StopTimeout = 25 * time.Second
@@ -101,6 +112,8 @@ func (o *Options) Validate() error {
 		return errors.New("daemon: store directory is empty")
 	case o.Socket == "":
 		return errors.New("daemon: socket is empty")
+	case o.MinFreeBytes < 0 || o.MinFreePercent < 0 || o.MinFreePercent >= 100:
+		return errors.New("daemon: what is left free must be positive, and less than all")
 	case o.LoadTimeout <= 0:
 		return errors.New("daemon: load timeout must be positive")
 	case o.StopTimeout <= 0:

@@ -22,12 +22,24 @@ type reading struct {
 	server  server.Stats
 	health  Health
 	publish *PublishStatus // nil if no events are published
+	opening *OpeningStatus // nil once the store is open
+	web     HTTPStatus
+	ready   bool
 }
 
+// read takes a reading. Until the store is open there is little to read.
 func (d *daemon) read(now time.Time) *reading {
-	r := &reading{now: now, store: d.store.Stats(), host: d.arena.Stats(), server: d.server.Stats(), health: d.health.health(), publish: d.publisher.status()}
-	r.engines, r.ranks, r.sum = d.backend.status(now)
-	r.models = d.backend.modelTotals()
+	r := &reading{now: now, ready: d.ready.Load(), opening: d.opening.status(now), engines: []EngineStatus{}, ranks: []RankStatus{}}
+	if d.web != nil {
+		r.web.Connections, r.web.Refused = d.web.guard.Stats()
+	}
+	if d.opened.Load() {
+		r.store, r.host, r.server, r.publish = d.store.Stats(), d.arena.Stats(), d.server.Stats(), d.publisher.status()
+		r.engines, r.ranks, r.sum = d.backend.status(now)
+		r.models = d.backend.modelTotals()
+	}
+	r.health = d.health.health()
+	r.health.Opening = r.opening
 	return r
 }
 
@@ -45,6 +57,9 @@ type TierStatus struct {
 	Records   int64  `json:"records"`
 	UsedBytes int64  `json:"used_bytes"`
 	MaxBytes  int64  `json:"max_bytes"`
+	// ReachableBytes is what the tier can reach now: less than MaxBytes where the file system
+	// has not that much free.
+	ReachableBytes int64 `json:"reachable_bytes"`
 	// Hits are records that were found and verified in the tier since the daemon's start.
 	Hits uint64 `json:"hits"`
 	// LoadBytesPerS is how fast the tier was measured to be: of late, or where nothing was
@@ -56,13 +71,16 @@ type TierStatus struct {
 func (r *reading) tiers() []TierStatus {
 	disk := TierStatus{
 		Tier: "disk", Records: r.store.Records, UsedBytes: r.store.PhysicalBytes, MaxBytes: r.store.MaxBytes,
-		Hits: r.store.Reads,
+		ReachableBytes: r.store.MaxBytes, Hits: r.store.Reads,
+	}
+	if r.store.FileSystemBytes > 0 {
+		disk.ReachableBytes = r.store.EffectiveMaxBytes
 	}
 	if disk.LoadBytesPerS = r.store.ReadSpeed.BytesPerS; disk.LoadBytesPerS == 0 && r.store.Calibration != nil {
 		disk.LoadBytesPerS = r.store.Calibration.BytesPerS // nothing was read yet
 	}
 	host := TierStatus{
-		Tier: "host", Records: int64(r.host.Records), UsedBytes: r.host.CleanBytes, MaxBytes: r.host.Bytes, Hits: r.host.Hits,
+		Tier: "host", Records: int64(r.host.Records), UsedBytes: r.host.CleanBytes, MaxBytes: r.host.Bytes, ReachableBytes: r.host.Bytes, Hits: r.host.Hits,
 	}
 	for i := range r.engines { // copies are measured by ranks
 		host.LoadBytesPerS = max(host.LoadBytesPerS, r.engines[i].Requests.LoadBytesPerS.Host)

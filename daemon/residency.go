@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/tinylib/msgp/msgp"
 
+	"github.com/kvconn/kvconn/daemon/httplimit"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -51,18 +53,33 @@ const (
 	residencyBatch = 1024
 	// residencyStreams bounds the streams at one time: routers, and not many.
 	residencyStreams = 64
+	// residencySnapshots bounds those of them that read a snapshot: that costs processor time,
+	// and keeps what the journal has deleted meanwhile.
+	residencySnapshots = 16
+	// residencyLeast is how many records of a snapshot a reader must take in a second, after
+	// a while that all have.
+	residencyLeast = 20_000
 )
 
 const (
 	residencyHeartbeatInterval = 10 * time.Second
 	// residencyWriteTimeout is how long a reader may read nothing.
 	residencyWriteTimeout = 30 * time.Second
+	// residencySnapshotTime is the time that all readers have for a snapshot.
+	residencySnapshotTime = 2 * time.Minute
+	// residencyRetry is when who finds no room may come again.
+	residencyRetry = "5"
 )
+
+// errSlowReader ends a snapshot that is read too slowly.
+var errSlowReader = fmt.Errorf("the snapshot was read too slowly: %w", store.ErrLagged)
 
 // residencySource is the store as the stream needs it; see [store.Store].
 type residencySource interface {
 	Epoch() uint64
 	Namespaces() []store.NamespaceInfo
+	// records is about how many there are.
+	records() int64
 	subscribe(ctx context.Context) (residencySubscription, error)
 	subscribeAfter(epoch, seq uint64) (residencySubscription, error)
 }
@@ -85,59 +102,81 @@ func (s storeResidency) subscribeAfter(epoch, seq uint64) (residencySubscription
 	return s.SubscribeAfter(epoch, seq)
 }
 
+func (s storeResidency) records() int64 { return s.Stats().Records }
+
 // newResidencyHandler serves the residency stream of s until ctx, the daemon's life, ends. Memory is a
 // few buffers for each stream, whatever the store holds and however slow the reader is: one that falls
-// behind what the store keeps of its events gets the end "lagged".
+// behind what the store keeps of its events gets the end "lagged". Streams and snapshots are shared out
+// among clients, so that none takes all.
 func newResidencyHandler(ctx context.Context, s *store.Store) http.Handler {
-	return &residencyHandler{ctx: ctx, source: storeResidency{s}, room: make(chan struct{}, residencyStreams)}
+	return &residencyHandler{
+		ctx: ctx, source: storeResidency{s},
+		streams: httplimit.NewShares(residencyStreams), snapshots: httplimit.NewShares(residencySnapshots),
+	}
 }
 
 type residencyHandler struct {
-	ctx    context.Context // ends all streams
-	source residencySource
-	room   chan struct{}
+	ctx                context.Context // ends all streams
+	source             residencySource
+	streams, snapshots *httplimit.Shares
+}
+
+// refuseResidency tells a reader to come again.
+func refuseResidency(w http.ResponseWriter, why string) {
+	w.Header().Set("Retry-After", residencyRetry)
+	http.Error(w, why, http.StatusServiceUnavailable)
 }
 
 func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	select {
-	case h.room <- struct{}{}:
-		defer func() { <-h.room }()
-	default:
-		http.Error(w, "too many residency streams", http.StatusServiceUnavailable)
+	client := httplimit.ClientOf(r)
+	if !h.streams.Take(client) {
+		refuseResidency(w, "too many residency streams")
 		return
 	}
+	defer h.streams.Give(client)
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)()
-	u, resumed, err := h.subscribe(ctx, r)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
+	u := h.resume(r)
+	resumed := u != nil
+	giveSnapshot := func() {}
+	if !resumed {
+		if !h.snapshots.Take(client) {
+			refuseResidency(w, "too many snapshots of residency are being read")
+			return
+		}
+		giveSnapshot = sync.OnceFunc(func() { h.snapshots.Give(client) })
+		defer giveSnapshot()
+		var err error
+		if u, err = h.source.subscribe(ctx); err != nil {
+			refuseResidency(w, err.Error())
+			return
+		}
 	}
 	defer func() { _ = u.Close() }()
 	w.Header().Set("Content-Type", "application/vnd.kvconn.residency")
 	w.Header().Set("Cache-Control", "no-store")
 	s := &residencyStream{
 		source: h.source, w: bufio.NewWriterSize(w, 64<<10), control: http.NewResponseController(w),
-		sent: make(map[store.NamespaceID]bool),
+		sent: make(map[store.NamespaceID]bool), snapshotRead: giveSnapshot,
 	}
-	if err = s.run(ctx, u, resumed); r.Context().Err() == nil {
+	if err := s.run(ctx, u, resumed); r.Context().Err() == nil {
 		s.end(h.ctx, err)
 	}
 }
 
-// subscribe resumes where the reader says it stopped, if that is possible.
-func (h *residencyHandler) subscribe(ctx context.Context, r *http.Request) (u residencySubscription, resumed bool, err error) {
+// resume goes on where the reader says it stopped; nil if that is not possible.
+func (h *residencyHandler) resume(r *http.Request) residencySubscription {
 	epoch, errEpoch := strconv.ParseUint(r.URL.Query().Get("epoch"), 10, 64)
 	after, errAfter := strconv.ParseUint(r.URL.Query().Get("after"), 10, 64)
-	if errEpoch == nil && errAfter == nil {
-		u, err = h.source.subscribeAfter(epoch, after)
-		if err == nil || !errors.Is(err, store.ErrLagged) {
-			return u, err == nil, err
-		}
+	if errEpoch != nil || errAfter != nil {
+		return nil
 	}
-	u, err = h.source.subscribe(ctx)
-	return u, false, err
+	u, err := h.source.subscribeAfter(epoch, after)
+	if err != nil { // not kept any more
+		return nil
+	}
+	return u
 }
 
 // residencyStream writes one stream. After an error of w nothing more is written.
@@ -149,6 +188,8 @@ type residencyStream struct {
 	body    []byte
 	records []byte
 	first   uint64 // number of the first of records
+	// snapshotRead says that the snapshot has been read.
+	snapshotRead func()
 }
 
 // run writes until something ends the stream, and returns what.
@@ -177,6 +218,10 @@ func (s *residencyStream) run(ctx context.Context, u residencySubscription, resu
 }
 
 func (s *residencyStream) snapshot(ctx context.Context, u residencySubscription) error {
+	defer s.snapshotRead()
+	allowed := residencySnapshotTime + time.Duration(s.source.records()/residencyLeast)*time.Second
+	ctx, cancel := context.WithTimeoutCause(ctx, allowed, errSlowReader)
+	defer cancel()
 	seq, count := u.Seq(), uint64(0)
 	err := u.Snapshot(ctx, func(r store.Resident) error {
 		count++

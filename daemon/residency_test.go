@@ -10,12 +10,15 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/daemon/httplimit"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/store"
@@ -247,6 +250,7 @@ func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
 type laggingSource struct{ namespaces []store.NamespaceInfo }
 
 func (laggingSource) Epoch() uint64                       { return 7 }
+func (laggingSource) records() int64                      { return 0 }
 func (s laggingSource) Namespaces() []store.NamespaceInfo { return s.namespaces }
 func (laggingSource) Seq() uint64                         { return 0 }
 func (laggingSource) Close() error                        { return nil }
@@ -262,7 +266,7 @@ func (s laggingSource) subscribeAfter(_, _ uint64) (residencySubscription, error
 }
 
 func TestAReaderThatFallsBehindIsTold(t *testing.T) {
-	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}, room: make(chan struct{}, 1)}
+	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}, streams: httplimit.NewShares(1), snapshots: httplimit.NewShares(1)}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?epoch=7&after=3", nil))
 	frames := residencyFrames(t, w.Body)
@@ -271,11 +275,53 @@ func TestAReaderThatFallsBehindIsTold(t *testing.T) {
 	}
 }
 
-func TestStreamsAreBounded(t *testing.T) {
-	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}, room: make(chan struct{})}
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency", nil))
-	if w.Code != http.StatusServiceUnavailable {
-		t.Errorf("status %d", w.Code)
+func TestStreamsAndSnapshotsAreBounded(t *testing.T) {
+	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}}
+	for _, c := range []struct {
+		streams, snapshots int
+		why                string
+	}{{0, 9, "too many residency streams"}, {9, 0, "too many snapshots"}} {
+		h.streams, h.snapshots = httplimit.NewShares(c.streams), httplimit.NewShares(c.snapshots)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency", nil))
+		if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), c.why) || w.Header().Get("Retry-After") == "" {
+			t.Errorf("status %d, %s", w.Code, w.Body)
+		}
+		if n := h.streams.Taken() + h.snapshots.Taken(); n != 0 {
+			t.Errorf("%d are still taken", n)
+		}
+	}
+}
+
+// Streams that one local user holds, as many as it can, leave room for others.
+func TestOneClientCannotShutRoutersOut(t *testing.T) {
+	s, _ := residencyStore(t, 12<<20)
+	handler := newResidencyHandler(t.Context(), s)
+	var client atomic.Value // of the requests to come
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.RemoteAddr = client.Load().(string) + ":1"
+		handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	open := func(from string) (int, io.Closer) {
+		client.Store(from)
+		resp, err := http.Get(server.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = resp.Body.Close() })
+		return resp.StatusCode, resp.Body
+	}
+	got := 0
+	for range 2 * residencyStreams {
+		if code, _ := open("192.0.2.1"); code == http.StatusOK {
+			got++
+		}
+	}
+	if got != residencyStreams/4 {
+		t.Errorf("one client has %d streams of %d", got, residencyStreams)
+	}
+	if code, _ := open("192.0.2.2"); code != http.StatusOK {
+		t.Errorf("another gets %d", code)
 	}
 }

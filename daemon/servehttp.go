@@ -4,27 +4,63 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
 	"time"
+
+	"github.com/kvconn/kvconn/daemon/httplimit"
 )
 
-// httpStopTimeout bounds how long running HTTP requests hold up the stop.
-const httpStopTimeout = 2 * time.Second
+const (
+	// httpStopTimeout bounds how long running HTTP requests hold up the stop.
+	httpStopTimeout = 2 * time.Second
+	// httpReadTimeout bounds the reading of a request, httpIdleTimeout the wait for the next
+	// one: people and monitoring send a few hundred bytes.
+	httpReadTimeout = 5 * time.Second
+	httpIdleTimeout = time.Minute
+	// httpWriteTimeout bounds an answer, but for those without an end.
+	httpWriteTimeout = 30 * time.Second
+	// httpHeaderBytes bounds a request.
+	httpHeaderBytes = 16 << 10
+	// httpConns bounds the connections: routers, monitoring and people of one node.
+	httpConns = 128
+	// pprofConns bounds those for profiles.
+	pprofConns = 8
+)
 
-func serveHTTP(ctx context.Context, l net.Listener, h http.Handler) error {
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
+// httpServer is an HTTP interface: it listens from the start on, and serves.
+type httpServer struct {
+	listener net.Listener
+	guard    *httplimit.Guard
+	server   *http.Server
+}
+
+// newHTTPServer makes the interface on l, which has at most conns connections.
+func newHTTPServer(l net.Listener, conns int, h http.Handler, log *slog.Logger) *httpServer {
+	s := &httpServer{guard: httplimit.NewGuard(conns), server: &http.Server{
+		Handler: h, ReadHeaderTimeout: httpReadTimeout, ReadTimeout: httpReadTimeout, IdleTimeout: httpIdleTimeout,
+		MaxHeaderBytes: httpHeaderBytes, ErrorLog: slog.NewLogLogger(log.With("of", "HTTP").Handler(), slog.LevelWarn),
+	}}
+	s.listener = s.guard.Listen(l)
+	s.guard.Watch(s.server)
+	return s
+}
+
+// serve serves until ctx ends.
+func (s *httpServer) serve(ctx context.Context) error {
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
 		shutdown, cancel := context.WithTimeout(context.Background(), httpStopTimeout)
 		defer cancel()
-		if err := s.Shutdown(shutdown); err != nil {
-			_ = s.Close()
+		if err := s.server.Shutdown(shutdown); err != nil {
+			_ = s.server.Close()
 		}
 	})
-	err := s.Serve(l)
+	// Where there are no descriptors left it waits a moment and tries again.
+	err := s.server.Serve(s.listener)
 	if !stop() {
 		<-stopped // Serve returns as soon as the stop begins
 	}
@@ -32,6 +68,14 @@ func serveHTTP(ctx context.Context, l net.Listener, h http.Handler) error {
 		return fmt.Errorf("serve HTTP: %w", err)
 	}
 	return nil
+}
+
+// bounded has an answer end in time: who reads nothing holds nothing.
+func bounded(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(httpWriteTimeout)) // a recorder of tests has none
+		h.ServeHTTP(w, r)
+	})
 }
 
 // listenPprof listens for requests of profiles, on loopback and nowhere else: who reaches

@@ -40,7 +40,9 @@ func (d *daemon) look(now time.Time) *reading {
 	d.health.observe(now, &observation{
 		Stats: r.store, namespacesOpened: d.backend.namespaces.opened.Load(), namespacesFailed: d.backend.namespaces.failed.Load(),
 	})
-	r.health = d.health.health()
+	d.opening.observe(now, &r.store)
+	r.health, r.opening = d.health.health(), d.opening.status(now)
+	r.health.Opening = r.opening
 	return r
 }
 
@@ -48,6 +50,9 @@ func (d *daemon) look(now time.Time) *reading {
 func (d *daemon) line(r *reading) string {
 	if !r.health.OK {
 		return fmt.Sprintf("unhealthy (%s): %s", r.health.Reasons[0].Code, r.health.Reasons[0].Remedy)
+	}
+	if r.opening != nil {
+		return r.opening.String()
 	}
 	return fmt.Sprintf("serving %d engines with %d ranks", len(r.engines), len(r.ranks))
 }

@@ -114,6 +114,20 @@ const (
 	LimitedByFree LimitBy = "free"
 )
 
+// RebuildState is how far the rebuilding of the index from record headers is.
+type RebuildState struct {
+	// Running is true until every segment has been read.
+	Running      bool  `json:"running"`
+	Segments     int64 `json:"segments"`
+	SegmentsDone int64 `json:"segments_done"`
+	Slots        int64 `json:"slots"`
+	SlotsDone    int64 `json:"slots_done"`
+	// Records were found in headers that the journal did not know; Damaged headers could
+	// not be read.
+	Records int64 `json:"records"`
+	Damaged int64 `json:"damaged"`
+}
+
 // Recovery says where a store's index came from when it was opened.
 type Recovery string
 

@@ -139,6 +139,8 @@ func settingValues(t *testing.T) map[string][3]string {
 			v = [3]string{"3s", "4s", "5s"}
 		case reflect.TypeFor[config.Bytes]():
 			v = [3]string{"3GiB", "4GiB", "5GiB"}
+		case reflect.TypeFor[config.Space]():
+			v = [3]string{"3%", "4GiB", "5.5%"}
 		case reflect.TypeFor[int](), reflect.TypeFor[float64]():
 			v = [3]string{"3", "4", "5"}
 		}

@@ -42,10 +42,13 @@ func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams)
 	o := daemon.Options{
 		Dir: c.Dir, Socket: c.Socket, HTTP: c.HTTP, MaxBytes: int64(c.MaxBytes), LoadTimeout: c.LoadTimeout,
 		HostBytes: int64(c.HostBytes), LoadStagingBytes: int64(c.LoadStagingBytes), SaveStagingBytes: int64(c.SaveStagingBytes),
+		ForgetSegments: c.ForgetLostSegments, Writers: c.Writers, ReadInFlightBytes: int64(c.ReadInFlightBytes), EventBytes: int64(c.EventBytes),
 		ScrubBytesPerS: int64(c.ScrubBytesPerS), MinOfferTokens: c.MinOfferTokens,
 		PromptsOnly: c.PromptsOnly, PrefillTokensPerS: c.PrefillTokensPerS, StageTimeout: c.StageTimeout,
 		StopTimeout: c.StopTimeout, Pprof: c.Pprof, Logger: newLogger(std, c.LogLevel, c.LogFormat),
 	}
+	o.MinFreeBytes, o.MinFreePercent = int64(c.MinFree.Bytes), c.MinFree.Percent
+	o.NoMinFree = c.MinFree.Set && c.MinFree.Bytes == 0 && c.MinFree.Percent == 0
 	o.Publish = publishOptions(&c.Serve)
 	notify, err := sdnotify.FromEnvironment(os.Getenv, os.Getpid())
 	if err != nil {

@@ -33,6 +33,8 @@ func printDaemon(w io.Writer, s *daemon.Status) {
 			fmt.Fprintf(w, "\tnothing is published: %s\n", p.Error)
 		}
 	}
+	printOpening(w, s)
+	printSpace(w, s)
 	if s.Health.OK {
 		fmt.Fprintf(w, "health\tgood\n")
 	}
@@ -45,6 +47,27 @@ func printDaemon(w io.Writer, s *daemon.Status) {
 	}
 }
 
+// printOpening says how far a store has come that is not whole yet.
+func printOpening(w io.Writer, s *daemon.Status) {
+	if o := s.Opening; o != nil {
+		fmt.Fprintf(w, "OPENING\t%s, for %s\n", o, seconds(o.ForS))
+	}
+}
+
+// printSpace says how much room the store has beside others.
+func printSpace(w io.Writer, s *daemon.Status) {
+	st := &s.Store
+	if st.FileSystemBytes == 0 {
+		return
+	}
+	limit := ""
+	if st.EffectiveMaxBytes < st.MaxBytes {
+		limit = ", not its cap of " + size(st.MaxBytes)
+	}
+	fmt.Fprintf(w, "space\t%s of %s free, %s to be left free; the store can reach %s%s\n",
+		size(st.FreeBytes), size(st.FileSystemBytes), size(st.MinFreeBytes), size(st.EffectiveMaxBytes), limit)
+}
+
 func printTiers(w io.Writer, s *daemon.Status) {
 	fmt.Fprintf(w, "\nTIER\tRECORDS\tUSED\tOF\tFULL\tHITS\tSPEED\n")
 	for i := range s.Tiers {
@@ -53,8 +76,8 @@ func printTiers(w io.Writer, s *daemon.Status) {
 		if t.LoadBytesPerS > 0 {
 			speed = size(int64(t.LoadBytesPerS)) + "/s"
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%d\t%s\n", t.Tier, t.Records, size(t.UsedBytes), size(t.MaxBytes),
-			percent(float64(t.UsedBytes), float64(t.MaxBytes)), t.Hits, speed)
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%d\t%s\n", t.Tier, t.Records, size(t.UsedBytes), size(t.ReachableBytes),
+			percent(float64(t.UsedBytes), float64(t.ReachableBytes)), t.Hits, speed)
 	}
 	fmt.Fprintln(w)
 }

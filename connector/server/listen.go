@@ -25,6 +25,8 @@ const maxSocketPath = 107
 type Listener struct {
 	*net.UnixListener
 	path string
+	// fresh is the socket's name until it is published, empty from then on.
+	fresh string
 	// own is the socket's file, lock the locked file beside it.
 	own  os.FileInfo
 	lock *os.File
@@ -32,11 +34,22 @@ type Listener struct {
 	err  error
 }
 
-// Listen makes the socket at path with mode 0600. A socket that a dead daemon left
-// behind is replaced; one that answers, or whose lock is held, is [ErrSocketInUse]. The
-// socket gets its final name only once it has its mode and accepts connections, so that
-// its being there means that the daemon is ready.
-func Listen(ctx context.Context, path string) (_ *Listener, err error) {
+// Listen is [Reserve] and [Listener.Publish] in one.
+func Listen(ctx context.Context, path string) (*Listener, error) {
+	l, err := Reserve(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.Publish(ctx); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// Reserve makes the socket of path, with mode 0600, under another name: whether it can be
+// had is known before anything else is done, and nobody connects yet. A path at which a
+// daemon answers, or whose lock is held, is [ErrSocketInUse].
+func Reserve(ctx context.Context, path string) (_ *Listener, err error) {
 	if len(path)+freshSuffix > maxSocketPath {
 		return nil, fmt.Errorf("socket path %q has %d bytes; the system allows %d", path, len(path), maxSocketPath-freshSuffix)
 	}
@@ -56,24 +69,34 @@ func Listen(ctx context.Context, path string) (_ *Listener, err error) {
 	if err := checkStale(ctx, path); err != nil {
 		return nil, err
 	}
-	fresh, err := l.bind()
-	if err != nil {
+	if l.fresh, err = l.bind(); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	l.SetUnlinkOnClose(false)
-	err = os.Chmod(fresh, 0o600)
+	err = os.Chmod(l.fresh, 0o600)
 	if err == nil {
-		l.own, err = os.Lstat(fresh)
-	}
-	if err == nil {
-		err = os.Rename(fresh, path)
+		l.own, err = os.Lstat(l.fresh)
 	}
 	if err != nil {
 		_ = l.UnixListener.Close()
-		_ = os.Remove(fresh)
-		return nil, fmt.Errorf("publish socket %s: %w", path, err)
+		_ = os.Remove(l.fresh)
+		return nil, fmt.Errorf("make socket %s: %w", path, err)
 	}
 	return l, nil
+}
+
+// Publish gives the socket its path, and replaces what a dead daemon left there: the socket
+// being there means that the daemon is ready.
+func (l *Listener) Publish(ctx context.Context) error {
+	err := checkStale(ctx, l.path)
+	if err == nil {
+		err = os.Rename(l.fresh, l.path)
+	}
+	if err != nil {
+		return fmt.Errorf("publish socket %s: %w", l.path, err)
+	}
+	l.fresh = ""
+	return nil
 }
 
 // Close ends the socket, removes its file unless another has taken its place, and lets
@@ -81,7 +104,9 @@ func Listen(ctx context.Context, path string) (_ *Listener, err error) {
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		l.err = l.UnixListener.Close()
-		if now, err := os.Lstat(l.path); err == nil && os.SameFile(l.own, now) {
+		if l.fresh != "" {
+			l.err = errors.Join(l.err, os.Remove(l.fresh))
+		} else if now, err := os.Lstat(l.path); err == nil && os.SameFile(l.own, now) {
 			_ = os.Remove(l.path)
 		}
 		l.err = errors.Join(l.err, l.lock.Close())

@@ -39,6 +39,47 @@ func leaveStale(t *testing.T, path string) {
 	_ = l.Close()
 }
 
+// Nobody can connect to a socket that is only reserved, and nobody else can have it.
+func TestAReservedSocketIsNotThereYet(t *testing.T) {
+	path := filepath.Join(socketDir(t), "s")
+	for _, stale := range []bool{false, true} {
+		if stale {
+			leaveStale(t, path)
+		}
+		l, err := Reserve(t.Context(), path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := net.Dial("unix", path); err == nil {
+			t.Error("it is there before it is published")
+		}
+		if _, err := Reserve(t.Context(), path); !errors.Is(err, ErrSocketInUse) {
+			t.Errorf("another reserves it, too: %v", err)
+		}
+		if err := l.Publish(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(c.Close(), l.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	l, err := Reserve(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	left, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(left) != 1 || left[0].Name() != "s.lock" {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
 // Defect 18: of daemons that start at one time on one path exactly one serves, and engines
 // reach it.
 func TestOneOfManyStartersGetsTheSocket(t *testing.T) {

@@ -1,0 +1,182 @@
+package httplimit
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Guard bounds the connections of a server, in [Shares]. A client that has its share gets the
+// place of the connection of its own that has been without a request for longest, so that
+// connections which are left open cost nobody an answer; one that is trusted may take that of
+// a stranger. If there is none it is refused.
+type Guard struct {
+	shares  *Shares
+	refused atomic.Uint64
+
+	mu    sync.Mutex
+	conns map[*conn]struct{}
+	turn  uint64
+}
+
+// NewGuard makes one for at most so many connections.
+func NewGuard(most int) *Guard {
+	return &Guard{shares: NewShares(most), conns: make(map[*conn]struct{})}
+}
+
+// Stats are the connections that are open, and those that were refused.
+func (g *Guard) Stats() (open int, refused uint64) { return g.shares.Taken(), g.refused.Load() }
+
+// Watch has a server's connections bounded: call it before Serve, which wants the listener
+// that Listen returns.
+func (g *Guard) Watch(s *http.Server) {
+	s.ConnState = func(c net.Conn, state http.ConnState) {
+		if gc, ok := c.(*conn); ok && (state == http.StateActive || state == http.StateIdle) {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.turn++
+			gc.idle, gc.since = state == http.StateIdle, g.turn
+		}
+	}
+	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		if gc, ok := c.(*conn); ok {
+			return context.WithValue(ctx, clientKey{}, gc.client)
+		}
+		return ctx
+	}
+}
+
+type clientKey struct{}
+
+// ClientOf says who makes a request: of a server that is watched exactly, else by address.
+func ClientOf(r *http.Request) Client {
+	if c, ok := r.Context().Value(clientKey{}).(Client); ok {
+		return c
+	}
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		host = r.RemoteAddr
+	}
+	return Client{Name: host}
+}
+
+// Listen bounds what l accepts.
+func (g *Guard) Listen(l net.Listener) net.Listener {
+	return &listener{Listener: l, guard: g, peers: newPeers()}
+}
+
+type listener struct {
+	net.Listener
+	guard *Guard
+	peers *peers
+	once  sync.Once
+	// mu keeps Close from taking the descriptor away that Accept asks by.
+	mu sync.Mutex
+}
+
+// Accept implements [net.Listener].
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		l.mu.Lock()
+		client := l.peers.of(c)
+		l.mu.Unlock()
+		if admitted := l.guard.admit(c, client); admitted != nil {
+			return admitted, nil
+		}
+		refuse(c)
+	}
+}
+
+// Close implements [net.Listener].
+func (l *listener) Close() error {
+	err := l.Listener.Close()
+	l.once.Do(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.peers.close()
+	})
+	return err
+}
+
+// refusal is the whole answer to who is refused.
+const refusal = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n" +
+	"Retry-After: 1\r\nContent-Length: 21\r\n\r\ntoo many connections\n"
+
+// refuse answers and hangs up. It does not wait: the answer fits what the system takes at
+// once of a fresh connection.
+func refuse(c net.Conn) {
+	_ = c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	_, _ = c.Write([]byte(refusal)) // it may have hung up
+	_ = c.Close()
+}
+
+// admit returns the connection as the server is to see it; nil if it is refused.
+func (g *Guard) admit(c net.Conn, client Client) *conn {
+	if !g.shares.Take(client) && !(g.evict(client) && g.shares.Take(client)) {
+		g.refused.Add(1)
+		return nil
+	}
+	gc := &conn{Conn: c, guard: g, client: client, idle: true}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.turn++
+	gc.since = g.turn
+	g.conns[gc] = struct{}{}
+	return gc
+}
+
+// evict closes the connection that has been without a request for longest: one of the
+// client's own, or, if there is none, of those of strangers, if the client is trusted.
+func (g *Guard) evict(client Client) bool {
+	victim := g.victim(func(c *conn) bool { return c.client == client })
+	if victim == nil && client.Trusted {
+		victim = g.victim(func(c *conn) bool { return !c.client.Trusted })
+	}
+	if victim == nil {
+		return false
+	}
+	_ = victim.Close() // the server sees it
+	return true
+}
+
+func (g *Guard) victim(may func(*conn) bool) (found *conn) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for c := range g.conns {
+		if c.idle && may(c) && (found == nil || c.since < found.since) {
+			found = c
+		}
+	}
+	return found
+}
+
+// conn is an admitted connection.
+type conn struct {
+	net.Conn
+	guard  *Guard
+	client Client
+	once   sync.Once
+	// idle is set while there is no request on it, since when it changed last, by the
+	// guard's count; guarded by its mutex.
+	idle  bool
+	since uint64
+}
+
+// Close implements [net.Conn], and gives the place back.
+func (c *conn) Close() error {
+	err := c.Conn.Close()
+	c.once.Do(func() {
+		c.guard.mu.Lock()
+		delete(c.guard.conns, c)
+		c.guard.mu.Unlock()
+		c.guard.shares.Give(c.client)
+	})
+	return err
+}

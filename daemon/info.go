@@ -1,0 +1,77 @@
+package daemon
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// infoFile is the file in the store directory that says how to reach the daemon.
+const infoFile = "daemon.json"
+
+// Info says how to reach a running daemon. It is also what Dir/daemon.json holds.
+type Info struct {
+	PID    int    `json:"pid"`
+	Epoch  string `json:"epoch"`
+	Socket string `json:"socket"`
+	HTTP   string `json:"http,omitempty"`
+	Pprof  string `json:"pprof,omitempty"`
+	// Events and EventsReplay are where KV events are published and can be asked for again.
+	Events       string `json:"events,omitempty"`
+	EventsReplay string `json:"events_replay,omitempty"`
+}
+
+// writeInfo says how to reach the daemon while its store is being opened. The directory must
+// be this daemon's. A store that cannot take the file is told when it is open.
+func (d *daemon) writeInfo() { _ = d.updateInfo() }
+
+// updateInfo writes the file.
+func (d *daemon) updateInfo() error {
+	d.infoMu.Lock()
+	defer d.infoMu.Unlock()
+	err := writeInfo(filepath.Join(d.opts.Dir, infoFile), d.info)
+	d.infoWritten = d.infoWritten || err == nil
+	return err
+}
+
+// removeInfo removes the file if it is this daemon's.
+func (d *daemon) removeInfo() {
+	d.infoMu.Lock()
+	defer d.infoMu.Unlock()
+	if d.infoWritten {
+		_ = os.Remove(filepath.Join(d.opts.Dir, infoFile))
+	}
+}
+
+// writeInfo replaces the file in one step, so that a reader sees all of it or none.
+func writeInfo(path string, info Info) error {
+	b, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write %s: %w", infoFile, err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("write %s: %w", infoFile, err)
+	}
+	return nil
+}
+
+// ReadInfo says how to reach the daemon that serves the store in dir.
+func ReadInfo(dir string) (Info, error) {
+	var info Info
+	b, err := os.ReadFile(filepath.Join(dir, infoFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return info, fmt.Errorf("no daemon serves %s", dir)
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &info)
+	}
+	if err != nil {
+		return info, fmt.Errorf("read %s: %w", infoFile, err)
+	}
+	return info, nil
+}
