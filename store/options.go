@@ -70,12 +70,6 @@ type Options struct {
 	// ScrubBytesPerS is the rate at which all records are read and verified in the
 	// background, again and again. 0 means no scrub.
 	ScrubBytesPerS int64
-	// Progress, if set, is called once the directory is held and from then on about once a
-	// second until the store is open, with what is being done and how much of it. total is 0
-	// where it is not known.
-	Progress func(stage string, done, total int64)
-	// ForgetSegments opens a store whose segments are all gone, as an empty one.
-	ForgetSegments bool
 	// EventBytes bounds the memory of events that subscribers have yet to read: it is taken
 	// only while one is behind, as each is while it reads a snapshot. Default 256 MiB: two
 	// minutes of 50,000 records a second.

@@ -24,20 +24,6 @@ type rebuilt struct {
 	ended                                  chan struct{} // closed when it is complete
 }
 
-// RebuildState says how far a rebuild from headers is.
-type RebuildState struct {
-	// Running is true until every segment has been read.
-	Running      bool  `json:"running"`
-	Segments     int64 `json:"segments"`
-	SegmentsDone int64 `json:"segments_done"`
-	Slots        int64 `json:"slots"`
-	SlotsDone    int64 `json:"slots_done"`
-	// Records were found in headers that the journal did not know; Damaged headers could
-	// not be read.
-	Records int64 `json:"records"`
-	Damaged int64 `json:"damaged"`
-}
-
 func (r *rebuilt) state() RebuildState {
 	return RebuildState{
 		Running: r.running(), Segments: r.segments.Load(), SegmentsDone: r.segmentsDone.Load(),
