@@ -195,7 +195,7 @@ func TestFileThatCannotBeRemovedStaysCounted(t *testing.T) {
 	s := watchCap(t, o).of(openTest(t, o))
 	a, b := openNamespace(t, s, "a"), openNamespace(t, s, "b")
 	for chain := range 20 {
-		mustWrite(t, s, chainOf(a, chain, 20))
+		_ = writeAll(t, s, chainOf(a, chain, 20))
 	}
 	d.hook(func(op, _ string) error {
 		if op == "remove" {
