@@ -20,7 +20,7 @@ type Serve struct {
 	Socket            string        `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"Unix socket for engines. Default: kvconnd.sock in the runtime directory (/run/kvconn for root)."`
 	HTTP              string        `name:"http" env:"KVCONN_HTTP" default:"127.0.0.1:9477" placeholder:"ADDR" help:"Address of /healthz, /metrics and /v1/status; port 0 picks a free one; 'off' for none (default 127.0.0.1:9477)."`
 	HTTPRemote        bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. There is no authentication."`
-	MaxBytes          Bytes         `name:"max-bytes" env:"KVCONN_MAX_BYTES" default:"0B" placeholder:"SIZE" help:"Hard cap of disk use, everything included, such as 500GB. Default: 80% of what is free when the store is made."`
+	MaxBytes          Bytes         `name:"max-bytes" env:"KVCONN_MAX_BYTES" default:"0B" placeholder:"SIZE" help:"Hard cap of disk use, everything included, such as 500GB. Default: 80% of what is free or the store's own, at each start."`
 	LoadTimeout       time.Duration `name:"load-timeout" env:"KVCONN_LOAD_TIMEOUT" default:"10s" help:"Time in which every load ends; what is missing then is recomputed."`
 	HostBytes         Bytes         `name:"host-bytes" env:"KVCONN_HOST_BYTES" default:"0B" placeholder:"SIZE" help:"Memory of the host tier: staging of all loads and saves, and cached records. Default: an eighth of the memory of machine or cgroup, 512MiB to 16GiB, half of it at most."`
 	LoadStagingBytes  Bytes         `name:"load-staging-bytes" env:"KVCONN_LOAD_STAGING_BYTES" default:"64MiB" placeholder:"SIZE" help:"What one rank's loads may take of the host tier (default 64MiB)."`
