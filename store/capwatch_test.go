@@ -31,9 +31,9 @@ func watchCap(t testing.TB, o Options) *capWatch {
 	t.Helper()
 	o.EnsureDefaults()
 	w := &capWatch{t: t, o: o, end: make(chan struct{})}
-	interval := 500 * time.Microsecond
+	interval := 2 * time.Millisecond
 	if _, ok := o.fs.(*memDisk); !ok {
-		interval = 5 * time.Millisecond // every sample asks for each file
+		interval = 10 * time.Millisecond // every sample asks for each file
 	}
 	w.done.Go(func() {
 		for {

@@ -188,7 +188,9 @@ func TestKilledWriterLosesNothingDurable(t *testing.T) {
 	next := 0
 	for round := range killRounds() {
 		life := time.Duration(30+round*37%150) * time.Millisecond
+		w := watchCap(t, childOptions(dir))
 		written, durable := runChild(t, dir, next, life)
+		w.stop()
 		checkAfterKill(t, dir, next-8, written, durable)
 		next = written + 2
 	}

@@ -56,7 +56,7 @@ func powerLoss(t *testing.T, seed uint64) {
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, j)
 	o.MaxBytes = []int64{10 << 20, 64 << 20}[seed%2] // one that evicts and one that does not
-	s := openTest(t, o)
+	s := watchCap(t, o).of(openTest(t, o))
 	ns := openNamespace(t, s, "a")
 	const chains, length = 30, 12
 	var durable atomic.Int64
@@ -91,6 +91,7 @@ func powerLoss(t *testing.T, seed uint64) {
 
 	o.fs, o.journalFS = after, afterJournal
 	again := openTest(t, o)
+	watchCap(t, o).of(again)
 	awaitRebuild(t, again)
 	ns = openNamespace(t, again, "a")
 	for chain := range chains {
@@ -115,11 +116,15 @@ func powerLoss(t *testing.T, seed uint64) {
 // that were not evicted.
 func scenario(t *testing.T, o Options) (durable int, failed bool) {
 	t.Helper()
+	w := watchCap(t, o)
+	defer w.stop()
 	s, err := Open(context.Background(), o)
 	if err != nil {
 		return 0, true
 	}
+	w.of(s)
 	defer func() {
+		w.of(nil)
 		if s.Stats().Evicted > 0 {
 			durable = 0
 		}
