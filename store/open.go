@@ -301,6 +301,9 @@ func (s *Store) measureJournal() {
 func (s *Store) shrink(ctx context.Context) error {
 	for s.space.over() > 0 {
 		g := s.colderSegment(nil, nil)
+		if g == nil && s.rebuilt.running() {
+			return nil // what is left has not been read yet
+		}
 		if g == nil {
 			return fmt.Errorf("store is %d bytes over its cap and every segment is in use: %w", s.space.over(), ErrBusy)
 		}

@@ -26,34 +26,11 @@ type rebuilt struct {
 	// number that the journal knew.
 	clock  uint32
 	newest uint64
-	// why is what made it necessary, or empty after a crash that lost a segment's note.
-	why string
 
 	segments, segmentsDone, found, damaged atomic.Int64
 	orphans                                atomic.Int64 // found before their parents
 	slots, slotsDone                       atomic.Int64
 	ended                                  chan struct{} // closed when it is complete
-}
-
-// RebuildState says how far a rebuild from headers is.
-type RebuildState struct {
-	// Running is true until every segment has been read.
-	Running      bool  `json:"running"`
-	Segments     int64 `json:"segments"`
-	SegmentsDone int64 `json:"segments_done"`
-	Slots        int64 `json:"slots"`
-	SlotsDone    int64 `json:"slots_done"`
-	// Records were found in headers that the journal did not know; Damaged headers could
-	// not be read.
-	Records int64 `json:"records"`
-	Damaged int64 `json:"damaged"`
-}
-
-func (r *rebuilt) state() RebuildState {
-	return RebuildState{
-		Running: r.running(), Segments: r.segments.Load(), SegmentsDone: r.segmentsDone.Load(),
-		Slots: r.slots.Load(), SlotsDone: r.slotsDone.Load(), Records: r.found.Load(), Damaged: r.damaged.Load(),
-	}
 }
 
 func (r *rebuilt) running() bool {
@@ -80,7 +57,6 @@ func (s *Store) planRebuild(o *opening, unread int) {
 	if !o.stamped && unread > 0 {
 		s.opens = max(s.opens, s.sampleOpens(o.usable)) + doubtOpens
 	}
-	s.rebuilt.why = o.doubt
 	s.rebuilt.since = o.state.rebuild
 	if o.lost && len(o.usable) > 0 {
 		s.rebuilt.since = s.opens + 1
@@ -197,9 +173,9 @@ func (s *Store) logRebuild(finished <-chan struct{}) {
 		case <-finished:
 			return
 		case <-tick.C:
-			st := s.rebuilt.state()
-			s.opts.Logger.Info("store: rebuild from headers goes on", "segments", st.SegmentsDone, "of", st.Segments,
-				"slots", st.SlotsDone, "of_slots", st.Slots, "records", st.Records)
+			r := &s.rebuilt
+			s.opts.Logger.Info("store: rebuild from headers goes on", "segments", r.segmentsDone.Load(), "of", r.segments.Load(),
+				"slots", r.slotsDone.Load(), "of_slots", r.slots.Load(), "records", r.found.Load())
 		}
 	}
 }

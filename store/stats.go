@@ -75,9 +75,13 @@ type Stats struct {
 	OpenDuration time.Duration `json:"open_duration_ns"`
 	// Recovered says where the index came from: see [Recovery].
 	Recovered Recovery `json:"recovered"`
-	// Rebuild is how far the reading of record headers is that a damaged journal makes
-	// necessary. It goes on while the store is in use.
-	Rebuild RebuildState `json:"rebuild"`
+	// Recovering is set while the index is still being rebuilt from record headers, of which
+	// RebuildDone of RebuildTotal slots are read. RebuildRecords were found that the journal
+	// did not know.
+	Recovering     bool  `json:"recovering"`
+	RebuildDone    int64 `json:"rebuild_done"`
+	RebuildTotal   int64 `json:"rebuild_total"`
+	RebuildRecords int64 `json:"rebuild_records"`
 	// SetAsideBytes are of files that the store cannot use and does not delete; their names
 	// end in .bad. They count under the cap.
 	SetAsideBytes int64 `json:"set_aside_bytes"`
@@ -112,7 +116,8 @@ func (s *Store) Stats() Stats {
 	}
 	st.QueuedReads, st.ReadInFlightBytes = s.reads.depth()
 	st.ReadSpeed = s.ReadSpeed()
-	st.Rebuild = s.rebuilt.state()
+	st.Recovering, st.RebuildDone, st.RebuildTotal = s.rebuilt.running(), s.rebuilt.slotsDone.Load(), s.rebuilt.slots.Load()
+	st.RebuildRecords = s.rebuilt.found.Load()
 	s.space.stats(&st)
 	s.count.stats(&st)
 	s.warnMu.Lock()

@@ -1,7 +1,5 @@
 package index
 
-import "github.com/kvconn/kvconn/connector"
-
 // Loaded is a record found in the journal or in segment headers when a store opens.
 type Loaded struct {
 	ID     ID
@@ -137,34 +135,6 @@ func Order(tick uint32, depth uint16) uint64 { return order(tick, depth) }
 
 // Order is the victim's place in the order of eviction.
 func (v Victim) Order() uint64 { return v.order }
-
-// Link sets the parents of loaded records, given by key, and their depths.
-func (t *Table) Link(parents map[Ref]connector.Key) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for ref, key := range parents {
-		if e := t.entry(ref); e.seq != 0 && key != (connector.Key{}) {
-			e.parent = t.find(&ID{e.namespace, e.shard, key})
-		}
-	}
-	var path []Ref
-	done := make(map[Ref]bool, len(parents))
-	for ref := range parents {
-		// Up to the first record whose depth is known, and down again.
-		path = path[:0]
-		for ref != NoRef && !done[ref] && t.entry(ref).seq != 0 {
-			done[ref] = true
-			path = append(path, ref)
-			ref = t.validParent(t.entry(ref))
-		}
-		for i := len(path) - 1; i >= 0; i-- {
-			e := t.entry(path[i])
-			if p := t.validParent(e); p != NoRef {
-				e.depth = t.entry(p).childDepth()
-			}
-		}
-	}
-}
 
 // Describe returns the records of a range as insertions.
 func (t *Table) Describe(r Range) []Insertion {
