@@ -171,7 +171,7 @@ func awaitRebuild(t testing.TB, s *Store) {
 	select {
 	case <-s.rebuilt.ended:
 	case <-time.After(time.Minute):
-		t.Fatalf("rebuild does not end: %+v", s.Stats().Rebuild)
+		t.Fatalf("rebuild does not end: %+v", s.Stats())
 	}
 }
 

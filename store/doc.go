@@ -5,8 +5,9 @@
 // segment file, behind a header that says what they are; reads and writes go straight
 // between the disk and the caller's aligned buffers. Lookups are served from a compact
 // table in memory. Pebble is the durable journal behind that table and never serves a
-// lookup. A clean stop leaves a snapshot of the table; after a crash it is rebuilt from
-// the journal, and from the segment headers when the journal is gone.
+// lookup. A clean stop leaves a snapshot of the table; after a crash it is read from the
+// journal. Segment headers are the truth: where the journal is damaged, lost or behind,
+// they are read instead, while the store is in use.
 //
 // The order that makes a crash harmless: payload, then index entry, then barrier. A slot
 // is used again only after the barrier that made the deletion of its last record

@@ -18,8 +18,6 @@ import (
 type FsckOptions struct {
 	// Payload also reads and verifies every payload.
 	Payload bool
-	// ForgetSegments accepts that all segment files are gone: see [Options].ForgetSegments.
-	ForgetSegments bool
 	// Progress, if not nil, is called from time to time with the records checked, and
 	// before that with the slots read where the index is rebuilt.
 	Progress func(done, total int64)
@@ -84,7 +82,7 @@ type fsck struct {
 // opening had no need to read.
 func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 	so := f.o.Store
-	so.Dir, so.MaxBytes, so.checkOnly, so.ForgetSegments = dir, math.MaxInt64/4, true, f.o.ForgetSegments
+	so.Dir, so.MaxBytes, so.checkOnly = dir, math.MaxInt64/4, true
 	s, err := Open(ctx, so)
 	if err != nil {
 		return nil, err
@@ -133,8 +131,7 @@ func (f *fsck) awaitRebuild(ctx context.Context) error {
 			return context.Cause(ctx)
 		case <-tick.C:
 			if f.o.Progress != nil {
-				st := f.s.rebuilt.state()
-				f.o.Progress(st.SlotsDone, st.Slots)
+				f.o.Progress(f.s.rebuilt.slotsDone.Load(), f.s.rebuilt.slots.Load())
 			}
 		}
 	}

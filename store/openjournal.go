@@ -5,6 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/journal"
@@ -27,11 +30,25 @@ func (s *Store) openJournal() error {
 
 var errForeignJournal = errors.New("journal belongs to another store")
 
+// scarce are errors of a process or a machine that has no more to give for now.
+var scarce = []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM}
+
+// passingErrors are errors that say nothing of what is in a file: the next start may not meet
+// them.
+var passingErrors = []error{
+	unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EROFS, unix.EACCES, unix.EPERM,
+	journal.ErrFailed, ErrSegmentsMissing,
+}
+
+func isOneOf(err error, list []error) bool {
+	return slices.ContainsFunc(list, func(e error) bool { return errors.Is(err, e) })
+}
+
 // journalIsLost reports whether an error met while the journal was opened and read is one
 // of the journal's content. A journal that cannot be written is not lost: the disk is full
 // or fails, and the next start may find it intact.
 func journalIsLost(ctx context.Context, err error) bool {
-	return ctx.Err() == nil && !errors.Is(err, journal.ErrFailed) && !errors.Is(err, ErrSegmentsMissing)
+	return ctx.Err() == nil && !isOneOf(err, passingErrors)
 }
 
 // discardJournal makes room for a new journal: everything in this one can be found in the
@@ -98,15 +115,18 @@ func (s *Store) putNumber(name string, n uint64) error {
 func (s *Store) stampJournal() error {
 	s.opens++
 	s.seq.Store(max(s.seq.Load(), s.opens<<opensShift))
-	err := errors.Join(
-		s.journal.PutMeta(metaStore, s.id[:]), s.putNumber(metaOpens, s.opens),
-	)
+	numbers := map[string]uint64{metaOpens: s.opens}
 	if s.created == 0 {
 		s.created = s.opens
-		err = errors.Join(err, s.putNumber(metaCreated, s.created))
+		numbers[metaCreated] = s.created
 	}
-	if err != nil {
+	if err := s.journal.PutMeta(metaStore, s.id[:]); err != nil {
 		return err
+	}
+	for name, n := range numbers {
+		if err := s.putNumber(name, n); err != nil {
+			return err
+		}
 	}
 	if err := s.syncJournal(); err != nil {
 		return err

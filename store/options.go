@@ -74,11 +74,12 @@ type Options struct {
 	// only while one is behind, as each is while it reads a snapshot. Default 256 MiB: two
 	// minutes of 50,000 records a second.
 	EventBytes int64
-	// ForgetSegments opens a store all of whose segment files are gone, and forgets what was
-	// in them. Without it that is [ErrSegmentsMissing].
+	// ForgetSegments opens a store whose segments are all gone, as an empty one. Without it
+	// that is [ErrSegmentsMissing].
 	ForgetSegments bool
-	// Progress, if not nil, is called at least every few seconds while Open works, from
-	// another goroutine, with what it does and how far it is. total is 0 if it is not known.
+	// Progress, if set, is called once the directory is held and from then on about once a
+	// second until the store is open, with what is being done and how much of it. total is 0
+	// where it is not known.
 	Progress func(stage string, done, total int64)
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger

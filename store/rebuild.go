@@ -16,9 +16,6 @@ import (
 // journal does not vouch for, while the store is in use. A segment whose headers are read
 // is noted in the journal, so that a rebuild that is cut off goes on with the rest.
 type rebuilt struct {
-	// why is what made it necessary, or empty after a crash that lost a segment's note.
-	why string
-
 	segments, segmentsDone, found, damaged atomic.Int64
 	slots, slotsDone                       atomic.Int64
 	ended                                  chan struct{} // closed when it is complete
@@ -49,7 +46,6 @@ func (s *Store) planRebuild(o *opening, unread int) {
 	if !o.stamped && unread > 0 {
 		s.opens = max(s.opens, s.sampleOpens(o.usable)) + doubtOpens
 	}
-	s.rebuilt.why = o.doubt
 	if o.doubt != "" && (unread > 0 || o.lost) {
 		s.note("%s: records are read from the headers of %d segments", o.doubt, unread)
 	}
@@ -131,9 +127,9 @@ func (s *Store) logRebuild(finished <-chan struct{}) {
 		case <-finished:
 			return
 		case <-tick.C:
-			st := s.rebuilt.state()
-			s.opts.Logger.Info("store: rebuild from headers goes on", "segments", st.SegmentsDone, "of", st.Segments,
-				"slots", st.SlotsDone, "of_slots", st.Slots, "records", st.Records)
+			r := &s.rebuilt
+			s.opts.Logger.Info("store: rebuild from headers goes on", "segments", r.segmentsDone.Load(), "of", r.segments.Load(),
+				"slots", r.slotsDone.Load(), "of_slots", r.slots.Load(), "records", r.found.Load())
 		}
 	}
 }

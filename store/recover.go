@@ -148,7 +148,7 @@ func (s *Store) forgetSegments(o *opening, gone map[uint32]format.Segment, faile
 			return err
 		}
 		if held {
-			err = fmt.Errorf("%w: the store held records and none of its segment files can be opened; mount the file system of %s/%s, or, if they are gone for good, run kvconnd fsck --forget-lost-segments",
+			err = fmt.Errorf("%w: the store held records and none of its segment files can be opened; mount the file system of %s/%s, or, if they are gone for good, start kvconnd serve once with --forget-lost-segments",
 				ErrSegmentsMissing, s.opts.Dir, segmentDir)
 			return errors.Join(err, failed)
 		}

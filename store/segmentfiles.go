@@ -105,6 +105,11 @@ func (s *Store) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 		})
 	}
 	wg.Wait()
+	for _, f := range files {
+		if isOneOf(f.openErr, scarce) {
+			return files, fmt.Errorf("open segment: %w", f.openErr)
+		}
+	}
 	return files, ctx.Err()
 }
 
@@ -119,8 +124,14 @@ func (s *Store) inspect(f *segmentFile, buf []byte) {
 		f.close()
 		return
 	}
-	if f.headErr = f.file.ReadVec(buf, nil, 0); f.headErr == nil {
-		f.headErr = f.head.Decode(buf)
+	if f.headErr = f.file.ReadVec(buf, nil, 0); f.headErr != nil {
+		return
+	}
+	f.headErr = f.head.Decode(buf)
+	if f.headErr != nil && !errors.Is(f.headErr, format.ErrBad) && !errors.Is(f.headErr, format.ErrBlank) {
+		// Intact, and not for this program.
+		f.openErr = f.headErr
+		f.close()
 	}
 }
 

@@ -74,7 +74,8 @@ func Open(o Options) (*Journal, error) {
 		po.Levels[i].IndexBlockSize = 256 << 10
 	}
 	opened := make(chan *pebble.DB, 1)
-	err := j.guard(func() error {
+	err := j.guard(func() (err error) {
+		defer panicAsError(&err)
 		db, err := pebble.Open(o.Dir, po)
 		opened <- db
 		return err
