@@ -51,7 +51,7 @@ func (s *stranger) hello(role string, lowest, highest int) wire.Frame {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	h := wire.Hello{MinVersion: lowest, MaxVersion: highest, Role: role, Client: "stranger", Engine: "stranger", Manifest: manifest}
+	h := wire.Hello{MinVersion: lowest, MaxVersion: highest, Role: role, Client: "stranger", Engine: fmt.Sprintf("stranger %p", s), Manifest: manifest}
 	if err := s.conn.Write(wire.Header{ID: 1, Op: wire.OpHello}, h.Append); err != nil {
 		s.t.Fatal(err)
 	}
@@ -240,7 +240,8 @@ func TestVersionsThatDoNotMeetAreAClearErrorAtBothEnds(t *testing.T) {
 		f := s.hello(wire.RoleScheduler, wire.MaxVersion+1, wire.MaxVersion+3)
 		var body wire.ErrorBody
 		if err := body.Decode(f.Body); f.Kind != wire.KindError || err != nil || body.Code != wire.CodeVersion ||
-			!strings.Contains(body.Message, "3 to 5") || !strings.Contains(body.Message, "2 to 2") {
+			!strings.Contains(body.Message, fmt.Sprintf("%d to %d,", wire.MaxVersion+1, wire.MaxVersion+3)) ||
+			!strings.Contains(body.Message, fmt.Sprintf("%d to %d:", wire.MinVersion, wire.MaxVersion)) {
 			t.Errorf("a newer client is told %+v, %v", body, err)
 		}
 		s.refused(wire.CodeVersion)

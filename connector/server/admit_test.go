@@ -50,7 +50,7 @@ func TestSilentConnectionsLeaveRoomForOthers(t *testing.T) {
 	for range 2 { // a quarter of 8
 		dial(t, socket)
 	}
-	for s.Stats().Connections < 3 {
+	for s.Stats().Accepted < 3 {
 		time.Sleep(time.Millisecond)
 	}
 	_, surplus := dial(t, socket)

@@ -181,7 +181,7 @@ func TestCampaignTurns(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if !all {
-			turn, k := turns[g.IntN(len(turns))], int64(g.IntN(60))
+			turn, k := turns[g.IntN(len(turns))], int64(g.IntN(1+g.IntN(turnLength)))
 			return turnName(turn, k), turn.Case(k), true
 		}
 		if n >= turnLength {

@@ -129,14 +129,14 @@ func (a *Attempt) Look(limit int64) {
 	if err := run.openNamespaces(); err != nil {
 		out.Fail("after the start: %v", err)
 	} else {
-		a.check(run, "after the start", run.checkBytes)
+		a.check("after the start", run.checkBytes)
 		a.readAll(run)
 		a.saveSome(run)
-		a.check(run, "after saves", run.checkBytes)
+		a.check("after saves", run.checkBytes)
 	}
 	out.Warnings = run.log.start()
-	a.check(run, "stop", run.close)
-	a.check(run, "after the stop", func() error {
+	a.check("stop", run.close)
+	a.check("after the stop", func() error {
 		n, err := physicalBytes(a.dir)
 		if err == nil && n > a.cap {
 			err = fmt.Errorf("%d bytes on disk, the cap is %d", n, a.cap)
@@ -145,7 +145,7 @@ func (a *Attempt) Look(limit int64) {
 	})
 }
 
-func (a *Attempt) check(run *subject, when string, what func() error) {
+func (a *Attempt) check(when string, what func() error) {
 	if err := what(); err != nil {
 		a.out.Fail("%s: %v", when, err)
 	}
@@ -250,9 +250,9 @@ func (a *Attempt) again() {
 		a.out.Fail("second start: %v", err)
 	} else {
 		a.count(run, a.s.saved)
-		a.check(run, "second start", run.checkBytes)
+		a.check("second start", run.checkBytes)
 	}
-	a.check(run, "second stop", run.close)
+	a.check("second stop", run.close)
 	ctx, cancel := context.WithTimeout(context.Background(), Limit)
 	defer cancel()
 	report, err := store.Fsck(ctx, a.dir, store.FsckOptions{Store: storeOptions(a.dir, 0, new(warnings))})
