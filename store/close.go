@@ -35,6 +35,7 @@ func (s *Store) Close() error {
 }
 
 func (s *Store) close() error {
+	s.namespaces.close()
 	s.writes.close()
 	s.writers.Wait()
 	s.reads.close()

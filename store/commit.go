@@ -19,6 +19,8 @@ type commit struct {
 
 	subscribe *subscribeJob
 	drop      *dropJob
+	heal      *healJob
+	forget    *forgetJob
 }
 
 type commitKind uint8
@@ -31,6 +33,8 @@ const (
 	commitEvict                       // remove the victims of an evictJob
 	commitDropSlot                    // remove the record of a dropJob
 	commitSubscribe                   // take a snapshot for a subscriber
+	commitHeal                        // take part in a step of a healJob
+	commitForget                      // forget a namespace or a payload size
 	commitHeld                        // a write that waits for its parent; comes again
 )
 
@@ -62,6 +66,8 @@ type committing struct {
 	removed []index.Removed
 	freed   []index.Ref
 	events  []Event
+	// owed are the slots that a failed journal left in doubt; see owe.
+	owed []index.Ref
 }
 
 // run applies one batch: removals from the table first, since a record that is found no
@@ -92,6 +98,9 @@ func (c *committing) run() {
 		}
 	}
 	err := c.commit()
+	if err != nil {
+		c.owe()
+	}
 	c.publish(err)
 	if len(c.removed) > 0 || len(c.inserts) > 0 {
 		s.barrier.touch() // before anyone who is told asks for a barrier
@@ -114,6 +123,10 @@ func (c *committing) run() {
 			close(w.drop.done)
 		case commitSubscribe:
 			s.runSubscribe(w.subscribe)
+		case commitHeal:
+			c.runHeal(w.heal)
+		case commitForget:
+			c.runForget(w.forget)
 		}
 	}
 }
@@ -141,6 +154,11 @@ func (c *committing) commit() error {
 		// The batch may still be in use by a commit that does not return.
 		return fmt.Errorf("journal failed: %w", ErrIO)
 	default:
+	}
+	if len(c.owed) > 0 { // the last attempt failed before it had noted them
+		if err := c.settleOwed(); err != nil {
+			return err
+		}
 	}
 	for _, r := range c.removed {
 		if err := c.batch.DeleteRecord(s.space.at(r.Ref).location(r.Ref)); err != nil {
@@ -189,13 +207,19 @@ func publicID(id index.ID) RecordID {
 
 func (c *committing) putRecord(in *index.Insertion, op *WriteOp) error {
 	g := c.s.space.at(in.Ref)
-	parentAt := journal.NoLocation
-	if in.ParentRef != index.NoRef {
-		if p := c.s.space.at(in.ParentRef); p != nil {
-			parentAt = p.location(in.ParentRef)
+	if gen := c.s.journal.Generation(); g.noted != gen {
+		if err := c.batch.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes}); err != nil {
+			return err
 		}
+		g.noted = gen
 	}
 	id := RecordID{Namespace: NamespaceID(in.ID.Namespace), Shard: in.ID.Shard}
+	c.s.namespaces.insert(id.Namespace)
+	if c.s.namespaces.unlisted(id.Namespace) {
+		if err := c.batch.PutNamespace(journal.Namespace{ID: in.ID.Namespace, Digest: c.s.namespaces.digest(id.Namespace)}); err != nil {
+			return err
+		}
+	}
 	if c.s.namespaces.unnoted(id) {
 		if err := c.batch.PutSize(in.ID.Namespace, in.ID.Shard, in.Bytes); err != nil {
 			return err
@@ -204,7 +228,7 @@ func (c *committing) putRecord(in *index.Insertion, op *WriteOp) error {
 	_, scheme := c.s.namespaces.identity(id.Namespace)
 	return c.batch.PutRecord(&journal.Record{
 		Location: g.location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
-		Key: in.ID.Key, Parent: in.Parent, ParentAt: parentAt, Depth: in.Depth, Tick: in.Tick,
+		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.parentAt(in), Depth: in.Depth, Tick: in.Tick,
 		Bytes: in.Bytes, Seq: in.Seq, Scope: op.Scope, KeyScheme: scheme,
 	})
 }

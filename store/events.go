@@ -99,6 +99,17 @@ func (l *eventLog) after(seq uint64, buf []Event) (out []Event, more <-chan stru
 	return buf, l.more, nil
 }
 
+// skip has every subscriber begin again with a snapshot: what the numbers in earlier events
+// mean has changed.
+func (l *eventLog) skip() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seq++
+	l.first = l.seq + 1
+	close(l.more)
+	l.more = make(chan struct{})
+}
+
 func (l *eventLog) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

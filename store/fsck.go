@@ -86,6 +86,7 @@ func (f *fsck) failed(format string, args ...any) {
 func (f *fsck) checkManifests() {
 	for _, n := range f.s.Namespaces() {
 		switch {
+		case n.Forgotten:
 		case n.Manifest == nil:
 			f.failed("manifest of namespace %v is lost; its records stay, and it is written again when an engine registers it", n.Digest)
 		case sha256.Sum256(n.Manifest) != n.Digest:

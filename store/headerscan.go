@@ -154,13 +154,11 @@ func (h *headerScan) add(g *segment, r *format.Record) error {
 func (h *headerScan) finish() error {
 	s := h.s
 	for i, n := range s.namespaces.byID {
-		path := filepath.Join(s.opts.Dir, namespaceDir, n.digest.String()+manifestExt)
-		if text, err := s.opts.fs.ReadFile(path); err == nil {
-			s.namespaces.byID[i].manifest = text
-		}
+		_ = s.loadManifest(n) // one that is lost is written again when an engine brings it
 		if err := s.journal.PutNamespace(journal.Namespace{ID: uint16(i), Digest: n.digest}); err != nil {
 			return err
 		}
+		n.listed = true
 	}
 	s.table.Link(h.parents)
 	s.table.Settle()

@@ -116,6 +116,7 @@ func (s *Store) open(ctx context.Context) error {
 	if err := s.recover(ctx); err != nil {
 		return err
 	}
+	s.dropManifests()
 	s.calibrate()
 	s.start()
 	if s.opts.checkOnly {
@@ -195,7 +196,9 @@ func (s *Store) start() {
 	s.stop = stop
 	s.committed.Add(1)
 	go s.committer()
-	s.background.Add(3)
+	s.background.Add(5)
+	go s.tidyNamespaces(ctx)
+	go s.healer(ctx)
 	go s.evictor(ctx)
 	go s.runBarriers(ctx)
 	go s.janitor(ctx)

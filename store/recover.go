@@ -301,7 +301,7 @@ func (s *Store) loadRecords(ctx context.Context) error {
 			return nil // its slot counts as free; the entry stays until it is used
 		}
 		g := s.space.segments[r.Location.Segment]
-		if g == nil || r.Location.Slot >= g.Slots || int(r.Namespace) >= len(s.namespaces.byID) ||
+		if g == nil || r.Location.Slot >= g.Slots || s.namespaces.at(NamespaceID(r.Namespace)) == nil ||
 			r.Bytes == 0 || r.Bytes > MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
 			return reject(r.Location)
 		}

@@ -1,8 +1,10 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -34,6 +36,8 @@ type segment struct {
 	dirty atomic.Bool
 	// writing is the number of slots given out and not committed yet.
 	writing atomic.Int64
+	// noted is the generation of the journal that surely has the segment; the committer's.
+	noted uint64
 	// retired segments give out no slots; guarded by space.mu.
 	retired bool
 }
@@ -369,6 +373,13 @@ func (p *space) remove(g *segment) error {
 		return fmt.Errorf("remove segment %s: %w", g.path, err)
 	}
 	return nil
+}
+
+// sortedSegments returns all segments in the order of their numbers.
+func (p *space) sortedSegments() []*segment {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.SortedFunc(maps.Values(p.segments), func(a, b *segment) int { return cmp.Compare(a.ID, b.ID) })
 }
 
 // dirty returns the segments written to since the last call.

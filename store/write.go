@@ -157,6 +157,9 @@ func (s *Store) writer() {
 
 // writeOne puts a record into a slot. The index knows nothing of it yet.
 func (s *Store) writeOne(op *WriteOp) error {
+	if err := s.keepManifest(op.ID.Namespace); err != nil {
+		return err
+	}
 	ref, err := s.allocate(slotBytes(len(op.Payload)))
 	if err != nil {
 		return err
