@@ -182,7 +182,7 @@ func (b *backend) openNamespace(m *connector.Manifest) (store.NamespaceID, conne
 	ns, err := b.store.OpenNamespace(m)
 	b.namespaces.count(err)
 	if err != nil {
-		return 0, digest, fmt.Errorf("the store cannot take up model %q (namespace %s; is the file system full or read-only?): %w",
+		return 0, digest, fmt.Errorf("the store cannot take up model %q (namespace %s): %w",
 			m.Model, short(digest), err)
 	}
 	return ns, digest, nil

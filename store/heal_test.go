@@ -330,3 +330,33 @@ func withoutDescriptors(t *testing.T) {
 	openNamespace(t, s, "m")
 	mustRead(t, s, append(all, more...))
 }
+
+// TestCloseEndsWhereTheDiskDoesNotAnswer: neither a barrier nor a commit that hangs keeps
+// the process.
+func TestCloseEndsWhereTheDiskDoesNotAnswer(t *testing.T) {
+	d := newMemDisk()
+	o := memOptions(d, newJournalFS())
+	o.CloseWait = 20 * time.Millisecond
+	s, err := Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := openNamespace(t, s, "m")
+	hold := make(chan struct{})
+	d.hook(func(op, _ string) error {
+		if op == "sync" {
+			<-hold
+		}
+		return nil
+	})
+	op := chainOf(ns, 1, 1)[0]
+	done := make(chan struct{})
+	if _, err := s.Write([]*WriteOp{{ID: op.ID, Payload: op.payload()}}, func(*WriteOp) { close(done) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); !errors.Is(err, ErrTimeout) {
+		t.Errorf("%v", err)
+	}
+	close(hold)
+	<-done
+}

@@ -62,6 +62,8 @@ type Options struct {
 	// ScrubBytesPerS is the rate at which all records are read and verified in the
 	// background, again and again. 0 means no scrub.
 	ScrubBytesPerS int64
+	// CloseWait is how long Close waits for a disk that does not answer. Default 5 min.
+	CloseWait time.Duration
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger
 
@@ -94,6 +96,7 @@ const (
 	defaultWriters            = 8
 	defaultReadTimeout        = 5 * time.Second
 	defaultSlotWait           = 2 * time.Second
+	defaultCloseWait          = 5 * time.Minute
 	defaultBarrierInterval    = 500 * time.Millisecond
 	defaultJournalCacheBytes  = 8 << 20
 )
@@ -110,6 +113,7 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.Writers, defaultWriters)
 	setDefault(&o.ReadTimeout, defaultReadTimeout)
 	setDefault(&o.SlotWait, defaultSlotWait)
+	setDefault(&o.CloseWait, defaultCloseWait)
 	setDefault(&o.BarrierInterval, defaultBarrierInterval)
 	setDefault(&o.JournalCacheBytes, defaultJournalCacheBytes)
 	if o.Logger == nil {
@@ -159,7 +163,7 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("store options: ScrubBytesPerS %d is negative", o.ScrubBytesPerS)
 	case o.Writers < 1 || o.Writers > 256:
 		return fmt.Errorf("store options: Writers %d: 1 to 256", o.Writers)
-	case o.ReadTimeout < 0 || o.SlotWait < 0 || o.BarrierInterval < 0:
+	case o.ReadTimeout < 0 || o.SlotWait < 0 || o.BarrierInterval < 0 || o.CloseWait < 0:
 		return errors.New("store options: a duration is negative")
 	}
 	return nil
