@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -272,5 +271,3 @@ func (s *Store) parentAt(r *index.Insertion) journal.Location {
 	}
 	return journal.NoLocation
 }
-
-var errNotAnswering = errors.New("disk does not answer")

@@ -176,8 +176,9 @@ func (s *Store) setSpace(note formatNote) {
 	s.space = &space{
 		fs: s.opts.fs, dir: filepath.Join(s.opts.Dir, segmentDir), store: s.id, table: s.table,
 		direct: s.direct, maxBytes: limit, nominal: min(nominal, limit/segmentsOfCap),
-		memTable: min(max(limit/memTablePart, journal.MinMemTableBytes), journal.MaxMemTableBytes),
-		classes:  make(map[int64]*class), segments: make(map[uint32]*segment), nextID: 1,
+		memTable:  min(max(limit/memTablePart, journal.MinMemTableBytes), journal.MaxMemTableBytes),
+		manifests: s.namespaces.bytes,
+		classes:   make(map[int64]*class), segments: make(map[uint32]*segment), nextID: 1,
 	}
 	if s.opts.checkOnly {
 		// The cap it is used with is not known: the journal's logs must not grow.

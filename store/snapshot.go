@@ -216,7 +216,7 @@ func (s *Store) loadSnapshot(heads map[uint32]format.Segment) error {
 		s.table = index.New()
 		p := s.space
 		*p = space{fs: p.fs, dir: p.dir, store: p.store, table: s.table, journal: p.journal, direct: p.direct,
-			maxBytes: p.maxBytes, nominal: p.nominal, memTable: p.memTable, nextID: p.nextID,
+			maxBytes: p.maxBytes, nominal: p.nominal, memTable: p.memTable, nextID: p.nextID, manifests: p.manifests,
 			classes: make(map[int64]*class), segments: make(map[uint32]*segment)}
 	}
 	return errors.Join(err, f.Close())

@@ -80,6 +80,8 @@ type space struct {
 	maxBytes int64
 	nominal  int64 // bytes of a segment
 	memTable int64
+	// manifests is what the manifests occupy.
+	manifests func() int64
 
 	mu       sync.Mutex
 	classes  map[int64]*class
@@ -138,13 +140,13 @@ func (c *class) wake() {
 // slots: the journal, the snapshot and small files. p.mu is held.
 func (p *space) reserved(slots int64) int64 {
 	j := max(journal.ReservedBytes(p.memTable, slots), p.journalB)
-	return j + slots*snapshotSlotBytes + smallFilesBytes
+	return j + slots*snapshotSlotBytes + smallFilesBytes + p.manifests()
 }
 
 const (
 	// snapshotSlotBytes bounds what one slot needs in a snapshot.
 	snapshotSlotBytes = 64
-	// smallFilesBytes is for the files of fixed size, manifests and directories.
+	// smallFilesBytes is for the files of fixed size and directories.
 	smallFilesBytes = 256 << 10
 	// extentBytes is what the file system may add to a segment for each slot: while only
 	// some of its slots have been written, they are extents of their own.

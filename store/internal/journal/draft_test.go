@@ -3,6 +3,7 @@ package journal
 import (
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -247,6 +248,51 @@ func TestGenerationsLeftBehindAreRemoved(t *testing.T) {
 		t.Errorf("%s with %d records", name, n)
 	}
 	if err := k.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDraftFitsItsReserve: what a new generation occupies is part of ReservedBytes.
+func TestDraftFitsItsReserve(t *testing.T) {
+	const records = 50_000
+	mem := vfs.NewMem()
+	d, err := Begin(testOptions(mem))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := rand.New(rand.NewPCG(1, 1))
+	for i := range uint32(records) {
+		r := testRecord(i)
+		r.Location = Location{1, i}
+		for k := range r.Key {
+			r.Key[k], r.Parent[k], r.Scope[k] = byte(g.Uint32()), byte(g.Uint32()), byte(g.Uint32())
+		}
+		if err := d.PutRecord(&r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Finish(); err != nil {
+		t.Fatal(err)
+	}
+	j := d.Journal()
+	names, err := mem.List("/j/gen-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var total int64
+	for _, name := range names {
+		info, err := mem.Stat("/j/gen-1/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		total += info.Size()
+	}
+	more := ReservedBytes(MinMemTableBytes, records) - ReservedBytes(MinMemTableBytes, 0)
+	if total > more/5+2<<20 {
+		t.Errorf("%d bytes, reserved are %d", total, more/5+2<<20)
+	}
+	t.Logf("%.1f bytes a record", float64(total)/records)
+	if err := j.Close(); err != nil {
 		t.Error(err)
 	}
 }
