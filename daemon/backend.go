@@ -211,7 +211,6 @@ func (s *schedulerSession) Close() {
 // Close ends the session; engine memory is no longer touched when it returns.
 func (s *workerSession) Close() {
 	s.Worker.Close()
-	s.b.store.CloseNamespace(s.namespace)
 	s.b.mu.Lock()
 	delete(s.b.workers, s)
 	changes := s.b.tellReady(s.peer.Engine)
@@ -251,12 +250,14 @@ func (t *totals) addWorker(s worker.Stats) {
 	t.Worker.DroppedBlocks += s.DroppedBlocks
 }
 
-// foldDrained adds the counts of ended workers without saves under way to the past.
+// foldDrained adds the counts of ended workers without saves under way to the past, and
+// lets go of their namespaces, into which they may have saved until now.
 func (b *backend) foldDrained() {
 	for w := range b.draining {
 		if w.Drained() {
 			b.past.addWorker(w.Stats())
 			b.models.addWorker(w.model, w.Stats())
+			b.store.CloseNamespace(w.namespace)
 			delete(b.draining, w)
 		}
 	}
