@@ -64,23 +64,25 @@ type schedulerSession struct {
 	// staging is set for engines that cannot report a failed load.
 	staging *worker.Stager
 	// notReady is why nothing is offered, "" if it is; the backend's mutex guards it.
-	notReady string
-	b        *backend
-	peer     server.Peer
-	manifest *connector.Manifest
-	digest   connector.NamespaceDigest
-	since    time.Time
+	notReady  string
+	b         *backend
+	peer      server.Peer
+	manifest  *connector.Manifest
+	namespace store.NamespaceID
+	digest    connector.NamespaceDigest
+	since     time.Time
 }
 
 // workerSession is one rank's worker.
 type workerSession struct {
 	*worker.Worker
-	b      *backend
-	peer   server.Peer
-	digest connector.NamespaceDigest
-	rank   int
-	model  string
-	since  time.Time
+	b         *backend
+	peer      server.Peer
+	namespace store.NamespaceID
+	digest    connector.NamespaceDigest
+	rank      int
+	model     string
+	since     time.Time
 	// registered is set while the rank's memory is held, lost once it is gone until it is
 	// registered again; the backend's mutex guards both.
 	registered, lost bool
@@ -97,7 +99,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	if err != nil {
 		return nil, err
 	}
-	s := &schedulerSession{b: b, peer: p, manifest: m, digest: digest, since: time.Now()}
+	s := &schedulerSession{b: b, peer: p, manifest: m, namespace: ns, digest: digest, since: time.Now()}
 	o := leader.Options{
 		Namespace: ns, Digest: digest, Manifest: m,
 		MinOfferTokens: b.opts.MinOfferTokens, PromptsOnly: b.opts.PromptsOnly,
@@ -107,12 +109,14 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	}
 	if p.Staged {
 		if s.staging, err = b.newStager(); err != nil {
+			b.store.CloseNamespace(ns)
 			return nil, err
 		}
 		o.Staging = stager{s.staging}
 	}
 	if s.Leader, err = leader.New(o, b.store); err != nil {
 		s.closeStaging()
+		b.store.CloseNamespace(ns)
 		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
 	}
 	b.mu.Lock()
@@ -148,9 +152,10 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	}
 	account, err := b.arena.Account(host.AccountOptions{LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
 	if err != nil {
+		b.store.CloseNamespace(ns)
 		return nil, err
 	}
-	s := &workerSession{b: b, peer: p, digest: digest, rank: rank, model: m.Model, since: time.Now()}
+	s := &workerSession{b: b, peer: p, namespace: ns, digest: digest, rank: rank, model: m.Model, since: time.Now()}
 	s.Worker, err = worker.New(worker.Options{
 		Namespace: ns, Digest: digest, Manifest: m, Rank: rank, Driver: b.opts.Driver, Account: account, Meter: &b.copies,
 		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory,
@@ -158,6 +163,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	}, b.store)
 	if err != nil {
 		account.Close()
+		b.store.CloseNamespace(ns)
 		return nil, err
 	}
 	b.mu.Lock()
@@ -176,7 +182,7 @@ func (b *backend) openNamespace(m *connector.Manifest) (store.NamespaceID, conne
 	ns, err := b.store.OpenNamespace(m)
 	b.namespaces.count(err)
 	if err != nil {
-		return 0, digest, fmt.Errorf("the store cannot take up model %q (namespace %s; is the file system full or read-only?): %w",
+		return 0, digest, fmt.Errorf("the store cannot take up model %q (namespace %s): %w",
 			m.Model, short(digest), err)
 	}
 	return ns, digest, nil
@@ -193,6 +199,7 @@ func short(d connector.NamespaceDigest) string { return d.String()[:12] }
 func (s *schedulerSession) Close() {
 	s.Leader.Close()
 	s.closeStaging()
+	s.b.store.CloseNamespace(s.namespace)
 	s.b.mu.Lock()
 	delete(s.b.schedulers, s)
 	s.b.past.addLeader(s.Stats())
@@ -243,12 +250,14 @@ func (t *totals) addWorker(s worker.Stats) {
 	t.Worker.DroppedBlocks += s.DroppedBlocks
 }
 
-// foldDrained adds the counts of ended workers without saves under way to the past.
+// foldDrained adds the counts of ended workers without saves under way to the past, and
+// lets go of their namespaces, into which they may have saved until now.
 func (b *backend) foldDrained() {
 	for w := range b.draining {
 		if w.Drained() {
 			b.past.addWorker(w.Stats())
 			b.models.addWorker(w.model, w.Stats())
+			b.store.CloseNamespace(w.namespace)
 			delete(b.draining, w)
 		}
 	}

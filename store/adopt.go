@@ -68,6 +68,9 @@ func (c *committing) runAdopt(job *adoptJob) {
 	a.removed = s.table.Adopt(run, a.found, a.unread, s.writes.writing, a.removed)
 	s.writes.mu.Unlock()
 	if job.err = c.journalAdopted(job); job.err != nil {
+		for _, r := range a.removed {
+			c.owed = append(c.owed, r.Ref)
+		}
 		return
 	}
 	c.publishAdopted()
@@ -112,11 +115,8 @@ func (c *committing) journalAdopted(job *adoptJob) error {
 			}
 		}
 		id := RecordID{Namespace: NamespaceID(r.Namespace), Shard: r.Shard}
-		s.namespaces.noteSize(id, int(r.Bytes))
-		var err error
-		if s.namespaces.unnoted(id) {
-			err = a.batch.PutSize(r.Namespace, r.Shard, r.Bytes)
-		}
+		s.namespaces.foundSize(id, int(r.Bytes))
+		err := c.putGroup(a.batch, id, r.Bytes)
 		if err = errors.Join(err, a.batch.PutRecord(r)); err != nil {
 			return fmt.Errorf("%w: %w", ErrIO, err)
 		}

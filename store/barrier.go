@@ -166,7 +166,7 @@ func (p *space) takeDirty() []*segment {
 const syncers = 8
 
 // syncSegments makes the payloads of segments durable.
-func syncSegments(dirty []*segment) error {
+func (s *Store) syncSegments(dirty []*segment) error {
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	errs := make([]error, len(dirty))
@@ -186,7 +186,7 @@ func syncSegments(dirty []*segment) error {
 
 // makeDurable is the barrier itself.
 func (s *Store) makeDurable() error {
-	if err := syncSegments(s.space.takeDirty()); err != nil {
+	if err := s.syncSegments(s.space.takeDirty()); err != nil {
 		// Without the payloads the index entries must not be promised either.
 		return err
 	}

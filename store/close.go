@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // undoOpen gives back what a failed Open took.
@@ -35,13 +36,29 @@ func (s *Store) undoOpen() error {
 
 // Close stops the store: writes that were accepted are finished, everything is made
 // durable, and a snapshot of the index is written so that the next open is quick. Calls
-// of Read that are under way end by their deadlines first.
+// of Read that are under way end by their deadlines first. Where the disk does not answer
+// Close ends after [Options.CloseWait] with [ErrTimeout]: what had passed a barrier is safe,
+// but the process still holds the directory, and goroutines of the store may be there.
 func (s *Store) Close() error {
-	s.closeOnce.Do(func() { s.closeErr = s.close() })
+	s.closeOnce.Do(func() { s.closeErr = s.closeWithin(s.opts.CloseWait) })
 	return s.closeErr
 }
 
+func (s *Store) closeWithin(wait time.Duration) error {
+	ended := make(chan error, 1)
+	go func() { ended <- s.close() }()
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("close store %s: the disk has not answered for %v: %w", s.opts.Dir, wait, ErrTimeout)
+	}
+}
+
 func (s *Store) close() error {
+	s.namespaces.close()
 	s.writes.close()
 	s.writers.Wait()
 	s.reads.close()

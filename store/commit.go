@@ -20,6 +20,8 @@ type commit struct {
 	subscribe *subscribeJob
 	drop      *dropJob
 	adopt     *adoptJob
+	heal      *healJob
+	forget    *forgetJob
 }
 
 type commitKind uint8
@@ -33,6 +35,8 @@ const (
 	commitDropSlot                    // remove the record of a dropJob
 	commitSubscribe                   // take a snapshot for a subscriber
 	commitAdopt                       // take over what an adoptJob found in headers
+	commitHeal                        // take part in a step of a healJob
+	commitForget                      // forget a namespace or a payload size
 	commitHeld                        // a write that waits for its parent; comes again
 )
 
@@ -64,6 +68,8 @@ type committing struct {
 	removed []index.Removed
 	freed   []index.Ref
 	events  []Event
+	// owed are the slots that a failed journal left in doubt; see owe.
+	owed []index.Ref
 
 	adopting adopting
 }
@@ -92,6 +98,9 @@ func (c *committing) run() {
 		}
 	}
 	err := c.commit()
+	if err != nil {
+		c.owe()
+	}
 	c.publish(err)
 	if len(c.removed) > 0 || len(c.inserts) > 0 {
 		s.barrier.touch() // before anyone who is told asks for a barrier
@@ -120,6 +129,10 @@ func (c *committing) run() {
 			close(w.adopt.done)
 		case commitSubscribe:
 			s.runSubscribe(w.subscribe)
+		case commitHeal:
+			c.runHeal(w.heal)
+		case commitForget:
+			c.runForget(w.forget)
 		}
 	}
 }
@@ -161,6 +174,11 @@ func (c *committing) commit() error {
 		// The batch may still be in use by a commit that does not return.
 		return fmt.Errorf("journal failed: %w", ErrIO)
 	default:
+	}
+	if len(c.owed) > 0 { // the last attempt failed before it had noted them
+		if err := c.settleOwed(); err != nil {
+			return err
+		}
 	}
 	for _, r := range c.removed {
 		if err := c.batch.DeleteRecord(s.space.at(r.Ref).location(r.Ref)); err != nil {
@@ -206,24 +224,37 @@ func publicID(id index.ID) RecordID {
 	return RecordID{Namespace: NamespaceID(id.Namespace), Shard: id.Shard, Key: id.Key}
 }
 
-func (c *committing) putRecord(in *index.Insertion, op *WriteOp) error {
-	g := c.s.space.at(in.Ref)
-	parentAt := journal.NoLocation
-	if in.ParentRef != index.NoRef {
-		if p := c.s.space.at(in.ParentRef); p != nil {
-			parentAt = p.location(in.ParentRef)
-		}
-	}
-	id := RecordID{Namespace: NamespaceID(in.ID.Namespace), Shard: in.ID.Shard}
-	if c.s.namespaces.unnoted(id) {
-		if err := c.batch.PutSize(in.ID.Namespace, in.ID.Shard, in.Bytes); err != nil {
+// putGroup notes namespace and payload size of a record, unless the journal has them.
+func (c *committing) putGroup(batch *journal.Batch, id RecordID, bytes uint32) error {
+	n := &c.s.namespaces
+	n.insert(id.Namespace)
+	if n.unlisted(id.Namespace) {
+		if err := batch.PutNamespace(journal.Namespace{ID: uint16(id.Namespace), Digest: n.digest(id.Namespace)}); err != nil {
 			return err
 		}
+	}
+	if n.unnoted(id) {
+		return batch.PutSize(uint16(id.Namespace), id.Shard, bytes)
+	}
+	return nil
+}
+
+func (c *committing) putRecord(in *index.Insertion, op *WriteOp) error {
+	g := c.s.space.at(in.Ref)
+	if gen := c.s.journal.Generation(); g.noted != gen {
+		if err := c.batch.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes}); err != nil {
+			return err
+		}
+		g.noted = gen
+	}
+	id := RecordID{Namespace: NamespaceID(in.ID.Namespace), Shard: in.ID.Shard}
+	if err := c.putGroup(c.batch, id, in.Bytes); err != nil {
+		return err
 	}
 	_, scheme := c.s.namespaces.identity(id.Namespace)
 	return c.batch.PutRecord(&journal.Record{
 		Location: g.location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
-		Key: in.ID.Key, Parent: in.Parent, ParentAt: parentAt, Depth: in.Depth, Tick: in.Tick,
+		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.parentAt(in), Depth: in.Depth, Tick: in.Tick,
 		Bytes: in.Bytes, Seq: in.Seq, Scope: op.Scope, KeyScheme: scheme,
 	})
 }

@@ -145,7 +145,7 @@ func (f *fsck) failed(format string, args ...any) {
 
 func (f *fsck) checkManifests() {
 	for _, n := range f.s.Namespaces() {
-		if n.Manifest == nil {
+		if n.Manifest == nil && !n.Forgotten {
 			f.failed("manifest of namespace %v is lost; its records stay, and it is written again when an engine registers it", n.Digest)
 		}
 	}

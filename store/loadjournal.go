@@ -85,7 +85,7 @@ func (s *Store) loadRecords(ctx context.Context) error {
 		if g == nil {
 			return drop.DeleteRecord(r.Location) // with its segment
 		}
-		if r.Location.Slot >= g.Slots || int(r.Namespace) >= len(s.namespaces.byID) ||
+		if r.Location.Slot >= g.Slots || s.namespaces.at(NamespaceID(r.Namespace)) == nil ||
 			r.Bytes == 0 || r.Bytes > MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
 			bad++
 			return drop.DeleteRecord(r.Location)

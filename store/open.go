@@ -68,7 +68,7 @@ type Store struct {
 	// barriers, the number of the last one.
 	stamp       *stamp.File
 	stampFailed bool
-	barriers    uint64
+	barriers    atomic.Uint64
 	created     uint64 // the opening that made the journal, 0 if it is not known
 	progress    progress
 	notes       notes
@@ -145,6 +145,9 @@ func (s *Store) open(ctx context.Context) error {
 		return err
 	}
 	s.opening = nil
+	if !s.rebuilt.running() { // else a record that names one may not be found yet
+		s.dropManifests()
+	}
 	s.findAside()
 	s.measureSmall()
 	s.warnOfNotes()
@@ -212,7 +215,9 @@ func (s *Store) start() context.Context {
 	s.stop = stop
 	s.committed.Add(1)
 	go s.committer()
-	s.background.Add(3)
+	s.background.Add(5)
+	go s.tidyNamespaces(ctx)
+	go s.healer(ctx)
 	go s.evictor(ctx)
 	go s.runBarriers(ctx)
 	go s.janitor(ctx)

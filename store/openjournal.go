@@ -141,8 +141,8 @@ func (s *Store) stampJournal() error {
 
 // syncJournal makes the journal durable and stamps how far it is.
 func (s *Store) syncJournal() error {
-	s.barriers++
-	if err := errors.Join(s.putNumber(metaRecords, uint64(s.table.Len())), s.putNumber(metaBarrier, s.barriers)); err != nil {
+	barrier := s.barriers.Add(1)
+	if err := errors.Join(s.putNumber(metaRecords, uint64(s.table.Len())), s.putNumber(metaBarrier, barrier)); err != nil {
 		return err
 	}
 	if err := s.journal.Barrier(); err != nil {
@@ -151,7 +151,7 @@ func (s *Store) syncJournal() error {
 	if s.stamp == nil {
 		return nil
 	}
-	err := s.stamp.Write(stamp.Stamp{Store: s.id, Opens: s.opens, Barrier: s.barriers, Records: uint64(s.table.Len())})
+	err := s.stamp.Write(stamp.Stamp{Store: s.id, Opens: s.opens, Barrier: barrier, Records: uint64(s.table.Len())})
 	if err != nil {
 		s.warnOfStamp(err)
 	}

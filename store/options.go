@@ -81,6 +81,8 @@ type Options struct {
 	// second until the store is open, with what is being done and how much of it. total is 0
 	// where it is not known.
 	Progress func(stage string, done, total int64)
+	// CloseWait is how long Close waits for a disk that does not answer. Default 5 min.
+	CloseWait time.Duration
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger
 
@@ -112,6 +114,7 @@ const (
 	defaultChunkBytes         = 1 << 20
 	defaultReadTimeout        = 5 * time.Second
 	defaultSlotWait           = 2 * time.Second
+	defaultCloseWait          = 5 * time.Minute
 	defaultBarrierInterval    = 500 * time.Millisecond
 	defaultJournalCacheBytes  = 8 << 20
 	defaultEventBytes         = 256 << 20
@@ -128,6 +131,7 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.ChunkBytes, defaultChunkBytes)
 	setDefault(&o.ReadTimeout, defaultReadTimeout)
 	setDefault(&o.SlotWait, defaultSlotWait)
+	setDefault(&o.CloseWait, defaultCloseWait)
 	setDefault(&o.BarrierInterval, defaultBarrierInterval)
 	setDefault(&o.JournalCacheBytes, defaultJournalCacheBytes)
 	setDefault(&o.EventBytes, defaultEventBytes)
@@ -180,7 +184,7 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("store options: EventBytes %d: at least %d", o.EventBytes, int64(eventlog.LeastBytes))
 	case o.Writers < 0 || o.Writers > 256:
 		return fmt.Errorf("store options: Writers %d: 0 to 256", o.Writers)
-	case o.ReadTimeout < 0 || o.SlotWait < 0 || o.BarrierInterval < 0:
+	case o.ReadTimeout < 0 || o.SlotWait < 0 || o.BarrierInterval < 0 || o.CloseWait < 0:
 		return errors.New("store options: a duration is negative")
 	}
 	return nil

@@ -1,9 +1,7 @@
 package store
 
 import (
-	"cmp"
 	"context"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -89,7 +87,6 @@ func (s *Store) startRebuild(ctx context.Context) {
 		close(r.ended)
 		return
 	}
-	slices.SortFunc(unread, func(a, b *segment) int { return cmp.Compare(a.ID, b.ID) })
 	s.background.Add(1)
 	go s.rebuild(ctx, unread)
 }
@@ -222,14 +219,4 @@ func (s *Store) refAt(at journal.Location) index.Ref {
 	s.space.mu.Lock()
 	defer s.space.mu.Unlock()
 	return s.refOf(at)
-}
-
-func (p *space) allSegments() []*segment {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := make([]*segment, 0, len(p.segments))
-	for _, g := range p.segments {
-		out = append(out, g)
-	}
-	return out
 }

@@ -41,7 +41,7 @@ func (s *Store) recover(ctx context.Context, o *opening) error {
 		o.doubt = fmt.Sprintf("journal was damaged (%v)", err)
 		o.usable = nil
 		s.resetIndex()
-		s.namespaces.reset()
+		s.namespaces.init()
 		if err := s.discardJournal(); err != nil {
 			return fmt.Errorf("make room for a new journal: %w", err)
 		}
@@ -84,7 +84,7 @@ func (s *Store) recoverWith(ctx context.Context, o *opening) error {
 	}
 	s.created = state.created
 	s.opens = max(state.opens, o.stamp.Opens)
-	s.barriers = max(state.barrier, o.stamp.Barrier)
+	s.barriers.Store(max(state.barrier, o.stamp.Barrier))
 	if err := s.settleSegments(o, noted); err != nil {
 		return err
 	}

@@ -272,7 +272,9 @@ func (s *Store) empty(r *retirement) (left int, err error) {
 	if err := s.space.journal.DeleteSegment(r.g.ID); err != nil {
 		return 0, err
 	}
+	s.space.mu.Lock()
 	r.emptied = true
+	s.space.mu.Unlock()
 	s.barrier.touch()
 	return 0, nil
 }
@@ -330,6 +332,13 @@ func (p *space) removeEmptied() {
 			p.remove(r)
 		}
 	}
+}
+
+// emptied reports whether a segment is on its way out and holds no record any more.
+func (p *space) emptied(g *segment) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.retiring, func(r *retirement) bool { return r.g == g && r.emptied })
 }
 
 func (p *space) retirements() []*retirement {

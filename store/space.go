@@ -1,9 +1,12 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -31,6 +34,8 @@ type segment struct {
 	dirty atomic.Bool
 	// writing is the number of slots given out and not committed yet.
 	writing atomic.Int64
+	// noted is the generation of the journal that surely has the segment; the committer's.
+	noted uint64
 	// retired segments give out no slots, bad is how many of the slots are set aside;
 	// both are guarded by space.mu.
 	retired bool
@@ -356,4 +361,11 @@ func (p *space) idle() int64 {
 		n += int64(len(c.free)) + c.pending
 	}
 	return n
+}
+
+// allSegments returns all segments in the order of their numbers.
+func (p *space) allSegments() []*segment {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.SortedFunc(maps.Values(p.segments), func(a, b *segment) int { return cmp.Compare(a.ID, b.ID) })
 }

@@ -163,6 +163,9 @@ func (s *Store) writeOne(op *WriteOp) error {
 	if !s.space.mayWrite(time.Now()) {
 		return fmt.Errorf("disk refuses writes: %w", ErrIO)
 	}
+	if err := s.keepManifest(op.ID.Namespace); err != nil {
+		return err
+	}
 	need := slotBytes(len(op.Payload))
 	ref, err := s.allocate(need)
 	if err != nil {

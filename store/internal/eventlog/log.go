@@ -87,6 +87,16 @@ func (l *Log) Publish(events []Event) {
 	l.wake()
 }
 
+// Skip has every follower begin again with a snapshot: what the numbers in earlier events
+// mean has changed.
+func (l *Log) Skip() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seq++
+	l.first, l.chunks = l.seq+1, nil
+	l.wake()
+}
+
 // grow lets go of what nobody needs, or what is too much, and adds a chunk.
 func (l *Log) grow() {
 	needed := l.seq + 1

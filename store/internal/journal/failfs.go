@@ -3,6 +3,9 @@ package journal
 import (
 	"errors"
 	"os"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -10,74 +13,136 @@ import (
 // failFS stands between Pebble and the file system. Pebble answers some failed writes (a
 // log that cannot be made, a manifest that cannot be written) by ending the process, in
 // goroutines and at places where nothing can be recovered. Here such a failure ends the
-// journal instead: it is marked as failed, and the goroutine that ran into it stays where
-// it is for good. Nothing is asked of Pebble after that.
+// generation instead: it is marked as failed, and the goroutine that ran into it stays where
+// it is for good. Whatever else Pebble then begins to change stays too: by then the next
+// generation may be at work. Reads go on until the generation is discarded.
 type failFS struct {
 	vfs.FS
-	j *Journal
+	g *generation
 }
 
-// stop ends the journal if err is a failure of the disk.
-func (j *Journal) stop(op, path string, err error) {
-	if err == nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrExist) {
-		return
+// openFiles are the files that Pebble has open, so that they can be closed without it.
+type openFiles struct {
+	mu   sync.Mutex
+	open map[vfs.File]bool
+	// busy is the number of operations in the file system. A descriptor must not be closed
+	// under one: its number may be another file's next.
+	busy atomic.Int64
+}
+
+func (o *openFiles) add(f vfs.File) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.open == nil {
+		o.open = make(map[vfs.File]bool)
 	}
-	j.fail(op + " " + path + ": " + err.Error())
-	select {}
+	o.open[f] = true
 }
 
-// wrap passes a file on, wrapped.
-func (f failFS) wrap(op, name string, file vfs.File, err error) (vfs.File, error) {
-	f.j.stop(op, name, err)
+// remove reports whether the file was open.
+func (o *openFiles) remove(f vfs.File) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	was := o.open[f]
+	delete(o.open, f)
+	return was
+}
+
+// closeAll closes the files that are left. No operation begins any more; if one hangs in the
+// file system they stay open.
+func (o *openFiles) closeAll() {
+	const tries, pause = 1000, time.Millisecond
+	for n := 0; o.busy.Load() > 0; n++ {
+		if n == tries {
+			return
+		}
+		time.Sleep(pause)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for f := range o.open {
+		_ = f.Close()
+	}
+	clear(o.open)
+}
+
+// change runs an operation that changes something, and parks the goroutine if it fails.
+func (g *generation) change(op, path string, f func() error) error {
+	g.files.busy.Add(1)
+	if err := g.failure(); err != nil {
+		g.files.busy.Add(-1)
+		g.park(err.Error())
+	}
+	err := f()
+	g.files.busy.Add(-1)
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrExist) {
+		g.park(op + " " + path + ": " + err.Error())
+	}
+	return err
+}
+
+// read runs an operation that changes nothing.
+func (g *generation) read(f func() error) error {
+	g.files.busy.Add(1)
+	if g.discarded.Load() {
+		g.files.busy.Add(-1)
+		g.park("given up")
+	}
+	err := f()
+	g.files.busy.Add(-1)
+	return err
+}
+
+// opened passes a file on, wrapped.
+func (f failFS) opened(name string, file vfs.File, err error) (vfs.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return failFile{file, f.j, name}, nil
+	f.g.files.add(file)
+	return failFile{file, f.g, name}, nil
 }
 
 // Create implements vfs.FS, as do all methods below.
-func (f failFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	file, err := f.FS.Create(name, c)
-	return f.wrap("create", name, file, err)
+func (f failFS) Create(name string, c vfs.DiskWriteCategory) (file vfs.File, err error) {
+	err = f.g.change("create", name, func() error { file, err = f.FS.Create(name, c); return err })
+	return f.opened(name, file, err)
 }
 
-func (f failFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
-	file, err := f.FS.OpenReadWrite(name, c, opts...)
-	return f.wrap("open", name, file, err)
+func (f failFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (file vfs.File, err error) {
+	err = f.g.change("open", name, func() error { file, err = f.FS.OpenReadWrite(name, c, opts...); return err })
+	return f.opened(name, file, err)
 }
 
-func (f failFS) OpenDir(name string) (vfs.File, error) {
-	file, err := f.FS.OpenDir(name)
-	return f.wrap("open", name, file, err)
+func (f failFS) OpenDir(name string) (file vfs.File, err error) {
+	err = f.g.change("open", name, func() error { file, err = f.FS.OpenDir(name); return err })
+	return f.opened(name, file, err)
 }
 
-func (f failFS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	file, err := f.FS.ReuseForWrite(from, to, c)
-	return f.wrap("reuse", to, file, err)
+func (f failFS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (file vfs.File, err error) {
+	err = f.g.change("reuse", to, func() error { file, err = f.FS.ReuseForWrite(from, to, c); return err })
+	return f.opened(to, file, err)
 }
 
+func (f failFS) Open(name string, opts ...vfs.OpenOption) (file vfs.File, err error) {
+	err = f.g.read(func() error { file, err = f.FS.Open(name, opts...); return err })
+	return f.opened(name, file, err)
+}
+
+// Link is used to take in tables that are written already. Pebble copies them if it fails.
 func (f failFS) Link(from, to string) error {
-	err := f.FS.Link(from, to)
-	f.j.stop("link", to, err)
-	return err
+	return f.g.read(func() error { return f.FS.Link(from, to) })
 }
 
 func (f failFS) Remove(name string) error {
-	err := f.FS.Remove(name)
-	f.j.stop("remove", name, err)
-	return err
+	return f.g.change("remove", name, func() error { return f.FS.Remove(name) })
 }
 
 func (f failFS) Rename(from, to string) error {
-	err := f.FS.Rename(from, to)
-	f.j.stop("rename", to, err)
-	return err
+	return f.g.change("rename", to, func() error { return f.FS.Rename(from, to) })
 }
 
 func (f failFS) MkdirAll(name string, perm os.FileMode) error {
-	err := f.FS.MkdirAll(name, perm)
-	f.j.stop("mkdir", name, err)
-	return err
+	return f.g.change("mkdir", name, func() error { return f.FS.MkdirAll(name, perm) })
 }
 
 // Unwrap lets Pebble find out what is below.
@@ -85,42 +150,54 @@ func (f failFS) Unwrap() vfs.FS { return f.FS }
 
 type failFile struct {
 	vfs.File
-	j    *Journal
+	g    *generation
 	name string
 }
 
-func (f failFile) Write(b []byte) (int, error) {
-	n, err := f.File.Write(b)
-	f.j.stop("write", f.name, err)
+func (f failFile) Write(b []byte) (n int, err error) {
+	err = f.g.change("write", f.name, func() error { n, err = f.File.Write(b); return err })
 	return n, err
 }
 
-func (f failFile) WriteAt(b []byte, at int64) (int, error) {
-	n, err := f.File.WriteAt(b, at)
-	f.j.stop("write", f.name, err)
+func (f failFile) WriteAt(b []byte, at int64) (n int, err error) {
+	err = f.g.change("write", f.name, func() error { n, err = f.File.WriteAt(b, at); return err })
 	return n, err
 }
 
 func (f failFile) Preallocate(at, length int64) error {
-	err := f.File.Preallocate(at, length)
-	f.j.stop("preallocate", f.name, err)
-	return err
+	return f.g.change("preallocate", f.name, func() error { return f.File.Preallocate(at, length) })
 }
 
 func (f failFile) Sync() error {
-	err := f.File.Sync()
-	f.j.stop("sync", f.name, err)
-	return err
+	return f.g.change("sync", f.name, f.File.Sync)
 }
 
-func (f failFile) SyncTo(length int64) (bool, error) {
-	full, err := f.File.SyncTo(length)
-	f.j.stop("sync", f.name, err)
+func (f failFile) SyncTo(length int64) (full bool, err error) {
+	err = f.g.change("sync", f.name, func() error { full, err = f.File.SyncTo(length); return err })
 	return full, err
 }
 
 func (f failFile) SyncData() error {
-	err := f.File.SyncData()
-	f.j.stop("sync", f.name, err)
-	return err
+	return f.g.change("sync", f.name, f.File.SyncData)
+}
+
+func (f failFile) Read(b []byte) (n int, err error) {
+	err = f.g.read(func() error { n, err = f.File.Read(b); return err })
+	return n, err
+}
+
+func (f failFile) ReadAt(b []byte, at int64) (n int, err error) {
+	err = f.g.read(func() error { n, err = f.File.ReadAt(b, at); return err })
+	return n, err
+}
+
+func (f failFile) Prefetch(at, length int64) error {
+	return f.g.read(func() error { return f.File.Prefetch(at, length) })
+}
+
+func (f failFile) Close() error {
+	if !f.g.files.remove(f.File) {
+		return nil // closed under it
+	}
+	return f.File.Close()
 }

@@ -129,37 +129,87 @@ type Namespace struct {
 // Batch collects changes that become visible and durable together.
 type Batch struct {
 	j     *Journal
+	g     *generation // that b is of
 	b     *pebble.Batch
 	key   []byte
 	value []byte
 }
 
-// NewBatch returns an empty batch that can be committed again and again.
-func (j *Journal) NewBatch() *Batch { return &Batch{j: j, b: j.db.NewBatch()} }
+// NewBatch returns an empty batch that can be committed again and again. What was put into
+// it and not committed is forgotten when a new generation of the journal begins.
+func (j *Journal) NewBatch() *Batch {
+	b := &Batch{j: j}
+	b.fresh()
+	return b
+}
+
+// fresh makes an empty batch of the journal's present generation.
+func (b *Batch) fresh() {
+	b.g = b.j.gen.Load()
+	b.b = b.g.db.NewBatch()
+}
+
+// current is the batch to put something into.
+func (b *Batch) current() *pebble.Batch {
+	if b.g != b.j.gen.Load() {
+		b.fresh()
+	}
+	return b.b
+}
 
 // PutRecord adds or replaces the record of a slot.
 func (b *Batch) PutRecord(r *Record) error {
 	b.key = recordKey(b.key, r.Location)
 	b.value = r.appendValue(b.value[:0])
-	return b.b.Set(b.key, b.value, nil)
+	return b.current().Set(b.key, b.value, nil)
 }
 
 // DeleteRecord empties a slot.
 func (b *Batch) DeleteRecord(at Location) error {
 	b.key = recordKey(b.key, at)
-	return b.b.Delete(b.key, nil)
+	return b.current().Delete(b.key, nil)
 }
 
 // PutSize notes the payload size of a namespace's shard.
 func (b *Batch) PutSize(namespace uint16, shard connector.Shard, bytes uint32) error {
-	key := binary.BigEndian.AppendUint16([]byte{prefixSize}, namespace)
-	key = binary.BigEndian.AppendUint16(key, uint16(shard))
-	return b.b.Set(key, binary.LittleEndian.AppendUint32(nil, bytes), nil)
+	return b.current().Set(sizeKey(namespace, shard), binary.LittleEndian.AppendUint32(nil, bytes), nil)
+}
+
+// DeleteSize forgets the payload size of a namespace's shard.
+func (b *Batch) DeleteSize(namespace uint16, shard connector.Shard) error {
+	return b.current().Delete(sizeKey(namespace, shard), nil)
+}
+
+// PutNamespace notes the number of a namespace, DeleteNamespace frees it.
+func (b *Batch) PutNamespace(n Namespace) error {
+	return b.current().Set(namespaceKey(n.ID), n.Digest[:], nil)
+}
+
+// DeleteNamespace forgets a namespace, which has no records.
+func (b *Batch) DeleteNamespace(id uint16) error { return b.current().Delete(namespaceKey(id), nil) }
+
+// PutSegment notes a segment.
+func (b *Batch) PutSegment(s Segment) error {
+	return b.current().Set(segmentKey(s.ID), s.value(), nil)
+}
+
+func sizeKey(namespace uint16, shard connector.Shard) []byte {
+	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16([]byte{prefixSize}, namespace), uint16(shard))
+}
+
+func namespaceKey(id uint16) []byte {
+	return binary.BigEndian.AppendUint16([]byte{prefixNamespace}, id)
+}
+
+func segmentKey(id uint32) []byte { return binary.BigEndian.AppendUint32([]byte{prefixSegment}, id) }
+
+func (s *Segment) value() []byte {
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(nil, s.Slots), uint64(s.SlotBytes))
 }
 
 // Sizes calls f for every payload size noted.
 func (j *Journal) Sizes(f func(namespace uint16, shard connector.Shard, bytes uint32)) error {
-	return j.scan(j.db, []byte{prefixSize}, []byte{prefixSize + 1}, func(k, v []byte) error {
+	return scan(j.gen.Load().db, []byte{prefixSize}, []byte{prefixSize + 1}, func(k, v []byte) error {
 		if len(k) != 5 || len(v) != 4 {
 			return fmt.Errorf("%w: size", errMalformed)
 		}
@@ -169,35 +219,35 @@ func (j *Journal) Sizes(f func(namespace uint16, shard connector.Shard, bytes ui
 }
 
 // Empty reports whether there is nothing to commit.
-func (b *Batch) Empty() bool { return b.b.Empty() }
+func (b *Batch) Empty() bool { return b.current().Empty() }
+
+// Discard empties the batch. It must not be called after Commit failed: the batch may still
+// be in use, and is put aside by itself when the next generation begins.
+func (b *Batch) Discard() { b.b.Reset() }
 
 // Commit applies the batch and empties it. It is durable after the next barrier.
 func (b *Batch) Commit() error {
-	err := b.j.call("commit to journal", func() error { return b.b.Commit(pebble.NoSync) })
+	p := b.current()
+	err := b.g.call("commit to journal", func() error { return p.Commit(pebble.NoSync) })
 	if err != nil {
 		return err
 	}
-	b.b.Reset()
+	p.Reset()
 	return nil
 }
 
 // PutSegment notes a segment.
-func (j *Journal) PutSegment(s Segment) error {
-	key := binary.BigEndian.AppendUint32([]byte{prefixSegment}, s.ID)
-	value := binary.LittleEndian.AppendUint32(nil, s.Slots)
-	value = binary.LittleEndian.AppendUint64(value, uint64(s.SlotBytes))
-	return j.set(key, value)
-}
+func (j *Journal) PutSegment(s Segment) error { return j.set(segmentKey(s.ID), s.value()) }
 
 // DeleteSegment forgets a segment, whose records have been deleted before.
 func (j *Journal) DeleteSegment(id uint32) error {
-	key := binary.BigEndian.AppendUint32([]byte{prefixSegment}, id)
-	return j.call("delete from journal", func() error { return j.db.Delete(key, pebble.NoSync) })
+	g := j.gen.Load()
+	return g.call("delete from journal", func() error { return g.db.Delete(segmentKey(id), pebble.NoSync) })
 }
 
 // PutNamespace notes the number of a namespace.
 func (j *Journal) PutNamespace(n Namespace) error {
-	return j.set(binary.BigEndian.AppendUint16([]byte{prefixNamespace}, n.ID), n.Digest[:])
+	return j.set(namespaceKey(n.ID), n.Digest[:])
 }
 
 // PutMeta stores a small value under a name.
@@ -208,8 +258,9 @@ func (j *Journal) PutMeta(name string, value []byte) error {
 // Meta returns the value stored under a name, or nil.
 func (j *Journal) Meta(name string) ([]byte, error) {
 	value := make(chan []byte, 1)
-	err := j.call("read journal", func() error {
-		v, closer, err := j.db.Get(append([]byte{prefixMeta}, name...))
+	g := j.gen.Load()
+	err := g.call("read journal", func() error {
+		v, closer, err := g.db.Get(append([]byte{prefixMeta}, name...))
 		if errors.Is(err, pebble.ErrNotFound) {
 			value <- nil
 			return nil
@@ -227,13 +278,14 @@ func (j *Journal) Meta(name string) ([]byte, error) {
 }
 
 func (j *Journal) set(key, value []byte) error {
-	return j.call("write to journal", func() error { return j.db.Set(key, value, pebble.NoSync) })
+	g := j.gen.Load()
+	return g.call("write to journal", func() error { return g.db.Set(key, value, pebble.NoSync) })
 }
 
 // Namespaces returns all namespaces.
 func (j *Journal) Namespaces() ([]Namespace, error) {
 	var out []Namespace
-	err := j.scan(j.db, []byte{prefixNamespace}, []byte{prefixNamespace + 1}, func(k, v []byte) error {
+	err := scan(j.gen.Load().db, []byte{prefixNamespace}, []byte{prefixNamespace + 1}, func(k, v []byte) error {
 		n := Namespace{}
 		if len(k) != 3 || len(v) != len(n.Digest) {
 			return fmt.Errorf("%w: namespace", errMalformed)
@@ -249,7 +301,7 @@ func (j *Journal) Namespaces() ([]Namespace, error) {
 // Segments returns all segments.
 func (j *Journal) Segments() ([]Segment, error) {
 	var out []Segment
-	err := j.scan(j.db, []byte{prefixSegment}, []byte{prefixSegment + 1}, func(k, v []byte) error {
+	err := scan(j.gen.Load().db, []byte{prefixSegment}, []byte{prefixSegment + 1}, func(k, v []byte) error {
 		if len(k) != 5 || len(v) != 12 {
 			return fmt.Errorf("%w: segment", errMalformed)
 		}
@@ -267,17 +319,17 @@ func (j *Journal) Segments() ([]Segment, error) {
 // end, in the order of their location. The record is valid during the call. Entries that
 // cannot be decoded are passed to bad.
 func (j *Journal) Records(first, end uint32, f func(*Record) error, bad func(error)) error {
-	return j.records(j.db, first, end, f, bad)
+	return records(j.gen.Load().db, first, end, f, bad, direct)
 }
 
-func (j *Journal) records(from pebble.Reader, first, end uint32, f func(*Record) error, bad func(error)) error {
+func records(from pebble.Reader, first, end uint32, f func(*Record) error, bad func(error), step stepper) error {
 	lower := binary.BigEndian.AppendUint32([]byte{prefixRecord}, first)
 	upper := binary.BigEndian.AppendUint32([]byte{prefixRecord}, end)
 	if end == 1<<32-1 {
 		upper = []byte{prefixRecord + 1}
 	}
 	var r Record
-	return j.scan(from, lower, upper, func(k, v []byte) error {
+	return scanSteps(from, lower, upper, step, func(k, v []byte) error {
 		if err := r.decode(k, v); err != nil {
 			bad(err)
 			return nil
@@ -286,15 +338,25 @@ func (j *Journal) records(from pebble.Reader, first, end uint32, f func(*Record)
 	})
 }
 
+// stepper runs one step of an iterator.
+type stepper func(func() bool) (bool, error)
+
+func direct(f func() bool) (bool, error) { return f(), nil }
+
 // scan calls f for the entries of a range. It runs in the caller's goroutine: reading goes on
 // where writing has failed.
-func (j *Journal) scan(from pebble.Reader, lower, upper []byte, f func(k, v []byte) error) error {
+func scan(from pebble.Reader, lower, upper []byte, f func(k, v []byte) error) error {
+	return scanSteps(from, lower, upper, direct, f)
+}
+
+func scanSteps(from pebble.Reader, lower, upper []byte, step stepper, f func(k, v []byte) error) error {
 	err := unlessClosed(func() error {
 		it, err := from.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 		if err != nil {
 			return err
 		}
-		for ok := it.First(); ok; ok = it.Next() {
+		ok, err := step(it.First)
+		for ; ok; ok, err = step(it.Next) {
 			v, err := it.ValueAndErr()
 			if err == nil {
 				err = f(it.Key(), v)
@@ -303,6 +365,9 @@ func (j *Journal) scan(from pebble.Reader, lower, upper []byte, f func(k, v []by
 				return errors.Join(err, it.Close())
 			}
 		}
+		if err != nil {
+			return err // discarded: nothing of it may be touched
+		}
 		return errors.Join(it.Error(), it.Close())
 	})
 	if err != nil {
@@ -310,26 +375,3 @@ func (j *Journal) scan(from pebble.Reader, lower, upper []byte, f func(k, v []by
 	}
 	return nil
 }
-
-// Snapshot is the journal's records at one moment.
-type Snapshot struct {
-	j *Journal
-	s *pebble.Snapshot
-}
-
-// Snapshot returns the records as they are now. It must be closed.
-func (j *Journal) Snapshot() (*Snapshot, error) {
-	taken := make(chan *pebble.Snapshot, 1)
-	if err := j.call("take snapshot of journal", func() error { taken <- j.db.NewSnapshot(); return nil }); err != nil {
-		return nil, err
-	}
-	return &Snapshot{j, <-taken}, nil
-}
-
-// Records calls f for every record. The record is valid during the call.
-func (s *Snapshot) Records(f func(*Record) error) error {
-	return s.j.records(s.s, 0, 1<<32-1, f, func(error) {})
-}
-
-// Close lets go of the snapshot.
-func (s *Snapshot) Close() error { return s.j.call("close snapshot of journal", s.s.Close) }

@@ -1,0 +1,210 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// generation is one Pebble database. When it fails, what Pebble's goroutines hold cannot be
+// told: it is left as it is, read once more for what the next generation needs, and then
+// its files are closed under it and removed.
+type generation struct {
+	opts   Options
+	number uint64
+	dir    string
+	db     *pebble.DB
+
+	failed chan struct{}
+	once   sync.Once
+	reason atomic.Pointer[string]
+	// parked is closed when a goroutine of Pebble stays for good: the database can be
+	// neither written to nor closed. One that is only corrupt can still be closed.
+	parked   chan struct{}
+	parkOnce sync.Once
+
+	// reading is held shared by each step of a subscriber's snapshot, and taken by discard.
+	reading   sync.RWMutex
+	discarded atomic.Bool
+	files     openFiles
+}
+
+func newGeneration(o Options, number uint64) *generation {
+	return &generation{opts: o, number: number, dir: generationDir(o.FS, o.Dir, number), failed: make(chan struct{}), parked: make(chan struct{})}
+}
+
+// openGeneration opens or makes a generation.
+func openGeneration(o Options, number uint64) (*generation, error) {
+	g := newGeneration(o, number)
+	cache := pebble.NewCache(o.CacheBytes)
+	defer cache.Unref()
+	po := g.pebbleOptions(cache)
+	opened := make(chan *pebble.DB, 1)
+	err := g.guard(func() (err error) {
+		defer panicAsError(&err)
+		db, err := pebble.Open(g.dir, po)
+		opened <- db
+		return err
+	})
+	if err != nil {
+		g.discard()
+		return nil, fmt.Errorf("open journal %s: %w", g.dir, err)
+	}
+	g.db = <-opened
+	return g, nil
+}
+
+func (g *generation) pebbleOptions(cache *pebble.Cache) *pebble.Options {
+	po := &pebble.Options{
+		Cache: cache,
+		FS:    failFS{g.opts.FS, g},
+		// The default is the oldest format that Pebble still reads.
+		FormatMajorVersion: formatMajorVersion,
+		MemTableSize:       uint64(g.opts.MemTableBytes),
+		// A flush that falls behind must not stop writes at once.
+		MemTableStopWritesThreshold: memTables,
+		L0CompactionThreshold:       2,
+		L0StopWritesThreshold:       1000,
+		CompactionConcurrencyRange:  func() (int, int) { return 1, 2 },
+		MaxOpenFiles:                256,
+		Logger:                      (*logger)(g),
+		EventListener: &pebble.EventListener{
+			BackgroundError: func(err error) { g.opts.Logger.Error("journal: background error", "err", err) },
+			DataCorruption: func(info pebble.DataCorruptionInfo) {
+				g.fail(fmt.Sprintf("%s is corrupt: %v", info.Path, info.Details))
+			},
+			WriteStallBegin: func(info pebble.WriteStallBeginInfo) {
+				g.opts.Logger.Warn("journal: writes stalled", "reason", info.Reason)
+			},
+		},
+	}
+	// Reads must not wait for a lock that a failed write may hold.
+	po.Experimental.ReadSamplingMultiplier = -1
+	for i := range po.Levels {
+		po.Levels[i].BlockSize = 4 << 10
+		po.Levels[i].IndexBlockSize = 256 << 10
+	}
+	return po
+}
+
+const formatMajorVersion = pebble.FormatValueSeparation
+
+// close closes the database, unless a goroutine in it stays for good.
+func (g *generation) close() error {
+	result := make(chan error, 1)
+	go func() { result <- unlessClosed(g.db.Close) }()
+	var err error
+	select {
+	case <-g.parked:
+		err = g.failure()
+	default:
+		select {
+		case err = <-result:
+			if err == nil {
+				err = g.failure()
+			}
+		case <-g.parked:
+			err = g.failure()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("close journal: %w", err)
+	}
+	return nil
+}
+
+// call runs a function of Pebble.
+func (g *generation) call(what string, f func() error) error {
+	err := g.failure()
+	if err == nil {
+		err = g.guard(f)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// guard runs f in a goroutine of its own, since a journal that fails takes the goroutine
+// with it (see failFS), or has f wait for one that it took. It returns the error of f, or
+// that of the journal; in that case f may still be running, and what it uses must not be
+// touched again.
+func (g *generation) guard(f func() error) error {
+	result := make(chan error, 1)
+	go func() { result <- unlessClosed(f) }()
+	select {
+	case err := <-result:
+		return err
+	case <-g.failed:
+		return g.failure()
+	}
+}
+
+// unlessClosed turns the panic with which Pebble answers the use of a closed database into
+// an error.
+func unlessClosed(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			closed, ok := r.(error)
+			if !ok || !errors.Is(closed, pebble.ErrClosed) {
+				panic(r)
+			}
+			err = closed
+		}
+	}()
+	return f()
+}
+
+func (g *generation) failure() error {
+	select {
+	case <-g.failed:
+		return fmt.Errorf("%w: %s", ErrFailed, *g.reason.Load())
+	default:
+		return nil
+	}
+}
+
+// fail marks the generation as failed.
+func (g *generation) fail(reason string) {
+	g.once.Do(func() {
+		g.reason.Store(&reason)
+		close(g.failed)
+		if !g.discarded.Load() {
+			g.opts.Logger.Error("journal: failed: nothing is saved until a new one is written; loads go on", "reason", reason,
+				"remedy", "free space or descriptors, or look for I/O errors in the kernel's log")
+		}
+	})
+}
+
+// park fails the generation and keeps the calling goroutine for good.
+func (g *generation) park(reason string) {
+	g.markParked()
+	g.fail(reason)
+	select {}
+}
+
+func (g *generation) markParked() { g.parkOnce.Do(func() { close(g.parked) }) }
+
+// discard ends all use of a failed generation: snapshots of it end with an error, and its
+// files are closed under it. It waits for a read that is under way.
+func (g *generation) discard() {
+	g.discarded.Store(true)
+	g.fail("given up")
+	g.markParked()
+	g.reading.Lock()
+	defer g.reading.Unlock()
+	g.files.closeAll()
+}
+
+// step runs one step of a snapshot's iterator.
+func (g *generation) step(f func() bool) (ok bool, err error) {
+	g.reading.RLock()
+	defer g.reading.RUnlock()
+	if g.discarded.Load() {
+		return false, g.failure()
+	}
+	return f(), nil
+}

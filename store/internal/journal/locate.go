@@ -1,0 +1,92 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Generation 0 is in the journal's directory itself, each later one in a directory of its
+// own below it. A later one counts from the moment its file COMPLETE is there, which is
+// made last, when all else is durable. So a crash at any step leaves the old generation or
+// the new one, and no step has to be undone.
+const (
+	generationPrefix = "gen-"
+	completeFile     = "COMPLETE"
+)
+
+func generationDir(fs vfs.FS, dir string, number uint64) string {
+	if number == 0 {
+		return dir
+	}
+	return fs.PathJoin(dir, fmt.Sprintf("%s%d", generationPrefix, number))
+}
+
+// generations lists the numbers of the generations below dir, complete or not.
+func generations(fs vfs.FS, dir string) (numbers []uint64, others []string, err error) {
+	names, err := fs.List(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, name := range names {
+		digits, ok := strings.CutPrefix(name, generationPrefix)
+		if n, err := strconv.ParseUint(digits, 10, 62); ok && err == nil && n > 0 {
+			numbers = append(numbers, n)
+			continue
+		}
+		others = append(others, name)
+	}
+	return numbers, others, nil
+}
+
+// locate returns the number of the newest complete generation.
+func locate(fs vfs.FS, dir string) (newest uint64, err error) {
+	numbers, _, err := generations(fs, dir)
+	if err != nil {
+		return 0, err
+	}
+	for _, n := range numbers {
+		switch _, err := fs.Stat(fs.PathJoin(generationDir(fs, dir, n), completeFile)); {
+		case err == nil:
+			newest = max(newest, n)
+		case !errors.Is(err, os.ErrNotExist):
+			return 0, err
+		}
+	}
+	return newest, nil
+}
+
+// removeOthers removes every generation but one.
+func removeOthers(fs vfs.FS, dir string, keep uint64) error {
+	numbers, others, err := generations(fs, dir)
+	for _, n := range numbers {
+		if n != keep {
+			err = errors.Join(err, fs.RemoveAll(generationDir(fs, dir, n)))
+		}
+	}
+	for _, name := range others {
+		if keep > 0 {
+			err = errors.Join(err, fs.RemoveAll(fs.PathJoin(dir, name)))
+		}
+	}
+	return err
+}
+
+// removeGeneration removes the files of one generation.
+func removeGeneration(fs vfs.FS, dir string, number uint64) error {
+	if number > 0 {
+		return fs.RemoveAll(generationDir(fs, dir, number))
+	}
+	_, others, err := generations(fs, dir)
+	for _, name := range others {
+		err = errors.Join(err, fs.RemoveAll(fs.PathJoin(dir, name)))
+	}
+	return err
+}
