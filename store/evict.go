@@ -112,20 +112,26 @@ func (s *Store) makeAhead(c *class) {
 		if !grow {
 			return
 		}
-		if err := p.grow(c.slotBytes); err != nil {
-			s.warnNoSegment(err)
+		if !s.grow(c.slotBytes) {
 			return
 		}
 	}
 }
 
-// warnNoSegment says why the store does not grow, once.
-func (s *Store) warnNoSegment(err error) {
-	if !s.space.noSegment.begins() {
-		return
+// grow makes a segment and reports whether it could. Why the store does not grow is logged
+// once, and once that it does again.
+func (s *Store) grow(slotBytes int64) bool {
+	err := s.space.grow(slotBytes)
+	switch {
+	case err == nil:
+		if s.space.noSegment.ends() {
+			s.opts.Logger.Info("store: segments can be made again")
+		}
+	case s.space.noSegment.begins():
+		s.opts.Logger.Warn("store: cannot make a segment: saves take the room of other records, or find none", "err", err,
+			"remedy", "free space in the file system of the store, or lower max_bytes below what is free; see the kernel's log if the disk fails")
 	}
-	s.opts.Logger.Warn("store: cannot make a segment: saves take the room of other records, or find none", "err", err,
-		"remedy", "free space in the file system of the store, or lower max_bytes below what is free; see the kernel's log if the disk fails")
+	return err == nil
 }
 
 // pressedClasses returns the classes whose slots run out, once.

@@ -108,28 +108,34 @@ func (s *Store) shrink(ctx context.Context) (pause time.Duration) {
 		stuck := s.space.removeAside()
 		s.chooseToGiveUp()
 		done, err := s.advance(ctx)
-		if err == nil {
-			err = stuck
+		if done > 0 {
+			s.press(s.space.waitingClasses()...)
 		}
+		s.tellShrinking(ctx, errors.Join(err, stuck), done)
 		switch {
 		case err != nil:
-			if ctx.Err() == nil && s.shrinking.failed.begins() {
-				s.opts.Logger.Warn("store: cannot give up a segment, it is tried again", "err", err,
-					"remedy", "look for I/O errors in the kernel's log")
-			}
 			return shrinkRetry
+		case done == 0 && len(s.space.retirements()) > 0:
+			return stuckInterval
 		case done == 0:
-			if len(s.space.retirements()) > 0 {
-				return stuckInterval
-			}
-			return 0
+			return 0 // a file that is stuck is tried again with the next measurement
 		}
-		if s.shrinking.failed.ends() {
-			s.opts.Logger.Info("store: segments can be given up again")
-		}
-		s.press(s.space.waitingClasses()...)
 	}
 	return 0
+}
+
+// tellShrinking logs the beginning and the end of trouble with giving up segments.
+func (s *Store) tellShrinking(ctx context.Context, err error, done int) {
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		if s.shrinking.failed.begins() {
+			s.opts.Logger.Warn("store: cannot give up a segment, it is tried again", "err", err,
+				"remedy", "look for I/O errors in the kernel's log")
+		}
+	case done > 0 && s.shrinking.failed.ends():
+		s.opts.Logger.Info("store: segments can be given up again")
+	}
 }
 
 // giveUp asks for a segment to be given up for a class. It reports false if it is being
@@ -201,8 +207,7 @@ func (s *Store) chooseToGiveUp() {
 	p.mu.Lock()
 	excess, spoilt, busy := p.excess(), p.spoilt(), len(p.retiring) > 0
 	p.mu.Unlock()
-	if spoilt != nil && !busy {
-		s.retire(spoilt, nil)
+	if spoilt != nil && !busy && s.retire(spoilt, nil) {
 		return
 	}
 	if excess <= 0 {

@@ -67,7 +67,7 @@ type Stats struct {
 	WriteBytes   uint64 `json:"write_bytes"`
 	WritesOfSame uint64 `json:"writes_of_same"`
 	WriteErrors  uint64 `json:"write_errors"`
-	// WritesRefused did not fit the byte budget or found no slot.
+	// WritesRefused did not fit the cap or the byte budget, or found no slot.
 	WritesRefused uint64 `json:"writes_refused"`
 	Evicted       uint64 `json:"evicted"`
 	Barriers      uint64 `json:"barriers"`

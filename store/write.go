@@ -116,6 +116,7 @@ func (s *Store) checkWrite(op *WriteOp) error {
 		return err
 	}
 	if slot := slotBytes(len(op.Payload)); s.space.neverFits(slot) {
+		s.count.denied.Add(1)
 		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.space.maxBytes, ErrTooLarge)
 	}
 	if err := s.namespaces.checkSize(op.ID, len(op.Payload)); err != nil {
@@ -223,16 +224,11 @@ func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
 			return ref, nil
 		}
 		if grow {
-			err := s.space.grow(slotBytes)
-			if err == nil {
-				if s.space.noSegment.ends() {
-					s.opts.Logger.Info("store: segments can be made again")
-				}
+			if s.grow(slotBytes) {
 				continue
 			}
 			// Tried again after a pause, and not for ever: what failed may fail each time. The
 			// failure itself wakes who waits for a slot, this writer too.
-			s.warnNoSegment(err)
 			freed = nil
 		}
 		if timeout == nil {
