@@ -87,7 +87,11 @@ func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+	defer func() {
+		if closed := s.Close(); damaged == nil { // else the journal cannot be closed either
+			err = errors.Join(err, closed)
+		}
+	}()
 	f.s = s
 	if err := f.awaitRebuild(ctx); err != nil {
 		return nil, err
@@ -112,7 +116,10 @@ func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 // snapshot that belongs to it.
 func (f *fsck) discard(dir string) error {
 	f.s.journal = nil // closed
-	if err := f.s.discardJournal(); err != nil {
+	if err := f.s.beginJournal(); err != nil {
+		return err
+	}
+	if err := f.s.journal.Close(); err != nil {
 		return err
 	}
 	_ = f.s.opts.fs.Remove(filepath.Join(dir, snapshotFile))

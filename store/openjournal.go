@@ -14,17 +14,48 @@ import (
 	"github.com/kvconn/kvconn/store/internal/stamp"
 )
 
-// openJournal opens the journal.
+// openJournal opens the journal, or makes the first.
 func (s *Store) openJournal() error {
 	s.progress.begin("journal", 0)
-	j, err := journal.Open(journal.Options{
+	j, err := journal.Open(s.journalOptions())
+	if err == nil {
+		s.journal, s.space.journal = j, j
+	}
+	return err
+}
+
+func (s *Store) journalOptions() journal.Options {
+	return journal.Options{
 		Dir: filepath.Join(s.opts.Dir, journalDir), FS: s.opts.journalFS, CacheBytes: s.opts.JournalCacheBytes,
 		MemTableBytes: s.space.memTable, Logger: s.opts.Logger,
-	})
+	}
+}
+
+// beginJournal begins a new journal in the place of one that is lost: everything in that can
+// be found in the segments' headers.
+func (s *Store) beginJournal() error {
+	if s.journal != nil {
+		_ = s.journal.Close()
+		s.journal = nil
+	}
+	o := s.journalOptions()
+	d, err := journal.Begin(o)
+	if err != nil {
+		// Not even its directory can be used.
+		s.setAside(o.Dir)
+		if err = o.FS.MkdirAll(o.Dir, 0o700); err == nil {
+			d, err = journal.Begin(o)
+		}
+	}
 	if err != nil {
 		return err
 	}
-	s.journal, s.space.journal = j, j
+	if err := d.Finish(); err != nil {
+		d.Abort()
+		return err
+	}
+	s.journal = d.Journal()
+	s.space.journal = s.journal
 	return nil
 }
 
@@ -48,24 +79,7 @@ func isOneOf(err error, list []error) bool {
 // of the journal's content. A journal that cannot be written is not lost: the disk is full
 // or fails, and the next start may find it intact.
 func journalIsLost(ctx context.Context, err error) bool {
-	return ctx.Err() == nil && !isOneOf(err, passingErrors)
-}
-
-// discardJournal makes room for a new journal: everything in this one can be found in the
-// segments' headers. What cannot be removed is out of the way and counted.
-func (s *Store) discardJournal() error {
-	if s.journal != nil {
-		_ = s.journal.Close()
-		s.journal = nil
-	}
-	dir := filepath.Join(s.opts.Dir, journalDir)
-	lost := dir + asideSuffix
-	_ = s.opts.journalFS.RemoveAll(lost)
-	if err := s.opts.journalFS.Rename(dir, lost); err != nil {
-		return errors.Join(s.opts.journalFS.RemoveAll(dir), s.opts.journalFS.MkdirAll(dir, 0o700))
-	}
-	_ = s.opts.journalFS.RemoveAll(lost)
-	return s.opts.journalFS.MkdirAll(dir, 0o700)
+	return ctx.Err() == nil && (errors.Is(err, journal.ErrCorrupt) || !isOneOf(err, passingErrors))
 }
 
 // Names of the journal's small values.

@@ -36,13 +36,16 @@ type opening struct {
 // recover opens the journal and fills the index: from the snapshot of a clean stop, else
 // from the journal. Segments that the journal does not vouch for are left to the rebuild.
 func (s *Store) recover(ctx context.Context, o *opening) error {
-	err := s.recoverWith(ctx, o)
+	err := s.openJournal()
+	if err == nil {
+		err = s.recoverWith(ctx, o)
+	}
 	if err != nil && journalIsLost(ctx, err) {
 		o.doubt = fmt.Sprintf("journal was damaged (%v)", err)
 		o.usable = nil
 		s.resetIndex()
 		s.namespaces.init()
-		if err := s.discardJournal(); err != nil {
+		if err := s.beginJournal(); err != nil {
 			return fmt.Errorf("make room for a new journal: %w", err)
 		}
 		err = s.recoverWith(ctx, o)
@@ -63,9 +66,6 @@ func (s *Store) recover(ctx context.Context, o *opening) error {
 }
 
 func (s *Store) recoverWith(ctx context.Context, o *opening) error {
-	if err := s.openJournal(); err != nil {
-		return err
-	}
 	if err := s.loadNamespaces(); err != nil {
 		return err
 	}

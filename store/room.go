@@ -21,8 +21,11 @@ import (
 const (
 	// snapshotSlotBytes bounds what one slot needs in a snapshot.
 	snapshotSlotBytes = 64
-	// smallFilesBytes is for the files of fixed size and directories.
-	smallFilesBytes = 256 << 10
+	// fixedFilesBytes is for the files of fixed size and directories, manifestBytes what is
+	// set aside for manifests and whatever else lies in the directory, until they take more:
+	// so that the next one does not cost a segment.
+	fixedFilesBytes = 64 << 10
+	manifestBytes   = 192 << 10
 	// reservedOfSlot is what is set aside for each slot beside its segment.
 	reservedOfSlot = journal.RecordBytes + snapshotSlotBytes
 	// defaultCapNum / defaultCapDen of what is free or the store's own is the cap of a
@@ -120,8 +123,12 @@ func (p *space) forgetSegments(table *index.Table) {
 // slots: the journal, the snapshot and small files. p.mu is held.
 func (p *space) reserved(slots int64) int64 {
 	j := max(journal.ReservedBytes(p.memTable, slots), p.journalB)
-	return j + slots*snapshotSlotBytes + smallFilesBytes + p.smallB
+	return j + slots*snapshotSlotBytes + fixedFilesBytes + p.smallBytes()
 }
+
+// smallBytes is what counts for manifests and whatever else lies in the directory. p.mu is
+// held.
+func (p *space) smallBytes() int64 { return max(manifestBytes, p.smallB) }
 
 // capRoom is what the cap leaves, freeRoom what the file system leaves: enough to stay
 // clear of the space that must stay free, with a margin if the caller can do without. p.mu
@@ -236,7 +243,7 @@ func (p *space) snapshotFits(bytes int64) bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.bytes+p.journalB+smallFilesBytes+p.smallB+bytes <= p.maxBytes
+	return p.bytes+p.journalB+fixedFilesBytes+p.smallBytes()+bytes <= p.maxBytes
 }
 
 // neverFits reports whether a slot is larger than the cap less what the store needs for
@@ -244,7 +251,7 @@ func (p *space) snapshotFits(bytes int64) bool {
 func (p *space) neverFits(slotBytes int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	fixed := journal.ReservedBytes(p.memTable, 1) + snapshotSlotBytes + smallFilesBytes + p.smallB
+	fixed := journal.ReservedBytes(p.memTable, 1) + snapshotSlotBytes + fixedFilesBytes + p.smallBytes()
 	need := slotBytes + format.HeaderBytes + extentBytes + segmentSlackBytes
 	return need+max(fixed, p.reserved(0)) > p.maxBytes
 }
@@ -312,7 +319,7 @@ func (s *Store) measureJournal() {
 // measureSmall counts the manifests and whatever else lies in the directory beside
 // segments, journal and snapshot. What the store makes of fixed size is counted elsewhere.
 func (s *Store) measureSmall() {
-	fixed := map[string]bool{lockFile: true, formatFile: true, calibrationFile: true, snapshotFile: true, segmentDir: true, journalDir: true}
+	fixed := map[string]bool{lockFile: true, formatFile: true, stampFile: true, calibrationFile: true, snapshotFile: true, segmentDir: true, journalDir: true}
 	entries, err := s.opts.fs.ReadDir(s.opts.Dir)
 	if err != nil {
 		return

@@ -109,10 +109,7 @@ func retireAndPin(t *testing.T, s *Store) (unpin func()) {
 		t.Fatal(err)
 	}
 	<-blocked
-	for _, g := range s.coldestSegments() {
-		if !s.retire(g, nil) {
-			continue
-		}
+	for g := s.colderSegment(nil, ^uint64(0)); g != nil && s.retire(g, nil); g = s.colderSegment(nil, ^uint64(0)) {
 		s.wakeShrinker()
 		for ref := g.base; ref < g.base+index.Ref(g.Slots); ref++ {
 			if _, _, ok := s.table.PinSlot(ref); ok {

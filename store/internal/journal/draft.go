@@ -280,10 +280,7 @@ func (d *Draft) Abort() {
 func (d *Draft) Journal() *Journal {
 	j := &Journal{opts: d.opts}
 	j.gen.Store(d.gen)
-	if err := removeOthers(d.opts.FS, d.opts.Dir, d.number); err != nil {
-		d.opts.Logger.Warn("journal: cannot remove what is left of an earlier one", "err", err,
-			"remedy", "none: it is tried again at the next start")
-	}
+	removeLeftovers(d.opts, d.number)
 	return j
 }
 

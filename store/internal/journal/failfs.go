@@ -2,6 +2,7 @@ package journal
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -71,12 +72,12 @@ func (g *generation) change(op, path string, f func() error) error {
 	g.files.busy.Add(1)
 	if err := g.failure(); err != nil {
 		g.files.busy.Add(-1)
-		g.park(err.Error())
+		g.park(err)
 	}
 	err := f()
 	g.files.busy.Add(-1)
 	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrExist) {
-		g.park(op + " " + path + ": " + err.Error())
+		g.park(fmt.Errorf("%s %s: %w", op, path, err))
 	}
 	return err
 }
@@ -86,7 +87,7 @@ func (g *generation) read(f func() error) error {
 	g.files.busy.Add(1)
 	if g.discarded.Load() {
 		g.files.busy.Add(-1)
-		g.park("given up")
+		g.park(errGivenUp)
 	}
 	err := f()
 	g.files.busy.Add(-1)

@@ -20,7 +20,7 @@ type generation struct {
 
 	failed chan struct{}
 	once   sync.Once
-	reason atomic.Pointer[string]
+	reason atomic.Pointer[error]
 	// parked is closed when a goroutine of Pebble stays for good: the database can be
 	// neither written to nor closed. One that is only corrupt can still be closed.
 	parked   chan struct{}
@@ -42,19 +42,37 @@ func openGeneration(o Options, number uint64) (*generation, error) {
 	cache := pebble.NewCache(o.CacheBytes)
 	defer cache.Unref()
 	po := g.pebbleOptions(cache)
-	opened := make(chan *pebble.DB, 1)
-	err := g.guard(func() (err error) {
-		defer panicAsError(&err)
-		db, err := pebble.Open(g.dir, po)
-		opened <- db
-		return err
-	})
-	if err != nil {
-		g.discard()
-		return nil, fmt.Errorf("open journal %s: %w", g.dir, err)
+	type result struct {
+		db  *pebble.DB
+		err error
 	}
-	g.db = <-opened
-	return g, nil
+	opened := make(chan result, 1)
+	go func() {
+		var r result
+		r.db, r.err = openPebble(g.dir, po)
+		opened <- r
+	}()
+	var r result
+	select {
+	case r = <-opened:
+	case <-g.parked: // it may never come
+	}
+	g.db = r.db
+	if r.err == nil {
+		if r.err = g.failure(); r.err == nil {
+			return g, nil
+		}
+		if r.db != nil { // it met damage: its lock is let go of
+			_ = g.close()
+		}
+	}
+	g.discard()
+	return nil, fmt.Errorf("open journal %s: %w", g.dir, r.err)
+}
+
+func openPebble(dir string, po *pebble.Options) (db *pebble.DB, err error) {
+	defer panicAsError(&err)
+	return pebble.Open(dir, po)
 }
 
 func (g *generation) pebbleOptions(cache *pebble.Cache) *pebble.Options {
@@ -74,7 +92,7 @@ func (g *generation) pebbleOptions(cache *pebble.Cache) *pebble.Options {
 		EventListener: &pebble.EventListener{
 			BackgroundError: func(err error) { g.opts.Logger.Error("journal: background error", "err", err) },
 			DataCorruption: func(info pebble.DataCorruptionInfo) {
-				g.fail(fmt.Sprintf("%s is corrupt: %v", info.Path, info.Details))
+				g.fail(fmt.Errorf("%w: %s: %w", ErrCorrupt, info.Path, info.Details))
 			},
 			WriteStallBegin: func(info pebble.WriteStallBeginInfo) {
 				g.opts.Logger.Warn("journal: writes stalled", "reason", info.Reason)
@@ -161,14 +179,16 @@ func unlessClosed(f func() error) (err error) {
 func (g *generation) failure() error {
 	select {
 	case <-g.failed:
-		return fmt.Errorf("%w: %s", ErrFailed, *g.reason.Load())
+		return fmt.Errorf("%w: %w", ErrFailed, *g.reason.Load())
 	default:
 		return nil
 	}
 }
 
+var errGivenUp = errors.New("given up")
+
 // fail marks the generation as failed.
-func (g *generation) fail(reason string) {
+func (g *generation) fail(reason error) {
 	g.once.Do(func() {
 		g.reason.Store(&reason)
 		close(g.failed)
@@ -180,7 +200,7 @@ func (g *generation) fail(reason string) {
 }
 
 // park fails the generation and keeps the calling goroutine for good.
-func (g *generation) park(reason string) {
+func (g *generation) park(reason error) {
 	g.markParked()
 	g.fail(reason)
 	select {}
@@ -192,7 +212,7 @@ func (g *generation) markParked() { g.parkOnce.Do(func() { close(g.parked) }) }
 // files are closed under it. It waits for a read that is under way.
 func (g *generation) discard() {
 	g.discarded.Store(true)
-	g.fail("given up")
+	g.fail(errGivenUp)
 	g.markParked()
 	g.reading.Lock()
 	defer g.reading.Unlock()

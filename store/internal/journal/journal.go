@@ -20,6 +20,9 @@ import (
 // again.
 var ErrFailed = errors.New("journal failed")
 
+// ErrCorrupt says that a file of the journal does not hold what was written.
+var ErrCorrupt = errors.New("journal is corrupt")
+
 // Options of a journal.
 type Options struct {
 	Dir           string
@@ -43,12 +46,10 @@ type Journal struct {
 // what is left of others.
 func Open(o Options) (*Journal, error) {
 	number, err := locate(o.FS, o.Dir)
-	if err == nil {
-		err = removeOthers(o.FS, o.Dir, number)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("open journal %s: %w", o.Dir, err)
 	}
+	removeLeftovers(o, number)
 	j := &Journal{opts: o}
 	g, err := openGeneration(o, number)
 	if err != nil {
@@ -113,7 +114,7 @@ func (j *Journal) Generation() uint64 { return j.gen.Load().number + 1 }
 func (j *Journal) Abandon(reason string) {
 	g := j.gen.Load()
 	g.markParked()
-	g.fail(reason)
+	g.fail(errors.New(reason))
 }
 
 // logger passes on what Pebble logs.
@@ -131,5 +132,5 @@ func (l *logger) Errorf(format string, args ...any) {
 // reads need none, and a cache must never take its engine down. Pebble expects not to come
 // back from here, and the locks that it holds cannot be told: the goroutine stays.
 func (l *logger) Fatalf(format string, args ...any) {
-	(*generation)(l).park(fmt.Sprintf(format, args...))
+	(*generation)(l).park(fmt.Errorf(format, args...))
 }

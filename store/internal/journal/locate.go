@@ -63,6 +63,14 @@ func locate(fs vfs.FS, dir string) (newest uint64, err error) {
 	return newest, nil
 }
 
+// removeLeftovers removes what is left of generations that do not count.
+func removeLeftovers(o Options, keep uint64) {
+	if err := removeOthers(o.FS, o.Dir, keep); err != nil {
+		o.Logger.Warn("journal: cannot remove what is left of an earlier one", "err", err,
+			"remedy", "none: it is tried again at the next start")
+	}
+}
+
 // removeOthers removes every generation but one.
 func removeOthers(fs vfs.FS, dir string, keep uint64) error {
 	numbers, others, err := generations(fs, dir)
