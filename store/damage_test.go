@@ -294,6 +294,12 @@ func (tr trial) run(t *testing.T, b *damageBase, dir string) (share float64, ok 
 		}
 	}
 	intact := tr.intact(t, b, source, dir, file, page)
+	if g.IntN(4) == 0 {
+		// fsck comes first, and must drop nothing that is intact either.
+		if r, err := Fsck(context.Background(), dir, FsckOptions{Store: o}); err != nil {
+			t.Errorf("%v: fsck: %v, %+v", tr, err, r)
+		}
+	}
 	s, err := Open(context.Background(), o)
 	if err != nil {
 		t.Errorf("%v: %v", tr, err)
