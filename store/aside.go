@@ -60,8 +60,9 @@ func (s *Store) measureAside() {
 	s.space.aside = total
 }
 
-// removeLeftovers removes what a process that was killed was about to write.
+// removeLeftovers removes what a process that was killed was about to write or to remove.
 func (s *Store) removeLeftovers() {
+	_ = s.opts.journalFS.RemoveAll(filepath.Join(s.opts.Dir, journalDir) + asideSuffix)
 	for _, dir := range []string{"", namespaceDir} {
 		parent := filepath.Join(s.opts.Dir, dir)
 		entries, err := s.opts.fs.ReadDir(parent)
