@@ -134,6 +134,17 @@ func copyTree(t testing.TB, from, to string) {
 	}
 }
 
+func copyFile(t testing.TB, from, to string) {
+	t.Helper()
+	content, err := os.ReadFile(from)
+	if err == nil {
+		err = os.WriteFile(to, content, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // damageKinds are the kinds of files, as patterns of their paths.
 var damageKinds = []string{
 	"FORMAT", "STAMP", "LOCK", "CALIBRATION", "index.snap", "namespaces/*.json", "segments/*.kv",
@@ -156,6 +167,15 @@ func (tr trial) String() string {
 func (tr trial) inflict(t testing.TB, b *damageBase, dir string, g *rand.Rand) (file string, ok bool) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, tr.kind))
+	if err == nil && len(found) == 0 && tr.fault == "older" {
+		// A file that this state has not comes back.
+		old, _ := filepath.Glob(filepath.Join(b.older, tr.kind))
+		for _, path := range old {
+			file, _ = filepath.Rel(b.older, path)
+			copyFile(t, path, filepath.Join(dir, file))
+			return file, true
+		}
+	}
 	if err != nil || len(found) == 0 {
 		return "", false
 	}
@@ -199,9 +219,7 @@ func (tr trial) inflict(t testing.TB, b *damageBase, dir string, g *rand.Rand) (
 			copyTree(t, old, path)
 			break
 		}
-		content, err := os.ReadFile(old)
-		must(err)
-		must(os.WriteFile(path, content, 0o600))
+		copyFile(t, old, path)
 	case "directory":
 		must(os.RemoveAll(path))
 		must(os.MkdirAll(filepath.Join(path, "sub"), 0o700))
@@ -294,6 +312,12 @@ func (tr trial) run(t *testing.T, b *damageBase, dir string) (share float64, ok 
 		}
 	}
 	intact := tr.intact(t, b, source, dir, file, page)
+	if g.IntN(4) == 0 {
+		// fsck comes first, and must drop nothing that is intact either.
+		if r, err := Fsck(context.Background(), dir, FsckOptions{Store: o}); err != nil {
+			t.Errorf("%v: fsck: %v, %+v", tr, err, r)
+		}
+	}
 	s, err := Open(context.Background(), o)
 	if err != nil {
 		t.Errorf("%v: %v", tr, err)

@@ -63,8 +63,13 @@ func (s *Store) sampleOpens(files []*segmentFile) uint64 {
 	return last
 }
 
-// rebuilders is how many headers are read at one time.
-const rebuilders = 32
+const (
+	// rebuilders is how many headers are read at one time, rebuildersBeside how many while
+	// loads are read, rebuildYield for how long the others wait then.
+	rebuilders       = 32
+	rebuildersBeside = 2
+	rebuildYield     = time.Millisecond
+)
 
 // rebuildUnit is how many slots are read before their records are committed.
 const rebuildUnit = 256
@@ -97,8 +102,8 @@ func (s *Store) rebuild(ctx context.Context, unread []*segment) {
 	began := time.Now()
 	work := newRebuildWork(unread)
 	var readers sync.WaitGroup
-	for range rebuilders {
-		readers.Go(func() { s.rebuildReader(ctx, work) })
+	for n := range rebuilders {
+		readers.Go(func() { s.rebuildReader(ctx, work, n >= rebuildersBeside) })
 	}
 	finished := make(chan struct{})
 	go func() { readers.Wait(); close(finished) }()
@@ -173,9 +178,14 @@ func (w *rebuildWork) take() (e *segmentRebuild, first, slots uint32) {
 }
 
 // rebuildReader reads runs of headers and has the committer adopt what they name.
-func (s *Store) rebuildReader(ctx context.Context, work *rebuildWork) {
+// yields has it wait while loads are read.
+func (s *Store) rebuildReader(ctx context.Context, work *rebuildWork, yields bool) {
 	reader := newHeaderReader(s)
 	for ctx.Err() == nil {
+		if _, inFlight := s.reads.depth(); yields && inFlight > 0 {
+			sleep(ctx, rebuildYield)
+			continue
+		}
 		e, first, slots := work.take()
 		if e == nil {
 			return

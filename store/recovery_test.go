@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/store/internal/disk"
@@ -457,6 +459,42 @@ func TestEveryNthOperationFailsWhileADamagedStoreOpens(t *testing.T) {
 			if t.Failed() || !reached {
 				break
 			}
+		}
+	}
+}
+
+// TestEveryNthJournalOperationFailsWhileADamagedStoreOpens does the same to the writes of the
+// journal that is made again.
+func TestEveryNthJournalOperationFailsWhileADamagedStoreOpens(t *testing.T) {
+	step := int32(5)
+	if longTest() {
+		step = 1
+	}
+	for n := int32(0); ; n += step {
+		d, j := newMemDisk(), newJournalFS()
+		records := fillMem(t, memOptions(d, j))
+		empty := newJournalFS()
+		var seen atomic.Int32
+		inject := errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && seen.Add(1) == n+1 {
+				return errorfs.ErrInjected
+			}
+			return nil
+		})
+		if s, err := Open(context.Background(), memOptions(d, errorfs.Wrap(empty, inject))); err == nil {
+			_ = s.Close()
+		}
+		reached := seen.Load() > n
+		left := empty.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(1, 1))})
+		s := openTest(t, memOptions(d, left))
+		awaitRebuild(t, s)
+		mustRead(t, s, records)
+		checkAccounting(t, s)
+		if t.Failed() {
+			t.Fatalf("at operation %d", n)
+		}
+		if !reached {
+			return
 		}
 	}
 }
