@@ -239,7 +239,10 @@ func (ch *choice) keep() (first Victim, ok bool) {
 		return Victim{}, false
 	}
 	c.victims = append(c.victims, ch.found...)
-	slices.SortFunc(c.victims, func(a, b Victim) int { return cmp.Compare(a.order, b.order) })
+	slices.SortFunc(c.victims, func(a, b Victim) int {
+		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Ref, b.Ref))
+	})
+	c.victims = slices.Compact(c.victims) // a group may have been looked through again
 	c.stale = false
 	c.ended()
 	if len(c.victims) == 0 {
