@@ -168,6 +168,10 @@ func TestVictimsAreExactlyTheLeastRecentlyUsed(t *testing.T) {
 			return
 		}
 		slices.Sort(all)
+		if g.IntN(3) == 0 {
+			table.Choose(1)
+			table.Forget(1)
+		}
 		n := 1 + g.IntN(10)
 		for i, r := range evictAll(table, n) {
 			if orders[r.Ref] != all[i] {
