@@ -12,10 +12,12 @@ func (s *Store) chooseVictims(c *class) (tookSegment bool) {
 	if first, ok := s.table.Choose(c.slotBytes); ok {
 		limit = first.Tick()
 	}
-	if g := s.colderSegment(c, limit); g != nil {
-		return s.giveUp(g, c)
+	g := s.colderSegment(c, limit)
+	if g == nil || !s.giveUp(g, c) {
+		return false
 	}
-	return false
+	s.table.Forget(c.slotBytes) // there may be another such segment when room is needed again
+	return true
 }
 
 // colderSegment returns the coldest segment of the other classes (of all if c is nil) that is

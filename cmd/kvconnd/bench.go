@@ -80,8 +80,12 @@ func (c *benchIndexCmd) Run(ctx context.Context, std *streams) error {
 	table, bar := newProgress(std.err, "filling the table"), newProgress(std.err, "building the index")
 	r, err := storebench.Index(ctx, storebench.IndexOptions{
 		Dir: orTempDir(c.Dir), Records: c.Records, TableOnly: c.TableOnly,
-		TableProgress: func(n int) { table.set(int64(n), int64(c.Records)) },
-		Progress:      func(n int) { bar.set(int64(n), int64(c.Records)) },
+		TableProgress: func(n int) {
+			if table.set(int64(n), int64(c.Records)); n == c.Records {
+				table.finish()
+			}
+		},
+		Progress: func(n int) { bar.set(int64(n), int64(c.Records)) },
 	})
 	bar.finish()
 	if err != nil {

@@ -64,8 +64,7 @@ func (p *placer) run() {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.closed {
-		p.at, p.rest = len(p.batch), NoRef
-		return
+		p.rest = NoRef
 	}
 	p.resume()
 	for budget := placeRun; budget > 0; budget-- {

@@ -26,7 +26,7 @@ const (
 	// choiceGroups is how many groups one choice looks through, and enoughVictims how many
 	// victims are enough to end it before.
 	choiceGroups  = 32
-	enoughVictims = 256
+	enoughVictims = 64
 	// seenVictims is how many victims a choice makes of the coldest records that it saw if
 	// none of the groups that it looked through had what its bound promised.
 	seenVictims = 16
@@ -239,7 +239,10 @@ func (ch *choice) keep() (first Victim, ok bool) {
 		return Victim{}, false
 	}
 	c.victims = append(c.victims, ch.found...)
-	slices.SortFunc(c.victims, func(a, b Victim) int { return cmp.Compare(a.order, b.order) })
+	slices.SortFunc(c.victims, func(a, b Victim) int {
+		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Ref, b.Ref))
+	})
+	c.victims = slices.Compact(c.victims) // a group may have been looked through again
 	c.stale = false
 	c.ended()
 	if len(c.victims) == 0 {
@@ -255,6 +258,22 @@ func (c *coldClass) ended() {
 		return
 	}
 	c.upTo, c.stale, c.victims = 0, false, nil
+}
+
+// Forget takes the choice of victims of a class back: others are to be chosen when the next one is to
+// go.
+func (t *Table) Forget(class int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := t.cold.classes[class]
+	if c == nil {
+		return
+	}
+	for _, v := range c.victims {
+		t.cold.lower(v.Ref, v.order)
+	}
+	c.victims = nil
+	c.ended()
 }
 
 // Chosen is how many victims of a class are left of those chosen, 0 if others must be

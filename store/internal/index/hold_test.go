@@ -138,6 +138,7 @@ func TestChoiceOfVictimsLooksAtAFewGroups(t *testing.T) {
 		}
 	}
 	// Every bound was out of date, so that the choice is not exact: it is to be near.
+	t.Logf("%d victims, on average at %.4f of the order of use", evicted, float64(late)/float64(evicted)/float64(len(chains)))
 	if mean := float64(late) / float64(evicted) / float64(len(chains)); evicted < 100 || mean > 0.1 {
 		t.Errorf("%d victims are on average at %.3f of the order of use", evicted, mean)
 	}
@@ -167,6 +168,10 @@ func TestVictimsAreExactlyTheLeastRecentlyUsed(t *testing.T) {
 			return
 		}
 		slices.Sort(all)
+		if g.IntN(3) == 0 {
+			table.Choose(1)
+			table.Forget(1)
+		}
 		n := 1 + g.IntN(10)
 		for i, r := range evictAll(table, n) {
 			if orders[r.Ref] != all[i] {
@@ -268,12 +273,14 @@ func TestRecencyOutlivesTheTicks(t *testing.T) {
 	}
 }
 
-// TestChainsLoseTheirEndsFirstUnderConcurrentUse looks up, extends and evicts at one time: no
-// parent goes before a child that is not pinned.
+// TestChainsLoseTheirEndsFirstUnderConcurrentUse looks up and extends chains at one time, and
+// evicts: no parent goes before its child. Nothing is pinned while victims are chosen, since a
+// pinned record may go a little later than its order says.
 func TestChainsLoseTheirEndsFirstUnderConcurrentUse(t *testing.T) {
 	m := newModel(t)
 	m.addSlots(64 * 64)
 	var mu sync.Mutex
+	var pinned sync.RWMutex
 	var chains [][]connector.Key
 	stop := make(chan struct{})
 	var users sync.WaitGroup
@@ -292,8 +299,10 @@ func TestChainsLoseTheirEndsFirstUnderConcurrentUse(t *testing.T) {
 					c = slices.Clone(chains[g.IntN(len(chains))])
 				}
 				mu.Unlock()
+				pinned.RLock()
 				_, pins := m.table.Prefix(0, oneShard, c[:g.IntN(len(c)+1)], nil)
 				m.table.Unpin(pins...)
+				pinned.RUnlock()
 			}
 		})
 	}
@@ -302,9 +311,11 @@ func TestChainsLoseTheirEndsFirstUnderConcurrentUse(t *testing.T) {
 	seq := uint64(0)
 	for range 300 {
 		if len(free) < 64 {
+			pinned.Lock()
 			for _, r := range evictAll(m.table, 200) {
 				free = append(free, r.Ref)
 			}
+			pinned.Unlock()
 		}
 		mu.Lock()
 		if len(chains) == 0 || m.g.IntN(4) == 0 {
@@ -322,7 +333,7 @@ func TestChainsLoseTheirEndsFirstUnderConcurrentUse(t *testing.T) {
 		var batch []Insertion
 		for range 1 + m.g.IntN(60) {
 			if len(free) == 0 {
-				break // all is pinned
+				break
 			}
 			seq++
 			in := Insertion{ID: ID{Key: randomKey(m.keys)}, Ref: free[len(free)-1], Seq: seq, Bytes: 1}

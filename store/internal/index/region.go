@@ -72,10 +72,15 @@ func (t *Table) nextBuckets() int {
 
 // grow makes the next region, or takes the one that was made ahead.
 func (t *Table) grow() {
-	next := t.ahead
-	if t.ahead = nil; next == nil {
+	next, buckets := t.ahead, t.nextBuckets()
+	t.ahead = nil
+	if next != nil && len(next.buckets) != buckets {
+		next.free()
+		next = nil
+	}
+	if next == nil {
 		var err error
-		if next, err = newRegion(t.nextBuckets()); err != nil {
+		if next, err = newRegion(buckets); err != nil {
 			// As with any memory that the system does not have.
 			panic("index: cannot map the hash table: " + err.Error())
 		}

@@ -67,7 +67,7 @@ func (r *region) blocks() [][]byte {
 func (t *Table) Prepare(im *Image) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if im.Buckets > MaxBuckets || im.Buckets*bucketSlots <= im.Count {
+	if im.Buckets > MaxBuckets || im.Buckets*bucketSlots < im.Count {
 		return fmt.Errorf("a hash table of %d buckets for %d records", im.Buckets, im.Count)
 	}
 	if err := t.reserve(uint64(im.Limit)); err != nil {
