@@ -3,6 +3,8 @@ package store
 import (
 	"errors"
 	"fmt"
+
+	"github.com/kvconn/kvconn/store/internal/journal"
 )
 
 // undoOpen gives back what a failed Open took.
@@ -58,7 +60,11 @@ func (s *Store) close() error {
 		s.space.removeEmptied()
 		s.quicken(hung > 0)
 	}
-	err = errors.Join(err, subscribed, s.journal.Close())
+	closed := s.journal.Close()
+	if err == nil && errors.Is(closed, journal.ErrFailed) {
+		closed = nil // it failed to quicken the next open, which was said: everything is durable
+	}
+	err = errors.Join(err, subscribed, closed)
 	if hung == 0 {
 		for _, g := range s.space.segments {
 			err = errors.Join(err, g.file.Close())
