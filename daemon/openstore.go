@@ -32,6 +32,9 @@ func (d *daemon) open(ctx context.Context) error {
 		Epoch: d.epoch, Version: Version, LoadTimeout: d.opts.LoadTimeout, UID: os.Getuid(), Logger: d.opts.Logger,
 	}, d.backend)
 	d.residency = newResidencyHandler(ctx, s)
+	if err := d.openPublisher(ctx); err != nil {
+		return err
+	}
 	st := s.Stats()
 	d.opening.observe(time.Now(), &st)
 	d.opened.Store(true)
