@@ -33,7 +33,6 @@ func run(ctx context.Context, o *Options) error {
 		info: Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", epoch), Socket: o.Socket},
 	}
 	d.opening.first = d.writeInfo
-	defer d.removeInfo()
 	// First what fails at once: an address in use must not cost the opening of a store, or
 	// make one.
 	defer d.closeListeners()
@@ -123,14 +122,12 @@ func (d *daemon) run(ctx context.Context) (err error) {
 		err = failed
 	}
 	d.ready.Store(false)
+	d.removeInfo() // before the store is let go of: another's file must stay
 	return err
 }
 
 // serve serves engines until ctx ends.
 func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
-	if err := d.openPublisher(ctx); err != nil {
-		return err
-	}
 	if d.publisher != nil {
 		g.Go(func() error { return d.publisher.run(ctx) })
 	}

@@ -76,9 +76,9 @@ const scrapesAtOnce = 8
 func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, r := range d.routes() {
-		mux.Handle(r.pattern, bounded(r.handler))
+		mux.Handle(r.pattern, r.handler)
 	}
-	return mux
+	return bounded(mux)
 }
 
 // serveResidency serves the residency stream, once there is something to tell.

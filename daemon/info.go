@@ -40,7 +40,7 @@ func (d *daemon) updateInfo() error {
 func (d *daemon) removeInfo() {
 	d.infoMu.Lock()
 	defer d.infoMu.Unlock()
-	if d.infoWritten {
+	if now, err := ReadInfo(d.opts.Dir); d.infoWritten && err == nil && now.Epoch == d.info.Epoch {
 		_ = os.Remove(filepath.Join(d.opts.Dir, infoFile))
 	}
 }

@@ -32,6 +32,9 @@ func (d *daemon) open(ctx context.Context) error {
 		Epoch: d.epoch, Version: Version, LoadTimeout: d.opts.LoadTimeout, UID: os.Getuid(), Logger: d.opts.Logger,
 	}, d.backend)
 	d.residency = newResidencyHandler(ctx, s)
+	if err := d.openPublisher(ctx); err != nil {
+		return err
+	}
 	st := s.Stats()
 	d.opening.observe(time.Now(), &st)
 	d.opened.Store(true)
@@ -124,16 +127,27 @@ func segmentsOf(maxBytes int64) int64 {
 	return min(max(maxBytes/bytes, least), most)
 }
 
-// closeStore closes the store. On a disk that has no room for the snapshot nothing is lost
-// that a barrier had made durable: the next start reads the journal.
+// diskIsFull reports whether a failure is for want of room. The journal does not tell why it
+// failed: that the disk has less than one of its logs may want decides, too.
+func diskIsFull(dir string, err error) bool {
+	const log = 20 << 20
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return true
+	}
+	var fs unix.Statfs_t
+	return unix.Statfs(dir, &fs) == nil && float64(fs.Bavail)*float64(fs.Bsize) < log
+}
+
+// closeStore closes the store. On a disk that is full nothing is lost that a barrier had made
+// durable: the next start reads the journal.
 func (d *daemon) closeStore() error {
 	d.opts.Logger.Info("closing the store")
 	err := d.store.Close()
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
-		d.opts.Logger.Warn("the disk is full: the store was closed without a snapshot, the next start takes longer", "err", err,
+	case diskIsFull(d.opts.Dir, err):
+		d.opts.Logger.Warn("the disk is full: the newest saves are not durable, and the next start takes longer", "err", err,
 			"remedy", "free space on the file system of the store, or lower max_bytes")
 		return nil
 	}

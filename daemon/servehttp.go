@@ -40,7 +40,8 @@ type httpServer struct {
 // newHTTPServer makes the interface on l, which has at most conns connections.
 func newHTTPServer(l net.Listener, conns int, h http.Handler, log *slog.Logger) *httpServer {
 	s := &httpServer{guard: httplimit.NewGuard(conns), server: &http.Server{
-		Handler: h, ReadHeaderTimeout: httpReadTimeout, ReadTimeout: httpReadTimeout, IdleTimeout: httpIdleTimeout,
+		// No ReadTimeout: it would end the context of answers that take longer.
+		Handler: h, ReadHeaderTimeout: httpReadTimeout, IdleTimeout: httpIdleTimeout,
 		MaxHeaderBytes: httpHeaderBytes, ErrorLog: slog.NewLogLogger(log.With("of", "HTTP").Handler(), slog.LevelWarn),
 	}}
 	s.listener = s.guard.Listen(l)

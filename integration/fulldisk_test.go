@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -16,8 +17,8 @@ import (
 )
 
 // startOnSmallDisk starts the daemon with its directory on a file system of 48 MiB of its
-// own, in a mount namespace, and sets n.dir to the way into it.
-func (n *node) startOnSmallDisk() {
+// own, in a mount namespace, with more settings, and sets n.dir to the way into it.
+func (n *node) startOnSmallDisk(more string) {
 	n.t.Helper()
 	path, err := daemonBinary()
 	if err != nil {
@@ -33,7 +34,7 @@ func (n *node) startOnSmallDisk() {
 	if out, err := exec.Command("unshare", flags, "mount", "-t", "tmpfs", "none", n.dir).CombinedOutput(); err != nil {
 		n.t.Skipf("no file system can be mounted here: %v, %s", err, out)
 	}
-	script := fmt.Sprintf(`mount -t tmpfs -o size=48m none %[1]q && exec %[2]q serve --dir %[1]q --socket %[3]q --http 127.0.0.1:0 --max-bytes 40MiB`, n.dir, path, n.socket)
+	script := fmt.Sprintf(`mount -t tmpfs -o size=48m none %[1]q && exec %[2]q serve --dir %[1]q --socket %[3]q --http 127.0.0.1:0 --max-bytes 40MiB %[4]s`, n.dir, path, n.socket, more)
 	n.launch(exec.Command("unshare", flags, "sh", "-c", script))
 	n.dir = filepath.Join("/proc", fmt.Sprint(n.cmd.Process.Pid), "root", n.dir)
 	n.waitReady()
@@ -72,7 +73,7 @@ func healthy(t *testing.T, addr string) bool {
 // what is wrong, also of engines that connect meanwhile.
 func TestFullDiskCostsSavesOnlyAndIsToldByHealth(t *testing.T) {
 	n := newNode(t)
-	n.startOnSmallDisk()
+	n.startOnSmallDisk("--min-free 0")
 	info, err := daemon.ReadInfo(n.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -102,4 +103,60 @@ func TestFullDiskCostsSavesOnlyAndIsToldByHealth(t *testing.T) {
 	}
 	same(t, "with room again", e.run("again", ps), want)
 	same(t, "engine that was refused", other.run("again", ps), want)
+}
+
+// B11: a stop on a full disk ends in order, and the next start finds what was durable.
+func TestAStopOnAFullDiskEndsInOrder(t *testing.T) {
+	n := newNode(t)
+	n.startOnSmallDisk("--min-free 0")
+	e := newInstance(t, n, nil)
+	e.run("first", prompts(70, 4))
+	n.saved()
+	e.close()
+	fill(t, n.dir)
+	n.stop()
+	if !strings.Contains(n.log.String(), "stopped in order") {
+		t.Errorf("the daemon's log:\n%s", n.log)
+	}
+}
+
+// B1: others fill the disk. The store gives segments back until min_free is free again, or it
+// has nothing left to give, which health says; it grows again when there is room.
+func TestAStoreGivesBackWhatOthersNeed(t *testing.T) {
+	n := newNode(t)
+	n.startOnSmallDisk("--min-free 25%")
+	e := newInstance(t, n, nil)
+	for round := range 12 {
+		e.run(fmt.Sprint("fill-", round), prompts(80+round, 4))
+	}
+	n.saved()
+	st := n.status().Store
+	if st.FileSystemBytes != 48<<20 || st.MinFreeBytes != 12<<20 || st.Records == 0 || st.Segments < 3 {
+		t.Fatalf("%+v", st)
+	}
+	others := filepath.Join(n.dir, "others")
+	if err := os.WriteFile(others, make([]byte, st.FreeBytes-st.MinFreeBytes+512<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.wait("segments to be given back", func() bool { s := n.status().Store; return s.Segments < st.Segments && s.FreeBytes >= s.MinFreeBytes })
+	if err := os.WriteFile(others+"2", make([]byte, n.status().Store.FreeBytes-1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.wait("health to say so", func() bool {
+		h := n.status().Health
+		return slices.ContainsFunc(h.Reasons, func(r daemon.HealthReason) bool { return r.Code == "disk_low" && r.Remedy != "" })
+	})
+	ps := prompts(150, 3)
+	same(t, "while nothing is left", e.run("low", ps), reference(t, nil, ps))
+	if err := errors.Join(os.Remove(others), os.Remove(others+"2")); err != nil {
+		t.Fatal(err)
+	}
+	round := 0
+	n.wait("saving again", func() bool {
+		round++
+		e.run(fmt.Sprint("again-", round), prompts(200+round, 2))
+		s := n.status()
+		return s.Health.OK && s.Store.Writes > st.Writes && s.Store.Records > 0
+	})
+	n.stop()
 }

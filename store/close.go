@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/kvconn/kvconn/store/internal/journal"
 )
 
 // undoOpen gives back what a failed Open took.
@@ -82,7 +84,11 @@ func (s *Store) close() error {
 		s.space.removeEmptied()
 		s.quicken(hung > 0 || s.rebuilt.running())
 	}
-	err = errors.Join(err, subscribed, s.journal.Close())
+	closed := s.journal.Close()
+	if err == nil && errors.Is(closed, journal.ErrFailed) {
+		closed = nil // it failed to quicken the next open, which was said: everything is durable
+	}
+	err = errors.Join(err, subscribed, closed)
 	if s.stamp != nil {
 		err = errors.Join(err, s.stamp.Close())
 	}
