@@ -158,7 +158,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	s := &workerSession{b: b, peer: p, namespace: ns, digest: digest, rank: rank, model: m.Model, since: time.Now()}
 	s.Worker, err = worker.New(worker.Options{
 		Namespace: ns, Digest: digest, Manifest: m, Rank: rank, Driver: b.opts.Driver, Account: account, Meter: &b.copies,
-		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory,
+		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Payloads: b.store,
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	}, b.store)
 	if err != nil {

@@ -71,7 +71,7 @@ func newTestBackend(t *testing.T, change func(*Options)) (*backend, *host.Arena)
 // registration is of memory of 16 blocks.
 func registration(t *testing.T) *server.Registration {
 	t.Helper()
-	const blockBytes, layerBytes = 4096, 2048
+	const blockBytes, layerBytes = 8000, 4000 // as residencySave has them
 	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)

@@ -109,10 +109,6 @@ func (d *daemon) logOpened(st store.Stats) {
 	log.Info("store opened", "dir", st.Dir, "records", st.Records, "physical_bytes", st.PhysicalBytes,
 		"max_bytes", st.MaxBytes, "cap", st.CapSource, "min_free_bytes", st.MinFreeBytes, "free_bytes", st.FreeBytes,
 		"recovered", st.Recovered, "took", st.OpenDuration)
-	for _, w := range st.Warnings {
-		log.Warn("the store was opened with damage or limits; loads are verified, answers stay right", "warning", w,
-			"remedy", "see docs/operations.md, Warnings of the store")
-	}
 	if st.Evicted > 0 {
 		log.Warn("records were evicted while the store was opened: they did not fit its cap", "evicted", st.Evicted,
 			"records", st.Records, "max_bytes", st.MaxBytes, "cap", st.CapSource,
@@ -127,15 +123,9 @@ func segmentsOf(maxBytes int64) int64 {
 	return min(max(maxBytes/bytes, least), most)
 }
 
-// diskIsFull reports whether a failure is for want of room. The journal does not tell why it
-// failed: that the disk has less than one of its logs may want decides, too.
-func diskIsFull(dir string, err error) bool {
-	const log = 20 << 20
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return true
-	}
-	var fs unix.Statfs_t
-	return unix.Statfs(dir, &fs) == nil && float64(fs.Bavail)*float64(fs.Bsize) < log
+// diskIsFull reports whether a failure is for want of room.
+func diskIsFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // closeStore closes the store. On a disk that is full nothing is lost that a barrier had made
@@ -146,7 +136,7 @@ func (d *daemon) closeStore() error {
 	switch {
 	case err == nil:
 		return nil
-	case diskIsFull(d.opts.Dir, err):
+	case diskIsFull(err):
 		d.opts.Logger.Warn("the disk is full: the newest saves are not durable, and the next start takes longer", "err", err,
 			"remedy", "free space on the file system of the store, or lower max_bytes")
 		return nil

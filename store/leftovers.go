@@ -31,7 +31,7 @@ func (s *Store) findAside() {
 	for _, dir := range []string{s.opts.Dir, filepath.Join(s.opts.Dir, segmentDir), filepath.Join(s.opts.Dir, namespaceDir)} {
 		entries, err := s.opts.fs.ReadDir(dir)
 		if err != nil {
-			s.warn(fmt.Errorf("cannot look for what was set aside: %w", err))
+			s.note("cannot look for what was set aside (%v)", err)
 			continue
 		}
 		for _, e := range entries {
@@ -41,7 +41,7 @@ func (s *Store) findAside() {
 			path := filepath.Join(dir, e.Name())
 			n, err := s.opts.fs.PhysicalBytes(path)
 			if err != nil {
-				s.warn(fmt.Errorf("cannot measure what was set aside: %w", err))
+				s.note("cannot measure what was set aside (%v)", err)
 				continue
 			}
 			s.space.keepAside(asideFile{path: path, bytes: n})

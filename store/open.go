@@ -252,7 +252,7 @@ func (s *Store) readerCount() int {
 }
 
 func (s *Store) warn(err error) {
-	s.opts.Logger.Warn("store: " + err.Error())
+	s.opts.Logger.Warn("store: "+err.Error(), "remedy", "see docs/operations.md, Warnings of the store")
 	s.warnMu.Lock()
 	defer s.warnMu.Unlock()
 	s.warnings = append(s.warnings, err.Error())

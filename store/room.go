@@ -55,7 +55,7 @@ const (
 func (s *Store) setSpace() {
 	room, err := s.opts.fs.Room(s.opts.Dir)
 	if err != nil {
-		s.warn(fmt.Errorf("cannot ask how much space is free: nothing is known of what others use: %w", err))
+		s.note("cannot ask how much space is free: nothing is known of what others use (%v)", err)
 	}
 	limit, source := s.findCap(room)
 	nominal := max(s.opts.SegmentBytes, limit/filesOfCap)
@@ -85,7 +85,7 @@ func (s *Store) findCap(room disk.Room) (limit int64, source string) {
 	}
 	own, err := s.opts.fs.PhysicalBytes(s.opts.Dir)
 	if err != nil {
-		s.warn(fmt.Errorf("cannot measure what the store occupies: %w", err))
+		s.note("cannot measure what the store occupies (%v)", err)
 	}
 	limit = max(MinMaxBytes, (room.FreeBytes+own)/defaultCapDen*defaultCapNum)
 	if limit < smallCapBytes {
