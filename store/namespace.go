@@ -74,7 +74,9 @@ type NamespaceInfo struct {
 	Forgotten bool `json:"-"`
 }
 
+// init makes n as it is before any namespace is known.
 func (n *namespaces) init() {
+	n.byID, n.unused, n.used = nil, nil, nil
 	n.lookup = make(map[connector.NamespaceDigest]NamespaceID)
 	n.keeping = make(map[NamespaceID]chan struct{})
 	n.tidy = make(chan struct{}, 1)

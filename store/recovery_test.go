@@ -40,11 +40,12 @@ func killedStore(t *testing.T, o Options, chains int) (Options, []testRecord) {
 
 func journalFiles(t *testing.T, dir, pattern string) []string {
 	t.Helper()
-	found, err := filepath.Glob(filepath.Join(dir, journalDir, pattern))
-	if err != nil || len(found) == 0 {
+	first, err := filepath.Glob(filepath.Join(dir, journalDir, pattern))
+	later, laterErr := filepath.Glob(filepath.Join(dir, journalDir, "gen-*", pattern))
+	if err := errors.Join(err, laterErr); err != nil || len(first)+len(later) == 0 {
 		t.Fatalf("no %s: %v", pattern, err)
 	}
-	return found
+	return append(first, later...)
 }
 
 // allThere opens a store and checks that it has every record, and gave at most one warning,
