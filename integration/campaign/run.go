@@ -252,6 +252,9 @@ func (r *caseRun) use(s Step) {
 	case "read":
 		r.read(s.records())
 	case "kept":
+		if err := r.store.rebuilt(); err != nil {
+			r.fail("kept", err)
+		}
 		records := s.records()
 		if n := r.read(records); 100*n < s.number(3)*len(records) {
 			r.fail("kept", fmt.Errorf("%v: %d of %d are there", s, n, len(records)))

@@ -180,6 +180,16 @@ func first(errs []error) error {
 	return nil
 }
 
+// rebuilt waits until an index that is rebuilt beside look-ups is complete.
+func (s *subject) rebuilt() error {
+	return bounded("rebuild", func() error {
+		for s.Stats().Rebuild.Running {
+			time.Sleep(5 * time.Millisecond)
+		}
+		return nil
+	})
+}
+
 func (s *subject) sync() error {
 	return bounded("sync", func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), Limit/2)

@@ -151,28 +151,13 @@ func (a *Attempt) check(when string, what func() error) {
 	}
 }
 
-// rebuilding is how long the number of records that are there has to stay the same before
-// what is missing counts as lost: an index may be rebuilt while it serves.
-const rebuilding = 300 * time.Millisecond
-
-// await waits until the intact records are there or no more of them come: an index may be
-// rebuilt beside look-ups.
-func (a *Attempt) await(run *subject) (there []Record) {
-	missing := a.intact
-	for last := time.Now(); ; time.Sleep(rebuilding / 10) {
-		if came := run.present(missing); len(came) > 0 {
-			last, there, missing = time.Now(), append(there, came...), without(missing, came)
-		}
-		if len(missing) == 0 || time.Since(last) > rebuilding {
-			return there
-		}
-	}
-}
-
 // readAll reads every record that was ever saved and counts what is there.
 func (a *Attempt) readAll(run *subject) {
 	out := a.out
-	there := a.await(run)
+	if err := run.rebuilt(); err != nil {
+		out.Fail("%v", err)
+	}
+	there := run.present(a.intact)
 	run.log.opened()
 	out.Intact, out.Kept = len(a.intact), a.count(run, there)
 	a.count(run, without(a.s.saved, there))
