@@ -237,10 +237,6 @@ func (s *subject) checkBytes() error {
 		return err
 	}
 	after := s.Stats()
-	segments, err := physicalBytes(filepath.Join(s.dir, "segments"))
-	if err != nil {
-		return err
-	}
 	switch counted := max(before.PhysicalBytes, after.PhysicalBytes); {
 	case on > s.cap:
 		return fmt.Errorf("%d bytes on disk, the cap is %d", on, s.cap)
@@ -249,8 +245,24 @@ func (s *subject) checkBytes() error {
 	case counted < on:
 		return fmt.Errorf("%d bytes counted, %d on disk", counted, on)
 	}
-	if counted, most := s.Stats().SegmentBytes, segments+int64(after.Segments+1)*slackOfSegment; counted > most {
-		return fmt.Errorf("segments counted as %d bytes, they occupy %d", counted, segments)
+	return s.checkSegments()
+}
+
+// checkSegments compares what segments count for with what they occupy, in a moment in which
+// none is being made or given up: that comes soon.
+func (s *subject) checkSegments() (err error) {
+	const tries, pause = 200, 10 * time.Millisecond
+	for range tries {
+		segments, failed := physicalBytes(filepath.Join(s.dir, "segments"))
+		if failed != nil {
+			return failed
+		}
+		st := s.Stats()
+		if st.SegmentBytes <= segments+int64(st.Segments+1)*slackOfSegment {
+			return nil
+		}
+		err = fmt.Errorf("segments counted as %d bytes, they occupy %d", st.SegmentBytes, segments)
+		time.Sleep(pause)
 	}
-	return nil
+	return err
 }
