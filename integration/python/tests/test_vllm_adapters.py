@@ -337,5 +337,29 @@ def test_hooks_see_loads_and_exchanged_weights() -> None:
     assert len(core.calls) == 7
 
 
+@pytest.mark.parametrize("method", ["update_named_param", "apply_model", "sync", lambda worker: None, Core().add_lora])
+def test_whatever_trainers_call_in_the_workers_may_exchange_weights(method: Any) -> None:
+    class Watched(Core):
+        pass
+
+    watcher, core = Watcher(), Watched()
+    engine_hooks.watch(Watched, watcher)
+    core.collective_rpc(method)
+    assert len(watcher.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "method", ["get_model_inspection", "profile", "update_max_model_len", "synchronize_device", "checkpoint_restore"]
+)
+def test_what_vllm_itself_calls_in_the_workers_exchanges_nothing(method: str) -> None:
+    class Watched(Core):
+        pass
+
+    watcher, core = Watcher(), Watched()
+    engine_hooks.watch(Watched, watcher)
+    core.collective_rpc(method)
+    assert watcher.seen == []
+
+
 def test_a_version_without_the_method_is_said_not_to_be_seen() -> None:
     assert not engine_hooks.watch(type("Other", (), {}), Watcher())
