@@ -287,6 +287,32 @@ def test_a_request_does_not_wait_for_hashing(tmp_path: Path, monkeypatch: pytest
     assert not of.soon_known("a")
 
 
+def test_an_adapter_that_was_just_written_is_looked_at_after_a_tick_of_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = adapter(tmp_path / "a")
+    slept: list[float] = []
+    monkeypatch.setattr(adapters_module.time, "sleep", slept.append)
+    now = FileId.of(path / "adapter_model.safetensors").ctime_ns
+
+    def looked_at(later_s: float) -> str:
+        monkeypatch.setattr(adapters_module.time, "time_ns", lambda: now + int(later_s * 1e9))
+        slept.clear()
+        of = known(sees_loads=True)
+        of.scope(request(path))
+        return of._by_name["a"].refused
+
+    assert looked_at(0.5) == ""
+    assert slept == []
+    assert "being written" in looked_at(0.001)
+    monkeypatch.setattr(adapters_module.time, "sleep", lambda s: None)
+    times = iter([now + 10**6, now + 10**8])
+    monkeypatch.setattr(adapters_module.time, "time_ns", lambda: next(times))
+    of = known(sees_loads=True)
+    of.scope(request(path))
+    assert of._by_name["a"].refused == ""
+
+
 # Hooks
 
 
