@@ -363,7 +363,9 @@ def test_hooks_see_loads_and_exchanged_weights() -> None:
     assert len(core.calls) == 7
 
 
-@pytest.mark.parametrize("method", ["update_named_param", "apply_model", "sync", lambda worker: None, Core().add_lora])
+@pytest.mark.parametrize(
+    "method", ["update_named_param", "apply_model", "add_lora", lambda worker: None, Core().add_lora]
+)
 def test_whatever_trainers_call_in_the_workers_may_exchange_weights(method: Any) -> None:
     class Watched(Core):
         pass

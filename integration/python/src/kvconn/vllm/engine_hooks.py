@@ -13,7 +13,7 @@ from typing import Any, Protocol
 _HARMLESS = re.compile(
     r"(get|compute|list|check|report|save|is|has|determine|measure)_.*"
     r"|(start_|stop_)?profile|synchronize_device|update_max_model_len|release_late_interaction_query_cache"
-    r"|checkpoint_(prepare|restore)|execute_dummy_batch|(add|remove|pin)_lora"
+    r"|checkpoint_(prepare|restore)|execute_dummy_batch"
 )
 """What may be called in the workers and leaves the weights as they are."""
 
