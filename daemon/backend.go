@@ -34,8 +34,9 @@ type backend struct {
 	// backwards; draining are workers that have ended and still have saves under way.
 	past   totals
 	models modelCounts
-	// namespaces counts how openings of namespaces ended.
+	// namespaces counts how openings of namespaces ended, numbers knows whose their numbers are.
 	namespaces openings
+	numbers    numbers
 	draining   map[*workerSession]struct{}
 }
 
@@ -47,6 +48,7 @@ func newBackend(o *Options, s *store.Store, a *host.Arena) *backend {
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
 		refused:  make(map[engineRank]struct{}),
 		draining: make(map[*workerSession]struct{}), models: make(modelCounts),
+		numbers: numbers{of: make(map[store.NamespaceID]connector.NamespaceDigest)},
 	}
 	b.tiers = &tiers{b: b}
 	return b
@@ -115,8 +117,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 		o.Staging = stager{s.staging}
 	}
 	if s.Leader, err = leader.New(o, b.store); err != nil {
-		s.closeStaging()
-		b.store.CloseNamespace(ns)
+		s.letGo()
 		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
 	}
 	b.mu.Lock()
@@ -137,11 +138,17 @@ func (b *backend) newStager() (*worker.Stager, error) {
 	return worker.NewStager(b.store, account, b.store.PayloadBytes), nil
 }
 
-// closeStaging ends the stager behind the reads that it has left to the disk.
-func (s *schedulerSession) closeStaging() {
-	if s.staging != nil {
-		go s.staging.Close()
+// letGo lets go of the namespace, once the reads have ended that the stager has left to the
+// disk.
+func (s *schedulerSession) letGo() {
+	if s.staging == nil {
+		s.b.store.CloseNamespace(s.namespace)
+		return
 	}
+	go func() {
+		s.staging.Close()
+		s.b.store.CloseNamespace(s.namespace)
+	}()
 }
 
 // OpenWorker makes a worker for a rank.
@@ -185,7 +192,26 @@ func (b *backend) openNamespace(m *connector.Manifest) (store.NamespaceID, conne
 		return 0, digest, fmt.Errorf("the store cannot take up model %q (namespace %s): %w",
 			m.Model, short(digest), err)
 	}
+	b.numbers.claim(ns, digest, b.arena)
 	return ns, digest, nil
+}
+
+// numbers are the digests of the namespaces that had a number last.
+type numbers struct {
+	mu sync.Mutex
+	of map[store.NamespaceID]connector.NamespaceDigest
+}
+
+// claim takes in whose a number is. The store gives the numbers of namespaces that it has
+// forgotten out again: what the host tier has of another namespace is not the new one's,
+// though its proofs may be equal where the engine makes them.
+func (n *numbers) claim(ns store.NamespaceID, digest connector.NamespaceDigest, arena *host.Arena) {
+	n.mu.Lock()
+	defer n.mu.Unlock() // whoever else opens the namespace waits until nothing is left
+	if last, known := n.of[ns]; known && last != digest {
+		arena.DropNamespace(ns)
+	}
+	n.of[ns] = digest
 }
 
 func (b *backend) log(msg string, p server.Peer, args ...any) {
@@ -198,8 +224,7 @@ func short(d connector.NamespaceDigest) string { return d.String()[:12] }
 // Close ends the session and releases what its requests had pinned.
 func (s *schedulerSession) Close() {
 	s.Leader.Close()
-	s.closeStaging()
-	s.b.store.CloseNamespace(s.namespace)
+	s.letGo()
 	s.b.mu.Lock()
 	delete(s.b.schedulers, s)
 	s.b.past.addLeader(s.Stats())

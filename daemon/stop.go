@@ -38,7 +38,7 @@ func within(ctx context.Context, o *Options, f func() error) error {
 	go func() { done <- f() }()
 	select {
 	case err := <-done:
-		return err
+		return orStopped(ctx, err)
 	case <-ctx.Done():
 	}
 	o.Logger.Info("stopping: writing accepted saves and the snapshot; a second signal ends the process at once", "at_most", o.StopTimeout)
@@ -52,10 +52,7 @@ func within(ctx context.Context, o *Options, f func() error) error {
 	for late := false; !late; {
 		select {
 		case err := <-done:
-			if errors.Is(err, context.Canceled) {
-				err = nil // the stop came while the store was being opened
-			}
-			if err == nil {
+			if err = orStopped(ctx, err); err == nil {
 				o.Logger.Info("stopped in order")
 			}
 			return err
@@ -68,6 +65,15 @@ func within(ctx context.Context, o *Options, f func() error) error {
 	o.Logger.Error("the stop did not end in time: the disk is slow or hangs; what had passed a barrier is safe",
 		"stop_timeout", o.StopTimeout, "remedy", "look for a hung device in the kernel's log; raise stop_timeout if the disk is only slow")
 	return fmt.Errorf("%w: %s have passed", ErrStopTimeout, o.StopTimeout)
+}
+
+// orStopped is err, unless it says no more than that the stop came while the store was being
+// opened.
+func orStopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
 }
 
 // watchdog ticks as often as a watchdog of the service manager wants to hear of the daemon;

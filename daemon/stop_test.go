@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -43,5 +44,20 @@ func TestWatchdogHearsOfADaemonThatStops(t *testing.T) {
 		}
 	}); err != nil {
 		t.Errorf("the watchdog hears nothing: %v", err)
+	}
+}
+
+// A stop while the store is being opened is one in order, however quickly the opening ends.
+func TestAStopWhileTheStoreIsBeingOpenedIsNoError(t *testing.T) {
+	for range 200 { // which of the two is seen first is a matter of luck
+		ctx, stop := context.WithCancel(t.Context())
+		o := Options{StopTimeout: testWait}
+		o.EnsureDefaults()
+		if err := within(ctx, &o, func() error {
+			stop()
+			return fmt.Errorf("open the store: %w", ctx.Err())
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -119,7 +119,9 @@ type daemonProcess struct {
 
 // startDaemon runs a daemon and waits until it is ready.
 func startDaemon(ctx context.Context, o *Options, dir, socket string) (*daemonProcess, error) {
-	p := newProcess("daemon", o.Executable, "serve", "--dir", dir, "--socket", socket, "--http", "127.0.0.1:0", "--max-bytes", "1GiB")
+	// What a demo writes is small, and gone after it: it runs on a disk that is nearly full too.
+	p := newProcess("daemon", o.Executable, "serve", "--dir", dir, "--socket", socket, "--http", "127.0.0.1:0",
+		"--max-bytes", "1GiB", "--min-free", "64MiB")
 	if err := p.start(); err != nil {
 		return nil, err
 	}

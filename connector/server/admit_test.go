@@ -88,6 +88,8 @@ func TestOneEngineCannotTakeAllConnections(t *testing.T) {
 	for s.Stats().Connections > most+1 {
 		time.Sleep(time.Millisecond)
 	}
+	s.admission.mu.Lock()
+	defer s.admission.mu.Unlock()
 	if n := s.admission.engines["another"]; n != 1 {
 		t.Errorf("the other engine has %d connections, want 1", n)
 	}

@@ -57,6 +57,56 @@ func TestIndexFindsWhatAMapFinds(t *testing.T) {
 	}
 }
 
+// The index knows a record by 64 bits of its key and 16 of its parent's. One that agrees in
+// all of them gets no other record's bytes: proof, namespace and shard are compared in full.
+func TestRecordsOfEqualHashesAreToldApart(t *testing.T) {
+	const payload = 5000
+	for name, change := range map[string]func(*Record){
+		"key and proof":     func(r *Record) { r.ID.Key[3]++; r.Proof[31] ^= 1 },
+		"proof's first bit": func(r *Record) { r.Proof[0] ^= 0x80 },
+		"namespace":         func(r *Record) { r.ID.Namespace++ },
+		"shard":             func(r *Record) { r.ID.Shard++ },
+	} {
+		a := newArena(t, 4)
+		c := newAccount(t, a, AccountOptions{})
+		kept := record(1)
+		wanted := kept
+		change(&wanted)
+		var s, other Slot
+		acquire(t, c, &s, kept, payload, Fill)
+		copy(s.Bytes(), "kept")
+		a.mu.Lock() // as if both ids had one hash
+		a.remove(s.slot)
+		a.slot(s.slot).hash = a.index.hash(&wanted.ID)
+		s.hash = a.slot(s.slot).hash
+		a.insert(s.slot)
+		a.mu.Unlock()
+		// While it is read nobody waits for it who wants the other.
+		acquire(t, c, &other, wanted, payload, Fill)
+		other.Release()
+		a.mu.Lock()
+		p := a.slot(s.slot)
+		p.state = slotClean
+		a.cleanBytes += int64(s.class.slotBytes)
+		a.mu.Unlock()
+		s.Release()
+		if c.Lookup(&other, wanted, payload) {
+			t.Errorf("%s: the other record's bytes are a hit", name)
+		}
+		acquire(t, c, &other, wanted, payload, Fill)
+		copy(other.Bytes(), "wanted")
+		other.Publish(wanted)
+		other.Release()
+		if c.Lookup(&other, wanted, payload) {
+			if string(other.Bytes()[:6]) != "wanted" {
+				t.Errorf("%s: a hit with %q", name, other.Bytes()[:6])
+			}
+			other.Release()
+		}
+		c.Close()
+	}
+}
+
 // The garbage collector must have nothing to look for in tables of a hundred million slots,
 // and a slot must cost little beside its bytes.
 func TestSlotsAreSmallAndHaveNoPointers(t *testing.T) {

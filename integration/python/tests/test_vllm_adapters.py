@@ -287,6 +287,32 @@ def test_a_request_does_not_wait_for_hashing(tmp_path: Path, monkeypatch: pytest
     assert not of.soon_known("a")
 
 
+def test_an_adapter_that_was_just_written_is_looked_at_after_a_tick_of_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = adapter(tmp_path / "a")
+    slept: list[float] = []
+    monkeypatch.setattr(adapters_module.time, "sleep", slept.append)
+    now = FileId.of(path / "adapter_model.safetensors").ctime_ns
+
+    def looked_at(later_s: float) -> str:
+        monkeypatch.setattr(adapters_module.time, "time_ns", lambda: now + int(later_s * 1e9))
+        slept.clear()
+        of = known(sees_loads=True)
+        of.scope(request(path))
+        return of._by_name["a"].refused
+
+    assert looked_at(0.5) == ""
+    assert slept == []
+    assert "being written" in looked_at(0.001)
+    monkeypatch.setattr(adapters_module.time, "sleep", lambda s: None)
+    times = iter([now + 10**6, now + 10**8])
+    monkeypatch.setattr(adapters_module.time, "time_ns", lambda: next(times))
+    of = known(sees_loads=True)
+    of.scope(request(path))
+    assert of._by_name["a"].refused == ""
+
+
 # Hooks
 
 
@@ -335,6 +361,32 @@ def test_hooks_see_loads_and_exchanged_weights() -> None:
     want = ["before x", "after x", "before y", "after y", "reload_weights", "update_weights_from_ipc", "load_weights"]
     assert watcher.seen == want
     assert len(core.calls) == 7
+
+
+@pytest.mark.parametrize(
+    "method", ["update_named_param", "apply_model", "add_lora", lambda worker: None, Core().add_lora]
+)
+def test_whatever_trainers_call_in_the_workers_may_exchange_weights(method: Any) -> None:
+    class Watched(Core):
+        pass
+
+    watcher, core = Watcher(), Watched()
+    engine_hooks.watch(Watched, watcher)
+    core.collective_rpc(method)
+    assert len(watcher.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "method", ["get_model_inspection", "profile", "update_max_model_len", "synchronize_device", "checkpoint_restore"]
+)
+def test_what_vllm_itself_calls_in_the_workers_exchanges_nothing(method: str) -> None:
+    class Watched(Core):
+        pass
+
+    watcher, core = Watcher(), Watched()
+    engine_hooks.watch(Watched, watcher)
+    core.collective_rpc(method)
+    assert watcher.seen == []
 
 
 def test_a_version_without_the_method_is_said_not_to_be_seen() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -77,6 +78,60 @@ def test_damage_to_what_is_kept_costs_reading_the_files_again(
     (kept,) = (tmp_path / "kept").glob("*.json")
     kept.write_bytes(damage(kept.read_bytes()))  # type: ignore[operator]
     assert Digests(tmp_path / "kept").of(ids) == want
+    assert hashed == ["a", "a"]
+
+
+@pytest.mark.parametrize("how", ["group", "others", "owner", "link", "hard link", "pipe"])
+def test_what_others_may_have_written_is_not_believed(
+    tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"a")
+    ids = [FileId.of(path)]
+    directory = tmp_path / "kept"
+    Digests(directory).of(ids)
+    (kept,) = directory.glob("*.json")
+    body = json.dumps([(ids[0], sha256(b"forged"))]).encode()
+    kept.write_bytes(sha256(body).encode() + b"\n" + body)
+    assert Digests(directory).of(ids) == {str(path): sha256(b"forged")}, "the forgery is one"
+    if how == "group":
+        kept.chmod(0o620)
+    elif how == "others":
+        kept.chmod(0o602)
+    elif how == "owner":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give files away")
+        os.chown(kept, 65534, 65534)
+    elif how == "link":
+        kept.rename(tmp_path / "elsewhere")
+        kept.symlink_to(tmp_path / "elsewhere")
+    elif how == "hard link":
+        os.link(kept, tmp_path / "elsewhere")
+    else:
+        kept.unlink()
+        os.mkfifo(kept)
+    assert Digests(directory).of(ids) == {str(path): sha256(b"a")}
+    assert Digests(directory).of(ids) == {str(path): sha256(b"a")}
+    assert hashed == ["a", "a"], "what was made then is kept"
+
+
+def test_digests_are_not_kept_where_nothing_tells_a_change(tmp_path: Path, hashed: list[str]) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"one")
+    # Another build of an image has the same times, sizes and inodes.
+    fixed = FileId.of(path)._replace(ctime_ns=10**9, mtime_ns=10**9)
+
+    class Image(FileId):
+        @classmethod
+        def of(cls, path: str | Path) -> FileId:
+            return fixed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "FileId", Image)
+        patch.setattr(FileId, "of", Image.of)
+        assert Digests(tmp_path / "kept").of([fixed]) == {str(path): sha256(b"one")}
+        path.write_bytes(b"two")
+        assert Digests(tmp_path / "kept").of([fixed]) == {str(path): sha256(b"two")}
     assert hashed == ["a", "a"]
 
 

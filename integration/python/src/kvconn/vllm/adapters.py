@@ -24,6 +24,8 @@ _MAX_ADAPTERS = 20_000
 """Names that are remembered. Requests of further ones are not cached."""
 _PATIENCE_S = 0.5
 """How long requests are held back for the digest of an adapter that was never seen before."""
+_TICK_S = 0.02
+"""More than a tick of the clock that files are stamped by."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -142,7 +144,7 @@ class Adapters:
         try:
             if getattr(lora, "tensorizer_config_dict", None):
                 raise UnknownIdentity("it is loaded by tensorizer")
-            root, files = adapter.root, adapter.files = find(lora.lora_path)
+            root, files = adapter.root, adapter.files = _find_settled(lora.lora_path)
             if not self._sees_loads and (p := first_changed_since(root, files, self._loading_since)):
                 raise UnknownIdentity(f"{p} has changed since the engine was started, which may have loaded it before")
         except (UnknownIdentity, OSError) as err:
@@ -219,6 +221,20 @@ def find(path: str) -> tuple[Path, tuple[FileId, ...]]:
     if sum(f.size for f in files) > _MAX_BYTES:
         raise UnknownIdentity(f"the files in {root} have more than {_MAX_BYTES >> 30} GiB")
     return root, (*led, *files)
+
+
+def _find_settled(path: str) -> tuple[Path, tuple[FileId, ...]]:
+    """Find an adapter whose files, if they change after this, have another time of change. Raises as find does.
+
+    A file that was written in this tick of the clock can be written once more without a trace.
+    """
+    for _ in range(2):
+        found = find(path)
+        now = time.time_ns()
+        if not any(0 <= now - max(f.ctime_ns, f.link_ns) < _TICK_S * 1e9 for f in found[1]):
+            return found
+        time.sleep(_TICK_S)
+    raise UnknownIdentity(f"the files in {found[0]} are being written")
 
 
 def _in_hub_cache(path: str) -> tuple[Path, Path]:

@@ -5,9 +5,17 @@ There is no seam for either. Both go through methods of the engine core, in the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol
+
+_HARMLESS = re.compile(
+    r"(get|compute|list|check|report|save|is|has|determine|measure)_.*"
+    r"|(start_|stop_)?profile|synchronize_device|update_max_model_len|release_late_interaction_query_cache"
+    r"|checkpoint_(prepare|restore)|execute_dummy_batch"
+)
+"""What may be called in the workers and leaves the weights as they are."""
 
 
 class Watcher(Protocol):
@@ -33,10 +41,12 @@ def watch(core: Any, watcher: Watcher) -> bool:
 
 
 def _called(watcher: Watcher, call: Callable[[], Any], args: list[Any]) -> Any:
+    # Trainers bring methods of their own, under any name (`update_named_param`): one that is not
+    # known to be harmless is taken for an exchange.
     method = args[0]
-    name = method if isinstance(method, str) else getattr(method, "__name__", "")
-    if "weight" in name and not name.startswith(("compute_", "get_")):
-        watcher.weights_exchanged(name)
+    name = method if isinstance(method, str) else ""
+    if not _HARMLESS.fullmatch(name):
+        watcher.weights_exchanged(name or str(getattr(method, "__name__", "a function")))
     return call()
 
 

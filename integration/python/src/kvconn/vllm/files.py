@@ -55,6 +55,14 @@ class FileId(NamedTuple):
         link_ns = own.st_ctime_ns if target is not own else 0
         return cls(str(path), target.st_size, target.st_mtime_ns, target.st_ctime_ns, target.st_ino, link_ns)
 
+    def tells_changes(self) -> bool:
+        """Whether this is another file's description wherever the content is another, also after years.
+
+        Images of file systems and the like (squashfs, object stores) have no time of the last
+        change: two builds can have the same times, sizes and inodes. Theirs are in whole seconds.
+        """
+        return self.ctime_ns % 1_000_000_000 != 0
+
     def older_than(self, seconds: float) -> bool:
         """Whether file and link were last changed before a point in time, in seconds since the epoch."""
         return _before(max(self.ctime_ns, self.link_ns), seconds)
@@ -154,8 +162,8 @@ class Digests:
             known |= _recall(kept, rest)
             missing = [f for f in rest if f.path not in known]
             known |= _hash_all(missing)
-            if kept is not None and missing:
-                _keep(kept, [(f, known[f.path]) for f in rest])
+            if kept is not None and any(f.tells_changes() for f in missing):
+                _keep(kept, [(f, known[f.path]) for f in rest if f.tells_changes()])
         return known
 
     @contextlib.contextmanager
@@ -166,7 +174,9 @@ class Digests:
             return
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self._directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(
+                self._directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
         except OSError:
             yield None
             return
@@ -229,15 +239,27 @@ def _recall(kept: Path | None, files: Sequence[FileId]) -> dict[str, str]:
     if kept is None:
         return {}
     try:
-        if kept.stat().st_size > _MAX_KEPT_BYTES:
-            return {}
-        check, _, body = kept.read_bytes().partition(b"\n")
+        check, _, body = _read_own(kept).partition(b"\n")
         if check != hashlib.sha256(body).hexdigest().encode():
             return {}
         entries = {FileId(*described): digest for described, digest in json.loads(body)}
     except (OSError, ValueError, TypeError):
         return {}
-    return {f.path: entries[f] for f in files if f in entries}
+    return {f.path: entries[f] for f in files if f.tells_changes() and f in entries}
+
+
+def _read_own(path: Path) -> bytes:
+    """Return the content of a file that nobody else can have written; nothing of any other. Raises OSError.
+
+    What others write could pass weights off as those of another model.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as f:
+        is_ = os.fstat(fd)
+        own = stat.S_ISREG(is_.st_mode) and is_.st_uid in (0, os.geteuid()) and is_.st_nlink == 1
+        if not own or is_.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or is_.st_size > _MAX_KEPT_BYTES:
+            return b""
+        return f.read(_MAX_KEPT_BYTES)
 
 
 def _keep(kept: Path, entries: Sequence[tuple[FileId, str]]) -> None:
