@@ -227,10 +227,10 @@ func (s *Store) chooseToGiveUp() {
 		}
 	}
 	p.mu.Lock()
-	free, segments := p.room.FreeBytes, len(p.segments)
+	free, least, segments := p.room.FreeBytes, p.minFree, len(p.segments)
 	p.mu.Unlock()
 	if segments == 0 && s.shrinking.empty.begins() {
-		s.opts.Logger.Warn("store: the file system is too full to keep any record", "free_bytes", free, "min_free_bytes", p.minFree,
+		s.opts.Logger.Warn("store: the file system is too full to keep any record", "free_bytes", free, "min_free_bytes", least,
 			"remedy", "free space in the file system of the store, or lower min_free")
 	}
 }
