@@ -162,15 +162,29 @@ func (s *Store) completeSegment(g *segment) error {
 // admit makes the empty slots of a segment that was read pending: whatever was found in
 // them and dropped is durably gone after the next barrier. The committer calls it.
 func (p *space) admit(g *segment) {
-	g.unread.Store(false)
+	p.mu.Lock()
+	g.unread.Store(false) // it may be given up from here on
 	p.track(g)
+	p.mu.Unlock()
 	empty := p.table.Survey(g.slots(), nil)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if g.retired || g.frozen {
+	if !g.retired {
+		p.offer(g, empty)
+	}
+}
+
+// offer makes the slots of a segment that hold no record pending, unless it takes no new
+// ones. p.mu is held.
+func (p *space) offer(g *segment, empty []index.Ref) {
+	if g.frozen {
 		return
 	}
 	g.withheld.Store(false)
-	g.class.pending += int64(len(empty))
-	p.pending = append(p.pending, empty...)
+	for _, ref := range empty {
+		if !p.isBad(ref) {
+			g.class.pending++
+			p.pending = append(p.pending, ref)
+		}
+	}
 }

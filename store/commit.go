@@ -118,7 +118,8 @@ func (c *committing) run() {
 			s.finishRead(w.read)
 		case commitEvict:
 			w.evict.err = err
-			if w.evict.restore {
+			// Else slots that the journal is owed would be listed twice; it is tried again.
+			if w.evict.restore && err == nil {
 				s.space.restore(w.evict.segment)
 			}
 			close(w.evict.done)

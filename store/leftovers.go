@@ -17,6 +17,7 @@ type asideFile struct {
 	path  string
 	bytes int64
 	due   bool // to be removed now; others only when room is needed
+	kept  bool // not to be removed: a segment that cannot be opened may be at the next start
 	stuck bool // the last removal failed
 }
 
@@ -26,7 +27,8 @@ const asideSuffix = ".bad"
 
 func isAside(name string) bool { return strings.HasSuffix(name, asideSuffix) }
 
-// findAside counts what was set aside, at this start or before.
+// findAside counts what was set aside, at this start or before, and the segments that
+// cannot be opened.
 func (s *Store) findAside() {
 	for _, dir := range []string{s.opts.Dir, filepath.Join(s.opts.Dir, segmentDir), filepath.Join(s.opts.Dir, namespaceDir)} {
 		entries, err := s.opts.fs.ReadDir(dir)
@@ -35,7 +37,9 @@ func (s *Store) findAside() {
 			continue
 		}
 		for _, e := range entries {
-			if !isAside(e.Name()) {
+			id, segment := segmentIDOf(e.Name())
+			segment = segment && filepath.Base(dir) == segmentDir && !s.space.has(id)
+			if !segment && !isAside(e.Name()) {
 				continue
 			}
 			path := filepath.Join(dir, e.Name())
@@ -44,9 +48,16 @@ func (s *Store) findAside() {
 				s.note("cannot measure what was set aside (%v)", err)
 				continue
 			}
-			s.space.keepAside(asideFile{path: path, bytes: n})
+			s.space.keepAside(asideFile{path: path, bytes: n, kept: segment})
 		}
 	}
+}
+
+// has reports whether a segment is in use.
+func (p *space) has(id uint32) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.segments[id] != nil
 }
 
 // keepAside counts a file that was found.
@@ -62,7 +73,7 @@ func (p *space) keepAside(f asideFile) {
 func (p *space) dueForRoom() bool {
 	for _, due := range [...]bool{true, false} {
 		for i := range p.aside {
-			if f := &p.aside[i]; f.due == due && !f.stuck {
+			if f := &p.aside[i]; f.due == due && !f.stuck && !f.kept {
 				f.due = true
 				return true
 			}
@@ -79,7 +90,7 @@ func (p *space) removeAside() (err error) {
 	p.mu.Unlock()
 	for _, f := range files {
 		p.mu.Lock()
-		due := f.due || p.excess() > 0
+		due := !f.kept && (f.due || p.excess() > 0)
 		p.mu.Unlock()
 		if !due {
 			continue

@@ -57,7 +57,7 @@ func (s *Store) setSpace() {
 	if err != nil {
 		s.note("cannot ask how much space is free: nothing is known of what others use (%v)", err)
 	}
-	limit, source := s.findCap(room)
+	limit, source := s.findCap(room, err == nil)
 	nominal := max(s.opts.SegmentBytes, limit/filesOfCap)
 	s.space = &space{
 		fs: s.opts.fs, dir: filepath.Join(s.opts.Dir, segmentDir), store: s.id, direct: s.direct,
@@ -73,19 +73,28 @@ func (s *Store) setSpace() {
 	}
 	if err == nil {
 		s.space.minFree = minFree(s.opts.MinFreeBytes, room.TotalBytes)
-	}
+	} // else the first measurement that works sets it
 	s.opts.Logger.Info("store: cap", "max_bytes", limit, "source", source, "free_bytes", room.FreeBytes,
 		"min_free_bytes", s.space.minFree, "file_system_bytes", room.TotalBytes)
 }
 
-// findCap returns the cap and where it comes from.
-func (s *Store) findCap(room disk.Room) (limit int64, source string) {
+// findCap returns the cap and where it comes from. What cannot be measured must not make
+// the cap small, since that costs records: known says whether room is.
+func (s *Store) findCap(room disk.Room, known bool) (limit int64, source string) {
 	if s.opts.MaxBytes != 0 {
 		return s.opts.MaxBytes, "configured"
 	}
 	own, err := s.opts.fs.PhysicalBytes(s.opts.Dir)
 	if err != nil {
 		s.note("cannot measure what the store occupies (%v)", err)
+		sizes := int64(0)
+		for _, f := range s.opening.files {
+			sizes += f.size
+		}
+		own = max(own, sizes)
+	}
+	if !known {
+		return max(MinMaxBytes, own/defaultCapNum*defaultCapDen), "what the store occupies and a quarter more: the file system does not say what is free"
 	}
 	limit = max(MinMaxBytes, (room.FreeBytes+own)/defaultCapDen*defaultCapNum)
 	if limit < smallCapBytes {
@@ -195,10 +204,17 @@ func (p *space) limit() (bytes int64, by LimitBy) {
 // errNoRoom says that a segment would take space that must stay free.
 var errNoRoom = errors.New("the file system must keep that space free (min_free)")
 
+// keepsFree reports whether space must stay free.
+func (p *space) keepsFree() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.minFree > 0
+}
+
 // checkRoom asks the file system, just before that many bytes are allocated, whether they
 // leave the space that must stay free.
 func (p *space) checkRoom(bytes int64, margin bool) error {
-	if p.minFree == 0 {
+	if !p.keepsFree() {
 		return nil
 	}
 	room, err := p.fs.Room(p.dir)
@@ -259,11 +275,11 @@ func (p *space) neverFits(slotBytes int64) bool {
 // starved reports whether the file system leaves no room for a slot, whatever the store
 // gives up.
 func (p *space) starved(slotBytes int64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.minFree == 0 {
 		return false
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	return p.bytes+p.freeRoom(false) < slotBytes+format.HeaderBytes+extentBytes+segmentSlackBytes
 }
 
@@ -292,52 +308,6 @@ func (p *space) retryMaking() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.making.wait = false
-}
-
-// measure finds out how much the journal occupies and how much space others have left.
-func (s *Store) measure() {
-	s.measureJournal()
-	room, err := s.opts.fs.Room(s.opts.Dir)
-	if err != nil {
-		return // what was known stays
-	}
-	s.space.mu.Lock()
-	defer s.space.mu.Unlock()
-	s.space.room = room
-}
-
-func (s *Store) measureJournal() {
-	n, err := s.opts.fs.PhysicalBytes(filepath.Join(s.opts.Dir, journalDir))
-	if err != nil {
-		return
-	}
-	s.space.mu.Lock()
-	defer s.space.mu.Unlock()
-	s.space.journalB = n
-}
-
-// measureSmall counts the manifests and whatever else lies in the directory beside
-// segments, journal and snapshot. What the store makes of fixed size is counted elsewhere.
-func (s *Store) measureSmall() {
-	fixed := map[string]bool{lockFile: true, formatFile: true, stampFile: true, calibrationFile: true, snapshotFile: true, segmentDir: true, journalDir: true}
-	entries, err := s.opts.fs.ReadDir(s.opts.Dir)
-	if err != nil {
-		return
-	}
-	var total int64
-	for _, e := range entries {
-		if fixed[e.Name()] || isAside(e.Name()) {
-			continue
-		}
-		n, err := s.opts.fs.PhysicalBytes(filepath.Join(s.opts.Dir, e.Name()))
-		if err != nil {
-			return
-		}
-		total += n
-	}
-	s.space.mu.Lock()
-	defer s.space.mu.Unlock()
-	s.space.smallB = total
 }
 
 const (

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,6 +123,59 @@ func TestManifestsCountUnderTheCap(t *testing.T) {
 	}
 	if st := s.Stats(); refused == 0 || st.Records < 100 {
 		t.Errorf("%d manifests of 60 KiB refused under a cap of %d, %d records left", refused, st.MaxBytes, st.Records)
+	}
+}
+
+// noMeasure is a disk that does not say what a directory occupies, or how much is free.
+type noMeasure struct {
+	*memDisk
+	own, free atomic.Bool
+}
+
+func (d *noMeasure) PhysicalBytes(path string) (int64, error) {
+	if d.own.Load() {
+		return 0, unix.EIO
+	}
+	return d.memDisk.PhysicalBytes(path)
+}
+
+func (d *noMeasure) Room(path string) (disk.Room, error) {
+	if d.free.Load() {
+		return disk.Room{}, unix.EIO
+	}
+	return d.memDisk.Room(path)
+}
+
+// A start that could not measure the directory, or the file system, made a cap of what was
+// left and evicted the cache for it.
+func TestWhatCannotBeMeasuredCostsNoRecord(t *testing.T) {
+	d, j := &noMeasure{memDisk: newMemDisk()}, newJournalFS()
+	d.total = 1 << 30
+	o := memOptions(d.memDisk, j)
+	o.fs, o.MaxBytes, o.MinFreeBytes = d, 0, 1<<20
+	s := openTest(t, o)
+	mustWrite(t, s, ofSize(openNamespace(t, s, "a"), 1, 40, 4<<20))
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d.memDisk.mu.Lock()
+	left := d.total - d.used()
+	d.memDisk.mu.Unlock()
+	d.fill(left - 60<<20)
+	for _, broken := range []*atomic.Bool{&d.own, &d.free} {
+		broken.Store(true)
+		s := openTest(t, o)
+		if st := s.Stats(); st.Records != 40 || st.RetiringSegments != 0 {
+			t.Errorf("%d of 40 records under a cap of %d from %q", st.Records, st.MaxBytes, st.CapSource)
+		}
+		broken.Store(false)
+		s.measure()
+		if st := s.Stats(); st.Records != 40 || st.MinFreeBytes != 1<<20 {
+			t.Errorf("%d of 40 records, %d bytes stay free", st.Records, st.MinFreeBytes)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

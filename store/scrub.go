@@ -50,6 +50,9 @@ func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage,
 		return 0, nil, nil
 	}
 	defer c.s.table.Unpin(ref)
+	if c.s.space.at(ref) != g {
+		return 0, nil, nil // given up, and the reference used again, before it was pinned
+	}
 	bytes, reason, err := c.verify(g, id, found)
 	if err != nil {
 		if c.s.readFailed(ref, found.Seq, err) {

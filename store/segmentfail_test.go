@@ -61,3 +61,48 @@ func TestWritesEndWhereNoSegmentCanBeMade(t *testing.T) {
 		t.Errorf("a segment was tried %d times in %v", n, slotWait)
 	}
 }
+
+// A segment that cannot be opened counts under the cap, and is not deleted for it.
+func TestSegmentThatCannotBeOpenedCountsAndStays(t *testing.T) {
+	d, j := newMemDisk(), newJournalFS()
+	o := memOptions(d, j)
+	s := openTest(t, o)
+	ns := openNamespace(t, s, "a")
+	for chain := range 100 {
+		mustWrite(t, s, chainOf(ns, chain, 20))
+	}
+	held := s.space.allSegments()[0].path
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w := watchCap(t, o)
+	d.hook(func(op, path string) error {
+		if op == "open" && path == held {
+			return unix.EIO
+		}
+		return nil
+	})
+	s = w.of(openTest(t, o))
+	awaitRebuild(t, s)
+	if st := s.Stats(); st.SetAsideBytes == 0 {
+		t.Error("it is not counted")
+	}
+	b := openNamespace(t, s, "b")
+	for chain := range 60 {
+		mustWrite(t, s, chainOf(ns, 1000+chain, 20))
+		mustWrite(t, s, ofSize(b, 2000+chain, 2, otherPayload))
+	}
+	settle(t, s)
+	checkAccounting(t, s)
+	w.of(nil)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d.before.Store(nil)
+	s = openTest(t, o)
+	awaitRebuild(t, s)
+	if !s.space.has(1) {
+		t.Error("it was deleted")
+	}
+	checkAccounting(t, s)
+}

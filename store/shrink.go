@@ -227,10 +227,10 @@ func (s *Store) chooseToGiveUp() {
 		}
 	}
 	p.mu.Lock()
-	free, segments := p.room.FreeBytes, len(p.segments)
+	free, least, segments := p.room.FreeBytes, p.minFree, len(p.segments)
 	p.mu.Unlock()
 	if segments == 0 && s.shrinking.empty.begins() {
-		s.opts.Logger.Warn("store: the file system is too full to keep any record", "free_bytes", free, "min_free_bytes", p.minFree,
+		s.opts.Logger.Warn("store: the file system is too full to keep any record", "free_bytes", free, "min_free_bytes", least,
 			"remedy", "free space in the file system of the store, or lower min_free")
 	}
 }
@@ -246,7 +246,11 @@ func (s *Store) advance(ctx context.Context) (ended int, err error) {
 		case left == 0:
 			emptied = append(emptied, r)
 		case time.Since(r.since) > pinPatience && s.barrier.ended() >= r.barrier:
-			s.runEvictJob(&evictJob{segment: r.g, restore: true})
+			job := &evictJob{segment: r.g, restore: true}
+			if s.runEvictJob(job); job.err != nil {
+				err = errors.Join(err, job.err)
+				continue
+			}
 			ended++
 		}
 	}
@@ -303,12 +307,7 @@ func (p *space) restore(g *segment) {
 	c := g.class
 	c.segments = append(c.segments, g)
 	c.slots += int64(g.Slots)
-	for _, ref := range empty {
-		if !p.isBad(ref) {
-			c.pending++
-			p.pending = append(p.pending, ref)
-		}
-	}
+	p.offer(g, empty)
 }
 
 // remove ends a retirement: the segment is no more, and its file is set aside until it can

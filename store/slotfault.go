@@ -154,13 +154,14 @@ func (p *space) spoil(ref index.Ref) {
 	p.setBad(ref)
 }
 
-// spoilt returns a segment with too many bad slots. p.mu is held.
+// spoilt returns a segment with too many bad slots. One whose headers are being read waits:
+// what they name would be added to a segment that is no more. p.mu is held.
 func (p *space) spoilt() *segment {
 	if len(p.bad) == 0 {
 		return nil
 	}
 	for _, g := range p.segments {
-		if !g.retired && g.bad > 0 && (g.bad >= badSlots || uint32(g.bad)*badPart >= g.Slots) {
+		if !g.retired && !g.unread.Load() && g.bad > 0 && (g.bad >= badSlots || uint32(g.bad)*badPart >= g.Slots) {
 			return g
 		}
 	}

@@ -34,8 +34,8 @@ type Stats struct {
 	PayloadBytes  int64 `json:"payload_bytes"`
 	// CapSource says where MaxBytes comes from.
 	CapSource string `json:"cap_source"`
-	// SetAsideBytes are of files that could not be read or removed. They are part of
-	// SegmentBytes and the first to go when room is needed.
+	// SetAsideBytes are of files that could not be opened, read or removed. They are part of
+	// SegmentBytes, and those that can be opened are the first to go when room is needed.
 	SetAsideBytes int64 `json:"set_aside_bytes"`
 	// FileSystemBytes is the size of the store's file system, FreeBytes what of it is free,
 	// MinFreeBytes what the store leaves free (0 if nothing need be).

@@ -15,8 +15,10 @@ type span struct {
 const (
 	// sampleGroups of a span are looked at to estimate its heat.
 	sampleGroups = 16
-	// spanTries is how many spans are sampled for one choice.
-	spanTries = 4
+	// warmTries is how many spans may turn out to be warmer than they looked in one choice,
+	// refusedTries how many may be pinned or of no use: those stay the coldest, and must not
+	// stand before all others as long as a lease or a request that hangs lasts.
+	warmTries, refusedTries = 4, 64
 )
 
 // ColdestRange returns a range whose records were on average used before a tick: the coldest
@@ -27,14 +29,17 @@ func (t *Table) ColdestRange(but int64, before uint64, usable func(Range) bool) 
 	t.cold.choosing.Lock()
 	defer t.cold.choosing.Unlock()
 	var tried []Ref
-	for len(tried) < spanTries {
+	for warm := 0; warm < warmTries && len(tried) < refusedTries; {
 		r, ok := t.coldestSpan(but, before, tried)
 		if !ok {
 			break
 		}
 		heat, free := t.sample(r)
 		t.noteHeat(r.Range, heat)
-		if free && heat < before && usable(r.Range) {
+		switch {
+		case heat >= before:
+			warm++
+		case free && usable(r.Range):
 			return r.Range, true
 		}
 		tried = append(tried, r.Base)
@@ -79,23 +84,23 @@ func (t *Table) sample(s span) (heat uint64, free bool) {
 	return sum / n, free
 }
 
+// sampleGroup counts pinned records, too: a range that is in use must not look colder for it.
 func (t *Table) sampleGroup(r Range, sum, n *uint64) (free bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.closed {
 		return true
 	}
+	free = true
 	for ref := r.Base; ref < r.Base+Ref(r.Slots); ref++ {
 		e := t.entry(ref)
-		if e.pins() > 0 {
-			return false
-		}
+		free = free && e.pins() == 0
 		if e.seq != 0 {
 			*sum += t.full(e.tick())
 			*n++
 		}
 	}
-	return true
+	return free
 }
 
 // noteHeat keeps the heat of a tracked range.

@@ -364,3 +364,47 @@ func TestChainsLoseTheirEndsFirstUnderConcurrentUse(t *testing.T) {
 		}
 	}
 }
+
+// Ranges with pinned records, and such as cannot be used, do not stand before the others.
+func TestPinnedRangesHideNoOther(t *testing.T) {
+	table, _ := fill(t, 64*40, 1)
+	r := Range{0, 64}
+	table.Untrack(Range{0, 64 * 40})
+	for ; r.Base < 64*40; r.Base += 64 {
+		table.Track(2, r, 0)
+		table.Survey(r, nil)
+		if r.Base < 64*10 { // the coldest
+			if _, _, ok := table.PinSlot(r.Base + 5); !ok {
+				t.Fatal("no record")
+			}
+		}
+	}
+	for range 2 {
+		got, ok := table.ColdestRange(1, ^uint64(0), func(r Range) bool { return r.Base >= 64*20 })
+		if want := (Range{64 * 20, 64}); !ok || got != want {
+			t.Fatalf("%v, %v, want %v", got, ok, want)
+		}
+	}
+}
+
+// A range that is in use is not taken for an empty one.
+func TestPinnedRangeIsNotCold(t *testing.T) {
+	table, chains := fill(t, 64*8, 64)
+	table.Untrack(Range{0, 64 * 8})
+	for r := (Range{0, 64}); r.Base < 64*8; r.Base += 64 {
+		table.Track(2, r, 0)
+		table.Survey(r, nil)
+	}
+	var pins []Ref
+	for _, chain := range chains[:6] {
+		_, pins = table.Prefix(0, []connector.Shard{0}, chain, pins)
+	}
+	any := func(Range) bool { return true }
+	if got, ok := table.ColdestRange(1, ^uint64(0), any); !ok || got.Base != 64*6 {
+		t.Errorf("%v, %v while the others are pinned", got, ok)
+	}
+	table.Unpin(pins...)
+	if got, ok := table.ColdestRange(1, ^uint64(0), any); !ok || got.Base != 64*6 {
+		t.Errorf("%v, %v when they were used last", got, ok)
+	}
+}

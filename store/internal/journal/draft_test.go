@@ -296,3 +296,15 @@ func TestDraftFitsItsReserve(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A goroutine that is parked says why before anyone can meet it: who opened a database saw
+// no error else, and used one that was not there.
+func TestParkedGenerationHasFailed(t *testing.T) {
+	for range 2000 {
+		g := newGeneration(testOptions(vfs.NewMem()), 1)
+		go g.park(errors.New("gone"))
+		if <-g.parked; g.failure() == nil {
+			t.Fatal("parked and not failed")
+		}
+	}
+}

@@ -201,8 +201,8 @@ func (g *generation) fail(reason error) {
 
 // park fails the generation and keeps the calling goroutine for good.
 func (g *generation) park(reason error) {
+	g.fail(reason) // first: who meets one that is parked asks why
 	g.markParked()
-	g.fail(reason)
 	select {}
 }
 
