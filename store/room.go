@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -288,6 +289,9 @@ type makingState struct {
 	failures int
 	full     bool // there was no space
 	wait     bool // not to be tried before the next measurement
+	// gaveUp is set when a segment was given up for another size. If none can be made all the
+	// same, no other is: each size would take the other's, one by one.
+	gaveUp bool
 }
 
 // manyFailures to make a segment, one a second, are taken for good: the store then goes on
@@ -301,6 +305,17 @@ func (m *makingState) failed(err error) {
 }
 
 func (m *makingState) mayTry() bool { return !m.wait }
+
+// mayGiveUp reports whether giving up a segment for another size is likely to bring room,
+// and takes it that one is given up if so. p.mu is held.
+func (p *space) mayGiveUp() bool {
+	stuck := slices.ContainsFunc(p.aside, func(f asideFile) bool { return f.stuck })
+	if stuck || p.making.failures > 0 && p.making.gaveUp {
+		return false
+	}
+	p.making.gaveUp = true
+	return true
+}
 
 // retryMaking has the next writer that finds no slot try to make a segment again: what
 // failed may have passed.

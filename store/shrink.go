@@ -141,7 +141,11 @@ func (s *Store) tellShrinking(ctx context.Context, err error, done int) {
 // giveUp asks for a segment to be given up for a class. It reports false if it is being
 // written to, or if another one is on its way out: one need is met at a time.
 func (s *Store) giveUp(g *segment, c *class) bool {
-	if len(s.space.retirements()) > 0 || !s.retire(g, c) {
+	p := s.space
+	p.mu.Lock()
+	may := len(p.retiring) == 0 && p.mayGiveUp()
+	p.mu.Unlock()
+	if !may || !s.retire(g, c) {
 		return false
 	}
 	s.wakeShrinker()
@@ -323,7 +327,7 @@ func (p *space) remove(r *retirement) {
 	p.slots -= int64(g.Slots)
 	p.retiring = slices.DeleteFunc(p.retiring, func(o *retirement) bool { return o == r })
 	p.aside = append(p.aside, asideFile{path: g.path, bytes: g.physical, due: true})
-	p.making = makingState{}
+	p.making.wait = false
 	p.mu.Unlock()
 	// One that cannot be removed now is tried again with the others.
 	_ = p.removeAside()
