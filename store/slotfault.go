@@ -151,16 +151,19 @@ func (p *space) setBad(ref index.Ref) {
 func (p *space) spoil(ref index.Ref) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.setBad(ref)
+	if !p.isBad(ref) {
+		p.setBad(ref)
+	}
 }
 
-// spoilt returns a segment with too many bad slots. p.mu is held.
+// spoilt returns a segment with too many bad slots, all of whose headers were read. p.mu is
+// held.
 func (p *space) spoilt() *segment {
 	if len(p.bad) == 0 {
 		return nil
 	}
 	for _, g := range p.segments {
-		if !g.retired && g.bad > 0 && (g.bad >= badSlots || uint32(g.bad)*badPart >= g.Slots) {
+		if !g.retired && !g.unread.Load() && g.bad > 0 && (g.bad >= badSlots || uint32(g.bad)*badPart >= g.Slots) {
 			return g
 		}
 	}
