@@ -9,12 +9,14 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/index"
 )
 
@@ -333,17 +335,17 @@ func TestCrashAtEachStepOfANewJournal(t *testing.T) {
 		var crashedDisk *memDisk
 		var crashedJournal *vfs.MemFS
 		fs := damaged.CrashClone(vfs.CrashCloneCfg{})
-		disk := base.crash(g, func() {})
+		copied := base.crash(g, func() {})
 		inject := errorfs.InjectorFunc(func(op errorfs.Op) error {
 			if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && seen.Add(1) == int64(step+1) {
-				crashedDisk = disk.crash(g, func() {
+				crashedDisk = copied.crash(g, func() {
 					crashedJournal = fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: g.IntN(101), RNG: g})
 				})
 				crashes.Add(1)
 			}
 			return nil
 		})
-		first, err := Open(t.Context(), memOptions(disk, errorfs.Wrap(fs, inject)))
+		first, err := Open(t.Context(), memOptions(copied, errorfs.Wrap(fs, inject)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -393,4 +395,49 @@ func spoilManifests(t *testing.T, fs *vfs.MemFS, dir string) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// A segment that takes no new records takes none either when it was to be given up and
+// leases kept it.
+func TestFrozenSegmentTakesNothingAfterItWasKept(t *testing.T) {
+	d := newMemDisk()
+	s := openTest(t, memOptions(d, newJournalFS()))
+	records := chainOf(openNamespace(t, s, "m"), 1, 10)
+	mustWrite(t, s, records)
+	mustSync(t, s)
+	var journalAfter *vfs.MemFS
+	d = d.crash(rand.New(rand.NewPCG(1, 1)), func() { journalAfter = s.opts.journalFS.(*vfs.MemFS).CrashClone(vfs.CrashCloneCfg{}) })
+	for path, f := range d.files {
+		if strings.HasSuffix(path, segmentSuffix) {
+			clear(f.data[:disk.Align]) // its header
+		}
+	}
+	d.hook(func(op, path string) error {
+		if op == "write" && strings.HasSuffix(path, segmentSuffix) {
+			return unix.EIO
+		}
+		return nil
+	})
+	s = openTest(t, memOptions(d, journalAfter))
+	d.hook(func(string, string) error { return nil })
+	ns := openNamespace(t, s, "m")
+	g := s.space.allSegments()[0]
+	if !g.frozen {
+		t.Fatal("the segment is not frozen")
+	}
+	_, lease := s.Lookup(ns, []connector.Shard{0}, keysOf(records), time.Minute)
+	if !s.retire(g, nil) {
+		t.Fatal("the segment cannot be given up")
+	}
+	s.runEvictJob(&evictJob{segment: g, restore: true})
+	mustSync(t, s)
+	s.space.mu.Lock()
+	free := len(g.class.free) + int(g.class.pending)
+	s.space.mu.Unlock()
+	if free > 0 {
+		t.Errorf("%d slots of it can be written to", free)
+	}
+	s.Release(lease)
+	checkAccounting(t, s)
+	mustRead(t, s, records)
 }

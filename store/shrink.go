@@ -303,6 +303,9 @@ func (p *space) restore(g *segment) {
 	c := g.class
 	c.segments = append(c.segments, g)
 	c.slots += int64(g.Slots)
+	if g.frozen {
+		return
+	}
 	for _, ref := range empty {
 		if !p.isBad(ref) {
 			c.pending++

@@ -199,10 +199,11 @@ func (g *generation) fail(reason error) {
 	})
 }
 
-// park fails the generation and keeps the calling goroutine for good.
+// park fails the generation and keeps the calling goroutine for good. It has failed before
+// anyone who waits for what was parked goes on and asks why.
 func (g *generation) park(reason error) {
-	g.markParked()
 	g.fail(reason)
+	g.markParked()
 	select {}
 }
 

@@ -113,8 +113,8 @@ func (j *Journal) Generation() uint64 { return j.gen.Load().number + 1 }
 // wait no longer.
 func (j *Journal) Abandon(reason string) {
 	g := j.gen.Load()
-	g.markParked()
 	g.fail(errors.New(reason))
+	g.markParked()
 }
 
 // logger passes on what Pebble logs.
