@@ -41,7 +41,7 @@ func (f *segmentFile) close() {
 
 const (
 	// listTries is how often the directory of segments is listed, and each segment file opened,
-	// before an error of the disk counts, listPause the time between them.
+	// before an error counts, listPause the time between them.
 	listTries = 4
 	listPause = 50 * time.Millisecond
 	// inspectors is how many segment files are opened at one time.
@@ -118,7 +118,7 @@ func (s *Store) inspect(f *segmentFile, buf []byte) {
 		if try > 0 {
 			time.Sleep(listPause)
 		}
-		if s.openFile(f); !ofMedium(f.openErr) {
+		if s.openFile(f); f.openErr == nil {
 			break
 		}
 	}
