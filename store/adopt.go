@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kvconn/kvconn/store/internal/index"
 	"github.com/kvconn/kvconn/store/internal/journal"
@@ -13,7 +14,7 @@ type adoptJob struct {
 	segment      *segment
 	first, slots uint32
 	// records are what the headers name, in the order of their slots; unread are the slots
-	// whose headers the disk did not give, damaged counts them and those that are bad.
+	// whose headers the disk did not give, damaged counts those that are bad.
 	records []journal.Record
 	unread  []uint32
 	damaged int
@@ -56,6 +57,7 @@ func (c *committing) runAdopt(job *adoptJob) {
 		a.batch = s.journal.NewBatch()
 	}
 	a.found, a.removed, a.unread, a.freed, a.events = a.found[:0], a.removed[:0], a.unread[:0], a.freed[:0], a.events[:0]
+	s.space.skipBad(job)
 	for i := range job.records {
 		a.found = append(a.found, s.adopted(&job.records[i]))
 	}
@@ -67,13 +69,13 @@ func (c *committing) runAdopt(job *adoptJob) {
 	s.writes.mu.Lock()
 	a.removed = s.table.Adopt(run, a.found, a.unread, s.writes.writing, a.removed)
 	s.writes.mu.Unlock()
+	c.publishAdopted() // if the journal fails, the next one is written from the index
 	if job.err = c.journalAdopted(job); job.err != nil {
 		for _, r := range a.removed {
 			c.owed = append(c.owed, r.Ref)
 		}
 		return
 	}
-	c.publishAdopted()
 	s.space.addPending(a.freed)
 	if len(a.freed) > 0 || len(a.events) > 0 {
 		s.barrier.touch()
@@ -186,5 +188,16 @@ func (p *space) offer(g *segment, empty []index.Ref) {
 			g.class.pending++
 			p.pending = append(p.pending, ref)
 		}
+	}
+}
+
+// skipBad leaves out the records whose slots were set aside since they were read.
+func (p *space) skipBad(job *adoptJob) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.bad) > 0 {
+		job.records = slices.DeleteFunc(job.records, func(r journal.Record) bool {
+			return p.isBad(job.segment.base + index.Ref(r.Location.Slot))
+		})
 	}
 }

@@ -50,7 +50,7 @@ func (s *Store) tidyNamespaces(ctx context.Context) {
 		case <-s.namespaces.tidy:
 		case <-tick.C:
 		}
-		s.keepLost()
+		s.keepLost(ctx)
 		if !s.rebuilt.running() { // else a record may not be found yet
 			s.freeSizes()
 			s.forgetEmpty()
@@ -72,7 +72,7 @@ func (s *Store) freeSizes() {
 }
 
 // keepLost writes the manifests whose files were lost and that an engine has brought again.
-func (s *Store) keepLost() {
+func (s *Store) keepLost(ctx context.Context) {
 	n := &s.namespaces
 	var lost []NamespaceID
 	n.mu.RLock()
@@ -83,6 +83,9 @@ func (s *Store) keepLost() {
 	}
 	n.mu.RUnlock()
 	for _, id := range lost {
+		if ctx.Err() != nil {
+			return
+		}
 		if err := s.keepManifest(id); err != nil {
 			s.opts.Logger.Warn("store: cannot write a manifest again", "err", err,
 				"remedy", "none: it is tried again with the next record of the namespace")
@@ -192,7 +195,13 @@ func (c *committing) runForget(job *forgetJob) {
 	}
 	n.mu.Unlock()
 	job.forgotten = true
-	// If the journal does not take it, it has failed, and the next one is written without.
+	select {
+	case <-s.journal.Failed():
+		// The next one is written without. The batch may still be in use by a commit that does
+		// not return.
+		return
+	default:
+	}
 	for _, shard := range shards {
 		_ = c.batch.DeleteSize(uint16(job.id), shard)
 	}

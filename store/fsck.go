@@ -266,7 +266,7 @@ func (s *Store) checkAccounting() error {
 	for _, g := range p.segments {
 		slots += int64(g.Slots)
 		if g.withheld.Load() {
-			free += int64(len(s.table.Survey(g.slots(), nil)))
+			free += int64(len(s.table.Survey(g.slots(), nil)) - g.bad)
 		}
 	}
 	if n := int64(s.table.Len()); slots != p.slots || n+free != slots {

@@ -1,7 +1,11 @@
 package store
 
 import (
+	"cmp"
+	"context"
 	"errors"
+	"slices"
+	"time"
 
 	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/format"
@@ -79,6 +83,53 @@ func (h *headerReader) scan(g *segment, first, slots uint32) *adoptJob {
 	return job
 }
 
+const (
+	// headerTries is how often a header is read that the disk does not give, while it gives
+	// others; while it gives none, headerTriesMost.
+	headerTries, headerTriesMost = 3, 60
+	// headerPause is the first pause between two tries, headerPauseMost the longest.
+	headerPause, headerPauseMost = 50 * time.Millisecond, time.Second
+)
+
+// again reads the headers once more that the disk did not give. A disk that fails for a
+// while is waited for: what is not read now is lost.
+func (h *headerReader) again(ctx context.Context, job *adoptJob) {
+	if len(job.unread) == 0 {
+		return
+	}
+	pause := headerPause
+	for try := 1; len(job.unread) > 0 && try < headerTriesMost; try++ {
+		if try >= headerTries && h.anyReadable(job.segment) {
+			break
+		}
+		if sleep(ctx, pause); ctx.Err() != nil {
+			return
+		}
+		pause = min(2*pause, headerPauseMost)
+		slots := job.unread
+		job.unread = nil
+		for _, slot := range slots {
+			r, err := h.read(job.segment.file, &job.segment.Segment, slot)
+			h.take(job, slot, &r, err)
+		}
+	}
+	slices.SortFunc(job.records, func(a, b journal.Record) int { return cmp.Compare(a.Location.Slot, b.Location.Slot) })
+}
+
+// anyReadable reports whether the disk gives the header of a segment, or of one of some
+// others whose records are being read.
+func (h *headerReader) anyReadable(g *segment) bool {
+	const others = 4
+	b := h.buf[:format.HeaderBytes]
+	some := h.s.unreadSegments()
+	for _, o := range append(some[:min(others, len(some))], g) {
+		if o.file.ReadVec(b, nil, 0) == nil {
+			return true
+		}
+	}
+	return false
+}
+
 // take adds what the header of a slot says to a job.
 func (h *headerReader) take(job *adoptJob, slot uint32, r *format.Record, err error) {
 	switch {
@@ -88,13 +139,12 @@ func (h *headerReader) take(job *adoptJob, slot uint32, r *format.Record, err er
 		job.damaged++
 		return
 	case err != nil:
-		job.damaged++
 		job.unread = append(job.unread, slot)
 		return
 	}
 	ns, err := h.s.findNamespace(r.Namespace)
 	if err != nil {
-		job.unread = append(job.unread, slot) // the next opening may have more luck
+		job.damaged++ // no number is left for it
 		return
 	}
 	job.records = append(job.records, journal.Record{

@@ -303,14 +303,21 @@ func withoutDescriptors(t *testing.T) {
 	all := chainOf(ns, 1, 10)
 	mustWrite(t, s, all)
 	var taken []*os.File
-	for {
-		f, err := os.Open("/dev/null")
-		if err != nil {
-			break
+	for failed := false; !failed; {
+		for {
+			f, err := os.Open("/dev/null")
+			if err != nil {
+				break
+			}
+			taken = append(taken, f)
 		}
-		taken = append(taken, f)
+		_ = s.journal.Flush() // needs a descriptor, and may find one that was let go of meanwhile
+		select {
+		case <-s.journal.Failed():
+			failed = true
+		default:
+		}
 	}
-	_ = s.journal.Flush() // needs a descriptor
 	all = append(all, writeSome(t, s, chainOf(ns, 2, 10))...)
 	_ = s.Sync(t.Context())
 	mustRead(t, s, all)

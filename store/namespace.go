@@ -58,7 +58,7 @@ type namespace struct {
 	kept    bool   // its manifest is a file
 	listed  bool   // the journal has its number
 	gone    bool   // forgotten; its number may be given out again
-	// used is set when a write was accepted, inserted counts records.
+	// used is set when a write was accepted or the journal had it, inserted counts records.
 	used     atomic.Bool
 	inserted atomic.Uint64
 }
@@ -335,6 +335,7 @@ func (s *Store) loadNamespaces() error {
 			return err
 		}
 		n.byID[id].listed = true
+		n.byID[id].used.Store(true)
 		if err := s.loadManifest(n.byID[id]); err != nil {
 			s.note("manifest of namespace %v is lost (%v)", e.Digest, err)
 		}

@@ -145,7 +145,7 @@ func (s *Store) open(ctx context.Context) error {
 		return err
 	}
 	s.opening = nil
-	if !s.rebuilt.running() { // else a record that names one may not be found yet
+	if len(s.unreadSegments()) == 0 { // else a record that names one may not be found yet
 		s.dropManifests()
 	}
 	s.findAside()

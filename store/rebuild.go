@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -80,12 +81,9 @@ const rebuildLogInterval = 10 * time.Second
 // startRebuild begins the rebuild if there is one to make.
 func (s *Store) startRebuild(ctx context.Context) {
 	r := &s.rebuilt
-	var unread []*segment
-	for _, g := range s.space.allSegments() {
-		if g.unread.Load() {
-			unread = append(unread, g)
-			r.slots.Add(int64(g.Slots))
-		}
+	unread := s.unreadSegments()
+	for _, g := range unread {
+		r.slots.Add(int64(g.Slots))
 	}
 	r.segments.Store(int64(len(unread)))
 	if len(unread) == 0 {
@@ -94,6 +92,11 @@ func (s *Store) startRebuild(ctx context.Context) {
 	}
 	s.background.Add(1)
 	go s.rebuild(ctx, unread)
+}
+
+// unreadSegments are the segments whose headers are to be read.
+func (s *Store) unreadSegments() []*segment {
+	return slices.DeleteFunc(s.space.allSegments(), func(g *segment) bool { return !g.unread.Load() })
 }
 
 // rebuild reads the headers of segments, many at one time.
@@ -191,7 +194,10 @@ func (s *Store) rebuildReader(ctx context.Context, work *rebuildWork, yields boo
 			return
 		}
 		job := reader.scan(e.g, first, slots)
-		s.rebuilt.damaged.Add(int64(job.damaged))
+		if reader.again(ctx, job); ctx.Err() != nil {
+			return
+		}
+		s.rebuilt.damaged.Add(int64(job.damaged + len(job.unread)))
 		if !s.adopt(ctx, job) {
 			return
 		}

@@ -53,10 +53,6 @@ func (s *Store) recover(ctx context.Context, o *opening) error {
 	if err != nil {
 		return err
 	}
-	s.listFreeSlots()
-	if err := s.stampJournal(); err != nil {
-		return err
-	}
 	if err := s.opts.fs.Remove(s.snapshotPath()); err != nil && !disk.IsNotExist(err) {
 		// It names an earlier opening, so that no one will believe it.
 		s.setAside(s.snapshotPath())
@@ -65,6 +61,8 @@ func (s *Store) recover(ctx context.Context, o *opening) error {
 	return nil
 }
 
+// recoverWith fills the index and has the journal note the opening. A journal that is damaged
+// may say so at any step: tables are read and merged beside it.
 func (s *Store) recoverWith(ctx context.Context, o *opening) error {
 	if err := s.loadNamespaces(); err != nil {
 		return err
@@ -88,7 +86,11 @@ func (s *Store) recoverWith(ctx context.Context, o *opening) error {
 	if err := s.settleSegments(o, noted); err != nil {
 		return err
 	}
-	return s.fillIndex(ctx, o)
+	if err := s.fillIndex(ctx, o); err != nil {
+		return err
+	}
+	s.listFreeSlots()
+	return s.stampJournal()
 }
 
 // suspicion says why the journal is not to be believed, or is empty.

@@ -40,8 +40,8 @@ func (f *segmentFile) close() {
 }
 
 const (
-	// listTries is how often the directory of segments is listed before an error counts,
-	// listPause the time between them.
+	// listTries is how often the directory of segments is listed, and each segment file opened,
+	// before an error counts, listPause the time between them.
 	listTries = 4
 	listPause = 50 * time.Millisecond
 	// inspectors is how many segment files are opened at one time.
@@ -114,14 +114,16 @@ func (s *Store) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 }
 
 func (s *Store) inspect(f *segmentFile, buf []byte) {
-	f.file, f.openErr = s.opts.fs.OpenFile(f.path, false, s.direct)
+	for try := range listTries {
+		if try > 0 {
+			time.Sleep(listPause)
+		}
+		if s.openFile(f); f.openErr == nil {
+			break
+		}
+	}
 	if f.openErr != nil {
 		f.headErr = f.openErr
-		return
-	}
-	if f.size, f.openErr = f.file.Size(); f.openErr != nil {
-		f.headErr = f.openErr
-		f.close()
 		return
 	}
 	if f.headErr = f.file.ReadVec(buf, nil, 0); f.headErr != nil {
@@ -131,6 +133,17 @@ func (s *Store) inspect(f *segmentFile, buf []byte) {
 	if f.headErr != nil && !errors.Is(f.headErr, format.ErrBad) && !errors.Is(f.headErr, format.ErrBlank) {
 		// Intact, and not for this program.
 		f.openErr = f.headErr
+		f.close()
+	}
+}
+
+// openFile opens a segment file and asks for its size.
+func (s *Store) openFile(f *segmentFile) {
+	if f.file, f.openErr = s.opts.fs.OpenFile(f.path, false, s.direct); f.openErr != nil {
+		f.file = nil
+		return
+	}
+	if f.size, f.openErr = f.file.Size(); f.openErr != nil {
 		f.close()
 	}
 }

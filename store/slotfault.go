@@ -151,7 +151,9 @@ func (p *space) setBad(ref index.Ref) {
 func (p *space) spoil(ref index.Ref) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.setBad(ref)
+	if !p.isBad(ref) {
+		p.setBad(ref)
+	}
 }
 
 // spoilt returns a segment with too many bad slots. One whose headers are being read waits:

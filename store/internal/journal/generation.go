@@ -199,9 +199,10 @@ func (g *generation) fail(reason error) {
 	})
 }
 
-// park fails the generation and keeps the calling goroutine for good.
+// park fails the generation and keeps the calling goroutine for good. It has failed before
+// anyone who waits for what was parked goes on and asks why.
 func (g *generation) park(reason error) {
-	g.fail(reason) // first: who meets one that is parked asks why
+	g.fail(reason)
 	g.markParked()
 	select {}
 }
