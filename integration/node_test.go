@@ -162,7 +162,7 @@ func (n *node) status() *daemon.Status {
 		}
 		// A machine that is busy may keep the answer back for longer than a person waits.
 		if !errors.Is(err, context.DeadlineExceeded) || time.Now().After(deadline) {
-			n.t.Fatal(err)
+			n.t.Fatalf("%v; the daemon's log:\n%s", err, n.log)
 		}
 	}
 }

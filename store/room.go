@@ -301,7 +301,9 @@ const manyFailures = 30
 func (m *makingState) failed(err error) {
 	m.failures++
 	m.wait = true
-	m.full = errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, errNoRoom) || m.failures >= manyFailures
+	noSpace := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, errNoRoom)
+	// A journal that failed, for want of space too, is replaced: no record has to go for it.
+	m.full = noSpace && !errors.Is(err, journal.ErrFailed) || m.failures >= manyFailures
 }
 
 func (m *makingState) mayTry() bool { return !m.wait }
