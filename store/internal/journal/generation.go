@@ -76,6 +76,7 @@ func openPebble(dir string, po *pebble.Options) (db *pebble.DB, err error) {
 }
 
 func (g *generation) pebbleOptions(cache *pebble.Cache) *pebble.Options {
+	var told sync.Once // Pebble tries again and again, and says so each time
 	po := &pebble.Options{
 		Cache: cache,
 		FS:    failFS{g.opts.FS, g},
@@ -90,7 +91,9 @@ func (g *generation) pebbleOptions(cache *pebble.Cache) *pebble.Options {
 		MaxOpenFiles:                256,
 		Logger:                      (*logger)(g),
 		EventListener: &pebble.EventListener{
-			BackgroundError: func(err error) { g.opts.Logger.Error("journal: background error", "err", err) },
+			BackgroundError: func(err error) {
+				told.Do(func() { g.opts.Logger.Error("journal: background error, it is tried again", "err", err) })
+			},
 			DataCorruption: func(info pebble.DataCorruptionInfo) {
 				g.fail(fmt.Errorf("%w: %s: %w", ErrCorrupt, info.Path, info.Details))
 			},
