@@ -32,7 +32,7 @@ func descriptorLimit() int64 {
 // httpConnsOf is the bound of HTTP connections under a limit of descriptors.
 func httpConnsOf(limit int64) int { return int(min(max(limit/httpDescriptorPart, 4), httpConns)) }
 
-// checkDescriptors warns of a limit that is too small for a store of so many segments.
+// checkDescriptors warns of a limit that is too small for a store of that number of segments.
 func checkDescriptors(log *slog.Logger, limit, segments int64) {
 	need := segments + storeDescriptors + engineDescriptors + int64(httpConnsOf(limit))
 	if limit < need {

@@ -28,7 +28,7 @@ type Options struct {
 	MinFreeBytes   int64
 	MinFreePercent float64
 	NoMinFree      bool
-	// ForgetSegments has the store begin anew where all its segments are gone.
+	// ForgetSegments has the store start empty where all its segments are gone.
 	ForgetSegments bool
 	// Writers and ReadInFlightBytes bound what is asked of the disk at one time, EventBytes
 	// the memory of events that routers have yet to read; 0 is the store's default, and a

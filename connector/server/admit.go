@@ -10,7 +10,7 @@ import (
 )
 
 // admission decides who may connect, and knows who is connected. No process and no engine
-// can have so many connections that nothing is left for others.
+// can take all connections.
 type admission struct {
 	maxConns, maxProcess, maxGreeting int
 	uid                               int

@@ -129,7 +129,7 @@ func TestOneOfManyStartersGetsTheSocket(t *testing.T) {
 	}
 }
 
-// Defect 18 with processes of which the winner dies without a word.
+// Defect 18 with processes: the winner is killed.
 func TestOneOfManyProcessesGetsTheSocket(t *testing.T) {
 	path := filepath.Join(socketDir(t), "s")
 	for round := range 3 {

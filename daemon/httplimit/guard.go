@@ -22,7 +22,7 @@ type Guard struct {
 	turn  uint64
 }
 
-// NewGuard makes one for at most so many connections.
+// NewGuard makes one that admits up to most connections.
 func NewGuard(most int) *Guard {
 	return &Guard{shares: NewShares(most), conns: make(map[*conn]struct{})}
 }

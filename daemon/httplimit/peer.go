@@ -73,7 +73,7 @@ const (
 	diagSourcePort   = unix.NLMSG_HDRLEN + 8 // of a request
 	diagState        = unix.NLMSG_HDRLEN + 1 // of an answer
 	diagUID          = unix.NLMSG_HDRLEN + 64
-	// diagDestination and the others are behind the source port.
+	// diagDestination and the others follow the source port.
 	diagDestinationPort, diagSource, diagDestination, diagCookie = 2, 4, 20, 40
 )
 

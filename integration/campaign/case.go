@@ -40,7 +40,7 @@ type Step struct {
 // String prints the step as its line.
 func (s Step) String() string { return strings.Join(append([]string{s.Verb}, s.Args...), " ") }
 
-// Words that a step may have behind its verb.
+// Words that a step may have after its verb.
 type argument int
 
 const (
