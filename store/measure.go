@@ -5,14 +5,14 @@ import "path/filepath"
 // measure finds out how much the journal occupies and how much space others have left.
 func (s *Store) measure() {
 	s.measureJournal()
-	room, err := s.opts.fs.Room(s.opts.Dir)
+	room, err := s.opts.fs.Room(s.space.dir)
 	if err != nil {
 		return // what was known stays
 	}
 	s.space.mu.Lock()
 	defer s.space.mu.Unlock()
 	if s.space.room.TotalBytes == 0 { // not known until now
-		s.space.minFree = minFree(s.opts.MinFreeBytes, room.TotalBytes)
+		s.space.minFree = s.opts.minFree(room.TotalBytes)
 	}
 	s.space.room = room
 }

@@ -323,7 +323,7 @@ func TestDefaultMinFree(t *testing.T) {
 		{-1, 1000 * gib, 0},
 		{7 * gib, 1000 * gib, 7 * gib},
 	} {
-		if got := minFree(c.option, c.total); got != c.want {
+		if got := (&Options{MinFreeBytes: c.option}).minFree(c.total); got != c.want {
 			t.Errorf("option %d, file system of %d: %d, want %d", c.option, c.total, got, c.want)
 		}
 	}
