@@ -92,6 +92,8 @@ type Options struct {
 	fs        disk.FS
 	journalFS vfs.FS
 	clock     func() time.Time
+	// healPauses are those of the healer.
+	healPauses healPauses
 	// checkOnly opens the store for a check: nothing is evicted to fit a cap.
 	checkOnly bool
 }
@@ -146,6 +148,7 @@ func (o *Options) EnsureDefaults() {
 	if o.journalFS == nil {
 		o.journalFS = vfs.Default
 	}
+	setDefault(&o.healPauses, defaultHealPauses())
 	if o.clock == nil {
 		o.clock = time.Now
 	}
