@@ -84,7 +84,7 @@ func TestNothingIsForgottenIntoABatchThatHangs(t *testing.T) {
 	if err := (<-written)[0]; err == nil {
 		t.Error("a write was taken by a journal that had failed")
 	}
-	if err := s.CheckPayload(ns, 0, 1000); err != nil {
+	if err := checkPayload(s, ns, 0, 1000); err != nil {
 		t.Error(err)
 	}
 	h.on.Store(false)
