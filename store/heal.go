@@ -222,7 +222,7 @@ func (w *draftWriter) segment(ctx context.Context, g *segment) error {
 		}
 		entry := journal.Record{
 			Location: g.location(r.Ref), Namespace: r.ID.Namespace, Shard: r.ID.Shard, Key: r.ID.Key,
-			ParentAt: w.s.parentAt(r), Depth: r.Depth, Tick: r.Tick, Bytes: r.Bytes, Seq: r.Seq,
+			ParentAt: w.s.parentAt(r), Depth: r.Depth, Bytes: r.Bytes, Seq: r.Seq,
 		}
 		kept, ok := old[r.Ref]
 		if !ok || kept.seq != r.Seq {
