@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"time"
 
@@ -96,6 +97,8 @@ type Options struct {
 	healPauses healPauses
 	// checkOnly opens the store for a check: nothing is evicted to fit a cap.
 	checkOnly bool
+	// held, if not nil, is the lock of the directory, which the caller has. The store closes it.
+	held io.Closer
 }
 
 // WithFS returns the options with other file systems for payloads and journal: a seam for
