@@ -88,6 +88,7 @@ func (c *committing) run() {
 				w.kind = commitHeld
 				continue
 			}
+			c.replace(w.write)
 			c.addWrite(w.write)
 		case commitDrop:
 			c.drop(w.read.rd.found.ref, w.read.rd.found.seq, ofMedium(w.read.rd.ioErr))
