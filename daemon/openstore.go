@@ -10,8 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/store"
 )
@@ -49,11 +47,7 @@ func (d *daemon) openStore(ctx context.Context) (*store.Store, error) {
 	if err := refuseForeign(o.Dir); err != nil {
 		return nil, err
 	}
-	so, err := d.storeOptions()
-	if err != nil {
-		return nil, err
-	}
-	s, err := store.Open(ctx, so)
+	s, err := store.Open(ctx, d.storeOptions())
 	if err != nil {
 		return nil, fmt.Errorf("open the store in %s: %w", o.Dir, err)
 	}
@@ -61,14 +55,10 @@ func (d *daemon) openStore(ctx context.Context) (*store.Store, error) {
 	return s, nil
 }
 
-func (d *daemon) storeOptions() (store.Options, error) {
+func (d *daemon) storeOptions() store.Options {
 	o := d.opts
-	minFree, err := o.minFreeBytes()
-	if err != nil {
-		return store.Options{}, err
-	}
 	so := store.Options{
-		Dir: o.Dir, MaxBytes: o.MaxBytes, MinFreeBytes: minFree, Logger: o.Logger,
+		Dir: o.Dir, MaxBytes: o.MaxBytes, MinFreeBytes: o.MinFreeBytes, MinFreePercent: o.MinFreePercent, Logger: o.Logger,
 		LeaseMax: max(time.Minute, 2*o.LoadTimeout),
 		// The ranks' staging memory is what bounds saves, and refuses first: a shard that
 		// the store refused while the block's other shards are written is wasted space.
@@ -82,25 +72,13 @@ func (d *daemon) storeOptions() (store.Options, error) {
 		Progress:           d.opening.progress,
 		ForgetSegments:     o.ForgetSegments,
 	}
+	if o.NoMinFree {
+		so.MinFreeBytes = -1
+	}
 	if o.Store != nil {
 		so = o.Store(so)
 	}
-	return so, nil
-}
-
-// minFreeBytes is the least free space, of the directory's file system if it is a share.
-func (o *Options) minFreeBytes() (int64, error) {
-	switch {
-	case o.NoMinFree:
-		return -1, nil
-	case o.MinFreePercent == 0:
-		return o.MinFreeBytes, nil
-	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(o.Dir, &fs); err != nil {
-		return 0, fmt.Errorf("size of the file system of %s: %w", o.Dir, err)
-	}
-	return max(1, int64(float64(fs.Blocks)*float64(fs.Bsize)*o.MinFreePercent/100)), nil
+	return so
 }
 
 // logOpened says what was opened, and what a person should know of it.

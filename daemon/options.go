@@ -23,7 +23,7 @@ type Options struct {
 	Dir, Socket, HTTP string
 	// MaxBytes is the store's hard cap in physical bytes; 0 lets the store choose.
 	MaxBytes int64
-	// MinFreeBytes is what the store leaves free of its file system, or MinFreePercent of
+	// MinFreeBytes is what the store leaves free of its segments' file system, or MinFreePercent of
 	// it. With neither the store chooses, unless NoMinFree says that it leaves nothing.
 	MinFreeBytes   int64
 	MinFreePercent float64

@@ -20,21 +20,28 @@ import (
 // own, in a mount namespace, with more settings, and sets n.dir to the way into it.
 func (n *node) startOnSmallDisk(more string) {
 	n.t.Helper()
+	n.startOnMount("", more)
+}
+
+// startOnMount does so with the file system mounted on a directory below the daemon's.
+func (n *node) startOnMount(below, more string) {
+	n.t.Helper()
+	at := filepath.Join(n.dir, below)
 	path, err := daemonBinary()
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	if err := os.MkdirAll(n.dir, 0o700); err != nil {
+	if err := os.MkdirAll(at, 0o700); err != nil {
 		n.t.Fatal(err)
 	}
 	flags := "-rm"
 	if os.Getuid() == 0 {
 		flags = "-m"
 	}
-	if out, err := exec.Command("unshare", flags, "mount", "-t", "tmpfs", "none", n.dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command("unshare", flags, "mount", "-t", "tmpfs", "none", at).CombinedOutput(); err != nil {
 		n.t.Skipf("no file system can be mounted here: %v, %s", err, out)
 	}
-	script := fmt.Sprintf(`mount -t tmpfs -o size=48m none %[1]q && exec %[2]q serve --dir %[1]q --socket %[3]q --http 127.0.0.1:0 --max-bytes 40MiB %[4]s`, n.dir, path, n.socket, more)
+	script := fmt.Sprintf(`mount -t tmpfs -o size=48m none %[5]q && exec %[2]q serve --dir %[1]q --socket %[3]q --http 127.0.0.1:0 %[4]s`, n.dir, path, n.socket, more, at)
 	n.launch(exec.Command("unshare", flags, "sh", "-c", script))
 	n.dir = filepath.Join("/proc", fmt.Sprint(n.cmd.Process.Pid), "root", n.dir)
 	n.waitReady()
@@ -73,7 +80,7 @@ func healthy(t *testing.T, addr string) bool {
 // what is wrong; engines of new models that connect meanwhile go on too.
 func TestFullDiskCostsSavesOnlyAndIsToldByHealth(t *testing.T) {
 	n := newNode(t)
-	n.startOnSmallDisk("--min-free 0")
+	n.startOnSmallDisk("--max-bytes 40MiB --min-free 0")
 	info, err := daemon.ReadInfo(n.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -105,7 +112,7 @@ func TestFullDiskCostsSavesOnlyAndIsToldByHealth(t *testing.T) {
 // B11: a stop on a full disk ends in order, and the next start finds what was durable.
 func TestAStopOnAFullDiskEndsInOrder(t *testing.T) {
 	n := newNode(t)
-	n.startOnSmallDisk("--min-free 0")
+	n.startOnSmallDisk("--max-bytes 40MiB --min-free 0")
 	e := newInstance(t, n, nil)
 	e.run("first", prompts(70, 4))
 	n.saved()
@@ -121,7 +128,7 @@ func TestAStopOnAFullDiskEndsInOrder(t *testing.T) {
 // has nothing left to give, which health says; it grows again when there is room.
 func TestAStoreGivesBackWhatOthersNeed(t *testing.T) {
 	n := newNode(t)
-	n.startOnSmallDisk("--min-free 25%")
+	n.startOnSmallDisk("--max-bytes 40MiB --min-free 25%")
 	e := newInstance(t, n, nil)
 	for round := range 12 {
 		e.run(fmt.Sprint("fill-", round), prompts(80+round, 4))
@@ -155,5 +162,27 @@ func TestAStoreGivesBackWhatOthersNeed(t *testing.T) {
 		s := n.status()
 		return s.Health.OK && s.Store.Writes > st.Writes && s.Store.Records > 0
 	})
+	n.stop()
+}
+
+// Segments may be a mount of their own. The default cap, and what is left free, are those of
+// that file system, not of the directory's.
+func TestSegmentsOnAMountOfTheirOwn(t *testing.T) {
+	n := newNode(t)
+	n.startOnMount("segments", "--min-free 25%")
+	e := newInstance(t, n, nil)
+	for round := range 12 {
+		e.run(fmt.Sprint("fill-", round), prompts(80+round, 4))
+	}
+	n.saved()
+	st := n.status().Store
+	if st.FileSystemBytes != 48<<20 || st.MinFreeBytes != 12<<20 || st.MaxBytes > 48<<20 || st.Records == 0 || st.Segments < 2 {
+		t.Fatalf("%+v", st)
+	}
+	others := filepath.Join(n.dir, "segments", "others")
+	if err := os.WriteFile(others, make([]byte, st.FreeBytes-st.MinFreeBytes+512<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.wait("segments to be given back", func() bool { s := n.status().Store; return s.Segments < st.Segments && s.FreeBytes >= s.MinFreeBytes })
 	n.stop()
 }

@@ -88,6 +88,7 @@ func (c *committing) run() {
 				w.kind = commitHeld
 				continue
 			}
+			c.replace(w.write)
 			c.addWrite(w.write)
 		case commitDrop:
 			c.drop(w.read.rd.found.ref, w.read.rd.found.seq, ofMedium(w.read.rd.ioErr))
@@ -255,7 +256,7 @@ func (c *committing) putRecord(in *index.Insertion, op *WriteOp) error {
 	_, scheme := c.s.namespaces.identity(id.Namespace)
 	return c.batch.PutRecord(&journal.Record{
 		Location: g.location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
-		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.parentAt(in), Depth: in.Depth, Tick: in.Tick,
+		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.parentAt(in), Depth: in.Depth,
 		Bytes: in.Bytes, Seq: in.Seq, Scope: op.Scope, KeyScheme: scheme,
 	})
 }

@@ -312,6 +312,8 @@ func (tr trial) run(t *testing.T, b *damageBase, dir string) (share float64, ok 
 		}
 	}
 	intact := tr.intact(t, b, source, dir, file, page)
+	w := watchCap(t, damageOptions(dir)) // looks past the fault
+	defer w.stop()
 	if g.IntN(4) == 0 {
 		// fsck comes first, and must drop nothing that is intact either.
 		if r, err := Fsck(context.Background(), dir, FsckOptions{Store: o}); err != nil {
@@ -324,11 +326,12 @@ func (tr trial) run(t *testing.T, b *damageBase, dir string) (share float64, ok 
 		return 0, true
 	}
 	defer func() {
+		w.of(nil)
 		if err := s.Close(); err != nil {
 			t.Errorf("%v: close: %v", tr, err)
 		}
 	}()
-	return tr.check(t, s, intact), true
+	return tr.check(t, w.of(s), intact), true
 }
 
 // intact returns the records whose own bytes the fault left alone.

@@ -89,16 +89,30 @@ func (s *Store) readFailed(ref index.Ref, seq uint64, err error) (drop bool) {
 	return true
 }
 
-// dropDoubted drops a record that is to be saved again, if its last read failed. It reports
-// whether it did; the record is gone before anything that is committed later.
-func (s *Store) dropDoubted(found index.Found) bool {
-	if s.doubts.held.Load() == 0 {
+// doubted reports whether the last read of a record failed, so that a save is to replace it.
+func (s *Store) doubted(found index.Found) bool {
+	d := &s.doubts
+	if d.held.Load() == 0 {
 		return false
 	}
-	e := s.doubts.take(found.Ref)
-	if e.seq != found.Seq {
-		return false
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	e, ok := d.last[found.Ref]
+	return ok && e.seq == found.Seq
+}
+
+// replace drops the record that a save replaces, now that the new payload is written: a save that
+// fails costs nothing. It is in one batch with the new record.
+func (c *committing) replace(op *WriteOp) {
+	ref, seq := index.Ref(op.wr.oldRef), op.wr.oldSeq
+	if seq == 0 {
+		return
 	}
-	job := &dropJob{ref: found.Ref, seq: found.Seq, spoilt: e.medium, done: make(chan struct{})}
-	return s.commits.tryPush(commit{kind: commitDropSlot, drop: job})
+	select {
+	case <-c.s.journal.Failed():
+		return // the save fails
+	default:
+	}
+	e := c.s.doubts.take(ref)
+	c.drop(ref, seq, e.seq == seq && e.medium)
 }

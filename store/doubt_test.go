@@ -96,6 +96,89 @@ func TestSaveReplacesARecordWhoseLastReadFailed(t *testing.T) {
 	checkAccounting(t, s)
 }
 
+// saveOnce does not wait for room.
+func saveOnce(s *Store, r *testRecord) error {
+	done := make(chan error, 1)
+	op := &WriteOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Payload: r.payload()}
+	if _, err := s.Write([]*WriteOp{op}, func(op *WriteOp) { done <- op.Err }); err != nil {
+		return err
+	}
+	return <-done
+}
+
+// A save that was refused dropped the record that it was to replace, which the disk may give
+// again.
+func TestRefusedSaveDropsNothing(t *testing.T) {
+	for what, refuse := range map[string]func(t *testing.T, d *badReads, s *Store) (again func()){
+		"disk": func(_ *testing.T, d *badReads, _ *Store) func() {
+			d.hook(func(op, _ string) error {
+				if op == "write" {
+					return unix.ENOSPC
+				}
+				return nil
+			})
+			return func() { d.before.Store(nil) }
+		},
+		"budget": func(t *testing.T, d *badReads, s *Store) func() {
+			hold, begun := make(chan struct{}), make(chan struct{}, 1)
+			d.hook(func(op, _ string) error {
+				if op == "write" {
+					select {
+					case begun <- struct{}{}:
+					default:
+					}
+					<-hold
+				}
+				return nil
+			})
+			s.opts.WriteInFlightBytes = 1
+			other := chainOf(openNamespace(t, s, "b"), 1, 1)
+			done := make(chan error, 1)
+			go func() { done <- writeAll(t, s, other)[0] }()
+			<-begun
+			return func() {
+				close(hold)
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				d.before.Store(nil)
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			var fails atomic.Bool
+			fails.Store(true)
+			d, s, records := badRead(t, func() error {
+				if fails.Load() {
+					return unix.EIO
+				}
+				return nil
+			})
+			if err := readAll(t, s, records[:1])[0]; !errors.Is(err, ErrIO) {
+				t.Fatal(err)
+			}
+			again := refuse(t, d, s)
+			if err := saveOnce(s, &records[0]); err == nil {
+				t.Error("the save was taken")
+			}
+			if !s.Has(records[0].ID) {
+				t.Error("the record is gone")
+			}
+			again()
+			fails.Store(false)
+			mustRead(t, s, records) // the fault has passed
+			fails.Store(true)
+			if err := readAll(t, s, records[:1])[0]; !errors.Is(err, ErrIO) {
+				t.Fatal(err)
+			}
+			mustWrite(t, s, records[:1])
+			mustRead(t, s, records)
+			settle(t, s)
+			checkAccounting(t, s)
+		})
+	}
+}
+
 // Defect 13: ErrTimeout likewise.
 func TestRecordThatTimesOutTwiceIsDropped(t *testing.T) {
 	release := make(chan struct{})

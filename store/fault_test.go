@@ -273,7 +273,8 @@ func TestEveryNthJournalOperationFails(t *testing.T) {
 
 func TestFailedReadKeepsTheRecord(t *testing.T) {
 	d, j := newMemDisk(), newJournalFS()
-	s := openTest(t, memOptions(d, j))
+	o := memOptions(d, j)
+	s := watchCap(t, o).of(openTest(t, o))
 	ns := openNamespace(t, s, "a")
 	records := chainOf(ns, 1, 1)
 	mustWrite(t, s, records)
@@ -299,7 +300,8 @@ func TestFailedReadKeepsTheRecord(t *testing.T) {
 func TestFullFilesystemGoesOnWithWhatItHas(t *testing.T) {
 	d, j := newMemDisk(), newJournalFS()
 	d.room = 4 << 20
-	s := openTest(t, memOptions(d, j))
+	o := memOptions(d, j)
+	s := watchCap(t, o).of(openTest(t, o))
 	ns := openNamespace(t, s, "a")
 	for chain := range 20 {
 		mustWrite(t, s, chainOf(ns, chain, 20))
@@ -316,7 +318,7 @@ func TestHungDiskCostsTheReadAndNothingElse(t *testing.T) {
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, j)
 	o.ReadTimeout = 20 * time.Millisecond
-	s := openTest(t, o)
+	s := watchCap(t, o).of(openTest(t, o))
 	ns := openNamespace(t, s, "a")
 	records := chainOf(ns, 1, 4)
 	mustWrite(t, s, records)
@@ -356,7 +358,7 @@ func TestEndedContextEndsQueuedReads(t *testing.T) {
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, j)
 	o.ReadInFlightBytes, o.ChunkBytes = 32<<10, 32<<10
-	s := openTest(t, o)
+	s := watchCap(t, o).of(openTest(t, o))
 	ns := openNamespace(t, s, "a")
 	records := chainOf(ns, 1, 10)
 	mustWrite(t, s, records)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"path/filepath"
 	"sync"
@@ -64,6 +65,9 @@ func Fsck(ctx context.Context, dir string, o FsckOptions) (report FsckReport, er
 		if err = f.discard(dir); err == nil {
 			damaged, err = f.run(ctx, dir)
 		}
+		if f.lock != nil {
+			err = errors.Join(err, f.lock.Close())
+		}
 		if damaged != nil {
 			f.failed("journal cannot be read: %v", damaged)
 		}
@@ -75,19 +79,26 @@ type fsck struct {
 	s      *Store
 	o      FsckOptions
 	report *FsckReport
-	mu     sync.Mutex // guards report while records are checked
+	// lock is the directory's, kept between two openings.
+	lock io.Closer
+	mu   sync.Mutex // guards report while records are checked
 }
 
 // run opens the store and checks it. damaged is what is wrong with a journal that the
 // opening had no need to read.
 func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 	so := f.o.Store
-	so.Dir, so.MaxBytes, so.checkOnly = dir, math.MaxInt64/4, true
+	so.Dir, so.MaxBytes, so.checkOnly, so.held = dir, math.MaxInt64/4, true, f.lock
+	f.lock = nil // the store's, from now on
 	s, err := Open(ctx, so)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
+		if damaged != nil {
+			// Nobody else may have the directory before its journal is made again.
+			f.lock, s.lock = s.lock, io.NopCloser(nil)
+		}
 		if closed := s.Close(); damaged == nil { // else the journal cannot be closed either
 			err = errors.Join(err, closed)
 		}

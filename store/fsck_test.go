@@ -3,11 +3,18 @@ package store
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/kvconn/kvconn/store/internal/disk"
 )
 
 // stoppedStore returns the options of a store that holds n records and was stopped, and
@@ -213,4 +220,68 @@ func TestCalibrationIsKeptAndShown(t *testing.T) {
 	if st := openTest(t, o).Stats(); st.ReadBudgetBytes != 1<<20 {
 		t.Errorf("budget %d, was set to 1 MiB", st.ReadBudgetBytes)
 	}
+}
+
+// lockWatch counts the holders of the directory's lock.
+type lockWatch struct {
+	disk.OS
+	held atomic.Int64
+}
+
+func (w *lockWatch) Lock(path, holder string) (io.Closer, error) {
+	c, err := w.OS.Lock(path, holder)
+	if err != nil {
+		return nil, err
+	}
+	w.held.Add(1)
+	return &watchedLock{c, w}, nil
+}
+
+type watchedLock struct {
+	io.Closer
+	w *lockWatch
+}
+
+func (l *watchedLock) Close() error {
+	l.w.held.Add(-1)
+	return l.Closer.Close()
+}
+
+// Fsck let go of the directory before it made a damaged journal again: a daemon that was started
+// at that moment lost its own.
+func TestFsckHoldsTheDirectoryWhileItMakesTheJournalAgain(t *testing.T) {
+	o, records := killedStore(t, testOptions(""), 40)
+	if err := openTest(t, o).Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range journalFiles(t, o.Dir, "*.sst") {
+		info, err := os.Stat(path)
+		if err == nil {
+			err = flipBit(path, info.Size()/4, 3)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := new(lockWatch)
+	var unlocked atomic.Int64
+	watched := o
+	watched.fs = w
+	watched.journalFS = errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpFileClose && w.held.Load() == 0 {
+			unlocked.Add(1)
+		}
+		return nil
+	}))
+	r, err := Fsck(t.Context(), o.Dir, FsckOptions{Store: watched})
+	if err != nil || len(r.Failed) > 0 || len(r.Repaired) == 0 || r.Records != int64(len(records)) {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if n := unlocked.Load(); n > 0 {
+		t.Errorf("%d operations on the journal of a directory that nobody held", n)
+	}
+	if n := w.held.Load(); n != 0 {
+		t.Errorf("%d locks are left", n)
+	}
+	mustRead(t, openTest(t, o), records)
 }

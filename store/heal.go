@@ -20,8 +20,6 @@ import (
 // can be read in most cases, and otherwise from the records' headers.
 
 const (
-	healFirst = 100 * time.Millisecond
-	healLast  = 10 * time.Second
 	// healCalm is how long a journal must work for its next failure to be taken for a new
 	// one.
 	healCalm = time.Minute
@@ -29,6 +27,29 @@ const (
 	// instead.
 	healStall = 10 * time.Second
 )
+
+// healPauses are the pauses before each try to write a new journal. They double from first to
+// last. A generation that fails keeps a few hundred kilobytes for good: from healMany of them on
+// every pause is rare, so that a disk which fails for days costs little memory, and saving goes on
+// all the same when it works again.
+type healPauses struct{ first, last, rare time.Duration }
+
+const healMany = 100
+
+func defaultHealPauses() healPauses {
+	return healPauses{first: 100 * time.Millisecond, last: 10 * time.Second, rare: 5 * time.Minute}
+}
+
+// after is the pause after one of that length, 0 for none, when that many generations failed.
+func (p healPauses) after(pause time.Duration, failures int) time.Duration {
+	switch {
+	case failures >= healMany:
+		return p.rare
+	case pause == 0:
+		return p.first
+	}
+	return min(2*pause, p.last)
+}
 
 // healJob is a step of the healing that the committer takes part in.
 type healJob struct {
@@ -40,7 +61,7 @@ type healJob struct {
 // healer replaces the journal whenever it has failed, until the store stops.
 func (s *Store) healer(ctx context.Context) {
 	defer s.background.Done()
-	pause := healFirst
+	pause := time.Duration(0)
 	for {
 		worked := time.Now()
 		select {
@@ -49,11 +70,11 @@ func (s *Store) healer(ctx context.Context) {
 		case <-s.journal.Failed():
 		}
 		if time.Since(worked) > healCalm {
-			pause = healFirst
+			pause = 0
 		}
 		for {
+			pause = s.opts.healPauses.after(pause, s.journal.Failures())
 			sleep(ctx, pause)
-			pause = min(2*pause, healLast)
 			if ctx.Err() != nil {
 				return
 			}
@@ -61,7 +82,8 @@ func (s *Store) healer(ctx context.Context) {
 			if err == nil {
 				break
 			}
-			s.opts.Logger.Warn("store: cannot write a new journal yet", "err", err, "again_in", pause,
+			s.opts.Logger.Warn("store: cannot write a new journal yet", "err", err,
+				"again_in", s.opts.healPauses.after(pause, s.journal.Failures()),
 				"remedy", "free space or descriptors, or look for I/O errors in the kernel's log")
 		}
 		s.opts.Logger.Info("store: journal works again", "records", s.table.Len())
@@ -200,7 +222,7 @@ func (w *draftWriter) segment(ctx context.Context, g *segment) error {
 		}
 		entry := journal.Record{
 			Location: g.location(r.Ref), Namespace: r.ID.Namespace, Shard: r.ID.Shard, Key: r.ID.Key,
-			ParentAt: w.s.parentAt(r), Depth: r.Depth, Tick: r.Tick, Bytes: r.Bytes, Seq: r.Seq,
+			ParentAt: w.s.parentAt(r), Depth: r.Depth, Bytes: r.Bytes, Seq: r.Seq,
 		}
 		kept, ok := old[r.Ref]
 		if !ok || kept.seq != r.Seq {

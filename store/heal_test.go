@@ -90,7 +90,9 @@ func journalHeals(t *testing.T, n int64, fault error, lasting bool) {
 	})
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, errorfs.Wrap(j, inject))
-	s := openTest(t, o)
+	w := watchCap(t, memOptions(d, j)) // looks past the faults
+	defer w.stop()
+	s := w.of(openTest(t, o))
 	ns := openNamespace(t, s, "m")
 	before := chainOf(ns, 1, 10)
 	mustWrite(t, s, before)
@@ -122,14 +124,17 @@ func journalHeals(t *testing.T, n int64, fault error, lasting bool) {
 			if err := s.Close(); err != nil {
 				t.Fatalf("operation %d, %v: %v", n, fault, err)
 			}
+			w.of(nil)
 		}
-		again := openTest(t, o)
+		w := watchCap(t, o)
+		again := w.of(openTest(t, o))
 		openNamespace(t, again, "m")
 		mustRead(t, again, all)
 		mustBalance(t, again)
 		if err := again.Close(); err != nil {
 			t.Fatal(err)
 		}
+		w.stop()
 	}
 }
 
@@ -139,7 +144,8 @@ func TestHealingKeepsScopes(t *testing.T) {
 	want := connector.Scope{Salt: "tenant"}.Digest()
 	for _, readable := range []bool{true, false} {
 		d := newMemDisk()
-		s := openTest(t, memOptions(d, newJournalFS()))
+		o := memOptions(d, newJournalFS())
+		s := watchCap(t, o).of(openTest(t, o))
 		records := chainOf(openNamespace(t, s, "m"), 1, 20)
 		for i := range records {
 			r := &records[i]
@@ -183,7 +189,8 @@ func TestHealingKeepsScopes(t *testing.T) {
 // TestEventsAndSlotsAfterHealing: records dropped while there is no journal are gone from
 // the next one, their slots are used again, and a subscriber sees the same.
 func TestEventsAndSlotsAfterHealing(t *testing.T) {
-	s := openTest(t, testOptions(t.TempDir()))
+	o := testOptions(t.TempDir())
+	s := watchCap(t, o).of(openTest(t, o))
 	ns := openNamespace(t, s, "m")
 	records := chainOf(ns, 1, 20)
 	mustWrite(t, s, records)
@@ -224,7 +231,8 @@ func TestEventsAndSlotsAfterHealing(t *testing.T) {
 func TestCorruptTableIsHealed(t *testing.T) {
 	o := testOptions(t.TempDir())
 	o.JournalCacheBytes = 1 << 10
-	s := openTest(t, o)
+	w := watchCap(t, o)
+	s := w.of(openTest(t, o))
 	ns := openNamespace(t, s, "m")
 	all := chainOf(ns, 1, 100)
 	mustWrite(t, s, all)
@@ -267,7 +275,7 @@ func TestCorruptTableIsHealed(t *testing.T) {
 	if err := errors.Join(s.Close(), os.Remove(s.snapshotPath())); err != nil {
 		t.Fatal(err)
 	}
-	again := openTest(t, o)
+	again := w.of(openTest(t, o))
 	openNamespace(t, again, "m")
 	mustRead(t, again, append(all, more...))
 }
@@ -295,10 +303,12 @@ func withoutDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := testOptions(t.TempDir())
+	w := watchCap(t, o)
 	s, err := Open(context.Background(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.of(s)
 	ns := openNamespace(t, s, "m")
 	all := chainOf(ns, 1, 10)
 	mustWrite(t, s, all)
@@ -333,7 +343,7 @@ func withoutDescriptors(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	s = openTest(t, o)
+	s = w.of(openTest(t, o))
 	openNamespace(t, s, "m")
 	mustRead(t, s, append(all, more...))
 }

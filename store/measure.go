@@ -5,14 +5,14 @@ import "path/filepath"
 // measure finds out how much the journal occupies and how much space others have left.
 func (s *Store) measure() {
 	s.measureJournal()
-	room, err := s.opts.fs.Room(s.opts.Dir)
+	room, err := s.opts.fs.Room(s.space.dir)
 	if err != nil {
 		return // what was known stays
 	}
 	s.space.mu.Lock()
 	defer s.space.mu.Unlock()
 	if s.space.room.TotalBytes == 0 { // not known until now
-		s.space.minFree = minFree(s.opts.MinFreeBytes, room.TotalBytes)
+		s.space.minFree = s.opts.minFree(room.TotalBytes)
 	}
 	s.space.room = room
 }
@@ -28,7 +28,8 @@ func (s *Store) measureJournal() {
 }
 
 // measureSmall counts the manifests and whatever else lies in the directory beside
-// segments, journal and snapshot. What the store makes of fixed size is counted elsewhere.
+// segments, journal and snapshot. What the store makes of fixed size is counted elsewhere, as is
+// what was set aside.
 func (s *Store) measureSmall() {
 	fixed := map[string]bool{lockFile: true, formatFile: true, stampFile: true, calibrationFile: true, snapshotFile: true, segmentDir: true, journalDir: true}
 	entries, err := s.opts.fs.ReadDir(s.opts.Dir)
@@ -48,5 +49,11 @@ func (s *Store) measureSmall() {
 	}
 	s.space.mu.Lock()
 	defer s.space.mu.Unlock()
-	s.space.smallB = total
+	manifests := filepath.Join(s.opts.Dir, namespaceDir)
+	for _, f := range s.space.aside {
+		if filepath.Dir(f.path) == manifests {
+			total -= f.bytes
+		}
+	}
+	s.space.smallB = max(total, 0)
 }

@@ -52,6 +52,8 @@ type namespace struct {
 	// journal has.
 	sizes map[connector.Shard]int
 	noted map[connector.Shard]bool
+	// holds are the sizes that engines have registered.
+	holds map[connector.Shard]sizeHold
 
 	engines int    // that have it open
 	opened  uint64 // how often it was opened
@@ -184,6 +186,7 @@ func (n *namespaces) add(digest connector.NamespaceDigest, manifest []byte) (Nam
 	e := &namespace{
 		digest: digest, manifest: manifest, scheme: schemeOf(manifest),
 		sizes: make(map[connector.Shard]int), noted: make(map[connector.Shard]bool),
+		holds: make(map[connector.Shard]sizeHold),
 	}
 	id := NamespaceID(len(n.byID))
 	switch {

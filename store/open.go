@@ -167,6 +167,10 @@ func (s *Store) open(ctx context.Context) error {
 }
 
 func (s *Store) lockDir() error {
+	if s.opts.held != nil {
+		s.lock = s.opts.held
+		return nil
+	}
 	if err := s.opts.fs.MkdirAll(s.opts.Dir); err != nil {
 		return err
 	}

@@ -110,4 +110,7 @@ type writeState struct {
 	ref        uint32 // slot, as a reference of the index
 	depth      uint16 // blocks before it in its chain
 	seq        uint64
+	// oldRef and oldSeq name the record that this one replaces, if oldSeq is not 0.
+	oldRef uint32
+	oldSeq uint64
 }

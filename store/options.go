@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"time"
 
@@ -18,14 +19,16 @@ type Options struct {
 	// Dir is the store's directory. It is made if it is not there; its parent must exist.
 	Dir string
 	// MaxBytes is the hard cap on physical bytes under Dir, everything included (segments,
-	// journal, snapshot). 0 means 80% of the space that is free or the store's own when it
-	// is opened: higher leaves no room for what else writes to the filesystem.
+	// journal, snapshot). 0 means 80% of the space that is free in the filesystem of its
+	// segments, or the store's own, when it is opened: higher leaves no room for what else writes to the filesystem.
 	MaxBytes int64
-	// MinFreeBytes is what the store leaves free in its filesystem, whoever uses the rest:
-	// it makes no segment that would take it, and gives segments back when there is less.
-	// 0 means the larger of 5% of the filesystem and 10 GiB, but at most a quarter of the
-	// filesystem; a negative value means that nothing need stay free.
+	// MinFreeBytes is what the store leaves free in the filesystem of its segments, whoever
+	// uses the rest: it makes no segment that would take it, and gives segments back when there
+	// is less. 0 means MinFreePercent; a negative value means that nothing need stay free.
 	MinFreeBytes int64
+	// MinFreePercent says the same as a share of that filesystem, 0 to 100. 0 means the larger
+	// of 5% of it and 10 GiB, but at most a quarter.
+	MinFreePercent float64
 	// SegmentBytes is the nominal size of a segment file. Default 256 MiB: a filesystem
 	// allocates that in few extents, and a cap is not left unused by more than part of
 	// one. Small caps use smaller segments.
@@ -90,8 +93,12 @@ type Options struct {
 	fs        disk.FS
 	journalFS vfs.FS
 	clock     func() time.Time
+	// healPauses are those of the healer.
+	healPauses healPauses
 	// checkOnly opens the store for a check: nothing is evicted to fit a cap.
 	checkOnly bool
+	// held, if not nil, is the lock of the directory, which the caller has. The store closes it.
+	held io.Closer
 }
 
 // WithFS returns the options with other file systems for payloads and journal: a seam for
@@ -144,6 +151,7 @@ func (o *Options) EnsureDefaults() {
 	if o.journalFS == nil {
 		o.journalFS = vfs.Default
 	}
+	setDefault(&o.healPauses, defaultHealPauses())
 	if o.clock == nil {
 		o.clock = time.Now
 	}
@@ -164,6 +172,8 @@ func (o *Options) Validate() error {
 		return errors.New("store options: Dir is empty")
 	case o.MaxBytes != 0 && o.MaxBytes < MinMaxBytes:
 		return fmt.Errorf("store options: MaxBytes %d: at least %d", o.MaxBytes, int64(MinMaxBytes))
+	case o.MinFreePercent < 0 || o.MinFreePercent >= 100:
+		return fmt.Errorf("store options: MinFreePercent %v: 0 to 100", o.MinFreePercent)
 	case o.SegmentBytes < 1<<20 || o.SegmentBytes > 64<<30:
 		return fmt.Errorf("store options: SegmentBytes %d: 1 MiB to 64 GiB", o.SegmentBytes)
 	case o.LeaseMax < 0:

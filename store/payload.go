@@ -7,7 +7,8 @@ import (
 	"github.com/kvconn/kvconn/store/internal/index"
 )
 
-// ErrPayloadSize says that the records which a namespace's shard has are of another size.
+// ErrPayloadSize says that a namespace's shard has payloads of another size: those of its
+// records, or those that an engine which is connected has registered.
 // It is matched by every [PayloadSizeError] and wraps [ErrInvalid].
 var ErrPayloadSize = fmt.Errorf("store: payload size differs from that of the shard's records: %w", ErrInvalid)
 
@@ -15,12 +16,18 @@ var ErrPayloadSize = fmt.Errorf("store: payload size differs from that of the sh
 type PayloadSizeError struct {
 	Namespace NamespaceID
 	Shard     connector.Shard
-	// Bytes is the size that was asked for, Stored that of the records there are.
+	// Bytes is the size that was asked for, Stored that of the records there are, or, with Held
+	// set, that of an engine's memory: see [Store.HoldPayload].
 	Bytes, Stored int
+	Held          bool
 }
 
 // Error implements error.
 func (e *PayloadSizeError) Error() string {
+	if e.Held {
+		return fmt.Sprintf("payload of %d bytes: an engine that is connected has registered shard %d in namespace %d with %d bytes: is the same model served with two memory layouts?",
+			e.Bytes, e.Shard, e.Namespace, e.Stored)
+	}
 	return fmt.Sprintf("payload of %d bytes: the records of shard %d in namespace %d have %d bytes: was the same model served with another memory layout?",
 		e.Bytes, e.Shard, e.Namespace, e.Stored)
 }
@@ -41,28 +48,64 @@ func (s *Store) PayloadBytes(ns NamespaceID, shard connector.Shard) int {
 	return e.sizes[shard]
 }
 
-// CheckPayload reports whether payloads of that size can be saved into a namespace's shard,
-// for an engine that registers: a [PayloadSizeError] if the shard has records of another
-// size. If those are gone by now, the size is free again. It may look at the whole index,
-// and does not wait for the disk.
-func (s *Store) CheckPayload(ns NamespaceID, shard connector.Shard, bytes int) error {
-	err := s.namespaces.sizeError(RecordID{Namespace: ns, Shard: shard}, bytes)
+// HoldPayload fixes the size in bytes of the payloads of a namespace's shard, for an engine that
+// registers its memory, until [Store.ReleasePayload]. It fails with a [PayloadSizeError] if the
+// shard has records of another size, or another engine holds another: of two that could not
+// load each other's blocks the first is served. If the records are gone by now, their size is
+// free again. It may look at the whole index, and does not wait for the disk.
+func (s *Store) HoldPayload(ns NamespaceID, shard connector.Shard, bytes int) error {
+	err := s.namespaces.hold(ns, shard, bytes)
 	if err == nil || !s.freeSize(groupID{ns, shard}) {
 		return err
 	}
-	return s.namespaces.sizeError(RecordID{Namespace: ns, Shard: shard}, bytes)
+	return s.namespaces.hold(ns, shard, bytes)
 }
 
-// sizeError is the error of a payload whose size is not the shard's, if that is fixed.
-func (n *namespaces) sizeError(id RecordID, bytes int) error {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	e := n.at(id.Namespace)
+// ReleasePayload ends one [Store.HoldPayload]. The namespace is still open.
+func (s *Store) ReleasePayload(ns NamespaceID, shard connector.Shard) {
+	n := &s.namespaces
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e := n.at(ns)
 	if e == nil {
-		return fmt.Errorf("namespace %d: %w", id.Namespace, errNotOpen)
+		return
 	}
+	h, ok := e.holds[shard]
+	if !ok {
+		return
+	}
+	if h.engines--; h.engines == 0 {
+		delete(e.holds, shard)
+		return
+	}
+	e.holds[shard] = h
+}
+
+// sizeHold is the payload size that engines have registered for a shard, and how many have.
+type sizeHold struct{ bytes, engines int }
+
+func (n *namespaces) hold(ns NamespaceID, shard connector.Shard, bytes int) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e := n.at(ns)
+	if e == nil {
+		return fmt.Errorf("namespace %d: %w", ns, errNotOpen)
+	}
+	if err := e.sizeError(RecordID{Namespace: ns, Shard: shard}, bytes); err != nil {
+		return err
+	}
+	e.holds[shard] = sizeHold{bytes: bytes, engines: e.holds[shard].engines + 1}
+	return nil
+}
+
+// sizeError is the error of a payload whose size is not the shard's, if that is fixed or held.
+// The mutex of namespaces is held.
+func (e *namespace) sizeError(id RecordID, bytes int) error {
 	if stored := e.sizes[id.Shard]; stored != 0 && stored != bytes {
 		return &PayloadSizeError{Namespace: id.Namespace, Shard: id.Shard, Bytes: bytes, Stored: stored}
+	}
+	if h, held := e.holds[id.Shard]; held && h.bytes != bytes {
+		return &PayloadSizeError{Namespace: id.Namespace, Shard: id.Shard, Bytes: bytes, Stored: h.bytes, Held: true}
 	}
 	return nil
 }
@@ -87,16 +130,15 @@ func (n *namespaces) checkSize(id RecordID, bytes int) error {
 		return fmt.Errorf("namespace %d: %w", id.Namespace, errNotOpen)
 	}
 	e.used.Store(true)
-	switch stored := e.sizes[id.Shard]; stored {
-	case 0:
-		e.sizes[id.Shard] = bytes
-	case bytes:
-	default:
-		// The records it is of may all be gone: looked at soon, not now.
-		n.wrong[groupID{id.Namespace, id.Shard}] = true
-		n.requestTidy()
-		return &PayloadSizeError{Namespace: id.Namespace, Shard: id.Shard, Bytes: bytes, Stored: stored}
+	if err := e.sizeError(id, bytes); err != nil {
+		if e.sizes[id.Shard] != 0 {
+			// The records it is of may all be gone: looked at soon, not now.
+			n.wrong[groupID{id.Namespace, id.Shard}] = true
+			n.requestTidy()
+		}
+		return err
 	}
+	e.sizes[id.Shard] = bytes
 	return nil
 }
 

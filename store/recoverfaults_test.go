@@ -55,7 +55,8 @@ func (h *hungJournal) under(fs vfs.FS) vfs.FS {
 func TestNothingIsForgottenIntoABatchThatHangs(t *testing.T) {
 	h := newHungJournal()
 	d := newMemDisk()
-	s := openTest(t, memOptions(d, h.under(newJournalFS())))
+	o := memOptions(d, h.under(newJournalFS()))
+	s := watchCap(t, o).of(openTest(t, o))
 	ns, other := openNamespace(t, s, "m"), openNamespace(t, s, "other")
 	records := chainOf(ns, 1, 3)
 	mustWrite(t, s, records)
@@ -83,7 +84,7 @@ func TestNothingIsForgottenIntoABatchThatHangs(t *testing.T) {
 	if err := (<-written)[0]; err == nil {
 		t.Error("a write was taken by a journal that had failed")
 	}
-	if err := s.CheckPayload(ns, 0, 1000); err != nil {
+	if err := checkPayload(s, ns, 0, 1000); err != nil {
 		t.Error(err)
 	}
 	h.on.Store(false)
@@ -181,7 +182,8 @@ func (g *readGate) before(op, path string) error {
 // and no slot for free.
 func TestRebuildOutlastsAPassingReadError(t *testing.T) {
 	d, records, gate := lostJournal(t)
-	s := openTest(t, memOptions(d, newJournalFS()))
+	o := memOptions(d, newJournalFS())
+	s := watchCap(t, o).of(openTest(t, o))
 	gate.failing.Store(true)
 	close(gate.open)
 	for gate.failed.Load() < int64(len(records)) {
@@ -202,7 +204,8 @@ func TestRebuildOutlastsAPassingReadError(t *testing.T) {
 func TestFoundRecordsArePublishedThoughTheJournalFails(t *testing.T) {
 	d, records, gate := lostJournal(t)
 	h := newHungJournal()
-	s := openTest(t, memOptions(d, h.under(newJournalFS())))
+	o := memOptions(d, h.under(newJournalFS()))
+	s := watchCap(t, o).of(openTest(t, o))
 	u, err := s.Subscribe(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -251,7 +254,8 @@ func TestFoundRecordsArePublishedThoughTheJournalFails(t *testing.T) {
 // The slot of a record that cannot be read stays set aside when the rebuild comes to it.
 func TestBadSlotsStayAsideInARebuild(t *testing.T) {
 	d, records, gate := lostJournal(t)
-	s := openTest(t, memOptions(d, newJournalFS()))
+	o := memOptions(d, newJournalFS())
+	s := watchCap(t, o).of(openTest(t, o))
 	g := s.space.allSegments()[0]
 	for slot := range index.Ref(badSlots) {
 		s.space.spoil(g.base + slot)
@@ -277,7 +281,9 @@ func TestHealingInTheMiddleOfARebuild(t *testing.T) {
 	g := rand.New(rand.NewPCG(seed, 0))
 	d, records, gate := lostJournal(t)
 	j := newJournalFS()
-	s := openTest(t, memOptions(d, j))
+	o := memOptions(d, j)
+	w := watchCap(t, o)
+	s := w.of(openTest(t, o))
 	ns := openNamespace(t, s, "m")
 	for round := range 3 {
 		gate.pass.Store(g.Int64N(60))
@@ -303,8 +309,9 @@ func TestHealingInTheMiddleOfARebuild(t *testing.T) {
 			if err := s.Close(); err != nil {
 				t.Fatal(err)
 			}
+			w.of(nil)
 		}
-		again := openTest(t, o)
+		again := watchCap(t, o).of(openTest(t, o))
 		if again.rebuilt.segments.Load() > 0 {
 			t.Error("headers are read once more")
 		}
@@ -345,14 +352,17 @@ func TestCrashAtEachStepOfANewJournal(t *testing.T) {
 			}
 			return nil
 		})
+		w := watchCap(t, memOptions(copied, fs))
 		first, err := Open(t.Context(), memOptions(copied, errorfs.Wrap(fs, inject)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		awaitRebuild(t, first)
+		awaitRebuild(t, w.of(first))
+		w.of(nil)
 		if err := first.Close(); err != nil {
 			t.Fatal(err)
 		}
+		w.stop()
 		if crashes.Load() == 0 {
 			steps = step
 			break
@@ -418,7 +428,8 @@ func TestFrozenSegmentTakesNothingAfterItWasKept(t *testing.T) {
 		}
 		return nil
 	})
-	s = openTest(t, memOptions(d, journalAfter))
+	o := memOptions(d, journalAfter)
+	s = watchCap(t, o).of(openTest(t, o))
 	d.hook(func(string, string) error { return nil })
 	ns := openNamespace(t, s, "m")
 	g := s.space.allSegments()[0]

@@ -439,13 +439,15 @@ func TestEveryNthOperationFailsWhileADamagedStoreOpens(t *testing.T) {
 			before, count := failNth(n, fault)
 			d.hook(before)
 			o := memOptions(d, empty)
+			w := watchCap(t, o)
 			if s, err := Open(context.Background(), o); err == nil {
-				awaitRebuild(t, s)
+				awaitRebuild(t, w.of(s))
+				w.of(nil)
 				_ = s.Close()
 			}
 			reached := count() >= n
 			d.before.Store(nil)
-			s := openTest(t, memOptions(d, empty))
+			s := w.of(openTest(t, o))
 			awaitRebuild(t, s)
 			missing := 0
 			for _, err := range readAll(t, s, records) {
@@ -457,6 +459,7 @@ func TestEveryNthOperationFailsWhileADamagedStoreOpens(t *testing.T) {
 				t.Errorf("%v at operation %d: %d of %d records are gone; %q", fault, n, missing, len(records), s.Stats().Warnings)
 			}
 			checkAccounting(t, s)
+			w.stop()
 			if t.Failed() || !reached {
 				break
 			}
@@ -482,15 +485,20 @@ func TestEveryNthJournalOperationFailsWhileADamagedStoreOpens(t *testing.T) {
 			}
 			return nil
 		})
+		w := watchCap(t, memOptions(d, empty))
 		if s, err := Open(context.Background(), memOptions(d, errorfs.Wrap(empty, inject))); err == nil {
 			_ = s.Close()
 		}
+		w.stop()
 		reached := seen.Load() > n
 		left := empty.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(1, 1))})
-		s := openTest(t, memOptions(d, left))
+		o := memOptions(d, left)
+		w = watchCap(t, o)
+		s := w.of(openTest(t, o))
 		awaitRebuild(t, s)
 		mustRead(t, s, records)
 		checkAccounting(t, s)
+		w.stop()
 		if t.Failed() {
 			t.Fatalf("at operation %d", n)
 		}

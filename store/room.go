@@ -17,7 +17,8 @@ import (
 )
 
 // How much the store may occupy. Two bounds hold at any moment: the cap on what lies in
-// the store's directory, and the space that the file system must keep free for others.
+// the store's directory, and the space that the file system must keep free for others. That is
+// the segments' file system, which may be a mount of its own: only they can be given back.
 
 const (
 	// snapshotSlotBytes bounds what one slot needs in a snapshot.
@@ -54,14 +55,15 @@ const (
 
 // setSpace finds out how much the store may occupy.
 func (s *Store) setSpace() {
-	room, err := s.opts.fs.Room(s.opts.Dir)
+	segments := filepath.Join(s.opts.Dir, segmentDir)
+	room, err := s.opts.fs.Room(segments)
 	if err != nil {
 		s.note("cannot ask how much space is free: nothing is known of what others use (%v)", err)
 	}
 	limit, source := s.findCap(room, err == nil)
 	nominal := max(s.opts.SegmentBytes, limit/filesOfCap)
 	s.space = &space{
-		fs: s.opts.fs, dir: filepath.Join(s.opts.Dir, segmentDir), store: s.id, direct: s.direct,
+		fs: s.opts.fs, dir: segments, store: s.id, direct: s.direct,
 		maxBytes: limit, capSource: source, nominal: min(nominal, limit/segmentsOfCap), room: room,
 		memTable: min(max(limit/memTablePart, journal.MinMemTableBytes), journal.MaxMemTableBytes),
 	}
@@ -73,7 +75,7 @@ func (s *Store) setSpace() {
 		return
 	}
 	if err == nil {
-		s.space.minFree = minFree(s.opts.MinFreeBytes, room.TotalBytes)
+		s.space.minFree = s.opts.minFree(room.TotalBytes)
 	} // else the first measurement that works sets it
 	s.opts.Logger.Info("store: cap", "max_bytes", limit, "source", source, "free_bytes", room.FreeBytes,
 		"min_free_bytes", s.space.minFree, "file_system_bytes", room.TotalBytes)
@@ -106,13 +108,19 @@ func (s *Store) findCap(room disk.Room, known bool) (limit int64, source string)
 }
 
 // minFree is what must stay free in a file system of total bytes.
-func minFree(option, total int64) int64 {
+func (o *Options) minFree(total int64) int64 {
 	switch {
-	case option < 0:
+	case o.MinFreeBytes < 0:
 		return 0
-	case option > 0:
-		return option
+	case o.MinFreeBytes > 0:
+		return o.MinFreeBytes
+	case o.MinFreePercent > 0:
+		return max(1, int64(float64(total)*o.MinFreePercent/100))
 	}
+	return defaultMinFree(total)
+}
+
+func defaultMinFree(total int64) int64 {
 	return min(max(total/minFreePart, minFreeBytes), total/minFreeMost)
 }
 
@@ -255,12 +263,32 @@ func (p *space) unclaim(bytes int64) {
 // snapshotFits reports whether a snapshot of that many bytes may be written at the end: it
 // is counted with what the journal really occupies, not with what is set aside for it.
 func (p *space) snapshotFits(bytes int64) bool {
-	if p.checkRoom(bytes, false) != nil {
+	if !p.leavesFree(bytes) {
 		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.bytes+p.journalB+fixedFilesBytes+p.smallBytes()+bytes <= p.maxBytes
+}
+
+// leavesFree reports whether a file in the store's directory leaves what must stay free there. Where
+// the segments have a file system of their own, min_free speaks of that: of the directory's,
+// which may be far smaller, no more than the default is kept free.
+func (p *space) leavesFree(bytes int64) bool {
+	if !p.keepsFree() {
+		return true
+	}
+	room, err := p.fs.Room(filepath.Dir(p.dir))
+	if err != nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	least := p.minFree
+	if room.Device != p.room.Device {
+		least = min(least, defaultMinFree(room.TotalBytes))
+	}
+	return room.FreeBytes-bytes >= least
 }
 
 // neverFits reports whether a slot is larger than the cap less what the store needs for

@@ -69,37 +69,6 @@ func TestCalibrationStaysWithinTheCap(t *testing.T) {
 	}
 }
 
-// Defect 22: what was set aside was neither counted nor ever removed.
-func TestSetAsideFilesCountAndGoFirst(t *testing.T) {
-	d, j := newMemDisk(), newJournalFS()
-	o := memOptions(d, j)
-	w := watchCap(t, o)
-	s := openTest(t, o)
-	ns := openNamespace(t, s, "a")
-	mustWrite(t, s, chainOf(ns, 1, 200))
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"/store/segments/seg-00000777.kv.bad", "/store/index.2.bad"} {
-		if err := d.WriteFileAtomic(name, make([]byte, 2<<20)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s = w.of(openTest(t, o))
-	if st := s.Stats(); st.SetAsideBytes != 4<<20 || st.Records != 200 {
-		t.Errorf("%d bytes set aside, %d records", st.SetAsideBytes, st.Records)
-	}
-	ns = openNamespace(t, s, "a")
-	for chain := 2; s.Stats().SetAsideBytes > 0; chain++ {
-		if st := s.Stats(); st.Evicted > 0 {
-			t.Fatalf("%d records were evicted, %d bytes are still set aside", st.Evicted, st.SetAsideBytes)
-		}
-		mustWrite(t, s, chainOf(ns, chain, 10))
-	}
-	settle(t, s)
-	checkAccounting(t, s)
-}
-
 // Defect 23, the cap: manifests are counted.
 func TestManifestsCountUnderTheCap(t *testing.T) {
 	d, j := newMemDisk(), newJournalFS()
@@ -323,7 +292,7 @@ func TestDefaultMinFree(t *testing.T) {
 		{-1, 1000 * gib, 0},
 		{7 * gib, 1000 * gib, 7 * gib},
 	} {
-		if got := minFree(c.option, c.total); got != c.want {
+		if got := (&Options{MinFreeBytes: c.option}).minFree(c.total); got != c.want {
 			t.Errorf("option %d, file system of %d: %d, want %d", c.option, c.total, got, c.want)
 		}
 	}

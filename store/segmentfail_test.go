@@ -33,10 +33,13 @@ func (f *noSegments) OpenFile(path string, create, direct bool) (disk.File, erro
 func TestWritesEndWhereNoSegmentCanBeMade(t *testing.T) {
 	f := new(noSegments)
 	const slotWait = 100 * time.Millisecond
-	s, err := Open(t.Context(), Options{Dir: t.TempDir(), MaxBytes: 64 << 20, SlotWait: slotWait, Writers: 1, Logger: slog.New(slog.DiscardHandler)}.WithFS(f, vfs.Default))
+	o := Options{Dir: t.TempDir(), MaxBytes: 64 << 20, SlotWait: slotWait, Writers: 1, Logger: slog.New(slog.DiscardHandler)}.WithFS(f, vfs.Default)
+	w := watchCap(t, o)
+	s, err := Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.of(s)
 	defer func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)

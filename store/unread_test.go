@@ -56,10 +56,12 @@ func TestBadSlotsOfASegmentThatIsRead(t *testing.T) {
 	slow := &heldFS{release: make(chan struct{})}
 	slow.pass.Store(200)
 	o.fs = slow
+	w := watchCap(t, o)
 	s, err := Open(context.Background(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.of(s)
 	defer func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -113,7 +115,7 @@ func TestFrozenSegmentStaysFrozenWhenItIsNotGivenUp(t *testing.T) {
 		}
 		return nil
 	})
-	s := openTest(t, o)
+	s := watchCap(t, o).of(openTest(t, o))
 	d.before.Store(nil)
 	awaitRebuild(t, s)
 	var frozen *segment
@@ -150,7 +152,7 @@ func TestSlotsComeBackOnceAfterTheJournalFailed(t *testing.T) {
 	})
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, errorfs.Wrap(j, inject))
-	s := openTest(t, o)
+	s := watchCap(t, memOptions(d, j)).of(openTest(t, o))
 	ns := openNamespace(t, s, "a")
 	mustWrite(t, s, chainOf(ns, 1, 30))
 	settle(t, s)

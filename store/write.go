@@ -74,10 +74,13 @@ func (s *Store) accept(op *WriteOp, done func(*WriteOp)) error {
 		w.pending++
 		return nil
 	}
-	if found, ok := s.table.Get(op.ID.internal(), false); ok && !s.dropDoubted(found) {
-		w.pending++
-		s.commits.push(commit{kind: commitPresent, write: op})
-		return nil
+	if found, ok := s.table.Get(op.ID.internal(), false); ok {
+		if !s.doubted(found) {
+			w.pending++
+			s.commits.push(commit{kind: commitPresent, write: op})
+			return nil
+		}
+		op.wr.oldRef, op.wr.oldSeq = uint32(found.Ref), found.Seq
 	}
 	need := slotBytes(len(op.Payload))
 	if w.bytes > 0 && w.bytes+need > s.opts.WriteInFlightBytes {

@@ -11,6 +11,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/store"
 )
 
 // errFenced means that the engine took its memory back.
@@ -21,6 +22,10 @@ type memory struct {
 	engine gpu.Memory
 	page   *fence.Page
 	groups []groupMemory
+	// sizes, if not nil, keeps the payload sizes of the shards in held fixed.
+	sizes     PayloadSizes
+	namespace store.NamespaceID
+	held      []connector.Shard
 
 	// copies is held for reading while blocks move, and for writing to close.
 	copies sync.RWMutex
@@ -48,7 +53,7 @@ type groupMemory struct {
 
 // openMemory opens the regions and checks that the layout fits them and the manifest.
 func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *os.File, onLost func(error)) (_ *memory, err error) {
-	m := &memory{onLost: onLost}
+	m := &memory{onLost: onLost, sizes: o.Payloads, namespace: o.Namespace}
 	m.batches.New = func() any { return new(gpu.Batch) }
 	if m.page, err = fence.Open(pageFile); err != nil {
 		return nil, err
@@ -57,6 +62,7 @@ func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *o
 		return nil, errors.Join(err, m.page.Close())
 	}
 	if err = m.lay(o, l); err != nil {
+		m.releaseSizes()
 		return nil, errors.Join(err, m.engine.Close(), m.page.Close())
 	}
 	m.shape = m.engine.Shape()
@@ -82,14 +88,23 @@ func (m *memory) lay(o *Options, l *connector.Layout) error {
 		}
 		// Blocks of another size than those that are stored could neither be saved nor loaded:
 		// every offer would fail.
-		if held && o.Payloads != nil {
-			if err := o.Payloads.CheckPayload(o.Namespace, g.shard, g.blockBytes); err != nil {
+		if held && m.sizes != nil {
+			if err := m.sizes.HoldPayload(m.namespace, g.shard, g.blockBytes); err != nil {
 				return fmt.Errorf("group %d has blocks of %d bytes: %w", i, g.blockBytes, err)
 			}
+			m.held = append(m.held, g.shard)
 		}
 		m.groups = append(m.groups, g)
 	}
 	return nil
+}
+
+// releaseSizes lets other engines register other payload sizes.
+func (m *memory) releaseSizes() {
+	for _, shard := range m.held {
+		m.sizes.ReleasePayload(m.namespace, shard)
+	}
+	m.held = nil
 }
 
 // group returns the group that a transfer names, or nil where the rank holds none of it.
@@ -117,6 +132,7 @@ func (m *memory) close() error {
 		return nil
 	}
 	m.closed = true
+	m.releaseSizes()
 	return errors.Join(m.engine.Close(), m.page.Close())
 }
 

@@ -11,11 +11,12 @@ import (
 	"github.com/kvconn/kvconn/store/host"
 )
 
-// PayloadChecker knows what the records of a shard must be like.
-type PayloadChecker interface {
-	// CheckPayload returns an error that names both sizes where the shard's records have
-	// payloads of another size than payloadBytes.
-	CheckPayload(ns store.NamespaceID, shard connector.Shard, payloadBytes int) error
+// PayloadSizes knows what the records of a shard must be like.
+type PayloadSizes interface {
+	// HoldPayload fixes the payload size of a shard until ReleasePayload. It returns an error that
+	// names both sizes where the shard's records, or another engine, have another one.
+	HoldPayload(ns store.NamespaceID, shard connector.Shard, payloadBytes int) error
+	ReleasePayload(ns store.NamespaceID, shard connector.Shard)
 }
 
 // Options configure a [Worker].
@@ -29,8 +30,8 @@ type Options struct {
 	Rank   int
 	Driver gpu.Driver
 	// Payloads, if not nil, is asked whether blocks of a size can be saved and loaded before
-	// memory with such blocks is taken.
-	Payloads PayloadChecker
+	// memory with such blocks is taken, and keeps others out while it is held.
+	Payloads PayloadSizes
 	// Account is the rank's share of the host tier. The worker closes it.
 	Account *host.Account
 	// LoadTimeout is the time in which every load ends, and what a save waits for its

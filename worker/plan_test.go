@@ -97,12 +97,14 @@ type sizes map[connector.Shard]int
 
 var errSizes = errors.New("other sizes are stored")
 
-func (s sizes) CheckPayload(_ store.NamespaceID, shard connector.Shard, n int) error {
+func (s sizes) HoldPayload(_ store.NamespaceID, shard connector.Shard, n int) error {
 	if have, ok := s[shard]; ok && have != n {
 		return fmt.Errorf("%w: records have %d bytes", errSizes, have)
 	}
 	return nil
 }
+
+func (sizes) ReleasePayload(store.NamespaceID, connector.Shard) {}
 
 // Defect 14: an engine whose blocks are not like those that are stored is told at once.
 func TestBlocksOfAnotherSizeAreRefusedAtRegistration(t *testing.T) {

@@ -70,18 +70,25 @@ func (a *admission) admit(c *net.UnixConn) (conn *wire.Conn, pid int, err error)
 	return conn, pid, nil
 }
 
-// Connections of one engine: its ranks and its scheduler, a few times, since those before
-// a reconnect may not have ended yet, and some more.
+// Connections of one engine: its ranks and its scheduler, for eight instances that were given one
+// id, twice, since those before a reconnect may not have ended yet, and some more; but no more
+// than half of all.
 const (
-	engineConnsPerSession = 4
+	engineConnsPerSession = 16
 	engineConnsMore       = 16
+	engineConnsPart       = 2
 )
+
+// engineConns is how many connections an engine of that many ranks may have, of maxConns.
+func engineConns(ranks, maxConns int) int {
+	return min(engineConnsPerSession*(ranks+1)+engineConnsMore, max(engineConnsMore, maxConns/engineConnsPart))
+}
 
 // greet takes in whose connection it is, unless the engine has too many.
 func (a *admission) greet(conn *wire.Conn, engine string, ranks int) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if limit := engineConnsPerSession*(ranks+1) + engineConnsMore; a.engines[engine] >= limit {
+	if a.engines[engine] >= engineConns(ranks, a.maxConns) {
 		return fmt.Errorf("%w: engine %q has %d connections open, the most that one of %d ranks may have",
 			connector.ErrBadRequest, engine, a.engines[engine], ranks)
 	}

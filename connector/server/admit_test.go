@@ -68,7 +68,7 @@ func TestSilentConnectionsLeaveRoomForOthers(t *testing.T) {
 
 func TestOneEngineCannotTakeAllConnections(t *testing.T) {
 	s, socket := start(t, Options{}, newEcho())
-	const most = engineConnsPerSession*2 + engineConnsMore // of one rank
+	const most = engineConnsPerSession*2 + engineConnsMore
 	for range most {
 		_, conn := dial(t, socket)
 		if f := greet(t, conn, hello(t)); f.Kind != wire.KindReply {
@@ -93,6 +93,35 @@ func TestOneEngineCannotTakeAllConnections(t *testing.T) {
 	if n := s.admission.engines["another"]; n != 1 {
 		t.Errorf("the other engine has %d connections, want 1", n)
 	}
+}
+
+// Eight instances that were given one id have room, also while the connections that they had
+// before are not known to have ended.
+func TestEightInstancesOfOneIDAreLetIn(t *testing.T) {
+	const instances, ranks = 8, 8
+	_, socket := start(t, Options{MaxProcessConns: 1024}, newEcho())
+	h := helloOf(t, ranks)
+	for i := range 2 * instances * (ranks + 1) {
+		_, conn := dial(t, socket)
+		if f := greet(t, conn, h); f.Kind != wire.KindReply {
+			t.Fatalf("connection %d: %+v", i, f.Header)
+		}
+	}
+}
+
+// Whatever an engine says of its ranks, half of the connections are left to others.
+func TestManyRanksLeaveConnectionsToOthers(t *testing.T) {
+	_, socket := start(t, Options{MaxConns: 64}, newEcho())
+	h := helloOf(t, 1000)
+	for range 32 {
+		_, conn := dial(t, socket)
+		if f := greet(t, conn, h); f.Kind != wire.KindReply {
+			t.Fatalf("answer %+v", f.Header)
+		}
+	}
+	_, surplus := dial(t, socket)
+	f := greet(t, surplus, h)
+	wantError(t, &f, wire.CodeBadRequest)
 }
 
 func TestLargeFrameBeforeHelloIsRefusedUnread(t *testing.T) {

@@ -22,7 +22,7 @@ type echo struct {
 	closed chan struct{}
 }
 
-func newEcho() *echo { return &echo{closed: make(chan struct{}, 64)} }
+func newEcho() *echo { return &echo{closed: make(chan struct{}, 256)} }
 
 func (e *echo) OpenScheduler(context.Context, Peer, *connector.Manifest) (Scheduler, error) {
 	return e, nil
@@ -93,9 +93,15 @@ func dial(t testing.TB, socket string) (*net.UnixConn, *wire.Conn) {
 // hello is a scheduler's.
 func hello(t testing.TB) *wire.Hello {
 	t.Helper()
+	return helloOf(t, 1)
+}
+
+// helloOf is the hello of an engine of that many ranks.
+func helloOf(t testing.TB, ranks int) *wire.Hello {
+	t.Helper()
 	m := connector.Manifest{
 		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 1, KVHeads: 1, HeadSize: 8, Layout: "x"}},
-		TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+		TensorParallel: ranks, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
 	}
 	b, err := m.Canonical()
 	if err != nil {

@@ -8,7 +8,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -69,6 +71,7 @@ func Reserve(ctx context.Context, path string) (_ *Listener, err error) {
 	if err := checkStale(ctx, path); err != nil {
 		return nil, err
 	}
+	removeReserved(ctx, path)
 	if l.fresh, err = l.bind(); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
@@ -117,13 +120,15 @@ func (l *Listener) Close() error {
 // freshSuffix is how much longer than the path the name is under which a socket is made.
 const freshSuffix = 4
 
+// freshLetters are what follows the dot in it.
+const freshLetters = "0123456789abcdefghijklmnopqrstuvwxyz"
+
 // bind listens under a name beside the path that nobody has.
 func (l *Listener) bind() (fresh string, err error) {
-	const letters = "0123456789abcdefghijklmnopqrstuvwxyz"
 	for range 16 { // another has the name, which a daemon that died here has left
 		name := [freshSuffix]byte{'.'}
 		for i := 1; i < len(name); i++ {
-			name[i] = letters[rand.IntN(len(letters))]
+			name[i] = freshLetters[rand.IntN(len(freshLetters))]
 		}
 		fresh = l.path + string(name[:])
 		l.UnixListener, err = net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
@@ -132,6 +137,41 @@ func (l *Listener) bind() (fresh string, err error) {
 		}
 	}
 	return fresh, err
+}
+
+// removeReserved removes the sockets that daemons reserved for path and that were killed before
+// they had published them. The lock of path is held, so that no daemon is at it now.
+func removeReserved(ctx context.Context, path string) {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return // they are in nobody's way
+	}
+	for _, e := range entries {
+		suffix, ok := strings.CutPrefix(e.Name(), filepath.Base(path)+".")
+		if !ok || len(suffix) != freshSuffix-1 || strings.Trim(suffix, freshLetters) != "" || !isOurSocket(e) {
+			continue
+		}
+		name := filepath.Join(filepath.Dir(path), e.Name())
+		if _, err := os.Lstat(name + ".lock"); err == nil {
+			continue // another daemon's own path
+		}
+		if checkStale(ctx, name) == nil {
+			_ = os.Remove(name)
+		}
+	}
+}
+
+// isOurSocket reports whether a directory entry is a socket of this process's user.
+func isOurSocket(e os.DirEntry) bool {
+	if e.Type()&os.ModeSocket == 0 {
+		return false
+	}
+	info, err := e.Info()
+	if err != nil {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && int(st.Uid) == os.Geteuid()
 }
 
 // lockSocket locks the file beside the socket. The file stays: one that is removed could

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -77,6 +78,49 @@ func TestAReservedSocketIsNotThereYet(t *testing.T) {
 	left, err := os.ReadDir(filepath.Dir(path))
 	if err != nil || len(left) != 1 || left[0].Name() != "s.lock" {
 		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// A daemon that was killed while it opened left the socket that it had reserved, one at each
+// start.
+func TestReservedSocketsOfTheDeadAreRemoved(t *testing.T) {
+	dir := socketDir(t)
+	path := filepath.Join(dir, "s")
+	for _, name := range []string{"s.abc", "s.x0z", "s.abcd", "s.two", "t.abc"} {
+		leaveStale(t, filepath.Join(dir, name))
+	}
+	// Another daemon's path, and what is no socket.
+	for _, name := range []string{"s.two.lock", "s.txt"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	live, err := net.Listen("unix", filepath.Join(dir, "s.new"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = live.Close() }()
+	l, err := Reserve(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Publish(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range left {
+		names = append(names, e.Name())
+	}
+	want := []string{"s", "s.abcd", "s.lock", "s.new", "s.two", "s.two.lock", "s.txt", "t.abc"}
+	if !slices.Equal(names, want) {
+		t.Errorf("there are %q, want %q", names, want)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -62,10 +62,11 @@ type FS interface {
 }
 
 // Room is the size of a file system. FreeBytes is what an unprivileged process may still
-// allocate.
+// allocate, Device tells file systems apart.
 type Room struct {
 	TotalBytes int64
 	FreeBytes  int64
+	Device     uint64
 }
 
 // File is an open file. Its methods may be called concurrently.

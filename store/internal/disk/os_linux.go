@@ -118,7 +118,11 @@ func (OS) Room(path string) (Room, error) {
 	if err != nil {
 		return Room{}, &fs.PathError{Op: "statfs", Path: path, Err: err}
 	}
-	return Room{TotalBytes: int64(st.Blocks) * st.Frsize, FreeBytes: int64(st.Bavail) * st.Frsize}, nil
+	var at unix.Stat_t
+	if err := unix.Stat(path, &at); err != nil {
+		return Room{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return Room{TotalBytes: int64(st.Blocks) * st.Frsize, FreeBytes: int64(st.Bavail) * st.Frsize, Device: uint64(at.Dev)}, nil
 }
 
 // PhysicalBytes implements [FS]. Files that vanish meanwhile count nothing.

@@ -40,9 +40,6 @@ type entry struct{ key, value []byte }
 const (
 	// tableBytes is the size of a draft's tables.
 	tableBytes = 32 << 20
-	// maxFailures is how many failed generations a process leaves behind. Each keeps some
-	// goroutines and its memtables, which are smaller the more there were.
-	maxFailures = 100
 	// spareFiles and spareBytes are what must be there before a database is opened: it does
 	// not take it well if they are missing.
 	spareFiles = 32
@@ -70,22 +67,25 @@ func Begin(o Options) (*Draft, error) {
 	return d, nil
 }
 
-// Begin begins a new generation beside one that failed.
+// Begin begins a new generation beside one that failed. Its memtables are smaller the more have
+// failed: see [Journal.Failures].
 func (j *Journal) Begin() (*Draft, error) {
-	j.mu.Lock()
-	failures := j.failures
-	j.mu.Unlock()
-	if failures >= maxFailures {
-		return nil, fmt.Errorf("journal failed %d times, restart the process: %w", failures, ErrFailed)
-	}
 	o := j.opts
-	o.MemTableBytes = max(o.MemTableBytes>>min(failures, 10), MinMemTableBytes)
+	o.MemTableBytes = max(o.MemTableBytes>>min(j.Failures(), 10), MinMemTableBytes)
 	d, err := Begin(o)
 	if err != nil {
 		return nil, err
 	}
 	d.of = j
 	return d, nil
+}
+
+// Failures is how many generations have failed since the journal was opened. Each leaves some
+// goroutines and a few hundred kilobytes behind, which the caller bounds by its pauses.
+func (j *Journal) Failures() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.failures
 }
 
 // noteFailure counts a generation that is left behind.

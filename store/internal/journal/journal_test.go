@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"bytes"
 	"errors"
 	"log/slog"
 	"os"
@@ -26,7 +27,7 @@ func openTest(t *testing.T, fs vfs.FS) *Journal {
 func testRecord(i uint32) Record {
 	return Record{
 		Location: Location{i % 3, i}, Namespace: 1, Shard: 2, Key: [16]byte{byte(i)}, Parent: [16]byte{byte(i + 1)},
-		ParentAt: Location{i, 7}, Depth: 9, Tick: i, Bytes: 4096, Seq: uint64(i) + 1,
+		ParentAt: Location{i, 7}, Depth: 9, Bytes: 4096, Seq: uint64(i) + 1,
 		Scope: [16]byte{byte(i), 3}, KeyScheme: 1, Algorithm: 2, KeyID: i + 3, Flags: 4,
 	}
 }
@@ -151,5 +152,19 @@ func TestFailedDiskEndsTheJournalAndNothingElse(t *testing.T) {
 		if err := j.Close(); !errors.Is(err, ErrFailed) {
 			t.Errorf("%s: close: %v", what, err)
 		}
+	}
+}
+
+// The reserved bytes of a value are zeros, and what an older store has there changes nothing.
+func TestReservedBytesOfARecordAreNotRead(t *testing.T) {
+	r := testRecord(3)
+	key, value := recordKey(nil, r.Location), r.appendValue(nil)
+	if reserved := value[6:10]; !bytes.Equal(reserved, make([]byte, 4)) {
+		t.Errorf("% x", reserved)
+	}
+	copy(value[6:], "tick")
+	var got Record
+	if err := got.decode(key, value); err != nil || got != r {
+		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -27,11 +27,9 @@ type Record struct {
 	Shard     connector.Shard
 	Key       connector.Key
 	Parent    connector.Key
-	// ParentAt is where the parent's record was, Depth how many blocks come before this
-	// one, Tick the recency at the time of writing.
+	// ParentAt is where the parent's record was, Depth how many blocks come before this one.
 	ParentAt Location
 	Depth    uint16
-	Tick     uint32
 	Bytes    uint32
 	Seq      uint64
 	// Scope, KeyScheme, Algorithm, KeyID and Flags are those of the record's header. Of
@@ -72,7 +70,7 @@ func (r *Record) appendValue(dst []byte) []byte {
 	dst = le.AppendUint16(dst, r.Namespace)
 	dst = le.AppendUint16(dst, uint16(r.Shard))
 	dst = le.AppendUint16(dst, r.Depth)
-	dst = le.AppendUint32(dst, r.Tick)
+	dst = le.AppendUint32(dst, 0) // reserved
 	dst = le.AppendUint32(dst, r.Bytes)
 	dst = le.AppendUint64(dst, r.Seq)
 	dst = append(dst, r.Key[:]...)
@@ -96,7 +94,6 @@ func (r *Record) decode(key, value []byte) error {
 	r.Namespace = le.Uint16(value)
 	r.Shard = connector.Shard(le.Uint16(value[2:]))
 	r.Depth = le.Uint16(value[4:])
-	r.Tick = le.Uint32(value[6:])
 	r.Bytes = le.Uint32(value[10:])
 	r.Seq = le.Uint64(value[14:])
 	copy(r.Key[:], value[22:])

@@ -1,0 +1,57 @@
+package store
+
+import (
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"golang.org/x/sys/unix"
+)
+
+// A disk that fails for an hour: the healing gave up for good after 100 failures.
+func TestHealingGoesOnAsLongAsTheStoreIsOpen(t *testing.T) {
+	var on atomic.Bool
+	var failed atomic.Int64
+	inject := errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if on.Load() && op.Kind == errorfs.OpRename { // the last step of opening a database
+			failed.Add(1)
+			return &os.PathError{Op: "test", Path: op.Path, Err: unix.EIO}
+		}
+		return nil
+	})
+	d, j := newMemDisk(), newJournalFS()
+	o := memOptions(d, errorfs.Wrap(j, inject))
+	o.healPauses = healPauses{first: time.Microsecond, last: time.Microsecond, rare: time.Millisecond}
+	s := watchCap(t, memOptions(d, j)).of(openTest(t, o))
+	ns := openNamespace(t, s, "m")
+	records := chainOf(ns, 1, 10)
+	mustWrite(t, s, records)
+	on.Store(true)
+	s.journal.Abandon("test")
+	for failed.Load() < healMany+20 && t.Context().Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	on.Store(false)
+	awaitJournal(t, s, 0)
+	more := chainOf(ns, 2, 10)
+	mustWrite(t, s, more)
+	mustRead(t, s, append(records, more...))
+	mustBalance(t, s)
+}
+
+func TestPausesOfHealingAreBounded(t *testing.T) {
+	p := defaultHealPauses()
+	pause, total := time.Duration(0), time.Duration(0)
+	for failures := range 1000 {
+		pause = p.after(pause, failures)
+		total += pause
+		if pause < p.first || pause > p.rare || failures < healMany && pause > p.last {
+			t.Fatalf("%v after %d failures", pause, failures)
+		}
+	}
+	if rare := (1000 - healMany) * p.rare; total < rare {
+		t.Errorf("1000 tries in %v, want %v at least", total, rare)
+	}
+}

@@ -1,0 +1,59 @@
+package journal
+
+import (
+	"errors"
+	"os"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"golang.org/x/sys/unix"
+)
+
+// A disk that fails for an hour fails more often than a process may count to: a new generation
+// can be written however many have failed.
+func TestAJournalIsWrittenHoweverOftenItFailed(t *testing.T) {
+	const times = 150
+	var on atomic.Bool
+	inject := errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if on.Load() && op.Kind == errorfs.OpRename { // the last step of opening a database
+			return &os.PathError{Op: "test", Path: op.Path, Err: unix.ENOSPC}
+		}
+		return nil
+	})
+	j := openTest(t, errorfs.Wrap(vfs.NewMem(), inject))
+	if err := j.PutMeta("name", []byte("old")); err != nil {
+		t.Fatal(err)
+	}
+	j.Abandon("test")
+	on.Store(true)
+	for n := range times {
+		d, err := j.Begin()
+		if err != nil {
+			t.Fatalf("after %d failures: %v", n, err)
+		}
+		if err := fill(d, 5, "new"); !errors.Is(err, ErrFailed) {
+			t.Fatalf("failure %d: %v", n, err)
+		}
+		d.Abort()
+	}
+	if n := j.Failures(); n != times {
+		t.Errorf("%d failures", n)
+	}
+	on.Store(false)
+	d, err := j.Begin()
+	if err == nil {
+		err = fill(d, 5, "new")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.Replace(d)
+	if name, n := check(t, j); name != "new" || n != 5 {
+		t.Errorf("%s with %d records", name, n)
+	}
+	if err := j.Close(); err != nil {
+		t.Error(err)
+	}
+}

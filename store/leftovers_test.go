@@ -1,0 +1,76 @@
+package store
+
+import (
+	"path/filepath"
+	"testing"
+)
+
+// Defect 22: what was set aside was neither counted nor ever removed.
+func TestSetAsideFilesCountAndGoFirst(t *testing.T) {
+	d, j := newMemDisk(), newJournalFS()
+	o := memOptions(d, j)
+	w := watchCap(t, o)
+	s := openTest(t, o)
+	ns := openNamespace(t, s, "a")
+	mustWrite(t, s, chainOf(ns, 1, 200))
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"/store/segments/seg-00000777.kv.bad", "/store/index.2.bad"} {
+		if err := d.WriteFileAtomic(name, make([]byte, 2<<20)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = w.of(openTest(t, o))
+	if st := s.Stats(); st.SetAsideBytes != 4<<20 || st.Records != 200 {
+		t.Errorf("%d bytes set aside, %d records", st.SetAsideBytes, st.Records)
+	}
+	ns = openNamespace(t, s, "a")
+	for chain := 2; s.Stats().SetAsideBytes > 0; chain++ {
+		if st := s.Stats(); st.Evicted > 0 {
+			t.Fatalf("%d records were evicted, %d bytes are still set aside", st.Evicted, st.SetAsideBytes)
+		}
+		mustWrite(t, s, chainOf(ns, chain, 10))
+	}
+	settle(t, s)
+	checkAccounting(t, s)
+}
+
+// A manifest that was set aside counted as that, and once more among the manifests.
+func TestManifestThatWasSetAsideCountsOnce(t *testing.T) {
+	d, j := newMemDisk(), newJournalFS()
+	o := memOptions(d, j)
+	w := watchCap(t, o)
+	s := openTest(t, o)
+	mustWrite(t, s, chainOf(openNamespace(t, s, "a"), 1, 10))
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	manifests, err := d.ReadDir("/store/" + namespaceDir)
+	if err != nil || len(manifests) != 1 {
+		t.Fatal(manifests, err)
+	}
+	s = openTest(t, o)
+	before := s.Stats().PhysicalBytes
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	const bytes = 2 << 20
+	aside := filepath.Join("/store", namespaceDir, manifests[0].Name()+asideSuffix)
+	if err := d.WriteFileAtomic(aside, make([]byte, bytes)); err != nil {
+		t.Fatal(err)
+	}
+	s = w.of(openTest(t, o))
+	if st := s.Stats(); st.SetAsideBytes != bytes || st.PhysicalBytes != before+bytes {
+		t.Errorf("%d bytes set aside, %d more than before; want %d", st.SetAsideBytes, st.PhysicalBytes-before, bytes)
+	}
+	s.space.mu.Lock()
+	s.space.dueForRoom()
+	s.space.mu.Unlock()
+	if err := s.space.removeAside(); err != nil {
+		t.Fatal(err)
+	}
+	if st := s.Stats(); st.SetAsideBytes != 0 || st.PhysicalBytes != before {
+		t.Errorf("%d bytes set aside, %d more than before", st.SetAsideBytes, st.PhysicalBytes-before)
+	}
+}
