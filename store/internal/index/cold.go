@@ -291,7 +291,7 @@ func (t *Table) Chosen(class int64) int {
 // were used since they were chosen, or are pinned, stay. It appends what it took to out.
 func (t *Table) Evict(class int64, want int, out []Removed) []Removed {
 	for want > 0 {
-		n := min(want, insertRun)
+		n := min(want, evictRun)
 		before := len(out)
 		out = t.evictRun(class, n, out)
 		want -= n

@@ -172,10 +172,10 @@ func (r *region) place(home int, h uint64, ref Ref) {
 	for {
 		b := &r.buckets[at]
 		if slot := b.free(); slot >= 0 {
-			b.tags[slot], b.refs[slot] = tagOf(h), ref
 			if at < home {
-				r.wrapped = max(r.wrapped, at+1)
+				r.noteWrap(at)
 			}
+			b.tags[slot], b.refs[slot] = tagOf(h), ref
 			return
 		}
 		if b.passed < maxPassed {
