@@ -14,7 +14,7 @@ type Adopted struct {
 // some milliseconds, and is best called before the caller takes locks of its own.
 func (t *Table) PrepareAdopt(batch []Adopted) {
 	t.populate(len(batch), func(i int) Ref { return batch[i].Ref })
-	t.warm(len(batch), func(i int) ID { return batch[i].ID })
+	t.warm(len(batch), func(i int) uint64 { return batch[i].ID.hash() })
 }
 
 // Adopt makes the table agree with the headers of a run of slots. batch are the records

@@ -88,7 +88,10 @@ func (p *placer) run() {
 // warm reads the buckets of the next parents together, so that their cache misses overlap.
 func (p *placer) warm() {
 	rest := p.batch[p.at:]
-	p.t.warmBuckets(min(len(rest), insertRun), func(i int) ID { return rest[i].parentID() })
+	p.t.warmBuckets(min(len(rest), insertRun), func(i int) uint64 {
+		in := &rest[i]
+		return hashOf(in.ID.Namespace, in.ID.Shard, &in.Parent)
+	})
 }
 
 // place places the next record, and sets rest if its chain is to be touched.
@@ -131,7 +134,7 @@ func (t *Table) Insert(batch []Insertion) {
 		}
 		run := batch[:min(len(batch), n)]
 		t.populate(len(run), func(i int) Ref { return run[i].Ref })
-		t.warm(len(run), func(i int) ID { return run[i].ID })
+		t.warm(len(run), func(i int) uint64 { return run[i].ID.hash() })
 		t.insertRun(run, now)
 		batch = batch[len(run):]
 	}
