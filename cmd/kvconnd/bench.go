@@ -111,7 +111,7 @@ func printTable(out io.Writer, t *storebench.TableResult) error {
 	_, err := fmt.Fprintf(out, `records                   %d
 table: memory a record    %.1f B (at most %.1f B while it grew; resident memory %.1f B)
 table: records added      %.0f a second beside look-ups
-table: a batch of growth  %.3f ms (p99 %.3f ms, longest %.3f ms) of processor time, four holds of the lock
+table: a batch of growth  %.3f ms (p99 %.3f ms, longest %.3f ms) of processor time, two holds of the lock
 `, t.Records, t.BytesPerRecord, t.WorstBytesPerRecord, t.ResidentBytesPerRecord, t.InsertsPerS, 1e3*t.BatchSeconds, 1e3*t.BatchP99Seconds, 1e3*t.BatchMaxSeconds)
 	if err != nil {
 		return err

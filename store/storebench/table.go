@@ -22,7 +22,7 @@ type TableResult struct {
 	InsertsPerS float64 `json:"inserts_per_s"`
 	// BatchSeconds, BatchP99Seconds and BatchMaxSeconds are the median, the 99th percentile and the
 	// longest of the processor time that the insertion of a batch of 256 records takes while the
-	// table grows: four holds of the lock, and between them whatever the system needs to give
+	// table grows: two holds of the lock, and between them whatever the system needs to give
 	// memory.
 	BatchSeconds    float64 `json:"batch_s"`
 	BatchP99Seconds float64 `json:"batch_p99_s"`

@@ -23,7 +23,7 @@ func (in *Insertion) parentID() ID { return ID{in.ID.Namespace, in.ID.Shard, in.
 const (
 	// insertRun is how many records are added under one hold of the lock, growingRun how many
 	// while the table grows and each of them moves some thirty others.
-	insertRun, growingRun = 256, 64
+	insertRun, growingRun = 256, 128
 	// evictRun is how many victims are taken out under one hold.
 	evictRun = 64
 	// removeRun is how many records are removed under one hold.
