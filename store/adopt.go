@@ -65,6 +65,7 @@ func (c *committing) runAdopt(job *adoptJob) {
 		a.unread = append(a.unread, job.segment.base+index.Ref(slot))
 	}
 	run := index.Range{Base: job.segment.base + index.Ref(job.first), Slots: job.slots}
+	s.table.PrepareAdopt(a.found)
 	// A write of a record that comes meanwhile finds it in the index or is found in flight.
 	s.writes.mu.Lock()
 	a.removed = s.table.Adopt(run, a.found, a.unread, s.writes.writing, a.removed)

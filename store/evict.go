@@ -118,16 +118,14 @@ func (s *Store) makeAhead(c *class) {
 	}
 }
 
-// grow makes a segment and reports whether it could. Why the store does not grow is logged
-// once, and once that it does again.
+// grow makes a segment, unless the room for it is gone by now, and reports whether it did
+// not fail. Why the store does not grow is logged once, and once that it does again.
 func (s *Store) grow(slotBytes int64) bool {
-	err := s.space.grow(slotBytes)
+	made, err := s.space.grow(slotBytes)
 	switch {
-	case err == nil:
-		if s.space.noSegment.ends() {
-			s.opts.Logger.Info("store: segments can be made again")
-		}
-	case s.space.noSegment.begins():
+	case made && s.space.noSegment.ends():
+		s.opts.Logger.Info("store: segments can be made again")
+	case err != nil && s.space.noSegment.begins():
 		s.opts.Logger.Warn("store: cannot make a segment: saves take the room of other records, or find none", "err", err,
 			"remedy", "free space in the file system of the store, or lower max_bytes below what is free; see the kernel's log if the disk fails")
 	}

@@ -109,3 +109,20 @@ func TestSegmentThatCannotBeOpenedCountsAndStays(t *testing.T) {
 	}
 	checkAccounting(t, s)
 }
+
+// An attempt that finds no room under the cap makes nothing, and says nothing of a fault that is
+// not over.
+func TestNoRoomForASegmentDoesNotEndAnIncident(t *testing.T) {
+	o := memOptions(newMemDisk(), newJournalFS())
+	var log lockedBuffer
+	o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	s := openTest(t, o)
+	s.space.noSegment.begins()
+	s.space.mu.Lock()
+	s.space.maxBytes = 0
+	s.space.mu.Unlock()
+	s.grow(8192)
+	if strings.Contains(log.String(), "again") || !s.space.noSegment.on.Load() {
+		t.Errorf("nothing was made, and the log says: %s", log.String())
+	}
+}

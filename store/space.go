@@ -192,8 +192,8 @@ func (p *space) take(slotBytes int64) (ref index.Ref, freed <-chan struct{}, gro
 	return index.NoRef, c.freed, false
 }
 
-// grow makes the segment for which take set making.
-func (p *space) grow(slotBytes int64) error {
+// grow makes the segment for which take set making, if there still is room for it.
+func (p *space) grow(slotBytes int64) (made bool, err error) {
 	p.mu.Lock()
 	c := p.classOf(slotBytes)
 	head, physical, ok := p.plan(c)
@@ -206,7 +206,6 @@ func (p *space) grow(slotBytes int64) error {
 	}
 	p.mu.Unlock()
 	var g *segment
-	var err error
 	if ok {
 		if err = p.checkRoom(physical, margin); err == nil {
 			g, err = p.create(head, physical)
@@ -217,7 +216,7 @@ func (p *space) grow(slotBytes int64) error {
 	c.making = false
 	c.wake()
 	if !ok {
-		return nil
+		return false, nil
 	}
 	if err != nil {
 		p.slots -= int64(head.Slots)
@@ -227,7 +226,7 @@ func (p *space) grow(slotBytes int64) error {
 			p.bytes -= physical
 		}
 		p.making.failed(err)
-		return err
+		return false, err
 	}
 	p.room.FreeBytes -= physical
 	p.making = makingState{}
@@ -236,7 +235,7 @@ func (p *space) grow(slotBytes int64) error {
 	for i := g.Slots; i > 0; i-- {
 		c.free = append(c.free, g.base+index.Ref(i-1))
 	}
-	return nil
+	return true, nil
 }
 
 func (p *space) segmentPath(id uint32) string {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"time"
@@ -9,25 +10,37 @@ import (
 	"golang.org/x/term"
 )
 
-// progressInterval is how often a bar is drawn at most.
-const progressInterval = 100 * time.Millisecond
+const (
+	// progressInterval is how often a bar is drawn at most.
+	progressInterval = 100 * time.Millisecond
+	// lineInterval is how often a line is written where there is no terminal.
+	lineInterval = 10 * time.Second
+)
 
-// progress is a bar on a terminal, and nothing elsewhere.
+// progress is a bar on a terminal, and a line every few seconds elsewhere.
 type progress struct {
-	out  io.Writer
-	what string
-	bar  *progressbar.ProgressBar
-	show bool
+	out      io.Writer
+	what     string
+	bar      *progressbar.ProgressBar
+	terminal bool
+	line     time.Time // when the last one was written, or it began
 }
 
 func newProgress(out io.Writer, what string) *progress {
 	f, ok := out.(*os.File)
-	return &progress{out: out, what: what, show: ok && term.IsTerminal(int(f.Fd()))}
+	return &progress{out: out, what: what, terminal: ok && term.IsTerminal(int(f.Fd())), line: time.Now()}
 }
 
 // set shows that done of total is done.
 func (p *progress) set(done, total int64) {
-	if !p.show || total <= 0 {
+	if total <= 0 {
+		return
+	}
+	if !p.terminal {
+		if now := time.Now(); now.Sub(p.line) >= lineInterval {
+			p.line = now
+			fmt.Fprintf(p.out, "%s: %d of %d\n", p.what, min(done, total), total)
+		}
 		return
 	}
 	if p.bar == nil {

@@ -84,6 +84,7 @@ func BenchmarkBooks(b *testing.B) {
 				s.Release()
 			}
 		})
+		b.Run(name+"/misses", func(b *testing.B) { benchMisses(b, fit) })
 		b.Run(name+"/replace", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
@@ -139,6 +140,27 @@ func BenchmarkBooks(b *testing.B) {
 		if err := a.Close(); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// benchMisses reads, one after the other, as many of a table of slots, taken at random, as the
+// books of a hit lie in: a bucket's, the record's own, its neighbours' in the list of clean ones, the
+// span's. It is what memory itself takes for that at such a size.
+func benchMisses(b *testing.B, slots int) {
+	const reads = 5
+	table := make([]slot, slots)
+	at := rand.New(rand.NewPCG(2, 2)).Perm(slots)
+	for i, from := range at { // one ring through all of them
+		table[from].next = slotID(at[(i+1)%slots])
+	}
+	next := slotID(0)
+	for b.Loop() {
+		for range reads {
+			next = table[next].next
+		}
+	}
+	if int(next) >= slots {
+		b.Fatal("out of the table")
 	}
 }
 

@@ -16,7 +16,10 @@ func TestIndexBenchRuns(t *testing.T) {
 	if r.LookupSeconds <= 0 || r.BytesPerRecord <= 0 || r.OpenCleanSeconds <= 0 || r.OpenKilledSeconds <= 0 {
 		t.Errorf("%+v", r)
 	}
-	if x := r.Table; x.InsertsPerS <= 0 || x.WorstBytesPerRecord < x.BytesPerRecord || x.ChoiceMaxSeconds <= 0 || x.VictimsPerChoice <= 0 {
+	if x := r.Table; x.InsertsPerS <= 0 || x.WorstBytesPerRecord < x.BytesPerRecord || x.ChoiceMaxSeconds <= 0 || x.VictimsPerChoice <= 0 || x.ControlMaxSeconds <= 0 {
+		t.Errorf("%+v", x)
+	}
+	if x := r.Table; x.Growing.Lookups+x.Filling.Lookups != x.Still.Lookups || x.Still.Lookups > 0 && x.Still.MaxSeconds < x.Still.MedianSeconds-lookupStep.Seconds() {
 		t.Errorf("%+v", x)
 	}
 }

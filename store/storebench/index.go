@@ -33,10 +33,15 @@ type IndexOptions struct {
 	// TableOnly leaves the store out: no journal, no opening. It needs 60 bytes of memory a
 	// record and no disk.
 	TableOnly bool
-	// TableProgress and Progress, if not nil, are called now and then with the records
-	// added to the table, and written to the store.
-	TableProgress func(records int)
-	Progress      func(records int)
+	// Progress, if not nil, is called now and then with what is being done, and with how many
+	// records of how many that is done.
+	Progress func(step string, done, total int)
+}
+
+func (o *IndexOptions) progress(step string, done, total int) {
+	if o.Progress != nil {
+		o.Progress(step, done, total)
+	}
 }
 
 // IndexResult is what [Index] measured.
@@ -195,9 +200,7 @@ func (b *indexBench) build(ctx context.Context, s *store.Store) error {
 		if err != nil {
 			return err
 		}
-		if b.o.Progress != nil {
-			b.o.Progress(at + len(ops))
-		}
+		b.o.progress("building the index", at+len(ops), b.o.Records)
 	}
 	b.res.BuildSeconds = time.Since(began).Seconds()
 	return ctx.Err()

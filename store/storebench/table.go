@@ -4,14 +4,11 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/internal/index"
@@ -23,25 +20,39 @@ type TableResult struct {
 	Records int `json:"records"`
 	// InsertsPerS is how many records a second were added beside the look-ups.
 	InsertsPerS float64 `json:"inserts_per_s"`
-	// GrowingLookupP99Seconds and GrowingLookupMaxSeconds are of the look-ups of whole chains
-	// that were made meanwhile: the longest holds what the table's growth made it wait.
-	GrowingLookups          int     `json:"growing_lookups"`
-	GrowingLookupP99Seconds float64 `json:"growing_lookup_p99_s"`
-	GrowingLookupMaxSeconds float64 `json:"growing_lookup_max_s"`
-	// GrowingStallMaxSeconds is the most that one of them waited for anything but a processor:
-	// what is left of GrowingLookupMaxSeconds where the machine is busy with other work. 0 where
-	// the kernel does not tell.
-	GrowingStallMaxSeconds float64 `json:"growing_stall_max_s"`
+	// BatchSeconds, BatchP99Seconds and BatchMaxSeconds are the median, the 99th percentile and the
+	// longest of the processor time that the insertion of a batch of 256 records takes while the
+	// table grows: two holds of the lock, and between them whatever the system needs to give
+	// memory.
+	BatchSeconds    float64 `json:"batch_s"`
+	BatchP99Seconds float64 `json:"batch_p99_s"`
+	BatchMaxSeconds float64 `json:"batch_max_s"`
+	// Growing are the look-ups of whole chains that were made while the table was moved into a
+	// larger hash table, Filling those that were made while records were added to a table that had
+	// room, and Still those of a second table, of up to a million records, to which no one adds,
+	// made in turn with the others. What growth costs a look-up is the first less the second; what
+	// the third shows is the machine's doing.
+	Growing LookupTimes `json:"growing"`
+	Filling LookupTimes `json:"filling"`
+	Still   LookupTimes `json:"still"`
 	// BytesPerRecord is the table's memory at the end, WorstBytesPerRecord the most it was
-	// after the first fifth, in the middle of a growth too.
-	BytesPerRecord      float64 `json:"bytes_per_record"`
-	WorstBytesPerRecord float64 `json:"worst_bytes_per_record"`
+	// after the first fifth, in the middle of a growth too. ResidentBytesPerRecord is by how much the
+	// process's resident memory grew from the beginning to the end.
+	BytesPerRecord         float64 `json:"bytes_per_record"`
+	WorstBytesPerRecord    float64 `json:"worst_bytes_per_record"`
+	ResidentBytesPerRecord float64 `json:"resident_bytes_per_record"`
 	// ChoiceSeconds is the median processor time of one choice of victims when every record was
-	// used since it was written, ChoiceMaxSeconds the longest, VictimsPerChoice the mean number of
-	// victims.
-	ChoiceSeconds    float64 `json:"choice_s"`
-	ChoiceMaxSeconds float64 `json:"choice_max_s"`
-	VictimsPerChoice float64 `json:"victims_per_choice"`
+	// used since it was written, ChoiceP99Seconds the 99th percentile and ChoiceMaxSeconds the
+	// longest, VictimsPerChoice the mean number of victims. ControlSeconds, ControlP99Seconds and
+	// ControlMaxSeconds are of a computation of the same length that touches no memory, made in
+	// turn with the choices: what they vary by is the machine's doing.
+	ChoiceSeconds     float64 `json:"choice_s"`
+	ChoiceP99Seconds  float64 `json:"choice_p99_s"`
+	ChoiceMaxSeconds  float64 `json:"choice_max_s"`
+	ControlSeconds    float64 `json:"choice_control_s"`
+	ControlP99Seconds float64 `json:"choice_control_p99_s"`
+	ControlMaxSeconds float64 `json:"choice_control_max_s"`
+	VictimsPerChoice  float64 `json:"victims_per_choice"`
 }
 
 const (
@@ -49,57 +60,100 @@ const (
 	tableSegment = 1 << 16 // slots
 	tableClass   = 1
 	tableChoices = 2000
-	// lookupStep and lookupSteps are those of the histogram of look-ups.
-	lookupStep  = 10 * time.Microsecond
-	lookupSteps = 10_000
+	// calibrations is how many choices the computation beside them is fitted to.
+	calibrations = 40
+	// stillRecords are in the table to which no one adds.
+	stillRecords = 1 << 20
 )
 
 // tableBench measures one table. It keeps no keys: they follow from chain and block.
 type tableBench struct {
-	o     IndexOptions
-	table *index.Table
-	built atomic.Int64 // chains that are all there
-	res   TableResult
-
-	times  [lookupSteps]int
-	failed error
+	o            IndexOptions
+	table, still *index.Table
+	built        atomic.Int64 // chains that are all there
+	res          TableResult
+	batches      []float64 // processor seconds of batches while the table grew
 }
 
 // measureTable builds a table of records and measures it.
 func measureTable(ctx context.Context, o IndexOptions) (TableResult, error) {
-	b := &tableBench{o: o, table: index.New()}
+	b := &tableBench{o: o, table: index.New(), still: index.New()}
 	defer b.table.Close()
+	defer b.still.Close()
 	b.res.Records = o.Records
+	still := max(o.Chain, min(o.Records, stillRecords)/o.Chain*o.Chain)
+	if err := b.fill(ctx, b.still, still, func(int, time.Duration, bool) {}); err != nil {
+		return b.res, err
+	}
+	l := newTableLookups(b, still/o.Chain)
 	stop := make(chan struct{})
 	var lookups sync.WaitGroup
-	lookups.Go(func() { b.lookUp(stop) })
+	lookups.Go(func() { l.run(stop) })
 	err := b.build(ctx)
 	close(stop)
 	lookups.Wait()
 	if err == nil {
-		err = b.failed
+		err = l.failed
 	}
 	if err != nil {
 		return b.res, err
 	}
-	b.sumLookups()
-	b.choose()
-	return b.res, ctx.Err()
+	l.sum(&b.res)
+	err = b.useAll(ctx)
+	if err == nil {
+		b.choose()
+	}
+	return b.res, err
 }
 
+// build fills the table beside the look-ups.
 func (b *tableBench) build(ctx context.Context) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	resident := residentBytes()
 	began := time.Now()
+	err := b.fill(ctx, b.table, b.o.Records, func(n int, cpu time.Duration, growing bool) {
+		b.built.Store(int64(n / b.o.Chain))
+		if growing {
+			b.batches = append(b.batches, cpu.Seconds())
+		}
+		if n >= b.o.Records/5 && n%tableSegment == 0 {
+			b.res.WorstBytesPerRecord = max(b.res.WorstBytesPerRecord, float64(b.table.MemoryBytes())/float64(n))
+		}
+		b.o.progress("filling the table", n, b.o.Records)
+	})
+	if err != nil {
+		return err
+	}
+	n := float64(b.o.Records)
+	b.res.InsertsPerS = n / time.Since(began).Seconds()
+	b.res.BytesPerRecord = float64(b.table.MemoryBytes()) / n
+	b.res.WorstBytesPerRecord = max(b.res.WorstBytesPerRecord, b.res.BytesPerRecord)
+	if resident > 0 {
+		b.res.ResidentBytesPerRecord = (residentBytes() - resident) / n
+	}
+	b.res.BatchSeconds, b.res.BatchP99Seconds, b.res.BatchMaxSeconds = quantiles(b.batches)
+	return nil
+}
+
+// fill adds records to an empty table in batches. After each it calls after with their number, the
+// processor time of the insertion, and whether the table grew before it and after it.
+func (b *tableBench) fill(ctx context.Context, table *index.Table, records int, after func(n int, cpu time.Duration, growing bool)) error {
 	batch := make([]index.Insertion, tableBatch)
 	var base index.Ref
-	for at := 0; at < b.o.Records && ctx.Err() == nil; at += len(batch) {
+	growing := false
+	for at := 0; at < records; at += len(batch) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		if at%tableSegment == 0 {
 			var err error
-			if base, err = b.table.AddSlots(tableSegment); err != nil {
+			if base, err = table.AddSlots(tableSegment); err != nil {
 				return fmt.Errorf("bench index: %w", err)
 			}
-			b.table.Track(tableClass, index.Range{Base: base, Slots: tableSegment}, b.table.Clock())
+			table.Track(tableClass, index.Range{Base: base, Slots: tableSegment}, table.Clock())
 		}
-		batch = batch[:min(len(batch), b.o.Records-at)]
+		batch = batch[:min(len(batch), records-at)]
 		for i := range batch {
 			chain, block := (at+i)/b.o.Chain, (at+i)%b.o.Chain
 			batch[i] = index.Insertion{ID: index.ID{Key: benchKey(chain, block)}, Seq: uint64(at+i) + 1, Bytes: indexPayload,
@@ -108,128 +162,82 @@ func (b *tableBench) build(ctx context.Context) error {
 				batch[i].Parent = benchKey(chain, block-1)
 			}
 		}
-		b.table.Place(batch)
-		b.table.Insert(batch)
-		b.built.Store(int64((at + len(batch)) / b.o.Chain))
-		if n := at + len(batch); n >= b.o.Records/5 && n%tableSegment == 0 {
-			b.res.WorstBytesPerRecord = max(b.res.WorstBytesPerRecord, float64(b.table.MemoryBytes())/float64(n))
-		}
-		if b.o.TableProgress != nil {
-			b.o.TableProgress(at + len(batch))
-		}
+		table.Place(batch)
+		before := growing
+		cpu := threadTime()
+		table.Insert(batch)
+		cpu = threadTime() - cpu
+		growing = table.Growing()
+		after(at+len(batch), cpu, before && growing)
 	}
-	b.res.InsertsPerS = float64(b.o.Records) / time.Since(began).Seconds()
-	b.res.BytesPerRecord = float64(b.table.MemoryBytes()) / float64(b.o.Records)
-	b.res.WorstBytesPerRecord = max(b.res.WorstBytesPerRecord, b.res.BytesPerRecord)
-	return ctx.Err()
+	return nil
 }
 
-// lookUp looks up chains that are all there until stop is closed.
-func (b *tableBench) lookUp(stop <-chan struct{}) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	g := rand.New(rand.NewPCG(1, 1))
-	keys := make([]connector.Key, b.o.Chain)
-	refs := make([]index.Ref, 0, b.o.Chain)
-	for {
-		select {
-		case <-stop:
-			return
-		default:
-		}
-		n := b.built.Load()
-		if n == 0 {
-			runtime.Gosched()
-			continue
-		}
-		chain := int(g.Int64N(n))
-		for i := range keys {
-			keys[i] = benchKey(chain, i)
-		}
-		busyBefore := busyTime()
-		began := time.Now()
-		found, pins := b.table.Prefix(0, []connector.Shard{0}, keys, refs[:0])
-		took := time.Since(began)
-		if busy := busyTime(); busy > busyBefore {
-			b.res.GrowingStallMaxSeconds = max(b.res.GrowingStallMaxSeconds, (took - (busy - busyBefore)).Seconds())
-		}
-		b.table.Unpin(pins...)
-		b.times[min(took/lookupStep, lookupSteps-1)]++
-		b.res.GrowingLookupMaxSeconds = max(b.res.GrowingLookupMaxSeconds, took.Seconds())
-		if found != len(keys) {
-			b.failed = fmt.Errorf("bench index: chain %d of %d blocks: found %d", chain, len(keys), found)
-			return
-		}
-	}
-}
-
-func (b *tableBench) sumLookups() {
-	for _, n := range b.times {
-		b.res.GrowingLookups += n
-	}
-	seen := 0
-	for i, n := range b.times {
-		if seen += n; seen*100 >= b.res.GrowingLookups*99 {
-			b.res.GrowingLookupP99Seconds = (time.Duration(i+1) * lookupStep).Seconds()
-			return
-		}
-	}
-}
-
-// choose uses every chain once more, in another order, so that what the table knows of its
-// records' recency is out of date everywhere, and chooses victims.
-func (b *tableBench) choose() {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+// useAll uses every chain once more, in another order, so that what the table knows of its
+// records' recency is out of date everywhere.
+func (b *tableBench) useAll(ctx context.Context) error {
 	chains := b.o.Records / b.o.Chain
 	keys := make([]connector.Key, b.o.Chain)
 	refs := make([]index.Ref, 0, b.o.Chain)
-	for _, chain := range rand.New(rand.NewPCG(2, 2)).Perm(chains) {
-		for i := range keys {
-			keys[i] = benchKey(chain, i)
+	for n, chain := range rand.New(rand.NewPCG(2, 2)).Perm(chains) {
+		if err := ctx.Err(); err != nil {
+			return err
 		}
+		chainKeys(keys, chain)
 		_, pins := b.table.Prefix(0, []connector.Shard{0}, keys, refs[:0])
 		b.table.Unpin(pins...)
+		b.o.progress("using every record once more", (n+1)*b.o.Chain, chains*b.o.Chain)
 	}
-	runtime.GC()
-	times := make([]float64, 0, tableChoices)
-	victims := 0
+	return nil
+}
+
+// choose chooses victims, in turn with a computation that is as long.
+func (b *tableBench) choose() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	choices, controls := make([]float64, 0, tableChoices), make([]float64, 0, tableChoices)
+	victims, work := 0, 1
 	var out []index.Removed
+	runtime.GC()
 	for range tableChoices {
 		cpu := threadTime()
 		_, ok := b.table.Choose(tableClass)
-		times = append(times, (threadTime() - cpu).Seconds())
+		choices = append(choices, (threadTime() - cpu).Seconds())
 		if !ok {
 			break
 		}
 		n := b.table.Chosen(tableClass)
 		out = b.table.Evict(tableClass, n, out[:0])
 		victims += n
+		cpu = threadTime()
+		compute(work)
+		took := (threadTime() - cpu).Seconds()
+		if len(choices) <= calibrations {
+			work = max(1, int(float64(work)*min(2, choices[len(choices)-1]/took)))
+			continue
+		}
+		controls = append(controls, took)
 	}
-	slices.Sort(times)
-	b.res.ChoiceSeconds, b.res.ChoiceMaxSeconds = times[len(times)/2], times[len(times)-1]
-	b.res.VictimsPerChoice = float64(victims) / float64(len(times))
+	b.res.ChoiceSeconds, b.res.ChoiceP99Seconds, b.res.ChoiceMaxSeconds = quantiles(choices)
+	b.res.ControlSeconds, b.res.ControlP99Seconds, b.res.ControlMaxSeconds = quantiles(controls)
+	b.res.VictimsPerChoice = float64(victims) / float64(len(choices))
 }
 
-// busyTime is how long the calling thread has computed, or waited for a processor; 0 if the kernel
-// does not tell.
-func busyTime() time.Duration {
-	text, err := os.ReadFile("/proc/thread-self/schedstat")
-	if err != nil {
-		return 0
+// compute makes keys and throws them away.
+//
+//go:noinline
+func compute(keys int) (x connector.Key) {
+	for i := range keys {
+		x[0] ^= benchKey(keys, i)[0]
 	}
-	var cpu, wait int64
-	if _, err := fmt.Sscan(string(text), &cpu, &wait); err != nil {
-		return 0
-	}
-	return time.Duration(cpu + wait)
+	return x
 }
 
-// threadTime is the processor time of the calling thread.
-func threadTime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-		panic("storebench: processor time of a thread: " + err.Error())
+// quantiles sorts values, and returns median, 99th percentile and the greatest, 0 of none.
+func quantiles(x []float64) (median, p99, longest float64) {
+	if len(x) == 0 {
+		return 0, 0, 0
 	}
-	return time.Duration(ts.Nano())
+	slices.Sort(x)
+	return x[len(x)/2], x[len(x)*99/100], x[len(x)-1]
 }

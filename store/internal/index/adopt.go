@@ -10,6 +10,13 @@ type Adopted struct {
 	Known bool
 }
 
+// PrepareAdopt makes memory ready for [Table.Adopt] of the same batch: it may take the system
+// some milliseconds, and is best called before the caller takes locks of its own.
+func (t *Table) PrepareAdopt(batch []Adopted) {
+	t.populate(len(batch), func(i int) Ref { return batch[i].Ref })
+	t.warm(len(batch), func(i int) uint64 { return batch[i].ID.hash() })
+}
+
 // Adopt makes the table agree with the headers of a run of slots. batch are the records
 // that the headers name, in ascending order of their slots; unread are slots whose header
 // could not be read, of which nothing is known. A record of the table whose slot holds
@@ -19,7 +26,6 @@ type Adopted struct {
 // records count as [Table.Load] has it, and [Table.Resolve] links those whose parents are
 // adopted later.
 func (t *Table) Adopt(r Range, batch []Adopted, unread []Ref, busy func(ID) bool, removed []Removed) []Removed {
-	t.populate(len(batch), func(i int) Ref { return batch[i].Ref })
 	a := adopter{t: t, batch: batch, unread: unread, busy: busy, removed: removed}
 	for from := uint32(0); from < r.Slots; from += loadRun {
 		a.run(r.Base+Ref(from), min(loadRun, r.Slots-from))

@@ -18,10 +18,14 @@ type Insertion struct {
 	Depth     uint16
 }
 
+func (in *Insertion) parentID() ID { return ID{in.ID.Namespace, in.ID.Shard, in.Parent} }
+
 const (
-	// insertRun is how many records are added under one hold of the lock. While the table
-	// grows each of them moves some thirty others.
-	insertRun = 64
+	// insertRun is how many records are added under one hold of the lock, growingRun how many
+	// while the table grows and each of them moves some thirty others.
+	insertRun, growingRun = 256, 128
+	// evictRun is how many victims are taken out under one hold.
+	evictRun = 64
 	// removeRun is how many records are removed under one hold.
 	removeRun = 256
 )
@@ -67,6 +71,7 @@ func (p *placer) run() {
 		p.rest = NoRef
 	}
 	p.resume()
+	p.warm()
 	for budget := placeRun; budget > 0; budget-- {
 		if p.rest == NoRef {
 			if p.at == len(p.batch) {
@@ -80,6 +85,15 @@ func (p *placer) run() {
 	p.pause()
 }
 
+// warm reads the buckets of the next parents together, so that their cache misses overlap.
+func (p *placer) warm() {
+	rest := p.batch[p.at:]
+	p.t.warmBuckets(min(len(rest), insertRun), func(i int) uint64 {
+		in := &rest[i]
+		return hashOf(in.ID.Namespace, in.ID.Shard, &in.Parent)
+	})
+}
+
 // place places the next record, and sets rest if its chain is to be touched.
 func (p *placer) place() {
 	t, in := p.t, &p.batch[p.at]
@@ -87,7 +101,7 @@ func (p *placer) place() {
 	if in.Parent == (connector.Key{}) {
 		return
 	}
-	parent := ID{in.ID.Namespace, in.ID.Shard, in.Parent}
+	parent := in.parentID()
 	if ref := t.find(&parent); ref != NoRef {
 		e := t.entry(ref)
 		in.ParentRef, in.Depth = ref, e.childDepth()
@@ -114,14 +128,19 @@ func (t *Table) Insert(batch []Insertion) {
 	}
 	now := uint32(t.nextTick())
 	for len(batch) > 0 {
-		n := min(len(batch), insertRun)
-		t.insertRun(batch[:n], now)
-		batch = batch[n:]
+		n := insertRun
+		if t.Growing() {
+			n = growingRun
+		}
+		run := batch[:min(len(batch), n)]
+		t.populate(len(run), func(i int) Ref { return run[i].Ref })
+		t.warm(len(run), func(i int) uint64 { return run[i].ID.hash() })
+		t.insertRun(run, now)
+		batch = batch[len(run):]
 	}
 }
 
 func (t *Table) insertRun(batch []Insertion, now uint32) {
-	t.populate(len(batch), func(i int) Ref { return batch[i].Ref })
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range batch {
@@ -139,7 +158,8 @@ func (t *Table) insert(in *Insertion, now uint32) {
 		return
 	}
 	if in.Parent != (connector.Key{}) {
-		in.ParentRef = t.find(&ID{in.ID.Namespace, in.ID.Shard, in.Parent})
+		parent := in.parentID()
+		in.ParentRef = t.find(&parent)
 	}
 	var p *entry
 	if in.ParentRef != NoRef {

@@ -35,7 +35,8 @@ const (
 // cold is what a table knows about what to evict. The table's lock guards it; who holds
 // that for reading alone holds mu besides.
 type cold struct {
-	choosing sync.Mutex // held for a whole choice, outside of the table's lock
+	choosing sync.Mutex // held for a whole choice, outside of the table's lock; guards choice
+	choice   choice     // its memory is used again
 	mu       sync.Mutex
 	classes  map[int64]*coldClass
 	byNumber []*coldClass // the class of place.class less 1
@@ -50,9 +51,10 @@ type coldClass struct {
 	number uint32
 	bounds minTree
 	spans  []span
-	// victims are the next to go, in order. upTo is the order of the last one; stale is set
-	// if a record was added before it.
+	// victims are the next to go, in order, in the memory of chosen. upTo is the order of the
+	// last one; stale is set if a record was added before it.
 	victims []Victim
+	chosen  []Victim
 	upTo    uint64
 	stale   bool
 }
@@ -160,19 +162,22 @@ func (t *Table) untrackRun(r Range) {
 }
 
 // Choose chooses the next victims of a class, in eviction order, for [Table.Evict], and returns
-// the first. It reports false if no record of the class can go. Writers are in nobody's way
-// for longer than it takes to look at a group.
+// the first. It reports false if no record of the class can go. It looks through at most
+// [choiceGroups] groups in which a record could go, besides those in which none can: a group
+// pinned as a whole is put last, an empty one is not looked at again. Writers wait no longer than it
+// takes to look at a group, and nothing is allocated.
 func (t *Table) Choose(class int64) (first Victim, ok bool) {
 	t.cold.choosing.Lock()
 	defer t.cold.choosing.Unlock()
-	ch := choice{t: t, class: class, began: orderOf(t.nextTick(), 0)}
+	ch := &t.cold.choice
+	*ch = choice{t: t, class: class, began: orderOf(t.nextTick(), 0), found: ch.found[:0], seen: ch.seen[:0]}
 	for n := 0; n < choiceGroups || len(ch.found)+len(ch.seen) == 0; n++ {
 		if len(ch.found) >= enoughVictims || !ch.look() {
 			break
 		}
 	}
 	if len(ch.found) == 0 {
-		ch.found = ch.seen
+		ch.found = append(ch.found, ch.seen...)
 	}
 	return ch.keep()
 }
@@ -238,11 +243,11 @@ func (ch *choice) keep() (first Victim, ok bool) {
 	if c == nil {
 		return Victim{}, false
 	}
-	c.victims = append(c.victims, ch.found...)
-	slices.SortFunc(c.victims, func(a, b Victim) int {
+	c.chosen = append(append(c.chosen[:0], c.victims...), ch.found...)
+	slices.SortFunc(c.chosen, func(a, b Victim) int {
 		return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.Ref, b.Ref))
 	})
-	c.victims = slices.Compact(c.victims) // a group may have been looked through again
+	c.victims = slices.Compact(c.chosen) // a group may have been looked through again
 	c.stale = false
 	c.ended()
 	if len(c.victims) == 0 {
@@ -291,7 +296,7 @@ func (t *Table) Chosen(class int64) int {
 // were used since they were chosen, or are pinned, stay. It appends what it took to out.
 func (t *Table) Evict(class int64, want int, out []Removed) []Removed {
 	for want > 0 {
-		n := min(want, insertRun)
+		n := min(want, evictRun)
 		before := len(out)
 		out = t.evictRun(class, n, out)
 		want -= n
@@ -343,7 +348,7 @@ func (c *cold) memoryBytes() int64 {
 		}
 	}
 	for _, class := range c.classes {
-		n += class.bounds.bytes() + int64(cap(class.victims))*24 + int64(cap(class.spans))*32
+		n += class.bounds.bytes() + int64(cap(class.chosen))*24 + int64(cap(class.spans))*32
 	}
 	return n
 }

@@ -3,6 +3,8 @@ package index
 import (
 	"encoding/binary"
 	"math/bits"
+
+	"github.com/kvconn/kvconn/connector"
 )
 
 const (
@@ -31,18 +33,17 @@ type bucket struct {
 
 // hash mixes an identity. Keys are hashes already; a multiplication spreads them over
 // bucket and tag even where a caller's keys are not.
-func (id *ID) hash() uint64 {
-	h := binary.LittleEndian.Uint64(id.Key[:8]) ^ bits.RotateLeft64(binary.LittleEndian.Uint64(id.Key[8:]), 29)
-	h ^= (uint64(id.Namespace)<<16 | uint64(id.Shard)) * 0x9E3779B97F4A7C15
+func (id *ID) hash() uint64 { return hashOf(id.Namespace, id.Shard, &id.Key) }
+
+func hashOf(namespace uint16, shard connector.Shard, key *connector.Key) uint64 {
+	h := binary.LittleEndian.Uint64(key[:8]) ^ bits.RotateLeft64(binary.LittleEndian.Uint64(key[8:]), 29)
+	h ^= (uint64(namespace)<<16 | uint64(shard)) * 0x9E3779B97F4A7C15
 	h *= 0xD6E8FEB86659FD93
 	h ^= h >> 32
 	return h * 0xD6E8FEB86659FD93
 }
 
-func (e *entry) hash() uint64 {
-	id := ID{Namespace: e.namespace, Shard: e.shard, Key: e.key}
-	return id.hash()
-}
+func (e *entry) hash() uint64 { return hashOf(e.namespace, e.shard, &e.key) }
 
 // tagOf takes bits that have no part in the choice of a bucket.
 func tagOf(h uint64) uint8 { return max(uint8(h>>8), 1) }
@@ -172,10 +173,10 @@ func (r *region) place(home int, h uint64, ref Ref) {
 	for {
 		b := &r.buckets[at]
 		if slot := b.free(); slot >= 0 {
-			b.tags[slot], b.refs[slot] = tagOf(h), ref
 			if at < home {
-				r.wrapped = max(r.wrapped, at+1)
+				r.noteWrap(at)
 			}
+			b.tags[slot], b.refs[slot] = tagOf(h), ref
 			return
 		}
 		if b.passed < maxPassed {

@@ -55,6 +55,7 @@ const loadRun = 128
 
 func (t *Table) loadRun(batch []Loaded, lost []Removed) []Removed {
 	t.populate(len(batch), func(i int) Ref { return batch[i].Ref })
+	t.warm(len(batch), func(i int) uint64 { return batch[i].ID.hash() })
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range batch {

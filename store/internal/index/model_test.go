@@ -28,6 +28,7 @@ type model struct {
 func newModel(t *testing.T) *model {
 	g := seeded(t)
 	table := New()
+	table.giveBytes = smallGive
 	t.Cleanup(table.Close)
 	return &model{t: t, g: g, keys: rand.NewPCG(g.Uint64(), 2), table: table, found: make(map[ID]Found),
 		at: make(map[ID]int), parent: make(map[ID]connector.Key)}

@@ -79,40 +79,57 @@ func (t *Table) populateEntries(ref Ref) {
 	}
 }
 
-// populateHash makes the next region if it will be needed soon, and populates what the growth
-// will write to next.
+// populateHash makes the next region if it will be needed soon, populates what the growth will
+// write to next, and gives back what it has left.
 func (t *Table) populateHash() {
 	for {
-		t.mu.RLock()
-		buckets, soon := 0, t.next
-		room := len(t.region.buckets) * bucketSlots
-		if soon == nil && t.ahead == nil && (t.count+soonRecords)*maxLoadDen > room*maxLoadNum {
-			buckets = t.nextBuckets()
-		}
-		until := populateAhead
-		if soon == nil {
-			soon = t.ahead
-		} else {
-			until += int(float64(len(soon.memory)) * float64(t.moved) / float64(len(t.region.buckets)))
-		}
-		var part []byte
-		if soon != nil && soon.populated < min(until, len(soon.memory)) {
-			part = soon.memory[soon.populated:min(soon.populated+pieceBytes, len(soon.memory))]
-		}
-		done := t.closed || buckets == 0 && part == nil
-		t.mu.RUnlock()
-		if done {
+		c := t.hashChore()
+		switch {
+		case c.giveBack:
+			t.giveBack()
+		case c.part != nil:
+			_ = disk.Populate(c.part)
+			t.mu.Lock()
+			c.of.populated += len(c.part)
+			t.mu.Unlock()
+		case c.buckets > 0:
+			t.makeAhead(c.buckets)
+		default:
 			return
 		}
-		if part != nil {
-			_ = disk.Populate(part)
-			t.mu.Lock()
-			soon.populated += len(part)
-			t.mu.Unlock()
-			continue
-		}
-		t.makeAhead(buckets)
 	}
+}
+
+// hashChore is what is to be done for the hash table's growth while the lock is not held.
+type hashChore struct {
+	giveBack bool
+	part     []byte // to be populated
+	of       *region
+	buckets  int // of the region to be made
+}
+
+func (t *Table) hashChore() (c hashChore) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed {
+		return hashChore{}
+	}
+	c.giveBack = t.emptied != nil || t.givesSome()
+	c.of = t.next
+	until := populateAhead
+	if c.of == nil {
+		c.of = t.ahead
+	} else {
+		until += int(float64(len(c.of.memory)) * float64(t.moved) / float64(len(t.region.buckets)))
+	}
+	if c.of != nil && c.of.populated < min(until, len(c.of.memory)) {
+		c.part = c.of.memory[c.of.populated:min(c.of.populated+pieceBytes, len(c.of.memory))]
+	}
+	room := len(t.region.buckets) * bucketSlots
+	if c.of == nil && (t.count+soonRecords)*maxLoadDen > room*maxLoadNum {
+		c.buckets = t.nextBuckets()
+	}
+	return c
 }
 
 // makeAhead maps the region that the table will grow into.

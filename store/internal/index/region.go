@@ -1,6 +1,7 @@
 package index
 
 import (
+	"sync"
 	"unsafe"
 
 	"github.com/kvconn/kvconn/store/internal/disk"
@@ -17,6 +18,9 @@ type region struct {
 	// given is how much of the memory's front was given back, populated how much of it was
 	// populated.
 	given, populated int
+	// giving is held while memory is given back or the mapping is taken away, and by who
+	// changes wrapped. It is taken after the table's lock.
+	giving sync.Mutex
 }
 
 const (
@@ -26,7 +30,7 @@ const (
 	// When the last one is moved the table has 5% more records than at the beginning: the old
 	// region never gets full, and the next growth is far.
 	moveAhead = 2
-	// giveBytes are given back at one time: a few huge pages.
+	// giveBytes are given back at one time: a few huge pages. A power of two.
 	giveBytes = 8 << 20
 )
 
@@ -40,8 +44,21 @@ func newRegion(buckets int) (*region, error) {
 
 func (r *region) free() {
 	if r != nil && r.memory != nil {
+		r.giving.Lock()
+		defer r.giving.Unlock()
 		_ = disk.Unmap(r.memory)
 	}
+}
+
+// noteWrap notes that a record which belongs at the end comes to lie in a bucket at the
+// beginning. It is called before the record is written there.
+func (r *region) noteWrap(at int) {
+	if at < r.wrapped {
+		return
+	}
+	r.giving.Lock()
+	defer r.giving.Unlock()
+	r.wrapped = at + 1
 }
 
 // makeRoom makes room for one more record, a little at a time: a table that is full gets a
@@ -60,6 +77,13 @@ func (t *Table) makeRoom() {
 	for n := 0; n < moveAhead && t.next != nil; n++ {
 		t.move()
 	}
+}
+
+// Growing reports whether the table is being moved into a larger hash table.
+func (t *Table) Growing() bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.next != nil
 }
 
 // nextBuckets is the size of the region that comes after this one.
@@ -103,12 +127,9 @@ func (t *Table) move() {
 		}
 		at = old.after(at)
 	}
-	switch {
-	case t.moved == len(old.buckets):
-		old.free()
-		t.region, t.next, t.moved = t.next, nil, 0
-	case t.moved*bucketBytes-old.given >= giveBytes:
-		old.give(t.moved)
+	if t.moved == len(old.buckets) {
+		t.emptied.free() // nil but where the table grew twice without populate
+		t.emptied, t.region, t.next, t.moved = old, t.next, nil, 0
 	}
 }
 
@@ -135,15 +156,37 @@ func (t *Table) moveFrom(at, home int) bool {
 	return more
 }
 
-// give gives the memory of the first buckets back, which are empty but for records that
-// belong at the region's end.
-func (r *region) give(moved int) {
-	from, to := r.given, moved*bucketBytes&^(giveBytes-1)
-	r.given = to
-	if from = max(from, (r.wrapped*bucketBytes+giveBytes-1)&^(giveBytes-1)); from < to {
-		_ = disk.Discard(r.memory[from:to]) // advice: it is given back at the end in any case
+// giveBack gives the system the memory that the growth has emptied. It takes the kernel a while,
+// so the table's lock is not held meanwhile.
+func (t *Table) giveBack() {
+	t.mu.Lock()
+	emptied := t.emptied
+	t.emptied = nil
+	part, r := t.emptiedPart()
+	t.mu.Unlock()
+	emptied.free()
+	if r != nil {
+		_ = disk.Discard(part) // advice: it is given back at the end in any case
+		r.giving.Unlock()
 	}
 }
+
+// emptiedPart returns the memory of the first buckets of the region that is being moved, which are
+// empty but for records that belong at the region's end, and the region with giving held; or nil.
+func (t *Table) emptiedPart() (part []byte, r *region) {
+	if !t.givesSome() {
+		return nil, nil
+	}
+	r = t.region
+	r.giving.Lock()
+	from, to := r.given, t.moved*bucketBytes&^(t.giveBytes-1)
+	r.given = to
+	from = max(from, (r.wrapped*bucketBytes+t.giveBytes-1)&^(t.giveBytes-1))
+	return r.memory[min(from, to):to], r
+}
+
+// givesSome reports whether enough of the old region is empty to be given back.
+func (t *Table) givesSome() bool { return t.moved*bucketBytes-t.region.given >= t.giveBytes }
 
 // moveAll ends growth.
 func (t *Table) moveAll() {
@@ -156,6 +199,9 @@ func (t *Table) moveAll() {
 // old one which was not given back and that of the next which was filled.
 func (t *Table) hashBytes() int64 {
 	n := int64(len(t.region.memory) - t.region.given)
+	if t.emptied != nil {
+		n += int64(len(t.emptied.memory) - t.emptied.given)
+	}
 	if t.next != nil {
 		n += int64(float64(len(t.next.memory)) * float64(t.moved) / float64(len(t.region.buckets)))
 	}

@@ -35,8 +35,29 @@ type linker struct {
 func (t *Table) linkRange(r Range) {
 	l := linker{t: t}
 	for ref, end := r.Base, r.Base+Ref(r.Slots); ref < end; {
-		ref = l.run(ref, end)
+		if len(l.path) == 0 {
+			ref = t.linked(ref, end)
+		}
+		if ref < end {
+			ref = l.run(ref, end)
+		}
 	}
+}
+
+// linked returns the first record from ref on that is to be linked, or one that is as good to go
+// on from.
+func (t *Table) linked(ref, end Ref) Ref {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed {
+		return end
+	}
+	for stop := min(end, ref+raiseRun); ref < stop; ref++ {
+		if e := t.entry(ref); e.seq != 0 && e.flags != 0 {
+			break
+		}
+	}
+	return ref
 }
 
 // run links for one hold of the lock and returns the record to go on with.

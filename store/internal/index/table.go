@@ -37,6 +37,8 @@ type Table struct {
 	region, next *region
 	moved        int
 	ahead        *region // mapped for the next growth, or nil
+	emptied      *region // what the last growth left, to be unmapped, or nil
+	giveBytes    int     // see the constant; tests make it small
 	blank        region  // stands for a region where there is none
 	blankBucket  [1]bucket
 
@@ -62,7 +64,7 @@ func New() *Table {
 	t.clock.Store(clockStart)
 	t.horizon.Store(clockStart)
 	t.blank.buckets = t.blankBucket[:]
-	t.region = &t.blank
+	t.region, t.giveBytes = &t.blank, giveBytes
 	t.cold.classes = make(map[int64]*coldClass)
 	return t
 }
@@ -147,7 +149,8 @@ func (t *Table) Close() {
 	t.region.free()
 	t.next.free()
 	t.ahead.free()
-	t.region, t.next, t.ahead, t.moved = &t.blank, nil, nil, 0
+	t.emptied.free()
+	t.region, t.next, t.ahead, t.emptied, t.moved = &t.blank, nil, nil, nil, 0
 	t.chunks, t.limit, t.spare, t.count, t.bytes = nil, 0, nil, 0, 0
 	t.cold.places, t.cold.byNumber, t.cold.classes = nil, nil, make(map[int64]*coldClass)
 }

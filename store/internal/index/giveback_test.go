@@ -1,0 +1,109 @@
+package index
+
+import (
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+const smallGive = 4096 // 64 buckets
+
+// TestMemoryIsGivenBackWhileOthersInsertAndLook inserts from two goroutines, each of which gives
+// memory back between its insertions.
+func TestMemoryIsGivenBackWhileOthersInsertAndLook(t *testing.T) {
+	const each, batch = 60_000, 100
+	table := New()
+	defer table.Close()
+	table.giveBytes = smallGive
+	base, err := table.AddSlots(2 * each)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var done [2]atomic.Int64
+	var all [2][]connector.Key
+	var inserters sync.WaitGroup
+	for i := range all {
+		g := rand.NewPCG(uint64(i), 9)
+		for range each {
+			all[i] = append(all[i], randomKey(g))
+		}
+		inserters.Go(func() {
+			in := make([]Insertion, batch)
+			for at := 0; at < each; at += batch {
+				for k := range in {
+					slot := i*each + at + k
+					in[k] = Insertion{ID: ID{Key: all[i][at+k]}, Ref: base + Ref(slot), Seq: uint64(slot) + 1, Bytes: 1}
+				}
+				table.Insert(in)
+				done[i].Store(int64(at + batch))
+			}
+		})
+	}
+	g := seeded(t)
+	for at := int64(0); at < each; {
+		for i := range all {
+			if at = done[i].Load(); at == 0 {
+				continue
+			}
+			slot := g.Int64N(at)
+			if f, ok := table.Get(ID{Key: all[i][slot]}, false); !ok || f.Ref != base+Ref(int64(i)*each+slot) {
+				t.Fatalf("record %d of %d: %+v %v", slot, at, f, ok)
+			}
+		}
+	}
+	inserters.Wait()
+	for i := range all {
+		if n, _ := table.Prefix(0, oneShard, all[i], nil); n != each {
+			t.Fatalf("%d of %d records found", n, each)
+		}
+	}
+}
+
+// TestRecordsThatWrapIntoMemoryGivenBackAreKept: so many records belong in the last bucket that
+// they come to lie at the beginning, past what was moved and given back.
+func TestRecordsThatWrapIntoMemoryGivenBackAreKept(t *testing.T) {
+	table := New()
+	defer table.Close()
+	table.giveBytes = smallGive
+	base, err := table.AddSlots(1 << 17)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := rand.NewPCG(seeded(t).Uint64(), 1)
+	var keys []connector.Key
+	add := func(k connector.Key) {
+		n := len(keys)
+		table.Insert([]Insertion{{ID: ID{Key: k}, Ref: base + Ref(n), Seq: uint64(n) + 1, Bytes: 1}})
+		keys = append(keys, k)
+	}
+	for !table.Growing() || len(table.region.buckets) < 4000 || table.region.given < 2*smallGive {
+		add(randomKey(g))
+	}
+	old, given := table.region, table.region.given
+	for old.wrapped*bucketBytes <= given+smallGive {
+		k := randomKey(g)
+		for id := (ID{Key: k}); old.home(id.hash()) != len(old.buckets)-1; id.Key = k {
+			k = randomKey(g)
+		}
+		add(k)
+	}
+	if table.region != old {
+		t.Fatal("the growth ended meanwhile: nothing was tested")
+	}
+	check := func() {
+		t.Helper()
+		if n, pins := table.Prefix(0, oneShard, keys, nil); n != len(keys) {
+			t.Fatalf("%d of %d records found", n, len(keys))
+		} else {
+			table.Unpin(pins...)
+		}
+	}
+	check()
+	for table.region == old {
+		add(randomKey(g))
+	}
+	check()
+}
