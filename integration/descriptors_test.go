@@ -26,8 +26,12 @@ func holdConnections(t *testing.T, addr string, n int, asNobody bool) []net.Conn
 	go func() {
 		var out []net.Conn
 		if asNobody {
-			runtime.LockOSThread() // for good: the thread ends with this goroutine
+			// The thread gets its user back and lives on: with a thread that ends, the system
+			// kills the daemons that were started on it.
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
 			_ = unix.Setfsuid(nobody)
+			defer func() { _ = unix.Setfsuid(os.Getuid()) }()
 		}
 		for range n {
 			c, err := net.Dial("tcp", addr)

@@ -1,37 +1,23 @@
 package store
 
 import (
-	"sync"
 	"testing"
-	"time"
+	"testing/synctest"
 )
 
-// admitted is how many writes of a size a gate lets in at one time.
-func admitted(t *testing.T, g *gate, bytes int64) int {
-	t.Helper()
+// admitted is how many writes of a size a gate lets in at one time. It runs in a bubble.
+func admitted(g *gate, bytes int64) int {
 	const tried = 100
-	var wg sync.WaitGroup
 	for range tried {
-		wg.Go(func() { g.beginWrite(bytes) })
+		go g.beginWrite(bytes)
 	}
-	last := -1
-	for {
-		time.Sleep(20 * time.Millisecond)
-		_, n := g.state()
-		if n == last {
-			break
-		}
-		last = n
-	}
-	for i := range tried {
-		for _, n := g.state(); n == 0; _, n = g.state() {
-			time.Sleep(time.Millisecond)
-		}
+	synctest.Wait() // the others wait for their turn
+	_, most := g.state()
+	for range tried {
 		g.endWrite(bytes)
-		_ = i
+		synctest.Wait()
 	}
-	wg.Wait()
-	return last
+	return most
 }
 
 // Defect 30: writes kept to 8 at a time, 2 beside reads, however fast the disk is.
@@ -50,18 +36,18 @@ func TestWritesFollowTheDisk(t *testing.T) {
 		{"fast disk, large records", 0, 32 * mib, 16 * mib, 8, 2},
 		{"as configured", 12, 32 * mib, 640 * kib, 12, 3},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
 			var g gate
 			g.init(c.writers)
 			if c.writers == 0 {
 				g.setBudget(c.budget)
 			}
-			if n := admitted(t, &g, c.bytes); n != c.alone {
-				t.Errorf("%d writes at a time, want %d", n, c.alone)
+			if n := admitted(&g, c.bytes); n != c.alone {
+				t.Errorf("%s: %d writes at a time, want %d", c.name, n, c.alone)
 			}
 			g.reads(1)
-			if n := admitted(t, &g, c.bytes); n != c.besideRead {
-				t.Errorf("%d writes beside reads, want %d", n, c.besideRead)
+			if n := admitted(&g, c.bytes); n != c.besideRead {
+				t.Errorf("%s: %d writes beside reads, want %d", c.name, n, c.besideRead)
 			}
 			g.reads(-1)
 		})
