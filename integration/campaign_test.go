@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -26,7 +25,6 @@ import (
 
 // What a campaign takes from its environment; docs/reliability.md lists it.
 const (
-	seedVariable   = "KVCONN_SEED"
 	timeVariable   = "KVCONN_CAMPAIGN_TIME"
 	killsVariable  = "KVCONN_CAMPAIGN_KILLS"
 	trialsVariable = "KVCONN_CAMPAIGN_TRIALS"
@@ -34,33 +32,12 @@ const (
 	onlyVariable   = "KVCONN_CAMPAIGN_ONLY"
 )
 
-func numberOf(t *testing.T, variable string, other int64) int64 {
-	t.Helper()
-	text := os.Getenv(variable)
-	if text == "" {
-		return other
-	}
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", variable, err)
-	}
-	return n
-}
-
 // daemonEnviron is this process's environment without what is a campaign's: the daemon refuses
 // variables of its prefix that it does not know.
 func daemonEnviron() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, seedVariable+"=") || strings.HasPrefix(v, "KVCONN_CAMPAIGN_")
+		return strings.HasPrefix(v, campaign.SeedVariable+"=") || strings.HasPrefix(v, "KVCONN_CAMPAIGN_")
 	})
-}
-
-// seedOf is the seed of a test, which is logged.
-func seedOf(t *testing.T) uint64 {
-	t.Helper()
-	seed := uint64(numberOf(t, seedVariable, time.Now().UnixNano()&(1<<40-1)))
-	t.Logf("%s=%d", seedVariable, seed)
-	return seed
 }
 
 // campaignTime is how long a campaign may begin something new.
@@ -91,7 +68,7 @@ func TestCampaignKills(t *testing.T) {
 	const limit = 12 << 20
 	n := newMemoryNode(t, "--max-bytes", "12MiB")
 	watched := campaign.WatchCap(n.dir, limit)
-	randomKills(t, n, seedOf(t), int(numberOf(t, killsVariable, int64(rounds(3, 1000)))))
+	randomKills(t, n, campaign.Seed(t), int(campaign.Number(t, killsVariable, int64(rounds(3, 1000)))))
 	if err := watched(); err != nil {
 		t.Error(err)
 	}
@@ -103,7 +80,7 @@ func TestCampaignKills(t *testing.T) {
 // Whole nodes under random scripts of faults: engines compare their tokens with those of
 // engines without a cache.
 func TestCampaignSystem(t *testing.T) {
-	base, deadline := seedOf(t), time.Now().Add(campaignTime(t))
+	base, deadline := campaign.Seed(t), time.Now().Add(campaignTime(t))
 	known := knownFailures(t)
 	for n := uint64(0); n == 0 || time.Now().Before(deadline); n++ {
 		seed := base + n
@@ -130,7 +107,7 @@ func TestCampaignSystem(t *testing.T) {
 		again := func(s []fault.Clause) bool { _, err := systemRun(t.Context(), seed, s); return err != nil }
 		small := fault.Script(campaign.Reduce(script, 20, again))
 		t.Errorf("seed %d: %v\n%s\nreduced; run it again with\n%s=%d %s='%s' go test -run 'CampaignSystem$' ./integration",
-			seed, err, out, seedVariable, seed, scriptVariable, small)
+			seed, err, out, campaign.SeedVariable, seed, scriptVariable, small)
 	}
 }
 
@@ -139,7 +116,7 @@ func systemRun(ctx context.Context, seed uint64, script fault.Script) (out []byt
 	ctx, cancel := context.WithTimeout(ctx, 11*waitLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestCampaignSystem$", "-test.v", "-test.timeout=10m")
-	cmd.Env = append(os.Environ(), fmt.Sprint(seedVariable, "=", seed), scriptVariable+"="+script.String()+" #")
+	cmd.Env = append(os.Environ(), fmt.Sprint(campaign.SeedVariable, "=", seed), scriptVariable+"="+script.String()+" #")
 	out, err = cmd.CombinedOutput()
 	if !bytes.Contains(out, []byte("PASS: TestCampaignSystem")) {
 		err = errors.Join(errors.New("the run failed"), err)
@@ -235,10 +212,10 @@ func TestCampaignDaemonDamage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	base, known := seedOf(t), knownFailures(t)
+	base, known := campaign.Seed(t), knownFailures(t)
 	cells := campaign.CellsLike(o.Cells(), os.Getenv(onlyVariable))
 	order := rand.New(rand.NewPCG(base, 1)).Perm(len(cells))
-	most := numberOf(t, trialsVariable, 1<<62)
+	most := campaign.Number(t, trialsVariable, 1<<62)
 	deadline := time.Now().Add(campaignTime(t))
 	counted := os.Getenv(trialsVariable) != ""
 	var table campaign.Table

@@ -28,17 +28,25 @@ func ofSize(ns NamespaceID, chain, n, bytes int) []testRecord {
 
 const otherPayload = 40 << 10
 
+// twoSizes opens a store of 12 MiB for namespaces a and b, whose records have two sizes, and fills
+// it with those of a.
+func twoSizes(t *testing.T, slotWait time.Duration) (d *memDisk, s *Store, a, b NamespaceID) {
+	t.Helper()
+	d = newMemDisk()
+	o := memOptions(d, newJournalFS())
+	o.MaxBytes, o.SlotWait = 12<<20, slotWait
+	s = watchCap(t, o).of(openTest(t, o))
+	a, b = openNamespace(t, s, "a"), openNamespace(t, s, "b")
+	for chain := range 20 {
+		_ = writeAll(t, s, chainOf(a, chain, 20)) // some may find no slot in time
+	}
+	return d, s, a, b
+}
+
 // Defect 6: 300 ms of failing fdatasync with two payload sizes in use evicted the whole
 // cache, and all writes failed until a restart.
 func TestFailingBarriersRetireOneSegmentAtMost(t *testing.T) {
-	d, j := newMemDisk(), newJournalFS()
-	o := memOptions(d, j)
-	o.MaxBytes, o.SlotWait = 12<<20, 20*time.Millisecond
-	s := watchCap(t, o).of(openTest(t, o))
-	a, b := openNamespace(t, s, "a"), openNamespace(t, s, "b")
-	for chain := range 20 {
-		_ = writeAll(t, s, chainOf(a, chain, 20))
-	}
+	d, s, a, b := twoSizes(t, 20*time.Millisecond)
 	settle(t, s)
 	before := s.Stats()
 	d.hook(func(op, _ string) error {
@@ -123,14 +131,7 @@ func retireAndPin(t *testing.T, s *Store) (unpin func()) {
 
 // Defect 11: one lease of one record stopped eviction for all sizes.
 func TestPinnedRecordOfARetiredSegmentHoldsNobodyUp(t *testing.T) {
-	d, j := newMemDisk(), newJournalFS()
-	o := memOptions(d, j)
-	o.MaxBytes = 12 << 20
-	s := watchCap(t, o).of(openTest(t, o))
-	a, b := openNamespace(t, s, "a"), openNamespace(t, s, "b")
-	for chain := range 20 {
-		mustWrite(t, s, chainOf(a, chain, 20))
-	}
+	_, s, a, b := twoSizes(t, time.Minute)
 	settle(t, s)
 	unpin := retireAndPin(t, s)
 	// The pin is held: neither size waits for it.
@@ -148,9 +149,8 @@ func TestPinnedRecordOfARetiredSegmentHoldsNobodyUp(t *testing.T) {
 
 // Defect 12: leases that ran out did not end while a segment was being given up.
 func TestLeasesEndWhileTheStoreShrinks(t *testing.T) {
-	d, j := newMemDisk(), newJournalFS()
-	o := memOptions(d, j)
-	s := openTest(t, o)
+	o := memOptions(newMemDisk(), newJournalFS())
+	s := watchCap(t, o).of(openTest(t, o))
 	ns := openNamespace(t, s, "a")
 	for chain := range 20 {
 		mustWrite(t, s, chainOf(ns, chain, 20))
@@ -177,14 +177,7 @@ func TestLeasesEndWhileTheStoreShrinks(t *testing.T) {
 
 // A file that cannot be removed stays counted until it can.
 func TestFileThatCannotBeRemovedStaysCounted(t *testing.T) {
-	d, j := newMemDisk(), newJournalFS()
-	o := memOptions(d, j)
-	o.MaxBytes, o.SlotWait = 12<<20, 20*time.Millisecond
-	s := watchCap(t, o).of(openTest(t, o))
-	a, b := openNamespace(t, s, "a"), openNamespace(t, s, "b")
-	for chain := range 20 {
-		_ = writeAll(t, s, chainOf(a, chain, 20))
-	}
+	d, s, _, b := twoSizes(t, 20*time.Millisecond)
 	d.hook(func(op, _ string) error {
 		if op == "remove" {
 			return unix.EBUSY

@@ -53,9 +53,7 @@ func TestBadSlotsOfASegmentThatIsRead(t *testing.T) {
 	if err := os.Remove(filepath.Join(o.Dir, stampFile)); err != nil {
 		t.Fatal(err)
 	}
-	slow := &heldFS{release: make(chan struct{})}
-	slow.pass.Store(200)
-	o.fs = slow
+	slow := holdReads(&o)
 	w := watchCap(t, o)
 	s, err := Open(context.Background(), o)
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"testing"
 	"time"
 )
@@ -15,7 +14,6 @@ const (
 	trialsVariable = "KVCONN_CAMPAIGN_TRIALS"
 	reportVariable = "KVCONN_CAMPAIGN_REPORT"
 	onlyVariable   = "KVCONN_CAMPAIGN_ONLY"
-	seedVariable   = "KVCONN_SEED"
 )
 
 // How long a campaign takes in a plain run of the tests, in one that is asked to be short, and
@@ -44,27 +42,6 @@ func campaignTime(t *testing.T) time.Duration {
 		t.Fatalf("%s: %v", timeVariable, err)
 	}
 	return d
-}
-
-func numberOf(t *testing.T, variable string, other int64) int64 {
-	t.Helper()
-	text := os.Getenv(variable)
-	if text == "" {
-		return other
-	}
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", variable, err)
-	}
-	return n
-}
-
-// seed is the run's, which is logged.
-func seed(t *testing.T) uint64 {
-	t.Helper()
-	s := uint64(numberOf(t, seedVariable, time.Now().UnixNano()&(1<<40-1)))
-	t.Logf("%s=%d", seedVariable, s)
-	return s
 }
 
 // workDir is a directory in memory, where there is such a disk.
