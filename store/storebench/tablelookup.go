@@ -155,6 +155,15 @@ func threadTime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
+// threadFaults is how many pages the system has given the calling thread.
+func threadFaults() int64 {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
+		panic("storebench: page faults of a thread: " + err.Error())
+	}
+	return u.Minflt + u.Majflt
+}
+
 // residentBytes is the process's resident memory, 0 if the kernel does not tell.
 func residentBytes() float64 {
 	text, err := os.ReadFile("/proc/self/statm")

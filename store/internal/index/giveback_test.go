@@ -107,3 +107,32 @@ func TestRecordsThatWrapIntoMemoryGivenBackAreKept(t *testing.T) {
 	}
 	check()
 }
+
+// TestFrontIsKeptForWhatWraps: the first record that wrapped took the system's milliseconds to
+// give a page, under the lock.
+func TestFrontIsKeptForWhatWraps(t *testing.T) {
+	table := New()
+	defer table.Close()
+	table.giveBytes = smallGive
+	base, err := table.AddSlots(1 << 17)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := rand.NewPCG(1, 1) // nothing wraps before something is given back
+	gave := false
+	for n := range Ref(100_000) {
+		table.insertRun([]Insertion{{ID: ID{Key: randomKey(g)}, Ref: base + n, Seq: uint64(n) + 1, Bytes: 1}}, 1)
+		part, r := table.emptiedPart()
+		if r == nil {
+			continue
+		}
+		r.giving.Unlock()
+		if at := cap(r.memory) - cap(part); len(part) > 0 && at < smallGive {
+			t.Fatalf("the memory from byte %d on is given back", at)
+		}
+		gave = gave || len(part) > 0
+	}
+	if !gave {
+		t.Error("nothing was given back")
+	}
+}

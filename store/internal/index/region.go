@@ -32,6 +32,9 @@ const (
 	moveAhead = 2
 	// giveBytes are given back at one time: a few huge pages. A power of two.
 	giveBytes = 8 << 20
+	// keepBytes of the front are not given back before the end, or giveBytes if that is less:
+	// the first record that wraps must not have to wait, under the lock, for a page.
+	keepBytes = 2 << 20
 )
 
 func newRegion(buckets int) (*region, error) {
@@ -181,9 +184,11 @@ func (t *Table) emptiedPart() (part []byte, r *region) {
 	r.giving.Lock()
 	from, to := r.given, t.moved*bucketBytes&^(t.giveBytes-1)
 	r.given = to
-	from = max(from, (r.wrapped*bucketBytes+t.giveBytes-1)&^(t.giveBytes-1))
+	from = max(from, t.keptBytes(), (r.wrapped*bucketBytes+t.giveBytes-1)&^(t.giveBytes-1))
 	return r.memory[min(from, to):to], r
 }
+
+func (t *Table) keptBytes() int { return min(keepBytes, t.giveBytes) }
 
 // givesSome reports whether enough of the old region is empty to be given back.
 func (t *Table) givesSome() bool { return t.moved*bucketBytes-t.region.given >= t.giveBytes }
@@ -195,12 +200,17 @@ func (t *Table) moveAll() {
 	}
 }
 
+// heldBytes is the memory of a region that was not given back.
+func (t *Table) heldBytes(r *region) int64 {
+	return int64(len(r.memory) - r.given + min(r.given, t.keptBytes()))
+}
+
 // hashBytes is the memory of the hash tables in use: while the table grows, that of the
 // old one which was not given back and that of the next which was filled.
 func (t *Table) hashBytes() int64 {
-	n := int64(len(t.region.memory) - t.region.given)
+	n := t.heldBytes(t.region)
 	if t.emptied != nil {
-		n += int64(len(t.emptied.memory) - t.emptied.given)
+		n += t.heldBytes(t.emptied)
 	}
 	if t.next != nil {
 		n += int64(float64(len(t.next.memory)) * float64(t.moved) / float64(len(t.region.buckets)))
