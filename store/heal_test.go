@@ -38,16 +38,8 @@ func mustBalance(t *testing.T, s *Store) {
 	if err := s.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for making := true; making; { // a segment that is being made counts before it is there
-		making = false
-		s.space.mu.Lock()
-		for _, c := range s.space.classes {
-			making = making || c.making
-		}
-		s.space.mu.Unlock()
-	}
+	checkAccounting(t, s)
 	f := &fsck{s: s, report: &FsckReport{}}
-	f.checkAccounting()
 	if damaged, err := f.checkJournal(t.Context()); damaged != nil || err != nil || len(f.report.Failed) > 0 {
 		t.Errorf("%v, %v, %v", f.report.Failed, damaged, err)
 	}

@@ -232,7 +232,7 @@ func TestFoundRecordsArePublishedThoughTheJournalFails(t *testing.T) {
 	awaitRebuild(t, s)
 	told := make(map[RecordID]int)
 	for n := 0; n < len(records); {
-		ctx, cancel := context.WithTimeout(t.Context(), s.opts.SlotWait/60)
+		ctx, cancel := context.WithTimeout(t.Context(), s.opts.SlotWait)
 		events, err := u.Next(ctx)
 		cancel()
 		if err != nil {

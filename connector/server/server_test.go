@@ -170,7 +170,7 @@ func TestClientThatNeverSaysHelloIsClosed(t *testing.T) {
 func TestClientThatNeverReadsIsClosed(t *testing.T) {
 	b := newEcho()
 	b.reply.Metadata = make([]byte, 8<<20)
-	_, socket := start(t, Options{WriteTimeout: 10 * time.Millisecond}, b)
+	_, socket := start(t, Options{WriteTimeout: 200 * time.Millisecond}, b)
 	_, conn := dial(t, socket)
 	greet(t, conn, hello(t))
 	if err := conn.Write(wire.Header{ID: 2, Op: wire.OpStep}, func(b []byte) []byte { return wire.AppendStep(b, new(connector.StepRequest)) }); err != nil {

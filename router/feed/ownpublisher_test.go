@@ -2,6 +2,8 @@ package feed
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"strconv"
 	"testing"
@@ -19,13 +21,18 @@ type ownEngine struct {
 	replay  *zmtp.ReplayServer
 }
 
+// listen takes a port that is none of those that Linux hands out: once closed, it is given to
+// no other test before it is wanted again.
 func listen(t testing.TB) net.Listener {
 	t.Helper()
-	l, err := zmtp.Listen(context.Background(), "tcp://127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		l, err := zmtp.Listen(context.Background(), fmt.Sprintf("tcp://127.0.0.1:%d", 20_000+rand.IntN(10_000)))
+		if err == nil {
+			return l
+		}
 	}
-	return l
+	t.Fatal("no port is free")
+	return nil
 }
 
 func startOwn(t testing.TB, l net.Listener) *ownEngine {

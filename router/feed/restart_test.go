@@ -3,6 +3,7 @@ package feed
 import (
 	"errors"
 	"log/slog"
+	"net"
 	"regexp"
 	"strings"
 	"testing"
@@ -21,13 +22,10 @@ type process struct {
 	stop func()
 }
 
-func startProcess(t *testing.T, endpoint string) *process {
+func startProcess(t *testing.T, l net.Listener) *process {
 	t.Helper()
-	l, err := zmtp.Listen(t.Context(), endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
 	p := &process{t: t}
+	var err error
 	if p.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: quiet()}); err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +33,15 @@ func startProcess(t *testing.T, endpoint string) *process {
 	return p
 }
 
-func (p *process) endpoint() string { return "tcp://" + p.pub.Addr().String() }
+// again starts a process in the place of p, which has stopped.
+func (p *process) again() *process {
+	p.t.Helper()
+	l, err := zmtp.Listen(p.t.Context(), "tcp://"+p.pub.Addr().String())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return startProcess(p.t, l)
+}
 
 // first publishes the process's first batch until it is heard: a subscription takes effect some time after
 // the connection.
@@ -49,7 +55,7 @@ func (p *process) first(f *Engine, events ...[]byte) {
 
 // Without replay nothing ever shows that the engine behind a new connection is the process of before.
 func TestALostConnectionWithoutReplayCostsWhatWasKnown(t *testing.T) {
-	one := startProcess(t, "tcp://127.0.0.1:0")
+	one := startProcess(t, listen(t))
 	x := newMemIndex()
 	o := (&ownEngine{pub: one.pub}).options()
 	f := follow(t, o, x)
@@ -59,7 +65,7 @@ func TestALostConnectionWithoutReplayCostsWhatWasKnown(t *testing.T) {
 	}
 	one.stop()
 	eventually(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
-	two := startProcess(t, one.endpoint())
+	two := one.again()
 	eventually(t, "a new connection", func() bool { s := f.Stats()[0]; return s.Connects == 2 && s.State != StateConnecting })
 	if s := f.Stats()[0]; s.State != StateStale || s.LastSeq != -1 {
 		t.Errorf("before anything was heard: %+v", s)
@@ -73,7 +79,7 @@ func TestALostConnectionWithoutReplayCostsWhatWasKnown(t *testing.T) {
 
 // A replay that fails on a new connection leaves the same doubt.
 func TestALostConnectionWhoseReplayFailsCostsWhatWasKnown(t *testing.T) {
-	one := startProcess(t, "tcp://127.0.0.1:0")
+	one := startProcess(t, listen(t))
 	history, err := zmtp.NewHistory(zmtp.HistoryOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +95,7 @@ func TestALostConnectionWhoseReplayFailsCostsWhatWasKnown(t *testing.T) {
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1, 2)...)
 	stopReplay()
 	one.stop()
-	startProcess(t, one.endpoint())
+	one.again()
 	eventually(t, "a replay in vain", func() bool { s := f.Stats()[0]; return s.Connects == 2 && s.ReplayFailures > 0 })
 	eventually(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
 	if s := f.Stats()[0]; s.State != StateStale {
@@ -99,7 +105,7 @@ func TestALostConnectionWhoseReplayFailsCostsWhatWasKnown(t *testing.T) {
 
 // An index that is full forgets parents: no rebuild would bring them back for long.
 func TestAFullIndexDoesNotHaveRanksRebuilt(t *testing.T) {
-	one := startProcess(t, "tcp://127.0.0.1:0")
+	one := startProcess(t, listen(t))
 	x, err := prefix.New(prefix.Options{MaxBlocks: 100})
 	if err != nil {
 		t.Fatal(err)
@@ -181,7 +187,7 @@ func TestWhatCannotBeReachedIsSaidOnce(t *testing.T) {
 
 // The router's own number of a rank is in the logger that it hands to the feed.
 func TestLogLinesNameEachThingOnce(t *testing.T) {
-	one := startProcess(t, "tcp://127.0.0.1:0")
+	one := startProcess(t, listen(t))
 	closed := listen(t)
 	_ = closed.Close()
 	var log testlog.Text
