@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/kvconn/kvconn/store"
@@ -51,6 +52,8 @@ type caseRun struct {
 	saved   map[Record]bool
 	clean   map[Record]bool
 	durable map[Record]bool
+	// evicted is how many records the stores that are down have evicted.
+	evicted uint64
 }
 
 // Run runs the case below dir, which it makes and removes. Whatever the steps are:
@@ -151,6 +154,7 @@ func (r *caseRun) stop() {
 		return
 	}
 	r.sampler.watch("", 0)
+	r.evicted += r.store.Stats().Evicted
 	err := r.store.close()
 	r.store, r.lease = nil, 0
 	switch {
@@ -194,6 +198,7 @@ func (r *caseRun) kill() {
 	// What the old store does from now on nobody sees; it only must end.
 	r.injector.Off()
 	thaw()
+	r.evicted += old.Stats().Evicted
 	if err := old.close(); errors.Is(err, ErrHang) {
 		r.fail(classHang, err)
 	}
@@ -363,6 +368,15 @@ func (r *caseRun) lossy() bool {
 		}
 	}
 	return slices.ContainsFunc(r.c.Steps, func(s Step) bool { return s.Verb == "damage" || s.Verb == "cap" || s.Verb == "hide" }) || r.c.Cap < calmCap
+}
+
+// fills reports whether a clause tells a store that makes or writes a file that the disk is
+// full: then it goes on within the room that it has, and evicts for new records.
+func (c *Case) fills() bool {
+	makes := []fault.Kind{fault.Any, fault.Create, fault.Write, fault.Sync, fault.Rename, fault.Allocate, fault.Mkdir}
+	return slices.ContainsFunc(c.Script, func(l fault.Clause) bool {
+		return (l.Effect.Errno == syscall.ENOSPC || l.Effect.Errno == syscall.EDQUOT) && slices.Contains(makes, l.Kind)
+	})
 }
 
 // calmCap is a cap under which no case has to evict.
