@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -170,12 +171,22 @@ func (s *Store) exists(path string) bool {
 	return false
 }
 
+// isFile reports whether there is surely a file of that name: neither a directory nor a link,
+// which may lead to one that is not mounted.
+func (s *Store) isFile(path string) bool {
+	entries, err := s.opts.fs.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == filepath.Base(path) && e.Type().IsRegular() })
+}
+
 // makeDirs makes the store's directories. A file that has the name of one is set aside.
 func (s *Store) makeDirs() error {
 	for _, dir := range []string{segmentDir, namespaceDir, journalDir} {
 		path := filepath.Join(s.opts.Dir, dir)
-		err := s.opts.fs.MkdirAll(path)
-		if err != nil && !disk.IsNotExist(err) && s.exists(path) {
+		err := again(func() error { return s.opts.fs.MkdirAll(path) })
+		if err != nil && s.isFile(path) {
 			s.setAside(path)
 			s.note("%s was not a directory: set aside", dir)
 			err = s.opts.fs.MkdirAll(path)
@@ -184,5 +195,5 @@ func (s *Store) makeDirs() error {
 			return err
 		}
 	}
-	return s.opts.fs.SyncDir(s.opts.Dir)
+	return again(func() error { return s.opts.fs.SyncDir(s.opts.Dir) })
 }

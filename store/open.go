@@ -130,8 +130,8 @@ func (s *Store) open(ctx context.Context) error {
 	if o.files, err = s.inspectSegments(ctx); err != nil {
 		return err
 	}
-	o.stamp, o.stamped = s.openStamp()
-	if err := s.identify(&formatted, o.files, o.stamp.Store); err != nil {
+	s.openStamp(&o)
+	if err := s.identify(&formatted, &o); err != nil {
 		return err
 	}
 	if o.stamped && o.stamp.Store != s.id {

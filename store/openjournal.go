@@ -183,22 +183,33 @@ func (s *Store) warnOfStamp(err error) {
 		"remedy", "look for I/O errors in the kernel's log")
 }
 
-// openStamp opens the stamp file, making it if there is none or it cannot be used. found is
-// false if there is no intact stamp of this directory.
-func (s *Store) openStamp() (st stamp.Stamp, found bool) {
+// openStamp opens the stamp file, making it if there is none or it cannot be used. o.stamped
+// is not set if there is no intact stamp of this directory. A stamp that the disk does not
+// give stays as it is: it vouches for less than a new one would, which is safe.
+func (s *Store) openStamp(o *opening) {
 	path := filepath.Join(s.opts.Dir, stampFile)
-	f, st, err := stamp.Open(s.opts.fs, path, s.direct)
-	if f == nil {
-		if !disk.IsNotExist(err) {
-			s.setAside(path)
+	var f *stamp.File
+	err := again(func() (err error) {
+		f, o.stamp, err = stamp.Open(s.opts.fs, path, s.direct)
+		if f != nil || errors.Is(err, unix.EISDIR) {
+			return nil
 		}
-		if f, err = stamp.Create(s.opts.fs, path, s.direct); err != nil {
-			s.warnOfStamp(err)
-			return st, false
-		}
-		s.stamp = f
-		return st, false
+		return err
+	})
+	switch {
+	case f != nil:
+		s.stamp, o.stamped = f, o.stamp != (stamp.Stamp{})
+		return
+	case err == nil: // a directory
+		s.setAside(path)
+	case !disk.IsNotExist(err):
+		o.stampUnread = err
+		s.warnOfStamp(err)
+		return
+	}
+	if f, err = stamp.Create(s.opts.fs, path, s.direct); err != nil {
+		s.warnOfStamp(err)
+		return
 	}
 	s.stamp = f
-	return st, err == nil
 }

@@ -24,6 +24,8 @@ type opening struct {
 	files   []*segmentFile
 	stamp   stamp.Stamp
 	stamped bool
+	// stampUnread says why the disk did not give the stamp; nil if it did or there is none.
+	stampUnread error
 
 	state  journalState
 	usable []*segmentFile // in the order of their numbers
@@ -149,7 +151,7 @@ func (s *Store) forgetSegments(o *opening, gone map[uint32]format.Segment, faile
 		if err != nil {
 			return err
 		}
-		if held {
+		if held || slices.ContainsFunc(o.files, (*segmentFile).untold) {
 			err = fmt.Errorf("%w: the store held records and none of its segment files can be opened; mount the file system of %s/%s, or, if they are gone for good, start kvconnd serve once with --forget-lost-segments",
 				ErrSegmentsMissing, s.opts.Dir, segmentDir)
 			return errors.Join(err, failed)
