@@ -62,6 +62,7 @@ type Store struct {
 	recovered    Recovery
 	openDuration time.Duration
 	rebuilt      rebuilt
+	awaiting     atomic.Int64 // segments that the disk did not give at the start
 	// opening is what is open and not yet the store's, while it opens.
 	opening *opening
 	// stamp is nil if it cannot be written; it is used by whoever makes a barrier, as is
@@ -145,7 +146,9 @@ func (s *Store) open(ctx context.Context) error {
 		return err
 	}
 	s.opening = nil
-	if len(s.unreadSegments()) == 0 { // else a record that names one may not be found yet
+	awaited := o.awaited()
+	s.awaiting.Store(int64(len(awaited)))
+	if len(s.unreadSegments()) == 0 && len(awaited) == 0 { // else a record that names one may not be found yet
 		s.dropManifests()
 	}
 	s.findAside()
@@ -161,7 +164,8 @@ func (s *Store) open(ctx context.Context) error {
 			return err
 		}
 	}
-	s.background.Add(1)
+	s.background.Add(2)
+	go s.awaitSegments(run, awaited)
 	go s.shrinker(run)
 	return nil
 }

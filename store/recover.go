@@ -244,9 +244,7 @@ func (s *Store) fillIndex(ctx context.Context, o *opening) error {
 		if err != nil {
 			return err
 		}
-		if err := s.openSegment(f, base); err != nil {
-			return err
-		}
+		s.openSegment(f, base)
 	}
 	return s.loadRecords(ctx)
 }
@@ -269,8 +267,8 @@ func (s *Store) reserveIndex(o *opening) error {
 	return s.table.Reserve(int(min(records, slots)))
 }
 
-// openSegment adds a segment whose geometry is settled.
-func (s *Store) openSegment(f *segmentFile, base index.Ref) error {
+// newSegment makes a segment of a file whose geometry is settled.
+func newSegment(f *segmentFile, base index.Ref) *segment {
 	size, err := f.file.PhysicalBytes()
 	if err != nil {
 		size = 0 // at least what it should have
@@ -280,13 +278,17 @@ func (s *Store) openSegment(f *segmentFile, base index.Ref) error {
 	g.unread.Store(f.unread)
 	g.withheld.Store(f.unread || f.frozen)
 	g.frozen = f.frozen
-	p := s.space
+	return g
+}
+
+// openSegment adds a segment whose geometry is settled.
+func (s *Store) openSegment(f *segmentFile, base index.Ref) {
+	g, p := newSegment(f, base), s.space
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.bytes += g.physical
 	p.slots += int64(f.head.Slots)
 	p.adopt(g)
-	return nil
 }
 
 // resetIndex undoes the filling of the index. The segments' files stay open.

@@ -180,10 +180,11 @@ func first(errs []error) error {
 	return nil
 }
 
-// rebuilt waits until an index that is rebuilt beside look-ups is complete.
+// rebuilt waits until an index that is rebuilt beside look-ups is complete, and segments that
+// could not be opened at the start are there.
 func (s *subject) rebuilt() error {
 	return bounded("rebuild", func() error {
-		for s.Stats().Rebuild.Running {
+		for st := s.Stats(); st.Rebuild.Running || st.AwaitedSegments > 0; st = s.Stats() {
 			time.Sleep(5 * time.Millisecond)
 		}
 		return nil
