@@ -29,29 +29,30 @@ const asideSuffix = ".bad"
 func isAside(name string) bool { return strings.HasSuffix(name, asideSuffix) }
 
 // findAside counts what was set aside, at this start or before, and the segments that
-// cannot be opened.
-func (s *Store) findAside() {
+// cannot be opened. What is counted already is left alone; no segment is being made.
+func (s *Store) findAside() (err error) {
 	for _, dir := range []string{s.opts.Dir, filepath.Join(s.opts.Dir, segmentDir), filepath.Join(s.opts.Dir, namespaceDir)} {
-		entries, err := s.opts.fs.ReadDir(dir)
-		if err != nil {
-			s.note("cannot look for what was set aside (%v)", err)
+		entries, failed := s.opts.fs.ReadDir(dir)
+		if failed != nil {
+			err = errors.Join(err, fmt.Errorf("look for what was set aside: %w", failed))
 			continue
 		}
 		for _, e := range entries {
 			id, segment := segmentIDOf(e.Name())
-			segment = segment && filepath.Base(dir) == segmentDir && !s.space.has(id)
-			if !segment && !isAside(e.Name()) {
+			segment = segment && filepath.Base(dir) == segmentDir
+			path := filepath.Join(dir, e.Name())
+			if !segment && !isAside(e.Name()) || segment && s.space.has(id) || s.space.isAside(path) {
 				continue
 			}
-			path := filepath.Join(dir, e.Name())
-			n, err := s.opts.fs.PhysicalBytes(path)
-			if err != nil {
-				s.note("cannot measure what was set aside (%v)", err)
+			n, failed := s.opts.fs.PhysicalBytes(path)
+			if failed != nil {
+				err = errors.Join(err, fmt.Errorf("measure what was set aside: %w", failed))
 				continue
 			}
 			s.space.keepAside(asideFile{path: path, bytes: n, kept: segment})
 		}
 	}
+	return err
 }
 
 // has reports whether a segment is in use.
@@ -61,10 +62,20 @@ func (p *space) has(id uint32) bool {
 	return p.segments[id] != nil
 }
 
-// keepAside counts a file that was found.
+// isAside reports whether a file is counted among those set aside.
+func (p *space) isAside(path string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.aside, func(f asideFile) bool { return f.path == path })
+}
+
+// keepAside counts a file that was found, unless it is a segment that was opened meanwhile.
 func (p *space) keepAside(f asideFile) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if id, ok := segmentIDOf(filepath.Base(f.path)); ok && p.segments[id] != nil {
+		return
+	}
 	p.aside = append(p.aside, f)
 	p.bytes += f.bytes
 }

@@ -138,7 +138,9 @@ func (s *Store) open(ctx context.Context) error {
 	if o.stamped && o.stamp.Store != s.id {
 		o.stamp, o.stamped = stamp.Stamp{}, false
 	}
-	s.setSpace()
+	if err := s.setSpace(); err != nil {
+		return err
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -151,8 +153,7 @@ func (s *Store) open(ctx context.Context) error {
 	if len(s.unreadSegments()) == 0 && len(awaited) == 0 { // else a record that names one may not be found yet
 		s.dropManifests()
 	}
-	s.findAside()
-	s.measureSmall()
+	s.measureFiles()
 	s.warnOfNotes()
 	s.calibrate()
 	run := s.start()

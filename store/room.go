@@ -29,92 +29,10 @@ const (
 	manifestBytes   = 192 << 10
 	// reservedOfSlot is what is set aside for each slot beside its segment.
 	reservedOfSlot = journal.RecordBytes + snapshotSlotBytes
-	// defaultCapNum / defaultCapDen of what is free or the store's own is the cap of a
-	// store that was given none: a file system that is nearly full is slow, and others
-	// write to it.
-	defaultCapNum, defaultCapDen = 4, 5
-	// smallCapBytes is a default cap below which something is likely to be wrong: a disk
-	// that is full, or not mounted yet.
-	smallCapBytes = 1 << 30
-	// The default of Options.MinFreeBytes is the larger of this part of the file system and
-	// minFreeBytes, but no more than minFreeMost of it.
-	minFreePart, minFreeBytes, minFreeMost = 20, 10 << 30, 4
 	// The store grows again when there is this part of MinFreeBytes, at most marginBytes,
 	// more than MinFreeBytes: it must not give back and grow in turns.
 	marginPart, marginBytes = 16, 1 << 30
 )
-
-// segmentsOfCap is how many segments a cap is divided into at least, memTablePart of the
-// cap the size of a memtable; filesOfCap bounds the number of segment files of a large cap.
-const (
-	segmentsOfCap = 32
-	memTablePart  = 512
-	filesOfCap    = 4096
-)
-
-// setSpace finds out how much the store may occupy.
-func (s *Store) setSpace() {
-	room, err := s.opts.fs.Room(s.opts.Dir)
-	if err != nil {
-		s.note("cannot ask how much space is free: nothing is known of what others use (%v)", err)
-	}
-	limit, source := s.findCap(room, err == nil)
-	nominal := max(s.opts.SegmentBytes, limit/filesOfCap)
-	s.space = &space{
-		fs: s.opts.fs, dir: filepath.Join(s.opts.Dir, segmentDir), store: s.id, direct: s.direct,
-		maxBytes: limit, capSource: source, nominal: min(nominal, limit/segmentsOfCap), room: room,
-		memTable: min(max(limit/memTablePart, journal.MinMemTableBytes), journal.MaxMemTableBytes),
-	}
-	s.space.forgetSegments(s.table)
-	s.space.nextID = 1
-	if s.opts.checkOnly {
-		// The cap it is used with is not known: the journal's logs must not grow.
-		s.space.memTable = journal.MinMemTableBytes
-		return
-	}
-	if err == nil {
-		s.space.minFree = minFree(s.opts.MinFreeBytes, room.TotalBytes)
-	} // else the first measurement that works sets it
-	s.opts.Logger.Info("store: cap", "max_bytes", limit, "source", source, "free_bytes", room.FreeBytes,
-		"min_free_bytes", s.space.minFree, "file_system_bytes", room.TotalBytes)
-}
-
-// findCap returns the cap and where it comes from. What cannot be measured must not make
-// the cap small, since that costs records: known says whether room is.
-func (s *Store) findCap(room disk.Room, known bool) (limit int64, source string) {
-	if s.opts.MaxBytes != 0 {
-		return s.opts.MaxBytes, "configured"
-	}
-	own, err := s.opts.fs.PhysicalBytes(s.opts.Dir)
-	if err != nil {
-		s.note("cannot measure what the store occupies (%v)", err)
-		sizes := int64(0)
-		for _, f := range s.opening.files {
-			sizes += f.size
-		}
-		own = max(own, sizes)
-	}
-	if !known {
-		return max(MinMaxBytes, own/defaultCapNum*defaultCapDen), "what the store occupies and a quarter more: the file system does not say what is free"
-	}
-	limit = max(MinMaxBytes, (room.FreeBytes+own)/defaultCapDen*defaultCapNum)
-	if limit < smallCapBytes {
-		s.opts.Logger.Warn("store: little space: the cap is small", "max_bytes", limit, "free_bytes", room.FreeBytes,
-			"remedy", "free space in the file system of the store, see that its disk is mounted, or set max_bytes; then restart kvconnd")
-	}
-	return limit, "80% of free and own space"
-}
-
-// minFree is what must stay free in a file system of total bytes.
-func minFree(option, total int64) int64 {
-	switch {
-	case option < 0:
-		return 0
-	case option > 0:
-		return option
-	}
-	return min(max(total/minFreePart, minFreeBytes), total/minFreeMost)
-}
 
 // forgetSegments makes p as it is before any segment is known.
 func (p *space) forgetSegments(table *index.Table) {
@@ -202,14 +120,25 @@ func (p *space) limit() (bytes int64, by LimitBy) {
 	return bytes, by
 }
 
-// errNoRoom says that a segment would take space that must stay free.
-var errNoRoom = errors.New("the file system must keep that space free (min_free)")
+// errNoRoom says that a segment would take space that must stay free, errRoomUnknown that the
+// file system does not tell what is free, whatever the reason.
+var (
+	errNoRoom      = errors.New("the file system must keep that space free (min_free)")
+	errRoomUnknown = errors.New("it is not known how much space is free")
+)
 
-// keepsFree reports whether space must stay free.
+// keepsFree reports whether space must stay free, or may have to: how much is not known before
+// the file system has told its size.
 func (p *space) keepsFree() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.minFree > 0
+	return p.minFree > 0 || p.minFreeOption >= 0 && p.room.TotalBytes == 0
+}
+
+// setRoom notes what the file system tells. p.mu is held.
+func (p *space) setRoom(room disk.Room) {
+	p.room = room
+	p.minFree = minFree(p.minFreeOption, room.TotalBytes)
 }
 
 // checkRoom asks the file system, just before that many bytes are allocated, whether they
@@ -220,11 +149,11 @@ func (p *space) checkRoom(bytes int64, margin bool) error {
 	}
 	room, err := p.fs.Room(p.dir)
 	if err != nil {
-		return fmt.Errorf("ask for free space: %w", err)
+		return fmt.Errorf("ask for free space: %w: %w", errRoomUnknown, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.room = room
+	p.setRoom(room)
 	if p.freeRoom(margin) < bytes {
 		return fmt.Errorf("%d bytes with %d free: %w", bytes, room.FreeBytes, errNoRoom)
 	}
@@ -303,10 +232,13 @@ func (m *makingState) failed(err error) {
 	m.wait = true
 	noSpace := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, errNoRoom)
 	// A journal that failed, for want of space too, is replaced: no record has to go for it.
-	m.full = noSpace && !errors.Is(err, journal.ErrFailed) || m.failures >= manyFailures
+	// And what could not be asked was not answered.
+	passing := errors.Is(err, journal.ErrFailed) || errors.Is(err, errRoomUnknown)
+	m.full = noSpace && !passing || m.failures >= manyFailures
 }
 
-func (m *makingState) mayTry() bool { return !m.wait }
+// mayMake reports whether a segment may be made now. p.mu is held.
+func (p *space) mayMake() bool { return !p.making.wait && p.unmeasured == 0 }
 
 // mayGiveUp reports whether giving up a segment for another size is likely to bring room,
 // and takes it that one is given up if so. p.mu is held.

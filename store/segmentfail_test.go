@@ -1,9 +1,9 @@
 package store
 
 import (
-	"slices"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"

@@ -81,9 +81,10 @@ type space struct {
 	maxBytes int64
 	// capSource says where maxBytes comes from.
 	capSource string
-	minFree   int64 // bytes to leave free in the file system; 0 is none
 	nominal   int64 // bytes of a segment
-	memTable  int64
+	// minFreeOption is the option, which minFree follows from.
+	minFreeOption int64
+	memTable      int64
 
 	mu       sync.Mutex
 	classes  map[int64]*class
@@ -96,10 +97,14 @@ type space struct {
 	journalB int64     // physical bytes of the journal when last measured
 	smallB   int64     // physical bytes of manifests and whatever else lies in the directory
 	room     disk.Room // of the file system when last asked, and what was made since
-	pending  []index.Ref
-	making   makingState
-	retiring []*retirement
-	aside    []asideFile
+	minFree  int64     // bytes to leave free in the file system; 0 is none
+	// unmeasured is for how many measurements more the store does not grow, since not all
+	// files could be measured.
+	unmeasured int
+	pending    []index.Ref
+	making     makingState
+	retiring   []*retirement
+	aside      []asideFile
 	slotFaults
 
 	noSegment incident // a segment could not be made
@@ -183,7 +188,7 @@ func (p *space) take(slotBytes int64) (ref index.Ref, freed <-chan struct{}, gro
 		p.at(ref).writing.Add(1)
 		return ref, nil, false
 	}
-	if !c.making && p.making.mayTry() {
+	if !c.making && p.mayMake() {
 		if _, _, ok := p.plan(c); ok {
 			c.making = true
 			return index.NoRef, c.freed, true

@@ -155,10 +155,14 @@ func (f files) Lock(path, holder string) (io.Closer, error) {
 
 func (f files) Room(path string) (disk.Room, error) {
 	a := f.t.act(fault.Free, path, 0, 0)
-	if a.Err != nil || a.Full {
+	if a.Err != nil {
 		return disk.Room{}, failed(fault.Free, path, a.Err)
 	}
-	return f.fs.Room(path)
+	room, err := f.fs.Room(path)
+	if a.Full {
+		room.FreeBytes = 0
+	}
+	return room, err
 }
 
 func (f files) PhysicalBytes(path string) (int64, error) {
