@@ -70,7 +70,11 @@ func (s *Store) awaitSegments(ctx context.Context, files []*segmentFile) {
 func (s *Store) askFor(f *segmentFile) (g *segment, settled bool) {
 	if s.inspect(f, disk.AlignedBytes(format.HeaderBytes)); f.untold() {
 		f.close()
-		return nil, disk.IsNotExist(f.openErr)
+		gone := disk.IsNotExist(f.openErr)
+		if gone {
+			s.space.forgetAside(f.path)
+		}
+		return nil, gone
 	}
 	if f.headErr != nil || f.head.Store != s.id || f.head.ID != f.id || f.size < f.head.FileBytes() {
 		f.close()
@@ -87,16 +91,18 @@ func (s *Store) askFor(f *segmentFile) (g *segment, settled bool) {
 	return g, true
 }
 
+// forgetAside counts a file no more that was set aside and is gone.
+func (p *space) forgetAside(path string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dropAside(path)
+}
+
 // takeIn adds a segment whose file was counted among those set aside.
 func (p *space) takeIn(g *segment) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.aside = slices.DeleteFunc(p.aside, func(a asideFile) bool {
-		if a.path == g.path {
-			p.bytes -= a.bytes
-		}
-		return a.path == g.path
-	})
+	p.dropAside(g.path)
 	p.bytes += g.physical
 	p.slots += int64(g.Slots)
 	p.adopt(g)

@@ -48,7 +48,7 @@ func (s *Store) setSpace() error {
 		memTable: min(max(limit/memTablePart, journal.MinMemTableBytes), journal.MaxMemTableBytes),
 	}
 	s.space.forgetSegments(s.table)
-	s.space.nextID = 1
+	s.space.nextID, s.space.awaited = 1, make(map[uint32]uint32)
 	if s.opts.checkOnly {
 		// The cap it is used with is not known: the journal's logs must not grow.
 		s.space.memTable, s.space.minFreeOption = journal.MinMemTableBytes, -1

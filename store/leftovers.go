@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/kvconn/kvconn/store/internal/disk"
+	"github.com/kvconn/kvconn/store/internal/format"
 )
 
 // asideFile is a file (or a directory) that holds no record of the index: one that was set
@@ -17,9 +18,10 @@ import (
 type asideFile struct {
 	path  string
 	bytes int64
-	due   bool // to be removed now; others only when room is needed
-	kept  bool // not to be removed: a segment that cannot be opened may be at the next start
-	stuck bool // the last removal failed
+	slots int64 // of a segment that may be opened later, at most
+	due   bool  // to be removed now; others only when room is needed
+	kept  bool  // not to be removed: a segment that cannot be opened may be at the next start
+	stuck bool  // the last removal failed
 }
 
 // asideSuffix ends the names of files that the store cannot use and does not delete: they
@@ -73,11 +75,30 @@ func (p *space) isAside(path string) bool {
 func (p *space) keepAside(f asideFile) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if id, ok := segmentIDOf(filepath.Base(f.path)); ok && p.segments[id] != nil {
-		return
+	if id, ok := segmentIDOf(filepath.Base(f.path)); ok && f.kept {
+		if p.segments[id] != nil {
+			return
+		}
+		const leastSlotBytes = format.HeaderBytes + disk.Align
+		f.bytes += segmentSlackBytes
+		if f.slots = f.bytes / leastSlotBytes; p.awaited[id] > 0 {
+			f.slots = int64(p.awaited[id])
+		}
 	}
+	p.awaitedSlots += f.slots
 	p.aside = append(p.aside, f)
 	p.bytes += f.bytes
+}
+
+// dropAside counts a file no more that was set aside. p.mu is held.
+func (p *space) dropAside(path string) {
+	p.aside = slices.DeleteFunc(p.aside, func(f asideFile) bool {
+		if f.path == path {
+			p.bytes -= f.bytes
+			p.awaitedSlots -= f.slots
+		}
+		return f.path == path
+	})
 }
 
 // dueForRoom reports whether something that was set aside can go before any record. It is
@@ -115,9 +136,8 @@ func (p *space) removeAside() (err error) {
 		// If the name comes back after a loss of power, the file is found at the start.
 		_ = p.fs.SyncDir(filepath.Dir(f.path))
 		p.mu.Lock()
-		p.bytes -= f.bytes
 		p.room.FreeBytes += f.bytes
-		p.aside = slices.DeleteFunc(p.aside, func(o asideFile) bool { return o.path == f.path })
+		p.dropAside(f.path)
 		p.mu.Unlock()
 	}
 	return err

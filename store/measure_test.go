@@ -14,7 +14,6 @@ import (
 func TestFilesThatCannotBeMeasuredKeepTheStoreFromGrowing(t *testing.T) {
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, j)
-	o.SlotWait = 50 * time.Millisecond
 	w := watchCap(t, o)
 	s := openTest(t, o)
 	ns := openNamespace(t, s, "a")
@@ -35,7 +34,7 @@ func TestFilesThatCannotBeMeasuredKeepTheStoreFromGrowing(t *testing.T) {
 		}
 		return nil
 	})
-	s = w.of(nil)
+	o.SlotWait = 50 * time.Millisecond
 	s = openTest(t, o)
 	ns = openNamespace(t, s, "a")
 	before := s.Stats().Segments
@@ -116,7 +115,7 @@ func TestAQuestionForFreeSpaceThatFailsEvictsNothing(t *testing.T) {
 	o.SlotWait = 100 * time.Millisecond
 	s := openTest(t, o)
 	ns := openNamespace(t, s, "a")
-	mustWrite(t, s, chainOf(ns, 1, 60))
+	writeUntilDone(t, s, chainOf(ns, 1, 60))
 	d.hook(func(op, _ string) error {
 		if op == "statfs" {
 			return unix.ENOSPC

@@ -134,7 +134,9 @@ func (s *Store) settleSegments(o *opening, noted []journal.Segment) error {
 		f.unread = o.doubt != ""
 		if err := s.settleHead(f, vouched); err != nil {
 			failed = err
-			s.dismiss(f, err)
+			if s.dismiss(f, err); vouched != nil {
+				s.space.awaited[f.id] = vouched.Slots
+			}
 			continue
 		}
 		o.usable = append(o.usable, f)

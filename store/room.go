@@ -40,7 +40,7 @@ func (p *space) forgetSegments(table *index.Table) {
 	defer p.mu.Unlock()
 	p.table = table
 	p.classes, p.segments = make(map[int64]*class), make(map[uint32]*segment)
-	p.bytes, p.slots, p.pending, p.retiring, p.aside = 0, 0, nil, nil, nil
+	p.bytes, p.slots, p.awaitedSlots, p.pending, p.retiring, p.aside = 0, 0, 0, nil, nil, nil
 	p.slotFaults = slotFaults{bad: make(map[index.Ref]struct{}), suspects: make(map[index.Ref]suspect)}
 	p.refMu.Lock()
 	defer p.refMu.Unlock()
@@ -58,16 +58,26 @@ func (p *space) reserved(slots int64) int64 {
 // held.
 func (p *space) smallBytes() int64 { return max(manifestBytes, p.smallB) }
 
+// allSlots are those that may need room in journal and snapshot: those of segments that the disk
+// does not give yet, too. p.mu is held.
+func (p *space) allSlots() int64 { return p.slots + p.awaitedSlots }
+
+// outstanding is what of that is not occupied yet. It will be, whatever the file system must
+// keep free. p.mu is held.
+func (p *space) outstanding() int64 {
+	return max(0, p.reserved(p.allSlots())-p.journalB-fixedFilesBytes-p.smallB)
+}
+
 // capRoom is what the cap leaves, freeRoom what the file system leaves: enough to stay
 // clear of the space that must stay free, with a margin if the caller can do without. p.mu
 // is held.
-func (p *space) capRoom() int64 { return p.maxBytes - p.bytes - p.reserved(p.slots) }
+func (p *space) capRoom() int64 { return p.maxBytes - p.bytes - p.reserved(p.allSlots()) }
 
 func (p *space) freeRoom(margin bool) int64 {
 	if p.minFree == 0 {
 		return 1<<63 - 1
 	}
-	room := p.room.FreeBytes - p.minFree
+	room := p.room.FreeBytes - p.outstanding() - p.minFree
 	if margin {
 		room -= p.margin()
 	}
@@ -98,7 +108,7 @@ func (p *space) excess() int64 {
 
 // frees is how much room the removal of a segment makes. p.mu is held.
 func (p *space) frees(g *segment) int64 {
-	return g.physical + p.reserved(p.slots) - p.reserved(p.slots-int64(g.Slots))
+	return g.physical + p.reserved(p.allSlots()) - p.reserved(p.allSlots()-int64(g.Slots))
 }
 
 // limit is how large the store can become as things are, and what keeps it from growing by
@@ -107,7 +117,7 @@ func (p *space) limit() (bytes int64, by LimitBy) {
 	free := p.freeRoom(false)
 	bytes = p.maxBytes
 	if p.minFree > 0 {
-		bytes = max(0, min(bytes, p.bytes+p.reserved(p.slots)+free))
+		bytes = max(0, min(bytes, p.bytes+p.reserved(p.allSlots())+free))
 	}
 	least := p.nominal / minShrunkSegments
 	switch {
@@ -141,9 +151,8 @@ func (p *space) setRoom(room disk.Room) {
 	p.minFree = minFree(p.minFreeOption, room.TotalBytes)
 }
 
-// checkRoom asks the file system, just before that many bytes are allocated, whether they
-// leave the space that must stay free.
-func (p *space) checkRoom(bytes int64, margin bool) error {
+// askRoom asks the file system how much is free, if that matters.
+func (p *space) askRoom() error {
 	if !p.keepsFree() {
 		return nil
 	}
@@ -154,8 +163,19 @@ func (p *space) checkRoom(bytes int64, margin bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.setRoom(room)
+	return nil
+}
+
+// checkRoom asks the file system, just before that many bytes are allocated, whether they
+// leave the space that must stay free.
+func (p *space) checkRoom(bytes int64, margin bool) error {
+	if err := p.askRoom(); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.freeRoom(margin) < bytes {
-		return fmt.Errorf("%d bytes with %d free: %w", bytes, room.FreeBytes, errNoRoom)
+		return fmt.Errorf("%d bytes with %d free: %w", bytes, p.room.FreeBytes, errNoRoom)
 	}
 	return nil
 }
@@ -184,11 +204,14 @@ func (p *space) unclaim(bytes int64) {
 // snapshotFits reports whether a snapshot of that many bytes may be written at the end: it
 // is counted with what the journal really occupies, not with what is set aside for it.
 func (p *space) snapshotFits(bytes int64) bool {
-	if p.checkRoom(bytes, false) != nil {
+	if p.askRoom() != nil {
 		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.minFree > 0 && p.room.FreeBytes-p.minFree < bytes {
+		return false
+	}
 	return p.bytes+p.journalB+fixedFilesBytes+p.smallBytes()+bytes <= p.maxBytes
 }
 

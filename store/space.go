@@ -92,8 +92,13 @@ type space struct {
 	nextID   uint32
 	// bytes are the physical bytes of all files in the directory of segments: those in
 	// use, those being made or given up, those set aside.
-	bytes    int64
-	slots    int64
+	bytes int64
+	slots int64
+	// awaitedSlots are those of segments that the disk does not give, awaited how many each of
+	// them has where the journal knows it.
+	awaitedSlots int64
+	awaited      map[uint32]uint32
+
 	journalB int64     // physical bytes of the journal when last measured
 	smallB   int64     // physical bytes of manifests and whatever else lies in the directory
 	room     disk.Room // of the file system when last asked, and what was made since
@@ -166,7 +171,7 @@ const (
 func (p *space) plan(c *class) (format.Segment, int64, bool) {
 	const overhead = segmentSlackBytes + format.HeaderBytes
 	each := c.slotBytes + extentBytes
-	slots := min((p.capRoom()-overhead)/(each+reservedOfSlot), (p.freeRoom(c.slots > 0)-overhead)/each)
+	slots := (min(p.capRoom(), p.freeRoom(c.slots > 0)) - overhead) / (each + reservedOfSlot)
 	want := min(max(1, p.nominal/c.slotBytes), maxSlotsOfASegment)
 	slots = min(want, slots)
 	if slots < 1 || slots < want/minShrunkSegments && c.slots > 0 {

@@ -175,7 +175,7 @@ func (p *space) stats(st *Stats) {
 		st.PendingSlots += c.pending
 	}
 	st.Segments, st.SegmentBytes, st.JournalBytes, st.MaxBytes = len(p.segments), p.bytes, p.journalB, p.maxBytes
-	st.PhysicalBytes = p.bytes + p.reserved(p.slots)
+	st.PhysicalBytes = p.bytes + p.reserved(p.allSlots())
 	st.BadSlots, st.RestingSlots, st.RetiringSegments = int64(len(p.bad)), p.coolingSlots(), len(p.retiring)
 	st.CapSource, st.SetAsideBytes = p.capSource, p.asideBytes()
 	st.FileSystemBytes, st.FreeBytes, st.MinFreeBytes = p.room.TotalBytes, p.room.FreeBytes, p.minFree
