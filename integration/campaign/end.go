@@ -66,7 +66,7 @@ func (r *caseRun) settle() {
 	}
 }
 
-// worksAgain saves records of both sizes, which has to succeed after a few tries.
+// worksAgain saves records of both sizes and reads them, which has to succeed after a few tries.
 func (r *caseRun) worksAgain() {
 	for z := range sizes {
 		var last error
@@ -78,10 +78,12 @@ func (r *caseRun) worksAgain() {
 				return
 			}
 			if last = first(errs); last == nil {
-				if n := r.read(records); n != len(records) {
-					r.fail("after the faults", fmt.Errorf("%d of %d new %v records are there", n, len(records), z))
+				n := r.read(records)
+				if n == len(records) {
+					break
 				}
-				break
+				// Of a store that is full a segment may just have been given up for another size.
+				last = fmt.Errorf("%d of %d are there that were just saved", n, len(records))
 			}
 			time.Sleep(pause)
 		}
