@@ -135,6 +135,7 @@ func (s *Store) open(ctx context.Context) error {
 	if err := s.identify(&formatted, &o); err != nil {
 		return err
 	}
+	s.replaceStamp(&o)
 	if o.stamped && o.stamp.Store != s.id {
 		o.stamp, o.stamped = stamp.Stamp{}, false
 	}

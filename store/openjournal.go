@@ -184,8 +184,7 @@ func (s *Store) warnOfStamp(err error) {
 }
 
 // openStamp opens the stamp file, making it if there is none or it cannot be used. o.stamped
-// is not set if there is no intact stamp of this directory. A stamp that the disk does not
-// give stays as it is: it vouches for less than a new one would, which is safe.
+// is not set if there is no intact stamp of this directory.
 func (s *Store) openStamp(o *opening) {
 	path := filepath.Join(s.opts.Dir, stampFile)
 	var f *stamp.File
@@ -199,15 +198,34 @@ func (s *Store) openStamp(o *opening) {
 	switch {
 	case f != nil:
 		s.stamp, o.stamped = f, o.stamp != (stamp.Stamp{})
-		return
-	case err == nil: // a directory
-		s.setAside(path)
-	case !disk.IsNotExist(err):
+	case err != nil && !disk.IsNotExist(err):
 		o.stampUnread = err
-		s.warnOfStamp(err)
-		return
+	default:
+		s.makeStamp(err == nil)
 	}
-	if f, err = stamp.Create(s.opts.fs, path, s.direct); err != nil {
+}
+
+// replaceStamp makes a new stamp in the place of one on a bad sector: else every start would
+// doubt the journal. One that may be read at the next start stays as it is: it vouches for less
+// than a new one would, which is safe.
+func (s *Store) replaceStamp(o *opening) {
+	switch {
+	case o.stampUnread == nil:
+	case ofMedium(o.stampUnread):
+		s.makeStamp(true)
+	default:
+		s.warnOfStamp(o.stampUnread)
+	}
+}
+
+// makeStamp makes the stamp file; occupied says that something has its name.
+func (s *Store) makeStamp(occupied bool) {
+	path := filepath.Join(s.opts.Dir, stampFile)
+	if occupied {
+		s.setAside(path)
+	}
+	f, err := stamp.Create(s.opts.fs, path, s.direct)
+	if err != nil {
 		s.warnOfStamp(err)
 		return
 	}
