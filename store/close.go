@@ -110,8 +110,10 @@ func (s *Store) close() error {
 func (s *Store) quicken(hung bool) {
 	err := s.journal.Flush()
 	if err == nil && !hung {
-		s.measureJournal()
-		err = s.saveSnapshot()
+		// A snapshot must not pass the cap beside a journal of which the size is not known.
+		if err = s.measureJournal(); err == nil {
+			err = s.saveSnapshot()
+		}
 	}
 	if err != nil {
 		s.opts.Logger.Warn("store: no snapshot of the index is kept, the next start reads the journal", "err", err,

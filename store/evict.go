@@ -91,7 +91,7 @@ func (s *Store) evictor(ctx context.Context) {
 // growAhead reports whether a class will soon use up its slots and may grow: a writer
 // should not have to wait for a segment to be made. p.mu is held.
 func (p *space) growAhead(c *class) bool {
-	if c.making || !p.making.mayTry() || c.slots == 0 || int64(len(c.free))*c.slotBytes >= min(aheadBytes, p.nominal/2) {
+	if c.making || !p.mayMake() || c.slots == 0 || int64(len(c.free))*c.slotBytes >= min(aheadBytes, p.nominal/2) {
 		return false
 	}
 	_, _, ok := p.plan(c)

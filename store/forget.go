@@ -51,7 +51,7 @@ func (s *Store) tidyNamespaces(ctx context.Context) {
 		case <-tick.C:
 		}
 		s.keepLost(ctx)
-		if !s.rebuilt.running() { // else a record may not be found yet
+		if s.findsAll() { // else a record may not be found yet
 			s.freeSizes()
 			s.forgetEmpty()
 		}

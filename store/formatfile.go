@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/zeebo/xxh3"
+	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/format"
@@ -69,21 +71,30 @@ type formatState struct {
 	usable bool  // id is to be believed
 	intact bool  // and so is everything else
 	lost   error // why it is not usable, nil where there is no file
+	unread bool  // the disk did not give it
 }
 
 // readFormat reads the FORMAT file. The only error is [ErrNewerFormat], from a file that
 // is intact: everything else that may be wrong with it can be put right.
 func (s *Store) readFormat() (st formatState, err error) {
 	path := filepath.Join(s.opts.Dir, formatFile)
-	b, err := s.opts.fs.ReadFile(path)
-	if disk.IsNotExist(err) {
-		return st, nil
-	}
-	if err != nil {
-		if s.isDir(path) {
+	var b []byte
+	err = again(func() (err error) {
+		b, err = s.opts.fs.ReadFile(path)
+		if errors.Is(err, unix.EISDIR) {
 			s.setAside(path)
+			st.lost = err
+			return nil
 		}
-		st.lost = err
+		return err
+	})
+	switch {
+	case disk.IsNotExist(err):
+		return st, nil
+	case err != nil:
+		st.lost, st.unread = err, true
+		return st, nil
+	case st.lost != nil:
 		return st, nil
 	}
 	if st.intact, st.lost = st.note.decode(b); st.lost != nil {
@@ -99,9 +110,11 @@ func (s *Store) readFormat() (st formatState, err error) {
 }
 
 // identify finds out which store this is: what FORMAT says, else what most segments say,
-// else the stamp. A new store gets a new identity. FORMAT is written again where it was
-// not intact.
-func (s *Store) identify(st *formatState, files []*segmentFile, stamped format.StoreID) error {
+// else the stamp. A new store gets a new identity; one of which the disk does not tell is not
+// taken for new, since none of its records would be known again. FORMAT is written again
+// where it was not intact.
+func (s *Store) identify(st *formatState, o *opening) error {
+	files, stamped := o.files, o.stamp.Store
 	owner, owned := majority(files)
 	switch {
 	case st.intact:
@@ -115,6 +128,8 @@ func (s *Store) identify(st *formatState, files []*segmentFile, stamped format.S
 		s.id = st.id
 	case stamped != (format.StoreID{}):
 		s.id = stamped
+	case st.unread || o.stampUnread != nil || slices.ContainsFunc(files, (*segmentFile).untold):
+		return fmt.Errorf("find out which store this is: %w", errors.Join(st.lost, o.stampUnread, firstUntold(files)))
 	default:
 		if _, err := rand.Read(s.id[:]); err != nil {
 			return err
@@ -138,6 +153,16 @@ func (s *Store) identify(st *formatState, files []*segmentFile, stamped format.S
 		return nil
 	}
 	return err
+}
+
+// firstUntold is why the first segment that the disk does not tell of cannot be read, or nil.
+func firstUntold(files []*segmentFile) error {
+	for _, f := range files {
+		if f.untold() {
+			return errors.Join(f.openErr, f.readErr)
+		}
+	}
+	return nil
 }
 
 // majority returns the store that most intact segment headers name.

@@ -3,11 +3,13 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/kvconn/kvconn/store/internal/disk"
+	"github.com/kvconn/kvconn/store/internal/format"
 )
 
 // asideFile is a file (or a directory) that holds no record of the index: one that was set
@@ -16,9 +18,10 @@ import (
 type asideFile struct {
 	path  string
 	bytes int64
-	due   bool // to be removed now; others only when room is needed
-	kept  bool // not to be removed: a segment that cannot be opened may be at the next start
-	stuck bool // the last removal failed
+	slots int64 // of a segment that may be opened later, at most
+	due   bool  // to be removed now; others only when room is needed
+	kept  bool  // not to be removed: a segment that cannot be opened may be at the next start
+	stuck bool  // the last removal failed
 }
 
 // asideSuffix ends the names of files that the store cannot use and does not delete: they
@@ -28,29 +31,30 @@ const asideSuffix = ".bad"
 func isAside(name string) bool { return strings.HasSuffix(name, asideSuffix) }
 
 // findAside counts what was set aside, at this start or before, and the segments that
-// cannot be opened.
-func (s *Store) findAside() {
+// cannot be opened. What is counted already is left alone; no segment is being made.
+func (s *Store) findAside() (err error) {
 	for _, dir := range []string{s.opts.Dir, filepath.Join(s.opts.Dir, segmentDir), filepath.Join(s.opts.Dir, namespaceDir)} {
-		entries, err := s.opts.fs.ReadDir(dir)
-		if err != nil {
-			s.note("cannot look for what was set aside (%v)", err)
+		entries, failed := s.opts.fs.ReadDir(dir)
+		if failed != nil {
+			err = errors.Join(err, fmt.Errorf("look for what was set aside: %w", failed))
 			continue
 		}
 		for _, e := range entries {
 			id, segment := segmentIDOf(e.Name())
-			segment = segment && filepath.Base(dir) == segmentDir && !s.space.has(id)
-			if !segment && !isAside(e.Name()) {
+			segment = segment && filepath.Base(dir) == segmentDir
+			path := filepath.Join(dir, e.Name())
+			if !segment && !isAside(e.Name()) || segment && s.space.has(id) || s.space.isAside(path) {
 				continue
 			}
-			path := filepath.Join(dir, e.Name())
-			n, err := s.opts.fs.PhysicalBytes(path)
-			if err != nil {
-				s.note("cannot measure what was set aside (%v)", err)
+			n, failed := s.opts.fs.PhysicalBytes(path)
+			if failed != nil {
+				err = errors.Join(err, fmt.Errorf("measure what was set aside: %w", failed))
 				continue
 			}
 			s.space.keepAside(asideFile{path: path, bytes: n, kept: segment})
 		}
 	}
+	return err
 }
 
 // has reports whether a segment is in use.
@@ -60,12 +64,41 @@ func (p *space) has(id uint32) bool {
 	return p.segments[id] != nil
 }
 
-// keepAside counts a file that was found.
+// isAside reports whether a file is counted among those set aside.
+func (p *space) isAside(path string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.aside, func(f asideFile) bool { return f.path == path })
+}
+
+// keepAside counts a file that was found, unless it is a segment that was opened meanwhile.
 func (p *space) keepAside(f asideFile) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if id, ok := segmentIDOf(filepath.Base(f.path)); ok && f.kept {
+		if p.segments[id] != nil {
+			return
+		}
+		const leastSlotBytes = format.HeaderBytes + disk.Align
+		f.bytes += segmentSlackBytes
+		if f.slots = f.bytes / leastSlotBytes; p.awaited[id] > 0 {
+			f.slots = int64(p.awaited[id])
+		}
+	}
+	p.awaitedSlots += f.slots
 	p.aside = append(p.aside, f)
 	p.bytes += f.bytes
+}
+
+// dropAside counts a file no more that was set aside. p.mu is held.
+func (p *space) dropAside(path string) {
+	p.aside = slices.DeleteFunc(p.aside, func(f asideFile) bool {
+		if f.path == path {
+			p.bytes -= f.bytes
+			p.awaitedSlots -= f.slots
+		}
+		return f.path == path
+	})
 }
 
 // dueForRoom reports whether something that was set aside can go before any record. It is
@@ -103,9 +136,8 @@ func (p *space) removeAside() (err error) {
 		// If the name comes back after a loss of power, the file is found at the start.
 		_ = p.fs.SyncDir(filepath.Dir(f.path))
 		p.mu.Lock()
-		p.bytes -= f.bytes
 		p.room.FreeBytes += f.bytes
-		p.aside = slices.DeleteFunc(p.aside, func(o asideFile) bool { return o.path == f.path })
+		p.dropAside(f.path)
 		p.mu.Unlock()
 	}
 	return err
@@ -170,12 +202,22 @@ func (s *Store) exists(path string) bool {
 	return false
 }
 
+// isFile reports whether there is surely a file of that name: neither a directory nor a link,
+// which may lead to one that is not mounted.
+func (s *Store) isFile(path string) bool {
+	entries, err := s.opts.fs.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == filepath.Base(path) && e.Type().IsRegular() })
+}
+
 // makeDirs makes the store's directories. A file that has the name of one is set aside.
 func (s *Store) makeDirs() error {
 	for _, dir := range []string{segmentDir, namespaceDir, journalDir} {
 		path := filepath.Join(s.opts.Dir, dir)
-		err := s.opts.fs.MkdirAll(path)
-		if err != nil && !disk.IsNotExist(err) && s.exists(path) {
+		err := again(func() error { return s.opts.fs.MkdirAll(path) })
+		if err != nil && s.isFile(path) {
 			s.setAside(path)
 			s.note("%s was not a directory: set aside", dir)
 			err = s.opts.fs.MkdirAll(path)
@@ -184,5 +226,5 @@ func (s *Store) makeDirs() error {
 			return err
 		}
 	}
-	return s.opts.fs.SyncDir(s.opts.Dir)
+	return again(func() error { return s.opts.fs.SyncDir(s.opts.Dir) })
 }

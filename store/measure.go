@@ -1,40 +1,71 @@
 package store
 
-import "path/filepath"
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+)
 
-// measure finds out how much the journal occupies and how much space others have left.
-func (s *Store) measure() {
-	s.measureJournal()
-	room, err := s.opts.fs.Room(s.space.dir)
-	if err != nil {
-		return // what was known stays
+// What cannot be measured is not taken for nothing: what was known stays, it is measured again
+// soon, and until then the store does not grow.
+
+// unmeasuredTries is for how many measurements, one a second, the store does not grow while
+// some file cannot be measured. One that never can be must not end all saves.
+const unmeasuredTries = 30
+
+// measureFiles counts what lies in the directory beside segments and journal when the store
+// opens.
+func (s *Store) measureFiles() {
+	if err := again(s.countFiles); err != nil {
+		s.note("not all files can be measured: no segment is made until they can, or for %d s (%v)", unmeasuredTries, err)
+		s.space.unmeasured = unmeasuredTries
 	}
-	s.space.mu.Lock()
-	defer s.space.mu.Unlock()
-	if s.space.room.TotalBytes == 0 { // not known until now
-		s.space.minFree = s.opts.minFree(room.TotalBytes)
-	}
-	s.space.room = room
 }
 
-func (s *Store) measureJournal() {
+func (s *Store) countFiles() error { return errors.Join(s.findAside(), s.measureSmall()) }
+
+// measure finds out how much the journal occupies and how much space others have left, and
+// what could not be measured before.
+func (s *Store) measure() {
+	_ = s.measureJournal() // what was known stays
+	room, err := s.opts.fs.Room(s.space.dir)
+	p := s.space
+	p.mu.Lock()
+	if err == nil {
+		p.setRoom(room)
+	}
+	left := p.unmeasured
+	p.mu.Unlock()
+	if left == 0 {
+		return
+	}
+	if s.countFiles() == nil {
+		left = 1
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.unmeasured = left - 1
+}
+
+func (s *Store) measureJournal() error {
 	n, err := s.opts.fs.PhysicalBytes(filepath.Join(s.opts.Dir, journalDir))
 	if err != nil {
-		return
+		return fmt.Errorf("measure journal: %w", err)
 	}
 	s.space.mu.Lock()
 	defer s.space.mu.Unlock()
 	s.space.journalB = n
+	return nil
 }
 
 // measureSmall counts the manifests and whatever else lies in the directory beside
 // segments, journal and snapshot. What the store makes of fixed size is counted elsewhere, as is
 // what was set aside.
-func (s *Store) measureSmall() {
+func (s *Store) measureSmall() error {
 	fixed := map[string]bool{lockFile: true, formatFile: true, stampFile: true, calibrationFile: true, snapshotFile: true, segmentDir: true, journalDir: true}
 	entries, err := s.opts.fs.ReadDir(s.opts.Dir)
 	if err != nil {
-		return
+		return fmt.Errorf("list %s: %w", s.opts.Dir, err)
 	}
 	var total int64
 	for _, e := range entries {
@@ -43,7 +74,7 @@ func (s *Store) measureSmall() {
 		}
 		n, err := s.opts.fs.PhysicalBytes(filepath.Join(s.opts.Dir, e.Name()))
 		if err != nil {
-			return
+			return fmt.Errorf("measure: %w", err)
 		}
 		total += n
 	}
@@ -56,4 +87,5 @@ func (s *Store) measureSmall() {
 		}
 	}
 	s.space.smallB = max(total, 0)
+	return nil
 }

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -222,7 +224,24 @@ func (m *memDisk) fill(bytes int64) {
 	m.others = bytes
 }
 
+// segmentPaths are the paths of the segment files, in order.
+func (m *memDisk) segmentPaths() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []string
+	for path := range m.files {
+		if strings.HasSuffix(path, segmentSuffix) {
+			out = append(out, path)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
 func (m *memDisk) PhysicalBytes(dir string) (int64, error) {
+	if err := m.op("measure", dir); err != nil {
+		return 0, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var n int64
@@ -309,13 +328,26 @@ func (f *memFile) Datasync() error {
 }
 
 func (f *memFile) Size() (int64, error) {
-	f.disk.mu.Lock()
-	defer f.disk.mu.Unlock()
-	return int64(len(f.data)), nil
+	if err := f.disk.op("size", f.path); err != nil {
+		return 0, err
+	}
+	return f.bytes(), nil
 }
 
-func (f *memFile) PhysicalBytes() (int64, error) { return f.Size() }
-func (f *memFile) Close() error                  { return nil }
+func (f *memFile) PhysicalBytes() (int64, error) {
+	if err := f.disk.op("measure", f.path); err != nil {
+		return 0, err
+	}
+	return f.bytes(), nil
+}
+
+func (f *memFile) bytes() int64 {
+	f.disk.mu.Lock()
+	defer f.disk.mu.Unlock()
+	return int64(len(f.data))
+}
+
+func (f *memFile) Close() error { return nil }
 
 // failNth makes the nth operation fail, counted from the call on, and reports how many
 // there were.

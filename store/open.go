@@ -62,6 +62,7 @@ type Store struct {
 	recovered    Recovery
 	openDuration time.Duration
 	rebuilt      rebuilt
+	awaiting     atomic.Int64 // segments that the disk did not give at the start
 	// opening is what is open and not yet the store's, while it opens.
 	opening *opening
 	// stamp is nil if it cannot be written; it is used by whoever makes a barrier, as is
@@ -130,14 +131,17 @@ func (s *Store) open(ctx context.Context) error {
 	if o.files, err = s.inspectSegments(ctx); err != nil {
 		return err
 	}
-	o.stamp, o.stamped = s.openStamp()
-	if err := s.identify(&formatted, o.files, o.stamp.Store); err != nil {
+	s.openStamp(&o)
+	if err := s.identify(&formatted, &o); err != nil {
 		return err
 	}
+	s.replaceStamp(&o)
 	if o.stamped && o.stamp.Store != s.id {
 		o.stamp, o.stamped = stamp.Stamp{}, false
 	}
-	s.setSpace()
+	if err := s.setSpace(); err != nil {
+		return err
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -145,11 +149,12 @@ func (s *Store) open(ctx context.Context) error {
 		return err
 	}
 	s.opening = nil
-	if len(s.unreadSegments()) == 0 { // else a record that names one may not be found yet
+	awaited := o.awaited()
+	s.awaiting.Store(int64(len(awaited)))
+	if len(s.unreadSegments()) == 0 && len(awaited) == 0 { // else a record that names one may not be found yet
 		s.dropManifests()
 	}
-	s.findAside()
-	s.measureSmall()
+	s.measureFiles()
 	s.warnOfNotes()
 	s.calibrate()
 	run := s.start()
@@ -161,7 +166,8 @@ func (s *Store) open(ctx context.Context) error {
 			return err
 		}
 	}
-	s.background.Add(1)
+	s.background.Add(2)
+	go s.awaitSegments(run, awaited)
 	go s.shrinker(run)
 	return nil
 }

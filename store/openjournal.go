@@ -183,22 +183,51 @@ func (s *Store) warnOfStamp(err error) {
 		"remedy", "look for I/O errors in the kernel's log")
 }
 
-// openStamp opens the stamp file, making it if there is none or it cannot be used. found is
-// false if there is no intact stamp of this directory.
-func (s *Store) openStamp() (st stamp.Stamp, found bool) {
+// openStamp opens the stamp file, making it if there is none or it cannot be used. o.stamped
+// is not set if there is no intact stamp of this directory.
+func (s *Store) openStamp(o *opening) {
 	path := filepath.Join(s.opts.Dir, stampFile)
-	f, st, err := stamp.Open(s.opts.fs, path, s.direct)
-	if f == nil {
-		if !disk.IsNotExist(err) {
-			s.setAside(path)
+	var f *stamp.File
+	err := again(func() (err error) {
+		f, o.stamp, err = stamp.Open(s.opts.fs, path, s.direct)
+		if f != nil || errors.Is(err, unix.EISDIR) {
+			return nil
 		}
-		if f, err = stamp.Create(s.opts.fs, path, s.direct); err != nil {
-			s.warnOfStamp(err)
-			return st, false
-		}
-		s.stamp = f
-		return st, false
+		return err
+	})
+	switch {
+	case f != nil:
+		s.stamp, o.stamped = f, o.stamp != (stamp.Stamp{})
+	case err != nil && !disk.IsNotExist(err):
+		o.stampUnread = err
+	default:
+		s.makeStamp(err == nil)
+	}
+}
+
+// replaceStamp makes a new stamp in the place of one on a bad sector: else every start would
+// doubt the journal. One that may be read at the next start stays as it is: it vouches for less
+// than a new one would, which is safe.
+func (s *Store) replaceStamp(o *opening) {
+	switch {
+	case o.stampUnread == nil:
+	case ofMedium(o.stampUnread):
+		s.makeStamp(true)
+	default:
+		s.warnOfStamp(o.stampUnread)
+	}
+}
+
+// makeStamp makes the stamp file; occupied says that something has its name.
+func (s *Store) makeStamp(occupied bool) {
+	path := filepath.Join(s.opts.Dir, stampFile)
+	if occupied {
+		s.setAside(path)
+	}
+	f, err := stamp.Create(s.opts.fs, path, s.direct)
+	if err != nil {
+		s.warnOfStamp(err)
+		return
 	}
 	s.stamp = f
-	return st, err == nil
 }

@@ -24,6 +24,8 @@ type opening struct {
 	files   []*segmentFile
 	stamp   stamp.Stamp
 	stamped bool
+	// stampUnread says why the disk did not give the stamp; nil if it did or there is none.
+	stampUnread error
 
 	state  journalState
 	usable []*segmentFile // in the order of their numbers
@@ -57,7 +59,7 @@ func (s *Store) recover(ctx context.Context, o *opening) error {
 		// It names an earlier opening, so that no one will believe it.
 		s.setAside(s.snapshotPath())
 	}
-	s.measureJournal()
+	_ = s.measureJournal() // what is set aside for it counts until it can be
 	return nil
 }
 
@@ -132,7 +134,9 @@ func (s *Store) settleSegments(o *opening, noted []journal.Segment) error {
 		f.unread = o.doubt != ""
 		if err := s.settleHead(f, vouched); err != nil {
 			failed = err
-			s.dismiss(f, err)
+			if s.dismiss(f, err); vouched != nil {
+				s.space.awaited[f.id] = vouched.Slots
+			}
 			continue
 		}
 		o.usable = append(o.usable, f)
@@ -149,7 +153,7 @@ func (s *Store) forgetSegments(o *opening, gone map[uint32]format.Segment, faile
 		if err != nil {
 			return err
 		}
-		if held {
+		if held || slices.ContainsFunc(o.files, (*segmentFile).untold) {
 			err = fmt.Errorf("%w: the store held records and none of its segment files can be opened; mount the file system of %s/%s, or, if they are gone for good, start kvconnd serve once with --forget-lost-segments",
 				ErrSegmentsMissing, s.opts.Dir, segmentDir)
 			return errors.Join(err, failed)
@@ -242,9 +246,7 @@ func (s *Store) fillIndex(ctx context.Context, o *opening) error {
 		if err != nil {
 			return err
 		}
-		if err := s.openSegment(f, base); err != nil {
-			return err
-		}
+		s.openSegment(f, base)
 	}
 	return s.loadRecords(ctx)
 }
@@ -267,8 +269,8 @@ func (s *Store) reserveIndex(o *opening) error {
 	return s.table.Reserve(int(min(records, slots)))
 }
 
-// openSegment adds a segment whose geometry is settled.
-func (s *Store) openSegment(f *segmentFile, base index.Ref) error {
+// newSegment makes a segment of a file whose geometry is settled.
+func newSegment(f *segmentFile, base index.Ref) *segment {
 	size, err := f.file.PhysicalBytes()
 	if err != nil {
 		size = 0 // at least what it should have
@@ -278,13 +280,17 @@ func (s *Store) openSegment(f *segmentFile, base index.Ref) error {
 	g.unread.Store(f.unread)
 	g.withheld.Store(f.unread || f.frozen)
 	g.frozen = f.frozen
-	p := s.space
+	return g
+}
+
+// openSegment adds a segment whose geometry is settled.
+func (s *Store) openSegment(f *segmentFile, base index.Ref) {
+	g, p := newSegment(f, base), s.space
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.bytes += g.physical
 	p.slots += int64(f.head.Slots)
 	p.adopt(g)
-	return nil
 }
 
 // resetIndex undoes the filling of the index. The segments' files stay open.

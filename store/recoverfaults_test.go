@@ -452,3 +452,40 @@ func TestFrozenSegmentTakesNothingAfterItWasKept(t *testing.T) {
 	checkAccounting(t, s)
 	mustRead(t, s, records)
 }
+
+// A stamp on a bad sector costs one rebuild from headers, not one at every start; one that only
+// cannot be opened now stays where it is.
+func TestStampThatCannotBeOpened(t *testing.T) {
+	for _, c := range []struct {
+		errno unix.Errno
+		aside bool
+	}{{unix.EIO, true}, {unix.EMFILE, false}} {
+		d, o, records := segmentsOnDisk(t)
+		stampPath := filepath.Join(o.Dir, stampFile)
+		bad := true
+		d.hook(func(op, path string) error {
+			if bad && op == "open" && path == stampPath {
+				return c.errno
+			}
+			if op == "rename" && path == stampPath {
+				bad = false
+			}
+			return nil
+		})
+		for start := range 2 {
+			s := openTest(t, o)
+			awaitRebuild(t, s)
+			if doubted := s.rebuilt.segments.Load() > 0; doubted != (start == 0 || !c.aside) {
+				t.Errorf("%v: start %d: headers are read: %v", c.errno, start, doubted)
+			}
+			openNamespace(t, s, "m")
+			mustRead(t, s, records)
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d.files[stampPath+asideSuffix] != nil != c.aside {
+			t.Errorf("%v: set aside: %v", c.errno, !c.aside)
+		}
+	}
+}

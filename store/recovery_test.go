@@ -261,10 +261,10 @@ func TestDefect29RebuildGoesOnWhereItWasCutOff(t *testing.T) {
 	for s.rebuilt.segmentsDone.Load() == 0 {
 		slow.pass.Add(20)
 	}
+	all, done := s.rebuilt.segments.Load(), s.rebuilt.segmentsDone.Load()
 	mustSync(t, s)
 	cut := filepath.Join(t.TempDir(), "cut")
 	copyTree(t, o.Dir, cut)
-	all, done := s.rebuilt.segments.Load(), s.rebuilt.segmentsDone.Load()
 	close(slow.release)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)

@@ -29,99 +29,10 @@ const (
 	manifestBytes   = 192 << 10
 	// reservedOfSlot is what is set aside for each slot beside its segment.
 	reservedOfSlot = journal.RecordBytes + snapshotSlotBytes
-	// defaultCapNum / defaultCapDen of what is free or the store's own is the cap of a
-	// store that was given none: a file system that is nearly full is slow, and others
-	// write to it.
-	defaultCapNum, defaultCapDen = 4, 5
-	// smallCapBytes is a default cap below which something is likely to be wrong: a disk
-	// that is full, or not mounted yet.
-	smallCapBytes = 1 << 30
-	// The default of Options.MinFreeBytes is the larger of this part of the file system and
-	// minFreeBytes, but no more than minFreeMost of it.
-	minFreePart, minFreeBytes, minFreeMost = 20, 10 << 30, 4
 	// The store grows again when there is this part of MinFreeBytes, at most marginBytes,
 	// more than MinFreeBytes: it must not give back and grow in turns.
 	marginPart, marginBytes = 16, 1 << 30
 )
-
-// segmentsOfCap is how many segments a cap is divided into at least, memTablePart of the
-// cap the size of a memtable; filesOfCap bounds the number of segment files of a large cap.
-const (
-	segmentsOfCap = 32
-	memTablePart  = 512
-	filesOfCap    = 4096
-)
-
-// setSpace finds out how much the store may occupy.
-func (s *Store) setSpace() {
-	segments := filepath.Join(s.opts.Dir, segmentDir)
-	room, err := s.opts.fs.Room(segments)
-	if err != nil {
-		s.note("cannot ask how much space is free: nothing is known of what others use (%v)", err)
-	}
-	limit, source := s.findCap(room, err == nil)
-	nominal := max(s.opts.SegmentBytes, limit/filesOfCap)
-	s.space = &space{
-		fs: s.opts.fs, dir: segments, store: s.id, direct: s.direct,
-		maxBytes: limit, capSource: source, nominal: min(nominal, limit/segmentsOfCap), room: room,
-		memTable: min(max(limit/memTablePart, journal.MinMemTableBytes), journal.MaxMemTableBytes),
-	}
-	s.space.forgetSegments(s.table)
-	s.space.nextID = 1
-	if s.opts.checkOnly {
-		// The cap it is used with is not known: the journal's logs must not grow.
-		s.space.memTable = journal.MinMemTableBytes
-		return
-	}
-	if err == nil {
-		s.space.minFree = s.opts.minFree(room.TotalBytes)
-	} // else the first measurement that works sets it
-	s.opts.Logger.Info("store: cap", "max_bytes", limit, "source", source, "free_bytes", room.FreeBytes,
-		"min_free_bytes", s.space.minFree, "file_system_bytes", room.TotalBytes)
-}
-
-// findCap returns the cap and where it comes from. What cannot be measured must not make
-// the cap small, since that costs records: known says whether room is.
-func (s *Store) findCap(room disk.Room, known bool) (limit int64, source string) {
-	if s.opts.MaxBytes != 0 {
-		return s.opts.MaxBytes, "configured"
-	}
-	own, err := s.opts.fs.PhysicalBytes(s.opts.Dir)
-	if err != nil {
-		s.note("cannot measure what the store occupies (%v)", err)
-		sizes := int64(0)
-		for _, f := range s.opening.files {
-			sizes += f.size
-		}
-		own = max(own, sizes)
-	}
-	if !known {
-		return max(MinMaxBytes, own/defaultCapNum*defaultCapDen), "what the store occupies and a quarter more: the file system does not say what is free"
-	}
-	limit = max(MinMaxBytes, (room.FreeBytes+own)/defaultCapDen*defaultCapNum)
-	if limit < smallCapBytes {
-		s.opts.Logger.Warn("store: little space: the cap is small", "max_bytes", limit, "free_bytes", room.FreeBytes,
-			"remedy", "free space in the file system of the store, see that its disk is mounted, or set max_bytes; then restart kvconnd")
-	}
-	return limit, "80% of free and own space"
-}
-
-// minFree is what must stay free in a file system of total bytes.
-func (o *Options) minFree(total int64) int64 {
-	switch {
-	case o.MinFreeBytes < 0:
-		return 0
-	case o.MinFreeBytes > 0:
-		return o.MinFreeBytes
-	case o.MinFreePercent > 0:
-		return max(1, int64(float64(total)*o.MinFreePercent/100))
-	}
-	return defaultMinFree(total)
-}
-
-func defaultMinFree(total int64) int64 {
-	return min(max(total/minFreePart, minFreeBytes), total/minFreeMost)
-}
 
 // forgetSegments makes p as it is before any segment is known.
 func (p *space) forgetSegments(table *index.Table) {
@@ -129,7 +40,7 @@ func (p *space) forgetSegments(table *index.Table) {
 	defer p.mu.Unlock()
 	p.table = table
 	p.classes, p.segments = make(map[int64]*class), make(map[uint32]*segment)
-	p.bytes, p.slots, p.pending, p.retiring, p.aside = 0, 0, nil, nil, nil
+	p.bytes, p.slots, p.awaitedSlots, p.pending, p.retiring, p.aside = 0, 0, 0, nil, nil, nil
 	p.slotFaults = slotFaults{bad: make(map[index.Ref]struct{}), suspects: make(map[index.Ref]suspect)}
 	p.refMu.Lock()
 	defer p.refMu.Unlock()
@@ -147,16 +58,26 @@ func (p *space) reserved(slots int64) int64 {
 // held.
 func (p *space) smallBytes() int64 { return max(manifestBytes, p.smallB) }
 
+// allSlots are those that may need room in journal and snapshot: those of segments that the disk
+// does not give yet, too. p.mu is held.
+func (p *space) allSlots() int64 { return p.slots + p.awaitedSlots }
+
+// outstanding is what of that is not occupied yet. It will be, whatever the file system must
+// keep free. p.mu is held.
+func (p *space) outstanding() int64 {
+	return max(0, p.reserved(p.allSlots())-p.journalB-fixedFilesBytes-p.smallB)
+}
+
 // capRoom is what the cap leaves, freeRoom what the file system leaves: enough to stay
 // clear of the space that must stay free, with a margin if the caller can do without. p.mu
 // is held.
-func (p *space) capRoom() int64 { return p.maxBytes - p.bytes - p.reserved(p.slots) }
+func (p *space) capRoom() int64 { return p.maxBytes - p.bytes - p.reserved(p.allSlots()) }
 
 func (p *space) freeRoom(margin bool) int64 {
 	if p.minFree == 0 {
 		return 1<<63 - 1
 	}
-	room := p.room.FreeBytes - p.minFree
+	room := p.room.FreeBytes - p.outstanding() - p.minFree
 	if margin {
 		room -= p.margin()
 	}
@@ -187,7 +108,7 @@ func (p *space) excess() int64 {
 
 // frees is how much room the removal of a segment makes. p.mu is held.
 func (p *space) frees(g *segment) int64 {
-	return g.physical + p.reserved(p.slots) - p.reserved(p.slots-int64(g.Slots))
+	return g.physical + p.reserved(p.allSlots()) - p.reserved(p.allSlots()-int64(g.Slots))
 }
 
 // limit is how large the store can become as things are, and what keeps it from growing by
@@ -196,7 +117,7 @@ func (p *space) limit() (bytes int64, by LimitBy) {
 	free := p.freeRoom(false)
 	bytes = p.maxBytes
 	if p.minFree > 0 {
-		bytes = max(0, min(bytes, p.bytes+p.reserved(p.slots)+free))
+		bytes = max(0, min(bytes, p.bytes+p.reserved(p.allSlots())+free))
 	}
 	least := p.nominal / minShrunkSegments
 	switch {
@@ -209,31 +130,52 @@ func (p *space) limit() (bytes int64, by LimitBy) {
 	return bytes, by
 }
 
-// errNoRoom says that a segment would take space that must stay free.
-var errNoRoom = errors.New("the file system must keep that space free (min_free)")
+// errNoRoom says that a segment would take space that must stay free, errRoomUnknown that the
+// file system does not tell what is free, whatever the reason.
+var (
+	errNoRoom      = errors.New("the file system must keep that space free (min_free)")
+	errRoomUnknown = errors.New("it is not known how much space is free")
+)
 
-// keepsFree reports whether space must stay free.
+// keepsFree reports whether space must stay free, or may have to: how much is not known before
+// the file system has told its size.
 func (p *space) keepsFree() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.minFree > 0
+	return p.minFree > 0 || p.minFreeRule.bytes >= 0 && p.room.TotalBytes == 0
 }
 
-// checkRoom asks the file system, just before that many bytes are allocated, whether they
-// leave the space that must stay free.
-func (p *space) checkRoom(bytes int64, margin bool) error {
+// setRoom notes what the file system tells. p.mu is held.
+func (p *space) setRoom(room disk.Room) {
+	p.room = room
+	p.minFree = p.minFreeRule.of(room.TotalBytes)
+}
+
+// askRoom asks the file system how much is free, if that matters.
+func (p *space) askRoom() error {
 	if !p.keepsFree() {
 		return nil
 	}
 	room, err := p.fs.Room(p.dir)
 	if err != nil {
-		return fmt.Errorf("ask for free space: %w", err)
+		return fmt.Errorf("ask for free space: %w: %w", errRoomUnknown, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.room = room
+	p.setRoom(room)
+	return nil
+}
+
+// checkRoom asks the file system, just before that many bytes are allocated, whether they
+// leave the space that must stay free.
+func (p *space) checkRoom(bytes int64, margin bool) error {
+	if err := p.askRoom(); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.freeRoom(margin) < bytes {
-		return fmt.Errorf("%d bytes with %d free: %w", bytes, room.FreeBytes, errNoRoom)
+		return fmt.Errorf("%d bytes with %d free: %w", bytes, p.room.FreeBytes, errNoRoom)
 	}
 	return nil
 }
@@ -262,11 +204,14 @@ func (p *space) unclaim(bytes int64) {
 // snapshotFits reports whether a snapshot of that many bytes may be written at the end: it
 // is counted with what the journal really occupies, not with what is set aside for it.
 func (p *space) snapshotFits(bytes int64) bool {
-	if !p.leavesFree(bytes) {
+	if p.askRoom() != nil || !p.leavesFree(bytes) {
 		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.minFree > 0 && p.room.FreeBytes-p.minFree < bytes {
+		return false
+	}
 	return p.bytes+p.journalB+fixedFilesBytes+p.smallBytes()+bytes <= p.maxBytes
 }
 
@@ -285,7 +230,7 @@ func (p *space) leavesFree(bytes int64) bool {
 	defer p.mu.Unlock()
 	least := p.minFree
 	if room.Device != p.room.Device {
-		least = min(least, defaultMinFree(room.TotalBytes))
+		least = min(least, (minFreeRule{}).of(room.TotalBytes))
 	}
 	return room.FreeBytes-bytes >= least
 }
@@ -330,10 +275,13 @@ func (m *makingState) failed(err error) {
 	m.wait = true
 	noSpace := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, errNoRoom)
 	// A journal that failed, for want of space too, is replaced: no record has to go for it.
-	m.full = noSpace && !errors.Is(err, journal.ErrFailed) || m.failures >= manyFailures
+	// And what could not be asked was not answered.
+	passing := errors.Is(err, journal.ErrFailed) || errors.Is(err, errRoomUnknown)
+	m.full = noSpace && !passing || m.failures >= manyFailures
 }
 
-func (m *makingState) mayTry() bool { return !m.wait }
+// mayMake reports whether a segment may be made now. p.mu is held.
+func (p *space) mayMake() bool { return !p.making.wait && p.unmeasured == 0 }
 
 // mayGiveUp reports whether giving up a segment for another size is likely to bring room,
 // and takes it that one is given up if so. p.mu is held.

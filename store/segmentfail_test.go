@@ -126,3 +126,79 @@ func TestNoRoomForASegmentDoesNotEndAnIncident(t *testing.T) {
 		t.Errorf("nothing was made, and the log says: %s", log.String())
 	}
 }
+
+// A segment that the disk does not give at a start is there again when it does, without a
+// restart, with its records and with nothing in the place of those that were saved meanwhile.
+func TestSegmentIsUsedAgainWhenTheDiskGivesIt(t *testing.T) {
+	for _, failing := range []string{"open", "size", "read"} {
+		t.Run(failing, func(t *testing.T) {
+			d, o, records := segmentsOnDisk(t)
+			held := d.segmentPaths()[0]
+			w := watchCap(t, o)
+			d.hook(func(op, path string) error {
+				if op == failing && path == held {
+					return unix.EIO
+				}
+				return nil
+			})
+			// Without the journal nothing else tells of a segment that cannot be read.
+			o.journalFS = newJournalFS()
+			s := w.of(openTest(t, o))
+			awaitRebuild(t, s)
+			ns := openNamespace(t, s, "m")
+			st := s.Stats()
+			if st.AwaitedSegments != 1 || st.Records == int64(len(records)) || st.Records == 0 {
+				t.Fatalf("%d segments are awaited, %d records there of %d", st.AwaitedSegments, st.Records, len(records))
+			}
+			again := records[:40]
+			mustWrite(t, s, again) // some of these are in the segment that is awaited
+			d.hook(func(string, string) error { return nil })
+			awaitSegments(t, s)
+			mustRead(t, s, records)
+			if n := s.Stats().Records; n != int64(len(records)) {
+				t.Errorf("%d records, want %d", n, len(records))
+			}
+			mustWrite(t, s, chainOf(ns, 1000, 20))
+			mustSync(t, s)
+			mustBalance(t, s)
+			w.of(nil)
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			s = openTest(t, o)
+			if r := s.Stats().Recovered; r != RecoveredSnapshot {
+				t.Errorf("the next start reads the %s", r)
+			}
+			openNamespace(t, s, "m")
+			mustRead(t, s, records)
+			mustBalance(t, s)
+		})
+	}
+}
+
+// segmentsOnDisk returns a disk with a store of several segments that is down.
+func segmentsOnDisk(t *testing.T) (d *memDisk, o Options, records []testRecord) {
+	t.Helper()
+	d = newMemDisk()
+	o = memOptions(d, newJournalFS())
+	s := openTest(t, o)
+	ns := openNamespace(t, s, "m")
+	for chain := range 10 {
+		records = append(records, chainOf(ns, chain, 20)...)
+	}
+	mustWrite(t, s, records)
+	if n := s.Stats().Segments; n < 3 {
+		t.Fatalf("%d segments", n)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return d, o, records
+}
+
+func awaitSegments(t *testing.T, s *Store) {
+	t.Helper()
+	for s.Stats().AwaitedSegments > 0 {
+		unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil)
+	}
+}

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	iofs "io/fs"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/kvconn/kvconn/store/internal/disk"
 	"github.com/kvconn/kvconn/store/internal/format"
@@ -25,12 +25,18 @@ type segmentFile struct {
 	head format.Segment
 	// openErr says why the file cannot be opened, headErr why its header tells nothing.
 	openErr, headErr error
+	// readErr is set if the disk did not give what tells the segment's geometry: nothing can
+	// be said of what is in the file.
+	readErr error
 	// unread is set if the records of the segment must be read from their headers, frozen
 	// if it takes no new ones.
 	unread, frozen bool
 	// dismissed is set if the file is not used.
 	dismissed bool
 }
+
+// untold reports whether the disk did not tell what is in the file.
+func (f *segmentFile) untold() bool { return f.openErr != nil || f.readErr != nil }
 
 func (f *segmentFile) close() {
 	if f.file != nil {
@@ -39,28 +45,14 @@ func (f *segmentFile) close() {
 	}
 }
 
-const (
-	// listTries is how often the directory of segments is listed, and each segment file opened,
-	// before an error counts, listPause the time between them.
-	listTries = 4
-	listPause = 50 * time.Millisecond
-	// inspectors is how many segment files are opened at one time.
-	inspectors = 16
-)
+// inspectors is how many segment files are opened at one time.
+const inspectors = 16
 
 // listSegments returns the paths of the segment files.
 func (s *Store) listSegments() ([]*segmentFile, error) {
 	dir := filepath.Join(s.opts.Dir, segmentDir)
 	var entries []iofs.DirEntry
-	var err error
-	for try := range listTries {
-		if try > 0 {
-			time.Sleep(listPause)
-		}
-		if entries, err = s.opts.fs.ReadDir(dir); err == nil {
-			break
-		}
-	}
+	err := again(func() (err error) { entries, err = s.opts.fs.ReadDir(dir); return err })
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w: %w", dir, ErrSegmentsMissing, err)
 	}
@@ -114,19 +106,19 @@ func (s *Store) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 }
 
 func (s *Store) inspect(f *segmentFile, buf []byte) {
-	for try := range listTries {
-		if try > 0 {
-			time.Sleep(listPause)
-		}
-		if s.openFile(f); f.openErr == nil {
-			break
-		}
-	}
+	f.openErr = again(func() error { return s.openFile(f) })
 	if f.openErr != nil {
 		f.headErr = f.openErr
 		return
 	}
-	if f.headErr = f.file.ReadVec(buf, nil, 0); f.headErr != nil {
+	// The end of the file says that the file was cut, not that the disk fails.
+	f.readErr = again(func() error {
+		if f.headErr = f.file.ReadVec(buf, nil, 0); errors.Is(f.headErr, io.ErrUnexpectedEOF) {
+			return nil
+		}
+		return f.headErr
+	})
+	if f.headErr != nil {
 		return
 	}
 	f.headErr = f.head.Decode(buf)
@@ -138,14 +130,15 @@ func (s *Store) inspect(f *segmentFile, buf []byte) {
 }
 
 // openFile opens a segment file and asks for its size.
-func (s *Store) openFile(f *segmentFile) {
-	if f.file, f.openErr = s.opts.fs.OpenFile(f.path, false, s.direct); f.openErr != nil {
+func (s *Store) openFile(f *segmentFile) (err error) {
+	if f.file, err = s.opts.fs.OpenFile(f.path, false, s.direct); err != nil {
 		f.file = nil
-		return
+		return err
 	}
-	if f.size, f.openErr = f.file.Size(); f.openErr != nil {
+	if f.size, err = f.file.Size(); err != nil {
 		f.close()
 	}
+	return err
 }
 
 // errUseless says that a segment file holds nothing for this store.
@@ -159,12 +152,13 @@ var errBlank = errors.New("segment was never written to")
 func (s *Store) guessSegment(f *segmentFile) (format.Segment, error) {
 	const stretch = 1 << 20
 	buf := disk.AlignedBytes(stretch)
-	blank := true
+	blank, readErr := true, f.readErr
 	for at := int64(format.HeaderBytes); at+format.HeaderBytes <= f.size; {
 		n := min(stretch, (f.size-at)&^(disk.Align-1))
 		if f.file.ReadVec(buf[:n], nil, at) != nil {
-			if n = format.HeaderBytes; f.file.ReadVec(buf[:n], nil, at) != nil {
-				blank = false
+			n = format.HeaderBytes
+			if err := f.file.ReadVec(buf[:n], nil, at); err != nil {
+				blank, readErr = false, err
 				at += n
 				continue
 			}
@@ -182,9 +176,13 @@ func (s *Store) guessSegment(f *segmentFile) (format.Segment, error) {
 				continue
 			}
 			head.Slots = uint32((f.size - format.HeaderBytes + head.SlotBytes - 1) / head.SlotBytes)
+			f.readErr = nil
 			return head, nil
 		}
 		at += n
+	}
+	if f.readErr = readErr; readErr != nil {
+		return format.Segment{}, readErr // not known to be useless
 	}
 	if blank && (errors.Is(f.headErr, format.ErrBlank) || f.size < format.HeaderBytes) {
 		return format.Segment{}, errBlank
@@ -204,7 +202,7 @@ func (s *Store) settleHead(f *segmentFile, known *format.Segment) error {
 	case f.headErr == nil:
 		f.unread = f.unread || known == nil || *known != f.head
 	case known != nil:
-		f.head = *known
+		f.head, f.readErr = *known, nil
 		s.rewriteHead(f)
 	default:
 		head, err := s.guessSegment(f)
@@ -239,14 +237,14 @@ func (s *Store) rewriteHead(f *segmentFile) {
 	f.headErr = nil
 }
 
-// dismiss deals with a segment file that is of no use: one that cannot be opened stays as
-// it is, one that never held a record is removed, any other is set aside.
+// dismiss deals with a segment file that is of no use: one that cannot be opened or read stays
+// as it is, one that never held a record is removed, any other is set aside.
 func (s *Store) dismiss(f *segmentFile, why error) {
 	f.close()
 	f.dismissed = true
 	switch {
-	case f.openErr != nil && !s.isDir(f.path):
-		s.note("segment %d cannot be opened (%v): not used until the next start", f.id, why)
+	case f.untold() && !s.isDir(f.path):
+		s.note("segment %d cannot be opened (%v): not used until it can", f.id, why)
 	case errors.Is(why, errBlank):
 		if err := s.opts.fs.Remove(f.path); err != nil {
 			s.note("segment %d is empty and cannot be removed (%v)", f.id, err)

@@ -71,7 +71,7 @@ func (s *Store) shrinker(ctx context.Context) {
 		case <-tick.C:
 			s.measure()
 			if n%measureSmallEvery == 0 {
-				s.measureSmall()
+				_ = s.measureSmall() // what was known stays
 			}
 			s.space.retryMaking()
 		}

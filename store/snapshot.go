@@ -248,9 +248,7 @@ func (s *Store) loadFrom(f disk.File, files []*segmentFile) error {
 	}
 	s.seq.Store(head.Seq)
 	for _, e := range segments {
-		if err := s.openSegment(heads[e.ID], index.Ref(e.Base)); err != nil {
-			return err
-		}
+		s.openSegment(heads[e.ID], index.Ref(e.Base))
 	}
 	return nil
 }

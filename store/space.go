@@ -81,9 +81,10 @@ type space struct {
 	maxBytes int64
 	// capSource says where maxBytes comes from.
 	capSource string
-	minFree   int64 // bytes to leave free in the file system; 0 is none
 	nominal   int64 // bytes of a segment
-	memTable  int64
+	// minFreeRule is the option, which minFree follows from.
+	minFreeRule minFreeRule
+	memTable    int64
 
 	mu       sync.Mutex
 	classes  map[int64]*class
@@ -91,15 +92,24 @@ type space struct {
 	nextID   uint32
 	// bytes are the physical bytes of all files in the directory of segments: those in
 	// use, those being made or given up, those set aside.
-	bytes    int64
-	slots    int64
+	bytes int64
+	slots int64
+	// awaitedSlots are those of segments that the disk does not give, awaited how many each of
+	// them has where the journal knows it.
+	awaitedSlots int64
+	awaited      map[uint32]uint32
+
 	journalB int64     // physical bytes of the journal when last measured
 	smallB   int64     // physical bytes of manifests and whatever else lies in the directory
 	room     disk.Room // of the file system when last asked, and what was made since
-	pending  []index.Ref
-	making   makingState
-	retiring []*retirement
-	aside    []asideFile
+	minFree  int64     // bytes to leave free in the file system; 0 is none
+	// unmeasured is for how many measurements more the store does not grow, since not all
+	// files could be measured.
+	unmeasured int
+	pending    []index.Ref
+	making     makingState
+	retiring   []*retirement
+	aside      []asideFile
 	slotFaults
 
 	noSegment incident // a segment could not be made
@@ -161,7 +171,7 @@ const (
 func (p *space) plan(c *class) (format.Segment, int64, bool) {
 	const overhead = segmentSlackBytes + format.HeaderBytes
 	each := c.slotBytes + extentBytes
-	slots := min((p.capRoom()-overhead)/(each+reservedOfSlot), (p.freeRoom(c.slots > 0)-overhead)/each)
+	slots := (min(p.capRoom(), p.freeRoom(c.slots > 0)) - overhead) / (each + reservedOfSlot)
 	want := min(max(1, p.nominal/c.slotBytes), maxSlotsOfASegment)
 	slots = min(want, slots)
 	if slots < 1 || slots < want/minShrunkSegments && c.slots > 0 {
@@ -183,7 +193,7 @@ func (p *space) take(slotBytes int64) (ref index.Ref, freed <-chan struct{}, gro
 		p.at(ref).writing.Add(1)
 		return ref, nil, false
 	}
-	if !c.making && p.making.mayTry() {
+	if !c.making && p.mayMake() {
 		if _, _, ok := p.plan(c); ok {
 			c.making = true
 			return index.NoRef, c.freed, true

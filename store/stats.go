@@ -22,8 +22,10 @@ type Stats struct {
 	PendingSlots int64 `json:"pending_slots"`
 	BadSlots     int64 `json:"bad_slots"`
 	RestingSlots int64 `json:"resting_slots"`
-	// RetiringSegments are being given up.
-	RetiringSegments int `json:"retiring_segments"`
+	// RetiringSegments are being given up, AwaitedSegments could not be opened or read at the
+	// start and are tried again.
+	RetiringSegments int   `json:"retiring_segments"`
+	AwaitedSegments  int64 `json:"awaited_segments"`
 
 	// PhysicalBytes is what the store occupies: segments and the larger of what the
 	// journal occupies and what is set aside for it. MaxBytes is the cap.
@@ -156,7 +158,7 @@ func (s *Store) Stats() Stats {
 	st.WriteBudgetBytes, _ = s.gate.state()
 	st.QueuedReads, st.ReadInFlightBytes = s.reads.depth()
 	st.ReadSpeed = s.ReadSpeed()
-	st.Rebuild = s.rebuilt.state()
+	st.Rebuild, st.AwaitedSegments = s.rebuilt.state(), s.awaiting.Load()
 	s.space.stats(&st)
 	s.count.stats(&st)
 	s.warnMu.Lock()
@@ -173,7 +175,7 @@ func (p *space) stats(st *Stats) {
 		st.PendingSlots += c.pending
 	}
 	st.Segments, st.SegmentBytes, st.JournalBytes, st.MaxBytes = len(p.segments), p.bytes, p.journalB, p.maxBytes
-	st.PhysicalBytes = p.bytes + p.reserved(p.slots)
+	st.PhysicalBytes = p.bytes + p.reserved(p.allSlots())
 	st.BadSlots, st.RestingSlots, st.RetiringSegments = int64(len(p.bad)), p.coolingSlots(), len(p.retiring)
 	st.CapSource, st.SetAsideBytes = p.capSource, p.asideBytes()
 	st.FileSystemBytes, st.FreeBytes, st.MinFreeBytes = p.room.TotalBytes, p.room.FreeBytes, p.minFree

@@ -15,6 +15,7 @@ import (
 // a line:
 //
 //	cap 16777216
+//	disk 16777216
 //	fault (on sync segments/* (for 60) EIO)
 //	save narrow 1 40
 //	sync
@@ -24,8 +25,9 @@ import (
 // The faults are off at the beginning and at the end; what has to hold at the end always is
 // said at [Case.Run].
 type Case struct {
-	// Cap is the store's cap.
-	Cap int64
+	// Cap is the store's cap, Disk the size of its file system, of which a quarter must stay
+	// free; 0 is one that is large enough for anything.
+	Cap, Disk int64
 	// Script are the faults.
 	Script fault.Script
 	Steps  []Step
@@ -103,9 +105,10 @@ func (c *Case) line(line string) error {
 		return err
 	}
 	args := strings.Fields(rest)
-	if verb == "cap" && len(c.Steps) == 0 && len(args) == 1 {
+	limit := map[string]*int64{"cap": &c.Cap, "disk": &c.Disk}[verb]
+	if limit != nil && len(c.Steps) == 0 && len(args) == 1 {
 		n, err := strconv.ParseInt(args[0], 10, 64)
-		c.Cap = n
+		*limit = n
 		return err
 	}
 	want, ok := verbs()[verb]
@@ -146,6 +149,9 @@ func (a argument) valid(word string) bool {
 func (c *Case) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "cap %d\n", c.Cap)
+	if c.Disk > 0 {
+		fmt.Fprintf(&b, "disk %d\n", c.Disk)
+	}
 	for i := range c.Script {
 		fmt.Fprintf(&b, "fault %v\n", &c.Script[i])
 	}

@@ -166,7 +166,7 @@ func TestCampaignRandom(t *testing.T) {
 
 // Each operation fails in turn and for a while, with each error, or takes a second.
 func TestCampaignTurns(t *testing.T) {
-	base, turns := Seed(t), Turns()
+	base, turns, most := Seed(t), Turns(), Number(t, trialsVariable, 1<<62)
 	g := rand.New(rand.NewPCG(base, 1))
 	var mu sync.Mutex
 	all := os.Getenv(onlyVariable) == "all"
@@ -177,12 +177,12 @@ func TestCampaignTurns(t *testing.T) {
 	if all && os.Getenv(timeVariable) == "" {
 		limit = noLimit
 	}
-	found := campaign(t, limit, func(int64) (string, Case, bool) {
+	found := campaign(t, limit, func(k int64) (string, Case, bool) {
 		mu.Lock()
 		defer mu.Unlock()
 		if !all {
-			turn, k := turns[g.IntN(len(turns))], int64(g.IntN(1+g.IntN(turnLength)))
-			return turnName(turn, k), turn.Case(k), true
+			turn, at := turns[g.IntN(len(turns))], int64(g.IntN(1+g.IntN(turnLength)))
+			return turnName(turn, at), turn.Case(at), k < most
 		}
 		if n >= turnLength {
 			at, n = at+1, 0
@@ -190,9 +190,9 @@ func TestCampaignTurns(t *testing.T) {
 		if at == len(turns) {
 			return "", Case{}, false
 		}
-		turn, k := turns[at], n
+		turn, after := turns[at], n
 		n += stride
-		return turnName(turn, k), turn.Case(k), true
+		return turnName(turn, after), turn.Case(after), true
 	})
 	judge(t, known(t), "turns", found)
 }

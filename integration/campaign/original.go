@@ -139,7 +139,7 @@ func (b *builder) runKilled(chains int, half, end string) (err error) {
 const settle = 20 * time.Millisecond
 
 func (b *builder) open() (*subject, error) {
-	s, err := open(b.dir, b.o.cap, b.injector, &b.o.contents)
+	s, err := open(b.dir, limits{cap: b.o.cap}, b.injector, &b.o.contents)
 	if err != nil {
 		return nil, err
 	}
@@ -180,7 +180,7 @@ func (o *Original) survey(s *snapshot) error {
 	if err := copyTree(work, s.dir); err != nil {
 		return err
 	}
-	run, err := open(work, o.cap, fault.NewInjector(nil), &o.contents)
+	run, err := open(work, limits{cap: o.cap}, fault.NewInjector(nil), &o.contents)
 	if err != nil {
 		return err
 	}

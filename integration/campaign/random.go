@@ -59,10 +59,17 @@ func randomClause(g *rand.Rand) fault.Clause {
 	return c
 }
 
+// sharedDisk is the size of a disk that is smaller than what the store may have and what must
+// stay free for others.
+const sharedDisk = 16 << 20
+
 // RandomCase returns a case that follows from a seed.
 func RandomCase(seed uint64) Case {
 	g := rand.New(rand.NewPCG(seed, 1))
-	c := Case{Cap: pick[int64](g, 12<<20, 16<<20, calmCap), Script: RandomScript(g)}
+	c := Case{Cap: pick[int64](g, 12<<20, sharedDisk, calmCap), Script: RandomScript(g)}
+	if c.Cap == sharedDisk && rand.New(rand.NewPCG(seed, 2)).IntN(2) == 0 {
+		c.Disk = sharedDisk // so that it is the disk that limits the store, not the cap
+	}
 	chain := 0
 	add := func(verb string, args ...string) { c.Steps = append(c.Steps, Step{verb, args}) }
 	records := func(chain int) []string {

@@ -54,7 +54,7 @@ func (c *Case) Reduce(calls int, fails func(*Case) bool) Case {
 
 // of is the case with some of its lines.
 func (c *Case) of(lines []line) Case {
-	out := Case{Cap: c.Cap}
+	out := Case{Cap: c.Cap, Disk: c.Disk}
 	for _, l := range lines {
 		if l.clause >= 0 {
 			out.Script = append(out.Script, c.Script[l.clause])

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/kvconn/kvconn/store"
@@ -36,7 +37,7 @@ func (o *CaseOutcome) Class() string {
 type caseRun struct {
 	c        *Case
 	dir      string
-	cap      int64
+	limits   limits
 	store    *subject
 	injector *fault.Injector
 	contents contents
@@ -51,19 +52,22 @@ type caseRun struct {
 	saved   map[Record]bool
 	clean   map[Record]bool
 	durable map[Record]bool
+	// evicted is how many records the stores that are down have evicted.
+	evicted uint64
 }
 
 // Run runs the case below dir, which it makes and removes. Whatever the steps are:
 //
 //   - no read brings wrong bytes, and no call hangs,
-//   - the bytes on the disk never pass the cap while the store is open, and are what it counts,
+//   - the bytes on the disk never pass the cap while the store is open, leave min_free of a disk
+//     that has a size, and are what the store counts,
 //   - once the faults are over the store starts, and saves and reads of both sizes work within
 //     a few tries,
 //   - nothing durable is lost where nothing had to be evicted and no clause damages data,
 //   - a stop leaves no descriptor behind, and the next start has what was durable.
 func (c *Case) Run(dir string) CaseOutcome {
 	r := &caseRun{
-		c: c, dir: filepath.Join(dir, "store"), cap: c.Cap, injector: fault.NewInjector(c.Script),
+		c: c, dir: filepath.Join(dir, "store"), limits: limits{c.Cap, c.Disk}, injector: fault.NewInjector(c.Script),
 		saved: make(map[Record]bool), clean: make(map[Record]bool), durable: make(map[Record]bool),
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -108,7 +112,7 @@ func (r *caseRun) start() {
 	if r.store != nil {
 		return
 	}
-	s, err := open(r.dir, r.cap, r.injector, &r.contents)
+	s, err := open(r.dir, r.limits, r.injector, &r.contents)
 	if err == nil {
 		if err = s.openNamespaces(); err != nil {
 			err = errors.Join(err, s.close())
@@ -117,7 +121,7 @@ func (r *caseRun) start() {
 	switch {
 	case err == nil:
 		r.store, r.log = s, append(r.log, s.log)
-		r.sampler.watch(r.dir, r.cap)
+		r.sampler.watch(r.dir, r.limits)
 		return
 	case !r.faulty:
 		r.fail("start", err)
@@ -150,7 +154,8 @@ func (r *caseRun) stop() {
 	if r.store == nil {
 		return
 	}
-	r.sampler.watch("", 0)
+	r.sampler.watch("", limits{})
+	r.evicted += r.store.Stats().Evicted
 	err := r.store.close()
 	r.store, r.lease = nil, 0
 	switch {
@@ -186,7 +191,7 @@ func (r *caseRun) kill() {
 	if r.store == nil {
 		return
 	}
-	r.sampler.watch("", 0)
+	r.sampler.watch("", limits{})
 	thaw := r.injector.Freeze()
 	time.Sleep(settle)
 	old, oldDir := r.store, r.dir
@@ -194,6 +199,7 @@ func (r *caseRun) kill() {
 	// What the old store does from now on nobody sees; it only must end.
 	r.injector.Off()
 	thaw()
+	r.evicted += old.Stats().Evicted
 	if err := old.close(); errors.Is(err, ErrHang) {
 		r.fail(classHang, err)
 	}
@@ -223,7 +229,7 @@ func (r *caseRun) step(s Step) {
 	case "kill":
 		r.kill()
 	case "cap":
-		r.cap = int64(s.number(0))
+		r.limits.cap = int64(s.number(0))
 	case "damage":
 		r.damage(s)
 	case "opens":
@@ -362,7 +368,16 @@ func (r *caseRun) lossy() bool {
 			return true
 		}
 	}
-	return slices.ContainsFunc(r.c.Steps, func(s Step) bool { return s.Verb == "damage" || s.Verb == "cap" || s.Verb == "hide" }) || r.c.Cap < calmCap
+	return slices.ContainsFunc(r.c.Steps, func(s Step) bool { return s.Verb == "damage" || s.Verb == "cap" || s.Verb == "hide" }) || r.c.Cap < calmCap || r.c.Disk > 0
+}
+
+// fills reports whether a clause tells a store that makes or writes a file that the disk is
+// full: then it goes on within the room that it has, and evicts for new records.
+func (c *Case) fills() bool {
+	makes := []fault.Kind{fault.Any, fault.Create, fault.Write, fault.Sync, fault.Rename, fault.Allocate, fault.Mkdir}
+	return slices.ContainsFunc(c.Script, func(l fault.Clause) bool {
+		return (l.Effect.Errno == syscall.ENOSPC || l.Effect.Errno == syscall.EDQUOT) && slices.Contains(makes, l.Kind)
+	})
 }
 
 // calmCap is a cap under which no case has to evict.

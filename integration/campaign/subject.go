@@ -35,10 +35,32 @@ var ErrWrongBytes = errors.New("wrong bytes")
 type subject struct {
 	*store.Store
 	dir        string
-	cap        int64
+	limits     limits
 	namespaces [allSizes]store.NamespaceID
 	contents   *contents
 	log        *warnings
+}
+
+// limits are what the bytes of a store are held against.
+type limits struct {
+	cap int64
+	// disk is the size of the file system, which is the store's alone; 0 if it is as large as it
+	// may be. A quarter of it must stay free.
+	disk int64
+}
+
+// minFreePart of a small file system must stay free.
+const minFreePart = 4
+
+// check says what is wrong with that many bytes on the disk.
+func (l limits) check(bytes int64) error {
+	switch {
+	case bytes > l.cap:
+		return fmt.Errorf("%d bytes on disk, the cap is %d", bytes, l.cap)
+	case l.disk > 0 && l.disk-bytes < l.disk/minFreePart:
+		return fmt.Errorf("%d bytes on a disk of %d: %d are free, min_free is %d", bytes, l.disk, l.disk-bytes, l.disk/minFreePart)
+	}
+	return nil
 }
 
 // storeOptions are short in what a store waits for, so that a trial is short too.
@@ -51,13 +73,13 @@ func storeOptions(dir string, limit int64, log *warnings) store.Options {
 }
 
 // open opens a store and its two namespaces.
-func open(dir string, limit int64, i *fault.Injector, c *contents) (*subject, error) {
+func open(dir string, l limits, i *fault.Injector, c *contents) (*subject, error) {
 	log := new(warnings)
-	s := &subject{dir: dir, cap: limit, contents: c, log: log}
+	s := &subject{dir: dir, limits: l, contents: c, log: log}
 	err := bounded("open", func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), Limit)
 		defer cancel()
-		opened, err := store.Open(ctx, faultfs.Under(storeOptions(dir, limit, log), i))
+		opened, err := store.Open(ctx, faultfs.UnderOn(l.disk, storeOptions(dir, l.cap, log), i))
 		s.Store = opened
 		return err
 	})
@@ -180,10 +202,11 @@ func first(errs []error) error {
 	return nil
 }
 
-// rebuilt waits until an index that is rebuilt beside look-ups is complete.
+// rebuilt waits until an index that is rebuilt beside look-ups is complete, and segments that
+// could not be opened at the start are there.
 func (s *subject) rebuilt() error {
 	return bounded("rebuild", func() error {
-		for s.Stats().Rebuild.Running {
+		for st := s.Stats(); st.Rebuild.Running || st.AwaitedSegments > 0; st = s.Stats() {
 			time.Sleep(5 * time.Millisecond)
 		}
 		return nil
@@ -237,11 +260,12 @@ func (s *subject) checkBytes() error {
 		return err
 	}
 	after := s.Stats()
+	if err := s.limits.check(on); err != nil {
+		return err
+	}
 	switch counted := max(before.PhysicalBytes, after.PhysicalBytes); {
-	case on > s.cap:
-		return fmt.Errorf("%d bytes on disk, the cap is %d", on, s.cap)
-	case counted > s.cap:
-		return fmt.Errorf("%d bytes counted, the cap is %d", counted, s.cap)
+	case counted > s.limits.cap:
+		return fmt.Errorf("%d bytes counted, the cap is %d", counted, s.limits.cap)
 	case counted < on:
 		return fmt.Errorf("%d bytes counted, %d on disk", counted, on)
 	}

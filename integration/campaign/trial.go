@@ -120,7 +120,7 @@ func (a *Attempt) Script() string { return a.d.script }
 func (a *Attempt) Look(limit int64) {
 	out := a.out
 	a.cap = limit
-	run, err := open(a.dir, limit, a.injector, &a.o.contents)
+	run, err := open(a.dir, limits{cap: limit}, a.injector, &a.o.contents)
 	if err != nil {
 		out.Fail("start: %v", err)
 		return
@@ -138,8 +138,8 @@ func (a *Attempt) Look(limit int64) {
 	a.check("stop", run.close)
 	a.check("after the stop", func() error {
 		n, err := physicalBytes(a.dir)
-		if err == nil && n > a.cap {
-			err = fmt.Errorf("%d bytes on disk, the cap is %d", n, a.cap)
+		if err == nil {
+			err = limits{cap: a.cap}.check(n)
 		}
 		return err
 	})
@@ -226,7 +226,7 @@ func (a *Attempt) saveSome(run *subject) {
 // again starts the store once more, without a fault, and has it checked.
 func (a *Attempt) again() {
 	a.injector.Off()
-	run, err := open(a.dir, a.cap, a.injector, &a.o.contents)
+	run, err := open(a.dir, limits{cap: a.cap}, a.injector, &a.o.contents)
 	if err != nil {
 		a.out.Fail("second start: %v", err)
 		return

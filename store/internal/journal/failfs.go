@@ -146,6 +146,13 @@ func (f failFS) MkdirAll(name string, perm os.FileMode) error {
 	return f.g.change("mkdir", name, func() error { return f.FS.MkdirAll(name, perm) })
 }
 
+// List fails the generation as a change does: a database whose opening ends with an error has
+// its caches taken from under flushes that it began, and these would end the process.
+func (f failFS) List(dir string) (names []string, err error) {
+	err = f.g.change("list", dir, func() error { names, err = f.FS.List(dir); return err })
+	return names, err
+}
+
 // Unwrap lets Pebble find out what is below.
 func (f failFS) Unwrap() vfs.FS { return f.FS }
 

@@ -17,16 +17,21 @@ import (
 
 // Under returns o with the operating system's files and the injector's faults on them. The
 // paths of the script are relative to o.Dir. The disk is not measured.
-func Under(o store.Options, i *fault.Injector) store.Options {
+func Under(o store.Options, i *fault.Injector) store.Options { return UnderOn(0, o, i) }
+
+// UnderOn is [Under] on a file system that is said to have totalBytes, all of them the store's
+// or free; 0 is the one that is there.
+func UnderOn(totalBytes int64, o store.Options, i *fault.Injector) store.Options {
 	o.Calibrate = false
-	t := tree{o.Dir, i}
+	t := tree{o.Dir, totalBytes, i}
 	return o.WithFS(files{disk.OS{}, t}, journalFiles{vfs.Default, t})
 }
 
 // tree is a directory with faults.
 type tree struct {
-	root     string
-	injector *fault.Injector
+	root       string
+	totalBytes int64
+	injector   *fault.Injector
 }
 
 // act asks for what is to happen to an operation.
@@ -155,10 +160,22 @@ func (f files) Lock(path, holder string) (io.Closer, error) {
 
 func (f files) Room(path string) (disk.Room, error) {
 	a := f.t.act(fault.Free, path, 0, 0)
-	if a.Err != nil || a.Full {
+	if a.Err != nil {
 		return disk.Room{}, failed(fault.Free, path, a.Err)
 	}
-	return f.fs.Room(path)
+	room, err := f.room(path)
+	if a.Full {
+		room.FreeBytes = 0
+	}
+	return room, err
+}
+
+func (f files) room(path string) (disk.Room, error) {
+	if f.t.totalBytes == 0 {
+		return f.fs.Room(path)
+	}
+	used, err := f.fs.PhysicalBytes(f.t.root)
+	return disk.Room{TotalBytes: f.t.totalBytes, FreeBytes: max(0, f.t.totalBytes-used)}, err
 }
 
 func (f files) PhysicalBytes(path string) (int64, error) {
