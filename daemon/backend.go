@@ -229,8 +229,10 @@ func (s *schedulerSession) Close() {
 	delete(s.b.schedulers, s)
 	s.b.past.addLeader(s.Stats())
 	s.b.models.addLeader(s.manifest.Model, s.Stats())
+	changes := s.b.tellReady(s.peer.Engine)
 	s.b.mu.Unlock()
 	s.b.log("engine scheduler disconnected", s.peer)
+	s.b.logReady(changes)
 }
 
 // Close ends the session; engine memory is no longer touched when it returns.

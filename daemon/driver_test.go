@@ -209,6 +209,60 @@ func TestRankThatWasRefusedIsRememberedUntilItRegisters(t *testing.T) {
 	}
 }
 
+// Two instances that were given one id have each their ranks: an engine that cannot report a
+// failed load is not ready by the memory of the other's.
+func TestStagedInstancesOfOneIDNeedTheirOwnRanks(t *testing.T) {
+	b, _ := newTestBackend(t, nil)
+	m := residencyManifest()
+	p := server.Peer{Engine: "e", Staged: true}
+	var schedulers []*schedulerSession
+	for range 2 {
+		s, err := b.OpenScheduler(t.Context(), p, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		schedulers = append(schedulers, s.(*schedulerSession))
+	}
+	all := 2 * m.Ranks()
+	for n := range all + 1 {
+		b.mu.Lock()
+		for i, s := range schedulers {
+			if ready := b.notReady(s) == ""; ready != (n == all) {
+				t.Errorf("%d ranks of %d: instance %d is ready: %t", n, all, i, ready)
+			}
+		}
+		b.mu.Unlock()
+		if n == all {
+			break
+		}
+		w, err := b.OpenWorker(t.Context(), p, m, n%m.Ranks())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		if _, err := w.Register(t.Context(), registration(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	third, err := b.OpenScheduler(t.Context(), p, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := func() string {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return schedulers[0].notReady
+	}
+	if told() == "" {
+		t.Error("ready, though a third instance has no ranks yet")
+	}
+	third.Close()
+	if why := told(); why != "" {
+		t.Errorf("not ready once the third has gone: %s", why)
+	}
+}
+
 // Sessions that end leave no share of the host tier behind: it would narrow those of all
 // others.
 func TestEndedSessionsGiveUpTheirShareOfTheHostTier(t *testing.T) {

@@ -35,28 +35,47 @@ func (b *backend) tellReady(engine string) []readyChange {
 
 // notReady says why a hit would be none, "" if it would be one. A rank on this node may have
 // no memory to load into. For an engine that cannot report a failed load every rank must
-// have mapped this node's staging memory, which a rank on another node never does. b.mu is
-// held.
+// have mapped this node's staging memory, which a rank on another node never does: every rank
+// of every instance, where several were given one id, since nothing says whose a rank is.
+// b.mu is held.
 func (b *backend) notReady(s *schedulerSession) string {
 	for r := range b.refused {
 		if r.engine == s.peer.Engine && r.rank < s.manifest.Ranks() {
 			return "the memory of a rank was refused"
 		}
 	}
-	mapped := make(map[int]struct{})
+	mapped := make(map[int]int)
 	for w := range b.workers {
 		switch {
 		case w.peer.Engine != s.peer.Engine:
 		case w.lost:
 			return "the memory of a rank is gone"
 		case w.registered && w.peer.Staged && w.digest == s.digest:
-			mapped[w.rank] = struct{}{}
+			mapped[w.rank]++
 		}
 	}
-	if s.staging != nil && len(mapped) < s.manifest.Ranks() {
-		return "the engine cannot report failed loads, and not all of its ranks have registered on this node"
+	if s.staging == nil {
+		return ""
+	}
+	instances := b.stagedInstances(s)
+	for rank := range s.manifest.Ranks() {
+		if mapped[rank] < instances {
+			return "the engine cannot report failed loads, and not all of its ranks have registered on this node"
+		}
 	}
 	return ""
+}
+
+// stagedInstances counts the instances with the id and the namespace of s that cannot report a
+// failed load, s included. b.mu is held.
+func (b *backend) stagedInstances(s *schedulerSession) int {
+	n := 0
+	for o := range b.schedulers {
+		if o.staging != nil && o.peer.Engine == s.peer.Engine && o.digest == s.digest {
+			n++
+		}
+	}
+	return n
 }
 
 // logReady says what tellReady has changed.

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/kvconn/kvconn/connector"
@@ -51,11 +52,13 @@ func (s *Store) PayloadBytes(ns NamespaceID, shard connector.Shard) int {
 // HoldPayload fixes the size in bytes of the payloads of a namespace's shard, for an engine that
 // registers its memory, until [Store.ReleasePayload]. It fails with a [PayloadSizeError] if the
 // shard has records of another size, or another engine holds another: of two that could not
-// load each other's blocks the first is served. If the records are gone by now, their size is
-// free again. It may look at the whole index, and does not wait for the disk.
+// load each other's blocks the first is served. If the records are gone by now, and none is
+// looked for, their size is free again. It may look at the whole index, and does not wait for
+// the disk.
 func (s *Store) HoldPayload(ns NamespaceID, shard connector.Shard, bytes int) error {
 	err := s.namespaces.hold(ns, shard, bytes)
-	if err == nil || !s.freeSize(groupID{ns, shard}) {
+	var size *PayloadSizeError
+	if !errors.As(err, &size) || size.Held || !s.findsAll() || !s.freeSize(groupID{ns, shard}) {
 		return err
 	}
 	return s.namespaces.hold(ns, shard, bytes)

@@ -3,6 +3,8 @@ package store
 import (
 	"errors"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestPayloadBytesAreKnownOnceWritten(t *testing.T) {
@@ -67,4 +69,41 @@ func TestHeldPayloadSizeKeepsOthersOut(t *testing.T) {
 	s.ReleasePayload(ns, 0)
 	s.ReleasePayload(ns, 1)
 	s.ReleasePayload(ns+1, 0) // not open: nothing
+}
+
+// A shard's size is not free while a segment is awaited that may have its records: an engine
+// that was let in with another size would have all its saves refused once the segment comes.
+func TestPayloadSizeOfRecordsThatAreAwaitedIsNotFree(t *testing.T) {
+	d, j := newMemDisk(), newJournalFS()
+	o := memOptions(d, j)
+	s := openTest(t, o)
+	ns := openNamespace(t, s, "m")
+	records := chainOf(ns, 1, 3)
+	mustWrite(t, s, records)
+	mustWrite(t, s, ofSize(openNamespace(t, s, "other"), 2, 3, otherPayload)) // a second segment
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	held := d.segmentPaths()[0]
+	d.hook(func(op, path string) error {
+		if op == "open" && path == held {
+			return unix.EIO
+		}
+		return nil
+	})
+	s = openTest(t, o)
+	ns = openNamespace(t, s, "m")
+	if st := s.Stats(); st.AwaitedSegments != 1 || st.Records != 3 {
+		t.Fatalf("%d segments are awaited, %d records are there", st.AwaitedSegments, st.Records)
+	}
+	if err := s.HoldPayload(ns, 0, 1000); !errors.Is(err, ErrPayloadSize) {
+		t.Errorf("another size, while the records are awaited: %v", err)
+	}
+	if err := s.HoldPayload(ns, 0, testPayload); err != nil {
+		t.Error(err)
+	}
+	d.hook(func(string, string) error { return nil })
+	awaitSegments(t, s)
+	mustRead(t, s, records)
+	mustWrite(t, s, chainOf(ns, 2, 3))
 }

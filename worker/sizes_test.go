@@ -94,3 +94,38 @@ func TestBlockSizeIsFreeWhenItsEngineHasGone(t *testing.T) {
 		}
 	}
 }
+
+// holds counts what is held of each shard; the last one is refused.
+type holds struct{ held, last map[connector.Shard]int }
+
+func (h holds) HoldPayload(_ store.NamespaceID, shard connector.Shard, _ int) error {
+	if h.last[shard] > 0 {
+		return errSizes
+	}
+	h.held[shard]++
+	return nil
+}
+
+func (h holds) ReleasePayload(_ store.NamespaceID, shard connector.Shard) { h.held[shard]-- }
+
+// Of an engine of several groups one may be refused: those before it are not held any more.
+func TestARefusedRegistrationHoldsNoSize(t *testing.T) {
+	manifest := testManifest()
+	manifest.Groups = append(manifest.Groups, manifest.Groups[0])
+	second, _ := manifest.Shard(0, 1)
+	h := holds{make(map[connector.Shard]int), map[connector.Shard]int{second: 1}}
+	w := newWorker(t, openStore(t), func(o *Options, _ *host.AccountOptions) { o.Manifest, o.Payloads = manifest, h })
+	l := testLayout()
+	l.Groups = append(l.Groups, l.Groups[0])
+	if err := tryRegister(t, w, newEngineMemory(t), l); !errors.Is(err, errSizes) {
+		t.Fatalf("%v, want a refusal for the second group", err)
+	}
+	for shard, n := range h.held {
+		if n != 0 {
+			t.Errorf("shard %d is held %d times", shard, n)
+		}
+	}
+	if len(h.held) != 1 {
+		t.Errorf("%d shards were held, want one before the other was refused", len(h.held))
+	}
+}

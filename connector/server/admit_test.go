@@ -54,8 +54,6 @@ func TestSilentConnectionsLeaveRoomForOthers(t *testing.T) {
 	for s.Stats().Accepted < was+2 {
 		time.Sleep(time.Millisecond)
 	}
-	_, surplus := dial(t, socket)
-	wantClosed(t, surplus)
 	for s.Stats().Connections > 1 { // the silent ones' time ends
 		time.Sleep(time.Millisecond)
 	}
@@ -63,6 +61,19 @@ func TestSilentConnectionsLeaveRoomForOthers(t *testing.T) {
 		for !greeted(t, socket) { // a machine that is busy may be later than the time for a hello
 		}
 	}
+}
+
+// One that says nothing is closed at once where as many as may do so are there already.
+func TestSilentConnectionsAreFew(t *testing.T) {
+	s, socket := start(t, Options{MaxConns: 8, HelloTimeout: time.Hour}, newEcho())
+	for range 2 { // a quarter of 8
+		dial(t, socket)
+	}
+	for s.Stats().Accepted < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	_, surplus := dial(t, socket)
+	wantClosed(t, surplus)
 }
 
 // greeted reports whether a new connection says hello in time.

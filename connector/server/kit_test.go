@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -134,7 +135,7 @@ func wantError(t testing.TB, f *wire.Frame, code string) {
 
 func wantClosed(t testing.TB, conn *wire.Conn) {
 	t.Helper()
-	if f, err := conn.Read(); err == nil {
-		t.Errorf("the connection stays open: %+v", f.Header)
+	if f, err := conn.Read(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the connection stays open: %+v, %v", f.Header, err)
 	}
 }

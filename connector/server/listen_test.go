@@ -95,6 +95,15 @@ func TestReservedSocketsOfTheDeadAreRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := os.Symlink("t.abc", filepath.Join(dir, "s.lnk")); err != nil {
+		t.Fatal(err)
+	}
+	// Something alive that no stream can be connected to.
+	datagrams, err := net.ListenPacket("unixgram", filepath.Join(dir, "s.dgm"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = datagrams.Close() }()
 	live, err := net.Listen("unix", filepath.Join(dir, "s.new"))
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +124,7 @@ func TestReservedSocketsOfTheDeadAreRemoved(t *testing.T) {
 	for _, e := range left {
 		names = append(names, e.Name())
 	}
-	want := []string{"s", "s.abcd", "s.lock", "s.new", "s.two", "s.two.lock", "s.txt", "t.abc"}
+	want := []string{"s", "s.abcd", "s.dgm", "s.lnk", "s.lock", "s.new", "s.two", "s.two.lock", "s.txt", "t.abc"}
 	if !slices.Equal(names, want) {
 		t.Errorf("there are %q, want %q", names, want)
 	}
