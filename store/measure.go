@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // What cannot be measured is not taken for nothing: what was known stays, it is measured again
@@ -60,7 +62,9 @@ func (s *Store) measureJournal() error {
 
 // measureSmall counts the manifests and whatever else lies in the directory beside
 // segments, journal and snapshot. What the store makes of fixed size is counted elsewhere, as is
-// what was set aside.
+// what was set aside. A directory of others that may not be looked into, such as lost+found, can
+// never be measured: it counts as an empty one. Where something else cannot be measured at
+// least the rest counts.
 func (s *Store) measureSmall() error {
 	fixed := map[string]bool{lockFile: true, formatFile: true, stampFile: true, calibrationFile: true, snapshotFile: true, segmentDir: true, journalDir: true}
 	entries, err := s.opts.fs.ReadDir(s.opts.Dir)
@@ -68,13 +72,14 @@ func (s *Store) measureSmall() error {
 		return fmt.Errorf("list %s: %w", s.opts.Dir, err)
 	}
 	var total int64
+	var failed error
 	for _, e := range entries {
 		if fixed[e.Name()] || isAside(e.Name()) {
 			continue
 		}
 		n, err := s.opts.fs.PhysicalBytes(filepath.Join(s.opts.Dir, e.Name()))
-		if err != nil {
-			return fmt.Errorf("measure: %w", err)
+		if err != nil && (e.Name() == namespaceDir || !errors.Is(err, unix.EACCES)) {
+			failed = errors.Join(failed, fmt.Errorf("measure: %w", err))
 		}
 		total += n
 	}
@@ -86,6 +91,9 @@ func (s *Store) measureSmall() error {
 			total -= f.bytes
 		}
 	}
+	if failed != nil {
+		total = max(total, s.space.smallB)
+	}
 	s.space.smallB = max(total, 0)
-	return nil
+	return failed
 }

@@ -197,3 +197,62 @@ func TestStopThatCannotMeasureTheJournalWritesNoSnapshot(t *testing.T) {
 	openNamespace(t, s, "a")
 	mustRead(t, s, records)
 }
+
+// withLostFound is a disk whose root holds a directory that the store may not look into, which a
+// walk over the root passes by.
+func withLostFound(t *testing.T, d *memDisk, lost string) {
+	t.Helper()
+	if err := d.MkdirAll(lost); err != nil {
+		t.Fatal(err)
+	}
+	d.hook(func(op, path string) error {
+		if op == "measure" && path == lost {
+			return unix.EACCES
+		}
+		return nil
+	})
+}
+
+// A store whose directory is the root of a file system finds lost+found in it, which is root's.
+// It is measured for what it is, grows at once, and has nothing to warn of.
+func TestADirectoryOfOthersDoesNotKeepTheStoreFromGrowing(t *testing.T) {
+	d := newMemDisk()
+	withLostFound(t, d, "/store/lost+found")
+	other := make([]byte, 300<<10)
+	if err := d.WriteFileAtomic("/store/other", other); err != nil {
+		t.Fatal(err)
+	}
+	s := openTest(t, memOptions(d, newJournalFS()))
+	if st := s.Stats(); len(st.Warnings) > 0 {
+		t.Errorf("warnings: %q", st.Warnings)
+	}
+	s.space.mu.Lock()
+	unmeasured, small := s.space.unmeasured, s.space.smallB
+	s.space.mu.Unlock()
+	if unmeasured > 0 || small < int64(len(other)) {
+		t.Errorf("does not grow for %d measurements, %d bytes of small files", unmeasured, small)
+	}
+	mustWrite(t, s, chainOf(openNamespace(t, s, "a"), 1, 10))
+}
+
+// One file that cannot be measured does not hide what the others occupy.
+func TestAFileThatCannotBeMeasuredHidesNoOther(t *testing.T) {
+	d := newMemDisk()
+	for _, name := range []string{"a", "b", "c"} {
+		if err := d.WriteFileAtomic("/store/"+name, make([]byte, 1<<20)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.hook(func(op, path string) error {
+		if op == "measure" && path == "/store/b" {
+			return unix.EIO
+		}
+		return nil
+	})
+	s := openTest(t, memOptions(d, newJournalFS()))
+	s.space.mu.Lock()
+	defer s.space.mu.Unlock()
+	if s.space.smallB != 2<<20 || s.space.unmeasured == 0 {
+		t.Errorf("%d bytes of small files, %d measurements without growth", s.space.smallB, s.space.unmeasured)
+	}
+}
