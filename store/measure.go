@@ -18,13 +18,38 @@ const unmeasuredTries = 30
 // measureFiles counts what lies in the directory beside segments and journal when the store
 // opens.
 func (s *Store) measureFiles() {
+	p := s.space
+	p.mu.Lock()
+	p.firstMade = p.nextID
+	p.mu.Unlock()
 	if err := again(s.countFiles); err != nil {
 		s.note("not all files can be measured: no segment is made until they can, or for %d s (%v)", unmeasuredTries, err)
-		s.space.unmeasured = unmeasuredTries
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.uncounted, p.unmeasured = true, unmeasuredTries
 	}
 }
 
 func (s *Store) countFiles() error { return errors.Join(s.findAside(), s.measureSmall()) }
+
+// recount counts the small files again, and what could not be counted at the start: however long
+// that takes, the cap is to hold for it.
+func (s *Store) recount() error {
+	p := s.space
+	p.mu.Lock()
+	uncounted := p.uncounted
+	p.mu.Unlock()
+	if !uncounted {
+		return s.measureSmall()
+	}
+	if err := s.countFiles(); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.uncounted, p.unmeasured = false, 0
+	return nil
+}
 
 // measure finds out how much the journal occupies and how much space others have left, and
 // what could not be measured before.
@@ -36,17 +61,13 @@ func (s *Store) measure() {
 	if err == nil {
 		p.setRoom(room)
 	}
-	left := p.unmeasured
+	waits := p.unmeasured > 0
 	p.mu.Unlock()
-	if left == 0 {
-		return
+	if waits && s.recount() != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.unmeasured = max(0, p.unmeasured-1)
 	}
-	if s.countFiles() == nil {
-		left = 1
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.unmeasured = left - 1
 }
 
 func (s *Store) measureJournal() error {

@@ -256,3 +256,39 @@ func TestAFileThatCannotBeMeasuredHidesNoOther(t *testing.T) {
 		t.Errorf("%d bytes of small files, %d measurements without growth", s.space.smallB, s.space.unmeasured)
 	}
 }
+
+// A file that was set aside and could not be measured for long counts when it can: the cap holds
+// for it, too, and what the store makes meanwhile is counted once.
+func TestWhatCanBeMeasuredLateCounts(t *testing.T) {
+	const aside = "/store/segments/seg-00000777.kv.bad"
+	d := newMemDisk()
+	if err := d.WriteFileAtomic(aside, make([]byte, 6<<20)); err != nil {
+		t.Fatal(err)
+	}
+	d.hook(func(op, path string) error {
+		if op == "measure" && path == aside {
+			return unix.EIO
+		}
+		return nil
+	})
+	s := openTest(t, memOptions(d, newJournalFS()))
+	for range unmeasuredTries {
+		s.measure()
+	}
+	s.space.retryMaking()
+	mustWrite(t, s, chainOf(openNamespace(t, s, "a"), 1, 10)) // while a segment is made
+	making := "/store/segments/seg-00009999.kv"               // and one more is being made
+	if err := d.WriteFileAtomic(making, make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	d.hook(func(string, string) error { return nil })
+	s.recount()
+	if n := s.Stats().SetAsideBytes; n != 6<<20 {
+		t.Errorf("%d bytes set aside", n)
+	}
+	if err := d.Remove(making); err != nil {
+		t.Fatal(err)
+	}
+	settle(t, s)
+	checkAccounting(t, s)
+}
