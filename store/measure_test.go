@@ -292,3 +292,37 @@ func TestWhatCanBeMeasuredLateCounts(t *testing.T) {
 	settle(t, s)
 	checkAccounting(t, s)
 }
+
+// A store that cannot be measured has a cap all the same: that of one that has the file system for
+// itself, which is no smaller than the right one, so that no record goes for it.
+func TestCapOfAStoreThatCannotBeMeasured(t *testing.T) {
+	for _, others := range []int64{0, 32 << 20} {
+		d, j := newMemDisk(), newJournalFS()
+		d.total = 128 << 20
+		d.fill(others)
+		o := memOptions(d, j)
+		o.MaxBytes, o.MinFreeBytes = 0, -1
+		s := openTest(t, o)
+		ns := openNamespace(t, s, "a")
+		for chain := range 60 {
+			mustWrite(t, s, ofSize(ns, chain+1, 2, 1<<20))
+		}
+		right, records := s.Stats().MaxBytes, s.Stats().Records
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		first := d.segmentPaths()[0]
+		d.hook(func(op, path string) error {
+			if op == "measure" && path == "/store" || op == "open" && path == first {
+				return unix.EIO
+			}
+			return nil
+		})
+		s = openTest(t, o)
+		d.hook(func(string, string) error { return nil })
+		awaitSegments(t, s)
+		if st := s.Stats(); st.MaxBytes < right || st.MaxBytes > 128<<20/5*4 || st.Records != records {
+			t.Errorf("a cap of %d, the right one is %d; %d of %d records", st.MaxBytes, right, st.Records, records)
+		}
+	}
+}
