@@ -182,29 +182,21 @@ func (p *space) asideBytes() (n int64) {
 }
 
 // setAside renames a file, or a directory in the place of one, out of the way. A failure
-// is not one of the opening: whoever needs the name will meet it.
+// is not one of the opening: whoever needs the name will meet it. What was set aside before
+// keeps its name.
 func (s *Store) setAside(path string) {
-	to := path + asideSuffix
-	for n := 2; s.exists(to); n++ {
-		to = fmt.Sprintf("%s.%d%s", path, n, asideSuffix)
+	var taken []fs.DirEntry
+	err := again(func() (err error) { taken, err = s.opts.fs.ReadDir(filepath.Dir(path)); return err })
+	if err == nil {
+		to := path + asideSuffix
+		for n := 2; slices.ContainsFunc(taken, func(e fs.DirEntry) bool { return e.Name() == filepath.Base(to) }); n++ {
+			to = fmt.Sprintf("%s.%d%s", path, n, asideSuffix)
+		}
+		err = s.opts.fs.Rename(path, to)
 	}
-	if err := s.opts.fs.Rename(path, to); err != nil {
+	if err != nil {
 		s.note("%s cannot be renamed (%v)", filepath.Base(path), err)
 	}
-}
-
-// exists reports whether there is an entry of that name.
-func (s *Store) exists(path string) bool {
-	entries, err := s.opts.fs.ReadDir(filepath.Dir(path))
-	if err != nil {
-		return false
-	}
-	for _, e := range entries {
-		if e.Name() == filepath.Base(path) {
-			return true
-		}
-	}
-	return false
 }
 
 // isFile reports whether there is surely a file of that name: neither a directory nor a link,
