@@ -307,6 +307,7 @@ func TestCapOfAStoreThatCannotBeMeasured(t *testing.T) {
 		for chain := range 60 {
 			mustWrite(t, s, ofSize(ns, chain+1, 2, 1<<20))
 		}
+		settle(t, s)
 		right, records := s.Stats().MaxBytes, s.Stats().Records
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
@@ -321,7 +322,7 @@ func TestCapOfAStoreThatCannotBeMeasured(t *testing.T) {
 		s = openTest(t, o)
 		d.hook(func(string, string) error { return nil })
 		awaitSegments(t, s)
-		if st := s.Stats(); st.MaxBytes < right || st.MaxBytes > 128<<20/5*4 || st.Records != records {
+		if st := s.Stats(); st.MaxBytes < right || st.MaxBytes > 128<<20/5*4 || st.Records < records { // headers may tell of some that were evicted
 			t.Errorf("a cap of %d, the right one is %d; %d of %d records", st.MaxBytes, right, st.Records, records)
 		}
 	}
