@@ -108,9 +108,10 @@ func (p *space) takeIn(g *segment) {
 	p.adopt(g)
 }
 
-// readHeaders has the index adopt what the headers of a segment name.
+// readHeaders has the index adopt what the headers of a segment name. One reader does not get in
+// the way of loads, and waits for none: there may always be some.
 func (s *Store) readHeaders(ctx context.Context, g *segment) {
 	s.rebuilt.segments.Add(1)
 	s.rebuilt.slots.Add(int64(g.Slots))
-	s.rebuildReader(ctx, newRebuildWork([]*segment{g}), true)
+	s.rebuildReader(ctx, newRebuildWork([]*segment{g}), false)
 }

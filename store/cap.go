@@ -77,8 +77,9 @@ func (s *Store) findCap(room disk.Room, unknown error) (limit int64, source stri
 	case unknown != nil:
 		return max(MinMaxBytes, own/defaultCapNum*defaultCapDen), "what the store occupies and a quarter more: the file system does not say what is free", nil
 	case err != nil:
-		s.note("cannot measure what the store occupies: only min_free bounds it until the next start (%v)", err)
-		return max(MinMaxBytes, room.TotalBytes), "the file system: what the store occupies cannot be measured", nil
+		s.note("cannot measure what the store occupies: until the next start its cap is that of a store alone in its file system (%v)", err)
+		limit, source = s.capAlone(room)
+		return limit, source, nil
 	}
 	limit = max(MinMaxBytes, (room.FreeBytes+own)/defaultCapDen*defaultCapNum)
 	if limit < smallCapBytes {
@@ -86,6 +87,17 @@ func (s *Store) findCap(room disk.Room, unknown error) (limit int64, source stri
 			"remedy", "free space in the file system of the store, see that its disk is mounted, or set max_bytes; then restart kvconnd")
 	}
 	return limit, "80% of free and own space", nil
+}
+
+// capAlone is the cap of a store that has the file system for itself, and so no smaller than the
+// right one. With the segments in a file system of their own that could be a little larger: what
+// lies beside them counts, too.
+func (s *Store) capAlone(room disk.Room) (limit int64, source string) {
+	dir, err := s.opts.fs.Room(s.opts.Dir)
+	if err != nil || dir.Device != room.Device {
+		return max(MinMaxBytes, room.TotalBytes), "the file system: what the store occupies cannot be measured"
+	}
+	return max(MinMaxBytes, room.TotalBytes/defaultCapDen*defaultCapNum), "80% of the file system: what the store occupies cannot be measured"
 }
 
 // ownBytes is what the store occupies: what its directory does, or, where that cannot be

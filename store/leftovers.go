@@ -31,7 +31,7 @@ const asideSuffix = ".bad"
 func isAside(name string) bool { return strings.HasSuffix(name, asideSuffix) }
 
 // findAside counts what was set aside, at this start or before, and the segments that
-// cannot be opened. What is counted already is left alone; no segment is being made.
+// cannot be opened. What is counted already is left alone, as are segments that are being made.
 func (s *Store) findAside() (err error) {
 	for _, dir := range []string{s.opts.Dir, filepath.Join(s.opts.Dir, segmentDir), filepath.Join(s.opts.Dir, namespaceDir)} {
 		entries, failed := s.opts.fs.ReadDir(dir)
@@ -43,7 +43,7 @@ func (s *Store) findAside() (err error) {
 			id, segment := segmentIDOf(e.Name())
 			segment = segment && filepath.Base(dir) == segmentDir
 			path := filepath.Join(dir, e.Name())
-			if !segment && !isAside(e.Name()) || segment && s.space.has(id) || s.space.isAside(path) {
+			if !segment && !isAside(e.Name()) || segment && s.space.counts(id) || s.space.isAside(path) {
 				continue
 			}
 			n, failed := s.opts.fs.PhysicalBytes(path)
@@ -57,11 +57,12 @@ func (s *Store) findAside() (err error) {
 	return err
 }
 
-// has reports whether a segment is in use.
-func (p *space) has(id uint32) bool {
+// counts reports whether a segment is in use or was made since the store opened: that is counted
+// by who made it.
+func (p *space) counts(id uint32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.segments[id] != nil
+	return p.segments[id] != nil || id >= p.firstMade
 }
 
 // isAside reports whether a file is counted among those set aside.
@@ -71,10 +72,14 @@ func (p *space) isAside(path string) bool {
 	return slices.ContainsFunc(p.aside, func(f asideFile) bool { return f.path == path })
 }
 
-// keepAside counts a file that was found, unless it is a segment that was opened meanwhile.
+// keepAside counts a file that was found, unless it is counted or is a segment that was opened
+// meanwhile.
 func (p *space) keepAside(f asideFile) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if slices.ContainsFunc(p.aside, func(o asideFile) bool { return o.path == f.path }) {
+		return
+	}
 	if id, ok := segmentIDOf(filepath.Base(f.path)); ok && f.kept {
 		if p.segments[id] != nil {
 			return
@@ -177,29 +182,21 @@ func (p *space) asideBytes() (n int64) {
 }
 
 // setAside renames a file, or a directory in the place of one, out of the way. A failure
-// is not one of the opening: whoever needs the name will meet it.
+// is not one of the opening: whoever needs the name will meet it. What was set aside before
+// keeps its name.
 func (s *Store) setAside(path string) {
-	to := path + asideSuffix
-	for n := 2; s.exists(to); n++ {
-		to = fmt.Sprintf("%s.%d%s", path, n, asideSuffix)
+	var taken []fs.DirEntry
+	err := again(func() (err error) { taken, err = s.opts.fs.ReadDir(filepath.Dir(path)); return err })
+	if err == nil {
+		to := path + asideSuffix
+		for n := 2; slices.ContainsFunc(taken, func(e fs.DirEntry) bool { return e.Name() == filepath.Base(to) }); n++ {
+			to = fmt.Sprintf("%s.%d%s", path, n, asideSuffix)
+		}
+		err = s.opts.fs.Rename(path, to)
 	}
-	if err := s.opts.fs.Rename(path, to); err != nil {
+	if err != nil {
 		s.note("%s cannot be renamed (%v)", filepath.Base(path), err)
 	}
-}
-
-// exists reports whether there is an entry of that name.
-func (s *Store) exists(path string) bool {
-	entries, err := s.opts.fs.ReadDir(filepath.Dir(path))
-	if err != nil {
-		return false
-	}
-	for _, e := range entries {
-		if e.Name() == filepath.Base(path) {
-			return true
-		}
-	}
-	return false
 }
 
 // isFile reports whether there is surely a file of that name: neither a directory nor a link,

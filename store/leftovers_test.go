@@ -1,8 +1,12 @@
 package store
 
 import (
+	"io/fs"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Defect 22: what was set aside was neither counted nor ever removed.
@@ -72,5 +76,45 @@ func TestManifestThatWasSetAsideCountsOnce(t *testing.T) {
 	}
 	if st := s.Stats(); st.SetAsideBytes != 0 || st.PhysicalBytes != before {
 		t.Errorf("%d bytes set aside, %d more than before", st.SetAsideBytes, st.PhysicalBytes-before)
+	}
+}
+
+// blindDisk is a memory disk of which directories cannot be listed while blind is set.
+type blindDisk struct {
+	*memDisk
+	blind atomic.Bool
+}
+
+func (d *blindDisk) ReadDir(path string) ([]fs.DirEntry, error) {
+	if d.blind.Load() {
+		return nil, &fs.PathError{Op: "list", Path: path, Err: unix.EIO}
+	}
+	return d.memDisk.ReadDir(path)
+}
+
+// What was set aside took the place of what had been set aside before, where the disk did not tell
+// that there was such a file.
+func TestSettingAsideReplacesNothing(t *testing.T) {
+	d := &blindDisk{memDisk: newMemDisk()}
+	o := memOptions(d.memDisk, newJournalFS())
+	o.fs = d
+	s := openTest(t, o)
+	const path = "/store/segments/seg-00000777.kv"
+	for name, text := range map[string]string{path: "new", path + asideSuffix: "old"} {
+		if err := d.WriteFileAtomic(name, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.blind.Store(true)
+	s.setAside(path)
+	d.blind.Store(false)
+	if b, err := d.ReadFile(path + asideSuffix); string(b) != "old" || err != nil {
+		t.Errorf("%q, %v", b, err)
+	}
+	s.setAside(path)
+	for name, want := range map[string]string{path + asideSuffix: "old", path + ".2" + asideSuffix: "new"} {
+		if b, err := d.ReadFile(name); string(b) != want || err != nil {
+			t.Errorf("%s: %q, %v", name, b, err)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -201,4 +202,44 @@ func awaitSegments(t *testing.T, s *Store) {
 	for s.Stats().AwaitedSegments > 0 {
 		unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil)
 	}
+}
+
+// A store that is never without a load in flight reads the headers of a segment that came back all
+// the same: nothing else would end the wait for its records.
+func TestSegmentThatComesBackIsReadBesideLoads(t *testing.T) {
+	d, o, records := segmentsOnDisk(t)
+	paths := d.segmentPaths()
+	held, other := paths[0], paths[1]
+	d.hook(func(op, path string) error {
+		if op == "open" && path == held {
+			return unix.EIO
+		}
+		return nil
+	})
+	s := openTest(t, o)
+	openNamespace(t, s, "m")
+	reading, release := make(chan struct{}, len(records)), make(chan struct{})
+	d.hook(func(op, path string) error {
+		if op == "read" && path == other {
+			reading <- struct{}{}
+			<-release
+		}
+		return nil
+	})
+	var loads sync.WaitGroup
+	loads.Go(func() { readAll(t, s, records) })
+	<-reading
+	for range 10_000 {
+		if s.Stats().AwaitedSegments == 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if n := s.Stats().AwaitedSegments; n > 0 {
+		t.Errorf("%d segments are awaited while a load is in flight", n)
+	}
+	close(release)
+	loads.Wait()
+	awaitSegments(t, s)
+	mustRead(t, s, records)
 }

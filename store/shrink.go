@@ -36,7 +36,8 @@ type shrinking struct {
 
 const (
 	// measureInterval is how often journal and file system are measured, measureSmallEvery
-	// how many of those pass between measurements of the small files.
+	// how many of those pass between measurements of the small files
+	// and of what could not be measured at the start.
 	measureInterval   = time.Second
 	measureSmallEvery = 60
 	// pinPatience is how long a segment waits for leases and readers of its records before
@@ -71,7 +72,7 @@ func (s *Store) shrinker(ctx context.Context) {
 		case <-tick.C:
 			s.measure()
 			if n%measureSmallEvery == 0 {
-				_ = s.measureSmall() // what was known stays
+				_ = s.recount() // what was known stays
 			}
 			s.space.retryMaking()
 		}

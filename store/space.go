@@ -106,10 +106,15 @@ type space struct {
 	// unmeasured is for how many measurements more the store does not grow, since not all
 	// files could be measured.
 	unmeasured int
-	pending    []index.Ref
-	making     makingState
-	retiring   []*retirement
-	aside      []asideFile
+	// uncounted is set if some file could not be counted at the start. Segments from firstMade on
+	// were made since and are counted where they are made.
+	uncounted bool
+	firstMade uint32
+
+	pending  []index.Ref
+	making   makingState
+	retiring []*retirement
+	aside    []asideFile
 	slotFaults
 
 	noSegment incident // a segment could not be made

@@ -125,12 +125,13 @@ func (OS) Room(path string) (Room, error) {
 	return Room{TotalBytes: int64(st.Blocks) * st.Frsize, FreeBytes: int64(st.Bavail) * st.Frsize, Device: uint64(at.Dev)}, nil
 }
 
-// PhysicalBytes implements [FS]. Files that vanish meanwhile count nothing.
+// PhysicalBytes implements [FS]. Files that vanish meanwhile count nothing, nor does what lies
+// in a directory that this process may not look into, if that is not path itself.
 func (OS) PhysicalBytes(path string) (int64, error) {
 	var total int64
 	err := filepath.WalkDir(path, func(p string, _ fs.DirEntry, err error) error {
 		if err != nil {
-			if IsNotExist(err) {
+			if IsNotExist(err) || p != path && errors.Is(err, unix.EACCES) {
 				return nil
 			}
 			return err
@@ -140,6 +141,10 @@ func (OS) PhysicalBytes(path string) (int64, error) {
 		case nil:
 			total += st.Blocks * 512
 		case unix.ENOENT:
+		case unix.EACCES:
+			if p == path {
+				return &fs.PathError{Op: "stat", Path: p, Err: err}
+			}
 		default:
 			return &fs.PathError{Op: "stat", Path: p, Err: err}
 		}
