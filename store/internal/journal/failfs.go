@@ -115,7 +115,7 @@ func (f failFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.
 }
 
 func (f failFS) OpenDir(name string) (file vfs.File, err error) {
-	err = f.g.change("open", name, func() error { file, err = f.FS.OpenDir(name); return err })
+	err = f.g.change("open", name, func() error { file, err = f.FS.OpenDir(name); return unreadable(err) })
 	return f.opened(name, file, err)
 }
 
@@ -149,8 +149,16 @@ func (f failFS) MkdirAll(name string, perm os.FileMode) error {
 // List fails the generation as a change does: a database whose opening ends with an error has
 // its caches taken from under flushes that it began, and these would end the process.
 func (f failFS) List(dir string) (names []string, err error) {
-	err = f.g.change("list", dir, func() error { names, err = f.FS.List(dir); return err })
+	err = f.g.change("list", dir, func() error { names, err = f.FS.List(dir); return unreadable(err) })
 	return names, err
+}
+
+// unreadable marks the error of an operation that only reads.
+func unreadable(err error) error {
+	if err == nil || errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnreadable, err)
 }
 
 // Unwrap lets Pebble find out what is below.
