@@ -68,7 +68,7 @@ var scarce = []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM}
 // them.
 var passingErrors = []error{
 	unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EROFS, unix.EACCES, unix.EPERM,
-	journal.ErrFailed, ErrSegmentsMissing,
+	ErrSegmentsMissing,
 }
 
 func isOneOf(err error, list []error) bool {
@@ -79,7 +79,15 @@ func isOneOf(err error, list []error) bool {
 // of the journal's content. A journal that cannot be written is not lost: the disk is full
 // or fails, and the next start may find it intact.
 func journalIsLost(ctx context.Context, err error) bool {
-	return ctx.Err() == nil && (errors.Is(err, journal.ErrCorrupt) || !isOneOf(err, passingErrors))
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case errors.Is(err, journal.ErrCorrupt):
+		return true
+	case isOneOf(err, passingErrors):
+		return false
+	}
+	return errors.Is(err, journal.ErrUnreadable) || !errors.Is(err, journal.ErrFailed)
 }
 
 // Names of the journal's small values.

@@ -67,7 +67,7 @@ func (t *Table) home(h uint64) (r *region, at int) {
 }
 
 // matches returns the slots that hold tag, as the high bits of 8 and of 4 bytes. There are
-// rare false ones, after a true one.
+// rare false ones, after a true one: even an empty slot, whose reference is out of date.
 func (b *bucket) matches(tag uint8) (first, second uint64) {
 	x := binary.LittleEndian.Uint64(b.tags[:8]) ^ lowBytes*uint64(tag)
 	y := uint64(binary.LittleEndian.Uint32(b.tags[8:])) ^ lowBytes*uint64(tag)&lowHalf
@@ -109,12 +109,12 @@ func (t *Table) position(h uint64, id *ID) (r *region, at, slot int, ok bool) {
 		b := &r.buckets[at]
 		first, second := b.matches(tag)
 		for ; first != 0; first &= first - 1 {
-			if slot = bits.TrailingZeros64(first) / 8; t.entry(b.refs[slot]).is(id) {
+			if slot = bits.TrailingZeros64(first) / 8; b.tags[slot] == tag && t.entry(b.refs[slot]).is(id) {
 				return r, at, slot, true
 			}
 		}
 		for ; second != 0; second &= second - 1 {
-			if slot = 8 + bits.TrailingZeros64(second)/8; t.entry(b.refs[slot]).is(id) {
+			if slot = 8 + bits.TrailingZeros64(second)/8; b.tags[slot] == tag && t.entry(b.refs[slot]).is(id) {
 				return r, at, slot, true
 			}
 		}

@@ -3,6 +3,7 @@ package journal
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -22,26 +23,27 @@ type failFS struct {
 	g *generation
 }
 
-// openFiles are the files that Pebble has open, so that they can be closed without it.
+// openFiles are the files that Pebble has open, and its lock, so that they can be closed without
+// it.
 type openFiles struct {
 	mu   sync.Mutex
-	open map[vfs.File]bool
+	open map[io.Closer]bool
 	// busy is the number of operations in the file system. A descriptor must not be closed
 	// under one: its number may be another file's next.
 	busy atomic.Int64
 }
 
-func (o *openFiles) add(f vfs.File) {
+func (o *openFiles) add(f io.Closer) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.open == nil {
-		o.open = make(map[vfs.File]bool)
+		o.open = make(map[io.Closer]bool)
 	}
 	o.open[f] = true
 }
 
 // remove reports whether the file was open.
-func (o *openFiles) remove(f vfs.File) bool {
+func (o *openFiles) remove(f io.Closer) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	was := o.open[f]
@@ -115,7 +117,7 @@ func (f failFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.
 }
 
 func (f failFS) OpenDir(name string) (file vfs.File, err error) {
-	err = f.g.change("open", name, func() error { file, err = f.FS.OpenDir(name); return err })
+	err = f.g.change("open", name, func() error { file, err = f.FS.OpenDir(name); return unreadable(err) })
 	return f.opened(name, file, err)
 }
 
@@ -149,8 +151,42 @@ func (f failFS) MkdirAll(name string, perm os.FileMode) error {
 // List fails the generation as a change does: a database whose opening ends with an error has
 // its caches taken from under flushes that it began, and these would end the process.
 func (f failFS) List(dir string) (names []string, err error) {
-	err = f.g.change("list", dir, func() error { names, err = f.FS.List(dir); return err })
+	err = f.g.change("list", dir, func() error { names, err = f.FS.List(dir); return unreadable(err) })
 	return names, err
+}
+
+// unreadable marks the error of an operation that only reads.
+func unreadable(err error) error {
+	if err == nil || errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnreadable, err)
+}
+
+// Lock has the lock's descriptor closed with the files: else each generation that fails would
+// keep one.
+func (f failFS) Lock(name string) (io.Closer, error) {
+	lock := &failLock{g: f.g}
+	err := f.g.read(func() (err error) { lock.held.Closer, err = f.FS.Lock(name); return err })
+	if err != nil {
+		return nil, err
+	}
+	f.g.files.add(&lock.held)
+	return lock, nil
+}
+
+// failLock is the lock of a generation's directory.
+type failLock struct {
+	g    *generation
+	held struct{ io.Closer }
+}
+
+// Close lets go of the lock.
+func (l *failLock) Close() error {
+	if !l.g.files.remove(&l.held) {
+		return nil // closed under it
+	}
+	return l.held.Close()
 }
 
 // Unwrap lets Pebble find out what is below.

@@ -2,9 +2,11 @@ package journal
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
@@ -56,4 +58,67 @@ func TestAJournalIsWrittenHoweverOftenItFailed(t *testing.T) {
 	if err := j.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// Each generation that failed kept the descriptor of its lock: a disk that fails for days used
+// them up.
+func TestFailedGenerationsKeepNoDescriptors(t *testing.T) {
+	const times = 20
+	var on atomic.Bool
+	inject := errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if on.Load() && op.Kind == errorfs.OpRename {
+			return &os.PathError{Op: "test", Path: op.Path, Err: unix.ENOSPC}
+		}
+		return nil
+	})
+	j, err := Open(Options{
+		Dir: t.TempDir(), FS: errorfs.Wrap(vfs.Default, inject), CacheBytes: 1 << 20, MemTableBytes: MinMemTableBytes,
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace := func(wanted error) {
+		t.Helper()
+		d, err := j.Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := fill(d, 5, "new"); !errors.Is(err, wanted) {
+			t.Fatal(err)
+		}
+		if wanted != nil {
+			d.Abort()
+			return
+		}
+		j.Replace(d)
+	}
+	j.Abandon("test")
+	before := descriptors(t)
+	for range times { // some fail while they are opened, others in use
+		on.Store(true)
+		replace(ErrFailed)
+		on.Store(false)
+		replace(nil)
+		j.Abandon("test")
+	}
+	for descriptors(t) > before+times/2 { // those given up are closed beside the new one
+		if t.Context().Err() != nil {
+			t.Fatalf("%d descriptors, %d before", descriptors(t), before)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	replace(nil)
+	if err := j.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(open)
 }

@@ -23,6 +23,10 @@ var ErrFailed = errors.New("journal failed")
 // ErrCorrupt says that a file of the journal does not hold what was written.
 var ErrCorrupt = errors.New("journal is corrupt")
 
+// ErrUnreadable says, beside [ErrFailed], that a directory of the journal could not be read: it is
+// no failure to write.
+var ErrUnreadable = errors.New("directory of the journal cannot be read")
+
 // Options of a journal.
 type Options struct {
 	Dir           string
