@@ -29,21 +29,23 @@ const (
 )
 
 // healPauses are the pauses before each try to write a new journal. They double from first to
-// last. A generation that fails keeps a few hundred kilobytes for good: from healMany of them on
-// every pause is rare, so that a disk which fails for days costs little memory, and saving goes on
-// all the same when it works again.
-type healPauses struct{ first, last, rare time.Duration }
+// last. A generation that fails keeps a few hundred kilobytes for good: after healMany of them
+// every pause is rare, which bounds what a disk that fails for days costs, and saving still goes
+// on when the disk works again. A journal that has worked for the time forgive starts the count
+// again.
+type healPauses struct{ first, last, rare, forgive time.Duration }
 
 const healMany = 100
 
 func defaultHealPauses() healPauses {
-	return healPauses{first: 100 * time.Millisecond, last: 10 * time.Second, rare: 5 * time.Minute}
+	return healPauses{first: 100 * time.Millisecond, last: 10 * time.Second, rare: 5 * time.Minute, forgive: time.Hour}
 }
 
-// after is the pause after one of that length, 0 for none, when that many generations failed.
-func (p healPauses) after(pause time.Duration, failures int) time.Duration {
+// after is the pause after one of that length, 0 for none; many says that healMany generations
+// have failed.
+func (p healPauses) after(pause time.Duration, many bool) time.Duration {
 	switch {
-	case failures >= healMany:
+	case many:
 		return p.rare
 	case pause == 0:
 		return p.first
@@ -61,7 +63,8 @@ type healJob struct {
 // healer replaces the journal whenever it has failed, until the store stops.
 func (s *Store) healer(ctx context.Context) {
 	defer s.background.Done()
-	pause := time.Duration(0)
+	p, pause, forgiven := s.opts.healPauses, time.Duration(0), 0
+	next := func() time.Duration { return p.after(pause, s.journal.Failures()-forgiven >= healMany) }
 	for {
 		worked := time.Now()
 		select {
@@ -72,8 +75,11 @@ func (s *Store) healer(ctx context.Context) {
 		if time.Since(worked) > healCalm {
 			pause = 0
 		}
+		if time.Since(worked) > p.forgive {
+			forgiven = s.journal.Failures()
+		}
 		for {
-			pause = s.opts.healPauses.after(pause, s.journal.Failures())
+			pause = next()
 			sleep(ctx, pause)
 			if ctx.Err() != nil {
 				return
@@ -83,7 +89,7 @@ func (s *Store) healer(ctx context.Context) {
 				break
 			}
 			s.opts.Logger.Warn("store: cannot write a new journal yet", "err", err,
-				"again_in", s.opts.healPauses.after(pause, s.journal.Failures()),
+				"again_in", next(),
 				"remedy", "free space or descriptors, or look for I/O errors in the kernel's log")
 		}
 		s.opts.Logger.Info("store: journal works again", "records", s.table.Len())

@@ -23,7 +23,7 @@ func TestHealingGoesOnAsLongAsTheStoreIsOpen(t *testing.T) {
 	})
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, errorfs.Wrap(j, inject))
-	o.healPauses = healPauses{first: time.Microsecond, last: time.Microsecond, rare: time.Millisecond}
+	o.healPauses = healPauses{first: time.Microsecond, last: time.Microsecond, rare: time.Millisecond, forgive: time.Hour}
 	s := watchCap(t, memOptions(d, j)).of(openTest(t, o))
 	ns := openNamespace(t, s, "m")
 	records := chainOf(ns, 1, 10)
@@ -41,11 +41,39 @@ func TestHealingGoesOnAsLongAsTheStoreIsOpen(t *testing.T) {
 	mustBalance(t, s)
 }
 
+// After 100 failures in the life of a process every later one cost five minutes without saves.
+func TestFailuresOfLongAgoDoNotDelayTheHealing(t *testing.T) {
+	var on atomic.Bool
+	var failed atomic.Int64
+	inject := errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if on.Load() && op.Kind == errorfs.OpRename {
+			failed.Add(1)
+			return &os.PathError{Op: "test", Path: op.Path, Err: unix.EIO}
+		}
+		return nil
+	})
+	o := memOptions(newMemDisk(), errorfs.Wrap(newJournalFS(), inject))
+	// A pause of a day is one that the test does not survive.
+	o.healPauses = healPauses{first: time.Microsecond, last: time.Microsecond, rare: 24 * time.Hour, forgive: time.Nanosecond}
+	s := openTest(t, o)
+	for failed.Load() < 2*healMany && t.Context().Err() == nil {
+		on.Store(true)
+		before := failed.Load()
+		s.journal.Abandon("test")
+		for failed.Load() < before+healMany/4 && t.Context().Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		on.Store(false)
+		awaitJournal(t, s, 0)
+	}
+	mustWrite(t, s, chainOf(openNamespace(t, s, "m"), 1, 10))
+}
+
 func TestPausesOfHealingAreBounded(t *testing.T) {
 	p := defaultHealPauses()
 	pause, total := time.Duration(0), time.Duration(0)
 	for failures := range 1000 {
-		pause = p.after(pause, failures)
+		pause = p.after(pause, failures >= healMany)
 		total += pause
 		if pause < p.first || pause > p.rare || failures < healMany && pause > p.last {
 			t.Fatalf("%v after %d failures", pause, failures)
