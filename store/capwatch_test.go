@@ -59,13 +59,26 @@ func (w *capWatch) stop() {
 	}
 	close(end)
 	w.done.Wait()
-	w.sample()
+	// A directory cannot be looked at while parts of it go, and a store may live for less than
+	// an interval.
+	for range 1000 {
+		if w.sample(); w.looked() > 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.end = nil
 	if w.samples == 0 {
 		w.t.Error("the directory was never looked at")
 	}
+}
+
+func (w *capWatch) looked() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.samples
 }
 
 // of has the accounting of an open store compared, too; nil ends that.
