@@ -151,6 +151,31 @@ func (s *subject) save(records []Record) ([]error, error) {
 	return errs, err
 }
 
+// saveAll saves records, and again those for which no slot was freed in time: on a machine with
+// other work a barrier may take longer than a save waits.
+func (s *subject) saveAll(records []Record) error {
+	for deadline := time.Now().Add(Limit / 2); ; {
+		errs, err := s.save(records)
+		if err != nil {
+			return err
+		}
+		var busy []Record
+		for i, e := range errs {
+			if errors.Is(e, store.ErrBusy) {
+				busy = append(busy, records[i])
+			} else if e != nil {
+				return e
+			}
+		}
+		if len(busy) == 0 {
+			return nil
+		}
+		if records = busy; time.Now().After(deadline) {
+			return first(errs)
+		}
+	}
+}
+
 // readBatch is how many records are read by one call.
 const readBatch = 64
 
