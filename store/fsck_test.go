@@ -254,15 +254,7 @@ func TestFsckHoldsTheDirectoryWhileItMakesTheJournalAgain(t *testing.T) {
 	if err := openTest(t, o).Close(); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range journalFiles(t, o.Dir, "*.sst") {
-		info, err := os.Stat(path)
-		if err == nil {
-			err = flipBit(path, info.Size()/4, 3)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	damageTables(t, o.Dir)
 	w := new(lockWatch)
 	var unlocked atomic.Int64
 	watched := o

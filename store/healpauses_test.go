@@ -10,19 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A disk that fails for an hour: the healing gave up for good after 100 failures.
-func TestHealingGoesOnAsLongAsTheStoreIsOpen(t *testing.T) {
-	var on atomic.Bool
-	var failed atomic.Int64
-	inject := errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if on.Load() && op.Kind == errorfs.OpRename { // the last step of opening a database
+// failRenames fails the last step of opening a database while on is set, and counts.
+func failRenames(on *atomic.Bool, failed *atomic.Int64) errorfs.InjectorFunc {
+	return func(op errorfs.Op) error {
+		if on.Load() && op.Kind == errorfs.OpRename {
 			failed.Add(1)
 			return &os.PathError{Op: "test", Path: op.Path, Err: unix.EIO}
 		}
 		return nil
-	})
+	}
+}
+
+// A disk that fails for an hour: the healing gave up for good after 100 failures.
+func TestHealingGoesOnAsLongAsTheStoreIsOpen(t *testing.T) {
+	var on atomic.Bool
+	var failed atomic.Int64
 	d, j := newMemDisk(), newJournalFS()
-	o := memOptions(d, errorfs.Wrap(j, inject))
+	o := memOptions(d, errorfs.Wrap(j, failRenames(&on, &failed)))
 	o.healPauses = healPauses{first: time.Microsecond, last: time.Microsecond, rare: time.Millisecond, forgive: time.Hour}
 	s := watchCap(t, memOptions(d, j)).of(openTest(t, o))
 	ns := openNamespace(t, s, "m")
@@ -45,14 +49,7 @@ func TestHealingGoesOnAsLongAsTheStoreIsOpen(t *testing.T) {
 func TestFailuresOfLongAgoDoNotDelayTheHealing(t *testing.T) {
 	var on atomic.Bool
 	var failed atomic.Int64
-	inject := errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if on.Load() && op.Kind == errorfs.OpRename {
-			failed.Add(1)
-			return &os.PathError{Op: "test", Path: op.Path, Err: unix.EIO}
-		}
-		return nil
-	})
-	o := memOptions(newMemDisk(), errorfs.Wrap(newJournalFS(), inject))
+	o := memOptions(newMemDisk(), errorfs.Wrap(newJournalFS(), failRenames(&on, &failed)))
 	// A pause of a day is one that the test does not survive.
 	o.healPauses = healPauses{first: time.Microsecond, last: time.Microsecond, rare: 24 * time.Hour, forgive: time.Nanosecond}
 	s := openTest(t, o)

@@ -202,11 +202,29 @@ func (s *Store) setAside(path string) {
 // isFile reports whether there is surely a file of that name: neither a directory nor a link,
 // which may lead to one that is not mounted.
 func (s *Store) isFile(path string) bool {
+	e := s.entry(path)
+	return e != nil && e.Type().IsRegular()
+}
+
+// isDir reports whether there is surely a directory of that name.
+func (s *Store) isDir(path string) bool {
+	e := s.entry(path)
+	return e != nil && e.IsDir()
+}
+
+// entry is what a directory says of one of its names; nil if it has no such name, or cannot be
+// listed. Links are not followed.
+func (s *Store) entry(path string) fs.DirEntry {
 	entries, err := s.opts.fs.ReadDir(filepath.Dir(path))
 	if err != nil {
-		return false
+		return nil
 	}
-	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == filepath.Base(path) && e.Type().IsRegular() })
+	for _, e := range entries {
+		if e.Name() == filepath.Base(path) {
+			return e
+		}
+	}
+	return nil
 }
 
 // makeDirs makes the store's directories. A file that has the name of one is set aside.

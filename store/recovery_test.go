@@ -73,15 +73,7 @@ func TestDefect4FlippedBitInTheJournalIsMadeGood(t *testing.T) {
 			if err := os.Remove(filepath.Join(o.Dir, snapshotFile)); err != nil {
 				t.Fatal(err)
 			}
-			for _, path := range journalFiles(t, o.Dir, "*.sst") {
-				info, err := os.Stat(path)
-				if err == nil {
-					err = flipBit(path, info.Size()/4, 3)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-			}
+			damageTables(t, o.Dir)
 		},
 		func() {
 			path := journalFiles(t, o.Dir, "MANIFEST-*")[0]

@@ -254,16 +254,3 @@ func (s *Store) dismiss(f *segmentFile, why error) {
 		s.setAside(f.path)
 	}
 }
-
-func (s *Store) isDir(path string) bool {
-	entries, err := s.opts.fs.ReadDir(filepath.Dir(path))
-	if err != nil {
-		return false
-	}
-	for _, e := range entries {
-		if e.Name() == filepath.Base(path) {
-			return e.IsDir()
-		}
-	}
-	return false
-}

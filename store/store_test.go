@@ -327,6 +327,20 @@ func flipBit(path string, at int64, bit uint) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
+// damageTables flips a bit in each of the journal's tables.
+func damageTables(t *testing.T, dir string) {
+	t.Helper()
+	for _, path := range journalFiles(t, dir, "*.sst") {
+		info, err := os.Stat(path)
+		if err == nil {
+			err = flipBit(path, info.Size()/4, 3)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestWriteOnce(t *testing.T) {
 	s := openTest(t, testOptions(t.TempDir()))
 	ns := openNamespace(t, s, "a")
