@@ -110,7 +110,7 @@ func (s *Store) close() error {
 func (s *Store) quicken(hung bool) {
 	err := s.journal.Flush()
 	if err == nil && !hung {
-		// A snapshot must not pass the cap beside a journal of which the size is not known.
+		// With a journal of unknown size, a snapshot might pass the cap.
 		if err = s.measureJournal(); err == nil {
 			err = s.saveSnapshot()
 		}

@@ -110,9 +110,9 @@ func (s *Store) readFormat() (st formatState, err error) {
 }
 
 // identify finds out which store this is: what FORMAT says, else what most segments say,
-// else the stamp. A new store gets a new identity; one of which the disk does not tell is not
-// taken for new, since none of its records would be known again. FORMAT is written again
-// where it was not intact.
+// else the stamp. A new store gets a new identity. A store whose files cannot be read is
+// not taken for new: with another identity it would know none of its records. FORMAT is
+// written again where it was not intact.
 func (s *Store) identify(st *formatState, o *opening) error {
 	files, stamped := o.files, o.stamp.Store
 	owner, owned := majority(files)

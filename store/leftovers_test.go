@@ -79,7 +79,7 @@ func TestManifestThatWasSetAsideCountsOnce(t *testing.T) {
 	}
 }
 
-// blindDisk is a memory disk of which directories cannot be listed while blind is set.
+// blindDisk is a memory disk whose directories cannot be listed while blind is set.
 type blindDisk struct {
 	*memDisk
 	blind atomic.Bool

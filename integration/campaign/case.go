@@ -25,8 +25,8 @@ import (
 // The faults are off at the beginning and at the end; what has to hold at the end always is
 // said at [Case.Run].
 type Case struct {
-	// Cap is the store's cap, Disk the size of its file system, of which a quarter must stay
-	// free; 0 is one that is large enough for anything.
+	// Cap is the store's cap. Disk is the size of its file system, and a quarter of it must
+	// stay free; 0 means large enough for anything.
 	Cap, Disk int64
 	// Script are the faults.
 	Script fault.Script

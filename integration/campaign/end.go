@@ -140,7 +140,7 @@ func (r *caseRun) evictions() uint64 {
 	return n
 }
 
-// missing says of which chains the store has not all records.
+// missing lists the chains that lack records, with the number that each lacks.
 func (r *caseRun) missing(records []Record) string {
 	chains := make(map[Record]int)
 	for _, k := range records {

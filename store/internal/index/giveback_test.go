@@ -11,8 +11,8 @@ import (
 
 const smallGive = 4096 // 64 buckets
 
-// TestMemoryIsGivenBackWhileOthersInsertAndLook inserts from two goroutines, each of which gives
-// memory back between its insertions.
+// TestMemoryIsGivenBackWhileOthersInsertAndLook inserts from two goroutines. Both give
+// memory back between their insertions.
 func TestMemoryIsGivenBackWhileOthersInsertAndLook(t *testing.T) {
 	const each, batch = 60_000, 100
 	table := New()
@@ -62,8 +62,8 @@ func TestMemoryIsGivenBackWhileOthersInsertAndLook(t *testing.T) {
 	}
 }
 
-// TestRecordsThatWrapIntoMemoryGivenBackAreKept: so many records belong in the last bucket that
-// they come to lie at the beginning, past what was moved and given back.
+// TestRecordsThatWrapIntoMemoryGivenBackAreKept overfills the last bucket, so that its records wrap
+// to the beginning, past what was moved and given back.
 func TestRecordsThatWrapIntoMemoryGivenBackAreKept(t *testing.T) {
 	table := New()
 	defer table.Close()
