@@ -98,7 +98,8 @@ func (p *space) forgetAside(path string) {
 	p.dropAside(path)
 }
 
-// takeIn adds a segment whose file was counted among those set aside.
+// takeIn adds a segment that was found on the disk. Its file may have been counted among those set
+// aside.
 func (p *space) takeIn(g *segment) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

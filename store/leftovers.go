@@ -69,6 +69,11 @@ func (p *space) counts(id uint32) bool {
 func (p *space) isAside(path string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.countsAside(path)
+}
+
+// countsAside is isAside; p.mu is held.
+func (p *space) countsAside(path string) bool {
 	return slices.ContainsFunc(p.aside, func(f asideFile) bool { return f.path == path })
 }
 
@@ -77,7 +82,7 @@ func (p *space) isAside(path string) bool {
 func (p *space) keepAside(f asideFile) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if slices.ContainsFunc(p.aside, func(o asideFile) bool { return o.path == f.path }) {
+	if p.countsAside(f.path) {
 		return
 	}
 	if id, ok := segmentIDOf(filepath.Base(f.path)); ok && f.kept {

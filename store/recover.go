@@ -246,7 +246,7 @@ func (s *Store) fillIndex(ctx context.Context, o *opening) error {
 		if err != nil {
 			return err
 		}
-		s.openSegment(f, base)
+		s.space.takeIn(newSegment(f, base))
 	}
 	return s.loadRecords(ctx)
 }
@@ -281,16 +281,6 @@ func newSegment(f *segmentFile, base index.Ref) *segment {
 	g.withheld.Store(f.unread || f.frozen)
 	g.frozen = f.frozen
 	return g
-}
-
-// openSegment adds a segment whose geometry is settled.
-func (s *Store) openSegment(f *segmentFile, base index.Ref) {
-	g, p := newSegment(f, base), s.space
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.bytes += g.physical
-	p.slots += int64(f.head.Slots)
-	p.adopt(g)
 }
 
 // resetIndex undoes the filling of the index. The segments' files stay open.

@@ -248,7 +248,7 @@ func (s *Store) loadFrom(f disk.File, files []*segmentFile) error {
 	}
 	s.seq.Store(head.Seq)
 	for _, e := range segments {
-		s.openSegment(heads[e.ID], index.Ref(e.Base))
+		s.space.takeIn(newSegment(heads[e.ID], index.Ref(e.Base)))
 	}
 	return nil
 }
