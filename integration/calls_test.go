@@ -7,7 +7,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/client"
-	"github.com/kvconn/kvconn/engine"
+	"github.com/kvconn/kvconn/internal/engine"
 )
 
 // The points at which a test can act: before and behind the calls of a connector.

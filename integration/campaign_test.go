@@ -16,11 +16,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/daemon"
 	"github.com/kvconn/kvconn/integration/campaign"
-	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/storetest/fault"
-	"github.com/kvconn/kvconn/store/storetest/faultfs"
+	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/testkit/fault"
+	"github.com/kvconn/kvconn/internal/testkit/faultfs"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // What a campaign takes from its environment; docs/reliability.md lists it.
@@ -136,7 +136,7 @@ func underFaults(t *testing.T, seed uint64, script fault.Script) {
 		n.serve(func(o *daemon.Options) {
 			o.MaxBytes, o.HostBytes = limit, 8<<20
 			o.LoadTimeout, o.StageTimeout = 2*time.Second, hangTimeout
-			o.Store = func(s store.Options) store.Options {
+			o.Store = func(s disk.Options) disk.Options {
 				s.BarrierInterval, s.SlotWait = 20*time.Millisecond, 200*time.Millisecond
 				return faultfs.Under(s, i)
 			}
@@ -304,7 +304,7 @@ func (d *scriptedDaemon) serve(ctx context.Context) error {
 	return daemon.Run(ctx, daemon.Options{
 		Dir: d.Dir, Socket: d.Socket, HTTP: "127.0.0.1:0", MaxBytes: d.MaxBytes, HostBytes: 64 << 20,
 		StageTimeout: 10 * time.Second, LoadTimeout: waitLimit,
-		Store:  func(o store.Options) store.Options { return faultfs.Under(o, i) },
+		Store:  func(o disk.Options) disk.Options { return faultfs.Under(o, i) },
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 }

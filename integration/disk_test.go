@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/daemon"
-	"github.com/kvconn/kvconn/engine"
-	"github.com/kvconn/kvconn/store/storetest"
+	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/engine"
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
 )
 
 // hangTimeout is the load timeout of daemons whose disk hangs.

@@ -14,9 +14,9 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector/client"
-	"github.com/kvconn/kvconn/engine"
-	"github.com/kvconn/kvconn/engine/model"
-	"github.com/kvconn/kvconn/internal/testlog"
+	"github.com/kvconn/kvconn/internal/engine"
+	"github.com/kvconn/kvconn/internal/engine/model"
+	"github.com/kvconn/kvconn/internal/testkit/testlog"
 )
 
 // processOptions say what an engine's process runs.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/engine"
+	"github.com/kvconn/kvconn/internal/engine"
 )
 
 // fairness is what the hits of one engine cost another that computes everything.

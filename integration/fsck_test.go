@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 func TestFsckSaysExactlyWhatItDropped(t *testing.T) {
@@ -28,13 +28,13 @@ func TestFsckSaysExactlyWhatItDropped(t *testing.T) {
 	n.saved()
 	records := n.status().Store.Records
 	n.stop()
-	fsck := func() store.FsckReport {
+	fsck := func() disk.FsckReport {
 		t.Helper()
 		out, err := exec.Command(path, "fsck", "--payload", "--json", n.dir).Output()
 		if err != nil {
 			t.Fatalf("fsck: %v, %s", err, out)
 		}
-		var r store.FsckReport
+		var r disk.FsckReport
 		if err := json.Unmarshal(out, &r); err != nil {
 			t.Fatal(err)
 		}

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/internal/daemon"
 )
 
 // startOnSmallDisk starts the daemon with its directory on a file system of 48 MiB of its

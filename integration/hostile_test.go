@@ -17,7 +17,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/connector/wire"
-	"github.com/kvconn/kvconn/engine"
+	"github.com/kvconn/kvconn/internal/engine"
 )
 
 // stranger is a connection without a client.

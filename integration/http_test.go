@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/internal/daemon"
 )
 
 func get(t *testing.T, url string) string {

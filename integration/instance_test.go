@@ -10,8 +10,8 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/client"
-	"github.com/kvconn/kvconn/engine"
-	"github.com/kvconn/kvconn/engine/model"
+	"github.com/kvconn/kvconn/internal/engine"
+	"github.com/kvconn/kvconn/internal/engine/model"
 )
 
 // generated is the number of tokens that tests have generated.

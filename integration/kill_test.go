@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/kvconn/kvconn/engine"
-	"github.com/kvconn/kvconn/engine/model"
+	"github.com/kvconn/kvconn/internal/engine"
+	"github.com/kvconn/kvconn/internal/engine/model"
 )
 
 // variant is a kind of engine.

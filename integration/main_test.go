@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/engine"
+	"github.com/kvconn/kvconn/internal/engine"
 )
 
 // waitLimit bounds every wait of a test; only a broken program reaches it.

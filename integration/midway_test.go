@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/daemon"
-	"github.com/kvconn/kvconn/engine"
-	"github.com/kvconn/kvconn/store/storetest"
+	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/engine"
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
 )
 
 // heldDaemon says what a daemon's process serves, and at what its disk stands still.

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/daemon"
-	"github.com/kvconn/kvconn/internal/testlog"
+	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/testkit/testlog"
 )
 
 // node is a machine: a store directory and a socket, with a daemon or without.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector/client"
-	"github.com/kvconn/kvconn/engine"
+	"github.com/kvconn/kvconn/internal/engine"
 )
 
 // newInstanceAcross starts an engine whose scheduler and first rank are on the first node,

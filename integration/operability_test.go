@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/daemon"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // What was accepted before the signal is there after it, and the index comes from the
@@ -25,7 +25,7 @@ func TestStopWritesAcceptedSavesAndTheSnapshot(t *testing.T) {
 	e.close()
 	n.stop() // without waiting for the writes
 	n.start()
-	if s := n.status(); s.Store.Recovered != store.RecoveredSnapshot || s.Store.Records == 0 {
+	if s := n.status(); s.Store.Recovered != disk.RecoveredSnapshot || s.Store.Records == 0 {
 		t.Errorf("after the stop: %d records from %s", s.Store.Records, s.Store.Recovered)
 	}
 	again := newInstance(t, n, nil)

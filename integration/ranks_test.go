@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/daemon"
-	"github.com/kvconn/kvconn/engine"
-	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/storetest"
+	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/engine"
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // processes makes every rank a process of its own.
@@ -215,7 +215,7 @@ func TestKilledRankProcessLeavesNothingBehind(t *testing.T) {
 	want := reference(t, change, ps)
 	n := newMemoryNode(t)
 	n.serve(func(o *daemon.Options) {
-		o.Store = func(s store.Options) store.Options { return new(storetest.Disk).Under(s) }
+		o.Store = func(s disk.Options) disk.Options { return new(storetest.Disk).Under(s) }
 	})
 	first := newInstance(t, n, change)
 	same(t, "first run", first.run("first", ps), want)

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector/client"
-	"github.com/kvconn/kvconn/engine"
 	"github.com/kvconn/kvconn/integration/campaign"
+	"github.com/kvconn/kvconn/internal/engine"
 )
 
 // loaded is an engine that serves prompts again and again, until it is stopped.

@@ -10,10 +10,10 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/client"
-	"github.com/kvconn/kvconn/daemon"
-	"github.com/kvconn/kvconn/engine"
-	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/storetest"
+	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/engine"
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // A lease that runs out between match and load lets the records go. An engine that can take
@@ -31,8 +31,8 @@ func TestLeaseThatExpiresBetweenMatchAndLoadCostsTheHitAtMost(t *testing.T) {
 			want := reference(t, v.change, ps)
 			n, _, restart := onDisk(t, func(o *daemon.Options) {
 				under := o.Store
-				o.MaxBytes = store.MinMaxBytes
-				o.Store = func(s store.Options) store.Options {
+				o.MaxBytes = disk.MinMaxBytes
+				o.Store = func(s disk.Options) disk.Options {
 					s.LeaseMax = time.Millisecond
 					return under(s)
 				}

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/kvconn/kvconn/engine"
-	"github.com/kvconn/kvconn/engine/model"
+	"github.com/kvconn/kvconn/internal/engine"
+	"github.com/kvconn/kvconn/internal/engine/model"
 )
 
 // together runs prompts on engines at the same time, and compares each engine's answers.

@@ -6,22 +6,22 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // fullIndex has every record and allocates nothing.
 type fullIndex struct{ leases int }
 
-func (x *fullIndex) Lookup(_ store.NamespaceID, _ []connector.Shard, chain []connector.Key, _ time.Duration) (int, store.LeaseID) {
+func (x *fullIndex) Lookup(_ disk.NamespaceID, _ []connector.Shard, chain []connector.Key, _ time.Duration) (int, disk.LeaseID) {
 	x.leases++
-	return len(chain), store.LeaseID(x.leases)
+	return len(chain), disk.LeaseID(x.leases)
 }
-func (x *fullIndex) Renew(store.LeaseID, time.Duration) bool             { return true }
-func (x *fullIndex) Release(store.LeaseID)                               {}
-func (x *fullIndex) Has(store.RecordID) bool                             { return true }
-func (x *fullIndex) PayloadBytes(store.NamespaceID, connector.Shard) int { return 1 << 16 }
-func (x *fullIndex) Resident(store.RecordID) bool                        { return false }
-func (x *fullIndex) Speeds() Speeds                                      { return Speeds{DiskBytesPerS: 1e9, DiskLatencyS: 1e-4} }
+func (x *fullIndex) Renew(disk.LeaseID, time.Duration) bool             { return true }
+func (x *fullIndex) Release(disk.LeaseID)                               {}
+func (x *fullIndex) Has(disk.RecordID) bool                             { return true }
+func (x *fullIndex) PayloadBytes(disk.NamespaceID, connector.Shard) int { return 1 << 16 }
+func (x *fullIndex) Resident(disk.RecordID) bool                        { return false }
+func (x *fullIndex) Speeds() Speeds                                     { return Speeds{DiskBytesPerS: 1e9, DiskLatencyS: 1e-4} }
 
 func newFullLeader(tb testing.TB, change func(*Options)) *Leader {
 	x := new(fullIndex)

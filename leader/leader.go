@@ -14,21 +14,21 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Index is what the leader needs of the store. Its methods never wait for I/O.
 type Index interface {
 	// Lookup returns the longest prefix of chain of which every shard is stored, pinned
 	// by the lease for ttl. The zero lease pins nothing.
-	Lookup(ns store.NamespaceID, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (int, store.LeaseID)
+	Lookup(ns disk.NamespaceID, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (int, disk.LeaseID)
 	// Renew prolongs a lease; false means that it has run out.
-	Renew(id store.LeaseID, ttl time.Duration) bool
-	Release(id store.LeaseID)
+	Renew(id disk.LeaseID, ttl time.Duration) bool
+	Release(id disk.LeaseID)
 	// Has reports whether a record is stored, without counting as a use.
-	Has(id store.RecordID) bool
+	Has(id disk.RecordID) bool
 	// PayloadBytes is the size of a shard's payloads, 0 while nobody knows.
-	PayloadBytes(ns store.NamespaceID, shard connector.Shard) int
+	PayloadBytes(ns disk.NamespaceID, shard connector.Shard) int
 }
 
 // Leader follows one engine instance. It is safe for concurrent use, and holds no lock
@@ -51,7 +51,7 @@ type Leader struct {
 	hash     hasher
 	stats    Stats
 	// held are leases to end once others have taken their place.
-	held    []store.LeaseID
+	held    []disk.LeaseID
 	planned planned
 	price   price
 	room    room

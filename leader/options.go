@@ -5,13 +5,13 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Options configure a [Leader].
 type Options struct {
 	// Namespace is the store's number of the engine's namespace, Digest its identity.
-	Namespace store.NamespaceID
+	Namespace disk.NamespaceID
 	Digest    connector.NamespaceDigest
 	// Manifest describes the namespace: block size, layer groups, ranks.
 	Manifest *connector.Manifest

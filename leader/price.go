@@ -4,14 +4,14 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Tiers tells where records are and how fast they come from there. Its methods never wait.
 type Tiers interface {
 	// Resident reports whether the record is in the host tier, where a load does not touch
 	// the disk.
-	Resident(id store.RecordID) (host bool)
+	Resident(id disk.RecordID) (host bool)
 	Speeds() Speeds
 }
 
@@ -180,7 +180,7 @@ func (p *price) costs(s *Speeds) costs {
 // sum fills in the work space for the blocks [first, boundary).
 func (p *price) sum(r *request, first, boundary int, c *costs) {
 	for g := range p.l.groups {
-		id := store.RecordID{Namespace: p.l.opts.Namespace, Shard: p.l.groups[g].shards[0]}
+		id := disk.RecordID{Namespace: p.l.opts.Namespace, Shard: p.l.groups[g].shards[0]}
 		seconds, onDisk := append(p.seconds[g][:0], 0), append(p.onDisk[g][:0], 0)
 		t, n := 0.0, 0
 		for i := first; i < boundary; i++ {

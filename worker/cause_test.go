@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/internal/testlog"
+	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/store/host"
 )
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // keyed checks a call by the engine's own keys and returns the group it names of the
@@ -41,8 +41,8 @@ func (w *Worker) Present(_ context.Context, k *connector.KeyedBlocks) (int, erro
 	return len(k.Hashes), nil
 }
 
-func (w *Worker) recordID(g *groupMemory, key connector.Key) store.RecordID {
-	return store.RecordID{Namespace: w.opts.Namespace, Shard: g.shard, Key: key}
+func (w *Worker) recordID(g *groupMemory, key connector.Key) disk.RecordID {
+	return disk.RecordID{Namespace: w.opts.Namespace, Shard: g.shard, Key: key}
 }
 
 // Fetch starts the load of blocks by key, which Poll reports as request.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/gpu"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -15,15 +15,15 @@ import (
 type PayloadSizes interface {
 	// HoldPayload fixes the payload size of a shard until ReleasePayload. It returns an error that
 	// names both sizes where the shard's records, or another engine, have another one.
-	HoldPayload(ns store.NamespaceID, shard connector.Shard, payloadBytes int) error
-	ReleasePayload(ns store.NamespaceID, shard connector.Shard)
+	HoldPayload(ns disk.NamespaceID, shard connector.Shard, payloadBytes int) error
+	ReleasePayload(ns disk.NamespaceID, shard connector.Shard)
 }
 
 // Options configure a [Worker].
 type Options struct {
 	// Namespace is the store's number of the engine's namespace, Digest its identity and
 	// Manifest its description.
-	Namespace store.NamespaceID
+	Namespace disk.NamespaceID
 	Digest    connector.NamespaceDigest
 	Manifest  *connector.Manifest
 	// Rank is the worker's place in the manifest's rank grid.

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/store/host"
-	"github.com/kvconn/kvconn/store/storetest"
 )
 
 // While a load is in the disk only a few saves are: a read waits behind little.

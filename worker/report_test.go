@@ -9,7 +9,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -194,7 +194,7 @@ func TestBlockIsReadWhereAnotherGivesItsReadUp(t *testing.T) {
 	register(t, w, m)
 	block := transfer(0, 3)
 	var another host.Slot
-	record := host.Record{ID: store.RecordID{Key: block.Blocks[0].Key}, Parent: block.Parent, Proof: block.Blocks[0].Proof}
+	record := host.Record{ID: disk.RecordID{Key: block.Blocks[0].Key}, Parent: block.Parent, Proof: block.Blocks[0].Proof}
 	if o, err := w.opts.Account.Acquire(t.Context(), &another, record, layers*pieceBytes, false); o != host.Fill {
 		t.Fatal(o, err)
 	}
@@ -224,7 +224,7 @@ func TestBlockIsReadWhereAnothersReadEndsAsMemoryComesFree(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	record := host.Record{ID: store.RecordID{Key: connector.Key{1}}}
+	record := host.Record{ID: disk.RecordID{Key: connector.Key{1}}}
 	for range 200 {
 		var held, theirs host.Slot
 		if err := mine.Reserve(t.Context(), &held, 4096, false); err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
-	"github.com/kvconn/kvconn/store/storetest"
 )
 
 // testWait is what only a broken worker, store or disk reaches.
@@ -116,20 +116,20 @@ func testManifest() *connector.Manifest {
 	}
 }
 
-func openStore(t *testing.T) *store.Store {
+func openStore(t *testing.T) *disk.Store {
 	t.Helper()
 	return openStoreOn(t, nil, 0)
 }
 
 // openStoreOn opens a store on a disk that does as told, nil for an ordinary one, with so
 // many writers, 0 for the default.
-func openStoreOn(t *testing.T, d *storetest.Disk, writers int) *store.Store {
+func openStoreOn(t *testing.T, d *storetest.Disk, writers int) *disk.Store {
 	t.Helper()
-	o := store.Options{Dir: t.TempDir(), MaxBytes: 64 << 20, Writers: writers, ReadTimeout: testWait, SlotWait: testWait}
+	o := disk.Options{Dir: t.TempDir(), MaxBytes: 64 << 20, Writers: writers, ReadTimeout: testWait, SlotWait: testWait}
 	if d != nil {
 		o = d.Under(o)
 	}
-	s, err := store.Open(t.Context(), o)
+	s, err := disk.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +240,7 @@ type slowStore struct {
 	refuse  bool
 }
 
-func (s *slowStore) Read(_ context.Context, ops []*store.ReadOp, done func(*store.ReadOp)) {
+func (s *slowStore) Read(_ context.Context, ops []*disk.ReadOp, done func(*disk.ReadOp)) {
 	<-s.release
 	for _, op := range ops {
 		copy(op.Payload, bytes.Repeat([]byte{0xee}, len(op.Payload)))
@@ -248,9 +248,9 @@ func (s *slowStore) Read(_ context.Context, ops []*store.ReadOp, done func(*stor
 	}
 }
 
-func (s *slowStore) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (int, error) {
+func (s *slowStore) Write(ops []*disk.WriteOp, done func(*disk.WriteOp)) (int, error) {
 	if s.refuse {
-		return 0, store.ErrBusy
+		return 0, disk.ErrBusy
 	}
 	go func() {
 		<-s.release
@@ -261,7 +261,7 @@ func (s *slowStore) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (int,
 	return len(ops), nil
 }
 
-func (s *slowStore) Has(store.RecordID) bool { return false }
+func (s *slowStore) Has(disk.RecordID) bool { return false }
 
 // hookDriver is the host driver with something happening before each copy.
 type hookDriver struct {

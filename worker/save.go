@@ -8,13 +8,13 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/gpu"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 )
 
 // blockSave is one block on its way from engine memory to the store.
 type blockSave struct {
-	store.WriteOp
+	disk.WriteOp
 	slot host.Slot
 }
 
@@ -67,8 +67,8 @@ func (w *Worker) stage(s *staged, g *groupMemory, parent connector.Key, blocks [
 			return
 		}
 		ops = ops[1:]
-		op.WriteOp = store.WriteOp{
-			ID:     store.RecordID{Namespace: w.opts.Namespace, Shard: g.shard, Key: b.Key},
+		op.WriteOp = disk.WriteOp{
+			ID:     disk.RecordID{Namespace: w.opts.Namespace, Shard: g.shard, Key: b.Key},
 			Parent: parent, Proof: b.Proof, Scope: s.scope, Payload: op.slot.Bytes(),
 		}
 		s.blocks = append(s.blocks, op)
@@ -91,14 +91,14 @@ func (w *Worker) write(ctx context.Context, mem *memory, call uint64, s *staged)
 			s.blocks = nil
 		}
 	}
-	ops := make([]*store.WriteOp, len(s.blocks))
-	bySlot := make(map[*store.WriteOp]*blockSave, len(s.blocks))
+	ops := make([]*disk.WriteOp, len(s.blocks))
+	bySlot := make(map[*disk.WriteOp]*blockSave, len(s.blocks))
 	for i, b := range s.blocks {
 		ops[i] = &b.WriteOp
 		bySlot[ops[i]] = b
 	}
 	w.moves.Add(int64(len(ops)))
-	accepted, err := w.store.Write(ops, func(op *store.WriteOp) { w.saved(bySlot[op]) })
+	accepted, err := w.store.Write(ops, func(op *disk.WriteOp) { w.saved(bySlot[op]) })
 	if err != nil {
 		w.opts.Logger.Debug("saves dropped", "blocks", len(ops)-accepted, "err", err)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -20,7 +20,7 @@ func newStager(t *testing.T, s Store, loadBytes int64) (*Stager, *host.Arena) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stager := NewStager(s, account, func(store.NamespaceID, connector.Shard) int { return layers * pieceBytes })
+	stager := NewStager(s, account, func(disk.NamespaceID, connector.Shard) int { return layers * pieceBytes })
 	t.Cleanup(stager.Close)
 	return stager, a
 }
@@ -41,7 +41,7 @@ func TestStagedBlocksAreVerifiedPinnedAndWhereTheySay(t *testing.T) {
 	if len(got) != 4 {
 		t.Fatalf("%d blocks staged, want those in front of the wrong one: 4", len(got))
 	}
-	if used := arena.Stats().UsedBytes; used != 4*int64(store.PayloadBufferSize(layers*pieceBytes)) {
+	if used := arena.Stats().UsedBytes; used != 4*int64(disk.PayloadBufferSize(layers*pieceBytes)) {
 		t.Errorf("%d bytes are pinned", used)
 	}
 	file := arena.File()
@@ -68,7 +68,7 @@ func TestStagingIsBounded(t *testing.T) {
 	w := newWorker(t, s, nil)
 	register(t, w, m)
 	mustSave(t, w, transfer(0, 0, 1, 2, 3, 4, 5))
-	stager, _ := newStager(t, s, 2*int64(store.PayloadBufferSize(layers*pieceBytes)))
+	stager, _ := newStager(t, s, 2*int64(disk.PayloadBufferSize(layers*pieceBytes)))
 	x := transfer(0, 0, 1, 2, 3, 4, 5)
 	stage := func() int {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

@@ -13,15 +13,15 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 )
 
 // Store is what a worker needs of the record store.
 type Store interface {
-	Read(ctx context.Context, ops []*store.ReadOp, done func(*store.ReadOp))
-	Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted int, err error)
-	Has(id store.RecordID) bool
+	Read(ctx context.Context, ops []*disk.ReadOp, done func(*disk.ReadOp))
+	Write(ops []*disk.WriteOp, done func(*disk.WriteOp)) (accepted int, err error)
+	Has(id disk.RecordID) bool
 }
 
 // Worker serves one rank. It is safe for concurrent use.

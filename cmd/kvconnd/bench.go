@@ -9,8 +9,8 @@ import (
 	"os"
 	"slices"
 
-	"github.com/kvconn/kvconn/config"
-	"github.com/kvconn/kvconn/store/storebench"
+	"github.com/kvconn/kvconn/internal/bench/storebench"
+	"github.com/kvconn/kvconn/internal/config"
 )
 
 // benchCmd is `kvconnd bench`.

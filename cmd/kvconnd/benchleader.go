@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/kvconn/kvconn/connector/connbench"
-	"github.com/kvconn/kvconn/leader/leaderbench"
-	"github.com/kvconn/kvconn/store/storebench"
+	"github.com/kvconn/kvconn/internal/bench/connbench"
+	"github.com/kvconn/kvconn/internal/bench/leaderbench"
+	"github.com/kvconn/kvconn/internal/bench/storebench"
 )
 
 // benchLeaderCmd is `kvconnd bench leader`.

@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/kvconn/kvconn/config"
-	"github.com/kvconn/kvconn/worker/workerbench"
+	"github.com/kvconn/kvconn/internal/bench/workerbench"
+	"github.com/kvconn/kvconn/internal/config"
 )
 
 // benchLoadCmd is `kvconnd bench load`.

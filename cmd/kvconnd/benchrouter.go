@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/kvconn/kvconn/router/routerbench"
+	"github.com/kvconn/kvconn/internal/bench/routerbench"
 )
 
 // benchRouterCmd is `kvconnd bench router`.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/internal/config"
 )
 
 // configFileEnv names the configuration file where --config does not.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/internal/config"
 )
 
 // configRouterCmd is `kvconnd config router`.

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvconn/kvconn/config"
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/config"
 )
 
 func TestConfigRouterNamesTheSourceOfEveryValue(t *testing.T) {

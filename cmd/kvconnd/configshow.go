@@ -8,8 +8,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/kvconn/kvconn/config"
-	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/daemon"
 )
 
 // configCmd is `kvconnd config`.

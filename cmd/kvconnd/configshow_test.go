@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/config"
-	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/daemon"
 )
 
 // settingsOf runs a command that prints settings as JSON, and returns each with its source.

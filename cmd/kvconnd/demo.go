@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/kvconn/kvconn/demo"
+	"github.com/kvconn/kvconn/internal/demo"
 )
 
 // demoCmd is `kvconnd demo`.

@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // fsckCmd is `kvconnd fsck`.
@@ -34,8 +34,8 @@ func (c *fsckCmd) Run(ctx context.Context, std *streams) error {
 		}
 	}
 	bar := newProgress(std.err, "checking records")
-	report, err := store.Fsck(ctx, c.Dir, store.FsckOptions{
-		Payload: c.Payload, Progress: bar.set, Store: store.Options{Logger: slog.New(slog.DiscardHandler)},
+	report, err := disk.Fsck(ctx, c.Dir, disk.FsckOptions{
+		Payload: c.Payload, Progress: bar.set, Store: disk.Options{Logger: slog.New(slog.DiscardHandler)},
 	})
 	bar.finish()
 	if err != nil {
@@ -53,7 +53,7 @@ func (c *fsckCmd) Run(ctx context.Context, std *streams) error {
 }
 
 // printFsck writes the report for people.
-func printFsck(out io.Writer, r *store.FsckReport) error {
+func printFsck(out io.Writer, r *disk.FsckReport) error {
 	for _, what := range r.Repaired {
 		fmt.Fprintf(out, "repaired: %s\n", what)
 	}

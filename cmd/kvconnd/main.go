@@ -14,7 +14,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/internal/daemon"
 )
 
 // exitUsage is the exit status for a command line that cannot be understood.

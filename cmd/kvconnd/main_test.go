@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/demo"
+	"github.com/kvconn/kvconn/internal/demo"
 )
 
 // beKvconnd makes the test binary the program itself, for the processes that the demo

@@ -1,6 +1,6 @@
 package main
 
-import "github.com/kvconn/kvconn/daemon"
+import "github.com/kvconn/kvconn/internal/daemon"
 
 // rates are differences of counters over the time between two looks at a daemon.
 type rates struct {

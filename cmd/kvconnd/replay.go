@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/router/replay"
 )
 

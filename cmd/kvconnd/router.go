@@ -12,8 +12,8 @@ import (
 	"github.com/alecthomas/kong"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvconn/kvconn/config"
-	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/router/load"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/prefix"

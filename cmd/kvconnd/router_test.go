@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/router/policy"
-	"github.com/kvconn/kvconn/router/service/enginetest"
 )
 
 // routerFileOf writes a router's file.

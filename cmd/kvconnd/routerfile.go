@@ -7,7 +7,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/kvconn/kvconn/config"
+	"github.com/kvconn/kvconn/internal/config"
 )
 
 // routerFileEnv names the router's file where --config does not.

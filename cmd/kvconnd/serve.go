@@ -9,10 +9,10 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/kvconn/kvconn/config"
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/daemon"
-	"github.com/kvconn/kvconn/daemon/sdnotify"
+	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/router/publish"
 )
 

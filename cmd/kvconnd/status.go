@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/internal/daemon"
 )
 
 // minWatchInterval is as often as a daemon may be asked by --watch.

@@ -8,8 +8,8 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/kvconn/kvconn/config"
-	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/daemon"
 )
 
 // printStatus writes the status for people; r may be nil.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvconn/kvconn/store/storetest/fault"
+	"github.com/kvconn/kvconn/internal/testkit/fault"
 )
 
 // Case is a run of steps on a store under a script of faults. In a file it is one word list

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvconn/kvconn/store/storetest/fault"
+	"github.com/kvconn/kvconn/internal/testkit/fault"
 )
 
 // State is how the store was left before it was damaged.

@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvconn/kvconn/store/storetest/fault"
+	"github.com/kvconn/kvconn/internal/testkit/fault"
 )
 
 // RandomScript returns up to three clauses for a store, drawn from g.

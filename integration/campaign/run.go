@@ -11,8 +11,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/storetest/fault"
+	"github.com/kvconn/kvconn/internal/testkit/fault"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // CaseOutcome is what a case found.
@@ -44,7 +44,7 @@ type caseRun struct {
 	sampler  sampler
 	out      CaseOutcome
 	faulty   bool
-	lease    store.LeaseID
+	lease    disk.LeaseID
 	moves    int
 	log      []*warnings
 	// saved is everything that was ever written; clean are the records whose save succeeded,

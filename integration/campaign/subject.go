@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/storetest/fault"
-	"github.com/kvconn/kvconn/store/storetest/faultfs"
+	"github.com/kvconn/kvconn/internal/testkit/fault"
+	"github.com/kvconn/kvconn/internal/testkit/faultfs"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Limit bounds every call of a store: one that takes longer hangs.
@@ -33,10 +33,10 @@ var ErrWrongBytes = errors.New("wrong bytes")
 
 // subject is an open store, and what is known of it.
 type subject struct {
-	*store.Store
+	*disk.Store
 	dir        string
 	limits     limits
-	namespaces [allSizes]store.NamespaceID
+	namespaces [allSizes]disk.NamespaceID
 	contents   *contents
 	log        *warnings
 }
@@ -64,8 +64,8 @@ func (l limits) check(bytes int64) error {
 }
 
 // storeOptions are short in what a store waits for, so that a trial is short too.
-func storeOptions(dir string, limit int64, log *warnings) store.Options {
-	return store.Options{
+func storeOptions(dir string, limit int64, log *warnings) disk.Options {
+	return disk.Options{
 		Dir: dir, MaxBytes: limit, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond,
 		ReadTimeout: 20 * time.Second, SlotWait: 200 * time.Millisecond,
 		Writers: 4, Logger: slog.New(log),
@@ -79,7 +79,7 @@ func open(dir string, l limits, i *fault.Injector, c *contents) (*subject, error
 	err := bounded("open", func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), Limit)
 		defer cancel()
-		opened, err := store.Open(ctx, faultfs.UnderOn(l.disk, storeOptions(dir, l.cap, log), i))
+		opened, err := disk.Open(ctx, faultfs.UnderOn(l.disk, storeOptions(dir, l.cap, log), i))
 		s.Store = opened
 		return err
 	})
@@ -120,8 +120,8 @@ func bounded(what string, call func() error) error {
 	}
 }
 
-func (s *subject) id(r Record) store.RecordID {
-	return store.RecordID{Namespace: s.namespaces[r.Size], Key: r.key()}
+func (s *subject) id(r Record) disk.RecordID {
+	return disk.RecordID{Namespace: s.namespaces[r.Size], Key: r.key()}
 }
 
 // save writes records, each as soon as the store takes it, and returns the error of each.
@@ -131,14 +131,14 @@ func (s *subject) save(records []Record) ([]error, error) {
 		var wait sync.WaitGroup
 		for i, r := range records {
 			payload := r.payload()
-			op := &store.WriteOp{ID: s.id(r), Parent: r.parent(), Proof: r.proof(), Payload: payload}
+			op := &disk.WriteOp{ID: s.id(r), Parent: r.parent(), Proof: r.proof(), Payload: payload}
 			wait.Add(1)
 			for deadline := time.Now().Add(Limit / 2); ; time.Sleep(time.Millisecond) {
-				n, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) { errs[i] = op.Err; wait.Done() })
+				n, err := s.Write([]*disk.WriteOp{op}, func(op *disk.WriteOp) { errs[i] = op.Err; wait.Done() })
 				if n == 1 {
 					break
 				}
-				if !errors.Is(err, store.ErrBusy) || time.Now().After(deadline) {
+				if !errors.Is(err, disk.ErrBusy) || time.Now().After(deadline) {
 					errs[i] = err
 					wait.Done()
 					break
@@ -161,7 +161,7 @@ func (s *subject) saveAll(records []Record) error {
 		}
 		var busy []Record
 		for i, e := range errs {
-			if errors.Is(e, store.ErrBusy) {
+			if errors.Is(e, disk.ErrBusy) {
 				busy = append(busy, records[i])
 			} else if e != nil {
 				return e
@@ -185,12 +185,12 @@ func (s *subject) read(records []Record) ([]error, error) {
 	errs := make([]error, len(records))
 	for from := 0; from < len(records); from += readBatch {
 		part := records[from:min(from+readBatch, len(records))]
-		ops := make([]*store.ReadOp, len(part))
+		ops := make([]*disk.ReadOp, len(part))
 		for i, r := range part {
-			ops[i] = &store.ReadOp{ID: s.id(r), Parent: r.parent(), Proof: r.proof(), Payload: store.AlignedBuffer(r.Size.Bytes())}
+			ops[i] = &disk.ReadOp{ID: s.id(r), Parent: r.parent(), Proof: r.proof(), Payload: disk.AlignedBuffer(r.Size.Bytes())}
 		}
 		err := bounded("read", func() error {
-			s.Read(context.Background(), ops, func(*store.ReadOp) {})
+			s.Read(context.Background(), ops, func(*disk.ReadOp) {})
 			return nil
 		})
 		if err != nil {
@@ -248,7 +248,7 @@ func (s *subject) sync() error {
 
 func (s *subject) close() error { return bounded("close", s.Close) }
 
-func (s *subject) hold(records []Record) store.LeaseID {
+func (s *subject) hold(records []Record) disk.LeaseID {
 	keys := make([]connector.Key, len(records))
 	for i, r := range records {
 		keys[i] = r.key()

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/storetest/fault"
+	"github.com/kvconn/kvconn/internal/testkit/fault"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Trial damages one file of a store that is down, starts it and looks at everything.
@@ -239,7 +239,7 @@ func (a *Attempt) again() {
 	a.check("second stop", run.close)
 	ctx, cancel := context.WithTimeout(context.Background(), Limit)
 	defer cancel()
-	report, err := store.Fsck(ctx, a.dir, store.FsckOptions{Store: storeOptions(a.dir, 0, new(warnings))})
+	report, err := disk.Fsck(ctx, a.dir, disk.FsckOptions{Store: storeOptions(a.dir, 0, new(warnings))})
 	if err != nil || len(report.Failed) > 0 {
 		a.out.Fail("fsck: %s, %v", strings.Join(report.Failed, "; "), err)
 	}

@@ -4,7 +4,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kvconn/kvconn/store/storetest/fault"
+	"github.com/kvconn/kvconn/internal/testkit/fault"
 )
 
 // Turn is a fault that comes at each operation of a kind in turn, once or for a while.

@@ -25,19 +25,22 @@ const module = "github.com/kvconn/kvconn"
 // sub-packages. docs/architecture.md shows the same as a picture.
 func layers() map[string][]string {
 	return map[string][]string{
-		"connector":   {},
-		"gpu":         {},
-		"config":      {},
-		"store":       {"connector"},
-		"leader":      {"connector", "store"},
-		"worker":      {"connector", "store", "gpu"},
-		"router":      {"connector", "store"},
-		"daemon":      {"connector", "store", "gpu", "leader", "worker", "router"},
-		"engine":      {"connector"},
-		"demo":        {"connector", "engine", "daemon", "store"},
-		"integration": {"connector", "engine", "daemon", "store", "leader", "worker", "config", "router"},
-		"internal":    {},
-		"cmd":         {"config", "daemon", "demo", "engine", "connector", "store", "leader", "worker", "router"},
+		"connector":        {},
+		"gpu":              {},
+		"internal/zmtp":    {},
+		"internal/config":  {},
+		"store":            {"connector"},
+		"leader":           {"connector", "store"},
+		"worker":           {"connector", "store", "gpu"},
+		"router":           {"connector", "store", "internal/zmtp"},
+		"internal/daemon":  {"connector", "store", "gpu", "leader", "worker", "router", "internal/zmtp"},
+		"internal/engine":  {"connector"},
+		"internal/demo":    {"connector", "internal/engine", "internal/daemon", "store"},
+		"internal/bench":   {"connector", "store", "gpu", "leader", "worker", "router", "internal/daemon", "internal/engine"},
+		"internal/testkit": {"connector", "store", "internal/zmtp"},
+		"internal/lint":    {},
+		"integration":      {"connector", "internal/engine", "internal/daemon", "store", "leader", "worker", "internal/config", "router", "internal/testkit"},
+		"cmd":              {"internal/config", "internal/daemon", "internal/demo", "internal/engine", "connector", "store", "leader", "worker", "router", "internal/bench"},
 	}
 }
 
@@ -82,7 +85,11 @@ func part(importPath string) string {
 	if !ok {
 		return ""
 	}
-	top, _, _ := strings.Cut(rest, "/")
+	top, below, _ := strings.Cut(rest, "/")
+	if top == "internal" {
+		below, _, _ = strings.Cut(below, "/")
+		return top + "/" + below
+	}
 	return top
 }
 
@@ -106,7 +113,7 @@ func TestImportsPointDownward(t *testing.T) {
 // What injects faults is for tests: nothing that is part of the program imports it.
 func TestFaultsStayInTests(t *testing.T) {
 	equipment := func(path string) bool {
-		return strings.Contains(path, "/storetest") || strings.HasPrefix(path, module+"/integration/")
+		return strings.Contains(path, "/testkit/") || strings.HasPrefix(path, module+"/integration/")
 	}
 	for _, p := range packages(t) {
 		for _, imp := range p.Imports {

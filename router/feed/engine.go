@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvconn/kvconn/router/zmtp"
+	"github.com/kvconn/kvconn/internal/zmtp"
 )
 
 // Engine follows the KV cache events of an engine's data-parallel ranks.

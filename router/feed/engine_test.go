@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/router/zmtp/zmqtest"
+	"github.com/kvconn/kvconn/internal/testkit/zmqtest"
 )
 
 // libzmqEngine is an engine's publisher in libzmq.

@@ -6,8 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
-	"github.com/kvconn/kvconn/router/zmtp"
 )
 
 // Rank is one data-parallel rank of an engine.

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/prefix"
-	"github.com/kvconn/kvconn/router/zmtp"
 )
 
 // ownEngine is an engine's publisher made of package zmtp.

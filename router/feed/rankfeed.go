@@ -10,8 +10,8 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
-	"github.com/kvconn/kvconn/router/zmtp"
 )
 
 // rankFeed follows one rank: its reader's goroutine receives, its own applies. All fields below mu belong

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/kvconn/kvconn/router/zmtp"
+	"github.com/kvconn/kvconn/internal/zmtp"
 )
 
 // item is what a reader hands on: a batch, or, without one, that the connection came or went.

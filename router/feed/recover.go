@@ -8,8 +8,8 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
-	"github.com/kvconn/kvconn/router/zmtp"
 )
 
 // maxReplayBatches bounds one replay; engines keep 10,000.

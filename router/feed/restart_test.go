@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/internal/testlog"
+	"github.com/kvconn/kvconn/internal/testkit/testlog"
+	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/prefix"
-	"github.com/kvconn/kvconn/router/zmtp"
 )
 
 // process is an engine process that publishes and has no replay.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvconn/kvconn/router/service/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 )
 
 // checkOf is a check that says of rank 0 that it is not well.

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/router/registry"
-	"github.com/kvconn/kvconn/router/service/enginetest"
 )
 
 func TestBadRequestsAreAnsweredWithACode(t *testing.T) {

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
-	"github.com/kvconn/kvconn/router/service/enginetest"
 	"github.com/kvconn/kvconn/router/tokenize"
 )
 

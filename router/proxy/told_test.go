@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
-	"github.com/kvconn/kvconn/router/service/enginetest"
 )
 
 // spy is a router that notes what it is told.

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
-	"github.com/kvconn/kvconn/router/zmtp"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // begun is what a replay has before its first block, and how many blocks it has.
@@ -43,13 +43,13 @@ func replayed(t *testing.T, p *Publisher) (b begun) {
 
 // laggingSource is a store of which the first subscription fell behind.
 type laggingSource struct {
-	*store.Store
+	*disk.Store
 	subscriptions int
 }
 
-func (s *laggingSource) Subscribe(ctx context.Context) (*store.Subscription, error) {
+func (s *laggingSource) Subscribe(ctx context.Context) (*disk.Subscription, error) {
 	if s.subscriptions++; s.subscriptions == 1 {
-		return nil, store.ErrLagged
+		return nil, disk.ErrLagged
 	}
 	return s.Store.Subscribe(ctx)
 }

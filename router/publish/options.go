@@ -6,7 +6,7 @@ import (
 	"log/slog"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/router/zmtp"
+	"github.com/kvconn/kvconn/internal/zmtp"
 )
 
 // HashForm is how a block's key is published.

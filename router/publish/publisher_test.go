@@ -12,20 +12,20 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/internal/testkit/zmqtest"
+	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
-	"github.com/kvconn/kvconn/router/zmtp"
-	"github.com/kvconn/kvconn/router/zmtp/zmqtest"
-	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/storetest"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 const testPayloadBytes = 8000
 
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
-func openStore(t *testing.T) (*store.Store, store.NamespaceID) {
+func openStore(t *testing.T) (*disk.Store, disk.NamespaceID) {
 	t.Helper()
-	s, err := store.Open(t.Context(), store.Options{
+	s, err := disk.Open(t.Context(), disk.Options{
 		Dir: t.TempDir(), MaxBytes: 12 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: quiet(),
 	})
 	if err != nil {
@@ -49,21 +49,21 @@ func keyOf(n int) (k connector.Key) {
 }
 
 // save writes shards of the blocks [from, to), a prompt.
-func save(t *testing.T, s *store.Store, ns store.NamespaceID, from, to int, shards ...connector.Shard) {
+func save(t *testing.T, s *disk.Store, ns disk.NamespaceID, from, to int, shards ...connector.Shard) {
 	t.Helper()
-	var ops []*store.WriteOp
+	var ops []*disk.WriteOp
 	for n := from; n < to; n++ {
 		for _, shard := range shards {
-			ops = append(ops, &store.WriteOp{
-				ID:     store.RecordID{Namespace: ns, Shard: shard, Key: keyOf(n)},
-				Parent: keyOf(n - 1), Payload: store.AlignedBuffer(testPayloadBytes),
+			ops = append(ops, &disk.WriteOp{
+				ID:     disk.RecordID{Namespace: ns, Shard: shard, Key: keyOf(n)},
+				Parent: keyOf(n - 1), Payload: disk.AlignedBuffer(testPayloadBytes),
 			})
 		}
 	}
 	storetest.Save(t, s, ops...)
 }
 
-func startPublisher(t *testing.T, s *store.Store, hashes HashForm) *Publisher {
+func startPublisher(t *testing.T, s *disk.Store, hashes HashForm) *Publisher {
 	t.Helper()
 	p, err := New(t.Context(), Options{
 		Endpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0", Topic: "kv", Hashes: hashes, Logger: quiet(),
@@ -157,7 +157,7 @@ func TestWhatIsPublishedIsWhatIsThere(t *testing.T) {
 		for _, from := range []int{0, 1000, 3000} {
 			for n := from; n < from+600; n++ {
 				k := keyOf(n)
-				if s.Has(store.RecordID{Namespace: ns, Shard: 0, Key: k}) && s.Has(store.RecordID{Namespace: ns, Shard: 1, Key: k}) {
+				if s.Has(disk.RecordID{Namespace: ns, Shard: 0, Key: k}) && s.Has(disk.RecordID{Namespace: ns, Shard: 1, Key: k}) {
 					want[binary.BigEndian.Uint64(k[:])] = true
 				}
 			}
@@ -199,7 +199,7 @@ func TestHashesHaveTheFormThatWasAskedFor(t *testing.T) {
 func TestLibzmqReadsWhatIsPublished(t *testing.T) {
 	s, ns := openStore(t)
 	p := startPublisher(t, s, HashBytes)
-	sub := zmqtest.Start(t, "../zmtp/testdata/libzmq_sub.py", "sub", "tcp://"+p.Addr().String(), "kv")
+	sub := zmqtest.Start(t, "../../internal/zmtp/testdata/libzmq_sub.py", "sub", "tcp://"+p.Addr().String(), "kv")
 	sub.Line()
 	for p.Stats().Subscribers == 0 {
 		time.Sleep(time.Millisecond)

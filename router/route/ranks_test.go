@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/registry"
-	"github.com/kvconn/kvconn/router/service/enginetest"
 )
 
 func TestRanksFitTogetherOrAreRefused(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/router/service/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 )
 
 // A node's speed is what its kvconnd says, for all its ranks, until it says otherwise.

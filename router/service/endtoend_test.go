@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/daemon"
+	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/router/registry"
-	"github.com/kvconn/kvconn/router/service/enginetest"
-	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/storetest"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 const payloadBytes = 8000
@@ -20,7 +20,7 @@ const payloadBytes = 8000
 // fillStore saves the blocks of prompts of a model in a store that is then closed.
 func fillStore(t *testing.T, dir, model string, prompts map[connector.Scope][]uint32) {
 	t.Helper()
-	s, err := store.Open(t.Context(), store.Options{Dir: dir, MaxBytes: 64 << 20, Logger: quiet()})
+	s, err := disk.Open(t.Context(), disk.Options{Dir: dir, MaxBytes: 64 << 20, Logger: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func fillStore(t *testing.T, dir, model string, prompts map[connector.Scope][]ui
 		parent := connector.RootKey(16, scope)
 		for ; len(tokens) >= 16; tokens = tokens[16:] {
 			key, _ := connector.NextKey(parent, connector.AppendTokens(nil, tokens[:16]), nil)
-			storetest.Save(t, s, &store.WriteOp{ID: store.RecordID{Namespace: ns, Key: key}, Parent: parent, Payload: store.AlignedBuffer(payloadBytes)})
+			storetest.Save(t, s, &disk.WriteOp{ID: disk.RecordID{Namespace: ns, Key: key}, Parent: parent, Payload: disk.AlignedBuffer(payloadBytes)})
 			parent = key
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/router/registry"
-	"github.com/kvconn/kvconn/router/service/enginetest"
 )
 
 func TestTheTokenIsNeeded(t *testing.T) {

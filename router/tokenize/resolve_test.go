@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/kvconn/kvconn/router/service/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 )
 
 func TestPromptsComeInManyForms(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/router/service/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 )
 
 func TestIDsAreReadAsJSONReadsThem(t *testing.T) {

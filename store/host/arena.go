@@ -6,12 +6,12 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Record is what a slot is found by and what its bytes must be of.
 type Record struct {
-	ID     store.RecordID
+	ID     disk.RecordID
 	Parent connector.Key
 	Proof  connector.Proof
 }
@@ -114,7 +114,7 @@ func (a *Arena) Close() error {
 
 // Holds reports whether a verified copy of the record is there now, without counting as a
 // use. A load may still find it gone.
-func (a *Arena) Holds(id store.RecordID) bool {
+func (a *Arena) Holds(id disk.RecordID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	at := a.find(a.index.hash(&id), &id)
@@ -122,7 +122,7 @@ func (a *Arena) Holds(id store.RecordID) bool {
 }
 
 // Drop forgets a record that its store has dropped. Who holds it pinned goes on with it.
-func (a *Arena) Drop(id store.RecordID) {
+func (a *Arena) Drop(id disk.RecordID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if at := a.find(a.index.hash(&id), &id); at != 0 {
@@ -133,13 +133,13 @@ func (a *Arena) Drop(id store.RecordID) {
 
 // DropNamespace forgets all records of a namespace that are there when it is called. It
 // gives the lock up again and again, as there may be millions.
-func (a *Arena) DropNamespace(ns store.NamespaceID) {
+func (a *Arena) DropNamespace(ns disk.NamespaceID) {
 	for n := uint32(1); a.dropOf(ns, n); n++ {
 	}
 }
 
 // dropOf is DropNamespace of one slab. It reports false where there is no such slab.
-func (a *Arena) dropOf(ns store.NamespaceID, n uint32) bool {
+func (a *Arena) dropOf(ns disk.NamespaceID, n uint32) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if n >= uint32(len(a.slabs)) {

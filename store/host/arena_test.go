@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // testUnit holds 16 of the smallest slots.
@@ -62,7 +62,7 @@ func TestPublishedRecordIsFoundWithItsBytesByEqualProofAlone(t *testing.T) {
 	c := newAccount(t, a, AccountOptions{})
 	var s, other Slot
 	acquire(t, c, &s, record(1), 5000, Fill)
-	if len(s.Bytes()) != 5000 || cap(s.Bytes()) != 8192 || s.Offset()%store.BufferAlign != 0 {
+	if len(s.Bytes()) != 5000 || cap(s.Bytes()) != 8192 || s.Offset()%disk.BufferAlign != 0 {
 		t.Fatalf("%d bytes of %d at %d", len(s.Bytes()), cap(s.Bytes()), s.Offset())
 	}
 	copy(s.Bytes(), bytes.Repeat([]byte("kv"), 2500))

@@ -3,7 +3,7 @@ package host
 import (
 	"slices"
 
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // class is all slots of one size.
@@ -24,10 +24,10 @@ const wastePart = 8
 
 // classOf returns the class of slots for a payload, or nil if the arena is too small.
 func (a *Arena) classOf(payloadBytes int) *class {
-	if payloadBytes < store.MinPayloadBytes || payloadBytes > store.MaxPayloadBytes {
+	if payloadBytes < disk.MinPayloadBytes || payloadBytes > disk.MaxPayloadBytes {
 		return nil
 	}
-	size := store.PayloadBufferSize(payloadBytes)
+	size := disk.PayloadBufferSize(payloadBytes)
 	if c := a.bySize[size]; c != nil {
 		return c
 	}

@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // index finds slots by what they hold: a hash table that grows by one bucket at a time
@@ -32,7 +32,7 @@ func newIndex() index {
 
 // hash is of a record's id. Keys come from prompts, which anybody may write: the seed keeps
 // them from being made for one bucket.
-func (x *index) hash(id *store.RecordID) uint64 {
+func (x *index) hash(id *disk.RecordID) uint64 {
 	hi, lo := bits.Mul64(binary.LittleEndian.Uint64(id.Key[:])^x.seed[0], binary.LittleEndian.Uint64(id.Key[8:])^x.seed[1])
 	h := hi ^ lo ^ uint64(id.Namespace)<<16 ^ uint64(id.Shard)
 	hi, lo = bits.Mul64(h^x.seed[2], 0x9e3779b97f4a7c15)
@@ -49,7 +49,7 @@ func (x *index) bucket(hash uint64) *slotID {
 }
 
 // find returns the slot of a record's id, 0 if there is none.
-func (a *Arena) find(hash uint64, id *store.RecordID) slotID {
+func (a *Arena) find(hash uint64, id *disk.RecordID) slotID {
 	for at := *a.index.bucket(hash); at != 0; {
 		s := a.slot(at)
 		if s.hash == hash && s.ns == id.Namespace && s.shard == id.Shard {

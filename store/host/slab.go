@@ -2,7 +2,7 @@ package host
 
 import (
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
 )
 
 // What the arena knows of a slot lies in slabs: tables without pointers, which the garbage
@@ -35,7 +35,7 @@ const (
 type slot struct {
 	proof connector.Proof
 	hash  uint64 // of the record's id, see [index]
-	ns    store.NamespaceID
+	ns    disk.NamespaceID
 	// prev and next link the slot into its class's free or clean list, chain to the next
 	// one of its bucket of the index.
 	prev, next, chain slotID

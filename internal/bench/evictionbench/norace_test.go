@@ -1,0 +1,5 @@
+//go:build !race
+
+package evictionbench
+
+const raceEnabled = false

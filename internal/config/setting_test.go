@@ -1,0 +1,111 @@
+package config
+
+import (
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The three names of a setting follow from each other: who knows one knows all.
+func TestEverySettingHasOneName(t *testing.T) {
+	schema := reflect.TypeFor[Serve]()
+	for i := range schema.NumField() {
+		tag := schema.Field(i).Tag
+		flag, env := tag.Get("name"), tag.Get("env")
+		if want := envPrefix + strings.ToUpper(Key(flag)); flag == "" || env != want {
+			t.Errorf("%s: flag %q, environment %q; want %s", schema.Field(i).Name, flag, env, want)
+		}
+		if tag.Get("help") == "" {
+			t.Errorf("%s has no help", flag)
+		}
+	}
+}
+
+func TestSettingsListEveryValueWithItsSource(t *testing.T) {
+	s := Serve{Dir: "/d", MaxBytes: 1 << 30, LoadTimeout: 3 * time.Second, HTTPRemote: true}
+	got := s.Settings(func(flag string) Source {
+		if flag == "max-bytes" {
+			return Source{Kind: FromFile, Name: "/etc/kvconnd.yaml"}
+		}
+		return Source{Kind: FromDefault}
+	})
+	values := make(map[string]string)
+	for _, set := range got {
+		values[set.Key] = set.Value + " from " + set.From.String()
+	}
+	for key, want := range map[string]string{
+		"dir": "/d from default", "max_bytes": "1GiB from file /etc/kvconnd.yaml", "load_timeout": "3s from default", "http_remote": "true from default",
+	} {
+		if values[key] != want {
+			t.Errorf("%s: %q, want %q", key, values[key], want)
+		}
+	}
+	if len(got) != reflect.TypeFor[Serve]().NumField() {
+		t.Errorf("%d settings", len(got))
+	}
+}
+
+func TestSecretsAreMasked(t *testing.T) {
+	schema := struct {
+		Token string `name:"object-secret-key" secret:"true"`
+		Unset string `name:"other-secret" secret:"true"`
+	}{Token: "hunter2"}
+	got := settings(schema, func(string) Source { return Source{Kind: FromEnvironment, Name: "X"} })
+	if got[0].Value != masked || got[1].Value != "" {
+		t.Errorf("settings %+v", got)
+	}
+}
+
+func TestUnknownEnvironmentVariablesAreErrors(t *testing.T) {
+	known := []string{"KVCONN_DIR", "KVCONN_SOCKET", "KVCONN_MAX_BYTES"}
+	for entry, want := range map[string]string{
+		"KVCONN_DIR=/d":                               "",
+		"KVCONN_SOCKT=/s":                             "unknown environment variable KVCONN_SOCKT, did you mean KVCONN_SOCKET?",
+		"KVCONN_MAXBYTES=1":                           "did you mean KVCONN_MAX_BYTES?",
+		"KVCONND_IS=1":                                "",
+		"KVCONN_TEST_LONG=1":                          "",
+		"KVCONN_SERVICE_HOST=10.0.0.1":                "",
+		"KVCONN_SERVICE_PORT_HTTP=80":                 "",
+		"KVCONN_PORT=tcp://10.0.0.1:80":               "",
+		"KVCONN_PORT_80_TCP_ADDR=10.0.0.1":            "",
+		"KVCONN_ROUTER_SERVICE_PORT=80":               "",
+		"KVCONN_ROUTER_PORT_80_TCP=tcp://10.0.0.1:80": "",
+		"KVCONN_PORT_RANGE=1":                         "unknown environment variable KVCONN_PORT_RANGE",
+		"PATH=/bin":                                   "",
+	} {
+		err := CheckEnvironment([]string{entry}, known)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", entry, err, want)
+		}
+	}
+	err := CheckEnvironment([]string{"KVCONN_B=1", "KVCONN_A=1"}, known)
+	if err == nil || strings.Index(err.Error(), "KVCONN_A") > strings.Index(err.Error(), "KVCONN_B") {
+		t.Errorf("two unknown ones: %v, want both in order", err)
+	}
+}
+
+func TestEverySettingIsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range keys() {
+		if !strings.Contains(string(doc), "| `"+key+"` |") {
+			t.Errorf("docs/configuration.md does not describe %s", key)
+		}
+	}
+}
+
+func TestEveryRouterSettingIsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/router.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range append(routerKeys(), "rank") {
+		if !strings.Contains(string(doc), "| `"+key+"` |") {
+			t.Errorf("docs/router.md does not describe %s", key)
+		}
+	}
+}

@@ -1,0 +1,379 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sort"
+	"sync"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/leader"
+	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/worker"
+)
+
+// backend opens a leader for every scheduler and a worker for every rank that connects,
+// all on one store.
+type backend struct {
+	opts   *Options
+	store  *disk.Store
+	arena  *host.Arena
+	tiers  *tiers
+	copies worker.CopyMeter
+
+	mu         sync.Mutex
+	schedulers map[*schedulerSession]struct{}
+	workers    map[*workerSession]struct{}
+	// refused are ranks whose memory was offered and could not be taken, until it is.
+	refused map[engineRank]struct{}
+	// past keeps the counts of sessions that have ended, so that metrics never run
+	// backwards; draining are workers that have ended and still have saves under way.
+	past   totals
+	models modelCounts
+	// namespaces counts how openings of namespaces ended, numbers knows whose their numbers are.
+	namespaces openings
+	numbers    numbers
+	draining   map[*workerSession]struct{}
+}
+
+var _ server.Backend = (*backend)(nil)
+
+func newBackend(o *Options, s *disk.Store, a *host.Arena) *backend {
+	b := &backend{
+		opts: o, store: s, arena: a,
+		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
+		refused:  make(map[engineRank]struct{}),
+		draining: make(map[*workerSession]struct{}), models: make(modelCounts),
+		numbers: numbers{of: make(map[disk.NamespaceID]connector.NamespaceDigest)},
+	}
+	b.tiers = &tiers{b: b}
+	return b
+}
+
+// totals are the counters of leaders and workers added up.
+type totals struct {
+	Leader leader.Stats
+	Worker worker.Stats
+}
+
+// schedulerSession is one engine instance's leader.
+type schedulerSession struct {
+	*leader.Leader
+	// staging is set for engines that cannot report a failed load.
+	staging *worker.Stager
+	// notReady is why nothing is offered, "" if it is; the backend's mutex guards it.
+	notReady  string
+	b         *backend
+	peer      server.Peer
+	manifest  *connector.Manifest
+	namespace disk.NamespaceID
+	digest    connector.NamespaceDigest
+	since     time.Time
+}
+
+// workerSession is one rank's worker.
+type workerSession struct {
+	*worker.Worker
+	b         *backend
+	peer      server.Peer
+	namespace disk.NamespaceID
+	digest    connector.NamespaceDigest
+	rank      int
+	model     string
+	since     time.Time
+	// registered is set while the rank's memory is held, lost once it is gone until it is
+	// registered again; the backend's mutex guards both.
+	registered, lost bool
+}
+
+var (
+	_ server.Scheduler = (*schedulerSession)(nil)
+	_ server.Worker    = (*workerSession)(nil)
+)
+
+// OpenScheduler makes a leader for an engine instance.
+func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.Manifest) (server.Scheduler, error) {
+	ns, digest, err := b.openNamespace(m)
+	if err != nil {
+		return nil, err
+	}
+	s := &schedulerSession{b: b, peer: p, manifest: m, namespace: ns, digest: digest, since: time.Now()}
+	o := leader.Options{
+		Namespace: ns, Digest: digest, Manifest: m,
+		MinOfferTokens: b.opts.MinOfferTokens, PromptsOnly: b.opts.PromptsOnly,
+		PrefillTokensPerS: b.opts.PrefillTokensPerS, StageTimeout: b.opts.StageTimeout,
+		LoadTTL: 2 * b.opts.LoadTimeout,
+		Tiers:   b.tiers, Probe: b.tiers.probe,
+	}
+	if p.Staged {
+		if s.staging, err = b.newStager(); err != nil {
+			b.store.CloseNamespace(ns)
+			return nil, err
+		}
+		o.Staging = stager{s.staging}
+	}
+	if s.Leader, err = leader.New(o, b.store); err != nil {
+		s.letGo()
+		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
+	}
+	b.mu.Lock()
+	b.schedulers[s] = struct{}{}
+	changes := b.tellReady(p.Engine)
+	b.mu.Unlock()
+	b.log("engine scheduler connected", p, "model", m.Model, "namespace", short(digest))
+	b.logReady(changes)
+	return s, nil
+}
+
+// newStager returns a stager with a share of the host tier.
+func (b *backend) newStager() (*worker.Stager, error) {
+	account, err := b.arena.Account(host.AccountOptions{LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
+	if err != nil {
+		return nil, err
+	}
+	return worker.NewStager(b.store, account, b.store.PayloadBytes), nil
+}
+
+// letGo lets go of the namespace, once the reads have ended that the stager has left to the
+// disk.
+func (s *schedulerSession) letGo() {
+	if s.staging == nil {
+		s.b.store.CloseNamespace(s.namespace)
+		return
+	}
+	go func() {
+		s.staging.Close()
+		s.b.store.CloseNamespace(s.namespace)
+	}()
+}
+
+// OpenWorker makes a worker for a rank.
+func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Manifest, rank int) (server.Worker, error) {
+	ns, digest, err := b.openNamespace(m)
+	if err != nil {
+		return nil, err
+	}
+	account, err := b.arena.Account(host.AccountOptions{LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
+	if err != nil {
+		b.store.CloseNamespace(ns)
+		return nil, err
+	}
+	s := &workerSession{b: b, peer: p, namespace: ns, digest: digest, rank: rank, model: m.Model, since: time.Now()}
+	s.Worker, err = worker.New(worker.Options{
+		Namespace: ns, Digest: digest, Manifest: m, Rank: rank, Driver: b.opts.Driver, Account: account, Meter: &b.copies,
+		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Payloads: b.store,
+		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
+	}, b.store)
+	if err != nil {
+		account.Close()
+		b.store.CloseNamespace(ns)
+		return nil, err
+	}
+	b.mu.Lock()
+	b.foldDrained()
+	b.workers[s] = struct{}{}
+	b.mu.Unlock()
+	b.log("engine worker connected", p, "rank", rank, "namespace", short(digest))
+	return s, nil
+}
+
+func (b *backend) openNamespace(m *connector.Manifest) (disk.NamespaceID, connector.NamespaceDigest, error) {
+	digest, err := m.Digest()
+	if err != nil {
+		return 0, digest, err
+	}
+	ns, err := b.store.OpenNamespace(m)
+	b.namespaces.count(err)
+	if err != nil {
+		return 0, digest, fmt.Errorf("the store cannot take up model %q (namespace %s): %w",
+			m.Model, short(digest), err)
+	}
+	b.numbers.claim(ns, digest, b.arena)
+	return ns, digest, nil
+}
+
+// numbers are the digests of the namespaces that had a number last.
+type numbers struct {
+	mu sync.Mutex
+	of map[disk.NamespaceID]connector.NamespaceDigest
+}
+
+// claim takes in whose a number is. The store gives the numbers of namespaces that it has
+// forgotten out again: what the host tier has of another namespace is not the new one's,
+// though its proofs may be equal where the engine makes them.
+func (n *numbers) claim(ns disk.NamespaceID, digest connector.NamespaceDigest, arena *host.Arena) {
+	n.mu.Lock()
+	defer n.mu.Unlock() // whoever else opens the namespace waits until nothing is left
+	if last, known := n.of[ns]; known && last != digest {
+		arena.DropNamespace(ns)
+	}
+	n.of[ns] = digest
+}
+
+func (b *backend) log(msg string, p server.Peer, args ...any) {
+	b.opts.Logger.Info(msg, append([]any{slog.String("engine", p.Engine), slog.Int("pid", p.PID), slog.String("client", p.Client)}, args...)...)
+}
+
+// short is the beginning of a digest, enough for a person to tell namespaces apart.
+func short(d connector.NamespaceDigest) string { return d.String()[:12] }
+
+// Close ends the session and releases what its requests had pinned.
+func (s *schedulerSession) Close() {
+	s.Leader.Close()
+	s.letGo()
+	s.b.mu.Lock()
+	delete(s.b.schedulers, s)
+	s.b.past.addLeader(s.Stats())
+	s.b.models.addLeader(s.manifest.Model, s.Stats())
+	changes := s.b.tellReady(s.peer.Engine)
+	s.b.mu.Unlock()
+	s.b.log("engine scheduler disconnected", s.peer)
+	s.b.logReady(changes)
+}
+
+// Close ends the session; engine memory is no longer touched when it returns.
+func (s *workerSession) Close() {
+	s.Worker.Close()
+	s.b.mu.Lock()
+	delete(s.b.workers, s)
+	changes := s.b.tellReady(s.peer.Engine)
+	s.b.draining[s] = struct{}{}
+	s.b.mu.Unlock()
+	s.b.log("engine worker disconnected", s.peer, "rank", s.rank)
+	s.b.logReady(changes)
+}
+
+func (t *totals) addLeader(s leader.Stats) {
+	t.Leader.Matches += s.Matches
+	t.Leader.MatchedRequests += s.MatchedRequests
+	t.Leader.QueriedTokens += s.QueriedTokens
+	t.Leader.OfferedTokens += s.OfferedTokens
+	t.Leader.LoadTokens += s.LoadTokens
+	t.Leader.SaveBlocks += s.SaveBlocks
+	t.Leader.FailedLoads += s.FailedLoads
+	t.Leader.NotReady += s.NotReady
+	t.Leader.DecisionsFull += s.DecisionsFull
+	t.Leader.DecisionsTrimmed += s.DecisionsTrimmed
+	t.Leader.DecisionsRefused += s.DecisionsRefused
+	t.Leader.Requests += s.Requests
+}
+
+func (t *totals) addWorker(s worker.Stats) {
+	t.Worker.Loads += s.Loads
+	t.Worker.LoadsFailed += s.LoadsFailed
+	t.Worker.LoadsInFlight += s.LoadsInFlight
+	t.Worker.LoadedBlocks += s.LoadedBlocks
+	t.Worker.LoadedBytes += s.LoadedBytes
+	t.Worker.FailedBlocks += s.FailedBlocks
+	t.Worker.LoadsCancelled += s.LoadsCancelled
+	t.Worker.LoadSeconds += s.LoadSeconds
+	t.Worker.CopySeconds += s.CopySeconds
+	t.Worker.SavedBlocks += s.SavedBlocks
+	t.Worker.SavedBytes += s.SavedBytes
+	t.Worker.DroppedBlocks += s.DroppedBlocks
+}
+
+// foldDrained adds the counts of ended workers without saves under way to the past, and
+// lets go of their namespaces, into which they may have saved until now.
+func (b *backend) foldDrained() {
+	for w := range b.draining {
+		if w.Drained() {
+			b.past.addWorker(w.Stats())
+			b.models.addWorker(w.model, w.Stats())
+			b.store.CloseNamespace(w.namespace)
+			delete(b.draining, w)
+		}
+	}
+}
+
+// EngineStatus is one engine instance.
+type EngineStatus struct {
+	Engine      string       `json:"engine"`
+	PID         int          `json:"pid"`
+	Client      string       `json:"client"`
+	Model       string       `json:"model"`
+	Namespace   string       `json:"namespace"`
+	ConnectedS  float64      `json:"connected_s"`
+	BlockSize   int          `json:"block_size"`
+	Requests    leader.Stats `json:"requests"`
+	RanksNeeded int          `json:"ranks_needed"`
+	// NotReady is why nothing is offered to the engine, "" if it is.
+	NotReady string `json:"not_ready"`
+}
+
+// RankStatus is one connected worker.
+type RankStatus struct {
+	Engine     string       `json:"engine"`
+	PID        int          `json:"pid"`
+	Rank       int          `json:"rank"`
+	Model      string       `json:"model"`
+	Namespace  string       `json:"namespace"`
+	ConnectedS float64      `json:"connected_s"`
+	Registered bool         `json:"registered"`
+	BlockBytes []int        `json:"block_bytes"`
+	Transfers  worker.Stats `json:"transfers"`
+}
+
+// status lists the sessions, sorted by engine and shard, and adds all counters up.
+func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.foldDrained()
+	sum := b.past
+	for w := range b.draining {
+		sum.addWorker(w.Stats())
+	}
+	engines := make([]EngineStatus, 0, len(b.schedulers))
+	for s := range b.schedulers {
+		st := s.Stats()
+		sum.addLeader(st)
+		engines = append(engines, EngineStatus{
+			Engine: s.peer.Engine, PID: s.peer.PID, Client: s.peer.Client, Model: s.manifest.Model, Namespace: s.digest.String(),
+			ConnectedS: now.Sub(s.since).Seconds(), BlockSize: s.manifest.BlockSize, Requests: st, RanksNeeded: s.manifest.Ranks(), NotReady: s.notReady,
+		})
+	}
+	ranks := make([]RankStatus, 0, len(b.workers))
+	for w := range b.workers {
+		st := w.Stats()
+		sum.addWorker(st)
+		blockBytes := w.BlockBytes()
+		ranks = append(ranks, RankStatus{
+			Engine: w.peer.Engine, PID: w.peer.PID, Rank: w.rank, Model: w.model, Namespace: w.digest.String(),
+			ConnectedS: now.Sub(w.since).Seconds(), Registered: blockBytes != nil, BlockBytes: blockBytes, Transfers: st,
+		})
+	}
+	sort.Slice(engines, func(i, j int) bool { return engines[i].Engine < engines[j].Engine })
+	sort.Slice(ranks, func(i, j int) bool {
+		if ranks[i].Engine != ranks[j].Engine {
+			return ranks[i].Engine < ranks[j].Engine
+		}
+		return ranks[i].Rank < ranks[j].Rank
+	})
+	return engines, ranks, sum
+}
+
+// Register opens the engine's memory.
+func (s *workerSession) Register(ctx context.Context, r *server.Registration) (server.Registered, error) {
+	n, err := s.Worker.Register(ctx, &r.Layout, r.Regions, r.Fence)
+	s.setMemory(err == nil, err != nil)
+	if err != nil {
+		s.b.opts.Logger.Warn("KV memory of a rank cannot be used: its engine is offered nothing until it can", "engine", s.peer.Engine,
+			"rank", s.rank, "err", err, "remedy", "see err: the engine's memory must be shared, and fit its layout, its manifest and host_bytes")
+		return server.Registered{}, err
+	}
+	out := server.Registered{BlockBytes: n}
+	if s.peer.Staged {
+		out.Staging = s.b.arena.File()
+	}
+	return out, nil
+}
+
+// Unregister gives the engine's memory back.
+func (s *workerSession) Unregister(ctx context.Context) error {
+	s.setMemory(false, false)
+	return s.Worker.Unregister(ctx)
+}

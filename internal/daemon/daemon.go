@@ -1,0 +1,206 @@
+package daemon
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
+	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/host"
+)
+
+// run takes the addresses, opens the store, serves, and closes it.
+func run(ctx context.Context, o *Options) error {
+	epoch, err := newEpoch()
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	d := &daemon{
+		opts: o, epoch: epoch, started: now, health: newHealth(o.Logger), opening: newOpening(o.Logger, now),
+		info: Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", epoch), Socket: o.Socket},
+	}
+	d.opening.first = d.writeInfo
+	// First what fails at once: an address in use must not cost the opening of a store, or
+	// make one.
+	defer d.closeListeners()
+	if err := d.listen(ctx); err != nil {
+		return err
+	}
+	arena, err := host.New(host.Options{Bytes: o.HostBytes, Logger: o.Logger})
+	if err != nil {
+		return fmt.Errorf("make the host tier of %d bytes: %w", o.HostBytes, err)
+	}
+	d.arena = arena
+	// It outlives the store, which writes from it until it is closed.
+	defer func() {
+		if closeErr := arena.Close(); closeErr != nil {
+			o.Logger.Info("host tier memory is still in use; the end of the process gives it back", "err", closeErr)
+		}
+	}()
+	defer o.pin(arena)()
+	return d.run(ctx)
+}
+
+// pin prepares the host tier's memory for copies, and returns what takes that back.
+func (o *Options) pin(arena *host.Arena) (unpin func()) {
+	unpinHost, err := o.Driver.PinHost(arena.Memory())
+	if err != nil {
+		o.Logger.Warn("host tier memory could not be prepared for copies: they are slower", "err", err,
+			"remedy", "raise the limit on locked memory (LimitMEMLOCK of the service), or lower host_bytes")
+		return func() {}
+	}
+	return func() {
+		if err := unpinHost(); err != nil {
+			o.Logger.Debug("host tier memory stays locked until the process ends", "err", err)
+		}
+	}
+}
+
+// daemon is the state of one Run. The fields from store to publisher are set before opened
+// is, and read by others only after that.
+type daemon struct {
+	opts    *Options
+	arena   *host.Arena
+	epoch   uint64
+	started time.Time
+	health  *health
+	opening *opening
+	// socket is nil once the server has it; web and profiles are nil if they are not wanted.
+	socket        *server.Listener
+	web, profiles *httpServer
+
+	infoMu sync.Mutex
+	info   Info
+	// infoWritten says that the file is there and this daemon's.
+	infoWritten bool
+
+	// opened is set once the store is open, ready while engines can connect.
+	opened, ready atomic.Bool
+	store         *disk.Store
+	backend       *backend
+	server        *server.Server
+	// publisher is nil if no events are published.
+	publisher *publisher
+	// residency is the stream of what the store holds.
+	residency http.Handler
+}
+
+// run serves HTTP, opens the store, serves engines until ctx ends, and closes it.
+func (d *daemon) run(ctx context.Context) (err error) {
+	defer func() {
+		if d.store != nil {
+			err = errors.Join(err, d.closeStore())
+		}
+	}()
+	ctx, cancel := context.WithCancel(ctx)
+	g, ctx := errgroup.WithContext(ctx)
+	for _, s := range []*httpServer{d.web, d.profiles} {
+		if s != nil {
+			g.Go(func() error { return s.serve(ctx) })
+		}
+	}
+	err = d.open(ctx)
+	if err == nil {
+		err = d.serve(ctx, g)
+	}
+	// Whatever way this ends, nobody serves a store that is being closed.
+	cancel()
+	if failed := g.Wait(); failed != nil && (err == nil || errors.Is(err, context.Canceled)) {
+		err = failed
+	}
+	d.ready.Store(false)
+	d.removeInfo() // before the store is let go of: another's file must stay
+	return err
+}
+
+// serve serves engines until ctx ends.
+func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
+	if d.publisher != nil {
+		g.Go(func() error { return d.publisher.run(ctx) })
+	}
+	if err := d.updateInfo(); err != nil {
+		return err
+	}
+	socket := d.socket
+	d.socket = nil
+	if err := socket.Publish(ctx); err != nil {
+		return errors.Join(err, socket.Close())
+	}
+	g.Go(func() error { return d.server.Serve(ctx, socket) })
+	g.Go(func() error { return d.tend(ctx) })
+	d.announce()
+	return g.Wait()
+}
+
+// announce tells everybody who waits for it that engines can connect.
+func (d *daemon) announce() {
+	d.ready.Store(true)
+	d.opts.Logger.Info("ready", "version", Version, "socket", d.info.Socket, "http", d.info.HTTP, "pprof", d.info.Pprof, "events", d.info.Events, "epoch", d.info.Epoch)
+	d.opts.tell(sdnotify.Ready)
+	if d.opts.Ready != nil {
+		d.opts.Ready(d.info)
+	}
+}
+
+// listen takes the addresses that engines and people will connect to, as far as they are
+// wanted.
+func (d *daemon) listen(ctx context.Context) (err error) {
+	if d.socket, err = server.Reserve(ctx, d.opts.Socket); err != nil {
+		return err
+	}
+	if d.opts.HTTP != "" {
+		l, err := net.Listen("tcp", d.opts.HTTP)
+		if err != nil {
+			return fmt.Errorf("listen for HTTP on %s: %w", d.opts.HTTP, err)
+		}
+		d.info.HTTP = l.Addr().String()
+		d.web = newHTTPServer(l, httpConnsOf(descriptorLimit()), d.handler(), d.opts.Logger)
+	}
+	if d.opts.Pprof != "" {
+		l, err := listenPprof(d.opts.Pprof)
+		if err != nil {
+			return err
+		}
+		d.info.Pprof = l.Addr().String()
+		d.profiles = newHTTPServer(l, pprofConns, pprofHandler(), d.opts.Logger)
+	}
+	return nil
+}
+
+// closeListeners gives back what was taken and is not served.
+func (d *daemon) closeListeners() {
+	if d.socket != nil {
+		_ = d.socket.Close()
+	}
+	for _, s := range []*httpServer{d.web, d.profiles} {
+		if s != nil {
+			_ = s.listener.Close() // who served it has closed it
+		}
+	}
+}
+
+// newEpoch is a random number that is not 0.
+func newEpoch() (uint64, error) {
+	var b [8]byte
+	for {
+		if _, err := rand.Read(b[:]); err != nil {
+			return 0, fmt.Errorf("draw an epoch: %w", err)
+		}
+		if e := binary.LittleEndian.Uint64(b[:]); e != 0 {
+			return e, nil
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package daemon
+
+import (
+	_ "embed" // the description
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/host"
+)
+
+// openAPI describes the HTTP interface (OpenAPI 3.1). It is constant.
+//
+//go:embed openapi.yaml
+var openAPI string
+
+// Status is the answer of /v1/status.
+type Status struct {
+	Version string         `json:"version"`
+	Epoch   string         `json:"epoch"`
+	PID     int            `json:"pid"`
+	UptimeS float64        `json:"uptime_s"`
+	Socket  string         `json:"socket"`
+	Health  Health         `json:"health"`
+	Engines []EngineStatus `json:"engines"`
+	Ranks   []RankStatus   `json:"ranks"`
+	Tiers   []TierStatus   `json:"tiers"`
+	Queues  Queues         `json:"queues"`
+	Totals  Totals         `json:"totals"`
+	Store   disk.Stats     `json:"store"`
+	// Opening is nil once the store is open.
+	Opening *OpeningStatus `json:"opening,omitempty"`
+	Host    host.Stats     `json:"host"`
+	Server  server.Stats   `json:"server"`
+	HTTP    HTTPStatus     `json:"http"`
+	// Publish is nil if no events are published.
+	Publish *PublishStatus `json:"publish,omitempty"`
+}
+
+// route is one pattern of the HTTP interface. openapi.yaml describes each.
+type route struct {
+	pattern string
+	handler http.Handler
+}
+
+// HTTPStatus counts the connections of the HTTP interface.
+type HTTPStatus struct {
+	// Connections are open, Refused were too many.
+	Connections int    `json:"connections"`
+	Refused     uint64 `json:"refused"`
+}
+
+// routes lists the HTTP interface.
+func (d *daemon) routes() []route {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(newCollector(d.read), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return []route{
+		{"GET /healthz", http.HandlerFunc(d.serveHealth)},
+		{"GET /readyz", http.HandlerFunc(d.serveReady)},
+		{"GET /v1/status", http.HandlerFunc(d.serveStatus)},
+		{"GET /v1/residency", http.HandlerFunc(d.serveResidency)},
+		{"GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce})},
+		{"GET /openapi.yaml", http.HandlerFunc(serveOpenAPI)},
+	}
+}
+
+// scrapesAtOnce bounds the work of scrapes.
+const scrapesAtOnce = 8
+
+func (d *daemon) handler() http.Handler {
+	mux := http.NewServeMux()
+	for _, r := range d.routes() {
+		mux.Handle(r.pattern, r.handler)
+	}
+	return bounded(mux)
+}
+
+// serveResidency serves the residency stream, once there is something to tell.
+func (d *daemon) serveResidency(w http.ResponseWriter, r *http.Request) {
+	if !d.opened.Load() {
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "the store is being opened", http.StatusServiceUnavailable)
+		return
+	}
+	d.residency.ServeHTTP(w, r)
+}
+
+// serveHealth answers 503 while the daemon does not do what it is there for. A store that is
+// being opened is no fault: a restart would not help.
+func (d *daemon) serveHealth(w http.ResponseWriter, _ *http.Request) {
+	h := d.health.health()
+	h.Opening = d.opening.status(time.Now())
+	code := http.StatusOK
+	if !h.OK {
+		code = http.StatusServiceUnavailable
+	}
+	writeJSON(w, code, h)
+}
+
+// Readiness is the answer of /readyz.
+type Readiness struct {
+	Ready bool `json:"ready"`
+	// Opening is nil once the store is open.
+	Opening *OpeningStatus `json:"opening,omitempty"`
+}
+
+// serveReady answers 503 until engines can connect, and again once the daemon stops.
+func (d *daemon) serveReady(w http.ResponseWriter, _ *http.Request) {
+	r := Readiness{Ready: d.ready.Load(), Opening: d.opening.status(time.Now())}
+	code := http.StatusOK
+	if !r.Ready {
+		code = http.StatusServiceUnavailable
+	}
+	writeJSON(w, code, r)
+}
+
+func (d *daemon) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, d.status(time.Now()))
+}
+
+func serveOpenAPI(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/yaml")
+	_, _ = w.Write([]byte(openAPI)) // the client has gone
+}
+
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(v) // the client has gone
+}
+
+func (d *daemon) status(now time.Time) Status {
+	r := d.read(now)
+	return Status{
+		Version: Version, Epoch: d.info.Epoch, PID: d.info.PID, UptimeS: now.Sub(d.started).Seconds(), Socket: d.info.Socket,
+		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers(), Queues: r.queues(),
+		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish,
+		Opening: r.opening, HTTP: r.web,
+	}
+}

@@ -1,0 +1,128 @@
+package daemon
+
+import (
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"github.com/kvconn/kvconn/leader"
+	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/worker"
+)
+
+// scrape exports a reading as Prometheus sees it.
+func scrape(t *testing.T, r *reading) string {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(newCollector(func(time.Time) *reading { return r }))
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if w.Code != 200 {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	return w.Body.String()
+}
+
+// example is a reading in which everything is there.
+func example() *reading {
+	counts := make(modelCounts)
+	counts.addLeader("m", leader.Stats{QueriedTokens: 100, OfferedTokens: 64})
+	counts.addWorker("m", worker.Stats{LoadedBytes: 4096})
+	r := &reading{
+		store:  disk.Stats{Records: 7, PhysicalBytes: 1 << 20, MaxBytes: 1 << 30, Reads: 9, Calibration: &disk.Calibration{BytesPerS: 2e9}},
+		models: []modelTotals{*counts["m"]},
+	}
+	r.health.Reasons = []HealthReason{{Code: "no_room"}}
+	r.sum.Worker.LoadSeconds = 1.5
+	r.host.Hits = 5
+	r.sum.Leader.DecisionsTrimmed = 3
+	return r
+}
+
+func TestMetricsFollowTheNamingRulesAndHaveHelp(t *testing.T) {
+	text := scrape(t, example())
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	for line := range strings.Lines(text) {
+		if help, ok := strings.CutPrefix(line, "# HELP "); ok {
+			name, help, _ := strings.Cut(strings.TrimSpace(help), " ")
+			if len(help) < 10 || !strings.HasPrefix(name, "kvconn_") {
+				t.Errorf("%s: help %q", name, help)
+			}
+		}
+	}
+}
+
+func TestMetricsHaveTheValuesOfTheReading(t *testing.T) {
+	text := scrape(t, example())
+	for _, want := range []string{
+		"kvconn_store_records 7", `kvconn_tier_used_bytes{tier="disk"} 1.048576e+06`, `kvconn_tier_load_bytes_per_second{tier="disk"} 2e+09`,
+		`kvconn_tier_hit_records_total{tier="disk"} 9`, `kvconn_tier_hit_records_total{tier="host"} 5`, `kvconn_model_queried_tokens_total{model="m"} 100`,
+		`kvconn_model_offered_tokens_total{model="m"} 64`, `kvconn_model_loaded_bytes_total{model="m"} 4096`,
+		`kvconn_fault{code="no_room"} 1`, `kvconn_fault{code="reads_failing"} 0`, "kvconn_healthy 0", `kvconn_decisions_total{decision="trimmed"} 3`, "kvconn_load_seconds_total 1.5",
+	} {
+		if !strings.Contains(text, "\n"+want+"\n") {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
+// Names of models come from clients: however many come, the series stay few, and a name
+// that is no text breaks nothing.
+func TestModelLabelIsBounded(t *testing.T) {
+	counts := make(modelCounts)
+	for i := range 10 * maxModels {
+		counts.addLeader(fmt.Sprintf("model-%d", i), leader.Stats{QueriedTokens: 1})
+	}
+	if len(counts) != maxModels+1 || counts[otherModels].Leader.QueriedTokens != 9*maxModels {
+		t.Errorf("%d names, other %+v", len(counts), counts[otherModels])
+	}
+	counts = make(modelCounts)
+	counts.addLeader("\xff\xfe"+strings.Repeat("x", 1000), leader.Stats{QueriedTokens: 1})
+	var r reading
+	for name, c := range counts {
+		if len(name) > maxModelBytes {
+			t.Errorf("name of %d bytes", len(name))
+		}
+		r.models = append(r.models, *c)
+	}
+	if text := scrape(t, &r); !strings.Contains(text, `kvconn_model_queried_tokens_total{model="xxx`) {
+		t.Error("the model is not there")
+	}
+}
+
+// The operations manual names metrics that there are.
+func TestDocumentedMetricsExist(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := scrape(t, example())
+	names := regexp.MustCompile(`kvconn_[a-z_]+`).FindAllString(string(doc), -1)
+	if len(names) < 20 {
+		t.Errorf("only %d names found: %v", len(names), names)
+	}
+	for _, name := range names {
+		if !strings.Contains(text, "# HELP "+name+" ") {
+			t.Errorf("docs/operations.md names %s, which is not exported", name)
+		}
+	}
+	for _, code := range healthCodes() {
+		if !strings.Contains(string(doc), "| `"+code+"` |") {
+			t.Errorf("docs/operations.md does not explain %s", code)
+		}
+	}
+}

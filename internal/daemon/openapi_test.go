@@ -1,0 +1,126 @@
+package daemon
+
+import (
+	"encoding/json"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/testkit/openapitest"
+	"github.com/kvconn/kvconn/leader"
+	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/worker"
+)
+
+func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
+	described := openapitest.Parse(t, openAPI)
+	r := start(t, nil)
+	var routes []string
+	for _, route := range new(daemon).routes() {
+		method, path, _ := strings.Cut(route.pattern, " ")
+		routes = append(routes, path)
+		op, ok := described.Paths[path][strings.ToLower(method)]
+		if !ok || op.OperationID == "" {
+			t.Errorf("%s is not described", route.pattern)
+			continue
+		}
+		code, contentType := r.head(path)
+		response := op.Responses[strconv.Itoa(code)]
+		if _, ok := response.Content[contentType]; !ok || response.Description == "" {
+			t.Errorf("%s answers %d with %s, described is %v", path, code, contentType, op.Responses)
+		}
+	}
+	for path := range described.Paths {
+		if !slices.Contains(routes, path) {
+			t.Errorf("%s is described and not there", path)
+		}
+	}
+}
+
+// head asks for a path and returns status code and content type, without waiting for the
+// end of the answer: one of them has none.
+func (r *running) head(path string) (code int, contentType string) {
+	r.t.Helper()
+	resp, err := http.Get("http://" + r.HTTP + path)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	contentType, _, _ = strings.Cut(resp.Header.Get("Content-Type"), ";")
+	return resp.StatusCode, contentType
+}
+
+func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
+	schemas := openapitest.Parse(t, openAPI).Components.Schemas
+	for _, c := range []struct {
+		name string
+		of   reflect.Type
+		// whole: every field must be described; else those described must exist.
+		whole bool
+	}{
+		{"Health", reflect.TypeFor[Health](), true}, {"HealthReason", reflect.TypeFor[HealthReason](), true},
+		{"Readiness", reflect.TypeFor[Readiness](), true}, {"Status", reflect.TypeFor[Status](), true},
+		{"EngineStatus", reflect.TypeFor[EngineStatus](), true}, {"RankStatus", reflect.TypeFor[RankStatus](), true},
+		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"Queues", reflect.TypeFor[Queues](), true},
+		{"Totals", reflect.TypeFor[Totals](), true}, {"ServerStats", reflect.TypeFor[server.Stats](), true},
+		{"PublishStatus", reflect.TypeFor[PublishStatus](), true},
+		{"RequestStats", reflect.TypeFor[leader.Stats](), false}, {"TransferStats", reflect.TypeFor[worker.Stats](), false},
+		{"HostStats", reflect.TypeFor[host.Stats](), false},
+		{"StoreStats", reflect.TypeFor[disk.Stats](), false},
+	} {
+		s, ok := schemas[c.name]
+		if !ok {
+			t.Errorf("%s is not described", c.name)
+			continue
+		}
+		there := openapitest.Fields(c.of)
+		for _, name := range there {
+			if _, ok := s.Properties[name]; !ok && c.whole {
+				t.Errorf("%s.%s is not described", c.name, name)
+			}
+		}
+		for name := range s.Properties {
+			if !slices.Contains(there, name) {
+				t.Errorf("%s.%s is described and not there", c.name, name)
+			}
+		}
+		for _, name := range s.Required {
+			if !slices.Contains(there, name) {
+				t.Errorf("%s requires %s, which is not there", c.name, name)
+			}
+		}
+	}
+}
+
+func TestOpenAPINamesEveryFaultCode(t *testing.T) {
+	code, err := json.Marshal(openapitest.Parse(t, openAPI).Components.Schemas["HealthReason"].Properties["code"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range healthCodes() {
+		if !strings.Contains(string(code), `"`+want+`"`) {
+			t.Errorf("code %s is not described: %s", want, code)
+		}
+	}
+}
+
+// Every reference within the description leads somewhere.
+func TestOpenAPIReferencesExist(t *testing.T) {
+	schemas := openapitest.Parse(t, openAPI).Components.Schemas
+	for rest := openAPI; ; {
+		_, after, ok := strings.Cut(rest, `"#/components/schemas/`)
+		if !ok {
+			return
+		}
+		name, tail, _ := strings.Cut(after, `"`)
+		if _, ok := schemas[name]; !ok {
+			t.Errorf("schema %q is referred to and not there", name)
+		}
+		rest = tail
+	}
+}

@@ -1,0 +1,123 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/store/disk"
+)
+
+// open opens the store, and makes what serves it.
+func (d *daemon) open(ctx context.Context) error {
+	tending, stop := context.WithCancel(ctx)
+	var tended sync.WaitGroup
+	tended.Go(func() { d.tendOpening(tending) })
+	s, err := d.openStore(ctx)
+	stop()
+	tended.Wait()
+	if err != nil {
+		return err
+	}
+	d.store, d.backend = s, newBackend(d.opts, s, d.arena)
+	d.server = server.New(server.Options{
+		Epoch: d.epoch, Version: Version, LoadTimeout: d.opts.LoadTimeout, UID: os.Getuid(), Logger: d.opts.Logger,
+	}, d.backend)
+	d.residency = newResidencyHandler(ctx, s)
+	if err := d.openPublisher(ctx); err != nil {
+		return err
+	}
+	st := s.Stats()
+	d.opening.observe(time.Now(), &st)
+	d.opened.Store(true)
+	return nil
+}
+
+func (d *daemon) openStore(ctx context.Context) (*disk.Store, error) {
+	o := d.opts
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the store directory %s: %w", o.Dir, err)
+	}
+	if err := refuseForeign(o.Dir); err != nil {
+		return nil, err
+	}
+	s, err := disk.Open(ctx, d.storeOptions())
+	if err != nil {
+		return nil, fmt.Errorf("open the store in %s: %w", o.Dir, err)
+	}
+	d.logOpened(s.Stats())
+	return s, nil
+}
+
+func (d *daemon) storeOptions() disk.Options {
+	o := d.opts
+	so := disk.Options{
+		Dir: o.Dir, MaxBytes: o.MaxBytes, MinFreeBytes: o.MinFreeBytes, MinFreePercent: o.MinFreePercent, Logger: o.Logger,
+		LeaseMax: max(time.Minute, 2*o.LoadTimeout),
+		// The ranks' staging memory is what bounds saves, and refuses first: a shard that
+		// the store refused while the block's other shards are written is wasted space.
+		WriteInFlightBytes: math.MaxInt64 / 2,
+		Writers:            o.Writers,
+		ReadInFlightBytes:  o.ReadInFlightBytes,
+		ReadTimeout:        o.LoadTimeout,
+		Calibrate:          true,
+		ScrubBytesPerS:     o.ScrubBytesPerS,
+		EventBytes:         o.EventBytes,
+		Progress:           d.opening.progress,
+		ForgetSegments:     o.ForgetSegments,
+	}
+	if o.NoMinFree {
+		so.MinFreeBytes = -1
+	}
+	if o.Store != nil {
+		so = o.Store(so)
+	}
+	return so
+}
+
+// logOpened says what was opened, and what a person should know of it.
+func (d *daemon) logOpened(st disk.Stats) {
+	log := d.opts.Logger
+	log.Info("store opened", "dir", st.Dir, "records", st.Records, "physical_bytes", st.PhysicalBytes,
+		"max_bytes", st.MaxBytes, "cap", st.CapSource, "min_free_bytes", st.MinFreeBytes, "free_bytes", st.FreeBytes,
+		"recovered", st.Recovered, "took", st.OpenDuration)
+	if st.Evicted > 0 {
+		log.Warn("records were evicted while the store was opened: they did not fit its cap", "evicted", st.Evicted,
+			"records", st.Records, "max_bytes", st.MaxBytes, "cap", st.CapSource,
+			"remedy", "none is needed if max_bytes was lowered; else raise it, or free space on the disk")
+	}
+	checkDescriptors(log, descriptorLimit(), segmentsOf(st.MaxBytes))
+}
+
+// segmentsOf is about how many segments a cap is divided into at most.
+func segmentsOf(maxBytes int64) int64 {
+	const least, bytes, most = 32, 256 << 20, 4096 // see package store
+	return min(max(maxBytes/bytes, least), most)
+}
+
+// diskIsFull reports whether a failure is for want of room.
+func diskIsFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
+// closeStore closes the store. On a disk that is full nothing is lost that a barrier had made
+// durable: the next start reads the journal.
+func (d *daemon) closeStore() error {
+	d.opts.Logger.Info("closing the store")
+	err := d.store.Close()
+	switch {
+	case err == nil:
+		return nil
+	case diskIsFull(err):
+		d.opts.Logger.Warn("the disk is full: the newest saves are not durable, and the next start takes longer", "err", err,
+			"remedy", "free space on the file system of the store, or lower max_bytes")
+		return nil
+	}
+	return fmt.Errorf("close the store: %w", err)
+}

@@ -1,0 +1,327 @@
+package daemon
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/daemon/httplimit"
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/router/feed"
+	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/store/disk"
+)
+
+const (
+	residencyTestBlockSize = 4
+	residencyTestPayload   = 8000
+)
+
+func residencyLogger() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+// residencyStore is a small store with a namespace of two shards.
+func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, disk.NamespaceID) {
+	t.Helper()
+	s, err := disk.Open(t.Context(), disk.Options{
+		Dir: t.TempDir(), MaxBytes: maxBytes, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: residencyLogger(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	ns, err := s.OpenNamespace(residencyManifest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, ns
+}
+
+// residencyManifest describes a namespace of two shards.
+func residencyManifest() *connector.Manifest {
+	return &connector.Manifest{
+		Engine: "test/1", Model: "m", KVDType: "bfloat16", BlockSize: residencyTestBlockSize, TensorParallel: 2, PipelineParallel: 1,
+		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
+		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+	}
+}
+
+// residencyChain are the keys of a prompt of n blocks, behind its root key.
+func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
+	keys := []connector.Key{connector.RootKey(residencyTestBlockSize, scope)}
+	var scratch []byte
+	for i := range n {
+		var key connector.Key
+		key, scratch = connector.NextKey(keys[i], connector.AppendTokens(nil, []uint32{uint32(prompt), uint32(i), 0, 0}), scratch)
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// residencySave writes both shards of a prompt's blocks and waits.
+func residencySave(t *testing.T, s *disk.Store, ns disk.NamespaceID, keys []connector.Key, shards ...connector.Shard) {
+	t.Helper()
+	var ops []*disk.WriteOp
+	for i := 1; i < len(keys); i++ {
+		for _, shard := range shards {
+			ops = append(ops, &disk.WriteOp{
+				ID:     disk.RecordID{Namespace: ns, Shard: shard, Key: keys[i]},
+				Parent: keys[i-1], Payload: disk.AlignedBuffer(residencyTestPayload),
+			})
+		}
+	}
+	storetest.Save(t, s, ops...)
+}
+
+// residencyFeed follows a stream into a real index.
+func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
+	t.Helper()
+	x, err := prefix.New(prefix.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := x.AddHolder(prefix.Disk, prefix.KeyDomain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := feed.NewResidency(feed.ResidencyOptions{
+		URL: url, BlockSize: residencyTestBlockSize, Logger: residencyLogger(), ReconnectMin: time.Millisecond,
+		Holder: func(_ connector.NamespaceDigest, m *connector.Manifest) (prefix.Holder, bool) {
+			return h, m.Model == "m"
+		},
+	}, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return f, func() int64 {
+		s, _ := x.Holder(h)
+		return s.Blocks
+	}
+}
+
+func residencyWait(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(testWait); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// Prompts come and, under a small cap, go, before and after the router begins to follow.
+func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
+	s, ns := residencyStore(t, 12<<20)
+	server := httptest.NewServer(newResidencyHandler(t.Context(), s))
+	t.Cleanup(server.Close)
+	var chains [][]connector.Key
+	save := func(prompts int) {
+		for range prompts {
+			chains = append(chains, residencyChain(connector.Scope{}, len(chains), 20))
+			residencySave(t, s, ns, chains[len(chains)-1], 0, 1)
+		}
+	}
+	save(30)
+	f, blocks := residencyFeed(t, server.URL)
+	residencyWait(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
+	save(30)
+	half := residencyChain(connector.Scope{}, 1000, 5)
+	residencySave(t, s, ns, half, 1)
+	complete := func() (n int64) {
+		for _, keys := range chains {
+			for _, k := range keys[1:] {
+				if s.Has(disk.RecordID{Namespace: ns, Shard: 0, Key: k}) && s.Has(disk.RecordID{Namespace: ns, Shard: 1, Key: k}) {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	residencyWait(t, "the same blocks", func() bool { return blocks()+int64(f.Stats().Waiting) == complete() })
+	n := complete()
+	if st := f.Stats(); n == 0 || n == 60*20 || st.Gaps != 0 || st.Malformed != 0 || st.Snapshots != 1 || st.Refused != 0 || st.Dropped != 0 {
+		t.Errorf("%d blocks, %+v", n, st)
+	}
+	residencyWait(t, "the blocks that lack a shard", func() bool { return f.Stats().Incomplete >= 5 })
+}
+
+func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
+	s, ns := residencyStore(t, 12<<20)
+	server := httptest.NewServer(newResidencyHandler(t.Context(), s))
+	t.Cleanup(server.Close)
+	keys := residencyChain(connector.Scope{Salt: "tenant"}, 1, 3)
+	residencySave(t, s, ns, keys, 0, 1)
+	f, blocks := residencyFeed(t, server.URL)
+	residencyWait(t, "waiting blocks", func() bool { return f.Stats().Waiting == 3 && blocks() == 0 })
+	f.NoteRoot(keys[0])
+	if n := blocks(); n != 3 {
+		t.Errorf("%d blocks", n)
+	}
+}
+
+func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
+	s, ns := residencyStore(t, 12<<20)
+	handler := newResidencyHandler(t.Context(), s)
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	f, blocks := residencyFeed(t, server.URL)
+	residencyWait(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
+	residencySave(t, s, ns, residencyChain(connector.Scope{}, 1, 3), 0, 1)
+	residencyWait(t, "three blocks", func() bool { return blocks() == 3 })
+	server.CloseClientConnections()
+	residencySave(t, s, ns, residencyChain(connector.Scope{}, 2, 3), 0, 1)
+	residencyWait(t, "six blocks", func() bool { return blocks() == 6 })
+	if st := f.Stats(); st.Snapshots != 1 || st.Resumed == 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// residencyFrames reads a stream's frames up to its end.
+func residencyFrames(t *testing.T, body io.Reader) (frames [][]byte) {
+	t.Helper()
+	for r := bufio.NewReader(body); ; {
+		var n uint32
+		if err := binary.Read(r, binary.LittleEndian, &n); errors.Is(err, io.EOF) {
+			return frames
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, n)
+		if _, err := io.ReadFull(r, b); err != nil {
+			t.Fatal(err)
+		}
+		frames = append(frames, b)
+	}
+}
+
+// residencyLast is the reason that a stream ends with.
+func residencyLast(t *testing.T, frames [][]byte) (code string) {
+	t.Helper()
+	_, b, err := msgp.ReadArrayHeaderBytes(frames[len(frames)-1])
+	if err == nil {
+		_, b, err = msgp.ReadUint64Bytes(b)
+	}
+	if err == nil {
+		code, _, err = msgp.ReadStringBytes(b)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code
+}
+
+func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
+	s, _ := residencyStore(t, 12<<20)
+	ctx, stop := context.WithCancel(t.Context())
+	server := httptest.NewServer(newResidencyHandler(ctx, s))
+	t.Cleanup(server.Close)
+	resp, err := http.Get(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	stop()
+	if got := residencyLast(t, residencyFrames(t, resp.Body)); got != "stopping" {
+		t.Errorf("%q", got)
+	}
+}
+
+// laggingSource is a store whose subscriber falls behind after the snapshot.
+type laggingSource struct{ namespaces []disk.NamespaceInfo }
+
+func (laggingSource) Epoch() uint64                      { return 7 }
+func (laggingSource) records() int64                     { return 0 }
+func (s laggingSource) Namespaces() []disk.NamespaceInfo { return s.namespaces }
+func (laggingSource) Seq() uint64                        { return 0 }
+func (laggingSource) Close() error                       { return nil }
+func (laggingSource) Snapshot(context.Context, func(disk.Resident) error) error {
+	return nil
+}
+func (laggingSource) Next(context.Context) ([]disk.Event, error) {
+	return nil, fmt.Errorf("events after 3: %w", disk.ErrLagged)
+}
+func (s laggingSource) subscribe(context.Context) (residencySubscription, error) { return s, nil }
+func (s laggingSource) subscribeAfter(_, _ uint64) (residencySubscription, error) {
+	return nil, disk.ErrLagged
+}
+
+func TestAReaderThatFallsBehindIsTold(t *testing.T) {
+	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}, streams: httplimit.NewShares(1), snapshots: httplimit.NewShares(1)}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?epoch=7&after=3", nil))
+	frames := residencyFrames(t, w.Body)
+	if got := residencyLast(t, frames); got != "lagged" || len(frames) != 3 {
+		t.Errorf("%q after %d frames", got, len(frames))
+	}
+}
+
+func TestStreamsAndSnapshotsAreBounded(t *testing.T) {
+	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}}
+	for _, c := range []struct {
+		streams, snapshots int
+		why                string
+	}{{0, 9, "too many residency streams"}, {9, 0, "too many snapshots"}} {
+		h.streams, h.snapshots = httplimit.NewShares(c.streams), httplimit.NewShares(c.snapshots)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency", nil))
+		if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), c.why) || w.Header().Get("Retry-After") == "" {
+			t.Errorf("status %d, %s", w.Code, w.Body)
+		}
+		if n := h.streams.Taken() + h.snapshots.Taken(); n != 0 {
+			t.Errorf("%d are still taken", n)
+		}
+	}
+}
+
+// Streams that one local user holds, as many as it can, leave room for others.
+func TestOneClientCannotShutRoutersOut(t *testing.T) {
+	s, _ := residencyStore(t, 12<<20)
+	handler := newResidencyHandler(t.Context(), s)
+	var client atomic.Value // of the requests to come
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.RemoteAddr = client.Load().(string) + ":1"
+		handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	open := func(from string) (int, io.Closer) {
+		client.Store(from)
+		resp, err := http.Get(server.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = resp.Body.Close() })
+		return resp.StatusCode, resp.Body
+	}
+	got := 0
+	for range 2 * residencyStreams {
+		if code, _ := open("192.0.2.1"); code == http.StatusOK {
+			got++
+		}
+	}
+	if got != residencyStreams/4 {
+		t.Errorf("one client has %d streams of %d", got, residencyStreams)
+	}
+	if code, _ := open("192.0.2.2"); code != http.StatusOK {
+		t.Errorf("another gets %d", code)
+	}
+}

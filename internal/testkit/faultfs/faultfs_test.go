@@ -1,0 +1,147 @@
+package faultfs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"syscall"
+	"testing"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/fault"
+	"github.com/kvconn/kvconn/store/disk"
+)
+
+// under opens a store with a script below it, and a namespace in it.
+func under(t *testing.T, script string) (*disk.Store, disk.NamespaceID, *fault.Injector) {
+	t.Helper()
+	parsed, err := fault.Parse(script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := fault.NewInjector(parsed)
+	s, err := disk.Open(context.Background(), Under(disk.Options{
+		Dir: t.TempDir(), MaxBytes: 16 << 20, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}, i))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	ns, err := s.OpenNamespace(&connector.Manifest{
+		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16,
+		Groups:         []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 8, Layout: "LBHNC"}},
+		TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, ns, i
+}
+
+const payloadBytes = 20_000
+
+func payload() []byte {
+	b := disk.AlignedBuffer(payloadBytes)
+	for i := range b {
+		b[i] = byte(i * 7)
+	}
+	return b
+}
+
+func save(t *testing.T, s *disk.Store, ns disk.NamespaceID, key byte) error {
+	t.Helper()
+	done := make(chan error, 1)
+	op := &disk.WriteOp{ID: disk.RecordID{Namespace: ns, Key: connector.Key{key}}, Payload: payload()}
+	if _, err := s.Write([]*disk.WriteOp{op}, func(op *disk.WriteOp) { done <- op.Err }); err != nil {
+		return err
+	}
+	return <-done
+}
+
+func load(s *disk.Store, ns disk.NamespaceID, key byte) ([]byte, error) {
+	op := &disk.ReadOp{ID: disk.RecordID{Namespace: ns, Key: connector.Key{key}}, Payload: disk.AlignedBuffer(payloadBytes)}
+	s.Read(context.Background(), []*disk.ReadOp{op}, func(*disk.ReadOp) {})
+	return op.Payload, op.Err
+}
+
+func TestOneScriptIsForSegmentsAndJournal(t *testing.T) {
+	for _, script := range []string{"(on sync segments/* EIO)", "(on sync index/* EIO)"} {
+		s, ns, i := under(t, script)
+		if err := save(t, s, ns, 1); err != nil {
+			t.Fatal(err)
+		}
+		i.On()
+		if err := s.Sync(t.Context()); !errors.Is(err, syscall.EIO) && !errors.Is(err, disk.ErrIO) {
+			t.Errorf("%s: sync: %v", script, err)
+		}
+		if i.Injected() == 0 {
+			t.Errorf("%s met nothing", script)
+		}
+	}
+}
+
+func TestFaultsOfReadsAndWritesReachTheStore(t *testing.T) {
+	for script, want := range map[string]error{
+		"(on read segments/* EIO)":      syscall.EIO,
+		"(on read segments/* (flip 3))": disk.ErrCorrupt,
+	} {
+		s, ns, i := under(t, script)
+		if err := save(t, s, ns, 1); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := load(s, ns, 1); err != nil || !bytes.Equal(b, payload()) {
+			t.Fatalf("%s: before the fault: %v", script, err)
+		}
+		i.On()
+		if _, err := load(s, ns, 1); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", script, err, want)
+		}
+	}
+	for script, want := range map[string]error{
+		"(on write segments/* (for 4) ENOSPC)": syscall.ENOSPC,
+		"(on write segments/* (for 4) torn)":   fault.ErrTorn,
+	} {
+		s, ns, i := under(t, script)
+		if err := save(t, s, ns, 1); err != nil {
+			t.Fatal(err)
+		}
+		i.On()
+		if err := save(t, s, ns, 2); err != nil && !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", script, err, want)
+		}
+		i.Off()
+		if b, err := load(s, ns, 2); err == nil && !bytes.Equal(b, payload()) {
+			t.Errorf("%s: wrong bytes", script)
+		}
+	}
+	s, ns, i := under(t, "(on write segments/* drop)")
+	i.On()
+	if err := save(t, s, ns, 1); err != nil {
+		t.Error(err)
+	}
+	if _, err := load(s, ns, 1); !errors.Is(err, disk.ErrCorrupt) {
+		t.Errorf("a write that was lost is read: %v", err)
+	}
+}
+
+// A copy that is made while the disk is frozen does not change under it.
+func TestFrozenDiskTakesNoWrite(t *testing.T) {
+	s, ns, i := under(t, "")
+	thaw := i.Freeze()
+	done := make(chan error, 1)
+	go func() { done <- save(t, s, ns, 1) }()
+	if b, err := load(s, ns, 1); err == nil {
+		t.Errorf("%d bytes of what cannot have been written", len(b))
+	}
+	select {
+	case err := <-done:
+		t.Errorf("a write ended on a frozen disk: %v", err)
+	default:
+	}
+	thaw()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,282 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/eventlog"
+	"github.com/kvconn/kvconn/store/disk/journal"
+)
+
+// EventKind says what happened to a record.
+type EventKind uint8
+
+// The kinds of events.
+const (
+	EventStored EventKind = iota + 1
+	EventRemoved
+)
+
+// Event says that a record came or went. It is published after the index has changed:
+// what an event calls stored can be read, unless a later event has removed it.
+type Event struct {
+	// Seq numbers the events of one epoch without gaps, from 1 on.
+	Seq  uint64
+	Kind EventKind
+	ID   RecordID
+	// Parent is the key of the chain's previous block; only for stored records.
+	Parent connector.Key
+}
+
+// ErrLagged says that a subscriber fell so far behind that events it has not seen are no
+// longer kept. It must subscribe again and begin with a snapshot.
+var ErrLagged = errors.New("store: subscriber fell behind")
+
+// events numbers what happens and keeps it for subscribers.
+type events struct {
+	log *eventlog.Log
+	// packed is the committer's.
+	packed []eventlog.Event
+}
+
+func (l *events) init(bytes int64) { l.log = eventlog.New(bytes) }
+
+// publish appends events, numbering them.
+func (l *events) publish(list []Event) {
+	l.packed = l.packed[:0]
+	for i := range list {
+		e := &list[i]
+		l.packed = append(l.packed, eventlog.Event{
+			Key: e.ID.Key, Parent: e.Parent, Namespace: uint32(e.ID.Namespace), Shard: e.ID.Shard, Kind: uint8(e.Kind),
+		})
+	}
+	l.log.Publish(l.packed)
+}
+
+// eventError is an error of the log as subscribers know it.
+func eventError(err error) error {
+	switch {
+	case errors.Is(err, eventlog.ErrLagged):
+		return fmt.Errorf("%w: %w", ErrLagged, err)
+	case errors.Is(err, eventlog.ErrClosed):
+		return ErrClosed
+	}
+	return fmt.Errorf("wait for events: %w: %w", ErrTimeout, err)
+}
+
+// Subscription is a consistent view of what the store holds: a snapshot, and every event
+// after it. It is for one goroutine; Close it: what it has not read is kept for it.
+type Subscription struct {
+	s        *Store
+	follower *eventlog.Follower
+	packed   []eventlog.Event
+	buf      []Event
+
+	mu       sync.Mutex // held while the snapshot is read or closed
+	snapshot *journal.Snapshot
+}
+
+// subscriptions are those whose snapshot is open: the journal cannot close before them.
+type subscriptions struct {
+	mu     sync.Mutex
+	open   map[*Subscription]bool
+	closed bool
+}
+
+// add reports false if the store is closing.
+func (l *subscriptions) add(u *Subscription) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	if l.open == nil {
+		l.open = make(map[*Subscription]bool)
+	}
+	l.open[u] = true
+	return true
+}
+
+func (l *subscriptions) remove(u *Subscription) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, u)
+}
+
+// stopping reports whether the store is closing.
+func (l *subscriptions) stopping() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
+// close ends the reading of snapshots and closes them.
+func (l *subscriptions) close() error {
+	l.mu.Lock()
+	l.closed = true
+	open := l.open
+	l.open = nil
+	l.mu.Unlock()
+	var err error
+	for u := range open {
+		err = errors.Join(err, u.dropSnapshot())
+	}
+	return err
+}
+
+// eventBatch is how many events Next returns at most.
+const eventBatch = 1024
+
+// Epoch is the random number of this opening of the store. Events of two epochs have
+// nothing to do with each other.
+func (s *Store) Epoch() uint64 { return s.epoch }
+
+// Subscribe takes a snapshot of what the store holds and follows what happens after it.
+// Memory does not grow with the number of records, and with how slow the subscribers are
+// only up to [Options].EventBytes, for all of them together.
+func (s *Store) Subscribe(ctx context.Context) (*Subscription, error) {
+	job := &subscribeJob{done: make(chan struct{})}
+	if !s.commits.tryPush(commit{kind: commitSubscribe, subscribe: job}) {
+		return nil, ErrClosed
+	}
+	select {
+	case <-job.done:
+	case <-ctx.Done():
+		go func() { // the committer will still do it
+			<-job.done
+			if job.err == nil {
+				job.follower.Close()
+				_ = job.snapshot.Close()
+			}
+		}()
+		return nil, fmt.Errorf("subscribe: %w: %w", ErrTimeout, context.Cause(ctx))
+	}
+	if job.err != nil {
+		return nil, fmt.Errorf("subscribe: %w: %w", ErrIO, job.err)
+	}
+	u := &Subscription{s: s, snapshot: job.snapshot, follower: job.follower}
+	if !s.subscriptions.add(u) {
+		return nil, errors.Join(ErrClosed, u.Close())
+	}
+	return u, nil
+}
+
+// SubscribeAfter follows the events after seq of the store's present epoch, without a
+// snapshot: for a subscriber that lost its connection and nothing else. It fails with
+// [ErrLagged] if some of them are no longer kept.
+func (s *Store) SubscribeAfter(epoch, seq uint64) (*Subscription, error) {
+	if epoch != s.epoch {
+		return nil, fmt.Errorf("epoch %d, not %d: %w", epoch, s.epoch, ErrLagged)
+	}
+	f, err := s.events.log.FollowAfter(seq)
+	if err != nil {
+		return nil, eventError(err)
+	}
+	return &Subscription{s: s, follower: f}, nil
+}
+
+type subscribeJob struct {
+	snapshot *journal.Snapshot
+	follower *eventlog.Follower
+	err      error
+	done     chan struct{}
+}
+
+// runSubscribe runs in the committer, between two batches.
+func (s *Store) runSubscribe(job *subscribeJob) {
+	defer close(job.done)
+	if job.snapshot, job.err = s.journal.Snapshot(); job.err == nil {
+		job.follower = s.events.log.Follow()
+	}
+}
+
+// Resident is a record of a snapshot.
+type Resident struct {
+	ID     RecordID
+	Parent connector.Key
+}
+
+// Snapshot calls f for every record that the store held when the subscription was made,
+// and lets go of the snapshot. A second call does nothing. It fails with [ErrLagged] as soon
+// as events that follow the snapshot are no longer kept, since it is of no use then.
+func (u *Subscription) Snapshot(ctx context.Context, f func(Resident) error) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.snapshot == nil {
+		return nil
+	}
+	n := 0
+	err := u.snapshot.Records(func(r *journal.Record) error {
+		if n++; n%1024 == 0 {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if u.s.subscriptions.stopping() {
+				return ErrClosed
+			}
+			if err := u.follower.Lagged(); err != nil {
+				return eventError(err)
+			}
+		}
+		if !r.Readable() {
+			return nil
+		}
+		return f(Resident{
+			ID:     RecordID{Namespace: NamespaceID(r.Namespace), Shard: r.Shard, Key: r.Key},
+			Parent: r.Parent,
+		})
+	})
+	return errors.Join(err, u.closeSnapshot())
+}
+
+// Seq is the number of the last event that Next returned or that the snapshot includes.
+func (u *Subscription) Seq() uint64 { return u.follower.Seq() }
+
+// Next waits for events and returns them in order. The slice is valid until the next
+// call. It fails with [ErrLagged] if the subscriber is too far behind, with [ErrTimeout]
+// when ctx ends and with [ErrClosed] when the store or the subscription has closed.
+func (u *Subscription) Next(ctx context.Context) ([]Event, error) {
+	if u.buf == nil {
+		u.packed, u.buf = make([]eventlog.Event, 0, eventBatch), make([]Event, 0, eventBatch)
+	}
+	first, list, err := u.follower.Next(ctx, u.packed[:0])
+	if err != nil {
+		return nil, eventError(err)
+	}
+	u.buf = u.buf[:0]
+	for i := range list {
+		e := &list[i]
+		u.buf = append(u.buf, Event{
+			Seq: first + uint64(i), Kind: EventKind(e.Kind), Parent: e.Parent,
+			ID: RecordID{Namespace: NamespaceID(e.Namespace), Shard: e.Shard, Key: e.Key},
+		})
+	}
+	return u.buf, nil
+}
+
+// Close lets go of the snapshot and of the events that were not read.
+func (u *Subscription) Close() error {
+	u.follower.Close()
+	return u.dropSnapshot()
+}
+
+// dropSnapshot lets go of the snapshot, and waits for who reads it.
+func (u *Subscription) dropSnapshot() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.closeSnapshot()
+}
+
+// closeSnapshot is dropSnapshot; u.mu is held.
+func (u *Subscription) closeSnapshot() error {
+	if u.snapshot == nil {
+		return nil
+	}
+	s := u.snapshot
+	u.snapshot = nil
+	u.s.subscriptions.remove(u)
+	return s.Close()
+}

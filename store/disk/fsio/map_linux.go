@@ -1,0 +1,40 @@
+package fsio
+
+import "golang.org/x/sys/unix"
+
+// hugePageBytes is the size of a transparent huge page on the platforms that matter.
+const hugePageBytes = 2 << 20
+
+// wholeHugePages is the number of huge pages from which on a mapping is rounded up to
+// whole ones: the rest is then little of it.
+const wholeHugePages = 8
+
+// Map returns n zeroed bytes outside the Go heap, page aligned, in huge pages where the
+// kernel gives them: they cost a fifth of the faults and speed up direct I/O.
+func Map(n int) ([]byte, error) {
+	size := AlignUp(n)
+	if n >= wholeHugePages*hugePageBytes {
+		size = (n + hugePageBytes - 1) &^ (hugePageBytes - 1)
+	}
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, err
+	}
+	if size >= hugePageBytes {
+		// Advice: without huge pages everything works, slower.
+		_ = unix.Madvise(b, unix.MADV_HUGEPAGE)
+	}
+	return b, nil
+}
+
+// Unmap gives back what [Map] returned.
+func Unmap(b []byte) error { return unix.Munmap(b) }
+
+// Discard gives the memory of whole pages of a mapping back to the system. They read as
+// zeros afterwards.
+func Discard(b []byte) error { return unix.Madvise(b, unix.MADV_DONTNEED) }
+
+// Populate has the system give a mapping the memory of a part of it, as if every page had
+// been written to: 2 MiB that are first written to take a virtual machine some milliseconds, which
+// no one should spend with a lock held. Kernels before 5.14 cannot.
+func Populate(b []byte) error { return unix.Madvise(b, unix.MADV_POPULATE_WRITE) }

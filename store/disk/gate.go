@@ -1,0 +1,98 @@
+package disk
+
+import "sync"
+
+// gate gives reads priority over writes: while reads are in the disk, only a few writes
+// are, so that a read waits behind little. Writes always go on: a disk that is read all the
+// time must not refuse every save.
+//
+// How much is written at one time follows the disk. A few writes always go on; beyond
+// them, a budget in bytes, which is what the disk needs in flight to be as fast as it can.
+type gate struct {
+	mu      sync.Mutex
+	changed sync.Cond
+	reading int // requests of reads in the disk
+	writing int
+	bytes   int64 // of the writes in the disk
+	// always writes may be in the disk at a time, most never more; in between as many as
+	// budget bytes allow. All of it is divided by fewWrites while there are reads.
+	always, most int
+	budget       int64
+}
+
+const (
+	// fewWrites is the part of the writes that go on while there are reads.
+	fewWrites = 4
+	// defaultWriters is how many writes go on at least in a disk that was not measured.
+	defaultWriters = 8
+	// mostWriters bounds the writes in the fastest disk.
+	mostWriters = 64
+)
+
+// init sets the number of writes at one time; 0 has it follow the budget.
+func (g *gate) init(writers int) {
+	g.changed.L = &g.mu
+	g.always, g.most = writers, writers
+	if writers == 0 {
+		g.always, g.most = defaultWriters, mostWriters
+	}
+}
+
+// setBudget sets how many bytes the disk should be given at one time.
+func (g *gate) setBudget(bytes int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.budget = bytes
+	g.changed.Broadcast()
+}
+
+// beginWrite waits for the turn of a write of that many bytes.
+func (g *gate) beginWrite(bytes int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for !g.mayWrite(bytes) {
+		g.changed.Wait()
+	}
+	g.writing++
+	g.bytes += bytes
+	// One that ended may have made room for several.
+	g.changed.Signal()
+}
+
+func (g *gate) mayWrite(bytes int64) bool {
+	part := 1
+	if g.reading > 0 {
+		part = fewWrites
+	}
+	switch {
+	case g.writing < max(1, g.always/part):
+		return true
+	case g.writing >= max(1, g.most/part):
+		return false
+	}
+	return g.bytes+bytes <= g.budget/int64(part)
+}
+
+func (g *gate) endWrite(bytes int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.writing--
+	g.bytes -= bytes
+	g.changed.Signal()
+}
+
+// reads notes that so many requests of reads entered the disk, or left it.
+func (g *gate) reads(n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.reading += n; g.reading == 0 {
+		g.changed.Broadcast()
+	}
+}
+
+// state returns the budget and the number of writes in the disk.
+func (g *gate) state() (budget int64, writing int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.budget, g.writing
+}

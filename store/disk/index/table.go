@@ -1,0 +1,177 @@
+package index
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/kvconn/kvconn/store/disk/fsio"
+)
+
+const (
+	chunkShift   = 17
+	chunkEntries = 1 << chunkShift // 6 MiB: three huge pages
+	chunkMask    = chunkEntries - 1
+)
+
+// Table maps identities to slots. Lookups share a read lock that no one holds across
+// I/O; insertions and removals take it for some tens of microseconds at a time.
+type Table struct {
+	clock   atomic.Uint64
+	agingAt atomic.Uint64 // the tick at which entries are to be aged
+	aging   sync.Mutex    // held while they are; guards aged
+	aged    Ref           // the next to be aged
+	// horizon is the tick of the last use of what was evicted last.
+	horizon atomic.Uint64
+
+	mu     sync.RWMutex
+	closed bool
+	chunks []*[chunkEntries]entry
+	// populated has a bit for each piece of a chunk; set under the read lock.
+	populated []uint32
+	// region holds the hash table. While it grows next is not nil, and holds what belongs in
+	// the first moved buckets of region.
+	region, next *region
+	moved        int
+	ahead        *region // mapped for the next growth, or nil
+	emptied      *region // what the last growth left, to be unmapped, or nil
+	giveBytes    int     // see the constant; tests make it small
+	blank        region  // stands for a region where there is none
+	blankBucket  [1]bucket
+
+	limit Ref     // references handed out end here
+	spare []Range // those given back before it, in order
+	count int
+	bytes int64 // payload bytes of all records
+
+	cold cold
+}
+
+// Found is a record that a lookup found.
+type Found struct {
+	Ref   Ref
+	Seq   uint64
+	Bytes uint32
+	Depth uint16
+}
+
+// New returns an empty table. Close gives its memory back.
+func New() *Table {
+	t := new(Table)
+	t.clock.Store(clockStart)
+	t.horizon.Store(clockStart)
+	t.blank.buckets = t.blankBucket[:]
+	t.region, t.giveBytes = &t.blank, giveBytes
+	t.cold.classes = make(map[int64]*coldClass)
+	return t
+}
+
+func (t *Table) entry(r Ref) *entry { return &t.chunks[r>>chunkShift][r&chunkMask] }
+
+// Range is a run of slots.
+type Range struct {
+	Base  Ref
+	Slots uint32
+}
+
+// AddSlots hands out references for a run of empty slots.
+func (t *Table) AddSlots(slots uint32) (Ref, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i, f := range t.spare {
+		if f.Slots >= slots {
+			t.spare[i] = Range{f.Base + Ref(slots), f.Slots - slots}
+			if t.spare[i].Slots == 0 {
+				t.spare = slices.Delete(t.spare, i, i+1)
+			}
+			return f.Base, nil
+		}
+	}
+	base := t.limit
+	end := uint64(base) + uint64(slots)
+	if end >= uint64(NoRef) {
+		return NoRef, errors.New("index: out of slot references")
+	}
+	if err := t.reserve(end); err != nil {
+		return NoRef, err
+	}
+	t.limit = Ref(end)
+	return base, nil
+}
+
+// reserve maps memory for the entries of the slots up to end. Pages are made when they are
+// written to.
+func (t *Table) reserve(end uint64) error {
+	for uint64(len(t.chunks))<<chunkShift < end {
+		b, err := fsio.Map(chunkEntries * entryBytes)
+		if err != nil {
+			return err
+		}
+		t.chunks = append(t.chunks, (*[chunkEntries]entry)(unsafe.Pointer(unsafe.SliceData(b))))
+		t.populated = append(t.populated, 0)
+		t.cold.places = append(t.cold.places, nil)
+	}
+	return nil
+}
+
+// DropSlots takes back the references of a run of slots, which must be empty and not
+// tracked.
+func (t *Table) DropSlots(base Ref, slots uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(t.spare, base, func(r Range, base Ref) int { return cmp.Compare(r.Base, base) })
+	t.spare = slices.Insert(t.spare, i, Range{base, slots})
+	if i+1 < len(t.spare) && base+Ref(slots) == t.spare[i+1].Base {
+		t.spare[i].Slots += t.spare[i+1].Slots
+		t.spare = slices.Delete(t.spare, i+1, i+2)
+	}
+	if i > 0 && t.spare[i-1].Base+Ref(t.spare[i-1].Slots) == base {
+		t.spare[i-1].Slots += t.spare[i].Slots
+		t.spare = slices.Delete(t.spare, i, i+1)
+	}
+	if n := len(t.spare); t.spare[n-1].Base+Ref(t.spare[n-1].Slots) == t.limit {
+		t.limit = t.spare[n-1].Base
+		t.spare = t.spare[:n-1]
+	}
+}
+
+// Close unmaps the table. Every method still answers, as if it were empty.
+func (t *Table) Close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	for _, c := range t.chunks {
+		_ = fsio.Unmap(unsafe.Slice((*byte)(unsafe.Pointer(c)), chunkEntries*entryBytes))
+	}
+	t.region.free()
+	t.next.free()
+	t.ahead.free()
+	t.emptied.free()
+	t.region, t.next, t.ahead, t.emptied, t.moved = &t.blank, nil, nil, nil, 0
+	t.chunks, t.limit, t.spare, t.count, t.bytes = nil, 0, nil, 0, 0
+	t.cold.places, t.cold.byNumber, t.cold.classes = nil, nil, make(map[int64]*coldClass)
+}
+
+// Len is the number of records, PayloadBytes the sum of their payloads.
+func (t *Table) Len() int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.count
+}
+
+// PayloadBytes is the sum of the payload sizes.
+func (t *Table) PayloadBytes() int64 {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.bytes
+}
+
+// MemoryBytes is what the table occupies for the slots in use.
+func (t *Table) MemoryBytes() int64 {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return int64(t.limit)*entryBytes + t.hashBytes() + t.cold.memoryBytes() + int64(unsafe.Sizeof(*t))
+}

@@ -1,0 +1,181 @@
+package disk
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index"
+)
+
+// lease pins the records that one lookup found.
+type lease struct {
+	refs     []index.Ref
+	deadline time.Time
+}
+
+// leases are the leases in force. The scratch memory of ended ones is used again.
+type leases struct {
+	mu   sync.Mutex
+	next LeaseID
+	held map[LeaseID]*lease
+	idle []*lease
+	max  int
+}
+
+func (l *leases) init(limit int) {
+	l.held, l.max = make(map[LeaseID]*lease), limit
+}
+
+// maxIdleLeases bounds the scratch memory kept.
+const maxIdleLeases = 256
+
+func (l *leases) begin() *lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.held) >= l.max {
+		return nil
+	}
+	if n := len(l.idle); n > 0 {
+		out := l.idle[n-1]
+		l.idle = l.idle[:n-1]
+		return out
+	}
+	return new(lease)
+}
+
+func (l *leases) hold(e *lease, deadline time.Time) LeaseID {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.deadline = deadline
+	l.next++
+	l.held[l.next] = e
+	return l.next
+}
+
+func (l *leases) recycle(e *lease) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.idle) < maxIdleLeases {
+		e.refs = e.refs[:0]
+		l.idle = append(l.idle, e)
+	}
+}
+
+func (l *leases) end(id LeaseID) *lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.held[id]
+	delete(l.held, id)
+	return e
+}
+
+// expired removes and returns one lease whose deadline has passed.
+func (l *leases) expired(now time.Time) *lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id, e := range l.held {
+		if now.After(e.deadline) {
+			delete(l.held, id)
+			return e
+		}
+	}
+	return nil
+}
+
+func (l *leases) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.held)
+}
+
+// Lookup returns the number of leading blocks of chain of which every one of shards is
+// in the store, and a lease that pins their records for ttl (at most
+// [Options].LeaseMax). The lease is 0 if there is nothing to pin, and nothing is found
+// while [Options].MaxLeases are held. The records count as used. Lookup never touches
+// the disk, never waits for a writer's I/O and does not allocate once its scratch memory
+// has grown to the longest chain.
+func (s *Store) Lookup(ns NamespaceID, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (blocks int, id LeaseID) {
+	s.count.lookups.Add(1)
+	s.count.lookupBlocks.Add(uint64(len(chain)))
+	if len(chain) == 0 || len(shards) == 0 || !s.namespaces.known(ns) {
+		return 0, 0
+	}
+	e := s.leases.begin()
+	if e == nil {
+		return 0, 0
+	}
+	blocks, e.refs = s.table.Prefix(uint16(ns), shards, chain, e.refs[:0])
+	s.count.hitBlocks.Add(uint64(blocks))
+	if blocks == 0 {
+		s.leases.recycle(e)
+		return 0, 0
+	}
+	return blocks, s.leases.hold(e, s.opts.clock().Add(s.clampLease(ttl)))
+}
+
+func (s *Store) clampLease(ttl time.Duration) time.Duration {
+	return max(0, min(ttl, s.opts.LeaseMax))
+}
+
+// Renew gives a lease ttl from now. It reports false if the lease has ended.
+func (s *Store) Renew(id LeaseID, ttl time.Duration) bool {
+	now := s.opts.clock()
+	l := &s.leases
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.held[id]
+	if e == nil || now.After(e.deadline) {
+		return false
+	}
+	e.deadline = now.Add(s.clampLease(ttl))
+	return true
+}
+
+// Release ends a lease. A lease that has ended already is ignored.
+func (s *Store) Release(id LeaseID) {
+	if e := s.leases.end(id); e != nil {
+		s.endLease(e)
+	}
+}
+
+func (s *Store) endLease(e *lease) {
+	s.table.Unpin(e.refs...)
+	s.leases.recycle(e)
+}
+
+// janitor ends leases that ran out and lets slots be tried again. It waits for nothing
+// else: what gives up segments waits for leases to end.
+func (s *Store) janitor(ctx context.Context) {
+	defer s.background.Done()
+	tick := time.NewTicker(janitorInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.expireLeases()
+			s.space.coolDown(time.Now())
+		}
+	}
+}
+
+// expireLeases ends the leases whose deadline has passed.
+func (s *Store) expireLeases() {
+	now := s.opts.clock()
+	for e := s.leases.expired(now); e != nil; e = s.leases.expired(now) {
+		s.endLease(e)
+	}
+}
+
+// Has reports whether the record is in the store. It does not count as a use.
+func (s *Store) Has(id RecordID) bool {
+	_, ok := s.table.Get(id.internal(), false)
+	return ok
+}
+
+func (id *RecordID) internal() index.ID {
+	return index.ID{Namespace: uint16(id.Namespace), Shard: id.Shard, Key: id.Key}
+}

@@ -1,0 +1,188 @@
+package disk
+
+import (
+	"cmp"
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/journal"
+)
+
+const (
+	// maxLoaders bounds how many parts of the journal are read at one time: adding to the index
+	// takes turns.
+	maxLoaders = 4
+	// loadBatch is how many records are added to the index at one time, loaderDepth how many
+	// batches may wait.
+	loadBatch   = 1024
+	loaderDepth = 4
+)
+
+// loader fills the index with the records of some segments, as the journal has them: one
+// goroutine reads, another adds to the index.
+type loader struct {
+	s       *Store
+	batch   []index.Loaded
+	batches chan []index.Loaded
+	used    chan []index.Loaded
+	lost    []index.Removed    // records of an identity that a younger one has
+	drop    []journal.Location // entries that cannot be
+	bad     int                // entries of no use, except those of lost
+	seq     uint64             // the highest
+}
+
+// run reads the segments from first up to and not including end.
+func (l *loader) run(ctx context.Context, first, end uint32) error {
+	l.batches, l.used = make(chan []index.Loaded, loaderDepth), make(chan []index.Loaded, loaderDepth+2)
+	var adding sync.WaitGroup
+	adding.Go(func() {
+		for b := range l.batches {
+			l.lost = l.s.table.Load(b, l.lost)
+			l.s.progress.done.Add(int64(len(b)))
+			l.used <- b[:0]
+		}
+	})
+	n := 0
+	err := l.s.journal.Records(first, end, func(r *journal.Record) error {
+		if n++; n%loadBatch == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		l.take(r)
+		return nil
+	}, func(error) { l.bad++ })
+	l.batches <- l.batch
+	close(l.batches)
+	adding.Wait()
+	return err
+}
+
+// take looks at one entry.
+func (l *loader) take(r *journal.Record) {
+	if !r.Readable() {
+		return // its slot counts as free; the entry stays until it is used
+	}
+	s := l.s
+	g := s.space.segments[r.Location.Segment]
+	if g == nil {
+		l.drop = append(l.drop, r.Location) // with its segment
+		return
+	}
+	if r.Location.Slot >= g.Slots || s.namespaces.at(NamespaceID(r.Namespace)) == nil ||
+		r.Bytes == 0 || r.Bytes > MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
+		l.bad++
+		l.drop = append(l.drop, r.Location)
+		return
+	}
+	l.add(index.Loaded{
+		ID:  index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key},
+		Ref: g.base + index.Ref(r.Location.Slot), Seq: r.Seq, Bytes: r.Bytes,
+		Parent: s.refOf(r.ParentAt), Depth: r.Depth, ParentKey: r.Parent,
+	})
+}
+
+func (l *loader) add(r index.Loaded) {
+	l.seq = max(l.seq, r.Seq)
+	if l.batch = append(l.batch, r); len(l.batch) < loadBatch {
+		return
+	}
+	l.batches <- l.batch
+	select {
+	case l.batch = <-l.used:
+	default:
+		l.batch = make([]index.Loaded, 0, loadBatch)
+	}
+}
+
+// loadRecords fills the index from the journal, several parts of it at one time. Entries that
+// cannot be are deleted.
+func (s *Store) loadRecords(ctx context.Context) error {
+	loaders, bounds := s.partJournal(min(runtime.GOMAXPROCS(0), maxLoaders))
+	errs := make([]error, len(loaders))
+	var running sync.WaitGroup
+	for i, l := range loaders {
+		running.Go(func() { errs[i] = l.run(ctx, bounds[i], bounds[i+1]) })
+	}
+	running.Wait()
+	for _, l := range loaders {
+		s.seq.Store(max(s.seq.Load(), l.seq))
+	}
+	if err := cmp.Or(errs...); err != nil {
+		return err
+	}
+	s.resolveIndex()
+	return s.dropUseless(loaders)
+}
+
+// partJournal makes loaders for parts of the journal that are about as large. Each reads the
+// segments from its bound up to the next.
+func (s *Store) partJournal(parts int) (loaders []*loader, bounds []uint32) {
+	segments := s.space.allSegments()
+	slots := 0
+	for _, g := range segments {
+		slots += int(g.Slots)
+	}
+	bounds = []uint32{0}
+	before := 0
+	for _, g := range segments {
+		if before >= slots*len(bounds)/parts && before > 0 {
+			bounds = append(bounds, g.ID)
+		}
+		before += int(g.Slots)
+	}
+	for range bounds {
+		loaders = append(loaders, &loader{s: s})
+	}
+	return loaders, append(bounds, 1<<32-1)
+}
+
+// dropUseless deletes what the loaders found of no use.
+func (s *Store) dropUseless(loaders []*loader) error {
+	drop, bad := s.journal.NewBatch(), 0
+	for _, l := range loaders {
+		bad += l.bad + len(l.lost)
+		for _, r := range l.lost {
+			l.drop = append(l.drop, s.space.at(r.Ref).location(r.Ref))
+		}
+		for _, at := range l.drop {
+			if err := drop.DeleteRecord(at); err != nil {
+				return err
+			}
+		}
+	}
+	if bad > 0 {
+		s.note("%d entries of the journal were of no use", bad)
+	}
+	if drop.Empty() {
+		return nil
+	}
+	return drop.Commit()
+}
+
+// resolveIndex links the records that were loaded, of several segments at one time.
+func (s *Store) resolveIndex() {
+	segments := s.space.allSegments()
+	var next atomic.Int64
+	var running sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), maxLoaders, len(segments)) {
+		running.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(segments)); i = next.Add(1) - 1 {
+				s.table.Resolve(segments[i].slots())
+			}
+		})
+	}
+	running.Wait()
+}
+
+func (s *Store) refOf(at journal.Location) index.Ref {
+	if at == journal.NoLocation {
+		return index.NoRef
+	}
+	g := s.space.segments[at.Segment]
+	if g == nil || at.Slot >= g.Slots {
+		return index.NoRef
+	}
+	return g.base + index.Ref(at.Slot)
+}

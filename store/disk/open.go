@@ -1,0 +1,269 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	mathrand "math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvconn/kvconn/store/disk/format"
+	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/stamp"
+)
+
+// Store is an open record store.
+type Store struct {
+	opts  Options
+	id    format.StoreID
+	epoch uint64
+	lock  io.Closer
+
+	table      *index.Table
+	journal    *journal.Journal
+	space      *space
+	namespaces namespaces
+	leases     leases
+	headers    headerPool
+	reads      reads
+	writes     writes
+	gate       gate
+	verifying  *queue[*ReadOp]
+	commits    *queue[commit]
+	events     events
+
+	subscriptions subscriptions
+	barrier       *barrier
+	count         counters
+	seq           atomic.Uint64
+	opens         uint64
+
+	doubts      doubts
+	shrinking   shrinking
+	evictSignal chan struct{}
+	stop        context.CancelFunc
+	background  sync.WaitGroup // evictor, barriers, janitor, shrinker, scrub
+	committed   sync.WaitGroup // committer
+	writers     sync.WaitGroup
+	readers     sync.WaitGroup
+	verifiers   sync.WaitGroup
+
+	// calibrated is set if the read depth is to be the calibration's.
+	calibrated   bool
+	calibration  Calibration
+	direct       bool
+	recovered    Recovery
+	openDuration time.Duration
+	rebuilt      rebuilt
+	awaiting     atomic.Int64 // segments that the disk did not give at the start
+	// opening is what is open and not yet the store's, while it opens.
+	opening *opening
+	// stamp is nil if it cannot be written; it is used by whoever makes a barrier, as is
+	// barriers, the number of the last one.
+	stamp       *stamp.File
+	stampFailed bool
+	barriers    atomic.Uint64
+	created     uint64 // the opening that made the journal, 0 if it is not known
+	progress    progress
+	notes       notes
+	warnMu      sync.Mutex
+	warnings    []string
+	closeOnce   sync.Once
+	closeErr    error
+}
+
+// Open opens the store in o.Dir, making it if there is none. It fails with [ErrInUse]
+// while another process holds the directory and with [ErrNewerFormat] if a newer program
+// made it. ctx bounds the opening alone.
+func Open(ctx context.Context, o Options) (*Store, error) {
+	calibrated := o.ReadInFlightBytes == 0
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	s := &Store{opts: o, calibrated: calibrated, table: index.New(), barrier: newBarrier(), commits: newQueue[commit](),
+		verifying:   newQueue[*ReadOp](),
+		shrinking:   shrinking{wakeup: make(chan struct{}, 1)},
+		evictSignal: make(chan struct{}, 1)}
+	s.leases.init(o.MaxLeases)
+	s.reads.init(o.ReadInFlightBytes, o.ChunkBytes)
+	s.writes.init()
+	s.gate.init(o.Writers)
+	s.events.init(o.EventBytes)
+	s.rebuilt.ended = make(chan struct{})
+	s.epoch = mathrand.Uint64N(1<<epochBits-1) + 1
+	began := time.Now()
+	if err := s.open(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("open store %s: %w", o.Dir, err), s.undoOpen())
+	}
+	s.openDuration = time.Since(began)
+	return s, nil
+}
+
+func (s *Store) open(ctx context.Context) error {
+	if err := s.lockDir(); err != nil {
+		return err
+	}
+	defer s.reportProgress()()
+	formatted, err := s.readFormat()
+	if err != nil {
+		return err
+	}
+	if err := s.makeDirs(); err != nil {
+		return err
+	}
+	s.cleanUp()
+	if s.direct, err = s.probeDirect(); err != nil {
+		return err
+	}
+	if !s.direct {
+		s.warn(errors.New("file system has no direct I/O: reads and writes go through the page cache, slowly"))
+	}
+	var o opening
+	s.opening = &o
+	if o.files, err = s.inspectSegments(ctx); err != nil {
+		return err
+	}
+	s.openStamp(&o)
+	if err := s.identify(&formatted, &o); err != nil {
+		return err
+	}
+	s.replaceStamp(&o)
+	if o.stamped && o.stamp.Store != s.id {
+		o.stamp, o.stamped = stamp.Stamp{}, false
+	}
+	if err := s.setSpace(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := s.recover(ctx, &o); err != nil {
+		return err
+	}
+	s.opening = nil
+	awaited := o.awaited()
+	s.awaiting.Store(int64(len(awaited)))
+	if len(s.unreadSegments()) == 0 && len(awaited) == 0 { // else a record that names one may not be found yet
+		s.dropManifests()
+	}
+	s.measureFiles()
+	s.warnOfNotes()
+	s.calibrate()
+	run := s.start()
+	if s.opts.checkOnly {
+		return nil
+	}
+	if !s.rebuilt.running() { // else the shrinker does it when what the store holds is known
+		if err := s.shrinkFirst(ctx); err != nil {
+			return err
+		}
+	}
+	s.background.Add(2)
+	go s.awaitSegments(run, awaited)
+	go s.shrinker(run)
+	return nil
+}
+
+func (s *Store) lockDir() error {
+	if s.opts.held != nil {
+		s.lock = s.opts.held
+		return nil
+	}
+	if err := s.opts.fs.MkdirAll(s.opts.Dir); err != nil {
+		return err
+	}
+	name, _ := os.Executable()
+	holder := fmt.Sprintf("process %d (%s)", os.Getpid(), filepath.Base(name))
+	path := filepath.Join(s.opts.Dir, lockFile)
+	if s.isDir(path) {
+		s.setAside(path)
+	}
+	lock, err := s.opts.fs.Lock(path, holder)
+	var locked *fsio.LockedError
+	if errors.As(err, &locked) {
+		return fmt.Errorf("%w: %w", ErrInUse, err)
+	}
+	s.lock = lock
+	return err
+}
+
+// probeDirect reports whether the file system has direct I/O, and fails if nothing can be
+// written at all.
+func (s *Store) probeDirect() (bool, error) {
+	path := filepath.Join(s.opts.Dir, segmentDir, probeFile)
+	direct := true
+	f, err := s.opts.fs.OpenFile(path, true, true)
+	if errors.Is(err, fsio.ErrNoDirectIO) {
+		direct = false
+		f, err = s.opts.fs.OpenFile(path, true, false)
+	}
+	if err != nil {
+		return false, err
+	}
+	err = f.WriteVec(fsio.AlignedBytes(fsio.Align), nil, 0)
+	return direct, errors.Join(err, f.Close(), s.opts.fs.Remove(path))
+}
+
+// epochBits keep an epoch exact in JSON readers that have floating-point numbers only.
+const epochBits = 53
+
+// opensShift leaves a trillion records to each of 16 million openings.
+const opensShift = index.SeqBits
+
+// start starts the goroutines of a store that is filled, and returns the context that ends
+// with it.
+func (s *Store) start() context.Context {
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.committed.Add(1)
+	go s.committer()
+	s.background.Add(5)
+	go s.tidyNamespaces(ctx)
+	go s.healer(ctx)
+	go s.evictor(ctx)
+	go s.runBarriers(ctx)
+	go s.janitor(ctx)
+	s.startRebuild(ctx)
+	if s.opts.ScrubBytesPerS > 0 {
+		s.background.Add(1)
+		go s.scrub(ctx)
+	}
+	for range s.writerCount() {
+		s.writers.Add(1)
+		go s.writer()
+	}
+	for range verifierCount() {
+		s.verifiers.Add(1)
+		go s.verifier()
+	}
+	for range s.readerCount() {
+		s.readers.Add(1)
+		go s.reader()
+	}
+	return ctx
+}
+
+// writerCount is enough for the writes that the gate lets into the disk while others
+// compute checksums.
+func (s *Store) writerCount() int { return s.gate.most + (s.gate.most+1)/2 }
+
+// readerCount is enough to keep the budget in flight while some readers verify.
+func (s *Store) readerCount() int {
+	const least, most = 8, 64
+	return min(max(int(2*s.opts.ReadInFlightBytes/int64(s.opts.ChunkBytes)), least), most)
+}
+
+func (s *Store) warn(err error) {
+	s.opts.Logger.Warn("store: "+err.Error(), "remedy", "see docs/operations.md, Warnings of the store")
+	s.warnMu.Lock()
+	defer s.warnMu.Unlock()
+	s.warnings = append(s.warnings, err.Error())
+}

@@ -1,0 +1,65 @@
+package disk
+
+import (
+	"context"
+	"fmt"
+	mathrand "math/rand/v2"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index"
+)
+
+// ProbeOptions say what [Store.Probe] reads.
+type ProbeOptions struct {
+	// Namespace and Shard, if Only is set, are those of the record; otherwise any record
+	// will do.
+	Only      bool
+	Namespace NamespaceID
+	Shard     connector.Shard
+}
+
+// Probe reads and verifies one resident record into memory of its own, in the queue like
+// any other, so that [Store.ReadSpeed] is of now though no load asks for anything. It
+// returns [ErrGone] if there is no such record, and the errors of [Store.Read].
+func (s *Store) Probe(ctx context.Context, o ProbeOptions) error {
+	id, bytes, ok := s.anyRecord(&o)
+	if !ok {
+		return fmt.Errorf("probe: %w", ErrGone)
+	}
+	op := &ReadOp{ID: id, Payload: AlignedBuffer(bytes)}
+	op.rd.probe = true
+	s.Read(ctx, []*ReadOp{op}, func(*ReadOp) {})
+	if op.Err != nil {
+		return fmt.Errorf("probe: %w", op.Err)
+	}
+	return nil
+}
+
+// anyRecord finds a record, beginning at a random slot of a random segment: a disk may
+// keep what it is asked for again and again in its cache.
+func (s *Store) anyRecord(o *ProbeOptions) (id RecordID, bytes int, ok bool) {
+	var segments []*segment
+	for _, class := range s.space.allClasses() {
+		segments = append(segments, s.space.segmentsOf(class)...)
+	}
+	mathrand.Shuffle(len(segments), func(i, j int) { segments[i], segments[j] = segments[j], segments[i] })
+	for _, g := range segments {
+		first := mathrand.Uint32N(max(1, g.Slots))
+		for i := range g.Slots {
+			ref := g.base + index.Ref((first+i)%g.Slots)
+			if s.space.at(ref) != g {
+				break // given up meanwhile
+			}
+			in, found, ok := s.table.PinSlot(ref)
+			if !ok {
+				continue
+			}
+			s.table.Unpin(ref)
+			id := publicID(in)
+			if !o.Only || id.Namespace == o.Namespace && id.Shard == o.Shard {
+				return id, int(found.Bytes), true
+			}
+		}
+	}
+	return id, 0, false
+}

@@ -1,0 +1,322 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/store/disk/format"
+	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/journal"
+)
+
+// How much the store may occupy. Two bounds hold at any moment: the cap on what lies in
+// the store's directory, and the space that the file system must keep free for others. That is
+// the segments' file system, which may be a mount of its own: only they can be given back.
+
+const (
+	// snapshotSlotBytes bounds what one slot needs in a snapshot.
+	snapshotSlotBytes = 64
+	// fixedFilesBytes is for the files of fixed size and directories, manifestBytes what is
+	// set aside for manifests and whatever else lies in the directory, until they take more:
+	// so that the next one does not cost a segment.
+	fixedFilesBytes = 64 << 10
+	manifestBytes   = 192 << 10
+	// reservedOfSlot is what is set aside for each slot beside its segment.
+	reservedOfSlot = journal.RecordBytes + snapshotSlotBytes
+	// The store grows again when there is this part of MinFreeBytes, at most marginBytes,
+	// more than MinFreeBytes: it must not give back and grow in turns.
+	marginPart, marginBytes = 16, 1 << 30
+)
+
+// forgetSegments makes p as it is before any segment is known.
+func (p *space) forgetSegments(table *index.Table) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.table = table
+	p.classes, p.segments = make(map[int64]*class), make(map[uint32]*segment)
+	p.bytes, p.slots, p.awaitedSlots, p.pending, p.retiring, p.aside = 0, 0, 0, nil, nil, nil
+	p.slotFaults = slotFaults{bad: make(map[index.Ref]struct{}), suspects: make(map[index.Ref]suspect)}
+	p.refMu.Lock()
+	defer p.refMu.Unlock()
+	p.byRef = nil
+}
+
+// reserved is what the store sets aside beside the segments when these have that many
+// slots: the journal, the snapshot and small files. p.mu is held.
+func (p *space) reserved(slots int64) int64 {
+	j := max(journal.ReservedBytes(p.memTable, slots), p.journalB)
+	return j + slots*snapshotSlotBytes + fixedFilesBytes + p.smallBytes()
+}
+
+// smallBytes is what counts for manifests and whatever else lies in the directory. p.mu is
+// held.
+func (p *space) smallBytes() int64 { return max(manifestBytes, p.smallB) }
+
+// allSlots are those that may need room in journal and snapshot: those of segments that the disk
+// does not give yet, too. p.mu is held.
+func (p *space) allSlots() int64 { return p.slots + p.awaitedSlots }
+
+// outstanding is what of that is not occupied yet. It will be, whatever the file system must
+// keep free. p.mu is held.
+func (p *space) outstanding() int64 {
+	return max(0, p.reserved(p.allSlots())-p.journalB-fixedFilesBytes-p.smallB)
+}
+
+// capRoom is what the cap leaves, freeRoom what the file system leaves: enough to stay
+// clear of the space that must stay free, with a margin if the caller can do without. p.mu
+// is held.
+func (p *space) capRoom() int64 { return p.maxBytes - p.bytes - p.reserved(p.allSlots()) }
+
+func (p *space) freeRoom(margin bool) int64 {
+	if p.minFree == 0 {
+		return 1<<63 - 1
+	}
+	room := p.room.FreeBytes - p.outstanding() - p.minFree
+	if margin {
+		room -= p.margin()
+	}
+	return room
+}
+
+func (p *space) margin() int64 { return min(p.minFree/marginPart, marginBytes) }
+
+// over is by how many bytes the store is above its cap.
+func (p *space) over() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return -p.capRoom()
+}
+
+// excess is how much must be given up, beyond what is being given up already. With the
+// file system too full that is a little more than needed. p.mu is held.
+func (p *space) excess() int64 {
+	n := -p.capRoom()
+	if p.freeRoom(false) < 0 {
+		n = max(n, -p.freeRoom(true))
+	}
+	for _, r := range p.retiring {
+		n -= p.frees(r.g)
+	}
+	return n
+}
+
+// frees is how much room the removal of a segment makes. p.mu is held.
+func (p *space) frees(g *segment) int64 {
+	return g.physical + p.reserved(p.allSlots()) - p.reserved(p.allSlots()-int64(g.Slots))
+}
+
+// limit is how large the store can become as things are, and what keeps it from growing by
+// a segment now. p.mu is held.
+func (p *space) limit() (bytes int64, by LimitBy) {
+	free := p.freeRoom(false)
+	bytes = p.maxBytes
+	if p.minFree > 0 {
+		bytes = max(0, min(bytes, p.bytes+p.reserved(p.allSlots())+free))
+	}
+	least := p.nominal / minShrunkSegments
+	switch {
+	case min(p.capRoom(), p.freeRoom(true)) >= least:
+	case p.freeRoom(true) < p.capRoom():
+		by = LimitedByFree
+	default:
+		by = LimitedByCap
+	}
+	return bytes, by
+}
+
+// errNoRoom says that a segment would take space that must stay free, errRoomUnknown that the
+// file system does not tell what is free, whatever the reason.
+var (
+	errNoRoom      = errors.New("the file system must keep that space free (min_free)")
+	errRoomUnknown = errors.New("it is not known how much space is free")
+)
+
+// keepsFree reports whether space must stay free, or may have to: how much is not known before
+// the file system has told its size.
+func (p *space) keepsFree() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.minFree > 0 || p.minFreeRule.bytes >= 0 && p.room.TotalBytes == 0
+}
+
+// setRoom notes what the file system tells. p.mu is held.
+func (p *space) setRoom(room fsio.Room) {
+	p.room = room
+	p.minFree = p.minFreeRule.of(room.TotalBytes)
+}
+
+// askRoom asks the file system how much is free, if that matters.
+func (p *space) askRoom() error {
+	if !p.keepsFree() {
+		return nil
+	}
+	room, err := p.fs.Room(p.dir)
+	if err != nil {
+		return fmt.Errorf("ask for free space: %w: %w", errRoomUnknown, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.setRoom(room)
+	return nil
+}
+
+// checkRoom asks the file system, just before that many bytes are allocated, whether they
+// leave the space that must stay free.
+func (p *space) checkRoom(bytes int64, margin bool) error {
+	if err := p.askRoom(); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.freeRoom(margin) < bytes {
+		return fmt.Errorf("%d bytes with %d free: %w", bytes, p.room.FreeBytes, errNoRoom)
+	}
+	return nil
+}
+
+// claim takes room for a file that is there for a while; the caller gives it back with
+// unclaim when the file is gone.
+func (p *space) claim(bytes int64) bool {
+	if p.checkRoom(bytes, true) != nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.capRoom() < bytes {
+		return false
+	}
+	p.bytes += bytes
+	return true
+}
+
+func (p *space) unclaim(bytes int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bytes -= bytes
+}
+
+// snapshotFits reports whether a snapshot of that many bytes may be written at the end: it
+// is counted with what the journal really occupies, not with what is set aside for it.
+func (p *space) snapshotFits(bytes int64) bool {
+	if p.askRoom() != nil || !p.leavesFree(bytes) {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.minFree > 0 && p.room.FreeBytes-p.minFree < bytes {
+		return false
+	}
+	return p.bytes+p.journalB+fixedFilesBytes+p.smallBytes()+bytes <= p.maxBytes
+}
+
+// leavesFree reports whether a file in the store's directory leaves what must stay free there. Where
+// the segments have a file system of their own, min_free speaks of that: of the directory's,
+// which may be far smaller, no more than the default is kept free.
+func (p *space) leavesFree(bytes int64) bool {
+	if !p.keepsFree() {
+		return true
+	}
+	room, err := p.fs.Room(filepath.Dir(p.dir))
+	if err != nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	least := p.minFree
+	if room.Device != p.room.Device {
+		least = min(least, (minFreeRule{}).of(room.TotalBytes))
+	}
+	return room.FreeBytes-bytes >= least
+}
+
+// neverFits reports whether a slot is larger than the cap less what the store needs for
+// itself.
+func (p *space) neverFits(slotBytes int64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fixed := journal.ReservedBytes(p.memTable, 1) + snapshotSlotBytes + fixedFilesBytes + p.smallBytes()
+	need := slotBytes + format.HeaderBytes + extentBytes + segmentSlackBytes
+	return need+max(fixed, p.reserved(0)) > p.maxBytes
+}
+
+// starved reports whether the file system leaves no room for a slot, whatever the store
+// gives up.
+func (p *space) starved(slotBytes int64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.minFree == 0 {
+		return false
+	}
+	return p.bytes+p.freeRoom(false) < slotBytes+format.HeaderBytes+extentBytes+segmentSlackBytes
+}
+
+// makingState is what is known of attempts to make segments that failed.
+type makingState struct {
+	failures int
+	full     bool // there was no space
+	wait     bool // not to be tried before the next measurement
+	// gaveUp is set when a segment was given up for another size. If none can be made all the
+	// same, no other is: each size would take the other's, one by one.
+	gaveUp bool
+}
+
+// manyFailures to make a segment, one a second, are taken for good: the store then goes on
+// with the slots it has.
+const manyFailures = 30
+
+func (m *makingState) failed(err error) {
+	m.failures++
+	m.wait = true
+	noSpace := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, errNoRoom)
+	// A journal that failed, for want of space too, is replaced: no record has to go for it.
+	// And what could not be asked was not answered.
+	passing := errors.Is(err, journal.ErrFailed) || errors.Is(err, errRoomUnknown)
+	m.full = noSpace && !passing || m.failures >= manyFailures
+}
+
+// mayMake reports whether a segment may be made now. p.mu is held.
+func (p *space) mayMake() bool { return !p.making.wait && p.unmeasured == 0 }
+
+// mayGiveUp reports whether giving up a segment for another size is likely to bring room,
+// and takes it that one is given up if so. p.mu is held.
+func (p *space) mayGiveUp() bool {
+	stuck := slices.ContainsFunc(p.aside, func(f asideFile) bool { return f.stuck })
+	if stuck || p.making.failures > 0 && p.making.gaveUp {
+		return false
+	}
+	p.making.gaveUp = true
+	return true
+}
+
+// retryMaking has the next writer that finds no slot try to make a segment again: what
+// failed may have passed.
+func (p *space) retryMaking() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.making.wait = false
+}
+
+// cleanUp removes what an earlier process may have left half done.
+func (s *Store) cleanUp() {
+	fs := s.opts.fs
+	remove := func(parts ...string) { _ = fs.Remove(filepath.Join(append([]string{s.opts.Dir}, parts...)...)) }
+	remove(segmentDir, calibrationScratch)
+	remove(segmentDir, probeFile)
+	for _, dir := range []string{"", segmentDir, namespaceDir} {
+		entries, err := fs.ReadDir(filepath.Join(s.opts.Dir, dir))
+		if err != nil {
+			continue
+		}
+		for _, e := range entries {
+			if strings.HasSuffix(e.Name(), ".tmp") {
+				remove(dir, e.Name())
+			}
+		}
+	}
+}

@@ -1,0 +1,161 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvconn/kvconn/store/disk/format"
+	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/index"
+)
+
+// Damage is a record that was found damaged and dropped.
+type Damage struct {
+	Namespace string `json:"namespace"`
+	Shard     int    `json:"shard"`
+	Key       string `json:"key"`
+	Segment   uint32 `json:"segment"`
+	Slot      uint32 `json:"slot"`
+	Reason    string `json:"reason"`
+}
+
+// dropJob asks the committer to drop the record of a slot.
+type dropJob struct {
+	ref index.Ref
+	seq uint64
+	// spoilt is set if the slot is not to be used again.
+	spoilt bool
+	done   chan struct{}
+}
+
+// checker reads and verifies records where they lie, past the queue of reads.
+type checker struct {
+	s       *Store
+	payload bool
+	header  []byte
+	buf     []byte
+}
+
+func newChecker(s *Store, payload bool) *checker {
+	return &checker{s: s, payload: payload, header: fsio.AlignedBytes(format.HeaderBytes)}
+}
+
+// check verifies the record of a slot and drops it if it is damaged. It returns the bytes
+// it read, and the damage if there is any. err is an error of the disk.
+func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage, err error) {
+	id, found, ok := c.s.table.PinSlot(ref)
+	if !ok {
+		return 0, nil, nil
+	}
+	defer c.s.table.Unpin(ref)
+	if c.s.space.at(ref) != g {
+		return 0, nil, nil // given up, and the reference used again, before it was pinned
+	}
+	bytes, reason, err := c.verify(g, id, found)
+	if err != nil {
+		if c.s.readFailed(ref, found.Seq, err) {
+			c.drop(&dropJob{ref: ref, seq: found.Seq, spoilt: ofMedium(err)})
+		}
+		return bytes, nil, err
+	}
+	if reason == nil {
+		c.s.doubts.read.Add(1)
+		return bytes, nil, nil
+	}
+	at := g.location(ref)
+	damage = &Damage{
+		Namespace: c.s.namespaces.digest(NamespaceID(id.Namespace)).String(), Shard: int(id.Shard),
+		Key: id.Key.String(), Segment: at.Segment, Slot: at.Slot, Reason: reason.Error(),
+	}
+	c.s.count.corrupt.Add(1)
+	c.drop(&dropJob{ref: ref, seq: found.Seq})
+	return bytes, damage, nil
+}
+
+// drop has the committer drop a record, and waits for it.
+func (c *checker) drop(job *dropJob) {
+	job.done = make(chan struct{})
+	if c.s.commits.tryPush(commit{kind: commitDropSlot, drop: job}) {
+		<-job.done
+	}
+}
+
+// verify returns why a record is damaged, or nil.
+func (c *checker) verify(g *segment, id index.ID, found index.Found) (bytes int64, reason, err error) {
+	padded := 0
+	if c.payload {
+		padded = fsio.AlignUp(int(found.Bytes))
+		if len(c.buf) < padded {
+			c.buf = fsio.AlignedBytes(padded)
+		}
+	}
+	slot := uint32(found.Ref - g.base)
+	if err := g.file.ReadVec(c.header, c.buf[:padded], g.Offset(slot)); err != nil {
+		return 0, nil, fmt.Errorf("check slot %d of segment %d: %w: %w", slot, g.ID, ErrIO, err)
+	}
+	bytes = int64(padded + format.HeaderBytes)
+	var h format.Record
+	switch err := h.Decode(c.header); {
+	case errors.Is(err, format.ErrNewer):
+		return bytes, nil, nil // neither readable nor damaged
+	case err != nil:
+		return bytes, err, nil
+	}
+	return bytes, c.compare(g, &h, id, found), nil
+}
+
+var (
+	errOtherRecord = errors.New("slot holds another record than the index says")
+	errPayloadSum  = errors.New("payload checksum")
+)
+
+func (c *checker) compare(g *segment, h *format.Record, id index.ID, found index.Found) error {
+	at := g.location(found.Ref)
+	if h.Store != c.s.id || h.SegmentID != at.Segment || h.Slot != at.Slot || h.Key != id.Key || h.Shard != id.Shard ||
+		h.Namespace != c.s.namespaces.digest(NamespaceID(id.Namespace)) || h.Seq != found.Seq || h.PayloadBytes != found.Bytes {
+		return errOtherRecord
+	}
+	if c.payload && h.PayloadSum != format.PayloadSum(c.buf[:found.Bytes]) {
+		return errPayloadSum
+	}
+	return nil
+}
+
+// scrub goes over all records again and again at a limited rate, until the store stops.
+func (s *Store) scrub(ctx context.Context) {
+	defer s.background.Done()
+	c := newChecker(s, true)
+	for ctx.Err() == nil {
+		for _, class := range s.space.allClasses() {
+			for _, g := range s.space.segmentsOf(class) {
+				s.scrubSegment(ctx, c, g)
+			}
+		}
+		s.count.scrubs.Add(1)
+		sleep(ctx, janitorInterval)
+	}
+}
+
+func (s *Store) scrubSegment(ctx context.Context, c *checker, g *segment) {
+	for ref := g.base; ref < g.base+index.Ref(g.Slots) && ctx.Err() == nil; ref++ {
+		if s.space.at(ref) != g {
+			return // given up meanwhile
+		}
+		bytes, damage, err := c.check(g, ref)
+		if err != nil {
+			s.opts.Logger.Warn("store: scrub could not read a record", "err", err,
+				"remedy", "look for I/O errors in the kernel's log; if it goes on, replace the disk")
+			sleep(ctx, time.Second)
+			continue
+		}
+		if damage != nil {
+			s.opts.Logger.Warn("store: scrub dropped a corrupt record", "key", damage.Key, "segment", damage.Segment,
+				"slot", damage.Slot, "reason", damage.Reason,
+				"remedy", "none for one; check the disk if there are more")
+		}
+		s.count.scrubBytes.Add(uint64(bytes))
+		sleep(ctx, time.Duration(float64(bytes)/float64(s.opts.ScrubBytesPerS)*float64(time.Second)))
+	}
+}

@@ -1,0 +1,194 @@
+package disk
+
+import (
+	"encoding/hex"
+	"slices"
+	"time"
+)
+
+// Stats is the state of a store at one moment. Counters run from the store's opening.
+type Stats struct {
+	// Dir and StoreID say which store this is, Epoch which opening of it ([Store.Epoch]).
+	Dir     string `json:"dir"`
+	StoreID string `json:"store_id"`
+	Epoch   uint64 `json:"epoch"`
+
+	Records    int64 `json:"records"`
+	Namespaces int   `json:"namespaces"`
+	Segments   int   `json:"segments"`
+	// FreeSlots can be written to, PendingSlots wait for a barrier. BadSlots failed to be
+	// written or read and are set aside; RestingSlots failed once and are tried again.
+	FreeSlots    int64 `json:"free_slots"`
+	PendingSlots int64 `json:"pending_slots"`
+	BadSlots     int64 `json:"bad_slots"`
+	RestingSlots int64 `json:"resting_slots"`
+	// RetiringSegments are being given up, AwaitedSegments could not be opened or read at the
+	// start and are tried again.
+	RetiringSegments int   `json:"retiring_segments"`
+	AwaitedSegments  int64 `json:"awaited_segments"`
+
+	// PhysicalBytes is what the store occupies: segments and the larger of what the
+	// journal occupies and what is set aside for it. MaxBytes is the cap.
+	PhysicalBytes int64 `json:"physical_bytes"`
+	SegmentBytes  int64 `json:"segment_bytes"`
+	JournalBytes  int64 `json:"journal_bytes"`
+	MaxBytes      int64 `json:"max_bytes"`
+	PayloadBytes  int64 `json:"payload_bytes"`
+	// CapSource says where MaxBytes comes from.
+	CapSource string `json:"cap_source"`
+	// SetAsideBytes are of files that could not be opened, read or removed. They are part of
+	// SegmentBytes, and those that can be opened are the first to go when room is needed.
+	SetAsideBytes int64 `json:"set_aside_bytes"`
+	// FileSystemBytes is the size of the store's file system, FreeBytes what of it is free,
+	// MinFreeBytes what the store leaves free (0 if nothing need be).
+	FileSystemBytes int64 `json:"file_system_bytes"`
+	FreeBytes       int64 `json:"free_bytes"`
+	MinFreeBytes    int64 `json:"min_free_bytes"`
+	// EffectiveMaxBytes is how large the store can become: MaxBytes, or less where the file
+	// system leaves less. LimitedBy is what keeps it from growing now, or empty.
+	EffectiveMaxBytes int64   `json:"effective_max_bytes"`
+	LimitedBy         LimitBy `json:"limited_by"`
+
+	// LookupBlocks were asked for, HitBlocks were there.
+	Lookups      uint64 `json:"lookups"`
+	LookupBlocks uint64 `json:"lookup_blocks"`
+	HitBlocks    uint64 `json:"hit_blocks"`
+
+	Reads        uint64 `json:"reads"`
+	ReadBytes    uint64 `json:"read_bytes"`
+	ReadsGone    uint64 `json:"reads_gone"`
+	Mismatched   uint64 `json:"reads_mismatched"`
+	ReadErrors   uint64 `json:"read_errors"`
+	ReadTimeouts uint64 `json:"read_timeouts"`
+	// Corrupt records failed verification and were dropped, Unreadable ones failed to be
+	// read twice.
+	Corrupt    uint64 `json:"corrupt"`
+	Unreadable uint64 `json:"unreadable"`
+
+	Writes       uint64 `json:"writes"`
+	WriteBytes   uint64 `json:"write_bytes"`
+	WritesOfSame uint64 `json:"writes_of_same"`
+	WriteErrors  uint64 `json:"write_errors"`
+	// WritesRefused did not fit the cap or the byte budget, or found no slot.
+	WritesRefused uint64 `json:"writes_refused"`
+	Evicted       uint64 `json:"evicted"`
+	Barriers      uint64 `json:"barriers"`
+	BarrierErrors uint64 `json:"barrier_errors"`
+
+	// Scrubs are complete passes of the background scrub.
+	Scrubs     uint64 `json:"scrubs"`
+	ScrubBytes uint64 `json:"scrub_bytes"`
+
+	QueuedReads        int64 `json:"queued_reads"`
+	ReadInFlightBytes  int64 `json:"read_in_flight_bytes"`
+	WriteInFlightBytes int64 `json:"write_in_flight_bytes"`
+	// ReadSpeed is how fast the disk has been of late.
+	ReadSpeed ReadSpeed `json:"read_speed"`
+	Leases    int       `json:"leases"`
+
+	// ReadBudgetBytes is how much reads may ask of the disk at one time, WriteBudgetBytes how
+	// much writes may give it beyond the few that always go on, Calibration where that comes
+	// from (nil if it was not measured).
+	ReadBudgetBytes  int64        `json:"read_budget_bytes"`
+	WriteBudgetBytes int64        `json:"write_budget_bytes"`
+	Calibration      *Calibration `json:"calibration,omitempty"`
+
+	// DirectIO is false where the filesystem has no O_DIRECT: correct but slow.
+	DirectIO bool     `json:"direct_io"`
+	Warnings []string `json:"warnings,omitempty"`
+
+	OpenDuration time.Duration `json:"open_duration_ns"`
+	// Recovered says where the index came from: see [Recovery].
+	Recovered Recovery `json:"recovered"`
+	// Rebuild is how far the reading of record headers is that a damaged journal makes
+	// necessary. It goes on while the store is in use.
+	Rebuild RebuildState `json:"rebuild"`
+	// IndexBytes is the memory of the index.
+	IndexBytes int64 `json:"index_bytes"`
+}
+
+// LimitBy says what keeps a store from growing.
+type LimitBy string
+
+// The limits of a store: its cap, and the space that must stay free for others.
+const (
+	LimitedByCap  LimitBy = "cap"
+	LimitedByFree LimitBy = "free"
+)
+
+// RebuildState is how far the rebuilding of the index from record headers is.
+type RebuildState struct {
+	// Running is true until every segment has been read.
+	Running      bool  `json:"running"`
+	Segments     int64 `json:"segments"`
+	SegmentsDone int64 `json:"segments_done"`
+	Slots        int64 `json:"slots"`
+	SlotsDone    int64 `json:"slots_done"`
+	// Records were found in headers that the journal did not know; Damaged headers could
+	// not be read.
+	Records int64 `json:"records"`
+	Damaged int64 `json:"damaged"`
+}
+
+// Recovery says where a store's index came from when it was opened.
+type Recovery string
+
+// The ways an index comes to be.
+const (
+	RecoveredNew      Recovery = "new"
+	RecoveredSnapshot Recovery = "snapshot"
+	RecoveredJournal  Recovery = "journal"
+	RecoveredHeaders  Recovery = "headers"
+)
+
+// Stats returns the state of the store.
+func (s *Store) Stats() Stats {
+	st := Stats{
+		Dir: s.opts.Dir, StoreID: hex.EncodeToString(s.id[:]), Epoch: s.epoch,
+		Records: int64(s.table.Len()), PayloadBytes: s.table.PayloadBytes(), IndexBytes: s.table.MemoryBytes(),
+		Namespaces: s.namespaces.count(), Leases: s.leases.count(),
+		WriteInFlightBytes: s.writes.inFlightBytes(),
+		DirectIO:           s.direct, OpenDuration: s.openDuration, Recovered: s.recovered,
+	}
+	st.ReadBudgetBytes = s.opts.ReadInFlightBytes
+	if s.calibration.ReadInFlightBytes > 0 {
+		c := s.calibration
+		st.Calibration = &c
+	}
+	st.WriteBudgetBytes, _ = s.gate.state()
+	st.QueuedReads, st.ReadInFlightBytes = s.reads.depth()
+	st.ReadSpeed = s.ReadSpeed()
+	st.Rebuild, st.AwaitedSegments = s.rebuilt.state(), s.awaiting.Load()
+	s.space.stats(&st)
+	s.count.stats(&st)
+	s.warnMu.Lock()
+	defer s.warnMu.Unlock()
+	st.Warnings = slices.Clone(s.warnings)
+	return st
+}
+
+func (p *space) stats(st *Stats) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.classes {
+		st.FreeSlots += int64(len(c.free))
+		st.PendingSlots += c.pending
+	}
+	st.Segments, st.SegmentBytes, st.JournalBytes, st.MaxBytes = len(p.segments), p.bytes, p.journalB, p.maxBytes
+	st.PhysicalBytes = p.bytes + p.reserved(p.allSlots())
+	st.BadSlots, st.RestingSlots, st.RetiringSegments = int64(len(p.bad)), p.coolingSlots(), len(p.retiring)
+	st.CapSource, st.SetAsideBytes = p.capSource, p.asideBytes()
+	st.FileSystemBytes, st.FreeBytes, st.MinFreeBytes = p.room.TotalBytes, p.room.FreeBytes, p.minFree
+	st.EffectiveMaxBytes, st.LimitedBy = p.limit()
+}
+
+func (c *counters) stats(st *Stats) {
+	st.Lookups, st.LookupBlocks, st.HitBlocks = c.lookups.Load(), c.lookupBlocks.Load(), c.hitBlocks.Load()
+	st.Reads, st.ReadBytes, st.ReadsGone = c.reads.Load(), c.readBytes.Load(), c.gone.Load()
+	st.Mismatched, st.ReadErrors = c.mismatched.Load(), c.readErrors.Load()
+	st.ReadTimeouts, st.Corrupt = c.readTimeouts.Load(), c.corrupt.Load()
+	st.Writes, st.WriteBytes, st.WritesOfSame = c.writes.Load(), c.writeBytes.Load(), c.same.Load()
+	st.WriteErrors, st.WritesRefused, st.Evicted = c.writeErrors.Load(), c.denied.Load(), c.evicted.Load()
+	st.Barriers, st.BarrierErrors = c.barriers.Load(), c.barrierErrors.Load()
+	st.Scrubs, st.ScrubBytes, st.Unreadable = c.scrubs.Load(), c.scrubBytes.Load(), c.unreadable.Load()
+}

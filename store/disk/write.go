@@ -1,0 +1,337 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/format"
+	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/index"
+)
+
+// writes is the state of writes that were accepted and are not done.
+type writes struct {
+	mu       sync.Mutex
+	idle     sync.Cond
+	inFlight map[RecordID]*WriteOp
+	bytes    int64
+	pending  int
+	closed   bool
+	queue    *queue[*WriteOp]
+}
+
+func (w *writes) init() {
+	w.idle.L = &w.mu
+	w.inFlight = make(map[RecordID]*WriteOp)
+	w.queue = newQueue[*WriteOp]()
+}
+
+// slotBytes is the size of the slot that a payload needs.
+func slotBytes(payloadBytes int) int64 {
+	return int64(format.HeaderBytes + fsio.AlignUp(payloadBytes))
+}
+
+// Write hands records to the store and returns at once. It accepts a leading part of ops
+// and returns its length; err says why it stopped there: [ErrBusy] if the byte budget
+// is used up, [ErrTooLarge], [ErrInvalid], [ErrIO] if the journal has failed, [ErrClosed], or nil if all
+// were accepted. Ops that were not accepted remain the caller's and are not reported.
+//
+// done is called exactly once for each accepted op, from a goroutine of the store, when
+// the payload is written and the index entry committed, or with op.Err set. It must not
+// block. A record that is in the store already costs no I/O and succeeds; concurrent
+// writes of one record write once.
+func (s *Store) Write(ops []*WriteOp, done func(*WriteOp)) (accepted int, err error) {
+	for i, op := range ops {
+		if err := s.accept(op, done); err != nil {
+			return i, err
+		}
+	}
+	return len(ops), nil
+}
+
+func (s *Store) accept(op *WriteOp, done func(*WriteOp)) error {
+	if err := s.checkWrite(op); err != nil {
+		return err
+	}
+	op.Err = nil
+	op.wr = writeState{done: done, children: op.wr.children[:0]}
+	w := &s.writes
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return ErrClosed
+	}
+	if first := w.inFlight[op.ID]; first != nil {
+		if len(first.Payload) != len(op.Payload) {
+			return fmt.Errorf("write of %d bytes while %d are being written: %w", len(op.Payload), len(first.Payload), ErrInvalid)
+		}
+		first.wr.followers = append(first.wr.followers, op)
+		w.pending++
+		return nil
+	}
+	if found, ok := s.table.Get(op.ID.internal(), false); ok {
+		if !s.doubted(found) {
+			w.pending++
+			s.commits.push(commit{kind: commitPresent, write: op})
+			return nil
+		}
+		op.wr.oldRef, op.wr.oldSeq = uint32(found.Ref), found.Seq
+	}
+	need := slotBytes(len(op.Payload))
+	if w.bytes > 0 && w.bytes+need > s.opts.WriteInFlightBytes {
+		s.count.denied.Add(1)
+		return fmt.Errorf("write of %d bytes with %d in flight: %w", need, w.bytes, ErrBusy)
+	}
+	w.bytes += need
+	w.pending++
+	op.wr.budget = need
+	// Given in the order of acceptance: a parent's is lower than its child's.
+	op.wr.seq = s.seq.Add(1)
+	op.wr.depth = s.depthOf(op)
+	w.inFlight[op.ID] = op
+	w.queue.push(op)
+	return nil
+}
+
+// depthOf is how many blocks come before a record in its chain, as far as is known when it
+// is accepted. s.writes.mu is held.
+func (s *Store) depthOf(op *WriteOp) uint16 {
+	if op.Parent == (connector.Key{}) {
+		return 0
+	}
+	parent := RecordID{op.ID.Namespace, op.ID.Shard, op.Parent}
+	if first := s.writes.inFlight[parent]; first != nil {
+		return min(first.wr.depth, math.MaxUint16-1) + 1
+	}
+	if found, ok := s.table.Get(parent.internal(), false); ok {
+		return min(found.Depth, math.MaxUint16-1) + 1
+	}
+	return 0
+}
+
+func (s *Store) checkWrite(op *WriteOp) error {
+	if err := s.checkBuffer(op.Payload); err != nil {
+		return err
+	}
+	if slot := slotBytes(len(op.Payload)); s.space.neverFits(slot) {
+		s.count.denied.Add(1)
+		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.space.maxBytes, ErrTooLarge)
+	}
+	if err := s.namespaces.checkSize(op.ID, len(op.Payload)); err != nil {
+		return err
+	}
+	select {
+	case <-s.journal.Failed():
+		return fmt.Errorf("journal failed: %w", ErrIO)
+	default:
+		return nil
+	}
+}
+
+func (s *Store) checkBuffer(payload []byte) error {
+	switch n := len(payload); {
+	case n < MinPayloadBytes || n > MaxPayloadBytes:
+		return fmt.Errorf("payload of %d bytes: want %d to %d: %w", n, MinPayloadBytes, MaxPayloadBytes, ErrInvalid)
+	case !fsio.Aligned(payload):
+		return fmt.Errorf("payload buffer is not aligned to %d bytes: %w", BufferAlign, ErrInvalid)
+	case cap(payload) < fsio.AlignUp(n):
+		return fmt.Errorf("payload buffer has capacity %d, want %d: %w", cap(payload), fsio.AlignUp(n), ErrInvalid)
+	}
+	return nil
+}
+
+// writer writes payloads until the queue is closed.
+func (s *Store) writer() {
+	defer s.writers.Done()
+	for {
+		op, ok := s.writes.queue.pop()
+		if !ok {
+			return
+		}
+		if err := s.writeOne(op); err != nil {
+			op.Err = err
+			s.commits.push(commit{kind: commitFailed, write: op})
+		} else {
+			s.commits.push(commit{kind: commitWrite, write: op})
+		}
+	}
+}
+
+// writeOne puts a record into a slot. The index knows nothing of it yet.
+func (s *Store) writeOne(op *WriteOp) error {
+	if !s.space.mayWrite(time.Now()) {
+		return fmt.Errorf("disk refuses writes: %w", ErrIO)
+	}
+	if err := s.keepManifest(op.ID.Namespace); err != nil {
+		return err
+	}
+	need := slotBytes(len(op.Payload))
+	ref, err := s.allocate(need)
+	if err != nil {
+		return err
+	}
+	g := s.space.at(ref)
+	op.wr.ref = uint32(ref)
+	padded := op.Payload[:fsio.AlignUp(len(op.Payload))]
+	clear(padded[len(op.Payload):])
+	at := g.location(ref)
+	header := s.headers.get()
+	defer s.headers.put(header)
+	namespace, scheme := s.namespaces.identity(op.ID.Namespace)
+	(&format.Record{
+		Store: s.id, SegmentID: at.Segment, Slot: at.Slot, Seq: op.wr.seq,
+		Namespace: namespace, Shard: op.ID.Shard, Depth: op.wr.depth,
+		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof, Scope: op.Scope, KeyScheme: scheme,
+		PayloadBytes: uint32(len(op.Payload)), PayloadSum: format.PayloadSum(op.Payload),
+	}).Encode(header.bytes)
+	g.dirty.Store(true)
+	s.gate.beginWrite(need)
+	err = g.file.WriteVec(header.bytes, padded, g.Offset(at.Slot))
+	s.gate.endWrite(need)
+	if err != nil {
+		if s.space.writeFailed(ref, err, time.Now()) {
+			s.opts.Logger.Error("store: the disk refuses writes, saves fail", "err", err,
+				"remedy", "look for I/O errors in the kernel's log; if they go on, replace the disk")
+		}
+		s.wakeShrinker()
+		return fmt.Errorf("write record %v: %w: %w", op.ID.Key, ErrIO, err)
+	}
+	// Set again: a barrier may have taken the mark while the write was under way.
+	g.dirty.Store(true)
+	if s.space.wrote(ref) {
+		s.opts.Logger.Info("store: the disk takes writes again")
+	}
+	return nil
+}
+
+// recheckInterval is how often a writer that waits for a slot looks for itself: room for
+// a segment may come from outside, without anyone telling.
+const recheckInterval = 20 * time.Millisecond
+
+// allocate returns a free slot. It makes a segment if the cap leaves room, or waits for
+// the eviction and the barrier that free a slot.
+func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
+	var timeout, recheck <-chan time.Time
+	if s.space.starved(slotBytes) {
+		return index.NoRef, fmt.Errorf("no room for a slot of %d bytes: %w: %w", slotBytes, ErrBusy, errNoRoom)
+	}
+	for {
+		ref, freed, grow := s.space.take(slotBytes)
+		if ref != index.NoRef {
+			s.relieve(slotBytes, false)
+			return ref, nil
+		}
+		if grow {
+			if s.grow(slotBytes) {
+				continue
+			}
+			// Tried again after a pause, and not for ever: what failed may fail each time. The
+			// failure itself wakes who waits for a slot, this writer too.
+			freed = nil
+		}
+		if timeout == nil {
+			timer := time.NewTimer(s.opts.SlotWait)
+			defer timer.Stop()
+			timeout = timer.C
+			ticker := time.NewTicker(recheckInterval)
+			defer ticker.Stop()
+			recheck = ticker.C
+			s.space.wait(slotBytes, 1)
+			defer s.space.wait(slotBytes, -1)
+		}
+		s.relieve(slotBytes, true)
+		select {
+		case <-freed:
+		case <-recheck:
+		case <-timeout:
+			return index.NoRef, fmt.Errorf("no slot was freed within %v: %w", s.opts.SlotWait, ErrBusy)
+		case <-s.journal.Failed():
+			return index.NoRef, fmt.Errorf("journal failed: %w", ErrIO)
+		}
+	}
+}
+
+// awaitsParent holds a written record back while its parent is being written: the index
+// and the journal get chains from their heads on, so that no crash and no eviction leaves
+// a block whose predecessors are missing. committing is set for op if it is not held back.
+func (w *writes) awaitsParent(op *WriteOp) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	parent := w.inFlight[RecordID{op.ID.Namespace, op.ID.Shard, op.Parent}]
+	if parent != nil && parent.wr.seq < op.wr.seq && !parent.wr.committing {
+		parent.wr.children = append(parent.wr.children, op)
+		return true
+	}
+	op.wr.committing = true
+	return false
+}
+
+// finishWrite reports an op and those that waited for it. It runs in the committer.
+func (s *Store) finishWrite(op *WriteOp) {
+	w := &s.writes
+	w.mu.Lock()
+	if op.wr.budget > 0 {
+		delete(w.inFlight, op.ID)
+		w.bytes -= op.wr.budget
+	}
+	// Reported last, and the caller may use the op again when it is reported.
+	followers := op.wr.followers
+	op.wr.followers = nil
+	for _, child := range op.wr.children {
+		s.commits.push(commit{kind: commitWrite, write: child})
+	}
+	w.mu.Unlock()
+	err := op.Err
+	s.countWrite(op)
+	op.wr.done(op)
+	for _, f := range followers {
+		f.Err = err
+		s.count.same.Add(1)
+		f.wr.done(f)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.pending -= 1 + len(followers); w.pending == 0 {
+		w.idle.Broadcast()
+	}
+}
+
+func (s *Store) countWrite(op *WriteOp) {
+	switch {
+	case op.Err != nil && errors.Is(op.Err, ErrBusy):
+		s.count.denied.Add(1)
+	case op.Err != nil:
+		s.count.writeErrors.Add(1)
+	case op.wr.budget == 0:
+		s.count.same.Add(1)
+	default:
+		s.count.writes.Add(1)
+		s.count.writeBytes.Add(uint64(len(op.Payload)))
+	}
+}
+
+// close refuses new writes and waits for those accepted.
+func (w *writes) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	for w.pending > 0 {
+		w.idle.Wait()
+	}
+	w.queue.close()
+}
+
+func (w *writes) inFlightBytes() int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.bytes
+}
+
+// Sync is a barrier: when it returns nil, everything whose done was called before the
+// call of Sync survives a crash of the process and loss of power.
+func (s *Store) Sync(ctx context.Context) error { return s.barrier.wait(ctx) }
