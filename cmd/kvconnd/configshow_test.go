@@ -61,7 +61,7 @@ func TestConfigShowPrintsAndRefusesWhatServeRefuses(t *testing.T) {
 	if status == 0 || !strings.Contains(out, "0.0.0.0:6060") || !strings.Contains(errs, "not loopback") {
 		t.Errorf("status %d, %q\n%s", status, errs, out)
 	}
-	// Memory that there is not would be missed when it is needed.
+	// Missing memory would be noticed only when it is needed.
 	for _, command := range []string{"serve", "config"} {
 		if status, _, errs := kvconnd(command, "--dir", "/d", "--host-bytes", "4000TiB"); status == 0 || !strings.Contains(errs, "host_bytes is 4000TiB: there are") {
 			t.Errorf("%s: status %d, %q", command, status, errs)

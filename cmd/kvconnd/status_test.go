@@ -18,7 +18,7 @@ import (
 	"github.com/kvconn/kvconn/worker"
 )
 
-// golden compares output with testdata/name; KVCONN_TEST_UPDATE=1 writes it anew.
+// golden compares output with testdata/name; KVCONN_TEST_UPDATE=1 writes it again.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)

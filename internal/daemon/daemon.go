@@ -155,8 +155,7 @@ func (d *daemon) announce() {
 	}
 }
 
-// listen takes the addresses that engines and people will connect to, as far as they are
-// wanted.
+// listen takes the addresses that engines and people will connect to, if they are wanted.
 func (d *daemon) listen(ctx context.Context) (err error) {
 	if d.socket, err = server.Reserve(ctx, d.opts.Socket); err != nil {
 		return err

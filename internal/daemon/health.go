@@ -34,7 +34,7 @@ type HealthReason struct {
 const (
 	// healthInterval is how often the store is looked at.
 	healthInterval = time.Second
-	// forgetAfter ends a fault of which nothing more is seen, because nothing is tried.
+	// forgetAfter ends a fault that shows no more signs, because nothing is tried.
 	forgetAfter = time.Minute
 	// hungAfter is longer than a disk that works takes for a write.
 	hungAfter = 30 * time.Second

@@ -71,7 +71,7 @@ func (s *httpServer) serve(ctx context.Context) error {
 	return nil
 }
 
-// bounded has an answer end in time: who reads nothing holds nothing.
+// bounded ends answers in time: a client that reads nothing holds nothing.
 func bounded(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(httpWriteTimeout)) // a recorder of tests has none
@@ -79,8 +79,8 @@ func bounded(h http.Handler) http.Handler {
 	})
 }
 
-// listenPprof listens for requests of profiles, on loopback and nowhere else: who reaches
-// them can slow the daemon down and see what it does.
+// listenPprof listens for requests of profiles, on loopback and nowhere else: a client can
+// slow the daemon down and see what it does.
 func listenPprof(addr string) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
