@@ -52,8 +52,8 @@ type route struct {
 // HTTPStatus counts the connections of the HTTP interface.
 type HTTPStatus struct {
 	// Connections are open, Refused were too many.
-	Connections int    `json:"connections"`
-	Refused     uint64 `json:"refused"`
+	Connections int    `json:"connections" metric:"connections" help:"Connections of the HTTP interface."`
+	Refused     uint64 `json:"refused" metric:"connections_refused_total" help:"Connections of the HTTP interface that were too many, of one client or of all."`
 }
 
 // routes lists the HTTP interface.

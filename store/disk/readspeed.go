@@ -12,9 +12,9 @@ type ReadSpeed struct {
 	// at a time may do better when it is asked for more.
 	BytesPerS float64 `json:"bytes_per_s"`
 	// QueuedBytes were asked for and are not delivered: what a new read waits behind.
-	QueuedBytes int64 `json:"queued_bytes"`
+	QueuedBytes int64 `json:"queued_bytes" metric:"read_queued_bytes" help:"Bytes asked of the disk and not delivered."`
 	// LatencyS is the time in seconds from a record's first request to its last byte.
-	LatencyS float64 `json:"latency_s"`
+	LatencyS float64 `json:"latency_s" metric:"read_latency_seconds" help:"Time from a record's first request to its last byte, of late."`
 }
 
 const (
