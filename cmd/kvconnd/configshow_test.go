@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/config"
-	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 )
 
 // settingsOf runs a command that prints settings as JSON, and returns each with its source.
@@ -43,7 +43,7 @@ func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
 	for key, want := range map[string]string{
 		"dir": "/from-file | file " + file, "socket": "/from-env.sock | environment KVCONN_SOCKET", "load_timeout": "3s | file " + file,
 		"max_bytes": "1GiB | flag --max-bytes", "log_level": "info | default", "stop_timeout": "25s | default",
-		"host_bytes": config.Bytes(daemon.DefaultHostBytes()).String() + " | default", // not 0: what it would run with
+		"host_bytes": config.Bytes(hostmemory.DefaultBytes()).String() + " | default", // not 0: what it would run with
 	} {
 		if got[key] != want {
 			t.Errorf("%s: %q, want %q", key, got[key], want)

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -53,6 +54,17 @@ func newBackend(o *Options, s *disk.Store, a *host.Arena) *backend {
 	}
 	b.tiers = &tiers{b: b}
 	return b
+}
+
+// openings counts openings of namespaces that succeeded and failed.
+type openings struct{ opened, failed atomic.Uint64 }
+
+func (o *openings) count(err error) {
+	if err != nil {
+		o.failed.Add(1)
+	} else {
+		o.opened.Add(1)
+	}
 }
 
 // totals are the counters of leaders and workers added up.

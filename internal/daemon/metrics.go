@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvconn/kvconn/internal/counters"
+	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -46,7 +47,7 @@ func newCollector(read func(now time.Time) *reading) prometheus.Collector {
 
 func (r *reading) figures() *figures {
 	f := &figures{
-		reading: r, Healthy: r.health.OK, Opening: r.opening.ratio(), Engines: len(r.engines), Ranks: len(r.ranks), Tiers: r.tiers(),
+		reading: r, Healthy: r.health.OK, Opening: r.opening.Ratio(), Engines: len(r.engines), Ranks: len(r.ranks), Tiers: r.tiers(),
 		LimitedBy: make(map[string]bool), Faults: make(map[string]bool),
 	}
 	for i := range r.models {
@@ -60,7 +61,7 @@ func (r *reading) figures() *figures {
 	for _, by := range []disk.LimitBy{disk.LimitedByCap, disk.LimitedByFree} {
 		f.LimitedBy[string(by)] = r.store.LimitedBy == by
 	}
-	for _, code := range healthCodes() {
+	for _, code := range health.Codes() {
 		f.Faults[code] = false
 	}
 	for i := range r.health.Reasons {

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/health"
+	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
@@ -20,25 +22,25 @@ type reading struct {
 	store   disk.Stats   `metric:"store_"`
 	host    host.Stats   `metric:"host_"`
 	server  server.Stats `metric:""`
-	health  Health
-	publish *PublishStatus `metric:"publish_"` // nil if no events are published
-	opening *OpeningStatus // nil once the store is open
-	web     HTTPStatus     `metric:"http_"`
-	ready   bool           `metric:"ready" help:"1 while engines can connect, 0 while they cannot."`
+	health  health.State
+	publish *PublishStatus  `metric:"publish_"` // nil if no events are published
+	opening *opening.Status // nil once the store is open
+	web     HTTPStatus      `metric:"http_"`
+	ready   bool            `metric:"ready" help:"1 while engines can connect, 0 while they cannot."`
 }
 
 // read takes a reading. Until the store is open there is little to read.
 func (d *daemon) read(now time.Time) *reading {
-	r := &reading{now: now, ready: d.ready.Load(), opening: d.opening.status(now), engines: []EngineStatus{}, ranks: []RankStatus{}}
+	r := &reading{now: now, ready: d.ready.Load(), opening: d.opening.Status(now), engines: []EngineStatus{}, ranks: []RankStatus{}}
 	if d.web != nil {
-		r.web.Connections, r.web.Refused = d.web.guard.Stats()
+		r.web.Connections, r.web.Refused = d.web.Stats()
 	}
 	if d.opened.Load() {
 		r.store, r.host, r.server, r.publish = d.store.Stats(), d.arena.Stats(), d.server.Stats(), d.publisher.status()
 		r.engines, r.ranks, r.sum = d.backend.status(now)
 		r.models = d.backend.modelTotals()
 	}
-	r.health = d.health.health()
+	r.health = d.health.State()
 	r.health.Opening = r.opening
 	return r
 }
