@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // load is a load that was planned and not reported yet.
@@ -14,7 +14,7 @@ type load struct {
 	// reported is set once a report came that was taken as that of an older load and may
 	// be this one's.
 	reported bool
-	leases   []disk.LeaseID
+	leases   []store.LeaseID
 	staged   *stagedPrefix
 }
 

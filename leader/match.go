@@ -7,7 +7,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // Match returns how much of a request can be loaded beyond m.Computed. It may be
@@ -195,7 +195,7 @@ func (l *Leader) pin(r *request, first, boundary int) int {
 	return miss
 }
 
-func appendLease(leases []disk.LeaseID, id disk.LeaseID) []disk.LeaseID {
+func appendLease(leases []store.LeaseID, id store.LeaseID) []store.LeaseID {
 	if id == 0 {
 		return leases
 	}
@@ -242,8 +242,10 @@ func (l *Leader) missing(r *request, w *group, first, boundary int) int {
 
 // present reports whether all shards of a block are stored.
 func (l *Leader) present(shards []connector.Shard, k connector.Key) bool {
+	q := &l.query
 	for _, shard := range shards {
-		if !l.index.Has(disk.RecordID{Namespace: l.opts.Namespace, Shard: shard, Key: k}) {
+		q.keys[0], q.at[0] = k, false
+		if l.index.Present(l.opts.Namespace, shard, q.keys[:], q.at[:]); !q.at[0] {
 			return false
 		}
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/wire"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // frameOf is the size of the answer to a step as it is sent.
@@ -206,7 +205,7 @@ func TestSavesBeyondAPlanFollow(t *testing.T) {
 // instantStaging has everything at once.
 type instantStaging struct{}
 
-func (instantStaging) Stage(_ context.Context, _ disk.NamespaceID, _ connector.Shard, _ connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin) {
+func (instantStaging) Stage(_ context.Context, _ connector.NamespaceDigest, _ connector.Shard, _ connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin) {
 	return make([]connector.StagedBlock, len(blocks)), nil
 }
 

@@ -8,7 +8,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Staging reads records into staging memory for an engine that copies them out itself.
@@ -19,7 +18,7 @@ type Staging interface {
 	// keeps them where they are; nil if there are none. Reads that ctx leaves behind should
 	// go on, since the next match asks for the same blocks. A shard that this node cannot
 	// stage has none. blocks are valid during the call only; their slots mean nothing.
-	Stage(ctx context.Context, ns disk.NamespaceID, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin)
+	Stage(ctx context.Context, ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin)
 }
 
 // Pin holds staging memory until it is released, which happens exactly once and must not

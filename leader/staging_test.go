@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // testStaging stages up to limit blocks of a shard at once.
@@ -35,7 +34,7 @@ func (p *testPin) Release() {
 	p.s.pins--
 }
 
-func (s *testStaging) Stage(ctx context.Context, _ disk.NamespaceID, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin) {
+func (s *testStaging) Stage(ctx context.Context, _ connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin) {
 	if _, ok := ctx.Deadline(); !ok {
 		panic("staging is waited for without end")
 	}

@@ -113,7 +113,7 @@ func TestRankWhoseMemoryIsGoneIsOfferedNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	keys := residencyChain(connector.Scope{}, 7, 4)
-	residencySave(t, b.store, 0, keys, 0, 1)
+	residencySave(t, b.store, digest, keys, 0, 1)
 	tokens := make([]uint32, 0, 20)
 	for i := range 5 {
 		tokens = append(tokens, 7, uint32(i), 0, 0)
