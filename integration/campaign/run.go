@@ -17,7 +17,7 @@ import (
 
 // CaseOutcome is what a case found.
 type CaseOutcome struct {
-	// Failures are the promises that were broken, each with its class in front of a colon.
+	// Failures are the promises that were broken, each with its class before a colon.
 	Failures []string
 	// Injected is how many operations the script acted on.
 	Injected int64

@@ -6,10 +6,12 @@ import (
 	"log/slog"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
@@ -52,11 +54,26 @@ func newBackend(o *Options, s *disk.Store, a *host.Arena) *backend {
 	return b
 }
 
+// openings counts openings of namespaces that succeeded and failed.
+type openings struct{ opened, failed atomic.Uint64 }
+
+func (o *openings) count(err error) {
+	if err != nil {
+		o.failed.Add(1)
+	} else {
+		o.opened.Add(1)
+	}
+}
+
 // totals are the counters of leaders and workers added up.
 type totals struct {
-	Leader leader.Stats
-	Worker worker.Stats
+	Leader leader.Stats `metric:""`
+	Worker worker.Stats `metric:""`
 }
+
+func (t *totals) addLeader(s leader.Stats) { counters.Add(&t.Leader, &s) }
+
+func (t *totals) addWorker(s worker.Stats) { counters.Add(&t.Worker, &s) }
 
 // schedulerSession is one engine instance's leader.
 type schedulerSession struct {
@@ -217,36 +234,6 @@ func (s *workerSession) Close() {
 	s.b.mu.Unlock()
 	s.b.log("engine worker disconnected", s.peer, "rank", s.rank)
 	s.b.logReady(changes)
-}
-
-func (t *totals) addLeader(s leader.Stats) {
-	t.Leader.Matches += s.Matches
-	t.Leader.MatchedRequests += s.MatchedRequests
-	t.Leader.QueriedTokens += s.QueriedTokens
-	t.Leader.OfferedTokens += s.OfferedTokens
-	t.Leader.LoadTokens += s.LoadTokens
-	t.Leader.SaveBlocks += s.SaveBlocks
-	t.Leader.FailedLoads += s.FailedLoads
-	t.Leader.NotReady += s.NotReady
-	t.Leader.DecisionsFull += s.DecisionsFull
-	t.Leader.DecisionsTrimmed += s.DecisionsTrimmed
-	t.Leader.DecisionsRefused += s.DecisionsRefused
-	t.Leader.Requests += s.Requests
-}
-
-func (t *totals) addWorker(s worker.Stats) {
-	t.Worker.Loads += s.Loads
-	t.Worker.LoadsFailed += s.LoadsFailed
-	t.Worker.LoadsInFlight += s.LoadsInFlight
-	t.Worker.LoadedBlocks += s.LoadedBlocks
-	t.Worker.LoadedBytes += s.LoadedBytes
-	t.Worker.FailedBlocks += s.FailedBlocks
-	t.Worker.LoadsCancelled += s.LoadsCancelled
-	t.Worker.LoadSeconds += s.LoadSeconds
-	t.Worker.CopySeconds += s.CopySeconds
-	t.Worker.SavedBlocks += s.SavedBlocks
-	t.Worker.SavedBytes += s.SavedBytes
-	t.Worker.DroppedBlocks += s.DroppedBlocks
 }
 
 // foldDrained adds the counts of ended workers without saves under way to the past, and

@@ -284,6 +284,6 @@ func TestEndedSessionsGiveUpTheirShareOfTheHostTier(t *testing.T) {
 		eventually(t, func() bool { return a.Stats().Accounts == 0 })
 	}
 	if _, err := b.OpenWorker(t.Context(), server.Peer{Engine: "e"}, residencyManifest(), 99); err == nil || a.Stats().Accounts != 0 {
-		t.Errorf("a rank that there is not: %v, %d shares", err, a.Stats().Accounts)
+		t.Errorf("an unknown rank: %v, %d shares", err, a.Stats().Accounts)
 	}
 }

@@ -90,8 +90,8 @@ func (b *backend) logReady(changes []readyChange) {
 }
 
 // setMemory notes whether the rank's memory is held, and whether it was refused, and tells
-// its engine's leader. What was refused is remembered behind the session's end: clients hang
-// up when they are refused.
+// its engine's leader. A refusal is remembered after the session's end: clients hang up
+// when they are refused.
 func (s *workerSession) setMemory(registered, refused bool) {
 	s.b.mu.Lock()
 	s.registered, s.lost = registered, false

@@ -1,26 +1,27 @@
-package daemon
+// Package health judges a daemon by how the counters of its store move.
+package health
 
 import (
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
-// Health says whether the daemon does what it is there for. Engines are safe either way:
-// what cannot be loaded is recomputed.
-type Health struct {
+// State says whether the daemon does its work. Engines are safe either way: they recompute
+// blocks that cannot be loaded.
+type State struct {
 	OK bool `json:"ok"`
 	// Reasons are what is wrong; empty if OK.
-	Reasons []HealthReason `json:"reasons"`
+	Reasons []Reason `json:"reasons"`
 	// Opening is nil once the store is open.
-	Opening *OpeningStatus `json:"opening,omitempty"`
+	Opening *opening.Status `json:"opening,omitempty"`
 }
 
-// HealthReason is one thing that is wrong.
-type HealthReason struct {
+// Reason is one thing that is wrong.
+type Reason struct {
 	// Code is one of journal_failing, reads_failing, writes_failing, no_room,
 	// engines_refused, writes_hung and disk_low.
 	Code string `json:"code"`
@@ -31,10 +32,11 @@ type HealthReason struct {
 	SinceS float64 `json:"since_s"`
 }
 
+// Interval is how often [Monitor.Observe] is to be called.
+const Interval = time.Second
+
 const (
-	// healthInterval is how often the store is looked at.
-	healthInterval = time.Second
-	// forgetAfter ends a fault of which nothing more is seen, because nothing is tried.
+	// forgetAfter ends a fault that shows no more signs, because nothing is tried.
 	forgetAfter = time.Minute
 	// hungAfter is longer than a disk that works takes for a write.
 	hungAfter = 30 * time.Second
@@ -44,27 +46,16 @@ const (
 	sayAgainAfter = time.Minute
 )
 
-// observation is what faults are seen in.
-type observation struct {
+// Observation is a reading of the counters that faults show in.
+type Observation struct {
 	disk.Stats
-	// namespaces are how openings of namespaces ended.
-	namespacesOpened, namespacesFailed uint64
+	// NamespacesOpened and NamespacesFailed count how openings of namespaces ended.
+	NamespacesOpened, NamespacesFailed uint64
 }
 
-// openings counts openings that succeeded and failed.
-type openings struct{ opened, failed atomic.Uint64 }
-
-func (o *openings) count(err error) {
-	if err != nil {
-		o.failed.Add(1)
-	} else {
-		o.opened.Add(1)
-	}
-}
-
-// health judges the store by how its counters move. A single error is none: disks retry,
-// and a flipped bit is one record.
-type health struct {
+// Monitor watches for faults. A single error is no fault: disks retry, and a flipped bit
+// costs one record. It is safe for concurrent use.
+type Monitor struct {
 	log *slog.Logger
 
 	mu     sync.Mutex
@@ -72,11 +63,12 @@ type health struct {
 	now    time.Time
 }
 
-func newHealth(log *slog.Logger) *health { return &health{log: log, faults: faults()} }
+// New returns a monitor that logs when a fault begins and ends.
+func New(log *slog.Logger) *Monitor { return &Monitor{log: log, faults: faults()} }
 
 // fault is one thing that can be wrong.
 type fault struct {
-	reason HealthReason
+	reason Reason
 	// healed is logged when it ends.
 	healed string
 	sign   sign
@@ -89,20 +81,20 @@ type fault struct {
 	muted   bool
 }
 
-// observe takes a reading of the counters into account. now must have a monotonic
+// Observe takes a reading of the counters into account. now must have a monotonic
 // reading, so that a clock that jumps changes nothing.
-func (h *health) observe(now time.Time, st *observation) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.now = now
-	for _, f := range h.faults {
+func (m *Monitor) Observe(now time.Time, st *Observation) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.now = now
+	for _, f := range m.faults {
 		was := f.since
 		f.since = f.sign.observe(now, st)
 		switch {
 		case was.IsZero() && !f.since.IsZero():
-			f.sayBad(h.log, now)
+			f.sayBad(m.log, now)
 		case !was.IsZero() && f.since.IsZero() && !f.muted:
-			h.log.Info(f.healed, "code", f.reason.Code, "after", now.Sub(was).Round(time.Second).String())
+			m.log.Info(f.healed, "code", f.reason.Code, "after", now.Sub(was).Round(time.Second).String())
 		}
 	}
 }
@@ -121,15 +113,15 @@ func (f *fault) sayBad(log *slog.Logger, now time.Time) {
 	f.said, f.leftOut = now, 0
 }
 
-// health returns the verdict of the last observation.
-func (h *health) health() Health {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	out := Health{Reasons: []HealthReason{}}
-	for _, f := range h.faults {
+// State returns the verdict of the last observation.
+func (m *Monitor) State() State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := State{Reasons: []Reason{}}
+	for _, f := range m.faults {
 		if !f.since.IsZero() {
 			r := f.reason
-			r.SinceS = h.now.Sub(f.since).Seconds()
+			r.SinceS = m.now.Sub(f.since).Seconds()
 			out.Reasons = append(out.Reasons, r)
 		}
 	}

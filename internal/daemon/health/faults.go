@@ -1,78 +1,78 @@
-package daemon
+package health
 
 import "time"
 
 // sign is what a fault is known by. It takes an observation in and returns since when the
 // fault is there, the zero time if it is not.
 type sign interface {
-	observe(now time.Time, st *observation) time.Time
+	observe(now time.Time, st *Observation) time.Time
 }
 
 // faults lists what can be wrong.
 func faults() []*fault {
 	return []*fault{
 		{
-			reason: HealthReason{
+			reason: Reason{
 				Code: "journal_failing", Detail: "barriers fail: what is saved does not become durable",
 				Remedy: "the log names the cause: free space or repair the disk; no restart is needed, saving goes on by itself",
 			},
 			healed: "saving again: barriers succeed",
 			sign: &failing{
 				persistent: 3,
-				errors:     func(s *observation) uint64 { return s.BarrierErrors },
-				successes:  func(s *observation) uint64 { return s.Barriers - s.BarrierErrors },
+				errors:     func(s *Observation) uint64 { return s.BarrierErrors },
+				successes:  func(s *Observation) uint64 { return s.Barriers - s.BarrierErrors },
 			},
 		},
 		{
-			reason: HealthReason{
+			reason: Reason{
 				Code: "reads_failing", Detail: "reads from the disk fail, do not end in time or return wrong bytes: engines recompute",
 				Remedy: "look for I/O errors in the kernel's log and replace the disk, or give the daemon another directory",
 			},
 			healed: "loading again: reads from the disk succeed",
 			sign: &failing{
 				persistent: 3,
-				errors:     func(s *observation) uint64 { return s.ReadErrors + s.ReadTimeouts + s.Corrupt },
-				successes:  func(s *observation) uint64 { return s.Reads },
+				errors:     func(s *Observation) uint64 { return s.ReadErrors + s.ReadTimeouts + s.Corrupt },
+				successes:  func(s *Observation) uint64 { return s.Reads },
 			},
 		},
 		{
-			reason: HealthReason{
+			reason: Reason{
 				Code: "writes_failing", Detail: "the disk refuses writes: nothing is saved",
 				Remedy: "is the file system full or mounted read-only? Look for I/O errors in the kernel's log; no restart is needed",
 			},
 			healed: "saving again: the disk takes writes",
 			sign: &failing{
 				persistent: 3,
-				errors:     func(s *observation) uint64 { return s.WriteErrors },
-				successes:  func(s *observation) uint64 { return s.Writes },
+				errors:     func(s *Observation) uint64 { return s.WriteErrors },
+				successes:  func(s *Observation) uint64 { return s.Writes },
 			},
 		},
 		{
-			reason: HealthReason{
+			reason: Reason{
 				Code: "no_room", Detail: "saves find no room: nothing is saved",
 				Remedy: "free space in the file system, or lower max_bytes or min_free; the log says why no segment can be made",
 			},
 			healed: "saving again: there is room",
 			sign: &failing{
 				persistent: 16,
-				errors:     func(s *observation) uint64 { return s.WritesRefused },
-				successes:  func(s *observation) uint64 { return s.Writes },
+				errors:     func(s *Observation) uint64 { return s.WritesRefused },
+				successes:  func(s *Observation) uint64 { return s.Writes },
 			},
 		},
 		{
-			reason: HealthReason{
+			reason: Reason{
 				Code: "engines_refused", Detail: "the store cannot take up the engines' models: they go on without cache",
 				Remedy: "is the file system full or mounted read-only? The log names the cause; engines come back by themselves",
 			},
 			healed: "engines are let in again",
 			sign: &failing{
 				persistent: 3,
-				errors:     func(s *observation) uint64 { return s.namespacesFailed },
-				successes:  func(s *observation) uint64 { return s.namespacesOpened },
+				errors:     func(s *Observation) uint64 { return s.NamespacesFailed },
+				successes:  func(s *Observation) uint64 { return s.NamespacesOpened },
 			},
 		},
 		{
-			reason: HealthReason{
+			reason: Reason{
 				Code: "writes_hung", Detail: "writes to the disk do not end",
 				Remedy: "look for a hung device or network file system in the kernel's log; saves are dropped meanwhile",
 			},
@@ -80,18 +80,18 @@ func faults() []*fault {
 			sign:   new(hung),
 		},
 		{
-			reason: HealthReason{
+			reason: Reason{
 				Code: "disk_low", Detail: "others fill the file system: less is free than min_free, and the store has given back what it can",
 				Remedy: "free space in the file system; the store grows again by itself. Lower min_free if others need less",
 			},
 			healed: "the file system has room again",
-			sign:   &lasting{after: lowAfter, bad: func(s *observation) bool { return s.FreeBytes < s.MinFreeBytes }},
+			sign:   &lasting{after: lowAfter, bad: func(s *Observation) bool { return s.FreeBytes < s.MinFreeBytes }},
 		},
 	}
 }
 
-// healthCodes lists the codes that there are.
-func healthCodes() []string {
+// Codes lists the codes of all reasons.
+func Codes() []string {
 	var codes []string
 	for _, f := range faults() {
 		codes = append(codes, f.reason.Code)
@@ -103,7 +103,7 @@ func healthCodes() []string {
 // that makes a fault.
 type failing struct {
 	persistent         uint64
-	errors, successes  func(*observation) uint64
+	errors, successes  func(*Observation) uint64
 	lastErrors, lastOK uint64
 	// count adds up errors since the last good interval; since and seen are the first and
 	// the last of them.
@@ -111,7 +111,7 @@ type failing struct {
 	since, seen time.Time
 }
 
-func (f *failing) observe(now time.Time, st *observation) time.Time {
+func (f *failing) observe(now time.Time, st *Observation) time.Time {
 	e, ok := f.errors(st), f.successes(st)
 	newErrors, newOK := e-f.lastErrors, ok-f.lastOK
 	f.lastErrors, f.lastOK = e, ok
@@ -139,7 +139,7 @@ type hung struct {
 	since time.Time
 }
 
-func (h *hung) observe(now time.Time, st *observation) time.Time {
+func (h *hung) observe(now time.Time, st *Observation) time.Time {
 	ended := st.Writes + st.WriteErrors + st.WritesRefused + st.WritesOfSame
 	if st.WriteInFlightBytes == 0 || ended != h.ended || h.since.IsZero() {
 		h.ended, h.since = ended, now
@@ -152,12 +152,12 @@ func (h *hung) observe(now time.Time, st *observation) time.Time {
 
 // lasting is a state that is bad if it lasts.
 type lasting struct {
-	bad   func(*observation) bool
+	bad   func(*Observation) bool
 	after time.Duration
 	since time.Time // zero while it is good
 }
 
-func (l *lasting) observe(now time.Time, st *observation) time.Time {
+func (l *lasting) observe(now time.Time, st *Observation) time.Time {
 	switch {
 	case !l.bad(st):
 		l.since = time.Time{}

@@ -1,4 +1,5 @@
-package daemon
+// Package hostmemory knows how much memory the daemon may use.
+package hostmemory
 
 import (
 	"math"
@@ -20,19 +21,19 @@ const (
 	unknownHostBytes = 1 << 30
 )
 
-// DefaultHostBytes is an eighth of the memory that the daemon may have, within bounds: the
-// default of Options.HostBytes.
-func DefaultHostBytes() int64 {
-	memory := MemoryBytes()
+// DefaultBytes is the default size of the host tier: an eighth of the memory that the daemon
+// may have, within bounds.
+func DefaultBytes() int64 {
+	memory := AvailableBytes()
 	if memory == math.MaxInt64 {
 		return unknownHostBytes
 	}
 	return hostBytesOf(memory)
 }
 
-// MemoryBytes is the memory that this process may have: that of the machine, or of its
+// AvailableBytes is the memory that this process may have: that of the machine, or of its
 // cgroup where that has less. It is [math.MaxInt64] where neither is known.
-func MemoryBytes() int64 {
+func AvailableBytes() int64 {
 	limit := cgroupLimit("/")
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err == nil {
