@@ -37,9 +37,9 @@ type Offer struct {
 	Tokens int
 	// Async says that the load runs beside the engine's steps.
 	Async bool
-	// Staged says where the offered bytes lie, for engines that copy them themselves; nil
+	// Handoff says where the offered bytes lie, for engines that copy them themselves; nil
 	// for others.
-	Staged *StagedOffer
+	Handoff *HandoffOffer
 }
 
 // Alloc tells that the engine has allocated blocks for a request whose offer it took.

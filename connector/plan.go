@@ -15,18 +15,18 @@ type PlanBlock struct {
 	Proof Proof
 }
 
-// StagedBlock is where the verified bytes of one block lie in the daemon's staging memory.
-type StagedBlock struct {
+// HandoffBlock is where the verified bytes of one block lie in the daemon's staging memory.
+type HandoffBlock struct {
 	// Offset is in the descriptor that came with the answer to register.
 	Offset uint64
 	// Sum is the XXH3-64 of the bytes: whoever copies them checks the copy.
 	Sum uint64
 }
 
-// StagedShard lists where a transfer's blocks lie for the readers of one shard.
-type StagedShard struct {
+// HandoffShard lists where a transfer's blocks lie for the readers of one shard.
+type HandoffShard struct {
 	Shard  Shard
-	Blocks []StagedBlock
+	Blocks []HandoffBlock
 }
 
 // Transfer is a stretch of consecutive blocks of one prompt and layer group that are
@@ -39,9 +39,9 @@ type Transfer struct {
 	// Scope is the digest of the prompt's scope, to be kept with what is saved.
 	Scope  ScopeDigest
 	Blocks []PlanBlock
-	// Staged is set for engines that have no way to report a failed load: they copy the
-	// blocks from staging memory themselves, as [StagedOffer.Load] says.
-	Staged []StagedShard
+	// Handoff is set for engines that have no way to report a failed load: they copy the
+	// blocks from staging memory themselves, as [HandoffOffer.Load] says.
+	Handoff []HandoffShard
 }
 
 // RequestLoad is what is loaded for one request; it ends when all its transfers have.
@@ -83,13 +83,13 @@ func (p *Plan) Empty() bool { return len(p.Loads) == 0 && len(p.Saves) == 0 }
 
 // Sizes of what a plan is made of, for who bounds one. Counts take up to 5 bytes.
 const (
-	// PlanBlockBytes is the size of a block, PlanStagedBytes what each staged shard adds.
-	PlanBlockBytes  = 4 + KeySize + ProofSize
-	PlanStagedBytes = 8 + 8
+	// PlanBlockBytes is the size of a block, HandoffBlockBytes what each staged shard adds.
+	PlanBlockBytes    = 4 + KeySize + ProofSize
+	HandoffBlockBytes = 8 + 8
 	// MaxTransferBytes bounds what a transfer takes beside its blocks, staged ones
-	// excluded: each of those adds MaxStagedBytes beside its blocks.
+	// excluded: each of those adds MaxHandoffBytes beside its blocks.
 	MaxTransferBytes = minTransferBytes - 2 + 2*5
-	MaxStagedBytes   = 2
+	MaxHandoffBytes  = 2
 	// MaxLoadBytes bounds what a load takes beside its id, transfers and lost slots.
 	MaxLoadBytes = 3 * 5
 )
@@ -136,20 +136,20 @@ func appendTransfers(b []byte, transfers []Transfer) []byte {
 			b = append(b, blk.Key[:]...)
 			b = append(b, blk.Proof[:]...)
 		}
-		b = binary.AppendUvarint(b, uint64(len(t.Staged)))
-		for j := range t.Staged {
-			b = t.Staged[j].append(b)
+		b = binary.AppendUvarint(b, uint64(len(t.Handoff)))
+		for j := range t.Handoff {
+			b = t.Handoff[j].append(b)
 		}
 	}
 	return b
 }
 
 // append encodes the shard; it has as many blocks as its transfer.
-func (s *StagedShard) append(b []byte) []byte {
+func (s *HandoffShard) append(b []byte) []byte {
 	return s.appendBlocks(binary.LittleEndian.AppendUint16(b, uint16(s.Shard)))
 }
 
-func (s *StagedShard) appendBlocks(b []byte) []byte {
+func (s *HandoffShard) appendBlocks(b []byte) []byte {
 	for _, blk := range s.Blocks {
 		b = binary.LittleEndian.AppendUint64(b, blk.Offset)
 		b = binary.LittleEndian.AppendUint64(b, blk.Sum)
@@ -157,9 +157,9 @@ func (s *StagedShard) appendBlocks(b []byte) []byte {
 	return b
 }
 
-// stagedBlock decodes PlanStagedBytes.
-func stagedBlock(v []byte) StagedBlock {
-	return StagedBlock{Offset: binary.LittleEndian.Uint64(v), Sum: binary.LittleEndian.Uint64(v[8:])}
+// stagedBlock decodes HandoffBlockBytes.
+func stagedBlock(v []byte) HandoffBlock {
+	return HandoffBlock{Offset: binary.LittleEndian.Uint64(v), Sum: binary.LittleEndian.Uint64(v[8:])}
 }
 
 // ParsePlan decodes metadata. Errors wrap [ErrPlan].
@@ -286,26 +286,26 @@ func (r *planReader) transfer(t *Transfer) {
 		copy(blk.Key[:], v[4:])
 		copy(blk.Proof[:], v[4+KeySize:])
 	}
-	n := r.count(2 + PlanStagedBytes*len(t.Blocks))
+	n := r.count(2 + HandoffBlockBytes*len(t.Blocks))
 	r.check(n <= MaxShards && (n == 0 || len(t.Blocks) > 0), "staged shards", n)
 	if n == 0 || r.err != nil {
 		return
 	}
-	t.Staged = make([]StagedShard, n)
-	for j := range t.Staged {
-		r.staged(&t.Staged[j], len(t.Blocks))
+	t.Handoff = make([]HandoffShard, n)
+	for j := range t.Handoff {
+		r.staged(&t.Handoff[j], len(t.Blocks))
 	}
 }
 
-func (r *planReader) staged(s *StagedShard, blocks int) {
+func (r *planReader) staged(s *HandoffShard, blocks int) {
 	v := r.take(2)
 	if v == nil {
 		return
 	}
 	s.Shard = Shard(binary.LittleEndian.Uint16(v))
-	s.Blocks = make([]StagedBlock, blocks)
+	s.Blocks = make([]HandoffBlock, blocks)
 	for i := range s.Blocks {
-		v := r.take(PlanStagedBytes)
+		v := r.take(HandoffBlockBytes)
 		if v == nil {
 			return
 		}

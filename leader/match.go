@@ -23,7 +23,7 @@ func (l *Leader) Match(ctx context.Context, m *connector.MatchRequest) (connecto
 	tokens, probe, err := l.match(ctx, m)
 	offer := connector.Offer{Tokens: tokens, Async: tokens > 0 && l.opts.Staging == nil}
 	if tokens > 0 && l.opts.Staging != nil {
-		offer.Staged = l.stagedOffer(m)
+		offer.Handoff = l.stagedOffer(m)
 	}
 	l.mu.Unlock()
 	if probe {

@@ -47,7 +47,7 @@ func (l *Leader) groupBytes(g *group, blocks int) int {
 	if l.opts.Staging != nil {
 		// The client makes the plan, and sends it back with the saves in it.
 		staged := len(g.shards)
-		return blocks*(plannedBlockBytes+staged*connector.PlanStagedBytes) + connector.MaxTransferBytes + staged*connector.MaxStagedBytes
+		return blocks*(plannedBlockBytes+staged*connector.HandoffBlockBytes) + connector.MaxTransferBytes + staged*connector.MaxHandoffBytes
 	}
 	if g.Window > 0 {
 		blocks = min(blocks, g.Window/l.bs+2) // both ends may be cut

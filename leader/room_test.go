@@ -206,8 +206,8 @@ func TestSavesBeyondAPlanFollow(t *testing.T) {
 // instantStaging has everything at once.
 type instantStaging struct{}
 
-func (instantStaging) Stage(_ context.Context, _ disk.NamespaceID, _ connector.Shard, _ connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin) {
-	return make([]connector.StagedBlock, len(blocks)), nil
+func (instantStaging) Stage(_ context.Context, _ disk.NamespaceID, _ connector.Shard, _ connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, Pin) {
+	return make([]connector.HandoffBlock, len(blocks)), nil
 }
 
 // With staged loads the client makes the plan: it and the answer to match fit as well.
@@ -227,7 +227,7 @@ func TestStagedOfferAndItsPlanFitAFrame(t *testing.T) {
 		t.Errorf("the answer to match takes %d bytes", n)
 	}
 	a := connector.Alloc{Request: "r", Blocks: [][]uint32{tokens(0, 200_000)}, External: offer.Tokens}
-	p := connector.Plan{Loads: []connector.RequestLoad{offer.Staged.Load(&a, o.Manifest)}}
+	p := connector.Plan{Loads: []connector.RequestLoad{offer.Handoff.Load(&a, o.Manifest)}}
 	r, err := l.Step(t.Context(), &connector.StepRequest{
 		Allocs:    []connector.Alloc{a},
 		Scheduled: []connector.Scheduled{{Request: "r", Computed: offer.Tokens, Count: 10}},

@@ -5,18 +5,18 @@ import (
 	"fmt"
 )
 
-// StagedOffer says where the verified bytes of an offer lie in the daemon's staging memory,
+// HandoffOffer says where the verified bytes of an offer lie in the daemon's staging memory,
 // for engines that copy them themselves: they need nobody once they have it.
-type StagedOffer struct {
+type HandoffOffer struct {
 	// First is the first block that is staged, an index of the block table.
 	First int
 	// Shards list the blocks from First on, as many for each shard that the ranks need.
-	Shards []StagedShard
+	Shards []HandoffShard
 }
 
 // Append appends the encoded offer to b: First as u32, then for each shard its number as
 // u16, the number of blocks as u32, and offset and sum of each as u64, all little-endian.
-func (o *StagedOffer) Append(b []byte) []byte {
+func (o *HandoffOffer) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(o.First))
 	for i := range o.Shards {
 		s := &o.Shards[i]
@@ -27,13 +27,13 @@ func (o *StagedOffer) Append(b []byte) []byte {
 	return b
 }
 
-// ParseStagedOffer is the inverse of [StagedOffer.Append]. Errors wrap [ErrPlan].
-func ParseStagedOffer(b []byte) (*StagedOffer, error) {
+// ParseHandoffOffer is the inverse of [HandoffOffer.Append]. Errors wrap [ErrPlan].
+func ParseHandoffOffer(b []byte) (*HandoffOffer, error) {
 	const shardHeader = 2 + 4
 	if len(b) < 4 {
 		return nil, fmt.Errorf("%w: staged offer of %d bytes", ErrPlan, len(b))
 	}
-	o := &StagedOffer{First: int(binary.LittleEndian.Uint32(b))}
+	o := &HandoffOffer{First: int(binary.LittleEndian.Uint32(b))}
 	if o.First > MaxTokens {
 		return nil, fmt.Errorf("%w: staged offer from block %d on", ErrPlan, o.First)
 	}
@@ -42,13 +42,13 @@ func ParseStagedOffer(b []byte) (*StagedOffer, error) {
 			return nil, fmt.Errorf("%w: staged offer ends early or has too many shards", ErrPlan)
 		}
 		n := uint64(binary.LittleEndian.Uint32(b[2:]))
-		if n*PlanStagedBytes > uint64(len(b)-shardHeader) {
+		if n*HandoffBlockBytes > uint64(len(b)-shardHeader) {
 			return nil, fmt.Errorf("%w: staged offer of %d blocks in %d bytes", ErrPlan, n, len(b))
 		}
 		r := planReader{b: b[shardHeader:]}
-		s := StagedShard{Shard: Shard(binary.LittleEndian.Uint16(b)), Blocks: make([]StagedBlock, n)}
+		s := HandoffShard{Shard: Shard(binary.LittleEndian.Uint16(b)), Blocks: make([]HandoffBlock, n)}
 		for i := range s.Blocks {
-			s.Blocks[i] = stagedBlock(r.take(PlanStagedBytes))
+			s.Blocks[i] = stagedBlock(r.take(HandoffBlockBytes))
 		}
 		o.Shards = append(o.Shards, s)
 		b = r.b
@@ -58,7 +58,7 @@ func ParseStagedOffer(b []byte) (*StagedOffer, error) {
 
 // Load is the load of what the engine has taken of the offer. Blocks outside of it have no
 // place: their transfer has no staged shards, and fails.
-func (o *StagedOffer) Load(a *Alloc, m *Manifest) RequestLoad {
+func (o *HandoffOffer) Load(a *Alloc, m *Manifest) RequestLoad {
 	l := RequestLoad{Request: a.Request}
 	for g := range min(len(a.Blocks), len(m.Groups)) {
 		begin, end := a.LoadRange(&m.Groups[g], g, m.BlockSize)
@@ -73,7 +73,7 @@ func (o *StagedOffer) Load(a *Alloc, m *Manifest) RequestLoad {
 			for ; i < min(end, len(table)) && table[i] != NoBlock; i++ {
 				t.Blocks = append(t.Blocks, PlanBlock{Slot: table[i]})
 			}
-			t.Staged = o.of(m.GroupShards(g), from, i)
+			t.Handoff = o.of(m.GroupShards(g), from, i)
 			l.Transfers = append(l.Transfers, t)
 		}
 	}
@@ -81,15 +81,15 @@ func (o *StagedOffer) Load(a *Alloc, m *Manifest) RequestLoad {
 }
 
 // of returns where the blocks [first, end) lie for those shards, nil if one is missing.
-func (o *StagedOffer) of(shards []Shard, first, end int) []StagedShard {
+func (o *HandoffOffer) of(shards []Shard, first, end int) []HandoffShard {
 	if o == nil || first < o.First {
 		return nil
 	}
-	var out []StagedShard
+	var out []HandoffShard
 	for _, shard := range shards {
 		for i := range o.Shards {
 			if s := &o.Shards[i]; s.Shard == shard && end-o.First <= len(s.Blocks) {
-				out = append(out, StagedShard{Shard: shard, Blocks: s.Blocks[first-o.First : end-o.First]})
+				out = append(out, HandoffShard{Shard: shard, Blocks: s.Blocks[first-o.First : end-o.First]})
 			}
 		}
 	}
