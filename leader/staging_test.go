@@ -3,6 +3,7 @@ package leader
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -278,13 +279,19 @@ func TestStagedHybridCanBeHonouredInAnyPart(t *testing.T) {
 	}
 	step := f.alloc("r", 20)
 	f.step(step)
-	load := f.last.Handoff.Load(&step.Allocs[0], f.opts.Manifest)
-	if got := groupSlots(load.Transfers, 1); got != fmt.Sprint(tokens(1051, 4)) {
-		t.Errorf("window group loads slots %s, want those of boundary 20", got)
-	}
-	for _, tr := range load.Transfers {
-		if len(tr.Handoff) == 0 {
-			t.Errorf("group %d is not staged", tr.Group)
+	var window []uint32
+	for s := range step.Allocs[0].Stretches(f.opts.Manifest) {
+		if s.Group == 1 {
+			window = append(window, s.Slots...)
 		}
+		for _, shard := range f.opts.Manifest.GroupShards(s.Group) {
+			offered := slices.IndexFunc(f.last.Handoff.Shards, func(h connector.HandoffShard) bool { return h.Shard == shard })
+			if offered < 0 || s.First < f.last.Handoff.First || s.First+len(s.Slots) > f.last.Handoff.First+len(f.last.Handoff.Shards[offered].Blocks) {
+				t.Errorf("blocks [%d, %d) of shard %d are not offered", s.First, s.First+len(s.Slots), shard)
+			}
+		}
+	}
+	if !slices.Equal(window, tokens(1051, 4)) {
+		t.Errorf("window group loads slots %v, want those of boundary 20", window)
 	}
 }
