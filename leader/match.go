@@ -23,7 +23,7 @@ func (l *Leader) Match(ctx context.Context, m *connector.MatchRequest) (connecto
 	tokens, probe, err := l.match(ctx, m)
 	offer := connector.Offer{Tokens: tokens, Async: tokens > 0 && l.opts.Staging == nil}
 	if tokens > 0 && l.opts.Staging != nil {
-		offer.Staged = l.stagedOffer(m)
+		offer.Handoff = l.stagedOffer(m)
 	}
 	l.mu.Unlock()
 	if probe {
@@ -42,13 +42,9 @@ func checkMatch(m *connector.MatchRequest) error {
 	}
 	for i := range m.Spans {
 		s := &m.Spans[i]
-		r, err := connector.NewTokenRange(s.Start, s.End)
-		if err != nil {
-			return fmt.Errorf("span %d: %w", i, err)
-		}
-		if r.End > connector.MaxTokens || (i > 0 && r.Start < m.Spans[i-1].Start) {
-			return fmt.Errorf("%w: span %d of tokens [%d, %d): want them ordered by their start, and below %d",
-				connector.ErrBadRequest, i, r.Start, r.End, connector.MaxTokens)
+		if s.Start < 0 || s.Start >= s.End || s.End > connector.MaxTokens || (i > 0 && s.Start < m.Spans[i-1].Start) {
+			return fmt.Errorf("%w: span %d of tokens [%d, %d): want spans that are not empty, ordered by their start, and below %d",
+				connector.ErrBadRequest, i, s.Start, s.End, connector.MaxTokens)
 		}
 	}
 	return nil

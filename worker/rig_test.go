@@ -106,8 +106,12 @@ func loadOf(request string, ts ...connector.Transfer) connector.RequestLoad {
 	return connector.RequestLoad{Request: request, Transfers: ts}
 }
 
-func loads(ls ...connector.RequestLoad) []byte { return (&connector.Plan{Namespace: testNamespace(), Loads: ls}).Append(nil) }
-func saves(ts ...connector.Transfer) []byte    { return (&connector.Plan{Namespace: testNamespace(), Saves: ts}).Append(nil) }
+func loads(ls ...connector.RequestLoad) []byte {
+	return (&connector.Plan{Namespace: testNamespace(), Loads: ls}).Append(nil)
+}
+func saves(ts ...connector.Transfer) []byte {
+	return (&connector.Plan{Namespace: testNamespace(), Saves: ts}).Append(nil)
+}
 
 func testManifest() *connector.Manifest {
 	return &connector.Manifest{

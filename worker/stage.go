@@ -64,7 +64,7 @@ type staging struct {
 // that ctx leaves behind go on, and what they bring is in memory for the next call.
 func (s *Stager) Stage(
 	ctx context.Context, ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock,
-) ([]connector.StagedBlock, *Pins) {
+) ([]connector.HandoffBlock, *Pins) {
 	payloadBytes := s.payloadBytes(ns, shard)
 	if payloadBytes == 0 {
 		return nil, nil
@@ -107,7 +107,7 @@ func (st *staging) arrived(i int, slot *host.Slot, err error) {
 }
 
 // leading keeps the slots in front of the first hole and gives back the others.
-func (st *staging) leading() ([]connector.StagedBlock, *Pins) {
+func (st *staging) leading() ([]connector.HandoffBlock, *Pins) {
 	st.mu.Lock()
 	st.over = true
 	st.mu.Unlock() // those who arrive late must not wait for the sums
@@ -123,9 +123,9 @@ func (st *staging) leading() ([]connector.StagedBlock, *Pins) {
 	if n == 0 {
 		return nil, nil
 	}
-	out := make([]connector.StagedBlock, n)
+	out := make([]connector.HandoffBlock, n)
 	for i, slot := range st.slots[:n] {
-		out[i] = connector.StagedBlock{Offset: uint64(slot.Offset()), Sum: xxh3.Hash(slot.Bytes())}
+		out[i] = connector.HandoffBlock{Offset: uint64(slot.Offset()), Sum: xxh3.Hash(slot.Bytes())}
 	}
 	return out, &Pins{slots: st.slots[:n]}
 }

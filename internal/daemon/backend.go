@@ -122,7 +122,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 		LoadTTL: 2 * b.opts.LoadTimeout,
 		Tiers:   b.tiers, Probe: b.tiers.probe,
 	}
-	if p.Staged {
+	if p.Handoff {
 		if s.staging, err = b.newStager(ns); err != nil {
 			b.store.CloseNamespace(ns)
 			return nil, err
@@ -325,8 +325,8 @@ func (s *workerSession) Register(ctx context.Context, r *server.Registration) (s
 		return server.Registered{}, err
 	}
 	out := server.Registered{BlockBytes: n}
-	if s.peer.Staged {
-		out.Staging = s.b.arena.File()
+	if s.peer.Handoff {
+		out.HostTier = s.b.arena.File()
 	}
 	return out, nil
 }

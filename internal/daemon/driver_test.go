@@ -214,7 +214,7 @@ func TestRankThatWasRefusedIsRememberedUntilItRegisters(t *testing.T) {
 func TestStagedInstancesOfOneIDNeedTheirOwnRanks(t *testing.T) {
 	b, _ := newTestBackend(t, nil)
 	m := residencyManifest()
-	p := server.Peer{Engine: "e", Staged: true}
+	p := server.Peer{Engine: "e", Handoff: true}
 	var schedulers []*schedulerSession
 	for range 2 {
 		s, err := b.OpenScheduler(t.Context(), p, m)
@@ -268,7 +268,7 @@ func TestStagedInstancesOfOneIDNeedTheirOwnRanks(t *testing.T) {
 func TestEndedSessionsGiveUpTheirShareOfTheHostTier(t *testing.T) {
 	b, a := newTestBackend(t, nil)
 	for range 3 {
-		s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e", Staged: true}, residencyManifest())
+		s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e", Handoff: true}, residencyManifest())
 		if err != nil {
 			t.Fatal(err)
 		}

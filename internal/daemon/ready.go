@@ -50,7 +50,7 @@ func (b *backend) notReady(s *schedulerSession) string {
 		case w.peer.Engine != s.peer.Engine:
 		case w.lost:
 			return "the memory of a rank is gone"
-		case w.registered && w.peer.Staged && w.namespace == s.namespace:
+		case w.registered && w.peer.Handoff && w.namespace == s.namespace:
 			mapped[w.rank]++
 		}
 	}

@@ -68,7 +68,7 @@ var _ leader.Staging = stager{}
 // Stage brings records into the host tier.
 func (s stager) Stage(
 	ctx context.Context, ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock,
-) ([]connector.StagedBlock, leader.Pin) {
+) ([]connector.HandoffBlock, leader.Pin) {
 	staged, pins := s.Stager.Stage(ctx, ns, shard, parent, blocks)
 	if pins == nil {
 		return nil, nil
