@@ -321,7 +321,7 @@ func TestDescriptorTooSmallForTheLayoutIsAClearErrorAndNoHit(t *testing.T) {
 			t.Error("the daemon's log does not say that it refused the memory")
 		}
 		// An engine that copies for itself does not even begin.
-		co.Staged = true
+		co.Handoff = true
 		if _, err := client.NewWorker(co, 0, l, []*os.File{e.File(0)}); !errors.Is(err, connector.ErrLayout) {
 			t.Errorf("staged: %v, want a bad layout", err)
 		}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/fault"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // CaseOutcome is what a case found.
@@ -44,7 +44,7 @@ type caseRun struct {
 	sampler  sampler
 	out      CaseOutcome
 	faulty   bool
-	lease    disk.LeaseID
+	lease    store.LeaseID
 	moves    int
 	log      []*warnings
 	// saved is everything that was ever written; clean are the records whose save succeeded,

@@ -4,6 +4,8 @@ import (
 	"encoding/hex"
 	"slices"
 	"time"
+
+	"github.com/kvconn/kvconn/store"
 )
 
 // Stats is the state of a store at one moment. Counters run from the store's opening. The tags
@@ -83,8 +85,8 @@ type Stats struct {
 	ReadInFlightBytes  int64 `json:"read_in_flight_bytes" metric:"read_in_flight_bytes" help:"Bytes being read from disk."`
 	WriteInFlightBytes int64 `json:"write_in_flight_bytes" metric:"write_in_flight_bytes" help:"Bytes accepted and not yet written."`
 	// ReadSpeed is how fast the disk has been of late.
-	ReadSpeed ReadSpeed `json:"read_speed" metric:""`
-	Leases    int       `json:"leases" metric:"leases" help:"Leases that pin records for loads."`
+	ReadSpeed store.Speed `json:"read_speed" metric:""`
+	Leases    int         `json:"leases" metric:"leases" help:"Leases that pin records for loads."`
 
 	// ReadBudgetBytes is how much reads may ask of the disk at one time, WriteBudgetBytes how
 	// much writes may give it beyond the few that always go on, Calibration where that comes
@@ -157,7 +159,7 @@ func (s *Store) Stats() Stats {
 	}
 	st.WriteBudgetBytes, _ = s.gate.state()
 	st.QueuedReads, st.ReadInFlightBytes = s.reads.depth()
-	st.ReadSpeed = s.ReadSpeed()
+	st.ReadSpeed = s.Speed()
 	st.Rebuild, st.AwaitedSegments = s.rebuilt.state(), s.awaiting.Load()
 	s.space.stats(&st)
 	s.count.stats(&st)

@@ -32,14 +32,14 @@ func NewStore(capacity int) (Cache, func(), error) {
 // class is the only one.
 const class = 1
 
-func keyOf(k uint32) (key connector.Key) {
+func keyOf(k int32) (key connector.Key) {
 	binary.LittleEndian.PutUint64(key[:], (uint64(k)+1)*0x9E3779B97F4A7C15)
 	binary.LittleEndian.PutUint64(key[8:], (uint64(k)+1)*0xD6E8FEB86659FD93)
 	return key
 }
 
 // Use implements [Cache].
-func (c *prefixLRU) Use(blocks []uint32) int {
+func (c *prefixLRU) Use(blocks []int32) int {
 	keys := make([]connector.Key, len(blocks))
 	for i, b := range blocks {
 		keys[i] = keyOf(b)
