@@ -21,7 +21,7 @@ type configCmd struct {
 
 // configShowCmd is `kvconnd config show`.
 type configShowCmd struct {
-	Config configFile `name:"config" placeholder:"FILE" help:"YAML file of settings (also: KVCONN_CONFIG)."`
+	Config configFile `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of settings."`
 	JSON   bool       `name:"json" help:"Print the settings as JSON."`
 	Serve  shown      `embed:""`
 }

@@ -49,7 +49,7 @@ func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
 			t.Errorf("%s: %q, want %q", key, got[key], want)
 		}
 	}
-	t.Setenv(configFileEnv, file)
+	t.Setenv("KVCONN_CONFIG", file)
 	status, out, errs := kvconnd("config", "--log-format=json")
 	if status != 0 || !strings.Contains(out, "SOURCE") || !strings.Contains(out, "file "+file) || !strings.Contains(out, "flag --log-format") || errs != "" {
 		t.Errorf("table: status %d, %q\n%s", status, errs, out)

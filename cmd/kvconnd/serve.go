@@ -18,7 +18,7 @@ import (
 
 // serveCmd is `kvconnd serve`.
 type serveCmd struct {
-	Config configFile `name:"config" placeholder:"FILE" help:"YAML file of these settings (also: KVCONN_CONFIG). Flags and environment go before it."`
+	Config configFile `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of these settings. Flags and environment go before it."`
 	config.Serve
 }
 
