@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"time"
@@ -86,18 +87,10 @@ const (
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	if o.LoadTimeout == 0 {
-		o.LoadTimeout = 10 * time.Second
-	}
-	if o.HostBytes == 0 {
-		o.HostBytes = hostmemory.DefaultBytes()
-	}
-	if o.EventBytes == 0 {
-		o.EventBytes = min(maxEventBytes, max(hostmemory.AvailableBytes()/eventShare, minEventBytes))
-	}
-	if o.StopTimeout == 0 {
-		o.StopTimeout = 25 * time.Second
-	}
+	o.LoadTimeout = cmp.Or(o.LoadTimeout, 10*time.Second)
+	o.StopTimeout = cmp.Or(o.StopTimeout, 25*time.Second)
+	o.HostBytes = cmp.Or(o.HostBytes, hostmemory.DefaultBytes())
+	o.EventBytes = cmp.Or(o.EventBytes, min(maxEventBytes, max(hostmemory.AvailableBytes()/eventShare, minEventBytes)))
 	if o.Driver == nil {
 		o.Driver = new(gpu.HostDriver)
 	}
