@@ -50,8 +50,8 @@ func parse(b []byte) (map[string]string, error) {
 	return values, joined(errs)
 }
 
-// singleValues takes the values of nodes, whose keys must all be known, and says what of
-// them is wrong.
+// singleValues returns the values of nodes, and an error for each node whose key is not known or
+// whose value is not a single one.
 func singleValues(nodes map[string]yaml.Node, known []string) (map[string]string, []error) {
 	values := make(map[string]string, len(nodes))
 	var errs []error
@@ -70,7 +70,7 @@ func singleValues(nodes map[string]yaml.Node, known []string) (map[string]string
 	return values, errs
 }
 
-// joined is all errors as one, in an order that does not change.
+// joined joins errors in a sequence that does not depend on chance.
 func joined(errs []error) error {
 	sort.Slice(errs, func(i, j int) bool { return errs[i].Error() < errs[j].Error() })
 	return errors.Join(errs...)

@@ -13,8 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Router are the settings of `kvconnd router`. The tags are as those of [Serve]. The YAML file has the list
-// of ranks besides: see [ReadRouterFile].
+// Router are the settings of `kvconnd router`. The tags are as those of [Serve]. The YAML file also has
+// the list of ranks: see [ReadRouterFile].
 type Router struct {
 	HTTP             string        `name:"http" env:"KVCONN_ROUTER_HTTP" default:"127.0.0.1:9478" placeholder:"ADDR" help:"Address of the router; port 0 picks a free one. One that is not loopback needs a token (default 127.0.0.1:9478)."`
 	Token            string        `name:"token" env:"KVCONN_ROUTER_TOKEN" secret:"true" placeholder:"TOKEN" help:"Bearer token that clients have to send. Set it in the environment or the file: a command line can be seen by others."`
@@ -48,8 +48,8 @@ type Router struct {
 // minIndexBytes is the least memory that the prefix index takes.
 const minIndexBytes = 1 << 20
 
-// Validate reports the first setting that cannot work, by its name. Ranks and the policy's name are checked
-// by who uses them.
+// Validate reports the first setting that cannot work, by its name. Ranks and the policy's name are
+// checked where they are used.
 func (s *Router) Validate() error {
 	switch {
 	case s.PredictTTL <= 0 || s.ApproximateTTL <= 0 || s.RequestTTL <= 0:
@@ -132,7 +132,7 @@ func parseRouter(b []byte) (map[string]string, []json.RawMessage, error) {
 	return values, ranks, joined(errs)
 }
 
-// parseRanks turns the list of ranks into JSON. A rank without an id has its place in the list.
+// parseRanks turns the list of ranks into JSON. A rank without an id gets its place in the list as its id.
 func parseRanks(node *yaml.Node) ([]json.RawMessage, error) {
 	if node.Kind != yaml.SequenceNode {
 		return nil, fmt.Errorf("line %d: ranks wants a list", node.Line)
