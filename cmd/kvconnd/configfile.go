@@ -86,7 +86,7 @@ func (r *settingsResolver) read(ctx *kong.Context, flag *kong.Flag) (err error) 
 	return nil
 }
 
-// fileError is about the file as a whole, and not the flag that happened to ask for it.
+// fileError is about the file as a whole, not about the flag that happened to ask for it.
 type fileError struct{ error }
 
 // source says where the value of a flag comes from, once the command line is parsed.
@@ -114,7 +114,7 @@ func isConfigFile(flag *kong.Flag) bool {
 	return t == reflect.TypeFor[configFile]() || t == reflect.TypeFor[routerFile]()
 }
 
-// checkEnvironment reports variables that look like settings and are none.
+// checkEnvironment reports variables that look like settings but are not.
 func checkEnvironment(ctx *kong.Context) error {
 	var known []string
 	_ = kong.Visit(ctx.Model, func(node kong.Visitable, next kong.Next) error {
@@ -126,8 +126,8 @@ func checkEnvironment(ctx *kong.Context) error {
 	return config.CheckEnvironment(os.Environ(), known)
 }
 
-// explain adds the nearest flag to an error about an unknown one, and its source to one
-// about a value that was not given as a flag.
+// explain adds the nearest flag to an error about an unknown flag, and the source of the value to
+// an error about a value that was not given as a flag.
 func explain(err *kong.ParseError, resolver *settingsResolver) string {
 	if of := (fileError{}); errors.As(err, &of) {
 		return of.Error()

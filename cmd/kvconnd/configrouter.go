@@ -26,7 +26,7 @@ func (*configRouterCmd) Help() string {
 router would run with, ranks included. The exit status is not 0 if it would refuse to.`
 }
 
-// Run prints the settings, also those that would not do.
+// Run prints the settings, even if they are wrong.
 func (c *configRouterCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *streams) error {
 	s := config.Router(c.Router)
 	list := s.Settings(func(flag string) config.Source { return resolver.source(ctx, flag) })

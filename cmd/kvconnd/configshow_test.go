@@ -69,7 +69,7 @@ func TestConfigShowPrintsAndRefusesWhatServeRefuses(t *testing.T) {
 	}
 }
 
-// Whatever way a setting is misspelt, the error names the nearest one.
+// However a setting is misspelt, the error names the nearest one.
 func TestUnknownSettingNamesTheNearest(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "kvconnd.yaml")

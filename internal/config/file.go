@@ -14,9 +14,8 @@ import (
 // MaxFileBytes bounds a configuration file.
 const MaxFileBytes = 1 << 20
 
-// keys are the YAML keys of the schema in the order of the struct.
-func keys() []string {
-	t := reflect.TypeFor[Serve]()
+// keysOf are the YAML keys of a schema in the sequence of the struct.
+func keysOf(t reflect.Type) []string {
 	out := make([]string, 0, t.NumField())
 	for i := range t.NumField() {
 		out = append(out, Key(t.Field(i).Tag.Get("name")))
@@ -46,7 +45,7 @@ func parse(b []byte) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	values, errs := singleValues(nodes, keys())
+	values, errs := singleValues(nodes, keysOf(reflect.TypeFor[Serve]()))
 	return values, joined(errs)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -102,16 +103,11 @@ func ReadRouterFile(path string) (values map[string]string, ranks []json.RawMess
 	return values, ranks, nil
 }
 
-// routerKeys are the YAML keys of single values.
+// routerKeys are the YAML keys of a router's file: in place of the flag --rank it has the list.
 func routerKeys() []string {
-	t := reflect.TypeFor[Router]()
-	out := make([]string, 0, t.NumField())
-	for i := range t.NumField() {
-		if name := t.Field(i).Tag.Get("name"); name != "rank" {
-			out = append(out, Key(name))
-		}
-	}
-	return out
+	keys := keysOf(reflect.TypeFor[Router]())
+	keys[slices.Index(keys, "rank")] = ranksKey
+	return keys
 }
 
 func parseRouter(b []byte) (map[string]string, []json.RawMessage, error) {
@@ -119,10 +115,9 @@ func parseRouter(b []byte) (map[string]string, []json.RawMessage, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	known := append(routerKeys(), ranksKey)
 	node, hasRanks := nodes[ranksKey]
 	delete(nodes, ranksKey)
-	values, errs := singleValues(nodes, known)
+	values, errs := singleValues(nodes, routerKeys())
 	var ranks []json.RawMessage
 	if hasRanks {
 		if ranks, err = parseRanks(&node); err != nil {

@@ -16,7 +16,7 @@ import (
 // Serve are the settings of `kvconnd serve`. The tags name the flag, the environment
 // variable and the help text; the YAML key is the flag's name with underscores.
 type Serve struct {
-	Dir                string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Store directory, required. Made if it is not there."`
+	Dir                string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Store directory, required. It is made if it is missing."`
 	Socket             string        `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"Unix socket for engines. Default: kvconnd.sock in the runtime directory (/run/kvconn for root)."`
 	HTTP               string        `name:"http" env:"KVCONN_HTTP" default:"127.0.0.1:9477" placeholder:"ADDR" help:"Address of /healthz, /metrics and /v1/status; port 0 picks a free one; 'off' for none (default 127.0.0.1:9477)."`
 	HTTPRemote         bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. There is no authentication."`
