@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/zmtp"
-	"github.com/kvconn/kvconn/router/publish"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // publishRetry is the pause before publishing is begun anew after it broke off.

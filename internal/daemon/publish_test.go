@@ -11,8 +11,8 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
-	"github.com/kvconn/kvconn/router/publish"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // published counts what events say.

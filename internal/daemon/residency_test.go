@@ -1,9 +1,7 @@
 package daemon
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -15,14 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tinylib/msgp/msgp"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency"
 )
 
 const (
@@ -196,38 +193,14 @@ func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
 	}
 }
 
-// residencyFrames reads a stream's frames up to its end.
-func residencyFrames(t *testing.T, body io.Reader) (frames [][]byte) {
-	t.Helper()
-	for r := bufio.NewReader(body); ; {
-		var n uint32
-		if err := binary.Read(r, binary.LittleEndian, &n); errors.Is(err, io.EOF) {
-			return frames
-		} else if err != nil {
-			t.Fatal(err)
+// residencyEnd reads a stream up to its end, and returns how many frames came and what ended it.
+func residencyEnd(body io.Reader, from residency.Position) (frames int, err error) {
+	r := residency.NewReader(body, from)
+	for ; ; frames++ {
+		if _, err = r.Next(); err != nil {
+			return frames, err
 		}
-		b := make([]byte, n)
-		if _, err := io.ReadFull(r, b); err != nil {
-			t.Fatal(err)
-		}
-		frames = append(frames, b)
 	}
-}
-
-// residencyLast is the reason that a stream ends with.
-func residencyLast(t *testing.T, frames [][]byte) (code string) {
-	t.Helper()
-	_, b, err := msgp.ReadArrayHeaderBytes(frames[len(frames)-1])
-	if err == nil {
-		_, b, err = msgp.ReadUint64Bytes(b)
-	}
-	if err == nil {
-		code, _, err = msgp.ReadStringBytes(b)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return code
 }
 
 func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
@@ -241,8 +214,8 @@ func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	stop()
-	if got := residencyLast(t, residencyFrames(t, resp.Body)); got != "stopping" {
-		t.Errorf("%q", got)
+	if _, err := residencyEnd(resp.Body, residency.Position{}); !errors.Is(err, residency.ErrEnded) || !strings.Contains(err.Error(), "stopping") {
+		t.Error(err)
 	}
 }
 
@@ -260,8 +233,8 @@ func (laggingSource) Snapshot(context.Context, func(disk.Resident) error) error 
 func (laggingSource) Next(context.Context) ([]disk.Event, error) {
 	return nil, fmt.Errorf("events after 3: %w", disk.ErrLagged)
 }
-func (s laggingSource) subscribe(context.Context) (residencySubscription, error) { return s, nil }
-func (s laggingSource) subscribeAfter(_, _ uint64) (residencySubscription, error) {
+func (s laggingSource) subscribe(context.Context) (residency.Subscription, error) { return s, nil }
+func (s laggingSource) subscribeAfter(_, _ uint64) (residency.Subscription, error) {
 	return nil, disk.ErrLagged
 }
 
@@ -269,9 +242,9 @@ func TestAReaderThatFallsBehindIsTold(t *testing.T) {
 	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}, streams: httplimit.NewShares(1), snapshots: httplimit.NewShares(1)}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?epoch=7&after=3", nil))
-	frames := residencyFrames(t, w.Body)
-	if got := residencyLast(t, frames); got != "lagged" || len(frames) != 3 {
-		t.Errorf("%q after %d frames", got, len(frames))
+	frames, err := residencyEnd(w.Body, residency.Position{})
+	if !errors.Is(err, residency.ErrEnded) || !strings.Contains(err.Error(), "lagged") || frames != 2 {
+		t.Errorf("%v after %d frames", err, frames)
 	}
 }
 

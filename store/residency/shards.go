@@ -1,4 +1,4 @@
-package feed
+package residency
 
 import "github.com/kvconn/kvconn/connector"
 

@@ -199,7 +199,7 @@ func TestHashesHaveTheFormThatWasAskedFor(t *testing.T) {
 func TestLibzmqReadsWhatIsPublished(t *testing.T) {
 	s, ns := openStore(t)
 	p := startPublisher(t, s, HashBytes)
-	sub := zmqtest.Start(t, "../../internal/zmtp/testdata/libzmq_sub.py", "sub", "tcp://"+p.Addr().String(), "kv")
+	sub := zmqtest.Start(t, "../../../internal/zmtp/testdata/libzmq_sub.py", "sub", "tcp://"+p.Addr().String(), "kv")
 	sub.Line()
 	for p.Stats().Subscribers == 0 {
 		time.Sleep(time.Millisecond)

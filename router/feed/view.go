@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/store/residency"
 )
 
 // view is what one namespace of a store holds. A store knows a block's parent but not its place, and names
@@ -13,7 +14,7 @@ import (
 type view struct {
 	holder Holder
 	index  Index
-	shards *Shards
+	shards *residency.Shards
 	// isRoot says of a key whether prompts begin there.
 	isRoot func(connector.Key) bool
 	// loading says that a snapshot is being read; its complete blocks are gathered in snapshot.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/zmtp"
-	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency"
 )
 
 // Source is what is published: a [disk.Store].
@@ -44,7 +44,7 @@ type Publisher struct {
 
 // view is a namespace that is published.
 type view struct {
-	shards    *feed.Shards
+	shards    *residency.Shards
 	blockSize int
 }
 
@@ -200,7 +200,7 @@ func (p *Publisher) view(id disk.NamespaceID) *view {
 		if !p.opts.Accept(n.Digest, m) {
 			return nil
 		}
-		return &view{shards: feed.NewShards(m), blockSize: m.BlockSize}
+		return &view{shards: residency.NewShards(m), blockSize: m.BlockSize}
 	}
 	return nil
 }
