@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -41,17 +42,13 @@ type ResidencyOptions struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *ResidencyOptions) EnsureDefaults() {
-	setDefault(&o.MaxWaiting, 16<<20)
-	setDefault(&o.ReconnectMin, 100*time.Millisecond)
-	setDefault(&o.ReconnectMax, 5*time.Second)
-	setDefault(&o.IdleTimeout, 35*time.Second)
-	setDefault(&o.ForgetAfter, 30*time.Second)
-	if o.Client == nil {
-		o.Client = new(http.Client)
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.MaxWaiting = cmp.Or(o.MaxWaiting, 16<<20)
+	o.ReconnectMin = cmp.Or(o.ReconnectMin, 100*time.Millisecond)
+	o.ReconnectMax = cmp.Or(o.ReconnectMax, 5*time.Second)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, 35*time.Second)
+	o.ForgetAfter = cmp.Or(o.ForgetAfter, 30*time.Second)
+	o.Client = cmp.Or(o.Client, new(http.Client))
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 }
 
 // Validate reports the first option that cannot be used.
