@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/tinylib/msgp/msgp"
 	"github.com/zeebo/xxh3"
 )
 
@@ -23,14 +24,14 @@ func (d *Decoder) readExtra() error {
 	if n > d.limits.MaxBlocks {
 		return d.r.malformed("too many blocks")
 	}
-	start := d.r.i
-	if len(d.stored.Extra) > 0 { // a second list: what of it belongs to which block is anyone's guess
+	start := d.r.b
+	if len(d.stored.Extra) > 0 { // a second list: nothing says which block its keys belong to
 		for range n {
 			if err := d.r.skip(); err != nil {
 				return err
 			}
 		}
-		d.mixedExtra, d.allExtra = true, d.r.b[d.extraStart:d.r.i:d.r.i]
+		d.mixedExtra, d.allExtra = true, d.r.read(d.fromExtra)
 		return nil
 	}
 	d.extra = slices.Grow(d.extra[:0], n)[:n]
@@ -40,14 +41,14 @@ func (d *Decoder) readExtra() error {
 		if d.r.isNil() {
 			continue
 		}
-		from := d.r.i
+		from := d.r.b
 		if err := d.r.skip(); err != nil {
 			return err
 		}
-		d.extra[k], some = d.r.b[from:d.r.i:d.r.i], true
+		d.extra[k], some = d.r.read(from), true
 	}
 	if some {
-		d.stored.Extra, d.extraStart, d.allExtra = d.extra, start, d.r.b[start:d.r.i:d.r.i]
+		d.stored.Extra, d.fromExtra, d.allExtra = d.extra, start, d.r.read(start)
 	}
 	return nil
 }
@@ -98,8 +99,8 @@ func (d *Decoder) finishExtra() error {
 // text as the adapter's name. An image's identifier in that place is taken for a salt too: the engine
 // hashes both alike.
 func (d *Decoder) plainExtra(raw []byte, first bool) (bool, error) {
-	r := reader{b: raw}
-	if !r.isArray() {
+	r := newReader(raw)
+	if !r.is(msgp.ArrayType) {
 		return false, nil
 	}
 	n, err := r.array()
@@ -110,8 +111,7 @@ func (d *Decoder) plainExtra(raw []byte, first bool) (bool, error) {
 	var rest []byte
 	others := 0
 	for range n {
-		c, _ := r.peek()
-		if c&0xe0 != 0xa0 && (c < codeStr8 || c > codeStr32) {
+		if !r.is(msgp.StrType) {
 			return false, nil
 		}
 		text, err := r.text()
@@ -148,9 +148,9 @@ func (d *Decoder) finishTokens() error {
 		clear(e.Extra)
 		d.extra = e.Extra
 	}
-	r := reader{b: d.r.b, i: d.tokensStart}
+	r := newReader(d.fromTokens)
 	for k := range e.Extra {
-		from, wide := r.i, false
+		from, wide := r.b, false
 		for range len(e.Tokens) / 4 / n {
 			t, err := r.token()
 			if err != nil {
@@ -159,7 +159,7 @@ func (d *Decoder) finishTokens() error {
 			wide = wide || t > math.MaxUint32
 		}
 		if wide {
-			e.Extra[k] = append(r.b[from:r.i:r.i], e.Extra[k]...)
+			e.Extra[k] = append(r.read(from), e.Extra[k]...)
 		}
 	}
 	return nil
