@@ -14,7 +14,7 @@ func testPlan() *Plan {
 		Loads: []RequestLoad{{Request: "a", Transfers: []Transfer{
 			{Group: 1, Parent: Key{1}, Scope: Scope{Salt: "s", LoRA: "l"}.Digest(), Blocks: []PlanBlock{
 				{Slot: 7, Key: Key{2}, Proof: Proof{3}}, {Slot: 1 << 31, Key: Key{4}, Proof: Proof{5}},
-			}, Staged: []StagedShard{{Shard: 3, Blocks: []StagedBlock{{Offset: 4096, Sum: 9}, {Offset: 8192, Sum: 1 << 63}}}}},
+			}, Handoff: []HandoffShard{{Shard: 3, Blocks: []HandoffBlock{{Offset: 4096, Sum: 9}, {Offset: 8192, Sum: 1 << 63}}}}},
 		}}, {Request: "", Lost: []uint32{1, 1 << 31}}},
 		Saves: []Transfer{{Scope: Scope{Salt: "s"}.Digest(), Blocks: []PlanBlock{{Slot: 1}}}, {Blocks: []PlanBlock{}}},
 	}
@@ -45,7 +45,7 @@ func TestPlanOfManySmallEntriesIsRefused(t *testing.T) {
 	for name, p := range map[string]Plan{
 		"loads":     {Loads: make([]RequestLoad, MaxStepRequests+1)},
 		"transfers": {Saves: make([]Transfer, maxTransfers+1)},
-		"staged":    {Saves: []Transfer{{Staged: make([]StagedShard, 2)}}},
+		"staged":    {Saves: []Transfer{{Handoff: make([]HandoffShard, 2)}}},
 		"id":        {Loads: []RequestLoad{{Request: string(make([]byte, MaxIDBytes+1))}}},
 	} {
 		if _, err := ParsePlan(p.Append(nil)); !errors.Is(err, ErrPlan) {
@@ -76,8 +76,8 @@ func TestPlanSizesBoundThePlan(t *testing.T) {
 			t := Transfer{Blocks: make([]PlanBlock, rand.IntN(300))}
 			size += MaxTransferBytes + PlanBlockBytes*len(t.Blocks)
 			for range rand.IntN(3) {
-				t.Staged = append(t.Staged, StagedShard{Blocks: make([]StagedBlock, len(t.Blocks))})
-				size += MaxStagedBytes + PlanStagedBytes*len(t.Blocks)
+				t.Handoff = append(t.Handoff, HandoffShard{Blocks: make([]HandoffBlock, len(t.Blocks))})
+				size += MaxHandoffBytes + HandoffBlockBytes*len(t.Blocks)
 			}
 			l.Transfers = append(l.Transfers, t)
 		}

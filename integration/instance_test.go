@@ -30,7 +30,7 @@ type setup struct {
 	engine  func(*engine.Options)
 	declare func(*connector.Manifest)
 	client  func(*client.Options)
-	// at is called before and behind the calls of the connector; see the points.
+	// at is called before and after the calls of the connector; see the points.
 	at func(point string)
 }
 
@@ -79,7 +79,7 @@ const callLimit = 30 * time.Second
 // way to report a failed load.
 func clientOptions(socket, id string, e *engine.Engine, o *engine.Options) client.Options {
 	return client.Options{
-		Socket: socket, Engine: id, Manifest: e.Manifest(), Staged: o.Order == engine.TensorRTLLM,
+		Socket: socket, Engine: id, Manifest: e.Manifest(), Handoff: o.Order == engine.TensorRTLLM,
 		CallTimeout: callLimit, RetryInterval: time.Millisecond,
 	}
 }

@@ -37,7 +37,7 @@ func (*routerCmd) Help() string {
 --drain-timeout.`
 }
 
-// BeforeResolve reads the file, so that its values stand behind flags and environment.
+// BeforeResolve reads the file, so that flags and environment come before its values.
 func (c *routerCmd) BeforeResolve(ctx *kong.Context) error {
 	r, err := resolveRouterFile(ctx)
 	c.fromFile = r.ranks

@@ -116,7 +116,7 @@ func (s *testSession) Register(_ context.Context, r *server.Registration) (serve
 	if s.b.registerErr != nil {
 		return server.Registered{}, s.b.registerErr
 	}
-	return server.Registered{BlockBytes: []int{r.Layout.Groups[0].BlockBytes()}, Staging: s.b.staging}, err
+	return server.Registered{BlockBytes: []int{r.Layout.Groups[0].BlockBytes()}, HostTier: s.b.staging}, err
 }
 
 func (s *testSession) Unregister(context.Context) error { s.b.note("unregister"); return nil }

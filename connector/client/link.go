@@ -107,12 +107,12 @@ func (l *link) connect(ctx context.Context) error {
 		return err
 	}
 	lowest := wire.MinVersion
-	if l.opts.Staged {
-		lowest = wire.MinStagedVersion
+	if l.opts.Handoff {
+		lowest = wire.MinHandoffVersion
 	}
 	hello := wire.Hello{
 		MinVersion: lowest, MaxVersion: wire.MaxVersion,
-		Role: l.role, Client: l.opts.Name, Engine: l.opts.Engine, Manifest: manifest, Rank: l.rank, Staged: l.opts.Staged,
+		Role: l.role, Client: l.opts.Name, Engine: l.opts.Engine, Manifest: manifest, Rank: l.rank, Handoff: l.opts.Handoff,
 	}
 	var reply wire.HelloReply
 	if err := l.roundTrip(ctx, wire.OpHello, hello.Append, reply.Decode); err != nil {

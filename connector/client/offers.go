@@ -14,7 +14,7 @@ type offers struct {
 
 // noted is an offer and its place in the order.
 type noted struct {
-	*connector.StagedOffer
+	*connector.HandoffOffer
 	seq uint64
 }
 
@@ -29,7 +29,7 @@ const maxOffers = 16384
 // note takes in the answer to a match, and returns it. An offer that says not where its
 // bytes lie is none.
 func (o *offers) note(request string, offer connector.Offer) connector.Offer {
-	if offer.Tokens == 0 || offer.Staged == nil {
+	if offer.Tokens == 0 || offer.Handoff == nil {
 		o.forget(request)
 		return connector.Offer{}
 	}
@@ -37,7 +37,7 @@ func (o *offers) note(request string, offer connector.Offer) connector.Offer {
 		o.byRequest = make(map[string]noted)
 	}
 	o.next++
-	o.byRequest[request] = noted{offer.Staged, o.next}
+	o.byRequest[request] = noted{offer.Handoff, o.next}
 	o.order = append(o.order, placed{request, o.next})
 	for len(o.byRequest) > maxOffers {
 		oldest := o.order[0]

@@ -8,11 +8,11 @@ import (
 )
 
 func stagedOffer(blocks int) connector.Offer {
-	o := &connector.StagedOffer{Shards: []connector.StagedShard{{Blocks: make([]connector.StagedBlock, blocks)}}}
+	o := &connector.HandoffOffer{Shards: []connector.HandoffShard{{Blocks: make([]connector.HandoffBlock, blocks)}}}
 	for i := range o.Shards[0].Blocks {
 		o.Shards[0].Blocks[i].Offset = uint64(i+1) << 12
 	}
-	return connector.Offer{Tokens: 16 * blocks, Staged: o}
+	return connector.Offer{Tokens: 16 * blocks, Handoff: o}
 }
 
 // A daemon that ended between match and step plans nothing; what was offered is loaded all
@@ -35,7 +35,7 @@ func TestStagedLoadsArePlannedWithoutTheDaemon(t *testing.T) {
 			t.Fatalf("%s: plan %+v, %v", name, p, err)
 		}
 		tr := p.Loads[0].Transfers[0]
-		if len(tr.Blocks) != 2 || tr.Blocks[1].Slot != 8 || tr.Staged[0].Blocks[1].Offset != 2<<12 {
+		if len(tr.Blocks) != 2 || tr.Blocks[1].Slot != 8 || tr.Handoff[0].Blocks[1].Offset != 2<<12 {
 			t.Errorf("%s: transfer %+v", name, tr)
 		}
 		if want := len(reply.Metadata) > 10; (len(p.Saves) == 1) != want {

@@ -21,9 +21,9 @@ type Options struct {
 	Name string
 	// Manifest is the engine's namespace.
 	Manifest connector.Manifest
-	// Staged is for engines that cannot report a failed load: only what is verified and
+	// Handoff is for engines that cannot report a failed load: only what is verified and
 	// pinned in the daemon's staging memory is offered, and the client copies it.
-	Staged bool
+	Handoff bool
 	// CallTimeout bounds each call. Default 1 s: calls take microseconds, and an engine
 	// that waits longer than this for a cache is better off without.
 	CallTimeout time.Duration

@@ -56,7 +56,7 @@ func (s *Scheduler) Match(ctx context.Context, m *connector.MatchRequest) connec
 	if err != nil {
 		offer = connector.Offer{}
 	}
-	if s.link.opts.Staged {
+	if s.link.opts.Handoff {
 		offer = s.offers.note(m.Request, offer)
 	}
 	return offer
@@ -70,7 +70,7 @@ func (s *Scheduler) Step(ctx context.Context, m *connector.StepRequest) connecto
 	err := s.link.do(ctx, false, wire.OpStep,
 		func(b []byte) []byte { return wire.AppendStep(b, m) },
 		func(b []byte) error { return wire.DecodeStepReply(b, &reply) })
-	if s.link.opts.Staged {
+	if s.link.opts.Handoff {
 		return s.offers.plan(m, reply, &s.link.opts.Manifest, s.namespace)
 	}
 	if err == nil {

@@ -51,7 +51,7 @@ func (n *stagedNode) stage(seed uint64, request string, slots ...uint32) *os.Fil
 	n.t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	f := memory(n.t, int64(len(slots)+1)*2*stagedPiece, unix.F_SEAL_SHRINK)
-	tr := connector.Transfer{Blocks: make([]connector.PlanBlock, len(slots)), Staged: []connector.StagedShard{{Shard: 99, Blocks: make([]connector.StagedBlock, len(slots))}, {}}}
+	tr := connector.Transfer{Blocks: make([]connector.PlanBlock, len(slots)), Handoff: []connector.HandoffShard{{Shard: 99, Blocks: make([]connector.HandoffBlock, len(slots))}, {}}}
 	for i, at := range rng.Perm(len(slots)) {
 		payload := make([]byte, 2*stagedPiece)
 		for j := range payload {
@@ -63,7 +63,7 @@ func (n *stagedNode) stage(seed uint64, request string, slots ...uint32) *os.Fil
 		}
 		n.blocks[slots[i]] = payload
 		tr.Blocks[i].Slot = slots[i]
-		tr.Staged[1].Blocks = append(tr.Staged[1].Blocks, connector.StagedBlock{Offset: uint64(offset), Sum: xxh3.Hash(payload)})
+		tr.Handoff[1].Blocks = append(tr.Handoff[1].Blocks, connector.HandoffBlock{Offset: uint64(offset), Sum: xxh3.Hash(payload)})
 	}
 	n.plan.Loads = []connector.RequestLoad{{Request: request, Transfers: []connector.Transfer{tr}}}
 	return f
@@ -72,7 +72,7 @@ func (n *stagedNode) stage(seed uint64, request string, slots ...uint32) *os.Fil
 func newStagedNode(t *testing.T, socket string, slots int) *stagedNode {
 	t.Helper()
 	n := &stagedNode{t: t, o: testOptions(socket), blocks: make([][]byte, slots)}
-	n.o.Staged = true
+	n.o.Handoff = true
 	n.regions = []*os.File{memory(t, int64(slots)*stagedPiece, 0), memory(t, int64(slots)*stagedPiece+64, 0)}
 	n.layout.Groups = []connector.GroupLayout{{Blocks: uint32(slots), Runs: []connector.Run{
 		{Region: 1, Offset: 64, Layers: 1, BlockStride: stagedPiece, Bytes: stagedPiece},
@@ -130,7 +130,7 @@ func TestStagedBlocksAreCopiedWithoutTheDaemon(t *testing.T) {
 	if err := n.w.Connect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if !b.peers[0].Staged {
+	if !b.peers[0].Handoff {
 		t.Error("the daemon was not told")
 	}
 	if got := n.load(); len(got.FailedBlocks) != 0 {
@@ -184,7 +184,7 @@ func TestStagedBlocksThatDoNotCheckOutFail(t *testing.T) {
 	b.staging = n.stage(1, "r", 0, 1, 2, 3, 4, 5)
 	startDaemon(t, socket, b)
 	tr := &n.plan.Loads[0].Transfers[0]
-	at := tr.Staged[1].Blocks
+	at := tr.Handoff[1].Blocks
 	at[1].Sum++                        // memory was reused
 	at[2].Offset = math.MaxUint64 - 10 // far outside
 	at[3].Offset = 7*2*stagedPiece - 1 // ends one byte behind
@@ -195,7 +195,7 @@ func TestStagedBlocksThatDoNotCheckOutFail(t *testing.T) {
 		t.Errorf("failed %v, want 1, 2, 3 and 8", got.FailedBlocks)
 	}
 	n.check(0, 5)
-	tr.Staged = nil
+	tr.Handoff = nil
 	if got := n.load(); len(got.FailedBlocks) != 6 {
 		t.Errorf("not staged: failed %v, want all", got.FailedBlocks)
 	}

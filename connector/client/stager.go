@@ -46,7 +46,7 @@ type stagedJob struct {
 type stagedCopy struct {
 	group *connector.GroupLayout
 	slot  uint32
-	from  connector.StagedBlock
+	from  connector.HandoffBlock
 }
 
 // newStager maps the engine's regions, which must fit the layout.
@@ -154,10 +154,10 @@ func (j *stagedJob) fail(t *connector.Transfer) {
 }
 
 // stagedBlocks says where a shard's blocks lie, nil where that is not in the plan.
-func stagedBlocks(t *connector.Transfer, shard connector.Shard) []connector.StagedBlock {
-	for i := range t.Staged {
-		if t.Staged[i].Shard == shard && len(t.Staged[i].Blocks) == len(t.Blocks) {
-			return t.Staged[i].Blocks
+func stagedBlocks(t *connector.Transfer, shard connector.Shard) []connector.HandoffBlock {
+	for i := range t.Handoff {
+		if t.Handoff[i].Shard == shard && len(t.Handoff[i].Blocks) == len(t.Blocks) {
+			return t.Handoff[i].Blocks
 		}
 	}
 	return nil

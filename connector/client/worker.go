@@ -47,7 +47,7 @@ type pendingLoad struct {
 }
 
 // NewWorker returns a client for a rank whose KV memory lies in regions as layout says. The
-// regions must stay open as long as the client is used. With Options.Staged they are mapped
+// regions must stay open as long as the client is used. With Options.Handoff they are mapped
 // here, and must fit the layout.
 func NewWorker(o Options, rank int, layout connector.Layout, regions []*os.File) (*Worker, error) {
 	o.EnsureDefaults()
@@ -62,7 +62,7 @@ func NewWorker(o Options, rank int, layout connector.Layout, regions []*os.File)
 		inFlight: make(map[string]pendingLoad), held: make(map[*holding]struct{}),
 	}
 	w.link = link{opts: o, role: wire.RoleWorker, rank: rank, onConnect: w.register, onLost: w.lost}
-	if o.Staged {
+	if o.Handoff {
 		var err error
 		if w.staged, err = newStager(&o, rank, &w.layout, regions); err != nil {
 			return nil, err
@@ -73,7 +73,7 @@ func NewWorker(o Options, rank int, layout connector.Layout, regions []*os.File)
 }
 
 // Connect connects and registers now, and says why it cannot. It is needed behind
-// Unregister; and at the start with Options.Staged, since nothing is offered before every
+// Unregister; and at the start with Options.Handoff, since nothing is offered before every
 // rank has the daemon's staging memory. Afterwards Poll sees to it.
 func (w *Worker) Connect(ctx context.Context) error {
 	w.mu.Lock()
@@ -207,7 +207,7 @@ func (w *Worker) Present(ctx context.Context, k *connector.KeyedBlocks) int {
 
 // Poll returns the loads that ended since the last call, failed ones with the blocks
 // whose bytes must not be used. It makes no call while nothing is in flight, but
-// connects where nothing else would: with Options.Staged to a daemon that was restarted, and
+// connects where nothing else would: with Options.Handoff to a daemon that was restarted, and
 // now and then to one that has refused the memory.
 func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 	w.mu.Lock()

@@ -72,9 +72,9 @@ func corpusPlan() *connector.Plan {
 	}
 	scope := connector.Scope{Salt: "tenant", LoRA: "adapter"}.Digest()
 	load := connector.Transfer{Group: 1, Parent: connector.Key{0xaa}, Scope: scope, Blocks: []connector.PlanBlock{block(7, 1), block(300, 2)}}
-	staged := connector.Transfer{Blocks: []connector.PlanBlock{block(1, 3)}, Staged: []connector.StagedShard{
-		{Shard: 0, Blocks: []connector.StagedBlock{{Offset: 1 << 21, Sum: 0x0102030405060708}}},
-		{Shard: 513, Blocks: []connector.StagedBlock{{Offset: 1<<33 + 4096, Sum: 9}}},
+	staged := connector.Transfer{Blocks: []connector.PlanBlock{block(1, 3)}, Handoff: []connector.HandoffShard{
+		{Shard: 0, Blocks: []connector.HandoffBlock{{Offset: 1 << 21, Sum: 0x0102030405060708}}},
+		{Shard: 513, Blocks: []connector.HandoffBlock{{Offset: 1<<33 + 4096, Sum: 9}}},
 	}}
 	return &connector.Plan{
 		Namespace: connector.NamespaceDigest(corpusProof(0x40)),
@@ -84,10 +84,10 @@ func corpusPlan() *connector.Plan {
 }
 
 // corpusStaged says where an offer's bytes lie, with numbers that need all 64 bits.
-func corpusStaged() *connector.StagedOffer {
-	return &connector.StagedOffer{First: 2, Shards: []connector.StagedShard{
-		{Shard: 0, Blocks: []connector.StagedBlock{{Offset: 4096, Sum: 0xfedcba9876543210}, {Offset: 1 << 21, Sum: 7}}},
-		{Shard: 513, Blocks: []connector.StagedBlock{{Offset: 1<<33 + 4096, Sum: 9}, {Sum: 1}}},
+func corpusStaged() *connector.HandoffOffer {
+	return &connector.HandoffOffer{First: 2, Shards: []connector.HandoffShard{
+		{Shard: 0, Blocks: []connector.HandoffBlock{{Offset: 4096, Sum: 0xfedcba9876543210}, {Offset: 1 << 21, Sum: 7}}},
+		{Shard: 513, Blocks: []connector.HandoffBlock{{Offset: 1<<33 + 4096, Sum: 9}, {Sum: 1}}},
 	}}
 }
 
@@ -125,7 +125,7 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 		e.Fields = readable(t, body)
 		out = append(out, e)
 	}
-	hello := Hello{MinVersion: 2, MaxVersion: 2, Role: RoleWorker, Client: "kvconn-python/0.1.0", Engine: "engine-1", Manifest: corpusManifest(t), Rank: 1, Staged: true}
+	hello := Hello{MinVersion: 2, MaxVersion: 2, Role: RoleWorker, Client: "kvconn-python/0.1.0", Engine: "engine-1", Manifest: corpusManifest(t), Rank: 1, Handoff: true}
 	add(OpHello, KindRequest, "", hello.Append(nil), 0)
 	helloReply := HelloReply{Version: 2, Server: "kvconnd/0.1.0", Namespace: connector.NamespaceDigest(corpusProof(0x40)).String(), LoadTimeoutMS: 10_000}
 	add(OpHello, KindReply, "", helloReply.Append(nil), 0)
@@ -177,7 +177,7 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 		body := ErrorBody{Code: code, Message: "what went wrong"}
 		add(OpMatch, KindError, "."+code, body.Append(nil), 0)
 	}
-	add(OpMatch, KindReply, ".staged", AppendOffer(nil, connector.Offer{Tokens: 32, Async: true, Staged: corpusStaged()}), 0)
+	add(OpMatch, KindReply, ".staged", AppendOffer(nil, connector.Offer{Tokens: 32, Async: true, Handoff: corpusStaged()}), 0)
 	return out
 }
 
@@ -243,7 +243,7 @@ func readableValue(key string, v any) any {
 		case "manifest":
 			return string(v)
 		case "staged":
-			if o, err := connector.ParseStagedOffer(v); err == nil {
+			if o, err := connector.ParseHandoffOffer(v); err == nil {
 				return map[string]any{"first": o.First, "shards": readableStaged(o.Shards)}
 			}
 		}
@@ -253,7 +253,7 @@ func readableValue(key string, v any) any {
 }
 
 // readableStaged is where staged blocks lie in JSON's terms.
-func readableStaged(shards []connector.StagedShard) []any {
+func readableStaged(shards []connector.HandoffShard) []any {
 	out := []any{}
 	for _, s := range shards {
 		var at [][2]uint64
@@ -276,7 +276,7 @@ func readablePlan(p *connector.Plan) any {
 				blocks = append(blocks, map[string]any{"slot": b.Slot, "key": b.Key.String(), "proof": b.Proof.String()})
 			}
 			out = append(out, map[string]any{
-				"group": t.Group, "parent": t.Parent.String(), "scope": hex.EncodeToString(t.Scope[:]), "blocks": blocks, "staged": readableStaged(t.Staged),
+				"group": t.Group, "parent": t.Parent.String(), "scope": hex.EncodeToString(t.Scope[:]), "blocks": blocks, "staged": readableStaged(t.Handoff),
 			})
 		}
 		return out

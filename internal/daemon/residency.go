@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency"
 )
@@ -33,19 +34,9 @@ type residencySource interface {
 	residency.Source
 	// records is about how many there are.
 	records() int64
-	subscribe(ctx context.Context) (residency.Subscription, error)
-	subscribeAfter(epoch, seq uint64) (residency.Subscription, error)
 }
 
 type storeResidency struct{ *disk.Store }
-
-func (s storeResidency) subscribe(ctx context.Context) (residency.Subscription, error) {
-	return s.Subscribe(ctx)
-}
-
-func (s storeResidency) subscribeAfter(epoch, seq uint64) (residency.Subscription, error) {
-	return s.SubscribeAfter(epoch, seq)
-}
 
 func (s storeResidency) records() int64 { return s.Stats().Records }
 
@@ -56,6 +47,7 @@ func newResidencyHandler(ctx context.Context, s *disk.Store) http.Handler {
 	return &residencyHandler{
 		ctx: ctx, source: storeResidency{s},
 		streams: httplimit.NewShares(residencyStreams), snapshots: httplimit.NewShares(residencySnapshots),
+		numbers: residency.NewNumbers(),
 	}
 }
 
@@ -63,6 +55,24 @@ type residencyHandler struct {
 	ctx                context.Context // ends all streams
 	source             residencySource
 	streams, snapshots *httplimit.Shares
+
+	mu         sync.Mutex
+	numbers    *residency.Numbers
+	renumbered bool
+}
+
+// numbersOf returns the numbers for a stream. Once all are given out, new streams begin with new ones, and
+// none is resumed any more: then it returns nil.
+func (h *residencyHandler) numbersOf(resumed bool) *residency.Numbers {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case resumed && h.renumbered:
+		return nil
+	case !resumed && h.numbers.Full():
+		h.numbers, h.renumbered = residency.NewNumbers(), true
+	}
+	return h.numbers
 }
 
 // refuseResidency asks a reader to come again.
@@ -81,7 +91,7 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)()
-	u := h.resume(r)
+	u, numbers := h.resume(r)
 	resumed := u != nil
 	giveSnapshot := func() {}
 	if !resumed {
@@ -91,8 +101,9 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		giveSnapshot = sync.OnceFunc(func() { h.snapshots.Give(client) })
 		defer giveSnapshot()
+		numbers = h.numbersOf(false)
 		var err error
-		if u, err = h.source.subscribe(ctx); err != nil {
+		if u, err = h.source.Subscribe(ctx); err != nil {
 			refuseResidency(w, err.Error())
 			return
 		}
@@ -101,7 +112,7 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/vnd.kvconn.residency")
 	w.Header().Set("Cache-Control", "no-store")
 	s := &residency.Stream{
-		Source: h.source, To: residency.NewWriter(patientWriter{w, http.NewResponseController(w)}),
+		Source: h.source, To: residency.NewWriter(patientWriter{w, http.NewResponseController(w)}), Numbers: numbers,
 		SnapshotTimeout: residencySnapshotTime + time.Duration(h.source.records()/residencyLeast)*time.Second,
 		SnapshotDone:    giveSnapshot,
 	}
@@ -111,16 +122,17 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // resume goes on where the reader says it stopped; nil if that is not possible.
-func (h *residencyHandler) resume(r *http.Request) residency.Subscription {
+func (h *residencyHandler) resume(r *http.Request) (store.Subscription, *residency.Numbers) {
 	from, ok := residency.ParsePosition(r.URL.Query())
-	if !ok {
-		return nil
+	numbers := h.numbersOf(true)
+	if !ok || numbers == nil {
+		return nil, nil
 	}
-	u, err := h.source.subscribeAfter(from.Epoch, from.Seq)
+	u, err := h.source.SubscribeAfter(from.Epoch, from.Seq)
 	if err != nil { // not kept any more
-		return nil
+		return nil, nil
 	}
-	return u
+	return u, numbers
 }
 
 // patientWriter sends each write at once, within the time that a reader has.

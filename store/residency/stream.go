@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -13,20 +15,13 @@ import (
 const heartbeatInterval = 10 * time.Second
 
 // errSlowReader ends a snapshot that is read too slowly.
-var errSlowReader = fmt.Errorf("the snapshot was read too slowly: %w", disk.ErrLagged)
+var errSlowReader = fmt.Errorf("the snapshot was read too slowly: %w", store.ErrLagged)
 
 // Source is the store that a stream speaks of; see [disk.Store].
 type Source interface {
-	Epoch() uint64
+	store.Events
+	// Namespaces describes the namespaces that records belong to.
 	Namespaces() []disk.NamespaceInfo
-}
-
-// Subscription is what happens in a store; see [disk.Subscription].
-type Subscription interface {
-	Snapshot(ctx context.Context, f func(disk.Resident) error) error
-	Seq() uint64
-	Next(ctx context.Context) ([]disk.Event, error)
-	Close() error
 }
 
 // Stream tells one reader what a store holds. Its memory is a few buffers, however much that is and however
@@ -35,18 +30,20 @@ type Stream struct {
 	// Source is the store, To the reader's side.
 	Source Source
 	To     *Writer
+	// Numbers are shared by all streams of the store.
+	Numbers *Numbers
 	// SnapshotTimeout is the time the reader has for the snapshot.
 	SnapshotTimeout time.Duration
 	// SnapshotDone is called once the snapshot is over; nil is nothing.
 	SnapshotDone func()
 
-	described map[disk.NamespaceID]bool
+	described map[connector.NamespaceDigest]uint32
 }
 
 // Run writes what u says, without a snapshot if resumed, until something ends the stream, and returns what.
 // The caller ends the stream with [Stream.End] and closes u.
-func (s *Stream) Run(ctx context.Context, u Subscription, resumed bool) error {
-	s.described = make(map[disk.NamespaceID]bool)
+func (s *Stream) Run(ctx context.Context, u store.Subscription, resumed bool) error {
+	s.described = make(map[connector.NamespaceDigest]uint32)
 	if err := s.To.Hello(Hello{Epoch: s.Source.Epoch(), Resumed: resumed}); err != nil {
 		return err
 	}
@@ -65,15 +62,15 @@ func (s *Stream) Run(ctx context.Context, u Subscription, resumed bool) error {
 	}
 }
 
-func (s *Stream) snapshot(ctx context.Context, u Subscription) error {
+func (s *Stream) snapshot(ctx context.Context, u store.Subscription) error {
 	if s.SnapshotDone != nil {
 		defer s.SnapshotDone()
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.SnapshotTimeout, errSlowReader)
 	defer cancel()
 	seq := u.Seq()
-	if err := u.Snapshot(ctx, func(r disk.Resident) error {
-		return s.record(&disk.Event{Kind: disk.EventStored, ID: r.ID, Parent: r.Parent})
+	if err := u.Snapshot(ctx, func(r store.Resident) error {
+		return s.record(&store.Event{Kind: store.EventStored, ID: r.ID, Parent: r.Parent})
 	}); err != nil {
 		return fmt.Errorf("read the snapshot: %w", err)
 	}
@@ -81,13 +78,13 @@ func (s *Stream) snapshot(ctx context.Context, u Subscription) error {
 }
 
 // next writes the next events, or that there are none.
-func (s *Stream) next(ctx context.Context, u Subscription) error {
+func (s *Stream) next(ctx context.Context, u store.Subscription) error {
 	wait, cancel := context.WithTimeout(ctx, heartbeatInterval)
 	defer cancel()
 	events, err := u.Next(wait)
 	switch {
 	case err == nil:
-	case errors.Is(err, disk.ErrTimeout) && ctx.Err() == nil:
+	case errors.Is(err, store.ErrTimeout) && ctx.Err() == nil:
 		return s.To.Heartbeat(u.Seq())
 	default:
 		return err
@@ -101,27 +98,32 @@ func (s *Stream) next(ctx context.Context, u Subscription) error {
 }
 
 // record writes a record, after a description of its namespace if that is new.
-func (s *Stream) record(e *disk.Event) error {
-	if !s.described[e.ID.Namespace] {
-		if err := s.describe(e.ID.Namespace); err != nil {
+func (s *Stream) record(e *store.Event) error {
+	number, ok := s.described[e.ID.Namespace]
+	if !ok {
+		var err error
+		if number, err = s.describe(e.ID.Namespace); err != nil {
 			return err
 		}
 	}
 	return s.To.Record(e.Seq, Record{
-		Removed: e.Kind == disk.EventRemoved, Shard: e.ID.Shard, Namespace: uint32(e.ID.Namespace),
-		Key: e.ID.Key, Parent: e.Parent,
+		Removed: e.Kind == store.EventRemoved, Shard: e.ID.Shard, Namespace: number, Key: e.ID.Key, Parent: e.Parent,
 	})
 }
 
-// describe writes what a namespace is.
-func (s *Stream) describe(id disk.NamespaceID) error {
-	s.described[id] = true
+// describe writes what a namespace is and returns its number.
+func (s *Stream) describe(ns connector.NamespaceDigest) (uint32, error) {
+	number, err := s.Numbers.number(ns)
+	if err != nil {
+		return 0, err
+	}
 	for _, n := range s.Source.Namespaces() {
-		if n.ID == id {
-			return s.To.Namespace(Namespace{Number: uint32(id), Digest: n.Digest, Manifest: n.Manifest})
+		if n.Digest == ns {
+			s.described[ns] = number
+			return number, s.To.Namespace(Namespace{Number: number, Digest: ns, Manifest: n.Manifest})
 		}
 	}
-	return fmt.Errorf("namespace %d is not known to its store", id)
+	return 0, fmt.Errorf("namespace %v is not known to its store", ns)
 }
 
 // End tells the reader that the stream ends because of err, or, if stopping, because the store's process
@@ -129,9 +131,9 @@ func (s *Stream) describe(id disk.NamespaceID) error {
 func (s *Stream) End(err error, stopping bool) {
 	code := "error"
 	switch {
-	case stopping || errors.Is(err, disk.ErrClosed):
+	case stopping || errors.Is(err, store.ErrClosed):
 		code, err = "stopping", errors.New("the daemon is stopping")
-	case errors.Is(err, disk.ErrLagged):
+	case errors.Is(err, store.ErrLagged):
 		code = "lagged"
 	}
 	_ = s.To.End(code, err.Error()) // the reader may have gone
