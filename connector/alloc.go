@@ -70,3 +70,12 @@ func (a *Alloc) Stretches(m *Manifest) iter.Seq[Stretch] {
 		}
 	}
 }
+
+// PlannedLoad lists what the load is to fill.
+func (a *Alloc) PlannedLoad(m *Manifest) PlannedLoad {
+	l := PlannedLoad{Request: a.Request}
+	for s := range a.Stretches(m) {
+		l.Blocks = append(l.Blocks, s.Slots...)
+	}
+	return l
+}

@@ -97,20 +97,20 @@ func (i *instance) connect(socket string, o *engine.Options, s *setup) error {
 	if len(o.RankCommand) > 0 {
 		return i.Connect(i.t.Context(), co)
 	}
-	scheduler, err := client.NewScheduler(co)
+	scheduler, err := engine.NewSchedulerClient(co)
 	if err != nil {
 		return err
 	}
 	i.closers = append(i.closers, scheduler.Close)
 	var workers []engine.WorkerConnector
 	for rank := range co.Manifest.Ranks() {
-		w, err := client.NewWorker(co, rank, i.Layout(rank), []*os.File{i.File(rank)})
+		w, err := engine.NewWorkerClient(co, rank, i.Layout(rank), []*os.File{i.File(rank)})
 		if err != nil {
 			return err
 		}
 		i.closers = append(i.closers, w.Close)
 		// As a real engine does before it serves: without memory there is nothing to copy
-		// staged blocks to.
+		// what is handed over to.
 		_ = w.Connect(i.t.Context())
 		workers = append(workers, &watchedWorker{w, i.calls, rank})
 	}

@@ -322,8 +322,8 @@ func TestDescriptorTooSmallForTheLayoutIsAClearErrorAndNoHit(t *testing.T) {
 		}
 		// An engine that copies for itself does not even begin.
 		co.Handoff = true
-		if _, err := client.NewWorker(co, 0, l, []*os.File{e.File(0)}); !errors.Is(err, connector.ErrLayout) {
-			t.Errorf("staged: %v, want a bad layout", err)
+		if _, err := engine.NewWorkerClient(co, 0, l, []*os.File{e.File(0)}); !errors.Is(err, connector.ErrLayout) {
+			t.Errorf("handoff: %v, want a bad layout", err)
 		}
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/engine"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
@@ -230,12 +229,12 @@ func TestComputedTokensThatEndInsideABlockAreNotBuiltOn(t *testing.T) {
 
 // unaligned tells the daemon of a few more tokens than the engine has in whole blocks, as an
 // engine does that has reused a part of a block and could go on after it.
-type unaligned struct{ *client.Scheduler }
+type unaligned struct{ engine.SchedulerClient }
 
 func (u unaligned) Match(ctx context.Context, m *connector.MatchRequest) connector.Offer {
 	within := *m
 	within.Computed += 3
-	return u.Scheduler.Match(ctx, &within)
+	return u.SchedulerClient.Match(ctx, &within)
 }
 
 func TestNothingIsOfferedBehindAPartOfABlock(t *testing.T) {
@@ -257,12 +256,12 @@ func TestNothingIsOfferedBehindAPartOfABlock(t *testing.T) {
 			half := [][]uint32{p[:len(p)/2]} // what the engine has itself of the whole
 			e.run("half", half)
 			o := engineOptions(change)
-			scheduler, err := client.NewScheduler(clientOptions(n.socket, "unaligned", e.Engine, &o))
+			scheduler, err := engine.NewSchedulerClient(clientOptions(n.socket, "unaligned", e.Engine, &o))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer scheduler.Close()
-			w, err := client.NewWorker(clientOptions(n.socket, "unaligned", e.Engine, &o), 0, e.Layout(0), []*os.File{e.File(0)})
+			w, err := engine.NewWorkerClient(clientOptions(n.socket, "unaligned", e.Engine, &o), 0, e.Layout(0), []*os.File{e.File(0)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -27,7 +27,7 @@ type handler struct {
 // hello checks the first frame and opens the session. It fills in what the frame says of
 // the peer.
 func (s *Server) hello(ctx context.Context, conn *wire.Conn, f *wire.Frame, peer *Peer) (*handler, error) {
-	defer closeFiles(f.Files)
+	defer f.CloseFiles()
 	if f.Op != wire.OpHello || f.Kind != wire.KindRequest {
 		return nil, fmt.Errorf("%w: %s before hello", connector.ErrProtocol, f.Op)
 	}

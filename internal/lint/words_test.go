@@ -95,7 +95,6 @@ func TestPlainEnglish(t *testing.T) {
 		"router/policy/",
 		"router/prefix/",
 		"router/proxy/",
-		"router/publish/",
 		"router/registry/",
 		"router/replay/",
 		"router/route/",

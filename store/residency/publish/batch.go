@@ -17,12 +17,12 @@ type batch struct {
 	now    func() time.Time
 }
 
-// open begins a message whose event is a map of so many fields.
-func (e *batch) open(kind string, fields uint32) []byte {
+// open begins a message whose event is a map of n fields.
+func (e *batch) open(kind string, n uint32) []byte {
 	b := msgp.AppendArrayHeader(nil, 3)
 	now := e.now()
 	b = msgp.AppendFloat64(b, float64(now.Unix())+float64(now.Nanosecond())/1e9)
-	b = msgp.AppendMapHeader(msgp.AppendArrayHeader(b, 1), fields)
+	b = msgp.AppendMapHeader(msgp.AppendArrayHeader(b, 1), n)
 	return msgp.AppendString(msgp.AppendString(b, "type"), kind)
 }
 

@@ -27,7 +27,7 @@ const (
 type Options struct {
 	// Endpoint is where subscribers connect, tcp://host:port or ipc://path; Rank is added to the port.
 	Endpoint string
-	// ReplayEndpoint is where past batches are asked for, likewise. Empty means no replay.
+	// ReplayEndpoint is where past batches are asked for, with Rank added as well. Empty means no replay.
 	ReplayEndpoint string
 	// Topic is the first frame of every message. Default empty, as vLLM's.
 	Topic string

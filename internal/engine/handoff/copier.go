@@ -1,4 +1,4 @@
-package client
+package handoff
 
 import (
 	"fmt"
@@ -13,50 +13,54 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/client"
 )
 
-// stager copies staged blocks from the daemon's staging memory into the engine's, for
-// engines that cannot report a failed load. It needs no daemon to do that.
-type stager struct {
-	namespace connector.NamespaceDigest
+// copier copies blocks from the daemon's host tier into engine memory. It needs no daemon to
+// do that.
+type copier struct {
+	namespace string
 	manifest  connector.Manifest
 	rank      int
 	layout    *connector.Layout
 	regions   [][]byte
-	stagings  stagings
+	tiers     hostTiers
 	logger    *slog.Logger
 
 	mu     sync.Mutex
-	jobs   map[string]*stagedJob
+	jobs   map[string]*job
 	closed bool
 }
 
-// stagedJob is one request's load.
-type stagedJob struct {
+// job is one request's load.
+type job struct {
 	request string
-	blocks  []stagedCopy
+	blocks  []blockCopy
 	bytes   int
 	// failed are blocks that could not be tried.
 	failed   []uint32
 	canceled atomic.Bool
-	done     chan struct{} // closed behind the report
+	done     chan struct{} // closed after the report
 }
 
-// stagedCopy is one block to copy.
-type stagedCopy struct {
+// blockCopy is one block to copy.
+type blockCopy struct {
 	group *connector.GroupLayout
 	slot  uint32
 	from  connector.HandoffBlock
 }
 
-// newStager maps the engine's regions, which must fit the layout.
-func newStager(o *Options, rank int, layout *connector.Layout, regions []*os.File) (_ *stager, err error) {
-	s := &stager{manifest: o.Manifest, rank: rank, layout: layout, logger: o.Logger, jobs: make(map[string]*stagedJob)}
-	if s.namespace, err = o.Manifest.Digest(); err != nil {
+// newCopier maps the engine's regions, which must fit the layout.
+func newCopier(o *client.Options, rank int, layout *connector.Layout, regions []*os.File) (_ *copier, err error) {
+	digest, err := o.Manifest.Digest()
+	if err != nil {
 		return nil, err
 	}
 	if len(layout.Groups) != len(o.Manifest.Groups) {
-		return nil, fmt.Errorf("client: %w: %d groups, the manifest has %d", connector.ErrLayout, len(layout.Groups), len(o.Manifest.Groups))
+		return nil, fmt.Errorf("handoff: %w: %d groups, the manifest has %d", connector.ErrLayout, len(layout.Groups), len(o.Manifest.Groups))
+	}
+	s := &copier{
+		namespace: digest.String(), manifest: o.Manifest, rank: rank, layout: layout, logger: o.Logger, jobs: make(map[string]*job),
 	}
 	defer func() {
 		if err != nil {
@@ -67,22 +71,22 @@ func newStager(o *Options, rank int, layout *connector.Layout, regions []*os.Fil
 	for i, f := range regions {
 		info, err := f.Stat()
 		if err != nil {
-			return nil, fmt.Errorf("client: region %d: %w", i, err)
+			return nil, fmt.Errorf("handoff: region %d: %w", i, err)
 		}
 		sizes[i] = info.Size()
 		mem, err := unix.Mmap(int(f.Fd()), 0, int(sizes[i]), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		if err != nil {
-			return nil, fmt.Errorf("client: map region %d: %w", i, err)
+			return nil, fmt.Errorf("handoff: map region %d: %w", i, err)
 		}
 		s.regions = append(s.regions, mem)
 	}
 	if err := layout.Validate(sizes); err != nil {
-		return nil, fmt.Errorf("client: %w", err)
+		return nil, fmt.Errorf("handoff: %w", err)
 	}
 	return s, nil
 }
 
-func (s *stager) unmapRegions() {
+func (s *copier) unmapRegions() {
 	for _, mem := range s.regions {
 		_ = unix.Munmap(mem)
 	}
@@ -90,8 +94,8 @@ func (s *stager) unmapRegions() {
 }
 
 // start copies a load in the background. It calls report once, unless it returns false:
-// then it has done nothing. refresh looks for a newer staging memory.
-func (s *stager) start(l *connector.RequestLoad, refresh func(), report func(connector.FinishedLoad)) bool {
+// then it has done nothing. refresh looks for a newer host tier.
+func (s *copier) start(l *load, refresh func(), report func(connector.FinishedLoad)) bool {
 	j := s.plan(l)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +106,7 @@ func (s *stager) start(l *connector.RequestLoad, refresh func(), report func(con
 	go func() {
 		failed := s.run(j, refresh)
 		if len(failed) > 0 {
-			s.logger.Error("staged blocks are not what was offered: the engine must not use them",
+			s.logger.Error("blocks in the host tier are not what was offered: the engine must not use them",
 				"request", j.request, "failed", len(failed), "blocks", len(j.blocks)+len(j.failed), "canceled", j.canceled.Load())
 		}
 		report(connector.FinishedLoad{Request: j.request, FailedBlocks: failed})
@@ -117,50 +121,34 @@ func (s *stager) start(l *connector.RequestLoad, refresh func(), report func(con
 }
 
 // plan lists what this rank copies of a load.
-func (s *stager) plan(l *connector.RequestLoad) *stagedJob {
-	j := &stagedJob{request: l.Request, failed: slices.Clone(l.Lost), done: make(chan struct{})}
-	for i := range l.Transfers {
-		t := &l.Transfers[i]
-		if t.Group >= len(s.layout.Groups) {
-			j.fail(t)
+func (s *copier) plan(l *load) *job {
+	j := &job{request: l.Request, done: make(chan struct{})}
+	for i := range l.Stretches {
+		st := &l.Stretches[i]
+		if st.Group >= len(s.layout.Groups) {
+			j.failed = append(j.failed, st.Slots...)
 			continue
 		}
-		shard, ok := s.manifest.Shard(s.rank, t.Group)
+		shard, ok := s.manifest.Shard(s.rank, st.Group)
 		if !ok {
 			continue
 		}
-		staged := stagedBlocks(t, shard)
-		g := &s.layout.Groups[t.Group]
-		if staged == nil {
-			j.fail(t)
+		at := slices.IndexFunc(st.Shards, func(h connector.HandoffShard) bool { return h.Shard == shard })
+		if at < 0 || len(st.Shards[at].Blocks) != len(st.Slots) {
+			j.failed = append(j.failed, st.Slots...)
 			continue
 		}
-		for k := range t.Blocks {
-			if slot := t.Blocks[k].Slot; slot >= g.Blocks {
+		g := &s.layout.Groups[st.Group]
+		for k, slot := range st.Slots {
+			if slot >= g.Blocks {
 				j.failed = append(j.failed, slot)
-			} else {
-				j.blocks = append(j.blocks, stagedCopy{group: g, slot: slot, from: staged[k]})
-				j.bytes += g.BlockBytes()
+				continue
 			}
+			j.blocks = append(j.blocks, blockCopy{group: g, slot: slot, from: st.Shards[at].Blocks[k]})
+			j.bytes += g.BlockBytes()
 		}
 	}
 	return j
-}
-
-func (j *stagedJob) fail(t *connector.Transfer) {
-	for i := range t.Blocks {
-		j.failed = append(j.failed, t.Blocks[i].Slot)
-	}
-}
-
-// stagedBlocks says where a shard's blocks lie, nil where that is not in the plan.
-func stagedBlocks(t *connector.Transfer, shard connector.Shard) []connector.HandoffBlock {
-	for i := range t.Handoff {
-		if t.Handoff[i].Shard == shard && len(t.Handoff[i].Blocks) == len(t.Blocks) {
-			return t.Handoff[i].Blocks
-		}
-	}
-	return nil
 }
 
 // parallelBytes is the size from which a load is copied by more than one goroutine:
@@ -168,18 +156,18 @@ func stagedBlocks(t *connector.Transfer, shard connector.Shard) []connector.Hand
 const parallelBytes = 8 << 20
 
 // run copies all blocks, and returns those that failed.
-func (s *stager) run(j *stagedJob, refresh func()) []uint32 {
-	taken := s.stagings.take()
+func (s *copier) run(j *job, refresh func()) []uint32 {
+	taken := s.tiers.acquire()
 	failed := s.copyAll(j, j.blocks, taken)
-	s.stagings.release(taken)
+	s.tiers.release(taken)
 	if len(failed) > 0 && !j.canceled.Load() {
-		// The plan may come from a daemon that this client has not met yet.
+		// The offer may come from a daemon that this client has not met yet.
 		refresh()
-		again := s.stagings.take()
+		again := s.tiers.acquire()
 		if len(again) > 0 && (len(taken) == 0 || again[0] != taken[0]) {
 			failed = s.copyAll(j, failed, again)
 		}
-		s.stagings.release(again)
+		s.tiers.release(again)
 	}
 	out := j.failed
 	for i := range failed {
@@ -189,7 +177,7 @@ func (s *stager) run(j *stagedJob, refresh func()) []uint32 {
 }
 
 // copyAll copies blocks and returns those that failed.
-func (s *stager) copyAll(j *stagedJob, blocks []stagedCopy, from []*staging) []stagedCopy {
+func (s *copier) copyAll(j *job, blocks []blockCopy, from []*hostTier) []blockCopy {
 	copiers := 1
 	if j.bytes >= parallelBytes {
 		copiers = min(runtime.GOMAXPROCS(0), len(blocks))
@@ -197,7 +185,7 @@ func (s *stager) copyAll(j *stagedJob, blocks []stagedCopy, from []*staging) []s
 	var (
 		next   atomic.Int64
 		mu     sync.Mutex
-		failed []stagedCopy
+		failed []blockCopy
 		wg     sync.WaitGroup
 	)
 	work := func() {
@@ -218,8 +206,8 @@ func (s *stager) copyAll(j *stagedJob, blocks []stagedCopy, from []*staging) []s
 	return failed
 }
 
-// copyBlock copies a block from the first staging memory that has it.
-func (s *stager) copyBlock(b *stagedCopy, from []*staging, sum *xxh3.Hasher) bool {
+// copyBlock copies a block from the first host tier that has it.
+func (s *copier) copyBlock(b *blockCopy, from []*hostTier, sum *xxh3.Hasher) bool {
 	size := uint64(b.group.BlockBytes())
 	for _, st := range from {
 		if all := uint64(len(st.mem)); size > all || b.from.Offset > all-size {
@@ -236,7 +224,7 @@ func (s *stager) copyBlock(b *stagedCopy, from []*staging, sum *xxh3.Hasher) boo
 
 // scatter copies a block's payload to its pieces, and sums up what it has written. The
 // layout was validated and the slot is one of it, so that every piece lies in its region.
-func (s *stager) scatter(b *stagedCopy, payload []byte, sum *xxh3.Hasher) {
+func (s *copier) scatter(b *blockCopy, payload []byte, sum *xxh3.Hasher) {
 	for i := range b.group.Runs {
 		r := &b.group.Runs[i]
 		for layer := range uint64(r.Layers) {
@@ -249,9 +237,9 @@ func (s *stager) scatter(b *stagedCopy, payload []byte, sum *xxh3.Hasher) {
 	}
 }
 
-// cancel has a request's load end early. The channel, nil where there is none, is closed
-// when it has ended and reported what is missing as failed.
-func (s *stager) cancel(request string) <-chan struct{} {
+// cancel has a request's load end early. The channel is closed when it has ended and
+// reported what is missing as failed; there is none where nothing is copied.
+func (s *copier) cancel(request string) []<-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	j := s.jobs[request]
@@ -259,10 +247,10 @@ func (s *stager) cancel(request string) <-chan struct{} {
 		return nil
 	}
 	j.canceled.Store(true)
-	return j.done
+	return []<-chan struct{}{j.done}
 }
 
-func (s *stager) cancelAll() []<-chan struct{} {
+func (s *copier) cancelAll() []<-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []<-chan struct{}
@@ -274,7 +262,7 @@ func (s *stager) cancelAll() []<-chan struct{} {
 }
 
 // close ends all loads and unmaps everything.
-func (s *stager) close() {
+func (s *copier) close() {
 	s.mu.Lock()
 	closed := s.closed
 	s.closed = true
@@ -286,5 +274,5 @@ func (s *stager) close() {
 		<-done
 	}
 	s.unmapRegions()
-	s.stagings.close()
+	s.tiers.close()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -18,7 +19,7 @@ type holding struct {
 	done  chan struct{} // closed once nothing is written any more
 }
 
-// lost takes the memory back from a daemon that does not answer or is gone. Once the page
+// takeBack takes the memory back from a daemon that does not answer or is gone. Once the page
 // is fenced no copy begins. What was in flight has failed, and is reported, as soon as no
 // copy is under way:
 //
@@ -28,7 +29,7 @@ type holding struct {
 //   - the daemon is frozen in the middle of a copy: when it has gone on or was killed.
 //
 // It reports whether nothing is written any more already.
-func (w *Worker) lost(conn *wire.Conn) bool {
+func (w *Worker) takeBack(conn *wire.Conn) bool {
 	page := w.page
 	w.page = nil
 	if page == nil {
@@ -90,16 +91,13 @@ func (w *Worker) fail(loads map[string]pendingLoad) {
 func (w *Worker) Cancel(ctx context.Context, request string) error {
 	w.mu.Lock()
 	if _, ok := w.inFlight[request]; ok && w.link.conn != nil {
-		err := w.link.call(ctx, wire.OpCancel, func(b []byte) []byte { return wire.AppendCancel(b, request) }, nil)
-		if err != nil && w.link.conn != nil { // a daemon that cannot cancel: the fence can
+		_, err := w.link.call(ctx, wire.OpCancel, func(b []byte) []byte { return wire.AppendCancel(b, request) }, nil)
+		if err != nil { // a daemon that cannot cancel: the fence can
 			w.link.lose()
 		}
 		delete(w.inFlight, request)
 	}
 	var copying <-chan struct{}
-	if w.staged != nil {
-		copying = w.staged.cancel(request)
-	}
 	for h := range w.held {
 		if _, ok := h.loads[request]; ok {
 			copying = h.done
@@ -115,19 +113,8 @@ func (w *Worker) Cancel(ctx context.Context, request string) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.reports = without(w.reports, request)
+	w.reports = slices.DeleteFunc(w.reports, func(l connector.FinishedLoad) bool { return l.Request == request })
 	return nil
-}
-
-// without is reports less those of a request.
-func without(reports []connector.FinishedLoad, request string) []connector.FinishedLoad {
-	out := reports[:0]
-	for _, r := range reports {
-		if r.Request != request {
-			out = append(out, r)
-		}
-	}
-	return out
 }
 
 // Unregister takes the memory back: once it returns nil nothing is written to it any more,
@@ -138,15 +125,12 @@ func (w *Worker) Unregister(ctx context.Context) error {
 	w.unregistered = true
 	if w.link.conn != nil {
 		// Confirmed or not, the connection has no use any more, and losing it fences.
-		_ = w.link.call(ctx, wire.OpUnregister, wire.AppendEmpty, nil)
+		_, _ = w.link.call(ctx, wire.OpUnregister, wire.AppendEmpty, nil)
 		w.link.lose()
 	}
 	var waits []<-chan struct{}
 	for h := range w.held {
 		waits = append(waits, h.done)
-	}
-	if w.staged != nil {
-		waits = append(waits, w.staged.cancelAll()...)
 	}
 	w.mu.Unlock()
 	for _, done := range waits {
@@ -159,15 +143,11 @@ func (w *Worker) Unregister(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the connection. The daemon lets go of the memory, as soon as it can: see
+// Close ends the connection. The daemon lets go of the memory as soon as it can: see
 // Unregister.
 func (w *Worker) Close() {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.unregistered = true
 	w.link.lose()
-	s := w.staged
-	w.mu.Unlock()
-	if s != nil {
-		s.close()
-	}
 }
