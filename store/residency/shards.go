@@ -3,7 +3,7 @@ package residency
 import "github.com/kvconn/kvconn/connector"
 
 // Shards knows which blocks of a namespace are complete, that is, have all shards that a prefix needs: only
-// then can a block be loaded. These are the shards of the layer groups with full attention. Those of a
+// then can a block be loaded. These are the shards of the layer groups with full attention. The shards of a
 // sliding window are needed near the end of a prefix only, and count if there is no other group. Shards
 // remembers incomplete blocks only. It is for one goroutine.
 type Shards struct {
