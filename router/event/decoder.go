@@ -30,7 +30,7 @@ func NewDecoder(l Limits) *Decoder {
 	return &Decoder{limits: l}
 }
 
-// Counters are what was skipped so far.
+// Counters count what was skipped so far.
 func (d *Decoder) Counters() Counters { return d.counters }
 
 // Decode reads one message and calls h for each of its events. It fails with [ErrMalformed]. The events
@@ -68,7 +68,7 @@ func (d *Decoder) Decode(payload []byte, h Handler) (Batch, error) {
 		}
 		batch.HasRank = true
 	}
-	for range parts - 3 { // what newer releases append
+	for range parts - 3 { // newer releases may append parts
 		if err := r.skip(); err != nil {
 			return batch, err
 		}
@@ -117,7 +117,7 @@ type field uint8
 
 const (
 	fieldUnknown field = iota
-	fieldIgnored       // known, and of no use here
+	fieldIgnored       // known, but of no use here
 	fieldType
 	fieldHashes
 	fieldParent
@@ -183,7 +183,7 @@ func (d *Decoder) mapFields() error {
 	return nil
 }
 
-// arrayField is the field at place i, from 1 on, of the older form of an event.
+// arrayField is field i, counted from 1, of the older form of an event.
 func arrayField(kind []byte, i int) field {
 	stored := [...]field{fieldType, fieldHashes, fieldParent, fieldTokens, fieldBlockSize, fieldLoRAID,
 		fieldMedium, fieldLoRAName, fieldExtraKeys, fieldGroup, fieldSpec, fieldIgnored}

@@ -9,10 +9,10 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// maxExtraEach is how many bytes of extra keys all blocks of an event may share.
+// maxExtraEach is how many bytes of extra keys the blocks of an event may share.
 const maxExtraEach = 64
 
-// readExtra notes where the extra keys of each block are.
+// readExtra finds the extra keys of each block.
 func (d *Decoder) readExtra() error {
 	if d.r.isNil() {
 		return nil
@@ -53,17 +53,16 @@ func (d *Decoder) readExtra() error {
 	return nil
 }
 
-// finishExtra takes the adapter's name and the salt out of the extra keys, which is possible only when
-// the whole event has been read.
+// finishExtra takes the adapter's name and the salt out of the extra keys, once the whole event has been read.
 func (d *Decoder) finishExtra() error {
 	e := &d.stored
 	if len(e.Extra) == 0 {
 		return nil
 	}
-	if len(e.Extra) != len(e.Hashes) || d.mixedExtra { // not by block: they may be any block's
+	if len(e.Extra) != len(e.Hashes) || d.mixedExtra { // not one list per block: they may be any block's
 		e.Extra = slices.Grow(e.Extra[:0], len(e.Hashes))[:len(e.Hashes)]
 		all := d.allExtra
-		if len(all) > maxExtraEach { // a small message must not make a large one of itself
+		if len(all) > maxExtraEach { // a small message must not grow with the number of blocks
 			d.extraDigest = xxh3.Hash128(all).Bytes()
 			all = d.extraDigest[:]
 		}
@@ -94,10 +93,9 @@ func (d *Decoder) finishExtra() error {
 	return nil
 }
 
-// plainExtra reports whether a block's extra keys are nothing but the adapter's name and, on a prompt's
-// first block, one string, which is then the salt. Each explains one string only: a salt may be the same
-// text as the adapter's name. An image's identifier in that place is taken for a salt too: the engine
-// hashes both alike.
+// plainExtra reports whether a block's extra keys are only the adapter's name and, on a prompt's first block,
+// one more string, which is then the salt. Each accounts for one string: a salt may be the same text as the
+// adapter's name. An image's identifier in that place is taken for a salt: the engine hashes both alike.
 func (d *Decoder) plainExtra(raw []byte, first bool) (bool, error) {
 	r := newReader(raw)
 	if !r.is(msgp.ArrayType) {
@@ -135,8 +133,8 @@ func (d *Decoder) plainExtra(raw []byte, first bool) (bool, error) {
 	return others == 0, nil
 }
 
-// finishTokens makes the tokens of a block an extra key of it where some of them are none: of more than 32
-// bits, as SGLang has them in an image's place.
+// finishTokens makes a block's tokens an extra key of it if some are no tokens: SGLang has numbers of more than
+// 32 bits in the place of an image.
 func (d *Decoder) finishTokens() error {
 	e := &d.stored
 	n := len(e.Hashes)

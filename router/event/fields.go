@@ -64,7 +64,7 @@ func (d *Decoder) field(f field) (err error) {
 	return err
 }
 
-// readLoRAID reads an adapter's number, or a name in its place: engines differ.
+// readLoRAID reads an adapter's number, or its name, which some engines send instead.
 func (d *Decoder) readLoRAID() (err error) {
 	r, e := &d.r, &d.stored
 	if r.isNil() {
@@ -95,7 +95,7 @@ func setInt(r *reader, to *int, most int) error {
 	return err
 }
 
-// readHash reads a hash of any kind.
+// readHash reads a hash of any form.
 func (d *Decoder) readHash() (uint64, error) {
 	r := &d.r
 	if !r.is(msgp.BinType) {
@@ -163,10 +163,10 @@ func (d *Decoder) readTokens() error {
 	return nil
 }
 
-// fastTokens reads tokens for as long as they are unsigned integers of up to 32 bits and at least 8 bytes
-// remain, and returns how many it has read. This loop is where the time of decoding goes. Half of a
-// vocabulary of 128k takes 3 bytes and half 5, at random: telling them apart by arithmetic costs less than
-// a branch that is guessed wrong every other time.
+// fastTokens reads tokens while they are unsigned integers of up to 32 bits and at least 8 bytes remain, and
+// returns how many it has read. Decoding spends its time in this loop. Half the ids of a vocabulary of 128k
+// take 3 bytes and half 5, at random: arithmetic that tells them apart costs less than a branch that is
+// predicted wrong every other time.
 func (d *Decoder) fastTokens(out []byte) (done int) {
 	b, i, n := d.r.b, 0, 0
 	for ; n+4 <= len(out) && i+8 <= len(b); n += 4 {
@@ -191,8 +191,8 @@ func (d *Decoder) fastTokens(out []byte) (done int) {
 	return n / 4
 }
 
-// token reads one token id. SGLang's speculative decoding (EAGLE) sends pairs of neighbours, of which the
-// first is the token at that place. What it has for an image in place of tokens may have more than 32 bits.
+// token reads one token id. With speculative decoding (EAGLE), SGLang sends pairs of neighbours, whose first is
+// the token at that place. The numbers that it has in the place of an image may have more than 32 bits.
 func (r *reader) token() (uint64, error) {
 	pair := r.is(msgp.ArrayType)
 	if pair {

@@ -33,37 +33,36 @@ func (o *IngestOptions) Validate() error {
 
 // IngestStats count what came from one rank.
 type IngestStats struct {
-	// Batches, Events and Blocks are what was read, ignored ones included.
+	// Batches, Events and Blocks were read; ignored ones are included.
 	Batches uint64 `json:"batches"`
 	Events  uint64 `json:"events"`
 	Blocks  uint64 `json:"blocks"`
-	// Malformed are batches that could not be decoded, or that contradict themselves.
+	// Malformed are batches that could not be decoded or that contradict themselves.
 	Malformed uint64 `json:"malformed"`
-	// UnknownParents are events whose parent the rank was never heard to hold, or that the index has evicted;
-	// they are dropped.
+	// UnknownParents are events, dropped, whose parent was never stored or was evicted by the index.
 	UnknownParents uint64 `json:"unknown_parents"`
-	// UnknownRemovals are removed blocks that were not known to be there.
+	// UnknownRemovals are removed blocks that were unknown.
 	UnknownRemovals uint64 `json:"unknown_removals"`
-	// UnknownTypes and UnknownKeys are events and fields that this version does not know.
+	// UnknownTypes and UnknownKeys are events and fields unknown to this version.
 	UnknownTypes uint64 `json:"unknown_types"`
 	UnknownKeys  uint64 `json:"unknown_keys"`
 	// MismatchedBlockSize are events in blocks of another size than the router's.
 	MismatchedBlockSize uint64 `json:"mismatched_block_size"`
-	// IgnoredGroups are events of cache groups that are not full attention, or not the first that is (see
-	// groups), IgnoredMedia those of other memory than the GPU's, HashOnly those that name blocks without
-	// their tokens.
+	// IgnoredGroups are events of cache groups that are not full attention, or not the first such group (see
+	// groups). IgnoredMedia are events of other memory than the GPU's. HashOnly are events that name blocks
+	// without their tokens.
 	IgnoredGroups uint64 `json:"ignored_groups"`
 	IgnoredMedia  uint64 `json:"ignored_media"`
 	HashOnly      uint64 `json:"hash_only"`
-	// ExtraKeyed are blocks whose hash has more in it than tokens, LoRA and salt. They are kept under
-	// keys that no prompt of tokens has.
+	// ExtraKeyed are blocks whose hash covers more than tokens, LoRA and salt. They are kept under keys that
+	// no prompt of tokens has.
 	ExtraKeyed uint64 `json:"extra_keyed"`
-	// Refused are events that the index did not take.
+	// Refused are events that the index refused.
 	Refused uint64 `json:"refused"`
 }
 
-// ErrBlockSize says that an engine's blocks have another size than the router's, so that none of its
-// prefixes could ever be found.
+// ErrBlockSize says that an engine's blocks have another size than the router's: none of its prefixes would
+// ever be found.
 var ErrBlockSize = errors.New("the engine's block size is not the router's")
 
 // Ingest turns the event batches of one rank into changes of an index. It is for one goroutine and
@@ -94,7 +93,7 @@ func NewIngest(o IngestOptions, index Index) (*Ingest, error) {
 	}, nil
 }
 
-// Stats are what has been counted.
+// Stats are what was counted so far.
 func (g *Ingest) Stats() IngestStats {
 	s, c := g.stats, g.decoder.Counters()
 	s.UnknownTypes, s.UnknownKeys = c.UnknownTypes, c.UnknownKeys
@@ -130,7 +129,7 @@ func (g *Ingest) note(err error) {
 	}
 }
 
-// Stored is for the decoder.
+// Stored implements [event.Handler].
 func (g *Ingest) Stored(e *event.Stored) {
 	g.stats.Blocks += uint64(len(e.Hashes))
 	switch {
@@ -199,7 +198,7 @@ func (g *Ingest) hash(key connector.Key, e *event.Stored) {
 	for i := range e.Hashes {
 		tokens := e.Tokens[i*n : (i+1)*n]
 		if len(e.Extra) > 0 && e.Extra[i] != nil {
-			// Tokens alone do not say what is in the block: a prompt must not find it by them.
+			// The tokens alone do not say what is in the block: no prompt may find it by them.
 			g.extra = append(append(g.extra[:0], tokens...), e.Extra[i]...)
 			tokens = g.extra
 			g.stats.ExtraKeyed++
@@ -209,7 +208,7 @@ func (g *Ingest) hash(key connector.Key, e *event.Stored) {
 	}
 }
 
-// Removed is for the decoder.
+// Removed implements [event.Handler].
 func (g *Ingest) Removed(e *event.Removed) {
 	g.stats.Blocks += uint64(len(e.Hashes))
 	switch {
@@ -222,5 +221,5 @@ func (g *Ingest) Removed(e *event.Removed) {
 	}
 }
 
-// Cleared is for the decoder. Engines report the reset of their GPU's cache so.
+// Cleared implements [event.Handler]: the engine has reset its GPU's cache.
 func (g *Ingest) Cleared() { g.index.Clear(g.opts.Holder) }

@@ -2,6 +2,7 @@ package feed
 
 import (
 	"encoding/hex"
+	"log/slog"
 	"strconv"
 	"strings"
 	"testing"
@@ -44,7 +45,7 @@ func (e *libzmqEngine) batch(how string, seq int, events ...[]byte) {
 func testRankOptions(e *libzmqEngine, replay bool) RankOptions {
 	o := RankOptions{
 		Endpoint: e.endpoint, Topic: "kv", Holder: 1, BlockSize: testBlockSize,
-		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: quiet(),
+		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	}
 	if replay {
 		o.ReplayEndpoint = e.replay
@@ -137,8 +138,8 @@ func TestAGapWithoutReplayClearsTheRank(t *testing.T) {
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 7)...)
 }
 
-// An engine that was started anew counts from 0 and holds nothing of before, whether its numbers are
-// behind those that were seen or ahead of them.
+// An engine that was started again counts from 0 and has lost its blocks, whether its numbers are
+// lower or higher than those seen before.
 func TestARestartedEngineLosesWhatItHeld(t *testing.T) {
 	for _, replay := range []bool{true, false} {
 		for _, first := range []int{0, 60} {

@@ -3,6 +3,7 @@ package feed
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"strconv"
@@ -42,10 +43,10 @@ func startOwn(t testing.TB, l net.Listener) *ownEngine {
 	if e.history, err = zmtp.NewHistory(zmtp.HistoryOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if e.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: quiet()}); err != nil {
+	if e.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
-	if e.replay, err = zmtp.NewReplayServer(listen(t), e.history, zmtp.ServerOptions{Logger: quiet()}); err != nil {
+	if e.replay, err = zmtp.NewReplayServer(listen(t), e.history, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
 	background(t, e.pub.Run)
@@ -63,7 +64,7 @@ func (e *ownEngine) publish(events ...[]byte) (seq int64) {
 func (e *ownEngine) options() RankOptions {
 	o := RankOptions{
 		Endpoint: "tcp://" + e.pub.Addr().String(), Holder: 1, BlockSize: testBlockSize,
-		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: quiet(),
+		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	}
 	if e.replay != nil {
 		o.ReplayEndpoint = "tcp://" + e.replay.Addr().String()
@@ -81,7 +82,7 @@ func TestAReplayThatFailedIsTriedAgain(t *testing.T) {
 	_ = closed.Close()
 	x := newMemIndex()
 	f := follow(t, o, x)
-	eventually(t, "a replay in vain", func() bool { return f.Stats().ReplayFailures > 0 })
+	eventually(t, "a failed replay", func() bool { return f.Stats().ReplayFailures > 0 })
 	eventually(t, "a batch", func() bool {
 		e.publish(storedEvent(0, []uint64{2}))
 		return f.Stats().Batches > 0
@@ -93,7 +94,7 @@ func TestAReplayThatFailedIsTriedAgain(t *testing.T) {
 	if err != nil {
 		t.Skip("the port was taken by someone else: ", err)
 	}
-	replay, err := zmtp.NewReplayServer(l, e.history, zmtp.ServerOptions{Logger: quiet()})
+	replay, err := zmtp.NewReplayServer(l, e.history, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +197,7 @@ func TestAnEngineMayBeTheOneThatConnects(t *testing.T) {
 	_ = port.Close()
 	x := newMemIndex()
 	follow(t, RankOptions{
-		Endpoint: endpoint, Bind: true, Holder: 1, BlockSize: testBlockSize, Logger: quiet(),
+		Endpoint: endpoint, Bind: true, Holder: 1, BlockSize: testBlockSize, Logger: slog.New(slog.DiscardHandler),
 		ReconnectMin: time.Millisecond,
 	}, x)
 	want := keysOf(connector.Scope{}, 1)[0]
@@ -247,7 +248,7 @@ func TestMessagesOfAnotherShapeAreCounted(t *testing.T) {
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1)...)
 }
 
-// The real index behind the real feed.
+// The real feed fills the real index.
 func TestTheIndexFindsWhatAnEngineStored(t *testing.T) {
 	e := startOwn(t, listen(t))
 	x, err := prefix.New(prefix.Options{})

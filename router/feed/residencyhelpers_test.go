@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -103,7 +104,7 @@ func stream(t testing.TB, parts ...part) []byte {
 
 func residencyOptions() ResidencyOptions {
 	return ResidencyOptions{
-		URL: "http://store/v1/residency", BlockSize: testBlockSize, Logger: quiet(),
+		URL: "http://store/v1/residency", BlockSize: testBlockSize, Logger: slog.New(slog.DiscardHandler),
 		Holder: func(connector.NamespaceDigest, *connector.Manifest) (Holder, bool) { return 1, true },
 	}
 }

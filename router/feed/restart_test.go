@@ -25,7 +25,7 @@ func startProcess(t *testing.T, l net.Listener) *process {
 	t.Helper()
 	p := &process{t: t}
 	var err error
-	if p.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: quiet()}); err != nil {
+	if p.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
 	p.stop = background(t, p.pub.Run)
@@ -52,7 +52,7 @@ func (p *process) first(f *Rank, events ...[]byte) {
 	})
 }
 
-// Without replay nothing ever shows that the engine behind a new connection is the process of before.
+// Without replays nothing shows that a new connection is to the same process.
 func TestALostConnectionWithoutReplayCostsWhatWasKnown(t *testing.T) {
 	one := startProcess(t, listen(t))
 	x := newMemIndex()
@@ -83,7 +83,7 @@ func TestALostConnectionWhoseReplayFailsCostsWhatWasKnown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	replay, err := zmtp.NewReplayServer(listen(t), history, zmtp.ServerOptions{Logger: quiet()})
+	replay, err := zmtp.NewReplayServer(listen(t), history, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestALostConnectionWhoseReplayFailsCostsWhatWasKnown(t *testing.T) {
 	stopReplay()
 	one.stop()
 	one.again()
-	eventually(t, "a replay in vain", func() bool { s := f.Stats(); return s.Connects == 2 && s.ReplayFailures > 0 })
+	eventually(t, "a failed replay", func() bool { s := f.Stats(); return s.Connects == 2 && s.ReplayFailures > 0 })
 	eventually(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
 	if s := f.Stats(); s.State != StateStale {
 		t.Errorf("%+v", s)
@@ -153,7 +153,7 @@ func TestWhatCannotBeReachedIsSaidOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	background(t, r.Run)
-	eventually(t, "attempts in vain", func() bool { return f.Stats().Error != "" && r.Stats().Error != "" })
+	eventually(t, "failed attempts", func() bool { return f.Stats().Error != "" && r.Stats().Error != "" })
 	time.Sleep(20 * time.Millisecond) // for more of them
 	if lines := lines(&log); len(lines) != 2 {
 		t.Errorf("%d lines: %q", len(lines), lines)
@@ -170,7 +170,7 @@ func TestLogLinesNameEachThingOnce(t *testing.T) {
 	o.ReplayEndpoint = "tcp://" + closed.Addr().String()
 	o.Logger = slog.New(slog.NewTextHandler(&log, nil)).With("rank", 7)
 	f := follow(t, o, newMemIndex())
-	eventually(t, "a replay in vain", func() bool { return f.Stats().ReplayFailures > 0 })
+	eventually(t, "a failed replay", func() bool { return f.Stats().ReplayFailures > 0 })
 	one.stop()
 	eventually(t, "a line of it", func() bool { return strings.Contains(strings.Join(lines(&log), " "), "lost the engine") })
 	quoted, key := regexp.MustCompile(`"(\\.|[^"\\])*"`), regexp.MustCompile(`(\w+)=`)

@@ -10,7 +10,7 @@ func TestBlocksThatWaitForTheirPlaceAreBounded(t *testing.T) {
 	o := residencyOptions()
 	o.MaxWaiting = 2
 	f, x := newResidency(t, o)
-	blocks := chain(false, 1, 2, 3, 4, 5) // the first of which comes last
+	blocks := chain(false, 1, 2, 3, 4, 5) // the first one comes last
 	s := tell(t, f, hello(1, false), namespace(0, testBlockSize), records(0, blocks[1:4]...), snapshotEnd(0))
 	if s := f.Stats(); s.Waiting != 2 || s.Dropped != 1 {
 		t.Errorf("of a snapshot: %+v", s)
