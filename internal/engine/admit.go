@@ -99,10 +99,9 @@ func (e *Engine) tellAlloc(p *plan, r *request, m *match) {
 		return
 	}
 	r.load = &load{from: m.hit, to: a.Boundary(), index: make(map[uint32]int), sync: m.sync}
-	for g, table := range a.Blocks {
-		first, end := a.LoadRange(&e.groups[g], g, e.opts.BlockSize)
-		for i := first; i < end; i++ {
-			r.load.index[table[i]] = i
+	for s := range a.Stretches(&e.manifest) {
+		for i, slot := range s.Slots {
+			r.load.index[slot] = s.First + i
 		}
 	}
 	e.inFlight[r.ID] = r

@@ -170,3 +170,13 @@ func (q *Request) validate(o *Options) error {
 	}
 	return nil
 }
+
+// EncodeText returns the bytes of a text as tokens: the byte-level vocabulary of the
+// built-in models.
+func EncodeText(text string) []uint32 {
+	tokens := make([]uint32, len(text))
+	for i := range len(text) {
+		tokens[i] = uint32(text[i])
+	}
+	return tokens
+}
