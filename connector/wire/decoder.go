@@ -172,6 +172,21 @@ func (d *decoder) end() error {
 	return d.err
 }
 
+// putString, putInt, putBool and putBytes append a field of a map: its key and its value.
+func putString(b []byte, key, v string) []byte {
+	return msgp.AppendString(msgp.AppendString(b, key), v)
+}
+
+func putInt(b []byte, key string, v int) []byte { return msgp.AppendInt(msgp.AppendString(b, key), v) }
+
+func putBool(b []byte, key string, v bool) []byte {
+	return msgp.AppendBool(msgp.AppendString(b, key), v)
+}
+
+func putBytes(b []byte, key string, v []byte) []byte {
+	return msgp.AppendBytes(msgp.AppendString(b, key), v)
+}
+
 // appendU32s is the inverse of decoder.u32s.
 func appendU32s(b []byte, v []uint32) []byte {
 	b = msgp.AppendBytesHeader(b, uint32(4*len(v)))

@@ -45,18 +45,12 @@ func (m *Hello) Append(b []byte) []byte {
 	b = msgp.AppendArrayHeader(b, 2)
 	b = msgp.AppendInt(b, m.MinVersion)
 	b = msgp.AppendInt(b, m.MaxVersion)
-	b = msgp.AppendString(b, "role")
-	b = msgp.AppendString(b, m.Role)
-	b = msgp.AppendString(b, "client")
-	b = msgp.AppendString(b, m.Client)
-	b = msgp.AppendString(b, "engine")
-	b = msgp.AppendString(b, m.Engine)
-	b = msgp.AppendString(b, "manifest")
-	b = msgp.AppendBytes(b, m.Manifest)
-	b = msgp.AppendString(b, "rank")
-	b = msgp.AppendInt(b, m.Rank)
-	b = msgp.AppendString(b, "staged")
-	return msgp.AppendBool(b, m.Handoff)
+	b = putString(b, "role", m.Role)
+	b = putString(b, "client", m.Client)
+	b = putString(b, "engine", m.Engine)
+	b = putBytes(b, "manifest", m.Manifest)
+	b = putInt(b, "rank", m.Rank)
+	return putBool(b, "staged", m.Handoff)
 }
 
 // DecodeVersions reads the versions of a hello, and nothing else: what else a hello holds
@@ -145,14 +139,10 @@ type HelloReply struct {
 // Append appends the body of m to b.
 func (m *HelloReply) Append(b []byte) []byte {
 	b = msgp.AppendMapHeader(b, 4)
-	b = msgp.AppendString(b, "version")
-	b = msgp.AppendInt(b, m.Version)
-	b = msgp.AppendString(b, "server")
-	b = msgp.AppendString(b, m.Server)
-	b = msgp.AppendString(b, "namespace")
-	b = msgp.AppendString(b, m.Namespace)
-	b = msgp.AppendString(b, "load_timeout_ms")
-	return msgp.AppendInt(b, m.LoadTimeoutMS)
+	b = putInt(b, "version", m.Version)
+	b = putString(b, "server", m.Server)
+	b = putString(b, "namespace", m.Namespace)
+	return putInt(b, "load_timeout_ms", m.LoadTimeoutMS)
 }
 
 // Decode fills m from a body.
