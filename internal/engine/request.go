@@ -83,8 +83,9 @@ type request struct {
 	// published blocks are findable in the pool.
 	keys      []connector.Key
 	published int
-	// told tokens and toldBlocks are known to the connector.
+	// told tokens and toldBlocks are known to the connector, the tokens in session.
 	told, toldBlocks int
+	session          uint64
 	// failedLoads counts loads of which not one block was good.
 	failedLoads int
 	// ended requests are only here because of their load; restart is set where the request
