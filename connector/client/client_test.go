@@ -110,7 +110,7 @@ func TestRefusedSocketIsAClearError(t *testing.T) {
 	if err := newScheduler(t, testOptions(socket)).Connect(t.Context()); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("Connect = %v, want connection refused", err)
 	}
-	// The daemon replaces what a dead one left behind.
+	// The daemon replaces the socket of a dead one.
 	startDaemon(t, socket, new(testBackend))
 	if err := newScheduler(t, testOptions(socket)).Connect(t.Context()); err != nil {
 		t.Errorf("Connect = %v", err)

@@ -167,7 +167,7 @@ func (d *decoder) bool(what string) bool {
 // end reports the first failure, or that bytes are left over.
 func (d *decoder) end() error {
 	if d.err == nil && len(d.b) != 0 {
-		d.fail("%d bytes behind the body", len(d.b))
+		d.fail("%d bytes after the body", len(d.b))
 	}
 	return d.err
 }

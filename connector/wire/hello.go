@@ -34,7 +34,7 @@ type Hello struct {
 	// Rank is the worker's rank (workers only).
 	Rank int
 	// Handoff is set by engines that cannot report a failed load: they are offered only
-	// what is verified and pinned in staging memory, and copy it themselves.
+	// what is verified and pinned in the host tier, and copy it themselves (handoff mode).
 	Handoff bool
 }
 
@@ -53,8 +53,8 @@ func (m *Hello) Append(b []byte) []byte {
 	return putBool(b, "staged", m.Handoff)
 }
 
-// DecodeVersions reads the versions of a hello, and nothing else: what else a hello holds
-// is the business of the version that is chosen.
+// DecodeVersions reads the versions of a hello, and nothing else: the rest depends on the
+// version that is chosen.
 func DecodeVersions(body []byte) (lowest, highest int, err error) {
 	d := decoder{b: body}
 	d.fields(func(key []byte) bool {
@@ -76,10 +76,10 @@ func Negotiate(lowest, highest int) (int, error) {
 	return negotiate(lowest, highest, MinVersion, "")
 }
 
-// CheckHandoff reports whether staged mode can be spoken in the version that was chosen
+// CheckHandoff reports whether handoff mode can be spoken in the version that was chosen
 // from those of a client. Errors wrap [connector.ErrVersion].
 func CheckHandoff(lowest, highest int) error {
-	_, err := negotiate(lowest, highest, MinHandoffVersion, " in staged mode")
+	_, err := negotiate(lowest, highest, MinHandoffVersion, " in handoff mode")
 	return err
 }
 

@@ -107,7 +107,7 @@ func DecodeOffer(body []byte, o *connector.Offer) error {
 		case "async":
 			o.Async = d.bool("async")
 		case "staged":
-			o.Handoff = d.stagedOffer()
+			o.Handoff = d.handoffOffer()
 		default:
 			return false
 		}
@@ -116,7 +116,7 @@ func DecodeOffer(body []byte, o *connector.Offer) error {
 	return d.end()
 }
 
-func (d *decoder) stagedOffer() *connector.HandoffOffer {
+func (d *decoder) handoffOffer() *connector.HandoffOffer {
 	v := d.bytes("staged", MaxBodyBytes)
 	if d.err != nil {
 		return nil

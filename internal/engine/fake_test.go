@@ -153,7 +153,7 @@ func (f *fakeConnector) present(group int, k connector.Key) bool {
 	return !slices.ContainsFunc(shards, func(s connector.Shard) bool { return f.store.get(storeName(k, s)) == nil })
 }
 
-// loadable says whether the blocks that are needed behind n are stored, beyond the first.
+// loadable says whether the blocks that are needed after n are stored, beyond the first.
 func (f *fakeConnector) loadable(keys []connector.Key, from, n int) bool {
 	bs := f.manifest.BlockSize
 	for g := range f.manifest.Groups {

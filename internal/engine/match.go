@@ -16,7 +16,7 @@ type match struct {
 	hit    int
 	// copyLast says that the last of the known blocks is copied, its last token not used.
 	copyLast bool
-	// external tokens are loaded behind hit; beyond is the hit of each group where
+	// external tokens are loaded after hit; beyond is the hit of each group where
 	// they differ.
 	external int
 	sync     bool
@@ -80,7 +80,7 @@ func (e *Engine) offer(ctx context.Context, r *request, computed int) connector.
 	return offer
 }
 
-// diverge makes use of the blocks behind the hit that layers with full attention know.
+// diverge makes use of the blocks after the hit that layers with full attention know.
 func (e *Engine) diverge(r *request, m *match) {
 	bs := e.opts.BlockSize
 	keys := r.chain((m.hit+m.external)/bs, bs)
@@ -92,7 +92,7 @@ func (e *Engine) diverge(r *request, m *match) {
 			continue
 		}
 		if n := e.pool.known(keys, g); n*bs > m.hit {
-			m.tables[g], _ = e.pool.behind(keys[:n], g)
+			m.tables[g], _ = e.pool.after(keys[:n], g)
 			beyond[g], differ = n*bs, true
 		}
 	}

@@ -57,7 +57,7 @@ type Options struct {
 
 	// Order is the call order. Default VLLM.
 	Order Order
-	// Overlap plans a step and tells the connector of it before the step in front is
+	// Overlap plans a step and tells the connector of it before the previous step is
 	// computed and saved.
 	Overlap bool
 	// SyncLoads awaits every load in the step that plans it, before the forward pass, as
