@@ -13,7 +13,7 @@ import (
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
-	"github.com/kvconn/kvconn/router/publish"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // serveCmd is `kvconnd serve`.

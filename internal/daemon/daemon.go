@@ -22,6 +22,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // run takes the addresses, opens the store, serves, and closes it.
@@ -96,7 +97,7 @@ type daemon struct {
 	backend       *backend
 	server        *server.Server
 	// publisher is nil if no events are published.
-	publisher *publisher
+	publisher *publish.Publisher
 	// residency is the stream of what the store holds.
 	residency http.Handler
 }
@@ -132,7 +133,7 @@ func (d *daemon) run(ctx context.Context) (err error) {
 // serve serves engines until ctx ends.
 func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if d.publisher != nil {
-		g.Go(func() error { return d.publisher.run(ctx) })
+		g.Go(func() error { d.publisher.Run(ctx); return nil })
 	}
 	if err := d.updateInfo(); err != nil {
 		return err

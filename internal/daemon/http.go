@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // openAPI describes the HTTP interface (OpenAPI 3.1). It is constant.
@@ -43,7 +44,7 @@ type Status struct {
 	Server  server.Stats    `json:"server"`
 	HTTP    HTTPStatus      `json:"http"`
 	// Publish is nil if no events are published.
-	Publish *PublishStatus `json:"publish,omitempty"`
+	Publish *publish.Stats `json:"publish,omitempty"`
 }
 
 // route is one pattern of the HTTP interface. openapi.yaml describes each.

@@ -11,8 +11,8 @@ import (
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
-	"github.com/kvconn/kvconn/router/publish"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // Version is the name and version shown to clients and people.

@@ -9,6 +9,7 @@ import (
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/residency/publish"
 	"github.com/kvconn/kvconn/worker"
 )
 
@@ -23,7 +24,7 @@ type reading struct {
 	host    host.Stats   `metric:"host_"`
 	server  server.Stats `metric:""`
 	health  health.State
-	publish *PublishStatus  `metric:"publish_"` // nil if no events are published
+	publish *publish.Stats  `metric:"publish_"` // nil if no events are published
 	opening *opening.Status // nil once the store is open
 	web     HTTPStatus      `metric:"http_"`
 	ready   bool            `metric:"ready" help:"1 while engines can connect, 0 while they cannot."`
@@ -36,7 +37,7 @@ func (d *daemon) read(now time.Time) *reading {
 		r.web.Connections, r.web.Refused = d.web.Stats()
 	}
 	if d.opened.Load() {
-		r.store, r.host, r.server, r.publish = d.store.Stats(), d.arena.Stats(), d.server.Stats(), d.publisher.status()
+		r.store, r.host, r.server, r.publish = d.store.Stats(), d.arena.Stats(), d.server.Stats(), d.publishStatus()
 		r.engines, r.ranks, r.sum = d.backend.status(now)
 		r.models = d.backend.modelTotals()
 	}

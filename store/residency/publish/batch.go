@@ -9,24 +9,29 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
+// medium is what events call the memory that blocks are in, and rank the data-parallel rank of all batches: a
+// store has one.
+const (
+	medium = "STORAGE"
+	rank   = 0
+)
+
 // batch encodes messages: [ts, [event], rank], with one event each.
 type batch struct {
-	form   HashForm
-	medium string
-	rank   int
-	now    func() time.Time
+	form HashForm
+	now  func() time.Time
 }
 
-// open begins a message whose event is a map of so many fields.
-func (e *batch) open(kind string, fields uint32) []byte {
+// open begins a message whose event is a map of n fields.
+func (e *batch) open(kind string, n uint32) []byte {
 	b := msgp.AppendArrayHeader(nil, 3)
 	now := e.now()
 	b = msgp.AppendFloat64(b, float64(now.Unix())+float64(now.Nanosecond())/1e9)
-	b = msgp.AppendMapHeader(msgp.AppendArrayHeader(b, 1), fields)
+	b = msgp.AppendMapHeader(msgp.AppendArrayHeader(b, 1), n)
 	return msgp.AppendString(msgp.AppendString(b, "type"), kind)
 }
 
-func (e *batch) close(b []byte) []byte { return msgp.AppendInt(b, e.rank) }
+func (e *batch) close(b []byte) []byte { return msgp.AppendInt(b, rank) }
 
 func (e *batch) cleared() []byte { return e.close(e.open("AllBlocksCleared", 1)) }
 
@@ -37,7 +42,7 @@ func (e *batch) stored(keys []connector.Key, blockSize int) []byte {
 	b = msgp.AppendArrayHeader(msgp.AppendString(b, "token_ids"), 0)
 	b = msgp.AppendInt(msgp.AppendString(b, "block_size"), blockSize)
 	b = msgp.AppendNil(msgp.AppendString(b, "lora_id"))
-	b = msgp.AppendString(msgp.AppendString(b, "medium"), e.medium)
+	b = msgp.AppendString(msgp.AppendString(b, "medium"), medium)
 	b = msgp.AppendNil(msgp.AppendString(b, "lora_name"))
 	return e.close(b)
 }
@@ -45,7 +50,7 @@ func (e *batch) stored(keys []connector.Key, blockSize int) []byte {
 // removed says that blocks went.
 func (e *batch) removed(keys []connector.Key) []byte {
 	b := e.hashes(e.open("BlockRemoved", 3), keys)
-	return e.close(msgp.AppendString(msgp.AppendString(b, "medium"), e.medium))
+	return e.close(msgp.AppendString(msgp.AppendString(b, "medium"), medium))
 }
 
 func (e *batch) hashes(b []byte, keys []connector.Key) []byte {

@@ -6,28 +6,29 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/store/residency"
 )
 
 // view is what one namespace of a store holds. A store knows a block's parent but not its place, and names
-// blocks in any order; an index wants parents first. So a block whose parent is in no place yet waits.
+// blocks in any order, while an index wants parents first. So a block waits until its parent has a place.
 type view struct {
 	holder Holder
 	index  Index
-	shards *Shards
-	// isRoot says of a key whether prompts begin there.
+	shards *residency.Shards
+	// isRoot reports whether prompts begin at a key.
 	isRoot func(connector.Key) bool
-	// loading says that a snapshot is being read; its complete blocks are gathered in snapshot.
+	// loading says that a snapshot is being read; snapshot gathers its complete blocks.
 	loading  bool
 	snapshot []link
-	// waiting are the parents of the blocks that wait, children the blocks that wait for a parent.
+	// waiting has the parent of each block that waits, children the blocks that wait for a parent.
 	waiting  map[connector.Key]connector.Key
 	children map[connector.Key][]connector.Key
 	maxWait  int
 	dropped  uint64 // because more than maxWait would wait
 	refused  uint64 // by the index
 
-	run  []connector.Key // of consecutive blocks, behind runParent, not yet in the index
-	head connector.Key   // the run's parent
+	run  []connector.Key // consecutive blocks, not yet in the index
+	head connector.Key   // the parent of the first one
 	ids  []uint64
 }
 
@@ -52,7 +53,7 @@ func (v *view) stored(key, parent connector.Key, shard connector.Shard) {
 	}
 }
 
-// removed notes that a shard of a block is gone.
+// removed notes that a shard of a block has gone.
 func (v *view) removed(key connector.Key, shard connector.Shard) {
 	if !v.shards.Removed(key, shard) {
 		return
@@ -66,7 +67,7 @@ func (v *view) removed(key connector.Key, shard connector.Shard) {
 	v.index.Removed(v.holder, v.ids)
 }
 
-// flush puts the run that is being gathered into the index, and what waited for it.
+// flush puts the run into the index, and the blocks that waited for it.
 func (v *view) flush() {
 	if len(v.run) == 0 {
 		return
@@ -137,7 +138,7 @@ func (v *view) unwait(key, parent connector.Key) {
 	}
 }
 
-// release puts the blocks that wait for parent, which is in its place now, and all behind them into the
+// release puts the blocks that wait for parent, which has its place now, and all that follow them into the
 // index.
 func (v *view) release(parent connector.Key) {
 	for todo := []connector.Key{parent}; len(todo) > 0; {
@@ -191,8 +192,8 @@ func (v *view) loaded() {
 	}
 }
 
-// chains are blocks sorted by their parents, so that those that follow one are found by halving: a fifth
-// of the memory that maps would take.
+// chains are blocks sorted by their parents, so that binary search finds the blocks that follow one: that
+// takes a fifth of the memory of maps.
 type chains struct {
 	links     []link
 	placed    []bool
@@ -209,7 +210,7 @@ func (c *chains) following(parent connector.Key) (from, to int) {
 	return from, to
 }
 
-// place hands all that follows parent to store, parents first, in runs as long as nothing forks.
+// place hands all blocks that follow parent to store, parents first, in runs up to the next fork.
 func (c *chains) place(parent connector.Key, store func(parent connector.Key, keys []connector.Key) bool) {
 	c.todo = append(c.todo[:0], parent)
 	for len(c.todo) > 0 {

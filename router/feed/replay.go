@@ -23,16 +23,11 @@ var (
 )
 
 // recover brings the rank up to date by a replay: from the last batch on if the engine still has that
-// very batch, else from the beginning with the rank cleared. It reports false if the replay failed; then
-// what is known is as before or partly replayed, the caller resyncs, and a rebuild is due.
-func (f *rankFeed) recover(ctx context.Context) bool { return f.recoverFrom(ctx, "") }
-
-// recoverFrom is recover; if rebuild is not empty it is why nothing of what is known is kept.
-func (f *rankFeed) recoverFrom(ctx context.Context, rebuild string) bool {
-	if errors.Is(f.dirty, errReplay) && time.Now().Before(f.rebuildAt) {
-		return false // it failed just now
-	}
-	if !sleep(ctx, f.opts.RecoverInterval-time.Since(f.recoveredAt)) {
+// very batch, else from the beginning with the rank cleared. rebuild, unless empty, is why nothing that is
+// known may be kept. It reports false if the engine has no replays or this one failed: then what is known is
+// as before or partly replayed, the caller resyncs, and another replay is due.
+func (f *Rank) recover(ctx context.Context, rebuild string) bool {
+	if f.replayEndpoint == "" || f.repair.replayPauses(time.Now()) || !sleep(ctx, f.opts.RecoverInterval-time.Since(f.recoveredAt)) {
 		return false
 	}
 	defer func() { f.recoveredAt = time.Now() }()
@@ -41,13 +36,12 @@ func (f *rankFeed) recoverFrom(ctx context.Context, rebuild string) bool {
 			f.stats.ReplayFailures++
 			f.stats.Error = err.Error()
 			f.log.Warn("the engine's KV events could not be replayed", "replay_endpoint", f.replayEndpoint, "error", err)
-			f.dirty = fmt.Errorf("%w: %w", errReplay, err)
-			f.rebuildAt = time.Now().Add(f.rebuilds.take())
+			f.repair.replayFailed(err, time.Now())
 		}
 		return false
 	}
-	if errors.Is(f.dirty, errReplay) && f.complete {
-		f.dirty = nil
+	if f.progress.extent == whole {
+		f.repair.replayed()
 	}
 	f.stats.Replays++
 	f.stats.Error = ""
@@ -55,17 +49,17 @@ func (f *rankFeed) recoverFrom(ctx context.Context, rebuild string) bool {
 	return true
 }
 
-func (f *rankFeed) replay(ctx context.Context, rebuild string) error {
-	if rebuild == "" && f.seq.known && f.seq.next > 0 {
-		err := f.withReplay(ctx, func(c *zmtp.Conn) error { return f.replayOn(c, f.seq.next-1) })
+func (f *Rank) replay(ctx context.Context, rebuild string) error {
+	if last, ok := f.progress.last(); ok && rebuild == "" {
+		err := f.withReplay(ctx, func(c *zmtp.Conn) error { return f.replayAfter(c, last) })
 		if !errors.Is(err, errOtherProcess) {
 			return err
 		}
 		f.stats.Restarts++
-		rebuild = "the engine was started anew"
+		rebuild = errOtherProcess.Error()
 	}
 	if rebuild == "" {
-		rebuild = "the replay begins anew"
+		rebuild = "the replay begins with the first batch"
 	}
 	// On another connection: the refused replay may still be arriving on that one.
 	return f.withReplay(ctx, func(c *zmtp.Conn) error {
@@ -75,7 +69,7 @@ func (f *rankFeed) replay(ctx context.Context, rebuild string) error {
 }
 
 // withReplay gives do a connection to the replay endpoint.
-func (f *rankFeed) withReplay(ctx context.Context, do func(*zmtp.Conn) error) error {
+func (f *Rank) withReplay(ctx context.Context, do func(*zmtp.Conn) error) error {
 	c, err := zmtp.DialDealer(ctx, f.replayEndpoint, f.opts.Conn)
 	if err != nil {
 		return err
@@ -85,62 +79,53 @@ func (f *rankFeed) withReplay(ctx context.Context, do func(*zmtp.Conn) error) er
 	return do(c)
 }
 
-// replayOn replays what follows batch last, which the engine has to have as it was.
-func (f *rankFeed) replayOn(c *zmtp.Conn, last uint64) error {
-	confirmed := false
+// replayAfter replays what follows batch last, which the engine must still have as it was.
+func (f *Rank) replayAfter(c *zmtp.Conn, last uint64) error {
+	begun := false
 	err := f.replayFrom(c, last, func(seq uint64, payload []byte) error {
-		if confirmed {
-			return f.replayed(seq, payload)
-		}
 		switch {
-		case seq == last && xxh3.Hash(payload) == f.lastSum:
-			f.seq.unsure = false
-		case seq > last:
-			// The engine has forgotten the batch: all it still has is what comes now.
+		case begun:
+		case seq == last && xxh3.Hash(payload) == f.progress.sum:
+			begun = true
+			f.progress.confirmed()
+			return nil
+		case seq > last: // the engine has forgotten the batch: all it still has is what comes now
+			begun = true
 			f.resync("the engine's replay does not reach back far enough")
-			if err := f.replayed(seq, payload); err != nil {
-				return err
-			}
 		default:
 			return errOtherProcess
 		}
-		confirmed = true
-		return nil
+		return f.replayed(seq, payload)
 	})
-	if err == nil && !confirmed { // nothing of that number was ever published
+	if err == nil && !begun { // nothing of that number was ever published
 		return errOtherProcess
 	}
 	return err
 }
 
 // replayAll replays all that the engine has, onto a cleared rank.
-func (f *rankFeed) replayAll(c *zmtp.Conn) error {
-	if err := f.replayFrom(c, 0, f.replayed); err != nil {
-		return err
+func (f *Rank) replayAll(c *zmtp.Conn) error {
+	err := f.replayFrom(c, 0, f.replayed)
+	if err == nil && f.progress.extent == blank {
+		f.progress.nothingPublished()
 	}
-	if !f.seq.known { // the engine has not published anything yet
-		f.seq.next, f.seq.known, f.seq.unsure, f.complete = 0, true, false, true
-	}
-	return nil
+	return err
 }
 
 // replayed applies a replayed batch. One that is malformed would be so again: the rank stays incomplete.
-func (f *rankFeed) replayed(seq uint64, payload []byte) error {
-	switch {
-	case !f.seq.known:
-		f.complete = seq == 0
-	case seq != f.seq.next:
-		return fmt.Errorf("%w: batch %d after %d", errReplayOrder, seq, f.seq.next-1)
+func (f *Rank) replayed(seq uint64, payload []byte) error {
+	if f.progress.has(seq) || f.progress.misses(seq) {
+		return fmt.Errorf("%w: batch %d, want %d", errReplayOrder, seq, f.progress.next)
 	}
 	f.stats.ReplayedBatches++
 	if err := f.apply(seq, payload); errors.Is(err, event.ErrMalformed) {
-		f.complete = false
+		f.progress.malformed()
 	}
 	return nil
 }
 
 // replayFrom asks for the batches from start on and hands them to each, until it fails.
-func (f *rankFeed) replayFrom(c *zmtp.Conn, start uint64, each func(seq uint64, payload []byte) error) error {
+func (f *Rank) replayFrom(c *zmtp.Conn, start uint64, each func(seq uint64, payload []byte) error) error {
 	var failed error
 	n := 0
 	err := c.Replay(start, f.opts.ReplayTimeout, func(seq uint64, payload []byte) bool {

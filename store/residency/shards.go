@@ -1,15 +1,15 @@
-package feed
+package residency
 
 import "github.com/kvconn/kvconn/connector"
 
-// Shards tells when all shards of a namespace's blocks are there that a prefix needs: only then a block
-// can be loaded. Those are the shards of the layer groups with full attention; a sliding window's are
-// needed near the end of a prefix only, and count if there is no other group. It remembers only the
-// blocks of which some are missing.
+// Shards knows which blocks of a namespace are complete, that is, have all shards that a prefix needs: only
+// then can a block be loaded. These are the shards of the layer groups with full attention. The shards of a
+// sliding window are needed near the end of a prefix only, and count if there is no other group. Shards
+// remembers incomplete blocks only. It is for one goroutine.
 type Shards struct {
 	needed  [(connector.MaxShards + 63) / 64]uint64 // bitset
 	count   int
-	partial map[connector.Key]int // how many are there
+	partial map[connector.Key]int // shards that are there, of incomplete blocks
 }
 
 // NewShards makes one for a namespace that is empty.
@@ -37,7 +37,7 @@ func (s *Shards) needs(shard connector.Shard) bool {
 	return int(shard) < connector.MaxShards && s.needed[shard/64]&(1<<(shard%64)) != 0
 }
 
-// Stored notes a shard of a block, which comes once, and reports whether the block became complete.
+// Stored notes a shard of a block, once for each, and reports whether it completed the block.
 func (s *Shards) Stored(key connector.Key, shard connector.Shard) (complete bool) {
 	if !s.needs(shard) {
 		return false
@@ -53,7 +53,7 @@ func (s *Shards) Stored(key connector.Key, shard connector.Shard) (complete bool
 	return true
 }
 
-// Removed notes that a shard is gone, and reports whether the block was complete.
+// Removed notes that a shard is gone, and reports whether the block was complete until then.
 func (s *Shards) Removed(key connector.Key, shard connector.Shard) (was bool) {
 	switch n, known := s.partial[key]; {
 	case !s.needs(shard):
@@ -71,5 +71,5 @@ func (s *Shards) Removed(key connector.Key, shard connector.Shard) (was bool) {
 	return false
 }
 
-// Incomplete is the number of blocks of which some shards are missing.
+// Incomplete is the number of blocks that have some of their shards.
 func (s *Shards) Incomplete() int { return len(s.partial) }

@@ -3,6 +3,7 @@ package feed
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"strconv"
@@ -42,10 +43,10 @@ func startOwn(t testing.TB, l net.Listener) *ownEngine {
 	if e.history, err = zmtp.NewHistory(zmtp.HistoryOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if e.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: quiet()}); err != nil {
+	if e.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
-	if e.replay, err = zmtp.NewReplayServer(listen(t), e.history, zmtp.ServerOptions{Logger: quiet()}); err != nil {
+	if e.replay, err = zmtp.NewReplayServer(listen(t), e.history, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
 	background(t, e.pub.Run)
@@ -60,10 +61,10 @@ func (e *ownEngine) publish(events ...[]byte) (seq int64) {
 	return int64(n)
 }
 
-func (e *ownEngine) options() EngineOptions {
-	o := EngineOptions{
-		Endpoint: "tcp://" + e.pub.Addr().String(), Ranks: []Rank{{Holder: 1}}, BlockSize: testBlockSize,
-		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: quiet(),
+func (e *ownEngine) options() RankOptions {
+	o := RankOptions{
+		Endpoint: "tcp://" + e.pub.Addr().String(), Holder: 1, BlockSize: testBlockSize,
+		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	}
 	if e.replay != nil {
 		o.ReplayEndpoint = "tcp://" + e.replay.Addr().String()
@@ -81,24 +82,24 @@ func TestAReplayThatFailedIsTriedAgain(t *testing.T) {
 	_ = closed.Close()
 	x := newMemIndex()
 	f := follow(t, o, x)
-	eventually(t, "a replay in vain", func() bool { return f.Stats()[0].ReplayFailures > 0 })
+	eventually(t, "a failed replay", func() bool { return f.Stats().ReplayFailures > 0 })
 	eventually(t, "a batch", func() bool {
 		e.publish(storedEvent(0, []uint64{2}))
-		return f.Stats()[0].Batches > 0
+		return f.Stats().Batches > 0
 	})
-	if s := f.Stats()[0]; s.State != StateStale {
+	if s := f.Stats(); s.State != StateStale {
 		t.Errorf("%+v", s)
 	}
 	l, err := zmtp.Listen(t.Context(), o.ReplayEndpoint)
 	if err != nil {
 		t.Skip("the port was taken by someone else: ", err)
 	}
-	replay, err := zmtp.NewReplayServer(l, e.history, zmtp.ServerOptions{Logger: quiet()})
+	replay, err := zmtp.NewReplayServer(l, e.history, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	background(t, replay.Run)
-	eventually(t, "a synced rank", func() bool { return f.Stats()[0].State == StateSynced })
+	eventually(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
 	wantKeys(t, x, 1, append(keysOf(connector.Scope{}, 1), keysOf(connector.Scope{}, 2)...)...)
 }
 
@@ -119,11 +120,11 @@ func (x *heldIndex) Stored(h Holder, parent uint64, hasParent bool, ids []uint64
 }
 
 func TestAnOverflowingQueueIsMadeUpFor(t *testing.T) {
-	t.Run("batches", func(t *testing.T) { overflow(t, func(o *EngineOptions) { o.QueueBatches = 2 }) })
-	t.Run("bytes", func(t *testing.T) { overflow(t, func(o *EngineOptions) { o.QueueBytes = 2000 }) })
+	t.Run("batches", func(t *testing.T) { overflow(t, func(o *RankOptions) { o.QueueBatches = 2 }) })
+	t.Run("bytes", func(t *testing.T) { overflow(t, func(o *RankOptions) { o.QueueBytes = 2000 }) })
 }
 
-func overflow(t *testing.T, bound func(*EngineOptions)) {
+func overflow(t *testing.T, bound func(*RankOptions)) {
 	e := startOwn(t, listen(t))
 	x := &heldIndex{memIndex: newMemIndex(), entered: make(chan struct{}, 1), open: make(chan struct{})}
 	o := e.options()
@@ -145,12 +146,12 @@ func overflow(t *testing.T, bound func(*EngineOptions)) {
 			return false
 		}
 	})
-	for i := 0; f.Stats()[0].Overflows == 0 && i < 1000; i++ {
+	for i := 0; f.Stats().Overflows == 0 && i < 1000; i++ {
 		publish()
 		time.Sleep(5 * time.Millisecond)
 	}
 	close(x.open)
-	if f.Stats()[0].Overflows == 0 {
+	if f.Stats().Overflows == 0 {
 		t.Fatal("1,000 batches did not overflow the queue")
 	}
 	var blocks []uint64
@@ -160,16 +161,15 @@ func overflow(t *testing.T, bound func(*EngineOptions)) {
 	if s := waitSeq(t, f, last); s.Replays == 0 {
 		t.Errorf("%+v", s)
 	}
-	eventually(t, "a synced rank", func() bool { return f.Stats()[0].State == StateSynced })
+	eventually(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
 	wantKeys(t, x.memIndex, 1, keysOf(connector.Scope{}, blocks...)...)
 }
 
-func TestEveryRankHasAPortAndAHolder(t *testing.T) {
-	// Two ports in a row: try until there are.
-	var first, second net.Listener
-	for second == nil {
-		first = listen(t)
-		host, port, err := net.SplitHostPort(first.Addr().String())
+// A rank is at the endpoints' port plus its number.
+func TestEveryRankHasAPort(t *testing.T) {
+	e := startOwn(t, listen(t))
+	below := func(a net.Addr) string {
+		host, port, err := net.SplitHostPort(a.String())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -177,24 +177,17 @@ func TestEveryRankHasAPortAndAHolder(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		second, _ = zmtp.Listen(t.Context(), "tcp://"+net.JoinHostPort(host, strconv.Itoa(n+1)))
+		return "tcp://" + net.JoinHostPort(host, strconv.Itoa(n-3))
 	}
-	a, b := startOwn(t, first), startOwn(t, second)
 	x := newMemIndex()
-	o := a.options()
-	o.ReplayEndpoint = ""
-	o.Ranks = []Rank{{Number: 0, Holder: 1}, {Number: 1, Holder: 2}}
+	o := e.options()
+	o.Number, o.Endpoint, o.ReplayEndpoint = 3, below(e.pub.Addr()), below(e.replay.Addr())
+	seq := e.publish(storedEvent(0, []uint64{1, 2}))
 	f := follow(t, o, x)
-	for round := uint64(1); ; round++ { // until both subscriptions are in effect
-		a.publish(storedEvent(0, []uint64{1, 2}))
-		b.publish(storedEvent(0, []uint64{3}))
-		time.Sleep(5 * time.Millisecond)
-		if s := f.Stats(); s[0].LastSeq >= 0 && s[1].LastSeq >= 0 && s[0].Batches > 0 && s[1].Batches > 0 {
-			break
-		}
+	if s := waitSeq(t, f, seq); s.Rank != 3 || s.ReplayedBatches != 1 {
+		t.Errorf("%+v", s)
 	}
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1, 2)...)
-	wantKeys(t, x, 2, keysOf(connector.Scope{}, 3)...)
 }
 
 // An engine whose endpoint names another machine connects instead of binding.
@@ -203,8 +196,8 @@ func TestAnEngineMayBeTheOneThatConnects(t *testing.T) {
 	endpoint := "tcp://" + port.Addr().String()
 	_ = port.Close()
 	x := newMemIndex()
-	follow(t, EngineOptions{
-		Endpoint: endpoint, Bind: true, Ranks: []Rank{{Holder: 1}}, BlockSize: testBlockSize, Logger: quiet(),
+	follow(t, RankOptions{
+		Endpoint: endpoint, Bind: true, Holder: 1, BlockSize: testBlockSize, Logger: slog.New(slog.DiscardHandler),
 		ReconnectMin: time.Millisecond,
 	}, x)
 	want := keysOf(connector.Scope{}, 1)[0]
@@ -244,18 +237,18 @@ func TestMessagesOfAnotherShapeAreCounted(t *testing.T) {
 	f := follow(t, e.options(), x)
 	eventually(t, "bad frames", func() bool {
 		e.pub.Publish([]byte("kv"), []byte("x"))
-		return f.Stats()[0].BadFrames > 0
+		return f.Stats().BadFrames > 0
 	})
 	seq := e.publish(storedEvent(0, []uint64{1}))
 	// Synced, too: each bad frame has the rank rebuilt, if not at once.
 	eventually(t, "a rank that is rebuilt", func() bool {
-		s := f.Stats()[0]
+		s := f.Stats()
 		return s.LastSeq == seq && s.State == StateSynced
 	})
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1)...)
 }
 
-// The real index behind the real feed.
+// The real feed fills the real index.
 func TestTheIndexFindsWhatAnEngineStored(t *testing.T) {
 	e := startOwn(t, listen(t))
 	x, err := prefix.New(prefix.Options{})
@@ -267,12 +260,12 @@ func TestTheIndexFindsWhatAnEngineStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := e.options()
-	o.Ranks[0].Holder = h
+	o.Holder = h
 	f := follow(t, o, x)
 	e.publish(storedEvent(0, []uint64{1, 2, 3}))
 	seq := e.publish(removedEvent(3), storedEvent(2, []uint64{4}))
 	// What comes before the subscription has arrived shows by the number of a later batch only.
-	eventually(t, "both batches", func() bool { e.publish(); return f.Stats()[0].LastSeq >= seq })
+	eventually(t, "both batches", func() bool { e.publish(); return f.Stats().LastSeq >= seq })
 	if s, ok := x.Holder(h); !ok || s.Blocks != 3 {
 		t.Errorf("%+v", s)
 	}
@@ -281,24 +274,22 @@ func TestTheIndexFindsWhatAnEngineStored(t *testing.T) {
 	}
 }
 
-func TestEngineOptionsAreChecked(t *testing.T) {
-	good := EngineOptions{Endpoint: "tcp://h:5557", Ranks: []Rank{{Holder: 1}}, BlockSize: 16}
-	for name, spoil := range map[string]func(*EngineOptions){
-		"no ranks":            func(o *EngineOptions) { o.Ranks = nil },
-		"no endpoint":         func(o *EngineOptions) { o.Endpoint = "" },
-		"no port for a rank":  func(o *EngineOptions) { o.Ranks[0].Number = 65535 },
-		"no block size":       func(o *EngineOptions) { o.BlockSize = 0 },
-		"one holder for both": func(o *EngineOptions) { o.Ranks[0].HasOffload, o.Ranks[0].Offload = true, 1 },
-		"a queue of nothing":  func(o *EngineOptions) { o.QueueBatches = -1 },
+func TestRankOptionsAreChecked(t *testing.T) {
+	good := RankOptions{Endpoint: "tcp://h:5557", Holder: 1, BlockSize: 16}
+	for name, spoil := range map[string]func(*RankOptions){
+		"no endpoint":        func(o *RankOptions) { o.Endpoint = "" },
+		"no port for a rank": func(o *RankOptions) { o.Number = 65535 },
+		"no replay port":     func(o *RankOptions) { o.ReplayEndpoint = "tcp://h" },
+		"no block size":      func(o *RankOptions) { o.BlockSize = 0 },
+		"a queue of nothing": func(o *RankOptions) { o.QueueBatches = -1 },
 	} {
 		o := good
-		o.Ranks = []Rank{good.Ranks[0]}
 		spoil(&o)
-		if _, err := NewEngine(o, newMemIndex()); err == nil {
+		if _, err := NewRank(o, newMemIndex()); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
-	if _, err := NewEngine(good, newMemIndex()); err != nil {
+	if _, err := NewRank(good, newMemIndex()); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,9 +1,11 @@
 package publish
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/zmtp"
@@ -25,43 +27,36 @@ const (
 
 // Options configure a [Publisher].
 type Options struct {
-	// Endpoint is where subscribers connect, tcp://host:port or ipc://path; Rank is added to the port.
+	// Endpoint is where subscribers connect, tcp://host:port or ipc://path.
 	Endpoint string
-	// ReplayEndpoint is where past batches are asked for, likewise. Empty means no replay.
+	// ReplayEndpoint is where past batches are asked for. Empty means no replay.
 	ReplayEndpoint string
 	// Topic is the first frame of every message. Default empty, as vLLM's.
 	Topic string
-	// Rank is the data-parallel rank that batches name.
-	Rank int
 	// Hashes is how keys are published. Default [HashUint64].
 	Hashes HashForm
-	// Medium names the tier. Default "STORAGE".
-	Medium string
 	// Accept chooses namespaces. Default all. Two that differ in bytes only (KV type, layout) have the
 	// same keys, which one stream cannot tell apart.
 	Accept func(digest connector.NamespaceDigest, m *connector.Manifest) bool
 	// History bounds what can be replayed.
 	History zmtp.HistoryOptions
-	// Server bounds subscribers and those who ask for replays.
+	// Server bounds subscribers, and clients that ask for replays.
 	Server zmtp.ServerOptions
+	// Retry is the pause before publishing begins again after it broke off. Default 5 s.
+	Retry time.Duration
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger
 }
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	if o.Hashes == "" {
-		o.Hashes = HashUint64
-	}
-	if o.Medium == "" {
-		o.Medium = "STORAGE"
-	}
+	o.Hashes = cmp.Or(o.Hashes, HashUint64)
 	if o.Accept == nil {
 		o.Accept = func(connector.NamespaceDigest, *connector.Manifest) bool { return true }
 	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.Retry = cmp.Or(o.Retry, 5*time.Second)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
+	o.Server.Logger = cmp.Or(o.Server.Logger, o.Logger)
 	o.History.EnsureDefaults()
 	o.Server.EnsureDefaults()
 }
@@ -73,14 +68,14 @@ func (o *Options) Validate() error {
 	default:
 		return fmt.Errorf("publish: hash form %q: want %q, %q or %q", o.Hashes, HashUint64, HashInt64, HashBytes)
 	}
-	if o.Rank < 0 || len(o.Topic) > 255 || len(o.Medium) > 255 {
-		return errors.New("publish: a negative rank, or a topic or medium of more than 255 bytes")
+	if len(o.Topic) > 255 || o.Retry < 0 {
+		return errors.New("publish: a topic of more than 255 bytes, or a negative pause")
 	}
-	if _, err := zmtp.Offset(o.Endpoint, o.Rank); err != nil {
+	if _, err := zmtp.Offset(o.Endpoint, 0); err != nil {
 		return fmt.Errorf("publish: %w", err)
 	}
 	if o.ReplayEndpoint != "" {
-		if _, err := zmtp.Offset(o.ReplayEndpoint, o.Rank); err != nil {
+		if _, err := zmtp.Offset(o.ReplayEndpoint, 0); err != nil {
 			return fmt.Errorf("publish: replay: %w", err)
 		}
 	}

@@ -2,6 +2,7 @@ package feed
 
 import (
 	"encoding/hex"
+	"log/slog"
 	"strconv"
 	"strings"
 	"testing"
@@ -41,10 +42,10 @@ func (e *libzmqEngine) batch(how string, seq int, events ...[]byte) {
 	e.do(how, strconv.Itoa(seq), hex.EncodeToString(eventBatch(events...)))
 }
 
-func testEngineOptions(e *libzmqEngine, replay bool) EngineOptions {
-	o := EngineOptions{
-		Endpoint: e.endpoint, Topic: "kv", Ranks: []Rank{{Holder: 1}}, BlockSize: testBlockSize,
-		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: quiet(),
+func testRankOptions(e *libzmqEngine, replay bool) RankOptions {
+	o := RankOptions{
+		Endpoint: e.endpoint, Topic: "kv", Holder: 1, BlockSize: testBlockSize,
+		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	}
 	if replay {
 		o.ReplayEndpoint = e.replay
@@ -52,9 +53,9 @@ func testEngineOptions(e *libzmqEngine, replay bool) EngineOptions {
 	return o
 }
 
-func follow(t *testing.T, o EngineOptions, x Index) *Engine {
+func follow(t *testing.T, o RankOptions, x Index) *Rank {
 	t.Helper()
-	f, err := NewEngine(o, x)
+	f, err := NewRank(o, x)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,10 +64,10 @@ func follow(t *testing.T, o EngineOptions, x Index) *Engine {
 }
 
 // waitSeq waits until the rank has applied batch seq, and returns its statistics.
-func waitSeq(t *testing.T, f *Engine, seq int64) RankStats {
+func waitSeq(t *testing.T, f *Rank, seq int64) RankStats {
 	t.Helper()
-	eventually(t, "batch "+strconv.FormatInt(seq, 10), func() bool { return f.Stats()[0].LastSeq == seq })
-	return f.Stats()[0]
+	eventually(t, "batch "+strconv.FormatInt(seq, 10), func() bool { return f.Stats().LastSeq == seq })
+	return f.Stats()
 }
 
 // With a replay endpoint a feed needs no luck: what was published before it subscribed is replayed.
@@ -75,7 +76,7 @@ func TestALibzmqEngineIsFollowedFromItsBeginning(t *testing.T) {
 	e.batch("pub", 0, storedEvent(0, []uint64{1, 2}))
 	e.batch("pub", 1, storedEvent(2, []uint64{3}))
 	x := newMemIndex()
-	f := follow(t, testEngineOptions(e, true), x)
+	f := follow(t, testRankOptions(e, true), x)
 	if s := waitSeq(t, f, 1); s.State != StateSynced || s.ReplayedBatches != 2 || s.Resyncs != 0 {
 		t.Errorf("%+v", s)
 	}
@@ -85,14 +86,14 @@ func TestALibzmqEngineIsFollowedFromItsBeginning(t *testing.T) {
 
 // publishUntilHeard publishes empty batches from seq on until one arrives over the subscription, which a
 // publisher may take in after the connection has been made, and returns the next number.
-func publishUntilHeard(t *testing.T, e *libzmqEngine, f *Engine, seq int) (next int) {
+func publishUntilHeard(t *testing.T, e *libzmqEngine, f *Rank, seq int) (next int) {
 	t.Helper()
-	before := f.Stats()[0]
+	before := f.Stats()
 	heard := func(s RankStats) uint64 { return s.Batches - s.ReplayedBatches + s.Gaps + s.Duplicates }
 	for i := seq; ; i++ {
 		e.batch("pub", i)
 		for range 20 {
-			if s := f.Stats()[0]; heard(s) > heard(before) && s.LastSeq == int64(i) {
+			if s := f.Stats(); heard(s) > heard(before) && s.LastSeq == int64(i) {
 				return i + 1
 			}
 			time.Sleep(2 * time.Millisecond)
@@ -106,10 +107,10 @@ func TestAGapIsReplayed(t *testing.T) {
 			e := startLibzmq(t)
 			e.do(form)
 			x := newMemIndex()
-			f := follow(t, testEngineOptions(e, true), x)
+			f := follow(t, testRankOptions(e, true), x)
 			e.batch("pub", 0, storedEvent(0, []uint64{1}))
 			n := publishUntilHeard(t, e, f, 1)
-			before := f.Stats()[0]
+			before := f.Stats()
 			e.batch("drop", n, storedEvent(1, []uint64{2}))
 			e.batch("drop", n+1, removedEvent(1), storedEvent(2, []uint64{3}))
 			e.batch("pub", n+2, storedEvent(3, []uint64{4}))
@@ -125,7 +126,7 @@ func TestAGapIsReplayed(t *testing.T) {
 func TestAGapWithoutReplayClearsTheRank(t *testing.T) {
 	e := startLibzmq(t)
 	x := newMemIndex()
-	f := follow(t, testEngineOptions(e, false), x)
+	f := follow(t, testRankOptions(e, false), x)
 	n := publishUntilHeard(t, e, f, 0)
 	e.batch("pub", n, storedEvent(0, []uint64{1}))
 	e.batch("drop", n+1, removedEvent(1))
@@ -137,25 +138,25 @@ func TestAGapWithoutReplayClearsTheRank(t *testing.T) {
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 7)...)
 }
 
-// An engine that was started anew counts from 0 and holds nothing of before, whether its numbers are
-// behind those that were seen or ahead of them.
+// An engine that was started again counts from 0 and has lost its blocks, whether its numbers are
+// lower or higher than those seen before.
 func TestARestartedEngineLosesWhatItHeld(t *testing.T) {
 	for _, replay := range []bool{true, false} {
 		for _, first := range []int{0, 60} {
 			t.Run("replay "+strconv.FormatBool(replay)+" from "+strconv.Itoa(first), func(t *testing.T) {
 				e := startLibzmq(t)
 				x := newMemIndex()
-				f := follow(t, testEngineOptions(e, replay), x)
+				f := follow(t, testRankOptions(e, replay), x)
 				n := publishUntilHeard(t, e, f, 0)
 				e.batch("pub", n, storedEvent(0, []uint64{1, 2}))
 				waitSeq(t, f, int64(n))
-				connects := f.Stats()[0].Connects
+				connects := f.Stats().Connects
 				e.do("forget")
 				for i := range first { // published while nobody listened
 					e.batch("drop", i, storedEvent(0, []uint64{uint64(i) + 1000}))
 				}
 				e.do("rebind")
-				eventually(t, "a new connection", func() bool { return f.Stats()[0].Connects > connects })
+				eventually(t, "a new connection", func() bool { return f.Stats().Connects > connects })
 				n = publishUntilHeard(t, e, f, first)
 				e.batch("pub", n, storedEvent(0, []uint64{5}))
 				s := waitSeq(t, f, int64(n))
@@ -178,14 +179,14 @@ func TestARestartedEngineLosesWhatItHeld(t *testing.T) {
 func TestALostConnectionIsMadeUpFor(t *testing.T) {
 	e := startLibzmq(t)
 	x := newMemIndex()
-	f := follow(t, testEngineOptions(e, true), x)
+	f := follow(t, testRankOptions(e, true), x)
 	n := publishUntilHeard(t, e, f, 0)
 	e.batch("pub", n, storedEvent(0, []uint64{1}))
 	waitSeq(t, f, int64(n))
-	before := f.Stats()[0]
+	before := f.Stats()
 	e.do("rebind")
 	e.batch("drop", n+1, storedEvent(1, []uint64{2}))
-	eventually(t, "a new connection", func() bool { return f.Stats()[0].Connects > before.Connects })
+	eventually(t, "a new connection", func() bool { return f.Stats().Connects > before.Connects })
 	s := waitSeq(t, f, int64(publishUntilHeard(t, e, f, n+2)-1))
 	if s.Resyncs != before.Resyncs || s.Restarts != before.Restarts || s.State != StateSynced {
 		t.Errorf("before %+v\nafter %+v", before, s)
@@ -197,7 +198,7 @@ func TestALostConnectionIsMadeUpFor(t *testing.T) {
 func TestAReplayThatIsTooShortRebuildsTheRank(t *testing.T) {
 	e := startLibzmq(t)
 	x := newMemIndex()
-	f := follow(t, testEngineOptions(e, true), x)
+	f := follow(t, testRankOptions(e, true), x)
 	e.batch("pub", 0, storedEvent(0, []uint64{1}))
 	n := publishUntilHeard(t, e, f, 1)
 	e.batch("drop", n, removedEvent(1))
@@ -213,14 +214,14 @@ func TestAReplayThatIsTooShortRebuildsTheRank(t *testing.T) {
 func TestBadBatchesCostARebuildAndNoMore(t *testing.T) {
 	e := startLibzmq(t)
 	x := newMemIndex()
-	f := follow(t, testEngineOptions(e, true), x)
+	f := follow(t, testRankOptions(e, true), x)
 	n := publishUntilHeard(t, e, f, 0)
 	e.batch("pub", n, storedEvent(0, []uint64{1}))
 	e.do("pub", strconv.Itoa(n+1), "93c0")
 	e.batch("pub", n+2, storedEvent(1, []uint64{2}))
 	waitSeq(t, f, int64(n+2))
-	eventually(t, "a rebuild", func() bool { s := f.Stats()[0]; return s.Resyncs > 0 && s.LastSeq == int64(n+2) })
-	if s := f.Stats()[0]; s.Malformed == 0 || s.State != StateStale {
+	eventually(t, "a rebuild", func() bool { s := f.Stats(); return s.Resyncs > 0 && s.LastSeq == int64(n+2) })
+	if s := f.Stats(); s.Malformed == 0 || s.State != StateStale {
 		t.Errorf("%+v", s)
 	}
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1, 2)...)
@@ -229,13 +230,13 @@ func TestBadBatchesCostARebuildAndNoMore(t *testing.T) {
 func TestAnotherBlockSizeIsRefusedAloud(t *testing.T) {
 	e := startLibzmq(t)
 	x := newMemIndex()
-	o := testEngineOptions(e, true)
+	o := testRankOptions(e, true)
 	o.BlockSize = 2 * testBlockSize
 	f := follow(t, o, x)
 	n := publishUntilHeard(t, e, f, 0)
 	e.batch("pub", n, storedEvent(0, []uint64{1}))
-	eventually(t, "a refusal", func() bool { return f.Stats()[0].State == StateRefused })
-	if s := f.Stats()[0]; s.MismatchedBlockSize != 1 || !strings.Contains(s.Error, "4 tokens, not 8") {
+	eventually(t, "a refusal", func() bool { return f.Stats().State == StateRefused })
+	if s := f.Stats(); s.MismatchedBlockSize != 1 || !strings.Contains(s.Error, "4 tokens, not 8") {
 		t.Errorf("%+v", s)
 	}
 	wantKeys(t, x, 1)
@@ -244,7 +245,7 @@ func TestAnotherBlockSizeIsRefusedAloud(t *testing.T) {
 func TestUnknownParentsRebuildTheRank(t *testing.T) {
 	e := startLibzmq(t)
 	x := newMemIndex()
-	o := testEngineOptions(e, true)
+	o := testRankOptions(e, true)
 	o.UnknownParentsMax = 3
 	f := follow(t, o, x)
 	n := publishUntilHeard(t, e, f, 0)
@@ -254,6 +255,6 @@ func TestUnknownParentsRebuildTheRank(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	e.batch("pub", n+2, storedEvent(94, []uint64{95}))
-	eventually(t, "a rebuild", func() bool { s := f.Stats()[0]; return s.Resyncs > 0 && s.LastSeq == int64(n+2) })
+	eventually(t, "a rebuild", func() bool { s := f.Stats(); return s.Resyncs > 0 && s.LastSeq == int64(n+2) })
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1)...)
 }
