@@ -56,7 +56,7 @@ func residencyManifest() *connector.Manifest {
 	}
 }
 
-// residencyChain are the keys of a prompt of n blocks, behind its root key.
+// residencyChain are the keys of a prompt of n blocks, after its root key.
 func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
 	keys := []connector.Key{connector.RootKey(residencyTestBlockSize, scope)}
 	var scratch []byte

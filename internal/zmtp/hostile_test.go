@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// peer serves one connection with raw bytes behind a proper handshake.
+// peer serves one connection with raw bytes after a proper handshake.
 func peer(t *testing.T, socketType string, raw []byte) string {
 	t.Helper()
 	l := listen(t)
