@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // session is a conversation: a prompt that grows turn by turn.
@@ -81,7 +82,7 @@ func TestChurnLeavesNothingBehind(t *testing.T) {
 		turns = 500
 	}
 	x := newIndex(t)
-	rng := rand.New(rand.NewPCG(1, 1))
+	rng := seed.Random(t, 1)
 	holders, _ := gpuRanks(t, x, 4)
 	var engines []*engine
 	for _, h := range holders {

@@ -1,17 +1,17 @@
 package prefix
 
 import (
-	"math/rand/v2"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // tieredIndex has a prompt of 10,000 blocks, a rank with GPU, disk and bucket, and one with
 // the same disk only. Every tier has the blocks of its stretches.
 func tieredIndex(t *testing.T, gpu, disk, object [][2]int) (*Index, *Ranks, prompt) {
 	x := newIndex(t)
-	p := randomPrompt(rand.New(rand.NewPCG(4, 4)), 10_000)
+	p := randomPrompt(seed.Random(t, 4), 10_000)
 	base := mustAdd(t, x, GPU, "e")
 	p.report(t, x, base, 0, 10_000, 100) // so that every parent is known
 	keyed := p
@@ -89,7 +89,7 @@ func TestHashingStopsWhereTheWalkEnds(t *testing.T) {
 	if err := w.Stored(stranger, 0, false, w.p.ids, w.p.keys); err != nil {
 		t.Fatal(err)
 	}
-	other := randomPrompt(rand.New(rand.NewPCG(8, 8)), 8000)
+	other := randomPrompt(seed.Random(t, 8), 8000)
 	left := append(append([]uint32(nil), w.p.tokens[:1000*16]...), other.tokens[1000*16:]...)
 	var s Scratch
 	only1, err := NewRanks([]Rank{{GPU: w.holders[1], HasGPU: true}})
@@ -131,7 +131,7 @@ func TestAThousandRanksWithTwoMillionTokens(t *testing.T) {
 	}
 	x := newIndex(t)
 	holders, view := gpuRanks(t, x, ranks)
-	p := randomPrompt(rand.New(rand.NewPCG(1, 1)), blocks)
+	p := randomPrompt(seed.Random(t, 1), blocks)
 	p.report(t, x, holders[0], 0, blocks, 1024)
 	for i, h := range holders[1:] {
 		p.report(t, x, h, 0, (i+1)*blocks/ranks, 10_000)
