@@ -121,7 +121,7 @@ func TestABlockThatGoesDuringAWalkEndsThePrefixThere(t *testing.T) {
 	copy(fork.tokens, p.tokens[:16*head])
 	copy(fork.ids, p.ids[:head])
 	fork.keys = new(connector.KeyHasher).Append(nil, connector.Key{}, fork.tokens, 16)
-	for _, h := range holders { // all have a hole behind the fork, so that a walk takes some time over the run
+	for _, h := range holders { // all have a hole after the fork, so that a walk takes some time over the run
 		p.report(t, x, h, 0, head+2, head+2)
 		x.Removed(h, p.ids[head:head+1])
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // Engines whose names are numbers of their own say equal names of different blocks. One must never place
-// its blocks behind the other's.
+// its blocks after the other's.
 func TestEqualNamesOfDifferentBlocksDoNotMix(t *testing.T) {
 	rng := seed.Random(t, 8)
 	p, q := randomPrompt(rng, 20), randomPrompt(rng, 20)
@@ -103,7 +103,7 @@ func TestReusedNamesInventNothing(t *testing.T) {
 		switch rng.IntN(20) {
 		default:
 			from, parent := 0, uint64(0)
-			if len(b.path) > 1 && rng.IntN(2) == 0 { // behind a block that the holder can name
+			if len(b.path) > 1 && rng.IntN(2) == 0 { // after a block that the holder can name
 				at := 1 + rng.IntN(len(b.path)-1)
 				for name := range uint64(12) {
 					if k, ok := x.ParentKey(holders[i], name); ok && k == b.keys[at-1] {

@@ -42,7 +42,7 @@ func TestHoldersAreBoundedAndOrdinalsReused(t *testing.T) {
 		t.Errorf("%+v %v", s, ok)
 	}
 	if _, err := x.AddHolder(tiers, "e"); err == nil {
-		t.Error("a tier that there is not was taken")
+		t.Error("an unknown tier was accepted")
 	}
 }
 

@@ -54,7 +54,7 @@ var (
 )
 
 // Index is a prefix index; see the package comment. Its methods may be called from any
-// goroutine. Those that change it take turns; walks wait for nothing.
+// goroutine. Changes take turns; walks wait for nothing.
 type Index struct {
 	opts  Options
 	heads *heads

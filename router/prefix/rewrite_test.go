@@ -78,7 +78,7 @@ func TestWalksBesideARewrittenTailInventNoHit(t *testing.T) {
 					x.WalkTokens(view, connector.Key{}, a.tokens, 16, &s, out)
 				}
 				if walks.Add(1); out[1].GPU > head {
-					t.Errorf("%d blocks of a prompt of which it has %d", out[1].GPU, head)
+					t.Errorf("%d blocks of a prompt, although it has %d", out[1].GPU, head)
 					return
 				}
 			}

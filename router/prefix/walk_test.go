@@ -49,9 +49,9 @@ func TestTiersAreCombinedBlockByBlock(t *testing.T) {
 		diskOnly          int32
 	}{
 		{"the gpu alone", stretches{{0, 9000}}, nil, nil, Result{GPU: 9000, Usable: 9000, FromGPU: 9000}, 0},
-		{"the disk goes on behind the gpu", stretches{{0, 5000}}, stretches{{0, 8000}}, nil,
+		{"the disk goes on after the gpu", stretches{{0, 5000}}, stretches{{0, 8000}}, nil,
 			Result{GPU: 5000, Disk: 3000, Usable: 8000, FromGPU: 5000, FromDisk: 3000}, 8000},
-		{"a gpu block behind a gap that the disk fills", stretches{{0, 100}, {200, 6000}}, stretches{{50, 250}}, nil,
+		{"a gpu block after a gap that the disk fills", stretches{{0, 100}, {200, 6000}}, stretches{{50, 250}}, nil,
 			Result{GPU: 100, Disk: 150, Usable: 6000, FromGPU: 5900, FromDisk: 100}, 0},
 		{"every tier has its part", stretches{{0, 10}}, stretches{{10, 4096}}, stretches{{4000, 4200}},
 			Result{GPU: 10, Disk: 4086, Object: 104, Usable: 4200, FromGPU: 10, FromDisk: 4086, FromObject: 104}, 0},
@@ -106,7 +106,7 @@ func TestHashingStopsWhereTheWalkEnds(t *testing.T) {
 		{"it leaves the chain", w.view, left, 1000, 1000 + maxStretch},
 		{"the ranks have less than others", only1, w.p.tokens, 700, 700},
 		{"all there", w.view, w.p.tokens, 8000, 8000},
-		{"a part of a block behind", w.view, w.p.tokens[:100*16+15], 100, 100},
+		{"and a part of a block", w.view, w.p.tokens[:100*16+15], 100, 100},
 		{"less than a block", w.view, w.p.tokens[:15], 0, 0},
 		{"no tokens", w.view, nil, 0, 0},
 	} {

@@ -29,8 +29,8 @@ type walker struct {
 	depth      int32
 	first      bool
 
-	// have, next and part are sets of holders: who has the block before pos, who has the
-	// whole of the coming stretch, who has some of it. moving are holders with a bitmap that was read in the
+	// have, next and part are sets of holders: those with the block before pos, with the
+	// whole of the coming stretch, with some of it. moving are holders with a bitmap that was read in the
 	// previous stretch: it may have changed between the two looks, so they are looked at again, whatever they have.
 	have, next, part, moving []uint64
 	// moved says that moving is not empty.

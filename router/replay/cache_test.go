@@ -118,7 +118,7 @@ func TestGPUCacheKeepsWhatIsHeld(t *testing.T) {
 			n := c.prefix(old.Blocks)
 			for _, b := range old.Blocks[n:] {
 				if _, ok := c.at[b]; ok {
-					t.Fatal("a block outlived the one in front of it")
+					t.Fatal("a block outlived the one before it")
 				}
 			}
 		}

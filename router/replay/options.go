@@ -28,7 +28,7 @@ type Options struct {
 	// DiskBytesPerS is the bandwidth of a node's disk, ObjectBytesPerS that between a node and the
 	// object store. Defaults 3e9, one NVMe disk of the better kind, and 1e9.
 	DiskBytesPerS, ObjectBytesPerS float64
-	// SaveBytesPerS is what a node's disk can write; saves that fall more than a second behind are
+	// SaveBytesPerS is what a node's disk can write; saves that come more than a second too fast are
 	// dropped, the ends of prompts first. Default 0: every save is kept.
 	SaveBytesPerS float64
 	// DiskDelay and ObjectDelay are the times before the first byte of a load. Defaults 0 and 30 ms;
