@@ -1,4 +1,5 @@
-package disk
+// Package slab has the payload buffers of benches.
+package slab
 
 import (
 	"fmt"
@@ -14,8 +15,8 @@ type Slab struct {
 	mapping []byte
 }
 
-// NewSlab maps count buffers for payloads of payloadBytes each.
-func NewSlab(count, payloadBytes int) (*Slab, error) {
+// New maps count buffers for payloads of payloadBytes each.
+func New(count, payloadBytes int) (*Slab, error) {
 	if count < 1 || payloadBytes < store.MinPayloadBytes || payloadBytes > store.MaxPayloadBytes {
 		return nil, fmt.Errorf("slab of %d buffers of %d bytes: %w", count, payloadBytes, store.ErrInvalid)
 	}
