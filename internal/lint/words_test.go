@@ -41,7 +41,7 @@ func right() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)(left|leaves?|leaving)( [\w,']+){0,6} behind` +
 		`|f[ae]ll(s|en|ing)?( so| too)?( far)? behind|(lags?|far|is|are|was|nobody is|remains?) behind( in [a-z]+)?[,.;:)]` +
 		`|functions behind|stands? behind|behind ((a|an|the|one|its|each|this|every|your|kvconnd's|\w+'s) )?(reverse |load )?(proxy|proxies|router|balancer|port|endpoint|interface|descriptor|pidfd|pointer|socket|NAT)\b` +
-		`|(router|prox(y|ies)|cache|handler|balancer|\bit|tier|daemon|level|memory)"?( of \w+)?( that stands| stands?| is)? in front of|puts? (these|it) in front of` +
+		`|(router|policy|prox(y|ies)|cache|handler|balancer|\bit|tier|daemon|level|memory)"?( of \w+)?( that stands| stands?| is)? in front of|puts? (these|it) in front of` +
 		`|(all|some|none|each|any|one|two|both|most|many|half|part) of which|as far as (possible|\w+( \w+)? can tell)|who (computes|gets)`)
 }
 
@@ -80,12 +80,9 @@ func TestPlainEnglish(t *testing.T) {
 		"integration/vllm/",
 		"internal/engine/",
 		"leader/",
-		"router/load/",
 		"router/policy/",
-		"router/prefix/",
 		"router/proxy/",
 		"router/registry/",
-		"router/replay/",
 		"router/route/",
 		"router/service/",
 		"router/tokenize/",
