@@ -9,7 +9,7 @@ import (
 	"github.com/kvconn/kvconn/internal/engine"
 )
 
-// The points at which a test can act: before and behind the calls of a connector.
+// The points at which a test can act: before and after the calls of a connector.
 const (
 	atMatch   = "before a match"
 	atOffer   = "between the match that offers something and the step"

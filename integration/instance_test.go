@@ -30,7 +30,7 @@ type setup struct {
 	engine  func(*engine.Options)
 	declare func(*connector.Manifest)
 	client  func(*client.Options)
-	// at is called before and behind the calls of the connector; see the points.
+	// at is called before and after the calls of the connector; see the points.
 	at func(point string)
 }
 

@@ -228,7 +228,7 @@ func TestComputedTokensThatEndInsideABlockAreNotBuiltOn(t *testing.T) {
 }
 
 // unaligned tells the daemon of a few more tokens than the engine has in whole blocks, as an
-// engine does that has reused a part of a block and could go on behind it.
+// engine does that has reused a part of a block and could go on after it.
 type unaligned struct{ engine.SchedulerClient }
 
 func (u unaligned) Match(ctx context.Context, m *connector.MatchRequest) connector.Offer {
@@ -271,17 +271,17 @@ func TestNothingIsOfferedBehindAPartOfABlock(t *testing.T) {
 			}
 			e.Attach(unaligned{scheduler}, w)
 			got := e.run("whole", [][]uint32{p})
-			same(t, "behind a part of a block", got, want)
+			same(t, "after a part of a block", got, want)
 			if r := got[0]; r.LocalCachedTokens == 0 || r.CachedTokens+r.RecomputedTokens > 0 {
-				t.Errorf("behind %d tokens of its own: %d tokens offered, want none", r.LocalCachedTokens, r.CachedTokens+r.RecomputedTokens)
+				t.Errorf("after %d tokens of its own: %d tokens offered, want none", r.LocalCachedTokens, r.CachedTokens+r.RecomputedTokens)
 			}
 			e.Attach(scheduler, w)
 			e.Reset(t.Context())
 			e.run("half again", half)
 			got = e.run("whole again", [][]uint32{p})
-			same(t, "behind whole blocks", got, want)
+			same(t, "after whole blocks", got, want)
 			if r := got[0]; r.LocalCachedTokens+r.CachedTokens != whole(p, 8) || r.CachedTokens == 0 {
-				t.Errorf("behind %d tokens of its own: %d tokens offered", r.LocalCachedTokens, r.CachedTokens)
+				t.Errorf("after %d tokens of its own: %d tokens offered", r.LocalCachedTokens, r.CachedTokens)
 			}
 		})
 	}
@@ -314,7 +314,7 @@ func TestEqualTokensOfOtherContentAreNoHit(t *testing.T) {
 			n.saved()
 			hit := []int{0, whole(p, 8)}[round]
 			if len(q.Spans) > 0 && round == 0 {
-				hit = 8 // what is in front of the image is the same
+				hit = 8 // what comes before the image is the same
 			}
 			if got[0].CachedTokens != hit {
 				t.Errorf("request %s: %d tokens from the cache, want %d", q.ID, got[0].CachedTokens, hit)

@@ -5,15 +5,16 @@ import (
 	"slices"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/prefix/coverage"
 )
 
-// Stored says that a holder has blocks that follow parent, a name of the holder's engine;
+// Stored says that a holder has blocks that follow parent, which its engine calls so;
 // without hasParent they begin a prompt. keys are the blocks' chained keys, ids the
 // engine's names for them. A block stored n times has to be removed n times, except in
 // [KeyDomain].
 //
-// Errors: ErrUnknownHolder; ErrUnknownParent; ErrChain, when blocks before the wrong one
-// have been taken in. Nothing is kept of the slices.
+// Errors: ErrUnknownHolder; ErrUnknownParent; ErrChain, with the blocks before the wrong one
+// stored. The slices are not kept.
 func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, keys []connector.Key) error {
 	if len(ids) != len(keys) {
 		return fmt.Errorf("prefix index: %d names for %d blocks", len(ids), len(keys))
@@ -25,7 +26,7 @@ func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, ke
 		return fmt.Errorf("%w: %d", ErrUnknownHolder, h)
 	}
 	var at *run
-	var next uint32 // the offset behind the parent
+	var next uint32 // the offset after the parent
 	if hasParent {
 		p, ok := x.find(h, ho, parent)
 		if !ok {
@@ -55,7 +56,7 @@ func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, ke
 }
 
 // locate finds the place of the first n > 0 of keys, or makes it: in run r from offset
-// from on. They follow the first next blocks of at; a nil at is the root.
+// from on. The keys follow the first next blocks of at; a nil at is the root.
 func (x *Index) locate(at *run, next uint32, keys []connector.Key) (r *run, from uint32, n int, err error) {
 	if at != nil {
 		rest := at.published()[next:]
@@ -85,7 +86,7 @@ func (x *Index) locate(at *run, next uint32, keys []connector.Key) (r *run, from
 	return r, 0, int(r.len()), nil
 }
 
-// extend takes keys into a run behind its last, and returns how many.
+// extend adds keys after the last of a run, and returns how many.
 func (x *Index) extend(r *run, keys []connector.Key) int {
 	n := r.append(keys)
 	x.touch(r)
@@ -93,7 +94,7 @@ func (x *Index) extend(r *run, keys []connector.Key) int {
 	return n
 }
 
-// addRun makes a run of keys behind the first next blocks of at.
+// addRun makes a run of keys that follow the first next blocks of at.
 func (x *Index) addRun(at *run, next uint32, keys []connector.Key) *run {
 	r := &run{head: keys[0], parent: at, written: uint32(len(keys))}
 	if n := len(x.free); n > 0 {
@@ -112,7 +113,7 @@ func (x *Index) addRun(at *run, next uint32, keys []connector.Key) *run {
 	a.keys = a.keys[:len(keys):len(keys)]
 	a.n.Store(uint32(len(keys)))
 	r.keys.Store(a)
-	r.cover.Store(&coverage{})
+	r.cover.Store(&coverage.Coverage{})
 	x.touch(r)
 	x.recount(r)
 	x.stats.Runs++
@@ -121,7 +122,7 @@ func (x *Index) addRun(at *run, next uint32, keys []connector.Key) *run {
 	return r
 }
 
-// grew accounts for new blocks and moves the eviction clock.
+// grew accounts for new blocks and advances the eviction clock.
 func (x *Index) grew(blocks int) {
 	x.stats.Blocks += blocks
 	if x.epochBlocks += blocks; x.epochBlocks > x.stats.Blocks/epochParts {
@@ -139,7 +140,7 @@ func (x *Index) touch(r *run) {
 
 // recount brings the account of the memory up to date for a run.
 func (x *Index) recount(r *run) {
-	n := r.bytes() + r.cover.Load().bytes()
+	n := r.bytes() + r.cover.Load().Bytes()
 	x.stats.Bytes += n - int64(r.counted)
 	r.counted = int32(n)
 }
@@ -147,82 +148,36 @@ func (x *Index) recount(r *run) {
 // hold notes that a holder has the blocks [from, to) of a run.
 func (x *Index) hold(h Holder, ho *holder, r *run, from, to uint32) {
 	c := r.cover.Load()
-	f, at, end := c.find(h)
-	switch {
-	case f == formHoled:
-		x.holdHoled(h, ho, r, c, at, from, to)
-		return
-	case f == formNone:
+	next, change := c.Add(h, from, to, func(from, to uint32) { x.addCopies(ho, r, from, to) })
+	if change.First {
 		x.noteRun(h, ho, r)
-		if from > 0 {
-			x.stats.Splits++
-			b := newBitmap(to)
-			b.set(from, to)
-			ho.blocks += int64(to - from)
-			r.cover.Store(c.withHoled(h, b))
-			return
-		}
-		r.cover.Store(c.withCut(at, h, to))
-	case to <= end:
-		x.addCopies(ho, r, from, to)
-		return
-	case from > end:
-		x.stats.Splits++
-		b := newBitmap(to)
-		b.set(0, end)
-		b.set(from, to)
-		ho.blocks += int64(to - from)
-		r.cover.Store(c.without(h, f, at).withHoled(h, b))
-		return
-	default:
-		x.addCopies(ho, r, from, end)
-		if f == formCut {
-			c.cuts[at].Store(makeCut(h, to))
-		} else {
-			r.cover.Store(c.withoutMember(h).withCut(at, h, to))
-		}
 	}
-	ho.blocks += int64(to - end)
-	if to == r.len() {
+	ho.blocks += int64(change.Blocks)
+	x.publish(r, c, next, change)
+	if change.Blocks > 0 && to == r.len() {
 		r.regroup()
 	}
 }
 
-// holdHoled is hold for a holder with holes.
-func (x *Index) holdHoled(h Holder, ho *holder, r *run, c *coverage, at int, from, to uint32) {
-	b := c.more.holed[at].bits
-	for i := from; i < to && !ho.names.keyed; {
-		set, end := b.runEnd(i)
-		end = min(end, to)
-		if set {
-			x.addCopies(ho, r, i, end)
-		}
-		i = end
+// publish replaces a run's coverage and counts what changed. It reports whether there is another one: if not,
+// the change was made in place.
+func (x *Index) publish(r *run, before, after *coverage.Coverage, change coverage.Change) bool {
+	if change.Split {
+		x.stats.Splits++
 	}
-	if to > b.size() {
-		b = b.grown(to)
-		c = c.withHoled(h, b)
-		r.cover.Store(c)
-	}
-	before := b.count
-	b.set(from, to)
-	ho.blocks += int64(b.count - before)
-	x.heal(h, r, c, b)
-}
-
-// heal makes a holder's bitmap a cut again if it has no holes.
-func (x *Index) heal(h Holder, r *run, c *coverage, b *bitmap) {
-	if n := b.prefix(); n == b.count {
+	if change.Healed {
 		x.stats.Merges++
-		c = c.withHoled(h, nil)
-		at, _ := searchCuts(c.cuts, h)
-		r.cover.Store(c.withCut(at, h, n))
 	}
+	if after == before {
+		return false
+	}
+	r.cover.Store(after)
+	return true
 }
 
-// addCopies counts copies of the blocks [from, to) that the holder has already.
+// addCopies counts copies of the blocks [from, to), which the holder has already.
 func (x *Index) addCopies(ho *holder, r *run, from, to uint32) {
-	if ho.names.keyed || from >= to {
+	if ho.names.keyed {
 		return
 	}
 	if ho.copies == nil {
@@ -238,5 +193,5 @@ func (x *Index) addCopies(ho *holder, r *run, from, to uint32) {
 }
 
 // maxCopies bounds the blocks of one holder whose copies are counted. Beyond it a block
-// counts as gone when its first copy is: a hit missed, never one invented.
+// counts as gone when its first copy is gone: that may miss a hit, but never invents one.
 const maxCopies = 1 << 20

@@ -1,11 +1,12 @@
 package replay
 
 import (
-	"container/heap"
 	"math"
+
+	"github.com/kvconn/kvconn/router/heap"
 )
 
-// phase is what ends for a request.
+// phase is a part of a request that takes time.
 type phase uint8
 
 const (
@@ -17,7 +18,7 @@ const (
 
 // task is a phase of a request under way.
 type task struct {
-	due     float64 // what it waits for
+	due     float64 // seconds, or for a load what link.each has to reach
 	seq     uint64  // breaks ties
 	request int32
 	phase   phase
@@ -26,36 +27,22 @@ type task struct {
 	delayed bool // a load before its first byte
 }
 
-// agenda holds tasks by due.
-type agenda []task
-
-func (a agenda) Len() int { return len(a) }
-
-func (a agenda) Less(i, j int) bool {
-	if a[i].due != a[j].due {
-		return a[i].due < a[j].due
+// Before orders tasks by the time they are due.
+func (t task) Before(other task) bool {
+	if t.due != other.due {
+		return t.due < other.due
 	}
-	return a[i].seq < a[j].seq
+	return t.seq < other.seq
 }
 
-func (a agenda) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
-
-// Push implements heap.Interface.
-func (a *agenda) Push(t any) { *a = append(*a, t.(task)) }
-
-// Pop implements heap.Interface.
-func (a *agenda) Pop() any {
-	last := len(*a) - 1
-	t := (*a)[last]
-	*a = (*a)[:last]
-	return t
-}
+// agenda holds tasks, the next one first.
+type agenda = heap.Heap[task]
 
 // link is a bandwidth that all loads under way share equally.
 type link struct {
 	bytesPerS float64
 	now       float64
-	each      float64 // bytes that a load under way from the start would have had
+	each      float64 // bytes that a load under way from the start would have got by now
 	loads     agenda  // due when each gets there
 	measured  float64 // bytes a second that loads got lately, as a node measures it
 }
@@ -65,7 +52,7 @@ const measureWeight = 0.1
 
 func newLink(bytesPerS float64) *link { return &link{bytesPerS: bytesPerS, measured: bytesPerS} }
 
-// share returns the bandwidth of each load if there are more of them.
+// share returns the bandwidth of each load if more of them are added.
 func (l *link) share(more int) float64 { return l.bytesPerS / float64(len(l.loads)+more) }
 
 // advance lets time pass.
@@ -82,10 +69,10 @@ func (l *link) advance(to float64) {
 func (l *link) start(now float64, t task) {
 	l.advance(now)
 	t.due, t.begun = l.each+t.work, now
-	heap.Push(&l.loads, t)
+	l.loads.Push(t)
 }
 
-// next returns when the next load ends, infinity if there is none.
+// next returns the time when the next load ends, infinity if there is none.
 func (l *link) next() float64 {
 	if len(l.loads) == 0 {
 		return math.Inf(1)
@@ -93,10 +80,10 @@ func (l *link) next() float64 {
 	return l.now + max(float64((l.loads[0].due-l.each)/l.share(0)), 0)
 }
 
-// finish ends the load that is next, at the time that next returned.
+// finish ends the next load, at the time that next returned.
 func (l *link) finish(now float64) task {
 	l.advance(now)
-	t := heap.Pop(&l.loads).(task)
+	t := l.loads.Pop()
 	l.each = t.due
 	if took := now - t.begun; took > 0 {
 		l.measured += float64(measureWeight * (t.work/took - l.measured))
