@@ -1,11 +1,5 @@
 package connector
 
-import "math"
-
-// NoBlock stands in a block table where the engine keeps no block, because it is outside
-// of the layer group's window (TensorRT-LLM's BAD_PAGE_INDEX, vLLM's null block).
-const NoBlock = math.MaxUint32
-
 // MatchRequest asks how much of a prompt the store can give back. It may be repeated
 // for the same request any number of times.
 type MatchRequest struct {
@@ -37,49 +31,9 @@ type Offer struct {
 	Tokens int
 	// Async says that the load runs beside the engine's steps.
 	Async bool
-	// Staged says where the offered bytes lie, for engines that copy them themselves; nil
-	// for others.
-	Staged *StagedOffer
-}
-
-// Alloc tells that the engine has allocated blocks for a request whose offer it took.
-type Alloc struct {
-	Request string
-	// Blocks is the request's whole block table, one list for each layer group.
-	Blocks [][]uint32
-	// Computed is the engine's own prefix hit. External are the tokens to load behind it:
-	// at most what was offered, and nothing if the engine does not want the offer.
-	Computed, External int
-	// GroupComputed is the engine's own prefix hit of each layer group where they differ;
-	// nil means Computed for all. None is beyond Computed + External.
-	GroupComputed []int
-}
-
-// Boundary is the number of tokens that are there once the load has ended.
-func (a *Alloc) Boundary() int { return a.Computed + a.External }
-
-// LoadTokens is the range of tokens that the load is to bring for a group: from where the
-// group's own hit ends, or the first block begins that its window reaches into, to the
-// boundary. It reports false where the group has all that it needs.
-func (a *Alloc) LoadTokens(g *Group, group, blockSize int) (TokenRange, bool) {
-	computed := a.Computed
-	if group < len(a.GroupComputed) {
-		computed = a.GroupComputed[group]
-	}
-	start := max(computed, g.FirstBlock(a.Boundary(), blockSize)*blockSize)
-	return TokenRange{Start: start, End: a.Boundary()}, start < a.Boundary()
-}
-
-// LoadRange is the half-open range of a group's block table that the load is to fill: the
-// blocks of [Alloc.LoadTokens], whole. Where there are none first is end, which is the
-// number of blocks up to the boundary.
-func (a *Alloc) LoadRange(g *Group, group, blockSize int) (first, end int) {
-	r, ok := a.LoadTokens(g, group, blockSize)
-	first, end = r.Blocks(blockSize)
-	if !ok {
-		first = end
-	}
-	return first, end
+	// Handoff says where the offered bytes lie, for engines that copy them themselves (handoff
+	// mode); nil for others.
+	Handoff *HandoffOffer
 }
 
 // Scheduled is one request that the engine computes in this step.

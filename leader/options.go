@@ -5,14 +5,12 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Options configure a [Leader].
 type Options struct {
-	// Namespace is the store's number of the engine's namespace, Digest its identity.
-	Namespace disk.NamespaceID
-	Digest    connector.NamespaceDigest
+	// Namespace is the engine's.
+	Namespace connector.NamespaceDigest
 	// Manifest describes the namespace: block size, layer groups, ranks.
 	Manifest *connector.Manifest
 	// MinOfferTokens is the smallest offer made. Default 0: every hit counts.

@@ -8,7 +8,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Staging reads records into staging memory for an engine that copies them out itself.
@@ -19,7 +18,7 @@ type Staging interface {
 	// keeps them where they are; nil if there are none. Reads that ctx leaves behind should
 	// go on, since the next match asks for the same blocks. A shard that this node cannot
 	// stage has none. blocks are valid during the call only; their slots mean nothing.
-	Stage(ctx context.Context, ns disk.NamespaceID, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin)
+	Stage(ctx context.Context, ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, Pin)
 }
 
 // Pin holds staging memory until it is released, which happens exactly once and must not
@@ -35,7 +34,7 @@ type stagedPrefix struct {
 // stagedShard are the staged blocks of one shard.
 type stagedShard struct {
 	shard  connector.Shard
-	blocks []connector.StagedBlock
+	blocks []connector.HandoffBlock
 	pins   []Pin
 }
 
@@ -49,16 +48,16 @@ func (p *stagedPrefix) end() int {
 }
 
 // stagedOffer tells where a request's offer lies.
-func (l *Leader) stagedOffer(m *connector.MatchRequest) *connector.StagedOffer {
+func (l *Leader) stagedOffer(m *connector.MatchRequest) *connector.HandoffOffer {
 	r := l.requests.find(m.Request)
 	if r == nil || r.staged == nil {
 		return nil
 	}
 	n := r.offered - r.staged.first
-	o := &connector.StagedOffer{First: r.staged.first}
+	o := &connector.HandoffOffer{First: r.staged.first}
 	for i := range r.staged.shards {
 		s := &r.staged.shards[i]
-		o.Shards = append(o.Shards, connector.StagedShard{Shard: s.shard, Blocks: s.blocks[:n]})
+		o.Shards = append(o.Shards, connector.HandoffShard{Shard: s.shard, Blocks: s.blocks[:n]})
 	}
 	return o
 }

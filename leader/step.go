@@ -26,7 +26,7 @@ func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 	if err := l.check(m); err != nil || l.closed {
 		return reply, err
 	}
-	plan := connector.Plan{Namespace: l.opts.Digest}
+	plan := connector.Plan{Namespace: l.opts.Namespace}
 	now := l.opts.Now()
 	l.steps++
 	l.room.begin()

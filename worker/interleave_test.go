@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 )
@@ -18,7 +19,7 @@ import (
 // unevenStore is a store that takes its time now and then.
 type unevenStore struct{ *disk.Store }
 
-func (s unevenStore) Read(ctx context.Context, ops []*disk.ReadOp, done func(*disk.ReadOp)) {
+func (s unevenStore) Read(ctx context.Context, ops []*store.ReadOp, done func(*store.ReadOp)) {
 	if rand.IntN(3) == 0 {
 		time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)
 	}
@@ -135,7 +136,7 @@ func TestNoInterleavingWritesAWrongByte(t *testing.T) {
 		o.Driver = &hookDriver{before: func(gpu.Direction) { // a copy that stands still in the middle
 			time.Sleep(time.Duration(rand.IntN(500)) * time.Microsecond)
 		}}
-		a.LoadBytes = 3 * int64(disk.PayloadBufferSize(layers*pieceBytes))
+		a.LoadBytes = 3 * int64(store.PayloadBufferSize(layers*pieceBytes))
 	})
 	e.page = register(t, e.w, m)
 	for i := range 4 {

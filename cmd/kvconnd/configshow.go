@@ -9,7 +9,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/internal/config"
-	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 )
 
 // configCmd is `kvconnd config`.
@@ -41,7 +41,7 @@ func (c *configShowCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *
 	settings := config.Serve(c.Serve)
 	settings.EnsureDefaults()
 	if settings.HostBytes == 0 {
-		settings.HostBytes = config.Bytes(daemon.DefaultHostBytes())
+		settings.HostBytes = config.Bytes(hostmemory.DefaultBytes())
 	}
 	list := settings.Settings(func(flag string) config.Source { return resolver.source(ctx, flag) })
 	err := errors.Join(printSettings(std.out, list, c.JSON), checkSettings(ctx, &settings))
@@ -78,7 +78,7 @@ func printSettings(out io.Writer, list []config.Setting, asJSON bool) error {
 // checkSettings reports what `serve` refuses.
 func checkSettings(ctx *kong.Context, s *config.Serve) error {
 	var room error
-	if memory := config.Bytes(daemon.MemoryBytes()); s.HostBytes > memory {
+	if memory := config.Bytes(hostmemory.AvailableBytes()); s.HostBytes > memory {
 		// It is taken bit by bit: the daemon would be killed when it is needed.
 		room = fmt.Errorf("host_bytes is %s: there are %s of memory, in this machine or container", s.HostBytes, memory)
 	}

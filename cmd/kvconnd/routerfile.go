@@ -27,7 +27,7 @@ type routerFileValues struct {
 var _ kong.Resolver = (*routerFileValues)(nil)
 
 // resolveRouterFile reads the file that the flag or the environment names, if one does, and
-// puts its values behind flags and environment.
+// has flags and environment come before its values.
 func resolveRouterFile(ctx *kong.Context) (*routerFileValues, error) {
 	r := &routerFileValues{path: os.Getenv(routerFileEnv), from: make(map[string]bool)}
 	for _, flag := range ctx.Flags() {

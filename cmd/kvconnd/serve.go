@@ -31,8 +31,8 @@ second one at once. Under systemd use Type=notify: readiness, state and watchdog
 
 // Run serves until the context ends.
 func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams) error {
-	// Who reads the log may end first, as tee does of the same Ctrl-C: no reason not to stop
-	// in order.
+	// The reader of the log may end first, as tee does of the same Ctrl-C: no reason to skip
+	// the orderly stop.
 	signal.Ignore(syscall.SIGPIPE)
 	defer signal.Reset(syscall.SIGPIPE)
 	c.EnsureDefaults()

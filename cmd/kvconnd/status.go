@@ -126,7 +126,7 @@ func (c *statusCmd) draw(out io.Writer, look string) error {
 	return err
 }
 
-// crop keeps the beginning of a text that a terminal of so many columns and rows can show:
+// crop keeps the beginning of a text that a terminal of width columns and height rows can show:
 // what scrolls off the top would be the health.
 func crop(text string, width, height int) string {
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")

@@ -69,7 +69,7 @@ func (s *Server) serveFrame(ctx context.Context, conn *wire.Conn, h *handler) er
 		return s.refuse(conn, f.Header, err)
 	}
 	out, err := h.handle(ctx, &f, conn.Begin())
-	closeFiles(f.Files)
+	f.CloseFiles()
 	s.requests.Add(1)
 	switch {
 	case errors.Is(err, connector.ErrProtocol):
@@ -108,10 +108,4 @@ func (s *Server) send(conn *wire.Conn, h wire.Header, kind wire.Kind, frame []by
 		return err
 	}
 	return conn.Send(wire.Header{ID: h.ID, Op: h.Op, Kind: kind, Epoch: s.opts.Epoch}, frame, files...)
-}
-
-func closeFiles(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close()
-	}
 }

@@ -58,15 +58,14 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Stats counts what a server has seen.
+// Stats counts what a server has seen. The tags are those of package counters.
 type Stats struct {
 	// Connections are open now; Accepted and Refused count since the start, the latter
 	// those with the wrong credentials, above a limit, or turned away for want of descriptors.
-	Connections int    `json:"connections"`
-	Accepted    uint64 `json:"accepted"`
-	Refused     uint64 `json:"refused"`
-	// ProtocolErrors counts connections closed because the client broke the protocol.
-	ProtocolErrors uint64 `json:"protocol_errors"`
+	Connections    int    `json:"connections" metric:"connections" help:"Connections of engines and their ranks."`
+	Accepted       uint64 `json:"accepted"`
+	Refused        uint64 `json:"refused" metric:"connections_refused_total" help:"Connections refused for their user or number."`
+	ProtocolErrors uint64 `json:"protocol_errors" metric:"protocol_errors_total" help:"Connections closed because the client broke the protocol."`
 	// Requests counts requests answered.
 	Requests uint64 `json:"requests"`
 }

@@ -134,7 +134,7 @@ func TestStagedModeNeedsAVersionThatReadsPlans(t *testing.T) {
 	if f := greet(t, conn, h); f.Kind != wire.KindReply {
 		t.Errorf("answer %+v to a client of version 2", f.Header)
 	}
-	h.Staged = true
+	h.Handoff = true
 	_, staged := dial(t, socket)
 	f := greet(t, staged, h)
 	wantError(t, &f, wire.CodeVersion)

@@ -16,8 +16,8 @@ type Peer struct {
 	PID int
 	// Client is the client's name and version, Engine its engine instance.
 	Client, Engine string
-	// Staged is set by engines that cannot report a failed load.
-	Staged bool
+	// Handoff is set by engines that cannot report a failed load.
+	Handoff bool
 }
 
 // Scheduler is the session of an engine's scheduler. Calls of one session never overlap,
@@ -79,9 +79,9 @@ type Registration struct {
 type Registered struct {
 	// BlockBytes is the payload size of a block of each layer group.
 	BlockBytes []int
-	// Staging is the staging memory, for engines that copy staged blocks themselves; nil
+	// HostTier is the memory of the host tier, for engines that copy staged blocks themselves; nil
 	// for others. It is sealed against shrinking (F_SEAL_SHRINK), and stays the session's.
-	Staging *os.File
+	HostTier *os.File
 }
 
 // Worker is the session of one rank's worker. Calls of one session never overlap, so that
@@ -98,7 +98,7 @@ type Registered struct {
 //     reported.
 //   - Unregister, and then Register or Close.
 //
-// In staged mode Load is not called: the client copies from [Registered].Staging.
+// In staged mode Load is not called: the client copies from [Registered].HostTier.
 //
 // Before each copy to or from engine memory a session counts itself into the fence page,
 // and out behind (see package fence). The client relies on it to go on without an answer.

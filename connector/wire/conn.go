@@ -20,13 +20,16 @@ const readAhead = 32 << 10
 // keepBody is the largest body buffer that a connection keeps between frames.
 const keepBody = 1 << 20
 
-// Frame is one received frame. Body is valid until the next read on its connection.
-// Whoever receives it closes Files.
+// Frame is one received frame. Body is valid until the next read on its connection. The
+// receiver closes Files.
 type Frame struct {
 	Header
 	Body  []byte
 	Files []*os.File
 }
+
+// CloseFiles closes the descriptors that came with the frame.
+func (f *Frame) CloseFiles() { closeFiles(f.Files) }
 
 // Conn sends and receives frames over a Unix stream socket. One goroutine may read
 // while another writes; neither side may be shared.

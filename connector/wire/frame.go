@@ -15,8 +15,8 @@ import (
 const (
 	MinVersion = 2
 	MaxVersion = 3
-	// MinStagedVersion is the lowest version of staged mode.
-	MinStagedVersion = 3
+	// MinHandoffVersion is the lowest version of staged mode.
+	MinHandoffVersion = 3
 )
 
 // Limits of a frame.

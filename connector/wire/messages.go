@@ -33,9 +33,9 @@ type Hello struct {
 	Manifest []byte
 	// Rank is the worker's rank (workers only).
 	Rank int
-	// Staged is set by engines that cannot report a failed load: they are offered only
+	// Handoff is set by engines that cannot report a failed load: they are offered only
 	// what is verified and pinned in staging memory, and copy it themselves.
-	Staged bool
+	Handoff bool
 }
 
 // Append appends the body of m to b.
@@ -56,7 +56,7 @@ func (m *Hello) Append(b []byte) []byte {
 	b = msgp.AppendString(b, "rank")
 	b = msgp.AppendInt(b, m.Rank)
 	b = msgp.AppendString(b, "staged")
-	return msgp.AppendBool(b, m.Staged)
+	return msgp.AppendBool(b, m.Handoff)
 }
 
 // DecodeVersions reads the versions of a hello, and nothing else: what else a hello holds
@@ -82,10 +82,10 @@ func Negotiate(lowest, highest int) (int, error) {
 	return negotiate(lowest, highest, MinVersion, "")
 }
 
-// CheckStaged reports whether staged mode can be spoken in the version that was chosen
+// CheckHandoff reports whether staged mode can be spoken in the version that was chosen
 // from those of a client. Errors wrap [connector.ErrVersion].
-func CheckStaged(lowest, highest int) error {
-	_, err := negotiate(lowest, highest, MinStagedVersion, " in staged mode")
+func CheckHandoff(lowest, highest int) error {
+	_, err := negotiate(lowest, highest, MinHandoffVersion, " in staged mode")
 	return err
 }
 
@@ -125,7 +125,7 @@ func (m *Hello) Decode(body []byte) error {
 		case "rank":
 			m.Rank = int(d.uint("rank", connector.MaxShards))
 		case "staged":
-			m.Staged = d.bool("staged")
+			m.Handoff = d.bool("staged")
 		default:
 			return false
 		}

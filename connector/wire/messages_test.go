@@ -20,7 +20,7 @@ type codec struct {
 }
 
 func codecs() []codec {
-	hello := &Hello{MinVersion: 1, MaxVersion: 3, Role: RoleWorker, Client: "c/1", Engine: "e", Manifest: []byte("{}"), Rank: 5, Staged: true}
+	hello := &Hello{MinVersion: 1, MaxVersion: 3, Role: RoleWorker, Client: "c/1", Engine: "e", Manifest: []byte("{}"), Rank: 5, Handoff: true}
 	helloReply := &HelloReply{Version: 1, Server: "s", Namespace: strings.Repeat("ab", 32), LoadTimeoutMS: 10000}
 	errBody := &ErrorBody{Code: CodeBadRequest, Message: "no"}
 	match := &connector.MatchRequest{Request: "r", From: 3, Tokens: []uint32{1, 1 << 31}, PromptTokens: 5, Computed: 16, Spans: []connector.Span{{Start: 1, End: 4, ID: []byte("img")}}, Scope: connector.Scope{Salt: "s", LoRA: "l"}, NoLoad: true, NoSave: true}

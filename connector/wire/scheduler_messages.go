@@ -93,7 +93,7 @@ func (d *decoder) appendSpans(out []connector.Span) []connector.Span {
 // AppendOffer appends the body of the answer to match.
 func AppendOffer(b []byte, o connector.Offer) []byte {
 	fields := uint32(2)
-	if o.Staged != nil {
+	if o.Handoff != nil {
 		fields++
 	}
 	b = msgp.AppendMapHeader(b, fields)
@@ -101,9 +101,9 @@ func AppendOffer(b []byte, o connector.Offer) []byte {
 	b = msgp.AppendInt(b, o.Tokens)
 	b = msgp.AppendString(b, "async")
 	b = msgp.AppendBool(b, o.Async)
-	if o.Staged != nil {
+	if o.Handoff != nil {
 		b = msgp.AppendString(b, "staged")
-		b = msgp.AppendBytes(b, o.Staged.Append(nil))
+		b = msgp.AppendBytes(b, o.Handoff.Append(nil))
 	}
 	return b
 }
@@ -118,7 +118,7 @@ func DecodeOffer(body []byte, o *connector.Offer) error {
 		case "async":
 			o.Async = d.bool("async")
 		case "staged":
-			o.Staged = d.stagedOffer()
+			o.Handoff = d.stagedOffer()
 		default:
 			return false
 		}
@@ -127,12 +127,12 @@ func DecodeOffer(body []byte, o *connector.Offer) error {
 	return d.end()
 }
 
-func (d *decoder) stagedOffer() *connector.StagedOffer {
+func (d *decoder) stagedOffer() *connector.HandoffOffer {
 	v := d.bytes("staged", MaxBodyBytes)
 	if d.err != nil {
 		return nil
 	}
-	o, err := connector.ParseStagedOffer(v)
+	o, err := connector.ParseHandoffOffer(v)
 	if err != nil {
 		d.fail("staged: %v", err)
 	}

@@ -12,7 +12,7 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // Size is one of the sizes of records, each of a namespace of its own.
@@ -86,7 +86,7 @@ func (r Record) fill(b []byte) {
 
 // payload is the record's content, in a buffer for the store.
 func (r Record) payload() []byte {
-	b := disk.AlignedBuffer(r.Size.Bytes())
+	b := store.AlignedBuffer(r.Size.Bytes())
 	r.fill(b)
 	return b
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// The three names of a setting follow from each other: who knows one knows all.
+// The three names of a setting follow from each other: to know one is to know all.
 func TestEverySettingHasOneName(t *testing.T) {
 	schema := reflect.TypeFor[Serve]()
 	for i := range schema.NumField() {

@@ -16,6 +16,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/health"
+	"github.com/kvconn/kvconn/internal/daemon/httplimit"
+	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
@@ -29,10 +32,10 @@ func run(ctx context.Context, o *Options) error {
 	}
 	now := time.Now()
 	d := &daemon{
-		opts: o, epoch: epoch, started: now, health: newHealth(o.Logger), opening: newOpening(o.Logger, now),
+		opts: o, epoch: epoch, started: now, health: health.New(o.Logger),
 		info: Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", epoch), Socket: o.Socket},
 	}
-	d.opening.first = d.writeInfo
+	d.opening = opening.New(o.Logger, now, d.writeInfo)
 	// First what fails at once: an address in use must not cost the opening of a store, or
 	// make one.
 	defer d.closeListeners()
@@ -76,11 +79,11 @@ type daemon struct {
 	arena   *host.Arena
 	epoch   uint64
 	started time.Time
-	health  *health
-	opening *opening
+	health  *health.Monitor
+	opening *opening.Tracker
 	// socket is nil once the server has it; web and profiles are nil if they are not wanted.
 	socket        *server.Listener
-	web, profiles *httpServer
+	web, profiles *httplimit.Server
 
 	infoMu sync.Mutex
 	info   Info
@@ -107,9 +110,9 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	}()
 	ctx, cancel := context.WithCancel(ctx)
 	g, ctx := errgroup.WithContext(ctx)
-	for _, s := range []*httpServer{d.web, d.profiles} {
+	for _, s := range []*httplimit.Server{d.web, d.profiles} {
 		if s != nil {
-			g.Go(func() error { return s.serve(ctx) })
+			g.Go(func() error { return s.Serve(ctx) })
 		}
 	}
 	err = d.open(ctx)
@@ -155,8 +158,7 @@ func (d *daemon) announce() {
 	}
 }
 
-// listen takes the addresses that engines and people will connect to, as far as they are
-// wanted.
+// listen takes the addresses that engines and people will connect to, if they are wanted.
 func (d *daemon) listen(ctx context.Context) (err error) {
 	if d.socket, err = server.Reserve(ctx, d.opts.Socket); err != nil {
 		return err
@@ -167,7 +169,7 @@ func (d *daemon) listen(ctx context.Context) (err error) {
 			return fmt.Errorf("listen for HTTP on %s: %w", d.opts.HTTP, err)
 		}
 		d.info.HTTP = l.Addr().String()
-		d.web = newHTTPServer(l, httpConnsOf(descriptorLimit()), d.handler(), d.opts.Logger)
+		d.web = httplimit.NewServer(l, httpConnsOf(descriptorLimit()), d.handler(), d.opts.Logger)
 	}
 	if d.opts.Pprof != "" {
 		l, err := listenPprof(d.opts.Pprof)
@@ -175,7 +177,7 @@ func (d *daemon) listen(ctx context.Context) (err error) {
 			return err
 		}
 		d.info.Pprof = l.Addr().String()
-		d.profiles = newHTTPServer(l, pprofConns, pprofHandler(), d.opts.Logger)
+		d.profiles = httplimit.NewServer(l, pprofConns, pprofHandler(), d.opts.Logger)
 	}
 	return nil
 }
@@ -185,9 +187,9 @@ func (d *daemon) closeListeners() {
 	if d.socket != nil {
 		_ = d.socket.Close()
 	}
-	for _, s := range []*httpServer{d.web, d.profiles} {
+	for _, s := range []*httplimit.Server{d.web, d.profiles} {
 		if s != nil {
-			_ = s.listener.Close() // who served it has closed it
+			_ = s.Close() // if it served, it is closed
 		}
 	}
 }

@@ -9,6 +9,9 @@ import (
 
 // What a daemon may need descriptors for.
 const (
+	// httpConns bounds the connections of the HTTP interface: routers, monitoring and people of
+	// one node.
+	httpConns = 128
 	// storeDescriptors are the journal's tables, logs and small files.
 	storeDescriptors = 256 + 64
 	// engineDescriptors are those of a node's engines and ranks: for each a connection, its

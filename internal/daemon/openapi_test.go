@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/testkit/openapitest"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
@@ -63,7 +64,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		// whole: every field must be described; else those described must exist.
 		whole bool
 	}{
-		{"Health", reflect.TypeFor[Health](), true}, {"HealthReason", reflect.TypeFor[HealthReason](), true},
+		{"Health", reflect.TypeFor[health.State](), true}, {"HealthReason", reflect.TypeFor[health.Reason](), true},
 		{"Readiness", reflect.TypeFor[Readiness](), true}, {"Status", reflect.TypeFor[Status](), true},
 		{"EngineStatus", reflect.TypeFor[EngineStatus](), true}, {"RankStatus", reflect.TypeFor[RankStatus](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"Queues", reflect.TypeFor[Queues](), true},
@@ -102,7 +103,7 @@ func TestOpenAPINamesEveryFaultCode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range healthCodes() {
+	for _, want := range health.Codes() {
 		if !strings.Contains(string(code), `"`+want+`"`) {
 			t.Errorf("code %s is not described: %s", want, code)
 		}

@@ -34,7 +34,7 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	}
 	st := s.Stats()
-	d.opening.observe(time.Now(), &st)
+	d.opening.Observe(time.Now(), &st)
 	d.opened.Store(true)
 	return nil
 }
@@ -69,7 +69,7 @@ func (d *daemon) storeOptions() disk.Options {
 		Calibrate:          true,
 		ScrubBytesPerS:     o.ScrubBytesPerS,
 		EventBytes:         o.EventBytes,
-		Progress:           d.opening.progress,
+		Progress:           d.opening.Progress,
 		ForgetSegments:     o.ForgetSegments,
 	}
 	if o.NoMinFree {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/router/publish"
 	"github.com/kvconn/kvconn/store/disk"
@@ -89,10 +90,10 @@ func (o *Options) EnsureDefaults() {
 		o.LoadTimeout = 10 * time.Second
 	}
 	if o.HostBytes == 0 {
-		o.HostBytes = DefaultHostBytes()
+		o.HostBytes = hostmemory.DefaultBytes()
 	}
 	if o.EventBytes == 0 {
-		o.EventBytes = min(maxEventBytes, max(MemoryBytes()/eventShare, minEventBytes))
+		o.EventBytes = min(maxEventBytes, max(hostmemory.AvailableBytes()/eventShare, minEventBytes))
 	}
 	if o.StopTimeout == 0 {
 		o.StopTimeout = 25 * time.Second

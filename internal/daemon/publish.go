@@ -21,13 +21,13 @@ type PublishStatus struct {
 	ReplayEndpoint string `json:"replay_endpoint,omitempty"`
 	Topic          string `json:"topic"`
 	HashForm       string `json:"hash_form"`
-	Subscribers    int    `json:"subscribers"`
+	Subscribers    int    `json:"subscribers" metric:"subscribers" help:"Subscribers of published KV events."`
 	// Batches were published; Sent and Dropped are batches times subscribers.
-	Batches uint64 `json:"batches"`
-	Sent    uint64 `json:"sent"`
-	Dropped uint64 `json:"dropped"`
+	Batches uint64 `json:"batches" metric:"batches_total" help:"Batches of KV events published."`
+	Sent    uint64 `json:"sent" metric:"sent_total" help:"Batches times subscribers that they were sent to."`
+	Dropped uint64 `json:"dropped" metric:"dropped_total" help:"Batches times subscribers that were too slow for them."`
 	// Failures is how often publishing broke off; Error is why it does not go on now.
-	Failures uint64 `json:"failures"`
+	Failures uint64 `json:"failures" metric:"failures_total" help:"How often publishing broke off."`
 	Error    string `json:"error,omitempty"`
 }
 
@@ -144,19 +144,4 @@ func (s *PublishStatus) add(z zmtp.PublisherStats) {
 	s.Batches += z.Published
 	s.Sent += z.Sent
 	s.Dropped += z.Dropped
-}
-
-// publishMetrics are 0 if no events are published.
-func publishMetrics(gauge addGauge, counter addCounter) {
-	of := func(r *reading) PublishStatus {
-		if r.publish == nil {
-			return PublishStatus{}
-		}
-		return *r.publish
-	}
-	gauge("publish_subscribers", "Subscribers of published KV events.", func(r *reading) float64 { return float64(of(r).Subscribers) })
-	counter("publish_batches_total", "Batches of KV events published.", func(r *reading) uint64 { return of(r).Batches })
-	counter("publish_sent_total", "Batches times subscribers that they were sent to.", func(r *reading) uint64 { return of(r).Sent })
-	counter("publish_dropped_total", "Batches times subscribers that were too slow for them.", func(r *reading) uint64 { return of(r).Dropped })
-	counter("publish_failures_total", "How often publishing broke off.", func(r *reading) uint64 { return of(r).Failures })
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
 	"github.com/kvconn/kvconn/router/publish"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -135,7 +136,7 @@ type failingSource struct {
 	left int
 }
 
-func (f *failingSource) Subscribe(ctx context.Context) (*disk.Subscription, error) {
+func (f *failingSource) Subscribe(ctx context.Context) (store.Subscription, error) {
 	if f.left--; f.left >= 0 {
 		return nil, errors.New("not now")
 	}

@@ -50,7 +50,7 @@ func (b *backend) notReady(s *schedulerSession) string {
 		case w.peer.Engine != s.peer.Engine:
 		case w.lost:
 			return "the memory of a rank is gone"
-		case w.registered && w.peer.Staged && w.digest == s.digest:
+		case w.registered && w.peer.Handoff && w.namespace == s.namespace:
 			mapped[w.rank]++
 		}
 	}
@@ -71,7 +71,7 @@ func (b *backend) notReady(s *schedulerSession) string {
 func (b *backend) stagedInstances(s *schedulerSession) int {
 	n := 0
 	for o := range b.schedulers {
-		if o.staging != nil && o.peer.Engine == s.peer.Engine && o.digest == s.digest {
+		if o.staging != nil && o.peer.Engine == s.peer.Engine && o.namespace == s.namespace {
 			n++
 		}
 	}
@@ -90,8 +90,8 @@ func (b *backend) logReady(changes []readyChange) {
 }
 
 // setMemory notes whether the rank's memory is held, and whether it was refused, and tells
-// its engine's leader. What was refused is remembered behind the session's end: clients hang
-// up when they are refused.
+// its engine's leader. A refusal is remembered after the session's end: clients hang up
+// when they are refused.
 func (s *workerSession) setMemory(registered, refused bool) {
 	s.b.mu.Lock()
 	s.registered, s.lost = registered, false

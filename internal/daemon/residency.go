@@ -13,7 +13,9 @@ import (
 
 	"github.com/tinylib/msgp/msgp"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -72,7 +74,7 @@ const (
 )
 
 // errSlowReader ends a snapshot that is read too slowly.
-var errSlowReader = fmt.Errorf("the snapshot was read too slowly: %w", disk.ErrLagged)
+var errSlowReader = fmt.Errorf("the snapshot was read too slowly: %w", store.ErrLagged)
 
 // residencySource is the store as the stream needs it; see [disk.Store].
 type residencySource interface {
@@ -80,27 +82,11 @@ type residencySource interface {
 	Namespaces() []disk.NamespaceInfo
 	// records is about how many there are.
 	records() int64
-	subscribe(ctx context.Context) (residencySubscription, error)
-	subscribeAfter(epoch, seq uint64) (residencySubscription, error)
-}
-
-// residencySubscription is a [disk.Subscription].
-type residencySubscription interface {
-	Snapshot(ctx context.Context, f func(disk.Resident) error) error
-	Seq() uint64
-	Next(ctx context.Context) ([]disk.Event, error)
-	Close() error
+	Subscribe(ctx context.Context) (store.Subscription, error)
+	SubscribeAfter(epoch, seq uint64) (store.Subscription, error)
 }
 
 type storeResidency struct{ *disk.Store }
-
-func (s storeResidency) subscribe(ctx context.Context) (residencySubscription, error) {
-	return s.Subscribe(ctx)
-}
-
-func (s storeResidency) subscribeAfter(epoch, seq uint64) (residencySubscription, error) {
-	return s.SubscribeAfter(epoch, seq)
-}
 
 func (s storeResidency) records() int64 { return s.Stats().Records }
 
@@ -112,6 +98,7 @@ func newResidencyHandler(ctx context.Context, s *disk.Store) http.Handler {
 	return &residencyHandler{
 		ctx: ctx, source: storeResidency{s},
 		streams: httplimit.NewShares(residencyStreams), snapshots: httplimit.NewShares(residencySnapshots),
+		numbers: newResidencyNumbers(),
 	}
 }
 
@@ -119,6 +106,64 @@ type residencyHandler struct {
 	ctx                context.Context // ends all streams
 	source             residencySource
 	streams, snapshots *httplimit.Shares
+
+	mu         sync.Mutex
+	numbers    *residencyNumbers
+	renumbered bool
+}
+
+// residencyNamespaces is how many namespaces a reader numbers.
+const residencyNamespaces = 1 << 16
+
+// residencyNumbers are what streams call namespaces. A stream that goes on does not say again what
+// a number means, so that they stay the same as long as the store is open.
+type residencyNumbers struct {
+	mu sync.Mutex
+	of map[connector.NamespaceDigest]uint32
+}
+
+func newResidencyNumbers() *residencyNumbers {
+	return &residencyNumbers{of: make(map[connector.NamespaceDigest]uint32)}
+}
+
+// number fails with an error that ends the stream once all numbers are given out.
+func (n *residencyNumbers) number(ns connector.NamespaceDigest) (uint32, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	number, known := n.of[ns]
+	switch {
+	case known:
+		return number, nil
+	case len(n.of) == residencyNamespaces:
+		return 0, fmt.Errorf("more than %d namespaces: %w", residencyNamespaces, store.ErrLagged)
+	}
+	number = uint32(len(n.of))
+	n.of[ns] = number
+	return number, nil
+}
+
+func (n *residencyNumbers) full() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.of) == residencyNamespaces
+}
+
+// numbersOf returns the numbers for a stream. Once all are given out a new stream begins again, and
+// none goes on where another stopped.
+func (h *residencyHandler) numbersOf(resumed bool) *residencyNumbers {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !resumed && h.numbers.full() {
+		h.numbers, h.renumbered = newResidencyNumbers(), true
+	}
+	return h.numbers
+}
+
+// resumable reports whether a stream may go on where another stopped.
+func (h *residencyHandler) resumable() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.renumbered
 }
 
 // refuseResidency tells a reader to come again.
@@ -148,7 +193,7 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		giveSnapshot = sync.OnceFunc(func() { h.snapshots.Give(client) })
 		defer giveSnapshot()
 		var err error
-		if u, err = h.source.subscribe(ctx); err != nil {
+		if u, err = h.source.Subscribe(ctx); err != nil {
 			refuseResidency(w, err.Error())
 			return
 		}
@@ -157,8 +202,8 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/vnd.kvconn.residency")
 	w.Header().Set("Cache-Control", "no-store")
 	s := &residencyStream{
-		source: h.source, w: bufio.NewWriterSize(w, 64<<10), control: http.NewResponseController(w),
-		sent: make(map[disk.NamespaceID]bool), snapshotRead: giveSnapshot,
+		source: h.source, numbers: h.numbersOf(resumed), w: bufio.NewWriterSize(w, 64<<10), control: http.NewResponseController(w),
+		sent: make(map[connector.NamespaceDigest]uint32), snapshotRead: giveSnapshot,
 	}
 	if err := s.run(ctx, u, resumed); r.Context().Err() == nil {
 		s.end(h.ctx, err)
@@ -166,13 +211,13 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // resume goes on where the reader says it stopped; nil if that is not possible.
-func (h *residencyHandler) resume(r *http.Request) residencySubscription {
+func (h *residencyHandler) resume(r *http.Request) store.Subscription {
 	epoch, errEpoch := strconv.ParseUint(r.URL.Query().Get("epoch"), 10, 64)
 	after, errAfter := strconv.ParseUint(r.URL.Query().Get("after"), 10, 64)
-	if errEpoch != nil || errAfter != nil {
+	if errEpoch != nil || errAfter != nil || !h.resumable() {
 		return nil
 	}
-	u, err := h.source.subscribeAfter(epoch, after)
+	u, err := h.source.SubscribeAfter(epoch, after)
 	if err != nil { // not kept any more
 		return nil
 	}
@@ -182,9 +227,11 @@ func (h *residencyHandler) resume(r *http.Request) residencySubscription {
 // residencyStream writes one stream. After an error of w nothing more is written.
 type residencyStream struct {
 	source  residencySource
+	numbers *residencyNumbers
 	w       *bufio.Writer
 	control *http.ResponseController
-	sent    map[disk.NamespaceID]bool
+	// sent are the numbers of namespaces that were described.
+	sent    map[connector.NamespaceDigest]uint32
 	body    []byte
 	records []byte
 	first   uint64 // number of the first of records
@@ -193,7 +240,7 @@ type residencyStream struct {
 }
 
 // run writes until something ends the stream, and returns what.
-func (s *residencyStream) run(ctx context.Context, u residencySubscription, resumed bool) error {
+func (s *residencyStream) run(ctx context.Context, u store.Subscription, resumed bool) error {
 	b := msgp.AppendUint64(s.frame(residencyHello, 4), residencyVersion)
 	b = msgp.AppendUint64(b, s.source.Epoch())
 	if err := s.write(msgp.AppendBool(b, resumed)); err != nil {
@@ -217,15 +264,15 @@ func (s *residencyStream) run(ctx context.Context, u residencySubscription, resu
 	}
 }
 
-func (s *residencyStream) snapshot(ctx context.Context, u residencySubscription) error {
+func (s *residencyStream) snapshot(ctx context.Context, u store.Subscription) error {
 	defer s.snapshotRead()
 	allowed := residencySnapshotTime + time.Duration(s.source.records()/residencyLeast)*time.Second
 	ctx, cancel := context.WithTimeoutCause(ctx, allowed, errSlowReader)
 	defer cancel()
 	seq, count := u.Seq(), uint64(0)
-	err := u.Snapshot(ctx, func(r disk.Resident) error {
+	err := u.Snapshot(ctx, func(r store.Resident) error {
 		count++
-		return s.record(disk.EventStored, r.ID, r.Parent[:])
+		return s.record(store.EventStored, r.ID, r.Parent[:])
 	})
 	if err != nil {
 		return fmt.Errorf("read the snapshot: %w", err)
@@ -237,13 +284,13 @@ func (s *residencyStream) snapshot(ctx context.Context, u residencySubscription)
 }
 
 // next writes the next events, or says that there are none.
-func (s *residencyStream) next(ctx context.Context, u residencySubscription) error {
+func (s *residencyStream) next(ctx context.Context, u store.Subscription) error {
 	wait, cancel := context.WithTimeout(ctx, residencyHeartbeatInterval)
 	defer cancel()
 	events, err := u.Next(wait)
 	switch {
 	case err == nil:
-	case errors.Is(err, disk.ErrTimeout) && ctx.Err() == nil:
+	case errors.Is(err, store.ErrTimeout) && ctx.Err() == nil:
 		return s.write(msgp.AppendUint64(s.frame(residencyHeartbeat, 2), u.Seq()))
 	default:
 		return err
@@ -259,15 +306,17 @@ func (s *residencyStream) next(ctx context.Context, u residencySubscription) err
 }
 
 // record adds a record to the frame that is being made.
-func (s *residencyStream) record(kind disk.EventKind, id disk.RecordID, parent []byte) error {
-	if !s.sent[id.Namespace] {
+func (s *residencyStream) record(kind store.EventKind, id store.RecordID, parent []byte) error {
+	number, known := s.sent[id.Namespace]
+	if !known {
 		if err := s.namespace(id.Namespace); err != nil {
 			return err
 		}
+		number = s.sent[id.Namespace]
 	}
 	b := append(s.records, byte(kind))
 	b = binary.LittleEndian.AppendUint16(b, uint16(id.Shard))
-	b = binary.LittleEndian.AppendUint32(b, uint32(id.Namespace))
+	b = binary.LittleEndian.AppendUint32(b, number)
 	b = append(b, id.Key[:]...)
 	s.records = append(b, parent...)
 	if len(s.records) >= residencyBatch*residencyRecordBytes {
@@ -293,18 +342,22 @@ func (s *residencyStream) writeRecords() error {
 
 // namespace says what a namespace is. What was recorded before it goes first, so that numbers stay in
 // order.
-func (s *residencyStream) namespace(id disk.NamespaceID) error {
+func (s *residencyStream) namespace(id connector.NamespaceDigest) error {
 	if err := s.writeRecords(); err != nil {
 		return err
 	}
-	s.sent[id] = true
+	number, err := s.numbers.number(id)
+	if err != nil {
+		return err
+	}
+	s.sent[id] = number
 	for _, n := range s.source.Namespaces() {
-		if n.ID == id {
-			b := msgp.AppendUint64(s.frame(residencyNamespace, 4), uint64(id))
+		if n.Digest == id {
+			b := msgp.AppendUint64(s.frame(residencyNamespace, 4), uint64(number))
 			return s.write(msgp.AppendBytes(msgp.AppendBytes(b, n.Digest[:]), n.Manifest))
 		}
 	}
-	return fmt.Errorf("namespace %d is not known to its store", id)
+	return fmt.Errorf("namespace %v is not known to its store", id)
 }
 
 // frame begins a frame of so many values.
@@ -342,9 +395,9 @@ func (s *residencyStream) flush() error {
 func (s *residencyStream) end(daemon context.Context, err error) {
 	code := "error"
 	switch {
-	case daemon.Err() != nil || errors.Is(err, disk.ErrClosed):
+	case daemon.Err() != nil || errors.Is(err, store.ErrClosed):
 		code, err = "stopping", errors.New("the daemon is stopping")
-	case errors.Is(err, disk.ErrLagged):
+	case errors.Is(err, store.ErrLagged):
 		code = "lagged"
 	}
 	b := msgp.AppendString(s.frame(residencyEnd, 3), code)

@@ -22,6 +22,7 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -33,7 +34,7 @@ const (
 func residencyLogger() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 // residencyStore is a small store with a namespace of two shards.
-func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, disk.NamespaceID) {
+func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, connector.NamespaceDigest) {
 	t.Helper()
 	s, err := disk.Open(t.Context(), disk.Options{
 		Dir: t.TempDir(), MaxBytes: maxBytes, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: residencyLogger(),
@@ -71,14 +72,14 @@ func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
 }
 
 // residencySave writes both shards of a prompt's blocks and waits.
-func residencySave(t *testing.T, s *disk.Store, ns disk.NamespaceID, keys []connector.Key, shards ...connector.Shard) {
+func residencySave(t *testing.T, s *disk.Store, ns connector.NamespaceDigest, keys []connector.Key, shards ...connector.Shard) {
 	t.Helper()
-	var ops []*disk.WriteOp
+	var ops []*store.WriteOp
 	for i := 1; i < len(keys); i++ {
 		for _, shard := range shards {
-			ops = append(ops, &disk.WriteOp{
-				ID:     disk.RecordID{Namespace: ns, Shard: shard, Key: keys[i]},
-				Parent: keys[i-1], Payload: disk.AlignedBuffer(residencyTestPayload),
+			ops = append(ops, &store.WriteOp{
+				Record: store.Record{ID: store.RecordID{Namespace: ns, Shard: shard, Key: keys[i]},
+					Parent: keys[i-1]}, Payload: store.AlignedBuffer(residencyTestPayload),
 			})
 		}
 	}
@@ -150,7 +151,7 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 	complete := func() (n int64) {
 		for _, keys := range chains {
 			for _, k := range keys[1:] {
-				if s.Has(disk.RecordID{Namespace: ns, Shard: 0, Key: k}) && s.Has(disk.RecordID{Namespace: ns, Shard: 1, Key: k}) {
+				if storetest.Has(s, store.RecordID{Namespace: ns, Shard: 0, Key: k}) && storetest.Has(s, store.RecordID{Namespace: ns, Shard: 1, Key: k}) {
 					n++
 				}
 			}
@@ -254,19 +255,19 @@ func (laggingSource) records() int64                     { return 0 }
 func (s laggingSource) Namespaces() []disk.NamespaceInfo { return s.namespaces }
 func (laggingSource) Seq() uint64                        { return 0 }
 func (laggingSource) Close() error                       { return nil }
-func (laggingSource) Snapshot(context.Context, func(disk.Resident) error) error {
+func (laggingSource) Snapshot(context.Context, func(store.Resident) error) error {
 	return nil
 }
-func (laggingSource) Next(context.Context) ([]disk.Event, error) {
-	return nil, fmt.Errorf("events after 3: %w", disk.ErrLagged)
+func (laggingSource) Next(context.Context) ([]store.Event, error) {
+	return nil, fmt.Errorf("events after 3: %w", store.ErrLagged)
 }
-func (s laggingSource) subscribe(context.Context) (residencySubscription, error) { return s, nil }
-func (s laggingSource) subscribeAfter(_, _ uint64) (residencySubscription, error) {
-	return nil, disk.ErrLagged
+func (s laggingSource) Subscribe(context.Context) (store.Subscription, error) { return s, nil }
+func (s laggingSource) SubscribeAfter(_, _ uint64) (store.Subscription, error) {
+	return nil, store.ErrLagged
 }
 
 func TestAReaderThatFallsBehindIsTold(t *testing.T) {
-	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}, streams: httplimit.NewShares(1), snapshots: httplimit.NewShares(1)}
+	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}, numbers: newResidencyNumbers(), streams: httplimit.NewShares(1), snapshots: httplimit.NewShares(1)}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?epoch=7&after=3", nil))
 	frames := residencyFrames(t, w.Body)

@@ -5,14 +5,15 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 )
 
-// tend looks at the store once per healthInterval, and tells the service manager what it
+// tend looks at the store once per [health.Interval], and tells the service manager what it
 // sees and that the daemon is alive. The reading goes through the locks that everything
 // else needs: a daemon that is stuck on one sends no watchdog message.
 func (d *daemon) tend(ctx context.Context) error {
-	look := time.NewTicker(healthInterval)
+	look := time.NewTicker(health.Interval)
 	defer look.Stop()
 	ping, stopPing := d.opts.watchdog()
 	defer stopPing()
@@ -37,11 +38,11 @@ func (d *daemon) tend(ctx context.Context) error {
 // look takes a reading and judges it.
 func (d *daemon) look(now time.Time) *reading {
 	r := d.read(now)
-	d.health.observe(now, &observation{
-		Stats: r.store, namespacesOpened: d.backend.namespaces.opened.Load(), namespacesFailed: d.backend.namespaces.failed.Load(),
+	d.health.Observe(now, &health.Observation{
+		Stats: r.store, NamespacesOpened: d.backend.namespaces.opened.Load(), NamespacesFailed: d.backend.namespaces.failed.Load(),
 	})
-	d.opening.observe(now, &r.store)
-	r.health, r.opening = d.health.health(), d.opening.status(now)
+	d.opening.Observe(now, &r.store)
+	r.health, r.opening = d.health.State(), d.opening.Status(now)
 	r.health.Opening = r.opening
 	return r
 }
@@ -55,4 +56,37 @@ func (d *daemon) line(r *reading) string {
 		return r.opening.String()
 	}
 	return fmt.Sprintf("serving %d engines with %d ranks", len(r.engines), len(r.ranks))
+}
+
+const (
+	// openingTick is how often the service manager hears about an opening.
+	openingTick = time.Second
+	// openingExtend is the time that it is asked for, again and again while there is
+	// progress: more than the largest file of a store takes to read.
+	openingExtend = 2 * time.Minute
+)
+
+// tendOpening tells the service manager how the opening goes, until ctx ends: it is asked
+// for more time as long as something moves. Its watchdog waits for readiness.
+func (d *daemon) tendOpening(ctx context.Context) {
+	tick := time.NewTicker(openingTick)
+	defer tick.Stop()
+	told := ""
+	for {
+		now := time.Now()
+		if s := d.opening.Status(now); s != nil {
+			if line := s.String(); line != told {
+				told = line
+				d.opts.tell(sdnotify.Status(line))
+			}
+			if !d.opening.Stuck(now) {
+				d.opts.tell(sdnotify.ExtendTimeout(openingExtend))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }

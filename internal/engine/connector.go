@@ -2,8 +2,11 @@ package engine
 
 import (
 	"context"
+	"os"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/client"
+	"github.com/kvconn/kvconn/internal/engine/handoff"
 )
 
 // SchedulerConnector is the connector's end at the engine's scheduler. Its methods cannot
@@ -39,6 +42,38 @@ type WorkerConnector interface {
 // it may still be written to.
 type Canceller interface {
 	Cancel(ctx context.Context, request string) error
+}
+
+// SchedulerClient and WorkerClient are a daemon's clients: see packages client and handoff.
+type (
+	SchedulerClient interface {
+		SchedulerConnector
+		Connect(ctx context.Context) error
+		Close()
+	}
+	WorkerClient interface {
+		WorkerConnector
+		Canceller
+		Connect(ctx context.Context) error
+		Close()
+	}
+)
+
+// NewSchedulerClient returns the client that fits o.Handoff.
+func NewSchedulerClient(o client.Options) (SchedulerClient, error) {
+	if o.Handoff {
+		return handoff.NewScheduler(o)
+	}
+	return client.NewScheduler(o)
+}
+
+// NewWorkerClient returns the client that fits o.Handoff, for the rank whose memory lies in
+// regions as layout says.
+func NewWorkerClient(o client.Options, rank int, layout connector.Layout, regions []*os.File) (WorkerClient, error) {
+	if o.Handoff {
+		return handoff.NewWorker(o, rank, layout, regions)
+	}
+	return client.NewWorker(o, rank, layout, regions)
 }
 
 // noConnector stands where no connector is attached.

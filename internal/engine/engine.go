@@ -97,7 +97,7 @@ func (e *Engine) Connect(ctx context.Context, o client.Options) error {
 	if o.Manifest.Engine == "" {
 		o.Manifest = e.Manifest()
 	}
-	s, err := client.NewScheduler(o)
+	s, err := NewSchedulerClient(o)
 	if err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ func TestPredictionsAreBounded(t *testing.T) {
 	w := newWorkers(t, 1)
 	gone := new(run)
 	for range maxPredictions {
-		w.expiry.push(expiry{deadline: 5, run: gone})
+		w.expiry.Push(expiry{deadline: 5, run: gone})
 	}
 	predict := func(want int32) {
 		t.Helper()

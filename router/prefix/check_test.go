@@ -20,15 +20,11 @@ func (x *Index) check(t *testing.T) {
 		if r.id != uint32(id) || x.heads.find(&r.head) != r || n == 0 {
 			t.Fatalf("run %d of %d blocks: id %d, or not found by its head", id, n, r.id)
 		}
-		if end := max(c.heldEnd(), r.kidEnd()); end != n {
+		if end := max(c.End(nil), r.kidEnd()); end != n {
 			t.Fatalf("run %d has %d blocks, held or followed up to %d", id, n, end)
 		}
 		for h := range x.holders {
-			f, at, end := c.find(Holder(h))
-			if f == formHoled {
-				end = c.more.holed[at].bits.count
-			}
-			held[h] += int64(end)
+			held[h] += int64(c.Count(Holder(h)))
 		}
 		for _, e := range r.named {
 			for off := range n {

@@ -63,57 +63,21 @@ func (x *Index) lessUseful(a, b *run) bool {
 	if ageA != ageB {
 		return ageA > ageB
 	}
-	return a.cover.Load().holders() < b.cover.Load().holders()
+	return a.cover.Load().Holders() < b.cover.Load().Holders()
 }
 
 // cutTail takes the blocks from offset keep on from everyone who has them or is expected to.
 func (x *Index) cutTail(r *run, keep uint32) {
-	old := r.cover.Load()
-	var cuts []uint64
-	var more moreCoverage
-	for i := range old.cuts {
-		v := old.cuts[i].Load()
-		if h, end := splitCut(v); end > keep {
-			x.cutHolder(h, r, keep, end, end-keep)
-			v = makeCut(h, keep)
+	end := r.len()
+	r.cover.Store(r.cover.Load().Truncated(keep, func(h Holder, lost uint32) {
+		ho := x.holders[h]
+		ho.blocks -= int64(lost)
+		ho.evicted = true
+		for i := keep; i < end && len(ho.copies) > 0; i++ {
+			x.dropCopies(ho, makePlace(r, i))
 		}
-		if _, end := splitCut(v); end > 0 {
-			cuts = append(cuts, v)
-		}
-	}
-	if m := old.more; m != nil {
-		more.group, more.groupEnd = m.group, m.groupEnd
-		if m.groupEnd > keep {
-			eachBit(m.group, func(h Holder) { x.cutHolder(h, r, keep, m.groupEnd, m.groupEnd-keep) })
-			if more.groupEnd = keep; keep == 0 {
-				more.group = nil
-			}
-		}
-		for _, e := range m.holed {
-			b := e.bits.firstBlocks(keep)
-			x.cutHolder(e.h, r, keep, e.bits.size(), e.bits.count-b.count)
-			if n := b.prefix(); n < b.count {
-				more.holed = append(more.holed, holed{e.h, b})
-			} else if n > 0 {
-				cuts = append(cuts, makeCut(e.h, n))
-			}
-		}
-		for _, p := range m.predicted {
-			if p.end = min(p.end, keep); p.end > 0 {
-				more.predicted = append(more.predicted, p)
-			}
-		}
-	}
-	r.cover.Store(newCoverage(cuts, more))
+	}))
 	x.recount(r)
-}
-
-// cutHolder accounts for a holder that has lost so many of the blocks [keep, end).
-func (x *Index) cutHolder(h Holder, r *run, keep, end, lost uint32) {
-	ho := x.holders[h]
-	ho.blocks -= int64(lost)
-	ho.evicted = ho.evicted || lost > 0
-	x.cutCopies(ho, r, keep, end)
 }
 
 // Evicted says that the index has forgotten blocks of a holder because of its bounds since it was cleared
@@ -123,11 +87,4 @@ func (x *Index) Evicted(h Holder) bool {
 	defer x.mu.Unlock()
 	ho := x.holder(h)
 	return ho != nil && ho.evicted
-}
-
-// cutCopies forgets the further copies of the blocks [from, to).
-func (x *Index) cutCopies(ho *holder, r *run, from, to uint32) {
-	for i := from; i < to && len(ho.copies) > 0; i++ {
-		x.dropCopies(ho, makePlace(r, i))
-	}
 }

@@ -8,11 +8,13 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/heap"
+	"github.com/kvconn/kvconn/router/prefix/coverage"
 )
 
 // Holder is the ordinal of something that has blocks: a rank's GPU, a node's disk, a
 // bucket. Ordinals are small and are used again after [Index.RemoveHolder].
-type Holder uint32
+type Holder = coverage.Holder
 
 // Tier is what kind of memory a holder is.
 type Tier uint8
@@ -65,7 +67,7 @@ type Index struct {
 	free        []uint32
 	holders     []*holder
 	domains     map[string]*names
-	expiry      expiryHeap
+	expiry      heap.Heap[expiry]
 	hand        uint32
 	epochBlocks int
 	// places is work space of Removed, renamed of Stored.
@@ -211,7 +213,7 @@ func (x *Index) noteRun(h Holder, ho *holder, r *run) {
 		slices.Sort(ho.runs)
 		ho.runs = slices.DeleteFunc(slices.Compact(ho.runs), func(id uint32) bool {
 			r := x.runs[id]
-			return r == nil || !r.cover.Load().knows(h) && (ho.own == nil || r.namesIn(ho.own) == nil)
+			return r == nil || !r.cover.Load().Knows(h) && (ho.own == nil || r.namesIn(ho.own) == nil)
 		})
 		ho.compactAt = max(minCompact, 2*len(ho.runs))
 		if cap(ho.runs) > 4*len(ho.runs) {
@@ -249,7 +251,7 @@ func (x *Index) find(h Holder, ho *holder, id uint64) (place, bool) {
 		return p, true
 	}
 	p, ok := ho.names.get(x.runs, id)
-	if !ok || ho.own.nameAt(x.runs, p) != 0 || !x.runs[p.run()].cover.Load().has(h, p.off()) {
+	if !ok || ho.own.nameAt(x.runs, p) != 0 || !x.runs[p.run()].cover.Load().Has(h, p.off()) {
 		return 0, false
 	}
 	return p, true

@@ -116,7 +116,7 @@ func (x *Index) dropRenamed(h Holder, ho *holder) {
 		if r == nil || p.off() >= r.len() || d.nameAt(x.runs, p) != 0 {
 			continue
 		}
-		for x.release(h, ho, r, p.off()) {
+		for x.release(h, ho, r, p.off(), p.off()+1) > 0 {
 		}
 	}
 	x.renamed = x.renamed[:0]

@@ -2,10 +2,10 @@ package prefix
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/prefix/coverage"
 )
 
 // maxPredictions bounds the predictions kept, by runs: at 40 bytes each.
@@ -41,24 +41,16 @@ func (x *Index) Predict(h Holder, keys []connector.Key, deadline time.Time) erro
 // predict notes a prediction for a run's first end blocks.
 func (x *Index) predict(h Holder, ho *holder, r *run, end uint32, deadline int64) {
 	c := r.cover.Load()
-	if !c.knows(h) {
+	if !c.Knows(h) {
 		x.noteRun(h, ho, r)
 	}
-	if c.more != nil {
-		for _, p := range c.more.predicted {
-			if p.h == h && p.end >= end && p.deadline >= deadline {
-				return
-			}
-		}
+	next := c.WithPrediction(coverage.Prediction{Holder: h, End: end, Deadline: deadline})
+	if next == c {
+		return
 	}
-	r.cover.Store(c.withMore(func(m *moreCoverage) {
-		list := slices.DeleteFunc(slices.Clone(m.predicted), func(p prediction) bool {
-			return p.h == h && p.end <= end && p.deadline <= deadline
-		})
-		m.predicted = append(list, prediction{h: h, end: end, deadline: deadline})
-	}))
+	r.cover.Store(next)
 	x.recount(r)
-	x.expiry.push(expiry{deadline: deadline, run: r})
+	x.expiry.Push(expiry{deadline: deadline, run: r})
 	x.stats.Bytes += expiryBytes
 }
 
@@ -69,14 +61,14 @@ func (x *Index) Expire(now time.Time) int {
 	defer x.mu.Unlock()
 	count, until := 0, now.UnixNano()
 	for len(x.expiry) > 0 && x.expiry[0].deadline <= until {
-		r := x.expiry.pop().run
+		r := x.expiry.Pop().run
 		x.stats.Bytes -= expiryBytes
 		count++
 		if r.id == 0 {
 			continue
 		}
 		c := r.cover.Load()
-		if next := c.withoutPredictions(func(p prediction) bool { return p.deadline <= until }); next != c {
+		if next := c.WithoutPredictions(func(p coverage.Prediction) bool { return p.Deadline <= until }); next != c {
 			r.cover.Store(next)
 			x.recount(r)
 			x.trim(r)
@@ -88,24 +80,6 @@ func (x *Index) Expire(now time.Time) int {
 	return count
 }
 
-// withoutPredictions is c without those that drop says; c itself if there is none.
-func (c *coverage) withoutPredictions(drop func(prediction) bool) *coverage {
-	if c.more == nil || !slices.ContainsFunc(c.more.predicted, drop) {
-		return c
-	}
-	return c.withMore(func(m *moreCoverage) {
-		m.predicted = slices.DeleteFunc(slices.Clone(m.predicted), drop)
-	})
-}
-
-// knows says whether a holder has some of the run or is expected to.
-func (c *coverage) knows(h Holder) bool {
-	if f, _, _ := c.find(h); f != formNone {
-		return true
-	}
-	return c.more != nil && slices.ContainsFunc(c.more.predicted, func(p prediction) bool { return p.h == h })
-}
-
 // expiry says that a run has a prediction that expires.
 type expiry struct {
 	deadline int64
@@ -114,39 +88,5 @@ type expiry struct {
 
 const expiryBytes = 16
 
-// expiryHeap is a heap of expiries, the earliest first.
-type expiryHeap []expiry
-
-func (q *expiryHeap) push(e expiry) {
-	*q = append(*q, e)
-	list := *q
-	for i := len(list) - 1; i > 0; {
-		up := (i - 1) / 2
-		if list[up].deadline <= list[i].deadline {
-			return
-		}
-		list[up], list[i] = list[i], list[up]
-		i = up
-	}
-}
-
-func (q *expiryHeap) pop() expiry {
-	list := *q
-	first, last := list[0], len(list)-1
-	list[0], list[last] = list[last], expiry{}
-	list = list[:last]
-	*q = list
-	for i := 0; ; {
-		least := i
-		for k := 2*i + 1; k <= 2*i+2 && k < last; k++ {
-			if list[k].deadline < list[least].deadline {
-				least = k
-			}
-		}
-		if least == i {
-			return first
-		}
-		list[least], list[i] = list[i], list[least]
-		i = least
-	}
-}
+// Before says that e expires before f.
+func (e expiry) Before(f expiry) bool { return e.deadline < f.deadline }

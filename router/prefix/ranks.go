@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/kvconn/kvconn/router/prefix/coverage"
 )
 
 // Rank says which holders a rank's blocks come from.
@@ -47,7 +49,7 @@ type Ranks struct {
 	firstUser []uint32
 	// relevant is the set of all holders of a rank, sole that of those with one rank that
 	// has no other holder.
-	relevant, sole []uint64
+	relevant, sole coverage.Set
 	walkers        sync.Pool
 }
 
@@ -84,7 +86,7 @@ func NewRanks(ranks []Rank) (*Ranks, error) {
 		}
 		v.first = append(v.first, uint32(len(v.holders)))
 	}
-	v.relevant, v.sole = make([]uint64, (top+63)/64), make([]uint64, (top+63)/64)
+	v.relevant, v.sole = make(coverage.Set, (top+63)/64), make(coverage.Set, (top+63)/64)
 	users := make([][]uint32, len(v.relevant)*64)
 	for r := range ranks {
 		for _, t := range v.of(uint32(r)) {

@@ -1,5 +1,7 @@
 package prefix
 
+import "github.com/kvconn/kvconn/router/prefix/coverage"
+
 // Removed says that a holder's engine has dropped blocks. A block that was stored several
 // times stays until it has been removed as often. It returns how many of ids the holder
 // didn't have.
@@ -21,7 +23,11 @@ func (x *Index) Removed(h Holder, ids []uint64) (unknown int) {
 	}
 	for rest := x.places; len(rest) > 0; {
 		n, low := consecutive(rest)
-		unknown += x.releaseRange(h, ho, low, uint32(n))
+		if r := x.runs[low.run()]; r == nil { // dropped since its blocks were found: one was named twice
+			unknown += n
+		} else {
+			unknown += n - x.release(h, ho, r, low.off(), low.off()+uint32(n))
+		}
 		rest = rest[n:]
 	}
 	if cap(x.places) > maxRun {
@@ -45,95 +51,40 @@ func consecutive(list []place) (n int, low place) {
 	return n, min(list[0], list[n-1])
 }
 
-// releaseRange takes n blocks from a holder, and returns how many of them it didn't have.
-func (x *Index) releaseRange(h Holder, ho *holder, low place, n uint32) (unknown int) {
-	r := x.runs[low.run()]
-	if r == nil {
-		return int(n) // dropped since it was found: a block named twice
+// release takes one copy of each of the blocks [from, to) of a run from a holder, and returns how many of them
+// it had.
+func (x *Index) release(h Holder, ho *holder, r *run, from, to uint32) (had int) {
+	if len(ho.copies) == 0 {
+		return x.take(h, ho, r, from, to)
 	}
-	from, to := low.off(), low.off()+n
-	c := r.cover.Load()
-	f, at, end := c.find(h)
-	if to > end || len(ho.copies) > 0 || n == 1 {
-		for off := to; off > from; off-- {
-			if !x.release(h, ho, r, off-1) {
-				unknown++
-			}
+	for off := to; off > from; off-- {
+		p := makePlace(r, off-1)
+		switch n := ho.copies[p]; n {
+		case 0:
+			had += x.take(h, ho, r, off-1, off)
+			continue
+		case 1:
+			x.dropCopies(ho, p)
+		default:
+			ho.copies[p] = n - 1
 		}
-		return unknown
+		had++
 	}
-	ho.blocks -= int64(n)
-	switch {
-	case to < end:
-		x.stats.Splits++
-		b := newBitmap(end)
-		b.set(0, from)
-		b.set(to, end)
-		r.cover.Store(c.without(h, f, at).withHoled(h, b))
-	case from == 0:
-		r.cover.Store(c.without(h, f, at))
-	case f == formCut:
-		c.cuts[at].Store(makeCut(h, from))
-	default:
-		r.cover.Store(c.withoutMember(h).withCut(at, h, from))
-	}
-	if r.cover.Load() != c {
-		x.recount(r)
-	}
-	if to == r.len() {
-		x.trim(r)
-	}
-	return 0
+	return had
 }
 
-// release takes one copy of a block from a holder, and reports whether it had it.
-func (x *Index) release(h Holder, ho *holder, r *run, off uint32) bool {
+// take takes the blocks [from, to) of a run from a holder, and returns how many of them it had.
+func (x *Index) take(h Holder, ho *holder, r *run, from, to uint32) (had int) {
 	c := r.cover.Load()
-	f, at, end := c.find(h)
-	has := off < end
-	if f == formHoled {
-		has = c.more.holed[at].bits.has(off)
-	}
-	if !has {
-		return false
-	}
-	if n, ok := ho.copies[makePlace(r, off)]; ok {
-		if n == 1 {
-			x.dropCopies(ho, makePlace(r, off))
-		} else {
-			ho.copies[makePlace(r, off)] = n - 1
-		}
-		return true
-	}
-	ho.blocks--
-	switch {
-	case f == formHoled:
-		b := c.more.holed[at].bits
-		if b.clear(off); b.count == 0 {
-			r.cover.Store(c.withHoled(h, nil))
-		} else {
-			x.heal(h, r, c, b)
-		}
-	case end == 1:
-		r.cover.Store(c.without(h, f, at))
-	case off < end-1:
-		x.stats.Splits++
-		b := newBitmap(end)
-		b.set(0, off)
-		b.set(off+1, end)
-		r.cover.Store(c.without(h, f, at).withHoled(h, b))
-	case f == formCut:
-		c.cuts[at].Store(makeCut(h, end-1))
-	default:
-		r.cover.Store(c.withoutMember(h).withCut(at, h, end-1))
-	}
-	if r.cover.Load() != c {
+	next, change := c.Remove(h, from, to)
+	ho.blocks -= int64(change.Blocks)
+	if x.publish(r, c, next, change) {
 		x.recount(r)
 	}
-	if off == r.len()-1 {
+	if change.Blocks > 0 && to >= r.len() {
 		x.trim(r)
 	}
-	return true
+	return int(change.Blocks)
 }
 
 // dropCopies forgets the further copies of a block.
@@ -147,15 +98,10 @@ func (x *Index) dropCopies(ho *holder, p place) {
 // releaseRun takes all blocks of a run from a holder, and its predictions.
 func (x *Index) releaseRun(h Holder, ho *holder, r *run) {
 	c := r.cover.Load()
-	f, at, end := c.find(h)
-	if f == formHoled {
-		end = c.more.holed[at].bits.count
-	}
-	c = c.without(h, f, at)
-	c = c.withoutPredictions(func(p prediction) bool { return p.h == h })
-	if c != r.cover.Load() {
-		ho.blocks -= int64(end)
-		r.cover.Store(c)
+	next, change := c.Remove(h, 0, maxRun)
+	ho.blocks -= int64(change.Blocks)
+	next = next.WithoutPredictions(func(p coverage.Prediction) bool { return p.Holder == h })
+	if x.publish(r, c, next, change) {
 		x.recount(r)
 	}
 }
@@ -164,7 +110,7 @@ func (x *Index) releaseRun(h Holder, ho *holder, r *run) {
 // none is left, and then what that leaves bare above.
 func (x *Index) trim(r *run) {
 	for {
-		n, length := max(r.cover.Load().heldEnd(), r.kidEnd()), r.len()
+		n, length := max(r.cover.Load().End(nil), r.kidEnd()), r.len()
 		if n >= length {
 			return
 		}
@@ -193,7 +139,7 @@ func (x *Index) dropRun(r *run) {
 	x.free = append(x.free, r.id)
 	// Predictions refer to the run until they expire: it keeps no memory, nor those above it.
 	r.keys.Store(&keyArray{})
-	r.cover.Store(&coverage{})
+	r.cover.Store(&coverage.Coverage{})
 	r.parent, r.named, r.kids, r.written, r.id = nil, nil, nil, 0, 0
 	x.stats.Runs--
 }

@@ -42,7 +42,7 @@ func TestWhatAWalkHasReadNeverSpeaksOfOtherBlocks(t *testing.T) {
 				t.Fatal("the other tail is elsewhere, so that this test shows nothing")
 			}
 			for off := uint32(head); off < uint32(head+tail); off++ {
-				if c.has(second, off) || c.has(holey, off) {
+				if c.Has(second, off) || c.Has(holey, off) {
 					t.Fatalf("block %d of one tail is held by who has the other", off)
 				}
 			}
@@ -112,7 +112,7 @@ func TestDroppedRunsKeepNoMemory(t *testing.T) {
 		t.Fatalf("%d predictions wait for their deadline", n)
 	}
 	for _, e := range x.expiry {
-		if r := e.run; cap(r.keys.Load().keys) != 0 || r.parent != nil || len(r.cover.Load().cuts) != 0 || r.named != nil {
+		if r := e.run; cap(r.keys.Load().keys) != 0 || r.parent != nil || len(r.cover.Load().Cuts) != 0 || r.named != nil {
 			t.Errorf("a dropped run holds %d keys", cap(r.keys.Load().keys))
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/prefix/coverage"
 )
 
 const (
@@ -13,7 +14,7 @@ const (
 	// beside a good part of a hash in 64 bits (see [names]), and so that changing a run
 	// costs little.
 	offsetBits = 12
-	maxRun     = 1 << offsetBits
+	maxRun     = coverage.MaxBlocks // 1 << offsetBits
 	// rewriteBlocks is the largest run whose keys are copied to go on where a tail was
 	// trimmed; below a longer one the new blocks become a run of their own.
 	rewriteBlocks = 128
@@ -29,7 +30,7 @@ type run struct {
 	depth     uint32
 
 	keys  atomic.Pointer[keyArray]
-	cover atomic.Pointer[coverage]
+	cover atomic.Pointer[coverage.Coverage]
 	// seen is the index's epoch when the run was last walked or stored.
 	seen atomic.Uint32
 
@@ -140,7 +141,7 @@ func (r *run) resize(size uint32) *keyArray {
 	if r.written > uint32(len(old)) {
 		// Other blocks may come where the trimmed ones were. What a walk has read of those must not
 		// begin to tell of these: from here on changes are made to another coverage, see look.
-		r.cover.Store(r.cover.Load().clone())
+		r.cover.Store(r.cover.Load().Clone())
 	}
 	r.written = uint32(len(old))
 	return a
@@ -148,7 +149,7 @@ func (r *run) resize(size uint32) *keyArray {
 
 // look returns the run's keys and who holds them, for a walk. The two belong together: a coverage that
 // was there while the array was speaks of the array's keys, and does so for good.
-func (r *run) look() ([]connector.Key, *coverage) {
+func (r *run) look() ([]connector.Key, *coverage.Coverage) {
 	for {
 		a := r.keys.Load()
 		keys, c := a.keys[:a.n.Load()], r.cover.Load()
@@ -156,6 +157,18 @@ func (r *run) look() ([]connector.Key, *coverage) {
 			return keys, c
 		}
 	}
+}
+
+// regroup is called when a holder got blocks at the run's end. After as many calls as half of the cuts, those that
+// are there become a group, so that the calls pay for the work.
+func (r *run) regroup() {
+	c := r.cover.Load()
+	r.reached++
+	if len(c.Cuts) < coverage.GroupHolders || int(r.reached) < len(c.Cuts)/2 {
+		return
+	}
+	r.reached = 0
+	r.cover.Store(c.Regrouped(r.len()))
 }
 
 // shrink trims the run to its first n keys, and gives memory back if that is much.

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/prefix/coverage"
 )
 
 // Stored says that a holder has blocks that follow parent, a name of the holder's engine;
@@ -112,7 +113,7 @@ func (x *Index) addRun(at *run, next uint32, keys []connector.Key) *run {
 	a.keys = a.keys[:len(keys):len(keys)]
 	a.n.Store(uint32(len(keys)))
 	r.keys.Store(a)
-	r.cover.Store(&coverage{})
+	r.cover.Store(&coverage.Coverage{})
 	x.touch(r)
 	x.recount(r)
 	x.stats.Runs++
@@ -139,7 +140,7 @@ func (x *Index) touch(r *run) {
 
 // recount brings the account of the memory up to date for a run.
 func (x *Index) recount(r *run) {
-	n := r.bytes() + r.cover.Load().bytes()
+	n := r.bytes() + r.cover.Load().Bytes()
 	x.stats.Bytes += n - int64(r.counted)
 	r.counted = int32(n)
 }
@@ -147,82 +148,36 @@ func (x *Index) recount(r *run) {
 // hold notes that a holder has the blocks [from, to) of a run.
 func (x *Index) hold(h Holder, ho *holder, r *run, from, to uint32) {
 	c := r.cover.Load()
-	f, at, end := c.find(h)
-	switch {
-	case f == formHoled:
-		x.holdHoled(h, ho, r, c, at, from, to)
-		return
-	case f == formNone:
+	next, change := c.Add(h, from, to, func(from, to uint32) { x.addCopies(ho, r, from, to) })
+	if change.First {
 		x.noteRun(h, ho, r)
-		if from > 0 {
-			x.stats.Splits++
-			b := newBitmap(to)
-			b.set(from, to)
-			ho.blocks += int64(to - from)
-			r.cover.Store(c.withHoled(h, b))
-			return
-		}
-		r.cover.Store(c.withCut(at, h, to))
-	case to <= end:
-		x.addCopies(ho, r, from, to)
-		return
-	case from > end:
-		x.stats.Splits++
-		b := newBitmap(to)
-		b.set(0, end)
-		b.set(from, to)
-		ho.blocks += int64(to - from)
-		r.cover.Store(c.without(h, f, at).withHoled(h, b))
-		return
-	default:
-		x.addCopies(ho, r, from, end)
-		if f == formCut {
-			c.cuts[at].Store(makeCut(h, to))
-		} else {
-			r.cover.Store(c.withoutMember(h).withCut(at, h, to))
-		}
 	}
-	ho.blocks += int64(to - end)
-	if to == r.len() {
+	ho.blocks += int64(change.Blocks)
+	x.publish(r, c, next, change)
+	if change.Blocks > 0 && to == r.len() {
 		r.regroup()
 	}
 }
 
-// holdHoled is hold for a holder with holes.
-func (x *Index) holdHoled(h Holder, ho *holder, r *run, c *coverage, at int, from, to uint32) {
-	b := c.more.holed[at].bits
-	for i := from; i < to && !ho.names.keyed; {
-		set, end := b.runEnd(i)
-		end = min(end, to)
-		if set {
-			x.addCopies(ho, r, i, end)
-		}
-		i = end
+// publish puts a changed coverage in the place of another one, and counts what changed. It reports whether they
+// differ: if not, the change was made in place.
+func (x *Index) publish(r *run, before, after *coverage.Coverage, change coverage.Change) bool {
+	if change.Split {
+		x.stats.Splits++
 	}
-	if to > b.size() {
-		b = b.grown(to)
-		c = c.withHoled(h, b)
-		r.cover.Store(c)
-	}
-	before := b.count
-	b.set(from, to)
-	ho.blocks += int64(b.count - before)
-	x.heal(h, r, c, b)
-}
-
-// heal makes a holder's bitmap a cut again if it has no holes.
-func (x *Index) heal(h Holder, r *run, c *coverage, b *bitmap) {
-	if n := b.prefix(); n == b.count {
+	if change.Healed {
 		x.stats.Merges++
-		c = c.withHoled(h, nil)
-		at, _ := searchCuts(c.cuts, h)
-		r.cover.Store(c.withCut(at, h, n))
 	}
+	if after == before {
+		return false
+	}
+	r.cover.Store(after)
+	return true
 }
 
 // addCopies counts copies of the blocks [from, to) that the holder has already.
 func (x *Index) addCopies(ho *holder, r *run, from, to uint32) {
-	if ho.names.keyed || from >= to {
+	if ho.names.keyed {
 		return
 	}
 	if ho.copies == nil {

@@ -97,7 +97,7 @@ func (x *Index) WalkTokens(ranks *Ranks, root connector.Key, tokens []uint32, bl
 		keys, c := r.look()
 		want := min(len(keys), total-pos)
 		// Beyond what any rank has there is nothing to find.
-		reach := min(want, int(w.reach(c)))
+		reach := min(want, int(c.End(w.v.relevant)))
 		n := 0
 		for n < reach {
 			to := min(n+ahead, reach)
@@ -117,33 +117,4 @@ func (x *Index) WalkTokens(ranks *Ranks, root connector.Key, tokens []uint32, bl
 		}
 	}
 	return w.end()
-}
-
-// reach is one more than the last block of a run that a holder of some rank may have.
-func (w *walker) reach(c *coverage) (end uint32) {
-	for i := range c.cuts {
-		if h, e := splitCut(c.cuts[i].Load()); e > end && hasBit(w.v.relevant, h) {
-			end = e
-		}
-	}
-	m := c.more
-	if m == nil {
-		return end
-	}
-	for i := range min(len(m.group), len(w.v.relevant)) {
-		if m.group[i]&w.v.relevant[i] != 0 {
-			end = max(end, m.groupEnd)
-		}
-	}
-	for _, e := range m.holed {
-		if hasBit(w.v.relevant, e.h) {
-			end = max(end, e.bits.last())
-		}
-	}
-	for _, p := range m.predicted {
-		if hasBit(w.v.relevant, p.h) {
-			end = max(end, p.end)
-		}
-	}
-	return end
 }

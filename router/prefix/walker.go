@@ -1,6 +1,10 @@
 package prefix
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/kvconn/kvconn/router/prefix/coverage"
+)
 
 // walker is the state of one walk. It follows the holders of the stretches that the walk
 // goes through, and accounts for a rank only where the tiers that it has change.
@@ -30,7 +34,7 @@ type walker struct {
 type span struct {
 	h    Holder
 	end  uint32
-	bits *bitmap
+	bits *coverage.Bitmap
 }
 
 // rankState is where a rank's accounting stands.
@@ -86,7 +90,7 @@ func (w *walker) end() int {
 }
 
 // stretch walks on over the first n blocks of a run that is held as c says.
-func (w *walker) stretch(c *coverage, n uint32) {
+func (w *walker) stretch(c *coverage.Coverage, n uint32) {
 	w.gather(c, n)
 	w.step++
 	for i, whole := range w.next {
@@ -116,36 +120,36 @@ func (w *walker) stretch(c *coverage, n uint32) {
 }
 
 // gather sorts the holders of a run's first n blocks into next and part.
-func (w *walker) gather(c *coverage, n uint32) {
+func (w *walker) gather(c *coverage.Coverage, n uint32) {
 	clear(w.next)
 	clear(w.part)
 	w.spans = w.spans[:0]
 	if w.moved {
 		w.putMoving(n)
 	}
-	for i := range c.cuts {
-		h, end := splitCut(c.cuts[i].Load())
+	for i := range c.Cuts {
+		h, end := c.Cut(i)
 		w.put(h, end, nil, n)
 	}
-	m := c.more
+	m := c.More
 	if m == nil {
 		return
 	}
-	for i := range min(len(m.group), len(w.next)) {
-		group := m.group[i] & w.v.relevant[i]
-		if m.groupEnd >= n {
+	for i := range min(len(m.Group), len(w.next)) {
+		group := m.Group[i] & w.v.relevant[i]
+		if m.GroupEnd >= n {
 			w.next[i] |= group
 			continue
 		}
 		for ; group != 0; group &= group - 1 {
-			w.put(Holder(i*64+bits.TrailingZeros64(group)), m.groupEnd, nil, n)
+			w.put(Holder(i*64+bits.TrailingZeros64(group)), m.GroupEnd, nil, n)
 		}
 	}
-	for _, e := range m.holed {
-		w.put(e.h, 0, e.bits, n)
+	for _, e := range m.Holed {
+		w.put(e.Holder, 0, e.Blocks, n)
 	}
-	for _, p := range m.predicted {
-		w.put(p.h, p.end, nil, n)
+	for _, p := range m.Predicted {
+		w.put(p.Holder, p.End, nil, n)
 	}
 }
 
@@ -163,7 +167,7 @@ func (w *walker) putMoving(n uint32) {
 
 // put notes that a holder has the first end blocks of a run, and those of b if not nil. A
 // holder may come twice: predicted blocks add to those it has.
-func (w *walker) put(h Holder, end uint32, b *bitmap, n uint32) {
+func (w *walker) put(h Holder, end uint32, b *coverage.Bitmap, n uint32) {
 	word, bit := int(h/64), uint64(1)<<(h%64)
 	if word >= len(w.next) || w.v.relevant[word]&bit == 0 {
 		return
@@ -193,7 +197,7 @@ func (s *span) at(i uint32) (has bool, until uint32) {
 	if s.bits == nil {
 		return false, maxRun
 	}
-	return s.bits.runEnd(i)
+	return s.bits.Stretch(i)
 }
 
 // lookSole is look for the one rank that a holder has and that has no other holder. The
@@ -213,7 +217,7 @@ func (w *walker) lookSole(h Holder, whole, part bool, n uint32) {
 	if part {
 		s := &w.spans[w.spanOf[h]]
 		if end = s.end; s.bits != nil {
-			if has, until := s.bits.runEnd(end); has {
+			if has, until := s.bits.Stretch(end); has {
 				end = until
 			}
 		}

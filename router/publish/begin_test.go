@@ -9,6 +9,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -47,9 +48,9 @@ type laggingSource struct {
 	subscriptions int
 }
 
-func (s *laggingSource) Subscribe(ctx context.Context) (*disk.Subscription, error) {
+func (s *laggingSource) Subscribe(ctx context.Context) (store.Subscription, error) {
 	if s.subscriptions++; s.subscriptions == 1 {
-		return nil, disk.ErrLagged
+		return nil, store.ErrLagged
 	}
 	return s.Store.Subscribe(ctx)
 }

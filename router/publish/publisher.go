@@ -13,13 +13,14 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/feed"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Source is what is published: a [disk.Store].
 type Source interface {
 	// Subscribe takes a snapshot and follows what happens after it.
-	Subscribe(ctx context.Context) (*disk.Subscription, error)
+	Subscribe(ctx context.Context) (store.Subscription, error)
 	// Namespaces describes the namespaces that records belong to.
 	Namespaces() []disk.NamespaceInfo
 }
@@ -36,9 +37,9 @@ type Publisher struct {
 	history *zmtp.History
 	encode  batch
 
-	views   map[disk.NamespaceID]*view // nil for those that are not published
-	current *view                      // whose blocks are gathered
-	kind    disk.EventKind
+	views   map[connector.NamespaceDigest]*view // nil for those that are not published
+	current *view                               // whose blocks are gathered
+	kind    store.EventKind
 	keys    []connector.Key
 }
 
@@ -122,9 +123,9 @@ func (p *Publisher) Run(ctx context.Context) error {
 		defer cancel()
 		for ctx.Err() == nil {
 			switch err := p.follow(ctx); {
-			case errors.Is(err, disk.ErrLagged):
+			case errors.Is(err, store.ErrLagged):
 				p.opts.Logger.Warn("the published residency fell behind the store and begins anew", "error", err)
-			case errors.Is(err, disk.ErrClosed) || ctx.Err() != nil:
+			case errors.Is(err, store.ErrClosed) || ctx.Err() != nil:
 				return nil
 			case err != nil:
 				return fmt.Errorf("publish residency: %w", err)
@@ -142,10 +143,10 @@ func (p *Publisher) follow(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = u.Close() }()
-	p.views, p.current, p.keys = make(map[disk.NamespaceID]*view), nil, p.keys[:0]
+	p.views, p.current, p.keys = make(map[connector.NamespaceDigest]*view), nil, p.keys[:0]
 	p.send(p.encode.cleared())
-	if err := u.Snapshot(ctx, func(r disk.Resident) error {
-		p.record(disk.EventStored, r.ID)
+	if err := u.Snapshot(ctx, func(r store.Resident) error {
+		p.record(store.EventStored, r.ID)
 		return nil
 	}); err != nil {
 		return err
@@ -163,7 +164,7 @@ func (p *Publisher) follow(ctx context.Context) error {
 }
 
 // record notes a record, and gathers its block if that came or went with it.
-func (p *Publisher) record(kind disk.EventKind, id disk.RecordID) {
+func (p *Publisher) record(kind store.EventKind, id store.RecordID) {
 	v, known := p.views[id.Namespace]
 	if !known {
 		v = p.view(id.Namespace)
@@ -172,7 +173,7 @@ func (p *Publisher) record(kind disk.EventKind, id disk.RecordID) {
 	switch {
 	case v == nil:
 		return
-	case kind == disk.EventStored:
+	case kind == store.EventStored:
 		if !v.shards.Stored(id.Key, id.Shard) {
 			return
 		}
@@ -187,9 +188,9 @@ func (p *Publisher) record(kind disk.EventKind, id disk.RecordID) {
 }
 
 // view describes a namespace; nil if it is not published.
-func (p *Publisher) view(id disk.NamespaceID) *view {
+func (p *Publisher) view(id connector.NamespaceDigest) *view {
 	for _, n := range p.source.Namespaces() {
-		if n.ID != id {
+		if n.Digest != id {
 			continue
 		}
 		m, err := connector.ParseManifest(n.Manifest)
@@ -210,7 +211,7 @@ func (p *Publisher) flush() {
 	if len(p.keys) == 0 {
 		return
 	}
-	if p.kind == disk.EventStored {
+	if p.kind == store.EventStored {
 		p.send(p.encode.stored(p.keys, p.current.blockSize))
 	} else {
 		p.send(p.encode.removed(p.keys))

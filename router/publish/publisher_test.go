@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/zmqtest"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -23,7 +24,7 @@ const testPayloadBytes = 8000
 
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
-func openStore(t *testing.T) (*disk.Store, disk.NamespaceID) {
+func openStore(t *testing.T) (*disk.Store, connector.NamespaceDigest) {
 	t.Helper()
 	s, err := disk.Open(t.Context(), disk.Options{
 		Dir: t.TempDir(), MaxBytes: 12 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: quiet(),
@@ -49,14 +50,14 @@ func keyOf(n int) (k connector.Key) {
 }
 
 // save writes shards of the blocks [from, to), a prompt.
-func save(t *testing.T, s *disk.Store, ns disk.NamespaceID, from, to int, shards ...connector.Shard) {
+func save(t *testing.T, s *disk.Store, ns connector.NamespaceDigest, from, to int, shards ...connector.Shard) {
 	t.Helper()
-	var ops []*disk.WriteOp
+	var ops []*store.WriteOp
 	for n := from; n < to; n++ {
 		for _, shard := range shards {
-			ops = append(ops, &disk.WriteOp{
-				ID:     disk.RecordID{Namespace: ns, Shard: shard, Key: keyOf(n)},
-				Parent: keyOf(n - 1), Payload: disk.AlignedBuffer(testPayloadBytes),
+			ops = append(ops, &store.WriteOp{
+				Record: store.Record{ID: store.RecordID{Namespace: ns, Shard: shard, Key: keyOf(n)},
+					Parent: keyOf(n - 1)}, Payload: store.AlignedBuffer(testPayloadBytes),
 			})
 		}
 	}
@@ -157,7 +158,7 @@ func TestWhatIsPublishedIsWhatIsThere(t *testing.T) {
 		for _, from := range []int{0, 1000, 3000} {
 			for n := from; n < from+600; n++ {
 				k := keyOf(n)
-				if s.Has(disk.RecordID{Namespace: ns, Shard: 0, Key: k}) && s.Has(disk.RecordID{Namespace: ns, Shard: 1, Key: k}) {
+				if storetest.Has(s, store.RecordID{Namespace: ns, Shard: 0, Key: k}) && storetest.Has(s, store.RecordID{Namespace: ns, Shard: 1, Key: k}) {
 					want[binary.BigEndian.Uint64(k[:])] = true
 				}
 			}

@@ -1,8 +1,9 @@
 package replay
 
 import (
-	"container/heap"
 	"math"
+
+	"github.com/kvconn/kvconn/router/heap"
 )
 
 // phase is what ends for a request.
@@ -26,30 +27,16 @@ type task struct {
 	delayed bool // a load before its first byte
 }
 
-// agenda holds tasks by due.
-type agenda []task
-
-func (a agenda) Len() int { return len(a) }
-
-func (a agenda) Less(i, j int) bool {
-	if a[i].due != a[j].due {
-		return a[i].due < a[j].due
+// Before orders tasks by what they wait for.
+func (t task) Before(other task) bool {
+	if t.due != other.due {
+		return t.due < other.due
 	}
-	return a[i].seq < a[j].seq
+	return t.seq < other.seq
 }
 
-func (a agenda) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
-
-// Push implements heap.Interface.
-func (a *agenda) Push(t any) { *a = append(*a, t.(task)) }
-
-// Pop implements heap.Interface.
-func (a *agenda) Pop() any {
-	last := len(*a) - 1
-	t := (*a)[last]
-	*a = (*a)[:last]
-	return t
-}
+// agenda holds tasks, the next one first.
+type agenda = heap.Heap[task]
 
 // link is a bandwidth that all loads under way share equally.
 type link struct {
@@ -82,7 +69,7 @@ func (l *link) advance(to float64) {
 func (l *link) start(now float64, t task) {
 	l.advance(now)
 	t.due, t.begun = l.each+t.work, now
-	heap.Push(&l.loads, t)
+	l.loads.Push(t)
 }
 
 // next returns when the next load ends, infinity if there is none.
@@ -96,7 +83,7 @@ func (l *link) next() float64 {
 // finish ends the load that is next, at the time that next returned.
 func (l *link) finish(now float64) task {
 	l.advance(now)
-	t := heap.Pop(&l.loads).(task)
+	t := l.loads.Pop()
 	l.each = t.due
 	if took := now - t.begun; took > 0 {
 		l.measured += float64(measureWeight * (t.work/took - l.measured))

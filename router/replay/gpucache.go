@@ -6,14 +6,12 @@ import "slices"
 // recently held first. It shares blocks between requests with equal prefixes. Of every prompt the
 // valid blocks are a prefix.
 type gpuCache struct {
-	order    // blocks that nobody holds
-	capacity int
-	at       map[int32]int32
-	held     int // blocks that somebody holds
+	blockCache     // its list has the blocks that nobody holds
+	held       int // blocks that somebody holds
 }
 
 func newGPUCache(capacity int) *gpuCache {
-	return &gpuCache{order: newOrder(), capacity: capacity, at: map[int32]int32{}}
+	return &gpuCache{blockCache: newBlockCache(capacity)}
 }
 
 // prefix returns how many blocks at the head of a prompt are there and computed.
@@ -48,18 +46,9 @@ func (c *gpuCache) hold(blocks []int32) bool {
 		}
 	}
 	for _, b := range blocks {
-		if _, ok := c.at[b]; ok {
-			continue
+		if _, ok := c.at[b]; !ok {
+			c.slots[c.add(b)].holders = 1
 		}
-		if len(c.at) == c.capacity {
-			old := c.oldest
-			delete(c.at, c.slots[old].block)
-			c.remove(old)
-			c.free = append(c.free, old)
-		}
-		s := c.take(b)
-		c.slots[s].holders = 1
-		c.at[b] = s
 	}
 	return true
 }

@@ -8,72 +8,73 @@ const none = int32(-1)
 // slot is a block in a cache.
 type slot struct {
 	block        int32
-	older, newer int32 // neighbours in the order of use, none at the ends
+	older, newer int32 // neighbours in the list, none at the ends
 	holders      int32 // running requests that hold it, in a GPU
 	valid        bool  // computed or loaded, in a GPU
 }
 
-// order is a list of slots by last use.
-type order struct {
+// blockCache is a bounded number of blocks, and a list of those that may be evicted by last use.
+type blockCache struct {
+	capacity       int
+	at             map[int32]int32 // slots by block
 	slots          []slot
 	oldest, newest int32
-	free           []int32
 }
 
-func newOrder() order { return order{oldest: none, newest: none} }
+func newBlockCache(capacity int) blockCache {
+	return blockCache{capacity: capacity, at: map[int32]int32{}, oldest: none, newest: none}
+}
 
-// take returns a slot for a block, outside the list.
-func (o *order) take(block int32) int32 {
-	fresh := slot{block: block, older: none, newer: none}
-	if n := len(o.free); n > 0 {
-		s := o.free[n-1]
-		o.free = o.free[:n-1]
-		o.slots[s] = fresh
-		return s
+// add puts in a block that is not there, outside the list, in place of the oldest one if there is no room.
+func (c *blockCache) add(block int32) int32 {
+	s := int32(len(c.slots))
+	if len(c.at) == c.capacity {
+		s = c.oldest
+		c.remove(s)
+		delete(c.at, c.slots[s].block)
+		c.slots[s] = slot{block: block}
+	} else {
+		c.slots = append(c.slots, slot{block: block})
 	}
-	o.slots = append(o.slots, fresh)
-	return int32(len(o.slots) - 1)
+	c.at[block] = s
+	return s
 }
 
 // append puts a slot at the end of the most recently used.
-func (o *order) append(s int32) {
-	o.slots[s].older, o.slots[s].newer = o.newest, none
-	if o.newest != none {
-		o.slots[o.newest].newer = s
+func (c *blockCache) append(s int32) {
+	c.slots[s].older, c.slots[s].newer = c.newest, none
+	if c.newest != none {
+		c.slots[c.newest].newer = s
 	} else {
-		o.oldest = s
+		c.oldest = s
 	}
-	o.newest = s
+	c.newest = s
 }
 
 // remove takes a slot out of the list.
-func (o *order) remove(s int32) {
-	older, newer := o.slots[s].older, o.slots[s].newer
+func (c *blockCache) remove(s int32) {
+	older, newer := c.slots[s].older, c.slots[s].newer
 	if older != none {
-		o.slots[older].newer = newer
+		c.slots[older].newer = newer
 	} else {
-		o.oldest = newer
+		c.oldest = newer
 	}
 	if newer != none {
-		o.slots[newer].older = older
+		c.slots[newer].older = older
 	} else {
-		o.newest = older
+		c.newest = older
 	}
 }
 
 // lru is a tier that evicts the least recently used block. As prompts are used as a whole, their ends
-// first, what it holds of a prompt is always a prefix.
+// first, it always holds a prefix of each prompt.
 type lru struct {
-	order
-	capacity int
-	at       map[int32]int32
+	blockCache
 	// writes counts the blocks that were put in.
 	writes int64
 }
 
-func newLRU(capacity int) *lru {
-	return &lru{order: newOrder(), capacity: capacity, at: map[int32]int32{}}
-}
+func newLRU(capacity int) *lru { return &lru{blockCache: newBlockCache(capacity)} }
 
 // prefix returns how many blocks at the head of a prompt are there.
 func (c *lru) prefix(blocks []int32) int {
@@ -85,7 +86,7 @@ func (c *lru) prefix(blocks []int32) int {
 	return len(blocks)
 }
 
-// use marks the blocks of a prompt as just used and puts in what is missing.
+// use marks the blocks of a prompt as just used and puts in those that are missing.
 func (c *lru) use(blocks []int32) {
 	if c.capacity == 0 {
 		return
@@ -94,18 +95,10 @@ func (c *lru) use(blocks []int32) {
 		s, ok := c.at[b]
 		if ok {
 			c.remove(s)
-			c.append(s)
-			continue
+		} else {
+			s = c.add(b)
+			c.writes++
 		}
-		if len(c.at) == c.capacity {
-			old := c.oldest
-			delete(c.at, c.slots[old].block)
-			c.remove(old)
-			c.free = append(c.free, old)
-		}
-		s = c.take(b)
-		c.at[b] = s
 		c.append(s)
-		c.writes++
 	}
 }

@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"container/heap"
 	"slices"
 	"strconv"
 	"time"
@@ -67,7 +66,7 @@ func (s *simulation) load(delay time.Duration, t task) {
 	t.seq = s.seq
 	if delay > 0 {
 		t.due, t.delayed = s.now+delay.Seconds(), true
-		heap.Push(&s.timers, t)
+		s.timers.Push(t)
 		return
 	}
 	s.transfer(t)

@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 	"fmt"
@@ -185,7 +184,7 @@ func (s *simulation) runUntil(end float64) {
 		if which != nil {
 			t = which.finish(s.now)
 		} else {
-			t = heap.Pop(&s.timers).(task)
+			t = s.timers.Pop()
 		}
 		s.ended(&t)
 	}
@@ -194,7 +193,7 @@ func (s *simulation) runUntil(end float64) {
 // after starts a task that takes a known time.
 func (s *simulation) after(seconds float64, request int32, what phase) {
 	s.seq++
-	heap.Push(&s.timers, task{due: s.now + seconds, seq: s.seq, request: request, phase: what})
+	s.timers.Push(task{due: s.now + seconds, seq: s.seq, request: request, phase: what})
 }
 
 // id is the id by which tracker and policy know a request.

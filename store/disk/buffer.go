@@ -3,13 +3,9 @@ package disk
 import (
 	"fmt"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
-
-// AlignedBuffer returns a zeroed buffer for a payload of payloadBytes that satisfies the
-// rules of [ReadOp] and [WriteOp]. It is on the Go heap, in small pages: a [Slab] reads a
-// fifth to two fifths faster.
-func AlignedBuffer(payloadBytes int) []byte { return fsio.AlignedBytes(payloadBytes) }
 
 // Slab is a fixed set of payload buffers in one mapping outside the Go heap, backed by
 // huge pages where the kernel gives them. Get and Put may be called concurrently.
@@ -20,10 +16,10 @@ type Slab struct {
 
 // NewSlab maps count buffers for payloads of payloadBytes each.
 func NewSlab(count, payloadBytes int) (*Slab, error) {
-	if count < 1 || payloadBytes < MinPayloadBytes || payloadBytes > MaxPayloadBytes {
-		return nil, fmt.Errorf("slab of %d buffers of %d bytes: %w", count, payloadBytes, ErrInvalid)
+	if count < 1 || payloadBytes < store.MinPayloadBytes || payloadBytes > store.MaxPayloadBytes {
+		return nil, fmt.Errorf("slab of %d buffers of %d bytes: %w", count, payloadBytes, store.ErrInvalid)
 	}
-	each := PayloadBufferSize(payloadBytes)
+	each := store.PayloadBufferSize(payloadBytes)
 	m, err := fsio.Map(count * each)
 	if err != nil {
 		return nil, fmt.Errorf("map slab of %d bytes: %w", count*each, err)
@@ -39,14 +35,14 @@ func NewSlab(count, payloadBytes int) (*Slab, error) {
 // with a deadline. Give each back with [Slab.Put].
 func (s *Slab) C() <-chan []byte { return s.free }
 
-// Put gives a buffer back. The buffer must be settled (see [ReadOp.Settled]).
+// Put gives a buffer back. The buffer must be settled (see [store.ReadOp.Settled]).
 func (s *Slab) Put(b []byte) { s.free <- b[:len(b):cap(b)] }
 
 // Close unmaps the slab if every buffer has been given back, and reports an error if not:
 // the kernel may still write to a buffer that is out.
 func (s *Slab) Close() error {
 	if n := cap(s.free) - len(s.free); n > 0 {
-		return fmt.Errorf("close slab: %d buffers are in use: %w", n, ErrBusy)
+		return fmt.Errorf("close slab: %d buffers are in use: %w", n, store.ErrBusy)
 	}
 	return fsio.Unmap(s.mapping)
 }

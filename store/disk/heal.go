@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
@@ -125,7 +126,7 @@ func (s *Store) pushHeal(job *healJob) error {
 		if job.draft != nil {
 			job.draft.Abort()
 		}
-		return ErrClosed
+		return store.ErrClosed
 	}
 	<-job.done
 	return job.err
@@ -162,7 +163,7 @@ func (c *committing) settleOwed() error {
 		for _, ref := range c.owed[from:min(from+commitLimit, len(c.owed))] {
 			if g := c.s.space.at(ref); g != nil {
 				if err := c.batch.DeleteRecord(g.location(ref)); err != nil {
-					return fmt.Errorf("%w: %w", ErrIO, err)
+					return fmt.Errorf("%w: %w", store.ErrIO, err)
 				}
 			}
 		}
@@ -170,7 +171,7 @@ func (c *committing) settleOwed() error {
 			continue
 		}
 		if err := c.batch.Commit(); err != nil {
-			return fmt.Errorf("%w: %w", ErrIO, err)
+			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 	}
 	there := slices.DeleteFunc(c.owed, func(ref index.Ref) bool { return c.s.space.at(ref) == nil })

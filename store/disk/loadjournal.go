@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
@@ -70,8 +71,8 @@ func (l *loader) take(r *journal.Record) {
 		l.drop = append(l.drop, r.Location) // with its segment
 		return
 	}
-	if r.Location.Slot >= g.Slots || s.namespaces.at(NamespaceID(r.Namespace)) == nil ||
-		r.Bytes == 0 || r.Bytes > MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
+	if r.Location.Slot >= g.Slots || s.namespaces.at(r.Namespace) == nil ||
+		r.Bytes == 0 || r.Bytes > store.MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
 		l.bad++
 		l.drop = append(l.drop, r.Location)
 		return

@@ -35,7 +35,7 @@ type Store struct {
 	reads      reads
 	writes     writes
 	gate       gate
-	verifying  *queue[*ReadOp]
+	verifying  *queue[*read]
 	commits    *queue[commit]
 	events     events
 
@@ -89,7 +89,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{opts: o, calibrated: calibrated, table: index.New(), barrier: newBarrier(), commits: newQueue[commit](),
-		verifying:   newQueue[*ReadOp](),
+		verifying:   newQueue[*read](),
 		shrinking:   shrinking{wakeup: make(chan struct{}, 1)},
 		evictSignal: make(chan struct{}, 1)}
 	s.leases.init(o.MaxLeases)

@@ -29,7 +29,7 @@ func benchmarkRebuild(b *testing.B, payload, records int) {
 	o.SegmentBytes = 256 << 20
 	s := openTest(b, o)
 	ns := openNamespace(b, s, "a")
-	digest := s.namespaces.digest(ns)
+	digest := ns
 	id := s.id
 	if err := s.Close(); err != nil {
 		b.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
@@ -66,7 +67,7 @@ func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage,
 	}
 	at := g.location(ref)
 	damage = &Damage{
-		Namespace: c.s.namespaces.digest(NamespaceID(id.Namespace)).String(), Shard: int(id.Shard),
+		Namespace: c.s.namespaces.digest(id.Namespace).String(), Shard: int(id.Shard),
 		Key: id.Key.String(), Segment: at.Segment, Slot: at.Slot, Reason: reason.Error(),
 	}
 	c.s.count.corrupt.Add(1)
@@ -93,7 +94,7 @@ func (c *checker) verify(g *segment, id index.ID, found index.Found) (bytes int6
 	}
 	slot := uint32(found.Ref - g.base)
 	if err := g.file.ReadVec(c.header, c.buf[:padded], g.Offset(slot)); err != nil {
-		return 0, nil, fmt.Errorf("check slot %d of segment %d: %w: %w", slot, g.ID, ErrIO, err)
+		return 0, nil, fmt.Errorf("check slot %d of segment %d: %w: %w", slot, g.ID, store.ErrIO, err)
 	}
 	bytes = int64(padded + format.HeaderBytes)
 	var h format.Record
@@ -114,7 +115,7 @@ var (
 func (c *checker) compare(g *segment, h *format.Record, id index.ID, found index.Found) error {
 	at := g.location(found.Ref)
 	if h.Store != c.s.id || h.SegmentID != at.Segment || h.Slot != at.Slot || h.Key != id.Key || h.Shard != id.Shard ||
-		h.Namespace != c.s.namespaces.digest(NamespaceID(id.Namespace)) || h.Seq != found.Seq || h.PayloadBytes != found.Bytes {
+		h.Namespace != c.s.namespaces.digest(id.Namespace) || h.Seq != found.Seq || h.PayloadBytes != found.Bytes {
 		return errOtherRecord
 	}
 	if c.payload && h.PayloadSum != format.PayloadSum(c.buf[:found.Bytes]) {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
 
@@ -54,11 +55,11 @@ func TestWritesEndWhereNoSegmentCanBeMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	op := &WriteOp{ID: RecordID{Namespace: ns, Key: connector.Key{1}}, Payload: AlignedBuffer(4096)}
-	if _, err := s.Write([]*WriteOp{op}, func(op *WriteOp) { done <- op.Err }); err != nil {
+	op := &store.WriteOp{Record: store.Record{ID: store.RecordID{Namespace: ns, Key: connector.Key{1}}}, Payload: store.AlignedBuffer(4096)}
+	if _, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) { done <- op.Err }); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-done; !errors.Is(err, ErrBusy) {
+	if err := <-done; !errors.Is(err, store.ErrBusy) {
 		t.Errorf("%v, want ErrBusy", err)
 	}
 	if n := f.tried.Load(); n > 4*int64(slotWait/recheckInterval) {

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
@@ -172,7 +173,7 @@ func (s *Store) guessSegment(f *segmentFile) (format.Segment, error) {
 				continue
 			}
 			head := format.Segment{Store: s.id, ID: f.id, SlotBytes: slotBytes(int(r.PayloadBytes))}
-			if r.PayloadBytes == 0 || r.PayloadBytes > MaxPayloadBytes || head.Offset(r.Slot) != at+from {
+			if r.PayloadBytes == 0 || r.PayloadBytes > store.MaxPayloadBytes || head.Offset(r.Slot) != at+from {
 				continue
 			}
 			head.Slots = uint32((f.size - format.HeaderBytes + head.SlotBytes - 1) / head.SlotBytes)

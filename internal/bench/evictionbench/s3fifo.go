@@ -5,15 +5,11 @@ package evictionbench
 // unused.
 type s3fifo struct {
 	capacity, smallCapacity int
-	nodes                   map[uint32]*node
-	small, main             *list
-	ghost                   *list
-	ghosts                  map[uint32]*node
+	nodes, ghosts           map[int32]*node
+	small, main, ghost      queue
 }
 
 const (
-	inSmall = iota
-	inMain
 	s3MaxFreq = 3
 	s3Small   = 10 // the small queue is this fraction
 )
@@ -21,65 +17,61 @@ const (
 // NewS3FIFO returns an S3-FIFO.
 func NewS3FIFO(capacity int) Cache {
 	return byKey{&s3fifo{
-		capacity: capacity, smallCapacity: max(1, capacity/s3Small), nodes: make(map[uint32]*node),
-		small: newList(), main: newList(), ghost: newList(), ghosts: make(map[uint32]*node),
+		capacity: capacity, smallCapacity: max(1, capacity/s3Small), nodes: make(map[int32]*node), ghosts: make(map[int32]*node),
 	}, true}
 }
 
-func (c *s3fifo) has(k uint32) bool { return c.nodes[k] != nil }
+func (c *s3fifo) has(k int32) bool { return c.nodes[k] != nil }
 
-func (c *s3fifo) access(k uint32) {
+func (c *s3fifo) access(k int32) {
 	if n := c.nodes[k]; n != nil {
 		n.freq = min(n.freq+1, s3MaxFreq)
 		return
 	}
-	for c.small.len+c.main.len >= c.capacity {
+	for c.small.Len()+c.main.Len() >= c.capacity {
 		c.evict()
 	}
-	n := &node{key: k, where: inSmall}
+	n := &node{key: k}
 	if g := c.ghosts[k]; g != nil {
-		c.ghost.cut(g)
+		g.leave()
 		delete(c.ghosts, k)
-		n.where = inMain
-		c.main.front(n)
+		c.main.push(n)
 	} else {
-		c.small.front(n)
+		c.small.push(n)
 	}
 	c.nodes[k] = n
 }
 
 func (c *s3fifo) evict() {
-	if c.small.len >= c.smallCapacity || c.main.len == 0 {
+	if c.small.Len() >= c.smallCapacity || c.main.Len() == 0 {
 		c.evictSmall()
 		return
 	}
 	for {
-		n := c.main.back()
-		c.main.cut(n)
+		n := c.main.last()
 		if n.freq == 0 {
+			n.leave()
 			delete(c.nodes, n.key)
 			return
 		}
 		n.freq--
-		c.main.front(n)
+		c.main.push(n)
 	}
 }
 
 func (c *s3fifo) evictSmall() {
-	n := c.small.back()
-	c.small.cut(n)
+	n := c.small.last()
 	if n.freq > 1 {
-		n.freq, n.where = 0, inMain
-		c.main.front(n)
+		n.freq = 0
+		c.main.push(n)
 		return
 	}
 	delete(c.nodes, n.key)
-	if c.ghost.len >= c.capacity-c.smallCapacity {
-		old := c.ghost.back()
-		c.ghost.cut(old)
+	if c.ghost.Len() >= c.capacity-c.smallCapacity {
+		old := c.ghost.last()
+		old.leave()
 		delete(c.ghosts, old.key)
 	}
-	g := &node{key: n.key}
-	c.ghosts[n.key] = g
-	c.ghost.front(g)
+	c.ghost.push(n)
+	c.ghosts[n.key] = n
 }

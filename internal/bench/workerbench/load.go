@@ -14,7 +14,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/bench/storebench"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // LoadOptions say what [Load] measures.
@@ -53,7 +53,7 @@ func (o *LoadOptions) EnsureDefaults() {
 
 // Validate reports the first option that cannot work.
 func (o *LoadOptions) Validate() error {
-	if o.LayerBytes < 8 || o.Layers < 1 || o.LayerBytes > disk.MaxPayloadBytes/o.Layers {
+	if o.LayerBytes < 8 || o.Layers < 1 || o.LayerBytes > store.MaxPayloadBytes/o.Layers {
 		return fmt.Errorf("bench load: %d layers of %d bytes", o.Layers, o.LayerBytes)
 	}
 	const least = 8

@@ -35,7 +35,7 @@ func (o *Options) EnsureDefaults() {
 }
 
 // maxMessages bounds the messages that are remembered. Messages are constant in this
-// program but for a few; where they are not, all are forgotten and counted anew.
+// program but for a few; where they are not, all are forgotten and counted again.
 const maxMessages = 1024
 
 // leftOut is the attribute of a line that says how many equal ones came before it and were

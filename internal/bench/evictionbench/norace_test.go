@@ -1,5 +1,0 @@
-//go:build !race
-
-package evictionbench
-
-const raceEnabled = false

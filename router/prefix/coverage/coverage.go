@@ -1,0 +1,182 @@
+// Package coverage says which holders have which blocks of one run of the prefix index.
+//
+// A holder is kept in one of three forms, which say the same of different sets of blocks:
+//
+//	cut      ########....    the first blocks: 8 bytes
+//	group    ############    the first blocks, as many as all others of the group: a bit
+//	bitmap   ###..####..#    with holes
+//
+// Beside its form a holder may have predictions: first blocks that it is expected to have
+// soon.
+//
+// A [Coverage] is replaced as a whole, except that the end of a cut and the bits of a bitmap
+// change in place. There is one writer at a time. Any number of walks may read beside it:
+// the exported fields, the holders' bitmaps and [Coverage.End]; all else is the writer's.
+package coverage
+
+import "sync/atomic"
+
+// MaxBlocks is the largest number of blocks of a run.
+const MaxBlocks = 1 << 12
+
+// Coverage says who has which blocks. The zero value says that nobody has any.
+type Coverage struct {
+	// Cuts are the holders with a run's first blocks, by holder; see [Coverage.Cut]. Most runs need
+	// nothing else.
+	Cuts []atomic.Uint64
+	// More is what few runs need, or nil.
+	More *More
+}
+
+// More is the part of a coverage that few runs need. It does not change, but the bitmaps in it do.
+type More struct {
+	// Group are many holders that all have the first GroupEnd blocks.
+	Group    Set
+	GroupEnd uint32
+	// Holed are the holders with holes, by holder.
+	Holed []Holed
+	// Predicted are blocks that holders are expected to have soon.
+	Predicted []Prediction
+}
+
+// Holed is a holder with holes.
+type Holed struct {
+	Holder Holder
+	Blocks *Bitmap
+}
+
+// Change is what [Coverage.Add] and [Coverage.Remove] changed.
+type Change struct {
+	// Blocks is how many blocks the holder got or lost.
+	Blocks uint32
+	// Split says that the holder has holes now and had none before, Healed the opposite, First that it had
+	// nothing.
+	Split, Healed, First bool
+}
+
+func makeCut(h Holder, end uint32) uint64      { return uint64(h)<<32 | uint64(end) }
+func splitCut(v uint64) (h Holder, end uint32) { return Holder(v >> 32), uint32(v) }
+
+// Cut returns the i-th of the cuts: a holder and how many of the first blocks it has.
+func (c *Coverage) Cut(i int) (h Holder, end uint32) { return splitCut(c.Cuts[i].Load()) }
+
+// form is how a coverage keeps a holder.
+type form uint8
+
+const (
+	formNone form = iota
+	formCut
+	formGroup
+	formHoled
+)
+
+// find says how c keeps h: the position among the cuts or those with holes (where it belongs among the cuts
+// if formNone), and how many of the first blocks h has (not for formHoled).
+func (c *Coverage) find(h Holder) (f form, at int, end uint32) {
+	at, ok := c.searchCuts(h)
+	if ok {
+		_, end = c.Cut(at)
+		return formCut, at, end
+	}
+	if m := c.More; m != nil {
+		if m.Group.Has(h) {
+			return formGroup, at, m.GroupEnd
+		}
+		if i, ok := m.findHoled(h); ok {
+			return formHoled, i, 0
+		}
+	}
+	return formNone, at, 0
+}
+
+func (c *Coverage) searchCuts(h Holder) (int, bool) {
+	low, high := 0, len(c.Cuts)
+	for low < high {
+		mid := (low + high) / 2
+		if at, _ := c.Cut(mid); at < h {
+			low = mid + 1
+		} else {
+			high = mid
+		}
+	}
+	if low < len(c.Cuts) {
+		if at, _ := c.Cut(low); at == h {
+			return low, true
+		}
+	}
+	return low, false
+}
+
+// Has says whether h has block i, predictions not counted.
+func (c *Coverage) Has(h Holder, i uint32) bool {
+	f, at, end := c.find(h)
+	if f == formHoled {
+		return c.More.Holed[at].Blocks.has(i)
+	}
+	return i < end
+}
+
+// Count is how many blocks h has, predictions not counted.
+func (c *Coverage) Count(h Holder) uint32 {
+	f, at, end := c.find(h)
+	if f == formHoled {
+		return c.More.Holed[at].Blocks.count
+	}
+	return end
+}
+
+// Knows says whether h has some of the blocks or is expected to.
+func (c *Coverage) Knows(h Holder) bool {
+	f, _, _ := c.find(h)
+	return f != formNone || c.More != nil && c.More.predicts(h)
+}
+
+// Holders is how many holders have some of the blocks, predictions not counted.
+func (c *Coverage) Holders() int {
+	n := len(c.Cuts)
+	if c.More != nil {
+		n += len(c.More.Holed) + c.More.Group.count()
+	}
+	return n
+}
+
+// End is one more than the last block that one of a set of holders has or is expected to have; with nil,
+// any holder.
+func (c *Coverage) End(of Set) (end uint32) {
+	for i := range c.Cuts {
+		if h, e := c.Cut(i); e > end && (of == nil || of.Has(h)) {
+			end = e
+		}
+	}
+	m := c.More
+	if m == nil {
+		return end
+	}
+	if m.GroupEnd > end && (of == nil || of.meets(m.Group)) {
+		end = m.GroupEnd
+	}
+	for _, e := range m.Holed {
+		if of == nil || of.Has(e.Holder) {
+			end = max(end, e.Blocks.last())
+		}
+	}
+	for _, p := range m.Predicted {
+		if of == nil || of.Has(p.Holder) {
+			end = max(end, p.End)
+		}
+	}
+	return end
+}
+
+// Bytes is about the memory that c takes.
+func (c *Coverage) Bytes() int64 {
+	const coverageBytes, moreBytes, holedBytes, predictionBytes = 32, 80, 48, 16
+	n := coverageBytes + 8*len(c.Cuts)
+	if m := c.More; m != nil {
+		n += moreBytes + 8*len(m.Group) + predictionBytes*len(m.Predicted)
+		for _, e := range m.Holed {
+			n += holedBytes + 8*len(e.Blocks.words)
+		}
+	}
+	return int64(n)
+}
