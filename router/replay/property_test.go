@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/router/policy"
 )
 
@@ -46,9 +47,9 @@ func (p *invariant) Place(s *policy.State, r *policy.Request, d *policy.Decision
 // Whatever the machines and the policy, every request ends, no earlier than it can be computed, and what
 // was found and what was computed add up.
 func TestEveryRequestEnds(t *testing.T) {
-	random := rand.New(rand.NewPCG(41, 42))
+	random := seed.Random(t, 41)
 	for run := range 150 {
-		trace, o := randomPrompts(uint64(run), 120), randomOptions(random)
+		trace, o := randomPrompts(random, 120), randomOptions(random)
 		p, err := NewPolicy(PolicyNames()[run%len(PolicyNames())], &o)
 		if err != nil {
 			t.Fatal(err)

@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/testkit/docs"
 	"github.com/kvconn/kvconn/internal/testkit/trace"
 	"github.com/kvconn/kvconn/router/policy"
 )
@@ -212,18 +212,6 @@ func short(s float64) string {
 	return strings.TrimPrefix(fmt.Sprintf("%.3f", s), "0")
 }
 
-// says checks that a document has a row, or other text.
-func says(t *testing.T, document, row string) {
-	t.Helper()
-	b, err := os.ReadFile("../../docs/" + document)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if t.Log(row); !strings.Contains(string(b), row) {
-		t.Errorf("docs/%s has other figures", document)
-	}
-}
-
 func TestCostBeatsTheOthersOnHalfOfTheTrace(t *testing.T) {
 	tr := readTrace(t, trace.Half(t))
 	settings := []setting{
@@ -239,7 +227,7 @@ func TestCostBeatsTheOthersOnHalfOfTheTrace(t *testing.T) {
 	for _, s := range settings {
 		s.o = half(s.o)
 		row, cost, others := s.row(t, tr, []string{"round-robin", "load", "kv-aware", "kv-aware-gpu", "cost"})
-		says(t, "adr/0008-router-policies.md", row)
+		docs.Says(t, "adr/0008-router-policies.md", row)
 		for _, p := range others {
 			if cost.TTFT.Mean >= p.TTFT.Mean || cost.TTFT.P95 >= p.TTFT.P95 {
 				t.Errorf("%s: cost is not better than %s", s.name, p.Policy)
@@ -247,7 +235,7 @@ func TestCostBeatsTheOthersOnHalfOfTheTrace(t *testing.T) {
 		}
 		if s.o.DiskBlocks < 0 {
 			more := 100 * (float64(cost.ComputedTokens)/float64(others[2].ComputedTokens) - 1)
-			says(t, "adr/0008-router-policies.md", fmt.Sprintf("`cost` computes %.1f%% more tokens than `kv-aware`", more))
+			docs.Says(t, "adr/0008-router-policies.md", fmt.Sprintf("`cost` computes %.1f%% more tokens than `kv-aware`", more))
 		}
 		if most := max(cost.Computed.MaxOverMean, cost.Requests.MaxOverMean, cost.Prompts.MaxOverMean); most > 1.15 {
 			t.Errorf("%s: the busiest rank has %.3f times the mean", s.name, most)
@@ -281,6 +269,6 @@ func TestPoliciesOnTheWholeTrace(t *testing.T) {
 		{"`--sequential`", Options{Sequential: true}},
 	} {
 		row, _, _ := s.row(t, tr, PolicyNames())
-		says(t, "replay.md", row)
+		docs.Says(t, "replay.md", row)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/router/policies"
 )
 
@@ -46,7 +47,7 @@ func TestPrintedReport(t *testing.T) {
 }
 
 func TestEqualSeedsGiveEqualReports(t *testing.T) {
-	trace := randomPrompts(17, 500)
+	trace := randomPrompts(seed.Random(t, 17), 500)
 	text := func(seed uint32, policies ...string) string {
 		r, err := Run(t.Context(), trace, Options{GPUBlocks: 200, Spread: time.Second, Seed: seed, PrefillTokensPerS: 500}, policies, nil)
 		if err != nil {
@@ -170,7 +171,7 @@ func TestNothingFoundIsSaidAndDrawnInFull(t *testing.T) {
 
 func TestProgressComesToItsEnd(t *testing.T) {
 	last, total := -1, 0
-	_, err := Run(t.Context(), randomPrompts(1, 1000), Options{}, []string{"cost", "load"}, func(done, all int) {
+	_, err := Run(t.Context(), randomPrompts(seed.Random(t, 1), 1000), Options{}, []string{"cost", "load"}, func(done, all int) {
 		if done < last || done > all {
 			t.Errorf("progress %d after %d, of %d", done, last, all)
 		}

@@ -16,12 +16,12 @@ import (
 // ErrNotPlaced means that a policy placed a request on no rank.
 var ErrNotPlaced = errors.New("the policy placed a request on no rank")
 
-// flight is a request on its way.
+// flight is a request under way.
 type flight struct {
 	arrival float64
 	rank    int32
-	// gpu, disk and object are the blocks found at the head of its prompt by tier, use how many of
-	// them are not computed.
+	// gpu, disk and object are the numbers of blocks found at the head of its prompt by tier; use is how
+	// many of them are not computed.
 	gpu, disk, object, use int
 	loads                  int // loads under way
 }
@@ -32,7 +32,7 @@ type node struct {
 	diskLink, objectLink *link
 	onDisk               int // blocks on disk of the prompt being routed
 	diskRead, objectRead float64
-	saveBudget           float64 // bytes of saves that are kept if they come now
+	saveBudget           float64 // bytes that can be saved now
 	savedAt              float64
 	dropped              float64 // bytes of saves
 }
@@ -61,8 +61,8 @@ type simulation struct {
 	tally    tally
 }
 
-// Simulate runs a trace through ranks and tiers with a policy, which must be fresh: what it keeps of
-// past requests goes into the result. progress may be nil; it is called now and then with the requests
+// Simulate runs a trace through ranks and tiers with a policy, which must be fresh: what it remembers of
+// past requests changes the result. progress may be nil; it is called now and then with the number of requests
 // that have arrived. Errors are those of ctx, of options that cannot work, or [ErrNotPlaced].
 func Simulate(ctx context.Context, t *Trace, o Options, p policy.Policy, progress func(arrived int)) (*Result, error) {
 	o.EnsureDefaults()
@@ -131,7 +131,7 @@ func newSimulation(t *Trace, o Options, p policy.Policy) (*simulation, error) {
 	return s, nil
 }
 
-// maxClock is the last second that a [time.Duration] can tell; load stands still beyond it.
+// maxClock is the last second that a [time.Duration] can hold; the clock of the load tracker stops there.
 const maxClock = 9e9
 
 // arrival is when a request arrives.
@@ -140,7 +140,7 @@ type arrival struct {
 	request int32
 }
 
-// arrivals returns the requests in the order of their arrival.
+// arrivals returns the requests sorted by arrival.
 func (s *simulation) arrivals() []arrival {
 	out := make([]arrival, len(s.trace.Requests))
 	random := rand.New(rand.NewPCG(uint64(s.opts.Seed), 0))
@@ -232,7 +232,7 @@ func (s *simulation) arrive(request int32) error {
 	return nil
 }
 
-// look tells the policy what there is: loads, speeds and prefixes of all ranks.
+// look brings what the policy sees up to date: loads, speeds and prefixes of all ranks.
 func (s *simulation) look(r *Request) {
 	s.tracker.Snapshot(s.ids, s.loads)
 	inObject := s.object.prefix(r.Blocks)
@@ -247,7 +247,7 @@ func (s *simulation) look(r *Request) {
 	}
 }
 
-// speeds returns what the ranks of a node have measured.
+// speeds returns the speeds that the ranks of a node have measured.
 func (s *simulation) speeds(n *node) policy.Speeds {
 	return policy.Speeds{
 		PrefillTokens: s.opts.PrefillTokensPerS, BytesPerToken: s.opts.BytesPerToken,

@@ -77,7 +77,7 @@ func (r *Router) Stats() Stats {
 			s.Ready++
 		}
 		if rank.events != nil {
-			s.Engines = append(s.Engines, rank.events.Stats()...)
+			s.Engines = append(s.Engines, rank.events.Stats())
 		}
 	}
 	for _, from := range sources {
@@ -158,7 +158,8 @@ func (r *Router) info(s *rankState) RankInfo {
 		i.GPUBlocks = h.Blocks
 	}
 	if s.events != nil {
-		i.EventFeed = &s.events.Stats()[0]
+		events := s.events.Stats()
+		i.EventFeed = &events
 	}
 	for _, from := range []struct {
 		source *source
