@@ -1,9 +1,6 @@
 package connector
 
-import (
-	"encoding/hex"
-	"fmt"
-)
+import "encoding/hex"
 
 // KeySize is the length of a [Key] in bytes.
 const KeySize = 16
@@ -41,14 +38,3 @@ type NamespaceDigest [32]byte
 
 // String returns the digest in lower-case hexadecimal.
 func (d NamespaceDigest) String() string { return hex.EncodeToString(d[:]) }
-
-// ParseNamespaceDigest is the inverse of [NamespaceDigest.String].
-func ParseNamespaceDigest(s string) (NamespaceDigest, error) {
-	var d NamespaceDigest
-	b, err := hex.DecodeString(s)
-	if err != nil || len(b) != len(d) {
-		return d, fmt.Errorf("namespace digest %q: want %d hexadecimal digits", s, 2*len(d))
-	}
-	copy(d[:], b)
-	return d, nil
-}

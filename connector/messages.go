@@ -1,18 +1,12 @@
 package connector
 
-import "math"
-
-// NoBlock stands in a block table where the engine keeps no block, because it is outside
-// of the layer group's window (TensorRT-LLM's BAD_PAGE_INDEX, vLLM's null block).
-const NoBlock = math.MaxUint32
-
 // MatchRequest asks how much of a prompt the store can give back. It may be repeated
 // for the same request any number of times.
 type MatchRequest struct {
 	// Request is the engine's id of the request.
 	Request string
-	// From is the index of Tokens[0] in the request's tokens: 0 at first, later what
-	// the leader has been told already. A leader that was told less answers
+	// From is the index of Tokens[0] in the request's tokens: 0 at first, later the number
+	// of tokens that the leader knows. A leader that knows fewer answers
 	// [ErrUnknownRequest]; the caller then repeats with From 0.
 	From int
 	// Tokens are the request's token ids from From on, output tokens included where a
@@ -24,8 +18,8 @@ type MatchRequest struct {
 	// Computed is the number of tokens that the engine holds already.
 	Computed int
 	Scope    Scope
-	// Spans say which tokens stand for other content, ordered by Start. They are taken
-	// over at the request's first match and wherever they differ.
+	// Spans say which tokens stand for other content, ordered by Start. A request whose spans
+	// have changed starts over.
 	Spans []Span
 	// NoLoad and NoSave opt the request out of loading and of saving.
 	NoLoad, NoSave bool
@@ -37,49 +31,9 @@ type Offer struct {
 	Tokens int
 	// Async says that the load runs beside the engine's steps.
 	Async bool
-	// Staged says where the offered bytes lie, for engines that copy them themselves; nil
-	// for others.
-	Staged *StagedOffer
-}
-
-// Alloc tells that the engine has allocated blocks for a request whose offer it took.
-type Alloc struct {
-	Request string
-	// Blocks is the request's whole block table, one list for each layer group.
-	Blocks [][]uint32
-	// Computed is the engine's own prefix hit. External are the tokens to load behind it:
-	// at most what was offered, and nothing if the engine does not want the offer.
-	Computed, External int
-	// GroupComputed is the engine's own prefix hit of each layer group where they differ;
-	// nil means Computed for all. None is beyond Computed + External.
-	GroupComputed []int
-}
-
-// Boundary is the number of tokens that are there once the load has ended.
-func (a *Alloc) Boundary() int { return a.Computed + a.External }
-
-// LoadTokens is the range of tokens that the load is to bring for a group: from where the
-// group's own hit ends, or the first block begins that its window reaches into, to the
-// boundary. It reports false where the group has all that it needs.
-func (a *Alloc) LoadTokens(g *Group, group, blockSize int) (TokenRange, bool) {
-	computed := a.Computed
-	if group < len(a.GroupComputed) {
-		computed = a.GroupComputed[group]
-	}
-	start := max(computed, g.FirstBlock(a.Boundary(), blockSize)*blockSize)
-	return TokenRange{Start: start, End: a.Boundary()}, start < a.Boundary()
-}
-
-// LoadRange is the half-open range of a group's block table that the load is to fill: the
-// blocks of [Alloc.LoadTokens], whole. Where there are none first is end, which is the
-// number of blocks up to the boundary.
-func (a *Alloc) LoadRange(g *Group, group, blockSize int) (first, end int) {
-	r, ok := a.LoadTokens(g, group, blockSize)
-	first, end = r.Blocks(blockSize)
-	if !ok {
-		first = end
-	}
-	return first, end
+	// Handoff says where the offered bytes lie, for engines that copy them themselves (handoff
+	// mode); nil for others.
+	Handoff *HandoffOffer
 }
 
 // Scheduled is one request that the engine computes in this step.
@@ -93,7 +47,7 @@ type Scheduled struct {
 	// Computed is the number of tokens computed before this step, Count those computed
 	// by it.
 	Computed, Count int
-	// NewTokens are tokens that the leader was not told yet, From the index of the first.
+	// NewTokens are tokens that the leader does not know yet, From the index of the first.
 	From      int
 	NewTokens []uint32
 }
@@ -119,12 +73,13 @@ type StepReply struct {
 	// Metadata is opaque to the engine, which hands it to every rank's worker. Empty
 	// means that there is nothing to do.
 	Metadata []byte
-	// Loads repeats the loads in Metadata in a form that the engine's side can read,
-	// so that it can report them as failed when the daemon is gone.
+	// Loads repeats the loads in Metadata in a form that the engine's side can read, so that
+	// it can report them as failed when the daemon is gone. In handoff mode there are none:
+	// Metadata holds saves alone, and the engine's side plans the loads.
 	Loads []PlannedLoad
 }
 
-// LoadedReport tells the leader what came of loads, all ranks taken together.
+// LoadedReport tells the leader how loads ended, all ranks taken together.
 type LoadedReport struct {
 	Done          []string
 	InvalidBlocks []uint32
@@ -148,10 +103,10 @@ type SaveResult struct {
 // prefix hashes (key scheme "engine").
 type KeyedBlocks struct {
 	Group int
-	// Scope is kept with what is saved, as far as the engine says it; it is in the hashes
-	// that separate.
+	// Scope is kept with what is saved, if the engine gives it. The hashes separate scopes,
+	// not this.
 	Scope Scope
-	// Parent is the hash in front of Hashes[0], zero at the root.
+	// Parent is the hash before Hashes[0], zero at the root.
 	Parent Proof
 	Hashes []Proof
 	// Slots are the engine's block ids, as many as Hashes.
@@ -160,8 +115,7 @@ type KeyedBlocks struct {
 
 // Bounds of requests, checked on both ends.
 const (
-	// MaxFrameBytes bounds the body of a frame, and with it a plan and what else an answer
-	// says beside it.
+	// MaxFrameBytes bounds the body of a frame, and with it a plan and the rest of its answer.
 	MaxFrameBytes = 16 << 20
 	// MaxTokens is the largest prompt.
 	MaxTokens = 2 << 20

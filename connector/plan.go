@@ -15,40 +15,23 @@ type PlanBlock struct {
 	Proof Proof
 }
 
-// StagedBlock is where the verified bytes of one block lie in the daemon's staging memory.
-type StagedBlock struct {
-	// Offset is in the descriptor that came with the answer to register.
-	Offset uint64
-	// Sum is the XXH3-64 of the bytes: whoever copies them checks the copy.
-	Sum uint64
-}
-
-// StagedShard lists where a transfer's blocks lie for the readers of one shard.
-type StagedShard struct {
-	Shard  Shard
-	Blocks []StagedBlock
-}
-
-// Transfer is a stretch of consecutive blocks of one prompt and layer group that are
-// loaded or saved together. The parent of each block is the block before it.
+// Transfer is a run of consecutive blocks of one prompt and layer group that are loaded or
+// saved together. The parent of each block is the block before it.
 type Transfer struct {
 	// Group is the layer group's index in the manifest.
 	Group int
-	// Parent is the key in front of Blocks[0].
+	// Parent is the key of the block before Blocks[0].
 	Parent Key
 	// Scope is the digest of the prompt's scope, to be kept with what is saved.
 	Scope  ScopeDigest
 	Blocks []PlanBlock
-	// Staged is set for engines that have no way to report a failed load: they copy the
-	// blocks from staging memory themselves, as [StagedOffer.Load] says.
-	Staged []StagedShard
 }
 
 // RequestLoad is what is loaded for one request; it ends when all its transfers have.
 type RequestLoad struct {
 	Request string
-	// Lost are slots that nothing is loaded into, though the engine waits for it: every
-	// rank reports them as failed.
+	// Lost are slots that the engine waits for and that nothing is loaded into: every rank
+	// reports them as failed.
 	Lost      []uint32
 	Transfers []Transfer
 }
@@ -71,7 +54,8 @@ func (l *RequestLoad) Planned() PlannedLoad {
 
 // Plan is what the workers of an engine do in one step. The leader makes it, the engine
 // hands its encoded form to every rank, and each rank's worker executes it on its own
-// shards. It is complete: a rank may live on another node than the leader.
+// shards. It is complete: a rank may live on another node than the leader. In handoff mode
+// it holds saves alone.
 type Plan struct {
 	Namespace NamespaceDigest
 	Loads     []RequestLoad
@@ -81,15 +65,12 @@ type Plan struct {
 // Empty reports whether there is nothing to do.
 func (p *Plan) Empty() bool { return len(p.Loads) == 0 && len(p.Saves) == 0 }
 
-// Sizes of what a plan is made of, for who bounds one. Counts take up to 5 bytes.
+// Sizes of the parts of a plan, for a leader that has to bound one. Counts take up to 5 bytes.
 const (
-	// PlanBlockBytes is the size of a block, PlanStagedBytes what each staged shard adds.
-	PlanBlockBytes  = 4 + KeySize + ProofSize
-	PlanStagedBytes = 8 + 8
-	// MaxTransferBytes bounds what a transfer takes beside its blocks, staged ones
-	// excluded: each of those adds MaxStagedBytes beside its blocks.
+	// PlanBlockBytes is the size of a block.
+	PlanBlockBytes = 4 + KeySize + ProofSize
+	// MaxTransferBytes bounds what a transfer takes beside its blocks.
 	MaxTransferBytes = minTransferBytes - 2 + 2*5
-	MaxStagedBytes   = 2
 	// MaxLoadBytes bounds what a load takes beside its id, transfers and lost slots.
 	MaxLoadBytes = 3 * 5
 )
@@ -102,7 +83,7 @@ const (
 	maxTransfers = 16 * MaxStepRequests
 )
 
-// ErrPlan marks metadata that no leader of this version has made.
+// ErrPlan marks metadata that no leader of this version makes.
 var ErrPlan = errors.New("bad metadata")
 
 // Append appends the encoded plan to b: version, namespace digest, then loads and saves
@@ -136,30 +117,9 @@ func appendTransfers(b []byte, transfers []Transfer) []byte {
 			b = append(b, blk.Key[:]...)
 			b = append(b, blk.Proof[:]...)
 		}
-		b = binary.AppendUvarint(b, uint64(len(t.Staged)))
-		for j := range t.Staged {
-			b = t.Staged[j].append(b)
-		}
+		b = append(b, 0) // blocks that the engine copies itself: see planReader.skipHandoff
 	}
 	return b
-}
-
-// append encodes the shard; it has as many blocks as its transfer.
-func (s *StagedShard) append(b []byte) []byte {
-	return s.appendBlocks(binary.LittleEndian.AppendUint16(b, uint16(s.Shard)))
-}
-
-func (s *StagedShard) appendBlocks(b []byte) []byte {
-	for _, blk := range s.Blocks {
-		b = binary.LittleEndian.AppendUint64(b, blk.Offset)
-		b = binary.LittleEndian.AppendUint64(b, blk.Sum)
-	}
-	return b
-}
-
-// stagedBlock decodes PlanStagedBytes.
-func stagedBlock(v []byte) StagedBlock {
-	return StagedBlock{Offset: binary.LittleEndian.Uint64(v), Sum: binary.LittleEndian.Uint64(v[8:])}
 }
 
 // ParsePlan decodes metadata. Errors wrap [ErrPlan].
@@ -286,29 +246,14 @@ func (r *planReader) transfer(t *Transfer) {
 		copy(blk.Key[:], v[4:])
 		copy(blk.Proof[:], v[4+KeySize:])
 	}
-	n := r.count(2 + PlanStagedBytes*len(t.Blocks))
-	r.check(n <= MaxShards && (n == 0 || len(t.Blocks) > 0), "staged shards", n)
-	if n == 0 || r.err != nil {
-		return
-	}
-	t.Staged = make([]StagedShard, n)
-	for j := range t.Staged {
-		r.staged(&t.Staged[j], len(t.Blocks))
-	}
+	r.skipHandoff(len(t.Blocks))
 }
 
-func (r *planReader) staged(s *StagedShard, blocks int) {
-	v := r.take(2)
-	if v == nil {
-		return
-	}
-	s.Shard = Shard(binary.LittleEndian.Uint16(v))
-	s.Blocks = make([]StagedBlock, blocks)
-	for i := range s.Blocks {
-		v := r.take(PlanStagedBytes)
-		if v == nil {
-			return
-		}
-		s.Blocks[i] = stagedBlock(v)
-	}
+// skipHandoff passes over the shards that a client in handoff mode may have put in for its
+// own workers: shard number, then offset and sum of each of the transfer's blocks.
+func (r *planReader) skipHandoff(blocks int) {
+	size := 2 + HandoffBlockBytes*blocks
+	n := r.count(size)
+	r.check(n <= MaxShards && (n == 0 || blocks > 0), "shards", n)
+	r.take(n * size)
 }

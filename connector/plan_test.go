@@ -1,6 +1,7 @@
 package connector
 
 import (
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"reflect"
@@ -14,7 +15,7 @@ func testPlan() *Plan {
 		Loads: []RequestLoad{{Request: "a", Transfers: []Transfer{
 			{Group: 1, Parent: Key{1}, Scope: Scope{Salt: "s", LoRA: "l"}.Digest(), Blocks: []PlanBlock{
 				{Slot: 7, Key: Key{2}, Proof: Proof{3}}, {Slot: 1 << 31, Key: Key{4}, Proof: Proof{5}},
-			}, Staged: []StagedShard{{Shard: 3, Blocks: []StagedBlock{{Offset: 4096, Sum: 9}, {Offset: 8192, Sum: 1 << 63}}}}},
+			}},
 		}}, {Request: "", Lost: []uint32{1, 1 << 31}}},
 		Saves: []Transfer{{Scope: Scope{Salt: "s"}.Digest(), Blocks: []PlanBlock{{Slot: 1}}}, {Blocks: []PlanBlock{}}},
 	}
@@ -45,10 +46,29 @@ func TestPlanOfManySmallEntriesIsRefused(t *testing.T) {
 	for name, p := range map[string]Plan{
 		"loads":     {Loads: make([]RequestLoad, MaxStepRequests+1)},
 		"transfers": {Saves: make([]Transfer, maxTransfers+1)},
-		"staged":    {Saves: []Transfer{{Staged: make([]StagedShard, 2)}}},
 		"id":        {Loads: []RequestLoad{{Request: string(make([]byte, MaxIDBytes+1))}}},
 	} {
 		if _, err := ParsePlan(p.Append(nil)); !errors.Is(err, ErrPlan) {
+			t.Errorf("%s: %v, want ErrPlan", name, err)
+		}
+	}
+}
+
+// What a client in handoff mode adds to a transfer is passed over, within its bounds.
+func TestPlanWithHandoffPlaces(t *testing.T) {
+	plan := func(blocks, shards int) []byte {
+		p := Plan{Saves: []Transfer{{Blocks: make([]PlanBlock, blocks)}}}
+		b := p.Append(nil)
+		b = binary.AppendUvarint(b[:len(b)-1], uint64(shards))
+		return append(b, make([]byte, shards*(2+HandoffBlockBytes*blocks))...)
+	}
+	if p, err := ParsePlan(plan(2, 3)); err != nil || len(p.Saves) != 1 || len(p.Saves[0].Blocks) != 2 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for name, b := range map[string][]byte{
+		"no blocks": plan(0, 2), "too many shards": plan(1, MaxShards+1), "cut": plan(2, 3)[:len(plan(2, 3))-1],
+	} {
+		if _, err := ParsePlan(b); !errors.Is(err, ErrPlan) {
 			t.Errorf("%s: %v, want ErrPlan", name, err)
 		}
 	}
@@ -75,10 +95,6 @@ func TestPlanSizesBoundThePlan(t *testing.T) {
 		for range rand.IntN(4) {
 			t := Transfer{Blocks: make([]PlanBlock, rand.IntN(300))}
 			size += MaxTransferBytes + PlanBlockBytes*len(t.Blocks)
-			for range rand.IntN(3) {
-				t.Staged = append(t.Staged, StagedShard{Blocks: make([]StagedBlock, len(t.Blocks))})
-				size += MaxStagedBytes + PlanStagedBytes*len(t.Blocks)
-			}
 			l.Transfers = append(l.Transfers, t)
 		}
 		p := Plan{Loads: []RequestLoad{l}}

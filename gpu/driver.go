@@ -45,14 +45,13 @@ type Piece struct {
 type Batch struct {
 	Direction Direction
 	Pieces    []Piece
-	// AfterCall is the engine's call that the copy is part of: the number of calls that
-	// move blocks which the rank has made since its memory was opened, this one included. A
-	// save reads what the step in front of the call writes, a load writes what that step may
-	// still read: a device's copy waits until the device has come as far. The engine's side
-	// has it count by writing the number to a word of shared device memory, on its compute
-	// stream, before it makes the call (stream-ordered writes and waits, CUDA driver API;
-	// LMCache #4551). 0 means that there is nothing to wait for, and drivers whose engine
-	// computes in order with its calls, as on a CPU, never have.
+	// AfterCall is the number of the engine's call that the copy is part of: 1 is the first
+	// call that moves blocks since Open. A save reads what the step before the call writes,
+	// and a load overwrites what that step may still read. So a device driver starts the copy
+	// only once the device has executed everything that the engine had queued before the
+	// call. The engine's side tells it so by a stream-ordered write of the number to a word
+	// of shared device memory. 0 means no wait. Drivers for CPUs, whose calls are synchronous
+	// with the computing, ignore it.
 	AfterCall uint64
 }
 
@@ -65,12 +64,12 @@ type Memory interface {
 	// RegionBytes is the size of each region.
 	RegionBytes() []int64
 	// Copy copies a batch and returns once it is complete, in any order of its pieces. It
-	// may sort and merge b.Pieces. On an error nothing is known of what was copied. A
+	// may sort and merge b.Pieces. After an error, any part may have been copied. A
 	// device driver submits to a stream of the direction and waits for the batch's event;
-	// it returns early only where the device can no longer write (ErrLost). ctx bounds the
+	// it returns early only if the device can no longer write (ErrLost). ctx bounds the
 	// wait for AfterCall.
 	Copy(ctx context.Context, b *Batch) error
-	// Close gives the memory back.
+	// Close releases the memory.
 	Close() error
 }
 
@@ -84,16 +83,16 @@ type Shape struct {
 
 // Driver opens engine memory. It is safe for concurrent use.
 type Driver interface {
-	// Open opens a rank's memory behind its descriptors, which may be closed after; region i
-	// is that of files[i]. What a descriptor is, is between the driver and the engine's side:
-	// shared memory for [HostDriver]. The handles of a device name neither their size nor
-	// their device, and not all of them are descriptors: there a region is a sealed memfd
-	// that says so (device UUID, kind of handle, sizes, and the handles, or which of files
-	// they are). A region may stand for several allocations, end to end; a file that is
-	// merely named by another is a region of no bytes.
+	// Open opens a rank's memory; region i is that of files[i], which the caller may close
+	// afterwards. The meaning of a descriptor is private to the driver and the engine's
+	// plugin: [HostDriver] expects shared memory. Device handles carry neither size nor
+	// device, and not all of them are file descriptors. There a region is a sealed memfd with
+	// a description: device UUID, kind of handle, sizes, and the handles or their index in
+	// files. A region may consist of several allocations, end to end. A file that another
+	// region's description names is a region of no bytes.
 	Open(files []*os.File) (Memory, error)
-	// PinHost prepares host memory that copies will use (page-locking it for a device);
-	// the returned function undoes it. It is called once, with all memory that copies come
-	// from and go to, before there are any. Copies work without, slower.
+	// PinHost prepares host memory that copies will use (page-locking it for a device); the
+	// returned function undoes it. It is called once, before any copy, with all host memory
+	// that copies use. Without it copies work, but slower.
 	PinHost(mem []byte) (unpin func() error, err error)
 }

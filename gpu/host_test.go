@@ -84,7 +84,7 @@ func TestMergeJoinsNeighboursOnly(t *testing.T) {
 		t.Errorf("merged to %d pieces, the first of %d bytes at %d", len(got), len(got[0].Host), got[0].Offset)
 	}
 	if got := Merge([]Piece{{0, 0, host[:10:10]}, {0, 10, host[10:20]}}); len(got) != 2 {
-		t.Error("joined behind a slice that ends there")
+		t.Error("joined after a slice that ends there")
 	}
 }
 

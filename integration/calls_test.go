@@ -6,11 +6,10 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/internal/engine"
 )
 
-// The points at which a test can act: before and behind the calls of a connector.
+// The points at which a test can act: before and after the calls of a connector.
 const (
 	atMatch   = "before a match"
 	atOffer   = "between the match that offers something and the step"
@@ -66,7 +65,7 @@ func (c *calls) slowest() (time.Duration, string) {
 }
 
 type watchedScheduler struct {
-	*client.Scheduler
+	engine.SchedulerClient
 	calls *calls
 }
 
@@ -74,7 +73,7 @@ var _ engine.SchedulerConnector = (*watchedScheduler)(nil)
 
 func (s *watchedScheduler) Match(ctx context.Context, m *connector.MatchRequest) (o connector.Offer) {
 	s.calls.reach(atMatch)
-	s.calls.timed("match", func() { o = s.Scheduler.Match(ctx, m) })
+	s.calls.timed("match", func() { o = s.SchedulerClient.Match(ctx, m) })
 	if o.Tokens > 0 {
 		s.calls.reach(atOffer)
 	}
@@ -82,7 +81,7 @@ func (s *watchedScheduler) Match(ctx context.Context, m *connector.MatchRequest)
 }
 
 func (s *watchedScheduler) Step(ctx context.Context, m *connector.StepRequest) (r connector.StepReply) {
-	s.calls.timed("step", func() { r = s.Scheduler.Step(ctx, m) })
+	s.calls.timed("step", func() { r = s.SchedulerClient.Step(ctx, m) })
 	if len(r.Loads) > 0 {
 		s.calls.reach(atPlanned)
 	}
@@ -90,11 +89,11 @@ func (s *watchedScheduler) Step(ctx context.Context, m *connector.StepRequest) (
 }
 
 func (s *watchedScheduler) Loaded(ctx context.Context, m *connector.LoadedReport) {
-	s.calls.timed("loaded", func() { s.Scheduler.Loaded(ctx, m) })
+	s.calls.timed("loaded", func() { s.SchedulerClient.Loaded(ctx, m) })
 }
 
 type watchedWorker struct {
-	*client.Worker
+	engine.WorkerClient
 	calls *calls
 	// rank 0 is called by the engine's own goroutine: it alone reaches points.
 	rank int
@@ -112,7 +111,7 @@ var (
 )
 
 func (w *watchedWorker) Load(ctx context.Context, metadata []byte, loads []connector.PlannedLoad) {
-	w.calls.timed("load", func() { w.Worker.Load(ctx, metadata, loads) })
+	w.calls.timed("load", func() { w.WorkerClient.Load(ctx, metadata, loads) })
 	if len(loads) > 0 {
 		w.reach(atLoading)
 	}
@@ -120,7 +119,7 @@ func (w *watchedWorker) Load(ctx context.Context, metadata []byte, loads []conne
 
 func (w *watchedWorker) Save(ctx context.Context, metadata []byte) (r connector.SaveResult) {
 	w.reach(atSave)
-	w.calls.timed("save", func() { r = w.Worker.Save(ctx, metadata) })
+	w.calls.timed("save", func() { r = w.WorkerClient.Save(ctx, metadata) })
 	if r.Taken > 0 {
 		w.reach(atSaving)
 	}
@@ -129,6 +128,6 @@ func (w *watchedWorker) Save(ctx context.Context, metadata []byte) (r connector.
 
 func (w *watchedWorker) Poll(ctx context.Context) (done []connector.FinishedLoad) {
 	w.reach(atPoll)
-	w.calls.timed("poll", func() { done = w.Worker.Poll(ctx) })
+	w.calls.timed("poll", func() { done = w.WorkerClient.Poll(ctx) })
 	return done
 }

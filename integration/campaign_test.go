@@ -20,6 +20,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/testkit/fault"
 	"github.com/kvconn/kvconn/internal/testkit/faultfs"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -36,7 +37,7 @@ const (
 // variables of its prefix that it does not know.
 func daemonEnviron() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, campaign.SeedVariable+"=") || strings.HasPrefix(v, "KVCONN_CAMPAIGN_")
+		return strings.HasPrefix(v, seed.Variable+"=") || strings.HasPrefix(v, "KVCONN_CAMPAIGN_")
 	})
 }
 
@@ -68,7 +69,7 @@ func TestCampaignKills(t *testing.T) {
 	const limit = 12 << 20
 	n := newMemoryNode(t, "--max-bytes", "12MiB")
 	watched := campaign.WatchCap(n.dir, limit)
-	randomKills(t, n, campaign.Seed(t), int(campaign.Number(t, killsVariable, int64(rounds(3, 1000)))))
+	randomKills(t, n, seed.Of(t), int(seed.Number(t, killsVariable, int64(rounds(3, 1000)))))
 	if err := watched(); err != nil {
 		t.Error(err)
 	}
@@ -80,12 +81,12 @@ func TestCampaignKills(t *testing.T) {
 // Whole nodes under random scripts of faults: engines compare their tokens with those of
 // engines without a cache.
 func TestCampaignSystem(t *testing.T) {
-	base, deadline := campaign.Seed(t), time.Now().Add(campaignTime(t))
-	most, counted := campaign.Number(t, trialsVariable, 1<<62), os.Getenv(trialsVariable) != ""
+	base, deadline := seed.Of(t), time.Now().Add(campaignTime(t))
+	most, counted := seed.Number(t, trialsVariable, 1<<62), os.Getenv(trialsVariable) != ""
 	known := knownFailures(t)
 	for n := int64(0); n < most && (counted || n == 0 || time.Now().Before(deadline)); n++ {
-		seed := base + uint64(n)
-		script := campaign.RandomScript(rand.New(rand.NewPCG(seed, 1)))
+		drawn := base + uint64(n)
+		script := campaign.RandomScript(rand.New(rand.NewPCG(drawn, 1)))
 		if text := os.Getenv(scriptVariable); text != "" {
 			if n > 0 {
 				return
@@ -94,30 +95,30 @@ func TestCampaignSystem(t *testing.T) {
 			if script, err = fault.Parse(text); err != nil {
 				t.Fatal(err)
 			}
-			underFaults(t, seed, script)
+			underFaults(t, drawn, script)
 			return
 		}
-		out, err := systemRun(t.Context(), seed, script)
+		out, err := systemRun(t.Context(), drawn, script)
 		if err == nil {
 			continue
 		}
 		if known.Has("system") {
-			t.Logf("known: seed %d: %s", seed, script)
+			t.Logf("known: seed %d: %s", drawn, script)
 			continue
 		}
-		again := func(s []fault.Clause) bool { _, err := systemRun(t.Context(), seed, s); return err != nil }
+		again := func(s []fault.Clause) bool { _, err := systemRun(t.Context(), drawn, s); return err != nil }
 		small := fault.Script(campaign.Reduce(script, 20, again))
 		t.Errorf("seed %d: %v\n%s\nreduced; run it again with\n%s=%d %s='%s' go test -run 'CampaignSystem$' ./integration",
-			seed, err, out, campaign.SeedVariable, seed, scriptVariable, small)
+			drawn, err, out, seed.Variable, drawn, scriptVariable, small)
 	}
 }
 
 // systemRun runs a script in a process of its own, which may hang or break.
-func systemRun(ctx context.Context, seed uint64, script fault.Script) (out []byte, err error) {
+func systemRun(ctx context.Context, drawn uint64, script fault.Script) (out []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 11*waitLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestCampaignSystem$", "-test.v", "-test.timeout=10m")
-	cmd.Env = append(os.Environ(), fmt.Sprint(campaign.SeedVariable, "=", seed), scriptVariable+"="+script.String()+" #")
+	cmd.Env = append(os.Environ(), fmt.Sprint(seed.Variable, "=", drawn), scriptVariable+"="+script.String()+" #")
 	out, err = cmd.CombinedOutput()
 	if !bytes.Contains(out, []byte("PASS: TestCampaignSystem")) {
 		err = errors.Join(errors.New("the run failed"), err)
@@ -126,10 +127,10 @@ func systemRun(ctx context.Context, seed uint64, script fault.Script) (out []byt
 }
 
 // underFaults is one run of a node under a script.
-func underFaults(t *testing.T, seed uint64, script fault.Script) {
+func underFaults(t *testing.T, drawn uint64, script fault.Script) {
 	t.Helper()
 	const limit = 12 << 20
-	g := rand.New(rand.NewPCG(seed, 2))
+	g := rand.New(rand.NewPCG(drawn, 2))
 	t.Logf("script:\n%v", script)
 	n, i := newMemoryNode(t), fault.NewInjector(script)
 	serve := func() {
@@ -213,10 +214,10 @@ func TestCampaignDaemonDamage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	base, known := campaign.Seed(t), knownFailures(t)
+	base, known := seed.Of(t), knownFailures(t)
 	cells := campaign.CellsLike(o.Cells(), os.Getenv(onlyVariable))
 	order := rand.New(rand.NewPCG(base, 1)).Perm(len(cells))
-	most := campaign.Number(t, trialsVariable, 1<<62)
+	most := seed.Number(t, trialsVariable, 1<<62)
 	deadline := time.Now().Add(campaignTime(t))
 	counted := os.Getenv(trialsVariable) != ""
 	var table campaign.Table

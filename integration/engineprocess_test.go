@@ -13,7 +13,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/internal/engine"
 	"github.com/kvconn/kvconn/internal/engine/model"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
@@ -65,14 +64,14 @@ func serveEngineProcess(ctx context.Context, in io.Reader, out io.Writer) (err e
 		}
 	}}
 	co := clientOptions(p.Socket, fmt.Sprintf("process-%d", os.Getpid()), e, &o)
-	scheduler, err := client.NewScheduler(co)
+	scheduler, err := engine.NewSchedulerClient(co)
 	if err != nil {
 		return err
 	}
 	defer scheduler.Close()
 	var workers []engine.WorkerConnector
 	for rank := range co.Manifest.Ranks() {
-		w, err := client.NewWorker(co, rank, e.Layout(rank), []*os.File{e.File(rank)})
+		w, err := engine.NewWorkerClient(co, rank, e.Layout(rank), []*os.File{e.File(rank)})
 		if err != nil {
 			return err
 		}

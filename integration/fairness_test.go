@@ -50,7 +50,7 @@ func processorTime(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// besideHits is compute while the other engine's hits go on, one behind the other.
+// besideHits is compute while the other engine's hits go on, one after the other.
 func (f *fairness) besideHits() (took time.Duration, hits int) {
 	f.t.Helper()
 	stop, stopped := make(chan struct{}), make(chan error, 1)

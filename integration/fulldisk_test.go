@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/daemon/health"
 )
 
 // startOnSmallDisk starts the daemon with its directory on a file system of 48 MiB of its
@@ -148,7 +149,7 @@ func TestAStoreGivesBackWhatOthersNeed(t *testing.T) {
 	}
 	n.wait("health to say so", func() bool {
 		h := n.status().Health
-		return slices.ContainsFunc(h.Reasons, func(r daemon.HealthReason) bool { return r.Code == "disk_low" && r.Remedy != "" })
+		return slices.ContainsFunc(h.Reasons, func(r health.Reason) bool { return r.Code == "disk_low" && r.Remedy != "" })
 	})
 	ps := prompts(150, 3)
 	same(t, "while nothing is left", e.run("low", ps), reference(t, nil, ps))

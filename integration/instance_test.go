@@ -30,7 +30,7 @@ type setup struct {
 	engine  func(*engine.Options)
 	declare func(*connector.Manifest)
 	client  func(*client.Options)
-	// at is called before and behind the calls of the connector; see the points.
+	// at is called before and after the calls of the connector; see the points.
 	at func(point string)
 }
 
@@ -79,7 +79,7 @@ const callLimit = 30 * time.Second
 // way to report a failed load.
 func clientOptions(socket, id string, e *engine.Engine, o *engine.Options) client.Options {
 	return client.Options{
-		Socket: socket, Engine: id, Manifest: e.Manifest(), Staged: o.Order == engine.TensorRTLLM,
+		Socket: socket, Engine: id, Manifest: e.Manifest(), Handoff: o.Order == engine.TensorRTLLM,
 		CallTimeout: callLimit, RetryInterval: time.Millisecond,
 	}
 }
@@ -97,20 +97,20 @@ func (i *instance) connect(socket string, o *engine.Options, s *setup) error {
 	if len(o.RankCommand) > 0 {
 		return i.Connect(i.t.Context(), co)
 	}
-	scheduler, err := client.NewScheduler(co)
+	scheduler, err := engine.NewSchedulerClient(co)
 	if err != nil {
 		return err
 	}
 	i.closers = append(i.closers, scheduler.Close)
 	var workers []engine.WorkerConnector
 	for rank := range co.Manifest.Ranks() {
-		w, err := client.NewWorker(co, rank, i.Layout(rank), []*os.File{i.File(rank)})
+		w, err := engine.NewWorkerClient(co, rank, i.Layout(rank), []*os.File{i.File(rank)})
 		if err != nil {
 			return err
 		}
 		i.closers = append(i.closers, w.Close)
 		// As a real engine does before it serves: without memory there is nothing to copy
-		// staged blocks to.
+		// what is handed over to.
 		_ = w.Connect(i.t.Context())
 		workers = append(workers, &watchedWorker{w, i.calls, rank})
 	}

@@ -34,7 +34,7 @@ func newNode(t *testing.T, args ...string) *node {
 }
 
 // newMemoryNode is a node whose disk is memory, where there is such a disk: for tests with
-// many starts, of which each waits for the disk otherwise.
+// many starts, each of which waits for the disk otherwise.
 func newMemoryNode(t *testing.T, args ...string) *node {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "kvconn-integration-")
@@ -199,7 +199,7 @@ func (n *node) waitLetGo() {
 	if n.cmd == nil {
 		return
 	}
-	// Sessions leave the status first; their descriptors are closed behind that, by whoever
+	// Sessions leave the status first; their descriptors are closed after that, by whoever
 	// waited on them.
 	left := ""
 	for deadline := time.Now().Add(waitLimit); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {

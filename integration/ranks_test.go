@@ -23,8 +23,8 @@ func processes(o *engine.Options) {
 	o.RankCommand = []string{"/usr/bin/env", rankVariable + "=1", os.Args[0]}
 }
 
-// damageShard flips a bit in the payload of a shard's records that have depth blocks in
-// front of them, and returns how many there were.
+// damageShard flips a bit in the payload of a shard's records that have depth blocks
+// before them, and returns how many there were.
 func damageShard(t *testing.T, dir string, shard connector.Shard, depth int) int {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "segments", "*"))
@@ -236,7 +236,7 @@ func TestKilledRankProcessLeavesNothingBehind(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := e.Run(t.Context(), nil); !errors.Is(err, engine.ErrRank) || !strings.Contains(err.Error(), "rank 1") {
-			t.Errorf("killed behind %d steps: error %v", steps, err)
+			t.Errorf("killed after %d steps: error %v", steps, err)
 		}
 		e.close()
 		n.waitLetGo()

@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/internal/engine"
 	"github.com/kvconn/kvconn/internal/engine/model"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 func TestCacheSurvivesRestartOfEngineAndDaemon(t *testing.T) {
@@ -72,13 +73,13 @@ func TestCacheSurvivesKillNine(t *testing.T) {
 func TestEngineGoesOnWhileTheDaemonDiesAndComesBack(t *testing.T) {
 	n := newMemoryNode(t)
 	n.start()
-	e := newInstance(t, n, nil)
+	e, random := newInstance(t, n, nil), seed.Random(t, 0)
 	for round := range rounds(5, 12) {
 		ps := prompts(3+round%3, 5)
 		want := reference(t, nil, ps)
 		killed := make(chan struct{})
 		// At a random moment of the run: before the match, in a load, in a save.
-		time.AfterFunc(time.Duration(rand.IntN(20_000))*time.Microsecond, func() { _ = n.cmd.Process.Kill(); close(killed) })
+		time.AfterFunc(time.Duration(random.IntN(20_000))*time.Microsecond, func() { _ = n.cmd.Process.Kill(); close(killed) })
 		same(t, fmt.Sprintf("round %d", round), e.run(fmt.Sprint("round", round), ps), want)
 		<-killed
 		_ = n.cmd.Wait()
@@ -320,9 +321,9 @@ func TestDescriptorTooSmallForTheLayoutIsAClearErrorAndNoHit(t *testing.T) {
 			t.Error("the daemon's log does not say that it refused the memory")
 		}
 		// An engine that copies for itself does not even begin.
-		co.Staged = true
-		if _, err := client.NewWorker(co, 0, l, []*os.File{e.File(0)}); !errors.Is(err, connector.ErrLayout) {
-			t.Errorf("staged: %v, want a bad layout", err)
+		co.Handoff = true
+		if _, err := engine.NewWorkerClient(co, 0, l, []*os.File{e.File(0)}); !errors.Is(err, connector.ErrLayout) {
+			t.Errorf("handoff: %v, want a bad layout", err)
 		}
 	})
 }

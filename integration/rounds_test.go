@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector/client"
-	"github.com/kvconn/kvconn/integration/campaign"
 	"github.com/kvconn/kvconn/internal/engine"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // loaded is an engine that serves prompts again and again, until it is stopped.
@@ -133,7 +133,7 @@ func (k *kills) killVictim() {
 // For round after round daemon and engines are killed under load: no answer changes,
 // nothing hangs, nothing is left behind, and no call waits past its deadline.
 func TestRandomKillsUnderLoadChangeNoTokenAndLeaveNothingBehind(t *testing.T) {
-	randomKills(t, newMemoryNode(t), campaign.Seed(t), rounds(8, 200))
+	randomKills(t, newMemoryNode(t), seed.Of(t), rounds(8, 200))
 }
 
 func randomKills(t *testing.T, n *node, seed uint64, rounds int) {

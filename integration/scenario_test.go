@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/engine"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
@@ -229,13 +228,13 @@ func TestComputedTokensThatEndInsideABlockAreNotBuiltOn(t *testing.T) {
 }
 
 // unaligned tells the daemon of a few more tokens than the engine has in whole blocks, as an
-// engine does that has reused a part of a block and could go on behind it.
-type unaligned struct{ *client.Scheduler }
+// engine does that has reused a part of a block and could go on after it.
+type unaligned struct{ engine.SchedulerClient }
 
 func (u unaligned) Match(ctx context.Context, m *connector.MatchRequest) connector.Offer {
 	within := *m
 	within.Computed += 3
-	return u.Scheduler.Match(ctx, &within)
+	return u.SchedulerClient.Match(ctx, &within)
 }
 
 func TestNothingIsOfferedBehindAPartOfABlock(t *testing.T) {
@@ -257,12 +256,12 @@ func TestNothingIsOfferedBehindAPartOfABlock(t *testing.T) {
 			half := [][]uint32{p[:len(p)/2]} // what the engine has itself of the whole
 			e.run("half", half)
 			o := engineOptions(change)
-			scheduler, err := client.NewScheduler(clientOptions(n.socket, "unaligned", e.Engine, &o))
+			scheduler, err := engine.NewSchedulerClient(clientOptions(n.socket, "unaligned", e.Engine, &o))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer scheduler.Close()
-			w, err := client.NewWorker(clientOptions(n.socket, "unaligned", e.Engine, &o), 0, e.Layout(0), []*os.File{e.File(0)})
+			w, err := engine.NewWorkerClient(clientOptions(n.socket, "unaligned", e.Engine, &o), 0, e.Layout(0), []*os.File{e.File(0)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -272,17 +271,17 @@ func TestNothingIsOfferedBehindAPartOfABlock(t *testing.T) {
 			}
 			e.Attach(unaligned{scheduler}, w)
 			got := e.run("whole", [][]uint32{p})
-			same(t, "behind a part of a block", got, want)
+			same(t, "after a part of a block", got, want)
 			if r := got[0]; r.LocalCachedTokens == 0 || r.CachedTokens+r.RecomputedTokens > 0 {
-				t.Errorf("behind %d tokens of its own: %d tokens offered, want none", r.LocalCachedTokens, r.CachedTokens+r.RecomputedTokens)
+				t.Errorf("after %d tokens of its own: %d tokens offered, want none", r.LocalCachedTokens, r.CachedTokens+r.RecomputedTokens)
 			}
 			e.Attach(scheduler, w)
 			e.Reset(t.Context())
 			e.run("half again", half)
 			got = e.run("whole again", [][]uint32{p})
-			same(t, "behind whole blocks", got, want)
+			same(t, "after whole blocks", got, want)
 			if r := got[0]; r.LocalCachedTokens+r.CachedTokens != whole(p, 8) || r.CachedTokens == 0 {
-				t.Errorf("behind %d tokens of its own: %d tokens offered", r.LocalCachedTokens, r.CachedTokens)
+				t.Errorf("after %d tokens of its own: %d tokens offered", r.LocalCachedTokens, r.CachedTokens)
 			}
 		})
 	}
@@ -315,7 +314,7 @@ func TestEqualTokensOfOtherContentAreNoHit(t *testing.T) {
 			n.saved()
 			hit := []int{0, whole(p, 8)}[round]
 			if len(q.Spans) > 0 && round == 0 {
-				hit = 8 // what is in front of the image is the same
+				hit = 8 // what comes before the image is the same
 			}
 			if got[0].CachedTokens != hit {
 				t.Errorf("request %s: %d tokens from the cache, want %d", q.ID, got[0].CachedTokens, hit)

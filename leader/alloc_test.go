@@ -6,26 +6,34 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // fullIndex has every record and allocates nothing.
 type fullIndex struct{ leases int }
 
-func (x *fullIndex) Lookup(_ disk.NamespaceID, _ []connector.Shard, chain []connector.Key, _ time.Duration) (int, disk.LeaseID) {
+func (x *fullIndex) Lookup(_ connector.NamespaceDigest, _ []connector.Shard, chain []connector.Key, _ time.Duration) (int, store.LeaseID) {
 	x.leases++
-	return len(chain), disk.LeaseID(x.leases)
+	return len(chain), store.LeaseID(x.leases)
 }
-func (x *fullIndex) Renew(disk.LeaseID, time.Duration) bool             { return true }
-func (x *fullIndex) Release(disk.LeaseID)                               {}
-func (x *fullIndex) Has(disk.RecordID) bool                             { return true }
-func (x *fullIndex) PayloadBytes(disk.NamespaceID, connector.Shard) int { return 1 << 16 }
-func (x *fullIndex) Resident(disk.RecordID) bool                        { return false }
-func (x *fullIndex) Speeds() Speeds                                     { return Speeds{DiskBytesPerS: 1e9, DiskLatencyS: 1e-4} }
+func (x *fullIndex) Renew(store.LeaseID, time.Duration) bool { return true }
+func (x *fullIndex) Release(store.LeaseID)                   {}
+func (x *fullIndex) Present(_ connector.NamespaceDigest, _ connector.Shard, _ []connector.Key, at []bool) {
+	for i := range at {
+		at[i] = true
+	}
+}
+func (x *fullIndex) PayloadBytes(connector.NamespaceDigest, connector.Shard) int { return 1 << 16 }
+
+type noHost struct{ *fullIndex }
+
+func (noHost) Present(connector.NamespaceDigest, connector.Shard, []connector.Key, []bool) {}
+
+func (x *fullIndex) Speeds() Speeds { return Speeds{DiskBytesPerS: 1e9, DiskLatencyS: 1e-4} }
 
 func newFullLeader(tb testing.TB, change func(*Options)) *Leader {
 	x := new(fullIndex)
-	o := Options{Manifest: testManifest(), MaxRequests: 8, Tiers: x, PrefillTokensPerS: 1000}
+	o := Options{Manifest: testManifest(), MaxRequests: 8, Tiers: noHost{x}, PrefillTokensPerS: 1000}
 	o.Manifest.BlockSize = 16
 	if change != nil {
 		change(&o)

@@ -7,27 +7,27 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // testIndex stands for the store. The leader is tested against the real one in package
 // integration.
 type testIndex struct {
 	mu      sync.Mutex
-	records map[disk.RecordID]bool
+	records map[store.RecordID]bool
 	// leases are those that are held and the records that each pins.
-	leases map[disk.LeaseID][]disk.RecordID
-	next   disk.LeaseID
+	leases map[store.LeaseID][]store.RecordID
+	next   store.LeaseID
 	bytes  int
 	// onLookup, if not nil, is called at the end of every lookup, with the lock held.
 	onLookup func()
 }
 
 func newTestIndex() *testIndex {
-	return &testIndex{records: map[disk.RecordID]bool{}, leases: map[disk.LeaseID][]disk.RecordID{}, bytes: 1000}
+	return &testIndex{records: map[store.RecordID]bool{}, leases: map[store.LeaseID][]store.RecordID{}, bytes: 1000}
 }
 
-func (x *testIndex) Lookup(ns disk.NamespaceID, shards []connector.Shard, chain []connector.Key, _ time.Duration) (int, disk.LeaseID) {
+func (x *testIndex) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, _ time.Duration) (int, store.LeaseID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.onLookup != nil {
@@ -43,40 +43,42 @@ func (x *testIndex) Lookup(ns disk.NamespaceID, shards []connector.Shard, chain 
 	x.next++
 	for _, k := range chain[:n] {
 		for _, s := range shards {
-			x.leases[x.next] = append(x.leases[x.next], disk.RecordID{Namespace: ns, Shard: s, Key: k})
+			x.leases[x.next] = append(x.leases[x.next], store.RecordID{Namespace: ns, Shard: s, Key: k})
 		}
 	}
 	return n, x.next
 }
 
-func (x *testIndex) all(ns disk.NamespaceID, shards []connector.Shard, k connector.Key) bool {
+func (x *testIndex) all(ns connector.NamespaceDigest, shards []connector.Shard, k connector.Key) bool {
 	for _, s := range shards {
-		if !x.records[disk.RecordID{Namespace: ns, Shard: s, Key: k}] {
+		if !x.records[store.RecordID{Namespace: ns, Shard: s, Key: k}] {
 			return false
 		}
 	}
 	return true
 }
 
-func (x *testIndex) Renew(id disk.LeaseID, _ time.Duration) bool {
+func (x *testIndex) Renew(id store.LeaseID, _ time.Duration) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return len(x.leases[id]) > 0
 }
 
-func (x *testIndex) Release(id disk.LeaseID) {
+func (x *testIndex) Release(id store.LeaseID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	delete(x.leases, id)
 }
 
-func (x *testIndex) Has(id disk.RecordID) bool {
+func (x *testIndex) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.records[id]
+	for i, k := range keys {
+		at[i] = x.records[store.RecordID{Namespace: ns, Shard: shard, Key: k}]
+	}
 }
 
-func (x *testIndex) PayloadBytes(disk.NamespaceID, connector.Shard) int { return x.bytes }
+func (x *testIndex) PayloadBytes(connector.NamespaceDigest, connector.Shard) int { return x.bytes }
 
 func (x *testIndex) held() int {
 	x.mu.Lock()
@@ -111,6 +113,9 @@ type fixture struct {
 	clock *clock
 }
 
+// testNamespace is the namespace of the leaders here.
+var testNamespace = connector.NamespaceDigest{7}
+
 func testManifest(groups ...connector.Group) *connector.Manifest {
 	if len(groups) == 0 {
 		groups = []connector.Group{{Layers: 1}}
@@ -124,7 +129,7 @@ func testManifest(groups ...connector.Group) *connector.Manifest {
 func newFixture(t *testing.T, change func(*Options)) *fixture {
 	t.Helper()
 	f := &fixture{T: t, x: newTestIndex(), clock: &clock{time.Unix(1000, 0)}}
-	o := Options{Namespace: 1, Digest: connector.NamespaceDigest{7}, Manifest: testManifest(), Now: f.clock.Now}
+	o := Options{Namespace: testNamespace, Manifest: testManifest(), Now: f.clock.Now}
 	if change != nil {
 		change(&o)
 	}
@@ -151,7 +156,7 @@ func (f *fixture) match(m connector.MatchRequest) int {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if o.Async != (o.Tokens > 0 && f.opts.Staging == nil) {
+	if o.Async != (o.Tokens > 0 && f.opts.Handoff == nil) {
 		f.Errorf("offer %+v: async exactly where there is one and nothing is staged", o)
 	}
 	f.last = o
@@ -229,7 +234,7 @@ func (f *fixture) setStored(group int, k connector.Key, stored bool) {
 	f.x.mu.Lock()
 	defer f.x.mu.Unlock()
 	for _, s := range f.groups[group].shards {
-		if id := (disk.RecordID{Namespace: 1, Shard: s, Key: k}); stored {
+		if id := (store.RecordID{Namespace: testNamespace, Shard: s, Key: k}); stored {
 			f.x.records[id] = true
 		} else {
 			delete(f.x.records, id)

@@ -14,21 +14,21 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // Index is what the leader needs of the store. Its methods never wait for I/O.
 type Index interface {
 	// Lookup returns the longest prefix of chain of which every shard is stored, pinned
 	// by the lease for ttl. The zero lease pins nothing.
-	Lookup(ns disk.NamespaceID, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (int, disk.LeaseID)
+	Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (int, store.LeaseID)
 	// Renew prolongs a lease; false means that it has run out.
-	Renew(id disk.LeaseID, ttl time.Duration) bool
-	Release(id disk.LeaseID)
-	// Has reports whether a record is stored, without counting as a use.
-	Has(id disk.RecordID) bool
+	Renew(id store.LeaseID, ttl time.Duration) bool
+	Release(id store.LeaseID)
+	// Present sets at[i] where the record of keys[i] is stored, without counting as a use.
+	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
 	// PayloadBytes is the size of a shard's payloads, 0 while nobody knows.
-	PayloadBytes(ns disk.NamespaceID, shard connector.Shard) int
+	PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int
 }
 
 // Leader follows one engine instance. It is safe for concurrent use, and holds no lock
@@ -51,10 +51,15 @@ type Leader struct {
 	hash     hasher
 	stats    Stats
 	// held are leases to end once others have taken their place.
-	held    []disk.LeaseID
+	held    []store.LeaseID
 	planned planned
 	price   price
 	room    room
+	// query is work space of present.
+	query struct {
+		keys [1]connector.Key
+		at   [1]bool
+	}
 	// steps counts the steps; retired is staging memory that a worker may still read.
 	steps   uint64
 	retired []retired
@@ -81,14 +86,14 @@ func New(o Options, index Index) (*Leader, error) {
 		l.groups[g] = group{Group: &m.Groups[g], index: g, shards: m.GroupShards(g)}
 		// An engine that cannot report a failed load may still take a part of the offer, and
 		// then needs blocks of a window that the whole offer would not: all must be there.
-		if m.Groups[g].Window == 0 || o.Staging != nil {
+		if m.Groups[g].Window == 0 || o.Handoff != nil {
 			l.prefix = append(l.prefix, l.groups[g].shards...)
 		} else {
 			l.windows = append(l.windows, &l.groups[g])
 		}
 	}
 	l.requests.init(len(m.Groups))
-	l.hash = hasher{digest: o.Digest, blockSize: m.BlockSize, roots: make(map[connector.Scope]*roots)}
+	l.hash = hasher{digest: o.Namespace, blockSize: m.BlockSize, roots: make(map[connector.Scope]*roots)}
 	l.planned.init(o.SaveTTL, o.Now())
 	l.room.limit = connector.MaxFrameBytes - frameHeadroom
 	l.price.init(l)

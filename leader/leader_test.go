@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 func TestOfferIsTheStoredPrefixInWholeBlocksAndNeverTheLastToken(t *testing.T) {
@@ -57,7 +57,7 @@ func TestScopesDoNotShare(t *testing.T) {
 func TestHitNeedsEveryShard(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Manifest.TensorParallel = 2 })
 	p := f.run("seed", tokens(0, 18), 0, connector.Scope{})
-	delete(f.x.records, disk.RecordID{Namespace: 1, Shard: 1, Key: p.Saves[0].Blocks[2].Key})
+	delete(f.x.records, store.RecordID{Namespace: testNamespace, Shard: 1, Key: p.Saves[0].Blocks[2].Key})
 	f.clock.advance(time.Minute) // the save is long over
 	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 18)}); got != 8 {
 		t.Errorf("offer of %d tokens, want the 8 that both shards have", got)

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // load is a load that was planned and not reported yet.
@@ -14,7 +14,7 @@ type load struct {
 	// reported is set once a report came that was taken as that of an older load and may
 	// be this one's.
 	reported bool
-	leases   []disk.LeaseID
+	leases   []store.LeaseID
 	staged   *stagedPrefix
 }
 
@@ -58,7 +58,7 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 		return connector.RequestLoad{}, false
 	}
 	out := connector.RequestLoad{Request: a.Request}
-	if l.opts.Staging != nil {
+	if l.opts.Handoff != nil {
 		l.takeStaged(a)
 	}
 	if r == nil {
@@ -66,7 +66,7 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 		unknown.reset(len(l.groups))
 		out.Transfers = l.transfers(&unknown, a, new(load))
 		out.Lose()
-		if l.opts.Staging == nil {
+		if l.opts.Handoff == nil {
 			l.takeLoad(&out)
 		}
 		return out, true
@@ -82,7 +82,7 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 	r.leases, r.offered = r.leases[:0], 0
 	l.room.promise(r, l.steps, 0)
 	out.Transfers = l.transfers(r, a, d)
-	if l.opts.Staging == nil {
+	if l.opts.Handoff == nil {
 		l.takeLoad(&out)
 	}
 	if len(r.loads) == maxLoads {
@@ -132,30 +132,16 @@ func (l *Leader) pinLoad(r *request, a *connector.Alloc) {
 // transfers lists the moves of a load and notes in d what it fills.
 func (l *Leader) transfers(r *request, a *connector.Alloc, d *load) []connector.Transfer {
 	var out []connector.Transfer
-	for g := range l.groups {
-		begin, end := a.LoadRange(l.groups[g].Group, g, l.bs)
-		blocks := make([]connector.PlanBlock, end-begin)
-		for i := range blocks {
-			blocks[i] = r.planBlock(begin+i, 0)
+	for s := range a.Stretches(l.opts.Manifest) {
+		t := connector.Transfer{Group: s.Group, Blocks: make([]connector.PlanBlock, len(s.Slots))}
+		for i, slot := range s.Slots {
+			t.Blocks[i] = r.planBlock(s.First+i, slot)
+			d.blocks = append(d.blocks, loadBlock{slot, s.First + i})
 		}
-		// The engine's list begins with the prompt, the leader's with what is to be loaded.
-		src, dst := connector.AlignBlocks(blocks, begin*l.bs, a.Blocks[g], 0, l.bs)
-		for i := 0; i < len(src); {
-			if dst[i] == connector.NoBlock {
-				i++
-				continue
-			}
-			from := i
-			for ; i < len(src) && dst[i] != connector.NoBlock; i++ {
-				src[i].Slot = dst[i]
-				d.blocks = append(d.blocks, loadBlock{dst[i], begin + i})
-			}
-			t := connector.Transfer{Group: g, Blocks: src[from:i:i]}
-			if begin+from <= len(r.keys) && r.roots != nil {
-				t.Parent, t.Scope = r.parent(begin+from), r.roots.digest
-			}
-			out = append(out, t)
+		if s.First <= len(r.keys) && r.roots != nil {
+			t.Parent, t.Scope = r.parent(s.First), r.roots.digest
 		}
+		out = append(out, t)
 	}
 	return out
 }

@@ -7,13 +7,13 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // Match returns how much of a request can be loaded beyond m.Computed. It may be
 // repeated at will, and keeps nothing that m refers to. The offer never reaches the
 // request's last token, since the engine must compute at least one, and is nothing where
-// Computed is not block-aligned. With [Options.Staging] the offer is not async, and the
+// Computed is not block-aligned. With [Options.Handoff] the offer is not async, and the
 // match may take [Options.StageTimeout].
 func (l *Leader) Match(ctx context.Context, m *connector.MatchRequest) (connector.Offer, error) {
 	if err := checkMatch(m); err != nil {
@@ -21,9 +21,9 @@ func (l *Leader) Match(ctx context.Context, m *connector.MatchRequest) (connecto
 	}
 	l.mu.Lock()
 	tokens, probe, err := l.match(ctx, m)
-	offer := connector.Offer{Tokens: tokens, Async: tokens > 0 && l.opts.Staging == nil}
-	if tokens > 0 && l.opts.Staging != nil {
-		offer.Staged = l.stagedOffer(m)
+	offer := connector.Offer{Tokens: tokens, Async: tokens > 0 && l.opts.Handoff == nil}
+	if tokens > 0 && l.opts.Handoff != nil {
+		offer.Handoff = l.stagedOffer(m)
 	}
 	l.mu.Unlock()
 	if probe {
@@ -42,13 +42,9 @@ func checkMatch(m *connector.MatchRequest) error {
 	}
 	for i := range m.Spans {
 		s := &m.Spans[i]
-		r, err := connector.NewTokenRange(s.Start, s.End)
-		if err != nil {
-			return fmt.Errorf("span %d: %w", i, err)
-		}
-		if r.End > connector.MaxTokens || (i > 0 && r.Start < m.Spans[i-1].Start) {
-			return fmt.Errorf("%w: span %d of tokens [%d, %d): want them ordered by their start, and below %d",
-				connector.ErrBadRequest, i, r.Start, r.End, connector.MaxTokens)
+		if s.Start < 0 || s.Start >= s.End || s.End > connector.MaxTokens || (i > 0 && s.Start < m.Spans[i-1].Start) {
+			return fmt.Errorf("%w: span %d of tokens [%d, %d): want spans that are not empty, ordered by their start, and below %d",
+				connector.ErrBadRequest, i, s.Start, s.End, connector.MaxTokens)
 		}
 	}
 	return nil
@@ -75,7 +71,7 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (tokens i
 		l.unpin(r)
 	default:
 		boundary = l.offer(r, first, l.fits(r, first, end))
-		if l.opts.Staging != nil {
+		if l.opts.Handoff != nil {
 			boundary = l.stage(ctx, r, first, boundary)
 		}
 	}
@@ -195,7 +191,7 @@ func (l *Leader) pin(r *request, first, boundary int) int {
 	return miss
 }
 
-func appendLease(leases []disk.LeaseID, id disk.LeaseID) []disk.LeaseID {
+func appendLease(leases []store.LeaseID, id store.LeaseID) []store.LeaseID {
 	if id == 0 {
 		return leases
 	}
@@ -242,8 +238,10 @@ func (l *Leader) missing(r *request, w *group, first, boundary int) int {
 
 // present reports whether all shards of a block are stored.
 func (l *Leader) present(shards []connector.Shard, k connector.Key) bool {
+	q := &l.query
 	for _, shard := range shards {
-		if !l.index.Has(disk.RecordID{Namespace: l.opts.Namespace, Shard: shard, Key: k}) {
+		q.keys[0], q.at[0] = k, false
+		if l.index.Present(l.opts.Namespace, shard, q.keys[:], q.at[:]); !q.at[0] {
 			return false
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // world is an engine that keeps, for each slot, the key of the block that its bytes are.
@@ -156,7 +156,7 @@ func (w *world) all(a *connector.Alloc, ok func(g, i int) bool) bool {
 func (w *world) stored(g int, k connector.Key) bool {
 	w.x.mu.Lock()
 	defer w.x.mu.Unlock()
-	return w.x.all(1, w.groups[g].shards, k)
+	return w.x.all(testNamespace, w.groups[g].shards, k)
 }
 
 // allocate gives a waiting request its blocks and takes the offer, or a part of it.
@@ -246,7 +246,7 @@ func (w *world) report(*rapid.T) {
 func (w *world) evict(*rapid.T) {
 	w.x.mu.Lock()
 	defer w.x.mu.Unlock()
-	pinned := map[disk.RecordID]bool{}
+	pinned := map[store.RecordID]bool{}
 	for _, ids := range w.x.leases {
 		for _, id := range ids {
 			pinned[id] = true
@@ -254,7 +254,7 @@ func (w *world) evict(*rapid.T) {
 	}
 	shard := connector.Shard(rapid.IntRange(0, 5).Draw(w.rt, "shard"))
 	for _, k := range w.keys(tokens(0, 60)) {
-		if id := (disk.RecordID{Namespace: 1, Shard: shard, Key: k}); !pinned[id] && rapid.IntRange(0, 3).Draw(w.rt, "goes") == 0 {
+		if id := (store.RecordID{Namespace: testNamespace, Shard: shard, Key: k}); !pinned[id] && rapid.IntRange(0, 3).Draw(w.rt, "goes") == 0 {
 			delete(w.x.records, id)
 		}
 	}

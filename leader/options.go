@@ -5,14 +5,12 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Options configure a [Leader].
 type Options struct {
-	// Namespace is the store's number of the engine's namespace, Digest its identity.
-	Namespace disk.NamespaceID
-	Digest    connector.NamespaceDigest
+	// Namespace is the engine's.
+	Namespace connector.NamespaceDigest
 	// Manifest describes the namespace: block size, layer groups, ranks.
 	Manifest *connector.Manifest
 	// MinOfferTokens is the smallest offer made. Default 0: every hit counts.
@@ -56,9 +54,9 @@ type Options struct {
 	// ProbeInterval is the shortest time between two calls of Probe. Default 1 s.
 	ProbeInterval time.Duration
 
-	// Staging, if not nil, makes this the leader of an engine that has no way to report a
+	// Handoff, if not nil, makes this the leader of an engine that has no way to report a
 	// failed load: only what is verified and pinned in staging memory is offered.
-	Staging Staging
+	Handoff Handoff
 	// StageTimeout is how long a match waits for reads into staging memory. Default
 	// 50 ms: the engine's scheduler stands still for that long, and a disk delivers some
 	// hundreds of megabytes.

@@ -1,17 +1,17 @@
 package leader
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Tiers tells where records are and how fast they come from there. Its methods never wait.
 type Tiers interface {
-	// Resident reports whether the record is in the host tier, where a load does not touch
-	// the disk.
-	Resident(id disk.RecordID) (host bool)
+	// Present sets at[i] where the record of keys[i] is in the host tier, where a load does not
+	// touch the disk.
+	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
 	Speeds() Speeds
 }
 
@@ -57,6 +57,7 @@ type price struct {
 	// each boundary, and how many of them are read from disk.
 	seconds [][]float64
 	onDisk  [][]int
+	onHost  []bool
 }
 
 // reacceptRatio is the share of the prefill time that a load may take to be offered after
@@ -180,11 +181,13 @@ func (p *price) costs(s *Speeds) costs {
 // sum fills in the work space for the blocks [first, boundary).
 func (p *price) sum(r *request, first, boundary int, c *costs) {
 	for g := range p.l.groups {
-		id := disk.RecordID{Namespace: p.l.opts.Namespace, Shard: p.l.groups[g].shards[0]}
+		p.onHost = slices.Grow(p.onHost[:0], boundary-first)[:boundary-first]
+		clear(p.onHost)
+		p.tiers.Present(p.l.opts.Namespace, p.l.groups[g].shards[0], r.keys[first:boundary], p.onHost)
 		seconds, onDisk := append(p.seconds[g][:0], 0), append(p.onDisk[g][:0], 0)
 		t, n := 0.0, 0
-		for i := first; i < boundary; i++ {
-			if id.Key = r.keys[i]; p.tiers.Resident(id) {
+		for _, onHost := range p.onHost {
+			if onHost {
 				t += p.host[g] * c.hostS
 			} else {
 				t += p.disk[g] * c.diskS
@@ -202,7 +205,7 @@ func (p *price) saved(first, boundary int, blockS float64, c *costs) float64 {
 	fromDisk := 0
 	for g := range p.l.groups {
 		begin := 0
-		if p.l.opts.Staging == nil {
+		if p.l.opts.Handoff == nil {
 			begin = max(0, p.l.groups[g].FirstBlock(boundary*p.l.bs, p.l.bs)-first)
 		}
 		v -= p.seconds[g][boundary-first] - p.seconds[g][begin]
@@ -249,7 +252,7 @@ func (l *Leader) learn(m *connector.StepRequest, now time.Time) {
 		r.step, r.computed = l.steps, s.Computed+s.Count
 	}
 	// A step of many decodes says little of prefill, and one with loads in it waits for them.
-	if prefill < l.opts.MinLearnTokens || 4*prefill < 3*total || (l.opts.Staging != nil && len(m.Allocs) > 0) {
+	if prefill < l.opts.MinLearnTokens || 4*prefill < 3*total || (l.opts.Handoff != nil && len(m.Allocs) > 0) {
 		total = 0
 	}
 	l.price.learnt.step(now, total, follows)

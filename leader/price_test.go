@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // testTiers has a host tier of some records; a block of the fixture has 1000 bytes.
@@ -15,8 +14,13 @@ type testTiers struct {
 	host   map[connector.Key]bool
 }
 
-func (x *testTiers) Resident(id disk.RecordID) bool { return x.host[id.Key] }
-func (x *testTiers) Speeds() Speeds                 { return x.speeds }
+func (x *testTiers) Present(_ connector.NamespaceDigest, _ connector.Shard, keys []connector.Key, at []bool) {
+	for i, k := range keys {
+		at[i] = x.host[k]
+	}
+}
+
+func (x *testTiers) Speeds() Speeds { return x.speeds }
 
 // newPriced is a leader of an engine that computes 4,000 tokens a second, which are 1,000
 // blocks: a disk of 1 MB/s is as fast.

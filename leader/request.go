@@ -7,7 +7,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // request is what the leader knows of one request of the engine. Tokens only ever grow
@@ -39,7 +39,7 @@ type request struct {
 	saved []int
 
 	// leases pin what is offered up to block offered, staged holds it in staging memory.
-	leases  []disk.LeaseID
+	leases  []store.LeaseID
 	offered int
 	staged  *stagedPrefix
 	// promised are the bytes of the plan that the offer would take, if it was made in step

@@ -44,10 +44,10 @@ func (l *Leader) offerBytes(r *request, first, boundary int) int {
 
 // groupBytes is the part of a load of so many blocks that a group has in it.
 func (l *Leader) groupBytes(g *group, blocks int) int {
-	if l.opts.Staging != nil {
-		// The client makes the plan, and sends it back with the saves in it.
+	if l.opts.Handoff != nil {
+		// A client may put the load into the plan that it sends back with the saves in it.
 		staged := len(g.shards)
-		return blocks*(plannedBlockBytes+staged*connector.PlanStagedBytes) + connector.MaxTransferBytes + staged*connector.MaxStagedBytes
+		return blocks*(plannedBlockBytes+staged*connector.HandoffBlockBytes) + connector.MaxTransferBytes + 2*staged
 	}
 	if g.Window > 0 {
 		blocks = min(blocks, g.Window/l.bs+2) // both ends may be cut

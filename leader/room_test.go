@@ -9,7 +9,6 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/wire"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // frameOf is the size of the answer to a step as it is sent.
@@ -206,13 +205,13 @@ func TestSavesBeyondAPlanFollow(t *testing.T) {
 // instantStaging has everything at once.
 type instantStaging struct{}
 
-func (instantStaging) Stage(_ context.Context, _ disk.NamespaceID, _ connector.Shard, _ connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin) {
-	return make([]connector.StagedBlock, len(blocks)), nil
+func (instantStaging) Handoff(_ context.Context, _ connector.NamespaceDigest, _ connector.Shard, _ connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, func()) {
+	return make([]connector.HandoffBlock, len(blocks)), nil
 }
 
-// With staged loads the client makes the plan: it and the answer to match fit as well.
-func TestStagedOfferAndItsPlanFitAFrame(t *testing.T) {
-	o := Options{Manifest: testManifest(), Staging: instantStaging{}}
+// With handoff the answer to match lists the blocks of all shards.
+func TestHandoffOfferFitsAFrame(t *testing.T) {
+	o := Options{Manifest: testManifest(), Handoff: instantStaging{}}
 	o.Manifest.BlockSize, o.Manifest.TensorParallel = 1, 8
 	l, err := New(o, new(fullIndex))
 	if err != nil {
@@ -223,23 +222,20 @@ func TestStagedOfferAndItsPlanFitAFrame(t *testing.T) {
 	if err != nil || offer.Tokens == 0 || offer.Tokens == 199_999 {
 		t.Fatalf("%d tokens, %v", offer.Tokens, err)
 	}
-	if n := len(wire.AppendOffer(nil, offer)); n > wire.MaxBodyBytes {
-		t.Errorf("the answer to match takes %d bytes", n)
+	offered := len(wire.AppendOffer(nil, offer))
+	if offered > wire.MaxBodyBytes {
+		t.Errorf("the answer to match takes %d bytes", offered)
 	}
-	a := connector.Alloc{Request: "r", Blocks: [][]uint32{tokens(0, 200_000)}, External: offer.Tokens}
-	p := connector.Plan{Loads: []connector.RequestLoad{offer.Staged.Load(&a, o.Manifest)}}
 	r, err := l.Step(t.Context(), &connector.StepRequest{
-		Allocs:    []connector.Alloc{a},
+		Allocs:    []connector.Alloc{{Request: "r", Blocks: [][]uint32{tokens(0, 200_000)}, External: offer.Tokens}},
 		Scheduled: []connector.Scheduled{{Request: "r", Computed: offer.Tokens, Count: 10}},
 	})
-	if err != nil {
-		t.Fatal(err)
+	if err != nil || len(r.Loads) != 0 {
+		t.Fatalf("%d loads, %v: want the saves alone", len(r.Loads), err)
 	}
-	if saves, err := connector.ParsePlan(r.Metadata); err == nil {
-		p.Saves = saves.Saves
-	}
-	if n := len(wire.AppendMeta(nil, p.Append(nil))); n > wire.MaxBodyBytes {
-		t.Errorf("the plan takes %d bytes in a frame", n)
+	// A client may send the offer back beside the saves.
+	if n := len(wire.AppendMeta(nil, r.Metadata)); n+offered > wire.MaxBodyBytes {
+		t.Errorf("the plan takes %d bytes, the offer %d", n, offered)
 	}
 }
 

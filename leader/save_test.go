@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 func TestSavesFollowChunkedPrefillAndDecode(t *testing.T) {
@@ -87,7 +87,7 @@ func TestFailedLoadIsNotOfferedAgainAndIsSavedAgain(t *testing.T) {
 	f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 18)})
 	f.step(connector.StepRequest{Allocs: []connector.Alloc{{Request: "r", Blocks: [][]uint32{tokens(20, 5)}, External: 16}}})
 	// Block 2 (slot 22) was corrupt and has been dropped.
-	delete(f.x.records, disk.RecordID{Namespace: 1, Key: saved.Saves[0].Blocks[2].Key})
+	delete(f.x.records, store.RecordID{Namespace: testNamespace, Key: saved.Saves[0].Blocks[2].Key})
 	if err := f.Loaded(t.Context(), &connector.LoadedReport{Done: []string{"r"}, InvalidBlocks: []uint32{22}}); err != nil {
 		t.Fatal(err)
 	}

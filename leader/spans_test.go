@@ -32,7 +32,7 @@ func TestEqualTokensWithOtherContentDoNotShare(t *testing.T) {
 	}
 	// The contract's own form, block by block.
 	spans := image(18, 26, "cat")
-	key, proof := connector.RootKey(4, connector.Scope{}), connector.RootProof(f.opts.Digest, 4, connector.Scope{})
+	key, proof := connector.RootKey(4, connector.Scope{}), connector.RootProof(f.opts.Namespace, 4, connector.Scope{})
 	for i, b := range seed.Saves[0].Blocks {
 		blk := connector.AppendExtra(connector.AppendTokens(nil, prompt[4*i:4*i+4]), spans, 4*i, 4*i+4)
 		key, _ = connector.NextKey(key, blk, nil)

@@ -8,23 +8,20 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
-// Staging reads records into staging memory for an engine that copies them out itself.
-// Its methods may be called from several goroutines, and must not call the leader.
-type Staging interface {
-	// Stage starts to read the blocks' records and waits until all are there or ctx ends,
-	// whichever is first. It returns the leading blocks that are verified, and a pin that
-	// keeps them where they are; nil if there are none. Reads that ctx leaves behind should
-	// go on, since the next match asks for the same blocks. A shard that this node cannot
-	// stage has none. blocks are valid during the call only; their slots mean nothing.
-	Stage(ctx context.Context, ns disk.NamespaceID, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin)
+// Handoff reads records into the host tier for an engine that copies them out itself. Its
+// method may be called from several goroutines, and must not call the leader.
+type Handoff interface {
+	// Handoff starts to read the blocks' records and waits until all are there or ctx ends,
+	// whichever is first. It returns the leading blocks that are verified, and a function that
+	// lets go of them: they stay where they are until it is called, which happens exactly once
+	// and must not wait for anything. Both are nil if there are no such blocks. Reads that
+	// ctx leaves behind should go on, since the next match asks for the same blocks. A shard
+	// that this node cannot read has none. blocks are valid during the call only; their slots
+	// mean nothing.
+	Handoff(ctx context.Context, ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, func())
 }
-
-// Pin holds staging memory until it is released, which happens exactly once and must not
-// wait for anything.
-type Pin interface{ Release() }
 
 // stagedPrefix is what of a request is in staging memory, from block first on.
 type stagedPrefix struct {
@@ -35,8 +32,9 @@ type stagedPrefix struct {
 // stagedShard are the staged blocks of one shard.
 type stagedShard struct {
 	shard  connector.Shard
-	blocks []connector.StagedBlock
-	pins   []Pin
+	blocks []connector.HandoffBlock
+	// releases let go of them.
+	releases []func()
 }
 
 // end is the block up to which all shards are staged.
@@ -49,16 +47,16 @@ func (p *stagedPrefix) end() int {
 }
 
 // stagedOffer tells where a request's offer lies.
-func (l *Leader) stagedOffer(m *connector.MatchRequest) *connector.StagedOffer {
+func (l *Leader) stagedOffer(m *connector.MatchRequest) *connector.HandoffOffer {
 	r := l.requests.find(m.Request)
 	if r == nil || r.staged == nil {
 		return nil
 	}
 	n := r.offered - r.staged.first
-	o := &connector.StagedOffer{First: r.staged.first}
+	o := &connector.HandoffOffer{First: r.staged.first}
 	for i := range r.staged.shards {
 		s := &r.staged.shards[i]
-		o.Shards = append(o.Shards, connector.StagedShard{Shard: s.shard, Blocks: s.blocks[:n]})
+		o.Shards = append(o.Shards, connector.HandoffShard{Shard: s.shard, Blocks: s.blocks[:n]})
 	}
 	return o
 }
@@ -69,8 +67,8 @@ func (p *stagedPrefix) release() {
 		return
 	}
 	for i := range p.shards {
-		for _, pin := range p.shards[i].pins {
-			pin.Release()
+		for _, release := range p.shards[i].releases {
+			release()
 		}
 	}
 	p.shards = nil
@@ -150,9 +148,9 @@ func (p *stagedPrefix) fill(ctx context.Context, l *Leader, parent connector.Key
 }
 
 func (s *stagedShard) fill(ctx context.Context, l *Leader, parent connector.Key, blocks []connector.PlanBlock) {
-	staged, pin := l.opts.Staging.Stage(ctx, l.opts.Namespace, s.shard, parent, blocks)
-	if pin != nil {
-		s.pins = append(s.pins, pin)
+	staged, release := l.opts.Handoff.Handoff(ctx, l.opts.Namespace, s.shard, parent, blocks)
+	if release != nil {
+		s.releases = append(s.releases, release)
 	}
 	s.blocks = append(s.blocks, staged[:min(len(staged), len(blocks))]...)
 }

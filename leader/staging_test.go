@@ -3,11 +3,11 @@ package leader
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // testStaging stages up to limit blocks of a shard at once.
@@ -20,22 +20,7 @@ type testStaging struct {
 	during func()
 }
 
-type testPin struct {
-	s    *testStaging
-	once bool
-}
-
-func (p *testPin) Release() {
-	p.s.mu.Lock()
-	defer p.s.mu.Unlock()
-	if p.once {
-		panic("pin released twice")
-	}
-	p.once = true
-	p.s.pins--
-}
-
-func (s *testStaging) Stage(ctx context.Context, _ disk.NamespaceID, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.StagedBlock, Pin) {
+func (s *testStaging) Handoff(ctx context.Context, _ connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, func()) {
 	if _, ok := ctx.Deadline(); !ok {
 		panic("staging is waited for without end")
 	}
@@ -53,12 +38,21 @@ func (s *testStaging) Stage(ctx context.Context, _ disk.NamespaceID, shard conne
 	if n == 0 {
 		return nil, nil
 	}
-	out := make([]connector.StagedBlock, n)
+	out := make([]connector.HandoffBlock, n)
 	for i := range out {
-		out[i] = connector.StagedBlock{Offset: uint64(shard)<<32 | uint64(blocks[i].Key[0]), Sum: uint64(blocks[i].Proof[0])}
+		out[i] = connector.HandoffBlock{Offset: uint64(shard)<<32 | uint64(blocks[i].Key[0]), Sum: uint64(blocks[i].Proof[0])}
 	}
 	s.pins++
-	return out, &testPin{s: s}
+	released := false
+	return out, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if released {
+			panic("released twice")
+		}
+		released = true
+		s.pins--
+	}
 }
 
 func (s *testStaging) held() int {
@@ -72,7 +66,7 @@ func newStaged(t *testing.T, change func(*Options)) (*fixture, *testStaging) {
 	s := &testStaging{limit: map[connector.Shard]int{}}
 	f := newFixture(t, func(o *Options) {
 		o.Manifest.TensorParallel = 2
-		o.Staging = s
+		o.Handoff = s
 		if change != nil {
 			change(o)
 		}
@@ -97,7 +91,7 @@ func TestStagedOfferIsWhatAllShardsHaveVerifiedAndPinned(t *testing.T) {
 	if p := f.step(f.alloc("r", 20)); len(p.Loads) != 0 {
 		t.Errorf("the leader plans %d loads that the engine's side plans itself", len(p.Loads))
 	}
-	o := f.last.Staged
+	o := f.last.Handoff
 	if o == nil || o.First != 0 || len(o.Shards) != 2 {
 		t.Fatalf("offer %+v, want both shards from block 0 on", o)
 	}
@@ -278,13 +272,19 @@ func TestStagedHybridCanBeHonouredInAnyPart(t *testing.T) {
 	}
 	step := f.alloc("r", 20)
 	f.step(step)
-	load := f.last.Staged.Load(&step.Allocs[0], f.opts.Manifest)
-	if got := groupSlots(load.Transfers, 1); got != fmt.Sprint(tokens(1051, 4)) {
-		t.Errorf("window group loads slots %s, want those of boundary 20", got)
-	}
-	for _, tr := range load.Transfers {
-		if len(tr.Staged) == 0 {
-			t.Errorf("group %d is not staged", tr.Group)
+	var window []uint32
+	for s := range step.Allocs[0].Stretches(f.opts.Manifest) {
+		if s.Group == 1 {
+			window = append(window, s.Slots...)
 		}
+		for _, shard := range f.opts.Manifest.GroupShards(s.Group) {
+			offered := slices.IndexFunc(f.last.Handoff.Shards, func(h connector.HandoffShard) bool { return h.Shard == shard })
+			if offered < 0 || s.First < f.last.Handoff.First || s.First+len(s.Slots) > f.last.Handoff.First+len(f.last.Handoff.Shards[offered].Blocks) {
+				t.Errorf("blocks [%d, %d) of shard %d are not offered", s.First, s.First+len(s.Slots), shard)
+			}
+		}
+	}
+	if !slices.Equal(window, tokens(1051, 4)) {
+		t.Errorf("window group loads slots %v, want those of boundary 20", window)
 	}
 }

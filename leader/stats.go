@@ -1,39 +1,30 @@
 package leader
 
-// Stats counts a leader's work since its start.
+// Stats counts a leader's work since its start. The tags are those of package counters.
 type Stats struct {
-	// Requests are followed now.
-	Requests int `json:"requests"`
+	Requests int `json:"requests" metric:"requests" help:"Requests being followed."`
 	// Matches counts match calls, MatchedRequests requests that were asked for at all.
 	Matches         uint64 `json:"matches"`
 	MatchedRequests uint64 `json:"matched_requests"`
-	// QueriedTokens counts the tokens of requests at their first match, OfferedTokens
-	// those offered then, LoadTokens those whose load was planned.
-	QueriedTokens uint64 `json:"queried_tokens"`
-	OfferedTokens uint64 `json:"offered_tokens"`
-	LoadTokens    uint64 `json:"load_tokens"`
-	// SaveBlocks counts blocks planned to be saved, FailedLoads requests whose load
-	// failed on any rank.
-	SaveBlocks  uint64 `json:"save_blocks"`
-	FailedLoads uint64 `json:"failed_loads"`
+	QueriedTokens   uint64 `json:"queried_tokens" metric:"queried_tokens_total" help:"Tokens of requests at their first match."`
+	OfferedTokens   uint64 `json:"offered_tokens" metric:"offered_tokens_total" help:"Tokens offered at the first match."`
+	LoadTokens      uint64 `json:"load_tokens" metric:"load_tokens_total" help:"Tokens whose load was planned."`
+	SaveBlocks      uint64 `json:"save_blocks" metric:"save_planned_blocks_total" help:"Blocks whose save was planned."`
+	FailedLoads     uint64 `json:"failed_loads" metric:"failed_requests_total" help:"Requests whose load failed on any rank: the engine recomputed."`
 	// LostLoads counts loads that were given up because the step's plan had no room left.
 	LostLoads uint64 `json:"lost_loads"`
-	// NotReady counts matches that were answered with nothing because a rank cannot
-	// load; see [Leader.SetReady].
-	NotReady uint64 `json:"not_ready"`
-	// DecisionsFull counts requests whose hit was offered whole, DecisionsTrimmed those
-	// where it was cut and DecisionsRefused those where nothing was offered, both because
-	// loading would have taken longer than prefill.
-	DecisionsFull    uint64 `json:"decisions_full"`
-	DecisionsTrimmed uint64 `json:"decisions_trimmed"`
-	DecisionsRefused uint64 `json:"decisions_refused"`
+	// See [Leader.SetReady].
+	NotReady         uint64 `json:"not_ready" metric:"matches_not_ready_total" help:"Matches answered with nothing because a rank cannot load."`
+	DecisionsFull    uint64 `json:"decisions_full" metric:"decisions_total" label:"decision=full" help:"Requests with a hit: offered in full, trimmed, or refused because loading would take longer than prefill."`
+	DecisionsTrimmed uint64 `json:"decisions_trimmed" metric:"decisions_total" label:"decision=trimmed"`
+	DecisionsRefused uint64 `json:"decisions_refused" metric:"decisions_total" label:"decision=refused"`
 	// PrefillTokensPerS is the prefill speed that decisions are made with, 0 if nothing is
 	// known of it. LoadBytesPerS, LoadLatencyS and QueuedBytes are what the newest one
 	// took loads to cost.
-	PrefillTokensPerS float64   `json:"prefill_tokens_per_s"`
-	LoadBytesPerS     TierRates `json:"load_bytes_per_s"`
-	LoadLatencyS      float64   `json:"load_latency_s"`
-	QueuedBytes       int64     `json:"queued_bytes"`
+	PrefillTokensPerS float64   `json:"prefill_tokens_per_s" sum:"-"`
+	LoadBytesPerS     TierRates `json:"load_bytes_per_s" sum:"-"`
+	LoadLatencyS      float64   `json:"load_latency_s" sum:"-"`
+	QueuedBytes       int64     `json:"queued_bytes" sum:"-"`
 	// TierRefused is set while offers are cut for the speed of the disk.
 	TierRefused bool `json:"tier_refused"`
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -119,7 +120,7 @@ func TestSaveThatTheEngineGaveUpIsNotStored(t *testing.T) {
 	if err != nil || r.Taken != 0 || r.Dropped != 1 {
 		t.Errorf("Save = %+v, %v; want the block dropped", r, err)
 	}
-	if s.Has(disk.RecordID{Key: connector.Key{1}}) {
+	if storetest.Has(s, store.RecordID{Namespace: testNamespace(), Key: connector.Key{1}}) {
 		t.Error("the block is stored")
 	}
 }

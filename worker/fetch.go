@@ -5,7 +5,7 @@ import (
 	"errors"
 	"sync"
 
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -25,7 +25,7 @@ type fetch struct {
 	// count is the number of records; record says what record i is, and its payload size, or
 	// why it is not wanted.
 	count  int
-	record func(i int) (host.Record, int, error)
+	record func(i int) (store.Record, int, error)
 	done   func(i int, slot *host.Slot, err error)
 
 	others sync.WaitGroup
@@ -33,7 +33,7 @@ type fetch struct {
 
 // item is one record on its way.
 type item struct {
-	disk.ReadOp
+	store.ReadOp
 	slot  host.Slot
 	index int
 }
@@ -117,14 +117,14 @@ func (f *fetch) await(it *item) {
 
 // read reads records into the slots that they were given.
 func (f *fetch) read(items []*item) {
-	ops := make([]*disk.ReadOp, len(items))
+	ops := make([]*store.ReadOp, len(items))
 	for i, it := range items {
 		rec, _, _ := f.record(it.index)
-		it.ReadOp = disk.ReadOp{ID: rec.ID, Parent: rec.Parent, Proof: rec.Proof, Payload: it.slot.Bytes()}
-		it.OnSettled = func(*disk.ReadOp) { it.slot.Release() }
+		it.ReadOp = store.ReadOp{Record: rec, Payload: it.slot.Bytes()}
+		it.OnSettled = func(*store.ReadOp) { it.slot.Release() }
 		ops[i] = &it.ReadOp
 	}
-	f.store.Read(f.readCtx, ops, func(r *disk.ReadOp) {
+	f.store.Read(f.readCtx, ops, func(r *store.ReadOp) {
 		for _, it := range items {
 			if &it.ReadOp == r {
 				f.arrived(it)

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // The kernel writes to the memory of a read that hangs when the disk wakes up: nobody else
@@ -44,7 +44,7 @@ func TestMemoryOfAReadThatHangsIsKeptUntilTheKernelIsDone(t *testing.T) {
 		t.Fatal(err)
 	}
 	settle(t, w)
-	held := 2 * int64(disk.PayloadBufferSize(layers*pieceBytes))
+	held := 2 * int64(store.PayloadBufferSize(layers*pieceBytes))
 	if u := w.opts.Account.Usage(); u.LoadBytes != held {
 		t.Errorf("%d bytes are held, want %d: the kernel may write to them", u.LoadBytes, held)
 	}

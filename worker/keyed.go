@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // keyed checks a call by the engine's own keys and returns the group it names of the
@@ -33,16 +32,22 @@ func (w *Worker) Present(_ context.Context, k *connector.KeyedBlocks) (int, erro
 	if err != nil {
 		return 0, err
 	}
-	for i := range k.Hashes {
-		if !w.store.Has(w.recordID(g, connector.EngineKey(k.Hashes[i]))) {
+	for i, there := range w.present(g, k) {
+		if !there {
 			return i, nil
 		}
 	}
 	return len(k.Hashes), nil
 }
 
-func (w *Worker) recordID(g *groupMemory, key connector.Key) disk.RecordID {
-	return disk.RecordID{Namespace: w.opts.Namespace, Shard: g.shard, Key: key}
+// present says of each block whether this rank's shard of it is stored.
+func (w *Worker) present(g *groupMemory, k *connector.KeyedBlocks) []bool {
+	keys, at := make([]connector.Key, len(k.Hashes)), make([]bool, len(k.Hashes))
+	for i := range keys {
+		keys[i] = connector.EngineKey(k.Hashes[i])
+	}
+	w.store.Present(w.opts.Namespace, g.shard, keys, at)
+	return at
 }
 
 // Fetch starts the load of blocks by key, which Poll reports as request.
@@ -84,11 +89,11 @@ func (w *Worker) Put(ctx context.Context, k *connector.KeyedBlocks) (connector.S
 	}
 	// Stretches of missing blocks.
 	var blocks []connector.PlanBlock
-	before := parentKey(k)
+	before, present := parentKey(k), w.present(g, k)
 	for i := range k.Hashes {
 		key := connector.EngineKey(k.Hashes[i])
 		switch {
-		case w.store.Has(w.recordID(g, key)):
+		case present[i]:
 			s.result.Present++
 			w.stage(&s, g, before, blocks)
 			blocks, before = blocks[:0], key

@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/gpu"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -120,13 +120,13 @@ func (l *load) run() {
 }
 
 // record says what block i is.
-func (l *load) record(i int) (host.Record, int, error) {
+func (l *load) record(i int) (store.Record, int, error) {
 	b := &l.blocks[i]
 	if b.slot >= b.group.layout.Blocks {
-		return host.Record{}, 0, errSlot
+		return store.Record{}, 0, errSlot
 	}
-	return host.Record{
-		ID:     disk.RecordID{Namespace: l.w.opts.Namespace, Shard: b.group.shard, Key: b.key},
+	return store.Record{
+		ID:     store.RecordID{Namespace: l.w.opts.Namespace, Shard: b.group.shard, Key: b.key},
 		Parent: b.parent, Proof: b.proof,
 	}, b.group.blockBytes, nil
 }
@@ -276,11 +276,11 @@ func (l *load) end() {
 // remedy is what a person can do about loads that fail for a cause again and again.
 func remedy(cause error) string {
 	switch {
-	case errors.Is(cause, errLate), errors.Is(cause, disk.ErrTimeout):
+	case errors.Is(cause, errLate), errors.Is(cause, store.ErrTimeout):
 		return "the disk is slow or hangs: look at the queues in kvconnd status and at the kernel's log; raise load_timeout if it is only slow"
-	case errors.Is(cause, disk.ErrCorrupt), errors.Is(cause, disk.ErrIO):
+	case errors.Is(cause, store.ErrCorrupt), errors.Is(cause, store.ErrIO):
 		return "look for I/O errors in the kernel's log; if it goes on, replace the disk"
-	case errors.Is(cause, disk.ErrGone):
+	case errors.Is(cause, store.ErrGone):
 		return "none if it is rare: the record was dropped since it was offered"
 	case errors.Is(cause, errFenced):
 		return "none if it is rare: the engine took its memory back"

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // Bounds of what one rank may have under way: loads that run or wait to be polled, and
@@ -205,7 +205,7 @@ func (w *Worker) countBlock(l *load, index int, err error) {
 	}
 	w.counters.failedBlocks.Add(1)
 	// The store has said so already where a record was corrupt.
-	if !errors.Is(err, disk.ErrCorrupt) {
+	if !errors.Is(err, store.ErrCorrupt) {
 		w.opts.Logger.Debug("block not loaded", "key", l.blocks[index].key, "err", err)
 	}
 }

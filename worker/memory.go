@@ -11,7 +11,6 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // errFenced means that the engine took its memory back.
@@ -24,7 +23,7 @@ type memory struct {
 	groups []groupMemory
 	// sizes, if not nil, keeps the payload sizes of the shards in held fixed.
 	sizes     PayloadSizes
-	namespace disk.NamespaceID
+	namespace connector.NamespaceDigest
 	held      []connector.Shard
 
 	// copies is held for reading while blocks move, and for writing to close.

@@ -7,7 +7,6 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/gpu"
-	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -15,16 +14,14 @@ import (
 type PayloadSizes interface {
 	// HoldPayload fixes the payload size of a shard until ReleasePayload. It returns an error that
 	// names both sizes where the shard's records, or another engine, have another one.
-	HoldPayload(ns disk.NamespaceID, shard connector.Shard, payloadBytes int) error
-	ReleasePayload(ns disk.NamespaceID, shard connector.Shard)
+	HoldPayload(ns connector.NamespaceDigest, shard connector.Shard, payloadBytes int) error
+	ReleasePayload(ns connector.NamespaceDigest, shard connector.Shard)
 }
 
 // Options configure a [Worker].
 type Options struct {
-	// Namespace is the store's number of the engine's namespace, Digest its identity and
-	// Manifest its description.
-	Namespace disk.NamespaceID
-	Digest    connector.NamespaceDigest
+	// Namespace is the engine's, Manifest its description.
+	Namespace connector.NamespaceDigest
 	Manifest  *connector.Manifest
 	// Rank is the worker's place in the manifest's rank grid.
 	Rank   int

@@ -10,7 +10,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -48,7 +48,7 @@ type scopeStore struct {
 	scopes map[connector.Key]connector.ScopeDigest
 }
 
-func (s *scopeStore) Write(ops []*disk.WriteOp, done func(*disk.WriteOp)) (int, error) {
+func (s *scopeStore) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (int, error) {
 	for _, op := range ops {
 		s.scopes[op.ID.Key] = op.Scope
 		done(op)
@@ -97,14 +97,14 @@ type sizes map[connector.Shard]int
 
 var errSizes = errors.New("other sizes are stored")
 
-func (s sizes) HoldPayload(_ disk.NamespaceID, shard connector.Shard, n int) error {
+func (s sizes) HoldPayload(_ connector.NamespaceDigest, shard connector.Shard, n int) error {
 	if have, ok := s[shard]; ok && have != n {
 		return fmt.Errorf("%w: records have %d bytes", errSizes, have)
 	}
 	return nil
 }
 
-func (sizes) ReleasePayload(disk.NamespaceID, connector.Shard) {}
+func (sizes) ReleasePayload(connector.NamespaceDigest, connector.Shard) {}
 
 // Defect 14: an engine whose blocks are not like those that are stored is told at once.
 func TestBlocksOfAnotherSizeAreRefusedAtRegistration(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -100,7 +100,7 @@ func TestPlansThatNoLeaderMakesAreRefusedWhole(t *testing.T) {
 }
 
 func manyLoads(n int) []byte {
-	p := connector.Plan{Loads: make([]connector.RequestLoad, n)}
+	p := connector.Plan{Namespace: testNamespace(), Loads: make([]connector.RequestLoad, n)}
 	for i := range p.Loads {
 		p.Loads[i].Request = fmt.Sprint(i)
 	}
@@ -194,7 +194,7 @@ func TestBlockIsReadWhereAnotherGivesItsReadUp(t *testing.T) {
 	register(t, w, m)
 	block := transfer(0, 3)
 	var another host.Slot
-	record := host.Record{ID: disk.RecordID{Key: block.Blocks[0].Key}, Parent: block.Parent, Proof: block.Blocks[0].Proof}
+	record := store.Record{ID: store.RecordID{Namespace: testNamespace(), Key: block.Blocks[0].Key}, Parent: block.Parent, Proof: block.Blocks[0].Proof}
 	if o, err := w.opts.Account.Acquire(t.Context(), &another, record, layers*pieceBytes, false); o != host.Fill {
 		t.Fatal(o, err)
 	}
@@ -216,15 +216,15 @@ func TestBlockIsReadWhereAnothersReadEndsAsMemoryComesFree(t *testing.T) {
 	slow := &slowStore{release: make(chan struct{})}
 	close(slow.release)
 	arena := newArena(t, 4<<20)
-	mine, err := arena.Account(host.AccountOptions{LoadBytes: 4096})
+	mine, err := arena.Account(host.AccountOptions{Namespace: testNamespace(), LoadBytes: 4096})
 	if err != nil {
 		t.Fatal(err)
 	}
-	others, err := arena.Account(host.AccountOptions{})
+	others, err := arena.Account(host.AccountOptions{Namespace: testNamespace()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	record := host.Record{ID: disk.RecordID{Key: connector.Key{1}}}
+	record := store.Record{ID: store.RecordID{Namespace: testNamespace(), Key: connector.Key{1}}}
 	for range 200 {
 		var held, theirs host.Slot
 		if err := mine.Reserve(t.Context(), &held, 4096, false); err != nil {
@@ -236,7 +236,7 @@ func TestBlockIsReadWhereAnothersReadEndsAsMemoryComesFree(t *testing.T) {
 		result := make(chan error, 1)
 		f := fetch{
 			ctx: t.Context(), readCtx: t.Context(), store: slow, account: mine, count: 1,
-			record: func(int) (host.Record, int, error) { return record, 4096, nil },
+			record: func(int) (store.Record, int, error) { return record, 4096, nil },
 			done: func(_ int, s *host.Slot, err error) {
 				if err == nil {
 					s.Release()

@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 )
@@ -105,8 +106,12 @@ func loadOf(request string, ts ...connector.Transfer) connector.RequestLoad {
 	return connector.RequestLoad{Request: request, Transfers: ts}
 }
 
-func loads(ls ...connector.RequestLoad) []byte { return (&connector.Plan{Loads: ls}).Append(nil) }
-func saves(ts ...connector.Transfer) []byte    { return (&connector.Plan{Saves: ts}).Append(nil) }
+func loads(ls ...connector.RequestLoad) []byte {
+	return (&connector.Plan{Namespace: testNamespace(), Loads: ls}).Append(nil)
+}
+func saves(ts ...connector.Transfer) []byte {
+	return (&connector.Plan{Namespace: testNamespace(), Saves: ts}).Append(nil)
+}
 
 func testManifest() *connector.Manifest {
 	return &connector.Manifest{
@@ -114,6 +119,15 @@ func testManifest() *connector.Manifest {
 		Groups:         []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 8, Layout: "x"}},
 		TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
 	}
+}
+
+// testNamespace is that of testManifest, in which all workers here keep their records.
+func testNamespace() connector.NamespaceDigest {
+	ns, err := testManifest().Digest()
+	if err != nil {
+		panic(err)
+	}
+	return ns
 }
 
 func openStore(t *testing.T) *disk.Store {
@@ -138,7 +152,7 @@ func openStoreOn(t *testing.T, d *storetest.Disk, writers int) *disk.Store {
 			t.Error(err)
 		}
 	})
-	if ns, err := s.OpenNamespace(testManifest()); err != nil || ns != 0 {
+	if ns, err := s.OpenNamespace(testManifest()); err != nil || ns != testNamespace() {
 		t.Fatal(ns, err)
 	}
 	return s
@@ -163,8 +177,8 @@ func newArena(t *testing.T, bytes int64) *host.Arena {
 // unless it has saved or loaded it before.
 func newWorker(t *testing.T, s Store, change func(*Options, *host.AccountOptions)) *Worker {
 	t.Helper()
-	o := Options{Driver: &gpu.HostDriver{}, Manifest: testManifest(), LoadTimeout: testWait}
-	var ao host.AccountOptions
+	o := Options{Namespace: testNamespace(), Driver: &gpu.HostDriver{}, Manifest: testManifest(), LoadTimeout: testWait}
+	ao := host.AccountOptions{Namespace: testNamespace()}
 	if change != nil {
 		change(&o, &ao)
 	}
@@ -240,7 +254,7 @@ type slowStore struct {
 	refuse  bool
 }
 
-func (s *slowStore) Read(_ context.Context, ops []*disk.ReadOp, done func(*disk.ReadOp)) {
+func (s *slowStore) Read(_ context.Context, ops []*store.ReadOp, done func(*store.ReadOp)) {
 	<-s.release
 	for _, op := range ops {
 		copy(op.Payload, bytes.Repeat([]byte{0xee}, len(op.Payload)))
@@ -248,9 +262,9 @@ func (s *slowStore) Read(_ context.Context, ops []*disk.ReadOp, done func(*disk.
 	}
 }
 
-func (s *slowStore) Write(ops []*disk.WriteOp, done func(*disk.WriteOp)) (int, error) {
+func (s *slowStore) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (int, error) {
 	if s.refuse {
-		return 0, disk.ErrBusy
+		return 0, store.ErrBusy
 	}
 	go func() {
 		<-s.release
@@ -261,7 +275,7 @@ func (s *slowStore) Write(ops []*disk.WriteOp, done func(*disk.WriteOp)) (int, e
 	return len(ops), nil
 }
 
-func (s *slowStore) Has(disk.RecordID) bool { return false }
+func (s *slowStore) Present(connector.NamespaceDigest, connector.Shard, []connector.Key, []bool) {}
 
 // hookDriver is the host driver with something happening before each copy.
 type hookDriver struct {

@@ -8,13 +8,13 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/gpu"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
 // blockSave is one block on its way from engine memory to the store.
 type blockSave struct {
-	disk.WriteOp
+	store.WriteOp
 	slot host.Slot
 }
 
@@ -67,9 +67,9 @@ func (w *Worker) stage(s *staged, g *groupMemory, parent connector.Key, blocks [
 			return
 		}
 		ops = ops[1:]
-		op.WriteOp = disk.WriteOp{
-			ID:     disk.RecordID{Namespace: w.opts.Namespace, Shard: g.shard, Key: b.Key},
-			Parent: parent, Proof: b.Proof, Scope: s.scope, Payload: op.slot.Bytes(),
+		op.WriteOp = store.WriteOp{
+			Record: store.Record{ID: store.RecordID{Namespace: w.opts.Namespace, Shard: g.shard, Key: b.Key},
+				Parent: parent, Proof: b.Proof}, Scope: s.scope, Payload: op.slot.Bytes(),
 		}
 		s.blocks = append(s.blocks, op)
 		s.copies = append(s.copies, blockCopy{group: g, slot: b.Slot, buf: op.Payload})
@@ -91,14 +91,14 @@ func (w *Worker) write(ctx context.Context, mem *memory, call uint64, s *staged)
 			s.blocks = nil
 		}
 	}
-	ops := make([]*disk.WriteOp, len(s.blocks))
-	bySlot := make(map[*disk.WriteOp]*blockSave, len(s.blocks))
+	ops := make([]*store.WriteOp, len(s.blocks))
+	bySlot := make(map[*store.WriteOp]*blockSave, len(s.blocks))
 	for i, b := range s.blocks {
 		ops[i] = &b.WriteOp
 		bySlot[ops[i]] = b
 	}
 	w.moves.Add(int64(len(ops)))
-	accepted, err := w.store.Write(ops, func(op *disk.WriteOp) { w.saved(bySlot[op]) })
+	accepted, err := w.store.Write(ops, func(op *store.WriteOp) { w.saved(bySlot[op]) })
 	if err != nil {
 		w.opts.Logger.Debug("saves dropped", "blocks", len(ops)-accepted, "err", err)
 	}
@@ -144,7 +144,7 @@ func (w *Worker) saved(b *blockSave) {
 	} else {
 		w.counters.savedBlocks.Add(1)
 		w.counters.savedBytes.Add(uint64(len(b.Payload)))
-		b.slot.Publish(host.Record{ID: b.ID, Parent: b.Parent, Proof: b.Proof})
+		b.slot.Publish(b.Record)
 	}
 	b.slot.Release()
 	w.moves.Add(-1)

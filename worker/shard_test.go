@@ -19,13 +19,10 @@ func twoRanks() *connector.Manifest {
 
 func TestRanksKeepTheirOwnShardsAndShareReplicatedOnes(t *testing.T) {
 	s := openStore(t)
-	if ns, err := s.OpenNamespace(twoRanks()); err != nil || ns != 1 {
-		t.Fatal(ns, err)
-	}
 	var ranks [2]*Worker
 	var mems [2]*engineMemory
 	for rank := range ranks {
-		ranks[rank] = newWorker(t, s, func(o *Options, _ *host.AccountOptions) { o.Manifest, o.Rank, o.Namespace = twoRanks(), rank, 1 })
+		ranks[rank] = newWorker(t, s, func(o *Options, _ *host.AccountOptions) { o.Manifest, o.Rank = twoRanks(), rank })
 		mems[rank] = newEngineMemory(t)
 		l := testLayout()
 		// The groups share the memory: slots 0 to 7 for one, 8 to 15 for the other.
@@ -106,10 +103,7 @@ func engineKeys() *connector.Manifest {
 
 func TestBlocksAreFoundByTheEnginesOwnKeys(t *testing.T) {
 	s := openStore(t)
-	if ns, err := s.OpenNamespace(engineKeys()); err != nil || ns != 1 {
-		t.Fatal(ns, err)
-	}
-	w := newWorker(t, s, func(o *Options, _ *host.AccountOptions) { o.Manifest, o.Namespace = engineKeys(), 1 })
+	w := newWorker(t, s, func(o *Options, _ *host.AccountOptions) { o.Manifest = engineKeys() })
 	m := newEngineMemory(t)
 	register(t, w, m)
 	k := &connector.KeyedBlocks{Parent: connector.Proof{9}, Hashes: []connector.Proof{{1}, {2}, {3}}, Slots: []uint32{0, 1, 2}}

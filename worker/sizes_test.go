@@ -7,7 +7,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -41,7 +41,7 @@ func TestOfTwoBlockSizesTheFirstIsServed(t *testing.T) {
 
 	register(t, first, m)
 	err = tryRegister(t, second, m, other)
-	if !errors.Is(err, disk.ErrPayloadSize) || !errors.Is(err, connector.ErrBadRequest) {
+	if !errors.Is(err, store.ErrPayloadSize) || !errors.Is(err, connector.ErrBadRequest) {
 		t.Fatalf("%v, want a refusal for the size", err)
 	}
 	for _, size := range []string{"6000", "12000"} {
@@ -55,7 +55,7 @@ func TestOfTwoBlockSizesTheFirstIsServed(t *testing.T) {
 	if err := second.Unregister(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := tryRegister(t, second, m, other); !errors.Is(err, disk.ErrPayloadSize) {
+	if err := tryRegister(t, second, m, other); !errors.Is(err, store.ErrPayloadSize) {
 		t.Errorf("%v, though there is a record", err)
 	}
 }
@@ -98,7 +98,7 @@ func TestBlockSizeIsFreeWhenItsEngineHasGone(t *testing.T) {
 // holds counts what is held of each shard; the last one is refused.
 type holds struct{ held, last map[connector.Shard]int }
 
-func (h holds) HoldPayload(_ disk.NamespaceID, shard connector.Shard, _ int) error {
+func (h holds) HoldPayload(_ connector.NamespaceDigest, shard connector.Shard, _ int) error {
 	if h.last[shard] > 0 {
 		return errSizes
 	}
@@ -106,7 +106,7 @@ func (h holds) HoldPayload(_ disk.NamespaceID, shard connector.Shard, _ int) err
 	return nil
 }
 
-func (h holds) ReleasePayload(_ disk.NamespaceID, shard connector.Shard) { h.held[shard]-- }
+func (h holds) ReleasePayload(_ connector.NamespaceDigest, shard connector.Shard) { h.held[shard]-- }
 
 // Of an engine of several groups one may be refused: those before it are not held any more.
 func TestARefusedRegistrationHoldsNoSize(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -18,39 +18,23 @@ type Stager struct {
 	// account bounds what is pinned at one time.
 	account *host.Account
 	// payloadBytes tells the size of a shard's records, 0 if there are none.
-	payloadBytes func(disk.NamespaceID, connector.Shard) int
+	payloadBytes func(connector.NamespaceDigest, connector.Shard) int
 	reads        sync.WaitGroup
 }
 
 // NewStager returns a stager that pins memory on account, which it closes. The store's own
 // read timeout bounds what it reads.
-func NewStager(s Store, account *host.Account, payloadBytes func(disk.NamespaceID, connector.Shard) int) *Stager {
+func NewStager(s Store, account *host.Account, payloadBytes func(connector.NamespaceDigest, connector.Shard) int) *Stager {
 	return &Stager{store: s, account: account, payloadBytes: payloadBytes}
 }
 
-// Pins keep staged records where they are.
-type Pins struct {
-	mu    sync.Mutex
-	slots []*host.Slot
-}
-
-// Release lets go of the records. Calls beyond the first do nothing.
-func (p *Pins) Release() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, s := range p.slots {
-		s.Release()
-	}
-	p.slots = nil
-}
-
-// Close waits for the reads that calls of Stage have left behind, and ends the account.
+// Close waits for the reads that calls of Handoff have left behind, and ends the account.
 func (s *Stager) Close() {
 	s.reads.Wait()
 	s.account.Close()
 }
 
-// staging is one call of Stage.
+// staging is one call of Handoff.
 type staging struct {
 	mu    sync.Mutex
 	slots []*host.Slot
@@ -58,26 +42,26 @@ type staging struct {
 	over bool
 }
 
-// Stage reads the records of consecutive blocks, as far as they are not in memory, and
-// waits until all are there or ctx ends. It returns where those leading ones lie that are
-// verified and pinned, with their checksums, and the pins; nil if there are none. Reads
+// Handoff reads the records of consecutive blocks that are not in memory, and waits until all
+// are there or ctx ends. It returns where the leading blocks that are verified and pinned lie,
+// with their checksums, and a function that lets go of them; nil if there are none. Reads
 // that ctx leaves behind go on, and what they bring is in memory for the next call.
-func (s *Stager) Stage(
-	ctx context.Context, ns disk.NamespaceID, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock,
-) ([]connector.StagedBlock, *Pins) {
+func (s *Stager) Handoff(
+	ctx context.Context, ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock,
+) ([]connector.HandoffBlock, func()) {
 	payloadBytes := s.payloadBytes(ns, shard)
 	if payloadBytes == 0 {
 		return nil, nil
 	}
-	records := make([]host.Record, len(blocks)) // the caller's blocks are valid during the call only
+	records := make([]store.Record, len(blocks)) // the caller's blocks are valid during the call only
 	for i := range blocks {
-		records[i] = host.Record{ID: disk.RecordID{Namespace: ns, Shard: shard, Key: blocks[i].Key}, Parent: parent, Proof: blocks[i].Proof}
+		records[i] = store.Record{ID: store.RecordID{Namespace: ns, Shard: shard, Key: blocks[i].Key}, Parent: parent, Proof: blocks[i].Proof}
 		parent = blocks[i].Key
 	}
 	st := &staging{slots: make([]*host.Slot, len(blocks))}
 	f := fetch{
 		ctx: ctx, readCtx: context.Background(), store: s.store, account: s.account, count: len(blocks),
-		record: func(i int) (host.Record, int, error) { return records[i], payloadBytes, nil },
+		record: func(i int) (store.Record, int, error) { return records[i], payloadBytes, nil },
 		done:   st.arrived,
 	}
 	all := make(chan struct{})
@@ -107,7 +91,7 @@ func (st *staging) arrived(i int, slot *host.Slot, err error) {
 }
 
 // leading keeps the slots in front of the first hole and gives back the others.
-func (st *staging) leading() ([]connector.StagedBlock, *Pins) {
+func (st *staging) leading() ([]connector.HandoffBlock, func()) {
 	st.mu.Lock()
 	st.over = true
 	st.mu.Unlock() // those who arrive late must not wait for the sums
@@ -123,9 +107,13 @@ func (st *staging) leading() ([]connector.StagedBlock, *Pins) {
 	if n == 0 {
 		return nil, nil
 	}
-	out := make([]connector.StagedBlock, n)
+	out := make([]connector.HandoffBlock, n)
 	for i, slot := range st.slots[:n] {
-		out[i] = connector.StagedBlock{Offset: uint64(slot.Offset()), Sum: xxh3.Hash(slot.Bytes())}
+		out[i] = connector.HandoffBlock{Offset: uint64(slot.Offset()), Sum: xxh3.Hash(slot.Bytes())}
 	}
-	return out, &Pins{slots: st.slots[:n]}
+	return out, func() {
+		for _, slot := range st.slots[:n] {
+			slot.Release()
+		}
+	}
 }

@@ -9,18 +9,18 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
 func newStager(t *testing.T, s Store, loadBytes int64) (*Stager, *host.Arena) {
 	t.Helper()
 	a := newArena(t, 16<<20)
-	account, err := a.Account(host.AccountOptions{LoadBytes: loadBytes})
+	account, err := a.Account(host.AccountOptions{Namespace: testNamespace(), LoadBytes: loadBytes})
 	if err != nil {
 		t.Fatal(err)
 	}
-	stager := NewStager(s, account, func(disk.NamespaceID, connector.Shard) int { return layers * pieceBytes })
+	stager := NewStager(s, account, func(connector.NamespaceDigest, connector.Shard) int { return layers * pieceBytes })
 	t.Cleanup(stager.Close)
 	return stager, a
 }
@@ -37,11 +37,11 @@ func TestStagedBlocksAreVerifiedPinnedAndWhereTheySay(t *testing.T) {
 	stager, arena := newStager(t, s, 0)
 	x := transfer(0, 0, 1, 2, 3, 4, 5)
 	x.Blocks[4].Proof[0]++ // not what is stored
-	got, pins := stager.Stage(t.Context(), 0, 0, x.Parent, x.Blocks)
+	got, release := stager.Handoff(t.Context(), testNamespace(), 0, x.Parent, x.Blocks)
 	if len(got) != 4 {
 		t.Fatalf("%d blocks staged, want those in front of the wrong one: 4", len(got))
 	}
-	if used := arena.Stats().UsedBytes; used != 4*int64(disk.PayloadBufferSize(layers*pieceBytes)) {
+	if used := arena.Stats().UsedBytes; used != 4*int64(store.PayloadBufferSize(layers*pieceBytes)) {
 		t.Errorf("%d bytes are pinned", used)
 	}
 	file := arena.File()
@@ -54,8 +54,8 @@ func TestStagedBlocksAreVerifiedPinnedAndWhereTheySay(t *testing.T) {
 			t.Errorf("block %d is not where it is said to be", i)
 		}
 	}
-	pins.Release()
-	pins.Release()
+	release()
+	release() // calls beyond the first do nothing
 	if used := arena.Stats().UsedBytes; used != 0 {
 		t.Errorf("%d bytes are pinned after the release", used)
 	}
@@ -68,14 +68,14 @@ func TestStagingIsBounded(t *testing.T) {
 	w := newWorker(t, s, nil)
 	register(t, w, m)
 	mustSave(t, w, transfer(0, 0, 1, 2, 3, 4, 5))
-	stager, _ := newStager(t, s, 2*int64(disk.PayloadBufferSize(layers*pieceBytes)))
+	stager, _ := newStager(t, s, 2*int64(store.PayloadBufferSize(layers*pieceBytes)))
 	x := transfer(0, 0, 1, 2, 3, 4, 5)
 	stage := func() int {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		got, pins := stager.Stage(ctx, 0, 0, x.Parent, x.Blocks)
-		if pins != nil {
-			pins.Release()
+		got, release := stager.Handoff(ctx, testNamespace(), 0, x.Parent, x.Blocks)
+		if release != nil {
+			release()
 		}
 		return len(got)
 	}
@@ -95,21 +95,21 @@ func TestReadsThatWereLeftBehindGoOn(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	x := transfer(0, 0, 1)
-	if got, pins := stager.Stage(ctx, 0, 0, x.Parent, x.Blocks); len(got) != 0 || pins != nil {
+	if got, release := stager.Handoff(ctx, testNamespace(), 0, x.Parent, x.Blocks); len(got) != 0 || release != nil {
 		t.Fatalf("%d blocks staged from a disk that hangs", len(got))
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if got, _ := stager.Stage(ctx, 0, 0, x.Parent, x.Blocks); len(got) != 0 {
+	if got, _ := stager.Handoff(ctx, testNamespace(), 0, x.Parent, x.Blocks); len(got) != 0 {
 		t.Fatalf("%d blocks staged from a disk that hangs", len(got))
 	}
 	close(slow.release)
 	for arena.Stats().CleanBytes == 0 || arena.Stats().UsedBytes > 0 {
 		time.Sleep(time.Millisecond)
 	}
-	got, pins := stager.Stage(t.Context(), 0, 0, x.Parent, x.Blocks)
+	got, release := stager.Handoff(t.Context(), testNamespace(), 0, x.Parent, x.Blocks)
 	if len(got) != 2 {
 		t.Fatalf("%d blocks staged, want 2", len(got))
 	}
-	pins.Release()
+	release()
 }

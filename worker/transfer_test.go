@@ -9,7 +9,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -204,7 +204,7 @@ func TestSavesThatFindNoRoomAreDropped(t *testing.T) {
 	slow := &slowStore{release: make(chan struct{})}
 	m := newEngineMemory(t)
 	w := newWorker(t, slow, func(_ *Options, a *host.AccountOptions) {
-		a.SaveBytes = 4 * int64(disk.PayloadBufferSize(layers*pieceBytes))
+		a.SaveBytes = 4 * int64(store.PayloadBufferSize(layers*pieceBytes))
 	})
 	register(t, w, m)
 	r, err := w.Save(t.Context(), saves(transfer(0, 0, 1, 2, 3, 4, 5, 6)))

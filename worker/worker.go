@@ -13,15 +13,15 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
 // Store is what a worker needs of the record store.
 type Store interface {
-	Read(ctx context.Context, ops []*disk.ReadOp, done func(*disk.ReadOp))
-	Write(ops []*disk.WriteOp, done func(*disk.WriteOp)) (accepted int, err error)
-	Has(id disk.RecordID) bool
+	Read(ctx context.Context, ops []*store.ReadOp, done func(*store.ReadOp))
+	Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted int, err error)
+	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
 }
 
 // Worker serves one rank. It is safe for concurrent use.
@@ -143,7 +143,7 @@ func (w *Worker) parse(metadata []byte) (*connector.Plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
 	}
-	if plan.Namespace != w.opts.Digest {
+	if plan.Namespace != w.opts.Namespace {
 		return nil, fmt.Errorf("%w: metadata is of another namespace", connector.ErrBadRequest)
 	}
 	return plan, nil

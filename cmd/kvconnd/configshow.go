@@ -9,7 +9,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/internal/config"
-	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 )
 
 // configCmd is `kvconnd config`.
@@ -21,13 +21,13 @@ type configCmd struct {
 
 // configShowCmd is `kvconnd config show`.
 type configShowCmd struct {
-	Config configFile `name:"config" placeholder:"FILE" help:"YAML file of settings (also: KVCONN_CONFIG)."`
+	Config configFile `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of settings."`
 	JSON   bool       `name:"json" help:"Print the settings as JSON."`
 	Serve  shown      `embed:""`
 }
 
-// shown are the settings without their Validate, which the parser would call: settings
-// that would not do are shown, too.
+// shown are the settings without their Validate, which the parser would call: wrong settings are
+// also shown.
 type shown config.Serve
 
 // Help is shown below the command's summary.
@@ -36,12 +36,12 @@ func (*configShowCmd) Help() string {
 daemon would run with. The exit status is not 0 if it would refuse to.`
 }
 
-// Run prints the settings, also those that would not do.
+// Run prints the settings, even if they are wrong.
 func (c *configShowCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *streams) error {
 	settings := config.Serve(c.Serve)
 	settings.EnsureDefaults()
 	if settings.HostBytes == 0 {
-		settings.HostBytes = config.Bytes(daemon.DefaultHostBytes())
+		settings.HostBytes = config.Bytes(hostmemory.DefaultBytes())
 	}
 	list := settings.Settings(func(flag string) config.Source { return resolver.source(ctx, flag) })
 	err := errors.Join(printSettings(std.out, list, c.JSON), checkSettings(ctx, &settings))
@@ -78,8 +78,8 @@ func printSettings(out io.Writer, list []config.Setting, asJSON bool) error {
 // checkSettings reports what `serve` refuses.
 func checkSettings(ctx *kong.Context, s *config.Serve) error {
 	var room error
-	if memory := config.Bytes(daemon.MemoryBytes()); s.HostBytes > memory {
-		// It is taken bit by bit: the daemon would be killed when it is needed.
+	if memory := config.Bytes(hostmemory.AvailableBytes()); s.HostBytes > memory {
+		// It is taken as it is needed: the daemon would be killed later.
 		room = fmt.Errorf("host_bytes is %s: there are %s of memory, in this machine or container", s.HostBytes, memory)
 	}
 	if err := errors.Join(checkEnvironment(ctx), s.Validate(), room); err != nil {

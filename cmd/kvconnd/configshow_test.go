@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/config"
-	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 )
 
 // settingsOf runs a command that prints settings as JSON, and returns each with its source.
@@ -43,13 +43,13 @@ func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
 	for key, want := range map[string]string{
 		"dir": "/from-file | file " + file, "socket": "/from-env.sock | environment KVCONN_SOCKET", "load_timeout": "3s | file " + file,
 		"max_bytes": "1GiB | flag --max-bytes", "log_level": "info | default", "stop_timeout": "25s | default",
-		"host_bytes": config.Bytes(daemon.DefaultHostBytes()).String() + " | default", // not 0: what it would run with
+		"host_bytes": config.Bytes(hostmemory.DefaultBytes()).String() + " | default", // not 0: what it would run with
 	} {
 		if got[key] != want {
 			t.Errorf("%s: %q, want %q", key, got[key], want)
 		}
 	}
-	t.Setenv(configFileEnv, file)
+	t.Setenv("KVCONN_CONFIG", file)
 	status, out, errs := kvconnd("config", "--log-format=json")
 	if status != 0 || !strings.Contains(out, "SOURCE") || !strings.Contains(out, "file "+file) || !strings.Contains(out, "flag --log-format") || errs != "" {
 		t.Errorf("table: status %d, %q\n%s", status, errs, out)
@@ -61,7 +61,7 @@ func TestConfigShowPrintsAndRefusesWhatServeRefuses(t *testing.T) {
 	if status == 0 || !strings.Contains(out, "0.0.0.0:6060") || !strings.Contains(errs, "not loopback") {
 		t.Errorf("status %d, %q\n%s", status, errs, out)
 	}
-	// Memory that there is not would be missed when it is needed.
+	// Missing memory would be noticed only when it is needed.
 	for _, command := range []string{"serve", "config"} {
 		if status, _, errs := kvconnd(command, "--dir", "/d", "--host-bytes", "4000TiB"); status == 0 || !strings.Contains(errs, "host_bytes is 4000TiB: there are") {
 			t.Errorf("%s: status %d, %q", command, status, errs)
@@ -69,7 +69,7 @@ func TestConfigShowPrintsAndRefusesWhatServeRefuses(t *testing.T) {
 	}
 }
 
-// Whatever way a setting is misspelt, the error names the nearest one.
+// However a setting is misspelt, the error names the nearest one.
 func TestUnknownSettingNamesTheNearest(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "kvconnd.yaml")

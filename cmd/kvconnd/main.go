@@ -65,7 +65,7 @@ func run(args []string, std *streams) int {
 	if err != nil {
 		var usage *kong.ParseError
 		if errors.As(err, &usage) {
-			fmt.Fprintf(std.err, "kvconnd: %v\nTry 'kvconnd --help', or --help behind a command.\n", explain(usage, resolver))
+			fmt.Fprintf(std.err, "kvconnd: %v\nTry 'kvconnd --help', or --help after a command.\n", explain(usage, resolver))
 			return exitUsage
 		}
 		return fail(std, err)

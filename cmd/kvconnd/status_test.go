@@ -13,12 +13,15 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/daemon/health"
+	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/leader"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/worker"
 )
 
-// golden compares output with testdata/name; KVCONN_TEST_UPDATE=1 writes it anew.
+// golden compares output with testdata/name; KVCONN_TEST_UPDATE=1 writes it again.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -41,7 +44,7 @@ func exampleStatus(uptimeS float64) *daemon.Status {
 	n := uint64(uptimeS)
 	s := &daemon.Status{
 		Version: "kvconnd/1.2.3", Epoch: "00000000000000ff", PID: 42, UptimeS: uptimeS, Socket: "/run/kvconn/kvconnd.sock",
-		Health: daemon.Health{OK: true},
+		Health: health.State{OK: true},
 		Engines: []daemon.EngineStatus{{
 			Engine: "chat-0", PID: 100, Model: "org/model", RanksNeeded: 2,
 			Requests: leader.Stats{Requests: 3, QueriedTokens: 1000 * n, OfferedTokens: 750 * n, FailedLoads: 1, DecisionsFull: 20, DecisionsTrimmed: 4, DecisionsRefused: 1, PrefillTokensPerS: 8000, TierRefused: true},
@@ -55,9 +58,9 @@ func exampleStatus(uptimeS float64) *daemon.Status {
 			{Tier: "host", MaxBytes: 64 << 20, ReachableBytes: 64 << 20},
 		},
 		Queues:  daemon.Queues{LoadsInFlight: 1, QueuedReads: 9, ReadInFlightBytes: 8 << 20, ReadBudgetBytes: 16 << 20, ReadQueuedBytes: 12 << 20, WriteInFlightBytes: 5 << 20, Leases: 2},
-		Opening: &daemon.OpeningStatus{Stage: "rebuilding the index", Done: 250, Total: 1000, ForS: 3},
+		Opening: &opening.Status{Stage: "rebuilding the index", Done: 250, Total: 1000, ForS: 3},
 		Store: disk.Stats{MaxBytes: 5 << 30, EffectiveMaxBytes: 4 << 30, LimitedBy: "free", MinFreeBytes: 10 << 30, FreeBytes: 11 << 30, FileSystemBytes: 100 << 30,
-			Dir: "/var/lib/kvconn", Namespaces: 2, Segments: 12, LookupBlocks: 200, HitBlocks: 150, ReadBytes: n << 30, Evicted: 5, ReadSpeed: disk.ReadSpeed{BytesPerS: 3 << 30, LatencyS: 0.00042}},
+			Dir: "/var/lib/kvconn", Namespaces: 2, Segments: 12, LookupBlocks: 200, HitBlocks: 150, ReadBytes: n << 30, Evicted: 5, ReadSpeed: store.Speed{BytesPerS: 3 << 30, LatencyS: 0.00042}},
 	}
 	s.Totals.Requests = leader.Stats{QueriedTokens: 1000 * n, OfferedTokens: 750 * n, LoadTokens: 700 * n, DecisionsFull: 20, DecisionsTrimmed: 4, DecisionsRefused: 1}
 	s.Totals.Transfers = worker.Stats{LoadedBytes: n << 30, LoadedBlocks: 512 * n, SavedBytes: n << 20, SavedBlocks: n, DroppedBlocks: 2 * n}
@@ -72,7 +75,7 @@ func TestStatusOutput(t *testing.T) {
 	golden(t, "status.golden", out.String())
 	out.Reset()
 	s := exampleStatus(60)
-	s.Health = daemon.Health{Reasons: []daemon.HealthReason{{Code: "writes_failing", Detail: "the disk refuses writes", Remedy: "is it full?", SinceS: 61}}}
+	s.Health = health.State{Reasons: []health.Reason{{Code: "writes_failing", Detail: "the disk refuses writes", Remedy: "is it full?", SinceS: 61}}}
 	s.Store.Warnings = []string{"segment 3 is gone with its records"}
 	if err := printStatus(&out, s, ratesSince(exampleStatus(58), s)); err != nil {
 		t.Fatal(err)
@@ -181,7 +184,7 @@ func TestWatchShowsTheTopOfWhatATerminalHasNoRoomFor(t *testing.T) {
 
 func TestStatusOfAnUnhealthyDaemonIsAnError(t *testing.T) {
 	s := exampleStatus(1)
-	s.Health = daemon.Health{Reasons: []daemon.HealthReason{{Code: "no_room", Detail: "saves find no room"}}}
+	s.Health = health.State{Reasons: []health.Reason{{Code: "no_room", Detail: "saves find no room"}}}
 	status, out, errs := kvconnd("status", "--http", serveStatus(t, func() {}, s))
 	if status == 0 || !strings.Contains(out, "saves find no room") || !strings.Contains(errs, "unhealthy") {
 		t.Errorf("status %d, %q, %q", status, out, errs)

@@ -31,7 +31,6 @@ type testBackend struct {
 	loadErr, registerErr        error
 	silent                      bool // Poll reports nothing
 	openErr                     error
-	staging                     *os.File
 	closed                      int
 	pages                       []*fence.Page
 	peers                       []server.Peer
@@ -116,7 +115,7 @@ func (s *testSession) Register(_ context.Context, r *server.Registration) (serve
 	if s.b.registerErr != nil {
 		return server.Registered{}, s.b.registerErr
 	}
-	return server.Registered{BlockBytes: []int{r.Layout.Groups[0].BlockBytes()}, Staging: s.b.staging}, err
+	return server.Registered{BlockBytes: []int{r.Layout.Groups[0].BlockBytes()}}, err
 }
 
 func (s *testSession) Unregister(context.Context) error { s.b.note("unregister"); return nil }

@@ -147,7 +147,7 @@ func TestNewRegistrationWorksWhileTheOldIsHeld(t *testing.T) {
 	b.mu.Unlock()
 	b.copying, b.silent = false, false
 	w.mu.Lock()
-	w.link.hungUntil = time.Time{}
+	w.link.retryAt = time.Time{}
 	w.mu.Unlock()
 	if err := w.Connect(t.Context()); err != nil {
 		t.Fatal(err)
@@ -183,7 +183,7 @@ func TestCanceledLoadIsNeverReported(t *testing.T) {
 	if err := w.Cancel(t.Context(), "load"); err != nil {
 		t.Error(err)
 	}
-	wantNoReport(t, w, "behind Cancel")
+	wantNoReport(t, w, "after Cancel")
 }
 
 func TestCancelWaitsForACopyUnderWay(t *testing.T) {
@@ -201,7 +201,7 @@ func TestCancelWaitsForACopyUnderWay(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	wantNoReport(t, w, "behind Cancel")
+	wantNoReport(t, w, "after Cancel")
 }
 
 func TestUnregisteredMemoryIsNotTouchedUntilConnect(t *testing.T) {
@@ -223,7 +223,7 @@ func TestUnregisteredMemoryIsNotTouchedUntilConnect(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := w.Save(t.Context(), []byte("plan")); got.Taken != 1 {
-		t.Errorf("Save behind Connect = %+v", got)
+		t.Errorf("Save after Connect = %+v", got)
 	}
 }
 

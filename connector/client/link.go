@@ -12,87 +12,130 @@ import (
 	"github.com/kvconn/kvconn/connector/wire"
 )
 
+// state is what a link knows of its daemon. Every change goes through [link.enter]:
+//
+//	from          on                                            to         next attempt
+//	connected     a call gets no answer in time                 hung       after 9 call timeouts
+//	connected     a call breaks otherwise                       absent     at once
+//	connected     given up without a complaint, or seen closed  idle       at once
+//	all others    an attempt gets no answer in time             hung       after 9 call timeouts
+//	all others    the daemon refuses an attempt, or its version refused    after 30 retry intervals
+//	all others    an attempt fails otherwise                    absent     after 1 retry interval
+//	all others    an attempt succeeds                           connected
+//
+// A caller that needs the connection does not wait for the next attempt's time, except in
+// state hung.
+type state int
+
+const (
+	// idle links have no connection and nothing against the daemon.
+	idle state = iota
+	connected
+	// absent daemons do not accept connections, or broke the last one.
+	absent
+	// refused means that the daemon does not want this client as it is. The cause may pass,
+	// but seldom does, and a registration costs the engine time.
+	refused
+	// hung daemons accept connections and do not answer: a tenth of the engine's time is what
+	// they may cost.
+	hung
+)
+
+// Pauses before the next attempt, in retry intervals and in call timeouts.
+const (
+	refusedPause = 30
+	hungPause    = 9
+)
+
 // errOffline means that there is no connection, and none may be tried yet.
 var errOffline = errors.New("kvconnd is not connected")
 
+// memory is what a rank's link connects: nil for the scheduler's.
+type memory interface {
+	// register runs on every new connection before the first call.
+	register(ctx context.Context) error
+	// takeBack takes over a connection that was lost, and closes it. It reports whether the
+	// daemon surely touches nothing any more.
+	takeBack(conn *wire.Conn) bool
+}
+
 // link is a connection that comes back by itself. It is not safe for concurrent use.
 type link struct {
-	opts Options
-	role string
-	rank int
-	// onConnect runs on every new connection before the first call.
-	onConnect func(ctx context.Context) error
-	// onFiles, if set, takes over descriptors that came with an answer.
-	onFiles func(op wire.Op, files []*os.File) error
-	// onLost, if set, takes over a connection that was lost, and closes it. It reports
-	// whether the daemon surely touches nothing any more.
-	onLost func(*wire.Conn) bool
+	opts   Options
+	role   string
+	rank   int
+	memory memory
 
+	state state
+	// session numbers the connections: what the daemon was told in one it does not know in
+	// the next.
+	session uint64
+	// retryAt is the time of the next attempt.
+	retryAt     time.Time
 	conn        *wire.Conn
 	epoch       uint64
 	loadTimeout time.Duration
 	nextID      uint32
-	nextTry     time.Time
-	// hungUntil is set after an attempt that the daemon did not answer in time: even a
-	// caller that needs a connection now does not try before.
-	hungUntil time.Time
-	warned    bool
-	// refused is set while the daemon has answered that it does not want this client as it
-	// is: nothing may come any more that makes a call.
-	refused bool
-	// held is set where the connection that was lost last may still be in use by a copy:
-	// what was asked over it must not be repeated.
-	held bool
 }
 
-// ensure makes sure that there is a connection. Unless force is set it tries no more
-// often than RetryInterval.
+// enter changes the state.
+func (l *link) enter(to state) {
+	from := l.state
+	l.state = to
+	switch {
+	case to == hung:
+		l.retryAt = time.Now().Add(hungPause * l.opts.CallTimeout)
+	case to == refused:
+		l.retryAt = time.Now().Add(refusedPause * l.opts.RetryInterval)
+	case to == absent && from != connected:
+		l.retryAt = time.Now().Add(l.opts.RetryInterval)
+	case to == connected:
+		l.session++
+		if from != idle {
+			l.opts.Logger.Info("kvconnd is back", "socket", l.opts.Socket)
+		}
+	}
+}
+
+// stateAfter is the state to which an error leads.
+func stateAfter(err error) state {
+	var answer *answeredError
+	switch {
+	case errors.As(err, &answer), errors.Is(err, connector.ErrVersion):
+		return refused
+	case isTimeout(err):
+		return hung
+	}
+	return absent
+}
+
+// ensure makes sure that there is a connection. Unless force is set it does not try before
+// the time of the next attempt.
 func (l *link) ensure(ctx context.Context, force bool) error {
-	if l.conn != nil {
+	if l.state == connected {
 		return nil
 	}
-	now := time.Now()
-	if now.Before(l.hungUntil) || (!force && now.Before(l.nextTry)) {
+	if time.Now().Before(l.retryAt) && (!force || l.state == hung) {
 		return errOffline
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.opts.CallTimeout)
 	defer cancel()
 	err := l.connect(ctx)
-	if err == nil && l.onConnect != nil {
-		err = l.onConnect(ctx)
+	if err == nil && l.memory != nil {
+		err = l.memory.register(ctx)
 	}
-	if err != nil {
-		l.drop()
-		l.nextTry = time.Now().Add(l.opts.RetryInterval)
-		var refused *refusedError
-		if l.refused = errors.As(err, &refused); l.refused {
-			l.nextTry = time.Now().Add(refusedPause * l.opts.RetryInterval)
-		}
-		if isTimeout(err) {
-			l.hungUntil = time.Now().Add(hungPause * l.opts.CallTimeout)
-		}
-		if !l.warned {
-			l.warned = true
-			l.opts.Logger.Warn("kvconnd cannot be used, going on without cache", "socket", l.opts.Socket, "err", err,
-				"remedy", "start kvconnd on this node, as the same user, with that socket")
-		}
-		return err
+	if err == nil {
+		l.enter(connected)
+		return nil
 	}
-	l.refused = false
-	if l.warned {
-		l.warned = false
-		l.opts.Logger.Info("kvconnd is back", "socket", l.opts.Socket)
+	if l.state == idle {
+		l.opts.Logger.Warn("kvconnd cannot be used, going on without cache", "socket", l.opts.Socket, "err", err,
+			"remedy", "start kvconnd on this node, as the same user, with that socket")
 	}
-	return nil
+	l.hangUp()
+	l.enter(stateAfter(err))
+	return err
 }
-
-// refusedPause is how many retry intervals pass before a daemon is asked again that has
-// refused: the cause may pass, but seldom does, and a registration costs the engine time.
-const refusedPause = 30
-
-// hungPause is how many call timeouts pass between two attempts on a daemon that accepts
-// connections and does not answer: a tenth of the engine's time is what it may cost.
-const hungPause = 9
 
 func (l *link) connect(ctx context.Context) error {
 	dialer := net.Dialer{Timeout: l.opts.CallTimeout}
@@ -107,15 +150,15 @@ func (l *link) connect(ctx context.Context) error {
 		return err
 	}
 	lowest := wire.MinVersion
-	if l.opts.Staged {
-		lowest = wire.MinStagedVersion
+	if l.opts.Handoff {
+		lowest = wire.MinHandoffVersion
 	}
 	hello := wire.Hello{
 		MinVersion: lowest, MaxVersion: wire.MaxVersion,
-		Role: l.role, Client: l.opts.Name, Engine: l.opts.Engine, Manifest: manifest, Rank: l.rank, Staged: l.opts.Staged,
+		Role: l.role, Client: l.opts.Name, Engine: l.opts.Engine, Manifest: manifest, Rank: l.rank, Handoff: l.opts.Handoff,
 	}
 	var reply wire.HelloReply
-	if err := l.roundTrip(ctx, wire.OpHello, hello.Append, reply.Decode); err != nil {
+	if _, err := l.roundTrip(ctx, wire.OpHello, hello.Append, reply.Decode); err != nil {
 		return err
 	}
 	if reply.Version < lowest || reply.Version > wire.MaxVersion {
@@ -126,76 +169,74 @@ func (l *link) connect(ctx context.Context) error {
 	return nil
 }
 
-// call makes one request on a live connection. An error that leaves the connection in
-// an unknown state drops it; an error that the daemon sent does not.
-func (l *link) call(ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error, files ...*os.File) error {
-	err := l.roundTrip(ctx, op, body, decode, files...)
-	if err == nil {
-		return nil
+// call makes one request on a live connection. An error that leaves the connection in an
+// unknown state loses it; an error that the daemon sent does not. again reports that the
+// connection was found dead and nothing is at work any more: the request may be repeated.
+func (l *link) call(ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error) (again bool, err error) {
+	if _, err = l.roundTrip(ctx, op, body, decode); err == nil {
+		return false, nil
 	}
-	var refused *refusedError
-	if !errors.As(err, &refused) {
-		l.opts.Logger.Warn("connection to kvconnd lost, going on without cache", "call", op.String(), "err", err)
-		l.warned = true
-		if isTimeout(err) {
-			l.hungUntil = time.Now().Add(hungPause * l.opts.CallTimeout)
-		}
-		l.lose()
+	var answer *answeredError
+	if errors.As(err, &answer) {
+		return false, err
 	}
-	return err
+	l.opts.Logger.Warn("connection to kvconnd lost, going on without cache", "call", op.String(), "err", err)
+	l.enter(stateAfter(err))
+	return l.hangUp() && l.state != hung, err
 }
 
-// refusedError is an answer of kind error.
-type refusedError struct{ err error }
+// answeredError is an answer of kind error, or a request that was not sent: the connection
+// is as good as before.
+type answeredError struct{ err error }
 
-func (e *refusedError) Error() string { return e.err.Error() }
-func (e *refusedError) Unwrap() error { return e.err }
+func (e *answeredError) Error() string { return e.err.Error() }
+func (e *answeredError) Unwrap() error { return e.err }
 
-func (l *link) roundTrip(ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error, files ...*os.File) error {
+// roundTrip makes a request. The caller closes the files that came with its answer; only
+// that to register may have any.
+func (l *link) roundTrip(
+	ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error, files ...*os.File,
+) ([]*os.File, error) {
 	deadline := time.Now().Add(l.opts.CallTimeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
 	if err := l.conn.SetDeadline(deadline); err != nil {
-		return err
+		return nil, err
 	}
 	l.nextID++
 	switch err := l.conn.Write(wire.Header{ID: l.nextID, Op: op}, body, files...); {
 	case errors.Is(err, wire.ErrTooLarge): // nothing was sent: it is this call that fails
-		return &refusedError{err}
+		return nil, &answeredError{err}
 	case err != nil:
-		return fmt.Errorf("send %s: %w", op, bare(err))
+		return nil, fmt.Errorf("send %s: %w", op, bare(err))
 	}
 	f, err := l.conn.Read()
 	if err != nil {
-		return fmt.Errorf("await the answer to %s: %w", op, bare(err))
+		return nil, fmt.Errorf("await the answer to %s: %w", op, bare(err))
 	}
-	return l.answer(&f, op, decode)
+	if err := l.answer(&f, op, decode); err != nil {
+		f.CloseFiles()
+		return nil, err
+	}
+	return f.Files, nil
 }
 
 // answer checks that f answers the request just made.
 func (l *link) answer(f *wire.Frame, op wire.Op, decode func([]byte) error) error {
 	switch {
-	case (len(f.Files) > 0 && l.onFiles == nil) || f.ID != l.nextID || f.Op != op || f.Kind == wire.KindRequest || f.Epoch == 0:
-		for _, file := range f.Files {
-			_ = file.Close()
-		}
+	case (len(f.Files) > 0 && op != wire.OpRegister) || f.ID != l.nextID || f.Op != op || f.Kind == wire.KindRequest || f.Epoch == 0:
 		return fmt.Errorf("%w: the answer to %s does not belong to it", connector.ErrProtocol, op)
 	case l.epoch != 0 && f.Epoch != l.epoch:
 		return fmt.Errorf("%w: epoch changed on one connection", connector.ErrProtocol)
 	}
 	l.epoch = f.Epoch
-	if len(f.Files) > 0 {
-		if err := l.onFiles(op, f.Files); err != nil {
-			return err
-		}
-	}
 	if f.Kind == wire.KindError {
 		var e wire.ErrorBody
 		if err := e.Decode(f.Body); err != nil {
 			return err
 		}
-		return &refusedError{e.Err()}
+		return &answeredError{e.Err()}
 	}
 	if decode == nil {
 		return nil
@@ -203,23 +244,23 @@ func (l *link) answer(f *wire.Frame, op wire.Op, decode func([]byte) error) erro
 	return decode(f.Body)
 }
 
-// do makes a call, connecting first. Unless force is set it does that no more often than
-// RetryInterval. A connection that was found dead is replaced and the call repeated once:
-// a daemon that was restarted between two calls shows only at the next one. It is not
-// repeated where the first attempt may still be at work.
+// do makes a call, connecting first; force is as in ensure. A connection that was found dead
+// is replaced and the call repeated once: a daemon that was restarted between two calls
+// shows only at the next one.
 func (l *link) do(ctx context.Context, force bool, op wire.Op, body func([]byte) []byte, decode func([]byte) error) error {
-	had := l.conn != nil
+	had := l.state == connected
 	if err := l.ensure(ctx, force); err != nil {
 		return err
 	}
-	err := l.call(ctx, op, body, decode)
-	if err == nil || l.conn != nil || !had || l.held || isTimeout(err) {
+	again, err := l.call(ctx, op, body, decode)
+	if !again || !had {
 		return err
 	}
 	if err := l.ensure(ctx, true); err != nil {
 		return err
 	}
-	return l.call(ctx, op, body, decode)
+	_, err = l.call(ctx, op, body, decode)
+	return err
 }
 
 // revive connects again where the daemon has closed the connection, for callers that have
@@ -231,16 +272,27 @@ func (l *link) revive(ctx context.Context, force bool) {
 	_ = l.ensure(ctx, force)
 }
 
-// lose gives up a connection that did not do its work.
+// lose gives up the connection, if there is one, without holding it against the daemon.
 func (l *link) lose() {
-	if l.conn == nil || l.onLost == nil {
-		l.held = false
-		l.drop()
-		return
+	if l.conn != nil {
+		l.enter(idle)
+		l.hangUp()
 	}
+}
+
+// hangUp ends the connection. It reports whether the daemon surely does nothing any more of
+// what was asked over it.
+func (l *link) hangUp() bool {
 	conn := l.conn
 	l.conn = nil
-	l.held = !l.onLost(conn)
+	switch {
+	case conn == nil:
+		return true
+	case l.memory != nil:
+		return l.memory.takeBack(conn)
+	}
+	_ = conn.Close()
+	return true
 }
 
 // isTimeout reports whether err is a passed deadline.
@@ -257,12 +309,4 @@ func bare(err error) error {
 		return op.Err
 	}
 	return err
-}
-
-// drop closes the connection.
-func (l *link) drop() {
-	if l.conn != nil {
-		_ = l.conn.Close()
-		l.conn = nil
-	}
 }

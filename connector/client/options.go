@@ -4,8 +4,10 @@
 package client
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -21,9 +23,14 @@ type Options struct {
 	Name string
 	// Manifest is the engine's namespace.
 	Manifest connector.Manifest
-	// Staged is for engines that cannot report a failed load: only what is verified and
-	// pinned in the daemon's staging memory is offered, and the client copies it.
-	Staged bool
+	// Handoff says at hello that the engine cannot report a failed load, so that it is offered
+	// only what is verified and pinned in the daemon's host tier. The engine then copies that
+	// itself: what follows from it is the caller's (docs/protocol.md, Handoff mode).
+	Handoff bool
+	// HostTier, with Handoff, is given the host tier's memory of each daemon that a worker
+	// registers with, which may be named by plans for as long as keep after that daemon's
+	// end. The file is closed after the call. An error fails the registration.
+	HostTier func(f *os.File, keep time.Duration) error `json:"-"`
 	// CallTimeout bounds each call. Default 1 s: calls take microseconds, and an engine
 	// that waits longer than this for a cache is better off without.
 	CallTimeout time.Duration
@@ -35,15 +42,9 @@ type Options struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	if o.Name == "" {
-		o.Name = "kvconn-go"
-	}
-	if o.CallTimeout == 0 {
-		o.CallTimeout = time.Second
-	}
-	if o.RetryInterval == 0 {
-		o.RetryInterval = time.Second
-	}
+	o.Name = cmp.Or(o.Name, "kvconn-go")
+	o.CallTimeout = cmp.Or(o.CallTimeout, time.Second)
+	o.RetryInterval = cmp.Or(o.RetryInterval, time.Second)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}

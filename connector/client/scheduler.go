@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
@@ -19,9 +20,6 @@ import (
 type Scheduler struct {
 	mu   sync.Mutex
 	link link
-	// offers are what was offered from staging memory and not taken yet.
-	offers    offers
-	namespace connector.NamespaceDigest
 }
 
 // NewScheduler returns a client that connects on its first use. It fails only on
@@ -31,11 +29,7 @@ func NewScheduler(o Options) (*Scheduler, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	digest, err := o.Manifest.Digest()
-	if err != nil {
-		return nil, err
-	}
-	return &Scheduler{link: link{opts: o, role: wire.RoleScheduler}, namespace: digest}, nil
+	return &Scheduler{link: link{opts: o, role: wire.RoleScheduler}}, nil
 }
 
 // Connect connects now, and says why it cannot.
@@ -45,7 +39,16 @@ func (s *Scheduler) Connect(ctx context.Context) error {
 	return s.link.ensure(ctx, true)
 }
 
-// Match asks what can be loaded for a request.
+// Session numbers what the leader was told: under another number it knows nothing of it,
+// and requests are told from their beginning.
+func (s *Scheduler) Session() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.link.session
+}
+
+// Match asks what can be loaded for a request. Where the leader does not know the tokens
+// before m.From it offers nothing, and the session is another one.
 func (s *Scheduler) Match(ctx context.Context, m *connector.MatchRequest) connector.Offer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,11 +56,12 @@ func (s *Scheduler) Match(ctx context.Context, m *connector.MatchRequest) connec
 	err := s.link.do(ctx, false, wire.OpMatch,
 		func(b []byte) []byte { return wire.AppendMatch(b, m) },
 		func(b []byte) error { return wire.DecodeOffer(b, &offer) })
-	if err != nil {
-		offer = connector.Offer{}
-	}
-	if s.link.opts.Staged {
-		offer = s.offers.note(m.Request, offer)
+	switch {
+	case errors.Is(err, connector.ErrUnknownRequest):
+		s.link.session++
+		return connector.Offer{}
+	case err != nil:
+		return connector.Offer{}
 	}
 	return offer
 }
@@ -70,9 +74,6 @@ func (s *Scheduler) Step(ctx context.Context, m *connector.StepRequest) connecto
 	err := s.link.do(ctx, false, wire.OpStep,
 		func(b []byte) []byte { return wire.AppendStep(b, m) },
 		func(b []byte) error { return wire.DecodeStepReply(b, &reply) })
-	if s.link.opts.Staged {
-		return s.offers.plan(m, reply, &s.link.opts.Manifest, s.namespace)
-	}
 	if err == nil {
 		return reply
 	}
@@ -82,34 +83,17 @@ func (s *Scheduler) Step(ctx context.Context, m *connector.StepRequest) connecto
 	for i := range m.Allocs {
 		a := &m.Allocs[i]
 		if a.External > 0 {
-			reply.Loads = append(reply.Loads, connector.PlannedLoad{Request: a.Request, Blocks: loadedBlocks(a, &s.link.opts.Manifest)})
+			reply.Loads = append(reply.Loads, a.PlannedLoad(&s.link.opts.Manifest))
 		}
 	}
 	return reply
-}
-
-// loadedBlocks are the blocks of a's table that its load was to fill.
-func loadedBlocks(a *connector.Alloc, m *connector.Manifest) []uint32 {
-	var out []uint32
-	for g, blocks := range a.Blocks {
-		if g >= len(m.Groups) {
-			break
-		}
-		first, end := a.LoadRange(&m.Groups[g], g, m.BlockSize)
-		for _, b := range blocks[min(first, len(blocks)):min(end, len(blocks))] {
-			if b != connector.NoBlock {
-				out = append(out, b)
-			}
-		}
-	}
-	return out
 }
 
 // Loaded reports what came of loads.
 func (s *Scheduler) Loaded(ctx context.Context, m *connector.LoadedReport) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Whoever missed the report lets the leases run out; nothing else depends on it.
+	// Without the report the leader lets the leases run out; nothing else depends on it.
 	_ = s.link.do(ctx, false, wire.OpLoaded, func(b []byte) []byte { return wire.AppendLoaded(b, m) }, nil)
 }
 
@@ -125,5 +109,5 @@ func (s *Scheduler) Reset(ctx context.Context) {
 func (s *Scheduler) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.link.drop()
+	s.link.lose()
 }

@@ -18,7 +18,7 @@ import (
 // [Worker.Poll], exactly once, as soon as nothing can be written to their blocks any more.
 // It is safe for concurrent use.
 //
-// Order of calls in an engine step: Load before the forward pass, Save behind it, Poll at
+// Order of calls in an engine step: Load before the forward pass, Save after it, Poll at
 // the step's end, also in steps without a forward pass. Cancel where a request is aborted
 // before its load was reported, Unregister before the memory is freed.
 type Worker struct {
@@ -26,10 +26,10 @@ type Worker struct {
 	link    link
 	layout  connector.Layout
 	regions []*os.File
-	// inFlight are loads that the daemon runs and that were not reported yet; starting are
-	// those of the call being made.
+	// inFlight are loads that the daemon runs and that were not reported yet, starting the
+	// loads of the call being made.
 	inFlight, starting map[string]pendingLoad
-	// reports are those that the client makes itself.
+	// reports are the client's own, of loads that have failed.
 	reports []connector.FinishedLoad
 	// page fences the memory of the registration in force, nil before the first.
 	page *fence.Page
@@ -37,8 +37,6 @@ type Worker struct {
 	held map[*holding]struct{}
 	// unregistered is set between Unregister and Connect.
 	unregistered bool
-	// staged is nil unless the client copies staged blocks itself.
-	staged *stager
 }
 
 type pendingLoad struct {
@@ -47,8 +45,7 @@ type pendingLoad struct {
 }
 
 // NewWorker returns a client for a rank whose KV memory lies in regions as layout says. The
-// regions must stay open as long as the client is used. With Options.Staged they are mapped
-// here, and must fit the layout.
+// regions must stay open as long as the client is used.
 func NewWorker(o Options, rank int, layout connector.Layout, regions []*os.File) (*Worker, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -61,25 +58,28 @@ func NewWorker(o Options, rank int, layout connector.Layout, regions []*os.File)
 		layout: layout, regions: regions,
 		inFlight: make(map[string]pendingLoad), held: make(map[*holding]struct{}),
 	}
-	w.link = link{opts: o, role: wire.RoleWorker, rank: rank, onConnect: w.register, onLost: w.lost}
-	if o.Staged {
-		var err error
-		if w.staged, err = newStager(&o, rank, &w.layout, regions); err != nil {
-			return nil, err
-		}
-		w.link.onFiles = w.takeStaging
-	}
+	w.link = link{opts: o, role: wire.RoleWorker, rank: rank, memory: w}
 	return w, nil
 }
 
-// Connect connects and registers now, and says why it cannot. It is needed behind
-// Unregister; and at the start with Options.Staged, since nothing is offered before every
-// rank has the daemon's staging memory. Afterwards Poll sees to it.
+// Connect connects and registers now, and says why it cannot. It is needed after
+// Unregister; and at the start with Options.Handoff, since nothing is offered before every
+// rank has the memory of the daemon's host tier. Afterwards Poll sees to it.
 func (w *Worker) Connect(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.unregistered = false
 	return w.link.ensure(ctx, true)
+}
+
+// Revive connects and registers again where the daemon has been restarted, without making
+// another call: an engine that copies for itself may need the new daemon's host tier.
+func (w *Worker) Revive(ctx context.Context) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.unregistered {
+		w.link.revive(ctx, true)
+	}
 }
 
 // register gives the daemon the memory, and a page to take it back with.
@@ -90,7 +90,10 @@ func (w *Worker) register(ctx context.Context) error {
 	}
 	defer func() { _ = f.Close() }()
 	files := append(slices.Clone(w.regions), f)
-	err = w.link.roundTrip(ctx, wire.OpRegister, func(b []byte) []byte { return wire.AppendLayout(b, &w.layout) }, nil, files...)
+	got, err := w.link.roundTrip(ctx, wire.OpRegister, func(b []byte) []byte { return wire.AppendLayout(b, &w.layout) }, nil, files...)
+	if err == nil {
+		err = w.takeHostTier(got)
+	}
 	if err != nil {
 		page.Fence()
 		_ = page.Close()
@@ -100,6 +103,20 @@ func (w *Worker) register(ctx context.Context) error {
 	return nil
 }
 
+// takeHostTier passes on the memory that came with the answer to register, if any.
+func (w *Worker) takeHostTier(files []*os.File) error {
+	f := wire.Frame{Files: files}
+	defer f.CloseFiles()
+	switch o := &w.link.opts; {
+	case len(files) == 0:
+		return nil
+	case len(files) > 1 || o.HostTier == nil:
+		return fmt.Errorf("%w: %d descriptors with the answer to register", connector.ErrProtocol, len(files))
+	default:
+		return o.HostTier(files[0], w.link.loadTimeout+o.CallTimeout)
+	}
+}
+
 // Load starts the loads of a step. loads is what the leader said beside the metadata.
 func (w *Worker) Load(ctx context.Context, metadata []byte, loads []connector.PlannedLoad) {
 	if len(loads) == 0 {
@@ -107,14 +124,11 @@ func (w *Worker) Load(ctx context.Context, metadata []byte, loads []connector.Pl
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	switch {
-	case len(metadata) == 0 || w.unregistered:
+	if len(metadata) == 0 || w.unregistered {
 		w.failPlanned(loads)
-	case w.staged != nil:
-		w.loadStaged(ctx, metadata, loads)
-	default:
-		w.start(ctx, wire.OpLoad, func(b []byte) []byte { return wire.AppendMeta(b, metadata) }, loads...)
+		return
 	}
+	w.start(ctx, wire.OpLoad, func(b []byte) []byte { return wire.AppendMeta(b, metadata) }, loads...)
 }
 
 // Fetch loads blocks by the engine's own keys into k.Slots (key scheme "engine"). It is
@@ -138,7 +152,7 @@ func (w *Worker) start(ctx context.Context, op wire.Op, body func([]byte) []byte
 		w.starting[l.Request] = pendingLoad{blocks: l.Blocks}
 	}
 	err := w.link.do(ctx, true, op, body, nil)
-	// What is still here either runs, or runs nowhere: lost takes along what may.
+	// What is still here either runs, or runs nowhere: takeBack has taken what may.
 	deadline := time.Now().Add(w.link.loadTimeout + w.link.opts.CallTimeout)
 	for request, l := range w.starting {
 		if err != nil {
@@ -207,17 +221,17 @@ func (w *Worker) Present(ctx context.Context, k *connector.KeyedBlocks) int {
 
 // Poll returns the loads that ended since the last call, failed ones with the blocks
 // whose bytes must not be used. It makes no call while nothing is in flight, but
-// connects where nothing else would: with Options.Staged to a daemon that was restarted, and
+// connects where nothing else would: with Options.Handoff to a daemon that was restarted, and
 // now and then to one that has refused the memory.
 func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.unregistered && (w.staged != nil || w.link.refused) {
+	if !w.unregistered && (w.link.opts.Handoff || w.link.state == refused) {
 		w.link.revive(ctx, false)
 	}
 	var done []connector.FinishedLoad
 	if len(w.inFlight) > 0 && w.link.conn != nil {
-		err := w.link.call(ctx, wire.OpPoll, wire.AppendEmpty, func(b []byte) (err error) {
+		_, err := w.link.call(ctx, wire.OpPoll, wire.AppendEmpty, func(b []byte) (err error) {
 			done, err = wire.DecodeFinished(b)
 			return err
 		})
@@ -225,7 +239,7 @@ func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 			done = nil
 		}
 	}
-	// Only what this client waits for is passed on: an engine may die of a report that
+	// Only loads that this client waits for are passed on: an engine may die of a report that
 	// it does not expect.
 	known := done[:0]
 	for _, l := range done {

@@ -27,7 +27,7 @@ type handler struct {
 // hello checks the first frame and opens the session. It fills in what the frame says of
 // the peer.
 func (s *Server) hello(ctx context.Context, conn *wire.Conn, f *wire.Frame, peer *Peer) (*handler, error) {
-	defer closeFiles(f.Files)
+	defer f.CloseFiles()
 	if f.Op != wire.OpHello || f.Kind != wire.KindRequest {
 		return nil, fmt.Errorf("%w: %s before hello", connector.ErrProtocol, f.Op)
 	}
@@ -44,12 +44,12 @@ func (s *Server) hello(ctx context.Context, conn *wire.Conn, f *wire.Frame, peer
 	if err := m.Decode(f.Body); err != nil {
 		return nil, err
 	}
-	if m.Staged {
-		if err := wire.CheckStaged(lowest, highest); err != nil {
+	if m.Handoff {
+		if err := wire.CheckHandoff(lowest, highest); err != nil {
 			return nil, err
 		}
 	}
-	peer.Client, peer.Engine, peer.Staged = m.Client, m.Engine, m.Staged
+	peer.Client, peer.Engine, peer.Handoff = m.Client, m.Engine, m.Handoff
 	manifest, err := connector.ParseManifest(m.Manifest)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
@@ -152,8 +152,8 @@ func (h *handler) register(ctx context.Context, f *wire.Frame, out []byte) ([]by
 	if err != nil {
 		return out, err
 	}
-	if got.Staging != nil {
-		h.files = []*os.File{got.Staging}
+	if got.HostTier != nil {
+		h.files = []*os.File{got.HostTier}
 	}
 	return wire.AppendRegisterReply(out, got.BlockBytes), nil
 }

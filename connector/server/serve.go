@@ -19,7 +19,7 @@ func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) erro
 	if err := conn.SetReadDeadline(time.Now().Add(s.opts.HelloTimeout)); err != nil {
 		return err
 	}
-	// Nothing large is taken from somebody of whom nothing is known.
+	// Nothing large is taken from an unknown client.
 	conn.LimitBodies(maxHelloBytes)
 	f, err := conn.Read()
 	conn.LimitBodies(wire.MaxBodyBytes)
@@ -69,7 +69,7 @@ func (s *Server) serveFrame(ctx context.Context, conn *wire.Conn, h *handler) er
 		return s.refuse(conn, f.Header, err)
 	}
 	out, err := h.handle(ctx, &f, conn.Begin())
-	closeFiles(f.Files)
+	f.CloseFiles()
 	s.requests.Add(1)
 	switch {
 	case errors.Is(err, connector.ErrProtocol):
@@ -85,8 +85,8 @@ func (s *Server) serveFrame(ctx context.Context, conn *wire.Conn, h *handler) er
 	return s.send(conn, f.Header, wire.KindReply, out, h.files...)
 }
 
-// refuse tells a client that broke the protocol so, as far as possible, and returns
-// the error for the log.
+// refuse tells a client that it broke the protocol, if it can, and returns the error for
+// the log.
 func (s *Server) refuse(conn *wire.Conn, h wire.Header, err error) error {
 	if errors.Is(err, connector.ErrProtocol) {
 		_ = s.fail(conn, h, err)
@@ -108,10 +108,4 @@ func (s *Server) send(conn *wire.Conn, h wire.Header, kind wire.Kind, frame []by
 		return err
 	}
 	return conn.Send(wire.Header{ID: h.ID, Op: h.Op, Kind: kind, Epoch: s.opts.Epoch}, frame, files...)
-}
-
-func closeFiles(files []*os.File) {
-	for _, f := range files {
-		_ = f.Close()
-	}
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -41,32 +42,23 @@ type Options struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	if o.HelloTimeout == 0 {
-		o.HelloTimeout = 5 * time.Second
-	}
-	if o.WriteTimeout == 0 {
-		o.WriteTimeout = 5 * time.Second
-	}
-	if o.MaxConns == 0 {
-		o.MaxConns = 1024
-	}
-	if o.MaxProcessConns == 0 {
-		o.MaxProcessConns = 128
-	}
+	o.HelloTimeout = cmp.Or(o.HelloTimeout, 5*time.Second)
+	o.WriteTimeout = cmp.Or(o.WriteTimeout, 5*time.Second)
+	o.MaxConns = cmp.Or(o.MaxConns, 1024)
+	o.MaxProcessConns = cmp.Or(o.MaxProcessConns, 128)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 }
 
-// Stats counts what a server has seen.
+// Stats counts what a server has seen. The tags are those of package counters.
 type Stats struct {
 	// Connections are open now; Accepted and Refused count since the start, the latter
 	// those with the wrong credentials, above a limit, or turned away for want of descriptors.
-	Connections int    `json:"connections"`
-	Accepted    uint64 `json:"accepted"`
-	Refused     uint64 `json:"refused"`
-	// ProtocolErrors counts connections closed because the client broke the protocol.
-	ProtocolErrors uint64 `json:"protocol_errors"`
+	Connections    int    `json:"connections" metric:"connections" help:"Connections of engines and their ranks."`
+	Accepted       uint64 `json:"accepted"`
+	Refused        uint64 `json:"refused" metric:"connections_refused_total" help:"Connections refused for their user or number."`
+	ProtocolErrors uint64 `json:"protocol_errors" metric:"protocol_errors_total" help:"Connections closed because the client broke the protocol."`
 	// Requests counts requests answered.
 	Requests uint64 `json:"requests"`
 }

@@ -71,23 +71,39 @@ func corpusPlan() *connector.Plan {
 		return connector.PlanBlock{Slot: slot, Key: connector.EngineKey(p), Proof: p}
 	}
 	scope := connector.Scope{Salt: "tenant", LoRA: "adapter"}.Digest()
-	load := connector.Transfer{Group: 1, Parent: connector.Key{0xaa}, Scope: scope, Blocks: []connector.PlanBlock{block(7, 1), block(300, 2)}}
-	staged := connector.Transfer{Blocks: []connector.PlanBlock{block(1, 3)}, Staged: []connector.StagedShard{
-		{Shard: 0, Blocks: []connector.StagedBlock{{Offset: 1 << 21, Sum: 0x0102030405060708}}},
-		{Shard: 513, Blocks: []connector.StagedBlock{{Offset: 1<<33 + 4096, Sum: 9}}},
-	}}
 	return &connector.Plan{
 		Namespace: connector.NamespaceDigest(corpusProof(0x40)),
-		Loads:     []connector.RequestLoad{{Request: "req-1", Transfers: []connector.Transfer{load, staged}}, {Request: "req-2", Lost: []uint32{70000, 5}}},
-		Saves:     []connector.Transfer{{Scope: connector.Scope{Salt: "tenant"}.Digest(), Blocks: []connector.PlanBlock{block(9, 4)}}},
+		Loads: []connector.RequestLoad{{Request: "req-1", Transfers: []connector.Transfer{
+			{Group: 1, Parent: connector.Key{0xaa}, Scope: scope, Blocks: []connector.PlanBlock{block(7, 1), block(300, 2)}},
+			{Blocks: []connector.PlanBlock{block(1, 3)}},
+		}}, {Request: "req-2", Lost: []uint32{70000, 5}}},
+		Saves: []connector.Transfer{{Scope: connector.Scope{Salt: "tenant"}.Digest(), Blocks: []connector.PlanBlock{block(9, 4)}}},
 	}
 }
 
-// corpusStaged says where an offer's bytes lie, with numbers that need all 64 bits.
-func corpusStaged() *connector.StagedOffer {
-	return &connector.StagedOffer{First: 2, Shards: []connector.StagedShard{
-		{Shard: 0, Blocks: []connector.StagedBlock{{Offset: 4096, Sum: 0xfedcba9876543210}, {Offset: 1 << 21, Sum: 7}}},
-		{Shard: 513, Blocks: []connector.StagedBlock{{Offset: 1<<33 + 4096, Sum: 9}, {Sum: 1}}},
+// corpusPlaces are what a client in handoff mode has put into the second transfer of
+// plan.bin. This version reads such plans and does not make them: the file is its own source.
+func corpusPlaces() []connector.HandoffShard {
+	return []connector.HandoffShard{
+		{Shard: 0, Blocks: []connector.HandoffBlock{{Offset: 1 << 21, Sum: 0x0102030405060708}}},
+		{Shard: 513, Blocks: []connector.HandoffBlock{{Offset: 1<<33 + 4096, Sum: 9}}},
+	}
+}
+
+func corpusPlanFile(t *testing.T) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(corpusDir, "plan.bin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// corpusHandoff says where an offer's bytes lie, with numbers that need all 64 bits.
+func corpusHandoff() *connector.HandoffOffer {
+	return &connector.HandoffOffer{First: 2, Shards: []connector.HandoffShard{
+		{Shard: 0, Blocks: []connector.HandoffBlock{{Offset: 4096, Sum: 0xfedcba9876543210}, {Offset: 1 << 21, Sum: 7}}},
+		{Shard: 513, Blocks: []connector.HandoffBlock{{Offset: 1<<33 + 4096, Sum: 9}, {Sum: 1}}},
 	}}
 }
 
@@ -125,7 +141,7 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 		e.Fields = readable(t, body)
 		out = append(out, e)
 	}
-	hello := Hello{MinVersion: 2, MaxVersion: 2, Role: RoleWorker, Client: "kvconn-python/0.1.0", Engine: "engine-1", Manifest: corpusManifest(t), Rank: 1, Staged: true}
+	hello := Hello{MinVersion: 2, MaxVersion: 2, Role: RoleWorker, Client: "kvconn-python/0.1.0", Engine: "engine-1", Manifest: corpusManifest(t), Rank: 1, Handoff: true}
 	add(OpHello, KindRequest, "", hello.Append(nil), 0)
 	helloReply := HelloReply{Version: 2, Server: "kvconnd/0.1.0", Namespace: connector.NamespaceDigest(corpusProof(0x40)).String(), LoadTimeoutMS: 10_000}
 	add(OpHello, KindReply, "", helloReply.Append(nil), 0)
@@ -144,7 +160,7 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 		Preempted: []string{"req-4"}, Finished: []string{"req-5", "req-6"},
 	}
 	add(OpStep, KindRequest, "", AppendStep(nil, &step), 0)
-	stepReply := connector.StepReply{Metadata: corpusPlan().Append(nil), Loads: []connector.PlannedLoad{{Request: "req-1", Blocks: []uint32{7, 300, 1}}, {Request: "req-2", Blocks: []uint32{70000, 5}}}}
+	stepReply := connector.StepReply{Metadata: corpusPlanFile(t), Loads: []connector.PlannedLoad{{Request: "req-1", Blocks: []uint32{7, 300, 1}}, {Request: "req-2", Blocks: []uint32{70000, 5}}}}
 	add(OpStep, KindReply, "", AppendStepReply(nil, &stepReply), 0)
 	add(OpLoaded, KindRequest, "", AppendLoaded(nil, &connector.LoadedReport{Done: []string{"req-1"}, InvalidBlocks: []uint32{7}}), 0)
 	add(OpLoaded, KindReply, "", AppendEmpty(nil), 0)
@@ -156,7 +172,7 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 	add(OpRegister, KindReply, ".staged", AppendRegisterReply(nil, []int{8192, 4096, 0}), 1)
 	add(OpUnregister, KindRequest, "", AppendEmpty(nil), 0)
 	add(OpUnregister, KindReply, "", AppendEmpty(nil), 0)
-	meta := corpusPlan().Append(nil)
+	meta := corpusPlanFile(t)
 	add(OpLoad, KindRequest, "", AppendMeta(nil, meta), 0)
 	add(OpLoad, KindReply, "", AppendCount(nil, 2), 0)
 	add(OpSave, KindRequest, "", AppendMeta(nil, meta), 0)
@@ -177,7 +193,7 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 		body := ErrorBody{Code: code, Message: "what went wrong"}
 		add(OpMatch, KindError, "."+code, body.Append(nil), 0)
 	}
-	add(OpMatch, KindReply, ".staged", AppendOffer(nil, connector.Offer{Tokens: 32, Async: true, Staged: corpusStaged()}), 0)
+	add(OpMatch, KindReply, ".staged", AppendOffer(nil, connector.Offer{Tokens: 32, Async: true, Handoff: corpusHandoff()}), 0)
 	return out
 }
 
@@ -201,7 +217,7 @@ func corpusBlocks(l *connector.Layout) []corpusPieces {
 }
 
 // readable is a body in JSON's terms: a bin of token or block ids is an array of numbers,
-// one of hashes an array of hexadecimal strings, the manifest a string, what is staged as in
+// one of hashes an array of hexadecimal strings, the manifest a string, an offer's places as in
 // the plan, any other bin hexadecimal.
 func readable(t *testing.T, body []byte) any {
 	t.Helper()
@@ -243,8 +259,8 @@ func readableValue(key string, v any) any {
 		case "manifest":
 			return string(v)
 		case "staged":
-			if o, err := connector.ParseStagedOffer(v); err == nil {
-				return map[string]any{"first": o.First, "shards": readableStaged(o.Shards)}
+			if o, err := connector.ParseHandoffOffer(v); err == nil {
+				return map[string]any{"first": o.First, "shards": readableHandoff(o.Shards)}
 			}
 		}
 		return hex.EncodeToString(v)
@@ -252,8 +268,8 @@ func readableValue(key string, v any) any {
 	return v
 }
 
-// readableStaged is where staged blocks lie in JSON's terms.
-func readableStaged(shards []connector.StagedShard) []any {
+// readableHandoff is where an offer's blocks lie in JSON's terms.
+func readableHandoff(shards []connector.HandoffShard) []any {
 	out := []any{}
 	for _, s := range shards {
 		var at [][2]uint64
@@ -265,8 +281,8 @@ func readableStaged(shards []connector.StagedShard) []any {
 	return out
 }
 
-// readablePlan is a plan in JSON's terms.
-func readablePlan(p *connector.Plan) any {
+// readablePlan is a plan in JSON's terms; places are those of its second transfer.
+func readablePlan(p *connector.Plan, places []connector.HandoffShard) any {
 	transfers := func(all []connector.Transfer) []any {
 		out := []any{}
 		for i := range all {
@@ -275,8 +291,12 @@ func readablePlan(p *connector.Plan) any {
 			for _, b := range t.Blocks {
 				blocks = append(blocks, map[string]any{"slot": b.Slot, "key": b.Key.String(), "proof": b.Proof.String()})
 			}
+			staged := []any{}
+			if i == 1 {
+				staged = readableHandoff(places)
+			}
 			out = append(out, map[string]any{
-				"group": t.Group, "parent": t.Parent.String(), "scope": hex.EncodeToString(t.Scope[:]), "blocks": blocks, "staged": readableStaged(t.Staged),
+				"group": t.Group, "parent": t.Parent.String(), "scope": hex.EncodeToString(t.Scope[:]), "blocks": blocks, "staged": staged,
 			})
 		}
 		return out
@@ -292,7 +312,9 @@ func readablePlan(p *connector.Plan) any {
 // With KVCONN_UPDATE_GOLDEN=1 it writes them; that is right only for a change of version.
 func TestCorpusIsWhatThisVersionSends(t *testing.T) {
 	entries := corpusFrames(t)
-	entries = append(entries, &corpusEntry{File: "plan.bin", What: "plan", Fields: readablePlan(corpusPlan()), bytes: corpusPlan().Append(nil)})
+	entries = append(entries,
+		&corpusEntry{File: "plan.bin", What: "plan", Fields: readablePlan(corpusPlan(), corpusPlaces()), bytes: corpusPlanFile(t)},
+		&corpusEntry{File: "plan.direct.bin", What: "plan", Fields: readablePlan(corpusPlan(), nil), bytes: corpusPlan().Append(nil)})
 	index, err := json.MarshalIndent(corpusIndex{Protocol: MaxVersion, Entries: entries}, "", " ")
 	if err != nil {
 		t.Fatal(err)
@@ -336,11 +358,9 @@ func TestCorpusDecodes(t *testing.T) {
 			t.Errorf("%s: decodes to what encodes as %x, %v", e.File, again, err)
 		}
 	}
-	b, err := os.ReadFile(filepath.Join(corpusDir, "plan.bin"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if p, err := connector.ParsePlan(b); err != nil || !reflect.DeepEqual(p, corpusPlan()) {
-		t.Errorf("plan %+v, %v", p, err)
+	for name, b := range map[string][]byte{"plan.bin": corpusPlanFile(t), "plan.direct.bin": corpusPlan().Append(nil)} {
+		if p, err := connector.ParsePlan(b); err != nil || !reflect.DeepEqual(p, corpusPlan()) {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
 	}
 }

@@ -20,7 +20,7 @@ type codec struct {
 }
 
 func codecs() []codec {
-	hello := &Hello{MinVersion: 1, MaxVersion: 3, Role: RoleWorker, Client: "c/1", Engine: "e", Manifest: []byte("{}"), Rank: 5, Staged: true}
+	hello := &Hello{MinVersion: 1, MaxVersion: 3, Role: RoleWorker, Client: "c/1", Engine: "e", Manifest: []byte("{}"), Rank: 5, Handoff: true}
 	helloReply := &HelloReply{Version: 1, Server: "s", Namespace: strings.Repeat("ab", 32), LoadTimeoutMS: 10000}
 	errBody := &ErrorBody{Code: CodeBadRequest, Message: "no"}
 	match := &connector.MatchRequest{Request: "r", From: 3, Tokens: []uint32{1, 1 << 31}, PromptTokens: 5, Computed: 16, Spans: []connector.Span{{Start: 1, End: 4, ID: []byte("img")}}, Scope: connector.Scope{Salt: "s", LoRA: "l"}, NoLoad: true, NoSave: true}
@@ -53,7 +53,6 @@ func codecs() []codec {
 			_, err := DecodeKeyed(b, m)
 			return m, err
 		}},
-		{"register reply", []int{4096, 0}, func(b []byte) []byte { return AppendRegisterReply(b, []int{4096, 0}) }, func(b []byte) (any, error) { return DecodeRegisterReply(b) }},
 		{"count", 7, func(b []byte) []byte { return AppendCount(b, 7) }, func(b []byte) (any, error) { return DecodeCount(b) }},
 		{"cancel", "r", func(b []byte) []byte { return AppendCancel(b, "r") }, func(b []byte) (any, error) { return DecodeCancel(b) }},
 		{"finished", finished, func(b []byte) []byte { return AppendFinished(b, finished) }, func(b []byte) (any, error) { return DecodeFinished(b) }},

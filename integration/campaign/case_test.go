@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 func TestCasesRoundTrip(t *testing.T) {
@@ -157,7 +159,7 @@ func judge(t *testing.T, lines Known, campaign string, found []failing) {
 
 // Random steps under random faults.
 func TestCampaignRandom(t *testing.T) {
-	base, most := Seed(t), Number(t, trialsVariable, 1<<62)
+	base, most := seed.Of(t), seed.Number(t, trialsVariable, 1<<62)
 	found := campaign(t, campaignTime(t), func(n int64) (string, Case, bool) {
 		return fmt.Sprint("random ", base+uint64(n)), RandomCase(base + uint64(n)), n < most
 	})
@@ -166,13 +168,13 @@ func TestCampaignRandom(t *testing.T) {
 
 // Each operation fails in turn and for a while, with each error, or takes a second.
 func TestCampaignTurns(t *testing.T) {
-	base, turns, most := Seed(t), Turns(), Number(t, trialsVariable, 1<<62)
+	base, turns, most := seed.Of(t), Turns(), seed.Number(t, trialsVariable, 1<<62)
 	g := rand.New(rand.NewPCG(base, 1))
 	var mu sync.Mutex
 	all := os.Getenv(onlyVariable) == "all"
 	// In full, one turn after the other; else some at random.
 	at, n := 0, int64(0)
-	stride := Number(t, "KVCONN_CAMPAIGN_STRIDE", 1)
+	stride := seed.Number(t, "KVCONN_CAMPAIGN_STRIDE", 1)
 	limit := campaignTime(t)
 	if all && os.Getenv(timeVariable) == "" {
 		limit = noLimit

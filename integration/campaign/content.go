@@ -12,7 +12,7 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // Size is one of the sizes of records, each of a namespace of its own.
@@ -35,16 +35,6 @@ func (z Size) String() string { return sizeNames()[z] }
 
 // Bytes is the payload's size.
 func (z Size) Bytes() int { return [...]int{3500, 20_000, 15 << 20}[z] }
-
-// manifest is that of the size's namespace.
-func (z Size) manifest() *connector.Manifest {
-	return &connector.Manifest{
-		Engine: "campaign/1", Model: z.String(), KVDType: "float32", BlockSize: 16,
-		Groups:         []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 8, Layout: "LBHNC"}},
-		TensorParallel: 1, PipelineParallel: 1,
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	}
-}
 
 // Record is a record whose key, proof and content follow from its numbers.
 type Record struct {
@@ -86,7 +76,7 @@ func (r Record) fill(b []byte) {
 
 // payload is the record's content, in a buffer for the store.
 func (r Record) payload() []byte {
-	b := disk.AlignedBuffer(r.Size.Bytes())
+	b := store.AlignedBuffer(r.Size.Bytes())
 	r.fill(b)
 	return b
 }

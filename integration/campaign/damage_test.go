@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // Whatever happens to one file while the store is down, it starts, gives no wrong byte, and
@@ -22,14 +24,14 @@ func TestCampaignDamage(t *testing.T) {
 	}
 	t.Logf("the store has %d records after a clean stop and %d after kill -9; made in %v",
 		o.Records(Stopped), o.Records(Killed), time.Since(began).Round(time.Millisecond))
-	base, cells := Seed(t), o.Cells()
+	base, cells := seed.Of(t), o.Cells()
 	if only := os.Getenv(onlyVariable); only != "" {
 		if cells = CellsLike(cells, only); len(cells) == 0 {
 			t.Fatalf("no trial is called %q", only)
 		}
 	}
 	shuffled := rand.New(rand.NewPCG(base, 1)).Perm(len(cells))
-	most := Number(t, trialsVariable, 1<<62)
+	most := seed.Number(t, trialsVariable, 1<<62)
 	deadline := time.Now().Add(campaignTime(t))
 	var table Table
 	var next atomic.Int64

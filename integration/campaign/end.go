@@ -144,7 +144,7 @@ func (r *caseRun) evictions() uint64 {
 func (r *caseRun) missing(records []Record) string {
 	chains := make(map[Record]int)
 	for _, k := range records {
-		if !r.store.Has(r.store.id(k)) {
+		if !r.store.has(k) {
 			chains[Record{k.Size, k.Chain, 0}]++
 		}
 	}

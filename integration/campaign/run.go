@@ -12,12 +12,12 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/fault"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // CaseOutcome is what a case found.
 type CaseOutcome struct {
-	// Failures are the promises that were broken, each with its class in front of a colon.
+	// Failures are the promises that were broken, each with its class before a colon.
 	Failures []string
 	// Injected is how many operations the script acted on.
 	Injected int64
@@ -44,7 +44,7 @@ type caseRun struct {
 	sampler  sampler
 	out      CaseOutcome
 	faulty   bool
-	lease    disk.LeaseID
+	lease    store.LeaseID
 	moves    int
 	log      []*warnings
 	// saved is everything that was ever written; clean are the records whose save succeeded,

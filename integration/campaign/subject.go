@@ -16,6 +16,8 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/fault"
 	"github.com/kvconn/kvconn/internal/testkit/faultfs"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -36,7 +38,7 @@ type subject struct {
 	*disk.Store
 	dir        string
 	limits     limits
-	namespaces [allSizes]disk.NamespaceID
+	namespaces [allSizes]connector.NamespaceDigest
 	contents   *contents
 	log        *warnings
 }
@@ -94,7 +96,7 @@ func open(dir string, l limits, i *fault.Injector, c *contents) (*subject, error
 func (s *subject) openNamespaces() error {
 	for z := range allSizes {
 		err := bounded("open namespace", func() (err error) {
-			s.namespaces[z], err = s.OpenNamespace(z.manifest())
+			s.namespaces[z], err = s.OpenNamespace(manifests.Model(z.String()))
 			return err
 		})
 		if err != nil {
@@ -120,8 +122,8 @@ func bounded(what string, call func() error) error {
 	}
 }
 
-func (s *subject) id(r Record) disk.RecordID {
-	return disk.RecordID{Namespace: s.namespaces[r.Size], Key: r.key()}
+func (s *subject) id(r Record) store.RecordID {
+	return store.RecordID{Namespace: s.namespaces[r.Size], Key: r.key()}
 }
 
 // save writes records, each as soon as the store takes it, and returns the error of each.
@@ -131,14 +133,14 @@ func (s *subject) save(records []Record) ([]error, error) {
 		var wait sync.WaitGroup
 		for i, r := range records {
 			payload := r.payload()
-			op := &disk.WriteOp{ID: s.id(r), Parent: r.parent(), Proof: r.proof(), Payload: payload}
+			op := &store.WriteOp{Record: store.Record{ID: s.id(r), Parent: r.parent(), Proof: r.proof()}, Payload: payload}
 			wait.Add(1)
 			for deadline := time.Now().Add(Limit / 2); ; time.Sleep(time.Millisecond) {
-				n, err := s.Write([]*disk.WriteOp{op}, func(op *disk.WriteOp) { errs[i] = op.Err; wait.Done() })
+				n, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) { errs[i] = op.Err; wait.Done() })
 				if n == 1 {
 					break
 				}
-				if !errors.Is(err, disk.ErrBusy) || time.Now().After(deadline) {
+				if !errors.Is(err, store.ErrBusy) || time.Now().After(deadline) {
 					errs[i] = err
 					wait.Done()
 					break
@@ -161,7 +163,7 @@ func (s *subject) saveAll(records []Record) error {
 		}
 		var busy []Record
 		for i, e := range errs {
-			if errors.Is(e, disk.ErrBusy) {
+			if errors.Is(e, store.ErrBusy) {
 				busy = append(busy, records[i])
 			} else if e != nil {
 				return e
@@ -185,12 +187,12 @@ func (s *subject) read(records []Record) ([]error, error) {
 	errs := make([]error, len(records))
 	for from := 0; from < len(records); from += readBatch {
 		part := records[from:min(from+readBatch, len(records))]
-		ops := make([]*disk.ReadOp, len(part))
+		ops := make([]*store.ReadOp, len(part))
 		for i, r := range part {
-			ops[i] = &disk.ReadOp{ID: s.id(r), Parent: r.parent(), Proof: r.proof(), Payload: disk.AlignedBuffer(r.Size.Bytes())}
+			ops[i] = &store.ReadOp{Record: store.Record{ID: s.id(r), Parent: r.parent(), Proof: r.proof()}, Payload: store.AlignedBuffer(r.Size.Bytes())}
 		}
 		err := bounded("read", func() error {
-			s.Read(context.Background(), ops, func(*disk.ReadOp) {})
+			s.Read(context.Background(), ops, func(*store.ReadOp) {})
 			return nil
 		})
 		if err != nil {
@@ -206,11 +208,18 @@ func (s *subject) read(records []Record) ([]error, error) {
 	return errs, nil
 }
 
+// has reports whether the store says it has a record.
+func (s *subject) has(r Record) bool {
+	id, at := s.id(r), []bool{false}
+	s.Present(id.Namespace, id.Shard, []connector.Key{id.Key}, at)
+	return at[0]
+}
+
 // present are the records that the store says it has.
 func (s *subject) present(records []Record) []Record {
 	var out []Record
 	for _, r := range records {
-		if s.Has(s.id(r)) {
+		if s.has(r) {
 			out = append(out, r)
 		}
 	}
@@ -248,7 +257,7 @@ func (s *subject) sync() error {
 
 func (s *subject) close() error { return bounded("close", s.Close) }
 
-func (s *subject) hold(records []Record) disk.LeaseID {
+func (s *subject) hold(records []Record) store.LeaseID {
 	keys := make([]connector.Key, len(records))
 	for i, r := range records {
 		keys[i] = r.key()

@@ -6,10 +6,12 @@ import (
 	"log/slog"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
@@ -28,15 +30,14 @@ type backend struct {
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
 	workers    map[*workerSession]struct{}
-	// refused are ranks whose memory was offered and could not be taken, until it is.
+	// refused are ranks whose memory could not be opened, until it can.
 	refused map[engineRank]struct{}
-	// past keeps the counts of sessions that have ended, so that metrics never run
-	// backwards; draining are workers that have ended and still have saves under way.
+	// past has the counts of ended sessions, so that metrics never decrease; draining are
+	// ended workers with saves still under way.
 	past   totals
 	models modelCounts
-	// namespaces counts how openings of namespaces ended, numbers knows whose their numbers are.
+	// namespaces counts how openings of namespaces ended.
 	namespaces openings
-	numbers    numbers
 	draining   map[*workerSession]struct{}
 }
 
@@ -48,17 +49,31 @@ func newBackend(o *Options, s *disk.Store, a *host.Arena) *backend {
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
 		refused:  make(map[engineRank]struct{}),
 		draining: make(map[*workerSession]struct{}), models: make(modelCounts),
-		numbers: numbers{of: make(map[disk.NamespaceID]connector.NamespaceDigest)},
 	}
 	b.tiers = &tiers{b: b}
 	return b
 }
 
-// totals are the counters of leaders and workers added up.
-type totals struct {
-	Leader leader.Stats
-	Worker worker.Stats
+// openings counts openings of namespaces that succeeded and failed.
+type openings struct{ opened, failed atomic.Uint64 }
+
+func (o *openings) count(err error) {
+	if err != nil {
+		o.failed.Add(1)
+	} else {
+		o.opened.Add(1)
+	}
 }
+
+// totals are the sums of the counters of leaders and workers.
+type totals struct {
+	Leader leader.Stats `metric:""`
+	Worker worker.Stats `metric:""`
+}
+
+func (t *totals) addLeader(s leader.Stats) { counters.Add(&t.Leader, &s) }
+
+func (t *totals) addWorker(s worker.Stats) { counters.Add(&t.Worker, &s) }
 
 // schedulerSession is one engine instance's leader.
 type schedulerSession struct {
@@ -70,8 +85,7 @@ type schedulerSession struct {
 	b         *backend
 	peer      server.Peer
 	manifest  *connector.Manifest
-	namespace disk.NamespaceID
-	digest    connector.NamespaceDigest
+	namespace connector.NamespaceDigest
 	since     time.Time
 }
 
@@ -80,13 +94,12 @@ type workerSession struct {
 	*worker.Worker
 	b         *backend
 	peer      server.Peer
-	namespace disk.NamespaceID
-	digest    connector.NamespaceDigest
+	namespace connector.NamespaceDigest
 	rank      int
 	model     string
 	since     time.Time
-	// registered is set while the rank's memory is held, lost once it is gone until it is
-	// registered again; the backend's mutex guards both.
+	// registered is set while the rank's memory is held, lost from the loss of the memory
+	// until it is registered again; the backend's mutex guards both.
 	registered, lost bool
 }
 
@@ -97,24 +110,24 @@ var (
 
 // OpenScheduler makes a leader for an engine instance.
 func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.Manifest) (server.Scheduler, error) {
-	ns, digest, err := b.openNamespace(m)
+	ns, err := b.openNamespace(m)
 	if err != nil {
 		return nil, err
 	}
-	s := &schedulerSession{b: b, peer: p, manifest: m, namespace: ns, digest: digest, since: time.Now()}
+	s := &schedulerSession{b: b, peer: p, manifest: m, namespace: ns, since: time.Now()}
 	o := leader.Options{
-		Namespace: ns, Digest: digest, Manifest: m,
+		Namespace: ns, Manifest: m,
 		MinOfferTokens: b.opts.MinOfferTokens, PromptsOnly: b.opts.PromptsOnly,
 		PrefillTokensPerS: b.opts.PrefillTokensPerS, StageTimeout: b.opts.StageTimeout,
 		LoadTTL: 2 * b.opts.LoadTimeout,
 		Tiers:   b.tiers, Probe: b.tiers.probe,
 	}
-	if p.Staged {
-		if s.staging, err = b.newStager(); err != nil {
+	if p.Handoff {
+		if s.staging, err = b.newStager(ns); err != nil {
 			b.store.CloseNamespace(ns)
 			return nil, err
 		}
-		o.Staging = stager{s.staging}
+		o.Handoff = s.staging
 	}
 	if s.Leader, err = leader.New(o, b.store); err != nil {
 		s.letGo()
@@ -124,22 +137,21 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	b.schedulers[s] = struct{}{}
 	changes := b.tellReady(p.Engine)
 	b.mu.Unlock()
-	b.log("engine scheduler connected", p, "model", m.Model, "namespace", short(digest))
+	b.log("engine scheduler connected", p, "model", m.Model, "namespace", short(ns))
 	b.logReady(changes)
 	return s, nil
 }
 
 // newStager returns a stager with a share of the host tier.
-func (b *backend) newStager() (*worker.Stager, error) {
-	account, err := b.arena.Account(host.AccountOptions{LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
+func (b *backend) newStager(ns connector.NamespaceDigest) (*worker.Stager, error) {
+	account, err := b.arena.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
 	if err != nil {
 		return nil, err
 	}
 	return worker.NewStager(b.store, account, b.store.PayloadBytes), nil
 }
 
-// letGo lets go of the namespace, once the reads have ended that the stager has left to the
-// disk.
+// letGo releases the namespace once the reads that the stager has left to the disk have ended.
 func (s *schedulerSession) letGo() {
 	if s.staging == nil {
 		s.b.store.CloseNamespace(s.namespace)
@@ -153,18 +165,18 @@ func (s *schedulerSession) letGo() {
 
 // OpenWorker makes a worker for a rank.
 func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Manifest, rank int) (server.Worker, error) {
-	ns, digest, err := b.openNamespace(m)
+	ns, err := b.openNamespace(m)
 	if err != nil {
 		return nil, err
 	}
-	account, err := b.arena.Account(host.AccountOptions{LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
+	account, err := b.arena.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
 	if err != nil {
 		b.store.CloseNamespace(ns)
 		return nil, err
 	}
-	s := &workerSession{b: b, peer: p, namespace: ns, digest: digest, rank: rank, model: m.Model, since: time.Now()}
+	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, model: m.Model, since: time.Now()}
 	s.Worker, err = worker.New(worker.Options{
-		Namespace: ns, Digest: digest, Manifest: m, Rank: rank, Driver: b.opts.Driver, Account: account, Meter: &b.copies,
+		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Account: account, Meter: &b.copies,
 		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Payloads: b.store,
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	}, b.store)
@@ -177,48 +189,24 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	b.foldDrained()
 	b.workers[s] = struct{}{}
 	b.mu.Unlock()
-	b.log("engine worker connected", p, "rank", rank, "namespace", short(digest))
+	b.log("engine worker connected", p, "rank", rank, "namespace", short(ns))
 	return s, nil
 }
 
-func (b *backend) openNamespace(m *connector.Manifest) (disk.NamespaceID, connector.NamespaceDigest, error) {
-	digest, err := m.Digest()
-	if err != nil {
-		return 0, digest, err
-	}
+func (b *backend) openNamespace(m *connector.Manifest) (connector.NamespaceDigest, error) {
 	ns, err := b.store.OpenNamespace(m)
 	b.namespaces.count(err)
 	if err != nil {
-		return 0, digest, fmt.Errorf("the store cannot take up model %q (namespace %s): %w",
-			m.Model, short(digest), err)
+		return ns, fmt.Errorf("the store cannot take up model %q (namespace %s): %w", m.Model, short(ns), err)
 	}
-	b.numbers.claim(ns, digest, b.arena)
-	return ns, digest, nil
-}
-
-// numbers are the digests of the namespaces that had a number last.
-type numbers struct {
-	mu sync.Mutex
-	of map[disk.NamespaceID]connector.NamespaceDigest
-}
-
-// claim takes in whose a number is. The store gives the numbers of namespaces that it has
-// forgotten out again: what the host tier has of another namespace is not the new one's,
-// though its proofs may be equal where the engine makes them.
-func (n *numbers) claim(ns disk.NamespaceID, digest connector.NamespaceDigest, arena *host.Arena) {
-	n.mu.Lock()
-	defer n.mu.Unlock() // whoever else opens the namespace waits until nothing is left
-	if last, known := n.of[ns]; known && last != digest {
-		arena.DropNamespace(ns)
-	}
-	n.of[ns] = digest
+	return ns, nil
 }
 
 func (b *backend) log(msg string, p server.Peer, args ...any) {
 	b.opts.Logger.Info(msg, append([]any{slog.String("engine", p.Engine), slog.Int("pid", p.PID), slog.String("client", p.Client)}, args...)...)
 }
 
-// short is the beginning of a digest, enough for a person to tell namespaces apart.
+// short is the beginning of a digest, enough for people to distinguish namespaces.
 func short(d connector.NamespaceDigest) string { return d.String()[:12] }
 
 // Close ends the session and releases what its requests had pinned.
@@ -247,38 +235,8 @@ func (s *workerSession) Close() {
 	s.b.logReady(changes)
 }
 
-func (t *totals) addLeader(s leader.Stats) {
-	t.Leader.Matches += s.Matches
-	t.Leader.MatchedRequests += s.MatchedRequests
-	t.Leader.QueriedTokens += s.QueriedTokens
-	t.Leader.OfferedTokens += s.OfferedTokens
-	t.Leader.LoadTokens += s.LoadTokens
-	t.Leader.SaveBlocks += s.SaveBlocks
-	t.Leader.FailedLoads += s.FailedLoads
-	t.Leader.NotReady += s.NotReady
-	t.Leader.DecisionsFull += s.DecisionsFull
-	t.Leader.DecisionsTrimmed += s.DecisionsTrimmed
-	t.Leader.DecisionsRefused += s.DecisionsRefused
-	t.Leader.Requests += s.Requests
-}
-
-func (t *totals) addWorker(s worker.Stats) {
-	t.Worker.Loads += s.Loads
-	t.Worker.LoadsFailed += s.LoadsFailed
-	t.Worker.LoadsInFlight += s.LoadsInFlight
-	t.Worker.LoadedBlocks += s.LoadedBlocks
-	t.Worker.LoadedBytes += s.LoadedBytes
-	t.Worker.FailedBlocks += s.FailedBlocks
-	t.Worker.LoadsCancelled += s.LoadsCancelled
-	t.Worker.LoadSeconds += s.LoadSeconds
-	t.Worker.CopySeconds += s.CopySeconds
-	t.Worker.SavedBlocks += s.SavedBlocks
-	t.Worker.SavedBytes += s.SavedBytes
-	t.Worker.DroppedBlocks += s.DroppedBlocks
-}
-
-// foldDrained adds the counts of ended workers without saves under way to the past, and
-// lets go of their namespaces, into which they may have saved until now.
+// foldDrained adds the counts of ended workers with no saves under way to the past, and
+// releases their namespaces, which those saves needed.
 func (b *backend) foldDrained() {
 	for w := range b.draining {
 		if w.Drained() {
@@ -318,7 +276,7 @@ type RankStatus struct {
 	Transfers  worker.Stats `json:"transfers"`
 }
 
-// status lists the sessions, sorted by engine and shard, and adds all counters up.
+// status lists the sessions, sorted by engine and rank, and sums all counters.
 func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -332,7 +290,7 @@ func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 		st := s.Stats()
 		sum.addLeader(st)
 		engines = append(engines, EngineStatus{
-			Engine: s.peer.Engine, PID: s.peer.PID, Client: s.peer.Client, Model: s.manifest.Model, Namespace: s.digest.String(),
+			Engine: s.peer.Engine, PID: s.peer.PID, Client: s.peer.Client, Model: s.manifest.Model, Namespace: s.namespace.String(),
 			ConnectedS: now.Sub(s.since).Seconds(), BlockSize: s.manifest.BlockSize, Requests: st, RanksNeeded: s.manifest.Ranks(), NotReady: s.notReady,
 		})
 	}
@@ -342,7 +300,7 @@ func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 		sum.addWorker(st)
 		blockBytes := w.BlockBytes()
 		ranks = append(ranks, RankStatus{
-			Engine: w.peer.Engine, PID: w.peer.PID, Rank: w.rank, Model: w.model, Namespace: w.digest.String(),
+			Engine: w.peer.Engine, PID: w.peer.PID, Rank: w.rank, Model: w.model, Namespace: w.namespace.String(),
 			ConnectedS: now.Sub(w.since).Seconds(), Registered: blockBytes != nil, BlockBytes: blockBytes, Transfers: st,
 		})
 	}
@@ -366,13 +324,13 @@ func (s *workerSession) Register(ctx context.Context, r *server.Registration) (s
 		return server.Registered{}, err
 	}
 	out := server.Registered{BlockBytes: n}
-	if s.peer.Staged {
-		out.Staging = s.b.arena.File()
+	if s.peer.Handoff {
+		out.HostTier = s.b.arena.File()
 	}
 	return out, nil
 }
 
-// Unregister gives the engine's memory back.
+// Unregister releases the engine's memory.
 func (s *workerSession) Unregister(ctx context.Context) error {
 	s.setMemory(false, false)
 	return s.Worker.Unregister(ctx)

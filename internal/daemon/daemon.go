@@ -16,9 +16,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/health"
+	"github.com/kvconn/kvconn/internal/daemon/httplimit"
+	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // run takes the addresses, opens the store, serves, and closes it.
@@ -29,12 +33,12 @@ func run(ctx context.Context, o *Options) error {
 	}
 	now := time.Now()
 	d := &daemon{
-		opts: o, epoch: epoch, started: now, health: newHealth(o.Logger), opening: newOpening(o.Logger, now),
+		opts: o, epoch: epoch, started: now, health: health.New(o.Logger),
 		info: Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", epoch), Socket: o.Socket},
 	}
-	d.opening.first = d.writeInfo
-	// First what fails at once: an address in use must not cost the opening of a store, or
-	// make one.
+	d.opening = opening.New(o.Logger, now, d.writeInfo)
+	// First what can fail at once: an address in use must be found before a store is opened
+	// or made.
 	defer d.closeListeners()
 	if err := d.listen(ctx); err != nil {
 		return err
@@ -54,7 +58,7 @@ func run(ctx context.Context, o *Options) error {
 	return d.run(ctx)
 }
 
-// pin prepares the host tier's memory for copies, and returns what takes that back.
+// pin prepares the host tier's memory for copies, and returns the function that undoes it.
 func (o *Options) pin(arena *host.Arena) (unpin func()) {
 	unpinHost, err := o.Driver.PinHost(arena.Memory())
 	if err != nil {
@@ -76,15 +80,15 @@ type daemon struct {
 	arena   *host.Arena
 	epoch   uint64
 	started time.Time
-	health  *health
-	opening *opening
+	health  *health.Monitor
+	opening *opening.Tracker
 	// socket is nil once the server has it; web and profiles are nil if they are not wanted.
 	socket        *server.Listener
-	web, profiles *httpServer
+	web, profiles *httplimit.Server
 
 	infoMu sync.Mutex
 	info   Info
-	// infoWritten says that the file is there and this daemon's.
+	// infoWritten says that the file exists and is this daemon's.
 	infoWritten bool
 
 	// opened is set once the store is open, ready while engines can connect.
@@ -93,7 +97,7 @@ type daemon struct {
 	backend       *backend
 	server        *server.Server
 	// publisher is nil if no events are published.
-	publisher *publisher
+	publisher *publish.Publisher
 	// residency is the stream of what the store holds.
 	residency http.Handler
 }
@@ -107,29 +111,29 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	}()
 	ctx, cancel := context.WithCancel(ctx)
 	g, ctx := errgroup.WithContext(ctx)
-	for _, s := range []*httpServer{d.web, d.profiles} {
+	for _, s := range []*httplimit.Server{d.web, d.profiles} {
 		if s != nil {
-			g.Go(func() error { return s.serve(ctx) })
+			g.Go(func() error { return s.Serve(ctx) })
 		}
 	}
 	err = d.open(ctx)
 	if err == nil {
 		err = d.serve(ctx, g)
 	}
-	// Whatever way this ends, nobody serves a store that is being closed.
+	// However this ends, nobody serves a store that is being closed.
 	cancel()
 	if failed := g.Wait(); failed != nil && (err == nil || errors.Is(err, context.Canceled)) {
 		err = failed
 	}
 	d.ready.Store(false)
-	d.removeInfo() // before the store is let go of: another's file must stay
+	d.removeInfo() // before the store is released: another daemon's file must stay
 	return err
 }
 
 // serve serves engines until ctx ends.
 func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if d.publisher != nil {
-		g.Go(func() error { return d.publisher.run(ctx) })
+		g.Go(func() error { d.publisher.Run(ctx); return nil })
 	}
 	if err := d.updateInfo(); err != nil {
 		return err
@@ -145,7 +149,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	return g.Wait()
 }
 
-// announce tells everybody who waits for it that engines can connect.
+// announce tells the log, the service manager and the caller that engines can connect.
 func (d *daemon) announce() {
 	d.ready.Store(true)
 	d.opts.Logger.Info("ready", "version", Version, "socket", d.info.Socket, "http", d.info.HTTP, "pprof", d.info.Pprof, "events", d.info.Events, "epoch", d.info.Epoch)
@@ -155,8 +159,7 @@ func (d *daemon) announce() {
 	}
 }
 
-// listen takes the addresses that engines and people will connect to, as far as they are
-// wanted.
+// listen takes the addresses that engines and people will connect to, if they are wanted.
 func (d *daemon) listen(ctx context.Context) (err error) {
 	if d.socket, err = server.Reserve(ctx, d.opts.Socket); err != nil {
 		return err
@@ -167,7 +170,7 @@ func (d *daemon) listen(ctx context.Context) (err error) {
 			return fmt.Errorf("listen for HTTP on %s: %w", d.opts.HTTP, err)
 		}
 		d.info.HTTP = l.Addr().String()
-		d.web = newHTTPServer(l, httpConnsOf(descriptorLimit()), d.handler(), d.opts.Logger)
+		d.web = httplimit.NewServer(l, httpConnsOf(descriptorLimit()), d.handler(), d.opts.Logger)
 	}
 	if d.opts.Pprof != "" {
 		l, err := listenPprof(d.opts.Pprof)
@@ -175,19 +178,19 @@ func (d *daemon) listen(ctx context.Context) (err error) {
 			return err
 		}
 		d.info.Pprof = l.Addr().String()
-		d.profiles = newHTTPServer(l, pprofConns, pprofHandler(), d.opts.Logger)
+		d.profiles = httplimit.NewServer(l, pprofConns, pprofHandler(), d.opts.Logger)
 	}
 	return nil
 }
 
-// closeListeners gives back what was taken and is not served.
+// closeListeners closes the addresses that are not served.
 func (d *daemon) closeListeners() {
 	if d.socket != nil {
 		_ = d.socket.Close()
 	}
-	for _, s := range []*httpServer{d.web, d.profiles} {
+	for _, s := range []*httplimit.Server{d.web, d.profiles} {
 		if s != nil {
-			_ = s.listener.Close() // who served it has closed it
+			_ = s.Close() // if it served, it is closed
 		}
 	}
 }

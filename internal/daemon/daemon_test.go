@@ -248,16 +248,3 @@ func TestFetchStatusSaysWhatIsWrong(t *testing.T) {
 		t.Errorf("another program's answer: %v", err)
 	}
 }
-
-// A timeout of the whole request would end streams that take longer than it.
-func TestHTTPRequestsAreBoundedAndAnswersMayLast(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := newHTTPServer(l, 4, http.NotFoundHandler(), residencyLogger())
-	defer func() { _ = s.listener.Close() }()
-	if s.server.ReadHeaderTimeout <= 0 || s.server.IdleTimeout <= 0 || s.server.MaxHeaderBytes <= 0 || s.server.ReadTimeout != 0 || s.server.WriteTimeout != 0 {
-		t.Errorf("%+v", s.server)
-	}
-}

@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -113,7 +114,7 @@ func TestRankWhoseMemoryIsGoneIsOfferedNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	keys := residencyChain(connector.Scope{}, 7, 4)
-	residencySave(t, b.store, 0, keys, 0, 1)
+	residencySave(t, b.store, digest, keys, 0, 1)
 	tokens := make([]uint32, 0, 20)
 	for i := range 5 {
 		tokens = append(tokens, 7, uint32(i), 0, 0)
@@ -214,7 +215,7 @@ func TestRankThatWasRefusedIsRememberedUntilItRegisters(t *testing.T) {
 func TestStagedInstancesOfOneIDNeedTheirOwnRanks(t *testing.T) {
 	b, _ := newTestBackend(t, nil)
 	m := residencyManifest()
-	p := server.Peer{Engine: "e", Staged: true}
+	p := server.Peer{Engine: "e", Handoff: true}
 	var schedulers []*schedulerSession
 	for range 2 {
 		s, err := b.OpenScheduler(t.Context(), p, m)
@@ -268,7 +269,7 @@ func TestStagedInstancesOfOneIDNeedTheirOwnRanks(t *testing.T) {
 func TestEndedSessionsGiveUpTheirShareOfTheHostTier(t *testing.T) {
 	b, a := newTestBackend(t, nil)
 	for range 3 {
-		s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e", Staged: true}, residencyManifest())
+		s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e", Handoff: true}, residencyManifest())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -281,9 +282,9 @@ func TestEndedSessionsGiveUpTheirShareOfTheHostTier(t *testing.T) {
 		}
 		w.Close()
 		s.Close()
-		eventually(t, func() bool { return a.Stats().Accounts == 0 })
+		wait.For(t, "the shares are given back", func() bool { return a.Stats().Accounts == 0 })
 	}
 	if _, err := b.OpenWorker(t.Context(), server.Peer{Engine: "e"}, residencyManifest(), 99); err == nil || a.Stats().Accounts != 0 {
-		t.Errorf("a rank that there is not: %v, %d shares", err, a.Stats().Accounts)
+		t.Errorf("an unknown rank: %v, %d shares", err, a.Stats().Accounts)
 	}
 }

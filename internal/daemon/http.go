@@ -11,8 +11,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/health"
+	"github.com/kvconn/kvconn/internal/daemon/httplimit"
+	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // openAPI describes the HTTP interface (OpenAPI 3.1). It is constant.
@@ -27,7 +31,7 @@ type Status struct {
 	PID     int            `json:"pid"`
 	UptimeS float64        `json:"uptime_s"`
 	Socket  string         `json:"socket"`
-	Health  Health         `json:"health"`
+	Health  health.State   `json:"health"`
 	Engines []EngineStatus `json:"engines"`
 	Ranks   []RankStatus   `json:"ranks"`
 	Tiers   []TierStatus   `json:"tiers"`
@@ -35,12 +39,12 @@ type Status struct {
 	Totals  Totals         `json:"totals"`
 	Store   disk.Stats     `json:"store"`
 	// Opening is nil once the store is open.
-	Opening *OpeningStatus `json:"opening,omitempty"`
-	Host    host.Stats     `json:"host"`
-	Server  server.Stats   `json:"server"`
-	HTTP    HTTPStatus     `json:"http"`
+	Opening *opening.Status `json:"opening,omitempty"`
+	Host    host.Stats      `json:"host"`
+	Server  server.Stats    `json:"server"`
+	HTTP    HTTPStatus      `json:"http"`
 	// Publish is nil if no events are published.
-	Publish *PublishStatus `json:"publish,omitempty"`
+	Publish *publish.Stats `json:"publish,omitempty"`
 }
 
 // route is one pattern of the HTTP interface. openapi.yaml describes each.
@@ -51,9 +55,9 @@ type route struct {
 
 // HTTPStatus counts the connections of the HTTP interface.
 type HTTPStatus struct {
-	// Connections are open, Refused were too many.
-	Connections int    `json:"connections"`
-	Refused     uint64 `json:"refused"`
+	// Connections are open; Refused counts those beyond the bound.
+	Connections int    `json:"connections" metric:"connections" help:"Connections of the HTTP interface."`
+	Refused     uint64 `json:"refused" metric:"connections_refused_total" help:"Connections of the HTTP interface that were too many, of one client or of all."`
 }
 
 // routes lists the HTTP interface.
@@ -78,10 +82,10 @@ func (d *daemon) handler() http.Handler {
 	for _, r := range d.routes() {
 		mux.Handle(r.pattern, r.handler)
 	}
-	return bounded(mux)
+	return httplimit.Timed(mux)
 }
 
-// serveResidency serves the residency stream, once there is something to tell.
+// serveResidency serves the residency stream once the store is open.
 func (d *daemon) serveResidency(w http.ResponseWriter, r *http.Request) {
 	if !d.opened.Load() {
 		w.Header().Set("Retry-After", "1")
@@ -91,11 +95,11 @@ func (d *daemon) serveResidency(w http.ResponseWriter, r *http.Request) {
 	d.residency.ServeHTTP(w, r)
 }
 
-// serveHealth answers 503 while the daemon does not do what it is there for. A store that is
-// being opened is no fault: a restart would not help.
+// serveHealth answers 503 while the daemon does not do its work. The opening of a store is not
+// a fault: a restart would not help.
 func (d *daemon) serveHealth(w http.ResponseWriter, _ *http.Request) {
-	h := d.health.health()
-	h.Opening = d.opening.status(time.Now())
+	h := d.health.State()
+	h.Opening = d.opening.Status(time.Now())
 	code := http.StatusOK
 	if !h.OK {
 		code = http.StatusServiceUnavailable
@@ -107,12 +111,12 @@ func (d *daemon) serveHealth(w http.ResponseWriter, _ *http.Request) {
 type Readiness struct {
 	Ready bool `json:"ready"`
 	// Opening is nil once the store is open.
-	Opening *OpeningStatus `json:"opening,omitempty"`
+	Opening *opening.Status `json:"opening,omitempty"`
 }
 
 // serveReady answers 503 until engines can connect, and again once the daemon stops.
 func (d *daemon) serveReady(w http.ResponseWriter, _ *http.Request) {
-	r := Readiness{Ready: d.ready.Load(), Opening: d.opening.status(time.Now())}
+	r := Readiness{Ready: d.ready.Load(), Opening: d.opening.Status(time.Now())}
 	code := http.StatusOK
 	if !r.Ready {
 		code = http.StatusServiceUnavailable

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/worker"
@@ -40,7 +41,7 @@ func example() *reading {
 		store:  disk.Stats{Records: 7, PhysicalBytes: 1 << 20, MaxBytes: 1 << 30, Reads: 9, Calibration: &disk.Calibration{BytesPerS: 2e9}},
 		models: []modelTotals{*counts["m"]},
 	}
-	r.health.Reasons = []HealthReason{{Code: "no_room"}}
+	r.health.Reasons = []health.Reason{{Code: "no_room"}}
 	r.sum.Worker.LoadSeconds = 1.5
 	r.host.Hits = 5
 	r.sum.Leader.DecisionsTrimmed = 3
@@ -120,7 +121,7 @@ func TestDocumentedMetricsExist(t *testing.T) {
 			t.Errorf("docs/operations.md names %s, which is not exported", name)
 		}
 	}
-	for _, code := range healthCodes() {
+	for _, code := range health.Codes() {
 		if !strings.Contains(string(doc), "| `"+code+"` |") {
 			t.Errorf("docs/operations.md does not explain %s", code)
 		}

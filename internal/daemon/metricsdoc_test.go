@@ -36,7 +36,7 @@ func metricsTable(text string) string {
 	return rows.String()
 }
 
-// docs/metrics.md lists every metric with its help. KVCONN_TEST_UPDATE=1 writes it anew.
+// docs/metrics.md lists every metric with its help. KVCONN_TEST_UPDATE=1 writes it again.
 func TestEveryMetricIsDocumented(t *testing.T) {
 	want := metricsTable(scrape(t, example()))
 	b, err := os.ReadFile(metricsDoc)
@@ -50,6 +50,6 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 			t.Fatal(err)
 		}
 	} else if string(b) != doc {
-		t.Error("docs/metrics.md does not list the metrics as they are; KVCONN_TEST_UPDATE=1 writes it anew")
+		t.Error("docs/metrics.md does not list the metrics as they are; KVCONN_TEST_UPDATE=1 writes it again")
 	}
 }

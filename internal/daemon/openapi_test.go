@@ -10,10 +10,12 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/testkit/openapitest"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/residency/publish"
 	"github.com/kvconn/kvconn/worker"
 )
 
@@ -63,12 +65,12 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		// whole: every field must be described; else those described must exist.
 		whole bool
 	}{
-		{"Health", reflect.TypeFor[Health](), true}, {"HealthReason", reflect.TypeFor[HealthReason](), true},
+		{"Health", reflect.TypeFor[health.State](), true}, {"HealthReason", reflect.TypeFor[health.Reason](), true},
 		{"Readiness", reflect.TypeFor[Readiness](), true}, {"Status", reflect.TypeFor[Status](), true},
 		{"EngineStatus", reflect.TypeFor[EngineStatus](), true}, {"RankStatus", reflect.TypeFor[RankStatus](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"Queues", reflect.TypeFor[Queues](), true},
 		{"Totals", reflect.TypeFor[Totals](), true}, {"ServerStats", reflect.TypeFor[server.Stats](), true},
-		{"PublishStatus", reflect.TypeFor[PublishStatus](), true},
+		{"PublishStatus", reflect.TypeFor[publish.Stats](), true},
 		{"RequestStats", reflect.TypeFor[leader.Stats](), false}, {"TransferStats", reflect.TypeFor[worker.Stats](), false},
 		{"HostStats", reflect.TypeFor[host.Stats](), false},
 		{"StoreStats", reflect.TypeFor[disk.Stats](), false},
@@ -102,7 +104,7 @@ func TestOpenAPINamesEveryFaultCode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range healthCodes() {
+	for _, want := range health.Codes() {
 		if !strings.Contains(string(code), `"`+want+`"`) {
 			t.Errorf("code %s is not described: %s", want, code)
 		}

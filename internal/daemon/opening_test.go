@@ -94,38 +94,6 @@ func TestAStoreThatOpensSlowlyIsShownToAll(t *testing.T) {
 	}
 }
 
-func TestAnOpeningThatStandsStillIsNotExtended(t *testing.T) {
-	now := time.Now()
-	o := newOpening(slog.New(slog.DiscardHandler), now)
-	o.report(now, "a", 1, 10)
-	if o.stuck(now.Add(openingPatience - 1)) {
-		t.Error("stuck too early")
-	}
-	o.report(now.Add(openingPatience), "a", 1, 10)
-	if !o.stuck(now.Add(openingPatience)) {
-		t.Error("nothing has moved, and it is not stuck")
-	}
-	if o.report(now.Add(openingPatience), "a", 2, 10); o.stuck(now.Add(openingPatience)) {
-		t.Error("it moves, and is stuck")
-	}
-}
-
-func TestAnIndexThatIsRebuiltWhileItServesIsShown(t *testing.T) {
-	var log testlog.Text
-	now := time.Now()
-	o := newOpening(slog.New(slog.NewTextHandler(&log, nil)), now)
-	st := disk.Stats{Rebuild: disk.RebuildState{Running: true, Slots: 100, SlotsDone: 40}}
-	o.observe(now, &st)
-	if s := o.status(now.Add(time.Second)); s == nil || s.Done != 40 || s.Total != 100 || s.ForS != 1 {
-		t.Errorf("%+v", s)
-	}
-	st.Rebuild.Running = false
-	o.observe(now, &st)
-	if s := o.status(now); s != nil || strings.Count(log.String(), "the index is complete") != 1 {
-		t.Errorf("it is complete, and still %+v:\n%s", s, &log)
-	}
-}
-
 // B21: what cannot be had is known before a store is opened, or made.
 func TestAnAddressInUseCostsNoStore(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")

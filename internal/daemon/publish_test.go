@@ -1,8 +1,6 @@
 package daemon
 
 import (
-	"context"
-	"errors"
 	"net"
 	"strings"
 	"testing"
@@ -11,8 +9,8 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
-	"github.com/kvconn/kvconn/router/publish"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // published counts what events say.
@@ -126,49 +124,5 @@ func TestEndpointsThatAreTakenAreAnErrorAtTheStart(t *testing.T) {
 	}
 	if err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "publish residency") {
 		t.Errorf("Run = %v", err)
-	}
-}
-
-// failingSource is a store that cannot be followed at first.
-type failingSource struct {
-	publish.Source
-	left int
-}
-
-func (f *failingSource) Subscribe(ctx context.Context) (*disk.Subscription, error) {
-	if f.left--; f.left >= 0 {
-		return nil, errors.New("not now")
-	}
-	return f.Source.Subscribe(ctx)
-}
-
-// Engines do not need published events: the daemon goes on and tries again.
-func TestPublishingThatBreaksOffIsBegunAnew(t *testing.T) {
-	s, ns := residencyStore(t, 64<<20)
-	residencySave(t, s, ns, residencyChain(connector.Scope{}, 1, 5), 0, 1)
-	p, err := newPublisher(t.Context(), publish.Options{Endpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0"},
-		&failingSource{Source: s, left: 3}, residencyLogger())
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.retry = time.Millisecond
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- p.run(ctx) }()
-	residencyWait(t, "two batches", func() bool { return p.status().Batches >= 2 })
-	st := p.status()
-	if st.Failures < 3 || st.Error != "" {
-		t.Errorf("%+v", st)
-	}
-	if got := replayed(t, st.ReplayEndpoint); got.stored != 5 || got.cleared != 1 {
-		t.Errorf("%+v", got)
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	p.broke(errors.New("the end")) // what was counted stays
-	if again := p.status(); again.Batches != st.Batches || again.Error != "the end" {
-		t.Errorf("%+v, before %+v", again, st)
 	}
 }

@@ -6,17 +6,17 @@ type engineRank struct {
 	rank   int
 }
 
-// maxRefused bounds the ranks that are remembered as refused: far above those of a node.
+// maxRefused bounds the ranks remembered as refused: far more than a node has.
 const maxRefused = 4096
 
-// readyChange says that an engine's leader offers hits from now on, or why it does not.
+// readyChange is a leader that now offers hits, or no longer does.
 type readyChange struct {
 	s   *schedulerSession
-	why string // "" if it does
+	why string // why it offers nothing; "" if it offers hits
 }
 
-// tellReady tells an engine's leaders whether its ranks can load, and returns what has
-// changed, which the caller logs by logReady once it has let go of b.mu. b.mu is held.
+// tellReady tells an engine's leaders whether its ranks can load. It returns the changes, which
+// the caller passes to logReady after unlocking b.mu. b.mu is held.
 func (b *backend) tellReady(engine string) []readyChange {
 	var changes []readyChange
 	for s := range b.schedulers {
@@ -33,11 +33,11 @@ func (b *backend) tellReady(engine string) []readyChange {
 	return changes
 }
 
-// notReady says why a hit would be none, "" if it would be one. A rank on this node may have
-// no memory to load into. For an engine that cannot report a failed load every rank must
-// have mapped this node's staging memory, which a rank on another node never does: every rank
-// of every instance, where several were given one id, since nothing says whose a rank is.
-// b.mu is held.
+// notReady returns why the engine cannot load right now, or "" if it can. A rank on this node
+// may have no memory to load into. An engine that cannot report a failed load also needs every
+// rank to have mapped this node's host tier, which a rank on another node never does. If several
+// instances share one id this means every rank of each, since nothing says which instance a rank
+// belongs to. b.mu is held.
 func (b *backend) notReady(s *schedulerSession) string {
 	for r := range b.refused {
 		if r.engine == s.peer.Engine && r.rank < s.manifest.Ranks() {
@@ -50,7 +50,7 @@ func (b *backend) notReady(s *schedulerSession) string {
 		case w.peer.Engine != s.peer.Engine:
 		case w.lost:
 			return "the memory of a rank is gone"
-		case w.registered && w.peer.Staged && w.digest == s.digest:
+		case w.registered && w.peer.Handoff && w.namespace == s.namespace:
 			mapped[w.rank]++
 		}
 	}
@@ -71,14 +71,14 @@ func (b *backend) notReady(s *schedulerSession) string {
 func (b *backend) stagedInstances(s *schedulerSession) int {
 	n := 0
 	for o := range b.schedulers {
-		if o.staging != nil && o.peer.Engine == s.peer.Engine && o.digest == s.digest {
+		if o.staging != nil && o.peer.Engine == s.peer.Engine && o.namespace == s.namespace {
 			n++
 		}
 	}
 	return n
 }
 
-// logReady says what tellReady has changed.
+// logReady logs the changes of tellReady.
 func (b *backend) logReady(changes []readyChange) {
 	for _, c := range changes {
 		if c.why == "" {
@@ -90,8 +90,8 @@ func (b *backend) logReady(changes []readyChange) {
 }
 
 // setMemory notes whether the rank's memory is held, and whether it was refused, and tells
-// its engine's leader. What was refused is remembered behind the session's end: clients hang
-// up when they are refused.
+// its engine's leader. A refusal is remembered after the session's end: clients hang up
+// when they are refused.
 func (s *workerSession) setMemory(registered, refused bool) {
 	s.b.mu.Lock()
 	s.registered, s.lost = registered, false

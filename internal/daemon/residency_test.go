@@ -1,9 +1,7 @@
 package daemon
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -15,14 +13,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tinylib/msgp/msgp"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency"
 )
 
 const (
@@ -33,7 +31,7 @@ const (
 func residencyLogger() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 // residencyStore is a small store with a namespace of two shards.
-func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, disk.NamespaceID) {
+func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, connector.NamespaceDigest) {
 	t.Helper()
 	s, err := disk.Open(t.Context(), disk.Options{
 		Dir: t.TempDir(), MaxBytes: maxBytes, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: residencyLogger(),
@@ -71,14 +69,14 @@ func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
 }
 
 // residencySave writes both shards of a prompt's blocks and waits.
-func residencySave(t *testing.T, s *disk.Store, ns disk.NamespaceID, keys []connector.Key, shards ...connector.Shard) {
+func residencySave(t *testing.T, s *disk.Store, ns connector.NamespaceDigest, keys []connector.Key, shards ...connector.Shard) {
 	t.Helper()
-	var ops []*disk.WriteOp
+	var ops []*store.WriteOp
 	for i := 1; i < len(keys); i++ {
 		for _, shard := range shards {
-			ops = append(ops, &disk.WriteOp{
-				ID:     disk.RecordID{Namespace: ns, Shard: shard, Key: keys[i]},
-				Parent: keys[i-1], Payload: disk.AlignedBuffer(residencyTestPayload),
+			ops = append(ops, &store.WriteOp{
+				Record:  store.Record{ID: store.RecordID{Namespace: ns, Shard: shard, Key: keys[i]}, Parent: keys[i-1]},
+				Payload: store.AlignedBuffer(residencyTestPayload),
 			})
 		}
 	}
@@ -150,7 +148,7 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 	complete := func() (n int64) {
 		for _, keys := range chains {
 			for _, k := range keys[1:] {
-				if s.Has(disk.RecordID{Namespace: ns, Shard: 0, Key: k}) && s.Has(disk.RecordID{Namespace: ns, Shard: 1, Key: k}) {
+				if storetest.Has(s, store.RecordID{Namespace: ns, Shard: 0, Key: k}) && storetest.Has(s, store.RecordID{Namespace: ns, Shard: 1, Key: k}) {
 					n++
 				}
 			}
@@ -196,38 +194,14 @@ func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
 	}
 }
 
-// residencyFrames reads a stream's frames up to its end.
-func residencyFrames(t *testing.T, body io.Reader) (frames [][]byte) {
-	t.Helper()
-	for r := bufio.NewReader(body); ; {
-		var n uint32
-		if err := binary.Read(r, binary.LittleEndian, &n); errors.Is(err, io.EOF) {
-			return frames
-		} else if err != nil {
-			t.Fatal(err)
+// residencyEnd reads a stream up to its end, and returns how many frames came and what ended it.
+func residencyEnd(body io.Reader, from residency.Position) (frames int, err error) {
+	r := residency.NewReader(body, from)
+	for ; ; frames++ {
+		if _, err = r.Next(); err != nil {
+			return frames, err
 		}
-		b := make([]byte, n)
-		if _, err := io.ReadFull(r, b); err != nil {
-			t.Fatal(err)
-		}
-		frames = append(frames, b)
 	}
-}
-
-// residencyLast is the reason that a stream ends with.
-func residencyLast(t *testing.T, frames [][]byte) (code string) {
-	t.Helper()
-	_, b, err := msgp.ReadArrayHeaderBytes(frames[len(frames)-1])
-	if err == nil {
-		_, b, err = msgp.ReadUint64Bytes(b)
-	}
-	if err == nil {
-		code, _, err = msgp.ReadStringBytes(b)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return code
 }
 
 func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
@@ -241,8 +215,8 @@ func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	stop()
-	if got := residencyLast(t, residencyFrames(t, resp.Body)); got != "stopping" {
-		t.Errorf("%q", got)
+	if _, err := residencyEnd(resp.Body, residency.Position{}); !errors.Is(err, residency.ErrEnded) || !strings.Contains(err.Error(), "stopping") {
+		t.Error(err)
 	}
 }
 
@@ -254,34 +228,40 @@ func (laggingSource) records() int64                     { return 0 }
 func (s laggingSource) Namespaces() []disk.NamespaceInfo { return s.namespaces }
 func (laggingSource) Seq() uint64                        { return 0 }
 func (laggingSource) Close() error                       { return nil }
-func (laggingSource) Snapshot(context.Context, func(disk.Resident) error) error {
+func (laggingSource) Snapshot(context.Context, func(store.Resident) error) error {
 	return nil
 }
-func (laggingSource) Next(context.Context) ([]disk.Event, error) {
-	return nil, fmt.Errorf("events after 3: %w", disk.ErrLagged)
+func (laggingSource) Next(context.Context) ([]store.Event, error) {
+	return nil, fmt.Errorf("events after 3: %w", store.ErrLagged)
 }
-func (s laggingSource) subscribe(context.Context) (residencySubscription, error) { return s, nil }
-func (s laggingSource) subscribeAfter(_, _ uint64) (residencySubscription, error) {
-	return nil, disk.ErrLagged
+func (s laggingSource) Subscribe(context.Context) (store.Subscription, error) { return s, nil }
+func (s laggingSource) SubscribeAfter(_, _ uint64) (store.Subscription, error) {
+	return nil, store.ErrLagged
+}
+
+func laggingHandler(t *testing.T, streams, snapshots int) *residencyHandler {
+	return &residencyHandler{
+		ctx: t.Context(), source: laggingSource{}, numbers: residency.NewNumbers(),
+		streams: httplimit.NewShares(streams), snapshots: httplimit.NewShares(snapshots),
+	}
 }
 
 func TestAReaderThatFallsBehindIsTold(t *testing.T) {
-	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}, streams: httplimit.NewShares(1), snapshots: httplimit.NewShares(1)}
+	h := laggingHandler(t, 1, 1)
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?epoch=7&after=3", nil))
-	frames := residencyFrames(t, w.Body)
-	if got := residencyLast(t, frames); got != "lagged" || len(frames) != 3 {
-		t.Errorf("%q after %d frames", got, len(frames))
+	frames, err := residencyEnd(w.Body, residency.Position{})
+	if !errors.Is(err, residency.ErrEnded) || !strings.Contains(err.Error(), "lagged") || frames != 2 {
+		t.Errorf("%v after %d frames", err, frames)
 	}
 }
 
 func TestStreamsAndSnapshotsAreBounded(t *testing.T) {
-	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}}
 	for _, c := range []struct {
 		streams, snapshots int
 		why                string
 	}{{0, 9, "too many residency streams"}, {9, 0, "too many snapshots"}} {
-		h.streams, h.snapshots = httplimit.NewShares(c.streams), httplimit.NewShares(c.snapshots)
+		h := laggingHandler(t, c.streams, c.snapshots)
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency", nil))
 		if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), c.why) || w.Header().Get("Retry-After") == "" {

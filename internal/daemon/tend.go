@@ -5,14 +5,15 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 )
 
-// tend looks at the store once per healthInterval, and tells the service manager what it
-// sees and that the daemon is alive. The reading goes through the locks that everything
-// else needs: a daemon that is stuck on one sends no watchdog message.
+// tend looks at the store once per [health.Interval], and tells the service manager the state
+// and that the daemon is alive. The reading takes the locks that everything else needs, so a
+// daemon that is stuck on one sends no watchdog message.
 func (d *daemon) tend(ctx context.Context) error {
-	look := time.NewTicker(healthInterval)
+	look := time.NewTicker(health.Interval)
 	defer look.Stop()
 	ping, stopPing := d.opts.watchdog()
 	defer stopPing()
@@ -37,16 +38,16 @@ func (d *daemon) tend(ctx context.Context) error {
 // look takes a reading and judges it.
 func (d *daemon) look(now time.Time) *reading {
 	r := d.read(now)
-	d.health.observe(now, &observation{
-		Stats: r.store, namespacesOpened: d.backend.namespaces.opened.Load(), namespacesFailed: d.backend.namespaces.failed.Load(),
+	d.health.Observe(now, &health.Observation{
+		Stats: r.store, NamespacesOpened: d.backend.namespaces.opened.Load(), NamespacesFailed: d.backend.namespaces.failed.Load(),
 	})
-	d.opening.observe(now, &r.store)
-	r.health, r.opening = d.health.health(), d.opening.status(now)
+	d.opening.Observe(now, &r.store)
+	r.health, r.opening = d.health.State(), d.opening.Status(now)
 	r.health.Opening = r.opening
 	return r
 }
 
-// line is the state in one line. It has no figures that always change.
+// line is the state in one line, without figures that always change.
 func (d *daemon) line(r *reading) string {
 	if !r.health.OK {
 		return fmt.Sprintf("unhealthy (%s): %s", r.health.Reasons[0].Code, r.health.Reasons[0].Remedy)
@@ -55,4 +56,37 @@ func (d *daemon) line(r *reading) string {
 		return r.opening.String()
 	}
 	return fmt.Sprintf("serving %d engines with %d ranks", len(r.engines), len(r.ranks))
+}
+
+const (
+	// openingTick is how often the service manager hears about an opening.
+	openingTick = time.Second
+	// openingExtend is the time that it is asked for, again and again while there is
+	// progress: more than the largest file of a store takes to read.
+	openingExtend = 2 * time.Minute
+)
+
+// tendOpening reports the progress of the opening to the service manager until ctx ends, and asks
+// for more time as long as there is progress. The manager's watchdog starts with readiness.
+func (d *daemon) tendOpening(ctx context.Context) {
+	tick := time.NewTicker(openingTick)
+	defer tick.Stop()
+	told := ""
+	for {
+		now := time.Now()
+		if s := d.opening.Status(now); s != nil {
+			if line := s.String(); line != told {
+				told = line
+				d.opts.tell(sdnotify.Status(line))
+			}
+			if !d.opening.Stuck(now) {
+				d.opts.tell(sdnotify.ExtendTimeout(openingExtend))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }

@@ -7,8 +7,6 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/leader"
-	"github.com/kvconn/kvconn/store/disk"
-	"github.com/kvconn/kvconn/worker"
 )
 
 // tiers tells leaders where records are and how fast they come from there. Leaders ask
@@ -22,12 +20,14 @@ type tiers struct {
 
 var _ leader.Tiers = (*tiers)(nil)
 
-// Resident reports whether the host tier has the record.
-func (t *tiers) Resident(id disk.RecordID) bool { return t.b.arena.Holds(id) }
+// Present says which records the host tier has.
+func (t *tiers) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
+	t.b.arena.Present(ns, shard, keys, at)
+}
 
 // Speeds are the disk's, as the store measures it, and that of the workers' copies.
 func (t *tiers) Speeds() leader.Speeds {
-	disk := t.b.store.ReadSpeed()
+	disk := t.b.store.Speed()
 	return leader.Speeds{
 		DiskBytesPerS: disk.BytesPerS, DiskLatencyS: disk.LatencyS, DiskQueuedBytes: disk.QueuedBytes,
 		HostBytesPerS: t.b.copies.BytesPerS(),
@@ -52,25 +52,9 @@ func (t *tiers) probe() {
 		defer cancel()
 		// What it finds is in the store's speed; that it found nothing to read is no news.
 		for began := time.Now(); time.Since(began) < probeTime; {
-			if t.b.store.Probe(ctx, disk.ProbeOptions{}) != nil {
+			if t.b.store.Probe(ctx) != nil {
 				return
 			}
 		}
 	}()
-}
-
-// stager is the way of a leader to the host tier.
-type stager struct{ *worker.Stager }
-
-var _ leader.Staging = stager{}
-
-// Stage brings records into the host tier.
-func (s stager) Stage(
-	ctx context.Context, ns disk.NamespaceID, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock,
-) ([]connector.StagedBlock, leader.Pin) {
-	staged, pins := s.Stager.Stage(ctx, ns, shard, parent, blocks)
-	if pins == nil {
-		return nil, nil
-	}
-	return staged, pins
 }

@@ -2,13 +2,18 @@ package engine
 
 import (
 	"context"
+	"os"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/client"
+	"github.com/kvconn/kvconn/internal/engine/handoff"
 )
 
 // SchedulerConnector is the connector's end at the engine's scheduler. Its methods cannot
 // fail: without a daemon nothing is offered.
 type SchedulerConnector interface {
+	// Session numbers what the leader was told: under another number it must be told again.
+	Session() uint64
 	// Match says how many tokens can be loaded beyond the local prefix hit. It is asked
 	// for waiting requests without computed tokens: in vLLM's order again in every step
 	// in which there is no room for them, in TensorRT-LLM's once there is.
@@ -41,8 +46,42 @@ type Canceller interface {
 	Cancel(ctx context.Context, request string) error
 }
 
+// SchedulerClient and WorkerClient are a daemon's clients: see packages client and handoff.
+type (
+	SchedulerClient interface {
+		SchedulerConnector
+		Connect(ctx context.Context) error
+		Close()
+	}
+	WorkerClient interface {
+		WorkerConnector
+		Canceller
+		Connect(ctx context.Context) error
+		Close()
+	}
+)
+
+// NewSchedulerClient returns the client that fits o.Handoff.
+func NewSchedulerClient(o client.Options) (SchedulerClient, error) {
+	if o.Handoff {
+		return handoff.NewScheduler(o)
+	}
+	return client.NewScheduler(o)
+}
+
+// NewWorkerClient returns the client that fits o.Handoff, for the rank whose memory lies in
+// regions as layout says.
+func NewWorkerClient(o client.Options, rank int, layout connector.Layout, regions []*os.File) (WorkerClient, error) {
+	if o.Handoff {
+		return handoff.NewWorker(o, rank, layout, regions)
+	}
+	return client.NewWorker(o, rank, layout, regions)
+}
+
 // noConnector stands where no connector is attached.
 type noConnector struct{}
+
+func (noConnector) Session() uint64 { return 0 }
 
 func (noConnector) Match(context.Context, *connector.MatchRequest) (o connector.Offer) { return o }
 

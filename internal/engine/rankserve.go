@@ -21,7 +21,7 @@ type ConnectFunc func(ctx context.Context, o client.Options, rank int, layout co
 
 // connectClient is the ConnectFunc of a daemon's client. The daemon need not be there yet.
 func connectClient(ctx context.Context, o client.Options, rank int, layout connector.Layout, regions []*os.File) (WorkerConnector, error) {
-	w, err := client.NewWorker(o, rank, layout, regions)
+	w, err := NewWorkerClient(o, rank, layout, regions)
 	if err != nil {
 		return nil, err
 	}

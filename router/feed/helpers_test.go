@@ -3,8 +3,6 @@ package feed
 import (
 	"context"
 	"encoding/binary"
-	"io"
-	"log/slog"
 	"sync"
 	"testing"
 	"time"
@@ -14,8 +12,6 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/prefix"
 )
-
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 // memIndex is the simplest index: for each holder the blocks' names, keys and copies.
 type memIndex struct {
@@ -148,7 +144,7 @@ func eventMap(kind string, fields ...[]byte) []byte {
 	return b
 }
 
-// storedEvent says that blocks, named by their numbers, came behind parent; 0 is none.
+// storedEvent says that blocks, named by their numbers, came after parent, 0 for none.
 func storedEvent(parent uint64, blocks []uint64, more ...[]byte) []byte {
 	var tokens []uint32
 	for _, n := range blocks {

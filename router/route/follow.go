@@ -22,9 +22,9 @@ func (r *Router) follow(s *rankState, spec *registry.Rank) (err error) {
 	if spec.Events == nil {
 		return nil
 	}
-	e, err := feed.NewEngine(feed.EngineOptions{
+	e, err := feed.NewRank(feed.RankOptions{
 		Endpoint: spec.Events.Endpoint, ReplayEndpoint: spec.Events.ReplayEndpoint, Bind: spec.Events.Bind, Topic: spec.Events.Topic,
-		Ranks: []feed.Rank{{Number: spec.DPRank, Holder: s.gpu}}, BlockSize: spec.BlockSize, Logger: r.opts.Logger.With("rank", s.id),
+		Number: spec.DPRank, Holder: s.gpu, BlockSize: spec.BlockSize, Logger: r.opts.Logger.With("rank", s.id),
 	}, r.index)
 	if err != nil {
 		return err

@@ -21,7 +21,7 @@ type rankState struct {
 	gpu    prefix.Holder
 	ready  atomic.Bool
 	why    atomic.Pointer[string] // why it is not ready
-	events *feed.Engine           // nil without events
+	events *feed.Rank             // nil without events
 	stop   context.CancelFunc
 	done   chan struct{} // closed when events has ended
 	// disk and object are where the rank loads from, nil if nowhere.

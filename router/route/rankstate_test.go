@@ -35,7 +35,7 @@ func TestCachedPromptsDoNotMakeASilentEngineFast(t *testing.T) {
 	if v := learn(r, 0.1); v < 9000 {
 		t.Errorf("%.0f tokens a second, of a rank that has become ten times as fast", v)
 	}
-	if v := learn(&rankState{events: new(feed.Engine)}, 0.5, 0.25); v < 2500 || v > 3500 {
+	if v := learn(&rankState{events: new(feed.Rank)}, 0.5, 0.25); v < 2500 || v > 3500 {
 		t.Errorf("%.0f tokens a second, of a rank with events that computes 2,000 to 4,000", v)
 	}
 }

@@ -74,7 +74,7 @@ func (r *Router) Stats() Stats {
 			s.Ready++
 		}
 		if rank.events != nil {
-			s.Engines = append(s.Engines, rank.events.Stats()...)
+			s.Engines = append(s.Engines, rank.events.Stats())
 		}
 	}
 	for _, from := range sources {
@@ -152,7 +152,8 @@ func (r *Router) info(s *rankState) RankInfo {
 		i.Blocks = h.Blocks
 	}
 	if s.events != nil {
-		i.Events = &s.events.Stats()[0]
+		events := s.events.Stats()
+		i.Events = &events
 	}
 	for _, from := range []struct {
 		source *source

@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/router/registry"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -41,7 +42,7 @@ func fillStore(t *testing.T, dir, model string, prompts map[connector.Scope][]ui
 		parent := connector.RootKey(16, scope)
 		for ; len(tokens) >= 16; tokens = tokens[16:] {
 			key, _ := connector.NextKey(parent, connector.AppendTokens(nil, tokens[:16]), nil)
-			storetest.Save(t, s, &disk.WriteOp{ID: disk.RecordID{Namespace: ns, Key: key}, Parent: parent, Payload: disk.AlignedBuffer(payloadBytes)})
+			storetest.Save(t, s, &store.WriteOp{Record: store.Record{ID: store.RecordID{Namespace: ns, Key: key}, Parent: parent}, Payload: store.AlignedBuffer(payloadBytes)})
 			parent = key
 		}
 	}

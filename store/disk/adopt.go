@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
@@ -34,7 +36,7 @@ type adopting struct {
 	removed []index.Removed
 	unread  []index.Ref
 	freed   []index.Ref
-	events  []Event
+	events  []eventlog.Event
 }
 
 // runAdopt makes index and journal agree with a run of headers. The index comes first: the
@@ -45,7 +47,7 @@ func (c *committing) runAdopt(job *adoptJob) {
 	job.err = nil
 	select {
 	case <-s.journal.Failed():
-		job.err = fmt.Errorf("journal failed: %w", ErrIO)
+		job.err = fmt.Errorf("journal failed: %w", store.ErrIO)
 		return
 	default:
 	}
@@ -92,7 +94,7 @@ func (s *Store) adopted(r *journal.Record) index.Adopted {
 
 // writing reports whether a record is being written. w.mu is held.
 func (w *writes) writing(id index.ID) bool {
-	return w.inFlight[publicID(id)] != nil
+	return w.inFlight[id] != nil
 }
 
 // journalAdopted notes what an adoption changed.
@@ -100,7 +102,7 @@ func (c *committing) journalAdopted(job *adoptJob) error {
 	s, a := c.s, &c.adopting
 	for _, r := range a.removed {
 		if err := a.batch.DeleteRecord(s.space.at(r.Ref).location(r.Ref)); err != nil {
-			return fmt.Errorf("%w: %w", ErrIO, err)
+			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 		a.freed = append(a.freed, r.Ref)
 	}
@@ -117,11 +119,11 @@ func (c *committing) journalAdopted(job *adoptJob) error {
 				r.ParentAt = p.location(f.ParentRef)
 			}
 		}
-		id := RecordID{Namespace: NamespaceID(r.Namespace), Shard: r.Shard}
-		s.namespaces.foundSize(id, int(r.Bytes))
-		err := c.putGroup(a.batch, id, r.Bytes)
+		g := index.Group{Namespace: r.Namespace, Shard: r.Shard}
+		s.namespaces.foundSize(g, int(r.Bytes))
+		err := c.putGroup(a.batch, g, r.Bytes)
 		if err = errors.Join(err, a.batch.PutRecord(r)); err != nil {
-			return fmt.Errorf("%w: %w", ErrIO, err)
+			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 	}
 	if a.batch.Empty() {
@@ -130,7 +132,7 @@ func (c *committing) journalAdopted(job *adoptJob) error {
 	if err := a.batch.Commit(); err != nil {
 		// The batch may still be in use by a commit that does not return.
 		a.batch = nil
-		return fmt.Errorf("%w: %w", ErrIO, err)
+		return fmt.Errorf("%w: %w", store.ErrIO, err)
 	}
 	return nil
 }
@@ -139,15 +141,15 @@ func (c *committing) journalAdopted(job *adoptJob) error {
 func (c *committing) publishAdopted() {
 	s, a := c.s, &c.adopting
 	for _, r := range a.removed {
-		a.events = append(a.events, Event{Kind: EventRemoved, ID: publicID(r.ID)})
+		a.events = append(a.events, removed(r.ID))
 	}
 	for i := range a.found {
 		if f := &a.found[i]; f.Added {
 			s.rebuilt.found.Add(1)
-			a.events = append(a.events, Event{Kind: EventStored, ID: publicID(f.ID), Parent: f.Parent})
+			a.events = append(a.events, stored(f.ID, f.Parent))
 		}
 	}
-	s.events.publish(a.events)
+	s.events.log.Publish(a.events)
 }
 
 // completeSegment has the journal vouch for a segment whose headers are read, and lets its
@@ -155,7 +157,7 @@ func (c *committing) publishAdopted() {
 func (s *Store) completeSegment(g *segment) error {
 	err := s.journal.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes})
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrIO, err)
+		return fmt.Errorf("%w: %w", store.ErrIO, err)
 	}
 	s.space.admit(g)
 	s.barrier.touch()

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvconn/kvconn/store"
 )
 
 // barrier makes what is written durable, for everyone who waits at once: payloads first,
@@ -63,7 +65,7 @@ func (b *barrier) wait(ctx context.Context) error {
 	for b.finished < want {
 		if b.closed {
 			b.mu.Unlock()
-			return ErrClosed
+			return store.ErrClosed
 		}
 		done := b.done
 		b.mu.Unlock()
@@ -71,7 +73,7 @@ func (b *barrier) wait(ctx context.Context) error {
 		select {
 		case <-done:
 		case <-ctx.Done():
-			return fmt.Errorf("wait for barrier: %w: %w", ErrTimeout, context.Cause(ctx))
+			return fmt.Errorf("wait for barrier: %w: %w", store.ErrTimeout, context.Cause(ctx))
 		}
 		b.mu.Lock()
 	}
@@ -175,7 +177,7 @@ func (s *Store) syncSegments(dirty []*segment) error {
 			for i := int(next.Add(1)) - 1; i < len(dirty); i = int(next.Add(1)) - 1 {
 				if err := dirty[i].file.Datasync(); err != nil {
 					dirty[i].dirty.Store(true)
-					errs[i] = fmt.Errorf("%w: %w", ErrIO, err)
+					errs[i] = fmt.Errorf("%w: %w", store.ErrIO, err)
 				}
 			}
 		})
@@ -191,7 +193,7 @@ func (s *Store) makeDurable() error {
 		return err
 	}
 	if err := s.syncJournal(); err != nil {
-		return fmt.Errorf("%w: %w", ErrIO, err)
+		return fmt.Errorf("%w: %w", store.ErrIO, err)
 	}
 	return nil
 }

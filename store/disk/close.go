@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
 
@@ -39,7 +40,7 @@ func (s *Store) undoOpen() error {
 // Close stops the store: writes that were accepted are finished, everything is made
 // durable, and a snapshot of the index is written so that the next open is quick. Calls
 // of Read that are under way end by their deadlines first. Where the disk does not answer
-// Close ends after [Options.CloseWait] with [ErrTimeout]: what had passed a barrier is safe,
+// Close ends after [Options.CloseWait] with [store.ErrTimeout]: what had passed a barrier is safe,
 // but the process still holds the directory, and goroutines of the store may be there.
 func (s *Store) Close() error {
 	s.closeOnce.Do(func() { s.closeErr = s.closeWithin(s.opts.CloseWait) })
@@ -55,7 +56,7 @@ func (s *Store) closeWithin(wait time.Duration) error {
 	case err := <-ended:
 		return err
 	case <-timer.C:
-		return fmt.Errorf("close store %s: the disk has not answered for %v: %w", s.opts.Dir, wait, ErrTimeout)
+		return fmt.Errorf("close store %s: the disk has not answered for %v: %w", s.opts.Dir, wait, store.ErrTimeout)
 	}
 }
 

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/eventlog"
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
@@ -13,8 +16,8 @@ import (
 // journal, so that both, and what is published of them, have one order.
 type commit struct {
 	kind  commitKind
-	write *WriteOp
-	read  *ReadOp
+	write *write
+	read  *read
 	evict *evictJob
 
 	subscribe *subscribeJob
@@ -64,10 +67,10 @@ type committing struct {
 	batch   *journal.Batch
 	work    []commit
 	inserts []index.Insertion
-	ops     []*WriteOp // of inserts
+	ops     []*write // of inserts
 	removed []index.Removed
 	freed   []index.Ref
-	events  []Event
+	events  []eventlog.Event
 	// owed are the slots that a failed journal left in doubt; see owe.
 	owed []index.Ref
 
@@ -91,7 +94,7 @@ func (c *committing) run() {
 			c.replace(w.write)
 			c.addWrite(w.write)
 		case commitDrop:
-			c.drop(w.read.rd.found.ref, w.read.rd.found.seq, ofMedium(w.read.rd.ioErr))
+			c.drop(w.read.found.ref, w.read.found.seq, fsio.OfMedium(w.read.ioErr))
 		case commitDropSlot:
 			c.drop(w.drop.ref, w.drop.seq, w.drop.spoilt)
 		case commitEvict:
@@ -156,14 +159,14 @@ func (c *committing) drop(ref index.Ref, seq uint64, spoilt bool) {
 // order sorts writes by their sequence numbers, which puts parents before children.
 func (c *commit) order() uint64 {
 	if c.kind == commitWrite {
-		return c.write.wr.seq
+		return c.write.seq
 	}
 	return 0
 }
 
-func (c *committing) addWrite(op *WriteOp) {
+func (c *committing) addWrite(op *write) {
 	c.inserts = append(c.inserts, index.Insertion{
-		ID: op.ID.internal(), Parent: op.Parent, Ref: index.Ref(op.wr.ref), Seq: op.wr.seq, Bytes: uint32(len(op.Payload)),
+		ID: op.id, Parent: op.Parent, Ref: op.ref, Seq: op.seq, Bytes: uint32(len(op.Payload)),
 	})
 	c.ops = append(c.ops, op)
 }
@@ -174,7 +177,7 @@ func (c *committing) commit() error {
 	select {
 	case <-s.journal.Failed():
 		// The batch may still be in use by a commit that does not return.
-		return fmt.Errorf("journal failed: %w", ErrIO)
+		return fmt.Errorf("journal failed: %w", store.ErrIO)
 	default:
 	}
 	if len(c.owed) > 0 { // the last attempt failed before it had noted them
@@ -184,19 +187,19 @@ func (c *committing) commit() error {
 	}
 	for _, r := range c.removed {
 		if err := c.batch.DeleteRecord(s.space.at(r.Ref).location(r.Ref)); err != nil {
-			return fmt.Errorf("%w: %w", ErrIO, err)
+			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 		c.freed = append(c.freed, r.Ref)
 	}
 	s.table.Place(c.inserts)
 	for i := range c.inserts {
 		if err := c.putRecord(&c.inserts[i], c.ops[i]); err != nil {
-			return fmt.Errorf("%w: %w", ErrIO, err)
+			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 	}
 	if !c.batch.Empty() {
 		if err := c.batch.Commit(); err != nil {
-			return fmt.Errorf("%w: %w", ErrIO, err)
+			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 	}
 	s.table.Insert(c.inserts)
@@ -212,36 +215,32 @@ func (c *committing) commit() error {
 func (c *committing) publish(err error) {
 	c.events = c.events[:0]
 	for _, r := range c.removed {
-		c.events = append(c.events, Event{Kind: EventRemoved, ID: publicID(r.ID)})
+		c.events = append(c.events, removed(r.ID))
 	}
 	for i := range c.inserts {
 		if in := &c.inserts[i]; err == nil && in.Added {
-			c.events = append(c.events, Event{Kind: EventStored, ID: publicID(in.ID), Parent: in.Parent})
+			c.events = append(c.events, stored(in.ID, in.Parent))
 		}
 	}
-	c.s.events.publish(c.events)
-}
-
-func publicID(id index.ID) RecordID {
-	return RecordID{Namespace: NamespaceID(id.Namespace), Shard: id.Shard, Key: id.Key}
+	c.s.events.log.Publish(c.events)
 }
 
 // putGroup notes namespace and payload size of a record, unless the journal has them.
-func (c *committing) putGroup(batch *journal.Batch, id RecordID, bytes uint32) error {
+func (c *committing) putGroup(batch *journal.Batch, g index.Group, bytes uint32) error {
 	n := &c.s.namespaces
-	n.insert(id.Namespace)
-	if n.unlisted(id.Namespace) {
-		if err := batch.PutNamespace(journal.Namespace{ID: uint16(id.Namespace), Digest: n.digest(id.Namespace)}); err != nil {
+	n.insert(g.Namespace)
+	if n.unlisted(g.Namespace) {
+		if err := batch.PutNamespace(journal.Namespace{ID: g.Namespace, Digest: n.digest(g.Namespace)}); err != nil {
 			return err
 		}
 	}
-	if n.unnoted(id) {
-		return batch.PutSize(uint16(id.Namespace), id.Shard, bytes)
+	if n.unnoted(g) {
+		return batch.PutSize(g.Namespace, g.Shard, bytes)
 	}
 	return nil
 }
 
-func (c *committing) putRecord(in *index.Insertion, op *WriteOp) error {
+func (c *committing) putRecord(in *index.Insertion, op *write) error {
 	g := c.s.space.at(in.Ref)
 	if gen := c.s.journal.Generation(); g.noted != gen {
 		if err := c.batch.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes}); err != nil {
@@ -249,11 +248,11 @@ func (c *committing) putRecord(in *index.Insertion, op *WriteOp) error {
 		}
 		g.noted = gen
 	}
-	id := RecordID{Namespace: NamespaceID(in.ID.Namespace), Shard: in.ID.Shard}
-	if err := c.putGroup(c.batch, id, in.Bytes); err != nil {
+	group := index.Group{Namespace: in.ID.Namespace, Shard: in.ID.Shard}
+	if err := c.putGroup(c.batch, group, in.Bytes); err != nil {
 		return err
 	}
-	_, scheme := c.s.namespaces.identity(id.Namespace)
+	_, scheme := c.s.namespaces.identity(in.ID.Namespace)
 	return c.batch.PutRecord(&journal.Record{
 		Location: g.location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
 		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.parentAt(in), Depth: in.Depth,

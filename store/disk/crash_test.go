@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
 )
 
@@ -60,8 +61,8 @@ func childWriter(dir string) error {
 	for chain := first; ; chain++ {
 		written := make(chan error, childChain)
 		for _, r := range chainOf(ns, chain, childChain) {
-			op := &WriteOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Payload: r.payload()}
-			if _, err := s.Write([]*WriteOp{op}, func(op *WriteOp) { written <- op.Err }); err != nil {
+			op := &store.WriteOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: r.payload()}
+			if _, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) { written <- op.Err }); err != nil {
 				return err
 			}
 		}
@@ -146,7 +147,7 @@ func checkAfterKill(t *testing.T, dir string, from, written, durable int) {
 			switch {
 			case err == nil:
 				found++
-			case !errors.Is(err, ErrGone):
+			case !errors.Is(err, store.ErrGone):
 				t.Errorf("chain %d block %d: %v", chain, i, err)
 			case chain == durable:
 				t.Errorf("chain %d block %d is gone though a barrier had made it durable", chain, i)
@@ -220,7 +221,7 @@ func TestBitFlipIsFoundAndOnlyThatRecordDropped(t *testing.T) {
 	mustWrite(t, s, records)
 	slot := slotBytes(testPayload)
 	for i, within := range []int64{0, 9, 12, 20, 33, 45, 60, 85, 100, 120, 145, 153, 3000, 4090, 4096, 4097, 20_000, 4096 + testPayload - 1} {
-		f, ok := s.table.Get(records[i].ID.internal(), false)
+		f, ok := s.table.Get(internalID(s, records[i].ID), false)
 		if !ok {
 			t.Fatalf("record %d is not there", i)
 		}
@@ -228,10 +229,10 @@ func TestBitFlipIsFoundAndOnlyThatRecordDropped(t *testing.T) {
 		if err := flipBit(g.path, 4096+int64(f.Ref-g.base)*slot+within, uint(i%8)); err != nil {
 			t.Fatal(err)
 		}
-		if err := readAll(t, s, records[i:i+1])[0]; !errors.Is(err, ErrCorrupt) {
+		if err := readAll(t, s, records[i:i+1])[0]; !errors.Is(err, store.ErrCorrupt) {
 			t.Errorf("flip at %d: %v", within, err)
 		}
-		if s.Has(records[i].ID) {
+		if isPresent(s, records[i].ID) {
 			t.Errorf("flip at %d: record is still there", within)
 		}
 		if got := s.Stats().Corrupt; got != uint64(i+1) {
@@ -249,17 +250,17 @@ func TestStaleIndexEntryIsNeverAHit(t *testing.T) {
 	records := chainOf(ns, 1, 2)
 	mustWrite(t, s, records)
 	// The slot of record 0 is overwritten with record 1, as after a deletion that was lost.
-	a, _ := s.table.Get(records[0].ID.internal(), false)
-	b, _ := s.table.Get(records[1].ID.internal(), false)
+	a, _ := s.table.Get(internalID(s, records[0].ID), false)
+	b, _ := s.table.Get(internalID(s, records[1].ID), false)
 	g := s.space.at(a.Ref)
-	buf := AlignedBuffer(int(g.SlotBytes))
+	buf := store.AlignedBuffer(int(g.SlotBytes))
 	if err := g.file.ReadVec(buf, nil, g.Offset(uint32(b.Ref-g.base))); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.file.WriteVec(buf, nil, g.Offset(uint32(a.Ref-g.base))); err != nil {
 		t.Fatal(err)
 	}
-	if err := readAll(t, s, records[:1])[0]; !errors.Is(err, ErrCorrupt) {
+	if err := readAll(t, s, records[:1])[0]; !errors.Is(err, store.ErrCorrupt) {
 		t.Errorf("stale entry: %v", err)
 	}
 	mustRead(t, s, records[1:])
@@ -308,12 +309,12 @@ func TestLeastRecentlyUsedGoesFirstAndEndsOfChainsBeforeTheirHeads(t *testing.T)
 		}
 		present := 0
 		for _, r := range other {
-			if s.Has(r.ID) {
+			if isPresent(s, r.ID) {
 				present++
 			}
 		}
 		for i := range present {
-			if !s.Has(other[i].ID) {
+			if !isPresent(s, other[i].ID) {
 				t.Fatalf("block %d of an evicted chain is gone before its end (%d are left)", i, present)
 			}
 		}
@@ -364,10 +365,10 @@ func TestWritesFailAsBusyWhenEverythingIsPinned(t *testing.T) {
 	for chain := 1; chain < 60 && !busy; chain++ {
 		for _, r := range chainOf(ns, chain, 10) {
 			result := make(chan error, 1)
-			op := &WriteOp{ID: r.ID, Parent: r.Parent, Payload: r.payload()}
+			op := &store.WriteOp{Record: store.Record{ID: r.ID, Parent: r.Parent}, Payload: r.payload()}
 			// Pinned from within done: before anything can evict the record.
-			_, err := s.Write([]*WriteOp{op}, func(op *WriteOp) {
-				if f, ok := s.table.Get(op.ID.internal(), true); ok {
+			_, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) {
+				if f, ok := s.table.Get(internalID(s, op.ID), true); ok {
 					held = append(held, f.Ref)
 				}
 				result <- op.Err
@@ -375,7 +376,7 @@ func TestWritesFailAsBusyWhenEverythingIsPinned(t *testing.T) {
 			if err == nil {
 				err = <-result
 			}
-			if err != nil && !errors.Is(err, ErrBusy) {
+			if err != nil && !errors.Is(err, store.ErrBusy) {
 				t.Fatal(err)
 			}
 			busy = busy || err != nil
@@ -395,21 +396,21 @@ func TestWriteBeyondTheBudgetIsRefusedAtOnce(t *testing.T) {
 	s := openTest(t, o)
 	ns := openNamespace(t, s, "a")
 	records := chainOf(ns, 1, 20)
-	ops := make([]*WriteOp, len(records))
+	ops := make([]*store.WriteOp, len(records))
 	for i, r := range records {
-		ops[i] = &WriteOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Payload: r.payload()}
+		ops[i] = &store.WriteOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: r.payload()}
 	}
 	finished := make(chan error, len(ops))
 	// The committer is held up, so that nothing is finished meanwhile.
 	release := make(chan struct{})
-	blocker := &WriteOp{ID: chainOf(ns, 2, 1)[0].ID, Payload: records[0].payload()}
+	blocker := &store.WriteOp{Record: store.Record{ID: chainOf(ns, 2, 1)[0].ID}, Payload: records[0].payload()}
 	blocked := make(chan struct{})
-	if _, err := s.Write([]*WriteOp{blocker}, func(*WriteOp) { close(blocked); <-release }); err != nil {
+	if _, err := s.Write([]*store.WriteOp{blocker}, func(*store.WriteOp) { close(blocked); <-release }); err != nil {
 		t.Fatal(err)
 	}
 	<-blocked
-	n, err := s.Write(ops, func(op *WriteOp) { finished <- op.Err })
-	if n != 2 || !errors.Is(err, ErrBusy) {
+	n, err := s.Write(ops, func(op *store.WriteOp) { finished <- op.Err })
+	if n != 2 || !errors.Is(err, store.ErrBusy) {
 		t.Errorf("accepted %d: %v", n, err)
 	}
 	close(release)
@@ -488,14 +489,14 @@ func TestClosedStoreRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, err := range append(writeAll(t, s, records), readAll(t, s, records)...) {
-		if !errors.Is(err, ErrClosed) {
+		if !errors.Is(err, store.ErrClosed) {
 			t.Errorf("error %v", err)
 		}
 	}
 	if n := lookup(s, ns, records); n != 0 {
 		t.Errorf("lookup found %d", n)
 	}
-	if err := s.Sync(context.Background()); !errors.Is(err, ErrClosed) {
+	if err := s.Sync(context.Background()); !errors.Is(err, store.ErrClosed) {
 		t.Errorf("sync: %v", err)
 	}
 }

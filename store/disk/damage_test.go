@@ -18,6 +18,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
 
@@ -30,7 +32,7 @@ func damageOptions(dir string) Options {
 	return o
 }
 
-func damageChain(ns NamespaceID, chain, n int) []testRecord {
+func damageChain(ns connector.NamespaceDigest, chain, n int) []testRecord {
 	out := chainOf(ns, chain, n)
 	for i := range out {
 		out[i].Bytes = damagePayload
@@ -117,7 +119,7 @@ func placesOf(t testing.TB, s *Store, all []testRecord) []placedRecord {
 	t.Helper()
 	var out []placedRecord
 	for _, r := range all {
-		f, ok := s.table.Get(r.ID.internal(), false)
+		f, ok := s.table.Get(internalID(s, r.ID), false)
 		if !ok {
 			continue
 		}
@@ -373,7 +375,7 @@ func (tr trial) check(t *testing.T, s *Store, intact []testRecord) float64 {
 		switch {
 		case err == nil:
 			found++
-		case errors.Is(err, ErrMismatch), errors.Is(err, ErrInvalid):
+		case errors.Is(err, store.ErrMismatch), errors.Is(err, store.ErrInvalid):
 			t.Errorf("%v: record %d: %v", tr, i, err)
 		}
 	}
@@ -411,7 +413,7 @@ func (tr trial) saveMore(t *testing.T, s *Store, more []testRecord) {
 		for i, err := range readAll(t, s, more) {
 			switch {
 			case err == nil:
-			case attempt == 0 && tr.fault == "eio" && errors.Is(err, ErrIO):
+			case attempt == 0 && tr.fault == "eio" && errors.Is(err, store.ErrIO):
 				unread = append(unread, more[i])
 			default:
 				t.Errorf("%v: read of what was written after it: %v", tr, err)

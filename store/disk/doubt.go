@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 )
 
@@ -50,7 +52,7 @@ func (d *doubts) take(ref index.Ref) doubt {
 // bad notes that the read of a record failed. It reports whether the record should go:
 // it failed before, and others were read since.
 func (d *doubts) bad(ref index.Ref, seq uint64, err error) (drop bool) {
-	e := doubt{seq: seq, read: d.read.Load(), failed: errors.Is(err, ErrIO) || errors.Is(err, ErrTimeout), medium: ofMedium(err)}
+	e := doubt{seq: seq, read: d.read.Load(), failed: errors.Is(err, store.ErrIO) || errors.Is(err, store.ErrTimeout), medium: fsio.OfMedium(err)}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	old, again := d.last[ref]
@@ -103,8 +105,8 @@ func (s *Store) doubted(found index.Found) bool {
 
 // replace drops the record that a save replaces, now that the new payload is written: a save that
 // fails costs nothing. It is in one batch with the new record.
-func (c *committing) replace(op *WriteOp) {
-	ref, seq := index.Ref(op.wr.oldRef), op.wr.oldSeq
+func (c *committing) replace(op *write) {
+	ref, seq := op.oldRef, op.oldSeq
 	if seq == 0 {
 		return
 	}

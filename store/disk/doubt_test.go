@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
 
@@ -50,7 +51,7 @@ func badRead(t *testing.T, fault func() error) (*badReads, *Store, []testRecord)
 	s := watchCap(t, o).of(openTest(t, o))
 	records := chainOf(openNamespace(t, s, "a"), 1, 10)
 	mustWrite(t, s, records)
-	f, _ := s.table.Get(records[0].ID.internal(), false)
+	f, _ := s.table.Get(internalID(s, records[0].ID), false)
 	g := s.space.at(f.Ref)
 	bad := place{g.path, g.Offset(uint32(f.Ref - g.base))}
 	fail := func(at place) error {
@@ -67,12 +68,12 @@ func badRead(t *testing.T, fault func() error) (*badReads, *Store, []testRecord)
 func TestRecordThatCannotBeReadTwiceIsDroppedAndItsSlotSetAside(t *testing.T) {
 	_, s, records := badRead(t, func() error { return unix.EIO })
 	for range 2 {
-		if err := readAll(t, s, records[:1])[0]; !errors.Is(err, ErrIO) {
+		if err := readAll(t, s, records[:1])[0]; !errors.Is(err, store.ErrIO) {
 			t.Fatal(err)
 		}
 		mustRead(t, s, records[1:])
 	}
-	if s.Has(records[0].ID) {
+	if isPresent(s, records[0].ID) {
 		t.Error("the record is still offered")
 	}
 	if st := s.Stats(); st.BadSlots != 1 || st.Unreadable != 1 {
@@ -87,7 +88,7 @@ func TestRecordThatCannotBeReadTwiceIsDroppedAndItsSlotSetAside(t *testing.T) {
 // Defect 13: a save replaces a record whose last read failed.
 func TestSaveReplacesARecordWhoseLastReadFailed(t *testing.T) {
 	_, s, records := badRead(t, func() error { return unix.EIO })
-	if err := readAll(t, s, records[:1])[0]; !errors.Is(err, ErrIO) {
+	if err := readAll(t, s, records[:1])[0]; !errors.Is(err, store.ErrIO) {
 		t.Fatal(err)
 	}
 	mustWrite(t, s, records[:1])
@@ -99,8 +100,8 @@ func TestSaveReplacesARecordWhoseLastReadFailed(t *testing.T) {
 // saveOnce does not wait for room.
 func saveOnce(s *Store, r *testRecord) error {
 	done := make(chan error, 1)
-	op := &WriteOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Payload: r.payload()}
-	if _, err := s.Write([]*WriteOp{op}, func(op *WriteOp) { done <- op.Err }); err != nil {
+	op := &store.WriteOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: r.payload()}
+	if _, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) { done <- op.Err }); err != nil {
 		return err
 	}
 	return <-done
@@ -154,21 +155,21 @@ func TestRefusedSaveDropsNothing(t *testing.T) {
 				}
 				return nil
 			})
-			if err := readAll(t, s, records[:1])[0]; !errors.Is(err, ErrIO) {
+			if err := readAll(t, s, records[:1])[0]; !errors.Is(err, store.ErrIO) {
 				t.Fatal(err)
 			}
 			again := refuse(t, d, s)
 			if err := saveOnce(s, &records[0]); err == nil {
 				t.Error("the save was taken")
 			}
-			if !s.Has(records[0].ID) {
+			if !isPresent(s, records[0].ID) {
 				t.Error("the record is gone")
 			}
 			again()
 			fails.Store(false)
 			mustRead(t, s, records) // the fault has passed
 			fails.Store(true)
-			if err := readAll(t, s, records[:1])[0]; !errors.Is(err, ErrIO) {
+			if err := readAll(t, s, records[:1])[0]; !errors.Is(err, store.ErrIO) {
 				t.Fatal(err)
 			}
 			mustWrite(t, s, records[:1])
@@ -185,7 +186,7 @@ func TestRecordThatTimesOutTwiceIsDropped(t *testing.T) {
 	defer close(release)
 	_, s, records := badRead(t, func() error { <-release; return nil })
 	for range 2 {
-		if err := readAll(t, s, records[:1])[0]; !errors.Is(err, ErrTimeout) {
+		if err := readAll(t, s, records[:1])[0]; !errors.Is(err, store.ErrTimeout) {
 			t.Fatal(err)
 		}
 		good := false
@@ -197,7 +198,7 @@ func TestRecordThatTimesOutTwiceIsDropped(t *testing.T) {
 		}
 	}
 	for range 1000 {
-		if !s.Has(records[0].ID) {
+		if !isPresent(s, records[0].ID) {
 			return
 		}
 		time.Sleep(time.Millisecond)
@@ -212,7 +213,7 @@ func TestReadsThatAllFailForAWhileDropNothing(t *testing.T) {
 	d.bad.Store(&all)
 	for range 5 {
 		for i, err := range readAll(t, s, records) {
-			if !errors.Is(err, ErrIO) {
+			if !errors.Is(err, store.ErrIO) {
 				t.Errorf("record %d: %v", i, err)
 			}
 		}
@@ -233,7 +234,7 @@ func TestSaveReplacesARecordOfAnotherPrefixAfterItsReadFailed(t *testing.T) {
 	other[1].Proof[3]++
 	mustWrite(t, s, other[1:2]) // nobody has found fault with the one that is there
 	mustRead(t, s, records)
-	if err := readAll(t, s, other[1:2])[0]; !errors.Is(err, ErrMismatch) {
+	if err := readAll(t, s, other[1:2])[0]; !errors.Is(err, store.ErrMismatch) {
 		t.Fatal(err)
 	}
 	mustWrite(t, s, other[1:2])

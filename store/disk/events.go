@@ -7,64 +7,38 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/eventlog"
+	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
-
-// EventKind says what happened to a record.
-type EventKind uint8
-
-// The kinds of events.
-const (
-	EventStored EventKind = iota + 1
-	EventRemoved
-)
-
-// Event says that a record came or went. It is published after the index has changed:
-// what an event calls stored can be read, unless a later event has removed it.
-type Event struct {
-	// Seq numbers the events of one epoch without gaps, from 1 on.
-	Seq  uint64
-	Kind EventKind
-	ID   RecordID
-	// Parent is the key of the chain's previous block; only for stored records.
-	Parent connector.Key
-}
-
-// ErrLagged says that a subscriber fell so far behind that events it has not seen are no
-// longer kept. It must subscribe again and begin with a snapshot.
-var ErrLagged = errors.New("store: subscriber fell behind")
 
 // events numbers what happens and keeps it for subscribers.
 type events struct {
 	log *eventlog.Log
-	// packed is the committer's.
-	packed []eventlog.Event
 }
 
 func (l *events) init(bytes int64) { l.log = eventlog.New(bytes) }
 
-// publish appends events, numbering them.
-func (l *events) publish(list []Event) {
-	l.packed = l.packed[:0]
-	for i := range list {
-		e := &list[i]
-		l.packed = append(l.packed, eventlog.Event{
-			Key: e.ID.Key, Parent: e.Parent, Namespace: uint32(e.ID.Namespace), Shard: e.ID.Shard, Kind: uint8(e.Kind),
-		})
-	}
-	l.log.Publish(l.packed)
+// stored is the event of a record that was added.
+func stored(id index.ID, parent connector.Key) eventlog.Event {
+	return eventlog.Event{Key: id.Key, Parent: parent, Namespace: uint32(id.Namespace), Shard: id.Shard, Kind: uint8(store.EventStored)}
+}
+
+// removed is the event of a record that is gone.
+func removed(id index.ID) eventlog.Event {
+	return eventlog.Event{Key: id.Key, Namespace: uint32(id.Namespace), Shard: id.Shard, Kind: uint8(store.EventRemoved)}
 }
 
 // eventError is an error of the log as subscribers know it.
 func eventError(err error) error {
 	switch {
 	case errors.Is(err, eventlog.ErrLagged):
-		return fmt.Errorf("%w: %w", ErrLagged, err)
+		return fmt.Errorf("%w: %w", store.ErrLagged, err)
 	case errors.Is(err, eventlog.ErrClosed):
-		return ErrClosed
+		return store.ErrClosed
 	}
-	return fmt.Errorf("wait for events: %w: %w", ErrTimeout, err)
+	return fmt.Errorf("wait for events: %w: %w", store.ErrTimeout, err)
 }
 
 // Subscription is a consistent view of what the store holds: a snapshot, and every event
@@ -73,7 +47,7 @@ type Subscription struct {
 	s        *Store
 	follower *eventlog.Follower
 	packed   []eventlog.Event
-	buf      []Event
+	buf      []store.Event
 
 	mu       sync.Mutex // held while the snapshot is read or closed
 	snapshot *journal.Snapshot
@@ -137,10 +111,10 @@ func (s *Store) Epoch() uint64 { return s.epoch }
 // Subscribe takes a snapshot of what the store holds and follows what happens after it.
 // Memory does not grow with the number of records, and with how slow the subscribers are
 // only up to [Options].EventBytes, for all of them together.
-func (s *Store) Subscribe(ctx context.Context) (*Subscription, error) {
+func (s *Store) Subscribe(ctx context.Context) (store.Subscription, error) {
 	job := &subscribeJob{done: make(chan struct{})}
 	if !s.commits.tryPush(commit{kind: commitSubscribe, subscribe: job}) {
-		return nil, ErrClosed
+		return nil, store.ErrClosed
 	}
 	select {
 	case <-job.done:
@@ -152,24 +126,24 @@ func (s *Store) Subscribe(ctx context.Context) (*Subscription, error) {
 				_ = job.snapshot.Close()
 			}
 		}()
-		return nil, fmt.Errorf("subscribe: %w: %w", ErrTimeout, context.Cause(ctx))
+		return nil, fmt.Errorf("subscribe: %w: %w", store.ErrTimeout, context.Cause(ctx))
 	}
 	if job.err != nil {
-		return nil, fmt.Errorf("subscribe: %w: %w", ErrIO, job.err)
+		return nil, fmt.Errorf("subscribe: %w: %w", store.ErrIO, job.err)
 	}
 	u := &Subscription{s: s, snapshot: job.snapshot, follower: job.follower}
 	if !s.subscriptions.add(u) {
-		return nil, errors.Join(ErrClosed, u.Close())
+		return nil, errors.Join(store.ErrClosed, u.Close())
 	}
 	return u, nil
 }
 
 // SubscribeAfter follows the events after seq of the store's present epoch, without a
 // snapshot: for a subscriber that lost its connection and nothing else. It fails with
-// [ErrLagged] if some of them are no longer kept.
-func (s *Store) SubscribeAfter(epoch, seq uint64) (*Subscription, error) {
+// [store.ErrLagged] if some of them are no longer kept.
+func (s *Store) SubscribeAfter(epoch, seq uint64) (store.Subscription, error) {
 	if epoch != s.epoch {
-		return nil, fmt.Errorf("epoch %d, not %d: %w", epoch, s.epoch, ErrLagged)
+		return nil, fmt.Errorf("epoch %d, not %d: %w", epoch, s.epoch, store.ErrLagged)
 	}
 	f, err := s.events.log.FollowAfter(seq)
 	if err != nil {
@@ -193,16 +167,10 @@ func (s *Store) runSubscribe(job *subscribeJob) {
 	}
 }
 
-// Resident is a record of a snapshot.
-type Resident struct {
-	ID     RecordID
-	Parent connector.Key
-}
-
 // Snapshot calls f for every record that the store held when the subscription was made,
-// and lets go of the snapshot. A second call does nothing. It fails with [ErrLagged] as soon
+// and lets go of the snapshot. A second call does nothing. It fails with [store.ErrLagged] as soon
 // as events that follow the snapshot are no longer kept, since it is of no use then.
-func (u *Subscription) Snapshot(ctx context.Context, f func(Resident) error) error {
+func (u *Subscription) Snapshot(ctx context.Context, f func(store.Resident) error) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.snapshot == nil {
@@ -215,17 +183,18 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(Resident) error) err
 				return context.Cause(ctx)
 			}
 			if u.s.subscriptions.stopping() {
-				return ErrClosed
+				return store.ErrClosed
 			}
 			if err := u.follower.Lagged(); err != nil {
 				return eventError(err)
 			}
 		}
-		if !r.Readable() {
+		ns := u.s.namespaces.digest(r.Namespace)
+		if !r.Readable() || ns == (connector.NamespaceDigest{}) {
 			return nil
 		}
-		return f(Resident{
-			ID:     RecordID{Namespace: NamespaceID(r.Namespace), Shard: r.Shard, Key: r.Key},
+		return f(store.Resident{
+			ID:     store.RecordID{Namespace: ns, Shard: r.Shard, Key: r.Key},
 			Parent: r.Parent,
 		})
 	})
@@ -236,11 +205,11 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(Resident) error) err
 func (u *Subscription) Seq() uint64 { return u.follower.Seq() }
 
 // Next waits for events and returns them in order. The slice is valid until the next
-// call. It fails with [ErrLagged] if the subscriber is too far behind, with [ErrTimeout]
-// when ctx ends and with [ErrClosed] when the store or the subscription has closed.
-func (u *Subscription) Next(ctx context.Context) ([]Event, error) {
+// call. It fails with [store.ErrLagged] if the subscriber is too far behind, with [store.ErrTimeout]
+// when ctx ends and with [store.ErrClosed] when the store or the subscription has closed.
+func (u *Subscription) Next(ctx context.Context) ([]store.Event, error) {
 	if u.buf == nil {
-		u.packed, u.buf = make([]eventlog.Event, 0, eventBatch), make([]Event, 0, eventBatch)
+		u.packed, u.buf = make([]eventlog.Event, 0, eventBatch), make([]store.Event, 0, eventBatch)
 	}
 	first, list, err := u.follower.Next(ctx, u.packed[:0])
 	if err != nil {
@@ -249,9 +218,9 @@ func (u *Subscription) Next(ctx context.Context) ([]Event, error) {
 	u.buf = u.buf[:0]
 	for i := range list {
 		e := &list[i]
-		u.buf = append(u.buf, Event{
-			Seq: first + uint64(i), Kind: EventKind(e.Kind), Parent: e.Parent,
-			ID: RecordID{Namespace: NamespaceID(e.Namespace), Shard: e.Shard, Key: e.Key},
+		u.buf = append(u.buf, store.Event{
+			Seq: first + uint64(i), Kind: store.EventKind(e.Kind), Parent: e.Parent,
+			ID: store.RecordID{Namespace: u.s.namespaces.digest(uint16(e.Namespace)), Shard: e.Shard, Key: e.Key},
 		})
 	}
 	return u.buf, nil

@@ -7,22 +7,23 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/eventlog"
 )
 
 // follow applies a subscription to a set of records until the store closes.
-func follow(t *testing.T, u *Subscription) map[RecordID]bool {
+func follow(t *testing.T, u store.Subscription) map[store.RecordID]bool {
 	t.Helper()
-	have := make(map[RecordID]bool)
+	have := make(map[store.RecordID]bool)
 	ctx := context.Background()
-	err := u.Snapshot(ctx, func(r Resident) error { have[r.ID] = true; return nil })
+	err := u.Snapshot(ctx, func(r store.Resident) error { have[r.ID] = true; return nil })
 	if err != nil {
 		t.Error(err)
 	}
 	last := u.Seq()
 	for {
 		events, err := u.Next(ctx)
-		if errors.Is(err, ErrClosed) {
+		if errors.Is(err, store.ErrClosed) {
 			return have
 		}
 		if err != nil {
@@ -34,12 +35,12 @@ func follow(t *testing.T, u *Subscription) map[RecordID]bool {
 				t.Errorf("event %d after %d", e.Seq, last-1)
 			}
 			switch e.Kind {
-			case EventStored:
+			case store.EventStored:
 				if have[e.ID] {
 					t.Errorf("event %d: %v stored twice", e.Seq, e.ID)
 				}
 				have[e.ID] = true
-			case EventRemoved:
+			case store.EventRemoved:
 				if !have[e.ID] {
 					t.Errorf("event %d: %v removed and was not there", e.Seq, e.ID)
 				}
@@ -55,7 +56,7 @@ func TestSubscribersKnowExactlyWhatIsThere(t *testing.T) {
 	s := openTest(t, o)
 	ns := openNamespace(t, s, "a")
 	var subscribers sync.WaitGroup
-	views := make([]map[RecordID]bool, 3)
+	views := make([]map[store.RecordID]bool, 3)
 	for chain := range 30 {
 		if chain%10 == 5 {
 			u, err := s.Subscribe(context.Background())
@@ -69,7 +70,7 @@ func TestSubscribersKnowExactlyWhatIsThere(t *testing.T) {
 	if s.Stats().Evicted == 0 {
 		t.Fatal("nothing was evicted")
 	}
-	here := make(map[RecordID]bool)
+	here := make(map[store.RecordID]bool)
 	if err := s.Sync(context.Background()); err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +81,7 @@ func TestSubscribersKnowExactlyWhatIsThere(t *testing.T) {
 	s = openTest(t, o)
 	for chain := range 30 {
 		for _, r := range chainOf(ns, chain, 30) {
-			if s.Has(r.ID) {
+			if isPresent(s, r.ID) {
 				here[r.ID] = true
 			}
 		}
@@ -108,12 +109,12 @@ func TestSubscriberThatLagsIsTold(t *testing.T) {
 	}
 	defer func() { _ = u.Close() }()
 	for range eventlog.LeastBytes/eventlog.EventBytes/1000 + 1 {
-		s.events.publish(make([]Event, 1000))
+		s.events.log.Publish(make([]eventlog.Event, 1000))
 	}
-	if err := u.Snapshot(context.Background(), func(Resident) error { return nil }); err != nil {
+	if err := u.Snapshot(context.Background(), func(store.Resident) error { return nil }); err != nil {
 		t.Errorf("an empty snapshot: %v", err)
 	}
-	if _, err := u.Next(context.Background()); !errors.Is(err, ErrLagged) {
+	if _, err := u.Next(context.Background()); !errors.Is(err, store.ErrLagged) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -143,20 +144,20 @@ func TestSubscriberMayResume(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range events {
-			if e.ID != records[n].ID || e.Parent != records[n].Parent || e.Kind != EventStored {
+			if e.ID != records[n].ID || e.Parent != records[n].Parent || e.Kind != store.EventStored {
 				t.Errorf("event %+v, want %+v", e, records[n])
 			}
 			n++
 		}
 	}
-	if _, err := s.SubscribeAfter(s.Epoch()+1, 0); !errors.Is(err, ErrLagged) {
+	if _, err := s.SubscribeAfter(s.Epoch()+1, 0); !errors.Is(err, store.ErrLagged) {
 		t.Errorf("other epoch: %v", err)
 	}
-	if _, err := s.SubscribeAfter(s.Epoch(), 1000); !errors.Is(err, ErrLagged) {
+	if _, err := s.SubscribeAfter(s.Epoch(), 1000); !errors.Is(err, store.ErrLagged) {
 		t.Errorf("event that never was: %v", err)
 	}
 	cancel()
-	if _, err := again.Next(ctx); !errors.Is(err, ErrTimeout) {
+	if _, err := again.Next(ctx); !errors.Is(err, store.ErrTimeout) {
 		t.Errorf("after the end of the context: %v", err)
 	}
 }
@@ -172,13 +173,13 @@ func TestStoreClosesUnderAnOpenSubscription(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := u.Snapshot(context.Background(), func(Resident) error { t.Error("a record"); return nil }); err != nil {
+	if err := u.Snapshot(context.Background(), func(store.Resident) error { t.Error("a record"); return nil }); err != nil {
 		t.Error(err)
 	}
-	if _, err := u.Next(context.Background()); !errors.Is(err, ErrClosed) {
+	if _, err := u.Next(context.Background()); !errors.Is(err, store.ErrClosed) {
 		t.Errorf("next: %v", err)
 	}
-	if _, err := s.Subscribe(context.Background()); !errors.Is(err, ErrClosed) {
+	if _, err := s.Subscribe(context.Background()); !errors.Is(err, store.ErrClosed) {
 		t.Errorf("subscribe: %v", err)
 	}
 	if _, err := s.OpenNamespace(testManifest("late")); err == nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/kvconn/kvconn/store"
 	"golang.org/x/sys/unix"
 )
 
@@ -97,7 +98,7 @@ func powerLoss(t *testing.T, seed uint64) {
 	for chain := range chains {
 		for i, err := range readAll(t, again, chainOf(ns, chain, length)) {
 			switch {
-			case err == nil, errors.Is(err, ErrGone), errors.Is(err, ErrCorrupt):
+			case err == nil, errors.Is(err, store.ErrGone), errors.Is(err, store.ErrCorrupt):
 			default:
 				t.Errorf("chain %d block %d: %v", chain, i, err)
 			}
@@ -168,7 +169,7 @@ func checkAfterFault(t *testing.T, o Options, durable int) {
 	ns := openNamespace(t, s, "a")
 	for chain := range 3 {
 		for i, err := range readAll(t, s, chainOf(ns, chain, 8)) {
-			if err != nil && (chain < durable || !errors.Is(err, ErrGone)) {
+			if err != nil && (chain < durable || !errors.Is(err, store.ErrGone)) {
 				t.Errorf("chain %d block %d (%d chains durable): %v", chain, i, durable, err)
 			}
 		}
@@ -287,7 +288,7 @@ func TestFailedReadKeepsTheRecord(t *testing.T) {
 	})
 	broken.Store(true)
 	err := readAll(t, s, records)[0]
-	if !errors.Is(err, ErrIO) || !errors.Is(err, unix.EIO) || errors.Is(err, ErrCorrupt) {
+	if !errors.Is(err, store.ErrIO) || !errors.Is(err, unix.EIO) || errors.Is(err, store.ErrCorrupt) {
 		t.Errorf("error %v", err)
 	}
 	broken.Store(false)
@@ -331,13 +332,13 @@ func TestHungDiskCostsTheReadAndNothingElse(t *testing.T) {
 		}
 		return nil
 	})
-	settled := make(chan *ReadOp, 1)
+	settled := make(chan *store.ReadOp, 1)
 	r := &records[0]
-	op := &ReadOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Payload: AlignedBuffer(r.Bytes),
-		OnSettled: func(op *ReadOp) { settled <- op }}
+	op := &store.ReadOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: store.AlignedBuffer(r.Bytes),
+		OnSettled: func(op *store.ReadOp) { settled <- op }}
 	calls := 0
-	s.Read(context.Background(), []*ReadOp{op}, func(*ReadOp) { calls++ })
-	if calls != 1 || !errors.Is(op.Err, ErrTimeout) || op.Settled() {
+	s.Read(context.Background(), []*store.ReadOp{op}, func(*store.ReadOp) { calls++ })
+	if calls != 1 || !errors.Is(op.Err, store.ErrTimeout) || op.Settled() {
 		t.Fatalf("%d calls, %v, settled %v", calls, op.Err, op.Settled())
 	}
 	s.opts.ReadTimeout = time.Minute // the disk hangs no more, but the machine may be busy
@@ -372,14 +373,14 @@ func TestEndedContextEndsQueuedReads(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { <-asked; cancel() }()
-	ops := make([]*ReadOp, len(records))
+	ops := make([]*store.ReadOp, len(records))
 	for i, r := range records {
-		ops[i] = &ReadOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Payload: AlignedBuffer(r.Bytes)}
+		ops[i] = &store.ReadOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: store.AlignedBuffer(r.Bytes)}
 	}
-	s.Read(ctx, ops, func(*ReadOp) {})
+	s.Read(ctx, ops, func(*store.ReadOp) {})
 	unsettled := 0
 	for i, op := range ops {
-		if !errors.Is(op.Err, ErrTimeout) || !errors.Is(op.Err, context.Canceled) {
+		if !errors.Is(op.Err, store.ErrTimeout) || !errors.Is(op.Err, context.Canceled) {
 			t.Errorf("op %d: %v", i, op.Err)
 		}
 		if !op.Settled() {

@@ -6,12 +6,13 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/index"
 )
 
 // forgetJob asks the committer to forget a namespace without records and engines, or the
 // payload size of a shard without records.
 type forgetJob struct {
-	id    NamespaceID
+	id    uint16
 	size  bool
 	shard connector.Shard
 	// opened and inserted are from before the records were counted: if they are the same
@@ -64,7 +65,7 @@ func (s *Store) freeSizes() {
 	n := &s.namespaces
 	n.mu.Lock()
 	wrong := n.wrong
-	n.wrong = make(map[groupID]bool)
+	n.wrong = make(map[index.Group]bool)
 	n.mu.Unlock()
 	for g := range wrong {
 		s.freeSize(g)
@@ -74,11 +75,11 @@ func (s *Store) freeSizes() {
 // keepLost writes the manifests whose files were lost and that an engine has brought again.
 func (s *Store) keepLost(ctx context.Context) {
 	n := &s.namespaces
-	var lost []NamespaceID
+	var lost []uint16
 	n.mu.RLock()
 	for i, e := range n.byID {
 		if !e.gone && e.listed && !e.kept && e.manifest != nil {
-			lost = append(lost, NamespaceID(i))
+			lost = append(lost, uint16(i))
 		}
 	}
 	n.mu.RUnlock()
@@ -96,11 +97,11 @@ func (s *Store) keepLost(ctx context.Context) {
 // forgetEmpty forgets the namespaces that no engine has open and that have no records.
 func (s *Store) forgetEmpty() {
 	n := &s.namespaces
-	var ids []NamespaceID
+	var ids []uint16
 	n.mu.RLock()
 	for i, e := range n.byID {
 		if !e.gone && e.engines == 0 {
-			ids = append(ids, NamespaceID(i))
+			ids = append(ids, uint16(i))
 		}
 	}
 	n.mu.RUnlock()
@@ -113,9 +114,9 @@ func (s *Store) forgetEmpty() {
 	if len(jobs) == 0 {
 		return
 	}
-	records := make(map[NamespaceID]int)
+	records := make(map[uint16]int)
 	for g, count := range s.table.Census(nil) {
-		records[NamespaceID(g.Namespace)] += count
+		records[g.Namespace] += count
 	}
 	for _, job := range jobs {
 		if records[job.id] == 0 && s.pushForget(job) {
@@ -125,7 +126,7 @@ func (s *Store) forgetEmpty() {
 }
 
 // forgetting begins to forget a namespace: what is noted comes before the records are counted.
-func (s *Store) forgetting(id NamespaceID) *forgetJob {
+func (s *Store) forgetting(id uint16) *forgetJob {
 	n := &s.namespaces
 	n.mu.RLock()
 	defer n.mu.RUnlock()
@@ -203,10 +204,10 @@ func (c *committing) runForget(job *forgetJob) {
 	default:
 	}
 	for _, shard := range shards {
-		_ = c.batch.DeleteSize(uint16(job.id), shard)
+		_ = c.batch.DeleteSize(job.id, shard)
 	}
 	if !job.size {
-		_ = c.batch.DeleteNamespace(uint16(job.id))
+		_ = c.batch.DeleteNamespace(job.id)
 	}
 	if !c.batch.Empty() {
 		_ = c.batch.Commit()

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
@@ -62,6 +63,8 @@ func format1Records(t *testing.T, s *Store) []testRecord {
 			records := chainOf(ns, 10*m+chain, 8)
 			for i := range records {
 				records[i].Bytes = 600
+				// The program of format 1 had numbers in place of digests.
+				records[i].Seed = uint64(ns[0]) ^ uint64(m)
 			}
 			out = append(out, records...)
 		}
@@ -141,9 +144,9 @@ func TestScopeOutlivesTheJournal(t *testing.T) {
 	records := chainOf(openNamespace(t, s, "m"), 1, 5)
 	for i := range records {
 		r := &records[i]
-		op := &WriteOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Scope: want, Payload: r.payload()}
+		op := &store.WriteOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Scope: want, Payload: r.payload()}
 		done := make(chan struct{})
-		if _, err := s.Write([]*WriteOp{op}, func(*WriteOp) { close(done) }); err != nil {
+		if _, err := s.Write([]*store.WriteOp{op}, func(*store.WriteOp) { close(done) }); err != nil {
 			t.Fatal(err)
 		}
 		if <-done; op.Err != nil {
@@ -178,10 +181,10 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 	s := openTest(t, testOptions(t.TempDir()))
 	records := chainOf(openNamespace(t, s, "m"), 1, 2)
 	mustWrite(t, s, records)
-	found, _ := s.table.Get(records[1].ID.internal(), false)
+	found, _ := s.table.Get(internalID(s, records[1].ID), false)
 	g := s.space.at(found.Ref)
 	at := g.Offset(g.location(found.Ref).Slot)
-	b := AlignedBuffer(format.HeaderBytes)
+	b := store.AlignedBuffer(format.HeaderBytes)
 	if err := g.file.ReadVec(b, nil, at); err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +199,7 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := readAll(t, s, records)[1]; !errors.Is(err, ErrUnreadable) || !errors.Is(err, ErrGone) {
+		if err := readAll(t, s, records)[1]; !errors.Is(err, store.ErrUnreadable) || !errors.Is(err, store.ErrGone) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -211,7 +214,7 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := openTest(t, s.opts)
-	if n := lookup(again, 0, records); n != 1 {
+	if n := lookup(again, records[0].ID.Namespace, records); n != 1 {
 		t.Errorf("%d records found, want 1", n)
 	}
 }

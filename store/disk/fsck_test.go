@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
 
@@ -31,7 +32,7 @@ func stoppedStore(t *testing.T, n int) (o Options, records []testRecord, at func
 		offset int64
 	}, n)
 	for i := range records {
-		f, _ := s.table.Get(records[i].ID.internal(), false)
+		f, _ := s.table.Get(internalID(s, records[i].ID), false)
 		g := s.space.at(f.Ref)
 		places[i].path, places[i].offset = g.path, g.Offset(uint32(f.Ref-g.base))
 	}
@@ -87,7 +88,7 @@ func TestFsckDropsExactlyWhatIsDamaged(t *testing.T) {
 	}
 	s := openTest(t, o)
 	for i, err := range readAll(t, s, records) {
-		if gone := i == 10 || i == 20; gone != errors.Is(err, ErrGone) || !gone && err != nil {
+		if gone := i == 10 || i == 20; gone != errors.Is(err, store.ErrGone) || !gone && err != nil {
 			t.Errorf("record %d: %v", i, err)
 		}
 	}
@@ -138,7 +139,7 @@ func TestSegmentFileThatIsGoneCostsItsRecordsOnly(t *testing.T) {
 	s := openTest(t, o)
 	for i, err := range readAll(t, s, records) {
 		p, _ := at(i)
-		if (p == path) != errors.Is(err, ErrGone) || p != path && err != nil {
+		if (p == path) != errors.Is(err, store.ErrGone) || p != path && err != nil {
 			t.Errorf("record %d in %s: %v", i, p, err)
 		}
 	}
@@ -167,7 +168,7 @@ func TestScrubFindsWhatNoOneReads(t *testing.T) {
 	for s.Stats().Scrubs == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	if st := s.Stats(); st.Corrupt != 1 || st.Records != 19 || s.Has(records[5].ID) {
+	if st := s.Stats(); st.Corrupt != 1 || st.Records != 19 || isPresent(s, records[5].ID) {
 		t.Errorf("%d corrupt, %d records", st.Corrupt, st.Records)
 	}
 }

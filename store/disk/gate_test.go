@@ -3,6 +3,8 @@ package disk
 import (
 	"testing"
 	"testing/synctest"
+
+	"github.com/kvconn/kvconn/store"
 )
 
 // admitted is how many writes of a size a gate lets in at one time. It runs in a bubble.
@@ -78,37 +80,37 @@ func TestOpMayBeUsedAgainWhenItIsReported(t *testing.T) {
 	records := chainOf(ns, 1, 2)
 	// The committer is held up so that the followers gather.
 	release, blocked := make(chan struct{}), make(chan struct{})
-	blocker := &WriteOp{ID: chainOf(ns, 2, 1)[0].ID, Payload: records[0].payload()}
-	if _, err := s.Write([]*WriteOp{blocker}, func(*WriteOp) { close(blocked); <-release }); err != nil {
+	blocker := &store.WriteOp{Record: store.Record{ID: chainOf(ns, 2, 1)[0].ID}, Payload: records[0].payload()}
+	if _, err := s.Write([]*store.WriteOp{blocker}, func(*store.WriteOp) { close(blocked); <-release }); err != nil {
 		t.Fatal(err)
 	}
 	<-blocked
 	const followers = 5
-	told := make(chan *WriteOp, 3*followers)
-	first := &WriteOp{ID: records[0].ID, Payload: records[0].payload()}
+	told := make(chan *store.WriteOp, 3*followers)
+	first := &store.WriteOp{Record: store.Record{ID: records[0].ID}, Payload: records[0].payload()}
 	again := make(chan struct{})
-	reuse := func(op *WriteOp) {
+	reuse := func(op *store.WriteOp) {
 		// Used again from within done, with followers of its own.
 		op.ID, op.Payload = records[1].ID, records[1].payload()
-		if _, err := s.Write([]*WriteOp{op}, func(*WriteOp) { close(again) }); err != nil {
+		if _, err := s.Write([]*store.WriteOp{op}, func(*store.WriteOp) { close(again) }); err != nil {
 			t.Error(err)
 		}
-		extra := make([]*WriteOp, followers)
+		extra := make([]*store.WriteOp, followers)
 		for i := range extra {
-			extra[i] = &WriteOp{ID: records[1].ID, Payload: records[1].payload()}
+			extra[i] = &store.WriteOp{Record: store.Record{ID: records[1].ID}, Payload: records[1].payload()}
 		}
-		if _, err := s.Write(extra, func(op *WriteOp) { told <- op }); err != nil {
+		if _, err := s.Write(extra, func(op *store.WriteOp) { told <- op }); err != nil {
 			t.Error(err)
 		}
 	}
-	if _, err := s.Write([]*WriteOp{first}, reuse); err != nil {
+	if _, err := s.Write([]*store.WriteOp{first}, reuse); err != nil {
 		t.Fatal(err)
 	}
-	waiting := make(map[*WriteOp]int)
+	waiting := make(map[*store.WriteOp]int)
 	for range followers {
-		op := &WriteOp{ID: records[0].ID, Payload: records[0].payload()}
+		op := &store.WriteOp{Record: store.Record{ID: records[0].ID}, Payload: records[0].payload()}
 		waiting[op] = 0
-		if _, err := s.Write([]*WriteOp{op}, func(op *WriteOp) { told <- op }); err != nil {
+		if _, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) { told <- op }); err != nil {
 			t.Fatal(err)
 		}
 	}

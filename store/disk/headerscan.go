@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/journal"
@@ -27,7 +28,7 @@ type headerReader struct {
 }
 
 func newHeaderReader(s *Store) *headerReader {
-	return &headerReader{s: s, buf: fsio.AlignedBytes(stretchBytes)}
+	return &headerReader{s: s, buf: store.AlignedBuffer(stretchBytes)}
 }
 
 // read returns the record that the header of a slot names. The error is [format.ErrBlank],
@@ -45,7 +46,7 @@ func (h *headerReader) decode(b []byte, g *format.Segment, slot uint32) (r forma
 		return r, err
 	}
 	if r.Store != h.s.id || r.SegmentID != g.ID || r.Slot != slot || r.Seq == 0 ||
-		r.PayloadBytes == 0 || r.PayloadBytes > MaxPayloadBytes || slotBytes(int(r.PayloadBytes)) != g.SlotBytes {
+		r.PayloadBytes == 0 || r.PayloadBytes > store.MaxPayloadBytes || slotBytes(int(r.PayloadBytes)) != g.SlotBytes {
 		return r, format.ErrBad
 	}
 	return r, nil

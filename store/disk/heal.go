@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
-	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
@@ -125,7 +125,7 @@ func (s *Store) pushHeal(job *healJob) error {
 		if job.draft != nil {
 			job.draft.Abort()
 		}
-		return ErrClosed
+		return store.ErrClosed
 	}
 	<-job.done
 	return job.err
@@ -162,7 +162,7 @@ func (c *committing) settleOwed() error {
 		for _, ref := range c.owed[from:min(from+commitLimit, len(c.owed))] {
 			if g := c.s.space.at(ref); g != nil {
 				if err := c.batch.DeleteRecord(g.location(ref)); err != nil {
-					return fmt.Errorf("%w: %w", ErrIO, err)
+					return fmt.Errorf("%w: %w", store.ErrIO, err)
 				}
 			}
 		}
@@ -170,7 +170,7 @@ func (c *committing) settleOwed() error {
 			continue
 		}
 		if err := c.batch.Commit(); err != nil {
-			return fmt.Errorf("%w: %w", ErrIO, err)
+			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 	}
 	there := slices.DeleteFunc(c.owed, func(ref index.Ref) bool { return c.s.space.at(ref) == nil })
@@ -187,7 +187,7 @@ func (s *Store) draft(ctx context.Context, d *journal.Draft) error {
 		d.PutMeta(name, binary.LittleEndian.AppendUint64(nil, n))
 	}
 	s.namespaces.draft(d)
-	w := &draftWriter{s: s, d: d, header: fsio.AlignedBytes(format.HeaderBytes)}
+	w := &draftWriter{s: s, d: d, header: store.AlignedBuffer(format.HeaderBytes)}
 	for _, g := range s.space.allSegments() {
 		if !g.unread.Load() && !s.space.emptied(g) { // else nobody vouches for it yet, or it goes
 			d.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes})

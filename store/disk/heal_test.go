@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
 
@@ -141,9 +142,9 @@ func TestHealingKeepsScopes(t *testing.T) {
 		records := chainOf(openNamespace(t, s, "m"), 1, 20)
 		for i := range records {
 			r := &records[i]
-			op := &WriteOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Scope: want, Payload: r.payload()}
+			op := &store.WriteOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Scope: want, Payload: r.payload()}
 			done := make(chan struct{})
-			if _, err := s.Write([]*WriteOp{op}, func(*WriteOp) { close(done) }); err != nil {
+			if _, err := s.Write([]*store.WriteOp{op}, func(*store.WriteOp) { close(done) }); err != nil {
 				t.Fatal(err)
 			}
 			<-done
@@ -152,7 +153,7 @@ func TestHealingKeepsScopes(t *testing.T) {
 			// Entries that do not fit the index are of no use.
 			b := s.journal.NewBatch()
 			for i := range records {
-				found, _ := s.table.Get(records[i].ID.internal(), false)
+				found, _ := s.table.Get(internalID(s, records[i].ID), false)
 				if err := b.DeleteRecord(s.space.at(found.Ref).location(found.Ref)); err != nil {
 					t.Fatal(err)
 				}
@@ -204,10 +205,10 @@ func TestEventsAndSlotsAfterHealing(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := 0
-	if err := u.Snapshot(t.Context(), func(Resident) error { n++; return nil }); err != nil || n != 15 {
+	if err := u.Snapshot(t.Context(), func(store.Resident) error { n++; return nil }); err != nil || n != 15 {
 		t.Errorf("%d records, %v; want 15", n, err)
 	}
-	if err := old.Snapshot(t.Context(), func(Resident) error { return nil }); err != nil && !errors.Is(err, journal.ErrFailed) {
+	if err := old.Snapshot(t.Context(), func(store.Resident) error { return nil }); err != nil && !errors.Is(err, journal.ErrFailed) {
 		t.Errorf("snapshot of the old journal: %v", err)
 	}
 	events, err := old.Next(t.Context())
@@ -360,10 +361,10 @@ func TestCloseEndsWhereTheDiskDoesNotAnswer(t *testing.T) {
 	})
 	op := chainOf(ns, 1, 1)[0]
 	done := make(chan struct{})
-	if _, err := s.Write([]*WriteOp{{ID: op.ID, Payload: op.payload()}}, func(*WriteOp) { close(done) }); err != nil {
+	if _, err := s.Write([]*store.WriteOp{{Record: store.Record{ID: op.ID}, Payload: op.payload()}}, func(*store.WriteOp) { close(done) }); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(); !errors.Is(err, ErrTimeout) {
+	if err := s.Close(); !errors.Is(err, store.ErrTimeout) {
 		t.Errorf("%v", err)
 	}
 	close(hold)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
 )
 
@@ -18,14 +19,14 @@ type lease struct {
 // leases are the leases in force. The scratch memory of ended ones is used again.
 type leases struct {
 	mu   sync.Mutex
-	next LeaseID
-	held map[LeaseID]*lease
+	next store.LeaseID
+	held map[store.LeaseID]*lease
 	idle []*lease
 	max  int
 }
 
 func (l *leases) init(limit int) {
-	l.held, l.max = make(map[LeaseID]*lease), limit
+	l.held, l.max = make(map[store.LeaseID]*lease), limit
 }
 
 // maxIdleLeases bounds the scratch memory kept.
@@ -45,7 +46,7 @@ func (l *leases) begin() *lease {
 	return new(lease)
 }
 
-func (l *leases) hold(e *lease, deadline time.Time) LeaseID {
+func (l *leases) hold(e *lease, deadline time.Time) store.LeaseID {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e.deadline = deadline
@@ -63,7 +64,7 @@ func (l *leases) recycle(e *lease) {
 	}
 }
 
-func (l *leases) end(id LeaseID) *lease {
+func (l *leases) end(id store.LeaseID) *lease {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := l.held[id]
@@ -96,17 +97,18 @@ func (l *leases) count() int {
 // while [Options].MaxLeases are held. The records count as used. Lookup never touches
 // the disk, never waits for a writer's I/O and does not allocate once its scratch memory
 // has grown to the longest chain.
-func (s *Store) Lookup(ns NamespaceID, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (blocks int, id LeaseID) {
+func (s *Store) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (blocks int, id store.LeaseID) {
 	s.count.lookups.Add(1)
 	s.count.lookupBlocks.Add(uint64(len(chain)))
-	if len(chain) == 0 || len(shards) == 0 || !s.namespaces.known(ns) {
+	number, known := s.namespaces.number(ns)
+	if len(chain) == 0 || len(shards) == 0 || !known {
 		return 0, 0
 	}
 	e := s.leases.begin()
 	if e == nil {
 		return 0, 0
 	}
-	blocks, e.refs = s.table.Prefix(uint16(ns), shards, chain, e.refs[:0])
+	blocks, e.refs = s.table.Prefix(number, shards, chain, e.refs[:0])
 	s.count.hitBlocks.Add(uint64(blocks))
 	if blocks == 0 {
 		s.leases.recycle(e)
@@ -120,7 +122,7 @@ func (s *Store) clampLease(ttl time.Duration) time.Duration {
 }
 
 // Renew gives a lease ttl from now. It reports false if the lease has ended.
-func (s *Store) Renew(id LeaseID, ttl time.Duration) bool {
+func (s *Store) Renew(id store.LeaseID, ttl time.Duration) bool {
 	now := s.opts.clock()
 	l := &s.leases
 	l.mu.Lock()
@@ -134,7 +136,7 @@ func (s *Store) Renew(id LeaseID, ttl time.Duration) bool {
 }
 
 // Release ends a lease. A lease that has ended already is ignored.
-func (s *Store) Release(id LeaseID) {
+func (s *Store) Release(id store.LeaseID) {
 	if e := s.leases.end(id); e != nil {
 		s.endLease(e)
 	}
@@ -170,12 +172,24 @@ func (s *Store) expireLeases() {
 	}
 }
 
-// Has reports whether the record is in the store. It does not count as a use.
-func (s *Store) Has(id RecordID) bool {
-	_, ok := s.table.Get(id.internal(), false)
-	return ok
+// Present sets at[i] where the record of keys[i] is in the store. It does not count as a use.
+func (s *Store) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
+	number, known := s.namespaces.number(ns)
+	if !known {
+		return
+	}
+	id := index.ID{Namespace: number, Shard: shard}
+	for i := range keys {
+		id.Key = keys[i]
+		if _, ok := s.table.Get(id, false); ok {
+			at[i] = true
+		}
+	}
 }
 
-func (id *RecordID) internal() index.ID {
-	return index.ID{Namespace: uint16(id.Namespace), Shard: id.Shard, Key: id.Key}
+// resolve is a record's id as the index has it. It reports false where the namespace is not
+// known.
+func (s *Store) resolve(id *store.RecordID) (index.ID, bool) {
+	number, known := s.namespaces.number(id.Namespace)
+	return index.ID{Namespace: number, Shard: id.Shard, Key: id.Key}, known
 }

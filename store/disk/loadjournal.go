@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
@@ -41,7 +42,7 @@ func (l *loader) run(ctx context.Context, first, end uint32) error {
 	adding.Go(func() {
 		for b := range l.batches {
 			l.lost = l.s.table.Load(b, l.lost)
-			l.s.progress.done.Add(int64(len(b)))
+			l.s.report.Done(len(b))
 			l.used <- b[:0]
 		}
 	})
@@ -70,8 +71,8 @@ func (l *loader) take(r *journal.Record) {
 		l.drop = append(l.drop, r.Location) // with its segment
 		return
 	}
-	if r.Location.Slot >= g.Slots || s.namespaces.at(NamespaceID(r.Namespace)) == nil ||
-		r.Bytes == 0 || r.Bytes > MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
+	if r.Location.Slot >= g.Slots || s.namespaces.at(r.Namespace) == nil ||
+		r.Bytes == 0 || r.Bytes > store.MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
 		l.bad++
 		l.drop = append(l.drop, r.Location)
 		return
@@ -153,7 +154,7 @@ func (s *Store) dropUseless(loaders []*loader) error {
 		}
 	}
 	if bad > 0 {
-		s.note("%d entries of the journal were of no use", bad)
+		s.report.Note("%d entries of the journal were of no use", bad)
 	}
 	if drop.Empty() {
 		return nil

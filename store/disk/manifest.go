@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
 
@@ -16,11 +17,11 @@ func (s *Store) manifestPath(digest connector.NamespaceDigest) string {
 	return filepath.Join(s.opts.Dir, namespaceDir, digest.String()+manifestExt)
 }
 
-var errNotOpen = fmt.Errorf("namespace is not open: %w", ErrInvalid)
+var errNotOpen = fmt.Errorf("namespace is not open: %w", store.ErrInvalid)
 
 // keepManifest makes the manifest of a namespace a file, durably, before the first of its
 // records is written. Writers of the namespace wait for each other, others for none.
-func (s *Store) keepManifest(id NamespaceID) error {
+func (s *Store) keepManifest(id uint16) error {
 	n := &s.namespaces
 	for {
 		n.mu.RLock()
@@ -48,14 +49,14 @@ func (s *Store) keepManifest(id NamespaceID) error {
 }
 
 // writeManifest is keepManifest for the one that n.keeping is of.
-func (s *Store) writeManifest(id NamespaceID, e *namespace) error {
+func (s *Store) writeManifest(id uint16, e *namespace) error {
 	n := &s.namespaces
 	err := s.claimManifest(len(e.manifest)) // before it is there, so that no moment sees more than is counted
 	full := err != nil
 	if !full {
 		if err = s.opts.fs.WriteFileAtomic(s.manifestPath(e.digest), e.manifest); err != nil {
 			s.unclaimManifest(len(e.manifest))
-			err = fmt.Errorf("%w: %w", ErrIO, err)
+			err = fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 	}
 	n.mu.Lock()
@@ -80,7 +81,7 @@ func (s *Store) readManifest(digest connector.NamespaceDigest) ([]byte, error) {
 	case fsio.IsNotExist(err):
 		return nil, err
 	case err != nil:
-		if s.isDir(path) {
+		if fsio.IsDir(s.opts.fs, path) {
 			s.setAside(path)
 		}
 		return nil, err
@@ -144,12 +145,12 @@ func (s *Store) claimManifest(bytes int) error {
 	}
 	p.mu.Unlock()
 	if refused {
-		return fmt.Errorf("manifests take more than a %dth of the cap of %d bytes: %w", manifestsPart, p.maxBytes, ErrTooLarge)
+		return fmt.Errorf("manifests take more than a %dth of the cap of %d bytes: %w", manifestsPart, p.maxBytes, store.ErrTooLarge)
 	}
 	for end := time.Now().Add(s.opts.SlotWait); p.over() > 0; time.Sleep(stuckInterval) {
 		if time.Now().After(end) {
 			s.unclaimManifest(bytes)
-			return fmt.Errorf("no segment was given up within %v for a manifest: %w", s.opts.SlotWait, ErrBusy)
+			return fmt.Errorf("no segment was given up within %v for a manifest: %w", s.opts.SlotWait, store.ErrBusy)
 		}
 		s.wakeShrinker()
 	}

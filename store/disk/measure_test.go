@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/store"
 	"golang.org/x/sys/unix"
 )
 
@@ -93,7 +94,7 @@ func TestNothingIsMadeWhileFreeSpaceIsUnknown(t *testing.T) {
 		o.SlotWait = 50 * time.Millisecond
 		s := openTest(t, o)
 		ns := openNamespace(t, s, "a")
-		if err := writeAll(t, s, chainOf(ns, 1, 1))[0]; !errors.Is(err, ErrBusy) {
+		if err := writeAll(t, s, chainOf(ns, 1, 1))[0]; !errors.Is(err, store.ErrBusy) {
 			t.Errorf("%v: a save ended with %v", errno, err)
 		}
 		d.hook(func(string, string) error { return nil })

@@ -8,7 +8,9 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
+	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
 
@@ -23,25 +25,19 @@ type namespaces struct {
 	// mu is never held across I/O.
 	mu     sync.RWMutex
 	byID   []*namespace
-	lookup map[connector.NamespaceDigest]NamespaceID
+	lookup map[connector.NamespaceDigest]uint16
 	// unused and used are numbers to give out again when there is no new one, oldest first.
 	// Those of namespaces that had records come last: events may still name them.
-	unused, used []NamespaceID
+	unused, used []uint16
 	reused       bool // one of used was given out, and nobody has been told yet
 	// keeping has the namespaces whose manifest is being written; each is closed after that.
-	keeping map[NamespaceID]chan struct{}
+	keeping map[uint16]chan struct{}
 
 	// tidy asks for [Store.tidyNamespaces]; wrong are the payload sizes to look at then.
 	tidy  chan struct{}
-	wrong map[groupID]bool
+	wrong map[index.Group]bool
 
 	closed bool
-}
-
-// groupID names the records that have one payload size.
-type groupID struct {
-	namespace NamespaceID
-	shard     connector.Shard
 }
 
 type namespace struct {
@@ -67,47 +63,44 @@ type namespace struct {
 
 // NamespaceInfo describes a namespace of a store.
 type NamespaceInfo struct {
-	ID     NamespaceID               `json:"id"`
-	Digest connector.NamespaceDigest `json:"-"`
+	Digest connector.NamespaceDigest
 	// Manifest is the canonical JSON, or nil if it was lost with its file.
-	Manifest []byte `json:"-"`
+	Manifest []byte
 	// Forgotten is set where there are neither records nor engines any more, but there may
 	// be subscribers that have not come to the removal of the last record.
-	Forgotten bool `json:"-"`
+	Forgotten bool
 }
 
 // init makes n as it is before any namespace is known.
 func (n *namespaces) init() {
 	n.byID, n.unused, n.used = nil, nil, nil
-	n.lookup = make(map[connector.NamespaceDigest]NamespaceID)
-	n.keeping = make(map[NamespaceID]chan struct{})
+	n.lookup = make(map[connector.NamespaceDigest]uint16)
+	n.keeping = make(map[uint16]chan struct{})
 	n.tidy = make(chan struct{}, 1)
-	n.wrong = make(map[groupID]bool)
+	n.wrong = make(map[index.Group]bool)
 }
 
-// OpenNamespace returns the number of the namespace that m describes. It does not wait for
-// the disk. Another manifest is another namespace; one manifest has one number, however
-// often it is opened. Every call is to be followed by one of [Store.CloseNamespace].
-func (s *Store) OpenNamespace(m *connector.Manifest) (NamespaceID, error) {
+// OpenNamespace makes the namespace that m describes known, and returns its digest. It does
+// not wait for the disk. Every call is to be followed by one of [Store.CloseNamespace].
+func (s *Store) OpenNamespace(m *connector.Manifest) (digest connector.NamespaceDigest, err error) {
 	text, err := m.Canonical()
 	if err != nil {
-		return 0, err
+		return digest, err
 	}
-	digest, err := m.Digest()
-	if err != nil {
-		return 0, err
+	if digest, err = m.Digest(); err != nil {
+		return digest, err
 	}
 	n := &s.namespaces
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
-		return 0, ErrClosed
+		return digest, store.ErrClosed
 	}
 	id, known := n.lookup[digest]
 	if !known {
 		if id, err = n.add(digest, text); err != nil {
 			n.requestTidy()
-			return 0, err
+			return digest, err
 		}
 	}
 	if n.reused {
@@ -123,19 +116,20 @@ func (s *Store) OpenNamespace(m *connector.Manifest) (NamespaceID, error) {
 	}
 	e.engines++
 	e.opened++
-	return id, nil
+	return digest, nil
 }
 
 // CloseNamespace says that an engine which had opened the namespace has gone. A namespace
 // that no engine has open and that has no records is forgotten.
-func (s *Store) CloseNamespace(id NamespaceID) {
+func (s *Store) CloseNamespace(ns connector.NamespaceDigest) {
 	n := &s.namespaces
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	e := n.at(id)
-	if e == nil || e.engines == 0 {
+	id, known := n.lookup[ns]
+	if !known || n.byID[id].engines == 0 {
 		return
 	}
+	e := n.byID[id]
 	if e.engines--; e.engines > 0 {
 		return
 	}
@@ -153,7 +147,7 @@ func (n *namespaces) close() {
 }
 
 // at returns a namespace that is known, or nil. n.mu is held.
-func (n *namespaces) at(id NamespaceID) *namespace {
+func (n *namespaces) at(id uint16) *namespace {
 	if int(id) >= len(n.byID) || n.byID[id].gone {
 		return nil
 	}
@@ -161,7 +155,7 @@ func (n *namespaces) at(id NamespaceID) *namespace {
 }
 
 // remove forgets a namespace. Its number is not free before the caller says so. n.mu is held.
-func (n *namespaces) remove(id NamespaceID) {
+func (n *namespaces) remove(id uint16) {
 	e := n.byID[id]
 	e.gone, e.manifest = true, nil
 	delete(n.lookup, e.digest)
@@ -173,22 +167,22 @@ func (s *Store) Namespaces() []NamespaceInfo {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	out := make([]NamespaceInfo, 0, len(n.lookup))
-	for i, e := range n.byID {
+	for _, e := range n.byID {
 		if !e.gone || e.used.Load() {
-			out = append(out, NamespaceInfo{ID: NamespaceID(i), Digest: e.digest, Manifest: slices.Clone(e.manifest), Forgotten: e.gone})
+			out = append(out, NamespaceInfo{Digest: e.digest, Manifest: slices.Clone(e.manifest), Forgotten: e.gone})
 		}
 	}
 	return out
 }
 
 // add gives a namespace a number. n.mu is held.
-func (n *namespaces) add(digest connector.NamespaceDigest, manifest []byte) (NamespaceID, error) {
+func (n *namespaces) add(digest connector.NamespaceDigest, manifest []byte) (uint16, error) {
 	e := &namespace{
 		digest: digest, manifest: manifest, scheme: schemeOf(manifest),
 		sizes: make(map[connector.Shard]int), noted: make(map[connector.Shard]bool),
 		holds: make(map[connector.Shard]sizeHold),
 	}
-	id := NamespaceID(len(n.byID))
+	id := uint16(len(n.byID))
 	switch {
 	case len(n.byID) < maxNamespaces:
 		n.byID = append(n.byID, e)
@@ -200,7 +194,7 @@ func (n *namespaces) add(digest connector.NamespaceDigest, manifest []byte) (Nam
 		n.byID[id] = e
 		n.reused = true
 	default:
-		return 0, fmt.Errorf("more than %d namespaces: %w", maxNamespaces, ErrBusy)
+		return 0, fmt.Errorf("more than %d namespaces: %w", maxNamespaces, store.ErrBusy)
 	}
 	n.lookup[digest] = id
 	return id, nil
@@ -208,7 +202,7 @@ func (n *namespaces) add(digest connector.NamespaceDigest, manifest []byte) (Nam
 
 // findNamespace returns the number of a digest for records found in headers, noting the namespace
 // if it is not known.
-func (s *Store) findNamespace(digest connector.NamespaceDigest) (NamespaceID, error) {
+func (s *Store) findNamespace(digest connector.NamespaceDigest) (uint16, error) {
 	n := &s.namespaces
 	n.mu.RLock()
 	id, ok := n.lookup[digest]
@@ -231,10 +225,20 @@ func (s *Store) findNamespace(digest connector.NamespaceDigest) (NamespaceID, er
 	return id, err
 }
 
-func (n *namespaces) known(id NamespaceID) bool {
+// of returns a namespace that is known, or nil. n.mu is held.
+func (n *namespaces) of(digest connector.NamespaceDigest) *namespace {
+	if id, known := n.lookup[digest]; known {
+		return n.byID[id]
+	}
+	return nil
+}
+
+// number returns the number of a namespace, if it is known.
+func (n *namespaces) number(digest connector.NamespaceDigest) (id uint16, known bool) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
-	return n.at(id) != nil
+	id, known = n.lookup[digest]
+	return id, known
 }
 
 func (n *namespaces) count() int {
@@ -255,22 +259,26 @@ func schemeOf(manifest []byte) format.KeyScheme {
 }
 
 // identity returns what the headers of a namespace's records say of it.
-func (n *namespaces) identity(id NamespaceID) (connector.NamespaceDigest, format.KeyScheme) {
+func (n *namespaces) identity(id uint16) (connector.NamespaceDigest, format.KeyScheme) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	return n.byID[id].digest, n.byID[id].scheme
 }
 
-// digest returns the digest of a namespace that is known or was.
-func (n *namespaces) digest(id NamespaceID) connector.NamespaceDigest {
+// digest returns the digest of a namespace that is known or was; zero, which is none's, where the
+// journal has lost what a number means.
+func (n *namespaces) digest(id uint16) (digest connector.NamespaceDigest) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
-	return n.byID[id].digest
+	if int(id) < len(n.byID) {
+		digest = n.byID[id].digest
+	}
+	return digest
 }
 
 // unlisted reports whether the journal does not have the number of a namespace yet, and
 // takes it that it has from now on.
-func (n *namespaces) unlisted(id NamespaceID) bool {
+func (n *namespaces) unlisted(id uint16) bool {
 	n.mu.RLock()
 	listed := n.byID[id].listed
 	n.mu.RUnlock()
@@ -284,7 +292,7 @@ func (n *namespaces) unlisted(id NamespaceID) bool {
 }
 
 // inserted counts a record that the committer adds.
-func (n *namespaces) insert(id NamespaceID) {
+func (n *namespaces) insert(id uint16) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	n.byID[id].inserted.Add(1)
@@ -330,7 +338,7 @@ func (s *Store) loadNamespaces() error {
 	defer n.mu.Unlock()
 	for _, e := range noted {
 		for len(n.byID) < int(e.ID) { // the number of one that was forgotten
-			n.unused = append(n.unused, NamespaceID(len(n.byID)))
+			n.unused = append(n.unused, uint16(len(n.byID)))
 			n.byID = append(n.byID, &namespace{gone: true})
 		}
 		id, err := n.add(e.Digest, nil)
@@ -340,11 +348,11 @@ func (s *Store) loadNamespaces() error {
 		n.byID[id].listed = true
 		n.byID[id].used.Store(true)
 		if err := s.loadManifest(n.byID[id]); err != nil {
-			s.note("manifest of namespace %v is lost (%v)", e.Digest, err)
+			s.report.Note("manifest of namespace %v is lost (%v)", e.Digest, err)
 		}
 	}
 	return s.journal.Sizes(func(id uint16, shard connector.Shard, bytes uint32) {
-		if e := n.at(NamespaceID(id)); e != nil {
+		if e := n.at(id); e != nil {
 			e.sizes[shard], e.noted[shard] = int(bytes), true
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
 
@@ -92,7 +93,7 @@ func TestNamespacesThatAreNotUsedLeaveNothing(t *testing.T) {
 func dropAll(t *testing.T, s *Store, records []testRecord) {
 	t.Helper()
 	for i := range records {
-		found, ok := s.table.Get(records[i].ID.internal(), false)
+		found, ok := s.table.Get(internalID(s, records[i].ID), false)
 		if !ok {
 			t.Fatalf("record %d is not there", i)
 		}
@@ -108,7 +109,7 @@ func TestNamespacesWithoutRecordsAreForgotten(t *testing.T) {
 	o := testOptions(t.TempDir())
 	s := openTest(t, o)
 	kept, left, open := openNamespace(t, s, "kept"), openNamespace(t, s, "left"), openNamespace(t, s, "open")
-	for _, ns := range []NamespaceID{kept, left, open} {
+	for _, ns := range []connector.NamespaceDigest{kept, left, open} {
 		mustWrite(t, s, chainOf(ns, 1, 3))
 	}
 	dropAll(t, s, chainOf(left, 1, 3))
@@ -120,7 +121,11 @@ func TestNamespacesWithoutRecordsAreForgotten(t *testing.T) {
 	if n := s.namespaces.count(); n != 2 || manifestFiles(t, o.Dir) != 2 || smallBytes(s) >= before {
 		t.Errorf("%d namespaces, %d files, %d bytes of %d", n, manifestFiles(t, o.Dir), smallBytes(s), before)
 	}
-	if s.namespaces.known(left) || !s.namespaces.known(kept) || !s.namespaces.known(open) {
+	known := func(ns connector.NamespaceDigest) bool {
+		_, known := s.namespaces.number(ns)
+		return known
+	}
+	if known(left) || !known(kept) || !known(open) {
 		t.Error("not the one without records and engines")
 	}
 	mustWrite(t, s, chainOf(open, 2, 3))
@@ -154,7 +159,7 @@ func TestManifestsAreBounded(t *testing.T) {
 	refused := 0
 	for i := range int(limit/fsio.Align) + 10 {
 		ns := openNamespace(t, s, fmt.Sprint("model", i))
-		if err := writeAll(t, s, chainOf(ns, i, 1))[0]; errors.Is(err, ErrTooLarge) {
+		if err := writeAll(t, s, chainOf(ns, i, 1))[0]; errors.Is(err, store.ErrTooLarge) {
 			refused++
 		} else if err != nil {
 			t.Fatal(err)
@@ -166,7 +171,7 @@ func TestManifestsAreBounded(t *testing.T) {
 }
 
 // checkPayload registers a payload size for a moment.
-func checkPayload(s *Store, ns NamespaceID, shard connector.Shard, bytes int) error {
+func checkPayload(s *Store, ns connector.NamespaceDigest, shard connector.Shard, bytes int) error {
 	err := s.HoldPayload(ns, shard, bytes)
 	if err == nil {
 		s.ReleasePayload(ns, shard)
@@ -188,8 +193,8 @@ func TestPayloadSizeIsFreeWhenItsRecordsAreGone(t *testing.T) {
 		t.Error(err)
 	}
 	err := checkPayload(s, ns, 0, 1000)
-	var size *PayloadSizeError
-	if !errors.Is(err, ErrPayloadSize) || !errors.Is(err, ErrInvalid) || !errors.As(err, &size) || size.Bytes != 1000 || size.Stored != testPayload {
+	var size *store.PayloadSizeError
+	if !errors.Is(err, store.ErrPayloadSize) || !errors.Is(err, store.ErrInvalid) || !errors.As(err, &size) || size.Bytes != 1000 || size.Stored != testPayload {
 		t.Errorf("%v", err)
 	}
 	if err := checkPayload(s, ns, 1, 1000); err != nil {
@@ -199,7 +204,7 @@ func TestPayloadSizeIsFreeWhenItsRecordsAreGone(t *testing.T) {
 	for i := range other {
 		other[i].Bytes = 1000
 	}
-	if err := writeAll(t, s, other)[0]; !errors.Is(err, ErrPayloadSize) {
+	if err := writeAll(t, s, other)[0]; !errors.Is(err, store.ErrPayloadSize) {
 		t.Errorf("%v", err)
 	}
 	dropAll(t, s, records)

@@ -61,7 +61,7 @@ type Options struct {
 	// Default 5 s.
 	ReadTimeout time.Duration
 	// SlotWait is how long a write waits for a slot to be freed before it fails with
-	// [ErrBusy]. Default 2 s: several barriers.
+	// [store.ErrBusy]. Default 2 s: several barriers.
 	SlotWait time.Duration
 	// BarrierInterval is how often what was written is made durable. Default 500 ms: at
 	// 100 ms the syncs cost a disk that is written to all the time a tenth of its

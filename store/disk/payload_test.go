@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,7 +24,7 @@ func TestPayloadBytesAreKnownOnceWritten(t *testing.T) {
 	if got := s.PayloadBytes(ns, shard+1); got != 0 {
 		t.Errorf("%d bytes of a shard that was never written, want 0", got)
 	}
-	if got := s.PayloadBytes(ns+1, shard); got != 0 {
+	if got := s.PayloadBytes(connector.NamespaceDigest{1}, shard); got != 0 {
 		t.Errorf("%d bytes of a namespace that is not open, want 0", got)
 	}
 }
@@ -40,13 +42,13 @@ func TestHeldPayloadSizeKeepsOthersOut(t *testing.T) {
 	refused := func(when string) {
 		t.Helper()
 		err := s.HoldPayload(ns, 0, 1000)
-		var size *PayloadSizeError
-		if !errors.Is(err, ErrPayloadSize) || !errors.As(err, &size) || size.Bytes != 1000 || size.Stored != testPayload {
+		var size *store.PayloadSizeError
+		if !errors.Is(err, store.ErrPayloadSize) || !errors.As(err, &size) || size.Bytes != 1000 || size.Stored != testPayload {
 			t.Errorf("%s: %v", when, err)
 		}
 		other := chainOf(ns, 100, 1)
 		other[0].Bytes = 1000
-		if err := writeAll(t, s, other)[0]; !errors.Is(err, ErrPayloadSize) {
+		if err := writeAll(t, s, other)[0]; !errors.Is(err, store.ErrPayloadSize) {
 			t.Errorf("%s: write: %v", when, err)
 		}
 	}
@@ -68,7 +70,7 @@ func TestHeldPayloadSizeKeepsOthersOut(t *testing.T) {
 	mustWrite(t, s, ofSize(ns, 2, 3, 1000))
 	s.ReleasePayload(ns, 0)
 	s.ReleasePayload(ns, 1)
-	s.ReleasePayload(ns+1, 0) // not open: nothing
+	s.ReleasePayload(connector.NamespaceDigest{1}, 0) // not open: nothing
 }
 
 // A shard's size is not free while a segment is awaited that may have its records: an engine
@@ -96,7 +98,7 @@ func TestPayloadSizeOfRecordsThatAreAwaitedIsNotFree(t *testing.T) {
 	if st := s.Stats(); st.AwaitedSegments != 1 || st.Records != 3 {
 		t.Fatalf("%d segments are awaited, %d records are there", st.AwaitedSegments, st.Records)
 	}
-	if err := s.HoldPayload(ns, 0, 1000); !errors.Is(err, ErrPayloadSize) {
+	if err := s.HoldPayload(ns, 0, 1000); !errors.Is(err, store.ErrPayloadSize) {
 		t.Errorf("another size, while the records are awaited: %v", err)
 	}
 	if err := s.HoldPayload(ns, 0, testPayload); err != nil {

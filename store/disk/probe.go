@@ -5,30 +5,20 @@ import (
 	"fmt"
 	mathrand "math/rand/v2"
 
-	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
 )
 
-// ProbeOptions say what [Store.Probe] reads.
-type ProbeOptions struct {
-	// Namespace and Shard, if Only is set, are those of the record; otherwise any record
-	// will do.
-	Only      bool
-	Namespace NamespaceID
-	Shard     connector.Shard
-}
-
 // Probe reads and verifies one resident record into memory of its own, in the queue like
-// any other, so that [Store.ReadSpeed] is of now though no load asks for anything. It
-// returns [ErrGone] if there is no such record, and the errors of [Store.Read].
-func (s *Store) Probe(ctx context.Context, o ProbeOptions) error {
-	id, bytes, ok := s.anyRecord(&o)
+// any other, so that [Store.Speed] is of now though no load asks for anything. It
+// returns [store.ErrGone] if there is no such record, and the errors of [Store.Read].
+func (s *Store) Probe(ctx context.Context) error {
+	id, bytes, ok := s.anyRecord()
 	if !ok {
-		return fmt.Errorf("probe: %w", ErrGone)
+		return fmt.Errorf("probe: %w", store.ErrGone)
 	}
-	op := &ReadOp{ID: id, Payload: AlignedBuffer(bytes)}
-	op.rd.probe = true
-	s.Read(ctx, []*ReadOp{op}, func(*ReadOp) {})
+	op := &store.ReadOp{Record: store.Record{ID: id}, Payload: store.AlignedBuffer(bytes)}
+	s.read(ctx, []*store.ReadOp{op}, func(*store.ReadOp) {}, true)
 	if op.Err != nil {
 		return fmt.Errorf("probe: %w", op.Err)
 	}
@@ -37,7 +27,7 @@ func (s *Store) Probe(ctx context.Context, o ProbeOptions) error {
 
 // anyRecord finds a record, beginning at a random slot of a random segment: a disk may
 // keep what it is asked for again and again in its cache.
-func (s *Store) anyRecord(o *ProbeOptions) (id RecordID, bytes int, ok bool) {
+func (s *Store) anyRecord() (id store.RecordID, bytes int, ok bool) {
 	var segments []*segment
 	for _, class := range s.space.allClasses() {
 		segments = append(segments, s.space.segmentsOf(class)...)
@@ -55,10 +45,7 @@ func (s *Store) anyRecord(o *ProbeOptions) (id RecordID, bytes int, ok bool) {
 				continue
 			}
 			s.table.Unpin(ref)
-			id := publicID(in)
-			if !o.Only || id.Namespace == o.Namespace && id.Shard == o.Shard {
-				return id, int(found.Bytes), true
-			}
+			return store.RecordID{Namespace: s.namespaces.digest(in.Namespace), Shard: in.Shard, Key: in.Key}, int(found.Bytes), true
 		}
 	}
 	return id, 0, false

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
@@ -31,21 +32,12 @@ const (
 	readDone
 )
 
-// readBatch is one call of Read.
-type readBatch struct {
-	done  func(*ReadOp)
-	left  int           // ops not done; guarded by the mutex of reads
-	ended chan struct{} // has a token when left is 0
-	timer *time.Timer
-	began time.Time
-}
-
 // reads is the queue of reads. The disk is asked in the order of the queue, chunk by
 // chunk, while the bytes asked for and not yet delivered stay within the budget.
 type reads struct {
 	mu       sync.Mutex
 	ready    sync.Cond
-	queue    []*ReadOp
+	queue    []*read
 	next     int   // first op of queue that has chunks to ask for
 	inFlight int64 // bytes
 	backlog  int64 // bytes queued or in flight
@@ -58,40 +50,12 @@ type reads struct {
 	calls      int // Read calls under way
 	idle       sync.Cond
 	batches    []*readBatch // for use again
+	idleOps    []*read      // likewise
 }
 
 func (r *reads) init(budget int64, chunkBytes int) {
 	r.ready.L, r.idle.L = &r.mu, &r.mu
 	r.budget, r.chunkBytes = budget, chunkBytes
-}
-
-// begin registers a call of Read.
-func (r *reads) begin(n int, done func(*ReadOp), now time.Time) (*readBatch, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return nil, ErrClosed
-	}
-	r.calls++
-	var b *readBatch
-	if k := len(r.batches); k > 0 {
-		b = r.batches[k-1]
-		r.batches = r.batches[:k-1]
-	} else {
-		b = &readBatch{ended: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
-	}
-	b.done, b.left, b.began = done, n, now
-	return b, nil
-}
-
-func (r *reads) end(b *readBatch) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	b.done = nil
-	r.batches = append(r.batches, b)
-	if r.calls--; r.calls == 0 {
-		r.idle.Broadcast()
-	}
 }
 
 // Read reads and verifies records. The disk is asked for them in the order given; Read
@@ -100,14 +64,18 @@ func (r *reads) end(b *readBatch) {
 // may overlap. done must not block for long.
 //
 // op.Err is nil only if header and payload were verified. Otherwise it matches
-// [ErrGone], [ErrCorrupt], [ErrIO], [ErrTimeout] (ctx ended or [Options].ReadTimeout
-// passed), [ErrInvalid] or [ErrClosed]. A buffer may still belong to the kernel after
-// [ErrTimeout]: see [ReadOp.Settled].
-func (s *Store) Read(ctx context.Context, ops []*ReadOp, done func(*ReadOp)) {
+// [store.ErrGone], [store.ErrCorrupt], [store.ErrIO], [store.ErrTimeout] (ctx ended or [Options].ReadTimeout
+// passed), [store.ErrInvalid] or [store.ErrClosed]. A buffer may still belong to the kernel after
+// [store.ErrTimeout]: see [store.ReadOp.Settled].
+func (s *Store) Read(ctx context.Context, ops []*store.ReadOp, done func(*store.ReadOp)) {
+	s.read(ctx, ops, done, false)
+}
+
+func (s *Store) read(ctx context.Context, ops []*store.ReadOp, done func(*store.ReadOp), probe bool) {
 	if len(ops) == 0 {
 		return
 	}
-	b, err := s.reads.begin(len(ops), done, s.opts.clock())
+	b, err := s.reads.begin(ops, done, s.opts.clock())
 	if err != nil {
 		for _, op := range ops {
 			op.Err = err
@@ -115,8 +83,8 @@ func (s *Store) Read(ctx context.Context, ops []*ReadOp, done func(*ReadOp)) {
 		}
 		return
 	}
-	for _, op := range ops {
-		s.reads.adopt(op, b)
+	for _, op := range b.ops {
+		op.probe = probe
 		if err := s.locate(op); err != nil {
 			op.Err = err
 			s.finishRead(op)
@@ -124,43 +92,33 @@ func (s *Store) Read(ctx context.Context, ops []*ReadOp, done func(*ReadOp)) {
 		}
 		s.reads.enqueue(op)
 	}
-	s.awaitReads(ctx, b, ops)
+	s.awaitReads(ctx, b)
 	s.reads.end(b)
 }
 
-// adopt resets the store's part of an op.
-func (r *reads) adopt(op *ReadOp, b *readBatch) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	op.Err = nil
-	rd := &op.rd
-	rd.batch, rd.found, rd.header = b, foundRecord{}, nil
-	rd.phase, rd.asked, rd.outstanding, rd.issuedAt, rd.ioErr = readQueued, 0, 0, time.Time{}, nil
-	rd.unsettled.Store(false)
-}
-
 // locate checks an op and pins its record.
-func (s *Store) locate(op *ReadOp) error {
+func (s *Store) locate(op *read) error {
 	if err := s.checkBuffer(op.Payload); err != nil {
 		return err
 	}
-	if !s.namespaces.known(op.ID.Namespace) {
-		return fmt.Errorf("namespace %d is not open: %w", op.ID.Namespace, ErrInvalid)
+	id, known := s.resolve(&op.ID)
+	if op.id = id; !known {
+		return fmt.Errorf("namespace %v: %w", op.ID.Namespace, errNotOpen)
 	}
-	f, ok := s.table.Get(op.ID.internal(), true)
+	f, ok := s.table.Get(op.id, true)
 	if !ok {
-		return ErrGone
+		return store.ErrGone
 	}
 	if int(f.Bytes) != len(op.Payload) {
 		s.table.Unpin(f.Ref)
-		return fmt.Errorf("read of %d bytes of a record of %d: %w", len(op.Payload), f.Bytes, ErrInvalid)
+		return fmt.Errorf("read of %d bytes of a record of %d: %w", len(op.Payload), f.Bytes, store.ErrInvalid)
 	}
 	g := s.space.at(f.Ref)
-	op.rd.found = foundRecord{ref: f.Ref, seq: f.Seq, g: g, at: g.Offset(uint32(f.Ref - g.base))}
+	op.found = foundRecord{ref: f.Ref, seq: f.Seq, g: g, at: g.Offset(uint32(f.Ref - g.base))}
 	return nil
 }
 
-func (r *reads) enqueue(op *ReadOp) {
+func (r *reads) enqueue(op *read) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.queue = append(r.queue, op)
@@ -183,7 +141,7 @@ func (r *reads) fits(c *chunk) bool { return r.inFlight == 0 || r.inFlight+c.byt
 // chunk is one request to the disk: the bytes of an op's padded payload from one offset
 // up to another, and the header if it is the first.
 type chunk struct {
-	op       *ReadOp
+	op       *read
 	from, to int
 }
 
@@ -209,7 +167,7 @@ func (r *reads) take(now func() time.Time) (c chunk, ok bool) {
 		}
 		r.ready.Wait()
 	}
-	rd := &c.op.rd
+	rd := c.op
 	if rd.phase == readQueued || r.inFlight == 0 {
 		t := now()
 		if rd.phase == readQueued {
@@ -230,8 +188,8 @@ func (r *reads) take(now func() time.Time) (c chunk, ok bool) {
 }
 
 // nextChunk keeps requests of one size: the header is part of the first.
-func nextChunk(op *ReadOp, chunkBytes int) chunk {
-	from, end := op.rd.asked, fsio.AlignUp(len(op.Payload))
+func nextChunk(op *read, chunkBytes int) chunk {
+	from, end := op.asked, fsio.AlignUp(len(op.Payload))
 	to := from + chunkBytes
 	if end-to < chunkBytes/2 {
 		to = end // no small rest
@@ -271,10 +229,10 @@ func (s *Store) readChunk(c chunk) {
 	var err error
 	s.gate.reads(1)
 	if c.from == 0 {
-		op.rd.header = s.headers.get()
-		err = op.rd.found.g.file.ReadVec(op.rd.header.bytes, padded[:c.to], op.rd.found.at)
+		op.header = s.headers.get()
+		err = op.found.g.file.ReadVec(op.header.bytes, padded[:c.to], op.found.at)
 	} else {
-		err = op.rd.found.g.file.ReadVec(padded[c.from:c.to], nil, op.rd.found.at+format.HeaderBytes+int64(c.from))
+		err = op.found.g.file.ReadVec(padded[c.from:c.to], nil, op.found.at+format.HeaderBytes+int64(c.from))
 	}
 	s.gate.reads(-1)
 	switch s.reads.delivered(c, err, s.opts.clock()) {
@@ -293,7 +251,7 @@ func (r *reads) delivered(c chunk, err error, now time.Time) readPhase {
 	r.inFlight -= c.bytes()
 	r.backlog -= c.bytes()
 	r.progress = now
-	rd := &c.op.rd
+	rd := c.op
 	if err == nil {
 		r.speed.delivered(now, c.bytes())
 	} else {
@@ -319,10 +277,10 @@ func (r *reads) delivered(c chunk, err error, now time.Time) readPhase {
 }
 
 // drop removes an op from the queue. r.mu is held.
-func (r *reads) drop(op *ReadOp) {
+func (r *reads) drop(op *read) {
 	for i := r.next; i < len(r.queue); i++ {
 		if r.queue[i] == op {
-			c := chunk{op: op, from: op.rd.asked, to: fsio.AlignUp(len(op.Payload))}
+			c := chunk{op: op, from: op.asked, to: fsio.AlignUp(len(op.Payload))}
 			r.backlog -= c.bytes()
 			r.queue = append(r.queue[:i], r.queue[i+1:]...)
 			return
@@ -331,28 +289,28 @@ func (r *reads) drop(op *ReadOp) {
 }
 
 // finishRead reports an op that the kernel is done with.
-func (s *Store) finishRead(op *ReadOp) {
+func (s *Store) finishRead(op *read) {
 	s.letGo(op)
-	s.report(op)
+	s.reportRead(op)
 }
 
 // letGo gives back what an op holds of the store.
-func (s *Store) letGo(op *ReadOp) {
-	if op.rd.found.g != nil {
-		s.table.Unpin(op.rd.found.ref)
-		op.rd.found.g = nil
+func (s *Store) letGo(op *read) {
+	if op.found.g != nil {
+		s.table.Unpin(op.found.ref)
+		op.found.g = nil
 	}
-	if op.rd.header != nil {
-		s.headers.put(op.rd.header)
-		op.rd.header = nil
+	if op.header != nil {
+		s.headers.put(op.header)
+		op.header = nil
 	}
 }
 
-// report calls done. The op is the caller's from then on.
-func (s *Store) report(op *ReadOp) {
+// reportRead calls done. The op is the caller's from then on.
+func (s *Store) reportRead(op *read) {
 	s.countRead(op)
-	b := op.rd.batch
-	b.done(op)
+	b := op.batch
+	b.done(op.ReadOp)
 	r := &s.reads
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -361,21 +319,21 @@ func (s *Store) report(op *ReadOp) {
 	}
 }
 
-func (s *Store) countRead(op *ReadOp) {
+func (s *Store) countRead(op *read) {
 	c := &s.count
 	switch err := op.Err; {
 	case err == nil:
 		c.reads.Add(1)
 		c.readBytes.Add(uint64(len(op.Payload)))
-	case errors.Is(err, ErrCorrupt):
+	case errors.Is(err, store.ErrCorrupt):
 		c.corrupt.Add(1)
-	case errors.Is(err, ErrMismatch):
+	case errors.Is(err, store.ErrMismatch):
 		c.mismatched.Add(1)
-	case errors.Is(err, ErrGone):
+	case errors.Is(err, store.ErrGone):
 		c.gone.Add(1)
-	case errors.Is(err, ErrTimeout):
+	case errors.Is(err, store.ErrTimeout):
 		c.readTimeouts.Add(1)
-	case errors.Is(err, ErrIO):
+	case errors.Is(err, store.ErrIO):
 		c.readErrors.Add(1)
 	}
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/kvconn/kvconn/store"
 )
 
 // awaitReads waits for a batch, giving up ops that run past their deadline.
-func (s *Store) awaitReads(ctx context.Context, b *readBatch, ops []*ReadOp) {
+func (s *Store) awaitReads(ctx context.Context, b *readBatch) {
 	interval := max(s.opts.ReadTimeout/8, time.Millisecond)
 	b.timer.Reset(interval)
 	defer b.timer.Stop()
@@ -18,10 +20,10 @@ func (s *Store) awaitReads(ctx context.Context, b *readBatch, ops []*ReadOp) {
 			return
 		case <-ended:
 			ended = nil
-			cause := fmt.Errorf("%w: %w", ErrTimeout, context.Cause(ctx))
-			s.abandon(b, ops, cause, func(*readState, time.Time) bool { return true })
+			cause := fmt.Errorf("%w: %w", store.ErrTimeout, context.Cause(ctx))
+			s.abandon(b, cause, func(*read, time.Time) bool { return true })
 		case <-b.timer.C:
-			s.abandonLate(b, ops)
+			s.abandonLate(b)
 			b.timer.Reset(interval)
 		}
 	}
@@ -29,38 +31,36 @@ func (s *Store) awaitReads(ctx context.Context, b *readBatch, ops []*ReadOp) {
 
 // abandonLate gives up the ops that the disk has owed for longer than the timeout, and
 // those still queued if the disk has delivered nothing for so long.
-func (s *Store) abandonLate(b *readBatch, ops []*ReadOp) {
+func (s *Store) abandonLate(b *readBatch) {
 	limit := s.opts.ReadTimeout
-	err := fmt.Errorf("disk did not answer within %v: %w", limit, ErrTimeout)
-	s.abandon(b, ops, err, func(rd *readState, now time.Time) bool {
-		if rd.phase == readIssued {
-			return now.Sub(rd.issuedAt) > limit
+	err := fmt.Errorf("disk did not answer within %v: %w", limit, store.ErrTimeout)
+	s.abandon(b, err, func(op *read, now time.Time) bool {
+		if op.phase == readIssued {
+			return now.Sub(op.issuedAt) > limit
 		}
 		return now.Sub(b.began) > limit && now.Sub(s.reads.progress) > limit
 	})
 }
 
 // abandon reports those ops of a batch that late selects and that are queued or issued.
-func (s *Store) abandon(b *readBatch, ops []*ReadOp, err error, late func(*readState, time.Time) bool) {
+func (s *Store) abandon(b *readBatch, err error, late func(*read, time.Time) bool) {
 	r := &s.reads
 	now := s.opts.clock()
-	for _, op := range ops {
+	for _, op := range b.ops {
 		r.mu.Lock()
-		rd := &op.rd
-		// An op that was reported is the caller's again; it may be in another batch.
-		mine := rd.batch == b && (rd.phase == readQueued || rd.phase == readIssued) && rd.found.g != nil
-		if !mine || !late(rd, now) {
+		mine := op.batch == b && (op.phase == readQueued || op.phase == readIssued) && op.found.g != nil
+		if !mine || !late(op, now) {
 			r.mu.Unlock()
 			continue
 		}
 		r.drop(op)
-		hung, at := rd.outstanding > 0, rd.found
+		hung, at := op.outstanding > 0, op.found
 		// That a caller gave up, or that others were before it, says nothing of the record.
-		slow := hung && now.Sub(rd.issuedAt) > s.opts.ReadTimeout
-		rd.phase = readDone
+		slow := hung && now.Sub(op.issuedAt) > s.opts.ReadTimeout
+		op.phase = readDone
 		if hung {
-			rd.phase = readAbandoned
-			rd.unsettled.Store(true)
+			op.phase = readAbandoned
+			op.SetSettled(false)
 		}
 		op.Err = err
 		r.wakeOne()
@@ -72,16 +72,16 @@ func (s *Store) abandon(b *readBatch, ops []*ReadOp, err error, late func(*readS
 		if !hung {
 			s.letGo(op)
 		}
-		s.report(op)
+		s.reportRead(op)
 	}
 }
 
 // settle ends an abandoned op after its last request.
-func (s *Store) settle(op *ReadOp) {
+func (s *Store) settle(op *read) {
 	s.letGo(op)
 	callback := op.OnSettled
-	op.rd.unsettled.Store(false)
+	op.SetSettled(true)
 	if callback != nil {
-		callback(op)
+		callback(op.ReadOp)
 	}
 }

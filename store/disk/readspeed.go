@@ -3,19 +3,9 @@ package disk
 import (
 	"math"
 	"time"
-)
 
-// ReadSpeed is how fast the disk delivers what loads ask of it.
-type ReadSpeed struct {
-	// BytesPerS are bytes delivered a second while at least one request was in flight; 0
-	// means not measured yet. Idle time counts nothing, so a disk that is asked for little
-	// at a time may do better when it is asked for more.
-	BytesPerS float64 `json:"bytes_per_s"`
-	// QueuedBytes were asked for and are not delivered: what a new read waits behind.
-	QueuedBytes int64 `json:"queued_bytes"`
-	// LatencyS is the time in seconds from a record's first request to its last byte.
-	LatencyS float64 `json:"latency_s"`
-}
+	"github.com/kvconn/kvconn/store"
+)
 
 const (
 	// speedTimeConstant is the busy time after which a measurement has lost 63% of its
@@ -65,9 +55,9 @@ func (e *speed) record(took time.Duration) {
 	e.latency += latencyWeight * (took.Seconds() - e.latency)
 }
 
-// ReadSpeed returns how fast reads are at the moment. It starts from the calibration if
+// Speed returns how fast reads are at the moment. It starts from the calibration if
 // there is one, and sinks while a disk owes an answer.
-func (s *Store) ReadSpeed() ReadSpeed {
+func (s *Store) Speed() store.Speed {
 	now := s.opts.clock()
 	r := &s.reads
 	r.mu.Lock()
@@ -76,7 +66,7 @@ func (s *Store) ReadSpeed() ReadSpeed {
 	if r.inFlight > 0 {
 		bytes, seconds = r.speed.at(now)
 	}
-	v := ReadSpeed{QueuedBytes: r.backlog, LatencyS: r.speed.latency}
+	v := store.Speed{QueuedBytes: r.backlog, LatencyS: r.speed.latency}
 	if seconds > 0 {
 		v.BytesPerS = bytes / seconds
 	}

@@ -2,12 +2,13 @@ package disk
 
 import (
 	"context"
-	"errors"
 	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/kvconn/kvconn/store"
 )
 
 // throttledDisk is a disk on a clock that only its reads move.
@@ -50,10 +51,10 @@ func near(got, want float64) bool { return math.Abs(got-want) <= 0.15*want }
 
 func TestReadSpeedFollowsASlowDiskWithinAFewReadsAndRecovers(t *testing.T) {
 	d, s, records := openThrottled(t)
-	if v := s.ReadSpeed(); v.BytesPerS != 0 {
+	if v := s.Speed(); v.BytesPerS != 0 {
 		t.Fatalf("%+v before anything was read", v)
 	}
-	c := chunk{op: &ReadOp{Payload: AlignedBuffer(records[0].Bytes)}, to: PayloadBufferSize(records[0].Bytes)}
+	c := chunk{op: &read{ReadOp: &store.ReadOp{Payload: store.AlignedBuffer(records[0].Bytes)}}, to: store.PayloadBufferSize(records[0].Bytes)}
 	request := float64(c.bytes())
 	for _, step := range []struct {
 		perRead time.Duration
@@ -64,11 +65,11 @@ func TestReadSpeedFollowsASlowDiskWithinAFewReadsAndRecovers(t *testing.T) {
 			readOne(t, s, records[i%len(records)])
 			d.now.Add(int64(time.Minute)) // idle time counts nothing
 		}
-		if got, want := s.ReadSpeed().BytesPerS, request/step.perRead.Seconds(); !near(got, want) {
+		if got, want := s.Speed().BytesPerS, request/step.perRead.Seconds(); !near(got, want) {
 			t.Errorf("after %d reads of %v each: %.0f bytes/s, want about %.0f", step.reads, step.perRead, got, want)
 		}
 	}
-	v := s.ReadSpeed()
+	v := s.Speed()
 	if !near(v.LatencyS, 0.001) || v.QueuedBytes != 0 {
 		t.Errorf("%+v", v)
 	}
@@ -83,18 +84,15 @@ func TestProbeMeasuresADiskThatNobodyReads(t *testing.T) {
 	for i := range 4 {
 		readOne(t, s, records[i])
 	}
-	slow := s.ReadSpeed().BytesPerS
+	slow := s.Speed().BytesPerS
 	d.perRead.Store(int64(time.Millisecond))
 	for range 500 {
-		if err := s.Probe(t.Context(), ProbeOptions{Only: true, Namespace: records[0].ID.Namespace}); err != nil {
+		if err := s.Probe(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if fast := s.ReadSpeed().BytesPerS; fast < 5*slow {
+	if fast := s.Speed().BytesPerS; fast < 5*slow {
 		t.Errorf("%.0f bytes/s after the disk got faster, %.0f before", fast, slow)
-	}
-	if err := s.Probe(t.Context(), ProbeOptions{Only: true, Namespace: records[0].ID.Namespace, Shard: 9}); !errors.Is(err, ErrGone) {
-		t.Errorf("probe of a shard without records: %v, want ErrGone", err)
 	}
 	if st := s.Stats(); st.Mismatched != 0 || st.Corrupt != 0 {
 		t.Errorf("probes count as failures: %+v", st)
@@ -106,13 +104,13 @@ func TestSpeedSinksWhileTheDiskOwesAnAnswer(t *testing.T) {
 	s := &Store{opts: Options{clock: func() time.Time { return at }}}
 	s.reads.init(1<<20, 1<<20)
 	s.reads.speed.seed(1e9)
-	if got := s.ReadSpeed().BytesPerS; !near(got, 1e9) {
+	if got := s.Speed().BytesPerS; !near(got, 1e9) {
 		t.Errorf("%v, want what the calibration found", got)
 	}
 	s.reads.speed.begin(at)
 	s.reads.inFlight, s.reads.backlog = 4096, 8192
 	at = at.Add(10 * time.Second)
-	if v := s.ReadSpeed(); v.BytesPerS > 1e3 || v.QueuedBytes != 8192 {
+	if v := s.Speed(); v.BytesPerS > 1e3 || v.QueuedBytes != 8192 {
 		t.Errorf("%+v after a disk was silent for 10 s", v)
 	}
 }
@@ -128,24 +126,24 @@ func TestFailedAndGivenUpReadsLeaveNoBacklog(t *testing.T) {
 	readAll(t, s, records)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	ops := make([]*ReadOp, len(records))
+	ops := make([]*store.ReadOp, len(records))
 	for i, r := range records {
-		ops[i] = &ReadOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Payload: AlignedBuffer(r.Bytes)}
+		ops[i] = &store.ReadOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: store.AlignedBuffer(r.Bytes)}
 	}
-	s.Read(ctx, ops, func(*ReadOp) {})
+	s.Read(ctx, ops, func(*store.ReadOp) {})
 	for _, op := range ops {
 		for !op.Settled() {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	if v := s.ReadSpeed(); v.QueuedBytes != 0 {
+	if v := s.Speed(); v.QueuedBytes != 0 {
 		t.Errorf("%+v", v)
 	}
 }
 
 func TestReadSpeedDoesNotAllocate(t *testing.T) {
 	_, s, _ := openThrottled(t)
-	if n := leastAllocs(100, func() { s.ReadSpeed() }); n != 0 {
+	if n := leastAllocs(100, func() { s.Speed() }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 )
@@ -211,7 +212,7 @@ func TestFoundRecordsArePublishedThoughTheJournalFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = u.Close() }()
-	if err := u.Snapshot(t.Context(), func(Resident) error { return nil }); err != nil {
+	if err := u.Snapshot(t.Context(), func(store.Resident) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	h.on.Store(true)
@@ -230,7 +231,7 @@ func TestFoundRecordsArePublishedThoughTheJournalFails(t *testing.T) {
 	close(h.release)
 	awaitJournal(t, s, generation)
 	awaitRebuild(t, s)
-	told := make(map[RecordID]int)
+	told := make(map[store.RecordID]int)
 	for n := 0; n < len(records); {
 		ctx, cancel := context.WithTimeout(t.Context(), s.opts.SlotWait)
 		events, err := u.Next(ctx)
@@ -239,7 +240,7 @@ func TestFoundRecordsArePublishedThoughTheJournalFails(t *testing.T) {
 			t.Fatalf("%d of %d records: %v", n, len(records), err)
 		}
 		for _, e := range events {
-			if e.Kind == EventStored {
+			if e.Kind == store.EventStored {
 				told[e.ID]++
 				n++
 			}
@@ -484,7 +485,7 @@ func TestStampThatCannotBeOpened(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if d.files[stampPath+asideSuffix] != nil != c.aside {
+		if d.files[stampPath+fsio.AsideSuffix] != nil != c.aside {
 			t.Errorf("%v: set aside: %v", c.errno, !c.aside)
 		}
 	}

@@ -354,7 +354,7 @@ func TestForeignSegmentsAreSetAside(t *testing.T) {
 	if st := s.Stats(); st.SetAsideBytes < int64(len(b)) || st.PhysicalBytes < st.SegmentBytes+int64(len(b)) {
 		t.Errorf("%d bytes set aside, %d physical", st.SetAsideBytes, st.PhysicalBytes)
 	}
-	if kept, err := os.ReadFile(path + asideSuffix); err != nil || !slices.Equal(kept, b) {
+	if kept, err := os.ReadFile(path + fsio.AsideSuffix); err != nil || !slices.Equal(kept, b) {
 		t.Errorf("the foreign segment is not as it was: %v", err)
 	}
 }
@@ -380,7 +380,7 @@ func TestRebuiltChainsKeepTheirOrder(t *testing.T) {
 		all := damageChain(ns, chain, damageLength)
 		n := lookupOnly(s, all)
 		for i := n; i < len(all); i++ {
-			if s.Has(all[i].ID) {
+			if isPresent(s, all[i].ID) {
 				t.Errorf("chain %d: block %d is there and block %d is not", chain, i, n)
 			}
 		}
@@ -396,7 +396,7 @@ func TestRebuiltChainsKeepTheirOrder(t *testing.T) {
 // lookupOnly counts leading blocks without using them.
 func lookupOnly(s *Store, chain []testRecord) int {
 	for i := range chain {
-		if !s.Has(chain[i].ID) {
+		if !isPresent(s, chain[i].ID) {
 			return i
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
 
@@ -25,7 +26,7 @@ func TestRecordThatNeverFitsIsRefusedAtOnce(t *testing.T) {
 	mustWrite(t, s, chainOf(a, 1, 300))
 	before := s.Stats().Records
 	err := writeAll(t, s, ofSize(b, 1, 1, 15<<20))[0]
-	if !errors.Is(err, ErrTooLarge) {
+	if !errors.Is(err, store.ErrTooLarge) {
 		t.Errorf("error %v", err)
 	}
 	if st := s.Stats(); st.Records != before || st.Evicted != 0 {
@@ -84,7 +85,7 @@ func TestManifestsCountUnderTheCap(t *testing.T) {
 		err := writeAll(t, s, chainOf(ns, i, 1))[0]
 		s.CloseNamespace(ns)
 		switch {
-		case errors.Is(err, ErrTooLarge):
+		case errors.Is(err, store.ErrTooLarge):
 			refused++
 		case err != nil:
 			t.Fatal(err)
@@ -283,7 +284,7 @@ func TestSavesAreRefusedWhereNothingMayGrow(t *testing.T) {
 	d.fill(100 << 20)
 	s.measure()
 	ns := openNamespace(t, s, "a")
-	if err := writeAll(t, s, chainOf(ns, 1, 1))[0]; !errors.Is(err, ErrBusy) || !errors.Is(err, errNoRoom) {
+	if err := writeAll(t, s, chainOf(ns, 1, 1))[0]; !errors.Is(err, store.ErrBusy) || !errors.Is(err, errNoRoom) {
 		t.Errorf("error %v", err)
 	}
 	d.fill(0)

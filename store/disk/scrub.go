@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
@@ -39,7 +40,7 @@ type checker struct {
 }
 
 func newChecker(s *Store, payload bool) *checker {
-	return &checker{s: s, payload: payload, header: fsio.AlignedBytes(format.HeaderBytes)}
+	return &checker{s: s, payload: payload, header: store.AlignedBuffer(format.HeaderBytes)}
 }
 
 // check verifies the record of a slot and drops it if it is damaged. It returns the bytes
@@ -56,7 +57,7 @@ func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage,
 	bytes, reason, err := c.verify(g, id, found)
 	if err != nil {
 		if c.s.readFailed(ref, found.Seq, err) {
-			c.drop(&dropJob{ref: ref, seq: found.Seq, spoilt: ofMedium(err)})
+			c.drop(&dropJob{ref: ref, seq: found.Seq, spoilt: fsio.OfMedium(err)})
 		}
 		return bytes, nil, err
 	}
@@ -66,7 +67,7 @@ func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage,
 	}
 	at := g.location(ref)
 	damage = &Damage{
-		Namespace: c.s.namespaces.digest(NamespaceID(id.Namespace)).String(), Shard: int(id.Shard),
+		Namespace: c.s.namespaces.digest(id.Namespace).String(), Shard: int(id.Shard),
 		Key: id.Key.String(), Segment: at.Segment, Slot: at.Slot, Reason: reason.Error(),
 	}
 	c.s.count.corrupt.Add(1)
@@ -88,12 +89,12 @@ func (c *checker) verify(g *segment, id index.ID, found index.Found) (bytes int6
 	if c.payload {
 		padded = fsio.AlignUp(int(found.Bytes))
 		if len(c.buf) < padded {
-			c.buf = fsio.AlignedBytes(padded)
+			c.buf = store.AlignedBuffer(padded)
 		}
 	}
 	slot := uint32(found.Ref - g.base)
 	if err := g.file.ReadVec(c.header, c.buf[:padded], g.Offset(slot)); err != nil {
-		return 0, nil, fmt.Errorf("check slot %d of segment %d: %w: %w", slot, g.ID, ErrIO, err)
+		return 0, nil, fmt.Errorf("check slot %d of segment %d: %w: %w", slot, g.ID, store.ErrIO, err)
 	}
 	bytes = int64(padded + format.HeaderBytes)
 	var h format.Record
@@ -114,7 +115,7 @@ var (
 func (c *checker) compare(g *segment, h *format.Record, id index.ID, found index.Found) error {
 	at := g.location(found.Ref)
 	if h.Store != c.s.id || h.SegmentID != at.Segment || h.Slot != at.Slot || h.Key != id.Key || h.Shard != id.Shard ||
-		h.Namespace != c.s.namespaces.digest(NamespaceID(id.Namespace)) || h.Seq != found.Seq || h.PayloadBytes != found.Bytes {
+		h.Namespace != c.s.namespaces.digest(id.Namespace) || h.Seq != found.Seq || h.PayloadBytes != found.Bytes {
 		return errOtherRecord
 	}
 	if c.payload && h.PayloadSum != format.PayloadSum(c.buf[:found.Bytes]) {

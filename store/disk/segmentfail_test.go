@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
 
@@ -54,11 +55,11 @@ func TestWritesEndWhereNoSegmentCanBeMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	op := &WriteOp{ID: RecordID{Namespace: ns, Key: connector.Key{1}}, Payload: AlignedBuffer(4096)}
-	if _, err := s.Write([]*WriteOp{op}, func(op *WriteOp) { done <- op.Err }); err != nil {
+	op := &store.WriteOp{Record: store.Record{ID: store.RecordID{Namespace: ns, Key: connector.Key{1}}}, Payload: store.AlignedBuffer(4096)}
+	if _, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) { done <- op.Err }); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-done; !errors.Is(err, ErrBusy) {
+	if err := <-done; !errors.Is(err, store.ErrBusy) {
 		t.Errorf("%v, want ErrBusy", err)
 	}
 	if n := f.tried.Load(); n > 4*int64(slotWait/recheckInterval) {
@@ -118,12 +119,12 @@ func TestNoRoomForASegmentDoesNotEndAnIncident(t *testing.T) {
 	var log lockedBuffer
 	o.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	s := openTest(t, o)
-	s.space.noSegment.begins()
+	s.space.noSegment.Begins()
 	s.space.mu.Lock()
 	s.space.maxBytes = 0
 	s.space.mu.Unlock()
 	s.grow(8192)
-	if strings.Contains(log.String(), "again") || !s.space.noSegment.on.Load() {
+	if strings.Contains(log.String(), "again") || !s.space.noSegment.On() {
 		t.Errorf("nothing was made, and the log says: %s", log.String())
 	}
 }

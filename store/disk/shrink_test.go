@@ -14,11 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
 )
 
 // ofSize returns a chain of records with payloads of that size.
-func ofSize(ns NamespaceID, chain, n, bytes int) []testRecord {
+func ofSize(ns connector.NamespaceDigest, chain, n, bytes int) []testRecord {
 	out := chainOf(ns, chain, n)
 	for i := range out {
 		out[i].Bytes = bytes
@@ -30,7 +31,7 @@ const otherPayload = 40 << 10
 
 // twoSizes opens a store of 12 MiB for namespaces a and b, whose records have two sizes, and fills
 // it with those of a.
-func twoSizes(t *testing.T, slotWait time.Duration) (d *memDisk, s *Store, a, b NamespaceID) {
+func twoSizes(t *testing.T, slotWait time.Duration) (d *memDisk, s *Store, a, b connector.NamespaceDigest) {
 	t.Helper()
 	d = newMemDisk()
 	o := memOptions(d, newJournalFS())
@@ -112,8 +113,8 @@ func retireAndPin(t *testing.T, s *Store) (unpin func()) {
 	blocked, release := make(chan struct{}), make(chan struct{})
 	defer close(release)
 	r := chainOf(openNamespace(t, s, "a"), 19, 1)[0] // it is there: no slot is needed
-	op := &WriteOp{ID: r.ID, Payload: r.payload()}
-	if _, err := s.Write([]*WriteOp{op}, func(*WriteOp) { close(blocked); <-release }); err != nil {
+	op := &store.WriteOp{Record: store.Record{ID: r.ID}, Payload: r.payload()}
+	if _, err := s.Write([]*store.WriteOp{op}, func(*store.WriteOp) { close(blocked); <-release }); err != nil {
 		t.Fatal(err)
 	}
 	<-blocked
@@ -248,7 +249,7 @@ func (f passing) run(t *testing.T, g *rand.Rand) {
 			_ = writeAll(t, s, ofSize(b, chain, 1+g.IntN(10), otherPayload))
 			back := g.IntN(chain) + 1
 			for _, err := range readAll(t, s, chainOf(a, back, 5)) {
-				if errors.Is(err, ErrCorrupt) || errors.Is(err, ErrMismatch) {
+				if errors.Is(err, store.ErrCorrupt) || errors.Is(err, store.ErrMismatch) {
 					t.Errorf("chain %d: %v", back, err)
 				}
 			}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
 
@@ -94,7 +95,7 @@ func TestBadSlotFailsOneWriteAndIsSetAside(t *testing.T) {
 	s.space.coolDown(time.Now().Add(suspectPause))
 	for chain := 2; s.Stats().BadSlots == 0 && chain < 80; chain++ {
 		for i, err := range writeAll(t, s, chainOf(ns, chain, 20)) {
-			if err != nil && !errors.Is(err, ErrIO) {
+			if err != nil && !errors.Is(err, store.ErrIO) {
 				t.Fatalf("write %d: %v", i, err)
 			}
 		}
@@ -116,7 +117,7 @@ func TestDiskThatRefusesWritesForAWhileLosesNothing(t *testing.T) {
 	d.fail(func(string, int64) error { return unix.EIO })
 	for chain := 2; chain < 30; chain++ {
 		for i, err := range writeAll(t, s, chainOf(ns, chain, 20)) {
-			if !errors.Is(err, ErrIO) {
+			if !errors.Is(err, store.ErrIO) {
 				t.Fatalf("write %d of chain %d: %v", i, chain, err)
 			}
 		}

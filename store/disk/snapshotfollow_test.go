@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
@@ -39,17 +40,18 @@ func TestASlowSnapshotConvergesWhileRecordsComeAndGo(t *testing.T) {
 		records = 2_000_000
 	}
 	s := openTest(t, testOptions(t.TempDir()))
+	openNamespace(t, s, "m")
 	fillJournal(t, s, records)
 	u, err := s.Subscribe(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = u.Close() }()
-	seen, batch := 0, make([]Event, 256)
+	seen, batch := 0, make([]eventlog.Event, 256)
 	began := time.Now()
-	if err := u.Snapshot(t.Context(), func(Resident) error {
+	if err := u.Snapshot(t.Context(), func(store.Resident) error {
 		if seen++; seen%(4*len(batch)) == 0 {
-			s.events.publish(batch)
+			s.events.log.Publish(batch)
 		}
 		return nil
 	}); err != nil {
@@ -78,6 +80,7 @@ func TestASnapshotConvergesAtFiftyThousandRecordsASecond(t *testing.T) {
 	}
 	const records, rate, readRate = 2_000_000, 50_000, 200_000
 	s := openTest(t, testOptions(t.TempDir()))
+	openNamespace(t, s, "m")
 	fillJournal(t, s, records)
 	u, err := s.Subscribe(t.Context())
 	if err != nil {
@@ -88,17 +91,17 @@ func TestASnapshotConvergesAtFiftyThousandRecordsASecond(t *testing.T) {
 	published := make(chan int)
 	began := time.Now()
 	go func() {
-		n, batch := 0, make([]Event, 250)
+		n, batch := 0, make([]eventlog.Event, 250)
 		for tick := time.NewTicker(time.Millisecond); ctx.Err() == nil; <-tick.C {
 			for n < int(time.Since(began).Seconds()*rate) {
-				s.events.publish(batch)
+				s.events.log.Publish(batch)
 				n += len(batch)
 			}
 		}
 		published <- n
 	}()
 	seen := 0
-	if err := u.Snapshot(t.Context(), func(Resident) error {
+	if err := u.Snapshot(t.Context(), func(store.Resident) error {
 		if seen++; seen%1000 == 0 {
 			time.Sleep(time.Until(began.Add(time.Duration(seen) * time.Second / readRate)))
 		}

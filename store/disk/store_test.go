@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/index"
 )
 
 const testPayload = 24 << 10
@@ -48,7 +50,7 @@ func openTest(t testing.TB, o Options) *Store {
 	return s
 }
 
-func openNamespace(t testing.TB, s *Store, model string) NamespaceID {
+func openNamespace(t testing.TB, s *Store, model string) connector.NamespaceDigest {
 	t.Helper()
 	ns, err := s.OpenNamespace(testManifest(model))
 	if err != nil {
@@ -57,12 +59,27 @@ func openNamespace(t testing.TB, s *Store, model string) NamespaceID {
 	return ns
 }
 
+// internalID is a record's id as the index has it.
+func internalID(s *Store, id store.RecordID) index.ID {
+	in, _ := s.resolve(&id)
+	return in
+}
+
+// isPresent reports whether a record is in the store.
+func isPresent(s *Store, id store.RecordID) bool {
+	at := []bool{false}
+	s.Present(id.Namespace, id.Shard, []connector.Key{id.Key}, at)
+	return at[0]
+}
+
 // testRecord is a record whose content follows from its number.
 type testRecord struct {
-	ID     RecordID
+	ID     store.RecordID
 	Parent connector.Key
 	Proof  connector.Proof
 	Bytes  int
+	// Seed is part of what the content follows from.
+	Seed uint64
 }
 
 func keyOf(chain, block int) connector.Key {
@@ -73,11 +90,11 @@ func keyOf(chain, block int) connector.Key {
 }
 
 // chainOf returns n records, each the parent of the next.
-func chainOf(ns NamespaceID, chain, n int) []testRecord {
+func chainOf(ns connector.NamespaceDigest, chain, n int) []testRecord {
 	out := make([]testRecord, n)
 	for i := range out {
 		r := &out[i]
-		r.ID = RecordID{Namespace: ns, Key: keyOf(chain, i)}
+		r.ID = store.RecordID{Namespace: ns, Key: keyOf(chain, i)}
 		r.Bytes = testPayload
 		if i > 0 {
 			r.Parent = keyOf(chain, i-1)
@@ -96,8 +113,8 @@ func keysOf(records []testRecord) []connector.Key {
 }
 
 func (r *testRecord) payload() []byte {
-	b := AlignedBuffer(r.Bytes)
-	seed := binary.LittleEndian.Uint64(r.ID.Key[:]) ^ binary.LittleEndian.Uint64(r.ID.Key[8:]) ^ uint64(r.ID.Shard)<<20 ^ uint64(r.ID.Namespace)
+	b := store.AlignedBuffer(r.Bytes)
+	seed := binary.LittleEndian.Uint64(r.ID.Key[:]) ^ binary.LittleEndian.Uint64(r.ID.Key[8:]) ^ uint64(r.ID.Shard)<<20 ^ r.Seed ^ uint64(r.ID.Namespace[0])
 	g := rand.NewPCG(seed, 1)
 	for i := 0; i+8 <= len(b); i += 8 {
 		binary.LittleEndian.PutUint64(b[i:], g.Uint64())
@@ -112,14 +129,14 @@ func writeAll(t testing.TB, s *Store, records []testRecord) []error {
 	var wg sync.WaitGroup
 	for i := range records {
 		r := &records[i]
-		op := &WriteOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Payload: r.payload()}
+		op := &store.WriteOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: r.payload()}
 		wg.Add(1)
 		for {
-			n, err := s.Write([]*WriteOp{op}, func(op *WriteOp) { errs[i] = op.Err; wg.Done() })
+			n, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) { errs[i] = op.Err; wg.Done() })
 			if n == 1 {
 				break
 			}
-			if !errors.Is(err, ErrBusy) {
+			if !errors.Is(err, store.ErrBusy) {
 				errs[i] = err
 				wg.Done()
 				break
@@ -144,13 +161,13 @@ func mustWrite(t testing.TB, s *Store, records []testRecord) {
 // are wrong fails the test.
 func readAll(t testing.TB, s *Store, records []testRecord) []error {
 	t.Helper()
-	ops := make([]*ReadOp, len(records))
+	ops := make([]*store.ReadOp, len(records))
 	for i := range records {
 		r := &records[i]
-		ops[i] = &ReadOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Payload: AlignedBuffer(r.Bytes)}
+		ops[i] = &store.ReadOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: store.AlignedBuffer(r.Bytes)}
 	}
-	calls := make(chan *ReadOp, len(ops)+1)
-	s.Read(context.Background(), ops, func(op *ReadOp) { calls <- op })
+	calls := make(chan *store.ReadOp, len(ops)+1)
+	s.Read(context.Background(), ops, func(op *store.ReadOp) { calls <- op })
 	if len(calls) != len(ops) {
 		t.Fatalf("done was called %d times for %d ops", len(calls), len(ops))
 	}
@@ -173,7 +190,7 @@ func mustRead(t testing.TB, s *Store, records []testRecord) {
 	}
 }
 
-func lookup(s *Store, ns NamespaceID, records []testRecord) int {
+func lookup(s *Store, ns connector.NamespaceDigest, records []testRecord) int {
 	n, lease := s.Lookup(ns, []connector.Shard{0}, keysOf(records), time.Minute)
 	s.Release(lease)
 	return n
@@ -360,7 +377,7 @@ func TestReadOfAbsentRecordIsAMiss(t *testing.T) {
 	s := openTest(t, testOptions(t.TempDir()))
 	ns := openNamespace(t, s, "a")
 	for _, err := range readAll(t, s, chainOf(ns, 1, 3)) {
-		if !errors.Is(err, ErrGone) {
+		if !errors.Is(err, store.ErrGone) {
 			t.Errorf("error %v", err)
 		}
 	}
@@ -375,7 +392,7 @@ func TestOtherPrefixIsAMissAndKeepsTheRecord(t *testing.T) {
 	other[0].Proof[3]++
 	other[1].Parent[3]++
 	for i, err := range readAll(t, s, other) {
-		if !errors.Is(err, ErrMismatch) || !errors.Is(err, ErrGone) {
+		if !errors.Is(err, store.ErrMismatch) || !errors.Is(err, store.ErrGone) {
 			t.Errorf("read %d: %v", i, err)
 		}
 	}
@@ -388,26 +405,26 @@ func TestContractIsChecked(t *testing.T) {
 	records := chainOf(ns, 1, 1)
 	mustWrite(t, s, records)
 	good := records[0].payload()
-	short := AlignedBuffer(testPayload - 1)
+	short := store.AlignedBuffer(testPayload - 1)
 	for name, c := range map[string]struct {
-		id      RecordID
+		id      store.RecordID
 		payload []byte
 	}{
 		"wrong size":        {records[0].ID, short},
 		"unaligned":         {records[0].ID, make([]byte, testPayload+8192)[1 : testPayload+1]},
 		"no capacity":       {records[0].ID, good[: testPayload-1 : testPayload-1]},
 		"empty":             {records[0].ID, good[:0]},
-		"too large":         {records[0].ID, AlignedBuffer(MaxPayloadBytes + 1)},
-		"unknown namespace": {RecordID{Namespace: 7, Key: records[0].ID.Key}, good},
+		"too large":         {records[0].ID, store.AlignedBuffer(store.MaxPayloadBytes + 1)},
+		"unknown namespace": {store.RecordID{Namespace: connector.NamespaceDigest{7}, Key: records[0].ID.Key}, good},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n, err := s.Write([]*WriteOp{{ID: c.id, Payload: c.payload}}, func(*WriteOp) { t.Error("done was called") })
-			if n != 0 || !errors.Is(err, ErrInvalid) {
+			n, err := s.Write([]*store.WriteOp{{Record: store.Record{ID: c.id}, Payload: c.payload}}, func(*store.WriteOp) { t.Error("done was called") })
+			if n != 0 || !errors.Is(err, store.ErrInvalid) {
 				t.Errorf("write: %d, %v", n, err)
 			}
-			op := &ReadOp{ID: c.id, Payload: c.payload}
-			s.Read(context.Background(), []*ReadOp{op}, func(*ReadOp) {})
-			if !errors.Is(op.Err, ErrInvalid) {
+			op := &store.ReadOp{Record: store.Record{ID: c.id}, Payload: c.payload}
+			s.Read(context.Background(), []*store.ReadOp{op}, func(*store.ReadOp) {})
+			if !errors.Is(op.Err, store.ErrInvalid) {
 				t.Errorf("read: %v", op.Err)
 			}
 		})
@@ -415,7 +432,7 @@ func TestContractIsChecked(t *testing.T) {
 	if n, lease := s.Lookup(ns, []connector.Shard{0}, nil, time.Second); n != 0 || lease != 0 {
 		t.Errorf("lookup of no keys: %d, %d", n, lease)
 	}
-	if n, _ := s.Lookup(99, []connector.Shard{0}, keysOf(records), time.Second); n != 0 {
+	if n, _ := s.Lookup(connector.NamespaceDigest{99}, []connector.Shard{0}, keysOf(records), time.Second); n != 0 {
 		t.Errorf("lookup in unknown namespace: %d", n)
 	}
 	s.Read(context.Background(), nil, nil)
@@ -464,12 +481,12 @@ func TestReadDoesNotAllocatePerRecord(t *testing.T) {
 	ns := openNamespace(t, s, "a")
 	records := chainOf(ns, 1, 100)
 	mustWrite(t, s, records)
-	ops := make([]*ReadOp, len(records))
+	ops := make([]*store.ReadOp, len(records))
 	for i := range records {
 		r := &records[i]
-		ops[i] = &ReadOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Payload: AlignedBuffer(r.Bytes)}
+		ops[i] = &store.ReadOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: store.AlignedBuffer(r.Bytes)}
 	}
-	done := func(op *ReadOp) {
+	done := func(op *store.ReadOp) {
 		if op.Err != nil {
 			panic(op.Err)
 		}

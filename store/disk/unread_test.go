@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
 )
 
@@ -183,7 +184,7 @@ func TestSlotsComeBackOnceAfterTheJournalFailed(t *testing.T) {
 	settle(t, s)
 	mustHaveNoSlotTwice(t, s)
 	checkAccounting(t, s)
-	if errors.Is(restore.err, ErrClosed) {
+	if errors.Is(restore.err, store.ErrClosed) {
 		t.Fatal(restore.err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
@@ -18,17 +19,17 @@ import (
 type writes struct {
 	mu       sync.Mutex
 	idle     sync.Cond
-	inFlight map[RecordID]*WriteOp
+	inFlight map[index.ID]*write
 	bytes    int64
 	pending  int
 	closed   bool
-	queue    *queue[*WriteOp]
+	queue    *queue[*write]
 }
 
 func (w *writes) init() {
 	w.idle.L = &w.mu
-	w.inFlight = make(map[RecordID]*WriteOp)
-	w.queue = newQueue[*WriteOp]()
+	w.inFlight = make(map[index.ID]*write)
+	w.queue = newQueue[*write]()
 }
 
 // slotBytes is the size of the slot that a payload needs.
@@ -37,97 +38,105 @@ func slotBytes(payloadBytes int) int64 {
 }
 
 // Write hands records to the store and returns at once. It accepts a leading part of ops
-// and returns its length; err says why it stopped there: [ErrBusy] if the byte budget
-// is used up, [ErrTooLarge], [ErrInvalid], [ErrIO] if the journal has failed, [ErrClosed], or nil if all
+// and returns its length; err says why it stopped there: [store.ErrBusy] if the byte budget
+// is used up, [store.ErrTooLarge], [store.ErrInvalid], [store.ErrIO] if the journal has failed, [store.ErrClosed], or nil if all
 // were accepted. Ops that were not accepted remain the caller's and are not reported.
 //
 // done is called exactly once for each accepted op, from a goroutine of the store, when
 // the payload is written and the index entry committed, or with op.Err set. It must not
 // block. A record that is in the store already costs no I/O and succeeds; concurrent
 // writes of one record write once.
-func (s *Store) Write(ops []*WriteOp, done func(*WriteOp)) (accepted int, err error) {
+func (s *Store) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted int, err error) {
 	for i, op := range ops {
-		if err := s.accept(op, done); err != nil {
+		if err := s.accept(&write{WriteOp: op, done: done}); err != nil {
 			return i, err
 		}
 	}
 	return len(ops), nil
 }
 
-func (s *Store) accept(op *WriteOp, done func(*WriteOp)) error {
+func (s *Store) accept(op *write) error {
 	if err := s.checkWrite(op); err != nil {
 		return err
 	}
 	op.Err = nil
-	op.wr = writeState{done: done, children: op.wr.children[:0]}
 	w := &s.writes
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
-		return ErrClosed
+		return store.ErrClosed
 	}
-	if first := w.inFlight[op.ID]; first != nil {
+	if first := w.inFlight[op.id]; first != nil {
 		if len(first.Payload) != len(op.Payload) {
-			return fmt.Errorf("write of %d bytes while %d are being written: %w", len(op.Payload), len(first.Payload), ErrInvalid)
+			return fmt.Errorf("write of %d bytes while %d are being written: %w", len(op.Payload), len(first.Payload), store.ErrInvalid)
 		}
-		first.wr.followers = append(first.wr.followers, op)
+		first.followers = append(first.followers, op)
 		w.pending++
 		return nil
 	}
-	if found, ok := s.table.Get(op.ID.internal(), false); ok {
+	if found, ok := s.table.Get(op.id, false); ok {
 		if !s.doubted(found) {
 			w.pending++
 			s.commits.push(commit{kind: commitPresent, write: op})
 			return nil
 		}
-		op.wr.oldRef, op.wr.oldSeq = uint32(found.Ref), found.Seq
+		op.oldRef, op.oldSeq = found.Ref, found.Seq
 	}
 	need := slotBytes(len(op.Payload))
 	if w.bytes > 0 && w.bytes+need > s.opts.WriteInFlightBytes {
 		s.count.denied.Add(1)
-		return fmt.Errorf("write of %d bytes with %d in flight: %w", need, w.bytes, ErrBusy)
+		return fmt.Errorf("write of %d bytes with %d in flight: %w", need, w.bytes, store.ErrBusy)
 	}
 	w.bytes += need
 	w.pending++
-	op.wr.budget = need
+	op.budget = need
 	// Given in the order of acceptance: a parent's is lower than its child's.
-	op.wr.seq = s.seq.Add(1)
-	op.wr.depth = s.depthOf(op)
-	w.inFlight[op.ID] = op
+	op.seq = s.seq.Add(1)
+	op.depth = s.depthOf(op)
+	w.inFlight[op.id] = op
 	w.queue.push(op)
 	return nil
 }
 
+// parentID is the record of the block before op's.
+func (op *write) parentID() index.ID {
+	return index.ID{Namespace: op.id.Namespace, Shard: op.id.Shard, Key: op.Parent}
+}
+
 // depthOf is how many blocks come before a record in its chain, as far as is known when it
 // is accepted. s.writes.mu is held.
-func (s *Store) depthOf(op *WriteOp) uint16 {
+func (s *Store) depthOf(op *write) uint16 {
 	if op.Parent == (connector.Key{}) {
 		return 0
 	}
-	parent := RecordID{op.ID.Namespace, op.ID.Shard, op.Parent}
+	parent := op.parentID()
 	if first := s.writes.inFlight[parent]; first != nil {
-		return min(first.wr.depth, math.MaxUint16-1) + 1
+		return min(first.depth, math.MaxUint16-1) + 1
 	}
-	if found, ok := s.table.Get(parent.internal(), false); ok {
+	if found, ok := s.table.Get(parent, false); ok {
 		return min(found.Depth, math.MaxUint16-1) + 1
 	}
 	return 0
 }
 
-func (s *Store) checkWrite(op *WriteOp) error {
+func (s *Store) checkWrite(op *write) error {
 	if err := s.checkBuffer(op.Payload); err != nil {
 		return err
 	}
+	id, known := s.resolve(&op.ID)
+	if op.id = id; !known {
+		return fmt.Errorf("namespace %v: %w", op.ID.Namespace, errNotOpen)
+	}
 	if slot := slotBytes(len(op.Payload)); s.space.neverFits(slot) {
 		s.count.denied.Add(1)
-		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.space.maxBytes, ErrTooLarge)
+		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.space.maxBytes, store.ErrTooLarge)
 	}
-	if err := s.namespaces.checkSize(op.ID, len(op.Payload)); err != nil {
+	if err := s.namespaces.checkSize(index.Group{Namespace: op.id.Namespace, Shard: op.id.Shard}, len(op.Payload)); err != nil {
 		return err
 	}
 	select {
 	case <-s.journal.Failed():
-		return fmt.Errorf("journal failed: %w", ErrIO)
+		return fmt.Errorf("journal failed: %w", store.ErrIO)
 	default:
 		return nil
 	}
@@ -135,12 +144,12 @@ func (s *Store) checkWrite(op *WriteOp) error {
 
 func (s *Store) checkBuffer(payload []byte) error {
 	switch n := len(payload); {
-	case n < MinPayloadBytes || n > MaxPayloadBytes:
-		return fmt.Errorf("payload of %d bytes: want %d to %d: %w", n, MinPayloadBytes, MaxPayloadBytes, ErrInvalid)
+	case n < store.MinPayloadBytes || n > store.MaxPayloadBytes:
+		return fmt.Errorf("payload of %d bytes: want %d to %d: %w", n, store.MinPayloadBytes, store.MaxPayloadBytes, store.ErrInvalid)
 	case !fsio.Aligned(payload):
-		return fmt.Errorf("payload buffer is not aligned to %d bytes: %w", BufferAlign, ErrInvalid)
+		return fmt.Errorf("payload buffer is not aligned to %d bytes: %w", store.BufferAlign, store.ErrInvalid)
 	case cap(payload) < fsio.AlignUp(n):
-		return fmt.Errorf("payload buffer has capacity %d, want %d: %w", cap(payload), fsio.AlignUp(n), ErrInvalid)
+		return fmt.Errorf("payload buffer has capacity %d, want %d: %w", cap(payload), fsio.AlignUp(n), store.ErrInvalid)
 	}
 	return nil
 }
@@ -163,11 +172,11 @@ func (s *Store) writer() {
 }
 
 // writeOne puts a record into a slot. The index knows nothing of it yet.
-func (s *Store) writeOne(op *WriteOp) error {
+func (s *Store) writeOne(op *write) error {
 	if !s.space.mayWrite(time.Now()) {
-		return fmt.Errorf("disk refuses writes: %w", ErrIO)
+		return fmt.Errorf("disk refuses writes: %w", store.ErrIO)
 	}
-	if err := s.keepManifest(op.ID.Namespace); err != nil {
+	if err := s.keepManifest(op.id.Namespace); err != nil {
 		return err
 	}
 	need := slotBytes(len(op.Payload))
@@ -176,16 +185,16 @@ func (s *Store) writeOne(op *WriteOp) error {
 		return err
 	}
 	g := s.space.at(ref)
-	op.wr.ref = uint32(ref)
+	op.ref = ref
 	padded := op.Payload[:fsio.AlignUp(len(op.Payload))]
 	clear(padded[len(op.Payload):])
 	at := g.location(ref)
 	header := s.headers.get()
 	defer s.headers.put(header)
-	namespace, scheme := s.namespaces.identity(op.ID.Namespace)
+	namespace, scheme := s.namespaces.identity(op.id.Namespace)
 	(&format.Record{
-		Store: s.id, SegmentID: at.Segment, Slot: at.Slot, Seq: op.wr.seq,
-		Namespace: namespace, Shard: op.ID.Shard, Depth: op.wr.depth,
+		Store: s.id, SegmentID: at.Segment, Slot: at.Slot, Seq: op.seq,
+		Namespace: namespace, Shard: op.ID.Shard, Depth: op.depth,
 		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof, Scope: op.Scope, KeyScheme: scheme,
 		PayloadBytes: uint32(len(op.Payload)), PayloadSum: format.PayloadSum(op.Payload),
 	}).Encode(header.bytes)
@@ -199,7 +208,7 @@ func (s *Store) writeOne(op *WriteOp) error {
 				"remedy", "look for I/O errors in the kernel's log; if they go on, replace the disk")
 		}
 		s.wakeShrinker()
-		return fmt.Errorf("write record %v: %w: %w", op.ID.Key, ErrIO, err)
+		return fmt.Errorf("write record %v: %w: %w", op.ID.Key, store.ErrIO, err)
 	}
 	// Set again: a barrier may have taken the mark while the write was under way.
 	g.dirty.Store(true)
@@ -218,7 +227,7 @@ const recheckInterval = 20 * time.Millisecond
 func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
 	var timeout, recheck <-chan time.Time
 	if s.space.starved(slotBytes) {
-		return index.NoRef, fmt.Errorf("no room for a slot of %d bytes: %w: %w", slotBytes, ErrBusy, errNoRoom)
+		return index.NoRef, fmt.Errorf("no room for a slot of %d bytes: %w: %w", slotBytes, store.ErrBusy, errNoRoom)
 	}
 	for {
 		ref, freed, grow := s.space.take(slotBytes)
@@ -249,9 +258,9 @@ func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
 		case <-freed:
 		case <-recheck:
 		case <-timeout:
-			return index.NoRef, fmt.Errorf("no slot was freed within %v: %w", s.opts.SlotWait, ErrBusy)
+			return index.NoRef, fmt.Errorf("no slot was freed within %v: %w", s.opts.SlotWait, store.ErrBusy)
 		case <-s.journal.Failed():
-			return index.NoRef, fmt.Errorf("journal failed: %w", ErrIO)
+			return index.NoRef, fmt.Errorf("journal failed: %w", store.ErrIO)
 		}
 	}
 }
@@ -259,40 +268,40 @@ func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
 // awaitsParent holds a written record back while its parent is being written: the index
 // and the journal get chains from their heads on, so that no crash and no eviction leaves
 // a block whose predecessors are missing. committing is set for op if it is not held back.
-func (w *writes) awaitsParent(op *WriteOp) bool {
+func (w *writes) awaitsParent(op *write) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	parent := w.inFlight[RecordID{op.ID.Namespace, op.ID.Shard, op.Parent}]
-	if parent != nil && parent.wr.seq < op.wr.seq && !parent.wr.committing {
-		parent.wr.children = append(parent.wr.children, op)
+	parent := w.inFlight[op.parentID()]
+	if parent != nil && parent.seq < op.seq && !parent.committing {
+		parent.children = append(parent.children, op)
 		return true
 	}
-	op.wr.committing = true
+	op.committing = true
 	return false
 }
 
 // finishWrite reports an op and those that waited for it. It runs in the committer.
-func (s *Store) finishWrite(op *WriteOp) {
+func (s *Store) finishWrite(op *write) {
 	w := &s.writes
 	w.mu.Lock()
-	if op.wr.budget > 0 {
-		delete(w.inFlight, op.ID)
-		w.bytes -= op.wr.budget
+	if op.budget > 0 {
+		delete(w.inFlight, op.id)
+		w.bytes -= op.budget
 	}
 	// Reported last, and the caller may use the op again when it is reported.
-	followers := op.wr.followers
-	op.wr.followers = nil
-	for _, child := range op.wr.children {
+	followers := op.followers
+	op.followers = nil
+	for _, child := range op.children {
 		s.commits.push(commit{kind: commitWrite, write: child})
 	}
 	w.mu.Unlock()
 	err := op.Err
 	s.countWrite(op)
-	op.wr.done(op)
+	op.done(op.WriteOp)
 	for _, f := range followers {
 		f.Err = err
 		s.count.same.Add(1)
-		f.wr.done(f)
+		f.done(f.WriteOp)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -301,13 +310,13 @@ func (s *Store) finishWrite(op *WriteOp) {
 	}
 }
 
-func (s *Store) countWrite(op *WriteOp) {
+func (s *Store) countWrite(op *write) {
 	switch {
-	case op.Err != nil && errors.Is(op.Err, ErrBusy):
+	case op.Err != nil && errors.Is(op.Err, store.ErrBusy):
 		s.count.denied.Add(1)
 	case op.Err != nil:
 		s.count.writeErrors.Add(1)
-	case op.wr.budget == 0:
+	case op.budget == 0:
 		s.count.same.Add(1)
 	default:
 		s.count.writes.Add(1)

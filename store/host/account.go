@@ -2,6 +2,9 @@ package host
 
 import (
 	"fmt"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 )
 
 // Account is one rank's share of an arena. What its loads and its saves pin is bounded
@@ -13,6 +16,7 @@ import (
 type Account struct {
 	arena *Arena
 	opts  AccountOptions
+	ns    namespaceID
 
 	// The rest is guarded by the arena's mutex.
 	loadBytes, saveBytes int64 // pinned, or promised to those that are pending
@@ -34,9 +38,28 @@ func (a *Arena) Account(o AccountOptions) (*Account, error) {
 	if a.closed {
 		return nil, ErrClosed
 	}
-	c := &Account{arena: a, opts: o}
+	c := &Account{arena: a, opts: o, ns: a.number(o.Namespace)}
 	a.accounts++
 	return c, nil
+}
+
+// number is that of a namespace. a.mu is held.
+func (a *Arena) number(ns connector.NamespaceDigest) namespaceID {
+	id, known := a.namespaces[ns]
+	if !known {
+		id = namespaceID(len(a.namespaces) + 1)
+		a.namespaces[ns] = id
+	}
+	return id
+}
+
+// record is a record as slots have it. It panics on one of another namespace than the account's,
+// which would be found in its place.
+func (c *Account) record(r *store.Record) slotRecord {
+	if r.ID.Namespace != c.opts.Namespace {
+		panic("host: record of another namespace than the account's")
+	}
+	return slotRecord{slotKey: slotKey{ns: c.ns, shard: r.ID.Shard, key: r.ID.Key}, proof: r.Proof, parent: parentCheck(r.Parent)}
 }
 
 // SetActive says whether the rank is to keep its share also while it holds nothing.

@@ -1,16 +1,21 @@
 package host
 
-import "context"
+import (
+	"context"
+
+	"github.com/kvconn/kvconn/store"
+)
 
 // Lookup pins the slot of a record of that parent and proof if there is a verified one,
 // and reports whether. It never waits, and counts no miss.
-func (c *Account) Lookup(s *Slot, r Record, payloadBytes int) bool {
+func (c *Account) Lookup(s *Slot, rec store.Record, payloadBytes int) bool {
 	s.mustBeEmpty()
 	a := c.arena
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	hash := a.index.hash(&r.ID)
-	id := a.find(hash, &r.ID)
+	r := c.record(&rec)
+	hash := a.index.hash(&r.slotKey)
+	id := a.find(hash, &r.slotKey)
 	if id == 0 || a.slot(id).state != slotClean || c.queue.head != nil || c.begin(s, payloadBytes, false) != nil {
 		return false
 	}
@@ -30,7 +35,7 @@ func (c *Account) Lookup(s *Slot, r Record, payloadBytes int) bool {
 // then Acquire waits, first come first served within the account and the accounts in
 // turn, until ctx ends. Wait only where no own slot is held whose reads have not been
 // asked for: such a slot cannot come back.
-func (c *Account) Acquire(ctx context.Context, s *Slot, r Record, payloadBytes int, wait bool) (Outcome, error) {
+func (c *Account) Acquire(ctx context.Context, s *Slot, rec store.Record, payloadBytes int, wait bool) (Outcome, error) {
 	s.mustBeEmpty()
 	a := c.arena
 	a.mu.Lock()
@@ -38,7 +43,8 @@ func (c *Account) Acquire(ctx context.Context, s *Slot, r Record, payloadBytes i
 		a.mu.Unlock()
 		return Full, err
 	}
-	s.rec, s.hash, s.keyed = r, a.index.hash(&r.ID), true
+	s.rec = c.record(&rec)
+	s.hash, s.keyed = a.index.hash(&s.rec.slotKey), true
 	return a.await(ctx, s, wait)
 }
 
@@ -139,7 +145,7 @@ func (a *Arena) try(s *Slot) bool {
 		}
 		return id != 0
 	}
-	id := a.find(s.hash, &s.rec.ID)
+	id := a.find(s.hash, &s.rec.slotKey)
 	switch {
 	case id == 0:
 		return a.fill(s, true)

@@ -6,15 +6,8 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
-
-// Record is what a slot is found by and what its bytes must be of.
-type Record struct {
-	ID     disk.RecordID
-	Parent connector.Key
-	Proof  connector.Proof
-}
 
 // Arena is the memory of the host tier. It is safe for concurrent use. Its lock is held
 // for bookkeeping alone, never while bytes move.
@@ -31,6 +24,8 @@ type Arena struct {
 	slabs       []slab   // the first is not used
 	vacantSlabs []uint32 // numbers of those that were given back
 	index       index
+	// namespaces numbers those that accounts were opened for. A number is never given out again.
+	namespaces map[connector.NamespaceDigest]namespaceID
 	// waiters are those for slots that are being filled.
 	waiters map[slotID]slotQueue
 
@@ -72,7 +67,7 @@ func New(o Options) (*Arena, error) {
 	}
 	a := &Arena{
 		opts: o, mem: mem, bySize: make(map[int]*class), slabs: make([]slab, 1),
-		index: newIndex(), waiters: make(map[slotID]slotQueue),
+		index: newIndex(), namespaces: make(map[connector.NamespaceDigest]namespaceID), waiters: make(map[slotID]slotQueue),
 		units: make([]spanID, n), freeUnits: n, unfree: newUnitSet(n), held: newUnitSet(n),
 		wake: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
@@ -112,20 +107,30 @@ func (a *Arena) Close() error {
 	return a.mem.close()
 }
 
-// Holds reports whether a verified copy of the record is there now, without counting as a
-// use. A load may still find it gone.
-func (a *Arena) Holds(id disk.RecordID) bool {
+// Present sets at[i] where a verified copy of the record of keys[i] is there, without counting as
+// a use. A load may still find it gone.
+func (a *Arena) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	at := a.find(a.index.hash(&id), &id)
-	return at != 0 && a.slot(at).state == slotClean
+	number, known := a.namespaces[ns]
+	if !known {
+		return
+	}
+	id := slotKey{ns: number, shard: shard}
+	for i := range keys {
+		id.key = keys[i]
+		if s := a.find(a.index.hash(&id), &id); s != 0 && a.slot(s).state == slotClean {
+			at[i] = true
+		}
+	}
 }
 
 // Drop forgets a record that its store has dropped. Who holds it pinned goes on with it.
-func (a *Arena) Drop(id disk.RecordID) {
+func (a *Arena) Drop(id store.RecordID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if at := a.find(a.index.hash(&id), &id); at != 0 {
+	k := slotKey{a.namespaces[id.Namespace], id.Shard, id.Key}
+	if at := a.find(a.index.hash(&k), &k); at != 0 {
 		a.drop(at)
 		a.serve()
 	}
@@ -133,20 +138,21 @@ func (a *Arena) Drop(id disk.RecordID) {
 
 // DropNamespace forgets all records of a namespace that are there when it is called. It
 // gives the lock up again and again, as there may be millions.
-func (a *Arena) DropNamespace(ns disk.NamespaceID) {
+func (a *Arena) DropNamespace(ns connector.NamespaceDigest) {
 	for n := uint32(1); a.dropOf(ns, n); n++ {
 	}
 }
 
 // dropOf is DropNamespace of one slab. It reports false where there is no such slab.
-func (a *Arena) dropOf(ns disk.NamespaceID, n uint32) bool {
+func (a *Arena) dropOf(ns connector.NamespaceDigest, n uint32) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if n >= uint32(len(a.slabs)) {
+	number, known := a.namespaces[ns]
+	if !known || n >= uint32(len(a.slabs)) {
 		return false
 	}
 	for i := 0; i < len(a.slabs[n].slots); i++ { // the slab may be given back meanwhile
-		if s := &a.slabs[n].slots[i]; s.ns == ns && (s.state == slotFilling || s.state == slotClean) {
+		if s := &a.slabs[n].slots[i]; s.ns == number && (s.state == slotFilling || s.state == slotClean) {
 			a.drop(slotID(n<<slabBits | uint32(i)))
 		}
 	}

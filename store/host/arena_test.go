@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // testUnit holds 16 of the smallest slots.
@@ -41,15 +41,15 @@ func newAccount(t testing.TB, a *Arena, o AccountOptions) *Account {
 	return c
 }
 
-func record(n int) Record {
-	var r Record
+func record(n int) store.Record {
+	var r store.Record
 	binary.LittleEndian.PutUint64(r.ID.Key[:], uint64(n))
 	r.Parent, r.Proof = connector.Key{1}, connector.Proof{byte(n), 2}
 	return r
 }
 
 // acquire does so without waiting.
-func acquire(t testing.TB, c *Account, s *Slot, r Record, payload int, want Outcome) {
+func acquire(t testing.TB, c *Account, s *Slot, r store.Record, payload int, want Outcome) {
 	t.Helper()
 	got, err := c.Acquire(context.Background(), s, r, payload, false)
 	if got != want || (err == nil) == (want == Full) {
@@ -62,7 +62,7 @@ func TestPublishedRecordIsFoundWithItsBytesByEqualProofAlone(t *testing.T) {
 	c := newAccount(t, a, AccountOptions{})
 	var s, other Slot
 	acquire(t, c, &s, record(1), 5000, Fill)
-	if len(s.Bytes()) != 5000 || cap(s.Bytes()) != 8192 || s.Offset()%disk.BufferAlign != 0 {
+	if len(s.Bytes()) != 5000 || cap(s.Bytes()) != 8192 || s.Offset()%store.BufferAlign != 0 {
 		t.Fatalf("%d bytes of %d at %d", len(s.Bytes()), cap(s.Bytes()), s.Offset())
 	}
 	copy(s.Bytes(), bytes.Repeat([]byte("kv"), 2500))
@@ -73,7 +73,7 @@ func TestPublishedRecordIsFoundWithItsBytesByEqualProofAlone(t *testing.T) {
 	wrongProof, wrongParent := record(1), record(1)
 	wrongProof.Proof[31]++
 	wrongParent.Parent[0]++
-	for _, r := range []Record{wrongProof, wrongParent, record(2)} {
+	for _, r := range []store.Record{wrongProof, wrongParent, record(2)} {
 		if c.Lookup(&other, r, 5000) {
 			t.Errorf("%v is found", r)
 		}

@@ -3,7 +3,7 @@ package host
 import (
 	"slices"
 
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 )
 
 // class is all slots of one size.
@@ -24,10 +24,10 @@ const wastePart = 8
 
 // classOf returns the class of slots for a payload, or nil if the arena is too small.
 func (a *Arena) classOf(payloadBytes int) *class {
-	if payloadBytes < disk.MinPayloadBytes || payloadBytes > disk.MaxPayloadBytes {
+	if payloadBytes < store.MinPayloadBytes || payloadBytes > store.MaxPayloadBytes {
 		return nil
 	}
-	size := disk.PayloadBufferSize(payloadBytes)
+	size := store.PayloadBufferSize(payloadBytes)
 	if c := a.bySize[size]; c != nil {
 		return c
 	}

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // index finds slots by what they hold: a hash table that grows by one bucket at a time
@@ -32,9 +31,9 @@ func newIndex() index {
 
 // hash is of a record's id. Keys come from prompts, which anybody may write: the seed keeps
 // them from being made for one bucket.
-func (x *index) hash(id *disk.RecordID) uint64 {
-	hi, lo := bits.Mul64(binary.LittleEndian.Uint64(id.Key[:])^x.seed[0], binary.LittleEndian.Uint64(id.Key[8:])^x.seed[1])
-	h := hi ^ lo ^ uint64(id.Namespace)<<16 ^ uint64(id.Shard)
+func (x *index) hash(id *slotKey) uint64 {
+	hi, lo := bits.Mul64(binary.LittleEndian.Uint64(id.key[:])^x.seed[0], binary.LittleEndian.Uint64(id.key[8:])^x.seed[1])
+	h := hi ^ lo ^ uint64(id.ns)<<16 ^ uint64(id.shard)
 	hi, lo = bits.Mul64(h^x.seed[2], 0x9e3779b97f4a7c15)
 	return hi ^ lo
 }
@@ -49,10 +48,10 @@ func (x *index) bucket(hash uint64) *slotID {
 }
 
 // find returns the slot of a record's id, 0 if there is none.
-func (a *Arena) find(hash uint64, id *disk.RecordID) slotID {
+func (a *Arena) find(hash uint64, id *slotKey) slotID {
 	for at := *a.index.bucket(hash); at != 0; {
 		s := a.slot(at)
-		if s.hash == hash && s.ns == id.Namespace && s.shard == id.Shard {
+		if s.hash == hash && s.ns == id.ns && s.shard == id.shard {
 			return at
 		}
 		at = s.chain
@@ -107,14 +106,21 @@ func (a *Arena) remove(id slotID) {
 	a.index.len--
 }
 
+// slotRecord is what a slot is found by and what its bytes must be of.
+type slotRecord struct {
+	slotKey
+	proof  connector.Proof
+	parent uint16 // check of the parent's key
+}
+
 // set says what a slot holds, or will.
-func (s *slot) set(r *Record, hash uint64) {
-	s.hash, s.ns, s.shard, s.proof, s.parent = hash, r.ID.Namespace, r.ID.Shard, r.Proof, parentCheck(r.Parent)
+func (s *slot) set(r *slotRecord, hash uint64) {
+	s.hash, s.ns, s.shard, s.proof, s.parent = hash, r.ns, r.shard, r.proof, r.parent
 }
 
 // holds reports whether a slot is of that very record.
-func (s *slot) holds(r *Record, hash uint64) bool {
-	return s.hash == hash && s.ns == r.ID.Namespace && s.shard == r.ID.Shard && s.proof == r.Proof && s.parent == parentCheck(r.Parent)
+func (s *slot) holds(r *slotRecord, hash uint64) bool {
+	return s.hash == hash && s.ns == r.ns && s.shard == r.shard && s.proof == r.proof && s.parent == r.parent
 }
 
 // parentCheck is kept of the parent's key, which follows from the proof.

@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"testing"
 	"unsafe"
+
+	"github.com/kvconn/kvconn/store"
 )
 
 // The index agrees with a map while it grows through several levels and shrinks.
@@ -17,6 +19,7 @@ func TestIndexFindsWhatAMapFinds(t *testing.T) {
 	for range 16 {
 		a.slabs = append(a.slabs, slab{slots: make([]slot, slabSlots)})
 	}
+	c := &Account{arena: a, ns: 1}
 	const numbers = 15 * slabSlots
 	is := map[int]slotID{}
 	var free []slotID
@@ -30,10 +33,11 @@ func TestIndexFindsWhatAMapFinds(t *testing.T) {
 				break
 			}
 		}
-		r := record(n)
-		hash := a.index.hash(&r.ID)
+		public := record(n)
+		r := c.record(&public)
+		hash := a.index.hash(&r.slotKey)
 		id, known := is[n]
-		if got := a.find(hash, &r.ID); got != id {
+		if got := a.find(hash, &r.slotKey); got != id {
 			t.Fatalf("record %d: slot %d, want %d", n, got, id)
 		}
 		if known {
@@ -51,7 +55,8 @@ func TestIndexFindsWhatAMapFinds(t *testing.T) {
 		t.Errorf("%d records of %d, level %d", a.index.len, len(is), a.index.level)
 	}
 	for n, id := range is {
-		if r := record(n); a.find(a.index.hash(&r.ID), &r.ID) != id {
+		public := record(n)
+		if r := c.record(&public); a.find(a.index.hash(&r.slotKey), &r.slotKey) != id {
 			t.Fatalf("record %d is not found", n)
 		}
 	}
@@ -61,28 +66,30 @@ func TestIndexFindsWhatAMapFinds(t *testing.T) {
 // all of them gets no other record's bytes: proof, namespace and shard are compared in full.
 func TestRecordsOfEqualHashesAreToldApart(t *testing.T) {
 	const payload = 5000
-	for name, change := range map[string]func(*Record){
-		"key and proof":     func(r *Record) { r.ID.Key[3]++; r.Proof[31] ^= 1 },
-		"proof's first bit": func(r *Record) { r.Proof[0] ^= 0x80 },
-		"namespace":         func(r *Record) { r.ID.Namespace++ },
-		"shard":             func(r *Record) { r.ID.Shard++ },
+	for name, change := range map[string]func(*store.Record){
+		"key and proof":     func(r *store.Record) { r.ID.Key[3]++; r.Proof[31] ^= 1 },
+		"proof's first bit": func(r *store.Record) { r.Proof[0] ^= 0x80 },
+		"namespace":         func(r *store.Record) { r.ID.Namespace[31]++ },
+		"shard":             func(r *store.Record) { r.ID.Shard++ },
 	} {
 		a := newArena(t, 4)
 		c := newAccount(t, a, AccountOptions{})
 		kept := record(1)
 		wanted := kept
 		change(&wanted)
+		theirs := newAccount(t, a, AccountOptions{Namespace: wanted.ID.Namespace})
+		key := theirs.record(&wanted)
 		var s, other Slot
 		acquire(t, c, &s, kept, payload, Fill)
 		copy(s.Bytes(), "kept")
 		a.mu.Lock() // as if both ids had one hash
 		a.remove(s.slot)
-		a.slot(s.slot).hash = a.index.hash(&wanted.ID)
+		a.slot(s.slot).hash = a.index.hash(&key.slotKey)
 		s.hash = a.slot(s.slot).hash
 		a.insert(s.slot)
 		a.mu.Unlock()
 		// While it is read nobody waits for it who wants the other.
-		acquire(t, c, &other, wanted, payload, Fill)
+		acquire(t, theirs, &other, wanted, payload, Fill)
 		other.Release()
 		a.mu.Lock()
 		p := a.slot(s.slot)
@@ -90,20 +97,21 @@ func TestRecordsOfEqualHashesAreToldApart(t *testing.T) {
 		a.cleanBytes += int64(s.class.slotBytes)
 		a.mu.Unlock()
 		s.Release()
-		if c.Lookup(&other, wanted, payload) {
+		if theirs.Lookup(&other, wanted, payload) {
 			t.Errorf("%s: the other record's bytes are a hit", name)
 		}
-		acquire(t, c, &other, wanted, payload, Fill)
+		acquire(t, theirs, &other, wanted, payload, Fill)
 		copy(other.Bytes(), "wanted")
 		other.Publish(wanted)
 		other.Release()
-		if c.Lookup(&other, wanted, payload) {
+		if theirs.Lookup(&other, wanted, payload) {
 			if string(other.Bytes()[:6]) != "wanted" {
 				t.Errorf("%s: a hit with %q", name, other.Bytes()[:6])
 			}
 			other.Release()
 		}
 		c.Close()
+		theirs.Close()
 	}
 }
 

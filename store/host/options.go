@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 )
 
 // Errors that callers decide on.
@@ -72,16 +73,18 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("host tier options: Bytes %d: at least %d", o.Bytes, o.unitBytes)
 	case o.PopulateAheadBytes < 0:
 		return fmt.Errorf("host tier options: PopulateAheadBytes %d is negative", o.PopulateAheadBytes)
-	case o.unitBytes%disk.BufferAlign != 0 || o.unitBytes/disk.BufferAlign > slabSlots:
+	case o.unitBytes%store.BufferAlign != 0 || o.unitBytes/store.BufferAlign > slabSlots:
 		return fmt.Errorf("host tier options: unit of %d bytes is not aligned, or too large", o.unitBytes)
-	case o.Bytes/disk.BufferAlign > slabSlots*(maxSlabs/2): // half of the numbers may be of spans that are not there
-		return fmt.Errorf("host tier options: Bytes %d: at most %d", o.Bytes, int64(disk.BufferAlign)*slabSlots*(maxSlabs/2))
+	case o.Bytes/store.BufferAlign > slabSlots*(maxSlabs/2): // half of the numbers may be of spans that are not there
+		return fmt.Errorf("host tier options: Bytes %d: at most %d", o.Bytes, int64(store.BufferAlign)*slabSlots*(maxSlabs/2))
 	}
 	return nil
 }
 
 // AccountOptions are a rank's bounds.
 type AccountOptions struct {
+	// Namespace is that of all records the rank loads and saves.
+	Namespace connector.NamespaceDigest
 	// LoadBytes bounds the slots that loads hold, pinned hits included. Default 64 MiB:
 	// several times what keeps a disk busy.
 	LoadBytes int64

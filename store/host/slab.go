@@ -2,7 +2,6 @@ package host
 
 import (
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // What the arena knows of a slot lies in slabs: tables without pointers, which the garbage
@@ -20,6 +19,16 @@ type slotID uint32
 // spanID names a span likewise.
 type spanID uint32
 
+// namespaceID is the arena's number of a namespace, from 1 on.
+type namespaceID uint32
+
+// slotKey is what a slot is found by.
+type slotKey struct {
+	ns    namespaceID
+	shard connector.Shard
+	key   connector.Key
+}
+
 // slotState is what is in a slot.
 type slotState uint8
 
@@ -35,7 +44,7 @@ const (
 type slot struct {
 	proof connector.Proof
 	hash  uint64 // of the record's id, see [index]
-	ns    disk.NamespaceID
+	ns    namespaceID
 	// prev and next link the slot into its class's free or clean list, chain to the next
 	// one of its bucket of the index.
 	prev, next, chain slotID

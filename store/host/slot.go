@@ -3,6 +3,8 @@ package host
 import (
 	"context"
 	"sync/atomic"
+
+	"github.com/kvconn/kvconn/store"
 )
 
 // Slot is a handle on a slot of the arena, or on the wait for one. It lives in the
@@ -20,7 +22,7 @@ type Slot struct {
 	save    bool
 	slot    slotID
 	at      int64 // where the slot begins in the arena
-	rec     Record
+	rec     slotRecord
 	hash    uint64
 	keyed   bool // rec and hash are set
 	payload int
@@ -106,7 +108,7 @@ func (s *Slot) Offset() int64 { return s.at }
 // them, and not change them from then on; the slot stays pinned. It reports false if
 // nothing came of it: the record is in another slot already, was dropped meanwhile, or
 // the slot holds one. The bytes are the caller's until Release either way.
-func (s *Slot) Publish(r Record) bool {
+func (s *Slot) Publish(rec store.Record) bool {
 	a := s.account.arena
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -114,13 +116,14 @@ func (s *Slot) Publish(r Record) bool {
 		return false
 	}
 	p := a.slot(s.slot)
-	switch hash := a.index.hash(&r.ID); p.state {
+	r := s.account.record(&rec)
+	switch hash := a.index.hash(&r.slotKey); p.state {
 	case slotFilling:
 		if !p.holds(&r, hash) {
 			return false
 		}
 	case slotDirty:
-		if a.find(hash, &r.ID) != 0 || s.keyed || a.span(a.spanOf(s.slot)).draining {
+		if a.find(hash, &r.slotKey) != 0 || s.keyed || a.span(a.spanOf(s.slot)).draining {
 			return false
 		}
 		a.keep(s.slot, &r, hash, s.payload)
@@ -140,7 +143,7 @@ func (s *Slot) Publish(r Record) bool {
 }
 
 // keep makes a slot findable as a record.
-func (a *Arena) keep(id slotID, r *Record, hash uint64, payload int) {
+func (a *Arena) keep(id slotID, r *slotRecord, hash uint64, payload int) {
 	p := a.slot(id)
 	p.set(r, hash)
 	p.short = uint16(a.classOfSlot(id).slotBytes - payload)

@@ -1,16 +1,17 @@
 package host
 
-// Stats is the state of an [Arena] at one moment. Counters run from its making.
+// Stats is the state of an [Arena] at one moment. Counters run from its making. The tags are
+// those of package counters.
 type Stats struct {
 	// Bytes is the size of the arena. AssignedBytes of it are divided into slots,
 	// PopulatedBytes are faulted in ahead of use and HugeBytes of those in huge pages.
 	Bytes          int64 `json:"bytes"`
 	AssignedBytes  int64 `json:"assigned_bytes"`
 	PopulatedBytes int64 `json:"populated_bytes"`
-	HugeBytes      int64 `json:"huge_bytes"`
+	HugeBytes      int64 `json:"huge_bytes" metric:"huge_page_bytes" help:"Bytes of the host tier in huge pages."`
 	// UsedBytes are pinned by loads and saves; CleanBytes hold records that can be found,
 	// pinned ones included.
-	UsedBytes  int64 `json:"used_bytes"`
+	UsedBytes  int64 `json:"used_bytes" metric:"pinned_bytes" help:"Bytes of the host tier that loads and saves under way hold."`
 	CleanBytes int64 `json:"clean_bytes"`
 	// Records can be found, those being filled included.
 	Records  int `json:"records"`
@@ -18,7 +19,7 @@ type Stats struct {
 	// Active accounts share the arena.
 	Active int `json:"active_accounts"`
 	// Waiting loads wait for memory.
-	Waiting int `json:"waiting"`
+	Waiting int `json:"waiting" metric:"waiting_loads" help:"Loads that wait for memory of the host tier."`
 	Counters
 }
 
@@ -27,13 +28,13 @@ type Counters struct {
 	// Hits found a verified record, Misses found none. Joined waited for another's read
 	// of the same record, Mismatched found a record of another prefix: also misses.
 	Hits       uint64 `json:"hits"`
-	Misses     uint64 `json:"misses"`
+	Misses     uint64 `json:"misses" metric:"missed_records_total" help:"Records asked of the host tier that were not there."`
 	Joined     uint64 `json:"joined"`
 	Mismatched uint64 `json:"mismatched"`
 	// Evictions made room for something else.
-	Evictions uint64 `json:"evictions"`
+	Evictions uint64 `json:"evictions" metric:"evicted_records_total" help:"Records that made room for others in the host tier."`
 	// RefusedSaves and RefusedLoads found no memory and did not wait, Waits did.
-	RefusedSaves uint64 `json:"refused_saves"`
+	RefusedSaves uint64 `json:"refused_saves" metric:"refused_saves_total" help:"Saves that found no memory in the host tier."`
 	RefusedLoads uint64 `json:"refused_loads"`
 	Waits        uint64 `json:"waits"`
 	// Drains are the times memory had to be kept free for a waiter as it was released.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -15,7 +16,7 @@ func (b *bench) build(ctx context.Context, s *disk.Store) error {
 	if b.ns, err = s.OpenNamespace(b.manifest); err != nil {
 		return err
 	}
-	w := &writer{s: s, payload: disk.AlignedBuffer(PayloadBytes), done: make(chan error, writeBatch)}
+	w := &writer{s: s, payload: store.AlignedBuffer(PayloadBytes), done: make(chan error, writeBatch)}
 	root := connector.RootKey(blockSize, connector.Scope{})
 	perPrompt := b.o.Tokens / blockSize
 	var tokens []uint32
@@ -27,7 +28,7 @@ func (b *bench) build(ctx context.Context, s *disk.Store) error {
 		for i := range min(perPrompt, b.o.Records-at) {
 			block = connector.AppendTokens(block[:0], tokens[blockSize*i:blockSize*(i+1)])
 			chained, scratch = connector.NextKey(chained, block, scratch)
-			if err := w.add(disk.RecordID{Namespace: b.ns, Key: chained}, parent); err != nil {
+			if err := w.add(store.RecordID{Namespace: b.ns, Key: chained}, parent); err != nil {
 				return err
 			}
 			parent = chained
@@ -46,14 +47,14 @@ func (b *bench) build(ctx context.Context, s *disk.Store) error {
 type writer struct {
 	s       *disk.Store
 	payload []byte
-	ops     []*disk.WriteOp
+	ops     []*store.WriteOp
 	used    int
 	done    chan error
 }
 
-func (w *writer) add(id disk.RecordID, parent connector.Key) error {
+func (w *writer) add(id store.RecordID, parent connector.Key) error {
 	if w.used == len(w.ops) {
-		w.ops = append(w.ops, new(disk.WriteOp))
+		w.ops = append(w.ops, new(store.WriteOp))
 	}
 	op := w.ops[w.used]
 	op.ID, op.Parent, op.Payload = id, parent, w.payload
@@ -67,7 +68,7 @@ func (w *writer) flush() error {
 	if w.used == 0 {
 		return nil
 	}
-	n, err := w.s.Write(w.ops[:w.used], func(op *disk.WriteOp) { w.done <- op.Err })
+	n, err := w.s.Write(w.ops[:w.used], func(op *store.WriteOp) { w.done <- op.Err })
 	if err != nil {
 		return fmt.Errorf("write %d of %d: %w", n, w.used, err)
 	}

@@ -109,7 +109,7 @@ func Match(ctx context.Context, o Options) (Result, error) {
 type bench struct {
 	o        Options
 	manifest *connector.Manifest
-	ns       disk.NamespaceID
+	ns       connector.NamespaceDigest
 	res      Result
 }
 
@@ -137,11 +137,7 @@ func (b *bench) prompt(n int, into []uint32) []uint32 {
 
 // measure times matches of new requests and counts their allocations.
 func (b *bench) measure(ctx context.Context, s *disk.Store) error {
-	digest, err := b.manifest.Digest()
-	if err != nil {
-		return err
-	}
-	l, err := leader.New(leader.Options{Namespace: b.ns, Digest: digest, Manifest: b.manifest, MaxRequests: remembered}, s)
+	l, err := leader.New(leader.Options{Namespace: b.ns, Manifest: b.manifest, MaxRequests: remembered}, s)
 	if err != nil {
 		return err
 	}

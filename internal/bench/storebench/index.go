@@ -18,6 +18,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
@@ -103,14 +104,14 @@ func Index(ctx context.Context, o IndexOptions) (IndexResult, error) {
 type indexBench struct {
 	o           IndexOptions
 	dir, killed string
-	ns          disk.NamespaceID
+	ns          connector.NamespaceDigest
 	res         IndexResult
 }
 
 func (b *indexBench) options(dir string) disk.Options { return sparseOptions(dir, b.o.Records) }
 
 func sparseOptions(dir string, records int) disk.Options {
-	slot := int64(disk.PayloadBufferSize(indexPayload) + fsio.Align)
+	slot := int64(store.PayloadBufferSize(indexPayload) + fsio.Align)
 	return disk.Options{
 		Dir: dir, MaxBytes: 1<<30 + int64(records)*(slot+1024), Logger: slog.New(slog.DiscardHandler),
 	}.WithFS(sparseFS{}, vfs.Default)
@@ -171,18 +172,18 @@ func (b *indexBench) build(ctx context.Context, s *disk.Store) error {
 	if b.ns, err = s.OpenNamespace(benchManifest("index")); err != nil {
 		return err
 	}
-	payload := disk.AlignedBuffer(indexPayload)
-	ops := make([]*disk.WriteOp, writeBatch)
+	payload := store.AlignedBuffer(indexPayload)
+	ops := make([]*store.WriteOp, writeBatch)
 	for i := range ops {
-		ops[i] = new(disk.WriteOp)
+		ops[i] = new(store.WriteOp)
 	}
 	done := make(chan error, writeBatch)
-	report := func(op *disk.WriteOp) { done <- op.Err }
+	report := func(op *store.WriteOp) { done <- op.Err }
 	for at := 0; at < b.o.Records && ctx.Err() == nil; at += len(ops) {
 		ops = ops[:min(len(ops), b.o.Records-at)]
 		for i, op := range ops {
 			chain, block := (at+i)/b.o.Chain, (at+i)%b.o.Chain
-			op.ID = disk.RecordID{Namespace: b.ns, Key: benchKey(chain, block)}
+			op.ID = store.RecordID{Namespace: b.ns, Key: benchKey(chain, block)}
 			op.Parent = connector.Key{}
 			if block > 0 {
 				op.Parent = benchKey(chain, block-1)

@@ -1,6 +1,7 @@
 package storebench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/bench/slab"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -21,8 +24,7 @@ type StoreOptions struct {
 	// Dir is where the temporary files are made and removed again.
 	Dir string
 	// PayloadBytes is the size of a record, TotalBytes what each round reads and writes.
-	// Default 2 MiB and 1 GiB: what a round costs once (a segment made, the barrier at its
-	// end) must not decide what a long run reaches.
+	// Default 2 MiB and 1 GiB: what a round costs once must not decide what a long run reaches.
 	PayloadBytes int
 	TotalBytes   int64
 	// Rounds of raw and store measurements alternate; the median ratio counts. Default 5.
@@ -82,13 +84,13 @@ const (
 // Store measures raw device reads and writes and the store's verified ones, alternating,
 // in files of one directory.
 func Store(ctx context.Context, o StoreOptions) (StoreResult, error) {
-	setDefault(&o.PayloadBytes, defaultPayload)
-	setDefault(&o.TotalBytes, defaultTotal)
-	setDefault(&o.Rounds, defaultRounds)
+	o.PayloadBytes = cmp.Or(o.PayloadBytes, defaultPayload)
+	o.TotalBytes = cmp.Or(o.TotalBytes, defaultTotal)
+	o.Rounds = cmp.Or(o.Rounds, defaultRounds)
 	if o.Progress == nil {
 		o.Progress = func(string) {}
 	}
-	if o.PayloadBytes < 4096 || o.PayloadBytes > disk.MaxPayloadBytes || o.TotalBytes < 16*int64(o.PayloadBytes) {
+	if o.PayloadBytes < 4096 || o.PayloadBytes > store.MaxPayloadBytes || o.TotalBytes < 16*int64(o.PayloadBytes) {
 		return StoreResult{}, fmt.Errorf("bench store: %d bytes in payloads of %d: at least 16 of 4096 bytes", o.TotalBytes, o.PayloadBytes)
 	}
 	dir, err := os.MkdirTemp(o.Dir, "kvconn-bench-store-")
@@ -100,31 +102,24 @@ func Store(ctx context.Context, o StoreOptions) (StoreResult, error) {
 	return b.res, errors.Join(err, os.RemoveAll(dir))
 }
 
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
 type storeBench struct {
 	o    StoreOptions
 	dir  string
 	res  StoreResult
-	slab *disk.Slab
+	slab *slab.Slab
 	s    *disk.Store
-	ns   disk.NamespaceID
+	ns   connector.NamespaceDigest
 	next int // number of the next record to write
 }
 
 func (b *storeBench) slabBytes() int64 {
-	return slabRecords * int64(disk.PayloadBufferSize(b.o.PayloadBytes))
+	return slabRecords * int64(store.PayloadBufferSize(b.o.PayloadBytes))
 }
 
 func (b *storeBench) records() int { return int(b.o.TotalBytes / int64(b.o.PayloadBytes)) }
 
 func (b *storeBench) run(ctx context.Context) (err error) {
-	if b.slab, err = disk.NewSlab(slabRecords, b.o.PayloadBytes); err != nil {
+	if b.slab, err = slab.New(slabRecords, b.o.PayloadBytes); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.slab.Close()) }()
@@ -171,8 +166,8 @@ func (b *storeBench) open(ctx context.Context, name string, maxBytes int64) erro
 	return err
 }
 
-func (b *storeBench) id(n int) disk.RecordID {
-	return disk.RecordID{Namespace: b.ns, Key: benchKey(n, 0)}
+func (b *storeBench) id(n int) store.RecordID {
+	return store.RecordID{Namespace: b.ns, Key: benchKey(n, 0)}
 }
 
 // write writes n new records and makes them durable. It returns the latency of each.
@@ -184,10 +179,10 @@ func (b *storeBench) write(ctx context.Context, n int) ([]float64, error) {
 	for range n {
 		buf := <-b.slab.C()
 		began := time.Now()
-		op := &disk.WriteOp{ID: b.id(b.next), Payload: buf}
+		op := &store.WriteOp{Record: store.Record{ID: b.id(b.next)}, Payload: buf}
 		b.next++
 		wg.Add(1)
-		accepted, err := b.s.Write([]*disk.WriteOp{op}, func(op *disk.WriteOp) {
+		accepted, err := b.s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) {
 			took := time.Since(began).Seconds()
 			b.slab.Put(op.Payload)
 			mu.Lock()
@@ -219,12 +214,12 @@ func (b *storeBench) read(ctx context.Context, first, n int) ([]float64, error) 
 		mine := order[stream*n/readStreams : (stream+1)*n/readStreams]
 		wg.Go(func() {
 			for window := range slices.Chunk(mine, readWindow) {
-				ops := make([]*disk.ReadOp, len(window))
+				ops := make([]*store.ReadOp, len(window))
 				for i, k := range window {
-					ops[i] = &disk.ReadOp{ID: b.id(first + k), Payload: <-b.slab.C()}
+					ops[i] = &store.ReadOp{Record: store.Record{ID: b.id(first + k)}, Payload: <-b.slab.C()}
 				}
 				began := time.Now()
-				b.s.Read(ctx, ops, func(op *disk.ReadOp) {
+				b.s.Read(ctx, ops, func(op *store.ReadOp) {
 					took := time.Since(began).Seconds()
 					b.slab.Put(op.Payload)
 					mu.Lock()
@@ -373,7 +368,7 @@ func (b *storeBench) measureChurn(ctx context.Context, device *raw) error {
 func (b *storeBench) readSingles(ctx context.Context, which []int) ([]float64, error) {
 	const reads = 400
 	var times []float64
-	var leases []disk.LeaseID
+	var leases []store.LeaseID
 	defer func() {
 		for _, id := range leases {
 			b.s.Release(id)
@@ -386,11 +381,11 @@ func (b *storeBench) readSingles(ctx context.Context, which []int) ([]float64, e
 		}
 		leases = append(leases, lease)
 	}
-	buf := disk.AlignedBuffer(b.o.PayloadBytes)
+	buf := store.AlignedBuffer(b.o.PayloadBytes)
 	for i := range reads {
-		op := &disk.ReadOp{ID: b.id(which[i%len(which)]), Payload: buf}
+		op := &store.ReadOp{Record: store.Record{ID: b.id(which[i%len(which)])}, Payload: buf}
 		began := time.Now()
-		b.s.Read(ctx, []*disk.ReadOp{op}, func(*disk.ReadOp) {})
+		b.s.Read(ctx, []*store.ReadOp{op}, func(*store.ReadOp) {})
 		times = append(times, time.Since(began).Seconds())
 		if op.Err != nil {
 			return nil, op.Err

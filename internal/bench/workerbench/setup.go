@@ -15,7 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/bench/slab"
 	"github.com/kvconn/kvconn/internal/bench/storebench"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 )
@@ -26,7 +28,7 @@ type loadBench struct {
 	blockBytes int
 	device     *storebench.Device
 	store      *disk.Store
-	ns         disk.NamespaceID
+	ns         connector.NamespaceDigest
 	digest     connector.NamespaceDigest
 	manifest   *connector.Manifest
 	arena      *host.Arena
@@ -128,9 +130,9 @@ func (b *loadBench) descriptor() (*os.File, error) {
 	return os.NewFile(uintptr(fd), b.file.Name()), nil
 }
 
-func (b *loadBench) record(n int) host.Record {
+func (b *loadBench) record(n int) store.Record {
 	blk := &b.blocks[n]
-	return host.Record{ID: disk.RecordID{Namespace: b.ns, Key: blk.Key}, Parent: b.parent(n), Proof: blk.Proof}
+	return store.Record{ID: store.RecordID{Namespace: b.ns, Key: blk.Key}, Parent: b.parent(n), Proof: blk.Proof}
 }
 
 func (b *loadBench) parent(n int) connector.Key {
@@ -143,7 +145,7 @@ func (b *loadBench) parent(n int) connector.Key {
 // fill stores all blocks.
 func (b *loadBench) fill(ctx context.Context) error {
 	const buffers = 16
-	slab, err := disk.NewSlab(buffers, b.blockBytes)
+	slab, err := slab.New(buffers, b.blockBytes)
 	if err != nil {
 		return err
 	}
@@ -152,11 +154,11 @@ func (b *loadBench) fill(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for n := range b.blocks {
 		r := b.record(n)
-		op := &disk.WriteOp{ID: r.ID, Parent: r.Parent, Proof: r.Proof, Payload: <-slab.C()}
+		op := &store.WriteOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: <-slab.C()}
 		copy(op.Payload, b.content)
 		b.mark(op.Payload, n)
 		wg.Add(1)
-		accepted, err := b.store.Write([]*disk.WriteOp{op}, func(op *disk.WriteOp) {
+		accepted, err := b.store.Write([]*store.WriteOp{op}, func(op *store.WriteOp) {
 			mu.Lock()
 			errs = append(errs, op.Err)
 			mu.Unlock()

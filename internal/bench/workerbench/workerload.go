@@ -25,12 +25,12 @@ type workerLoader struct {
 const workerTimeout = 5 * time.Minute
 
 func newWorkerLoader(b *loadBench, l *connector.GroupLayout) (*workerLoader, error) {
-	account, err := b.arena.Account(host.AccountOptions{})
+	account, err := b.arena.Account(host.AccountOptions{Namespace: b.ns})
 	if err != nil {
 		return nil, err
 	}
 	w, err := worker.New(worker.Options{
-		Namespace: b.ns, Digest: b.digest, Manifest: b.manifest, Driver: new(gpu.HostDriver), Account: account,
+		Namespace: b.ns, Manifest: b.manifest, Driver: new(gpu.HostDriver), Account: account,
 		LoadTimeout: workerTimeout,
 	}, b.store)
 	if err != nil {

@@ -3,6 +3,7 @@ package httplimit
 import (
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -155,5 +156,18 @@ func TestRemoteClientsAreTheirAddresses(t *testing.T) {
 	a, b := netip.MustParseAddrPort("192.0.2.7:1"), netip.MustParseAddrPort("192.0.2.8:2")
 	if uid, err := p.owner(a, b); err == nil {
 		t.Errorf("a connection of others belongs to user %d", uid)
+	}
+}
+
+// A timeout of the whole request would end streams that take longer than it.
+func TestHTTPRequestsAreBoundedAndAnswersMayLast(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := NewServer(l, 4, http.NotFoundHandler(), slog.New(slog.DiscardHandler))
+	defer func() { _ = s.Close() }()
+	if s.server.ReadHeaderTimeout <= 0 || s.server.IdleTimeout <= 0 || s.server.MaxHeaderBytes <= 0 || s.server.ReadTimeout != 0 || s.server.WriteTimeout != 0 {
+		t.Errorf("%+v", s.server)
 	}
 }

@@ -89,7 +89,7 @@ type Clause struct {
 	// After is the number of matching operations that are left alone first, For how many
 	// are acted on after them.
 	After, For int64
-	// Every acts on one in so many.
+	// Every acts on one operation in Every.
 	Every int64
 	// Prob acts on an operation with that probability, drawn from Seed.
 	Prob float64

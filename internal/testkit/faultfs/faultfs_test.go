@@ -11,11 +11,13 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/fault"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
 // under opens a store with a script below it, and a namespace in it.
-func under(t *testing.T, script string) (*disk.Store, disk.NamespaceID, *fault.Injector) {
+func under(t *testing.T, script string) (*disk.Store, connector.NamespaceDigest, *fault.Injector) {
 	t.Helper()
 	parsed, err := fault.Parse(script)
 	if err != nil {
@@ -29,11 +31,7 @@ func under(t *testing.T, script string) (*disk.Store, disk.NamespaceID, *fault.I
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	ns, err := s.OpenNamespace(&connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16,
-		Groups:         []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 8, Layout: "LBHNC"}},
-		TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	})
+	ns, err := s.OpenNamespace(manifests.New())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,26 +41,26 @@ func under(t *testing.T, script string) (*disk.Store, disk.NamespaceID, *fault.I
 const payloadBytes = 20_000
 
 func payload() []byte {
-	b := disk.AlignedBuffer(payloadBytes)
+	b := store.AlignedBuffer(payloadBytes)
 	for i := range b {
 		b[i] = byte(i * 7)
 	}
 	return b
 }
 
-func save(t *testing.T, s *disk.Store, ns disk.NamespaceID, key byte) error {
+func save(t *testing.T, s *disk.Store, ns connector.NamespaceDigest, key byte) error {
 	t.Helper()
 	done := make(chan error, 1)
-	op := &disk.WriteOp{ID: disk.RecordID{Namespace: ns, Key: connector.Key{key}}, Payload: payload()}
-	if _, err := s.Write([]*disk.WriteOp{op}, func(op *disk.WriteOp) { done <- op.Err }); err != nil {
+	op := &store.WriteOp{Record: store.Record{ID: store.RecordID{Namespace: ns, Key: connector.Key{key}}}, Payload: payload()}
+	if _, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) { done <- op.Err }); err != nil {
 		return err
 	}
 	return <-done
 }
 
-func load(s *disk.Store, ns disk.NamespaceID, key byte) ([]byte, error) {
-	op := &disk.ReadOp{ID: disk.RecordID{Namespace: ns, Key: connector.Key{key}}, Payload: disk.AlignedBuffer(payloadBytes)}
-	s.Read(context.Background(), []*disk.ReadOp{op}, func(*disk.ReadOp) {})
+func load(s *disk.Store, ns connector.NamespaceDigest, key byte) ([]byte, error) {
+	op := &store.ReadOp{Record: store.Record{ID: store.RecordID{Namespace: ns, Key: connector.Key{key}}}, Payload: store.AlignedBuffer(payloadBytes)}
+	s.Read(context.Background(), []*store.ReadOp{op}, func(*store.ReadOp) {})
 	return op.Payload, op.Err
 }
 
@@ -73,7 +71,7 @@ func TestOneScriptIsForSegmentsAndJournal(t *testing.T) {
 			t.Fatal(err)
 		}
 		i.On()
-		if err := s.Sync(t.Context()); !errors.Is(err, syscall.EIO) && !errors.Is(err, disk.ErrIO) {
+		if err := s.Sync(t.Context()); !errors.Is(err, syscall.EIO) && !errors.Is(err, store.ErrIO) {
 			t.Errorf("%s: sync: %v", script, err)
 		}
 		if i.Injected() == 0 {
@@ -85,7 +83,7 @@ func TestOneScriptIsForSegmentsAndJournal(t *testing.T) {
 func TestFaultsOfReadsAndWritesReachTheStore(t *testing.T) {
 	for script, want := range map[string]error{
 		"(on read segments/* EIO)":      syscall.EIO,
-		"(on read segments/* (flip 3))": disk.ErrCorrupt,
+		"(on read segments/* (flip 3))": store.ErrCorrupt,
 	} {
 		s, ns, i := under(t, script)
 		if err := save(t, s, ns, 1); err != nil {
@@ -121,7 +119,7 @@ func TestFaultsOfReadsAndWritesReachTheStore(t *testing.T) {
 	if err := save(t, s, ns, 1); err != nil {
 		t.Error(err)
 	}
-	if _, err := load(s, ns, 1); !errors.Is(err, disk.ErrCorrupt) {
+	if _, err := load(s, ns, 1); !errors.Is(err, store.ErrCorrupt) {
 		t.Errorf("a write that was lost is read: %v", err)
 	}
 }

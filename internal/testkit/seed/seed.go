@@ -1,4 +1,5 @@
-// Package seed gives random tests their seed, so that a run that fails can be repeated.
+// Package seed gives random tests their seed: the same one on each run, unless the environment
+// asks for another, and logged, so that a failure can be repeated.
 package seed
 
 import (
@@ -9,31 +10,44 @@ import (
 	"time"
 )
 
-// Variable is the environment variable with the seed of random tests. "fresh" stands for one that no run had
-// before. Without it the seed is 1: a commit is judged by the same cases each time.
+// Variable is the environment variable with the seed: a number, or "fresh" for one that no run
+// had before.
 const Variable = "KVCONN_SEED"
 
-// Of returns the seed of a test, and logs it.
+const (
+	plain = 1
+	fresh = "fresh"
+)
+
+// Of is the seed of a test, which is logged.
 func Of(t testing.TB) uint64 {
 	t.Helper()
-	s := uint64(1)
-	switch text := os.Getenv(Variable); text {
-	case "":
-	case "fresh":
-		s = uint64(time.Now().UnixNano() & (1<<40 - 1))
-	default:
-		n, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			t.Fatalf("%s: %v", Variable, err)
-		}
-		s = n
+	s := uint64(time.Now().UnixNano() & (1<<40 - 1))
+	if os.Getenv(Variable) != fresh {
+		s = uint64(Number(t, Variable, plain))
 	}
 	t.Logf("%s=%d", Variable, s)
 	return s
 }
 
-// Random returns a source of random numbers with the seed of a test. Sources of one test differ by their number.
+// Random returns a source of random numbers with the seed of a test. Sources of one test differ
+// by their number.
 func Random(t testing.TB, number int) *rand.Rand {
 	t.Helper()
 	return rand.New(rand.NewPCG(Of(t), uint64(number)))
+}
+
+// Number is the number in an environment variable, other if it is not set. It ends the test if
+// the variable is not a number.
+func Number(t testing.TB, variable string, other int64) int64 {
+	t.Helper()
+	text := os.Getenv(variable)
+	if text == "" {
+		return other
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", variable, err)
+	}
+	return n
 }

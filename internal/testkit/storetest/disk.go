@@ -40,7 +40,7 @@ type Disk struct {
 	hook atomic.Pointer[func(Op) error]
 }
 
-// Hook has f called behind each read and before every other operation on a segment; the
+// Hook has f called after each read and before every other operation on a segment; the
 // operation fails with its error and takes as long as it. nil is none.
 func (d *Disk) Hook(f func(Op) error) {
 	if f == nil {

@@ -6,19 +6,21 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Save writes records in order, each as soon as the store takes it, and waits until all have
-// ended. That the store was too busy for one ([disk.ErrBusy]) is no failure of the test.
-func Save(t testing.TB, s *disk.Store, ops ...*disk.WriteOp) {
+// ended. That the store was too busy for one ([store.ErrBusy]) is no failure of the test.
+func Save(t testing.TB, s *disk.Store, ops ...*store.WriteOp) {
 	t.Helper()
 	var wait sync.WaitGroup
 	for _, op := range ops {
 		wait.Add(1)
 		for {
-			accepted, err := s.Write([]*disk.WriteOp{op}, func(op *disk.WriteOp) {
-				if op.Err != nil && !errors.Is(op.Err, disk.ErrBusy) {
+			accepted, err := s.Write([]*store.WriteOp{op}, func(op *store.WriteOp) {
+				if op.Err != nil && !errors.Is(op.Err, store.ErrBusy) {
 					t.Error(op.Err)
 				}
 				wait.Done()
@@ -26,11 +28,20 @@ func Save(t testing.TB, s *disk.Store, ops ...*disk.WriteOp) {
 			if accepted == 1 {
 				break
 			}
-			if !errors.Is(err, disk.ErrBusy) {
+			if !errors.Is(err, store.ErrBusy) {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Millisecond)
 		}
 	}
 	wait.Wait()
+}
+
+// Has reports whether a level has a record.
+func Has(l interface {
+	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
+}, id store.RecordID) bool {
+	at := []bool{false}
+	l.Present(id.Namespace, id.Shard, []connector.Key{id.Key}, at)
+	return at[0]
 }

@@ -1,0 +1,134 @@
+package counters
+
+import (
+	"reflect"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// collector exports the metrics of a struct.
+type collector[T any] struct {
+	prefix string
+	read   func() *T
+}
+
+// NewCollector returns a collector of the metrics of T. Their names begin with prefix; their
+// values are those that one call of read returns for each scrape. read must be safe for
+// concurrent use.
+func NewCollector[T any](prefix string, read func() *T) prometheus.Collector {
+	return &collector[T]{prefix, read}
+}
+
+// Describe sends every metric's description.
+func (c *collector[T]) Describe(ch chan<- *prometheus.Desc) {
+	w := walker{helps: make(map[string]string), sample: true}
+	seen := make(map[string]bool)
+	w.emit = func(s *series) {
+		if !seen[s.name] {
+			seen[s.name] = true
+			ch <- s.desc()
+		}
+	}
+	w.walk(c.prefix, reflect.ValueOf(new(T)), series{})
+}
+
+// Collect takes one reading and sends every metric.
+func (c *collector[T]) Collect(ch chan<- prometheus.Metric) {
+	w := walker{helps: make(map[string]string)}
+	w.emit = func(s *series) {
+		kind := prometheus.GaugeValue
+		if strings.HasSuffix(s.name, "_total") {
+			kind = prometheus.CounterValue
+		}
+		ch <- prometheus.MustNewConstMetric(s.desc(), kind, s.number, s.values...)
+	}
+	w.walk(c.prefix, reflect.ValueOf(c.read()), series{})
+}
+
+// series is one value of a metric, with at most one label.
+type series struct {
+	name, help     string
+	labels, values []string
+	number         float64
+}
+
+func (s *series) desc() *prometheus.Desc { return prometheus.NewDesc(s.name, s.help, s.labels, nil) }
+
+func (s *series) label(name, value string) { s.labels, s.values = []string{name}, []string{value} }
+
+// walker finds the metrics of a struct.
+type walker struct {
+	// helps are the descriptions of the metrics that were found.
+	helps map[string]string
+	// sample has slices and maps walked as if they had one element.
+	sample bool
+	emit   func(*series)
+}
+
+// walk walks a struct, or what holds some; s has the label of what is found there.
+func (w *walker) walk(prefix string, v reflect.Value, s series) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() {
+			v = reflect.New(v.Type().Elem())
+		}
+		w.walk(prefix, v.Elem(), s)
+	case reflect.Slice:
+		for i := range v.Len() {
+			w.walk(prefix, v.Index(i), s)
+		}
+		if w.sample {
+			w.walk(prefix, reflect.Zero(v.Type().Elem()), s)
+		}
+	case reflect.Struct:
+		w.fields(prefix, v, s)
+	}
+}
+
+func (w *walker) fields(prefix string, v reflect.Value, s series) {
+	for i := range v.NumField() {
+		if f := v.Type().Field(i); f.Type.Kind() == reflect.String && f.Tag.Get("label") != "" {
+			s.label(f.Tag.Get("label"), v.Field(i).String())
+		}
+	}
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		name, marked := f.Tag.Lookup("metric")
+		switch f.Type.Kind() {
+		case reflect.Struct, reflect.Pointer, reflect.Slice:
+			if marked || f.Anonymous {
+				w.walk(prefix+name, v.Field(i), s)
+			}
+		default:
+			if marked {
+				w.metric(prefix+name, f.Tag, v.Field(i), s)
+			}
+		}
+	}
+}
+
+// metric emits the series of a field.
+func (w *walker) metric(name string, tag reflect.StructTag, v reflect.Value, s series) {
+	if w.helps[name] == "" {
+		w.helps[name] = tag.Get("help")
+	}
+	s.name, s.help = name, w.helps[name]
+	label, value, _ := strings.Cut(tag.Get("label"), "=")
+	if label != "" {
+		s.label(label, value)
+	}
+	if v.Kind() != reflect.Map {
+		s.number = number(v)
+		w.emit(&s)
+		return
+	}
+	for it := v.MapRange(); it.Next(); {
+		s.label(label, it.Key().String())
+		s.number = number(it.Value())
+		w.emit(&s)
+	}
+	if w.sample {
+		w.emit(&s)
+	}
+}

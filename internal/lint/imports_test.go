@@ -1,0 +1,173 @@
+package lint
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/kvconn/kvconn"
+
+// pkg is what `go list -json` says about a package.
+type pkg struct {
+	ImportPath, Doc  string
+	GoFiles, Imports []string
+}
+
+// path is the package's folder in the module.
+func (p *pkg) path() string { return strings.TrimPrefix(p.ImportPath, module+"/") }
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json", "./...")
+	cmd.Dir = root(t)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var all []pkg
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+// room is a row of the table of folders: its folders, and the rooms that they may import.
+type room struct {
+	folders, imports []string
+	packages         int
+	used             map[string]bool
+}
+
+const architecture = "docs/architecture.md"
+
+// rooms reads the table of folders in docs/architecture.md, by folder.
+func rooms(t *testing.T) map[string]*room {
+	t.Helper()
+	const head = "| folder | what it owns | imports |\n|---|---|---|\n"
+	_, table, found := strings.Cut(string(read(t, architecture)), head)
+	if !found {
+		t.Fatalf("%s has no table %q", architecture, head)
+	}
+	quoted := regexp.MustCompile("`([^`]+)`")
+	folders := func(cell string) (list []string) {
+		for _, m := range quoted.FindAllStringSubmatch(cell, -1) {
+			list = append(list, strings.TrimSuffix(m[1], "/"))
+		}
+		return list
+	}
+	all := make(map[string]*room)
+	for line := range strings.Lines(table) {
+		cells := strings.Split(strings.TrimSpace(line), "|")
+		if len(cells) != 5 {
+			break
+		}
+		r := &room{folders: folders(cells[1]), imports: folders(cells[3]), used: make(map[string]bool)}
+		for _, f := range r.folders {
+			if all[f] != nil {
+				t.Errorf("%s has two rows for %s", architecture, f)
+			}
+			all[f] = r
+		}
+	}
+	return all
+}
+
+// folderOf returns the longest folder of the table that a package lies in, or "".
+func folderOf(all map[string]*room, path string) string {
+	for ; path != ""; path = path[:max(strings.LastIndex(path, "/"), 0)] {
+		if all[path] != nil {
+			return path
+		}
+	}
+	return ""
+}
+
+// The table in docs/architecture.md is what packages import, no less and no more.
+func TestImportsAreThoseOfTheArchitecture(t *testing.T) {
+	all := rooms(t)
+	for _, p := range packages(t) {
+		from := folderOf(all, p.path())
+		if from == "" {
+			t.Errorf("%s is in no row of the table in %s: add one, with what it may import", p.path(), architecture)
+			continue
+		}
+		r := all[from]
+		r.packages++
+		for _, imp := range p.Imports {
+			imp, ours := strings.CutPrefix(imp, module+"/")
+			if !ours {
+				continue
+			}
+			to := folderOf(all, imp)
+			switch {
+			case to == from:
+			case slices.Contains(r.imports, to):
+				r.used[to] = true
+			default:
+				t.Errorf("%s imports %s, but by the table in %s %s may import only %v", p.path(), imp, architecture, from, r.imports)
+			}
+		}
+	}
+	for folder, r := range all {
+		if r.packages == 0 {
+			t.Errorf("the table in %s has a row for %s, which has no package", architecture, folder)
+		}
+		for _, imp := range r.imports {
+			if !r.used[imp] {
+				t.Errorf("the table in %s lets %s import %s, which it does not", architecture, folder, imp)
+			}
+		}
+	}
+}
+
+// equipment reports whether a package is there to test or measure the product.
+func equipment(path string) bool {
+	return regexp.MustCompile(`^(internal/(bench|testkit|lint)|integration)(/|$)`).MatchString(path)
+}
+
+// The product works without what tests and measures it, whatever the table says. Only the
+// command line has the benches, as `kvconnd bench`.
+func TestProductImportsNoEquipment(t *testing.T) {
+	for _, p := range packages(t) {
+		for _, imp := range p.Imports {
+			imp, ours := strings.CutPrefix(imp, module+"/")
+			command := strings.HasPrefix(p.path(), "cmd/") && strings.HasPrefix(imp, "internal/bench/")
+			if ours && equipment(imp) && !equipment(p.path()) && !command {
+				t.Errorf("%s imports %s", p.path(), imp)
+			}
+		}
+	}
+}
+
+func TestFlagsAndGlobalsStayInCmd(t *testing.T) {
+	for _, p := range packages(t) {
+		if strings.HasPrefix(p.path(), "cmd/") {
+			continue
+		}
+		for _, forbidden := range []string{"flag", "github.com/alecthomas/kong", "github.com/schollz/progressbar/v3", "encoding/gob", "log"} {
+			if slices.Contains(p.Imports, forbidden) {
+				t.Errorf("%s imports %s", p.path(), forbidden)
+			}
+		}
+	}
+}
+
+func TestEveryPackageHasADocComment(t *testing.T) {
+	for _, p := range packages(t) {
+		if len(p.GoFiles) > 0 && p.Doc == "" {
+			t.Errorf("%s has no package comment", p.path())
+		}
+	}
+}

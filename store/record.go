@@ -1,0 +1,18 @@
+package store
+
+import "github.com/kvconn/kvconn/connector"
+
+// RecordID is what a record is found by, in every tier.
+type RecordID struct {
+	Namespace connector.NamespaceDigest
+	Shard     connector.Shard
+	Key       connector.Key
+}
+
+// Record is a record with what its bytes must be of: the block before it in the prompt, zero for
+// the first, and the proof of the whole prefix.
+type Record struct {
+	ID     RecordID
+	Parent connector.Key
+	Proof  connector.Proof
+}

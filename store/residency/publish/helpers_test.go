@@ -1,0 +1,165 @@
+package publish
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/internal/zmtp"
+	"github.com/kvconn/kvconn/router/event"
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
+)
+
+const testPayloadBytes = 8000
+
+func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+func openStore(t *testing.T) (*disk.Store, connector.NamespaceDigest) {
+	t.Helper()
+	s, err := disk.Open(t.Context(), disk.Options{
+		Dir: t.TempDir(), MaxBytes: 12 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: quiet(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s, openNamespace(t, s, "m")
+}
+
+// openNamespace opens a namespace of two shards.
+func openNamespace(t *testing.T, s *disk.Store, model string) connector.NamespaceDigest {
+	t.Helper()
+	ns, err := s.OpenNamespace(&connector.Manifest{
+		Engine: "test/1", Model: model, KVDType: "bfloat16", BlockSize: 16, TensorParallel: 2, PipelineParallel: 1,
+		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
+		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}
+
+func keyOf(n int) (k connector.Key) {
+	binary.BigEndian.PutUint64(k[:], uint64(n)+1<<63)
+	return k
+}
+
+// save writes shards of the blocks [from, to), a prompt.
+func save(t *testing.T, s *disk.Store, ns connector.NamespaceDigest, from, to int, shards ...connector.Shard) {
+	t.Helper()
+	var ops []*store.WriteOp
+	for n := from; n < to; n++ {
+		for _, shard := range shards {
+			ops = append(ops, &store.WriteOp{
+				Record: store.Record{ID: store.RecordID{Namespace: ns, Shard: shard, Key: keyOf(n)},
+					Parent: keyOf(n - 1)}, Payload: store.AlignedBuffer(testPayloadBytes),
+			})
+		}
+	}
+	storetest.Save(t, s, ops...)
+}
+
+// run publishes a source until the test ends.
+func run(t *testing.T, o Options, s Source) *Publisher {
+	t.Helper()
+	o.Endpoint, o.ReplayEndpoint, o.Logger = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0", quiet()
+	p, err := New(t.Context(), o, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return p
+}
+
+// held applies events to a set of hashes.
+type held struct {
+	t      *testing.T
+	hashes map[uint64]bool
+	// cleared counts clears, late those that came after blocks.
+	cleared, late int
+}
+
+func (h *held) Stored(e *event.Stored) {
+	if e.Medium != event.MediumDisk || len(e.Tokens) != 0 || e.HasParent || e.BlockSize != 16 {
+		h.t.Errorf("%+v", e)
+	}
+	for _, n := range e.Hashes {
+		if h.hashes[n] {
+			h.t.Errorf("%x stored twice", n)
+		}
+		h.hashes[n] = true
+	}
+}
+
+func (h *held) Removed(e *event.Removed) {
+	for _, n := range e.Hashes {
+		if !h.hashes[n] {
+			h.t.Errorf("%x removed and was not there", n)
+		}
+		delete(h.hashes, n)
+	}
+}
+
+func (h *held) Cleared() {
+	if h.cleared++; len(h.hashes) > 0 {
+		h.late++
+	}
+	clear(h.hashes)
+}
+
+// replay is what a publisher's replay makes of an empty set.
+func replay(t *testing.T, p *Publisher) *held {
+	t.Helper()
+	c, err := zmtp.DialDealer(t.Context(), p.Stats().ReplayEndpoint, zmtp.ConnOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	h := &held{t: t, hashes: make(map[uint64]bool)}
+	d := event.NewDecoder(event.Limits{})
+	next := uint64(0)
+	if err := c.Replay(0, time.Minute, func(seq uint64, payload []byte) bool {
+		if seq != next {
+			t.Errorf("batch %d, want %d", seq, next)
+		}
+		next++
+		if b, err := d.Decode(payload, h); err != nil || !b.HasRank || b.Rank != 0 {
+			t.Errorf("batch %d: %+v %v", seq, b, err)
+		}
+		return true
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if c := d.Counters(); c != (event.Counters{}) {
+		t.Errorf("%+v", c)
+	}
+	return h
+}
+
+// published waits until n blocks are published, and returns the replay.
+func published(t *testing.T, p *Publisher, n int) *held {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		if h := replay(t, p); len(h.hashes) >= n {
+			return h
+		} else if time.Now().After(end) {
+			t.Fatalf("%d blocks are published, want %d", len(h.hashes), n)
+		}
+	}
+}
