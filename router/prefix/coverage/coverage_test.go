@@ -147,8 +147,11 @@ func (m *model) expire(c *Coverage, until int64) *Coverage {
 func TestCoverageIsASetOfBlocksForEachHolder(t *testing.T) {
 	rng := seed.Random(t, 1)
 	m, c := new(model), new(Coverage)
-	groups := 0
-	for step := range 20_000 {
+	groups, steps := 0, 10_000
+	if testing.Short() {
+		steps = 1000
+	}
+	for step := range steps {
 		switch n := rng.IntN(100); {
 		case n < 80:
 			c = m.change(t, c, rng)
@@ -185,7 +188,7 @@ func TestCoverageIsASetOfBlocksForEachHolder(t *testing.T) {
 func TestACloneStaysAsItIs(t *testing.T) {
 	rng := seed.Random(t, 2)
 	m, c := new(model), new(Coverage)
-	for range 200 {
+	for range 100 {
 		for range 20 {
 			c = m.change(t, c, rng)
 		}
