@@ -8,7 +8,7 @@ import (
 	"github.com/kvconn/kvconn/router/prefix/coverage"
 )
 
-// Stored says that a holder has blocks that follow parent, which its engine calls so;
+// Stored says that a holder has blocks that follow the block which its engine calls parent;
 // without hasParent they begin a prompt. keys are the blocks' chained keys, ids the
 // engine's names for them. A block stored n times has to be removed n times, except in
 // [KeyDomain].
