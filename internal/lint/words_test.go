@@ -74,7 +74,6 @@ func TestPlainEnglish(t *testing.T) {
 	later := []string{
 		"connector/",
 		"docs/adr/",
-		"docs/replay.md",
 		"integration/python/",
 		"integration/vllm/",
 		"internal/engine/",
