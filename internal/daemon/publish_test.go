@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"log/slog"
 	"net"
 	"strings"
 	"testing"
@@ -96,7 +97,7 @@ func TestADaemonPublishesWhatItsStoreHolds(t *testing.T) {
 func fillStore(t *testing.T, dir string, n int) {
 	t.Helper()
 	s, err := disk.Open(t.Context(), disk.Options{
-		Dir: dir, MaxBytes: 64 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: residencyLogger(),
+		Dir: dir, MaxBytes: 64 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -28,13 +28,13 @@ const (
 	residencyTestPayload   = 8000
 )
 
-func residencyLogger() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+func residencyLogger() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // residencyStore is a small store with a namespace of two shards.
 func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, connector.NamespaceDigest) {
 	t.Helper()
 	s, err := disk.Open(t.Context(), disk.Options{
-		Dir: t.TempDir(), MaxBytes: maxBytes, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: residencyLogger(),
+		Dir: t.TempDir(), MaxBytes: maxBytes, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func residencyManifest() *connector.Manifest {
 	}
 }
 
-// residencyChain are the keys of a prompt of n blocks, behind its root key.
+// residencyChain are a root key and the keys of a prompt of n blocks.
 func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
 	keys := []connector.Key{connector.RootKey(residencyTestBlockSize, scope)}
 	var scratch []byte
@@ -95,7 +95,7 @@ func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
 		t.Fatal(err)
 	}
 	f, err := feed.NewResidency(feed.ResidencyOptions{
-		URL: url, BlockSize: residencyTestBlockSize, Logger: residencyLogger(), ReconnectMin: time.Millisecond,
+		URL: url, BlockSize: residencyTestBlockSize, Logger: slog.New(slog.DiscardHandler), ReconnectMin: time.Millisecond,
 		Holder: func(_ connector.NamespaceDigest, m *connector.Manifest) (prefix.Holder, bool) {
 			return h, m.Model == "m"
 		},

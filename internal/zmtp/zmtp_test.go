@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"strconv"
@@ -20,12 +19,10 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/zmqtest"
 )
 
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
-
 // startPublisher runs a publisher until the test ends.
 func startPublisher(t testing.TB, o ServerOptions) *Publisher {
 	t.Helper()
-	o.Logger = quiet()
+	o.Logger = slog.New(slog.DiscardHandler)
 	p, err := NewPublisher(listen(t), o)
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +130,7 @@ func TestUnixSocketsCarryTheSame(t *testing.T) {
 	if _, err := Listen(t.Context(), endpoint); err == nil {
 		t.Error("one socket was opened twice")
 	}
-	p, err := NewPublisher(l, ServerOptions{Logger: quiet()})
+	p, err := NewPublisher(l, ServerOptions{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -270,7 +267,7 @@ func TestReplaysAreAnswered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewReplayServer(listen(t), h, ServerOptions{Logger: quiet()})
+	s, err := NewReplayServer(listen(t), h, ServerOptions{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

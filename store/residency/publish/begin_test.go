@@ -3,6 +3,7 @@ package publish
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -60,7 +61,7 @@ func TestPublishingThatBreaksOffBeginsAgain(t *testing.T) {
 func TestWhatWasCountedStaysWhenPublishingBreaksOff(t *testing.T) {
 	s, ns := openStore(t)
 	save(t, s, ns, 0, 5, 0, 1)
-	p, err := New(t.Context(), Options{Endpoint: "tcp://127.0.0.1:0", Logger: quiet()}, s)
+	p, err := New(t.Context(), Options{Endpoint: "tcp://127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)}, s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,7 +3,6 @@ package publish
 import (
 	"context"
 	"encoding/binary"
-	"io"
 	"log/slog"
 	"testing"
 	"time"
@@ -14,16 +13,15 @@ import (
 	"github.com/kvconn/kvconn/router/event"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency"
 )
 
 const testPayloadBytes = 8000
 
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
-
 func openStore(t *testing.T) (*disk.Store, connector.NamespaceDigest) {
 	t.Helper()
 	s, err := disk.Open(t.Context(), disk.Options{
-		Dir: t.TempDir(), MaxBytes: 12 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: quiet(),
+		Dir: t.TempDir(), MaxBytes: 12 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -67,9 +65,9 @@ func save(t *testing.T, s *disk.Store, ns connector.NamespaceDigest, from, to in
 }
 
 // run publishes a source until the test ends.
-func run(t *testing.T, o Options, s Source) *Publisher {
+func run(t *testing.T, o Options, s residency.Source) *Publisher {
 	t.Helper()
-	o.Endpoint, o.ReplayEndpoint, o.Logger = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0", quiet()
+	o.Endpoint, o.ReplayEndpoint, o.Logger = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0", slog.New(slog.DiscardHandler)
 	p, err := New(t.Context(), o, s)
 	if err != nil {
 		t.Fatal(err)
