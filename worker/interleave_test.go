@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
@@ -38,10 +39,11 @@ type owned struct {
 // engineModel is an engine that loads, gives up and takes back in any order.
 type engineModel struct {
 	*engineMemory
-	w     *Worker
-	page  *fence.Page
-	reqs  map[string]*owned
-	marks int
+	w      *Worker
+	page   *fence.Page
+	reqs   map[string]*owned
+	marks  int
+	random *rand.Rand
 }
 
 // forget ends a load that will not be reported: the slots are the engine's, who uses them.
@@ -69,10 +71,10 @@ func (e *engineModel) check(o *owned) {
 func (e *engineModel) load(request string, o *owned) {
 	e.t.Helper()
 	e.check(o)
-	if o.loading && rand.IntN(2) == 0 {
+	if o.loading && e.random.IntN(2) == 0 {
 		return // the other half replaces the load
 	}
-	o.first, o.loading, o.expected = rand.IntN(blocks-len(o.slots)), true, false
+	o.first, o.loading, o.expected = e.random.IntN(blocks-len(o.slots)), true, false
 	if _, err := e.w.Load(e.t.Context(), loads(loadOf(request, transfer(o.first, o.slots...)))); err != nil {
 		e.t.Fatal(err)
 	}
@@ -98,7 +100,7 @@ func (e *engineModel) poll() {
 // takeBack ends everything, by a call or by the fence alone.
 func (e *engineModel) takeBack() {
 	e.t.Helper()
-	if rand.IntN(2) == 0 {
+	if e.random.IntN(2) == 0 {
 		e.page.Fence()
 		for !e.page.Idle() {
 			time.Sleep(10 * time.Microsecond)
@@ -130,7 +132,7 @@ func TestNoInterleavingWritesAWrongByte(t *testing.T) {
 		m.fill(slot, slot)
 	}
 	mustSave(t, saver, transfer(0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
-	e := &engineModel{engineMemory: m, reqs: map[string]*owned{}}
+	e := &engineModel{engineMemory: m, reqs: map[string]*owned{}, random: seed.Rand(t)}
 	e.w = newWorker(t, unevenStore{s}, func(o *Options, a *host.AccountOptions) {
 		o.LoadTimeout = 4 * time.Millisecond
 		o.Driver = &hookDriver{before: func(gpu.Direction) { // a copy that stands still in the middle
@@ -147,9 +149,9 @@ func TestNoInterleavingWritesAWrongByte(t *testing.T) {
 		e.reqs[fmt.Sprint(i)] = o
 	}
 	for range ops {
-		request := fmt.Sprint(rand.IntN(len(e.reqs)))
+		request := fmt.Sprint(e.random.IntN(len(e.reqs)))
 		o := e.reqs[request]
-		switch rand.IntN(12) {
+		switch e.random.IntN(12) {
 		case 0, 1, 2, 3:
 			e.load(request, o)
 		case 4, 5:
@@ -162,7 +164,7 @@ func TestNoInterleavingWritesAWrongByte(t *testing.T) {
 		case 6:
 			e.takeBack()
 		case 7:
-			time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond)
+			time.Sleep(time.Duration(e.random.IntN(2000)) * time.Microsecond)
 		default:
 			e.poll()
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -37,11 +38,10 @@ func (*routerCmd) Help() string {
 --drain-timeout.`
 }
 
-// BeforeResolve reads the file, so that flags and environment come before its values.
-func (c *routerCmd) BeforeResolve(ctx *kong.Context) error {
-	r, err := resolveRouterFile(ctx)
-	c.fromFile = r.ranks
-	return err
+// AfterApply takes the ranks of the file.
+func (c *routerCmd) AfterApply(resolver *settingsResolver) error {
+	c.fromFile = resolver.ranks
+	return nil
 }
 
 // Run routes until the context ends.
@@ -120,17 +120,16 @@ func (c *routerCmd) policy() route.PolicyOptions {
 
 // readRouter reads the router's settings from its file and the environment.
 func readRouter(file string) (*routerCmd, error) {
-	var c struct {
-		Router routerCmd `cmd:""`
-	}
-	parser, err := kong.New(&c, kong.Name("kvconnd"))
+	c := new(cli)
+	parser, err := newParser(context.Background(), c, new(streams), func(int) {})
 	if err != nil {
 		return nil, err
 	}
-	if _, err := parser.Parse([]string{"router", "--config", file}); err != nil {
-		return nil, err
+	_, err = parser.Parse([]string{"router", "--config", file})
+	if of := (fileError{}); errors.As(err, &of) {
+		return nil, of
 	}
-	return &c.Router, nil
+	return &c.Router, err
 }
 
 // localNode is the node of the ranks that a daemon's own router is told none for.

@@ -36,16 +36,6 @@ func (z Size) String() string { return sizeNames()[z] }
 // Bytes is the payload's size.
 func (z Size) Bytes() int { return [...]int{3500, 20_000, 15 << 20}[z] }
 
-// manifest is that of the size's namespace.
-func (z Size) manifest() *connector.Manifest {
-	return &connector.Manifest{
-		Engine: "campaign/1", Model: z.String(), KVDType: "float32", BlockSize: 16,
-		Groups:         []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 8, Layout: "LBHNC"}},
-		TensorParallel: 1, PipelineParallel: 1,
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	}
-}
-
 // Record is a record whose key, proof and content follow from its numbers.
 type Record struct {
 	Size         Size

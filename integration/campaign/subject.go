@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/fault"
 	"github.com/kvconn/kvconn/internal/testkit/faultfs"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
@@ -95,7 +96,7 @@ func open(dir string, l limits, i *fault.Injector, c *contents) (*subject, error
 func (s *subject) openNamespaces() error {
 	for z := range allSizes {
 		err := bounded("open namespace", func() (err error) {
-			s.namespaces[z], err = s.OpenNamespace(z.manifest())
+			s.namespaces[z], err = s.OpenNamespace(manifests.Model(z.String()))
 			return err
 		})
 		if err != nil {

@@ -30,10 +30,10 @@ type backend struct {
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
 	workers    map[*workerSession]struct{}
-	// refused are ranks whose memory was offered and could not be taken, until it is.
+	// refused are ranks whose memory could not be opened, until it can.
 	refused map[engineRank]struct{}
-	// past keeps the counts of sessions that have ended, so that metrics never run
-	// backwards; draining are workers that have ended and still have saves under way.
+	// past has the counts of ended sessions, so that metrics never decrease; draining are
+	// ended workers with saves still under way.
 	past   totals
 	models modelCounts
 	// namespaces counts how openings of namespaces ended.
@@ -65,7 +65,7 @@ func (o *openings) count(err error) {
 	}
 }
 
-// totals are the counters of leaders and workers added up.
+// totals are the sums of the counters of leaders and workers.
 type totals struct {
 	Leader leader.Stats `metric:""`
 	Worker worker.Stats `metric:""`
@@ -98,8 +98,8 @@ type workerSession struct {
 	rank      int
 	model     string
 	since     time.Time
-	// registered is set while the rank's memory is held, lost once it is gone until it is
-	// registered again; the backend's mutex guards both.
+	// registered is set while the rank's memory is held, lost from the loss of the memory
+	// until it is registered again; the backend's mutex guards both.
 	registered, lost bool
 }
 
@@ -151,8 +151,7 @@ func (b *backend) newStager(ns connector.NamespaceDigest) (*worker.Stager, error
 	return worker.NewStager(b.store, account, b.store.PayloadBytes), nil
 }
 
-// letGo lets go of the namespace, once the reads have ended that the stager has left to the
-// disk.
+// letGo releases the namespace once the reads that the stager has left to the disk have ended.
 func (s *schedulerSession) letGo() {
 	if s.staging == nil {
 		s.b.store.CloseNamespace(s.namespace)
@@ -207,7 +206,7 @@ func (b *backend) log(msg string, p server.Peer, args ...any) {
 	b.opts.Logger.Info(msg, append([]any{slog.String("engine", p.Engine), slog.Int("pid", p.PID), slog.String("client", p.Client)}, args...)...)
 }
 
-// short is the beginning of a digest, enough for a person to tell namespaces apart.
+// short is the beginning of a digest, enough for people to distinguish namespaces.
 func short(d connector.NamespaceDigest) string { return d.String()[:12] }
 
 // Close ends the session and releases what its requests had pinned.
@@ -236,8 +235,8 @@ func (s *workerSession) Close() {
 	s.b.logReady(changes)
 }
 
-// foldDrained adds the counts of ended workers without saves under way to the past, and
-// lets go of their namespaces, into which they may have saved until now.
+// foldDrained adds the counts of ended workers with no saves under way to the past, and
+// releases their namespaces, which those saves needed.
 func (b *backend) foldDrained() {
 	for w := range b.draining {
 		if w.Drained() {
@@ -277,7 +276,7 @@ type RankStatus struct {
 	Transfers  worker.Stats `json:"transfers"`
 }
 
-// status lists the sessions, sorted by engine and shard, and adds all counters up.
+// status lists the sessions, sorted by engine and rank, and sums all counters.
 func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -331,7 +330,7 @@ func (s *workerSession) Register(ctx context.Context, r *server.Registration) (s
 	return out, nil
 }
 
-// Unregister gives the engine's memory back.
+// Unregister releases the engine's memory.
 func (s *workerSession) Unregister(ctx context.Context) error {
 	s.setMemory(false, false)
 	return s.Worker.Unregister(ctx)

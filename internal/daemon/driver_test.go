@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -281,7 +282,7 @@ func TestEndedSessionsGiveUpTheirShareOfTheHostTier(t *testing.T) {
 		}
 		w.Close()
 		s.Close()
-		eventually(t, func() bool { return a.Stats().Accounts == 0 })
+		wait.For(t, "the shares are given back", func() bool { return a.Stats().Accounts == 0 })
 	}
 	if _, err := b.OpenWorker(t.Context(), server.Peer{Engine: "e"}, residencyManifest(), 99); err == nil || a.Stats().Accounts != 0 {
 		t.Errorf("an unknown rank: %v, %d shares", err, a.Stats().Accounts)

@@ -22,11 +22,7 @@ func TestStatusAndMatchesDoNotWaitForEachOther(t *testing.T) {
 	o.Logger = residencyLogger()
 	o.EnsureDefaults()
 	b := newBackend(o, s, a)
-	sched, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, &connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "bfloat16", BlockSize: residencyTestBlockSize, TensorParallel: 2, PipelineParallel: 1,
-		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	})
+	sched, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, residencyManifest())
 	if err != nil {
 		t.Fatal(err)
 	}

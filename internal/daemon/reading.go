@@ -13,7 +13,7 @@ import (
 	"github.com/kvconn/kvconn/worker"
 )
 
-// reading is everything that status, metrics and health are made of, taken at one time.
+// reading has everything that status, metrics and health show, taken at one time.
 type reading struct {
 	now     time.Time
 	engines []EngineStatus
@@ -46,8 +46,8 @@ func (d *daemon) read(now time.Time) *reading {
 	return r
 }
 
-// Totals are the counters of all engines and ranks since the daemon's start, those that
-// have gone included: they never run backwards.
+// Totals are the counters of all engines and ranks since the daemon's start, including those
+// that have left: they never decrease.
 type Totals struct {
 	Requests  leader.Stats `json:"requests"`
 	Transfers worker.Stats `json:"transfers"`
@@ -70,7 +70,7 @@ type TierStatus struct {
 	LoadBytesPerS float64 `json:"load_bytes_per_s" metric:"load_bytes_per_second" help:"Measured speed of loads from a tier; 0 if it is not known."`
 }
 
-// tiers lists the tiers that there are.
+// tiers lists the tiers.
 func (r *reading) tiers() []TierStatus {
 	disk := TierStatus{
 		Tier: "disk", Records: r.store.Records, UsedBytes: r.store.PhysicalBytes, MaxBytes: r.store.MaxBytes,
@@ -91,15 +91,15 @@ func (r *reading) tiers() []TierStatus {
 	return []TierStatus{host, disk}
 }
 
-// Queues are what waits or is under way now.
+// Queues count work that waits or is under way.
 type Queues struct {
 	LoadsInFlight int `json:"loads_in_flight"`
 	// QueuedReads wait for the disk, ReadInFlightBytes are being read.
 	QueuedReads       int64 `json:"queued_reads"`
 	ReadInFlightBytes int64 `json:"read_in_flight_bytes"`
-	// ReadQueuedBytes were asked of the disk and are not delivered.
+	// ReadQueuedBytes were requested from the disk and are not delivered yet.
 	ReadQueuedBytes int64 `json:"read_queued_bytes"`
-	// ReadBudgetBytes is how much is asked of the disk at one time.
+	// ReadBudgetBytes bounds what is requested from the disk at one time.
 	ReadBudgetBytes int64 `json:"read_budget_bytes"`
 	// WriteInFlightBytes are accepted and not yet written.
 	WriteInFlightBytes int64 `json:"write_in_flight_bytes"`

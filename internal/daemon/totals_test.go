@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 // What engines and ranks have counted stays in the totals, and in those of their model,
@@ -42,11 +43,11 @@ func TestTotalsNeverRunBackwards(t *testing.T) {
 		}
 		w.Close() // its saves are still being written
 		s.Close()
-		eventually(t, w.(*workerSession).Drained)
+		wait.For(t, "the saves are written", w.(*workerSession).Drained)
 		if models := b.modelTotals(); len(models) != 1 || models[0].Worker.SavedBlocks != blocks*(round+1) {
 			t.Fatalf("round %d: by model %+v", round, models)
 		}
-		eventually(t, func() bool {
+		wait.For(t, "the totals have the saves", func() bool {
 			_, _, sum := b.status(time.Now())
 			if sum.Leader.QueriedTokens != 10*(round+1) || sum.Worker.SavedBlocks > blocks*(round+1) || sum.Worker.SavedBlocks < blocks*round {
 				t.Fatalf("round %d: totals %+v", round, sum)
@@ -54,7 +55,7 @@ func TestTotalsNeverRunBackwards(t *testing.T) {
 			return sum.Worker.SavedBlocks == blocks*(round+1)
 		})
 	}
-	eventually(t, func() bool {
+	wait.For(t, "no worker drains", func() bool {
 		b.status(time.Now())
 		return len(b.draining) == 0 // nobody else is there
 	})

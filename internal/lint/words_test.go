@@ -101,7 +101,7 @@ func TestPlainEnglish(t *testing.T) {
 	}
 	words := make(map[*regexp.Regexp]string)
 	for w, better := range avoid() {
-		words[regexp.MustCompile(`(?:\b|^)(?:`+w+`)\b`)] = better
+		words[regexp.MustCompile(`(?:\b|^)(?:`+w+`|`+strings.ToUpper(w[:1])+w[1:]+`)\b`)] = better
 	}
 	right, spared := right(), make(map[string]bool)
 	for _, file := range files(t, func(string) bool { return true }) {

@@ -1,6 +1,7 @@
 package storebench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,9 +83,9 @@ const (
 // Store measures raw device reads and writes and the store's verified ones, alternating,
 // in files of one directory.
 func Store(ctx context.Context, o StoreOptions) (StoreResult, error) {
-	setDefault(&o.PayloadBytes, defaultPayload)
-	setDefault(&o.TotalBytes, defaultTotal)
-	setDefault(&o.Rounds, defaultRounds)
+	o.PayloadBytes = cmp.Or(o.PayloadBytes, defaultPayload)
+	o.TotalBytes = cmp.Or(o.TotalBytes, defaultTotal)
+	o.Rounds = cmp.Or(o.Rounds, defaultRounds)
 	if o.Progress == nil {
 		o.Progress = func(string) {}
 	}
@@ -98,13 +99,6 @@ func Store(ctx context.Context, o StoreOptions) (StoreResult, error) {
 	b := &storeBench{o: o, dir: dir, res: StoreResult{PayloadBytes: o.PayloadBytes, TotalBytes: o.TotalBytes}}
 	err = b.run(ctx)
 	return b.res, errors.Join(err, os.RemoveAll(dir))
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 type storeBench struct {

@@ -89,7 +89,7 @@ func (e *Engine) SetTokenize(m Mode) {
 	e.tokenize = m
 }
 
-// SetSick has health be answered with 503, whatever requests are answered with.
+// SetSick makes health checks answer 503, whatever requests are answered with.
 func (e *Engine) SetSick(sick bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

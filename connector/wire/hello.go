@@ -34,7 +34,7 @@ type Hello struct {
 	// Rank is the worker's rank (workers only).
 	Rank int
 	// Handoff is set by engines that cannot report a failed load: they are offered only
-	// what is verified and pinned in staging memory, and copy it themselves.
+	// what is verified and pinned in the host tier, and copy it themselves (handoff mode).
 	Handoff bool
 }
 
@@ -45,22 +45,16 @@ func (m *Hello) Append(b []byte) []byte {
 	b = msgp.AppendArrayHeader(b, 2)
 	b = msgp.AppendInt(b, m.MinVersion)
 	b = msgp.AppendInt(b, m.MaxVersion)
-	b = msgp.AppendString(b, "role")
-	b = msgp.AppendString(b, m.Role)
-	b = msgp.AppendString(b, "client")
-	b = msgp.AppendString(b, m.Client)
-	b = msgp.AppendString(b, "engine")
-	b = msgp.AppendString(b, m.Engine)
-	b = msgp.AppendString(b, "manifest")
-	b = msgp.AppendBytes(b, m.Manifest)
-	b = msgp.AppendString(b, "rank")
-	b = msgp.AppendInt(b, m.Rank)
-	b = msgp.AppendString(b, "staged")
-	return msgp.AppendBool(b, m.Handoff)
+	b = putString(b, "role", m.Role)
+	b = putString(b, "client", m.Client)
+	b = putString(b, "engine", m.Engine)
+	b = putBytes(b, "manifest", m.Manifest)
+	b = putInt(b, "rank", m.Rank)
+	return putBool(b, "staged", m.Handoff)
 }
 
-// DecodeVersions reads the versions of a hello, and nothing else: what else a hello holds
-// is the business of the version that is chosen.
+// DecodeVersions reads the versions of a hello, and nothing else: the rest depends on the
+// version that is chosen.
 func DecodeVersions(body []byte) (lowest, highest int, err error) {
 	d := decoder{b: body}
 	d.fields(func(key []byte) bool {
@@ -82,10 +76,10 @@ func Negotiate(lowest, highest int) (int, error) {
 	return negotiate(lowest, highest, MinVersion, "")
 }
 
-// CheckHandoff reports whether staged mode can be spoken in the version that was chosen
+// CheckHandoff reports whether handoff mode can be spoken in the version that was chosen
 // from those of a client. Errors wrap [connector.ErrVersion].
 func CheckHandoff(lowest, highest int) error {
-	_, err := negotiate(lowest, highest, MinHandoffVersion, " in staged mode")
+	_, err := negotiate(lowest, highest, MinHandoffVersion, " in handoff mode")
 	return err
 }
 
@@ -145,14 +139,10 @@ type HelloReply struct {
 // Append appends the body of m to b.
 func (m *HelloReply) Append(b []byte) []byte {
 	b = msgp.AppendMapHeader(b, 4)
-	b = msgp.AppendString(b, "version")
-	b = msgp.AppendInt(b, m.Version)
-	b = msgp.AppendString(b, "server")
-	b = msgp.AppendString(b, m.Server)
-	b = msgp.AppendString(b, "namespace")
-	b = msgp.AppendString(b, m.Namespace)
-	b = msgp.AppendString(b, "load_timeout_ms")
-	return msgp.AppendInt(b, m.LoadTimeoutMS)
+	b = putInt(b, "version", m.Version)
+	b = putString(b, "server", m.Server)
+	b = putString(b, "namespace", m.Namespace)
+	return putInt(b, "load_timeout_ms", m.LoadTimeoutMS)
 }
 
 // Decode fills m from a body.
