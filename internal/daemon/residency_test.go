@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/store"
@@ -118,15 +119,6 @@ func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
 	}
 }
 
-func residencyWait(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(testWait); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 // Prompts come and, under a small cap, go, before and after the router begins to follow.
 func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 	s, ns := residencyStore(t, 12<<20)
@@ -141,7 +133,7 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 	}
 	save(30)
 	f, blocks := residencyFeed(t, server.URL)
-	residencyWait(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
+	wait.For(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
 	save(30)
 	half := residencyChain(connector.Scope{}, 1000, 5)
 	residencySave(t, s, ns, half, 1)
@@ -155,12 +147,12 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 		}
 		return n
 	}
-	residencyWait(t, "the same blocks", func() bool { return blocks()+int64(f.Stats().Waiting) == complete() })
+	wait.For(t, "the same blocks", func() bool { return blocks()+int64(f.Stats().Waiting) == complete() })
 	n := complete()
 	if st := f.Stats(); n == 0 || n == 60*20 || st.Gaps != 0 || st.Malformed != 0 || st.Snapshots != 1 || st.Refused != 0 || st.Dropped != 0 {
 		t.Errorf("%d blocks, %+v", n, st)
 	}
-	residencyWait(t, "the blocks that lack a shard", func() bool { return f.Stats().Incomplete >= 5 })
+	wait.For(t, "the blocks that lack a shard", func() bool { return f.Stats().Incomplete >= 5 })
 }
 
 func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
@@ -170,7 +162,7 @@ func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
 	keys := residencyChain(connector.Scope{Salt: "tenant"}, 1, 3)
 	residencySave(t, s, ns, keys, 0, 1)
 	f, blocks := residencyFeed(t, server.URL)
-	residencyWait(t, "waiting blocks", func() bool { return f.Stats().Waiting == 3 && blocks() == 0 })
+	wait.For(t, "waiting blocks", func() bool { return f.Stats().Waiting == 3 && blocks() == 0 })
 	f.NoteRoot(keys[0])
 	if n := blocks(); n != 3 {
 		t.Errorf("%d blocks", n)
@@ -183,12 +175,12 @@ func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	f, blocks := residencyFeed(t, server.URL)
-	residencyWait(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
+	wait.For(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
 	residencySave(t, s, ns, residencyChain(connector.Scope{}, 1, 3), 0, 1)
-	residencyWait(t, "three blocks", func() bool { return blocks() == 3 })
+	wait.For(t, "three blocks", func() bool { return blocks() == 3 })
 	server.CloseClientConnections()
 	residencySave(t, s, ns, residencyChain(connector.Scope{}, 2, 3), 0, 1)
-	residencyWait(t, "six blocks", func() bool { return blocks() == 6 })
+	wait.For(t, "six blocks", func() bool { return blocks() == 6 })
 	if st := f.Stats(); st.Snapshots != 1 || st.Resumed == 0 {
 		t.Errorf("%+v", st)
 	}

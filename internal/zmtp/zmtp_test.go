@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-zeromq/zmq4"
 
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/testkit/zmqtest"
 )
 
@@ -56,16 +57,6 @@ func background(t testing.TB, f func(context.Context) error) {
 
 func endpointOf(a net.Addr) string { return "tcp://" + a.String() }
 
-// eventually waits for a condition that has to become true.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 // subscribed waits until n subscribers have asked for something.
 func (p *Publisher) subscribed(n int) bool {
 	p.mu.Lock()
@@ -105,7 +96,7 @@ func TestMessagesArriveInOrderAndWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	eventually(t, "a subscription", func() bool { return p.subscribed(1) })
+	wait.For(t, "a subscription", func() bool { return p.subscribed(1) })
 	const n = 300
 	for i := range n {
 		p.Publish([]byte("other"), seqFrame(i))
@@ -140,7 +131,7 @@ func TestUnixSocketsCarryTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	eventually(t, "a subscription", func() bool { return p.subscribed(1) })
+	wait.For(t, "a subscription", func() bool { return p.subscribed(1) })
 	p.Publish([]byte("a"), []byte("b"))
 	if got := recv(t, c); got[1] != "b" {
 		t.Errorf("%q", got)
@@ -160,7 +151,7 @@ func TestAStuckSubscriberStopsNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	eventually(t, "two subscriptions", func() bool { return p.subscribed(2) })
+	wait.For(t, "two subscriptions", func() bool { return p.subscribed(2) })
 	payload := make([]byte, 64<<10)
 	sent := 0
 	for ; p.Stats().Dropped == 0 || sent < 500; sent++ {
@@ -197,7 +188,7 @@ func TestOtherSubscribersReadOurs(t *testing.T) {
 		p := startPublisher(t, ServerOptions{})
 		sub := zmqtest.Start(t, "testdata/libzmq_sub.py", "sub", endpointOf(p.Addr()), "kv")
 		sub.Line()
-		eventually(t, "a subscription", func() bool { return p.subscribed(1) })
+		wait.For(t, "a subscription", func() bool { return p.subscribed(1) })
 		for i := range n {
 			p.Publish([]byte("x"), seqFrame(i))
 			p.Publish([]byte("kv"), seqFrame(i), body(i))
@@ -220,7 +211,7 @@ func TestOtherSubscribersReadOurs(t *testing.T) {
 		if err := errors.Join(sub.Dial(endpointOf(p.Addr())), sub.SetOption(zmq4.OptionSubscribe, "kv")); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "a subscription", func() bool { return p.subscribed(1) })
+		wait.For(t, "a subscription", func() bool { return p.subscribed(1) })
 		for i := range n {
 			p.Publish([]byte("kv"), seqFrame(i), body(i))
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
@@ -46,9 +47,7 @@ func TestPublishingThatBreaksOffBeginsAgain(t *testing.T) {
 	save(t, s, ns, 0, 5, 0, 1)
 	p := run(t, Options{Retry: time.Millisecond}, &failingSource{Store: s, err: errors.New("not now"), left: 3})
 	endpoint := p.Stats().ReplayEndpoint
-	for st := p.Stats(); st.Failures < 3 || st.Error != ""; st = p.Stats() { // the endpoints are closed meanwhile
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "the fourth attempt", func() bool { st := p.Stats(); return st.Failures == 3 && st.Error == "" })
 	if h := published(t, p, 5); h.cleared != 1 {
 		t.Errorf("%+v", h)
 	}

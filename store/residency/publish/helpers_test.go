@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
 	"github.com/kvconn/kvconn/store"
@@ -33,11 +35,7 @@ func openStore(t *testing.T) (*disk.Store, connector.NamespaceDigest) {
 // openNamespace opens a namespace of two shards.
 func openNamespace(t *testing.T, s *disk.Store, model string) connector.NamespaceDigest {
 	t.Helper()
-	ns, err := s.OpenNamespace(&connector.Manifest{
-		Engine: "test/1", Model: model, KVDType: "bfloat16", BlockSize: 16, TensorParallel: 2, PipelineParallel: 1,
-		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	})
+	ns, err := s.OpenNamespace(manifests.New(func(m *connector.Manifest) { m.Model, m.TensorParallel = model, 2 }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,13 +149,11 @@ func replay(t *testing.T, p *Publisher) *held {
 }
 
 // published waits until n blocks are published, and returns the replay.
-func published(t *testing.T, p *Publisher, n int) *held {
+func published(t *testing.T, p *Publisher, n int) (h *held) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		if h := replay(t, p); len(h.hashes) >= n {
-			return h
-		} else if time.Now().After(end) {
-			t.Fatalf("%d blocks are published, want %d", len(h.hashes), n)
-		}
-	}
+	wait.For(t, "all blocks", func() bool {
+		h = replay(t, p)
+		return len(h.hashes) >= n
+	})
+	return h
 }
