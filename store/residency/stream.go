@@ -22,8 +22,8 @@ type Stream struct {
 	// Source is the store, To the reader's side.
 	Source Source
 	To     *Writer
-	// Numbers are shared by all streams of the store.
-	Numbers *Numbers
+	// Numbers are what the store's streams call namespaces.
+	Numbers *Table
 	// SnapshotTimeout is the time the reader has for the snapshot.
 	SnapshotTimeout time.Duration
 	// SnapshotDone is called once the snapshot is over; nil is nothing.
