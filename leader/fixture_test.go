@@ -156,7 +156,7 @@ func (f *fixture) match(m connector.MatchRequest) int {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if o.Async != (o.Tokens > 0 && f.opts.Staging == nil) {
+	if o.Async != (o.Tokens > 0 && f.opts.Handoff == nil) {
 		f.Errorf("offer %+v: async exactly where there is one and nothing is staged", o)
 	}
 	f.last = o

@@ -86,7 +86,7 @@ func New(o Options, index Index) (*Leader, error) {
 		l.groups[g] = group{Group: &m.Groups[g], index: g, shards: m.GroupShards(g)}
 		// An engine that cannot report a failed load may still take a part of the offer, and
 		// then needs blocks of a window that the whole offer would not: all must be there.
-		if m.Groups[g].Window == 0 || o.Staging != nil {
+		if m.Groups[g].Window == 0 || o.Handoff != nil {
 			l.prefix = append(l.prefix, l.groups[g].shards...)
 		} else {
 			l.windows = append(l.windows, &l.groups[g])

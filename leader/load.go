@@ -58,7 +58,7 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 		return connector.RequestLoad{}, false
 	}
 	out := connector.RequestLoad{Request: a.Request}
-	if l.opts.Staging != nil {
+	if l.opts.Handoff != nil {
 		l.takeStaged(a)
 	}
 	if r == nil {
@@ -66,7 +66,7 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 		unknown.reset(len(l.groups))
 		out.Transfers = l.transfers(&unknown, a, new(load))
 		out.Lose()
-		if l.opts.Staging == nil {
+		if l.opts.Handoff == nil {
 			l.takeLoad(&out)
 		}
 		return out, true
@@ -82,7 +82,7 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 	r.leases, r.offered = r.leases[:0], 0
 	l.room.promise(r, l.steps, 0)
 	out.Transfers = l.transfers(r, a, d)
-	if l.opts.Staging == nil {
+	if l.opts.Handoff == nil {
 		l.takeLoad(&out)
 	}
 	if len(r.loads) == maxLoads {

@@ -13,7 +13,7 @@ import (
 // Match returns how much of a request can be loaded beyond m.Computed. It may be
 // repeated at will, and keeps nothing that m refers to. The offer never reaches the
 // request's last token, since the engine must compute at least one, and is nothing where
-// Computed is not block-aligned. With [Options.Staging] the offer is not async, and the
+// Computed is not block-aligned. With [Options.Handoff] the offer is not async, and the
 // match may take [Options.StageTimeout].
 func (l *Leader) Match(ctx context.Context, m *connector.MatchRequest) (connector.Offer, error) {
 	if err := checkMatch(m); err != nil {
@@ -21,8 +21,8 @@ func (l *Leader) Match(ctx context.Context, m *connector.MatchRequest) (connecto
 	}
 	l.mu.Lock()
 	tokens, probe, err := l.match(ctx, m)
-	offer := connector.Offer{Tokens: tokens, Async: tokens > 0 && l.opts.Staging == nil}
-	if tokens > 0 && l.opts.Staging != nil {
+	offer := connector.Offer{Tokens: tokens, Async: tokens > 0 && l.opts.Handoff == nil}
+	if tokens > 0 && l.opts.Handoff != nil {
 		offer.Handoff = l.stagedOffer(m)
 	}
 	l.mu.Unlock()
@@ -71,7 +71,7 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (tokens i
 		l.unpin(r)
 	default:
 		boundary = l.offer(r, first, l.fits(r, first, end))
-		if l.opts.Staging != nil {
+		if l.opts.Handoff != nil {
 			boundary = l.stage(ctx, r, first, boundary)
 		}
 	}

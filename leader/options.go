@@ -54,9 +54,9 @@ type Options struct {
 	// ProbeInterval is the shortest time between two calls of Probe. Default 1 s.
 	ProbeInterval time.Duration
 
-	// Staging, if not nil, makes this the leader of an engine that has no way to report a
+	// Handoff, if not nil, makes this the leader of an engine that has no way to report a
 	// failed load: only what is verified and pinned in staging memory is offered.
-	Staging Staging
+	Handoff Handoff
 	// StageTimeout is how long a match waits for reads into staging memory. Default
 	// 50 ms: the engine's scheduler stands still for that long, and a disk delivers some
 	// hundreds of megabytes.

@@ -205,7 +205,7 @@ func (p *price) saved(first, boundary int, blockS float64, c *costs) float64 {
 	fromDisk := 0
 	for g := range p.l.groups {
 		begin := 0
-		if p.l.opts.Staging == nil {
+		if p.l.opts.Handoff == nil {
 			begin = max(0, p.l.groups[g].FirstBlock(boundary*p.l.bs, p.l.bs)-first)
 		}
 		v -= p.seconds[g][boundary-first] - p.seconds[g][begin]
@@ -252,7 +252,7 @@ func (l *Leader) learn(m *connector.StepRequest, now time.Time) {
 		r.step, r.computed = l.steps, s.Computed+s.Count
 	}
 	// A step of many decodes says little of prefill, and one with loads in it waits for them.
-	if prefill < l.opts.MinLearnTokens || 4*prefill < 3*total || (l.opts.Staging != nil && len(m.Allocs) > 0) {
+	if prefill < l.opts.MinLearnTokens || 4*prefill < 3*total || (l.opts.Handoff != nil && len(m.Allocs) > 0) {
 		total = 0
 	}
 	l.price.learnt.step(now, total, follows)

@@ -44,7 +44,7 @@ func (l *Leader) offerBytes(r *request, first, boundary int) int {
 
 // groupBytes is the part of a load of so many blocks that a group has in it.
 func (l *Leader) groupBytes(g *group, blocks int) int {
-	if l.opts.Staging != nil {
+	if l.opts.Handoff != nil {
 		// A client may put the load into the plan that it sends back with the saves in it.
 		staged := len(g.shards)
 		return blocks*(plannedBlockBytes+staged*connector.HandoffBlockBytes) + connector.MaxTransferBytes + 2*staged

@@ -205,13 +205,13 @@ func TestSavesBeyondAPlanFollow(t *testing.T) {
 // instantStaging has everything at once.
 type instantStaging struct{}
 
-func (instantStaging) Stage(_ context.Context, _ connector.NamespaceDigest, _ connector.Shard, _ connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, Pin) {
+func (instantStaging) Handoff(_ context.Context, _ connector.NamespaceDigest, _ connector.Shard, _ connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, func()) {
 	return make([]connector.HandoffBlock, len(blocks)), nil
 }
 
 // With handoff the answer to match lists the blocks of all shards.
 func TestHandoffOfferFitsAFrame(t *testing.T) {
-	o := Options{Manifest: testManifest(), Staging: instantStaging{}}
+	o := Options{Manifest: testManifest(), Handoff: instantStaging{}}
 	o.Manifest.BlockSize, o.Manifest.TensorParallel = 1, 8
 	l, err := New(o, new(fullIndex))
 	if err != nil {

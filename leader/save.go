@@ -26,7 +26,7 @@ func (l *Leader) planSaves(saves []connector.Transfer, s *connector.Scheduled) [
 	}
 	// A forward pass in the step of a load that fails computes on bytes that never came:
 	// what it fills is saved once the load was reported. Staged loads cannot fail.
-	if len(r.loads) > 0 && l.opts.Staging == nil {
+	if len(r.loads) > 0 && l.opts.Handoff == nil {
 		return saves
 	}
 	end := min((s.Computed+s.Count)/l.bs, r.fullBlocks(l.bs))

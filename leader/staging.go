@@ -10,20 +10,18 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// Staging reads records into staging memory for an engine that copies them out itself.
-// Its methods may be called from several goroutines, and must not call the leader.
-type Staging interface {
-	// Stage starts to read the blocks' records and waits until all are there or ctx ends,
-	// whichever is first. It returns the leading blocks that are verified, and a pin that
-	// keeps them where they are; nil if there are none. Reads that ctx leaves behind should
-	// go on, since the next match asks for the same blocks. A shard that this node cannot
-	// stage has none. blocks are valid during the call only; their slots mean nothing.
-	Stage(ctx context.Context, ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, Pin)
+// Handoff reads records into the host tier for an engine that copies them out itself. Its
+// method may be called from several goroutines, and must not call the leader.
+type Handoff interface {
+	// Handoff starts to read the blocks' records and waits until all are there or ctx ends,
+	// whichever is first. It returns the leading blocks that are verified, and a function that
+	// lets go of them: they stay where they are until it is called, which happens exactly once
+	// and must not wait for anything. Both are nil if there are no such blocks. Reads that
+	// ctx leaves behind should go on, since the next match asks for the same blocks. A shard
+	// that this node cannot read has none. blocks are valid during the call only; their slots
+	// mean nothing.
+	Handoff(ctx context.Context, ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, func())
 }
-
-// Pin holds staging memory until it is released, which happens exactly once and must not
-// wait for anything.
-type Pin interface{ Release() }
 
 // stagedPrefix is what of a request is in staging memory, from block first on.
 type stagedPrefix struct {
@@ -35,7 +33,8 @@ type stagedPrefix struct {
 type stagedShard struct {
 	shard  connector.Shard
 	blocks []connector.HandoffBlock
-	pins   []Pin
+	// releases let go of them.
+	releases []func()
 }
 
 // end is the block up to which all shards are staged.
@@ -68,8 +67,8 @@ func (p *stagedPrefix) release() {
 		return
 	}
 	for i := range p.shards {
-		for _, pin := range p.shards[i].pins {
-			pin.Release()
+		for _, release := range p.shards[i].releases {
+			release()
 		}
 	}
 	p.shards = nil
@@ -149,9 +148,9 @@ func (p *stagedPrefix) fill(ctx context.Context, l *Leader, parent connector.Key
 }
 
 func (s *stagedShard) fill(ctx context.Context, l *Leader, parent connector.Key, blocks []connector.PlanBlock) {
-	staged, pin := l.opts.Staging.Stage(ctx, l.opts.Namespace, s.shard, parent, blocks)
-	if pin != nil {
-		s.pins = append(s.pins, pin)
+	staged, release := l.opts.Handoff.Handoff(ctx, l.opts.Namespace, s.shard, parent, blocks)
+	if release != nil {
+		s.releases = append(s.releases, release)
 	}
 	s.blocks = append(s.blocks, staged[:min(len(staged), len(blocks))]...)
 }

@@ -20,22 +20,7 @@ type testStaging struct {
 	during func()
 }
 
-type testPin struct {
-	s    *testStaging
-	once bool
-}
-
-func (p *testPin) Release() {
-	p.s.mu.Lock()
-	defer p.s.mu.Unlock()
-	if p.once {
-		panic("pin released twice")
-	}
-	p.once = true
-	p.s.pins--
-}
-
-func (s *testStaging) Stage(ctx context.Context, _ connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, Pin) {
+func (s *testStaging) Handoff(ctx context.Context, _ connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, func()) {
 	if _, ok := ctx.Deadline(); !ok {
 		panic("staging is waited for without end")
 	}
@@ -58,7 +43,16 @@ func (s *testStaging) Stage(ctx context.Context, _ connector.NamespaceDigest, sh
 		out[i] = connector.HandoffBlock{Offset: uint64(shard)<<32 | uint64(blocks[i].Key[0]), Sum: uint64(blocks[i].Proof[0])}
 	}
 	s.pins++
-	return out, &testPin{s: s}
+	released := false
+	return out, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if released {
+			panic("released twice")
+		}
+		released = true
+		s.pins--
+	}
 }
 
 func (s *testStaging) held() int {
@@ -72,7 +66,7 @@ func newStaged(t *testing.T, change func(*Options)) (*fixture, *testStaging) {
 	s := &testStaging{limit: map[connector.Shard]int{}}
 	f := newFixture(t, func(o *Options) {
 		o.Manifest.TensorParallel = 2
-		o.Staging = s
+		o.Handoff = s
 		if change != nil {
 			change(o)
 		}

@@ -40,7 +40,7 @@ func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 	}
 	for i := range m.Allocs {
 		// What is staged the engine's side plans itself, from the offer: that cannot fail.
-		if d, ok := l.planLoad(&m.Allocs[i]); ok && l.opts.Staging == nil {
+		if d, ok := l.planLoad(&m.Allocs[i]); ok && l.opts.Handoff == nil {
 			plan.Loads = append(plan.Loads, d)
 			reply.Loads = append(reply.Loads, d.Planned())
 		}

@@ -51,6 +51,13 @@ type ReadOp struct {
 
 	// Err is the result, set before done is called: nil only if header and payload were verified.
 	Err error
+	// Scope, set where Err is nil, is what [WriteOp] kept with the record.
+	Scope connector.ScopeDigest
+	// From, set where Err is nil, is the name of the tier that delivered the record.
+	From string
+	// Promote, set by a chain of tiers, says that a slower tier than the first delivered the record: the
+	// first is to be offered it.
+	Promote bool
 
 	unsettled atomic.Bool
 }

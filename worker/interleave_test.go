@@ -132,7 +132,7 @@ func TestNoInterleavingWritesAWrongByte(t *testing.T) {
 		m.fill(slot, slot)
 	}
 	mustSave(t, saver, transfer(0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
-	e := &engineModel{engineMemory: m, reqs: map[string]*owned{}, random: seed.Rand(t)}
+	e := &engineModel{engineMemory: m, reqs: map[string]*owned{}, random: seed.Random(t, 0)}
 	e.w = newWorker(t, unevenStore{s}, func(o *Options, a *host.AccountOptions) {
 		o.LoadTimeout = 4 * time.Millisecond
 		o.Driver = &hookDriver{before: func(gpu.Direction) { // a copy that stands still in the middle

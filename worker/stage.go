@@ -28,29 +28,13 @@ func NewStager(s Store, account *host.Account, payloadBytes func(connector.Names
 	return &Stager{store: s, account: account, payloadBytes: payloadBytes}
 }
 
-// Pins keep staged records where they are.
-type Pins struct {
-	mu    sync.Mutex
-	slots []*host.Slot
-}
-
-// Release lets go of the records. Calls beyond the first do nothing.
-func (p *Pins) Release() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, s := range p.slots {
-		s.Release()
-	}
-	p.slots = nil
-}
-
-// Close waits for the reads that calls of Stage have left behind, and ends the account.
+// Close waits for the reads that calls of Handoff have left behind, and ends the account.
 func (s *Stager) Close() {
 	s.reads.Wait()
 	s.account.Close()
 }
 
-// staging is one call of Stage.
+// staging is one call of Handoff.
 type staging struct {
 	mu    sync.Mutex
 	slots []*host.Slot
@@ -58,13 +42,13 @@ type staging struct {
 	over bool
 }
 
-// Stage reads the records of consecutive blocks, as far as they are not in memory, and
-// waits until all are there or ctx ends. It returns where those leading ones lie that are
-// verified and pinned, with their checksums, and the pins; nil if there are none. Reads
+// Handoff reads the records of consecutive blocks that are not in memory, and waits until all
+// are there or ctx ends. It returns where the leading blocks that are verified and pinned lie,
+// with their checksums, and a function that lets go of them; nil if there are none. Reads
 // that ctx leaves behind go on, and what they bring is in memory for the next call.
-func (s *Stager) Stage(
+func (s *Stager) Handoff(
 	ctx context.Context, ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock,
-) ([]connector.HandoffBlock, *Pins) {
+) ([]connector.HandoffBlock, func()) {
 	payloadBytes := s.payloadBytes(ns, shard)
 	if payloadBytes == 0 {
 		return nil, nil
@@ -107,7 +91,7 @@ func (st *staging) arrived(i int, slot *host.Slot, err error) {
 }
 
 // leading keeps the slots in front of the first hole and gives back the others.
-func (st *staging) leading() ([]connector.HandoffBlock, *Pins) {
+func (st *staging) leading() ([]connector.HandoffBlock, func()) {
 	st.mu.Lock()
 	st.over = true
 	st.mu.Unlock() // those who arrive late must not wait for the sums
@@ -127,5 +111,9 @@ func (st *staging) leading() ([]connector.HandoffBlock, *Pins) {
 	for i, slot := range st.slots[:n] {
 		out[i] = connector.HandoffBlock{Offset: uint64(slot.Offset()), Sum: xxh3.Hash(slot.Bytes())}
 	}
-	return out, &Pins{slots: st.slots[:n]}
+	return out, func() {
+		for _, slot := range st.slots[:n] {
+			slot.Release()
+		}
+	}
 }

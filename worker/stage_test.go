@@ -37,7 +37,7 @@ func TestStagedBlocksAreVerifiedPinnedAndWhereTheySay(t *testing.T) {
 	stager, arena := newStager(t, s, 0)
 	x := transfer(0, 0, 1, 2, 3, 4, 5)
 	x.Blocks[4].Proof[0]++ // not what is stored
-	got, pins := stager.Stage(t.Context(), testNamespace(), 0, x.Parent, x.Blocks)
+	got, release := stager.Handoff(t.Context(), testNamespace(), 0, x.Parent, x.Blocks)
 	if len(got) != 4 {
 		t.Fatalf("%d blocks staged, want those in front of the wrong one: 4", len(got))
 	}
@@ -54,8 +54,8 @@ func TestStagedBlocksAreVerifiedPinnedAndWhereTheySay(t *testing.T) {
 			t.Errorf("block %d is not where it is said to be", i)
 		}
 	}
-	pins.Release()
-	pins.Release()
+	release()
+	release() // calls beyond the first do nothing
 	if used := arena.Stats().UsedBytes; used != 0 {
 		t.Errorf("%d bytes are pinned after the release", used)
 	}
@@ -73,9 +73,9 @@ func TestStagingIsBounded(t *testing.T) {
 	stage := func() int {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		got, pins := stager.Stage(ctx, testNamespace(), 0, x.Parent, x.Blocks)
-		if pins != nil {
-			pins.Release()
+		got, release := stager.Handoff(ctx, testNamespace(), 0, x.Parent, x.Blocks)
+		if release != nil {
+			release()
 		}
 		return len(got)
 	}
@@ -95,21 +95,21 @@ func TestReadsThatWereLeftBehindGoOn(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	x := transfer(0, 0, 1)
-	if got, pins := stager.Stage(ctx, testNamespace(), 0, x.Parent, x.Blocks); len(got) != 0 || pins != nil {
+	if got, release := stager.Handoff(ctx, testNamespace(), 0, x.Parent, x.Blocks); len(got) != 0 || release != nil {
 		t.Fatalf("%d blocks staged from a disk that hangs", len(got))
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if got, _ := stager.Stage(ctx, testNamespace(), 0, x.Parent, x.Blocks); len(got) != 0 {
+	if got, _ := stager.Handoff(ctx, testNamespace(), 0, x.Parent, x.Blocks); len(got) != 0 {
 		t.Fatalf("%d blocks staged from a disk that hangs", len(got))
 	}
 	close(slow.release)
 	for arena.Stats().CleanBytes == 0 || arena.Stats().UsedBytes > 0 {
 		time.Sleep(time.Millisecond)
 	}
-	got, pins := stager.Stage(t.Context(), testNamespace(), 0, x.Parent, x.Blocks)
+	got, release := stager.Handoff(t.Context(), testNamespace(), 0, x.Parent, x.Blocks)
 	if len(got) != 2 {
 		t.Fatalf("%d blocks staged, want 2", len(got))
 	}
-	pins.Release()
+	release()
 }

@@ -127,7 +127,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 			b.store.CloseNamespace(ns)
 			return nil, err
 		}
-		o.Staging = stager{s.staging}
+		o.Handoff = s.staging
 	}
 	if s.Leader, err = leader.New(o, b.store); err != nil {
 		s.letGo()

@@ -7,7 +7,6 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/leader"
-	"github.com/kvconn/kvconn/worker"
 )
 
 // tiers tells leaders where records are and how fast they come from there. Leaders ask
@@ -58,20 +57,4 @@ func (t *tiers) probe() {
 			}
 		}
 	}()
-}
-
-// stager is the way of a leader to the host tier.
-type stager struct{ *worker.Stager }
-
-var _ leader.Staging = stager{}
-
-// Stage brings records into the host tier.
-func (s stager) Stage(
-	ctx context.Context, ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock,
-) ([]connector.HandoffBlock, leader.Pin) {
-	staged, pins := s.Stager.Stage(ctx, ns, shard, parent, blocks)
-	if pins == nil {
-		return nil, nil
-	}
-	return staged, pins
 }

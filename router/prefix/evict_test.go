@@ -1,11 +1,11 @@
 package prefix
 
 import (
-	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 func TestBoundEvictsWhatIsLeastUseful(t *testing.T) {
@@ -14,7 +14,7 @@ func TestBoundEvictsWhatIsLeastUseful(t *testing.T) {
 		t.Fatal(err)
 	}
 	holders, view := gpuRanks(t, x, 4)
-	rng := rand.New(rand.NewPCG(1, 1))
+	rng := seed.Random(t, 1)
 	walked, shared := randomPrompt(rng, 1000), randomPrompt(rng, 1000)
 	walked.report(t, x, holders[0], 0, 1000, 32)
 	out := make([]Result, 4)
@@ -47,7 +47,7 @@ func TestBytesAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	holders, _ := gpuRanks(t, x, 2)
-	rng := rand.New(rand.NewPCG(1, 1))
+	rng := seed.Random(t, 1)
 	for i := range 3000 {
 		p := randomPrompt(rng, 1+rng.IntN(100))
 		p.report(t, x, holders[i%2], 0, len(p.keys), 32)
@@ -66,7 +66,7 @@ func TestBytesAreBounded(t *testing.T) {
 func TestEvictionKeepsThePredictionsOfWhatItKeeps(t *testing.T) {
 	x := newIndex(t)
 	holders, view := gpuRanks(t, x, 1)
-	rng := rand.New(rand.NewPCG(1, 1))
+	rng := seed.Random(t, 1)
 	a, b := randomPrompt(rng, 200), randomPrompt(rng, 150)
 	copy(b.tokens, a.tokens[:16*100])
 	b.keys = new(connector.KeyHasher).Append(nil, connector.Key{}, b.tokens, 16)

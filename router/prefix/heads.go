@@ -9,17 +9,17 @@ import (
 
 const headShards = 64
 
-// heads finds a run by its first block's key. Walks read it beside the writer. It stands
-// for all children of all runs: a chained key has one place in the trie.
+// heads finds a run by its first block's key. Walks read it beside the writer. It holds
+// all children of all runs: a chained key has one place in the trie.
 type heads struct {
 	shards [headShards]headShard
-	// gone fills the slots of dropped runs, which walks must pass over.
+	// gone fills the slots of dropped runs, which walks must skip.
 	gone *run
 }
 
 type headShard struct {
 	table atomic.Pointer[headTable]
-	// used counts the slots that are not empty, live those of runs.
+	// used counts the slots that are not empty, live those with a run.
 	used, live int
 }
 
@@ -55,7 +55,7 @@ func (h *heads) find(k *connector.Key) *run {
 	}
 }
 
-// add enters a run whose head is not there. It returns by how much the memory grew.
+// add enters a run whose head is not there. It returns how many bytes the table grew by.
 func (h *heads) add(r *run) (grown int64) {
 	s := h.shard(&r.head)
 	t := s.table.Load()
@@ -80,7 +80,7 @@ func (h *heads) add(r *run) (grown int64) {
 	return grown
 }
 
-// remove takes a run out.
+// remove takes a run out. It returns how many bytes the table grew by, never more than 0.
 func (h *heads) remove(r *run) (grown int64) {
 	s := h.shard(&r.head)
 	t := s.table.Load()
@@ -98,7 +98,7 @@ func (h *heads) remove(r *run) (grown int64) {
 	return 0
 }
 
-// rebuild publishes a table with room for live runs that has no dropped ones in it.
+// rebuild publishes a table with room for a number of runs and without dropped ones.
 func (s *headShard) rebuild(gone *run, live int) (grown int64) {
 	old := s.table.Load()
 	size := 4

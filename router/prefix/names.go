@@ -8,8 +8,8 @@ import (
 )
 
 // KeyDomain is the domain of holders whose blocks are named by [KeyID]: kvconn's own
-// stores. Their blocks are held or not; in every other domain copies are counted. It is no
-// text that someone would name a model or a domain of engines by.
+// stores. Their blocks are held or not; in every other domain copies are counted. Nobody would give
+// this name to a model or a domain of engines.
 const KeyDomain = "\x00kvconn keys"
 
 // KeyID is the name of a block in [KeyDomain]: the first 8 bytes of its key, little-endian.
@@ -17,9 +17,9 @@ func KeyID(k connector.Key) uint64 { return binary.LittleEndian.Uint64(k[:8]) }
 
 const (
 	nameShards = 16
-	// tagBits is how much of a name's hash an entry holds, beside a place of 38 bits. It
-	// is where an entry belongs in the table (so that a table grows and closes gaps without
-	// looking at the names) and tells nearly all other names apart.
+	// tagBits is how many bits of a name's hash an entry holds, beside a place of 38 bits. The tag says
+	// where an entry belongs in the table (so that a table grows and closes gaps without
+	// looking at the names) and rules out nearly all other names.
 	tagBits   = 26
 	placeBits = 64 - tagBits
 	// absentName stands for the name 0, which says that a block has none.
@@ -27,10 +27,10 @@ const (
 )
 
 // names is one domain's map from the engines' block names to places. It holds no names:
-// an entry is part of the name's hash and the place, where the run has the name itself.
+// an entry is a part of the name's hash and the place. The run there has the name itself.
 type names struct {
 	domain string
-	// keyed says that names are made of keys.
+	// keyed says that names are parts of keys.
 	keyed bool
 	// holders is how many holders use the domain.
 	holders int
@@ -51,7 +51,7 @@ func newNames(domain string) *names {
 	return &names{domain: domain, keyed: domain == KeyDomain, seed: rand.Uint64()}
 }
 
-// normal is a name as it is kept.
+// normal returns a name in the form that is stored.
 func normal(id uint64) uint64 {
 	if id == 0 {
 		return absentName
@@ -83,8 +83,8 @@ func (d *names) nameAt(runs []*run, p place) uint64 {
 	return 0
 }
 
-// warm reads the slots that names belong in, all at once: what follows one by one then
-// waits for memory once instead of every time.
+// warm reads the slots that names belong in, all at once, so that the look-ups that follow
+// wait for memory once and not every time.
 func (d *names) warm(ids []uint64) {
 	var sum uint64
 	for _, id := range ids {
@@ -116,8 +116,8 @@ func (d *names) get(runs []*run, id uint64) (place, bool) {
 	}
 }
 
-// put says that the block at p has a name (normal). If another block has it, its place is
-// returned, and the name is that of p from now on if it may be moved.
+// put enters the name (normal) of the block at p. If another block has it, that block's place is
+// returned; with move the name is p's from now on. grown is how many bytes the map grew by.
 func (d *names) put(runs []*run, id uint64, p place, move bool) (other place, taken bool, grown int64) {
 	t, tag := d.slot(id)
 	if t.used >= len(t.slots)*3/4 {
@@ -145,8 +145,8 @@ func (d *names) put(runs []*run, id uint64, p place, move bool) (other place, ta
 	}
 }
 
-// drop forgets that the block at p has a name (normal). It returns by how much the memory
-// changed.
+// drop forgets the name (normal) of the block at p. It returns how many bytes the map grew by,
+// never more than 0.
 func (d *names) drop(id uint64, p place) int64 {
 	t, tag := d.slot(id)
 	if len(t.slots) == 0 {
@@ -170,7 +170,7 @@ func (d *names) drop(id uint64, p place) int64 {
 	return 0
 }
 
-// close empties a slot and moves up the entries behind it that then would not be found.
+// close empties a slot and moves up the entries after it that would not be found then.
 func (t *nameTable) close(gap int) {
 	size := len(t.slots)
 	for i := gap; ; {
@@ -181,7 +181,7 @@ func (t *nameTable) close(gap int) {
 		if e == 0 {
 			break
 		}
-		// How far the entry is from home and from the gap, both going backward.
+		// How far back home and gap are from the entry.
 		fromHome, fromGap := i-t.home(e>>placeBits), i-gap
 		if fromHome < 0 {
 			fromHome += size
@@ -197,8 +197,8 @@ func (t *nameTable) close(gap int) {
 	t.slots[gap] = 0
 }
 
-// resize moves the entries to a table of another size. Entries keep their order, so it
-// runs through both tables once.
+// resize moves the entries to a table of another size, and returns how many bytes it grew by. Entries
+// keep their sequence, so it goes through both tables once.
 func (t *nameTable) resize(size int) (grown int64) {
 	old := t.slots
 	t.slots = make([]uint64, size)

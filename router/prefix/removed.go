@@ -3,7 +3,7 @@ package prefix
 import "github.com/kvconn/kvconn/router/prefix/coverage"
 
 // Removed says that a holder's engine has dropped blocks. A block that was stored several
-// times stays until it has been removed as often. It returns how many of ids the holder
+// times stays until it has been removed that many times. It returns how many of ids the holder
 // didn't have.
 func (x *Index) Removed(h Holder, ids []uint64) (unknown int) {
 	x.mu.Lock()
@@ -106,8 +106,8 @@ func (x *Index) releaseRun(h Holder, ho *holder, r *run) {
 	}
 }
 
-// trim drops the blocks at a run's end that nobody holds and nothing hangs at; the run if
-// none is left, and then what that leaves bare above.
+// trim drops the blocks at a run's end that nobody holds and nothing hangs at. If none is left it drops the
+// run, and trims the run above.
 func (x *Index) trim(r *run) {
 	for {
 		n, length := max(r.cover.Load().End(nil), r.kidEnd()), r.len()
@@ -132,12 +132,12 @@ func (x *Index) trim(r *run) {
 	}
 }
 
-// dropRun takes a run that has nothing left out of the trie.
+// dropRun takes an empty run out of the trie.
 func (x *Index) dropRun(r *run) {
 	x.stats.Bytes += x.heads.remove(r) - int64(r.counted)
 	x.runs[r.id] = nil
 	x.free = append(x.free, r.id)
-	// Predictions refer to the run until they expire: it keeps no memory, nor those above it.
+	// Predictions refer to the run until they expire, so it must keep no memory and no other runs.
 	r.keys.Store(&keyArray{})
 	r.cover.Store(&coverage.Coverage{})
 	r.parent, r.named, r.kids, r.written, r.id = nil, nil, nil, 0, 0

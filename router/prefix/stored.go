@@ -8,13 +8,13 @@ import (
 	"github.com/kvconn/kvconn/router/prefix/coverage"
 )
 
-// Stored says that a holder has blocks that follow parent, a name of the holder's engine;
+// Stored says that a holder has blocks that follow parent, which its engine calls so;
 // without hasParent they begin a prompt. keys are the blocks' chained keys, ids the
 // engine's names for them. A block stored n times has to be removed n times, except in
 // [KeyDomain].
 //
-// Errors: ErrUnknownHolder; ErrUnknownParent; ErrChain, when blocks before the wrong one
-// have been taken in. Nothing is kept of the slices.
+// Errors: ErrUnknownHolder; ErrUnknownParent; ErrChain, with the blocks before the wrong one
+// stored. The slices are not kept.
 func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, keys []connector.Key) error {
 	if len(ids) != len(keys) {
 		return fmt.Errorf("prefix index: %d names for %d blocks", len(ids), len(keys))
@@ -26,7 +26,7 @@ func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, ke
 		return fmt.Errorf("%w: %d", ErrUnknownHolder, h)
 	}
 	var at *run
-	var next uint32 // the offset behind the parent
+	var next uint32 // the offset after the parent
 	if hasParent {
 		p, ok := x.find(h, ho, parent)
 		if !ok {
@@ -56,7 +56,7 @@ func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, ke
 }
 
 // locate finds the place of the first n > 0 of keys, or makes it: in run r from offset
-// from on. They follow the first next blocks of at; a nil at is the root.
+// from on. The keys follow the first next blocks of at; a nil at is the root.
 func (x *Index) locate(at *run, next uint32, keys []connector.Key) (r *run, from uint32, n int, err error) {
 	if at != nil {
 		rest := at.published()[next:]
@@ -86,7 +86,7 @@ func (x *Index) locate(at *run, next uint32, keys []connector.Key) (r *run, from
 	return r, 0, int(r.len()), nil
 }
 
-// extend takes keys into a run behind its last, and returns how many.
+// extend adds keys after the last of a run, and returns how many.
 func (x *Index) extend(r *run, keys []connector.Key) int {
 	n := r.append(keys)
 	x.touch(r)
@@ -94,7 +94,7 @@ func (x *Index) extend(r *run, keys []connector.Key) int {
 	return n
 }
 
-// addRun makes a run of keys behind the first next blocks of at.
+// addRun makes a run of keys that follow the first next blocks of at.
 func (x *Index) addRun(at *run, next uint32, keys []connector.Key) *run {
 	r := &run{head: keys[0], parent: at, written: uint32(len(keys))}
 	if n := len(x.free); n > 0 {
@@ -122,7 +122,7 @@ func (x *Index) addRun(at *run, next uint32, keys []connector.Key) *run {
 	return r
 }
 
-// grew accounts for new blocks and moves the eviction clock.
+// grew accounts for new blocks and advances the eviction clock.
 func (x *Index) grew(blocks int) {
 	x.stats.Blocks += blocks
 	if x.epochBlocks += blocks; x.epochBlocks > x.stats.Blocks/epochParts {
@@ -159,8 +159,8 @@ func (x *Index) hold(h Holder, ho *holder, r *run, from, to uint32) {
 	}
 }
 
-// publish puts a changed coverage in the place of another one, and counts what changed. It reports whether they
-// differ: if not, the change was made in place.
+// publish replaces a run's coverage and counts what changed. It reports whether there is another one: if not,
+// the change was made in place.
 func (x *Index) publish(r *run, before, after *coverage.Coverage, change coverage.Change) bool {
 	if change.Split {
 		x.stats.Splits++
@@ -175,7 +175,7 @@ func (x *Index) publish(r *run, before, after *coverage.Coverage, change coverag
 	return true
 }
 
-// addCopies counts copies of the blocks [from, to) that the holder has already.
+// addCopies counts copies of the blocks [from, to), which the holder has already.
 func (x *Index) addCopies(ho *holder, r *run, from, to uint32) {
 	if ho.names.keyed {
 		return
@@ -193,5 +193,5 @@ func (x *Index) addCopies(ho *holder, r *run, from, to uint32) {
 }
 
 // maxCopies bounds the blocks of one holder whose copies are counted. Beyond it a block
-// counts as gone when its first copy is: a hit missed, never one invented.
+// counts as gone when its first copy is gone: that may miss a hit, but never invents one.
 const maxCopies = 1 << 20

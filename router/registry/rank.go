@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/policy"
 )
 
 // Rank describes one data-parallel rank of an engine.
@@ -51,8 +52,8 @@ type Rank struct {
 	// HashDomain names what ranks have in common whose engines call equal blocks by equal hashes;
 	// it saves memory. Default: the model. Engines whose hashes differ are noticed.
 	HashDomain string `json:"hash_domain,omitempty"`
-	// Speeds are what is known of the rank's speeds beforehand. What is 0 is learnt.
-	Speeds Speeds `json:"speeds,omitzero"`
+	// Speeds are the speeds that are known beforehand. Those that are 0 are learnt.
+	Speeds policy.Speeds `json:"speeds,omitzero"`
 	// Draining ranks get no new requests.
 	Draining bool `json:"draining,omitempty"`
 }
@@ -68,14 +69,6 @@ type Events struct {
 	Topic string `json:"topic,omitempty"`
 	// Bind waits for the engine to connect to Endpoint, for engines whose endpoint names the router.
 	Bind bool `json:"bind,omitempty"`
-}
-
-// Speeds of a rank, tokens and bytes a second, and the bytes of KV a token has over all shards.
-type Speeds struct {
-	PrefillTokensPerS float64 `json:"prefill_tokens_per_s,omitempty"`
-	DiskBytesPerS     float64 `json:"disk_bytes_per_s,omitempty"`
-	ObjectBytesPerS   float64 `json:"object_bytes_per_s,omitempty"`
-	BytesPerToken     float64 `json:"bytes_per_token,omitempty"`
 }
 
 const (
@@ -138,7 +131,7 @@ func (r *Rank) validate() error {
 		}
 	}
 	return errors.Join(validateURL("endpoint", r.Endpoint, true), validateURL("node_url", r.NodeURL, false),
-		validateURL("bucket_url", r.BucketURL, false), r.validateDP(), r.Speeds.validate(), r.Events.validate())
+		validateURL("bucket_url", r.BucketURL, false), r.validateDP(), validateSpeeds(r.Speeds), r.Events.validate())
 }
 
 // validateURL wants scheme, host and perhaps a path.
@@ -159,8 +152,8 @@ func isDigest(text string) bool {
 	return err == nil && len(b) == len(connector.NamespaceDigest{})
 }
 
-func (s Speeds) validate() error {
-	for _, v := range []float64{s.PrefillTokensPerS, s.DiskBytesPerS, s.ObjectBytesPerS, s.BytesPerToken} {
+func validateSpeeds(s policy.Speeds) error {
+	for _, v := range []float64{s.PrefillTokens, s.DiskBytes, s.ObjectBytes, s.BytesPerToken} {
 		if v < 0 || math.IsNaN(v) || math.IsInf(v, 0) {
 			return fmt.Errorf("speed %v: a positive number, or 0 for unknown", v)
 		}

@@ -35,6 +35,17 @@ func (t timed) Route(ctx context.Context, req *route.Request, d *route.Decision)
 	return err
 }
 
+// routeAll has a router decide requests together; each counts with the mean of their times.
+func (t *decisionTimes) routeAll(ctx context.Context, r *route.Router, reqs []route.Request, out []route.Decision) []error {
+	start := time.Now()
+	errs := r.RouteAll(ctx, reqs, out)
+	mean := time.Since(start).Seconds() / float64(len(reqs))
+	for range reqs {
+		t.histogram.Observe(mean)
+	}
+	return errs
+}
+
 // figures are what metrics are made of.
 type figures struct {
 	route  route.Stats
@@ -98,7 +109,7 @@ func (c *collector) by(name, help, label string, kind prometheus.ValueType, valu
 func (c *collector) labelled() {
 	c.by("decisions_total", "Decisions by their reason.", "reason", prometheus.CounterValue, func(f *figures, add func(string, float64)) {
 		for reason, n := range f.route.Reasons {
-			add(reason, float64(n))
+			add(string(reason), float64(n))
 		}
 	})
 	c.by("cached_tokens_total", "Prompt tokens expected to be cached on the chosen rank, by tier.", "tier", prometheus.CounterValue, func(f *figures, add func(string, float64)) {

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	_ "embed" // the description
-	"encoding/json"
 	"net/http"
 	"strings"
 
@@ -64,7 +63,7 @@ func (s *server) handler() http.Handler {
 	return mux
 }
 
-// authorized lets requests with the token through. The comparison takes the same time whatever comes.
+// authorized lets requests with the token through. The comparison takes the same time for any input.
 func authorized(token string, next http.Handler) http.Handler {
 	want := sha256.Sum256([]byte(token))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -72,7 +71,7 @@ func authorized(token string, next http.Handler) http.Handler {
 		got := sha256.Sum256([]byte(given))
 		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			writeError(w, http.StatusUnauthorized, "unauthorized", "the bearer token is missing or wrong")
+			fail(w, http.StatusUnauthorized, "unauthorized", "the bearer token is missing or wrong")
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -82,29 +81,4 @@ func authorized(token string, next http.Handler) http.Handler {
 func serveOpenAPI(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/yaml")
 	_, _ = w.Write([]byte(openAPI)) // the client has gone
-}
-
-// Failure is the answer to what cannot be done.
-type Failure struct {
-	Error FailureText `json:"error"`
-	// Scores are those of the ranks, of a decision that was to be explained.
-	Scores []Score `json:"scores,omitempty"`
-}
-
-// FailureText says what is wrong, in OpenAI's form.
-type FailureText struct {
-	Message string `json:"message"`
-	Type    string `json:"type"`
-	Code    string `json:"code"`
-}
-
-func writeError(w http.ResponseWriter, status int, code, message string) {
-	writeJSON(w, status, Failure{Error: FailureText{Message: message, Type: "router_error", Code: code}})
-}
-
-func writeJSON(w http.ResponseWriter, code int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(v) // the client has gone
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/bench/slab"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
@@ -105,7 +106,7 @@ type storeBench struct {
 	o    StoreOptions
 	dir  string
 	res  StoreResult
-	slab *disk.Slab
+	slab *slab.Slab
 	s    *disk.Store
 	ns   connector.NamespaceDigest
 	next int // number of the next record to write
@@ -118,7 +119,7 @@ func (b *storeBench) slabBytes() int64 {
 func (b *storeBench) records() int { return int(b.o.TotalBytes / int64(b.o.PayloadBytes)) }
 
 func (b *storeBench) run(ctx context.Context) (err error) {
-	if b.slab, err = disk.NewSlab(slabRecords, b.o.PayloadBytes); err != nil {
+	if b.slab, err = slab.New(slabRecords, b.o.PayloadBytes); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.slab.Close()) }()

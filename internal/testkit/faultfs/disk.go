@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/kvconn/kvconn/internal/testkit/fault"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
@@ -218,14 +219,14 @@ func (f *file) WriteVec(a, b []byte, offset int64) error {
 	case act.Drop:
 		return nil
 	case act.Torn:
-		both := fsio.AlignedBytes(n)
+		both := store.AlignedBuffer(n)
 		copy(both[copy(both, a):], b)
 		if part := act.TornBytes(n); part > 0 {
 			_ = f.File.WriteVec(both[:part], nil, offset)
 		}
 		return failed(fault.Write, f.path, fault.ErrTorn)
 	case act.Flip > 0:
-		both := fsio.AlignedBytes(n)
+		both := store.AlignedBuffer(n)
 		copy(both[copy(both, a):], b)
 		act.FlipBits(both)
 		return f.File.WriteVec(both, nil, offset)

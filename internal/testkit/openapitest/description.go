@@ -56,11 +56,15 @@ func Fields(v reflect.Type) (names []string) {
 	for i := range v.NumField() {
 		f := v.Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if f.Anonymous && name == "" {
+		switch {
+		case name == "-" || !f.IsExported():
+		case f.Anonymous && name == "" && f.Type.Kind() == reflect.Pointer:
+			names = append(names, Fields(f.Type.Elem())...)
+		case f.Anonymous && name == "":
 			names = append(names, Fields(f.Type)...)
-			continue
+		default:
+			names = append(names, name)
 		}
-		names = append(names, name)
 	}
 	return names
 }
