@@ -32,7 +32,7 @@ type Stream struct {
 	described map[connector.NamespaceDigest]uint32
 }
 
-// Run writes what u says, without a snapshot if resumed, until something ends the stream, and returns what.
+// Run writes what u says, without a snapshot if resumed, until the stream ends, and returns why.
 // The caller ends the stream with [Stream.End] and closes u.
 func (s *Stream) Run(ctx context.Context, u store.Subscription, resumed bool) error {
 	s.described = make(map[connector.NamespaceDigest]uint32)
