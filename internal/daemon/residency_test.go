@@ -211,7 +211,7 @@ func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
 type laggingSource struct{ namespaces []disk.NamespaceInfo }
 
 func (laggingSource) Epoch() uint64                      { return 7 }
-func (laggingSource) records() int64                     { return 0 }
+func (laggingSource) Usage() store.Usage                 { return store.Usage{} }
 func (s laggingSource) Namespaces() []disk.NamespaceInfo { return s.namespaces }
 func (laggingSource) Seq() uint64                        { return 0 }
 func (laggingSource) Close() error                       { return nil }
@@ -228,7 +228,7 @@ func (s laggingSource) SubscribeAfter(_, _ uint64) (store.Subscription, error) {
 
 func laggingHandler(t *testing.T, streams, snapshots int) *residencyHandler {
 	return &residencyHandler{
-		ctx: t.Context(), source: laggingSource{}, numbers: residency.NewNumbers(),
+		ctx: t.Context(), source: laggingSource{},
 		streams: httplimit.NewShares(streams), snapshots: httplimit.NewShares(snapshots),
 	}
 }

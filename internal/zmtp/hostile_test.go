@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"testing"
 	"time"
@@ -116,7 +117,7 @@ func TestSubscribersAndRequestsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewReplayServer(listen(t), h, ServerOptions{Logger: quiet()})
+	s, err := NewReplayServer(listen(t), h, ServerOptions{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +190,7 @@ func FuzzReceive(f *testing.F) {
 			}
 			_, _, _ = splitCommand(m.Frame(0))
 		}
-		_, _ = readGreeting(bytes.NewReader(b))
+		_ = readGreeting(bytes.NewReader(b))
 		_, _ = socketTypeOf(b)
 	})
 }
