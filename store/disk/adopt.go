@@ -120,8 +120,8 @@ func (c *committing) journalAdopted(job *adoptJob) error {
 			}
 		}
 		g := index.Group{Namespace: r.Namespace, Shard: r.Shard}
-		s.namespaces.foundSize(g, int(r.Bytes))
-		err := c.putGroup(a.batch, g, r.Bytes)
+		s.namespaces.FoundSize(g, int(r.Bytes))
+		err := s.namespaces.Put(a.batch, g, r.Bytes)
 		if err = errors.Join(err, a.batch.PutRecord(r)); err != nil {
 			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}

@@ -84,13 +84,13 @@ func (s *Store) calibrate() {
 
 func (s *Store) useCalibration(c Calibration) {
 	s.calibration = c
-	s.reads.speed.seed(c.BytesPerS)
+	s.reads.Seed(c.BytesPerS)
 	if s.calibrated {
 		s.opts.ReadInFlightBytes = c.ReadInFlightBytes
-		s.reads.budget = c.ReadInFlightBytes
+		s.reads.SetBudget(c.ReadInFlightBytes)
 	}
 	if s.opts.Writers == 0 {
-		s.gate.setBudget(c.WriteInFlightBytes)
+		s.gate.SetBudget(c.WriteInFlightBytes)
 	}
 }
 

@@ -61,19 +61,13 @@ func (s *Store) closeWithin(wait time.Duration) error {
 }
 
 func (s *Store) close() error {
-	s.namespaces.close()
+	s.namespaces.Close()
 	s.writes.close()
 	s.writers.Wait()
-	s.reads.close()
-	s.verifying.close()
-	s.verifiers.Wait()
-	_, hung := s.reads.depth()
-	if hung == 0 {
-		s.readers.Wait()
-	}
+	hung := s.reads.Close()
 	s.stop()
 	s.background.Wait()
-	s.commits.close()
+	s.commits.Close()
 	s.committed.Wait()
 	s.events.log.Close()
 	subscribed := s.subscriptions.close()
@@ -83,7 +77,7 @@ func (s *Store) close() error {
 	err := s.makeDurable()
 	if err == nil {
 		s.space.removeEmptied()
-		s.quicken(hung > 0 || s.rebuilt.running())
+		s.quicken(hung || s.rebuilt.running())
 	}
 	closed := s.journal.Close()
 	if err == nil && errors.Is(closed, journal.ErrFailed) {
@@ -93,7 +87,7 @@ func (s *Store) close() error {
 	if s.stamp != nil {
 		err = errors.Join(err, s.stamp.Close())
 	}
-	if hung == 0 {
+	if !hung {
 		for _, g := range s.space.segments {
 			err = errors.Join(err, g.file.Close())
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/readio"
 )
 
 // commit is a piece of work for the committer: the one goroutine that changes index and
@@ -17,7 +18,7 @@ import (
 type commit struct {
 	kind  commitKind
 	write *write
-	read  *read
+	read  *readio.Read
 	evict *evictJob
 
 	subscribe *subscribeJob
@@ -53,7 +54,7 @@ func (s *Store) committer() {
 	c := &committing{s: s, batch: s.journal.NewBatch()}
 	for {
 		var ok bool
-		c.work, ok = s.commits.popAll(c.work[:0], commitLimit)
+		c.work, ok = s.commits.PopAll(c.work[:0], commitLimit)
 		if !ok {
 			return
 		}
@@ -94,7 +95,7 @@ func (c *committing) run() {
 			c.replace(w.write)
 			c.addWrite(w.write)
 		case commitDrop:
-			c.drop(w.read.found.ref, w.read.found.seq, fsio.OfMedium(w.read.ioErr))
+			c.drop(w.read.Ref, w.read.Seq, fsio.OfMedium(w.read.IOErr))
 		case commitDropSlot:
 			c.drop(w.drop.ref, w.drop.seq, w.drop.spoilt)
 		case commitEvict:
@@ -119,7 +120,7 @@ func (c *committing) run() {
 		case commitPresent, commitFailed:
 			s.finishWrite(w.write)
 		case commitDrop:
-			s.finishRead(w.read)
+			s.reads.Finish(w.read)
 		case commitEvict:
 			w.evict.err = err
 			// Else slots that the journal is owed would be listed twice; it is tried again.
@@ -225,21 +226,6 @@ func (c *committing) publish(err error) {
 	c.s.events.log.Publish(c.events)
 }
 
-// putGroup notes namespace and payload size of a record, unless the journal has them.
-func (c *committing) putGroup(batch *journal.Batch, g index.Group, bytes uint32) error {
-	n := &c.s.namespaces
-	n.insert(g.Namespace)
-	if n.unlisted(g.Namespace) {
-		if err := batch.PutNamespace(journal.Namespace{ID: g.Namespace, Digest: n.digest(g.Namespace)}); err != nil {
-			return err
-		}
-	}
-	if n.unnoted(g) {
-		return batch.PutSize(g.Namespace, g.Shard, bytes)
-	}
-	return nil
-}
-
 func (c *committing) putRecord(in *index.Insertion, op *write) error {
 	g := c.s.space.at(in.Ref)
 	if gen := c.s.journal.Generation(); g.noted != gen {
@@ -249,10 +235,10 @@ func (c *committing) putRecord(in *index.Insertion, op *write) error {
 		g.noted = gen
 	}
 	group := index.Group{Namespace: in.ID.Namespace, Shard: in.ID.Shard}
-	if err := c.putGroup(c.batch, group, in.Bytes); err != nil {
+	if err := c.s.namespaces.Put(c.batch, group, in.Bytes); err != nil {
 		return err
 	}
-	_, scheme := c.s.namespaces.identity(in.ID.Namespace)
+	_, scheme := c.s.namespaces.Identity(in.ID.Namespace)
 	return c.batch.PutRecord(&journal.Record{
 		Location: g.location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
 		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.parentAt(in), Depth: in.Depth,

@@ -171,7 +171,7 @@ func (s *Store) relieveClass(ctx context.Context, c *class) {
 			return // a segment of another class goes instead
 		}
 		job := &evictJob{class: c, want: min(need, commitLimit), done: make(chan struct{})}
-		s.commits.push(commit{kind: commitEvict, evict: job})
+		s.commits.Push(commit{kind: commitEvict, evict: job})
 		<-job.done
 		if waiting > 0 {
 			s.barrier.request()

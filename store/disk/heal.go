@@ -121,7 +121,7 @@ func (s *Store) heal(ctx context.Context) error {
 
 func (s *Store) pushHeal(job *healJob) error {
 	job.done = make(chan struct{})
-	if !s.commits.tryPush(commit{kind: commitHeal, heal: job}) {
+	if !s.commits.TryPush(commit{kind: commitHeal, heal: job}) {
 		if job.draft != nil {
 			job.draft.Abort()
 		}
@@ -138,7 +138,7 @@ func (c *committing) runHeal(job *healJob) {
 		return
 	}
 	c.s.journal.Replace(job.draft)
-	c.s.namespaces.unnote()
+	c.s.namespaces.Unnote()
 	// What left the index while the draft was written is in it.
 	job.err = c.settleOwed()
 	c.s.barrier.touch()
@@ -186,7 +186,7 @@ func (s *Store) draft(ctx context.Context, d *journal.Draft) error {
 		metaBarrier: s.barriers.Load(), metaRecords: uint64(s.table.Len())} {
 		d.PutMeta(name, binary.LittleEndian.AppendUint64(nil, n))
 	}
-	s.namespaces.draft(d)
+	s.namespaces.Draft(d)
 	w := &draftWriter{s: s, d: d, header: store.AlignedBuffer(format.HeaderBytes)}
 	for _, g := range s.space.allSegments() {
 		if !g.unread.Load() && !s.space.emptied(g) { // else nobody vouches for it yet, or it goes

@@ -13,7 +13,6 @@ const (
 	namespaceDir  = "namespaces"
 	segmentPrefix = "seg-"
 	segmentSuffix = ".kv"
-	manifestExt   = ".json"
 
 	// Files in segmentDir that are there for a moment at the start.
 	probeFile          = "probe"

@@ -71,7 +71,7 @@ func (l *loader) take(r *journal.Record) {
 		l.drop = append(l.drop, r.Location) // with its segment
 		return
 	}
-	if r.Location.Slot >= g.Slots || s.namespaces.at(r.Namespace) == nil ||
+	if r.Location.Slot >= g.Slots || !s.namespaces.Known(r.Namespace) ||
 		r.Bytes == 0 || r.Bytes > store.MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
 		l.bad++
 		l.drop = append(l.drop, r.Location)

@@ -17,6 +17,9 @@ import (
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/namespace"
+	"github.com/kvconn/kvconn/store/disk/queue"
+	"github.com/kvconn/kvconn/store/disk/readio"
 	"github.com/kvconn/kvconn/store/disk/report"
 	"github.com/kvconn/kvconn/store/disk/stamp"
 )
@@ -31,14 +34,13 @@ type Store struct {
 	table      *index.Table
 	journal    *journal.Journal
 	space      *space
-	namespaces namespaces
+	namespaces *namespace.Registry
 	leases     leases
-	headers    headerPool
-	reads      reads
+	headers    readio.Headers
+	reads      *readio.Reader
 	writes     writes
-	gate       gate
-	verifying  *queue[*read]
-	commits    *queue[commit]
+	gate       *readio.Gate
+	commits    *queue.Queue[commit]
 	events     events
 
 	subscriptions subscriptions
@@ -47,15 +49,13 @@ type Store struct {
 	seq           atomic.Uint64
 	opens         uint64
 
-	doubts      doubts
+	doubts      readio.Doubts
 	shrinking   shrinking
 	evictSignal chan struct{}
 	stop        context.CancelFunc
 	background  sync.WaitGroup // evictor, barriers, janitor, shrinker, scrub
 	committed   sync.WaitGroup // committer
 	writers     sync.WaitGroup
-	readers     sync.WaitGroup
-	verifiers   sync.WaitGroup
 
 	// calibrated is set if the read depth is to be the calibration's.
 	calibrated   bool
@@ -87,16 +87,22 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{opts: o, calibrated: calibrated, table: index.New(), barrier: newBarrier(), commits: newQueue[commit](),
-		verifying:   newQueue[*read](),
+	s := &Store{opts: o, calibrated: calibrated, table: index.New(), barrier: newBarrier(), commits: queue.New[commit](),
 		shrinking:   shrinking{wakeup: make(chan struct{}, 1)},
 		evictSignal: make(chan struct{}, 1)}
 	s.leases.init(o.MaxLeases)
-	s.reads.init(o.ReadInFlightBytes, o.ChunkBytes)
 	s.writes.init()
-	s.gate.init(o.Writers)
+	s.gate = readio.NewGate(o.Writers)
+	s.reads = readio.New(readio.Options{
+		Budget: o.ReadInFlightBytes, ChunkBytes: o.ChunkBytes, Timeout: o.ReadTimeout, Clock: o.clock,
+		Gate: s.gate, Headers: &s.headers, Records: records{s},
+	})
 	s.events.init(o.EventBytes)
 	s.report.Logger = o.Logger
+	s.namespaces = namespace.New(namespace.Options{
+		FS: o.fs, Dir: filepath.Join(o.Dir, namespaceDir), Report: &s.report,
+		Claim: s.claimManifest, Unclaim: s.unclaimManifest, Reused: s.events.log.Skip,
+	})
 	s.rebuilt.ended = make(chan struct{})
 	s.epoch = mathrand.Uint64N(1<<epochBits-1) + 1
 	began := time.Now()
@@ -152,7 +158,7 @@ func (s *Store) open(ctx context.Context) error {
 	awaited := o.awaited()
 	s.awaiting.Store(int64(len(awaited)))
 	if len(s.unreadSegments()) == 0 && len(awaited) == 0 { // else a record that names one may not be found yet
-		s.dropManifests()
+		s.namespaces.DropManifests()
 	}
 	s.measureFiles()
 	s.report.WarnOfNotes()
@@ -240,23 +246,10 @@ func (s *Store) start() context.Context {
 		s.writers.Add(1)
 		go s.writer()
 	}
-	for range verifierCount() {
-		s.verifiers.Add(1)
-		go s.verifier()
-	}
-	for range s.readerCount() {
-		s.readers.Add(1)
-		go s.reader()
-	}
+	s.reads.Start()
 	return ctx
 }
 
 // writerCount is enough for the writes that the gate lets into the disk while others
 // compute checksums.
-func (s *Store) writerCount() int { return s.gate.most + (s.gate.most+1)/2 }
-
-// readerCount is enough to keep the budget in flight while some readers verify.
-func (s *Store) readerCount() int {
-	const least, most = 8, 64
-	return min(max(int(2*s.opts.ReadInFlightBytes/int64(s.opts.ChunkBytes)), least), most)
-}
+func (s *Store) writerCount() int { return s.gate.Most() + (s.gate.Most()+1)/2 }

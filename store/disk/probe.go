@@ -18,7 +18,7 @@ func (s *Store) Probe(ctx context.Context) error {
 		return fmt.Errorf("probe: %w", store.ErrGone)
 	}
 	op := &store.ReadOp{Record: store.Record{ID: id}, Payload: store.AlignedBuffer(bytes)}
-	s.read(ctx, []*store.ReadOp{op}, func(*store.ReadOp) {}, true)
+	s.reads.Read(ctx, []*store.ReadOp{op}, func(*store.ReadOp) {}, true)
 	if op.Err != nil {
 		return fmt.Errorf("probe: %w", op.Err)
 	}
@@ -45,7 +45,7 @@ func (s *Store) anyRecord() (id store.RecordID, bytes int, ok bool) {
 				continue
 			}
 			s.table.Unpin(ref)
-			return store.RecordID{Namespace: s.namespaces.digest(in.Namespace), Shard: in.Shard, Key: in.Key}, int(found.Bytes), true
+			return s.recordID(in), int(found.Bytes), true
 		}
 	}
 	return id, 0, false

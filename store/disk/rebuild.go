@@ -185,7 +185,7 @@ func (w *rebuildWork) take() (e *segmentRebuild, first, slots uint32) {
 func (s *Store) rebuildReader(ctx context.Context, work *rebuildWork, yields bool) {
 	reader := newHeaderReader(s)
 	for ctx.Err() == nil {
-		if _, inFlight := s.reads.depth(); yields && inFlight > 0 {
+		if _, inFlight := s.reads.Depth(); yields && inFlight > 0 {
 			sleep(ctx, rebuildYield)
 			continue
 		}
@@ -216,7 +216,7 @@ func (s *Store) rebuildReader(ctx context.Context, work *rebuildWork, yields boo
 func (s *Store) adopt(ctx context.Context, job *adoptJob) bool {
 	for {
 		job.done = make(chan struct{})
-		if !s.commits.tryPush(commit{kind: commitAdopt, adopt: job}) {
+		if !s.commits.TryPush(commit{kind: commitAdopt, adopt: job}) {
 			return false
 		}
 		<-job.done

@@ -46,7 +46,6 @@ func (s *Store) recover(ctx context.Context, o *opening) error {
 		o.doubt = fmt.Sprintf("journal was damaged (%v)", err)
 		o.usable = nil
 		s.resetIndex()
-		s.namespaces.init()
 		if err := s.beginJournal(); err != nil {
 			return fmt.Errorf("make room for a new journal: %w", err)
 		}
@@ -66,7 +65,7 @@ func (s *Store) recover(ctx context.Context, o *opening) error {
 // recoverWith fills the index and has the journal note the opening. A journal that is damaged
 // may say so at any step: tables are read and merged beside it.
 func (s *Store) recoverWith(ctx context.Context, o *opening) error {
-	if err := s.loadNamespaces(); err != nil {
+	if err := s.namespaces.Load(s.journal); err != nil {
 		return err
 	}
 	state, err := s.readJournalState()

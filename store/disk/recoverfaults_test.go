@@ -104,7 +104,7 @@ func TestManifestsWithoutNamespaceAreRemoved(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	stray := filepath.Join(o.Dir, namespaceDir, connector.NamespaceDigest{1}.String()+manifestExt)
+	stray := filepath.Join(o.Dir, namespaceDir, connector.NamespaceDigest{1}.String()+".json")
 	if err := os.WriteFile(stray, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}

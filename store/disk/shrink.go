@@ -296,7 +296,7 @@ func (s *Store) empty(r *retirement) (left int, err error) {
 
 func (s *Store) runEvictJob(job *evictJob) {
 	job.done = make(chan struct{})
-	s.commits.push(commit{kind: commitEvict, evict: job})
+	s.commits.Push(commit{kind: commitEvict, evict: job})
 	<-job.done
 }
 

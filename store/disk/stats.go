@@ -147,7 +147,7 @@ func (s *Store) Stats() Stats {
 	st := Stats{
 		Dir: s.opts.Dir, StoreID: hex.EncodeToString(s.id[:]), Epoch: s.epoch,
 		Records: int64(s.table.Len()), PayloadBytes: s.table.PayloadBytes(), IndexBytes: s.table.MemoryBytes(),
-		Namespaces: s.namespaces.count(), Leases: s.leases.count(),
+		Namespaces: s.namespaces.Count(), Leases: s.leases.count(),
 		WriteInFlightBytes: s.writes.inFlightBytes(),
 		DirectIO:           s.direct, OpenDuration: s.openDuration, Recovered: s.recovered,
 	}
@@ -156,8 +156,8 @@ func (s *Store) Stats() Stats {
 		c := s.calibration
 		st.Calibration = &c
 	}
-	st.WriteBudgetBytes, _ = s.gate.state()
-	st.QueuedReads, st.ReadInFlightBytes = s.reads.depth()
+	st.WriteBudgetBytes, _ = s.gate.State()
+	st.QueuedReads, st.ReadInFlightBytes = s.reads.Depth()
 	st.ReadSpeed = s.Speed()
 	st.Rebuild, st.AwaitedSegments = s.rebuilt.state(), s.awaiting.Load()
 	s.space.stats(&st)
