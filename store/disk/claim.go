@@ -17,9 +17,9 @@ const (
 
 // claimManifest takes room for a manifest that is about to be written. Segments are given
 // up for it where the cap leaves none, which takes a barrier or two.
-func (s *Store) claimManifest(bytes int) error {
+func (rc *reclaimer) claimManifest(bytes int) error {
 	need := int64(fsio.AlignUp(bytes) + dirEntryBytes)
-	p := s.space
+	p := rc.space
 	p.mu.Lock()
 	refused := p.smallB+need > p.maxBytes/manifestsPart
 	if !refused {
@@ -29,18 +29,18 @@ func (s *Store) claimManifest(bytes int) error {
 	if refused {
 		return fmt.Errorf("manifests take more than a %dth of the cap of %d bytes: %w", manifestsPart, p.maxBytes, store.ErrTooLarge)
 	}
-	for end := time.Now().Add(s.opts.SlotWait); p.over() > 0; time.Sleep(stuckInterval) {
+	for end := time.Now().Add(rc.slotWait); p.over() > 0; time.Sleep(stuckInterval) {
 		if time.Now().After(end) {
-			s.unclaimManifest(bytes)
-			return fmt.Errorf("no segment was given up within %v for a manifest: %w", s.opts.SlotWait, store.ErrBusy)
+			rc.unclaimManifest(bytes)
+			return fmt.Errorf("no segment was given up within %v for a manifest: %w", rc.slotWait, store.ErrBusy)
 		}
-		s.wakeShrinker()
+		rc.wakeShrinker()
 	}
 	return nil
 }
 
-func (s *Store) unclaimManifest(bytes int) {
-	s.space.mu.Lock()
-	defer s.space.mu.Unlock()
-	s.space.smallB -= int64(fsio.AlignUp(bytes) + dirEntryBytes)
+func (rc *reclaimer) unclaimManifest(bytes int) {
+	rc.space.mu.Lock()
+	defer rc.space.mu.Unlock()
+	rc.space.smallB -= int64(fsio.AlignUp(bytes) + dirEntryBytes)
 }

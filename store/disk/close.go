@@ -20,9 +20,7 @@ func (s *Store) undoOpen() error {
 			f.close()
 		}
 	} else if s.space != nil {
-		for _, g := range s.space.segments {
-			errs = append(errs, g.file.Close())
-		}
+		errs = append(errs, s.space.closeFiles())
 	}
 	if s.stamp != nil {
 		errs = append(errs, s.stamp.Close())
@@ -33,7 +31,9 @@ func (s *Store) undoOpen() error {
 	if s.lock != nil {
 		errs = append(errs, s.lock.Close())
 	}
-	s.table.Close()
+	if s.table != nil {
+		s.table.Close()
+	}
 	return errors.Join(errs...)
 }
 
@@ -71,7 +71,7 @@ func (s *Store) close() error {
 	s.committed.Wait()
 	s.events.log.Close()
 	subscribed := s.subscriptions.close()
-	s.barrier.touch()
+	s.barrier.Touch()
 	s.runBarrier()
 	s.barrier.close()
 	err := s.makeDurable()
@@ -88,9 +88,7 @@ func (s *Store) close() error {
 		err = errors.Join(err, s.stamp.Close())
 	}
 	if !hung {
-		for _, g := range s.space.segments {
-			err = errors.Join(err, g.file.Close())
-		}
+		err = errors.Join(err, s.space.closeFiles())
 		s.table.Close()
 	}
 	err = errors.Join(err, s.lock.Close())
@@ -106,7 +104,7 @@ func (s *Store) quicken(hung bool) {
 	err := s.journal.Flush()
 	if err == nil && !hung {
 		// With a journal of unknown size, a snapshot might pass the cap.
-		if err = s.measureJournal(); err == nil {
+		if err = s.space.measureJournal(); err == nil {
 			err = s.saveSnapshot()
 		}
 	}

@@ -19,7 +19,7 @@ type commit struct {
 	kind  commitKind
 	write *write
 	read  *readio.Read
-	evict *evictJob
+	evict *evictRequest
 
 	subscribe *subscribeJob
 	drop      *dropJob
@@ -99,7 +99,7 @@ func (c *committing) run() {
 		case commitDropSlot:
 			c.drop(w.drop.ref, w.drop.seq, w.drop.spoilt)
 		case commitEvict:
-			c.runEvict(w.evict)
+			c.runEvict(w.evict.job)
 		}
 	}
 	err := c.commit()
@@ -108,7 +108,7 @@ func (c *committing) run() {
 	}
 	c.publish(err)
 	if len(c.removed) > 0 || len(c.inserts) > 0 {
-		s.barrier.touch() // before anyone who is told asks for a barrier
+		s.barrier.Touch() // before anyone who is told asks for a barrier
 	}
 	for _, w := range c.work {
 		switch w.kind {
@@ -122,10 +122,10 @@ func (c *committing) run() {
 		case commitDrop:
 			s.reads.Finish(w.read)
 		case commitEvict:
-			w.evict.err = err
+			w.evict.job.err = err
 			// Else slots that the journal is owed would be listed twice; it is tried again.
-			if w.evict.restore && err == nil {
-				s.space.restore(w.evict.segment)
+			if w.evict.job.restore && err == nil {
+				s.space.restore(w.evict.job.segment)
 			}
 			close(w.evict.done)
 		case commitDropSlot:
@@ -153,7 +153,7 @@ func (c *committing) drop(ref index.Ref, seq uint64, spoilt bool) {
 	c.removed = append(c.removed, r)
 	if spoilt {
 		c.s.space.spoil(ref)
-		c.s.wakeShrinker()
+		c.s.reclaim.wakeShrinker()
 	}
 }
 
@@ -205,7 +205,7 @@ func (c *committing) commit() error {
 	}
 	s.table.Insert(c.inserts)
 	for i := range c.inserts {
-		s.space.at(c.inserts[i].Ref).writing.Add(-1)
+		s.space.at(c.inserts[i].Ref).settled()
 	}
 	s.space.addPending(c.freed)
 	return nil
@@ -246,6 +246,19 @@ func (c *committing) putRecord(in *index.Insertion, op *write) error {
 	})
 }
 
+// evictRequest is a job of the reclaimer on its way to the committer.
+type evictRequest struct {
+	job  *evictJob
+	done chan struct{}
+}
+
+// evict has the committer do a job of the reclaimer.
+func (s *Store) evict(job *evictJob) {
+	r := &evictRequest{job, make(chan struct{})}
+	s.commits.Push(commit{kind: commitEvict, evict: r})
+	<-r.done
+}
+
 // runEvict takes victims of a class, or all records of a segment, out of the table.
 func (c *committing) runEvict(job *evictJob) {
 	s := c.s
@@ -260,7 +273,7 @@ func (c *committing) runEvict(job *evictJob) {
 	case job.segment != nil:
 		c.removed, job.left = s.table.Empty(job.segment.slots(), c.removed)
 	default:
-		c.removed = s.table.Evict(job.class.slotBytes, job.want, c.removed)
+		c.removed = s.table.Evict(job.slotBytes, job.want, c.removed)
 	}
 	job.evicted = len(c.removed) - before
 	s.count.evicted.Add(uint64(job.evicted))

@@ -23,7 +23,6 @@ const tidyPause = time.Second
 // tidyNamespaces forgets namespaces and payload sizes that have no records, and writes
 // manifests that are lost, until the store stops.
 func (s *Store) tidyNamespaces(ctx context.Context) {
-	defer s.background.Done()
 	tick := time.NewTicker(tidyInterval)
 	defer tick.Stop()
 	for {

@@ -150,7 +150,6 @@ func (s *Store) endLease(e *lease) {
 // janitor ends leases that ran out and lets slots be tried again. It waits for nothing
 // else: what gives up segments waits for leases to end.
 func (s *Store) janitor(ctx context.Context) {
-	defer s.background.Done()
 	tick := time.NewTicker(janitorInterval)
 	defer tick.Stop()
 	for {

@@ -28,10 +28,7 @@ func (s *Store) Probe(ctx context.Context) error {
 // anyRecord finds a record, beginning at a random slot of a random segment: a disk may
 // keep what it is asked for again and again in its cache.
 func (s *Store) anyRecord() (id store.RecordID, bytes int, ok bool) {
-	var segments []*segment
-	for _, class := range s.space.allClasses() {
-		segments = append(segments, s.space.segmentsOf(class)...)
-	}
+	segments := s.space.inUse()
 	mathrand.Shuffle(len(segments), func(i, j int) { segments[i], segments[j] = segments[j], segments[i] })
 	for _, g := range segments {
 		first := mathrand.Uint32N(max(1, g.Slots))

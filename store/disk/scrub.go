@@ -112,13 +112,10 @@ func (c *checker) verify(g *segment, id index.ID, found index.Found) (bytes int6
 
 // scrub goes over all records again and again at a limited rate, until the store stops.
 func (s *Store) scrub(ctx context.Context) {
-	defer s.background.Done()
 	c := newChecker(s, true)
 	for ctx.Err() == nil {
-		for _, class := range s.space.allClasses() {
-			for _, g := range s.space.segmentsOf(class) {
-				s.scrubSegment(ctx, c, g)
-			}
+		for _, g := range s.space.inUse() {
+			s.scrubSegment(ctx, c, g)
 		}
 		s.count.scrubs.Add(1)
 		sleep(ctx, janitorInterval)

@@ -52,11 +52,6 @@ type write struct {
 	oldSeq uint64
 }
 
-// slotBytes is the size of the slot that a payload needs.
-func slotBytes(payloadBytes int) int64 {
-	return int64(format.HeaderBytes + fsio.AlignUp(payloadBytes))
-}
-
 // Write hands records to the store and returns at once. It accepts a leading part of ops
 // and returns its length; err says why it stopped there: [store.ErrBusy] if the byte budget
 // is used up, [store.ErrTooLarge], [store.ErrInvalid], [store.ErrIO] if the journal has failed, [store.ErrClosed], or nil if all
@@ -149,7 +144,7 @@ func (s *Store) checkWrite(op *write) error {
 	}
 	if slot := slotBytes(len(op.Payload)); s.space.neverFits(slot) {
 		s.count.denied.Add(1)
-		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.space.maxBytes, store.ErrTooLarge)
+		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.limits.maxBytes, store.ErrTooLarge)
 	}
 	if err := s.namespaces.CheckSize(index.Group{Namespace: op.id.Namespace, Shard: op.id.Shard}, len(op.Payload)); err != nil {
 		return err
@@ -188,7 +183,7 @@ func (s *Store) writeOne(op *write) error {
 		return err
 	}
 	need := slotBytes(len(op.Payload))
-	ref, err := s.allocate(need)
+	ref, err := s.reclaim.allocate(need)
 	if err != nil {
 		return err
 	}
@@ -206,7 +201,7 @@ func (s *Store) writeOne(op *write) error {
 		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof, Scope: op.Scope, KeyScheme: scheme,
 		PayloadBytes: uint32(len(op.Payload)), PayloadSum: format.PayloadSum(op.Payload),
 	}).Encode(header.Bytes)
-	g.dirty.Store(true)
+	g.markDirty()
 	s.gate.BeginWrite(need)
 	err = g.file.WriteVec(header.Bytes, padded, g.Offset(at.Slot))
 	s.gate.EndWrite(need)
@@ -215,62 +210,15 @@ func (s *Store) writeOne(op *write) error {
 			s.opts.Logger.Error("store: the disk refuses writes, saves fail", "err", err,
 				"remedy", "look for I/O errors in the kernel's log; if they go on, replace the disk")
 		}
-		s.wakeShrinker()
+		s.reclaim.wakeShrinker()
 		return fmt.Errorf("write record %v: %w: %w", op.ID.Key, store.ErrIO, err)
 	}
 	// Set again: a barrier may have taken the mark while the write was under way.
-	g.dirty.Store(true)
+	g.markDirty()
 	if s.space.wrote(ref) {
 		s.opts.Logger.Info("store: the disk takes writes again")
 	}
 	return nil
-}
-
-// recheckInterval is how often a writer that waits for a slot looks for itself: room for
-// a segment may come from outside, without anyone telling.
-const recheckInterval = 20 * time.Millisecond
-
-// allocate returns a free slot. It makes a segment if the cap leaves room, or waits for
-// the eviction and the barrier that free a slot.
-func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
-	var timeout, recheck <-chan time.Time
-	if s.space.starved(slotBytes) {
-		return index.NoRef, fmt.Errorf("no room for a slot of %d bytes: %w: %w", slotBytes, store.ErrBusy, errNoRoom)
-	}
-	for {
-		ref, freed, grow := s.space.take(slotBytes)
-		if ref != index.NoRef {
-			s.relieve(slotBytes, false)
-			return ref, nil
-		}
-		if grow {
-			if s.grow(slotBytes) {
-				continue
-			}
-			// Tried again after a pause, and not for ever: what failed may fail each time. The
-			// failure itself wakes who waits for a slot, this writer too.
-			freed = nil
-		}
-		if timeout == nil {
-			timer := time.NewTimer(s.opts.SlotWait)
-			defer timer.Stop()
-			timeout = timer.C
-			ticker := time.NewTicker(recheckInterval)
-			defer ticker.Stop()
-			recheck = ticker.C
-			s.space.wait(slotBytes, 1)
-			defer s.space.wait(slotBytes, -1)
-		}
-		s.relieve(slotBytes, true)
-		select {
-		case <-freed:
-		case <-recheck:
-		case <-timeout:
-			return index.NoRef, fmt.Errorf("no slot was freed within %v: %w", s.opts.SlotWait, store.ErrBusy)
-		case <-s.journal.Failed():
-			return index.NoRef, fmt.Errorf("journal failed: %w", store.ErrIO)
-		}
-	}
 }
 
 // awaitsParent holds a written record back while its parent is being written: the index
@@ -351,7 +299,7 @@ func (w *writes) inFlightBytes() int64 {
 
 // Sync is a barrier: when it returns nil, everything whose done was called before the
 // call of Sync survives a crash of the process and loss of power.
-func (s *Store) Sync(ctx context.Context) error { return s.barrier.wait(ctx) }
+func (s *Store) Sync(ctx context.Context) error { return s.barrier.Wait(ctx) }
 
 // replace drops the record that a save replaces, now that the new payload is written: a save that
 // fails costs nothing. It is in one batch with the new record.
