@@ -44,11 +44,9 @@ func TestDefaultsOfSettingsAreThoseOfTheParts(t *testing.T) {
 	var want service.Options
 	var p proxy.Options
 	var cost policy.CostOptions
-	var kv policy.KVAwareOptions
 	want.EnsureDefaults()
 	p.EnsureDefaults()
 	cost.EnsureDefaults()
-	kv.EnsureDefaults()
 	for name, pair := range map[string][2]any{
 		"load_timeout": {s.LoadTimeout, d.LoadTimeout}, "stop_timeout": {s.StopTimeout, d.StopTimeout}, "stage_timeout": {s.StageTimeout, l.StageTimeout},
 		"load_staging_bytes": {int64(s.LoadStagingBytes), a.LoadBytes}, "save_staging_bytes": {int64(s.SaveStagingBytes), a.SaveBytes},
@@ -60,7 +58,6 @@ func TestDefaultsOfSettingsAreThoseOfTheParts(t *testing.T) {
 		"health_path": {o.HealthPath, want.HealthPath}, "health_interval": {o.HealthInterval, want.HealthInterval},
 		"max_tries": {o.MaxTries, p.MaxTries}, "first_byte_timeout": {o.FirstByteTimeout, p.FirstByteTimeout}, "stream_timeout": {o.IdleTimeout, p.IdleTimeout},
 		"decode_weight": {o.Policy.Cost.DecodeWeight, cost.DecodeWeight}, "balance_weight": {o.Policy.Cost.BalanceWeight, cost.BalanceWeight},
-		"beta": {o.Policy.KVAware.Beta, kv.Beta}, "match_rate": {o.Policy.KVAware.MatchRate, kv.MatchRate},
 	} {
 		if pair[0] != pair[1] {
 			t.Errorf("%s is %v by default, and %v where nobody sets it", name, pair[0], pair[1])

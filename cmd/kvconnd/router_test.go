@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/policy/published"
 )
 
 // routerFileOf writes a router's file.
@@ -89,8 +90,8 @@ func TestRouterFlagsAreTheOptions(t *testing.T) {
 	}
 	for what, ok := range map[string]bool{
 		"addresses and keys": o.HTTP == "127.0.0.1:1" && o.Token == "" && o.EngineKey == "key",
-		"the policy": o.Policy.Name == "conversation/cost" && o.Policy.Conversation.Placement == policy.PlaceLeastTokens &&
-			o.Policy.KVAware == policy.KVAwareOptions{Beta: 2, MatchRate: 0.3} && o.Policy.Cost == policy.CostOptions{DecodeWeight: 4, BalanceWeight: 5, OverlapLoads: true},
+		"the policy": o.Policy.Name == "conversation/cost" && o.Policy.Conversation.Placement == published.PlaceLeastTokens &&
+			o.Policy.KVAware == published.KVAwareOptions{Beta: 2, MatchRate: 0.3} && o.Policy.Cost == policy.CostOptions{DecodeWeight: 4, BalanceWeight: 5, OverlapLoads: true},
 		"decisions": o.Route.Load.AssumeKVReuse && o.Route.Load.TTL == 8*time.Second && o.Route.PredictTTL == 6*time.Second && o.Route.ApproximateTTL == 7*time.Second &&
 			o.Route.Index.MaxBytes == 9<<20 && o.Route.MaxPromptTokens == 10,
 		"the proxy":          o.MaxBodyBytes == 11 && o.TokenizeTimeout == 12*time.Second && o.MaxTries == 13 && o.FirstByteTimeout == 14*time.Second && o.IdleTimeout == 15*time.Second,

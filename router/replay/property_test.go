@@ -35,13 +35,13 @@ type invariant struct {
 	t *testing.T
 }
 
-func (p *invariant) Route(s *policy.State, reqs []policy.Request, out []policy.Decision) {
-	for i, m := range reqs[0].Match {
-		if m.GPU < 0 || m.Disk < 0 || m.Object < 0 || m.Usable != m.GPU+m.Disk+m.Object || int(m.Usable) > reqs[0].Tokens {
-			p.t.Fatalf("match %+v of %d tokens on rank %d", m, reqs[0].Tokens, i)
+func (p *invariant) Place(s *policy.State, r *policy.Request, d *policy.Decision) {
+	for i, m := range r.Match {
+		if m.GPU < 0 || m.Disk < 0 || m.Object < 0 || m.Usable != m.GPU+m.Disk+m.Object || int(m.Usable) > r.Tokens {
+			p.t.Fatalf("match %+v of %d tokens on rank %d", m, r.Tokens, i)
 		}
 	}
-	p.Policy.Route(s, reqs, out)
+	p.Policy.Place(s, r, d)
 }
 
 // Whatever the machines and the policy, every request ends, no earlier than it can be computed, and what

@@ -72,22 +72,22 @@ type boundedLoad struct {
 
 func (*boundedLoad) Name() string { return "bounded-load" }
 
-func (p *boundedLoad) Route(s *policy.State, reqs []policy.Request, out []policy.Decision) {
+func (p *boundedLoad) Place(s *policy.State, r *policy.Request, d *policy.Decision) {
 	const bound = 1.25
 	if p.tokens == nil {
 		p.tokens = make([]float64, len(s.Ranks))
 	}
-	more := float64(reqs[0].Tokens)
+	more := float64(r.Tokens)
 	p.all += more
 	best, least := -1, 0
-	for i, m := range reqs[0].Match {
+	for i, m := range r.Match {
 		if p.tokens[i] < p.tokens[least] {
 			least = i
 		}
 		if p.tokens[i]+more > bound*p.all/float64(len(s.Ranks)) {
 			continue
 		}
-		if best < 0 || m.GPU > reqs[0].Match[best].GPU || m.GPU == reqs[0].Match[best].GPU && p.tokens[i] < p.tokens[best] {
+		if best < 0 || m.GPU > r.Match[best].GPU || m.GPU == r.Match[best].GPU && p.tokens[i] < p.tokens[best] {
 			best = i
 		}
 	}
@@ -95,7 +95,7 @@ func (p *boundedLoad) Route(s *policy.State, reqs []policy.Request, out []policy
 		best = least
 	}
 	p.tokens[best] += more
-	out[0] = policy.Decision{Rank: s.Ranks[best].ID, Index: best, UseTokens: reqs[0].Match[best].Usable, LoadDisk: reqs[0].Match[best].LoadDisk}
+	*d = policy.Decision{Rank: s.Ranks[best].ID, Index: best, UseTokens: r.Match[best].Usable, LoadDisk: r.Match[best].LoadDisk}
 }
 
 // 8 ranks, 1,000 blocks of GPU each, 30,000 of shared disk.
@@ -271,4 +271,12 @@ func TestPoliciesOnTheWholeTrace(t *testing.T) {
 		row, _, _ := s.row(t, tr, PolicyNames())
 		docs.Says(t, "replay.md", row)
 	}
+	r, err := Run(t.Context(), tr, Options{}, PolicyNames(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var printed strings.Builder
+	r.printTrace(&printed)
+	r.printPolicies(&printed)
+	docs.Says(t, "replay.md", printed.String())
 }

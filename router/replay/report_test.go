@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/seed"
+	"github.com/kvconn/kvconn/router/policies"
 )
 
 // report runs all policies on the small trace.
@@ -111,7 +112,7 @@ func TestPolicyNames(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"", "costs", "first-turn/", "first-turn/first-turn", "first-turn/costs", "conversation/", "conversation/conversation"} {
-		if _, err := NewPolicy(name, new(Options)); !errors.Is(err, ErrUnknownPolicy) {
+		if _, err := NewPolicy(name, new(Options)); !errors.Is(err, policies.ErrUnknown) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
@@ -123,7 +124,7 @@ func TestPolicyNames(t *testing.T) {
 
 // What the router is told to decide by can be replayed.
 func TestEveryPolicyOfTheRouterCanBeReplayed(t *testing.T) {
-	names := []string{"cost", "kv-aware", "serve-kv-aware", "conversation", "conversation/cost", "conversation/first-turn/load", "first-turn/cost", "load", "round-robin"}
+	names := []string{"cost", "kv-aware", "serve-kv-aware", "published/load", "published/kv-aware-warmup", "published/conversation", "conversation", "conversation/cost", "conversation/first-turn/load", "first-turn/cost", "load", "round-robin"}
 	r, err := Run(t.Context(), readFile(t, "small.jsonl", ReadOptions{}), Options{}, names, nil)
 	if err != nil {
 		t.Fatal(err)

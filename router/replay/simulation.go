@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvconn/kvconn/router/load"
+	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 )
 
@@ -42,7 +42,7 @@ type simulation struct {
 	opts    Options
 	trace   *Trace
 	policy  policy.Policy
-	tracker *load.Tracker
+	tracker *inflight.Tracker
 
 	now     float64
 	timers  agenda
@@ -53,12 +53,12 @@ type simulation struct {
 	object  *lru
 	flights []flight
 
-	ids     []int32
-	loads   []load.Rank
-	state   policy.State
-	matches []policy.Match
-	out     []policy.Decision
-	tally   tally
+	ids      []int32
+	loads    []inflight.Rank
+	state    policy.State
+	matches  []policy.Match
+	decision policy.Decision
+	tally    tally
 }
 
 // Simulate runs a trace through ranks and tiers with a policy, which must be fresh: what it remembers of
@@ -106,7 +106,7 @@ func Simulate(ctx context.Context, t *Trace, o Options, p policy.Policy, progres
 func newSimulation(t *Trace, o Options, p policy.Policy) (*simulation, error) {
 	s := &simulation{opts: o, trace: t, policy: p, object: newLRU(o.ObjectBlocks), flights: make([]flight, len(t.Requests))}
 	start := time.Unix(0, 0)
-	tracker, err := load.NewTracker(load.Options{
+	tracker, err := inflight.NewTracker(inflight.Options{
 		BlockSize: t.BlockTokens, TTL: math.MaxInt64, MaxRequests: len(t.Requests) + 1, MaxRanks: o.Ranks,
 		Now: func() time.Time { return start.Add(time.Duration(min(s.now, maxClock) * float64(time.Second))) },
 	})
@@ -121,12 +121,12 @@ func newSimulation(t *Trace, o Options, p policy.Policy) (*simulation, error) {
 		s.ranks = append(s.ranks, rank{gpu: newGPUCache(o.GPUBlocks), node: i * o.Nodes / o.Ranks})
 		s.ids = append(s.ids, int32(i))
 		s.state.Ranks = append(s.state.Ranks, policy.Rank{ID: int32(i), Ready: true})
-		if err := tracker.SetRank(int32(i), load.Capacity{}); err != nil {
+		if err := tracker.AddRank(int32(i)); err != nil {
 			return nil, fmt.Errorf("track load: %w", err)
 		}
 	}
 	s.state.BlockSize = t.BlockTokens
-	s.loads, s.matches, s.out = make([]load.Rank, o.Ranks), make([]policy.Match, o.Ranks), make([]policy.Decision, 1)
+	s.loads, s.matches = make([]inflight.Rank, o.Ranks), make([]policy.Match, o.Ranks)
 	s.tally = newTally(len(t.Requests), o.Ranks)
 	return s, nil
 }
@@ -211,12 +211,12 @@ func (s *simulation) arrive(request int32) error {
 		ID: s.id(request), Tokens: r.InputTokens, Match: s.matches, Pin: policy.NoPin,
 		Conversation: conversationName(r.Conversation), FirstTurn: r.FirstTurn,
 	}
-	s.policy.Route(&s.state, []policy.Request{req}, s.out)
-	d := &s.out[0]
+	d := &s.decision
+	s.policy.Place(&s.state, &req, d)
 	if !d.Placed() {
 		return fmt.Errorf("request %d: %w: %v", request, ErrNotPlaced, d.Reason)
 	}
-	err := s.tracker.Add(load.Request{
+	err := s.tracker.Add(inflight.Request{
 		ID: req.ID, Rank: d.Rank, PromptTokens: r.InputTokens,
 		CachedTokens: int(d.UseTokens), DiskTokens: int(d.LoadDisk), ObjectTokens: int(d.LoadObject),
 	})
@@ -234,7 +234,7 @@ func (s *simulation) arrive(request int32) error {
 
 // look brings what the policy sees up to date: loads, speeds and prefixes of all ranks.
 func (s *simulation) look(r *Request) {
-	s.tracker.Snapshot(s.ids, s.loads, nil, nil)
+	s.tracker.Snapshot(s.ids, s.loads)
 	inObject := s.object.prefix(r.Blocks)
 	for i := range s.nodes {
 		s.nodes[i].onDisk = s.nodes[i].disk.prefix(r.Blocks)
