@@ -89,7 +89,6 @@ func TestPlainEnglish(t *testing.T) {
 		"router/policy/",
 		"router/proxy/",
 		"router/registry/",
-		"router/replay/",
 		"router/route/",
 		"router/service/",
 		"router/tokenize/",
