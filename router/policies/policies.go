@@ -52,7 +52,7 @@ func kvAware(o Options) policy.Policy { return published.NewKVAware(o.KVAware) }
 
 func conversation(o Options) policy.Policy { return published.NewConversation(o.Conversation) }
 
-// The prefixes of names for a policy in front of another.
+// The prefixes of names for a policy that decides before another.
 const (
 	firstTurnOf    = "first-turn/"
 	conversationOf = "conversation/"
@@ -92,8 +92,8 @@ func named(o Options, name string) (policy.Policy, bool) {
 	return nil, false
 }
 
-// inner makes the policy that follows a prefix in a name. It is none that begins the same, nor one that answers
-// exactly as published: that one has to see whole batches.
+// inner makes the policy that follows a prefix in a name. It must not begin with the same prefix, nor be one that
+// answers exactly as published: that one has to see whole batches.
 func inner(o Options, name, prefix string) (policy.Policy, bool) {
 	rest, ok := strings.CutPrefix(name, prefix)
 	if !ok || strings.HasPrefix(rest+"/", prefix) || strings.HasPrefix(rest, "published/") {
