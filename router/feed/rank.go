@@ -44,7 +44,7 @@ func NewRank(o RankOptions, index Index) (*Rank, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	in, err := NewIngest(IngestOptions{BlockSize: o.BlockSize, Holder: o.Holder, Limits: o.Limits}, index)
+	in, err := NewIngest(IngestOptions{BlockSize: o.BlockSize, Holder: o.Holder}, index)
 	if err != nil {
 		return nil, err
 	}
