@@ -83,7 +83,6 @@ func TestPlainEnglish(t *testing.T) {
 		"internal/bench/",
 		"internal/demo/",
 		"internal/engine/",
-		"internal/testkit/enginetest/",
 		"leader/",
 		"router/prefix/",
 		"router/replay/",
