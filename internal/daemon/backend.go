@@ -4,14 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
-	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
@@ -34,8 +32,7 @@ type backend struct {
 	refused map[engineRank]struct{}
 	// past has the counts of ended sessions, so that metrics never decrease; draining are
 	// ended workers with saves still under way.
-	past   totals
-	models modelCounts
+	past modelCounts
 	// namespaces counts how openings of namespaces ended.
 	namespaces openings
 	draining   map[*workerSession]struct{}
@@ -48,7 +45,7 @@ func newBackend(o *Options, s *disk.Store, a *host.Arena) *backend {
 		opts: o, store: s, arena: a,
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
 		refused:  make(map[engineRank]struct{}),
-		draining: make(map[*workerSession]struct{}), models: make(modelCounts),
+		draining: make(map[*workerSession]struct{}), past: make(modelCounts),
 	}
 	b.tiers = &tiers{b: b}
 	return b
@@ -64,16 +61,6 @@ func (o *openings) count(err error) {
 		o.opened.Add(1)
 	}
 }
-
-// totals are the sums of the counters of leaders and workers.
-type totals struct {
-	Leader leader.Stats `metric:""`
-	Worker worker.Stats `metric:""`
-}
-
-func (t *totals) addLeader(s leader.Stats) { counters.Add(&t.Leader, &s) }
-
-func (t *totals) addWorker(s worker.Stats) { counters.Add(&t.Worker, &s) }
 
 // schedulerSession is one engine instance's leader.
 type schedulerSession struct {
@@ -215,8 +202,7 @@ func (s *schedulerSession) Close() {
 	s.letGo()
 	s.b.mu.Lock()
 	delete(s.b.schedulers, s)
-	s.b.past.addLeader(s.Stats())
-	s.b.models.addLeader(s.manifest.Model, s.Stats())
+	s.b.past.of(s.manifest.Model).addLeader(s.Stats())
 	changes := s.b.tellReady(s.peer.Engine)
 	s.b.mu.Unlock()
 	s.b.log("engine scheduler disconnected", s.peer)
@@ -240,78 +226,11 @@ func (s *workerSession) Close() {
 func (b *backend) foldDrained() {
 	for w := range b.draining {
 		if w.Drained() {
-			b.past.addWorker(w.Stats())
-			b.models.addWorker(w.model, w.Stats())
+			b.past.of(w.model).addWorker(w.Stats())
 			b.store.CloseNamespace(w.namespace)
 			delete(b.draining, w)
 		}
 	}
-}
-
-// EngineStatus is one engine instance.
-type EngineStatus struct {
-	Engine      string       `json:"engine"`
-	PID         int          `json:"pid"`
-	Client      string       `json:"client"`
-	Model       string       `json:"model"`
-	Namespace   string       `json:"namespace"`
-	ConnectedS  float64      `json:"connected_s"`
-	BlockSize   int          `json:"block_size"`
-	Requests    leader.Stats `json:"requests"`
-	RanksNeeded int          `json:"ranks_needed"`
-	// NotReady is why nothing is offered to the engine, "" if it is.
-	NotReady string `json:"not_ready"`
-}
-
-// RankStatus is one connected worker.
-type RankStatus struct {
-	Engine     string       `json:"engine"`
-	PID        int          `json:"pid"`
-	Rank       int          `json:"rank"`
-	Model      string       `json:"model"`
-	Namespace  string       `json:"namespace"`
-	ConnectedS float64      `json:"connected_s"`
-	Registered bool         `json:"registered"`
-	BlockBytes []int        `json:"block_bytes"`
-	Transfers  worker.Stats `json:"transfers"`
-}
-
-// status lists the sessions, sorted by engine and rank, and sums all counters.
-func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.foldDrained()
-	sum := b.past
-	for w := range b.draining {
-		sum.addWorker(w.Stats())
-	}
-	engines := make([]EngineStatus, 0, len(b.schedulers))
-	for s := range b.schedulers {
-		st := s.Stats()
-		sum.addLeader(st)
-		engines = append(engines, EngineStatus{
-			Engine: s.peer.Engine, PID: s.peer.PID, Client: s.peer.Client, Model: s.manifest.Model, Namespace: s.namespace.String(),
-			ConnectedS: now.Sub(s.since).Seconds(), BlockSize: s.manifest.BlockSize, Requests: st, RanksNeeded: s.manifest.Ranks(), NotReady: s.notReady,
-		})
-	}
-	ranks := make([]RankStatus, 0, len(b.workers))
-	for w := range b.workers {
-		st := w.Stats()
-		sum.addWorker(st)
-		blockBytes := w.BlockBytes()
-		ranks = append(ranks, RankStatus{
-			Engine: w.peer.Engine, PID: w.peer.PID, Rank: w.rank, Model: w.model, Namespace: w.namespace.String(),
-			ConnectedS: now.Sub(w.since).Seconds(), Registered: blockBytes != nil, BlockBytes: blockBytes, Transfers: st,
-		})
-	}
-	sort.Slice(engines, func(i, j int) bool { return engines[i].Engine < engines[j].Engine })
-	sort.Slice(ranks, func(i, j int) bool {
-		if ranks[i].Engine != ranks[j].Engine {
-			return ranks[i].Engine < ranks[j].Engine
-		}
-		return ranks[i].Rank < ranks[j].Rank
-	})
-	return engines, ranks, sum
 }
 
 // Register opens the engine's memory.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -61,7 +62,7 @@ func newTestBackend(t *testing.T, change func(*Options)) (*backend, *host.Arena)
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = a.Close() })
-	o := &Options{Dir: t.TempDir(), Logger: residencyLogger()}
+	o := &Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(o)
 	}

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -19,7 +20,7 @@ func TestStatusAndMatchesDoNotWaitForEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := &Options{Dir: t.TempDir(), PrefillTokensPerS: 1000}
-	o.Logger = residencyLogger()
+	o.Logger = slog.New(slog.DiscardHandler)
 	o.EnsureDefaults()
 	b := newBackend(o, s, a)
 	sched, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, residencyManifest())

@@ -1,12 +1,14 @@
 package daemon
 
 import (
+	"log/slog"
 	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
 	"github.com/kvconn/kvconn/store/disk"
@@ -49,7 +51,7 @@ func publishing(o *Options) {
 func TestADaemonPublishesWhatItsStoreHolds(t *testing.T) {
 	r := start(t, publishing)
 	// The daemon is ready before the first batch is out.
-	residencyWait(t, "the first batch", func() bool {
+	wait.For(t, "the first batch", func() bool {
 		s, err := FetchStatus(t.Context(), r.HTTP)
 		return err == nil && s.Publish.Batches == 1
 	})
@@ -77,7 +79,7 @@ func TestADaemonPublishesWhatItsStoreHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = sub.Close() }()
-	residencyWait(t, "40 blocks and a subscriber", func() bool {
+	wait.For(t, "40 blocks and a subscriber", func() bool {
 		s, err := FetchStatus(t.Context(), r.HTTP)
 		return err == nil && s.Publish.Subscribers == 1 && s.Publish.Batches == 2
 	})
@@ -96,7 +98,7 @@ func TestADaemonPublishesWhatItsStoreHolds(t *testing.T) {
 func fillStore(t *testing.T, dir string, n int) {
 	t.Helper()
 	s, err := disk.Open(t.Context(), disk.Options{
-		Dir: dir, MaxBytes: 64 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: residencyLogger(),
+		Dir: dir, MaxBytes: 64 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/leader"
@@ -18,11 +19,11 @@ type reading struct {
 	now     time.Time
 	engines []EngineStatus
 	ranks   []RankStatus
-	models  []modelTotals
-	sum     totals       `metric:""`
-	store   disk.Stats   `metric:"store_"`
-	host    host.Stats   `metric:"host_"`
-	server  server.Stats `metric:""`
+	models  []modelTotals `metric:"model_"`
+	sum     totals        `metric:""`
+	store   disk.Stats    `metric:"store_"`
+	host    host.Stats    `metric:"host_"`
+	server  server.Stats  `metric:""`
 	health  health.State
 	publish *publish.Stats  `metric:"publish_"` // nil if no events are published
 	opening *opening.Status // nil once the store is open
@@ -38,8 +39,10 @@ func (d *daemon) read(now time.Time) *reading {
 	}
 	if d.opened.Load() {
 		r.store, r.host, r.server, r.publish = d.store.Stats(), d.arena.Stats(), d.server.Stats(), d.publishStatus()
-		r.engines, r.ranks, r.sum = d.backend.status(now)
-		r.models = d.backend.modelTotals()
+		r.engines, r.ranks, r.models = d.backend.status(now)
+		for i := range r.models {
+			counters.Add(&r.sum, &r.models[i].sum)
+		}
 	}
 	r.health = d.health.State()
 	r.health.Opening = r.opening

@@ -9,7 +9,6 @@ import (
 
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency"
 )
 
@@ -29,25 +28,19 @@ const (
 	residencyRetry = "5"
 )
 
-// residencySource is the store as the streams need it; see [disk.Store].
+// residencySource is the store as the streams need it.
 type residencySource interface {
 	residency.Source
-	// records is about how many there are.
-	records() int64
+	Usage() store.Usage
 }
-
-type storeResidency struct{ *disk.Store }
-
-func (s storeResidency) records() int64 { return s.Stats().Records }
 
 // newResidencyHandler serves residency streams of s, GET /v1/residency, until ctx, the daemon's life, ends.
 // With ?epoch=E&after=N a stream resumes after event N of epoch E, if the store still has what followed.
 // Streams and snapshots are shared out among clients, so that none takes all.
-func newResidencyHandler(ctx context.Context, s *disk.Store) http.Handler {
+func newResidencyHandler(ctx context.Context, s residencySource) http.Handler {
 	return &residencyHandler{
-		ctx: ctx, source: storeResidency{s},
+		ctx: ctx, source: s,
 		streams: httplimit.NewShares(residencyStreams), snapshots: httplimit.NewShares(residencySnapshots),
-		numbers: residency.NewNumbers(),
 	}
 }
 
@@ -55,24 +48,7 @@ type residencyHandler struct {
 	ctx                context.Context // ends all streams
 	source             residencySource
 	streams, snapshots *httplimit.Shares
-
-	mu         sync.Mutex
-	numbers    *residency.Numbers
-	renumbered bool
-}
-
-// numbersOf returns the numbers for a stream. Once all are given out, new streams begin with new ones, and
-// none is resumed any more: then it returns nil.
-func (h *residencyHandler) numbersOf(resumed bool) *residency.Numbers {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch {
-	case resumed && h.renumbered:
-		return nil
-	case !resumed && h.numbers.Full():
-		h.numbers, h.renumbered = residency.NewNumbers(), true
-	}
-	return h.numbers
+	numbers            residency.Numbers
 }
 
 // refuseResidency asks a reader to come again.
@@ -101,7 +77,7 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		giveSnapshot = sync.OnceFunc(func() { h.snapshots.Give(client) })
 		defer giveSnapshot()
-		numbers = h.numbersOf(false)
+		numbers = h.numbers.For(false)
 		var err error
 		if u, err = h.source.Subscribe(ctx); err != nil {
 			refuseResidency(w, err.Error())
@@ -113,7 +89,7 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	s := &residency.Stream{
 		Source: h.source, To: residency.NewWriter(patientWriter{w, http.NewResponseController(w)}), Numbers: numbers,
-		SnapshotTimeout: residencySnapshotTime + time.Duration(h.source.records()/residencyLeast)*time.Second,
+		SnapshotTimeout: residencySnapshotTime + time.Duration(h.source.Usage().Records/residencyLeast)*time.Second,
 		SnapshotDone:    giveSnapshot,
 	}
 	if err := s.Run(ctx, u, resumed); r.Context().Err() == nil {
@@ -122,9 +98,9 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // resume goes on where the reader says it stopped; nil if that is not possible.
-func (h *residencyHandler) resume(r *http.Request) (store.Subscription, *residency.Numbers) {
+func (h *residencyHandler) resume(r *http.Request) (store.Subscription, *residency.Table) {
 	from, ok := residency.ParsePosition(r.URL.Query())
-	numbers := h.numbersOf(true)
+	numbers := h.numbers.For(true)
 	if !ok || numbers == nil {
 		return nil, nil
 	}

@@ -15,7 +15,9 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/store"
@@ -28,13 +30,11 @@ const (
 	residencyTestPayload   = 8000
 )
 
-func residencyLogger() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
-
 // residencyStore is a small store with a namespace of two shards.
 func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, connector.NamespaceDigest) {
 	t.Helper()
 	s, err := disk.Open(t.Context(), disk.Options{
-		Dir: t.TempDir(), MaxBytes: maxBytes, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: residencyLogger(),
+		Dir: t.TempDir(), MaxBytes: maxBytes, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -49,14 +49,10 @@ func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, connector.Namesp
 
 // residencyManifest describes a namespace of two shards.
 func residencyManifest() *connector.Manifest {
-	return &connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "bfloat16", BlockSize: residencyTestBlockSize, TensorParallel: 2, PipelineParallel: 1,
-		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	}
+	return manifests.New(func(m *connector.Manifest) { m.BlockSize, m.TensorParallel = residencyTestBlockSize, 2 })
 }
 
-// residencyChain are the keys of a prompt of n blocks, behind its root key.
+// residencyChain are the keys of a prompt of n blocks, after its root key.
 func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
 	keys := []connector.Key{connector.RootKey(residencyTestBlockSize, scope)}
 	var scratch []byte
@@ -95,7 +91,7 @@ func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
 		t.Fatal(err)
 	}
 	f, err := feed.NewResidency(feed.ResidencyOptions{
-		URL: url, BlockSize: residencyTestBlockSize, Logger: residencyLogger(), ReconnectMin: time.Millisecond,
+		URL: url, BlockSize: residencyTestBlockSize, Logger: slog.New(slog.DiscardHandler), ReconnectMin: time.Millisecond,
 		Holder: func(_ connector.NamespaceDigest, m *connector.Manifest) (prefix.Holder, bool) {
 			return h, m.Model == "m"
 		},
@@ -118,15 +114,6 @@ func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
 	}
 }
 
-func residencyWait(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(testWait); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 // Prompts come and, under a small cap, go, before and after the router begins to follow.
 func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 	s, ns := residencyStore(t, 12<<20)
@@ -141,7 +128,7 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 	}
 	save(30)
 	f, blocks := residencyFeed(t, server.URL)
-	residencyWait(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
+	wait.For(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
 	save(30)
 	half := residencyChain(connector.Scope{}, 1000, 5)
 	residencySave(t, s, ns, half, 1)
@@ -155,12 +142,12 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 		}
 		return n
 	}
-	residencyWait(t, "the same blocks", func() bool { return blocks()+int64(f.Stats().Waiting) == complete() })
+	wait.For(t, "the same blocks", func() bool { return blocks()+int64(f.Stats().Waiting) == complete() })
 	n := complete()
 	if st := f.Stats(); n == 0 || n == 60*20 || st.Gaps != 0 || st.Malformed != 0 || st.Snapshots != 1 || st.Refused != 0 || st.Dropped != 0 {
 		t.Errorf("%d blocks, %+v", n, st)
 	}
-	residencyWait(t, "the blocks that lack a shard", func() bool { return f.Stats().Incomplete >= 5 })
+	wait.For(t, "the blocks that lack a shard", func() bool { return f.Stats().Incomplete >= 5 })
 }
 
 func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
@@ -170,7 +157,7 @@ func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
 	keys := residencyChain(connector.Scope{Salt: "tenant"}, 1, 3)
 	residencySave(t, s, ns, keys, 0, 1)
 	f, blocks := residencyFeed(t, server.URL)
-	residencyWait(t, "waiting blocks", func() bool { return f.Stats().Waiting == 3 && blocks() == 0 })
+	wait.For(t, "waiting blocks", func() bool { return f.Stats().Waiting == 3 && blocks() == 0 })
 	f.NoteRoot(keys[0])
 	if n := blocks(); n != 3 {
 		t.Errorf("%d blocks", n)
@@ -183,12 +170,12 @@ func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	f, blocks := residencyFeed(t, server.URL)
-	residencyWait(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
+	wait.For(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
 	residencySave(t, s, ns, residencyChain(connector.Scope{}, 1, 3), 0, 1)
-	residencyWait(t, "three blocks", func() bool { return blocks() == 3 })
+	wait.For(t, "three blocks", func() bool { return blocks() == 3 })
 	server.CloseClientConnections()
 	residencySave(t, s, ns, residencyChain(connector.Scope{}, 2, 3), 0, 1)
-	residencyWait(t, "six blocks", func() bool { return blocks() == 6 })
+	wait.For(t, "six blocks", func() bool { return blocks() == 6 })
 	if st := f.Stats(); st.Snapshots != 1 || st.Resumed == 0 {
 		t.Errorf("%+v", st)
 	}
@@ -224,7 +211,7 @@ func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
 type laggingSource struct{ namespaces []disk.NamespaceInfo }
 
 func (laggingSource) Epoch() uint64                      { return 7 }
-func (laggingSource) records() int64                     { return 0 }
+func (laggingSource) Usage() store.Usage                 { return store.Usage{} }
 func (s laggingSource) Namespaces() []disk.NamespaceInfo { return s.namespaces }
 func (laggingSource) Seq() uint64                        { return 0 }
 func (laggingSource) Close() error                       { return nil }
@@ -241,7 +228,7 @@ func (s laggingSource) SubscribeAfter(_, _ uint64) (store.Subscription, error) {
 
 func laggingHandler(t *testing.T, streams, snapshots int) *residencyHandler {
 	return &residencyHandler{
-		ctx: t.Context(), source: laggingSource{}, numbers: residency.NewNumbers(),
+		ctx: t.Context(), source: laggingSource{},
 		streams: httplimit.NewShares(streams), snapshots: httplimit.NewShares(snapshots),
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -166,16 +165,6 @@ func removedEvent(blocks ...uint64) []byte {
 }
 
 func seqFrame(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
-
-// eventually waits for a condition that has to become true.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
 
 // background runs f until the returned function is called, or the test ends.
 func background(t testing.TB, f func(context.Context) error) (stop func()) {

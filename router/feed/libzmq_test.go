@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/testkit/zmqtest"
 )
 
@@ -66,7 +67,7 @@ func follow(t *testing.T, o RankOptions, x Index) *Rank {
 // waitSeq waits until the rank has applied batch seq, and returns its statistics.
 func waitSeq(t *testing.T, f *Rank, seq int64) RankStats {
 	t.Helper()
-	eventually(t, "batch "+strconv.FormatInt(seq, 10), func() bool { return f.Stats().LastSeq == seq })
+	wait.For(t, "batch "+strconv.FormatInt(seq, 10), func() bool { return f.Stats().LastSeq == seq })
 	return f.Stats()
 }
 
@@ -156,7 +157,7 @@ func TestARestartedEngineLosesWhatItHeld(t *testing.T) {
 					e.batch("drop", i, storedEvent(0, []uint64{uint64(i) + 1000}))
 				}
 				e.do("rebind")
-				eventually(t, "a new connection", func() bool { return f.Stats().Connects > connects })
+				wait.For(t, "a new connection", func() bool { return f.Stats().Connects > connects })
 				n = publishUntilHeard(t, e, f, first)
 				e.batch("pub", n, storedEvent(0, []uint64{5}))
 				s := waitSeq(t, f, int64(n))
@@ -186,7 +187,7 @@ func TestALostConnectionIsMadeUpFor(t *testing.T) {
 	before := f.Stats()
 	e.do("rebind")
 	e.batch("drop", n+1, storedEvent(1, []uint64{2}))
-	eventually(t, "a new connection", func() bool { return f.Stats().Connects > before.Connects })
+	wait.For(t, "a new connection", func() bool { return f.Stats().Connects > before.Connects })
 	s := waitSeq(t, f, int64(publishUntilHeard(t, e, f, n+2)-1))
 	if s.Resyncs != before.Resyncs || s.Restarts != before.Restarts || s.State != StateSynced {
 		t.Errorf("before %+v\nafter %+v", before, s)
@@ -220,7 +221,7 @@ func TestBadBatchesCostARebuildAndNoMore(t *testing.T) {
 	e.do("pub", strconv.Itoa(n+1), "93c0")
 	e.batch("pub", n+2, storedEvent(1, []uint64{2}))
 	waitSeq(t, f, int64(n+2))
-	eventually(t, "a rebuild", func() bool { s := f.Stats(); return s.Resyncs > 0 && s.LastSeq == int64(n+2) })
+	wait.For(t, "a rebuild", func() bool { s := f.Stats(); return s.Resyncs > 0 && s.LastSeq == int64(n+2) })
 	if s := f.Stats(); s.Malformed == 0 || s.State != StateStale {
 		t.Errorf("%+v", s)
 	}
@@ -235,7 +236,7 @@ func TestAnotherBlockSizeIsRefusedAloud(t *testing.T) {
 	f := follow(t, o, x)
 	n := publishUntilHeard(t, e, f, 0)
 	e.batch("pub", n, storedEvent(0, []uint64{1}))
-	eventually(t, "a refusal", func() bool { return f.Stats().State == StateRefused })
+	wait.For(t, "a refusal", func() bool { return f.Stats().State == StateRefused })
 	if s := f.Stats(); s.MismatchedBlockSize != 1 || !strings.Contains(s.Error, "4 tokens, not 8") {
 		t.Errorf("%+v", s)
 	}
@@ -255,6 +256,6 @@ func TestUnknownParentsRebuildTheRank(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	e.batch("pub", n+2, storedEvent(94, []uint64{95}))
-	eventually(t, "a rebuild", func() bool { s := f.Stats(); return s.Resyncs > 0 && s.LastSeq == int64(n+2) })
+	wait.For(t, "a rebuild", func() bool { s := f.Stats(); return s.Resyncs > 0 && s.LastSeq == int64(n+2) })
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1)...)
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/prefix"
 )
@@ -82,8 +83,8 @@ func TestAReplayThatFailedIsTriedAgain(t *testing.T) {
 	_ = closed.Close()
 	x := newMemIndex()
 	f := follow(t, o, x)
-	eventually(t, "a failed replay", func() bool { return f.Stats().ReplayFailures > 0 })
-	eventually(t, "a batch", func() bool {
+	wait.For(t, "a failed replay", func() bool { return f.Stats().ReplayFailures > 0 })
+	wait.For(t, "a batch", func() bool {
 		e.publish(storedEvent(0, []uint64{2}))
 		return f.Stats().Batches > 0
 	})
@@ -99,7 +100,7 @@ func TestAReplayThatFailedIsTriedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	background(t, replay.Run)
-	eventually(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
+	wait.For(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
 	wantKeys(t, x, 1, append(keysOf(connector.Scope{}, 1), keysOf(connector.Scope{}, 2)...)...)
 }
 
@@ -137,7 +138,7 @@ func overflow(t *testing.T, bound func(*RankOptions)) {
 		last = e.publish(storedEvent(n-1, []uint64{n}))
 	}
 	// Again and again: a subscriber is connected a little before its subscription has arrived.
-	eventually(t, "a busy index", func() bool {
+	wait.For(t, "a busy index", func() bool {
 		publish()
 		select {
 		case <-x.entered:
@@ -161,7 +162,7 @@ func overflow(t *testing.T, bound func(*RankOptions)) {
 	if s := waitSeq(t, f, last); s.Replays == 0 {
 		t.Errorf("%+v", s)
 	}
-	eventually(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
+	wait.For(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
 	wantKeys(t, x.memIndex, 1, keysOf(connector.Scope{}, blocks...)...)
 }
 
@@ -201,7 +202,7 @@ func TestAnEngineMayBeTheOneThatConnects(t *testing.T) {
 		ReconnectMin: time.Millisecond,
 	}, x)
 	want := keysOf(connector.Scope{}, 1)[0]
-	eventually(t, "the block", func() bool {
+	wait.For(t, "the block", func() bool {
 		engine := publishTo(t, endpoint, eventBatch(storedEvent(0, []uint64{1})))
 		if engine == nil {
 			return false
@@ -235,13 +236,13 @@ func TestMessagesOfAnotherShapeAreCounted(t *testing.T) {
 	e := startOwn(t, listen(t))
 	x := newMemIndex()
 	f := follow(t, e.options(), x)
-	eventually(t, "bad frames", func() bool {
+	wait.For(t, "bad frames", func() bool {
 		e.pub.Publish([]byte("kv"), []byte("x"))
 		return f.Stats().BadFrames > 0
 	})
 	seq := e.publish(storedEvent(0, []uint64{1}))
 	// Synced, too: each bad frame has the rank rebuilt, if not at once.
-	eventually(t, "a rank that is rebuilt", func() bool {
+	wait.For(t, "a rank that is rebuilt", func() bool {
 		s := f.Stats()
 		return s.LastSeq == seq && s.State == StateSynced
 	})
@@ -265,7 +266,7 @@ func TestTheIndexFindsWhatAnEngineStored(t *testing.T) {
 	e.publish(storedEvent(0, []uint64{1, 2, 3}))
 	seq := e.publish(removedEvent(3), storedEvent(2, []uint64{4}))
 	// What comes before the subscription has arrived shows by the number of a later batch only.
-	eventually(t, "both batches", func() bool { e.publish(); return f.Stats().LastSeq >= seq })
+	wait.For(t, "both batches", func() bool { e.publish(); return f.Stats().LastSeq >= seq })
 	if s, ok := x.Holder(h); !ok || s.Blocks != 3 {
 		t.Errorf("%+v", s)
 	}

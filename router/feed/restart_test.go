@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/prefix"
 )
@@ -46,7 +47,7 @@ func (p *process) again() *process {
 // the connection.
 func (p *process) first(f *Rank, events ...[]byte) {
 	p.t.Helper()
-	eventually(p.t, "the first batch", func() bool {
+	wait.For(p.t, "the first batch", func() bool {
 		p.pub.Publish([]byte("kv"), seqFrame(0), eventBatch(events...))
 		return f.Stats().LastSeq == 0
 	})
@@ -63,9 +64,9 @@ func TestALostConnectionWithoutReplayCostsWhatWasKnown(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	one.stop()
-	eventually(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
+	wait.For(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
 	two := one.again()
-	eventually(t, "a new connection", func() bool { s := f.Stats(); return s.Connects == 2 && s.State != StateConnecting })
+	wait.For(t, "a new connection", func() bool { s := f.Stats(); return s.Connects == 2 && s.State != StateConnecting })
 	if s := f.Stats(); s.State != StateStale || s.LastSeq != -1 {
 		t.Errorf("before anything was heard: %+v", s)
 	}
@@ -95,8 +96,8 @@ func TestALostConnectionWhoseReplayFailsCostsWhatWasKnown(t *testing.T) {
 	stopReplay()
 	one.stop()
 	one.again()
-	eventually(t, "a failed replay", func() bool { s := f.Stats(); return s.Connects == 2 && s.ReplayFailures > 0 })
-	eventually(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
+	wait.For(t, "a failed replay", func() bool { s := f.Stats(); return s.Connects == 2 && s.ReplayFailures > 0 })
+	wait.For(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
 	if s := f.Stats(); s.State != StateStale {
 		t.Errorf("%+v", s)
 	}
@@ -153,7 +154,7 @@ func TestWhatCannotBeReachedIsSaidOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	background(t, r.Run)
-	eventually(t, "failed attempts", func() bool { return f.Stats().Error != "" && r.Stats().Error != "" })
+	wait.For(t, "failed attempts", func() bool { return f.Stats().Error != "" && r.Stats().Error != "" })
 	time.Sleep(20 * time.Millisecond) // for more of them
 	if lines := lines(&log); len(lines) != 2 {
 		t.Errorf("%d lines: %q", len(lines), lines)
@@ -170,9 +171,9 @@ func TestLogLinesNameEachThingOnce(t *testing.T) {
 	o.ReplayEndpoint = "tcp://" + closed.Addr().String()
 	o.Logger = slog.New(slog.NewTextHandler(&log, nil)).With("rank", 7)
 	f := follow(t, o, newMemIndex())
-	eventually(t, "a failed replay", func() bool { return f.Stats().ReplayFailures > 0 })
+	wait.For(t, "a failed replay", func() bool { return f.Stats().ReplayFailures > 0 })
 	one.stop()
-	eventually(t, "a line of it", func() bool { return strings.Contains(strings.Join(lines(&log), " "), "lost the engine") })
+	wait.For(t, "a line of it", func() bool { return strings.Contains(strings.Join(lines(&log), " "), "lost the engine") })
 	quoted, key := regexp.MustCompile(`"(\\.|[^"\\])*"`), regexp.MustCompile(`(\w+)=`)
 	for _, line := range lines(&log) {
 		seen := make(map[string]bool)

@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // heartbeatInterval is how long a stream is silent at most.
@@ -17,21 +16,14 @@ const heartbeatInterval = 10 * time.Second
 // errSlowReader ends a snapshot that is read too slowly.
 var errSlowReader = fmt.Errorf("the snapshot was read too slowly: %w", store.ErrLagged)
 
-// Source is the store that a stream speaks of; see [disk.Store].
-type Source interface {
-	store.Events
-	// Namespaces describes the namespaces that records belong to.
-	Namespaces() []disk.NamespaceInfo
-}
-
 // Stream tells one reader what a store holds. Its memory is a few buffers, however much that is and however
 // slow the reader: a reader that falls too far behind gets the end "lagged".
 type Stream struct {
 	// Source is the store, To the reader's side.
 	Source Source
 	To     *Writer
-	// Numbers are shared by all streams of the store.
-	Numbers *Numbers
+	// Numbers are what the store's streams call namespaces.
+	Numbers *Table
 	// SnapshotTimeout is the time the reader has for the snapshot.
 	SnapshotTimeout time.Duration
 	// SnapshotDone is called once the snapshot is over; nil is nothing.
@@ -40,7 +32,7 @@ type Stream struct {
 	described map[connector.NamespaceDigest]uint32
 }
 
-// Run writes what u says, without a snapshot if resumed, until something ends the stream, and returns what.
+// Run writes what u says, without a snapshot if resumed, until the stream ends, and returns why.
 // The caller ends the stream with [Stream.End] and closes u.
 func (s *Stream) Run(ctx context.Context, u store.Subscription, resumed bool) error {
 	s.described = make(map[connector.NamespaceDigest]uint32)
@@ -117,13 +109,12 @@ func (s *Stream) describe(ns connector.NamespaceDigest) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, n := range s.Source.Namespaces() {
-		if n.Digest == ns {
-			s.described[ns] = number
-			return number, s.To.Namespace(Namespace{Number: number, Digest: ns, Manifest: n.Manifest})
-		}
+	m, known := Manifest(s.Source, ns)
+	if !known {
+		return 0, fmt.Errorf("namespace %v is not known to its store", ns)
 	}
-	return 0, fmt.Errorf("namespace %v is not known to its store", ns)
+	s.described[ns] = number
+	return number, s.To.Namespace(Namespace{Number: number, Digest: ns, Manifest: m})
 }
 
 // End tells the reader that the stream ends because of err, or, if stopping, because the store's process

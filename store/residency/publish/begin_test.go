@@ -3,10 +3,12 @@ package publish
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
@@ -45,9 +47,7 @@ func TestPublishingThatBreaksOffBeginsAgain(t *testing.T) {
 	save(t, s, ns, 0, 5, 0, 1)
 	p := run(t, Options{Retry: time.Millisecond}, &failingSource{Store: s, err: errors.New("not now"), left: 3})
 	endpoint := p.Stats().ReplayEndpoint
-	for st := p.Stats(); st.Failures < 3 || st.Error != ""; st = p.Stats() { // the endpoints are closed meanwhile
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "the fourth attempt", func() bool { st := p.Stats(); return st.Failures == 3 && st.Error == "" })
 	if h := published(t, p, 5); h.cleared != 1 {
 		t.Errorf("%+v", h)
 	}
@@ -60,7 +60,7 @@ func TestPublishingThatBreaksOffBeginsAgain(t *testing.T) {
 func TestWhatWasCountedStaysWhenPublishingBreaksOff(t *testing.T) {
 	s, ns := openStore(t)
 	save(t, s, ns, 0, 5, 0, 1)
-	p, err := New(t.Context(), Options{Endpoint: "tcp://127.0.0.1:0", Logger: quiet()}, s)
+	p, err := New(t.Context(), Options{Endpoint: "tcp://127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)}, s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,27 +3,27 @@ package publish
 import (
 	"context"
 	"encoding/binary"
-	"io"
 	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency"
 )
 
 const testPayloadBytes = 8000
 
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
-
 func openStore(t *testing.T) (*disk.Store, connector.NamespaceDigest) {
 	t.Helper()
 	s, err := disk.Open(t.Context(), disk.Options{
-		Dir: t.TempDir(), MaxBytes: 12 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: quiet(),
+		Dir: t.TempDir(), MaxBytes: 12 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -35,11 +35,7 @@ func openStore(t *testing.T) (*disk.Store, connector.NamespaceDigest) {
 // openNamespace opens a namespace of two shards.
 func openNamespace(t *testing.T, s *disk.Store, model string) connector.NamespaceDigest {
 	t.Helper()
-	ns, err := s.OpenNamespace(&connector.Manifest{
-		Engine: "test/1", Model: model, KVDType: "bfloat16", BlockSize: 16, TensorParallel: 2, PipelineParallel: 1,
-		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	})
+	ns, err := s.OpenNamespace(manifests.New(func(m *connector.Manifest) { m.Model, m.TensorParallel = model, 2 }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,9 +63,9 @@ func save(t *testing.T, s *disk.Store, ns connector.NamespaceDigest, from, to in
 }
 
 // run publishes a source until the test ends.
-func run(t *testing.T, o Options, s Source) *Publisher {
+func run(t *testing.T, o Options, s residency.Source) *Publisher {
 	t.Helper()
-	o.Endpoint, o.ReplayEndpoint, o.Logger = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0", quiet()
+	o.Endpoint, o.ReplayEndpoint, o.Logger = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0", slog.New(slog.DiscardHandler)
 	p, err := New(t.Context(), o, s)
 	if err != nil {
 		t.Fatal(err)
@@ -153,13 +149,11 @@ func replay(t *testing.T, p *Publisher) *held {
 }
 
 // published waits until n blocks are published, and returns the replay.
-func published(t *testing.T, p *Publisher, n int) *held {
+func published(t *testing.T, p *Publisher, n int) (h *held) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		if h := replay(t, p); len(h.hashes) >= n {
-			return h
-		} else if time.Now().After(end) {
-			t.Fatalf("%d blocks are published, want %d", len(h.hashes), n)
-		}
-	}
+	wait.For(t, "all blocks", func() bool {
+		h = replay(t, p)
+		return len(h.hashes) >= n
+	})
+	return h
 }

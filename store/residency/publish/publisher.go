@@ -7,17 +7,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/zmtp"
-	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency"
 )
-
-// Source is what is published: a [disk.Store].
-type Source interface {
-	// Subscribe takes a snapshot and follows what happens after it.
-	Subscribe(ctx context.Context) (store.Subscription, error)
-	// Namespaces describes the namespaces that records belong to.
-	Namespaces() []disk.NamespaceInfo
-}
 
 // Stats say how KV events are published.
 type Stats struct {
@@ -46,7 +37,7 @@ func (s *Stats) add(z zmtp.PublisherStats) {
 // Publisher publishes what a store holds. If that breaks off it begins again.
 type Publisher struct {
 	opts   Options
-	source Source
+	source residency.Source
 
 	mu   sync.Mutex
 	now  *session // nil while there is none
@@ -54,7 +45,7 @@ type Publisher struct {
 }
 
 // New opens the endpoints. Run has to be called.
-func New(ctx context.Context, o Options, source Source) (*Publisher, error) {
+func New(ctx context.Context, o Options, source residency.Source) (*Publisher, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, err

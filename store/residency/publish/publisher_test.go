@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/testkit/zmqtest"
 	"github.com/kvconn/kvconn/store"
 )
@@ -40,11 +41,7 @@ func TestWhatIsPublishedIsWhatIsThere(t *testing.T) {
 		}
 		return len(got) == len(want)
 	}
-	for end := time.Now().Add(time.Minute); !same(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("what is published is not what is there, %d blocks", len(want))
-		}
-	}
+	wait.For(t, "the blocks that are there", same)
 	if len(want) == 0 || len(want) == 1200 {
 		t.Errorf("%d blocks: nothing was evicted, or all", len(want))
 	}
@@ -71,9 +68,7 @@ func TestLibzmqReadsWhatIsPublished(t *testing.T) {
 	p := run(t, Options{Topic: "kv", Hashes: HashBytes}, s)
 	sub := zmqtest.Start(t, "../../../internal/zmtp/testdata/libzmq_sub.py", "sub", p.Stats().Endpoint, "kv")
 	sub.Line()
-	for p.Stats().Subscribers == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "a subscriber", func() bool { return p.Stats().Subscribers > 0 })
 	// The subscription may take effect after the connection: save until something arrives.
 	lines := make(chan []string, 1)
 	go func() { lines <- sub.Line() }()

@@ -21,7 +21,7 @@ const eventBlocks = 1024
 // session is one attempt at publishing: the sockets, and what was published on them.
 type session struct {
 	opts    *Options
-	source  Source
+	source  residency.Source
 	pub     *zmtp.Publisher
 	replay  *zmtp.ReplayServer // nil without replay
 	history *zmtp.History
@@ -40,7 +40,7 @@ type view struct {
 }
 
 // open opens the endpoints.
-func open(ctx context.Context, o *Options, source Source) (_ *session, err error) {
+func open(ctx context.Context, o *Options, source residency.Source) (_ *session, err error) {
 	s := &session{opts: o, source: source, encode: batch{form: o.Hashes, now: time.Now}}
 	if s.history, err = zmtp.NewHistory(o.History); err != nil {
 		return nil, err
@@ -145,22 +145,17 @@ func (s *session) record(kind store.EventKind, id store.RecordID) {
 }
 
 // view describes a namespace; nil if it is not published.
-func (s *session) view(id connector.NamespaceDigest) *view {
-	for _, n := range s.source.Namespaces() {
-		if n.Digest != id {
-			continue
-		}
-		m, err := connector.ParseManifest(n.Manifest)
-		if err != nil {
-			s.opts.Logger.Warn("a namespace is not published", "namespace", n.Digest, "error", err)
-			return nil
-		}
-		if !s.opts.Accept(n.Digest, m) {
-			return nil
-		}
-		return &view{shards: residency.NewShards(m), blockSize: m.BlockSize}
+func (s *session) view(ns connector.NamespaceDigest) *view {
+	text, _ := residency.Manifest(s.source, ns)
+	m, err := connector.ParseManifest(text)
+	if err != nil {
+		s.opts.Logger.Warn("a namespace is not published", "namespace", ns, "error", err)
+		return nil
 	}
-	return nil
+	if !s.opts.Accept(ns, m) {
+		return nil
+	}
+	return &view{shards: residency.NewShards(m), blockSize: m.BlockSize}
 }
 
 // flush publishes the blocks that were gathered.
