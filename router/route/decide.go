@@ -39,10 +39,9 @@ func (r *Router) Route(ctx context.Context, req *Request, d *Decision) error {
 }
 
 // RouteAll decides several requests: out[i] and the i-th error are of reqs[i], as those of [Router.Route].
-// A policy that places batches is given all requests of a model at once. Any other decides one after the
-// other, each counting for those after it: first the requests with a strict pin, as no other rank will do
-// for them, then the rest in the order given. A request that excludes ranks is never part of a batch; it is
-// placed after it.
+// A policy.Batcher gets all requests of a model at once, except that one that excludes ranks is placed by itself
+// after them. Any other policy decides one after the other, each counting for those after it: first the
+// requests with a strict pin, as no other rank will do for them, then the rest in the order given.
 func (r *Router) RouteAll(ctx context.Context, reqs []Request, out []Decision) []error {
 	jobs, open := make([]job, len(reqs)), make([]*job, 0, len(reqs))
 	for i := range reqs {
@@ -284,6 +283,7 @@ func (r *Router) book(v *view, j *job) error {
 		e.assume = p.assumed(d, now)
 	}
 	r.flights.add(j.id, e)
+	p.loads[d.Index].Place(j.tokens, int(d.UseTokens), int(d.LoadDisk), int(d.LoadObject), p.blockSize) // for the rest of a batch
 	return nil
 }
 
