@@ -44,7 +44,7 @@ type batch struct {
 	own   policy.State  // a copy in which the placements of the batch count
 	reqs  []*policy.Request
 	out   []*policy.Decision
-	order []int32 // requests still to decide, in order
+	order []int32 // requests still to decide, in the order in which they will be
 }
 
 func (b *batch) shared() *batch { return b }
@@ -147,8 +147,7 @@ func (b *batch) strictFirst() {
 	slices.SortStableFunc(b.order, func(x, y int32) int { return urgency(x) - urgency(y) })
 }
 
-// each calls decide for the requests in order. Those for which it returns true are decided and leave the
-// order.
+// each calls decide for each request of order. If it returns true the request is decided and leaves the order.
 func (b *batch) each(decide func(r *policy.Request, d *policy.Decision) bool) {
 	kept := b.order[:0]
 	for _, q := range b.order {

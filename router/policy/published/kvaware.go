@@ -77,7 +77,7 @@ func compareHeads(x, y *policy.Request) int {
 
 // startWarmup notes at the first call which ranks there are.
 func (p *KVAware) startWarmup() {
-	if !p.opts.Warmup || p.known {
+	if !p.opts.Warmup || p.known || len(p.s.Ranks) == 0 {
 		return
 	}
 	p.known = true

@@ -47,7 +47,7 @@ func (p *Load) placeBatch() {
 	p.balance(p.fairShare(p.multiplier, len(p.order)))
 }
 
-// balance places the requests in order on ranks below limit requests.
+// balance places the requests of order on ranks with fewer requests than limit.
 func (p *Load) balance(limit int) {
 	slices.SortStableFunc(p.order, func(x, y int32) int { return p.reqs[y].Tokens - p.reqs[x].Tokens })
 	p.each(func(r *policy.Request, d *policy.Decision) bool {
