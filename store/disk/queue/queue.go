@@ -1,23 +1,26 @@
-package disk
+// Package queue has a queue between goroutines.
+package queue
 
 import "sync"
 
-// queue is an unbounded first-in first-out queue between goroutines; what goes in is
+// Queue is an unbounded first-in first-out queue between goroutines; what goes in is
 // bounded by a byte budget elsewhere.
-type queue[T any] struct {
+type Queue[T any] struct {
 	mu     sync.Mutex
 	ready  sync.Cond
 	items  []T
 	closed bool
 }
 
-func newQueue[T any]() *queue[T] {
-	q := new(queue[T])
+// New returns an empty queue.
+func New[T any]() *Queue[T] {
+	q := new(Queue[T])
 	q.ready.L = &q.mu
 	return q
 }
 
-func (q *queue[T]) push(items ...T) {
+// Push adds items. One that is pushed after Close is still handed out.
+func (q *Queue[T]) Push(items ...T) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.items = append(q.items, items...)
@@ -28,8 +31,8 @@ func (q *queue[T]) push(items ...T) {
 	}
 }
 
-// tryPush adds an item unless the queue is closed.
-func (q *queue[T]) tryPush(item T) bool {
+// TryPush adds an item unless the queue is closed.
+func (q *Queue[T]) TryPush(item T) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -40,8 +43,8 @@ func (q *queue[T]) tryPush(item T) bool {
 	return true
 }
 
-// pop waits for an item. It reports false when the queue is closed and empty.
-func (q *queue[T]) pop() (item T, ok bool) {
+// Pop waits for an item. It reports false when the queue is closed and empty.
+func (q *Queue[T]) Pop() (item T, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.items) == 0 {
@@ -57,8 +60,8 @@ func (q *queue[T]) pop() (item T, ok bool) {
 	return item, true
 }
 
-// popAll waits for items and moves all of them (at most limit) to the end of buf.
-func (q *queue[T]) popAll(buf []T, limit int) (out []T, ok bool) {
+// PopAll waits for items and moves all of them (at most limit) to the end of buf.
+func (q *Queue[T]) PopAll(buf []T, limit int) (out []T, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.items) == 0 {
@@ -75,7 +78,8 @@ func (q *queue[T]) popAll(buf []T, limit int) (out []T, ok bool) {
 	return buf, true
 }
 
-func (q *queue[T]) close() {
+// Close has [Queue.Pop] end when the queue is empty.
+func (q *Queue[T]) Close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true

@@ -1,4 +1,4 @@
-package disk
+package readio
 
 import (
 	"context"
@@ -8,9 +8,9 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// awaitReads waits for a batch, giving up ops that run past their deadline.
-func (s *Store) awaitReads(ctx context.Context, b *readBatch) {
-	interval := max(s.opts.ReadTimeout/8, time.Millisecond)
+// await waits for a batch, giving up ops that run past their deadline.
+func (r *Reader) await(ctx context.Context, b *batch) {
+	interval := max(r.o.Timeout/8, time.Millisecond)
 	b.timer.Reset(interval)
 	defer b.timer.Stop()
 	ended := ctx.Done()
@@ -21,9 +21,9 @@ func (s *Store) awaitReads(ctx context.Context, b *readBatch) {
 		case <-ended:
 			ended = nil
 			cause := fmt.Errorf("%w: %w", store.ErrTimeout, context.Cause(ctx))
-			s.abandon(b, cause, func(*read, time.Time) bool { return true })
+			r.abandon(b, cause, func(*Read, time.Time) bool { return true })
 		case <-b.timer.C:
-			s.abandonLate(b)
+			r.abandonLate(b)
 			b.timer.Reset(interval)
 		}
 	}
@@ -31,54 +31,53 @@ func (s *Store) awaitReads(ctx context.Context, b *readBatch) {
 
 // abandonLate gives up the ops that the disk has owed for longer than the timeout, and
 // those still queued if the disk has delivered nothing for so long.
-func (s *Store) abandonLate(b *readBatch) {
-	limit := s.opts.ReadTimeout
+func (r *Reader) abandonLate(b *batch) {
+	limit := r.o.Timeout
 	err := fmt.Errorf("disk did not answer within %v: %w", limit, store.ErrTimeout)
-	s.abandon(b, err, func(op *read, now time.Time) bool {
-		if op.phase == readIssued {
+	r.abandon(b, err, func(op *Read, now time.Time) bool {
+		if op.phase == issued {
 			return now.Sub(op.issuedAt) > limit
 		}
-		return now.Sub(b.began) > limit && now.Sub(s.reads.progress) > limit
+		return now.Sub(b.began) > limit && now.Sub(r.progress) > limit
 	})
 }
 
 // abandon reports those ops of a batch that late selects and that are queued or issued.
-func (s *Store) abandon(b *readBatch, err error, late func(*read, time.Time) bool) {
-	r := &s.reads
-	now := s.opts.clock()
+func (r *Reader) abandon(b *batch, err error, late func(*Read, time.Time) bool) {
+	now := r.o.Clock()
 	for _, op := range b.ops {
 		r.mu.Lock()
-		mine := op.batch == b && (op.phase == readQueued || op.phase == readIssued) && op.found.g != nil
+		mine := op.batch == b && (op.phase == queued || op.phase == issued) && op.File != nil
 		if !mine || !late(op, now) {
 			r.mu.Unlock()
 			continue
 		}
 		r.drop(op)
-		hung, at := op.outstanding > 0, op.found
+		hung := op.outstanding > 0
+		at := op.Place
 		// That a caller gave up, or that others were before it, says nothing of the record.
-		slow := hung && now.Sub(op.issuedAt) > s.opts.ReadTimeout
-		op.phase = readDone
+		slow := hung && now.Sub(op.issuedAt) > r.o.Timeout
+		op.phase = done
 		if hung {
-			op.phase = readAbandoned
+			op.phase = abandoned
 			op.SetSettled(false)
 		}
 		op.Err = err
 		r.wakeOne()
 		r.mu.Unlock()
-		if slow && s.readFailed(at.ref, at.seq, err) {
-			job := &dropJob{ref: at.ref, seq: at.seq, done: make(chan struct{})}
-			s.commits.tryPush(commit{kind: commitDropSlot, drop: job})
+		if slow {
+			r.o.Records.Overdue(at, err)
 		}
 		if !hung {
-			s.letGo(op)
+			r.letGo(op)
 		}
-		s.reportRead(op)
+		r.report(op)
 	}
 }
 
 // settle ends an abandoned op after its last request.
-func (s *Store) settle(op *read) {
-	s.letGo(op)
+func (r *Reader) settle(op *Read) {
+	r.letGo(op)
 	callback := op.OnSettled
 	op.SetSettled(true)
 	if callback != nil {

@@ -1,4 +1,4 @@
-package disk
+package readio
 
 import (
 	"math"
@@ -17,7 +17,7 @@ const (
 )
 
 // speed is a ratio of two sums, bytes and busy seconds, that decay with busy time alone.
-// It is guarded by the mutex of reads.
+// It is guarded by the mutex of the reader.
 type speed struct {
 	bytes, seconds float64
 	latency        float64
@@ -55,11 +55,16 @@ func (e *speed) record(took time.Duration) {
 	e.latency += latencyWeight * (took.Seconds() - e.latency)
 }
 
-// Speed returns how fast reads are at the moment. It starts from the calibration if
-// there is one, and sinks while a disk owes an answer.
-func (s *Store) Speed() store.Speed {
-	now := s.opts.clock()
-	r := &s.reads
+// Seed starts the speed from a rate measured before.
+func (r *Reader) Seed(bytesPerS float64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.speed.seed(bytesPerS)
+}
+
+// Speed returns how fast reads are at the moment. It sinks while a disk owes an answer.
+func (r *Reader) Speed() store.Speed {
+	now := r.o.Clock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	bytes, seconds := r.speed.bytes, r.speed.seconds

@@ -1,4 +1,6 @@
-package disk
+// Package namespace knows the namespaces that a store has seen: their numbers, manifests and
+// payload sizes, and which engines have them open.
+package namespace
 
 import (
 	"encoding/json"
@@ -10,18 +12,40 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/report"
 )
 
 // maxNamespaces is what the index has room to number.
 const maxNamespaces = 1 << 16
 
-// namespaces are the namespaces a store has seen. One is in memory alone until the first
+// ErrNotOpen says that a namespace is not known.
+var ErrNotOpen = fmt.Errorf("namespace is not open: %w", store.ErrInvalid)
+
+// Options are what a [Registry] needs of the store.
+type Options struct {
+	FS fsio.FS
+	// Dir is the directory of the manifests.
+	Dir    string
+	Report *report.Report
+	// Claim takes room for a manifest of that many bytes about to be written, Unclaim gives it
+	// back.
+	Claim   func(bytes int) error
+	Unclaim func(bytes int)
+	// Reused is called when a number is given out again that past events may name.
+	Reused func()
+}
+
+// Registry has the namespaces a store has seen. A namespace is in memory alone until the first
 // record is saved into it; then its manifest becomes a file, so that it outlives the
 // journal, and its number goes into the journal. So an engine that connects never waits
-// for the disk, and one that saves nothing leaves nothing.
-type namespaces struct {
+// for the disk, and one that saves nothing leaves nothing. A Registry may be used by any number
+// of goroutines.
+type Registry struct {
+	o Options
+
 	// mu is never held across I/O.
 	mu     sync.RWMutex
 	byID   []*namespace
@@ -33,13 +57,14 @@ type namespaces struct {
 	// keeping has the namespaces whose manifest is being written; each is closed after that.
 	keeping map[uint16]chan struct{}
 
-	// tidy asks for [Store.tidyNamespaces]; wrong are the payload sizes to look at then.
+	// tidy asks the store to tidy; wrong are the payload sizes to look at then.
 	tidy  chan struct{}
 	wrong map[index.Group]bool
 
 	closed bool
 }
 
+// namespace is one namespace, guarded by the mutex of the registry.
 type namespace struct {
 	digest   connector.NamespaceDigest
 	manifest []byte // canonical JSON, nil if its file is lost
@@ -61,8 +86,8 @@ type namespace struct {
 	inserted atomic.Uint64
 }
 
-// NamespaceInfo describes a namespace of a store.
-type NamespaceInfo struct {
+// Info describes a namespace of a store.
+type Info struct {
 	Digest connector.NamespaceDigest
 	// Manifest is the canonical JSON, or nil if it was lost with its file.
 	Manifest []byte
@@ -71,18 +96,24 @@ type NamespaceInfo struct {
 	Forgotten bool
 }
 
-// init makes n as it is before any namespace is known.
-func (n *namespaces) init() {
+// New returns a registry that knows no namespace.
+func New(o Options) *Registry {
+	n := &Registry{o: o, tidy: make(chan struct{}, 1)}
+	n.reset()
+	return n
+}
+
+// reset forgets all namespaces.
+func (n *Registry) reset() {
 	n.byID, n.unused, n.used = nil, nil, nil
 	n.lookup = make(map[connector.NamespaceDigest]uint16)
 	n.keeping = make(map[uint16]chan struct{})
-	n.tidy = make(chan struct{}, 1)
 	n.wrong = make(map[index.Group]bool)
 }
 
-// OpenNamespace makes the namespace that m describes known, and returns its digest. It does
-// not wait for the disk. Every call is to be followed by one of [Store.CloseNamespace].
-func (s *Store) OpenNamespace(m *connector.Manifest) (digest connector.NamespaceDigest, err error) {
+// Open makes the namespace that m describes known, and returns its digest. Every call is to be
+// followed by one of [Registry.Leave].
+func (n *Registry) Open(m *connector.Manifest) (digest connector.NamespaceDigest, err error) {
 	text, err := m.Canonical()
 	if err != nil {
 		return digest, err
@@ -90,7 +121,6 @@ func (s *Store) OpenNamespace(m *connector.Manifest) (digest connector.Namespace
 	if digest, err = m.Digest(); err != nil {
 		return digest, err
 	}
-	n := &s.namespaces
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
@@ -105,7 +135,7 @@ func (s *Store) OpenNamespace(m *connector.Manifest) (digest connector.Namespace
 	}
 	if n.reused {
 		n.reused = false
-		s.events.log.Skip()
+		n.o.Reused()
 	}
 	e := n.byID[id]
 	if e.manifest == nil {
@@ -119,10 +149,9 @@ func (s *Store) OpenNamespace(m *connector.Manifest) (digest connector.Namespace
 	return digest, nil
 }
 
-// CloseNamespace says that an engine which had opened the namespace has gone. A namespace
+// Leave says that an engine which had opened the namespace has gone. A namespace
 // that no engine has open and that has no records is forgotten.
-func (s *Store) CloseNamespace(ns connector.NamespaceDigest) {
-	n := &s.namespaces
+func (n *Registry) Leave(ns connector.NamespaceDigest) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	id, known := n.lookup[ns]
@@ -139,15 +168,15 @@ func (s *Store) CloseNamespace(ns connector.NamespaceDigest) {
 	}
 }
 
-// close refuses to open namespaces from now on.
-func (n *namespaces) close() {
+// Close refuses to open namespaces from now on.
+func (n *Registry) Close() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.closed = true
 }
 
 // at returns a namespace that is known, or nil. n.mu is held.
-func (n *namespaces) at(id uint16) *namespace {
+func (n *Registry) at(id uint16) *namespace {
 	if int(id) >= len(n.byID) || n.byID[id].gone {
 		return nil
 	}
@@ -155,28 +184,27 @@ func (n *namespaces) at(id uint16) *namespace {
 }
 
 // remove forgets a namespace. Its number is not free before the caller says so. n.mu is held.
-func (n *namespaces) remove(id uint16) {
+func (n *Registry) remove(id uint16) {
 	e := n.byID[id]
 	e.gone, e.manifest = true, nil
 	delete(n.lookup, e.digest)
 }
 
-// Namespaces lists the namespaces of the store.
-func (s *Store) Namespaces() []NamespaceInfo {
-	n := &s.namespaces
+// List returns the namespaces of the store.
+func (n *Registry) List() []Info {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
-	out := make([]NamespaceInfo, 0, len(n.lookup))
+	out := make([]Info, 0, len(n.lookup))
 	for _, e := range n.byID {
 		if !e.gone || e.used.Load() {
-			out = append(out, NamespaceInfo{Digest: e.digest, Manifest: slices.Clone(e.manifest), Forgotten: e.gone})
+			out = append(out, Info{Digest: e.digest, Manifest: slices.Clone(e.manifest), Forgotten: e.gone})
 		}
 	}
 	return out
 }
 
 // add gives a namespace a number. n.mu is held.
-func (n *namespaces) add(digest connector.NamespaceDigest, manifest []byte) (uint16, error) {
+func (n *Registry) add(digest connector.NamespaceDigest, manifest []byte) (uint16, error) {
 	e := &namespace{
 		digest: digest, manifest: manifest, scheme: schemeOf(manifest),
 		sizes: make(map[connector.Shard]int), noted: make(map[connector.Shard]bool),
@@ -200,17 +228,16 @@ func (n *namespaces) add(digest connector.NamespaceDigest, manifest []byte) (uin
 	return id, nil
 }
 
-// findNamespace returns the number of a digest for records found in headers, noting the namespace
+// Find returns the number of a digest for records found in headers, noting the namespace
 // if it is not known.
-func (s *Store) findNamespace(digest connector.NamespaceDigest) (uint16, error) {
-	n := &s.namespaces
+func (n *Registry) Find(digest connector.NamespaceDigest) (uint16, error) {
 	n.mu.RLock()
 	id, ok := n.lookup[digest]
 	n.mu.RUnlock()
 	if ok {
 		return id, nil
 	}
-	manifest, _ := s.readManifest(digest) // one that is lost is written again when an engine brings it
+	manifest, _ := n.readManifest(digest) // one that is lost is written again when an engine brings it
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if id, ok = n.lookup[digest]; ok {
@@ -226,22 +253,23 @@ func (s *Store) findNamespace(digest connector.NamespaceDigest) (uint16, error) 
 }
 
 // of returns a namespace that is known, or nil. n.mu is held.
-func (n *namespaces) of(digest connector.NamespaceDigest) *namespace {
+func (n *Registry) of(digest connector.NamespaceDigest) *namespace {
 	if id, known := n.lookup[digest]; known {
 		return n.byID[id]
 	}
 	return nil
 }
 
-// number returns the number of a namespace, if it is known.
-func (n *namespaces) number(digest connector.NamespaceDigest) (id uint16, known bool) {
+// Number returns the number of a namespace, if it is known.
+func (n *Registry) Number(digest connector.NamespaceDigest) (id uint16, known bool) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	id, known = n.lookup[digest]
 	return id, known
 }
 
-func (n *namespaces) count() int {
+// Count returns how many namespaces are known.
+func (n *Registry) Count() int {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	return len(n.lookup)
@@ -258,16 +286,16 @@ func schemeOf(manifest []byte) format.KeyScheme {
 	return format.KeySchemeOf(m.KeyScheme)
 }
 
-// identity returns what the headers of a namespace's records say of it.
-func (n *namespaces) identity(id uint16) (connector.NamespaceDigest, format.KeyScheme) {
+// Identity returns what the headers of a namespace's records say of it.
+func (n *Registry) Identity(id uint16) (connector.NamespaceDigest, format.KeyScheme) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	return n.byID[id].digest, n.byID[id].scheme
 }
 
-// digest returns the digest of a namespace that is known or was; zero, which is none's, where the
+// Digest returns the digest of a namespace that is known or was; zero, which is none's, where the
 // journal has lost what a number means.
-func (n *namespaces) digest(id uint16) (digest connector.NamespaceDigest) {
+func (n *Registry) Digest(id uint16) (digest connector.NamespaceDigest) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	if int(id) < len(n.byID) {
@@ -276,30 +304,40 @@ func (n *namespaces) digest(id uint16) (digest connector.NamespaceDigest) {
 	return digest
 }
 
-// unlisted reports whether the journal does not have the number of a namespace yet, and
-// takes it that it has from now on.
-func (n *namespaces) unlisted(id uint16) bool {
-	n.mu.RLock()
-	listed := n.byID[id].listed
-	n.mu.RUnlock()
-	if listed {
-		return false
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.byID[id].listed = true
-	return true
-}
-
-// inserted counts a record that the committer adds.
-func (n *namespaces) insert(id uint16) {
+// Known reports whether a number is that of a namespace.
+func (n *Registry) Known(id uint16) bool {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
-	n.byID[id].inserted.Add(1)
+	return n.at(id) != nil
 }
 
-// draft writes the namespaces that have records, or may have, into a new journal.
-func (n *namespaces) draft(d *journal.Draft) {
+// Put notes namespace and payload size of a record that is added in the batch of a journal,
+// unless the journal has them.
+func (n *Registry) Put(batch *journal.Batch, g index.Group, bytes uint32) error {
+	n.mu.RLock()
+	e := n.byID[g.Namespace]
+	e.inserted.Add(1)
+	listed, noted := e.listed, e.noted[g.Shard]
+	n.mu.RUnlock()
+	if listed && noted {
+		return nil
+	}
+	n.mu.Lock()
+	e.listed, e.noted[g.Shard] = true, true
+	n.mu.Unlock()
+	if !listed {
+		if err := batch.PutNamespace(journal.Namespace{ID: g.Namespace, Digest: e.digest}); err != nil {
+			return err
+		}
+	}
+	if !noted {
+		return batch.PutSize(g.Namespace, g.Shard, bytes)
+	}
+	return nil
+}
+
+// Draft writes the namespaces that have records, or may have, into a new journal.
+func (n *Registry) Draft(d *journal.Draft) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	for i, e := range n.byID {
@@ -313,9 +351,9 @@ func (n *namespaces) draft(d *journal.Draft) {
 	}
 }
 
-// unnote has the numbers and sizes noted again with the next record: a new journal need not
+// Unnote has the numbers and sizes noted again with the next record: a new journal need not
 // have those that came while it was written.
-func (n *namespaces) unnote() {
+func (n *Registry) Unnote() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, e := range n.byID {
@@ -324,18 +362,16 @@ func (n *namespaces) unnote() {
 	}
 }
 
-// loadNamespaces reads the namespaces' numbers from the journal and their manifests from
-// files.
-func (s *Store) loadNamespaces() error {
-	n := &s.namespaces
-	n.init()
-	noted, err := s.journal.Namespaces()
+// Load replaces what is known by the numbers in a journal and the manifests in files.
+func (n *Registry) Load(j *journal.Journal) error {
+	noted, err := j.Namespaces()
 	if err != nil {
 		return err
 	}
 	slices.SortFunc(noted, func(a, b journal.Namespace) int { return int(a.ID) - int(b.ID) })
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.reset()
 	for _, e := range noted {
 		for len(n.byID) < int(e.ID) { // the number of one that was forgotten
 			n.unused = append(n.unused, uint16(len(n.byID)))
@@ -347,11 +383,11 @@ func (s *Store) loadNamespaces() error {
 		}
 		n.byID[id].listed = true
 		n.byID[id].used.Store(true)
-		if err := s.loadManifest(n.byID[id]); err != nil {
-			s.report.Note("manifest of namespace %v is lost (%v)", e.Digest, err)
+		if err := n.loadManifest(n.byID[id]); err != nil {
+			n.o.Report.Note("manifest of namespace %v is lost (%v)", e.Digest, err)
 		}
 	}
-	return s.journal.Sizes(func(id uint16, shard connector.Shard, bytes uint32) {
+	return j.Sizes(func(id uint16, shard connector.Shard, bytes uint32) {
 		if e := n.at(id); e != nil {
 			e.sizes[shard], e.noted[shard] = int(bytes), true
 		}

@@ -1,20 +1,20 @@
-package disk
+package readio
 
 import "sync"
 
-// gate gives reads priority over writes: while reads are in the disk, only a few writes
-// are, so that a read waits behind little. Writes always go on: a disk that is read all the
+// Gate gives reads priority over writes: while reads are in the disk, only a few writes
+// are, so that a read waits for little. Writes always go on: a disk that is read all the
 // time must not refuse every save.
 //
 // How much is written at one time follows the disk. A few writes always go on; beyond
 // them, a budget in bytes, which is what the disk needs in flight to be as fast as it can.
-type gate struct {
+type Gate struct {
 	mu      sync.Mutex
 	changed sync.Cond
 	reading int // requests of reads in the disk
 	writing int
 	bytes   int64 // of the writes in the disk
-	// always writes may be in the disk at a time, most never more; in between as many as
+	// always writes may be in the disk at a time, most never more; in between what
 	// budget bytes allow. All of it is divided by fewWrites while there are reads.
 	always, most int
 	budget       int64
@@ -29,25 +29,29 @@ const (
 	mostWriters = 64
 )
 
-// init sets the number of writes at one time; 0 has it follow the budget.
-func (g *gate) init(writers int) {
+// NewGate returns a gate for that many writes at one time; 0 has it follow the budget.
+func NewGate(writers int) *Gate {
+	g := &Gate{always: writers, most: writers}
 	g.changed.L = &g.mu
-	g.always, g.most = writers, writers
 	if writers == 0 {
 		g.always, g.most = defaultWriters, mostWriters
 	}
+	return g
 }
 
-// setBudget sets how many bytes the disk should be given at one time.
-func (g *gate) setBudget(bytes int64) {
+// Most is how many writes may be in the disk at one time, whatever the budget.
+func (g *Gate) Most() int { return g.most }
+
+// SetBudget sets how many bytes the disk should be given at one time.
+func (g *Gate) SetBudget(bytes int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.budget = bytes
 	g.changed.Broadcast()
 }
 
-// beginWrite waits for the turn of a write of that many bytes.
-func (g *gate) beginWrite(bytes int64) {
+// BeginWrite waits for the turn of a write of that many bytes.
+func (g *Gate) BeginWrite(bytes int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for !g.mayWrite(bytes) {
@@ -59,7 +63,7 @@ func (g *gate) beginWrite(bytes int64) {
 	g.changed.Signal()
 }
 
-func (g *gate) mayWrite(bytes int64) bool {
+func (g *Gate) mayWrite(bytes int64) bool {
 	part := 1
 	if g.reading > 0 {
 		part = fewWrites
@@ -73,7 +77,8 @@ func (g *gate) mayWrite(bytes int64) bool {
 	return g.bytes+bytes <= g.budget/int64(part)
 }
 
-func (g *gate) endWrite(bytes int64) {
+// EndWrite ends what BeginWrite began.
+func (g *Gate) EndWrite(bytes int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.writing--
@@ -81,8 +86,8 @@ func (g *gate) endWrite(bytes int64) {
 	g.changed.Signal()
 }
 
-// reads notes that so many requests of reads entered the disk, or left it.
-func (g *gate) reads(n int) {
+// reads notes that n requests of reads entered the disk, or left it if n is negative.
+func (g *Gate) reads(n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.reading += n; g.reading == 0 {
@@ -90,8 +95,8 @@ func (g *gate) reads(n int) {
 	}
 }
 
-// state returns the budget and the number of writes in the disk.
-func (g *gate) state() (budget int64, writing int) {
+// State returns the budget and the number of writes in the disk.
+func (g *Gate) State() (budget int64, writing int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.budget, g.writing

@@ -1,4 +1,4 @@
-package disk
+package readio
 
 import (
 	"time"
@@ -6,30 +6,30 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// readBatch is one call of Read.
-type readBatch struct {
+// batch is one call of Read.
+type batch struct {
 	done  func(*store.ReadOp)
-	ops   []*read
-	left  int           // ops not done; guarded by the mutex of reads
+	ops   []*Read
+	left  int           // ops not done; guarded by the mutex of the reader
 	ended chan struct{} // has a token when left is 0
 	timer *time.Timer
 	began time.Time
 }
 
 // begin registers a call of Read.
-func (r *reads) begin(ops []*store.ReadOp, done func(*store.ReadOp), now time.Time) (*readBatch, error) {
+func (r *Reader) begin(ops []*store.ReadOp, done func(*store.ReadOp), now time.Time) (*batch, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return nil, store.ErrClosed
 	}
 	r.calls++
-	var b *readBatch
+	var b *batch
 	if k := len(r.batches); k > 0 {
 		b = r.batches[k-1]
 		r.batches = r.batches[:k-1]
 	} else {
-		b = &readBatch{ended: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
+		b = &batch{ended: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
 	}
 	b.done, b.left, b.began = done, len(ops), now
 	for _, op := range ops {
@@ -38,12 +38,12 @@ func (r *reads) begin(ops []*store.ReadOp, done func(*store.ReadOp), now time.Ti
 	return b, nil
 }
 
-func (r *reads) end(b *readBatch) {
+func (r *Reader) end(b *batch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, op := range b.ops {
-		if op.phase != readAbandoned { // the kernel still has such a one
-			*op = read{}
+		if op.phase != abandoned { // the kernel still has those
+			*op = Read{}
 			r.idleOps = append(r.idleOps, op)
 		}
 	}
@@ -56,13 +56,13 @@ func (r *reads) end(b *readBatch) {
 }
 
 // adopt begins an op. r.mu is held.
-func (r *reads) adopt(o *store.ReadOp, b *readBatch) *read {
-	var op *read
+func (r *Reader) adopt(o *store.ReadOp, b *batch) *Read {
+	var op *Read
 	if k := len(r.idleOps); k > 0 {
 		op = r.idleOps[k-1]
 		r.idleOps = r.idleOps[:k-1]
 	} else {
-		op = new(read)
+		op = new(Read)
 	}
 	o.Err = nil
 	o.SetSettled(true)
