@@ -7,8 +7,9 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// Level is what can be asked where records are, and priced: host memory and every tier. Its
-// methods may be called from any goroutine and never wait for I/O.
+// Level is a place that loads come from: host memory, or a tier. It knows which records it has
+// and how fast it delivers them. Its methods may be called from any goroutine and never wait for
+// I/O.
 type Level interface {
 	// Name is what metrics, status and logs call the level: host, disk, object.
 	Name() string
@@ -56,18 +57,23 @@ type Tier interface {
 	Namespaces
 	Leases
 	Events
-	// Probe reads and verifies one record that is there into memory of its own, like any other
-	// read, so that Speed is of now though no load asks for anything. It returns [ErrGone] if
-	// there is none, and the errors of [Reader].
+	// Probe reads and verifies one record of the tier into memory of its own, like any other
+	// read, so that Speed stays up to date while no load asks for anything. It returns [ErrGone]
+	// if there is none, and the errors of [Reader].
 	Probe(ctx context.Context) error
+	// Close ends the tier. Writes that were accepted are finished and calls of Read have
+	// returned when it returns, so that nothing calls a done or uses a buffer afterwards; where a
+	// device does not answer it gives up with [ErrTimeout]. Calls that come later fail with
+	// [ErrClosed], or find nothing. Another call of Close returns the result of the first.
+	Close() error
 }
 
 // Leases finds prefixes and keeps them from being evicted.
 type Leases interface {
 	// Lookup returns the number of leading blocks of chain that are there with every one of
 	// shards, and a lease that pins their records for ttl, or less where the tier bounds it. The
-	// lease is 0 if there is nothing to pin. The records count as used. Lookup does not wait for
-	// I/O.
+	// lease is 0 if there is nothing to pin; any other is to be released, one that has ended too.
+	// The records count as used. Lookup does not wait for I/O.
 	Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (blocks int, id LeaseID)
 	// Renew gives a lease ttl from now. It reports false if the lease has ended.
 	Renew(id LeaseID, ttl time.Duration) bool

@@ -4,14 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
-	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
@@ -29,12 +27,11 @@ type backend struct {
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
 	workers    map[*workerSession]struct{}
-	// refused are ranks whose memory was offered and could not be taken, until it is.
+	// refused are ranks whose memory could not be opened, until it can.
 	refused map[engineRank]struct{}
-	// past keeps the counts of sessions that have ended, so that metrics never run
-	// backwards; draining are workers that have ended and still have saves under way.
-	past   totals
-	models modelCounts
+	// past has the counts of ended sessions, so that metrics never decrease; draining are
+	// ended workers with saves still under way.
+	past modelCounts
 	// namespaces counts how openings of namespaces ended.
 	namespaces openings
 	draining   map[*workerSession]struct{}
@@ -47,7 +44,7 @@ func newBackend(o *Options, s *disk.Store, a *host.Arena) *backend {
 		opts: o, store: s, cache: host.NewCache(a, s),
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
 		refused:  make(map[engineRank]struct{}),
-		draining: make(map[*workerSession]struct{}), models: make(modelCounts),
+		draining: make(map[*workerSession]struct{}), past: make(modelCounts),
 	}
 	b.tiers = &tiers{b: b}
 	return b
@@ -63,16 +60,6 @@ func (o *openings) count(err error) {
 		o.opened.Add(1)
 	}
 }
-
-// totals are the counters of leaders and workers added up.
-type totals struct {
-	Leader leader.Stats `metric:""`
-	Worker worker.Stats `metric:""`
-}
-
-func (t *totals) addLeader(s leader.Stats) { counters.Add(&t.Leader, &s) }
-
-func (t *totals) addWorker(s worker.Stats) { counters.Add(&t.Worker, &s) }
 
 // schedulerSession is one engine instance's leader.
 type schedulerSession struct {
@@ -97,8 +84,8 @@ type workerSession struct {
 	rank      int
 	model     string
 	since     time.Time
-	// registered is set while the rank's memory is held, lost once it is gone until it is
-	// registered again; the backend's mutex guards both.
+	// registered is set while the rank's memory is held, lost from the loss of the memory
+	// until it is registered again; the backend's mutex guards both.
 	registered, lost bool
 }
 
@@ -148,7 +135,7 @@ func (b *backend) account(ns connector.NamespaceDigest) (*host.Account, error) {
 	return b.cache.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
 }
 
-// letGo lets go of the namespace, once the reads have ended that handoffs have left to the tiers.
+// letGo releases the namespace once the reads that handoffs have left to the tiers have ended.
 func (s *schedulerSession) letGo() {
 	if s.handoffs == nil {
 		s.b.store.CloseNamespace(s.namespace)
@@ -203,7 +190,7 @@ func (b *backend) log(msg string, p server.Peer, args ...any) {
 	b.opts.Logger.Info(msg, append([]any{slog.String("engine", p.Engine), slog.Int("pid", p.PID), slog.String("client", p.Client)}, args...)...)
 }
 
-// short is the beginning of a digest, enough for a person to tell namespaces apart.
+// short is the beginning of a digest, enough for people to distinguish namespaces.
 func short(d connector.NamespaceDigest) string { return d.String()[:12] }
 
 // Close ends the session and releases what its requests had pinned.
@@ -212,8 +199,7 @@ func (s *schedulerSession) Close() {
 	s.letGo()
 	s.b.mu.Lock()
 	delete(s.b.schedulers, s)
-	s.b.past.addLeader(s.Stats())
-	s.b.models.addLeader(s.manifest.Model, s.Stats())
+	s.b.past.of(s.manifest.Model).addLeader(s.Stats())
 	changes := s.b.tellReady(s.peer.Engine)
 	s.b.mu.Unlock()
 	s.b.log("engine scheduler disconnected", s.peer)
@@ -232,83 +218,16 @@ func (s *workerSession) Close() {
 	s.b.logReady(changes)
 }
 
-// foldDrained adds the counts of ended workers without saves under way to the past, and
-// lets go of their namespaces, into which they may have saved until now.
+// foldDrained adds the counts of ended workers with no saves under way to the past, and
+// releases their namespaces, which those saves needed.
 func (b *backend) foldDrained() {
 	for w := range b.draining {
 		if w.Drained() {
-			b.past.addWorker(w.Stats())
-			b.models.addWorker(w.model, w.Stats())
+			b.past.of(w.model).addWorker(w.Stats())
 			b.store.CloseNamespace(w.namespace)
 			delete(b.draining, w)
 		}
 	}
-}
-
-// EngineStatus is one engine instance.
-type EngineStatus struct {
-	Engine      string       `json:"engine"`
-	PID         int          `json:"pid"`
-	Client      string       `json:"client"`
-	Model       string       `json:"model"`
-	Namespace   string       `json:"namespace"`
-	ConnectedS  float64      `json:"connected_s"`
-	BlockSize   int          `json:"block_size"`
-	Requests    leader.Stats `json:"requests"`
-	RanksNeeded int          `json:"ranks_needed"`
-	// NotReady is why nothing is offered to the engine, "" if it is.
-	NotReady string `json:"not_ready"`
-}
-
-// RankStatus is one connected worker.
-type RankStatus struct {
-	Engine     string       `json:"engine"`
-	PID        int          `json:"pid"`
-	Rank       int          `json:"rank"`
-	Model      string       `json:"model"`
-	Namespace  string       `json:"namespace"`
-	ConnectedS float64      `json:"connected_s"`
-	Registered bool         `json:"registered"`
-	BlockBytes []int        `json:"block_bytes"`
-	Transfers  worker.Stats `json:"transfers"`
-}
-
-// status lists the sessions, sorted by engine and shard, and adds all counters up.
-func (b *backend) status(now time.Time) ([]EngineStatus, []RankStatus, totals) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.foldDrained()
-	sum := b.past
-	for w := range b.draining {
-		sum.addWorker(w.Stats())
-	}
-	engines := make([]EngineStatus, 0, len(b.schedulers))
-	for s := range b.schedulers {
-		st := s.Stats()
-		sum.addLeader(st)
-		engines = append(engines, EngineStatus{
-			Engine: s.peer.Engine, PID: s.peer.PID, Client: s.peer.Client, Model: s.manifest.Model, Namespace: s.namespace.String(),
-			ConnectedS: now.Sub(s.since).Seconds(), BlockSize: s.manifest.BlockSize, Requests: st, RanksNeeded: s.manifest.Ranks(), NotReady: s.notReady,
-		})
-	}
-	ranks := make([]RankStatus, 0, len(b.workers))
-	for w := range b.workers {
-		st := w.Stats()
-		sum.addWorker(st)
-		blockBytes := w.BlockBytes()
-		ranks = append(ranks, RankStatus{
-			Engine: w.peer.Engine, PID: w.peer.PID, Rank: w.rank, Model: w.model, Namespace: w.namespace.String(),
-			ConnectedS: now.Sub(w.since).Seconds(), Registered: blockBytes != nil, BlockBytes: blockBytes, Transfers: st,
-		})
-	}
-	sort.Slice(engines, func(i, j int) bool { return engines[i].Engine < engines[j].Engine })
-	sort.Slice(ranks, func(i, j int) bool {
-		if ranks[i].Engine != ranks[j].Engine {
-			return ranks[i].Engine < ranks[j].Engine
-		}
-		return ranks[i].Rank < ranks[j].Rank
-	})
-	return engines, ranks, sum
 }
 
 // Register opens the engine's memory.
@@ -327,7 +246,7 @@ func (s *workerSession) Register(ctx context.Context, r *server.Registration) (s
 	return out, nil
 }
 
-// Unregister gives the engine's memory back.
+// Unregister releases the engine's memory.
 func (s *workerSession) Unregister(ctx context.Context) error {
 	s.setMemory(false, false)
 	return s.Worker.Unregister(ctx)

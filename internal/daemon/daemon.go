@@ -22,6 +22,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // run takes the addresses, opens the store, serves, and closes it.
@@ -36,8 +37,8 @@ func run(ctx context.Context, o *Options) error {
 		info: Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", epoch), Socket: o.Socket},
 	}
 	d.opening = opening.New(o.Logger, now, d.writeInfo)
-	// First what fails at once: an address in use must not cost the opening of a store, or
-	// make one.
+	// First what can fail at once: an address in use must be found before a store is opened
+	// or made.
 	defer d.closeListeners()
 	if err := d.listen(ctx); err != nil {
 		return err
@@ -57,7 +58,7 @@ func run(ctx context.Context, o *Options) error {
 	return d.run(ctx)
 }
 
-// pin prepares the host tier's memory for copies, and returns what takes that back.
+// pin prepares the host tier's memory for copies, and returns the function that undoes it.
 func (o *Options) pin(arena *host.Arena) (unpin func()) {
 	unpinHost, err := o.Driver.PinHost(arena.Memory())
 	if err != nil {
@@ -87,7 +88,7 @@ type daemon struct {
 
 	infoMu sync.Mutex
 	info   Info
-	// infoWritten says that the file is there and this daemon's.
+	// infoWritten says that the file exists and is this daemon's.
 	infoWritten bool
 
 	// opened is set once the store is open, ready while engines can connect.
@@ -96,7 +97,7 @@ type daemon struct {
 	backend       *backend
 	server        *server.Server
 	// publisher is nil if no events are published.
-	publisher *publisher
+	publisher *publish.Publisher
 	// residency is the stream of what the store holds.
 	residency http.Handler
 }
@@ -119,20 +120,20 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	if err == nil {
 		err = d.serve(ctx, g)
 	}
-	// Whatever way this ends, nobody serves a store that is being closed.
+	// However this ends, nobody serves a store that is being closed.
 	cancel()
 	if failed := g.Wait(); failed != nil && (err == nil || errors.Is(err, context.Canceled)) {
 		err = failed
 	}
 	d.ready.Store(false)
-	d.removeInfo() // before the store is let go of: another's file must stay
+	d.removeInfo() // before the store is released: another daemon's file must stay
 	return err
 }
 
 // serve serves engines until ctx ends.
 func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if d.publisher != nil {
-		g.Go(func() error { return d.publisher.run(ctx) })
+		g.Go(func() error { d.publisher.Run(ctx); return nil })
 	}
 	if err := d.updateInfo(); err != nil {
 		return err
@@ -148,7 +149,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	return g.Wait()
 }
 
-// announce tells everybody who waits for it that engines can connect.
+// announce tells the log, the service manager and the caller that engines can connect.
 func (d *daemon) announce() {
 	d.ready.Store(true)
 	d.opts.Logger.Info("ready", "version", Version, "socket", d.info.Socket, "http", d.info.HTTP, "pprof", d.info.Pprof, "events", d.info.Events, "epoch", d.info.Epoch)
@@ -182,7 +183,7 @@ func (d *daemon) listen(ctx context.Context) (err error) {
 	return nil
 }
 
-// closeListeners gives back what was taken and is not served.
+// closeListeners closes the addresses that are not served.
 func (d *daemon) closeListeners() {
 	if d.socket != nil {
 		_ = d.socket.Close()

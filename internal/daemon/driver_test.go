@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -60,7 +62,7 @@ func newTestBackend(t *testing.T, change func(*Options)) (*backend, *host.Arena)
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = a.Close() })
-	o := &Options{Dir: t.TempDir(), Logger: residencyLogger()}
+	o := &Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(o)
 	}
@@ -281,7 +283,7 @@ func TestEndedSessionsGiveUpTheirShareOfTheHostTier(t *testing.T) {
 		}
 		w.Close()
 		s.Close()
-		eventually(t, func() bool { return a.Stats().Accounts == 0 })
+		wait.For(t, "the shares are given back", func() bool { return a.Stats().Accounts == 0 })
 	}
 	if _, err := b.OpenWorker(t.Context(), server.Peer{Engine: "e"}, residencyManifest(), 99); err == nil || a.Stats().Accounts != 0 {
 		t.Errorf("an unknown rank: %v, %d shares", err, a.Stats().Accounts)

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -19,14 +20,10 @@ func TestStatusAndMatchesDoNotWaitForEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := &Options{Dir: t.TempDir(), PrefillTokensPerS: 1000}
-	o.Logger = residencyLogger()
+	o.Logger = slog.New(slog.DiscardHandler)
 	o.EnsureDefaults()
 	b := newBackend(o, s, a)
-	sched, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, &connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "bfloat16", BlockSize: residencyTestBlockSize, TensorParallel: 2, PipelineParallel: 1,
-		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	})
+	sched, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, residencyManifest())
 	if err != nil {
 		t.Fatal(err)
 	}

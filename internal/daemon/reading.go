@@ -4,26 +4,28 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/residency/publish"
 	"github.com/kvconn/kvconn/worker"
 )
 
-// reading is everything that status, metrics and health are made of, taken at one time.
+// reading has everything that status, metrics and health show, taken at one time.
 type reading struct {
 	now     time.Time
 	engines []EngineStatus
 	ranks   []RankStatus
-	models  []modelTotals
-	sum     totals       `metric:""`
-	store   disk.Stats   `metric:"store_"`
-	host    host.Stats   `metric:"host_"`
-	server  server.Stats `metric:""`
+	models  []modelTotals `metric:"model_"`
+	sum     totals        `metric:""`
+	store   disk.Stats    `metric:"store_"`
+	host    host.Stats    `metric:"host_"`
+	server  server.Stats  `metric:""`
 	health  health.State
-	publish *PublishStatus  `metric:"publish_"` // nil if no events are published
+	publish *publish.Stats  `metric:"publish_"` // nil if no events are published
 	opening *opening.Status // nil once the store is open
 	web     HTTPStatus      `metric:"http_"`
 	ready   bool            `metric:"ready" help:"1 while engines can connect, 0 while they cannot."`
@@ -36,17 +38,19 @@ func (d *daemon) read(now time.Time) *reading {
 		r.web.Connections, r.web.Refused = d.web.Stats()
 	}
 	if d.opened.Load() {
-		r.store, r.host, r.server, r.publish = d.store.Stats(), d.arena.Stats(), d.server.Stats(), d.publisher.status()
-		r.engines, r.ranks, r.sum = d.backend.status(now)
-		r.models = d.backend.modelTotals()
+		r.store, r.host, r.server, r.publish = d.store.Stats(), d.arena.Stats(), d.server.Stats(), d.publishStatus()
+		r.engines, r.ranks, r.models = d.backend.status(now)
+		for i := range r.models {
+			counters.Add(&r.sum, &r.models[i].sum)
+		}
 	}
 	r.health = d.health.State()
 	r.health.Opening = r.opening
 	return r
 }
 
-// Totals are the counters of all engines and ranks since the daemon's start, those that
-// have gone included: they never run backwards.
+// Totals are the counters of all engines and ranks since the daemon's start, including those
+// that have left: they never decrease.
 type Totals struct {
 	Requests  leader.Stats `json:"requests"`
 	Transfers worker.Stats `json:"transfers"`
@@ -69,7 +73,7 @@ type TierStatus struct {
 	LoadBytesPerS float64 `json:"load_bytes_per_s" metric:"load_bytes_per_second" help:"Measured speed of loads from a tier; 0 if it is not known."`
 }
 
-// tiers lists the tiers that there are.
+// tiers lists the tiers.
 func (r *reading) tiers() []TierStatus {
 	disk := TierStatus{
 		Tier: "disk", Records: r.store.Records, UsedBytes: r.store.PhysicalBytes, MaxBytes: r.store.MaxBytes,
@@ -90,15 +94,15 @@ func (r *reading) tiers() []TierStatus {
 	return []TierStatus{host, disk}
 }
 
-// Queues are what waits or is under way now.
+// Queues count work that waits or is under way.
 type Queues struct {
 	LoadsInFlight int `json:"loads_in_flight"`
 	// QueuedReads wait for the disk, ReadInFlightBytes are being read.
 	QueuedReads       int64 `json:"queued_reads"`
 	ReadInFlightBytes int64 `json:"read_in_flight_bytes"`
-	// ReadQueuedBytes were asked of the disk and are not delivered.
+	// ReadQueuedBytes were requested from the disk and are not delivered yet.
 	ReadQueuedBytes int64 `json:"read_queued_bytes"`
-	// ReadBudgetBytes is how much is asked of the disk at one time.
+	// ReadBudgetBytes bounds what is requested from the disk at one time.
 	ReadBudgetBytes int64 `json:"read_budget_bytes"`
 	// WriteInFlightBytes are accepted and not yet written.
 	WriteInFlightBytes int64 `json:"write_in_flight_bytes"`

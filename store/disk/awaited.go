@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
@@ -68,7 +69,7 @@ func (s *Store) awaitSegments(ctx context.Context, files []*segmentFile) {
 // askFor opens a segment file once more. settled says that it needs not be asked for again: it
 // is g, or it is gone, or what it holds is for the next start to judge.
 func (s *Store) askFor(f *segmentFile) (g *segment, settled bool) {
-	if s.inspect(f, fsio.AlignedBytes(format.HeaderBytes)); f.untold() {
+	if s.inspect(f, store.AlignedBuffer(format.HeaderBytes)); f.untold() {
 		f.close()
 		gone := fsio.IsNotExist(f.openErr)
 		if gone {

@@ -34,9 +34,9 @@ const (
 func (s *Store) setSpace() error {
 	segments := filepath.Join(s.opts.Dir, segmentDir)
 	var room fsio.Room
-	unknown := again(func() (err error) { room, err = s.opts.fs.Room(segments); return err })
+	unknown := fsio.Again(func() (err error) { room, err = s.opts.fs.Room(segments); return err })
 	if unknown != nil {
-		s.note("cannot ask how much space is free: no segment is made before that is known (%v)", unknown)
+		s.report.Note("cannot ask how much space is free: no segment is made before that is known (%v)", unknown)
 	}
 	limit, source, err := s.findCap(room, unknown)
 	if err != nil {
@@ -77,7 +77,7 @@ func (s *Store) findCap(room fsio.Room, unknown error) (limit int64, source stri
 	case unknown != nil:
 		return max(MinMaxBytes, own/defaultCapNum*defaultCapDen), "what the store occupies and a quarter more: the file system does not say what is free", nil
 	case err != nil:
-		s.note("cannot measure what the store occupies: until the next start its cap is that of a store alone in its file system (%v)", err)
+		s.report.Note("cannot measure what the store occupies: until the next start its cap is that of a store alone in its file system (%v)", err)
 		limit, source = s.capAlone(room)
 		return limit, source, nil
 	}
@@ -103,7 +103,7 @@ func (s *Store) capAlone(room fsio.Room) (limit int64, source string) {
 // ownBytes is what the store occupies: what its directory does, or, where that cannot be
 // measured, what its segments have room for.
 func (s *Store) ownBytes() (own int64, err error) {
-	err = again(func() (err error) { own, err = s.opts.fs.PhysicalBytes(s.opts.Dir); return err })
+	err = fsio.Again(func() (err error) { own, err = s.opts.fs.PhysicalBytes(s.opts.Dir); return err })
 	files := s.opening.files
 	if err == nil || slices.ContainsFunc(files, (*segmentFile).untold) {
 		return own, err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/eventlog"
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
@@ -93,7 +94,7 @@ func (c *committing) run() {
 			c.replace(w.write)
 			c.addWrite(w.write)
 		case commitDrop:
-			c.drop(w.read.found.ref, w.read.found.seq, ofMedium(w.read.ioErr))
+			c.drop(w.read.found.ref, w.read.found.seq, fsio.OfMedium(w.read.ioErr))
 		case commitDropSlot:
 			c.drop(w.drop.ref, w.drop.seq, w.drop.spoilt)
 		case commitEvict:

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 )
 
@@ -51,7 +52,7 @@ func (d *doubts) take(ref index.Ref) doubt {
 // bad notes that the read of a record failed. It reports whether the record should go:
 // it failed before, and others were read since.
 func (d *doubts) bad(ref index.Ref, seq uint64, err error) (drop bool) {
-	e := doubt{seq: seq, read: d.read.Load(), failed: errors.Is(err, store.ErrIO) || errors.Is(err, store.ErrTimeout), medium: ofMedium(err)}
+	e := doubt{seq: seq, read: d.read.Load(), failed: errors.Is(err, store.ErrIO) || errors.Is(err, store.ErrTimeout), medium: fsio.OfMedium(err)}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	old, again := d.last[ref]

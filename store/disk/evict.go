@@ -123,9 +123,9 @@ func (s *Store) makeAhead(c *class) {
 func (s *Store) grow(slotBytes int64) bool {
 	made, err := s.space.grow(slotBytes)
 	switch {
-	case made && s.space.noSegment.ends():
+	case made && s.space.noSegment.Ends():
 		s.opts.Logger.Info("store: segments can be made again")
-	case err != nil && s.space.noSegment.begins():
+	case err != nil && s.space.noSegment.Begins():
 		s.opts.Logger.Warn("store: cannot make a segment: saves take the room of other records, or find none", "err", err,
 			"remedy", "free space in the file system of the store, or lower max_bytes below what is free; see the kernel's log if the disk fails")
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/report"
 )
 
 // FsckOptions says what [Fsck] checks beyond all structures.
@@ -139,7 +140,7 @@ func (f *fsck) discard(dir string) error {
 
 // awaitRebuild waits until all headers are read.
 func (f *fsck) awaitRebuild(ctx context.Context) error {
-	tick := time.NewTicker(progressInterval)
+	tick := time.NewTicker(report.Interval)
 	defer tick.Stop()
 	for {
 		select {

@@ -3,8 +3,8 @@ package disk
 import (
 	"sync"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
-	"github.com/kvconn/kvconn/store/disk/fsio"
 )
 
 // headerBuffer is an aligned buffer for one record header.
@@ -25,7 +25,7 @@ func (p *headerPool) get() *headerBuffer {
 		p.free = p.free[:n-1]
 		return h
 	}
-	return &headerBuffer{bytes: fsio.AlignedBytes(format.HeaderBytes)}
+	return &headerBuffer{bytes: store.AlignedBuffer(format.HeaderBytes)}
 }
 
 func (p *headerPool) put(h *headerBuffer) {

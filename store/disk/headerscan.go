@@ -28,7 +28,7 @@ type headerReader struct {
 }
 
 func newHeaderReader(s *Store) *headerReader {
-	return &headerReader{s: s, buf: fsio.AlignedBytes(stretchBytes)}
+	return &headerReader{s: s, buf: store.AlignedBuffer(stretchBytes)}
 }
 
 // read returns the record that the header of a slot names. The error is [format.ErrBlank],

@@ -10,7 +10,6 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
-	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
@@ -188,7 +187,7 @@ func (s *Store) draft(ctx context.Context, d *journal.Draft) error {
 		d.PutMeta(name, binary.LittleEndian.AppendUint64(nil, n))
 	}
 	s.namespaces.draft(d)
-	w := &draftWriter{s: s, d: d, header: fsio.AlignedBytes(format.HeaderBytes)}
+	w := &draftWriter{s: s, d: d, header: store.AlignedBuffer(format.HeaderBytes)}
 	for _, g := range s.space.allSegments() {
 		if !g.unread.Load() && !s.space.emptied(g) { // else nobody vouches for it yet, or it goes
 			d.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes})

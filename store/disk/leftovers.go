@@ -3,10 +3,8 @@ package disk
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
@@ -24,12 +22,6 @@ type asideFile struct {
 	stuck bool  // the last removal failed
 }
 
-// asideSuffix ends the names of files that the store cannot use and does not delete: they
-// hold, or may hold, what could be read by someone else.
-const asideSuffix = ".bad"
-
-func isAside(name string) bool { return strings.HasSuffix(name, asideSuffix) }
-
 // findAside counts what was set aside, at this start or before, and the segments that
 // cannot be opened. What is counted already is left alone, as are segments that are being made.
 func (s *Store) findAside() (err error) {
@@ -43,7 +35,7 @@ func (s *Store) findAside() (err error) {
 			id, segment := segmentIDOf(e.Name())
 			segment = segment && filepath.Base(dir) == segmentDir
 			path := filepath.Join(dir, e.Name())
-			if !segment && !isAside(e.Name()) || segment && s.space.counts(id) || s.space.isAside(path) {
+			if !segment && !fsio.IsAside(e.Name()) || segment && s.space.counts(id) || s.space.isAside(path) {
 				continue
 			}
 			n, failed := s.opts.fs.PhysicalBytes(path)
@@ -138,7 +130,7 @@ func (p *space) removeAside() (err error) {
 		if !due {
 			continue
 		}
-		if failed := removeTree(p.fs, f.path); failed != nil {
+		if failed := fsio.RemoveTree(p.fs, f.path); failed != nil {
 			p.setStuck(f.path)
 			err = errors.Join(err, fmt.Errorf("remove %s: %w", f.path, failed))
 			continue
@@ -163,21 +155,6 @@ func (p *space) setStuck(path string) {
 	}
 }
 
-// removeTree removes a file, or a directory with what is in it.
-func removeTree(fs fsio.FS, path string) error {
-	if entries, err := fs.ReadDir(path); err == nil {
-		for _, e := range entries {
-			if err := removeTree(fs, filepath.Join(path, e.Name())); err != nil {
-				return err
-			}
-		}
-	}
-	if err := fs.Remove(path); err != nil && !fsio.IsNotExist(err) {
-		return err
-	}
-	return nil
-}
-
 // asideBytes is what the files occupy that were set aside. p.mu is held.
 func (p *space) asideBytes() (n int64) {
 	for _, f := range p.aside {
@@ -187,64 +164,26 @@ func (p *space) asideBytes() (n int64) {
 }
 
 // setAside renames a file, or a directory in the place of one, out of the way. A failure
-// is not one of the opening: whoever needs the name will meet it. What was set aside before
-// keeps its name.
+// is not one of the opening: whoever needs the name will meet it.
 func (s *Store) setAside(path string) {
-	var taken []fs.DirEntry
-	err := again(func() (err error) { taken, err = s.opts.fs.ReadDir(filepath.Dir(path)); return err })
-	if err == nil {
-		to := path + asideSuffix
-		for n := 2; slices.ContainsFunc(taken, func(e fs.DirEntry) bool { return e.Name() == filepath.Base(to) }); n++ {
-			to = fmt.Sprintf("%s.%d%s", path, n, asideSuffix)
-		}
-		err = s.opts.fs.Rename(path, to)
+	if err := fsio.SetAside(s.opts.fs, path); err != nil {
+		s.report.Note("%s cannot be renamed (%v)", filepath.Base(path), err)
 	}
-	if err != nil {
-		s.note("%s cannot be renamed (%v)", filepath.Base(path), err)
-	}
-}
-
-// isFile reports whether there is surely a file of that name: neither a directory nor a link,
-// which may lead to one that is not mounted.
-func (s *Store) isFile(path string) bool {
-	e := s.entry(path)
-	return e != nil && e.Type().IsRegular()
-}
-
-// isDir reports whether there is surely a directory of that name.
-func (s *Store) isDir(path string) bool {
-	e := s.entry(path)
-	return e != nil && e.IsDir()
-}
-
-// entry is what a directory says of one of its names; nil if it has no such name, or cannot be
-// listed. Links are not followed.
-func (s *Store) entry(path string) fs.DirEntry {
-	entries, err := s.opts.fs.ReadDir(filepath.Dir(path))
-	if err != nil {
-		return nil
-	}
-	for _, e := range entries {
-		if e.Name() == filepath.Base(path) {
-			return e
-		}
-	}
-	return nil
 }
 
 // makeDirs makes the store's directories. A file that has the name of one is set aside.
 func (s *Store) makeDirs() error {
 	for _, dir := range []string{segmentDir, namespaceDir, journalDir} {
 		path := filepath.Join(s.opts.Dir, dir)
-		err := again(func() error { return s.opts.fs.MkdirAll(path) })
-		if err != nil && s.isFile(path) {
+		err := fsio.Again(func() error { return s.opts.fs.MkdirAll(path) })
+		if err != nil && fsio.IsFile(s.opts.fs, path) {
 			s.setAside(path)
-			s.note("%s was not a directory: set aside", dir)
+			s.report.Note("%s was not a directory: set aside", dir)
 			err = s.opts.fs.MkdirAll(path)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return again(func() error { return s.opts.fs.SyncDir(s.opts.Dir) })
+	return fsio.Again(func() error { return s.opts.fs.SyncDir(s.opts.Dir) })
 }

@@ -42,7 +42,7 @@ func (l *loader) run(ctx context.Context, first, end uint32) error {
 	adding.Go(func() {
 		for b := range l.batches {
 			l.lost = l.s.table.Load(b, l.lost)
-			l.s.progress.done.Add(int64(len(b)))
+			l.s.report.Done(len(b))
 			l.used <- b[:0]
 		}
 	})
@@ -154,7 +154,7 @@ func (s *Store) dropUseless(loaders []*loader) error {
 		}
 	}
 	if bad > 0 {
-		s.note("%d entries of the journal were of no use", bad)
+		s.report.Note("%d entries of the journal were of no use", bad)
 	}
 	if drop.Empty() {
 		return nil

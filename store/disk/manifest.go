@@ -81,7 +81,7 @@ func (s *Store) readManifest(digest connector.NamespaceDigest) ([]byte, error) {
 	case fsio.IsNotExist(err):
 		return nil, err
 	case err != nil:
-		if s.isDir(path) {
+		if fsio.IsDir(s.opts.fs, path) {
 			s.setAside(path)
 		}
 		return nil, err

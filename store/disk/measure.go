@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,8 +23,8 @@ func (s *Store) measureFiles() {
 	p.mu.Lock()
 	p.firstMade = p.nextID
 	p.mu.Unlock()
-	if err := again(s.countFiles); err != nil {
-		s.note("not all files can be measured: no segment is made until they can, or for %d s (%v)", unmeasuredTries, err)
+	if err := fsio.Again(s.countFiles); err != nil {
+		s.report.Note("not all files can be measured: no segment is made until they can, or for %d s (%v)", unmeasuredTries, err)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.uncounted, p.unmeasured = true, unmeasuredTries
@@ -95,7 +96,7 @@ func (s *Store) measureSmall() error {
 	var total int64
 	var failed error
 	for _, e := range entries {
-		if fixed[e.Name()] || isAside(e.Name()) {
+		if fixed[e.Name()] || fsio.IsAside(e.Name()) {
 			continue
 		}
 		n, err := s.opts.fs.PhysicalBytes(filepath.Join(s.opts.Dir, e.Name()))

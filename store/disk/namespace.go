@@ -348,7 +348,7 @@ func (s *Store) loadNamespaces() error {
 		n.byID[id].listed = true
 		n.byID[id].used.Store(true)
 		if err := s.loadManifest(n.byID[id]); err != nil {
-			s.note("manifest of namespace %v is lost (%v)", e.Digest, err)
+			s.report.Note("manifest of namespace %v is lost (%v)", e.Digest, err)
 		}
 	}
 	return s.journal.Sizes(func(id uint16, shard connector.Shard, bytes uint32) {

@@ -12,10 +12,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/report"
 	"github.com/kvconn/kvconn/store/disk/stamp"
 )
 
@@ -71,10 +73,7 @@ type Store struct {
 	stampFailed bool
 	barriers    atomic.Uint64
 	created     uint64 // the opening that made the journal, 0 if it is not known
-	progress    progress
-	notes       notes
-	warnMu      sync.Mutex
-	warnings    []string
+	report      report.Report
 	closeOnce   sync.Once
 	closeErr    error
 }
@@ -97,6 +96,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	s.writes.init()
 	s.gate.init(o.Writers)
 	s.events.init(o.EventBytes)
+	s.report.Logger = o.Logger
 	s.rebuilt.ended = make(chan struct{})
 	s.epoch = mathrand.Uint64N(1<<epochBits-1) + 1
 	began := time.Now()
@@ -111,7 +111,7 @@ func (s *Store) open(ctx context.Context) error {
 	if err := s.lockDir(); err != nil {
 		return err
 	}
-	defer s.reportProgress()()
+	defer s.report.Tell(s.opts.Progress)()
 	formatted, err := s.readFormat()
 	if err != nil {
 		return err
@@ -124,7 +124,7 @@ func (s *Store) open(ctx context.Context) error {
 		return err
 	}
 	if !s.direct {
-		s.warn(errors.New("file system has no direct I/O: reads and writes go through the page cache, slowly"))
+		s.report.Warn("file system has no direct I/O: reads and writes go through the page cache, slowly")
 	}
 	var o opening
 	s.opening = &o
@@ -155,7 +155,7 @@ func (s *Store) open(ctx context.Context) error {
 		s.dropManifests()
 	}
 	s.measureFiles()
-	s.warnOfNotes()
+	s.report.WarnOfNotes()
 	s.calibrate()
 	run := s.start()
 	if s.opts.checkOnly {
@@ -183,7 +183,7 @@ func (s *Store) lockDir() error {
 	name, _ := os.Executable()
 	holder := fmt.Sprintf("process %d (%s)", os.Getpid(), filepath.Base(name))
 	path := filepath.Join(s.opts.Dir, lockFile)
-	if s.isDir(path) {
+	if fsio.IsDir(s.opts.fs, path) {
 		s.setAside(path)
 	}
 	lock, err := s.opts.fs.Lock(path, holder)
@@ -208,7 +208,7 @@ func (s *Store) probeDirect() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	err = f.WriteVec(fsio.AlignedBytes(fsio.Align), nil, 0)
+	err = f.WriteVec(store.AlignedBuffer(fsio.Align), nil, 0)
 	return direct, errors.Join(err, f.Close(), s.opts.fs.Remove(path))
 }
 
@@ -259,11 +259,4 @@ func (s *Store) writerCount() int { return s.gate.most + (s.gate.most+1)/2 }
 func (s *Store) readerCount() int {
 	const least, most = 8, 64
 	return min(max(int(2*s.opts.ReadInFlightBytes/int64(s.opts.ChunkBytes)), least), most)
-}
-
-func (s *Store) warn(err error) {
-	s.opts.Logger.Warn("store: "+err.Error(), "remedy", "see docs/operations.md, Warnings of the store")
-	s.warnMu.Lock()
-	defer s.warnMu.Unlock()
-	s.warnings = append(s.warnings, err.Error())
 }

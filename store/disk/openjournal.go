@@ -16,7 +16,7 @@ import (
 
 // openJournal opens the journal, or makes the first.
 func (s *Store) openJournal() error {
-	s.progress.begin("journal", 0)
+	s.report.Begin("journal", 0)
 	j, err := journal.Open(s.journalOptions())
 	if err == nil {
 		s.journal, s.space.journal = j, j
@@ -196,7 +196,7 @@ func (s *Store) warnOfStamp(err error) {
 func (s *Store) openStamp(o *opening) {
 	path := filepath.Join(s.opts.Dir, stampFile)
 	var f *stamp.File
-	err := again(func() (err error) {
+	err := fsio.Again(func() (err error) {
 		f, o.stamp, err = stamp.Open(s.opts.fs, path, s.direct)
 		if f != nil || errors.Is(err, unix.EISDIR) {
 			return nil
@@ -219,7 +219,7 @@ func (s *Store) openStamp(o *opening) {
 func (s *Store) replaceStamp(o *opening) {
 	switch {
 	case o.stampUnread == nil:
-	case ofMedium(o.stampUnread):
+	case fsio.OfMedium(o.stampUnread):
 		s.makeStamp(true)
 	default:
 		s.warnOfStamp(o.stampUnread)

@@ -291,7 +291,7 @@ func (r *reads) drop(op *read) {
 // finishRead reports an op that the kernel is done with.
 func (s *Store) finishRead(op *read) {
 	s.letGo(op)
-	s.report(op)
+	s.reportRead(op)
 }
 
 // letGo gives back what an op holds of the store.
@@ -306,8 +306,8 @@ func (s *Store) letGo(op *read) {
 	}
 }
 
-// report calls done. The op is the caller's from then on.
-func (s *Store) report(op *read) {
+// reportRead calls done. The op is the caller's from then on.
+func (s *Store) reportRead(op *read) {
 	s.countRead(op)
 	b := op.batch
 	b.done(op.ReadOp)

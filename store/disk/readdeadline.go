@@ -72,7 +72,7 @@ func (s *Store) abandon(b *readBatch, err error, late func(*read, time.Time) boo
 		if !hung {
 			s.letGo(op)
 		}
-		s.report(op)
+		s.reportRead(op)
 	}
 }
 

@@ -46,7 +46,7 @@ func (s *Store) planRebuild(o *opening, unread int) {
 		s.opens = max(s.opens, s.sampleOpens(o.usable)) + doubtOpens
 	}
 	if o.doubt != "" && (unread > 0 || o.lost) {
-		s.note("%s: records are read from the headers of %d segments", o.doubt, unread)
+		s.report.Note("%s: records are read from the headers of %d segments", o.doubt, unread)
 	}
 }
 
@@ -119,7 +119,7 @@ func (s *Store) rebuild(ctx context.Context, unread []*segment) {
 		s.table.Resolve(g.slots())
 	}
 	close(r.ended)
-	s.amendWarning("%d records were found and %d headers were unreadable", r.found.Load(), r.damaged.Load())
+	s.report.Amend("%d records were found and %d headers were unreadable", r.found.Load(), r.damaged.Load())
 	s.opts.Logger.Info("store: rebuild from headers ended", "segments", r.segments.Load(), "records", r.found.Load(),
 		"damaged_headers", r.damaged.Load(), "after", time.Since(began).Round(time.Millisecond))
 }

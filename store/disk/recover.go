@@ -203,11 +203,11 @@ func (s *Store) noteGone(ids []uint32) {
 	switch list := strings.Join(names, ", "); {
 	case len(ids) == 0:
 	case len(ids) == 1:
-		s.note("segment %s is gone with its records", list)
+		s.report.Note("segment %s is gone with its records", list)
 	case len(ids) <= most:
-		s.note("segments %s are gone with their records", list)
+		s.report.Note("segments %s are gone with their records", list)
 	default:
-		s.note("segments %s and %d others are gone with their records", list, len(ids)-most)
+		s.report.Note("segments %s and %d others are gone with their records", list, len(ids)-most)
 	}
 }
 
@@ -227,7 +227,7 @@ func (s *Store) fillIndex(ctx context.Context, o *opening) error {
 			return nil
 		}
 		if !fsio.IsNotExist(err) {
-			s.note("snapshot is not used (%v): the journal was read instead", err)
+			s.report.Note("snapshot is not used (%v): the journal was read instead", err)
 		}
 	}
 	switch {
@@ -265,7 +265,7 @@ func (s *Store) reserveIndex(o *opening) error {
 	for _, f := range o.usable {
 		slots += uint64(f.head.Slots)
 	}
-	s.progress.begin("index", int64(min(records, slots)))
+	s.report.Begin("index", int64(min(records, slots)))
 	return s.table.Reserve(int(min(records, slots)))
 }
 

@@ -485,7 +485,7 @@ func TestStampThatCannotBeOpened(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if d.files[stampPath+asideSuffix] != nil != c.aside {
+		if d.files[stampPath+fsio.AsideSuffix] != nil != c.aside {
 			t.Errorf("%v: set aside: %v", c.errno, !c.aside)
 		}
 	}

@@ -40,7 +40,7 @@ type checker struct {
 }
 
 func newChecker(s *Store, payload bool) *checker {
-	return &checker{s: s, payload: payload, header: fsio.AlignedBytes(format.HeaderBytes)}
+	return &checker{s: s, payload: payload, header: store.AlignedBuffer(format.HeaderBytes)}
 }
 
 // check verifies the record of a slot and drops it if it is damaged. It returns the bytes
@@ -57,7 +57,7 @@ func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage,
 	bytes, reason, err := c.verify(g, id, found)
 	if err != nil {
 		if c.s.readFailed(ref, found.Seq, err) {
-			c.drop(&dropJob{ref: ref, seq: found.Seq, spoilt: ofMedium(err)})
+			c.drop(&dropJob{ref: ref, seq: found.Seq, spoilt: fsio.OfMedium(err)})
 		}
 		return bytes, nil, err
 	}
@@ -89,7 +89,7 @@ func (c *checker) verify(g *segment, id index.ID, found index.Found) (bytes int6
 	if c.payload {
 		padded = fsio.AlignUp(int(found.Bytes))
 		if len(c.buf) < padded {
-			c.buf = fsio.AlignedBytes(padded)
+			c.buf = store.AlignedBuffer(padded)
 		}
 	}
 	slot := uint32(found.Ref - g.base)

@@ -119,12 +119,12 @@ func TestNoRoomForASegmentDoesNotEndAnIncident(t *testing.T) {
 	var log lockedBuffer
 	o.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	s := openTest(t, o)
-	s.space.noSegment.begins()
+	s.space.noSegment.Begins()
 	s.space.mu.Lock()
 	s.space.maxBytes = 0
 	s.space.mu.Unlock()
 	s.grow(8192)
-	if strings.Contains(log.String(), "again") || !s.space.noSegment.on.Load() {
+	if strings.Contains(log.String(), "again") || !s.space.noSegment.On() {
 		t.Errorf("nothing was made, and the log says: %s", log.String())
 	}
 }

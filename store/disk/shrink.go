@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/report"
 )
 
 // Shrinking has one owner, the shrinker: whatever room is needed for (the cap, space that
@@ -30,8 +31,8 @@ type retirement struct {
 // shrinking is the state of the shrinker.
 type shrinking struct {
 	wakeup chan struct{}
-	failed incident // a step of a retirement failed
-	empty  incident // nothing is left to give up though the file system is too full
+	failed report.Incident // a step of a retirement failed
+	empty  report.Incident // nothing is left to give up though the file system is too full
 }
 
 const (
@@ -130,11 +131,11 @@ func (s *Store) tellShrinking(ctx context.Context, err error, done int) {
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
-		if s.shrinking.failed.begins() {
+		if s.shrinking.failed.Begins() {
 			s.opts.Logger.Warn("store: cannot give up a segment, it is tried again", "err", err,
 				"remedy", "look for I/O errors in the kernel's log")
 		}
-	case done > 0 && s.shrinking.failed.ends():
+	case done > 0 && s.shrinking.failed.Ends():
 		s.opts.Logger.Info("store: segments can be given up again")
 	}
 }
@@ -216,7 +217,7 @@ func (s *Store) chooseToGiveUp() {
 		return
 	}
 	if excess <= 0 {
-		s.shrinking.empty.ends()
+		s.shrinking.empty.Ends()
 		return
 	}
 	for {
@@ -234,7 +235,7 @@ func (s *Store) chooseToGiveUp() {
 	p.mu.Lock()
 	free, least, segments := p.room.FreeBytes, p.minFree, len(p.segments)
 	p.mu.Unlock()
-	if segments == 0 && s.shrinking.empty.begins() {
+	if segments == 0 && s.shrinking.empty.Begins() {
 		s.opts.Logger.Warn("store: the file system is too full to keep any record", "free_bytes", free, "min_free_bytes", least,
 			"remedy", "free space in the file system of the store, or lower min_free")
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
@@ -116,7 +117,7 @@ func (s *Store) writeSnapshot(head []byte, blocks [][]byte) (err error) {
 	if err != nil {
 		return err
 	}
-	first := fsio.AlignedBytes(fsio.AlignUp(len(head) + snapshotPrefixBytes))
+	first := store.AlignedBuffer(fsio.AlignUp(len(head) + snapshotPrefixBytes))
 	copy(first, snapshotMagic)
 	binary.LittleEndian.PutUint64(first[8:], uint64(len(head)))
 	binary.LittleEndian.PutUint64(first[16:], xxh3.Hash(head))
@@ -152,7 +153,7 @@ func writeBlock(f fsio.File, b []byte, offset int64) error {
 	if len(b) == 0 {
 		return nil
 	}
-	buf := fsio.AlignedBytes(min(pieceBytes, fsio.AlignUp(len(b))))
+	buf := store.AlignedBuffer(min(pieceBytes, fsio.AlignUp(len(b))))
 	for len(b) > 0 {
 		n := copy(buf, b)
 		clear(buf[n:])
@@ -192,7 +193,7 @@ var errSnapshot = errors.New("snapshot is of no use")
 // loadSnapshot fills the index from the snapshot of the last clean stop. If it fails, the
 // index is empty again. files are the segments, all of which the journal vouches for.
 func (s *Store) loadSnapshot(files []*segmentFile) error {
-	s.progress.begin("snapshot", 0)
+	s.report.Begin("snapshot", 0)
 	f, err := s.opts.fs.OpenFile(s.snapshotPath(), false, s.direct)
 	if err != nil {
 		return err
@@ -254,7 +255,7 @@ func (s *Store) loadFrom(f fsio.File, files []*segmentFile) error {
 }
 
 func readSnapshotHead(f fsio.File) ([]byte, error) {
-	prefix := fsio.AlignedBytes(fsio.Align)
+	prefix := store.AlignedBuffer(fsio.Align)
 	if err := f.ReadVec(prefix, nil, 0); err != nil {
 		return nil, err
 	}
@@ -262,7 +263,7 @@ func readSnapshotHead(f fsio.File) ([]byte, error) {
 	if string(prefix[:8]) != snapshotMagic || n > maxHeadBytes {
 		return nil, fmt.Errorf("%w: head", errSnapshot)
 	}
-	buf := fsio.AlignedBytes(fsio.AlignUp(int(n) + snapshotPrefixBytes))
+	buf := store.AlignedBuffer(fsio.AlignUp(int(n) + snapshotPrefixBytes))
 	if err := f.ReadVec(buf, nil, 0); err != nil {
 		return nil, err
 	}
@@ -355,7 +356,7 @@ func readBlock(f fsio.File, b []byte, offset int64) error {
 	if len(b) == 0 {
 		return nil
 	}
-	buf := fsio.AlignedBytes(fsio.AlignUp(len(b)))
+	buf := store.AlignedBuffer(fsio.AlignUp(len(b)))
 	if err := f.ReadVec(buf, nil, offset); err != nil {
 		return err
 	}

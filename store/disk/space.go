@@ -10,10 +10,12 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/report"
 )
 
 // refAlign is what the first reference of every segment is a multiple of, so that a table
@@ -117,7 +119,7 @@ type space struct {
 	aside    []asideFile
 	slotFaults
 
-	noSegment incident // a segment could not be made
+	noSegment report.Incident // a segment could not be made
 
 	refMu sync.RWMutex
 	byRef []*segment
@@ -268,7 +270,7 @@ func (p *space) create(head format.Segment, physical int64) (*segment, error) {
 		return nil, fmt.Errorf("make segment: %w", err)
 	}
 	g := &segment{Segment: head, file: f, path: path, physical: physical, made: p.table.Clock()}
-	header := fsio.AlignedBytes(format.HeaderBytes)
+	header := store.AlignedBuffer(format.HeaderBytes)
 	head.Encode(header)
 	err = f.Allocate(head.FileBytes())
 	if err == nil {

@@ -2,7 +2,6 @@ package disk
 
 import (
 	"encoding/hex"
-	"slices"
 	"time"
 
 	"github.com/kvconn/kvconn/store"
@@ -163,9 +162,7 @@ func (s *Store) Stats() Stats {
 	st.Rebuild, st.AwaitedSegments = s.rebuilt.state(), s.awaiting.Load()
 	s.space.stats(&st)
 	s.count.stats(&st)
-	s.warnMu.Lock()
-	defer s.warnMu.Unlock()
-	st.Warnings = slices.Clone(s.warnings)
+	st.Warnings = s.report.Warnings()
 	return st
 }
 

@@ -88,6 +88,6 @@ func (s *Store) verify(op *read) error {
 	case h.Parent != op.Parent:
 		return fmt.Errorf("record %v: parent %v, want %v: %w", op.ID.Key, h.Parent, op.Parent, store.ErrMismatch)
 	}
-	op.Scope = h.Scope
+	op.Scope, op.From = h.Scope, s.Name()
 	return nil
 }

@@ -1,0 +1,157 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// Chain is several tiers as one, the fastest first. A record is read from the first tier that
+// delivers it, and the blocks of a prefix may be in several. Writes and events are those of the
+// first tier, and so are name, speed, usage and probe: slower tiers take what they want from the
+// events of the first, at their own speed, and [Chain.Levels] has each tier's own figures. A
+// chain of one tier adds nothing to it.
+type Chain struct {
+	Tier   // the first
+	tiers  []Tier
+	leases chainLeases
+}
+
+var _ Tier = (*Chain)(nil)
+
+// NewChain returns a chain of tiers, the fastest first. There must be at least one.
+func NewChain(tiers ...Tier) *Chain {
+	return &Chain{Tier: tiers[0], tiers: tiers, leases: chainLeases{held: make(map[LeaseID][]tierLease)}}
+}
+
+// Levels returns the tiers, the fastest first.
+func (c *Chain) Levels() []Level {
+	levels := make([]Level, len(c.tiers))
+	for i, t := range c.tiers {
+		levels[i] = t
+	}
+	return levels
+}
+
+// Present sets at[i] where any tier has the record of keys[i].
+func (c *Chain) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
+	for _, t := range c.tiers {
+		t.Present(ns, shard, keys, at)
+	}
+}
+
+// Read asks the first tier for all records, and each next one for those that the tiers before it
+// did not have, or could not read. An op that no tier serves reports the first error other than
+// [ErrGone]. [ReadOp].Promote is set where a slower tier than the first delivered.
+func (c *Chain) Read(ctx context.Context, ops []*ReadOp, done func(*ReadOp)) {
+	if len(c.tiers) == 1 {
+		c.Tier.Read(ctx, ops, done)
+		return
+	}
+	r := chainRead{done: done}
+	for i, t := range c.tiers {
+		r.slower, r.last = i > 0, i == len(c.tiers)-1
+		t.Read(ctx, ops, r.tried)
+		ops, r.left = r.left, nil
+	}
+}
+
+// chainRead is a call of [Chain.Read].
+type chainRead struct {
+	done         func(*ReadOp)
+	slower, last bool // of the tier that is asked
+
+	mu   sync.Mutex
+	left []*ReadOp // for the next tier
+	// failed has the first errors other than ErrGone of ops that another tier is asked for.
+	failed map[*ReadOp]error
+}
+
+// tried takes in what a tier has done for an op.
+func (r *chainRead) tried(op *ReadOp) {
+	if op.Err == nil {
+		op.Promote = r.slower
+		r.done(op)
+		return
+	}
+	gone := errors.Is(op.Err, ErrGone)
+	again := op.Settled() && (gone || errors.Is(op.Err, ErrCorrupt) || errors.Is(op.Err, ErrIO))
+	r.mu.Lock()
+	first := r.failed[op]
+	if again && !r.last {
+		if r.left = append(r.left, op); !gone && first == nil {
+			if r.failed == nil {
+				r.failed = make(map[*ReadOp]error)
+			}
+			r.failed[op] = op.Err
+		}
+		r.mu.Unlock()
+		return
+	}
+	r.mu.Unlock()
+	if first != nil {
+		op.Err = first
+	}
+	r.done(op)
+}
+
+// OpenNamespace makes the namespace known to all tiers, or to none.
+func (c *Chain) OpenNamespace(m *connector.Manifest) (ns connector.NamespaceDigest, err error) {
+	for i, t := range c.tiers {
+		if ns, err = t.OpenNamespace(m); err != nil {
+			for _, opened := range c.tiers[:i] {
+				opened.CloseNamespace(ns)
+			}
+			break
+		}
+	}
+	return ns, err
+}
+
+// CloseNamespace says to all tiers that an engine has gone.
+func (c *Chain) CloseNamespace(ns connector.NamespaceDigest) {
+	for _, t := range c.tiers {
+		t.CloseNamespace(ns)
+	}
+}
+
+// PayloadBytes is the size that the first tier that knows it gives.
+func (c *Chain) PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int {
+	for _, t := range c.tiers {
+		if n := t.PayloadBytes(ns, shard); n > 0 {
+			return n
+		}
+	}
+	return 0
+}
+
+// HoldPayload fixes the size in all tiers, or in none.
+func (c *Chain) HoldPayload(ns connector.NamespaceDigest, shard connector.Shard, bytes int) error {
+	for i, t := range c.tiers {
+		if err := t.HoldPayload(ns, shard, bytes); err != nil {
+			for _, held := range c.tiers[:i] {
+				held.ReleasePayload(ns, shard)
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// ReleasePayload ends one HoldPayload.
+func (c *Chain) ReleasePayload(ns connector.NamespaceDigest, shard connector.Shard) {
+	for _, t := range c.tiers {
+		t.ReleasePayload(ns, shard)
+	}
+}
+
+// Close closes all tiers, the first one last: others may read its events until they are closed.
+func (c *Chain) Close() error {
+	var errs []error
+	for i := len(c.tiers) - 1; i >= 0; i-- {
+		errs = append(errs, c.tiers[i].Close())
+	}
+	return errors.Join(errs...)
+}
