@@ -108,7 +108,7 @@ type rig struct {
 	account *host.Account
 }
 
-// newRig makes a cache whose account may pin so many slots for loads, 0 for the default.
+// newRig makes a cache whose account may pin that many slots for loads, 0 for the default.
 func newRig(t *testing.T, tier *fakeTier, slots int) *rig {
 	t.Helper()
 	a, err := host.New(host.Options{Bytes: 4 << 20, PopulateAheadBytes: 1})
