@@ -46,7 +46,8 @@ const readBatch = 16
 // arrived is called once for each item, in any order and from any goroutine. If Err is nil, Slot
 // pins the verified bytes for the callee to release. Otherwise Err is that of want, of the
 // [store.Reader], the cause of ctx, or one of [ErrTooLarge] and [ErrClosed]. arrived must not
-// block for long. Load returns when it was called for all items.
+// block for long. Load returns when it was called for all items, and the first tier has taken or
+// refused what slower ones delivered.
 //
 // ctx bounds the waits for memory and for the reads of others, reading the reads of this call.
 // A buffer that the kernel still owns after its read was abandoned stays pinned until it is free.
@@ -65,7 +66,7 @@ type load struct {
 	account      *Account
 	want         func(*Item) error
 	arrived      func(*Item)
-	others       sync.WaitGroup
+	others       sync.WaitGroup // reads, waits and promotions under way
 }
 
 // batch begins with n items, from index first on.
@@ -156,7 +157,7 @@ func (l *load) filled(op *store.ReadOp) {
 	switch {
 	case it.Err == nil:
 		if it.Slot.Publish(it.Record) && it.Promote {
-			l.cache.promote(l.account, it)
+			l.promote(it)
 		}
 	case it.Settled():
 		it.Slot.Release()

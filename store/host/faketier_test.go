@@ -33,6 +33,8 @@ type fakeTier struct {
 	written  []*store.WriteOp
 	writeErr error
 	refuse   bool
+	// hold, if not nil, is what a write waits for.
+	hold chan struct{}
 	// before, if not nil, is called before each op is read, and returns how it ends.
 	before func(context.Context, *store.ReadOp) error
 	// promote is set on what is read.
@@ -81,7 +83,12 @@ func (f *fakeTier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (int, 
 	f.written = append(f.written, ops...)
 	for _, op := range ops {
 		op.Err = f.writeErr
-		go done(op)
+		go func() {
+			if f.hold != nil {
+				<-f.hold
+			}
+			done(op)
+		}()
 	}
 	return len(ops), nil
 }

@@ -172,6 +172,17 @@ func TestRandomOperationsKeepEveryPromise(t *testing.T) {
 				if published[i] {
 					delete(owner, s.Offset())
 				}
+			case s.outcome() == Hit && rapid.Bool().Draw(t, "pin also"):
+				var also Slot
+				if accounts[rapid.IntRange(0, 1).Draw(t, "for")].pinAlso(&also, s) {
+					s.Release()
+					a.check(t)
+					if b := also.Bytes(); b[0] != byte(number[i]) {
+						t.Fatalf("handle %d has the bytes of another record", i)
+					}
+					also.Release()
+					state[i] = Full
+				}
 			default:
 				if state[i] == Fill && !published[i] {
 					delete(owner, s.Offset())
