@@ -1,16 +1,19 @@
-package host
+// Package unitset finds runs of units that are not in a set: free memory, however large the
+// memory is.
+package unitset
 
 import "math/bits"
 
-// unitSet is a set of units in which runs of units that are not in it are found: a bit for
-// each unit, and a tree over words of 64 of which each node knows the longest runs at its
-// ends and anywhere in it. Changes touch the bits alone; the next search takes those of the
-// tree after them, so that a change costs a step for each level at most, and most cost none.
-type unitSet struct {
+// Set is a set of units. It has a bit for each unit, and a tree over words of 64 bits. Each node
+// knows the longest runs of units that are not in the set: at both ends of its words, and
+// anywhere in them. A change touches the bits alone; the next search brings the tree up to date, so
+// that a change costs a step for each level at most, and most cost none. It is not safe for
+// concurrent use.
+type Set struct {
 	words []uint64
 	size  int // leaves of the tree, a power of two
 	nodes []gap
-	// stale are the words that the tree is behind in, each once.
+	// stale are the words that changed since the tree was brought up to date, each once.
 	stale   []uint32
 	isStale []bool
 }
@@ -20,10 +23,10 @@ type gap struct{ front, back, best uint32 }
 
 const wordUnits = 64
 
-// newUnitSet is for n units, none of which is in it.
-func newUnitSet(n int) unitSet {
+// New returns an empty set of units 0 to n-1.
+func New(n int) Set {
 	words := (n + wordUnits - 1) / wordUnits
-	s := unitSet{words: make([]uint64, words), size: 1, stale: make([]uint32, 0, words), isStale: make([]bool, words)}
+	s := Set{words: make([]uint64, words), size: 1, stale: make([]uint32, 0, words), isStale: make([]bool, words)}
 	for s.size < words {
 		s.size *= 2
 	}
@@ -37,17 +40,18 @@ func newUnitSet(n int) unitSet {
 	return s
 }
 
-func (s *unitSet) has(unit int) bool { return s.words[unit/wordUnits]>>(unit%wordUnits)&1 != 0 }
+// Has reports whether a unit is in the set.
+func (s *Set) Has(unit int) bool { return s.words[unit/wordUnits]>>(unit%wordUnits)&1 != 0 }
 
-func (s *unitSet) touch(word int) {
+func (s *Set) touch(word int) {
 	if !s.isStale[word] {
 		s.isStale[word] = true
 		s.stale = append(s.stale, uint32(word))
 	}
 }
 
-// set makes the units [first, first+n) ones of the set, or not.
-func (s *unitSet) set(first, n int, in bool) {
+// Set makes the units [first, first+n) ones of the set, or not.
+func (s *Set) Set(first, n int, in bool) {
 	for u := first; u < first+n; u++ {
 		w, bit := u/wordUnits, uint64(1)<<(u%wordUnits)
 		if s.words[w]&bit != 0 == in {
@@ -68,7 +72,7 @@ func gapOf(w uint64) gap {
 }
 
 // refresh brings the tree up to date.
-func (s *unitSet) refresh() {
+func (s *Set) refresh() {
 	for _, w := range s.stale {
 		s.isStale[w] = false
 		at, width := s.size+int(w), uint32(wordUnits)
@@ -91,8 +95,8 @@ func (s *unitSet) refresh() {
 	s.stale = s.stale[:0]
 }
 
-// without returns the start of the lowest run of n units that are not in the set, or -1.
-func (s *unitSet) without(n int) int {
+// Without returns the start of the lowest run of n units that are not in the set, or -1.
+func (s *Set) Without(n int) int {
 	s.refresh()
 	want := uint32(n)
 	if s.nodes[1].best < want {

@@ -1,22 +1,21 @@
-package host
+package unitset
 
 import (
-	"math/rand/v2"
 	"testing"
+
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // What the tree finds is what a list has that is searched from its beginning.
 func TestUnitsAreFoundWhereTheyAre(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	g := rand.New(rand.NewPCG(seed, 1))
+	g := seed.Random(t, 0)
 	for _, n := range []int{1, 6, 63, 64, 65, 200, 1000} {
-		s := newUnitSet(n)
+		s := New(n)
 		taken := make([]bool, n)
 		for range 400 {
 			first := g.IntN(n)
 			count, in := 1+g.IntN(min(40, n-first)), g.IntN(2) == 0
-			s.set(first, count, in)
+			s.Set(first, count, in)
 			for u := first; u < first+count; u++ {
 				taken[u] = in
 			}
@@ -25,7 +24,7 @@ func TestUnitsAreFoundWhereTheyAre(t *testing.T) {
 			}
 			for _, run := range []int{1, 2, 1 + g.IntN(100)} {
 				want := lowestRun(taken, run)
-				if got := s.without(run); got != want {
+				if got := s.Without(run); got != want {
 					t.Fatalf("%d units: the set has a gap of %d at %d, want %d", n, run, got, want)
 				}
 			}
