@@ -86,7 +86,7 @@ func (p *Page) Fence() { p.fenced.Store(1) }
 // Fenced reports whether the page was fenced.
 func (p *Page) Fenced() bool { return p.fenced.Load() != 0 }
 
-// Idle reports that no copy is under way. Behind Fence it stays true.
+// Idle reports that no copy is under way. After Fence it stays true.
 func (p *Page) Idle() bool { return p.copies.Load() == 0 }
 
 // Begin counts a copy in. It returns false, and counts nothing, where the page is fenced.
