@@ -157,8 +157,8 @@ func TestCallsThatADeviceNeverComesToEndAtTheirDeadline(t *testing.T) {
 	if r, err := w.Save(t.Context(), saves(transfer(0, 0, 1))); err != nil || r.Dropped != 2 {
 		t.Errorf("Save = %+v, %v; want both blocks dropped", r, err)
 	}
-	if u := w.opts.Account.Usage(); u.SaveBytes != 0 {
-		t.Errorf("%d bytes are held by saves that were dropped", u.SaveBytes)
+	if n := pinned(w); n != 0 {
+		t.Errorf("%d bytes are held by saves that were dropped", n)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/store"
 )
 
 // errFenced means that the engine took its memory back.
@@ -21,8 +22,8 @@ type memory struct {
 	engine gpu.Memory
 	page   *fence.Page
 	groups []groupMemory
-	// sizes, if not nil, keeps the payload sizes of the shards in held fixed.
-	sizes     PayloadSizes
+	// tier keeps the payload sizes of the shards in held fixed.
+	tier      store.Namespaces
 	namespace connector.NamespaceDigest
 	held      []connector.Shard
 
@@ -52,7 +53,7 @@ type groupMemory struct {
 
 // openMemory opens the regions and checks that the layout fits them and the manifest.
 func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *os.File, onLost func(error)) (_ *memory, err error) {
-	m := &memory{onLost: onLost, sizes: o.Payloads, namespace: o.Namespace}
+	m := &memory{onLost: onLost, tier: o.Cache.Tier(), namespace: o.Namespace}
 	m.batches.New = func() any { return new(gpu.Batch) }
 	if m.page, err = fence.Open(pageFile); err != nil {
 		return nil, err
@@ -87,8 +88,8 @@ func (m *memory) lay(o *Options, l *connector.Layout) error {
 		}
 		// Blocks of another size than those that are stored could neither be saved nor loaded:
 		// every offer would fail.
-		if held && m.sizes != nil {
-			if err := m.sizes.HoldPayload(m.namespace, g.shard, g.blockBytes); err != nil {
+		if held {
+			if err := m.tier.HoldPayload(m.namespace, g.shard, g.blockBytes); err != nil {
 				return fmt.Errorf("group %d has blocks of %d bytes: %w", i, g.blockBytes, err)
 			}
 			m.held = append(m.held, g.shard)
@@ -101,7 +102,7 @@ func (m *memory) lay(o *Options, l *connector.Layout) error {
 // releaseSizes lets other engines register other payload sizes.
 func (m *memory) releaseSizes() {
 	for _, shard := range m.held {
-		m.sizes.ReleasePayload(m.namespace, shard)
+		m.tier.ReleasePayload(m.namespace, shard)
 	}
 	m.held = nil
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
@@ -255,6 +256,22 @@ func TestLoadLargerThanItsShareArrivesWhole(t *testing.T) {
 	for slot := range blocks {
 		if !m.holds(slot, slot) {
 			t.Errorf("slot %d is wrong", slot)
+		}
+	}
+}
+
+// The copies of loads are what the speed of the host tier is known by.
+func TestLoadsAreMeasured(t *testing.T) {
+	w := newWorker(t, openStore(t), nil)
+	register(t, w, newEngineMemory(t))
+	all := transfer(0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+	mustSave(t, w, all)
+	for end := time.Now().Add(testWait); w.opts.Cache.Speed().BytesPerS == 0; {
+		if _, err := w.Load(t.Context(), loads(loadOf("r", all))); err != nil {
+			t.Fatal(err)
+		}
+		if poll(t, w, 1); time.Now().After(end) {
+			t.Fatal("no speed is known")
 		}
 	}
 }

@@ -13,21 +13,11 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/host"
 )
-
-// Store is what a worker needs of the record store.
-type Store interface {
-	Read(ctx context.Context, ops []*store.ReadOp, done func(*store.ReadOp))
-	Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted int, err error)
-	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
-}
 
 // Worker serves one rank. It is safe for concurrent use.
 type Worker struct {
-	opts  Options
-	store Store
+	opts Options
 
 	// ctx ends with the session.
 	ctx    context.Context
@@ -43,20 +33,19 @@ type Worker struct {
 }
 
 // New returns a worker whose memory is not registered yet.
-func New(o Options, s Store) (*Worker, error) {
+func New(o Options) (*Worker, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	w := &Worker{opts: o, store: s, loads: newLoadTable()}
+	w := &Worker{opts: o, loads: newLoadTable()}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w, nil
 }
 
-// Register opens the engine's memory. What was registered before is given back first, as by
-// [Worker.Unregister], also where the new memory cannot be taken. fencePage is the descriptor of the page by which the engine takes the
-// memory back. All descriptors are closed. It returns the bytes of a block of each layer
-// group.
+// Register opens the engine's memory and returns the bytes per block of each layer group. Memory
+// registered earlier is released first, as by [Worker.Unregister], even if opening the new memory
+// fails. fencePage is the engine's fence page (see package fence). Register closes all descriptors.
 func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.File, fencePage *os.File) ([]int, error) {
 	defer func() {
 		for _, f := range append(regions[:len(regions):len(regions)], fencePage) {
@@ -79,16 +68,13 @@ func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.
 	return mem.blockBytes(), nil
 }
 
-// checkFits closes the memory again where the host tier can never hold one of its blocks.
+// checkFits closes the memory again if the host tier can never hold one of its blocks.
 func (w *Worker) checkFits(mem *memory) error {
 	for _, n := range mem.blockBytes() {
 		if n == 0 {
 			continue
 		}
-		var s host.Slot
-		err := w.opts.Account.Reserve(w.ctx, &s, n, false)
-		s.Release()
-		if err != nil && !errors.Is(err, host.ErrFull) {
+		if err := w.opts.Account.Fits(n); err != nil {
 			return errors.Join(fmt.Errorf("blocks of %d bytes: %w", n, err), mem.close())
 		}
 	}

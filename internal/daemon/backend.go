@@ -21,11 +21,10 @@ import (
 // backend opens a leader for every scheduler and a worker for every rank that connects,
 // all on one store.
 type backend struct {
-	opts   *Options
-	store  *disk.Store
-	arena  *host.Arena
-	tiers  *tiers
-	copies worker.CopyMeter
+	opts  *Options
+	store *disk.Store
+	cache *host.Cache
+	tiers *tiers
 
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
@@ -45,7 +44,7 @@ var _ server.Backend = (*backend)(nil)
 
 func newBackend(o *Options, s *disk.Store, a *host.Arena) *backend {
 	b := &backend{
-		opts: o, store: s, arena: a,
+		opts: o, store: s, cache: host.NewCache(a, s),
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
 		refused:  make(map[engineRank]struct{}),
 		draining: make(map[*workerSession]struct{}), models: make(modelCounts),
@@ -78,8 +77,8 @@ func (t *totals) addWorker(s worker.Stats) { counters.Add(&t.Worker, &s) }
 // schedulerSession is one engine instance's leader.
 type schedulerSession struct {
 	*leader.Leader
-	// staging is set for engines that cannot report a failed load.
-	staging *worker.Stager
+	// handoffs is set for engines that cannot report a failed load.
+	handoffs *host.Handoffs
 	// notReady is why nothing is offered, "" if it is; the backend's mutex guards it.
 	notReady  string
 	b         *backend
@@ -123,11 +122,13 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 		Tiers:   b.tiers, Probe: b.tiers.probe,
 	}
 	if p.Handoff {
-		if s.staging, err = b.newStager(ns); err != nil {
+		account, err := b.account(ns)
+		if err != nil {
 			b.store.CloseNamespace(ns)
 			return nil, err
 		}
-		o.Handoff = s.staging
+		s.handoffs = host.NewHandoffs(b.cache, account)
+		o.Handoff = s.handoffs
 	}
 	if s.Leader, err = leader.New(o, b.store); err != nil {
 		s.letGo()
@@ -142,24 +143,19 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	return s, nil
 }
 
-// newStager returns a stager with a share of the host tier.
-func (b *backend) newStager(ns connector.NamespaceDigest) (*worker.Stager, error) {
-	account, err := b.arena.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
-	if err != nil {
-		return nil, err
-	}
-	return worker.NewStager(b.store, account, b.store.PayloadBytes), nil
+// account returns a share of the host tier for one session.
+func (b *backend) account(ns connector.NamespaceDigest) (*host.Account, error) {
+	return b.cache.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
 }
 
-// letGo lets go of the namespace, once the reads have ended that the stager has left to the
-// disk.
+// letGo lets go of the namespace, once the reads have ended that handoffs have left to the tiers.
 func (s *schedulerSession) letGo() {
-	if s.staging == nil {
+	if s.handoffs == nil {
 		s.b.store.CloseNamespace(s.namespace)
 		return
 	}
 	go func() {
-		s.staging.Close()
+		s.handoffs.Close()
 		s.b.store.CloseNamespace(s.namespace)
 	}()
 }
@@ -170,17 +166,17 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	if err != nil {
 		return nil, err
 	}
-	account, err := b.arena.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
+	account, err := b.account(ns)
 	if err != nil {
 		b.store.CloseNamespace(ns)
 		return nil, err
 	}
 	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, model: m.Model, since: time.Now()}
 	s.Worker, err = worker.New(worker.Options{
-		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Account: account, Meter: &b.copies,
-		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Payloads: b.store,
+		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Cache: b.cache, Account: account,
+		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory,
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
-	}, b.store)
+	})
 	if err != nil {
 		account.Close()
 		b.store.CloseNamespace(ns)
@@ -326,7 +322,7 @@ func (s *workerSession) Register(ctx context.Context, r *server.Registration) (s
 	}
 	out := server.Registered{BlockBytes: n}
 	if s.peer.Handoff {
-		out.HostTier = s.b.arena.File()
+		out.HostTier = s.b.cache.File()
 	}
 	return out, nil
 }

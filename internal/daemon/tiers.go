@@ -22,7 +22,7 @@ var _ leader.Tiers = (*tiers)(nil)
 
 // Present says which records the host tier has.
 func (t *tiers) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
-	t.b.arena.Present(ns, shard, keys, at)
+	t.b.cache.Present(ns, shard, keys, at)
 }
 
 // Speeds are the disk's, as the store measures it, and that of the workers' copies.
@@ -30,7 +30,7 @@ func (t *tiers) Speeds() leader.Speeds {
 	disk := t.b.store.Speed()
 	return leader.Speeds{
 		DiskBytesPerS: disk.BytesPerS, DiskLatencyS: disk.LatencyS, DiskQueuedBytes: disk.QueuedBytes,
-		HostBytesPerS: t.b.copies.BytesPerS(),
+		HostBytesPerS: t.b.cache.Speed().BytesPerS,
 	}
 }
 
@@ -42,7 +42,7 @@ const probeTime = 50 * time.Millisecond
 // probe measures the disk with reads that no engine waits for. The speed of copies cannot be
 // measured without an engine: what is known of it fades, until a load is a measurement.
 func (t *tiers) probe() {
-	t.b.copies.Fade()
+	t.b.cache.FadeSpeed()
 	if !t.probing.CompareAndSwap(false, true) {
 		return
 	}

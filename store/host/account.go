@@ -20,11 +20,11 @@ type Account struct {
 
 	// The rest is guarded by the arena's mutex.
 	loadBytes, saveBytes int64 // pinned, or promised to those that are pending
-	queue                slotQueue
+	queue                list[Slot]
 	closed, forgotten    bool
 	// active is set by who owns the account, counted while it counts among the active.
 	active, counted bool
-	prev, next      *Account // in the ring of those with waiters
+	node            node[Account] // among the accounts with waiters
 }
 
 // Account adds a rank.
@@ -92,11 +92,9 @@ func (c *Account) Close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c.closed, c.active = true, false
-	for s := c.queue.head; s != nil; s = c.queue.head {
+	for s := c.queue.first(); s != nil; s = c.queue.first() {
 		a.unqueue(s)
-		s.empty()
-		s.held.Store(false)
-		s.signal()
+		s.giveUp()
 	}
 	a.countActive(c)
 	a.forget(c)
@@ -108,25 +106,6 @@ func (a *Arena) forget(c *Account) {
 	if c.closed && !c.forgotten && c.loadBytes == 0 && c.saveBytes == 0 {
 		c.forgotten = true
 		a.accounts--
-	}
-}
-
-// Usage is what an account holds and may hold at the moment, in bytes.
-type Usage struct {
-	LoadBytes      int64 `json:"load_bytes"`
-	LoadLimitBytes int64 `json:"load_limit_bytes"`
-	SaveBytes      int64 `json:"save_bytes"`
-	SaveLimitBytes int64 `json:"save_limit_bytes"`
-}
-
-// Usage returns what the account holds and may hold.
-func (c *Account) Usage() Usage {
-	c.arena.mu.Lock()
-	defer c.arena.mu.Unlock()
-	share := c.share()
-	return Usage{
-		LoadBytes: c.loadBytes, LoadLimitBytes: min(c.opts.LoadBytes, share),
-		SaveBytes: c.saveBytes, SaveLimitBytes: min(c.opts.SaveBytes, share),
 	}
 }
 
@@ -166,13 +145,6 @@ func (c *Account) charge(s *Slot, sign int64) {
 	}
 }
 
-// mustBeEmpty panics on a handle in use, whose slot would be lost.
-func (s *Slot) mustBeEmpty() {
-	if s.held.Load() {
-		panic("host: the handle is in use")
-	}
-}
-
 // begin prepares an empty handle.
 func (c *Account) begin(s *Slot, payloadBytes int, save bool) error {
 	if c.closed || c.arena.closed {
@@ -186,6 +158,6 @@ func (c *Account) begin(s *Slot, payloadBytes int, save bool) error {
 	case <-s.ready: // of a wait that nobody ended
 	default:
 	}
-	s.account, s.class, s.payload, s.save, s.keyed = c, k, payloadBytes, save, false
+	s.account, s.class, s.payload, s.save = c, k, payloadBytes, save
 	return nil
 }

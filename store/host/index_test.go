@@ -97,14 +97,14 @@ func TestRecordsOfEqualHashesAreToldApart(t *testing.T) {
 		a.cleanBytes += int64(s.class.slotBytes)
 		a.mu.Unlock()
 		s.Release()
-		if theirs.Lookup(&other, wanted, payload) {
+		if theirs.lookup(&other, wanted, payload) {
 			t.Errorf("%s: the other record's bytes are a hit", name)
 		}
 		acquire(t, theirs, &other, wanted, payload, Fill)
 		copy(other.Bytes(), "wanted")
 		other.Publish(wanted)
 		other.Release()
-		if theirs.Lookup(&other, wanted, payload) {
+		if theirs.lookup(&other, wanted, payload) {
 			if string(other.Bytes()[:6]) != "wanted" {
 				t.Errorf("%s: a hit with %q", name, other.Bytes()[:6])
 			}

@@ -23,15 +23,15 @@ type memory struct {
 }
 
 // newMemory maps size bytes of shared memory: of the pool of huge pages if it has room.
-func newMemory(size int64, huge bool) (*memory, error) {
-	if huge && size%hugePageBytes == 0 {
+func newMemory(size int64) (*memory, error) {
+	if size%hugePageBytes == 0 {
 		if m, err := mapMemory(size, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB); err == nil {
 			m.explicit = true
 			return m, nil
 		}
 	}
 	m, err := mapMemory(size, 0)
-	if err == nil && huge {
+	if err == nil {
 		// Advice: it is followed where the kernel's shmem_enabled says so.
 		_ = unix.Madvise(m.bytes, unix.MADV_HUGEPAGE)
 	}
@@ -103,13 +103,13 @@ func (m *memory) mapAligned(fd int, size int64) error {
 // Collapsing works without any setting of the system's, at the price of a copy, for which
 // the range is first made present with a single page. It reports whether it became huge.
 // What is in use meanwhile is unharmed.
-func (m *memory) populate(from, to int64, huge bool) bool {
+func (m *memory) populate(from, to int64) bool {
 	b := m.bytes[from:to]
 	if m.explicit {
 		return unix.Madvise(b, unix.MADV_POPULATE_WRITE) == nil
 	}
 	collapsed := false
-	if huge && from%hugePageBytes == 0 && (to-from)%hugePageBytes == 0 {
+	if from%hugePageBytes == 0 && (to-from)%hugePageBytes == 0 {
 		_ = unix.Madvise(b[:os.Getpagesize()], unix.MADV_POPULATE_WRITE)
 		collapsed = unix.Madvise(b, unix.MADV_COLLAPSE) == nil
 	}

@@ -33,15 +33,12 @@ type Options struct {
 	// goroutine in the background, so that no save or load pays for it: a huge page takes
 	// milliseconds to make. Default 128 MiB; Bytes and more mean the whole arena.
 	PopulateAheadBytes int64
-	// SmallPages keeps the arena from asking for huge pages: reads are then up to two
-	// fifths slower, and no time goes into making them.
-	SmallPages bool
 	// Logger receives what an operator should know. Default: nothing.
 	Logger *slog.Logger
 
 	// unitBytes is the size of a unit, newMemory maps the arena: seams for tests.
 	unitBytes int
-	newMemory func(bytes int64, huge bool) (*memory, error)
+	newMemory func(bytes int64) (*memory, error)
 }
 
 const (

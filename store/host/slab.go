@@ -61,8 +61,8 @@ type slot struct {
 // span is a stretch of units that holds slots of one class.
 type span struct {
 	first uint32 // unit
-	// prev and next link the span into its class's list of idle ones.
-	prev, next spanID
+	// idle is the span's place among the idle ones of its class.
+	idle uint32
 	// busy slots are pinned, taken slots are not free.
 	busy, taken uint32
 	// draining keeps the slots from being used again: the units are promised to a waiter.
@@ -183,26 +183,16 @@ func (a *Arena) unlink(l *slotList, id slotID) {
 
 // becomeIdle notes that a span's slots are all free.
 func (a *Arena) becomeIdle(id spanID) {
-	c, p := a.classOfSpan(id), a.span(id)
-	p.prev, p.next = 0, c.idleSpan
-	if c.idleSpan != 0 {
-		a.span(c.idleSpan).prev = id
-	}
-	c.idleSpan = id
-	c.idle++
+	c := a.classOfSpan(id)
+	a.span(id).idle = uint32(len(c.idle))
+	c.idle = append(c.idle, id)
 }
 
 // endIdle is the inverse of becomeIdle.
 func (a *Arena) endIdle(id spanID) {
-	c, p := a.classOfSpan(id), a.span(id)
-	if p.prev != 0 {
-		a.span(p.prev).next = p.next
-	} else {
-		c.idleSpan = p.next
-	}
-	if p.next != 0 {
-		a.span(p.next).prev = p.prev
-	}
-	p.prev, p.next = 0, 0
-	c.idle--
+	c, place := a.classOfSpan(id), a.span(id).idle
+	last := len(c.idle) - 1
+	c.idle[place] = c.idle[last]
+	a.span(c.idle[place]).idle = place
+	c.idle = c.idle[:last]
 }

@@ -50,12 +50,16 @@ func (a *Arena) evictFor(c *class) {
 
 // evict forgets a clean unpinned slot.
 func (a *Arena) evict(id slotID) {
-	c := a.classOfSlot(id)
-	a.unlink(&c.clean, id)
+	a.unlink(&a.classOfSlot(id).clean, id)
+	a.forgetRecord(id)
+	a.freeSlot(id)
+}
+
+// forgetRecord makes a clean slot unfindable, for room.
+func (a *Arena) forgetRecord(id slotID) {
 	a.remove(id)
 	a.count.Evictions++
-	a.cleanBytes -= int64(c.slotBytes)
-	a.freeSlot(id)
+	a.cleanBytes -= int64(a.classOfSlot(id).slotBytes)
 }
 
 // freeSlot puts an unpinned slot that is in no list among the free ones.
@@ -69,7 +73,7 @@ func (a *Arena) freeSlot(id slotID) {
 	}
 	a.pushFront(&c.free, id)
 	if p.taken == 0 {
-		if a.becomeIdle(at); c.idle > 1 {
+		if a.becomeIdle(at); len(c.idle) > 1 {
 			a.dissolve(at) // one is kept for whoever comes next
 		}
 	}
@@ -93,7 +97,7 @@ func (a *Arena) assignFree(c *class, owner *Account) bool {
 // takeIdle takes over spans of other classes that hold nothing.
 func (a *Arena) takeIdle(c *class) bool {
 	for _, o := range a.live {
-		if o != c && o.idleSpan != 0 && a.takeAround(o.idleSpan, c, true) {
+		if o != c && len(o.idle) > 0 && a.takeAround(o.idle[len(o.idle)-1], c, true) {
 			return true
 		}
 	}

@@ -39,6 +39,10 @@ type Counters struct {
 	Waits        uint64 `json:"waits"`
 	// Drains are the times memory had to be kept free for a waiter as it was released.
 	Drains uint64 `json:"drains"`
+	// Promoted records came from a slower tier than the first and were given to that,
+	// PromotionsRefused found no room or were refused there.
+	Promoted          uint64 `json:"promoted"`
+	PromotionsRefused uint64 `json:"promotions_refused"`
 }
 
 // Stats returns the state of the arena.

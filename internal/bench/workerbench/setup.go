@@ -175,6 +175,32 @@ func (b *loadBench) fill(ctx context.Context) error {
 	return errors.Join(errors.Join(errs...), b.store.Sync(ctx), slab.Close())
 }
 
+// emptyHostTier replaces the blocks in the host tier by records that nobody asks for.
+func (b *loadBench) emptyHostTier(ctx context.Context) error {
+	account, err := b.arena.Account(host.AccountOptions{Namespace: b.ns})
+	if err != nil {
+		return err
+	}
+	defer account.Close()
+	var s host.Slot
+	for n := range b.arena.SizeBytes() / int64(b.blockBytes) {
+		r := store.Record{ID: store.RecordID{Namespace: b.ns, Shard: unused}}
+		binary.LittleEndian.PutUint64(r.ID.Key[:], uint64(n))
+		outcome, err := account.Acquire(ctx, &s, r, b.blockBytes, true)
+		if err != nil {
+			return fmt.Errorf("empty the host tier: %w", err)
+		}
+		if outcome == host.Fill {
+			s.Publish(r)
+		}
+		s.Release()
+	}
+	return nil
+}
+
+// unused is a shard that no rank of the bench has.
+const unused = 1
+
 // mark writes a block's number, which is not 0, into each of its pieces.
 func (b *loadBench) mark(block []byte, n int) {
 	for at := 0; at < len(block); at += b.o.LayerBytes {

@@ -30,9 +30,9 @@ func newWorkerLoader(b *loadBench, l *connector.GroupLayout) (*workerLoader, err
 		return nil, err
 	}
 	w, err := worker.New(worker.Options{
-		Namespace: b.ns, Manifest: b.manifest, Driver: new(gpu.HostDriver), Account: account,
+		Namespace: b.ns, Manifest: b.manifest, Driver: new(gpu.HostDriver), Cache: host.NewCache(b.arena, b.store), Account: account,
 		LoadTimeout: workerTimeout,
-	}, b.store)
+	})
 	if err != nil {
 		account.Close()
 		return nil, err

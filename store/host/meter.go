@@ -1,13 +1,12 @@
-package worker
+package host
 
 import (
 	"sync"
 	"time"
 )
 
-// CopyMeter measures how fast blocks are copied into engine memory, of late. Workers share
-// one. The zero value is ready to use; it is safe for concurrent use.
-type CopyMeter struct {
+// meter measures how fast blocks were lately copied between the arena and engine memory.
+type meter struct {
 	mu    sync.Mutex
 	bytes float64
 	took  time.Duration
@@ -23,10 +22,7 @@ const (
 )
 
 // add counts a copy.
-func (m *CopyMeter) add(bytes int, took time.Duration) {
-	if m == nil {
-		return
-	}
+func (m *meter) add(bytes int, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bytes += float64(bytes)
@@ -36,25 +32,20 @@ func (m *CopyMeter) add(bytes int, took time.Duration) {
 	}
 }
 
-// Fade takes weight from what was measured, once in a second at most, for times without
-// copies: all is forgotten within a minute.
-func (m *CopyMeter) Fade() {
+// fadeAt takes weight from what was measured, once in a second at most.
+func (m *meter) fadeAt(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if now := time.Now(); now.Sub(m.faded) >= time.Second {
+	if now.Sub(m.faded) >= time.Second {
+		const keep = 7. / 8
 		m.faded = now
-		m.fade()
+		m.bytes *= keep
+		m.took = time.Duration(float64(m.took) * keep)
 	}
 }
 
-func (m *CopyMeter) fade() {
-	const keep = 7. / 8
-	m.bytes *= keep
-	m.took = time.Duration(float64(m.took) * keep)
-}
-
-// BytesPerS is what one goroutine copies in a second, 0 while too little was copied.
-func (m *CopyMeter) BytesPerS() float64 {
+// bytesPerS is what one goroutine copies in a second, 0 while too little was copied.
+func (m *meter) bytesPerS() float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	// Copies that took half the span are slow ones, however little they brought.
