@@ -63,7 +63,7 @@ func TestWindowNeedsOnlyItsOwnBlocks(t *testing.T) {
 	g := Group{Layers: 1, Window: 16}
 	for boundary, want := range map[int]int{0: 0, 8: 0, 15: 0, 16: 0, 23: 1, 24: 1, 32: 2, 40: 3} {
 		if got := g.FirstBlock(boundary, 8); got != want {
-			t.Errorf("behind %d tokens: first block %d, want %d", boundary, got, want)
+			t.Errorf("after %d tokens: first block %d, want %d", boundary, got, want)
 		}
 	}
 	full := Group{Layers: 1}

@@ -16,9 +16,9 @@ type Scope struct {
 }
 
 // ScopeDigest tells the records of one scope from those of others where the scope itself is
-// not kept: bytes 0 to 7 are of the tenant (the salt), bytes 8 to 15 of the adapter. A part
-// that is empty in the scope is zero, so that the digest of the empty scope is zero. It
-// serves to list, count and clear; key and proof separate scopes, not this.
+// not kept: bytes 0 to 7 are of the tenant (the salt), bytes 8 to 15 of the adapter. An empty
+// part of the scope is zero, so the digest of the empty scope is zero. It serves to list,
+// count and clear; key and proof separate scopes, not this.
 type ScopeDigest [16]byte
 
 // UnknownScope stands in records that were written before scopes were kept (format 1).
@@ -53,7 +53,7 @@ func AppendTokens(b []byte, tokens []uint32) []byte {
 	return b
 }
 
-// appendScope appends the scope, each part behind its length, so that no two scopes
+// appendScope appends the scope, each part after its length, so that no two scopes
 // have the same form.
 func appendScope(b []byte, s Scope) []byte {
 	for _, part := range [...]string{s.Salt, s.LoRA} {
@@ -98,9 +98,9 @@ func RootKey(blockSize int, s Scope) Key {
 	return Key(h.Bytes())
 }
 
-// NextKey is the key of the block that holds tokens (little-endian, see [AppendTokens],
-// and what [AppendExtra] adds) and follows parent: XXH3-128(parent, tokens). scratch is used as work space and
-// returned grown, so that a chain is hashed without allocation.
+// NextKey is the key of the block that holds tokens (little-endian, see [AppendTokens], and
+// what [AppendExtra] adds) and follows parent: XXH3-128(parent, tokens). scratch is work
+// space; it is returned grown, so that a chain is hashed without allocation.
 func NextKey(parent Key, tokens []byte, scratch []byte) (Key, []byte) {
 	scratch = append(append(scratch[:0], parent[:]...), tokens...)
 	return Key(xxh3.Hash128(scratch).Bytes()), scratch

@@ -4,7 +4,7 @@ import "errors"
 
 // Errors that cross the protocol and that callers decide on.
 var (
-	// ErrUnknownRequest means that the leader was not told the beginning of a request.
+	// ErrUnknownRequest means that the leader does not know the beginning of a request.
 	ErrUnknownRequest = errors.New("unknown request")
 	// ErrNotRegistered means that a worker was asked to move blocks before its memory
 	// was registered.

@@ -44,7 +44,7 @@ func (g *Group) validate(stages int) error {
 	return nil
 }
 
-// FirstBlock is the first block that the group's layers need to go on behind boundary
+// FirstBlock is the first block that the group's layers need to go on after boundary
 // tokens: block 0 with full attention, else the block of the first token that the token
 // at the boundary still looks back on (TensorRT-LLM's stale end).
 func (g *Group) FirstBlock(boundary, blockSize int) int {
@@ -78,7 +78,7 @@ func (m *Manifest) Writes(rank, group int) bool {
 	return !m.Groups[group].Replicated || rank%m.TensorParallel == 0
 }
 
-// GroupShards lists the shards of one block of a group, all of which a hit needs.
+// GroupShards lists the shards of one block of a group. A hit needs all of them.
 func (m *Manifest) GroupShards(group int) []Shard {
 	var shards []Shard
 	for rank := range m.Ranks() {

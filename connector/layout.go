@@ -6,7 +6,7 @@ import (
 	"math/bits"
 )
 
-// MaxBlockBytes bounds one shard of one token block (DESIGN.md: 0.25 to 8 MiB typical).
+// MaxBlockBytes bounds one shard of one token block (0.25 to 8 MiB are typical).
 const MaxBlockBytes = 64 << 20
 
 // MaxRuns bounds the runs of a layout and MaxRegions its descriptors.
@@ -112,7 +112,7 @@ func (l *GroupLayout) validate(regionSizes []int64) error {
 	return nil
 }
 
-// end is the first byte behind the last piece of the last block.
+// end is the first byte after the last piece of the last block.
 func (r *Run) end(blocks uint32) (uint64, error) {
 	if r.Layers == 0 || r.Layers > maxLayers || r.Bytes == 0 || r.Bytes > MaxBlockBytes {
 		return 0, fmt.Errorf("%d layers of %d bytes: want 1 to %d layers of 1 to %d bytes", r.Layers, r.Bytes, maxLayers, MaxBlockBytes)

@@ -5,8 +5,8 @@ package connector
 type MatchRequest struct {
 	// Request is the engine's id of the request.
 	Request string
-	// From is the index of Tokens[0] in the request's tokens: 0 at first, later what
-	// the leader has been told already. A leader that was told less answers
+	// From is the index of Tokens[0] in the request's tokens: 0 at first, later the number
+	// of tokens that the leader knows. A leader that knows fewer answers
 	// [ErrUnknownRequest]; the caller then repeats with From 0.
 	From int
 	// Tokens are the request's token ids from From on, output tokens included where a
@@ -18,8 +18,8 @@ type MatchRequest struct {
 	// Computed is the number of tokens that the engine holds already.
 	Computed int
 	Scope    Scope
-	// Spans say which tokens stand for other content, ordered by Start. They are taken
-	// over at the request's first match and wherever they differ.
+	// Spans say which tokens stand for other content, ordered by Start. A request whose spans
+	// have changed starts over.
 	Spans []Span
 	// NoLoad and NoSave opt the request out of loading and of saving.
 	NoLoad, NoSave bool
@@ -47,7 +47,7 @@ type Scheduled struct {
 	// Computed is the number of tokens computed before this step, Count those computed
 	// by it.
 	Computed, Count int
-	// NewTokens are tokens that the leader was not told yet, From the index of the first.
+	// NewTokens are tokens that the leader does not know yet, From the index of the first.
 	From      int
 	NewTokens []uint32
 }
@@ -73,12 +73,13 @@ type StepReply struct {
 	// Metadata is opaque to the engine, which hands it to every rank's worker. Empty
 	// means that there is nothing to do.
 	Metadata []byte
-	// Loads repeats the loads in Metadata in a form that the engine's side can read,
-	// so that it can report them as failed when the daemon is gone.
+	// Loads repeats the loads in Metadata in a form that the engine's side can read, so that
+	// it can report them as failed when the daemon is gone. In handoff mode there are none:
+	// Metadata holds saves alone, and the engine's side plans the loads.
 	Loads []PlannedLoad
 }
 
-// LoadedReport tells the leader what came of loads, all ranks taken together.
+// LoadedReport tells the leader how loads ended, all ranks taken together.
 type LoadedReport struct {
 	Done          []string
 	InvalidBlocks []uint32
@@ -102,10 +103,10 @@ type SaveResult struct {
 // prefix hashes (key scheme "engine").
 type KeyedBlocks struct {
 	Group int
-	// Scope is kept with what is saved, as far as the engine says it; it is in the hashes
-	// that separate.
+	// Scope is kept with what is saved, if the engine gives it. The hashes separate scopes,
+	// not this.
 	Scope Scope
-	// Parent is the hash in front of Hashes[0], zero at the root.
+	// Parent is the hash before Hashes[0], zero at the root.
 	Parent Proof
 	Hashes []Proof
 	// Slots are the engine's block ids, as many as Hashes.
@@ -114,8 +115,7 @@ type KeyedBlocks struct {
 
 // Bounds of requests, checked on both ends.
 const (
-	// MaxFrameBytes bounds the body of a frame, and with it a plan and what else an answer
-	// says beside it.
+	// MaxFrameBytes bounds the body of a frame, and with it a plan and the rest of its answer.
 	MaxFrameBytes = 16 << 20
 	// MaxTokens is the largest prompt.
 	MaxTokens = 2 << 20

@@ -30,8 +30,8 @@ type Transfer struct {
 // RequestLoad is what is loaded for one request; it ends when all its transfers have.
 type RequestLoad struct {
 	Request string
-	// Lost are slots that nothing is loaded into, though the engine waits for it: every
-	// rank reports them as failed.
+	// Lost are slots that the engine waits for and that nothing is loaded into: every rank
+	// reports them as failed.
 	Lost      []uint32
 	Transfers []Transfer
 }
@@ -54,7 +54,8 @@ func (l *RequestLoad) Planned() PlannedLoad {
 
 // Plan is what the workers of an engine do in one step. The leader makes it, the engine
 // hands its encoded form to every rank, and each rank's worker executes it on its own
-// shards. It is complete: a rank may live on another node than the leader.
+// shards. It is complete: a rank may live on another node than the leader. In handoff mode
+// it holds saves alone.
 type Plan struct {
 	Namespace NamespaceDigest
 	Loads     []RequestLoad
@@ -82,7 +83,7 @@ const (
 	maxTransfers = 16 * MaxStepRequests
 )
 
-// ErrPlan marks metadata that no leader of this version has made.
+// ErrPlan marks metadata that no leader of this version makes.
 var ErrPlan = errors.New("bad metadata")
 
 // Append appends the encoded plan to b: version, namespace digest, then loads and saves

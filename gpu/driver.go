@@ -64,12 +64,12 @@ type Memory interface {
 	// RegionBytes is the size of each region.
 	RegionBytes() []int64
 	// Copy copies a batch and returns once it is complete, in any order of its pieces. It
-	// may sort and merge b.Pieces. On an error nothing is known of what was copied. A
+	// may sort and merge b.Pieces. After an error, any part may have been copied. A
 	// device driver submits to a stream of the direction and waits for the batch's event;
-	// it returns early only where the device can no longer write (ErrLost). ctx bounds the
+	// it returns early only if the device can no longer write (ErrLost). ctx bounds the
 	// wait for AfterCall.
 	Copy(ctx context.Context, b *Batch) error
-	// Close gives the memory back.
+	// Close releases the memory.
 	Close() error
 }
 
@@ -91,8 +91,8 @@ type Driver interface {
 	// files. A region may consist of several allocations, end to end. A file that another
 	// region's description names is a region of no bytes.
 	Open(files []*os.File) (Memory, error)
-	// PinHost prepares host memory that copies will use (page-locking it for a device);
-	// the returned function undoes it. It is called once, with all memory that copies come
-	// from and go to, before there are any. Copies work without, slower.
+	// PinHost prepares host memory that copies will use (page-locking it for a device); the
+	// returned function undoes it. It is called once, before any copy, with all host memory
+	// that copies use. Without it copies work, but slower.
 	PinHost(mem []byte) (unpin func() error, err error)
 }

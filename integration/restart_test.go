@@ -73,7 +73,7 @@ func TestCacheSurvivesKillNine(t *testing.T) {
 func TestEngineGoesOnWhileTheDaemonDiesAndComesBack(t *testing.T) {
 	n := newMemoryNode(t)
 	n.start()
-	e, random := newInstance(t, n, nil), seed.Rand(t)
+	e, random := newInstance(t, n, nil), seed.Random(t, 0)
 	for round := range rounds(5, 12) {
 		ps := prompts(3+round%3, 5)
 		want := reference(t, nil, ps)

@@ -43,7 +43,7 @@ type testLevel struct {
 	calls int // of Present
 }
 
-func (v *testLevel) Name() string        { return v.name }
+func (v *testLevel) Name() string       { return v.name }
 func (v *testLevel) Speed() store.Speed { return v.speed() }
 func (v *testLevel) Usage() store.Usage { return store.Usage{} }
 func (v *testLevel) Present(_ connector.NamespaceDigest, _ connector.Shard, keys []connector.Key, at []bool) {

@@ -53,7 +53,7 @@ func twoLevelsBest(x *testTiers, groups []group, keys []connector.Key, blockSize
 }
 
 func TestPriceOfTwoLevelsIsTheirFormula(t *testing.T) {
-	rng := seed.Rand(t)
+	rng := seed.Random(t, 0)
 	for range 500 {
 		x := &testTiers{host: map[connector.Key]bool{}, speeds: speeds{
 			DiskBytesPerS: []float64{0, 1e6, 3e6, 1e8}[rng.IntN(4)], DiskLatencyS: rng.Float64() * 0.01,

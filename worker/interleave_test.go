@@ -148,7 +148,7 @@ func TestNoInterleavingWritesAWrongByte(t *testing.T) {
 		m.fill(slot, slot)
 	}
 	mustSave(t, saver, transfer(0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
-	e := &engineModel{engineMemory: m, rand: &lockedRand{r: seed.Rand(t)}, reqs: map[string]*owned{}}
+	e := &engineModel{engineMemory: m, rand: &lockedRand{r: seed.Random(t, 0)}, reqs: map[string]*owned{}}
 	e.w = newWorker(t, unevenStore{s, e.rand}, func(o *Options, a *host.AccountOptions) {
 		o.LoadTimeout = 4 * time.Millisecond
 		o.Driver = &hookDriver{before: func(gpu.Direction) { // a copy that is held up in the middle

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"os"
 	"reflect"
@@ -12,18 +14,21 @@ import (
 	"github.com/kvconn/kvconn/internal/config"
 )
 
-// configFileEnv names the configuration file where --config does not.
-const configFileEnv = "KVCONN_CONFIG"
+// configFile is the --config flag of the daemon's settings, routerFile that of the router's. A
+// command that has one takes the values of its other flags from that file where neither the
+// command line nor the environment sets them.
+type (
+	configFile string
+	routerFile string
+)
 
-// configFile is the --config flag. A command that has it takes the values of its other
-// flags from that file where neither the command line nor the environment sets them.
-type configFile string
-
-// settingsResolver gives flags their values from the configuration file, and remembers
+// settingsResolver gives flags their values from the file of settings, and remembers
 // which. A variable that is set to nothing counts as not set.
 type settingsResolver struct {
 	path   string
 	values map[string]string
+	// ranks are those of a router's file.
+	ranks []json.RawMessage
 	// from are the flags that the file gave a value.
 	from map[string]bool
 }
@@ -62,27 +67,26 @@ func (r *settingsResolver) Resolve(ctx *kong.Context, parent *kong.Path, flag *k
 }
 
 // read reads the file that the flag or the environment names, once.
-func (r *settingsResolver) read(ctx *kong.Context, flag *kong.Flag) error {
+func (r *settingsResolver) read(ctx *kong.Context, flag *kong.Flag) (err error) {
 	if r.values != nil {
 		return nil
 	}
-	path, _ := ctx.FlagValue(flag).(configFile)
-	if r.path = string(path); r.path == "" {
-		r.path = os.Getenv(configFileEnv)
-	}
 	r.values = make(map[string]string)
-	if r.path == "" {
-		return nil
+	r.path = cmp.Or(reflect.ValueOf(ctx.FlagValue(flag)).String(), os.Getenv(flag.Envs[0]))
+	switch {
+	case r.path == "":
+	case flag.Target.Type() == reflect.TypeFor[configFile]():
+		r.values, err = config.ReadFile(r.path)
+	default:
+		r.values, r.ranks, err = config.ReadRouterFile(r.path)
 	}
-	values, err := config.ReadFile(r.path)
 	if err != nil {
 		return fileError{err}
 	}
-	r.values = values
 	return nil
 }
 
-// fileError is about the file as a whole, and not the flag that happened to ask for it.
+// fileError is about the file as a whole, not about the flag that happened to ask for it.
 type fileError struct{ error }
 
 // source says where the value of a flag comes from, once the command line is parsed.
@@ -105,11 +109,14 @@ func (r *settingsResolver) source(ctx *kong.Context, name string) config.Source 
 	return config.Source{Kind: config.FromDefault}
 }
 
-func isConfigFile(flag *kong.Flag) bool { return flag.Target.Type() == reflect.TypeFor[configFile]() }
+func isConfigFile(flag *kong.Flag) bool {
+	t := flag.Target.Type()
+	return t == reflect.TypeFor[configFile]() || t == reflect.TypeFor[routerFile]()
+}
 
-// checkEnvironment reports variables that look like settings and are none.
+// checkEnvironment reports variables that look like settings but are not.
 func checkEnvironment(ctx *kong.Context) error {
-	known := []string{configFileEnv}
+	var known []string
 	_ = kong.Visit(ctx.Model, func(node kong.Visitable, next kong.Next) error {
 		if flag, ok := node.(*kong.Flag); ok {
 			known = append(known, flag.Envs...)
@@ -119,8 +126,8 @@ func checkEnvironment(ctx *kong.Context) error {
 	return config.CheckEnvironment(os.Environ(), known)
 }
 
-// explain adds the nearest flag to an error about an unknown one, and its source to one
-// about a value that was not given as a flag.
+// explain adds the nearest flag to an error about an unknown flag, and the source of the value to
+// an error about a value that was not given as a flag.
 func explain(err *kong.ParseError, resolver *settingsResolver) string {
 	if of := (fileError{}); errors.As(err, &of) {
 		return of.Error()

@@ -15,8 +15,6 @@ type configRouterCmd struct {
 	Config routerFile  `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of the router's settings, with its ranks."`
 	JSON   bool        `name:"json" help:"Print the settings as JSON."`
 	Router shownRouter `embed:""`
-
-	file *routerFileValues
 }
 
 // shownRouter are the settings without their Validate: see [shown].
@@ -28,28 +26,17 @@ func (*configRouterCmd) Help() string {
 router would run with, ranks included. The exit status is not 0 if it would refuse to.`
 }
 
-// BeforeResolve reads the file.
-func (c *configRouterCmd) BeforeResolve(ctx *kong.Context) (err error) {
-	c.file, err = resolveRouterFile(ctx)
-	return err
-}
-
-// Run prints the settings, also those that would not do.
+// Run prints the settings, even if they are wrong.
 func (c *configRouterCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *streams) error {
 	s := config.Router(c.Router)
-	list := s.Settings(func(flag string) config.Source {
-		if c.file.from[flag] {
-			return config.Source{Kind: config.FromFile, Name: c.file.path}
-		}
-		return resolver.source(ctx, flag)
-	})
-	for i, rank := range c.file.ranks {
+	list := s.Settings(func(flag string) config.Source { return resolver.source(ctx, flag) })
+	for i, rank := range resolver.ranks {
 		list = append(list, config.Setting{
-			Key: fmt.Sprintf("ranks[%d]", i), Value: string(rank), From: config.Source{Kind: config.FromFile, Name: c.file.path},
+			Key: fmt.Sprintf("ranks[%d]", i), Value: string(rank), From: config.Source{Kind: config.FromFile, Name: resolver.path},
 		})
 	}
 	err := printSettings(std.out, list, c.JSON)
-	if refused := errors.Join(checkEnvironment(ctx), refusedRouter(&routerCmd{Router: s, fromFile: c.file.ranks})); refused != nil {
+	if refused := errors.Join(checkEnvironment(ctx), refusedRouter(&routerCmd{Router: s, fromFile: resolver.ranks})); refused != nil {
 		return errors.Join(err, fmt.Errorf("settings: %w", refused))
 	}
 	return err

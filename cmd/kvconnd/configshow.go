@@ -21,13 +21,13 @@ type configCmd struct {
 
 // configShowCmd is `kvconnd config show`.
 type configShowCmd struct {
-	Config configFile `name:"config" placeholder:"FILE" help:"YAML file of settings (also: KVCONN_CONFIG)."`
+	Config configFile `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of settings."`
 	JSON   bool       `name:"json" help:"Print the settings as JSON."`
 	Serve  shown      `embed:""`
 }
 
-// shown are the settings without their Validate, which the parser would call: settings
-// that would not do are shown, too.
+// shown are the settings without their Validate, which the parser would call: wrong settings are
+// also shown.
 type shown config.Serve
 
 // Help is shown below the command's summary.
@@ -36,7 +36,7 @@ func (*configShowCmd) Help() string {
 daemon would run with. The exit status is not 0 if it would refuse to.`
 }
 
-// Run prints the settings, also those that would not do.
+// Run prints the settings, even if they are wrong.
 func (c *configShowCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *streams) error {
 	settings := config.Serve(c.Serve)
 	settings.EnsureDefaults()
@@ -79,7 +79,7 @@ func printSettings(out io.Writer, list []config.Setting, asJSON bool) error {
 func checkSettings(ctx *kong.Context, s *config.Serve) error {
 	var room error
 	if memory := config.Bytes(hostmemory.AvailableBytes()); s.HostBytes > memory {
-		// It is taken bit by bit: the daemon would be killed when it is needed.
+		// It is taken as it is needed: the daemon would be killed later.
 		room = fmt.Errorf("host_bytes is %s: there are %s of memory, in this machine or container", s.HostBytes, memory)
 	}
 	if err := errors.Join(checkEnvironment(ctx), s.Validate(), room); err != nil {

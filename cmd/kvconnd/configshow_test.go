@@ -49,7 +49,7 @@ func TestConfigShowNamesTheSourceOfEveryValue(t *testing.T) {
 			t.Errorf("%s: %q, want %q", key, got[key], want)
 		}
 	}
-	t.Setenv(configFileEnv, file)
+	t.Setenv("KVCONN_CONFIG", file)
 	status, out, errs := kvconnd("config", "--log-format=json")
 	if status != 0 || !strings.Contains(out, "SOURCE") || !strings.Contains(out, "file "+file) || !strings.Contains(out, "flag --log-format") || errs != "" {
 		t.Errorf("table: status %d, %q\n%s", status, errs, out)
@@ -69,7 +69,7 @@ func TestConfigShowPrintsAndRefusesWhatServeRefuses(t *testing.T) {
 	}
 }
 
-// Whatever way a setting is misspelt, the error names the nearest one.
+// However a setting is misspelt, the error names the nearest one.
 func TestUnknownSettingNamesTheNearest(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "kvconnd.yaml")

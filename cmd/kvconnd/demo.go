@@ -12,7 +12,7 @@ import (
 
 // demoCmd is `kvconnd demo`.
 type demoCmd struct {
-	Keep string `name:"keep" placeholder:"DIR" help:"Leave the store in this directory, which must be empty or not there."`
+	Keep string `name:"keep" placeholder:"DIR" help:"Leave the store in this directory, which must be empty or missing."`
 	JSON bool   `name:"json" help:"Print the result as JSON."`
 }
 

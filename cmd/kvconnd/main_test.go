@@ -90,7 +90,7 @@ func TestSettingsPrecedence(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name == "by environment" {
-				t.Setenv(configFileEnv, file)
+				t.Setenv("KVCONN_CONFIG", file)
 			}
 			c := new(cli)
 			p, err := newParser(t.Context(), c, &streams{out: new(bytes.Buffer), err: new(bytes.Buffer)}, func(int) {})
@@ -127,7 +127,7 @@ func TestDemo(t *testing.T) {
 	t.Setenv(beKvconnd, "1")
 	// Of another daemon, and no business of the demo's.
 	t.Setenv("KVCONN_MIN_OFFER_TOKENS", "100000")
-	t.Setenv(configFileEnv, "/nowhere.yaml")
+	t.Setenv("KVCONN_CONFIG", "/nowhere.yaml")
 	keep := filepath.Join(t.TempDir(), "store")
 	status, out, errs := kvconnd("demo", "--json", "--keep", keep)
 	if status != 0 {

@@ -12,8 +12,8 @@ type rates struct {
 	hit float64
 }
 
-// ratesSince compares two looks; nil if they cannot be: the first look, a daemon that was
-// restarted. Time is the daemon's own, which no clock that jumps touches.
+// ratesSince compares two looks; nil if they cannot be compared, because there was none before or
+// the daemon was restarted. The time is the daemon's own, which a clock that jumps does not change.
 func ratesSince(before, now *daemon.Status) *rates {
 	if before == nil || before.Epoch != now.Epoch || now.UptimeS <= before.UptimeS {
 		return nil

@@ -83,7 +83,7 @@ func (c *replayCmd) Run(ctx context.Context, std *streams) error {
 	return report.Print(std.out)
 }
 
-// check reports the first flag that cannot work and that the options would take for not set.
+// check reports the first flag with a wrong value that the options would take for not set.
 func (c *replayCmd) check() error {
 	for _, flag := range []struct {
 		name  string

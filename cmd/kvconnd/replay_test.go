@@ -99,7 +99,7 @@ func TestReplayErrorsSayWhatToDo(t *testing.T) {
 	for want, args := range map[string][]string{
 		"no such file":                {"replay", "/nowhere.jsonl"},
 		"line 1: no timestamp":        {"replay", bad},
-		"want one of round-robin":     {"replay", smallTrace, "--policies", "fastest"},
+		"want one of cost, kv-aware":  {"replay", smallTrace, "--policies", "fastest"},
 		"cannot be spread evenly":     {"replay", smallTrace, "--nodes", "3"},
 		"--ranks must be positive":    {"replay", smallTrace, "--ranks", "0"},
 		"--speed must be":             {"replay", smallTrace, "--speed", "0"},

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -14,8 +15,10 @@ import (
 
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
-	"github.com/kvconn/kvconn/router/load"
+	"github.com/kvconn/kvconn/router/inflight"
+	"github.com/kvconn/kvconn/router/policies"
 	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/policy/published"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
@@ -32,16 +35,15 @@ type routerCmd struct {
 
 // Help is shown below the command's summary.
 func (*routerCmd) Help() string {
-	return `Serves decisions (POST /v1/route) and an OpenAI-compatible proxy in front of the ranks; GET
+	return `Serves decisions (POST /v1/route) and an OpenAI-compatible proxy before the ranks; GET
 /openapi.yaml describes all of it. SIGTERM or SIGINT lets the requests under way end, within
 --drain-timeout.`
 }
 
-// BeforeResolve reads the file, so that flags and environment come before its values.
-func (c *routerCmd) BeforeResolve(ctx *kong.Context) error {
-	r, err := resolveRouterFile(ctx)
-	c.fromFile = r.ranks
-	return err
+// AfterApply takes the ranks of the file.
+func (c *routerCmd) AfterApply(resolver *settingsResolver) error {
+	c.fromFile = resolver.ranks
+	return nil
 }
 
 // Run routes until the context ends.
@@ -67,7 +69,7 @@ func (c *routerCmd) options(log *slog.Logger) (service.Options, error) {
 	o := service.Options{
 		HTTP: c.HTTP, Token: c.Token, EngineKey: c.EngineKey, Ranks: ranks, Policy: c.policy(), Version: daemon.Version, Logger: log,
 		Route: route.Options{
-			Index: prefix.Options{MaxBytes: int64(c.IndexBytes)}, Load: load.Options{AssumeKVReuse: c.AssumeKVReuse, TTL: c.RequestTTL},
+			Index: prefix.Options{MaxBytes: int64(c.IndexBytes)}, Load: inflight.Options{AssumeKVReuse: c.AssumeKVReuse, TTL: c.RequestTTL},
 			PredictTTL: c.PredictTTL, ApproximateTTL: c.ApproximateTTL, MaxPromptTokens: c.MaxPromptTokens, Logger: log,
 		},
 		HealthPath: c.HealthPath, HealthInterval: c.HealthInterval, TokenizeTimeout: c.TokenizeTimeout, MaxBodyBytes: int64(c.MaxBodyBytes),
@@ -76,7 +78,7 @@ func (c *routerCmd) options(log *slog.Logger) (service.Options, error) {
 	if c.HealthInterval == 0 {
 		o.HealthInterval = -1
 	}
-	if _, err := route.NewPolicy(o.Policy); err != nil {
+	if _, err := policies.New(o.Policy); err != nil {
 		return o, err
 	}
 	checked := o
@@ -103,41 +105,40 @@ func (c *routerCmd) ranks() (list []registry.Rank, err error) {
 	return list, nil
 }
 
-func (c *routerCmd) policy() route.PolicyOptions {
-	o := route.PolicyOptions{
+func (c *routerCmd) policy() policies.Options {
+	o := policies.Options{
 		Name:    c.Policy,
 		Cost:    policy.CostOptions{DecodeWeight: orNone(c.DecodeWeight), BalanceWeight: orNone(c.BalanceWeight), OverlapLoads: c.OverlapLoads},
-		KVAware: policy.KVAwareOptions{Beta: orNone(c.Beta), MatchRate: orNone(c.MatchRate)},
+		KVAware: published.KVAwareOptions{Beta: orNone(c.Beta), MatchRate: orNone(c.MatchRate)},
 	}
 	switch c.Placement {
 	case "least-queued":
-		o.Conversation.Placement = policy.PlaceLeastQueued
+		o.Conversation.Placement = published.PlaceLeastQueued
 	case "least-tokens":
-		o.Conversation.Placement = policy.PlaceLeastTokens
+		o.Conversation.Placement = published.PlaceLeastTokens
 	}
 	return o
 }
 
 // readRouter reads the router's settings from its file and the environment.
 func readRouter(file string) (*routerCmd, error) {
-	var c struct {
-		Router routerCmd `cmd:""`
-	}
-	parser, err := kong.New(&c, kong.Name("kvconnd"))
+	c := new(cli)
+	parser, err := newParser(context.Background(), c, new(streams), func(int) {})
 	if err != nil {
 		return nil, err
 	}
-	if _, err := parser.Parse([]string{"router", "--config", file}); err != nil {
-		return nil, err
+	_, err = parser.Parse([]string{"router", "--config", file})
+	if of := (fileError{}); errors.As(err, &of) {
+		return nil, of
 	}
-	return &c.Router, nil
+	return &c.Router, err
 }
 
-// localNode is the node of the ranks that a daemon's own router is told none for.
+// localNode is the node of a daemon's own router's ranks that have none in the settings.
 const localNode = "local"
 
 // runDaemon runs the node's daemon and, if file names its settings, a router beside it. Ranks without a
-// node are taken for this one's.
+// node are this node's.
 func runDaemon(ctx context.Context, o daemon.Options, file string) error {
 	if file == "" {
 		return daemon.Run(ctx, o)

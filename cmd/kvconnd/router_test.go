@@ -3,20 +3,20 @@ package main
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/policy/published"
 )
 
 // routerFileOf writes a router's file.
@@ -90,8 +90,8 @@ func TestRouterFlagsAreTheOptions(t *testing.T) {
 	}
 	for what, ok := range map[string]bool{
 		"addresses and keys": o.HTTP == "127.0.0.1:1" && o.Token == "" && o.EngineKey == "key",
-		"the policy": o.Policy.Name == "conversation/cost" && o.Policy.Conversation.Placement == policy.PlaceLeastTokens &&
-			o.Policy.KVAware == policy.KVAwareOptions{Beta: 2, MatchRate: 0.3} && o.Policy.Cost == policy.CostOptions{DecodeWeight: 4, BalanceWeight: 5, OverlapLoads: true},
+		"the policy": o.Policy.Name == "conversation/cost" && o.Policy.Conversation.Placement == published.PlaceLeastTokens &&
+			o.Policy.KVAware == published.KVAwareOptions{Beta: 2, MatchRate: 0.3} && o.Policy.Cost == policy.CostOptions{DecodeWeight: 4, BalanceWeight: 5, OverlapLoads: true},
 		"decisions": o.Route.Load.AssumeKVReuse && o.Route.Load.TTL == 8*time.Second && o.Route.PredictTTL == 6*time.Second && o.Route.ApproximateTTL == 7*time.Second &&
 			o.Route.Index.MaxBytes == 9<<20 && o.Route.MaxPromptTokens == 10,
 		"the proxy":          o.MaxBodyBytes == 11 && o.TokenizeTimeout == 12*time.Second && o.MaxTries == 13 && o.FirstByteTimeout == 14*time.Second && o.IdleTimeout == 15*time.Second,
@@ -122,21 +122,6 @@ func TestRouterUsageErrorsSayWhatToDo(t *testing.T) {
 	}
 }
 
-// freePort is a port of this machine that was free a moment ago. It is none of those that
-// Linux hands out, so that no other test is given it meanwhile.
-func freePort(t *testing.T) string {
-	t.Helper()
-	for range 1000 {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(10_000)))
-		if err == nil {
-			defer func() { _ = l.Close() }()
-			return l.Addr().String()
-		}
-	}
-	t.Fatal("no port is free")
-	return ""
-}
-
 // get returns what an address answers, "" if nothing.
 func get(url string) string {
 	resp, err := http.Get(url)
@@ -150,12 +135,12 @@ func get(url string) string {
 
 func TestServeHasARouterForItsNode(t *testing.T) {
 	e := enginetest.New(t, "m")
-	addr := freePort(t)
-	file := routerFileOf(t, "http: "+addr+"\nranks: [{model: m, endpoint: \""+e.URL+"\"}]\n")
+	file := routerFileOf(t, "http: 127.0.0.1:0\nranks: [{model: m, endpoint: \""+e.URL+"\"}]\n")
 	base := t.TempDir()
 	c := new(cli)
 	ctx, cancel := context.WithCancel(t.Context())
-	p, err := newParser(ctx, c, &streams{out: io.Discard, err: io.Discard}, func(int) {})
+	var log testlog.Text
+	p, err := newParser(ctx, c, &streams{out: io.Discard, err: &log}, func(int) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,8 +150,13 @@ func TestServeHasARouterForItsNode(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- command.Run() }()
+	address := regexp.MustCompile(`msg="the router is ready" part=router http=(\S+)`)
 	enginetest.Eventually(t, "a ready rank that follows the daemon's store", func() bool {
-		ranks := get("http://" + addr + "/v1/ranks")
+		m := address.FindStringSubmatch(log.String())
+		if m == nil {
+			return false
+		}
+		ranks := get("http://" + m[1] + "/v1/ranks")
 		return strings.Contains(ranks, `"ready":true`) && strings.Contains(ranks, `"node":"local"`) && strings.Contains(ranks, `"connected":true`)
 	})
 	cancel()

@@ -13,12 +13,12 @@ import (
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
-	"github.com/kvconn/kvconn/router/publish"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // serveCmd is `kvconnd serve`.
 type serveCmd struct {
-	Config configFile `name:"config" placeholder:"FILE" help:"YAML file of these settings (also: KVCONN_CONFIG). Flags and environment go before it."`
+	Config configFile `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of these settings. Flags and environment override it."`
 	config.Serve
 }
 
@@ -26,7 +26,7 @@ type serveCmd struct {
 func (*serveCmd) Help() string {
 	return `Engines connect to the socket once it is there; "kvconnd config vllm" prints what
 they need to be told. SIGTERM or SIGINT stops the daemon in order, within --stop-timeout; a
-second one at once. Under systemd use Type=notify: readiness, state and watchdog are told.`
+second one ends it at once. Under systemd use Type=notify: readiness, state and watchdog are reported.`
 }
 
 // Run serves until the context ends.

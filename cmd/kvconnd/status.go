@@ -17,7 +17,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon"
 )
 
-// minWatchInterval is as often as a daemon may be asked by --watch.
+// minWatchInterval is the shortest interval of --watch.
 const minWatchInterval = 100 * time.Millisecond
 
 // statusCmd is `kvconnd status`.
@@ -35,7 +35,7 @@ func (*statusCmd) Help() string {
 rates are those of the last interval, by the daemon's own clock.`
 }
 
-// Validate reports an interval that would be a load of its own.
+// Validate reports an interval that would itself load the daemon.
 func (c *statusCmd) Validate() error {
 	if c.Watch && c.Interval < minWatchInterval {
 		return fmt.Errorf("--interval is %s: at least %s", c.Interval, minWatchInterval)
@@ -113,7 +113,7 @@ func (c *statusCmd) watch(ctx context.Context, out io.Writer) error {
 	}
 }
 
-// draw writes one look in one piece, on a terminal in place of the one before.
+// draw writes one look in one piece; on a terminal it replaces the one before.
 func (c *statusCmd) draw(out io.Writer, look string) error {
 	if f, ok := out.(*os.File); ok && !c.JSON && term.IsTerminal(int(f.Fd())) {
 		const home, clear = "\x1b[H", "\x1b[J" // the cursor to the top, and from there to the end of the screen

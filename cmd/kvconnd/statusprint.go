@@ -47,14 +47,14 @@ func printDaemon(w io.Writer, s *daemon.Status) {
 	}
 }
 
-// printOpening says how far a store has come that is not whole yet.
+// printOpening prints the progress of a store that is not complete yet.
 func printOpening(w io.Writer, s *daemon.Status) {
 	if o := s.Opening; o != nil {
 		fmt.Fprintf(w, "OPENING\t%s, for %s\n", o, seconds(o.ForS))
 	}
 }
 
-// printSpace says how much room the store has beside others.
+// printSpace prints how much room the store has.
 func printSpace(w io.Writer, s *daemon.Status) {
 	st := &s.Store
 	if st.FileSystemBytes == 0 {
@@ -82,7 +82,7 @@ func printTiers(w io.Writer, s *daemon.Status) {
 	fmt.Fprintln(w)
 }
 
-// printWork writes what all engines together have asked for and what waits now.
+// printWork prints the work of all engines together, and what waits now.
 func printWork(w io.Writer, s *daemon.Status, r *rates) {
 	q, t, st := &s.Queues, &s.Totals, &s.Store
 	fmt.Fprintf(w, "hits\t%s of tokens offered (%d of %d), %s of blocks found (%d of %d)\n",

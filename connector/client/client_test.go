@@ -74,6 +74,31 @@ func TestNoDaemonCostsHitsOnly(t *testing.T) {
 	}
 }
 
+// What was told under one number is known under it, and under no other.
+func TestSessionEndsWhereTheLeaderForgets(t *testing.T) {
+	socket := socketPath(t)
+	d := startDaemon(t, socket, new(testBackend))
+	s := newScheduler(t, testOptions(socket))
+	ctx := t.Context()
+	ask := func(from int) (session uint64, tokens int) {
+		offer := s.Match(ctx, &connector.MatchRequest{Request: "r", From: from, Tokens: make([]uint32, 64)})
+		return s.Session(), offer.Tokens
+	}
+	first, n := ask(0)
+	if again, _ := ask(0); n != 64 || again != first {
+		t.Errorf("session %d, then %d on one connection, %d tokens offered", first, again, n)
+	}
+	unknown, n := ask(16) // which this backend's leader never knows
+	if n != 0 || unknown == first {
+		t.Errorf("session %d as before, %d tokens offered by a leader that does not know the request", unknown, n)
+	}
+	d.stop()
+	startDaemon(t, socket, new(testBackend))
+	if restarted, n := ask(0); n != 64 || restarted == unknown {
+		t.Errorf("session %d as before the restart, %d tokens offered", restarted, n)
+	}
+}
+
 func TestRefusedSocketIsAClearError(t *testing.T) {
 	socket := socketPath(t)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
@@ -85,7 +110,7 @@ func TestRefusedSocketIsAClearError(t *testing.T) {
 	if err := newScheduler(t, testOptions(socket)).Connect(t.Context()); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("Connect = %v, want connection refused", err)
 	}
-	// The daemon replaces what a dead one left behind.
+	// The daemon replaces the socket of a dead one.
 	startDaemon(t, socket, new(testBackend))
 	if err := newScheduler(t, testOptions(socket)).Connect(t.Context()); err != nil {
 		t.Errorf("Connect = %v", err)

@@ -67,6 +67,9 @@ type link struct {
 	memory memory
 
 	state state
+	// session numbers the connections: what the daemon was told in one it does not know in
+	// the next.
+	session uint64
 	// retryAt is the time of the next attempt.
 	retryAt     time.Time
 	conn        *wire.Conn
@@ -86,8 +89,11 @@ func (l *link) enter(to state) {
 		l.retryAt = time.Now().Add(refusedPause * l.opts.RetryInterval)
 	case to == absent && from != connected:
 		l.retryAt = time.Now().Add(l.opts.RetryInterval)
-	case to == connected && from != idle:
-		l.opts.Logger.Info("kvconnd is back", "socket", l.opts.Socket)
+	case to == connected:
+		l.session++
+		if from != idle {
+			l.opts.Logger.Info("kvconnd is back", "socket", l.opts.Socket)
+		}
 	}
 }
 

@@ -20,8 +20,8 @@ import (
 
 const helperEnv = "KVCONN_TEST_HELPER"
 
-// daemonProcess starts a daemon in a process of its own, whose loads are in the middle of a
-// copy for ever.
+// daemonProcess starts a daemon in a process of its own, whose loads never end their
+// copy.
 func daemonProcess(t *testing.T, socket string) *os.Process {
 	t.Helper()
 	exe, err := os.Executable()

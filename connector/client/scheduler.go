@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
@@ -38,7 +39,16 @@ func (s *Scheduler) Connect(ctx context.Context) error {
 	return s.link.ensure(ctx, true)
 }
 
-// Match asks what can be loaded for a request.
+// Session numbers what the leader was told: under another number it knows nothing of it,
+// and requests are told from their beginning.
+func (s *Scheduler) Session() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.link.session
+}
+
+// Match asks what can be loaded for a request. Where the leader does not know the tokens
+// before m.From it offers nothing, and the session is another one.
 func (s *Scheduler) Match(ctx context.Context, m *connector.MatchRequest) connector.Offer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +56,11 @@ func (s *Scheduler) Match(ctx context.Context, m *connector.MatchRequest) connec
 	err := s.link.do(ctx, false, wire.OpMatch,
 		func(b []byte) []byte { return wire.AppendMatch(b, m) },
 		func(b []byte) error { return wire.DecodeOffer(b, &offer) })
-	if err != nil {
+	switch {
+	case errors.Is(err, connector.ErrUnknownRequest):
+		s.link.session++
+		return connector.Offer{}
+	case err != nil:
 		return connector.Offer{}
 	}
 	return offer

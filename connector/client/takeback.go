@@ -28,7 +28,7 @@ type holding struct {
 //     says that it is gone, since a process's sockets close after its threads have ended;
 //   - the daemon is frozen in the middle of a copy: when it has gone on or was killed.
 //
-// It reports whether nothing is written any more already.
+// It reports whether that is so already: nothing is written any more.
 func (w *Worker) takeBack(conn *wire.Conn) bool {
 	page := w.page
 	w.page = nil

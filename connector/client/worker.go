@@ -26,10 +26,10 @@ type Worker struct {
 	link    link
 	layout  connector.Layout
 	regions []*os.File
-	// inFlight are loads that the daemon runs and that were not reported yet; starting are
-	// those of the call being made.
+	// inFlight are loads that the daemon runs and that were not reported yet, starting the
+	// loads of the call being made.
 	inFlight, starting map[string]pendingLoad
-	// reports are those that the client makes itself.
+	// reports are the client's own, of loads that have failed.
 	reports []connector.FinishedLoad
 	// page fences the memory of the registration in force, nil before the first.
 	page *fence.Page
@@ -239,7 +239,7 @@ func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 			done = nil
 		}
 	}
-	// Only what this client waits for is passed on: an engine may die of a report that
+	// Only loads that this client waits for are passed on: an engine may die of a report that
 	// it does not expect.
 	known := done[:0]
 	for _, l := range done {

@@ -1,9 +1,9 @@
 // Package fence is the page of shared memory by which an engine process takes its memory
 // back from the daemon without waiting for an answer. The engine's side makes the page
 // and passes it along when it registers. The daemon counts itself in before it copies a
-// block to or from engine memory, and out behind; once the engine's side has fenced the
-// page no copy begins any more, and when none is counted in, none will touch the memory
-// again, however long the daemon stands still.
+// block to or from engine memory, and out after it. Once the engine's side has fenced the
+// page no copy begins, and when none is counted in, none will touch the memory again,
+// however long the daemon stands still.
 package fence
 
 import (
@@ -59,7 +59,7 @@ func New() (*Page, *os.File, error) {
 	return p, f, nil
 }
 
-// Open maps the page behind a descriptor that another process made. The descriptor may be
+// Open maps a page that another process made. The descriptor may be
 // closed after. Errors that wrap [ErrPage] mean that it is something else.
 func Open(f *os.File) (*Page, error) {
 	got, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
@@ -92,7 +92,7 @@ func (p *Page) Idle() bool { return p.copies.Load() == 0 }
 // Begin counts a copy in. It returns false, and counts nothing, where the page is fenced.
 func (p *Page) Begin() bool {
 	p.copies.Add(1)
-	// The order matters: either this load sees the fence, or whoever fences sees the count.
+	// The order matters: either this load sees the fence, or the side that fences sees the count.
 	if p.Fenced() {
 		p.copies.Add(-1)
 		return false

@@ -29,7 +29,7 @@ func TestNoCopyBeginsBehindAFence(t *testing.T) {
 	}
 	daemon.End()
 	if daemon.Begin() || !engine.Idle() {
-		t.Error("a copy began behind the fence")
+		t.Error("a copy began after the fence")
 	}
 }
 
@@ -62,7 +62,7 @@ func TestFencedAndIdleMeansNoMoreWrites(t *testing.T) {
 	mu.Unlock()
 	writers.Wait()
 	if memory != before {
-		t.Errorf("%d writes behind the fence", memory-before)
+		t.Errorf("%d writes after the fence", memory-before)
 	}
 }
 

@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// acceptor accepts connections, also where the process or the system has run out of
-// descriptors: one is kept in reserve to turn away those that wait, who then know at once
-// that nothing is to be had, and try again later.
+// acceptor accepts connections. It keeps one descriptor in reserve: when the process or the
+// system has run out of them, it uses that to close waiting connections at once, and their
+// clients try again later.
 type acceptor struct {
 	l       *Listener
-	reserve *os.File // nil where none was to be had
+	reserve *os.File // nil where there was none left
 	opts    *Options
 	// starved is set while connections cannot be accepted.
 	starved bool
@@ -26,7 +26,7 @@ type acceptor struct {
 // acceptPause is the time between attempts to accept while the system refuses.
 const acceptPause = 100 * time.Millisecond
 
-// shedWait bounds the wait for a connection to turn away: one that was there may be gone.
+// shedWait bounds the wait for a connection to turn away: it may be gone already.
 const shedWait = 10 * time.Millisecond
 
 // next returns the next connection, or an error once the listener is closed or ctx ends.
@@ -44,11 +44,11 @@ func (a *acceptor) next(ctx context.Context) (*net.UnixConn, error) {
 		case ctx.Err() != nil, errors.Is(err, net.ErrClosed):
 			return nil, fmt.Errorf("accept on the engine socket: %w", err)
 		case errors.Is(err, unix.ECONNABORTED):
-			continue // whoever it was has gone
+			continue // the peer has gone
 		}
 		if !a.starved {
 			a.starved = true
-			a.opts.Logger.Error("cannot accept engines' connections; those that are connected go on, others are turned away until it passes", "err", err,
+			a.opts.Logger.Error("cannot accept engines' connections; engines that are connected go on, others are turned away until it passes", "err", err,
 				"remedy", "raise the daemon's limit of open files (LimitNOFILE, ulimit -n)")
 		}
 		if outOfDescriptors(err) {
@@ -72,7 +72,7 @@ func (a *acceptor) refill() {
 	}
 }
 
-// shed turns away all who wait to be accepted, with the reserve.
+// shed closes all connections that wait to be accepted, with the reserve.
 func (a *acceptor) shed() {
 	for a.reserve != nil {
 		_ = a.reserve.Close()

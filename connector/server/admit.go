@@ -17,8 +17,8 @@ type admission struct {
 
 	mu    sync.Mutex
 	conns map[*wire.Conn]*member
-	// greeting counts those that have not said hello; processes and engines count the
-	// connections of each.
+	// greeting counts the connections that have not said hello, processes and engines those
+	// of each.
 	greeting  int
 	processes map[int]int
 	engines   map[string]int
@@ -35,13 +35,13 @@ type member struct {
 func newAdmission(o *Options) *admission {
 	return &admission{
 		maxConns: o.MaxConns, maxProcess: o.MaxProcessConns, uid: o.UID,
-		// A hello takes a moment: most of the places stay free for those that are past it.
+		// A hello takes a moment: most of the places stay free for connections that have said it.
 		maxGreeting: max(1, o.MaxConns/4),
 		conns:       make(map[*wire.Conn]*member), processes: make(map[int]int), engines: make(map[string]int),
 	}
 }
 
-// admit lets a connection in, or says why not. The connection's caller calls leave at its end.
+// admit lets a connection in, or says why not. The caller calls leave at its end.
 func (a *admission) admit(c *net.UnixConn) (conn *wire.Conn, pid int, err error) {
 	cred, err := peerCredentials(c)
 	if err != nil {
@@ -70,9 +70,9 @@ func (a *admission) admit(c *net.UnixConn) (conn *wire.Conn, pid int, err error)
 	return conn, pid, nil
 }
 
-// Connections of one engine: its ranks and its scheduler, for eight instances that were given one
-// id, twice, since those before a reconnect may not have ended yet, and some more; but no more
-// than half of all.
+// Connections of one engine: its ranks and its scheduler, for eight instances with one id,
+// twice, since the connections before a reconnect may not have ended yet, and some more; but
+// no more than half of all.
 const (
 	engineConnsPerSession = 16
 	engineConnsMore       = 16
@@ -84,7 +84,7 @@ func engineConns(ranks, maxConns int) int {
 	return min(engineConnsPerSession*(ranks+1)+engineConnsMore, max(engineConnsMore, maxConns/engineConnsPart))
 }
 
-// greet takes in whose connection it is, unless the engine has too many.
+// greet notes whose connection it is, unless the engine has too many.
 func (a *admission) greet(conn *wire.Conn, engine string, ranks int) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -99,7 +99,7 @@ func (a *admission) greet(conn *wire.Conn, engine string, ranks int) error {
 	return nil
 }
 
-// leave takes in that a connection has ended.
+// leave notes that a connection has ended.
 func (a *admission) leave(conn *wire.Conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

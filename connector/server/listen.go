@@ -22,12 +22,12 @@ var ErrSocketInUse = errors.New("socket is in use by a running daemon")
 // maxSocketPath is sun_path less the byte that ends it (unix(7)).
 const maxSocketPath = 107
 
-// Listener is the daemon's socket. Whoever has it holds the lock beside it, so that of
-// daemons that start at one time on one path one serves and the others are told.
+// Listener is the daemon's socket. Its owner holds the lock beside it: if several daemons
+// start on one path at the same time, one serves and the others get an error.
 type Listener struct {
 	*net.UnixListener
 	path string
-	// fresh is the socket's name until it is published, empty from then on.
+	// fresh is the socket's name until it is published, then empty.
 	fresh string
 	// own is the socket's file, lock the locked file beside it.
 	own  os.FileInfo
@@ -48,9 +48,9 @@ func Listen(ctx context.Context, path string) (*Listener, error) {
 	return l, nil
 }
 
-// Reserve makes the socket of path, with mode 0600, under another name: whether it can be
-// had is known before anything else is done, and nobody connects yet. A path at which a
-// daemon answers, or whose lock is held, is [ErrSocketInUse].
+// Reserve makes the socket of path, with mode 0600, under another name: the daemon knows
+// that it can have the path before it does anything else, and nobody connects yet. It fails
+// with [ErrSocketInUse] where a daemon answers at the path or holds its lock.
 func Reserve(ctx context.Context, path string) (_ *Listener, err error) {
 	if len(path)+freshSuffix > maxSocketPath {
 		return nil, fmt.Errorf("socket path %q has %d bytes; the system allows %d", path, len(path), maxSocketPath-freshSuffix)
@@ -123,7 +123,7 @@ const freshSuffix = 4
 // freshLetters are what follows the dot in it.
 const freshLetters = "0123456789abcdefghijklmnopqrstuvwxyz"
 
-// bind listens under a name beside the path that nobody has.
+// bind listens under an unused name beside the path.
 func (l *Listener) bind() (fresh string, err error) {
 	for range 16 { // another has the name, which a daemon that died here has left
 		name := [freshSuffix]byte{'.'}
@@ -197,7 +197,7 @@ func lockSocket(path string) (*os.File, error) {
 }
 
 // tryLock locks f without waiting. It reports false without an error where the file was
-// removed or replaced before the lock was had.
+// removed or replaced before it was locked.
 func tryLock(f *os.File) (bool, error) {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -238,7 +238,7 @@ func checkStale(ctx context.Context, path string) error {
 	case err == nil:
 		_ = c.Close()
 		return fmt.Errorf("%s: %w", path, ErrSocketInUse)
-	case errors.Is(err, unix.EAGAIN): // more wait to be accepted than it lets wait
+	case errors.Is(err, unix.EAGAIN): // its backlog is full
 		return fmt.Errorf("%s: %w", path, ErrSocketInUse)
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
 		return nil // nobody listens any more

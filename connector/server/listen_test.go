@@ -77,7 +77,7 @@ func TestAReservedSocketIsNotThereYet(t *testing.T) {
 	}
 	left, err := os.ReadDir(filepath.Dir(path))
 	if err != nil || len(left) != 1 || left[0].Name() != "s.lock" {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("left over: %v, %v", left, err)
 	}
 }
 
@@ -173,7 +173,7 @@ func TestOneOfManyStartersGetsTheSocket(t *testing.T) {
 			t.Error(err)
 		}
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("the socket is left behind: %v", err)
+			t.Errorf("the socket is still there: %v", err)
 		}
 	}
 	left, err := os.ReadDir(filepath.Dir(path))
@@ -257,7 +257,7 @@ func TestDaemonWithoutTheLockIsNotReplaced(t *testing.T) {
 	}
 }
 
-// A lock on a file that was removed is no lock: whoever comes next makes another file.
+// A lock on a file that was removed is no lock: the next daemon makes another file.
 func TestRemovedLockFileDoesNotLetTwoIn(t *testing.T) {
 	path := filepath.Join(socketDir(t), "s")
 	f, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o600)

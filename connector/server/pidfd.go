@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch calls ended once the process that made the connection has ended, also where a
-// child that it forked keeps the socket open. The returned function ends the watch. Where
-// the system has no pidfd for the peer (Linux before 5.3, or a peer outside of the
+// watch calls ended once the process that made the connection has ended, even if a child
+// that it forked keeps the socket open. The returned function ends the watch. Where
+// the system has no pidfd for the peer (Linux before 5.3, or a peer outside the
 // daemon's PID namespace) only the socket's end counts. It is an error to have no
 // descriptor left: that passes, and a connection is not to go unwatched for it.
 func (s *Server) watch(c *net.UnixConn, pid int, ended func()) (stop func(), err error) {
@@ -39,7 +39,7 @@ func (s *Server) watch(c *net.UnixConn, pid int, ended func()) (stop func(), err
 	return func() { _ = f.Close() }, nil
 }
 
-// hasEnded reports whether the process behind a pidfd has ended.
+// hasEnded reports whether the process of a pidfd has ended.
 func hasEnded(pidfd uintptr) bool {
 	p := [1]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	for {

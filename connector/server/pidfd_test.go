@@ -45,7 +45,7 @@ func TestWatchEndsWithTheConnection(t *testing.T) {
 	for s.Stats().Connections > 1 {
 		time.Sleep(time.Millisecond)
 	}
-	// The watchers close theirs behind the connections.
+	// The watchers close theirs after the connections.
 	for deadline := time.Now().Add(30 * time.Second); openDescriptors(t) > before; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d descriptors open, %d before", openDescriptors(t), before)

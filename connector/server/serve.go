@@ -19,7 +19,7 @@ func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) erro
 	if err := conn.SetReadDeadline(time.Now().Add(s.opts.HelloTimeout)); err != nil {
 		return err
 	}
-	// Nothing large is taken from somebody of whom nothing is known.
+	// Nothing large is taken from an unknown client.
 	conn.LimitBodies(maxHelloBytes)
 	f, err := conn.Read()
 	conn.LimitBodies(wire.MaxBodyBytes)
@@ -85,8 +85,8 @@ func (s *Server) serveFrame(ctx context.Context, conn *wire.Conn, h *handler) er
 	return s.send(conn, f.Header, wire.KindReply, out, h.files...)
 }
 
-// refuse tells a client that broke the protocol so, as far as possible, and returns
-// the error for the log.
+// refuse tells a client that it broke the protocol, if it can, and returns the error for
+// the log.
 func (s *Server) refuse(conn *wire.Conn, h wire.Header, err error) error {
 	if errors.Is(err, connector.ErrProtocol) {
 		_ = s.fail(conn, h, err)

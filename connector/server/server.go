@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -41,18 +42,10 @@ type Options struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	if o.HelloTimeout == 0 {
-		o.HelloTimeout = 5 * time.Second
-	}
-	if o.WriteTimeout == 0 {
-		o.WriteTimeout = 5 * time.Second
-	}
-	if o.MaxConns == 0 {
-		o.MaxConns = 1024
-	}
-	if o.MaxProcessConns == 0 {
-		o.MaxProcessConns = 128
-	}
+	o.HelloTimeout = cmp.Or(o.HelloTimeout, 5*time.Second)
+	o.WriteTimeout = cmp.Or(o.WriteTimeout, 5*time.Second)
+	o.MaxConns = cmp.Or(o.MaxConns, 1024)
+	o.MaxProcessConns = cmp.Or(o.MaxProcessConns, 128)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -125,8 +125,8 @@ func TestClientThatSpeaksMoreVersionsGetsTheCommonOne(t *testing.T) {
 	}
 }
 
-// Plans have the form of version 3, which a client in staged mode reads.
-func TestStagedModeNeedsAVersionThatReadsPlans(t *testing.T) {
+// Handoff mode is of version 3.
+func TestHandoffModeNeedsItsVersion(t *testing.T) {
 	_, socket := start(t, Options{}, newEcho())
 	h := hello(t)
 	h.MinVersion, h.MaxVersion = 2, 2
@@ -135,10 +135,10 @@ func TestStagedModeNeedsAVersionThatReadsPlans(t *testing.T) {
 		t.Errorf("answer %+v to a client of version 2", f.Header)
 	}
 	h.Handoff = true
-	_, staged := dial(t, socket)
-	f := greet(t, staged, h)
+	_, handoff := dial(t, socket)
+	f := greet(t, handoff, h)
 	wantError(t, &f, wire.CodeVersion)
-	wantClosed(t, staged)
+	wantClosed(t, handoff)
 }
 
 func TestRequestsArePipelined(t *testing.T) {

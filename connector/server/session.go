@@ -16,7 +16,7 @@ type Peer struct {
 	PID int
 	// Client is the client's name and version, Engine its engine instance.
 	Client, Engine string
-	// Handoff is set by engines that cannot report a failed load.
+	// Handoff is set by engines that cannot report a failed load (handoff mode).
 	Handoff bool
 }
 
@@ -24,7 +24,7 @@ type Peer struct {
 // and come in this order:
 //
 //   - Match, any number of times for a request: engines ask again when an allocation fails
-//     behind a hit (vLLM), and once more for each allocation of a resumed request. Only
+//     after a hit (vLLM), and once more for each allocation of a resumed request. Only
 //     what a later Alloc says counts.
 //   - Step once for each engine step in which anything was allocated, scheduled, preempted
 //     or finished, also where nothing is computed. Decodes that fill no block may be left
@@ -44,12 +44,12 @@ type Peer struct {
 //     that computes it last: its blocks of that step are still saved.
 //   - Loaded, once all ranks have reported a load. One rank's failed block fails the block
 //     for all. A load is reported after the Step that planned it, possibly many steps
-//     later, possibly behind Finished (an abort during a load).
+//     later, possibly after Finished (an abort during a load).
 //
 // An error answers one call, and the session goes on. Errors that wrap one of connector's
 // sentinels reach the client as such. After Close no other method is called.
 type Scheduler interface {
-	// Match says how many tokens can be loaded behind m.Computed. It is free of side
+	// Match says how many tokens can be loaded after m.Computed. It is free of side
 	// effects that the engine could see. It must not keep m nor anything that m refers to,
 	// strings included: they are views of the connection's memory.
 	Match(ctx context.Context, m *connector.MatchRequest) (connector.Offer, error)
@@ -79,8 +79,8 @@ type Registration struct {
 type Registered struct {
 	// BlockBytes is the payload size of a block of each layer group.
 	BlockBytes []int
-	// HostTier is the memory of the host tier, for engines that copy staged blocks themselves; nil
-	// for others. It is sealed against shrinking (F_SEAL_SHRINK), and stays the session's.
+	// HostTier is the memory of the host tier, for engines in handoff mode; nil for others. It
+	// is sealed against shrinking (F_SEAL_SHRINK), and stays the session's.
 	HostTier *os.File
 }
 
@@ -89,8 +89,8 @@ type Registered struct {
 //
 //   - Register before anything else but Present; again at any time, for other memory.
 //   - In each engine step Load before the forward pass, and Save with the same metadata
-//     behind it (vLLM: start_load_kv and wait_for_save; its newest releases start loads
-//     behind the forward pass where none is waited for). Either is left out where the
+//     after it (vLLM: start_load_kv and wait_for_save; its newest releases start loads
+//     after the forward pass if no request waits for one). Either is left out where the
 //     metadata has nothing for it. With several steps in flight the order of Load and Save
 //     of different steps is not fixed.
 //   - Poll at the end of steps with loads in flight, also of those without a forward pass.
@@ -98,10 +98,10 @@ type Registered struct {
 //     reported.
 //   - Unregister, and then Register or Close.
 //
-// In staged mode Load is not called: the client copies from [Registered].HostTier.
+// In handoff mode Load is not called: the client copies from [Registered].HostTier.
 //
 // Before each copy to or from engine memory a session counts itself into the fence page,
-// and out behind (see package fence). The client relies on it to go on without an answer.
+// and out after it (see package fence). The client relies on it to go on without an answer.
 type Worker interface {
 	// Register takes over the descriptors, also where it fails. What was registered before
 	// is given back first, as by Unregister.
@@ -129,7 +129,7 @@ type Worker interface {
 	Fetch(ctx context.Context, request string, k *connector.KeyedBlocks) error
 	Put(ctx context.Context, k *connector.KeyedBlocks) (connector.SaveResult, error)
 	// Close ends the session. When it returns, engine memory is no longer touched: the
-	// connection is closed behind it, and the client takes that as the proof.
+	// connection is closed after it, and the client takes that as the proof.
 	Close()
 }
 

@@ -50,7 +50,7 @@ func TestHotFramesCostNoAllocation(t *testing.T) {
 	}
 }
 
-// What one step leaves behind must not show in the next.
+// Nothing of one step may show in the next.
 func TestStepDecoderForgetsTheStepBefore(t *testing.T) {
 	var steps StepDecoder
 	if _, err := steps.Decode(AppendStep(nil, steadyStep())); err != nil {

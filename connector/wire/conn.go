@@ -13,8 +13,8 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// readAhead is how much is read at once: the largest part of all frames fits, and
-// larger bodies are read straight into their own buffer.
+// readAhead is how much is read at once: most frames fit, and larger bodies are read
+// straight into their own buffer.
 const readAhead = 32 << 10
 
 // keepBody is the largest body buffer that a connection keeps between frames.
@@ -54,7 +54,7 @@ func NewConn(c *net.UnixConn) *Conn {
 // LimitBodies bounds the bodies that are received from now on, to MaxBodyBytes at most.
 func (c *Conn) LimitBodies(n int) { c.limit = min(n, MaxBodyBytes) }
 
-// Close closes the socket and every descriptor that nobody has taken.
+// Close closes the socket and every descriptor that was not taken.
 func (c *Conn) Close() error {
 	closeFiles(c.files)
 	c.files = nil

@@ -217,7 +217,7 @@ func corpusBlocks(l *connector.Layout) []corpusPieces {
 }
 
 // readable is a body in JSON's terms: a bin of token or block ids is an array of numbers,
-// one of hashes an array of hexadecimal strings, the manifest a string, what is staged as in
+// one of hashes an array of hexadecimal strings, the manifest a string, an offer's places as in
 // the plan, any other bin hexadecimal.
 func readable(t *testing.T, body []byte) any {
 	t.Helper()
@@ -268,7 +268,7 @@ func readableValue(key string, v any) any {
 	return v
 }
 
-// readableHandoff is where staged blocks lie in JSON's terms.
+// readableHandoff is where an offer's blocks lie in JSON's terms.
 func readableHandoff(shards []connector.HandoffShard) []any {
 	out := []any{}
 	for _, s := range shards {

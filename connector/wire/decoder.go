@@ -167,9 +167,24 @@ func (d *decoder) bool(what string) bool {
 // end reports the first failure, or that bytes are left over.
 func (d *decoder) end() error {
 	if d.err == nil && len(d.b) != 0 {
-		d.fail("%d bytes behind the body", len(d.b))
+		d.fail("%d bytes after the body", len(d.b))
 	}
 	return d.err
+}
+
+// putString, putInt, putBool and putBytes append a field of a map: its key and its value.
+func putString(b []byte, key, v string) []byte {
+	return msgp.AppendString(msgp.AppendString(b, key), v)
+}
+
+func putInt(b []byte, key string, v int) []byte { return msgp.AppendInt(msgp.AppendString(b, key), v) }
+
+func putBool(b []byte, key string, v bool) []byte {
+	return msgp.AppendBool(msgp.AppendString(b, key), v)
+}
+
+func putBytes(b []byte, key string, v []byte) []byte {
+	return msgp.AppendBytes(msgp.AppendString(b, key), v)
 }
 
 // appendU32s is the inverse of decoder.u32s.

@@ -62,10 +62,8 @@ func NewErrorBody(err error) ErrorBody {
 // Append appends the body of m to b.
 func (m *ErrorBody) Append(b []byte) []byte {
 	b = msgp.AppendMapHeader(b, 2)
-	b = msgp.AppendString(b, "code")
-	b = msgp.AppendString(b, m.Code)
-	b = msgp.AppendString(b, "message")
-	return msgp.AppendString(b, m.Message)
+	b = putString(b, "code", m.Code)
+	return putString(b, "message", m.Message)
 }
 
 // Decode fills m from a body.

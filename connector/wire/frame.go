@@ -10,12 +10,12 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// Version bounds: the protocol versions that this package speaks. What sets version 3 apart
-// is the form of plans, which only clients in staged mode read.
+// Version bounds: the protocol versions that this package speaks. Version 3 changed the
+// form of plans; handoff mode needs it.
 const (
 	MinVersion = 2
 	MaxVersion = 3
-	// MinHandoffVersion is the lowest version of staged mode.
+	// MinHandoffVersion is the lowest version of handoff mode.
 	MinHandoffVersion = 3
 )
 

@@ -14,12 +14,9 @@ func AppendKeyed(b []byte, request string, k *connector.KeyedBlocks) []byte {
 		fields += 2
 	}
 	b = msgp.AppendMapHeader(b, fields)
-	b = msgp.AppendString(b, "r")
-	b = msgp.AppendString(b, request)
-	b = msgp.AppendString(b, "group")
-	b = msgp.AppendInt(b, k.Group)
-	b = msgp.AppendString(b, "parent")
-	b = msgp.AppendBytes(b, k.Parent[:])
+	b = putString(b, "r", request)
+	b = putInt(b, "group", k.Group)
+	b = putBytes(b, "parent", k.Parent[:])
 	b = msgp.AppendString(b, "hashes")
 	b = msgp.AppendBytesHeader(b, uint32(connector.ProofSize*len(k.Hashes)))
 	for i := range k.Hashes {
@@ -28,10 +25,8 @@ func AppendKeyed(b []byte, request string, k *connector.KeyedBlocks) []byte {
 	b = msgp.AppendString(b, "slots")
 	b = appendU32s(b, k.Slots)
 	if fields > 5 {
-		b = msgp.AppendString(b, "salt")
-		b = msgp.AppendString(b, k.Scope.Salt)
-		b = msgp.AppendString(b, "lora")
-		b = msgp.AppendString(b, k.Scope.LoRA)
+		b = putString(b, "salt", k.Scope.Salt)
+		b = putString(b, "lora", k.Scope.LoRA)
 	}
 	return b
 }
@@ -87,8 +82,7 @@ func (d *decoder) appendHashes(out []connector.Proof) []connector.Proof {
 // blocks that are stored, to load and fetch the loads started.
 func AppendCount(b []byte, n int) []byte {
 	b = msgp.AppendMapHeader(b, 1)
-	b = msgp.AppendString(b, "n")
-	return msgp.AppendInt(b, n)
+	return putInt(b, "n", n)
 }
 
 // DecodeCount is the inverse of [AppendCount].
@@ -107,8 +101,7 @@ func DecodeCount(body []byte) (n int, err error) {
 // AppendCancel appends the body of a cancel request.
 func AppendCancel(b []byte, request string) []byte {
 	b = msgp.AppendMapHeader(b, 1)
-	b = msgp.AppendString(b, "r")
-	return msgp.AppendString(b, request)
+	return putString(b, "r", request)
 }
 
 // DecodeCancel is the inverse of [AppendCancel].

@@ -53,7 +53,6 @@ func codecs() []codec {
 			_, err := DecodeKeyed(b, m)
 			return m, err
 		}},
-		{"register reply", []int{4096, 0}, func(b []byte) []byte { return AppendRegisterReply(b, []int{4096, 0}) }, func(b []byte) (any, error) { return DecodeRegisterReply(b) }},
 		{"count", 7, func(b []byte) []byte { return AppendCount(b, 7) }, func(b []byte) (any, error) { return DecodeCount(b) }},
 		{"cancel", "r", func(b []byte) []byte { return AppendCancel(b, "r") }, func(b []byte) (any, error) { return DecodeCancel(b) }},
 		{"finished", finished, func(b []byte) []byte { return AppendFinished(b, finished) }, func(b []byte) (any, error) { return DecodeFinished(b) }},

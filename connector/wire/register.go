@@ -91,20 +91,3 @@ func AppendRegisterReply(b []byte, blockBytes []int) []byte {
 	}
 	return b
 }
-
-// DecodeRegisterReply returns the bytes of a block of each layer group.
-func DecodeRegisterReply(body []byte) ([]int, error) {
-	var blockBytes []int
-	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
-		if string(key) != "block_bytes" {
-			return false
-		}
-		blockBytes = blockBytes[:0]
-		for range d.array("block_bytes", connector.MaxGroups) {
-			blockBytes = append(blockBytes, int(d.uint("block_bytes", connector.MaxBlockBytes)))
-		}
-		return true
-	})
-	return blockBytes, d.end()
-}

@@ -9,26 +9,18 @@ import (
 // AppendMatch appends the body of a match request.
 func AppendMatch(b []byte, m *connector.MatchRequest) []byte {
 	b = msgp.AppendMapHeader(b, 10)
-	b = msgp.AppendString(b, "r")
-	b = msgp.AppendString(b, m.Request)
-	b = msgp.AppendString(b, "from")
-	b = msgp.AppendInt(b, m.From)
+	b = putString(b, "r", m.Request)
+	b = putInt(b, "from", m.From)
 	b = msgp.AppendString(b, "tokens")
 	b = appendU32s(b, m.Tokens)
-	b = msgp.AppendString(b, "prompt")
-	b = msgp.AppendInt(b, m.PromptTokens)
-	b = msgp.AppendString(b, "computed")
-	b = msgp.AppendInt(b, m.Computed)
+	b = putInt(b, "prompt", m.PromptTokens)
+	b = putInt(b, "computed", m.Computed)
 	b = msgp.AppendString(b, "spans")
 	b = appendSpans(b, m.Spans)
-	b = msgp.AppendString(b, "salt")
-	b = msgp.AppendString(b, m.Scope.Salt)
-	b = msgp.AppendString(b, "lora")
-	b = msgp.AppendString(b, m.Scope.LoRA)
-	b = msgp.AppendString(b, "no_load")
-	b = msgp.AppendBool(b, m.NoLoad)
-	b = msgp.AppendString(b, "no_save")
-	return msgp.AppendBool(b, m.NoSave)
+	b = putString(b, "salt", m.Scope.Salt)
+	b = putString(b, "lora", m.Scope.LoRA)
+	b = putBool(b, "no_load", m.NoLoad)
+	return putBool(b, "no_save", m.NoSave)
 }
 
 // DecodeMatch fills m from the body of a match request. It uses the memory of m.Tokens
@@ -97,13 +89,10 @@ func AppendOffer(b []byte, o connector.Offer) []byte {
 		fields++
 	}
 	b = msgp.AppendMapHeader(b, fields)
-	b = msgp.AppendString(b, "tokens")
-	b = msgp.AppendInt(b, o.Tokens)
-	b = msgp.AppendString(b, "async")
-	b = msgp.AppendBool(b, o.Async)
+	b = putInt(b, "tokens", o.Tokens)
+	b = putBool(b, "async", o.Async)
 	if o.Handoff != nil {
-		b = msgp.AppendString(b, "staged")
-		b = msgp.AppendBytes(b, o.Handoff.Append(nil))
+		b = putBytes(b, "staged", o.Handoff.Append(nil))
 	}
 	return b
 }
@@ -118,7 +107,7 @@ func DecodeOffer(body []byte, o *connector.Offer) error {
 		case "async":
 			o.Async = d.bool("async")
 		case "staged":
-			o.Handoff = d.stagedOffer()
+			o.Handoff = d.handoffOffer()
 		default:
 			return false
 		}
@@ -127,7 +116,7 @@ func DecodeOffer(body []byte, o *connector.Offer) error {
 	return d.end()
 }
 
-func (d *decoder) stagedOffer() *connector.HandoffOffer {
+func (d *decoder) handoffOffer() *connector.HandoffOffer {
 	v := d.bytes("staged", MaxBodyBytes)
 	if d.err != nil {
 		return nil

@@ -9,8 +9,7 @@ import (
 // AppendStepReply appends the body of the answer to step.
 func AppendStepReply(b []byte, m *connector.StepReply) []byte {
 	b = msgp.AppendMapHeader(b, 2)
-	b = msgp.AppendString(b, "meta")
-	b = msgp.AppendBytes(b, m.Metadata)
+	b = putBytes(b, "meta", m.Metadata)
 	b = msgp.AppendString(b, "loads")
 	b = msgp.AppendArrayHeader(b, uint32(len(m.Loads)))
 	for i := range m.Loads {

@@ -14,8 +14,7 @@ func AppendStep(b []byte, m *connector.StepRequest) []byte {
 	for i := range m.Allocs {
 		a := &m.Allocs[i]
 		b = msgp.AppendMapHeader(b, 5)
-		b = msgp.AppendString(b, "r")
-		b = msgp.AppendString(b, a.Request)
+		b = putString(b, "r", a.Request)
 		b = msgp.AppendString(b, "blocks")
 		b = appendTables(b, a.Blocks)
 		b = msgp.AppendString(b, "group_computed")
@@ -23,10 +22,8 @@ func AppendStep(b []byte, m *connector.StepRequest) []byte {
 		for _, n := range a.GroupComputed {
 			b = msgp.AppendInt(b, n)
 		}
-		b = msgp.AppendString(b, "computed")
-		b = msgp.AppendInt(b, a.Computed)
-		b = msgp.AppendString(b, "external")
-		b = msgp.AppendInt(b, a.External)
+		b = putInt(b, "computed", a.Computed)
+		b = putInt(b, "external", a.External)
 	}
 	b = msgp.AppendString(b, "scheduled")
 	b = msgp.AppendArrayHeader(b, uint32(len(m.Scheduled)))
@@ -41,18 +38,13 @@ func AppendStep(b []byte, m *connector.StepRequest) []byte {
 
 func appendScheduled(b []byte, s *connector.Scheduled) []byte {
 	b = msgp.AppendMapHeader(b, 7)
-	b = msgp.AppendString(b, "r")
-	b = msgp.AppendString(b, s.Request)
+	b = putString(b, "r", s.Request)
 	b = msgp.AppendString(b, "blocks")
 	b = appendTables(b, s.NewBlocks)
-	b = msgp.AppendString(b, "reset")
-	b = msgp.AppendBool(b, s.Reset)
-	b = msgp.AppendString(b, "computed")
-	b = msgp.AppendInt(b, s.Computed)
-	b = msgp.AppendString(b, "count")
-	b = msgp.AppendInt(b, s.Count)
-	b = msgp.AppendString(b, "from")
-	b = msgp.AppendInt(b, s.From)
+	b = putBool(b, "reset", s.Reset)
+	b = putInt(b, "computed", s.Computed)
+	b = putInt(b, "count", s.Count)
+	b = putInt(b, "from", s.From)
 	b = msgp.AppendString(b, "tokens")
 	return appendU32s(b, s.NewTokens)
 }

@@ -9,8 +9,7 @@ import (
 // AppendMeta appends the body of a load or save request.
 func AppendMeta(b []byte, meta []byte) []byte {
 	b = msgp.AppendMapHeader(b, 1)
-	b = msgp.AppendString(b, "meta")
-	return msgp.AppendBytes(b, meta)
+	return putBytes(b, "meta", meta)
 }
 
 // DecodeMeta returns the metadata of a load or save request, a view of the body.
@@ -30,12 +29,9 @@ func DecodeMeta(body []byte) ([]byte, error) {
 // AppendSaveResult appends the body of the answer to save.
 func AppendSaveResult(b []byte, r connector.SaveResult) []byte {
 	b = msgp.AppendMapHeader(b, 3)
-	b = msgp.AppendString(b, "taken")
-	b = msgp.AppendInt(b, r.Taken)
-	b = msgp.AppendString(b, "dropped")
-	b = msgp.AppendInt(b, r.Dropped)
-	b = msgp.AppendString(b, "present")
-	return msgp.AppendInt(b, r.Present)
+	b = putInt(b, "taken", r.Taken)
+	b = putInt(b, "dropped", r.Dropped)
+	return putInt(b, "present", r.Present)
 }
 
 // DecodeSaveResult fills r from the body of the answer to save.

@@ -12,10 +12,10 @@ import (
 // envPrefix begins the name of every variable that is a setting.
 const envPrefix = "KVCONN_"
 
-// CheckEnvironment reports every variable of environ (as [os.Environ] has it) that begins
-// with KVCONN_ and is none of known, each with the nearest one. Kubernetes puts variables
-// for its services into every container, KVCONN_PORT for one named kvconn; those are no
-// mistake, and neither are the tests' own (KVCONN_TEST_…).
+// CheckEnvironment reports every variable of environ (in the form of [os.Environ]) that begins
+// with KVCONN_ and is not in known, each with the nearest known one. It accepts the variables that
+// Kubernetes puts into every container for a service (KVCONN_PORT for one named kvconn), and those
+// of the tests (KVCONN_TEST_…).
 func CheckEnvironment(environ, known []string) error {
 	var errs []error
 	for _, entry := range environ {
@@ -31,7 +31,7 @@ func CheckEnvironment(environ, known []string) error {
 	return errors.Join(errs...)
 }
 
-// isServiceVariable tells the variables that Kubernetes and Docker links make of a
+// isServiceVariable recognizes the variables that Kubernetes and Docker links derive from a
 // service's name (kubernetes.io, "Service: environment variables").
 func isServiceVariable(name string) bool {
 	matched, _ := regexp.MatchString(`_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$`, name)

@@ -14,9 +14,8 @@ import (
 // MaxFileBytes bounds a configuration file.
 const MaxFileBytes = 1 << 20
 
-// keys are the YAML keys of the schema in the order of the struct.
-func keys() []string {
-	t := reflect.TypeFor[Serve]()
+// keysOf are the YAML keys of a schema in the sequence of the struct.
+func keysOf(t reflect.Type) []string {
 	out := make([]string, 0, t.NumField())
 	for i := range t.NumField() {
 		out = append(out, Key(t.Field(i).Tag.Get("name")))
@@ -46,12 +45,12 @@ func parse(b []byte) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	values, errs := singleValues(nodes, keys())
+	values, errs := singleValues(nodes, keysOf(reflect.TypeFor[Serve]()))
 	return values, joined(errs)
 }
 
-// singleValues takes the values of nodes, whose keys must all be known, and says what of
-// them is wrong.
+// singleValues returns the values of nodes, and an error for each node whose key is not known or
+// whose value is not a single one.
 func singleValues(nodes map[string]yaml.Node, known []string) (map[string]string, []error) {
 	values := make(map[string]string, len(nodes))
 	var errs []error
@@ -70,7 +69,7 @@ func singleValues(nodes map[string]yaml.Node, known []string) (map[string]string
 	return values, errs
 }
 
-// joined is all errors as one, in an order that does not change.
+// joined joins errors in a sequence that does not depend on chance.
 func joined(errs []error) error {
 	sort.Slice(errs, func(i, j int) bool { return errs[i].Error() < errs[j].Error() })
 	return errors.Join(errs...)

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// maxTopicBytes is what a subscription's length can say.
+// maxTopicBytes is the longest topic that a subscription can name.
 const maxTopicBytes = 255
 
 // validatePublish checks the settings of published events.
@@ -29,7 +29,7 @@ func (s *Serve) validatePublish() error {
 }
 
 // validateEndpoint checks a ZeroMQ endpoint: tcp://HOST:PORT, with * for all addresses, or
-// ipc://PATH. None is right, too.
+// ipc://PATH. No endpoint is also right.
 func (s *Serve) validateEndpoint(key, endpoint string) error {
 	if endpoint == "" {
 		return nil

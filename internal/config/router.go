@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,8 +14,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Router are the settings of `kvconnd router`. The tags are as those of [Serve]. The YAML file has the list
-// of ranks besides: see [ReadRouterFile].
+// Router are the settings of `kvconnd router`. The tags are as those of [Serve]. The YAML file also has
+// the list of ranks: see [ReadRouterFile].
 type Router struct {
 	HTTP             string        `name:"http" env:"KVCONN_ROUTER_HTTP" default:"127.0.0.1:9478" placeholder:"ADDR" help:"Address of the router; port 0 picks a free one. One that is not loopback needs a token (default 127.0.0.1:9478)."`
 	Token            string        `name:"token" env:"KVCONN_ROUTER_TOKEN" secret:"true" placeholder:"TOKEN" help:"Bearer token that clients have to send. Set it in the environment or the file: a command line can be seen by others."`
@@ -48,8 +49,8 @@ type Router struct {
 // minIndexBytes is the least memory that the prefix index takes.
 const minIndexBytes = 1 << 20
 
-// Validate reports the first setting that cannot work, by its name. Ranks and the policy's name are checked
-// by who uses them.
+// Validate reports the first setting that cannot work, by its name. Ranks and the policy's name are
+// checked where they are used.
 func (s *Router) Validate() error {
 	switch {
 	case s.PredictTTL <= 0 || s.ApproximateTTL <= 0 || s.RequestTTL <= 0:
@@ -102,16 +103,11 @@ func ReadRouterFile(path string) (values map[string]string, ranks []json.RawMess
 	return values, ranks, nil
 }
 
-// routerKeys are the YAML keys of single values.
+// routerKeys are the YAML keys of a router's file: in place of the flag --rank it has the list.
 func routerKeys() []string {
-	t := reflect.TypeFor[Router]()
-	out := make([]string, 0, t.NumField())
-	for i := range t.NumField() {
-		if name := t.Field(i).Tag.Get("name"); name != "rank" {
-			out = append(out, Key(name))
-		}
-	}
-	return out
+	keys := keysOf(reflect.TypeFor[Router]())
+	keys[slices.Index(keys, "rank")] = ranksKey
+	return keys
 }
 
 func parseRouter(b []byte) (map[string]string, []json.RawMessage, error) {
@@ -119,10 +115,9 @@ func parseRouter(b []byte) (map[string]string, []json.RawMessage, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	known := append(routerKeys(), ranksKey)
 	node, hasRanks := nodes[ranksKey]
 	delete(nodes, ranksKey)
-	values, errs := singleValues(nodes, known)
+	values, errs := singleValues(nodes, routerKeys())
 	var ranks []json.RawMessage
 	if hasRanks {
 		if ranks, err = parseRanks(&node); err != nil {
@@ -132,7 +127,7 @@ func parseRouter(b []byte) (map[string]string, []json.RawMessage, error) {
 	return values, ranks, joined(errs)
 }
 
-// parseRanks turns the list of ranks into JSON. A rank without an id has its place in the list.
+// parseRanks turns the list of ranks into JSON. A rank without an id gets its place in the list as its id.
 func parseRanks(node *yaml.Node) ([]json.RawMessage, error) {
 	if node.Kind != yaml.SequenceNode {
 		return nil, fmt.Errorf("line %d: ranks wants a list", node.Line)

@@ -16,7 +16,7 @@ import (
 // Serve are the settings of `kvconnd serve`. The tags name the flag, the environment
 // variable and the help text; the YAML key is the flag's name with underscores.
 type Serve struct {
-	Dir                string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Store directory, required. Made if it is not there."`
+	Dir                string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Store directory, required. It is made if it is missing."`
 	Socket             string        `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"Unix socket for engines. Default: kvconnd.sock in the runtime directory (/run/kvconn for root)."`
 	HTTP               string        `name:"http" env:"KVCONN_HTTP" default:"127.0.0.1:9477" placeholder:"ADDR" help:"Address of /healthz, /metrics and /v1/status; port 0 picks a free one; 'off' for none (default 127.0.0.1:9477)."`
 	HTTPRemote         bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. There is no authentication."`
@@ -55,7 +55,7 @@ const (
 	// least.
 	maxWriters      = 256
 	minReadInFlight = 1 << 20
-	// minEventBytes is what the store keeps anyway, and some more.
+	// minEventBytes is a little more than the store always keeps.
 	minEventBytes = 4 << 20
 	// minHostBytes has room for the largest block that an engine may have.
 	minHostBytes = 64 << 20
@@ -72,8 +72,8 @@ func (s *Serve) EnsureDefaults() {
 	}
 }
 
-// DefaultSocket is where the daemon listens and engines connect unless told otherwise:
-// below $XDG_RUNTIME_DIR, or /run/kvconn where there is none.
+// DefaultSocket is the socket of daemon and engines if no other is set: below $XDG_RUNTIME_DIR, or
+// /run/kvconn if that is not set.
 func DefaultSocket() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && os.Getuid() != 0 {
 		return filepath.Join(dir, "kvconn", "kvconnd.sock")
@@ -128,8 +128,8 @@ func (s *Serve) validateHTTP() error {
 	return nil
 }
 
-// validatePprof allows loopback alone: a profile shows the command line and lets anybody
-// who reaches it slow the daemon down.
+// validatePprof allows only loopback: a profile shows the command line, and taking one slows the
+// daemon down.
 func (s *Serve) validatePprof() error {
 	if s.Pprof == "" {
 		return nil

@@ -14,7 +14,7 @@ type Source struct {
 	Name string `json:"name,omitempty"`
 }
 
-// SourceKind is a place where settings are made. Later ones in this list go first.
+// SourceKind is a kind of place for settings. A later one in this list overrides the others.
 type SourceKind string
 
 // The places.
@@ -45,8 +45,8 @@ type Setting struct {
 // masked stands for a secret that is set.
 const masked = "********"
 
-// Settings lists the settings in the order of the schema. source says of a flag's name
-// where its value comes from. Fields with the tag secret:"true" are masked.
+// Settings lists the settings in the schema's sequence. source returns where the value of a flag
+// comes from. Fields with the tag secret:"true" are masked.
 func (s *Serve) Settings(source func(flag string) Source) []Setting { return settings(*s, source) }
 
 // settings lists the fields of a struct of settings.

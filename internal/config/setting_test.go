@@ -91,7 +91,7 @@ func TestEverySettingIsDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range keys() {
+	for _, key := range keysOf(reflect.TypeFor[Serve]()) {
 		if !strings.Contains(string(doc), "| `"+key+"` |") {
 			t.Errorf("docs/configuration.md does not describe %s", key)
 		}
@@ -103,7 +103,7 @@ func TestEveryRouterSettingIsDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range append(routerKeys(), "rank") {
+	for _, key := range keysOf(reflect.TypeFor[Router]()) {
 		if !strings.Contains(string(doc), "| `"+key+"` |") {
 			t.Errorf("docs/router.md does not describe %s", key)
 		}

@@ -9,9 +9,9 @@ import (
 
 // Space is a part of a file system: a size, or a percentage of it. The zero value is not set.
 type Space struct {
-	// Set says that it is set: nothing may be meant, too.
+	// Set distinguishes a setting of nothing from no setting.
 	Set bool
-	// Percent is 0 where Bytes says it.
+	// Percent is 0 if Bytes is the size.
 	Percent float64
 	Bytes   Bytes
 }

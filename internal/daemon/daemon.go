@@ -20,8 +20,10 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // run takes the addresses, opens the store, serves, and closes it.
@@ -36,8 +38,8 @@ func run(ctx context.Context, o *Options) error {
 		info: Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", epoch), Socket: o.Socket},
 	}
 	d.opening = opening.New(o.Logger, now, d.writeInfo)
-	// First what fails at once: an address in use must not cost the opening of a store, or
-	// make one.
+	// First what can fail at once: an address in use must be found before a store is opened
+	// or made.
 	defer d.closeListeners()
 	if err := d.listen(ctx); err != nil {
 		return err
@@ -57,7 +59,7 @@ func run(ctx context.Context, o *Options) error {
 	return d.run(ctx)
 }
 
-// pin prepares the host tier's memory for copies, and returns what takes that back.
+// pin prepares the host tier's memory for copies, and returns the function that undoes it.
 func (o *Options) pin(arena *host.Arena) (unpin func()) {
 	unpinHost, err := o.Driver.PinHost(arena.Memory())
 	if err != nil {
@@ -87,16 +89,17 @@ type daemon struct {
 
 	infoMu sync.Mutex
 	info   Info
-	// infoWritten says that the file is there and this daemon's.
+	// infoWritten says that the file exists and is this daemon's.
 	infoWritten bool
 
 	// opened is set once the store is open, ready while engines can connect.
 	opened, ready atomic.Bool
 	store         *disk.Store
+	chain         *store.Chain
 	backend       *backend
 	server        *server.Server
 	// publisher is nil if no events are published.
-	publisher *publisher
+	publisher *publish.Publisher
 	// residency is the stream of what the store holds.
 	residency http.Handler
 }
@@ -104,7 +107,7 @@ type daemon struct {
 // run serves HTTP, opens the store, serves engines until ctx ends, and closes it.
 func (d *daemon) run(ctx context.Context) (err error) {
 	defer func() {
-		if d.store != nil {
+		if d.chain != nil {
 			err = errors.Join(err, d.closeStore())
 		}
 	}()
@@ -119,20 +122,20 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	if err == nil {
 		err = d.serve(ctx, g)
 	}
-	// Whatever way this ends, nobody serves a store that is being closed.
+	// However this ends, nobody serves a store that is being closed.
 	cancel()
 	if failed := g.Wait(); failed != nil && (err == nil || errors.Is(err, context.Canceled)) {
 		err = failed
 	}
 	d.ready.Store(false)
-	d.removeInfo() // before the store is let go of: another's file must stay
+	d.removeInfo() // before the store is released: another daemon's file must stay
 	return err
 }
 
 // serve serves engines until ctx ends.
 func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if d.publisher != nil {
-		g.Go(func() error { return d.publisher.run(ctx) })
+		g.Go(func() error { d.publisher.Run(ctx); return nil })
 	}
 	if err := d.updateInfo(); err != nil {
 		return err
@@ -148,7 +151,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	return g.Wait()
 }
 
-// announce tells everybody who waits for it that engines can connect.
+// announce tells the log, the service manager and the caller that engines can connect.
 func (d *daemon) announce() {
 	d.ready.Store(true)
 	d.opts.Logger.Info("ready", "version", Version, "socket", d.info.Socket, "http", d.info.HTTP, "pprof", d.info.Pprof, "events", d.info.Events, "epoch", d.info.Epoch)
@@ -182,7 +185,7 @@ func (d *daemon) listen(ctx context.Context) (err error) {
 	return nil
 }
 
-// closeListeners gives back what was taken and is not served.
+// closeListeners closes the addresses that are not served.
 func (d *daemon) closeListeners() {
 	if d.socket != nil {
 		_ = d.socket.Close()

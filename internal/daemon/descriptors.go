@@ -7,18 +7,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a daemon may need descriptors for.
+// Descriptors that a daemon may need.
 const (
 	// httpConns bounds the connections of the HTTP interface: routers, monitoring and people of
 	// one node.
 	httpConns = 128
 	// storeDescriptors are the journal's tables, logs and small files.
 	storeDescriptors = 256 + 64
-	// engineDescriptors are those of a node's engines and ranks: for each a connection, its
-	// process and its memory.
+	// engineDescriptors are for a node's engines and ranks: each has a connection, a process
+	// and memory.
 	engineDescriptors = 1024
-	// httpDescriptorPart of the limit is what HTTP connections may have: they are for people,
-	// the rest is for engines and the store.
+	// HTTP connections may have one descriptor in httpDescriptorPart: the rest is for engines
+	// and the store.
 	httpDescriptorPart = 8
 )
 
@@ -35,7 +35,7 @@ func descriptorLimit() int64 {
 // httpConnsOf is the bound of HTTP connections under a limit of descriptors.
 func httpConnsOf(limit int64) int { return int(min(max(limit/httpDescriptorPart, 4), httpConns)) }
 
-// checkDescriptors warns of a limit that is too small for a store of that number of segments.
+// checkDescriptors warns if the limit may be too small for a store with that many segments.
 func checkDescriptors(log *slog.Logger, limit, segments int64) {
 	need := segments + storeDescriptors + engineDescriptors + int64(httpConnsOf(limit))
 	if limit < need {

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// ErrForeign says that a directory is another's: it holds files and no store.
+// ErrForeign says that a directory holds files of others and no store.
 var ErrForeign = errors.New("directory is not empty and holds no store")
 
 // refuseForeign refuses a directory that somebody else uses. A store that has lost some of
@@ -24,7 +24,7 @@ func refuseForeign(dir string) error {
 		return nil // an error to read it is the store's to report
 	}
 	ours := func(name string) bool {
-		// What a store has first, and what a file system has that is mounted there.
+		// Names that a new store, or the mount point of one, has.
 		return slices.Contains([]string{"FORMAT", "LOCK", "segments", "index", "namespaces", infoFile}, name)
 	}
 	others := slices.DeleteFunc(names, func(name string) bool { return name == "lost+found" })

@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // openAPI describes the HTTP interface (OpenAPI 3.1). It is constant.
@@ -43,7 +44,7 @@ type Status struct {
 	Server  server.Stats    `json:"server"`
 	HTTP    HTTPStatus      `json:"http"`
 	// Publish is nil if no events are published.
-	Publish *PublishStatus `json:"publish,omitempty"`
+	Publish *publish.Stats `json:"publish,omitempty"`
 }
 
 // route is one pattern of the HTTP interface. openapi.yaml describes each.
@@ -54,7 +55,7 @@ type route struct {
 
 // HTTPStatus counts the connections of the HTTP interface.
 type HTTPStatus struct {
-	// Connections are open, Refused were too many.
+	// Connections are open; Refused counts those beyond the bound.
 	Connections int    `json:"connections" metric:"connections" help:"Connections of the HTTP interface."`
 	Refused     uint64 `json:"refused" metric:"connections_refused_total" help:"Connections of the HTTP interface that were too many, of one client or of all."`
 }
@@ -84,7 +85,7 @@ func (d *daemon) handler() http.Handler {
 	return httplimit.Timed(mux)
 }
 
-// serveResidency serves the residency stream, once there is something to tell.
+// serveResidency serves the residency stream once the store is open.
 func (d *daemon) serveResidency(w http.ResponseWriter, r *http.Request) {
 	if !d.opened.Load() {
 		w.Header().Set("Retry-After", "1")
@@ -94,8 +95,8 @@ func (d *daemon) serveResidency(w http.ResponseWriter, r *http.Request) {
 	d.residency.ServeHTTP(w, r)
 }
 
-// serveHealth answers 503 while the daemon does not do what it is there for. A store that is
-// being opened is no fault: a restart would not help.
+// serveHealth answers 503 while the daemon does not do its work. The opening of a store is not
+// a fault: a restart would not help.
 func (d *daemon) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	h := d.health.State()
 	h.Opening = d.opening.Status(time.Now())
@@ -145,7 +146,7 @@ func (d *daemon) status(now time.Time) Status {
 	r := d.read(now)
 	return Status{
 		Version: Version, Epoch: d.info.Epoch, PID: d.info.PID, UptimeS: now.Sub(d.started).Seconds(), Socket: d.info.Socket,
-		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers(), Queues: r.queues(),
+		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers, Queues: r.queues(),
 		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish,
 		Opening: r.opening, HTTP: r.web,
 	}

@@ -18,13 +18,13 @@ type Info struct {
 	Socket string `json:"socket"`
 	HTTP   string `json:"http,omitempty"`
 	Pprof  string `json:"pprof,omitempty"`
-	// Events and EventsReplay are where KV events are published and can be asked for again.
+	// Events and EventsReplay are where KV events are published and past ones requested.
 	Events       string `json:"events,omitempty"`
 	EventsReplay string `json:"events_replay,omitempty"`
 }
 
 // writeInfo says how to reach the daemon while its store is being opened. The directory must
-// be this daemon's. A store that cannot take the file is told when it is open.
+// be this daemon's. If the file cannot be written, that is reported once the store is open.
 func (d *daemon) writeInfo() { _ = d.updateInfo() }
 
 // updateInfo writes the file.

@@ -2,11 +2,13 @@ package daemon
 
 import (
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -19,14 +21,10 @@ func TestStatusAndMatchesDoNotWaitForEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := &Options{Dir: t.TempDir(), PrefillTokensPerS: 1000}
-	o.Logger = residencyLogger()
+	o.Logger = slog.New(slog.DiscardHandler)
 	o.EnsureDefaults()
-	b := newBackend(o, s, a)
-	sched, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, &connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "bfloat16", BlockSize: residencyTestBlockSize, TensorParallel: 2, PipelineParallel: 1,
-		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	})
+	b := newBackend(o, store.NewChain(s), a)
+	sched, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, residencyManifest())
 	if err != nil {
 		t.Fatal(err)
 	}

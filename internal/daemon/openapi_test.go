@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/residency/publish"
 	"github.com/kvconn/kvconn/worker"
 )
 
@@ -69,7 +70,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		{"EngineStatus", reflect.TypeFor[EngineStatus](), true}, {"RankStatus", reflect.TypeFor[RankStatus](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"Queues", reflect.TypeFor[Queues](), true},
 		{"Totals", reflect.TypeFor[Totals](), true}, {"ServerStats", reflect.TypeFor[server.Stats](), true},
-		{"PublishStatus", reflect.TypeFor[PublishStatus](), true},
+		{"PublishStatus", reflect.TypeFor[publish.Stats](), true},
 		{"RequestStats", reflect.TypeFor[leader.Stats](), false}, {"TransferStats", reflect.TypeFor[worker.Stats](), false},
 		{"HostStats", reflect.TypeFor[host.Stats](), false},
 		{"StoreStats", reflect.TypeFor[disk.Stats](), false},

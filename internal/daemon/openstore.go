@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -25,7 +26,8 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.store, d.backend = s, newBackend(d.opts, s, d.arena)
+	d.store, d.chain = s, store.NewChain(s) // further tiers go here
+	d.backend = newBackend(d.opts, d.chain, d.arena)
 	d.server = server.New(server.Options{
 		Epoch: d.epoch, Version: Version, LoadTimeout: d.opts.LoadTimeout, UID: os.Getuid(), Logger: d.opts.Logger,
 	}, d.backend)
@@ -60,8 +62,8 @@ func (d *daemon) storeOptions() disk.Options {
 	so := disk.Options{
 		Dir: o.Dir, MaxBytes: o.MaxBytes, MinFreeBytes: o.MinFreeBytes, MinFreePercent: o.MinFreePercent, Logger: o.Logger,
 		LeaseMax: max(time.Minute, 2*o.LoadTimeout),
-		// The ranks' staging memory is what bounds saves, and refuses first: a shard that
-		// the store refused while the block's other shards are written is wasted space.
+		// Saves are bounded by the ranks' share of the host tier, which refuses first: if the
+		// store refused one shard, the block's other shards would be wasted space.
 		WriteInFlightBytes: math.MaxInt64 / 2,
 		Writers:            o.Writers,
 		ReadInFlightBytes:  o.ReadInFlightBytes,
@@ -81,7 +83,7 @@ func (d *daemon) storeOptions() disk.Options {
 	return so
 }
 
-// logOpened says what was opened, and what a person should know of it.
+// logOpened logs what was opened, and what a person should know about it.
 func (d *daemon) logOpened(st disk.Stats) {
 	log := d.opts.Logger
 	log.Info("store opened", "dir", st.Dir, "records", st.Records, "physical_bytes", st.PhysicalBytes,
@@ -95,22 +97,22 @@ func (d *daemon) logOpened(st disk.Stats) {
 	checkDescriptors(log, descriptorLimit(), segmentsOf(st.MaxBytes))
 }
 
-// segmentsOf is about how many segments a cap is divided into at most.
+// segmentsOf estimates into how many segments a cap is divided at most.
 func segmentsOf(maxBytes int64) int64 {
 	const least, bytes, most = 32, 256 << 20, 4096 // see package store
 	return min(max(maxBytes/bytes, least), most)
 }
 
-// diskIsFull reports whether a failure is for want of room.
+// diskIsFull reports whether an operation failed because there was no room.
 func diskIsFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
-// closeStore closes the store. On a disk that is full nothing is lost that a barrier had made
-// durable: the next start reads the journal.
+// closeStore closes the store. On a full disk nothing that a barrier made durable is lost: the
+// next start reads the journal.
 func (d *daemon) closeStore() error {
 	d.opts.Logger.Info("closing the store")
-	err := d.store.Close()
+	err := d.chain.Close()
 	switch {
 	case err == nil:
 		return nil

@@ -1,8 +1,9 @@
-// Package daemon is kvconnd serving: one store, a leader for every engine and a worker
+// Package daemon is what `kvconnd serve` runs: one store, a leader for every engine and a worker
 // for every rank that connects, and the HTTP interface for people and monitoring.
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"time"
@@ -10,11 +11,11 @@ import (
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
-	"github.com/kvconn/kvconn/router/publish"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
-// Version is the name and version that clients and people are told.
+// Version is the name and version shown to clients and people.
 const Version = "kvconnd/0.1.0"
 
 // Options configure [Run].
@@ -24,28 +25,28 @@ type Options struct {
 	Dir, Socket, HTTP string
 	// MaxBytes is the store's hard cap in physical bytes; 0 lets the store choose.
 	MaxBytes int64
-	// MinFreeBytes is what the store leaves free of its segments' file system, or MinFreePercent of
-	// it. With neither the store chooses, unless NoMinFree says that it leaves nothing.
+	// The store leaves MinFreeBytes, or MinFreePercent, of its segments' file system free. With
+	// neither the store chooses; with NoMinFree it leaves nothing.
 	MinFreeBytes   int64
 	MinFreePercent float64
 	NoMinFree      bool
-	// ForgetSegments has the store start empty where all its segments are gone.
+	// ForgetSegments makes the store start empty if all its segments are gone.
 	ForgetSegments bool
-	// Writers and ReadInFlightBytes bound what is asked of the disk at one time, EventBytes
-	// the memory of events that routers have yet to read; 0 is the store's default, and a
-	// thirty-second of the memory at most for the last.
+	// Writers and ReadInFlightBytes bound what is requested from the disk at one time; 0 is the
+	// store's default. EventBytes bounds the memory of events that routers have not yet read;
+	// default: a thirty-second of the memory, 16 MiB to 256 MiB.
 	Writers           int
 	ReadInFlightBytes int64
 	EventBytes        int64
-	// LoadTimeout is the time in which every load ends.
+	// LoadTimeout is the time within which every load ends. Default 10 s.
 	LoadTimeout time.Duration
-	// HostBytes is the memory of the host tier: staging of all loads and saves, and cached
-	// records. Default: an eighth of the memory of the machine, or of the process's cgroup
-	// where that has less, 512 MiB at least (or half of it) and 16 GiB at most, so that
-	// nobody who starts a daemon to try it is short of memory afterwards.
+	// HostBytes is the memory of the host tier: buffers of all loads and saves, and cached
+	// records. Default: an eighth of the memory of the machine, or of the process's cgroup if
+	// that has less; at least 512 MiB (or half of it) and at most 16 GiB, so that a daemon that
+	// somebody only tries does not take too much.
 	HostBytes int64
-	// LoadStagingBytes and SaveStagingBytes bound what one rank's loads and saves take of
-	// it; 0 is the default of host.AccountOptions.
+	// LoadStagingBytes and SaveStagingBytes bound how much of it one rank's loads and saves
+	// take; 0 is the default of host.AccountOptions.
 	LoadStagingBytes, SaveStagingBytes int64
 	// ScrubBytesPerS is the rate at which records are verified in the background; 0 for
 	// none.
@@ -57,7 +58,7 @@ type Options struct {
 	PromptsOnly       bool
 	PrefillTokensPerS float64
 	StageTimeout      time.Duration
-	// StopTimeout bounds a stop in order. Default 25 s: less than the 30 s after which
+	// StopTimeout bounds an orderly stop. Default 25 s: less than the 30 s after which
 	// Kubernetes kills a container, and enough to write gigabytes of accepted saves.
 	StopTimeout time.Duration
 	// Pprof is the loopback address of Go's profiles, empty for none.
@@ -86,18 +87,10 @@ const (
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	if o.LoadTimeout == 0 {
-		o.LoadTimeout = 10 * time.Second
-	}
-	if o.HostBytes == 0 {
-		o.HostBytes = hostmemory.DefaultBytes()
-	}
-	if o.EventBytes == 0 {
-		o.EventBytes = min(maxEventBytes, max(hostmemory.AvailableBytes()/eventShare, minEventBytes))
-	}
-	if o.StopTimeout == 0 {
-		o.StopTimeout = 25 * time.Second
-	}
+	o.LoadTimeout = cmp.Or(o.LoadTimeout, 10*time.Second)
+	o.StopTimeout = cmp.Or(o.StopTimeout, 25*time.Second)
+	o.HostBytes = cmp.Or(o.HostBytes, hostmemory.DefaultBytes())
+	o.EventBytes = cmp.Or(o.EventBytes, min(maxEventBytes, max(hostmemory.AvailableBytes()/eventShare, minEventBytes)))
 	if o.Driver == nil {
 		o.Driver = new(gpu.HostDriver)
 	}

@@ -1,19 +1,18 @@
 package daemon
 
 import (
-	"context"
-	"errors"
+	"log/slog"
 	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/event"
-	"github.com/kvconn/kvconn/router/publish"
-	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // published counts what events say.
@@ -52,7 +51,7 @@ func publishing(o *Options) {
 func TestADaemonPublishesWhatItsStoreHolds(t *testing.T) {
 	r := start(t, publishing)
 	// The daemon is ready before the first batch is out.
-	residencyWait(t, "the first batch", func() bool {
+	wait.For(t, "the first batch", func() bool {
 		s, err := FetchStatus(t.Context(), r.HTTP)
 		return err == nil && s.Publish.Batches == 1
 	})
@@ -80,7 +79,7 @@ func TestADaemonPublishesWhatItsStoreHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = sub.Close() }()
-	residencyWait(t, "40 blocks and a subscriber", func() bool {
+	wait.For(t, "40 blocks and a subscriber", func() bool {
 		s, err := FetchStatus(t.Context(), r.HTTP)
 		return err == nil && s.Publish.Subscribers == 1 && s.Publish.Batches == 2
 	})
@@ -99,7 +98,7 @@ func TestADaemonPublishesWhatItsStoreHolds(t *testing.T) {
 func fillStore(t *testing.T, dir string, n int) {
 	t.Helper()
 	s, err := disk.Open(t.Context(), disk.Options{
-		Dir: dir, MaxBytes: 64 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: residencyLogger(),
+		Dir: dir, MaxBytes: 64 << 20, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -127,49 +126,5 @@ func TestEndpointsThatAreTakenAreAnErrorAtTheStart(t *testing.T) {
 	}
 	if err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "publish residency") {
 		t.Errorf("Run = %v", err)
-	}
-}
-
-// failingSource is a store that cannot be followed at first.
-type failingSource struct {
-	publish.Source
-	left int
-}
-
-func (f *failingSource) Subscribe(ctx context.Context) (store.Subscription, error) {
-	if f.left--; f.left >= 0 {
-		return nil, errors.New("not now")
-	}
-	return f.Source.Subscribe(ctx)
-}
-
-// Engines do not need published events: the daemon goes on and tries again.
-func TestPublishingThatBreaksOffIsBegunAnew(t *testing.T) {
-	s, ns := residencyStore(t, 64<<20)
-	residencySave(t, s, ns, residencyChain(connector.Scope{}, 1, 5), 0, 1)
-	p, err := newPublisher(t.Context(), publish.Options{Endpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0"},
-		&failingSource{Source: s, left: 3}, residencyLogger())
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.retry = time.Millisecond
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- p.run(ctx) }()
-	residencyWait(t, "two batches", func() bool { return p.status().Batches >= 2 })
-	st := p.status()
-	if st.Failures < 3 || st.Error != "" {
-		t.Errorf("%+v", st)
-	}
-	if got := replayed(t, st.ReplayEndpoint); got.stored != 5 || got.cleared != 1 {
-		t.Errorf("%+v", got)
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	p.broke(errors.New("the end")) // what was counted stays
-	if again := p.status(); again.Batches != st.Batches || again.Error != "the end" {
-		t.Errorf("%+v, before %+v", again, st)
 	}
 }

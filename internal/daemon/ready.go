@@ -6,17 +6,17 @@ type engineRank struct {
 	rank   int
 }
 
-// maxRefused bounds the ranks that are remembered as refused: far above those of a node.
+// maxRefused bounds the ranks remembered as refused: far more than a node has.
 const maxRefused = 4096
 
-// readyChange says that an engine's leader offers hits from now on, or why it does not.
+// readyChange is a leader that now offers hits, or no longer does.
 type readyChange struct {
 	s   *schedulerSession
-	why string // "" if it does
+	why string // why it offers nothing; "" if it offers hits
 }
 
-// tellReady tells an engine's leaders whether its ranks can load, and returns what has
-// changed, which the caller logs by logReady once it has let go of b.mu. b.mu is held.
+// tellReady tells an engine's leaders whether its ranks can load. It returns the changes, which
+// the caller passes to logReady after unlocking b.mu. b.mu is held.
 func (b *backend) tellReady(engine string) []readyChange {
 	var changes []readyChange
 	for s := range b.schedulers {
@@ -33,11 +33,11 @@ func (b *backend) tellReady(engine string) []readyChange {
 	return changes
 }
 
-// notReady says why a hit would be none, "" if it would be one. A rank on this node may have
-// no memory to load into. For an engine that cannot report a failed load every rank must
-// have mapped this node's staging memory, which a rank on another node never does: every rank
-// of every instance, where several were given one id, since nothing says whose a rank is.
-// b.mu is held.
+// notReady returns why the engine cannot load right now, or "" if it can. A rank on this node
+// may have no memory to load into. An engine that cannot report a failed load also needs every
+// rank to have mapped this node's host tier, which a rank on another node never does. If several
+// instances share one id this means every rank of each, since nothing says which instance a rank
+// belongs to. b.mu is held.
 func (b *backend) notReady(s *schedulerSession) string {
 	for r := range b.refused {
 		if r.engine == s.peer.Engine && r.rank < s.manifest.Ranks() {
@@ -78,7 +78,7 @@ func (b *backend) stagedInstances(s *schedulerSession) int {
 	return n
 }
 
-// logReady says what tellReady has changed.
+// logReady logs the changes of tellReady.
 func (b *backend) logReady(changes []readyChange) {
 	for _, c := range changes {
 		if c.why == "" {

@@ -1,9 +1,7 @@
 package daemon
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -15,15 +13,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tinylib/msgp/msgp"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency"
 )
 
 const (
@@ -31,13 +30,11 @@ const (
 	residencyTestPayload   = 8000
 )
 
-func residencyLogger() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
-
 // residencyStore is a small store with a namespace of two shards.
 func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, connector.NamespaceDigest) {
 	t.Helper()
 	s, err := disk.Open(t.Context(), disk.Options{
-		Dir: t.TempDir(), MaxBytes: maxBytes, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: residencyLogger(),
+		Dir: t.TempDir(), MaxBytes: maxBytes, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -52,14 +49,10 @@ func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, connector.Namesp
 
 // residencyManifest describes a namespace of two shards.
 func residencyManifest() *connector.Manifest {
-	return &connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "bfloat16", BlockSize: residencyTestBlockSize, TensorParallel: 2, PipelineParallel: 1,
-		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	}
+	return manifests.New(func(m *connector.Manifest) { m.BlockSize, m.TensorParallel = residencyTestBlockSize, 2 })
 }
 
-// residencyChain are the keys of a prompt of n blocks, behind its root key.
+// residencyChain are the keys of a prompt of n blocks, after its root key.
 func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
 	keys := []connector.Key{connector.RootKey(residencyTestBlockSize, scope)}
 	var scratch []byte
@@ -72,14 +65,14 @@ func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
 }
 
 // residencySave writes both shards of a prompt's blocks and waits.
-func residencySave(t *testing.T, s *disk.Store, ns connector.NamespaceDigest, keys []connector.Key, shards ...connector.Shard) {
+func residencySave(t *testing.T, s store.Writer, ns connector.NamespaceDigest, keys []connector.Key, shards ...connector.Shard) {
 	t.Helper()
 	var ops []*store.WriteOp
 	for i := 1; i < len(keys); i++ {
 		for _, shard := range shards {
 			ops = append(ops, &store.WriteOp{
-				Record: store.Record{ID: store.RecordID{Namespace: ns, Shard: shard, Key: keys[i]},
-					Parent: keys[i-1]}, Payload: store.AlignedBuffer(residencyTestPayload),
+				Record:  store.Record{ID: store.RecordID{Namespace: ns, Shard: shard, Key: keys[i]}, Parent: keys[i-1]},
+				Payload: store.AlignedBuffer(residencyTestPayload),
 			})
 		}
 	}
@@ -98,7 +91,7 @@ func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
 		t.Fatal(err)
 	}
 	f, err := feed.NewResidency(feed.ResidencyOptions{
-		URL: url, BlockSize: residencyTestBlockSize, Logger: residencyLogger(), ReconnectMin: time.Millisecond,
+		URL: url, BlockSize: residencyTestBlockSize, Logger: slog.New(slog.DiscardHandler), ReconnectMin: time.Millisecond,
 		Holder: func(_ connector.NamespaceDigest, m *connector.Manifest) (prefix.Holder, bool) {
 			return h, m.Model == "m"
 		},
@@ -121,15 +114,6 @@ func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
 	}
 }
 
-func residencyWait(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(testWait); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 // Prompts come and, under a small cap, go, before and after the router begins to follow.
 func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 	s, ns := residencyStore(t, 12<<20)
@@ -144,7 +128,7 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 	}
 	save(30)
 	f, blocks := residencyFeed(t, server.URL)
-	residencyWait(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
+	wait.For(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
 	save(30)
 	half := residencyChain(connector.Scope{}, 1000, 5)
 	residencySave(t, s, ns, half, 1)
@@ -158,12 +142,12 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 		}
 		return n
 	}
-	residencyWait(t, "the same blocks", func() bool { return blocks()+int64(f.Stats().Waiting) == complete() })
+	wait.For(t, "the same blocks", func() bool { return blocks()+int64(f.Stats().Waiting) == complete() })
 	n := complete()
 	if st := f.Stats(); n == 0 || n == 60*20 || st.Gaps != 0 || st.Malformed != 0 || st.Snapshots != 1 || st.Refused != 0 || st.Dropped != 0 {
 		t.Errorf("%d blocks, %+v", n, st)
 	}
-	residencyWait(t, "the blocks that lack a shard", func() bool { return f.Stats().Incomplete >= 5 })
+	wait.For(t, "the blocks that lack a shard", func() bool { return f.Stats().Incomplete >= 5 })
 }
 
 func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
@@ -173,7 +157,7 @@ func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
 	keys := residencyChain(connector.Scope{Salt: "tenant"}, 1, 3)
 	residencySave(t, s, ns, keys, 0, 1)
 	f, blocks := residencyFeed(t, server.URL)
-	residencyWait(t, "waiting blocks", func() bool { return f.Stats().Waiting == 3 && blocks() == 0 })
+	wait.For(t, "waiting blocks", func() bool { return f.Stats().Waiting == 3 && blocks() == 0 })
 	f.NoteRoot(keys[0])
 	if n := blocks(); n != 3 {
 		t.Errorf("%d blocks", n)
@@ -186,49 +170,25 @@ func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	f, blocks := residencyFeed(t, server.URL)
-	residencyWait(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
+	wait.For(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
 	residencySave(t, s, ns, residencyChain(connector.Scope{}, 1, 3), 0, 1)
-	residencyWait(t, "three blocks", func() bool { return blocks() == 3 })
+	wait.For(t, "three blocks", func() bool { return blocks() == 3 })
 	server.CloseClientConnections()
 	residencySave(t, s, ns, residencyChain(connector.Scope{}, 2, 3), 0, 1)
-	residencyWait(t, "six blocks", func() bool { return blocks() == 6 })
+	wait.For(t, "six blocks", func() bool { return blocks() == 6 })
 	if st := f.Stats(); st.Snapshots != 1 || st.Resumed == 0 {
 		t.Errorf("%+v", st)
 	}
 }
 
-// residencyFrames reads a stream's frames up to its end.
-func residencyFrames(t *testing.T, body io.Reader) (frames [][]byte) {
-	t.Helper()
-	for r := bufio.NewReader(body); ; {
-		var n uint32
-		if err := binary.Read(r, binary.LittleEndian, &n); errors.Is(err, io.EOF) {
-			return frames
-		} else if err != nil {
-			t.Fatal(err)
+// residencyEnd reads a stream up to its end, and returns how many frames came and what ended it.
+func residencyEnd(body io.Reader, from residency.Position) (frames int, err error) {
+	r := residency.NewReader(body, from)
+	for ; ; frames++ {
+		if _, err = r.Next(); err != nil {
+			return frames, err
 		}
-		b := make([]byte, n)
-		if _, err := io.ReadFull(r, b); err != nil {
-			t.Fatal(err)
-		}
-		frames = append(frames, b)
 	}
-}
-
-// residencyLast is the reason that a stream ends with.
-func residencyLast(t *testing.T, frames [][]byte) (code string) {
-	t.Helper()
-	_, b, err := msgp.ReadArrayHeaderBytes(frames[len(frames)-1])
-	if err == nil {
-		_, b, err = msgp.ReadUint64Bytes(b)
-	}
-	if err == nil {
-		code, _, err = msgp.ReadStringBytes(b)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return code
 }
 
 func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
@@ -242,8 +202,8 @@ func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	stop()
-	if got := residencyLast(t, residencyFrames(t, resp.Body)); got != "stopping" {
-		t.Errorf("%q", got)
+	if _, err := residencyEnd(resp.Body, residency.Position{}); !errors.Is(err, residency.ErrEnded) || !strings.Contains(err.Error(), "stopping") {
+		t.Error(err)
 	}
 }
 
@@ -251,7 +211,7 @@ func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
 type laggingSource struct{ namespaces []disk.NamespaceInfo }
 
 func (laggingSource) Epoch() uint64                      { return 7 }
-func (laggingSource) records() int64                     { return 0 }
+func (laggingSource) Usage() store.Usage                 { return store.Usage{} }
 func (s laggingSource) Namespaces() []disk.NamespaceInfo { return s.namespaces }
 func (laggingSource) Seq() uint64                        { return 0 }
 func (laggingSource) Close() error                       { return nil }
@@ -266,23 +226,29 @@ func (s laggingSource) SubscribeAfter(_, _ uint64) (store.Subscription, error) {
 	return nil, store.ErrLagged
 }
 
+func laggingHandler(t *testing.T, streams, snapshots int) *residencyHandler {
+	return &residencyHandler{
+		ctx: t.Context(), source: laggingSource{},
+		streams: httplimit.NewShares(streams), snapshots: httplimit.NewShares(snapshots),
+	}
+}
+
 func TestAReaderThatFallsBehindIsTold(t *testing.T) {
-	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}, numbers: newResidencyNumbers(), streams: httplimit.NewShares(1), snapshots: httplimit.NewShares(1)}
+	h := laggingHandler(t, 1, 1)
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?epoch=7&after=3", nil))
-	frames := residencyFrames(t, w.Body)
-	if got := residencyLast(t, frames); got != "lagged" || len(frames) != 3 {
-		t.Errorf("%q after %d frames", got, len(frames))
+	frames, err := residencyEnd(w.Body, residency.Position{})
+	if !errors.Is(err, residency.ErrEnded) || !strings.Contains(err.Error(), "lagged") || frames != 2 {
+		t.Errorf("%v after %d frames", err, frames)
 	}
 }
 
 func TestStreamsAndSnapshotsAreBounded(t *testing.T) {
-	h := &residencyHandler{ctx: t.Context(), source: laggingSource{}}
 	for _, c := range []struct {
 		streams, snapshots int
 		why                string
 	}{{0, 9, "too many residency streams"}, {9, 0, "too many snapshots"}} {
-		h.streams, h.snapshots = httplimit.NewShares(c.streams), httplimit.NewShares(c.snapshots)
+		h := laggingHandler(t, c.streams, c.snapshots)
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency", nil))
 		if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), c.why) || w.Header().Get("Retry-After") == "" {

@@ -11,17 +11,17 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 )
 
-// ErrStopTimeout says that a stop in order did not end in time. What had passed a barrier
+// ErrStopTimeout says that an orderly stop did not end in time. What had passed a barrier
 // is safe; the next start reads the journal instead of the snapshot.
 var ErrStopTimeout = errors.New("daemon: stop did not end in time")
 
-// stopMargin is what the service manager is asked for beyond the stop's own bound.
+// stopMargin is the time that the service manager is asked for beyond the stop's own bound.
 const stopMargin = 5 * time.Second
 
-// Run serves until ctx ends, then stops in order: engines are disconnected, accepted
-// saves are written, and the store is closed with a snapshot. A stop that takes longer
-// than o.StopTimeout, because a disk hangs, is [ErrStopTimeout]: the caller should end the
-// process, goroutines of Run may still be there.
+// Run serves until ctx ends, then disconnects the engines, writes accepted saves, and closes the
+// store with a snapshot. If that takes longer than o.StopTimeout, because a disk hangs, Run
+// returns [ErrStopTimeout]: the caller should end the process, as goroutines of Run may still be
+// running.
 func Run(ctx context.Context, o Options) error {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -67,8 +67,7 @@ func within(ctx context.Context, o *Options, f func() error) error {
 	return fmt.Errorf("%w: %s have passed", ErrStopTimeout, o.StopTimeout)
 }
 
-// orStopped is err, unless it says no more than that the stop came while the store was being
-// opened.
+// orStopped is err, or nil if err only says that the stop came while the store was being opened.
 func orStopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil
@@ -76,8 +75,7 @@ func orStopped(ctx context.Context, err error) error {
 	return err
 }
 
-// watchdog ticks as often as a watchdog of the service manager wants to hear of the daemon;
-// never if there is none.
+// watchdog ticks as often as the service manager's watchdog needs; never if there is none.
 func (o *Options) watchdog() (tick <-chan time.Time, stop func()) {
 	w := o.Notify.WatchdogInterval()
 	if w <= 0 {
@@ -87,8 +85,7 @@ func (o *Options) watchdog() (tick <-chan time.Time, stop func()) {
 	return t.C, t.Stop
 }
 
-// tell sends assignments to the service manager. One that does not listen is no reason
-// to stop serving.
+// tell sends assignments to the service manager. A failure does not stop the daemon.
 func (o *Options) tell(assignments ...string) {
 	if err := o.Notify.Send(assignments...); err != nil {
 		o.Logger.Warn("the service manager cannot be told how the daemon does", "err", err,

@@ -9,9 +9,9 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 )
 
-// tend looks at the store once per [health.Interval], and tells the service manager what it
-// sees and that the daemon is alive. The reading goes through the locks that everything
-// else needs: a daemon that is stuck on one sends no watchdog message.
+// tend looks at the store once per [health.Interval], and tells the service manager the state
+// and that the daemon is alive. The reading takes the locks that everything else needs, so a
+// daemon that is stuck on one sends no watchdog message.
 func (d *daemon) tend(ctx context.Context) error {
 	look := time.NewTicker(health.Interval)
 	defer look.Stop()
@@ -47,7 +47,7 @@ func (d *daemon) look(now time.Time) *reading {
 	return r
 }
 
-// line is the state in one line. It has no figures that always change.
+// line is the state in one line, without figures that always change.
 func (d *daemon) line(r *reading) string {
 	if !r.health.OK {
 		return fmt.Sprintf("unhealthy (%s): %s", r.health.Reasons[0].Code, r.health.Reasons[0].Remedy)
@@ -66,8 +66,8 @@ const (
 	openingExtend = 2 * time.Minute
 )
 
-// tendOpening tells the service manager how the opening goes, until ctx ends: it is asked
-// for more time as long as something moves. Its watchdog waits for readiness.
+// tendOpening reports the progress of the opening to the service manager until ctx ends, and asks
+// for more time as long as there is progress. The manager's watchdog starts with readiness.
 func (d *daemon) tendOpening(ctx context.Context) {
 	tick := time.NewTicker(openingTick)
 	defer tick.Stop()

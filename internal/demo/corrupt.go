@@ -10,7 +10,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// Where a record's header has what it is found by; the payload follows the header.
+// The places in a record's header by which the record is found; the payload follows the header.
 const (
 	headerBytes = 4096
 	headerMagic = "KVCNREC1"
@@ -18,8 +18,7 @@ const (
 )
 
 // flipBit flips one bit in the middle of the payload of the record with the given key,
-// in the files of a store that nobody has open. It finds the record by what stands in
-// its header (docs/on-disk-format.md).
+// in the files of a store that nobody has open. It finds the record by its header (docs/on-disk-format.md).
 func flipBit(dir string, key connector.Key) error {
 	flipped := 0
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -40,7 +40,7 @@ type Row struct {
 	Identical   bool    `json:"identical"`
 }
 
-// Corruption is what came of a flipped bit in a stored record.
+// Corruption is the result of a flipped bit in a stored record.
 type Corruption struct {
 	// Detected says that the daemon noticed, Identical that the engine's answer was
 	// right all the same; RecomputedTokens is what that took.
@@ -105,7 +105,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	} {
 		r.say("%s", part.what)
 		if err := r.withProcesses(ctx, part.prefixCaching, part.do); ctx.Err() != nil {
-			return nil, errors.New("interrupted") // what the children say of it is no news
+			return nil, errors.New("interrupted") // the children only repeat it
 		} else if err != nil {
 			return nil, err
 		}
@@ -119,7 +119,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 }
 
 // corruptBlock is the block of the first prompt whose record gets the flipped bit: in
-// the middle of the shared prefix, with good blocks before and behind it.
+// the middle of the shared prefix, with good blocks before and after it.
 const corruptBlock = 20
 
 // emptyDir makes a directory for the store; one that holds something is refused, since
@@ -159,7 +159,7 @@ func (r *runner) withProcesses(ctx context.Context, prefixCaching bool, do func(
 		return err
 	}
 	defer func() { err = errors.Join(err, e.stop()) }()
-	// A signal ends the children, and with them whatever is being waited for.
+	// A signal ends the children, and with them every wait.
 	defer context.AfterFunc(ctx, func() { _ = e.cmd.Process.Kill() })()
 	return do(ctx, d, e)
 }

@@ -68,7 +68,7 @@ func ServeEngine(ctx context.Context, o EngineOptions, in io.Reader, out io.Writ
 	defer func() { err = errors.Join(err, e.Close()) }()
 	co := client.Options{
 		Socket: o.Socket, Engine: fmt.Sprintf("demo-%d", os.Getpid()), Name: "kvconn-engine/2", Manifest: e.Manifest(), Logger: o.Logger,
-		// What it shows is what the cache does, also on a machine that is busy with other work.
+		// The demo shows what the cache does, even on a busy machine.
 		CallTimeout: 30 * time.Second,
 	}
 	scheduler, err := client.NewScheduler(co)

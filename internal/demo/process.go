@@ -68,8 +68,8 @@ func newProcess(name, executable string, args ...string) *process {
 	return p
 }
 
-// ownEnvironment leaves out what another daemon of the user's is configured by, and the
-// service manager that may wait for it: the demo's children are told everything by flags.
+// ownEnvironment leaves out the settings of another daemon of the user, and of a service
+// manager that may wait for it: the demo's children are configured by flags alone.
 func ownEnvironment(environ []string) []string {
 	return slices.DeleteFunc(environ, func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
@@ -119,7 +119,7 @@ type daemonProcess struct {
 
 // startDaemon runs a daemon and waits until it is ready.
 func startDaemon(ctx context.Context, o *Options, dir, socket string) (*daemonProcess, error) {
-	// What a demo writes is small, and gone after it: it runs on a disk that is nearly full too.
+	// The demo writes little and removes it, so it may run on a nearly full disk.
 	p := newProcess("daemon", o.Executable, "serve", "--dir", dir, "--socket", socket, "--http", "127.0.0.1:0",
 		"--max-bytes", "1GiB", "--min-free", "64MiB")
 	if err := p.start(); err != nil {
@@ -170,8 +170,8 @@ func startEngine(o *Options, socket string, prefixCaching bool) (*engineProcess,
 	if err != nil {
 		return nil, err
 	}
-	// Wait closes the pipe: nothing may be waited for before all was read. The scanner
-	// is what notices the end.
+	// Wait closes the pipe, so it must not be called before all was read: the scanner
+	// notices the end.
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the engine: %w", err)
 	}

@@ -49,7 +49,7 @@ func (e *Engine) admit(ctx context.Context, p *plan, r *request) (bool, error) {
 }
 
 // makeRoom says whether there is room for all tokens of a request, whatever the connector
-// offers: where it is asked only once, the allocation behind must not fail.
+// offers: where it is asked only once, the allocation that follows must not fail.
 func (e *Engine) makeRoom(p *plan, r *request) bool {
 	need := len(e.groups) * ((len(r.tokens) + e.opts.BlockSize - 1) / e.opts.BlockSize)
 	for e.pool.free < need {
@@ -61,7 +61,7 @@ func (e *Engine) makeRoom(p *plan, r *request) bool {
 }
 
 // allocate makes the request's block tables long enough for what is known, what is loaded
-// and count tokens behind. Without room for them it changes nothing and returns false.
+// and count tokens after that. Without room for them it changes nothing and returns false.
 func (e *Engine) allocate(p *plan, r *request, m *match, isNew bool, count int) bool {
 	fresh, copies := len(p.fresh), len(p.copies)
 	if isNew {
@@ -99,10 +99,9 @@ func (e *Engine) tellAlloc(p *plan, r *request, m *match) {
 		return
 	}
 	r.load = &load{from: m.hit, to: a.Boundary(), index: make(map[uint32]int), sync: m.sync}
-	for g, table := range a.Blocks {
-		first, end := a.LoadRange(&e.groups[g], g, e.opts.BlockSize)
-		for i := first; i < end; i++ {
-			r.load.index[table[i]] = i
+	for s := range a.Stretches(&e.manifest) {
+		for i, slot := range s.Slots {
+			r.load.index[slot] = s.First + i
 		}
 	}
 	e.inFlight[r.ID] = r

@@ -12,10 +12,10 @@ type content struct {
 	key   connector.Key
 }
 
-// blockPool hands out the blocks of the cache, to whichever layer group, and, with prefix caching, finds those whose
-// content is known. A known block stays findable when nobody holds it any more, until it
-// is handed out again, the least recently used first. Block 0 is never handed out: it is
-// vLLM's null block.
+// blockPool hands out the blocks of the cache, to any layer group, and, with prefix caching,
+// finds blocks of known content. A known block without a holder stays findable until it is
+// handed out again, the least recently used first. Block 0 is never handed out: it is vLLM's
+// null block.
 type blockPool struct {
 	refs []int
 	// prev and next link the free blocks in the order in which they are handed out.
@@ -38,10 +38,10 @@ func newBlockPool(blocks int) *blockPool {
 	return p
 }
 
-// link puts a block into the free list behind another.
-func (p *blockPool) link(b, behind uint32) {
-	p.prev[b], p.next[b] = behind, p.next[behind]
-	p.prev[p.next[b]], p.next[behind] = b, b
+// link puts a block into the free list after another.
+func (p *blockPool) link(b, other uint32) {
+	p.prev[b], p.next[b] = other, p.next[other]
+	p.prev[p.next[b]], p.next[other] = b, b
 	p.free++
 }
 
@@ -50,7 +50,7 @@ func (p *blockPool) unlink(b uint32) {
 	p.free--
 }
 
-// take hands out n blocks of unknown content, or none if there are not as many.
+// take hands out n blocks of unknown content, or none if there are fewer.
 func (p *blockPool) take(n int) ([]uint32, bool) {
 	if n > p.free {
 		return nil, false
@@ -82,8 +82,8 @@ func (p *blockPool) hold(blocks []uint32) {
 	}
 }
 
-// release takes a holder from blocks. Those that nobody holds become free: known ones
-// behind all others, the end of a prompt before its beginning, unknown ones in front.
+// release takes a holder from blocks. Blocks without a holder become free: known ones at the
+// end of the list, the end of a prompt before its beginning, unknown ones at its head.
 func (p *blockPool) release(blocks []uint32) {
 	for i := len(blocks) - 1; i >= 0; i-- {
 		b := blocks[i]
@@ -117,15 +117,15 @@ func (p *blockPool) forget() {
 	clear(p.contents)
 }
 
-// find returns the tables of the longest prefix of keys that requests may continue behind,
+// find returns the tables of the longest prefix of keys that requests may continue after,
 // one for each group: every block with full attention, else those in the window, and
-// [connector.NoBlock] in front of it.
+// [connector.NoBlock] before it.
 func (p *blockPool) find(keys []connector.Key, groups []connector.Group, blockSize int) [][]uint32 {
 	for n := p.prefix(keys, groups); ; n-- {
 		tables, missing := make([][]uint32, len(groups)), false
 		for g := range groups {
 			var first int
-			if tables[g], first = p.behind(keys[:n], g); first > groups[g].FirstBlock(n*blockSize, blockSize) {
+			if tables[g], first = p.after(keys[:n], g); first > groups[g].FirstBlock(n*blockSize, blockSize) {
 				missing = true
 				break
 			}
@@ -160,8 +160,8 @@ func (p *blockPool) known(keys []connector.Key, group int) int {
 	return len(keys)
 }
 
-// behind returns a group's blocks of keys from the first on behind which none is missing.
-func (p *blockPool) behind(keys []connector.Key, group int) (table []uint32, first int) {
+// after returns a group's blocks of keys from the first on after which none is missing.
+func (p *blockPool) after(keys []connector.Key, group int) (table []uint32, first int) {
 	table = make([]uint32, len(keys))
 	for i := len(keys) - 1; i >= 0; i-- {
 		b, ok := p.cached[content{group, keys[i]}]

@@ -12,6 +12,8 @@ import (
 // SchedulerConnector is the connector's end at the engine's scheduler. Its methods cannot
 // fail: without a daemon nothing is offered.
 type SchedulerConnector interface {
+	// Session numbers what the leader was told: under another number it must be told again.
+	Session() uint64
 	// Match says how many tokens can be loaded beyond the local prefix hit. It is asked
 	// for waiting requests without computed tokens: in vLLM's order again in every step
 	// in which there is no room for them, in TensorRT-LLM's once there is.
@@ -78,6 +80,8 @@ func NewWorkerClient(o client.Options, rank int, layout connector.Layout, region
 
 // noConnector stands where no connector is attached.
 type noConnector struct{}
+
+func (noConnector) Session() uint64 { return 0 }
 
 func (noConnector) Match(context.Context, *connector.MatchRequest) (o connector.Offer) { return o }
 

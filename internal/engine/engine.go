@@ -21,7 +21,8 @@ const idleDelay = 200 * time.Microsecond
 type Engine struct {
 	opts      Options
 	model     *model.Model
-	groups    []connector.Group
+	manifest  connector.Manifest
+	groups    []connector.Group // the manifest's
 	memories  []*memory
 	kv        model.KV
 	pool      *blockPool
@@ -49,9 +50,16 @@ func New(o Options) (*Engine, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	m := model.New(o.Model)
+	groups := o.groups()
 	e := &Engine{
-		opts: o, model: model.New(o.Model), groups: o.groups(), pool: newBlockPool(o.Blocks),
+		opts: o, model: m, groups: groups, pool: newBlockPool(o.Blocks),
 		scheduler: noConnector{}, inFlight: make(map[string]*request), ranks: ranks{pending: make(map[string]*pendingLoad)},
+		manifest: connector.Manifest{
+			Engine: "kvconn-engine/2", Model: o.Model.Name, Revision: m.Fingerprint(), KVDType: "float32", BlockSize: o.BlockSize, Groups: groups,
+			TensorParallel: o.TensorParallel, PipelineParallel: o.PipelineParallel,
+			KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+		},
 	}
 	for i := range o.TensorParallel * o.PipelineParallel {
 		if err := e.addRank(o.shard(i)); err != nil {
@@ -137,14 +145,7 @@ func (e *Engine) RankPIDs() []int {
 }
 
 // Manifest is the namespace of the engine's KV.
-func (e *Engine) Manifest() connector.Manifest {
-	return connector.Manifest{
-		Engine: "kvconn-engine/2", Model: e.opts.Model.Name, Revision: e.model.Fingerprint(),
-		KVDType: "float32", BlockSize: e.opts.BlockSize, Groups: e.groups,
-		TensorParallel: e.opts.TensorParallel, PipelineParallel: e.opts.PipelineParallel,
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	}
-}
+func (e *Engine) Manifest() connector.Manifest { return e.manifest }
 
 // Close ends the ranks and what [Engine.Connect] has made, and gives the memory back. A
 // connector that was given to Attach must be closed before.

@@ -153,7 +153,7 @@ func (f *fakeConnector) present(group int, k connector.Key) bool {
 	return !slices.ContainsFunc(shards, func(s connector.Shard) bool { return f.store.get(storeName(k, s)) == nil })
 }
 
-// loadable says whether the blocks that are needed behind n are stored, beyond the first.
+// loadable says whether the blocks that are needed after n are stored, beyond the first.
 func (f *fakeConnector) loadable(keys []connector.Key, from, n int) bool {
 	bs := f.manifest.BlockSize
 	for g := range f.manifest.Groups {
@@ -172,10 +172,10 @@ func (f *fakeConnector) Match(_ context.Context, m *connector.MatchRequest) conn
 		r = &fakeRequest{scope: m.Scope, spans: m.Spans, noSave: m.NoSave}
 		f.requests[m.Request] = r
 	}
-	r.tokens = slices.Clone(m.Tokens)
+	r.tokens = append(r.tokens[:m.From], m.Tokens...)
 	n, bs := 0, f.manifest.BlockSize
 	if !m.NoLoad && !r.missed && m.Computed%bs == 0 {
-		keys, from := f.keys(r, (len(m.Tokens)-1)/bs), m.Computed/bs
+		keys, from := f.keys(r, (len(r.tokens)-1)/bs), m.Computed/bs
 		for n = len(keys) - from; n > 0 && (!f.loadable(keys, from, from+n) || (f.maxOffer >= 0 && n > f.maxOffer)); n-- {
 		}
 	}
@@ -257,6 +257,8 @@ func (f *fakeConnector) Loaded(_ context.Context, m *connector.LoadedReport) {
 		}
 	}
 }
+
+func (f *fakeConnector) Session() uint64 { return 0 }
 
 func (f *fakeConnector) Reset(context.Context) { f.resets++ }
 

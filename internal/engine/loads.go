@@ -11,11 +11,11 @@ import (
 
 // maxFailedLoads bounds how often a request may go back to waiting because all of its
 // load failed. A connector that offers the same blocks again and again would keep the
-// engine busy for ever (as it does vLLM).
+// engine busy without end (as it does vLLM).
 const maxFailedLoads = 8
 
 // ErrLoadFailed ends an engine that has no way to recompute what a load did not bring.
-var ErrLoadFailed = errors.New("engine cannot go on behind a failed load")
+var ErrLoadFailed = errors.New("engine cannot go on after a failed load")
 
 func loadError(l *connector.FinishedLoad) error {
 	return fmt.Errorf("%w: request %q, %d blocks", ErrLoadFailed, l.Request, len(l.FailedBlocks))
@@ -61,7 +61,7 @@ func (e *Engine) finishLoad(r *request, ended *connector.FinishedLoad) error {
 	r.result.CachedTokens -= l.to - good
 	r.result.RecomputedTokens += l.to - good
 	if l.sync {
-		e.goOnBehind(r, good, good < l.to)
+		e.goOnAfter(r, good, good < l.to)
 		return nil
 	}
 	r.phase = waiting
@@ -78,7 +78,7 @@ func (e *Engine) finishLoad(r *request, ended *connector.FinishedLoad) error {
 	return nil
 }
 
-// good is the number of tokens behind which a request can go on.
+// good is the number of tokens after which a request can go on.
 func (e *Engine) good(r *request, ended *connector.FinishedLoad) (int, error) {
 	l := r.load
 	good := l.to
@@ -95,7 +95,7 @@ func (e *Engine) good(r *request, ended *connector.FinishedLoad) (int, error) {
 	case e.opts.Order == TensorRTLLM:
 		return 0, loadError(ended)
 	}
-	// The load has only filled the windows of tokens behind its end.
+	// The load has only filled the windows of tokens after its end.
 	for g, table := range r.blocks {
 		first, end := e.groups[g].FirstBlock(good, e.opts.BlockSize), good/e.opts.BlockSize
 		if slices.Contains(table[min(first, end):end], connector.NoBlock) {
@@ -105,10 +105,10 @@ func (e *Engine) good(r *request, ended *connector.FinishedLoad) (int, error) {
 	return good, nil
 }
 
-// goOnBehind continues a request whose load was awaited in the step. Where it has failed
+// goOnAfter continues a request whose load was awaited in the step. Where it has failed
 // the request keeps its blocks and is computed from the first bad one, as in vLLM;
 // with windows, whose blocks may be gone, it starts over.
-func (e *Engine) goOnBehind(r *request, good int, failed bool) {
+func (e *Engine) goOnAfter(r *request, good int, failed bool) {
 	r.spoilt = failed
 	switch {
 	case !failed:

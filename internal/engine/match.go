@@ -16,7 +16,7 @@ type match struct {
 	hit    int
 	// copyLast says that the last of the known blocks is copied, its last token not used.
 	copyLast bool
-	// external tokens are loaded behind hit; beyond is the hit of each group where
+	// external tokens are loaded after hit; beyond is the hit of each group where
 	// they differ.
 	external int
 	sync     bool
@@ -45,11 +45,7 @@ func (e *Engine) lookUp(r *request) match {
 // ask asks the connector for what is beyond. Offers that real engines would die of are
 // errors.
 func (e *Engine) ask(ctx context.Context, r *request, m *match) error {
-	offer := e.scheduler.Match(ctx, &connector.MatchRequest{
-		Request: r.ID, Tokens: r.tokens, PromptTokens: len(r.Prompt), Computed: m.hit, Scope: r.Scope, Spans: r.Spans,
-		NoLoad: r.NoLoad, NoSave: r.NoSave,
-	})
-	r.told = len(r.tokens)
+	offer := e.offer(ctx, r, m.hit)
 	switch {
 	case offer.Tokens < 0 || m.hit+offer.Tokens >= len(r.tokens):
 		return fmt.Errorf("engine: request %q: connector offers %d tokens beyond %d of %d", r.ID, offer.Tokens, m.hit, len(r.tokens))
@@ -66,7 +62,25 @@ func (e *Engine) ask(ctx context.Context, r *request, m *match) error {
 	return nil
 }
 
-// diverge makes use of the blocks behind the hit that layers with full attention know.
+// offer asks with the tokens that the leader was not told yet.
+func (e *Engine) offer(ctx context.Context, r *request, computed int) connector.Offer {
+	q := connector.MatchRequest{
+		Request: r.ID, PromptTokens: len(r.Prompt), Computed: computed, Scope: r.Scope, Spans: r.Spans, NoLoad: r.NoLoad, NoSave: r.NoSave,
+	}
+	if r.session == e.scheduler.Session() {
+		q.From = r.told
+	}
+	q.Tokens = r.tokens[q.From:]
+	offer := e.scheduler.Match(ctx, &q)
+	if q.From > 0 && r.session != e.scheduler.Session() { // this leader was told nothing
+		q.From, q.Tokens = 0, r.tokens
+		offer = e.scheduler.Match(ctx, &q)
+	}
+	r.session, r.told = e.scheduler.Session(), len(r.tokens)
+	return offer
+}
+
+// diverge makes use of the blocks after the hit that layers with full attention know.
 func (e *Engine) diverge(r *request, m *match) {
 	bs := e.opts.BlockSize
 	keys := r.chain((m.hit+m.external)/bs, bs)
@@ -78,7 +92,7 @@ func (e *Engine) diverge(r *request, m *match) {
 			continue
 		}
 		if n := e.pool.known(keys, g); n*bs > m.hit {
-			m.tables[g], _ = e.pool.behind(keys[:n], g)
+			m.tables[g], _ = e.pool.after(keys[:n], g)
 			beyond[g], differ = n*bs, true
 		}
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -56,7 +57,7 @@ type Options struct {
 
 	// Order is the call order. Default VLLM.
 	Order Order
-	// Overlap plans a step and tells the connector of it before the step in front is
+	// Overlap plans a step and tells the connector of it before the previous step is
 	// computed and saved.
 	Overlap bool
 	// SyncLoads awaits every load in the step that plans it, before the forward pass, as
@@ -86,27 +87,13 @@ type TensorRTOptions struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	if o.BlockSize == 0 {
-		o.BlockSize = 16
-	}
-	if o.Blocks == 0 {
-		o.Blocks = 1 + 2*len(o.Model.Groups())*((o.Model.MaxContext+o.BlockSize-1)/o.BlockSize)
-	}
-	if o.MaxBatchedTokens == 0 {
-		o.MaxBatchedTokens = 256
-	}
-	if o.MaxSeqs == 0 {
-		o.MaxSeqs = 8
-	}
-	if o.TensorParallel == 0 {
-		o.TensorParallel = 1
-	}
-	if o.PipelineParallel == 0 {
-		o.PipelineParallel = 1
-	}
-	if o.RankTimeout == 0 {
-		o.RankTimeout = 30 * time.Second
-	}
+	o.BlockSize = cmp.Or(o.BlockSize, 16)
+	o.Blocks = cmp.Or(o.Blocks, 1+2*len(o.Model.Groups())*((o.Model.MaxContext+o.BlockSize-1)/o.BlockSize))
+	o.MaxBatchedTokens = cmp.Or(o.MaxBatchedTokens, 256)
+	o.MaxSeqs = cmp.Or(o.MaxSeqs, 8)
+	o.TensorParallel = cmp.Or(o.TensorParallel, 1)
+	o.PipelineParallel = cmp.Or(o.PipelineParallel, 1)
+	o.RankTimeout = cmp.Or(o.RankTimeout, 30*time.Second)
 }
 
 // Validate reports the first option that cannot work.

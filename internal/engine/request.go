@@ -70,7 +70,7 @@ type request struct {
 	tokens   []uint32
 	sampling int
 	// blocks are the block tables, one for each layer group and all of one length, with
-	// NoBlock in front of a window. The KV of the first computed tokens is there, is being
+	// NoBlock before a window. The KV of the first computed tokens is there, is being
 	// loaded, or is computed by a planned step.
 	blocks   [][]uint32
 	computed int
@@ -79,17 +79,18 @@ type request struct {
 	life int
 	// load is the load in flight, if there is one.
 	load *load
-	// keys are the block keys of tokens' full blocks, as far as they were needed;
+	// keys are the block keys of tokens' full blocks, those that were needed so far;
 	// published blocks are findable in the pool.
 	keys      []connector.Key
 	published int
-	// told tokens and toldBlocks are known to the connector.
+	// told tokens and toldBlocks are known to the connector, the tokens in session.
 	told, toldBlocks int
-	// failedLoads counts loads of which not one block was good.
+	session          uint64
+	// failedLoads counts loads that brought not one good block.
 	failedLoads int
 	// ended requests are only here because of their load; restart is set where the request
 	// starts over when its load has ended; spoilt where what the step computed is of no
-	// use, as the load in front of it has failed.
+	// use, as the load before it has failed.
 	ended, restart, spoilt bool
 	submitted              time.Time
 	result                 Result
@@ -97,7 +98,7 @@ type request struct {
 
 // load is a load in flight.
 type load struct {
-	// from is the number of tokens that were there before, to the number behind.
+	// from is the number of tokens that were there before, to the number after.
 	from, to int
 	// index is the place in its block table of each block that the load fills.
 	index map[uint32]int
@@ -169,4 +170,14 @@ func (q *Request) validate(o *Options) error {
 		end = s.End
 	}
 	return nil
+}
+
+// EncodeText returns the bytes of a text as tokens: the byte-level vocabulary of the
+// built-in models.
+func EncodeText(text string) []uint32 {
+	tokens := make([]uint32, len(text))
+	for i := range len(text) {
+		tokens[i] = uint32(text[i])
+	}
+	return tokens
 }

@@ -13,7 +13,7 @@ type plan struct {
 	// reply is the connector's answer.
 	reply connector.StepReply
 	work  []work
-	// fresh blocks are poisoned, behind copies, before anything else is done.
+	// fresh blocks are poisoned, after the copies, before anything else is done.
 	fresh  []uint32
 	copies []blockCopy
 	// budget is the number of tokens that the step may still compute.
@@ -28,7 +28,7 @@ type work struct {
 	start, count int
 	blocks       [][]uint32
 	life         int
-	// samples says that a token is generated behind.
+	// samples says that a token is generated after the last.
 	samples bool
 }
 
@@ -96,7 +96,7 @@ func (e *Engine) retreat(r *request) {
 	e.drop(r)
 }
 
-// slide gives back the blocks that no token behind the computed ones looks back on.
+// slide gives back the blocks that no token after the computed ones looks back on.
 func (e *Engine) slide(r *request) {
 	for g := range e.groups {
 		table := r.blocks[g]

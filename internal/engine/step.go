@@ -177,7 +177,7 @@ func (e *Engine) dropBatch(p *plan) {
 	p.work = nil
 }
 
-// advance takes note of computed tokens and, behind the last, samples the next.
+// advance takes note of computed tokens and, after the last, samples the next.
 func (e *Engine) advance(w work, logits []float32) {
 	r := w.request
 	if w.samples {

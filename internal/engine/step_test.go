@@ -102,7 +102,7 @@ func TestAllocationsAreOfTheWholePromptOrFollowTheChunks(t *testing.T) {
 	}
 }
 
-// Where a block of a window fails, what is in front of it may have no window of its own.
+// Where a block of a window fails, the tokens before it may have no window of their own.
 func TestFailureOfAnyBlockOfAHybridModelIsRecomputed(t *testing.T) {
 	hybrid := func(o *Options) { o.Model = model.TinyHybrid(7) }
 	q := Request{ID: "a", Prompt: prompt(6, 150), MaxTokens: generated}

@@ -130,7 +130,7 @@ func TestPartOfAnOfferIsHonoured(t *testing.T) {
 				o.TensorRT.Honour = func(_ string, offered int) int { return offered * honoured / 9 }
 			})
 			f.sync = sync
-			// A window in front of the offered boundary is stored here, too: else an engine
+			// A window before the offered boundary is stored here, too: else an engine
 			// that takes less than offered would wait for blocks that nobody has.
 			r := run(t, e, q)[0]
 			check(t, r, want)

@@ -175,7 +175,7 @@ func TestPlaceholdersStandForTheirContent(t *testing.T) {
 	r = run(t, e, dog)[0]
 	check(t, r, alone(t, dog))
 	if r.CachedTokens+r.LocalCachedTokens != 16 {
-		t.Errorf("other content: %d tokens loaded, %d local, want the 16 in front", r.CachedTokens, r.LocalCachedTokens)
+		t.Errorf("other content: %d tokens loaded, %d local, want the 16 before", r.CachedTokens, r.LocalCachedTokens)
 	}
 	// A connector that takes no notice of the content.
 	liar := newEngine(t)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// AcceptSub waits for a publisher to connect to l and subscribes like [DialSub]: the other way round, for
-// engines whose endpoint names the router's host. Others that connect are turned away.
+// AcceptSub waits for a publisher to connect to l and subscribes like [DialSub]. It is for engines that connect
+// to the router's endpoint instead of binding one. Peers that are no publishers are turned away.
 func AcceptSub(ctx context.Context, l net.Listener, topic string, o ConnOptions) (*Conn, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {

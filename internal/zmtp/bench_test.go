@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/go-zeromq/zmq4"
+
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 // BenchmarkPubSub sends messages of a batch's size over the loopback and receives them, with our own
@@ -46,7 +48,7 @@ func BenchmarkPubSub(b *testing.B) {
 			b.Fatal(err)
 		}
 		defer c.Close()
-		eventually(b, "a subscription", func() bool { return p.subscribed(1) })
+		wait.For(b, "a subscription", func() bool { return p.subscribed(1) })
 		var m Message
 		b.ReportAllocs()
 		b.ResetTimer()
@@ -62,7 +64,7 @@ func BenchmarkPubSub(b *testing.B) {
 		if err := c.SetOption(zmq4.OptionSubscribe, ""); err != nil {
 			b.Fatal(err)
 		}
-		eventually(b, "a subscription", func() bool { return p.subscribed(1) })
+		wait.For(b, "a subscription", func() bool { return p.subscribed(1) })
 		b.ReportAllocs()
 		b.ResetTimer()
 		run(b, p, func() error { _, err := c.Recv(); return err })

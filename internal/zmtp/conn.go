@@ -2,6 +2,7 @@ package zmtp
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,15 +24,9 @@ type ConnOptions struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *ConnOptions) EnsureDefaults() {
-	if o.MaxMessageBytes == 0 {
-		o.MaxMessageBytes = 64 << 20
-	}
-	if o.HandshakeTimeout == 0 {
-		o.HandshakeTimeout = 5 * time.Second
-	}
-	if o.WriteTimeout == 0 {
-		o.WriteTimeout = 10 * time.Second
-	}
+	o.MaxMessageBytes = cmp.Or(o.MaxMessageBytes, 64<<20)
+	o.HandshakeTimeout = cmp.Or(o.HandshakeTimeout, 5*time.Second)
+	o.WriteTimeout = cmp.Or(o.WriteTimeout, 10*time.Second)
 }
 
 // Validate reports the first option that cannot be used.
@@ -55,24 +50,23 @@ const (
 
 // Conn is a connection to one peer. One goroutine may receive while others send.
 type Conn struct {
-	c     net.Conn
-	r     *bufio.Reader
-	opts  ConnOptions
-	minor byte // of the peer's protocol version
-
+	c       net.Conn
+	r       *bufio.Reader
+	opts    ConnOptions
 	command []byte // of readers
-	write   sync.Mutex
-	out     []byte
+
+	write sync.Mutex
+	out   []byte
 }
 
-// keepAlive finds a peer whose machine has gone within half a minute: publishers may be silent for any
-// time, so that silence says nothing.
+// keepAlive finds out within half a minute that a peer's machine has gone. Silence does not show that: a
+// publisher may have nothing to say for any time.
 func keepAlive() net.KeepAliveConfig {
 	return net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 }
 
-// DialSub connects to a publisher and subscribes to the topics that begin with topic; an empty one means
-// all of them.
+// DialSub connects to a publisher and subscribes to the topics that begin with topic; all topics begin with an
+// empty one.
 func DialSub(ctx context.Context, endpoint, topic string, o ConnOptions) (*Conn, error) {
 	c, err := dial(ctx, endpoint, typeSub, []string{typePub, typeXPub}, o)
 	if err != nil {
@@ -84,7 +78,7 @@ func DialSub(ctx context.Context, endpoint, topic string, o ConnOptions) (*Conn,
 	return c, nil
 }
 
-// DialDealer connects to a ROUTER, as which engines serve replays.
+// DialDealer connects to a ROUTER, the kind of socket on which engines serve replays.
 func DialDealer(ctx context.Context, endpoint string, o ConnOptions) (*Conn, error) {
 	return dial(ctx, endpoint, typeDealer, []string{typeRouter}, o)
 }
@@ -112,7 +106,7 @@ func dial(ctx context.Context, endpoint, own string, peers []string, o ConnOptio
 	return c, nil
 }
 
-// handshake makes a connection of nc, which it closes when it fails. It obeys ctx's deadline and end.
+// handshake makes a connection of nc, which it closes if it fails or ctx ends.
 func handshake(ctx context.Context, nc net.Conn, own string, peers []string, o ConnOptions) (_ *Conn, err error) {
 	defer func() {
 		if err != nil {
@@ -126,7 +120,7 @@ func handshake(ctx context.Context, nc net.Conn, own string, peers []string, o C
 	if _, err := nc.Write(greeting()); err != nil {
 		return nil, fmt.Errorf("send the greeting: %w", err)
 	}
-	if c.minor, err = readGreeting(c.r); err != nil {
+	if err := readGreeting(c.r); err != nil {
 		return nil, err
 	}
 	if _, err := nc.Write(hello); err != nil {
@@ -154,7 +148,7 @@ func handshake(ctx context.Context, nc net.Conn, own string, peers []string, o C
 	return c, nil
 }
 
-// readCommand reads a frame that has to be a command. Its body is valid until the next read.
+// readCommand reads a frame that must be a command. Its body is valid until the next read.
 func (c *Conn) readCommand() (name string, body []byte, err error) {
 	flags, n, err := readHead(c.r, maxCommandBytes)
 	if err != nil {
@@ -169,7 +163,7 @@ func (c *Conn) readCommand() (name string, body []byte, err error) {
 	return splitCommand(c.command)
 }
 
-// subscribe asks a publisher for a topic. Every version understands the form of a message.
+// subscribe asks a publisher for a topic, by a message, which all versions understand.
 func (c *Conn) subscribe(topic string) error {
 	return c.Send(append([]byte{1}, topic...))
 }
@@ -199,8 +193,8 @@ func (c *Conn) writeRaw(b []byte) (int, error) {
 	return c.c.Write(b)
 }
 
-// Recv receives the next message into m, and answers the peer's heartbeats. It ends when the connection
-// does, so that another goroutine stops it with [Conn.Close].
+// Recv receives the next message into m, and answers the peer's heartbeats. It ends with the connection:
+// another goroutine stops it with [Conn.Close].
 func (c *Conn) Recv(m *Message) error {
 	for {
 		m.reset()
@@ -252,11 +246,5 @@ func (c *Conn) readMessage(m *Message) (command bool, err error) {
 	}
 }
 
-// SetReadDeadline bounds the receiving that follows; the zero time lifts it.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.c.SetReadDeadline(t) }
-
-// RemoteAddr is the peer's address.
-func (c *Conn) RemoteAddr() net.Addr { return c.c.RemoteAddr() }
-
-// Close ends the connection, and a Recv that waits.
+// Close ends the connection and any Recv that waits.
 func (c *Conn) Close() error { return c.c.Close() }

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// splitEndpoint turns tcp://host:port and ipc://path into what package net wants.
+// splitEndpoint turns tcp://host:port and ipc://path into network and address of package net.
 func splitEndpoint(endpoint string) (network, address string, err error) {
 	scheme, rest, ok := strings.Cut(endpoint, "://")
 	switch {
@@ -23,8 +23,8 @@ func splitEndpoint(endpoint string) (network, address string, err error) {
 	return "", "", fmt.Errorf("endpoint %q: want tcp://host:port or ipc://path", endpoint)
 }
 
-// Offset is the endpoint of a data-parallel rank: engines add the rank to the port. An ipc endpoint has
-// no port and belongs to rank 0 alone.
+// Offset is the endpoint of a data-parallel rank: engines add the rank to the port. An ipc endpoint has no port
+// and belongs to rank 0 alone.
 func Offset(endpoint string, rank int) (string, error) {
 	network, address, err := splitEndpoint(endpoint)
 	if err != nil || rank == 0 {

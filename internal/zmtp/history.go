@@ -1,13 +1,14 @@
 package zmtp
 
 import (
+	"cmp"
 	"errors"
 	"sync"
 )
 
 // HistoryOptions bound a [History].
 type HistoryOptions struct {
-	// MaxBatches is how many of the last batches are kept. Default 10,000, as engines keep.
+	// MaxBatches is how many batches are kept. Default 10,000, as engines do.
 	MaxBatches int
 	// MaxBytes bounds their memory. Default 64 MiB.
 	MaxBytes int
@@ -15,12 +16,8 @@ type HistoryOptions struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *HistoryOptions) EnsureDefaults() {
-	if o.MaxBatches == 0 {
-		o.MaxBatches = 10000
-	}
-	if o.MaxBytes == 0 {
-		o.MaxBytes = 64 << 20
-	}
+	o.MaxBatches = cmp.Or(o.MaxBatches, 10_000)
+	o.MaxBytes = cmp.Or(o.MaxBytes, 64<<20)
 }
 
 // Validate reports the first option that cannot be used.
@@ -31,7 +28,7 @@ func (o *HistoryOptions) Validate() error {
 	return nil
 }
 
-// History keeps the last batches for replays. Its methods may be called from several goroutines.
+// History keeps the last batches for replays. Its methods may be called from any goroutine.
 type History struct {
 	opts HistoryOptions
 
@@ -53,7 +50,7 @@ func NewHistory(o HistoryOptions) (*History, error) {
 	return &History{opts: o, ring: make([]batch, o.MaxBatches)}, nil
 }
 
-// Append keeps a batch, which must not change any more, and returns its number.
+// Append keeps a batch, whose bytes must not change from now on, and returns its number.
 func (h *History) Append(topic, payload []byte) uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -77,7 +74,7 @@ func (h *History) Next() uint64 {
 	return h.next
 }
 
-// from returns the oldest batch kept that has a number of at least seq.
+// from returns the oldest batch kept whose number is at least seq.
 func (h *History) from(seq uint64) (found uint64, b batch, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -6,12 +6,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"testing"
 	"time"
 )
 
-// peer serves one connection with raw bytes behind a proper handshake.
+// peer serves one connection with raw bytes after a proper handshake.
 func peer(t *testing.T, socketType string, raw []byte) string {
 	t.Helper()
 	l := listen(t)
@@ -116,7 +117,7 @@ func TestSubscribersAndRequestsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewReplayServer(listen(t), h, ServerOptions{Logger: quiet()})
+	s, err := NewReplayServer(listen(t), h, ServerOptions{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +190,7 @@ func FuzzReceive(f *testing.F) {
 			}
 			_, _, _ = splitCommand(m.Frame(0))
 		}
-		_, _ = readGreeting(bytes.NewReader(b))
+		_ = readGreeting(bytes.NewReader(b))
 		_, _ = socketTypeOf(b)
 	})
 }

@@ -1,7 +1,7 @@
 package zmtp
 
-// Message is a received message of one or more frames. Its memory is reused by the next one that is
-// received into it. The zero value is ready.
+// Message is a received message of one or more frames. The next one received into it reuses its memory. The zero
+// value is ready.
 type Message struct {
 	buf  []byte
 	ends []int

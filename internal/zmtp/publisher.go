@@ -8,9 +8,8 @@ import (
 	"sync/atomic"
 )
 
-// Publisher is a PUB socket: every message goes to each subscriber whose subscription its first frame
-// begins with. A subscriber that is too slow loses messages, which its sequence numbers show, and nobody
-// else does.
+// Publisher is a PUB socket: a message goes to every subscriber with a subscription that its first frame begins
+// with. A subscriber that is too slow loses messages, as the sequence numbers show it; no other does.
 type Publisher struct {
 	opts     ServerOptions
 	listener net.Listener
@@ -23,9 +22,9 @@ type Publisher struct {
 
 // PublisherStats are what a publisher has done.
 type PublisherStats struct {
-	// Subscribers is how many there are now.
+	// Subscribers are connected now.
 	Subscribers int
-	// Published are messages, Sent and Dropped messages times subscribers.
+	// Published counts messages, Sent and Dropped messages times subscribers.
 	Published, Sent, Dropped uint64
 }
 
@@ -35,7 +34,7 @@ type subscriber struct {
 	queued atomic.Int64 // bytes
 
 	mu       sync.Mutex
-	prefixes map[string]int // and how many times each was asked for
+	prefixes map[string]int // its topics, and how often it asked for each
 }
 
 // maxSubscriptions bounds the topics of one subscriber.
@@ -59,7 +58,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 	return s.run(ctx, p.listener)
 }
 
-// Stats counts.
+// Stats are what was done so far.
 func (p *Publisher) Stats() PublisherStats {
 	p.mu.Lock()
 	n := len(p.subscribers)
@@ -67,7 +66,8 @@ func (p *Publisher) Stats() PublisherStats {
 	return PublisherStats{Subscribers: n, Published: p.published.Load(), Sent: p.sent.Load(), Dropped: p.dropped.Load()}
 }
 
-// Publish sends a message, whose first frame is the topic, to whom it concerns. It never waits.
+// Publish sends a message, whose first frame is the topic, to the subscribers of that topic. It
+// never waits.
 func (p *Publisher) Publish(frames ...[]byte) {
 	if len(frames) == 0 {
 		return
@@ -75,7 +75,7 @@ func (p *Publisher) Publish(frames ...[]byte) {
 	p.published.Add(1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var wire []byte // made once, and only if someone wants it
+	var wire []byte // made once, and only if a subscriber wants it
 	for s := range p.subscribers {
 		if !s.wants(frames[0]) {
 			continue
@@ -117,7 +117,7 @@ func (s *subscriber) wants(topic []byte) bool {
 	return false
 }
 
-// serve is one subscriber's life.
+// serve serves one subscriber until it has gone.
 func (p *Publisher) serve(ctx context.Context, c *Conn) error {
 	s := &subscriber{queue: make(chan []byte, p.opts.QueueMessages), prefixes: make(map[string]int)}
 	p.mu.Lock()
@@ -144,10 +144,10 @@ func (p *Publisher) serve(ctx context.Context, c *Conn) error {
 	return readErr
 }
 
-// Several messages are written at once, up to about this many bytes.
+// writeBatchBytes is about how much is written at once, of several messages.
 const writeBatchBytes = 128 << 10
 
-// writeQueue writes what is queued, as much at a time as is there.
+// writeQueue writes the queued messages, as many at a time as there are.
 func (p *Publisher) writeQueue(ctx context.Context, c *Conn, s *subscriber) error {
 	var batch net.Buffers
 	for {
@@ -194,8 +194,8 @@ func (c *Conn) sendRaw(messages net.Buffers) error {
 	return c.flush()
 }
 
-// readSubscriptions follows what the subscriber asks for: messages that begin with 1 or 0 in ZMTP 3.0,
-// commands in 3.1.
+// readSubscriptions follows the subscriber's requests: messages that begin with 1 or 0 in ZMTP 3.0, commands in
+// 3.1.
 func (s *subscriber) readSubscriptions(c *Conn) error {
 	var m Message
 	for {

@@ -12,9 +12,9 @@ import (
 // EndOfReplay is the sequence number, -1 on the wire, that ends a replay.
 const EndOfReplay = 1<<64 - 1
 
-// ReplayServer answers requests for past batches in vLLM's protocol: a ROUTER that is asked with
-// ["", start u64 big endian] and replies ["", topic, seq, payload] for each batch it still has from start
-// on, then ["", "", -1, ""].
+// ReplayServer answers requests for past batches in vLLM's protocol: it is a ROUTER that receives
+// ["", start u64 big endian] and replies with ["", topic, seq, payload] for each batch it still has from start
+// on, then with ["", "", -1, ""].
 type ReplayServer struct {
 	opts     ServerOptions
 	listener net.Listener
@@ -54,7 +54,7 @@ func (s *ReplayServer) serve(ctx context.Context, c *Conn) error {
 	}
 }
 
-// reply sends what is kept, at the speed of the one who asked: no copy of it waits in memory.
+// reply sends the batches that are kept, as fast as the peer reads them: no copies wait in memory.
 func (s *ReplayServer) reply(ctx context.Context, c *Conn, seq uint64) error {
 	var number [8]byte
 	for end := s.history.Next(); ctx.Err() == nil; seq++ {
@@ -76,16 +76,15 @@ func (s *ReplayServer) reply(ctx context.Context, c *Conn, seq uint64) error {
 var ErrBadReplay = errors.New("zmtp: not a replay")
 
 // Replay asks the peer of c, a connection of [DialDealer], for its batches from number start on and gives
-// them to f in order until the end, or until f returns false. idle bounds the wait for each message. Both
-// forms of the answer are understood: batches of 4 frames, and those of 3 frames, without a topic, of
-// older releases. payload is valid until f returns.
+// them to f in order until the end, or until f returns false. idle bounds the wait for each message. Batches may
+// have 4 frames or, as older engines send them, 3, without a topic. payload is valid until f returns.
 func (c *Conn) Replay(start uint64, idle time.Duration, f func(seq uint64, payload []byte) bool) error {
 	if err := c.Send(nil, binary.BigEndian.AppendUint64(nil, start)); err != nil {
 		return fmt.Errorf("ask for a replay: %w", err)
 	}
 	var m Message
 	for {
-		if err := c.SetReadDeadline(time.Now().Add(idle)); err != nil {
+		if err := c.c.SetReadDeadline(time.Now().Add(idle)); err != nil {
 			return fmt.Errorf("wait for a replay: %w", err)
 		}
 		if err := c.Recv(&m); err != nil {

@@ -1,6 +1,7 @@
 package zmtp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,10 +14,10 @@ import (
 
 // ServerOptions bound a publisher or a replay server.
 type ServerOptions struct {
-	// MaxConns is how many peers are served at one time; more are refused. Default 256.
+	// MaxConns is how many peers are served at one time; others are refused. Default 256.
 	MaxConns int
-	// QueueMessages and QueueBytes bound what waits for one slow subscriber; beyond it messages are
-	// dropped for that one. Defaults 65,536 and 64 MiB: some seconds of a busy engine.
+	// QueueMessages and QueueBytes bound what waits for a slow subscriber; the rest is dropped. Defaults
+	// 65,536 and 64 MiB: some seconds of a busy engine.
 	QueueMessages int
 	QueueBytes    int64
 	// Conn bounds each connection. Its MaxMessageBytes is 4 KiB by default: peers send subscriptions
@@ -28,21 +29,11 @@ type ServerOptions struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *ServerOptions) EnsureDefaults() {
-	if o.MaxConns == 0 {
-		o.MaxConns = 256
-	}
-	if o.QueueMessages == 0 {
-		o.QueueMessages = 1 << 16
-	}
-	if o.QueueBytes == 0 {
-		o.QueueBytes = 64 << 20
-	}
-	if o.Conn.MaxMessageBytes == 0 {
-		o.Conn.MaxMessageBytes = maxCommandBytes
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.MaxConns = cmp.Or(o.MaxConns, 256)
+	o.QueueMessages = cmp.Or(o.QueueMessages, 1<<16)
+	o.QueueBytes = cmp.Or(o.QueueBytes, 64<<20)
+	o.Conn.MaxMessageBytes = cmp.Or(o.Conn.MaxMessageBytes, maxCommandBytes)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	o.Conn.EnsureDefaults()
 }
 
@@ -54,8 +45,8 @@ func (o *ServerOptions) Validate() error {
 	return o.Conn.Validate()
 }
 
-// Listen opens an endpoint, tcp://host:port (a host of * means all addresses, port 0 any) or ipc://path.
-// A Unix socket that a dead process has left behind is replaced.
+// Listen opens an endpoint, tcp://host:port (host * means all addresses, port 0 any port) or ipc://path. A Unix
+// socket left behind by a dead process is replaced.
 func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
 	network, address, err := splitEndpoint(endpoint)
 	if err != nil {
@@ -63,7 +54,7 @@ func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
 	}
 	if network == "unix" {
 		if c, err := net.DialTimeout(network, address, time.Second); err == nil {
-			return nil, errors.Join(fmt.Errorf("listen on %s: someone does already", endpoint), c.Close())
+			return nil, errors.Join(fmt.Errorf("listen on %s: another process does already", endpoint), c.Close())
 		}
 		if info, err := os.Lstat(address); err == nil && info.Mode()&os.ModeSocket != 0 {
 			_ = os.Remove(address)
@@ -77,7 +68,7 @@ func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
 	return l, nil
 }
 
-// server accepts peers and serves each in goroutines of its own.
+// server accepts peers and serves each in its own goroutines.
 type server struct {
 	opts  ServerOptions
 	own   string
@@ -85,7 +76,7 @@ type server struct {
 	serve func(ctx context.Context, c *Conn) error
 }
 
-// run accepts from l until ctx ends, closes l and waits for the peers' goroutines.
+// run accepts peers from l until ctx ends, then closes l and waits for their goroutines.
 func (s *server) run(ctx context.Context, l net.Listener) error {
 	var peers sync.WaitGroup
 	defer peers.Wait()

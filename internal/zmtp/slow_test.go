@@ -3,6 +3,8 @@ package zmtp
 import (
 	"testing"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 func TestWhatWaitsForASlowSubscriberIsBoundedInBytes(t *testing.T) {
@@ -24,9 +26,9 @@ func TestASubscriberThatHasStoppedReadingIsGoneAfterAWhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stuck.Close()
-	eventually(t, "a subscription", func() bool { return p.subscribed(1) })
+	wait.For(t, "a subscription", func() bool { return p.subscribed(1) })
 	payload := make([]byte, 1<<20)
-	eventually(t, "that it is gone", func() bool {
+	wait.For(t, "that it is gone", func() bool {
 		p.Publish([]byte("kv"), seqFrame(0), payload)
 		return p.Stats().Subscribers == 0
 	})

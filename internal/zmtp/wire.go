@@ -25,11 +25,11 @@ const (
 	maxCommandBytes = 4096
 	// maxFrames bounds the frames of a message; events have 3, replays 5.
 	maxFrames = 16
-	// growBytes is how much a message's memory grows by at most ahead of what has arrived.
+	// growBytes is by how much, at most, a message's memory is ahead of what has arrived.
 	growBytes = 1 << 20
 )
 
-// greeting is what both sides send first: signature, version 3.1, mechanism, role.
+// greeting is the first thing that each side sends: signature, version 3.1, mechanism, role.
 func greeting() []byte {
 	g := make([]byte, greetingBytes)
 	g[0], g[9] = 0xff, 0x7f
@@ -38,24 +38,24 @@ func greeting() []byte {
 	return g
 }
 
-// readGreeting reads the peer's greeting and returns its minor version.
-func readGreeting(r io.Reader) (minor byte, err error) {
+// readGreeting reads the peer's greeting.
+func readGreeting(r io.Reader) error {
 	var g [greetingBytes]byte
-	// An older peer sends less than a whole greeting: look at the signature before waiting for more.
+	// An older peer sends less than a whole greeting: check the signature before waiting for more.
 	if _, err := io.ReadFull(r, g[:11]); err != nil {
-		return 0, fmt.Errorf("read the peer's greeting: %w", err)
+		return fmt.Errorf("read the peer's greeting: %w", err)
 	}
 	if g[0] != 0xff || g[9]&1 != 1 || g[10] < 3 {
-		return 0, fmt.Errorf("%w: the peer's greeting is %x, not ZMTP 3", ErrProtocol, g[:11])
+		return fmt.Errorf("%w: the peer's greeting is %x, not ZMTP 3", ErrProtocol, g[:11])
 	}
 	if _, err := io.ReadFull(r, g[11:]); err != nil {
-		return 0, fmt.Errorf("read the peer's greeting: %w", err)
+		return fmt.Errorf("read the peer's greeting: %w", err)
 	}
 	mechanism := [20]byte(g[12:32])
 	if mechanism != [20]byte{'N', 'U', 'L', 'L'} {
-		return 0, fmt.Errorf("%w: the peer wants mechanism %q, only NULL is spoken", ErrProtocol, mechanism[:])
+		return fmt.Errorf("%w: the peer wants mechanism %q, only NULL is spoken", ErrProtocol, mechanism[:])
 	}
-	return g[11], nil
+	return nil
 }
 
 // appendFrame appends a frame's head and body.
@@ -86,7 +86,7 @@ func AppendMessage(b []byte, frames ...[]byte) []byte {
 	return b
 }
 
-// readHead reads the head of a frame, whose body may have at most limit bytes.
+// readHead reads the head of a frame, whose body may have up to limit bytes.
 func readHead(r *bufio.Reader, limit int) (flags byte, size int, err error) {
 	if flags, err = r.ReadByte(); err != nil {
 		return 0, 0, err
@@ -118,7 +118,7 @@ func readHead(r *bufio.Reader, limit int) (flags byte, size int, err error) {
 	return flags, int(n), nil
 }
 
-// appendBody reads n bytes behind b, growing it as they arrive.
+// appendBody reads n bytes and appends them to b, growing it as they arrive.
 func appendBody(b []byte, r *bufio.Reader, n int) ([]byte, error) {
 	for n > 0 {
 		step := min(n, growBytes)
@@ -132,7 +132,7 @@ func appendBody(b []byte, r *bufio.Reader, n int) ([]byte, error) {
 	return b, nil
 }
 
-// noEOF makes an end inside of something unexpected.
+// noEOF makes an end within a frame an unexpected one.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

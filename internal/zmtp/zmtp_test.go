@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"strconv"
@@ -17,15 +16,14 @@ import (
 
 	"github.com/go-zeromq/zmq4"
 
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/testkit/zmqtest"
 )
-
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 // startPublisher runs a publisher until the test ends.
 func startPublisher(t testing.TB, o ServerOptions) *Publisher {
 	t.Helper()
-	o.Logger = quiet()
+	o.Logger = slog.New(slog.DiscardHandler)
 	p, err := NewPublisher(listen(t), o)
 	if err != nil {
 		t.Fatal(err)
@@ -58,16 +56,6 @@ func background(t testing.TB, f func(context.Context) error) {
 }
 
 func endpointOf(a net.Addr) string { return "tcp://" + a.String() }
-
-// eventually waits for a condition that has to become true.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
 
 // subscribed waits until n subscribers have asked for something.
 func (p *Publisher) subscribed(n int) bool {
@@ -108,7 +96,7 @@ func TestMessagesArriveInOrderAndWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	eventually(t, "a subscription", func() bool { return p.subscribed(1) })
+	wait.For(t, "a subscription", func() bool { return p.subscribed(1) })
 	const n = 300
 	for i := range n {
 		p.Publish([]byte("other"), seqFrame(i))
@@ -133,7 +121,7 @@ func TestUnixSocketsCarryTheSame(t *testing.T) {
 	if _, err := Listen(t.Context(), endpoint); err == nil {
 		t.Error("one socket was opened twice")
 	}
-	p, err := NewPublisher(l, ServerOptions{Logger: quiet()})
+	p, err := NewPublisher(l, ServerOptions{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +131,7 @@ func TestUnixSocketsCarryTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	eventually(t, "a subscription", func() bool { return p.subscribed(1) })
+	wait.For(t, "a subscription", func() bool { return p.subscribed(1) })
 	p.Publish([]byte("a"), []byte("b"))
 	if got := recv(t, c); got[1] != "b" {
 		t.Errorf("%q", got)
@@ -163,7 +151,7 @@ func TestAStuckSubscriberStopsNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	eventually(t, "two subscriptions", func() bool { return p.subscribed(2) })
+	wait.For(t, "two subscriptions", func() bool { return p.subscribed(2) })
 	payload := make([]byte, 64<<10)
 	sent := 0
 	for ; p.Stats().Dropped == 0 || sent < 500; sent++ {
@@ -200,7 +188,7 @@ func TestOtherSubscribersReadOurs(t *testing.T) {
 		p := startPublisher(t, ServerOptions{})
 		sub := zmqtest.Start(t, "testdata/libzmq_sub.py", "sub", endpointOf(p.Addr()), "kv")
 		sub.Line()
-		eventually(t, "a subscription", func() bool { return p.subscribed(1) })
+		wait.For(t, "a subscription", func() bool { return p.subscribed(1) })
 		for i := range n {
 			p.Publish([]byte("x"), seqFrame(i))
 			p.Publish([]byte("kv"), seqFrame(i), body(i))
@@ -223,7 +211,7 @@ func TestOtherSubscribersReadOurs(t *testing.T) {
 		if err := errors.Join(sub.Dial(endpointOf(p.Addr())), sub.SetOption(zmq4.OptionSubscribe, "kv")); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "a subscription", func() bool { return p.subscribed(1) })
+		wait.For(t, "a subscription", func() bool { return p.subscribed(1) })
 		for i := range n {
 			p.Publish([]byte("kv"), seqFrame(i), body(i))
 		}
@@ -270,7 +258,7 @@ func TestReplaysAreAnswered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewReplayServer(listen(t), h, ServerOptions{Logger: quiet()})
+	s, err := NewReplayServer(listen(t), h, ServerOptions{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,7 @@
 package event
 
+import "github.com/tinylib/msgp/msgp"
+
 // Decoder decodes batches. It keeps its buffers between calls and is for one goroutine.
 type Decoder struct {
 	limits   Limits
@@ -12,15 +14,14 @@ type Decoder struct {
 	hashes  []uint64
 	tokens  []byte
 	extra   [][]byte
-	// allExtra is all that extra keys were read from, from extraStart on.
-	allExtra   []byte
-	extraStart int
-	// mixedExtra says that an event has several lists of them, extraDigest stands for all of them then.
+	// allExtra is all that extra keys were read from, fromExtra the message from there on.
+	allExtra, fromExtra []byte
+	// mixedExtra says that an event has several lists of them; then extraDigest stands for all of them.
 	mixedExtra  bool
 	extraDigest [16]byte
-	// tokensStart is where an event's tokens were read from, wideTokens that some have more than 32 bits.
-	tokensStart int
-	wideTokens  bool
+	// fromTokens is the message from an event's tokens on; wideTokens says that some have more than 32 bits.
+	fromTokens []byte
+	wideTokens bool
 }
 
 // NewDecoder returns a decoder with these limits; zero fields mean the defaults.
@@ -29,16 +30,16 @@ func NewDecoder(l Limits) *Decoder {
 	return &Decoder{limits: l}
 }
 
-// Counters are what was skipped so far.
+// Counters count what was skipped so far.
 func (d *Decoder) Counters() Counters { return d.counters }
 
-// Decode reads one message and calls h for each of its events. It fails with [ErrMalformed]; the events
-// before the malformed part have been given to h by then, so that the caller, who has lost the rest, has
-// to rebuild that rank's state in any case.
+// Decode reads one message and calls h for each of its events. It fails with [ErrMalformed]. The events
+// before the malformed part have been given to h by then; the rest is lost, so the caller has to rebuild
+// that rank's state.
 func (d *Decoder) Decode(payload []byte, h Handler) (Batch, error) {
 	var batch Batch
-	d.r = reader{b: payload}
-	defer func() { d.r.b = nil }()
+	d.r = newReader(payload)
+	defer func() { d.r, d.fromExtra, d.fromTokens = reader{}, nil, nil }()
 	r := &d.r
 	parts, err := r.array()
 	if err != nil {
@@ -62,18 +63,17 @@ func (d *Decoder) Decode(payload []byte, h Handler) (Batch, error) {
 		}
 	}
 	if parts > 2 && !r.isNil() {
-		rank, err := r.smallInt(0, 1<<20)
-		if err != nil {
+		if batch.Rank, err = r.number(1 << 20); err != nil {
 			return batch, err
 		}
-		batch.Rank, batch.HasRank = int(rank), true
+		batch.HasRank = true
 	}
-	for range parts - 3 { // what newer releases append
+	for range parts - 3 { // newer releases may append parts
 		if err := r.skip(); err != nil {
 			return batch, err
 		}
 	}
-	if r.i != len(r.b) {
+	if len(r.b) > 0 {
 		return batch, r.malformed("bytes after the batch")
 	}
 	return batch, nil
@@ -84,7 +84,7 @@ func (d *Decoder) event(h Handler) error {
 	d.kind, d.mixedExtra, d.wideTokens = nil, false, false
 	d.stored = Stored{Group: NoGroup, Hashes: d.hashes[:0], Tokens: d.tokens[:0], Extra: d.extra[:0]}
 	var err error
-	if d.r.isMap() {
+	if d.r.is(msgp.MapType) {
 		err = d.mapFields()
 	} else {
 		err = d.arrayFields()
@@ -117,7 +117,7 @@ type field uint8
 
 const (
 	fieldUnknown field = iota
-	fieldIgnored       // known, and of no use here
+	fieldIgnored       // known, but of no use here
 	fieldType
 	fieldHashes
 	fieldParent
@@ -167,7 +167,7 @@ func fieldOf(name []byte) field {
 
 // mapFields decodes an event that is a map. Its type may be anywhere.
 func (d *Decoder) mapFields() error {
-	n, err := d.r.count(0x80, codeMap16, 2)
+	n, err := d.r.fields()
 	if err != nil {
 		return err
 	}
@@ -183,7 +183,7 @@ func (d *Decoder) mapFields() error {
 	return nil
 }
 
-// arrayField is the field at place i, from 1 on, of the older form of an event.
+// arrayField is field i, counted from 1, of the older form of an event.
 func arrayField(kind []byte, i int) field {
 	stored := [...]field{fieldType, fieldHashes, fieldParent, fieldTokens, fieldBlockSize, fieldLoRAID,
 		fieldMedium, fieldLoRAName, fieldExtraKeys, fieldGroup, fieldSpec, fieldIgnored}

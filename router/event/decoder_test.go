@@ -138,7 +138,7 @@ func TestEveryTruncationIsRefused(t *testing.T) {
 			}
 		}
 		if _, err := NewDecoder(Limits{}).Decode(append(b, 0xc0), new(recorder)); !errors.Is(err, ErrMalformed) {
-			t.Errorf("%s with a byte behind: %v", c.Name, err)
+			t.Errorf("%s with one byte more: %v", c.Name, err)
 		}
 	}
 }

@@ -5,13 +5,14 @@ import (
 	"math"
 	"slices"
 
+	"github.com/tinylib/msgp/msgp"
 	"github.com/zeebo/xxh3"
 )
 
-// maxExtraEach is how many bytes of extra keys all blocks of an event may share.
+// maxExtraEach is how many bytes of extra keys the blocks of an event may share.
 const maxExtraEach = 64
 
-// readExtra notes where the extra keys of each block are.
+// readExtra finds the extra keys of each block.
 func (d *Decoder) readExtra() error {
 	if d.r.isNil() {
 		return nil
@@ -23,14 +24,14 @@ func (d *Decoder) readExtra() error {
 	if n > d.limits.MaxBlocks {
 		return d.r.malformed("too many blocks")
 	}
-	start := d.r.i
-	if len(d.stored.Extra) > 0 { // a second list: what of it belongs to which block is anyone's guess
+	start := d.r.b
+	if len(d.stored.Extra) > 0 { // a second list: nothing says which block its keys belong to
 		for range n {
 			if err := d.r.skip(); err != nil {
 				return err
 			}
 		}
-		d.mixedExtra, d.allExtra = true, d.r.b[d.extraStart:d.r.i:d.r.i]
+		d.mixedExtra, d.allExtra = true, d.r.read(d.fromExtra)
 		return nil
 	}
 	d.extra = slices.Grow(d.extra[:0], n)[:n]
@@ -40,29 +41,28 @@ func (d *Decoder) readExtra() error {
 		if d.r.isNil() {
 			continue
 		}
-		from := d.r.i
+		from := d.r.b
 		if err := d.r.skip(); err != nil {
 			return err
 		}
-		d.extra[k], some = d.r.b[from:d.r.i:d.r.i], true
+		d.extra[k], some = d.r.read(from), true
 	}
 	if some {
-		d.stored.Extra, d.extraStart, d.allExtra = d.extra, start, d.r.b[start:d.r.i:d.r.i]
+		d.stored.Extra, d.fromExtra, d.allExtra = d.extra, start, d.r.read(start)
 	}
 	return nil
 }
 
-// finishExtra takes the adapter's name and the salt out of the extra keys, which is possible only when
-// the whole event has been read.
+// finishExtra takes the adapter's name and the salt out of the extra keys, once the whole event has been read.
 func (d *Decoder) finishExtra() error {
 	e := &d.stored
 	if len(e.Extra) == 0 {
 		return nil
 	}
-	if len(e.Extra) != len(e.Hashes) || d.mixedExtra { // not by block: they may be any block's
+	if len(e.Extra) != len(e.Hashes) || d.mixedExtra { // not one list per block: they may be any block's
 		e.Extra = slices.Grow(e.Extra[:0], len(e.Hashes))[:len(e.Hashes)]
 		all := d.allExtra
-		if len(all) > maxExtraEach { // a small message must not make a large one of itself
+		if len(all) > maxExtraEach { // a small message must not grow with the number of blocks
 			d.extraDigest = xxh3.Hash128(all).Bytes()
 			all = d.extraDigest[:]
 		}
@@ -93,13 +93,12 @@ func (d *Decoder) finishExtra() error {
 	return nil
 }
 
-// plainExtra reports whether a block's extra keys are nothing but the adapter's name and, on a prompt's
-// first block, one string, which is then the salt. Each explains one string only: a salt may be the same
-// text as the adapter's name. An image's identifier in that place is taken for a salt too: the engine
-// hashes both alike.
+// plainExtra reports whether a block's extra keys are only the adapter's name and, on a prompt's first block,
+// one more string, which is then the salt. Each accounts for one string: a salt may be the same text as the
+// adapter's name. An image's identifier in that place is taken for a salt: the engine hashes both alike.
 func (d *Decoder) plainExtra(raw []byte, first bool) (bool, error) {
-	r := reader{b: raw}
-	if !r.isArray() {
+	r := newReader(raw)
+	if !r.is(msgp.ArrayType) {
 		return false, nil
 	}
 	n, err := r.array()
@@ -110,8 +109,7 @@ func (d *Decoder) plainExtra(raw []byte, first bool) (bool, error) {
 	var rest []byte
 	others := 0
 	for range n {
-		c, _ := r.peek()
-		if c&0xe0 != 0xa0 && (c < codeStr8 || c > codeStr32) {
+		if !r.is(msgp.StrType) {
 			return false, nil
 		}
 		text, err := r.text()
@@ -135,8 +133,8 @@ func (d *Decoder) plainExtra(raw []byte, first bool) (bool, error) {
 	return others == 0, nil
 }
 
-// finishTokens makes the tokens of a block an extra key of it where some of them are none: of more than 32
-// bits, as SGLang has them in an image's place.
+// finishTokens makes a block's tokens an extra key of it if some are no tokens: SGLang has numbers of more than
+// 32 bits in the place of an image.
 func (d *Decoder) finishTokens() error {
 	e := &d.stored
 	n := len(e.Hashes)
@@ -148,9 +146,9 @@ func (d *Decoder) finishTokens() error {
 		clear(e.Extra)
 		d.extra = e.Extra
 	}
-	r := reader{b: d.r.b, i: d.tokensStart}
+	r := newReader(d.fromTokens)
 	for k := range e.Extra {
-		from, wide := r.i, false
+		from, wide := r.b, false
 		for range len(e.Tokens) / 4 / n {
 			t, err := r.token()
 			if err != nil {
@@ -159,7 +157,7 @@ func (d *Decoder) finishTokens() error {
 			wide = wide || t > math.MaxUint32
 		}
 		if wide {
-			e.Extra[k] = append(r.b[from:r.i:r.i], e.Extra[k]...)
+			e.Extra[k] = append(r.read(from), e.Extra[k]...)
 		}
 	}
 	return nil

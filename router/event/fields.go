@@ -4,6 +4,15 @@ import (
 	"encoding/binary"
 	"math"
 	"slices"
+
+	"github.com/tinylib/msgp/msgp"
+)
+
+// Lead bytes that are read without package msgp, where the time goes.
+const (
+	codeUint8  = 0xcc
+	codeUint16 = 0xcd
+	codeUint64 = 0xcf
 )
 
 // maxBlockSize bounds the tokens of a block, as connector.MaxBlockSize does for our own.
@@ -55,13 +64,13 @@ func (d *Decoder) field(f field) (err error) {
 	return err
 }
 
-// readLoRAID reads an adapter's number, or a name in its place: engines differ.
+// readLoRAID reads an adapter's number, or its name, which some engines send instead.
 func (d *Decoder) readLoRAID() (err error) {
 	r, e := &d.r, &d.stored
 	if r.isNil() {
 		return nil
 	}
-	if c, _ := r.peek(); c&0xe0 == 0xa0 || c >= codeStr8 && c <= codeStr32 {
+	if r.is(msgp.StrType) {
 		name, err := r.text()
 		if err == nil && len(e.LoRAName) == 0 {
 			e.LoRAName = name
@@ -74,22 +83,22 @@ func (d *Decoder) readLoRAID() (err error) {
 	return err
 }
 
-// setInt reads a number from 0 to limit; nil leaves what was there.
-func setInt(r *reader, to *int, limit int64) error {
+// setInt reads a number from 0 to most; nil leaves what was there.
+func setInt(r *reader, to *int, most int) error {
 	if r.isNil() {
 		return nil
 	}
-	v, err := r.smallInt(0, limit)
+	v, err := r.number(most)
 	if err == nil {
-		*to = int(v)
+		*to = v
 	}
 	return err
 }
 
-// readHash reads a hash of any kind.
+// readHash reads a hash of any form.
 func (d *Decoder) readHash() (uint64, error) {
 	r := &d.r
-	if c, _ := r.peek(); c < codeBin8 || c > codeBin32 {
+	if !r.is(msgp.BinType) {
 		v, _, err := r.integer()
 		return v, err
 	}
@@ -113,20 +122,16 @@ func (d *Decoder) readHashes() error {
 	}
 	hashes := slices.Grow(d.hashes[:0], n)[:n]
 	d.hashes = hashes
-	b, i := d.r.b, d.r.i
 	for k := range hashes {
-		if len(b)-i >= 9 && b[i] == codeUint64 { // what vLLM sends
-			hashes[k] = binary.BigEndian.Uint64(b[i+1:])
-			i += 9
+		if b := d.r.b; len(b) >= 9 && b[0] == codeUint64 { // what vLLM sends
+			hashes[k] = binary.BigEndian.Uint64(b[1:])
+			d.r.b = b[9:]
 			continue
 		}
-		d.r.i = i
 		if hashes[k], err = d.readHash(); err != nil {
 			return err
 		}
-		i = d.r.i
 	}
-	d.r.i = i
 	d.stored.Hashes = hashes
 	return nil
 }
@@ -144,7 +149,7 @@ func (d *Decoder) readTokens() error {
 		return d.r.malformed("too many tokens")
 	}
 	tokens := slices.Grow(d.tokens[:0], 4*n)[:4*n]
-	d.tokens, d.tokensStart, d.wideTokens = tokens, d.r.i, false
+	d.tokens, d.fromTokens, d.wideTokens = tokens, d.r.b, false
 	done := d.fastTokens(tokens)
 	for out := tokens[4*done:]; len(out) >= 4; out = out[4:] {
 		t, err := d.r.token()
@@ -158,12 +163,12 @@ func (d *Decoder) readTokens() error {
 	return nil
 }
 
-// fastTokens reads tokens for as long as they are unsigned integers of up to 32 bits and at least 8 bytes
-// remain, and returns how many it has read. This loop is where the time of decoding goes. Half of a
-// vocabulary of 128k takes 3 bytes and half 5, at random: telling them apart by arithmetic costs less than
-// a branch that is guessed wrong every other time.
+// fastTokens reads tokens while they are unsigned integers of up to 32 bits and at least 8 bytes remain, and
+// returns how many it has read. Decoding spends its time in this loop. Half the ids of a vocabulary of 128k
+// take 3 bytes and half 5, at random: arithmetic that tells them apart costs less than a branch that is
+// predicted wrong every other time.
 func (d *Decoder) fastTokens(out []byte) (done int) {
-	b, i, n := d.r.b, d.r.i, 0
+	b, i, n := d.r.b, 0, 0
 	for ; n+4 <= len(out) && i+8 <= len(b); n += 4 {
 		head := b[i : i+8]
 		c := head[0]
@@ -182,14 +187,14 @@ func (d *Decoder) fastTokens(out []byte) (done int) {
 		}
 		binary.LittleEndian.PutUint32(out[n:n+4], t)
 	}
-	d.r.i = i
+	d.r.b = b[i:]
 	return n / 4
 }
 
-// token reads one token id. SGLang's speculative decoding (EAGLE) sends pairs of neighbours, of which the
-// first is the token at that place. What it has for an image in place of tokens may have more than 32 bits.
+// token reads one token id. With speculative decoding (EAGLE), SGLang sends pairs of neighbours, whose first is
+// the token at that place. The numbers that it has in the place of an image may have more than 32 bits.
 func (r *reader) token() (uint64, error) {
-	pair := r.isArray()
+	pair := r.is(msgp.ArrayType)
 	if pair {
 		if n, err := r.array(); err != nil || n != 2 {
 			return 0, r.malformed("a token that is neither a number nor a pair")

@@ -1,31 +1,33 @@
 package event
 
-// Handler receives the events of a batch in order. What the pointers lead to is valid until the method
+import "cmp"
+
+// Handler receives the events of a batch in order. What the pointers point to is valid until the method
 // returns.
 type Handler interface {
-	// Stored says that blocks came into a cache.
+	// Stored says that blocks entered a cache.
 	Stored(*Stored)
 	// Removed says that copies of blocks left a cache.
 	Removed(*Removed)
-	// Cleared says that the rank holds nothing any more.
+	// Cleared says that the rank no longer holds anything.
 	Cleared()
 }
 
-// Medium is the kind of memory that an event speaks of.
+// Medium is the kind of memory that an event is about.
 type Medium uint8
 
 // The media. Engines name them differently: "CPU" is vLLM's, "CPU_PINNED" SGLang's; "STORAGE" (vLLM, and
 // kvconn's own publisher) and "DISK" (SGLang) are both disks.
 const (
-	// MediumGPU is the engine's own cache; also where an event names no medium.
+	// MediumGPU is the engine's own cache, also if an event names no medium.
 	MediumGPU Medium = iota
 	// MediumHost is host memory.
 	MediumHost
 	// MediumDisk is a disk or a file system.
 	MediumDisk
-	// MediumExternal is a store outside of the node.
+	// MediumExternal is a store outside the node.
 	MediumExternal
-	// MediumUnknown is a name that is not known here.
+	// MediumUnknown is any other name.
 	MediumUnknown
 )
 
@@ -61,17 +63,17 @@ func mediumOf(name []byte) Medium {
 	}
 }
 
-// SpecKind is the kind of attention of the cache group that an event speaks of.
+// SpecKind is the kind of attention of the cache group that an event is about.
 type SpecKind uint8
 
-// The kinds that differ in what a present block says about a prefix.
+// The kinds differ in what a present block says about a prefix.
 const (
 	// SpecAbsent: the event does not say.
 	SpecAbsent SpecKind = iota
-	// SpecFull: every layer of the group attends to the whole prefix (full, MLA and sink attention), so
-	// that a block is present for as long as it is of use.
+	// SpecFull: every layer of the group attends to the whole prefix (full, MLA and sink attention), so a
+	// block is present as long as it is of use.
 	SpecFull
-	// SpecOther: sliding windows, state space layers and others, whose blocks are no prefix entries.
+	// SpecOther: sliding windows, state space layers and others. Their blocks are no prefix entries.
 	SpecOther
 )
 
@@ -90,39 +92,39 @@ func specOf(name []byte) SpecKind {
 // NoGroup is the group of an event that names none.
 const NoGroup = -1
 
-// Stored says that consecutive blocks of one prompt came into a cache.
+// Stored says that consecutive blocks of one prompt entered a cache.
 type Stored struct {
-	// Hashes are the engine's names of the blocks. A byte hash is folded to its last 8 bytes, big endian,
-	// as vLLM does itself where it publishes integers; a signed integer is taken bit by bit.
+	// Hashes are the engine's names of the blocks. A byte hash is folded to its last 8 bytes, big endian, as
+	// vLLM itself does when it publishes integers; a signed integer keeps its bits.
 	Hashes []uint64
 	// Parent names the block before the first one, if HasParent; else the first one begins a prompt.
 	Parent    uint64
 	HasParent bool
 	// Tokens are the token ids of all blocks, 4 bytes each, little endian (see connector.AppendTokens).
-	// Empty in events that name blocks by their hash only (vLLM's offload tiers). Ids of more than 32 bits
+	// It is empty in events that name blocks by hash only (vLLM's offload tiers). Ids of more than 32 bits
 	// (SGLang's for images) are cut, and their blocks have extra keys.
 	Tokens []byte
-	// BlockSize is in tokens; 0 if the event does not say.
+	// BlockSize is in tokens, 0 if the event does not say.
 	BlockSize int
 	Medium    Medium
-	// LoRAName is the adapter's name, LoRAID its number in older releases, if HasLoRAID.
+	// LoRAName is the adapter's name; LoRAID, if HasLoRAID, is its number in older releases.
 	LoRAName  []byte
 	LoRAID    int64
 	HasLoRAID bool
-	// Salt separates equal tokens (cache_salt). vLLM sends it among the extra keys of a prompt's first
+	// Salt keeps equal tokens apart (cache_salt). vLLM sends it among the extra keys of a prompt's first
 	// block.
 	Salt []byte
-	// Extra is empty, or has for each block the msgpack form of what else its hash is made of
-	// (multimodal identifiers, prompt embeddings, ids that are no tokens), nil where that is nothing but LoRA
-	// and salt. Where the event does not tell which block's they are, each has all of them, or a digest.
+	// Extra is empty, or has for each block the msgpack form of what else its hash covers (multimodal
+	// identifiers, prompt embeddings, ids that are no tokens), nil if that is only LoRA and salt. If the event
+	// does not say which block's they are, each has all of them, or a digest.
 	Extra [][]byte
 	// Group is the number of the cache group, or [NoGroup].
 	Group int
 	Spec  SpecKind
 }
 
-// Removed says that copies of blocks left a cache. vLLM sends it for each copy, so that a block may still
-// be there in another one.
+// Removed says that copies of blocks left a cache. vLLM sends it for each copy: the block may still be there in
+// another copy.
 type Removed struct {
 	Hashes []uint64
 	Medium Medium
@@ -143,30 +145,23 @@ type Batch struct {
 
 // Limits bound what one message may make a decoder do.
 type Limits struct {
-	// MaxEvents is the number of events of one batch. Default 65,536.
+	// MaxEvents bounds the events of a batch. Default 65,536.
 	MaxEvents int
-	// MaxBlocks is the number of blocks of one event. Default 262,144: a prompt of 4M tokens in blocks
-	// of 16.
+	// MaxBlocks bounds the blocks of an event. Default 262,144: a prompt of 4M tokens in blocks of 16.
 	MaxBlocks int
-	// MaxTokens is the number of token ids of one event. Default 4,194,304: 16 MiB of buffer.
+	// MaxTokens bounds the token ids of an event. Default 4,194,304: 16 MiB of buffer.
 	MaxTokens int
 }
 
 // EnsureDefaults fills in what is not set.
 func (l *Limits) EnsureDefaults() {
-	if l.MaxEvents == 0 {
-		l.MaxEvents = 1 << 16
-	}
-	if l.MaxBlocks == 0 {
-		l.MaxBlocks = 1 << 18
-	}
-	if l.MaxTokens == 0 {
-		l.MaxTokens = 4 << 20
-	}
+	l.MaxEvents = cmp.Or(l.MaxEvents, 1<<16)
+	l.MaxBlocks = cmp.Or(l.MaxBlocks, 1<<18)
+	l.MaxTokens = cmp.Or(l.MaxTokens, 4<<20)
 }
 
-// Counters are what a decoder has skipped since it was made.
+// Counters count what a decoder has skipped.
 type Counters struct {
-	// UnknownTypes are events, UnknownKeys fields of events, that are not known.
+	// UnknownTypes are events of unknown types, UnknownKeys are unknown fields of events.
 	UnknownTypes, UnknownKeys uint64
 }

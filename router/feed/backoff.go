@@ -8,7 +8,7 @@ import (
 // backoff is a wait that doubles from least to most.
 type backoff struct{ least, most, next time.Duration }
 
-// reset begins anew with the shortest wait.
+// reset makes the next wait the shortest again.
 func (b *backoff) reset() { b.next = 0 }
 
 // take returns the next wait.
@@ -19,15 +19,16 @@ func (b *backoff) take() time.Duration {
 	return d
 }
 
-// sleep waits for d or for ctx's end, and reports false for the latter.
+// wait waits, and reports false if ctx ends first.
+func (b *backoff) wait(ctx context.Context) bool { return sleep(ctx, b.take()) }
+
+// sleep waits for d, and reports false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
 	}
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false

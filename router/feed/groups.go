@@ -6,18 +6,18 @@ import (
 	"github.com/kvconn/kvconn/router/event"
 )
 
-// groups knows which cache groups of a rank are full attention: removals do not say. Of several such
-// groups an engine needs a block in each, and has one of each to drop: so the first group's blocks count,
-// and a removal from any of them takes one. That misses a hit where copies go in turns, and invents none.
+// groups knows which cache groups of a rank are full attention, since removals do not say. If there are several,
+// an engine needs a block in each of them. So the first group's blocks count, and a removal from any of them
+// takes one. That misses a hit if an engine drops a block from one group after another, and invents none.
 type groups struct {
 	full, other [maxGroups / 64]uint64 // bitsets
 }
 
-// maxGroups is how many groups are told apart; those beyond are not full attention.
+// maxGroups is how many groups are told apart; higher ones are not full attention.
 const maxGroups = 256
 
-// stored reports whether the blocks of a stored event count as prefix entries. Where the event does not say
-// what kind its group is, group 0 is full attention: engines put it first.
+// stored reports whether the blocks of a stored event count as prefix entries. If no event says what kind it
+// is, group 0 is full attention: engines put it first.
 func (g *groups) stored(group int, kind event.SpecKind) bool {
 	if group < 0 || group >= maxGroups {
 		return group < 0 && kind != event.SpecOther

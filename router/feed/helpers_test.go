@@ -3,19 +3,14 @@ package feed
 import (
 	"context"
 	"encoding/binary"
-	"io"
-	"log/slog"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/prefix"
 )
-
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 // memIndex is the simplest index: for each holder the blocks' names, keys and copies.
 type memIndex struct {
@@ -148,7 +143,7 @@ func eventMap(kind string, fields ...[]byte) []byte {
 	return b
 }
 
-// storedEvent says that blocks, named by their numbers, came behind parent; 0 is none.
+// storedEvent says that blocks, named by their numbers, came after parent, 0 for none.
 func storedEvent(parent uint64, blocks []uint64, more ...[]byte) []byte {
 	var tokens []uint32
 	for _, n := range blocks {
@@ -170,16 +165,6 @@ func removedEvent(blocks ...uint64) []byte {
 }
 
 func seqFrame(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
-
-// eventually waits for a condition that has to become true.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
 
 // background runs f until the returned function is called, or the test ends.
 func background(t testing.TB, f func(context.Context) error) (stop func()) {

@@ -14,71 +14,55 @@ import (
 type IngestOptions struct {
 	// BlockSize is the number of tokens in a block, the same for the whole router.
 	BlockSize int
-	// Holder is the rank's GPU cache.
+	// Holder is the rank's GPU cache. Events of other memory are ignored.
 	Holder Holder
-	// Offload is the holder of what the engine itself keeps in host memory or on disk, if HasOffload;
-	// else such events are ignored.
-	Offload    Holder
-	HasOffload bool
-	// LoRAName names an adapter of which an event has only the number, in the words of requests.
-	// Default: the number in decimal.
-	LoRAName func(id int64) string
 	// Limits bound a batch.
 	Limits event.Limits
 }
 
 // EnsureDefaults fills in what is not set.
-func (o *IngestOptions) EnsureDefaults() {
-	if o.LoRAName == nil {
-		o.LoRAName = func(id int64) string { return strconv.FormatInt(id, 10) }
-	}
-	o.Limits.EnsureDefaults()
-}
+func (o *IngestOptions) EnsureDefaults() { o.Limits.EnsureDefaults() }
 
 // Validate reports the first option that cannot be used.
 func (o *IngestOptions) Validate() error {
 	if o.BlockSize < 1 || o.BlockSize > connector.MaxBlockSize {
 		return fmt.Errorf("feed: block size %d: want 1 to %d", o.BlockSize, connector.MaxBlockSize)
 	}
-	if o.HasOffload && o.Offload == o.Holder {
-		return errors.New("feed: the GPU's holder and the offload's are the same")
-	}
 	return nil
 }
 
 // IngestStats count what came from one rank.
 type IngestStats struct {
-	// Batches, Events and Blocks are what was read, ignored ones included.
+	// Batches, Events and Blocks were read; ignored ones are included.
 	Batches uint64 `json:"batches"`
 	Events  uint64 `json:"events"`
 	Blocks  uint64 `json:"blocks"`
-	// Malformed are batches that could not be decoded, or that contradict themselves.
+	// Malformed are batches that could not be decoded or that contradict themselves.
 	Malformed uint64 `json:"malformed"`
-	// UnknownParents are events whose parent the rank was never heard to hold, or that the index has evicted;
-	// they are dropped.
+	// UnknownParents are events, dropped, whose parent was never stored or was evicted by the index.
 	UnknownParents uint64 `json:"unknown_parents"`
-	// UnknownRemovals are removed blocks that were not known to be there.
+	// UnknownRemovals are removed blocks that were unknown.
 	UnknownRemovals uint64 `json:"unknown_removals"`
-	// UnknownTypes and UnknownKeys are events and fields that this version does not know.
+	// UnknownTypes and UnknownKeys are events and fields unknown to this version.
 	UnknownTypes uint64 `json:"unknown_types"`
 	UnknownKeys  uint64 `json:"unknown_keys"`
 	// MismatchedBlockSize are events in blocks of another size than the router's.
 	MismatchedBlockSize uint64 `json:"mismatched_block_size"`
-	// IgnoredGroups are events of cache groups that are not full attention, or not the first that is (see
-	// groups), IgnoredMedia those of other memory than the GPU's, HashOnly those that name blocks without
-	// their tokens.
+	// IgnoredGroups are events of cache groups that are not full attention, or not the first such group (see
+	// groups). IgnoredMedia are events of other memory than the GPU's. HashOnly are events that name blocks
+	// without their tokens.
 	IgnoredGroups uint64 `json:"ignored_groups"`
 	IgnoredMedia  uint64 `json:"ignored_media"`
 	HashOnly      uint64 `json:"hash_only"`
-	// ExtraKeyed are blocks whose hash has more in it than tokens, LoRA and salt. They are kept under
-	// keys that no prompt of tokens has.
+	// ExtraKeyed are blocks whose hash covers more than tokens, LoRA and salt. They are kept under keys that
+	// no prompt of tokens has.
 	ExtraKeyed uint64 `json:"extra_keyed"`
-	// Refused are events that the index did not take.
+	// Refused are events that the index refused.
 	Refused uint64 `json:"refused"`
 }
 
-// ErrBlockSize says that an engine's blocks have another size than the router's, so that none of its
-// prefixes could ever be found.
+// ErrBlockSize says that an engine's blocks have another size than the router's: none of its prefixes would
+// ever be found.
 var ErrBlockSize = errors.New("the engine's block size is not the router's")
 
 // Ingest turns the event batches of one rank into changes of an index. It is for one goroutine and
@@ -89,7 +73,7 @@ type Ingest struct {
 	decoder *event.Decoder
 	root    connector.Key // of prompts without salt and LoRA
 	stats   IngestStats
-	orphans uint64 // unknown parents among the GPU's events that the index should know: an offload tier's begin anywhere
+	orphans uint64 // unknown parents that the index should know
 	groups  groups
 	keys    []connector.Key
 	scratch []byte
@@ -109,7 +93,7 @@ func NewIngest(o IngestOptions, index Index) (*Ingest, error) {
 	}, nil
 }
 
-// Stats are what has been counted.
+// Stats are what was counted so far.
 func (g *Ingest) Stats() IngestStats {
 	s, c := g.stats, g.decoder.Counters()
 	s.UnknownTypes, s.UnknownKeys = c.UnknownTypes, c.UnknownKeys
@@ -119,9 +103,6 @@ func (g *Ingest) Stats() IngestStats {
 // Clear forgets what the rank holds.
 func (g *Ingest) Clear() {
 	g.index.Clear(g.opts.Holder)
-	if g.opts.HasOffload {
-		g.index.Clear(g.opts.Offload)
-	}
 	g.groups = groups{}
 }
 
@@ -148,23 +129,11 @@ func (g *Ingest) note(err error) {
 	}
 }
 
-// holder is who an event of that medium speaks of.
-func (g *Ingest) holder(m event.Medium) (Holder, bool) {
-	switch m {
-	case event.MediumGPU:
-		return g.opts.Holder, true
-	case event.MediumHost, event.MediumDisk:
-		return g.opts.Offload, g.opts.HasOffload
-	}
-	return 0, false
-}
-
-// Stored is for the decoder.
+// Stored implements [event.Handler].
 func (g *Ingest) Stored(e *event.Stored) {
 	g.stats.Blocks += uint64(len(e.Hashes))
-	h, ok := g.holder(e.Medium)
 	switch {
-	case !ok:
+	case e.Medium != event.MediumGPU:
 		g.stats.IgnoredMedia++
 		return
 	case !g.groups.stored(e.Group, e.Spec):
@@ -177,9 +146,7 @@ func (g *Ingest) Stored(e *event.Stored) {
 		return
 	case e.BlockSize != 0 && e.BlockSize != g.opts.BlockSize:
 		g.stats.MismatchedBlockSize++
-		if e.Medium == event.MediumGPU {
-			g.note(fmt.Errorf("%w: %d tokens, not %d", ErrBlockSize, e.BlockSize, g.opts.BlockSize))
-		}
+		g.note(fmt.Errorf("%w: %d tokens, not %d", ErrBlockSize, e.BlockSize, g.opts.BlockSize))
 		return
 	case len(e.Tokens) != 4*g.opts.BlockSize*len(e.Hashes):
 		g.note(fmt.Errorf("%w: %d tokens for %d blocks of %d", event.ErrMalformed,
@@ -188,25 +155,26 @@ func (g *Ingest) Stored(e *event.Stored) {
 	}
 	parent := g.rootKey(e)
 	if e.HasParent {
-		if parent, ok = g.index.ParentKey(h, e.Parent); !ok {
-			g.unknownParent(h)
+		known := false
+		if parent, known = g.index.ParentKey(g.opts.Holder, e.Parent); !known {
+			g.unknownParent()
 			return
 		}
 	}
 	g.hash(parent, e)
-	switch err := g.index.Stored(h, e.Parent, e.HasParent, e.Hashes, g.keys); {
+	switch err := g.index.Stored(g.opts.Holder, e.Parent, e.HasParent, e.Hashes, g.keys); {
 	case errors.Is(err, prefix.ErrUnknownParent): // evicted since it was looked up
-		g.unknownParent(h)
+		g.unknownParent()
 	case err != nil:
 		g.stats.Refused++
 	}
 }
 
-// unknownParent counts an event that has no place. Where the index has forgotten blocks by itself that does
-// not show that events were missed: a rank that is rebuilt would be so again and again.
-func (g *Ingest) unknownParent(h Holder) {
+// unknownParent counts an event that has no place. If the index has forgotten blocks by itself, that does
+// not show that events were missed, and rebuilding the rank would not help.
+func (g *Ingest) unknownParent() {
 	g.stats.UnknownParents++
-	if h == g.opts.Holder && !g.index.Evicted(h) {
+	if !g.index.Evicted(g.opts.Holder) {
 		g.orphans++
 	}
 }
@@ -218,7 +186,7 @@ func (g *Ingest) rootKey(e *event.Stored) connector.Key {
 	}
 	s := connector.Scope{Salt: string(e.Salt), LoRA: string(e.LoRAName)}
 	if s.LoRA == "" && e.HasLoRAID {
-		s.LoRA = g.opts.LoRAName(e.LoRAID)
+		s.LoRA = strconv.FormatInt(e.LoRAID, 10)
 	}
 	return connector.RootKey(g.opts.BlockSize, s)
 }
@@ -230,7 +198,7 @@ func (g *Ingest) hash(key connector.Key, e *event.Stored) {
 	for i := range e.Hashes {
 		tokens := e.Tokens[i*n : (i+1)*n]
 		if len(e.Extra) > 0 && e.Extra[i] != nil {
-			// Tokens alone do not say what is in the block: a prompt must not find it by them.
+			// The tokens alone do not say what is in the block: no prompt may find it by them.
 			g.extra = append(append(g.extra[:0], tokens...), e.Extra[i]...)
 			tokens = g.extra
 			g.stats.ExtraKeyed++
@@ -240,19 +208,18 @@ func (g *Ingest) hash(key connector.Key, e *event.Stored) {
 	}
 }
 
-// Removed is for the decoder.
+// Removed implements [event.Handler].
 func (g *Ingest) Removed(e *event.Removed) {
 	g.stats.Blocks += uint64(len(e.Hashes))
-	h, ok := g.holder(e.Medium)
 	switch {
-	case !ok:
+	case e.Medium != event.MediumGPU:
 		g.stats.IgnoredMedia++
 	case !g.groups.removed(e.Group):
 		g.stats.IgnoredGroups++
 	default:
-		g.stats.UnknownRemovals += uint64(g.index.Removed(h, e.Hashes))
+		g.stats.UnknownRemovals += uint64(g.index.Removed(g.opts.Holder, e.Hashes))
 	}
 }
 
-// Cleared is for the decoder. Engines report the reset of their GPU's cache so.
+// Cleared implements [event.Handler]: the engine has reset its GPU's cache.
 func (g *Ingest) Cleared() { g.index.Clear(g.opts.Holder) }

@@ -11,7 +11,8 @@ import (
 	"github.com/kvconn/kvconn/internal/zmtp"
 )
 
-// item is what a reader hands on: a batch, or, without one, that the connection came or went.
+// item is what a reader hands over: a batch, or else that the connection came (connected), brought what is
+// no batch (connected, with an error) or was lost (an error).
 type item struct {
 	frame     *frame
 	connected bool
@@ -26,17 +27,17 @@ type frame struct {
 
 func (f *frame) payload() []byte { return f.message.Frame(2) }
 
-// reader receives a rank's messages and queues them. It never waits for whoever empties the queue: an
-// engine blocks, or drops, when nobody reads.
+// reader receives a rank's messages and queues them. If the queue is full it drops batches: an engine blocks,
+// or drops batches itself, when nobody reads.
 type reader struct {
-	opts     *EngineOptions
+	opts     *RankOptions
 	endpoint string
 	queue    chan item
-	listener net.Listener // of Bind
+	listener net.Listener // with Bind, else nil
 
 	free      sync.Pool
 	queued    atomic.Int64 // bytes
-	lost      atomic.Bool  // something was dropped since this was looked at
+	lost      atomic.Bool  // batches were dropped since the last look
 	overflows atomic.Uint64
 	badFrames atomic.Uint64
 	connects  atomic.Uint64
@@ -59,7 +60,7 @@ func (r *reader) run(ctx context.Context) {
 			r.lost.Store(false) // the next connection begins with a replay, or with nothing
 			_ = c.Close()
 		}
-		if ctx.Err() != nil || !r.hand(ctx, item{err: err}) || !sleep(ctx, retry.take()) {
+		if ctx.Err() != nil || !r.hand(ctx, item{err: err}) || !retry.wait(ctx) {
 			return
 		}
 	}
@@ -124,7 +125,7 @@ func (r *reader) push(f *frame) {
 	r.reuse(f)
 }
 
-// keepFrameBytes is how large a message's memory is used again.
+// keepFrameBytes is up to what size a message's memory is used again.
 const keepFrameBytes = 1 << 20
 
 // done gives a batch's memory back.

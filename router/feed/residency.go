@@ -1,18 +1,17 @@
 package feed
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
-	"net/url"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/residency"
 )
 
 // Residency follows what one kvconnd's store holds.
@@ -20,15 +19,15 @@ type Residency struct {
 	opts  ResidencyOptions
 	index Index
 
-	// mu is held while a frame is applied, which takes seconds at a large snapshot's end; it is given back
-	// by unlock.
+	// mu is held while a frame is applied, which takes seconds at a large snapshot's end. Unlock it by
+	// unlock.
 	mu    sync.Mutex
 	roots roots
-	// views are the namespaces by the store's numbers; nil for those of no interest.
-	views   map[uint32]*view
-	loading bool
-	// snapshot counts the records of the one that is being read.
-	snapshot uint64
+	// views are the namespaces that are followed; nil before the first stream and once they are forgotten.
+	views map[connector.NamespaceDigest]*view
+	// numbers are the namespaces as the stream's records call them; nil for those that are ignored.
+	numbers map[uint32]*view
+	loading bool // a snapshot
 	// ended says that Run is over, and the holders may be another's.
 	ended bool
 	stats ResidencyStats
@@ -48,24 +47,22 @@ func NewResidency(o ResidencyOptions, index Index) (*Residency, error) {
 }
 
 // NoteRoot says that prompts begin at root, the root key of a scope (connector.RootKey). The plain scope's
-// is known. A store's records do not say whether the block before theirs is a root, so that the prompts of
-// a scope wait until the router has met it: call this before a prompt with a salt or an adapter is looked
-// up. It never waits for the stream: while a frame is being applied, what waited for the root is placed
-// after that. It may be called from any goroutine.
+// is known. A store's records do not say whether their parent is a root, so the prompts of a scope wait until
+// the router has met it: call this before looking up a prompt with a salt or an adapter. It never waits for
+// the stream: if a frame is being applied, what waited for the root is placed after that. It may be called
+// from any goroutine.
 func (f *Residency) NoteRoot(root connector.Key) {
 	if f.roots.note(root) && f.mu.TryLock() {
 		f.unlock()
 	}
 }
 
-// unlock gives mu back, after the roots that were noted meanwhile have been acted on.
+// unlock unlocks mu after acting on the roots that were noted meanwhile.
 func (f *Residency) unlock() {
 	for {
 		for _, root := range f.roots.take() {
 			for _, v := range f.views {
-				if v != nil {
-					v.noteRoot(root)
-				}
+				v.noteRoot(root)
 			}
 		}
 		f.mu.Unlock()
@@ -81,23 +78,21 @@ func (f *Residency) Stats() ResidencyStats {
 	defer f.unlock()
 	s := f.stats
 	for _, v := range f.views {
-		if v != nil {
-			s.Namespaces++
-			s.Incomplete += v.shards.Incomplete()
-			s.Waiting += len(v.waiting) + len(v.snapshot)
-			s.Dropped += v.dropped
-			s.Refused += v.refused
-		}
+		s.Namespaces++
+		s.Incomplete += v.shards.Incomplete()
+		s.Waiting += len(v.waiting) + len(v.snapshot)
+		s.Dropped += v.dropped
+		s.Refused += v.refused
 	}
 	return s
 }
 
-// Run follows the store until ctx ends. A store that cannot be reached is tried for ever; its blocks are
-// forgotten after a while.
+// Run follows the store until ctx ends. It keeps trying to reach it; while it cannot, the store's blocks
+// count for [ResidencyOptions].ForgetAfter.
 func (f *Residency) Run(ctx context.Context) error {
 	retry := backoff{least: f.opts.ReconnectMin, most: f.opts.ReconnectMax}
 	lost := time.NewTimer(f.opts.ForgetAfter) // does nothing until there is something to lose
-	told := false                             // the log has it that there is no connection
+	logged := false                           // that there is no connection
 	defer func() {
 		lost.Stop()
 		f.mu.Lock()
@@ -106,7 +101,7 @@ func (f *Residency) Run(ctx context.Context) error {
 	}()
 	for {
 		err := f.follow(ctx, func() {
-			told = false
+			logged = false
 			lost.Stop()
 			retry.reset()
 		})
@@ -117,13 +112,13 @@ func (f *Residency) Run(ctx context.Context) error {
 		if f.stats.Connected {
 			f.opts.Logger.Warn("lost a store's residency; trying again until it is back", "url", f.opts.URL, "error", err)
 			lost = time.AfterFunc(f.opts.ForgetAfter, f.forget)
-		} else if !told {
+		} else if !logged {
 			f.opts.Logger.Warn("a store's residency cannot be reached; trying again until it is there", "url", f.opts.URL, "error", err)
 		}
-		told = true
+		logged = true
 		f.stats.Connected, f.stats.State, f.stats.Error = false, StateConnecting, err.Error()
 		f.unlock()
-		if !sleep(ctx, retry.take()) {
+		if !retry.wait(ctx) {
 			return nil
 		}
 	}
@@ -142,11 +137,9 @@ func (f *Residency) forget() {
 
 func (f *Residency) forgetLocked() {
 	for _, v := range f.views {
-		if v != nil {
-			f.index.Clear(v.holder)
-			f.stats.Dropped += v.dropped
-			f.stats.Refused += v.refused
-		}
+		f.index.Clear(v.holder)
+		f.stats.Dropped += v.dropped
+		f.stats.Refused += v.refused
 	}
 	f.views = nil
 	f.stats.Epoch, f.stats.LastSeq = 0, 0
@@ -160,9 +153,15 @@ func (f *Residency) follow(ctx context.Context, connected func()) error {
 		cancel(fmt.Errorf("nothing was heard for %v", f.opts.IdleTimeout))
 	})
 	defer idle.Stop()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.address(), nil)
+	from := f.position()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.opts.URL, nil)
 	if err != nil {
 		return err
+	}
+	if from.Epoch != 0 {
+		q := req.URL.Query()
+		maps.Copy(q, from.Query())
+		req.URL.RawQuery = q.Encode()
 	}
 	resp, err := f.opts.Client.Do(req)
 	if err != nil {
@@ -173,9 +172,13 @@ func (f *Residency) follow(ctx context.Context, connected func()) error {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 256))
 		return fmt.Errorf("%s: %s: %q", f.opts.URL, resp.Status, text)
 	}
-	d := frameReader{r: bufio.NewReaderSize(resp.Body, 64<<10)}
-	for first := true; ; first = false {
-		body, err := d.next()
+	stream := residency.NewReader(resp.Body, from)
+	for begun := false; ; begun = true {
+		frame, err := stream.Next()
+		if err == nil {
+			idle.Reset(f.opts.IdleTimeout)
+			err = f.apply(frame, stream.Position())
+		}
 		if err != nil {
 			f.broken(err)
 			if cause := context.Cause(ctx); cause != nil {
@@ -183,43 +186,30 @@ func (f *Residency) follow(ctx context.Context, connected func()) error {
 			}
 			return fmt.Errorf("read the residency stream: %w", err)
 		}
-		idle.Reset(f.opts.IdleTimeout)
-		if err := f.frame(body, first); err != nil {
-			f.broken(err)
-			return err
-		}
-		if first {
+		if !begun {
 			connected()
 		}
 	}
 }
 
-// address is the URL, and where to resume if that is known.
-func (f *Residency) address() string {
+// position is where the next stream can resume, zero if it must begin with a snapshot.
+func (f *Residency) position() residency.Position {
 	f.mu.Lock()
 	defer f.unlock()
-	if f.stats.Epoch == 0 || f.loading {
-		return f.opts.URL
+	if f.loading {
+		return residency.Position{}
 	}
-	u, err := url.Parse(f.opts.URL)
-	if err != nil {
-		return f.opts.URL
-	}
-	q := u.Query()
-	q.Set("epoch", strconv.FormatUint(f.stats.Epoch, 10))
-	q.Set("after", strconv.FormatUint(f.stats.LastSeq, 10))
-	u.RawQuery = q.Encode()
-	return u.String()
+	return residency.Position{Epoch: f.stats.Epoch, Seq: f.stats.LastSeq}
 }
 
-// broken makes the next connection begin with a snapshot if err says that this one cannot be gone on with.
+// broken makes the next stream begin with a snapshot if err says that this one cannot be resumed.
 func (f *Residency) broken(err error) {
 	f.mu.Lock()
 	defer f.unlock()
 	switch {
-	case errors.Is(err, errResidencyGap):
+	case errors.Is(err, residency.ErrGap):
 		f.stats.Gaps++
-	case errors.Is(err, errResidencyFrame):
+	case errors.Is(err, residency.ErrMalformed):
 		f.stats.Malformed++
 	default:
 		return

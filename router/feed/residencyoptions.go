@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,23 +16,22 @@ import (
 type ResidencyOptions struct {
 	// URL is the store's stream, http://host:port/v1/residency.
 	URL string
-	// Holder says which holder has a namespace's blocks, false for a namespace that is of no interest:
-	// another model, or bytes that the engines behind the router cannot load. The holders must be of
-	// domain prefix.KeyDomain, a different one for each namespace and store. Namespaces of other block
-	// sizes are not asked about. It is called again after each snapshot's beginning, and must not call the
-	// feed.
+	// Holder says which holder has a namespace's blocks, or false to ignore the namespace: another model, or
+	// bytes that the router's engines cannot load. Holders must be of domain prefix.KeyDomain, a different one
+	// for each namespace and store. Holder is not called for namespaces of other block sizes. It is called
+	// again for each snapshot, and must not call the feed.
 	Holder func(digest connector.NamespaceDigest, m *connector.Manifest) (Holder, bool)
 	// BlockSize is the router's number of tokens in a block.
 	BlockSize int
-	// MaxWaiting bounds the blocks whose place is not known, per namespace, a snapshot's included, at
-	// 32 to 100 bytes each. Default 16 Mi.
+	// MaxWaiting bounds the blocks of a namespace whose parent is unknown, a snapshot's included, at 32 to
+	// 100 bytes each. Default 16 Mi.
 	MaxWaiting int
 	// ReconnectMin and ReconnectMax are the waits between attempts to connect. Defaults 100 ms and 5 s.
 	ReconnectMin, ReconnectMax time.Duration
 	// IdleTimeout is how long the stream may be silent. Default 35 s: three of its heartbeats.
 	IdleTimeout time.Duration
-	// ForgetAfter is how long a store's blocks count while it cannot be reached. Default 30 s: longer than
-	// a restart of the daemon.
+	// ForgetAfter is how long a store's blocks count while it cannot be reached. Default 30 s, longer than
+	// a daemon takes to restart.
 	ForgetAfter time.Duration
 	// Client makes the requests. Default: one without a timeout of its own.
 	Client *http.Client
@@ -41,17 +41,13 @@ type ResidencyOptions struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *ResidencyOptions) EnsureDefaults() {
-	setDefault(&o.MaxWaiting, 16<<20)
-	setDefault(&o.ReconnectMin, 100*time.Millisecond)
-	setDefault(&o.ReconnectMax, 5*time.Second)
-	setDefault(&o.IdleTimeout, 35*time.Second)
-	setDefault(&o.ForgetAfter, 30*time.Second)
-	if o.Client == nil {
-		o.Client = new(http.Client)
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.MaxWaiting = cmp.Or(o.MaxWaiting, 16<<20)
+	o.ReconnectMin = cmp.Or(o.ReconnectMin, 100*time.Millisecond)
+	o.ReconnectMax = cmp.Or(o.ReconnectMax, 5*time.Second)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, 35*time.Second)
+	o.ForgetAfter = cmp.Or(o.ForgetAfter, 30*time.Second)
+	o.Client = cmp.Or(o.Client, new(http.Client))
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 }
 
 // Validate reports the first option that cannot be used.
@@ -77,25 +73,25 @@ type ResidencyStats struct {
 	Connected bool   `json:"connected"`
 	// Error is the last reason why something does not work, empty if all is well.
 	Error string `json:"error,omitempty"`
-	// Epoch and LastSeq are of the store.
+	// Epoch is the store's, LastSeq the number of its last event that was applied.
 	Epoch   uint64 `json:"epoch"`
 	LastSeq uint64 `json:"last_seq"`
-	// Connects, Snapshots and Resumed count connections, and how they began.
+	// Connects counts connections, Snapshots complete snapshots, Resumed connections that needed none.
 	Connects  uint64 `json:"connects"`
 	Snapshots uint64 `json:"snapshots"`
 	Resumed   uint64 `json:"resumed"`
-	// Gaps are missing numbers, Malformed frames that could not be read; both cost a new snapshot.
+	// Gaps are gaps in the numbers, Malformed frames that could not be read; both cost a new snapshot.
 	Gaps      uint64 `json:"gaps"`
 	Malformed uint64 `json:"malformed"`
 	// Records are shards stored and removed.
 	Records uint64 `json:"records"`
-	// Namespaces are those followed, IgnoredNamespaces those that are not, and MismatchedBlockSize those
-	// of them that have another block size than the router.
+	// Namespaces are followed, IgnoredNamespaces are not; MismatchedBlockSize are ignored for their block
+	// size.
 	Namespaces          int    `json:"namespaces"`
 	IgnoredNamespaces   uint64 `json:"ignored_namespaces"`
 	MismatchedBlockSize uint64 `json:"mismatched_block_size"`
-	// Incomplete are blocks of which shards are missing, Waiting those whose parents are, Dropped those
-	// that were too many to wait, Refused those that the index did not take.
+	// Incomplete are blocks that lack shards, Waiting blocks whose parents are unknown, Dropped blocks beyond
+	// MaxWaiting, Refused blocks that the index refused.
 	Incomplete int    `json:"incomplete"`
 	Waiting    int    `json:"waiting"`
 	Dropped    uint64 `json:"dropped"`

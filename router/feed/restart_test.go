@@ -1,7 +1,6 @@
 package feed
 
 import (
-	"errors"
 	"log/slog"
 	"net"
 	"regexp"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/zmtp"
 	"github.com/kvconn/kvconn/router/prefix"
 )
@@ -26,7 +26,7 @@ func startProcess(t *testing.T, l net.Listener) *process {
 	t.Helper()
 	p := &process{t: t}
 	var err error
-	if p.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: quiet()}); err != nil {
+	if p.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
 	p.stop = background(t, p.pub.Run)
@@ -45,34 +45,34 @@ func (p *process) again() *process {
 
 // first publishes the process's first batch until it is heard: a subscription takes effect some time after
 // the connection.
-func (p *process) first(f *Engine, events ...[]byte) {
+func (p *process) first(f *Rank, events ...[]byte) {
 	p.t.Helper()
-	eventually(p.t, "the first batch", func() bool {
+	wait.For(p.t, "the first batch", func() bool {
 		p.pub.Publish([]byte("kv"), seqFrame(0), eventBatch(events...))
-		return f.Stats()[0].LastSeq == 0
+		return f.Stats().LastSeq == 0
 	})
 }
 
-// Without replay nothing ever shows that the engine behind a new connection is the process of before.
+// Without replays nothing shows that a new connection is to the same process.
 func TestALostConnectionWithoutReplayCostsWhatWasKnown(t *testing.T) {
 	one := startProcess(t, listen(t))
 	x := newMemIndex()
 	o := (&ownEngine{pub: one.pub}).options()
 	f := follow(t, o, x)
 	one.first(f, storedEvent(0, []uint64{1, 2}))
-	if s := f.Stats()[0]; s.State != StateSynced {
+	if s := f.Stats(); s.State != StateSynced {
 		t.Errorf("%+v", s)
 	}
 	one.stop()
-	eventually(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
+	wait.For(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
 	two := one.again()
-	eventually(t, "a new connection", func() bool { s := f.Stats()[0]; return s.Connects == 2 && s.State != StateConnecting })
-	if s := f.Stats()[0]; s.State != StateStale || s.LastSeq != -1 {
+	wait.For(t, "a new connection", func() bool { s := f.Stats(); return s.Connects == 2 && s.State != StateConnecting })
+	if s := f.Stats(); s.State != StateStale || s.LastSeq != -1 {
 		t.Errorf("before anything was heard: %+v", s)
 	}
 	two.first(f, storedEvent(0, []uint64{5}))
 	wantKeys(t, x, 1, keysOf(connector.Scope{}, 5)...)
-	if s := f.Stats()[0]; s.State != StateSynced {
+	if s := f.Stats(); s.State != StateSynced {
 		t.Errorf("%+v", s)
 	}
 }
@@ -84,7 +84,7 @@ func TestALostConnectionWhoseReplayFailsCostsWhatWasKnown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	replay, err := zmtp.NewReplayServer(listen(t), history, zmtp.ServerOptions{Logger: quiet()})
+	replay, err := zmtp.NewReplayServer(listen(t), history, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,9 +96,9 @@ func TestALostConnectionWhoseReplayFailsCostsWhatWasKnown(t *testing.T) {
 	stopReplay()
 	one.stop()
 	one.again()
-	eventually(t, "a replay in vain", func() bool { s := f.Stats()[0]; return s.Connects == 2 && s.ReplayFailures > 0 })
-	eventually(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
-	if s := f.Stats()[0]; s.State != StateStale {
+	wait.For(t, "a failed replay", func() bool { s := f.Stats(); return s.Connects == 2 && s.ReplayFailures > 0 })
+	wait.For(t, "that the blocks are forgotten", func() bool { return len(x.keys(1)) == 0 })
+	if s := f.Stats(); s.State != StateStale {
 		t.Errorf("%+v", s)
 	}
 }
@@ -115,7 +115,7 @@ func TestAFullIndexDoesNotHaveRanksRebuilt(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := (&ownEngine{pub: one.pub}).options()
-	o.Ranks, o.UnknownParentsMax = []Rank{{Holder: h}}, 3
+	o.Holder, o.UnknownParentsMax = h, 3
 	f := follow(t, o, x)
 	one.first(f)
 	var prompts, turns [][]byte
@@ -131,30 +131,6 @@ func TestAFullIndexDoesNotHaveRanksRebuilt(t *testing.T) {
 	}
 }
 
-// An engine whose events stay bad is not rebuilt all the time: a replay costs it time.
-func TestRebuildsBecomeRare(t *testing.T) {
-	e, err := NewEngine(EngineOptions{
-		Endpoint: "tcp://127.0.0.1:1", Ranks: []Rank{{Holder: 1}}, BlockSize: testBlockSize, Logger: quiet(),
-	}, newMemIndex())
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := e.ranks[0]
-	bad := errors.New("bad")
-	for i, wait := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
-		f.seq.applied(uint64(i))
-		f.dirty, f.rebuildAt = bad, time.Now().Add(-time.Millisecond)
-		f.settle(t.Context())
-		if f.dirty != nil || f.stats.Resyncs != uint64(i+1) || f.rebuilds.next != 2*wait*time.Second {
-			t.Errorf("rebuild %d: %d done, waits %+v", i, f.stats.Resyncs, f.rebuilds)
-		}
-	}
-	f.dirty = bad
-	if f.settle(t.Context()); f.dirty == nil || f.stats.Resyncs != 8 {
-		t.Error("a rebuild is followed by another at once")
-	}
-}
-
 // lines are those of a log.
 func lines(log *testlog.Text) []string {
 	return strings.Split(strings.TrimSpace(log.String()), "\n")
@@ -166,8 +142,8 @@ func TestWhatCannotBeReachedIsSaidOnce(t *testing.T) {
 	_ = closed.Close()
 	var log testlog.Text
 	logger := slog.New(slog.NewTextHandler(&log, nil))
-	f := follow(t, EngineOptions{
-		Endpoint: "tcp://" + closed.Addr().String(), Ranks: []Rank{{Holder: 1}}, BlockSize: testBlockSize,
+	f := follow(t, RankOptions{
+		Endpoint: "tcp://" + closed.Addr().String(), Holder: 1, BlockSize: testBlockSize,
 		ReconnectMin: time.Microsecond, ReconnectMax: time.Millisecond, Logger: logger,
 	}, newMemIndex())
 	r, err := NewResidency(ResidencyOptions{
@@ -178,7 +154,7 @@ func TestWhatCannotBeReachedIsSaidOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	background(t, r.Run)
-	eventually(t, "attempts in vain", func() bool { return f.Stats()[0].Error != "" && r.Stats().Error != "" })
+	wait.For(t, "failed attempts", func() bool { return f.Stats().Error != "" && r.Stats().Error != "" })
 	time.Sleep(20 * time.Millisecond) // for more of them
 	if lines := lines(&log); len(lines) != 2 {
 		t.Errorf("%d lines: %q", len(lines), lines)
@@ -195,9 +171,9 @@ func TestLogLinesNameEachThingOnce(t *testing.T) {
 	o.ReplayEndpoint = "tcp://" + closed.Addr().String()
 	o.Logger = slog.New(slog.NewTextHandler(&log, nil)).With("rank", 7)
 	f := follow(t, o, newMemIndex())
-	eventually(t, "a replay in vain", func() bool { return f.Stats()[0].ReplayFailures > 0 })
+	wait.For(t, "a failed replay", func() bool { return f.Stats().ReplayFailures > 0 })
 	one.stop()
-	eventually(t, "a line of it", func() bool { return strings.Contains(strings.Join(lines(&log), " "), "lost the engine") })
+	wait.For(t, "a line of it", func() bool { return strings.Contains(strings.Join(lines(&log), " "), "lost the engine") })
 	quoted, key := regexp.MustCompile(`"(\\.|[^"\\])*"`), regexp.MustCompile(`(\w+)=`)
 	for _, line := range lines(&log) {
 		seen := make(map[string]bool)

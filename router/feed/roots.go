@@ -6,17 +6,17 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// maxRoots bounds the scopes that are told apart.
+// maxRoots bounds the scopes that are remembered.
 const maxRoots = 1 << 16
 
-// roots are the keys that prompts begin at. Their lock is held for moments only.
+// roots are the keys at which prompts begin. Their lock is held for moments only.
 type roots struct {
-	// plain is the root of prompts without a scope: it is never forgotten, however many scopes there are.
+	// plain is the root of prompts without a scope. It is never forgotten, however many scopes there are.
 	plain connector.Key
 
 	mu    sync.Mutex
 	known map[connector.Key]bool
-	// fresh are those that were noted and not acted on yet.
+	// fresh are roots that were noted and not acted on yet.
 	fresh []connector.Key
 }
 
@@ -24,15 +24,14 @@ func newRoots(plain connector.Key) roots {
 	return roots{plain: plain, known: map[connector.Key]bool{plain: true}}
 }
 
-// has reports whether prompts begin at k.
+// has reports whether prompts are known to begin at k.
 func (r *roots) has(k connector.Key) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.known[k]
 }
 
-// note notes a root, and reports whether it is new. One that finds too many others waiting is left for the
-// next time.
+// note notes a root, and reports whether it is new. If too many others wait, it is left for the next time.
 func (r *roots) note(k connector.Key) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -52,13 +51,14 @@ func (r *roots) note(k connector.Key) bool {
 	return true
 }
 
-// waiting reports whether there are roots to act on, take returns them.
+// waiting reports whether there are roots to act on.
 func (r *roots) waiting() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.fresh) > 0
 }
 
+// take returns the roots to act on.
 func (r *roots) take() []connector.Key {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,125 +1,123 @@
 package policy
 
-// Decision is where a request goes, or why nowhere.
+import "encoding/json"
+
+// Decision is where a request goes, or why nowhere, with the JSON names of the HTTP interface.
 type Decision struct {
 	// Rank is the id of the chosen rank and Index its place in [State.Ranks], both -1 for none.
-	Rank  int32
-	Index int
+	Rank  int32 `json:"rank"`
+	Index int   `json:"-"`
 	// Reason is why that rank, or why none.
-	Reason Reason
+	Reason Reason `json:"reason"`
 	// UseTokens is how many tokens of the prompt are expected not to be computed there, LoadDisk and
 	// LoadObject those of them to be loaded from these tiers.
-	UseTokens, LoadDisk, LoadObject int32
+	UseTokens  int32 `json:"cached_tokens"`
+	LoadDisk   int32 `json:"load_disk_tokens"`
+	LoadObject int32 `json:"load_object_tokens"`
 	// Scores has an entry for each rank of the state, in order, if the request asked for it, was
 	// valid and there was a rank that is ready; else it is empty. Totals are 0 where nothing was
 	// compared, such as for a pin.
-	Scores []Score
+	Scores []Score `json:"scores,omitempty"`
 }
 
 // Placed reports whether there is a rank.
 func (d *Decision) Placed() bool { return d.Index >= 0 }
 
-// Score is what a policy made of one rank. Lower totals are better for every policy but
-// serve-kv-aware. The parts that a policy does not use are zero.
+// Score is what a policy made of one rank. Lower totals are better for every policy but serve-kv-aware.
+// All numbers are finite. The parts that a policy does not use are zero.
 type Score struct {
 	// Rank is the id of the rank.
-	Rank int32
-	// Eligible is false if the rank could not be chosen; then Total is not set.
-	Eligible bool
+	Rank int32 `json:"rank"`
+	// Eligible is false if the rank could not be chosen; then Total has no meaning and is null in JSON.
+	Eligible bool `json:"eligible"`
 	// Total is what was compared: seconds for cost, tokens for load and kv-aware, blocks for
 	// serve-kv-aware.
-	Total float64
+	Total float64 `json:"total"`
 	// MatchTokens is the part of the prompt that counted as already there, or worth loading.
-	MatchTokens int32
+	MatchTokens int32 `json:"match_tokens"`
 	// LoadTokens is the token load of the rank as the policy saw it, ActiveRequests the requests
-	// there, both with the placements of this batch.
-	LoadTokens     float64
-	ActiveRequests int
+	// there, both with what was placed of the same batch before.
+	LoadTokens     float64 `json:"load_tokens"`
+	ActiveRequests int     `json:"active_requests"`
 	// QueueSeconds, LoadSeconds, PrefillSeconds and DecodeSeconds add up to the estimated time to
 	// first token, with BalanceSeconds on top to Total. Only cost sets them.
-	QueueSeconds, LoadSeconds, PrefillSeconds, DecodeSeconds, BalanceSeconds float64
+	QueueSeconds   float64 `json:"queue_s"`
+	LoadSeconds    float64 `json:"load_s"`
+	PrefillSeconds float64 `json:"prefill_s"`
+	DecodeSeconds  float64 `json:"decode_s"`
+	BalanceSeconds float64 `json:"balance_s"`
+	// Prefix is what the rank has of the prompt.
+	Prefix Match `json:"prefix"`
 }
 
-// Reason is why a rank was chosen, or none.
-type Reason uint8
+// MarshalJSON writes the total of a rank that could not be chosen as null.
+func (s Score) MarshalJSON() ([]byte, error) {
+	type fields Score
+	v := struct {
+		fields
+		Total *float64 `json:"total"`
+	}{fields: fields(s)}
+	if s.Eligible {
+		v.Total = &s.Total
+	}
+	return json.Marshal(v)
+}
 
+// Reason is why a rank was chosen, or none: a short text for people and metrics.
+type Reason string
+
+// Reasons of a decision for a rank.
 const (
 	// ReasonScore: the best score, or the least load.
-	ReasonScore Reason = iota
+	ReasonScore Reason = "score"
 	// ReasonRoundRobin: the next one in turn.
-	ReasonRoundRobin
+	ReasonRoundRobin Reason = "round_robin"
 	// ReasonPin: the client asked for it.
-	ReasonPin
+	ReasonPin Reason = "pin"
 	// ReasonConversation: the conversation lives there.
-	ReasonConversation
+	ReasonConversation Reason = "conversation"
 	// ReasonNewConversation: the conversation is new, or its rank is gone, and lives there now.
-	ReasonNewConversation
-	// ReasonOverflow: the conversation's rank is full or not ready; it stays its rank.
-	ReasonOverflow
+	ReasonNewConversation Reason = "new_conversation"
+	// ReasonOverflow: the conversation's rank is full or not ready, but remains its rank.
+	ReasonOverflow Reason = "overflow"
 	// ReasonWarmup: the rank has not had a request yet.
-	ReasonWarmup
+	ReasonWarmup Reason = "warmup"
 	// ReasonContent: requests of equal content were sent there.
-	ReasonContent
-
-	// ReasonNoRanks: there is no rank that is ready.
-	ReasonNoRanks
-	// ReasonAllFull: all ranks that are ready are full.
-	ReasonAllFull
-	// ReasonFairShare: there is room, but only beyond the fair share of this batch; the request is
-	// to be routed again with the next. Only with the option AsPublished.
-	ReasonFairShare
-	// ReasonPinUnknown: the strict pin names a rank that there is not.
-	ReasonPinUnknown
-	// ReasonPinNotReady: the strict pin names a rank that is not ready.
-	ReasonPinNotReady
-	// ReasonPinFull: the strict pin names a rank that is full.
-	ReasonPinFull
-	// ReasonInvalid: the request's numbers are out of range.
-	ReasonInvalid
+	ReasonContent Reason = "content"
 )
 
-// Placed reports whether the reason comes with a rank.
-func (r Reason) Placed() bool { return r < ReasonNoRanks }
+// Reasons of a decision for no rank.
+const (
+	// ReasonNoRanks: no rank is ready.
+	ReasonNoRanks Reason = "no_ranks"
+	// ReasonAllFull: all ranks that are ready are full.
+	ReasonAllFull Reason = "all_full"
+	// ReasonFairShare: there is room, but only beyond the fair share of this batch; the request is
+	// to be routed again with the next batch. Only policies that answer exactly as published give it.
+	ReasonFairShare Reason = "fair_share"
+	// ReasonPinUnknown: the strict pin names an unknown rank.
+	ReasonPinUnknown Reason = "pin_unknown"
+	// ReasonPinNotReady: the strict pin names a rank that is not ready.
+	ReasonPinNotReady Reason = "pin_not_ready"
+	// ReasonPinFull: the strict pin names a rank that is full.
+	ReasonPinFull Reason = "pin_full"
+	// ReasonInvalid: the request's numbers are out of range.
+	ReasonInvalid Reason = "invalid"
+)
+
+// Reasons returns all reasons.
+func Reasons() []Reason {
+	return []Reason{
+		ReasonScore, ReasonRoundRobin, ReasonPin, ReasonConversation, ReasonNewConversation, ReasonOverflow, ReasonWarmup, ReasonContent,
+		ReasonNoRanks, ReasonAllFull, ReasonFairShare, ReasonPinUnknown, ReasonPinNotReady, ReasonPinFull, ReasonInvalid,
+	}
+}
 
 // Retry reports whether the same request may be placed later.
 func (r Reason) Retry() bool {
-	return r == ReasonNoRanks || r == ReasonAllFull || r == ReasonFairShare || r == ReasonPinNotReady || r == ReasonPinFull
-}
-
-// String returns a short text for people and metrics.
-func (r Reason) String() string {
 	switch r {
-	case ReasonScore:
-		return "score"
-	case ReasonRoundRobin:
-		return "round_robin"
-	case ReasonPin:
-		return "pin"
-	case ReasonConversation:
-		return "conversation"
-	case ReasonNewConversation:
-		return "new_conversation"
-	case ReasonOverflow:
-		return "overflow"
-	case ReasonWarmup:
-		return "warmup"
-	case ReasonContent:
-		return "content"
-	case ReasonNoRanks:
-		return "no_ranks"
-	case ReasonAllFull:
-		return "all_full"
-	case ReasonFairShare:
-		return "fair_share"
-	case ReasonPinUnknown:
-		return "pin_unknown"
-	case ReasonPinNotReady:
-		return "pin_not_ready"
-	case ReasonPinFull:
-		return "pin_full"
-	case ReasonInvalid:
-		return "invalid"
-	default:
-		return "unknown"
+	case ReasonNoRanks, ReasonAllFull, ReasonFairShare, ReasonPinNotReady, ReasonPinFull:
+		return true
 	}
+	return false
 }

@@ -1,12 +1,14 @@
 package policy
 
 import (
-	"github.com/kvconn/kvconn/router/load"
+	"slices"
+
+	"github.com/kvconn/kvconn/router/inflight"
 )
 
-// State is what a policy decides by. It isn't modified.
+// State is what a policy decides by. Policies do not modify it.
 type State struct {
-	// Ranks are all ranks, in an order that is the same for all routers, their ids distinct.
+	// Ranks are all ranks, with distinct ids, in an order that is the same for all routers.
 	Ranks []Rank
 	// BlockSize is the number of tokens in a block; 0 means 16.
 	BlockSize int
@@ -19,45 +21,61 @@ type Rank struct {
 	// Ready is false for a rank that gets no requests: starting, draining or silent.
 	Ready bool
 	// Capacity bounds what the rank takes.
-	Capacity load.Capacity
+	Capacity Capacity
 	// Load is what is in flight there.
-	Load load.Rank
-	// Speeds are what was measured there; only the policy cost uses them.
+	Load inflight.Rank
+	// Speeds were measured there; only the policy cost uses them.
 	Speeds Speeds
 }
 
-// Speeds are the measured speeds of one rank.
+// Capacity bounds what a rank takes. Zero means unbounded.
+type Capacity struct {
+	// MaxActive is the largest number of active requests.
+	MaxActive int
+	// MaxTokens is the largest number of tokens of active requests, prompts and output.
+	MaxTokens int64
+}
+
+// Holds reports whether a rank of this capacity and load l takes one more request of the given prompt.
+func (c Capacity) Holds(l *inflight.Rank, promptTokens int) bool {
+	return (c.MaxActive == 0 || l.ActiveRequests < c.MaxActive) &&
+		(c.MaxTokens == 0 || l.ActiveTokens()+int64(promptTokens) <= c.MaxTokens)
+}
+
+// Speeds of one rank, with the JSON names of the HTTP interface.
 type Speeds struct {
 	// PrefillTokens is the number of prompt tokens computed in a second. 0 means not measured yet:
 	// the mean of the other ranks stands in for it, or [DefaultPrefillTokens] if none is known.
-	PrefillTokens float64
+	PrefillTokens float64 `json:"prefill_tokens_per_s,omitempty"`
 	// DiskBytes and ObjectBytes are the bytes loaded from the tier in a second, up to the GPU. 0
-	// means not measured or not at hand: nothing is loaded from there.
-	DiskBytes, ObjectBytes float64
-	// BytesPerToken is the size of the KV of one token, over all shards the rank loads.
-	BytesPerToken float64
+	// means that this was not measured or that there is no such tier: nothing is loaded from there.
+	DiskBytes   float64 `json:"disk_bytes_per_s,omitempty"`
+	ObjectBytes float64 `json:"object_bytes_per_s,omitempty"`
+	// BytesPerToken is the size of the KV of one token, over all shards that the rank loads.
+	BytesPerToken float64 `json:"bytes_per_token,omitempty"`
 	// DiskDelay and ObjectDelay are seconds before the first byte, the tier's own queue included.
-	DiskDelay, ObjectDelay float64
-	// QueueDelay is seconds of waiting beyond what the tracked requests explain.
-	QueueDelay float64
+	DiskDelay   float64 `json:"-"`
+	ObjectDelay float64 `json:"-"`
 }
 
 // DefaultPrefillTokens stands in for a prefill speed, in tokens a second, while none is measured. With
 // equal ranks its value only weighs waiting against loading.
 const DefaultPrefillTokens = 10000
 
-// Match is how many tokens of a prompt a rank has, by tier.
+// Match is how many tokens of a prompt a rank has, by tier, with the JSON names of the HTTP interface.
 type Match struct {
 	// GPU is the prefix in the rank's GPU.
-	GPU int32
+	GPU int32 `json:"gpu"`
 	// Disk is what follows it on disk, Object what follows that in the object store, each without a
 	// gap.
-	Disk, Object int32
-	// Usable is the longest prefix whose every block is on some tier, so that a block in the GPU
-	// counts behind one that is on disk alone. At least GPU + Disk + Object.
-	Usable int32
+	Disk   int32 `json:"disk"`
+	Object int32 `json:"object"`
+	// Usable is the longest prefix whose every block is on some tier; a block in the GPU counts even if
+	// one before it is on disk alone. At least GPU + Disk + Object.
+	Usable int32 `json:"usable"`
 	// LoadDisk and LoadObject are the tokens of Usable that have to be loaded from these tiers.
-	LoadDisk, LoadObject int32
+	LoadDisk   int32 `json:"load_disk"`
+	LoadObject int32 `json:"load_object"`
 }
 
 // NoPin as the pin of a [Request] leaves the choice to the policy.
@@ -69,11 +87,10 @@ type Request struct {
 	ID uint64
 	// Tokens is the length of the prompt.
 	Tokens int
-	// Head holds the first tokens of the prompt, 64 of them or all; requests of a batch with equal
-	// heads are placed after each other. May be nil.
+	// Head holds the first tokens of the prompt, 64 of them or all, for policies that place requests of
+	// a batch with equal heads one after the other. May be nil.
 	Head []uint32
-	// Conversation is the id that the turns of a conversation have in common, "" if there is none:
-	// see [AffinityKey].
+	// Conversation is the id that the turns of a conversation have in common, "" if there is none.
 	Conversation string
 	// FirstTurn says that it is the first request of its conversation.
 	FirstTurn bool
@@ -90,15 +107,6 @@ type Request struct {
 	Explain bool
 }
 
-// AffinityKey returns the conversation id to route by: the parent's for a sub-agent, which shares the
-// parent's prefix.
-func AffinityKey(parent, conversation string) string {
-	if parent != "" {
-		return parent
-	}
-	return conversation
-}
-
 // match returns the match on the i-th rank.
 func (r *Request) match(i int) Match {
 	if i < len(r.Match) {
@@ -107,26 +115,58 @@ func (r *Request) match(i int) Match {
 	return Match{}
 }
 
-// urgency orders a batch: strict pins first.
-func (r *Request) urgency() int {
-	if r.Pin != NoPin && r.Strict {
-		return 0
-	}
-	return 1
-}
-
 // Policy places requests on ranks.
 type Policy interface {
 	// Name is the policy's name in configuration.
 	Name() string
-	// Route decides reqs, in the order the policy sees fit, and sets out[i] for reqs[i]; out is at
-	// least as long. Memory of out[i].Scores is reused.
-	Route(s *State, reqs []Request, out []Decision)
+	// Place decides one request and sets d. Memory of d.Scores is reused.
+	Place(s *State, r *Request, d *Decision)
 }
 
-func (s *State) blockSize() int {
+// Batcher is a policy that places several requests at once, in an order of its own, each counting for those
+// it places after it.
+type Batcher interface {
+	Policy
+	// PlaceAll decides reqs and sets out[i] for reqs[i]. Memory of out[i].Scores is reused.
+	PlaceAll(s *State, reqs []*Request, out []*Decision)
+}
+
+// BlockTokens returns the number of tokens in a block.
+func (s *State) BlockTokens() int {
 	if s.BlockSize > 0 {
 		return s.BlockSize
 	}
 	return 16
 }
+
+// Holds reports whether the i-th rank is ready and takes one more request of the given prompt.
+func (s *State) Holds(i, promptTokens int) bool {
+	r := &s.Ranks[i]
+	return r.Ready && r.Capacity.Holds(&r.Load, promptTokens)
+}
+
+// Index returns the place of the rank of the given id, or -1.
+func (s *State) Index(id int32) int {
+	if id < 0 {
+		return -1
+	}
+	if int(id) < len(s.Ranks) && s.Ranks[id].ID == id {
+		return int(id)
+	}
+	return slices.IndexFunc(s.Ranks, func(r Rank) bool { return r.ID == id })
+}
+
+// InTurn returns the first place from cursor on whose rank has fewer requests than limit and takes one of the
+// given prompt, or -1.
+func (s *State) InTurn(cursor, limit, promptTokens int) int {
+	n := len(s.Ranks)
+	for k := range n {
+		if i := (cursor + k) % n; s.Ranks[i].Load.ActiveRequests < limit && s.Holds(i, promptTokens) {
+			return i
+		}
+	}
+	return -1
+}
+
+// Unlimited is a limit on requests that no rank reaches.
+const Unlimited = int(^uint(0) >> 1)

@@ -8,7 +8,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// prompt is a prompt of so many blocks of 16 random tokens.
+// prompt is a prompt in blocks of 16 random tokens.
 type prompt struct {
 	tokens []uint32
 	keys   []connector.Key
@@ -24,7 +24,7 @@ func randomPrompt(rng *rand.Rand, blocks int) prompt {
 	return p
 }
 
-// report stores a part of a prompt as events of so many blocks.
+// report stores a part of a prompt as events of a number of blocks each.
 func (p *prompt) report(tb testing.TB, x *Index, h Holder, from, to, event int) {
 	for ; from < to; from += event {
 		var parent uint64
@@ -100,8 +100,8 @@ func BenchmarkWalk(b *testing.B) {
 	}
 }
 
-// BenchmarkWalkTiers walks a prompt of which every rank's GPU has another part, its node's
-// disk more, and a bucket all, with holes in the GPUs.
+// BenchmarkWalkTiers walks a prompt: every rank's GPU has another part of it, with holes, its
+// node's disk more, and a bucket all.
 func BenchmarkWalkTiers(b *testing.B) {
 	const ranks, blocks = 64, 8000
 	x := newIndex(b)

@@ -1,9 +1,10 @@
 package prefix
 
 import (
-	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 func TestCopiesThatAreCountedAreBounded(t *testing.T) {
@@ -52,7 +53,7 @@ func TestPredictionsAreBounded(t *testing.T) {
 // Long runs that have become short ones take the memory of short ones.
 func TestWhatIsTrimmedGivesMemoryBack(t *testing.T) {
 	x := newIndex(t)
-	p := randomPrompt(rand.New(rand.NewPCG(1, 1)), 4000)
+	p := randomPrompt(seed.Random(t, 1), 4000)
 	h := mustAdd(t, x, GPU, "e")
 	p.report(t, x, h, 0, 100, 100)
 	few := x.Stats().Bytes
@@ -69,7 +70,7 @@ func TestManyShortPromptsLeaveNothingBehind(t *testing.T) {
 	x := newIndex(t)
 	h := mustAdd(t, x, GPU, "e")
 	before := x.Stats().Bytes
-	p := randomPrompt(rand.New(rand.NewPCG(1, 1)), 20_000)
+	p := randomPrompt(seed.Random(t, 1), 20_000)
 	for i := range p.keys {
 		if err := x.Stored(h, 0, false, p.ids[i:i+1], p.keys[i:i+1]); err != nil {
 			t.Fatal(err)
@@ -86,7 +87,7 @@ func TestManyShortPromptsLeaveNothingBehind(t *testing.T) {
 // The names of the last engine of its kind go with it, also those of blocks that others have.
 func TestTheNamesOfADomainGoWithItsLastHolder(t *testing.T) {
 	x := newIndex(t)
-	p := randomPrompt(rand.New(rand.NewPCG(1, 1)), 1000)
+	p := randomPrompt(seed.Random(t, 1), 1000)
 	p.report(t, x, mustAdd(t, x, GPU, "a"), 0, 1000, 100)
 	before := x.Stats().Bytes
 	for i := range p.ids {
@@ -117,7 +118,7 @@ func TestBlocksThatComeAndGoLeaveNoTraceInTheirHolder(t *testing.T) {
 func TestOfRunsUnusedForAsLongTheOneOfFewerHoldersGoes(t *testing.T) {
 	x := newIndex(t)
 	holders, _ := gpuRanks(t, x, 3)
-	rng := rand.New(rand.NewPCG(1, 1))
+	rng := seed.Random(t, 1)
 	popular, lonely := randomPrompt(rng, 10), randomPrompt(rng, 10)
 	for _, h := range holders {
 		popular.report(t, x, h, 0, 10, 10)
@@ -135,7 +136,7 @@ func TestEvictionIsRememberedUntilTheHolderIsCleared(t *testing.T) {
 		t.Fatal(err)
 	}
 	holders, _ := gpuRanks(t, x, 2)
-	rng := rand.New(rand.NewPCG(1, 1))
+	rng := seed.Random(t, 1)
 	first, second := randomPrompt(rng, 50), randomPrompt(rng, 100)
 	first.report(t, x, holders[0], 0, 50, 10)
 	if x.Evicted(holders[0]) || x.Evicted(99) {

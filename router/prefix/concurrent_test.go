@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // Walks run beside a writer that changes everything around what they look at. The answers
@@ -15,7 +16,7 @@ import (
 func TestWalksBesideAWriterAreSound(t *testing.T) {
 	const blocks, event = 5000, 50
 	x := newIndex(t)
-	rng := rand.New(rand.NewPCG(1, 1))
+	rng := seed.Random(t, 1)
 	p := randomPrompt(rng, blocks)
 	steady, flapping, holey := mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e")
 	disk := mustAdd(t, x, Disk, "e")
@@ -113,14 +114,14 @@ func churn(t *testing.T, x *Index, p *prompt, rng *rand.Rand, flapping, holey Ho
 // that hangs there.
 func TestABlockThatGoesDuringAWalkEndsThePrefixThere(t *testing.T) {
 	const ranks, head, tail = 1000, 70, 100
-	rng := rand.New(rand.NewPCG(2, 2))
+	rng := seed.Random(t, 2)
 	x := newIndex(t)
 	holders, view := gpuRanks(t, x, ranks)
 	p, fork := randomPrompt(rng, head+2), randomPrompt(rng, head+tail)
 	copy(fork.tokens, p.tokens[:16*head])
 	copy(fork.ids, p.ids[:head])
 	fork.keys = new(connector.KeyHasher).Append(nil, connector.Key{}, fork.tokens, 16)
-	for _, h := range holders { // all have a hole behind the fork, so that a walk takes some time over the run
+	for _, h := range holders { // all have a hole after the fork, so that a walk takes some time over the run
 		p.report(t, x, h, 0, head+2, head+2)
 		x.Removed(h, p.ids[head:head+1])
 	}

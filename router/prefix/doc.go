@@ -4,27 +4,25 @@
 // # Structure
 //
 // The index is a trie of runs. A run is a stretch of one chain of blocks: one array of keys
-// shared by everyone who holds any of them, the engines' names for them beside it, and a
-// coverage that says who holds what. Children hang at (offset, key) and are found by key
-// alone, in one table: a chained key identifies everything before it, so a key has one
-// place in the trie. A fork therefore splits nothing, and neither does a hole: coverage
-// knows holders that have a run's first blocks (a cut-off), large groups with the same
-// cut-off (a bitset) and holders with holes (a bitmap, turned back into a cut-off when the
-// hole heals). A block nobody holds stays as a placeholder while blocks below it are held.
+// shared by all holders of any of them, the engines' names for them beside it, and a
+// coverage that says who holds which (package coverage). Children hang at (offset, key) and
+// are found by key alone, in one table: a chained key identifies everything before it, so a
+// key has one place in the trie. A fork therefore splits nothing, and a hole doesn't either.
+// A block that nobody holds stays as a placeholder while blocks below it are held.
 //
 // # Walks
 //
-// A walk compares the query with a run at one place, the far end of what they share: keys
-// are chained, so equality there is equality of all before. Only where a prompt leaves a
-// run is the place searched for, by halving. Ranks are accounted for when their holders
-// change, not per block, so that a walk costs about as much as the runs and changes of
-// holders it meets.
+// A walk compares the query with a run at one place, the end of the stretch that both may
+// have: keys are chained, so equality there is equality of all before. Only where a prompt
+// leaves a run is the place searched for, by halving. Ranks are accounted for when their
+// holders change, not per block, so the cost of a walk depends on the number of runs and of
+// changes of holders that it meets.
 //
 // # Concurrency
 //
 // Any number of walks run beside one writer at a time (writers take a mutex). Walks take
-// no lock, wait for nothing and allocate nothing: key arrays are append-only behind a
+// no lock, wait for nothing and allocate nothing: key arrays are append-only beyond a
 // published length, a coverage is replaced as a whole or changed by single atomic words,
-// and what a walk has reached stays intact until the walk has let go of it. A walk that
+// and whatever a walk has reached stays intact until the walk drops it. A walk that
 // runs beside writes sees each run as it was at some moment of the walk.
 package prefix

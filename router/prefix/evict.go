@@ -4,7 +4,7 @@ const (
 	// epochParts is how many times the eviction clock ticks while as many blocks are made
 	// as there are: the resolution of "least recently used".
 	epochParts = 64
-	// evictSample is how many runs an eviction chooses from. Sampling 16 is close to exact
+	// evictSample is how many runs an eviction chooses from. A sample of 16 is close to exact
 	// LRU and costs less than a list that every walk would have to write to.
 	evictSample = 16
 	// evictWhole is the largest run that is dropped at once; of a longer one the second
@@ -22,7 +22,7 @@ func (x *Index) bound() {
 }
 
 // evict drops the tail of the least useful of some runs, and reports whether there was
-// one. Blocks with others below them are not dropped before those.
+// one. A block is not dropped before the blocks below it.
 func (x *Index) evict() bool {
 	var victim *run
 	for seen, found := 0, 0; seen < len(x.runs) && found < evictSample; seen++ {
@@ -48,15 +48,14 @@ func (x *Index) evict() bool {
 	if n > evictWhole {
 		keep = max(keep, n/2)
 	}
-	x.stats.Evictions++
 	x.stats.EvictedBlocks += uint64(n - keep)
 	x.cutTail(victim, keep)
 	x.trim(victim)
 	return true
 }
 
-// lessUseful says whether a is to go before b: the one longer unused, then the one that
-// fewer holders have.
+// lessUseful says whether a is to go before b: first the one unused for longer, then the one with
+// fewer holders.
 func (x *Index) lessUseful(a, b *run) bool {
 	epoch := x.epoch.Load()
 	ageA, ageB := epoch-a.seen.Load(), epoch-b.seen.Load()
@@ -66,7 +65,7 @@ func (x *Index) lessUseful(a, b *run) bool {
 	return a.cover.Load().Holders() < b.cover.Load().Holders()
 }
 
-// cutTail takes the blocks from offset keep on from everyone who has them or is expected to.
+// cutTail takes the blocks from offset keep on from all holders that have them or are expected to.
 func (x *Index) cutTail(r *run, keep uint32) {
 	end := r.len()
 	r.cover.Store(r.cover.Load().Truncated(keep, func(h Holder, lost uint32) {
@@ -80,8 +79,8 @@ func (x *Index) cutTail(r *run, keep uint32) {
 	x.recount(r)
 }
 
-// Evicted says that the index has forgotten blocks of a holder because of its bounds since it was cleared
-// last: then [ErrUnknownParent] does not tell that events of it were missed.
+// Evicted says that the index has forgotten blocks of a holder because of its bounds, since the holder was
+// cleared last: then [ErrUnknownParent] does not mean that events of the holder were missed.
 func (x *Index) Evicted(h Holder) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

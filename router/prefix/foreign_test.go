@@ -2,14 +2,15 @@ package prefix
 
 import (
 	"errors"
-	"math/rand/v2"
 	"testing"
+
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // Engines whose names are numbers of their own say equal names of different blocks. One must never place
-// its blocks behind the other's.
+// its blocks after the other's.
 func TestEqualNamesOfDifferentBlocksDoNotMix(t *testing.T) {
-	rng := rand.New(rand.NewPCG(8, 8))
+	rng := seed.Random(t, 8)
 	p, q := randomPrompt(rng, 20), randomPrompt(rng, 20)
 	for i := range p.ids {
 		p.ids[i], q.ids[i] = uint64(i), uint64(i)
@@ -71,7 +72,7 @@ func TestEqualNamesOfDifferentBlocksDoNotMix(t *testing.T) {
 
 // Domains are named by people, models too: no name makes an engine's names those of the stores.
 func TestAnEngineOfAnyDomainKeepsItsNames(t *testing.T) {
-	p := randomPrompt(rand.New(rand.NewPCG(9, 9)), 10)
+	p := randomPrompt(seed.Random(t, 9), 10)
 	for _, domain := range []string{"", "kvconn", "KeyDomain", "gpu"} {
 		x := newIndex(t)
 		h := mustAdd(t, x, GPU, domain)
@@ -86,7 +87,7 @@ func TestAnEngineOfAnyDomainKeepsItsNames(t *testing.T) {
 // Engines that give a handful of names to everything, again and again: whatever becomes of it, nobody is
 // said to have a block that it never reported, and the index stays whole.
 func TestReusedNamesInventNothing(t *testing.T) {
-	rng := rand.New(rand.NewPCG(10, 10))
+	rng := seed.Random(t, 10)
 	tree := randomTree(rng, 60)
 	x := newIndex(t)
 	holders := []Holder{mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "alone")}
@@ -102,7 +103,7 @@ func TestReusedNamesInventNothing(t *testing.T) {
 		switch rng.IntN(20) {
 		default:
 			from, parent := 0, uint64(0)
-			if len(b.path) > 1 && rng.IntN(2) == 0 { // behind a block that the holder can name
+			if len(b.path) > 1 && rng.IntN(2) == 0 { // after a block that the holder can name
 				at := 1 + rng.IntN(len(b.path)-1)
 				for name := range uint64(12) {
 					if k, ok := x.ParentKey(holders[i], name); ok && k == b.keys[at-1] {

@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
-// A store that is broken may report any keys behind any parents: the index may be wrong of them, and stays
+// A broken store may report any keys after any parents: the index may be wrong about them, but must stay
 // whole.
 func TestKeysThatAreNotChainedBreakNothing(t *testing.T) {
-	for seed := range uint64(40) {
-		rng := rand.New(rand.NewPCG(seed, 1))
+	base := seed.Of(t)
+	for number := range uint64(40) {
+		rng := rand.New(rand.NewPCG(base, number))
 		x, err := New(Options{MaxBlocks: 20 + rng.IntN(300)})
 		if err != nil {
 			t.Fatal(err)
@@ -68,7 +70,7 @@ func TestKeysThatAreNotChainedBreakNothing(t *testing.T) {
 			x.RemoveHolder(h)
 		}
 		if s := x.Stats(); s.Blocks != 0 || s.Runs != 0 || s.Held != 0 {
-			t.Errorf("seed %d: %+v", seed, s)
+			t.Errorf("number %d: %+v", number, s)
 		}
 	}
 }

@@ -46,15 +46,15 @@ var (
 	// ErrTooManyHolders says that [Options.MaxHolders] are registered.
 	ErrTooManyHolders = errors.New("prefix index: too many holders")
 	// ErrUnknownParent says that blocks follow one that the index has never seen or has
-	// forgotten: they cannot be placed. The caller drops them or has the holder resynced.
+	// forgotten: they cannot be placed. The caller drops them or resynchronizes the holder.
 	ErrUnknownParent = errors.New("prefix index: parent block unknown")
-	// ErrChain says that a key which is the first of a run was reported below two different
+	// ErrChain says that the first key of a run was reported after two different
 	// blocks. Chained keys have one predecessor, so the keys or the parent are wrong.
 	ErrChain = errors.New("prefix index: key follows another block")
 )
 
 // Index is a prefix index; see the package comment. Its methods may be called from any
-// goroutine. Those that change it take turns; walks wait for nothing.
+// goroutine. Changes take turns; walks wait for nothing.
 type Index struct {
 	opts  Options
 	heads *heads
@@ -75,16 +75,16 @@ type Index struct {
 	stats           Stats
 }
 
-// holder is what the writer knows of a holder.
+// holder is what the writer knows about a holder.
 type holder struct {
 	tier Tier
-	// names are those of the declared domain; own, if not nil, of this holder alone, made
+	// names are the names of the declared domain. own, if not nil, are of this holder alone; they are made
 	// once its names turn out to differ from the domain's.
 	names, own *names
-	// runs are the ids of all runs that the holder has or is expected to have some of,
-	// and of some that it had.
+	// runs are the ids of all runs in which the holder has blocks or is expected to,
+	// and of some in which it had.
 	runs []uint32
-	// compactAt is the length of runs at which those that it had are taken out.
+	// compactAt is the length of runs at which the latter are taken out.
 	compactAt int
 	// copies counts the copies beyond the first of blocks that were reported again.
 	copies map[place]uint32
@@ -99,12 +99,14 @@ func New(o Options) (*Index, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	return &Index{opts: o, heads: newHeads(), runs: make([]*run, 1), domains: make(map[string]*names)}, nil
+	x := &Index{opts: o, runs: make([]*run, 1), domains: make(map[string]*names)}
+	x.heads = newHeads(&x.stats.Bytes)
+	return x, nil
 }
 
 // AddHolder registers a holder. Holders of one domain name equal blocks equally (ranks
-// whose engines have equal hash settings) and share one map of names; [KeyDomain] is that
-// of kvconn's stores. A holder whose names turn out to differ gets a map of its own. The
+// whose engines have equal hash settings) and share one map of names; [KeyDomain] is the
+// domain of kvconn's stores. A holder whose names turn out to differ gets a map of its own. The
 // error is ErrTooManyHolders if the bound is reached.
 func (x *Index) AddHolder(t Tier, domain string) (Holder, error) {
 	if t >= tiers {
@@ -122,17 +124,16 @@ func (x *Index) AddHolder(t Tier, domain string) (Holder, error) {
 	}
 	d := x.domains[domain]
 	if d == nil {
-		d = newNames(domain)
+		d = newNames(domain, &x.stats.Bytes)
 		x.domains[domain] = d
 	}
 	d.holders++
 	x.holders[h] = &holder{tier: t, names: d, compactAt: minCompact}
 	x.stats.Holders++
-	x.stats.Seq++
 	return Holder(h), nil
 }
 
-// RemoveHolder forgets a holder and all it has, and gives the memory back. Its ordinal is
+// RemoveHolder forgets a holder and all its blocks, and gives the memory back. Its ordinal is
 // used again: a [Ranks] that names it must be replaced first. Unknown holders are ignored.
 func (x *Index) RemoveHolder(h Holder) {
 	x.mu.Lock()
@@ -147,7 +148,6 @@ func (x *Index) RemoveHolder(h Holder) {
 		x.holders = x.holders[:n-1]
 	}
 	x.stats.Holders--
-	x.stats.Seq++
 	if ho.names.holders--; ho.names.holders == 0 {
 		delete(x.domains, ho.names.domain)
 		for _, r := range x.runs[1:] {
@@ -159,14 +159,13 @@ func (x *Index) RemoveHolder(h Holder) {
 	}
 }
 
-// Clear forgets all that a holder has (an engine that restarted or cleared its cache), and
+// Clear forgets all blocks of a holder (an engine that restarted or cleared its cache), and
 // gives the memory back. Unknown holders are ignored.
 func (x *Index) Clear(h Holder) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if ho := x.holder(h); ho != nil {
 		x.clear(h, ho)
-		x.stats.Seq++
 	}
 }
 
@@ -206,7 +205,7 @@ const (
 	copyBytes = 40
 )
 
-// noteRun remembers that a holder has some of a run.
+// noteRun remembers that a holder has blocks of a run.
 func (x *Index) noteRun(h Holder, ho *holder, r *run) {
 	before := cap(ho.runs)
 	if len(ho.runs) >= ho.compactAt {
@@ -224,8 +223,8 @@ func (x *Index) noteRun(h Holder, ho *holder, r *run) {
 	x.stats.Bytes += int64(4 * (cap(ho.runs) - before))
 }
 
-// ParentKey returns the key of a block that a holder's engine calls id, the parent to
-// re-hash an event's tokens with. ok is false if the index doesn't know it.
+// ParentKey returns the key of the block that a holder's engine calls id, to hash an
+// event's tokens that follow it. ok is false if the index doesn't know it.
 func (x *Index) ParentKey(h Holder, id uint64) (k connector.Key, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -240,7 +239,7 @@ func (x *Index) ParentKey(h Holder, id uint64) (k connector.Key, ok bool) {
 	return x.runs[p.run()].published()[p.off()], true
 }
 
-// find returns the place of a block by a holder's name for it. For one with names of its own a name of the
+// find returns the place of a block by a holder's name for it. For a holder with names of its own, a name of the
 // domain counts only for a block that it has and never named otherwise: one from before the names differed.
 func (x *Index) find(h Holder, ho *holder, id uint64) (place, bool) {
 	id = normal(id)

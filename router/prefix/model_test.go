@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // block is a block of one token in a random tree; its number is its token and its place
@@ -82,8 +83,8 @@ type model struct {
 	out     []Result
 }
 
-func newModel(t *testing.T, seed uint64, blocks int, odd bool, o Options) *model {
-	rng := rand.New(rand.NewPCG(seed, 7))
+func newModel(t *testing.T, number, blocks int, odd bool, o Options) *model {
+	rng := seed.Random(t, number)
 	x, err := New(o)
 	if err != nil {
 		t.Fatal(err)

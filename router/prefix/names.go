@@ -8,8 +8,8 @@ import (
 )
 
 // KeyDomain is the domain of holders whose blocks are named by [KeyID]: kvconn's own
-// stores. Their blocks are held or not; in every other domain copies are counted. It is no
-// text that someone would name a model or a domain of engines by.
+// stores. Their blocks are held or not; in every other domain copies are counted. Nobody would give
+// this name to a model or a domain of engines.
 const KeyDomain = "\x00kvconn keys"
 
 // KeyID is the name of a block in [KeyDomain]: the first 8 bytes of its key, little-endian.
@@ -17,9 +17,9 @@ func KeyID(k connector.Key) uint64 { return binary.LittleEndian.Uint64(k[:8]) }
 
 const (
 	nameShards = 16
-	// tagBits is how much of a name's hash an entry holds, beside a place of 38 bits. It
-	// is where an entry belongs in the table (so that a table grows and closes gaps without
-	// looking at the names) and tells nearly all other names apart.
+	// tagBits is how many bits of a name's hash an entry holds, beside a place of 38 bits. The tag says
+	// where an entry belongs in the table (so that a table grows and closes gaps without
+	// looking at the names) and rules out nearly all other names.
 	tagBits   = 26
 	placeBits = 64 - tagBits
 	// absentName stands for the name 0, which says that a block has none.
@@ -27,13 +27,15 @@ const (
 )
 
 // names is one domain's map from the engines' block names to places. It holds no names:
-// an entry is part of the name's hash and the place, where the run has the name itself.
+// an entry is a part of the name's hash and the place. The run there has the name itself.
 type names struct {
 	domain string
-	// keyed says that names are made of keys.
+	// keyed says that names are parts of keys.
 	keyed bool
 	// holders is how many holders use the domain.
 	holders int
+	// account is a count of bytes that the map adds its own to.
+	account *int64
 	seed    uint64
 	// warmed keeps the compiler from leaving out the reads of warm.
 	warmed uint64
@@ -46,12 +48,14 @@ type nameTable struct {
 	used  int
 }
 
-func newNames(domain string) *names {
+func newNames(domain string, account *int64) *names {
 	// The seed keeps engines from choosing names that collide; no answer depends on it.
-	return &names{domain: domain, keyed: domain == KeyDomain, seed: rand.Uint64()}
+	d := &names{domain: domain, keyed: domain == KeyDomain, seed: rand.Uint64(), account: account}
+	*account += d.bytes()
+	return d
 }
 
-// normal is a name as it is kept.
+// normal returns a name in the form that is stored.
 func normal(id uint64) uint64 {
 	if id == 0 {
 		return absentName
@@ -69,6 +73,13 @@ func (d *names) slot(id uint64) (t *nameTable, tag uint64) {
 
 func (t *nameTable) home(tag uint64) int { return int(tag * uint64(len(t.slots)) >> tagBits) }
 
+func (t *nameTable) next(i int) int {
+	if i++; i < len(t.slots) {
+		return i
+	}
+	return 0
+}
+
 func entryPlace(e uint64) place { return place(e & (1<<placeBits - 1)) }
 
 // nameAt is the name of the block at p, 0 if it has none.
@@ -83,8 +94,8 @@ func (d *names) nameAt(runs []*run, p place) uint64 {
 	return 0
 }
 
-// warm reads the slots that names belong in, all at once: what follows one by one then
-// waits for memory once instead of every time.
+// warm reads the slots that names belong in, all at once, so that the look-ups that follow
+// wait for memory once and not every time.
 func (d *names) warm(ids []uint64) {
 	var sum uint64
 	for _, id := range ids {
@@ -110,78 +121,68 @@ func (d *names) get(runs []*run, id uint64) (place, bool) {
 		if e>>placeBits == tag && d.nameAt(runs, entryPlace(e)) == id {
 			return entryPlace(e), true
 		}
-		if i++; i == len(t.slots) {
-			i = 0
-		}
+		i = t.next(i)
 	}
 }
 
-// put says that the block at p has a name (normal). If another block has it, its place is
-// returned, and the name is that of p from now on if it may be moved.
-func (d *names) put(runs []*run, id uint64, p place, move bool) (other place, taken bool, grown int64) {
+// put enters the name (normal) of the block at p. If another block has it, that block's place is
+// returned; with move the name is p's from now on.
+func (d *names) put(runs []*run, id uint64, p place, move bool) (other place, taken bool) {
 	t, tag := d.slot(id)
 	if t.used >= len(t.slots)*3/4 {
-		grown = t.resize(max(16, t.used*2))
+		d.resize(t, max(16, t.used*2))
 	}
 	entry := tag<<placeBits | uint64(p)
 	for i := t.home(tag); ; {
 		e := t.slots[i]
 		switch {
 		case e == entry:
-			return 0, false, grown
+			return 0, false
 		case e == 0:
 			t.slots[i] = entry
 			t.used++
-			return 0, false, grown
+			return 0, false
 		case e>>placeBits == tag && d.nameAt(runs, entryPlace(e)) == id:
 			if move {
 				t.slots[i] = entry
 			}
-			return entryPlace(e), true, grown
+			return entryPlace(e), true
 		}
-		if i++; i == len(t.slots) {
-			i = 0
-		}
+		i = t.next(i)
 	}
 }
 
-// drop forgets that the block at p has a name (normal). It returns by how much the memory
-// changed.
-func (d *names) drop(id uint64, p place) int64 {
+// drop forgets the name (normal) of the block at p.
+func (d *names) drop(id uint64, p place) {
 	t, tag := d.slot(id)
 	if len(t.slots) == 0 {
-		return 0
+		return
 	}
 	entry := tag<<placeBits | uint64(p)
 	i := t.home(tag)
 	for t.slots[i] != entry {
 		if t.slots[i] == 0 {
-			return 0
+			return
 		}
-		if i++; i == len(t.slots) {
-			i = 0
-		}
+		i = t.next(i)
 	}
 	t.close(i)
 	t.used--
 	if len(t.slots) > 64 && t.used < len(t.slots)/4 {
-		return t.resize(t.used * 3 / 2)
+		d.resize(t, t.used*3/2)
 	}
-	return 0
 }
 
-// close empties a slot and moves up the entries behind it that then would not be found.
+// close empties a slot and moves up the entries after it that would not be found then.
 func (t *nameTable) close(gap int) {
 	size := len(t.slots)
 	for i := gap; ; {
-		if i++; i == size {
-			i = 0
-		}
+		i = t.next(i)
 		e := t.slots[i]
 		if e == 0 {
 			break
 		}
-		// How far the entry is from home and from the gap, both going backward.
+		// How far back home and gap are from the entry.
 		fromHome, fromGap := i-t.home(e>>placeBits), i-gap
 		if fromHome < 0 {
 			fromHome += size
@@ -197,9 +198,9 @@ func (t *nameTable) close(gap int) {
 	t.slots[gap] = 0
 }
 
-// resize moves the entries to a table of another size. Entries keep their order, so it
-// runs through both tables once.
-func (t *nameTable) resize(size int) (grown int64) {
+// resize moves the entries of one of the tables to another one of a given size. Entries keep their
+// sequence, so it goes through both tables once.
+func (d *names) resize(t *nameTable, size int) {
 	old := t.slots
 	t.slots = make([]uint64, size)
 	for _, e := range old {
@@ -208,11 +209,9 @@ func (t *nameTable) resize(size int) (grown int64) {
 		}
 		i := t.home(e >> placeBits)
 		for t.slots[i] != 0 {
-			if i++; i == size {
-				i = 0
-			}
+			i = t.next(i)
 		}
 		t.slots[i] = e
 	}
-	return 8 * int64(size-len(old))
+	*d.account += 8 * int64(size-len(old))
 }

@@ -2,8 +2,8 @@ package prefix
 
 import "slices"
 
-// name enters a holder's names for the blocks of r from offset from on. Where the domain
-// has others for them, or has the names for other blocks, the holder goes on with a map of
+// name enters a holder's names for the blocks of r from offset from on. If the domain
+// has other names for them, or the same names for other blocks, the holder gets a map of
 // its own, unless it is alone in the domain: then the latest name counts.
 func (x *Index) name(ho *holder, r *run, from uint32, ids []uint64) {
 	d := ho.names
@@ -19,10 +19,8 @@ func (x *Index) name(ho *holder, r *run, from uint32, ids []uint64) {
 			}
 		}
 		if d.holders > 1 {
-			ho.own = newNames("")
-			x.stats.Bytes += ho.own.bytes()
+			ho.own = newNames("", &x.stats.Bytes)
 		}
-		x.stats.NameConflicts++
 		from, ids = from+uint32(done), ids[done:]
 	}
 	if ho.own != nil {
@@ -31,14 +29,13 @@ func (x *Index) name(ho *holder, r *run, from uint32, ids []uint64) {
 	x.setNames(d, r, from, ids, true)
 }
 
-// nameByKey enters the names that are made of n blocks' keys.
+// nameByKey enters the names of n blocks, which are parts of their keys.
 func (x *Index) nameByKey(d *names, r *run, from, n uint32) {
 	if r.namesIn(d) == nil {
 		r.named = append(r.named, named{in: d})
 	}
 	for i, k := range r.published()[from : from+n] {
-		_, _, grown := d.put(x.runs, normal(KeyID(k)), makePlace(r, from+uint32(i)), true)
-		x.stats.Bytes += grown
+		d.put(x.runs, normal(KeyID(k)), makePlace(r, from+uint32(i)), true)
 	}
 }
 
@@ -56,8 +53,8 @@ func (x *Index) conflicts(d *names, r *run, from uint32, ids []uint64) bool {
 	return false
 }
 
-// setNames enters names for the blocks from an offset on, in place of those known. Unless
-// names may be moved it stops at one that is another block's, and returns how many it did.
+// setNames enters names for the blocks from an offset on, in place of known ones, and returns how many it
+// entered: all of them with move, else those before the first name of another block.
 func (x *Index) setNames(d *names, r *run, from uint32, ids []uint64, move bool) int {
 	n := r.namesIn(d)
 	if n == nil {
@@ -71,7 +68,7 @@ func (x *Index) setNames(d *names, r *run, from uint32, ids []uint64, move bool)
 			copy(grown, n.ids)
 			n.ids = grown
 		}
-		// What is between was trimmed or never named in this domain.
+		// The blocks between were trimmed or never named in this domain.
 		clear(n.ids[len(n.ids):to])
 		n.ids = n.ids[:to]
 	}
@@ -86,16 +83,14 @@ func (x *Index) setNames(d *names, r *run, from uint32, ids []uint64, move bool)
 		}
 		p := makePlace(r, from+uint32(i))
 		if *slot != 0 {
-			x.stats.Bytes += d.drop(*slot, p)
+			d.drop(*slot, p)
 		}
-		other, taken, grown := d.put(x.runs, id, p, move)
-		x.stats.Bytes += grown
+		other, taken := d.put(x.runs, id, p, move)
 		if taken && !move {
 			*slot = 0
 			return i
 		}
 		if taken {
-			x.stats.NameConflicts++
 			x.runs[other.run()].namesIn(d).ids[other.off()] = 0
 			x.renamed = append(x.renamed, other)
 		}
@@ -104,8 +99,8 @@ func (x *Index) setNames(d *names, r *run, from uint32, ids []uint64, move bool)
 	return len(ids)
 }
 
-// dropRenamed takes the blocks whose names a holder has just used for others from it: it
-// cannot have both, and no removal would name them any more. Some may have got a name again.
+// dropRenamed takes from a holder the blocks whose names it has just used for others: it
+// cannot have both, and no removal would name them again. Some may have got another name since.
 func (x *Index) dropRenamed(h Holder, ho *holder) {
 	d := ho.names
 	if ho.own != nil {
@@ -128,13 +123,13 @@ func (x *Index) unname(r *run, from uint32) {
 		n := &r.named[i]
 		if n.in.keyed {
 			for j, k := range r.published()[from:] {
-				x.stats.Bytes += n.in.drop(normal(KeyID(k)), makePlace(r, from+uint32(j)))
+				n.in.drop(normal(KeyID(k)), makePlace(r, from+uint32(j)))
 			}
 			continue
 		}
 		for j := int(from); j < len(n.ids); j++ {
 			if n.ids[j] != 0 {
-				x.stats.Bytes += n.in.drop(n.ids[j], makePlace(r, uint32(j)))
+				n.in.drop(n.ids[j], makePlace(r, uint32(j)))
 			}
 		}
 		if int(from) >= len(n.ids) {
@@ -147,7 +142,7 @@ func (x *Index) unname(r *run, from uint32) {
 }
 
 // forgetNames takes a domain that is no longer used out of a run. The domain's map is not
-// cleaned, it goes as a whole.
+// cleaned: it is dropped as a whole.
 func (x *Index) forgetNames(r *run, d *names) {
 	before := len(r.named)
 	r.named = slices.DeleteFunc(r.named, func(n named) bool { return n.in == d })

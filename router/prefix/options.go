@@ -6,11 +6,11 @@ import "fmt"
 // [Options.EnsureDefaults] fills in.
 type Options struct {
 	// MaxBlocks bounds the distinct blocks, placeholders included. Default 16 Mi: the GPU
-	// caches of a thousand ranks of 16k blocks each, or 256 Mi tokens of 16-token blocks.
+	// caches of a thousand ranks of 16k blocks each, or 256 Mi tokens in blocks of 16.
 	// At most [MaxBlocksLimit].
 	MaxBlocks int
 	// MaxBytes bounds the memory as the index accounts for it (see [Stats.Bytes]). Default
-	// 2 GiB: what MaxBlocks needs in runs of some length, with a reserve.
+	// 2 GiB: enough for MaxBlocks in runs of some length, with a reserve.
 	MaxBytes int64
 	// MaxHolders bounds the holders registered at one time. Default 4096: a thousand ranks,
 	// their nodes' disks and buckets, several times over. At most 65,536.

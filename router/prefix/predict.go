@@ -12,10 +12,10 @@ import (
 const maxPredictions = 1 << 20
 
 // Predict notes that a holder is expected to have the blocks of keys, a prompt from its
-// beginning, until deadline: what was just routed there, or what a router without events
-// thinks is there. Walks count them like blocks that were stored. What events say of the
-// same blocks is kept apart, and neither changes the other. Beyond a million predictions
-// by runs none is taken in. Errors are ErrUnknownHolder and ErrChain.
+// beginning, until deadline: a prompt that was just routed there, or that a router without events
+// thinks is there. Walks count predicted blocks like stored ones. Predictions and events about the
+// same blocks don't change each other. With a million predictions, counted by runs, no more
+// are accepted. Errors are ErrUnknownHolder and ErrChain.
 func (x *Index) Predict(h Holder, keys []connector.Key, deadline time.Time) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -23,7 +23,6 @@ func (x *Index) Predict(h Holder, keys []connector.Key, deadline time.Time) erro
 	if ho == nil {
 		return fmt.Errorf("%w: %d", ErrUnknownHolder, h)
 	}
-	x.stats.Seq++
 	var at *run
 	var next uint32
 	for len(keys) > 0 && len(x.expiry) < maxPredictions {
@@ -54,8 +53,8 @@ func (x *Index) predict(h Holder, ho *holder, r *run, end uint32, deadline int64
 	x.stats.Bytes += expiryBytes
 }
 
-// Expire forgets the predictions whose deadline is not after now, and returns how many, by
-// runs.
+// Expire forgets the predictions whose deadline is not after now, and returns how many, counted
+// by runs.
 func (x *Index) Expire(now time.Time) int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -73,9 +72,6 @@ func (x *Index) Expire(now time.Time) int {
 			x.recount(r)
 			x.trim(r)
 		}
-	}
-	if count > 0 {
-		x.stats.Seq++
 	}
 	return count
 }

@@ -31,7 +31,7 @@ func TestRandomOperationsMatchASetPerBlock(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			steps := randomSteps()
-			m := newModel(t, uint64(c.blocks), c.blocks, c.odd, Options{})
+			m := newModel(t, c.blocks, c.blocks, c.odd, Options{})
 			for i := range steps {
 				m.step(c.predictions)
 				if i%(steps/10) == 0 {

@@ -21,13 +21,13 @@ type Rank struct {
 type Result struct {
 	// GPU is how many blocks from the first on are in the rank's GPU without a gap.
 	GPU int32
-	// Disk is how many blocks directly behind those are on disks that the rank reads, and
-	// Object how many directly behind GPU+Disk are in its buckets: what a loader gets that
+	// Disk is how many of the blocks that follow directly are on disks that the rank reads, and
+	// Object how many of those that follow GPU+Disk are in its buckets: what a loader gets that
 	// turns to each tier once. A block that a faster tier has too counts for the slower one
-	// when it is behind that tier's gap.
+	// if it comes after a gap of the faster one.
 	Disk, Object int32
 	// Usable is how many blocks from the first on are in the GPU, on a disk or in a bucket,
-	// whichever: a GPU block behind a gap that a disk fills counts. At least GPU+Disk+Object.
+	// whichever: a GPU block after a gap that a disk fills counts. At least GPU+Disk+Object.
 	Usable int32
 	// FromGPU, FromDisk and FromObject are the usable blocks by the fastest tier that has
 	// each; their sum is Usable.
@@ -41,14 +41,13 @@ const maxRanks = 1 << 20
 // not change: when ranks or their holders do, make another. It may be used by any number
 // of walks at the same time.
 type Ranks struct {
-	// holders are the ranks' holders, those of rank r at [first[r], first[r+1]).
+	// holders are the ranks' holders: of rank r those at [first[r], first[r+1]).
 	holders []tiered
 	first   []uint32
-	// users are the ranks of the holders, those of holder h at [firstUser[h], firstUser[h+1]).
+	// users are the ranks of the holders: of holder h those at [firstUser[h], firstUser[h+1]).
 	users     []uint32
 	firstUser []uint32
-	// relevant is the set of all holders of a rank, sole that of those with one rank that
-	// has no other holder.
+	// relevant are all holders of a rank. sole are those whose only rank has no other holder.
 	relevant, sole coverage.Set
 	walkers        sync.Pool
 }

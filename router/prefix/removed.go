@@ -3,7 +3,7 @@ package prefix
 import "github.com/kvconn/kvconn/router/prefix/coverage"
 
 // Removed says that a holder's engine has dropped blocks. A block that was stored several
-// times stays until it has been removed as often. It returns how many of ids the holder
+// times stays until it has been removed that many times. It returns how many of ids the holder
 // didn't have.
 func (x *Index) Removed(h Holder, ids []uint64) (unknown int) {
 	x.mu.Lock()
@@ -33,9 +33,6 @@ func (x *Index) Removed(h Holder, ids []uint64) (unknown int) {
 	if cap(x.places) > maxRun {
 		x.places = nil
 	}
-	x.stats.Seq++
-	x.stats.Removed += uint64(len(ids) - unknown)
-	x.stats.UnknownRemovals += uint64(unknown)
 	return unknown
 }
 
@@ -76,15 +73,13 @@ func (x *Index) release(h Holder, ho *holder, r *run, from, to uint32) (had int)
 // take takes the blocks [from, to) of a run from a holder, and returns how many of them it had.
 func (x *Index) take(h Holder, ho *holder, r *run, from, to uint32) (had int) {
 	c := r.cover.Load()
-	next, change := c.Remove(h, from, to)
-	ho.blocks -= int64(change.Blocks)
-	if x.publish(r, c, next, change) {
-		x.recount(r)
-	}
-	if change.Blocks > 0 && to >= r.len() {
+	next, lost := c.Remove(h, from, to)
+	ho.blocks -= int64(lost)
+	x.publish(r, c, next)
+	if lost > 0 && to >= r.len() {
 		x.trim(r)
 	}
-	return int(change.Blocks)
+	return int(lost)
 }
 
 // dropCopies forgets the further copies of a block.
@@ -98,16 +93,13 @@ func (x *Index) dropCopies(ho *holder, p place) {
 // releaseRun takes all blocks of a run from a holder, and its predictions.
 func (x *Index) releaseRun(h Holder, ho *holder, r *run) {
 	c := r.cover.Load()
-	next, change := c.Remove(h, 0, maxRun)
-	ho.blocks -= int64(change.Blocks)
-	next = next.WithoutPredictions(func(p coverage.Prediction) bool { return p.Holder == h })
-	if x.publish(r, c, next, change) {
-		x.recount(r)
-	}
+	next, lost := c.Remove(h, 0, maxRun)
+	ho.blocks -= int64(lost)
+	x.publish(r, c, next.WithoutPredictions(func(p coverage.Prediction) bool { return p.Holder == h }))
 }
 
-// trim drops the blocks at a run's end that nobody holds and nothing hangs at; the run if
-// none is left, and then what that leaves bare above.
+// trim drops the blocks at a run's end that nobody holds and nothing hangs at. If none is left it drops the
+// run, and trims the run above.
 func (x *Index) trim(r *run) {
 	for {
 		n, length := max(r.cover.Load().End(nil), r.kidEnd()), r.len()
@@ -132,12 +124,13 @@ func (x *Index) trim(r *run) {
 	}
 }
 
-// dropRun takes a run that has nothing left out of the trie.
+// dropRun takes an empty run out of the trie.
 func (x *Index) dropRun(r *run) {
-	x.stats.Bytes += x.heads.remove(r) - int64(r.counted)
+	x.heads.remove(r)
+	x.stats.Bytes -= int64(r.counted)
 	x.runs[r.id] = nil
 	x.free = append(x.free, r.id)
-	// Predictions refer to the run until they expire: it keeps no memory, nor those above it.
+	// Predictions refer to the run until they expire, so it must keep no memory and no other runs.
 	r.keys.Store(&keyArray{})
 	r.cover.Store(&coverage.Coverage{})
 	r.parent, r.named, r.kids, r.written, r.id = nil, nil, nil, 0, 0

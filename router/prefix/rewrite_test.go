@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // tails are two prompts with a common head whose tails take turns at the same place of one run.
@@ -26,7 +27,7 @@ func TestWhatAWalkHasReadNeverSpeaksOfOtherBlocks(t *testing.T) {
 	for name, tail := range map[string]int{"a short tail": 20, "a tail that memory is given back for": 100} {
 		t.Run(name, func(t *testing.T) {
 			const head = 20
-			a, b := tails(rand.New(rand.NewPCG(5, 5)), head, tail)
+			a, b := tails(seed.Random(t, 5), head, tail)
 			x := newIndex(t)
 			first, second, holey := mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e")
 			a.report(t, x, first, 0, head+tail, head)
@@ -54,7 +55,7 @@ func TestWhatAWalkHasReadNeverSpeaksOfOtherBlocks(t *testing.T) {
 // The same with real walks beside a writer: nobody ever has both tails.
 func TestWalksBesideARewrittenTailInventNoHit(t *testing.T) {
 	const head, tail = 30, 90
-	a, b := tails(rand.New(rand.NewPCG(6, 6)), head, tail)
+	a, b := tails(seed.Random(t, 6), head, tail)
 	x := newIndex(t)
 	first, second := mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e")
 	view, err := NewRanks([]Rank{{GPU: first, HasGPU: true}, {GPU: second, HasGPU: true}})
@@ -77,7 +78,7 @@ func TestWalksBesideARewrittenTailInventNoHit(t *testing.T) {
 					x.WalkTokens(view, connector.Key{}, a.tokens, 16, &s, out)
 				}
 				if walks.Add(1); out[1].GPU > head {
-					t.Errorf("%d blocks of a prompt of which it has %d", out[1].GPU, head)
+					t.Errorf("%d blocks of a prompt, although it has %d", out[1].GPU, head)
 					return
 				}
 			}
@@ -103,7 +104,7 @@ func TestWalksBesideARewrittenTailInventNoHit(t *testing.T) {
 func TestDroppedRunsKeepNoMemory(t *testing.T) {
 	x := newIndex(t)
 	h := mustAdd(t, x, GPU, "e")
-	p := randomPrompt(rand.New(rand.NewPCG(7, 7)), 3*maxRun)
+	p := randomPrompt(seed.Random(t, 7), 3*maxRun)
 	if err := x.Predict(h, p.keys, time.Unix(1000, 0)); err != nil {
 		t.Fatal(err)
 	}

@@ -9,21 +9,21 @@ import (
 )
 
 const (
-	// offsetBits is how many bits an offset in a run has, maxRun how many blocks a run.
-	// Longer stretches are runs one below the other. It is bounded so that a place fits
+	// offsetBits is how many bits an offset in a run has, maxRun how many blocks a run has at most.
+	// Longer stretches are runs one below the other. They are bounded so that a place fits
 	// beside a good part of a hash in 64 bits (see [names]), and so that changing a run
 	// costs little.
 	offsetBits = 12
 	maxRun     = coverage.MaxBlocks // 1 << offsetBits
-	// rewriteBlocks is the largest run whose keys are copied to go on where a tail was
-	// trimmed; below a longer one the new blocks become a run of their own.
+	// rewriteBlocks is the largest run whose keys are copied to replace a tail that
+	// was trimmed; below a longer one the new blocks become a run of their own.
 	rewriteBlocks = 128
 )
 
 // run is a stretch of one chain of blocks.
 type run struct {
-	// head is the first block's key, depth how many blocks are before it. They and the
-	// place above don't change.
+	// head is the first block's key, depth the number of blocks before it. They, the parent and
+	// the offset there don't change.
 	head      connector.Key
 	parent    *run
 	parentOff uint32
@@ -38,26 +38,26 @@ type run struct {
 
 	// id is the run's number in the table of runs; 0 once the run is dropped.
 	id uint32
-	// written is how many of the array's keys were ever published: those a walk may be
-	// looking at, although the run has been trimmed since.
+	// written is how many of the array's keys were ever published: a walk may be
+	// looking at them, although the run has been trimmed since.
 	written uint32
-	// reached counts the cuts that got to the run's end since the group was last made.
+	// reached counts the calls of regroup since it last looked at the cuts.
 	reached uint32
-	// counted is the memory accounted for.
+	// counted is the memory of the run that is in the account.
 	counted int32
 	named   []named
 	kids    []fork
 }
 
-// keyArray is an array of keys of which the first n are the run's. The array is as long as
-// its capacity. Keys once published are never written again.
+// keyArray is an array of keys; the first n are the run's. The array is as long as
+// its capacity. Published keys are never written again.
 type keyArray struct {
 	n    atomic.Uint32
 	keys []connector.Key
 }
 
 // named are the names of a run's blocks in one domain; 0 where there is none. It is empty
-// for a domain whose names are made of the keys.
+// for a domain whose names are parts of keys.
 type named struct {
 	in  *names
 	ids []uint64
@@ -82,8 +82,8 @@ func (r *run) published() []connector.Key {
 	return a.keys[:a.n.Load()]
 }
 
-// common is how many keys a and b begin with in common. Keys are chained, so where they
-// are equal they are equal before, and one comparison tells of all.
+// common is the number of equal keys at the beginning of a and b. Keys are chained: where two
+// are equal, all before are equal, so one comparison may do.
 func common(a, b []connector.Key) int {
 	n := min(len(a), len(b))
 	if n == 0 || a[n-1] == b[n-1] {
@@ -101,8 +101,8 @@ func common(a, b []connector.Key) int {
 	return low
 }
 
-// append takes the first of keys into the run, behind its last, and returns how many; 0
-// where they have to become a run of their own.
+// append adds the first of keys after the run's last and returns how many; 0
+// if they have to become a run of their own.
 func (r *run) append(keys []connector.Key) int {
 	a := r.keys.Load()
 	n := a.n.Load()
@@ -111,7 +111,7 @@ func (r *run) append(keys []connector.Key) int {
 		return 0
 	}
 	if stale := a.keys[n:r.written]; len(stale) > 0 {
-		// A trimmed tail is still there. What comes back is published again.
+		// A trimmed tail is still there. Keys that come back are published again.
 		if c := common(stale, keys); c > 0 {
 			a.n.Store(n + uint32(c))
 			return c
@@ -139,8 +139,8 @@ func (r *run) resize(size uint32) *keyArray {
 	a.n.Store(uint32(len(old)))
 	r.keys.Store(a)
 	if r.written > uint32(len(old)) {
-		// Other blocks may come where the trimmed ones were. What a walk has read of those must not
-		// begin to tell of these: from here on changes are made to another coverage, see look.
+		// Other blocks may take the place of the trimmed ones. What a walk has read about the old ones
+		// must not come to speak of the new ones: from now on another coverage is changed, see look.
 		r.cover.Store(r.cover.Load().Clone())
 	}
 	r.written = uint32(len(old))
@@ -148,7 +148,7 @@ func (r *run) resize(size uint32) *keyArray {
 }
 
 // look returns the run's keys and who holds them, for a walk. The two belong together: a coverage that
-// was there while the array was speaks of the array's keys, and does so for good.
+// was there at the same time as the array speaks of the array's keys, and always will.
 func (r *run) look() ([]connector.Key, *coverage.Coverage) {
 	for {
 		a := r.keys.Load()
@@ -180,7 +180,7 @@ func (r *run) shrink(n uint32) {
 	}
 }
 
-// addKid counts a run that hangs at off.
+// addKid counts a run that hangs at an offset.
 func (r *run) addKid(off uint32) {
 	i, ok := r.findKid(off)
 	if !ok {

@@ -8,13 +8,13 @@ import (
 	"github.com/kvconn/kvconn/router/prefix/coverage"
 )
 
-// Stored says that a holder has blocks that follow parent, a name of the holder's engine;
+// Stored says that a holder has blocks that follow the block which its engine calls parent;
 // without hasParent they begin a prompt. keys are the blocks' chained keys, ids the
 // engine's names for them. A block stored n times has to be removed n times, except in
 // [KeyDomain].
 //
-// Errors: ErrUnknownHolder; ErrUnknownParent; ErrChain, when blocks before the wrong one
-// have been taken in. Nothing is kept of the slices.
+// Errors: ErrUnknownHolder; ErrUnknownParent; ErrChain, with the blocks before the wrong one
+// stored. The slices are not kept.
 func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, keys []connector.Key) error {
 	if len(ids) != len(keys) {
 		return fmt.Errorf("prefix index: %d names for %d blocks", len(ids), len(keys))
@@ -26,17 +26,14 @@ func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, ke
 		return fmt.Errorf("%w: %d", ErrUnknownHolder, h)
 	}
 	var at *run
-	var next uint32 // the offset behind the parent
+	var next uint32 // the offset after the parent
 	if hasParent {
 		p, ok := x.find(h, ho, parent)
 		if !ok {
-			x.stats.UnknownParents++
 			return ErrUnknownParent
 		}
 		at, next = x.runs[p.run()], p.off()+1
 	}
-	x.stats.Seq++
-	x.stats.Stored += uint64(len(keys))
 	for len(keys) > 0 {
 		r, from, n, err := x.locate(at, next, keys)
 		if err != nil {
@@ -56,7 +53,7 @@ func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, ke
 }
 
 // locate finds the place of the first n > 0 of keys, or makes it: in run r from offset
-// from on. They follow the first next blocks of at; a nil at is the root.
+// from on. The keys follow the first next blocks of at; a nil at is the root.
 func (x *Index) locate(at *run, next uint32, keys []connector.Key) (r *run, from uint32, n int, err error) {
 	if at != nil {
 		rest := at.published()[next:]
@@ -86,7 +83,7 @@ func (x *Index) locate(at *run, next uint32, keys []connector.Key) (r *run, from
 	return r, 0, int(r.len()), nil
 }
 
-// extend takes keys into a run behind its last, and returns how many.
+// extend adds keys after the last of a run, and returns how many.
 func (x *Index) extend(r *run, keys []connector.Key) int {
 	n := r.append(keys)
 	x.touch(r)
@@ -94,7 +91,7 @@ func (x *Index) extend(r *run, keys []connector.Key) int {
 	return n
 }
 
-// addRun makes a run of keys behind the first next blocks of at.
+// addRun makes a run of keys that follow the first next blocks of at.
 func (x *Index) addRun(at *run, next uint32, keys []connector.Key) *run {
 	r := &run{head: keys[0], parent: at, written: uint32(len(keys))}
 	if n := len(x.free); n > 0 {
@@ -118,11 +115,11 @@ func (x *Index) addRun(at *run, next uint32, keys []connector.Key) *run {
 	x.recount(r)
 	x.stats.Runs++
 	x.grew(len(keys))
-	x.stats.Bytes += x.heads.add(r)
+	x.heads.add(r)
 	return r
 }
 
-// grew accounts for new blocks and moves the eviction clock.
+// grew accounts for new blocks and advances the eviction clock.
 func (x *Index) grew(blocks int) {
 	x.stats.Blocks += blocks
 	if x.epochBlocks += blocks; x.epochBlocks > x.stats.Blocks/epochParts {
@@ -148,34 +145,28 @@ func (x *Index) recount(r *run) {
 // hold notes that a holder has the blocks [from, to) of a run.
 func (x *Index) hold(h Holder, ho *holder, r *run, from, to uint32) {
 	c := r.cover.Load()
-	next, change := c.Add(h, from, to, func(from, to uint32) { x.addCopies(ho, r, from, to) })
-	if change.First {
+	next, got := c.Add(h, from, to, func(from, to uint32) { x.addCopies(ho, r, from, to) })
+	ho.blocks += int64(got)
+	if next.Count(h) == got {
 		x.noteRun(h, ho, r)
 	}
-	ho.blocks += int64(change.Blocks)
-	x.publish(r, c, next, change)
-	if change.Blocks > 0 && to == r.len() {
+	if next != c {
+		r.cover.Store(next)
+	}
+	if got > 0 && to == r.len() {
 		r.regroup()
 	}
 }
 
-// publish puts a changed coverage in the place of another one, and counts what changed. It reports whether they
-// differ: if not, the change was made in place.
-func (x *Index) publish(r *run, before, after *coverage.Coverage, change coverage.Change) bool {
-	if change.Split {
-		x.stats.Splits++
+// publish replaces a run's coverage, unless the change was made in place.
+func (x *Index) publish(r *run, before, after *coverage.Coverage) {
+	if after != before {
+		r.cover.Store(after)
+		x.recount(r)
 	}
-	if change.Healed {
-		x.stats.Merges++
-	}
-	if after == before {
-		return false
-	}
-	r.cover.Store(after)
-	return true
 }
 
-// addCopies counts copies of the blocks [from, to) that the holder has already.
+// addCopies counts copies of the blocks [from, to), which the holder has already.
 func (x *Index) addCopies(ho *holder, r *run, from, to uint32) {
 	if ho.names.keyed {
 		return
@@ -193,5 +184,5 @@ func (x *Index) addCopies(ho *holder, r *run, from, to uint32) {
 }
 
 // maxCopies bounds the blocks of one holder whose copies are counted. Beyond it a block
-// counts as gone when its first copy is: a hit missed, never one invented.
+// counts as gone when its first copy is gone: that may miss a hit, but never invents one.
 const maxCopies = 1 << 20

@@ -2,9 +2,9 @@ package prefix
 
 import "github.com/kvconn/kvconn/connector"
 
-// Walk finds how far every rank gets with a prompt of which keys are the block keys, from
-// the first on. Results go to out, which must have room for one per rank. It returns the
-// largest usable prefix of any. It neither allocates nor waits.
+// Walk finds how far every rank gets with the prompt that has keys as its block keys.
+// Results go to out, which must have room for one per rank. It returns the
+// largest usable prefix of any rank. It neither allocates nor waits.
 func (x *Index) Walk(ranks *Ranks, keys []connector.Key, out []Result) (depth int) {
 	w := ranks.begin(out)
 	for int(w.pos) < len(keys) {
@@ -27,15 +27,15 @@ func (x *Index) Walk(ranks *Ranks, keys []connector.Key, out []Result) (depth in
 }
 
 const (
-	// firstStretch and maxStretch are how many blocks are hashed ahead of the walk: twice
-	// as many each time, so that a prompt nobody has costs little and one that many have
-	// is hashed without stopping often.
+	// firstStretch and maxStretch are how many blocks are hashed ahead of the walk at first and
+	// at most. The number doubles each time, so that a prompt that nobody has costs little and one
+	// that many have is hashed without stopping often.
 	firstStretch = 16
 	maxStretch   = 512
 )
 
-// Scratch is the work space of [Index.WalkTokens]: keys as far as they were needed. It may
-// be used for one walk at a time, and again and again.
+// Scratch is the work space of [Index.WalkTokens]. It holds the keys that a walk needed. It may
+// be used for one walk at a time, any number of times.
 type Scratch struct {
 	keys      []connector.Key
 	hasher    connector.KeyHasher
@@ -44,7 +44,7 @@ type Scratch struct {
 	blockSize int
 }
 
-// begin makes the scratch ready for a prompt, and returns how many full blocks it has.
+// begin makes the scratch ready for a prompt, and returns its number of full blocks.
 func (s *Scratch) begin(root connector.Key, tokens []uint32, blockSize int) int {
 	s.keys, s.root, s.tokens, s.blockSize = s.keys[:0], root, tokens, blockSize
 	if blockSize <= 0 {
@@ -53,7 +53,7 @@ func (s *Scratch) begin(root connector.Key, tokens []uint32, blockSize int) int 
 	return len(tokens) / blockSize
 }
 
-// hash goes on until the keys of the prompt's first n blocks are there.
+// hash makes sure that the keys of the prompt's first n blocks are there.
 func (s *Scratch) hash(n int) {
 	have := len(s.keys)
 	if have >= n {
@@ -66,12 +66,12 @@ func (s *Scratch) hash(n int) {
 	s.keys = s.hasher.Append(s.keys, parent, s.tokens[have*s.blockSize:n*s.blockSize], s.blockSize)
 }
 
-// Keys are the keys of the prompt that was walked last, as far as they have been hashed.
+// Keys are the keys of the prompt that was walked last, those that have been hashed.
 // They are valid until the next walk.
 func (s *Scratch) Keys() []connector.Key { return s.keys }
 
 // AllKeys hashes the rest of the prompt that was walked last and returns the keys of all
-// its full blocks, for [Index.Predict]. The tokens must not have changed. They are valid
+// its full blocks, for [Index.Predict]. The tokens must not have changed. The keys are valid
 // until the next walk.
 func (s *Scratch) AllKeys() []connector.Key {
 	if s.blockSize > 0 {
@@ -81,8 +81,8 @@ func (s *Scratch) AllKeys() []connector.Key {
 }
 
 // WalkTokens is [Index.Walk] for a prompt given as tokens: root is its root key (see
-// [connector.RootKey]), blockSize that of the keys. Tokens are hashed as far as the walk
-// gets, at most a few hundred blocks beyond. It allocates only until scratch has grown.
+// [connector.RootKey]), blockSize the tokens of a block. It hashes only the tokens that the walk
+// gets to, and at most a few hundred blocks beyond. It allocates only until scratch has grown.
 func (x *Index) WalkTokens(ranks *Ranks, root connector.Key, tokens []uint32, blockSize int, scratch *Scratch, out []Result) (depth int) {
 	total := scratch.begin(root, tokens, blockSize)
 	w := ranks.begin(out)
@@ -96,7 +96,7 @@ func (x *Index) WalkTokens(ranks *Ranks, root connector.Key, tokens []uint32, bl
 		x.touch(r)
 		keys, c := r.look()
 		want := min(len(keys), total-pos)
-		// Beyond what any rank has there is nothing to find.
+		// Beyond the blocks that any rank has there is nothing to find.
 		reach := min(want, int(c.End(w.v.relevant)))
 		n := 0
 		for n < reach {

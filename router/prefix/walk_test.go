@@ -1,17 +1,17 @@
 package prefix
 
 import (
-	"math/rand/v2"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // tieredIndex has a prompt of 10,000 blocks, a rank with GPU, disk and bucket, and one with
 // the same disk only. Every tier has the blocks of its stretches.
 func tieredIndex(t *testing.T, gpu, disk, object [][2]int) (*Index, *Ranks, prompt) {
 	x := newIndex(t)
-	p := randomPrompt(rand.New(rand.NewPCG(4, 4)), 10_000)
+	p := randomPrompt(seed.Random(t, 4), 10_000)
 	base := mustAdd(t, x, GPU, "e")
 	p.report(t, x, base, 0, 10_000, 100) // so that every parent is known
 	keyed := p
@@ -49,9 +49,9 @@ func TestTiersAreCombinedBlockByBlock(t *testing.T) {
 		diskOnly          int32
 	}{
 		{"the gpu alone", stretches{{0, 9000}}, nil, nil, Result{GPU: 9000, Usable: 9000, FromGPU: 9000}, 0},
-		{"the disk goes on behind the gpu", stretches{{0, 5000}}, stretches{{0, 8000}}, nil,
+		{"the disk goes on after the gpu", stretches{{0, 5000}}, stretches{{0, 8000}}, nil,
 			Result{GPU: 5000, Disk: 3000, Usable: 8000, FromGPU: 5000, FromDisk: 3000}, 8000},
-		{"a gpu block behind a gap that the disk fills", stretches{{0, 100}, {200, 6000}}, stretches{{50, 250}}, nil,
+		{"a gpu block after a gap that the disk fills", stretches{{0, 100}, {200, 6000}}, stretches{{50, 250}}, nil,
 			Result{GPU: 100, Disk: 150, Usable: 6000, FromGPU: 5900, FromDisk: 100}, 0},
 		{"every tier has its part", stretches{{0, 10}}, stretches{{10, 4096}}, stretches{{4000, 4200}},
 			Result{GPU: 10, Disk: 4086, Object: 104, Usable: 4200, FromGPU: 10, FromDisk: 4086, FromObject: 104}, 0},
@@ -89,7 +89,7 @@ func TestHashingStopsWhereTheWalkEnds(t *testing.T) {
 	if err := w.Stored(stranger, 0, false, w.p.ids, w.p.keys); err != nil {
 		t.Fatal(err)
 	}
-	other := randomPrompt(rand.New(rand.NewPCG(8, 8)), 8000)
+	other := randomPrompt(seed.Random(t, 8), 8000)
 	left := append(append([]uint32(nil), w.p.tokens[:1000*16]...), other.tokens[1000*16:]...)
 	var s Scratch
 	only1, err := NewRanks([]Rank{{GPU: w.holders[1], HasGPU: true}})
@@ -106,7 +106,7 @@ func TestHashingStopsWhereTheWalkEnds(t *testing.T) {
 		{"it leaves the chain", w.view, left, 1000, 1000 + maxStretch},
 		{"the ranks have less than others", only1, w.p.tokens, 700, 700},
 		{"all there", w.view, w.p.tokens, 8000, 8000},
-		{"a part of a block behind", w.view, w.p.tokens[:100*16+15], 100, 100},
+		{"and a part of a block", w.view, w.p.tokens[:100*16+15], 100, 100},
 		{"less than a block", w.view, w.p.tokens[:15], 0, 0},
 		{"no tokens", w.view, nil, 0, 0},
 	} {
@@ -131,7 +131,7 @@ func TestAThousandRanksWithTwoMillionTokens(t *testing.T) {
 	}
 	x := newIndex(t)
 	holders, view := gpuRanks(t, x, ranks)
-	p := randomPrompt(rand.New(rand.NewPCG(1, 1)), blocks)
+	p := randomPrompt(seed.Random(t, 1), blocks)
 	p.report(t, x, holders[0], 0, blocks, 1024)
 	for i, h := range holders[1:] {
 		p.report(t, x, h, 0, (i+1)*blocks/ranks, 10_000)

@@ -6,23 +6,36 @@ import (
 	"github.com/kvconn/kvconn/router/prefix/coverage"
 )
 
-// walker is the state of one walk. It follows the holders of the stretches that the walk
-// goes through, and accounts for a rank only where the tiers that it has change.
+// walker is the state of one walk. It follows the holders of the stretches that the walk goes through, and
+// accounts for a rank only where the set of tiers that have its next block changes:
+//
+//	runs        |-------A-------|-------B--------|--------C---------|
+//	stretches   |       1       |       2        |     3     |  the prompt leaves run C
+//	rank's GPU  ###################......####################
+//	its disk    ##############################...............
+//	mask        |     gpu+disk     |disk |both|     gpu      |  each | after the first is a call of account
+//
+// For each stretch [walker.gather] sorts the holders by what they have of it: all (next) or some (part).
+// [walker.stretch] compares this with who had the block before (have). Where a holder changed, or has only
+// part, [walker.look] finds the mask of each of its ranks, or [walker.lookInside] the masks where they change
+// within the stretch. [walker.lookSole] does both for the frequent case of a rank with one holder, which has no
+// other rank. [walker.change] notes a rank's new mask and passes the blocks up to there to [walker.account],
+// which adds them to the rank's result.
 type walker struct {
 	v   *Ranks
 	out []Result
-	// pos is how many blocks have been walked, alive how many ranks have had them all.
+	// pos is how many blocks have been walked, alive how many ranks have them all.
 	pos, alive int32
 	depth      int32
 	first      bool
 
-	// have, next and part are sets of holders: who has the block before pos, who has the
-	// whole of the coming stretch, who has some of it. moving are those of whom the stretch before read
-	// a bitmap: it may have changed between the looks, so that they are not in have and looked at again.
+	// have, next and part are sets of holders: those with the block before pos, with the
+	// whole of the coming stretch, with some of it. moving are holders with a bitmap that was read in the
+	// previous stretch: it may have changed between the two looks, so they are looked at again, whatever they have.
 	have, next, part, moving []uint64
 	// moved says that moving is not empty.
 	moved bool
-	// spans are those of part: what each has; spanOf says by holder which is its.
+	// spans say what each holder of part has; spanOf is the index of its span by holder.
 	spans  []span
 	spanOf []uint16
 
@@ -30,7 +43,7 @@ type walker struct {
 	step  uint32
 }
 
-// span is what a holder has of a run: the first end blocks, and those of bits if not nil.
+// span is what a holder has of a run: the first end blocks, and those in bits if not nil.
 type span struct {
 	h    Holder
 	end  uint32
@@ -42,8 +55,8 @@ type rankState struct {
 	since int32
 	// step is the last stretch that the rank was looked at for.
 	step uint32
-	// mask has the bits of the tiers that have the blocks from since on; 0 is out of the
-	// walk.
+	// mask has the bits of the tiers that have the blocks from since on; 0 if the rank is out of the
+	// walk. phase is the tier that a loader that turns to each tier once has come to.
 	mask  uint8
 	phase Tier
 }
@@ -71,7 +84,7 @@ func (v *Ranks) begin(out []Result) *walker {
 	return w
 }
 
-// end finishes the ranks that are still in the walk and gives the walker back. It returns
+// end finishes the ranks that are still in the walk and releases the walker. It returns
 // the largest usable prefix.
 func (w *walker) end() int {
 	if w.alive > 0 {
@@ -89,7 +102,7 @@ func (w *walker) end() int {
 	return int(depth)
 }
 
-// stretch walks on over the first n blocks of a run that is held as c says.
+// stretch walks over the first n blocks of a run with coverage c.
 func (w *walker) stretch(c *coverage.Coverage, n uint32) {
 	w.gather(c, n)
 	w.step++
@@ -153,8 +166,7 @@ func (w *walker) gather(c *coverage.Coverage, n uint32) {
 	}
 }
 
-// putMoving notes of the holders that may have changed unseen that they have nothing for certain: they are
-// looked at whatever they have.
+// putMoving notes that the holders of moving have some of the stretch, at least nothing: so they are looked at.
 func (w *walker) putMoving(n uint32) {
 	for i, moving := range w.moving {
 		for ; moving != 0; moving &= moving - 1 {
@@ -165,8 +177,8 @@ func (w *walker) putMoving(n uint32) {
 	w.moved = false
 }
 
-// put notes that a holder has the first end blocks of a run, and those of b if not nil. A
-// holder may come twice: predicted blocks add to those it has.
+// put notes that a holder has the first end blocks of a run, and those in b if not nil. A
+// holder may come twice: predicted blocks add to those that it has.
 func (w *walker) put(h Holder, end uint32, b *coverage.Bitmap, n uint32) {
 	word, bit := int(h/64), uint64(1)<<(h%64)
 	if word >= len(w.next) || w.v.relevant[word]&bit == 0 {
@@ -189,7 +201,7 @@ func (w *walker) put(h Holder, end uint32, b *coverage.Bitmap, n uint32) {
 	}
 }
 
-// at says whether a span has block i, and up to where that stays so.
+// at says whether a span has block i, and up to which block that stays so.
 func (s *span) at(i uint32) (has bool, until uint32) {
 	if i < s.end {
 		return true, s.end
@@ -200,8 +212,8 @@ func (s *span) at(i uint32) (has bool, until uint32) {
 	return s.bits.Stretch(i)
 }
 
-// lookSole is look for the one rank that a holder has and that has no other holder. The
-// holder has the whole stretch, or part of it, or nothing.
+// lookSole is look for a holder whose only rank has no other holder. The holder has the
+// whole stretch, or part of it, or nothing.
 func (w *walker) lookSole(h Holder, whole, part bool, n uint32) {
 	r := w.v.users[w.v.firstUser[h]]
 	st := &w.ranks[r]
@@ -230,7 +242,7 @@ func (w *walker) lookSole(h Holder, whole, part bool, n uint32) {
 	}
 }
 
-// look brings a rank up to date for a stretch of n blocks.
+// look updates a rank for a stretch of n blocks.
 func (w *walker) look(r, n uint32) {
 	st := &w.ranks[r]
 	if st.mask == 0 && !w.first || st.step == w.step {
@@ -251,7 +263,7 @@ func (w *walker) look(r, n uint32) {
 	w.change(r, st, mask, w.pos)
 }
 
-// lookInside is look where a rank's holders change inside the stretch.
+// lookInside is look for a rank whose holders change inside the stretch.
 func (w *walker) lookInside(r, n uint32, st *rankState, holders []tiered) {
 	for i := uint32(0); i < n; {
 		var mask uint8
@@ -274,7 +286,7 @@ func (w *walker) lookInside(r, n uint32, st *rankState, holders []tiered) {
 	}
 }
 
-// change notes that from pos on the tiers of mask have a rank's blocks.
+// change notes that the tiers of mask have a rank's blocks from pos on.
 func (w *walker) change(r uint32, st *rankState, mask uint8, pos int32) {
 	if mask == st.mask {
 		return
@@ -309,7 +321,7 @@ func (w *walker) account(r uint32, st *rankState, pos int32) {
 	default:
 		out.FromObject += n
 	}
-	// The tiers are turned to in order, each once.
+	// A loader turns to one tier after the other, each once.
 	for st.phase = max(st.phase, Disk); st.phase < tiers; st.phase++ {
 		if st.mask>>st.phase&1 == 0 {
 			continue

@@ -3,12 +3,14 @@ package proxy
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"time"
 
+	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/route"
 )
 
@@ -51,8 +53,8 @@ func refuses(status int) bool {
 	return false
 }
 
-// run sends the request to the rank of the decision. It reports whether that was the end of it: the client
-// has an answer, or has gone. Else another rank may be tried.
+// run sends the request to the rank of the decision. It reports whether the request is done: the client has an
+// answer, or has gone. Else another rank may be tried.
 func (a *attempt) run() (done bool) {
 	d, o := &a.decision, &a.proxy.opts
 	defer o.Router.Finish(d.Handle)
@@ -66,7 +68,7 @@ func (a *attempt) run() (done bool) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if refuses(resp.StatusCode) {
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // as much as there is
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // a part will do
 		a.refusal = &refusal{resp.StatusCode, resp.Header, body, *d}
 		o.Logger.Debug("a rank refused a request", "rank", d.Rank, "status", resp.StatusCode)
 		return false
@@ -84,9 +86,9 @@ func (a *attempt) run() (done bool) {
 	return true
 }
 
-// died returns an error if the engine died under the request though its server lives and answers. vLLM says
-// so with status 500, or with an error as the first event of a stream; but errors that are about one request
-// look the same, and so the rank is asked whether it is well.
+// died returns an error if the engine died under the request, although its server lives and answers. vLLM then
+// answers with status 500, or with an error as the first event of a stream. Errors about one request look the
+// same, so the rank is asked whether it is well.
 func (a *attempt) died(ctx context.Context, resp *http.Response, first []byte) error {
 	check := a.proxy.opts.Check
 	failed := resp.StatusCode == http.StatusInternalServerError || a.in.stream && bytes.HasPrefix(first, []byte(`data: {"error"`))
@@ -105,7 +107,7 @@ func (a *attempt) send(ctx context.Context) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	req.URL.RawQuery = a.r.URL.RawQuery // as it came: nothing that a client sends may look like a rank's failure
+	req.URL.RawQuery = a.r.URL.RawQuery // unchanged: nothing that a client sends may look like a rank's failure
 	req.Header = a.proxy.toEngine(a.r, a.in, &a.decision)
 	return a.proxy.opts.Transport.RoundTrip(req)
 }
@@ -128,11 +130,11 @@ func (a *attempt) failed(ctx context.Context, err error) (done bool) {
 	return false
 }
 
-// outputInterval is how often the router is told that a stream goes on.
+// outputInterval is how often the progress of a stream is reported to the router.
 const outputInterval = time.Second
 
-// pass hands the answer to the client, of which n bytes are there with err behind them. While the client is
-// written to, only the write's deadline runs: a client that reads slowly is not the rank's fault.
+// pass hands the answer to the client; its first n bytes are in buf, and err came after them. During a write to
+// the client only the write's deadline runs: a client that reads slowly is not the rank's fault.
 func (a *attempt) pass(cancel context.CancelCauseFunc, timer *time.Timer, resp *http.Response, buf []byte, n int, err error) {
 	o, d := &a.proxy.opts, &a.decision
 	ok := resp.StatusCode < http.StatusBadRequest
@@ -188,8 +190,9 @@ func (a *attempt) finish(resp *http.Response, err error, ok bool) {
 		a.proxy.opts.Failed(a.decision.Rank, err)
 		if a.in.stream {
 			_ = http.NewResponseController(a.w).SetWriteDeadline(time.Now().Add(a.proxy.opts.IdleTimeout)) // the last one may be over
-			e := httpError{http.StatusBadGateway, "upstream_broke_off", "the rank broke off its answer"}
-			_, _ = fmt.Fprintf(a.w, "\n\ndata: %s\n\n", e.body()) // the client may have gone
+			e := front.Error{Code: "upstream_broke_off", Message: "the rank broke off its answer"}
+			body, _ := json.Marshal(e.Body())                 // texts always have a form in JSON
+			_, _ = fmt.Fprintf(a.w, "\n\ndata: %s\n\n", body) // the client may have gone
 			_ = http.NewResponseController(a.w).Flush()
 		}
 		panic(http.ErrAbortHandler) // closes the connection without an end

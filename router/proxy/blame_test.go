@@ -44,7 +44,7 @@ func TestNothingThatAClientSendsLooksLikeARanksFailure(t *testing.T) {
 }
 
 // raw sends a completion with any query and returns the status line.
-func (f *front) raw(t *testing.T, query string) string {
+func (f *rig) raw(t *testing.T, query string) string {
 	t.Helper()
 	c, err := net.Dial("tcp", f.Listener.Addr().String())
 	if err != nil {
@@ -114,7 +114,7 @@ func TestAStreamThatStandsStillEndsWithAnError(t *testing.T) {
 	f.idle(t)
 }
 
-// answer is an engine's answer of chunks with a pause in front of each.
+// answer is an engine's answer of chunks with a pause before each.
 type answer struct {
 	ctx    context.Context
 	pause  time.Duration
@@ -189,7 +189,7 @@ func TestARefusalThatIsLongIsCutInOrder(t *testing.T) {
 }
 
 func TestAPromptThatIsTooLongIsRefused(t *testing.T) {
-	f := newFront(t, 1, func(o *Options) { o.Tokens.MaxTokens = 3 })
+	f := newFront(t, 1, func(o *Options) { o.Reader.Tokens.MaxTokens = 3 })
 	for _, body := range []string{`{"prompt":[1,2,3,4]}`, `{"prompt":"four"}`} {
 		if resp, got := f.post(t, body); resp.StatusCode != http.StatusBadRequest || !strings.Contains(got, "prompt_too_long") {
 			t.Errorf("%s: %s %s", body, resp.Status, got)

@@ -7,11 +7,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
 )
 
-// hopByHop are the headers that concern one connection alone (RFC 9110, 7.6.1).
+// hopByHop returns the headers that concern one connection alone (RFC 9110, 7.6.1).
 func hopByHop() []string {
 	return []string{
 		"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Trailer",
@@ -19,7 +20,7 @@ func hopByHop() []string {
 	}
 }
 
-// stripHops removes them, and those that Connection names.
+// stripHops removes them and the headers that Connection names.
 func stripHops(h http.Header) {
 	for _, v := range h["Connection"] {
 		for name := range strings.SplitSeq(v, ",") {
@@ -49,8 +50,8 @@ func (p *Proxy) toEngine(r *http.Request, in *incoming, d *route.Decision) http.
 	if d.Header != "" {
 		h.Set(registry.RankHeader, d.Header)
 	}
-	if in.session != "" {
-		h.Set(SessionHeader, in.session)
+	if in.Session != "" {
+		h.Set(front.SessionHeader, in.Session)
 	}
 	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
 		if before := h.Values("X-Forwarded-For"); len(before) > 0 {
@@ -58,10 +59,10 @@ func (p *Proxy) toEngine(r *http.Request, in *incoming, d *route.Decision) http.
 		}
 		h.Set("X-Forwarded-For", host)
 	}
-	if _, ok := h["Idempotency-Key"]; !ok && len(in.route.Exclude) == 0 {
-		// Not sent: it has the transport try again on a new connection where the engine closed an idle one
-		// as the request came, which servers do after seconds (uvicorn after 5). Not with a request that has
-		// failed on a rank: it may be what fails.
+	if _, ok := h["Idempotency-Key"]; !ok && len(in.Exclude) == 0 {
+		// It is not sent. With it the transport tries again on a new connection if the engine closed an idle
+		// one as the request came; servers do that after seconds (uvicorn after 5). A request that has
+		// failed on a rank does not get it: the request may be the cause.
 		h["Idempotency-Key"] = nil
 	}
 	return h
@@ -74,17 +75,17 @@ func toClient(to, from http.Header, in *incoming, d *route.Decision) {
 	}
 	stripHops(to)
 	to.Set(PinHeader, strconv.Itoa(int(d.Rank)))
-	to.Set(ReasonHeader, d.Reason.String())
+	to.Set(ReasonHeader, string(d.Reason))
 	to.Set(CachedHeader, strconv.Itoa(int(d.UseTokens)))
-	if in.note != "" {
-		to.Set(NoteHeader, headerText(in.note))
+	if in.Note != "" {
+		to.Set(NoteHeader, headerText(in.Note))
 	}
 }
 
-// maxNote bounds a header that has an error's text.
+// maxNote bounds a header with an error's text.
 const maxNote = 300
 
-// headerText keeps what may stand in a header.
+// headerText keeps the characters that a header may have.
 func headerText(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {

@@ -1,18 +1,18 @@
 package proxy
 
 import (
-	"encoding/json"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/registry"
 )
 
 func TestBadRequestsAreAnsweredWithACode(t *testing.T) {
-	f := newFront(t, 1, func(o *Options) { o.MaxBodyBytes = 4096 })
+	f := newFront(t, 1, func(o *Options) { o.Reader.MaxBodyBytes = 4096 })
 	for _, c := range []struct {
 		body, code string
 		status     int
@@ -25,7 +25,7 @@ func TestBadRequestsAreAnsweredWithACode(t *testing.T) {
 		{`{"model":"other","prompt":"x"}`, "model_not_found", 404, nil},
 		{`{"prompt":"` + strings.Repeat("x", 5000) + `"}`, "body_too_large", 413, nil},
 		{plain, "invalid_request", 400, []string{PinHeader, "x"}},
-		{plain, "invalid_request", 400, []string{SessionHeader, strings.Repeat("s", 300)}},
+		{plain, "invalid_request", 400, []string{front.SessionHeader, strings.Repeat("s", 300)}},
 		{plain, "pin_unknown", 404, []string{PinHeader, "9", StrictHeader, "true"}},
 	} {
 		resp, body := f.post(t, c.body, c.header...)
@@ -59,7 +59,7 @@ func TestAFullRankIsSaidToBeFull(t *testing.T) {
 
 func TestWithoutATokenizerLoadDecidesAndTheAnswerSaysSo(t *testing.T) {
 	for _, mode := range []enginetest.Mode{enginetest.Fail, enginetest.Hang} {
-		f := newFront(t, 1, func(o *Options) { o.Tokens.Timeout = 100 * time.Millisecond })
+		f := newFront(t, 1, func(o *Options) { o.Reader.Tokens.Timeout = 100 * time.Millisecond })
 		f.engines[0].SetTokenize(mode)
 		resp, body := f.post(t, plain)
 		if resp.StatusCode != http.StatusOK || !strings.Contains(body, "hello") || !strings.Contains(resp.Header.Get(NoteHeader), "routed by load") {
@@ -90,33 +90,10 @@ func TestConversationsAreNamedByHeaderOrBody(t *testing.T) {
 		{`{"prompt":"x","conversation_params":{"conversation_id":"d"}}`, "", "d"},
 		{`{"prompt":"x","conversation_id":"a"}`, "c", "c"},
 	} {
-		f.post(t, c.body, SessionHeader, c.header)
+		f.post(t, c.body, front.SessionHeader, c.header)
 		got := f.engines[0].Requests()
-		if v := got[len(got)-1].Header.Get(SessionHeader); v != c.want {
+		if v := got[len(got)-1].Header.Get(front.SessionHeader); v != c.want {
 			t.Errorf("%s %s: %q", c.body, c.header, v)
 		}
 	}
-}
-
-func TestTheFirstTurnIsSaidOrSeen(t *testing.T) {
-	for body, want := range map[string]bool{
-		`{"first_turn":true}`: true, `{"first_turn":false,"messages":[{"role":"user"}]}`: false, `{}`: false,
-		`{"messages":[{"role":"user"}]}`: true, `{"messages":[{"role":"user"},{"role":"assistant"}]}`: false,
-	} {
-		if got := firstTurn(fieldsOf(t, body)); got != want {
-			t.Errorf("%s: %v", body, got)
-		}
-	}
-	a := opening([]byte(`[{"role":"system"},{"role":"user","content":"x"},{"role":"assistant"}]`))
-	b := opening([]byte(`[{"role":"system"},{"role":"user","content":"x"}]`))
-	if a == "" || a != b || opening(nil) != "" || opening([]byte(`[]`)) == a {
-		t.Errorf("openings %q %q", a, b)
-	}
-}
-func fieldsOf(t *testing.T, body string) (fields map[string]json.RawMessage) {
-	t.Helper()
-	if err := json.Unmarshal([]byte(body), &fields); err != nil {
-		t.Fatal(err)
-	}
-	return fields
 }

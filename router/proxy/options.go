@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -9,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/route"
-	"github.com/kvconn/kvconn/router/tokenize"
 )
 
 // Router decides and takes reports: a route.Router.
@@ -23,17 +24,14 @@ type Router interface {
 
 // Options configure a [Proxy].
 type Options struct {
-	// Router decides. Tokens finds prompts' tokens, Engines the endpoints that tokenize for a model.
-	Router  Router
-	Tokens  *tokenize.Client
-	Engines func(model string) []string
-	// Failed is told of a rank that cannot be reached or broke off; may be nil.
+	// Router decides. Reader reads requests.
+	Router Router
+	Reader *front.Reader
+	// Failed is called when a rank cannot be reached or broke off; may be nil.
 	Failed func(rank int32, err error)
-	// Check asks a rank that answered with an error of its own whether it is well, within a few seconds;
-	// if not, another is tried. Nil takes all such answers for the request's fault.
+	// Check asks a rank that answered with an error of its own whether it is well, within a few seconds.
+	// If it is not, another is tried. Nil blames the request for all such answers.
 	Check func(ctx context.Context, rank int32) error
-	// MaxBodyBytes bounds a request. Default 64 MiB: 2 Mi token ids as JSON, several times.
-	MaxBodyBytes int64
 	// MaxTries is how many ranks are tried for one request. Default 3.
 	MaxTries int
 	// FirstByteTimeout is how long a rank may take until the first byte of its answer, waiting and
@@ -69,18 +67,9 @@ func (o *Options) EnsureDefaults() {
 	if o.Failed == nil {
 		o.Failed = func(int32, error) {}
 	}
-	if o.MaxBodyBytes == 0 {
-		o.MaxBodyBytes = 64 << 20
-	}
-	if o.MaxTries == 0 {
-		o.MaxTries = 3
-	}
-	if o.FirstByteTimeout == 0 {
-		o.FirstByteTimeout = 5 * time.Minute
-	}
-	if o.IdleTimeout == 0 {
-		o.IdleTimeout = 2 * time.Minute
-	}
+	o.MaxTries = cmp.Or(o.MaxTries, 3)
+	o.FirstByteTimeout = cmp.Or(o.FirstByteTimeout, 5*time.Minute)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, 2*time.Minute)
 	if o.Transport == nil {
 		o.Transport = NewTransport()
 	}
@@ -92,9 +81,9 @@ func (o *Options) EnsureDefaults() {
 // Validate reports the first option that cannot work.
 func (o *Options) Validate() error {
 	switch {
-	case o.Router == nil || o.Tokens == nil || o.Engines == nil:
-		return errors.New("proxy: router, tokenizer and engines must be given")
-	case o.MaxBodyBytes < 1 || o.MaxTries < 1:
+	case o.Router == nil || o.Reader == nil:
+		return errors.New("proxy: router and reader must be given")
+	case o.MaxTries < 1:
 		return errors.New("proxy: bounds must be positive")
 	case o.FirstByteTimeout < 0 || o.IdleTimeout < 0:
 		return errors.New("proxy: timeouts must be positive")
@@ -104,7 +93,7 @@ func (o *Options) Validate() error {
 
 // CheckKey reports a key of engines that cannot stand in a header: no request with it would reach one.
 func CheckKey(key string) error {
-	if strings.ContainsFunc(key, isControl) {
+	if strings.ContainsFunc(key, front.IsControl) {
 		return errors.New("the engines' key has a line break or another control character")
 	}
 	return nil

@@ -1,15 +1,12 @@
 package proxy
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 	"sync"
 	"sync/atomic"
 
-	"github.com/kvconn/kvconn/router/route"
+	"github.com/kvconn/kvconn/router/front"
 )
 
 // Proxy is the handler of completions. It is safe for concurrent use.
@@ -26,16 +23,22 @@ type counts struct {
 	inFlight                                  atomic.Int64
 }
 
-// Stats are what a proxy has done. Requests end in one of the first six.
+// Stats are what a proxy has done, with their names in JSON and as metrics. A request ends in one of the first
+// six.
 type Stats struct {
-	// OK were answered, ClientErrors are those whose own fault it is, Refused found no rank, Failed
-	// failed on every rank tried, Broken broke off after the first byte, Left were given up by the
-	// client.
-	OK, ClientErrors, Refused, Failed, Broken, Left uint64
+	// OK were answered. ClientErrors were the clients' own fault. Refused found no rank. Failed failed on
+	// every rank tried. Broken broke off after the first byte. Left were given up by the client.
+	OK           uint64 `json:"ok" metric:"completions_total" label:"outcome=ok" help:"Completions forwarded, by how they ended."`
+	ClientErrors uint64 `json:"client_errors" metric:"completions_total" label:"outcome=client_error"`
+	Refused      uint64 `json:"refused" metric:"completions_total" label:"outcome=refused"`
+	Failed       uint64 `json:"failed" metric:"completions_total" label:"outcome=failed"`
+	Broken       uint64 `json:"broken" metric:"completions_total" label:"outcome=broken"`
+	Left         uint64 `json:"left" metric:"completions_total" label:"outcome=left"`
 	// Retries are further tries, Untokenized requests that were routed by load alone.
-	Retries, Untokenized uint64
-	// InFlight are those now.
-	InFlight int64
+	Retries     uint64 `json:"retries" metric:"retries_total" help:"Further tries on another rank before the first byte."`
+	Untokenized uint64 `json:"untokenized" metric:"untokenized_total" help:"Completions routed by load alone because no engine tokenized them."`
+	// InFlight are not answered yet.
+	InFlight int64 `json:"in_flight"`
 }
 
 // New makes a proxy.
@@ -65,7 +68,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	in, err := p.read(w, r)
 	if err != nil {
 		p.counts.client.Add(1)
-		p.fail(w, err)
+		front.ErrorOf(err).Write(w)
 		return
 	}
 	a := attempt{proxy: p, w: w, r: r, in: in}
@@ -73,7 +76,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if try > 0 {
 			p.counts.tries.Add(1)
 		}
-		if err := p.opts.Router.Route(r.Context(), &in.route, &a.decision); err != nil {
+		if err := p.opts.Router.Route(r.Context(), &in.Request.Request, &a.decision); err != nil {
 			p.unrouted(w, r, err)
 			return
 		}
@@ -83,36 +86,28 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if a.run() {
 			return
 		}
-		in.route.Exclude = append(in.route.Exclude, a.decision.Rank)
+		in.Exclude = append(in.Exclude, a.decision.Rank)
 	}
 	p.giveUp(&a)
 }
 
 // unrouted answers a request that the router does not take.
 func (p *Proxy) unrouted(w http.ResponseWriter, r *http.Request, err error) {
-	switch {
-	case r.Context().Err() != nil:
+	if r.Context().Err() != nil {
 		p.counts.left.Add(1)
 		return
-	case errors.Is(err, route.ErrBusy):
-		p.counts.refused.Add(1)
-		w.Header().Set("Retry-After", "1")
-		err = &httpError{http.StatusServiceUnavailable, "busy", err.Error()}
-	case errors.Is(err, route.ErrUnknownModel):
-		p.counts.client.Add(1)
-		err = &httpError{http.StatusNotFound, "model_not_found", err.Error()}
-	case errors.Is(err, route.ErrPromptTooLong):
-		p.counts.client.Add(1)
-		err = &httpError{http.StatusBadRequest, "prompt_too_long", err.Error()}
-	default:
-		p.counts.failed.Add(1)
 	}
-	p.fail(w, err)
+	e := front.ErrorOf(err)
+	if e.Status < http.StatusInternalServerError {
+		p.counts.client.Add(1)
+	} else {
+		p.counts.refused.Add(1)
+	}
+	e.Write(w)
 }
 
 // giveUp answers a request that no rank answered: with the last rank's own refusal if it gave one.
 func (p *Proxy) giveUp(a *attempt) {
-	d := &a.decision
 	switch {
 	case a.refusal != nil:
 		p.counts.failed.Add(1)
@@ -122,42 +117,12 @@ func (p *Proxy) giveUp(a *attempt) {
 		_, _ = a.w.Write(a.refusal.body) // the client has gone
 	case a.last != nil:
 		p.counts.failed.Add(1)
-		p.fail(a.w, &httpError{http.StatusBadGateway, "upstream_failed", fmt.Sprintf("every rank tried failed (%d), the last one: %v", len(a.in.route.Exclude), a.last)})
+		(&front.Error{
+			Status: http.StatusBadGateway, Code: "upstream_failed",
+			Message: fmt.Sprintf("every rank tried failed (%d), the last one: %v", len(a.in.Exclude), a.last),
+		}).Write(a.w)
 	default:
 		p.counts.refused.Add(1)
-		status, message := Refusal(d.Reason)
-		if d.Reason.Retry() {
-			a.w.Header().Set("Retry-After", strconv.Itoa(1))
-		}
-		p.fail(a.w, &httpError{status, d.Reason.String(), message})
+		front.Refusal(&a.decision.Decision).Write(a.w)
 	}
-}
-
-// apiError is an error in OpenAI's form.
-type apiError struct {
-	Error struct {
-		Message string `json:"message"`
-		Type    string `json:"type"`
-		Code    string `json:"code"`
-	} `json:"error"`
-}
-
-func (e *httpError) body() []byte {
-	var v apiError
-	v.Error.Message, v.Error.Type, v.Error.Code = e.message, "router_error", e.code
-	b, err := json.Marshal(v)
-	if err != nil {
-		return []byte(`{"error":{"message":"error","type":"router_error","code":"internal"}}`)
-	}
-	return b
-}
-
-func (p *Proxy) fail(w http.ResponseWriter, err error) {
-	var e *httpError
-	if !errors.As(err, &e) {
-		e = &httpError{http.StatusInternalServerError, "internal", err.Error()}
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(e.status)
-	_, _ = w.Write(e.body()) // the client has gone
 }

@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
 	"github.com/kvconn/kvconn/router/tokenize"
 )
 
-// front is a proxy in front of engines, each rank's id its place.
-type front struct {
+// rig is a proxy in front of engines, each rank's id its place.
+type rig struct {
 	*httptest.Server
 	proxy   *Proxy
 	router  *route.Router
@@ -29,7 +30,7 @@ type front struct {
 	failed []int32
 }
 
-func newFront(t *testing.T, engines int, change func(*Options)) *front {
+func newFront(t *testing.T, engines int, change func(*Options)) *rig {
 	t.Helper()
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
 	router, err := route.New(route.Options{AssumeReady: true, Logger: quiet})
@@ -37,7 +38,7 @@ func newFront(t *testing.T, engines int, change func(*Options)) *front {
 		t.Fatal(err)
 	}
 	t.Cleanup(router.Close)
-	f := &front{router: router}
+	f := &rig{router: router}
 	for i := range engines {
 		e := enginetest.New(t, "m")
 		f.engines = append(f.engines, e)
@@ -46,8 +47,11 @@ func newFront(t *testing.T, engines int, change func(*Options)) *front {
 		}
 	}
 	o := Options{
-		Router: router, Tokens: &tokenize.Client{HTTP: http.DefaultClient, Timeout: 20 * time.Second, MaxTokens: 1 << 20},
-		Engines: func(string) []string { return []string{f.engines[0].URL} }, Logger: quiet,
+		Router: router, Logger: quiet,
+		Reader: &front.Reader{
+			Tokens:  &tokenize.Client{HTTP: http.DefaultClient, Timeout: 20 * time.Second, MaxTokens: 1 << 20},
+			Engines: func(string) []string { return []string{f.engines[0].URL} }, MaxBodyBytes: 64 << 20,
+		},
 		Failed: func(rank int32, _ error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -70,7 +74,7 @@ func newFront(t *testing.T, engines int, change func(*Options)) *front {
 }
 
 // post sends a completion with headers given in pairs.
-func (f *front) post(t *testing.T, body string, headers ...string) (*http.Response, string) {
+func (f *rig) post(t *testing.T, body string, headers ...string) (*http.Response, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.URL+"/v1/completions", strings.NewReader(body))
 	if err != nil {
@@ -92,7 +96,7 @@ func (f *front) post(t *testing.T, body string, headers ...string) (*http.Respon
 }
 
 // idle waits until nothing is in flight.
-func (f *front) idle(t *testing.T) {
+func (f *rig) idle(t *testing.T) {
 	t.Helper()
 	enginetest.Eventually(t, "no requests in flight", func() bool {
 		return f.router.Stats().InFlight == 0 && f.proxy.Stats().InFlight == 0
@@ -103,7 +107,7 @@ const plain = `{"model":"m","prompt":"the quick brown fox"}`
 
 func TestRequestsReachTheRankWithItsHeaders(t *testing.T) {
 	f := newFront(t, 2, func(o *Options) { o.EngineKey = "engine-key" })
-	resp, body := f.post(t, plain, PinHeader, "1", SessionHeader, "conv", "Authorization", "Bearer client", "Connection", "X-Drop", "X-Drop", "1", "X-Keep", "1", registry.RankHeader, "7")
+	resp, body := f.post(t, plain, PinHeader, "1", front.SessionHeader, "conv", "Authorization", "Bearer client", "Connection", "X-Drop", "X-Drop", "1", "X-Keep", "1", registry.RankHeader, "7")
 	if resp.StatusCode != http.StatusOK || !strings.Contains(body, "hello") || resp.Header.Get("X-Hop") != "" ||
 		resp.Header.Get(PinHeader) != "1" || resp.Header.Get(ReasonHeader) != "pin" || resp.Header.Get(NoteHeader) != "" {
 		t.Fatalf("%s %v %s", resp.Status, resp.Header, body)
@@ -113,7 +117,7 @@ func TestRequestsReachTheRankWithItsHeaders(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	for name, want := range map[string]string{
-		registry.RankHeader: "1", SessionHeader: "conv", "Authorization": "Bearer engine-key", "X-Drop": "", "X-Keep": "1",
+		registry.RankHeader: "1", front.SessionHeader: "conv", "Authorization": "Bearer engine-key", "X-Drop": "", "X-Keep": "1",
 		PinHeader: "", "X-Forwarded-For": "127.0.0.1",
 	} {
 		if v := got[0].Header.Get(name); v != want {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
 )
@@ -37,7 +38,7 @@ func (s *spy) Output(handle uint64, tokens int) bool {
 	return s.Router.Output(handle, tokens)
 }
 
-func newSpied(t *testing.T, engines int, change func(*Options)) (*front, *spy) {
+func newSpied(t *testing.T, engines int, change func(*Options)) (*rig, *spy) {
 	s := new(spy)
 	f := newFront(t, engines, func(o *Options) {
 		s.Router = o.Router
@@ -52,16 +53,16 @@ func newSpied(t *testing.T, engines int, change func(*Options)) (*front, *spy) {
 func TestTheRouterIsToldWhatTheRequestSays(t *testing.T) {
 	f, s := newSpied(t, 1, nil)
 	body := `{"model":"m","messages":[{"role":"user","content":"x"}],"cache_salt":"tenant","session_id":"sub","stream":true}`
-	f.post(t, body, ParentHeader, "parent", PinHeader, "0", StrictHeader, "true")
+	f.post(t, body, front.ParentHeader, "parent", PinHeader, "0", StrictHeader, "true")
 	f.post(t, `{"model":"m","prompt":[1,2]}`)
 	a, b := s.requests[0], s.requests[1]
 	if a.Model != "m" || a.Scope.Salt != "tenant" || a.Conversation != "parent" || !a.FirstTurn || a.Content == "" || a.Pin != 0 || !a.Strict || a.Silent {
 		t.Errorf("%+v", a)
 	}
-	if b.Scope.Salt != "" || b.Conversation != "" || b.FirstTurn || b.Content != "" || b.Pin >= 0 || b.Strict || !b.Silent || !slices.Equal(b.Tokens, []uint32{1, 2}) {
+	if b.Scope.Salt != "" || b.Conversation != "" || b.FirstTurn || b.Content != "" || b.Pin >= 0 || b.Strict || !b.Silent || !slices.Equal(b.Prompt, []uint32{1, 2}) {
 		t.Errorf("%+v", b)
 	}
-	if got := f.engines[0].Requests()[0]; got.Header.Get(SessionHeader) != "sub" || got.Header.Get(ParentHeader) != "parent" {
+	if got := f.engines[0].Requests()[0]; got.Header.Get(front.SessionHeader) != "sub" || got.Header.Get(front.ParentHeader) != "parent" {
 		t.Errorf("the engine was sent %v", got.Header)
 	}
 }

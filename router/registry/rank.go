@@ -12,13 +12,14 @@ import (
 	"strings"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/policy"
 )
 
 // Rank describes one data-parallel rank of an engine.
 type Rank struct {
 	// ID is the router's number of the rank, by which pins and answers name it.
 	ID int32 `json:"id"`
-	// Model is the model's name in requests, Adapters those of LoRA adapters that it serves besides.
+	// Model is the model's name in requests, Adapters the names of LoRA adapters that it serves, too.
 	Model    string   `json:"model"`
 	Adapters []string `json:"adapters,omitempty"`
 	// Endpoint is the engine's HTTP server, http://host:port.
@@ -28,7 +29,7 @@ type Rank struct {
 	DPMode      DPMode `json:"dp_mode,omitempty"`
 	DPRank      int    `json:"dp_rank,omitempty"`
 	DPStartRank int    `json:"dp_start_rank,omitempty"`
-	// Events are the engine's KV cache events. Without, what was routed to the rank is taken for
+	// Events are the engine's KV cache events. Without them a prompt that was routed to the rank counts as
 	// cached there for a time.
 	Events *Events `json:"events,omitempty"`
 	// Node names the machine whose kvconnd the rank loads from, and NodeURL is that kvconnd's HTTP
@@ -48,11 +49,11 @@ type Rank struct {
 	MaxTokens int64 `json:"max_tokens,omitempty"`
 	// BlockSize is the engine's number of tokens in a block. Default 16.
 	BlockSize int `json:"block_size,omitempty"`
-	// HashDomain names what ranks have in common whose engines call equal blocks by equal hashes;
-	// it saves memory. Default: the model. Engines whose hashes differ are noticed.
+	// HashDomain is a name for all ranks whose engines give equal blocks equal hashes; it saves memory.
+	// Default: the model. Engines whose hashes differ are noticed.
 	HashDomain string `json:"hash_domain,omitempty"`
-	// Speeds are what is known of the rank's speeds beforehand. What is 0 is learnt.
-	Speeds Speeds `json:"speeds,omitzero"`
+	// Speeds are known beforehand. A speed that is 0 is learnt.
+	Speeds policy.Speeds `json:"speeds,omitzero"`
 	// Draining ranks get no new requests.
 	Draining bool `json:"draining,omitempty"`
 }
@@ -68,14 +69,6 @@ type Events struct {
 	Topic string `json:"topic,omitempty"`
 	// Bind waits for the engine to connect to Endpoint, for engines whose endpoint names the router.
 	Bind bool `json:"bind,omitempty"`
-}
-
-// Speeds of a rank, tokens and bytes a second, and the bytes of KV a token has over all shards.
-type Speeds struct {
-	PrefillTokensPerS float64 `json:"prefill_tokens_per_s,omitempty"`
-	DiskBytesPerS     float64 `json:"disk_bytes_per_s,omitempty"`
-	ObjectBytesPerS   float64 `json:"object_bytes_per_s,omitempty"`
-	BytesPerToken     float64 `json:"bytes_per_token,omitempty"`
 }
 
 const (
@@ -138,7 +131,7 @@ func (r *Rank) validate() error {
 		}
 	}
 	return errors.Join(validateURL("endpoint", r.Endpoint, true), validateURL("node_url", r.NodeURL, false),
-		validateURL("bucket_url", r.BucketURL, false), r.validateDP(), r.Speeds.validate(), r.Events.validate())
+		validateURL("bucket_url", r.BucketURL, false), r.validateDP(), validateSpeeds(r.Speeds), r.Events.validate())
 }
 
 // validateURL wants scheme, host and perhaps a path.
@@ -159,8 +152,8 @@ func isDigest(text string) bool {
 	return err == nil && len(b) == len(connector.NamespaceDigest{})
 }
 
-func (s Speeds) validate() error {
-	for _, v := range []float64{s.PrefillTokensPerS, s.DiskBytesPerS, s.ObjectBytesPerS, s.BytesPerToken} {
+func validateSpeeds(s policy.Speeds) error {
+	for _, v := range []float64{s.PrefillTokens, s.DiskBytes, s.ObjectBytes, s.BytesPerToken} {
 		if v < 0 || math.IsNaN(v) || math.IsInf(v, 0) {
 			return fmt.Errorf("speed %v: a positive number, or 0 for unknown", v)
 		}
@@ -184,8 +177,8 @@ func (e *Events) validate() error {
 	return errors.Join(err, validateConnect("events.replay_endpoint", e.ReplayEndpoint))
 }
 
-// validateConnect wants an endpoint that can be connected to: engines bind to all addresses at once, as in
-// tcp://*:5557. The rest is for the feed to say.
+// validateConnect wants an endpoint that can be connected to, unlike tcp://*:5557, which engines bind to. The
+// feed checks the rest.
 func validateConnect(field, endpoint string) error {
 	address, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {

@@ -6,7 +6,7 @@ import (
 	"github.com/kvconn/kvconn/router/heap"
 )
 
-// phase is what ends for a request.
+// phase is a part of a request that takes time.
 type phase uint8
 
 const (
@@ -18,7 +18,7 @@ const (
 
 // task is a phase of a request under way.
 type task struct {
-	due     float64 // what it waits for
+	due     float64 // seconds, or for a load what link.each has to reach
 	seq     uint64  // breaks ties
 	request int32
 	phase   phase
@@ -27,7 +27,7 @@ type task struct {
 	delayed bool // a load before its first byte
 }
 
-// Before orders tasks by what they wait for.
+// Before orders tasks by the time they are due.
 func (t task) Before(other task) bool {
 	if t.due != other.due {
 		return t.due < other.due
@@ -42,7 +42,7 @@ type agenda = heap.Heap[task]
 type link struct {
 	bytesPerS float64
 	now       float64
-	each      float64 // bytes that a load under way from the start would have had
+	each      float64 // bytes that a load under way from the start would have got by now
 	loads     agenda  // due when each gets there
 	measured  float64 // bytes a second that loads got lately, as a node measures it
 }
@@ -52,7 +52,7 @@ const measureWeight = 0.1
 
 func newLink(bytesPerS float64) *link { return &link{bytesPerS: bytesPerS, measured: bytesPerS} }
 
-// share returns the bandwidth of each load if there are more of them.
+// share returns the bandwidth of each load if more of them are added.
 func (l *link) share(more int) float64 { return l.bytesPerS / float64(len(l.loads)+more) }
 
 // advance lets time pass.
@@ -72,7 +72,7 @@ func (l *link) start(now float64, t task) {
 	l.loads.Push(t)
 }
 
-// next returns when the next load ends, infinity if there is none.
+// next returns the time when the next load ends, infinity if there is none.
 func (l *link) next() float64 {
 	if len(l.loads) == 0 {
 		return math.Inf(1)
@@ -80,7 +80,7 @@ func (l *link) next() float64 {
 	return l.now + max(float64((l.loads[0].due-l.each)/l.share(0)), 0)
 }
 
-// finish ends the load that is next, at the time that next returned.
+// finish ends the next load, at the time that next returned.
 func (l *link) finish(now float64) task {
 	l.advance(now)
 	t := l.loads.Pop()

@@ -5,11 +5,12 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // randomPrompts returns prompts that fork like those of conversations.
-func randomPrompts(seed uint64, n int) *Trace {
-	random := rand.New(rand.NewPCG(seed, 1))
+func randomPrompts(random *rand.Rand, n int) *Trace {
 	t := &Trace{BlockTokens: 16}
 	for i := range n {
 		var blocks []int32
@@ -52,7 +53,7 @@ func (c *naiveLRU) prefix(blocks []int32) int {
 
 func TestLRUAgreesWithANaiveOne(t *testing.T) {
 	for _, capacity := range []int{0, 1, 7, 60} {
-		trace := randomPrompts(uint64(capacity), 400)
+		trace := randomPrompts(seed.Random(t, capacity), 400)
 		c, naive := newLRU(capacity), &naiveLRU{max: capacity}
 		for i, r := range trace.Requests {
 			if got, want := c.prefix(r.Blocks), naive.prefix(r.Blocks); got != want {
@@ -71,8 +72,8 @@ func TestLRUAgreesWithANaiveOne(t *testing.T) {
 // evicts what is held, and has of each prompt a prefix.
 func TestGPUCacheKeepsWhatIsHeld(t *testing.T) {
 	const capacity = 40
-	trace := randomPrompts(3, 600)
-	random := rand.New(rand.NewPCG(5, 5))
+	random := seed.Random(t, 5)
+	trace := randomPrompts(random, 600)
 	c := newGPUCache(capacity)
 	var running [][]int32
 	waited := 0
@@ -117,7 +118,7 @@ func TestGPUCacheKeepsWhatIsHeld(t *testing.T) {
 			n := c.prefix(old.Blocks)
 			for _, b := range old.Blocks[n:] {
 				if _, ok := c.at[b]; ok {
-					t.Fatal("a block outlived the one in front of it")
+					t.Fatal("a block outlived the one before it")
 				}
 			}
 		}

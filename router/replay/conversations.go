@@ -57,14 +57,14 @@ func (c *chats) finish(t *Trace) {
 	t.Conversations, t.Source = int(c.next), ConversationsRecorded
 }
 
-// A block at the head of more requests than one in commonPart, and than commonLeast, is taken for
+// A block at the head of more than one in commonPart requests, and of more than commonLeast, is taken for
 // part of a common system prompt.
 const (
 	commonPart  = 100
 	commonLeast = 8
 )
 
-// deriveConversations finds the conversations by their prompts; see [Trace.Conversations].
+// deriveConversations finds the conversations from their prompts; see [Trace.Conversations].
 func (t *Trace) deriveConversations() {
 	uses := make([]int32, t.DistinctBlocks)
 	for i := range t.Requests {

@@ -14,17 +14,17 @@ type CapacityPoint struct {
 }
 
 // Capacity is the hit rate of every size of disk at once. It is exact for tiers that evict the least
-// recently used block of prompts used as a whole, one after the other: what a disk of n blocks holds is
-// then the n blocks used last, whatever n is (Mattson et al., Evaluation techniques for storage
-// hierarchies, 1970), so that one pass over the trace with the distance of each use from the one before
-// tells all sizes.
+// recently used block of prompts used as a whole, one after the other: a disk of n blocks then holds
+// the n blocks used last, whatever n is (Mattson et al., Evaluation techniques for storage
+// hierarchies, 1970). So one pass over the trace, with the distance of each use from the one before,
+// gives the rates of all sizes.
 type Capacity struct {
-	blocks, tokens       []float64 // hits by the least size that has them
+	blocks, tokens       []float64 // hits by the smallest size that has them
 	allBlocks, allTokens float64
 }
 
-// NewCapacity measures a trace on one disk for all ranks, or with node, the node of each request (-1 to
-// leave it out), on the disks of so many nodes.
+// NewCapacity measures a trace on the disks of a number of nodes. node is the node of each request, -1 to leave it
+// out; nil for one disk that all requests share.
 func NewCapacity(t *Trace, nodes int, node []int32) *Capacity {
 	c := &Capacity{blocks: make([]float64, t.DistinctBlocks+1), tokens: make([]float64, t.DistinctBlocks+1)}
 	for n := range max(nodes, 1) {
@@ -57,7 +57,7 @@ func (c *Capacity) add(t *Trace, r *Request, s *stack) {
 	}
 }
 
-// At returns the hit rates with disks of so many blocks.
+// At returns the hit rates with disks of a number of blocks.
 func (c *Capacity) At(diskBlocks int) (blocks, tokens float64) {
 	at := min(max(diskBlocks, 0), len(c.blocks)-1)
 	if c.allBlocks > 0 {
@@ -69,8 +69,8 @@ func (c *Capacity) At(diskBlocks int) (blocks, tokens float64) {
 	return blocks, tokens
 }
 
-// BlocksFor returns the least size of disk, in blocks, with the given part of the hits that an infinite
-// one has, by tokens.
+// BlocksFor returns the smallest size of disk, in blocks, that has the given part of the hits of an infinite
+// one, by tokens.
 func (c *Capacity) BlocksFor(part float64) int {
 	want := part * c.tokens[len(c.tokens)-1]
 	low, high := 0, len(c.tokens)-1
@@ -84,7 +84,7 @@ func (c *Capacity) BlocksFor(part float64) int {
 	return low
 }
 
-// Points returns the curve at 1, 2, 3, 5 and 7 times the powers of ten, over three and more of them up to
+// Points returns the curve at 1, 2, 3, 5 and 7 times the powers of ten, over at least three powers up to
 // the first size that holds all blocks, and at extra.
 func (c *Capacity) Points(bytesPerBlock float64, extra ...int) []CapacityPoint {
 	var sizes []int
@@ -102,7 +102,7 @@ func (c *Capacity) Points(bytesPerBlock float64, extra ...int) []CapacityPoint {
 	}
 }
 
-// stack holds the blocks of a trace in the order of their last use.
+// stack holds the blocks of a trace by their last use.
 type stack struct {
 	uses  func(request int) bool
 	last  []int32 // number of the latest use of each block, from 1; 0 for none
@@ -121,7 +121,7 @@ func newStack(t *Trace, uses func(int) bool) *stack {
 	return &stack{uses: uses, last: make([]int32, t.DistinctBlocks), tree: make([]int32, n+1)}
 }
 
-// depth returns the place of a block from the most recently used one on, from 1; 0 if it was not used.
+// depth returns the place of a block, counted from 1 for the most recently used one; 0 if it was not used.
 func (s *stack) depth(b int32) int32 {
 	at := s.last[b]
 	if at == 0 {
@@ -152,7 +152,7 @@ func (s *stack) mark(at, by int32) {
 	}
 }
 
-// points returns the curve at the given sizes, in order and each once.
+// points returns the curve at the given sizes, sorted and each once.
 func (c *Capacity) points(bytesPerBlock float64, sizes []int) []CapacityPoint {
 	slices.Sort(sizes)
 	var out []CapacityPoint

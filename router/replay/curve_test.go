@@ -2,15 +2,16 @@ package replay
 
 import (
 	"math"
-	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // One pass tells for every size what a simulation of that size tells.
 func TestCapacityIsExactForEverySize(t *testing.T) {
-	trace := randomPrompts(11, 300)
-	random := rand.New(rand.NewPCG(2, 2))
+	random := seed.Random(t, 2)
+	trace := randomPrompts(random, 300)
 	node := make([]int32, len(trace.Requests))
 	for i := range node {
 		node[i] = int32(random.IntN(4)) - 1
@@ -47,7 +48,7 @@ func TestCapacityIsExactForEverySize(t *testing.T) {
 }
 
 func TestBlocksForIsTheLeastSize(t *testing.T) {
-	trace := randomPrompts(7, 200)
+	trace := randomPrompts(seed.Random(t, 7), 200)
 	c := NewCapacity(trace, 1, nil)
 	_, most := c.At(trace.DistinctBlocks)
 	for _, part := range []float64{0.1, 0.5, 0.9, 1} {

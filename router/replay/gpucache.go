@@ -3,8 +3,8 @@ package replay
 import "slices"
 
 // gpuCache is a rank's cache: running requests hold their blocks, the others are evicted, least
-// recently held first. It shares blocks between requests with equal prefixes. Of every prompt the
-// valid blocks are a prefix.
+// recently held first. It shares blocks between requests with equal prefixes. The valid blocks
+// of a prompt are always a prefix of it.
 type gpuCache struct {
 	blockCache     // its list has the blocks that nobody holds
 	held       int // blocks that somebody holds

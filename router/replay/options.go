@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -27,7 +28,7 @@ type Options struct {
 	// DiskBytesPerS is the bandwidth of a node's disk, ObjectBytesPerS that between a node and the
 	// object store. Defaults 3e9, one NVMe disk of the better kind, and 1e9.
 	DiskBytesPerS, ObjectBytesPerS float64
-	// SaveBytesPerS is what a node's disk takes of writes; saves that are more than a second behind are
+	// SaveBytesPerS is what a node's disk can write; saves that come more than a second too fast are
 	// dropped, the ends of prompts first. Default 0: every save is kept.
 	SaveBytesPerS float64
 	// DiskDelay and ObjectDelay are the times before the first byte of a load. Defaults 0 and 30 ms;
@@ -38,9 +39,9 @@ type Options struct {
 	// MaxRunning bounds the requests that a rank serves at once, decoding included. Default 256.
 	MaxRunning int
 	// OverlapLoads lets prompts load while their rank computes others, as engines with asynchronous
-	// connectors can; the policy cost is told.
+	// connectors can. The policy cost takes account of it.
 	OverlapLoads bool
-	// AlwaysLoad loads every hit, also where computing is faster.
+	// AlwaysLoad loads every hit, even where computing is faster.
 	AlwaysLoad bool
 
 	// Speed is how much faster than recorded the requests arrive. Default 1.
@@ -56,23 +57,23 @@ type Options struct {
 	Seed uint32
 }
 
-// EnsureDefaults fills in what is not set.
+// EnsureDefaults fills in every field that is zero.
 func (o *Options) EnsureDefaults() {
-	setDefault(&o.Ranks, 8)
-	setDefault(&o.Nodes, 1)
-	setDefault(&o.GPUBlocks, 1000)
-	setDefault(&o.DiskBlocks, 30000)
-	setDefault(&o.PrefillTokensPerS, 10000)
-	setDefault(&o.BytesPerToken, 128<<10)
-	setDefault(&o.DiskBytesPerS, 3e9)
-	setDefault(&o.ObjectBytesPerS, 1e9)
-	setDefault(&o.ObjectDelay, 30*time.Millisecond)
-	setDefault(&o.DecodeTokenTime, 25*time.Millisecond)
-	setDefault(&o.MaxRunning, 256)
-	setDefault(&o.Speed, 1)
+	o.Ranks = cmp.Or(o.Ranks, 8)
+	o.Nodes = cmp.Or(o.Nodes, 1)
+	o.GPUBlocks = cmp.Or(o.GPUBlocks, 1000)
+	o.DiskBlocks = cmp.Or(o.DiskBlocks, 30000)
+	o.PrefillTokensPerS = cmp.Or(o.PrefillTokensPerS, 10000)
+	o.BytesPerToken = cmp.Or(o.BytesPerToken, 128<<10)
+	o.DiskBytesPerS = cmp.Or(o.DiskBytesPerS, 3e9)
+	o.ObjectBytesPerS = cmp.Or(o.ObjectBytesPerS, 1e9)
+	o.ObjectDelay = cmp.Or(o.ObjectDelay, 30*time.Millisecond)
+	o.DecodeTokenTime = cmp.Or(o.DecodeTokenTime, 25*time.Millisecond)
+	o.MaxRunning = cmp.Or(o.MaxRunning, 256)
+	o.Speed = cmp.Or(o.Speed, 1)
 }
 
-// effective returns the options with 0 for what is negative for none.
+// effective returns the options with 0 in place of the negative numbers that stand for none.
 func (o Options) effective() Options {
 	o.DiskBlocks, o.ObjectBlocks = max(o.DiskBlocks, 0), max(o.ObjectBlocks, 0)
 	o.DiskDelay, o.ObjectDelay = max(o.DiskDelay, 0), max(o.ObjectDelay, 0)
@@ -116,12 +117,4 @@ func (o *Options) Validate() error {
 		}
 	}
 	return nil
-}
-
-// setDefault sets what is zero.
-func setDefault[T comparable](v *T, to T) {
-	var zero T
-	if *v == zero {
-		*v = to
-	}
 }

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// point is a point of a series, or on the page.
+// point is a point of a series, or of the page.
 type point struct{ x, y float64 }
 
 // series is a line of a panel.
@@ -15,14 +15,14 @@ type series struct {
 	style  style
 }
 
-// panel is a plot with a logarithmic axis below and a linear one from 0 on at the left.
+// panel is a plot with a logarithmic axis below and a linear one from 0 at the left.
 type panel struct {
 	title, xLabel, yLabel    string
 	left, top, width, height float64
 	xMin, xMax, yMax         float64
 	xTick                    func(v float64) []string // lines of text
 	series                   []series
-	legendTop                float64 // the legend stands at the left below it; 0: at the lower right
+	legendTop                float64 // the legend is at the left below it; 0: at the lower right
 }
 
 // palette returns the i-th line style: the colours of Okabe and Ito, which people with colour blindness
@@ -43,7 +43,7 @@ func (p *panel) y(v float64) float64 { return p.top + p.height*(1-min(max(v/p.yM
 // draw draws the panel.
 func (p *panel) draw(s *svg) {
 	p.drawAxes(s)
-	p.drawLegend(s) // behind the lines, in case one of them has to pass
+	p.drawLegend(s) // under the lines, in case one of them has to cross it
 	for _, line := range p.series {
 		at := make([]point, len(line.points))
 		for i, v := range line.points {
@@ -95,7 +95,7 @@ func tickStep(most float64) float64 {
 	}
 }
 
-// drawLegend names the series where rising lines leave room.
+// drawLegend names the series, in a place that rising lines leave free.
 func (p *panel) drawLegend(s *svg) {
 	const row, sample, glyph, pad = 17.0, 30.0, 6.6, 8.0
 	longest := 0

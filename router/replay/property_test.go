@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/router/policy"
 )
 
@@ -34,21 +35,21 @@ type invariant struct {
 	t *testing.T
 }
 
-func (p *invariant) Route(s *policy.State, reqs []policy.Request, out []policy.Decision) {
-	for i, m := range reqs[0].Match {
-		if m.GPU < 0 || m.Disk < 0 || m.Object < 0 || m.Usable != m.GPU+m.Disk+m.Object || int(m.Usable) > reqs[0].Tokens {
-			p.t.Fatalf("match %+v of %d tokens on rank %d", m, reqs[0].Tokens, i)
+func (p *invariant) Place(s *policy.State, r *policy.Request, d *policy.Decision) {
+	for i, m := range r.Match {
+		if m.GPU < 0 || m.Disk < 0 || m.Object < 0 || m.Usable != m.GPU+m.Disk+m.Object || int(m.Usable) > r.Tokens {
+			p.t.Fatalf("match %+v of %d tokens on rank %d", m, r.Tokens, i)
 		}
 	}
-	p.Policy.Route(s, reqs, out)
+	p.Policy.Place(s, r, d)
 }
 
 // Whatever the machines and the policy, every request ends, no earlier than it can be computed, and what
 // was found and what was computed add up.
 func TestEveryRequestEnds(t *testing.T) {
-	random := rand.New(rand.NewPCG(41, 42))
+	random := seed.Random(t, 41)
 	for run := range 150 {
-		trace, o := randomPrompts(uint64(run), 120), randomOptions(random)
+		trace, o := randomPrompts(random, 120), randomOptions(random)
 		p, err := NewPolicy(PolicyNames()[run%len(PolicyNames())], &o)
 		if err != nil {
 			t.Fatal(err)

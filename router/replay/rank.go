@@ -19,7 +19,7 @@ type rank struct {
 
 func conversationName(c int32) string { return strconv.Itoa(int(c)) }
 
-// admit takes requests from the queue while the rank can serve them.
+// admit takes requests from the queue as long as the rank can serve them.
 func (s *simulation) admit(k *rank) {
 	for len(k.queue) > 0 && k.running < s.opts.MaxRunning {
 		if !s.opts.OverlapLoads && (k.busy || k.loading > 0 || len(k.ready) > 0) {
@@ -88,8 +88,8 @@ func (s *simulation) bytes(r *Request, from, to int) float64 {
 	return float64(max(s.trace.tokensOf(r, to)-s.trace.tokensOf(r, from), 0)) * s.opts.BytesPerToken
 }
 
-// cut returns how many blocks of the prefix that was found are best not computed. Between the cuts
-// tried both times are linear.
+// cut returns how many blocks of the prefix that was found had better be loaded than computed. Between the
+// cuts that it tries both times are linear.
 func (s *simulation) cut(r *Request, f *flight, n *node) int {
 	onDisk, all := f.gpu+f.disk, f.gpu+f.disk+f.object
 	if s.opts.AlwaysLoad {
@@ -115,7 +115,7 @@ func (s *simulation) cut(r *Request, f *flight, n *node) int {
 	return best
 }
 
-// ended goes on with a request whose phase is over.
+// ended continues a request whose phase is over.
 func (s *simulation) ended(t *task) {
 	k := &s.ranks[s.flights[t.request].rank]
 	switch t.phase {
@@ -136,7 +136,7 @@ func (s *simulation) ended(t *task) {
 	}
 }
 
-// makeReady lets a request that is loaded be computed in the order of arrival.
+// makeReady lets a request that is loaded be computed when its turn comes, by arrival.
 func (s *simulation) makeReady(k *rank, request int32) {
 	at := len(k.ready)
 	for at > 0 && s.flights[k.ready[at-1]].arrival > s.flights[request].arrival {
@@ -181,7 +181,7 @@ func (s *simulation) prefilled(k *rank, request int32) {
 	s.admit(k)
 }
 
-// save puts a prompt on a node's disk, as much of it as the disk is not behind with.
+// save puts a prompt on a node's disk, or the part of it that the disk can write in time.
 func (s *simulation) save(n *node, blocks []int32) {
 	if s.opts.SaveBytesPerS == 0 {
 		n.disk.use(blocks)

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,11 +14,11 @@ import (
 var (
 	// ErrEmptyTrace means that there is no request in the trace.
 	ErrEmptyTrace = errors.New("the trace has no requests")
-	// ErrBadTrace means that a line of the trace is not as it should be; see [LineError].
+	// ErrBadTrace means that a line of the trace is wrong; see [LineError].
 	ErrBadTrace = errors.New("bad trace")
 )
 
-// LineError is what is wrong with a line of a trace. It wraps [ErrBadTrace].
+// LineError says what is wrong with a line of a trace. It wraps [ErrBadTrace].
 type LineError struct {
 	// Line counts from 1.
 	Line int
@@ -31,7 +32,7 @@ func (e *LineError) Error() string { return fmt.Sprintf("bad trace: line %d: %s"
 // Unwrap returns [ErrBadTrace].
 func (e *LineError) Unwrap() error { return ErrBadTrace }
 
-// maxTokens bounds a prompt and an answer; it is what router/load takes.
+// maxTokens bounds a prompt and an answer; it is the bound of the load tracker.
 const maxTokens = 1 << 30
 
 // maxSpanSeconds bounds the span of a trace, to some thirty years.
@@ -47,11 +48,11 @@ type ReadOptions struct {
 	TimestampUnit time.Duration
 }
 
-// EnsureDefaults fills in what is not set.
+// EnsureDefaults fills in every field that is zero.
 func (o *ReadOptions) EnsureDefaults() {
-	setDefault(&o.BlockTokens, 512)
-	setDefault(&o.MaxLineBytes, 8<<20)
-	setDefault(&o.TimestampUnit, time.Millisecond)
+	o.BlockTokens = cmp.Or(o.BlockTokens, 512)
+	o.MaxLineBytes = cmp.Or(o.MaxLineBytes, 8<<20)
+	o.TimestampUnit = cmp.Or(o.TimestampUnit, time.Millisecond)
 }
 
 // Validate reports the first option that cannot work.
@@ -85,7 +86,7 @@ type reader struct {
 	opts   ReadOptions
 	trace  *Trace
 	blocks map[int64]int32
-	before []int32 // block in front of each, -1 for none
+	before []int32 // the block before each, -1 for none
 	chats  chats
 	first  float64 // timestamp of the first request
 	last   float64
@@ -93,7 +94,7 @@ type reader struct {
 
 // Read reads a trace: one JSON object a line with timestamp, input_length, output_length and hash_ids,
 // one id for each block of the prompt that stands for the block and everything before it; the id of a
-// partial last block may be left out. Timestamps don't decrease. Empty lines count for nothing. Errors
+// partial last block may be left out. Timestamps don't decrease. Empty lines are skipped. Errors
 // are those of r, [*LineError] or [ErrEmptyTrace].
 func Read(r io.Reader, o ReadOptions) (*Trace, error) {
 	o.EnsureDefaults()
@@ -147,7 +148,7 @@ func (p *reader) add(text []byte) string {
 			p.blocks[id] = b
 			p.before = append(p.before, before)
 		case p.before[b] != before:
-			return fmt.Sprintf("block %d (place %d) had another block in front of it earlier: ids have to stand for the block and everything before it", id, i)
+			return fmt.Sprintf("block %d (place %d) followed another block earlier: ids have to stand for the block and everything before it", id, i)
 		}
 		r.Blocks[i], before = b, b
 	}
@@ -176,7 +177,7 @@ func (p *reader) check(l *line) string {
 	case !(math.Abs(*l.Timestamp) <= 1<<53):
 		return fmt.Sprintf("timestamp %v is out of range", *l.Timestamp)
 	case len(p.trace.Requests) > 0 && *l.Timestamp < p.last:
-		return fmt.Sprintf("timestamp %v is before the one of the request in front, %v: sort the trace", *l.Timestamp, p.last)
+		return fmt.Sprintf("timestamp %v is before that of the previous request, %v: sort the trace", *l.Timestamp, p.last)
 	case *l.InputLength < 0 || *l.InputLength > maxTokens:
 		return fmt.Sprintf("input_length %d is out of range", *l.InputLength)
 	case *l.OutputLength < 0 || *l.OutputLength > maxTokens:
@@ -189,14 +190,14 @@ func (p *reader) check(l *line) string {
 	return ""
 }
 
-// describe says in a trace's words what the JSON decoder found.
+// describe says in terms of a trace what is wrong with its JSON.
 func describe(err error) string {
 	var kind *json.UnmarshalTypeError
 	if errors.As(err, &kind) {
 		if kind.Field == "" {
 			return "not a JSON object: " + kind.Value
 		}
-		return fmt.Sprintf("%s is no such number: %s", kind.Field, kind.Value)
+		return fmt.Sprintf("%s cannot be a %s", kind.Field, kind.Value)
 	}
 	return "not JSON: " + err.Error()
 }

@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/testkit/docs"
 	"github.com/kvconn/kvconn/internal/testkit/trace"
 	"github.com/kvconn/kvconn/router/policy"
 )
@@ -72,22 +72,22 @@ type boundedLoad struct {
 
 func (*boundedLoad) Name() string { return "bounded-load" }
 
-func (p *boundedLoad) Route(s *policy.State, reqs []policy.Request, out []policy.Decision) {
+func (p *boundedLoad) Place(s *policy.State, r *policy.Request, d *policy.Decision) {
 	const bound = 1.25
 	if p.tokens == nil {
 		p.tokens = make([]float64, len(s.Ranks))
 	}
-	more := float64(reqs[0].Tokens)
+	more := float64(r.Tokens)
 	p.all += more
 	best, least := -1, 0
-	for i, m := range reqs[0].Match {
+	for i, m := range r.Match {
 		if p.tokens[i] < p.tokens[least] {
 			least = i
 		}
 		if p.tokens[i]+more > bound*p.all/float64(len(s.Ranks)) {
 			continue
 		}
-		if best < 0 || m.GPU > reqs[0].Match[best].GPU || m.GPU == reqs[0].Match[best].GPU && p.tokens[i] < p.tokens[best] {
+		if best < 0 || m.GPU > r.Match[best].GPU || m.GPU == r.Match[best].GPU && p.tokens[i] < p.tokens[best] {
 			best = i
 		}
 	}
@@ -95,7 +95,7 @@ func (p *boundedLoad) Route(s *policy.State, reqs []policy.Request, out []policy
 		best = least
 	}
 	p.tokens[best] += more
-	out[0] = policy.Decision{Rank: s.Ranks[best].ID, Index: best, UseTokens: reqs[0].Match[best].Usable, LoadDisk: reqs[0].Match[best].LoadDisk}
+	*d = policy.Decision{Rank: s.Ranks[best].ID, Index: best, UseTokens: r.Match[best].Usable, LoadDisk: r.Match[best].LoadDisk}
 }
 
 // 8 ranks, 1,000 blocks of GPU each, 30,000 of shared disk.
@@ -212,18 +212,6 @@ func short(s float64) string {
 	return strings.TrimPrefix(fmt.Sprintf("%.3f", s), "0")
 }
 
-// says checks that a document has a row, or other text.
-func says(t *testing.T, document, row string) {
-	t.Helper()
-	b, err := os.ReadFile("../../docs/" + document)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if t.Log(row); !strings.Contains(string(b), row) {
-		t.Errorf("docs/%s has other figures", document)
-	}
-}
-
 func TestCostBeatsTheOthersOnHalfOfTheTrace(t *testing.T) {
 	tr := readTrace(t, trace.Half(t))
 	settings := []setting{
@@ -239,7 +227,7 @@ func TestCostBeatsTheOthersOnHalfOfTheTrace(t *testing.T) {
 	for _, s := range settings {
 		s.o = half(s.o)
 		row, cost, others := s.row(t, tr, []string{"round-robin", "load", "kv-aware", "kv-aware-gpu", "cost"})
-		says(t, "adr/0008-router-policies.md", row)
+		docs.Says(t, "adr/0008-router-policies.md", row)
 		for _, p := range others {
 			if cost.TTFT.Mean >= p.TTFT.Mean || cost.TTFT.P95 >= p.TTFT.P95 {
 				t.Errorf("%s: cost is not better than %s", s.name, p.Policy)
@@ -247,7 +235,7 @@ func TestCostBeatsTheOthersOnHalfOfTheTrace(t *testing.T) {
 		}
 		if s.o.DiskBlocks < 0 {
 			more := 100 * (float64(cost.ComputedTokens)/float64(others[2].ComputedTokens) - 1)
-			says(t, "adr/0008-router-policies.md", fmt.Sprintf("`cost` computes %.1f%% more tokens than `kv-aware`", more))
+			docs.Says(t, "adr/0008-router-policies.md", fmt.Sprintf("`cost` computes %.1f%% more tokens than `kv-aware`", more))
 		}
 		if most := max(cost.Computed.MaxOverMean, cost.Requests.MaxOverMean, cost.Prompts.MaxOverMean); most > 1.15 {
 			t.Errorf("%s: the busiest rank has %.3f times the mean", s.name, most)
@@ -281,6 +269,14 @@ func TestPoliciesOnTheWholeTrace(t *testing.T) {
 		{"`--sequential`", Options{Sequential: true}},
 	} {
 		row, _, _ := s.row(t, tr, PolicyNames())
-		says(t, "replay.md", row)
+		docs.Says(t, "replay.md", row)
 	}
+	r, err := Run(t.Context(), tr, Options{}, PolicyNames(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var printed strings.Builder
+	r.printTrace(&printed)
+	r.printPolicies(&printed)
+	docs.Says(t, "replay.md", printed.String())
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Report is what `kvconnd replay` tells.
+// Report is the result of `kvconnd replay`.
 type Report struct {
 	Trace Summary `json:"trace"`
 	Setup Setup   `json:"setup"`
@@ -16,9 +16,9 @@ type Report struct {
 	// Curve is the capacity curve of one disk for all ranks, or of an object tier, requests taken one
 	// after the other; see [Capacity].
 	Curve []CapacityPoint `json:"capacity_curve"`
-	// Sizes tell what size has which part of the hits of an infinite disk.
+	// Sizes are the sizes of disk that have given parts of the hits of an infinite one.
 	Sizes []SizeFor `json:"sizes"`
-	// Policies are the results by policy, in the order asked for.
+	// Policies are the results by policy, in the sequence in which they were named.
 	Policies []*Result `json:"policies"`
 
 	capacity *Capacity
@@ -70,7 +70,7 @@ func (o *Options) setup() Setup {
 }
 
 // Run simulates a trace with each of the named policies and measures its capacity curve. progress may
-// be nil; it is called now and then with the requests that have arrived, over all policies, and how
+// be nil; it is called now and then with the number of requests that have arrived, over all policies, and how
 // many there are. Errors are those of [NewPolicy] and [Simulate].
 func Run(ctx context.Context, t *Trace, o Options, policies []string, progress func(done, total int)) (*Report, error) {
 	o.EnsureDefaults()

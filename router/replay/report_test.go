@@ -11,6 +11,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/testkit/seed"
+	"github.com/kvconn/kvconn/router/policies"
 )
 
 // report runs all policies on the small trace.
@@ -44,7 +47,7 @@ func TestPrintedReport(t *testing.T) {
 }
 
 func TestEqualSeedsGiveEqualReports(t *testing.T) {
-	trace := randomPrompts(17, 500)
+	trace := randomPrompts(seed.Random(t, 17), 500)
 	text := func(seed uint32, policies ...string) string {
 		r, err := Run(t.Context(), trace, Options{GPUBlocks: 200, Spread: time.Second, Seed: seed, PrefillTokensPerS: 500}, policies, nil)
 		if err != nil {
@@ -109,7 +112,7 @@ func TestPolicyNames(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"", "costs", "first-turn/", "first-turn/first-turn", "first-turn/costs", "conversation/", "conversation/conversation"} {
-		if _, err := NewPolicy(name, new(Options)); !errors.Is(err, ErrUnknownPolicy) {
+		if _, err := NewPolicy(name, new(Options)); !errors.Is(err, policies.ErrUnknown) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
@@ -121,7 +124,7 @@ func TestPolicyNames(t *testing.T) {
 
 // What the router is told to decide by can be replayed.
 func TestEveryPolicyOfTheRouterCanBeReplayed(t *testing.T) {
-	names := []string{"cost", "kv-aware", "serve-kv-aware", "conversation", "conversation/cost", "conversation/first-turn/load", "first-turn/cost", "load", "round-robin"}
+	names := []string{"cost", "kv-aware", "serve-kv-aware", "published/load", "published/kv-aware-warmup", "published/conversation", "conversation", "conversation/cost", "conversation/first-turn/load", "first-turn/cost", "load", "round-robin"}
 	r, err := Run(t.Context(), readFile(t, "small.jsonl", ReadOptions{}), Options{}, names, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -168,7 +171,7 @@ func TestNothingFoundIsSaidAndDrawnInFull(t *testing.T) {
 
 func TestProgressComesToItsEnd(t *testing.T) {
 	last, total := -1, 0
-	_, err := Run(t.Context(), randomPrompts(1, 1000), Options{}, []string{"cost", "load"}, func(done, all int) {
+	_, err := Run(t.Context(), randomPrompts(seed.Random(t, 1), 1000), Options{}, []string{"cost", "load"}, func(done, all int) {
 		if done < last || done > all {
 			t.Errorf("progress %d after %d, of %d", done, last, all)
 		}

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// ByTier is a quantity by the tier where it was found, or a part of all.
+// ByTier is a quantity, or a part of the whole, by the tier where it was found.
 type ByTier struct {
 	GPU    float64 `json:"gpu"`
 	Disk   float64 `json:"disk"`
@@ -13,7 +13,7 @@ type ByTier struct {
 	Total  float64 `json:"total"`
 }
 
-// Times are what is told of a number of times, in seconds. Percentiles are the nearest ranks.
+// Times sums up a number of times, in seconds. Percentiles are nearest ranks.
 type Times struct {
 	Mean float64 `json:"mean_s"`
 	P50  float64 `json:"p50_s"`
@@ -23,32 +23,32 @@ type Times struct {
 	Max  float64 `json:"max_s"`
 }
 
-// Spread is how evenly something is spread over the ranks: the most of a rank over the mean, and the
-// coefficient of variation, standard deviation over mean. Both 0 if there is nothing.
+// Spread says how evenly something is spread over the ranks: the most of a rank over the mean, and the
+// coefficient of variation, standard deviation over mean. Both are 0 if there is nothing.
 type Spread struct {
 	MaxOverMean float64 `json:"max_over_mean"`
 	CV          float64 `json:"cv"`
 }
 
-// Result is what came of a trace with one policy.
+// Result is the result of a trace with one policy.
 type Result struct {
 	// Policy is the name of the policy.
 	Policy string `json:"policy"`
 	// Served counts the requests that were served, Refused those whose prompt no GPU cache can hold.
 	Served  int `json:"served"`
 	Refused int `json:"refused"`
-	// BlockHits and TokenHits are the parts of all blocks and tokens of prompts served that were found
-	// at their heads when their turn came, by tier; what is on several counts for the first.
+	// BlockHits and TokenHits are the parts of all blocks and tokens of served prompts that were found
+	// at their heads when their turn came, by tier. A block on several tiers counts for the first.
 	BlockHits ByTier `json:"block_hit_rate"`
 	TokenHits ByTier `json:"token_hit_rate"`
-	// UsedTokens is the part of tokens that was not computed. It is less than TokenHits.Total where
+	// UsedTokens is the part of all tokens that was not computed. It is less than TokenHits.Total where
 	// computing was faster than loading, and by the last token of each prompt, which is never cached.
 	UsedTokens float64 `json:"used_token_rate"`
 	// ComputedTokens are the prompt tokens that were computed.
 	ComputedTokens int64 `json:"computed_tokens"`
 	// TTFT is the estimated time to first token.
 	TTFT Times `json:"ttft"`
-	// Computed, Requests and Prompts tell how evenly computed tokens, requests and prompt tokens are
+	// Computed, Requests and Prompts say how evenly computed tokens, requests and prompt tokens are
 	// spread over the ranks.
 	Computed Spread `json:"computed_token_balance"`
 	Requests Spread `json:"request_balance"`
@@ -56,23 +56,23 @@ type Result struct {
 	// RankRequests and RankComputedTokens are the numbers by rank.
 	RankRequests       []float64 `json:"rank_requests"`
 	RankComputedTokens []float64 `json:"rank_computed_tokens"`
-	// DiskReadBytes and DiskWrittenBytes are the bytes moved on all disks, DroppedSaveBytes those that no
-	// disk was fast enough to write, ObjectReadBytes those loaded from the object store.
+	// DiskReadBytes and DiskWrittenBytes are the bytes that all disks read and wrote, DroppedSaveBytes those that
+	// the disks were too slow to write, ObjectReadBytes those loaded from the object store.
 	DiskReadBytes    float64 `json:"disk_read_bytes"`
 	DiskWrittenBytes float64 `json:"disk_written_bytes"`
 	DroppedSaveBytes float64 `json:"dropped_save_bytes"`
 	ObjectReadBytes  float64 `json:"object_read_bytes"`
-	// EndSeconds is when the last request ended.
+	// EndSeconds is the time when the last request ended.
 	EndSeconds float64 `json:"end_s"`
 	// Curve is the capacity curve with requests on the nodes where the policy put them; nil with one
 	// node, where it is the same for all policies.
 	Curve []CapacityPoint `json:"capacity_curve,omitempty"`
 
-	// Sorted times to first token, in seconds.
+	// ttft are the sorted times to first token, in seconds.
 	ttft []float64
-	// node of each request, -1 for those refused.
+	// nodes has the node of each request, -1 for one that was refused.
 	nodes []int32
-	// capacity is what Curve is of.
+	// capacity has all points of Curve.
 	capacity *Capacity
 }
 
@@ -99,7 +99,7 @@ func (t *tally) placed(r *Request, rank int32) {
 	t.prompts[rank] += float64(r.InputTokens)
 }
 
-// found counts what was found of a prompt.
+// found counts the blocks of a prompt that were found.
 func (t *tally) found(trace *Trace, r *Request, f *flight, computed int) {
 	t.allBlocks += float64(len(r.Blocks))
 	t.allTokens += float64(r.InputTokens)
@@ -148,7 +148,7 @@ func (s *simulation) result() *Result {
 	return r
 }
 
-// over returns the parts of a whole.
+// over returns b as parts of a whole.
 func (b ByTier) over(all float64) ByTier {
 	if all == 0 {
 		return ByTier{}
@@ -169,7 +169,7 @@ func timesOf(sorted []float64) Times {
 	return Times{Mean: sum / float64(len(sorted)), P50: at(.5), P90: at(.9), P95: at(.95), P99: at(.99), Max: at(1)}
 }
 
-// spreadOf says how even the numbers of the ranks are.
+// spreadOf says how even the numbers of all ranks are.
 func spreadOf(v []float64) Spread {
 	sum, most := 0.0, 0.0
 	for _, x := range v {

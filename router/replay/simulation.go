@@ -9,19 +9,19 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvconn/kvconn/router/load"
+	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 )
 
 // ErrNotPlaced means that a policy placed a request on no rank.
 var ErrNotPlaced = errors.New("the policy placed a request on no rank")
 
-// flight is a request on its way.
+// flight is a request under way.
 type flight struct {
 	arrival float64
 	rank    int32
-	// gpu, disk and object are the blocks found at the head of its prompt by tier, use how many of
-	// them are not computed.
+	// gpu, disk and object are the numbers of blocks found at the head of its prompt by tier; use is how
+	// many of them are not computed.
 	gpu, disk, object, use int
 	loads                  int // loads under way
 }
@@ -32,7 +32,7 @@ type node struct {
 	diskLink, objectLink *link
 	onDisk               int // blocks on disk of the prompt being routed
 	diskRead, objectRead float64
-	saveBudget           float64 // bytes of saves that are kept if they come now
+	saveBudget           float64 // bytes that can be saved now
 	savedAt              float64
 	dropped              float64 // bytes of saves
 }
@@ -42,7 +42,7 @@ type simulation struct {
 	opts    Options
 	trace   *Trace
 	policy  policy.Policy
-	tracker *load.Tracker
+	tracker *inflight.Tracker
 
 	now     float64
 	timers  agenda
@@ -53,16 +53,16 @@ type simulation struct {
 	object  *lru
 	flights []flight
 
-	ids     []int32
-	loads   []load.Rank
-	state   policy.State
-	matches []policy.Match
-	out     []policy.Decision
-	tally   tally
+	ids      []int32
+	loads    []inflight.Rank
+	state    policy.State
+	matches  []policy.Match
+	decision policy.Decision
+	tally    tally
 }
 
-// Simulate runs a trace through ranks and tiers with a policy, which must be fresh: what it keeps of
-// past requests goes into the result. progress may be nil; it is called now and then with the requests
+// Simulate runs a trace through ranks and tiers with a policy, which must be fresh: what it remembers of
+// past requests changes the result. progress may be nil; it is called now and then with the number of requests
 // that have arrived. Errors are those of ctx, of options that cannot work, or [ErrNotPlaced].
 func Simulate(ctx context.Context, t *Trace, o Options, p policy.Policy, progress func(arrived int)) (*Result, error) {
 	o.EnsureDefaults()
@@ -106,7 +106,7 @@ func Simulate(ctx context.Context, t *Trace, o Options, p policy.Policy, progres
 func newSimulation(t *Trace, o Options, p policy.Policy) (*simulation, error) {
 	s := &simulation{opts: o, trace: t, policy: p, object: newLRU(o.ObjectBlocks), flights: make([]flight, len(t.Requests))}
 	start := time.Unix(0, 0)
-	tracker, err := load.NewTracker(load.Options{
+	tracker, err := inflight.NewTracker(inflight.Options{
 		BlockSize: t.BlockTokens, TTL: math.MaxInt64, MaxRequests: len(t.Requests) + 1, MaxRanks: o.Ranks,
 		Now: func() time.Time { return start.Add(time.Duration(min(s.now, maxClock) * float64(time.Second))) },
 	})
@@ -121,17 +121,17 @@ func newSimulation(t *Trace, o Options, p policy.Policy) (*simulation, error) {
 		s.ranks = append(s.ranks, rank{gpu: newGPUCache(o.GPUBlocks), node: i * o.Nodes / o.Ranks})
 		s.ids = append(s.ids, int32(i))
 		s.state.Ranks = append(s.state.Ranks, policy.Rank{ID: int32(i), Ready: true})
-		if err := tracker.SetRank(int32(i), load.Capacity{}); err != nil {
+		if err := tracker.AddRank(int32(i)); err != nil {
 			return nil, fmt.Errorf("track load: %w", err)
 		}
 	}
 	s.state.BlockSize = t.BlockTokens
-	s.loads, s.matches, s.out = make([]load.Rank, o.Ranks), make([]policy.Match, o.Ranks), make([]policy.Decision, 1)
+	s.loads, s.matches = make([]inflight.Rank, o.Ranks), make([]policy.Match, o.Ranks)
 	s.tally = newTally(len(t.Requests), o.Ranks)
 	return s, nil
 }
 
-// maxClock is the last second that a [time.Duration] can tell; load stands still beyond it.
+// maxClock is the last second that a [time.Duration] can hold; the clock of the load tracker stops there.
 const maxClock = 9e9
 
 // arrival is when a request arrives.
@@ -140,7 +140,7 @@ type arrival struct {
 	request int32
 }
 
-// arrivals returns the requests in the order of their arrival.
+// arrivals returns the requests sorted by arrival.
 func (s *simulation) arrivals() []arrival {
 	out := make([]arrival, len(s.trace.Requests))
 	random := rand.New(rand.NewPCG(uint64(s.opts.Seed), 0))
@@ -211,12 +211,12 @@ func (s *simulation) arrive(request int32) error {
 		ID: s.id(request), Tokens: r.InputTokens, Match: s.matches, Pin: policy.NoPin,
 		Conversation: conversationName(r.Conversation), FirstTurn: r.FirstTurn,
 	}
-	s.policy.Route(&s.state, []policy.Request{req}, s.out)
-	d := &s.out[0]
+	d := &s.decision
+	s.policy.Place(&s.state, &req, d)
 	if !d.Placed() {
 		return fmt.Errorf("request %d: %w: %v", request, ErrNotPlaced, d.Reason)
 	}
-	err := s.tracker.Add(load.Request{
+	err := s.tracker.Add(inflight.Request{
 		ID: req.ID, Rank: d.Rank, PromptTokens: r.InputTokens,
 		CachedTokens: int(d.UseTokens), DiskTokens: int(d.LoadDisk), ObjectTokens: int(d.LoadObject),
 	})
@@ -232,9 +232,9 @@ func (s *simulation) arrive(request int32) error {
 	return nil
 }
 
-// look tells the policy what there is: loads, speeds and prefixes of all ranks.
+// look brings what the policy sees up to date: loads, speeds and prefixes of all ranks.
 func (s *simulation) look(r *Request) {
-	s.tracker.Snapshot(s.ids, s.loads, nil, nil)
+	s.tracker.Snapshot(s.ids, s.loads)
 	inObject := s.object.prefix(r.Blocks)
 	for i := range s.nodes {
 		s.nodes[i].onDisk = s.nodes[i].disk.prefix(r.Blocks)
@@ -247,7 +247,7 @@ func (s *simulation) look(r *Request) {
 	}
 }
 
-// speeds returns what the ranks of a node have measured.
+// speeds returns the speeds that the ranks of a node have measured.
 func (s *simulation) speeds(n *node) policy.Speeds {
 	return policy.Speeds{
 		PrefillTokens: s.opts.PrefillTokensPerS, BytesPerToken: s.opts.BytesPerToken,

@@ -45,10 +45,10 @@ type recorder struct {
 	matches [][]policy.Match
 }
 
-func (p *recorder) Route(s *policy.State, reqs []policy.Request, out []policy.Decision) {
+func (p *recorder) Place(s *policy.State, r *policy.Request, d *policy.Decision) {
 	p.ranks = append(p.ranks, slices.Clone(s.Ranks))
-	p.matches = append(p.matches, slices.Clone(reqs[0].Match))
-	p.Policy.Route(s, reqs, out)
+	p.matches = append(p.matches, slices.Clone(r.Match))
+	p.Policy.Place(s, r, d)
 }
 
 func TestKnownAnswers(t *testing.T) {
@@ -186,8 +186,8 @@ func TestPolicySeesLoadAndPrefixes(t *testing.T) {
 // noRank places nothing.
 type noRank struct{ policy.Policy }
 
-func (noRank) Route(_ *policy.State, _ []policy.Request, out []policy.Decision) {
-	out[0] = policy.Decision{Rank: -1, Index: -1, Reason: policy.ReasonNoRanks}
+func (noRank) Place(_ *policy.State, _ *policy.Request, d *policy.Decision) {
+	*d = policy.Decision{Rank: -1, Index: -1, Reason: policy.ReasonNoRanks}
 }
 
 func TestRequestOnNoRankIsAnError(t *testing.T) {

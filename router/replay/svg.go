@@ -10,7 +10,7 @@ import (
 // svg writes the shapes that a plot needs.
 type svg struct{ b bytes.Buffer }
 
-// anchor is where a text stands by its point.
+// anchor says on which side of its point a text is.
 type anchor string
 
 const (

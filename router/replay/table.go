@@ -64,7 +64,7 @@ func (r *Report) printPolicies(w io.Writer) {
 	}
 }
 
-// printDisks tells what the disks move, from the policy with the least to the one with the most.
+// printDisks prints how much the disks read and write, from the policy with the least to the one with the most.
 func (r *Report) printDisks(w io.Writer) {
 	if r.Setup.DiskBlocks == 0 {
 		return
@@ -143,18 +143,13 @@ func seconds(s float64) string {
 
 // count writes a number with commas.
 func count(n int) string {
-	digits := strconv.Itoa(n)
-	var b strings.Builder
-	for i, c := range digits {
-		if i > 0 && (len(digits)-i)%3 == 0 && digits[i-1] != '-' {
-			b.WriteByte(',')
-		}
-		b.WriteRune(c)
+	if n < 1000 {
+		return strconv.Itoa(n)
 	}
-	return b.String()
+	return fmt.Sprintf("%s,%03d", count(n/1000), n%1000)
 }
 
-// scaled returns a number in thousands and so on, and their letter.
+// scaled returns a number in thousands, millions and so on, and their letter.
 func scaled(v float64) (number, letter string) {
 	for _, u := range [...]struct {
 		of     float64
@@ -167,7 +162,7 @@ func scaled(v float64) (number, letter string) {
 	return threeDigits(v), ""
 }
 
-// amount writes a number in thousands and so on.
+// amount writes a number in thousands, millions and so on.
 func amount(v float64) string {
 	number, letter := scaled(v)
 	return strings.TrimSpace(number + " " + letter)
@@ -179,7 +174,7 @@ func bytesText(v float64) string {
 	return number + " " + letter + "B"
 }
 
-// threeDigits writes three digits or more, and never an exponent for what scaled gives it.
+// threeDigits writes at least three digits, and never an exponent for the numbers of scaled.
 func threeDigits(v float64) string {
 	if v >= 99.5 {
 		return fmt.Sprintf("%.0f", v)

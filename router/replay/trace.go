@@ -8,8 +8,8 @@ type Request struct {
 	At float64
 	// InputTokens is the length of the prompt, OutputTokens that of the answer.
 	InputTokens, OutputTokens int
-	// Blocks are the token blocks of the prompt, each standing for the block and everything before it;
-	// numbered from 0 in the order of their first use. The last one may be partial.
+	// Blocks are the token blocks of the prompt. Each number stands for a block and everything before it;
+	// blocks are numbered from 0 by their first use. The last one may be partial.
 	Blocks []int32
 	// Conversation numbers the conversation that it belongs to, FirstTurn says that it opens it.
 	Conversation int32
@@ -26,7 +26,7 @@ const (
 	ConversationsDerived ConversationSource = "derived from prefixes"
 )
 
-// Trace is a recorded sequence of requests, in the order of their arrival.
+// Trace is a recorded sequence of requests, sorted by arrival.
 type Trace struct {
 	Requests []Request
 	// BlockTokens is the number of tokens in a block.
@@ -34,14 +34,14 @@ type Trace struct {
 	// DistinctBlocks counts the blocks that differ: they are numbered below it.
 	DistinctBlocks int
 	// Conversations counts the conversations. Where they are derived, a request continues the
-	// conversation of the latest request whose full blocks all stand at its head; blocks at the head of
-	// more than one request in a hundred are taken for a common system prompt and tell nothing.
+	// conversation of the latest request whose full blocks are all at its head; blocks at the head of
+	// more than one request in a hundred are taken for a common system prompt and not considered.
 	Conversations int
 	// Source says where the conversations come from.
 	Source ConversationSource
 }
 
-// Summary is what a trace holds.
+// Summary sums up a trace.
 type Summary struct {
 	Requests           int                `json:"requests"`
 	BlockTokens        int                `json:"block_tokens"`
@@ -81,8 +81,8 @@ func (t *Trace) tokensOf(r *Request, blocks int) int {
 	return min(blocks*t.BlockTokens, r.InputTokens)
 }
 
-// match returns what a rank has of a prompt in policy's terms, from the blocks at its head that are in
-// the GPU, on disk and in the object store.
+// match returns what a rank has of a prompt as policies want it, from the numbers of blocks at its head that are
+// in the GPU, on disk and in the object store.
 func (t *Trace) match(r *Request, gpu, disk, object int) policy.Match {
 	g, d, o := t.tokensOf(r, gpu), t.tokensOf(r, max(gpu, disk)), t.tokensOf(r, max(gpu, disk, object))
 	m := policy.Match{GPU: int32(g), Disk: int32(d - g), Object: int32(o - d), Usable: int32(o)}
@@ -90,7 +90,7 @@ func (t *Trace) match(r *Request, gpu, disk, object int) policy.Match {
 	return m
 }
 
-// keepFullBlocks drops the partial blocks at the ends of prompts.
+// keepFullBlocks returns the trace without the partial blocks at the ends of prompts.
 func (t *Trace) keepFullBlocks() *Trace {
 	full := *t
 	full.Requests = make([]Request, len(t.Requests))

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/policies"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/router/registry"
@@ -14,9 +15,9 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector makes pools allocate")
 	}
-	for name, p := range map[string]PolicyOptions{"cost": {}, "kv-aware": {Name: "kv-aware"}, "conversation": {Name: "conversation/cost"}} {
+	for _, name := range []string{"cost", "kv-aware", "conversation/cost", "published/kv-aware"} {
 		r := newRouter(t, 0, func(o *Options) {
-			o.Policy = func() policy.Policy { q, _ := NewPolicy(p); return q }
+			o.Policy = func() policy.Policy { p, _ := policies.New(policies.Options{Name: name}); return p }
 			o.Load.AssumeKVReuse = true
 		})
 		tokens := prompt(1, 8000)

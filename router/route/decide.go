@@ -1,15 +1,28 @@
 package route
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"time"
+	"slices"
+	"strings"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/router/load"
+	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/prefix"
 )
+
+// job is a request on its way to a decision.
+type job struct {
+	to     target
+	req    *Request
+	id     uint64
+	tokens int
+	s      *scratch
+	d      *Decision
+	err    error
+}
 
 // Route decides where a request goes, books it there and predicts its blocks there. The answer is in d,
 // which also says why if it is nowhere: see policy.Decision. The request counts as load until
@@ -17,25 +30,85 @@ import (
 //
 // Errors wrap [ErrUnknownModel], [ErrPromptTooLong], [ErrBusy], or are those of ctx.
 func (r *Router) Route(ctx context.Context, req *Request, d *Decision) error {
-	d.reset()
-	if err := ctx.Err(); err != nil {
-		return err
+	j := job{req: req, d: d}
+	if r.begin(ctx, &j) {
+		jobs := [1]*job{&j}
+		r.decide(jobs[:])
 	}
-	to, err := r.find(req.Model)
-	if err != nil {
-		return err
+	return j.err
+}
+
+// RouteAll decides several requests: out[i] and the i-th error are of reqs[i], as those of [Router.Route].
+// A policy that places batches is given all requests of a model at once. Any other decides one after the
+// other, each counting for those after it: first the requests with a strict pin, as no other rank will do
+// for them, then the rest in the order given. A request that excludes ranks is never part of a batch; it is
+// placed after it.
+func (r *Router) RouteAll(ctx context.Context, reqs []Request, out []Decision) []error {
+	jobs, open := make([]job, len(reqs)), make([]*job, 0, len(reqs))
+	for i := range reqs {
+		jobs[i] = job{req: &reqs[i], d: &out[i]}
+		if r.begin(ctx, &jobs[i]) {
+			open = append(open, &jobs[i])
+		}
 	}
-	tokens := req.Length
-	if req.Tokens != nil {
-		tokens = len(req.Tokens)
+	slices.SortStableFunc(open, func(a, b *job) int {
+		return cmp.Or(strings.Compare(a.d.Model, b.d.Model), a.turn()-b.turn())
+	})
+	for len(open) > 0 {
+		n := together(open)
+		r.decide(open[:n])
+		open = open[n:]
 	}
-	if tokens < 0 || tokens > r.opts.MaxPromptTokens {
-		return fmt.Errorf("%w: %d tokens, at most %d", ErrPromptTooLong, tokens, r.opts.MaxPromptTokens)
+	errs := make([]error, len(reqs))
+	for i := range jobs {
+		errs[i] = jobs[i].err
 	}
-	s := r.take()
-	defer r.give(s)
-	d.Model = to.pool.model
-	return r.decide(to, req, tokens, s, d)
+	return errs
+}
+
+// turn orders the requests of one model.
+func (j *job) turn() int {
+	_, batches := j.to.pool.policy.(policy.Batcher)
+	switch {
+	case batches && len(j.req.Exclude) > 0:
+		return 2
+	case !batches && j.req.Strict && j.req.Pin != policy.NoPin:
+		return 0
+	}
+	return 1
+}
+
+// together returns how many of the first jobs are decided at once.
+func together(jobs []*job) int {
+	p := jobs[0].to.pool
+	n := 1
+	if _, batches := p.policy.(policy.Batcher); batches && jobs[0].turn() == 1 {
+		for n < len(jobs) && jobs[n].to.pool == p && jobs[n].turn() == 1 {
+			n++
+		}
+	}
+	return n
+}
+
+// begin empties the decision and finds the ranks of the request. It reports whether there is no error.
+func (r *Router) begin(ctx context.Context, j *job) bool {
+	j.d.reset()
+	if j.err = ctx.Err(); j.err != nil {
+		return false
+	}
+	if j.to, j.err = r.find(j.req.Model); j.err != nil {
+		return false
+	}
+	if j.tokens = j.req.Tokens; j.req.Prompt != nil {
+		j.tokens = len(j.req.Prompt)
+	}
+	if j.tokens < 0 || j.tokens > r.opts.MaxPromptTokens {
+		j.err = fmt.Errorf("%w: %d tokens, at most %d", ErrPromptTooLong, j.tokens, r.opts.MaxPromptTokens)
+		return false
+	}
+	j.id = r.ids.Add(1)
+	j.d.Model, j.d.PromptTokens = j.to.pool.model, j.tokens
+	return true
 }
 
 func (r *Router) find(model string) (target, error) {
@@ -61,7 +134,7 @@ func (r *Router) find(model string) (target, error) {
 	return target{}, fmt.Errorf("%w %.64q", ErrUnknownModel, model)
 }
 
-// rootCache keeps the root key of the scope met last: a tenant's requests come in bursts.
+// rootCache keeps the root key of the last scope: a tenant's requests come in bursts.
 type rootCache struct {
 	scope     connector.Scope
 	blockSize int
@@ -81,7 +154,11 @@ func (c *rootCache) of(p *pool, scope connector.Scope) connector.Key {
 
 // walk finds every rank's prefix. A prompt of a scope other than the plain one is announced to the stores'
 // feeds first.
-func (r *Router) walk(s *scratch, p *pool, v *view, tokens []uint32, scope connector.Scope) {
+func (r *Router) walk(s *scratch, to target, v *view, prompt []uint32, scope connector.Scope, dst []policy.Match) []policy.Match {
+	if scope.LoRA == "" {
+		scope.LoRA = to.lora
+	}
+	p := to.pool
 	root := s.root.of(p, scope)
 	if root != p.root {
 		for _, from := range v.sources {
@@ -92,47 +169,52 @@ func (r *Router) walk(s *scratch, p *pool, v *view, tokens []uint32, scope conne
 		s.results = make([]prefix.Result, len(v.states))
 	}
 	s.results = s.results[:len(v.states)]
-	r.index.WalkTokens(v.ranks, root, tokens, p.blockSize, &s.walk, s.results)
+	r.index.WalkTokens(v.ranks, root, prompt, p.blockSize, &s.walk, s.results)
+	return appendMatches(dst, s.results, p.blockSize)
 }
 
-func (r *Router) decide(to target, req *Request, tokens int, s *scratch, d *Decision) error {
-	p, id := to.pool, r.ids.Add(1)
-	scope := req.Scope
-	if scope.LoRA == "" {
-		scope.LoRA = to.lora
+// decide decides jobs of one pool: several together if the policy places batches, else one.
+func (r *Router) decide(jobs []*job) {
+	for _, j := range jobs {
+		j.s = r.take()
 	}
-	for {
-		v := p.view.Load()
-		r.walk(s, p, v, req.Tokens, scope)
-		d.Matches = appendMatches(d.Matches[:0], s.results, p.blockSize)
-		leaveLastToken(d.Matches, tokens, p.blockSize)
-		p.mu.Lock()
-		if p.view.Load() != v {
-			p.mu.Unlock()
-			continue // a rank came or went meanwhile
-		}
-		p.decide(v, req, id, tokens, d.Matches, d)
-		if !d.Placed() {
-			p.mu.Unlock()
-			break
-		}
-		err := r.book(p, v, req, id, tokens, s, d)
-		if err == nil {
-			// Under the lock: a rank that is removed meanwhile leaves its number to another.
-			r.predict(p, v.states[d.Index], len(req.Tokens), s, d)
-		}
-		p.mu.Unlock()
-		if err != nil {
-			d.reset()
-			return err
-		}
-		break
+	for !r.tryDecide(jobs) {
+		continue // a rank came or went meanwhile
 	}
-	r.counts.add(d, tokens)
-	if !req.Explain {
-		d.Matches = d.Matches[:0]
+	for _, j := range jobs {
+		if j.err == nil {
+			r.counts.add(j.d)
+		}
+		r.give(j.s)
 	}
-	return nil
+}
+
+// tryDecide reports whether the ranks stayed the same meanwhile; else nothing is decided.
+func (r *Router) tryDecide(jobs []*job) bool {
+	p := jobs[0].to.pool
+	v := p.view.Load()
+	for _, j := range jobs {
+		j.d.matches = r.walk(j.s, j.to, v, j.req.Prompt, j.req.Scope, j.d.matches[:0])
+		leaveLastToken(j.d.matches, j.tokens, p.blockSize)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.view.Load() != v {
+		return false
+	}
+	p.place(v, jobs)
+	for _, j := range jobs {
+		if !j.d.Placed() {
+			continue
+		}
+		if j.err = r.book(v, j); j.err != nil {
+			j.d.reset()
+			continue
+		}
+		// Under the lock: a rank that is removed meanwhile leaves its number to another.
+		r.predict(v.states[j.d.Index], j)
+	}
+	return true
 }
 
 func appendMatches(m []policy.Match, results []prefix.Result, blockSize int) []policy.Match {
@@ -147,8 +229,8 @@ func appendMatches(m []policy.Match, results []prefix.Result, blockSize int) []p
 	return m
 }
 
-// leaveLastToken takes the block with the prompt's last token out of matches: every engine computes that one
-// (vLLM, SGLang and TensorRT-LLM look up all tokens but the last), whoever holds it.
+// leaveLastToken takes the block with the prompt's last token out of matches: every engine computes that
+// block, whoever holds it (vLLM, SGLang and TensorRT-LLM look up all tokens but the last).
 func leaveLastToken(matches []policy.Match, tokens, blockSize int) {
 	if tokens == 0 || tokens%blockSize != 0 {
 		return
@@ -156,8 +238,8 @@ func leaveLastToken(matches []policy.Match, tokens, blockSize int) {
 	limit := int32(tokens - blockSize)
 	for i := range matches {
 		m := &matches[i]
-		// What follows the GPU's prefix goes first. Of a prefix of several tiers it is not known which has
-		// the last block: it is taken for the slowest.
+		// What follows the GPU's prefix goes first. Which tier of several has the last block is not known:
+		// the slowest is assumed.
 		over := max(m.GPU+m.Disk+m.Object-limit, 0)
 		over -= cut(&m.Object, over)
 		over -= cut(&m.Disk, over)
@@ -177,16 +259,17 @@ func cut(v *int32, n int32) int32 {
 }
 
 // book counts a placed request as load. The caller holds the pool's mu.
-func (r *Router) book(p *pool, v *view, req *Request, id uint64, tokens int, s *scratch, d *Decision) error {
-	state, spec := v.states[d.Index], v.states[d.Index].spec.Load()
-	d.Handle, d.Match = id, d.Matches[d.Index]
+func (r *Router) book(v *view, j *job) error {
+	d, p, state := j.d, j.to.pool, v.states[j.d.Index]
+	spec := state.spec.Load()
+	d.Handle, d.Match = j.id, d.matches[d.Index]
 	d.Endpoint, d.Header = spec.Endpoint, spec.HeaderValue()
-	booking := load.Request{
-		ID: id, Rank: d.Rank, PromptTokens: tokens,
+	booking := inflight.Request{
+		ID: j.id, Rank: d.Rank, PromptTokens: j.tokens,
 		CachedTokens: int(d.UseTokens), DiskTokens: int(d.LoadDisk), ObjectTokens: int(d.LoadObject),
 	}
-	if r.opts.Load.AssumeKVReuse && req.Tokens != nil {
-		keys := s.walk.Keys()
+	if r.opts.Load.AssumeKVReuse && j.req.Prompt != nil {
+		keys := j.s.walk.Keys()
 		booking.Keys = keys[:min(len(keys), r.opts.SharedBlocks)]
 	}
 	if err := p.tracker.Add(booking); err != nil {
@@ -194,71 +277,53 @@ func (r *Router) book(p *pool, v *view, req *Request, id uint64, tokens int, s *
 	}
 	now := r.opts.Now()
 	e := flight{pool: p, rank: state, placed: now, heard: now}
-	if p.loads[d.Index].QueuedRequests == 0 && d.LoadDisk|d.LoadObject == 0 && req.Tokens != nil {
-		e.compute = int32(tokens) - d.UseTokens
+	if p.loads[d.Index].QueuedRequests == 0 && d.LoadDisk|d.LoadObject == 0 && j.req.Prompt != nil {
+		e.compute = int32(j.tokens) - d.UseTokens
 	}
-	if req.Silent {
-		e.assume = p.assumed(d, tokens, now)
+	if j.req.Silent {
+		e.assume = p.assumed(d, now)
 	}
-	r.flights.add(id, e)
+	r.flights.add(j.id, e)
 	return nil
 }
 
 // predict notes that a rank is going to have the prompt's blocks, unless its events have said so already.
-func (r *Router) predict(p *pool, s *rankState, tokens int, sc *scratch, d *Decision) {
+func (r *Router) predict(state *rankState, j *job) {
 	ttl := r.opts.PredictTTL
-	if s.events == nil {
+	if state.events == nil {
 		ttl = r.opts.ApproximateTTL
-	} else if int(sc.results[d.Index].GPU) == tokens/p.blockSize {
+	} else if int(j.s.results[j.d.Index].GPU) == len(j.req.Prompt)/j.to.pool.blockSize {
 		return
 	}
-	keys := sc.walk.AllKeys()
+	keys := j.s.walk.AllKeys()
 	if len(keys) == 0 {
 		return
 	}
-	deadline := r.opts.Now().Add(ttl)
-	if err := r.index.Predict(s.gpu, keys, deadline); err != nil {
-		r.counts.predictErrors.Add(1) // the rank was removed meanwhile
-	}
+	// It fails only if the rank was removed meanwhile.
+	_ = r.index.Predict(state.gpu, keys, r.opts.Now().Add(ttl))
 }
 
-// Prefix is what a rank has of a prompt, in tokens.
+// Prefix is what a rank has of a prompt, in tokens, with the JSON names of the HTTP interface.
 type Prefix struct {
-	Rank  int32
-	Match policy.Match
+	Rank  int32        `json:"rank"`
+	Match policy.Match `json:"prefix"`
 }
 
-// Prefixes appends what each rank of a model has of a prompt to dst. Errors are those of [Router.Route].
-func (r *Router) Prefixes(model string, tokens []uint32, scope connector.Scope, dst []Prefix) ([]Prefix, error) {
+// Prefixes returns what each rank of a model has of a prompt. Errors are those of [Router.Route].
+func (r *Router) Prefixes(model string, prompt []uint32, scope connector.Scope) ([]Prefix, error) {
 	to, err := r.find(model)
 	if err != nil {
-		return dst, err
+		return nil, err
 	}
-	if len(tokens) > r.opts.MaxPromptTokens {
-		return dst, fmt.Errorf("%w: %d tokens, at most %d", ErrPromptTooLong, len(tokens), r.opts.MaxPromptTokens)
-	}
-	if scope.LoRA == "" {
-		scope.LoRA = to.lora
+	if len(prompt) > r.opts.MaxPromptTokens {
+		return nil, fmt.Errorf("%w: %d tokens, at most %d", ErrPromptTooLong, len(prompt), r.opts.MaxPromptTokens)
 	}
 	s := r.take()
 	defer r.give(s)
 	v := to.pool.view.Load()
-	r.walk(s, to.pool, v, tokens, scope)
-	matches := appendMatches(nil, s.results, to.pool.blockSize)
-	for i := range matches {
-		dst = append(dst, Prefix{Rank: v.states[i].id, Match: matches[i]})
+	list := make([]Prefix, len(v.states))
+	for i, m := range r.walk(s, to, v, prompt, scope, nil) {
+		list[i] = Prefix{Rank: v.states[i].id, Match: m}
 	}
-	return dst, nil
-}
-
-// sleep waits; it reports false if ctx ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
+	return list, nil
 }

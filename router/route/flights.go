@@ -12,9 +12,10 @@ type flight struct {
 	placed time.Time
 	heard  time.Time
 	// compute is how many tokens it had to compute if it was alone on its rank and loaded nothing,
-	// else 0: what its prefill takes then tells the rank's speed.
+	// else 0. The rank's speed is learnt from its prefill then.
 	compute int32
-	// assume is when the prefill is taken for done; zero if that will be reported, or cannot be told.
+	// assume is when the prefill is assumed to be over; zero if its end will be reported, or cannot be
+	// predicted.
 	assume time.Time
 }
 
@@ -30,7 +31,7 @@ func (f *flights) add(id uint64, e flight) {
 	f.mu.Unlock()
 }
 
-// hear returns a request and notes the word of it. first is true for a prefill's first end.
+// hear returns a request as it was and notes that it was reported.
 func (f *flights) hear(id uint64, now time.Time, prefillDone bool) (e flight, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -54,7 +55,7 @@ func (f *flights) remove(id uint64) (e flight, ok bool) {
 	return e, ok
 }
 
-// due appends those whose prefill is to be taken for done by now.
+// due appends the requests whose prefill is assumed to be over by now.
 func (f *flights) due(now time.Time, dst []uint64) []uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -66,7 +67,7 @@ func (f *flights) due(now time.Time, dst []uint64) []uint64 {
 	return dst
 }
 
-// sweep forgets those of which nothing was heard since before, as the tracker does by itself, and those
+// sweep forgets requests that were last reported earlier than before, as the tracker does by itself, and those
 // of a rank that is gone.
 func (f *flights) sweep(before time.Time, gone *rankState) {
 	f.mu.Lock()
@@ -78,8 +79,8 @@ func (f *flights) sweep(before time.Time, gone *rankState) {
 	}
 }
 
-// PrefillDone says that a request has its first output token. It reports whether the request is known:
-// not if it has finished, nothing was heard of it for long, or its rank was removed.
+// PrefillDone reports that a request has its first output token. It returns whether the request is known: not
+// if it has finished, was not reported for too long, or its rank was removed.
 func (r *Router) PrefillDone(handle uint64) bool {
 	now := r.opts.Now()
 	e, ok := r.flights.hear(handle, now, true)
@@ -90,7 +91,7 @@ func (r *Router) PrefillDone(handle uint64) bool {
 	return e.pool.tracker.PrefillDone(handle)
 }
 
-// assumePrefilled ends the prefills that should be over and whose end nobody reports. Nothing is learnt from
+// assumePrefilled ends the prefills that should be over and whose end is not reported. Nothing is learnt from
 // them.
 func (r *Router) assumePrefilled(now time.Time) {
 	for _, handle := range r.flights.due(now, nil) {
@@ -100,13 +101,13 @@ func (r *Router) assumePrefilled(now time.Time) {
 	}
 }
 
-// Output says that a request has generated more tokens, and that it is still there.
+// Output reports that a request has generated more tokens. It returns whether the request is known.
 func (r *Router) Output(handle uint64, tokens int) bool {
 	e, ok := r.flights.hear(handle, r.opts.Now(), false)
 	return ok && e.pool.tracker.Output(handle, tokens)
 }
 
-// Finish says that a request has ended, however that was.
+// Finish reports the end of a request, however it ended. It returns whether the request was known.
 func (r *Router) Finish(handle uint64) bool {
 	e, ok := r.flights.remove(handle)
 	return ok && e.pool.tracker.Finish(handle)

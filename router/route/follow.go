@@ -22,9 +22,9 @@ func (r *Router) follow(s *rankState, spec *registry.Rank) (err error) {
 	if spec.Events == nil {
 		return nil
 	}
-	e, err := feed.NewEngine(feed.EngineOptions{
+	e, err := feed.NewRank(feed.RankOptions{
 		Endpoint: spec.Events.Endpoint, ReplayEndpoint: spec.Events.ReplayEndpoint, Bind: spec.Events.Bind, Topic: spec.Events.Topic,
-		Ranks: []feed.Rank{{Number: spec.DPRank, Holder: s.gpu}}, BlockSize: spec.BlockSize, Logger: r.opts.Logger.With("rank", s.id),
+		Number: spec.DPRank, Holder: s.gpu, BlockSize: spec.BlockSize, Logger: r.opts.Logger.With("rank", s.id),
 	}, r.index)
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func (r *Router) share(tier prefix.Tier, id, url string, spec *registry.Rank) (*
 		return nil, err
 	}
 	from.feed = f
-	from.done.Go(func() { _ = f.Run(ctx) }) // tries for ever
+	from.done.Go(func() { _ = f.Run(ctx) }) // tries until it is stopped
 	from.done.Go(func() { from.measure(ctx, r.opts.Client, r.opts.NodeInterval) })
 	r.sources[key] = from
 	return from, nil

@@ -1,31 +1,32 @@
 package route
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"net/http"
 	"time"
 
-	"github.com/kvconn/kvconn/router/load"
+	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/prefix"
 )
 
 // Options configure a [Router].
 type Options struct {
-	// Policy makes the policy of a model, each time one is met. Nil means the policy cost.
+	// Policy makes the policy of a model; it is called once for each. Nil means the policy cost.
 	Policy func() policy.Policy
 	// Index bounds the prefix index that all models share, Load what is tracked for each.
 	Index prefix.Options
-	Load  load.Options
-	// PredictTTL is how long what was just routed counts as in the rank's GPU while its events are
-	// on their way. Default 5 s: longer than a long prompt waits and is computed.
+	Load  inflight.Options
+	// PredictTTL is how long a prompt that was just routed counts as in the rank's GPU while its events
+	// are on their way. Default 5 s: longer than a long prompt waits and is computed.
 	PredictTTL time.Duration
 	// ApproximateTTL is the same for ranks without events. Default 2 min, as other routers assume.
 	ApproximateTTL time.Duration
-	// BalanceGrace is how long a rank may compute more than others before the policy cost charges it
-	// for that as if it were the rule: so much work is added to the recent work of every rank. Without,
-	// the first requests of a router that is new or idle would decide, and a conversation's second
+	// BalanceGrace is the time in which a rank may compute more than others before the policy cost
+	// charges it for that in full: this much prefill is added to the recent work of every rank. Without
+	// it the first requests of a router that is new or idle would decide, and a conversation's second
 	// turn would leave the rank that has its prefix. Default 60 s.
 	BalanceGrace time.Duration
 	// MaxPromptTokens bounds a prompt. Default 2 Mi.
@@ -52,13 +53,13 @@ func (o *Options) EnsureDefaults() {
 	if o.Policy == nil {
 		o.Policy = func() policy.Policy { return policy.NewCost(policy.CostOptions{}) }
 	}
-	setDefault(&o.PredictTTL, 5*time.Second)
-	setDefault(&o.ApproximateTTL, 2*time.Minute)
-	setDefault(&o.BalanceGrace, time.Minute)
-	setDefault(&o.MaxPromptTokens, 2<<20)
-	setDefault(&o.MaxRanks, 4096)
-	setDefault(&o.SharedBlocks, 1024)
-	setDefault(&o.NodeInterval, 10*time.Second)
+	o.PredictTTL = cmp.Or(o.PredictTTL, 5*time.Second)
+	o.ApproximateTTL = cmp.Or(o.ApproximateTTL, 2*time.Minute)
+	o.BalanceGrace = cmp.Or(o.BalanceGrace, time.Minute)
+	o.MaxPromptTokens = cmp.Or(o.MaxPromptTokens, 2<<20)
+	o.MaxRanks = cmp.Or(o.MaxRanks, 4096)
+	o.SharedBlocks = cmp.Or(o.SharedBlocks, 1024)
+	o.NodeInterval = cmp.Or(o.NodeInterval, 10*time.Second)
 	if o.Client == nil {
 		o.Client = &http.Client{Timeout: 5 * time.Second}
 	}
@@ -73,13 +74,6 @@ func (o *Options) EnsureDefaults() {
 		o.Load.Now = o.Now
 	}
 	o.Load.EnsureDefaults()
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 // maxPrompt is the largest bound on prompts; the load tracker's sums stay in range.

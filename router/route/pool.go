@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/router/load"
+	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/prefix"
 )
@@ -17,7 +17,7 @@ type pool struct {
 	model     string
 	blockSize int
 	root      connector.Key // of the plain scope
-	tracker   *load.Tracker
+	tracker   *inflight.Tracker
 	grace     time.Duration
 	view      atomic.Pointer[view]
 
@@ -26,9 +26,10 @@ type pool struct {
 	policy policy.Policy
 	state  policy.State
 	ids    []int32
-	loads  []load.Rank
-	reqs   [1]policy.Request
-	out    [1]policy.Decision
+	loads  []inflight.Rank
+	reqs   []policy.Request // with list and out the requests that are decided at once
+	list   []*policy.Request
+	out    []*policy.Decision
 }
 
 // view is the ranks of a pool at one time, made ready for walks. It does not change.
@@ -42,7 +43,7 @@ type view struct {
 func newPool(model string, blockSize int, o *Options) (*pool, error) {
 	lo := o.Load
 	lo.BlockSize, lo.MaxRanks = blockSize, o.MaxRanks
-	t, err := load.NewTracker(lo)
+	t, err := inflight.NewTracker(lo)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +82,7 @@ func (p *pool) show(v *view) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := len(v.states)
-	p.ids, p.loads = make([]int32, n), make([]load.Rank, n)
+	p.ids, p.loads = make([]int32, n), make([]inflight.Rank, n)
 	p.state.Ranks = make([]policy.Rank, n)
 	for i, s := range v.states {
 		p.ids[i] = s.id
@@ -89,43 +90,54 @@ func (p *pool) show(v *view) {
 	p.view.Store(v)
 }
 
-// decide lets the policy place a request of view v, of which matches are the prefixes, and books it. The
-// caller holds mu.
-func (p *pool) decide(v *view, req *Request, id uint64, tokens int, matches []policy.Match, d *Decision) {
-	p.tracker.Snapshot(p.ids, p.loads, nil, nil)
+// place lets the policy place jobs, walked with view v. Several are a batch, and exclude no ranks. The caller
+// holds mu.
+func (p *pool) place(v *view, jobs []*job) {
+	p.tracker.Snapshot(p.ids, p.loads)
 	for i, s := range v.states {
 		r := &p.state.Ranks[i]
 		r.ID, r.Ready, r.Capacity = s.id, s.selectable(), capacity(s.spec.Load())
 		r.Load, r.Speeds = p.loads[i], s.speeds()
 	}
 	p.grant()
-	for _, id := range req.Exclude {
+	for _, id := range jobs[0].req.Exclude {
 		if i := slices.Index(p.ids, id); i >= 0 {
 			p.state.Ranks[i].Ready = false
 		}
 	}
-	p.reqs[0] = policy.Request{
-		ID: id, Tokens: tokens, Conversation: req.Conversation, FirstTurn: req.FirstTurn, Content: req.Content,
-		Pin: req.Pin, Strict: req.Strict, Match: matches, Explain: req.Explain,
+	p.reqs, p.list, p.out = slices.Grow(p.reqs[:0], len(jobs)), p.list[:0], p.out[:0]
+	for i, j := range jobs {
+		p.reqs = append(p.reqs, j.req.Request)
+		r := &p.reqs[i]
+		r.ID, r.Tokens, r.Match = j.id, j.tokens, j.d.matches
+		r.Head = j.req.Prompt[:min(len(j.req.Prompt), headTokens)]
+		p.list, p.out = append(p.list, r), append(p.out, &j.d.Decision)
 	}
-	p.policy.Route(&p.state, p.reqs[:], p.out[:])
-	scores := append(d.Scores[:0], p.out[0].Scores...)
-	d.Decision = p.out[0]
-	d.Scores = scores
-	p.reqs[0] = policy.Request{}
-	if req.Pin != policy.NoPin && d.Rank != req.Pin && !req.Strict {
-		d.PinMissed = p.missed(req.Pin)
+	if len(jobs) > 1 {
+		p.policy.(policy.Batcher).PlaceAll(&p.state, p.list, p.out)
+	} else {
+		p.policy.Place(&p.state, p.list[0], p.out[0])
+	}
+	clear(p.reqs)
+	clear(p.out)
+	for _, j := range jobs {
+		if d := j.d; j.req.Pin != policy.NoPin && d.Rank != j.req.Pin && (d.Placed() || !j.req.Strict) {
+			d.PinMissed = p.missed(j.req.Pin, d)
+		}
 	}
 }
 
-// assumed is when the prefill of a request that was just placed should be over twice, 0 if the rank's speed is
-// not known. The caller holds mu.
-func (p *pool) assumed(d *Decision, tokens int, now time.Time) time.Time {
+// headTokens is the length of the head by which policies tell prompts of a batch apart.
+const headTokens = 64
+
+// assumed is when the prefill of a request that was just placed should be over, had it taken twice its time;
+// 0 if the rank's speed is not known. The caller holds mu.
+func (p *pool) assumed(d *Decision, now time.Time) time.Time {
 	l, v := &p.loads[d.Index], &p.state.Ranks[d.Index].Speeds
 	if !(v.PrefillTokens > 0) {
 		return time.Time{}
 	}
-	seconds := float64(l.QueuedTokens+int64(tokens)-int64(d.UseTokens)) / v.PrefillTokens
+	seconds := float64(l.QueuedTokens+int64(d.PromptTokens)-int64(d.UseTokens)) / v.PrefillTokens
 	for _, tier := range [...]struct{ tokens, bytesPerS float64 }{
 		{float64(l.QueuedDiskTokens + int64(d.LoadDisk)), v.DiskBytes}, {float64(l.QueuedObjectTokens + int64(d.LoadObject)), v.ObjectBytes},
 	} {
@@ -136,7 +148,7 @@ func (p *pool) assumed(d *Decision, tokens int, now time.Time) time.Time {
 	return now.Add(time.Duration(min(max(2*seconds, leastAssumed), mostAssumed) * float64(time.Second)))
 }
 
-// leastAssumed and mostAssumed bound the time after which a prefill is taken for done, in seconds.
+// leastAssumed and mostAssumed bound the time after which a prefill is assumed to be over, in seconds.
 const leastAssumed, mostAssumed = 1, 3600
 
 // grant adds the grace to every rank's recent work.
@@ -158,13 +170,15 @@ func (p *pool) grant() {
 }
 
 // missed is why a rank that was asked for was not taken.
-func (p *pool) missed(id int32) policy.Reason {
+func (p *pool) missed(id int32, d *Decision) policy.Reason {
 	i := slices.Index(p.ids, id)
 	switch {
 	case i < 0:
 		return policy.ReasonPinUnknown
 	case !p.state.Ranks[i].Ready:
 		return policy.ReasonPinNotReady
+	case d.Reason == policy.ReasonConversation:
+		return d.Reason
 	default:
 		return policy.ReasonPinFull
 	}

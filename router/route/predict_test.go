@@ -32,7 +32,7 @@ func TestWhatWasJustRoutedCountsUntilEventsMustHaveCome(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	if p, err := r.Prefixes("m", prompt(1, 64), connector.Scope{}, nil); err != nil || p[0].Match.GPU != 0 {
+	if p, err := r.Prefixes("m", prompt(1, 64), connector.Scope{}); err != nil || p[0].Match.GPU != 0 {
 		t.Errorf("long after: %+v %v", p, err)
 	}
 }

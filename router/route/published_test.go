@@ -24,7 +24,7 @@ func TestPublishedProbeCases(t *testing.T) {
 	}
 	probe := func(what string, scope connector.Scope, tokens []uint32, want ...int32) {
 		t.Helper()
-		list, err := r.Prefixes("m", tokens, scope, nil)
+		list, err := r.Prefixes("m", tokens, scope)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/kvconn/kvconn/router/registry"
 )
 
-// Add registers ranks and begins to follow their events and their nodes' stores. It stops at the first that
-// cannot be registered; those before it are. Errors wrap [ErrRankExists], [ErrTooManyRanks], [ErrMismatch] or
+// Add registers ranks and begins to follow their events and their nodes' stores. It stops at the first rank that
+// cannot be registered; the ranks before it are registered. Errors wrap [ErrRankExists], [ErrTooManyRanks], [ErrMismatch] or
 // [ErrClosed], or say what is wrong with the rank.
 func (r *Router) Add(specs ...registry.Rank) error {
 	r.admin.Lock()
@@ -57,7 +57,7 @@ func (r *Router) register(spec *registry.Rank) (*pool, error) {
 		return nil, err
 	}
 	if err = r.follow(s, spec); err == nil {
-		err = p.tracker.SetRank(s.id, capacity(spec))
+		err = p.tracker.AddRank(s.id)
 	}
 	if err != nil {
 		r.unfollow(s)
@@ -132,8 +132,8 @@ func (r *Router) refresh(p *pool) error {
 	return nil
 }
 
-// Update replaces the description of a rank. Where its feeds change with it, what was known of its blocks
-// and its requests in flight is forgotten. A new endpoint has to be found ready first. Errors wrap
+// Update replaces the description of a rank. If that changes its feeds, its blocks and its requests in flight
+// are forgotten. A new endpoint has to be found ready first. Errors wrap
 // [ErrUnknownRank], or are those of [Router.Add]; the rank stays as it was then.
 func (r *Router) Update(spec registry.Rank) error {
 	spec.EnsureDefaults()
@@ -162,13 +162,11 @@ func (r *Router) Update(spec registry.Rank) error {
 	if old.Endpoint != spec.Endpoint && !r.opts.AssumeReady {
 		s.setReady(false, "the endpoint is new and not checked yet")
 	}
-	if err := s.pool.tracker.SetRank(s.id, capacity(&spec)); err != nil {
-		return err
-	}
 	return r.refresh(s.pool)
 }
 
-// replace removes a rank and adds it anew, or as it was if that fails. The caller holds admin.
+// replace removes a rank and adds it again with its new description, or the old one if that fails. The caller
+// holds admin.
 func (r *Router) replace(s *rankState, old, spec registry.Rank) error {
 	r.remove(s)
 	err := r.add([]registry.Rank{spec})
@@ -211,8 +209,8 @@ func (r *Router) remove(s *rankState) (inFlight int) {
 	return inFlight
 }
 
-// SetReady says whether a rank may get requests, and why not. It reports whether that is a change. A rank
-// without events that ceases to be ready is taken for restarted: what it was thought to have is forgotten.
+// SetReady says whether a rank may get requests, and why not. It reports whether that is a change. If a rank
+// without events ceases to be ready, a restart is assumed and its predicted blocks are forgotten.
 func (r *Router) SetReady(id int32, ready bool, why string) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -35,7 +35,7 @@ func TestRanksFitTogetherOrAreRefused(t *testing.T) {
 	if err := r.Add(rank(4)); !errors.Is(err, ErrTooManyRanks) {
 		t.Error(err)
 	}
-	if d := ask(t, r, Request{Model: "a", Pin: policy.NoPin}); d.Rank != 3 || d.Model != "n" {
+	if d := ask(t, r, Request{Request: policy.Request{Pin: policy.NoPin}, Model: "a"}); d.Rank != 3 || d.Model != "n" {
 		t.Errorf("%+v", d)
 	}
 	if err := r.Route(t.Context(), &Request{}, new(Decision)); !errors.Is(err, ErrUnknownModel) {
@@ -149,7 +149,7 @@ func TestEventsDecideWhereAPromptGoes(t *testing.T) {
 	tokens := prompt(1, 1600)
 	has := func(want int32) func() bool {
 		return func() bool {
-			p, err := r.Prefixes("m", tokens, connector.Scope{}, nil)
+			p, err := r.Prefixes("m", tokens, connector.Scope{})
 			return err == nil && p[0].Match.GPU == 0 && p[1].Match.GPU == want
 		}
 	}
@@ -164,22 +164,4 @@ func TestEventsDecideWhereAPromptGoes(t *testing.T) {
 	}
 	pubs[1].Clear()
 	enginetest.Eventually(t, "no blocks in the index", has(0))
-}
-
-func TestPoliciesHaveNames(t *testing.T) {
-	for name, want := range map[string]string{
-		"": "cost", "cost": "cost", "kv-aware": "kv-aware", "load": "load", "round-robin": "round-robin",
-		"conversation": "conversation", "conversation/cost": "conversation", "first-turn/kv-aware": "first-turn/kv-aware",
-		"serve-kv-aware": "serve-kv-aware", "first-turn/conversation/cost": "first-turn/conversation",
-	} {
-		p, err := NewPolicy(PolicyOptions{Name: name})
-		if err != nil || p.Name() != want {
-			t.Errorf("%q: %v, %v", name, p, err)
-		}
-	}
-	for _, name := range []string{"best", "first-turn", "cost/load", "first-turn/"} {
-		if p, err := NewPolicy(PolicyOptions{Name: name}); err == nil && name != "first-turn/" {
-			t.Errorf("%q is %s", name, p.Name())
-		}
-	}
 }

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/router/feed"
-	"github.com/kvconn/kvconn/router/load"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/router/registry"
@@ -21,14 +20,14 @@ type rankState struct {
 	gpu    prefix.Holder
 	ready  atomic.Bool
 	why    atomic.Pointer[string] // why it is not ready
-	events *feed.Engine           // nil without events
+	events *feed.Rank             // nil without events
 	stop   context.CancelFunc
 	done   chan struct{} // closed when events has ended
 	// disk and object are where the rank loads from, nil if nowhere.
 	disk, object *source
 	// prefill is the learnt speed, tokens a second; 0 is unknown.
 	prefill atomicFloat
-	// samples counts those that were faster than what was known, without events.
+	// samples counts, for a rank without events, the samples that were faster than the known speed.
 	samples atomic.Int64
 }
 
@@ -41,15 +40,14 @@ func (f *atomicFloat) store(v float64) { f.bits.Store(math.Float64bits(v)) }
 // selectable says whether the rank may get requests.
 func (r *rankState) selectable() bool { return r.ready.Load() && !r.spec.Load().Draining }
 
-// capacity is that of the description.
-func capacity(s *registry.Rank) load.Capacity {
-	return load.Capacity{MaxActive: s.MaxActive, MaxTokens: s.MaxTokens}
+// capacity is the capacity in the description.
+func capacity(s *registry.Rank) policy.Capacity {
+	return policy.Capacity{MaxActive: s.MaxActive, MaxTokens: s.MaxTokens}
 }
 
-// speeds are those given, and where there are none those learnt.
+// speeds are the given speeds, and the learnt ones where none is given.
 func (r *rankState) speeds() policy.Speeds {
-	s := r.spec.Load().Speeds
-	v := policy.Speeds{PrefillTokens: s.PrefillTokensPerS, DiskBytes: s.DiskBytesPerS, ObjectBytes: s.ObjectBytesPerS, BytesPerToken: s.BytesPerToken}
+	v := r.spec.Load().Speeds
 	if v.PrefillTokens == 0 {
 		v.PrefillTokens = r.prefill.load()
 	}
@@ -71,19 +69,19 @@ func (r *rankState) speeds() policy.Speeds {
 }
 
 const (
-	// minSampleTokens is the least prefill that says something of the speed, sampleWeight what the
-	// newest sample counts.
+	// minSampleTokens is the shortest prefill that the speed is learnt from, sampleWeight the weight of
+	// the newest sample.
 	minSampleTokens = 256
 	sampleWeight    = 0.2
-	// Without events an engine may have had more of a prompt than is known, and seem to be fast: faster
-	// samples count little then, and none for more than so many times what is known. Not the first few:
-	// an engine is slow at its very first prompts.
+	// An engine without events may have had more of a prompt than the router knows, and seem to be fast:
+	// then a faster sample counts little, and at most fasterMost times the known speed. The first few are
+	// exempt: an engine is slow at its very first prompts.
 	fasterWeight = 0.02
 	fasterMost   = 4
 	firstSamples = 8
 )
 
-// learnPrefill takes a prefill of so many tokens in so many seconds, with nothing in front, into account.
+// learnPrefill learns from a prefill of a number of tokens that no other request delayed.
 func (r *rankState) learnPrefill(tokens int32, seconds float64) {
 	if tokens < minSampleTokens || !(seconds > 0) {
 		return

@@ -28,14 +28,14 @@ func TestCachedPromptsDoNotMakeASilentEngineFast(t *testing.T) {
 		slow.learnPrefill(1000, 0.1)
 	}
 	if v := slow.prefill.load(); v < 8000 {
-		t.Errorf("%.0f tokens a second behind a slow first prompt, of a rank that computes 10,000", v)
+		t.Errorf("%.0f tokens a second after a slow first prompt, of a rank that computes 10,000", v)
 	}
 	r := new(rankState)
 	r.prefill.store(1000)
 	if v := learn(r, 0.1); v < 9000 {
 		t.Errorf("%.0f tokens a second, of a rank that has become ten times as fast", v)
 	}
-	if v := learn(&rankState{events: new(feed.Engine)}, 0.5, 0.25); v < 2500 || v > 3500 {
+	if v := learn(&rankState{events: new(feed.Rank)}, 0.5, 0.25); v < 2500 || v > 3500 {
 		t.Errorf("%.0f tokens a second, of a rank with events that computes 2,000 to 4,000", v)
 	}
 }

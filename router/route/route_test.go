@@ -64,7 +64,9 @@ func ask(t testing.TB, r *Router, req Request) Decision {
 	return d
 }
 
-func free(tokens []uint32) Request { return Request{Model: "m", Tokens: tokens, Pin: policy.NoPin} }
+func free(tokens []uint32) Request {
+	return Request{Request: policy.Request{Pin: policy.NoPin}, Model: "m", Prompt: tokens}
+}
 
 func TestWhatWasJustRoutedCountsAsThere(t *testing.T) {
 	r := newRouter(t, 4, nil)
@@ -96,7 +98,7 @@ func TestApproximationsEndWithTheirTimeAndTheirRank(t *testing.T) {
 	}
 	r.SetReady(0, false, "test")
 	r.SetReady(0, true, "")
-	if p, err := r.Prefixes("m", prompt(1, 64), connector.Scope{}, nil); err != nil || p[0].Match.GPU != 0 {
+	if p, err := r.Prefixes("m", prompt(1, 64), connector.Scope{}); err != nil || p[0].Match.GPU != 0 {
 		t.Errorf("the rank was restarted, and has %+v, %v", p, err)
 	}
 	ask(t, r, free(prompt(1, 64)))
@@ -104,7 +106,7 @@ func TestApproximationsEndWithTheirTimeAndTheirRank(t *testing.T) {
 	now = now.Add(3 * time.Minute)
 	mu.Unlock()
 	r.index.Expire(r.opts.Now())
-	if p, _ := r.Prefixes("m", prompt(1, 64), connector.Scope{}, nil); p[0].Match.GPU != 0 {
+	if p, _ := r.Prefixes("m", prompt(1, 64), connector.Scope{}); p[0].Match.GPU != 0 {
 		t.Errorf("%+v is there after its time", p)
 	}
 }
@@ -160,7 +162,7 @@ func TestPromptsOfNothingAndOfTwoMillionTokens(t *testing.T) {
 	if d := ask(t, r, free([]uint32{})); !d.Placed() {
 		t.Errorf("%+v", d)
 	}
-	if d := ask(t, r, Request{Pin: policy.NoPin}); !d.Placed() || d.Model != "m" {
+	if d := ask(t, r, Request{Request: policy.Request{Pin: policy.NoPin}}); !d.Placed() || d.Model != "m" {
 		t.Errorf("no model named, no tokens: %+v", d)
 	}
 	long := free(prompt(1, 2<<20))
@@ -171,7 +173,7 @@ func TestPromptsOfNothingAndOfTwoMillionTokens(t *testing.T) {
 	if d := ask(t, r, long); d.Match.GPU+ask(t, r, long).Match.GPU < 2<<20 {
 		t.Errorf("%+v", d)
 	}
-	long.Tokens = append(long.Tokens, 1)
+	long.Prompt = append(long.Prompt, 1)
 	if err := r.Route(t.Context(), &long, new(Decision)); !errors.Is(err, ErrPromptTooLong) {
 		t.Error(err)
 	}
@@ -194,8 +196,8 @@ func TestAThousandRanks(t *testing.T) {
 	}
 	req := free(prompt(1, 128))
 	req.Explain = true
-	if d := ask(t, r, req); len(d.Scores) != 1000 || len(d.Matches) != 1000 {
-		t.Errorf("%d scores, %d matches", len(d.Scores), len(d.Matches))
+	if d := ask(t, r, req); len(d.Scores) != 1000 || len(d.matches) != 1000 {
+		t.Errorf("%d scores, %d matches", len(d.Scores), len(d.matches))
 	}
 }
 
@@ -207,7 +209,7 @@ func TestReportsMoveTheLoad(t *testing.T) {
 	})
 	d := ask(t, r, free(prompt(1, 4096)))
 	info, _ := r.Rank(0)
-	if info.Load.QueuedRequests != 1 || info.Load.QueuedTokens != 4096 || info.Speeds.PrefillTokens != 0 {
+	if info.Load.QueuedRequests != 1 || info.Load.QueuedTokens != 4096 || info.Speed.PrefillTokens != 0 {
 		t.Errorf("%+v", info)
 	}
 	mu.Lock()
@@ -218,7 +220,7 @@ func TestReportsMoveTheLoad(t *testing.T) {
 		t.Error("the request is not known")
 	}
 	info, _ = r.Rank(0)
-	if info.Load.QueuedRequests != 0 || info.Load.ActiveRequests != 1 || info.Load.OutputTokens != 32 || info.Speeds.PrefillTokens != 8192 {
+	if info.Load.QueuedRequests != 0 || info.Load.ActiveRequests != 1 || info.Load.OutputTokens != 32 || info.Speed.PrefillTokens != 8192 {
 		t.Errorf("%+v", info)
 	}
 	if !r.Finish(d.Handle) || r.Finish(d.Handle) || r.PrefillDone(d.Handle) {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/prefix"
 )
 
@@ -55,9 +56,12 @@ func New(o Options) (*Router, error) {
 	}
 	r := &Router{
 		opts: o, index: x, ranks: map[int32]*rankState{}, pools: map[string]*pool{}, sources: map[sourceKey]*source{},
-		flights: flights{byID: map[uint64]flight{}},
+		flights: flights{byID: map[uint64]flight{}}, counts: counts{reasons: map[policy.Reason]*atomic.Uint64{}},
 	}
-	// Handles begin anywhere, so that one of a former router names no request of this one.
+	for _, reason := range policy.Reasons() {
+		r.counts.reasons[reason] = new(atomic.Uint64)
+	}
+	// Handles begin at a random number, so that one of an earlier router names no request of this one.
 	var seed [8]byte
 	if _, err := rand.Read(seed[:]); err != nil {
 		return nil, err
@@ -72,7 +76,7 @@ func New(o Options) (*Router, error) {
 // expireInterval is how often what has expired is forgotten.
 const expireInterval = time.Second
 
-// expire forgets predictions and requests whose time is over, and ends prefills that nobody reports.
+// expire forgets predictions and requests whose time is over, and ends prefills whose end is not reported.
 func (r *Router) expire() {
 	tick := time.NewTicker(expireInterval)
 	defer tick.Stop()
@@ -116,7 +120,7 @@ type scratch struct {
 	root    rootCache
 }
 
-// maxScratches bounds those kept: decisions at one time.
+// maxScratches bounds the idle ones.
 const maxScratches = 64
 
 func (r *Router) take() *scratch {

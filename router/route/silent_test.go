@@ -13,8 +13,8 @@ func TestAPrefillOfWhichNobodyTellsIsTakenForDone(t *testing.T) {
 	r.cancel() // time is passed by hand
 	_ = r.running.Wait()
 	known, unknown := rank(0), rank(1)
-	known.Speeds.PrefillTokensPerS = 1000
-	known.Speeds.DiskBytesPerS, known.Speeds.BytesPerToken = 1e6, 1000
+	known.Speeds.PrefillTokens = 1000
+	known.Speeds.DiskBytes, known.Speeds.BytesPerToken = 1e6, 1000
 	add(t, r, known, unknown)
 	queued := func() (n [2]int) {
 		for i := range n {
@@ -46,8 +46,8 @@ func TestAPrefillOfWhichNobodyTellsIsTakenForDone(t *testing.T) {
 	if info, _ := r.Rank(0); info.Load.ActiveRequests != 2 {
 		t.Errorf("%+v", info.Load)
 	}
-	if info, _ := r.Rank(1); info.Speeds.PrefillTokens != 0 {
-		t.Errorf("a speed was learnt from a guess: %+v", info.Speeds)
+	if info, _ := r.Rank(1); info.Speed.PrefillTokens != 0 {
+		t.Errorf("a speed was learnt from a guess: %+v", info.Speed)
 	}
 	// It counts as heard of by then.
 	pass(4*time.Minute + 55*time.Second)

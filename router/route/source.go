@@ -16,7 +16,7 @@ import (
 	"github.com/kvconn/kvconn/router/prefix"
 )
 
-// sourceKey names what ranks can share: a node's disk or a bucket, as far as it holds a model.
+// sourceKey names a store that ranks can share: the part of a node's disk or of a bucket that holds a model.
 type sourceKey struct {
 	tier                  prefix.Tier
 	id, model             string
@@ -32,7 +32,7 @@ type source struct {
 	users     int // ranks; under the router's mu
 	stop      context.CancelFunc
 	done      sync.WaitGroup
-	// speed is measured, bytes a second; bytesPerToken is of the namespace met last.
+	// speed is measured, bytes a second; bytesPerToken is of the newest namespace.
 	speed, bytesPerToken atomicFloat
 
 	mu      sync.Mutex
@@ -105,7 +105,7 @@ func bytesPerToken(m *connector.Manifest) float64 {
 	return sum * width
 }
 
-// nodeStatus is as much of a kvconnd's /v1/status as the router needs.
+// nodeStatus is the part of a kvconnd's /v1/status that the router needs.
 type nodeStatus struct {
 	Tiers []struct {
 		Tier         string  `json:"tier"`
@@ -123,8 +123,10 @@ func (s *source) measure(ctx context.Context, c *http.Client, every time.Duratio
 		if v, err := s.ask(ctx, c); err == nil && v > 0 {
 			s.speed.store(v)
 		}
-		if !sleep(ctx, every) {
+		select {
+		case <-ctx.Done():
 			return
+		case <-time.After(every):
 		}
 	}
 }

@@ -32,14 +32,14 @@ func TestTheDiskSpeedIsTheNodes(t *testing.T) {
 	r := newRouter(t, 0, func(o *Options) { o.NodeInterval = time.Millisecond })
 	a, b, given := rank(0), rank(1), rank(2)
 	a.Node, a.NodeURL, b.Node, given.Node = "n", node.URL, "n", "n"
-	given.Speeds.DiskBytesPerS = 1
+	given.Speeds.DiskBytes = 1
 	add(t, r, a, b, given)
 	is := func(want float64) func() bool {
 		return func() bool {
 			x, _ := r.Rank(0)
 			y, _ := r.Rank(1)
 			z, _ := r.Rank(2)
-			return x.Speeds.DiskBytes == want && y.Speeds.DiskBytes == want && z.Speeds.DiskBytes == 1
+			return x.Speed.DiskBytes == want && y.Speed.DiskBytes == want && z.Speed.DiskBytes == 1
 		}
 	}
 	enginetest.Eventually(t, "the first speed", is(3e9))

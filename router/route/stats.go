@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/router/feed"
-	"github.com/kvconn/kvconn/router/load"
+	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/router/registry"
@@ -15,52 +15,55 @@ import (
 
 // counts are counted at decisions.
 type counts struct {
-	reasons                   [policy.ReasonInvalid + 1]atomic.Uint64
-	prompt, gpu, disk, object atomic.Uint64
-	predictErrors, pinMissed  atomic.Uint64
+	reasons                              map[policy.Reason]*atomic.Uint64
+	prompt, gpu, disk, object, pinMissed atomic.Uint64
 }
 
-func (c *counts) add(d *Decision, tokens int) {
+func (c *counts) add(d *Decision) {
 	c.reasons[d.Reason].Add(1)
-	if d.PinMissed != policy.ReasonPin {
+	if d.PinMissed != "" {
 		c.pinMissed.Add(1)
 	}
 	if !d.Placed() {
 		return
 	}
-	c.prompt.Add(uint64(tokens))
+	c.prompt.Add(uint64(d.PromptTokens))
 	c.gpu.Add(uint64(d.UseTokens - d.LoadDisk - d.LoadObject))
 	c.disk.Add(uint64(d.LoadDisk))
 	c.object.Add(uint64(d.LoadObject))
 }
 
-// Stats are the router's figures, counted since its start.
+// Stats are the router's figures, counted since its start, with their names in JSON and as metrics.
 type Stats struct {
-	// Ranks are those registered, Ready those that get requests, InFlight the requests.
-	Ranks, Ready, InFlight int
-	// Reasons are how decisions ended, by policy.Reason.
-	Reasons map[string]uint64
-	// PinsMissed are requests placed elsewhere than where their pin, which was not strict, says.
-	PinsMissed uint64
-	// PromptTokens are of the requests placed; GPUTokens, DiskTokens and ObjectTokens those of them that
-	// were expected to be cached there.
-	PromptTokens, GPUTokens, DiskTokens, ObjectTokens uint64
-	// PredictErrors are predictions that the index did not take.
-	PredictErrors uint64
-	Index         prefix.Stats
-	Engines       []feed.RankStats
-	Stores        []feed.ResidencyStats
+	// Ranks are registered, Ready of them get requests, InFlight is the number of requests.
+	Ranks    int `json:"ranks" metric:"ranks" help:"Ranks registered."`
+	Ready    int `json:"ready" metric:"ranks_ready" help:"Ranks that get requests."`
+	InFlight int `json:"in_flight" metric:"requests_in_flight" help:"Requests placed that have not finished."`
+	// Reasons are how decisions ended.
+	Reasons map[policy.Reason]uint64 `json:"decisions" metric:"decisions_total" label:"reason" help:"Decisions by their reason."`
+	// PinsMissed are requests placed elsewhere than where their pin says.
+	PinsMissed uint64 `json:"pins_missed" metric:"pins_missed_total" help:"Requests placed elsewhere than a pin that was not strict."`
+	// PromptTokens are of the requests placed; GPUTokens, DiskTokens and ObjectTokens of them were expected
+	// to be cached there.
+	PromptTokens uint64 `json:"prompt_tokens" metric:"prompt_tokens_total" help:"Prompt tokens of the requests placed."`
+	GPUTokens    uint64 `json:"gpu_tokens" metric:"cached_tokens_total" label:"tier=gpu" help:"Prompt tokens expected to be cached on the chosen rank, by tier."`
+	DiskTokens   uint64 `json:"disk_tokens" metric:"cached_tokens_total" label:"tier=disk"`
+	ObjectTokens uint64 `json:"object_tokens" metric:"cached_tokens_total" label:"tier=object"`
+
+	Index   prefix.Stats          `json:"-"`
+	Engines []feed.RankStats      `json:"-"`
+	Stores  []feed.ResidencyStats `json:"-"`
 }
 
 // Stats returns the router's figures.
 func (r *Router) Stats() Stats {
+	c := &r.counts
 	s := Stats{
-		Reasons: make(map[string]uint64), PinsMissed: r.counts.pinMissed.Load(), PromptTokens: r.counts.prompt.Load(),
-		GPUTokens: r.counts.gpu.Load(), DiskTokens: r.counts.disk.Load(), ObjectTokens: r.counts.object.Load(),
-		PredictErrors: r.counts.predictErrors.Load(), Index: r.index.Stats(),
+		Reasons: make(map[policy.Reason]uint64, len(c.reasons)), PinsMissed: c.pinMissed.Load(), PromptTokens: c.prompt.Load(),
+		GPUTokens: c.gpu.Load(), DiskTokens: c.disk.Load(), ObjectTokens: c.object.Load(), Index: r.index.Stats(),
 	}
-	for reason := range r.counts.reasons {
-		s.Reasons[policy.Reason(reason).String()] = r.counts.reasons[reason].Load()
+	for reason, n := range c.reasons {
+		s.Reasons[reason] = n.Load()
 	}
 	r.mu.Lock()
 	states, sources, pools := r.all()
@@ -74,7 +77,7 @@ func (r *Router) Stats() Stats {
 			s.Ready++
 		}
 		if rank.events != nil {
-			s.Engines = append(s.Engines, rank.events.Stats()...)
+			s.Engines = append(s.Engines, rank.events.Stats())
 		}
 	}
 	for _, from := range sources {
@@ -101,20 +104,23 @@ func (r *Router) all() (states []*rankState, sources []*source, pools []*pool) {
 	return states, sources, pools
 }
 
-// RankInfo is a registered rank as it stands.
+// RankInfo is a registered rank at one moment, with the JSON names of the HTTP interface.
 type RankInfo struct {
-	Spec registry.Rank
+	registry.Rank
 	// Ready says whether it gets requests, Why why not.
-	Ready bool
-	Why   string
-	Load  load.Rank
-	// Speeds are those that decisions are made with; 0 is unknown.
-	Speeds policy.Speeds
-	// Blocks are those in its GPU.
-	Blocks int64
-	// Events is the state of its feed, nil without events; Disk and Object those of its stores'.
-	Events       *feed.RankStats
-	Disk, Object *feed.ResidencyStats
+	Ready bool   `json:"ready"`
+	Why   string `json:"why,omitempty"`
+	// Load is what is in flight there.
+	Load inflight.Rank `json:"load"`
+	// Speed is what decisions are made with; 0 is unknown.
+	Speed policy.Speeds `json:"speed"`
+	// GPUBlocks are the blocks known to be in its GPU.
+	GPUBlocks int64 `json:"gpu_blocks"`
+	// EventFeed is the state of its events' feed, DiskFeed and ObjectFeed of its stores'; nil if there is
+	// none.
+	EventFeed  *feed.RankStats      `json:"event_feed,omitempty"`
+	DiskFeed   *feed.ResidencyStats `json:"disk_feed,omitempty"`
+	ObjectFeed *feed.ResidencyStats `json:"object_feed,omitempty"`
 }
 
 // Rank describes one rank; ok is false if there is none.
@@ -141,23 +147,24 @@ func (r *Router) Ranks() []RankInfo {
 }
 
 func (r *Router) info(s *rankState) RankInfo {
-	i := RankInfo{Spec: *s.spec.Load(), Ready: s.selectable(), Why: *s.why.Load(), Speeds: s.speeds()}
-	if i.Spec.Draining && i.Why == "" {
+	i := RankInfo{Rank: *s.spec.Load(), Ready: s.selectable(), Why: *s.why.Load(), Speed: s.speeds()}
+	if i.Draining && i.Why == "" {
 		i.Why = "draining"
 	}
-	ids, loads := [1]int32{s.id}, [1]load.Rank{}
-	s.pool.tracker.Snapshot(ids[:], loads[:], nil, nil)
+	ids, loads := [1]int32{s.id}, [1]inflight.Rank{}
+	s.pool.tracker.Snapshot(ids[:], loads[:])
 	i.Load = loads[0]
 	if h, ok := r.index.Holder(s.gpu); ok {
-		i.Blocks = h.Blocks
+		i.GPUBlocks = h.Blocks
 	}
 	if s.events != nil {
-		i.Events = &s.events.Stats()[0]
+		events := s.events.Stats()
+		i.EventFeed = &events
 	}
 	for _, from := range []struct {
 		source *source
 		stats  **feed.ResidencyStats
-	}{{s.disk, &i.Disk}, {s.object, &i.Object}} {
+	}{{s.disk, &i.DiskFeed}, {s.object, &i.ObjectFeed}} {
 		if from.source != nil {
 			st := from.source.feed.Stats()
 			*from.stats = &st
@@ -166,7 +173,7 @@ func (r *Router) info(s *rankState) RankInfo {
 	return i
 }
 
-// Models lists the names of models and adapters that requests may have, in order.
+// Models lists the names of models and adapters that requests may have, sorted.
 func (r *Router) Models() []string {
 	var names []string
 	for name := range *r.models.Load() {
@@ -176,7 +183,7 @@ func (r *Router) Models() []string {
 	return names
 }
 
-// Endpoints lists the ranks behind each endpoint.
+// Endpoints lists the ranks of each endpoint.
 func (r *Router) Endpoints() map[string][]int32 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -184,18 +191,6 @@ func (r *Router) Endpoints() map[string][]int32 {
 	for _, s := range r.ranks {
 		endpoint := s.spec.Load().Endpoint
 		list[endpoint] = append(list[endpoint], s.id)
-	}
-	return list
-}
-
-// RanksAt lists the ranks behind an endpoint.
-func (r *Router) RanksAt(endpoint string) (list []int32) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, s := range r.ranks {
-		if s.spec.Load().Endpoint == endpoint {
-			list = append(list, s.id)
-		}
 	}
 	return list
 }
@@ -208,11 +203,11 @@ func (r *Router) ReadyEndpoints(model string) []string {
 		return nil
 	}
 	v := to.pool.view.Load()
-	ids, loads := make([]int32, len(v.states)), make([]load.Rank, len(v.states))
+	ids, loads := make([]int32, len(v.states)), make([]inflight.Rank, len(v.states))
 	for i, s := range v.states {
 		ids[i] = s.id
 	}
-	to.pool.tracker.Snapshot(ids, loads, nil, nil)
+	to.pool.tracker.Snapshot(ids, loads)
 	order := make([]int, 0, len(ids))
 	for i, s := range v.states {
 		if s.selectable() {
@@ -232,5 +227,5 @@ func (r *Router) ReadyEndpoints(model string) []string {
 	return list
 }
 
-// maxEndpoints bounds the answer of ReadyEndpoints: nobody tries more.
+// maxEndpoints bounds the answer of ReadyEndpoints: no caller tries more.
 const maxEndpoints = 4

@@ -1,35 +1,25 @@
 package service
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"strconv"
 
-	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/router/policy"
-	"github.com/kvconn/kvconn/router/proxy"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
 	"github.com/kvconn/kvconn/router/tokenize"
 )
 
-// RouteRequest is the body of POST /v1/route beside the prompt, which is in token_ids, prompt or messages
-// as in a completion. Further fields of a completion are allowed.
+// RouteRequest are the fields of a request for a decision beside those of a completion, which front.Reader reads.
 type RouteRequest struct {
-	Model string `json:"model"`
-	// CacheSalt and LoRA are the scope; an adapter that is the model needs no mention.
-	CacheSalt string `json:"cache_salt"`
-	LoRA      string `json:"lora"`
-	// ConversationID may also be SessionID or in ConversationParams, or come in the header X-Session-ID,
-	// ParentConversationID in X-Parent-Session-ID.
-	ConversationID       string          `json:"conversation_id"`
-	SessionID            string          `json:"session_id"`
-	ConversationParams   json.RawMessage `json:"conversation_params"`
-	ParentConversationID string          `json:"parent_conversation_id"`
-	// FirstTurn is seen by the messages where it is not given.
-	FirstTurn bool `json:"first_turn"`
+	// LoRA is the adapter; one that is the model needs no mention.
+	LoRA string `json:"lora"`
 	// Content names the opening of the prompt for the policy serve-kv-aware. Default: that of messages.
 	Content string `json:"content"`
 	Pin     *Pin   `json:"pin"`
@@ -48,162 +38,163 @@ type Pin struct {
 
 // RouteAnswer is where a request goes.
 type RouteAnswer struct {
+	route.Decision
 	// Request names the request in reports.
 	Request string `json:"request"`
-	Rank    int32  `json:"rank"`
-	Model   string `json:"model"`
-	// Endpoint is where to send it, Headers what to send with it.
-	Endpoint string            `json:"endpoint"`
-	Headers  map[string]string `json:"headers"`
-	Reason   string            `json:"reason"`
-	// PinMissed is why the pin was not followed, if so.
-	PinMissed string `json:"pin_missed,omitempty"`
+	// Headers are to be sent with the request.
+	Headers map[string]string `json:"headers"`
 	// Note says what was done differently than asked.
-	Note         string `json:"note,omitempty"`
-	PromptTokens int    `json:"prompt_tokens"`
-	// CachedTokens are those expected not to be computed, of which LoadDiskTokens and LoadObjectTokens
-	// are loaded from these tiers.
-	CachedTokens     int32   `json:"cached_tokens"`
-	LoadDiskTokens   int32   `json:"load_disk_tokens"`
-	LoadObjectTokens int32   `json:"load_object_tokens"`
-	Scores           []Score `json:"scores,omitempty"`
+	Note string `json:"note,omitempty"`
 }
 
-// maxContent bounds Content, maxExclude the ranks that a request excludes.
+// RouteResult is the answer to one request of several: a decision, or an error.
+type RouteResult struct {
+	// Status is the HTTP status that the request would have had by itself.
+	Status   int          `json:"status"`
+	Decision *RouteAnswer `json:"decision,omitempty"`
+	*front.Failure
+}
+
+// RouteResults are the answers to several requests, in their order.
+type RouteResults struct {
+	Results []RouteResult `json:"results"`
+}
+
 const (
+	// maxContent bounds Content, maxExclude the ranks that a request excludes, maxBatch the requests that are
+	// decided together.
 	maxContent = 256
 	maxExclude = 64
+	maxBatch   = 256
+
+	// readAtOnce is how many requests of a batch are tokenized at one time.
+	readAtOnce = 16
 )
 
-// question is a request for a decision, read.
-type question struct {
-	RouteRequest
-	found tokenize.Found
-}
-
-// ask reads the request for a decision; it answers itself if that fails.
-func (s *server) ask(w http.ResponseWriter, r *http.Request) (q question, ok bool) {
-	var body json.RawMessage
-	if !s.readJSON(w, r, &body) {
-		return q, false
-	}
-	var fields map[string]json.RawMessage
-	err := json.Unmarshal(body, &fields)
-	if err == nil {
-		err = json.Unmarshal(body, &q.RouteRequest)
+// read reads the fields that a completion does not have.
+func (o *RouteRequest) read(fields front.Fields) error {
+	for name, to := range map[string]any{"lora": &o.LoRA, "content": &o.Content, "pin": &o.Pin, "exclude": &o.Exclude, "explain": &o.Explain} {
+		if err := fields.Read(name, to); err != nil {
+			return err
+		}
 	}
 	switch {
-	case err != nil:
-	case fields == nil:
-		err = errors.New("the body is not a JSON object")
-	case len(q.Content) > maxContent:
-		err = fmt.Errorf("content is longer than %d bytes", maxContent)
-	case len(q.Exclude) > maxExclude:
-		err = fmt.Errorf("more than %d excluded ranks", maxExclude)
-	case q.Pin != nil && q.Pin.Rank < 0:
-		err = errors.New("pin.rank is negative")
-	default:
-		err = q.resolve(s, r, fields)
+	case len(o.Content) > maxContent:
+		return front.BadRequest("content is longer than %d bytes", maxContent)
+	case len(o.Exclude) > maxExclude:
+		return front.BadRequest("more than %d excluded ranks", maxExclude)
+	case o.Pin != nil && o.Pin.Rank < 0:
+		return front.BadRequest("pin.rank is negative")
 	}
-	switch {
-	case errors.Is(err, tokenize.ErrTooLong):
-		writeError(w, http.StatusBadRequest, "prompt_too_long", err.Error())
-	case err != nil:
-		writeError(w, http.StatusBadRequest, "invalid_request", err.Error())
-	}
-	return q, err == nil
+	return nil
 }
 
-// resolve finds the conversation and the prompt's tokens.
-func (q *question) resolve(s *server, r *http.Request, fields map[string]json.RawMessage) error {
-	c, err := proxy.ReadConversation(r.Header, fields)
+// ask reads a request for a decision.
+func (s *server) ask(ctx context.Context, h http.Header, fields front.Fields) (*front.Request, error) {
+	var o RouteRequest
+	if err := o.read(fields); err != nil {
+		return nil, err
+	}
+	q, err := s.reader.Read(ctx, h, fields)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	q.ConversationID, q.ParentConversationID, q.FirstTurn = c.ID, c.Parent, c.FirstTurn
-	if q.Content == "" {
-		q.Content = c.Content
+	if errors.Is(q.Fallback, tokenize.ErrPrompt) {
+		return nil, front.BadRequest("%v", q.Fallback)
 	}
-	q.found, err = s.tokens.Resolve(r.Context(), q.Model, fields, func() []string { return s.router.ReadyEndpoints(q.Model) })
-	return err
+	q.Scope.LoRA, q.Exclude, q.Explain = o.LoRA, o.Exclude, o.Explain
+	if o.Content != "" {
+		q.Content = o.Content
+	}
+	if o.Pin != nil {
+		q.Pin, q.Strict = o.Pin.Rank, o.Pin.Strict
+	}
+	return q, nil
 }
 
-func (q *question) scope() connector.Scope {
-	return connector.Scope{Salt: q.CacheSalt, LoRA: q.LoRA}
-}
-
+// serveRoute decides one request, which is the body, or several in the list requests.
 func (s *server) serveRoute(w http.ResponseWriter, r *http.Request) {
-	q, ok := s.ask(w, r)
-	if !ok {
+	_, fields, err := s.reader.Object(w, r)
+	if err != nil {
+		front.ErrorOf(err).Write(w)
 		return
 	}
-	req := route.Request{
-		Model: q.Model, Tokens: q.found.IDs, Length: q.found.Length, Scope: q.scope(), FirstTurn: q.FirstTurn, Content: q.Content,
-		Conversation: policy.AffinityKey(q.ParentConversationID, q.ConversationID), Pin: policy.NoPin, Exclude: q.Exclude, Explain: q.Explain,
-	}
-	if q.Pin != nil {
-		req.Pin, req.Strict = q.Pin.Rank, q.Pin.Strict
-	}
-	var d route.Decision
-	if err := (timed{s.router, &s.decided}).Route(r.Context(), &req, &d); err != nil {
-		writeRouteError(w, err)
+	if several, ok := fields["requests"]; ok {
+		s.routeBatch(w, r, several)
 		return
 	}
-	if !d.Placed() {
-		refuse(w, &d)
+	answers, errs := s.route(r.Context(), r.Header, []front.Fields{fields})
+	if errs[0] != nil {
+		front.ErrorOf(errs[0]).Write(w)
 		return
 	}
-	writeJSON(w, http.StatusOK, answer(&q, &d))
+	httpserve.WriteJSON(w, http.StatusOK, answers[0])
+}
+
+func (s *server) routeBatch(w http.ResponseWriter, r *http.Request, several json.RawMessage) {
+	var list []front.Fields
+	if err := json.Unmarshal(several, &list); err != nil || len(list) == 0 || len(list) > maxBatch {
+		front.BadRequest("requests is not a list of 1 to %d JSON objects", maxBatch).Write(w)
+		return
+	}
+	answers, errs := s.route(r.Context(), nil, list)
+	results := make([]RouteResult, len(answers))
+	for i := range answers {
+		if errs[i] == nil {
+			results[i] = RouteResult{Status: http.StatusOK, Decision: answers[i]}
+			continue
+		}
+		e := front.ErrorOf(errs[i])
+		f := e.Body()
+		results[i] = RouteResult{Status: e.Status, Failure: &f}
+	}
+	httpserve.WriteJSON(w, http.StatusOK, RouteResults{Results: results})
+}
+
+// route decides requests together. Each has an answer or an error.
+func (s *server) route(ctx context.Context, h http.Header, list []front.Fields) ([]*RouteAnswer, []error) {
+	asked, errs := make([]*front.Request, len(list)), make([]error, len(list))
+	var g errgroup.Group
+	g.SetLimit(readAtOnce)
+	for i, fields := range list {
+		g.Go(func() error {
+			asked[i], errs[i] = s.ask(ctx, h, fields)
+			return nil
+		})
+	}
+	_ = g.Wait() // its functions return no error
+	var reqs []route.Request
+	var of []int
+	for i, q := range asked {
+		if errs[i] == nil {
+			reqs, of = append(reqs, q.Request), append(of, i)
+		}
+	}
+	answers, decisions := make([]*RouteAnswer, len(list)), make([]route.Decision, len(reqs))
+	for at, err := range s.decided.routeAll(ctx, s.router, reqs, decisions) {
+		i, d := of[at], &decisions[at]
+		switch {
+		case err != nil:
+			errs[i] = err
+		case !d.Placed():
+			errs[i] = front.Refusal(&d.Decision)
+		default:
+			answers[i] = answer(asked[i], d)
+		}
+	}
+	return answers, errs
 }
 
 // answer is a decision in words.
-func answer(q *question, d *route.Decision) RouteAnswer {
-	a := RouteAnswer{
-		Request: strconv.FormatUint(d.Handle, 16), Rank: d.Rank, Model: d.Model, Endpoint: d.Endpoint, Headers: map[string]string{},
-		Reason: d.Reason.String(), PromptTokens: q.found.Length, CachedTokens: d.UseTokens, LoadDiskTokens: d.LoadDisk,
-		LoadObjectTokens: d.LoadObject, Scores: scores(d),
-	}
+func answer(q *front.Request, d *route.Decision) *RouteAnswer {
+	a := &RouteAnswer{Decision: *d, Request: strconv.FormatUint(d.Handle, 16), Headers: map[string]string{}, Note: q.Note}
 	if d.Header != "" {
 		a.Headers[registry.RankHeader] = d.Header
 	}
-	if q.ConversationID != "" {
-		a.Headers["X-Session-ID"] = q.ConversationID
-	}
-	if d.PinMissed != policy.ReasonPin {
-		a.PinMissed = d.PinMissed.String()
-	}
-	switch {
-	case q.found.Fallback != nil:
-		a.Note = "routed by load: " + q.found.Fallback.Error()
-	case q.found.Several:
-		a.Note = "routed by the first of several prompts"
+	if q.Session != "" {
+		a.Headers["X-Session-ID"] = q.Session
 	}
 	return a
-}
-
-func writeRouteError(w http.ResponseWriter, err error) {
-	switch {
-	case errors.Is(err, route.ErrUnknownModel):
-		writeError(w, http.StatusNotFound, "model_not_found", err.Error())
-	case errors.Is(err, route.ErrPromptTooLong):
-		writeError(w, http.StatusBadRequest, "prompt_too_long", err.Error())
-	case errors.Is(err, route.ErrBusy):
-		w.Header().Set("Retry-After", "1")
-		writeError(w, http.StatusServiceUnavailable, "busy", err.Error())
-	default:
-		writeError(w, http.StatusServiceUnavailable, "cancelled", err.Error())
-	}
-}
-
-// refuse says why no rank takes a request.
-func refuse(w http.ResponseWriter, d *route.Decision) {
-	status, message := proxy.Refusal(d.Reason)
-	if d.Reason.Retry() {
-		w.Header().Set("Retry-After", "1")
-	}
-	writeJSON(w, status, Failure{
-		Error: FailureText{Message: message, Type: "router_error", Code: d.Reason.String()}, Scores: scores(d),
-	})
 }
 
 func (s *server) servePrefillDone(w http.ResponseWriter, r *http.Request) {
@@ -214,12 +205,17 @@ func (s *server) serveFinished(w http.ResponseWriter, r *http.Request) {
 	report(w, r, s.router.Finish)
 }
 
-// report hands on what is said of a request.
+// report passes a client's report of a request on.
 func report(w http.ResponseWriter, r *http.Request, f func(uint64) bool) {
 	id, err := strconv.ParseUint(r.PathValue("id"), 16, 64)
 	if err != nil || !f(id) {
-		writeError(w, http.StatusNotFound, "unknown_request", "no such request: it has finished, nothing was heard of it for long, or its rank was removed")
+		fail(w, http.StatusNotFound, "unknown_request", "no such request: it has finished, was not reported for too long, or its rank was removed")
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// fail answers with an error.
+func fail(w http.ResponseWriter, status int, code, message string) {
+	(&front.Error{Status: status, Code: code, Message: message}).Write(w)
 }

@@ -3,12 +3,8 @@ package service
 import (
 	"io"
 	"net/http"
-	"reflect"
 	"strings"
 	"testing"
-
-	"github.com/kvconn/kvconn/router/policy"
-	"github.com/kvconn/kvconn/router/route"
 )
 
 // What is cached for one tenant or adapter is not for another, whichever way a prompt comes.
@@ -29,48 +25,23 @@ func TestDecisionsAndPrefixesKeepScopesApart(t *testing.T) {
 			}
 			return body
 		}
-		if a := r.route(with(c.scope)); a.CachedTokens != 0 {
-			t.Errorf("%v: %d tokens of a new prompt are cached", c.scope, a.CachedTokens)
+		if a := r.route(with(c.scope)); a.UseTokens != 0 {
+			t.Errorf("%v: %d tokens of a new prompt are cached", c.scope, a.UseTokens)
 		}
 		if same, other := r.prefixOf(0, with(c.same)).GPU, r.prefixOf(0, with(c.other)).GPU; same != 64 || other != 0 {
 			t.Errorf("%v: %v has %d, %v has %d", c.scope, c.same, same, c.other, other)
 		}
-		if a := r.route(with(c.same)); a.CachedTokens != 48 {
-			t.Errorf("%v after %v: %d tokens cached", c.same, c.scope, a.CachedTokens)
+		if a := r.route(with(c.same)); a.UseTokens != 48 {
+			t.Errorf("%v after %v: %d tokens cached", c.same, c.scope, a.UseTokens)
 		}
 	}
 	r.route(m{"token_ids": []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, "cache_salt": "a", "lora": "tuned"})
 	for query, want := range map[string]int32{"&cache_salt=a&lora=tuned": 16, "&model=tuned&cache_salt=a": 16, "&cache_salt=a": 0, "&lora=tuned": 0, "": 0} {
 		var p PrefixAnswer
 		r.do("GET", "/v1/prefix?token_ids=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16"+query, nil, &p)
-		if p.PromptTokens != 16 || p.Ranks[0].Prefix.GPU != want {
+		if p.PromptTokens != 16 || p.Ranks[0].Match.GPU != want {
 			t.Errorf("%q: %+v, want %d", query, p, want)
 		}
-	}
-}
-
-// Every part of a score is said under its own name.
-func TestScoresHaveTheirParts(t *testing.T) {
-	d := route.Decision{
-		Decision: policy.Decision{Scores: []policy.Score{
-			{
-				Rank: 1, Eligible: true, Total: 2, MatchTokens: 3, LoadTokens: 4, ActiveRequests: 5,
-				QueueSeconds: 6, LoadSeconds: 7, PrefillSeconds: 8, DecodeSeconds: 9, BalanceSeconds: 10,
-			},
-			{Rank: 11, Total: 12},
-		}},
-		Matches: []policy.Match{{GPU: 13, Disk: 14, Object: 15, Usable: 16, LoadDisk: 17, LoadObject: 18}, {GPU: 19}},
-	}
-	two := 2.0
-	want := []Score{
-		{
-			Rank: 1, Eligible: true, Total: &two, MatchTokens: 3, LoadTokens: 4, ActiveRequests: 5,
-			QueueS: 6, LoadS: 7, PrefillS: 8, DecodeS: 9, BalanceS: 10, Prefix: Match{GPU: 13, Disk: 14, Object: 15, Usable: 16, LoadDisk: 17, LoadObject: 18},
-		},
-		{Rank: 11, Prefix: Match{GPU: 19}},
-	}
-	if got := scores(&d); !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v\nwant %+v", got, want)
 	}
 }
 

@@ -11,7 +11,9 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/registry"
+	"github.com/kvconn/kvconn/router/route"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
@@ -76,17 +78,17 @@ func startDaemon(t *testing.T, dir string) string {
 }
 
 // prefixOf is what a rank has of a prompt.
-func (r *running) prefixOf(rank int32, body m) Match {
+func (r *running) prefixOf(rank int32, body m) policy.Match {
 	r.t.Helper()
 	var p PrefixAnswer
 	r.do("POST", "/v1/prefix", body, &p)
 	for _, x := range p.Ranks {
 		if x.Rank == rank {
-			return x.Prefix
+			return x.Match
 		}
 	}
 	r.t.Fatalf("no rank %d in %+v", rank, p)
-	return Match{}
+	return policy.Match{}
 }
 
 // Two ranks of one engine with events, one node. A prompt goes where it is in the GPU; when the GPU has been
@@ -102,14 +104,14 @@ func TestRoutingFollowsEventsAndResidency(t *testing.T) {
 	ranks[1].Node, ranks[1].NodeURL = "n", node
 	for i := range ranks {
 		ranks[i].Events = &registry.Events{Endpoint: endpoint}
-		ranks[i].Speeds = registry.Speeds{PrefillTokensPerS: 1000, DiskBytesPerS: 1e9}
+		ranks[i].Speeds = policy.Speeds{PrefillTokens: 1000, DiskBytes: 1e9}
 	}
 	r := start(t, func(o *Options) { o.Ranks = ranks })
 	r.ready(2)
 	body := m{"model": "m", "token_ids": tokens}
 
 	enginetest.Eventually(t, "the disk's blocks", func() bool { return r.prefixOf(1, body).Disk == 1600 })
-	if a := r.route(body); a.Rank != 1 || a.CachedTokens != 1584 || a.LoadDiskTokens != 1584 {
+	if a := r.route(body); a.Rank != 1 || a.UseTokens != 1584 || a.LoadDisk != 1584 {
 		t.Errorf("%+v", a)
 	}
 	// Another rank has it in its GPU. What rank 1 was given counts as there, too, so ask with a clean slate.
@@ -121,13 +123,13 @@ func TestRoutingFollowsEventsAndResidency(t *testing.T) {
 		return r.prefixOf(0, body).GPU == 1600 && r.prefixOf(1, body).GPU == 0
 	})
 	a := r.route(body)
-	if a.Rank != 0 || a.CachedTokens != 1584 || a.LoadDiskTokens != 0 || a.Headers[registry.RankHeader] != "0" {
+	if a.Rank != 0 || a.UseTokens != 1584 || a.LoadDisk != 0 || a.Headers[registry.RankHeader] != "0" {
 		t.Errorf("%+v", a)
 	}
 	pubs[0].Clear()
 	enginetest.Eventually(t, "the end of the GPU's blocks", func() bool { return r.prefixOf(0, body).GPU == 0 })
 	r.do("POST", "/v1/requests/"+a.Request+"/finished", nil, nil)
-	if a = r.route(body); a.Rank != 1 || a.LoadDiskTokens+a.CachedTokens == 0 {
+	if a = r.route(body); a.Rank != 1 || a.LoadDisk+a.UseTokens == 0 {
 		t.Errorf("%+v", a)
 	}
 
@@ -136,7 +138,7 @@ func TestRoutingFollowsEventsAndResidency(t *testing.T) {
 	if got := r.prefixOf(1, m{"model": "m", "token_ids": tokens, "cache_salt": "other"}); got.Usable != 0 {
 		t.Errorf("another tenant has %+v", got)
 	}
-	var info RankAnswer
+	var info route.RankInfo
 	if r.do("GET", "/v1/ranks/1", nil, &info); info.DiskFeed == nil || !info.DiskFeed.Connected || info.Speed.BytesPerToken != 2*16*2 {
 		t.Errorf("%+v", info)
 	}

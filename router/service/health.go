@@ -29,7 +29,7 @@ type checker struct {
 	running   sync.WaitGroup
 }
 
-// endpoint is what is known of one.
+// endpoint is what the checker knows of one.
 type endpoint struct {
 	next     time.Time
 	wait     time.Duration // until the next check after a failure
@@ -40,7 +40,7 @@ type endpoint struct {
 }
 
 // failuresUntilOut is how many checks in a row an endpoint that was well has to fail: one may be late.
-// A request that failed counts as one of them, or for all if nobody listens there.
+// A failed request counts as one of them, or as all if nothing listens there.
 const failuresUntilOut = 2
 
 func newChecker(r *route.Router, o *Options) *checker {
@@ -60,17 +60,12 @@ func (c *checker) run(ctx context.Context) {
 		case <-ctx.Done():
 		case <-timer.C:
 		case <-c.wake:
-			pause(ctx) // many checks end together
+			select { // many checks end together
+			case <-ctx.Done():
+			case <-time.After(5 * time.Millisecond):
+			}
 		}
 		timer.Stop()
-	}
-}
-
-// pause waits a moment.
-func pause(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(5 * time.Millisecond):
 	}
 }
 
@@ -100,7 +95,7 @@ func (c *checker) begin(ctx context.Context, now time.Time) (wait time.Duration)
 			c.endpoints[url] = e
 		}
 		if e.well {
-			for _, id := range ids { // one that was added lately
+			for _, id := range ids { // a rank may have been added lately
 				c.router.SetReady(id, true, "")
 			}
 		}
@@ -135,7 +130,7 @@ func (c *checker) check(ctx context.Context, url string) error {
 	return nil
 }
 
-// ended takes the end of a check into account.
+// ended counts the result of a check.
 func (c *checker) ended(url string, e *endpoint, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -147,8 +142,8 @@ func (c *checker) ended(url string, e *endpoint, err error) {
 	c.again()
 }
 
-// failed takes a failed request to a rank into account. If nothing listens there, its endpoint is out at once;
-// else it is checked now, and out if it fails that: a connection may break for a request's own reasons.
+// failed counts a failed request to a rank. If nothing listens there, its endpoint is out at once. Otherwise it is
+// checked now, and out if it fails the check: a connection may break because of the request.
 func (c *checker) failed(rank int32, err error) {
 	info, ok := c.router.Rank(rank)
 	if !ok {
@@ -156,14 +151,14 @@ func (c *checker) failed(rank int32, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e := c.endpoints[info.Spec.Endpoint]
+	e := c.endpoints[info.Endpoint]
 	if e == nil || !e.well {
 		return
 	}
-	e.suspect = e.checking // one that began before says nothing of this
-	// Only a refusal: that it could not be dialled may have its cause here.
+	e.suspect = e.checking // a check that began earlier says nothing of this
+	// Only a refusal: other reasons for not reaching it may lie with this machine.
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		c.judge(info.Spec.Endpoint, e, err, failuresUntilOut)
+		c.judge(info.Endpoint, e, err, failuresUntilOut)
 	} else {
 		e.failures, e.next = failuresUntilOut-1, time.Now()
 	}
@@ -195,7 +190,7 @@ func (c *checker) judge(url string, e *endpoint, err error, weight int) {
 }
 
 func (c *checker) set(url string, ready bool, why string) {
-	for _, id := range c.router.RanksAt(url) {
+	for _, id := range c.router.Endpoints()[url] {
 		c.router.SetReady(id, ready, why)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/registry"
 )
 
@@ -101,7 +102,7 @@ func (r *running) route(body any) (a RouteAnswer) {
 // refused asks for something that has to be refused, and returns status and code.
 func (r *running) refused(method, path string, body any) string {
 	r.t.Helper()
-	var f Failure
+	var f front.Failure
 	status, _ := r.do(method, path, body, &f)
 	if f.Error.Message == "" {
 		r.t.Errorf("%s %s: %d without a message", method, path, status)
@@ -132,7 +133,7 @@ func prompt(seed, n int) []uint32 {
 	return tokens
 }
 
-// ready waits until so many ranks are.
+// ready waits until n ranks are.
 func (r *running) ready(n int) {
 	r.t.Helper()
 	enginetest.Eventually(r.t, fmt.Sprint(n, " ranks ready"), func() bool {

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/httpserve"
 )
 
 // ModelList is the answer of /v1/models, in OpenAI's form.
@@ -47,10 +49,10 @@ func (s *server) serveModels(w http.ResponseWriter, r *http.Request) {
 		})
 	}
 	wg.Wait()
-	writeJSON(w, http.StatusOK, list)
+	httpserve.WriteJSON(w, http.StatusOK, list)
 }
 
-// model is an engine's description of a model, or one's own.
+// model is an engine's description of a model, or the router's own.
 func (s *server) model(ctx context.Context, client http.Header, name string) json.RawMessage {
 	if endpoints := s.router.ReadyEndpoints(name); len(endpoints) > 0 {
 		if m, err := s.askModel(ctx, client, endpoints[0], name); err == nil {

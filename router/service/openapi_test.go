@@ -9,7 +9,12 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/internal/testkit/openapitest"
+	"github.com/kvconn/kvconn/router/front"
+	"github.com/kvconn/kvconn/router/inflight"
+	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/proxy"
 	"github.com/kvconn/kvconn/router/registry"
+	"github.com/kvconn/kvconn/router/route"
 )
 
 func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
@@ -51,17 +56,21 @@ func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
 
 func TestOpenAPIHasTheFieldsThatAreThere(t *testing.T) {
 	schemas := openapitest.Parse(t, openAPI).Components.Schemas
-	// The prompt's forms are read apart from the rest of a request.
-	prompts := []string{"token_ids", "prompt", "messages"}
+	// Package front reads the fields that a request shares with a completion.
+	completion := []string{
+		"token_ids", "prompt", "messages", "model", "cache_salt", "conversation_id", "session_id", "conversation_params",
+		"parent_conversation_id", "first_turn", "requests",
+	}
 	types := map[string]reflect.Type{
 		"RouteRequest": reflect.TypeFor[RouteRequest](), "Pin": reflect.TypeFor[Pin](), "RouteAnswer": reflect.TypeFor[RouteAnswer](),
-		"Score": reflect.TypeFor[Score](), "Match": reflect.TypeFor[Match](), "Failure": reflect.TypeFor[Failure](),
-		"FailureText": reflect.TypeFor[FailureText](), "Rank": reflect.TypeFor[registry.Rank](), "Events": reflect.TypeFor[registry.Events](),
-		"Speeds": reflect.TypeFor[registry.Speeds](), "RankAnswer": reflect.TypeFor[RankAnswer](), "Load": reflect.TypeFor[Load](),
+		"RouteResult": reflect.TypeFor[RouteResult](), "RouteResults": reflect.TypeFor[RouteResults](),
+		"Score": reflect.TypeFor[policy.Score](), "Match": reflect.TypeFor[policy.Match](), "Failure": reflect.TypeFor[front.Failure](),
+		"FailureText": reflect.TypeFor[front.FailureText](), "Rank": reflect.TypeFor[registry.Rank](), "Events": reflect.TypeFor[registry.Events](),
+		"Speeds": reflect.TypeFor[policy.Speeds](), "RankAnswer": reflect.TypeFor[route.RankInfo](), "Load": reflect.TypeFor[inflight.Rank](),
 		"RankList": reflect.TypeFor[RankList](), "Removal": reflect.TypeFor[Removal](), "PrefixAnswer": reflect.TypeFor[PrefixAnswer](),
-		"RankPrefix": reflect.TypeFor[RankPrefix](), "ModelList": reflect.TypeFor[ModelList](), "Model": reflect.TypeFor[Model](),
+		"RankPrefix": reflect.TypeFor[route.Prefix](), "ModelList": reflect.TypeFor[ModelList](), "Model": reflect.TypeFor[Model](),
 		"Health": reflect.TypeFor[Health](), "HealthReason": reflect.TypeFor[HealthReason](), "Readiness": reflect.TypeFor[Readiness](),
-		"Status": reflect.TypeFor[Status](), "IndexStatus": reflect.TypeFor[IndexStatus](), "ProxyStatus": reflect.TypeFor[ProxyStatus](),
+		"Status": reflect.TypeFor[Status](), "IndexStatus": reflect.TypeFor[IndexStatus](), "ProxyStatus": reflect.TypeFor[proxy.Stats](),
 	}
 	for name, s := range schemas {
 		v, ok := types[name]
@@ -73,7 +82,7 @@ func TestOpenAPIHasTheFieldsThatAreThere(t *testing.T) {
 		}
 		there := openapitest.Fields(v)
 		if name == "RouteRequest" {
-			there = append(there, prompts...)
+			there = append(there, completion...)
 		}
 		for _, f := range there {
 			if _, ok := s.Properties[f]; !ok {

@@ -1,12 +1,14 @@
 package service
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"net"
 	"net/http"
 	"time"
 
+	"github.com/kvconn/kvconn/router/policies"
 	"github.com/kvconn/kvconn/router/proxy"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
@@ -18,30 +20,31 @@ type Options struct {
 	HTTP     string
 	Listener net.Listener
 	// Token, if set, has to come as bearer token with every request but those for health and the
-	// description. EngineKey is sent to engines as such; without both the client's own is passed on.
+	// description. EngineKey is sent to engines as bearer token; without both the client's own is passed on.
 	Token, EngineKey string
 	// Policy decides, Route is the rest of the decisions' options.
-	Policy route.PolicyOptions
+	Policy policies.Options
 	Route  route.Options
 	// Ranks are those known from the beginning.
 	Ranks []registry.Rank
-	// HealthPath is asked of every endpoint each HealthInterval, for HealthTimeout. One that fails is
-	// asked again after HealthBackoff, then after twice as long, up to ten seconds. Defaults /health,
-	// 5 s, 3 s and 500 ms; a negative interval means no checks: all ranks are taken for ready.
+	// HealthPath is requested from every endpoint each HealthInterval, within HealthTimeout. One that fails
+	// is checked again after HealthBackoff, then after twice as long, up to ten seconds. Defaults /health,
+	// 5 s, 3 s and 500 ms; a negative interval means no checks: all ranks count as ready.
 	HealthPath                                   string
 	HealthInterval, HealthTimeout, HealthBackoff time.Duration
 	// TokenizeTimeout is how long engines may take to tokenize a prompt; then load alone decides.
 	// Default 2 s.
 	TokenizeTimeout time.Duration
-	// MaxBodyBytes, MaxTries, FirstByteTimeout and IdleTimeout are those of proxy.Options.
-	MaxBodyBytes                  int64
+	// MaxBodyBytes bounds a request. Default 64 MiB.
+	MaxBodyBytes int64
+	// MaxTries, FirstByteTimeout and IdleTimeout are those of proxy.Options.
 	MaxTries                      int
 	FirstByteTimeout, IdleTimeout time.Duration
 	// DrainTimeout is how long a stop waits for requests under way. Default 25 s.
 	DrainTimeout time.Duration
 	// Transport makes requests to engines; nil is a default one.
 	Transport http.RoundTripper
-	// Version is told to people.
+	// Version is shown in /v1/status.
 	Version string
 	// Ready, if set, is called with the address once it is listened on.
 	Ready func(addr string)
@@ -54,15 +57,15 @@ const maxHealthBackoff = 10 * time.Second
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	if o.HealthPath == "" {
-		o.HealthPath = "/health"
-	}
-	setDefault(&o.HealthInterval, 5*time.Second)
-	setDefault(&o.HealthTimeout, 3*time.Second)
-	setDefault(&o.HealthBackoff, 500*time.Millisecond)
-	setDefault(&o.TokenizeTimeout, 2*time.Second)
-	setDefault(&o.DrainTimeout, 25*time.Second)
-	setDefault(&o.MaxBodyBytes, 64<<20)
+	o.Policy.Name = cmp.Or(o.Policy.Name, "cost")
+	o.HealthPath = cmp.Or(o.HealthPath, "/health")
+	o.HealthInterval = cmp.Or(o.HealthInterval, 5*time.Second)
+	o.HealthTimeout = cmp.Or(o.HealthTimeout, 3*time.Second)
+	o.HealthBackoff = cmp.Or(o.HealthBackoff, 500*time.Millisecond)
+	o.TokenizeTimeout = cmp.Or(o.TokenizeTimeout, 2*time.Second)
+	o.DrainTimeout = cmp.Or(o.DrainTimeout, 25*time.Second)
+	// 2 Mi token ids as JSON, several times.
+	o.MaxBodyBytes = cmp.Or(o.MaxBodyBytes, 64<<20)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -73,13 +76,6 @@ func (o *Options) EnsureDefaults() {
 	o.Route.EnsureDefaults()
 }
 
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
 // Validate reports the first option that cannot work.
 func (o *Options) Validate() error {
 	switch {
@@ -87,6 +83,8 @@ func (o *Options) Validate() error {
 		return errors.New("service: no address to listen on")
 	case o.HealthTimeout < 0 || o.HealthBackoff < 0 || o.TokenizeTimeout < 0 || o.DrainTimeout < 0:
 		return errors.New("service: times must be positive")
+	case o.MaxBodyBytes < 1:
+		return errors.New("service: the bound on bodies must be positive")
 	case o.HealthPath[0] != '/':
 		return errors.New("service: the health path must begin with /")
 	}

@@ -5,31 +5,27 @@ import (
 	"net/http"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/router/front"
+	"github.com/kvconn/kvconn/router/route"
 	"github.com/kvconn/kvconn/router/tokenize"
 )
 
 // PrefixAnswer is the answer of /v1/prefix.
 type PrefixAnswer struct {
-	PromptTokens int          `json:"prompt_tokens"`
-	Ranks        []RankPrefix `json:"ranks"`
-}
-
-// RankPrefix is what one rank has of a prompt.
-type RankPrefix struct {
-	Rank   int32 `json:"rank"`
-	Prefix Match `json:"prefix"`
+	PromptTokens int            `json:"prompt_tokens"`
+	Ranks        []route.Prefix `json:"ranks"`
 }
 
 // serveGetPrefix takes a short prompt from the query.
 func (s *server) serveGetPrefix(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	ids, err := tokenize.AppendIDs([]uint32{}, []byte("["+q.Get("token_ids")+"]"), s.opts.Route.MaxPromptTokens)
-	switch {
-	case errors.Is(err, tokenize.ErrTooLong):
-		writeError(w, http.StatusBadRequest, "prompt_too_long", err.Error())
-		return
-	case err != nil:
-		writeError(w, http.StatusBadRequest, "invalid_request", "token_ids: "+err.Error())
+	if errors.Is(err, tokenize.ErrIDs) {
+		err = front.BadRequest("token_ids: %v", err)
+	}
+	if err != nil {
+		front.ErrorOf(err).Write(w)
 		return
 	}
 	s.prefix(w, q.Get("model"), ids, connector.Scope{Salt: q.Get("cache_salt"), LoRA: q.Get("lora")})
@@ -37,25 +33,26 @@ func (s *server) serveGetPrefix(w http.ResponseWriter, r *http.Request) {
 
 // servePostPrefix takes a prompt as POST /v1/route does.
 func (s *server) servePostPrefix(w http.ResponseWriter, r *http.Request) {
-	q, ok := s.ask(w, r)
+	_, fields, err := s.reader.Object(w, r)
+	var q *front.Request
+	if err == nil {
+		q, err = s.ask(r.Context(), r.Header, fields)
+	}
 	switch {
-	case !ok:
-	case q.found.Fallback != nil:
-		writeError(w, http.StatusBadGateway, "not_tokenized", q.found.Fallback.Error())
+	case err != nil:
+		front.ErrorOf(err).Write(w)
+	case q.Fallback != nil:
+		fail(w, http.StatusBadGateway, "not_tokenized", q.Fallback.Error())
 	default:
-		s.prefix(w, q.Model, q.found.IDs, q.scope())
+		s.prefix(w, q.Model, q.Prompt, q.Scope)
 	}
 }
 
 func (s *server) prefix(w http.ResponseWriter, model string, ids []uint32, scope connector.Scope) {
-	list, err := s.router.Prefixes(model, ids, scope, nil)
+	list, err := s.router.Prefixes(model, ids, scope)
 	if err != nil {
-		writeRouteError(w, err)
+		front.ErrorOf(err).Write(w)
 		return
 	}
-	a := PrefixAnswer{PromptTokens: len(ids), Ranks: make([]RankPrefix, len(list))}
-	for i := range list {
-		a.Ranks[i] = RankPrefix{Rank: list[i].Rank, Prefix: matchOf(&list[i].Match)}
-	}
-	writeJSON(w, http.StatusOK, a)
+	httpserve.WriteJSON(w, http.StatusOK, PrefixAnswer{PromptTokens: len(ids), Ranks: list})
 }

@@ -4,13 +4,14 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	_ "embed" // the description
-	"encoding/json"
 	"net/http"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/kvconn/kvconn/internal/counters"
 )
 
 // openAPI describes the HTTP interface (OpenAPI 3.1). It is constant.
@@ -28,7 +29,7 @@ type pattern struct {
 
 func (s *server) routes() []pattern {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(newCollector(s), s.decided.histogram, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(counters.NewCollector("kvconn_router_", s.status), s.decided.histogram, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	f := func(name string, h http.HandlerFunc) pattern { return pattern{pattern: name, handler: h} }
 	return []pattern{
 		f("POST /v1/route", s.serveRoute),
@@ -64,7 +65,7 @@ func (s *server) handler() http.Handler {
 	return mux
 }
 
-// authorized lets requests with the token through. The comparison takes the same time whatever comes.
+// authorized lets requests with the token through. The comparison takes the same time for any input.
 func authorized(token string, next http.Handler) http.Handler {
 	want := sha256.Sum256([]byte(token))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -72,7 +73,7 @@ func authorized(token string, next http.Handler) http.Handler {
 		got := sha256.Sum256([]byte(given))
 		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			writeError(w, http.StatusUnauthorized, "unauthorized", "the bearer token is missing or wrong")
+			fail(w, http.StatusUnauthorized, "unauthorized", "the bearer token is missing or wrong")
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -82,29 +83,4 @@ func authorized(token string, next http.Handler) http.Handler {
 func serveOpenAPI(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/yaml")
 	_, _ = w.Write([]byte(openAPI)) // the client has gone
-}
-
-// Failure is the answer to what cannot be done.
-type Failure struct {
-	Error FailureText `json:"error"`
-	// Scores are those of the ranks, of a decision that was to be explained.
-	Scores []Score `json:"scores,omitempty"`
-}
-
-// FailureText says what is wrong, in OpenAI's form.
-type FailureText struct {
-	Message string `json:"message"`
-	Type    string `json:"type"`
-	Code    string `json:"code"`
-}
-
-func writeError(w http.ResponseWriter, status int, code, message string) {
-	writeJSON(w, status, Failure{Error: FailureText{Message: message, Type: "router_error", Code: code}})
-}
-
-func writeJSON(w http.ResponseWriter, code int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(v) // the client has gone
 }

@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -10,8 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
+	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/router/front"
+	"github.com/kvconn/kvconn/router/policies"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/proxy"
 	"github.com/kvconn/kvconn/router/route"
@@ -23,7 +23,7 @@ type server struct {
 	opts     *Options
 	router   *route.Router
 	proxy    *proxy.Proxy
-	tokens   *tokenize.Client
+	reader   *front.Reader
 	engines  *http.Client // without a timeout of its own
 	checks   *checker
 	started  time.Time
@@ -56,11 +56,11 @@ func Run(ctx context.Context, o Options) error {
 }
 
 func newServer(o *Options) (*server, error) {
-	if _, err := route.NewPolicy(o.Policy); err != nil {
+	if _, err := policies.New(o.Policy); err != nil {
 		return nil, err
 	}
 	o.Route.Policy = func() policy.Policy {
-		p, err := route.NewPolicy(o.Policy)
+		p, err := policies.New(o.Policy)
 		if err != nil { // checked above
 			panic(err)
 		}
@@ -74,14 +74,15 @@ func newServer(o *Options) (*server, error) {
 		return nil, err
 	}
 	s := &server{opts: o, router: router, started: time.Now(), engines: &http.Client{Transport: o.Transport}, decided: newDecisionTimes()}
-	s.tokens = &tokenize.Client{HTTP: s.engines, Timeout: o.TokenizeTimeout, MaxTokens: o.Route.MaxPromptTokens}
+	tokens := &tokenize.Client{HTTP: s.engines, Timeout: o.TokenizeTimeout, MaxTokens: o.Route.MaxPromptTokens}
 	if o.EngineKey != "" {
-		s.tokens.Header = http.Header{"Authorization": {"Bearer " + o.EngineKey}}
+		tokens.Header = http.Header{"Authorization": {"Bearer " + o.EngineKey}}
 	}
+	s.reader = &front.Reader{Tokens: tokens, Engines: router.ReadyEndpoints, MaxBodyBytes: o.MaxBodyBytes}
 	s.checks = newChecker(router, o)
 	s.proxy, err = proxy.New(proxy.Options{
-		Router: timed{router, &s.decided}, Tokens: s.tokens, Engines: router.ReadyEndpoints, Failed: s.failed, Check: s.check,
-		MaxBodyBytes: o.MaxBodyBytes, MaxTries: o.MaxTries, FirstByteTimeout: o.FirstByteTimeout, IdleTimeout: o.IdleTimeout,
+		Router: timed{router, &s.decided}, Reader: s.reader, Failed: s.failed, Check: s.check,
+		MaxTries: o.MaxTries, FirstByteTimeout: o.FirstByteTimeout, IdleTimeout: o.IdleTimeout,
 		KeepAuthorization: o.Token == "" && o.EngineKey == "", EngineKey: o.EngineKey, Transport: o.Transport, Logger: o.Logger,
 	})
 	if err != nil {
@@ -91,7 +92,7 @@ func newServer(o *Options) (*server, error) {
 	return s, nil
 }
 
-// failed hears of ranks that failed a request.
+// failed is called when a rank failed a request.
 func (s *server) failed(rank int32, err error) {
 	if s.opts.HealthInterval >= 0 {
 		s.checks.failed(rank, err)
@@ -107,48 +108,29 @@ func (s *server) check(ctx context.Context, rank int32) error {
 	if s.opts.HealthInterval < 0 {
 		return nil
 	}
-	return s.checks.check(ctx, info.Spec.Endpoint)
+	return s.checks.check(ctx, info.Endpoint)
 }
 
-// serve answers on l until ctx ends and what is under way has ended.
+// serve answers on l until ctx ends and the requests under way have ended.
 func (s *server) serve(ctx context.Context, l net.Listener) error {
 	h := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var g errgroup.Group
-	defer func() { _ = g.Wait() }() // the checks end with ctx
+	var checks sync.WaitGroup
+	defer checks.Wait() // they end with ctx
 	defer cancel()
 	if s.opts.HealthInterval >= 0 {
-		g.Go(func() error { s.checks.run(ctx); return nil })
+		checks.Go(func() { s.checks.run(ctx) })
 	}
-	stopped := make(chan error, 1)
-	stop := context.AfterFunc(ctx, func() { stopped <- s.drain(h) })
-	ranks := 0
-	for _, ids := range s.router.Endpoints() {
-		ranks += len(ids)
-	}
-	s.opts.Logger.Info("the router is ready", "http", l.Addr().String(), "ranks", ranks, "policy", s.opts.Policy.Name)
+	s.opts.Logger.Info("the router is ready", "http", l.Addr().String(), "ranks", s.router.Stats().Ranks, "policy", s.opts.Policy.Name)
 	if s.opts.Ready != nil {
 		s.opts.Ready(l.Addr().String())
 	}
-	err := h.Serve(l)
-	if !stop() {
-		return <-stopped // Serve returns as soon as the stop begins
-	}
-	return fmt.Errorf("serve the router: %w", err)
-}
-
-// drain ends a server in order.
-func (s *server) drain(h *http.Server) error {
-	s.draining.Store(true)
-	s.opts.Logger.Info("the router stops: waiting for requests under way", "in_flight", s.proxy.Stats().InFlight, "at_most", s.opts.DrainTimeout)
-	ctx, cancel := context.WithTimeout(context.Background(), s.opts.DrainTimeout)
-	defer cancel()
-	err := h.Shutdown(ctx)
-	if errors.Is(err, context.DeadlineExceeded) {
-		s.opts.Logger.Warn("requests did not end in time and are broken off", "in_flight", s.proxy.Stats().InFlight)
-		_ = h.Close()
-		return nil
+	cut, err := httpserve.Serve(ctx, h, l, s.opts.DrainTimeout, func() {
+		s.draining.Store(true)
+		s.opts.Logger.Info("the router stops: waiting for requests under way", "in_flight", s.proxy.Stats().InFlight, "at_most", s.opts.DrainTimeout)
+	})
+	if cut {
+		s.opts.Logger.Warn("requests did not end in time and were broken off", "in_flight", s.proxy.Stats().InFlight)
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
 )
@@ -23,7 +24,7 @@ func TestADecisionSaysWhereAndHow(t *testing.T) {
 		}
 	}
 	a := r.route(m{"token_ids": prompt(1, 100), "explain": true})
-	if len(a.Scores) != 3 || a.Scores[2].Prefix.GPU != 96 || a.Scores[0].Total == nil || a.CachedTokens != 96 || a.Reason != "score" {
+	if len(a.Scores) != 3 || a.Scores[2].Prefix.GPU != 96 || a.UseTokens != 96 || a.Reason != "score" {
 		t.Errorf("%+v", a)
 	}
 	if a = r.route(m{"token_ids": prompt(1, 100), "pin": m{"rank": 9}}); a.PinMissed != "pin_unknown" {
@@ -56,7 +57,7 @@ func TestADecisionSeesConversationsAsTheProxyDoes(t *testing.T) {
 		if c.policy == "serve-kv-aware" {
 			a = r.route(c.body) // the second one follows the first
 		}
-		if a.Reason != c.want {
+		if string(a.Reason) != c.want {
 			t.Errorf("%s: %v: %+v, want %s", c.policy, c.body, a, c.want)
 		}
 		if id, _ := c.body["session_id"].(string); a.Headers["X-Session-ID"] != id {
@@ -68,7 +69,7 @@ func TestADecisionSeesConversationsAsTheProxyDoes(t *testing.T) {
 func TestReportsAreOfRequestsThatAreThere(t *testing.T) {
 	r := start(t, unchecked(ranksOf("http://h:1", 1)...))
 	a := r.route(m{"token_ids": prompt(1, 100)})
-	load := func() Load {
+	load := func() inflight.Rank {
 		var list RankList
 		r.do("GET", "/v1/ranks", nil, &list)
 		return list.Ranks[0].Load
@@ -153,7 +154,7 @@ func TestRanksComeAndGo(t *testing.T) {
 		t.Error(got)
 	}
 	e := enginetest.New(t, "m")
-	var a RankAnswer
+	var a route.RankInfo
 	if status, text := r.do("POST", "/v1/ranks", m{"id": 7, "model": "m", "endpoint": e.URL}, &a); status != 201 || a.BlockSize != 16 {
 		t.Fatal(text)
 	}
@@ -162,7 +163,7 @@ func TestRanksComeAndGo(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	var p PrefixAnswer
-	if r.do("POST", "/v1/prefix", m{"token_ids": prompt(1, 32)}, &p); len(p.Ranks) != 1 || p.Ranks[0].Prefix.GPU != 32 {
+	if r.do("POST", "/v1/prefix", m{"token_ids": prompt(1, 32)}, &p); len(p.Ranks) != 1 || p.Ranks[0].Match.GPU != 32 {
 		t.Errorf("%+v", p)
 	}
 	if status, text := r.do("PATCH", "/v1/ranks/7", m{"draining": true}, &a); status != 200 || a.Ready || a.Why != "draining" {
@@ -195,7 +196,7 @@ func TestAnEngineThatDiesIsTakenOutAndComesBack(t *testing.T) {
 	if a := r.route(m{"token_ids": []int{1}, "pin": m{"rank": 1}}); a.Rank != 5 || a.PinMissed != "pin_not_ready" {
 		t.Errorf("%+v", a)
 	}
-	var a RankAnswer
+	var a route.RankInfo
 	if r.do("GET", "/v1/ranks/0", nil, &a); a.Ready || !strings.Contains(a.Why, "503") {
 		t.Errorf("%+v", a)
 	}
@@ -237,7 +238,7 @@ func TestARankThatBreaksAConnectionIsAskedForItsHealth(t *testing.T) {
 	}
 	for range 5 {
 		ask()
-		var a RankAnswer
+		var a route.RankInfo
 		if r.do("GET", "/v1/ranks/0", nil, &a); !a.Ready {
 			t.Errorf("out, though it is well: %s", a.Why)
 		}
@@ -279,7 +280,7 @@ func TestASlowTokenizerLeavesTheChoiceToLoad(t *testing.T) {
 	})
 	r.ready(2)
 	a := r.route(m{"model": "m", "prompt": "0123456789abcdef"})
-	if !strings.Contains(a.Note, "routed by load") || a.PromptTokens != 4 || a.CachedTokens != 0 {
+	if !strings.Contains(a.Note, "routed by load") || a.PromptTokens != 4 || a.UseTokens != 0 {
 		t.Errorf("%+v", a)
 	}
 	e.SetTokenize(enginetest.Serve)

@@ -4,14 +4,15 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/proxy"
 	"github.com/kvconn/kvconn/router/route"
 )
 
-// Health says whether the router does what it is there for.
+// Health says whether the router does its work.
 type Health struct {
-	OK bool `json:"ok"`
+	OK bool `json:"ok" metric:"healthy" help:"1 while /healthz is good, 0 while it is not."`
 	// Reasons are what is wrong; empty if OK.
 	Reasons []HealthReason `json:"reasons"`
 }
@@ -60,7 +61,7 @@ func (s *server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	if !h.OK {
 		code = http.StatusServiceUnavailable
 	}
-	writeJSON(w, code, h)
+	httpserve.WriteJSON(w, code, h)
 }
 
 // Readiness is the answer of /readyz.
@@ -76,76 +77,57 @@ func (s *server) serveReady(w http.ResponseWriter, _ *http.Request) {
 	if !r.Ready {
 		code = http.StatusServiceUnavailable
 	}
-	writeJSON(w, code, r)
+	httpserve.WriteJSON(w, code, r)
 }
 
-// Status is the answer of /v1/status.
+// Status is the answer of /v1/status, and the table of the metrics: see package counters. Labels have few values,
+// all known beforehand. GET /v1/ranks has the figures of a rank.
 type Status struct {
-	Version  string            `json:"version"`
-	UptimeS  float64           `json:"uptime_s"`
-	Policy   string            `json:"policy"`
-	Models   []string          `json:"models"`
-	Draining bool              `json:"draining"`
-	Health   Health            `json:"health"`
-	Ranks    int               `json:"ranks"`
-	Ready    int               `json:"ready"`
-	InFlight int               `json:"in_flight"`
-	Reasons  map[string]uint64 `json:"decisions"`
-	// PinsMissed are requests placed elsewhere than pinned; the tokens are of the requests placed.
-	PinsMissed   uint64 `json:"pins_missed"`
-	PromptTokens uint64 `json:"prompt_tokens"`
-	GPUTokens    uint64 `json:"gpu_tokens"`
-	DiskTokens   uint64 `json:"disk_tokens"`
-	ObjectTokens uint64 `json:"object_tokens"`
+	Version  string   `json:"version"`
+	UptimeS  float64  `json:"uptime_s"`
+	Policy   string   `json:"policy"`
+	Models   []string `json:"models"`
+	Draining bool     `json:"draining"`
+	Health   Health   `json:"health" metric:""`
+	route.Stats
 	// Index are the prefix index's figures, Proxy those of the completions forwarded.
-	Index IndexStatus `json:"index"`
-	Proxy ProxyStatus `json:"proxy"`
+	Index IndexStatus `json:"index" metric:"index_"`
+	Proxy proxy.Stats `json:"proxy" metric:""`
+	// EventFeeds and StoreFeeds count the feeds of engines and stores.
+	EventFeeds map[feed.State]int `json:"-" metric:"event_feeds" label:"state" help:"Feeds of engines' events by state."`
+	StoreFeeds map[feed.State]int `json:"-" metric:"residency_feeds" label:"state" help:"Feeds of stores by state."`
 }
 
 // IndexStatus are the figures of the prefix index.
 type IndexStatus struct {
-	Blocks        int    `json:"blocks"`
+	Blocks        int    `json:"blocks" metric:"blocks" help:"Distinct blocks in the prefix index."`
 	Runs          int    `json:"runs"`
 	Holders       int    `json:"holders"`
 	Held          int64  `json:"held"`
-	Bytes         int64  `json:"bytes"`
-	EvictedBlocks uint64 `json:"evicted_blocks"`
+	Bytes         int64  `json:"bytes" metric:"bytes" help:"Memory of the prefix index."`
+	EvictedBlocks uint64 `json:"evicted_blocks" metric:"evicted_blocks_total" help:"Blocks forgotten because a bound was passed."`
 	Predicted     int    `json:"predicted"`
 }
 
-// ProxyStatus says how completions ended.
-type ProxyStatus struct {
-	OK           uint64 `json:"ok"`
-	ClientErrors uint64 `json:"client_errors"`
-	Refused      uint64 `json:"refused"`
-	Failed       uint64 `json:"failed"`
-	Broken       uint64 `json:"broken"`
-	Left         uint64 `json:"left"`
-	Retries      uint64 `json:"retries"`
-	Untokenized  uint64 `json:"untokenized"`
-	InFlight     int64  `json:"in_flight"`
-}
-
-func proxyStatus(p *proxy.Stats) ProxyStatus { return ProxyStatus(*p) }
-
-func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
-	st, px := s.router.Stats(), s.proxy.Stats()
-	name := s.opts.Policy.Name
-	if name == "" {
-		name = "cost"
-	}
+// status is a reading of all figures.
+func (s *server) status() *Status {
+	st := s.router.Stats()
 	models := s.router.Models()
 	if models == nil {
 		models = []string{}
 	}
-	writeJSON(w, http.StatusOK, Status{
-		Version: s.opts.Version, UptimeS: time.Since(s.started).Seconds(), Policy: name, Models: models, Draining: s.draining.Load(),
-		Health: health(&st), Ranks: st.Ranks, Ready: st.Ready, InFlight: st.InFlight, Reasons: st.Reasons, PinsMissed: st.PinsMissed,
-		PromptTokens: st.PromptTokens, GPUTokens: st.GPUTokens, DiskTokens: st.DiskTokens, ObjectTokens: st.ObjectTokens,
+	return &Status{
+		Version: s.opts.Version, UptimeS: time.Since(s.started).Seconds(), Policy: s.opts.Policy.Name, Models: models,
+		Draining: s.draining.Load(), Health: health(&st), Stats: st, Proxy: s.proxy.Stats(),
 		Index: IndexStatus{
 			Blocks: st.Index.Blocks, Runs: st.Index.Runs, Holders: st.Index.Holders, Held: st.Index.Held, Bytes: st.Index.Bytes,
 			EvictedBlocks: st.Index.EvictedBlocks, Predicted: st.Index.Predicted,
 		},
-		Proxy: proxyStatus(&px),
-	})
+		EventFeeds: byState(st.Engines, func(e *feed.RankStats) feed.State { return e.State }),
+		StoreFeeds: byState(st.Stores, func(e *feed.ResidencyStats) feed.State { return e.State }),
+	}
+}
+
+func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	httpserve.WriteJSON(w, http.StatusOK, s.status())
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
@@ -29,7 +30,6 @@ func (s *Store) findsAll() bool { return !s.rebuilt.running() && s.awaiting.Load
 
 // awaitSegments asks for segments until all of them are there or the store stops.
 func (s *Store) awaitSegments(ctx context.Context, files []*segmentFile) {
-	defer s.background.Done()
 	select {
 	case <-ctx.Done():
 		return
@@ -68,7 +68,7 @@ func (s *Store) awaitSegments(ctx context.Context, files []*segmentFile) {
 // askFor opens a segment file once more. settled says that it needs not be asked for again: it
 // is g, or it is gone, or what it holds is for the next start to judge.
 func (s *Store) askFor(f *segmentFile) (g *segment, settled bool) {
-	if s.inspect(f, fsio.AlignedBytes(format.HeaderBytes)); f.untold() {
+	if s.inspect(f, store.AlignedBuffer(format.HeaderBytes)); f.untold() {
 		f.close()
 		gone := fsio.IsNotExist(f.openErr)
 		if gone {
@@ -86,27 +86,9 @@ func (s *Store) askFor(f *segmentFile) (g *segment, settled bool) {
 		return nil, false
 	}
 	f.unread = true
-	g = newSegment(f, base)
+	g = newSegment(f.found(), base)
 	s.space.takeIn(g)
 	return g, true
-}
-
-// forgetAside counts a file no more that was set aside and is gone.
-func (p *space) forgetAside(path string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.dropAside(path)
-}
-
-// takeIn adds a segment that was found on the disk. Its file may have been counted among those set
-// aside.
-func (p *space) takeIn(g *segment) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.dropAside(g.path)
-	p.bytes += g.physical
-	p.slots += int64(g.Slots)
-	p.adopt(g)
 }
 
 // readHeaders has the index adopt what the headers of a segment name. One reader does not get in

@@ -79,7 +79,7 @@ type formatState struct {
 func (s *Store) readFormat() (st formatState, err error) {
 	path := filepath.Join(s.opts.Dir, formatFile)
 	var b []byte
-	err = again(func() (err error) {
+	err = fsio.Again(func() (err error) {
 		b, err = s.opts.fs.ReadFile(path)
 		if errors.Is(err, unix.EISDIR) {
 			s.setAside(path)
@@ -139,9 +139,9 @@ func (s *Store) identify(st *formatState, o *opening) error {
 	switch {
 	case st.usable && s.id == st.id, fresh:
 	case st.lost != nil:
-		s.note("%s was damaged (%v): written again", formatFile, st.lost)
+		s.report.Note("%s was damaged (%v): written again", formatFile, st.lost)
 	default:
-		s.note("%s was lost: written again", formatFile)
+		s.report.Note("%s was lost: written again", formatFile)
 	}
 	st.note.Format, st.note.StoreID, st.note.Sum = format.Version, hex.EncodeToString(s.id[:]), ""
 	b, err := st.note.encode()
@@ -149,7 +149,7 @@ func (s *Store) identify(st *formatState, o *opening) error {
 		err = s.opts.fs.WriteFileAtomic(filepath.Join(s.opts.Dir, formatFile), b)
 	}
 	if err != nil && !fresh {
-		s.note("%s cannot be written (%v)", formatFile, err)
+		s.report.Note("%s cannot be written (%v)", formatFile, err)
 		return nil
 	}
 	return err

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"golang.org/x/sys/unix"
 )
 
@@ -60,7 +61,7 @@ func TestManifestThatWasSetAsideCountsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	const bytes = 2 << 20
-	aside := filepath.Join("/store", namespaceDir, manifests[0].Name()+asideSuffix)
+	aside := filepath.Join("/store", namespaceDir, manifests[0].Name()+fsio.AsideSuffix)
 	if err := d.WriteFileAtomic(aside, make([]byte, bytes)); err != nil {
 		t.Fatal(err)
 	}
@@ -68,14 +69,18 @@ func TestManifestThatWasSetAsideCountsOnce(t *testing.T) {
 	if st := s.Stats(); st.SetAsideBytes != bytes || st.PhysicalBytes != before+bytes {
 		t.Errorf("%d bytes set aside, %d more than before; want %d", st.SetAsideBytes, st.PhysicalBytes-before, bytes)
 	}
-	s.space.mu.Lock()
-	s.space.dueForRoom()
-	s.space.mu.Unlock()
-	if err := s.space.removeAside(); err != nil {
+	ns := openNamespace(t, s, "a")
+	for chain := 2; s.Stats().SetAsideBytes > 0; chain++ {
+		mustWrite(t, s, chainOf(ns, chain, 10))
+	}
+	settle(t, s)
+	before = s.Stats().PhysicalBytes
+	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
+	s = w.of(openTest(t, o))
 	if st := s.Stats(); st.SetAsideBytes != 0 || st.PhysicalBytes != before {
-		t.Errorf("%d bytes set aside, %d more than before", st.SetAsideBytes, st.PhysicalBytes-before)
+		t.Errorf("%d bytes set aside, %d more than before the restart", st.SetAsideBytes, st.PhysicalBytes-before)
 	}
 }
 
@@ -100,7 +105,7 @@ func TestSettingAsideReplacesNothing(t *testing.T) {
 	o.fs = d
 	s := openTest(t, o)
 	const path = "/store/segments/seg-00000777.kv"
-	for name, text := range map[string]string{path: "new", path + asideSuffix: "old"} {
+	for name, text := range map[string]string{path: "new", path + fsio.AsideSuffix: "old"} {
 		if err := d.WriteFileAtomic(name, []byte(text)); err != nil {
 			t.Fatal(err)
 		}
@@ -108,11 +113,11 @@ func TestSettingAsideReplacesNothing(t *testing.T) {
 	d.blind.Store(true)
 	s.setAside(path)
 	d.blind.Store(false)
-	if b, err := d.ReadFile(path + asideSuffix); string(b) != "old" || err != nil {
+	if b, err := d.ReadFile(path + fsio.AsideSuffix); string(b) != "old" || err != nil {
 		t.Errorf("%q, %v", b, err)
 	}
 	s.setAside(path)
-	for name, want := range map[string]string{path + asideSuffix: "old", path + ".2" + asideSuffix: "new"} {
+	for name, want := range map[string]string{path + fsio.AsideSuffix: "old", path + ".2" + fsio.AsideSuffix: "new"} {
 		if b, err := d.ReadFile(name); string(b) != want || err != nil {
 			t.Errorf("%s: %q, %v", name, b, err)
 		}

@@ -16,10 +16,10 @@ import (
 
 // openJournal opens the journal, or makes the first.
 func (s *Store) openJournal() error {
-	s.progress.begin("journal", 0)
+	s.report.Begin("journal", 0)
 	j, err := journal.Open(s.journalOptions())
 	if err == nil {
-		s.journal, s.space.journal = j, j
+		s.journal = j
 	}
 	return err
 }
@@ -27,7 +27,7 @@ func (s *Store) openJournal() error {
 func (s *Store) journalOptions() journal.Options {
 	return journal.Options{
 		Dir: filepath.Join(s.opts.Dir, journalDir), FS: s.opts.journalFS, CacheBytes: s.opts.JournalCacheBytes,
-		MemTableBytes: s.space.memTable, Logger: s.opts.Logger,
+		MemTableBytes: s.limits.memTable, Logger: s.opts.Logger,
 	}
 }
 
@@ -55,7 +55,6 @@ func (s *Store) beginJournal() error {
 		return err
 	}
 	s.journal = d.Journal()
-	s.space.journal = s.journal
 	return nil
 }
 
@@ -196,7 +195,7 @@ func (s *Store) warnOfStamp(err error) {
 func (s *Store) openStamp(o *opening) {
 	path := filepath.Join(s.opts.Dir, stampFile)
 	var f *stamp.File
-	err := again(func() (err error) {
+	err := fsio.Again(func() (err error) {
 		f, o.stamp, err = stamp.Open(s.opts.fs, path, s.direct)
 		if f != nil || errors.Is(err, unix.EISDIR) {
 			return nil
@@ -219,7 +218,7 @@ func (s *Store) openStamp(o *opening) {
 func (s *Store) replaceStamp(o *opening) {
 	switch {
 	case o.stampUnread == nil:
-	case ofMedium(o.stampUnread):
+	case fsio.OfMedium(o.stampUnread):
 		s.makeStamp(true)
 	default:
 		s.warnOfStamp(o.stampUnread)

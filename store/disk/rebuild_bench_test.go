@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
@@ -68,7 +69,7 @@ func writeHeaders(b *testing.B, dir string, id format.StoreID, digest connector.
 	b.Helper()
 	slot := slotBytes(payload)
 	perSegment := int((256 << 20) / slot)
-	buf := fsio.AlignedBytes(4 << 20)
+	buf := store.AlignedBuffer(4 << 20)
 	seq := uint64(1) << opensShift
 	for first, segment := 0, uint32(100); first < records; first, segment = first+perSegment, segment+1 {
 		n := min(perSegment, records-first)

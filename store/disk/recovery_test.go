@@ -354,7 +354,7 @@ func TestForeignSegmentsAreSetAside(t *testing.T) {
 	if st := s.Stats(); st.SetAsideBytes < int64(len(b)) || st.PhysicalBytes < st.SegmentBytes+int64(len(b)) {
 		t.Errorf("%d bytes set aside, %d physical", st.SetAsideBytes, st.PhysicalBytes)
 	}
-	if kept, err := os.ReadFile(path + asideSuffix); err != nil || !slices.Equal(kept, b) {
+	if kept, err := os.ReadFile(path + fsio.AsideSuffix); err != nil || !slices.Equal(kept, b) {
 		t.Errorf("the foreign segment is not as it was: %v", err)
 	}
 }

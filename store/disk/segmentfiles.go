@@ -7,8 +7,6 @@ import (
 	"io"
 	iofs "io/fs"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -36,6 +34,11 @@ type segmentFile struct {
 	dismissed bool
 }
 
+// found is the segment in the file, whose geometry is settled.
+func (f *segmentFile) found() foundSegment {
+	return foundSegment{Segment: f.head, file: f.file, path: f.path, unread: f.unread, frozen: f.frozen}
+}
+
 // untold reports whether the disk did not tell what is in the file.
 func (f *segmentFile) untold() bool { return f.openErr != nil || f.readErr != nil }
 
@@ -53,7 +56,7 @@ const inspectors = 16
 func (s *Store) listSegments() ([]*segmentFile, error) {
 	dir := filepath.Join(s.opts.Dir, segmentDir)
 	var entries []iofs.DirEntry
-	err := again(func() (err error) { entries, err = s.opts.fs.ReadDir(dir); return err })
+	err := fsio.Again(func() (err error) { entries, err = s.opts.fs.ReadDir(dir); return err })
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w: %w", dir, ErrSegmentsMissing, err)
 	}
@@ -66,34 +69,21 @@ func (s *Store) listSegments() ([]*segmentFile, error) {
 	return out, nil
 }
 
-func segmentIDOf(name string) (uint32, bool) {
-	digits, ok := strings.CutPrefix(name, segmentPrefix)
-	if !ok {
-		return 0, false
-	}
-	digits, ok = strings.CutSuffix(digits, segmentSuffix)
-	if !ok {
-		return 0, false
-	}
-	id, err := strconv.ParseUint(digits, 10, 32)
-	return uint32(id), err == nil
-}
-
 // inspectSegments opens the segment files and reads their headers.
 func (s *Store) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 	files, err := s.listSegments()
 	if err != nil {
 		return nil, err
 	}
-	s.progress.begin("segments", int64(len(files)))
+	s.report.Begin("segments", int64(len(files)))
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range min(inspectors, len(files)) {
 		wg.Go(func() {
-			buf := fsio.AlignedBytes(format.HeaderBytes)
+			buf := store.AlignedBuffer(format.HeaderBytes)
 			for i := int(next.Add(1)) - 1; i < len(files) && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
 				s.inspect(files[i], buf)
-				s.progress.done.Add(1)
+				s.report.Done(1)
 			}
 		})
 	}
@@ -107,13 +97,13 @@ func (s *Store) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 }
 
 func (s *Store) inspect(f *segmentFile, buf []byte) {
-	f.openErr = again(func() error { return s.openFile(f) })
+	f.openErr = fsio.Again(func() error { return s.openFile(f) })
 	if f.openErr != nil {
 		f.headErr = f.openErr
 		return
 	}
 	// The end of the file says that the file was cut, not that the disk fails.
-	f.readErr = again(func() error {
+	f.readErr = fsio.Again(func() error {
 		if f.headErr = f.file.ReadVec(buf, nil, 0); errors.Is(f.headErr, io.ErrUnexpectedEOF) {
 			return nil
 		}
@@ -152,7 +142,7 @@ var errBlank = errors.New("segment was never written to")
 // header of a record: it says which slot it is in and how large the payload is.
 func (s *Store) guessSegment(f *segmentFile) (format.Segment, error) {
 	const stretch = 1 << 20
-	buf := fsio.AlignedBytes(stretch)
+	buf := store.AlignedBuffer(stretch)
 	blank, readErr := true, f.readErr
 	for at := int64(format.HeaderBytes); at+format.HeaderBytes <= f.size; {
 		n := min(stretch, (f.size-at)&^(fsio.Align-1))
@@ -214,10 +204,10 @@ func (s *Store) settleHead(f *segmentFile, known *format.Segment) error {
 		s.rewriteHead(f)
 	}
 	if f.size < f.head.FileBytes() {
-		s.note("segment %d had %d bytes of %d: extended", f.id, f.size, f.head.FileBytes())
+		s.report.Note("segment %d had %d bytes of %d: extended", f.id, f.size, f.head.FileBytes())
 		f.unread = true
 		if err := f.file.Allocate(f.head.FileBytes()); err != nil {
-			s.note("segment %d cannot be extended (%v): it takes no new records", f.id, err)
+			s.report.Note("segment %d cannot be extended (%v): it takes no new records", f.id, err)
 			f.frozen = true
 		}
 	}
@@ -227,14 +217,14 @@ func (s *Store) settleHead(f *segmentFile, known *format.Segment) error {
 // rewriteHead writes a segment's header again. Where that fails its records are served all
 // the same, and it takes no new ones.
 func (s *Store) rewriteHead(f *segmentFile) {
-	b := fsio.AlignedBytes(format.HeaderBytes)
+	b := store.AlignedBuffer(format.HeaderBytes)
 	f.head.Encode(b)
 	if err := errors.Join(f.file.WriteVec(b, nil, 0), f.file.Datasync()); err != nil {
-		s.note("header of segment %d was damaged (%v) and cannot be written (%v): it takes no new records", f.id, f.headErr, err)
+		s.report.Note("header of segment %d was damaged (%v) and cannot be written (%v): it takes no new records", f.id, f.headErr, err)
 		f.frozen = true
 		return
 	}
-	s.note("header of segment %d was damaged (%v): written again", f.id, f.headErr)
+	s.report.Note("header of segment %d was damaged (%v): written again", f.id, f.headErr)
 	f.headErr = nil
 }
 
@@ -244,14 +234,14 @@ func (s *Store) dismiss(f *segmentFile, why error) {
 	f.close()
 	f.dismissed = true
 	switch {
-	case f.untold() && !s.isDir(f.path):
-		s.note("segment %d cannot be opened (%v): not used until it can", f.id, why)
+	case f.untold() && !fsio.IsDir(s.opts.fs, f.path):
+		s.report.Note("segment %d cannot be opened (%v): not used until it can", f.id, why)
 	case errors.Is(why, errBlank):
 		if err := s.opts.fs.Remove(f.path); err != nil {
-			s.note("segment %d is empty and cannot be removed (%v)", f.id, err)
+			s.report.Note("segment %d is empty and cannot be removed (%v)", f.id, err)
 		}
 	default:
-		s.note("segment file %s is of no use (%v): set aside", filepath.Base(f.path), why)
+		s.report.Note("segment file %s is of no use (%v): set aside", filepath.Base(f.path), why)
 		s.setAside(f.path)
 	}
 }

@@ -1,12 +1,11 @@
 package disk
 
 import (
-	"errors"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/report"
 )
 
 // slotFaults keeps apart slots that cannot be written or read from a disk that fails for a
@@ -23,7 +22,7 @@ type slotFaults struct {
 	streak  int
 	probeAt time.Time
 
-	refusing incident
+	refusing report.Incident
 }
 
 // suspect is a slot whose last write failed.
@@ -43,12 +42,6 @@ const (
 	// A segment with badSlots bad ones, or with badPart of its slots, is given up.
 	badSlots, badPart = 8, 8
 )
-
-// ofMedium reports whether an error speaks of the place that was read or written, not of
-// space, descriptors or memory.
-func ofMedium(err error) bool {
-	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENODATA) || errors.Is(err, unix.EREMOTEIO) || errors.Is(err, unix.EILSEQ)
-}
 
 // mayWrite reports whether a write may be tried: while the disk refuses all of them only
 // now and then.
@@ -75,7 +68,7 @@ func (p *space) wrote(ref index.Ref) (over bool) {
 	if len(p.suspects) > 0 {
 		delete(p.suspects, ref)
 	}
-	return p.refusing.ends()
+	return p.refusing.Ends()
 }
 
 // writeFailed takes back a slot that take gave and whose write failed. It reports whether
@@ -86,10 +79,10 @@ func (p *space) writeFailed(ref index.Ref, err error, now time.Time) (refusing b
 	defer p.mu.Unlock()
 	g.writing.Add(-1)
 	p.streak++
-	refusing = p.streak >= longStreak && p.refusing.begins()
+	refusing = p.streak >= longStreak && p.refusing.Begins()
 	switch old, again := p.suspects[ref]; {
 	case g.retired:
-	case !ofMedium(err):
+	case !fsio.OfMedium(err):
 		p.freeLast(ref)
 	case again && p.written > old.written:
 		delete(p.suspects, ref)

@@ -357,7 +357,7 @@ func TestNoInterleavingLosesARecordOrASlot(t *testing.T) {
 	const records = 60
 	tier := newFakeTier(records)
 	var mu sync.Mutex
-	g := seed.Rand(t)
+	g := seed.Random(t, 0)
 	n := func(n int) int {
 		mu.Lock()
 		defer mu.Unlock()

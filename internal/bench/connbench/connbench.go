@@ -5,6 +5,7 @@ package connbench
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,12 +32,8 @@ type Options struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	if o.Calls == 0 {
-		o.Calls = 20_000
-	}
-	if o.Tokens == 0 {
-		o.Tokens = 16
-	}
+	o.Calls = cmp.Or(o.Calls, 20_000)
+	o.Tokens = cmp.Or(o.Tokens, 16)
 }
 
 // Validate reports the first option that cannot work.
@@ -60,7 +57,7 @@ type Result struct {
 	RTTP99S    float64 `json:"rtt_p99_s"`
 	RTTLowestS float64 `json:"rtt_lowest_s"`
 	// RawP50S is the median round trip of bare bytes over the same kind of socket between
-	// the same processes, taken right behind the calls; Ratio is RTTP50S over it.
+	// the same processes, taken right after the calls; Ratio is RTTP50S over it.
 	RawP50S float64 `json:"raw_p50_s"`
 	Ratio   float64 `json:"rtt_ratio"`
 }

@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/kvconn/kvconn/internal/testkit/docs"
 	"github.com/kvconn/kvconn/internal/testkit/trace"
 	"github.com/kvconn/kvconn/router/replay"
 )
@@ -36,10 +36,6 @@ func storePolicy(t *testing.T, capacity int) Cache {
 // store's in a cache of at least disk blocks, where a disk tier works.
 func checkHitRates(t *testing.T, name string, tr *replay.Trace, disk int, capacities ...int) {
 	t.Helper()
-	adr, err := os.ReadFile("../../../docs/adr/0003-store.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	const endless = 1 << 20
 	for _, capacity := range append(capacities, endless) {
 		rates := make([]float64, 0, 5)
@@ -55,9 +51,7 @@ func checkHitRates(t *testing.T, name string, tr *replay.Trace, disk int, capaci
 		for _, rate := range rates {
 			row += fmt.Sprintf(" %s |", strings.TrimPrefix(fmt.Sprintf("%.4f", rate), "0"))
 		}
-		if t.Log(row); !strings.Contains(string(adr), row+"\n") {
-			t.Error("ADR 3 has other figures")
-		}
+		docs.Says(t, "adr/0003-store.md", row)
 		if own := rates[len(rates)-1]; capacity >= disk && slices.Max(rates) > own+.0005 {
 			t.Errorf("%d blocks: another policy is better than the store's", capacity)
 		}

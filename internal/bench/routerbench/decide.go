@@ -70,7 +70,7 @@ func newDecider(o *Options) (*route.Router, error) {
 		// Nobody listens there; what is in the GPUs is put into the index directly.
 		err := router.Add(registry.Rank{
 			ID: int32(i), Model: "m", Endpoint: "http://127.0.0.1:1", Events: &registry.Events{Endpoint: "tcp://127.0.0.1:1"},
-			Speeds: registry.Speeds{PrefillTokensPerS: 10000, DiskBytesPerS: 3e9, BytesPerToken: 131072},
+			Speeds: policy.Speeds{PrefillTokens: 10000, DiskBytes: 3e9, BytesPerToken: 131072},
 		})
 		if err != nil {
 			router.Close()
@@ -156,7 +156,7 @@ func (d *decider) decide(tokens []uint32) {
 	if d.err != nil {
 		return
 	}
-	req := route.Request{Model: "m", Tokens: tokens, Pin: policy.NoPin}
+	req := route.Request{Request: policy.Request{Pin: policy.NoPin}, Model: "m", Prompt: tokens}
 	if d.err = d.router.Route(d.ctx, &req, &d.decision); d.err == nil {
 		d.router.Finish(d.decision.Handle)
 	}

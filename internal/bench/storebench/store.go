@@ -1,6 +1,7 @@
 package storebench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/bench/slab"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
@@ -82,9 +84,9 @@ const (
 // Store measures raw device reads and writes and the store's verified ones, alternating,
 // in files of one directory.
 func Store(ctx context.Context, o StoreOptions) (StoreResult, error) {
-	setDefault(&o.PayloadBytes, defaultPayload)
-	setDefault(&o.TotalBytes, defaultTotal)
-	setDefault(&o.Rounds, defaultRounds)
+	o.PayloadBytes = cmp.Or(o.PayloadBytes, defaultPayload)
+	o.TotalBytes = cmp.Or(o.TotalBytes, defaultTotal)
+	o.Rounds = cmp.Or(o.Rounds, defaultRounds)
 	if o.Progress == nil {
 		o.Progress = func(string) {}
 	}
@@ -100,18 +102,11 @@ func Store(ctx context.Context, o StoreOptions) (StoreResult, error) {
 	return b.res, errors.Join(err, os.RemoveAll(dir))
 }
 
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
 type storeBench struct {
 	o    StoreOptions
 	dir  string
 	res  StoreResult
-	slab *disk.Slab
+	slab *slab.Slab
 	s    *disk.Store
 	ns   connector.NamespaceDigest
 	next int // number of the next record to write
@@ -124,7 +119,7 @@ func (b *storeBench) slabBytes() int64 {
 func (b *storeBench) records() int { return int(b.o.TotalBytes / int64(b.o.PayloadBytes)) }
 
 func (b *storeBench) run(ctx context.Context) (err error) {
-	if b.slab, err = disk.NewSlab(slabRecords, b.o.PayloadBytes); err != nil {
+	if b.slab, err = slab.New(slabRecords, b.o.PayloadBytes); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.slab.Close()) }()

@@ -3,6 +3,7 @@
 package workerbench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,12 +41,12 @@ type LoadOptions struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *LoadOptions) EnsureDefaults() {
-	setDefault(&o.LayerBytes, 64<<10)
-	setDefault(&o.Layers, 32)
-	setDefault(&o.TotalBytes, 1<<30)
-	setDefault(&o.HostBytes, min(256<<20, o.TotalBytes/2))
-	setDefault(&o.Copiers, min(4, runtime.GOMAXPROCS(0)))
-	setDefault(&o.Rounds, 5)
+	o.LayerBytes = cmp.Or(o.LayerBytes, 64<<10)
+	o.Layers = cmp.Or(o.Layers, 32)
+	o.TotalBytes = cmp.Or(o.TotalBytes, 1<<30)
+	o.HostBytes = cmp.Or(o.HostBytes, min(256<<20, o.TotalBytes/2))
+	o.Copiers = cmp.Or(o.Copiers, min(4, runtime.GOMAXPROCS(0)))
+	o.Rounds = cmp.Or(o.Rounds, 5)
 	if o.Progress == nil {
 		o.Progress = func(string) {}
 	}
@@ -65,13 +66,6 @@ func (o *LoadOptions) Validate() error {
 		return errors.New("bench load: no copiers or no rounds")
 	}
 	return nil
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 // Figures of one layout. Rates are medians of the rounds, ratios medians of each round's.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/bench/slab"
 	"github.com/kvconn/kvconn/internal/bench/storebench"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
@@ -144,7 +145,7 @@ func (b *loadBench) parent(n int) connector.Key {
 // fill stores all blocks.
 func (b *loadBench) fill(ctx context.Context) error {
 	const buffers = 16
-	slab, err := disk.NewSlab(buffers, b.blockBytes)
+	slab, err := slab.New(buffers, b.blockBytes)
 	if err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ func DefaultBytes() int64 {
 }
 
 // AvailableBytes is the memory that this process may have: that of the machine, or of its
-// cgroup where that has less. It is [math.MaxInt64] where neither is known.
+// cgroup if that has less. It is [math.MaxInt64] if neither is known.
 func AvailableBytes() int64 {
 	limit := cgroupLimit("/")
 	var info unix.Sysinfo_t
@@ -48,10 +48,10 @@ func hostBytesOf(memory int64) int64 {
 	return max(min(n, memory/mostHostShare), leastHostBytes) / whole * whole
 }
 
-// cgroupLimit is the memory that the cgroups of this process allow it, the least of its own
-// and those above, and without bound where they set none or cannot be read: a container's
-// limit is not in what the system says of the machine, and who exceeds it is killed. root is
-// where proc and sys are mounted.
+// cgroupLimit is the memory that this process's cgroup and those above it allow, or
+// [math.MaxInt64] if they set no limit or cannot be read. The system's figures for the machine
+// don't include a container's limit, and a process that exceeds it is killed. root is where proc
+// and sys are mounted.
 func cgroupLimit(root string) int64 {
 	limit := int64(math.MaxInt64)
 	groups, _ := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))

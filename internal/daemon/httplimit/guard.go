@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// Guard bounds the connections of a server, in [Shares]. A client that has its share gets the
-// place of the connection of its own that has been without a request for longest, so that
-// connections which are left open cost nobody an answer; one that is trusted may take that of
-// a stranger. If there is none it is refused.
+// Guard bounds the connections of a server, in [Shares]. If a client that has its share connects
+// again, its own connection that has been idle longest is closed, so that connections left open
+// cost nobody an answer; a trusted client may also replace a stranger's. If none is idle, the
+// new connection is refused.
 type Guard struct {
 	shares  *Shares
 	refused atomic.Uint64
@@ -22,16 +22,16 @@ type Guard struct {
 	turn  uint64
 }
 
-// NewGuard makes one that admits up to most connections.
+// NewGuard returns a guard that admits up to most connections.
 func NewGuard(most int) *Guard {
 	return &Guard{shares: NewShares(most), conns: make(map[*conn]struct{})}
 }
 
-// Stats are the connections that are open, and those that were refused.
+// Stats returns how many connections are open, and how many were refused.
 func (g *Guard) Stats() (open int, refused uint64) { return g.shares.Taken(), g.refused.Load() }
 
-// Watch has a server's connections bounded: call it before Serve, which wants the listener
-// that Listen returns.
+// Watch bounds a server's connections. Call it before Serve, with the listener that Listen
+// returns.
 func (g *Guard) Watch(s *http.Server) {
 	s.ConnState = func(c net.Conn, state http.ConnState) {
 		if gc, ok := c.(*conn); ok && (state == http.StateActive || state == http.StateIdle) {
@@ -51,7 +51,8 @@ func (g *Guard) Watch(s *http.Server) {
 
 type clientKey struct{}
 
-// ClientOf says who makes a request: of a server that is watched exactly, else by address.
+// ClientOf returns the client that makes a request: exactly if its server is watched, otherwise
+// by address.
 func ClientOf(r *http.Request) Client {
 	if c, ok := r.Context().Value(clientKey{}).(Client); ok {
 		return c
@@ -73,7 +74,7 @@ type listener struct {
 	guard *Guard
 	peers *peers
 	once  sync.Once
-	// mu keeps Close from taking the descriptor away that Accept asks by.
+	// mu keeps Close from closing the descriptor that Accept uses.
 	mu sync.Mutex
 }
 
@@ -105,19 +106,19 @@ func (l *listener) Close() error {
 	return err
 }
 
-// refusal is the whole answer to who is refused.
+// refusal is the whole answer to a client that is refused.
 const refusal = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n" +
 	"Retry-After: 1\r\nContent-Length: 21\r\n\r\ntoo many connections\n"
 
-// refuse answers and hangs up. It does not wait: the answer fits what the system takes at
-// once of a fresh connection.
+// refuse answers and hangs up. It does not wait: the answer fits into the send buffer of a new
+// connection.
 func refuse(c net.Conn) {
 	_ = c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 	_, _ = c.Write([]byte(refusal)) // it may have hung up
 	_ = c.Close()
 }
 
-// admit returns the connection as the server is to see it; nil if it is refused.
+// admit returns the connection for the server, or nil if it is refused.
 func (g *Guard) admit(c net.Conn, client Client) *conn {
 	if !g.shares.Take(client) && !(g.evict(client) && g.shares.Take(client)) {
 		g.refused.Add(1)
@@ -132,8 +133,8 @@ func (g *Guard) admit(c net.Conn, client Client) *conn {
 	return gc
 }
 
-// evict closes the connection that has been without a request for longest: one of the
-// client's own, or, if there is none, of those of strangers, if the client is trusted.
+// evict closes the connection that has been idle longest: one of the client's own or, if there is
+// none and the client is trusted, a stranger's.
 func (g *Guard) evict(client Client) bool {
 	victim := g.victim(func(c *conn) bool { return c.client == client })
 	if victim == nil && client.Trusted {
@@ -163,13 +164,13 @@ type conn struct {
 	guard  *Guard
 	client Client
 	once   sync.Once
-	// idle is set while there is no request on it, since when it changed last, by the
-	// guard's count; guarded by its mutex.
+	// idle is set while there is no request on the connection; since is the guard's count at
+	// the last change. The guard's mutex guards both.
 	idle  bool
 	since uint64
 }
 
-// Close implements [net.Conn], and gives the place back.
+// Close implements [net.Conn], and frees the place.
 func (c *conn) Close() error {
 	err := c.Conn.Close()
 	c.once.Do(func() {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peers finds out who is at the other end of a connection. The kernel is asked
-// (sock_diag(7)): a lookup of one socket, whatever their number.
+// peers finds out who is at the other end of a connection. It asks the kernel (sock_diag(7)),
+// which looks up one socket, however many there are.
 type peers struct {
 	fd  int // of the netlink socket, -1 if there is none
 	own uint32
@@ -27,7 +27,7 @@ func newPeers() *peers {
 		return p
 	}
 	p.fd = fd
-	// An answer is there when the question has been sent; a lost one must not stop a server.
+	// The answer is there once the question has been sent; a lost one must not stop a server.
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}); err != nil {
 		p.close()
 	}
@@ -54,8 +54,8 @@ func (p *peers) of(c net.Conn) Client {
 	return addressClient(remote.AddrPort().Addr())
 }
 
-// addressClient is the client at an address: those of one IPv6 subnet are one, since a
-// machine has all of it.
+// addressClient is the client at an address. An IPv6 subnet is one client, since a machine has
+// all of it.
 func addressClient(a netip.Addr) Client {
 	a = a.Unmap().WithZone("")
 	if a.Is6() {
@@ -66,7 +66,7 @@ func addressClient(a netip.Addr) Client {
 	return Client{Name: a.String()}
 }
 
-// Of the structures of linux/inet_diag.h: where things are, and how long they are.
+// Offsets and sizes in the structures of linux/inet_diag.h.
 const (
 	diagRequestBytes = unix.NLMSG_HDRLEN + 56
 	diagAnswerBytes  = unix.NLMSG_HDRLEN + 72
@@ -126,7 +126,7 @@ func (p *peers) answer() (uid uint32, err error) {
 		case n < diagAnswerBytes || binary.NativeEndian.Uint16(b[4:]) != unix.SOCK_DIAG_BY_FAMILY:
 			return 0, errNoOwner
 		}
-		// One that its process has closed has no owner any more.
+		// A socket that its process has closed has no owner.
 		if state := b[diagState]; state != unix.BPF_TCP_ESTABLISHED && state != unix.BPF_TCP_CLOSE_WAIT {
 			return 0, errNoOwner
 		}

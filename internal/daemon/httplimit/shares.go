@@ -1,21 +1,21 @@
 // Package httplimit keeps one client from taking all of an HTTP server: it bounds the
-// connections of all clients, and of each. A client is a user of this machine, where the
-// connection comes from one, and an address elsewhere.
+// connections of all clients together, and of each. A client is a user of this machine, or an
+// address elsewhere.
 package httplimit
 
 import "sync"
 
-// Client is who a connection comes from.
+// Client is the origin of a connection.
 type Client struct {
 	// Name is the user ("uid 1000") or the address.
 	Name string
-	// Trusted are root and the user that this process runs as.
+	// Trusted is set for root and for the user that this process runs as.
 	Trusted bool
 }
 
-// Shares divides a number of things among clients: at most a quarter for each, a half for
-// one that is trusted, and the last quarter for those that are trusted alone. So neither one
-// client nor all strangers together can take everything. It is safe for concurrent use.
+// Shares divides a number of things among clients: at most a quarter for each, a half for a
+// trusted one, and the last quarter for trusted clients only. So neither one client nor all
+// strangers together can take everything. It is safe for concurrent use.
 type Shares struct {
 	most int
 
@@ -28,7 +28,7 @@ type Shares struct {
 // NewShares divides most things.
 func NewShares(most int) *Shares { return &Shares{most: most, taken: make(map[Client]int)} }
 
-// Take takes one; it reports false if the client has its share already or none is left.
+// Take takes one thing. It reports false if the client has its share or none is left.
 func (s *Shares) Take(c Client) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

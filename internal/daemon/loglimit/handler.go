@@ -1,6 +1,6 @@
-// Package loglimit keeps a log readable while something goes wrong again and again: of the
-// same warning or error a few lines are written in a while, and the next one says how many
-// were left out. Metrics count all of them.
+// Package loglimit keeps a log readable while something fails repeatedly: it writes a few lines
+// of the same warning or error per interval, and the next line says how many were left out.
+// Metrics count all of them.
 package loglimit
 
 import (
@@ -15,7 +15,7 @@ type Options struct {
 	// Burst is how many lines of one message are written in an interval. Default 5: enough
 	// to see whether it is one thing or several.
 	Burst int
-	// Interval is the time in which they are counted. Default one minute.
+	// Interval is the time over which they are counted. Default one minute.
 	Interval time.Duration
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
@@ -34,12 +34,11 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// maxMessages bounds the messages that are remembered. Messages are constant in this
-// program but for a few; where they are not, all are forgotten and counted again.
+// maxMessages bounds the messages that are remembered. Almost all messages of this program are
+// constant. If there are more, all are forgotten and counted again.
 const maxMessages = 1024
 
-// leftOut is the attribute of a line that says how many equal ones came before it and were
-// not written.
+// leftOut is the attribute that says how many equal lines before this one were not written.
 const leftOut = "left_out"
 
 // Handler is a [slog.Handler] that passes records on. Those below slog.LevelWarn pass
@@ -52,7 +51,7 @@ type Handler struct {
 
 var _ slog.Handler = (*Handler)(nil)
 
-// New returns a handler in front of next.
+// New returns a handler that passes records on to next.
 func New(next slog.Handler, o Options) *Handler {
 	o.EnsureDefaults()
 	return &Handler{next: next, state: &state{opts: o, seen: make(map[message]*window)}}

@@ -10,19 +10,19 @@ import (
 	"github.com/kvconn/kvconn/store/disk"
 )
 
-// Status is how far a store has come that is being opened, or whose index is being
-// rebuilt while it serves.
+// Status is the progress of a store that is being opened, or whose index is being rebuilt while
+// it serves.
 type Status struct {
 	// Stage is what is being done.
 	Stage string `json:"stage"`
-	// Done and Total are in what the stage counts; Total is 0 if it is not known.
+	// Done and Total count whatever the stage counts; Total is 0 if it is not known.
 	Done  int64 `json:"done"`
 	Total int64 `json:"total"`
 	// ForS is how long it has taken so far, in seconds.
 	ForS float64 `json:"for_s"`
 }
 
-// String says it to people.
+// String is the status for people.
 func (s *Status) String() string {
 	if s.Total <= 0 {
 		return s.Stage

@@ -24,8 +24,7 @@ const (
 // Status is the assignment of one line for people.
 func Status(line string) string { return "STATUS=" + strings.ReplaceAll(line, "\n", " ") }
 
-// ExtendTimeout asks the manager for so much time from now before it gives up on a start
-// or stop.
+// ExtendTimeout asks the manager to wait for d from now before it gives up on a start or stop.
 func ExtendTimeout(d time.Duration) string {
 	return "EXTEND_TIMEOUT_USEC=" + strconv.FormatInt(d.Microseconds(), 10)
 }
@@ -81,8 +80,8 @@ func watchdogInterval(getenv func(string) string, pid int) (time.Duration, error
 	return time.Duration(n) * time.Microsecond, nil
 }
 
-// Send sends assignments in one datagram. Of failures in a row only the first is returned:
-// a manager that has gone is news once.
+// Send sends assignments in one datagram. Of several failures in a row it returns the first
+// only: that the manager has gone needs to be said once.
 func (n *Notifier) Send(assignments ...string) error {
 	if n == nil {
 		return nil
@@ -97,8 +96,8 @@ func (n *Notifier) Send(assignments ...string) error {
 	return nil
 }
 
-// WatchdogInterval is the longest time between two [Watchdog] messages after which the
-// manager takes the process for hung; 0 if it does not watch.
+// WatchdogInterval is the time without a [Watchdog] message after which the manager takes the
+// process for hung; 0 if it does not watch.
 func (n *Notifier) WatchdogInterval() time.Duration {
 	if n == nil {
 		return 0

@@ -40,8 +40,8 @@ type scratch struct {
 }
 
 // Forward computes the chunks of a batch, writes their KV into their blocks and returns
-// the logits behind each chunk's last token. Chunks may share blocks before their Start
-// but not at or behind it. The result is valid until the next call.
+// the logits after each chunk's last token. Chunks may share blocks before their Start
+// but not at or after it. The result is valid until the next call.
 func (m *Model) Forward(kv *KV, batch []Chunk) [][]float32 {
 	m.load(batch)
 	for i := range m.layers {
@@ -230,7 +230,7 @@ func (m *Model) mix(kv *KV, layer, plane int, x *span, out, scores []float32) {
 }
 
 // softmax turns the scores of query head g of a group into weights of sum one. Positions
-// in front of the window that share a block with it weigh nothing.
+// before the window that share a block with it weigh nothing.
 func (m *Model) softmax(x *span, group, g int, scores []float32) {
 	scale := float32(scoreGain / math.Sqrt(float64(m.config.HeadDim)))
 	most := float32(math.Inf(-1))
@@ -255,8 +255,8 @@ func (m *Model) softmax(x *span, group, g int, scores []float32) {
 	clear(scores[g*min(x.blockSize, x.end-x.first):][:x.from-x.first])
 }
 
-// eachHead calls do with the scores of query head g in every block, as far as they are in
-// the window.
+// eachHead calls do with the scores of query head g in every block, those that
+// are in the window.
 func eachHead(x *span, group, g int, scores []float32, do func([]float32)) {
 	for start := x.first; start < x.end; start += x.blockSize {
 		n := min(x.blockSize, x.end-start)
@@ -303,7 +303,7 @@ func addNormed(x, part []float32, width int, gain float32) {
 	}
 }
 
-// head computes the logits behind each chunk's last row.
+// head computes the logits after each chunk's last row.
 func (m *Model) head(batch []Chunk) [][]float32 {
 	c, s := &m.config, &m.scratch
 	s.logits = resize(s.logits, len(batch)*c.Vocab)

@@ -60,7 +60,7 @@ func dot(a, b []float32, c float32) float32 {
 	return c
 }
 
-// matrix holds rows of width numbers, each row stride numbers behind the one before.
+// matrix holds rows of width numbers, each row stride numbers after the one before.
 // Output o of a product is the dot product with row o.
 type matrix struct {
 	rows, width, stride int

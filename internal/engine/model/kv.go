@@ -22,7 +22,7 @@ type Plane struct {
 // copies is Copies, at least one.
 func (kv *KV) copies() int { return max(kv.Copies, 1) }
 
-// head returns the keys and the values of one plane and block, of which only the first
+// head returns the keys and the values of one plane and block; only the first
 // tokens are filled.
 func (kv *KV) head(layer int, block uint32, plane, dim, tokens int) (keys, values matrix) {
 	size := kv.BlockSize * dim

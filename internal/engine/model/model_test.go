@@ -75,7 +75,7 @@ func bits(logits []float32) []uint32 {
 	return b
 }
 
-// generate returns n greedy tokens behind s, whose KV before start is in kv.
+// generate returns n greedy tokens after s, whose KV before start is in kv.
 func generate(m *Model, kv *KV, s sequence, start, n int) []uint32 {
 	logits := m.Forward(kv, []Chunk{s.chunk(start, len(s.tokens))})[0]
 	var out []uint32

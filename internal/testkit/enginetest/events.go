@@ -25,7 +25,7 @@ type Publisher struct {
 	seq  atomic.Uint64
 }
 
-// Publish starts the publishers of so many ranks, on ports in a row, and returns the endpoint of the
+// Publish starts the publishers of the ranks, on ports in a row, and returns the endpoint of the
 // first. They end with the test.
 func Publish(t testing.TB, ranks, blockSize int) (endpoint string, list []*Publisher) {
 	t.Helper()

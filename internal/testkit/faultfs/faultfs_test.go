@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/fault"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
@@ -30,11 +31,7 @@ func under(t *testing.T, script string) (*disk.Store, connector.NamespaceDigest,
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	ns, err := s.OpenNamespace(&connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16,
-		Groups:         []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 8, Layout: "LBHNC"}},
-		TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	})
+	ns, err := s.OpenNamespace(manifests.New())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,10 +30,11 @@ func Of(t testing.TB) uint64 {
 	return s
 }
 
-// Rand returns a generator with the test's seed.
-func Rand(t testing.TB) *rand.Rand {
+// Random returns a source of random numbers with the seed of a test. Sources of one test differ
+// by their number.
+func Random(t testing.TB, number int) *rand.Rand {
 	t.Helper()
-	return rand.New(rand.NewPCG(Of(t), 0))
+	return rand.New(rand.NewPCG(Of(t), uint64(number)))
 }
 
 // Number is the number in an environment variable, other if it is not set. It ends the test if

@@ -1,4 +1,4 @@
-// Package disk is the seam between the store and the operating system: aligned buffers,
+// Package fsio is the seam between the store and the operating system: aligned buffers,
 // and files that are preallocated and read and written at offsets past the page cache.
 package fsio
 
@@ -9,11 +9,13 @@ import (
 	"io/fs"
 	"os"
 	"unsafe"
+
+	"github.com/kvconn/kvconn/store"
 )
 
 // Align is the alignment in bytes that every offset, length and buffer address of direct
 // I/O has.
-const Align = 4096
+const Align = store.BufferAlign
 
 // AlignUp rounds n up to a multiple of [Align].
 func AlignUp(n int) int { return (n + Align - 1) &^ (Align - 1) }
@@ -21,15 +23,6 @@ func AlignUp(n int) int { return (n + Align - 1) &^ (Align - 1) }
 // Aligned reports whether b starts at a multiple of [Align]. An empty slice does not.
 func Aligned(b []byte) bool {
 	return cap(b) > 0 && uintptr(unsafe.Pointer(unsafe.SliceData(b)))%Align == 0
-}
-
-// AlignedBytes returns a zeroed slice of n bytes that starts at a multiple of [Align] and
-// whose capacity is n rounded up to one.
-func AlignedBytes(n int) []byte {
-	padded := AlignUp(n)
-	raw := make([]byte, padded+Align)
-	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(raw))) & (Align - 1))
-	return raw[skip : skip+n : skip+padded]
 }
 
 // ErrNoDirectIO says that a file system has no O_DIRECT.

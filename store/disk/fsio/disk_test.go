@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kvconn/kvconn/store"
 )
 
 func openTest(t *testing.T, direct bool) File {
@@ -25,7 +27,7 @@ func openTest(t *testing.T, direct bool) File {
 func TestVectorsRoundTrip(t *testing.T) {
 	for _, direct := range []bool{true, false} {
 		f := openTest(t, direct)
-		a, b := AlignedBytes(Align), AlignedBytes(3*Align)
+		a, b := store.AlignedBuffer(Align), store.AlignedBuffer(3*Align)
 		for i := range b {
 			b[i] = byte(i / 7)
 		}
@@ -33,7 +35,7 @@ func TestVectorsRoundTrip(t *testing.T) {
 		if err := errors.Join(f.Allocate(10*Align), f.WriteVec(a, b, 2*Align), f.Datasync()); err != nil {
 			t.Fatal(err)
 		}
-		c, d := AlignedBytes(Align), AlignedBytes(3*Align)
+		c, d := store.AlignedBuffer(Align), store.AlignedBuffer(3*Align)
 		if err := f.ReadVec(c, d, 2*Align); err != nil || !bytes.Equal(a, c) || !bytes.Equal(b, d) {
 			t.Errorf("direct %v: %v", direct, err)
 		}
@@ -50,7 +52,7 @@ func TestVectorsRoundTrip(t *testing.T) {
 
 func TestVectorIODoesNotAllocate(t *testing.T) {
 	f := openTest(t, false)
-	a, b := AlignedBytes(Align), AlignedBytes(Align)
+	a, b := store.AlignedBuffer(Align), store.AlignedBuffer(Align)
 	if n := testing.AllocsPerRun(100, func() {
 		if err := errors.Join(f.WriteVec(a, b, 0), f.ReadVec(a, b, 0)); err != nil {
 			t.Fatal(err)
@@ -62,12 +64,12 @@ func TestVectorIODoesNotAllocate(t *testing.T) {
 
 func TestAlignment(t *testing.T) {
 	for _, n := range []int{1, 4095, 4096, 4097, 1 << 20} {
-		b := AlignedBytes(n)
+		b := store.AlignedBuffer(n)
 		if len(b) != n || cap(b) != AlignUp(n) || !Aligned(b) {
 			t.Errorf("%d bytes: length %d, capacity %d, aligned %v", n, len(b), cap(b), Aligned(b))
 		}
 	}
-	if Aligned(nil) || Aligned(AlignedBytes(10)[1:]) {
+	if Aligned(nil) || Aligned(store.AlignedBuffer(10)[1:]) {
 		t.Error("what is not aligned passes")
 	}
 }

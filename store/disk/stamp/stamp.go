@@ -11,6 +11,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
@@ -55,7 +56,7 @@ func Open(fs fsio.FS, path string, direct bool) (*File, Stamp, error) {
 	if err != nil {
 		return nil, Stamp{}, err
 	}
-	out := &File{f: f, buf: fsio.AlignedBytes(sectorBytes)}
+	out := &File{f: f, buf: store.AlignedBuffer(sectorBytes)}
 	var newest Stamp
 	found := false
 	var errs []error
@@ -90,7 +91,7 @@ func Create(fs fsio.FS, path string, direct bool) (*File, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close(), fs.Remove(path))
 	}
-	return &File{f: f, buf: fsio.AlignedBytes(sectorBytes)}, nil
+	return &File{f: f, buf: store.AlignedBuffer(sectorBytes)}, nil
 }
 
 // Write replaces the older stamp. It does not wait until the stamp is durable: after a loss

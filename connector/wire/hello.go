@@ -1,0 +1,167 @@
+package wire
+
+import (
+	"fmt"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// Roles of a connection.
+const (
+	RoleScheduler = "scheduler"
+	RoleWorker    = "worker"
+)
+
+// maxNumber bounds counts of tokens, so that sums of a few cannot overflow.
+const maxNumber = 1 << 31
+
+// maxBlocks bounds the block ids of one list: a block holds a token at least.
+const maxBlocks = connector.MaxTokens
+
+// Hello opens a connection.
+type Hello struct {
+	// MinVersion and MaxVersion are what the client speaks.
+	MinVersion, MaxVersion int
+	Role                   string
+	// Client is the client's name and version, for logs.
+	Client string
+	// Engine is the id of the engine instance, equal in its scheduler and workers.
+	Engine string
+	// Manifest is the namespace manifest as JSON.
+	Manifest []byte
+	// Rank is the worker's rank (workers only).
+	Rank int
+	// Handoff is set by engines that cannot report a failed load: they are offered only
+	// what is verified and pinned in the host tier, and copy it themselves (handoff mode).
+	Handoff bool
+}
+
+// Append appends the body of m to b.
+func (m *Hello) Append(b []byte) []byte {
+	b = msgp.AppendMapHeader(b, 7)
+	b = msgp.AppendString(b, "versions")
+	b = msgp.AppendArrayHeader(b, 2)
+	b = msgp.AppendInt(b, m.MinVersion)
+	b = msgp.AppendInt(b, m.MaxVersion)
+	b = putString(b, "role", m.Role)
+	b = putString(b, "client", m.Client)
+	b = putString(b, "engine", m.Engine)
+	b = putBytes(b, "manifest", m.Manifest)
+	b = putInt(b, "rank", m.Rank)
+	return putBool(b, "staged", m.Handoff)
+}
+
+// DecodeVersions reads the versions of a hello, and nothing else: the rest depends on the
+// version that is chosen.
+func DecodeVersions(body []byte) (lowest, highest int, err error) {
+	d := decoder{b: body}
+	d.fields(func(key []byte) bool {
+		if string(key) != "versions" {
+			return false
+		}
+		if d.tuple("versions", 2) {
+			lowest = int(d.uint("version", 1<<16))
+			highest = int(d.uint("version", 1<<16))
+		}
+		return true
+	})
+	return lowest, highest, d.end()
+}
+
+// Negotiate chooses the highest version that a client which speaks lowest to highest and
+// this package have in common. Errors wrap [connector.ErrVersion].
+func Negotiate(lowest, highest int) (int, error) {
+	return negotiate(lowest, highest, MinVersion, "")
+}
+
+// CheckHandoff reports whether handoff mode can be spoken in the version that was chosen
+// from those of a client. Errors wrap [connector.ErrVersion].
+func CheckHandoff(lowest, highest int) error {
+	_, err := negotiate(lowest, highest, MinHandoffVersion, " in handoff mode")
+	return err
+}
+
+func negotiate(lowest, highest, least int, mode string) (int, error) {
+	if lowest > MaxVersion || highest < least || lowest > highest {
+		return 0, fmt.Errorf("%w: the client speaks protocol %d to %d, this daemon %d to %d%s: %s",
+			connector.ErrVersion, lowest, highest, least, MaxVersion, mode, whichIsOld(lowest > MaxVersion))
+	}
+	return min(highest, MaxVersion), nil
+}
+
+func whichIsOld(daemon bool) string {
+	if daemon {
+		return "update kvconnd"
+	}
+	return "update the engine's connector"
+}
+
+// Decode fills m from a body. Manifest is a view of it.
+func (m *Hello) Decode(body []byte) error {
+	d := decoder{b: body}
+	d.fields(func(key []byte) bool {
+		switch string(key) {
+		case "versions":
+			if d.tuple("versions", 2) {
+				m.MinVersion = int(d.uint("version", 1<<16))
+				m.MaxVersion = int(d.uint("version", 1<<16))
+			}
+		case "role":
+			m.Role = d.str("role", 32)
+		case "client":
+			m.Client = d.str("client", connector.MaxIDBytes)
+		case "engine":
+			m.Engine = d.str("engine", connector.MaxIDBytes)
+		case "manifest":
+			m.Manifest = d.bytes("manifest", connector.MaxManifestBytes)
+		case "rank":
+			m.Rank = int(d.uint("rank", connector.MaxShards))
+		case "staged":
+			m.Handoff = d.bool("staged")
+		default:
+			return false
+		}
+		return true
+	})
+	return d.end()
+}
+
+// HelloReply accepts a connection.
+type HelloReply struct {
+	Version       int
+	Server        string
+	Namespace     string
+	LoadTimeoutMS int
+}
+
+// Append appends the body of m to b.
+func (m *HelloReply) Append(b []byte) []byte {
+	b = msgp.AppendMapHeader(b, 4)
+	b = putInt(b, "version", m.Version)
+	b = putString(b, "server", m.Server)
+	b = putString(b, "namespace", m.Namespace)
+	return putInt(b, "load_timeout_ms", m.LoadTimeoutMS)
+}
+
+// Decode fills m from a body.
+func (m *HelloReply) Decode(body []byte) error {
+	d := decoder{b: body}
+	d.fields(func(key []byte) bool {
+		switch string(key) {
+		case "version":
+			m.Version = int(d.uint("version", 1<<16))
+		case "server":
+			m.Server = d.str("server", connector.MaxIDBytes)
+		case "namespace":
+			m.Namespace = d.str("namespace", 64)
+		case "load_timeout_ms":
+			m.LoadTimeoutMS = int(d.uint("load_timeout_ms", maxNumber))
+		default:
+			return false
+		}
+		return true
+	})
+	return d.end()
+}

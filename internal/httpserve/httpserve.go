@@ -1,0 +1,46 @@
+// Package httpserve has what the HTTP interfaces of daemon and router share.
+package httpserve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+)
+
+// Serve serves h on l until ctx ends. Then it calls draining, if that is not nil, waits for the requests under
+// way, at most for grace, and cuts off those that are left. It reports whether there were any.
+func Serve(ctx context.Context, h *http.Server, l net.Listener, grace time.Duration, draining func()) (cut bool, err error) {
+	stopped := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		if draining != nil {
+			draining()
+		}
+		end, cancel := context.WithTimeout(context.Background(), grace)
+		defer cancel()
+		stopped <- h.Shutdown(end)
+	})
+	err = h.Serve(l)
+	if !stop() {
+		err = <-stopped // Serve returns as soon as the stop begins
+	}
+	switch {
+	case err == nil:
+		return false, nil
+	case errors.Is(err, context.DeadlineExceeded):
+		_ = h.Close() // the connections are cut either way
+		return true, nil
+	}
+	return false, fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)
+}
+
+// WriteJSON answers with v as JSON, which nobody may cache.
+func WriteJSON(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // the client has gone
+}

@@ -1,0 +1,116 @@
+package feed
+
+import (
+	"slices"
+	"testing"
+)
+
+// A process that was started again may be at the very number that was expected of the old one.
+func TestTheExpectedNumberProvesNothingOnANewConnection(t *testing.T) {
+	var s progress
+	for seq, want := range []verdict{inOrder, inOrder, inOrder} {
+		if got := s.judge(uint64(seq)); got != want {
+			t.Fatalf("batch %d: verdict %d", seq, got)
+		}
+		s.applied(uint64(seq), 0)
+	}
+	s.connected()
+	if got := s.judge(3); got != restarted {
+		t.Errorf("verdict %d", got)
+	}
+	s.forget()
+	s.applied(3, 0)
+	if got := s.judge(4); got != inOrder {
+		t.Errorf("the next one: verdict %d", got)
+	}
+	s.applied(4, 0)
+	// A replay that has the last batch as it was proves that the process is the same.
+	s.connected()
+	s.confirmed()
+	if got := s.judge(5); got != inOrder {
+		t.Errorf("a confirmed process: verdict %d", got)
+	}
+}
+
+func TestNumbersAreJudged(t *testing.T) {
+	type step struct {
+		connect bool
+		seq     uint64
+		want    verdict
+	}
+	for name, steps := range map[string][]step{
+		"from the beginning":       {{true, 0, inOrder}, {false, 1, inOrder}, {false, 1, duplicate}, {false, 2, inOrder}},
+		"joined late":              {{true, 7, gap}, {false, 8, inOrder}},
+		"a gap":                    {{true, 0, inOrder}, {false, 3, gap}, {false, 4, inOrder}},
+		"out of order":             {{true, 0, inOrder}, {false, 2, gap}, {false, 1, restarted}},
+		"restarted unseen":         {{true, 0, inOrder}, {false, 1, inOrder}, {false, 0, restarted}, {false, 1, inOrder}},
+		"reconnected, as expected": {{true, 0, inOrder}, {false, 1, inOrder}, {true, 2, restarted}, {false, 3, inOrder}},
+		"reconnected, ahead":       {{true, 0, inOrder}, {false, 1, inOrder}, {true, 3, restarted}},
+		"reconnected, from 0":      {{true, 0, inOrder}, {false, 1, inOrder}, {true, 0, restarted}},
+		"reconnected, repeatedly":  {{true, 5, gap}, {true, 6, restarted}, {true, 6, restarted}},
+	} {
+		var s progress
+		var got []verdict
+		ok := true
+		for _, st := range steps {
+			if st.connect {
+				s.connected()
+			}
+			v := s.judge(st.seq)
+			got = append(got, v)
+			ok = ok && v == st.want
+			if v != duplicate {
+				s.applied(st.seq, 0)
+			}
+		}
+		if !ok {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	// What a replay has brought is not news, and not a restart.
+	var s progress
+	s.connected()
+	s.judge(0)
+	s.applied(9, 0)
+	if got := []verdict{s.judge(5), s.judge(9), s.judge(10)}; !slices.Equal(got, []verdict{duplicate, duplicate, inOrder}) {
+		t.Errorf("after a replay: %v", got)
+	}
+}
+
+// Every way from one state to another.
+func TestWhatIsKnownOfARank(t *testing.T) {
+	states := map[string]progress{
+		"blank":           {},
+		"partial":         {extent: partial, next: 5},
+		"whole":           {extent: whole, next: 5},
+		"doubted partial": {extent: partial, next: 5, doubted: true},
+		"doubted whole":   {extent: whole, next: 5, doubted: true},
+	}
+	type to map[string]string // from which state to which
+	for event, c := range map[string]struct {
+		do func(*progress)
+		to to
+	}{
+		"batch 0": {func(p *progress) { p.applied(0, 0) }, to{"blank": "whole"}},
+		"batch 5": {func(p *progress) { p.applied(5, 0) }, to{
+			"blank": "partial", "partial": "partial", "whole": "whole", "doubted partial": "partial", "doubted whole": "whole",
+		}},
+		"nothing published": {(*progress).nothingPublished, to{"blank": "whole"}},
+		"malformed":         {(*progress).malformed, to{"partial": "partial", "whole": "partial"}},
+		"connected": {(*progress).connected, to{
+			"blank": "blank", "partial": "doubted partial", "whole": "doubted whole",
+		}},
+		"confirmed": {(*progress).confirmed, to{"doubted partial": "partial", "doubted whole": "whole"}},
+		"forget": {(*progress).forget, to{
+			"blank": "blank", "partial": "blank", "whole": "blank", "doubted partial": "blank", "doubted whole": "blank",
+		}},
+	} {
+		for from, want := range c.to {
+			got := states[from]
+			c.do(&got)
+			if w := states[want]; got.extent != w.extent || got.doubted != w.doubted || got.synced() != (want == "whole") {
+				t.Errorf("%s in state %s: %+v, want %s", event, from, got, want)
+			}
+		}
+	}
+}

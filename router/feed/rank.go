@@ -1,0 +1,249 @@
+package feed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvconn/kvconn/internal/zmtp"
+	"github.com/kvconn/kvconn/router/event"
+)
+
+// Rank follows the KV cache events of one data-parallel rank of an engine. Its reader's goroutine receives
+// batches, the goroutine of Run applies them.
+type Rank struct {
+	opts           RankOptions
+	reader         reader
+	replayEndpoint string
+	log            *slog.Logger
+
+	mu     sync.Mutex
+	shared RankStats // a copy of stats for other goroutines
+
+	// The rest belongs to Run.
+	ingest   *Ingest
+	progress progress
+	repair   repair
+	// refused is why the rank's events cannot be used, nil if they can.
+	refused error
+	// logged says that the log has it that there is no connection.
+	logged      bool
+	recoveredAt time.Time
+	// orphans are the events with unknown parents up to the last rebuild.
+	orphans uint64
+	stats   RankStats
+}
+
+// NewRank makes a feed that writes to index.
+func NewRank(o RankOptions, index Index) (*Rank, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	in, err := NewIngest(IngestOptions{BlockSize: o.BlockSize, Holder: o.Holder, Limits: o.Limits}, index)
+	if err != nil {
+		return nil, err
+	}
+	events, replay, err := o.endpoints()
+	if err != nil {
+		return nil, err
+	}
+	f := &Rank{
+		opts: o, ingest: in, replayEndpoint: replay, log: o.Logger.With("dp_rank", o.Number, "endpoint", events),
+		repair: repair{pause: backoff{least: o.RecoverInterval, most: maxRebuildInterval}},
+		stats:  RankStats{Rank: o.Number, Endpoint: events, State: StateConnecting, LastSeq: -1, EngineRank: -1},
+	}
+	f.reader = reader{opts: &f.opts, endpoint: events, queue: make(chan item, o.QueueBatches)}
+	f.publishStats()
+	return f, nil
+}
+
+// Run follows the rank until ctx ends; it keeps trying to reach it. It fails only if an endpoint cannot be
+// bound. What the rank holds stays in the index: its owner removes the holder.
+func (f *Rank) Run(ctx context.Context) error {
+	if f.opts.Bind {
+		l, err := zmtp.Listen(ctx, f.reader.endpoint)
+		if err != nil {
+			return fmt.Errorf("data-parallel rank %d: %w", f.opts.Number, err)
+		}
+		defer func() { _ = l.Close() }()
+		f.reader.listener = l
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var reading sync.WaitGroup
+	reading.Go(func() { f.reader.run(ctx) })
+	defer reading.Wait()
+	defer cancel()
+	tick := time.NewTicker(max(f.opts.RecoverInterval, 10*time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case i := <-f.reader.queue:
+			f.item(ctx, i)
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		f.settle(ctx)
+		f.publishStats()
+	}
+}
+
+// item acts on what the reader handed over.
+func (f *Rank) item(ctx context.Context, i item) {
+	switch {
+	case i.frame != nil:
+		f.live(ctx, i.frame)
+		f.reader.done(i.frame)
+	case !i.connected:
+		f.disconnected(i.err)
+	case i.err != nil:
+		f.repair.why = i.err
+	default:
+		f.connected(ctx)
+	}
+}
+
+func (f *Rank) connected(ctx context.Context) {
+	f.log.Info("connected to the engine's KV events")
+	f.logged = false
+	f.stats.Connected, f.stats.Error = true, ""
+	f.progress.connected()
+	f.repair.at = time.Time{} // that a replay failed on another connection is no reason not to try
+	if !f.recover(ctx, "") && f.progress.doubted {
+		f.resync("nothing shows that the engine is the same process")
+	}
+}
+
+func (f *Rank) disconnected(err error) {
+	switch {
+	case f.stats.Connected:
+		f.log.Warn("lost the engine's KV events; trying again until they are back", "error", err)
+		if f.replayEndpoint == "" { // nothing will ever show that it is the same process
+			f.resync("the connection was lost")
+		}
+	case !f.logged: // else it is one more attempt that failed
+		f.log.Warn("the engine's KV events cannot be reached; trying again until they are there", "error", err)
+	}
+	f.logged = true
+	f.stats.Connected, f.stats.Error = false, err.Error()
+}
+
+// live applies a batch that came over the connection.
+func (f *Rank) live(ctx context.Context, b *frame) {
+	switch f.progress.judge(b.seq) {
+	case duplicate:
+		f.stats.Duplicates++
+		return
+	case gap:
+		if f.progress.extent != blank {
+			f.stats.Gaps++
+		}
+		if !f.recover(ctx, "") {
+			f.resync("batches are missing")
+		}
+	case restarted:
+		f.stats.Restarts++
+		f.resync(errOtherProcess.Error())
+		if b.seq > 0 {
+			f.recover(ctx, "")
+		}
+	}
+	if f.progress.has(b.seq) { // the replay brought it
+		return
+	}
+	if f.progress.misses(b.seq) {
+		f.resync("the replay ended early")
+		f.repair.why = errReplayShort // a later one may have all
+	}
+	if err := f.apply(b.seq, b.payload()); errors.Is(err, event.ErrMalformed) {
+		f.log.Warn("a batch of KV events is malformed", "seq", b.seq, "error", err)
+		f.repair.why = err
+	}
+}
+
+// apply applies a batch and makes it the last one.
+func (f *Rank) apply(seq uint64, payload []byte) error {
+	f.progress.applied(seq, xxh3.Hash(payload))
+	f.stats.LastSeq = int64(seq)
+	if f.refused != nil {
+		return nil
+	}
+	b, err := f.ingest.Batch(payload)
+	if b.HasRank {
+		f.stats.EngineRank = b.Rank
+	}
+	if errors.Is(err, ErrBlockSize) {
+		f.ingest.Clear()
+		f.refused = err
+		f.log.Error("the engine's KV events are refused: no prefix would ever match", "error", err)
+	}
+	return err
+}
+
+// resync forgets what the rank holds, because it could be wrong, and goes on with what comes.
+func (f *Rank) resync(why string) {
+	if f.progress.extent != blank {
+		f.stats.Resyncs++
+		f.log.Warn("the rank's KV blocks are forgotten and rebuilt", "reason", why)
+	}
+	f.ingest.Clear()
+	f.progress.forget()
+	f.refused, f.stats.LastSeq = nil, -1
+	f.orphans = f.ingest.orphans
+}
+
+// settle does what is left to do between two items.
+func (f *Rank) settle(ctx context.Context) {
+	if n := f.ingest.orphans - f.orphans; f.repair.why == nil && n >= uint64(f.opts.UnknownParentsMax) {
+		f.repair.why = fmt.Errorf("%d events with unknown parents", n)
+	}
+	if why := f.repair.due(time.Now()); why != nil && !f.recover(ctx, why.Error()) && !errors.Is(why, errReplay) {
+		f.resync(why.Error()) // a failed replay leaves what is known true
+	}
+	// What was dropped last shows in no later number until the engine publishes again.
+	if len(f.reader.queue) == 0 && f.reader.lost.Swap(false) && !f.recover(ctx, "") {
+		f.resync("batches were dropped")
+	}
+}
+
+// state is the state as it is now. A replay is over before anyone can ask.
+func (f *Rank) state() State {
+	switch {
+	case f.refused != nil:
+		return StateRefused
+	case !f.reader.connected.Load():
+		return StateConnecting
+	case f.progress.synced() && f.repair.why == nil:
+		return StateSynced
+	}
+	return StateStale
+}
+
+// publishStats shows the statistics to other goroutines.
+func (f *Rank) publishStats() {
+	f.stats.State = f.state()
+	f.stats.IngestStats = f.ingest.Stats()
+	s := f.stats
+	if f.refused != nil {
+		s.Error = f.refused.Error()
+	}
+	f.mu.Lock()
+	f.shared = s
+	f.mu.Unlock()
+}
+
+// Stats are the state and what was counted. It may be called from any goroutine.
+func (f *Rank) Stats() RankStats {
+	f.mu.Lock()
+	s := f.shared
+	f.mu.Unlock()
+	s.Connected = f.reader.connected.Load()
+	s.Connects, s.Overflows, s.BadFrames = f.reader.connects.Load(), f.reader.overflows.Load(), f.reader.badFrames.Load()
+	return s
+}

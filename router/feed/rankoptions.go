@@ -1,0 +1,91 @@
+package feed
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/kvconn/kvconn/internal/zmtp"
+	"github.com/kvconn/kvconn/router/event"
+)
+
+// RankOptions configure a [Rank].
+type RankOptions struct {
+	// Endpoint is the publisher of the engine's rank 0, tcp://host:port or ipc://path.
+	Endpoint string
+	// ReplayEndpoint is rank 0's replay server; empty if the engine has none: then every lost batch
+	// costs what is known of the rank.
+	ReplayEndpoint string
+	// Number is the data-parallel rank to follow. It is added to the endpoints' ports.
+	Number int
+	// Bind waits for the engine to connect to Endpoint, which is then an address of this machine.
+	Bind bool
+	// Topic is what to subscribe to. Default: everything.
+	Topic string
+	// Holder is the rank's GPU cache.
+	Holder Holder
+	// BlockSize is the router's number of tokens in a block.
+	BlockSize int
+	// QueueBatches and QueueBytes bound what waits between the socket and the index. Defaults 4,096 batches
+	// and 64 MiB: seconds of a busy engine.
+	QueueBatches int
+	QueueBytes   int64
+	// UnknownParentsMax is after how many events with unknown parents the rank is rebuilt. Default 64: many
+	// mean that the view is wrong.
+	UnknownParentsMax int
+	// ReconnectMin and ReconnectMax are the waits between attempts to connect, doubling from one to the
+	// other. Defaults 100 ms and 5 s.
+	ReconnectMin, ReconnectMax time.Duration
+	// RecoverInterval is the shortest time between two replays, which cost the engine time. Default 1 s.
+	// Rebuilds for bad events back off from there to [maxRebuildInterval].
+	RecoverInterval time.Duration
+	// ReplayTimeout bounds the wait for each message of a replay. Default 5 s.
+	ReplayTimeout time.Duration
+	// Limits bound a batch, Conn a connection.
+	Limits event.Limits
+	Conn   zmtp.ConnOptions
+	// Logger receives what an operator should know. Default [slog.Default].
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills in what is not set.
+func (o *RankOptions) EnsureDefaults() {
+	o.QueueBatches = cmp.Or(o.QueueBatches, 4096)
+	o.QueueBytes = cmp.Or(o.QueueBytes, 64<<20)
+	o.UnknownParentsMax = cmp.Or(o.UnknownParentsMax, 64)
+	o.ReconnectMin = cmp.Or(o.ReconnectMin, 100*time.Millisecond)
+	o.ReconnectMax = cmp.Or(o.ReconnectMax, 5*time.Second)
+	o.RecoverInterval = cmp.Or(o.RecoverInterval, time.Second)
+	o.ReplayTimeout = cmp.Or(o.ReplayTimeout, 5*time.Second)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
+	o.Limits.EnsureDefaults()
+	o.Conn.EnsureDefaults()
+}
+
+// Validate reports the first option that cannot be used.
+func (o *RankOptions) Validate() error {
+	switch {
+	case o.QueueBatches < 1 || o.QueueBatches > 1<<20 || o.QueueBytes < 1 || o.UnknownParentsMax < 1:
+		return errors.New("feed: queue bounds must be positive, at most 1 Mi batches")
+	case o.ReconnectMin < 0 || o.ReconnectMax < o.ReconnectMin || o.RecoverInterval < 0 || o.ReplayTimeout < 0:
+		return errors.New("feed: intervals must not be negative, ReconnectMax not less than ReconnectMin")
+	}
+	if _, _, err := o.endpoints(); err != nil {
+		return err
+	}
+	in := IngestOptions{BlockSize: o.BlockSize}
+	return errors.Join(in.Validate(), o.Conn.Validate())
+}
+
+// endpoints are those of the rank.
+func (o *RankOptions) endpoints() (events, replay string, err error) {
+	if events, err = zmtp.Offset(o.Endpoint, o.Number); err == nil && o.ReplayEndpoint != "" {
+		replay, err = zmtp.Offset(o.ReplayEndpoint, o.Number)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("feed: rank %d: %w", o.Number, err)
+	}
+	return events, replay, nil
+}

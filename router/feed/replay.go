@@ -1,0 +1,140 @@
+package feed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvconn/kvconn/internal/zmtp"
+	"github.com/kvconn/kvconn/router/event"
+)
+
+// maxReplayBatches bounds one replay; engines keep 10,000.
+const maxReplayBatches = 1 << 22
+
+var (
+	errOtherProcess = errors.New("the engine is another process than before")
+	errReplayOrder  = errors.New("a replay that is not in order")
+	errReplay       = errors.New("the replay failed")
+	errReplayShort  = errors.New("the replay ended before the batch that showed the gap")
+)
+
+// recover brings the rank up to date by a replay: from the last batch on if the engine still has that
+// very batch, else from the beginning with the rank cleared. rebuild, unless empty, is why nothing that is
+// known may be kept. It reports false if the engine has no replays or this one failed: then what is known is
+// as before or partly replayed, the caller resyncs, and another replay is due.
+func (f *Rank) recover(ctx context.Context, rebuild string) bool {
+	if f.replayEndpoint == "" || f.repair.replayPauses(time.Now()) || !sleep(ctx, f.opts.RecoverInterval-time.Since(f.recoveredAt)) {
+		return false
+	}
+	defer func() { f.recoveredAt = time.Now() }()
+	if err := f.replay(ctx, rebuild); err != nil {
+		if ctx.Err() == nil {
+			f.stats.ReplayFailures++
+			f.stats.Error = err.Error()
+			f.log.Warn("the engine's KV events could not be replayed", "replay_endpoint", f.replayEndpoint, "error", err)
+			f.repair.replayFailed(err, time.Now())
+		}
+		return false
+	}
+	if f.progress.extent == whole {
+		f.repair.replayed()
+	}
+	f.stats.Replays++
+	f.stats.Error = ""
+	f.orphans = f.ingest.orphans // those of the replay would be so again
+	return true
+}
+
+func (f *Rank) replay(ctx context.Context, rebuild string) error {
+	if last, ok := f.progress.last(); ok && rebuild == "" {
+		err := f.withReplay(ctx, func(c *zmtp.Conn) error { return f.replayAfter(c, last) })
+		if !errors.Is(err, errOtherProcess) {
+			return err
+		}
+		f.stats.Restarts++
+		rebuild = errOtherProcess.Error()
+	}
+	if rebuild == "" {
+		rebuild = "the replay begins with the first batch"
+	}
+	// On another connection: the refused replay may still be arriving on that one.
+	return f.withReplay(ctx, func(c *zmtp.Conn) error {
+		f.resync(rebuild)
+		return f.replayAll(c)
+	})
+}
+
+// withReplay gives do a connection to the replay endpoint.
+func (f *Rank) withReplay(ctx context.Context, do func(*zmtp.Conn) error) error {
+	c, err := zmtp.DialDealer(ctx, f.replayEndpoint, f.opts.Conn)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	return do(c)
+}
+
+// replayAfter replays what follows batch last, which the engine must still have as it was.
+func (f *Rank) replayAfter(c *zmtp.Conn, last uint64) error {
+	begun := false
+	err := f.replayFrom(c, last, func(seq uint64, payload []byte) error {
+		switch {
+		case begun:
+		case seq == last && xxh3.Hash(payload) == f.progress.sum:
+			begun = true
+			f.progress.confirmed()
+			return nil
+		case seq > last: // the engine has forgotten the batch: all it still has is what comes now
+			begun = true
+			f.resync("the engine's replay does not reach back far enough")
+		default:
+			return errOtherProcess
+		}
+		return f.replayed(seq, payload)
+	})
+	if err == nil && !begun { // nothing of that number was ever published
+		return errOtherProcess
+	}
+	return err
+}
+
+// replayAll replays all that the engine has, onto a cleared rank.
+func (f *Rank) replayAll(c *zmtp.Conn) error {
+	err := f.replayFrom(c, 0, f.replayed)
+	if err == nil && f.progress.extent == blank {
+		f.progress.nothingPublished()
+	}
+	return err
+}
+
+// replayed applies a replayed batch. One that is malformed would be so again: the rank stays incomplete.
+func (f *Rank) replayed(seq uint64, payload []byte) error {
+	if f.progress.has(seq) || f.progress.misses(seq) {
+		return fmt.Errorf("%w: batch %d, want %d", errReplayOrder, seq, f.progress.next)
+	}
+	f.stats.ReplayedBatches++
+	if err := f.apply(seq, payload); errors.Is(err, event.ErrMalformed) {
+		f.progress.malformed()
+	}
+	return nil
+}
+
+// replayFrom asks for the batches from start on and hands them to each, until it fails.
+func (f *Rank) replayFrom(c *zmtp.Conn, start uint64, each func(seq uint64, payload []byte) error) error {
+	var failed error
+	n := 0
+	err := c.Replay(start, f.opts.ReplayTimeout, func(seq uint64, payload []byte) bool {
+		if n++; n > maxReplayBatches {
+			failed = fmt.Errorf("%w: more than %d batches", errReplayOrder, maxReplayBatches)
+		} else {
+			failed = each(seq, payload)
+		}
+		return failed == nil
+	})
+	return errors.Join(failed, err)
+}

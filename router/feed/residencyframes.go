@@ -1,0 +1,126 @@
+package feed
+
+import (
+	"fmt"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/residency"
+)
+
+// apply applies a frame, after which the stream is at a position.
+func (f *Residency) apply(frame any, at residency.Position) (err error) {
+	f.mu.Lock()
+	defer f.unlock()
+	switch frame := frame.(type) {
+	case residency.Hello:
+		err = f.begin(frame)
+	case residency.Namespace:
+		f.namespace(&frame)
+	case residency.Records:
+		err = f.records(frame)
+	case residency.SnapshotEnd:
+		f.loaded()
+	}
+	if err == nil {
+		f.stats.Epoch, f.stats.LastSeq = at.Epoch, at.Seq
+	}
+	return err
+}
+
+func (f *Residency) begin(h residency.Hello) error {
+	if h.Resumed && f.views == nil { // forgotten since it was asked for
+		return fmt.Errorf("%w: it resumes what is forgotten", residency.ErrMalformed)
+	}
+	f.stats.Connects++
+	f.stats.Connected, f.stats.Error = true, ""
+	f.numbers = make(map[uint32]*view)
+	if h.Resumed {
+		f.stats.Resumed++
+		f.stats.State = StateSynced
+		return nil
+	}
+	f.forgetLocked()
+	f.views = make(map[connector.NamespaceDigest]*view)
+	f.loading, f.stats.State = true, StateStale
+	return nil
+}
+
+// namespace begins to follow a namespace, or not.
+func (f *Residency) namespace(n *residency.Namespace) {
+	v := f.views[n.Digest] // a resumed stream describes it again
+	if v == nil {
+		if v = f.newView(n); v == nil {
+			f.stats.IgnoredNamespaces++
+		} else {
+			f.views[n.Digest] = v
+		}
+	}
+	f.numbers[n.Number] = v
+}
+
+// newView is the view of a namespace, nil if it is of no use to the router.
+func (f *Residency) newView(n *residency.Namespace) *view {
+	m, err := connector.ParseManifest(n.Manifest)
+	if err != nil { // lost, or of another version
+		f.opts.Logger.Warn("a store's namespace is ignored", "url", f.opts.URL, "namespace", n.Digest, "error", err)
+		return nil
+	}
+	if m.KeyScheme != connector.KeySchemeTokens { // no prompt's keys are like these
+		return nil
+	}
+	if m.BlockSize != f.opts.BlockSize {
+		f.stats.MismatchedBlockSize++
+		f.opts.Logger.Warn("a store's namespace has another block size than the router and is ignored",
+			"url", f.opts.URL, "namespace", n.Digest, "model", m.Model, "block_size", m.BlockSize, "router", f.opts.BlockSize)
+		return nil
+	}
+	h, ok := f.opts.Holder(n.Digest, m)
+	if !ok {
+		return nil
+	}
+	return &view{
+		holder: h, index: f.index, shards: residency.NewShards(m), loading: f.loading, maxWait: f.opts.MaxWaiting,
+		isRoot: f.roots.has,
+	}
+}
+
+// records applies a frame's records.
+func (f *Residency) records(records residency.Records) error {
+	f.stats.Records += uint64(records.Len())
+	var v *view
+	var number uint32
+	for i := range records.Len() {
+		r := records.At(i)
+		if i == 0 || r.Namespace != number {
+			if v != nil {
+				v.flush()
+			}
+			known := false
+			if v, known = f.numbers[r.Namespace]; !known {
+				return fmt.Errorf("%w: a record of a namespace that was not described", residency.ErrMalformed)
+			}
+			number = r.Namespace
+		}
+		switch {
+		case v == nil:
+		case r.Removed:
+			v.removed(r.Key, r.Shard)
+		default:
+			v.stored(r.Key, r.Parent, r.Shard)
+		}
+	}
+	if v != nil {
+		v.flush()
+	}
+	return nil
+}
+
+// loaded puts the snapshot into the index.
+func (f *Residency) loaded() {
+	for _, v := range f.views {
+		v.loaded()
+	}
+	f.loading = false
+	f.stats.Snapshots++
+	f.stats.State = StateSynced
+}

@@ -1,0 +1,59 @@
+package inflight
+
+import "time"
+
+// Rank is the load of one data-parallel rank at one moment, with the JSON names of the HTTP interface.
+type Rank struct {
+	// ActiveRequests counts the requests in flight, QueuedRequests those of them that wait or are in
+	// prefill.
+	ActiveRequests int `json:"active_requests"`
+	QueuedRequests int `json:"queued_requests"`
+	// QueuedTokens are left to compute before a new request: the uncached prompt tokens of requests that
+	// wait or are in prefill. QueuedDiskTokens and QueuedObjectTokens are what they load from these tiers.
+	QueuedTokens       int64 `json:"queued_tokens"`
+	QueuedDiskTokens   int64 `json:"-"`
+	QueuedObjectTokens int64 `json:"-"`
+	// FrontTokens, FrontDiskTokens and FrontObjectTokens are the part that belongs to the oldest of the
+	// requests. FrontAge is how long it has been the oldest: an engine serves prompts one after the
+	// other, so that this much of it is done.
+	FrontTokens       int64         `json:"-"`
+	FrontDiskTokens   int64         `json:"-"`
+	FrontObjectTokens int64         `json:"-"`
+	FrontAge          time.Duration `json:"-"`
+	// PromptTokens counts the prompt tokens of all active requests, UncachedTokens those that were not
+	// cached when the request was placed, OutputTokens what they have generated.
+	PromptTokens   int64 `json:"prompt_tokens"`
+	UncachedTokens int64 `json:"-"`
+	OutputTokens   int64 `json:"output_tokens"`
+	// DecodeBlocks is the number of token blocks that active requests hold; see [Options.AssumeKVReuse].
+	DecodeBlocks int64 `json:"decode_blocks"`
+	// RecentTokens is the sum of uncached tokens of requests placed lately, each halved every
+	// [Options.RecentHalfLife].
+	RecentTokens float64 `json:"recent_tokens"`
+}
+
+// ActiveTokens is the number of tokens of the active requests, prompts and output.
+func (r *Rank) ActiveTokens() int64 { return r.PromptTokens + r.OutputTokens }
+
+// Place adds a request of the given prompt tokens to r as [Tracker.Add] would, but counts all its blocks,
+// also those that it shares. With it a policy counts what it has placed of a batch.
+func (r *Rank) Place(promptTokens, cachedTokens, diskTokens, objectTokens, blockSize int) {
+	uncached := int64(max(promptTokens-cachedTokens, 0))
+	if r.QueuedRequests == 0 {
+		r.FrontTokens, r.FrontDiskTokens, r.FrontObjectTokens, r.FrontAge = uncached, int64(diskTokens), int64(objectTokens), 0
+	}
+	r.ActiveRequests++
+	r.QueuedRequests++
+	r.QueuedTokens += uncached
+	r.QueuedDiskTokens += int64(diskTokens)
+	r.QueuedObjectTokens += int64(objectTokens)
+	r.PromptTokens += int64(promptTokens)
+	r.UncachedTokens += uncached
+	r.DecodeBlocks += int64(blocksOf(promptTokens, blockSize))
+	r.RecentTokens += float64(uncached)
+}
+
+// blocksOf returns the number of blocks that tokens fill; the last one may be partial.
+func blocksOf(tokens, blockSize int) int {
+	return (tokens + blockSize - 1) / blockSize
+}

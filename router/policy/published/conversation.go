@@ -1,0 +1,199 @@
+package published
+
+import (
+	"math"
+
+	"github.com/kvconn/kvconn/router/policy"
+)
+
+// Placement is how a new conversation gets its rank.
+type Placement uint8
+
+const (
+	// PlaceRoundRobin takes the next rank in turn.
+	PlaceRoundRobin Placement = iota
+	// PlaceLeastQueued takes the rank with the fewest requests, the first of them.
+	PlaceLeastQueued
+	// PlaceLeastTokens takes the rank with the fewest prompt tokens, then the fewest requests, then
+	// the next one in turn.
+	PlaceLeastTokens
+)
+
+// ConversationOptions configure the policy conversation.
+type ConversationOptions struct {
+	// Placement is for new conversations and for requests that overflow. Default [PlaceRoundRobin].
+	Placement Placement
+	// MaxConversations bounds the conversations remembered; the least recently used one is
+	// forgotten. Default 65,536.
+	MaxConversations int
+	// Multiplier is how many times the fair share of requests a rank may have to be given another
+	// new conversation, as long as some rank has less. Default 2, at least 1.
+	Multiplier float64
+	// Fallback decides the requests that belong to no conversation. Nil places each like a new one.
+	Fallback policy.Policy
+	// Exactly answers exactly as TensorRT-LLM: see the package. Then a conversation that has a rank goes
+	// there whatever its pin, and one that overflows does not count as used.
+	Exactly bool
+}
+
+// Conversation keeps the requests of a conversation on one rank, whatever became of their blocks:
+// TensorRT-LLM's conversation affinity. While the rank is full or not ready requests go elsewhere; a rank that
+// is gone loses each of its conversations with the next request. A pin that is not strict counts for a new
+// conversation only, a strict one for its own request too.
+type Conversation struct {
+	batch
+	opts   ConversationOptions
+	homes  homes
+	cursor int
+	limit  int // requests of a rank that gets new conversations
+}
+
+var (
+	_ policy.Batcher = (*Conversation)(nil)
+	_ policy.Adopter = (*Conversation)(nil)
+)
+
+// NewConversation returns the policy conversation.
+func NewConversation(o ConversationOptions) *Conversation {
+	if o.MaxConversations <= 0 || o.MaxConversations > math.MaxInt32 {
+		o.MaxConversations = 65536
+	}
+	o.Multiplier = max(orTwo(o.Multiplier), 1)
+	p := &Conversation{opts: o, homes: newHomes(o.MaxConversations)}
+	p.rules.FullPinsRelax, p.exactly, p.decide = o.Exactly, o.Exactly, p.placeBatch
+	return p
+}
+
+// Name returns "conversation".
+func (*Conversation) Name() string { return "conversation" }
+
+// Adopt makes a rank the home of a conversation.
+func (p *Conversation) Adopt(conversation string, rank int32) {
+	if conversation != "" {
+		p.homes.set(conversation, rank)
+	}
+}
+
+func (p *Conversation) placeBatch() {
+	p.limit = p.fairShare(p.opts.Multiplier, len(p.order))
+	p.strictFirst()
+	p.each(func(r *policy.Request, d *policy.Decision) bool {
+		if p.toFallback(r) && strict(r) {
+			p.opts.Fallback.Place(p.s, r, d)
+			return true
+		}
+		return !p.toFallback(r) && p.pinned(r, d)
+	})
+	p.each(func(r *policy.Request, d *policy.Decision) bool {
+		if !p.toFallback(r) {
+			p.choose(r, d)
+		}
+		return !p.toFallback(r)
+	})
+	p.each(func(r *policy.Request, d *policy.Decision) bool {
+		p.opts.Fallback.Place(p.s, r, d)
+		return true
+	})
+}
+
+func (p *Conversation) toFallback(r *policy.Request) bool {
+	return p.opts.Fallback != nil && r.Conversation == ""
+}
+
+// home returns the place of the rank of a conversation, or -1 if it has none or that is gone.
+func (p *Conversation) home(conversation string) int {
+	if conversation == "" {
+		return -1
+	}
+	id, ok := p.homes.get(conversation)
+	if !ok {
+		return -1
+	}
+	return p.s.Index(id)
+}
+
+// pinned decides a request by its pin if that is strict or its conversation has no rank yet. It reports
+// whether the request is decided.
+func (p *Conversation) pinned(r *policy.Request, d *policy.Decision) bool {
+	isNew := p.home(r.Conversation) < 0
+	if !isNew && (p.exactly || !r.Strict) || !p.placePinned(r, d) {
+		return false
+	}
+	switch {
+	case !d.Placed():
+	case isNew:
+		p.Adopt(r.Conversation, d.Rank)
+	default:
+		p.homes.touch(r.Conversation)
+	}
+	return true
+}
+
+// choose places a request on the rank of its conversation, or on a new one.
+func (p *Conversation) choose(r *policy.Request, d *policy.Decision) {
+	i := p.home(r.Conversation)
+	why := policy.ReasonConversation
+	switch {
+	case i < 0:
+		if i = p.fresh(r); i >= 0 {
+			p.Adopt(r.Conversation, p.s.Ranks[i].ID)
+		}
+		why = policy.ReasonNewConversation
+		if r.Conversation == "" {
+			why = policy.ReasonScore
+		}
+	case p.s.Holds(i, r.Tokens):
+		p.homes.touch(r.Conversation)
+	default:
+		if !p.exactly {
+			p.homes.touch(r.Conversation)
+		}
+		i = p.fresh(r)
+		why = policy.ReasonOverflow
+	}
+	if i < 0 {
+		p.rules.Refuse(p.s, r, d, policy.ReasonAllFull)
+		return
+	}
+	p.place(r, d, i, why)
+}
+
+// fresh returns the place of the rank for a new conversation: one below the fair share if there is one,
+// else any that is not full, else -1.
+func (p *Conversation) fresh(r *policy.Request) int {
+	i := p.freshBelow(p.limit, r)
+	if i < 0 {
+		i = p.freshBelow(policy.Unlimited, r)
+	}
+	if i >= 0 && p.opts.Placement != PlaceLeastQueued {
+		p.cursor = (i + 1) % len(p.s.Ranks)
+	}
+	return i
+}
+
+func (p *Conversation) freshBelow(limit int, r *policy.Request) int {
+	if p.opts.Placement == PlaceRoundRobin {
+		return p.s.InTurn(p.cursor, limit, r.Tokens)
+	}
+	best := -1
+	n := len(p.s.Ranks)
+	for k := range n {
+		i := k
+		if p.opts.Placement == PlaceLeastTokens {
+			i = (p.cursor + k) % n
+		}
+		if p.below(i, limit, r) && (best < 0 || p.less(i, best)) {
+			best = i
+		}
+	}
+	return best
+}
+
+// less compares two ranks for a new conversation.
+func (p *Conversation) less(i, j int) bool {
+	a, b := &p.s.Ranks[i].Load, &p.s.Ranks[j].Load
+	if p.opts.Placement == PlaceLeastTokens && a.PromptTokens != b.PromptTokens {
+		return a.PromptTokens < b.PromptTokens
+	}
+	return a.ActiveRequests < b.ActiveRequests
+}

@@ -1,0 +1,75 @@
+package fsio
+
+import (
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// AsideSuffix ends the names of files that the store cannot use and does not delete: they
+// hold, or may hold, what could be read by someone else.
+const AsideSuffix = ".bad"
+
+// IsAside reports whether a file of that name was set aside.
+func IsAside(name string) bool { return strings.HasSuffix(name, AsideSuffix) }
+
+// SetAside renames a file, or a directory in the place of one, out of the way. Files that were
+// set aside before keep their names.
+func SetAside(f FS, path string) error {
+	var taken []fs.DirEntry
+	err := Again(func() (err error) { taken, err = f.ReadDir(filepath.Dir(path)); return err })
+	if err != nil {
+		return err
+	}
+	to := path + AsideSuffix
+	for n := 2; slices.ContainsFunc(taken, func(e fs.DirEntry) bool { return e.Name() == filepath.Base(to) }); n++ {
+		to = fmt.Sprintf("%s.%d%s", path, n, AsideSuffix)
+	}
+	return f.Rename(path, to)
+}
+
+// RemoveTree removes a file, or a directory with what is in it. One that is not there is no
+// error.
+func RemoveTree(f FS, path string) error {
+	if entries, err := f.ReadDir(path); err == nil {
+		for _, e := range entries {
+			if err := RemoveTree(f, filepath.Join(path, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	if err := f.Remove(path); err != nil && !IsNotExist(err) {
+		return err
+	}
+	return nil
+}
+
+// IsFile reports whether there is surely a file of that name: neither a directory nor a link,
+// which may lead to one that is not mounted.
+func IsFile(f FS, path string) bool {
+	e := entry(f, path)
+	return e != nil && e.Type().IsRegular()
+}
+
+// IsDir reports whether there is surely a directory of that name.
+func IsDir(f FS, path string) bool {
+	e := entry(f, path)
+	return e != nil && e.IsDir()
+}
+
+// entry is what a directory says of one of its names; nil if it has no such name, or cannot be
+// listed. Links are not followed.
+func entry(f FS, path string) fs.DirEntry {
+	entries, err := f.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		if e.Name() == filepath.Base(path) {
+			return e
+		}
+	}
+	return nil
+}

@@ -1,0 +1,16 @@
+package report
+
+import "sync/atomic"
+
+// Incident is something that goes wrong for a while: it is logged when it begins and when it is
+// over, not each time it happens.
+type Incident struct{ on atomic.Bool }
+
+// Begins reports whether the incident is new.
+func (i *Incident) Begins() bool { return i.on.CompareAndSwap(false, true) }
+
+// Ends reports whether there was one, which is over now.
+func (i *Incident) Ends() bool { return i.on.Load() && i.on.CompareAndSwap(true, false) }
+
+// On reports whether the incident goes on.
+func (i *Incident) On() bool { return i.on.Load() }

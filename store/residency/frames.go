@@ -1,0 +1,115 @@
+package residency
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/url"
+	"strconv"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+const (
+	version = 1
+
+	typeHello       = 1
+	typeNamespace   = 2
+	typeRecords     = 3
+	typeSnapshotEnd = 4
+	typeHeartbeat   = 5
+	typeEnd         = 6
+
+	recordBytes   = 39
+	recordStored  = 1
+	recordRemoved = 2
+
+	// batchRecords is how many records a frame has at most.
+	batchRecords = 1024
+	// maxFrameBytes bounds a frame: batchRecords records, or a manifest of connector.MaxManifestBytes.
+	maxFrameBytes = 128 << 10
+	// maxNamespaces bounds the namespaces of one store.
+	maxNamespaces = 1 << 16
+)
+
+var (
+	// ErrMalformed says that a stream's bytes are not its format.
+	ErrMalformed = errors.New("malformed frame in a residency stream")
+	// ErrGap says that a stream left out events.
+	ErrGap = errors.New("events are missing in a residency stream")
+	// ErrEnded says that the store ended the stream; the text says why.
+	ErrEnded = errors.New("the store has ended the residency stream")
+)
+
+// Position is how far a reader has come: it has seen the events of an epoch up to number Seq. The zero
+// Position is that of a reader that has seen nothing.
+type Position struct{ Epoch, Seq uint64 }
+
+// Query is the position as the parameters of a request that resumes there.
+func (p Position) Query() url.Values {
+	return url.Values{"epoch": {strconv.FormatUint(p.Epoch, 10)}, "after": {strconv.FormatUint(p.Seq, 10)}}
+}
+
+// ParsePosition reads the parameters of a request, and reports whether they name a position.
+func ParsePosition(q url.Values) (p Position, ok bool) {
+	var errEpoch, errSeq error
+	p.Epoch, errEpoch = strconv.ParseUint(q.Get("epoch"), 10, 64)
+	p.Seq, errSeq = strconv.ParseUint(q.Get("after"), 10, 64)
+	return p, errEpoch == nil && errSeq == nil
+}
+
+// Hello begins a stream. One that is not resumed has a snapshot next.
+type Hello struct {
+	Epoch   uint64
+	Resumed bool
+}
+
+// Namespace describes the namespace that records call by Number.
+type Namespace struct {
+	Number uint32
+	Digest connector.NamespaceDigest
+	// Manifest is its canonical JSON; empty if the store has lost it. The reader's is valid until the next
+	// frame.
+	Manifest []byte
+}
+
+// Record says that a shard of a block was stored or removed.
+type Record struct {
+	Removed   bool
+	Shard     connector.Shard
+	Namespace uint32
+	Key       connector.Key
+	// Parent is the key of the chain's previous block, or its scope's root key; zero if Removed.
+	Parent connector.Key
+}
+
+// Records are the records of one frame, valid until the next one is read.
+type Records struct{ packed []byte }
+
+// Len is the number of records.
+func (r Records) Len() int { return len(r.packed) / recordBytes }
+
+// At is record i.
+func (r Records) At(i int) Record {
+	b := r.packed[i*recordBytes:][:recordBytes]
+	return Record{
+		Removed: b[0] == recordRemoved, Shard: connector.Shard(binary.LittleEndian.Uint16(b[1:])),
+		Namespace: binary.LittleEndian.Uint32(b[3:]), Key: connector.Key(b[7:]), Parent: connector.Key(b[23:]),
+	}
+}
+
+// append adds a record in its packed form.
+func (r *Records) append(n Record) {
+	kind := byte(recordStored)
+	if n.Removed {
+		kind = recordRemoved
+	}
+	b := binary.LittleEndian.AppendUint16(append(r.packed, kind), uint16(n.Shard))
+	b = binary.LittleEndian.AppendUint32(b, n.Namespace)
+	r.packed = append(append(b, n.Key[:]...), n.Parent[:]...)
+}
+
+// SnapshotEnd says that the snapshot is complete.
+type SnapshotEnd struct{}
+
+// Heartbeat says that nothing happened for a while.
+type Heartbeat struct{}

@@ -1,0 +1,131 @@
+package residency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+)
+
+// heartbeatInterval is how long a stream is silent at most.
+const heartbeatInterval = 10 * time.Second
+
+// errSlowReader ends a snapshot that is read too slowly.
+var errSlowReader = fmt.Errorf("the snapshot was read too slowly: %w", store.ErrLagged)
+
+// Stream tells one reader what a store holds. Its memory is a few buffers, however much that is and however
+// slow the reader: a reader that falls too far behind gets the end "lagged".
+type Stream struct {
+	// Source is the store, To the reader's side.
+	Source Source
+	To     *Writer
+	// Numbers are what the store's streams call namespaces.
+	Numbers *Table
+	// SnapshotTimeout is the time the reader has for the snapshot.
+	SnapshotTimeout time.Duration
+	// SnapshotDone is called once the snapshot is over; nil is nothing.
+	SnapshotDone func()
+
+	described map[connector.NamespaceDigest]uint32
+}
+
+// Run writes what u says, without a snapshot if resumed, until the stream ends, and returns why.
+// The caller ends the stream with [Stream.End] and closes u.
+func (s *Stream) Run(ctx context.Context, u store.Subscription, resumed bool) error {
+	s.described = make(map[connector.NamespaceDigest]uint32)
+	if err := s.To.Hello(Hello{Epoch: s.Source.Epoch(), Resumed: resumed}); err != nil {
+		return err
+	}
+	if !resumed {
+		if err := s.snapshot(ctx, u); err != nil {
+			return err
+		}
+	}
+	for {
+		if err := s.To.Flush(); err != nil {
+			return err
+		}
+		if err := s.next(ctx, u); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *Stream) snapshot(ctx context.Context, u store.Subscription) error {
+	if s.SnapshotDone != nil {
+		defer s.SnapshotDone()
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.SnapshotTimeout, errSlowReader)
+	defer cancel()
+	seq := u.Seq()
+	if err := u.Snapshot(ctx, func(r store.Resident) error {
+		return s.record(&store.Event{Kind: store.EventStored, ID: r.ID, Parent: r.Parent})
+	}); err != nil {
+		return fmt.Errorf("read the snapshot: %w", err)
+	}
+	return s.To.SnapshotEnd(seq)
+}
+
+// next writes the next events, or that there are none.
+func (s *Stream) next(ctx context.Context, u store.Subscription) error {
+	wait, cancel := context.WithTimeout(ctx, heartbeatInterval)
+	defer cancel()
+	events, err := u.Next(wait)
+	switch {
+	case err == nil:
+	case errors.Is(err, store.ErrTimeout) && ctx.Err() == nil:
+		return s.To.Heartbeat(u.Seq())
+	default:
+		return err
+	}
+	for i := range events {
+		if err := s.record(&events[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// record writes a record, after a description of its namespace if that is new.
+func (s *Stream) record(e *store.Event) error {
+	number, ok := s.described[e.ID.Namespace]
+	if !ok {
+		var err error
+		if number, err = s.describe(e.ID.Namespace); err != nil {
+			return err
+		}
+	}
+	return s.To.Record(e.Seq, Record{
+		Removed: e.Kind == store.EventRemoved, Shard: e.ID.Shard, Namespace: number, Key: e.ID.Key, Parent: e.Parent,
+	})
+}
+
+// describe writes what a namespace is and returns its number.
+func (s *Stream) describe(ns connector.NamespaceDigest) (uint32, error) {
+	number, err := s.Numbers.number(ns)
+	if err != nil {
+		return 0, err
+	}
+	m, known := Manifest(s.Source, ns)
+	if !known {
+		return 0, fmt.Errorf("namespace %v is not known to its store", ns)
+	}
+	s.described[ns] = number
+	return number, s.To.Namespace(Namespace{Number: number, Digest: ns, Manifest: m})
+}
+
+// End tells the reader that the stream ends because of err, or, if stopping, because the store's process
+// stops.
+func (s *Stream) End(err error, stopping bool) {
+	code := "error"
+	switch {
+	case stopping || errors.Is(err, store.ErrClosed):
+		code, err = "stopping", errors.New("the daemon is stopping")
+	case errors.Is(err, store.ErrLagged):
+		code = "lagged"
+	}
+	_ = s.To.End(code, err.Error()) // the reader may have gone
+}
