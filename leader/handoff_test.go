@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
 )
 
-// testStaging stages up to limit blocks of a shard at once.
-type testStaging struct {
+// testHandoff reads up to limit blocks of a shard in one call.
+type testHandoff struct {
 	mu    sync.Mutex
 	limit map[connector.Shard]int
 	// pins are those in force; calls counts, asked are the blocks asked for.
@@ -20,9 +21,9 @@ type testStaging struct {
 	during func()
 }
 
-func (s *testStaging) Handoff(ctx context.Context, _ connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, func()) {
+func (s *testHandoff) Handoff(ctx context.Context, _ connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) ([]connector.HandoffBlock, func()) {
 	if _, ok := ctx.Deadline(); !ok {
-		panic("staging is waited for without end")
+		panic("reads are waited for without end")
 	}
 	if s.during != nil {
 		s.during()
@@ -55,15 +56,15 @@ func (s *testStaging) Handoff(ctx context.Context, _ connector.NamespaceDigest, 
 	}
 }
 
-func (s *testStaging) held() int {
+func (s *testHandoff) held() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.pins
 }
 
-// newStaged is a leader of two ranks whose engine cannot report failed loads.
-func newStaged(t *testing.T, change func(*Options)) (*fixture, *testStaging) {
-	s := &testStaging{limit: map[connector.Shard]int{}}
+// newHandoff is a leader of two ranks whose engine cannot report failed loads.
+func newHandoff(t *testing.T, change func(*Options)) (*fixture, *testHandoff) {
+	s := &testHandoff{limit: map[connector.Shard]int{}}
 	f := newFixture(t, func(o *Options) {
 		o.Manifest.TensorParallel = 2
 		o.Handoff = s
@@ -79,11 +80,11 @@ func (f *fixture) alloc(id string, external int) connector.StepRequest {
 	return connector.StepRequest{Allocs: []connector.Alloc{{Request: id, Blocks: f.tables(50, 11), External: external}}}
 }
 
-func TestStagedOfferIsWhatAllShardsHaveVerifiedAndPinned(t *testing.T) {
-	f, s := newStaged(t, nil)
+func TestHandoffOffersWhatAllShardsHaveVerifiedAndPinned(t *testing.T) {
+	f, s := newHandoff(t, nil)
 	s.limit[1] = 6
 	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 24 {
-		t.Fatalf("offer of %d tokens, want the 24 that both ranks have staged", got)
+		t.Fatalf("offer of %d tokens, want the 24 that both ranks have read", got)
 	}
 	if f.x.held() != 0 || s.held() != 2 {
 		t.Errorf("%d leases and %d pins, want none and one a shard", f.x.held(), s.held())
@@ -119,7 +120,7 @@ func TestStagedOfferIsWhatAllShardsHaveVerifiedAndPinned(t *testing.T) {
 }
 
 func TestRepeatedMatchGoesOnWhereTheLastStood(t *testing.T) {
-	f, s := newStaged(t, nil)
+	f, s := newHandoff(t, nil)
 	s.limit[0], s.limit[1] = 3, 4
 	for i, want := range []int{12, 24, 36, 40, 40} {
 		if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != want {
@@ -127,7 +128,7 @@ func TestRepeatedMatchGoesOnWhereTheLastStood(t *testing.T) {
 		}
 	}
 	if s.asked != 10+7+4+1+10+6+2 {
-		t.Errorf("%d blocks asked for: what is staged is asked for again", s.asked)
+		t.Errorf("%d blocks asked for: some were asked for again", s.asked)
 	}
 	// Another boundary of the engine's own is another prefix.
 	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42), Computed: 36}); got != 4 || s.held() != 2 {
@@ -139,18 +140,18 @@ func TestRepeatedMatchGoesOnWhereTheLastStood(t *testing.T) {
 	}
 }
 
-func TestMinimumOfferHoldsForWhatIsStagedInTime(t *testing.T) {
-	f, s := newStaged(t, func(o *Options) { o.MinOfferTokens = 12 })
+func TestMinimumOfferHoldsForBlocksReadInTime(t *testing.T) {
+	f, s := newHandoff(t, func(o *Options) { o.MinOfferTokens = 12 })
 	for limit, want := range map[int]int{2: 0, 3: 12} {
 		s.limit[0] = limit
 		if got := f.match(connector.MatchRequest{Request: fmt.Sprint(limit), Tokens: tokens(0, 42)}); got != want {
-			t.Errorf("%d blocks staged: offer of %d tokens, want %d", limit, got, want)
+			t.Errorf("%d blocks read: offer of %d tokens, want %d", limit, got, want)
 		}
 	}
 }
 
-func TestShardThatCannotBeStagedEndsTheOffer(t *testing.T) {
-	f, s := newStaged(t, nil)
+func TestShardThatCannotBeReadEndsTheOffer(t *testing.T) {
+	f, s := newHandoff(t, nil)
 	s.limit[1] = 0 // its rank is on another node
 	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 0 {
 		t.Errorf("offer of %d tokens that one rank could not load", got)
@@ -161,7 +162,7 @@ func TestShardThatCannotBeStagedEndsTheOffer(t *testing.T) {
 	}
 }
 
-func TestStagedPinsEndWithTheirRequest(t *testing.T) {
+func TestHandoffPinsEndWithTheirRequest(t *testing.T) {
 	for name, end := range map[string]func(*fixture){
 		"offer not taken": func(f *fixture) { f.step(f.alloc("r", 0)) },
 		"computed without it": func(f *fixture) {
@@ -179,7 +180,7 @@ func TestStagedPinsEndWithTheirRequest(t *testing.T) {
 		},
 		"closed": func(f *fixture) { f.Close() },
 	} {
-		f, s := newStaged(t, nil)
+		f, s := newHandoff(t, nil)
 		if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 40 {
 			t.Fatalf("offer of %d tokens, want 40", got)
 		}
@@ -191,9 +192,9 @@ func TestStagedPinsEndWithTheirRequest(t *testing.T) {
 
 // The worker of an engine that overlaps its steps may still be copying when the scheduler
 // hears that the request was aborted.
-func TestAbortDuringAStagedLoadKeepsTheMemoryUntilReportedOrStepsHavePassed(t *testing.T) {
+func TestAbortDuringAHandoffKeepsTheMemoryUntilReportedOrStepsHavePassed(t *testing.T) {
 	for _, reported := range []bool{true, false} {
-		f, s := newStaged(t, nil)
+		f, s := newHandoff(t, nil)
 		f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)})
 		f.step(f.alloc("r", 40))
 		f.step(connector.StepRequest{Finished: []string{"r"}})
@@ -213,8 +214,8 @@ func TestAbortDuringAStagedLoadKeepsTheMemoryUntilReportedOrStepsHavePassed(t *t
 	}
 }
 
-func TestDiscardedStagedLoadsAreBounded(t *testing.T) {
-	f, s := newStaged(t, nil)
+func TestDiscardedHandoffsAreBounded(t *testing.T) {
+	f, s := newHandoff(t, nil)
 	for range 3 * maxLoads { // offered, allocated, never consumed nor reported
 		if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 40 {
 			t.Fatalf("offer of %d tokens, want 40", got)
@@ -230,7 +231,7 @@ func TestDiscardedStagedLoadsAreBounded(t *testing.T) {
 	}
 }
 
-func TestNoLockIsHeldWhileStagingIsWaitedFor(t *testing.T) {
+func TestNoLockIsHeldDuringTheReadsOfAHandoff(t *testing.T) {
 	for name, during := range map[string]func(f *fixture){
 		"other request": func(f *fixture) { f.match(connector.MatchRequest{Request: "other", Tokens: tokens(500, 9)}) },
 		"same request": func(f *fixture) {
@@ -239,14 +240,31 @@ func TestNoLockIsHeldWhileStagingIsWaitedFor(t *testing.T) {
 			}
 		},
 		"finished": func(f *fixture) { f.step(connector.StepRequest{Finished: []string{"r"}}) },
+		"finished, and its memory used by another": func(f *fixture) {
+			f.step(connector.StepRequest{Finished: []string{"r"}})
+			if got := f.match(connector.MatchRequest{Request: "other", Tokens: tokens(0, 42)}); got != 40 {
+				f.Errorf("offer of %d tokens for another request, want 40", got)
+			}
+			f.step(connector.StepRequest{Finished: []string{"other"}})
+		},
+		"finished, and back": func(f *fixture) {
+			f.step(connector.StepRequest{Finished: []string{"r"}})
+			if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 40 {
+				f.Errorf("offer of %d tokens for the new request of that name, want 40", got)
+			}
+		},
 		"other tokens": func(f *fixture) {
 			f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", From: 0, NewTokens: tokens(7, 42)}}})
 		},
 		"closed": func(f *fixture) { f.Close() },
 	} {
-		f, s := newStaged(t, nil)
-		var once sync.Once
-		s.during = func() { once.Do(func() { during(f) }) }
+		f, s := newHandoff(t, nil)
+		var began atomic.Bool
+		s.during = func() {
+			if !began.Swap(true) {
+				during(f)
+			}
+		}
 		got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)})
 		want := 0
 		if name == "other request" || name == "same request" {
@@ -263,8 +281,8 @@ func TestNoLockIsHeldWhileStagingIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestStagedHybridCanBeHonouredInAnyPart(t *testing.T) {
-	f, _ := newStaged(t, func(o *Options) {
+func TestHandoffOfAHybridCanBeTakenInAnyPart(t *testing.T) {
+	f, _ := newHandoff(t, func(o *Options) {
 		o.Manifest = testManifest(connector.Group{Layers: 1}, connector.Group{Layers: 1, Window: 16})
 	})
 	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 42)}); got != 40 {
