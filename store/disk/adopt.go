@@ -8,11 +8,12 @@ import (
 	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // adoptJob asks the committer to make index and journal agree with record headers.
 type adoptJob struct {
-	segment      *segment
+	segment      *segment.Segment
 	first, slots uint32
 	// records are what the headers name, in the order of their slots; unread are the slots
 	// whose headers the disk did not give, damaged counts those that are bad.
@@ -58,14 +59,14 @@ func (c *committing) runAdopt(job *adoptJob) {
 		a.batch = s.journal.NewBatch()
 	}
 	a.found, a.removed, a.unread, a.freed, a.events = a.found[:0], a.removed[:0], a.unread[:0], a.freed[:0], a.events[:0]
-	job.records = s.space.withoutBad(job.segment, job.records)
+	job.records = s.space.WithoutBad(job.segment, job.records)
 	for i := range job.records {
 		a.found = append(a.found, s.adopted(&job.records[i]))
 	}
 	for _, slot := range job.unread {
-		a.unread = append(a.unread, job.segment.base+index.Ref(slot))
+		a.unread = append(a.unread, job.segment.Base+index.Ref(slot))
 	}
-	run := index.Range{Base: job.segment.base + index.Ref(job.first), Slots: job.slots}
+	run := index.Range{Base: job.segment.Base + index.Ref(job.first), Slots: job.slots}
 	s.table.PrepareAdopt(a.found)
 	// A write of a record that comes meanwhile finds it in the index or is found in flight.
 	s.writes.mu.Lock()
@@ -78,7 +79,7 @@ func (c *committing) runAdopt(job *adoptJob) {
 		}
 		return
 	}
-	s.space.addPending(a.freed)
+	s.space.AddPending(a.freed)
 	if len(a.freed) > 0 || len(a.events) > 0 {
 		s.barrier.Touch()
 	}
@@ -87,7 +88,7 @@ func (c *committing) runAdopt(job *adoptJob) {
 func (s *Store) adopted(r *journal.Record) index.Adopted {
 	return index.Adopted{Insertion: index.Insertion{
 		ID:     index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key},
-		Parent: r.Parent, Ref: s.space.refOf(r.Location), Seq: r.Seq, Bytes: r.Bytes, Depth: r.Depth,
+		Parent: r.Parent, Ref: s.space.RefOf(r.Location), Seq: r.Seq, Bytes: r.Bytes, Depth: r.Depth,
 	}}
 }
 
@@ -100,7 +101,7 @@ func (w *writes) writing(id index.ID) bool {
 func (c *committing) journalAdopted(job *adoptJob) error {
 	s, a := c.s, &c.adopting
 	for _, r := range a.removed {
-		if err := a.batch.DeleteRecord(s.space.at(r.Ref).location(r.Ref)); err != nil {
+		if err := a.batch.DeleteRecord(s.space.At(r.Ref).Location(r.Ref)); err != nil {
 			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 		a.freed = append(a.freed, r.Ref)
@@ -114,8 +115,8 @@ func (c *committing) journalAdopted(job *adoptJob) error {
 		r.ParentAt = journal.NoLocation
 		if f.ParentRef != index.NoRef {
 			r.Depth = f.Depth
-			if p := s.space.at(f.ParentRef); p != nil {
-				r.ParentAt = p.location(f.ParentRef)
+			if p := s.space.At(f.ParentRef); p != nil {
+				r.ParentAt = p.Location(f.ParentRef)
 			}
 		}
 		g := index.Group{Namespace: r.Namespace, Shard: r.Shard}
@@ -153,12 +154,12 @@ func (c *committing) publishAdopted() {
 
 // completeSegment has the journal vouch for a segment whose headers are read, and lets its
 // empty slots be written to once that is durable.
-func (s *Store) completeSegment(g *segment) error {
+func (s *Store) completeSegment(g *segment.Segment) error {
 	err := s.journal.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes})
 	if err != nil {
 		return fmt.Errorf("%w: %w", store.ErrIO, err)
 	}
-	s.space.admit(g)
+	s.space.Admit(g)
 	s.barrier.Touch()
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // A segment that the disk did not give at the start is asked for again while the store is
@@ -57,8 +58,8 @@ func (s *Store) awaitSegments(ctx context.Context, files []*segmentFile) {
 			return settled
 		})
 		if came > 0 {
-			for _, g := range s.space.allSegments() {
-				s.table.Resolve(g.slots())
+			for _, g := range s.space.AllSegments() {
+				s.table.Resolve(g.Range())
 			}
 			s.opts.Logger.Info("store: segments that could not be opened at the start are used again", "segments", came, "missing", len(files))
 		}
@@ -67,12 +68,12 @@ func (s *Store) awaitSegments(ctx context.Context, files []*segmentFile) {
 
 // askFor opens a segment file once more. settled says that it needs not be asked for again: it
 // is g, or it is gone, or what it holds is for the next start to judge.
-func (s *Store) askFor(f *segmentFile) (g *segment, settled bool) {
+func (s *Store) askFor(f *segmentFile) (g *segment.Segment, settled bool) {
 	if s.inspect(f, store.AlignedBuffer(format.HeaderBytes)); f.untold() {
 		f.close()
 		gone := fsio.IsNotExist(f.openErr)
 		if gone {
-			s.space.forgetAside(f.path)
+			s.space.ForgetAside(f.path)
 		}
 		return nil, gone
 	}
@@ -80,21 +81,21 @@ func (s *Store) askFor(f *segmentFile) (g *segment, settled bool) {
 		f.close()
 		return nil, true
 	}
-	base, err := s.table.AddSlots(roundRefs(f.head.Slots))
+	base, err := s.table.AddSlots(segment.RoundRefs(f.head.Slots))
 	if err != nil {
 		f.close()
 		return nil, false
 	}
 	f.unread = true
-	g = newSegment(f.found(), base)
-	s.space.takeIn(g)
+	g = segment.Open(f.found(), base)
+	s.space.TakeIn(g)
 	return g, true
 }
 
 // readHeaders has the index adopt what the headers of a segment name. One reader does not get in
 // the way of loads, and waits for none: there may always be some.
-func (s *Store) readHeaders(ctx context.Context, g *segment) {
+func (s *Store) readHeaders(ctx context.Context, g *segment.Segment) {
 	s.rebuilt.segments.Add(1)
 	s.rebuilt.slots.Add(int64(g.Slots))
-	s.rebuildReader(ctx, newRebuildWork([]*segment{g}), false)
+	s.rebuildReader(ctx, newRebuildWork([]*segment.Segment{g}), false)
 }

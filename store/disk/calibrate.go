@@ -61,10 +61,10 @@ func (s *Store) calibrate() {
 		err = json.Unmarshal(b, &c)
 	}
 	if err != nil || c.ReadInFlightBytes < int64(s.opts.ChunkBytes) || c.WriteInFlightBytes < int64(s.opts.ChunkBytes) {
-		if !s.opts.Calibrate || s.opts.checkOnly || s.limits.maxBytes < calibrationPart*calibrationBytes {
+		if !s.opts.Calibrate || s.opts.checkOnly || s.limits.MaxBytes < calibrationPart*calibrationBytes {
 			return
 		}
-		if !s.space.claim(calibrationBytes + calibrationSlack) {
+		if !s.space.Claim(calibrationBytes + calibrationSlack) {
 			s.opts.Logger.Info("store: no room to measure the disk, defaults are used")
 			return
 		}
@@ -103,17 +103,17 @@ func (s *Store) measureDisk() (c Calibration, err error) {
 	path := filepath.Join(s.opts.Dir, segmentDir, calibrationScratch)
 	f, err := s.opts.fs.OpenFile(path, true, s.direct)
 	if err != nil {
-		s.space.unclaim(claimed)
+		s.space.Unclaim(claimed)
 		return c, err
 	}
 	defer func() {
 		err = errors.Join(err, f.Close())
 		removed := s.opts.fs.Remove(path)
 		if removed != nil {
-			s.space.leave(path, claimed)
+			s.space.Leave(path, claimed)
 			err = errors.Join(err, removed)
 		} else {
-			s.space.unclaim(claimed)
+			s.space.Unclaim(claimed)
 		}
 	}()
 	chunk := s.opts.ChunkBytes

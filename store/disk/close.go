@@ -20,7 +20,7 @@ func (s *Store) undoOpen() error {
 			f.close()
 		}
 	} else if s.space != nil {
-		errs = append(errs, s.space.closeFiles())
+		errs = append(errs, s.space.CloseFiles())
 	}
 	if s.stamp != nil {
 		errs = append(errs, s.stamp.Close())
@@ -76,7 +76,7 @@ func (s *Store) close() error {
 	s.barrier.close()
 	err := s.makeDurable()
 	if err == nil {
-		s.space.removeEmptied()
+		s.space.RemoveEmptied()
 		s.quicken(hung || s.rebuilt.running())
 	}
 	closed := s.journal.Close()
@@ -88,7 +88,7 @@ func (s *Store) close() error {
 		err = errors.Join(err, s.stamp.Close())
 	}
 	if !hung {
-		err = errors.Join(err, s.space.closeFiles())
+		err = errors.Join(err, s.space.CloseFiles())
 		s.table.Close()
 	}
 	err = errors.Join(err, s.lock.Close())
@@ -104,7 +104,7 @@ func (s *Store) quicken(hung bool) {
 	err := s.journal.Flush()
 	if err == nil && !hung {
 		// With a journal of unknown size, a snapshot might pass the cap.
-		if err = s.space.measureJournal(); err == nil {
+		if err = s.space.MeasureJournal(); err == nil {
 			err = s.saveSnapshot()
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/readio"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // commit is a piece of work for the committer: the one goroutine that changes index and
@@ -122,10 +123,10 @@ func (c *committing) run() {
 		case commitDrop:
 			s.reads.Finish(w.read)
 		case commitEvict:
-			w.evict.job.err = err
+			w.evict.job.Err = err
 			// Else slots that the journal is owed would be listed twice; it is tried again.
-			if w.evict.job.restore && err == nil {
-				s.space.restore(w.evict.job.segment)
+			if w.evict.job.Restore && err == nil {
+				s.space.Restore(w.evict.job.Segment)
 			}
 			close(w.evict.done)
 		case commitDropSlot:
@@ -152,8 +153,8 @@ func (c *committing) drop(ref index.Ref, seq uint64, spoilt bool) {
 	}
 	c.removed = append(c.removed, r)
 	if spoilt {
-		c.s.space.spoil(ref)
-		c.s.reclaim.wakeShrinker()
+		c.s.space.Spoil(ref)
+		c.s.reclaim.WakeShrinker()
 	}
 }
 
@@ -187,7 +188,7 @@ func (c *committing) commit() error {
 		}
 	}
 	for _, r := range c.removed {
-		if err := c.batch.DeleteRecord(s.space.at(r.Ref).location(r.Ref)); err != nil {
+		if err := c.batch.DeleteRecord(s.space.At(r.Ref).Location(r.Ref)); err != nil {
 			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 		c.freed = append(c.freed, r.Ref)
@@ -205,9 +206,9 @@ func (c *committing) commit() error {
 	}
 	s.table.Insert(c.inserts)
 	for i := range c.inserts {
-		s.space.at(c.inserts[i].Ref).settled()
+		s.space.At(c.inserts[i].Ref).Settled()
 	}
-	s.space.addPending(c.freed)
+	s.space.AddPending(c.freed)
 	return nil
 }
 
@@ -227,12 +228,12 @@ func (c *committing) publish(err error) {
 }
 
 func (c *committing) putRecord(in *index.Insertion, op *write) error {
-	g := c.s.space.at(in.Ref)
-	if gen := c.s.journal.Generation(); g.noted != gen {
+	g := c.s.space.At(in.Ref)
+	if gen := c.s.journal.Generation(); g.Noted != gen {
 		if err := c.batch.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes}); err != nil {
 			return err
 		}
-		g.noted = gen
+		g.Noted = gen
 	}
 	group := index.Group{Namespace: in.ID.Namespace, Shard: in.ID.Shard}
 	if err := c.s.namespaces.Put(c.batch, group, in.Bytes); err != nil {
@@ -240,7 +241,7 @@ func (c *committing) putRecord(in *index.Insertion, op *write) error {
 	}
 	_, scheme := c.s.namespaces.Identity(in.ID.Namespace)
 	return c.batch.PutRecord(&journal.Record{
-		Location: g.location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
+		Location: g.Location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
 		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.parentAt(in), Depth: in.Depth,
 		Bytes: in.Bytes, Seq: in.Seq, Scope: op.Scope, KeyScheme: scheme,
 	})
@@ -248,19 +249,19 @@ func (c *committing) putRecord(in *index.Insertion, op *write) error {
 
 // evictRequest is a job of the reclaimer on its way to the committer.
 type evictRequest struct {
-	job  *evictJob
+	job  *segment.EvictJob
 	done chan struct{}
 }
 
 // evict has the committer do a job of the reclaimer.
-func (s *Store) evict(job *evictJob) {
+func (s *Store) evict(job *segment.EvictJob) {
 	r := &evictRequest{job, make(chan struct{})}
 	s.commits.Push(commit{kind: commitEvict, evict: r})
 	<-r.done
 }
 
 // runEvict takes victims of a class, or all records of a segment, out of the table.
-func (c *committing) runEvict(job *evictJob) {
+func (c *committing) runEvict(job *segment.EvictJob) {
 	s := c.s
 	select {
 	case <-s.journal.Failed():
@@ -269,12 +270,12 @@ func (c *committing) runEvict(job *evictJob) {
 	}
 	before := len(c.removed)
 	switch {
-	case job.restore:
-	case job.segment != nil:
-		c.removed, job.left = s.table.Empty(job.segment.slots(), c.removed)
+	case job.Restore:
+	case job.Segment != nil:
+		c.removed, job.Left = s.table.Empty(job.Segment.Range(), c.removed)
 	default:
-		c.removed = s.table.Evict(job.slotBytes, job.want, c.removed)
+		c.removed = s.table.Evict(job.SlotBytes, job.Want, c.removed)
 	}
-	job.evicted = len(c.removed) - before
-	s.count.evicted.Add(uint64(job.evicted))
+	job.Evicted = len(c.removed) - before
+	s.count.evicted.Add(uint64(job.Evicted))
 }

@@ -123,8 +123,8 @@ func placesOf(t testing.TB, s *Store, all []testRecord) []placedRecord {
 		if !ok {
 			continue
 		}
-		g := s.space.at(f.Ref)
-		out = append(out, placedRecord{r, segmentDir + "/" + filepath.Base(g.path), g.Offset(uint32(f.Ref - g.base)), g.SlotBytes})
+		g := s.space.At(f.Ref)
+		out = append(out, placedRecord{r, segmentDir + "/" + filepath.Base(g.Path), g.Offset(uint32(f.Ref - g.Base)), g.SlotBytes})
 	}
 	return out
 }
@@ -384,7 +384,7 @@ func (tr trial) check(t *testing.T, s *Store, intact []testRecord) float64 {
 		t.Errorf("%v: %d warnings: %q", tr, len(st.Warnings), st.Warnings)
 	}
 	tr.saveMore(t, s, damageChain(ns, 1000, damageLength))
-	if err := s.space.checkAccounting(); err != nil {
+	if err := s.space.CheckAccounting(); err != nil {
 		t.Errorf("%v: %v", tr, err)
 	}
 	physical, err := fsio.OS{}.PhysicalBytes(s.opts.Dir)

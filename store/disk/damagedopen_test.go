@@ -10,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/kvconn/kvconn/store/disk/segment"
 	"golang.org/x/sys/unix"
 )
 
@@ -118,7 +119,7 @@ func damageMem(d *memDisk, g *rand.Rand) {
 	defer d.mu.Unlock()
 	delete(d.files, filepath.Join("/store", formatFile))
 	for path, f := range d.files {
-		if strings.HasSuffix(path, segmentSuffix) {
+		if strings.HasSuffix(path, segment.Suffix) {
 			f.data[g.IntN(64)] ^= 4
 			return
 		}

@@ -182,10 +182,10 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 	records := chainOf(openNamespace(t, s, "m"), 1, 2)
 	mustWrite(t, s, records)
 	found, _ := s.table.Get(internalID(s, records[1].ID), false)
-	g := s.space.at(found.Ref)
-	at := g.Offset(g.location(found.Ref).Slot)
+	g := s.space.At(found.Ref)
+	at := g.Offset(g.Location(found.Ref).Slot)
 	b := store.AlignedBuffer(format.HeaderBytes)
-	if err := g.file.ReadVec(b, nil, at); err != nil {
+	if err := g.File.ReadVec(b, nil, at); err != nil {
 		t.Fatal(err)
 	}
 	var r format.Record
@@ -195,7 +195,7 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 	r.Needs |= format.NeedsDecryption
 	r.Cipher.Algorithm = 1
 	r.Encode(b)
-	if err := g.file.WriteVec(b, nil, at); err != nil {
+	if err := g.File.WriteVec(b, nil, at); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -209,8 +209,8 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 	}
 	// Nor is it offered where the journal says so.
 	batch := s.journal.NewBatch()
-	err := batch.PutRecord(&journal.Record{Location: g.location(found.Ref), Key: r.Key, Parent: r.Parent, Bytes: r.PayloadBytes, Seq: r.Seq, Algorithm: 1})
-	if err := errors.Join(err, batch.Commit(), s.Close(), os.Remove(s.snapshotPath())); err != nil {
+	err := batch.PutRecord(&journal.Record{Location: g.Location(found.Ref), Key: r.Key, Parent: r.Parent, Bytes: r.PayloadBytes, Seq: r.Seq, Algorithm: 1})
+	if err := errors.Join(err, batch.Commit(), s.Close(), os.Remove(s.snapshot().Path)); err != nil {
 		t.Fatal(err)
 	}
 	again := openTest(t, s.opts)

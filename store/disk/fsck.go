@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/report"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // FsckOptions says what [Fsck] checks beyond all structures.
@@ -181,7 +182,7 @@ func (f *fsck) checkJournal(ctx context.Context) (damaged, err error) {
 			return context.Cause(ctx)
 		}
 		found, ok := f.s.table.Get(index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key}, false)
-		if !ok || found.Seq != r.Seq || found.Ref != f.s.space.refOf(r.Location) {
+		if !ok || found.Seq != r.Seq || found.Ref != f.s.space.RefOf(r.Location) {
 			differ++
 		}
 		return nil
@@ -200,7 +201,7 @@ const fsckReaders = 16
 
 // checkRecords reads the headers of all records, and their payloads if that is asked for.
 func (f *fsck) checkRecords(ctx context.Context) error {
-	segments := f.s.space.allSegments()
+	segments := f.s.space.AllSegments()
 	total := int64(f.s.table.Len())
 	var next, done atomic.Int64
 	var wg sync.WaitGroup
@@ -228,7 +229,7 @@ func (f *fsck) checkRecords(ctx context.Context) error {
 }
 
 // runOf returns the nth run of slots of all segments, or nil.
-func runOf(segments []*segment, n int64) (g *segment, first, slots uint32) {
+func runOf(segments []*segment.Segment, n int64) (g *segment.Segment, first, slots uint32) {
 	for _, g := range segments {
 		runs := (int64(g.Slots) + rebuildUnit - 1) / rebuildUnit
 		if n < runs {
@@ -240,9 +241,9 @@ func runOf(segments []*segment, n int64) (g *segment, first, slots uint32) {
 	return nil, 0, 0
 }
 
-func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment, first, slots uint32, done *atomic.Int64, total int64) {
+func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment.Segment, first, slots uint32, done *atomic.Int64, total int64) {
 	for slot := first; slot < first+slots && ctx.Err() == nil; slot++ {
-		bytes, damage, err := c.check(g, g.base+index.Ref(slot))
+		bytes, damage, err := c.check(g, g.Base+index.Ref(slot))
 		if err != nil {
 			f.failed("%v", err)
 		}
@@ -263,7 +264,7 @@ func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment, first, slot
 }
 
 func (f *fsck) checkAccounting() {
-	if err := f.s.space.checkAccounting(); err != nil {
+	if err := f.s.space.CheckAccounting(); err != nil {
 		f.failed("%v", err)
 	}
 }

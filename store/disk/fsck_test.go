@@ -33,8 +33,8 @@ func stoppedStore(t *testing.T, n int) (o Options, records []testRecord, at func
 	}, n)
 	for i := range records {
 		f, _ := s.table.Get(internalID(s, records[i].ID), false)
-		g := s.space.at(f.Ref)
-		places[i].path, places[i].offset = g.path, g.Offset(uint32(f.Ref-g.base))
+		g := s.space.At(f.Ref)
+		places[i].path, places[i].offset = g.Path, g.Offset(uint32(f.Ref-g.Base))
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)

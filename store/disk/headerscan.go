@@ -11,6 +11,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 const (
@@ -46,18 +47,18 @@ func (h *headerReader) decode(b []byte, g *format.Segment, slot uint32) (r forma
 		return r, err
 	}
 	if r.Store != h.s.id || r.SegmentID != g.ID || r.Slot != slot || r.Seq == 0 ||
-		r.PayloadBytes == 0 || r.PayloadBytes > store.MaxPayloadBytes || slotBytes(int(r.PayloadBytes)) != g.SlotBytes {
+		r.PayloadBytes == 0 || r.PayloadBytes > store.MaxPayloadBytes || segment.SlotBytes(int(r.PayloadBytes)) != g.SlotBytes {
 		return r, format.ErrBad
 	}
 	return r, nil
 }
 
 // scan reads the headers of a run of slots.
-func (h *headerReader) scan(g *segment, first, slots uint32) *adoptJob {
+func (h *headerReader) scan(g *segment.Segment, first, slots uint32) *adoptJob {
 	job := &adoptJob{segment: g, first: first, slots: slots, records: make([]journal.Record, 0, slots)}
 	if g.SlotBytes > stretchSlotBytes {
 		for slot := first; slot < first+slots; slot++ {
-			r, err := h.read(g.file, &g.Segment, slot)
+			r, err := h.read(g.File, &g.Segment, slot)
 			h.take(job, slot, &r, err)
 		}
 		return job
@@ -67,9 +68,9 @@ func (h *headerReader) scan(g *segment, first, slots uint32) *adoptJob {
 		n := min(each, first+slots-slot)
 		// The payload of the last slot is of no interest.
 		b := h.buf[:int64(n-1)*g.SlotBytes+format.HeaderBytes]
-		if err := g.file.ReadVec(b, nil, g.Offset(slot)); err != nil {
+		if err := g.File.ReadVec(b, nil, g.Offset(slot)); err != nil {
 			for end := slot + n; slot < end; slot++ {
-				r, err := h.read(g.file, &g.Segment, slot)
+				r, err := h.read(g.File, &g.Segment, slot)
 				h.take(job, slot, &r, err)
 			}
 			continue
@@ -110,7 +111,7 @@ func (h *headerReader) again(ctx context.Context, job *adoptJob) {
 		slots := job.unread
 		job.unread = nil
 		for _, slot := range slots {
-			r, err := h.read(job.segment.file, &job.segment.Segment, slot)
+			r, err := h.read(job.segment.File, &job.segment.Segment, slot)
 			h.take(job, slot, &r, err)
 		}
 	}
@@ -119,12 +120,12 @@ func (h *headerReader) again(ctx context.Context, job *adoptJob) {
 
 // anyReadable reports whether the disk gives the header of a segment, or of one of some
 // others whose records are being read.
-func (h *headerReader) anyReadable(g *segment) bool {
+func (h *headerReader) anyReadable(g *segment.Segment) bool {
 	const others = 4
 	b := h.buf[:format.HeaderBytes]
 	some := h.s.unreadSegments()
 	for _, o := range append(some[:min(others, len(some))], g) {
-		if o.file.ReadVec(b, nil, 0) == nil {
+		if o.File.ReadVec(b, nil, 0) == nil {
 			return true
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // A journal that failed is replaced by a new generation, written from the index while
@@ -101,7 +102,7 @@ func (s *Store) heal(ctx context.Context) error {
 	if err := s.pushHeal(&healJob{}); err != nil {
 		return err
 	}
-	if err := s.space.sync(); err != nil {
+	if err := s.space.Sync(); err != nil {
 		return err
 	}
 	d, err := s.journal.Begin()
@@ -147,7 +148,7 @@ func (c *committing) runHeal(job *healJob) {
 // used before their deletion is durable in the next.
 func (c *committing) owe() {
 	for i := range c.inserts {
-		c.s.space.at(c.inserts[i].Ref).settled()
+		c.s.space.At(c.inserts[i].Ref).Settled()
 		c.owed = append(c.owed, c.inserts[i].Ref)
 	}
 	for _, r := range c.removed {
@@ -159,8 +160,8 @@ func (c *committing) owe() {
 func (c *committing) settleOwed() error {
 	for from := 0; from < len(c.owed); from += commitLimit {
 		for _, ref := range c.owed[from:min(from+commitLimit, len(c.owed))] {
-			if g := c.s.space.at(ref); g != nil {
-				if err := c.batch.DeleteRecord(g.location(ref)); err != nil {
+			if g := c.s.space.At(ref); g != nil {
+				if err := c.batch.DeleteRecord(g.Location(ref)); err != nil {
 					return fmt.Errorf("%w: %w", store.ErrIO, err)
 				}
 			}
@@ -172,8 +173,8 @@ func (c *committing) settleOwed() error {
 			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 	}
-	there := slices.DeleteFunc(c.owed, func(ref index.Ref) bool { return c.s.space.at(ref) == nil })
-	c.s.space.addPending(there)
+	there := slices.DeleteFunc(c.owed, func(ref index.Ref) bool { return c.s.space.At(ref) == nil })
+	c.s.space.AddPending(there)
 	c.owed = c.owed[:0]
 	return nil
 }
@@ -187,8 +188,8 @@ func (s *Store) draft(ctx context.Context, d *journal.Draft) error {
 	}
 	s.namespaces.Draft(d)
 	w := &draftWriter{s: s, d: d, header: store.AlignedBuffer(format.HeaderBytes)}
-	for _, g := range s.space.allSegments() {
-		if !g.isUnread() && !s.space.emptied(g) { // else nobody vouches for it yet, or it goes
+	for _, g := range s.space.AllSegments() {
+		if !g.IsUnread() && !s.space.Emptied(g) { // else nobody vouches for it yet, or it goes
 			d.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes})
 		}
 		if ctx.Err() != nil {
@@ -214,8 +215,8 @@ type draftWriter struct {
 	lost   int
 }
 
-func (w *draftWriter) segment(ctx context.Context, g *segment) error {
-	records := w.s.table.Describe(g.slots(), nil)
+func (w *draftWriter) segment(ctx context.Context, g *segment.Segment) error {
+	records := w.s.table.Describe(g.Range(), nil)
 	if len(records) == 0 {
 		return nil
 	}
@@ -226,7 +227,7 @@ func (w *draftWriter) segment(ctx context.Context, g *segment) error {
 			return context.Cause(ctx)
 		}
 		entry := journal.Record{
-			Location: g.location(r.Ref), Namespace: r.ID.Namespace, Shard: r.ID.Shard, Key: r.ID.Key,
+			Location: g.Location(r.Ref), Namespace: r.ID.Namespace, Shard: r.ID.Shard, Key: r.ID.Key,
 			ParentAt: w.s.parentAt(r), Depth: r.Depth, Bytes: r.Bytes, Seq: r.Seq,
 		}
 		kept, ok := old[r.Ref]
@@ -255,7 +256,7 @@ type keptEntry struct {
 
 // old reads what the journal that failed has of a segment: all of it, or what comes before
 // the first entry that cannot be read.
-func (w *draftWriter) old(ctx context.Context, g *segment) map[index.Ref]keptEntry {
+func (w *draftWriter) old(ctx context.Context, g *segment.Segment) map[index.Ref]keptEntry {
 	if w.noOld {
 		return nil
 	}
@@ -264,7 +265,7 @@ func (w *draftWriter) old(ctx context.Context, g *segment) map[index.Ref]keptEnt
 		out := make(map[index.Ref]keptEntry)
 		_ = w.s.journal.Records(g.ID, g.ID+1, func(r *journal.Record) error {
 			if r.Location.Slot < g.Slots {
-				out[g.base+index.Ref(r.Location.Slot)] = keptEntry{r.Seq, r.Parent, r.Scope, r.KeyScheme, r.Flags}
+				out[g.Base+index.Ref(r.Location.Slot)] = keptEntry{r.Seq, r.Parent, r.Scope, r.KeyScheme, r.Flags}
 			}
 			return nil
 		}, func(error) {})
@@ -282,9 +283,9 @@ func (w *draftWriter) old(ctx context.Context, g *segment) map[index.Ref]keptEnt
 	return nil
 }
 
-func (w *draftWriter) fromHeader(g *segment, r *index.Insertion) (keptEntry, bool) {
+func (w *draftWriter) fromHeader(g *segment.Segment, r *index.Insertion) (keptEntry, bool) {
 	var h format.Record
-	if err := g.file.ReadVec(w.header, nil, g.Offset(uint32(r.Ref-g.base))); err != nil {
+	if err := g.File.ReadVec(w.header, nil, g.Offset(uint32(r.Ref-g.Base))); err != nil {
 		return keptEntry{}, false
 	}
 	if err := h.Decode(w.header); err != nil || h.Seq != r.Seq || h.Key != r.ID.Key {
@@ -296,8 +297,8 @@ func (w *draftWriter) fromHeader(g *segment, r *index.Insertion) (keptEntry, boo
 // parentAt is where the parent of a record is, for the journal.
 func (s *Store) parentAt(r *index.Insertion) journal.Location {
 	if r.ParentRef != index.NoRef {
-		if p := s.space.at(r.ParentRef); p != nil {
-			return p.location(r.ParentRef)
+		if p := s.space.At(r.ParentRef); p != nil {
+			return p.Location(r.ParentRef)
 		}
 	}
 	return journal.NoLocation

@@ -154,7 +154,7 @@ func TestHealingKeepsScopes(t *testing.T) {
 			b := s.journal.NewBatch()
 			for i := range records {
 				found, _ := s.table.Get(internalID(s, records[i].ID), false)
-				if err := b.DeleteRecord(s.space.at(found.Ref).location(found.Ref)); err != nil {
+				if err := b.DeleteRecord(s.space.At(found.Ref).Location(found.Ref)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -265,7 +265,7 @@ func TestCorruptTableIsHealed(t *testing.T) {
 	more := chainOf(ns, 2, 10)
 	mustWrite(t, s, more)
 	mustBalance(t, s)
-	if err := errors.Join(s.Close(), os.Remove(s.snapshotPath())); err != nil {
+	if err := errors.Join(s.Close(), os.Remove(s.snapshot().Path)); err != nil {
 		t.Fatal(err)
 	}
 	again := w.of(openTest(t, o))

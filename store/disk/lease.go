@@ -158,7 +158,7 @@ func (s *Store) janitor(ctx context.Context) {
 			return
 		case <-tick.C:
 			s.expireLeases()
-			s.space.coolDown(time.Now())
+			s.space.CoolDown(time.Now())
 		}
 	}
 }

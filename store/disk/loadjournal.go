@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 const (
@@ -26,7 +27,7 @@ const (
 // goroutine reads, another adds to the index.
 type loader struct {
 	s        *Store
-	segments map[uint32]*segment
+	segments map[uint32]*segment.Segment
 	batch    []index.Loaded
 	batches  chan []index.Loaded
 	used     chan []index.Loaded
@@ -73,14 +74,14 @@ func (l *loader) take(r *journal.Record) {
 		return
 	}
 	if r.Location.Slot >= g.Slots || !s.namespaces.Known(r.Namespace) ||
-		r.Bytes == 0 || r.Bytes > store.MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
+		r.Bytes == 0 || r.Bytes > store.MaxPayloadBytes || segment.SlotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
 		l.bad++
 		l.drop = append(l.drop, r.Location)
 		return
 	}
 	l.add(index.Loaded{
 		ID:  index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key},
-		Ref: g.base + index.Ref(r.Location.Slot), Seq: r.Seq, Bytes: r.Bytes,
+		Ref: g.Base + index.Ref(r.Location.Slot), Seq: r.Seq, Bytes: r.Bytes,
 		Parent: l.refOf(r.ParentAt), Depth: r.Depth, ParentKey: r.Parent,
 	})
 }
@@ -121,7 +122,7 @@ func (s *Store) loadRecords(ctx context.Context) error {
 // partJournal makes loaders for parts of the journal that are about as large. Each reads the
 // segments from its bound up to the next.
 func (s *Store) partJournal(parts int) (loaders []*loader, bounds []uint32) {
-	segments := s.space.allSegments()
+	segments := s.space.AllSegments()
 	slots := 0
 	for _, g := range segments {
 		slots += int(g.Slots)
@@ -135,7 +136,7 @@ func (s *Store) partJournal(parts int) (loaders []*loader, bounds []uint32) {
 		before += int(g.Slots)
 	}
 	for range bounds {
-		loaders = append(loaders, &loader{s: s, segments: s.space.byID()})
+		loaders = append(loaders, &loader{s: s, segments: s.space.ByID()})
 	}
 	return loaders, append(bounds, 1<<32-1)
 }
@@ -146,7 +147,7 @@ func (s *Store) dropUseless(loaders []*loader) error {
 	for _, l := range loaders {
 		bad += l.bad + len(l.lost)
 		for _, r := range l.lost {
-			l.drop = append(l.drop, s.space.at(r.Ref).location(r.Ref))
+			l.drop = append(l.drop, s.space.At(r.Ref).Location(r.Ref))
 		}
 		for _, at := range l.drop {
 			if err := drop.DeleteRecord(at); err != nil {
@@ -165,13 +166,13 @@ func (s *Store) dropUseless(loaders []*loader) error {
 
 // resolveIndex links the records that were loaded, of several segments at one time.
 func (s *Store) resolveIndex() {
-	segments := s.space.allSegments()
+	segments := s.space.AllSegments()
 	var next atomic.Int64
 	var running sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), maxLoaders, len(segments)) {
 		running.Go(func() {
 			for i := next.Add(1) - 1; i < int64(len(segments)); i = next.Add(1) - 1 {
-				s.table.Resolve(segments[i].slots())
+				s.table.Resolve(segments[i].Range())
 			}
 		})
 	}
@@ -187,5 +188,5 @@ func (l *loader) refOf(at journal.Location) index.Ref {
 	if g == nil || at.Slot >= g.Slots {
 		return index.NoRef
 	}
-	return g.base + index.Ref(at.Slot)
+	return g.Base + index.Ref(at.Slot)
 }

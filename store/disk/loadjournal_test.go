@@ -14,7 +14,7 @@ func TestPartsOfTheJournalHoldEachSegmentOnce(t *testing.T) {
 		mustWrite(t, s, chainOf(ns, chain, 20))
 	}
 	total, largest := 0, 0
-	segments := s.space.allSegments()
+	segments := s.space.AllSegments()
 	for _, g := range segments {
 		total += int(g.Slots)
 		largest = max(largest, int(g.Slots))

@@ -226,8 +226,8 @@ func TestADirectoryOfOthersDoesNotKeepTheStoreFromGrowing(t *testing.T) {
 	if st := s.Stats(); len(st.Warnings) > 0 {
 		t.Errorf("warnings: %q", st.Warnings)
 	}
-	if u := s.space.usage(); u.unmeasured > 0 || u.smallBytes < int64(len(other)) {
-		t.Errorf("does not grow for %d measurements, %d bytes of small files", u.unmeasured, u.smallBytes)
+	if u := s.space.Usage(); u.Unmeasured > 0 || u.SmallBytes < int64(len(other)) {
+		t.Errorf("does not grow for %d measurements, %d bytes of small files", u.Unmeasured, u.SmallBytes)
 	}
 	mustWrite(t, s, chainOf(openNamespace(t, s, "a"), 1, 10))
 }
@@ -247,8 +247,8 @@ func TestAFileThatCannotBeMeasuredHidesNoOther(t *testing.T) {
 		return nil
 	})
 	s := openTest(t, memOptions(d, newJournalFS()))
-	if u := s.space.usage(); u.smallBytes != 2<<20 || u.unmeasured == 0 {
-		t.Errorf("%d bytes of small files, %d measurements without growth", u.smallBytes, u.unmeasured)
+	if u := s.space.Usage(); u.SmallBytes != 2<<20 || u.Unmeasured == 0 {
+		t.Errorf("%d bytes of small files, %d measurements without growth", u.SmallBytes, u.Unmeasured)
 	}
 }
 

@@ -145,7 +145,7 @@ func TestNamespacesWithoutRecordsAreForgotten(t *testing.T) {
 
 // smallBytes is what counts for manifests and other small files.
 func smallBytes(s *Store) int64 {
-	return s.space.usage().smallBytes
+	return s.space.Usage().SmallBytes
 }
 
 // Manifests never take more than their part of the cap.

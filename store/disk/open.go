@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/kvconn/kvconn/store/disk/segment"
+
 	mathrand "math/rand/v2"
 	"os"
 	"path/filepath"
@@ -33,9 +36,9 @@ type Store struct {
 
 	table      *index.Table
 	journal    *journal.Journal
-	limits     limits
-	space      *space
-	reclaim    *reclaimer
+	limits     segment.Limits
+	space      *segment.Space
+	reclaim    *segment.Reclaimer
 	namespaces *namespace.Registry
 	leases     leases
 	headers    readio.Headers
@@ -99,7 +102,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	s.report.Logger = o.Logger
 	s.namespaces = namespace.New(namespace.Options{
 		FS: o.fs, Dir: filepath.Join(o.Dir, namespaceDir), Report: &s.report,
-		Claim: func(n int) error { return s.reclaim.claimManifest(n) }, Unclaim: func(n int) { s.reclaim.unclaimManifest(n) }, Reused: s.events.log.Skip,
+		Claim: func(n int) error { return s.reclaim.ClaimManifest(n) }, Unclaim: func(n int) { s.reclaim.UnclaimManifest(n) }, Reused: s.events.log.Skip,
 	})
 	s.rebuilt.ended = make(chan struct{})
 	s.epoch = mathrand.Uint64N(1<<epochBits-1) + 1
@@ -158,23 +161,23 @@ func (s *Store) open(ctx context.Context) error {
 	if len(s.unreadSegments()) == 0 && len(awaited) == 0 { // else a record that names one may not be found yet
 		s.namespaces.DropManifests()
 	}
-	s.space.measureFiles()
+	s.space.MeasureFiles()
 	s.report.WarnOfNotes()
 	s.calibrate()
-	s.reclaim = newReclaimer(reclaimerOptions{
-		space: s.space, barrier: s.barrier, commit: s.evict, slotWait: s.opts.SlotWait, logger: s.opts.Logger,
+	s.reclaim = segment.NewReclaimer(segment.ReclaimerOptions{
+		Space: s.space, Barrier: s.barrier, Commit: s.evict, SlotWait: s.opts.SlotWait, Logger: s.opts.Logger,
 	})
 	run := s.start()
 	if s.opts.checkOnly {
 		return nil
 	}
 	if !s.rebuilt.running() { // else the shrinker does it when what the store holds is known
-		if err := s.reclaim.shrinkFirst(ctx); err != nil {
+		if err := s.reclaim.ShrinkFirst(ctx); err != nil {
 			return err
 		}
 	}
 	s.background.Go(func() { s.awaitSegments(run, awaited) })
-	s.background.Go(func() { s.reclaim.shrinker(run) })
+	s.background.Go(func() { s.reclaim.Shrinker(run) })
 	return nil
 }
 
@@ -220,27 +223,27 @@ func (s *Store) probeDirect() (bool, error) {
 
 // findLimits finds out how much the store may occupy.
 func (s *Store) findLimits(files []*segmentFile) (err error) {
-	o := limitOptions{
-		fs: s.opts.fs, root: s.opts.Dir, dir: filepath.Join(s.opts.Dir, segmentDir), maxBytes: s.opts.MaxBytes,
-		segmentBytes: s.opts.SegmentBytes, minFree: minFreeRule{s.opts.MinFreeBytes, s.opts.MinFreePercent},
-		checkOnly: s.opts.checkOnly, told: true, report: &s.report,
+	o := segment.LimitOptions{
+		FS: s.opts.fs, Root: s.opts.Dir, Dir: filepath.Join(s.opts.Dir, segmentDir), MaxBytes: s.opts.MaxBytes,
+		SegmentBytes: s.opts.SegmentBytes, MinFree: segment.MinFree{Bytes: s.opts.MinFreeBytes, Percent: s.opts.MinFreePercent},
+		CheckOnly: s.opts.checkOnly, Told: true, Report: &s.report,
 	}
 	for _, f := range files {
-		o.sizes += f.size
-		o.told = o.told && !f.untold()
+		o.Sizes += f.size
+		o.Told = o.Told && !f.untold()
 	}
-	s.limits, err = findLimits(o)
+	s.limits, err = segment.FindLimits(o)
 	return err
 }
 
 // newSpace returns a space without segments, with an index without records.
-func (s *Store) newSpace(o *opening) *space {
-	return newSpace(spaceOptions{
-		fs: s.opts.fs, root: s.opts.Dir, dir: filepath.Join(s.opts.Dir, segmentDir), journalDir: filepath.Join(s.opts.Dir, journalDir),
-		others: []string{namespaceDir},
-		fixed:  map[string]bool{lockFile: true, formatFile: true, stampFile: true, calibrationFile: true, snapshotFile: true, segmentDir: true, journalDir: true},
-		store:  s.id, table: index.New(), journal: s.journal, direct: s.direct, report: &s.report,
-		nextID: o.nextID, awaited: o.missing,
+func (s *Store) newSpace(o *opening) *segment.Space {
+	return segment.New(segment.Options{
+		FS: s.opts.fs, Root: s.opts.Dir, Dir: filepath.Join(s.opts.Dir, segmentDir), JournalDir: filepath.Join(s.opts.Dir, journalDir),
+		Others: []string{namespaceDir},
+		Fixed:  map[string]bool{lockFile: true, formatFile: true, stampFile: true, calibrationFile: true, snapshotFile: true, segmentDir: true, journalDir: true},
+		Store:  s.id, Table: index.New(), Journal: s.journal, Direct: s.direct, Report: &s.report,
+		NextID: o.nextID, Awaited: o.missing,
 	}, s.limits)
 }
 
@@ -257,7 +260,7 @@ func (s *Store) start() context.Context {
 	s.stop = stop
 	s.committed.Add(1)
 	go s.committer()
-	for _, f := range []func(context.Context){s.tidyNamespaces, s.healer, s.reclaim.evictor, s.runBarriers, s.janitor} {
+	for _, f := range []func(context.Context){s.tidyNamespaces, s.healer, s.reclaim.Evictor, s.runBarriers, s.janitor} {
 		s.background.Go(func() { f(ctx) })
 	}
 	s.startRebuild(ctx)

@@ -27,7 +27,7 @@ func (s *Store) openJournal() error {
 func (s *Store) journalOptions() journal.Options {
 	return journal.Options{
 		Dir: filepath.Join(s.opts.Dir, journalDir), FS: s.opts.journalFS, CacheBytes: s.opts.JournalCacheBytes,
-		MemTableBytes: s.limits.memTable, Logger: s.opts.Logger,
+		MemTableBytes: s.limits.MemTable, Logger: s.opts.Logger,
 	}
 }
 

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // Options says how a store is opened. The zero value of a field means its default, which
@@ -110,7 +110,7 @@ func (o Options) WithFS(files fsio.FS, journalFiles vfs.FS) Options {
 
 // MinMaxBytes is the smallest cap a store accepts: the journal's fixed cost and a few
 // records.
-const MinMaxBytes = minBytes
+const MinMaxBytes = segment.MinBytes
 
 const (
 	defaultSegmentBytes       = 256 << 20

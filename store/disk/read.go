@@ -44,9 +44,9 @@ func (r records) Locate(op *readio.Read) error {
 		s.table.Unpin(f.Ref)
 		return fmt.Errorf("read of %d bytes of a record of %d: %w", len(op.Payload), f.Bytes, store.ErrInvalid)
 	}
-	g := s.space.at(f.Ref)
-	at := g.location(f.Ref)
-	op.Place = readio.Place{Ref: f.Ref, Seq: f.Seq, At: at, File: g.file, Offset: g.Offset(at.Slot)}
+	g := s.space.At(f.Ref)
+	at := g.Location(f.Ref)
+	op.Place = readio.Place{Ref: f.Ref, Seq: f.Seq, At: at, File: g.File, Offset: g.Offset(at.Slot)}
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // throttledDisk is a disk on a clock that only its reads move.
@@ -54,7 +55,7 @@ func TestReadSpeedFollowsASlowDiskWithinAFewReadsAndRecovers(t *testing.T) {
 	if v := s.Speed(); v.BytesPerS != 0 {
 		t.Fatalf("%+v before anything was read", v)
 	}
-	request := float64(slotBytes(records[0].Bytes))
+	request := float64(segment.SlotBytes(records[0].Bytes))
 	for _, step := range []struct {
 		perRead time.Duration
 		reads   int

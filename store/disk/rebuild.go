@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // rebuilt is the state of the rebuild: the reading of record headers in segments that the
@@ -91,12 +93,12 @@ func (s *Store) startRebuild(ctx context.Context) {
 }
 
 // unreadSegments are the segments whose headers are to be read.
-func (s *Store) unreadSegments() []*segment {
-	return slices.DeleteFunc(s.space.allSegments(), func(g *segment) bool { return !g.isUnread() })
+func (s *Store) unreadSegments() []*segment.Segment {
+	return slices.DeleteFunc(s.space.AllSegments(), func(g *segment.Segment) bool { return !g.IsUnread() })
 }
 
 // rebuild reads the headers of segments, many at one time.
-func (s *Store) rebuild(ctx context.Context, unread []*segment) {
+func (s *Store) rebuild(ctx context.Context, unread []*segment.Segment) {
 	began := time.Now()
 	work := newRebuildWork(unread)
 	var readers sync.WaitGroup
@@ -110,8 +112,8 @@ func (s *Store) rebuild(ctx context.Context, unread []*segment) {
 		return
 	}
 	r := &s.rebuilt
-	for _, g := range s.space.allSegments() {
-		s.table.Resolve(g.slots())
+	for _, g := range s.space.AllSegments() {
+		s.table.Resolve(g.Range())
 	}
 	close(r.ended)
 	s.report.Amend("%d records were found and %d headers were unreadable", r.found.Load(), r.damaged.Load())
@@ -146,11 +148,11 @@ type rebuildWork struct {
 
 // segmentRebuild counts the runs of a segment that are not done.
 type segmentRebuild struct {
-	g    *segment
+	g    *segment.Segment
 	left atomic.Int64
 }
 
-func newRebuildWork(unread []*segment) *rebuildWork {
+func newRebuildWork(unread []*segment.Segment) *rebuildWork {
 	w := new(rebuildWork)
 	for _, g := range unread {
 		e := &segmentRebuild{g: g}

@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // BenchmarkRebuild measures how fast an index is made from record headers alone, for small
@@ -25,7 +26,7 @@ func BenchmarkRebuild(b *testing.B) {
 
 func benchmarkRebuild(b *testing.B, payload, records int) {
 	o := testOptions(b.TempDir())
-	slot := slotBytes(payload)
+	slot := segment.SlotBytes(payload)
 	o.MaxBytes = 4<<30 + 2*slot*int64(records)
 	o.SegmentBytes = 256 << 20
 	s := openTest(b, o)
@@ -67,7 +68,7 @@ func benchmarkRebuild(b *testing.B, payload, records int) {
 // writeHeaders makes segments of records whose payloads were never written.
 func writeHeaders(b *testing.B, dir string, id format.StoreID, digest connector.NamespaceDigest, payload, records int) {
 	b.Helper()
-	slot := slotBytes(payload)
+	slot := segment.SlotBytes(payload)
 	perSegment := int((256 << 20) / slot)
 	buf := store.AlignedBuffer(4 << 20)
 	seq := uint64(1) << opensShift

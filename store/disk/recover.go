@@ -6,12 +6,15 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/disk/snapshot"
 	"github.com/kvconn/kvconn/store/disk/stamp"
 )
 
@@ -55,11 +58,11 @@ func (s *Store) recover(ctx context.Context, o *opening) error {
 	if err != nil {
 		return err
 	}
-	if err := s.opts.fs.Remove(s.snapshotPath()); err != nil && !fsio.IsNotExist(err) {
+	if err := s.opts.fs.Remove(s.snapshot().Path); err != nil && !fsio.IsNotExist(err) {
 		// It names an earlier opening, so that no one will believe it.
-		s.setAside(s.snapshotPath())
+		s.setAside(s.snapshot().Path)
 	}
-	_ = s.space.measureJournal() // what is set aside for it counts until it can be
+	_ = s.space.MeasureJournal() // what is set aside for it counts until it can be
 	return nil
 }
 
@@ -91,7 +94,7 @@ func (s *Store) recoverWith(ctx context.Context, o *opening) error {
 	if err := s.fillIndex(ctx, o); err != nil {
 		return err
 	}
-	s.space.listFreeSlots()
+	s.space.ListFreeSlots()
 	return s.stampJournal()
 }
 
@@ -244,21 +247,64 @@ func (s *Store) fillIndex(ctx context.Context, o *opening) error {
 		return err
 	}
 	for _, f := range o.usable {
-		base, err := s.table.AddSlots(roundRefs(f.head.Slots))
+		base, err := s.table.AddSlots(segment.RoundRefs(f.head.Slots))
 		if err != nil {
 			return err
 		}
-		s.space.takeIn(newSegment(f.found(), base))
+		s.space.TakeIn(segment.Open(f.found(), base))
 	}
 	return s.loadRecords(ctx)
 }
 
+func (s *Store) snapshot() snapshot.File {
+	return snapshot.File{FS: s.opts.fs, Path: filepath.Join(s.opts.Dir, snapshotFile), Direct: s.direct}
+}
+
+// saveSnapshot writes the index. The store has stopped.
+func (s *Store) saveSnapshot() error {
+	var segments []snapshot.Segment
+	for _, g := range s.space.AllSegments() {
+		segments = append(segments, snapshot.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes, Base: g.Base})
+	}
+	return s.snapshot().Save(snapshot.Name{Store: s.id, Opens: s.opens}, s.seq.Load(), segments, s.table, s.space.SnapshotFits)
+}
+
+// loadSnapshot makes a space from the snapshot of the last clean stop. The journal vouches for all
+// usable segments.
+func (s *Store) loadSnapshot(o *opening) (*segment.Space, error) {
+	s.report.Begin("snapshot", 0)
+	files := make(map[uint32]*segmentFile, len(o.usable))
+	for _, f := range o.usable {
+		files[f.id] = f
+	}
+	p := s.newSpace(o)
+	segments, seq, err := s.snapshot().Load(snapshot.Name{Store: s.id, Opens: s.opens}, p.Table)
+	if err == nil && len(segments) != len(files) {
+		err = fmt.Errorf("snapshot has %d segments, the journal %d", len(segments), len(files))
+	}
+	for _, e := range segments {
+		f := files[e.ID]
+		if err == nil && (f == nil || f.head.Slots != e.Slots || f.head.SlotBytes != e.SlotBytes || e.Base%segment.RefAlign != 0) {
+			err = fmt.Errorf("segment %d of the snapshot differs", e.ID)
+		}
+	}
+	if err != nil {
+		p.Table.Close()
+		return nil, err
+	}
+	s.seq.Store(seq)
+	for _, e := range segments {
+		p.TakeIn(segment.Open(files[e.ID].found(), e.Base))
+	}
+	return p, nil
+}
+
 // use has the store use a space and its index in the place of what it had.
-func (s *Store) use(p *space) {
+func (s *Store) use(p *segment.Space) {
 	if s.table != nil {
 		s.table.Close()
 	}
-	s.space, s.table = p, p.table
+	s.space, s.table = p, p.Table
 }
 
 // reserveIndex makes the index as large as it was at the last barrier.

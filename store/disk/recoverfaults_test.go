@@ -13,12 +13,12 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/segment"
+	"golang.org/x/sys/unix"
 )
 
 // hungJournal is a journal's file system in which making files hangs, or fails.
@@ -67,7 +67,7 @@ func TestNothingIsForgottenIntoABatchThatHangs(t *testing.T) {
 	<-h.hung
 	payload := make(chan struct{}, 1)
 	d.hook(func(op, path string) error {
-		if op == "write" && strings.HasSuffix(path, segmentSuffix) {
+		if op == "write" && strings.HasSuffix(path, segment.Suffix) {
 			select {
 			case payload <- struct{}{}:
 			default:
@@ -134,7 +134,7 @@ func TestHealingTwiceKeepsNamespacesWithoutManifest(t *testing.T) {
 		s.journal.Abandon("test")
 		awaitJournal(t, s, generation)
 	}
-	if err := errors.Join(s.Close(), os.Remove(s.snapshotPath())); err != nil {
+	if err := errors.Join(s.Close(), os.Remove(s.snapshot().Path)); err != nil {
 		t.Fatal(err)
 	}
 	s = openTest(t, o)
@@ -156,7 +156,7 @@ func lostJournal(t *testing.T) (d *memDisk, records []testRecord, gate *readGate
 	mustSync(t, s)
 	d = first.crash(rand.New(rand.NewPCG(1, 1)), func() {})
 	gate = &readGate{open: make(chan struct{})}
-	gate.pass.Store(int64(len(s.space.allSegments())))
+	gate.pass.Store(int64(len(s.space.AllSegments())))
 	d.hook(gate.before)
 	return d, records, gate
 }
@@ -168,7 +168,7 @@ type readGate struct {
 }
 
 func (g *readGate) before(op, path string) error {
-	if op != "read" || !strings.HasSuffix(path, segmentSuffix) || g.pass.Add(-1) >= 0 {
+	if op != "read" || !strings.HasSuffix(path, segment.Suffix) || g.pass.Add(-1) >= 0 {
 		return nil
 	}
 	<-g.open
@@ -257,18 +257,18 @@ func TestBadSlotsStayAsideInARebuild(t *testing.T) {
 	d, records, gate := lostJournal(t)
 	o := memOptions(d, newJournalFS())
 	s := watchCap(t, o).of(openTest(t, o))
-	g := s.space.allSegments()[0]
+	g := s.space.AllSegments()[0]
 	for slot := range index.Ref(manyBad) {
-		s.space.spoil(g.base + slot)
-		s.space.spoil(g.base + slot)
+		s.space.Spoil(g.Base + slot)
+		s.space.Spoil(g.Base + slot)
 	}
-	s.reclaim.wakeShrinker()
+	s.reclaim.WakeShrinker()
 	close(gate.open)
 	awaitRebuild(t, s)
 	if n := s.Stats().Rebuild.Records; n != int64(len(records)-manyBad) {
 		t.Errorf("%d records, want %d", n, len(records)-manyBad)
 	}
-	for s.Stats().Segments > 0 && s.space.allSegments()[0] == g { // it is given up now
+	for s.Stats().Segments > 0 && s.space.AllSegments()[0] == g { // it is given up now
 		unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil)
 	}
 	mustBalance(t, s)
@@ -419,12 +419,12 @@ func TestFrozenSegmentTakesNothingAfterItWasKept(t *testing.T) {
 	var journalAfter *vfs.MemFS
 	d = d.crash(rand.New(rand.NewPCG(1, 1)), func() { journalAfter = s.opts.journalFS.(*vfs.MemFS).CrashClone(vfs.CrashCloneCfg{}) })
 	for path, f := range d.files {
-		if strings.HasSuffix(path, segmentSuffix) {
+		if strings.HasSuffix(path, segment.Suffix) {
 			clear(f.data[:fsio.Align]) // its header
 		}
 	}
 	d.hook(func(op, path string) error {
-		if op == "write" && strings.HasSuffix(path, segmentSuffix) {
+		if op == "write" && strings.HasSuffix(path, segment.Suffix) {
 			return unix.EIO
 		}
 		return nil
@@ -433,15 +433,15 @@ func TestFrozenSegmentTakesNothingAfterItWasKept(t *testing.T) {
 	s = watchCap(t, o).of(openTest(t, o))
 	d.hook(func(string, string) error { return nil })
 	ns := openNamespace(t, s, "m")
-	g := s.space.allSegments()[0]
-	if !g.frozen {
+	g := s.space.AllSegments()[0]
+	if !g.Frozen {
 		t.Fatal("the segment is not frozen")
 	}
 	_, lease := s.Lookup(ns, []connector.Shard{0}, keysOf(records), time.Minute)
-	if !s.reclaim.retire(g, nil) {
+	if !s.reclaim.Retire(g, nil) {
 		t.Fatal("the segment cannot be given up")
 	}
-	s.evict(&evictJob{segment: g, restore: true})
+	s.evict(&segment.EvictJob{Segment: g, Restore: true})
 	mustSync(t, s)
 	if st := s.Stats(); st.FreeSlots+st.PendingSlots > 0 {
 		t.Errorf("%d slots of it can be written to", st.FreeSlots+st.PendingSlots)

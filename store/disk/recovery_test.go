@@ -3,6 +3,9 @@ package disk
 import (
 	"context"
 	"errors"
+
+	"github.com/kvconn/kvconn/store/disk/segment"
+
 	iofs "io/fs"
 	"os"
 	"path/filepath"
@@ -11,9 +14,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"golang.org/x/sys/unix"
 )
 
 // killedStore returns the options of a store as kill -9 leaves it after a barrier, and
@@ -288,7 +290,7 @@ func holdReads(o *Options) *heldFS {
 
 func (f *heldFS) OpenFile(path string, create, direct bool) (fsio.File, error) {
 	file, err := f.OS.OpenFile(path, create, direct)
-	if err != nil || create || !strings.HasSuffix(path, segmentSuffix) {
+	if err != nil || create || !strings.HasSuffix(path, segment.Suffix) {
 		return file, err
 	}
 	return &heldFile{file, f}, nil

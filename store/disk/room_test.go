@@ -362,7 +362,7 @@ func TestNoSnapshotBelowMinFree(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.ReadFile(s.snapshotPath()); !fsio.IsNotExist(err) {
+	if _, err := d.ReadFile(s.snapshot().Path); !fsio.IsNotExist(err) {
 		t.Errorf("snapshot: %v", err)
 	}
 }

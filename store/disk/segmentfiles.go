@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/kvconn/kvconn/store/disk/segment"
+
 	iofs "io/fs"
 	"path/filepath"
 	"sync"
@@ -35,8 +38,8 @@ type segmentFile struct {
 }
 
 // found is the segment in the file, whose geometry is settled.
-func (f *segmentFile) found() foundSegment {
-	return foundSegment{Segment: f.head, file: f.file, path: f.path, unread: f.unread, frozen: f.frozen}
+func (f *segmentFile) found() segment.Found {
+	return segment.Found{Segment: f.head, File: f.file, Path: f.path, Unread: f.unread, Frozen: f.frozen}
 }
 
 // untold reports whether the disk did not tell what is in the file.
@@ -62,7 +65,7 @@ func (s *Store) listSegments() ([]*segmentFile, error) {
 	}
 	var out []*segmentFile
 	for _, e := range entries {
-		if id, ok := segmentIDOf(e.Name()); ok {
+		if id, ok := segment.IDOf(e.Name()); ok {
 			out = append(out, &segmentFile{path: filepath.Join(dir, e.Name()), id: id})
 		}
 	}
@@ -162,7 +165,7 @@ func (s *Store) guessSegment(f *segmentFile) (format.Segment, error) {
 			if err != nil || r.Store != s.id || r.SegmentID != f.id {
 				continue
 			}
-			head := format.Segment{Store: s.id, ID: f.id, SlotBytes: slotBytes(int(r.PayloadBytes))}
+			head := format.Segment{Store: s.id, ID: f.id, SlotBytes: segment.SlotBytes(int(r.PayloadBytes))}
 			if r.PayloadBytes == 0 || r.PayloadBytes > store.MaxPayloadBytes || head.Offset(r.Slot) != at+from {
 				continue
 			}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // Stats is the state of a store at one moment. Counters run from the store's opening. The tags
@@ -109,12 +110,12 @@ type Stats struct {
 }
 
 // LimitBy says what keeps a store from growing.
-type LimitBy = limitBy
+type LimitBy = segment.LimitBy
 
 // The limits of a store: its cap, and the space that must stay free for others.
 const (
-	LimitedByCap  = limitedByCap
-	LimitedByFree = limitedByFree
+	LimitedByCap  = segment.LimitedByCap
+	LimitedByFree = segment.LimitedByFree
 )
 
 // RebuildState is how far the rebuilding of the index from record headers is.
@@ -160,19 +161,19 @@ func (s *Store) Stats() Stats {
 	st.QueuedReads, st.ReadInFlightBytes = s.reads.Depth()
 	st.ReadSpeed = s.Speed()
 	st.Rebuild, st.AwaitedSegments = s.rebuilt.state(), s.awaiting.Load()
-	st.takeUsage(s.space.usage())
+	st.takeUsage(s.space.Usage())
 	s.count.stats(&st)
 	st.Warnings = s.report.Warnings()
 	return st
 }
 
-func (st *Stats) takeUsage(u usage) {
-	st.FreeSlots, st.PendingSlots, st.BadSlots, st.RestingSlots = u.freeSlots, u.pendingSlots, u.badSlots, u.restingSlots
-	st.Segments, st.RetiringSegments = u.segments, u.retiringSegments
-	st.PhysicalBytes, st.SegmentBytes, st.JournalBytes, st.SetAsideBytes = u.physicalBytes, u.segmentBytes, u.journalBytes, u.setAsideBytes
-	st.MaxBytes, st.CapSource = u.maxBytes, u.capSource
-	st.FileSystemBytes, st.FreeBytes, st.MinFreeBytes = u.room.TotalBytes, u.room.FreeBytes, u.minFreeBytes
-	st.EffectiveMaxBytes, st.LimitedBy = u.effectiveMaxBytes, u.limitedBy
+func (st *Stats) takeUsage(u segment.Usage) {
+	st.FreeSlots, st.PendingSlots, st.BadSlots, st.RestingSlots = u.FreeSlots, u.PendingSlots, u.BadSlots, u.RestingSlots
+	st.Segments, st.RetiringSegments = u.Segments, u.RetiringSegments
+	st.PhysicalBytes, st.SegmentBytes, st.JournalBytes, st.SetAsideBytes = u.PhysicalBytes, u.SegmentBytes, u.JournalBytes, u.SetAsideBytes
+	st.MaxBytes, st.CapSource = u.MaxBytes, u.CapSource
+	st.FileSystemBytes, st.FreeBytes, st.MinFreeBytes = u.Room.TotalBytes, u.Room.FreeBytes, u.MinFreeBytes
+	st.EffectiveMaxBytes, st.LimitedBy = u.EffectiveMaxBytes, u.LimitedBy
 }
 
 func (c *counters) stats(st *Stats) {

@@ -294,7 +294,7 @@ func TestLossOfSnapshotIsMadeGoodByTheJournal(t *testing.T) {
 			if err := s.Close(); err != nil {
 				t.Fatal(err)
 			}
-			if err := spoil(s.snapshotPath()); err != nil {
+			if err := spoil(s.snapshot().Path); err != nil {
 				t.Fatal(err)
 			}
 			s = openTest(t, o)

@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/namespace"
 	"github.com/kvconn/kvconn/store/disk/queue"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // writes is the state of writes that were accepted and are not done.
@@ -97,7 +98,7 @@ func (s *Store) accept(op *write) error {
 		}
 		op.oldRef, op.oldSeq = found.Ref, found.Seq
 	}
-	need := slotBytes(len(op.Payload))
+	need := segment.SlotBytes(len(op.Payload))
 	if w.bytes > 0 && w.bytes+need > s.opts.WriteInFlightBytes {
 		s.count.denied.Add(1)
 		return fmt.Errorf("write of %d bytes with %d in flight: %w", need, w.bytes, store.ErrBusy)
@@ -142,9 +143,9 @@ func (s *Store) checkWrite(op *write) error {
 	if op.id = id; !known {
 		return fmt.Errorf("namespace %v: %w", op.ID.Namespace, namespace.ErrNotOpen)
 	}
-	if slot := slotBytes(len(op.Payload)); s.space.neverFits(slot) {
+	if slot := segment.SlotBytes(len(op.Payload)); s.space.NeverFits(slot) {
 		s.count.denied.Add(1)
-		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.limits.maxBytes, store.ErrTooLarge)
+		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.limits.MaxBytes, store.ErrTooLarge)
 	}
 	if err := s.namespaces.CheckSize(index.Group{Namespace: op.id.Namespace, Shard: op.id.Shard}, len(op.Payload)); err != nil {
 		return err
@@ -176,22 +177,22 @@ func (s *Store) writer() {
 
 // writeOne puts a record into a slot. The index knows nothing of it yet.
 func (s *Store) writeOne(op *write) error {
-	if !s.space.mayWrite(time.Now()) {
+	if !s.space.MayWrite(time.Now()) {
 		return fmt.Errorf("disk refuses writes: %w", store.ErrIO)
 	}
 	if err := s.namespaces.Keep(op.id.Namespace); err != nil {
 		return err
 	}
-	need := slotBytes(len(op.Payload))
-	ref, err := s.reclaim.allocate(need)
+	need := segment.SlotBytes(len(op.Payload))
+	ref, err := s.reclaim.Allocate(need)
 	if err != nil {
 		return err
 	}
-	g := s.space.at(ref)
+	g := s.space.At(ref)
 	op.ref = ref
 	padded := op.Payload[:fsio.AlignUp(len(op.Payload))]
 	clear(padded[len(op.Payload):])
-	at := g.location(ref)
+	at := g.Location(ref)
 	header := s.headers.Get()
 	defer s.headers.Put(header)
 	namespace, scheme := s.namespaces.Identity(op.id.Namespace)
@@ -201,21 +202,21 @@ func (s *Store) writeOne(op *write) error {
 		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof, Scope: op.Scope, KeyScheme: scheme,
 		PayloadBytes: uint32(len(op.Payload)), PayloadSum: format.PayloadSum(op.Payload),
 	}).Encode(header.Bytes)
-	g.markDirty()
+	g.MarkDirty()
 	s.gate.BeginWrite(need)
-	err = g.file.WriteVec(header.Bytes, padded, g.Offset(at.Slot))
+	err = g.File.WriteVec(header.Bytes, padded, g.Offset(at.Slot))
 	s.gate.EndWrite(need)
 	if err != nil {
-		if s.space.writeFailed(ref, err, time.Now()) {
+		if s.space.WriteFailed(ref, err, time.Now()) {
 			s.opts.Logger.Error("store: the disk refuses writes, saves fail", "err", err,
 				"remedy", "look for I/O errors in the kernel's log; if they go on, replace the disk")
 		}
-		s.reclaim.wakeShrinker()
+		s.reclaim.WakeShrinker()
 		return fmt.Errorf("write record %v: %w: %w", op.ID.Key, store.ErrIO, err)
 	}
 	// Set again: a barrier may have taken the mark while the write was under way.
-	g.markDirty()
-	if s.space.wrote(ref) {
+	g.MarkDirty()
+	if s.space.Wrote(ref) {
 		s.opts.Logger.Info("store: the disk takes writes again")
 	}
 	return nil

@@ -1,4 +1,4 @@
-package disk
+package segment
 
 import (
 	"errors"
@@ -33,31 +33,31 @@ const (
 
 // reserved is what the store sets aside beside the segments when these have that many
 // slots: the journal, the snapshot and small files. p.mu is held.
-func (p *space) reserved(slots int64) int64 {
-	j := max(journal.ReservedBytes(p.memTable, slots), p.journalB)
+func (p *Space) reserved(slots int64) int64 {
+	j := max(journal.ReservedBytes(p.MemTable, slots), p.journalB)
 	return j + slots*snapshotSlotBytes + fixedFilesBytes + p.smallBytes()
 }
 
 // smallBytes is what counts for manifests and whatever else lies in the directory. p.mu is
 // held.
-func (p *space) smallBytes() int64 { return max(manifestBytes, p.smallB) }
+func (p *Space) smallBytes() int64 { return max(manifestBytes, p.smallB) }
 
 // allSlots are those that may need room in journal and snapshot: those of segments that the disk
 // does not give yet, too. p.mu is held.
-func (p *space) allSlots() int64 { return p.slots + p.awaitedSlots }
+func (p *Space) allSlots() int64 { return p.slots + p.awaitedSlots }
 
 // outstanding is what of that is not occupied yet. It will be, whatever the file system must
 // keep free. p.mu is held.
-func (p *space) outstanding() int64 {
+func (p *Space) outstanding() int64 {
 	return max(0, p.reserved(p.allSlots())-p.journalB-fixedFilesBytes-p.smallB)
 }
 
 // capRoom is what the cap leaves, freeRoom what the file system leaves: enough to stay
 // clear of the space that must stay free, with a margin if the caller can do without. p.mu
 // is held.
-func (p *space) capRoom() int64 { return p.maxBytes - p.bytes - p.reserved(p.allSlots()) }
+func (p *Space) capRoom() int64 { return p.MaxBytes - p.bytes - p.reserved(p.allSlots()) }
 
-func (p *space) freeRoom(margin bool) int64 {
+func (p *Space) freeRoom(margin bool) int64 {
 	if p.minFree == 0 {
 		return 1<<63 - 1
 	}
@@ -68,10 +68,10 @@ func (p *space) freeRoom(margin bool) int64 {
 	return room
 }
 
-func (p *space) margin() int64 { return min(p.minFree/marginPart, marginBytes) }
+func (p *Space) margin() int64 { return min(p.minFree/marginPart, marginBytes) }
 
 // over is by how many bytes the store is above its cap.
-func (p *space) over() int64 {
+func (p *Space) over() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return -p.capRoom()
@@ -79,7 +79,7 @@ func (p *space) over() int64 {
 
 // excess is how much must be given up, beyond what is being given up already. With the
 // file system too full that is a little more than needed. p.mu is held.
-func (p *space) excess() int64 {
+func (p *Space) excess() int64 {
 	n := -p.capRoom()
 	if p.freeRoom(false) < 0 {
 		n = max(n, -p.freeRoom(true))
@@ -91,15 +91,15 @@ func (p *space) excess() int64 {
 }
 
 // frees is how much room the removal of a segment makes. p.mu is held.
-func (p *space) frees(g *segment) int64 {
+func (p *Space) frees(g *Segment) int64 {
 	return g.physical + p.reserved(p.allSlots()) - p.reserved(p.allSlots()-int64(g.Slots))
 }
 
 // limit is how large the store can become as things are, and what keeps it from growing by
 // a segment now. p.mu is held.
-func (p *space) limit() (bytes int64, by limitBy) {
+func (p *Space) limit() (bytes int64, by LimitBy) {
 	free := p.freeRoom(false)
-	bytes = p.maxBytes
+	bytes = p.MaxBytes
 	if p.minFree > 0 {
 		bytes = max(0, min(bytes, p.bytes+p.reserved(p.allSlots())+free))
 	}
@@ -107,9 +107,9 @@ func (p *space) limit() (bytes int64, by limitBy) {
 	switch {
 	case min(p.capRoom(), p.freeRoom(true)) >= least:
 	case p.freeRoom(true) < p.capRoom():
-		by = limitedByFree
+		by = LimitedByFree
 	default:
-		by = limitedByCap
+		by = LimitedByCap
 	}
 	return bytes, by
 }
@@ -123,18 +123,18 @@ var (
 
 // keepsFree reports whether space must stay free, or may have to: how much is not known before
 // the file system has told its size.
-func (p *space) keepsFree() bool {
+func (p *Space) keepsFree() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.minFree > 0 || p.minFreeRule.bytes >= 0 && p.room.TotalBytes == 0
+	return p.minFree > 0 || p.minFreeRule.Bytes >= 0 && p.room.TotalBytes == 0
 }
 
 // askRoom asks the file system how much is free, if that matters.
-func (p *space) askRoom() error {
+func (p *Space) askRoom() error {
 	if !p.keepsFree() {
 		return nil
 	}
-	room, err := p.fs.Room(p.dir)
+	room, err := p.FS.Room(p.Dir)
 	if err != nil {
 		return fmt.Errorf("ask for free space: %w: %w", errRoomUnknown, err)
 	}
@@ -146,7 +146,7 @@ func (p *space) askRoom() error {
 
 // checkRoom asks the file system, just before that many bytes are allocated, whether they
 // leave the space that must stay free.
-func (p *space) checkRoom(bytes int64, margin bool) error {
+func (p *Space) checkRoom(bytes int64, margin bool) error {
 	if err := p.askRoom(); err != nil {
 		return err
 	}
@@ -158,9 +158,9 @@ func (p *space) checkRoom(bytes int64, margin bool) error {
 	return nil
 }
 
-// claim takes room for a file that is there for a while; the caller gives it back with
+// Claim takes room for a file that is there for a while; the caller gives it back with
 // unclaim when the file is gone.
-func (p *space) claim(bytes int64) bool {
+func (p *Space) Claim(bytes int64) bool {
 	if p.checkRoom(bytes, true) != nil {
 		return false
 	}
@@ -173,23 +173,23 @@ func (p *space) claim(bytes int64) bool {
 	return true
 }
 
-// leave notes that the file for which claim took room could not be removed: it is removed later.
-func (p *space) leave(path string, bytes int64) {
+// Leave notes that the file for which claim took room could not be removed: it is removed later.
+func (p *Space) Leave(path string, bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.aside = append(p.aside, asideFile{path: path, bytes: bytes, due: true})
 }
 
-// unclaim gives back what claim took.
-func (p *space) unclaim(bytes int64) {
+// Unclaim gives back what claim took.
+func (p *Space) Unclaim(bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.bytes -= bytes
 }
 
-// snapshotFits reports whether a snapshot of that many bytes may be written at the end: it
+// SnapshotFits reports whether a snapshot of that many bytes may be written at the end: it
 // is counted with what the journal really occupies, not with what is set aside for it.
-func (p *space) snapshotFits(bytes int64) bool {
+func (p *Space) SnapshotFits(bytes int64) bool {
 	if p.askRoom() != nil || !p.leavesFree(bytes) {
 		return false
 	}
@@ -198,17 +198,17 @@ func (p *space) snapshotFits(bytes int64) bool {
 	if p.minFree > 0 && p.room.FreeBytes-p.minFree < bytes {
 		return false
 	}
-	return p.bytes+p.journalB+fixedFilesBytes+p.smallBytes()+bytes <= p.maxBytes
+	return p.bytes+p.journalB+fixedFilesBytes+p.smallBytes()+bytes <= p.MaxBytes
 }
 
 // leavesFree reports whether a file in the store's directory leaves what must stay free there. Where
 // the segments have a file system of their own, min_free speaks of that: of the directory's,
 // which may be far smaller, no more than the default is kept free.
-func (p *space) leavesFree(bytes int64) bool {
+func (p *Space) leavesFree(bytes int64) bool {
 	if !p.keepsFree() {
 		return true
 	}
-	room, err := p.fs.Room(filepath.Dir(p.dir))
+	room, err := p.FS.Room(filepath.Dir(p.Dir))
 	if err != nil {
 		return false
 	}
@@ -216,24 +216,24 @@ func (p *space) leavesFree(bytes int64) bool {
 	defer p.mu.Unlock()
 	least := p.minFree
 	if room.Device != p.room.Device {
-		least = min(least, (minFreeRule{}).of(room.TotalBytes))
+		least = min(least, (MinFree{}).of(room.TotalBytes))
 	}
 	return room.FreeBytes-bytes >= least
 }
 
-// neverFits reports whether a slot is larger than the cap less what the store needs for
+// NeverFits reports whether a slot is larger than the cap less what the store needs for
 // itself.
-func (p *space) neverFits(slotBytes int64) bool {
+func (p *Space) NeverFits(slotBytes int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	fixed := journal.ReservedBytes(p.memTable, 1) + snapshotSlotBytes + fixedFilesBytes + p.smallBytes()
+	fixed := journal.ReservedBytes(p.MemTable, 1) + snapshotSlotBytes + fixedFilesBytes + p.smallBytes()
 	need := slotBytes + format.HeaderBytes + extentBytes + segmentSlackBytes
-	return need+max(fixed, p.reserved(0)) > p.maxBytes
+	return need+max(fixed, p.reserved(0)) > p.MaxBytes
 }
 
 // starved reports whether the file system leaves no room for a slot, whatever the store
 // gives up.
-func (p *space) starved(slotBytes int64) bool {
+func (p *Space) starved(slotBytes int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.minFree == 0 {
@@ -267,11 +267,11 @@ func (m *makingState) failed(err error) {
 }
 
 // mayMake reports whether a segment may be made now. p.mu is held.
-func (p *space) mayMake() bool { return !p.making.wait && p.unmeasured == 0 }
+func (p *Space) mayMake() bool { return !p.making.wait && p.unmeasured == 0 }
 
 // mayGiveUp reports whether giving up a segment for another size is likely to bring room,
 // and takes it that one is given up if so. p.mu is held.
-func (p *space) mayGiveUp() bool {
+func (p *Space) mayGiveUp() bool {
 	stuck := slices.ContainsFunc(p.aside, func(f asideFile) bool { return f.stuck })
 	if stuck || p.making.failures > 0 && p.making.gaveUp {
 		return false
@@ -282,7 +282,7 @@ func (p *space) mayGiveUp() bool {
 
 // retryMaking has the next writer that finds no slot try to make a segment again: what
 // failed may have passed.
-func (p *space) retryMaking() {
+func (p *Space) retryMaking() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.making.wait = false

@@ -1,4 +1,4 @@
-package disk
+package segment
 
 import (
 	"errors"
@@ -17,25 +17,25 @@ import (
 // some file cannot be measured. One that never can be must not end all saves.
 const unmeasuredTries = 30
 
-// measureFiles counts what lies in the directory beside segments and journal when the store
+// MeasureFiles counts what lies in the directory beside segments and journal when the store
 // opens.
-func (p *space) measureFiles() {
+func (p *Space) MeasureFiles() {
 	p.mu.Lock()
-	p.firstMade = p.nextID
+	p.firstMade = p.NextID
 	p.mu.Unlock()
 	if err := fsio.Again(p.countFiles); err != nil {
-		p.report.Note("not all files can be measured: no segment is made until they can, or for %d s (%v)", unmeasuredTries, err)
+		p.Report.Note("not all files can be measured: no segment is made until they can, or for %d s (%v)", unmeasuredTries, err)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.uncounted, p.unmeasured = true, unmeasuredTries
 	}
 }
 
-func (p *space) countFiles() error { return errors.Join(p.findAside(), p.measureSmall()) }
+func (p *Space) countFiles() error { return errors.Join(p.findAside(), p.measureSmall()) }
 
 // recount counts the small files again, and what could not be counted at the start: however long
 // that takes, the cap is to hold for it.
-func (p *space) recount() error {
+func (p *Space) recount() error {
 	p.mu.Lock()
 	uncounted := p.uncounted
 	p.mu.Unlock()
@@ -53,9 +53,9 @@ func (p *space) recount() error {
 
 // measure finds out how much the journal occupies and how much space others have left, and
 // what could not be measured before.
-func (p *space) measure() {
-	_ = p.measureJournal() // what was known stays
-	room, err := p.fs.Room(p.dir)
+func (p *Space) measure() {
+	_ = p.MeasureJournal() // what was known stays
+	room, err := p.FS.Room(p.Dir)
 	p.mu.Lock()
 	if err == nil {
 		p.setRoom(room)
@@ -69,8 +69,8 @@ func (p *space) measure() {
 	}
 }
 
-func (p *space) measureJournal() error {
-	n, err := p.fs.PhysicalBytes(p.journalDir)
+func (p *Space) MeasureJournal() error {
+	n, err := p.FS.PhysicalBytes(p.JournalDir)
 	if err != nil {
 		return fmt.Errorf("measure journal: %w", err)
 	}
@@ -85,19 +85,19 @@ func (p *space) measureJournal() error {
 // what was set aside. A directory of others that may not be looked into, such as lost+found, can
 // never be measured: it counts as an empty one. Where something else cannot be measured at
 // least the rest counts.
-func (p *space) measureSmall() error {
-	entries, err := p.fs.ReadDir(p.root)
+func (p *Space) measureSmall() error {
+	entries, err := p.FS.ReadDir(p.Root)
 	if err != nil {
-		return fmt.Errorf("list %s: %w", p.root, err)
+		return fmt.Errorf("list %s: %w", p.Root, err)
 	}
 	var total int64
 	var failed error
 	for _, e := range entries {
-		if p.fixed[e.Name()] || fsio.IsAside(e.Name()) {
+		if p.Fixed[e.Name()] || fsio.IsAside(e.Name()) {
 			continue
 		}
-		n, err := p.fs.PhysicalBytes(filepath.Join(p.root, e.Name()))
-		if err != nil && (slices.Contains(p.others, e.Name()) || !errors.Is(err, unix.EACCES)) {
+		n, err := p.FS.PhysicalBytes(filepath.Join(p.Root, e.Name()))
+		if err != nil && (slices.Contains(p.Others, e.Name()) || !errors.Is(err, unix.EACCES)) {
 			failed = errors.Join(failed, fmt.Errorf("measure: %w", err))
 		}
 		total += n
@@ -105,7 +105,7 @@ func (p *space) measureSmall() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, f := range p.aside {
-		if dir := filepath.Dir(f.path); dir != p.root && dir != p.dir {
+		if dir := filepath.Dir(f.path); dir != p.Root && dir != p.Dir {
 			total -= f.bytes
 		}
 	}

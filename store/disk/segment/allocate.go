@@ -1,4 +1,4 @@
-package disk
+package segment
 
 import (
 	"fmt"
@@ -12,15 +12,15 @@ import (
 // a segment may come from outside, without anyone telling.
 const recheckInterval = 20 * time.Millisecond
 
-// allocate returns a free slot. It makes a segment if the cap leaves room, or waits for
+// Allocate returns a free slot. It makes a segment if the cap leaves room, or waits for
 // the eviction and the barrier that free a slot.
-func (rc *reclaimer) allocate(slotBytes int64) (index.Ref, error) {
+func (rc *Reclaimer) Allocate(slotBytes int64) (index.Ref, error) {
 	var timeout, recheck <-chan time.Time
-	if rc.space.starved(slotBytes) {
+	if rc.Space.starved(slotBytes) {
 		return index.NoRef, fmt.Errorf("no room for a slot of %d bytes: %w: %w", slotBytes, store.ErrBusy, errNoRoom)
 	}
 	for {
-		ref, freed, grow := rc.space.take(slotBytes)
+		ref, freed, grow := rc.Space.take(slotBytes)
 		if ref != index.NoRef {
 			rc.relieve(slotBytes, false)
 			return ref, nil
@@ -34,22 +34,22 @@ func (rc *reclaimer) allocate(slotBytes int64) (index.Ref, error) {
 			freed = nil
 		}
 		if timeout == nil {
-			timer := time.NewTimer(rc.slotWait)
+			timer := time.NewTimer(rc.SlotWait)
 			defer timer.Stop()
 			timeout = timer.C
 			ticker := time.NewTicker(recheckInterval)
 			defer ticker.Stop()
 			recheck = ticker.C
-			rc.space.wait(slotBytes, 1)
-			defer rc.space.wait(slotBytes, -1)
+			rc.Space.wait(slotBytes, 1)
+			defer rc.Space.wait(slotBytes, -1)
 		}
 		rc.relieve(slotBytes, true)
 		select {
 		case <-freed:
 		case <-recheck:
 		case <-timeout:
-			return index.NoRef, fmt.Errorf("no slot was freed within %v: %w", rc.slotWait, store.ErrBusy)
-		case <-rc.space.journal.Failed():
+			return index.NoRef, fmt.Errorf("no slot was freed within %v: %w", rc.SlotWait, store.ErrBusy)
+		case <-rc.Space.Journal.Failed():
 			return index.NoRef, fmt.Errorf("journal failed: %w", store.ErrIO)
 		}
 	}

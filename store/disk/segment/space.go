@@ -1,4 +1,4 @@
-package disk
+package segment
 
 import (
 	"cmp"
@@ -20,47 +20,47 @@ import (
 	"github.com/kvconn/kvconn/store/disk/report"
 )
 
-// spaceOptions are what a space works with.
-type spaceOptions struct {
-	fs fsio.FS
-	// root is the store's directory, dir that of the segments, others those beside it where
+// Options are what a space works with.
+type Options struct {
+	FS fsio.FS
+	// Root is the store's directory, dir that of the segments, others those beside it where
 	// files may be set aside, journalDir that of the journal.
-	root, dir, journalDir string
-	others                []string
-	// fixed are the names in root of which the sizes are counted elsewhere.
-	fixed   map[string]bool
-	store   format.StoreID
-	table   *index.Table
-	journal *journal.Journal
-	direct  bool
-	report  *report.Report
-	// nextID is the number of the next segment to make; awaited are the slots of the segments
+	Root, Dir, JournalDir string
+	Others                []string
+	// Fixed are the names in root of which the sizes are counted elsewhere.
+	Fixed   map[string]bool
+	Store   format.StoreID
+	Table   *index.Table
+	Journal *journal.Journal
+	Direct  bool
+	Report  *report.Report
+	// NextID is the number of the next segment to make; awaited are the slots of the segments
 	// that the disk does not give, where the journal knows them.
-	nextID  uint32
-	awaited map[uint32]uint32
+	NextID  uint32
+	Awaited map[uint32]uint32
 }
 
-// newSpace returns a space without segments.
-func newSpace(o spaceOptions, l limits) *space {
-	return &space{
-		spaceOptions: o, limits: l,
-		classes: make(map[int64]*class), segments: make(map[uint32]*segment),
+// New returns a space without segments.
+func New(o Options, l Limits) *Space {
+	return &Space{
+		Options: o, Limits: l,
+		classes: make(map[int64]*class), segments: make(map[uint32]*Segment),
 		slotFaults: slotFaults{bad: make(map[index.Ref]struct{}), suspects: make(map[index.Ref]suspect)},
 	}
 }
 
 const (
-	segmentPrefix = "seg-"
-	segmentSuffix = ".kv"
+	Prefix = "seg-"
+	Suffix = ".kv"
 )
 
-// segmentIDOf returns the number of the segment whose file has that name.
-func segmentIDOf(name string) (uint32, bool) {
-	digits, ok := strings.CutPrefix(name, segmentPrefix)
+// IDOf returns the number of the segment whose file has that name.
+func IDOf(name string) (uint32, bool) {
+	digits, ok := strings.CutPrefix(name, Prefix)
 	if !ok {
 		return 0, false
 	}
-	digits, ok = strings.CutSuffix(digits, segmentSuffix)
+	digits, ok = strings.CutSuffix(digits, Suffix)
 	if !ok {
 		return 0, false
 	}
@@ -68,21 +68,21 @@ func segmentIDOf(name string) (uint32, bool) {
 	return uint32(id), err == nil
 }
 
-// slotBytes is the size of the slot that a payload needs.
-func slotBytes(payloadBytes int) int64 {
+// SlotBytes is the size of the slot that a payload needs.
+func SlotBytes(payloadBytes int) int64 {
 	return int64(format.HeaderBytes + fsio.AlignUp(payloadBytes))
 }
 
-// refAlign is what the first reference of every segment is a multiple of, so that a table
+// RefAlign is what the first reference of every segment is a multiple of, so that a table
 // with one entry for that many slots leads from a reference to its segment.
-const refAlign = 64
+const RefAlign = 64
 
-// segment is an open segment file.
-type segment struct {
+// Segment is an open segment file.
+type Segment struct {
 	format.Segment
-	file     fsio.File
-	path     string
-	base     index.Ref
+	File     fsio.File
+	Path     string
+	Base     index.Ref
 	physical int64 // bytes set aside for it under the cap
 	class    *class
 	// made is the index's clock when the segment was made, 0 if it was there at open.
@@ -91,8 +91,8 @@ type segment struct {
 	dirty atomic.Bool
 	// writing is the number of slots given out and not committed yet.
 	writing atomic.Int64
-	// noted is the generation of the journal that surely has the segment; the committer's.
-	noted uint64
+	// Noted is the generation of the journal that surely has the segment; the committer's.
+	Noted uint64
 	// retired segments give out no slots, bad is how many of the slots are set aside;
 	// both are guarded by space.mu.
 	retired bool
@@ -101,30 +101,30 @@ type segment struct {
 	// unread ones until their headers have been read, frozen ones, whose file cannot be put
 	// right, as long as the store is open.
 	withheld, unread atomic.Bool
-	frozen           bool
+	Frozen           bool
 }
 
-// slots are the references of the segment's slots.
-func (g *segment) slots() index.Range { return index.Range{Base: g.base, Slots: g.Slots} }
+// Range are the references of the segment's slots.
+func (g *Segment) Range() index.Range { return index.Range{Base: g.Base, Slots: g.Slots} }
 
-// markDirty notes that a payload is being written, or was.
-func (g *segment) markDirty() { g.dirty.Store(true) }
+// MarkDirty notes that a payload is being written, or was.
+func (g *Segment) MarkDirty() { g.dirty.Store(true) }
 
-// settled notes that a slot which was given out is committed or will not be.
-func (g *segment) settled() { g.writing.Add(-1) }
+// Settled notes that a slot which was given out is committed or will not be.
+func (g *Segment) Settled() { g.writing.Add(-1) }
 
-// isUnread reports whether the headers of the segment have not all been read.
-func (g *segment) isUnread() bool { return g.unread.Load() }
+// IsUnread reports whether the headers of the segment have not all been read.
+func (g *Segment) IsUnread() bool { return g.unread.Load() }
 
-// location is where a slot is.
-func (g *segment) location(ref index.Ref) journal.Location {
-	return journal.Location{Segment: g.ID, Slot: uint32(ref - g.base)}
+// Location is where a slot is.
+func (g *Segment) Location(ref index.Ref) journal.Location {
+	return journal.Location{Segment: g.ID, Slot: uint32(ref - g.Base)}
 }
 
 // class is all that has to do with slots of one size.
 type class struct {
 	slotBytes int64
-	segments  []*segment
+	segments  []*Segment
 	slots     int64       // in all segments
 	free      []index.Ref // may be written
 	pending   int64       // wait for a barrier
@@ -137,15 +137,15 @@ type class struct {
 	making  bool
 }
 
-// space keeps the segments, their free slots and the accounting of physical bytes. No
+// Space keeps the segments, their free slots and the accounting of physical bytes. No
 // lock is held while it makes or removes a file.
-type space struct {
-	spaceOptions
-	limits
+type Space struct {
+	Options
+	Limits
 
 	mu       sync.Mutex
 	classes  map[int64]*class
-	segments map[uint32]*segment
+	segments map[uint32]*Segment
 	// bytes are the physical bytes of all files in the directory of segments: those in
 	// use, those being made or given up, those set aside.
 	bytes        int64
@@ -171,23 +171,23 @@ type space struct {
 	noSegment report.Incident // a segment could not be made
 
 	refMu sync.RWMutex
-	byRef []*segment
+	byRef []*Segment
 }
 
-// at returns the segment of a slot.
-func (p *space) at(ref index.Ref) *segment {
+// At returns the segment of a slot.
+func (p *Space) At(ref index.Ref) *Segment {
 	p.refMu.RLock()
 	defer p.refMu.RUnlock()
-	if int(ref/refAlign) >= len(p.byRef) {
+	if int(ref/RefAlign) >= len(p.byRef) {
 		return nil
 	}
-	return p.byRef[ref/refAlign]
+	return p.byRef[ref/RefAlign]
 }
 
-func (p *space) setRefs(g *segment, value *segment) {
+func (p *Space) setRefs(g *Segment, value *Segment) {
 	p.refMu.Lock()
 	defer p.refMu.Unlock()
-	first, last := int(g.base/refAlign), int((g.base+index.Ref(g.Slots)-1)/refAlign)
+	first, last := int(g.Base/RefAlign), int((g.Base+index.Ref(g.Slots)-1)/RefAlign)
 	for len(p.byRef) <= last {
 		p.byRef = append(p.byRef, nil)
 	}
@@ -196,10 +196,10 @@ func (p *space) setRefs(g *segment, value *segment) {
 	}
 }
 
-func roundRefs(slots uint32) uint32 { return (slots + refAlign - 1) &^ (refAlign - 1) }
+func RoundRefs(slots uint32) uint32 { return (slots + RefAlign - 1) &^ (RefAlign - 1) }
 
 // classOf returns the class of a slot size. p.mu is held.
-func (p *space) classOf(slotBytes int64) *class {
+func (p *Space) classOf(slotBytes int64) *class {
 	c := p.classes[slotBytes]
 	if c == nil {
 		c = &class{slotBytes: slotBytes, freed: make(chan struct{})}
@@ -224,7 +224,7 @@ const (
 
 // plan returns the segment to make next for a class, or false if there is no room.
 // p.mu is held.
-func (p *space) plan(c *class) (format.Segment, int64, bool) {
+func (p *Space) plan(c *class) (format.Segment, int64, bool) {
 	const overhead = segmentSlackBytes + format.HeaderBytes
 	each := c.slotBytes + extentBytes
 	slots := (min(p.capRoom(), p.freeRoom(c.slots > 0)) - overhead) / (each + reservedOfSlot)
@@ -233,20 +233,20 @@ func (p *space) plan(c *class) (format.Segment, int64, bool) {
 	if slots < 1 || slots < want/minShrunkSegments && c.slots > 0 {
 		return format.Segment{}, 0, false
 	}
-	s := format.Segment{Store: p.store, ID: p.nextID, Slots: uint32(slots), SlotBytes: c.slotBytes}
+	s := format.Segment{Store: p.Store, ID: p.NextID, Slots: uint32(slots), SlotBytes: c.slotBytes}
 	return s, s.FileBytes() + slots*extentBytes + segmentSlackBytes, true
 }
 
 // take returns a free slot, or the channel that is closed when there may be one. grow says
 // that the caller should make a segment first.
-func (p *space) take(slotBytes int64) (ref index.Ref, freed <-chan struct{}, grow bool) {
+func (p *Space) take(slotBytes int64) (ref index.Ref, freed <-chan struct{}, grow bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.classOf(slotBytes)
 	if n := len(c.free); n > 0 {
 		ref = c.free[n-1]
 		c.free = c.free[:n-1]
-		p.at(ref).writing.Add(1)
+		p.At(ref).writing.Add(1)
 		return ref, nil, false
 	}
 	if !c.making && p.mayMake() {
@@ -259,7 +259,7 @@ func (p *space) take(slotBytes int64) (ref index.Ref, freed <-chan struct{}, gro
 }
 
 // grow makes the segment for which take set making, if there still is room for it.
-func (p *space) grow(slotBytes int64) (made bool, err error) {
+func (p *Space) grow(slotBytes int64) (made bool, err error) {
 	p.mu.Lock()
 	c := p.classOf(slotBytes)
 	head, physical, ok := p.plan(c)
@@ -268,10 +268,10 @@ func (p *space) grow(slotBytes int64) (made bool, err error) {
 		// Counted before it is made, so that no moment sees the cap passed.
 		p.bytes += physical
 		p.slots += int64(head.Slots)
-		p.nextID++
+		p.NextID++
 	}
 	p.mu.Unlock()
-	var g *segment
+	var g *Segment
 	if ok {
 		if err = p.checkRoom(physical, margin); err == nil {
 			g, err = p.create(head, physical)
@@ -299,26 +299,26 @@ func (p *space) grow(slotBytes int64) (made bool, err error) {
 	p.adopt(g)
 	// Taken from the end: ascending slots make long extents.
 	for i := g.Slots; i > 0; i-- {
-		c.free = append(c.free, g.base+index.Ref(i-1))
+		c.free = append(c.free, g.Base+index.Ref(i-1))
 	}
 	return true, nil
 }
 
-func (p *space) segmentPath(id uint32) string {
-	return filepath.Join(p.dir, fmt.Sprintf("%s%08d%s", segmentPrefix, id, segmentSuffix))
+func (p *Space) segmentPath(id uint32) string {
+	return filepath.Join(p.Dir, fmt.Sprintf("%s%08d%s", Prefix, id, Suffix))
 }
 
 // errFileLeft says that a segment could not be made and its file not be removed.
 var errFileLeft = errors.New("the file is still there")
 
 // create makes and preallocates a segment file.
-func (p *space) create(head format.Segment, physical int64) (*segment, error) {
+func (p *Space) create(head format.Segment, physical int64) (*Segment, error) {
 	path := p.segmentPath(head.ID)
-	f, err := p.fs.OpenFile(path, true, p.direct)
+	f, err := p.FS.OpenFile(path, true, p.Direct)
 	if err != nil {
 		return nil, fmt.Errorf("make segment: %w", err)
 	}
-	g := &segment{Segment: head, file: f, path: path, physical: physical, made: p.table.Clock()}
+	g := &Segment{Segment: head, File: f, Path: path, physical: physical, made: p.Table.Clock()}
 	header := store.AlignedBuffer(format.HeaderBytes)
 	head.Encode(header)
 	err = f.Allocate(head.FileBytes())
@@ -329,19 +329,19 @@ func (p *space) create(head format.Segment, physical int64) (*segment, error) {
 		err = f.Datasync()
 	}
 	if err == nil {
-		err = p.fs.SyncDir(p.dir)
+		err = p.FS.SyncDir(p.Dir)
 	}
 	if err == nil {
-		err = p.journal.PutSegment(journal.Segment{ID: head.ID, Slots: head.Slots, SlotBytes: head.SlotBytes})
+		err = p.Journal.PutSegment(journal.Segment{ID: head.ID, Slots: head.Slots, SlotBytes: head.SlotBytes})
 	}
 	if err == nil {
-		if g.base, err = p.table.AddSlots(roundRefs(head.Slots)); err != nil {
-			err = errors.Join(err, p.journal.DeleteSegment(head.ID))
+		if g.Base, err = p.Table.AddSlots(RoundRefs(head.Slots)); err != nil {
+			err = errors.Join(err, p.Journal.DeleteSegment(head.ID))
 		}
 	}
 	if err != nil {
 		err = errors.Join(fmt.Errorf("make segment %s: %w", path, err), f.Close())
-		if p.fs.Remove(path) != nil {
+		if p.FS.Remove(path) != nil {
 			err = fmt.Errorf("%w: %w", errFileLeft, err)
 		}
 		return nil, err
@@ -350,7 +350,7 @@ func (p *space) create(head format.Segment, physical int64) (*segment, error) {
 }
 
 // adopt adds a segment to the tables. p.mu is held.
-func (p *space) adopt(g *segment) {
+func (p *Space) adopt(g *Segment) {
 	c := p.classOf(g.SlotBytes)
 	g.class = c
 	c.segments = append(c.segments, g)
@@ -362,19 +362,19 @@ func (p *space) adopt(g *segment) {
 
 // track tells the index what of a segment may be evicted: nothing while its headers are
 // unread, and of one that takes no new records all or nothing, as of a class of its own.
-func (p *space) track(g *segment) {
+func (p *Space) track(g *Segment) {
 	switch {
 	case g.unread.Load():
-	case g.frozen:
-		p.table.Track(-g.SlotBytes, g.slots(), g.made)
+	case g.Frozen:
+		p.Table.Track(-g.SlotBytes, g.Range(), g.made)
 	default:
-		p.table.Track(g.SlotBytes, g.slots(), g.made)
+		p.Table.Track(g.SlotBytes, g.Range(), g.made)
 	}
 }
 
 // idle is the number of slots without a record: free, waiting for a barrier, resting or
 // bad. p.mu is held.
-func (p *space) idle() int64 {
+func (p *Space) idle() int64 {
 	n := int64(len(p.bad)) + p.coolingSlots()
 	for _, c := range p.classes {
 		n += int64(len(c.free)) + c.pending
@@ -382,15 +382,15 @@ func (p *space) idle() int64 {
 	return n
 }
 
-// allSegments returns all segments in the order of their numbers.
-func (p *space) allSegments() []*segment {
+// AllSegments returns all segments in the order of their numbers.
+func (p *Space) AllSegments() []*Segment {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.SortedFunc(maps.Values(p.segments), func(a, b *segment) int { return cmp.Compare(a.ID, b.ID) })
+	return slices.SortedFunc(maps.Values(p.segments), func(a, b *Segment) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// inUse returns the segments that are not being given up.
-func (p *space) inUse() (out []*segment) {
+// InUse returns the segments that are not being given up.
+func (p *Space) InUse() (out []*Segment) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.classes {
@@ -399,28 +399,28 @@ func (p *space) inUse() (out []*segment) {
 	return out
 }
 
-// byID returns all segments by their numbers.
-func (p *space) byID() map[uint32]*segment {
+// ByID returns all segments by their numbers.
+func (p *Space) ByID() map[uint32]*Segment {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.segments)
 }
 
-// closeFiles closes the files of all segments.
-func (p *space) closeFiles() (err error) {
+// CloseFiles closes the files of all segments.
+func (p *Space) CloseFiles() (err error) {
 	for _, g := range p.segments {
-		err = errors.Join(err, g.file.Close())
+		err = errors.Join(err, g.File.Close())
 	}
 	return err
 }
 
-// refOf is the reference of a slot, or none if its segment is not there.
-func (p *space) refOf(at journal.Location) index.Ref {
+// RefOf is the reference of a slot, or none if its segment is not there.
+func (p *Space) RefOf(at journal.Location) index.Ref {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g := p.segments[at.Segment]
 	if at == journal.NoLocation || g == nil || at.Slot >= g.Slots {
 		return index.NoRef
 	}
-	return g.base + index.Ref(at.Slot)
+	return g.Base + index.Ref(at.Slot)
 }

@@ -1,4 +1,4 @@
-package disk
+package segment
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ func TestDefaultMinFree(t *testing.T) {
 		{-1, 1000 * gib, 0},
 		{7 * gib, 1000 * gib, 7 * gib},
 	} {
-		if got := (minFreeRule{bytes: c.option}).of(c.total); got != c.want {
+		if got := (MinFree{Bytes: c.option}).of(c.total); got != c.want {
 			t.Errorf("option %d, file system of %d: %d, want %d", c.option, c.total, got, c.want)
 		}
 	}
@@ -26,8 +26,8 @@ func TestDefaultMinFree(t *testing.T) {
 // not over.
 func TestNoRoomForASegmentDoesNotEndAnIncident(t *testing.T) {
 	var log bytes.Buffer
-	p := newSpace(spaceOptions{}, limits{})
-	rc := newReclaimer(reclaimerOptions{space: p, logger: slog.New(slog.NewTextHandler(&log, nil))})
+	p := New(Options{}, Limits{})
+	rc := NewReclaimer(ReclaimerOptions{Space: p, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	p.noSegment.Begins()
 	rc.grow(8192)
 	if log.Len() > 0 || !p.noSegment.On() {

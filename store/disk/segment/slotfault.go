@@ -1,4 +1,4 @@
-package disk
+package segment
 
 import (
 	"time"
@@ -43,9 +43,9 @@ const (
 	badSlots, badPart = 8, 8
 )
 
-// mayWrite reports whether a write may be tried: while the disk refuses all of them only
+// MayWrite reports whether a write may be tried: while the disk refuses all of them only
 // now and then.
-func (p *space) mayWrite(now time.Time) bool {
+func (p *Space) MayWrite(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.streak < longStreak {
@@ -58,9 +58,9 @@ func (p *space) mayWrite(now time.Time) bool {
 	return true
 }
 
-// wrote notes that the write into a slot succeeded. It reports whether that ends a time in
+// Wrote notes that the write into a slot succeeded. It reports whether that ends a time in
 // which the disk refused writes.
-func (p *space) wrote(ref index.Ref) (over bool) {
+func (p *Space) Wrote(ref index.Ref) (over bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.written++
@@ -71,10 +71,10 @@ func (p *space) wrote(ref index.Ref) (over bool) {
 	return p.refusing.Ends()
 }
 
-// writeFailed takes back a slot that take gave and whose write failed. It reports whether
+// WriteFailed takes back a slot that take gave and whose write failed. It reports whether
 // the disk has begun to refuse writes.
-func (p *space) writeFailed(ref index.Ref, err error, now time.Time) (refusing bool) {
-	g := p.at(ref)
+func (p *Space) WriteFailed(ref index.Ref, err error, now time.Time) (refusing bool) {
+	g := p.At(ref)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g.writing.Add(-1)
@@ -94,16 +94,16 @@ func (p *space) writeFailed(ref index.Ref, err error, now time.Time) (refusing b
 }
 
 // freeLast puts a slot where it is taken last. p.mu is held.
-func (p *space) freeLast(ref index.Ref) {
-	c := p.at(ref).class
+func (p *Space) freeLast(ref index.Ref) {
+	c := p.At(ref).class
 	c.free = append(c.free, ref)
 	copy(c.free[1:], c.free)
 	c.free[0] = ref
 	c.wake()
 }
 
-// coolDown makes those suspects free whose pause is over.
-func (p *space) coolDown(now time.Time) {
+// CoolDown makes those suspects free whose pause is over.
+func (p *Space) CoolDown(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for ref, e := range p.suspects {
@@ -116,7 +116,7 @@ func (p *space) coolDown(now time.Time) {
 }
 
 // cooling is how many slots rest. p.mu is held.
-func (p *space) coolingSlots() (n int64) {
+func (p *Space) coolingSlots() (n int64) {
 	for _, e := range p.suspects {
 		if e.cooling {
 			n++
@@ -125,7 +125,7 @@ func (p *space) coolingSlots() (n int64) {
 	return n
 }
 
-func (p *space) isBad(ref index.Ref) bool {
+func (p *Space) isBad(ref index.Ref) bool {
 	if len(p.bad) == 0 {
 		return false
 	}
@@ -134,14 +134,14 @@ func (p *space) isBad(ref index.Ref) bool {
 }
 
 // setBad sets a slot aside, which holds no record and is in no list. p.mu is held.
-func (p *space) setBad(ref index.Ref) {
+func (p *Space) setBad(ref index.Ref) {
 	p.bad[ref] = struct{}{}
-	p.at(ref).bad++
+	p.At(ref).bad++
 }
 
-// spoil sets aside the slot of a record that could not be read. The committer calls it
+// Spoil sets aside the slot of a record that could not be read. The committer calls it
 // when it has taken the record out of the index.
-func (p *space) spoil(ref index.Ref) {
+func (p *Space) Spoil(ref index.Ref) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.isBad(ref) {
@@ -151,7 +151,7 @@ func (p *space) spoil(ref index.Ref) {
 
 // spoilt returns a segment with too many bad slots. One whose headers are being read waits:
 // what they name would be added to a segment that is no more. p.mu is held.
-func (p *space) spoilt() *segment {
+func (p *Space) spoilt() *Segment {
 	if len(p.bad) == 0 {
 		return nil
 	}
@@ -165,15 +165,15 @@ func (p *space) spoilt() *segment {
 
 // forgetFaults forgets what is known of a segment's slots: the suspects, and with all set
 // the bad ones, too. p.mu is held.
-func (p *space) forgetFaults(g *segment, all bool) {
-	end := g.base + index.Ref(g.Slots)
+func (p *Space) forgetFaults(g *Segment, all bool) {
+	end := g.Base + index.Ref(g.Slots)
 	for ref := range p.suspects {
-		if ref >= g.base && ref < end {
+		if ref >= g.Base && ref < end {
 			delete(p.suspects, ref)
 		}
 	}
 	for ref := range p.bad {
-		if all && ref >= g.base && ref < end {
+		if all && ref >= g.Base && ref < end {
 			delete(p.bad, ref)
 		}
 	}

@@ -1,4 +1,4 @@
-package disk
+package segment
 
 import (
 	"errors"
@@ -12,20 +12,20 @@ import (
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
 
-// addPending notes slots whose deletion is committed but not yet durable.
-func (p *space) addPending(refs []index.Ref) {
+// AddPending notes slots whose deletion is committed but not yet durable.
+func (p *Space) AddPending(refs []index.Ref) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ref := range refs {
-		if g := p.at(ref); !g.retired && !g.withheld.Load() && !p.isBad(ref) {
+		if g := p.At(ref); !g.retired && !g.withheld.Load() && !p.isBad(ref) {
 			g.class.pending++
 			p.pending = append(p.pending, ref)
 		}
 	}
 }
 
-// takePending returns the slots that the barrier about to start will make free.
-func (p *space) takePending() []index.Ref {
+// TakePending returns the slots that the barrier about to start will make free.
+func (p *Space) TakePending() []index.Ref {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	out := p.pending
@@ -33,18 +33,18 @@ func (p *space) takePending() []index.Ref {
 	return out
 }
 
-// release makes slots free, after a barrier, or pending again if ok is false or someone
+// Release makes slots free, after a barrier, or pending again if ok is false or someone
 // still holds them.
-func (p *space) release(refs []index.Ref, ok bool) {
+func (p *Space) Release(refs []index.Ref, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ref := range refs {
-		g := p.at(ref)
+		g := p.At(ref)
 		switch {
 		case g == nil:
 		case g.retired:
 			g.class.pending--
-		case !ok || p.table.Pinned(ref):
+		case !ok || p.Table.Pinned(ref):
 			p.pending = append(p.pending, ref)
 		default:
 			g.class.pending--
@@ -58,18 +58,18 @@ func (p *space) release(refs []index.Ref, ok bool) {
 	}
 }
 
-// anyPending reports whether slots wait for a barrier.
-func (p *space) anyPending() bool {
+// AnyPending reports whether slots wait for a barrier.
+func (p *Space) AnyPending() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.pending) > 0
 }
 
 // takeDirty returns the segments written to since the last call.
-func (p *space) takeDirty() []*segment {
+func (p *Space) takeDirty() []*Segment {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var out []*segment
+	var out []*Segment
 	for _, g := range p.segments {
 		if g.dirty.Swap(false) {
 			out = append(out, g)
@@ -82,8 +82,8 @@ func (p *space) takeDirty() []*segment {
 // device that are asked for together.
 const syncers = 8
 
-// sync makes the payloads durable that were written since the last call.
-func (p *space) sync() error {
+// Sync makes the payloads durable that were written since the last call.
+func (p *Space) Sync() error {
 	dirty := p.takeDirty()
 	var next atomic.Int64
 	var wg sync.WaitGroup
@@ -91,7 +91,7 @@ func (p *space) sync() error {
 	for range min(syncers, len(dirty)) {
 		wg.Go(func() {
 			for i := int(next.Add(1)) - 1; i < len(dirty); i = int(next.Add(1)) - 1 {
-				if err := dirty[i].file.Datasync(); err != nil {
+				if err := dirty[i].File.Datasync(); err != nil {
 					dirty[i].dirty.Store(true)
 					errs[i] = fmt.Errorf("%w: %w", store.ErrIO, err)
 				}
@@ -102,14 +102,14 @@ func (p *space) sync() error {
 	return errors.Join(errs...)
 }
 
-// admit makes the empty slots of a segment that was read pending: whatever was found in
+// Admit makes the empty slots of a segment that was read pending: whatever was found in
 // them and dropped is durably gone after the next barrier. The committer calls it.
-func (p *space) admit(g *segment) {
+func (p *Space) Admit(g *Segment) {
 	p.mu.Lock()
 	g.unread.Store(false) // it may be given up from here on
 	p.track(g)
 	p.mu.Unlock()
-	empty := p.table.Survey(g.slots(), nil)
+	empty := p.Table.Survey(g.Range(), nil)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !g.retired {
@@ -119,8 +119,8 @@ func (p *space) admit(g *segment) {
 
 // offer makes the slots of a segment that hold no record pending, unless it takes no new
 // ones. p.mu is held.
-func (p *space) offer(g *segment, empty []index.Ref) {
-	if g.frozen {
+func (p *Space) offer(g *Segment, empty []index.Ref) {
+	if g.Frozen {
 		return
 	}
 	g.withheld.Store(false)
@@ -132,12 +132,12 @@ func (p *space) offer(g *segment, empty []index.Ref) {
 	}
 }
 
-// withoutBad leaves out the records of a segment whose slots were set aside since they were read.
-func (p *space) withoutBad(g *segment, records []journal.Record) []journal.Record {
+// WithoutBad leaves out the records of a segment whose slots were set aside since they were read.
+func (p *Space) WithoutBad(g *Segment, records []journal.Record) []journal.Record {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.bad) == 0 {
 		return records
 	}
-	return slices.DeleteFunc(records, func(r journal.Record) bool { return p.isBad(g.base + index.Ref(r.Location.Slot)) })
+	return slices.DeleteFunc(records, func(r journal.Record) bool { return p.isBad(g.Base + index.Ref(r.Location.Slot)) })
 }

@@ -1,4 +1,4 @@
-package disk
+package segment
 
 import (
 	"context"
@@ -8,16 +8,16 @@ import (
 	"github.com/kvconn/kvconn/store/disk/report"
 )
 
-// evictJob is a step of reclaiming that changes the index: want records of a class go, or all
+// EvictJob is a step of reclaiming that changes the index: want records of a class go, or all
 // records of a segment, or a retired segment gets its slots back.
-type evictJob struct {
-	slotBytes int64 // of the class
-	want      int
-	segment   *segment
-	restore   bool
-	evicted   int
-	left      int // records of the segment that could not be removed yet
-	err       error
+type EvictJob struct {
+	SlotBytes int64 // of the class
+	Want      int
+	Segment   *Segment
+	Restore   bool
+	Evicted   int
+	Left      int // records of the segment that could not be removed yet
+	Err       error
 }
 
 // barrier makes what was changed durable.
@@ -32,29 +32,29 @@ type barrier interface {
 	Wait(ctx context.Context) error
 }
 
-// reclaimerOptions are what a reclaimer works with.
-type reclaimerOptions struct {
-	space   *space
-	barrier barrier
-	// commit has the one goroutine that changes the index do a job, and waits for it.
-	commit func(*evictJob)
-	// slotWait is how long a write waits for a slot.
-	slotWait time.Duration
-	logger   *slog.Logger
+// ReclaimerOptions are what a reclaimer works with.
+type ReclaimerOptions struct {
+	Space   *Space
+	Barrier barrier
+	// Commit has the one goroutine that changes the index do a job, and waits for it.
+	Commit func(*EvictJob)
+	// SlotWait is how long a write waits for a slot.
+	SlotWait time.Duration
+	Logger   *slog.Logger
 }
 
-// reclaimer finds slots for writes: it evicts records, has segments made, and gives segments up
+// Reclaimer finds slots for writes: it evicts records, has segments made, and gives segments up
 // where room is needed for something else. See shrink.go.
-type reclaimer struct {
-	reclaimerOptions
+type Reclaimer struct {
+	ReclaimerOptions
 	evictSignal chan struct{}
 	wakeup      chan struct{}
 	failed      report.Incident // a step of a retirement failed
 	nothing     report.Incident // nothing is left to give up though the file system is too full
 }
 
-func newReclaimer(o reclaimerOptions) *reclaimer {
-	return &reclaimer{reclaimerOptions: o, evictSignal: make(chan struct{}, 1), wakeup: make(chan struct{}, 1)}
+func NewReclaimer(o ReclaimerOptions) *Reclaimer {
+	return &Reclaimer{ReclaimerOptions: o, evictSignal: make(chan struct{}, 1), wakeup: make(chan struct{}, 1)}
 }
 
 const (
@@ -70,7 +70,7 @@ const (
 )
 
 // need returns how many records of a class should be evicted now. p.mu is held.
-func (p *space) need(c *class) int {
+func (p *Space) need(c *class) int {
 	if c.making {
 		return 0 // the segment that is being made brings the slots
 	}
@@ -82,7 +82,7 @@ func (p *space) need(c *class) int {
 }
 
 // wait counts writers that wait for a slot of a class.
-func (p *space) wait(slotBytes int64, n int) {
+func (p *Space) wait(slotBytes int64, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.classOf(slotBytes).waiting += n
@@ -90,8 +90,8 @@ func (p *space) wait(slotBytes int64, n int) {
 
 // relieve wakes the evictor if a class runs out of free slots, and the barrier if writers
 // wait for slots that only need one.
-func (rc *reclaimer) relieve(slotBytes int64, waiting bool) {
-	p := rc.space
+func (rc *Reclaimer) relieve(slotBytes int64, waiting bool) {
+	p := rc.Space
 	p.mu.Lock()
 	c := p.classOf(slotBytes)
 	need := p.need(c)
@@ -108,19 +108,19 @@ func (rc *reclaimer) relieve(slotBytes int64, waiting bool) {
 		}
 	}
 	if short || waiting {
-		rc.barrier.Request()
+		rc.Barrier.Request()
 	}
 }
 
-// evictor frees slots until the store stops.
-func (rc *reclaimer) evictor(ctx context.Context) {
+// Evictor frees slots until the store stops.
+func (rc *Reclaimer) Evictor(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-rc.evictSignal:
 		}
-		for _, c := range rc.space.pressedClasses() {
+		for _, c := range rc.Space.pressedClasses() {
 			rc.makeAhead(c)
 			rc.relieveClass(ctx, c)
 		}
@@ -129,7 +129,7 @@ func (rc *reclaimer) evictor(ctx context.Context) {
 
 // growAhead reports whether a class will soon use up its slots and may grow: a writer
 // should not have to wait for a segment to be made. p.mu is held.
-func (p *space) growAhead(c *class) bool {
+func (p *Space) growAhead(c *class) bool {
 	if c.making || !p.mayMake() || c.slots == 0 || int64(len(c.free))*c.slotBytes >= min(aheadBytes, p.nominal/2) {
 		return false
 	}
@@ -141,9 +141,9 @@ func (p *space) growAhead(c *class) bool {
 const aheadBytes = 64 << 20
 
 // makeAhead makes segments for a class until it has slots for a while.
-func (rc *reclaimer) makeAhead(c *class) {
+func (rc *Reclaimer) makeAhead(c *class) {
 	for {
-		p := rc.space
+		p := rc.Space
 		p.mu.Lock()
 		grow := p.growAhead(c)
 		c.making = c.making || grow
@@ -159,20 +159,20 @@ func (rc *reclaimer) makeAhead(c *class) {
 
 // grow makes a segment, unless the room for it is gone by now, and reports whether it did
 // not fail. Why the store does not grow is logged once, and once that it does again.
-func (rc *reclaimer) grow(slotBytes int64) bool {
-	made, err := rc.space.grow(slotBytes)
+func (rc *Reclaimer) grow(slotBytes int64) bool {
+	made, err := rc.Space.grow(slotBytes)
 	switch {
-	case made && rc.space.noSegment.Ends():
-		rc.logger.Info("store: segments can be made again")
-	case err != nil && rc.space.noSegment.Begins():
-		rc.logger.Warn("store: cannot make a segment: saves take the room of other records, or find none", "err", err,
+	case made && rc.Space.noSegment.Ends():
+		rc.Logger.Info("store: segments can be made again")
+	case err != nil && rc.Space.noSegment.Begins():
+		rc.Logger.Warn("store: cannot make a segment: saves take the room of other records, or find none", "err", err,
 			"remedy", "free space in the file system of the store, or lower max_bytes below what is free; see the kernel's log if the disk fails")
 	}
 	return err == nil
 }
 
 // pressedClasses returns the classes whose slots run out, once.
-func (p *space) pressedClasses() []*class {
+func (p *Space) pressedClasses() []*class {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []*class
@@ -187,30 +187,30 @@ func (p *space) pressedClasses() []*class {
 
 // relieveClass evicts until a class has its headroom, or until no record can go and no
 // writer waits.
-func (rc *reclaimer) relieveClass(ctx context.Context, c *class) {
+func (rc *Reclaimer) relieveClass(ctx context.Context, c *class) {
 	for ctx.Err() == nil {
-		p := rc.space
+		p := rc.Space
 		p.mu.Lock()
 		need, waiting := p.need(c), c.waiting
 		p.mu.Unlock()
 		if need == 0 || rc.roomComes(c) {
 			return
 		}
-		if rc.space.table.Chosen(c.slotBytes) == 0 && rc.chooseVictims(c) {
+		if rc.Space.Table.Chosen(c.slotBytes) == 0 && rc.chooseVictims(c) {
 			return // a segment of another class goes instead
 		}
-		job := &evictJob{slotBytes: c.slotBytes, want: min(need, evictLimit)}
-		rc.commit(job)
+		job := &EvictJob{SlotBytes: c.slotBytes, Want: min(need, evictLimit)}
+		rc.Commit(job)
 		if waiting > 0 {
-			rc.barrier.Request()
+			rc.Barrier.Request()
 		}
-		if job.err != nil {
+		if job.Err != nil {
 			return
 		}
-		if job.evicted > 0 {
+		if job.Evicted > 0 {
 			continue
 		}
-		if rc.space.table.Chosen(c.slotBytes) > 0 {
+		if rc.Space.Table.Chosen(c.slotBytes) > 0 {
 			continue // those chosen had been used or pinned since
 		}
 		if waiting > 0 {
@@ -222,12 +222,12 @@ func (rc *reclaimer) relieveClass(ctx context.Context, c *class) {
 }
 
 // press has the evictor look at classes.
-func (rc *reclaimer) press(classes ...*class) {
-	rc.space.mu.Lock()
+func (rc *Reclaimer) press(classes ...*class) {
+	rc.Space.mu.Lock()
 	for _, c := range classes {
 		c.pressed = true
 	}
-	rc.space.mu.Unlock()
+	rc.Space.mu.Unlock()
 	select {
 	case rc.evictSignal <- struct{}{}:
 	default:

@@ -1,4 +1,4 @@
-package disk
+package segment
 
 import (
 	"errors"
@@ -24,21 +24,21 @@ type asideFile struct {
 
 // findAside counts what was set aside, at this start or before, and the segments that
 // cannot be opened. What is counted already is left alone, as are segments that are being made.
-func (p *space) findAside() (err error) {
+func (p *Space) findAside() (err error) {
 	for _, dir := range p.asideDirs() {
-		entries, failed := p.fs.ReadDir(dir)
+		entries, failed := p.FS.ReadDir(dir)
 		if failed != nil {
 			err = errors.Join(err, fmt.Errorf("look for what was set aside: %w", failed))
 			continue
 		}
 		for _, e := range entries {
-			id, segment := segmentIDOf(e.Name())
-			segment = segment && dir == p.dir
+			id, segment := IDOf(e.Name())
+			segment = segment && dir == p.Dir
 			path := filepath.Join(dir, e.Name())
 			if !segment && !fsio.IsAside(e.Name()) || segment && p.counts(id) || p.isAside(path) {
 				continue
 			}
-			n, failed := p.fs.PhysicalBytes(path)
+			n, failed := p.FS.PhysicalBytes(path)
 			if failed != nil {
 				err = errors.Join(err, fmt.Errorf("measure what was set aside: %w", failed))
 				continue
@@ -50,50 +50,50 @@ func (p *space) findAside() (err error) {
 }
 
 // asideDirs are the directories where files may be set aside.
-func (p *space) asideDirs() []string {
-	dirs := []string{p.root, p.dir}
-	for _, name := range p.others {
-		dirs = append(dirs, filepath.Join(p.root, name))
+func (p *Space) asideDirs() []string {
+	dirs := []string{p.Root, p.Dir}
+	for _, name := range p.Others {
+		dirs = append(dirs, filepath.Join(p.Root, name))
 	}
 	return dirs
 }
 
 // counts reports whether a segment is in use or was made since the store opened: that is counted
 // by who made it.
-func (p *space) counts(id uint32) bool {
+func (p *Space) counts(id uint32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.segments[id] != nil || id >= p.firstMade
 }
 
 // isAside reports whether a file is counted among those set aside.
-func (p *space) isAside(path string) bool {
+func (p *Space) isAside(path string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.countsAside(path)
 }
 
 // countsAside is isAside; p.mu is held.
-func (p *space) countsAside(path string) bool {
+func (p *Space) countsAside(path string) bool {
 	return slices.ContainsFunc(p.aside, func(f asideFile) bool { return f.path == path })
 }
 
 // keepAside counts a file that was found, unless it is counted or is a segment that was opened
 // meanwhile.
-func (p *space) keepAside(f asideFile) {
+func (p *Space) keepAside(f asideFile) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.countsAside(f.path) {
 		return
 	}
-	if id, ok := segmentIDOf(filepath.Base(f.path)); ok && f.kept {
+	if id, ok := IDOf(filepath.Base(f.path)); ok && f.kept {
 		if p.segments[id] != nil {
 			return
 		}
 		const leastSlotBytes = format.HeaderBytes + fsio.Align
 		f.bytes += segmentSlackBytes
-		if f.slots = f.bytes / leastSlotBytes; p.awaited[id] > 0 {
-			f.slots = int64(p.awaited[id])
+		if f.slots = f.bytes / leastSlotBytes; p.Awaited[id] > 0 {
+			f.slots = int64(p.Awaited[id])
 		}
 	}
 	p.awaitedSlots += f.slots
@@ -102,7 +102,7 @@ func (p *space) keepAside(f asideFile) {
 }
 
 // dropAside counts a file no more that was set aside. p.mu is held.
-func (p *space) dropAside(path string) {
+func (p *Space) dropAside(path string) {
 	p.aside = slices.DeleteFunc(p.aside, func(f asideFile) bool {
 		if f.path == path {
 			p.bytes -= f.bytes
@@ -114,7 +114,7 @@ func (p *space) dropAside(path string) {
 
 // dueForRoom reports whether something that was set aside can go before any record. It is
 // due then. p.mu is held.
-func (p *space) dueForRoom() bool {
+func (p *Space) dueForRoom() bool {
 	for _, due := range [...]bool{true, false} {
 		for i := range p.aside {
 			if f := &p.aside[i]; f.due == due && !f.stuck && !f.kept {
@@ -128,7 +128,7 @@ func (p *space) dueForRoom() bool {
 
 // removeAside removes the files that are due, and others as long as room is needed. What
 // cannot be removed stays counted and is tried again.
-func (p *space) removeAside() (err error) {
+func (p *Space) removeAside() (err error) {
 	p.mu.Lock()
 	files := slices.Clone(p.aside)
 	p.mu.Unlock()
@@ -139,13 +139,13 @@ func (p *space) removeAside() (err error) {
 		if !due {
 			continue
 		}
-		if failed := fsio.RemoveTree(p.fs, f.path); failed != nil {
+		if failed := fsio.RemoveTree(p.FS, f.path); failed != nil {
 			p.setStuck(f.path)
 			err = errors.Join(err, fmt.Errorf("remove %s: %w", f.path, failed))
 			continue
 		}
 		// If the name comes back after a loss of power, the file is found at the start.
-		_ = p.fs.SyncDir(filepath.Dir(f.path))
+		_ = p.FS.SyncDir(filepath.Dir(f.path))
 		p.mu.Lock()
 		p.room.FreeBytes += f.bytes
 		p.dropAside(f.path)
@@ -154,7 +154,7 @@ func (p *space) removeAside() (err error) {
 	return err
 }
 
-func (p *space) setStuck(path string) {
+func (p *Space) setStuck(path string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range p.aside {
@@ -165,15 +165,15 @@ func (p *space) setStuck(path string) {
 }
 
 // asideBytes is what the files occupy that were set aside. p.mu is held.
-func (p *space) asideBytes() (n int64) {
+func (p *Space) asideBytes() (n int64) {
 	for _, f := range p.aside {
 		n += f.bytes
 	}
 	return n
 }
 
-// forgetAside counts a file no more that was set aside and is gone.
-func (p *space) forgetAside(path string) {
+// ForgetAside counts a file no more that was set aside and is gone.
+func (p *Space) ForgetAside(path string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.dropAside(path)
