@@ -11,22 +11,20 @@ import (
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
-// adoptJob asks the committer to make index and journal agree with record headers.
-type adoptJob struct {
-	segment      *segment.Segment
-	first, slots uint32
-	// records are what the headers name, in the order of their slots; unread are the slots
-	// whose headers the disk did not give, damaged counts those that are bad.
-	records []journal.Record
-	unread  []uint32
-	damaged int
-	// complete says that all slots of the segment were read: the journal vouches for it
-	// from now on, and its free slots can be written to.
-	complete bool
-	// again is set if the journal did not get everything the last time.
-	again bool
-	err   error
-	done  chan struct{}
+// adoptRequest is a job of the rebuild on its way to the committer.
+type adoptRequest struct {
+	job  *adoptJob
+	done chan struct{}
+}
+
+// adopt has the committer do a job of the rebuild. It reports false if the store closes.
+func (s *Store) adopt(job *adoptJob) bool {
+	r := &adoptRequest{job, make(chan struct{})}
+	if !s.commits.TryPush(commit{kind: commitAdopt, adopt: r}) {
+		return false
+	}
+	<-r.done
+	return true
 }
 
 // adopting is the committer's scratch memory for adoptions.
@@ -101,7 +99,7 @@ func (w *writes) writing(id index.ID) bool {
 func (c *committing) journalAdopted(job *adoptJob) error {
 	s, a := c.s, &c.adopting
 	for _, r := range a.removed {
-		if err := a.batch.DeleteRecord(s.space.At(r.Ref).Location(r.Ref)); err != nil {
+		if err := a.batch.DeleteRecord(s.space.LocationOf(r.Ref)); err != nil {
 			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 		a.freed = append(a.freed, r.Ref)
@@ -112,12 +110,9 @@ func (c *committing) journalAdopted(job *adoptJob) error {
 			continue
 		}
 		r := &job.records[i]
-		r.ParentAt = journal.NoLocation
+		r.ParentAt = s.space.LocationOf(f.ParentRef)
 		if f.ParentRef != index.NoRef {
 			r.Depth = f.Depth
-			if p := s.space.At(f.ParentRef); p != nil {
-				r.ParentAt = p.Location(f.ParentRef)
-			}
 		}
 		g := index.Group{Namespace: r.Namespace, Shard: r.Shard}
 		s.namespaces.FoundSize(g, int(r.Bytes))
@@ -145,7 +140,7 @@ func (c *committing) publishAdopted() {
 	}
 	for i := range a.found {
 		if f := &a.found[i]; f.Added {
-			s.rebuilt.found.Add(1)
+			s.rebuild.Found()
 			a.events = append(a.events, stored(f.ID, f.Parent))
 		}
 	}

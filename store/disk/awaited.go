@@ -21,23 +21,16 @@ const (
 	awaitLast  = time.Minute
 )
 
-// awaited are the segment files that the disk did not give.
-func (o *opening) awaited() []*segmentFile {
-	return slices.DeleteFunc(slices.Clone(o.files), func(f *segmentFile) bool { return !f.dismissed || !f.untold() })
-}
-
-// findsAll reports whether nothing is looked for any more that may hold records.
-func (s *Store) findsAll() bool { return !s.rebuilt.running() && s.awaiting.Load() == 0 }
-
-// awaitSegments asks for segments until all of them are there or the store stops.
-func (s *Store) awaitSegments(ctx context.Context, files []*segmentFile) {
+// Await asks for the segments that the disk did not give until all of them are there or ctx ends.
+func (r *rebuild) Await(ctx context.Context) {
+	files := r.s.missing
 	select {
 	case <-ctx.Done():
 		return
-	case <-s.rebuilt.ended:
+	case <-r.ended:
 	}
 	for pause := awaitFirst; len(files) > 0; pause = min(2*pause, awaitLast) {
-		if sleep(ctx, pause); ctx.Err() != nil {
+		if fsio.Sleep(ctx, pause); ctx.Err() != nil {
 			return
 		}
 		came := 0
@@ -45,57 +38,57 @@ func (s *Store) awaitSegments(ctx context.Context, files []*segmentFile) {
 			if ctx.Err() != nil {
 				return false
 			}
-			g, settled := s.askFor(f)
+			g, settled := r.askFor(f)
 			if g != nil {
-				if s.readHeaders(ctx, g); ctx.Err() != nil {
+				if r.readLate(ctx, g); ctx.Err() != nil {
 					return false
 				}
 				came++
 			}
 			if settled {
-				s.awaiting.Add(-1)
+				r.awaiting.Add(-1)
 			}
 			return settled
 		})
 		if came > 0 {
-			for _, g := range s.space.AllSegments() {
-				s.table.Resolve(g.Range())
+			for _, g := range r.s.Space.AllSegments() {
+				r.s.Table.Resolve(g.Range())
 			}
-			s.opts.Logger.Info("store: segments that could not be opened at the start are used again", "segments", came, "missing", len(files))
+			r.s.opts.Report.Logger.Info("store: segments that could not be opened at the start are used again", "segments", came, "missing", len(files))
 		}
 	}
 }
 
 // askFor opens a segment file once more. settled says that it needs not be asked for again: it
 // is g, or it is gone, or what it holds is for the next start to judge.
-func (s *Store) askFor(f *segmentFile) (g *segment.Segment, settled bool) {
-	if s.inspect(f, store.AlignedBuffer(format.HeaderBytes)); f.untold() {
+func (r *rebuild) askFor(f *segmentFile) (g *segment.Segment, settled bool) {
+	if r.s.inspect(f, store.AlignedBuffer(format.HeaderBytes)); f.untold() {
 		f.close()
 		gone := fsio.IsNotExist(f.openErr)
 		if gone {
-			s.space.ForgetAside(f.path)
+			r.s.Space.ForgetAside(f.path)
 		}
 		return nil, gone
 	}
-	if f.headErr != nil || f.head.Store != s.id || f.head.ID != f.id || f.size < f.head.FileBytes() {
+	if f.headErr != nil || f.head.Store != r.s.ID || f.head.ID != f.id || f.size < f.head.FileBytes() {
 		f.close()
 		return nil, true
 	}
-	base, err := s.table.AddSlots(segment.RoundRefs(f.head.Slots))
+	base, err := r.s.Table.AddSlots(segment.RoundRefs(f.head.Slots))
 	if err != nil {
 		f.close()
 		return nil, false
 	}
 	f.unread = true
 	g = segment.Open(f.found(), base)
-	s.space.TakeIn(g)
+	r.s.Space.TakeIn(g)
 	return g, true
 }
 
-// readHeaders has the index adopt what the headers of a segment name. One reader does not get in
+// readLate has the index adopt what the headers of a segment name. One reader does not get in
 // the way of loads, and waits for none: there may always be some.
-func (s *Store) readHeaders(ctx context.Context, g *segment.Segment) {
-	s.rebuilt.segments.Add(1)
-	s.rebuilt.slots.Add(int64(g.Slots))
-	s.rebuildReader(ctx, newRebuildWork([]*segment.Segment{g}), false)
+func (r *rebuild) readLate(ctx context.Context, g *segment.Segment) {
+	r.segments.Add(1)
+	r.slots.Add(int64(g.Slots))
+	r.readHeaders(ctx, newRebuildWork([]*segment.Segment{g}), false)
 }

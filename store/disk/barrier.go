@@ -147,7 +147,7 @@ func (s *Store) makeDurable() error {
 		// Without the payloads the index entries must not be promised either.
 		return err
 	}
-	if err := s.syncJournal(); err != nil {
+	if err := s.state.SyncJournal(); err != nil {
 		return fmt.Errorf("%w: %w", store.ErrIO, err)
 	}
 	return nil

@@ -35,7 +35,6 @@ type CalibrationPoint struct {
 }
 
 const (
-	calibrationFile  = "CALIBRATION"
 	calibrationBytes = 64 << 20
 	// calibrationSlack bounds what the file system adds to the file.
 	calibrationSlack = 16 << 10
@@ -61,7 +60,7 @@ func (s *Store) calibrate() {
 		err = json.Unmarshal(b, &c)
 	}
 	if err != nil || c.ReadInFlightBytes < int64(s.opts.ChunkBytes) || c.WriteInFlightBytes < int64(s.opts.ChunkBytes) {
-		if !s.opts.Calibrate || s.opts.checkOnly || s.limits.MaxBytes < calibrationPart*calibrationBytes {
+		if !s.opts.Calibrate || s.opts.checkOnly || s.state.Limits.MaxBytes < calibrationPart*calibrationBytes {
 			return
 		}
 		if !s.space.Claim(calibrationBytes + calibrationSlack) {
@@ -101,7 +100,7 @@ func (s *Store) useCalibration(c Calibration) {
 func (s *Store) measureDisk() (c Calibration, err error) {
 	const claimed = calibrationBytes + calibrationSlack
 	path := filepath.Join(s.opts.Dir, segmentDir, calibrationScratch)
-	f, err := s.opts.fs.OpenFile(path, true, s.direct)
+	f, err := s.opts.fs.OpenFile(path, true, s.state.Direct)
 	if err != nil {
 		s.space.Unclaim(claimed)
 		return c, err

@@ -24,7 +24,7 @@ type commit struct {
 
 	subscribe *subscribeJob
 	drop      *dropJob
-	adopt     *adoptJob
+	adopt     *adoptRequest
 	heal      *healJob
 	forget    *forgetJob
 }
@@ -132,7 +132,7 @@ func (c *committing) run() {
 		case commitDropSlot:
 			close(w.drop.done)
 		case commitAdopt:
-			c.runAdopt(w.adopt)
+			c.runAdopt(w.adopt.job)
 			close(w.adopt.done)
 		case commitSubscribe:
 			s.runSubscribe(w.subscribe)
@@ -188,7 +188,7 @@ func (c *committing) commit() error {
 		}
 	}
 	for _, r := range c.removed {
-		if err := c.batch.DeleteRecord(s.space.At(r.Ref).Location(r.Ref)); err != nil {
+		if err := c.batch.DeleteRecord(s.space.LocationOf(r.Ref)); err != nil {
 			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 		c.freed = append(c.freed, r.Ref)
@@ -242,7 +242,7 @@ func (c *committing) putRecord(in *index.Insertion, op *write) error {
 	_, scheme := c.s.namespaces.Identity(in.ID.Namespace)
 	return c.batch.PutRecord(&journal.Record{
 		Location: g.Location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
-		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.parentAt(in), Depth: in.Depth,
+		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.space.LocationOf(in.ParentRef), Depth: in.Depth,
 		Bytes: in.Bytes, Seq: in.Seq, Scope: op.Scope, KeyScheme: scheme,
 	})
 }

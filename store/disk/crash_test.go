@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
@@ -171,7 +172,7 @@ func (o *Options) fsOrOS() interface{ PhysicalBytes(string) (int64, error) } {
 func awaitRebuild(t testing.TB, s *Store) {
 	t.Helper()
 	select {
-	case <-s.rebuilt.ended:
+	case <-s.rebuild.Ended():
 	case <-time.After(time.Minute):
 		t.Fatalf("rebuild does not end: %+v", s.Stats())
 	}
@@ -464,12 +465,12 @@ func TestNewerFormatIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var note formatNote
-	if _, err := note.decode(b); err != nil {
+	var note format.Note
+	if _, err := note.Decode(b); err != nil {
 		t.Fatal(err)
 	}
 	note.Format++
-	if b, err = note.encode(); err != nil {
+	if b, err = note.Encode(); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(path, b, 0o600); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/namespace"
 )
 
@@ -33,13 +34,13 @@ func (s *Store) tidyNamespaces(ctx context.Context) {
 		case <-tick.C:
 		}
 		s.namespaces.KeepLost(ctx)
-		if s.findsAll() { // else a record may not be found yet
+		if s.rebuild.FindsAll() { // else a record may not be found yet
 			for g := range s.namespaces.WrongSizes() {
 				s.freeSize(g)
 			}
 			s.forgetEmpty()
 		}
-		sleep(ctx, tidyPause)
+		fsio.Sleep(ctx, tidyPause)
 	}
 }
 

@@ -129,7 +129,7 @@ func formatVersion(t *testing.T, dir string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var note formatNote
+	var note format.Note
 	if err := json.Unmarshal(b, &note); err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 	// Nor is it offered where the journal says so.
 	batch := s.journal.NewBatch()
 	err := batch.PutRecord(&journal.Record{Location: g.Location(found.Ref), Key: r.Key, Parent: r.Parent, Bytes: r.PayloadBytes, Seq: r.Seq, Algorithm: 1})
-	if err := errors.Join(err, batch.Commit(), s.Close(), os.Remove(s.snapshot().Path)); err != nil {
+	if err := errors.Join(err, batch.Commit(), s.Close(), os.Remove(filepath.Join(s.opts.Dir, snapshotFile))); err != nil {
 		t.Fatal(err)
 	}
 	again := openTest(t, s.opts)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -64,7 +63,7 @@ func Fsck(ctx context.Context, dir string, o FsckOptions) (report FsckReport, er
 	if err == nil && damaged != nil {
 		// The journal cannot be read though the index could: a new one is made.
 		report.Repaired = append(report.Repaired, fmt.Sprintf("journal was damaged (%v): made again from record headers", damaged))
-		if err = f.discard(dir); err == nil {
+		if err = f.s.state.DiscardJournal(); err == nil {
 			damaged, err = f.run(ctx, dir)
 		}
 		if f.lock != nil {
@@ -99,7 +98,7 @@ func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 	defer func() {
 		if damaged != nil {
 			// Nobody else may have the directory before its journal is made again.
-			f.lock, s.lock = s.lock, io.NopCloser(nil)
+			f.lock, s.state.Lock = s.state.Lock, io.NopCloser(nil)
 		}
 		if closed := s.Close(); damaged == nil { // else the journal cannot be closed either
 			err = errors.Join(err, closed)
@@ -125,33 +124,20 @@ func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 	return nil, s.Sync(ctx)
 }
 
-// discard removes the journal, so that the next opening makes it from headers, and the
-// snapshot that belongs to it.
-func (f *fsck) discard(dir string) error {
-	f.s.journal = nil // closed
-	if err := f.s.beginJournal(); err != nil {
-		return err
-	}
-	if err := f.s.journal.Close(); err != nil {
-		return err
-	}
-	_ = f.s.opts.fs.Remove(filepath.Join(dir, snapshotFile))
-	return nil
-}
-
 // awaitRebuild waits until all headers are read.
 func (f *fsck) awaitRebuild(ctx context.Context) error {
 	tick := time.NewTicker(report.Interval)
 	defer tick.Stop()
 	for {
 		select {
-		case <-f.s.rebuilt.ended:
+		case <-f.s.rebuild.Ended():
 			return nil
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-tick.C:
 			if f.o.Progress != nil {
-				f.o.Progress(f.s.rebuilt.slotsDone.Load(), f.s.rebuilt.slots.Load())
+				st := f.s.rebuild.State()
+				f.o.Progress(st.SlotsDone, st.Slots)
 			}
 		}
 	}
@@ -178,7 +164,7 @@ func (f *fsck) checkJournal(ctx context.Context) (damaged, err error) {
 		if !r.Readable() {
 			return nil
 		}
-		if n++; n%loadBatch == 0 && ctx.Err() != nil {
+		if n++; n%1024 == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		found, ok := f.s.table.Get(index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key}, false)
@@ -195,6 +181,9 @@ func (f *fsck) checkJournal(ctx context.Context) (damaged, err error) {
 	}
 	return damaged, nil
 }
+
+// fsckRun is how many slots one of them takes at a time.
+const fsckRun = 256
 
 // fsckReaders is how many records are checked at one time.
 const fsckReaders = 16
@@ -231,10 +220,10 @@ func (f *fsck) checkRecords(ctx context.Context) error {
 // runOf returns the nth run of slots of all segments, or nil.
 func runOf(segments []*segment.Segment, n int64) (g *segment.Segment, first, slots uint32) {
 	for _, g := range segments {
-		runs := (int64(g.Slots) + rebuildUnit - 1) / rebuildUnit
+		runs := (int64(g.Slots) + fsckRun - 1) / fsckRun
 		if n < runs {
-			first = uint32(n) * rebuildUnit
-			return g, first, min(rebuildUnit, g.Slots-first)
+			first = uint32(n) * fsckRun
+			return g, first, min(fsckRun, g.Slots-first)
 		}
 		n -= runs
 	}
@@ -256,7 +245,7 @@ func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment.Segment, fir
 			f.report.Dropped = append(f.report.Dropped, *damage)
 		}
 		f.report.CheckedBytes += bytes
-		if f.o.Progress != nil && n%rebuildUnit == 0 {
+		if f.o.Progress != nil && n%fsckRun == 0 {
 			f.o.Progress(n, total)
 		}
 		f.mu.Unlock()

@@ -24,11 +24,11 @@ const (
 
 // headerReader reads the headers of records where they lie.
 type headerReader struct {
-	s   *Store
+	s   *state
 	buf []byte
 }
 
-func newHeaderReader(s *Store) *headerReader {
+func newHeaderReader(s *state) *headerReader {
 	return &headerReader{s: s, buf: store.AlignedBuffer(stretchBytes)}
 }
 
@@ -46,7 +46,7 @@ func (h *headerReader) decode(b []byte, g *format.Segment, slot uint32) (r forma
 	if err := r.Decode(b); err != nil {
 		return r, err
 	}
-	if r.Store != h.s.id || r.SegmentID != g.ID || r.Slot != slot || r.Seq == 0 ||
+	if r.Store != h.s.ID || r.SegmentID != g.ID || r.Slot != slot || r.Seq == 0 ||
 		r.PayloadBytes == 0 || r.PayloadBytes > store.MaxPayloadBytes || segment.SlotBytes(int(r.PayloadBytes)) != g.SlotBytes {
 		return r, format.ErrBad
 	}
@@ -104,7 +104,7 @@ func (h *headerReader) again(ctx context.Context, job *adoptJob) {
 		if try >= headerTries && h.anyReadable(job.segment) {
 			break
 		}
-		if sleep(ctx, pause); ctx.Err() != nil {
+		if fsio.Sleep(ctx, pause); ctx.Err() != nil {
 			return
 		}
 		pause = min(2*pause, headerPauseMost)
@@ -123,7 +123,7 @@ func (h *headerReader) again(ctx context.Context, job *adoptJob) {
 func (h *headerReader) anyReadable(g *segment.Segment) bool {
 	const others = 4
 	b := h.buf[:format.HeaderBytes]
-	some := h.s.unreadSegments()
+	some := h.s.Space.Unread()
 	for _, o := range append(some[:min(others, len(some))], g) {
 		if o.File.ReadVec(b, nil, 0) == nil {
 			return true
@@ -144,7 +144,7 @@ func (h *headerReader) take(job *adoptJob, slot uint32, r *format.Record, err er
 		job.unread = append(job.unread, slot)
 		return
 	}
-	ns, err := h.s.namespaces.Find(r.Namespace)
+	ns, err := h.s.opts.Namespaces.Find(r.Namespace)
 	if err != nil {
 		job.damaged++ // no number is left for it
 		return

@@ -3,13 +3,12 @@ package disk
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
-	"slices"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/segment"
@@ -34,12 +33,12 @@ const (
 // every pause is rare, which bounds what a disk that fails for days costs, and saving still goes
 // on when the disk works again. A journal that has worked for the time forgive starts the count
 // again.
-type healPauses struct{ first, last, rare, forgive time.Duration }
+type healPauses struct{ First, Last, Rare, Forgive time.Duration }
 
 const healMany = 100
 
 func defaultHealPauses() healPauses {
-	return healPauses{first: 100 * time.Millisecond, last: 10 * time.Second, rare: 5 * time.Minute, forgive: time.Hour}
+	return healPauses{First: 100 * time.Millisecond, Last: 10 * time.Second, Rare: 5 * time.Minute, Forgive: time.Hour}
 }
 
 // after is the pause after one of that length, 0 for none; many says that healMany generations
@@ -47,65 +46,60 @@ func defaultHealPauses() healPauses {
 func (p healPauses) after(pause time.Duration, many bool) time.Duration {
 	switch {
 	case many:
-		return p.rare
+		return p.Rare
 	case pause == 0:
-		return p.first
+		return p.First
 	}
-	return min(2*pause, p.last)
+	return min(2*pause, p.Last)
 }
 
-// healJob is a step of the healing that the committer takes part in.
-type healJob struct {
-	draft *journal.Draft // nil: only wait until no batch is under way
-	err   error
-	done  chan struct{}
-}
-
-// healer replaces the journal whenever it has failed, until the store stops.
-func (s *Store) healer(ctx context.Context) {
-	p, pause, forgiven := s.opts.healPauses, time.Duration(0), 0
-	next := func() time.Duration { return p.after(pause, s.journal.Failures()-forgiven >= healMany) }
+// Heal replaces the journal whenever it has failed, until ctx ends. commit has the one goroutine
+// that changes index and journal take part: it puts a new journal in the place of the failed one,
+// or only finishes what it does, with nil.
+func (s *state) Heal(ctx context.Context, p healPauses, commit func(*journal.Draft) error) {
+	pause, forgiven := time.Duration(0), 0
+	next := func() time.Duration { return p.after(pause, s.Journal.Failures()-forgiven >= healMany) }
 	for {
 		worked := time.Now()
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.journal.Failed():
+		case <-s.Journal.Failed():
 		}
 		if time.Since(worked) > healCalm {
 			pause = 0
 		}
-		if time.Since(worked) > p.forgive {
-			forgiven = s.journal.Failures()
+		if time.Since(worked) > p.Forgive {
+			forgiven = s.Journal.Failures()
 		}
 		for {
 			pause = next()
-			sleep(ctx, pause)
+			fsio.Sleep(ctx, pause)
 			if ctx.Err() != nil {
 				return
 			}
-			err := s.heal(ctx)
+			err := s.heal(ctx, commit)
 			if err == nil {
 				break
 			}
-			s.opts.Logger.Warn("store: cannot write a new journal yet", "err", err,
+			s.opts.Report.Logger.Warn("store: cannot write a new journal yet", "err", err,
 				"again_in", next(),
 				"remedy", "free space or descriptors, or look for I/O errors in the kernel's log")
 		}
-		s.opts.Logger.Info("store: journal works again", "records", s.table.Len())
+		s.opts.Report.Logger.Info("store: journal works again", "records", s.Table.Len())
 	}
 }
 
 // heal writes a new generation of the journal and puts it in the place of the failed one.
-func (s *Store) heal(ctx context.Context) error {
+func (s *state) heal(ctx context.Context, commit func(*journal.Draft) error) error {
 	// After this the committer adds nothing to the index before the new journal is there.
-	if err := s.pushHeal(&healJob{}); err != nil {
+	if err := commit(nil); err != nil {
 		return err
 	}
-	if err := s.space.Sync(); err != nil {
+	if err := s.Space.Sync(); err != nil {
 		return err
 	}
-	d, err := s.journal.Begin()
+	d, err := s.Journal.Begin()
 	if err != nil {
 		return err
 	}
@@ -116,80 +110,20 @@ func (s *Store) heal(ctx context.Context) error {
 		d.Abort()
 		return err
 	}
-	return s.pushHeal(&healJob{draft: d})
-}
-
-func (s *Store) pushHeal(job *healJob) error {
-	job.done = make(chan struct{})
-	if !s.commits.TryPush(commit{kind: commitHeal, heal: job}) {
-		if job.draft != nil {
-			job.draft.Abort()
-		}
-		return store.ErrClosed
-	}
-	<-job.done
-	return job.err
-}
-
-// runHeal runs in the committer, between two batches.
-func (c *committing) runHeal(job *healJob) {
-	defer close(job.done)
-	if job.draft == nil {
-		return
-	}
-	c.s.journal.Replace(job.draft)
-	c.s.namespaces.Unnote()
-	// What left the index while the draft was written is in it.
-	job.err = c.settleOwed()
-	c.s.barrier.Touch()
-}
-
-// owe notes slots whose state in the journal is not known, since it failed: they are not
-// used before their deletion is durable in the next.
-func (c *committing) owe() {
-	for i := range c.inserts {
-		c.s.space.At(c.inserts[i].Ref).Settled()
-		c.owed = append(c.owed, c.inserts[i].Ref)
-	}
-	for _, r := range c.removed {
-		c.owed = append(c.owed, r.Ref)
-	}
-}
-
-// settleOwed deletes what is owed and lets a barrier free the slots.
-func (c *committing) settleOwed() error {
-	for from := 0; from < len(c.owed); from += commitLimit {
-		for _, ref := range c.owed[from:min(from+commitLimit, len(c.owed))] {
-			if g := c.s.space.At(ref); g != nil {
-				if err := c.batch.DeleteRecord(g.Location(ref)); err != nil {
-					return fmt.Errorf("%w: %w", store.ErrIO, err)
-				}
-			}
-		}
-		if c.batch.Empty() {
-			continue
-		}
-		if err := c.batch.Commit(); err != nil {
-			return fmt.Errorf("%w: %w", store.ErrIO, err)
-		}
-	}
-	there := slices.DeleteFunc(c.owed, func(ref index.Ref) bool { return c.s.space.At(ref) == nil })
-	c.s.space.AddPending(there)
-	c.owed = c.owed[:0]
-	return nil
+	return commit(d)
 }
 
 // draft writes all that the store knows into a new generation of the journal.
-func (s *Store) draft(ctx context.Context, d *journal.Draft) error {
-	d.PutMeta(metaStore, s.id[:])
-	for name, n := range map[string]uint64{metaOpens: s.opens, metaCreated: s.created,
-		metaBarrier: s.barriers.Load(), metaRecords: uint64(s.table.Len())} {
+func (s *state) draft(ctx context.Context, d *journal.Draft) error {
+	d.PutMeta(metaStore, s.ID[:])
+	for name, n := range map[string]uint64{metaOpens: s.Opens, metaCreated: s.created,
+		metaBarrier: s.barriers.Load(), metaRecords: uint64(s.Table.Len())} {
 		d.PutMeta(name, binary.LittleEndian.AppendUint64(nil, n))
 	}
-	s.namespaces.Draft(d)
+	s.opts.Namespaces.Draft(d)
 	w := &draftWriter{s: s, d: d, header: store.AlignedBuffer(format.HeaderBytes)}
-	for _, g := range s.space.AllSegments() {
-		if !g.IsUnread() && !s.space.Emptied(g) { // else nobody vouches for it yet, or it goes
+	for _, g := range s.Space.AllSegments() {
+		if !g.IsUnread() && !s.Space.Emptied(g) { // else nobody vouches for it yet, or it goes
 			d.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes})
 		}
 		if ctx.Err() != nil {
@@ -200,7 +134,7 @@ func (s *Store) draft(ctx context.Context, d *journal.Draft) error {
 		}
 	}
 	if w.lost > 0 {
-		s.opts.Logger.Warn("store: records whose header cannot be read are not in the new journal", "records", w.lost,
+		s.opts.Report.Logger.Warn("store: records whose header cannot be read are not in the new journal", "records", w.lost,
 			"remedy", "look for I/O errors in the kernel's log; they are read until the next start")
 	}
 	return nil
@@ -208,7 +142,7 @@ func (s *Store) draft(ctx context.Context, d *journal.Draft) error {
 
 // draftWriter writes the records of one segment after the other.
 type draftWriter struct {
-	s      *Store
+	s      *state
 	d      *journal.Draft
 	header []byte
 	noOld  bool // the old journal does not answer
@@ -216,7 +150,7 @@ type draftWriter struct {
 }
 
 func (w *draftWriter) segment(ctx context.Context, g *segment.Segment) error {
-	records := w.s.table.Describe(g.Range(), nil)
+	records := w.s.Table.Describe(g.Range(), nil)
 	if len(records) == 0 {
 		return nil
 	}
@@ -228,7 +162,7 @@ func (w *draftWriter) segment(ctx context.Context, g *segment.Segment) error {
 		}
 		entry := journal.Record{
 			Location: g.Location(r.Ref), Namespace: r.ID.Namespace, Shard: r.ID.Shard, Key: r.ID.Key,
-			ParentAt: w.s.parentAt(r), Depth: r.Depth, Bytes: r.Bytes, Seq: r.Seq,
+			ParentAt: w.s.Space.LocationOf(r.ParentRef), Depth: r.Depth, Bytes: r.Bytes, Seq: r.Seq,
 		}
 		kept, ok := old[r.Ref]
 		if !ok || kept.seq != r.Seq {
@@ -263,7 +197,7 @@ func (w *draftWriter) old(ctx context.Context, g *segment.Segment) map[index.Ref
 	result := make(chan map[index.Ref]keptEntry, 1)
 	go func() {
 		out := make(map[index.Ref]keptEntry)
-		_ = w.s.journal.Records(g.ID, g.ID+1, func(r *journal.Record) error {
+		_ = w.s.Journal.Records(g.ID, g.ID+1, func(r *journal.Record) error {
 			if r.Location.Slot < g.Slots {
 				out[g.Base+index.Ref(r.Location.Slot)] = keptEntry{r.Seq, r.Parent, r.Scope, r.KeyScheme, r.Flags}
 			}
@@ -292,23 +226,4 @@ func (w *draftWriter) fromHeader(g *segment.Segment, r *index.Insertion) (keptEn
 		return keptEntry{}, false
 	}
 	return keptEntry{h.Seq, h.Parent, h.Scope, h.KeyScheme, h.Flags}, true
-}
-
-// parentAt is where the parent of a record is, for the journal.
-func (s *Store) parentAt(r *index.Insertion) journal.Location {
-	if r.ParentRef != index.NoRef {
-		if p := s.space.At(r.ParentRef); p != nil {
-			return p.Location(r.ParentRef)
-		}
-	}
-	return journal.NoLocation
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
 }

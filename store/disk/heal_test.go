@@ -265,7 +265,7 @@ func TestCorruptTableIsHealed(t *testing.T) {
 	more := chainOf(ns, 2, 10)
 	mustWrite(t, s, more)
 	mustBalance(t, s)
-	if err := errors.Join(s.Close(), os.Remove(s.snapshot().Path)); err != nil {
+	if err := errors.Join(s.Close(), os.Remove(filepath.Join(s.opts.Dir, snapshotFile))); err != nil {
 		t.Fatal(err)
 	}
 	again := w.of(openTest(t, o))

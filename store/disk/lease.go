@@ -10,6 +10,9 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index"
 )
 
+// janitorInterval is how often leases that ran out are looked for.
+const janitorInterval = 100 * time.Millisecond
+
 // lease pins the records that one lookup found.
 type lease struct {
 	refs     []index.Ref

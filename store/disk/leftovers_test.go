@@ -98,7 +98,7 @@ func TestSettingAsideReplacesNothing(t *testing.T) {
 	d := &blindDisk{memDisk: newMemDisk()}
 	o := memOptions(d.memDisk, newJournalFS())
 	o.fs = d
-	s := openTest(t, o)
+	openTest(t, o)
 	const path = "/store/segments/seg-00000777.kv"
 	for name, text := range map[string]string{path: "new", path + fsio.AsideSuffix: "old"} {
 		if err := d.WriteFileAtomic(name, []byte(text)); err != nil {
@@ -106,12 +106,12 @@ func TestSettingAsideReplacesNothing(t *testing.T) {
 		}
 	}
 	d.blind.Store(true)
-	s.setAside(path)
+	_ = fsio.SetAside(d, path)
 	d.blind.Store(false)
 	if b, err := d.ReadFile(path + fsio.AsideSuffix); string(b) != "old" || err != nil {
 		t.Errorf("%q, %v", b, err)
 	}
-	s.setAside(path)
+	_ = fsio.SetAside(d, path)
 	for name, want := range map[string]string{path + fsio.AsideSuffix: "old", path + ".2" + fsio.AsideSuffix: "new"} {
 		if b, err := d.ReadFile(name); string(b) != want || err != nil {
 			t.Errorf("%s: %q, %v", name, b, err)

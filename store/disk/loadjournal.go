@@ -26,7 +26,7 @@ const (
 // loader fills the index with the records of some segments, as the journal has them: one
 // goroutine reads, another adds to the index.
 type loader struct {
-	s        *Store
+	s        *state
 	segments map[uint32]*segment.Segment
 	batch    []index.Loaded
 	batches  chan []index.Loaded
@@ -43,13 +43,13 @@ func (l *loader) run(ctx context.Context, first, end uint32) error {
 	var adding sync.WaitGroup
 	adding.Go(func() {
 		for b := range l.batches {
-			l.lost = l.s.table.Load(b, l.lost)
-			l.s.report.Done(len(b))
+			l.lost = l.s.Table.Load(b, l.lost)
+			l.s.opts.Report.Done(len(b))
 			l.used <- b[:0]
 		}
 	})
 	n := 0
-	err := l.s.journal.Records(first, end, func(r *journal.Record) error {
+	err := l.s.Journal.Records(first, end, func(r *journal.Record) error {
 		if n++; n%loadBatch == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -73,7 +73,7 @@ func (l *loader) take(r *journal.Record) {
 		l.drop = append(l.drop, r.Location) // with its segment
 		return
 	}
-	if r.Location.Slot >= g.Slots || !s.namespaces.Known(r.Namespace) ||
+	if r.Location.Slot >= g.Slots || !s.opts.Namespaces.Known(r.Namespace) ||
 		r.Bytes == 0 || r.Bytes > store.MaxPayloadBytes || segment.SlotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
 		l.bad++
 		l.drop = append(l.drop, r.Location)
@@ -101,16 +101,19 @@ func (l *loader) add(r index.Loaded) {
 
 // loadRecords fills the index from the journal, several parts of it at one time. Entries that
 // cannot be are deleted.
-func (s *Store) loadRecords(ctx context.Context) error {
-	loaders, bounds := s.partJournal(min(runtime.GOMAXPROCS(0), maxLoaders))
-	errs := make([]error, len(loaders))
+func (s *state) loadRecords(ctx context.Context) error {
+	bounds := partJournal(s.Space.AllSegments(), min(runtime.GOMAXPROCS(0), maxLoaders))
+	loaders, errs := make([]*loader, len(bounds)-1), make([]error, len(bounds)-1)
+	segments := s.Space.ByID()
 	var running sync.WaitGroup
-	for i, l := range loaders {
+	for i := range loaders {
+		l := &loader{s: s, segments: segments}
+		loaders[i] = l
 		running.Go(func() { errs[i] = l.run(ctx, bounds[i], bounds[i+1]) })
 	}
 	running.Wait()
 	for _, l := range loaders {
-		s.seq.Store(max(s.seq.Load(), l.seq))
+		s.Seq = max(s.Seq, l.seq)
 	}
 	if err := cmp.Or(errs...); err != nil {
 		return err
@@ -119,10 +122,9 @@ func (s *Store) loadRecords(ctx context.Context) error {
 	return s.dropUseless(loaders)
 }
 
-// partJournal makes loaders for parts of the journal that are about as large. Each reads the
-// segments from its bound up to the next.
-func (s *Store) partJournal(parts int) (loaders []*loader, bounds []uint32) {
-	segments := s.space.AllSegments()
+// partJournal parts segments, which are in the order of their numbers, so that each part has about
+// as many slots. A part is from its bound up to the next.
+func partJournal(segments []*segment.Segment, parts int) (bounds []uint32) {
 	slots := 0
 	for _, g := range segments {
 		slots += int(g.Slots)
@@ -135,19 +137,16 @@ func (s *Store) partJournal(parts int) (loaders []*loader, bounds []uint32) {
 		}
 		before += int(g.Slots)
 	}
-	for range bounds {
-		loaders = append(loaders, &loader{s: s, segments: s.space.ByID()})
-	}
-	return loaders, append(bounds, 1<<32-1)
+	return append(bounds, 1<<32-1)
 }
 
 // dropUseless deletes what the loaders found of no use.
-func (s *Store) dropUseless(loaders []*loader) error {
-	drop, bad := s.journal.NewBatch(), 0
+func (s *state) dropUseless(loaders []*loader) error {
+	drop, bad := s.Journal.NewBatch(), 0
 	for _, l := range loaders {
 		bad += l.bad + len(l.lost)
 		for _, r := range l.lost {
-			l.drop = append(l.drop, s.space.At(r.Ref).Location(r.Ref))
+			l.drop = append(l.drop, s.Space.At(r.Ref).Location(r.Ref))
 		}
 		for _, at := range l.drop {
 			if err := drop.DeleteRecord(at); err != nil {
@@ -156,7 +155,7 @@ func (s *Store) dropUseless(loaders []*loader) error {
 		}
 	}
 	if bad > 0 {
-		s.report.Note("%d entries of the journal were of no use", bad)
+		s.opts.Report.Note("%d entries of the journal were of no use", bad)
 	}
 	if drop.Empty() {
 		return nil
@@ -165,14 +164,14 @@ func (s *Store) dropUseless(loaders []*loader) error {
 }
 
 // resolveIndex links the records that were loaded, of several segments at one time.
-func (s *Store) resolveIndex() {
-	segments := s.space.AllSegments()
+func (s *state) resolveIndex() {
+	segments := s.Space.AllSegments()
 	var next atomic.Int64
 	var running sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), maxLoaders, len(segments)) {
 		running.Go(func() {
 			for i := next.Add(1) - 1; i < int64(len(segments)); i = next.Add(1) - 1 {
-				s.table.Resolve(segments[i].Range())
+				s.Table.Resolve(segments[i].Range())
 			}
 		})
 	}

@@ -108,8 +108,8 @@ func TestSnapshotLeavesTheDirectoryItsSpace(t *testing.T) {
 			t.Fatal(err)
 		}
 		again := openTest(t, s.opts)
-		if again.recovered != c.want {
-			t.Errorf("with %d of %d bytes free: recovered from %v, want %v", c.free, d.own.TotalBytes, again.recovered, c.want)
+		if again.state.Recovered != c.want {
+			t.Errorf("with %d of %d bytes free: recovered from %v, want %v", c.free, d.own.TotalBytes, again.state.Recovered, c.want)
 		}
 		openNamespace(t, again, "a")
 		mustRead(t, again, records)

@@ -15,28 +15,28 @@ import (
 )
 
 // openJournal opens the journal, or makes the first.
-func (s *Store) openJournal() error {
-	s.report.Begin("journal", 0)
+func (s *state) openJournal() error {
+	s.opts.Report.Begin("journal", 0)
 	j, err := journal.Open(s.journalOptions())
 	if err == nil {
-		s.journal = j
+		s.Journal = j
 	}
 	return err
 }
 
-func (s *Store) journalOptions() journal.Options {
+func (s *state) journalOptions() journal.Options {
 	return journal.Options{
-		Dir: filepath.Join(s.opts.Dir, journalDir), FS: s.opts.journalFS, CacheBytes: s.opts.JournalCacheBytes,
-		MemTableBytes: s.limits.MemTable, Logger: s.opts.Logger,
+		Dir: filepath.Join(s.opts.Dir, journalDir), FS: s.opts.JournalFS, CacheBytes: s.opts.JournalCacheBytes,
+		MemTableBytes: s.Limits.MemTable, Logger: s.opts.Report.Logger,
 	}
 }
 
 // beginJournal begins a new journal in the place of one that is lost: everything in that can
 // be found in the segments' headers.
-func (s *Store) beginJournal() error {
-	if s.journal != nil {
-		_ = s.journal.Close()
-		s.journal = nil
+func (s *state) beginJournal() error {
+	if s.Journal != nil {
+		_ = s.Journal.Close()
+		s.Journal = nil
 	}
 	o := s.journalOptions()
 	d, err := journal.Begin(o)
@@ -54,8 +54,19 @@ func (s *Store) beginJournal() error {
 		d.Abort()
 		return err
 	}
-	s.journal = d.Journal()
+	s.Journal = d.Journal()
 	return nil
+}
+
+// DiscardJournal removes a journal that is closed, so that the next opening makes it from headers,
+// and the snapshot that belongs to it.
+func (s *state) DiscardJournal() error {
+	s.Journal = nil
+	if err := s.beginJournal(); err != nil {
+		return err
+	}
+	_ = s.opts.FS.Remove(s.snapshot().Path)
+	return s.Journal.Close()
 }
 
 var errForeignJournal = errors.New("journal belongs to another store")
@@ -105,17 +116,17 @@ const (
 // journalState is what a journal says of itself.
 type journalState struct{ opens, barrier, created uint64 }
 
-func (s *Store) readJournalState() (st journalState, err error) {
-	id, err := s.journal.Meta(metaStore)
+func (s *state) readJournalState() (st journalState, err error) {
+	id, err := s.Journal.Meta(metaStore)
 	if err != nil {
 		return st, err
 	}
-	if id != nil && string(id) != string(s.id[:]) {
+	if id != nil && string(id) != string(s.ID[:]) {
 		return st, errForeignJournal
 	}
 	for name, value := range map[string]*uint64{metaOpens: &st.opens, metaBarrier: &st.barrier,
 		metaCreated: &st.created} {
-		b, err := s.journal.Meta(name)
+		b, err := s.Journal.Meta(name)
 		if err != nil {
 			return st, err
 		}
@@ -126,22 +137,22 @@ func (s *Store) readJournalState() (st journalState, err error) {
 	return st, nil
 }
 
-func (s *Store) putNumber(name string, n uint64) error {
-	return s.journal.PutMeta(name, binary.LittleEndian.AppendUint64(nil, n))
+func (s *state) putNumber(name string, n uint64) error {
+	return s.Journal.PutMeta(name, binary.LittleEndian.AppendUint64(nil, n))
 }
 
 // stampJournal notes, durably, that the store was opened once more. Sequence numbers of
 // different openings never meet, even where the journal lost the last ones, and a
 // snapshot of an earlier opening is not taken for the state of this one.
-func (s *Store) stampJournal() error {
-	s.opens++
-	s.seq.Store(max(s.seq.Load(), s.opens<<opensShift))
-	numbers := map[string]uint64{metaOpens: s.opens}
+func (s *state) stampJournal() error {
+	s.Opens++
+	s.Seq = max(s.Seq, s.Opens<<opensShift)
+	numbers := map[string]uint64{metaOpens: s.Opens}
 	if s.created == 0 {
-		s.created = s.opens
+		s.created = s.Opens
 		numbers[metaCreated] = s.created
 	}
-	if err := s.journal.PutMeta(metaStore, s.id[:]); err != nil {
+	if err := s.Journal.PutMeta(metaStore, s.ID[:]); err != nil {
 		return err
 	}
 	for name, n := range numbers {
@@ -149,7 +160,7 @@ func (s *Store) stampJournal() error {
 			return err
 		}
 	}
-	if err := s.syncJournal(); err != nil {
+	if err := s.SyncJournal(); err != nil {
 		return err
 	}
 	if s.stamp != nil {
@@ -160,19 +171,19 @@ func (s *Store) stampJournal() error {
 	return nil
 }
 
-// syncJournal makes the journal durable and stamps how far it is.
-func (s *Store) syncJournal() error {
+// SyncJournal makes the journal durable and stamps how far it is.
+func (s *state) SyncJournal() error {
 	barrier := s.barriers.Add(1)
-	if err := errors.Join(s.putNumber(metaRecords, uint64(s.table.Len())), s.putNumber(metaBarrier, barrier)); err != nil {
+	if err := errors.Join(s.putNumber(metaRecords, uint64(s.Table.Len())), s.putNumber(metaBarrier, barrier)); err != nil {
 		return err
 	}
-	if err := s.journal.Barrier(); err != nil {
+	if err := s.Journal.Barrier(); err != nil {
 		return err
 	}
 	if s.stamp == nil {
 		return nil
 	}
-	err := s.stamp.Write(stamp.Stamp{Store: s.id, Opens: s.opens, Barrier: barrier, Records: uint64(s.table.Len())})
+	err := s.stamp.Write(stamp.Stamp{Store: s.ID, Opens: s.Opens, Barrier: barrier, Records: uint64(s.Table.Len())})
 	if err != nil {
 		s.warnOfStamp(err)
 	}
@@ -181,22 +192,22 @@ func (s *Store) syncJournal() error {
 
 // warnOfStamp says once that the stamp cannot be written. An old stamp only vouches for
 // less.
-func (s *Store) warnOfStamp(err error) {
+func (s *state) warnOfStamp(err error) {
 	if s.stampFailed {
 		return
 	}
 	s.stampFailed = true
-	s.opts.Logger.Warn("store: cannot write "+stampFile+": a journal that loses its end is not noticed at the next start", "err", err,
+	s.opts.Report.Logger.Warn("store: cannot write "+stampFile+": a journal that loses its end is not noticed at the next start", "err", err,
 		"remedy", "look for I/O errors in the kernel's log")
 }
 
 // openStamp opens the stamp file, making it if there is none or it cannot be used. o.stamped
 // is not set if there is no intact stamp of this directory.
-func (s *Store) openStamp(o *opening) {
+func (s *state) openStamp(o *opening) {
 	path := filepath.Join(s.opts.Dir, stampFile)
 	var f *stamp.File
 	err := fsio.Again(func() (err error) {
-		f, o.stamp, err = stamp.Open(s.opts.fs, path, s.direct)
+		f, o.stamp, err = stamp.Open(s.opts.FS, path, s.Direct)
 		if f != nil || errors.Is(err, unix.EISDIR) {
 			return nil
 		}
@@ -215,7 +226,7 @@ func (s *Store) openStamp(o *opening) {
 // replaceStamp makes a new stamp in the place of one on a bad sector: else every start would
 // doubt the journal. One that may be read at the next start stays as it is: it vouches for less
 // than a new one would, which is safe.
-func (s *Store) replaceStamp(o *opening) {
+func (s *state) replaceStamp(o *opening) {
 	switch {
 	case o.stampUnread == nil:
 	case fsio.OfMedium(o.stampUnread):
@@ -226,12 +237,12 @@ func (s *Store) replaceStamp(o *opening) {
 }
 
 // makeStamp makes the stamp file; occupied says that something has its name.
-func (s *Store) makeStamp(occupied bool) {
+func (s *state) makeStamp(occupied bool) {
 	path := filepath.Join(s.opts.Dir, stampFile)
 	if occupied {
 		s.setAside(path)
 	}
-	f, err := stamp.Create(s.opts.fs, path, s.direct)
+	f, err := stamp.Create(s.opts.FS, path, s.Direct)
 	if err != nil {
 		s.warnOfStamp(err)
 		return

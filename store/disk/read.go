@@ -134,7 +134,7 @@ func (s *Store) checkHeader(h *format.Record, header []byte, at journal.Location
 		return err
 	}
 	switch {
-	case h.Store != s.id:
+	case h.Store != s.state.ID:
 		return errOtherStore
 	case h.SegmentID != at.Segment || h.Slot != at.Slot:
 		return errOtherSlot

@@ -2,31 +2,76 @@ package disk
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
-// rebuilt is the state of the rebuild: the reading of record headers in segments that the
-// journal does not vouch for, while the store is in use. A segment whose headers are read
-// is noted in the journal, so that a rebuild that is cut off goes on with the rest.
-type rebuilt struct {
-	segments, segmentsDone, found, damaged atomic.Int64
-	slots, slotsDone                       atomic.Int64
-	ended                                  chan struct{} // closed when it is complete
+// RebuildState is how far the rebuilding of the index from record headers is.
+type RebuildState struct {
+	// Running is true until every segment has been read.
+	Running      bool  `json:"running"`
+	Segments     int64 `json:"segments"`
+	SegmentsDone int64 `json:"segments_done"`
+	Slots        int64 `json:"slots"`
+	SlotsDone    int64 `json:"slots_done"`
+	// Records were found in headers that the journal did not know; Damaged headers could
+	// not be read.
+	Records int64 `json:"records"`
+	Damaged int64 `json:"damaged"`
 }
 
-func (r *rebuilt) state() RebuildState {
+// rebuild reads the headers of records in segments that the journal does not vouch for, and in those
+// that the disk gives late, while the store is in use. A segment whose headers are read is noted in
+// the journal, so that a rebuild that is cut off goes on with the rest.
+type rebuild struct {
+	s *state
+	// commit has the one goroutine that changes index and journal do a job, and waits for it. It
+	// reports false if the store closes.
+	commit func(*adoptJob) bool
+	// busy reports whether loads are being read.
+	busy func() bool
+
+	segments, segmentsDone, found, damaged atomic.Int64
+	slots, slotsDone                       atomic.Int64
+	awaiting                               atomic.Int64  // segments that the disk did not give at the start
+	ended                                  chan struct{} // closed when what was there at the start is read
+}
+
+// newRebuild returns the rebuild of what a state lacks.
+func newRebuild(s *state, commit func(*adoptJob) bool, busy func() bool) *rebuild {
+	r := &rebuild{s: s, commit: commit, busy: busy, ended: make(chan struct{})}
+	r.awaiting.Store(int64(len(s.missing)))
+	for _, g := range s.Space.Unread() {
+		r.segments.Add(1)
+		r.slots.Add(int64(g.Slots))
+	}
+	if r.segments.Load() == 0 {
+		close(r.ended)
+	}
+	return r
+}
+
+// State is how far the rebuild is.
+func (r *rebuild) State() RebuildState {
 	return RebuildState{
-		Running: r.running(), Segments: r.segments.Load(), SegmentsDone: r.segmentsDone.Load(),
+		Running: r.Running(), Segments: r.segments.Load(), SegmentsDone: r.segmentsDone.Load(),
 		Slots: r.slots.Load(), SlotsDone: r.slotsDone.Load(), Records: r.found.Load(), Damaged: r.damaged.Load(),
 	}
 }
 
-func (r *rebuilt) running() bool {
+// Found counts a record that the index did not have.
+func (r *rebuild) Found() { r.found.Add(1) }
+
+// Ended is closed when the segments that were there at the start are read.
+func (r *rebuild) Ended() <-chan struct{} { return r.ended }
+
+// Running reports whether segments that were there at the start are being read.
+func (r *rebuild) Running() bool {
 	select {
 	case <-r.ended:
 		return false
@@ -35,33 +80,11 @@ func (r *rebuilt) running() bool {
 	}
 }
 
-// doubtOpens is how many openings are skipped where no one says how many there were: a
-// sample of the headers names the last one but few.
-const doubtOpens = 1 << 10
+// Awaiting is how many segments the disk has not given yet.
+func (r *rebuild) Awaiting() int64 { return r.awaiting.Load() }
 
-// planRebuild decides which opening this is.
-func (s *Store) planRebuild(o *opening, unread int) {
-	if !o.stamped && unread > 0 {
-		s.opens = max(s.opens, s.sampleOpens(o.usable)) + doubtOpens
-	}
-	if o.doubt != "" && (unread > 0 || o.lost) {
-		s.report.Note("%s: records are read from the headers of %d segments", o.doubt, unread)
-	}
-}
-
-// sampleOpens returns the last opening that the first and last records of segments name.
-func (s *Store) sampleOpens(files []*segmentFile) uint64 {
-	var last uint64
-	sc := newHeaderReader(s)
-	for _, f := range files {
-		for _, slot := range []uint32{0, f.head.Slots - 1} {
-			if r, err := sc.read(f.file, &f.head, slot); err == nil {
-				last = max(last, r.Seq>>opensShift)
-			}
-		}
-	}
-	return last
-}
+// FindsAll reports whether nothing is looked for any more that may hold records.
+func (r *rebuild) FindsAll() bool { return !r.Running() && r.Awaiting() == 0 }
 
 const (
 	// rebuilders is how many headers are read at one time, rebuildersBeside how many while
@@ -77,51 +100,33 @@ const rebuildUnit = 256
 // rebuildLogInterval is how often the log says how far the rebuild is.
 const rebuildLogInterval = 10 * time.Second
 
-// startRebuild begins the rebuild if there is one to make.
-func (s *Store) startRebuild(ctx context.Context) {
-	r := &s.rebuilt
-	unread := s.unreadSegments()
-	for _, g := range unread {
-		r.slots.Add(int64(g.Slots))
-	}
-	r.segments.Store(int64(len(unread)))
+// Run reads the headers of segments, many at one time, until all are read or ctx ends.
+func (r *rebuild) Run(ctx context.Context) {
+	unread, began := r.s.Space.Unread(), time.Now()
 	if len(unread) == 0 {
-		close(r.ended)
 		return
 	}
-	s.background.Go(func() { s.rebuild(ctx, unread) })
-}
-
-// unreadSegments are the segments whose headers are to be read.
-func (s *Store) unreadSegments() []*segment.Segment {
-	return slices.DeleteFunc(s.space.AllSegments(), func(g *segment.Segment) bool { return !g.IsUnread() })
-}
-
-// rebuild reads the headers of segments, many at one time.
-func (s *Store) rebuild(ctx context.Context, unread []*segment.Segment) {
-	began := time.Now()
 	work := newRebuildWork(unread)
 	var readers sync.WaitGroup
 	for n := range rebuilders {
-		readers.Go(func() { s.rebuildReader(ctx, work, n >= rebuildersBeside) })
+		readers.Go(func() { r.readHeaders(ctx, work, n >= rebuildersBeside) })
 	}
 	finished := make(chan struct{})
 	go func() { readers.Wait(); close(finished) }()
-	s.logRebuild(finished)
+	r.log(finished)
 	if ctx.Err() != nil {
 		return
 	}
-	r := &s.rebuilt
-	for _, g := range s.space.AllSegments() {
-		s.table.Resolve(g.Range())
+	for _, g := range r.s.Space.AllSegments() {
+		r.s.Table.Resolve(g.Range())
 	}
 	close(r.ended)
-	s.report.Amend("%d records were found and %d headers were unreadable", r.found.Load(), r.damaged.Load())
-	s.opts.Logger.Info("store: rebuild from headers ended", "segments", r.segments.Load(), "records", r.found.Load(),
+	r.s.opts.Report.Amend("%d records were found and %d headers were unreadable", r.found.Load(), r.damaged.Load())
+	r.s.opts.Report.Logger.Info("store: rebuild from headers ended", "segments", r.segments.Load(), "records", r.found.Load(),
 		"damaged_headers", r.damaged.Load(), "after", time.Since(began).Round(time.Millisecond))
 }
 
-func (s *Store) logRebuild(finished <-chan struct{}) {
+func (r *rebuild) log(finished <-chan struct{}) {
 	tick := time.NewTicker(rebuildLogInterval)
 	defer tick.Stop()
 	for {
@@ -129,8 +134,7 @@ func (s *Store) logRebuild(finished <-chan struct{}) {
 		case <-finished:
 			return
 		case <-tick.C:
-			r := &s.rebuilt
-			s.opts.Logger.Info("store: rebuild from headers goes on", "segments", r.segmentsDone.Load(), "of", r.segments.Load(),
+			r.s.opts.Report.Logger.Info("store: rebuild from headers goes on", "segments", r.segmentsDone.Load(), "of", r.segments.Load(),
 				"slots", r.slotsDone.Load(), "of_slots", r.slots.Load(), "records", r.found.Load())
 		}
 	}
@@ -177,13 +181,13 @@ func (w *rebuildWork) take() (e *segmentRebuild, first, slots uint32) {
 	return e, first, slots
 }
 
-// rebuildReader reads runs of headers and has the committer adopt what they name.
+// readHeaders reads runs of headers and has the committer adopt what they name.
 // yields has it wait while loads are read.
-func (s *Store) rebuildReader(ctx context.Context, work *rebuildWork, yields bool) {
-	reader := newHeaderReader(s)
+func (r *rebuild) readHeaders(ctx context.Context, work *rebuildWork, yields bool) {
+	reader := newHeaderReader(r.s)
 	for ctx.Err() == nil {
-		if _, inFlight := s.reads.Depth(); yields && inFlight > 0 {
-			sleep(ctx, rebuildYield)
+		if yields && r.busy() {
+			fsio.Sleep(ctx, rebuildYield)
 			continue
 		}
 		e, first, slots := work.take()
@@ -194,35 +198,50 @@ func (s *Store) rebuildReader(ctx context.Context, work *rebuildWork, yields boo
 		if reader.again(ctx, job); ctx.Err() != nil {
 			return
 		}
-		s.rebuilt.damaged.Add(int64(job.damaged + len(job.unread)))
-		if !s.adopt(ctx, job) {
+		r.damaged.Add(int64(job.damaged + len(job.unread)))
+		if !r.adopt(ctx, job) {
 			return
 		}
-		s.rebuilt.slotsDone.Add(int64(slots))
+		r.slotsDone.Add(int64(slots))
 		if e.left.Add(-1) == 0 {
-			if !s.adopt(ctx, &adoptJob{segment: e.g, complete: true}) {
+			if !r.adopt(ctx, &adoptJob{segment: e.g, complete: true}) {
 				return
 			}
-			s.rebuilt.segmentsDone.Add(1)
+			r.segmentsDone.Add(1)
 		}
 	}
 }
 
 // adopt has the committer do a job, again and again while the journal fails. It reports
 // false if the store stops.
-func (s *Store) adopt(ctx context.Context, job *adoptJob) bool {
+func (r *rebuild) adopt(ctx context.Context, job *adoptJob) bool {
 	for {
-		job.done = make(chan struct{})
-		if !s.commits.TryPush(commit{kind: commitAdopt, adopt: job}) {
+		if !r.commit(job) {
 			return false
 		}
-		<-job.done
 		if job.err == nil {
 			return true
 		}
 		job.again = true
-		if sleep(ctx, rebuildRetry); ctx.Err() != nil {
+		if fsio.Sleep(ctx, rebuildRetry); ctx.Err() != nil {
 			return false
 		}
 	}
+}
+
+// adoptJob asks the committer to make index and journal agree with record headers.
+type adoptJob struct {
+	segment      *segment.Segment
+	first, slots uint32
+	// records are what the headers name, in the order of their slots; unread are the slots
+	// whose headers the disk did not give, damaged counts those that are bad.
+	records []journal.Record
+	unread  []uint32
+	damaged int
+	// complete says that all slots of the segment were read: the journal vouches for it
+	// from now on, and its free slots can be written to.
+	complete bool
+	// again is set if the journal did not get everything the last time.
+	again bool
+	err   error
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
@@ -32,7 +33,7 @@ func benchmarkRebuild(b *testing.B, payload, records int) {
 	s := openTest(b, o)
 	ns := openNamespace(b, s, "a")
 	digest := ns
-	id := s.id
+	id := s.state.ID
 	if err := s.Close(); err != nil {
 		b.Fatal(err)
 	}
@@ -50,7 +51,7 @@ func benchmarkRebuild(b *testing.B, payload, records int) {
 			b.Fatal(err)
 		}
 		opened := time.Since(began)
-		<-s.rebuilt.ended
+		<-s.rebuild.Ended()
 		took := time.Since(began)
 		b.StopTimer()
 		if n := s.table.Len(); n != records {
@@ -71,7 +72,7 @@ func writeHeaders(b *testing.B, dir string, id format.StoreID, digest connector.
 	slot := segment.SlotBytes(payload)
 	perSegment := int((256 << 20) / slot)
 	buf := store.AlignedBuffer(4 << 20)
-	seq := uint64(1) << opensShift
+	seq := uint64(1) << index.SeqBits
 	for first, segment := 0, uint32(100); first < records; first, segment = first+perSegment, segment+1 {
 		n := min(perSegment, records-first)
 		head := format.Segment{Store: id, ID: segment, Slots: uint32(n), SlotBytes: slot}

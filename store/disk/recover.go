@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"github.com/kvconn/kvconn/store/disk/snapshot"
@@ -42,7 +43,7 @@ type opening struct {
 
 // recover opens the journal and fills the index: from the snapshot of a clean stop, else
 // from the journal. Segments that the journal does not vouch for are left to the rebuild.
-func (s *Store) recover(ctx context.Context, o *opening) error {
+func (s *state) recover(ctx context.Context, o *opening) error {
 	err := s.openJournal()
 	if err == nil {
 		err = s.recoverWith(ctx, o)
@@ -58,25 +59,25 @@ func (s *Store) recover(ctx context.Context, o *opening) error {
 	if err != nil {
 		return err
 	}
-	if err := s.opts.fs.Remove(s.snapshot().Path); err != nil && !fsio.IsNotExist(err) {
+	if err := s.opts.FS.Remove(s.snapshot().Path); err != nil && !fsio.IsNotExist(err) {
 		// It names an earlier opening, so that no one will believe it.
 		s.setAside(s.snapshot().Path)
 	}
-	_ = s.space.MeasureJournal() // what is set aside for it counts until it can be
+	_ = s.Space.MeasureJournal() // what is set aside for it counts until it can be
 	return nil
 }
 
 // recoverWith fills the index and has the journal note the opening. A journal that is damaged
 // may say so at any step: tables are read and merged beside it.
-func (s *Store) recoverWith(ctx context.Context, o *opening) error {
-	if err := s.namespaces.Load(s.journal); err != nil {
+func (s *state) recoverWith(ctx context.Context, o *opening) error {
+	if err := s.opts.Namespaces.Load(s.Journal); err != nil {
 		return err
 	}
 	state, err := s.readJournalState()
 	if err != nil {
 		return err
 	}
-	noted, err := s.journal.Segments()
+	noted, err := s.Journal.Segments()
 	if err != nil {
 		return err
 	}
@@ -86,7 +87,7 @@ func (s *Store) recoverWith(ctx context.Context, o *opening) error {
 		o.doubt = o.suspicion(len(noted))
 	}
 	s.created = state.created
-	s.opens = max(state.opens, o.stamp.Opens)
+	s.Opens = max(state.opens, o.stamp.Opens)
 	s.barriers.Store(max(state.barrier, o.stamp.Barrier))
 	if err := s.settleSegments(o, noted); err != nil {
 		return err
@@ -94,7 +95,7 @@ func (s *Store) recoverWith(ctx context.Context, o *opening) error {
 	if err := s.fillIndex(ctx, o); err != nil {
 		return err
 	}
-	s.space.ListFreeSlots()
+	s.Space.ListFreeSlots()
 	return s.stampJournal()
 }
 
@@ -117,10 +118,10 @@ func (o *opening) suspicion(segments int) string {
 }
 
 // settleSegments decides what each segment file is and whether the journal vouches for it.
-func (s *Store) settleSegments(o *opening, noted []journal.Segment) error {
+func (s *state) settleSegments(o *opening, noted []journal.Segment) error {
 	known := make(map[uint32]format.Segment)
 	for _, e := range noted {
-		known[e.ID] = format.Segment{Store: s.id, ID: e.ID, Slots: e.Slots, SlotBytes: e.SlotBytes}
+		known[e.ID] = format.Segment{Store: s.ID, ID: e.ID, Slots: e.Slots, SlotBytes: e.SlotBytes}
 		o.nextID = max(o.nextID, e.ID+1)
 	}
 	slices.SortFunc(o.files, func(a, b *segmentFile) int { return cmp.Compare(a.id, b.id) })
@@ -150,7 +151,7 @@ func (s *Store) settleSegments(o *opening, noted []journal.Segment) error {
 
 // forgetSegments drops the segments whose files are gone from the journal, unless all of
 // them are: then a file system is not mounted, and forgetting would cost the whole cache.
-func (s *Store) forgetSegments(o *opening, gone map[uint32]format.Segment, failed error) error {
+func (s *state) forgetSegments(o *opening, gone map[uint32]format.Segment, failed error) error {
 	if len(o.usable) == 0 && !s.opts.ForgetSegments {
 		held, err := s.anyRecordNoted(o)
 		if err != nil {
@@ -164,7 +165,7 @@ func (s *Store) forgetSegments(o *opening, gone map[uint32]format.Segment, faile
 	}
 	var ids []uint32
 	for id := range gone {
-		if err := s.journal.DeleteSegment(id); err != nil {
+		if err := s.Journal.DeleteSegment(id); err != nil {
 			return err
 		}
 		if !slices.ContainsFunc(o.files, func(f *segmentFile) bool { return f.id == id }) {
@@ -175,7 +176,7 @@ func (s *Store) forgetSegments(o *opening, gone map[uint32]format.Segment, faile
 	for _, f := range o.usable {
 		if f.unread {
 			// From now on the journal does not vouch for it, until its headers are read.
-			if err := s.journal.DeleteSegment(f.id); err != nil {
+			if err := s.Journal.DeleteSegment(f.id); err != nil {
 				return err
 			}
 		}
@@ -184,19 +185,19 @@ func (s *Store) forgetSegments(o *opening, gone map[uint32]format.Segment, faile
 }
 
 // anyRecordNoted reports whether journal or stamp tell of records.
-func (s *Store) anyRecordNoted(o *opening) (bool, error) {
+func (s *state) anyRecordNoted(o *opening) (bool, error) {
 	if o.lost {
 		return o.stamp.Records > 0, nil
 	}
 	found := errors.New("found")
-	err := s.journal.Records(0, 1<<32-1, func(*journal.Record) error { return found }, func(error) {})
+	err := s.Journal.Records(0, 1<<32-1, func(*journal.Record) error { return found }, func(error) {})
 	if errors.Is(err, found) {
 		return true, nil
 	}
 	return false, err
 }
 
-func (s *Store) noteGone(ids []uint32) {
+func (s *state) noteGone(ids []uint32) {
 	const most = 4
 	slices.Sort(ids)
 	names := make([]string, 0, most)
@@ -206,16 +207,16 @@ func (s *Store) noteGone(ids []uint32) {
 	switch list := strings.Join(names, ", "); {
 	case len(ids) == 0:
 	case len(ids) == 1:
-		s.report.Note("segment %s is gone with its records", list)
+		s.opts.Report.Note("segment %s is gone with its records", list)
 	case len(ids) <= most:
-		s.report.Note("segments %s are gone with their records", list)
+		s.opts.Report.Note("segments %s are gone with their records", list)
 	default:
-		s.report.Note("segments %s and %d others are gone with their records", list, len(ids)-most)
+		s.opts.Report.Note("segments %s and %d others are gone with their records", list, len(ids)-most)
 	}
 }
 
 // fillIndex opens the segments and fills the index with what the journal knows.
-func (s *Store) fillIndex(ctx context.Context, o *opening) error {
+func (s *state) fillIndex(ctx context.Context, o *opening) error {
 	unread := 0
 	for _, f := range o.usable {
 		if f.unread {
@@ -227,58 +228,58 @@ func (s *Store) fillIndex(ctx context.Context, o *opening) error {
 		space, err := s.loadSnapshot(o)
 		if err == nil {
 			s.use(space)
-			s.recovered = RecoveredSnapshot
+			s.Recovered = RecoveredSnapshot
 			return nil
 		}
 		if !fsio.IsNotExist(err) {
-			s.report.Note("snapshot is not used (%v): the journal was read instead", err)
+			s.opts.Report.Note("snapshot is not used (%v): the journal was read instead", err)
 		}
 	}
 	switch {
 	case o.lost && len(o.usable) == 0:
-		s.recovered = RecoveredNew
+		s.Recovered = RecoveredNew
 	case o.doubt != "":
-		s.recovered = RecoveredHeaders
+		s.Recovered = RecoveredHeaders
 	default:
-		s.recovered = RecoveredJournal
+		s.Recovered = RecoveredJournal
 	}
 	s.use(s.newSpace(o))
 	if err := s.reserveIndex(o); err != nil {
 		return err
 	}
 	for _, f := range o.usable {
-		base, err := s.table.AddSlots(segment.RoundRefs(f.head.Slots))
+		base, err := s.Table.AddSlots(segment.RoundRefs(f.head.Slots))
 		if err != nil {
 			return err
 		}
-		s.space.TakeIn(segment.Open(f.found(), base))
+		s.Space.TakeIn(segment.Open(f.found(), base))
 	}
 	return s.loadRecords(ctx)
 }
 
-func (s *Store) snapshot() snapshot.File {
-	return snapshot.File{FS: s.opts.fs, Path: filepath.Join(s.opts.Dir, snapshotFile), Direct: s.direct}
+func (s *state) snapshot() snapshot.File {
+	return snapshot.File{FS: s.opts.FS, Path: filepath.Join(s.opts.Dir, snapshotFile), Direct: s.Direct}
 }
 
 // saveSnapshot writes the index. The store has stopped.
-func (s *Store) saveSnapshot() error {
+func (s *state) saveSnapshot(seq uint64) error {
 	var segments []snapshot.Segment
-	for _, g := range s.space.AllSegments() {
+	for _, g := range s.Space.AllSegments() {
 		segments = append(segments, snapshot.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes, Base: g.Base})
 	}
-	return s.snapshot().Save(snapshot.Name{Store: s.id, Opens: s.opens}, s.seq.Load(), segments, s.table, s.space.SnapshotFits)
+	return s.snapshot().Save(snapshot.Name{Store: s.ID, Opens: s.Opens}, seq, segments, s.Table, s.Space.SnapshotFits)
 }
 
 // loadSnapshot makes a space from the snapshot of the last clean stop. The journal vouches for all
 // usable segments.
-func (s *Store) loadSnapshot(o *opening) (*segment.Space, error) {
-	s.report.Begin("snapshot", 0)
+func (s *state) loadSnapshot(o *opening) (*segment.Space, error) {
+	s.opts.Report.Begin("snapshot", 0)
 	files := make(map[uint32]*segmentFile, len(o.usable))
 	for _, f := range o.usable {
 		files[f.id] = f
 	}
 	p := s.newSpace(o)
-	segments, seq, err := s.snapshot().Load(snapshot.Name{Store: s.id, Opens: s.opens}, p.Table)
+	segments, seq, err := s.snapshot().Load(snapshot.Name{Store: s.ID, Opens: s.Opens}, p.Table)
 	if err == nil && len(segments) != len(files) {
 		err = fmt.Errorf("snapshot has %d segments, the journal %d", len(segments), len(files))
 	}
@@ -292,7 +293,7 @@ func (s *Store) loadSnapshot(o *opening) (*segment.Space, error) {
 		p.Table.Close()
 		return nil, err
 	}
-	s.seq.Store(seq)
+	s.Seq = seq
 	for _, e := range segments {
 		p.TakeIn(segment.Open(files[e.ID].found(), e.Base))
 	}
@@ -300,16 +301,16 @@ func (s *Store) loadSnapshot(o *opening) (*segment.Space, error) {
 }
 
 // use has the store use a space and its index in the place of what it had.
-func (s *Store) use(p *segment.Space) {
-	if s.table != nil {
-		s.table.Close()
+func (s *state) use(p *segment.Space) {
+	if s.Table != nil {
+		s.Table.Close()
 	}
-	s.space, s.table = p, p.Table
+	s.Space, s.Table = p, p.Table
 }
 
 // reserveIndex makes the index as large as it was at the last barrier.
-func (s *Store) reserveIndex(o *opening) error {
-	b, err := s.journal.Meta(metaRecords)
+func (s *state) reserveIndex(o *opening) error {
+	b, err := s.Journal.Meta(metaRecords)
 	if err != nil {
 		return err
 	}
@@ -321,6 +322,37 @@ func (s *Store) reserveIndex(o *opening) error {
 	for _, f := range o.usable {
 		slots += uint64(f.head.Slots)
 	}
-	s.report.Begin("index", int64(min(records, slots)))
-	return s.table.Reserve(int(min(records, slots)))
+	s.opts.Report.Begin("index", int64(min(records, slots)))
+	return s.Table.Reserve(int(min(records, slots)))
+}
+
+// opensShift leaves a trillion records to each of 16 million openings.
+const opensShift = index.SeqBits
+
+// doubtOpens is how many openings are skipped where no one says how many there were: a
+// sample of the headers names the last one but few.
+const doubtOpens = 1 << 10
+
+// planRebuild decides which opening this is.
+func (s *state) planRebuild(o *opening, unread int) {
+	if !o.stamped && unread > 0 {
+		s.Opens = max(s.Opens, s.sampleOpens(o.usable)) + doubtOpens
+	}
+	if o.doubt != "" && (unread > 0 || o.lost) {
+		s.opts.Report.Note("%s: records are read from the headers of %d segments", o.doubt, unread)
+	}
+}
+
+// sampleOpens returns the last opening that the first and last records of segments name.
+func (s *state) sampleOpens(files []*segmentFile) uint64 {
+	var last uint64
+	sc := newHeaderReader(s)
+	for _, f := range files {
+		for _, slot := range []uint32{0, f.head.Slots - 1} {
+			if r, err := sc.read(f.file, &f.head, slot); err == nil {
+				last = max(last, r.Seq>>opensShift)
+			}
+		}
+	}
+	return last
 }

@@ -134,7 +134,7 @@ func TestHealingTwiceKeepsNamespacesWithoutManifest(t *testing.T) {
 		s.journal.Abandon("test")
 		awaitJournal(t, s, generation)
 	}
-	if err := errors.Join(s.Close(), os.Remove(s.snapshot().Path)); err != nil {
+	if err := errors.Join(s.Close(), os.Remove(filepath.Join(s.opts.Dir, snapshotFile))); err != nil {
 		t.Fatal(err)
 	}
 	s = openTest(t, o)
@@ -313,7 +313,7 @@ func TestHealingInTheMiddleOfARebuild(t *testing.T) {
 			w.of(nil)
 		}
 		again := watchCap(t, o).of(openTest(t, o))
-		if again.rebuilt.segments.Load() > 0 {
+		if again.rebuild.State().Segments > 0 {
 			t.Error("headers are read once more")
 		}
 		openNamespace(t, again, "m")
@@ -473,7 +473,7 @@ func TestStampThatCannotBeOpened(t *testing.T) {
 		for start := range 2 {
 			s := openTest(t, o)
 			awaitRebuild(t, s)
-			if doubted := s.rebuilt.segments.Load() > 0; doubted != (start == 0 || !c.aside) {
+			if doubted := s.rebuild.State().Segments > 0; doubted != (start == 0 || !c.aside) {
 				t.Errorf("%v: start %d: headers are read: %v", c.errno, start, doubted)
 			}
 			openNamespace(t, s, "m")

@@ -252,10 +252,10 @@ func TestDefect29RebuildGoesOnWhereItWasCutOff(t *testing.T) {
 	fresh := damageChain(ns, 5000, 10)
 	mustWrite(t, s, fresh) // into a segment of its own
 	mustRead(t, s, fresh)
-	for s.rebuilt.segmentsDone.Load() == 0 {
+	for s.rebuild.State().SegmentsDone == 0 {
 		slow.pass.Add(20)
 	}
-	all, done := s.rebuilt.segments.Load(), s.rebuilt.segmentsDone.Load()
+	all, done := s.rebuild.State().Segments, s.rebuild.State().SegmentsDone
 	mustSync(t, s)
 	cut := filepath.Join(t.TempDir(), "cut")
 	copyTree(t, o.Dir, cut)
@@ -265,7 +265,7 @@ func TestDefect29RebuildGoesOnWhereItWasCutOff(t *testing.T) {
 	}
 	o.fs, o.Dir = nil, cut
 	s = openTest(t, o)
-	if again := s.rebuilt.segments.Load(); again > all-done+1 {
+	if again := s.rebuild.State().Segments; again > all-done+1 {
 		t.Errorf("after the cut %d segments are read again; %d of %d were done", again, done, all)
 	}
 	awaitRebuild(t, s)

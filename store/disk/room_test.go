@@ -171,7 +171,7 @@ func TestSnapshotOfALargerPastStaysWithinTheCap(t *testing.T) {
 	for range 3 {
 		s = openTest(t, o)
 		w := watchCap(t, o)
-		recovered = append(recovered, s.recovered)
+		recovered = append(recovered, s.state.Recovered)
 		ns = openNamespace(t, s, "a")
 		mustWrite(t, s, ofSize(ns, 1000, 10, 1000))
 		if err := s.Close(); err != nil {
@@ -362,7 +362,7 @@ func TestNoSnapshotBelowMinFree(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.ReadFile(s.snapshot().Path); !fsio.IsNotExist(err) {
+	if _, err := d.ReadFile(filepath.Join(s.opts.Dir, snapshotFile)); !fsio.IsNotExist(err) {
 		t.Errorf("snapshot: %v", err)
 	}
 }

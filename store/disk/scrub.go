@@ -119,7 +119,7 @@ func (s *Store) scrub(ctx context.Context) {
 			s.scrubSegment(ctx, c, g)
 		}
 		s.count.scrubs.Add(1)
-		sleep(ctx, janitorInterval)
+		fsio.Sleep(ctx, janitorInterval)
 	}
 }
 
@@ -132,7 +132,7 @@ func (s *Store) scrubSegment(ctx context.Context, c *checker, g *segment.Segment
 		if err != nil {
 			s.opts.Logger.Warn("store: scrub could not read a record", "err", err,
 				"remedy", "look for I/O errors in the kernel's log; if it goes on, replace the disk")
-			sleep(ctx, time.Second)
+			fsio.Sleep(ctx, time.Second)
 			continue
 		}
 		if damage != nil {
@@ -141,6 +141,6 @@ func (s *Store) scrubSegment(ctx context.Context, c *checker, g *segment.Segment
 				"remedy", "none for one; check the disk if there are more")
 		}
 		s.count.scrubBytes.Add(uint64(bytes))
-		sleep(ctx, time.Duration(float64(bytes)/float64(s.opts.ScrubBytesPerS)*float64(time.Second)))
+		fsio.Sleep(ctx, time.Duration(float64(bytes)/float64(s.opts.ScrubBytesPerS)*float64(time.Second)))
 	}
 }

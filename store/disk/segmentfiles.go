@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/kvconn/kvconn/store/disk/segment"
 
@@ -56,10 +57,10 @@ func (f *segmentFile) close() {
 const inspectors = 16
 
 // listSegments returns the paths of the segment files.
-func (s *Store) listSegments() ([]*segmentFile, error) {
+func (s *state) listSegments() ([]*segmentFile, error) {
 	dir := filepath.Join(s.opts.Dir, segmentDir)
 	var entries []iofs.DirEntry
-	err := fsio.Again(func() (err error) { entries, err = s.opts.fs.ReadDir(dir); return err })
+	err := fsio.Again(func() (err error) { entries, err = s.opts.FS.ReadDir(dir); return err })
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w: %w", dir, ErrSegmentsMissing, err)
 	}
@@ -73,12 +74,12 @@ func (s *Store) listSegments() ([]*segmentFile, error) {
 }
 
 // inspectSegments opens the segment files and reads their headers.
-func (s *Store) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
+func (s *state) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 	files, err := s.listSegments()
 	if err != nil {
 		return nil, err
 	}
-	s.report.Begin("segments", int64(len(files)))
+	s.opts.Report.Begin("segments", int64(len(files)))
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range min(inspectors, len(files)) {
@@ -86,7 +87,7 @@ func (s *Store) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 			buf := store.AlignedBuffer(format.HeaderBytes)
 			for i := int(next.Add(1)) - 1; i < len(files) && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
 				s.inspect(files[i], buf)
-				s.report.Done(1)
+				s.opts.Report.Done(1)
 			}
 		})
 	}
@@ -99,7 +100,7 @@ func (s *Store) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 	return files, ctx.Err()
 }
 
-func (s *Store) inspect(f *segmentFile, buf []byte) {
+func (s *state) inspect(f *segmentFile, buf []byte) {
 	f.openErr = fsio.Again(func() error { return s.openFile(f) })
 	if f.openErr != nil {
 		f.headErr = f.openErr
@@ -124,8 +125,8 @@ func (s *Store) inspect(f *segmentFile, buf []byte) {
 }
 
 // openFile opens a segment file and asks for its size.
-func (s *Store) openFile(f *segmentFile) (err error) {
-	if f.file, err = s.opts.fs.OpenFile(f.path, false, s.direct); err != nil {
+func (s *state) openFile(f *segmentFile) (err error) {
+	if f.file, err = s.opts.FS.OpenFile(f.path, false, s.Direct); err != nil {
 		f.file = nil
 		return err
 	}
@@ -143,7 +144,7 @@ var errBlank = errors.New("segment was never written to")
 
 // guessSegment finds the geometry of a segment whose header is damaged in the first intact
 // header of a record: it says which slot it is in and how large the payload is.
-func (s *Store) guessSegment(f *segmentFile) (format.Segment, error) {
+func (s *state) guessSegment(f *segmentFile) (format.Segment, error) {
 	const stretch = 1 << 20
 	buf := store.AlignedBuffer(stretch)
 	blank, readErr := true, f.readErr
@@ -162,10 +163,10 @@ func (s *Store) guessSegment(f *segmentFile) (format.Segment, error) {
 			var r format.Record
 			err := r.Decode(page)
 			blank = blank && errors.Is(err, format.ErrBlank)
-			if err != nil || r.Store != s.id || r.SegmentID != f.id {
+			if err != nil || r.Store != s.ID || r.SegmentID != f.id {
 				continue
 			}
-			head := format.Segment{Store: s.id, ID: f.id, SlotBytes: segment.SlotBytes(int(r.PayloadBytes))}
+			head := format.Segment{Store: s.ID, ID: f.id, SlotBytes: segment.SlotBytes(int(r.PayloadBytes))}
 			if r.PayloadBytes == 0 || r.PayloadBytes > store.MaxPayloadBytes || head.Offset(r.Slot) != at+from {
 				continue
 			}
@@ -187,11 +188,11 @@ func (s *Store) guessSegment(f *segmentFile) (format.Segment, error) {
 // settleHead decides on a segment's geometry: what its header says, else what the journal
 // knows, else what the headers of its records tell. known is nil if the journal does not
 // vouch for the segment.
-func (s *Store) settleHead(f *segmentFile, known *format.Segment) error {
+func (s *state) settleHead(f *segmentFile, known *format.Segment) error {
 	switch {
 	case f.openErr != nil:
 		return f.openErr
-	case f.headErr == nil && (f.head.Store != s.id || f.head.ID != f.id):
+	case f.headErr == nil && (f.head.Store != s.ID || f.head.ID != f.id):
 		return fmt.Errorf("%w: its header is of segment %d of store %x", errUseless, f.head.ID, f.head.Store)
 	case f.headErr == nil:
 		f.unread = f.unread || known == nil || *known != f.head
@@ -207,10 +208,10 @@ func (s *Store) settleHead(f *segmentFile, known *format.Segment) error {
 		s.rewriteHead(f)
 	}
 	if f.size < f.head.FileBytes() {
-		s.report.Note("segment %d had %d bytes of %d: extended", f.id, f.size, f.head.FileBytes())
+		s.opts.Report.Note("segment %d had %d bytes of %d: extended", f.id, f.size, f.head.FileBytes())
 		f.unread = true
 		if err := f.file.Allocate(f.head.FileBytes()); err != nil {
-			s.report.Note("segment %d cannot be extended (%v): it takes no new records", f.id, err)
+			s.opts.Report.Note("segment %d cannot be extended (%v): it takes no new records", f.id, err)
 			f.frozen = true
 		}
 	}
@@ -219,32 +220,37 @@ func (s *Store) settleHead(f *segmentFile, known *format.Segment) error {
 
 // rewriteHead writes a segment's header again. Where that fails its records are served all
 // the same, and it takes no new ones.
-func (s *Store) rewriteHead(f *segmentFile) {
+func (s *state) rewriteHead(f *segmentFile) {
 	b := store.AlignedBuffer(format.HeaderBytes)
 	f.head.Encode(b)
 	if err := errors.Join(f.file.WriteVec(b, nil, 0), f.file.Datasync()); err != nil {
-		s.report.Note("header of segment %d was damaged (%v) and cannot be written (%v): it takes no new records", f.id, f.headErr, err)
+		s.opts.Report.Note("header of segment %d was damaged (%v) and cannot be written (%v): it takes no new records", f.id, f.headErr, err)
 		f.frozen = true
 		return
 	}
-	s.report.Note("header of segment %d was damaged (%v): written again", f.id, f.headErr)
+	s.opts.Report.Note("header of segment %d was damaged (%v): written again", f.id, f.headErr)
 	f.headErr = nil
 }
 
 // dismiss deals with a segment file that is of no use: one that cannot be opened or read stays
 // as it is, one that never held a record is removed, any other is set aside.
-func (s *Store) dismiss(f *segmentFile, why error) {
+func (s *state) dismiss(f *segmentFile, why error) {
 	f.close()
 	f.dismissed = true
 	switch {
-	case f.untold() && !fsio.IsDir(s.opts.fs, f.path):
-		s.report.Note("segment %d cannot be opened (%v): not used until it can", f.id, why)
+	case f.untold() && !fsio.IsDir(s.opts.FS, f.path):
+		s.opts.Report.Note("segment %d cannot be opened (%v): not used until it can", f.id, why)
 	case errors.Is(why, errBlank):
-		if err := s.opts.fs.Remove(f.path); err != nil {
-			s.report.Note("segment %d is empty and cannot be removed (%v)", f.id, err)
+		if err := s.opts.FS.Remove(f.path); err != nil {
+			s.opts.Report.Note("segment %d is empty and cannot be removed (%v)", f.id, err)
 		}
 	default:
-		s.report.Note("segment file %s is of no use (%v): set aside", filepath.Base(f.path), why)
+		s.opts.Report.Note("segment file %s is of no use (%v): set aside", filepath.Base(f.path), why)
 		s.setAside(f.path)
 	}
+}
+
+// awaited are the segment files that the disk did not give.
+func (o *opening) awaited() []*segmentFile {
+	return slices.DeleteFunc(slices.Clone(o.files), func(f *segmentFile) bool { return !f.dismissed || !f.untold() })
 }

@@ -118,39 +118,14 @@ const (
 	LimitedByFree = segment.LimitedByFree
 )
 
-// RebuildState is how far the rebuilding of the index from record headers is.
-type RebuildState struct {
-	// Running is true until every segment has been read.
-	Running      bool  `json:"running"`
-	Segments     int64 `json:"segments"`
-	SegmentsDone int64 `json:"segments_done"`
-	Slots        int64 `json:"slots"`
-	SlotsDone    int64 `json:"slots_done"`
-	// Records were found in headers that the journal did not know; Damaged headers could
-	// not be read.
-	Records int64 `json:"records"`
-	Damaged int64 `json:"damaged"`
-}
-
-// Recovery says where a store's index came from when it was opened.
-type Recovery string
-
-// The ways an index comes to be.
-const (
-	RecoveredNew      Recovery = "new"
-	RecoveredSnapshot Recovery = "snapshot"
-	RecoveredJournal  Recovery = "journal"
-	RecoveredHeaders  Recovery = "headers"
-)
-
 // Stats returns the state of the store.
 func (s *Store) Stats() Stats {
 	st := Stats{
-		Dir: s.opts.Dir, StoreID: hex.EncodeToString(s.id[:]), Epoch: s.epoch,
+		Dir: s.opts.Dir, StoreID: hex.EncodeToString(s.state.ID[:]), Epoch: s.epoch,
 		Records: int64(s.table.Len()), PayloadBytes: s.table.PayloadBytes(), IndexBytes: s.table.MemoryBytes(),
 		Namespaces: s.namespaces.Count(), Leases: s.leases.count(),
 		WriteInFlightBytes: s.writes.inFlightBytes(),
-		DirectIO:           s.direct, OpenDuration: s.openDuration, Recovered: s.recovered,
+		DirectIO:           s.state.Direct, OpenDuration: s.openDuration, Recovered: s.state.Recovered,
 	}
 	st.ReadBudgetBytes = s.opts.ReadInFlightBytes
 	if s.calibration.ReadInFlightBytes > 0 {
@@ -160,7 +135,7 @@ func (s *Store) Stats() Stats {
 	st.WriteBudgetBytes, _ = s.gate.State()
 	st.QueuedReads, st.ReadInFlightBytes = s.reads.Depth()
 	st.ReadSpeed = s.Speed()
-	st.Rebuild, st.AwaitedSegments = s.rebuilt.state(), s.awaiting.Load()
+	st.Rebuild, st.AwaitedSegments = s.rebuild.State(), s.rebuild.Awaiting()
 	st.takeUsage(s.space.Usage())
 	s.count.stats(&st)
 	st.Warnings = s.report.Warnings()

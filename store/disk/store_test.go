@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -294,7 +295,7 @@ func TestLossOfSnapshotIsMadeGoodByTheJournal(t *testing.T) {
 			if err := s.Close(); err != nil {
 				t.Fatal(err)
 			}
-			if err := spoil(s.snapshot().Path); err != nil {
+			if err := spoil(filepath.Join(s.opts.Dir, snapshotFile)); err != nil {
 				t.Fatal(err)
 			}
 			s = openTest(t, o)

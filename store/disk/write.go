@@ -145,7 +145,7 @@ func (s *Store) checkWrite(op *write) error {
 	}
 	if slot := segment.SlotBytes(len(op.Payload)); s.space.NeverFits(slot) {
 		s.count.denied.Add(1)
-		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.limits.MaxBytes, store.ErrTooLarge)
+		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.state.Limits.MaxBytes, store.ErrTooLarge)
 	}
 	if err := s.namespaces.CheckSize(index.Group{Namespace: op.id.Namespace, Shard: op.id.Shard}, len(op.Payload)); err != nil {
 		return err
@@ -197,7 +197,7 @@ func (s *Store) writeOne(op *write) error {
 	defer s.headers.Put(header)
 	namespace, scheme := s.namespaces.Identity(op.id.Namespace)
 	(&format.Record{
-		Store: s.id, SegmentID: at.Segment, Slot: at.Slot, Seq: op.seq,
+		Store: s.state.ID, SegmentID: at.Segment, Slot: at.Slot, Seq: op.seq,
 		Namespace: namespace, Shard: op.ID.Shard, Depth: op.depth,
 		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof, Scope: op.Scope, KeyScheme: scheme,
 		PayloadBytes: uint32(len(op.Payload)), PayloadSum: format.PayloadSum(op.Payload),

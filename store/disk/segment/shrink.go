@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 )
 
@@ -92,10 +93,7 @@ func (rc *Reclaimer) ShrinkFirst(ctx context.Context) error {
 		if pause == 0 {
 			break
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
+		fsio.Sleep(ctx, pause)
 	}
 	if n := rc.Space.over(); n > 0 {
 		rc.Logger.Warn("store: above its cap", "bytes", n,

@@ -389,6 +389,23 @@ func (p *Space) AllSegments() []*Segment {
 	return slices.SortedFunc(maps.Values(p.segments), func(a, b *Segment) int { return cmp.Compare(a.ID, b.ID) })
 }
 
+// Unread returns the segments whose headers have not all been read.
+func (p *Space) Unread() []*Segment {
+	return slices.DeleteFunc(p.AllSegments(), func(g *Segment) bool { return !g.IsUnread() })
+}
+
+// LocationOf is where a slot is for the journal, or nowhere if its segment is gone.
+func (p *Space) LocationOf(ref index.Ref) journal.Location {
+	if ref == index.NoRef {
+		return journal.NoLocation
+	}
+	g := p.At(ref)
+	if g == nil {
+		return journal.NoLocation
+	}
+	return g.Location(ref)
+}
+
 // InUse returns the segments that are not being given up.
 func (p *Space) InUse() (out []*Segment) {
 	p.mu.Lock()

@@ -1,7 +1,5 @@
 package disk
 
-import "time"
-
 // Names within a store's directory.
 const (
 	lockFile     = "LOCK"
@@ -15,7 +13,5 @@ const (
 	// Files in segmentDir that are there for a moment at the start.
 	probeFile          = "probe"
 	calibrationScratch = "calibration"
+	calibrationFile    = "CALIBRATION"
 )
-
-// janitorInterval is how often leases that ran out are looked for.
-const janitorInterval = 100 * time.Millisecond
