@@ -38,7 +38,7 @@ func example() *reading {
 	counts.addLeader("m", leader.Stats{QueriedTokens: 100, OfferedTokens: 64})
 	counts.addWorker("m", worker.Stats{LoadedBytes: 4096})
 	r := &reading{
-		store:  disk.Stats{Records: 7, PhysicalBytes: 1 << 20, MaxBytes: 1 << 30, Reads: 9, Calibration: &disk.Calibration{BytesPerS: 2e9}},
+		store:  disk.Stats{Records: 7, Usage: disk.Usage{PhysicalBytes: 1 << 20, MaxBytes: 1 << 30}, Reads: 9, Calibration: &disk.Calibration{BytesPerS: 2e9}},
 		models: []modelTotals{*counts["m"]},
 	}
 	r.health.Reasons = []health.Reason{{Code: "no_room"}}

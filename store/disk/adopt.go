@@ -8,23 +8,13 @@ import (
 	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
-// adoptRequest is a job of the rebuild on its way to the committer.
-type adoptRequest struct {
-	job  *adoptJob
-	done chan struct{}
-}
-
 // adopt has the committer do a job of the rebuild. It reports false if the store closes.
-func (s *Store) adopt(job *adoptJob) bool {
-	r := &adoptRequest{job, make(chan struct{})}
-	if !s.commits.TryPush(commit{kind: commitAdopt, adopt: r}) {
-		return false
-	}
-	<-r.done
-	return true
+func (s *Store) adopt(job *recovery.AdoptJob) bool {
+	return s.between(func(c *committing) { c.runAdopt(job) })
 }
 
 // adopting is the committer's scratch memory for adoptions.
@@ -40,38 +30,36 @@ type adopting struct {
 // runAdopt makes index and journal agree with a run of headers. The index comes first: the
 // payloads are durable already, and the segment is vouched for only when the journal has
 // all of its records.
-func (c *committing) runAdopt(job *adoptJob) {
+func (c *committing) runAdopt(job *recovery.AdoptJob) {
 	s, a := c.s, &c.adopting
-	job.err = nil
-	select {
-	case <-s.journal.Failed():
-		job.err = fmt.Errorf("journal failed: %w", store.ErrIO)
+	job.Err = nil
+	if c.journalFailed() {
+		job.Err = fmt.Errorf("journal failed: %w", store.ErrIO)
 		return
-	default:
 	}
-	if job.complete {
-		job.err = s.completeSegment(job.segment)
+	if job.Complete {
+		job.Err = s.completeSegment(job.Segment)
 		return
 	}
 	if a.batch == nil {
 		a.batch = s.journal.NewBatch()
 	}
 	a.found, a.removed, a.unread, a.freed, a.events = a.found[:0], a.removed[:0], a.unread[:0], a.freed[:0], a.events[:0]
-	job.records = s.space.WithoutBad(job.segment, job.records)
-	for i := range job.records {
-		a.found = append(a.found, s.adopted(&job.records[i]))
+	job.Records = s.space.WithoutBad(job.Segment, job.Records)
+	for i := range job.Records {
+		a.found = append(a.found, s.adopted(&job.Records[i]))
 	}
-	for _, slot := range job.unread {
-		a.unread = append(a.unread, job.segment.Base+index.Ref(slot))
+	for _, slot := range job.Unread {
+		a.unread = append(a.unread, job.Segment.Base+index.Ref(slot))
 	}
-	run := index.Range{Base: job.segment.Base + index.Ref(job.first), Slots: job.slots}
+	run := index.Range{Base: job.Segment.Base + index.Ref(job.First), Slots: job.Slots}
 	s.table.PrepareAdopt(a.found)
 	// A write of a record that comes meanwhile finds it in the index or is found in flight.
 	s.writes.mu.Lock()
 	a.removed = s.table.Adopt(run, a.found, a.unread, s.writes.writing, a.removed)
 	s.writes.mu.Unlock()
 	c.publishAdopted() // if the journal fails, the next one is written from the index
-	if job.err = c.journalAdopted(job); job.err != nil {
+	if job.Err = c.journalAdopted(job); job.Err != nil {
 		for _, r := range a.removed {
 			c.owed = append(c.owed, r.Ref)
 		}
@@ -96,7 +84,7 @@ func (w *writes) writing(id index.ID) bool {
 }
 
 // journalAdopted notes what an adoption changed.
-func (c *committing) journalAdopted(job *adoptJob) error {
+func (c *committing) journalAdopted(job *recovery.AdoptJob) error {
 	s, a := c.s, &c.adopting
 	for _, r := range a.removed {
 		if err := a.batch.DeleteRecord(s.space.LocationOf(r.Ref)); err != nil {
@@ -106,10 +94,10 @@ func (c *committing) journalAdopted(job *adoptJob) error {
 	}
 	for i := range a.found {
 		f := &a.found[i]
-		if !f.Added && (!job.again || !f.Known) {
+		if !f.Added && (!job.Again || !f.Known) {
 			continue
 		}
-		r := &job.records[i]
+		r := &job.Records[i]
 		r.ParentAt = s.space.LocationOf(f.ParentRef)
 		if f.ParentRef != index.NoRef {
 			r.Depth = f.Depth

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 )
 
 // Calibration is what a short measurement at the first start found out about the disk.
@@ -53,7 +54,7 @@ const (
 // them if the options ask for that and there is room. A measurement that fails costs
 // nothing but itself.
 func (s *Store) calibrate() {
-	path := filepath.Join(s.opts.Dir, calibrationFile)
+	path := filepath.Join(s.opts.Dir, recovery.CalibrationFile)
 	var c Calibration
 	b, err := s.opts.fs.ReadFile(path)
 	if err == nil {
@@ -99,7 +100,7 @@ func (s *Store) useCalibration(c Calibration) {
 // it was claimed; it is given back when the file is gone.
 func (s *Store) measureDisk() (c Calibration, err error) {
 	const claimed = calibrationBytes + calibrationSlack
-	path := filepath.Join(s.opts.Dir, segmentDir, calibrationScratch)
+	path := filepath.Join(s.opts.Dir, recovery.SegmentDir, recovery.CalibrationScratch)
 	f, err := s.opts.fs.OpenFile(path, true, s.state.Direct)
 	if err != nil {
 		s.space.Unclaim(claimed)

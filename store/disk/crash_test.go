@@ -18,6 +18,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
@@ -429,7 +430,7 @@ func TestDirectoryInUse(t *testing.T) {
 	o := testOptions(t.TempDir())
 	openTest(t, o)
 	_, err := Open(context.Background(), o)
-	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprint("process ", os.Getpid())) {
+	if !errors.Is(err, recovery.ErrInUse) || !strings.Contains(err.Error(), fmt.Sprint("process ", os.Getpid())) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -460,7 +461,7 @@ func TestNewerFormatIsRefused(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(o.Dir, formatFile)
+	path := filepath.Join(o.Dir, recovery.FormatFile)
 	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -476,7 +477,7 @@ func TestNewerFormatIsRefused(t *testing.T) {
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(context.Background(), o); !errors.Is(err, ErrNewerFormat) {
+	if _, err := Open(context.Background(), o); !errors.Is(err, recovery.ErrNewerFormat) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/report"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
@@ -32,10 +33,10 @@ type FsckReport struct {
 	Dir string `json:"dir"`
 	// Recovered says where the index came from; anything but a snapshot means that the
 	// store had not been stopped cleanly.
-	Recovered  Recovery `json:"recovered"`
-	Namespaces int      `json:"namespaces"`
-	Segments   int      `json:"segments"`
-	Records    int64    `json:"records"`
+	Recovered  recovery.Recovery `json:"recovered"`
+	Namespaces int               `json:"namespaces"`
+	Segments   int               `json:"segments"`
+	Records    int64             `json:"records"`
 	// CheckedBytes were read from segments.
 	CheckedBytes int64 `json:"checked_bytes"`
 	// SetAsideBytes are of files whose names end in .bad: see [Stats].

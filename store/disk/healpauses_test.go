@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,7 +31,7 @@ func TestHealingGoesOnAsLongAsTheStoreIsOpen(t *testing.T) {
 	var failed atomic.Int64
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, errorfs.Wrap(j, failRenames(&on, &failed)))
-	o.healPauses = healPauses{First: time.Microsecond, Last: time.Microsecond, Rare: time.Millisecond, Forgive: time.Hour}
+	o.healPauses = recovery.Pauses{First: time.Microsecond, Last: time.Microsecond, Rare: time.Millisecond, Forgive: time.Hour}
 	s := watchCap(t, memOptions(d, j)).of(openTest(t, o))
 	ns := openNamespace(t, s, "m")
 	records := chainOf(ns, 1, 10)
@@ -54,7 +55,7 @@ func TestFailuresOfLongAgoDoNotDelayTheHealing(t *testing.T) {
 	var failed atomic.Int64
 	o := memOptions(newMemDisk(), errorfs.Wrap(newJournalFS(), failRenames(&on, &failed)))
 	// A pause of a day is one that the test does not survive.
-	o.healPauses = healPauses{First: time.Microsecond, Last: time.Microsecond, Rare: 24 * time.Hour, Forgive: time.Nanosecond}
+	o.healPauses = recovery.Pauses{First: time.Microsecond, Last: time.Microsecond, Rare: 24 * time.Hour, Forgive: time.Nanosecond}
 	s := openTest(t, o)
 	for failed.Load() < 2*manyFailures && t.Context().Err() == nil {
 		on.Store(true)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"golang.org/x/sys/unix"
 )
 
@@ -51,7 +52,7 @@ func TestManifestThatWasSetAsideCountsOnce(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	manifests, err := d.ReadDir("/store/" + namespaceDir)
+	manifests, err := d.ReadDir("/store/" + recovery.NamespaceDir)
 	if err != nil || len(manifests) != 1 {
 		t.Fatal(manifests, err)
 	}
@@ -61,7 +62,7 @@ func TestManifestThatWasSetAsideCountsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	const bytes = 2 << 20
-	aside := filepath.Join("/store", namespaceDir, manifests[0].Name()+fsio.AsideSuffix)
+	aside := filepath.Join("/store", recovery.NamespaceDir, manifests[0].Name()+fsio.AsideSuffix)
 	if err := d.WriteFileAtomic(aside, make([]byte, bytes)); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"golang.org/x/sys/unix"
 )
 
@@ -64,7 +65,7 @@ func TestFilesThatCannotBeMeasuredKeepTheStoreFromGrowing(t *testing.T) {
 func TestWhatCanNeverBeMeasuredDoesNotEndSaves(t *testing.T) {
 	d := newMemDisk()
 	d.hook(func(op, path string) error {
-		if op == "measure" && strings.HasSuffix(path, namespaceDir) {
+		if op == "measure" && strings.HasSuffix(path, recovery.NamespaceDir) {
 			return unix.EIO
 		}
 		return nil
@@ -181,7 +182,7 @@ func TestStopThatCannotMeasureTheJournalWritesNoSnapshot(t *testing.T) {
 	records := chainOf(openNamespace(t, s, "a"), 1, 40)
 	mustWrite(t, s, records)
 	d.hook(func(op, path string) error {
-		if op == "measure" && strings.HasSuffix(path, journalDir) {
+		if op == "measure" && strings.HasSuffix(path, recovery.JournalDir) {
 			return unix.EIO
 		}
 		return nil
@@ -191,7 +192,7 @@ func TestStopThatCannotMeasureTheJournalWritesNoSnapshot(t *testing.T) {
 	}
 	d.hook(func(string, string) error { return nil })
 	s = openTest(t, o)
-	if s.Stats().Recovered != RecoveredJournal {
+	if s.Stats().Recovered != recovery.RecoveredJournal {
 		t.Errorf("recovered from the %s", s.Stats().Recovered)
 	}
 	openNamespace(t, s, "a")

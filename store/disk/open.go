@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 
 	mathrand "math/rand/v2"
@@ -27,11 +28,11 @@ type Store struct {
 	epoch uint64
 
 	// state is the store's directory, opened; table, journal and space are its.
-	state      *state
+	state      *recovery.State
 	table      *index.Table
 	journal    *journal.Journal
 	space      *segment.Space
-	rebuild    *rebuild
+	rebuild    *recovery.Rebuild
 	reclaim    *segment.Reclaimer
 	namespaces *namespace.Registry
 	leases     leases
@@ -62,6 +63,17 @@ type Store struct {
 	closeErr     error
 }
 
+// Errors of opening a store, beside those of package store.
+var (
+	// ErrInUse says that another process has the directory open.
+	ErrInUse = recovery.ErrInUse
+	// ErrSegmentsMissing says that the store held records and none of its segment files is
+	// there: most likely their file system is not mounted. See [Options].ForgetSegments.
+	ErrSegmentsMissing = recovery.ErrSegmentsMissing
+	// ErrNewerFormat says that a newer version of the program made the directory.
+	ErrNewerFormat = recovery.ErrNewerFormat
+)
+
 // Open opens the store in o.Dir, making it if there is none. It fails with [ErrInUse]
 // while another process holds the directory and with [ErrNewerFormat] if a newer program
 // made it. ctx bounds the opening alone.
@@ -82,7 +94,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	s.events.init(o.EventBytes)
 	s.report.Logger = o.Logger
 	s.namespaces = namespace.New(namespace.Options{
-		FS: o.fs, Dir: filepath.Join(o.Dir, namespaceDir), Report: &s.report,
+		FS: o.fs, Dir: filepath.Join(o.Dir, recovery.NamespaceDir), Report: &s.report,
 		Claim: func(n int) error { return s.reclaim.ClaimManifest(n) }, Unclaim: func(n int) { s.reclaim.UnclaimManifest(n) }, Reused: s.events.log.Skip,
 	})
 	s.epoch = mathrand.Uint64N(1<<epochBits-1) + 1
@@ -97,7 +109,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 func (s *Store) open(ctx context.Context) error {
 	o, told := &s.opts, func() {}
 	defer func() { told() }()
-	st, err := openState(ctx, recoverOptions{
+	st, err := recovery.Open(ctx, recovery.Options{
 		Dir: o.Dir, MaxBytes: o.MaxBytes, MinFree: segment.MinFree{Bytes: o.MinFreeBytes, Percent: o.MinFreePercent},
 		SegmentBytes: o.SegmentBytes, JournalCacheBytes: o.JournalCacheBytes, ForgetSegments: o.ForgetSegments,
 		CheckOnly: o.checkOnly, Held: o.held, Locked: func() { told = s.report.Tell(o.Progress) }, FS: o.fs, JournalFS: o.journalFS,
@@ -112,7 +124,7 @@ func (s *Store) open(ctx context.Context) error {
 	s.reclaim = segment.NewReclaimer(segment.ReclaimerOptions{
 		Space: s.space, Barrier: s.barrier, Commit: s.evict, SlotWait: o.SlotWait, Logger: o.Logger,
 	})
-	s.rebuild = newRebuild(st, s.adopt, func() bool { _, bytes := s.reads.Depth(); return bytes > 0 })
+	s.rebuild = recovery.NewRebuild(st, s.adopt, func() bool { _, bytes := s.reads.Depth(); return bytes > 0 })
 	run := s.start()
 	if o.checkOnly {
 		return nil
@@ -135,8 +147,7 @@ const epochBits = 53
 func (s *Store) start() context.Context {
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
-	s.committed.Add(1)
-	go s.committer()
+	s.committed.Go(s.committer)
 	heal := func(ctx context.Context) { s.state.Heal(ctx, s.opts.healPauses, s.heal) }
 	for _, f := range []func(context.Context){s.tidyNamespaces, heal, s.reclaim.Evictor, s.runBarriers, s.janitor, s.rebuild.Run} {
 		s.background.Go(func() { f(ctx) })
@@ -145,8 +156,7 @@ func (s *Store) start() context.Context {
 		s.background.Go(func() { s.scrub(ctx) })
 	}
 	for range s.writerCount() {
-		s.writers.Add(1)
-		go s.writer()
+		s.writers.Go(s.writer)
 	}
 	s.reads.Start()
 	return ctx

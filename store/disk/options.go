@@ -10,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
@@ -94,7 +95,7 @@ type Options struct {
 	journalFS vfs.FS
 	clock     func() time.Time
 	// healPauses are those of the healer.
-	healPauses healPauses
+	healPauses recovery.Pauses
 	// checkOnly opens the store for a check: nothing is evicted to fit a cap.
 	checkOnly bool
 	// held, if not nil, is the lock of the directory, which the caller has. The store closes it.
@@ -151,7 +152,7 @@ func (o *Options) EnsureDefaults() {
 	if o.journalFS == nil {
 		o.journalFS = vfs.Default
 	}
-	setDefault(&o.healPauses, defaultHealPauses())
+	setDefault(&o.healPauses, recovery.DefaultPauses())
 	if o.clock == nil {
 		o.clock = time.Now
 	}

@@ -9,38 +9,26 @@ import (
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
 
-// healJob is a step of the healing that the committer takes part in.
-type healJob struct {
-	draft *journal.Draft // nil: only wait until no batch is under way
-	err   error
-	done  chan struct{}
-}
-
 // heal has the committer put a new journal in the place of the failed one, or only finish its
 // batch, with nil.
-func (s *Store) heal(d *journal.Draft) error {
-	job := &healJob{draft: d, done: make(chan struct{})}
-	if !s.commits.TryPush(commit{kind: commitHeal, heal: job}) {
+func (s *Store) heal(d *journal.Draft) (err error) {
+	open := s.between(func(c *committing) {
+		if d == nil {
+			return
+		}
+		s.journal.Replace(d)
+		s.namespaces.Unnote()
+		// What left the index while the draft was written is in it.
+		err = c.settleOwed()
+		s.barrier.Touch()
+	})
+	if !open {
 		if d != nil {
 			d.Abort()
 		}
 		return store.ErrClosed
 	}
-	<-job.done
-	return job.err
-}
-
-// runHeal runs in the committer, between two batches.
-func (c *committing) runHeal(job *healJob) {
-	defer close(job.done)
-	if job.draft == nil {
-		return
-	}
-	c.s.journal.Replace(job.draft)
-	c.s.namespaces.Unnote()
-	// What left the index while the draft was written is in it.
-	job.err = c.settleOwed()
-	c.s.barrier.Touch()
+	return err
 }
 
 // owe notes slots whose state in the journal is not known, since it failed: they are not

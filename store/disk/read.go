@@ -57,7 +57,7 @@ func (r records) Unpin(ref index.Ref) { r.s.table.Unpin(ref) }
 func (r records) Overdue(at readio.Place, err error) {
 	if r.s.readFailed(at.Ref, at.Seq, err) {
 		job := &dropJob{ref: at.Ref, seq: at.Seq, done: make(chan struct{})}
-		r.s.commits.TryPush(commit{kind: commitDropSlot, drop: job})
+		r.s.commits.TryPush(job)
 	}
 }
 
@@ -84,7 +84,7 @@ func (r records) Verify(op *readio.Read) (finished bool) {
 	default:
 		return true
 	}
-	s.commits.Push(commit{kind: commitDrop, read: op})
+	s.commits.Push(unusable{op})
 	return false
 }
 

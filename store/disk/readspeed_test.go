@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
@@ -25,7 +26,7 @@ func openThrottled(t *testing.T) (*throttledDisk, *Store, []testRecord) {
 	d := &throttledDisk{memDisk: newMemDisk()}
 	d.now.Store(int64(time.Hour))
 	d.hook(func(op, path string) error {
-		if op == "read" && strings.Contains(path, segmentDir) {
+		if op == "read" && strings.Contains(path, recovery.SegmentDir) {
 			d.now.Add(d.perRead.Load())
 		}
 		return nil
@@ -102,7 +103,7 @@ func TestProbeMeasuresADiskThatNobodyReads(t *testing.T) {
 func TestFailedAndGivenUpReadsLeaveNoBacklog(t *testing.T) {
 	d, s, records := openThrottled(t)
 	d.hook(func(op, path string) error {
-		if op == "read" && strings.Contains(path, segmentDir) {
+		if op == "read" && strings.Contains(path, recovery.SegmentDir) {
 			return errTestFault
 		}
 		return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
@@ -40,10 +41,10 @@ func benchmarkRebuild(b *testing.B, payload, records int) {
 	writeHeaders(b, o.Dir, id, digest, payload, records)
 	for b.Loop() {
 		b.StopTimer()
-		if err := os.RemoveAll(filepath.Join(o.Dir, journalDir)); err != nil {
+		if err := os.RemoveAll(filepath.Join(o.Dir, recovery.JournalDir)); err != nil {
 			b.Fatal(err)
 		}
-		_ = os.Remove(filepath.Join(o.Dir, snapshotFile))
+		_ = os.Remove(filepath.Join(o.Dir, recovery.SnapshotFile))
 		b.StartTimer()
 		began := time.Now()
 		s, err := Open(context.Background(), o)
@@ -76,7 +77,7 @@ func writeHeaders(b *testing.B, dir string, id format.StoreID, digest connector.
 	for first, segment := 0, uint32(100); first < records; first, segment = first+perSegment, segment+1 {
 		n := min(perSegment, records-first)
 		head := format.Segment{Store: id, ID: segment, Slots: uint32(n), SlotBytes: slot}
-		f, err := fsio.OS{}.OpenFile(filepath.Join(dir, segmentDir, fmt.Sprintf("seg-%08d.kv", segment)), true, true)
+		f, err := fsio.OS{}.OpenFile(filepath.Join(dir, recovery.SegmentDir, fmt.Sprintf("seg-%08d.kv", segment)), true, true)
 		if err != nil {
 			b.Fatal(err)
 		}

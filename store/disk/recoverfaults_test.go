@@ -17,6 +17,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"golang.org/x/sys/unix"
 )
@@ -104,7 +105,7 @@ func TestManifestsWithoutNamespaceAreRemoved(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	stray := filepath.Join(o.Dir, namespaceDir, connector.NamespaceDigest{1}.String()+".json")
+	stray := filepath.Join(o.Dir, recovery.NamespaceDir, connector.NamespaceDigest{1}.String()+".json")
 	if err := os.WriteFile(stray, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +126,7 @@ func TestHealingTwiceKeepsNamespacesWithoutManifest(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(filepath.Join(o.Dir, namespaceDir)); err != nil {
+	if err := os.RemoveAll(filepath.Join(o.Dir, recovery.NamespaceDir)); err != nil {
 		t.Fatal(err)
 	}
 	s = openTest(t, o)
@@ -134,7 +135,7 @@ func TestHealingTwiceKeepsNamespacesWithoutManifest(t *testing.T) {
 		s.journal.Abandon("test")
 		awaitJournal(t, s, generation)
 	}
-	if err := errors.Join(s.Close(), os.Remove(filepath.Join(s.opts.Dir, snapshotFile))); err != nil {
+	if err := errors.Join(s.Close(), os.Remove(filepath.Join(s.opts.Dir, recovery.SnapshotFile))); err != nil {
 		t.Fatal(err)
 	}
 	s = openTest(t, o)
@@ -336,7 +337,7 @@ func TestCrashAtEachStepOfANewJournal(t *testing.T) {
 	g := rand.New(rand.NewPCG(1, 1))
 	var damaged *vfs.MemFS
 	base := d.crash(g, func() { damaged = j.CrashClone(vfs.CrashCloneCfg{}) })
-	spoilManifests(t, damaged, memOptions(base, damaged).Dir+"/"+journalDir)
+	spoilManifests(t, damaged, memOptions(base, damaged).Dir+"/"+recovery.JournalDir)
 	steps := 200
 	for step := 0; step < steps; step += 3 {
 		var seen, crashes atomic.Int64
@@ -459,7 +460,7 @@ func TestStampThatCannotBeOpened(t *testing.T) {
 		aside bool
 	}{{unix.EIO, true}, {unix.EMFILE, false}} {
 		d, o, records := segmentsOnDisk(t)
-		stampPath := filepath.Join(o.Dir, stampFile)
+		stampPath := filepath.Join(o.Dir, recovery.StampFile)
 		bad := true
 		d.hook(func(op, path string) error {
 			if bad && op == "open" && path == stampPath {

@@ -23,15 +23,6 @@ type Damage struct {
 	Reason    string `json:"reason"`
 }
 
-// dropJob asks the committer to drop the record of a slot.
-type dropJob struct {
-	ref index.Ref
-	seq uint64
-	// spoilt is set if the slot is not to be used again.
-	spoilt bool
-	done   chan struct{}
-}
-
 // checker reads and verifies records where they lie, past the queue of reads.
 type checker struct {
 	s       *Store
@@ -79,7 +70,7 @@ func (c *checker) check(g *segment.Segment, ref index.Ref) (bytes int64, damage 
 // drop has the committer drop a record, and waits for it.
 func (c *checker) drop(job *dropJob) {
 	job.done = make(chan struct{})
-	if c.s.commits.TryPush(commit{kind: commitDropSlot, drop: job}) {
+	if c.s.commits.TryPush(job) {
 		<-job.done
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"golang.org/x/sys/unix"
 )
@@ -151,7 +152,7 @@ func TestSegmentIsUsedAgainWhenTheDiskGivesIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			s = openTest(t, o)
-			if r := s.Stats().Recovered; r != RecoveredSnapshot {
+			if r := s.Stats().Recovered; r != recovery.RecoveredSnapshot {
 				t.Errorf("the next start reads the %s", r)
 			}
 			openNamespace(t, s, "m")

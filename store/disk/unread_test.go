@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"golang.org/x/sys/unix"
 )
@@ -25,7 +26,7 @@ const manyBad = 8
 // added to a segment that was no more.
 func TestBadSlotsOfASegmentThatIsRead(t *testing.T) {
 	o, records := killedStore(t, testOptions(""), 80)
-	if err := os.Remove(filepath.Join(o.Dir, stampFile)); err != nil {
+	if err := os.Remove(filepath.Join(o.Dir, recovery.StampFile)); err != nil {
 		t.Fatal(err)
 	}
 	slow := holdReads(&o)

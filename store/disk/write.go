@@ -93,7 +93,7 @@ func (s *Store) accept(op *write) error {
 	if found, ok := s.table.Get(op.id, false); ok {
 		if !s.doubts.Holds(found.Ref, found.Seq) {
 			w.pending++
-			s.commits.Push(commit{kind: commitPresent, write: op})
+			s.commits.Push(ended{op})
 			return nil
 		}
 		op.oldRef, op.oldSeq = found.Ref, found.Seq
@@ -160,7 +160,6 @@ func (s *Store) checkWrite(op *write) error {
 
 // writer writes payloads until the queue is closed.
 func (s *Store) writer() {
-	defer s.writers.Done()
 	for {
 		op, ok := s.writes.queue.Pop()
 		if !ok {
@@ -168,9 +167,9 @@ func (s *Store) writer() {
 		}
 		if err := s.writeOne(op); err != nil {
 			op.Err = err
-			s.commits.Push(commit{kind: commitFailed, write: op})
+			s.commits.Push(ended{op})
 		} else {
-			s.commits.Push(commit{kind: commitWrite, write: op})
+			s.commits.Push(written{op})
 		}
 	}
 }
@@ -222,6 +221,33 @@ func (s *Store) writeOne(op *write) error {
 	return nil
 }
 
+// written is a write whose payload is on disk: the record goes into the index. One that waits for
+// its parent comes again.
+type written struct{ *write }
+
+func (w written) prepare(c *committing) {
+	if !c.s.writes.awaitsParent(w.write) {
+		c.replace(w.write)
+		c.addWrite(w.write)
+	}
+}
+
+func (w written) settle(c *committing, err error) {
+	if !w.committing {
+		return
+	}
+	if err != nil {
+		w.Err = err
+	}
+	c.s.finishWrite(w.write)
+}
+
+// ended is a write that is only reported: it failed, or the record was there.
+type ended struct{ *write }
+
+func (w ended) prepare(*committing)           {}
+func (w ended) settle(c *committing, _ error) { c.s.finishWrite(w.write) }
+
 // awaitsParent holds a written record back while its parent is being written: the index
 // and the journal get chains from their heads on, so that no crash and no eviction leaves
 // a block whose predecessors are missing. committing is set for op if it is not held back.
@@ -249,7 +275,7 @@ func (s *Store) finishWrite(op *write) {
 	followers := op.followers
 	op.followers = nil
 	for _, child := range op.children {
-		s.commits.Push(commit{kind: commitWrite, write: child})
+		s.commits.Push(written{child})
 	}
 	w.mu.Unlock()
 	err := op.Err
@@ -309,10 +335,8 @@ func (c *committing) replace(op *write) {
 	if seq == 0 {
 		return
 	}
-	select {
-	case <-c.s.journal.Failed():
+	if c.journalFailed() {
 		return // the save fails
-	default:
 	}
 	c.drop(ref, seq, c.s.doubts.Take(ref, seq))
 }

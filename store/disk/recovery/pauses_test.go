@@ -1,4 +1,4 @@
-package disk
+package recovery
 
 import (
 	"testing"
@@ -6,7 +6,7 @@ import (
 )
 
 func TestPausesOfHealingAreBounded(t *testing.T) {
-	p := defaultHealPauses()
+	p := DefaultPauses()
 	pause, total := time.Duration(0), time.Duration(0)
 	for failures := range 1000 {
 		pause = p.after(pause, failures >= healMany)

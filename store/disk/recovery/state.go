@@ -1,4 +1,4 @@
-package disk
+package recovery
 
 import (
 	"context"
@@ -28,8 +28,8 @@ var (
 	ErrNewerFormat = errors.New("store: directory has a newer format")
 )
 
-// recoverOptions say how a state is opened.
-type recoverOptions struct {
+// Options say how a state is opened.
+type Options struct {
 	Dir string
 	// MaxBytes, MinFree and SegmentBytes are what the space's limits follow from.
 	MaxBytes     int64
@@ -51,10 +51,10 @@ type recoverOptions struct {
 	Namespaces *namespace.Registry
 }
 
-// state is a store that is filled: what its directory holds, opened. It is used by one goroutine at
+// State is a store that is filled: what its directory holds, opened. It is used by one goroutine at
 // a time, except for what its parts allow.
-type state struct {
-	opts recoverOptions
+type State struct {
+	opts Options
 
 	ID        format.StoreID
 	Lock      io.Closer
@@ -92,16 +92,16 @@ const (
 	RecoveredHeaders  Recovery = "headers"
 )
 
-// openState opens the directory, making it if there is none. ctx bounds the opening alone.
-func openState(ctx context.Context, o recoverOptions) (*state, error) {
-	s := &state{opts: o}
+// Open opens the directory, making it if there is none. ctx bounds the opening alone.
+func Open(ctx context.Context, o Options) (*State, error) {
+	s := &State{opts: o}
 	if err := s.open(ctx); err != nil {
 		return nil, errors.Join(err, s.undo())
 	}
 	return s, nil
 }
 
-func (s *state) open(ctx context.Context) error {
+func (s *State) open(ctx context.Context) error {
 	if err := s.lockDir(); err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (s *state) open(ctx context.Context) error {
 }
 
 // undo gives back what a failed opening took.
-func (s *state) undo() (err error) {
+func (s *State) undo() (err error) {
 	if s.opening != nil {
 		for _, f := range s.opening.files {
 			f.close()
@@ -178,7 +178,7 @@ func (s *state) undo() (err error) {
 
 // Close closes a state that is durable. hung says that the kernel still reads from segments: their
 // files and the index stay open then.
-func (s *state) Close(hung bool) error {
+func (s *State) Close(hung bool) error {
 	err := s.Journal.Close()
 	if errors.Is(err, journal.ErrFailed) {
 		err = nil // it failed to quicken the next open, which was said: everything is durable
@@ -196,7 +196,7 @@ func (s *state) Close(hung bool) error {
 // Quicken makes the next open quick. Everything is durable already: what fails here costs
 // time at the next start and no record. seq is the last sequence number that was given; whole says that
 // the index is complete and nothing uses it any more.
-func (s *state) Quicken(seq uint64, whole bool) {
+func (s *State) Quicken(seq uint64, whole bool) {
 	err := s.Journal.Flush()
 	if err == nil && whole {
 		// With a journal of unknown size, a snapshot might pass the cap.

@@ -1,4 +1,4 @@
-package disk
+package recovery
 
 import (
 	"context"
@@ -22,7 +22,7 @@ const (
 )
 
 // Await asks for the segments that the disk did not give until all of them are there or ctx ends.
-func (r *rebuild) Await(ctx context.Context) {
+func (r *Rebuild) Await(ctx context.Context) {
 	files := r.s.missing
 	select {
 	case <-ctx.Done():
@@ -61,7 +61,7 @@ func (r *rebuild) Await(ctx context.Context) {
 
 // askFor opens a segment file once more. settled says that it needs not be asked for again: it
 // is g, or it is gone, or what it holds is for the next start to judge.
-func (r *rebuild) askFor(f *segmentFile) (g *segment.Segment, settled bool) {
+func (r *Rebuild) askFor(f *segmentFile) (g *segment.Segment, settled bool) {
 	if r.s.inspect(f, store.AlignedBuffer(format.HeaderBytes)); f.untold() {
 		f.close()
 		gone := fsio.IsNotExist(f.openErr)
@@ -87,7 +87,7 @@ func (r *rebuild) askFor(f *segmentFile) (g *segment.Segment, settled bool) {
 
 // readLate has the index adopt what the headers of a segment name. One reader does not get in
 // the way of loads, and waits for none: there may always be some.
-func (r *rebuild) readLate(ctx context.Context, g *segment.Segment) {
+func (r *Rebuild) readLate(ctx context.Context, g *segment.Segment) {
 	r.segments.Add(1)
 	r.slots.Add(int64(g.Slots))
 	r.readHeaders(ctx, newRebuildWork([]*segment.Segment{g}), false)

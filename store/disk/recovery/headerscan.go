@@ -1,4 +1,4 @@
-package disk
+package recovery
 
 import (
 	"cmp"
@@ -24,11 +24,11 @@ const (
 
 // headerReader reads the headers of records where they lie.
 type headerReader struct {
-	s   *state
+	s   *State
 	buf []byte
 }
 
-func newHeaderReader(s *state) *headerReader {
+func newHeaderReader(s *State) *headerReader {
 	return &headerReader{s: s, buf: store.AlignedBuffer(stretchBytes)}
 }
 
@@ -54,8 +54,8 @@ func (h *headerReader) decode(b []byte, g *format.Segment, slot uint32) (r forma
 }
 
 // scan reads the headers of a run of slots.
-func (h *headerReader) scan(g *segment.Segment, first, slots uint32) *adoptJob {
-	job := &adoptJob{segment: g, first: first, slots: slots, records: make([]journal.Record, 0, slots)}
+func (h *headerReader) scan(g *segment.Segment, first, slots uint32) *AdoptJob {
+	job := &AdoptJob{Segment: g, First: first, Slots: slots, Records: make([]journal.Record, 0, slots)}
 	if g.SlotBytes > stretchSlotBytes {
 		for slot := first; slot < first+slots; slot++ {
 			r, err := h.read(g.File, &g.Segment, slot)
@@ -95,27 +95,27 @@ const (
 
 // again reads the headers once more that the disk did not give. A disk that fails for a
 // while is waited for: what is not read now is lost.
-func (h *headerReader) again(ctx context.Context, job *adoptJob) {
-	if len(job.unread) == 0 {
+func (h *headerReader) again(ctx context.Context, job *AdoptJob) {
+	if len(job.Unread) == 0 {
 		return
 	}
 	pause := headerPause
-	for try := 1; len(job.unread) > 0 && try < headerTriesMost; try++ {
-		if try >= headerTries && h.anyReadable(job.segment) {
+	for try := 1; len(job.Unread) > 0 && try < headerTriesMost; try++ {
+		if try >= headerTries && h.anyReadable(job.Segment) {
 			break
 		}
 		if fsio.Sleep(ctx, pause); ctx.Err() != nil {
 			return
 		}
 		pause = min(2*pause, headerPauseMost)
-		slots := job.unread
-		job.unread = nil
+		slots := job.Unread
+		job.Unread = nil
 		for _, slot := range slots {
-			r, err := h.read(job.segment.File, &job.segment.Segment, slot)
+			r, err := h.read(job.Segment.File, &job.Segment.Segment, slot)
 			h.take(job, slot, &r, err)
 		}
 	}
-	slices.SortFunc(job.records, func(a, b journal.Record) int { return cmp.Compare(a.Location.Slot, b.Location.Slot) })
+	slices.SortFunc(job.Records, func(a, b journal.Record) int { return cmp.Compare(a.Location.Slot, b.Location.Slot) })
 }
 
 // anyReadable reports whether the disk gives the header of a segment, or of one of some
@@ -133,7 +133,7 @@ func (h *headerReader) anyReadable(g *segment.Segment) bool {
 }
 
 // take adds what the header of a slot says to a job.
-func (h *headerReader) take(job *adoptJob, slot uint32, r *format.Record, err error) {
+func (h *headerReader) take(job *AdoptJob, slot uint32, r *format.Record, err error) {
 	switch {
 	case errors.Is(err, format.ErrBlank), errors.Is(err, format.ErrNewer):
 		return
@@ -141,7 +141,7 @@ func (h *headerReader) take(job *adoptJob, slot uint32, r *format.Record, err er
 		job.damaged++
 		return
 	case err != nil:
-		job.unread = append(job.unread, slot)
+		job.Unread = append(job.Unread, slot)
 		return
 	}
 	ns, err := h.s.opts.Namespaces.Find(r.Namespace)
@@ -149,7 +149,7 @@ func (h *headerReader) take(job *adoptJob, slot uint32, r *format.Record, err er
 		job.damaged++ // no number is left for it
 		return
 	}
-	job.records = append(job.records, journal.Record{
+	job.Records = append(job.Records, journal.Record{
 		Location:  journal.Location{Segment: r.SegmentID, Slot: slot},
 		Namespace: ns, Shard: r.Shard, Key: r.Key, Parent: r.Parent, ParentAt: journal.NoLocation,
 		Depth: r.Depth, Bytes: r.PayloadBytes, Seq: r.Seq,

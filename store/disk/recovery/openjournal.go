@@ -1,4 +1,4 @@
-package disk
+package recovery
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 )
 
 // openJournal opens the journal, or makes the first.
-func (s *state) openJournal() error {
+func (s *State) openJournal() error {
 	s.opts.Report.Begin("journal", 0)
 	j, err := journal.Open(s.journalOptions())
 	if err == nil {
@@ -24,16 +24,16 @@ func (s *state) openJournal() error {
 	return err
 }
 
-func (s *state) journalOptions() journal.Options {
+func (s *State) journalOptions() journal.Options {
 	return journal.Options{
-		Dir: filepath.Join(s.opts.Dir, journalDir), FS: s.opts.JournalFS, CacheBytes: s.opts.JournalCacheBytes,
+		Dir: filepath.Join(s.opts.Dir, JournalDir), FS: s.opts.JournalFS, CacheBytes: s.opts.JournalCacheBytes,
 		MemTableBytes: s.Limits.MemTable, Logger: s.opts.Report.Logger,
 	}
 }
 
 // beginJournal begins a new journal in the place of one that is lost: everything in that can
 // be found in the segments' headers.
-func (s *state) beginJournal() error {
+func (s *State) beginJournal() error {
 	if s.Journal != nil {
 		_ = s.Journal.Close()
 		s.Journal = nil
@@ -60,7 +60,7 @@ func (s *state) beginJournal() error {
 
 // DiscardJournal removes a journal that is closed, so that the next opening makes it from headers,
 // and the snapshot that belongs to it.
-func (s *state) DiscardJournal() error {
+func (s *State) DiscardJournal() error {
 	s.Journal = nil
 	if err := s.beginJournal(); err != nil {
 		return err
@@ -116,7 +116,7 @@ const (
 // journalState is what a journal says of itself.
 type journalState struct{ opens, barrier, created uint64 }
 
-func (s *state) readJournalState() (st journalState, err error) {
+func (s *State) readJournalState() (st journalState, err error) {
 	id, err := s.Journal.Meta(metaStore)
 	if err != nil {
 		return st, err
@@ -137,14 +137,14 @@ func (s *state) readJournalState() (st journalState, err error) {
 	return st, nil
 }
 
-func (s *state) putNumber(name string, n uint64) error {
+func (s *State) putNumber(name string, n uint64) error {
 	return s.Journal.PutMeta(name, binary.LittleEndian.AppendUint64(nil, n))
 }
 
 // stampJournal notes, durably, that the store was opened once more. Sequence numbers of
 // different openings never meet, even where the journal lost the last ones, and a
 // snapshot of an earlier opening is not taken for the state of this one.
-func (s *state) stampJournal() error {
+func (s *State) stampJournal() error {
 	s.Opens++
 	s.Seq = max(s.Seq, s.Opens<<opensShift)
 	numbers := map[string]uint64{metaOpens: s.Opens}
@@ -172,7 +172,7 @@ func (s *state) stampJournal() error {
 }
 
 // SyncJournal makes the journal durable and stamps how far it is.
-func (s *state) SyncJournal() error {
+func (s *State) SyncJournal() error {
 	barrier := s.barriers.Add(1)
 	if err := errors.Join(s.putNumber(metaRecords, uint64(s.Table.Len())), s.putNumber(metaBarrier, barrier)); err != nil {
 		return err
@@ -192,19 +192,19 @@ func (s *state) SyncJournal() error {
 
 // warnOfStamp says once that the stamp cannot be written. An old stamp only vouches for
 // less.
-func (s *state) warnOfStamp(err error) {
+func (s *State) warnOfStamp(err error) {
 	if s.stampFailed {
 		return
 	}
 	s.stampFailed = true
-	s.opts.Report.Logger.Warn("store: cannot write "+stampFile+": a journal that loses its end is not noticed at the next start", "err", err,
+	s.opts.Report.Logger.Warn("store: cannot write "+StampFile+": a journal that loses its end is not noticed at the next start", "err", err,
 		"remedy", "look for I/O errors in the kernel's log")
 }
 
 // openStamp opens the stamp file, making it if there is none or it cannot be used. o.stamped
 // is not set if there is no intact stamp of this directory.
-func (s *state) openStamp(o *opening) {
-	path := filepath.Join(s.opts.Dir, stampFile)
+func (s *State) openStamp(o *opening) {
+	path := filepath.Join(s.opts.Dir, StampFile)
 	var f *stamp.File
 	err := fsio.Again(func() (err error) {
 		f, o.stamp, err = stamp.Open(s.opts.FS, path, s.Direct)
@@ -226,7 +226,7 @@ func (s *state) openStamp(o *opening) {
 // replaceStamp makes a new stamp in the place of one on a bad sector: else every start would
 // doubt the journal. One that may be read at the next start stays as it is: it vouches for less
 // than a new one would, which is safe.
-func (s *state) replaceStamp(o *opening) {
+func (s *State) replaceStamp(o *opening) {
 	switch {
 	case o.stampUnread == nil:
 	case fsio.OfMedium(o.stampUnread):
@@ -237,8 +237,8 @@ func (s *state) replaceStamp(o *opening) {
 }
 
 // makeStamp makes the stamp file; occupied says that something has its name.
-func (s *state) makeStamp(occupied bool) {
-	path := filepath.Join(s.opts.Dir, stampFile)
+func (s *State) makeStamp(occupied bool) {
+	path := filepath.Join(s.opts.Dir, StampFile)
 	if occupied {
 		s.setAside(path)
 	}

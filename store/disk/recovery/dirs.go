@@ -1,4 +1,4 @@
-package disk
+package recovery
 
 import (
 	"errors"
@@ -15,15 +15,15 @@ import (
 
 // setAside renames a file, or a directory in the place of one, out of the way. A failure
 // is not one of the opening: whoever needs the name will meet it.
-func (s *state) setAside(path string) {
+func (s *State) setAside(path string) {
 	if err := fsio.SetAside(s.opts.FS, path); err != nil {
 		s.opts.Report.Note("%s cannot be renamed (%v)", filepath.Base(path), err)
 	}
 }
 
 // makeDirs makes the store's directories. A file that has the name of one is set aside.
-func (s *state) makeDirs() error {
-	for _, dir := range []string{segmentDir, namespaceDir, journalDir} {
+func (s *State) makeDirs() error {
+	for _, dir := range []string{SegmentDir, NamespaceDir, JournalDir} {
 		path := filepath.Join(s.opts.Dir, dir)
 		err := fsio.Again(func() error { return s.opts.FS.MkdirAll(path) })
 		if err != nil && fsio.IsFile(s.opts.FS, path) {
@@ -39,12 +39,12 @@ func (s *state) makeDirs() error {
 }
 
 // cleanUp removes what an earlier process may have left half done.
-func (s *state) cleanUp() {
+func (s *State) cleanUp() {
 	fs := s.opts.FS
 	remove := func(parts ...string) { _ = fs.Remove(filepath.Join(append([]string{s.opts.Dir}, parts...)...)) }
-	remove(segmentDir, calibrationScratch)
-	remove(segmentDir, probeFile)
-	for _, dir := range []string{"", segmentDir, namespaceDir} {
+	remove(SegmentDir, CalibrationScratch)
+	remove(SegmentDir, probeFile)
+	for _, dir := range []string{"", SegmentDir, NamespaceDir} {
 		entries, err := fs.ReadDir(filepath.Join(s.opts.Dir, dir))
 		if err != nil {
 			continue
@@ -57,7 +57,7 @@ func (s *state) cleanUp() {
 	}
 }
 
-func (s *state) lockDir() error {
+func (s *State) lockDir() error {
 	if s.opts.Held != nil {
 		s.Lock = s.opts.Held
 		return nil
@@ -82,8 +82,8 @@ func (s *state) lockDir() error {
 
 // probeDirect reports whether the file system has direct I/O, and fails if nothing can be
 // written at all.
-func (s *state) probeDirect() (bool, error) {
-	path := filepath.Join(s.opts.Dir, segmentDir, probeFile)
+func (s *State) probeDirect() (bool, error) {
+	path := filepath.Join(s.opts.Dir, SegmentDir, probeFile)
 	direct := true
 	f, err := s.opts.FS.OpenFile(path, true, true)
 	if errors.Is(err, fsio.ErrNoDirectIO) {
@@ -98,9 +98,9 @@ func (s *state) probeDirect() (bool, error) {
 }
 
 // findLimits finds out how much the store may occupy.
-func (s *state) findLimits(files []*segmentFile) (err error) {
+func (s *State) findLimits(files []*segmentFile) (err error) {
 	o := segment.LimitOptions{
-		FS: s.opts.FS, Root: s.opts.Dir, Dir: filepath.Join(s.opts.Dir, segmentDir), MaxBytes: s.opts.MaxBytes,
+		FS: s.opts.FS, Root: s.opts.Dir, Dir: filepath.Join(s.opts.Dir, SegmentDir), MaxBytes: s.opts.MaxBytes,
 		SegmentBytes: s.opts.SegmentBytes, MinFree: s.opts.MinFree,
 		CheckOnly: s.opts.CheckOnly, Told: true, Report: s.opts.Report,
 	}
@@ -113,11 +113,11 @@ func (s *state) findLimits(files []*segmentFile) (err error) {
 }
 
 // newSpace returns a space without segments, with an index without records.
-func (s *state) newSpace(o *opening) *segment.Space {
+func (s *State) newSpace(o *opening) *segment.Space {
 	return segment.New(segment.Options{
-		FS: s.opts.FS, Root: s.opts.Dir, Dir: filepath.Join(s.opts.Dir, segmentDir), JournalDir: filepath.Join(s.opts.Dir, journalDir),
-		Others: []string{namespaceDir},
-		Fixed:  map[string]bool{lockFile: true, formatFile: true, stampFile: true, calibrationFile: true, snapshotFile: true, segmentDir: true, journalDir: true},
+		FS: s.opts.FS, Root: s.opts.Dir, Dir: filepath.Join(s.opts.Dir, SegmentDir), JournalDir: filepath.Join(s.opts.Dir, JournalDir),
+		Others: []string{NamespaceDir},
+		Fixed:  map[string]bool{lockFile: true, FormatFile: true, StampFile: true, CalibrationFile: true, SnapshotFile: true, SegmentDir: true, JournalDir: true},
 		Store:  s.ID, Table: index.New(), Journal: s.Journal, Direct: s.Direct, Report: s.opts.Report,
 		NextID: o.nextID, Awaited: o.missing,
 	}, s.Limits)

@@ -1,4 +1,4 @@
-package disk
+package recovery
 
 import (
 	"context"
@@ -25,14 +25,14 @@ type RebuildState struct {
 	Damaged int64 `json:"damaged"`
 }
 
-// rebuild reads the headers of records in segments that the journal does not vouch for, and in those
+// Rebuild reads the headers of records in segments that the journal does not vouch for, and in those
 // that the disk gives late, while the store is in use. A segment whose headers are read is noted in
 // the journal, so that a rebuild that is cut off goes on with the rest.
-type rebuild struct {
-	s *state
+type Rebuild struct {
+	s *State
 	// commit has the one goroutine that changes index and journal do a job, and waits for it. It
 	// reports false if the store closes.
-	commit func(*adoptJob) bool
+	commit func(*AdoptJob) bool
 	// busy reports whether loads are being read.
 	busy func() bool
 
@@ -42,9 +42,9 @@ type rebuild struct {
 	ended                                  chan struct{} // closed when what was there at the start is read
 }
 
-// newRebuild returns the rebuild of what a state lacks.
-func newRebuild(s *state, commit func(*adoptJob) bool, busy func() bool) *rebuild {
-	r := &rebuild{s: s, commit: commit, busy: busy, ended: make(chan struct{})}
+// NewRebuild returns the rebuild of what a state lacks.
+func NewRebuild(s *State, commit func(*AdoptJob) bool, busy func() bool) *Rebuild {
+	r := &Rebuild{s: s, commit: commit, busy: busy, ended: make(chan struct{})}
 	r.awaiting.Store(int64(len(s.missing)))
 	for _, g := range s.Space.Unread() {
 		r.segments.Add(1)
@@ -57,7 +57,7 @@ func newRebuild(s *state, commit func(*adoptJob) bool, busy func() bool) *rebuil
 }
 
 // State is how far the rebuild is.
-func (r *rebuild) State() RebuildState {
+func (r *Rebuild) State() RebuildState {
 	return RebuildState{
 		Running: r.Running(), Segments: r.segments.Load(), SegmentsDone: r.segmentsDone.Load(),
 		Slots: r.slots.Load(), SlotsDone: r.slotsDone.Load(), Records: r.found.Load(), Damaged: r.damaged.Load(),
@@ -65,13 +65,13 @@ func (r *rebuild) State() RebuildState {
 }
 
 // Found counts a record that the index did not have.
-func (r *rebuild) Found() { r.found.Add(1) }
+func (r *Rebuild) Found() { r.found.Add(1) }
 
 // Ended is closed when the segments that were there at the start are read.
-func (r *rebuild) Ended() <-chan struct{} { return r.ended }
+func (r *Rebuild) Ended() <-chan struct{} { return r.ended }
 
 // Running reports whether segments that were there at the start are being read.
-func (r *rebuild) Running() bool {
+func (r *Rebuild) Running() bool {
 	select {
 	case <-r.ended:
 		return false
@@ -81,10 +81,10 @@ func (r *rebuild) Running() bool {
 }
 
 // Awaiting is how many segments the disk has not given yet.
-func (r *rebuild) Awaiting() int64 { return r.awaiting.Load() }
+func (r *Rebuild) Awaiting() int64 { return r.awaiting.Load() }
 
 // FindsAll reports whether nothing is looked for any more that may hold records.
-func (r *rebuild) FindsAll() bool { return !r.Running() && r.Awaiting() == 0 }
+func (r *Rebuild) FindsAll() bool { return !r.Running() && r.Awaiting() == 0 }
 
 const (
 	// rebuilders is how many headers are read at one time, rebuildersBeside how many while
@@ -101,7 +101,7 @@ const rebuildUnit = 256
 const rebuildLogInterval = 10 * time.Second
 
 // Run reads the headers of segments, many at one time, until all are read or ctx ends.
-func (r *rebuild) Run(ctx context.Context) {
+func (r *Rebuild) Run(ctx context.Context) {
 	unread, began := r.s.Space.Unread(), time.Now()
 	if len(unread) == 0 {
 		return
@@ -126,7 +126,7 @@ func (r *rebuild) Run(ctx context.Context) {
 		"damaged_headers", r.damaged.Load(), "after", time.Since(began).Round(time.Millisecond))
 }
 
-func (r *rebuild) log(finished <-chan struct{}) {
+func (r *Rebuild) log(finished <-chan struct{}) {
 	tick := time.NewTicker(rebuildLogInterval)
 	defer tick.Stop()
 	for {
@@ -183,7 +183,7 @@ func (w *rebuildWork) take() (e *segmentRebuild, first, slots uint32) {
 
 // readHeaders reads runs of headers and has the committer adopt what they name.
 // yields has it wait while loads are read.
-func (r *rebuild) readHeaders(ctx context.Context, work *rebuildWork, yields bool) {
+func (r *Rebuild) readHeaders(ctx context.Context, work *rebuildWork, yields bool) {
 	reader := newHeaderReader(r.s)
 	for ctx.Err() == nil {
 		if yields && r.busy() {
@@ -198,13 +198,13 @@ func (r *rebuild) readHeaders(ctx context.Context, work *rebuildWork, yields boo
 		if reader.again(ctx, job); ctx.Err() != nil {
 			return
 		}
-		r.damaged.Add(int64(job.damaged + len(job.unread)))
+		r.damaged.Add(int64(job.damaged + len(job.Unread)))
 		if !r.adopt(ctx, job) {
 			return
 		}
 		r.slotsDone.Add(int64(slots))
 		if e.left.Add(-1) == 0 {
-			if !r.adopt(ctx, &adoptJob{segment: e.g, complete: true}) {
+			if !r.adopt(ctx, &AdoptJob{Segment: e.g, Complete: true}) {
 				return
 			}
 			r.segmentsDone.Add(1)
@@ -214,34 +214,34 @@ func (r *rebuild) readHeaders(ctx context.Context, work *rebuildWork, yields boo
 
 // adopt has the committer do a job, again and again while the journal fails. It reports
 // false if the store stops.
-func (r *rebuild) adopt(ctx context.Context, job *adoptJob) bool {
+func (r *Rebuild) adopt(ctx context.Context, job *AdoptJob) bool {
 	for {
 		if !r.commit(job) {
 			return false
 		}
-		if job.err == nil {
+		if job.Err == nil {
 			return true
 		}
-		job.again = true
+		job.Again = true
 		if fsio.Sleep(ctx, rebuildRetry); ctx.Err() != nil {
 			return false
 		}
 	}
 }
 
-// adoptJob asks the committer to make index and journal agree with record headers.
-type adoptJob struct {
-	segment      *segment.Segment
-	first, slots uint32
-	// records are what the headers name, in the order of their slots; unread are the slots
+// AdoptJob asks the committer to make index and journal agree with record headers.
+type AdoptJob struct {
+	Segment      *segment.Segment
+	First, Slots uint32
+	// Records are what the headers name, in the order of their slots; unread are the slots
 	// whose headers the disk did not give, damaged counts those that are bad.
-	records []journal.Record
-	unread  []uint32
+	Records []journal.Record
+	Unread  []uint32
 	damaged int
-	// complete says that all slots of the segment were read: the journal vouches for it
+	// Complete says that all slots of the segment were read: the journal vouches for it
 	// from now on, and its free slots can be written to.
-	complete bool
-	// again is set if the journal did not get everything the last time.
-	again bool
-	err   error
+	Complete bool
+	// Again is set if the journal did not get everything the last time.
+	Again bool
+	Err   error
 }

@@ -1,4 +1,4 @@
-package disk
+package recovery
 
 import (
 	"cmp"
@@ -43,7 +43,7 @@ type opening struct {
 
 // recover opens the journal and fills the index: from the snapshot of a clean stop, else
 // from the journal. Segments that the journal does not vouch for are left to the rebuild.
-func (s *state) recover(ctx context.Context, o *opening) error {
+func (s *State) recover(ctx context.Context, o *opening) error {
 	err := s.openJournal()
 	if err == nil {
 		err = s.recoverWith(ctx, o)
@@ -69,7 +69,7 @@ func (s *state) recover(ctx context.Context, o *opening) error {
 
 // recoverWith fills the index and has the journal note the opening. A journal that is damaged
 // may say so at any step: tables are read and merged beside it.
-func (s *state) recoverWith(ctx context.Context, o *opening) error {
+func (s *State) recoverWith(ctx context.Context, o *opening) error {
 	if err := s.opts.Namespaces.Load(s.Journal); err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (o *opening) suspicion(segments int) string {
 }
 
 // settleSegments decides what each segment file is and whether the journal vouches for it.
-func (s *state) settleSegments(o *opening, noted []journal.Segment) error {
+func (s *State) settleSegments(o *opening, noted []journal.Segment) error {
 	known := make(map[uint32]format.Segment)
 	for _, e := range noted {
 		known[e.ID] = format.Segment{Store: s.ID, ID: e.ID, Slots: e.Slots, SlotBytes: e.SlotBytes}
@@ -151,7 +151,7 @@ func (s *state) settleSegments(o *opening, noted []journal.Segment) error {
 
 // forgetSegments drops the segments whose files are gone from the journal, unless all of
 // them are: then a file system is not mounted, and forgetting would cost the whole cache.
-func (s *state) forgetSegments(o *opening, gone map[uint32]format.Segment, failed error) error {
+func (s *State) forgetSegments(o *opening, gone map[uint32]format.Segment, failed error) error {
 	if len(o.usable) == 0 && !s.opts.ForgetSegments {
 		held, err := s.anyRecordNoted(o)
 		if err != nil {
@@ -159,7 +159,7 @@ func (s *state) forgetSegments(o *opening, gone map[uint32]format.Segment, faile
 		}
 		if held || slices.ContainsFunc(o.files, (*segmentFile).untold) {
 			err = fmt.Errorf("%w: the store held records and none of its segment files can be opened; mount the file system of %s/%s, or, if they are gone for good, start kvconnd serve once with --forget-lost-segments",
-				ErrSegmentsMissing, s.opts.Dir, segmentDir)
+				ErrSegmentsMissing, s.opts.Dir, SegmentDir)
 			return errors.Join(err, failed)
 		}
 	}
@@ -185,7 +185,7 @@ func (s *state) forgetSegments(o *opening, gone map[uint32]format.Segment, faile
 }
 
 // anyRecordNoted reports whether journal or stamp tell of records.
-func (s *state) anyRecordNoted(o *opening) (bool, error) {
+func (s *State) anyRecordNoted(o *opening) (bool, error) {
 	if o.lost {
 		return o.stamp.Records > 0, nil
 	}
@@ -197,7 +197,7 @@ func (s *state) anyRecordNoted(o *opening) (bool, error) {
 	return false, err
 }
 
-func (s *state) noteGone(ids []uint32) {
+func (s *State) noteGone(ids []uint32) {
 	const most = 4
 	slices.Sort(ids)
 	names := make([]string, 0, most)
@@ -216,7 +216,7 @@ func (s *state) noteGone(ids []uint32) {
 }
 
 // fillIndex opens the segments and fills the index with what the journal knows.
-func (s *state) fillIndex(ctx context.Context, o *opening) error {
+func (s *State) fillIndex(ctx context.Context, o *opening) error {
 	unread := 0
 	for _, f := range o.usable {
 		if f.unread {
@@ -257,12 +257,12 @@ func (s *state) fillIndex(ctx context.Context, o *opening) error {
 	return s.loadRecords(ctx)
 }
 
-func (s *state) snapshot() snapshot.File {
-	return snapshot.File{FS: s.opts.FS, Path: filepath.Join(s.opts.Dir, snapshotFile), Direct: s.Direct}
+func (s *State) snapshot() snapshot.File {
+	return snapshot.File{FS: s.opts.FS, Path: filepath.Join(s.opts.Dir, SnapshotFile), Direct: s.Direct}
 }
 
 // saveSnapshot writes the index. The store has stopped.
-func (s *state) saveSnapshot(seq uint64) error {
+func (s *State) saveSnapshot(seq uint64) error {
 	var segments []snapshot.Segment
 	for _, g := range s.Space.AllSegments() {
 		segments = append(segments, snapshot.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes, Base: g.Base})
@@ -272,7 +272,7 @@ func (s *state) saveSnapshot(seq uint64) error {
 
 // loadSnapshot makes a space from the snapshot of the last clean stop. The journal vouches for all
 // usable segments.
-func (s *state) loadSnapshot(o *opening) (*segment.Space, error) {
+func (s *State) loadSnapshot(o *opening) (*segment.Space, error) {
 	s.opts.Report.Begin("snapshot", 0)
 	files := make(map[uint32]*segmentFile, len(o.usable))
 	for _, f := range o.usable {
@@ -301,7 +301,7 @@ func (s *state) loadSnapshot(o *opening) (*segment.Space, error) {
 }
 
 // use has the store use a space and its index in the place of what it had.
-func (s *state) use(p *segment.Space) {
+func (s *State) use(p *segment.Space) {
 	if s.Table != nil {
 		s.Table.Close()
 	}
@@ -309,7 +309,7 @@ func (s *state) use(p *segment.Space) {
 }
 
 // reserveIndex makes the index as large as it was at the last barrier.
-func (s *state) reserveIndex(o *opening) error {
+func (s *State) reserveIndex(o *opening) error {
 	b, err := s.Journal.Meta(metaRecords)
 	if err != nil {
 		return err
@@ -334,7 +334,7 @@ const opensShift = index.SeqBits
 const doubtOpens = 1 << 10
 
 // planRebuild decides which opening this is.
-func (s *state) planRebuild(o *opening, unread int) {
+func (s *State) planRebuild(o *opening, unread int) {
 	if !o.stamped && unread > 0 {
 		s.Opens = max(s.Opens, s.sampleOpens(o.usable)) + doubtOpens
 	}
@@ -344,7 +344,7 @@ func (s *state) planRebuild(o *opening, unread int) {
 }
 
 // sampleOpens returns the last opening that the first and last records of segments name.
-func (s *state) sampleOpens(files []*segmentFile) uint64 {
+func (s *State) sampleOpens(files []*segmentFile) uint64 {
 	var last uint64
 	sc := newHeaderReader(s)
 	for _, f := range files {

@@ -1,4 +1,4 @@
-package disk
+package recovery
 
 import (
 	"context"
@@ -57,8 +57,8 @@ func (f *segmentFile) close() {
 const inspectors = 16
 
 // listSegments returns the paths of the segment files.
-func (s *state) listSegments() ([]*segmentFile, error) {
-	dir := filepath.Join(s.opts.Dir, segmentDir)
+func (s *State) listSegments() ([]*segmentFile, error) {
+	dir := filepath.Join(s.opts.Dir, SegmentDir)
 	var entries []iofs.DirEntry
 	err := fsio.Again(func() (err error) { entries, err = s.opts.FS.ReadDir(dir); return err })
 	if err != nil {
@@ -74,7 +74,7 @@ func (s *state) listSegments() ([]*segmentFile, error) {
 }
 
 // inspectSegments opens the segment files and reads their headers.
-func (s *state) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
+func (s *State) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 	files, err := s.listSegments()
 	if err != nil {
 		return nil, err
@@ -100,7 +100,7 @@ func (s *state) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 	return files, ctx.Err()
 }
 
-func (s *state) inspect(f *segmentFile, buf []byte) {
+func (s *State) inspect(f *segmentFile, buf []byte) {
 	f.openErr = fsio.Again(func() error { return s.openFile(f) })
 	if f.openErr != nil {
 		f.headErr = f.openErr
@@ -125,7 +125,7 @@ func (s *state) inspect(f *segmentFile, buf []byte) {
 }
 
 // openFile opens a segment file and asks for its size.
-func (s *state) openFile(f *segmentFile) (err error) {
+func (s *State) openFile(f *segmentFile) (err error) {
 	if f.file, err = s.opts.FS.OpenFile(f.path, false, s.Direct); err != nil {
 		f.file = nil
 		return err
@@ -144,7 +144,7 @@ var errBlank = errors.New("segment was never written to")
 
 // guessSegment finds the geometry of a segment whose header is damaged in the first intact
 // header of a record: it says which slot it is in and how large the payload is.
-func (s *state) guessSegment(f *segmentFile) (format.Segment, error) {
+func (s *State) guessSegment(f *segmentFile) (format.Segment, error) {
 	const stretch = 1 << 20
 	buf := store.AlignedBuffer(stretch)
 	blank, readErr := true, f.readErr
@@ -188,7 +188,7 @@ func (s *state) guessSegment(f *segmentFile) (format.Segment, error) {
 // settleHead decides on a segment's geometry: what its header says, else what the journal
 // knows, else what the headers of its records tell. known is nil if the journal does not
 // vouch for the segment.
-func (s *state) settleHead(f *segmentFile, known *format.Segment) error {
+func (s *State) settleHead(f *segmentFile, known *format.Segment) error {
 	switch {
 	case f.openErr != nil:
 		return f.openErr
@@ -220,7 +220,7 @@ func (s *state) settleHead(f *segmentFile, known *format.Segment) error {
 
 // rewriteHead writes a segment's header again. Where that fails its records are served all
 // the same, and it takes no new ones.
-func (s *state) rewriteHead(f *segmentFile) {
+func (s *State) rewriteHead(f *segmentFile) {
 	b := store.AlignedBuffer(format.HeaderBytes)
 	f.head.Encode(b)
 	if err := errors.Join(f.file.WriteVec(b, nil, 0), f.file.Datasync()); err != nil {
@@ -234,7 +234,7 @@ func (s *state) rewriteHead(f *segmentFile) {
 
 // dismiss deals with a segment file that is of no use: one that cannot be opened or read stays
 // as it is, one that never held a record is removed, any other is set aside.
-func (s *state) dismiss(f *segmentFile, why error) {
+func (s *State) dismiss(f *segmentFile, why error) {
 	f.close()
 	f.dismissed = true
 	switch {

@@ -1,4 +1,4 @@
-package disk
+package recovery
 
 import (
 	"context"
@@ -28,22 +28,22 @@ const (
 	healStall = 10 * time.Second
 )
 
-// healPauses are the pauses before each try to write a new journal. They double from first to
+// Pauses are the pauses before each try to write a new journal. They double from first to
 // last. A generation that fails keeps a few hundred kilobytes for good: after healMany of them
 // every pause is rare, which bounds what a disk that fails for days costs, and saving still goes
 // on when the disk works again. A journal that has worked for the time forgive starts the count
 // again.
-type healPauses struct{ First, Last, Rare, Forgive time.Duration }
+type Pauses struct{ First, Last, Rare, Forgive time.Duration }
 
 const healMany = 100
 
-func defaultHealPauses() healPauses {
-	return healPauses{First: 100 * time.Millisecond, Last: 10 * time.Second, Rare: 5 * time.Minute, Forgive: time.Hour}
+func DefaultPauses() Pauses {
+	return Pauses{First: 100 * time.Millisecond, Last: 10 * time.Second, Rare: 5 * time.Minute, Forgive: time.Hour}
 }
 
 // after is the pause after one of that length, 0 for none; many says that healMany generations
 // have failed.
-func (p healPauses) after(pause time.Duration, many bool) time.Duration {
+func (p Pauses) after(pause time.Duration, many bool) time.Duration {
 	switch {
 	case many:
 		return p.Rare
@@ -56,7 +56,7 @@ func (p healPauses) after(pause time.Duration, many bool) time.Duration {
 // Heal replaces the journal whenever it has failed, until ctx ends. commit has the one goroutine
 // that changes index and journal take part: it puts a new journal in the place of the failed one,
 // or only finishes what it does, with nil.
-func (s *state) Heal(ctx context.Context, p healPauses, commit func(*journal.Draft) error) {
+func (s *State) Heal(ctx context.Context, p Pauses, commit func(*journal.Draft) error) {
 	pause, forgiven := time.Duration(0), 0
 	next := func() time.Duration { return p.after(pause, s.Journal.Failures()-forgiven >= healMany) }
 	for {
@@ -91,7 +91,7 @@ func (s *state) Heal(ctx context.Context, p healPauses, commit func(*journal.Dra
 }
 
 // heal writes a new generation of the journal and puts it in the place of the failed one.
-func (s *state) heal(ctx context.Context, commit func(*journal.Draft) error) error {
+func (s *State) heal(ctx context.Context, commit func(*journal.Draft) error) error {
 	// After this the committer adds nothing to the index before the new journal is there.
 	if err := commit(nil); err != nil {
 		return err
@@ -114,7 +114,7 @@ func (s *state) heal(ctx context.Context, commit func(*journal.Draft) error) err
 }
 
 // draft writes all that the store knows into a new generation of the journal.
-func (s *state) draft(ctx context.Context, d *journal.Draft) error {
+func (s *State) draft(ctx context.Context, d *journal.Draft) error {
 	d.PutMeta(metaStore, s.ID[:])
 	for name, n := range map[string]uint64{metaOpens: s.Opens, metaCreated: s.created,
 		metaBarrier: s.barriers.Load(), metaRecords: uint64(s.Table.Len())} {
@@ -142,7 +142,7 @@ func (s *state) draft(ctx context.Context, d *journal.Draft) error {
 
 // draftWriter writes the records of one segment after the other.
 type draftWriter struct {
-	s      *state
+	s      *State
 	d      *journal.Draft
 	header []byte
 	noOld  bool // the old journal does not answer

@@ -1,4 +1,4 @@
-package disk
+package recovery
 
 import (
 	"crypto/rand"
@@ -26,8 +26,8 @@ type formatState struct {
 
 // readFormat reads the FORMAT file. The only error is [ErrNewerFormat], from a file that
 // is intact: everything else that may be wrong with it can be put right.
-func (s *state) readFormat() (st formatState, err error) {
-	path := filepath.Join(s.opts.Dir, formatFile)
+func (s *State) readFormat() (st formatState, err error) {
+	path := filepath.Join(s.opts.Dir, FormatFile)
 	var b []byte
 	err = fsio.Again(func() (err error) {
 		b, err = s.opts.FS.ReadFile(path)
@@ -63,7 +63,7 @@ func (s *state) readFormat() (st formatState, err error) {
 // else the stamp. A new store gets a new identity. A store whose files cannot be read is
 // not taken for new: with another identity it would know none of its records. FORMAT is
 // written again where it was not intact.
-func (s *state) identify(st *formatState, o *opening) error {
+func (s *State) identify(st *formatState, o *opening) error {
 	files, stamped := o.files, o.stamp.Store
 	owner, owned := majority(files)
 	switch {
@@ -89,17 +89,17 @@ func (s *state) identify(st *formatState, o *opening) error {
 	switch {
 	case st.usable && s.ID == st.id, fresh:
 	case st.lost != nil:
-		s.opts.Report.Note("%s was damaged (%v): written again", formatFile, st.lost)
+		s.opts.Report.Note("%s was damaged (%v): written again", FormatFile, st.lost)
 	default:
-		s.opts.Report.Note("%s was lost: written again", formatFile)
+		s.opts.Report.Note("%s was lost: written again", FormatFile)
 	}
 	st.note.Format, st.note.StoreID, st.note.Sum = format.Version, hex.EncodeToString(s.ID[:]), ""
 	b, err := st.note.Encode()
 	if err == nil {
-		err = s.opts.FS.WriteFileAtomic(filepath.Join(s.opts.Dir, formatFile), b)
+		err = s.opts.FS.WriteFileAtomic(filepath.Join(s.opts.Dir, FormatFile), b)
 	}
 	if err != nil && !fresh {
-		s.opts.Report.Note("%s cannot be written (%v)", formatFile, err)
+		s.opts.Report.Note("%s cannot be written (%v)", FormatFile, err)
 		return nil
 	}
 	return err

@@ -1,4 +1,4 @@
-package disk
+package recovery
 
 import (
 	"cmp"
@@ -26,7 +26,7 @@ const (
 // loader fills the index with the records of some segments, as the journal has them: one
 // goroutine reads, another adds to the index.
 type loader struct {
-	s        *state
+	s        *State
 	segments map[uint32]*segment.Segment
 	batch    []index.Loaded
 	batches  chan []index.Loaded
@@ -101,7 +101,7 @@ func (l *loader) add(r index.Loaded) {
 
 // loadRecords fills the index from the journal, several parts of it at one time. Entries that
 // cannot be are deleted.
-func (s *state) loadRecords(ctx context.Context) error {
+func (s *State) loadRecords(ctx context.Context) error {
 	bounds := partJournal(s.Space.AllSegments(), min(runtime.GOMAXPROCS(0), maxLoaders))
 	loaders, errs := make([]*loader, len(bounds)-1), make([]error, len(bounds)-1)
 	segments := s.Space.ByID()
@@ -141,7 +141,7 @@ func partJournal(segments []*segment.Segment, parts int) (bounds []uint32) {
 }
 
 // dropUseless deletes what the loaders found of no use.
-func (s *state) dropUseless(loaders []*loader) error {
+func (s *State) dropUseless(loaders []*loader) error {
 	drop, bad := s.Journal.NewBatch(), 0
 	for _, l := range loaders {
 		bad += l.bad + len(l.lost)
@@ -164,7 +164,7 @@ func (s *state) dropUseless(loaders []*loader) error {
 }
 
 // resolveIndex links the records that were loaded, of several segments at one time.
-func (s *state) resolveIndex() {
+func (s *State) resolveIndex() {
 	segments := s.Space.AllSegments()
 	var next atomic.Int64
 	var running sync.WaitGroup
