@@ -65,7 +65,7 @@ func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
 }
 
 // residencySave writes both shards of a prompt's blocks and waits.
-func residencySave(t *testing.T, s *disk.Store, ns connector.NamespaceDigest, keys []connector.Key, shards ...connector.Shard) {
+func residencySave(t *testing.T, s store.Writer, ns connector.NamespaceDigest, keys []connector.Key, shards ...connector.Shard) {
 	t.Helper()
 	var ops []*store.WriteOp
 	for i := 1; i < len(keys); i++ {
