@@ -84,7 +84,7 @@ func (l *load) start() {
 	}()
 }
 
-// run brings the blocks into memory and copies what has arrived.
+// run brings the blocks into memory and copies them as they arrive.
 func (l *load) run() {
 	shape := l.mem.shape
 	var copiers sync.WaitGroup
@@ -106,7 +106,7 @@ func (l *load) want(it *host.Item) error {
 	return nil
 }
 
-// arrive takes in a block that is in memory, or never will be.
+// arrive passes a block on that is in memory, and notes the end of one that never will be.
 func (l *load) arrive(it *host.Item) {
 	if it.Err != nil {
 		l.blockDone(it.Index, it.Err)
@@ -115,7 +115,7 @@ func (l *load) arrive(it *host.Item) {
 	l.arrived <- it
 }
 
-// copyArrived copies what has arrived to engine memory until there is no more to come.
+// copyArrived copies arrived blocks to engine memory until no more will come.
 func (l *load) copyArrived(batchBytes int) {
 	var batch []*host.Item
 	var copies []blockCopy
