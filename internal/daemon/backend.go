@@ -11,18 +11,20 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/leader"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 	"github.com/kvconn/kvconn/worker"
 )
 
 // backend opens a leader for every scheduler and a worker for every rank that connects,
-// all on one store.
+// all on one chain of tiers.
 type backend struct {
 	opts  *Options
-	store *disk.Store
+	chain *store.Chain
 	cache *host.Cache
-	tiers *tiers
+	// levels are where loads come from, the fastest first.
+	levels  []store.Level
+	probers []*prober
 
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
@@ -39,14 +41,18 @@ type backend struct {
 
 var _ server.Backend = (*backend)(nil)
 
-func newBackend(o *Options, s *disk.Store, a *host.Arena) *backend {
+func newBackend(o *Options, chain *store.Chain, a *host.Arena) *backend {
 	b := &backend{
-		opts: o, store: s, cache: host.NewCache(a, s),
+		opts: o, chain: chain, cache: host.NewCache(a, chain),
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
 		refused:  make(map[engineRank]struct{}),
 		draining: make(map[*workerSession]struct{}), past: make(modelCounts),
 	}
-	b.tiers = &tiers{b: b}
+	b.levels = []store.Level{b.cache}
+	for _, t := range chain.Tiers() {
+		b.levels = append(b.levels, t)
+		b.probers = append(b.probers, &prober{tier: t, timeout: o.LoadTimeout})
+	}
 	return b
 }
 
@@ -104,20 +110,20 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	o := leader.Options{
 		Namespace: ns, Manifest: m,
 		MinOfferTokens: b.opts.MinOfferTokens, PromptsOnly: b.opts.PromptsOnly,
-		PrefillTokensPerS: b.opts.PrefillTokensPerS, StageTimeout: b.opts.StageTimeout,
+		PrefillTokensPerS: b.opts.PrefillTokensPerS, HandoffTimeout: b.opts.StageTimeout,
 		LoadTTL: 2 * b.opts.LoadTimeout,
-		Tiers:   b.tiers, Probe: b.tiers.probe,
+		Levels:  b.levels, Probe: b.probe,
 	}
 	if p.Handoff {
 		account, err := b.account(ns)
 		if err != nil {
-			b.store.CloseNamespace(ns)
+			b.chain.CloseNamespace(ns)
 			return nil, err
 		}
 		s.handoffs = host.NewHandoffs(b.cache, account)
 		o.Handoff = s.handoffs
 	}
-	if s.Leader, err = leader.New(o, b.store); err != nil {
+	if s.Leader, err = leader.New(o, b.chain); err != nil {
 		s.letGo()
 		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
 	}
@@ -138,12 +144,12 @@ func (b *backend) account(ns connector.NamespaceDigest) (*host.Account, error) {
 // letGo releases the namespace once the reads that handoffs have left to the tiers have ended.
 func (s *schedulerSession) letGo() {
 	if s.handoffs == nil {
-		s.b.store.CloseNamespace(s.namespace)
+		s.b.chain.CloseNamespace(s.namespace)
 		return
 	}
 	go func() {
 		s.handoffs.Close()
-		s.b.store.CloseNamespace(s.namespace)
+		s.b.chain.CloseNamespace(s.namespace)
 	}()
 }
 
@@ -155,7 +161,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	}
 	account, err := b.account(ns)
 	if err != nil {
-		b.store.CloseNamespace(ns)
+		b.chain.CloseNamespace(ns)
 		return nil, err
 	}
 	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, model: m.Model, since: time.Now()}
@@ -166,7 +172,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	})
 	if err != nil {
 		account.Close()
-		b.store.CloseNamespace(ns)
+		b.chain.CloseNamespace(ns)
 		return nil, err
 	}
 	b.mu.Lock()
@@ -178,7 +184,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 }
 
 func (b *backend) openNamespace(m *connector.Manifest) (connector.NamespaceDigest, error) {
-	ns, err := b.store.OpenNamespace(m)
+	ns, err := b.chain.OpenNamespace(m)
 	b.namespaces.count(err)
 	if err != nil {
 		return ns, fmt.Errorf("the store cannot take up model %q (namespace %s): %w", m.Model, short(ns), err)
@@ -224,7 +230,7 @@ func (b *backend) foldDrained() {
 	for w := range b.draining {
 		if w.Drained() {
 			b.past.of(w.model).addWorker(w.Stats())
-			b.store.CloseNamespace(w.namespace)
+			b.chain.CloseNamespace(w.namespace)
 			delete(b.draining, w)
 		}
 	}

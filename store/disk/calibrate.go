@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 )
 
 // Calibration is what a short measurement at the first start found out about the disk.
@@ -35,8 +36,9 @@ type CalibrationPoint struct {
 }
 
 const (
-	calibrationFile  = "CALIBRATION"
 	calibrationBytes = 64 << 20
+	// calibrationSlack bounds what the file system adds to the file.
+	calibrationSlack = 16 << 10
 	// calibrationPart is the part of the cap that the measurement may use for a moment.
 	calibrationPart = 4
 	// calibrationTime is spent on each depth.
@@ -52,17 +54,17 @@ const (
 // them if the options ask for that and there is room. A measurement that fails costs
 // nothing but itself.
 func (s *Store) calibrate() {
-	path := filepath.Join(s.opts.Dir, calibrationFile)
+	path := filepath.Join(s.opts.Dir, recovery.CalibrationFile)
 	var c Calibration
 	b, err := s.opts.fs.ReadFile(path)
 	if err == nil {
 		err = json.Unmarshal(b, &c)
 	}
 	if err != nil || c.ReadInFlightBytes < int64(s.opts.ChunkBytes) || c.WriteInFlightBytes < int64(s.opts.ChunkBytes) {
-		if !s.opts.Calibrate || s.opts.checkOnly || s.space.maxBytes < calibrationPart*calibrationBytes {
+		if !s.opts.Calibrate || s.opts.checkOnly || s.state.Limits.MaxBytes < calibrationPart*calibrationBytes {
 			return
 		}
-		if !s.space.claim(calibrationBytes + segmentSlackBytes) {
+		if !s.space.Claim(calibrationBytes + calibrationSlack) {
 			s.opts.Logger.Info("store: no room to measure the disk, defaults are used")
 			return
 		}
@@ -84,33 +86,34 @@ func (s *Store) calibrate() {
 
 func (s *Store) useCalibration(c Calibration) {
 	s.calibration = c
-	s.reads.speed.seed(c.BytesPerS)
+	s.reads.Seed(c.BytesPerS)
 	if s.calibrated {
 		s.opts.ReadInFlightBytes = c.ReadInFlightBytes
-		s.reads.budget = c.ReadInFlightBytes
+		s.reads.SetBudget(c.ReadInFlightBytes)
 	}
 	if s.opts.Writers == 0 {
-		s.gate.setBudget(c.WriteInFlightBytes)
+		s.gate.SetBudget(c.WriteInFlightBytes)
 	}
 }
 
 // measureDisk writes and reads a file of random content at growing depths. The room for
 // it was claimed; it is given back when the file is gone.
 func (s *Store) measureDisk() (c Calibration, err error) {
-	const claimed = calibrationBytes + segmentSlackBytes
-	path := filepath.Join(s.opts.Dir, segmentDir, calibrationScratch)
-	f, err := s.opts.fs.OpenFile(path, true, s.direct)
+	const claimed = calibrationBytes + calibrationSlack
+	path := filepath.Join(s.opts.Dir, recovery.SegmentDir, recovery.CalibrationScratch)
+	f, err := s.opts.fs.OpenFile(path, true, s.state.Direct)
 	if err != nil {
-		s.space.unclaim(claimed)
+		s.space.Unclaim(claimed)
 		return c, err
 	}
 	defer func() {
 		err = errors.Join(err, f.Close())
 		removed := s.opts.fs.Remove(path)
-		s.space.unclaim(claimed)
 		if removed != nil {
-			s.space.keepAside(asideFile{path: path, bytes: claimed, due: true})
+			s.space.Leave(path, claimed)
 			err = errors.Join(err, removed)
+		} else {
+			s.space.Unclaim(claimed)
 		}
 	}()
 	chunk := s.opts.ChunkBytes

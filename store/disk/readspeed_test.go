@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // throttledDisk is a disk on a clock that only its reads move.
@@ -24,7 +26,7 @@ func openThrottled(t *testing.T) (*throttledDisk, *Store, []testRecord) {
 	d := &throttledDisk{memDisk: newMemDisk()}
 	d.now.Store(int64(time.Hour))
 	d.hook(func(op, path string) error {
-		if op == "read" && strings.Contains(path, segmentDir) {
+		if op == "read" && strings.Contains(path, recovery.SegmentDir) {
 			d.now.Add(d.perRead.Load())
 		}
 		return nil
@@ -54,8 +56,7 @@ func TestReadSpeedFollowsASlowDiskWithinAFewReadsAndRecovers(t *testing.T) {
 	if v := s.Speed(); v.BytesPerS != 0 {
 		t.Fatalf("%+v before anything was read", v)
 	}
-	c := chunk{op: &read{ReadOp: &store.ReadOp{Payload: store.AlignedBuffer(records[0].Bytes)}}, to: store.PayloadBufferSize(records[0].Bytes)}
-	request := float64(c.bytes())
+	request := float64(segment.SlotBytes(records[0].Bytes))
 	for _, step := range []struct {
 		perRead time.Duration
 		reads   int
@@ -99,26 +100,10 @@ func TestProbeMeasuresADiskThatNobodyReads(t *testing.T) {
 	}
 }
 
-func TestSpeedSinksWhileTheDiskOwesAnAnswer(t *testing.T) {
-	at := time.Unix(100, 0)
-	s := &Store{opts: Options{clock: func() time.Time { return at }}}
-	s.reads.init(1<<20, 1<<20)
-	s.reads.speed.seed(1e9)
-	if got := s.Speed().BytesPerS; !near(got, 1e9) {
-		t.Errorf("%v, want what the calibration found", got)
-	}
-	s.reads.speed.begin(at)
-	s.reads.inFlight, s.reads.backlog = 4096, 8192
-	at = at.Add(10 * time.Second)
-	if v := s.Speed(); v.BytesPerS > 1e3 || v.QueuedBytes != 8192 {
-		t.Errorf("%+v after a disk was silent for 10 s", v)
-	}
-}
-
 func TestFailedAndGivenUpReadsLeaveNoBacklog(t *testing.T) {
 	d, s, records := openThrottled(t)
 	d.hook(func(op, path string) error {
-		if op == "read" && strings.Contains(path, segmentDir) {
+		if op == "read" && strings.Contains(path, recovery.SegmentDir) {
 			return errTestFault
 		}
 		return nil

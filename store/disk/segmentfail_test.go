@@ -10,11 +10,12 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
+	"golang.org/x/sys/unix"
 )
 
 // noSegments is the file system on which no segment can be made.
@@ -24,7 +25,7 @@ type noSegments struct {
 }
 
 func (f *noSegments) OpenFile(path string, create, direct bool) (fsio.File, error) {
-	if create && strings.Contains(path, segmentPrefix) {
+	if create && strings.Contains(path, segment.Prefix) {
 		f.tried.Add(1)
 		return nil, unix.EIO
 	}
@@ -62,7 +63,7 @@ func TestWritesEndWhereNoSegmentCanBeMade(t *testing.T) {
 	if err := <-done; !errors.Is(err, store.ErrBusy) {
 		t.Errorf("%v, want ErrBusy", err)
 	}
-	if n := f.tried.Load(); n > 4*int64(slotWait/recheckInterval) {
+	if n := f.tried.Load(); n > 4*int64(slotWait/(20*time.Millisecond)) {
 		t.Errorf("a segment was tried %d times in %v", n, slotWait)
 	}
 }
@@ -76,7 +77,7 @@ func TestSegmentThatCannotBeOpenedCountsAndStays(t *testing.T) {
 	for chain := range 100 {
 		mustWrite(t, s, chainOf(ns, chain, 20))
 	}
-	held := s.space.allSegments()[0].path
+	held := s.space.AllSegments()[0].Path
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -110,23 +111,6 @@ func TestSegmentThatCannotBeOpenedCountsAndStays(t *testing.T) {
 	s = openTest(t, o)
 	awaitRebuild(t, s) // it has the oldest records: now it may be given up for the cap
 	checkAccounting(t, s)
-}
-
-// An attempt that finds no room under the cap makes nothing, and says nothing of a fault that is
-// not over.
-func TestNoRoomForASegmentDoesNotEndAnIncident(t *testing.T) {
-	o := memOptions(newMemDisk(), newJournalFS())
-	var log lockedBuffer
-	o.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	s := openTest(t, o)
-	s.space.noSegment.Begins()
-	s.space.mu.Lock()
-	s.space.maxBytes = 0
-	s.space.mu.Unlock()
-	s.grow(8192)
-	if strings.Contains(log.String(), "again") || !s.space.noSegment.On() {
-		t.Errorf("nothing was made, and the log says: %s", log.String())
-	}
 }
 
 // A segment that the disk does not give at a start is there again when it does, without a
@@ -168,7 +152,7 @@ func TestSegmentIsUsedAgainWhenTheDiskGivesIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			s = openTest(t, o)
-			if r := s.Stats().Recovered; r != RecoveredSnapshot {
+			if r := s.Stats().Recovered; r != recovery.RecoveredSnapshot {
 				t.Errorf("the next start reads the %s", r)
 			}
 			openNamespace(t, s, "m")
