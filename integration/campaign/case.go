@@ -22,8 +22,7 @@ import (
 //	faults on
 //	...
 //
-// The faults are off at the beginning and at the end; what has to hold at the end always is
-// said at [Case.Run].
+// The faults are off at the beginning and at the end. [Case.Run] lists what must hold at the end.
 type Case struct {
 	// Cap is the store's cap. Disk is the size of its file system, and a quarter of it must
 	// stay free; 0 means large enough for anything.
@@ -42,7 +41,7 @@ type Step struct {
 // String prints the step as its line.
 func (s Step) String() string { return strings.Join(append([]string{s.Verb}, s.Args...), " ") }
 
-// Words that a step may have after its verb.
+// Kinds of words after a step's verb.
 type argument int
 
 const (
@@ -54,7 +53,7 @@ const (
 	patternArgument
 )
 
-// verbs are the steps there are.
+// verbs are all steps, with the words that follow.
 func verbs() map[string][]argument {
 	records := []argument{sizeArgument, numberArgument, numberArgument} // size, chain, length
 	return map[string][]argument{
@@ -62,17 +61,17 @@ func verbs() map[string][]argument {
 		"release": nil, "sync": nil,
 		"faults": {switchArgument},
 		"wait":   {durationArgument},
-		// kill leaves the directory as kill -9 does; a start follows it, as it does a stop. In
-		// a start that fails while there are faults nothing is lost.
+		// kill leaves the directory as kill -9 does. A start must follow it, as after a stop.
+		// A start that fails under faults loses nothing.
 		"stop": nil, "kill": nil, "start": nil,
 		"opens": nil, // the last start must have succeeded
-		// hide puts an empty directory in the segments' place, as a mount that is not there;
+		// hide replaces the segments by an empty directory, as if their disk were not mounted;
 		// show ends that.
 		"hide": nil, "show": nil,
 		"cap":    {numberArgument}, // from the next start on
 		"damage": {damageArgument, patternArgument, numberArgument},
-		// kept is the least share, in percent, of records that a read brings; saves the least
-		// share that is written.
+		// kept is the least share, in percent, of records that can be read; saves the least
+		// share that can be written.
 		"kept":  append(slices.Clone(records), numberArgument),
 		"saves": append(slices.Clone(records), numberArgument),
 	}

@@ -1,9 +1,9 @@
-// Package campaign attacks a store as a whole and judges it from the outside alone: what it
-// was given and what it gives back. [Trial] damages one file of a store's directory and
-// starts it; [Case] runs steps on a store under a script of faults. Both follow from a seed,
-// and a case that fails is made as small as it can be by [Reduce].
+// Package campaign attacks a store as a whole and judges it only from the outside: by what was
+// saved and what it returns. [Trial] damages one file of a store's directory and starts the
+// store; [Case] runs steps on a store under a script of faults. Both follow from a seed, and
+// [Reduce] makes a case that fails as small as possible.
 //
-// docs/reliability.md says how it is run. Product code imports nothing of it.
+// docs/reliability.md says how to run it. Product code does not import it.
 package campaign
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// Size is one of the sizes of records, each of a namespace of its own.
+// Size is a size of records. Each size has its own namespace.
 type Size int
 
 // The sizes: neither of the usual two is a whole number of pages, and their slots differ. A
@@ -42,7 +42,7 @@ type Record struct {
 	Chain, Block int
 }
 
-// key is the record's, or the one of the block in front if block is one less.
+// key is the record's key.
 func (r Record) key() connector.Key {
 	var k connector.Key
 	binary.LittleEndian.PutUint64(k[:], uint64(r.Chain)*0x9E3779B97F4A7C15+uint64(r.Size)+1)

@@ -34,7 +34,7 @@ func (f Fault) String() string {
 // Cell is a kind of damage: a row of the table.
 type Cell struct {
 	State State
-	// Kind is a file's path with what is only a number taken out.
+	// Kind is a file's path without its numbers.
 	Kind  string
 	Fault Fault
 }
@@ -73,8 +73,8 @@ func (s *snapshot) isSegment(path string) bool {
 	return false
 }
 
-// Cells lists every kind of damage there can be to the store, found by listing its directory:
-// files that nobody thought of are damaged too.
+// Cells lists every kind of damage to the store. It finds the files by listing the directory, so
+// it also damages files that nobody thought of.
 func (o *Original) Cells() []Cell {
 	var out []Cell
 	for state := range states {
@@ -103,7 +103,7 @@ func (o *Original) Cells() []Cell {
 	return out
 }
 
-// CellsLike are the cells in the names of whose trials the text is.
+// CellsLike are the cells whose trials have the text in their name.
 func CellsLike(cells []Cell, text string) []Cell {
 	var out []Cell
 	for _, c := range cells {
@@ -132,9 +132,9 @@ func (s *snapshot) olderVersions(path string) [][]byte {
 // damage is what was done to a copy of a snapshot.
 type damage struct {
 	path string
-	// what says it in words.
+	// what describes the damage.
 	what string
-	// script is what has to stand below the store, for files that cannot be read.
+	// script goes below the store, for files that cannot be read.
 	script string
 	// from and to are the part that cannot be read.
 	from, to int64

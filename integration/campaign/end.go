@@ -58,16 +58,16 @@ func (r *caseRun) end() {
 	r.stop()
 }
 
-// settle waits until the store has found what it still looks for: records of a journal that
-// was lost, and segments that a fault kept from being opened.
+// settle waits until the store has found the records of a lost journal, and segments that a fault
+// kept it from opening.
 func (r *caseRun) settle() {
 	if err := r.store.rebuilt(); err != nil {
 		r.fail("rebuild", err)
 	}
 }
 
-// worksAgain saves records of both sizes, reads them and makes them durable, which has to succeed
-// after a few tries.
+// worksAgain saves records of both sizes, reads them and makes them durable. This must succeed
+// within a few tries.
 func (r *caseRun) worksAgain() {
 	for z := range sizes {
 		var last error
@@ -108,7 +108,7 @@ func (r *caseRun) worksAgain() {
 	r.fail("no sync after the faults", err)
 }
 
-// all reads everything that was ever saved, and looks whether something durable is missing.
+// all reads everything that was ever saved, and checks that nothing durable is missing.
 func (r *caseRun) all(when string) {
 	every := make([]Record, 0, len(r.saved))
 	durable := make([]Record, 0, len(r.durable))
@@ -156,7 +156,7 @@ func (r *caseRun) missing(records []Record) string {
 	return strings.Join(out, ", ")
 }
 
-// openBelow lists what this process has open of a store's segments.
+// openBelow lists the segments of a store that this process has open.
 func openBelow(dir string) []string {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -218,7 +218,7 @@ func (s *sampler) start() {
 	})
 }
 
-// watch has another directory measured, "" for none.
+// watch measures another directory from now on, or none if it is "".
 func (s *sampler) watch(dir string, l limits) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,7 +246,7 @@ func (s *sampler) sample() {
 	s.most = most
 }
 
-// stop ends the measuring and says whether the cap was passed.
+// stop ends the measuring and reports whether the cap was exceeded.
 func (s *sampler) stop() error {
 	close(s.end)
 	s.ended.Wait()

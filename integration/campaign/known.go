@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// Known is what is known to fail and not repaired yet: names of cases, and beginnings of the
-// names of trials.
+// Known lists known failures that are not fixed yet: names of cases, and beginnings of the names
+// of trials.
 type Known []string
 
-// ReadKnown reads a list, one name a line. A list that is not there is empty.
+// ReadKnown reads a list with one name a line. A missing list is empty.
 func ReadKnown(path string) (Known, error) {
 	b, err := os.ReadFile(path)
 	if os.IsNotExist(err) {
@@ -28,7 +28,7 @@ func ReadKnown(path string) (Known, error) {
 	return k, nil
 }
 
-// Has reports whether what has that name is known to fail.
+// Has reports whether the case or trial with that name is known to fail.
 func (k Known) Has(name string) bool {
 	for _, l := range k {
 		if name == l || strings.HasPrefix(name, l+",") {

@@ -109,8 +109,7 @@ func (b *builder) run(chains int) error {
 	return errors.Join(b.fill(s, chains), s.close())
 }
 
-// runKilled is run, with copies as kill -9 would leave them: one on the way and one at the
-// end.
+// runKilled is run, with two copies as kill -9 would leave them: one halfway and one at the end.
 func (b *builder) runKilled(chains int, half, end string) (err error) {
 	s, err := b.open()
 	if err != nil {
@@ -135,7 +134,7 @@ func (b *builder) runKilled(chains int, half, end string) (err error) {
 	return nil
 }
 
-// settle is what operations that are under way are given to end.
+// settle is the time for operations that are under way to end.
 const settle = 20 * time.Millisecond
 
 func (b *builder) open() (*subject, error) {

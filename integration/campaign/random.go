@@ -21,8 +21,8 @@ func RandomScript(g *rand.Rand) fault.Script {
 
 func pick[T any](g *rand.Rand, of ...T) T { return of[g.IntN(len(of))] }
 
-// randomClause is a fault of any kind but those that change what a write puts down in silence
-// (drop): the store cannot know of them, and reads are verified under flips as well.
+// randomClause is a fault of any kind but silent changes of written bytes (drop): the store
+// cannot notice these, and flips already test that reads are verified.
 func randomClause(g *rand.Rand) fault.Clause {
 	c := fault.Clause{
 		Kind: pick(g, fault.Any, fault.Read, fault.Write, fault.Write, fault.Sync, fault.Sync, fault.Open, fault.Create,
@@ -59,8 +59,7 @@ func randomClause(g *rand.Rand) fault.Clause {
 	return c
 }
 
-// sharedDisk is the size of a disk that is smaller than what the store may have and what must
-// stay free for others.
+// sharedDisk is the size of a disk that is smaller than the cap and min_free together.
 const sharedDisk = 16 << 20
 
 // RandomCase returns a case that follows from a seed.

@@ -1,8 +1,8 @@
 package campaign
 
-// Reduce returns a list as short as it finds for which fails still holds, by leaving out ever
-// smaller parts of it (delta debugging). fails(all) must hold; calls bounds how often fails is
-// called.
+// Reduce looks for a short part of a list for which fails still holds, by leaving out smaller and
+// smaller parts (delta debugging). fails(all) must hold; calls bounds the number of calls of
+// fails.
 func Reduce[T any](all []T, calls int, fails func([]T) bool) []T {
 	parts := 2
 	for len(all) > 0 && calls > 0 {

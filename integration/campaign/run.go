@@ -56,7 +56,7 @@ type caseRun struct {
 	evicted uint64
 }
 
-// Run runs the case below dir, which it makes and removes. Whatever the steps are:
+// Run runs the case below dir, which it makes and removes. For any steps it checks that
 //
 //   - no read brings wrong bytes, and no call hangs,
 //   - the bytes on the disk never pass the cap while the store is open, leave min_free of a disk
@@ -131,15 +131,15 @@ func (r *caseRun) start() {
 	r.exit()
 }
 
-// exit does what the end of the process does for a store that could not be closed: nothing
-// that it has open or locked is in the way of the next.
+// exit does what the end of the process would do for a store that could not be closed, so that
+// nothing it has open or locked hinders the next.
 func (r *caseRun) exit() {
 	old := r.dir
 	r.move()
 	_ = os.RemoveAll(old)
 }
 
-// move goes on with a copy of the directory, which no store has open.
+// move continues with a copy of the directory, which no store has open.
 func (r *caseRun) move() {
 	r.moves++
 	next := filepath.Join(filepath.Dir(r.dir), fmt.Sprint("store-", r.moves))
@@ -196,7 +196,7 @@ func (r *caseRun) kill() {
 	time.Sleep(settle)
 	old, oldDir := r.store, r.dir
 	r.move()
-	// What the old store does from now on nobody sees; it only must end.
+	// What the old store does from now on does not matter; it only must end.
 	r.injector.Off()
 	thaw()
 	r.evicted += old.Stats().Evicted
@@ -371,8 +371,8 @@ func (r *caseRun) lossy() bool {
 	return slices.ContainsFunc(r.c.Steps, func(s Step) bool { return s.Verb == "damage" || s.Verb == "cap" || s.Verb == "hide" }) || r.c.Cap < calmCap || r.c.Disk > 0
 }
 
-// fills reports whether a clause tells a store that makes or writes a file that the disk is
-// full: then it goes on within the room that it has, and evicts for new records.
+// fills reports whether a clause makes the disk full for new or growing files. The store then
+// stays within the room it has, and evicts for new records.
 func (c *Case) fills() bool {
 	makes := []fault.Kind{fault.Any, fault.Create, fault.Write, fault.Sync, fault.Rename, fault.Allocate, fault.Mkdir}
 	return slices.ContainsFunc(c.Script, func(l fault.Clause) bool {

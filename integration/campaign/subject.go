@@ -30,10 +30,10 @@ const DefaultCap = 16 << 20
 // ErrHang says that a call of the store did not return within [Limit].
 var ErrHang = errors.New("the store hangs")
 
-// ErrWrongBytes says that a read succeeded and brought other bytes than were saved.
+// ErrWrongBytes says that a read succeeded but returned bytes other than those saved.
 var ErrWrongBytes = errors.New("wrong bytes")
 
-// subject is an open store, and what is known of it.
+// subject is an open store, and what is known about it.
 type subject struct {
 	*disk.Store
 	dir        string
@@ -43,7 +43,7 @@ type subject struct {
 	log        *warnings
 }
 
-// limits are what the bytes of a store are held against.
+// limits bound the bytes of a store.
 type limits struct {
 	cap int64
 	// disk is the size of the file system, which is the store's alone; 0 if it is as large as it
@@ -54,7 +54,7 @@ type limits struct {
 // minFreePart of a small file system must stay free.
 const minFreePart = 4
 
-// check says what is wrong with that many bytes on the disk.
+// check says what is wrong if that many bytes are on the disk.
 func (l limits) check(bytes int64) error {
 	switch {
 	case bytes > l.cap:
@@ -65,7 +65,7 @@ func (l limits) check(bytes int64) error {
 	return nil
 }
 
-// storeOptions are short in what a store waits for, so that a trial is short too.
+// storeOptions have short waits, so that a trial is short too.
 func storeOptions(dir string, limit int64, log *warnings) disk.Options {
 	return disk.Options{
 		Dir: dir, MaxBytes: limit, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond,
@@ -92,7 +92,7 @@ func open(dir string, l limits, i *fault.Injector, c *contents) (*subject, error
 	return s, nil
 }
 
-// openNamespaces must have worked before anything is saved or read.
+// openNamespaces must succeed before anything is saved or read.
 func (s *subject) openNamespaces() error {
 	for z := range allSizes {
 		err := bounded("open namespace", func() (err error) {
@@ -208,14 +208,14 @@ func (s *subject) read(records []Record) ([]error, error) {
 	return errs, nil
 }
 
-// has reports whether the store says it has a record.
+// has reports whether the store claims to have a record.
 func (s *subject) has(r Record) bool {
 	id, at := s.id(r), []bool{false}
 	s.Present(id.Namespace, id.Shard, []connector.Key{id.Key}, at)
 	return at[0]
 }
 
-// present are the records that the store says it has.
+// present are the records that the store claims to have.
 func (s *subject) present(records []Record) []Record {
 	var out []Record
 	for _, r := range records {
@@ -306,8 +306,8 @@ func (s *subject) checkBytes() error {
 	return s.checkSegments()
 }
 
-// checkSegments compares what segments count for with what they occupy, in a moment in which
-// none is being made or given up: that comes soon.
+// checkSegments compares the counted size of segments with what they occupy, at a moment when
+// none is being made or removed; such a moment comes soon.
 func (s *subject) checkSegments() (err error) {
 	const tries, pause = 200, 10 * time.Millisecond
 	for range tries {

@@ -20,7 +20,7 @@ type Trial struct {
 	Seed uint64
 }
 
-// String says what has to be given to run the same trial again.
+// String names the trial so that it can be run again.
 func (t Trial) String() string {
 	return fmt.Sprintf("%v, %s, %v, seed %d", t.Cell.State, t.Cell.Kind, t.Cell.Fault, t.Seed)
 }
@@ -77,7 +77,7 @@ func (t Trial) Run(o *Original, dir string) (Outcome, error) {
 	return *a.out, errors.Join(err, os.RemoveAll(dir))
 }
 
-// Prepare makes the damaged store in dir and starts nothing.
+// Prepare makes the damaged store in dir without starting it.
 func (t Trial) Prepare(o *Original, dir string) (*Attempt, error) {
 	s := &o.states[t.Cell.State]
 	a := &Attempt{o: o, s: s, dir: dir, injector: fault.NewInjector(nil), out: &Outcome{Trial: t, dir: dir}}
@@ -113,7 +113,7 @@ type Attempt struct {
 // Outcome is what was found so far.
 func (a *Attempt) Outcome() *Outcome { return a.out }
 
-// Script is what has to stand below the store: files that cannot be read.
+// Script goes below the store: the files that cannot be read.
 func (a *Attempt) Script() string { return a.d.script }
 
 // Look starts the damaged store under a cap, reads everything, and saves.
@@ -200,7 +200,7 @@ func without(all, gone []Record) []Record {
 // freshChain is the number of the chains that are saved after the damage.
 const freshChain = 1 << 20
 
-// saveSome saves records of both sizes, which has to work, and reads them again.
+// saveSome saves records of both sizes, which must succeed, and reads them again.
 func (a *Attempt) saveSome(run *subject) {
 	for z := range sizes {
 		records := Chain(z, freshChain, chainLength)
@@ -212,7 +212,7 @@ func (a *Attempt) saveSome(run *subject) {
 		if err != nil {
 			a.out.Fail("%v", err)
 		}
-		// Where reads of a segment fail, what is saved into it cannot be read either.
+		// If reads of a segment fail, records saved into it cannot be read either.
 		if err := first(errs); err != nil && a.d.script == "" {
 			a.out.Fail("read of what was saved: %v", err)
 		}
@@ -222,7 +222,7 @@ func (a *Attempt) saveSome(run *subject) {
 	}
 }
 
-// again starts the store once more, without a fault, and has it checked.
+// again starts the store once more without a fault, and checks it.
 func (a *Attempt) again() {
 	a.injector.Off()
 	run, err := open(a.dir, limits{cap: a.cap}, a.injector, &a.o.contents)

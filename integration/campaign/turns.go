@@ -7,7 +7,7 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/fault"
 )
 
-// Turn is a fault that comes at each operation of a kind in turn, once or for a while.
+// Turn is a fault at each operation of a kind in turn, once or for a while.
 type Turn struct {
 	Kind    fault.Kind
 	Pattern string

@@ -11,7 +11,7 @@ SHARD_AT = 10
 
 
 def flip_bits(store: Path, every: int = 3, shard: int | None = None) -> int:
-    """Flip one payload bit in each so manieth record of a shard, or of all, and return how many were flipped."""
+    """Flip one payload bit in one of `every` records of a shard, or of all, and return how many were flipped."""
     seen = flipped = 0
     for path in sorted(p for p in store.rglob("*") if p.is_file() and p.stat().st_size >= 2 * HEADER_BYTES):
         with path.open("r+b") as f:

@@ -143,7 +143,7 @@ class Daemon(Program):
         until = time.monotonic() + 30
         while not condition():
             if time.monotonic() > until:
-                self.fail_with_log(f"kvconnd waits for {what} in vain")
+                self.fail_with_log(f"kvconnd waited for {what}, which did not come")
             time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""End-to-end test: real vLLM servers behind kvconnd's router, their KV cache kept by one kvconnd.
+"""End-to-end test: real vLLM servers with kvconnd's router before them, their KV cache kept by one kvconnd.
 
     python integration/vllm/router_e2e.py [--kvconnd PATH] [--cache DIR] [--stages LIST] [--debug] [--keep]
 

@@ -1,4 +1,4 @@
-"""Prints the KV cache events of an engine, one JSON object a line: what the router is told.
+"""Prints the KV cache events of an engine, one JSON object a line: what the router hears.
 
 Runs in the environment that has vLLM: `python router_events.py ENDPOINT...`. For a look at what
 happens; the checks do not need it.
@@ -20,7 +20,7 @@ def describe(event: dict[str, object]) -> dict[str, object]:
 
 
 def follow(endpoints: list[str]) -> None:
-    """Print what is published at the endpoints, for ever."""
+    """Print what is published at the endpoints, until it is stopped."""
     subscriber = zmq.Context.instance().socket(zmq.SUB)
     subscriber.subscribe(b"")
     for endpoint in endpoints:

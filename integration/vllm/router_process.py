@@ -20,7 +20,7 @@ WAIT_S = 30.0
 
 @dataclass(frozen=True)
 class Match:
-    """What a rank has of a prompt, in tokens: in its GPU, and behind that on disk."""
+    """What a rank has of a prompt, in tokens: in its GPU, and after that on disk."""
 
     gpu: int
     disk: int

@@ -18,7 +18,7 @@ from stage import Place
 
 FIRST_TURN, LATER_TURN = 1015, 240
 """Tokens that a user adds in the first turn and in those after it. With an answer of 16 each turn ends
-a few tokens behind a full block, which has the answer in it: only events can tell of that one."""
+a few tokens after a full block, which has the answer in it: only events can tell of that one."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Conversation:
     """The whole prompt of each turn, and its answer."""
 
     def held(self) -> int:
-        """Return the tokens that whoever served the last turn holds: full blocks, the last token's not among them."""
+        """Return the tokens that the rank of the last turn holds: full blocks, the last token's not among them."""
         return (len(self.tokens) - 1) // BLOCK_SIZE * BLOCK_SIZE
 
     def note(self, asked: list[int], answer: Answer) -> None:
@@ -43,7 +43,7 @@ class Conversation:
 
 
 class Scene:
-    """One kvconnd, engines with the router in front of them, and conversations with these."""
+    """One kvconnd, the router and its engines, and conversations with these."""
 
     def __init__(self, place: Place, debug: bool) -> None:
         self.report = place.report
@@ -86,7 +86,7 @@ class Scene:
             engine.terminate()
 
     def start_router(self, policy: str) -> None:
-        """Start the router anew with a policy."""
+        """Restart the router with a policy."""
         if self.router.alive():
             self.router.terminate()
         # On a busy machine tokenizing takes longer than the default allows for.
@@ -127,7 +127,7 @@ class Scene:
         self.report.check(what, not failed, "; ".join(failed[:2]))
 
     def check_turns(self, what: str, answers: Sequence[Answer], ranks: Sequence[int], held: Sequence[int]) -> None:
-        """Check that turns were answered by these ranks, with so many tokens cached, as was expected."""
+        """Check that turns were answered by these ranks, with that many tokens cached, as expected."""
         self.ok(f"{what}: answered", answers)
         self.report.equal(f"{what}: at the rank that has it", [a.rank for a in answers], list(ranks))
         self.report.equal(f"{what}: cached tokens in usage", [a.cached for a in answers], list(held))

@@ -109,7 +109,7 @@ def config(kind: str) -> dict[str, object]:
 
 
 def tokenizer() -> Tokenizer:
-    """Return a tokenizer whose tokens are the 256 bytes, behind the special ones."""
+    """Return a tokenizer whose tokens are the 256 bytes, after the special ones."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet))}
     tok = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=SPECIAL[0]))

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, body: Callable[[Place], int]) -> int:
 
 
 def exit_by(main: Callable[[], int]) -> None:
-    """Exit with main's status, or in order where the run is told to end."""
+    """Exit with main's status, or, where the run is told to end, in order."""
     signal.signal(signal.SIGTERM, _interrupted)
     sys.exit(main())
 

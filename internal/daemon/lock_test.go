@@ -2,11 +2,13 @@ package daemon
 
 import (
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -19,9 +21,9 @@ func TestStatusAndMatchesDoNotWaitForEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := &Options{Dir: t.TempDir(), PrefillTokensPerS: 1000}
-	o.Logger = residencyLogger()
+	o.Logger = slog.New(slog.DiscardHandler)
 	o.EnsureDefaults()
-	b := newBackend(o, s, a)
+	b := newBackend(o, store.NewChain(s), a)
 	sched, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, residencyManifest())
 	if err != nil {
 		t.Fatal(err)

@@ -19,25 +19,8 @@ type figures struct {
 	Opening   float64         `metric:"opening_ratio" help:"How far the store's opening, or the rebuilding of its index, has come; 1 when there is none."`
 	Engines   int             `metric:"engines" help:"Engine instances connected."`
 	Ranks     int             `metric:"ranks" help:"Ranks connected."`
-	Tiers     []TierStatus    `metric:"tier_"`
-	Models    []modelFigures  `metric:"model_"`
 	LimitedBy map[string]bool `metric:"store_limited_by" label:"by" help:"1 for what keeps the store from growing now: its cap, or the free space of its file system."`
 	Faults    map[string]bool `metric:"fault" label:"code" help:"1 while this is wrong with the daemon: the reasons of /healthz."`
-}
-
-// modelFigures are those of one model.
-type modelFigures struct {
-	Model             string  `label:"model"`
-	Engines           int     `metric:"engines" help:"Engine instances connected, by model."`
-	Ranks             int     `metric:"ranks" help:"Ranks connected, by model."`
-	PrefillTokensPerS float64 `metric:"prefill_tokens_per_second" help:"Prefill speed that decisions are made with, of the fastest engine; 0 if it is not known."`
-	Trimming          int     `metric:"trimming_engines" help:"Engines whose offers are cut for the speed of the disk."`
-	QueriedTokens     uint64  `metric:"queried_tokens_total" help:"Tokens of requests at their first match, by model."`
-	OfferedTokens     uint64  `metric:"offered_tokens_total" help:"Tokens offered at the first match, by model."`
-	LoadedBytes       uint64  `metric:"loaded_bytes_total" help:"Bytes that reached engine memory, by model."`
-	SavedBytes        uint64  `metric:"saved_bytes_total" help:"Bytes taken over by the store, by model."`
-	FailedBlocks      uint64  `metric:"failed_blocks_total" help:"Blocks of loads that failed, by model."`
-	DroppedBlocks     uint64  `metric:"dropped_blocks_total" help:"Blocks not saved, by model."`
 }
 
 // newCollector exports the readings that read takes.
@@ -47,16 +30,8 @@ func newCollector(read func(now time.Time) *reading) prometheus.Collector {
 
 func (r *reading) figures() *figures {
 	f := &figures{
-		reading: r, Healthy: r.health.OK, Opening: r.opening.Ratio(), Engines: len(r.engines), Ranks: len(r.ranks), Tiers: r.tiers(),
+		reading: r, Healthy: r.health.OK, Opening: r.opening.Ratio(), Engines: len(r.engines), Ranks: len(r.ranks),
 		LimitedBy: make(map[string]bool), Faults: make(map[string]bool),
-	}
-	for i := range r.models {
-		m := &r.models[i]
-		f.Models = append(f.Models, modelFigures{
-			Model: m.model, Engines: m.engines, Ranks: m.ranks, PrefillTokensPerS: m.prefillTokensPerS, Trimming: m.trimming,
-			QueriedTokens: m.Leader.QueriedTokens, OfferedTokens: m.Leader.OfferedTokens, LoadedBytes: m.Worker.LoadedBytes,
-			SavedBytes: m.Worker.SavedBytes, FailedBlocks: m.Worker.FailedBlocks, DroppedBlocks: m.Worker.DroppedBlocks,
-		})
 	}
 	for _, by := range []disk.LimitBy{disk.LimitedByCap, disk.LimitedByFree} {
 		f.LimitedBy[string(by)] = r.store.LimitedBy == by

@@ -35,15 +35,17 @@ func scrape(t *testing.T, r *reading) string {
 // example is a reading in which everything is there.
 func example() *reading {
 	counts := make(modelCounts)
-	counts.addLeader("m", leader.Stats{QueriedTokens: 100, OfferedTokens: 64})
-	counts.addWorker("m", worker.Stats{LoadedBytes: 4096})
+	m := counts.of("m")
+	m.addLeader(leader.Stats{QueriedTokens: 100, OfferedTokens: 64})
+	m.addWorker(worker.Stats{LoadedBytes: 4096})
+	m.show()
 	r := &reading{
-		store:  disk.Stats{Records: 7, PhysicalBytes: 1 << 20, MaxBytes: 1 << 30, Reads: 9, Calibration: &disk.Calibration{BytesPerS: 2e9}},
-		models: []modelTotals{*counts["m"]},
+		store:  disk.Stats{Records: 7},
+		tiers:  []TierStatus{{Tier: "host", Hits: 5}, {Tier: "disk", UsedBytes: 1 << 20, Hits: 9, LoadBytesPerS: 2e9}},
+		models: []modelTotals{*m},
 	}
 	r.health.Reasons = []health.Reason{{Code: "no_room"}}
 	r.sum.Worker.LoadSeconds = 1.5
-	r.host.Hits = 5
 	r.sum.Leader.DecisionsTrimmed = 3
 	return r
 }
@@ -86,13 +88,13 @@ func TestMetricsHaveTheValuesOfTheReading(t *testing.T) {
 func TestModelLabelIsBounded(t *testing.T) {
 	counts := make(modelCounts)
 	for i := range 10 * maxModels {
-		counts.addLeader(fmt.Sprintf("model-%d", i), leader.Stats{QueriedTokens: 1})
+		counts.of(fmt.Sprintf("model-%d", i)).addLeader(leader.Stats{QueriedTokens: 1})
 	}
-	if len(counts) != maxModels+1 || counts[otherModels].Leader.QueriedTokens != 9*maxModels {
+	if len(counts) != maxModels+1 || counts[otherModels].sum.Leader.QueriedTokens != 9*maxModels {
 		t.Errorf("%d names, other %+v", len(counts), counts[otherModels])
 	}
 	counts = make(modelCounts)
-	counts.addLeader("\xff\xfe"+strings.Repeat("x", 1000), leader.Stats{QueriedTokens: 1})
+	counts.of("\xff\xfe" + strings.Repeat("x", 1000)).addLeader(leader.Stats{QueriedTokens: 1})
 	var r reading
 	for name, c := range counts {
 		if len(name) > maxModelBytes {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/feed"
@@ -28,8 +29,6 @@ const (
 	residencyTestBlockSize = 4
 	residencyTestPayload   = 8000
 )
-
-func residencyLogger() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // residencyStore is a small store with a namespace of two shards.
 func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, connector.NamespaceDigest) {
@@ -50,14 +49,10 @@ func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, connector.Namesp
 
 // residencyManifest describes a namespace of two shards.
 func residencyManifest() *connector.Manifest {
-	return &connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "bfloat16", BlockSize: residencyTestBlockSize, TensorParallel: 2, PipelineParallel: 1,
-		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	}
+	return manifests.New(func(m *connector.Manifest) { m.BlockSize, m.TensorParallel = residencyTestBlockSize, 2 })
 }
 
-// residencyChain are a root key and the keys of a prompt of n blocks.
+// residencyChain are the keys of a prompt of n blocks, after its root key.
 func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
 	keys := []connector.Key{connector.RootKey(residencyTestBlockSize, scope)}
 	var scratch []byte
@@ -70,7 +65,7 @@ func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
 }
 
 // residencySave writes both shards of a prompt's blocks and waits.
-func residencySave(t *testing.T, s *disk.Store, ns connector.NamespaceDigest, keys []connector.Key, shards ...connector.Shard) {
+func residencySave(t *testing.T, s store.Writer, ns connector.NamespaceDigest, keys []connector.Key, shards ...connector.Shard) {
 	t.Helper()
 	var ops []*store.WriteOp
 	for i := 1; i < len(keys); i++ {

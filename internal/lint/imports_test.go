@@ -151,6 +151,17 @@ func TestProductImportsNoEquipment(t *testing.T) {
 	}
 }
 
+// The daemon knows nothing about routing, whatever the table says.
+func TestTheDaemonImportsNoRouter(t *testing.T) {
+	for _, p := range packages(t) {
+		for _, imp := range p.Imports {
+			if strings.HasPrefix(p.path(), "internal/daemon") && strings.HasPrefix(imp, module+"/router/") {
+				t.Errorf("%s imports %s", p.path(), imp)
+			}
+		}
+	}
+}
+
 func TestFlagsAndGlobalsStayInCmd(t *testing.T) {
 	for _, p := range packages(t) {
 		if strings.HasPrefix(p.path(), "cmd/") {

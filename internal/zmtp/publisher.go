@@ -66,7 +66,8 @@ func (p *Publisher) Stats() PublisherStats {
 	return PublisherStats{Subscribers: n, Published: p.published.Load(), Sent: p.sent.Load(), Dropped: p.dropped.Load()}
 }
 
-// Publish sends a message, whose first frame is the topic, to the subscribers that asked for it. It never waits.
+// Publish sends a message, whose first frame is the topic, to the subscribers of that topic. It
+// never waits.
 func (p *Publisher) Publish(frames ...[]byte) {
 	if len(frames) == 0 {
 		return

@@ -118,7 +118,7 @@ func readHead(r *bufio.Reader, limit int) (flags byte, size int, err error) {
 	return flags, int(n), nil
 }
 
-// appendBody appends n bytes that it reads to b, which grows as they arrive.
+// appendBody reads n bytes and appends them to b, growing it as they arrive.
 func appendBody(b []byte, r *bufio.Reader, n int) ([]byte, error) {
 	for n > 0 {
 		step := min(n, growBytes)

@@ -41,10 +41,13 @@ func table() []entry {
 		{"conversation", conversation},
 		{"serve-kv-aware", func(o Options) policy.Policy { return published.NewServeKVAware(o.ServeKVAware) }},
 		{"first-turn", func(o Options) policy.Policy { return policy.NewFirstTurn(kvAware(o)) }},
-		{"published/load", func(o Options) policy.Policy { o.Load.Exactly = true; return published.NewLoad(o.Load) }},
-		{"published/kv-aware", func(o Options) policy.Policy { o.KVAware.Exactly = true; return kvAware(o) }},
-		{"published/kv-aware-warmup", func(o Options) policy.Policy { o.KVAware.Exactly, o.KVAware.Warmup = true, true; return kvAware(o) }},
-		{"published/conversation", func(o Options) policy.Policy { o.Conversation.Exactly = true; return conversation(o) }},
+		{"published/load", func(o Options) policy.Policy { return published.Exactly(published.NewLoad(o.Load)) }},
+		{"published/kv-aware", func(o Options) policy.Policy { return published.Exactly(published.NewKVAware(o.KVAware)) }},
+		{"published/kv-aware-warmup", func(o Options) policy.Policy {
+			o.KVAware.Warmup = true
+			return published.Exactly(published.NewKVAware(o.KVAware))
+		}},
+		{"published/conversation", func(o Options) policy.Policy { return published.Exactly(published.NewConversation(o.Conversation)) }},
 	}
 }
 
@@ -52,7 +55,7 @@ func kvAware(o Options) policy.Policy { return published.NewKVAware(o.KVAware) }
 
 func conversation(o Options) policy.Policy { return published.NewConversation(o.Conversation) }
 
-// The prefixes of names for a policy in front of another.
+// The prefixes of names for a policy that decides before another.
 const (
 	firstTurnOf    = "first-turn/"
 	conversationOf = "conversation/"
@@ -92,8 +95,8 @@ func named(o Options, name string) (policy.Policy, bool) {
 	return nil, false
 }
 
-// inner makes the policy that follows a prefix in a name. It is none that begins the same, nor one that answers
-// exactly as published: that one has to see whole batches.
+// inner makes the policy that follows a prefix in a name. It must not begin with the same prefix, nor be one that
+// answers exactly as published: that one has to see whole batches.
 func inner(o Options, name, prefix string) (policy.Policy, bool) {
 	rest, ok := strings.CutPrefix(name, prefix)
 	if !ok || strings.HasPrefix(rest+"/", prefix) || strings.HasPrefix(rest, "published/") {

@@ -70,7 +70,7 @@ func TestAHitSlowerThanComputingIsWorthNothing(t *testing.T) {
 	}
 	s.Ranks[0].Speeds.DiskDelay = 40
 	req.Match[0] = policy.Match{Disk: 9000, Usable: 9000, LoadDisk: 9000}
-	near(t, "disk hit behind a long queue", explain(s, plain(), req).Scores[0].Total, 1)
+	near(t, "disk hit after a long queue", explain(s, plain(), req).Scores[0].Total, 1)
 	s.Ranks[0].Speeds = policy.Speeds{PrefillTokens: 10000}
 	near(t, "disk of unknown bandwidth", explain(s, plain(), req).Scores[0].Total, 1)
 }
@@ -84,7 +84,7 @@ func TestTheBestCutOfThePrefixIsLoaded(t *testing.T) {
 		diskBytes, objectBytes     float64
 		wantLoad, wantPrefillAfter float64
 	}{
-		{"disk but not the object store behind it", policy.Match{GPU: 1000, Disk: 4000, Object: 3000, Usable: 8000, LoadDisk: 4000, LoadObject: 3000},
+		{"disk but not the object store after it", policy.Match{GPU: 1000, Disk: 4000, Object: 3000, Usable: 8000, LoadDisk: 4000, LoadObject: 3000},
 			5000, 4000, 0, 40e6, 5e6, 0.1, 0.5},
 		{"both", policy.Match{GPU: 1000, Disk: 4000, Object: 3000, Usable: 8000, LoadDisk: 4000, LoadObject: 3000}, 8000, 4000, 3000, 40e6, 30e6, 0.2, 0.2},
 		{"a gap on disk before more in the GPU", policy.Match{GPU: 1000, Disk: 1000, Usable: 9000, LoadDisk: 1000}, 9000, 1000, 0, 5e6, 0, 0.2, 0.1},

@@ -15,8 +15,8 @@ type Adopter interface {
 	Adopt(conversation string, rank int32)
 }
 
-// NewFirstTurn returns the policy first-turn in front of next. If next is an [Adopter] it learns where
-// conversations began.
+// NewFirstTurn returns the policy first-turn, with next for all other requests. If next is an [Adopter] it
+// learns where conversations began.
 func NewFirstTurn(next Policy) *FirstTurn { return &FirstTurn{next: next} }
 
 // Name returns "first-turn/" and the name of the other policy.

@@ -48,7 +48,6 @@ func (x *Index) evict() bool {
 	if n > evictWhole {
 		keep = max(keep, n/2)
 	}
-	x.stats.Evictions++
 	x.stats.EvictedBlocks += uint64(n - keep)
 	x.cutTail(victim, keep)
 	x.trim(victim)

@@ -35,7 +35,7 @@ func TestBoundEvictsWhatIsLeastUseful(t *testing.T) {
 	if x.Walk(view, walked.keys, out); out[0].GPU != 1000 {
 		t.Errorf("a prompt walked all the time was evicted to %d blocks", out[0].GPU)
 	}
-	if s := x.Stats(); s.Evictions == 0 || s.EvictedBlocks == 0 || s.Blocks < 15_000 {
+	if s := x.Stats(); s.EvictedBlocks == 0 || s.Blocks < 15_000 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -56,7 +56,7 @@ func TestBytesAreBounded(t *testing.T) {
 		}
 	}
 	x.check(t)
-	if s := x.Stats(); s.Bytes < maxBytes/2 || s.Evictions == 0 {
+	if s := x.Stats(); s.Bytes < maxBytes/2 || s.EvictedBlocks == 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -114,7 +114,7 @@ func TestRandomOperationsInABoundedIndexNeverInventAHit(t *testing.T) {
 		m.clear(h)
 	}
 	m.x.check(t)
-	if s := m.x.Stats(); s.Evictions == 0 || s.Blocks != 0 {
+	if s := m.x.Stats(); s.EvictedBlocks == 0 || s.Blocks != 0 {
 		t.Errorf("%+v", s)
 	}
 }

@@ -69,8 +69,13 @@ func TestBlockEvictedThenStoredAgainHealsThePrefix(t *testing.T) {
 	w.removed(1, 4001, 4002)
 	w.stored(1, 4001, 4002)
 	w.want(8000, 8000, 8000)
-	if s := w.Stats(); s.Splits != 1 || s.Merges != 1 || s.Runs != 2 {
-		t.Errorf("a healed hole left traces: %+v", s)
+	for _, r := range w.runs {
+		if r != nil && r.cover.Load().More != nil {
+			t.Errorf("a healed hole left traces: %+v", r.cover.Load().More)
+		}
+	}
+	if s := w.Stats(); s.Runs != 2 {
+		t.Errorf("%+v", s)
 	}
 }
 

@@ -87,7 +87,7 @@ func TestNamesThatAnEngineUsesAgainMoveToTheLatestBlock(t *testing.T) {
 	w.want(40)
 	w.removed(0, 40, 50) // the other prompt's blocks
 	w.want(40)
-	if s := w.Stats(); s.NameConflicts != 10 || s.Held != 90 {
+	if s := w.Stats(); s.Held != 90 {
 		t.Errorf("%+v", s)
 	}
 }

@@ -15,6 +15,8 @@ type heads struct {
 	shards [headShards]headShard
 	// gone fills the slots of dropped runs, which walks must skip.
 	gone *run
+	// account is a count of bytes that the tables add their own to.
+	account *int64
 }
 
 type headShard struct {
@@ -28,8 +30,8 @@ type headTable struct {
 	slots []atomic.Pointer[run]
 }
 
-func newHeads() *heads {
-	h := &heads{gone: &run{}}
+func newHeads(account *int64) *heads {
+	h := &heads{gone: &run{}, account: account}
 	for i := range h.shards {
 		h.shards[i].table.Store(&headTable{slots: make([]atomic.Pointer[run], 4)})
 	}
@@ -55,12 +57,12 @@ func (h *heads) find(k *connector.Key) *run {
 	}
 }
 
-// add enters a run whose head is not there. It returns how many bytes the table grew by.
-func (h *heads) add(r *run) (grown int64) {
+// add enters a run whose head is not there.
+func (h *heads) add(r *run) {
 	s := h.shard(&r.head)
 	t := s.table.Load()
 	if s.used+1 > len(t.slots)*3/4 {
-		grown = s.rebuild(h.gone, s.live+1)
+		h.rebuild(s, s.live+1)
 		t = s.table.Load()
 	}
 	i := t.home(&r.head)
@@ -77,11 +79,10 @@ func (h *heads) add(r *run) (grown int64) {
 	}
 	t.slots[i].Store(r)
 	s.live++
-	return grown
 }
 
-// remove takes a run out. It returns how many bytes the table grew by, never more than 0.
-func (h *heads) remove(r *run) (grown int64) {
+// remove takes a run out.
+func (h *heads) remove(r *run) {
 	s := h.shard(&r.head)
 	t := s.table.Load()
 	i := t.home(&r.head)
@@ -93,13 +94,12 @@ func (h *heads) remove(r *run) (grown int64) {
 	}
 	t.slots[i].Store(h.gone)
 	if s.live--; len(t.slots) > 4 && s.live < len(t.slots)/8 {
-		return s.rebuild(h.gone, s.live)
+		h.rebuild(s, s.live)
 	}
-	return 0
 }
 
 // rebuild publishes a table with room for a number of runs and without dropped ones.
-func (s *headShard) rebuild(gone *run, live int) (grown int64) {
+func (h *heads) rebuild(s *headShard, live int) {
 	old := s.table.Load()
 	size := 4
 	for size < live*2 {
@@ -108,7 +108,7 @@ func (s *headShard) rebuild(gone *run, live int) (grown int64) {
 	t := &headTable{slots: make([]atomic.Pointer[run], size)}
 	for i := range old.slots {
 		r := old.slots[i].Load()
-		if r == nil || r == gone {
+		if r == nil || r == h.gone {
 			continue
 		}
 		at := t.home(&r.head)
@@ -119,5 +119,5 @@ func (s *headShard) rebuild(gone *run, live int) (grown int64) {
 	}
 	s.used = s.live
 	s.table.Store(t)
-	return 8 * int64(size-len(old.slots))
+	*h.account += 8 * int64(size-len(old.slots))
 }

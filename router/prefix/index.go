@@ -99,7 +99,9 @@ func New(o Options) (*Index, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	return &Index{opts: o, heads: newHeads(), runs: make([]*run, 1), domains: make(map[string]*names)}, nil
+	x := &Index{opts: o, runs: make([]*run, 1), domains: make(map[string]*names)}
+	x.heads = newHeads(&x.stats.Bytes)
+	return x, nil
 }
 
 // AddHolder registers a holder. Holders of one domain name equal blocks equally (ranks
@@ -122,13 +124,12 @@ func (x *Index) AddHolder(t Tier, domain string) (Holder, error) {
 	}
 	d := x.domains[domain]
 	if d == nil {
-		d = newNames(domain)
+		d = newNames(domain, &x.stats.Bytes)
 		x.domains[domain] = d
 	}
 	d.holders++
 	x.holders[h] = &holder{tier: t, names: d, compactAt: minCompact}
 	x.stats.Holders++
-	x.stats.Seq++
 	return Holder(h), nil
 }
 
@@ -147,7 +148,6 @@ func (x *Index) RemoveHolder(h Holder) {
 		x.holders = x.holders[:n-1]
 	}
 	x.stats.Holders--
-	x.stats.Seq++
 	if ho.names.holders--; ho.names.holders == 0 {
 		delete(x.domains, ho.names.domain)
 		for _, r := range x.runs[1:] {
@@ -166,7 +166,6 @@ func (x *Index) Clear(h Holder) {
 	defer x.mu.Unlock()
 	if ho := x.holder(h); ho != nil {
 		x.clear(h, ho)
-		x.stats.Seq++
 	}
 }
 

@@ -34,6 +34,8 @@ type names struct {
 	keyed bool
 	// holders is how many holders use the domain.
 	holders int
+	// account is a count of bytes that the map adds its own to.
+	account *int64
 	seed    uint64
 	// warmed keeps the compiler from leaving out the reads of warm.
 	warmed uint64
@@ -46,9 +48,11 @@ type nameTable struct {
 	used  int
 }
 
-func newNames(domain string) *names {
+func newNames(domain string, account *int64) *names {
 	// The seed keeps engines from choosing names that collide; no answer depends on it.
-	return &names{domain: domain, keyed: domain == KeyDomain, seed: rand.Uint64()}
+	d := &names{domain: domain, keyed: domain == KeyDomain, seed: rand.Uint64(), account: account}
+	*account += d.bytes()
+	return d
 }
 
 // normal returns a name in the form that is stored.
@@ -68,6 +72,13 @@ func (d *names) slot(id uint64) (t *nameTable, tag uint64) {
 }
 
 func (t *nameTable) home(tag uint64) int { return int(tag * uint64(len(t.slots)) >> tagBits) }
+
+func (t *nameTable) next(i int) int {
+	if i++; i < len(t.slots) {
+		return i
+	}
+	return 0
+}
 
 func entryPlace(e uint64) place { return place(e & (1<<placeBits - 1)) }
 
@@ -110,73 +121,63 @@ func (d *names) get(runs []*run, id uint64) (place, bool) {
 		if e>>placeBits == tag && d.nameAt(runs, entryPlace(e)) == id {
 			return entryPlace(e), true
 		}
-		if i++; i == len(t.slots) {
-			i = 0
-		}
+		i = t.next(i)
 	}
 }
 
 // put enters the name (normal) of the block at p. If another block has it, that block's place is
-// returned; with move the name is p's from now on. grown is how many bytes the map grew by.
-func (d *names) put(runs []*run, id uint64, p place, move bool) (other place, taken bool, grown int64) {
+// returned; with move the name is p's from now on.
+func (d *names) put(runs []*run, id uint64, p place, move bool) (other place, taken bool) {
 	t, tag := d.slot(id)
 	if t.used >= len(t.slots)*3/4 {
-		grown = t.resize(max(16, t.used*2))
+		d.resize(t, max(16, t.used*2))
 	}
 	entry := tag<<placeBits | uint64(p)
 	for i := t.home(tag); ; {
 		e := t.slots[i]
 		switch {
 		case e == entry:
-			return 0, false, grown
+			return 0, false
 		case e == 0:
 			t.slots[i] = entry
 			t.used++
-			return 0, false, grown
+			return 0, false
 		case e>>placeBits == tag && d.nameAt(runs, entryPlace(e)) == id:
 			if move {
 				t.slots[i] = entry
 			}
-			return entryPlace(e), true, grown
+			return entryPlace(e), true
 		}
-		if i++; i == len(t.slots) {
-			i = 0
-		}
+		i = t.next(i)
 	}
 }
 
-// drop forgets the name (normal) of the block at p. It returns how many bytes the map grew by,
-// never more than 0.
-func (d *names) drop(id uint64, p place) int64 {
+// drop forgets the name (normal) of the block at p.
+func (d *names) drop(id uint64, p place) {
 	t, tag := d.slot(id)
 	if len(t.slots) == 0 {
-		return 0
+		return
 	}
 	entry := tag<<placeBits | uint64(p)
 	i := t.home(tag)
 	for t.slots[i] != entry {
 		if t.slots[i] == 0 {
-			return 0
+			return
 		}
-		if i++; i == len(t.slots) {
-			i = 0
-		}
+		i = t.next(i)
 	}
 	t.close(i)
 	t.used--
 	if len(t.slots) > 64 && t.used < len(t.slots)/4 {
-		return t.resize(t.used * 3 / 2)
+		d.resize(t, t.used*3/2)
 	}
-	return 0
 }
 
 // close empties a slot and moves up the entries after it that would not be found then.
 func (t *nameTable) close(gap int) {
 	size := len(t.slots)
 	for i := gap; ; {
-		if i++; i == size {
-			i = 0
-		}
+		i = t.next(i)
 		e := t.slots[i]
 		if e == 0 {
 			break
@@ -197,9 +198,9 @@ func (t *nameTable) close(gap int) {
 	t.slots[gap] = 0
 }
 
-// resize moves the entries to a table of another size, and returns how many bytes it grew by. Entries
-// keep their sequence, so it goes through both tables once.
-func (t *nameTable) resize(size int) (grown int64) {
+// resize moves the entries of one of the tables to another one of a given size. Entries keep their
+// sequence, so it goes through both tables once.
+func (d *names) resize(t *nameTable, size int) {
 	old := t.slots
 	t.slots = make([]uint64, size)
 	for _, e := range old {
@@ -208,11 +209,9 @@ func (t *nameTable) resize(size int) (grown int64) {
 		}
 		i := t.home(e >> placeBits)
 		for t.slots[i] != 0 {
-			if i++; i == size {
-				i = 0
-			}
+			i = t.next(i)
 		}
 		t.slots[i] = e
 	}
-	return 8 * int64(size-len(old))
+	*d.account += 8 * int64(size-len(old))
 }

@@ -19,10 +19,8 @@ func (x *Index) name(ho *holder, r *run, from uint32, ids []uint64) {
 			}
 		}
 		if d.holders > 1 {
-			ho.own = newNames("")
-			x.stats.Bytes += ho.own.bytes()
+			ho.own = newNames("", &x.stats.Bytes)
 		}
-		x.stats.NameConflicts++
 		from, ids = from+uint32(done), ids[done:]
 	}
 	if ho.own != nil {
@@ -37,8 +35,7 @@ func (x *Index) nameByKey(d *names, r *run, from, n uint32) {
 		r.named = append(r.named, named{in: d})
 	}
 	for i, k := range r.published()[from : from+n] {
-		_, _, grown := d.put(x.runs, normal(KeyID(k)), makePlace(r, from+uint32(i)), true)
-		x.stats.Bytes += grown
+		d.put(x.runs, normal(KeyID(k)), makePlace(r, from+uint32(i)), true)
 	}
 }
 
@@ -86,16 +83,14 @@ func (x *Index) setNames(d *names, r *run, from uint32, ids []uint64, move bool)
 		}
 		p := makePlace(r, from+uint32(i))
 		if *slot != 0 {
-			x.stats.Bytes += d.drop(*slot, p)
+			d.drop(*slot, p)
 		}
-		other, taken, grown := d.put(x.runs, id, p, move)
-		x.stats.Bytes += grown
+		other, taken := d.put(x.runs, id, p, move)
 		if taken && !move {
 			*slot = 0
 			return i
 		}
 		if taken {
-			x.stats.NameConflicts++
 			x.runs[other.run()].namesIn(d).ids[other.off()] = 0
 			x.renamed = append(x.renamed, other)
 		}
@@ -128,13 +123,13 @@ func (x *Index) unname(r *run, from uint32) {
 		n := &r.named[i]
 		if n.in.keyed {
 			for j, k := range r.published()[from:] {
-				x.stats.Bytes += n.in.drop(normal(KeyID(k)), makePlace(r, from+uint32(j)))
+				n.in.drop(normal(KeyID(k)), makePlace(r, from+uint32(j)))
 			}
 			continue
 		}
 		for j := int(from); j < len(n.ids); j++ {
 			if n.ids[j] != 0 {
-				x.stats.Bytes += n.in.drop(n.ids[j], makePlace(r, uint32(j)))
+				n.in.drop(n.ids[j], makePlace(r, uint32(j)))
 			}
 		}
 		if int(from) >= len(n.ids) {

@@ -23,7 +23,6 @@ func (x *Index) Predict(h Holder, keys []connector.Key, deadline time.Time) erro
 	if ho == nil {
 		return fmt.Errorf("%w: %d", ErrUnknownHolder, h)
 	}
-	x.stats.Seq++
 	var at *run
 	var next uint32
 	for len(keys) > 0 && len(x.expiry) < maxPredictions {
@@ -73,9 +72,6 @@ func (x *Index) Expire(now time.Time) int {
 			x.recount(r)
 			x.trim(r)
 		}
-	}
-	if count > 0 {
-		x.stats.Seq++
 	}
 	return count
 }

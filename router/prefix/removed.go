@@ -33,9 +33,6 @@ func (x *Index) Removed(h Holder, ids []uint64) (unknown int) {
 	if cap(x.places) > maxRun {
 		x.places = nil
 	}
-	x.stats.Seq++
-	x.stats.Removed += uint64(len(ids) - unknown)
-	x.stats.UnknownRemovals += uint64(unknown)
 	return unknown
 }
 
@@ -76,15 +73,13 @@ func (x *Index) release(h Holder, ho *holder, r *run, from, to uint32) (had int)
 // take takes the blocks [from, to) of a run from a holder, and returns how many of them it had.
 func (x *Index) take(h Holder, ho *holder, r *run, from, to uint32) (had int) {
 	c := r.cover.Load()
-	next, change := c.Remove(h, from, to)
-	ho.blocks -= int64(change.Blocks)
-	if x.publish(r, c, next, change) {
-		x.recount(r)
-	}
-	if change.Blocks > 0 && to >= r.len() {
+	next, lost := c.Remove(h, from, to)
+	ho.blocks -= int64(lost)
+	x.publish(r, c, next)
+	if lost > 0 && to >= r.len() {
 		x.trim(r)
 	}
-	return int(change.Blocks)
+	return int(lost)
 }
 
 // dropCopies forgets the further copies of a block.
@@ -98,12 +93,9 @@ func (x *Index) dropCopies(ho *holder, p place) {
 // releaseRun takes all blocks of a run from a holder, and its predictions.
 func (x *Index) releaseRun(h Holder, ho *holder, r *run) {
 	c := r.cover.Load()
-	next, change := c.Remove(h, 0, maxRun)
-	ho.blocks -= int64(change.Blocks)
-	next = next.WithoutPredictions(func(p coverage.Prediction) bool { return p.Holder == h })
-	if x.publish(r, c, next, change) {
-		x.recount(r)
-	}
+	next, lost := c.Remove(h, 0, maxRun)
+	ho.blocks -= int64(lost)
+	x.publish(r, c, next.WithoutPredictions(func(p coverage.Prediction) bool { return p.Holder == h }))
 }
 
 // trim drops the blocks at a run's end that nobody holds and nothing hangs at. If none is left it drops the
@@ -134,7 +126,8 @@ func (x *Index) trim(r *run) {
 
 // dropRun takes an empty run out of the trie.
 func (x *Index) dropRun(r *run) {
-	x.stats.Bytes += x.heads.remove(r) - int64(r.counted)
+	x.heads.remove(r)
+	x.stats.Bytes -= int64(r.counted)
 	x.runs[r.id] = nil
 	x.free = append(x.free, r.id)
 	// Predictions refer to the run until they expire, so it must keep no memory and no other runs.

@@ -8,7 +8,7 @@ import (
 	"github.com/kvconn/kvconn/router/prefix/coverage"
 )
 
-// Stored says that a holder has blocks that follow parent, which its engine calls so;
+// Stored says that a holder has blocks that follow the block which its engine calls parent;
 // without hasParent they begin a prompt. keys are the blocks' chained keys, ids the
 // engine's names for them. A block stored n times has to be removed n times, except in
 // [KeyDomain].
@@ -30,13 +30,10 @@ func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, ke
 	if hasParent {
 		p, ok := x.find(h, ho, parent)
 		if !ok {
-			x.stats.UnknownParents++
 			return ErrUnknownParent
 		}
 		at, next = x.runs[p.run()], p.off()+1
 	}
-	x.stats.Seq++
-	x.stats.Stored += uint64(len(keys))
 	for len(keys) > 0 {
 		r, from, n, err := x.locate(at, next, keys)
 		if err != nil {
@@ -118,7 +115,7 @@ func (x *Index) addRun(at *run, next uint32, keys []connector.Key) *run {
 	x.recount(r)
 	x.stats.Runs++
 	x.grew(len(keys))
-	x.stats.Bytes += x.heads.add(r)
+	x.heads.add(r)
 	return r
 }
 
@@ -148,31 +145,25 @@ func (x *Index) recount(r *run) {
 // hold notes that a holder has the blocks [from, to) of a run.
 func (x *Index) hold(h Holder, ho *holder, r *run, from, to uint32) {
 	c := r.cover.Load()
-	next, change := c.Add(h, from, to, func(from, to uint32) { x.addCopies(ho, r, from, to) })
-	if change.First {
+	next, got := c.Add(h, from, to, func(from, to uint32) { x.addCopies(ho, r, from, to) })
+	ho.blocks += int64(got)
+	if next.Count(h) == got {
 		x.noteRun(h, ho, r)
 	}
-	ho.blocks += int64(change.Blocks)
-	x.publish(r, c, next, change)
-	if change.Blocks > 0 && to == r.len() {
+	if next != c {
+		r.cover.Store(next)
+	}
+	if got > 0 && to == r.len() {
 		r.regroup()
 	}
 }
 
-// publish replaces a run's coverage and counts what changed. It reports whether there is another one: if not,
-// the change was made in place.
-func (x *Index) publish(r *run, before, after *coverage.Coverage, change coverage.Change) bool {
-	if change.Split {
-		x.stats.Splits++
+// publish replaces a run's coverage, unless the change was made in place.
+func (x *Index) publish(r *run, before, after *coverage.Coverage) {
+	if after != before {
+		r.cover.Store(after)
+		x.recount(r)
 	}
-	if change.Healed {
-		x.stats.Merges++
-	}
-	if after == before {
-		return false
-	}
-	r.cover.Store(after)
-	return true
 }
 
 // addCopies counts copies of the blocks [from, to), which the holder has already.

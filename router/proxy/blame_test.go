@@ -114,7 +114,7 @@ func TestAStreamThatStandsStillEndsWithAnError(t *testing.T) {
 	f.idle(t)
 }
 
-// answer is an engine's answer of chunks with a pause in front of each.
+// answer is an engine's answer of chunks with a pause before each.
 type answer struct {
 	ctx    context.Context
 	pause  time.Duration

@@ -23,20 +23,20 @@ type counts struct {
 	inFlight                                  atomic.Int64
 }
 
-// Stats are what a proxy has done, with the JSON names of the HTTP interface. A request ends in one of the first
+// Stats are what a proxy has done, with their names in JSON and as metrics. A request ends in one of the first
 // six.
 type Stats struct {
 	// OK were answered. ClientErrors were the clients' own fault. Refused found no rank. Failed failed on
 	// every rank tried. Broken broke off after the first byte. Left were given up by the client.
-	OK           uint64 `json:"ok"`
-	ClientErrors uint64 `json:"client_errors"`
-	Refused      uint64 `json:"refused"`
-	Failed       uint64 `json:"failed"`
-	Broken       uint64 `json:"broken"`
-	Left         uint64 `json:"left"`
+	OK           uint64 `json:"ok" metric:"completions_total" label:"outcome=ok" help:"Completions forwarded, by how they ended."`
+	ClientErrors uint64 `json:"client_errors" metric:"completions_total" label:"outcome=client_error"`
+	Refused      uint64 `json:"refused" metric:"completions_total" label:"outcome=refused"`
+	Failed       uint64 `json:"failed" metric:"completions_total" label:"outcome=failed"`
+	Broken       uint64 `json:"broken" metric:"completions_total" label:"outcome=broken"`
+	Left         uint64 `json:"left" metric:"completions_total" label:"outcome=left"`
 	// Retries are further tries, Untokenized requests that were routed by load alone.
-	Retries     uint64 `json:"retries"`
-	Untokenized uint64 `json:"untokenized"`
+	Retries     uint64 `json:"retries" metric:"retries_total" help:"Further tries on another rank before the first byte."`
+	Untokenized uint64 `json:"untokenized" metric:"untokenized_total" help:"Completions routed by load alone because no engine tokenized them."`
 	// InFlight are not answered yet.
 	InFlight int64 `json:"in_flight"`
 }

@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// DPMode is how a rank is told apart from the others behind its endpoint, by vLLM's three ways to
-// balance data-parallel ranks (SGLang's is internal).
+// DPMode is how a request names a rank among those that share its endpoint: vLLM has three ways to balance
+// data-parallel ranks (SGLang's is internal).
 type DPMode string
 
 const (

@@ -10,15 +10,15 @@ import (
 	"strings"
 )
 
-// Parse reads a rank from JSON, with defaults filled in. A field that there is not is an error.
+// Parse reads a rank from JSON, with defaults filled in. An unknown field is an error.
 func Parse(b []byte) (Rank, error) {
 	var r Rank
 	err := Merge(&r, b)
 	return r, err
 }
 
-// Merge changes the fields of r that the JSON object has, fills in defaults and checks the result. r is
-// left as it was if there is an error.
+// Merge changes the fields of r that the JSON object has, fills in defaults and checks the result. If there is
+// an error it leaves r unchanged.
 func Merge(r *Rank, b []byte) error {
 	next := *r
 	next.Adapters = slices.Clone(r.Adapters)

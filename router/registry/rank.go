@@ -19,7 +19,7 @@ import (
 type Rank struct {
 	// ID is the router's number of the rank, by which pins and answers name it.
 	ID int32 `json:"id"`
-	// Model is the model's name in requests, Adapters those of LoRA adapters that it serves besides.
+	// Model is the model's name in requests, Adapters the names of LoRA adapters that it serves, too.
 	Model    string   `json:"model"`
 	Adapters []string `json:"adapters,omitempty"`
 	// Endpoint is the engine's HTTP server, http://host:port.
@@ -29,7 +29,7 @@ type Rank struct {
 	DPMode      DPMode `json:"dp_mode,omitempty"`
 	DPRank      int    `json:"dp_rank,omitempty"`
 	DPStartRank int    `json:"dp_start_rank,omitempty"`
-	// Events are the engine's KV cache events. Without, what was routed to the rank is taken for
+	// Events are the engine's KV cache events. Without them a prompt that was routed to the rank counts as
 	// cached there for a time.
 	Events *Events `json:"events,omitempty"`
 	// Node names the machine whose kvconnd the rank loads from, and NodeURL is that kvconnd's HTTP
@@ -49,10 +49,10 @@ type Rank struct {
 	MaxTokens int64 `json:"max_tokens,omitempty"`
 	// BlockSize is the engine's number of tokens in a block. Default 16.
 	BlockSize int `json:"block_size,omitempty"`
-	// HashDomain names what ranks have in common whose engines call equal blocks by equal hashes;
-	// it saves memory. Default: the model. Engines whose hashes differ are noticed.
+	// HashDomain is a name for all ranks whose engines give equal blocks equal hashes; it saves memory.
+	// Default: the model. Engines whose hashes differ are noticed.
 	HashDomain string `json:"hash_domain,omitempty"`
-	// Speeds are the speeds that are known beforehand. Those that are 0 are learnt.
+	// Speeds are known beforehand. A speed that is 0 is learnt.
 	Speeds policy.Speeds `json:"speeds,omitzero"`
 	// Draining ranks get no new requests.
 	Draining bool `json:"draining,omitempty"`
@@ -177,8 +177,8 @@ func (e *Events) validate() error {
 	return errors.Join(err, validateConnect("events.replay_endpoint", e.ReplayEndpoint))
 }
 
-// validateConnect wants an endpoint that can be connected to: engines bind to all addresses at once, as in
-// tcp://*:5557. The rest is for the feed to say.
+// validateConnect wants an endpoint that can be connected to, unlike tcp://*:5557, which engines bind to. The
+// feed checks the rest.
 func validateConnect(field, endpoint string) error {
 	address, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {

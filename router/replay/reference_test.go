@@ -271,4 +271,12 @@ func TestPoliciesOnTheWholeTrace(t *testing.T) {
 		row, _, _ := s.row(t, tr, PolicyNames())
 		docs.Says(t, "replay.md", row)
 	}
+	r, err := Run(t.Context(), tr, Options{}, PolicyNames(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var printed strings.Builder
+	r.printTrace(&printed)
+	r.printPolicies(&printed)
+	docs.Says(t, "replay.md", printed.String())
 }

@@ -28,7 +28,7 @@ func TestCachedPromptsDoNotMakeASilentEngineFast(t *testing.T) {
 		slow.learnPrefill(1000, 0.1)
 	}
 	if v := slow.prefill.load(); v < 8000 {
-		t.Errorf("%.0f tokens a second behind a slow first prompt, of a rank that computes 10,000", v)
+		t.Errorf("%.0f tokens a second after a slow first prompt, of a rank that computes 10,000", v)
 	}
 	r := new(rankState)
 	r.prefill.store(1000)

@@ -33,22 +33,22 @@ func (c *counts) add(d *Decision) {
 	c.object.Add(uint64(d.LoadObject))
 }
 
-// Stats are the router's figures, counted since its start, with the JSON names of the HTTP interface.
+// Stats are the router's figures, counted since its start, with their names in JSON and as metrics.
 type Stats struct {
 	// Ranks are registered, Ready of them get requests, InFlight is the number of requests.
-	Ranks    int `json:"ranks"`
-	Ready    int `json:"ready"`
-	InFlight int `json:"in_flight"`
+	Ranks    int `json:"ranks" metric:"ranks" help:"Ranks registered."`
+	Ready    int `json:"ready" metric:"ranks_ready" help:"Ranks that get requests."`
+	InFlight int `json:"in_flight" metric:"requests_in_flight" help:"Requests placed that have not finished."`
 	// Reasons are how decisions ended.
-	Reasons map[policy.Reason]uint64 `json:"decisions"`
+	Reasons map[policy.Reason]uint64 `json:"decisions" metric:"decisions_total" label:"reason" help:"Decisions by their reason."`
 	// PinsMissed are requests placed elsewhere than where their pin says.
-	PinsMissed uint64 `json:"pins_missed"`
+	PinsMissed uint64 `json:"pins_missed" metric:"pins_missed_total" help:"Requests placed elsewhere than a pin that was not strict."`
 	// PromptTokens are of the requests placed; GPUTokens, DiskTokens and ObjectTokens of them were expected
 	// to be cached there.
-	PromptTokens uint64 `json:"prompt_tokens"`
-	GPUTokens    uint64 `json:"gpu_tokens"`
-	DiskTokens   uint64 `json:"disk_tokens"`
-	ObjectTokens uint64 `json:"object_tokens"`
+	PromptTokens uint64 `json:"prompt_tokens" metric:"prompt_tokens_total" help:"Prompt tokens of the requests placed."`
+	GPUTokens    uint64 `json:"gpu_tokens" metric:"cached_tokens_total" label:"tier=gpu" help:"Prompt tokens expected to be cached on the chosen rank, by tier."`
+	DiskTokens   uint64 `json:"disk_tokens" metric:"cached_tokens_total" label:"tier=disk"`
+	ObjectTokens uint64 `json:"object_tokens" metric:"cached_tokens_total" label:"tier=object"`
 
 	Index   prefix.Stats          `json:"-"`
 	Engines []feed.RankStats      `json:"-"`

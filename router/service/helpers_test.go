@@ -133,7 +133,7 @@ func prompt(seed, n int) []uint32 {
 	return tokens
 }
 
-// ready waits until so many ranks are.
+// ready waits until n ranks are.
 func (r *running) ready(n int) {
 	r.t.Helper()
 	enginetest.Eventually(r.t, fmt.Sprint(n, " ranks ready"), func() bool {

@@ -10,6 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/kvconn/kvconn/internal/counters"
 )
 
 // openAPI describes the HTTP interface (OpenAPI 3.1). It is constant.
@@ -27,7 +29,7 @@ type pattern struct {
 
 func (s *server) routes() []pattern {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(newCollector(s), s.decided.histogram, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(counters.NewCollector("kvconn_router_", s.status), s.decided.histogram, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	f := func(name string, h http.HandlerFunc) pattern { return pattern{pattern: name, handler: h} }
 	return []pattern{
 		f("POST /v1/route", s.serveRoute),

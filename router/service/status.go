@@ -12,7 +12,7 @@ import (
 
 // Health says whether the router does its work.
 type Health struct {
-	OK bool `json:"ok"`
+	OK bool `json:"ok" metric:"healthy" help:"1 while /healthz is good, 0 while it is not."`
 	// Reasons are what is wrong; empty if OK.
 	Reasons []HealthReason `json:"reasons"`
 }
@@ -80,43 +80,54 @@ func (s *server) serveReady(w http.ResponseWriter, _ *http.Request) {
 	httpserve.WriteJSON(w, code, r)
 }
 
-// Status is the answer of /v1/status.
+// Status is the answer of /v1/status, and the table of the metrics: see package counters. Labels have few values,
+// all known beforehand. GET /v1/ranks has the figures of a rank.
 type Status struct {
 	Version  string   `json:"version"`
 	UptimeS  float64  `json:"uptime_s"`
 	Policy   string   `json:"policy"`
 	Models   []string `json:"models"`
 	Draining bool     `json:"draining"`
-	Health   Health   `json:"health"`
+	Health   Health   `json:"health" metric:""`
 	route.Stats
 	// Index are the prefix index's figures, Proxy those of the completions forwarded.
-	Index IndexStatus `json:"index"`
-	Proxy proxy.Stats `json:"proxy"`
+	Index IndexStatus `json:"index" metric:"index_"`
+	Proxy proxy.Stats `json:"proxy" metric:""`
+	// EventFeeds and StoreFeeds count the feeds of engines and stores.
+	EventFeeds map[feed.State]int `json:"-" metric:"event_feeds" label:"state" help:"Feeds of engines' events by state."`
+	StoreFeeds map[feed.State]int `json:"-" metric:"residency_feeds" label:"state" help:"Feeds of stores by state."`
 }
 
 // IndexStatus are the figures of the prefix index.
 type IndexStatus struct {
-	Blocks        int    `json:"blocks"`
+	Blocks        int    `json:"blocks" metric:"blocks" help:"Distinct blocks in the prefix index."`
 	Runs          int    `json:"runs"`
 	Holders       int    `json:"holders"`
 	Held          int64  `json:"held"`
-	Bytes         int64  `json:"bytes"`
-	EvictedBlocks uint64 `json:"evicted_blocks"`
+	Bytes         int64  `json:"bytes" metric:"bytes" help:"Memory of the prefix index."`
+	EvictedBlocks uint64 `json:"evicted_blocks" metric:"evicted_blocks_total" help:"Blocks forgotten because a bound was passed."`
 	Predicted     int    `json:"predicted"`
 }
 
-func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
+// status is a reading of all figures.
+func (s *server) status() *Status {
 	st := s.router.Stats()
 	models := s.router.Models()
 	if models == nil {
 		models = []string{}
 	}
-	httpserve.WriteJSON(w, http.StatusOK, Status{
+	return &Status{
 		Version: s.opts.Version, UptimeS: time.Since(s.started).Seconds(), Policy: s.opts.Policy.Name, Models: models,
 		Draining: s.draining.Load(), Health: health(&st), Stats: st, Proxy: s.proxy.Stats(),
 		Index: IndexStatus{
 			Blocks: st.Index.Blocks, Runs: st.Index.Runs, Holders: st.Index.Holders, Held: st.Index.Held, Bytes: st.Index.Bytes,
 			EvictedBlocks: st.Index.EvictedBlocks, Predicted: st.Index.Predicted,
 		},
-	})
+		EventFeeds: byState(st.Engines, func(e *feed.RankStats) feed.State { return e.State }),
+		StoreFeeds: byState(st.Stores, func(e *feed.ResidencyStats) feed.State { return e.State }),
+	}
+}
+
+func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	httpserve.WriteJSON(w, http.StatusOK, s.status())
 }

@@ -18,7 +18,7 @@ var ErrTokenize = errors.New("the prompt could not be tokenized")
 type Client struct {
 	// HTTP makes the requests.
 	HTTP *http.Client
-	// Timeout bounds a call, all engines that are asked together.
+	// Timeout bounds a call, for all engines that are asked.
 	Timeout time.Duration
 	// MaxTokens bounds an answer.
 	MaxTokens int
@@ -26,7 +26,7 @@ type Client struct {
 	Header http.Header
 }
 
-// Prompt is what is tokenized: a text, or the messages of a chat with what shapes their template.
+// Prompt is a text to tokenize, or the messages of a chat with the options of their template.
 type Prompt struct {
 	Model string
 	// Text is the prompt of a completion, Messages those of a chat as JSON; one of them.
@@ -65,7 +65,7 @@ func (p *Prompt) body() ([]byte, error) {
 	return json.Marshal(fields)
 }
 
-// engines asked at most for one prompt.
+// maxTries is how many engines are asked for one prompt.
 const maxTries = 2
 
 // Tokens asks the engines in turn, the first two of them, until one answers. The error wraps
@@ -102,7 +102,7 @@ func (c *Client) ask(ctx context.Context, endpoint string, body []byte) ([]uint3
 		req.Header[name] = values
 	}
 	req.Header.Set("Content-Type", "application/json")
-	// Not sent: it has the transport try again on a new connection where the engine closed an idle one.
+	// It is not sent. With it the transport tries again on a new connection if the engine closed an idle one.
 	req.Header["Idempotency-Key"] = nil
 	resp, err := c.HTTP.Do(req)
 	if err != nil {

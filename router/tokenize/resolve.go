@@ -11,18 +11,18 @@ import (
 // ErrPrompt says that a request has no prompt that could be understood.
 var ErrPrompt = errors.New("no prompt")
 
-// Found is a request's prompt as far as it is known.
+// Found is the prompt that was found in a request.
 type Found struct {
-	// IDs are its tokens; nil if it could not be tokenized. Then Fallback says why, and Length is about
-	// how many they are.
+	// IDs are its tokens; nil if it could not be tokenized. Then Fallback says why, and Length is an
+	// estimate of their number.
 	IDs      []uint32
 	Length   int
 	Fallback error
-	// Several says that the request has more prompts, of which this is the first.
+	// Several says that the request has more prompts; this is the first.
 	Several bool
 }
 
-// bytesPerToken is about what a token of text has, in most languages and tokenizers.
+// bytesPerToken is the approximate length of a token of text in most languages and tokenizers.
 const bytesPerToken = 4
 
 // Resolve finds the tokens of a completion request, given as its JSON fields: "token_ids", or "prompt" as

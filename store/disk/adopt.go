@@ -3,7 +3,6 @@ package disk
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/eventlog"
@@ -59,7 +58,7 @@ func (c *committing) runAdopt(job *adoptJob) {
 		a.batch = s.journal.NewBatch()
 	}
 	a.found, a.removed, a.unread, a.freed, a.events = a.found[:0], a.removed[:0], a.unread[:0], a.freed[:0], a.events[:0]
-	s.space.skipBad(job)
+	job.records = s.space.withoutBad(job.segment, job.records)
 	for i := range job.records {
 		a.found = append(a.found, s.adopted(&job.records[i]))
 	}
@@ -81,14 +80,14 @@ func (c *committing) runAdopt(job *adoptJob) {
 	}
 	s.space.addPending(a.freed)
 	if len(a.freed) > 0 || len(a.events) > 0 {
-		s.barrier.touch()
+		s.barrier.Touch()
 	}
 }
 
 func (s *Store) adopted(r *journal.Record) index.Adopted {
 	return index.Adopted{Insertion: index.Insertion{
 		ID:     index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key},
-		Parent: r.Parent, Ref: s.refAt(r.Location), Seq: r.Seq, Bytes: r.Bytes, Depth: r.Depth,
+		Parent: r.Parent, Ref: s.space.refOf(r.Location), Seq: r.Seq, Bytes: r.Bytes, Depth: r.Depth,
 	}}
 }
 
@@ -120,8 +119,8 @@ func (c *committing) journalAdopted(job *adoptJob) error {
 			}
 		}
 		g := index.Group{Namespace: r.Namespace, Shard: r.Shard}
-		s.namespaces.foundSize(g, int(r.Bytes))
-		err := c.putGroup(a.batch, g, r.Bytes)
+		s.namespaces.FoundSize(g, int(r.Bytes))
+		err := s.namespaces.Put(a.batch, g, r.Bytes)
 		if err = errors.Join(err, a.batch.PutRecord(r)); err != nil {
 			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
@@ -160,47 +159,6 @@ func (s *Store) completeSegment(g *segment) error {
 		return fmt.Errorf("%w: %w", store.ErrIO, err)
 	}
 	s.space.admit(g)
-	s.barrier.touch()
+	s.barrier.Touch()
 	return nil
-}
-
-// admit makes the empty slots of a segment that was read pending: whatever was found in
-// them and dropped is durably gone after the next barrier. The committer calls it.
-func (p *space) admit(g *segment) {
-	p.mu.Lock()
-	g.unread.Store(false) // it may be given up from here on
-	p.track(g)
-	p.mu.Unlock()
-	empty := p.table.Survey(g.slots(), nil)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !g.retired {
-		p.offer(g, empty)
-	}
-}
-
-// offer makes the slots of a segment that hold no record pending, unless it takes no new
-// ones. p.mu is held.
-func (p *space) offer(g *segment, empty []index.Ref) {
-	if g.frozen {
-		return
-	}
-	g.withheld.Store(false)
-	for _, ref := range empty {
-		if !p.isBad(ref) {
-			g.class.pending++
-			p.pending = append(p.pending, ref)
-		}
-	}
-}
-
-// skipBad leaves out the records whose slots were set aside since they were read.
-func (p *space) skipBad(job *adoptJob) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.bad) > 0 {
-		job.records = slices.DeleteFunc(job.records, func(r journal.Record) bool {
-			return p.isBad(job.segment.base + index.Ref(r.Location.Slot))
-		})
-	}
 }

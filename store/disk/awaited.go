@@ -30,7 +30,6 @@ func (s *Store) findsAll() bool { return !s.rebuilt.running() && s.awaiting.Load
 
 // awaitSegments asks for segments until all of them are there or the store stops.
 func (s *Store) awaitSegments(ctx context.Context, files []*segmentFile) {
-	defer s.background.Done()
 	select {
 	case <-ctx.Done():
 		return
@@ -87,27 +86,9 @@ func (s *Store) askFor(f *segmentFile) (g *segment, settled bool) {
 		return nil, false
 	}
 	f.unread = true
-	g = newSegment(f, base)
+	g = newSegment(f.found(), base)
 	s.space.takeIn(g)
 	return g, true
-}
-
-// forgetAside counts a file no more that was set aside and is gone.
-func (p *space) forgetAside(path string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.dropAside(path)
-}
-
-// takeIn adds a segment that was found on the disk. Its file may have been counted among those set
-// aside.
-func (p *space) takeIn(g *segment) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.dropAside(g.path)
-	p.bytes += g.physical
-	p.slots += int64(g.Slots)
-	p.adopt(g)
 }
 
 // readHeaders has the index adopt what the headers of a segment name. One reader does not get in

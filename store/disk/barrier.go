@@ -2,18 +2,16 @@ package disk
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/store"
 )
 
-// barrier makes what is written durable, for everyone who waits at once: payloads first,
+// durability makes what is written durable, for everyone who waits at once: payloads first,
 // then the journal.
-type barrier struct {
+type durability struct {
 	mu       sync.Mutex
 	started  uint64 // barriers started and finished; they do not overlap
 	finished uint64
@@ -25,40 +23,40 @@ type barrier struct {
 	wakeup   chan struct{}
 }
 
-func newBarrier() *barrier {
-	return &barrier{done: make(chan struct{}), wakeup: make(chan struct{}, 1)}
+func newBarrier() *durability {
+	return &durability{done: make(chan struct{}), wakeup: make(chan struct{}, 1)}
 }
 
-// touch notes that there is something to make durable.
-func (b *barrier) touch() {
+// Touch notes that there is something to make durable.
+func (b *durability) Touch() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.touched = true
 }
 
-// begun and ended are how many barriers have started and finished.
-func (b *barrier) begun() uint64 {
+// Begun and Ended are how many barriers have started and finished.
+func (b *durability) Begun() uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.started
 }
 
-func (b *barrier) ended() uint64 {
+func (b *durability) Ended() uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.finished
 }
 
-// request asks for a barrier soon, without waiting.
-func (b *barrier) request() {
+// Request asks for a barrier soon, without waiting.
+func (b *durability) Request() {
 	select {
 	case b.wakeup <- struct{}{}:
 	default:
 	}
 }
 
-// wait returns when a barrier that started after the call has ended.
-func (b *barrier) wait(ctx context.Context) error {
+// Wait returns when a barrier that started after the call has ended.
+func (b *durability) Wait(ctx context.Context) error {
 	b.mu.Lock()
 	want := b.started + 1
 	b.touched = true
@@ -69,7 +67,7 @@ func (b *barrier) wait(ctx context.Context) error {
 		}
 		done := b.done
 		b.mu.Unlock()
-		b.request()
+		b.Request()
 		select {
 		case <-done:
 		case <-ctx.Done():
@@ -85,7 +83,7 @@ func (b *barrier) wait(ctx context.Context) error {
 }
 
 // close wakes everyone who waits.
-func (b *barrier) close() {
+func (b *durability) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
@@ -96,7 +94,6 @@ func (b *barrier) close() {
 // runBarriers makes barriers until ctx ends: when asked, and at an interval when
 // something was committed.
 func (s *Store) runBarriers(ctx context.Context) {
-	defer s.background.Done()
 	tick := time.NewTicker(s.opts.BarrierInterval)
 	defer tick.Stop()
 	for {
@@ -144,51 +141,9 @@ func (s *Store) runBarrier() {
 	b.done = make(chan struct{})
 }
 
-func (p *space) anyPending() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.pending) > 0
-}
-
-// takeDirty returns the segments written to since the last call.
-func (p *space) takeDirty() []*segment {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var out []*segment
-	for _, g := range p.segments {
-		if g.dirty.Swap(false) {
-			out = append(out, g)
-		}
-	}
-	return out
-}
-
-// syncers is how many files are synced at one time: the kernel merges flushes of the
-// device that are asked for together.
-const syncers = 8
-
-// syncSegments makes the payloads of segments durable.
-func (s *Store) syncSegments(dirty []*segment) error {
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	errs := make([]error, len(dirty))
-	for range min(syncers, len(dirty)) {
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(dirty); i = int(next.Add(1)) - 1 {
-				if err := dirty[i].file.Datasync(); err != nil {
-					dirty[i].dirty.Store(true)
-					errs[i] = fmt.Errorf("%w: %w", store.ErrIO, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
 // makeDurable is the barrier itself.
 func (s *Store) makeDurable() error {
-	if err := s.syncSegments(s.space.takeDirty()); err != nil {
+	if err := s.space.sync(); err != nil {
 		// Without the payloads the index entries must not be promised either.
 		return err
 	}

@@ -37,6 +37,8 @@ type CalibrationPoint struct {
 const (
 	calibrationFile  = "CALIBRATION"
 	calibrationBytes = 64 << 20
+	// calibrationSlack bounds what the file system adds to the file.
+	calibrationSlack = 16 << 10
 	// calibrationPart is the part of the cap that the measurement may use for a moment.
 	calibrationPart = 4
 	// calibrationTime is spent on each depth.
@@ -59,10 +61,10 @@ func (s *Store) calibrate() {
 		err = json.Unmarshal(b, &c)
 	}
 	if err != nil || c.ReadInFlightBytes < int64(s.opts.ChunkBytes) || c.WriteInFlightBytes < int64(s.opts.ChunkBytes) {
-		if !s.opts.Calibrate || s.opts.checkOnly || s.space.maxBytes < calibrationPart*calibrationBytes {
+		if !s.opts.Calibrate || s.opts.checkOnly || s.limits.maxBytes < calibrationPart*calibrationBytes {
 			return
 		}
-		if !s.space.claim(calibrationBytes + segmentSlackBytes) {
+		if !s.space.claim(calibrationBytes + calibrationSlack) {
 			s.opts.Logger.Info("store: no room to measure the disk, defaults are used")
 			return
 		}
@@ -84,20 +86,20 @@ func (s *Store) calibrate() {
 
 func (s *Store) useCalibration(c Calibration) {
 	s.calibration = c
-	s.reads.speed.seed(c.BytesPerS)
+	s.reads.Seed(c.BytesPerS)
 	if s.calibrated {
 		s.opts.ReadInFlightBytes = c.ReadInFlightBytes
-		s.reads.budget = c.ReadInFlightBytes
+		s.reads.SetBudget(c.ReadInFlightBytes)
 	}
 	if s.opts.Writers == 0 {
-		s.gate.setBudget(c.WriteInFlightBytes)
+		s.gate.SetBudget(c.WriteInFlightBytes)
 	}
 }
 
 // measureDisk writes and reads a file of random content at growing depths. The room for
 // it was claimed; it is given back when the file is gone.
 func (s *Store) measureDisk() (c Calibration, err error) {
-	const claimed = calibrationBytes + segmentSlackBytes
+	const claimed = calibrationBytes + calibrationSlack
 	path := filepath.Join(s.opts.Dir, segmentDir, calibrationScratch)
 	f, err := s.opts.fs.OpenFile(path, true, s.direct)
 	if err != nil {
@@ -107,10 +109,11 @@ func (s *Store) measureDisk() (c Calibration, err error) {
 	defer func() {
 		err = errors.Join(err, f.Close())
 		removed := s.opts.fs.Remove(path)
-		s.space.unclaim(claimed)
 		if removed != nil {
-			s.space.keepAside(asideFile{path: path, bytes: claimed, due: true})
+			s.space.leave(path, claimed)
 			err = errors.Join(err, removed)
+		} else {
+			s.space.unclaim(claimed)
 		}
 	}()
 	chunk := s.opts.ChunkBytes

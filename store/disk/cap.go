@@ -2,11 +2,10 @@ package disk
 
 import (
 	"fmt"
-	"path/filepath"
-	"slices"
 
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/report"
 )
 
 const (
@@ -30,60 +29,90 @@ const (
 	filesOfCap    = 4096
 )
 
-// setSpace finds out how much the store may occupy.
-func (s *Store) setSpace() error {
-	segments := filepath.Join(s.opts.Dir, segmentDir)
+// minBytes is the smallest cap: the journal's fixed cost and a few records.
+const minBytes = 8 << 20
+
+// limits say how much a store may occupy.
+type limits struct {
+	maxBytes int64
+	// capSource says where maxBytes comes from.
+	capSource string
+	nominal   int64 // bytes of a segment
+	// minFreeRule is the option, which minFree follows from.
+	minFreeRule minFreeRule
+	memTable    int64 // bytes of the journal's memtable
+	// room is of the file system when last asked, and what was made since; minFree are the bytes
+	// to leave free in it, 0 is none. Both are guarded by the mutex of the space.
+	room    fsio.Room
+	minFree int64
+}
+
+// limitOptions are what limits follow from.
+type limitOptions struct {
+	fs   fsio.FS
+	root string // the store's directory
+	dir  string // that of the segments
+	// maxBytes, minFree and segmentBytes are as the user has them.
+	maxBytes, segmentBytes int64
+	minFree                minFreeRule
+	// checkOnly is set where the cap that the store is used with is not known.
+	checkOnly bool
+	// sizes is the length of all segment files, told whether the disk told all of it.
+	sizes  int64
+	told   bool
+	report *report.Report
+}
+
+// findLimits finds out how much the store may occupy.
+func findLimits(o limitOptions) (l limits, err error) {
 	var room fsio.Room
-	unknown := fsio.Again(func() (err error) { room, err = s.opts.fs.Room(segments); return err })
+	unknown := fsio.Again(func() (err error) { room, err = o.fs.Room(o.dir); return err })
 	if unknown != nil {
-		s.report.Note("cannot ask how much space is free: no segment is made before that is known (%v)", unknown)
+		o.report.Note("cannot ask how much space is free: no segment is made before that is known (%v)", unknown)
 	}
-	limit, source, err := s.findCap(room, unknown)
+	limit, source, err := o.findCap(room, unknown)
 	if err != nil {
-		return err
+		return l, err
 	}
-	nominal := max(s.opts.SegmentBytes, limit/filesOfCap)
-	s.space = &space{
-		fs: s.opts.fs, dir: segments, store: s.id, direct: s.direct,
-		maxBytes: limit, capSource: source, nominal: min(nominal, limit/segmentsOfCap), minFreeRule: minFreeRule{s.opts.MinFreeBytes, s.opts.MinFreePercent},
+	l = limits{
+		maxBytes: limit, capSource: source, minFreeRule: o.minFree,
+		nominal:  min(max(o.segmentBytes, limit/filesOfCap), limit/segmentsOfCap),
 		memTable: min(max(limit/memTablePart, journal.MinMemTableBytes), journal.MaxMemTableBytes),
 	}
-	s.space.forgetSegments(s.table)
-	s.space.nextID, s.space.awaited = 1, make(map[uint32]uint32)
-	if s.opts.checkOnly {
-		// The cap it is used with is not known: the journal's logs must not grow.
-		s.space.memTable, s.space.minFreeRule = journal.MinMemTableBytes, minFreeRule{bytes: -1}
-		return nil
+	if o.checkOnly {
+		// The journal's logs must not grow.
+		l.memTable, l.minFreeRule = journal.MinMemTableBytes, minFreeRule{bytes: -1}
+		return l, nil
 	}
 	if unknown == nil {
-		s.space.setRoom(room)
+		l.setRoom(room)
 	} // else the first answer sets it
-	s.opts.Logger.Info("store: cap", "max_bytes", limit, "source", source, "free_bytes", room.FreeBytes,
-		"min_free_bytes", s.space.minFree, "file_system_bytes", room.TotalBytes)
-	return nil
+	o.report.Logger.Info("store: cap", "max_bytes", limit, "source", source, "free_bytes", room.FreeBytes,
+		"min_free_bytes", l.minFree, "file_system_bytes", room.TotalBytes)
+	return l, nil
 }
 
 // findCap returns the cap and where it comes from; unknown says why room is not known. What
 // cannot be measured must not make the cap small, since that costs records. Only where nothing
 // can be measured is there no cap at all.
-func (s *Store) findCap(room fsio.Room, unknown error) (limit int64, source string, err error) {
-	if s.opts.MaxBytes != 0 {
-		return s.opts.MaxBytes, "configured", nil
+func (o *limitOptions) findCap(room fsio.Room, unknown error) (limit int64, source string, err error) {
+	if o.maxBytes != 0 {
+		return o.maxBytes, "configured", nil
 	}
-	own, err := s.ownBytes()
+	own, err := o.ownBytes()
 	switch {
 	case err != nil && unknown != nil:
 		return 0, "", fmt.Errorf("find a cap: %w: %w", unknown, err)
 	case unknown != nil:
-		return max(MinMaxBytes, own/defaultCapNum*defaultCapDen), "what the store occupies and a quarter more: the file system does not say what is free", nil
+		return max(minBytes, own/defaultCapNum*defaultCapDen), "what the store occupies and a quarter more: the file system does not say what is free", nil
 	case err != nil:
-		s.report.Note("cannot measure what the store occupies: until the next start its cap is that of a store alone in its file system (%v)", err)
-		limit, source = s.capAlone(room)
+		o.report.Note("cannot measure what the store occupies: until the next start its cap is that of a store alone in its file system (%v)", err)
+		limit, source = o.capAlone(room)
 		return limit, source, nil
 	}
-	limit = max(MinMaxBytes, (room.FreeBytes+own)/defaultCapDen*defaultCapNum)
+	limit = max(minBytes, (room.FreeBytes+own)/defaultCapDen*defaultCapNum)
 	if limit < smallCapBytes {
-		s.opts.Logger.Warn("store: little space: the cap is small", "max_bytes", limit, "free_bytes", room.FreeBytes,
+		o.report.Logger.Warn("store: little space: the cap is small", "max_bytes", limit, "free_bytes", room.FreeBytes,
 			"remedy", "free space in the file system of the store, see that its disk is mounted, or set max_bytes; then restart kvconnd")
 	}
 	return limit, "80% of free and own space", nil
@@ -92,27 +121,28 @@ func (s *Store) findCap(room fsio.Room, unknown error) (limit int64, source stri
 // capAlone is the cap of a store that has the file system for itself, and so no smaller than the
 // right one. With the segments in a file system of their own that could be a little larger: what
 // lies beside them counts, too.
-func (s *Store) capAlone(room fsio.Room) (limit int64, source string) {
-	dir, err := s.opts.fs.Room(s.opts.Dir)
+func (o *limitOptions) capAlone(room fsio.Room) (limit int64, source string) {
+	dir, err := o.fs.Room(o.root)
 	if err != nil || dir.Device != room.Device {
-		return max(MinMaxBytes, room.TotalBytes), "the file system: what the store occupies cannot be measured"
+		return max(minBytes, room.TotalBytes), "the file system: what the store occupies cannot be measured"
 	}
-	return max(MinMaxBytes, room.TotalBytes/defaultCapDen*defaultCapNum), "80% of the file system: what the store occupies cannot be measured"
+	return max(minBytes, room.TotalBytes/defaultCapDen*defaultCapNum), "80% of the file system: what the store occupies cannot be measured"
 }
 
 // ownBytes is what the store occupies: what its directory does, or, where that cannot be
 // measured, what its segments have room for.
-func (s *Store) ownBytes() (own int64, err error) {
-	err = fsio.Again(func() (err error) { own, err = s.opts.fs.PhysicalBytes(s.opts.Dir); return err })
-	files := s.opening.files
-	if err == nil || slices.ContainsFunc(files, (*segmentFile).untold) {
+func (o *limitOptions) ownBytes() (own int64, err error) {
+	err = fsio.Again(func() (err error) { own, err = o.fs.PhysicalBytes(o.root); return err })
+	if err == nil || !o.told {
 		return own, err
 	}
-	sizes := int64(0)
-	for _, f := range files {
-		sizes += f.size
-	}
-	return max(own, sizes), nil
+	return max(own, o.sizes), nil
+}
+
+// setRoom notes what the file system tells. The mutex of the space is held.
+func (l *limits) setRoom(room fsio.Room) {
+	l.room = room
+	l.minFree = l.minFreeRule.of(room.TotalBytes)
 }
 
 // minFreeRule is what must stay free, in bytes or percent, see [Options]; the zero value is the

@@ -20,9 +20,7 @@ func (s *Store) undoOpen() error {
 			f.close()
 		}
 	} else if s.space != nil {
-		for _, g := range s.space.segments {
-			errs = append(errs, g.file.Close())
-		}
+		errs = append(errs, s.space.closeFiles())
 	}
 	if s.stamp != nil {
 		errs = append(errs, s.stamp.Close())
@@ -33,7 +31,9 @@ func (s *Store) undoOpen() error {
 	if s.lock != nil {
 		errs = append(errs, s.lock.Close())
 	}
-	s.table.Close()
+	if s.table != nil {
+		s.table.Close()
+	}
 	return errors.Join(errs...)
 }
 
@@ -61,29 +61,23 @@ func (s *Store) closeWithin(wait time.Duration) error {
 }
 
 func (s *Store) close() error {
-	s.namespaces.close()
+	s.namespaces.Close()
 	s.writes.close()
 	s.writers.Wait()
-	s.reads.close()
-	s.verifying.close()
-	s.verifiers.Wait()
-	_, hung := s.reads.depth()
-	if hung == 0 {
-		s.readers.Wait()
-	}
+	hung := s.reads.Close()
 	s.stop()
 	s.background.Wait()
-	s.commits.close()
+	s.commits.Close()
 	s.committed.Wait()
 	s.events.log.Close()
 	subscribed := s.subscriptions.close()
-	s.barrier.touch()
+	s.barrier.Touch()
 	s.runBarrier()
 	s.barrier.close()
 	err := s.makeDurable()
 	if err == nil {
 		s.space.removeEmptied()
-		s.quicken(hung > 0 || s.rebuilt.running())
+		s.quicken(hung || s.rebuilt.running())
 	}
 	closed := s.journal.Close()
 	if err == nil && errors.Is(closed, journal.ErrFailed) {
@@ -93,10 +87,8 @@ func (s *Store) close() error {
 	if s.stamp != nil {
 		err = errors.Join(err, s.stamp.Close())
 	}
-	if hung == 0 {
-		for _, g := range s.space.segments {
-			err = errors.Join(err, g.file.Close())
-		}
+	if !hung {
+		err = errors.Join(err, s.space.closeFiles())
 		s.table.Close()
 	}
 	err = errors.Join(err, s.lock.Close())
@@ -112,7 +104,7 @@ func (s *Store) quicken(hung bool) {
 	err := s.journal.Flush()
 	if err == nil && !hung {
 		// With a journal of unknown size, a snapshot might pass the cap.
-		if err = s.measureJournal(); err == nil {
+		if err = s.space.measureJournal(); err == nil {
 			err = s.saveSnapshot()
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/readio"
 )
 
 // commit is a piece of work for the committer: the one goroutine that changes index and
@@ -17,8 +18,8 @@ import (
 type commit struct {
 	kind  commitKind
 	write *write
-	read  *read
-	evict *evictJob
+	read  *readio.Read
+	evict *evictRequest
 
 	subscribe *subscribeJob
 	drop      *dropJob
@@ -53,7 +54,7 @@ func (s *Store) committer() {
 	c := &committing{s: s, batch: s.journal.NewBatch()}
 	for {
 		var ok bool
-		c.work, ok = s.commits.popAll(c.work[:0], commitLimit)
+		c.work, ok = s.commits.PopAll(c.work[:0], commitLimit)
 		if !ok {
 			return
 		}
@@ -94,11 +95,11 @@ func (c *committing) run() {
 			c.replace(w.write)
 			c.addWrite(w.write)
 		case commitDrop:
-			c.drop(w.read.found.ref, w.read.found.seq, fsio.OfMedium(w.read.ioErr))
+			c.drop(w.read.Ref, w.read.Seq, fsio.OfMedium(w.read.IOErr))
 		case commitDropSlot:
 			c.drop(w.drop.ref, w.drop.seq, w.drop.spoilt)
 		case commitEvict:
-			c.runEvict(w.evict)
+			c.runEvict(w.evict.job)
 		}
 	}
 	err := c.commit()
@@ -107,7 +108,7 @@ func (c *committing) run() {
 	}
 	c.publish(err)
 	if len(c.removed) > 0 || len(c.inserts) > 0 {
-		s.barrier.touch() // before anyone who is told asks for a barrier
+		s.barrier.Touch() // before anyone who is told asks for a barrier
 	}
 	for _, w := range c.work {
 		switch w.kind {
@@ -119,12 +120,12 @@ func (c *committing) run() {
 		case commitPresent, commitFailed:
 			s.finishWrite(w.write)
 		case commitDrop:
-			s.finishRead(w.read)
+			s.reads.Finish(w.read)
 		case commitEvict:
-			w.evict.err = err
+			w.evict.job.err = err
 			// Else slots that the journal is owed would be listed twice; it is tried again.
-			if w.evict.restore && err == nil {
-				s.space.restore(w.evict.segment)
+			if w.evict.job.restore && err == nil {
+				s.space.restore(w.evict.job.segment)
 			}
 			close(w.evict.done)
 		case commitDropSlot:
@@ -152,7 +153,7 @@ func (c *committing) drop(ref index.Ref, seq uint64, spoilt bool) {
 	c.removed = append(c.removed, r)
 	if spoilt {
 		c.s.space.spoil(ref)
-		c.s.wakeShrinker()
+		c.s.reclaim.wakeShrinker()
 	}
 }
 
@@ -204,7 +205,7 @@ func (c *committing) commit() error {
 	}
 	s.table.Insert(c.inserts)
 	for i := range c.inserts {
-		s.space.at(c.inserts[i].Ref).writing.Add(-1)
+		s.space.at(c.inserts[i].Ref).settled()
 	}
 	s.space.addPending(c.freed)
 	return nil
@@ -225,21 +226,6 @@ func (c *committing) publish(err error) {
 	c.s.events.log.Publish(c.events)
 }
 
-// putGroup notes namespace and payload size of a record, unless the journal has them.
-func (c *committing) putGroup(batch *journal.Batch, g index.Group, bytes uint32) error {
-	n := &c.s.namespaces
-	n.insert(g.Namespace)
-	if n.unlisted(g.Namespace) {
-		if err := batch.PutNamespace(journal.Namespace{ID: g.Namespace, Digest: n.digest(g.Namespace)}); err != nil {
-			return err
-		}
-	}
-	if n.unnoted(g) {
-		return batch.PutSize(g.Namespace, g.Shard, bytes)
-	}
-	return nil
-}
-
 func (c *committing) putRecord(in *index.Insertion, op *write) error {
 	g := c.s.space.at(in.Ref)
 	if gen := c.s.journal.Generation(); g.noted != gen {
@@ -249,15 +235,28 @@ func (c *committing) putRecord(in *index.Insertion, op *write) error {
 		g.noted = gen
 	}
 	group := index.Group{Namespace: in.ID.Namespace, Shard: in.ID.Shard}
-	if err := c.putGroup(c.batch, group, in.Bytes); err != nil {
+	if err := c.s.namespaces.Put(c.batch, group, in.Bytes); err != nil {
 		return err
 	}
-	_, scheme := c.s.namespaces.identity(in.ID.Namespace)
+	_, scheme := c.s.namespaces.Identity(in.ID.Namespace)
 	return c.batch.PutRecord(&journal.Record{
 		Location: g.location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
 		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.parentAt(in), Depth: in.Depth,
 		Bytes: in.Bytes, Seq: in.Seq, Scope: op.Scope, KeyScheme: scheme,
 	})
+}
+
+// evictRequest is a job of the reclaimer on its way to the committer.
+type evictRequest struct {
+	job  *evictJob
+	done chan struct{}
+}
+
+// evict has the committer do a job of the reclaimer.
+func (s *Store) evict(job *evictJob) {
+	r := &evictRequest{job, make(chan struct{})}
+	s.commits.Push(commit{kind: commitEvict, evict: r})
+	<-r.done
 }
 
 // runEvict takes victims of a class, or all records of a segment, out of the table.
@@ -274,7 +273,7 @@ func (c *committing) runEvict(job *evictJob) {
 	case job.segment != nil:
 		c.removed, job.left = s.table.Empty(job.segment.slots(), c.removed)
 	default:
-		c.removed = s.table.Evict(job.class.slotBytes, job.want, c.removed)
+		c.removed = s.table.Evict(job.slotBytes, job.want, c.removed)
 	}
 	job.evicted = len(c.removed) - before
 	s.count.evicted.Add(uint64(job.evicted))

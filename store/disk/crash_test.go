@@ -180,8 +180,8 @@ func awaitRebuild(t testing.TB, s *Store) {
 // and whoever makes a segment, are through.
 func checkAccounting(t *testing.T, s *Store) {
 	t.Helper()
-	err := s.checkAccounting()
-	for end := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(end); err = s.checkAccounting() {
+	err := s.space.checkAccounting()
+	for end := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(end); err = s.space.checkAccounting() {
 		time.Sleep(time.Millisecond)
 	}
 	if err != nil {
@@ -386,8 +386,7 @@ func TestWritesFailAsBusyWhenEverythingIsPinned(t *testing.T) {
 		t.Fatal("every write found a slot though all records are pinned")
 	}
 	s.table.Unpin(held...)
-	s.opts.SlotWait = time.Minute // for a disk that is busy
-	mustWrite(t, s, chainOf(ns, 100, 10))
+	writeUntilDone(t, s, chainOf(ns, 100, 10))
 }
 
 func TestWriteBeyondTheBudgetIsRefusedAtOnce(t *testing.T) {

@@ -384,7 +384,7 @@ func (tr trial) check(t *testing.T, s *Store, intact []testRecord) float64 {
 		t.Errorf("%v: %d warnings: %q", tr, len(st.Warnings), st.Warnings)
 	}
 	tr.saveMore(t, s, damageChain(ns, 1000, damageLength))
-	if err := s.checkAccounting(); err != nil {
+	if err := s.space.checkAccounting(); err != nil {
 		t.Errorf("%v: %v", tr, err)
 	}
 	physical, err := fsio.OS{}.PhysicalBytes(s.opts.Dir)

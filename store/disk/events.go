@@ -113,7 +113,7 @@ func (s *Store) Epoch() uint64 { return s.epoch }
 // only up to [Options].EventBytes, for all of them together.
 func (s *Store) Subscribe(ctx context.Context) (store.Subscription, error) {
 	job := &subscribeJob{done: make(chan struct{})}
-	if !s.commits.tryPush(commit{kind: commitSubscribe, subscribe: job}) {
+	if !s.commits.TryPush(commit{kind: commitSubscribe, subscribe: job}) {
 		return nil, store.ErrClosed
 	}
 	select {
@@ -189,7 +189,7 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(store.Resident) erro
 				return eventError(err)
 			}
 		}
-		ns := u.s.namespaces.digest(r.Namespace)
+		ns := u.s.namespaces.Digest(r.Namespace)
 		if !r.Readable() || ns == (connector.NamespaceDigest{}) {
 			return nil
 		}
@@ -220,7 +220,7 @@ func (u *Subscription) Next(ctx context.Context) ([]store.Event, error) {
 		e := &list[i]
 		u.buf = append(u.buf, store.Event{
 			Seq: first + uint64(i), Kind: store.EventKind(e.Kind), Parent: e.Parent,
-			ID: store.RecordID{Namespace: u.s.namespaces.digest(uint16(e.Namespace)), Shard: e.Shard, Key: e.Key},
+			ID: store.RecordID{Namespace: u.s.namespaces.Digest(uint16(e.Namespace)), Shard: e.Shard, Key: e.Key},
 		})
 	}
 	return u.buf, nil

@@ -2,21 +2,59 @@ package disk
 
 import (
 	"context"
+	"log/slog"
 	"time"
+
+	"github.com/kvconn/kvconn/store/disk/report"
 )
 
-// evictJob asks the committer to remove want records of a class, or all records of a
-// segment, or to give a retired segment its slots back. done is closed when it has; the
-// other results are set then.
+// evictJob is a step of reclaiming that changes the index: want records of a class go, or all
+// records of a segment, or a retired segment gets its slots back.
 type evictJob struct {
-	class   *class
-	want    int
-	segment *segment
-	restore bool
-	evicted int
-	left    int // records of the segment that could not be removed yet
-	err     error
-	done    chan struct{}
+	slotBytes int64 // of the class
+	want      int
+	segment   *segment
+	restore   bool
+	evicted   int
+	left      int // records of the segment that could not be removed yet
+	err       error
+}
+
+// barrier makes what was changed durable.
+type barrier interface {
+	// Begun and Ended are how many barriers have started and finished.
+	Begun() uint64
+	Ended() uint64
+	// Touch notes that there is something to make durable, Request asks for a barrier soon.
+	Touch()
+	Request()
+	// Wait returns when a barrier that started after the call has ended.
+	Wait(ctx context.Context) error
+}
+
+// reclaimerOptions are what a reclaimer works with.
+type reclaimerOptions struct {
+	space   *space
+	barrier barrier
+	// commit has the one goroutine that changes the index do a job, and waits for it.
+	commit func(*evictJob)
+	// slotWait is how long a write waits for a slot.
+	slotWait time.Duration
+	logger   *slog.Logger
+}
+
+// reclaimer finds slots for writes: it evicts records, has segments made, and gives segments up
+// where room is needed for something else. See shrink.go.
+type reclaimer struct {
+	reclaimerOptions
+	evictSignal chan struct{}
+	wakeup      chan struct{}
+	failed      report.Incident // a step of a retirement failed
+	nothing     report.Incident // nothing is left to give up though the file system is too full
+}
+
+func newReclaimer(o reclaimerOptions) *reclaimer {
+	return &reclaimer{reclaimerOptions: o, evictSignal: make(chan struct{}, 1), wakeup: make(chan struct{}, 1)}
 }
 
 const (
@@ -25,6 +63,8 @@ const (
 	headroomBytes = 512 << 20
 	// headroomPart bounds that to a part of the class.
 	headroomPart = 16
+	// evictLimit bounds the records that are evicted at one time.
+	evictLimit = 256
 	// stuckInterval is how long to wait for a lease or a reader to let go of a slot.
 	stuckInterval = 5 * time.Millisecond
 )
@@ -50,8 +90,8 @@ func (p *space) wait(slotBytes int64, n int) {
 
 // relieve wakes the evictor if a class runs out of free slots, and the barrier if writers
 // wait for slots that only need one.
-func (s *Store) relieve(slotBytes int64, waiting bool) {
-	p := s.space
+func (rc *reclaimer) relieve(slotBytes int64, waiting bool) {
+	p := rc.space
 	p.mu.Lock()
 	c := p.classOf(slotBytes)
 	need := p.need(c)
@@ -63,27 +103,26 @@ func (s *Store) relieve(slotBytes int64, waiting bool) {
 	p.mu.Unlock()
 	if need > 0 {
 		select {
-		case s.evictSignal <- struct{}{}:
+		case rc.evictSignal <- struct{}{}:
 		default:
 		}
 	}
 	if short || waiting {
-		s.barrier.request()
+		rc.barrier.Request()
 	}
 }
 
 // evictor frees slots until the store stops.
-func (s *Store) evictor(ctx context.Context) {
-	defer s.background.Done()
+func (rc *reclaimer) evictor(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.evictSignal:
+		case <-rc.evictSignal:
 		}
-		for _, c := range s.space.pressedClasses() {
-			s.makeAhead(c)
-			s.relieveClass(ctx, c)
+		for _, c := range rc.space.pressedClasses() {
+			rc.makeAhead(c)
+			rc.relieveClass(ctx, c)
 		}
 	}
 }
@@ -102,9 +141,9 @@ func (p *space) growAhead(c *class) bool {
 const aheadBytes = 64 << 20
 
 // makeAhead makes segments for a class until it has slots for a while.
-func (s *Store) makeAhead(c *class) {
+func (rc *reclaimer) makeAhead(c *class) {
 	for {
-		p := s.space
+		p := rc.space
 		p.mu.Lock()
 		grow := p.growAhead(c)
 		c.making = c.making || grow
@@ -112,7 +151,7 @@ func (s *Store) makeAhead(c *class) {
 		if !grow {
 			return
 		}
-		if !s.grow(c.slotBytes) {
+		if !rc.grow(c.slotBytes) {
 			return
 		}
 	}
@@ -120,13 +159,13 @@ func (s *Store) makeAhead(c *class) {
 
 // grow makes a segment, unless the room for it is gone by now, and reports whether it did
 // not fail. Why the store does not grow is logged once, and once that it does again.
-func (s *Store) grow(slotBytes int64) bool {
-	made, err := s.space.grow(slotBytes)
+func (rc *reclaimer) grow(slotBytes int64) bool {
+	made, err := rc.space.grow(slotBytes)
 	switch {
-	case made && s.space.noSegment.Ends():
-		s.opts.Logger.Info("store: segments can be made again")
-	case err != nil && s.space.noSegment.Begins():
-		s.opts.Logger.Warn("store: cannot make a segment: saves take the room of other records, or find none", "err", err,
+	case made && rc.space.noSegment.Ends():
+		rc.logger.Info("store: segments can be made again")
+	case err != nil && rc.space.noSegment.Begins():
+		rc.logger.Warn("store: cannot make a segment: saves take the room of other records, or find none", "err", err,
 			"remedy", "free space in the file system of the store, or lower max_bytes below what is free; see the kernel's log if the disk fails")
 	}
 	return err == nil
@@ -146,35 +185,24 @@ func (p *space) pressedClasses() []*class {
 	return out
 }
 
-func (p *space) allClasses() []*class {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := make([]*class, 0, len(p.classes))
-	for _, c := range p.classes {
-		out = append(out, c)
-	}
-	return out
-}
-
 // relieveClass evicts until a class has its headroom, or until no record can go and no
 // writer waits.
-func (s *Store) relieveClass(ctx context.Context, c *class) {
+func (rc *reclaimer) relieveClass(ctx context.Context, c *class) {
 	for ctx.Err() == nil {
-		p := s.space
+		p := rc.space
 		p.mu.Lock()
 		need, waiting := p.need(c), c.waiting
 		p.mu.Unlock()
-		if need == 0 || s.roomComes(c) {
+		if need == 0 || rc.roomComes(c) {
 			return
 		}
-		if s.table.Chosen(c.slotBytes) == 0 && s.chooseVictims(c) {
+		if rc.space.table.Chosen(c.slotBytes) == 0 && rc.chooseVictims(c) {
 			return // a segment of another class goes instead
 		}
-		job := &evictJob{class: c, want: min(need, commitLimit), done: make(chan struct{})}
-		s.commits.push(commit{kind: commitEvict, evict: job})
-		<-job.done
+		job := &evictJob{slotBytes: c.slotBytes, want: min(need, evictLimit)}
+		rc.commit(job)
 		if waiting > 0 {
-			s.barrier.request()
+			rc.barrier.Request()
 		}
 		if job.err != nil {
 			return
@@ -182,35 +210,26 @@ func (s *Store) relieveClass(ctx context.Context, c *class) {
 		if job.evicted > 0 {
 			continue
 		}
-		if s.table.Chosen(c.slotBytes) > 0 {
+		if rc.space.table.Chosen(c.slotBytes) > 0 {
 			continue // those chosen had been used or pinned since
 		}
 		if waiting > 0 {
 			// Leases and readers hold all its records.
-			time.AfterFunc(stuckInterval, func() { s.press(c) })
+			time.AfterFunc(stuckInterval, func() { rc.press(c) })
 		}
 		return
 	}
 }
 
 // press has the evictor look at classes.
-func (s *Store) press(classes ...*class) {
-	s.space.mu.Lock()
+func (rc *reclaimer) press(classes ...*class) {
+	rc.space.mu.Lock()
 	for _, c := range classes {
 		c.pressed = true
 	}
-	s.space.mu.Unlock()
+	rc.space.mu.Unlock()
 	select {
-	case s.evictSignal <- struct{}{}:
+	case rc.evictSignal <- struct{}{}:
 	default:
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
 	}
 }

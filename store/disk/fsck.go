@@ -181,7 +181,7 @@ func (f *fsck) checkJournal(ctx context.Context) (damaged, err error) {
 			return context.Cause(ctx)
 		}
 		found, ok := f.s.table.Get(index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key}, false)
-		if !ok || found.Seq != r.Seq || found.Ref != f.s.refAt(r.Location) {
+		if !ok || found.Seq != r.Seq || found.Ref != f.s.space.refOf(r.Location) {
 			differ++
 		}
 		return nil
@@ -263,26 +263,7 @@ func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment, first, slot
 }
 
 func (f *fsck) checkAccounting() {
-	if err := f.s.checkAccounting(); err != nil {
+	if err := f.s.space.checkAccounting(); err != nil {
 		f.failed("%v", err)
 	}
-}
-
-// checkAccounting reports an error if the slots of the segments are not all accounted for.
-// Nothing may be written meanwhile.
-func (s *Store) checkAccounting() error {
-	p := s.space
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	slots, free := int64(0), p.idle()
-	for _, g := range p.segments {
-		slots += int64(g.Slots)
-		if g.withheld.Load() {
-			free += int64(len(s.table.Survey(g.slots(), nil)) - g.bad)
-		}
-	}
-	if n := int64(s.table.Len()); slots != p.slots || n+free != slots {
-		return fmt.Errorf("%d slots, %d accounted for; %d records and %d without", slots, p.slots, n, free)
-	}
-	return nil
 }

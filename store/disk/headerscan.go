@@ -143,14 +143,14 @@ func (h *headerReader) take(job *adoptJob, slot uint32, r *format.Record, err er
 		job.unread = append(job.unread, slot)
 		return
 	}
-	ns, err := h.s.findNamespace(r.Namespace)
+	ns, err := h.s.namespaces.Find(r.Namespace)
 	if err != nil {
 		job.damaged++ // no number is left for it
 		return
 	}
 	job.records = append(job.records, journal.Record{
 		Location:  journal.Location{Segment: r.SegmentID, Slot: slot},
-		Namespace: uint16(ns), Shard: r.Shard, Key: r.Key, Parent: r.Parent, ParentAt: journal.NoLocation,
+		Namespace: ns, Shard: r.Shard, Key: r.Key, Parent: r.Parent, ParentAt: journal.NoLocation,
 		Depth: r.Depth, Bytes: r.PayloadBytes, Seq: r.Seq,
 		Scope: r.Scope, KeyScheme: r.KeyScheme, Flags: r.Flags,
 	})

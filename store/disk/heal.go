@@ -62,7 +62,6 @@ type healJob struct {
 
 // healer replaces the journal whenever it has failed, until the store stops.
 func (s *Store) healer(ctx context.Context) {
-	defer s.background.Done()
 	p, pause, forgiven := s.opts.healPauses, time.Duration(0), 0
 	next := func() time.Duration { return p.after(pause, s.journal.Failures()-forgiven >= healMany) }
 	for {
@@ -102,7 +101,7 @@ func (s *Store) heal(ctx context.Context) error {
 	if err := s.pushHeal(&healJob{}); err != nil {
 		return err
 	}
-	if err := s.syncSegments(s.space.takeDirty()); err != nil {
+	if err := s.space.sync(); err != nil {
 		return err
 	}
 	d, err := s.journal.Begin()
@@ -121,7 +120,7 @@ func (s *Store) heal(ctx context.Context) error {
 
 func (s *Store) pushHeal(job *healJob) error {
 	job.done = make(chan struct{})
-	if !s.commits.tryPush(commit{kind: commitHeal, heal: job}) {
+	if !s.commits.TryPush(commit{kind: commitHeal, heal: job}) {
 		if job.draft != nil {
 			job.draft.Abort()
 		}
@@ -138,17 +137,17 @@ func (c *committing) runHeal(job *healJob) {
 		return
 	}
 	c.s.journal.Replace(job.draft)
-	c.s.namespaces.unnote()
+	c.s.namespaces.Unnote()
 	// What left the index while the draft was written is in it.
 	job.err = c.settleOwed()
-	c.s.barrier.touch()
+	c.s.barrier.Touch()
 }
 
 // owe notes slots whose state in the journal is not known, since it failed: they are not
 // used before their deletion is durable in the next.
 func (c *committing) owe() {
 	for i := range c.inserts {
-		c.s.space.at(c.inserts[i].Ref).writing.Add(-1)
+		c.s.space.at(c.inserts[i].Ref).settled()
 		c.owed = append(c.owed, c.inserts[i].Ref)
 	}
 	for _, r := range c.removed {
@@ -186,10 +185,10 @@ func (s *Store) draft(ctx context.Context, d *journal.Draft) error {
 		metaBarrier: s.barriers.Load(), metaRecords: uint64(s.table.Len())} {
 		d.PutMeta(name, binary.LittleEndian.AppendUint64(nil, n))
 	}
-	s.namespaces.draft(d)
+	s.namespaces.Draft(d)
 	w := &draftWriter{s: s, d: d, header: store.AlignedBuffer(format.HeaderBytes)}
 	for _, g := range s.space.allSegments() {
-		if !g.unread.Load() && !s.space.emptied(g) { // else nobody vouches for it yet, or it goes
+		if !g.isUnread() && !s.space.emptied(g) { // else nobody vouches for it yet, or it goes
 			d.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes})
 		}
 		if ctx.Err() != nil {
@@ -302,4 +301,13 @@ func (s *Store) parentAt(r *index.Insertion) journal.Location {
 		}
 	}
 	return journal.NoLocation
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
 }

@@ -4,16 +4,13 @@ import "time"
 
 // Names within a store's directory.
 const (
-	lockFile      = "LOCK"
-	formatFile    = "FORMAT"
-	snapshotFile  = "index.snap"
-	stampFile     = "STAMP"
-	journalDir    = "index"
-	segmentDir    = "segments"
-	namespaceDir  = "namespaces"
-	segmentPrefix = "seg-"
-	segmentSuffix = ".kv"
-	manifestExt   = ".json"
+	lockFile     = "LOCK"
+	formatFile   = "FORMAT"
+	snapshotFile = "index.snap"
+	stampFile    = "STAMP"
+	journalDir   = "index"
+	segmentDir   = "segments"
+	namespaceDir = "namespaces"
 
 	// Files in segmentDir that are there for a moment at the start.
 	probeFile          = "probe"

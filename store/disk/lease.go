@@ -100,7 +100,7 @@ func (l *leases) count() int {
 func (s *Store) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (blocks int, id store.LeaseID) {
 	s.count.lookups.Add(1)
 	s.count.lookupBlocks.Add(uint64(len(chain)))
-	number, known := s.namespaces.number(ns)
+	number, known := s.namespaces.Number(ns)
 	if len(chain) == 0 || len(shards) == 0 || !known {
 		return 0, 0
 	}
@@ -150,7 +150,6 @@ func (s *Store) endLease(e *lease) {
 // janitor ends leases that ran out and lets slots be tried again. It waits for nothing
 // else: what gives up segments waits for leases to end.
 func (s *Store) janitor(ctx context.Context) {
-	defer s.background.Done()
 	tick := time.NewTicker(janitorInterval)
 	defer tick.Stop()
 	for {
@@ -174,7 +173,7 @@ func (s *Store) expireLeases() {
 
 // Present sets at[i] where the record of keys[i] is in the store. It does not count as a use.
 func (s *Store) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
-	number, known := s.namespaces.number(ns)
+	number, known := s.namespaces.Number(ns)
 	if !known {
 		return
 	}
@@ -190,6 +189,11 @@ func (s *Store) Present(ns connector.NamespaceDigest, shard connector.Shard, key
 // resolve is a record's id as the index has it. It reports false where the namespace is not
 // known.
 func (s *Store) resolve(id *store.RecordID) (index.ID, bool) {
-	number, known := s.namespaces.number(id.Namespace)
+	number, known := s.namespaces.Number(id.Namespace)
 	return index.ID{Namespace: number, Shard: id.Shard, Key: id.Key}, known
+}
+
+// recordID is the id of a record that the index has as id.
+func (s *Store) recordID(id index.ID) store.RecordID {
+	return store.RecordID{Namespace: s.namespaces.Digest(id.Namespace), Shard: id.Shard, Key: id.Key}
 }

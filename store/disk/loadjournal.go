@@ -25,14 +25,15 @@ const (
 // loader fills the index with the records of some segments, as the journal has them: one
 // goroutine reads, another adds to the index.
 type loader struct {
-	s       *Store
-	batch   []index.Loaded
-	batches chan []index.Loaded
-	used    chan []index.Loaded
-	lost    []index.Removed    // records of an identity that a younger one has
-	drop    []journal.Location // entries that cannot be
-	bad     int                // entries of no use, except those of lost
-	seq     uint64             // the highest
+	s        *Store
+	segments map[uint32]*segment
+	batch    []index.Loaded
+	batches  chan []index.Loaded
+	used     chan []index.Loaded
+	lost     []index.Removed    // records of an identity that a younger one has
+	drop     []journal.Location // entries that cannot be
+	bad      int                // entries of no use, except those of lost
+	seq      uint64             // the highest
 }
 
 // run reads the segments from first up to and not including end.
@@ -66,12 +67,12 @@ func (l *loader) take(r *journal.Record) {
 		return // its slot counts as free; the entry stays until it is used
 	}
 	s := l.s
-	g := s.space.segments[r.Location.Segment]
+	g := l.segments[r.Location.Segment]
 	if g == nil {
 		l.drop = append(l.drop, r.Location) // with its segment
 		return
 	}
-	if r.Location.Slot >= g.Slots || s.namespaces.at(r.Namespace) == nil ||
+	if r.Location.Slot >= g.Slots || !s.namespaces.Known(r.Namespace) ||
 		r.Bytes == 0 || r.Bytes > store.MaxPayloadBytes || slotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
 		l.bad++
 		l.drop = append(l.drop, r.Location)
@@ -80,7 +81,7 @@ func (l *loader) take(r *journal.Record) {
 	l.add(index.Loaded{
 		ID:  index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key},
 		Ref: g.base + index.Ref(r.Location.Slot), Seq: r.Seq, Bytes: r.Bytes,
-		Parent: s.refOf(r.ParentAt), Depth: r.Depth, ParentKey: r.Parent,
+		Parent: l.refOf(r.ParentAt), Depth: r.Depth, ParentKey: r.Parent,
 	})
 }
 
@@ -134,7 +135,7 @@ func (s *Store) partJournal(parts int) (loaders []*loader, bounds []uint32) {
 		before += int(g.Slots)
 	}
 	for range bounds {
-		loaders = append(loaders, &loader{s: s})
+		loaders = append(loaders, &loader{s: s, segments: s.space.byID()})
 	}
 	return loaders, append(bounds, 1<<32-1)
 }
@@ -177,11 +178,12 @@ func (s *Store) resolveIndex() {
 	running.Wait()
 }
 
-func (s *Store) refOf(at journal.Location) index.Ref {
+// refOf is the reference of a slot, or none if its segment is not there.
+func (l *loader) refOf(at journal.Location) index.Ref {
 	if at == journal.NoLocation {
 		return index.NoRef
 	}
-	g := s.space.segments[at.Segment]
+	g := l.segments[at.Segment]
 	if g == nil || at.Slot >= g.Slots {
 		return index.NoRef
 	}

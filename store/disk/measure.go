@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"golang.org/x/sys/unix"
@@ -18,32 +19,30 @@ const unmeasuredTries = 30
 
 // measureFiles counts what lies in the directory beside segments and journal when the store
 // opens.
-func (s *Store) measureFiles() {
-	p := s.space
+func (p *space) measureFiles() {
 	p.mu.Lock()
 	p.firstMade = p.nextID
 	p.mu.Unlock()
-	if err := fsio.Again(s.countFiles); err != nil {
-		s.report.Note("not all files can be measured: no segment is made until they can, or for %d s (%v)", unmeasuredTries, err)
+	if err := fsio.Again(p.countFiles); err != nil {
+		p.report.Note("not all files can be measured: no segment is made until they can, or for %d s (%v)", unmeasuredTries, err)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.uncounted, p.unmeasured = true, unmeasuredTries
 	}
 }
 
-func (s *Store) countFiles() error { return errors.Join(s.findAside(), s.measureSmall()) }
+func (p *space) countFiles() error { return errors.Join(p.findAside(), p.measureSmall()) }
 
 // recount counts the small files again, and what could not be counted at the start: however long
 // that takes, the cap is to hold for it.
-func (s *Store) recount() error {
-	p := s.space
+func (p *space) recount() error {
 	p.mu.Lock()
 	uncounted := p.uncounted
 	p.mu.Unlock()
 	if !uncounted {
-		return s.measureSmall()
+		return p.measureSmall()
 	}
-	if err := s.countFiles(); err != nil {
+	if err := p.countFiles(); err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -54,31 +53,30 @@ func (s *Store) recount() error {
 
 // measure finds out how much the journal occupies and how much space others have left, and
 // what could not be measured before.
-func (s *Store) measure() {
-	_ = s.measureJournal() // what was known stays
-	room, err := s.opts.fs.Room(s.space.dir)
-	p := s.space
+func (p *space) measure() {
+	_ = p.measureJournal() // what was known stays
+	room, err := p.fs.Room(p.dir)
 	p.mu.Lock()
 	if err == nil {
 		p.setRoom(room)
 	}
 	waits := p.unmeasured > 0
 	p.mu.Unlock()
-	if waits && s.recount() != nil {
+	if waits && p.recount() != nil {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.unmeasured = max(0, p.unmeasured-1)
 	}
 }
 
-func (s *Store) measureJournal() error {
-	n, err := s.opts.fs.PhysicalBytes(filepath.Join(s.opts.Dir, journalDir))
+func (p *space) measureJournal() error {
+	n, err := p.fs.PhysicalBytes(p.journalDir)
 	if err != nil {
 		return fmt.Errorf("measure journal: %w", err)
 	}
-	s.space.mu.Lock()
-	defer s.space.mu.Unlock()
-	s.space.journalB = n
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.journalB = n
 	return nil
 }
 
@@ -87,35 +85,33 @@ func (s *Store) measureJournal() error {
 // what was set aside. A directory of others that may not be looked into, such as lost+found, can
 // never be measured: it counts as an empty one. Where something else cannot be measured at
 // least the rest counts.
-func (s *Store) measureSmall() error {
-	fixed := map[string]bool{lockFile: true, formatFile: true, stampFile: true, calibrationFile: true, snapshotFile: true, segmentDir: true, journalDir: true}
-	entries, err := s.opts.fs.ReadDir(s.opts.Dir)
+func (p *space) measureSmall() error {
+	entries, err := p.fs.ReadDir(p.root)
 	if err != nil {
-		return fmt.Errorf("list %s: %w", s.opts.Dir, err)
+		return fmt.Errorf("list %s: %w", p.root, err)
 	}
 	var total int64
 	var failed error
 	for _, e := range entries {
-		if fixed[e.Name()] || fsio.IsAside(e.Name()) {
+		if p.fixed[e.Name()] || fsio.IsAside(e.Name()) {
 			continue
 		}
-		n, err := s.opts.fs.PhysicalBytes(filepath.Join(s.opts.Dir, e.Name()))
-		if err != nil && (e.Name() == namespaceDir || !errors.Is(err, unix.EACCES)) {
+		n, err := p.fs.PhysicalBytes(filepath.Join(p.root, e.Name()))
+		if err != nil && (slices.Contains(p.others, e.Name()) || !errors.Is(err, unix.EACCES)) {
 			failed = errors.Join(failed, fmt.Errorf("measure: %w", err))
 		}
 		total += n
 	}
-	s.space.mu.Lock()
-	defer s.space.mu.Unlock()
-	manifests := filepath.Join(s.opts.Dir, namespaceDir)
-	for _, f := range s.space.aside {
-		if filepath.Dir(f.path) == manifests {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, f := range p.aside {
+		if dir := filepath.Dir(f.path); dir != p.root && dir != p.dir {
 			total -= f.bytes
 		}
 	}
 	if failed != nil {
-		total = max(total, s.space.smallB)
+		total = max(total, p.smallB)
 	}
-	s.space.smallB = max(total, 0)
+	p.smallB = max(total, 0)
 	return failed
 }

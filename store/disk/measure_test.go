@@ -48,7 +48,7 @@ func TestFilesThatCannotBeMeasuredKeepTheStoreFromGrowing(t *testing.T) {
 	}
 	mustRead(t, s, records)
 	d.hook(func(string, string) error { return nil })
-	s.measure()
+	s.reclaim.Measure(false)
 	if n := s.Stats().SetAsideBytes; n != 6<<20 {
 		t.Errorf("%d bytes set aside", n)
 	}
@@ -70,10 +70,9 @@ func TestWhatCanNeverBeMeasuredDoesNotEndSaves(t *testing.T) {
 		return nil
 	})
 	s := openTest(t, memOptions(d, newJournalFS()))
-	for range unmeasuredTries {
-		s.measure()
+	for range 30 {
+		s.reclaim.Measure(false)
 	}
-	s.space.retryMaking()
 	mustWrite(t, s, chainOf(openNamespace(t, s, "a"), 1, 10))
 }
 
@@ -98,7 +97,7 @@ func TestNothingIsMadeWhileFreeSpaceIsUnknown(t *testing.T) {
 			t.Errorf("%v: a save ended with %v", errno, err)
 		}
 		d.hook(func(string, string) error { return nil })
-		s.measure()
+		s.reclaim.Measure(false)
 		if st := s.Stats(); st.Segments != 0 || st.MinFreeBytes != 32<<20 {
 			t.Errorf("%v: %d segments, %d bytes must stay free", errno, st.Segments, st.MinFreeBytes)
 		}
@@ -227,11 +226,8 @@ func TestADirectoryOfOthersDoesNotKeepTheStoreFromGrowing(t *testing.T) {
 	if st := s.Stats(); len(st.Warnings) > 0 {
 		t.Errorf("warnings: %q", st.Warnings)
 	}
-	s.space.mu.Lock()
-	unmeasured, small := s.space.unmeasured, s.space.smallB
-	s.space.mu.Unlock()
-	if unmeasured > 0 || small < int64(len(other)) {
-		t.Errorf("does not grow for %d measurements, %d bytes of small files", unmeasured, small)
+	if u := s.space.usage(); u.unmeasured > 0 || u.smallBytes < int64(len(other)) {
+		t.Errorf("does not grow for %d measurements, %d bytes of small files", u.unmeasured, u.smallBytes)
 	}
 	mustWrite(t, s, chainOf(openNamespace(t, s, "a"), 1, 10))
 }
@@ -251,10 +247,8 @@ func TestAFileThatCannotBeMeasuredHidesNoOther(t *testing.T) {
 		return nil
 	})
 	s := openTest(t, memOptions(d, newJournalFS()))
-	s.space.mu.Lock()
-	defer s.space.mu.Unlock()
-	if s.space.smallB != 2<<20 || s.space.unmeasured == 0 {
-		t.Errorf("%d bytes of small files, %d measurements without growth", s.space.smallB, s.space.unmeasured)
+	if u := s.space.usage(); u.smallBytes != 2<<20 || u.unmeasured == 0 {
+		t.Errorf("%d bytes of small files, %d measurements without growth", u.smallBytes, u.unmeasured)
 	}
 }
 
@@ -273,17 +267,16 @@ func TestWhatCanBeMeasuredLateCounts(t *testing.T) {
 		return nil
 	})
 	s := openTest(t, memOptions(d, newJournalFS()))
-	for range unmeasuredTries {
-		s.measure()
+	for range 30 {
+		s.reclaim.Measure(false)
 	}
-	s.space.retryMaking()
 	mustWrite(t, s, chainOf(openNamespace(t, s, "a"), 1, 10)) // while a segment is made
 	making := "/store/segments/seg-00009999.kv"               // and one more is being made
 	if err := d.WriteFileAtomic(making, make([]byte, 1<<20)); err != nil {
 		t.Fatal(err)
 	}
 	d.hook(func(string, string) error { return nil })
-	s.recount()
+	s.reclaim.Measure(true)
 	if n := s.Stats().SetAsideBytes; n != 6<<20 {
 		t.Errorf("%d bytes set aside", n)
 	}

@@ -44,7 +44,7 @@ func TestMinFreeIsThatOfTheSegmentsFileSystem(t *testing.T) {
 	d, s := onTwoDisks(t, fsio.Room{TotalBytes: 1 << 40, FreeBytes: 1 << 39}, func(*Options) {})
 	ns := openNamespace(t, s, "a")
 	d.fill(70 << 20)
-	s.measure()
+	s.reclaim.Measure(false)
 	for chain := range 100 {
 		for i, err := range writeAll(t, s, chainOf(ns, chain, 20)) {
 			if err != nil {
@@ -84,7 +84,7 @@ func TestFullDirectoryCostsNoSegment(t *testing.T) {
 		_, s := onTwoDisks(t, fsio.Room{TotalBytes: 32 << 20, FreeBytes: 16 << 20}, change)
 		ns := openNamespace(t, s, "a")
 		mustWrite(t, s, ofSize(ns, 1, 40, 1<<20))
-		s.measure()
+		s.reclaim.Measure(false)
 		st := s.Stats()
 		if st.MinFreeBytes != 32<<20 || st.Records != 40 || st.LimitedBy == LimitedByFree {
 			t.Errorf("%s: %d bytes stay free, %d of 40 records, limited by %q", what, st.MinFreeBytes, st.Records, st.LimitedBy)

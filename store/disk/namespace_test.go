@@ -21,7 +21,7 @@ type slowFS struct {
 }
 
 func (f *slowFS) WriteFileAtomic(path string, b []byte) error {
-	if filepath.Ext(path) == manifestExt {
+	if filepath.Ext(path) == ".json" {
 		close(f.began)
 		<-f.hold
 	}
@@ -66,14 +66,14 @@ func manifestFiles(t *testing.T, dir string) int {
 func TestNamespacesThatAreNotUsedLeaveNothing(t *testing.T) {
 	o := testOptions(t.TempDir())
 	s := openTest(t, o)
-	for i := range maxNamespaces + 100 {
+	for i := range 1<<16 + 100 {
 		ns, err := s.OpenNamespace(testManifest(fmt.Sprint("model", i)))
 		if err != nil {
 			t.Fatalf("namespace %d: %v", i, err)
 		}
 		s.CloseNamespace(ns)
 	}
-	if n := s.namespaces.count(); n != 0 || manifestFiles(t, o.Dir) != 0 {
+	if n := s.namespaces.Count(); n != 0 || manifestFiles(t, o.Dir) != 0 {
 		t.Errorf("%d namespaces, %d files", n, manifestFiles(t, o.Dir))
 	}
 	ns := openNamespace(t, s, "used")
@@ -98,7 +98,7 @@ func dropAll(t *testing.T, s *Store, records []testRecord) {
 			t.Fatalf("record %d is not there", i)
 		}
 		job := &dropJob{ref: found.Ref, seq: found.Seq, done: make(chan struct{})}
-		s.commits.push(commit{kind: commitDropSlot, drop: job})
+		s.commits.Push(commit{kind: commitDropSlot, drop: job})
 		<-job.done
 	}
 }
@@ -118,11 +118,11 @@ func TestNamespacesWithoutRecordsAreForgotten(t *testing.T) {
 	s.CloseNamespace(left)
 	before := smallBytes(s)
 	s.forgetEmpty()
-	if n := s.namespaces.count(); n != 2 || manifestFiles(t, o.Dir) != 2 || smallBytes(s) >= before {
+	if n := s.namespaces.Count(); n != 2 || manifestFiles(t, o.Dir) != 2 || smallBytes(s) >= before {
 		t.Errorf("%d namespaces, %d files, %d bytes of %d", n, manifestFiles(t, o.Dir), smallBytes(s), before)
 	}
 	known := func(ns connector.NamespaceDigest) bool {
-		_, known := s.namespaces.number(ns)
+		_, known := s.namespaces.Number(ns)
 		return known
 	}
 	if known(left) || !known(kept) || !known(open) {
@@ -133,7 +133,7 @@ func TestNamespacesWithoutRecordsAreForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = openTest(t, o)
-	if n := s.namespaces.count(); n != 2 {
+	if n := s.namespaces.Count(); n != 2 {
 		t.Errorf("%d namespaces after a restart, want 2", n)
 	}
 	mustRead(t, s, chainOf(kept, 1, 3))
@@ -145,9 +145,7 @@ func TestNamespacesWithoutRecordsAreForgotten(t *testing.T) {
 
 // smallBytes is what counts for manifests and other small files.
 func smallBytes(s *Store) int64 {
-	s.space.mu.Lock()
-	defer s.space.mu.Unlock()
-	return s.space.smallB
+	return s.space.usage().smallBytes
 }
 
 // Manifests never take more than their part of the cap.
@@ -155,7 +153,7 @@ func TestManifestsAreBounded(t *testing.T) {
 	o := testOptions(t.TempDir())
 	o.MaxBytes = MinMaxBytes
 	s := openTest(t, o)
-	limit := o.MaxBytes / manifestsPart
+	limit := o.MaxBytes / 8
 	refused := 0
 	for i := range int(limit/fsio.Align) + 10 {
 		ns := openNamespace(t, s, fmt.Sprint("model", i))

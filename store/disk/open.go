@@ -17,6 +17,9 @@ import (
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/namespace"
+	"github.com/kvconn/kvconn/store/disk/queue"
+	"github.com/kvconn/kvconn/store/disk/readio"
 	"github.com/kvconn/kvconn/store/disk/report"
 	"github.com/kvconn/kvconn/store/disk/stamp"
 )
@@ -30,32 +33,29 @@ type Store struct {
 
 	table      *index.Table
 	journal    *journal.Journal
+	limits     limits
 	space      *space
-	namespaces namespaces
+	reclaim    *reclaimer
+	namespaces *namespace.Registry
 	leases     leases
-	headers    headerPool
-	reads      reads
+	headers    readio.Headers
+	reads      *readio.Reader
 	writes     writes
-	gate       gate
-	verifying  *queue[*read]
-	commits    *queue[commit]
+	gate       *readio.Gate
+	commits    *queue.Queue[commit]
 	events     events
 
 	subscriptions subscriptions
-	barrier       *barrier
+	barrier       *durability
 	count         counters
 	seq           atomic.Uint64
 	opens         uint64
 
-	doubts      doubts
-	shrinking   shrinking
-	evictSignal chan struct{}
-	stop        context.CancelFunc
-	background  sync.WaitGroup // evictor, barriers, janitor, shrinker, scrub
-	committed   sync.WaitGroup // committer
-	writers     sync.WaitGroup
-	readers     sync.WaitGroup
-	verifiers   sync.WaitGroup
+	doubts     readio.Doubts
+	stop       context.CancelFunc
+	background sync.WaitGroup // evictor, barriers, janitor, shrinker, scrub
+	committed  sync.WaitGroup // committer
+	writers    sync.WaitGroup
 
 	// calibrated is set if the read depth is to be the calibration's.
 	calibrated   bool
@@ -87,16 +87,20 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{opts: o, calibrated: calibrated, table: index.New(), barrier: newBarrier(), commits: newQueue[commit](),
-		verifying:   newQueue[*read](),
-		shrinking:   shrinking{wakeup: make(chan struct{}, 1)},
-		evictSignal: make(chan struct{}, 1)}
+	s := &Store{opts: o, calibrated: calibrated, barrier: newBarrier(), commits: queue.New[commit]()}
 	s.leases.init(o.MaxLeases)
-	s.reads.init(o.ReadInFlightBytes, o.ChunkBytes)
 	s.writes.init()
-	s.gate.init(o.Writers)
+	s.gate = readio.NewGate(o.Writers)
+	s.reads = readio.New(readio.Options{
+		Budget: o.ReadInFlightBytes, ChunkBytes: o.ChunkBytes, Timeout: o.ReadTimeout, Clock: o.clock,
+		Gate: s.gate, Headers: &s.headers, Records: records{s},
+	})
 	s.events.init(o.EventBytes)
 	s.report.Logger = o.Logger
+	s.namespaces = namespace.New(namespace.Options{
+		FS: o.fs, Dir: filepath.Join(o.Dir, namespaceDir), Report: &s.report,
+		Claim: func(n int) error { return s.reclaim.claimManifest(n) }, Unclaim: func(n int) { s.reclaim.unclaimManifest(n) }, Reused: s.events.log.Skip,
+	})
 	s.rebuilt.ended = make(chan struct{})
 	s.epoch = mathrand.Uint64N(1<<epochBits-1) + 1
 	began := time.Now()
@@ -126,7 +130,7 @@ func (s *Store) open(ctx context.Context) error {
 	if !s.direct {
 		s.report.Warn("file system has no direct I/O: reads and writes go through the page cache, slowly")
 	}
-	var o opening
+	o := opening{nextID: 1, missing: make(map[uint32]uint32)}
 	s.opening = &o
 	if o.files, err = s.inspectSegments(ctx); err != nil {
 		return err
@@ -139,7 +143,7 @@ func (s *Store) open(ctx context.Context) error {
 	if o.stamped && o.stamp.Store != s.id {
 		o.stamp, o.stamped = stamp.Stamp{}, false
 	}
-	if err := s.setSpace(); err != nil {
+	if err := s.findLimits(o.files); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -152,23 +156,25 @@ func (s *Store) open(ctx context.Context) error {
 	awaited := o.awaited()
 	s.awaiting.Store(int64(len(awaited)))
 	if len(s.unreadSegments()) == 0 && len(awaited) == 0 { // else a record that names one may not be found yet
-		s.dropManifests()
+		s.namespaces.DropManifests()
 	}
-	s.measureFiles()
+	s.space.measureFiles()
 	s.report.WarnOfNotes()
 	s.calibrate()
+	s.reclaim = newReclaimer(reclaimerOptions{
+		space: s.space, barrier: s.barrier, commit: s.evict, slotWait: s.opts.SlotWait, logger: s.opts.Logger,
+	})
 	run := s.start()
 	if s.opts.checkOnly {
 		return nil
 	}
 	if !s.rebuilt.running() { // else the shrinker does it when what the store holds is known
-		if err := s.shrinkFirst(ctx); err != nil {
+		if err := s.reclaim.shrinkFirst(ctx); err != nil {
 			return err
 		}
 	}
-	s.background.Add(2)
-	go s.awaitSegments(run, awaited)
-	go s.shrinker(run)
+	s.background.Go(func() { s.awaitSegments(run, awaited) })
+	s.background.Go(func() { s.reclaim.shrinker(run) })
 	return nil
 }
 
@@ -212,6 +218,32 @@ func (s *Store) probeDirect() (bool, error) {
 	return direct, errors.Join(err, f.Close(), s.opts.fs.Remove(path))
 }
 
+// findLimits finds out how much the store may occupy.
+func (s *Store) findLimits(files []*segmentFile) (err error) {
+	o := limitOptions{
+		fs: s.opts.fs, root: s.opts.Dir, dir: filepath.Join(s.opts.Dir, segmentDir), maxBytes: s.opts.MaxBytes,
+		segmentBytes: s.opts.SegmentBytes, minFree: minFreeRule{s.opts.MinFreeBytes, s.opts.MinFreePercent},
+		checkOnly: s.opts.checkOnly, told: true, report: &s.report,
+	}
+	for _, f := range files {
+		o.sizes += f.size
+		o.told = o.told && !f.untold()
+	}
+	s.limits, err = findLimits(o)
+	return err
+}
+
+// newSpace returns a space without segments, with an index without records.
+func (s *Store) newSpace(o *opening) *space {
+	return newSpace(spaceOptions{
+		fs: s.opts.fs, root: s.opts.Dir, dir: filepath.Join(s.opts.Dir, segmentDir), journalDir: filepath.Join(s.opts.Dir, journalDir),
+		others: []string{namespaceDir},
+		fixed:  map[string]bool{lockFile: true, formatFile: true, stampFile: true, calibrationFile: true, snapshotFile: true, segmentDir: true, journalDir: true},
+		store:  s.id, table: index.New(), journal: s.journal, direct: s.direct, report: &s.report,
+		nextID: o.nextID, awaited: o.missing,
+	}, s.limits)
+}
+
 // epochBits keep an epoch exact in JSON readers that have floating-point numbers only.
 const epochBits = 53
 
@@ -225,38 +257,21 @@ func (s *Store) start() context.Context {
 	s.stop = stop
 	s.committed.Add(1)
 	go s.committer()
-	s.background.Add(5)
-	go s.tidyNamespaces(ctx)
-	go s.healer(ctx)
-	go s.evictor(ctx)
-	go s.runBarriers(ctx)
-	go s.janitor(ctx)
+	for _, f := range []func(context.Context){s.tidyNamespaces, s.healer, s.reclaim.evictor, s.runBarriers, s.janitor} {
+		s.background.Go(func() { f(ctx) })
+	}
 	s.startRebuild(ctx)
 	if s.opts.ScrubBytesPerS > 0 {
-		s.background.Add(1)
-		go s.scrub(ctx)
+		s.background.Go(func() { s.scrub(ctx) })
 	}
 	for range s.writerCount() {
 		s.writers.Add(1)
 		go s.writer()
 	}
-	for range verifierCount() {
-		s.verifiers.Add(1)
-		go s.verifier()
-	}
-	for range s.readerCount() {
-		s.readers.Add(1)
-		go s.reader()
-	}
+	s.reads.Start()
 	return ctx
 }
 
 // writerCount is enough for the writes that the gate lets into the disk while others
 // compute checksums.
-func (s *Store) writerCount() int { return s.gate.most + (s.gate.most+1)/2 }
-
-// readerCount is enough to keep the budget in flight while some readers verify.
-func (s *Store) readerCount() int {
-	const least, most = 8, 64
-	return min(max(int(2*s.opts.ReadInFlightBytes/int64(s.opts.ChunkBytes)), least), most)
-}
+func (s *Store) writerCount() int { return s.gate.Most() + (s.gate.Most()+1)/2 }

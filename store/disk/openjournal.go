@@ -19,7 +19,7 @@ func (s *Store) openJournal() error {
 	s.report.Begin("journal", 0)
 	j, err := journal.Open(s.journalOptions())
 	if err == nil {
-		s.journal, s.space.journal = j, j
+		s.journal = j
 	}
 	return err
 }
@@ -27,7 +27,7 @@ func (s *Store) openJournal() error {
 func (s *Store) journalOptions() journal.Options {
 	return journal.Options{
 		Dir: filepath.Join(s.opts.Dir, journalDir), FS: s.opts.journalFS, CacheBytes: s.opts.JournalCacheBytes,
-		MemTableBytes: s.space.memTable, Logger: s.opts.Logger,
+		MemTableBytes: s.limits.memTable, Logger: s.opts.Logger,
 	}
 }
 
@@ -55,7 +55,6 @@ func (s *Store) beginJournal() error {
 		return err
 	}
 	s.journal = d.Journal()
-	s.space.journal = s.journal
 	return nil
 }
 

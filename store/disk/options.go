@@ -110,7 +110,7 @@ func (o Options) WithFS(files fsio.FS, journalFiles vfs.FS) Options {
 
 // MinMaxBytes is the smallest cap a store accepts: the journal's fixed cost and a few
 // records.
-const MinMaxBytes = 8 << 20
+const MinMaxBytes = minBytes
 
 const (
 	defaultSegmentBytes       = 256 << 20

@@ -2,24 +2,33 @@ package disk
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/namespace"
 )
+
+// NamespaceInfo describes a namespace of a store.
+type NamespaceInfo = namespace.Info
+
+// OpenNamespace makes the namespace that m describes known, and returns its digest. It does
+// not wait for the disk. Every call is to be followed by one of [Store.CloseNamespace].
+func (s *Store) OpenNamespace(m *connector.Manifest) (connector.NamespaceDigest, error) {
+	return s.namespaces.Open(m)
+}
+
+// CloseNamespace says that an engine which had opened the namespace has gone. A namespace
+// that no engine has open and that has no records is forgotten.
+func (s *Store) CloseNamespace(ns connector.NamespaceDigest) { s.namespaces.Leave(ns) }
+
+// Namespaces lists the namespaces of the store.
+func (s *Store) Namespaces() []NamespaceInfo { return s.namespaces.List() }
 
 // PayloadBytes is the size of the payloads of a namespace's shard, all of which have the
 // same; 0 while there is none, and for a namespace that is not open.
 func (s *Store) PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int {
-	n := &s.namespaces
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	e := n.of(ns)
-	if e == nil {
-		return 0
-	}
-	return e.sizes[shard]
+	return s.namespaces.PayloadBytes(ns, shard)
 }
 
 // HoldPayload fixes the size in bytes of the payloads of a namespace's shard, for an engine that
@@ -29,133 +38,33 @@ func (s *Store) PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard
 // looked for, their size is free again. It may look at the whole index, and does not wait for
 // the disk.
 func (s *Store) HoldPayload(ns connector.NamespaceDigest, shard connector.Shard, bytes int) error {
-	err := s.namespaces.hold(ns, shard, bytes)
+	err := s.namespaces.HoldPayload(ns, shard, bytes)
 	var size *store.PayloadSizeError
 	if !errors.As(err, &size) || size.Held || !s.findsAll() {
 		return err
 	}
-	number, known := s.namespaces.number(ns)
+	number, known := s.namespaces.Number(ns)
 	if !known || !s.freeSize(index.Group{Namespace: number, Shard: shard}) {
 		return err
 	}
-	return s.namespaces.hold(ns, shard, bytes)
+	return s.namespaces.HoldPayload(ns, shard, bytes)
 }
 
 // ReleasePayload ends one [Store.HoldPayload]. The namespace is still open.
 func (s *Store) ReleasePayload(ns connector.NamespaceDigest, shard connector.Shard) {
-	n := &s.namespaces
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	e := n.of(ns)
-	if e == nil {
-		return
-	}
-	h, ok := e.holds[shard]
-	if !ok {
-		return
-	}
-	if h.engines--; h.engines == 0 {
-		delete(e.holds, shard)
-		return
-	}
-	e.holds[shard] = h
-}
-
-// sizeHold is the payload size that engines have registered for a shard, and how many have.
-type sizeHold struct{ bytes, engines int }
-
-func (n *namespaces) hold(ns connector.NamespaceDigest, shard connector.Shard, bytes int) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	e := n.of(ns)
-	if e == nil {
-		return fmt.Errorf("namespace %v: %w", ns, errNotOpen)
-	}
-	if err := e.sizeError(shard, bytes); err != nil {
-		return err
-	}
-	e.holds[shard] = sizeHold{bytes: bytes, engines: e.holds[shard].engines + 1}
-	return nil
-}
-
-// sizeError is the error of a payload whose size is not the shard's, if that is fixed or held.
-// The mutex of namespaces is held.
-func (e *namespace) sizeError(shard connector.Shard, bytes int) error {
-	if stored := e.sizes[shard]; stored != 0 && stored != bytes {
-		return &store.PayloadSizeError{Namespace: e.digest, Shard: shard, Bytes: bytes, Stored: stored}
-	}
-	if h, held := e.holds[shard]; held && h.bytes != bytes {
-		return &store.PayloadSizeError{Namespace: e.digest, Shard: shard, Bytes: bytes, Stored: h.bytes, Held: true}
-	}
-	return nil
-}
-
-// checkSize reports whether a write has its shard's payload size. The first one fixes it.
-func (n *namespaces) checkSize(g index.Group, bytes int) error {
-	n.mu.RLock()
-	e := n.at(g.Namespace)
-	fixed := false
-	if e != nil {
-		e.used.Store(true)
-		fixed = e.sizes[g.Shard] == bytes
-	}
-	n.mu.RUnlock()
-	if fixed {
-		return nil
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	e = n.at(g.Namespace)
-	if e == nil {
-		return fmt.Errorf("namespace: %w", errNotOpen)
-	}
-	e.used.Store(true)
-	if err := e.sizeError(g.Shard, bytes); err != nil {
-		if e.sizes[g.Shard] != 0 {
-			// The records it is of may all be gone: looked at soon, not now.
-			n.wrong[g] = true
-			n.requestTidy()
-		}
-		return err
-	}
-	e.sizes[g.Shard] = bytes
-	return nil
-}
-
-// foundSize fixes the payload size of a shard of which a record was found, unless it is.
-func (n *namespaces) foundSize(g index.Group, bytes int) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if e := n.at(g.Namespace); e != nil && e.sizes[g.Shard] == 0 {
-		e.sizes[g.Shard] = bytes
-	}
-}
-
-// unnoted reports whether the journal does not have the payload size of a shard yet, and
-// takes it that it has from now on.
-func (n *namespaces) unnoted(g index.Group) bool {
-	n.mu.RLock()
-	noted := n.byID[g.Namespace].noted[g.Shard]
-	n.mu.RUnlock()
-	if noted {
-		return false
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.byID[g.Namespace].noted[g.Shard] = true
-	return true
+	s.namespaces.ReleasePayload(ns, shard)
 }
 
 // freeSize frees the payload size of a shard if no record of it is left. It reports whether
 // it has.
 func (s *Store) freeSize(g index.Group) bool {
-	job := s.forgetting(g.Namespace)
-	if job == nil {
+	f := s.namespaces.Forgetting(g.Namespace)
+	if f == nil {
 		return false
 	}
-	job.shard, job.size = g.Shard, true
+	f.Shard, f.Size = g.Shard, true
 	if s.table.Census(func(o index.Group) bool { return o == g })[g] > 0 {
 		return false
 	}
-	return s.pushForget(job)
+	return s.forget(f)
 }

@@ -18,7 +18,7 @@ func (s *Store) Probe(ctx context.Context) error {
 		return fmt.Errorf("probe: %w", store.ErrGone)
 	}
 	op := &store.ReadOp{Record: store.Record{ID: id}, Payload: store.AlignedBuffer(bytes)}
-	s.read(ctx, []*store.ReadOp{op}, func(*store.ReadOp) {}, true)
+	s.reads.Read(ctx, []*store.ReadOp{op}, func(*store.ReadOp) {}, true)
 	if op.Err != nil {
 		return fmt.Errorf("probe: %w", op.Err)
 	}
@@ -28,10 +28,7 @@ func (s *Store) Probe(ctx context.Context) error {
 // anyRecord finds a record, beginning at a random slot of a random segment: a disk may
 // keep what it is asked for again and again in its cache.
 func (s *Store) anyRecord() (id store.RecordID, bytes int, ok bool) {
-	var segments []*segment
-	for _, class := range s.space.allClasses() {
-		segments = append(segments, s.space.segmentsOf(class)...)
-	}
+	segments := s.space.inUse()
 	mathrand.Shuffle(len(segments), func(i, j int) { segments[i], segments[j] = segments[j], segments[i] })
 	for _, g := range segments {
 		first := mathrand.Uint32N(max(1, g.Slots))
@@ -45,7 +42,7 @@ func (s *Store) anyRecord() (id store.RecordID, bytes int, ok bool) {
 				continue
 			}
 			s.table.Unpin(ref)
-			return store.RecordID{Namespace: s.namespaces.digest(in.Namespace), Shard: in.Shard, Key: in.Key}, int(found.Bytes), true
+			return s.recordID(in), int(found.Bytes), true
 		}
 	}
 	return id, 0, false

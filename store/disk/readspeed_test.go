@@ -54,8 +54,7 @@ func TestReadSpeedFollowsASlowDiskWithinAFewReadsAndRecovers(t *testing.T) {
 	if v := s.Speed(); v.BytesPerS != 0 {
 		t.Fatalf("%+v before anything was read", v)
 	}
-	c := chunk{op: &read{ReadOp: &store.ReadOp{Payload: store.AlignedBuffer(records[0].Bytes)}}, to: store.PayloadBufferSize(records[0].Bytes)}
-	request := float64(c.bytes())
+	request := float64(slotBytes(records[0].Bytes))
 	for _, step := range []struct {
 		perRead time.Duration
 		reads   int
@@ -96,22 +95,6 @@ func TestProbeMeasuresADiskThatNobodyReads(t *testing.T) {
 	}
 	if st := s.Stats(); st.Mismatched != 0 || st.Corrupt != 0 {
 		t.Errorf("probes count as failures: %+v", st)
-	}
-}
-
-func TestSpeedSinksWhileTheDiskOwesAnAnswer(t *testing.T) {
-	at := time.Unix(100, 0)
-	s := &Store{opts: Options{clock: func() time.Time { return at }}}
-	s.reads.init(1<<20, 1<<20)
-	s.reads.speed.seed(1e9)
-	if got := s.Speed().BytesPerS; !near(got, 1e9) {
-		t.Errorf("%v, want what the calibration found", got)
-	}
-	s.reads.speed.begin(at)
-	s.reads.inFlight, s.reads.backlog = 4096, 8192
-	at = at.Add(10 * time.Second)
-	if v := s.Speed(); v.BytesPerS > 1e3 || v.QueuedBytes != 8192 {
-		t.Errorf("%+v after a disk was silent for 10 s", v)
 	}
 }
 

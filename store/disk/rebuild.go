@@ -6,9 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/kvconn/kvconn/store/disk/index"
-	"github.com/kvconn/kvconn/store/disk/journal"
 )
 
 // rebuilt is the state of the rebuild: the reading of record headers in segments that the
@@ -90,18 +87,16 @@ func (s *Store) startRebuild(ctx context.Context) {
 		close(r.ended)
 		return
 	}
-	s.background.Add(1)
-	go s.rebuild(ctx, unread)
+	s.background.Go(func() { s.rebuild(ctx, unread) })
 }
 
 // unreadSegments are the segments whose headers are to be read.
 func (s *Store) unreadSegments() []*segment {
-	return slices.DeleteFunc(s.space.allSegments(), func(g *segment) bool { return !g.unread.Load() })
+	return slices.DeleteFunc(s.space.allSegments(), func(g *segment) bool { return !g.isUnread() })
 }
 
 // rebuild reads the headers of segments, many at one time.
 func (s *Store) rebuild(ctx context.Context, unread []*segment) {
-	defer s.background.Done()
 	began := time.Now()
 	work := newRebuildWork(unread)
 	var readers sync.WaitGroup
@@ -185,7 +180,7 @@ func (w *rebuildWork) take() (e *segmentRebuild, first, slots uint32) {
 func (s *Store) rebuildReader(ctx context.Context, work *rebuildWork, yields bool) {
 	reader := newHeaderReader(s)
 	for ctx.Err() == nil {
-		if _, inFlight := s.reads.depth(); yields && inFlight > 0 {
+		if _, inFlight := s.reads.Depth(); yields && inFlight > 0 {
 			sleep(ctx, rebuildYield)
 			continue
 		}
@@ -216,7 +211,7 @@ func (s *Store) rebuildReader(ctx context.Context, work *rebuildWork, yields boo
 func (s *Store) adopt(ctx context.Context, job *adoptJob) bool {
 	for {
 		job.done = make(chan struct{})
-		if !s.commits.tryPush(commit{kind: commitAdopt, adopt: job}) {
+		if !s.commits.TryPush(commit{kind: commitAdopt, adopt: job}) {
 			return false
 		}
 		<-job.done
@@ -228,11 +223,4 @@ func (s *Store) adopt(ctx context.Context, job *adoptJob) bool {
 			return false
 		}
 	}
-}
-
-// refAt is refOf while the store is in use.
-func (s *Store) refAt(at journal.Location) index.Ref {
-	s.space.mu.Lock()
-	defer s.space.mu.Unlock()
-	return s.refOf(at)
 }

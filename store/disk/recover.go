@@ -8,11 +8,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
-	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/stamp"
 )
@@ -29,6 +27,10 @@ type opening struct {
 
 	state  journalState
 	usable []*segmentFile // in the order of their numbers
+	// nextID is the number of the next segment to make; missing are the slots of segments that the
+	// disk does not give and the journal knows.
+	nextID  uint32
+	missing map[uint32]uint32
 	// doubt says why the journal does not vouch for the segments that it knows, or is empty.
 	doubt string
 	// lost is set if there was nothing in the journal.
@@ -45,8 +47,6 @@ func (s *Store) recover(ctx context.Context, o *opening) error {
 	if err != nil && journalIsLost(ctx, err) {
 		o.doubt = fmt.Sprintf("journal was damaged (%v)", err)
 		o.usable = nil
-		s.resetIndex()
-		s.namespaces.init()
 		if err := s.beginJournal(); err != nil {
 			return fmt.Errorf("make room for a new journal: %w", err)
 		}
@@ -59,14 +59,14 @@ func (s *Store) recover(ctx context.Context, o *opening) error {
 		// It names an earlier opening, so that no one will believe it.
 		s.setAside(s.snapshotPath())
 	}
-	_ = s.measureJournal() // what is set aside for it counts until it can be
+	_ = s.space.measureJournal() // what is set aside for it counts until it can be
 	return nil
 }
 
 // recoverWith fills the index and has the journal note the opening. A journal that is damaged
 // may say so at any step: tables are read and merged beside it.
 func (s *Store) recoverWith(ctx context.Context, o *opening) error {
-	if err := s.loadNamespaces(); err != nil {
+	if err := s.namespaces.Load(s.journal); err != nil {
 		return err
 	}
 	state, err := s.readJournalState()
@@ -91,7 +91,7 @@ func (s *Store) recoverWith(ctx context.Context, o *opening) error {
 	if err := s.fillIndex(ctx, o); err != nil {
 		return err
 	}
-	s.listFreeSlots()
+	s.space.listFreeSlots()
 	return s.stampJournal()
 }
 
@@ -118,12 +118,12 @@ func (s *Store) settleSegments(o *opening, noted []journal.Segment) error {
 	known := make(map[uint32]format.Segment)
 	for _, e := range noted {
 		known[e.ID] = format.Segment{Store: s.id, ID: e.ID, Slots: e.Slots, SlotBytes: e.SlotBytes}
-		s.space.nextID = max(s.space.nextID, e.ID+1)
+		o.nextID = max(o.nextID, e.ID+1)
 	}
 	slices.SortFunc(o.files, func(a, b *segmentFile) int { return cmp.Compare(a.id, b.id) })
 	var failed error
 	for _, f := range o.files {
-		s.space.nextID = max(s.space.nextID, f.id+1)
+		o.nextID = max(o.nextID, f.id+1)
 		if f.dismissed {
 			continue // when the journal was read before
 		}
@@ -135,7 +135,7 @@ func (s *Store) settleSegments(o *opening, noted []journal.Segment) error {
 		if err := s.settleHead(f, vouched); err != nil {
 			failed = err
 			if s.dismiss(f, err); vouched != nil {
-				s.space.awaited[f.id] = vouched.Slots
+				o.missing[f.id] = vouched.Slots
 			}
 			continue
 		}
@@ -221,8 +221,9 @@ func (s *Store) fillIndex(ctx context.Context, o *opening) error {
 	}
 	s.planRebuild(o, unread)
 	if unread == 0 && !o.lost {
-		err := s.loadSnapshot(o.usable)
+		space, err := s.loadSnapshot(o)
 		if err == nil {
+			s.use(space)
 			s.recovered = RecoveredSnapshot
 			return nil
 		}
@@ -238,6 +239,7 @@ func (s *Store) fillIndex(ctx context.Context, o *opening) error {
 	default:
 		s.recovered = RecoveredJournal
 	}
+	s.use(s.newSpace(o))
 	if err := s.reserveIndex(o); err != nil {
 		return err
 	}
@@ -246,9 +248,17 @@ func (s *Store) fillIndex(ctx context.Context, o *opening) error {
 		if err != nil {
 			return err
 		}
-		s.space.takeIn(newSegment(f, base))
+		s.space.takeIn(newSegment(f.found(), base))
 	}
 	return s.loadRecords(ctx)
+}
+
+// use has the store use a space and its index in the place of what it had.
+func (s *Store) use(p *space) {
+	if s.table != nil {
+		s.table.Close()
+	}
+	s.space, s.table = p, p.table
 }
 
 // reserveIndex makes the index as large as it was at the last barrier.
@@ -267,53 +277,4 @@ func (s *Store) reserveIndex(o *opening) error {
 	}
 	s.report.Begin("index", int64(min(records, slots)))
 	return s.table.Reserve(int(min(records, slots)))
-}
-
-// newSegment makes a segment of a file whose geometry is settled.
-func newSegment(f *segmentFile, base index.Ref) *segment {
-	size, err := f.file.PhysicalBytes()
-	if err != nil {
-		size = 0 // at least what it should have
-	}
-	g := &segment{Segment: f.head, file: f.file, path: f.path, base: base}
-	g.physical = max(size, f.head.FileBytes()) + segmentSlackBytes
-	g.unread.Store(f.unread)
-	g.withheld.Store(f.unread || f.frozen)
-	g.frozen = f.frozen
-	return g
-}
-
-// resetIndex undoes the filling of the index. The segments' files stay open.
-func (s *Store) resetIndex() {
-	s.table.Close()
-	s.table = index.New()
-	s.space.forgetSegments(s.table)
-}
-
-// listFreeSlots fills the lists of free slots from the index, which learns meanwhile what
-// there is to evict.
-func (s *Store) listFreeSlots() {
-	var wg sync.WaitGroup
-	p := s.space
-	segments := make(chan *segment)
-	for range snapshotReaders {
-		wg.Go(func() {
-			for g := range segments {
-				free := s.table.Survey(g.slots(), nil)
-				if g.withheld.Load() {
-					continue
-				}
-				p.mu.Lock()
-				g.class.free = append(g.class.free, free...)
-				p.mu.Unlock()
-			}
-		})
-	}
-	for _, g := range p.segments {
-		if !g.unread.Load() {
-			segments <- g
-		}
-	}
-	close(segments)
-	wg.Wait()
 }

@@ -104,7 +104,7 @@ func TestManifestsWithoutNamespaceAreRemoved(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	stray := filepath.Join(o.Dir, namespaceDir, connector.NamespaceDigest{1}.String()+manifestExt)
+	stray := filepath.Join(o.Dir, namespaceDir, connector.NamespaceDigest{1}.String()+".json")
 	if err := os.WriteFile(stray, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -258,15 +258,15 @@ func TestBadSlotsStayAsideInARebuild(t *testing.T) {
 	o := memOptions(d, newJournalFS())
 	s := watchCap(t, o).of(openTest(t, o))
 	g := s.space.allSegments()[0]
-	for slot := range index.Ref(badSlots) {
+	for slot := range index.Ref(manyBad) {
 		s.space.spoil(g.base + slot)
 		s.space.spoil(g.base + slot)
 	}
-	s.wakeShrinker()
+	s.reclaim.wakeShrinker()
 	close(gate.open)
 	awaitRebuild(t, s)
-	if n := s.Stats().Rebuild.Records; n != int64(len(records)-badSlots) {
-		t.Errorf("%d records, want %d", n, len(records)-badSlots)
+	if n := s.Stats().Rebuild.Records; n != int64(len(records)-manyBad) {
+		t.Errorf("%d records, want %d", n, len(records)-manyBad)
 	}
 	for s.Stats().Segments > 0 && s.space.allSegments()[0] == g { // it is given up now
 		unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil)
@@ -438,16 +438,13 @@ func TestFrozenSegmentTakesNothingAfterItWasKept(t *testing.T) {
 		t.Fatal("the segment is not frozen")
 	}
 	_, lease := s.Lookup(ns, []connector.Shard{0}, keysOf(records), time.Minute)
-	if !s.retire(g, nil) {
+	if !s.reclaim.retire(g, nil) {
 		t.Fatal("the segment cannot be given up")
 	}
-	s.runEvictJob(&evictJob{segment: g, restore: true})
+	s.evict(&evictJob{segment: g, restore: true})
 	mustSync(t, s)
-	s.space.mu.Lock()
-	free := len(g.class.free) + int(g.class.pending)
-	s.space.mu.Unlock()
-	if free > 0 {
-		t.Errorf("%d slots of it can be written to", free)
+	if st := s.Stats(); st.FreeSlots+st.PendingSlots > 0 {
+		t.Errorf("%d slots of it can be written to", st.FreeSlots+st.PendingSlots)
 	}
 	s.Release(lease)
 	checkAccounting(t, s)

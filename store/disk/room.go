@@ -5,13 +5,10 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/store/disk/format"
-	"github.com/kvconn/kvconn/store/disk/fsio"
-	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
 
@@ -33,19 +30,6 @@ const (
 	// more than MinFreeBytes: it must not give back and grow in turns.
 	marginPart, marginBytes = 16, 1 << 30
 )
-
-// forgetSegments makes p as it is before any segment is known.
-func (p *space) forgetSegments(table *index.Table) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.table = table
-	p.classes, p.segments = make(map[int64]*class), make(map[uint32]*segment)
-	p.bytes, p.slots, p.awaitedSlots, p.pending, p.retiring, p.aside = 0, 0, 0, nil, nil, nil
-	p.slotFaults = slotFaults{bad: make(map[index.Ref]struct{}), suspects: make(map[index.Ref]suspect)}
-	p.refMu.Lock()
-	defer p.refMu.Unlock()
-	p.byRef = nil
-}
 
 // reserved is what the store sets aside beside the segments when these have that many
 // slots: the journal, the snapshot and small files. p.mu is held.
@@ -113,7 +97,7 @@ func (p *space) frees(g *segment) int64 {
 
 // limit is how large the store can become as things are, and what keeps it from growing by
 // a segment now. p.mu is held.
-func (p *space) limit() (bytes int64, by LimitBy) {
+func (p *space) limit() (bytes int64, by limitBy) {
 	free := p.freeRoom(false)
 	bytes = p.maxBytes
 	if p.minFree > 0 {
@@ -123,9 +107,9 @@ func (p *space) limit() (bytes int64, by LimitBy) {
 	switch {
 	case min(p.capRoom(), p.freeRoom(true)) >= least:
 	case p.freeRoom(true) < p.capRoom():
-		by = LimitedByFree
+		by = limitedByFree
 	default:
-		by = LimitedByCap
+		by = limitedByCap
 	}
 	return bytes, by
 }
@@ -143,12 +127,6 @@ func (p *space) keepsFree() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.minFree > 0 || p.minFreeRule.bytes >= 0 && p.room.TotalBytes == 0
-}
-
-// setRoom notes what the file system tells. p.mu is held.
-func (p *space) setRoom(room fsio.Room) {
-	p.room = room
-	p.minFree = p.minFreeRule.of(room.TotalBytes)
 }
 
 // askRoom asks the file system how much is free, if that matters.
@@ -195,6 +173,14 @@ func (p *space) claim(bytes int64) bool {
 	return true
 }
 
+// leave notes that the file for which claim took room could not be removed: it is removed later.
+func (p *space) leave(path string, bytes int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.aside = append(p.aside, asideFile{path: path, bytes: bytes, due: true})
+}
+
+// unclaim gives back what claim took.
 func (p *space) unclaim(bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -300,23 +286,4 @@ func (p *space) retryMaking() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.making.wait = false
-}
-
-// cleanUp removes what an earlier process may have left half done.
-func (s *Store) cleanUp() {
-	fs := s.opts.fs
-	remove := func(parts ...string) { _ = fs.Remove(filepath.Join(append([]string{s.opts.Dir}, parts...)...)) }
-	remove(segmentDir, calibrationScratch)
-	remove(segmentDir, probeFile)
-	for _, dir := range []string{"", segmentDir, namespaceDir} {
-		entries, err := fs.ReadDir(filepath.Join(s.opts.Dir, dir))
-		if err != nil {
-			continue
-		}
-		for _, e := range entries {
-			if strings.HasSuffix(e.Name(), ".tmp") {
-				remove(dir, e.Name())
-			}
-		}
-	}
 }

@@ -62,12 +62,12 @@ func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage,
 		return bytes, nil, err
 	}
 	if reason == nil {
-		c.s.doubts.read.Add(1)
+		c.s.doubts.Read()
 		return bytes, nil, nil
 	}
 	at := g.location(ref)
 	damage = &Damage{
-		Namespace: c.s.namespaces.digest(id.Namespace).String(), Shard: int(id.Shard),
+		Namespace: c.s.recordID(id).Namespace.String(), Shard: int(id.Shard),
 		Key: id.Key.String(), Segment: at.Segment, Slot: at.Slot, Reason: reason.Error(),
 	}
 	c.s.count.corrupt.Add(1)
@@ -78,7 +78,7 @@ func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage,
 // drop has the committer drop a record, and waits for it.
 func (c *checker) drop(job *dropJob) {
 	job.done = make(chan struct{})
-	if c.s.commits.tryPush(commit{kind: commitDropSlot, drop: job}) {
+	if c.s.commits.TryPush(commit{kind: commitDropSlot, drop: job}) {
 		<-job.done
 	}
 }
@@ -98,41 +98,24 @@ func (c *checker) verify(g *segment, id index.ID, found index.Found) (bytes int6
 	}
 	bytes = int64(padded + format.HeaderBytes)
 	var h format.Record
-	switch err := h.Decode(c.header); {
-	case errors.Is(err, format.ErrNewer):
+	at, want := g.location(found.Ref), c.s.recordID(id)
+	if c.payload {
+		reason = c.s.check(&h, c.header, at, &want, found.Seq, c.buf[:found.Bytes])
+	} else {
+		reason = c.s.checkHeader(&h, c.header, at, &want, found.Seq, int(found.Bytes))
+	}
+	if errors.Is(reason, format.ErrNewer) {
 		return bytes, nil, nil // neither readable nor damaged
-	case err != nil:
-		return bytes, err, nil
 	}
-	return bytes, c.compare(g, &h, id, found), nil
-}
-
-var (
-	errOtherRecord = errors.New("slot holds another record than the index says")
-	errPayloadSum  = errors.New("payload checksum")
-)
-
-func (c *checker) compare(g *segment, h *format.Record, id index.ID, found index.Found) error {
-	at := g.location(found.Ref)
-	if h.Store != c.s.id || h.SegmentID != at.Segment || h.Slot != at.Slot || h.Key != id.Key || h.Shard != id.Shard ||
-		h.Namespace != c.s.namespaces.digest(id.Namespace) || h.Seq != found.Seq || h.PayloadBytes != found.Bytes {
-		return errOtherRecord
-	}
-	if c.payload && h.PayloadSum != format.PayloadSum(c.buf[:found.Bytes]) {
-		return errPayloadSum
-	}
-	return nil
+	return bytes, reason, nil
 }
 
 // scrub goes over all records again and again at a limited rate, until the store stops.
 func (s *Store) scrub(ctx context.Context) {
-	defer s.background.Done()
 	c := newChecker(s, true)
 	for ctx.Err() == nil {
-		for _, class := range s.space.allClasses() {
-			for _, g := range s.space.segmentsOf(class) {
-				s.scrubSegment(ctx, c, g)
-			}
+		for _, g := range s.space.inUse() {
+			s.scrubSegment(ctx, c, g)
 		}
 		s.count.scrubs.Add(1)
 		sleep(ctx, janitorInterval)

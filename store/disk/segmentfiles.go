@@ -7,8 +7,6 @@ import (
 	"io"
 	iofs "io/fs"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -34,6 +32,11 @@ type segmentFile struct {
 	unread, frozen bool
 	// dismissed is set if the file is not used.
 	dismissed bool
+}
+
+// found is the segment in the file, whose geometry is settled.
+func (f *segmentFile) found() foundSegment {
+	return foundSegment{Segment: f.head, file: f.file, path: f.path, unread: f.unread, frozen: f.frozen}
 }
 
 // untold reports whether the disk did not tell what is in the file.
@@ -64,19 +67,6 @@ func (s *Store) listSegments() ([]*segmentFile, error) {
 		}
 	}
 	return out, nil
-}
-
-func segmentIDOf(name string) (uint32, bool) {
-	digits, ok := strings.CutPrefix(name, segmentPrefix)
-	if !ok {
-		return 0, false
-	}
-	digits, ok = strings.CutSuffix(digits, segmentSuffix)
-	if !ok {
-		return 0, false
-	}
-	id, err := strconv.ParseUint(digits, 10, 32)
-	return uint32(id), err == nil
 }
 
 // inspectSegments opens the segment files and reads their headers.

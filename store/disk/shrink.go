@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store/disk/index"
-	"github.com/kvconn/kvconn/store/disk/report"
 )
 
 // Shrinking has one owner, the shrinker: whatever room is needed for (the cap, space that
@@ -28,13 +27,6 @@ type retirement struct {
 	emptied bool
 }
 
-// shrinking is the state of the shrinker.
-type shrinking struct {
-	wakeup chan struct{}
-	failed report.Incident // a step of a retirement failed
-	empty  report.Incident // nothing is left to give up though the file system is too full
-}
-
 const (
 	// measureInterval is how often journal and file system are measured, measureSmallEvery
 	// how many of those pass between measurements of the small files
@@ -50,16 +42,15 @@ const (
 	firstShrinkTries = 20
 )
 
-func (s *Store) wakeShrinker() {
+func (rc *reclaimer) wakeShrinker() {
 	select {
-	case s.shrinking.wakeup <- struct{}{}:
+	case rc.wakeup <- struct{}{}:
 	default:
 	}
 }
 
 // shrinker gives up segments until the store stops.
-func (s *Store) shrinker(ctx context.Context) {
-	defer s.background.Done()
+func (rc *reclaimer) shrinker(ctx context.Context) {
 	tick := time.NewTicker(measureInterval)
 	defer tick.Stop()
 	again := time.NewTimer(0)
@@ -68,36 +59,46 @@ func (s *Store) shrinker(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.shrinking.wakeup:
+		case <-rc.wakeup:
 		case <-again.C:
 		case <-tick.C:
-			s.measure()
-			if n%measureSmallEvery == 0 {
-				_ = s.recount() // what was known stays
-			}
-			s.space.retryMaking()
+			rc.Measure(n%measureSmallEvery == 0)
 		}
-		if pause := s.shrink(ctx); pause > 0 {
+		if pause := rc.shrink(ctx); pause > 0 {
 			again.Reset(pause)
 		}
 	}
 }
 
+// Measure finds out how much the journal occupies and how much space others have left, with all
+// set also what everything else in the directory occupies. What could not be made before is
+// tried again afterwards.
+func (rc *reclaimer) Measure(all bool) {
+	rc.space.measure()
+	if all {
+		_ = rc.space.recount() // what was known stays
+	}
+	rc.space.retryMaking()
+}
+
 // shrinkFirst brings a store that was just opened within its cap. What cannot be given up
 // now is given up later: a disk that fails does not keep the store from opening.
-func (s *Store) shrinkFirst(ctx context.Context) error {
+func (rc *reclaimer) shrinkFirst(ctx context.Context) error {
 	for range firstShrinkTries {
-		pause := s.shrink(ctx)
+		pause := rc.shrink(ctx)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if pause == 0 {
 			break
 		}
-		sleep(ctx, pause)
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
 	}
-	if n := s.space.over(); n > 0 {
-		s.opts.Logger.Warn("store: above its cap", "bytes", n,
+	if n := rc.space.over(); n > 0 {
+		rc.logger.Warn("store: above its cap", "bytes", n,
 			"remedy", "remove what is not the store's from its directory, raise max_bytes, or look for I/O errors in the kernel's log")
 	}
 	return nil
@@ -105,19 +106,19 @@ func (s *Store) shrinkFirst(ctx context.Context) error {
 
 // shrink goes on with what is being given up and chooses more if more is needed. It
 // returns after what time it should be called again, 0 if nothing is left to do.
-func (s *Store) shrink(ctx context.Context) (pause time.Duration) {
+func (rc *reclaimer) shrink(ctx context.Context) (pause time.Duration) {
 	for ctx.Err() == nil {
-		stuck := s.space.removeAside()
-		s.chooseToGiveUp()
-		done, err := s.advance(ctx)
+		stuck := rc.space.removeAside()
+		rc.chooseToGiveUp()
+		done, err := rc.advance(ctx)
 		if done > 0 {
-			s.press(s.space.waitingClasses()...)
+			rc.press(rc.space.waitingClasses()...)
 		}
-		s.tellShrinking(ctx, errors.Join(err, stuck), done)
+		rc.tellShrinking(ctx, errors.Join(err, stuck), done)
 		switch {
 		case err != nil:
 			return shrinkRetry
-		case done == 0 && len(s.space.retirements()) > 0:
+		case done == 0 && len(rc.space.retirements()) > 0:
 			return stuckInterval
 		case done == 0:
 			return 0 // a file that is stuck is tried again with the next measurement
@@ -127,57 +128,57 @@ func (s *Store) shrink(ctx context.Context) (pause time.Duration) {
 }
 
 // tellShrinking logs the beginning and the end of trouble with giving up segments.
-func (s *Store) tellShrinking(ctx context.Context, err error, done int) {
+func (rc *reclaimer) tellShrinking(ctx context.Context, err error, done int) {
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
-		if s.shrinking.failed.Begins() {
-			s.opts.Logger.Warn("store: cannot give up a segment, it is tried again", "err", err,
+		if rc.failed.Begins() {
+			rc.logger.Warn("store: cannot give up a segment, it is tried again", "err", err,
 				"remedy", "look for I/O errors in the kernel's log")
 		}
-	case done > 0 && s.shrinking.failed.Ends():
-		s.opts.Logger.Info("store: segments can be given up again")
+	case done > 0 && rc.failed.Ends():
+		rc.logger.Info("store: segments can be given up again")
 	}
 }
 
 // giveUp asks for a segment to be given up for a class. It reports false if it is being
 // written to, or if another one is on its way out: one need is met at a time.
-func (s *Store) giveUp(g *segment, c *class) bool {
-	p := s.space
+func (rc *reclaimer) giveUp(g *segment, c *class) bool {
+	p := rc.space
 	p.mu.Lock()
 	may := len(p.retiring) == 0 && p.mayGiveUp()
 	p.mu.Unlock()
-	if !may || !s.retire(g, c) {
+	if !may || !rc.retire(g, c) {
 		return false
 	}
-	s.wakeShrinker()
+	rc.wakeShrinker()
 	return true
 }
 
 // roomComes reports whether room is on its way for a class: a segment is being given up for
 // it, or files that were set aside can go first.
-func (s *Store) roomComes(c *class) bool {
-	p := s.space
+func (rc *reclaimer) roomComes(c *class) bool {
+	p := rc.space
 	p.mu.Lock()
 	comes := slices.ContainsFunc(p.retiring, func(r *retirement) bool { return r.class == c })
 	aside := p.dueForRoom()
 	p.mu.Unlock()
 	if aside {
-		s.wakeShrinker()
+		rc.wakeShrinker()
 	}
 	return comes || aside
 }
 
 // retire takes a segment's slots out of use and puts it on the list. It reports false if
 // that was done before or if the segment is being written to.
-func (s *Store) retire(g *segment, c *class) bool {
-	p := s.space
+func (rc *reclaimer) retire(g *segment, c *class) bool {
+	p := rc.space
 	r := &retirement{g: g, class: c, since: time.Now()}
 	if !p.takeOut(g) {
 		return false
 	}
 	// After that, since a barrier that began before may bring slots back.
-	r.barrier = s.barrier.begun()
+	r.barrier = rc.barrier.Begun()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.retiring = append(p.retiring, r)
@@ -208,21 +209,21 @@ func (p *space) takeOut(g *segment) bool {
 
 // chooseToGiveUp retires the coldest segments until what is being given up is enough, and
 // one with many bad slots if nothing else is on its way.
-func (s *Store) chooseToGiveUp() {
-	p := s.space
+func (rc *reclaimer) chooseToGiveUp() {
+	p := rc.space
 	p.mu.Lock()
 	excess, spoilt, busy := p.excess(), p.spoilt(), len(p.retiring) > 0
 	p.mu.Unlock()
-	if spoilt != nil && !busy && s.retire(spoilt, nil) {
+	if spoilt != nil && !busy && rc.retire(spoilt, nil) {
 		return
 	}
 	if excess <= 0 {
-		s.shrinking.empty.Ends()
+		rc.nothing.Ends()
 		return
 	}
 	for {
-		g := s.colderSegment(nil, ^uint64(0))
-		if g == nil || !s.retire(g, nil) {
+		g := rc.colderSegment(nil, ^uint64(0))
+		if g == nil || !rc.retire(g, nil) {
 			break
 		}
 		p.mu.Lock()
@@ -235,25 +236,25 @@ func (s *Store) chooseToGiveUp() {
 	p.mu.Lock()
 	free, least, segments := p.room.FreeBytes, p.minFree, len(p.segments)
 	p.mu.Unlock()
-	if segments == 0 && s.shrinking.empty.Begins() {
-		s.opts.Logger.Warn("store: the file system is too full to keep any record", "free_bytes", free, "min_free_bytes", least,
+	if segments == 0 && rc.nothing.Begins() {
+		rc.logger.Warn("store: the file system is too full to keep any record", "free_bytes", free, "min_free_bytes", least,
 			"remedy", "free space in the file system of the store, or lower min_free")
 	}
 }
 
 // advance takes every retirement as far as it goes, and returns how many ended.
-func (s *Store) advance(ctx context.Context) (ended int, err error) {
+func (rc *reclaimer) advance(ctx context.Context) (ended int, err error) {
 	var emptied []*retirement
-	for _, r := range s.space.retirements() {
-		left, failed := s.empty(r)
+	for _, r := range rc.space.retirements() {
+		left, failed := rc.empty(r)
 		switch {
 		case failed != nil:
 			err = errors.Join(err, failed)
 		case left == 0:
 			emptied = append(emptied, r)
-		case time.Since(r.since) > pinPatience && s.barrier.ended() >= r.barrier:
+		case time.Since(r.since) > pinPatience && rc.barrier.Ended() >= r.barrier:
 			job := &evictJob{segment: r.g, restore: true}
-			if s.runEvictJob(job); job.err != nil {
+			if rc.commit(job); job.err != nil {
 				err = errors.Join(err, job.err)
 				continue
 			}
@@ -263,11 +264,11 @@ func (s *Store) advance(ctx context.Context) (ended int, err error) {
 	if len(emptied) == 0 || err != nil {
 		return ended, err
 	}
-	if err := s.barrier.wait(ctx); err != nil {
+	if err := rc.barrier.Wait(ctx); err != nil {
 		return ended, err
 	}
 	for _, r := range emptied {
-		s.space.remove(r)
+		rc.space.remove(r)
 		ended++
 	}
 	return ended, nil
@@ -275,29 +276,23 @@ func (s *Store) advance(ctx context.Context) (ended int, err error) {
 
 // empty takes the records of a segment out of the index, and the segment out of the
 // journal. It returns how many records are held by leases and readers.
-func (s *Store) empty(r *retirement) (left int, err error) {
+func (rc *reclaimer) empty(r *retirement) (left int, err error) {
 	if r.emptied {
 		return 0, nil
 	}
 	job := &evictJob{segment: r.g}
-	s.runEvictJob(job)
+	rc.commit(job)
 	if job.err != nil || job.left > 0 {
 		return job.left, job.err
 	}
-	if err := s.space.journal.DeleteSegment(r.g.ID); err != nil {
+	if err := rc.space.journal.DeleteSegment(r.g.ID); err != nil {
 		return 0, err
 	}
-	s.space.mu.Lock()
+	rc.space.mu.Lock()
 	r.emptied = true
-	s.space.mu.Unlock()
-	s.barrier.touch()
+	rc.space.mu.Unlock()
+	rc.barrier.Touch()
 	return 0, nil
-}
-
-func (s *Store) runEvictJob(job *evictJob) {
-	job.done = make(chan struct{})
-	s.commits.push(commit{kind: commitEvict, evict: job})
-	<-job.done
 }
 
 // restore gives a retired segment its slots back: those without a record are free after

@@ -118,8 +118,9 @@ func retireAndPin(t *testing.T, s *Store) (unpin func()) {
 		t.Fatal(err)
 	}
 	<-blocked
-	for g := s.colderSegment(nil, ^uint64(0)); g != nil && s.retire(g, nil); g = s.colderSegment(nil, ^uint64(0)) {
-		s.wakeShrinker()
+	for _, g := range s.space.inUse() {
+		s.reclaim.retire(g, nil)
+		s.reclaim.wakeShrinker()
 		for ref := g.base; ref < g.base+index.Ref(g.Slots); ref++ {
 			if _, _, ok := s.table.PinSlot(ref); ok {
 				return func() { s.table.Unpin(ref) }
@@ -150,8 +151,9 @@ func TestPinnedRecordOfARetiredSegmentHoldsNobodyUp(t *testing.T) {
 
 // Defect 12: leases that ran out did not end while a segment was being given up.
 func TestLeasesEndWhileTheStoreShrinks(t *testing.T) {
-	o := memOptions(newMemDisk(), newJournalFS())
-	s := watchCap(t, o).of(openTest(t, o))
+	d := newMemDisk()
+	o := memOptions(d, newJournalFS())
+	s := openTest(t, o)
 	ns := openNamespace(t, s, "a")
 	for chain := range 20 {
 		mustWrite(t, s, chainOf(ns, chain, 20))
@@ -161,19 +163,21 @@ func TestLeasesEndWhileTheStoreShrinks(t *testing.T) {
 			t.Fatal("nothing to hold")
 		}
 	}
-	s.space.mu.Lock()
-	s.space.maxBytes = 8 << 20
-	s.space.mu.Unlock()
-	s.wakeShrinker()
+	// Something else in the directory takes half of the cap.
+	if err := d.WriteFileAtomic("/store/other", make([]byte, 8<<20)); err != nil {
+		t.Fatal(err)
+	}
+	s.reclaim.Measure(true)
+	s.reclaim.wakeShrinker()
 	for range 20_000 {
-		if st := s.Stats(); st.Leases == 0 && s.space.over() <= 0 {
+		if st := s.Stats(); st.Leases == 0 && st.PhysicalBytes <= st.MaxBytes {
 			settle(t, s)
 			checkAccounting(t, s)
 			return
 		}
 		time.Sleep(time.Millisecond)
 	}
-	t.Errorf("%d leases are held, %d bytes above the cap", s.Stats().Leases, s.space.over())
+	t.Errorf("%d leases are held, %d bytes above the cap", s.Stats().Leases, s.Stats().PhysicalBytes-s.Stats().MaxBytes)
 }
 
 // A file that cannot be removed stays counted until it can.
@@ -192,7 +196,7 @@ func TestFileThatCannotBeRemovedStaysCounted(t *testing.T) {
 		t.Error("nothing is waiting to be removed")
 	}
 	d.before.Store(nil)
-	s.wakeShrinker()
+	s.reclaim.wakeShrinker()
 	writeUntilDone(t, s, ofSize(b, 100, 10, otherPayload))
 	settle(t, s)
 	if st := s.Stats(); st.SetAsideBytes != 0 {

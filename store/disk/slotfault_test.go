@@ -2,6 +2,7 @@ package disk
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -92,14 +93,14 @@ func TestBadSlotFailsOneWriteAndIsSetAside(t *testing.T) {
 		t.Errorf("%d slots rest, want 1", st.RestingSlots)
 	}
 	// Tried again when there is no other slot, it is set aside.
-	s.space.coolDown(time.Now().Add(suspectPause))
+	s.space.coolDown(time.Now().Add(time.Second))
 	for chain := 2; s.Stats().BadSlots == 0 && chain < 80; chain++ {
 		for i, err := range writeAll(t, s, chainOf(ns, chain, 20)) {
 			if err != nil && !errors.Is(err, store.ErrIO) {
 				t.Fatalf("write %d: %v", i, err)
 			}
 		}
-		s.space.coolDown(time.Now().Add(suspectPause))
+		s.space.coolDown(time.Now().Add(time.Second))
 	}
 	if st := s.Stats(); st.BadSlots != 1 || st.WriteErrors != 2 {
 		t.Errorf("%d slots are bad and %d writes failed, want 1 and 2", st.BadSlots, st.WriteErrors)
@@ -123,7 +124,7 @@ func TestDiskThatRefusesWritesForAWhileLosesNothing(t *testing.T) {
 		}
 	}
 	d.bad.Store(nil)
-	if st := s.Stats(); st.Evicted != 0 || st.BadSlots != 0 || st.RestingSlots > 2*longStreak {
+	if st := s.Stats(); st.Evicted != 0 || st.BadSlots != 0 || st.RestingSlots > 2*16 {
 		t.Errorf("%d records evicted, %d slots bad, %d resting", st.Evicted, st.BadSlots, st.RestingSlots)
 	}
 	writeUntilDone(t, s, chainOf(ns, 100, 1))
@@ -146,13 +147,11 @@ func TestSegmentWithManyBadSlotsIsGivenUp(t *testing.T) {
 		return nil
 	})
 	gone := func() bool {
-		s.space.mu.Lock()
-		defer s.space.mu.Unlock()
-		return s.space.segments[1] == nil
+		return !slices.ContainsFunc(s.space.allSegments(), func(g *segment) bool { return g.ID == 1 })
 	}
 	for chain := 1; !gone(); chain++ {
 		_ = writeAll(t, s, chainOf(ns, chain, 10))
-		s.space.coolDown(time.Now().Add(suspectPause))
+		s.space.coolDown(time.Now().Add(time.Second))
 		if chain > 400 {
 			t.Fatalf("the segment is still there: %+v", s.Stats())
 		}
@@ -171,7 +170,7 @@ func settle(t *testing.T, s *Store) {
 		if err := s.Sync(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if st := s.Stats(); st.PendingSlots == 0 && st.RetiringSegments == 0 && st.WriteInFlightBytes == 0 && !making(s) {
+		if st := s.Stats(); st.PendingSlots == 0 && st.RetiringSegments == 0 && st.WriteInFlightBytes == 0 && !s.space.usage().making {
 			return
 		}
 		time.Sleep(time.Millisecond)
@@ -189,16 +188,4 @@ func writeUntilDone(t *testing.T, s *Store, records []testRecord) {
 		time.Sleep(time.Millisecond)
 	}
 	t.Fatalf("writes do not work again: %v", writeAll(t, s, records))
-}
-
-// making reports whether a segment is being made.
-func making(s *Store) bool {
-	s.space.mu.Lock()
-	defer s.space.mu.Unlock()
-	for _, c := range s.space.classes {
-		if c.making {
-			return true
-		}
-	}
-	return false
 }

@@ -76,17 +76,17 @@ func blocksOf(im *index.Image) [][]byte { return slices.Concat(im.Entries, im.Ha
 
 // saveSnapshot writes the index. The store has stopped.
 func (s *Store) saveSnapshot() error {
-	im := s.table.Image()
+	im, segments := s.table.Image(), s.space.allSegments()
 	blocks := blocksOf(&im)
 	head := snapshotHead{
 		ByteOrder: byteOrderMark, Version: snapshotVersion, EntryBytes: index.EntryBytes,
-		Buckets: uint32(im.Buckets), Wrapped: uint32(im.Wrapped), Segments: uint32(len(s.space.segments)), Spare: uint32(len(im.Spare)),
+		Buckets: uint32(im.Buckets), Wrapped: uint32(im.Wrapped), Segments: uint32(len(segments)), Spare: uint32(len(im.Spare)),
 		Blocks: uint32(len(blocks)), Store: s.id, Opens: s.opens, Seq: s.seq.Load(),
 		Limit: uint32(im.Limit), Clock: im.Clock, Count: uint64(im.Count), Bytes: uint64(im.Bytes),
 	}
 	w := snapshotWriter{}
 	w.add(&head)
-	for _, g := range s.space.segments {
+	for _, g := range segments {
 		w.add(&snapshotSegment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes, Base: uint32(g.base)})
 	}
 	for _, r := range im.Spare {
@@ -190,22 +190,23 @@ func (r *snapshotReader) next(v any) {
 
 var errSnapshot = errors.New("snapshot is of no use")
 
-// loadSnapshot fills the index from the snapshot of the last clean stop. If it fails, the
-// index is empty again. files are the segments, all of which the journal vouches for.
-func (s *Store) loadSnapshot(files []*segmentFile) error {
+// loadSnapshot makes a space from the snapshot of the last clean stop. The journal vouches for all
+// usable segments.
+func (s *Store) loadSnapshot(o *opening) (*space, error) {
 	s.report.Begin("snapshot", 0)
 	f, err := s.opts.fs.OpenFile(s.snapshotPath(), false, s.direct)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	err = s.loadFrom(f, files)
-	if err != nil {
-		s.resetIndex()
+	p := s.newSpace(o)
+	if err = errors.Join(s.loadFrom(f, p, o.usable), f.Close()); err != nil {
+		p.table.Close()
+		return nil, err
 	}
-	return errors.Join(err, f.Close())
+	return p, nil
 }
 
-func (s *Store) loadFrom(f fsio.File, files []*segmentFile) error {
+func (s *Store) loadFrom(f fsio.File, p *space, files []*segmentFile) error {
 	heads := make(map[uint32]*segmentFile, len(files))
 	for _, e := range files {
 		heads[e.id] = e
@@ -241,15 +242,15 @@ func (s *Store) loadFrom(f fsio.File, files []*segmentFile) error {
 	if r.err != nil {
 		return r.err
 	}
-	if err := s.table.Prepare(&im); err != nil {
+	if err := p.table.Prepare(&im); err != nil {
 		return fmt.Errorf("%w: %w", errSnapshot, err)
 	}
-	if err := s.loadBlocks(f, r, &im, int(head.Blocks)); err != nil {
+	if err := loadBlocks(f, r, p.table, &im, int(head.Blocks)); err != nil {
 		return err
 	}
 	s.seq.Store(head.Seq)
 	for _, e := range segments {
-		s.space.takeIn(newSegment(heads[e.ID], index.Ref(e.Base)))
+		p.takeIn(newSegment(heads[e.ID].found(), index.Ref(e.Base)))
 	}
 	return nil
 }
@@ -289,7 +290,7 @@ func (s *Store) snapshotSegments(r *snapshotReader, head *snapshotHead, heads ma
 }
 
 // loadBlocks reads all blocks into the index's memory and verifies them.
-func (s *Store) loadBlocks(f fsio.File, r *snapshotReader, im *index.Image, n int) error {
+func loadBlocks(f fsio.File, r *snapshotReader, table *index.Table, im *index.Image, n int) error {
 	dst := blocksOf(im)
 	if n != len(dst) {
 		return fmt.Errorf("%w: %d blocks, want %d", errSnapshot, n, len(dst))
@@ -307,7 +308,7 @@ func (s *Store) loadBlocks(f fsio.File, r *snapshotReader, im *index.Image, n in
 	for w := range errs {
 		wg.Go(func() {
 			for i := int(next.Add(1)) - 1; i < n && errs[w] == nil; i = int(next.Add(1)) - 1 {
-				errs[w] = s.loadBlock(f, &blocks[i], dst[i], i)
+				errs[w] = loadBlock(f, table, &blocks[i], dst[i], i)
 			}
 		})
 	}
@@ -317,7 +318,7 @@ func (s *Store) loadBlocks(f fsio.File, r *snapshotReader, im *index.Image, n in
 	}
 	count := 0
 	for i := range im.Hash {
-		n, err := s.table.CheckHash(i)
+		n, err := table.CheckHash(i)
 		if err != nil {
 			return fmt.Errorf("%w: %w", errSnapshot, err)
 		}
@@ -329,7 +330,7 @@ func (s *Store) loadBlocks(f fsio.File, r *snapshotReader, im *index.Image, n in
 	return nil
 }
 
-func (s *Store) loadBlock(f fsio.File, b *snapshotBlock, dst []byte, i int) error {
+func loadBlock(f fsio.File, table *index.Table, b *snapshotBlock, dst []byte, i int) error {
 	if int64(len(dst)) != b.Bytes {
 		return fmt.Errorf("%w: block %d has %d bytes, want %d", errSnapshot, i, b.Bytes, len(dst))
 	}
@@ -339,8 +340,8 @@ func (s *Store) loadBlock(f fsio.File, b *snapshotBlock, dst []byte, i int) erro
 	if xxh3.Hash(dst) != b.Sum {
 		return fmt.Errorf("%w: checksum of block %d", errSnapshot, i)
 	}
-	if first := i * index.ImageRun; first < int(s.table.Limit()) {
-		s.table.Finish(index.Ref(first), index.Ref(first+len(dst)/index.EntryBytes))
+	if first := i * index.ImageRun; first < int(table.Limit()) {
+		table.Finish(index.Ref(first), index.Ref(first+len(dst)/index.EntryBytes))
 	}
 	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -18,8 +20,61 @@ import (
 	"github.com/kvconn/kvconn/store/disk/report"
 )
 
+// spaceOptions are what a space works with.
+type spaceOptions struct {
+	fs fsio.FS
+	// root is the store's directory, dir that of the segments, others those beside it where
+	// files may be set aside, journalDir that of the journal.
+	root, dir, journalDir string
+	others                []string
+	// fixed are the names in root of which the sizes are counted elsewhere.
+	fixed   map[string]bool
+	store   format.StoreID
+	table   *index.Table
+	journal *journal.Journal
+	direct  bool
+	report  *report.Report
+	// nextID is the number of the next segment to make; awaited are the slots of the segments
+	// that the disk does not give, where the journal knows them.
+	nextID  uint32
+	awaited map[uint32]uint32
+}
+
+// newSpace returns a space without segments.
+func newSpace(o spaceOptions, l limits) *space {
+	return &space{
+		spaceOptions: o, limits: l,
+		classes: make(map[int64]*class), segments: make(map[uint32]*segment),
+		slotFaults: slotFaults{bad: make(map[index.Ref]struct{}), suspects: make(map[index.Ref]suspect)},
+	}
+}
+
+const (
+	segmentPrefix = "seg-"
+	segmentSuffix = ".kv"
+)
+
+// segmentIDOf returns the number of the segment whose file has that name.
+func segmentIDOf(name string) (uint32, bool) {
+	digits, ok := strings.CutPrefix(name, segmentPrefix)
+	if !ok {
+		return 0, false
+	}
+	digits, ok = strings.CutSuffix(digits, segmentSuffix)
+	if !ok {
+		return 0, false
+	}
+	id, err := strconv.ParseUint(digits, 10, 32)
+	return uint32(id), err == nil
+}
+
+// slotBytes is the size of the slot that a payload needs.
+func slotBytes(payloadBytes int) int64 {
+	return int64(format.HeaderBytes + fsio.AlignUp(payloadBytes))
+}
+
 // refAlign is what the first reference of every segment is a multiple of, so that a table
-// with one entry for so many slots leads from a reference to its segment.
+// with one entry for that many slots leads from a reference to its segment.
 const refAlign = 64
 
 // segment is an open segment file.
@@ -49,8 +104,19 @@ type segment struct {
 	frozen           bool
 }
 
+// slots are the references of the segment's slots.
 func (g *segment) slots() index.Range { return index.Range{Base: g.base, Slots: g.Slots} }
 
+// markDirty notes that a payload is being written, or was.
+func (g *segment) markDirty() { g.dirty.Store(true) }
+
+// settled notes that a slot which was given out is committed or will not be.
+func (g *segment) settled() { g.writing.Add(-1) }
+
+// isUnread reports whether the headers of the segment have not all been read.
+func (g *segment) isUnread() bool { return g.unread.Load() }
+
+// location is where a slot is.
 func (g *segment) location(ref index.Ref) journal.Location {
 	return journal.Location{Segment: g.ID, Slot: uint32(ref - g.base)}
 }
@@ -74,37 +140,20 @@ type class struct {
 // space keeps the segments, their free slots and the accounting of physical bytes. No
 // lock is held while it makes or removes a file.
 type space struct {
-	fs       fsio.FS
-	dir      string
-	store    format.StoreID
-	table    *index.Table
-	journal  *journal.Journal
-	direct   bool
-	maxBytes int64
-	// capSource says where maxBytes comes from.
-	capSource string
-	nominal   int64 // bytes of a segment
-	// minFreeRule is the option, which minFree follows from.
-	minFreeRule minFreeRule
-	memTable    int64
+	spaceOptions
+	limits
 
 	mu       sync.Mutex
 	classes  map[int64]*class
 	segments map[uint32]*segment
-	nextID   uint32
 	// bytes are the physical bytes of all files in the directory of segments: those in
 	// use, those being made or given up, those set aside.
-	bytes int64
-	slots int64
-	// awaitedSlots are those of segments that the disk does not give, awaited how many each of
-	// them has where the journal knows it.
-	awaitedSlots int64
-	awaited      map[uint32]uint32
+	bytes        int64
+	slots        int64
+	awaitedSlots int64 // of segments that the disk does not give
 
-	journalB int64     // physical bytes of the journal when last measured
-	smallB   int64     // physical bytes of manifests and whatever else lies in the directory
-	room     fsio.Room // of the file system when last asked, and what was made since
-	minFree  int64     // bytes to leave free in the file system; 0 is none
+	journalB int64 // physical bytes of the journal when last measured
+	smallB   int64 // physical bytes of manifests and whatever else lies in the directory
 	// unmeasured is for how many measurements more the store does not grow, since not all
 	// files could be measured.
 	unmeasured int
@@ -323,52 +372,6 @@ func (p *space) track(g *segment) {
 	}
 }
 
-// addPending notes slots whose deletion is committed but not yet durable.
-func (p *space) addPending(refs []index.Ref) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, ref := range refs {
-		if g := p.at(ref); !g.retired && !g.withheld.Load() && !p.isBad(ref) {
-			g.class.pending++
-			p.pending = append(p.pending, ref)
-		}
-	}
-}
-
-// takePending returns the slots that the barrier about to start will make free.
-func (p *space) takePending() []index.Ref {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := p.pending
-	p.pending = nil
-	return out
-}
-
-// release makes slots free, after a barrier, or pending again if ok is false or someone
-// still holds them.
-func (p *space) release(refs []index.Ref, ok bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, ref := range refs {
-		g := p.at(ref)
-		switch {
-		case g == nil:
-		case g.retired:
-			g.class.pending--
-		case !ok || p.table.Pinned(ref):
-			p.pending = append(p.pending, ref)
-		default:
-			g.class.pending--
-			g.class.free = append(g.class.free, ref)
-		}
-	}
-	for _, c := range p.classes {
-		if len(c.free) > 0 {
-			c.wake()
-		}
-	}
-}
-
 // idle is the number of slots without a record: free, waiting for a barrier, resting or
 // bad. p.mu is held.
 func (p *space) idle() int64 {
@@ -384,4 +387,40 @@ func (p *space) allSegments() []*segment {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.SortedFunc(maps.Values(p.segments), func(a, b *segment) int { return cmp.Compare(a.ID, b.ID) })
+}
+
+// inUse returns the segments that are not being given up.
+func (p *space) inUse() (out []*segment) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.classes {
+		out = append(out, c.segments...)
+	}
+	return out
+}
+
+// byID returns all segments by their numbers.
+func (p *space) byID() map[uint32]*segment {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.segments)
+}
+
+// closeFiles closes the files of all segments.
+func (p *space) closeFiles() (err error) {
+	for _, g := range p.segments {
+		err = errors.Join(err, g.file.Close())
+	}
+	return err
+}
+
+// refOf is the reference of a slot, or none if its segment is not there.
+func (p *space) refOf(at journal.Location) index.Ref {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g := p.segments[at.Segment]
+	if at == journal.NoLocation || g == nil || at.Slot >= g.Slots {
+		return index.NoRef
+	}
+	return g.base + index.Ref(at.Slot)
 }

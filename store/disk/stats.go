@@ -109,12 +109,12 @@ type Stats struct {
 }
 
 // LimitBy says what keeps a store from growing.
-type LimitBy string
+type LimitBy = limitBy
 
 // The limits of a store: its cap, and the space that must stay free for others.
 const (
-	LimitedByCap  LimitBy = "cap"
-	LimitedByFree LimitBy = "free"
+	LimitedByCap  = limitedByCap
+	LimitedByFree = limitedByFree
 )
 
 // RebuildState is how far the rebuilding of the index from record headers is.
@@ -147,7 +147,7 @@ func (s *Store) Stats() Stats {
 	st := Stats{
 		Dir: s.opts.Dir, StoreID: hex.EncodeToString(s.id[:]), Epoch: s.epoch,
 		Records: int64(s.table.Len()), PayloadBytes: s.table.PayloadBytes(), IndexBytes: s.table.MemoryBytes(),
-		Namespaces: s.namespaces.count(), Leases: s.leases.count(),
+		Namespaces: s.namespaces.Count(), Leases: s.leases.count(),
 		WriteInFlightBytes: s.writes.inFlightBytes(),
 		DirectIO:           s.direct, OpenDuration: s.openDuration, Recovered: s.recovered,
 	}
@@ -156,29 +156,23 @@ func (s *Store) Stats() Stats {
 		c := s.calibration
 		st.Calibration = &c
 	}
-	st.WriteBudgetBytes, _ = s.gate.state()
-	st.QueuedReads, st.ReadInFlightBytes = s.reads.depth()
+	st.WriteBudgetBytes, _ = s.gate.State()
+	st.QueuedReads, st.ReadInFlightBytes = s.reads.Depth()
 	st.ReadSpeed = s.Speed()
 	st.Rebuild, st.AwaitedSegments = s.rebuilt.state(), s.awaiting.Load()
-	s.space.stats(&st)
+	st.takeUsage(s.space.usage())
 	s.count.stats(&st)
 	st.Warnings = s.report.Warnings()
 	return st
 }
 
-func (p *space) stats(st *Stats) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.classes {
-		st.FreeSlots += int64(len(c.free))
-		st.PendingSlots += c.pending
-	}
-	st.Segments, st.SegmentBytes, st.JournalBytes, st.MaxBytes = len(p.segments), p.bytes, p.journalB, p.maxBytes
-	st.PhysicalBytes = p.bytes + p.reserved(p.allSlots())
-	st.BadSlots, st.RestingSlots, st.RetiringSegments = int64(len(p.bad)), p.coolingSlots(), len(p.retiring)
-	st.CapSource, st.SetAsideBytes = p.capSource, p.asideBytes()
-	st.FileSystemBytes, st.FreeBytes, st.MinFreeBytes = p.room.TotalBytes, p.room.FreeBytes, p.minFree
-	st.EffectiveMaxBytes, st.LimitedBy = p.limit()
+func (st *Stats) takeUsage(u usage) {
+	st.FreeSlots, st.PendingSlots, st.BadSlots, st.RestingSlots = u.freeSlots, u.pendingSlots, u.badSlots, u.restingSlots
+	st.Segments, st.RetiringSegments = u.segments, u.retiringSegments
+	st.PhysicalBytes, st.SegmentBytes, st.JournalBytes, st.SetAsideBytes = u.physicalBytes, u.segmentBytes, u.journalBytes, u.setAsideBytes
+	st.MaxBytes, st.CapSource = u.maxBytes, u.capSource
+	st.FileSystemBytes, st.FreeBytes, st.MinFreeBytes = u.room.TotalBytes, u.room.FreeBytes, u.minFreeBytes
+	st.EffectiveMaxBytes, st.LimitedBy = u.effectiveMaxBytes, u.limitedBy
 }
 
 func (c *counters) stats(st *Stats) {

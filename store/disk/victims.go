@@ -7,38 +7,32 @@ import (
 // chooseVictims has the index choose the next records of a class to evict. If another class
 // has a segment whose records are colder, or this class has nothing to evict, that segment is
 // given up instead and the result is true.
-func (s *Store) chooseVictims(c *class) (tookSegment bool) {
+func (rc *reclaimer) chooseVictims(c *class) (tookSegment bool) {
 	limit := ^uint64(0)
-	if first, ok := s.table.Choose(c.slotBytes); ok {
+	if first, ok := rc.space.table.Choose(c.slotBytes); ok {
 		limit = first.Tick()
 	}
-	g := s.colderSegment(c, limit)
-	if g == nil || !s.giveUp(g, c) {
+	g := rc.colderSegment(c, limit)
+	if g == nil || !rc.giveUp(g, c) {
 		return false
 	}
-	s.table.Forget(c.slotBytes) // there may be another such segment when room is needed again
+	rc.space.table.Forget(c.slotBytes) // there may be another such segment when room is needed again
 	return true
 }
 
 // colderSegment returns the coldest segment of the other classes (of all if c is nil) that is
 // in use by no one, if its records were on average used before a tick.
-func (s *Store) colderSegment(c *class, before uint64) *segment {
+func (rc *reclaimer) colderSegment(c *class, before uint64) *segment {
 	but := int64(0)
 	if c != nil {
 		but = c.slotBytes
 	}
-	r, ok := s.table.ColdestRange(but, before, func(r index.Range) bool {
-		g := s.space.at(r.Base)
+	r, ok := rc.space.table.ColdestRange(but, before, func(r index.Range) bool {
+		g := rc.space.at(r.Base)
 		return g != nil && g.writing.Load() == 0
 	})
 	if !ok {
 		return nil
 	}
-	return s.space.at(r.Base) // nil if someone else gave it up meanwhile
-}
-
-func (p *space) segmentsOf(c *class) []*segment {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return append([]*segment(nil), c.segments...)
+	return rc.space.at(r.Base) // nil if someone else gave it up meanwhile
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/namespace"
+	"github.com/kvconn/kvconn/store/disk/queue"
 )
 
 // writes is the state of writes that were accepted and are not done.
@@ -23,18 +25,31 @@ type writes struct {
 	bytes    int64
 	pending  int
 	closed   bool
-	queue    *queue[*write]
+	queue    *queue.Queue[*write]
 }
 
 func (w *writes) init() {
 	w.idle.L = &w.mu
 	w.inFlight = make(map[index.ID]*write)
-	w.queue = newQueue[*write]()
+	w.queue = queue.New[*write]()
 }
 
-// slotBytes is the size of the slot that a payload needs.
-func slotBytes(payloadBytes int) int64 {
-	return int64(format.HeaderBytes + fsio.AlignUp(payloadBytes))
+// write is an op of a call of [Store.Write] on its way.
+type write struct {
+	*store.WriteOp
+	id        index.ID
+	done      func(*store.WriteOp)
+	budget    int64    // bytes taken from the write budget
+	followers []*write // other ops of the same record, finished with this one
+	children  []*write // written, waiting for this one to be committed before them
+	// committing is set when the op's turn to be committed has come.
+	committing bool
+	ref        index.Ref
+	depth      uint16 // blocks before it in its chain
+	seq        uint64
+	// oldRef and oldSeq name the record that this one replaces, if oldSeq is not 0.
+	oldRef index.Ref
+	oldSeq uint64
 }
 
 // Write hands records to the store and returns at once. It accepts a leading part of ops
@@ -75,9 +90,9 @@ func (s *Store) accept(op *write) error {
 		return nil
 	}
 	if found, ok := s.table.Get(op.id, false); ok {
-		if !s.doubted(found) {
+		if !s.doubts.Holds(found.Ref, found.Seq) {
 			w.pending++
-			s.commits.push(commit{kind: commitPresent, write: op})
+			s.commits.Push(commit{kind: commitPresent, write: op})
 			return nil
 		}
 		op.oldRef, op.oldSeq = found.Ref, found.Seq
@@ -94,7 +109,7 @@ func (s *Store) accept(op *write) error {
 	op.seq = s.seq.Add(1)
 	op.depth = s.depthOf(op)
 	w.inFlight[op.id] = op
-	w.queue.push(op)
+	w.queue.Push(op)
 	return nil
 }
 
@@ -120,18 +135,18 @@ func (s *Store) depthOf(op *write) uint16 {
 }
 
 func (s *Store) checkWrite(op *write) error {
-	if err := s.checkBuffer(op.Payload); err != nil {
+	if err := checkBuffer(op.Payload); err != nil {
 		return err
 	}
 	id, known := s.resolve(&op.ID)
 	if op.id = id; !known {
-		return fmt.Errorf("namespace %v: %w", op.ID.Namespace, errNotOpen)
+		return fmt.Errorf("namespace %v: %w", op.ID.Namespace, namespace.ErrNotOpen)
 	}
 	if slot := slotBytes(len(op.Payload)); s.space.neverFits(slot) {
 		s.count.denied.Add(1)
-		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.space.maxBytes, store.ErrTooLarge)
+		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.limits.maxBytes, store.ErrTooLarge)
 	}
-	if err := s.namespaces.checkSize(index.Group{Namespace: op.id.Namespace, Shard: op.id.Shard}, len(op.Payload)); err != nil {
+	if err := s.namespaces.CheckSize(index.Group{Namespace: op.id.Namespace, Shard: op.id.Shard}, len(op.Payload)); err != nil {
 		return err
 	}
 	select {
@@ -142,31 +157,19 @@ func (s *Store) checkWrite(op *write) error {
 	}
 }
 
-func (s *Store) checkBuffer(payload []byte) error {
-	switch n := len(payload); {
-	case n < store.MinPayloadBytes || n > store.MaxPayloadBytes:
-		return fmt.Errorf("payload of %d bytes: want %d to %d: %w", n, store.MinPayloadBytes, store.MaxPayloadBytes, store.ErrInvalid)
-	case !fsio.Aligned(payload):
-		return fmt.Errorf("payload buffer is not aligned to %d bytes: %w", store.BufferAlign, store.ErrInvalid)
-	case cap(payload) < fsio.AlignUp(n):
-		return fmt.Errorf("payload buffer has capacity %d, want %d: %w", cap(payload), fsio.AlignUp(n), store.ErrInvalid)
-	}
-	return nil
-}
-
 // writer writes payloads until the queue is closed.
 func (s *Store) writer() {
 	defer s.writers.Done()
 	for {
-		op, ok := s.writes.queue.pop()
+		op, ok := s.writes.queue.Pop()
 		if !ok {
 			return
 		}
 		if err := s.writeOne(op); err != nil {
 			op.Err = err
-			s.commits.push(commit{kind: commitFailed, write: op})
+			s.commits.Push(commit{kind: commitFailed, write: op})
 		} else {
-			s.commits.push(commit{kind: commitWrite, write: op})
+			s.commits.Push(commit{kind: commitWrite, write: op})
 		}
 	}
 }
@@ -176,11 +179,11 @@ func (s *Store) writeOne(op *write) error {
 	if !s.space.mayWrite(time.Now()) {
 		return fmt.Errorf("disk refuses writes: %w", store.ErrIO)
 	}
-	if err := s.keepManifest(op.id.Namespace); err != nil {
+	if err := s.namespaces.Keep(op.id.Namespace); err != nil {
 		return err
 	}
 	need := slotBytes(len(op.Payload))
-	ref, err := s.allocate(need)
+	ref, err := s.reclaim.allocate(need)
 	if err != nil {
 		return err
 	}
@@ -189,80 +192,33 @@ func (s *Store) writeOne(op *write) error {
 	padded := op.Payload[:fsio.AlignUp(len(op.Payload))]
 	clear(padded[len(op.Payload):])
 	at := g.location(ref)
-	header := s.headers.get()
-	defer s.headers.put(header)
-	namespace, scheme := s.namespaces.identity(op.id.Namespace)
+	header := s.headers.Get()
+	defer s.headers.Put(header)
+	namespace, scheme := s.namespaces.Identity(op.id.Namespace)
 	(&format.Record{
 		Store: s.id, SegmentID: at.Segment, Slot: at.Slot, Seq: op.seq,
 		Namespace: namespace, Shard: op.ID.Shard, Depth: op.depth,
 		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof, Scope: op.Scope, KeyScheme: scheme,
 		PayloadBytes: uint32(len(op.Payload)), PayloadSum: format.PayloadSum(op.Payload),
-	}).Encode(header.bytes)
-	g.dirty.Store(true)
-	s.gate.beginWrite(need)
-	err = g.file.WriteVec(header.bytes, padded, g.Offset(at.Slot))
-	s.gate.endWrite(need)
+	}).Encode(header.Bytes)
+	g.markDirty()
+	s.gate.BeginWrite(need)
+	err = g.file.WriteVec(header.Bytes, padded, g.Offset(at.Slot))
+	s.gate.EndWrite(need)
 	if err != nil {
 		if s.space.writeFailed(ref, err, time.Now()) {
 			s.opts.Logger.Error("store: the disk refuses writes, saves fail", "err", err,
 				"remedy", "look for I/O errors in the kernel's log; if they go on, replace the disk")
 		}
-		s.wakeShrinker()
+		s.reclaim.wakeShrinker()
 		return fmt.Errorf("write record %v: %w: %w", op.ID.Key, store.ErrIO, err)
 	}
 	// Set again: a barrier may have taken the mark while the write was under way.
-	g.dirty.Store(true)
+	g.markDirty()
 	if s.space.wrote(ref) {
 		s.opts.Logger.Info("store: the disk takes writes again")
 	}
 	return nil
-}
-
-// recheckInterval is how often a writer that waits for a slot looks for itself: room for
-// a segment may come from outside, without anyone telling.
-const recheckInterval = 20 * time.Millisecond
-
-// allocate returns a free slot. It makes a segment if the cap leaves room, or waits for
-// the eviction and the barrier that free a slot.
-func (s *Store) allocate(slotBytes int64) (index.Ref, error) {
-	var timeout, recheck <-chan time.Time
-	if s.space.starved(slotBytes) {
-		return index.NoRef, fmt.Errorf("no room for a slot of %d bytes: %w: %w", slotBytes, store.ErrBusy, errNoRoom)
-	}
-	for {
-		ref, freed, grow := s.space.take(slotBytes)
-		if ref != index.NoRef {
-			s.relieve(slotBytes, false)
-			return ref, nil
-		}
-		if grow {
-			if s.grow(slotBytes) {
-				continue
-			}
-			// Tried again after a pause, and not for ever: what failed may fail each time. The
-			// failure itself wakes who waits for a slot, this writer too.
-			freed = nil
-		}
-		if timeout == nil {
-			timer := time.NewTimer(s.opts.SlotWait)
-			defer timer.Stop()
-			timeout = timer.C
-			ticker := time.NewTicker(recheckInterval)
-			defer ticker.Stop()
-			recheck = ticker.C
-			s.space.wait(slotBytes, 1)
-			defer s.space.wait(slotBytes, -1)
-		}
-		s.relieve(slotBytes, true)
-		select {
-		case <-freed:
-		case <-recheck:
-		case <-timeout:
-			return index.NoRef, fmt.Errorf("no slot was freed within %v: %w", s.opts.SlotWait, store.ErrBusy)
-		case <-s.journal.Failed():
-			return index.NoRef, fmt.Errorf("journal failed: %w", store.ErrIO)
-		}
-	}
 }
 
 // awaitsParent holds a written record back while its parent is being written: the index
@@ -292,7 +248,7 @@ func (s *Store) finishWrite(op *write) {
 	followers := op.followers
 	op.followers = nil
 	for _, child := range op.children {
-		s.commits.push(commit{kind: commitWrite, write: child})
+		s.commits.Push(commit{kind: commitWrite, write: child})
 	}
 	w.mu.Unlock()
 	err := op.Err
@@ -332,7 +288,7 @@ func (w *writes) close() {
 	for w.pending > 0 {
 		w.idle.Wait()
 	}
-	w.queue.close()
+	w.queue.Close()
 }
 
 func (w *writes) inFlightBytes() int64 {
@@ -343,4 +299,19 @@ func (w *writes) inFlightBytes() int64 {
 
 // Sync is a barrier: when it returns nil, everything whose done was called before the
 // call of Sync survives a crash of the process and loss of power.
-func (s *Store) Sync(ctx context.Context) error { return s.barrier.wait(ctx) }
+func (s *Store) Sync(ctx context.Context) error { return s.barrier.Wait(ctx) }
+
+// replace drops the record that a save replaces, now that the new payload is written: a save that
+// fails costs nothing. It is in one batch with the new record.
+func (c *committing) replace(op *write) {
+	ref, seq := op.oldRef, op.oldSeq
+	if seq == 0 {
+		return
+	}
+	select {
+	case <-c.s.journal.Failed():
+		return // the save fails
+	default:
+	}
+	c.drop(ref, seq, c.s.doubts.Take(ref, seq))
+}

@@ -57,7 +57,7 @@ class FakeDaemon:
         return memoryview(mmap.mmap(self.fds[-1], 4096)).cast("Q")
 
     def stop(self) -> None:
-        """End like a process that is killed: everything closed, the socket's file left behind."""
+        """End like a process that is killed: everything closed, the socket's file left there."""
         with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()

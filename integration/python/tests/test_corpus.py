@@ -91,7 +91,7 @@ REPLIES: dict[str, tuple[Callable[[Fields], Any], Callable[[Fields], Any]]] = {
     "step": (messages.step_reply, lambda f: (bytes.fromhex(f["meta"]), [tuple(p) for p in f["loads"]])),
     "loaded": (dict, dict),
     "reset": (dict, dict),
-    "register": (messages.block_bytes, lambda f: f["block_bytes"]),
+    "register": (dict, dict),
     "unregister": (dict, dict),
     "load": (messages.count, lambda f: f["n"]),
     "save": (messages.save_result, lambda f: (f["taken"], f["dropped"], f["present"])),
@@ -126,7 +126,7 @@ def test_a_request_is_said_as_the_daemon_expects_it(entry: Fields) -> None:
 @pytest.mark.parametrize("entry", entries("reply"))
 def test_an_answer_is_understood(entry: Fields) -> None:
     golden = (CORPUS / entry["file"]).read_bytes()
-    if entry.get("fds"):  # only for who asks for staging memory, which this client does not
+    if entry.get("fds"):  # only for clients in handoff mode, which this one is not
         with pytest.raises(ProtocolError):
             frames.unpack_header(golden)
         return

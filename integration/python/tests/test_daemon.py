@@ -246,7 +246,7 @@ def test_other_content_behind_the_same_tokens_is_another_prompt(daemon: Path) ->
     worker.close()
 
 
-def test_a_reset_has_block_tables_told_anew(daemon: Path) -> None:
+def test_a_reset_has_block_tables_told_again(daemon: Path) -> None:
     memory = Memory()
     worker = connect_worker(daemon, memory)
     scheduler = SchedulerClient(options(daemon))
@@ -319,7 +319,7 @@ def test_a_frozen_daemon_is_fenced_and_its_load_fails(daemon_process: DaemonProc
     worker.close()
 
 
-def test_a_request_that_the_leader_was_not_told_is_named_so(daemon: Path) -> None:
+def test_a_request_that_the_leader_does_not_know_is_named_so(daemon: Path) -> None:
     scheduler = SchedulerClient(options(daemon))
     assert scheduler.connect()
     with pytest.raises(client.UnknownRequest):

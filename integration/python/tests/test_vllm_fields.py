@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import vllm_fields
@@ -21,6 +22,12 @@ def test_no_setting_is_in_two_places() -> None:
     for owner in vllm_fields.MANIFEST:
         listed = [field for group in GROUPS for field in group.get(owner, "").split()]
         assert len(listed) == len(set(listed)), owner
+
+
+def test_the_number_of_settings_is_in_the_decision_record() -> None:
+    number = sum(len(fields.split()) for group in GROUPS for fields in group.values())
+    adr = Path(__file__).parents[3] / "docs" / "adr" / "0010-identity.md"
+    assert f"each of the {number} fields" in adr.read_text()
 
 
 def test_what_goes_into_the_manifest_is_listed_there() -> None:

@@ -128,7 +128,7 @@ class Engine:
         resumed: set[str] = frozenset(),  # type: ignore[assignment]
         preempted: set[str] = frozenset(),  # type: ignore[assignment]
     ) -> StepMetadata:
-        """Plan a step in which requests compute (count) tokens behind (computed)."""
+        """Plan a step in which requests compute (count) tokens after (computed)."""
         new, cached = new or {}, cached or {}
         output = SimpleNamespace(
             scheduled_new_reqs=[SimpleNamespace(req_id=r, num_computed_tokens=c) for r, (c, _) in new.items()],
@@ -490,7 +490,7 @@ def test_the_length_of_the_prompt_is_told(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("error", [None, Unavailable("gone")])
-def test_after_a_reset_block_tables_are_told_anew(engine: Engine, error: Exception | None) -> None:
+def test_after_a_reset_block_tables_are_told_again(engine: Engine, error: Exception | None) -> None:
     r = engine.request("r", 6)
     engine.side.match(r, 0)
     engine.allocate(r, [1, 2])
@@ -595,7 +595,7 @@ def test_without_a_leader_nothing_is_told(engine: Engine) -> None:
     assert engine.leader.steps == []
 
 
-def test_the_two_steps_behind_much_prefill_are_told(engine: Engine) -> None:
+def test_the_two_steps_after_much_prefill_are_told(engine: Engine) -> None:
     r = engine.request("r", 302)
     engine.side.match(r, 0)
     engine.allocate(r, [*range(1, 77)])

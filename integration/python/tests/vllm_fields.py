@@ -67,7 +67,7 @@ OTHER: dict[str, str] = {
         performance_mode profiler_config quant_config reasoning_config scheduler_config shutdown_timeout
         structured_outputs_config watchdog_config watermark_config
     """,
-    # Names, tokenizer, sampling, logs, speed, memory; prompt embeddings are told by content.
+    # Names, tokenizer, sampling, logs, speed, memory; prompt embeddings are known by content.
     "ModelConfig": """
         allow_deprecated_quantization allowed_local_media_path allowed_media_domains disable_cascade_attn
         enable_cumem_allocator enable_nccl_comm_suspend enable_prompt_embeds enable_sleep_mode enable_trace_replay

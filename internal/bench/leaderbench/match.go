@@ -28,7 +28,7 @@ type Options struct {
 	Tokens  int
 	// Rounds is the number of matches that are timed. Default 200.
 	Rounds int
-	// Open opens an empty store in dir that takes so many records of PayloadBytes. The
+	// Open opens an empty store in dir with room for the given number of records of PayloadBytes. The
 	// default is [storebench.OpenSparse], which needs no disk for payloads.
 	Open func(ctx context.Context, dir string, records int) (*disk.Store, error)
 	// Progress, if not nil, is called now and then with the records written.

@@ -14,7 +14,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
 
-// shape is how raw I/O is done: requests of one size, so many at a time.
+// shape is how raw I/O is done: requests of one size, depth at a time.
 type shape struct{ bytes, depth int }
 
 func (s shape) String() string { return fmt.Sprintf("%d KiB x %d", s.bytes>>10, s.depth) }

@@ -2,12 +2,12 @@ package httplimit
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/httpserve"
 )
 
 const (
@@ -42,26 +42,11 @@ func NewServer(l net.Listener, conns int, h http.Handler, log *slog.Logger) *Ser
 	return s
 }
 
-// Serve serves until ctx ends, and closes the listener.
+// Serve serves until ctx ends, and closes the listener. If there are no descriptors left it waits
+// a moment and tries again.
 func (s *Server) Serve(ctx context.Context) error {
-	stopped := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(stopped)
-		shutdown, cancel := context.WithTimeout(context.Background(), stopTimeout)
-		defer cancel()
-		if err := s.server.Shutdown(shutdown); err != nil {
-			_ = s.server.Close()
-		}
-	})
-	// If there are no descriptors left it waits a moment and tries again.
-	err := s.server.Serve(s.listener)
-	if !stop() {
-		<-stopped // Serve returns as soon as the stop begins
-	}
-	if !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve HTTP: %w", err)
-	}
-	return nil
+	_, err := httpserve.Serve(ctx, s.server, s.listener, stopTimeout, nil)
+	return err
 }
 
 // Close closes the listener of a server that does not serve.

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Mode is how an engine behaves.
+// Mode is the behaviour of an engine.
 type Mode int
 
 // The modes.
@@ -75,7 +75,7 @@ func New(t testing.TB, model string) *Engine {
 	return e
 }
 
-// Set changes how requests are answered, SetTokenize how tokenizing is.
+// Set changes how requests are answered.
 func (e *Engine) Set(m Mode) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -224,10 +224,10 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, stream bool, mod
 	fmt.Fprint(w, "data: [DONE]\n\n")
 }
 
-// waitLimit is what only a broken program reaches.
+// waitLimit is a time that only a broken program takes.
 const waitLimit = time.Minute
 
-// Eventually waits for what has to become true.
+// Eventually waits until ok returns true; see package wait.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(waitLimit); !ok(); time.Sleep(5 * time.Millisecond) {

@@ -1,6 +1,5 @@
-// Package fault is a small language for what a disk does wrong. A script is a list of
-// clauses in brackets; each says which operations it is for, under what conditions, and
-// what happens to them:
+// Package fault is a small language for the faults of a disk. A script is a list of clauses in
+// brackets. A clause names operations, conditions, and an effect:
 //
 //	(on sync segments/* (after 10) (for 60) EIO)
 //	(on write segments/seg-00000001.kv (range 8192 16384) EIO)
@@ -10,7 +9,7 @@
 //	(delay 1s (every 50))
 //
 // A script is parsed by [Parse], printed by [Script.String], and acted on by an [Injector].
-// It knows nothing of stores: package faultfs puts it below one.
+// The package knows nothing about stores: package faultfs puts a script below one.
 package fault
 
 import (
@@ -21,7 +20,7 @@ import (
 	"time"
 )
 
-// Kind is what an operation on a file system does.
+// Kind is a kind of operation on a file system.
 type Kind uint8
 
 // The kinds of operations. Any, in a clause, is all of them.
@@ -72,26 +71,26 @@ type Effect struct {
 	Delay time.Duration
 	// Flip is the number of bits that are flipped in what is read or written.
 	Flip int
-	// Torn has a write put down a leading part of its sectors and fail with EIO.
+	// Torn makes a write put down only its first sectors and fail with EIO.
 	Torn bool
-	// Drop has the operation reported as done though it was not: a lost write or sync.
+	// Drop reports the operation as done without doing it: a lost write or sync.
 	Drop bool
-	// Full has the file system say that no space is free: others have filled it.
+	// Full makes the file system report no free space, as if others had filled it.
 	Full bool
 }
 
 // Clause is one fault. The zero value of a condition is no condition.
 type Clause struct {
-	// Kind and Pattern say which operations are meant. In a pattern, * stands for any
-	// part of a name and ** for any path.
+	// Kind and Pattern select operations. In a pattern, * stands for any part of a name
+	// and ** for any path.
 	Kind    Kind
 	Pattern string
-	// After is the number of matching operations that are left alone first, For how many
-	// are acted on after them.
+	// After is the number of matching operations that are left alone first, For the number
+	// that the clause acts on after them.
 	After, For int64
 	// Every acts on one operation in Every.
 	Every int64
-	// Prob acts on an operation with that probability, drawn from Seed.
+	// Prob is the probability of acting on an operation, drawn from Seed.
 	Prob float64
 	Seed uint64
 	// From and To are the part of the file, half open, that a read or write has to touch.
@@ -101,7 +100,7 @@ type Clause struct {
 	Effect       Effect
 }
 
-// Script is a list of clauses. All that match an operation act on it.
+// Script is a list of clauses. Each one that matches an operation acts on it.
 type Script []Clause
 
 // errnos are the errors that a script can name.

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Action is what is to be done to an operation once its delays are over.
+// Action is what happens to an operation after its delays.
 type Action struct {
 	// Err fails it.
 	Err error
@@ -22,8 +22,8 @@ type Action struct {
 	Draw uint64
 }
 
-// Injector acts on operations as a script says. It is safe for concurrent use. The counts
-// of the clauses begin at [Injector.On], and nothing happens before it.
+// Injector acts on operations as a script says. It is safe for concurrent use. It does nothing
+// before [Injector.On], where the counts of the clauses start.
 type Injector struct {
 	mu       sync.Mutex
 	on       bool
@@ -57,7 +57,7 @@ func (i *Injector) load(s Script) {
 	}
 }
 
-// On has the faults begin, their counts from nothing.
+// On starts the faults, with all counts at zero.
 func (i *Injector) On() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -81,7 +81,7 @@ func (i *Injector) Off() {
 	}
 }
 
-// Replace ends the faults under way and puts another script in their place, switched off.
+// Replace ends the faults and takes another script, switched off.
 func (i *Injector) Replace(s Script) {
 	i.Off()
 	i.mu.Lock()
@@ -89,7 +89,7 @@ func (i *Injector) Replace(s Script) {
 	i.load(s)
 }
 
-// Injected is how many operations were acted on, Seen how many there were, faults on or off.
+// Injected is how many operations the script acted on.
 func (i *Injector) Injected() int64 {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -104,8 +104,8 @@ func (i *Injector) Seen() int64 {
 }
 
 // Freeze holds up every operation that changes the disk until thaw is called, for a copy of
-// the directory as a killed process leaves it. What is under way when it is called may still
-// end.
+// the directory as a killed process leaves it. Operations that are under way when it is called
+// may still end.
 func (i *Injector) Freeze() (thaw func()) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -119,7 +119,7 @@ func (i *Injector) Freeze() (thaw func()) {
 	})
 }
 
-// awaitThaw waits until operations of this kind may go on.
+// awaitThaw waits until operations of this kind may continue.
 func (i *Injector) awaitThaw(k Kind) {
 	if k == Read || k == List || k == Stat || k == Free {
 		return
@@ -132,7 +132,7 @@ func (i *Injector) awaitThaw(k Kind) {
 	}
 }
 
-// Act waits as long as the script says for an operation and returns what to do to it.
+// Act waits out the delays that the script has for an operation, and returns what to do to it.
 func (i *Injector) Act(op Op) Action {
 	i.awaitThaw(op.Kind)
 	a, delay, off := i.decide(op)
@@ -200,7 +200,7 @@ func (c *state) fires(op Op, since time.Duration) bool {
 	return true
 }
 
-// Match reports whether a path is of a pattern: ** is all paths, DIR/** all below one.
+// Match reports whether a path matches a pattern: ** is all paths, DIR/** all paths below DIR.
 func Match(pattern, name string) bool {
 	if pattern == "**" {
 		return true
@@ -212,7 +212,7 @@ func Match(pattern, name string) bool {
 	return ok && err == nil
 }
 
-// ErrTorn is what a torn write fails with.
+// ErrTorn is the error of a torn write.
 const ErrTorn = syscall.EIO
 
 // FlipBits flips a's bits in b.

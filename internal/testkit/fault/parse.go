@@ -258,7 +258,7 @@ func (p *parser) duration(most time.Duration) (time.Duration, error) {
 	return d, err
 }
 
-// validate reports what cannot be meant.
+// validate reports a clause that makes no sense.
 func (c *Clause) validate() error {
 	switch {
 	case c.Effect == (Effect{}):

@@ -1,5 +1,5 @@
-// Package faultfs puts the faults of a script below a store: under its segments and small
-// files and under its journal alike, one script for both.
+// Package faultfs puts the faults of a script below a store. One script applies to its segments
+// and small files, and to its journal.
 package faultfs
 
 import (
@@ -20,8 +20,8 @@ import (
 // paths of the script are relative to o.Dir. The disk is not measured.
 func Under(o disk.Options, i *fault.Injector) disk.Options { return UnderOn(0, o, i) }
 
-// UnderOn is [Under] on a file system that is said to have totalBytes, all of them the store's
-// or free; 0 is the one that is there.
+// UnderOn is [Under] on a file system that reports a size of totalBytes, all of it the store's or
+// free; 0 keeps the real size.
 func UnderOn(totalBytes int64, o disk.Options, i *fault.Injector) disk.Options {
 	o.Calibrate = false
 	t := tree{o.Dir, totalBytes, i}
@@ -35,7 +35,7 @@ type tree struct {
 	injector   *fault.Injector
 }
 
-// act asks for what is to happen to an operation.
+// act asks what happens to an operation.
 func (t tree) act(kind fault.Kind, path string, offset, bytes int64) fault.Action {
 	rel, err := filepath.Rel(t.root, path)
 	if err != nil || strings.HasPrefix(rel, "..") {
@@ -44,7 +44,7 @@ func (t tree) act(kind fault.Kind, path string, offset, bytes int64) fault.Actio
 	return t.injector.Act(fault.Op{Kind: kind, Path: filepath.ToSlash(rel), Offset: offset, Bytes: bytes})
 }
 
-// reach is act for an operation that can fail and nothing else.
+// reach is act for an operation that can only fail.
 func (t tree) reach(kind fault.Kind, path string) error {
 	a := t.act(kind, path, 0, 0)
 	return failed(kind, path, a.Err)

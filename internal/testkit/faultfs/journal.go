@@ -37,7 +37,7 @@ func (f journalFiles) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (v
 	return f.open(fault.Create, to, func() (vfs.File, error) { return f.FS.ReuseForWrite(from, to, c) })
 }
 
-// open opens a file, unless that is to fail.
+// open opens a file, or fails if the script says so.
 func (f journalFiles) open(kind fault.Kind, name string, open func() (vfs.File, error)) (vfs.File, error) {
 	if err := f.t.reach(kind, name); err != nil {
 		return nil, err
@@ -114,8 +114,8 @@ func (f journalFiles) GetDiskUsage(path string) (vfs.DiskUsage, error) {
 
 func (f journalFiles) Unwrap() vfs.FS { return f.FS }
 
-// journalFile is an open file of the journal. Its descriptor is kept to itself: what is done
-// past it would meet no fault.
+// journalFile is an open file of the journal. It does not give out its descriptor, because
+// operations on that would bypass the faults.
 type journalFile struct {
 	vfs.File
 	t    tree
@@ -163,7 +163,7 @@ func (f *journalFile) writing(b []byte, at int64, write func([]byte) (int, error
 	case a.Err != nil:
 		return 0, failed(fault.Write, f.path, a.Err)
 	case a.Drop:
-		// Zeros stand where the write was lost: the file's end is where the writer thinks.
+		// Zeros take the place of the lost write: the file is as long as the writer thinks.
 		return write(make([]byte, len(b)))
 	case a.Torn:
 		n, _ := write(b[:min(a.TornBytes(len(b)), len(b))])

@@ -1,5 +1,5 @@
-// Package openapitest reads the OpenAPI descriptions that the tests of HTTP services hold
-// against what is served.
+// Package openapitest reads OpenAPI descriptions, so that tests of HTTP services can compare them
+// with what is served.
 package openapitest
 
 import (
@@ -26,7 +26,7 @@ type Operation struct {
 	Responses   map[string]Response `yaml:"responses"`
 }
 
-// Response is what is said of an answer, and its content by type.
+// Response is the description of an answer, and its content by type.
 type Response struct {
 	Description string         `yaml:"description"`
 	Content     map[string]any `yaml:"content"`

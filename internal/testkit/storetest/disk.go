@@ -1,5 +1,5 @@
-// Package storetest has the disk that tests of whole daemons and engines put under a
-// store: real files whose operations fail, hang or are slow as a test says.
+// Package storetest has a disk that tests of whole daemons and engines put under a store: real
+// files whose operations fail, hang or are slow at the test's command.
 package storetest
 
 import (
@@ -34,14 +34,14 @@ type Op struct {
 	Set   bool
 }
 
-// Disk is the operating system's file system with a hook. The zero value does what it is
-// told at once. It is safe for concurrent use.
+// Disk is the operating system's file system with a hook. The zero value has none. It is safe for
+// concurrent use.
 type Disk struct {
 	hook atomic.Pointer[func(Op) error]
 }
 
-// Hook has f called after each read and before every other operation on a segment; the
-// operation fails with its error and takes as long as it. nil is none.
+// Hook makes the disk call f after each read of a segment and before every other operation on
+// one. The operation fails with f's error, and takes as long as f does. nil removes the hook.
 func (d *Disk) Hook(f func(Op) error) {
 	if f == nil {
 		d.hook.Store(nil)

@@ -1,4 +1,4 @@
-// Package testlog has the log that tests give to what they test, and read while it grows.
+// Package testlog has a log that a test can read while it grows.
 package testlog
 
 import (

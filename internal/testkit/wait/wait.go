@@ -1,5 +1,5 @@
-// Package wait waits in tests for conditions that have to become true. Where time can be made up,
-// testing/synctest is better.
+// Package wait waits in tests for conditions that have to become true. Use testing/synctest instead
+// where it works.
 package wait
 
 import (
@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Limit is a time that only what is broken takes.
+// Limit is a time that only broken code takes.
 const Limit = time.Minute
 
 // For waits until ok returns true. The test fails if it does not within [Limit].

@@ -16,7 +16,7 @@ import (
 // /usr/bin/python3.
 const PythonEnv = "KVCONN_TEST_PYZMQ_PYTHON"
 
-// Program is a running Python program that is spoken to in lines.
+// Program is a running Python program that reads and writes lines.
 type Program struct {
 	t   testing.TB
 	in  io.Writer

@@ -17,15 +17,9 @@ func newBitmap(blocks uint32) *Bitmap {
 	return &Bitmap{words: make([]atomic.Uint64, (blocks+63)/64)}
 }
 
-// grown is a copy with room for a number of blocks and some more.
-func (b *Bitmap) grown(blocks uint32) *Bitmap {
-	return b.copyTo(newBitmap(min(max(blocks, uint32(len(b.words))*96), MaxBlocks)))
-}
-
-func (b *Bitmap) clone() *Bitmap { return b.copyTo(newBitmap(b.size())) }
-
-// copyTo makes g, which is empty and at least as large, equal to b.
-func (b *Bitmap) copyTo(g *Bitmap) *Bitmap {
+// resized is a copy with room for a number of blocks, at least as many as before.
+func (b *Bitmap) resized(blocks uint32) *Bitmap {
+	g := newBitmap(blocks)
 	for i := range b.words {
 		g.words[i].Store(b.words[i].Load())
 	}

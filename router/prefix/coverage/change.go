@@ -6,8 +6,9 @@ import (
 )
 
 // Add gives h the blocks [from, to), and calls again for the stretches of them that it has already. It returns
-// the coverage that is to replace c: c itself if it was changed in place, or not at all.
-func (c *Coverage) Add(h Holder, from, to uint32, again func(from, to uint32)) (*Coverage, Change) {
+// the coverage that is to replace c, which is c itself if it was changed in place or not at all, and how
+// many blocks h got.
+func (c *Coverage) Add(h Holder, from, to uint32, again func(from, to uint32)) (next *Coverage, got uint32) {
 	f, at, end := c.find(h)
 	if f == formHoled {
 		return c.addHoled(h, at, from, to, again)
@@ -15,27 +16,23 @@ func (c *Coverage) Add(h Holder, from, to uint32, again func(from, to uint32)) (
 	if from < end {
 		again(from, min(end, to))
 	}
-	change := Change{Blocks: to - max(from, end), First: f == formNone}
 	switch {
 	case to <= end:
-		return c, Change{}
+		return c, 0
 	case from > end:
 		b := newBitmap(to)
 		b.set(0, end, true)
 		b.set(from, to, true)
-		change.Split, change.Blocks = true, to-from
-		return c.without(h, f, at).withHoled(h, b), change
+		return c.without(h, f, at).withHoled(h, b), to - from
 	case f == formCut:
 		c.Cuts[at].Store(makeCut(h, to))
-		return c, change
-	case f == formGroup:
-		c = c.withoutMember(h)
+		return c, to - end
 	}
-	return c.withCut(at, h, to), change
+	return c.without(h, f, at).withCut(at, h, to), to - end
 }
 
 // addHoled is Add for a holder with holes.
-func (c *Coverage) addHoled(h Holder, at int, from, to uint32, again func(from, to uint32)) (*Coverage, Change) {
+func (c *Coverage) addHoled(h Holder, at int, from, to uint32, again func(from, to uint32)) (next *Coverage, got uint32) {
 	b := c.More.Holed[at].Blocks
 	for i := from; i < to; {
 		there, end := b.Stretch(i)
@@ -46,62 +43,59 @@ func (c *Coverage) addHoled(h Holder, at int, from, to uint32, again func(from, 
 		i = end
 	}
 	if to > b.size() {
-		b = b.grown(to)
+		b = b.resized(min(max(to, b.size()*3/2), MaxBlocks))
 		c = c.withHoled(h, b)
 	}
-	change := Change{Blocks: b.set(from, to, true)}
-	c, change.Healed = c.healed(h, b)
-	return c, change
+	got = b.set(from, to, true)
+	return c.healed(h, b), got
 }
 
-// Remove takes the blocks [from, to) from h. It returns the coverage that is to replace c: c itself if
-// it was changed in place, or not at all.
-func (c *Coverage) Remove(h Holder, from, to uint32) (*Coverage, Change) {
+// Remove takes the blocks [from, to) from h. It returns the coverage that is to replace c, which is c itself if
+// it was changed in place or not at all, and how many blocks h lost.
+func (c *Coverage) Remove(h Holder, from, to uint32) (next *Coverage, lost uint32) {
 	f, at, end := c.find(h)
 	if f == formHoled {
 		return c.removeHoled(h, c.More.Holed[at].Blocks, from, to)
 	}
 	if from >= end {
-		return c, Change{}
+		return c, 0
 	}
-	to = min(to, end)
-	change := Change{Blocks: to - from, Split: to < end}
+	lost = min(to, end) - from
 	switch {
-	case change.Split:
+	case to < end:
 		b := newBitmap(end)
 		b.set(0, from, true)
 		b.set(to, end, true)
-		return c.without(h, f, at).withHoled(h, b), change
+		return c.without(h, f, at).withHoled(h, b), lost
 	case from == 0:
-		return c.without(h, f, at), change
+		return c.without(h, f, at), lost
 	case f == formCut:
 		c.Cuts[at].Store(makeCut(h, from))
-		return c, change
+		return c, lost
 	}
-	return c.withoutMember(h).withCut(at, h, from), change
+	return c.withoutMember(h).withCut(at, h, from), lost
 }
 
 // removeHoled is Remove for a holder with holes.
-func (c *Coverage) removeHoled(h Holder, b *Bitmap, from, to uint32) (*Coverage, Change) {
+func (c *Coverage) removeHoled(h Holder, b *Bitmap, from, to uint32) (next *Coverage, lost uint32) {
 	if from == 0 && to >= b.last() {
-		return c.withHoled(h, nil), Change{Blocks: b.count}
+		return c.withHoled(h, nil), b.count
 	}
-	change := Change{Blocks: b.set(from, min(to, b.size()), false)}
-	if b.count == 0 {
-		return c.withHoled(h, nil), change
-	}
-	c, change.Healed = c.healed(h, b)
-	return c, change
+	lost = b.set(from, min(to, b.size()), false)
+	return c.healed(h, b), lost
 }
 
-// healed is c with a cut in place of h's bitmap if that has no holes.
-func (c *Coverage) healed(h Holder, b *Bitmap) (*Coverage, bool) {
+// healed is c without h's bitmap if that has no holes: with a cut in its place, if h has any blocks.
+func (c *Coverage) healed(h Holder, b *Bitmap) *Coverage {
 	n := b.prefix()
 	if n != b.count {
-		return c, false
+		return c
+	}
+	if c = c.withHoled(h, nil); n == 0 {
+		return c
 	}
 	at, _ := c.searchCuts(h)
-	return c.withHoled(h, nil).withCut(at, h, n), true
+	return c.withCut(at, h, n)
 }
 
 // Truncated is c without the blocks from keep on, predicted ones included. lost is called for each holder
@@ -127,7 +121,7 @@ func (c *Coverage) Truncated(keep uint32, lost func(h Holder, blocks uint32)) *C
 			more.Group, more.GroupEnd = m.Group, keep
 		}
 		for _, e := range m.Holed {
-			b := e.Blocks.clone()
+			b := e.Blocks.resized(e.Blocks.size())
 			if n := b.set(min(keep, b.size()), b.size(), false); n > 0 {
 				lost(e.Holder, n)
 			}
@@ -156,7 +150,7 @@ func (c *Coverage) Clone() *Coverage {
 		m := *c.More
 		m.Holed = slices.Clone(m.Holed)
 		for i := range m.Holed {
-			m.Holed[i].Blocks = m.Holed[i].Blocks.clone()
+			m.Holed[i].Blocks = m.Holed[i].Blocks.resized(m.Holed[i].Blocks.size())
 		}
 		d.More = &m
 	}

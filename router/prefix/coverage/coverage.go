@@ -45,15 +45,6 @@ type Holed struct {
 	Blocks *Bitmap
 }
 
-// Change is what [Coverage.Add] and [Coverage.Remove] changed.
-type Change struct {
-	// Blocks is how many blocks the holder got or lost.
-	Blocks uint32
-	// Split says that the holder has holes now and had none before, Healed the opposite, First that it had
-	// nothing.
-	Split, Healed, First bool
-}
-
 func makeCut(h Holder, end uint32) uint64      { return uint64(h)<<32 | uint64(end) }
 func splitCut(v uint64) (h Holder, end uint32) { return Holder(v >> 32), uint32(v) }
 

@@ -98,10 +98,9 @@ func (m *model) change(t *testing.T, c *Coverage, rng *rand.Rand) *Coverage {
 		from = min(from, m.count(h)) // go on where it ends
 	}
 	to := from + 1 + rng.Uint32N(blocks-from)
-	had, holed := m.count(h), m.hasHoles(h)
 	add := rng.IntN(3) > 0
 	changed := m.set(h, from, to, add)
-	var got Change
+	var got uint32
 	if add {
 		again := uint32(0)
 		c, got = c.Add(Holder(h), from, to, func(from, to uint32) { again += to - from })
@@ -111,9 +110,8 @@ func (m *model) change(t *testing.T, c *Coverage, rng *rand.Rand) *Coverage {
 	} else {
 		c, got = c.Remove(Holder(h), from, to)
 	}
-	want := Change{Blocks: changed, First: add && had == 0, Split: !holed && m.hasHoles(h), Healed: holed && !m.hasHoles(h) && m.count(h) > 0}
-	if got != want {
-		t.Fatalf("change %+v of [%d, %d), want %+v", got, from, to, want)
+	if got != changed {
+		t.Fatalf("%d blocks of [%d, %d) changed, want %d", got, from, to, changed)
 	}
 	return c
 }
@@ -149,8 +147,11 @@ func (m *model) expire(c *Coverage, until int64) *Coverage {
 func TestCoverageIsASetOfBlocksForEachHolder(t *testing.T) {
 	rng := seed.Random(t, 1)
 	m, c := new(model), new(Coverage)
-	groups := 0
-	for step := range 20_000 {
+	groups, steps := 0, 10_000
+	if testing.Short() {
+		steps = 1000
+	}
+	for step := range steps {
 		switch n := rng.IntN(100); {
 		case n < 80:
 			c = m.change(t, c, rng)
@@ -187,7 +188,7 @@ func TestCoverageIsASetOfBlocksForEachHolder(t *testing.T) {
 func TestACloneStaysAsItIs(t *testing.T) {
 	rng := seed.Random(t, 2)
 	m, c := new(model), new(Coverage)
-	for range 200 {
+	for range 100 {
 		for range 20 {
 			c = m.change(t, c, rng)
 		}

@@ -1,7 +1,7 @@
 """Clients of kvconnd for an engine's scheduler and workers (docs/protocol.md).
 
-`SchedulerClient` raises where the daemon cannot answer. `WorkerClient` never does, for a load
-once started must be reported to the engine whatever happens.
+`SchedulerClient` raises where the daemon cannot answer. `WorkerClient` never does: once a load has
+started, its end must be reported to the engine whatever happens.
 """
 
 from __future__ import annotations

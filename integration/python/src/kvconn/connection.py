@@ -110,7 +110,7 @@ class Connection:
             buffer[:have] = self._buffer[:have]
         have = self._fill(buffer, have, want, deadline)
         if have != want:
-            raise ProtocolError(f"{have - want} bytes behind an answer that nothing asked for")
+            raise ProtocolError(f"{have - want} bytes after an answer that nothing asked for")
         return header, memoryview(buffer)[HEADER_BYTES:want]
 
     def _fill(self, buffer: bytearray, have: int, want: int, deadline: float) -> int:

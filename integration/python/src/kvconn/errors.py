@@ -1,4 +1,4 @@
-"""What can go wrong between an engine and kvconnd, as types that callers decide on."""
+"""What can go wrong between an engine and kvconnd: the types that callers tell apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Unavailable(KVConnError):
 
 
 class SocketMissing(Unavailable):
-    """Nothing is at the socket's path: the daemon was not started, or with another path."""
+    """Nothing is at the socket's path: the daemon was not started, or started with another path."""
 
 
 class SocketRefused(Unavailable):
@@ -52,7 +52,7 @@ class Rejected(KVConnError):
 
 
 class UnknownRequest(Rejected):
-    """The leader was not told the request from its beginning: match again with `start` 0."""
+    """The leader does not know the beginning of the request: match again with `start` 0."""
 
 
 class NotRegistered(Rejected):

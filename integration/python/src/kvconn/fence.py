@@ -1,9 +1,9 @@
 """The page of shared memory by which an engine takes its memory back without waiting for an answer.
 
 The engine's side makes the page and passes it along when it registers. The daemon counts itself
-in before it copies a block to or from engine memory, and out behind it. Once the page is fenced no
-copy begins any more; when none is counted in, none will touch the memory again, however long the
-daemon stands still.
+in before it copies a block to or from engine memory, and out after it. Once the page is fenced no
+copy begins, and when none is counted in, none will touch the memory again, however long the daemon
+stands still.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FencePage:
             self._fenced = True
 
     def idle(self) -> bool:
-        """Whether no copy is under way. Behind `fence` it stays so."""
+        """Whether no copy is under way. After `fence` it stays so."""
         return self._words[_COPIES] == 0
 
     def close(self) -> None:
@@ -60,11 +60,11 @@ class FencePage:
 
 
 def full_barrier() -> None:
-    """Let no read behind this call overtake a write in front of it.
+    """Let no read after this call overtake a write before it.
 
     Processors may: the count of copies could be read before the fence is seen by the daemon, which
-    would begin one at that moment; either must see the other. The daemon's half of the order is in
-    its atomic instructions. Python has none, so the kernel has to help: membarrier runs a full
+    would begin one at that moment; one of the two must see the other. The daemon's half of the
+    order is in its atomic instructions. Python has none, so the kernel has to help: membarrier runs a full
     barrier on the calling core. Where it is missing or forbidden, a sleep does, since the kernel
     runs one when it switches threads.
     """

@@ -46,7 +46,7 @@ class Options:
     socket: str
     engine: str
     manifest: bytes | Callable[[], bytes | None]
-    """The namespace manifest; or what returns it, and None while it is not known. No connection is made before."""
+    """The namespace manifest; or a function that returns it, None while it is not known: the link waits for it."""
     client: str = f"kvconn-python/{__version__}"
     timeout: float = 1.0
     retry_interval: float = 1.0
@@ -128,14 +128,14 @@ class Link:
             raise
 
     def give_up(self, conn: Connection, err: Exception) -> None:
-        """Leave a connection for good, because of err. For the thread that makes calls on it."""
+        """Give a connection up, because of err. For the thread that makes calls on it."""
         self._note_silence(err)
         self._on_lost(conn)
         if self._detach(conn):
             self._complain(err)
 
     def drop(self) -> None:
-        """Leave the connection, if there is one, because it has no use any more."""
+        """Give up the connection, if there is one, because it is no longer needed."""
         conn = self._conn
         if conn is not None and self._detach(conn):
             self._on_lost(conn)
@@ -180,7 +180,7 @@ class Link:
             if conn is not None:
                 self._on_lost(conn)
             self._note_silence(err)
-            if isinstance(err, VersionMismatch | Rejected):  # nothing that passes by itself
+            if isinstance(err, VersionMismatch | Rejected):  # unlikely to pass by itself
                 self._not_before += (_HOPELESS_RETRY_FACTOR - 1) * self._options.retry_interval
             self._complain(err)
             return

@@ -1,4 +1,4 @@
-"""Shared memory behind a descriptor that no process can resize."""
+"""Shared memory that no process can resize."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engine and daemon tell each other: the bodies of requests, and what answers hold."""
+"""The bodies of requests, and what answers hold."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 class Alloc(NamedTuple):
-    """The engine allocated blocks and wants `external` tokens behind `computed` loaded.
+    """The engine allocated blocks and wants `external` tokens after `computed` loaded.
 
     `blocks` is the whole block table, one list for each layer group. `group_computed` says what the
     engine holds in each group where that differs.
@@ -44,10 +44,10 @@ class Alloc(NamedTuple):
 
 @dataclass(frozen=True)
 class Scheduled:
-    """`count` tokens of a request are computed in this step behind `computed`.
+    """This step computes `count` tokens of a request after `computed`.
 
     `blocks` extends the request's block table of each layer group, or replaces it with `reset`;
-    `tokens` are those the leader was not told yet, `start` the index of the first.
+    `tokens` are those that the leader does not know yet, `start` the index of the first.
     """
 
     request: str
@@ -80,7 +80,7 @@ class PlannedLoad(NamedTuple):
 
 
 class StepReply(NamedTuple):
-    """The leader's plan: `meta`, opaque, is for every rank's worker; `loads` says what it loads."""
+    """The leader's plan: `meta`, opaque, is for every rank's worker; `loads` lists the loads in it."""
 
     meta: bytes
     loads: list[PlannedLoad]
@@ -122,7 +122,7 @@ class GroupLayout(NamedTuple):
 class KeyedBlocks(NamedTuple):
     """Consecutive blocks of a prompt and layer group, named by the engine's own prefix hashes of 32 bytes.
 
-    `parent` is the hash in front of the first, empty at the root; `slots` are the engine's block ids.
+    `parent` is the hash before the first, empty at the root; `slots` are the engine's block ids.
     """
 
     hashes: Sequence[bytes]
@@ -249,10 +249,10 @@ def cancel(request: str) -> Body:
 def keyed(request: str, blocks: KeyedBlocks) -> Body:
     """Body of present, fetch and put; `request` is what poll will report (fetch only).
 
-    Raises ValueError for hashes that are none.
+    Raises ValueError for hashes of another length.
     """
     if any(len(h) != HASH_BYTES for h in blocks.hashes) or len(blocks.parent) not in (0, HASH_BYTES):
-        raise ValueError(f"a block's hash has not {HASH_BYTES} bytes")
+        raise ValueError(f"a block's hash does not have {HASH_BYTES} bytes")
     return {
         "r": request,
         "group": blocks.group,
@@ -265,14 +265,6 @@ def keyed(request: str, blocks: KeyedBlocks) -> Body:
 def count(reply: Body) -> int:
     """Answer to load and present."""
     return field_of(reply, "n", int)
-
-
-def block_bytes(reply: Body) -> list[int]:
-    """Answer to register: the bytes of a block of each layer group."""
-    sizes = field_of(reply, "block_bytes", list)
-    if not all(isinstance(n, int) for n in sizes):
-        raise ProtocolError("field 'block_bytes' is no array of numbers")
-    return sizes
 
 
 def _pairs(body: Body, key: str) -> list[tuple[str, list[int]]]:

@@ -28,7 +28,7 @@ class SchedulerClient:
     def session(self) -> int:
         """Number of the current connection, 0 without one.
 
-        What was told in another session the leader does not know.
+        The leader does not know what was told in another session.
         """
         conn = self._link.connection
         return conn.session if conn is not None else 0
@@ -54,7 +54,7 @@ class SchedulerClient:
         """Ask what can be loaded for a request. Repeat it at will.
 
         `start` is the index of `tokens[0]` in the request's tokens: above 0 only where the leader
-        was told what comes before in this session, otherwise UnknownRequest is raised. `prompt` is
+        was told the tokens before it in this session, otherwise UnknownRequest is raised. `prompt` is
         the length of the prompt, 0 where that is all tokens of the first match. `spans`, ordered by
         their starts, are the same each time.
         """
@@ -73,7 +73,7 @@ class SchedulerClient:
         return self._link.call(Op.MATCH, body, messages.offer)
 
     def step(self, step: Step, session: int) -> StepReply:
-        """Tell the leader of a scheduler iteration, whose requests it was told of in `session`."""
+        """Tell the leader of a scheduler iteration whose requests it knows from `session`."""
         return self._call_in(session, Op.STEP, messages.step(step), messages.step_reply)
 
     def loaded(self, done: Iterable[str], invalid: Iterable[int], session: int) -> None:
@@ -81,7 +81,7 @@ class SchedulerClient:
         self._call_in(session, Op.LOADED, messages.loaded(done, invalid), dict)
 
     def reset(self) -> None:
-        """Tell that the engine has dropped its own cache: block tables are told anew from here on."""
+        """Tell that the engine has dropped its own cache: from here on, whole block tables are told again."""
         self._link.call(Op.RESET, {}, dict)
 
     def close(self) -> None:

@@ -164,7 +164,7 @@ class WorkerClient:
             )
 
     def _forget_released(self) -> None:
-        """Forget the registrations that were given up and of which nothing is left."""
+        """Forget the registrations that were given up and are released."""
         with self._lock:
             for conn, registration in list(self._registrations.items()):
                 if registration.fenced and registration.release():
@@ -173,7 +173,7 @@ class WorkerClient:
     # Loads.
 
     def load(self, meta: bytes, loads: Sequence[PlannedLoad]) -> None:
-        """Start the loads in meta; `loads` says what it loads."""
+        """Start the loads in meta, which `loads` lists."""
         if loads:
             self._note(self._start(Op.LOAD, messages.meta(meta)) if meta else None, loads)
 
@@ -183,7 +183,7 @@ class WorkerClient:
         self._note(registration, [PlannedLoad(request, list(blocks.slots))])
 
     def _start(self, op: Op, body: dict[str, Any]) -> _Registration | None:
-        """Have the daemon start loads, and return by which registration; None where it has not."""
+        """Have the daemon start loads, and return the registration that it uses; None where it has not."""
         for _ in range(2):
             conn = self._link.connect() if self._layout is not None else None
             registration = self._registration()
@@ -193,7 +193,7 @@ class WorkerClient:
                 self._link.call_on(conn, op, body, dict)
             except ConnectionLost:
                 if registration.release():
-                    continue  # nothing has begun, or what has is over: start over
+                    continue  # nothing runs any more: start over
             except Unavailable:
                 pass  # it may have started: it has failed once the memory is released
             except KVConnError as err:
@@ -258,7 +258,7 @@ class WorkerClient:
                     del self._loads[request]
                     done.append(FinishedLoad(request, failed))
         except Unavailable:
-            pass  # the link has said so, and what is in flight is abandoned
+            pass  # the link has said so, and the loads in flight are abandoned
         except KVConnError as err:
             self._options.logger.warning("kvconn: %s", err)
         return done

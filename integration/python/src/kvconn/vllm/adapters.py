@@ -25,7 +25,7 @@ _MAX_ADAPTERS = 20_000
 _PATIENCE_S = 0.5
 """How long requests are held back for the digest of an adapter that was never seen before."""
 _TICK_S = 0.02
-"""More than a tick of the clock that files are stamped by."""
+"""More than a tick of the clock that stamps files."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -61,7 +61,7 @@ class Adapters:
     nothing with that name is loaded or saved until the engine is restarted.
 
     `loading_since` is a point in time before the engine could load any adapter. `sees_loads` says
-    that `loading` is told of each load that no request causes. `settings` are those of the engine
+    that `loading` hears of each load that no request causes. `settings` are those of the engine
     that change what an adapter does. For one thread.
     """
 
@@ -121,7 +121,7 @@ class Adapters:
         return () if adapter.refused else (*adapter.files, directory)
 
     def _look(self, lora: Any) -> _Adapter | None:
-        """Look whether an adapter is what it was, or for the first time what it is."""
+        """Find out whether an adapter is still what it was, or, the first time, what it is."""
         name = lora.lora_name
         adapter = self._by_name.get(name)
         if adapter is None:
@@ -136,7 +136,7 @@ class Adapters:
     def _meet(self, lora: Any) -> _Adapter | None:
         if self._full or len(self._by_name) >= _MAX_ADAPTERS:
             if not self._full:
-                self._full = True  # for good: nobody knows when those were loaded that are left out now
+                self._full = True  # for good: nothing tells when the adapters left out now were loaded
                 self._logger.warning("kvconn: more than %d LoRA adapters: further ones are not cached", _MAX_ADAPTERS)
             return None
         adapter = self._by_name[lora.lora_name] = _Adapter(lora.lora_path, _variant(lora))

@@ -41,7 +41,7 @@ logger = init_logger("vllm.kvconn")  # below "vllm", whose handlers it uses
 
 _SETTINGS = {"socket", "timeout", "digest_cache"}
 _IDENTITY_WAIT_S = 2.0
-"""What the start waits for the weights' digest. It is known at once, but for large weights that are new here."""
+"""How long the start waits for the weights' digest. It is known at once, except for large weights that are new here."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,7 +51,7 @@ _TransferResults: Callable[..., Any] | None = getattr(base, "KVConnectorTransfer
 
 
 def _guarded(otherwise: Callable[[], Any]) -> Callable[[F], F]:
-    """Keep exceptions from the engine, which dies of them: log, and return what says "no cache"."""
+    """Keep exceptions from the engine, which dies of them: log, and return the answer for "no cache"."""
 
     def decorate(hook: F) -> F:
         @wraps(hook)
@@ -210,7 +210,7 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
 
     @_guarded(lambda: None)
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        """Take note of the blocks to load into."""
+        """Note the blocks to load into."""
         if self._scheduler:
             self._scheduler.allocated(request, blocks, num_external_tokens)
 
@@ -221,7 +221,7 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
 
     @_guarded(lambda: None)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Tell the leader what came of loads."""
+        """Tell the leader how loads ended."""
         if self._scheduler:
             self._scheduler.loaded(connector_output)
 

@@ -19,17 +19,17 @@ _HARMLESS = re.compile(
 
 
 class Watcher(Protocol):
-    """Is told. What it does must not raise."""
+    """Hears of what an engine core does. Its methods must not raise."""
 
     def adapter_loads(self, lora: Any, load: Callable[[], Any]) -> Any:
         """Load an adapter by calling load, and return what that returns."""
 
     def weights_exchanged(self, by: str) -> None:
-        """Take note that the weights may be others from now on."""
+        """Note that the weights may be different from now on."""
 
 
 def watch(core: Any, watcher: Watcher) -> bool:
-    """Have a watcher told of what an engine core class does. Returns whether it is told of all loads of adapters."""
+    """Have a watcher hear of what an engine core class does. Returns whether it hears of all loads of adapters."""
     if hasattr(core, "collective_rpc"):
         _wrap(core, "collective_rpc", lambda call, args: _called(watcher, call, args))
     if hasattr(core, "set_weight_version"):

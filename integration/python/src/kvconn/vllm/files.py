@@ -1,4 +1,4 @@
-"""Digests of files: of their whole content, kept for as long as nobody has touched them."""
+"""Digests of files: of their whole content, kept as long as the files are untouched."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class UnknownIdentity(ValueError):
-    """Nothing tells apart what these bytes are made with: neither load nor save. The message says why."""
+    """Nothing identifies what these bytes are made with: neither load nor save. The message says why."""
 
 
 class FileId(NamedTuple):
@@ -100,7 +100,7 @@ def first_changed_since(root: Path, files: Sequence[FileId], seconds: float) -> 
 
 def started_at() -> float:
     """Return when this process started, in seconds since the epoch. Raises OSError."""
-    # The name in front may have spaces and parentheses; the 22nd field counts ticks since boot.
+    # The name before it may have spaces and parentheses; the 22nd field counts ticks since boot.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
@@ -211,7 +211,7 @@ def _hash_all(files: Sequence[FileId]) -> dict[str, str]:
 
 
 def _drain(todo: queue.SimpleQueue[FileId | None]) -> None:
-    """Take all files out of a queue, and leave the threads their ends."""
+    """Take all files out of a queue, and leave the marks that end its threads."""
     ends = 0
     with contextlib.suppress(queue.Empty):
         while True:

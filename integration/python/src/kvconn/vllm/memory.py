@@ -24,7 +24,7 @@ class LayoutError(Exception):
 
 
 class SharedMemory:
-    """Zeroed memory behind a descriptor, mapped into this process as a tensor of int8.
+    """Zeroed memory with a descriptor, mapped into this process as a tensor of int8.
 
     Memory and descriptor live as long as the tensor's storage, or this object.
     """
@@ -127,18 +127,18 @@ def _runs_in(placed: Any, group: Any, kv_caches: Mapping[str, torch.Tensor], blo
         raise LayoutError("host-resident KV tensors are not known to this connector")
     members = set(group.layer_names)
     runs: list[Run] = []
-    behind = -1  # index of the layer that would continue the last run
+    following = -1  # index of the layer that would continue the last run
     for i, layer in enumerate(placed.layers):
         if layer not in members:
             continue
         page = int(layer_spec(group.kv_cache_spec, layer).page_size_bytes)
         offset = placed.offset + i * placed.layer_stride
         _check_layer(kv_caches[layer], layer, offset, placed.block_stride, page, blocks)
-        if i == behind and runs[-1].size == page:
+        if i == following and runs[-1].size == page:
             runs[-1] = runs[-1]._replace(layers=runs[-1].layers + 1)
         else:
             runs.append(Run(0, offset, 1, placed.layer_stride, placed.block_stride, page))
-        behind = i + 1
+        following = i + 1
     return runs
 
 

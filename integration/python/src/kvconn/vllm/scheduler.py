@@ -39,12 +39,12 @@ _LEARNT_TOKENS = 256
 _NULL_BLOCK = 0
 """What vLLM has in block tables where it keeps no block."""
 _CONTENT_ID = re.compile(r"(.*:)?[0-9a-f]{64,128}", re.DOTALL)
-"""How vLLM names images and the like by content, with the name of an adapter of the encoder in front."""
+"""How vLLM names images and the like by content, after the name of an adapter of the encoder, if any."""
 
 
 @dataclass
 class _Tracked:
-    """What is known of a request, and what of it the leader was told in `session`."""
+    """What is known of a request, and what the leader was told of it in `session`."""
 
     request: Request
     salt: str
@@ -62,7 +62,7 @@ class _Tracked:
     computed_told: int = 0
     """End of the tokens that the leader knows to be in those blocks."""
     followed: int = 0
-    """Steps that are told whatever they fill: from the two behind a step the leader learns how long it took."""
+    """Steps that are told whatever they fill: from the two after a step the leader learns how long it took."""
     asked_at: int = 0
     """Tokens that the engine held when it asked last."""
     offered: bool = False
@@ -155,7 +155,7 @@ class SchedulerSide:
         return offer
 
     def _track(self, request: Request) -> _Tracked | None:
-        """Return the state of a request, None where it is none of the leader's business."""
+        """Return the state of a request, None where the leader has nothing to do with it."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             tracked = self._admit(request)
@@ -164,7 +164,7 @@ class SchedulerSide:
         return tracked
 
     def met(self, request: Request) -> None:
-        """Take note of a new request: its adapter is looked at before the engine loads it."""
+        """Note a new request: its adapter is looked at before the engine loads it."""
         if request.lora_request is not None:
             self._adapters.scope(request.lora_request)
 
@@ -181,7 +181,7 @@ class SchedulerSide:
         return _admit(request, self._block_size, lora.lora_name if lora is not None else "", scope)
 
     def _tells_images(self, request: Request) -> bool:
-        """Whether what the prompt's placeholders stand for goes by its content, not by a name that a client gave it."""
+        """Whether the content that placeholders stand for is known by itself, not by a name that a client gave it."""
         if self._images_by_content and all(_CONTENT_ID.fullmatch(f.identifier) for f in request.mm_features):
             return True
         if not self._images_named:
@@ -193,7 +193,7 @@ class SchedulerSide:
         return False
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
-        """Take note of the blocks that vLLM gave a request, and whether it took the offer."""
+        """Note the blocks that vLLM gave a request, and whether it took the offer."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None or not (tracked.offered or external):
             return  # nothing was offered, or this is the second call, after the load
@@ -285,7 +285,7 @@ class SchedulerSide:
         computed: int,
         fresh: bool,
     ) -> None:
-        """Add a request to what is told, if it starts or fills a block; what it did since the last time."""
+        """Tell what a request did since the last time, if it starts or fills a block."""
         tracked = self._tracked.get(request_id)
         if tracked is None or not tracked.save or tracked.session != session:
             return
@@ -321,13 +321,13 @@ class SchedulerSide:
         tracked.tokens_told = request.num_tokens
 
     def _is_untouched(self, adapter: str) -> bool:
-        """Whether an adapter is what it was when it was told; looked at once a step."""
+        """Whether an adapter is what it was when the leader was told; looked at once a step."""
         if adapter not in self._untouched:
             self._untouched[adapter] = self._adapters.untouched(adapter)
         return bool(self._untouched[adapter])
 
     def loaded(self, output: KVConnectorOutput) -> None:
-        """Pass on what came of loads, once all ranks have ended theirs."""
+        """Pass on how loads ended, once all ranks have ended theirs."""
         invalid = output.invalid_block_ids or set()
         failed = getattr(output, "failed_recving", None) or set()
         if invalid or failed:
@@ -335,7 +335,7 @@ class SchedulerSide:
                 bad = tracked.loading if request_id in failed else [b for b in tracked.loading if b in invalid]
                 if bad:
                     tracked.invalid.update(bad)
-                    tracked.load = False  # asked again, the same answer could come for ever
+                    tracked.load = False  # asked again, it could get the same answer every time
         done = [self._loading.pop(r) for r in output.finished_recving or () if r in self._loading]
         session = self._client.session
         known = [t for t in done if t.session == session]
@@ -347,10 +347,10 @@ class SchedulerSide:
         try:
             self._client.loaded([t.request.request_id for t in known], bad_blocks, session)
         except KVConnError as err:
-            self._logger.debug("kvconn: outcome of loads not told: %s", err)
+            self._logger.debug("kvconn: end of loads not told: %s", err)
 
     def finished(self, request_id: str) -> None:
-        """Take note that a request has ended."""
+        """Note that a request has ended."""
         tracked = self._tracked.pop(request_id, None)
         if tracked is not None and tracked.session:
             self._finished.append(tracked)
@@ -383,7 +383,7 @@ def _admit(request: Request, block_size: int, adapter: str, lora: str) -> _Track
     )
     embedded = 0 if request.prompt_embeds is None else -(-len(request.prompt_embeds) // block_size)
     too_many_spans = len(request.mm_features or ()) + embedded > MAX_SPANS
-    # The tokens of a resumable request change under our hands.
+    # The tokens of a resumable request change while it is served.
     if request.resumable or beyond_bounds or too_many_spans or not (load or save):
         return None
     return _Tracked(request, salt, adapter, lora, _spans(request, block_size), load, save)

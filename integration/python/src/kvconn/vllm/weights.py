@@ -1,4 +1,4 @@
-"""What a model's weights are, told by their content."""
+"""What a model's weights are, by their content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OTHER_SUFFIXES = {".json", ".py"}
 _TOKENIZER = re.compile(
     r"(tokenizer|special_tokens|added_tokens|vocab|merges|generation_config|chat_template|tekken).*", re.IGNORECASE
 )
-# Copies in other forms, which vLLM does not load, and what tools leave behind.
+# Copies in other forms, which vLLM does not load, and what tools leave there.
 _SKIPPED = re.compile(r"\..*|original|onnx|openvino|coreml|tflite|metal|np|runs|checkpoint-\d+|global_step\d+")
 _PART = re.compile(r"(.*)-\d{5}-of-\d{5}")
 _MAX_FILES = 20_000

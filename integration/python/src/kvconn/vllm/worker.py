@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WorkerSide:
-    """Hands the daemon a rank's KV memory, and does to it what the leader planned. For one thread."""
+    """Hands the daemon a rank's KV memory, and loads and saves as the leader planned. For one thread."""
 
     def __init__(self, client: WorkerClient, kv_cache_config: KVCacheConfig, logger: logging.Logger) -> None:
         self._client = client
@@ -27,7 +27,7 @@ class WorkerSide:
         self._logger = logger
         self._memory: memory.SharedMemory | None = None
         self._begun: StepMetadata | None = None
-        # Elsewhere vLLM is told the blocks that failed, and keeps those in front of them.
+        # Elsewhere vLLM learns which blocks failed, and keeps those before them.
         self._by_request = keeps_windows(kv_cache_config)
         self._invalid: set[int] = set()
         self._touched = False

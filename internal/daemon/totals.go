@@ -1,0 +1,160 @@
+package daemon
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kvconn/kvconn/internal/counters"
+	"github.com/kvconn/kvconn/leader"
+	"github.com/kvconn/kvconn/worker"
+)
+
+const (
+	// maxModels bounds the models that are counted separately, and with them the values of the
+	// metrics' model label. Names come from clients.
+	maxModels = 32
+	// otherModels is the name under which the rest is counted.
+	otherModels = "other"
+	// maxModelBytes bounds a name.
+	maxModelBytes = 128
+)
+
+// totals are the sums of the counters of leaders and workers.
+type totals struct {
+	Leader leader.Stats `metric:""`
+	Worker worker.Stats `metric:""`
+}
+
+// modelTotals are the counters of all engines and ranks of one model. Metrics show those with a
+// tag.
+type modelTotals struct {
+	sum     totals
+	Model   string `label:"model"`
+	Engines int    `metric:"engines" help:"Engine instances connected, by model."`
+	Ranks   int    `metric:"ranks" help:"Ranks connected, by model."`
+
+	PrefillTokensPerS float64 `metric:"prefill_tokens_per_second" help:"Prefill speed that decisions are made with, of the fastest engine; 0 if it is not known."`
+	Trimming          int     `metric:"trimming_engines" help:"Engines whose offers are cut for the speed of the disk."`
+
+	// These are taken from sum by [modelTotals.show].
+	QueriedTokens uint64 `metric:"queried_tokens_total" help:"Tokens of requests at their first match, by model."`
+	OfferedTokens uint64 `metric:"offered_tokens_total" help:"Tokens offered at the first match, by model."`
+	LoadedBytes   uint64 `metric:"loaded_bytes_total" help:"Bytes that reached engine memory, by model."`
+	SavedBytes    uint64 `metric:"saved_bytes_total" help:"Bytes taken over by the store, by model."`
+	FailedBlocks  uint64 `metric:"failed_blocks_total" help:"Blocks of loads that failed, by model."`
+	DroppedBlocks uint64 `metric:"dropped_blocks_total" help:"Blocks not saved, by model."`
+}
+
+func (t *modelTotals) show() {
+	l, w := &t.sum.Leader, &t.sum.Worker
+	t.QueriedTokens, t.OfferedTokens = l.QueriedTokens, l.OfferedTokens
+	t.LoadedBytes, t.SavedBytes, t.FailedBlocks, t.DroppedBlocks = w.LoadedBytes, w.SavedBytes, w.FailedBlocks, w.DroppedBlocks
+}
+
+func (t *modelTotals) addLeader(s leader.Stats) { counters.Add(&t.sum.Leader, &s) }
+
+func (t *modelTotals) addWorker(s worker.Stats) { counters.Add(&t.sum.Worker, &s) }
+
+// modelCounts keeps counters by model. The first maxModels names of a daemon's life have
+// their own. Its user's lock guards it.
+type modelCounts map[string]*modelTotals
+
+// of returns the counters of a model.
+func (c modelCounts) of(model string) *modelTotals {
+	model = strings.ToValidUTF8(model[:min(len(model), maxModelBytes)], "")
+	t := c[model]
+	if t == nil && len(c) >= maxModels {
+		model = otherModels
+		t = c[model]
+	}
+	if t == nil {
+		t = &modelTotals{Model: model}
+		c[model] = t
+	}
+	return t
+}
+
+// EngineStatus is one engine instance.
+type EngineStatus struct {
+	Engine      string       `json:"engine"`
+	PID         int          `json:"pid"`
+	Client      string       `json:"client"`
+	Model       string       `json:"model"`
+	Namespace   string       `json:"namespace"`
+	ConnectedS  float64      `json:"connected_s"`
+	BlockSize   int          `json:"block_size"`
+	Requests    leader.Stats `json:"requests"`
+	RanksNeeded int          `json:"ranks_needed"`
+	// NotReady is why nothing is offered to the engine, "" if it is.
+	NotReady string `json:"not_ready"`
+}
+
+// RankStatus is one connected worker.
+type RankStatus struct {
+	Engine     string       `json:"engine"`
+	PID        int          `json:"pid"`
+	Rank       int          `json:"rank"`
+	Model      string       `json:"model"`
+	Namespace  string       `json:"namespace"`
+	ConnectedS float64      `json:"connected_s"`
+	Registered bool         `json:"registered"`
+	BlockBytes []int        `json:"block_bytes"`
+	Transfers  worker.Stats `json:"transfers"`
+}
+
+// status lists the sessions, sorted by engine and rank, and the totals of all sessions since the
+// daemon's start by model, sorted by name.
+func (b *backend) status(now time.Time) (engines []EngineStatus, ranks []RankStatus, models []modelTotals) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.foldDrained()
+	for s := range b.schedulers { // a model has its name before its first engine leaves
+		b.past.of(s.manifest.Model)
+	}
+	sums := make(modelCounts, len(b.past))
+	for name, past := range b.past {
+		t := *past
+		sums[name] = &t
+	}
+	engines = make([]EngineStatus, 0, len(b.schedulers))
+	for s := range b.schedulers {
+		st := s.Stats()
+		t := sums.of(s.manifest.Model)
+		t.addLeader(st)
+		t.Engines++
+		t.PrefillTokensPerS = max(t.PrefillTokensPerS, st.PrefillTokensPerS)
+		if st.TierRefused {
+			t.Trimming++
+		}
+		engines = append(engines, EngineStatus{
+			Engine: s.peer.Engine, PID: s.peer.PID, Client: s.peer.Client, Model: s.manifest.Model, Namespace: s.namespace.String(),
+			ConnectedS: now.Sub(s.since).Seconds(), BlockSize: s.manifest.BlockSize, Requests: st, RanksNeeded: s.manifest.Ranks(), NotReady: s.notReady,
+		})
+	}
+	ranks = make([]RankStatus, 0, len(b.workers))
+	for w := range b.workers {
+		st, blockBytes := w.Stats(), w.BlockBytes()
+		t := sums.of(w.model)
+		t.addWorker(st)
+		t.Ranks++
+		ranks = append(ranks, RankStatus{
+			Engine: w.peer.Engine, PID: w.peer.PID, Rank: w.rank, Model: w.model, Namespace: w.namespace.String(),
+			ConnectedS: now.Sub(w.since).Seconds(), Registered: blockBytes != nil, BlockBytes: blockBytes, Transfers: st,
+		})
+	}
+	for w := range b.draining {
+		sums.of(w.model).addWorker(w.Stats())
+	}
+	for _, t := range sums {
+		t.show()
+		models = append(models, *t)
+	}
+	slices.SortFunc(engines, func(a, b EngineStatus) int { return cmp.Compare(a.Engine, b.Engine) })
+	slices.SortFunc(ranks, func(a, b RankStatus) int {
+		return cmp.Or(cmp.Compare(a.Engine, b.Engine), cmp.Compare(a.Rank, b.Rank))
+	})
+	slices.SortFunc(models, func(a, b modelTotals) int { return cmp.Compare(a.Model, b.Model) })
+	return engines, ranks, models
+}
