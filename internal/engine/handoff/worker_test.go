@@ -18,6 +18,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 )
 
 // backend is a daemon whose host tier is given.
@@ -110,7 +111,7 @@ func start(t *testing.T, socket string, b *backend) (stop func()) {
 }
 
 func testOptions(socket string) client.Options {
-	return client.Options{Socket: socket, Engine: "engine", CallTimeout: 30 * time.Second, RetryInterval: time.Nanosecond, Manifest: testManifest()}
+	return client.Options{Socket: socket, Engine: "engine", CallTimeout: 30 * time.Second, RetryInterval: time.Nanosecond, Manifest: *manifests.New()}
 }
 
 // memory is a memfd of size bytes.
