@@ -181,8 +181,8 @@ func TestSlowTierIsRefusedUntilItIsFastAgain(t *testing.T) {
 	if !st.TierRefused || st.PrefillTokensPerS != prefillTokensPerS {
 		t.Errorf("the decision's inputs are not to be seen: %+v", st)
 	}
-	loadS := st.LoadLatencyS + float64(s.Ranks[0].BlockBytes[0])/st.LoadBytesPerS.Disk
-	if prefillS := blockSize / float64(prefillTokensPerS); st.LoadBytesPerS.Disk == 0 || loadS <= prefillS {
+	loadS := st.LoadLatencyS + float64(s.Ranks[0].BlockBytes[0])/st.LoadBytesPerS["disk"]
+	if prefillS := blockSize / float64(prefillTokensPerS); st.LoadBytesPerS["disk"] == 0 || loadS <= prefillS {
 		t.Errorf("refused though a block loads in %g s and computes in %g", loadS, prefillS)
 	}
 	d.Hook(nil)

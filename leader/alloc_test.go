@@ -25,15 +25,10 @@ func (x *fullIndex) Present(_ connector.NamespaceDigest, _ connector.Shard, _ []
 }
 func (x *fullIndex) PayloadBytes(connector.NamespaceDigest, connector.Shard) int { return 1 << 16 }
 
-type noHost struct{ *fullIndex }
-
-func (noHost) Present(connector.NamespaceDigest, connector.Shard, []connector.Key, []bool) {}
-
-func (x *fullIndex) Speeds() Speeds { return Speeds{DiskBytesPerS: 1e9, DiskLatencyS: 1e-4} }
-
 func newFullLeader(tb testing.TB, change func(*Options)) *Leader {
 	x := new(fullIndex)
-	o := Options{Manifest: testManifest(), MaxRequests: 8, Tiers: noHost{x}, PrefillTokensPerS: 1000}
+	tiers := testTiers{speeds: speeds{DiskBytesPerS: 1e9, DiskLatencyS: 1e-4}}
+	o := Options{Manifest: testManifest(), MaxRequests: 8, Levels: tiers.levels(), PrefillTokensPerS: 1000}
 	o.Manifest.BlockSize = 16
 	if change != nil {
 		change(&o)

@@ -157,7 +157,7 @@ func (f *fixture) match(m connector.MatchRequest) int {
 		f.Fatal(err)
 	}
 	if o.Async != (o.Tokens > 0 && f.opts.Handoff == nil) {
-		f.Errorf("offer %+v: async exactly where there is one and nothing is staged", o)
+		f.Errorf("offer %+v: async exactly if there is one and it is no handoff", o)
 	}
 	f.last = o
 	return o.Tokens

@@ -35,7 +35,7 @@ func (f *fixture) call(op byte, id string, a, b int, slot uint32) {
 			m.From = 0
 		}
 		if o, err := f.Match(f.Context(), &m); err == nil && o.Tokens > 0 && m.Computed+o.Tokens >= m.From+len(m.Tokens) {
-			f.Errorf("offer of %d tokens behind %d reaches the end of %d", o.Tokens, m.Computed, m.From+len(m.Tokens))
+			f.Errorf("offer of %d tokens after %d reaches the end of %d", o.Tokens, m.Computed, m.From+len(m.Tokens))
 		}
 		return
 	case 1:

@@ -53,7 +53,7 @@ func TestMissingWindowBlockMovesTheBoundaryLeftToTheNextWholeWindow(t *testing.T
 	}
 	// What the engine has of the window needs not be stored.
 	if got := f.match(connector.MatchRequest{Request: "s", Tokens: prompt, Computed: 4 * 16}); got != 8 {
-		t.Errorf("offer of %d tokens behind 64 computed ones, want 8", got)
+		t.Errorf("offer of %d tokens after 64 computed ones, want 8", got)
 	}
 }
 
@@ -201,7 +201,7 @@ func TestUnplacedBlocksAreNeitherLoadedNorSaved(t *testing.T) {
 		t.Errorf("window group loads slots %s in %d transfers, want [6 8 9] in 2", got, len(p.Loads[0].Transfers)-1)
 	}
 	if tr := p.Loads[0].Transfers[2]; tr.Parent != f.keys(prompt)[7] {
-		t.Error("behind a gap the parent is not the block in the gap")
+		t.Error("after a gap the parent is not the block in the gap")
 	}
 }
 

@@ -16,7 +16,7 @@ type roots struct {
 	proof  connector.Proof
 }
 
-// hasher computes keys and proofs with work space that is used again.
+// hasher computes keys and proofs. Its work space is used again.
 type hasher struct {
 	digest    connector.NamespaceDigest
 	blockSize int
@@ -44,7 +44,7 @@ func (h *hasher) rootsOf(s connector.Scope) *roots {
 	return r
 }
 
-// keys makes sure that the keys of r's first n blocks are there.
+// keys makes sure that r has the keys of its first n blocks.
 func (h *hasher) keys(r *request, n int) {
 	if len(r.keys) >= n {
 		return
@@ -65,7 +65,7 @@ func (h *hasher) keys(r *request, n int) {
 	h.scratch = scratch
 }
 
-// proofs makes sure that the proofs of r's first n blocks are there.
+// proofs makes sure that r has the proofs of its first n blocks.
 func (h *hasher) proofs(r *request, n int) {
 	if len(r.proofs) >= n {
 		return
@@ -81,8 +81,8 @@ func (h *hasher) proofs(r *request, n int) {
 	}
 }
 
-// bytes is what the chains hash of block i: its tokens and what the spans add. The result
-// is valid until the next call.
+// bytes is what the chains hash of block i: its tokens, and what the spans add. The result is valid
+// until the next call.
 func (h *hasher) bytes(r *request, i int, at *spanCursor) []byte {
 	start, end := i*h.blockSize, (i+1)*h.blockSize
 	spans := at.within(start, end)
@@ -106,8 +106,8 @@ type spanCursor struct {
 	spans []connector.Span
 }
 
-// within returns spans that hold all those that reach into [start, end). Each call begins
-// behind the one before.
+// within returns spans that include all that reach into [start, end). Each call begins after the
+// one before.
 func (c *spanCursor) within(start, end int) []connector.Span {
 	for len(c.spans) > 0 && c.spans[0].End <= start {
 		c.spans = c.spans[1:]

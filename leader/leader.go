@@ -1,10 +1,10 @@
-// Package leader follows the requests of one engine instance: it hashes their token
-// blocks, offers what the store has of them as far as loading beats prefill, and plans
-// each engine step's loads and saves for every rank. It never touches block bytes.
+// Package leader follows the requests of one engine instance: it hashes their token blocks, offers
+// those that the tiers have where loading beats prefill, and plans each engine step's loads and
+// saves for every rank. It never touches block bytes.
 //
-// The calls for a request come in the order match, alloc, scheduled, finished, any of
-// them repeated, and the leader survives every other order: an engine that calls out of
-// turn costs itself hits, never a wrong byte.
+// The calls for a request come in the order match, alloc, scheduled, finished, any of them
+// repeated, and the leader survives every other order: an engine that calls out of turn costs
+// itself hits, never a wrong byte.
 package leader
 
 import (
@@ -17,31 +17,24 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// Index is what the leader needs of the store. Its methods never wait for I/O.
+// Index is what the leader needs of the tiers. Its methods never wait for I/O.
 type Index interface {
-	// Lookup returns the longest prefix of chain of which every shard is stored, pinned
-	// by the lease for ttl. The zero lease pins nothing.
-	Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (int, store.LeaseID)
-	// Renew prolongs a lease; false means that it has run out.
-	Renew(id store.LeaseID, ttl time.Duration) bool
-	Release(id store.LeaseID)
-	// Present sets at[i] where the record of keys[i] is stored, without counting as a use.
+	store.Leases
+	// Present sets at[i] where the record of keys[i] is there, without counting as a use.
 	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
 	// PayloadBytes is the size of a shard's payloads, 0 while nobody knows.
 	PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int
 }
 
-// Leader follows one engine instance. It is safe for concurrent use, and holds no lock
-// while it waits for staging memory.
+// Leader follows one engine instance. It is safe for concurrent use, and holds no lock while it
+// waits for reads.
 type Leader struct {
 	opts   Options
 	bs     int // tokens in a block
 	index  Index
 	groups []group
-	// prefix are the shards that must have every block of what is offered, windows the
-	// groups of which only the end is needed.
-	prefix  []connector.Shard
-	windows []*group
+	// prefix are the shards that must have every block that is offered.
+	prefix []connector.Shard
 
 	notReady atomic.Bool
 
@@ -50,19 +43,22 @@ type Leader struct {
 	requests requests
 	hash     hasher
 	stats    Stats
-	// held are leases to end once others have taken their place.
+	// held are leases to release once others have taken their place.
 	held    []store.LeaseID
 	planned planned
-	price   price
 	room    room
-	// query is work space of present.
-	query struct {
-		keys [1]connector.Key
-		at   [1]bool
-	}
-	// steps counts the steps; retired is staging memory that a worker may still read.
+	have    presence
+	windows windows
+	price   price
+	prefill prefillSpeed
+	probed  time.Time
+	// steps counts the steps; retired are loads whose memory a worker may still read.
 	steps   uint64
 	retired []retired
+	// scheduled are the requests that a step schedules, nil where they are not known, and at says
+	// which blocks the tiers have: work space.
+	scheduled []*request
+	at        []bool
 }
 
 // group is a layer group and its shards, all of which a hit needs.
@@ -70,8 +66,6 @@ type group struct {
 	*connector.Group
 	index  int
 	shards []connector.Shard
-	// The blocks [low, high) are known to be there, during one search.
-	low, high int
 }
 
 // New returns a leader for one engine instance.
@@ -81,37 +75,38 @@ func New(o Options, index Index) (*Leader, error) {
 		return nil, err
 	}
 	m := o.Manifest
-	l := &Leader{opts: o, bs: m.BlockSize, index: index, groups: make([]group, len(m.Groups))}
+	l := &Leader{
+		opts: o, bs: m.BlockSize, index: index, groups: make([]group, len(m.Groups)),
+		have: presence{index: index, ns: o.Namespace}, windows: windows{blockSize: m.BlockSize},
+	}
 	for g := range l.groups {
 		l.groups[g] = group{Group: &m.Groups[g], index: g, shards: m.GroupShards(g)}
-		// An engine that cannot report a failed load may still take a part of the offer, and
-		// then needs blocks of a window that the whole offer would not: all must be there.
+		// An engine that cannot report a failed load may still take a part of the offer. Then it
+		// needs blocks of a window that the whole offer would not: all must be there.
 		if m.Groups[g].Window == 0 || o.Handoff != nil {
 			l.prefix = append(l.prefix, l.groups[g].shards...)
 		} else {
-			l.windows = append(l.windows, &l.groups[g])
+			l.windows.searches = append(l.windows.searches, search{group: &l.groups[g]})
 		}
 	}
 	l.requests.init(len(m.Groups))
 	l.hash = hasher{digest: o.Namespace, blockSize: m.BlockSize, roots: make(map[connector.Scope]*roots)}
 	l.planned.init(o.SaveTTL, o.Now())
 	l.room.limit = connector.MaxFrameBytes - frameHeadroom
-	l.price.init(l)
+	l.price.init(&o, l.groups)
 	return l, nil
 }
 
-// SetReady tells whether the ranks that run on this node can load and save. While they
-// cannot, because the memory of one was refused or is gone, or those of an engine that cannot
-// report a failed load have not all registered, nothing is offered and no save is planned. A
-// leader starts ready: it cannot know which ranks live on other nodes, so that a rank never
-// seen here is no reason to wait.
+// SetReady tells the leader whether the ranks on this node can load and save. While they cannot, it
+// offers nothing and plans no saves. They cannot if the memory of a rank was refused or lost, or,
+// for an engine that cannot report a failed load, until all its ranks have registered here. A
+// leader starts ready, because a rank that it has never seen may live on another node.
 func (l *Leader) SetReady(ready bool) { l.notReady.Store(!ready) }
 
-// Loaded takes in what came of loads. A request whose load failed on any rank is not
-// offered anything again, and its blocks from the first failed one on are saved again
-// once the engine has recomputed them. Where a request has had several loads, a report is
-// taken as that of the oldest. It may be that of the newest, since one that was replaced is
-// not reported: see [Leader.settle].
+// Loaded takes in how loads ended. A request whose load failed on any rank is not offered anything
+// again, and its blocks from the first failed one on are saved again once the engine has recomputed
+// them. If a request has had several loads, a report is taken to be that of the oldest. It may be
+// that of the newest, since a load that was replaced is not reported: see [Leader.settle].
 func (l *Leader) Loaded(_ context.Context, m *connector.LoadedReport) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -143,10 +138,9 @@ func (l *Leader) Loaded(_ context.Context, m *connector.LoadedReport) error {
 	return nil
 }
 
-// settle ends the loads of a request that runs, where a report that was taken as that of
-// an older load must have been that of the newest: an engine does not run a request
-// before its load was reported, and what it computed in the step of the load was told some
-// steps ago.
+// settle ends the loads of a request that runs if a report that was taken to be that of an older
+// load must have been that of the newest: an engine does not run a request before its load was
+// reported, and what it computed in the step of the load was told some steps ago.
 func (l *Leader) settle(r *request) {
 	if len(r.loads) == 0 {
 		return
@@ -162,8 +156,8 @@ func (l *Leader) settle(r *request) {
 	l.requests.count(r)
 }
 
-// checkLoads looks for invalid slots in all of r's loads, in case one of them is never
-// reported: a failure that is overlooked would be offered again for ever.
+// checkLoads looks for invalid slots in all of r's loads, in case one of them is never reported: a
+// failure that is overlooked would be offered again and again.
 func (l *Leader) checkLoads(r *request, invalid map[uint32]struct{}) {
 	for _, d := range r.loads {
 		if bad := d.firstOf(invalid); bad >= 0 {
@@ -178,7 +172,7 @@ func (l *Leader) checkLoads(r *request, invalid map[uint32]struct{}) {
 func (l *Leader) failed(r *request, bad int) {
 	r.failed = true
 	r.unsave(bad)
-	// Whoever planned to save the block before has not saved it, or not well.
+	// An earlier plan to save the block was not carried out, or badly.
 	for g := range l.groups {
 		for i := bad; i < len(r.keys); i++ {
 			l.planned.remove(plannedBlock{g, r.keys[i]})
@@ -187,8 +181,8 @@ func (l *Leader) failed(r *request, bad int) {
 	l.stats.FailedLoads++
 }
 
-// Reset forgets the engine's own blocks: it has dropped its cache. Until the engine tells
-// a whole block table again, nothing of a request is saved.
+// Reset forgets the engine's own blocks: it has dropped its cache. Nothing of a request is saved
+// until the engine tells its whole block table again.
 func (l *Leader) Reset(context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -198,7 +192,7 @@ func (l *Leader) Reset(context.Context) error {
 	return nil
 }
 
-// displace takes in that the engine has taken r's blocks away.
+// displace forgets r's blocks, which the engine has taken away.
 func (l *Leader) displace(r *request) {
 	r.unplace()
 	for _, d := range r.loads {
@@ -209,9 +203,8 @@ func (l *Leader) displace(r *request) {
 	l.requests.count(r)
 }
 
-// makeRoom forgets the requests that were used least recently while there are too many with
-// so many new ones, or they hold too much with so many new tokens. The one that was used
-// last stays.
+// makeRoom makes room for new requests and tokens: while there are too many, or they hold too
+// much, it forgets the request that was used least recently. The one that was used last stays.
 func (l *Leader) makeRoom(requests, tokens int) {
 	for r := l.requests.oldest(); r != nil; r = l.requests.oldest() {
 		fits := len(l.requests.byHash)+requests <= l.opts.MaxRequests && l.requests.size+tokens <= l.opts.MaxTokens
@@ -222,15 +215,12 @@ func (l *Leader) makeRoom(requests, tokens int) {
 	}
 }
 
-// forget ends a request: nothing stays pinned for it but what a worker may be reading.
+// forget ends a request. Only memory that a worker may be reading stays pinned for it.
 func (l *Leader) forget(r *request) {
 	l.unpin(r)
 	l.displace(r)
+	r.changed()
 	l.requests.remove(r)
-	if r.waiting {
-		r.gone = true // whoever waits recycles it
-		return
-	}
 	l.requests.recycle(r)
 }
 
@@ -243,7 +233,7 @@ func (l *Leader) Close() {
 		l.forget(r)
 	}
 	for i := range l.retired {
-		l.retired[i].staged.release()
+		l.retired[i].handoff.release()
 	}
 	l.retired = nil
 }

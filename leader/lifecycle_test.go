@@ -51,7 +51,7 @@ func TestMinimumOffer(t *testing.T) {
 	f.run("seed", tokens(0, 18), 0, connector.Scope{})
 	for computed, want := range map[int]int{0: 16, 4: 12, 8: 0} {
 		if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 18), Computed: computed}); got != want {
-			t.Errorf("offer of %d tokens behind %d, want %d", got, computed, want)
+			t.Errorf("offer of %d tokens after %d, want %d", got, computed, want)
 		}
 		if (f.x.held() > 0) != (want > 0) {
 			t.Errorf("%d leases for an offer of %d tokens", f.x.held(), want)
@@ -270,7 +270,7 @@ func TestNothingIsSavedBeforeTheSuccessorWasReported(t *testing.T) {
 			m.Scheduled = []connector.Scheduled{{Request: "r", Reset: true, NewBlocks: f.tables(40, 8), Computed: 16, Count: 10}}
 		}
 		if p := f.step(m); len(p.Saves) > 0 {
-			t.Errorf("saves of slots %s behind a load that may fail", slots(p.Saves))
+			t.Errorf("saves of slots %s after a load that may fail", slots(p.Saves))
 		}
 		if slot == 20 {
 			f.step(connector.StepRequest{Preempted: []string{"r"}})
@@ -278,7 +278,7 @@ func TestNothingIsSavedBeforeTheSuccessorWasReported(t *testing.T) {
 	}
 	f.loaded("r") // the first
 	if p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Computed: 26, Count: 1}}}); len(p.Saves) > 0 {
-		t.Errorf("saves of slots %s behind a load that may fail", slots(p.Saves))
+		t.Errorf("saves of slots %s after a load that may fail", slots(p.Saves))
 	}
 	f.loaded("r", 40)
 	f.step(connector.StepRequest{})

@@ -11,11 +11,10 @@ import (
 type load struct {
 	step   uint64
 	blocks []loadBlock
-	// reported is set once a report came that was taken as that of an older load and may
-	// be this one's.
+	// reported is set once a report that may be this load's was taken to be that of an older one.
 	reported bool
 	leases   []store.LeaseID
-	staged   *stagedPrefix
+	handoff  *handoffPrefix
 }
 
 // loadBlock is a block of the request and where the load puts it.
@@ -46,8 +45,8 @@ func (d *load) appendOf(list []int, slots map[uint32]struct{}) []int {
 	return slices.Compact(list)
 }
 
-// planLoad plans the load that the engine has allocated blocks for. A request that this
-// leader does not know, because it matched before a restart, gets a load that fails: the
+// planLoad plans the load that the engine has allocated blocks for, if it took the offer. A request
+// that this leader does not know, because it matched before a restart, gets a load that fails: the
 // engine waits for one.
 func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 	r := l.requests.find(a.Request)
@@ -58,17 +57,11 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 		return connector.RequestLoad{}, false
 	}
 	out := connector.RequestLoad{Request: a.Request}
-	if l.opts.Handoff != nil {
-		l.takeStaged(a)
-	}
 	if r == nil {
 		var unknown request
 		unknown.reset(len(l.groups))
 		out.Transfers = l.transfers(&unknown, a, new(load))
 		out.Lose()
-		if l.opts.Handoff == nil {
-			l.takeLoad(&out)
-		}
 		return out, true
 	}
 	l.requests.touch(r)
@@ -78,13 +71,10 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 	l.hash.keys(r, known)
 	l.hash.proofs(r, known)
 	l.pinLoad(r, a)
-	d.leases, d.staged, r.staged = append(d.leases, r.leases...), r.staged, nil
+	d.leases, d.handoff, r.handoff = append(d.leases, r.leases...), r.handoff, nil
 	r.leases, r.offered = r.leases[:0], 0
 	l.room.promise(r, l.steps, 0)
 	out.Transfers = l.transfers(r, a, d)
-	if l.opts.Handoff == nil {
-		l.takeLoad(&out)
-	}
 	if len(r.loads) == maxLoads {
 		l.retire(r, r.loads[0])
 		r.loads = append(r.loads[:0], r.loads[1:]...)
@@ -95,11 +85,11 @@ func (l *Leader) planLoad(a *connector.Alloc) (connector.RequestLoad, bool) {
 	return out, true
 }
 
-// maxLoads bounds the loads of one request that are not reported. An engine waits for
-// each; only one that throws loads away has several.
+// maxLoads bounds the loads of one request that are not reported. An engine waits for each; only an
+// engine that throws loads away has several.
 const maxLoads = 8
 
-// place takes over the whole block table.
+// place sets the whole block table.
 func (r *request) place(tables [][]uint32) {
 	if len(tables) != len(r.tables) {
 		return
@@ -110,17 +100,18 @@ func (r *request) place(tables [][]uint32) {
 	r.placed = true
 }
 
-// pinLoad makes the pins of r's offer last for the load. An engine that took less than it
-// was offered may need other blocks of a window: those are pinned as well, if they are
-// there; if not, the load fails where they are.
+// pinLoad makes the pins of r's offer last for the load. An engine that took less than it was
+// offered may need other blocks of a window: they are pinned as well, and the load fails for those
+// that are not there.
 func (l *Leader) pinLoad(r *request, a *connector.Alloc) {
 	for _, id := range r.leases {
 		l.index.Renew(id, l.opts.LoadTTL)
 	}
-	if a.Boundary() == r.offered*l.bs || len(l.windows) == 0 {
+	if a.Boundary() == r.offered*l.bs {
 		return
 	}
-	for _, w := range l.windows {
+	for i := range l.windows.searches {
+		w := l.windows.searches[i].group
 		begin, end := a.LoadRange(w.Group, w.index, l.bs)
 		if end = min(end, len(r.keys)); begin < end {
 			_, lease := l.index.Lookup(l.opts.Namespace, w.shards, r.keys[begin:end], l.opts.LoadTTL)
@@ -129,7 +120,7 @@ func (l *Leader) pinLoad(r *request, a *connector.Alloc) {
 	}
 }
 
-// transfers lists the moves of a load and notes in d what it fills.
+// transfers lists the moves of a load, and notes in d the slots that it fills.
 func (l *Leader) transfers(r *request, a *connector.Alloc, d *load) []connector.Transfer {
 	var out []connector.Transfer
 	for s := range a.Stretches(l.opts.Manifest) {
@@ -146,12 +137,12 @@ func (l *Leader) transfers(r *request, a *connector.Alloc, d *load) []connector.
 	return out
 }
 
-// endLoad releases what was pinned for a load that has ended.
+// endLoad releases the pins of a load that has ended.
 func (l *Leader) endLoad(d *load) {
 	for _, id := range d.leases {
 		l.index.Release(id)
 	}
 	d.leases = nil
-	d.staged.release()
-	d.staged = nil
+	d.handoff.release()
+	d.handoff = nil
 }

@@ -10,21 +10,17 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// Match returns how much of a request can be loaded beyond m.Computed. It may be
-// repeated at will, and keeps nothing that m refers to. The offer never reaches the
-// request's last token, since the engine must compute at least one, and is nothing where
-// Computed is not block-aligned. With [Options.Handoff] the offer is not async, and the
-// match may take [Options.StageTimeout].
+// Match returns how much of a request can be loaded beyond m.Computed. It may be repeated at will,
+// and keeps nothing that m refers to. The offer never reaches the request's last token, since the
+// engine must compute at least one, and is nothing where Computed is not block-aligned. With
+// [Options.Handoff] the offer is not async, and the match may take [Options.HandoffTimeout].
 func (l *Leader) Match(ctx context.Context, m *connector.MatchRequest) (connector.Offer, error) {
 	if err := checkMatch(m); err != nil {
 		return connector.Offer{}, err
 	}
 	l.mu.Lock()
-	tokens, probe, err := l.match(ctx, m)
-	offer := connector.Offer{Tokens: tokens, Async: tokens > 0 && l.opts.Handoff == nil}
-	if tokens > 0 && l.opts.Handoff != nil {
-		offer.Handoff = l.stagedOffer(m)
-	}
+	offer, err := l.match(ctx, m)
+	probe := l.probeDue()
 	l.mu.Unlock()
 	if probe {
 		l.opts.Probe()
@@ -32,7 +28,7 @@ func (l *Leader) Match(ctx context.Context, m *connector.MatchRequest) (connecto
 	return offer, err
 }
 
-// checkMatch refuses what is out of bounds.
+// checkMatch refuses a request that is out of bounds.
 func checkMatch(m *connector.MatchRequest) error {
 	if m.From < 0 || m.Computed < 0 || m.From > connector.MaxTokens || len(m.Tokens)+m.From > connector.MaxTokens {
 		return fmt.Errorf("%w: prompt of more than %d tokens", connector.ErrBadRequest, connector.MaxTokens)
@@ -50,14 +46,14 @@ func checkMatch(m *connector.MatchRequest) error {
 	return nil
 }
 
-// match is Match with the lock held; it is given up while staging memory is waited for.
-func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (tokens int, probe bool, err error) {
+// match is Match with the lock held; it lets go of the lock while it waits for reads.
+func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer connector.Offer, err error) {
 	if l.closed {
-		return 0, false, nil
+		return offer, nil
 	}
 	r, fresh, err := l.admit(m)
 	if err != nil || r.waiting {
-		return 0, false, err
+		return offer, err
 	}
 	l.stats.Matches++
 	known := m.From + len(m.Tokens)
@@ -72,16 +68,21 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (tokens i
 	default:
 		boundary = l.offer(r, first, l.fits(r, first, end))
 		if l.opts.Handoff != nil {
-			boundary = l.stage(ctx, r, first, boundary)
+			boundary = l.handOff(ctx, r, first, boundary)
 		}
 	}
-	tokens = (boundary - first) * l.bs
+	if boundary > first {
+		offer.Tokens, offer.Async = (boundary-first)*l.bs, l.opts.Handoff == nil
+		if r.handoff != nil {
+			offer.Handoff = r.handoff.offer(boundary)
+		}
+	}
 	if fresh {
 		l.stats.MatchedRequests++
 		l.stats.QueriedTokens += uint64(known)
-		l.stats.OfferedTokens += uint64(tokens)
+		l.stats.OfferedTokens += uint64(offer.Tokens)
 	}
-	return tokens, l.price.probeDue(), nil
+	return offer, nil
 }
 
 // admit finds or makes the request of m and takes over its tokens. A request whose scope
@@ -120,8 +121,8 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 	return r, fresh, nil
 }
 
-// offer finds, prices and pins what of r's blocks [first, end) is to be loaded, in place
-// of what was pinned for r before. It returns the boundary, in blocks; first is nothing.
+// offer finds, prices and pins those of r's blocks [first, end) that are to be loaded, and lets go
+// of what was pinned for r before. It returns the boundary, in blocks; first means no offer.
 func (l *Leader) offer(r *request, first, end int) int {
 	l.hash.keys(r, end)
 	l.held = append(l.held[:0], r.leases...)
@@ -142,33 +143,32 @@ func (l *Leader) offer(r *request, first, end int) int {
 	return boundary
 }
 
-// find returns the largest boundary up to which r's blocks from first on are there in
-// every layer group, worth loading and pinned.
+// find returns the largest boundary up to which r's blocks from first on are there in every layer
+// group, worth loading and pinned.
 func (l *Leader) find(r *request, first, end int) int {
-	// The chain begins where the engine's own prefix ends: what comes before may be gone
-	// from the store without hurting.
+	// The chain begins where the engine's own prefix ends: blocks before it may be gone from the
+	// tiers.
 	limit := end
 	if len(l.prefix) > 0 {
 		n, lease := l.index.Lookup(l.opts.Namespace, l.prefix, r.keys[first:end], l.opts.LeaseTTL)
 		limit = first + n
 		r.leases = appendLease(r.leases, lease)
 	}
-	boundary := l.windowBoundary(r, first, limit)
-	boundary = l.price.cut(r, first, boundary)
-	if boundary == limit && len(l.windows) == 0 {
+	boundary := l.worth(r, first, l.windows.boundary(&l.have, r.keys, first, limit))
+	if boundary == limit && len(l.windows.searches) == 0 {
 		return boundary
 	}
 	l.held = append(l.held, r.leases...)
 	r.leases = r.leases[:0]
 	for boundary > first {
-		// Only an eviction since the search makes a block miss now.
+		// Only an eviction since the search can make a block miss now.
 		miss := l.pin(r, first, boundary)
 		if miss == boundary {
 			return boundary
 		}
 		l.held = append(l.held, r.leases...)
 		r.leases = r.leases[:0]
-		boundary = l.windowBoundary(r, first, miss)
+		boundary = l.windows.boundary(&l.have, r.keys, first, miss)
 	}
 	return first
 }
@@ -182,7 +182,8 @@ func (l *Leader) pin(r *request, first, boundary int) int {
 		r.leases = appendLease(r.leases, lease)
 		miss = first + n
 	}
-	for _, w := range l.windows {
+	for i := range l.windows.searches {
+		w := l.windows.searches[i].group
 		begin := max(first, w.FirstBlock(boundary*l.bs, l.bs))
 		n, lease := l.index.Lookup(l.opts.Namespace, w.shards, r.keys[begin:boundary], l.opts.LeaseTTL)
 		r.leases = appendLease(r.leases, lease)
@@ -198,63 +199,13 @@ func appendLease(leases []store.LeaseID, id store.LeaseID) []store.LeaseID {
 	return append(leases, id)
 }
 
-// windowBoundary returns the largest boundary up to limit for which every window has its
-// blocks. Every block is looked up once at most: from the right, and a block that is
-// missing rules out all boundaries whose window holds it.
-func (l *Leader) windowBoundary(r *request, first, limit int) int {
-	for _, w := range l.windows {
-		w.low, w.high = limit, limit
-	}
-	boundary := limit
-	for boundary > first {
-		miss := -1
-		for _, w := range l.windows {
-			if miss = l.missing(r, w, first, boundary); miss >= 0 {
-				break
-			}
-		}
-		if miss < 0 {
-			return boundary
-		}
-		boundary = miss
-	}
-	return first
-}
-
-// missing returns the last block that the window needs for the boundary and that is not
-// there, or -1. It keeps what it has seen in w.
-func (l *Leader) missing(r *request, w *group, first, boundary int) int {
-	if w.low >= boundary || w.high < boundary {
-		w.low = boundary
-	}
-	w.high = boundary
-	for begin := max(first, w.FirstBlock(boundary*l.bs, l.bs)); w.low > begin; w.low-- {
-		if !l.present(w.shards, r.keys[w.low-1]) {
-			return w.low - 1
-		}
-	}
-	return -1
-}
-
-// present reports whether all shards of a block are stored.
-func (l *Leader) present(shards []connector.Shard, k connector.Key) bool {
-	q := &l.query
-	for _, shard := range shards {
-		q.keys[0], q.at[0] = k, false
-		if l.index.Present(l.opts.Namespace, shard, q.keys[:], q.at[:]); !q.at[0] {
-			return false
-		}
-	}
-	return true
-}
-
-// unpin ends what is pinned for r's offer.
+// unpin lets go of what is pinned for r's offer.
 func (l *Leader) unpin(r *request) {
 	for _, id := range r.leases {
 		l.index.Release(id)
 	}
 	r.leases, r.offered = r.leases[:0], 0
 	l.room.promise(r, l.steps, 0)
-	r.staged.release()
-	r.staged = nil
+	r.handoff.release()
+	r.handoff = nil
 }

@@ -122,7 +122,7 @@ func (w *world) ask(r *worldRequest) {
 	r.offer = w.match(connector.MatchRequest{Request: r.id, From: r.told, Tokens: r.toks[r.told:], Computed: r.computed})
 	r.told = len(r.toks)
 	if want := w.wantOffer(r); r.offer != want {
-		w.rt.Fatalf("%s: offer of %d tokens behind %d of %d, want %d", r.id, r.offer, r.computed, len(r.toks), want)
+		w.rt.Fatalf("%s: offer of %d tokens after %d of %d, want %d", r.id, r.offer, r.computed, len(r.toks), want)
 	}
 }
 

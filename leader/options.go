@@ -1,10 +1,12 @@
 package leader
 
 import (
+	"cmp"
 	"errors"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 )
 
 // Options configure a [Leader].
@@ -26,41 +28,41 @@ type Options struct {
 	// LoadTTL is how long the records of a running load stay pinned. Default 60 s; it
 	// has to be longer than the workers' load timeout.
 	LoadTTL time.Duration
-	// SaveTTL is how long a block whose save was planned counts as on its way to the store,
-	// so that no other request plans it again; a save that was dropped may be planned
-	// again then. Default 5 s: far longer than a save takes, unless it is lost. It counts
-	// for up to twice as long.
+	// SaveTTL is how long a block whose save was planned counts as saved, so that no other
+	// request plans it again. It counts for up to twice as long; then a save that was dropped
+	// may be planned again. Default 5 s: far longer than a save takes.
 	SaveTTL time.Duration
 	// MaxRequests bounds the requests that are remembered; beyond it the one that was
 	// touched least recently is forgotten and costs its hits. Default 16,384.
 	MaxRequests int
-	// MaxTokens bounds the tokens of all requests that are remembered, likewise. Entries of
-	// block tables count as tokens, and loads and spans as much as they take. Default
+	// MaxTokens bounds the tokens of all requests that are remembered, in the same way. Entries
+	// of block tables count as tokens, and loads and spans as much as they take. Default
 	// 32 Mi: 128 MiB, and about as much again for keys and proofs of blocks of 16 tokens.
 	MaxTokens int
 
-	// Tiers tells how fast loads are; nil means that all are free, and every offer full.
-	Tiers Tiers
+	// Levels are where loads come from, the fastest first: the price of a block is that of the
+	// first that has it. With none all loads are free, and every offer is full.
+	Levels []store.Level
 	// PrefillTokensPerS is how many tokens the engine computes in a second; 0 means that
 	// it is learnt from the engine's steps.
 	PrefillTokensPerS float64
 	// MinLearnTokens is the smallest step, in prompt tokens, that prefill speed is learnt
 	// from. Default 256: below that a step's fixed cost outweighs its tokens.
 	MinLearnTokens int
-	// Probe, if not nil, is called while offers are cut for the speed of a tier, at most
-	// once in ProbeInterval: nobody loads from the tier then, and only a reader that no
-	// engine waits for can find out that it has become faster. It must not block.
+	// Probe, if not nil, is called while offers are cut for the speed of a level, at most once
+	// in ProbeInterval: no load asks for anything then, and only a read that no engine waits for
+	// can find out that a level has become faster. It must not block.
 	Probe func()
 	// ProbeInterval is the shortest time between two calls of Probe. Default 1 s.
 	ProbeInterval time.Duration
 
 	// Handoff, if not nil, makes this the leader of an engine that has no way to report a
-	// failed load: only what is verified and pinned in staging memory is offered.
+	// failed load: only blocks that are verified and pinned in the host tier are offered.
 	Handoff Handoff
-	// StageTimeout is how long a match waits for reads into staging memory. Default
-	// 50 ms: the engine's scheduler stands still for that long, and a disk delivers some
-	// hundreds of megabytes.
-	StageTimeout time.Duration
+	// HandoffTimeout is how long a match waits for reads into the host tier. Default 50 ms: the
+	// engine's scheduler stands still for that long, and a disk delivers some hundreds of
+	// megabytes.
+	HandoffTimeout time.Duration
 
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
@@ -68,23 +70,16 @@ type Options struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	setDefault(&o.LeaseTTL, 30*time.Second)
-	setDefault(&o.LoadTTL, time.Minute)
-	setDefault(&o.SaveTTL, 5*time.Second)
-	setDefault(&o.ProbeInterval, time.Second)
-	setDefault(&o.StageTimeout, 50*time.Millisecond)
-	setDefault(&o.MaxRequests, 16384)
-	setDefault(&o.MaxTokens, 32<<20)
-	setDefault(&o.MinLearnTokens, 256)
+	o.LeaseTTL = cmp.Or(o.LeaseTTL, 30*time.Second)
+	o.LoadTTL = cmp.Or(o.LoadTTL, time.Minute)
+	o.SaveTTL = cmp.Or(o.SaveTTL, 5*time.Second)
+	o.ProbeInterval = cmp.Or(o.ProbeInterval, time.Second)
+	o.HandoffTimeout = cmp.Or(o.HandoffTimeout, 50*time.Millisecond)
+	o.MaxRequests = cmp.Or(o.MaxRequests, 16384)
+	o.MaxTokens = cmp.Or(o.MaxTokens, 32<<20)
+	o.MinLearnTokens = cmp.Or(o.MinLearnTokens, 256)
 	if o.Now == nil {
 		o.Now = time.Now
-	}
-}
-
-func setDefault[T comparable](v *T, to T) {
-	var zero T
-	if *v == zero {
-		*v = to
 	}
 }
 
@@ -95,8 +90,8 @@ func (o *Options) Validate() error {
 		return errors.New("leader: no manifest")
 	case o.LeaseTTL <= 0 || o.LoadTTL <= 0 || o.SaveTTL <= 0:
 		return errors.New("leader: times to live must be positive")
-	case o.ProbeInterval <= 0 || o.StageTimeout <= 0:
-		return errors.New("leader: probe interval and stage timeout must be positive")
+	case o.ProbeInterval <= 0 || o.HandoffTimeout <= 0:
+		return errors.New("leader: probe interval and handoff timeout must be positive")
 	case o.MaxRequests < 1 || o.MaxTokens < connector.MaxTokens:
 		return errors.New("leader: max requests must be positive, max tokens at least those of one prompt")
 	case o.MinOfferTokens < 0 || o.MinLearnTokens < 1 || o.PrefillTokensPerS < 0:

@@ -6,28 +6,59 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 )
 
-// testTiers has a host tier of some records; a block of the fixture has 1000 bytes.
+// speeds are those of a disk that all ranks share and of a host tier.
+type speeds struct {
+	DiskBytesPerS, DiskLatencyS float64
+	DiskQueuedBytes             int64
+	HostBytesPerS               float64
+}
+
+// testTiers are a host tier of some records before a disk that has all; a block of the fixture has
+// 1000 bytes.
 type testTiers struct {
-	speeds Speeds
+	speeds speeds
 	host   map[connector.Key]bool
 }
 
-func (x *testTiers) Present(_ connector.NamespaceDigest, _ connector.Shard, keys []connector.Key, at []bool) {
-	for i, k := range keys {
-		at[i] = x.host[k]
+// levels are the two.
+func (x *testTiers) levels() []store.Level {
+	return []store.Level{
+		&testLevel{name: "host", has: x.host, speed: func() store.Speed {
+			return store.Speed{BytesPerS: x.speeds.HostBytesPerS, PerRank: true}
+		}},
+		&testLevel{name: "disk", speed: func() store.Speed {
+			return store.Speed{BytesPerS: x.speeds.DiskBytesPerS, LatencyS: x.speeds.DiskLatencyS, QueuedBytes: x.speeds.DiskQueuedBytes}
+		}},
 	}
 }
 
-func (x *testTiers) Speeds() Speeds { return x.speeds }
+// testLevel has some records.
+type testLevel struct {
+	name  string
+	has   map[connector.Key]bool
+	speed func() store.Speed
+	calls int // of Present
+}
+
+func (v *testLevel) Name() string       { return v.name }
+func (v *testLevel) Speed() store.Speed { return v.speed() }
+func (v *testLevel) Usage() store.Usage { return store.Usage{} }
+func (v *testLevel) Present(_ connector.NamespaceDigest, _ connector.Shard, keys []connector.Key, at []bool) {
+	v.calls++
+	for i, k := range keys {
+		at[i] = at[i] || v.has[k]
+	}
+}
 
 // newPriced is a leader of an engine that computes 4,000 tokens a second, which are 1,000
 // blocks: a disk of 1 MB/s is as fast.
 func newPriced(t *testing.T, change func(*Options)) (*fixture, *testTiers) {
 	x := &testTiers{host: map[connector.Key]bool{}}
 	f := newFixture(t, func(o *Options) {
-		o.Tiers, o.PrefillTokensPerS = x, 4000
+		o.Levels, o.PrefillTokensPerS = x.levels(), 4000
 		if change != nil {
 			change(o)
 		}
@@ -44,22 +75,22 @@ func (f *fixture) offered(n int, id any) int {
 func TestOfferEndsWhereLoadingIsSlowerThanPrefill(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
-		speeds Speeds
+		speeds speeds
 		host   int // blocks in the host tier, from the first on
 		want   int
 	}{
-		{"nothing measured", Speeds{}, 0, 80},
-		{"fast disk", Speeds{DiskBytesPerS: 1e9}, 0, 80},
-		{"slow disk", Speeds{DiskBytesPerS: 0.9e6}, 0, 0},
-		{"disk just faster", Speeds{DiskBytesPerS: 1.1e6}, 0, 80},
-		{"latency is more than all of the prefill", Speeds{DiskBytesPerS: 1e9, DiskLatencyS: 0.021}, 0, 0},
-		{"latency is less", Speeds{DiskBytesPerS: 1e9, DiskLatencyS: 0.019}, 0, 80},
-		{"queue of 30 ms", Speeds{DiskBytesPerS: 1e8, DiskQueuedBytes: 3e6}, 0, 0},
-		{"queue of 10 ms", Speeds{DiskBytesPerS: 1e8, DiskQueuedBytes: 1e6}, 0, 80},
-		{"slow disk behind a host tier", Speeds{DiskBytesPerS: 0.5e6, HostBytesPerS: 1e9}, 7, 28},
-		{"slow disk, all in the host tier", Speeds{DiskBytesPerS: 1, DiskLatencyS: 9, HostBytesPerS: 1e9}, 20, 80},
-		{"slow disk for the end only", Speeds{DiskBytesPerS: 0.5e6, HostBytesPerS: 1e9}, 19, 76},
-		{"slow host tier", Speeds{DiskBytesPerS: 1e9, HostBytesPerS: 0.5e6}, 20, 0},
+		{"nothing measured", speeds{}, 0, 80},
+		{"fast disk", speeds{DiskBytesPerS: 1e9}, 0, 80},
+		{"slow disk", speeds{DiskBytesPerS: 0.9e6}, 0, 0},
+		{"disk just faster", speeds{DiskBytesPerS: 1.1e6}, 0, 80},
+		{"latency is more than all of the prefill", speeds{DiskBytesPerS: 1e9, DiskLatencyS: 0.021}, 0, 0},
+		{"latency is less", speeds{DiskBytesPerS: 1e9, DiskLatencyS: 0.019}, 0, 80},
+		{"queue of 30 ms", speeds{DiskBytesPerS: 1e8, DiskQueuedBytes: 3e6}, 0, 0},
+		{"queue of 10 ms", speeds{DiskBytesPerS: 1e8, DiskQueuedBytes: 1e6}, 0, 80},
+		{"slow disk and a fast host tier", speeds{DiskBytesPerS: 0.5e6, HostBytesPerS: 1e9}, 7, 28},
+		{"slow disk, all in the host tier", speeds{DiskBytesPerS: 1, DiskLatencyS: 9, HostBytesPerS: 1e9}, 20, 80},
+		{"slow disk for the end only", speeds{DiskBytesPerS: 0.5e6, HostBytesPerS: 1e9}, 19, 76},
+		{"slow host tier", speeds{DiskBytesPerS: 1e9, HostBytesPerS: 0.5e6}, 20, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f, x := newPriced(t, nil)
@@ -84,7 +115,7 @@ func TestOfferEndsWhereLoadingIsSlowerThanPrefill(t *testing.T) {
 			if s.DecisionsFull != uint64(full) || s.DecisionsTrimmed != uint64(trimmed) || s.DecisionsRefused != uint64(refused) {
 				t.Errorf("decisions %d full, %d trimmed, %d refused", s.DecisionsFull, s.DecisionsTrimmed, s.DecisionsRefused)
 			}
-			if s.LoadBytesPerS.Disk != tc.speeds.DiskBytesPerS || s.QueuedBytes != tc.speeds.DiskQueuedBytes || s.PrefillTokensPerS != 4000 {
+			if s.LoadBytesPerS["disk"] != tc.speeds.DiskBytesPerS || s.QueuedBytes != tc.speeds.DiskQueuedBytes || s.PrefillTokensPerS != 4000 {
 				t.Errorf("stats %+v hide what the decision was made with", s)
 			}
 		})
@@ -113,7 +144,7 @@ func TestWindowsCostOnlyWhatIsLoaded(t *testing.T) {
 
 func TestPricedBoundaryIsOneThatTheWindowsHave(t *testing.T) {
 	f, x := newPriced(t, hybrid)
-	x.speeds = Speeds{DiskBytesPerS: 0.5e6, HostBytesPerS: 1e9}
+	x.speeds = speeds{DiskBytesPerS: 0.5e6, HostBytesPerS: 1e9}
 	keys := f.keys(tokens(0, 82))
 	for _, k := range keys[:10] {
 		x.host[k] = true // best would be boundary 10, whose window has no block 9

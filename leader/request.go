@@ -10,9 +10,9 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// request is what the leader knows of one request of the engine. Tokens only ever grow
-// or are replaced; keys and proofs are hashed as far as somebody has needed them.
-// Requests are used again for others: nothing may keep what they refer to.
+// request is what the leader knows of one request of the engine. Tokens are only added or
+// replaced; keys and proofs are hashed up to where they were needed. Requests are used again for
+// others: nothing may keep what they refer to.
 type request struct {
 	hash  xxh3.Uint128
 	id    []byte
@@ -30,18 +30,18 @@ type request struct {
 	// prompt is the number of tokens of the prompt.
 	prompt int
 
-	// tables are the engine's block tables, one for each layer group. They mean nothing
-	// unless placed is set: the engine has told the whole of them.
+	// tables are the engine's block tables, one for each layer group. They mean nothing unless
+	// placed is set: then the engine has told all of them.
 	tables [][]uint32
 	placed bool
-	// saved counts, for each layer group, the leading blocks that are stored, or were
-	// planned to be.
+	// saved counts, for each layer group, the leading blocks that are stored, or whose save was
+	// planned.
 	saved []int
 
-	// leases pin what is offered up to block offered, staged holds it in staging memory.
+	// leases pin what is offered up to block offered; handoff pins it in the host tier.
 	leases  []store.LeaseID
 	offered int
-	staged  *stagedPrefix
+	handoff *handoffPrefix
 	// promised are the bytes of the plan that the offer would take, if it was made in step
 	// promisedAt.
 	promised   int
@@ -49,29 +49,30 @@ type request struct {
 	// loads were planned and are not reported, the oldest first.
 	loads []*load
 
-	// failed is set once a load went wrong: the request is not offered anything again,
-	// since an engine that asks again after a failure would fail and ask for ever.
+	// failed is set once a load went wrong. The request is not offered anything again: an engine
+	// that asks again after a failure would fail and ask without end.
 	failed bool
-	// lost are the blocks that failed then, in order. They are saved again also where this
-	// node's store has them: the rank that has not may live on another node.
+	// lost are the blocks that failed then, in order. They are saved again even if this node has
+	// them: the rank that does not may live on another node.
 	lost           []int
 	noLoad, noSave bool
 	// decided is set once the request counts among the decisions.
 	decided bool
-	// step is the last step that computed the request, as far as the leader was told, and
-	// computed the tokens that were there behind it.
+	// step is the last step that the leader knows to have computed the request, and computed the
+	// tokens that there were after it.
 	step     uint64
 	computed int
-	// waiting is set while a match waits for staging memory with the leader unlocked. gone
-	// and changed tell it that the request was forgotten, or got other tokens, meanwhile.
-	waiting, gone, changed bool
+	// waiting is set while a match waits for reads with the leader unlocked. The generation says
+	// whether the request is still what it was then: see [request.changed].
+	waiting    bool
+	generation uint64
 
 	prev, next *request
 }
 
-// reset makes r the request of an id that the leader was not told of.
+// reset makes r a request that the leader knows nothing of.
 func (r *request) reset(groups int) {
-	r.roots, r.staged, r.prev, r.next = nil, nil, nil, nil
+	r.roots, r.handoff, r.prev, r.next = nil, nil, nil, nil
 	r.spans, r.spanIDs = r.spans[:0], r.spanIDs[:0]
 	r.tokens, r.keys, r.proofs, r.prompt = r.tokens[:0], r.keys[:0], r.proofs[:0], 0
 	if len(r.saved) != groups {
@@ -82,14 +83,13 @@ func (r *request) reset(groups int) {
 	r.leases, r.offered, r.lost = r.leases[:0], 0, r.lost[:0]
 	clear(r.loads)
 	r.loads = r.loads[:0]
-	r.failed, r.noLoad, r.noSave, r.decided, r.waiting, r.gone = false, false, false, false, false, false
+	r.failed, r.noLoad, r.noSave, r.decided = false, false, false, false
 	r.step, r.computed, r.counted = 0, 0, 0
 	r.promised, r.promisedAt = 0, 0
 }
 
-// tell takes over that the tokens from index from on are these, whatever was known
-// there before. It reports false where tokens before from are missing. The caller has
-// checked that there are not too many.
+// tell replaces the tokens from index from on. It reports false if tokens before from are missing.
+// The caller has checked that there are not too many.
 func (r *request) tell(blockSize, from int, tokens []uint32) bool {
 	if from > len(r.tokens) {
 		return false
@@ -107,18 +107,24 @@ func (r *request) tell(blockSize, from int, tokens []uint32) bool {
 	return true
 }
 
-// truncate forgets the tokens from index n on, and what was hashed from them.
+// truncate forgets the tokens from index n on, and their keys and proofs.
 func (r *request) truncate(blockSize, n int) {
 	r.tokens = r.tokens[:n]
 	blocks := n / blockSize
 	r.keys = r.keys[:min(len(r.keys), blocks)]
 	r.proofs = r.proofs[:min(len(r.proofs), blocks)]
 	r.unsave(blocks)
-	if r.staged != nil && r.staged.end() > blocks {
-		r.staged.release()
-		r.staged = nil
+	if r.handoff != nil && r.handoff.end() > blocks {
+		r.handoff.release()
+		r.handoff = nil
 	}
-	r.changed = true
+	r.changed()
+}
+
+// changed makes a match that waits give up: the request was forgotten, or has other tokens.
+func (r *request) changed() {
+	r.generation++
+	r.waiting = false
 }
 
 // unsave says that blocks from n on are to be saved again.
@@ -151,7 +157,7 @@ func (r *request) sameSpans(spans []connector.Span) bool {
 	})
 }
 
-// unplace says that the engine holds no blocks for the request, or nobody knows which.
+// unplace says that the engine holds no blocks for the request, or that it is not known which.
 func (r *request) unplace() {
 	r.placed = false
 	for g := range r.tables {
@@ -159,7 +165,7 @@ func (r *request) unplace() {
 	}
 }
 
-// size is how much the request holds of what the engine tells, in numbers of 32 bits.
+// size is how much the request holds, in numbers of 32 bits.
 func (r *request) size() int {
 	const span, loading = 10, 4 // of one connector.Span, of one loadBlock
 	n := len(r.tokens) + span*len(r.spans) + len(r.spanIDs)/4
@@ -184,7 +190,7 @@ func (r *request) kept() int {
 // fullBlocks is the number of blocks whose tokens are all known.
 func (r *request) fullBlocks(blockSize int) int { return len(r.tokens) / blockSize }
 
-// parent is the key in front of block i.
+// parent is the key before block i.
 func (r *request) parent(i int) connector.Key {
 	if i > 0 {
 		return r.keys[i-1]

@@ -4,8 +4,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// requests are the requests that are followed, in the order of their last use. Those
-// forgotten lend their memory to new ones.
+// requests are the requests that are followed, in the order of their last use. The memory of a
+// forgotten one is used for a new one.
 type requests struct {
 	byHash map[xxh3.Uint128]*request
 	// head is the sentinel of a ring: head.next was used last, head.prev longest ago.
@@ -27,8 +27,8 @@ func (q *requests) init(groups int) {
 	q.head.prev, q.head.next = &q.head, &q.head
 }
 
-// find returns the request of an id, or nil. Another id of equal hash, which only
-// somebody who wants it will find, is another request.
+// find returns the request of an id, or nil. Another id of equal hash, which nobody finds by
+// chance, is another request.
 func (q *requests) find(id string) *request {
 	if r := q.byHash[xxh3.HashString128(id)]; r != nil && string(r.id) == id {
 		return r
@@ -58,7 +58,7 @@ func (q *requests) remove(r *request) {
 	q.size -= r.counted
 }
 
-// count takes in how much a request holds now.
+// count notes how much a request holds now.
 func (q *requests) count(r *request) {
 	size := r.size()
 	q.size += size - r.counted

@@ -4,16 +4,15 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// room bounds what a step's answer takes: the plan, and beside it the blocks of its loads.
-// An offer is a promise, so that those made between two steps, which the next step may
-// take all, must fit into one plan together. Saves get what the loads leave, and go on in
-// later steps.
+// room bounds the size of a step's answer: the plan, and beside it the blocks of its loads. An offer
+// is a promise: the next step may take all offers made since the last, so that they must fit into
+// one plan together. Saves get the room that loads leave, and go on in later steps.
 type room struct {
 	limit int
 	// promised are the bytes of the offers made since step number step.
 	promised int
 	step     uint64
-	// left is what is left of the step that is planned.
+	// left are the bytes left of the step that is being planned.
 	left int
 }
 
@@ -31,9 +30,9 @@ const (
 	loadBytes = connector.MaxLoadBytes + 16
 )
 
-// offerBytes bounds what the load of r's blocks [first, boundary) takes, whatever the
-// tables are like: where a block is left out of a table the load is cut in two, and the
-// head of the second takes less than the block would.
+// offerBytes bounds what the load of r's blocks [first, boundary) takes, whatever the tables are
+// like: a block left out of a table cuts the load in two, and the head of the second part takes
+// less than the block would.
 func (l *Leader) offerBytes(r *request, first, boundary int) int {
 	n := loadBytes + 2*len(r.id)
 	for g := range l.groups {
@@ -42,12 +41,12 @@ func (l *Leader) offerBytes(r *request, first, boundary int) int {
 	return n
 }
 
-// groupBytes is the part of a load of so many blocks that a group has in it.
+// groupBytes is a group's part of a load of that many blocks.
 func (l *Leader) groupBytes(g *group, blocks int) int {
 	if l.opts.Handoff != nil {
 		// A client may put the load into the plan that it sends back with the saves in it.
-		staged := len(g.shards)
-		return blocks*(plannedBlockBytes+staged*connector.HandoffBlockBytes) + connector.MaxTransferBytes + 2*staged
+		shards := len(g.shards)
+		return blocks*(plannedBlockBytes+shards*connector.HandoffBlockBytes) + connector.MaxTransferBytes + 2*shards
 	}
 	if g.Window > 0 {
 		blocks = min(blocks, g.Window/l.bs+2) // both ends may be cut
@@ -74,7 +73,7 @@ func (l *Leader) fits(r *request, first, end int) int {
 	return low
 }
 
-// others are the bytes of what was promised to other requests since the last step.
+// others are the bytes promised to other requests since the last step.
 func (m *room) others(r *request, step uint64) int {
 	switch {
 	case m.step != step:
@@ -85,8 +84,8 @@ func (m *room) others(r *request, step uint64) int {
 	return m.promised - r.promised
 }
 
-// promise takes in that r is offered a load of so many bytes, in place of what it was
-// offered since the last step.
+// promise notes that r is offered a load of that many bytes, in place of what it was offered since
+// the last step.
 func (m *room) promise(r *request, step uint64, bytes int) {
 	others := m.others(r, step)
 	m.promised, m.step = others+bytes, step
@@ -96,9 +95,9 @@ func (m *room) promise(r *request, step uint64, bytes int) {
 // begin starts the plan of a step.
 func (m *room) begin() { m.left = m.limit }
 
-// takeLoad takes room for a load, and gives the load up where there is none: an engine may
-// take an offer steps after it was made, or one that another leader made. A load that was
-// given up still takes some room: its slots are told.
+// takeLoad takes room for a load, and gives the load up if there is none: an engine may take an
+// offer steps after it was made, or one that another leader made. A load that was given up still
+// takes some room: its slots are in the answer.
 func (l *Leader) takeLoad(out *connector.RequestLoad) {
 	n := loadBytes + 2*len(out.Request)
 	for i := range out.Transfers {
@@ -113,8 +112,8 @@ func (l *Leader) takeLoad(out *connector.RequestLoad) {
 	l.room.left -= loadBytes + 2*len(out.Request) + lostBlockBytes*len(out.Lost)
 }
 
-// takeStaged takes room for a load that the engine's side plans itself.
-func (l *Leader) takeStaged(a *connector.Alloc) {
+// takeHandoff takes room for a load that the engine's side plans itself.
+func (l *Leader) takeHandoff(a *connector.Alloc) {
 	l.room.left -= loadBytes + 2*len(a.Request)
 	for g := range l.groups {
 		begin, end := a.LoadRange(l.groups[g].Group, g, l.bs)

@@ -33,7 +33,7 @@ func TestOfferIsNoMoreThanAPlanHolds(t *testing.T) {
 				for g := range o.Manifest.Groups {
 					o.Manifest.Groups[g].Layers = 1
 				}
-				o.Manifest.BlockSize, o.Tiers = tc.bs, nil
+				o.Manifest.BlockSize, o.Levels = tc.bs, nil
 			})
 			toks := tokens(0, tc.prompt)
 			offer, err := l.Match(t.Context(), &connector.MatchRequest{Request: "r", Tokens: toks})
@@ -73,7 +73,7 @@ func TestOfferIsNoMoreThanAPlanHolds(t *testing.T) {
 
 // Defect 16: many requests of one step share its plan, each with what it was offered.
 func TestOffersOfOneStepFitOnePlan(t *testing.T) {
-	l := newFullLeader(t, func(o *Options) { o.Tiers, o.MaxRequests = nil, 1000 })
+	l := newFullLeader(t, func(o *Options) { o.Levels, o.MaxRequests = nil, 1000 })
 	l.room.limit = 60_000
 	var allocs []connector.Alloc
 	promised, refused := 0, 0
@@ -123,7 +123,7 @@ func TestOffersOfOneStepFitOnePlan(t *testing.T) {
 // Offers that an engine takes steps later may not fit together: the load that does not fails,
 // told in a few bytes.
 func TestLoadWithoutRoomIsLostAndTold(t *testing.T) {
-	l := newFullLeader(t, func(o *Options) { o.Tiers = nil })
+	l := newFullLeader(t, func(o *Options) { o.Levels = nil })
 	l.room.limit = 10_000
 	var allocs []connector.Alloc
 	for i := range 3 {

@@ -7,25 +7,25 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// planSaves adds the blocks that this step completes and the store has not.
-func (l *Leader) planSaves(saves []connector.Transfer, s *connector.Scheduled) []connector.Transfer {
-	r := l.requests.find(s.Request)
+// planSaves adds the blocks that this step completes and the tiers do not have. r is nil if the
+// request is not known.
+func (l *Leader) planSaves(saves []connector.Transfer, r *request, s *connector.Scheduled) []connector.Transfer {
 	if r == nil {
 		return saves
 	}
 	l.requests.touch(r)
-	l.unpin(r) // an offer that was not taken is of no use any more
+	l.unpin(r) // an offer that was not taken is of no more use
 	l.settle(r)
 	r.extend(s)
 	if len(s.NewTokens) > 0 && !r.tell(l.bs, s.From, s.NewTokens) {
-		r.noSave = true // tokens are missing: nothing behind them has a name
+		r.noSave = true // tokens are missing: no block after them has a key
 	}
 	l.requests.count(r)
 	if r.noSave || !r.placed || l.notReady.Load() {
 		return saves
 	}
-	// A forward pass in the step of a load that fails computes on bytes that never came:
-	// what it fills is saved once the load was reported. Staged loads cannot fail.
+	// A forward pass in the step of a load that fails computes on bytes that never came: the blocks
+	// that it fills are saved once the load was reported. Handoffs cannot fail.
 	if len(r.loads) > 0 && l.opts.Handoff == nil {
 		return saves
 	}
@@ -35,7 +35,7 @@ func (l *Leader) planSaves(saves []connector.Transfer, s *connector.Scheduled) [
 	}
 	computed := s.Computed
 	if computed >= r.prompt && s.Count > 1 {
-		computed += s.Count - 1 // decodes, which may have taken as many steps: see learnt
+		computed += s.Count - 1 // decodes, which may have taken as many steps: see prefillSpeed
 	}
 	for g := range l.groups {
 		saves = l.planGroup(saves, r, &l.groups[g], computed, end)
@@ -43,13 +43,13 @@ func (l *Leader) planSaves(saves []connector.Transfer, s *connector.Scheduled) [
 	return saves
 }
 
-// extend takes over the step's change of the block tables. A table of which the beginning
-// was never told, or was taken away, stays unknown until the engine tells the whole.
+// extend applies the step's change of the block tables. A table whose beginning was never told, or
+// was taken away, stays unknown until the engine tells all of it.
 func (r *request) extend(s *connector.Scheduled) {
 	if s.Reset {
 		r.unplace()
 		r.placed = true
-		clear(r.saved) // what was dropped on the way to the store gets another chance
+		clear(r.saved) // a save that was dropped gets another chance
 	}
 	if !r.placed {
 		return
@@ -59,9 +59,8 @@ func (r *request) extend(s *connector.Scheduled) {
 	}
 }
 
-// planGroup adds the blocks of a layer group below end, as far as the plan has room: the
-// request's next step goes on there. computed are the tokens that were there before the
-// newest step.
+// planGroup adds the blocks of a layer group below end until the plan has no more room: the
+// request's next step goes on there. computed is the number of tokens before the newest step.
 func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *group, computed, end int) []connector.Transfer {
 	table := r.tables[g.index]
 	end = min(end, len(table))
@@ -71,9 +70,11 @@ func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *group, com
 		return saves
 	}
 	l.hash.keys(r, end)
+	l.at = slices.Grow(l.at[:0], end-begin)[:end-begin]
+	l.have.blocks(g.shards, r.keys[begin:end], l.at)
 	first := begin
 	for i := begin; i < end; i++ {
-		if table[i] != connector.NoBlock && l.wanted(g, r, i) {
+		if table[i] != connector.NoBlock && l.wanted(g, r, i, l.at[i-begin]) {
 			if l.room.takeSave(i == first) {
 				l.planned.add(plannedBlock{g.index, r.keys[i]})
 				continue
@@ -88,14 +89,14 @@ func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *group, com
 	return l.appendSaves(saves, r, g, first, end)
 }
 
-// wanted reports whether a shard of block i is neither stored nor planned. What is stored of
-// a block that was lost does not count; the workers leave out what they have.
-func (l *Leader) wanted(g *group, r *request, i int) bool {
+// wanted reports whether block i is to be saved: it is neither stored, with all its shards, nor
+// planned. A block that was lost counts as not stored; the workers leave out what they have.
+func (l *Leader) wanted(g *group, r *request, i int, stored bool) bool {
 	if l.planned.has(plannedBlock{g.index, r.keys[i]}) {
 		return false
 	}
 	_, lost := slices.BinarySearch(r.lost, i)
-	return lost || !l.present(g.shards, r.keys[i])
+	return lost || !stored
 }
 
 func (l *Leader) appendSaves(saves []connector.Transfer, r *request, g *group, first, end int) []connector.Transfer {
@@ -117,9 +118,9 @@ type plannedBlock struct {
 	key   connector.Key
 }
 
-// planned are the blocks whose save was planned lately: several steps are under way at
-// once, and what one of them saves is in the store only some time after. Entries last for
-// one to two times the time to live, in two generations.
+// planned are the blocks whose save was planned lately: several steps are under way at once, and a
+// block is in the store only some time after its save was planned. Entries last for one to two
+// times the time to live, in two generations.
 type planned struct {
 	ttl           time.Duration
 	turn          time.Time // when the young generation began

@@ -44,8 +44,8 @@ func TestBlocksWithUnknownTokensAreNotSavedYet(t *testing.T) {
 	}
 }
 
-// An engine that loads in the step that computes what lies behind (a synchronous load)
-// has computed on garbage if the load fails.
+// An engine that loads blocks in the step that computes those after them (a synchronous load) has
+// computed on garbage if the load fails.
 func TestNothingIsSavedBeforeItsLoadIsReported(t *testing.T) {
 	f := newFixture(t, nil)
 	f.run("seed", tokens(0, 18), 0, connector.Scope{})

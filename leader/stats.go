@@ -19,20 +19,14 @@ type Stats struct {
 	DecisionsTrimmed uint64 `json:"decisions_trimmed" metric:"decisions_total" label:"decision=trimmed"`
 	DecisionsRefused uint64 `json:"decisions_refused" metric:"decisions_total" label:"decision=refused"`
 	// PrefillTokensPerS is the prefill speed that decisions are made with, 0 if nothing is
-	// known of it. LoadBytesPerS, LoadLatencyS and QueuedBytes are what the newest one
-	// took loads to cost.
-	PrefillTokensPerS float64   `json:"prefill_tokens_per_s" sum:"-"`
-	LoadBytesPerS     TierRates `json:"load_bytes_per_s" sum:"-"`
-	LoadLatencyS      float64   `json:"load_latency_s" sum:"-"`
-	QueuedBytes       int64     `json:"queued_bytes" sum:"-"`
-	// TierRefused is set while offers are cut for the speed of the disk.
+	// known of it. LoadBytesPerS by level, the longest latency and all queued bytes are what the
+	// newest decision was made with; 0 means not measured.
+	PrefillTokensPerS float64            `json:"prefill_tokens_per_s" sum:"-"`
+	LoadBytesPerS     map[string]float64 `json:"load_bytes_per_s,omitempty" sum:"-"`
+	LoadLatencyS      float64            `json:"load_latency_s" sum:"-"`
+	QueuedBytes       int64              `json:"queued_bytes" sum:"-"`
+	// TierRefused is set while offers are cut for the speed of a tier.
 	TierRefused bool `json:"tier_refused"`
-}
-
-// TierRates is a speed in bytes a second for each tier; 0 means not measured.
-type TierRates struct {
-	Disk float64 `json:"disk"`
-	Host float64 `json:"host"`
 }
 
 // Stats returns the counters.
@@ -41,7 +35,14 @@ func (l *Leader) Stats() Stats {
 	defer l.mu.Unlock()
 	s := l.stats
 	s.Requests = len(l.requests.byHash)
-	s.PrefillTokensPerS = l.price.tokensPerS()
+	s.PrefillTokensPerS = l.prefillTokensPerS()
 	s.TierRefused = l.price.refusing
+	s.LoadBytesPerS = make(map[string]float64, len(l.opts.Levels))
+	for i, level := range l.opts.Levels {
+		speed := &l.price.speeds[i]
+		s.LoadBytesPerS[level.Name()] = speed.BytesPerS
+		s.LoadLatencyS = max(s.LoadLatencyS, speed.LatencyS)
+		s.QueuedBytes += speed.QueuedBytes
+	}
 	return s
 }

@@ -7,13 +7,13 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// Step plans what the workers do in one engine step: the loads of what was allocated,
-// and the saves of every block that the step's forward pass fills. Steps may come before
-// the loads and saves of earlier ones have ended. It keeps nothing that m refers to.
+// Step plans what the workers do in one engine step: the loads into blocks that were allocated, and
+// the saves of every block that the step's forward pass fills. Steps may come before the loads and
+// saves of earlier ones have ended. It keeps nothing that m refers to.
 func (l *Leader) Step(_ context.Context, m *connector.StepRequest) (connector.StepReply, error) {
 	l.mu.Lock()
 	reply, err := l.step(m)
-	probe := l.price.probeDue()
+	probe := l.probeDue()
 	l.mu.Unlock()
 	if probe {
 		l.opts.Probe()
@@ -23,6 +23,10 @@ func (l *Leader) Step(_ context.Context, m *connector.StepRequest) (connector.St
 
 func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 	var reply connector.StepReply
+	l.scheduled = l.scheduled[:0]
+	for i := range m.Scheduled {
+		l.scheduled = append(l.scheduled, l.requests.find(m.Scheduled[i].Request))
+	}
 	if err := l.check(m); err != nil || l.closed {
 		return reply, err
 	}
@@ -39,14 +43,19 @@ func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 		}
 	}
 	for i := range m.Allocs {
-		// What is staged the engine's side plans itself, from the offer: that cannot fail.
-		if d, ok := l.planLoad(&m.Allocs[i]); ok && l.opts.Handoff == nil {
+		d, ok := l.planLoad(&m.Allocs[i])
+		switch {
+		case !ok:
+		case l.opts.Handoff != nil: // the engine's side plans it, from the offer: it cannot fail
+			l.takeHandoff(&m.Allocs[i])
+		default:
+			l.takeLoad(&d)
 			plan.Loads = append(plan.Loads, d)
 			reply.Loads = append(reply.Loads, d.Planned())
 		}
 	}
 	for i := range m.Scheduled {
-		plan.Saves = l.planSaves(plan.Saves, &m.Scheduled[i])
+		plan.Saves = l.planSaves(plan.Saves, l.scheduled[i], &m.Scheduled[i])
 	}
 	for _, id := range m.Finished {
 		if r := l.requests.find(id); r != nil {
@@ -60,7 +69,7 @@ func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 	return reply, nil
 }
 
-// check refuses a step that contradicts itself, before anything of it is taken over.
+// check refuses a step that contradicts itself, before anything has changed.
 func (l *Leader) check(m *connector.StepRequest) error {
 	for i := range m.Allocs {
 		if a := &m.Allocs[i]; !l.allocFits(a) {
@@ -69,7 +78,7 @@ func (l *Leader) check(m *connector.StepRequest) error {
 		}
 	}
 	for i := range m.Scheduled {
-		if s := &m.Scheduled[i]; !l.scheduledFits(s) {
+		if s := &m.Scheduled[i]; !l.scheduledFits(l.scheduled[i], s) {
 			return fmt.Errorf("%w: request %q has other layer groups, or more than %d blocks or tokens", connector.ErrBadRequest, s.Request, connector.MaxTokens)
 		}
 	}
@@ -95,13 +104,12 @@ func (l *Leader) allocFits(a *connector.Alloc) bool {
 	return true
 }
 
-func (l *Leader) scheduledFits(s *connector.Scheduled) bool {
+func (l *Leader) scheduledFits(r *request, s *connector.Scheduled) bool {
 	if s.Computed < 0 || s.Count < 0 || s.Computed > connector.MaxTokens || s.Count > connector.MaxTokens ||
 		s.From < 0 || s.From > connector.MaxTokens || s.From+len(s.NewTokens) > connector.MaxTokens ||
 		(len(s.NewBlocks) != 0 && len(s.NewBlocks) != len(l.groups)) {
 		return false
 	}
-	r := l.requests.find(s.Request)
 	for g := range s.NewBlocks {
 		have := 0
 		if r != nil && !s.Reset {

@@ -58,7 +58,7 @@ func TestGroupsOwnHitAtTheBoundaryLoadsNothing(t *testing.T) {
 }
 
 func TestConcurrentCalls(t *testing.T) {
-	f, s := newStaged(t, func(o *Options) { o.MaxRequests = 4 })
+	f, s := newHandoff(t, func(o *Options) { o.MaxRequests = 4 })
 	var all sync.WaitGroup
 	for worker := range 4 {
 		all.Go(func() {

@@ -11,7 +11,7 @@ import (
 // Chain is several tiers as one, the fastest first. A record is read from the first tier that
 // delivers it, and the blocks of a prefix may be in several. Writes and events are those of the
 // first tier, and so are name, speed, usage and probe: slower tiers take what they want from the
-// events of the first, at their own speed, and [Chain.Levels] has each tier's own figures. A
+// events of the first, at their own speed, and [Chain.Tiers] has each with its own figures. A
 // chain of one tier adds nothing to it.
 type Chain struct {
 	Tier   // the first
@@ -26,14 +26,8 @@ func NewChain(tiers ...Tier) *Chain {
 	return &Chain{Tier: tiers[0], tiers: tiers, leases: chainLeases{held: make(map[LeaseID][]tierLease)}}
 }
 
-// Levels returns the tiers, the fastest first.
-func (c *Chain) Levels() []Level {
-	levels := make([]Level, len(c.tiers))
-	for i, t := range c.tiers {
-		levels[i] = t
-	}
-	return levels
-}
+// Tiers returns the tiers, the fastest first.
+func (c *Chain) Tiers() []Tier { return c.tiers }
 
 // Present sets at[i] where any tier has the record of keys[i].
 func (c *Chain) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {

@@ -145,7 +145,7 @@ func TestNothingIsLoadedBehindTheEnginesFence(t *testing.T) {
 		t.Errorf("%d copies, %d blocks failed, want none and all", copies.Load(), len(l[0].FailedBlocks))
 	}
 	if !page.Idle() {
-		t.Error("a copy is counted in for ever")
+		t.Error("a copy stays counted in")
 	}
 }
 
@@ -190,9 +190,9 @@ func TestRepeatedLoadOfOneRequestIsReportedOnce(t *testing.T) {
 	}
 }
 
-// A daemon that stood still wakes up behind the deadline: what has arrived by then is not
+// A daemon that was suspended wakes up after the deadline: what has arrived by then is not
 // copied, although nobody has ended the load yet.
-func TestNothingIsCopiedBehindTheDeadline(t *testing.T) {
+func TestNothingIsCopiedAfterTheDeadline(t *testing.T) {
 	var copies atomic.Int32
 	w := newWorker(t, &slowStore{}, func(o *Options, _ *host.AccountOptions) {
 		o.LoadTimeout = time.Millisecond
@@ -204,11 +204,11 @@ func TestNothingIsCopiedBehindTheDeadline(t *testing.T) {
 	defer l.cancel()
 	<-l.ctx.Done()
 	for range 100 { // whether or not it gets a turn
-		if err := l.copyIn([]blockCopy{{group: l.blocks[0].group, slot: 4, buf: make([]byte, layers*pieceBytes)}}); err == nil {
+		if err := l.copyIn([]blockCopy{{group: l.stretches[0].group, slot: 4, buf: make([]byte, layers*pieceBytes)}}); err == nil {
 			t.Fatal("copied")
 		}
 	}
 	if n := copies.Load(); n != 0 {
-		t.Errorf("%d copies behind the deadline", n)
+		t.Errorf("%d copies after the deadline", n)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,11 +19,26 @@ import (
 )
 
 // unevenStore is a store that takes its time now and then.
-type unevenStore struct{ *disk.Store }
+type unevenStore struct {
+	*disk.Store
+	rand *lockedRand
+}
+
+// lockedRand is a generator that several goroutines use.
+type lockedRand struct {
+	mu sync.Mutex
+	r  *rand.Rand
+}
+
+func (l *lockedRand) n(n int) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.r.IntN(n)
+}
 
 func (s unevenStore) Read(ctx context.Context, ops []*store.ReadOp, done func(*store.ReadOp)) {
-	if rand.IntN(3) == 0 {
-		time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)
+	if s.rand.n(3) == 0 {
+		time.Sleep(time.Duration(s.rand.n(3000)) * time.Microsecond)
 	}
 	s.Store.Read(ctx, ops, done)
 }
@@ -39,11 +55,11 @@ type owned struct {
 // engineModel is an engine that loads, gives up and takes back in any order.
 type engineModel struct {
 	*engineMemory
-	w      *Worker
-	page   *fence.Page
-	reqs   map[string]*owned
-	marks  int
-	random *rand.Rand
+	w     *Worker
+	rand  *lockedRand
+	page  *fence.Page
+	reqs  map[string]*owned
+	marks int
 }
 
 // forget ends a load that will not be reported: the slots are the engine's, who uses them.
@@ -71,10 +87,10 @@ func (e *engineModel) check(o *owned) {
 func (e *engineModel) load(request string, o *owned) {
 	e.t.Helper()
 	e.check(o)
-	if o.loading && e.random.IntN(2) == 0 {
+	if o.loading && e.rand.n(2) == 0 {
 		return // the other half replaces the load
 	}
-	o.first, o.loading, o.expected = e.random.IntN(blocks-len(o.slots)), true, false
+	o.first, o.loading, o.expected = e.rand.n(blocks-len(o.slots)), true, false
 	if _, err := e.w.Load(e.t.Context(), loads(loadOf(request, transfer(o.first, o.slots...)))); err != nil {
 		e.t.Fatal(err)
 	}
@@ -100,7 +116,7 @@ func (e *engineModel) poll() {
 // takeBack ends everything, by a call or by the fence alone.
 func (e *engineModel) takeBack() {
 	e.t.Helper()
-	if e.random.IntN(2) == 0 {
+	if e.rand.n(2) == 0 {
 		e.page.Fence()
 		for !e.page.Idle() {
 			time.Sleep(10 * time.Microsecond)
@@ -132,11 +148,11 @@ func TestNoInterleavingWritesAWrongByte(t *testing.T) {
 		m.fill(slot, slot)
 	}
 	mustSave(t, saver, transfer(0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
-	e := &engineModel{engineMemory: m, reqs: map[string]*owned{}, random: seed.Random(t, 0)}
-	e.w = newWorker(t, unevenStore{s}, func(o *Options, a *host.AccountOptions) {
+	e := &engineModel{engineMemory: m, rand: &lockedRand{r: seed.Random(t, 0)}, reqs: map[string]*owned{}}
+	e.w = newWorker(t, unevenStore{s, e.rand}, func(o *Options, a *host.AccountOptions) {
 		o.LoadTimeout = 4 * time.Millisecond
-		o.Driver = &hookDriver{before: func(gpu.Direction) { // a copy that stands still in the middle
-			time.Sleep(time.Duration(rand.IntN(500)) * time.Microsecond)
+		o.Driver = &hookDriver{before: func(gpu.Direction) { // a copy that is held up in the middle
+			time.Sleep(time.Duration(e.rand.n(500)) * time.Microsecond)
 		}}
 		a.LoadBytes = 3 * int64(store.PayloadBufferSize(layers*pieceBytes))
 	})
@@ -149,9 +165,9 @@ func TestNoInterleavingWritesAWrongByte(t *testing.T) {
 		e.reqs[fmt.Sprint(i)] = o
 	}
 	for range ops {
-		request := fmt.Sprint(e.random.IntN(len(e.reqs)))
+		request := fmt.Sprint(e.rand.n(len(e.reqs)))
 		o := e.reqs[request]
-		switch e.random.IntN(12) {
+		switch e.rand.n(12) {
 		case 0, 1, 2, 3:
 			e.load(request, o)
 		case 4, 5:
@@ -164,7 +180,7 @@ func TestNoInterleavingWritesAWrongByte(t *testing.T) {
 		case 6:
 			e.takeBack()
 		case 7:
-			time.Sleep(time.Duration(e.random.IntN(2000)) * time.Microsecond)
+			time.Sleep(time.Duration(e.rand.n(2000)) * time.Microsecond)
 		default:
 			e.poll()
 		}

@@ -23,9 +23,6 @@ func (w *Worker) keyed(mem *memory, k *connector.KeyedBlocks) (*groupMemory, err
 	return g, nil
 }
 
-// parentKey is the key in front of a stretch; the root's is zero.
-func parentKey(k *connector.KeyedBlocks) connector.Key { return connector.EngineKey(k.Parent) }
-
 // Present returns how many leading blocks have this rank's shard stored.
 func (w *Worker) Present(_ context.Context, k *connector.KeyedBlocks) (int, error) {
 	g, err := w.keyed(w.memory(), k)
@@ -46,7 +43,7 @@ func (w *Worker) present(g *groupMemory, k *connector.KeyedBlocks) []bool {
 	for i := range keys {
 		keys[i] = connector.EngineKey(k.Hashes[i])
 	}
-	w.store.Present(w.opts.Namespace, g.shard, keys, at)
+	w.opts.Cache.Tier().Present(w.opts.Namespace, g.shard, keys, at)
 	return at
 }
 
@@ -63,14 +60,7 @@ func (w *Worker) Fetch(_ context.Context, request string, k *connector.KeyedBloc
 	if err != nil {
 		return err
 	}
-	blocks := make([]loadBlock, len(k.Hashes))
-	parent := parentKey(k)
-	for i := range blocks {
-		key := connector.EngineKey(k.Hashes[i])
-		blocks[i] = loadBlock{group: g, slot: k.Slots[i], parent: parent, key: key, proof: k.Hashes[i]}
-		parent = key
-	}
-	w.begin(w.newLoad(mem, call, request, blocks, nil))
+	w.begin(w.newLoad(mem, call, request, []stretch{keyedStretch(g, k)}, nil))
 	return nil
 }
 
@@ -82,27 +72,27 @@ func (w *Worker) Put(ctx context.Context, k *connector.KeyedBlocks) (connector.S
 	if err != nil {
 		return connector.SaveResult{}, err
 	}
-	s := staged{scope: k.Scope.Digest()}
+	var b saveBatch
 	if !g.writes {
-		s.result.Present = len(k.Hashes)
-		return s.result, nil
+		b.result.Present = len(k.Hashes)
+		return b.result, nil
 	}
-	// Stretches of missing blocks.
-	var blocks []connector.PlanBlock
-	before, present := parentKey(k), w.present(g, k)
-	for i := range k.Hashes {
-		key := connector.EngineKey(k.Hashes[i])
-		switch {
-		case present[i]:
-			s.result.Present++
-			w.stage(&s, g, before, blocks)
-			blocks, before = blocks[:0], key
-		case s.result.Dropped > 0: // of no use without those before it
-			s.result.Dropped++
-		default:
-			blocks = append(blocks, connector.PlanBlock{Slot: k.Slots[i], Key: key, Proof: k.Hashes[i]})
+	scope, all := k.Scope.Digest(), keyedStretch(g, k)
+	from := 0 // of a stretch of missing blocks
+	save := func(to int) {
+		if b.result.Dropped > 0 { // of no use without those before it
+			b.result.Dropped += to - from
+		} else {
+			w.gather(&b, scope, all.part(from, to))
+		}
+		from = to + 1
+	}
+	for i, stored := range w.present(g, k) {
+		if stored {
+			b.result.Present++
+			save(i)
 		}
 	}
-	w.stage(&s, g, before, blocks)
-	return w.write(ctx, mem, call, &s), nil
+	save(len(k.Hashes))
+	return w.write(ctx, mem, call, &b), nil
 }

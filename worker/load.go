@@ -6,50 +6,42 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
-// Causes of blocks that are never looked for.
+// Causes of failed blocks.
 var (
 	errSlot      = errors.New("block id outside of the registered memory")
 	errUnplanned = errors.New("the leader has not planned the load: it does not know the request, or the step's plan is full")
+	errLate      = errors.New("blocks were not there by the deadline")
 )
-
-// loadBlock is one block of a load: a record and where it goes.
-type loadBlock struct {
-	group  *groupMemory
-	slot   uint32
-	parent connector.Key
-	key    connector.Key
-	proof  connector.Proof
-}
 
 // load is one request's load on one rank. It ends exactly once: when its last block is
 // done, or when its deadline passes.
 type load struct {
-	w       *Worker
-	mem     *memory
-	call    uint64 // number of the engine's call on mem
-	request string
-	blocks  []loadBlock
+	w         *Worker
+	mem       *memory
+	call      uint64 // number of the engine's call on mem
+	request   string
+	stretches []stretch
 	// lost counts slots that nothing is loaded into: they have failed from the beginning.
 	lost   int
 	ctx    context.Context
 	cancel context.CancelFunc
 	began  time.Time
 
-	// fence is held for reading while blocks are copied to engine memory.
-	fence  sync.RWMutex
-	fenced bool
+	// copying is held for reading while blocks are copied to engine memory. Once fenced is set,
+	// none is.
+	copying sync.RWMutex
+	fenced  bool
 
-	// arrived holds what waits to be copied, all of it once complete is set. A change wakes
-	// the copiers.
+	// arrived holds the records that are in memory and wait to be copied; complete is set once no
+	// more will come. A change wakes the copiers.
 	arrivedMu sync.Mutex
 	more      sync.Cond
-	arrived   []arrival
+	arrived   []*host.Item
 	complete  bool
 
 	mu        sync.Mutex
@@ -60,22 +52,18 @@ type load struct {
 	ended     bool
 }
 
-// errLate is the cause of a load that its deadline ended.
-var errLate = errors.New("blocks were not there by the deadline")
-
-// arrival is a verified block in host memory.
-type arrival struct {
-	index int
-	slot  *host.Slot
-}
-
 // size is the number of blocks that the load counts as.
-func (l *load) size() int { return len(l.blocks) + l.lost }
+func (l *load) size() int { return len(l.done) + l.lost }
 
-func (w *Worker) newLoad(mem *memory, call uint64, request string, blocks []loadBlock, lost []uint32) *load {
+func (w *Worker) newLoad(mem *memory, call uint64, request string, stretches []stretch, lost []uint32) *load {
+	blocks := 0
+	for i := range stretches {
+		stretches[i].first = blocks
+		blocks += len(stretches[i].blocks)
+	}
 	l := &load{
-		w: w, mem: mem, call: call, request: request, blocks: blocks, lost: len(lost), began: time.Now(),
-		done: make([]bool, len(blocks)), remaining: len(blocks), failed: lost,
+		w: w, mem: mem, call: call, request: request, stretches: stretches, lost: len(lost), began: time.Now(),
+		done: make([]bool, blocks), remaining: blocks, failed: lost,
 	}
 	if len(lost) > 0 {
 		l.cause = errUnplanned
@@ -100,18 +88,14 @@ func (l *load) start() {
 	}()
 }
 
-// run fetches the blocks and copies what has arrived.
+// run brings the blocks into memory and copies what has arrived.
 func (l *load) run() {
 	shape := l.mem.shape
 	var copiers sync.WaitGroup
-	for range min(shape.Calls, len(l.blocks)) {
-		copiers.Go(func() { l.copyArrivals(shape.BatchBytes) })
+	for range min(shape.Calls, len(l.done)) {
+		copiers.Go(func() { l.copyArrived(shape.BatchBytes) })
 	}
-	f := fetch{
-		ctx: l.ctx, readCtx: l.ctx, store: l.w.store, account: l.w.opts.Account, count: len(l.blocks),
-		record: l.record, done: l.fetched,
-	}
-	f.run()
+	l.w.opts.Cache.Load(l.ctx, l.ctx, l.w.opts.Account, len(l.done), l.want, l.arrive)
 	l.arrivedMu.Lock()
 	l.complete = true
 	l.arrivedMu.Unlock()
@@ -119,63 +103,63 @@ func (l *load) run() {
 	copiers.Wait()
 }
 
-// record says what block i is.
-func (l *load) record(i int) (store.Record, int, error) {
-	b := &l.blocks[i]
-	if b.slot >= b.group.layout.Blocks {
-		return store.Record{}, 0, errSlot
+// want says which record an item is.
+func (l *load) want(it *host.Item) error {
+	s, i := find(l.stretches, it.Index)
+	if s.blocks[i].Slot >= s.group.layout.Blocks {
+		return errSlot
 	}
-	return store.Record{
-		ID:     store.RecordID{Namespace: l.w.opts.Namespace, Shard: b.group.shard, Key: b.key},
-		Parent: b.parent, Proof: b.proof,
-	}, b.group.blockBytes, nil
+	it.Record, it.PayloadBytes = s.record(l.w.opts.Namespace, i), s.group.blockBytes
+	return nil
 }
 
-// fetched takes in a block that is in host memory, or never will be.
-func (l *load) fetched(i int, s *host.Slot, err error) {
-	if err != nil {
-		l.blockDone(i, err)
+// arrive takes in a block that is in memory, or never will be.
+func (l *load) arrive(it *host.Item) {
+	if it.Err != nil {
+		l.blockDone(it.Index, it.Err)
 		return
 	}
 	l.arrivedMu.Lock()
-	l.arrived = append(l.arrived, arrival{i, s})
+	l.arrived = append(l.arrived, it)
 	l.arrivedMu.Unlock()
 	l.more.Signal()
 }
 
-// copyArrivals copies what has arrived to engine memory until there is no more to come.
-func (l *load) copyArrivals(batchBytes int) {
-	var batch []arrival
+// copyArrived copies what has arrived to engine memory until there is no more to come.
+func (l *load) copyArrived(batchBytes int) {
+	var batch []*host.Item
 	var copies []blockCopy
 	for batch = l.take(batch, batchBytes); len(batch) > 0; batch = l.take(batch, batchBytes) {
 		copies = copies[:0]
-		for _, a := range batch {
-			b := &l.blocks[a.index]
-			copies = append(copies, blockCopy{group: b.group, slot: b.slot, buf: a.slot.Bytes()})
+		for _, it := range batch {
+			s, i := find(l.stretches, it.Index)
+			copies = append(copies, blockCopy{group: s.group, slot: s.blocks[i].Slot, buf: it.Slot.Bytes()})
 		}
 		err := l.copyIn(copies)
-		for _, a := range batch {
-			a.slot.Release()
-			l.blockDone(a.index, err)
+		for _, it := range batch {
+			it.Slot.Release()
+			l.blockDone(it.Index, err)
 		}
 	}
 }
 
 // take waits for arrivals and moves one call's worth of them to batch, none when all have
 // been taken.
-func (l *load) take(batch []arrival, batchBytes int) []arrival {
+func (l *load) take(batch []*host.Item, batchBytes int) []*host.Item {
 	l.arrivedMu.Lock()
 	defer l.arrivedMu.Unlock()
 	for len(l.arrived) == 0 && !l.complete {
 		l.more.Wait()
 	}
+	clear(batch)
 	batch = batch[:0]
 	for bytes := 0; len(batch) < len(l.arrived) && bytes < batchBytes; {
-		a := l.arrived[len(batch)]
-		batch = append(batch, a)
-		bytes += len(a.slot.Bytes())
+		it := l.arrived[len(batch)]
+		batch = append(batch, it)
+		bytes += it.PayloadBytes
 	}
 	rest := copy(l.arrived, l.arrived[len(batch):])
+	clear(l.arrived[rest:])
 	l.arrived = l.arrived[:rest]
 	return batch
 }
@@ -189,10 +173,10 @@ func (l *load) copyIn(blocks []blockCopy) error {
 	case <-l.ctx.Done():
 		return context.Cause(l.ctx)
 	}
-	l.fence.RLock()
-	defer l.fence.RUnlock()
-	// An engine whose deadline has passed while this process stood still has been told
-	// that the load failed, or will be.
+	l.copying.RLock()
+	defer l.copying.RUnlock()
+	// An engine whose deadline passed while this process was suspended was told that the load
+	// failed, or will be.
 	if l.ctx.Err() != nil {
 		return context.Cause(l.ctx)
 	}
@@ -208,23 +192,24 @@ func (l *load) copyIn(blocks []blockCopy) error {
 		for i := range blocks {
 			bytes += len(blocks[i].buf)
 		}
-		l.w.opts.Meter.add(bytes, took)
+		l.w.opts.Cache.Copied(bytes, took)
 	}
 	return err
 }
 
 // blockDone notes the end of one block and, with the last, of the load.
 func (l *load) blockDone(index int, err error) {
+	s, i := find(l.stretches, index)
 	l.mu.Lock()
 	if l.ended || l.done[index] {
 		l.mu.Unlock()
 		return
 	}
-	l.w.countBlock(l, index, err)
+	l.w.countBlock(s, i, err)
 	l.done[index] = true
 	l.remaining--
 	if err != nil {
-		l.failed = append(l.failed, l.blocks[index].slot)
+		l.failed = append(l.failed, s.blocks[i].Slot)
 		if l.cause == nil {
 			l.cause = err
 		}
@@ -239,9 +224,9 @@ func (l *load) blockDone(index int, err error) {
 
 // stopCopies returns once no more bytes of this load can reach engine memory.
 func (l *load) stopCopies() {
-	l.fence.Lock()
+	l.copying.Lock()
 	l.fenced = true
-	l.fence.Unlock()
+	l.copying.Unlock()
 }
 
 // expire ends the load by its deadline, or because it is not wanted any more: the blocks
@@ -257,10 +242,13 @@ func (l *load) expire() {
 	if l.cause == nil {
 		l.cause = errLate
 	}
-	for i, done := range l.done {
-		if !done {
-			l.failed = append(l.failed, l.blocks[i].slot)
-			l.w.counters.failedBlocks.Add(1)
+	for i := range l.stretches {
+		s := &l.stretches[i]
+		for j := range s.blocks {
+			if !l.done[s.first+j] {
+				l.failed = append(l.failed, s.blocks[j].Slot)
+				l.w.counters.failedBlocks.Add(1)
+			}
 		}
 	}
 	l.mu.Unlock()

@@ -1,18 +1,13 @@
 package worker
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"strings"
-	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
 )
 
-// Bounds of what one rank may have under way: loads that run or wait to be polled, and
-// their blocks, of those that have ended the failed ones. They are far above what an engine
+// Bounds of what one rank may have under way: loads that run or wait to be polled, and the
+// blocks of the first and the failed blocks of the others. They are far above what an engine
 // has memory for, and keep the answer to a poll within a frame.
 const (
 	maxLoads      = connector.MaxStepRequests
@@ -22,7 +17,7 @@ const (
 // loadTable holds a rank's loads by request. The worker's mutex guards them.
 type loadTable struct {
 	running map[string]*load
-	// finished are the failed blocks of the loads that Poll has not told of yet.
+	// finished are the failed blocks of the loads that Poll has not reported yet.
 	finished map[string][]uint32
 	// blocks counts those of running and finished.
 	blocks int
@@ -32,7 +27,7 @@ func newLoadTable() loadTable {
 	return loadTable{running: make(map[string]*load), finished: make(map[string][]uint32)}
 }
 
-// admits reports an error where so many more loads and blocks are too many.
+// admits returns an error if n more loads of that many blocks are too many.
 func (t *loadTable) admits(n, blocks int) error {
 	if have := len(t.running) + len(t.finished); have+n > maxLoads || t.blocks+blocks > maxLoadBlocks {
 		return fmt.Errorf("%w: %d loads of %d blocks with %d of %d under way or not polled, at most %d of %d",
@@ -95,136 +90,4 @@ func (t *loadTable) poll() []connector.FinishedLoad {
 	}
 	clear(t.finished)
 	return out
-}
-
-// Load starts the loads of a plan and returns their number. Each is reported by Poll
-// exactly once, unless it is cancelled, its memory given back, or its request loaded anew
-// before. An error means that nothing was started.
-func (w *Worker) Load(_ context.Context, metadata []byte) (int, error) {
-	mem, call := w.call()
-	plan, err := w.parse(metadata)
-	if err != nil {
-		return 0, err
-	}
-	if mem == nil {
-		return 0, connector.ErrNotRegistered
-	}
-	if err := w.admit(plan.Loads); err != nil {
-		return 0, err
-	}
-	for i := range plan.Loads {
-		l := &plan.Loads[i]
-		w.begin(w.newLoad(mem, call, l.Request, planned(mem, l.Transfers), l.Lost))
-	}
-	return len(plan.Loads), nil
-}
-
-// admit refuses what no leader plans, and what is too much beside what is under way. Their
-// number and ids are within the bounds of connector.ParsePlan.
-func (w *Worker) admit(loads []connector.RequestLoad) error {
-	blocks := 0
-	seen := make(map[string]struct{}, len(loads))
-	for i := range loads {
-		l := &loads[i]
-		// The second would take the place of the first, and its report pass for both.
-		if _, twice := seen[l.Request]; twice {
-			return fmt.Errorf("%w: request %q is loaded twice in one step", connector.ErrBadRequest, l.Request)
-		}
-		seen[l.Request] = struct{}{}
-		blocks += len(l.Lost)
-		for j := range l.Transfers {
-			blocks += len(l.Transfers[j].Blocks)
-		}
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.loads.admits(len(loads), blocks)
-}
-
-// planned lists the blocks of this rank's shards.
-func planned(mem *memory, transfers []connector.Transfer) []loadBlock {
-	n := 0
-	for i := range transfers {
-		if mem.group(transfers[i].Group) != nil {
-			n += len(transfers[i].Blocks)
-		}
-	}
-	blocks := make([]loadBlock, 0, n)
-	for i := range transfers {
-		t := &transfers[i]
-		g := mem.group(t.Group)
-		if g == nil {
-			continue
-		}
-		parent := t.Parent
-		for j := range t.Blocks {
-			b := &t.Blocks[j]
-			blocks = append(blocks, loadBlock{group: g, slot: b.Slot, parent: parent, key: b.Key, proof: b.Proof})
-			parent = b.Key
-		}
-	}
-	return blocks
-}
-
-// begin starts a load in place of one of the same request.
-func (w *Worker) begin(l *load) {
-	l.request = strings.Clone(l.request)
-	w.mu.Lock()
-	old := w.loads.put(l)
-	w.mu.Unlock()
-	if old != nil {
-		old.expire()
-	}
-	l.start()
-}
-
-// finish takes in a load that has ended. One that was replaced or cancelled is not
-// reported.
-func (w *Worker) finish(l *load) {
-	w.counters.loads.Add(1)
-	w.counters.loadNanos.Add(uint64(time.Since(l.began)))
-	w.mu.Lock()
-	wanted := w.loads.finish(l)
-	w.mu.Unlock()
-	switch {
-	case !wanted:
-		w.counters.loadsCancelled.Add(1)
-	case len(l.failed) > 0:
-		w.counters.loadsFailed.Add(1)
-		w.opts.Logger.Warn("load failed in part or whole, the engine recomputes", "request", l.request,
-			"failed_blocks", len(l.failed), "blocks", l.size(), "took", time.Since(l.began), "first_cause", l.cause, "remedy", remedy(l.cause))
-	}
-}
-
-// countBlock counts one loaded or failed block.
-func (w *Worker) countBlock(l *load, index int, err error) {
-	if err == nil {
-		w.counters.loadedBlocks.Add(1)
-		w.counters.loadedBytes.Add(uint64(l.blocks[index].group.blockBytes))
-		return
-	}
-	w.counters.failedBlocks.Add(1)
-	// The store has said so already where a record was corrupt.
-	if !errors.Is(err, store.ErrCorrupt) {
-		w.opts.Logger.Debug("block not loaded", "key", l.blocks[index].key, "err", err)
-	}
-}
-
-// Poll returns the loads that ended since the last call, in no order.
-func (w *Worker) Poll(context.Context) ([]connector.FinishedLoad, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.loads.poll(), nil
-}
-
-// Cancel ends a request's load, if it has one, without a report. When it returns nothing
-// is written to the load's blocks any more.
-func (w *Worker) Cancel(_ context.Context, request string) error {
-	w.mu.Lock()
-	l := w.loads.take(request)
-	w.mu.Unlock()
-	if l != nil {
-		l.expire()
-	}
-	return nil
 }

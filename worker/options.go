@@ -10,14 +10,6 @@ import (
 	"github.com/kvconn/kvconn/store/host"
 )
 
-// PayloadSizes knows what the records of a shard must be like.
-type PayloadSizes interface {
-	// HoldPayload fixes the payload size of a shard until ReleasePayload. It returns an error that
-	// names both sizes where the shard's records, or another engine, have another one.
-	HoldPayload(ns connector.NamespaceDigest, shard connector.Shard, payloadBytes int) error
-	ReleasePayload(ns connector.NamespaceDigest, shard connector.Shard)
-}
-
 // Options configure a [Worker].
 type Options struct {
 	// Namespace is the engine's, Manifest its description.
@@ -26,21 +18,22 @@ type Options struct {
 	// Rank is the worker's place in the manifest's rank grid.
 	Rank   int
 	Driver gpu.Driver
-	// Payloads, if not nil, is asked whether blocks of a size can be saved and loaded before
-	// memory with such blocks is taken, and keeps others out while it is held.
-	Payloads PayloadSizes
-	// Account is the rank's share of the host tier. The worker closes it.
+	// Cache is what the worker reads and writes records through. Its tier is asked whether
+	// blocks of a size can be saved and loaded before memory with such blocks is taken, and
+	// keeps others out while it is held.
+	Cache *host.Cache
+	// Account is the rank's share of the cache's memory. The worker closes it.
 	Account *host.Account
 	// LoadTimeout is the time in which every load ends, and what a save waits for its
-	// engine's device at most. Default 10 s: longer than any load that beats prefill, short
+	// engine's device at most; each read of a record has a deadline of its tier's besides.
+	// Default 10 s: longer than any load that beats prefill, short
 	// enough for the client that waits.
 	LoadTimeout time.Duration
-	// Lost, if not nil, is called, from any goroutine, where a copy has found the registered
+	// Lost, if not nil, is called, from any goroutine, when a copy has found the registered
 	// memory gone: nothing can be loaded until memory is registered again. It must not call
 	// the worker.
 	Lost func()
-	// Meter, if not nil, measures the copies into engine memory.
-	Meter  *CopyMeter
+	// Logger receives what an operator should know. Default: nothing.
 	Logger *slog.Logger
 }
 
@@ -59,6 +52,8 @@ func (o *Options) Validate() error {
 	switch {
 	case o.Driver == nil:
 		return errors.New("worker: no driver")
+	case o.Cache == nil:
+		return errors.New("worker: no cache")
 	case o.Account == nil:
 		return errors.New("worker: no account at the host tier")
 	case o.Manifest == nil:

@@ -93,26 +93,27 @@ func TestScopeOfAKeyedSaveReachesTheStore(t *testing.T) {
 }
 
 // sizes says what is stored of each shard.
-type sizes map[connector.Shard]int
+type sizes struct {
+	slowStore
+	stored map[connector.Shard]int
+}
 
 var errSizes = errors.New("other sizes are stored")
 
-func (s sizes) HoldPayload(_ connector.NamespaceDigest, shard connector.Shard, n int) error {
-	if have, ok := s[shard]; ok && have != n {
+func (s *sizes) HoldPayload(_ connector.NamespaceDigest, shard connector.Shard, n int) error {
+	if have, ok := s.stored[shard]; ok && have != n {
 		return fmt.Errorf("%w: records have %d bytes", errSizes, have)
 	}
 	return nil
 }
 
-func (sizes) ReleasePayload(connector.NamespaceDigest, connector.Shard) {}
-
 // Defect 14: an engine whose blocks are not like those that are stored is told at once.
 func TestBlocksOfAnotherSizeAreRefusedAtRegistration(t *testing.T) {
-	known := sizes{}
-	w := newWorker(t, openStore(t), func(o *Options, _ *host.AccountOptions) { o.Payloads = known })
+	known := &sizes{stored: map[connector.Shard]int{}}
+	w := newWorker(t, known, nil)
 	m := newEngineMemory(t)
 	register(t, w, m)
-	known[0] = 12345
+	known.stored[0] = 12345
 	page, f, err := fence.New()
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +132,7 @@ func TestBlocksOfAnotherSizeAreRefusedAtRegistration(t *testing.T) {
 	if w.BlockBytes() != nil {
 		t.Error("the memory counts as registered")
 	}
-	delete(known, 0)
+	delete(known.stored, 0)
 	register(t, w, m)
 }
 
@@ -145,7 +146,7 @@ func TestOnlyRegisteredRanksShareTheHostTier(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w, err := New(Options{Driver: &gpu.HostDriver{}, Manifest: testManifest(), Account: account}, s)
+		w, err := New(Options{Namespace: testNamespace(), Driver: &gpu.HostDriver{}, Manifest: testManifest(), Cache: host.NewCache(a, s), Account: account})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -68,7 +68,7 @@ func TestRefusedRegistrationsLeaveNothingBehind(t *testing.T) {
 		t.Errorf("%d descriptors, %d before", after, before)
 	}
 	notMapped(t)
-	if u := w.opts.Account.Usage(); u.LoadBytes != 0 {
-		t.Errorf("%d bytes are pinned", u.LoadBytes)
+	if n := pinned(w); n != 0 {
+		t.Errorf("%d bytes are pinned", n)
 	}
 }

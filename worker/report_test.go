@@ -25,7 +25,7 @@ func nothingReported(t *testing.T, w *Worker) {
 	}
 }
 
-// A report of a load that ended before must not pass for that of the one begun anew: its
+// A report of a load that ended before must not pass for that of the new one: its
 // blocks are not there yet.
 func TestReportOfAnEarlierLoadIsNotThatOfALaterOne(t *testing.T) {
 	slow := &slowStore{release: make(chan struct{})}
@@ -128,9 +128,9 @@ func TestLoadsThatNobodyPollsAreBounded(t *testing.T) {
 
 func TestBlocksOfLoadsAreBoundedUntilTheyAreReported(t *testing.T) {
 	loads := newLoadTable()
-	half := &load{request: "half", blocks: make([]loadBlock, maxLoadBlocks/2)}
+	half := &load{request: "half", done: make([]bool, maxLoadBlocks/2)}
 	loads.put(half)
-	other := &load{request: "other", blocks: half.blocks, failed: make([]uint32, maxLoadBlocks/2)}
+	other := &load{request: "other", done: half.done, failed: make([]uint32, maxLoadBlocks/2)}
 	loads.put(other)
 	full := func(when string) {
 		t.Helper()
@@ -144,12 +144,12 @@ func TestBlocksOfLoadsAreBoundedUntilTheyAreReported(t *testing.T) {
 	}
 	full("one has failed")
 	if loads.poll(); loads.blocks != maxLoadBlocks/2 {
-		t.Errorf("%d blocks behind the report", loads.blocks)
+		t.Errorf("%d blocks after the report", loads.blocks)
 	}
 	if err := loads.admits(1, maxLoadBlocks/2); err != nil {
 		t.Error(err)
 	}
-	loads.put(&load{request: "half", blocks: half.blocks[:1]})
+	loads.put(&load{request: "half", done: half.done[:1]})
 	if loads.finish(half) {
 		t.Error("a load that was replaced is reported")
 	}
@@ -169,16 +169,16 @@ func TestSaveThatFindsNoRoomTakesNoMemoryForItself(t *testing.T) {
 	}
 	defer full.Release()
 	many := make([]connector.PlanBlock, 50_000)
-	var s staged
+	var b saveBatch
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	w.stage(&s, w.memory().group(0), connector.Key{}, many)
+	w.gather(&b, connector.ScopeDigest{}, stretch{group: w.memory().group(0), blocks: many})
 	runtime.ReadMemStats(&after)
 	if got := after.TotalAlloc - before.TotalAlloc; got > 1<<20 {
 		t.Errorf("%d bytes for blocks that are not saved", got)
 	}
-	if s.result.Dropped != len(many) {
-		t.Errorf("%+v", s.result)
+	if b.result.Dropped != len(many) {
+		t.Errorf("%+v", b.result)
 	}
 }
 
@@ -198,63 +198,14 @@ func TestBlockIsReadWhereAnotherGivesItsReadUp(t *testing.T) {
 	if o, err := w.opts.Account.Acquire(t.Context(), &another, record, layers*pieceBytes, false); o != host.Fill {
 		t.Fatal(o, err)
 	}
-	alone := w.opts.Account.Usage().LoadBytes
 	if _, err := w.Load(t.Context(), loads(loadOf("r", block))); err != nil {
 		t.Fatal(err)
 	}
-	for w.opts.Account.Usage().LoadBytes == alone { // until it waits, too
+	for w.opts.Cache.Stats().Joined == 0 { // until it waits, too
 		runtime.Gosched()
 	}
 	another.Release()
 	if l := poll(t, w, 1); len(l[0].FailedBlocks) > 0 || !m.holds(3, 7) {
 		t.Errorf("%+v", l)
-	}
-}
-
-// Another's read ends, without its record, in the moment in which there is memory for ours.
-func TestBlockIsReadWhereAnothersReadEndsAsMemoryComesFree(t *testing.T) {
-	slow := &slowStore{release: make(chan struct{})}
-	close(slow.release)
-	arena := newArena(t, 4<<20)
-	mine, err := arena.Account(host.AccountOptions{Namespace: testNamespace(), LoadBytes: 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
-	others, err := arena.Account(host.AccountOptions{Namespace: testNamespace()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	record := store.Record{ID: store.RecordID{Namespace: testNamespace(), Key: connector.Key{1}}}
-	for range 200 {
-		var held, theirs host.Slot
-		if err := mine.Reserve(t.Context(), &held, 4096, false); err != nil {
-			t.Fatal(err)
-		}
-		if o, err := others.Acquire(t.Context(), &theirs, record, 4096, false); o != host.Fill {
-			t.Fatal(o, err)
-		}
-		result := make(chan error, 1)
-		f := fetch{
-			ctx: t.Context(), readCtx: t.Context(), store: slow, account: mine, count: 1,
-			record: func(int) (store.Record, int, error) { return record, 4096, nil },
-			done: func(_ int, s *host.Slot, err error) {
-				if err == nil {
-					s.Release()
-				}
-				result <- err
-			},
-		}
-		ended := make(chan struct{})
-		go func() { defer close(ended); f.run() }()
-		for arena.Stats().Waiting == 0 {
-			runtime.Gosched()
-		}
-		held.Release()
-		theirs.Release()
-		if err := <-result; err != nil {
-			t.Fatal(err)
-		}
-		<-ended
-		arena.Drop(record.ID)
 	}
 }

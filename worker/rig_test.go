@@ -135,7 +135,7 @@ func openStore(t *testing.T) *disk.Store {
 	return openStoreOn(t, nil, 0)
 }
 
-// openStoreOn opens a store on a disk that does as told, nil for an ordinary one, with so
+// openStoreOn opens a store on a disk that does as told, nil for an ordinary one, with that
 // many writers, 0 for the default.
 func openStoreOn(t *testing.T, d *storetest.Disk, writers int) *disk.Store {
 	t.Helper()
@@ -175,7 +175,7 @@ func newArena(t *testing.T, bytes int64) *host.Arena {
 
 // newWorker returns a worker with a host tier of its own: what it loads comes from disk
 // unless it has saved or loaded it before.
-func newWorker(t *testing.T, s Store, change func(*Options, *host.AccountOptions)) *Worker {
+func newWorker(t *testing.T, s store.Tier, change func(*Options, *host.AccountOptions)) *Worker {
 	t.Helper()
 	o := Options{Namespace: testNamespace(), Driver: &gpu.HostDriver{}, Manifest: testManifest(), LoadTimeout: testWait}
 	ao := host.AccountOptions{Namespace: testNamespace()}
@@ -183,30 +183,34 @@ func newWorker(t *testing.T, s Store, change func(*Options, *host.AccountOptions
 		change(&o, &ao)
 	}
 	a := newArena(t, 16<<20)
+	o.Cache = host.NewCache(a, s)
 	var err error
 	if o.Account, err = a.Account(ao); err != nil {
 		t.Fatal(err)
 	}
-	w, err := New(o, s)
+	w, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		w.Close()
 		settle(t, w)
-		if n := a.Stats().Accounts; n != 0 { // it would narrow the shares of others for ever
+		if n := a.Stats().Accounts; n != 0 { // it would narrow the shares of others permanently
 			t.Errorf("%d accounts are left behind at the host tier", n)
 		}
 	})
 	return w
 }
 
+// pinned is what the worker's loads and saves hold of the host tier.
+func pinned(w *Worker) int64 { return w.opts.Cache.Stats().UsedBytes }
+
 // settle waits until nothing is under way.
 func settle(t *testing.T, w *Worker) {
 	t.Helper()
 	for deadline := time.Now().Add(testWait); !w.Drained(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("loads or saves are under way for ever")
+			t.Fatal("loads or saves stay under way")
 		}
 	}
 }
@@ -248,8 +252,9 @@ func poll(t *testing.T, w *Worker, n int) []connector.FinishedLoad {
 }
 
 // slowStore answers when the test says so, as a disk that hangs would. What it stands
-// for is tested with the real store in package store.
+// for is tested with the real store in package disk.
 type slowStore struct {
+	store.Tier
 	release chan struct{}
 	refuse  bool
 }
@@ -276,6 +281,10 @@ func (s *slowStore) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (int,
 }
 
 func (s *slowStore) Present(connector.NamespaceDigest, connector.Shard, []connector.Key, []bool) {}
+
+func (s *slowStore) HoldPayload(connector.NamespaceDigest, connector.Shard, int) error { return nil }
+
+func (s *slowStore) ReleasePayload(connector.NamespaceDigest, connector.Shard) {}
 
 // hookDriver is the host driver with something happening before each copy.
 type hookDriver struct {

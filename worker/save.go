@@ -12,27 +12,19 @@ import (
 	"github.com/kvconn/kvconn/store/host"
 )
 
-// blockSave is one block on its way from engine memory to the store.
-type blockSave struct {
-	store.WriteOp
-	slot host.Slot
-}
-
 // savesAtOnce is how many blocks' bookkeeping is allocated at once: a plan may name far more
 // than there is memory for.
 const savesAtOnce = 64
 
-// staged is one call's worth of blocks to save.
-type staged struct {
-	// scope is that of the blocks that are staged next.
-	scope  connector.ScopeDigest
-	blocks []*blockSave
-	copies []blockCopy
+// saveBatch is the blocks that one call saves.
+type saveBatch struct {
+	saves  []*host.Save
+	copies []blockCopy // one of each
 	result connector.SaveResult
 }
 
-// Save copies the blocks that the plan saves out of engine memory and returns; the
-// writes go on behind. Blocks for which there is no memory are dropped.
+// Save copies the blocks that the plan saves out of engine memory and returns; they are written
+// afterwards. Blocks for which there is no memory are dropped.
 func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResult, error) {
 	mem, call := w.call()
 	plan, err := w.parse(metadata)
@@ -42,71 +34,64 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResul
 	if mem == nil {
 		return connector.SaveResult{}, connector.ErrNotRegistered
 	}
-	var s staged
+	var b saveBatch
 	for i := range plan.Saves {
 		t := &plan.Saves[i]
 		if g := mem.group(t.Group); g != nil && g.writes {
-			s.scope = t.Scope
-			w.stage(&s, g, t.Parent, t.Blocks)
+			w.gather(&b, t.Scope, stretch{group: g, parent: t.Parent, blocks: t.Blocks})
 		}
 	}
-	return w.write(ctx, mem, call, &s), nil
+	return w.write(ctx, mem, call, &b), nil
 }
 
-// stage takes memory for the blocks of one stretch, as far as there is any: what follows
+// gather takes memory for the leading blocks of a stretch that there is memory for: what follows
 // in a prompt is of no use without the block before it.
-func (w *Worker) stage(s *staged, g *groupMemory, parent connector.Key, blocks []connector.PlanBlock) {
-	var ops []blockSave
-	for i := range blocks {
-		if len(ops) == 0 {
-			ops = make([]blockSave, min(savesAtOnce, len(blocks)-i))
+func (w *Worker) gather(b *saveBatch, scope connector.ScopeDigest, s stretch) {
+	var saves []host.Save
+	for i := range s.blocks {
+		if len(saves) == 0 {
+			saves = make([]host.Save, min(savesAtOnce, len(s.blocks)-i))
 		}
-		b, op := &blocks[i], &ops[0]
-		if b.Slot >= g.layout.Blocks || !w.opts.Account.ReserveSave(&op.slot, g.blockBytes) {
-			s.result.Dropped += len(blocks) - i
+		save, slot := &saves[0], s.blocks[i].Slot
+		if slot >= s.group.layout.Blocks || !w.opts.Account.ReserveSave(&save.Slot, s.group.blockBytes) {
+			b.result.Dropped += len(s.blocks) - i
 			return
 		}
-		ops = ops[1:]
-		op.WriteOp = store.WriteOp{
-			Record: store.Record{ID: store.RecordID{Namespace: w.opts.Namespace, Shard: g.shard, Key: b.Key},
-				Parent: parent, Proof: b.Proof}, Scope: s.scope, Payload: op.slot.Bytes(),
-		}
-		s.blocks = append(s.blocks, op)
-		s.copies = append(s.copies, blockCopy{group: g, slot: b.Slot, buf: op.Payload})
-		parent = b.Key
+		saves = saves[1:]
+		save.WriteOp = store.WriteOp{Record: s.record(w.opts.Namespace, i), Scope: scope}
+		b.saves = append(b.saves, save)
+		b.copies = append(b.copies, blockCopy{group: s.group, slot: slot, buf: save.Slot.Bytes()})
 	}
 }
 
-// write copies the staged blocks out of engine memory and hands them to the store.
-func (w *Worker) write(ctx context.Context, mem *memory, call uint64, s *staged) connector.SaveResult {
-	if len(s.blocks) > 0 {
-		// A device may never come to the call: its engine has died in the step in front.
+// write copies the blocks of a batch out of engine memory and hands them to the cache.
+func (w *Worker) write(ctx context.Context, mem *memory, call uint64, b *saveBatch) connector.SaveResult {
+	if len(b.saves) > 0 {
+		// A device may never come to the call: its engine has died in the step before.
 		ctx, cancel := context.WithTimeout(ctx, w.opts.LoadTimeout)
-		err := copyAll(ctx, mem, call, s.copies)
+		err := copyAll(ctx, mem, call, b.copies)
 		cancel()
 		if err != nil {
-			w.opts.Logger.Warn("blocks not saved: they could not be copied out of engine memory", "blocks", len(s.blocks), "err", err,
+			w.opts.Logger.Warn("blocks not saved: they could not be copied out of engine memory", "blocks", len(b.saves), "err", err,
 				"remedy", "none if it is rare; if the engine gives its calls up again and again, raise their timeout on its side")
-			s.drop(s.blocks)
-			s.blocks = nil
+			for _, s := range b.saves {
+				s.Slot.Release()
+			}
+			b.result.Dropped += len(b.saves)
+			b.saves = nil
 		}
 	}
-	ops := make([]*store.WriteOp, len(s.blocks))
-	bySlot := make(map[*store.WriteOp]*blockSave, len(s.blocks))
-	for i, b := range s.blocks {
-		ops[i] = &b.WriteOp
-		bySlot[ops[i]] = b
-	}
-	w.moves.Add(int64(len(ops)))
-	accepted, err := w.store.Write(ops, func(op *store.WriteOp) { w.saved(bySlot[op]) })
+	n := len(b.saves)
+	w.moves.Add(int64(n))
+	taken, err := w.opts.Cache.Save(b.saves, w.saved)
 	if err != nil {
-		w.opts.Logger.Debug("saves dropped", "blocks", len(ops)-accepted, "err", err)
+		w.opts.Logger.Debug("saves dropped", "blocks", n-taken, "err", err)
 	}
-	w.moves.Add(-int64(len(ops) - accepted))
-	s.drop(s.blocks[accepted:])
-	s.result.Taken += accepted
-	w.counters.droppedBlocks.Add(uint64(s.result.Dropped))
-	return s.result
+	w.moves.Add(-int64(n - taken))
+	b.result.Taken += taken
+	b.result.Dropped += n - taken
+	w.counters.droppedBlocks.Add(uint64(b.result.Dropped))
+	return b.result
 }
 
 // copyAll copies blocks out of engine memory, side by side as the driver likes it. They
@@ -127,25 +112,14 @@ func copyAll(ctx context.Context, mem *memory, call uint64, blocks []blockCopy) 
 	return g.Wait()
 }
 
-// drop gives the memory of blocks back that are not saved.
-func (s *staged) drop(blocks []*blockSave) {
-	for _, b := range blocks {
-		b.slot.Release()
-	}
-	s.result.Dropped += len(blocks)
-}
-
-// saved is called by the store for every accepted write. What was written stays in the
-// host tier.
-func (w *Worker) saved(b *blockSave) {
-	if b.Err != nil {
+// saved is called for every save that was taken.
+func (w *Worker) saved(s *host.Save) {
+	if s.Err != nil {
 		w.counters.droppedBlocks.Add(1)
-		w.opts.Logger.Debug("block not saved", "key", b.ID.Key, "err", b.Err)
+		w.opts.Logger.Debug("block not saved", "key", s.ID.Key, "err", s.Err)
 	} else {
 		w.counters.savedBlocks.Add(1)
-		w.counters.savedBytes.Add(uint64(len(b.Payload)))
-		b.slot.Publish(b.Record)
+		w.counters.savedBytes.Add(uint64(len(s.Payload)))
 	}
-	b.slot.Release()
 	w.moves.Add(-1)
 }

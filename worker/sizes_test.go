@@ -27,12 +27,7 @@ func tryRegister(t *testing.T, w *Worker, m *engineMemory, l connector.Layout) e
 // the saves of one failed from the first save of the other on, and all its loads.
 func TestOfTwoBlockSizesTheFirstIsServed(t *testing.T) {
 	s := openStore(t)
-	ns, err := s.OpenNamespace(testManifest())
-	if err != nil {
-		t.Fatal(err)
-	}
-	onStore := func(o *Options, _ *host.AccountOptions) { o.Namespace, o.Payloads = ns, s }
-	first, second := newWorker(t, s, onStore), newWorker(t, s, onStore)
+	first, second := newWorker(t, s, nil), newWorker(t, s, nil)
 	m := newEngineMemory(t)
 	other := testLayout()
 	other.Groups[0].Blocks /= 2
@@ -40,7 +35,7 @@ func TestOfTwoBlockSizesTheFirstIsServed(t *testing.T) {
 	other.Groups[0].Runs[0].BlockStride *= 2
 
 	register(t, first, m)
-	err = tryRegister(t, second, m, other)
+	err := tryRegister(t, second, m, other)
 	if !errors.Is(err, store.ErrPayloadSize) || !errors.Is(err, connector.ErrBadRequest) {
 		t.Fatalf("%v, want a refusal for the size", err)
 	}
@@ -63,11 +58,6 @@ func TestOfTwoBlockSizesTheFirstIsServed(t *testing.T) {
 // The size is free when the engine has gone without a save, whichever way it went.
 func TestBlockSizeIsFreeWhenItsEngineHasGone(t *testing.T) {
 	s := openStore(t)
-	ns, err := s.OpenNamespace(testManifest())
-	if err != nil {
-		t.Fatal(err)
-	}
-	onStore := func(o *Options, _ *host.AccountOptions) { o.Namespace, o.Payloads = ns, s }
 	m := newEngineMemory(t)
 	other := testLayout()
 	other.Groups[0].Blocks /= 2
@@ -81,7 +71,7 @@ func TestBlockSizeIsFreeWhenItsEngineHasGone(t *testing.T) {
 		"unregistered": func(w *Worker) { _ = w.Unregister(t.Context()) },
 		"again":        func(w *Worker) { _ = tryRegister(t, w, m, bad) },
 	} {
-		first, second := newWorker(t, s, onStore), newWorker(t, s, onStore)
+		first, second := newWorker(t, s, nil), newWorker(t, s, nil)
 		register(t, first, m)
 		leave(first)
 		if err := tryRegister(t, second, m, other); err != nil {
@@ -96,9 +86,12 @@ func TestBlockSizeIsFreeWhenItsEngineHasGone(t *testing.T) {
 }
 
 // holds counts what is held of each shard; the last one is refused.
-type holds struct{ held, last map[connector.Shard]int }
+type holds struct {
+	slowStore
+	held, last map[connector.Shard]int
+}
 
-func (h holds) HoldPayload(_ connector.NamespaceDigest, shard connector.Shard, _ int) error {
+func (h *holds) HoldPayload(_ connector.NamespaceDigest, shard connector.Shard, _ int) error {
 	if h.last[shard] > 0 {
 		return errSizes
 	}
@@ -106,15 +99,15 @@ func (h holds) HoldPayload(_ connector.NamespaceDigest, shard connector.Shard, _
 	return nil
 }
 
-func (h holds) ReleasePayload(_ connector.NamespaceDigest, shard connector.Shard) { h.held[shard]-- }
+func (h *holds) ReleasePayload(_ connector.NamespaceDigest, shard connector.Shard) { h.held[shard]-- }
 
 // Of an engine of several groups one may be refused: those before it are not held any more.
 func TestARefusedRegistrationHoldsNoSize(t *testing.T) {
 	manifest := testManifest()
 	manifest.Groups = append(manifest.Groups, manifest.Groups[0])
 	second, _ := manifest.Shard(0, 1)
-	h := holds{make(map[connector.Shard]int), map[connector.Shard]int{second: 1}}
-	w := newWorker(t, openStore(t), func(o *Options, _ *host.AccountOptions) { o.Manifest, o.Payloads = manifest, h })
+	h := &holds{held: make(map[connector.Shard]int), last: map[connector.Shard]int{second: 1}}
+	w := newWorker(t, h, func(o *Options, _ *host.AccountOptions) { o.Manifest = manifest })
 	l := testLayout()
 	l.Groups = append(l.Groups, l.Groups[0])
 	if err := tryRegister(t, w, newEngineMemory(t), l); !errors.Is(err, errSizes) {

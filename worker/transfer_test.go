@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
@@ -132,7 +133,7 @@ func TestMissingAndForeignBlocksFailAloneAndLeaveMemoryAlone(t *testing.T) {
 	}
 }
 
-// A block behind the last would lie in the next layer's first, inside of the region.
+// A block after the last would lie in the next layer's first, inside of the region.
 func TestBlocksOutsideOfTheLayoutAreNeitherReadNorWritten(t *testing.T) {
 	m := newEngineMemory(t)
 	if err := m.f.Truncate(1 << 20); err != nil {
@@ -149,7 +150,7 @@ func TestBlocksOutsideOfTheLayoutAreNeitherReadNorWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	if l := poll(t, w, 1); len(l[0].FailedBlocks) != 1 || !m.holds(0, 1) {
-		t.Errorf("%+v of a block that there is not, or another was written", l)
+		t.Errorf("%+v of a block that does not exist, or another was written", l)
 	}
 	if r, err := w.Save(t.Context(), saves(transfer(5, blocks))); err != nil || r.Dropped != 1 {
 		t.Errorf("Save = %+v, %v; want the block dropped", r, err)
@@ -255,6 +256,22 @@ func TestLoadLargerThanItsShareArrivesWhole(t *testing.T) {
 	for slot := range blocks {
 		if !m.holds(slot, slot) {
 			t.Errorf("slot %d is wrong", slot)
+		}
+	}
+}
+
+// The copies of loads are what the speed of the host tier is known by.
+func TestLoadsAreMeasured(t *testing.T) {
+	w := newWorker(t, openStore(t), nil)
+	register(t, w, newEngineMemory(t))
+	all := transfer(0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+	mustSave(t, w, all)
+	for end := time.Now().Add(testWait); w.opts.Cache.Speed().BytesPerS == 0; {
+		if _, err := w.Load(t.Context(), loads(loadOf("r", all))); err != nil {
+			t.Fatal(err)
+		}
+		if poll(t, w, 1); time.Now().After(end) {
+			t.Fatal("no speed is known")
 		}
 	}
 }

@@ -1,7 +1,7 @@
-// Package worker moves one rank's blocks between engine memory and the store: it
-// executes the leader's plans on its own shards, verifies what it loads before the engine
-// may see it, and reports every load, failed or not, in time. It knows nothing of tokens
-// or policy.
+// Package worker moves one rank's blocks between engine memory and the host tier, which reads and
+// writes records. It executes the leader's plans on the rank's own shards, copies verified records
+// alone, keeps off memory that the engine takes back, and reports every load, failed or not, in
+// time. It knows nothing of tokens or policy.
 package worker
 
 import (
@@ -13,21 +13,11 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/host"
 )
-
-// Store is what a worker needs of the record store.
-type Store interface {
-	Read(ctx context.Context, ops []*store.ReadOp, done func(*store.ReadOp))
-	Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted int, err error)
-	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
-}
 
 // Worker serves one rank. It is safe for concurrent use.
 type Worker struct {
-	opts  Options
-	store Store
+	opts Options
 
 	// ctx ends with the session.
 	ctx    context.Context
@@ -38,25 +28,24 @@ type Worker struct {
 	loads loadTable
 
 	counters counters
-	// moves counts loads and saves that are under way, those on closed memory included.
+	// moves counts loads and saves that are under way, also on memory that is closed.
 	moves atomic.Int64
 }
 
 // New returns a worker whose memory is not registered yet.
-func New(o Options, s Store) (*Worker, error) {
+func New(o Options) (*Worker, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	w := &Worker{opts: o, store: s, loads: newLoadTable()}
+	w := &Worker{opts: o, loads: newLoadTable()}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w, nil
 }
 
-// Register opens the engine's memory. What was registered before is given back first, as by
-// [Worker.Unregister], also where the new memory cannot be taken. fencePage is the descriptor of the page by which the engine takes the
-// memory back. All descriptors are closed. It returns the bytes of a block of each layer
-// group.
+// Register opens the engine's memory and returns the bytes per block of each layer group. Memory
+// registered earlier is released first, as by [Worker.Unregister], even if opening the new memory
+// fails. fencePage is the engine's fence page (see package fence). Register closes all descriptors.
 func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.File, fencePage *os.File) ([]int, error) {
 	defer func() {
 		for _, f := range append(regions[:len(regions):len(regions)], fencePage) {
@@ -79,31 +68,28 @@ func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.
 	return mem.blockBytes(), nil
 }
 
-// checkFits closes the memory again where the host tier can never hold one of its blocks.
+// checkFits closes the memory again if the host tier can never hold one of its blocks.
 func (w *Worker) checkFits(mem *memory) error {
 	for _, n := range mem.blockBytes() {
 		if n == 0 {
 			continue
 		}
-		var s host.Slot
-		err := w.opts.Account.Reserve(w.ctx, &s, n, false)
-		s.Release()
-		if err != nil && !errors.Is(err, host.ErrFull) {
+		if err := w.opts.Account.Fits(n); err != nil {
 			return errors.Join(fmt.Errorf("blocks of %d bytes: %w", n, err), mem.close())
 		}
 	}
 	return nil
 }
 
-// Unregister gives engine memory back. When it returns, the memory is not touched any
-// more. Loads that were not reported yet never are: the engine takes them as failed.
+// Unregister gives engine memory back. When it returns, the memory is not touched any more. Loads
+// that were not reported yet never are: the engine counts them as failed.
 func (w *Worker) Unregister(context.Context) error {
 	w.release()
 	return nil
 }
 
-// lost says that a copy has found the registered memory gone. Its loads fail and its saves
-// are dropped from here on; nothing else is touched by that.
+// lost reports that a copy has found the registered memory gone. From here on its loads fail and
+// its saves are dropped; nothing else changes.
 func (w *Worker) lost(err error) {
 	w.opts.Logger.Error("engine memory is gone: the engine goes on without cache until it registers again", "err", err,
 		"remedy", "restart the engine: it has cut its shared memory off, or its device has failed; restart kvconnd if new engines fail alike")
@@ -112,8 +98,8 @@ func (w *Worker) lost(err error) {
 	}
 }
 
-// BlockBytes is the payload size of a block of each layer group, nil while no memory is
-// registered, or it is gone.
+// BlockBytes is the payload size of a block of each layer group, nil while no memory is registered
+// or the memory is gone.
 func (w *Worker) BlockBytes() []int {
 	if mem := w.memory(); mem != nil && !mem.lost.Load() {
 		return mem.blockBytes()
@@ -127,8 +113,8 @@ func (w *Worker) memory() *memory {
 	return w.mem
 }
 
-// call counts a call of the engine's that moves blocks, and returns the registered memory,
-// nil if there is none, with the call's number.
+// call counts a call of the engine that moves blocks. It returns the registered memory, nil if there
+// is none, and the number of the call.
 func (w *Worker) call() (*memory, uint64) {
 	mem := w.memory()
 	if mem == nil {
@@ -137,7 +123,7 @@ func (w *Worker) call() (*memory, uint64) {
 	return mem, mem.calls.Add(1)
 }
 
-// parse decodes metadata and checks that it is of this engine.
+// parse decodes metadata and checks that it is for this engine.
 func (w *Worker) parse(metadata []byte) (*connector.Plan, error) {
 	plan, err := connector.ParsePlan(metadata)
 	if err != nil {
@@ -177,6 +163,5 @@ func (w *Worker) Close() {
 	w.opts.Account.Close()
 }
 
-// Drained reports whether nothing is under way any more. After Close it stays true once
-// it is.
+// Drained reports whether nothing is under way. Once true after Close, it stays true.
 func (w *Worker) Drained() bool { return w.moves.Load() == 0 }

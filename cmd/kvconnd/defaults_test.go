@@ -48,7 +48,7 @@ func TestDefaultsOfSettingsAreThoseOfTheParts(t *testing.T) {
 	p.EnsureDefaults()
 	cost.EnsureDefaults()
 	for name, pair := range map[string][2]any{
-		"load_timeout": {s.LoadTimeout, d.LoadTimeout}, "stop_timeout": {s.StopTimeout, d.StopTimeout}, "stage_timeout": {s.StageTimeout, l.StageTimeout},
+		"load_timeout": {s.LoadTimeout, d.LoadTimeout}, "stop_timeout": {s.StopTimeout, d.StopTimeout}, "stage_timeout": {s.StageTimeout, l.HandoffTimeout},
 		"load_staging_bytes": {int64(s.LoadStagingBytes), a.LoadBytes}, "save_staging_bytes": {int64(s.SaveStagingBytes), a.SaveBytes},
 		"min_offer_tokens": {s.MinOfferTokens, l.MinOfferTokens},
 		"predict_ttl":      {o.Route.PredictTTL, want.Route.PredictTTL}, "approximate_ttl": {o.Route.ApproximateTTL, want.Route.ApproximateTTL},

@@ -11,19 +11,20 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/leader"
-	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 	"github.com/kvconn/kvconn/worker"
 )
 
 // backend opens a leader for every scheduler and a worker for every rank that connects,
-// all on one store.
+// all on one chain of tiers.
 type backend struct {
-	opts   *Options
-	store  *disk.Store
-	arena  *host.Arena
-	tiers  *tiers
-	copies worker.CopyMeter
+	opts  *Options
+	chain *store.Chain
+	cache *host.Cache
+	// levels are where loads come from, the fastest first.
+	levels  []store.Level
+	probers []*prober
 
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
@@ -40,14 +41,18 @@ type backend struct {
 
 var _ server.Backend = (*backend)(nil)
 
-func newBackend(o *Options, s *disk.Store, a *host.Arena) *backend {
+func newBackend(o *Options, chain *store.Chain, a *host.Arena) *backend {
 	b := &backend{
-		opts: o, store: s, arena: a,
+		opts: o, chain: chain, cache: host.NewCache(a, chain),
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
 		refused:  make(map[engineRank]struct{}),
 		draining: make(map[*workerSession]struct{}), past: make(modelCounts),
 	}
-	b.tiers = &tiers{b: b}
+	b.levels = []store.Level{b.cache}
+	for _, t := range chain.Tiers() {
+		b.levels = append(b.levels, t)
+		b.probers = append(b.probers, &prober{tier: t, timeout: o.LoadTimeout})
+	}
 	return b
 }
 
@@ -65,8 +70,8 @@ func (o *openings) count(err error) {
 // schedulerSession is one engine instance's leader.
 type schedulerSession struct {
 	*leader.Leader
-	// staging is set for engines that cannot report a failed load.
-	staging *worker.Stager
+	// handoffs is set for engines that cannot report a failed load.
+	handoffs *host.Handoffs
 	// notReady is why nothing is offered, "" if it is; the backend's mutex guards it.
 	notReady  string
 	b         *backend
@@ -105,18 +110,20 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	o := leader.Options{
 		Namespace: ns, Manifest: m,
 		MinOfferTokens: b.opts.MinOfferTokens, PromptsOnly: b.opts.PromptsOnly,
-		PrefillTokensPerS: b.opts.PrefillTokensPerS, StageTimeout: b.opts.StageTimeout,
+		PrefillTokensPerS: b.opts.PrefillTokensPerS, HandoffTimeout: b.opts.StageTimeout,
 		LoadTTL: 2 * b.opts.LoadTimeout,
-		Tiers:   b.tiers, Probe: b.tiers.probe,
+		Levels:  b.levels, Probe: b.probe,
 	}
 	if p.Handoff {
-		if s.staging, err = b.newStager(ns); err != nil {
-			b.store.CloseNamespace(ns)
+		account, err := b.account(ns)
+		if err != nil {
+			b.chain.CloseNamespace(ns)
 			return nil, err
 		}
-		o.Handoff = s.staging
+		s.handoffs = host.NewHandoffs(b.cache, account)
+		o.Handoff = s.handoffs
 	}
-	if s.Leader, err = leader.New(o, b.store); err != nil {
+	if s.Leader, err = leader.New(o, b.chain); err != nil {
 		s.letGo()
 		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
 	}
@@ -129,24 +136,20 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	return s, nil
 }
 
-// newStager returns a stager with a share of the host tier.
-func (b *backend) newStager(ns connector.NamespaceDigest) (*worker.Stager, error) {
-	account, err := b.arena.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
-	if err != nil {
-		return nil, err
-	}
-	return worker.NewStager(b.store, account, b.store.PayloadBytes), nil
+// account returns a share of the host tier for one session.
+func (b *backend) account(ns connector.NamespaceDigest) (*host.Account, error) {
+	return b.cache.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
 }
 
-// letGo releases the namespace once the reads that the stager has left to the disk have ended.
+// letGo releases the namespace once the reads that handoffs have left to the tiers have ended.
 func (s *schedulerSession) letGo() {
-	if s.staging == nil {
-		s.b.store.CloseNamespace(s.namespace)
+	if s.handoffs == nil {
+		s.b.chain.CloseNamespace(s.namespace)
 		return
 	}
 	go func() {
-		s.staging.Close()
-		s.b.store.CloseNamespace(s.namespace)
+		s.handoffs.Close()
+		s.b.chain.CloseNamespace(s.namespace)
 	}()
 }
 
@@ -156,20 +159,20 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	if err != nil {
 		return nil, err
 	}
-	account, err := b.arena.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
+	account, err := b.account(ns)
 	if err != nil {
-		b.store.CloseNamespace(ns)
+		b.chain.CloseNamespace(ns)
 		return nil, err
 	}
 	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, model: m.Model, since: time.Now()}
 	s.Worker, err = worker.New(worker.Options{
-		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Account: account, Meter: &b.copies,
-		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Payloads: b.store,
+		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Cache: b.cache, Account: account,
+		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory,
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
-	}, b.store)
+	})
 	if err != nil {
 		account.Close()
-		b.store.CloseNamespace(ns)
+		b.chain.CloseNamespace(ns)
 		return nil, err
 	}
 	b.mu.Lock()
@@ -181,7 +184,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 }
 
 func (b *backend) openNamespace(m *connector.Manifest) (connector.NamespaceDigest, error) {
-	ns, err := b.store.OpenNamespace(m)
+	ns, err := b.chain.OpenNamespace(m)
 	b.namespaces.count(err)
 	if err != nil {
 		return ns, fmt.Errorf("the store cannot take up model %q (namespace %s): %w", m.Model, short(ns), err)
@@ -227,7 +230,7 @@ func (b *backend) foldDrained() {
 	for w := range b.draining {
 		if w.Drained() {
 			b.past.of(w.model).addWorker(w.Stats())
-			b.store.CloseNamespace(w.namespace)
+			b.chain.CloseNamespace(w.namespace)
 			delete(b.draining, w)
 		}
 	}
@@ -244,7 +247,7 @@ func (s *workerSession) Register(ctx context.Context, r *server.Registration) (s
 	}
 	out := server.Registered{BlockBytes: n}
 	if s.peer.Handoff {
-		out.HostTier = s.b.arena.File()
+		out.HostTier = s.b.cache.File()
 	}
 	return out, nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 	"github.com/kvconn/kvconn/store/residency/publish"
@@ -94,6 +95,7 @@ type daemon struct {
 	// opened is set once the store is open, ready while engines can connect.
 	opened, ready atomic.Bool
 	store         *disk.Store
+	chain         *store.Chain
 	backend       *backend
 	server        *server.Server
 	// publisher is nil if no events are published.
@@ -105,7 +107,7 @@ type daemon struct {
 // run serves HTTP, opens the store, serves engines until ctx ends, and closes it.
 func (d *daemon) run(ctx context.Context) (err error) {
 	defer func() {
-		if d.store != nil {
+		if d.chain != nil {
 			err = errors.Join(err, d.closeStore())
 		}
 	}()

@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -67,7 +68,7 @@ func newTestBackend(t *testing.T, change func(*Options)) (*backend, *host.Arena)
 		change(o)
 	}
 	o.EnsureDefaults()
-	return newBackend(o, s, a), a
+	return newBackend(o, store.NewChain(s), a), a
 }
 
 // registration is of memory of 16 blocks.
@@ -115,7 +116,7 @@ func TestRankWhoseMemoryIsGoneIsOfferedNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	keys := residencyChain(connector.Scope{}, 7, 4)
-	residencySave(t, b.store, digest, keys, 0, 1)
+	residencySave(t, b.chain, digest, keys, 0, 1)
 	tokens := make([]uint32, 0, 20)
 	for i := range 5 {
 		tokens = append(tokens, 7, uint32(i), 0, 0)

@@ -146,7 +146,7 @@ func (d *daemon) status(now time.Time) Status {
 	r := d.read(now)
 	return Status{
 		Version: Version, Epoch: d.info.Epoch, PID: d.info.PID, UptimeS: now.Sub(d.started).Seconds(), Socket: d.info.Socket,
-		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers(), Queues: r.queues(),
+		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers, Queues: r.queues(),
 		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish,
 		Opening: r.opening, HTTP: r.web,
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -22,7 +23,7 @@ func TestStatusAndMatchesDoNotWaitForEachOther(t *testing.T) {
 	o := &Options{Dir: t.TempDir(), PrefillTokensPerS: 1000}
 	o.Logger = slog.New(slog.DiscardHandler)
 	o.EnsureDefaults()
-	b := newBackend(o, s, a)
+	b := newBackend(o, store.NewChain(s), a)
 	sched, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, residencyManifest())
 	if err != nil {
 		t.Fatal(err)

@@ -19,7 +19,6 @@ type figures struct {
 	Opening   float64         `metric:"opening_ratio" help:"How far the store's opening, or the rebuilding of its index, has come; 1 when there is none."`
 	Engines   int             `metric:"engines" help:"Engine instances connected."`
 	Ranks     int             `metric:"ranks" help:"Ranks connected."`
-	Tiers     []TierStatus    `metric:"tier_"`
 	LimitedBy map[string]bool `metric:"store_limited_by" label:"by" help:"1 for what keeps the store from growing now: its cap, or the free space of its file system."`
 	Faults    map[string]bool `metric:"fault" label:"code" help:"1 while this is wrong with the daemon: the reasons of /healthz."`
 }
@@ -31,7 +30,7 @@ func newCollector(read func(now time.Time) *reading) prometheus.Collector {
 
 func (r *reading) figures() *figures {
 	f := &figures{
-		reading: r, Healthy: r.health.OK, Opening: r.opening.Ratio(), Engines: len(r.engines), Ranks: len(r.ranks), Tiers: r.tiers(),
+		reading: r, Healthy: r.health.OK, Opening: r.opening.Ratio(), Engines: len(r.engines), Ranks: len(r.ranks),
 		LimitedBy: make(map[string]bool), Faults: make(map[string]bool),
 	}
 	for _, by := range []disk.LimitBy{disk.LimitedByCap, disk.LimitedByFree} {

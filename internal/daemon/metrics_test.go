@@ -40,12 +40,12 @@ func example() *reading {
 	m.addWorker(worker.Stats{LoadedBytes: 4096})
 	m.show()
 	r := &reading{
-		store:  disk.Stats{Records: 7, PhysicalBytes: 1 << 20, MaxBytes: 1 << 30, Reads: 9, Calibration: &disk.Calibration{BytesPerS: 2e9}},
+		store:  disk.Stats{Records: 7},
+		tiers:  []TierStatus{{Tier: "host", Hits: 5}, {Tier: "disk", UsedBytes: 1 << 20, Hits: 9, LoadBytesPerS: 2e9}},
 		models: []modelTotals{*m},
 	}
 	r.health.Reasons = []health.Reason{{Code: "no_room"}}
 	r.sum.Worker.LoadSeconds = 1.5
-	r.host.Hits = 5
 	r.sum.Leader.DecisionsTrimmed = 3
 	return r
 }

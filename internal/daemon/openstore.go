@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -25,7 +26,8 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.store, d.backend = s, newBackend(d.opts, s, d.arena)
+	d.store, d.chain = s, store.NewChain(s) // further tiers go here
+	d.backend = newBackend(d.opts, d.chain, d.arena)
 	d.server = server.New(server.Options{
 		Epoch: d.epoch, Version: Version, LoadTimeout: d.opts.LoadTimeout, UID: os.Getuid(), Logger: d.opts.Logger,
 	}, d.backend)
@@ -110,7 +112,7 @@ func diskIsFull(err error) bool {
 // next start reads the journal.
 func (d *daemon) closeStore() error {
 	d.opts.Logger.Info("closing the store")
-	err := d.store.Close()
+	err := d.chain.Close()
 	switch {
 	case err == nil:
 		return nil

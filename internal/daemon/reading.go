@@ -21,6 +21,7 @@ type reading struct {
 	ranks   []RankStatus
 	models  []modelTotals `metric:"model_"`
 	sum     totals        `metric:""`
+	tiers   []TierStatus  `metric:"tier_"`
 	store   disk.Stats    `metric:"store_"`
 	host    host.Stats    `metric:"host_"`
 	server  server.Stats  `metric:""`
@@ -33,12 +34,13 @@ type reading struct {
 
 // read takes a reading. Until the store is open there is little to read.
 func (d *daemon) read(now time.Time) *reading {
-	r := &reading{now: now, ready: d.ready.Load(), opening: d.opening.Status(now), engines: []EngineStatus{}, ranks: []RankStatus{}}
+	r := &reading{now: now, ready: d.ready.Load(), opening: d.opening.Status(now), engines: []EngineStatus{}, ranks: []RankStatus{}, tiers: []TierStatus{}}
 	if d.web != nil {
 		r.web.Connections, r.web.Refused = d.web.Stats()
 	}
 	if d.opened.Load() {
 		r.store, r.host, r.server, r.publish = d.store.Stats(), d.arena.Stats(), d.server.Stats(), d.publishStatus()
+		r.tiers = statusOf(d.backend.levels)
 		r.engines, r.ranks, r.models = d.backend.status(now)
 		for i := range r.models {
 			counters.Add(&r.sum, &r.models[i].sum)
@@ -54,44 +56,6 @@ func (d *daemon) read(now time.Time) *reading {
 type Totals struct {
 	Requests  leader.Stats `json:"requests"`
 	Transfers worker.Stats `json:"transfers"`
-}
-
-// TierStatus is one tier that blocks are loaded from.
-type TierStatus struct {
-	// Tier is disk, host or object.
-	Tier      string `json:"tier" label:"tier"`
-	Records   int64  `json:"records" metric:"records" help:"Records in a tier."`
-	UsedBytes int64  `json:"used_bytes" metric:"used_bytes" help:"Bytes that a tier occupies."`
-	MaxBytes  int64  `json:"max_bytes" metric:"max_bytes" help:"Hard cap of kvconn_tier_used_bytes."`
-	// ReachableBytes is what the tier can reach now: less than MaxBytes where the file system
-	// has not that much free.
-	ReachableBytes int64 `json:"reachable_bytes"`
-	// Hits are records that were found and verified in the tier since the daemon's start.
-	Hits uint64 `json:"hits" metric:"hit_records_total" help:"Records found and verified in a tier."`
-	// LoadBytesPerS is how fast the tier was measured to be: of late, or where nothing was
-	// read yet when the store was opened. 0 if it was not.
-	LoadBytesPerS float64 `json:"load_bytes_per_s" metric:"load_bytes_per_second" help:"Measured speed of loads from a tier; 0 if it is not known."`
-}
-
-// tiers lists the tiers.
-func (r *reading) tiers() []TierStatus {
-	disk := TierStatus{
-		Tier: "disk", Records: r.store.Records, UsedBytes: r.store.PhysicalBytes, MaxBytes: r.store.MaxBytes,
-		ReachableBytes: r.store.MaxBytes, Hits: r.store.Reads,
-	}
-	if r.store.FileSystemBytes > 0 {
-		disk.ReachableBytes = r.store.EffectiveMaxBytes
-	}
-	if disk.LoadBytesPerS = r.store.ReadSpeed.BytesPerS; disk.LoadBytesPerS == 0 && r.store.Calibration != nil {
-		disk.LoadBytesPerS = r.store.Calibration.BytesPerS // nothing was read yet
-	}
-	host := TierStatus{
-		Tier: "host", Records: int64(r.host.Records), UsedBytes: r.host.CleanBytes, MaxBytes: r.host.Bytes, ReachableBytes: r.host.Bytes, Hits: r.host.Hits,
-	}
-	for i := range r.engines { // copies are measured by ranks
-		host.LoadBytesPerS = max(host.LoadBytesPerS, r.engines[i].Requests.LoadBytesPerS.Host)
-	}
-	return []TierStatus{host, disk}
 }
 
 // Queues count work that waits or is under way.

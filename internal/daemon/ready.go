@@ -54,7 +54,7 @@ func (b *backend) notReady(s *schedulerSession) string {
 			mapped[w.rank]++
 		}
 	}
-	if s.staging == nil {
+	if s.handoffs == nil {
 		return ""
 	}
 	instances := b.stagedInstances(s)
@@ -71,7 +71,7 @@ func (b *backend) notReady(s *schedulerSession) string {
 func (b *backend) stagedInstances(s *schedulerSession) int {
 	n := 0
 	for o := range b.schedulers {
-		if o.staging != nil && o.peer.Engine == s.peer.Engine && o.namespace == s.namespace {
+		if o.handoffs != nil && o.peer.Engine == s.peer.Engine && o.namespace == s.namespace {
 			n++
 		}
 	}

@@ -65,7 +65,7 @@ func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
 }
 
 // residencySave writes both shards of a prompt's blocks and waits.
-func residencySave(t *testing.T, s *disk.Store, ns connector.NamespaceDigest, keys []connector.Key, shards ...connector.Shard) {
+func residencySave(t *testing.T, s store.Writer, ns connector.NamespaceDigest, keys []connector.Key, shards ...connector.Shard) {
 	t.Helper()
 	var ops []*store.WriteOp
 	for i := 1; i < len(keys); i++ {
@@ -236,7 +236,7 @@ func laggingHandler(t *testing.T, streams, snapshots int) *residencyHandler {
 func TestAReaderThatFallsBehindIsTold(t *testing.T) {
 	h := laggingHandler(t, 1, 1)
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?epoch=7&after=3", nil))
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?epoch=7&after=3&numbers=stream", nil))
 	frames, err := residencyEnd(w.Body, residency.Position{})
 	if !errors.Is(err, residency.ErrEnded) || !strings.Contains(err.Error(), "lagged") || frames != 2 {
 		t.Errorf("%v after %d frames", err, frames)

@@ -5,56 +5,76 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/leader"
+	"github.com/kvconn/kvconn/store"
 )
 
-// tiers tells leaders where records are and how fast they come from there. Leaders ask
-// with their lock held: nothing here may take the backend's mutex, under which leaders are
-// asked for their counters.
-type tiers struct {
-	b *backend
-	// probing is set while a probe of the disk is under way.
+// TierStatus is one level that blocks are loaded from.
+type TierStatus struct {
+	// Tier is the level's name: host, disk or object.
+	Tier      string `json:"tier" label:"tier"`
+	Records   int64  `json:"records" metric:"records" help:"Records in a tier."`
+	UsedBytes int64  `json:"used_bytes" metric:"used_bytes" help:"Bytes that a tier occupies."`
+	MaxBytes  int64  `json:"max_bytes" metric:"max_bytes" help:"Hard cap of kvconn_tier_used_bytes."`
+	// ReachableBytes is what the tier can reach now: less than MaxBytes where a file system has
+	// less free.
+	ReachableBytes int64 `json:"reachable_bytes"`
+	// Hits are records that were found and verified in the tier since the daemon's start.
+	Hits uint64 `json:"hits" metric:"hit_records_total" help:"Records found and verified in a tier."`
+	// LoadBytesPerS is how fast the tier was lately measured to be, 0 if it was not.
+	LoadBytesPerS float64 `json:"load_bytes_per_s" metric:"load_bytes_per_second" help:"Measured speed of loads from a tier; 0 if it is not known."`
+}
+
+// statusOf lists levels.
+func statusOf(levels []store.Level) []TierStatus {
+	list := make([]TierStatus, len(levels))
+	for i, level := range levels {
+		u := level.Usage()
+		list[i] = TierStatus{
+			Tier: level.Name(), Records: u.Records, UsedBytes: u.UsedBytes, MaxBytes: u.MaxBytes, ReachableBytes: u.ReachableBytes,
+			Hits: u.Hits, LoadBytesPerS: level.Speed().BytesPerS,
+		}
+	}
+	return list
+}
+
+// prober measures a tier with reads that no engine waits for.
+type prober struct {
+	tier store.Tier
+	// timeout bounds a probe.
+	timeout time.Duration
+	// probing is set while a probe is under way.
 	probing atomic.Bool
 }
 
-var _ leader.Tiers = (*tiers)(nil)
-
-// Present says which records the host tier has.
-func (t *tiers) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
-	t.b.arena.Present(ns, shard, keys, at)
-}
-
-// Speeds are the disk's, as the store measures it, and that of the workers' copies.
-func (t *tiers) Speeds() leader.Speeds {
-	disk := t.b.store.Speed()
-	return leader.Speeds{
-		DiskBytesPerS: disk.BytesPerS, DiskLatencyS: disk.LatencyS, DiskQueuedBytes: disk.QueuedBytes,
-		HostBytesPerS: t.b.copies.BytesPerS(),
-	}
-}
-
-// probeTime is how long a probe reads. The store's measure forgets by busy time alone: with
-// one record each, a disk that is fast again would be known as slow for minutes. As leaders
-// probe once a second, it takes a twentieth of the disk's time.
+// probeTime is how long a probe reads. A tier's measure forgets by busy time alone: with one record
+// each, a disk that is fast again would be known as slow for minutes. As leaders probe once a
+// second, it takes a twentieth of the disk's time.
 const probeTime = 50 * time.Millisecond
 
-// probe measures the disk with reads that no engine waits for. The speed of copies cannot be
-// measured without an engine: what is known of it fades, until a load is a measurement.
-func (t *tiers) probe() {
-	t.b.copies.Fade()
-	if !t.probing.CompareAndSwap(false, true) {
+// probe begins a probe unless one is under way.
+func (p *prober) probe() {
+	if !p.probing.CompareAndSwap(false, true) {
 		return
 	}
 	go func() {
-		defer t.probing.Store(false)
-		ctx, cancel := context.WithTimeout(context.Background(), t.b.opts.LoadTimeout)
+		defer p.probing.Store(false)
+		ctx, cancel := context.WithTimeout(context.Background(), p.timeout)
 		defer cancel()
-		// What it finds is in the store's speed; that it found nothing to read is no news.
+		// The result is in the tier's speed; that there is nothing to read is no news.
 		for began := time.Now(); time.Since(began) < probeTime; {
-			if t.b.store.Probe(ctx) != nil {
+			if p.tier.Probe(ctx) != nil {
 				return
 			}
 		}
 	}()
+}
+
+// probe measures all levels. The speed of copies cannot be measured without an engine: the last
+// measurement fades, until a load brings a new one. It takes no lock of the backend, under which
+// leaders are asked for their counters.
+func (b *backend) probe() {
+	b.cache.FadeSpeed()
+	for _, p := range b.probers {
+		p.probe()
+	}
 }

@@ -6,60 +6,31 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// Lookup pins the slot of a record of that parent and proof if there is a verified one,
-// and reports whether. It never waits, and counts no miss.
-func (c *Account) Lookup(s *Slot, rec store.Record, payloadBytes int) bool {
-	s.mustBeEmpty()
-	a := c.arena
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	r := c.record(&rec)
-	hash := a.index.hash(&r.slotKey)
-	id := a.find(hash, &r.slotKey)
-	if id == 0 || a.slot(id).state != slotClean || c.queue.head != nil || c.begin(s, payloadBytes, false) != nil {
-		return false
-	}
-	s.rec, s.hash, s.keyed = r, hash, true
-	if !a.serves(id, s) || !c.allows(s.class, false) {
-		return false
-	}
-	a.hit(s, id)
-	return true
-}
-
-// Acquire gets a record for a load: pinned if it is there ([Hit]), as memory to read it
-// into ([Fill]), or as the promise of another's read ([Pending]). A record is read by one
-// at a time; its reader must Publish it or Release it.
+// Acquire gets a record for a load: pinned if it is there ([Hit]), as memory to read it into
+// ([Fill]), or as the promise of another's read ([Pending]). A record is read by one at a time;
+// its reader must Publish it or Release it.
 //
-// Without memory to be had the outcome is [Full], with [ErrFull], unless wait is set:
-// then Acquire waits, first come first served within the account and the accounts in
-// turn, until ctx ends. Wait only where no own slot is held whose reads have not been
-// asked for: such a slot cannot come back.
+// If no memory is free, Acquire returns [Full] and [ErrFull], or, with wait, blocks until ctx ends:
+// first come, first served within an account, and the accounts in turn. Don't wait while holding
+// a slot whose read hasn't been asked for: it can't be freed, so the wait might never end.
 func (c *Account) Acquire(ctx context.Context, s *Slot, rec store.Record, payloadBytes int, wait bool) (Outcome, error) {
 	s.mustBeEmpty()
 	a := c.arena
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	if err := c.begin(s, payloadBytes, false); err != nil {
-		a.mu.Unlock()
 		return Full, err
 	}
 	s.rec = c.record(&rec)
-	s.hash, s.keyed = a.index.hash(&s.rec.slotKey), true
-	return a.await(ctx, s, wait)
-}
-
-// Reserve gets memory for a load that is of no record, with the rules of
-// [Account.Acquire]. The error is nil if the handle pins a slot.
-func (c *Account) Reserve(ctx context.Context, s *Slot, payloadBytes int, wait bool) error {
-	s.mustBeEmpty()
-	a := c.arena
-	a.mu.Lock()
-	if err := c.begin(s, payloadBytes, false); err != nil {
-		a.mu.Unlock()
-		return err
+	s.hash = a.index.hash(&s.rec.slotKey)
+	if c.queue.head == nil && a.try(s) {
+		return s.outcome(), nil
 	}
-	_, err := a.await(ctx, s, wait)
-	return err
+	if !wait {
+		a.count.RefusedLoads++
+		return Full, ErrFull
+	}
+	return a.await(ctx, s)
 }
 
 // ReserveSave gets memory for a save and reports whether there was any. It never waits.
@@ -78,28 +49,33 @@ func (c *Account) ReserveSave(s *Slot, payloadBytes int) bool {
 	return false
 }
 
-// await tries to serve a handle and queues it if it may wait. a.mu is held, and released.
-func (a *Arena) await(ctx context.Context, s *Slot, wait bool) (Outcome, error) {
-	c := s.account
-	if c.queue.head == nil && a.try(s) {
-		o := s.outcome
-		if s.phase == phasePending {
-			o = Pending
-		}
-		a.mu.Unlock()
-		return o, nil
+// pinAlso pins, for a save, the slot that another handle pins, and reports whether it may.
+func (c *Account) pinAlso(s, with *Slot) bool {
+	a := c.arena
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c.begin(s, with.payload, true) != nil || !c.allows(s.class, true) || a.span(a.spanOf(with.slot)).draining {
+		return false
 	}
-	if !wait {
-		a.count.RefusedLoads++
-		a.mu.Unlock()
-		return Full, ErrFull
-	}
+	a.take(s, with.slot, Hit)
+	return true
+}
+
+// Fits returns nil if slots for payloads of that size can be given out, else [ErrTooLarge] or
+// [ErrClosed].
+func (c *Account) Fits(payloadBytes int) error {
+	c.arena.mu.Lock()
+	defer c.arena.mu.Unlock()
+	return c.begin(new(Slot), payloadBytes, false)
+}
+
+// await queues a handle until it is served or ctx ends. a.mu is held, but for the wait.
+func (a *Arena) await(ctx context.Context, s *Slot) (Outcome, error) {
 	s.expect()
-	s.phase = phaseQueued
-	s.held.Store(true)
+	s.become(queued)
 	a.enqueue(s)
 	a.count.Waits++
-	a.startDrain()
+	a.drain.start()
 	a.mu.Unlock()
 	var err error
 	select {
@@ -108,19 +84,15 @@ func (a *Arena) await(ctx context.Context, s *Slot, wait bool) (Outcome, error) 
 		err = context.Cause(ctx)
 	}
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	switch {
-	case s.phase == phaseQueued:
+	switch o := s.outcome(); {
+	case o == queued:
 		a.unqueue(s)
 		s.empty()
-		s.held.Store(false)
 		a.serve()
 		return Full, err
-	case s.phase == phasePending:
-		return Pending, nil
-	case s.phase == phaseTaken:
-		return s.outcome, nil
-	case c.closed:
+	case o != Full:
+		return o, nil
+	case s.account.closed:
 		return Full, ErrClosed
 	}
 	return Full, ErrFillFailed // released, or its filler failed already
@@ -138,13 +110,6 @@ func (a *Arena) try(s *Slot) bool {
 	if !c.allows(s.class, false) {
 		return false
 	}
-	if !s.keyed {
-		id := a.alloc(s.class, c)
-		if id != 0 {
-			a.take(s, id, Fill)
-		}
-		return id != 0
-	}
 	id := a.find(s.hash, &s.rec.slotKey)
 	switch {
 	case id == 0:
@@ -160,8 +125,8 @@ func (a *Arena) try(s *Slot) bool {
 	default:
 		c.charge(s, 1)
 		s.expect()
-		s.slot, s.phase = id, phasePending
-		s.held.Store(true)
+		s.slot = id
+		s.become(Pending)
 		a.addWaiter(id, s)
 		a.count.Joined++
 	}
@@ -175,7 +140,7 @@ func (a *Arena) fill(s *Slot, findable bool) bool {
 		return false
 	}
 	a.count.Misses++
-	if s.keyed = findable; findable {
+	if findable {
 		a.slot(id).state = slotFilling
 		a.keep(id, &s.rec, s.hash, s.payload)
 	}
@@ -196,14 +161,4 @@ func (a *Arena) hit(s *Slot, id slotID) {
 func (a *Arena) take(s *Slot, id slotID, o Outcome) {
 	s.account.charge(s, 1)
 	a.pin(s, id, o)
-	s.held.Store(true)
-}
-
-func (a *Arena) unqueue(s *Slot) {
-	s.account.queue.remove(s)
-	a.dequeued(s.account)
-	// The account's next waiter may need a longer run.
-	if next := s.account.queue.head; a.drain.owner == s.account && (next == nil || next.class != a.drain.class) {
-		a.endDrain()
-	}
 }

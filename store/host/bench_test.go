@@ -27,14 +27,14 @@ func BenchmarkHit(b *testing.B) {
 	n := 0
 	for b.Loop() {
 		n = (n + 1) % 1000
-		c.Lookup(&s, record(n), 4096)
+		c.lookup(&s, record(n), 4096)
 		s.Release()
 	}
 }
 
 // addresses maps nothing: an arena of any size is addresses alone, for work on what the
 // arena knows of its slots.
-func addresses(bytes int64, _ bool) (*memory, error) {
+func addresses(bytes int64) (*memory, error) {
 	at, err := unix.MmapPtr(-1, 0, nil, uintptr(bytes), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func BenchmarkBooks(b *testing.B) {
 		pins := make([]Slot, 0, size>>30)
 		for i := range cap(pins) {
 			pins = append(pins, Slot{})
-			if !c.Lookup(&pins[i], record(fit-1-i*(fit/cap(pins))), payload) {
+			if !c.lookup(&pins[i], record(fit-1-i*(fit/cap(pins))), payload) {
 				b.Fatal("not there")
 			}
 		}
@@ -80,7 +80,7 @@ func BenchmarkBooks(b *testing.B) {
 		b.Run(name+"/hit", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				c.Lookup(&s, record(next-1-g.IntN(fit/2)), payload)
+				c.lookup(&s, record(next-1-g.IntN(fit/2)), payload)
 				s.Release()
 			}
 		})
@@ -113,7 +113,7 @@ func BenchmarkBooks(b *testing.B) {
 			put(next, payload)
 			next++
 		}
-		// A slot in every second unit is pinned, and no run of units is to be had.
+		// A slot in every second unit is pinned, and no run of units is free.
 		pins = make([]Slot, size/unitBytes)
 		for unit, at := range a.units {
 			if unit%2 == 0 && at != 0 {

@@ -14,8 +14,7 @@ type class struct {
 	spans, all         int // those that are not draining, and all
 	free               slotList
 	clean              slotList // unpinned, most recently used first
-	idle               int      // spans all of whose slots are free
-	idleSpan           spanID   // the first of them
+	idle               []spanID // all of whose slots are free
 	open               []uint32 // slabs with room for more spans
 }
 

@@ -27,17 +27,17 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 			if promised {
 				drained++
 			}
-			if isFree := !a.unfree.has(u); isFree == promised || a.held.has(u) != promised {
-				t.Fatalf("unit %d is unassigned and promised: %t; free: %t, held: %t", u, promised, isFree, a.held.has(u))
+			if isFree := !a.unfree.Has(u); isFree == promised || a.held.Has(u) != promised {
+				t.Fatalf("unit %d is unassigned and promised: %t; free: %t, held: %t", u, promised, isFree, a.held.Has(u))
 			}
 			continue
 		}
 		c, p := a.classOfSpan(at), a.span(at)
-		if !a.unfree.has(u) {
+		if !a.unfree.Has(u) {
 			t.Fatalf("unit %d of a span is free", u)
 		}
-		if held := p.busy > 0 || p.draining || promised; a.held.has(u) != held {
-			t.Fatalf("unit %d: held %t, want %t", u, a.held.has(u), held)
+		if held := p.busy > 0 || p.draining || promised; a.held.Has(u) != held {
+			t.Fatalf("unit %d: held %t, want %t", u, a.held.Has(u), held)
 		}
 		if int(p.first) != u {
 			continue
@@ -100,7 +100,7 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 		t.Fatalf("%d classes have spans, %d are listed", len(classes), len(a.live))
 	}
 	for _, c := range a.live {
-		got := want{idle: c.idle, spans: c.spans, all: c.all}
+		got := want{idle: len(c.idle), spans: c.spans, all: c.all}
 		for id := c.free.head; id != 0; id = a.slot(id).next {
 			got.free++
 		}
@@ -108,10 +108,12 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 			got.clean++
 		}
 		idle := 0
-		for at := c.idleSpan; at != 0; at = a.span(at).next {
-			idle++
+		for place, at := range c.idle {
+			if a.span(at).idle == uint32(place) {
+				idle++
+			}
 		}
-		if classes[c] == nil || got != *classes[c] || idle != c.idle {
+		if classes[c] == nil || got != *classes[c] || idle != len(c.idle) {
 			t.Fatalf("class of %d bytes: %+v, %d spans in the list of idle ones; want %+v", c.slotBytes, got, idle, classes[c])
 		}
 	}
@@ -127,7 +129,7 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 func TestRandomOperationsKeepEveryPromise(t *testing.T) {
 	payloads := []int{4096, 5000, 20 << 10, testUnit, 3 * testUnit}
 	rapid.Check(t, func(t *rapid.T) {
-		a, err := New(Options{Bytes: 6 * testUnit, unitBytes: testUnit, SmallPages: true})
+		a, err := New(Options{Bytes: 6 * testUnit, unitBytes: testUnit})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -142,10 +144,8 @@ func TestRandomOperationsKeepEveryPromise(t *testing.T) {
 		for range rapid.IntRange(1, 120).Draw(t, "steps") {
 			i := rapid.IntRange(0, len(handles)-1).Draw(t, "handle")
 			s := &handles[i]
-			if state[i] == Pending && s.held.Load() && s.phase == phaseTaken {
-				state[i] = Hit
-			} else if state[i] == Pending && !s.held.Load() {
-				state[i] = Full
+			if state[i] == Pending {
+				state[i] = s.outcome()
 			}
 			switch {
 			case state[i] == Full:
@@ -172,8 +172,17 @@ func TestRandomOperationsKeepEveryPromise(t *testing.T) {
 				if published[i] {
 					delete(owner, s.Offset())
 				}
-			case rapid.IntRange(0, 9).Draw(t, "drop") == 0:
-				a.Drop(record(number[i]).ID)
+			case s.outcome() == Hit && rapid.Bool().Draw(t, "pin also"):
+				var also Slot
+				if accounts[rapid.IntRange(0, 1).Draw(t, "for")].pinAlso(&also, s) {
+					s.Release()
+					a.check(t)
+					if b := also.Bytes(); b[0] != byte(number[i]) {
+						t.Fatalf("handle %d has the bytes of another record", i)
+					}
+					also.Release()
+					state[i] = Full
+				}
 			default:
 				if state[i] == Fill && !published[i] {
 					delete(owner, s.Offset())
@@ -199,7 +208,7 @@ func TestRandomOperationsKeepEveryPromise(t *testing.T) {
 			t.Fatalf("%d bytes are still in use", st.UsedBytes)
 		}
 		for _, c := range accounts {
-			if u := c.Usage(); u.LoadBytes != 0 || u.SaveBytes != 0 {
+			if u := c.usage(); u.LoadBytes != 0 || u.SaveBytes != 0 {
 				t.Fatalf("%+v is still charged", u)
 			}
 			c.Close()
@@ -211,7 +220,7 @@ func TestRandomOperationsKeepEveryPromise(t *testing.T) {
 }
 
 func checkUsage(t interface{ Fatalf(string, ...any) }, c *Account) {
-	u := c.Usage()
+	u := c.usage()
 	largest := int64(3 * testUnit)
 	if u.LoadBytes > max(u.LoadLimitBytes, largest) || u.SaveBytes > max(u.SaveLimitBytes, largest) {
 		t.Fatalf("%+v is over the limit", u)
@@ -224,7 +233,7 @@ func checkUsage(t interface{ Fatalf(string, ...any) }, c *Account) {
 func TestWaitersAndDrainsKeepTheBooks(t *testing.T) {
 	payloads := []int{4096, 20 << 10, testUnit, 2 * testUnit, 3 * testUnit}
 	rapid.Check(t, func(t *rapid.T) {
-		a, err := New(Options{Bytes: 5 * testUnit, unitBytes: testUnit, SmallPages: true})
+		a, err := New(Options{Bytes: 5 * testUnit, unitBytes: testUnit})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -347,10 +356,7 @@ func TestConcurrentRanksShareTheArena(t *testing.T) {
 							s.Publish(record(n))
 						}
 					} else {
-						load(t, c, &s, n, payload)
-					}
-					if g.IntN(50) == 0 {
-						a.Drop(record(n).ID)
+						loadOne(t, c, &s, n, payload)
 					}
 					wait := sync.WaitGroup{}
 					wait.Go(s.Release) // as a callback of the store does
@@ -367,7 +373,7 @@ func TestConcurrentRanksShareTheArena(t *testing.T) {
 	}
 }
 
-func load(t *testing.T, c *Account, s *Slot, n, payload int) {
+func loadOne(t *testing.T, c *Account, s *Slot, n, payload int) {
 	switch o, err := c.Acquire(context.Background(), s, record(n), payload, true); o {
 	case Fill:
 		s.Bytes()[0] = byte(n)

@@ -36,7 +36,7 @@ func TestSavesOfOneRankLeaveAnothersShareAlone(t *testing.T) {
 func TestIdleAccountsNarrowNobodysShare(t *testing.T) {
 	a := newArena(t, 8)
 	c := newAccount(t, a, AccountOptions{})
-	whole := c.Usage().LoadLimitBytes
+	whole := c.usage().LoadLimitBytes
 	idle := make([]*Account, 1000)
 	for i := range idle {
 		var err error
@@ -44,25 +44,25 @@ func TestIdleAccountsNarrowNobodysShare(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if u := c.Usage(); u.LoadLimitBytes != whole || whole != 8*testUnit/2 {
+	if u := c.usage(); u.LoadLimitBytes != whole || whole != 8*testUnit/2 {
 		t.Errorf("%d bytes are left to a rank of %d", u.LoadLimitBytes, whole)
 	}
 	var s Slot
 	if !idle[0].ReserveSave(&s, 4096) {
 		t.Fatal("no slot")
 	}
-	if st, u := a.Stats(), c.Usage(); st.Active != 2 || st.Accounts != 1001 || u.LoadLimitBytes != whole/2 {
+	if st, u := a.Stats(), c.usage(); st.Active != 2 || st.Accounts != 1001 || u.LoadLimitBytes != whole/2 {
 		t.Errorf("%d of %d accounts share, %d bytes each", st.Active, st.Accounts, u.LoadLimitBytes)
 	}
 	s.Release()
 	idle[1].SetActive(true)
 	idle[1].SetActive(true)
-	if u := idle[0].Usage(); u.LoadLimitBytes != whole/3 {
+	if u := idle[0].usage(); u.LoadLimitBytes != whole/3 {
 		t.Errorf("%d bytes for one that would be the third", u.LoadLimitBytes)
 	}
 	idle[1].Close()
 	idle[1].SetActive(true) // too late
-	if st, u := a.Stats(), c.Usage(); st.Active != 1 || u.LoadLimitBytes != whole {
+	if st, u := a.Stats(), c.usage(); st.Active != 1 || u.LoadLimitBytes != whole {
 		t.Errorf("%d accounts share, %d bytes each", st.Active, u.LoadLimitBytes)
 	}
 	for _, c := range idle {
@@ -174,7 +174,10 @@ func TestClosedAccountWakesItsWaiters(t *testing.T) {
 	var held, waits Slot
 	acquire(t, c, &held, record(0), testUnit, Fill)
 	result := make(chan error, 1)
-	go func() { result <- c.Reserve(context.Background(), &waits, testUnit, true) }()
+	go func() {
+		_, err := c.Acquire(context.Background(), &waits, record(1), testUnit, true)
+		result <- err
+	}()
 	for a.Stats().Waiting < 1 {
 		runtime.Gosched()
 	}
@@ -215,7 +218,7 @@ func TestDrainedMemoryIsKeptForTheWaiter(t *testing.T) {
 	}
 	var again Slot
 	for i := range pins {
-		if hog.Lookup(&again, record(16*i), 4096) || hog.ReserveSave(&again, 4096) {
+		if hog.lookup(&again, record(16*i), 4096) || hog.ReserveSave(&again, 4096) {
 			t.Fatal("memory that is promised is given to another")
 		}
 		pins[i].Release()

@@ -10,10 +10,10 @@ type Stats struct {
 	PopulatedBytes int64 `json:"populated_bytes"`
 	HugeBytes      int64 `json:"huge_bytes" metric:"huge_page_bytes" help:"Bytes of the host tier in huge pages."`
 	// UsedBytes are pinned by loads and saves; CleanBytes hold records that can be found,
-	// pinned ones included.
+	// whether pinned or not.
 	UsedBytes  int64 `json:"used_bytes" metric:"pinned_bytes" help:"Bytes of the host tier that loads and saves under way hold."`
 	CleanBytes int64 `json:"clean_bytes"`
-	// Records can be found, those being filled included.
+	// Records can be found, or are being read so that they can.
 	Records  int `json:"records"`
 	Accounts int `json:"accounts"`
 	// Active accounts share the arena.
@@ -39,6 +39,10 @@ type Counters struct {
 	Waits        uint64 `json:"waits"`
 	// Drains are the times memory had to be kept free for a waiter as it was released.
 	Drains uint64 `json:"drains"`
+	// Promoted records came from a slower tier than the first and were given to that,
+	// PromotionsRefused found no room or were refused there.
+	Promoted          uint64 `json:"promoted"`
+	PromotionsRefused uint64 `json:"promotions_refused"`
 }
 
 // Stats returns the state of the arena.

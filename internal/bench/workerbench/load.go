@@ -156,7 +156,9 @@ func (b *loadBench) measure(ctx context.Context, name string, l connector.GroupL
 		if err != nil {
 			return f, err
 		}
-		b.arena.DropNamespace(b.ns)
+		if err := b.emptyHostTier(ctx); err != nil {
+			return f, err
+		}
 		load, lc, err := b.timed(ctx, &l, b.blocks, w.load)
 		if err != nil {
 			return f, fmt.Errorf("bench load, %s, worker: %w", name, err)

@@ -29,7 +29,6 @@ type loadBench struct {
 	device     *storebench.Device
 	store      *disk.Store
 	ns         connector.NamespaceDigest
-	digest     connector.NamespaceDigest
 	manifest   *connector.Manifest
 	arena      *host.Arena
 	// file and memory are the engine's, arenaBytes another view of the arena.
@@ -78,9 +77,6 @@ func (b *loadBench) open(ctx context.Context, dir string) (err error) {
 		Groups:         []connector.Group{{Layers: b.o.Layers, KVHeads: 8, HeadSize: 128, Layout: "bench"}},
 		TensorParallel: 1, PipelineParallel: 1,
 		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	}
-	if b.digest, err = b.manifest.Digest(); err != nil {
-		return err
 	}
 	if b.ns, err = b.store.OpenNamespace(b.manifest); err != nil {
 		return err
@@ -154,7 +150,7 @@ func (b *loadBench) fill(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for n := range b.blocks {
 		r := b.record(n)
-		op := &store.WriteOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: <-slab.C()}
+		op := &store.WriteOp{Record: r, Payload: <-slab.C()}
 		copy(op.Payload, b.content)
 		b.mark(op.Payload, n)
 		wg.Add(1)
@@ -175,6 +171,32 @@ func (b *loadBench) fill(ctx context.Context) error {
 	wg.Wait()
 	return errors.Join(errors.Join(errs...), b.store.Sync(ctx), slab.Close())
 }
+
+// emptyHostTier replaces the blocks in the host tier by records that nobody asks for.
+func (b *loadBench) emptyHostTier(ctx context.Context) error {
+	account, err := b.arena.Account(host.AccountOptions{Namespace: b.ns})
+	if err != nil {
+		return err
+	}
+	defer account.Close()
+	var s host.Slot
+	for n := range b.arena.SizeBytes() / int64(b.blockBytes) {
+		r := store.Record{ID: store.RecordID{Namespace: b.ns, Shard: unused}}
+		binary.LittleEndian.PutUint64(r.ID.Key[:], uint64(n))
+		outcome, err := account.Acquire(ctx, &s, r, b.blockBytes, true)
+		if err != nil {
+			return fmt.Errorf("empty the host tier: %w", err)
+		}
+		if outcome == host.Fill {
+			s.Publish(r)
+		}
+		s.Release()
+	}
+	return nil
+}
+
+// unused is a shard that no rank of the bench has.
+const unused = 1
 
 // mark writes a block's number, which is not 0, into each of its pieces.
 func (b *loadBench) mark(block []byte, n int) {

@@ -30,9 +30,9 @@ func newWorkerLoader(b *loadBench, l *connector.GroupLayout) (*workerLoader, err
 		return nil, err
 	}
 	w, err := worker.New(worker.Options{
-		Namespace: b.ns, Manifest: b.manifest, Driver: new(gpu.HostDriver), Account: account,
+		Namespace: b.ns, Manifest: b.manifest, Driver: new(gpu.HostDriver), Cache: host.NewCache(b.arena, b.store), Account: account,
 		LoadTimeout: workerTimeout,
-	}, b.store)
+	})
 	if err != nil {
 		account.Close()
 		return nil, err
@@ -60,7 +60,7 @@ func (w *workerLoader) register(l *connector.GroupLayout) error {
 }
 
 func (w *workerLoader) load(ctx context.Context, blocks []connector.PlanBlock) error {
-	plan := connector.Plan{Namespace: w.b.digest, Loads: []connector.RequestLoad{{
+	plan := connector.Plan{Namespace: w.b.ns, Loads: []connector.RequestLoad{{
 		Request:   "bench",
 		Transfers: []connector.Transfer{{Parent: w.b.parent(w.b.numbers[blocks[0].Key]), Blocks: blocks}},
 	}}}

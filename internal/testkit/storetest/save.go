@@ -8,12 +8,11 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // Save writes records in order, each as soon as the store takes it, and waits until all have
 // ended. A store that is too busy for one ([store.ErrBusy]) does not fail the test.
-func Save(t testing.TB, s *disk.Store, ops ...*store.WriteOp) {
+func Save(t testing.TB, s store.Writer, ops ...*store.WriteOp) {
 	t.Helper()
 	var wait sync.WaitGroup
 	for _, op := range ops {
