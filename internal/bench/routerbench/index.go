@@ -46,12 +46,6 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-func setDefault(field *int, value int) {
-	if *field == 0 {
-		*field = value
-	}
-}
-
 // Validate reports the first option that cannot be used.
 func (o *Options) Validate() error {
 	for _, f := range []struct {
