@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/internal/testkit/tiertest"
 	"github.com/kvconn/kvconn/store"
 )
@@ -23,18 +24,11 @@ type rig struct {
 	ns         connector.NamespaceDigest
 }
 
-func manifest() *connector.Manifest {
-	return &connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 1}},
-		TensorParallel: 2, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	}
-}
-
 func newRig(t *testing.T) *rig {
 	r := &rig{T: t, fast: tiertest.NewMemory(tiertest.Options{Name: "fast"}), slow: tiertest.NewMemory(tiertest.Options{Name: "slow"})}
 	r.chain = store.NewChain(r.fast, r.slow)
 	var err error
-	if r.ns, err = r.chain.OpenNamespace(manifest()); err != nil {
+	if r.ns, err = r.chain.OpenNamespace(manifests.Model("m")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -213,8 +207,7 @@ func TestNamespacesOfAChainAreThoseOfAllTiers(t *testing.T) {
 		t.Error(err)
 	}
 	_ = r.slow.Close()
-	other := manifest()
-	other.Model = "other"
+	other := manifests.Model("other")
 	if _, err := r.chain.OpenNamespace(other); !errors.Is(err, store.ErrClosed) {
 		t.Errorf("open with a tier closed: %v", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -25,9 +26,6 @@ type Subject struct {
 
 // PayloadBytes is the size of the payloads of the suite.
 const PayloadBytes = 40_000
-
-// wait bounds what only a broken tier does not do.
-const wait = time.Minute
 
 // Run runs the suite. open returns a new tier each time; the suite closes it.
 func Run(t *testing.T, open func(t *testing.T) *Subject) {
@@ -74,20 +72,13 @@ type fixture struct {
 // Name is the tier's: the test has one too.
 func (f *fixture) Name() string { return f.Tier.Name() }
 
-func manifest(model string) *connector.Manifest {
-	return &connector.Manifest{
-		Engine: "test/1", Model: model, KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 1}},
-		TensorParallel: 4, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	}
-}
-
 func (f *fixture) open(model string) connector.NamespaceDigest {
 	f.Helper()
-	ns, err := f.OpenNamespace(manifest(model))
+	ns, err := f.OpenNamespace(manifests.Model(model))
 	if err != nil {
 		f.Fatal(err)
 	}
-	if want, _ := manifest(model).Digest(); ns != want {
+	if want, _ := manifests.Model(model).Digest(); ns != want {
 		f.Fatalf("namespace %v, want its digest %v", ns, want)
 	}
 	return ns
@@ -217,16 +208,6 @@ func (f *fixture) present(records ...store.Record) []bool {
 
 func (f *fixture) lookup(chain, n int, ttl time.Duration) (int, store.LeaseID) {
 	return f.Lookup(f.ns, []connector.Shard{0}, keys(chain, n), ttl)
-}
-
-// until waits for a condition that comes about by itself.
-func (f *fixture) until(what string, ok func() bool) {
-	f.Helper()
-	for end := time.Now().Add(wait); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			f.Fatal(what)
-		}
-	}
 }
 
 // timeout is a context that ends before a stalled read does.

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -24,7 +26,7 @@ func (f *fixture) subscribe() store.Subscription {
 // events reads n events or more, and checks that none is left out.
 func (f *fixture) events(u store.Subscription, n int) []store.Event {
 	f.Helper()
-	ctx, cancel := context.WithTimeout(f.Context(), wait)
+	ctx, cancel := context.WithTimeout(f.Context(), wait.Limit)
 	defer cancel()
 	var list []store.Event
 	for seq := u.Seq(); len(list) < n; {
@@ -97,7 +99,7 @@ func (f *fixture) snapshot(u store.Subscription) resident {
 // present: a tier may tell an event a little after it can be seen.
 func (r resident) follow(f *fixture, u store.Subscription, written []store.Record) {
 	f.Helper()
-	f.until("events do not lead to what is present", func() bool {
+	wait.For(f, "events lead to what is present", func() bool {
 		r.apply(f, f.rest(u))
 		at := f.present(written...)
 		for i, w := range written {
@@ -148,7 +150,7 @@ func snapshotAndEvents(f *fixture) {
 			}
 		}
 	})
-	f.until("nothing is written", func() bool {
+	wait.For(f, "records are written", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return len(written) > 0
@@ -202,7 +204,7 @@ func subscribeAfter(f *fixture) {
 
 func closed(f *fixture) {
 	f.mustWrite(f.chain(1, 4)...)
-	f.lookup(1, 4, wait) // pins them to the end
+	f.lookup(1, 4, wait.Limit) // pins them to the end
 	u := f.subscribe()
 	var over atomic.Bool
 	var written, accepted atomic.Int64
@@ -245,7 +247,7 @@ func closed(f *fixture) {
 			}
 		})
 	}
-	f.until("nothing is written", func() bool { return written.Load() > 10 })
+	wait.For(f, "records are written", func() bool { return written.Load() > 10 })
 	if err := f.Tier.Close(); err != nil {
 		f.Error(err)
 	}
@@ -261,7 +263,7 @@ func closed(f *fixture) {
 	if _, err := f.Subscribe(f.Context()); !errors.Is(err, store.ErrClosed) {
 		f.Errorf("Subscribe: %v", err)
 	}
-	if _, err := f.OpenNamespace(manifest("n")); !errors.Is(err, store.ErrClosed) {
+	if _, err := f.OpenNamespace(manifests.Model("n")); !errors.Is(err, store.ErrClosed) {
 		f.Errorf("OpenNamespace: %v", err)
 	}
 	for {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -24,23 +25,23 @@ func (f *fixture) press(from int) (next int) {
 
 func leasesPin(f *fixture) {
 	f.mustWrite(f.chain(1, 6)...)
-	n, lease := f.lookup(1, 8, wait)
+	n, lease := f.lookup(1, 8, wait.Limit)
 	if n != 6 || lease == 0 {
 		f.Fatalf("lookup finds %d blocks with lease %d, want 6", n, lease)
 	}
 	next := f.press(100)
 	f.wantRead(nil, f.chain(1, 6)...)
-	if !f.Renew(lease, wait) {
+	if !f.Renew(lease, wait.Limit) {
 		f.Error("a lease that has not ended cannot be renewed")
 	}
 	next = f.press(next)
 	f.wantRead(nil, f.chain(1, 6)...)
 	f.Release(lease)
-	if f.Renew(lease, wait) {
+	if f.Renew(lease, wait.Limit) {
 		f.Error("a lease that was released is renewed")
 	}
 	f.Release(lease)
-	f.until("what no lease pins is never evicted", func() bool {
+	wait.For(f, "what no lease pins is evicted", func() bool {
 		next = f.press(next)
 		return !f.present(f.record(1, 5))[0]
 	})
@@ -51,19 +52,19 @@ func leasesPin(f *fixture) {
 
 func leasesEnd(f *fixture) {
 	f.mustWrite(f.chain(1, 2)...)
-	if n, lease := f.lookup(2, 2, wait); n != 0 || lease != 0 {
+	if n, lease := f.lookup(2, 2, wait.Limit); n != 0 || lease != 0 {
 		f.Errorf("lookup of what is not there: %d blocks, lease %d", n, lease)
 	}
-	if n, lease := f.Lookup(f.ns, []connector.Shard{0}, nil, wait); n != 0 || lease != 0 {
+	if n, lease := f.Lookup(f.ns, []connector.Shard{0}, nil, wait.Limit); n != 0 || lease != 0 {
 		f.Errorf("lookup of nothing: %d blocks, lease %d", n, lease)
 	}
 	f.Release(0)
 	f.Release(1 << 60)
-	if f.Renew(0, wait) || f.Renew(1<<60, wait) {
+	if f.Renew(0, wait.Limit) || f.Renew(1<<60, wait.Limit) {
 		f.Error("a lease that was never given is renewed")
 	}
 	_, lease := f.lookup(1, 2, time.Millisecond)
-	f.until("a lease does not run out", func() bool {
+	wait.For(f, "a lease runs out", func() bool {
 		time.Sleep(2 * time.Millisecond)
 		return !f.Renew(lease, time.Millisecond)
 	})
@@ -81,7 +82,7 @@ func lookupShards(f *fixture) {
 		}
 	}
 	for shards, want := range map[[2]connector.Shard]int{{0, 1}: 4, {0, 2}: 3, {2, 1}: 3, {0, 3}: 0} {
-		n, lease := f.Lookup(f.ns, shards[:], keys(1, 4), wait)
+		n, lease := f.Lookup(f.ns, shards[:], keys(1, 4), wait.Limit)
 		if n != want {
 			f.Errorf("shards %v have %d blocks, want %d", shards, n, want)
 		}
@@ -94,7 +95,7 @@ func namespaces(f *fixture) {
 	first := f.ns
 	f.ns = f.open("other")
 	f.wantRead(store.ErrGone, f.chain(1, 2)...)
-	if n, _ := f.lookup(1, 2, wait); n != 0 {
+	if n, _ := f.lookup(1, 2, wait.Limit); n != 0 {
 		f.Error("records of another namespace are found")
 	}
 	f.mustWrite(f.record(1, 0))

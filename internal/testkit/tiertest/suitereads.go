@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -55,7 +56,7 @@ func corruption(f *fixture) {
 	f.mustWrite(chain...)
 	f.Flip(chain[2].ID)
 	f.wantRead(store.ErrCorrupt, chain[2])
-	f.until("a damaged record stays", func() bool { return !f.present(chain[2])[0] })
+	wait.For(f, "a damaged record is dropped", func() bool { return !f.present(chain[2])[0] })
 	f.wantRead(store.ErrGone, chain[2])
 	f.wantRead(nil, chain[0], chain[1], chain[3])
 	f.mustWrite(chain[2])
@@ -110,7 +111,7 @@ func contract(f *fixture) {
 	}
 	at := []bool{false}
 	f.Present(unknown.ID.Namespace, 0, keys(1, 1), at)
-	if n, lease := f.Lookup(unknown.ID.Namespace, []connector.Shard{0}, keys(1, 1), wait); n != 0 || lease != 0 || at[0] {
+	if n, lease := f.Lookup(unknown.ID.Namespace, []connector.Shard{0}, keys(1, 1), wait.Limit); n != 0 || lease != 0 || at[0] {
 		f.Error("an unknown namespace has records")
 	}
 }
@@ -185,7 +186,7 @@ func concurrent(f *fixture) {
 						}
 					}
 				default:
-					n, lease := f.lookup(chain, n, wait)
+					n, lease := f.lookup(chain, n, wait.Limit)
 					for _, op := range f.read(f.Context(), f.chain(chain, n)...) {
 						if op.Err != nil {
 							f.Errorf("a record that a lease pins: %v", op.Err)
