@@ -3,6 +3,8 @@ package connector
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // randomTokens are n tokens of a vocabulary that uses all 32 bits.
@@ -15,7 +17,7 @@ func randomTokens(rng *rand.Rand, n int) []uint32 {
 }
 
 func TestKeyHasherMakesTheKeysOfTheChain(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2))
+	rng := seed.Random(t, 0)
 	for _, blockSize := range []int{1, 8, 15, 16, 17, 32, 64} {
 		tokens := randomTokens(rng, 50*blockSize+blockSize-1)
 		key := RootKey(blockSize, Scope{Salt: "tenant"})

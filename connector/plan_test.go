@@ -3,10 +3,11 @@ package connector
 import (
 	"encoding/binary"
 	"errors"
-	"math/rand/v2"
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 func testPlan() *Plan {
@@ -87,13 +88,14 @@ func TestPlanOfLostSlotsBeyondItsEndIsRefused(t *testing.T) {
 
 // The sizes that bound a plan are never less than what it takes.
 func TestPlanSizesBoundThePlan(t *testing.T) {
+	rng := seed.Random(t, 0)
 	for range 200 {
 		var l RequestLoad
-		l.Request = strings.Repeat("r", rand.IntN(MaxIDBytes))
-		l.Lost = make([]uint32, rand.IntN(300))
+		l.Request = strings.Repeat("r", rng.IntN(MaxIDBytes))
+		l.Lost = make([]uint32, rng.IntN(300))
 		size := 1 + 32 + 5 + 5 + MaxLoadBytes + len(l.Request) + 4*len(l.Lost)
-		for range rand.IntN(4) {
-			t := Transfer{Blocks: make([]PlanBlock, rand.IntN(300))}
+		for range rng.IntN(4) {
+			t := Transfer{Blocks: make([]PlanBlock, rng.IntN(300))}
 			size += MaxTransferBytes + PlanBlockBytes*len(t.Blocks)
 			l.Transfers = append(l.Transfers, t)
 		}

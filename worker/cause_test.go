@@ -10,7 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store/host"
 )
 
-// waitLogged waits for a text: the line may come behind the report.
+// waitLogged waits for a text: the line may come after the report.
 func waitLogged(t *testing.T, log *testlog.Text, want string) {
 	t.Helper()
 	for end := time.Now().Add(testWait); !strings.Contains(log.String(), want); time.Sleep(time.Millisecond) {

@@ -16,7 +16,7 @@ import (
 )
 
 // device is a driver whose memory is no memory of this process and whose engine computes
-// behind its calls, as on a GPU: what real ones do is in their drivers' tests.
+// after its calls return, as on a GPU: what real ones do is in their drivers' tests.
 type device struct {
 	mu      sync.Mutex
 	changed sync.Cond
@@ -46,7 +46,7 @@ func (d *device) Open(files []*os.File) (gpu.Memory, error) {
 
 func (*device) PinHost([]byte) (func() error, error) { return func() error { return nil }, nil }
 
-// reach has the engine's stream come to its call of that number, behind what step does.
+// reach has the engine's stream come to its call of that number, after what step does.
 func (d *device) reach(call uint64, step func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -113,12 +113,12 @@ func (m deviceMemory) Copy(ctx context.Context, b *gpu.Batch) error {
 	return nil
 }
 
-// A save has what the step in front of its call writes, however late the device comes to
-// it, and a load writes nothing that the step in front of its call may still read.
+// A save has what the step before its call writes, however late the device comes to
+// it, and a load writes nothing that the step before its call may still read.
 func TestCopiesOfADeviceWaitForTheEnginesCall(t *testing.T) {
 	d := newDevice()
 	w := newWorker(t, openStore(t), func(o *Options, _ *host.AccountOptions) { o.Driver = d })
-	for range 2 { // the calls are counted anew for each registration
+	for range 2 { // the calls are counted again from 1 for each registration
 		register(t, w, newEngineMemory(t))
 		saved := make(chan connector.SaveResult)
 		go func() {

@@ -145,7 +145,7 @@ func TestNothingIsLoadedBehindTheEnginesFence(t *testing.T) {
 		t.Errorf("%d copies, %d blocks failed, want none and all", copies.Load(), len(l[0].FailedBlocks))
 	}
 	if !page.Idle() {
-		t.Error("a copy is counted in for ever")
+		t.Error("a copy stays counted in")
 	}
 }
 

@@ -52,7 +52,7 @@ func TestMemoryOfAReadThatHangsIsKeptUntilTheKernelIsDone(t *testing.T) {
 	wakeUp()
 	for end := time.Now().Add(testWait); pinned(w) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("memory is held for ever")
+			t.Fatal("memory stays held")
 		}
 	}
 	if _, err := w.Load(t.Context(), loads(loadOf("r", transfer(0, 4)))); err != nil {

@@ -33,14 +33,14 @@ func (w *Worker) Load(_ context.Context, metadata []byte) (int, error) {
 	return len(plan.Loads), nil
 }
 
-// admit refuses what no leader plans, and what is too much beside what is under way. Their
-// number and ids are within the bounds of connector.ParsePlan.
+// admit refuses loads that no leader plans, and loads that are too many beside those under way.
+// connector.ParsePlan has bounded their number and ids.
 func (w *Worker) admit(loads []connector.RequestLoad) error {
 	blocks := 0
 	seen := make(map[string]struct{}, len(loads))
 	for i := range loads {
 		l := &loads[i]
-		// The second would take the place of the first, and its report pass for both.
+		// The second would replace the first, and its report would pass for both.
 		if _, twice := seen[l.Request]; twice {
 			return fmt.Errorf("%w: request %q is loaded twice in one step", connector.ErrBadRequest, l.Request)
 		}
@@ -55,7 +55,7 @@ func (w *Worker) admit(loads []connector.RequestLoad) error {
 	return w.loads.admits(len(loads), blocks)
 }
 
-// begin starts a load in place of one of the same request.
+// begin starts a load, which replaces one of the same request.
 func (w *Worker) begin(l *load) {
 	l.request = strings.Clone(l.request)
 	w.mu.Lock()
@@ -67,8 +67,7 @@ func (w *Worker) begin(l *load) {
 	l.start()
 }
 
-// finish takes in a load that has ended. One that was replaced or cancelled is not
-// reported.
+// finish files the report of a load that has ended, unless it was replaced or cancelled.
 func (w *Worker) finish(l *load) {
 	w.counters.loads.Add(1)
 	w.counters.loadNanos.Add(uint64(time.Since(l.began)))
@@ -93,7 +92,7 @@ func (w *Worker) countBlock(s *stretch, i int, err error) {
 		return
 	}
 	w.counters.failedBlocks.Add(1)
-	// The store has said so already where a record was corrupt.
+	// The tier has logged a corrupt record already.
 	if !errors.Is(err, store.ErrCorrupt) {
 		w.opts.Logger.Debug("block not loaded", "key", s.blocks[i].Key, "err", err)
 	}
@@ -106,8 +105,8 @@ func (w *Worker) Poll(context.Context) ([]connector.FinishedLoad, error) {
 	return w.loads.poll(), nil
 }
 
-// Cancel ends a request's load, if it has one, without a report. When it returns nothing
-// is written to the load's blocks any more.
+// Cancel ends a request's load, if it has one, without a report. When it returns, nothing is written
+// to the load's blocks any more.
 func (w *Worker) Cancel(_ context.Context, request string) error {
 	w.mu.Lock()
 	l := w.loads.take(request)

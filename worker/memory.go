@@ -37,7 +37,7 @@ type memory struct {
 	turns chan struct{}
 	// calls counts the engine's calls that move blocks; see [gpu.Batch].
 	calls atomic.Uint64
-	// lost is set once a copy has found the memory gone, of which onLost is told.
+	// lost is set, and onLost called, once a copy has found the memory gone.
 	lost   atomic.Bool
 	onLost func(error)
 }
@@ -47,7 +47,7 @@ type groupMemory struct {
 	layout     connector.GroupLayout
 	shard      connector.Shard
 	blockBytes int
-	// writes is set where it is this rank that stores the shard.
+	// writes is set if this rank stores the shard.
 	writes bool
 }
 
@@ -70,7 +70,7 @@ func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *o
 	return m, nil
 }
 
-// lay takes over the layout.
+// lay adopts the layout.
 func (m *memory) lay(o *Options, l *connector.Layout) error {
 	if err := l.Validate(m.engine.RegionBytes()); err != nil {
 		return err
@@ -86,8 +86,8 @@ func (m *memory) lay(o *Options, l *connector.Layout) error {
 			return fmt.Errorf("%w: group %d: the layout has %d bytes a block for it, which by the manifest rank %d holds: %t",
 				connector.ErrLayout, i, g.blockBytes, o.Rank, held)
 		}
-		// Blocks of another size than those that are stored could neither be saved nor loaded:
-		// every offer would fail.
+		// Blocks of another size than the stored ones could neither be saved nor loaded: every
+		// offer would fail.
 		if held {
 			if err := m.tier.HoldPayload(m.namespace, g.shard, g.blockBytes); err != nil {
 				return fmt.Errorf("group %d has blocks of %d bytes: %w", i, g.blockBytes, err)
@@ -107,7 +107,7 @@ func (m *memory) releaseSizes() {
 	m.held = nil
 }
 
-// group returns the group that a transfer names, or nil where the rank holds none of it.
+// group returns the group that a transfer names, or nil if the rank holds none of it.
 func (m *memory) group(i int) *groupMemory {
 	if i >= len(m.groups) || m.groups[i].blockBytes == 0 {
 		return nil
@@ -124,7 +124,7 @@ func (m *memory) blockBytes() []int {
 	return out
 }
 
-// close makes sure that engine memory is not touched once it returns, and gives it back.
+// close gives engine memory back. When it returns, the memory is not touched any more.
 func (m *memory) close() error {
 	m.copies.Lock()
 	defer m.copies.Unlock()
@@ -161,13 +161,13 @@ func (c *blockCopy) appendPieces(pieces []gpu.Piece) []gpu.Piece {
 	return pieces
 }
 
-// batchPieces is the number of pieces from which on a batch is not made longer: a layout may
-// have blocks of many small ones, and each takes memory.
+// batchPieces is how many pieces a batch has at least when no more blocks are added: a layout may
+// have blocks of many small pieces, and each takes memory.
 const batchPieces = 4096
 
-// copy copies blocks for the engine's call of that number, unless the memory was taken
-// back. A save is only good if it was not taken back until the end: afterwards the blocks
-// may hold the bytes of other tokens.
+// copy copies blocks for the engine's call of that number, unless the engine has taken its memory
+// back. A save is only good if that did not happen before its end either: the blocks may hold the
+// bytes of other tokens by then.
 func (m *memory) copy(ctx context.Context, d gpu.Direction, call uint64, blocks []blockCopy) error {
 	m.copies.RLock()
 	defer m.copies.RUnlock()

@@ -22,7 +22,7 @@ type Options struct {
 	// blocks of a size can be saved and loaded before memory with such blocks is taken, and
 	// keeps others out while it is held.
 	Cache *host.Cache
-	// Account is the rank's share of the host tier. The worker closes it.
+	// Account is the rank's share of the cache's memory. The worker closes it.
 	Account *host.Account
 	// LoadTimeout is the time in which every load ends, and what a save waits for its
 	// engine's device at most; each read of a record has a deadline of its tier's besides.

@@ -10,7 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store/host"
 )
 
-// While a load is in the disk only a few saves are: a read waits behind little.
+// While a load is in the disk only a few saves are: a read waits for little.
 func TestSavesStandBackWhileALoadIsInTheDisk(t *testing.T) {
 	var d storetest.Disk
 	const writers, few = 8, 2
@@ -44,7 +44,7 @@ func TestSavesStandBackWhileALoadIsInTheDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-reading
-	for i := range 4 { // all of them are written: saves are not put off for ever
+	for i := range 4 { // all of them are written: saves are not put off indefinitely
 		mustSave(t, saver, transfer(20+16*i, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11))
 	}
 	if n := most.Load(); n < 1 || n > few {

@@ -25,7 +25,7 @@ func nothingReported(t *testing.T, w *Worker) {
 	}
 }
 
-// A report of a load that ended before must not pass for that of the one begun anew: its
+// A report of a load that ended before must not pass for that of the new one: its
 // blocks are not there yet.
 func TestReportOfAnEarlierLoadIsNotThatOfALaterOne(t *testing.T) {
 	slow := &slowStore{release: make(chan struct{})}

@@ -135,7 +135,7 @@ func openStore(t *testing.T) *disk.Store {
 	return openStoreOn(t, nil, 0)
 }
 
-// openStoreOn opens a store on a disk that does as told, nil for an ordinary one, with so
+// openStoreOn opens a store on a disk that does as told, nil for an ordinary one, with that
 // many writers, 0 for the default.
 func openStoreOn(t *testing.T, d *storetest.Disk, writers int) *disk.Store {
 	t.Helper()
@@ -195,7 +195,7 @@ func newWorker(t *testing.T, s store.Tier, change func(*Options, *host.AccountOp
 	t.Cleanup(func() {
 		w.Close()
 		settle(t, w)
-		if n := a.Stats().Accounts; n != 0 { // it would narrow the shares of others for ever
+		if n := a.Stats().Accounts; n != 0 { // it would narrow the shares of others permanently
 			t.Errorf("%d accounts are left behind at the host tier", n)
 		}
 	})
@@ -210,7 +210,7 @@ func settle(t *testing.T, w *Worker) {
 	t.Helper()
 	for deadline := time.Now().Add(testWait); !w.Drained(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("loads or saves are under way for ever")
+			t.Fatal("loads or saves stay under way")
 		}
 	}
 }

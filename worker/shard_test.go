@@ -146,7 +146,7 @@ func TestBlocksAreFoundByTheEnginesOwnKeys(t *testing.T) {
 	if l := poll(t, w, 1); len(l[0].FailedBlocks) != 1 || l[0].FailedBlocks[0] != 12 {
 		t.Errorf("%+v, want block 12 failed", l)
 	}
-	// Nothing is saved behind a block that cannot be.
+	// Nothing is saved after a block that cannot be.
 	k = &connector.KeyedBlocks{Parent: connector.Proof{9}, Hashes: []connector.Proof{{1}, {20}, {2}, {21}}, Slots: []uint32{0, blocks, 1, 2}}
 	if r, err := w.Put(t.Context(), k); err != nil || r.Taken != 0 || r.Dropped != 2 || r.Present != 2 {
 		t.Errorf("Put = %+v, %v; want 2 dropped, 2 present", r, err)

@@ -133,7 +133,7 @@ func TestMissingAndForeignBlocksFailAloneAndLeaveMemoryAlone(t *testing.T) {
 	}
 }
 
-// A block behind the last would lie in the next layer's first, inside of the region.
+// A block after the last would lie in the next layer's first, inside of the region.
 func TestBlocksOutsideOfTheLayoutAreNeitherReadNorWritten(t *testing.T) {
 	m := newEngineMemory(t)
 	if err := m.f.Truncate(1 << 20); err != nil {
@@ -150,7 +150,7 @@ func TestBlocksOutsideOfTheLayoutAreNeitherReadNorWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	if l := poll(t, w, 1); len(l[0].FailedBlocks) != 1 || !m.holds(0, 1) {
-		t.Errorf("%+v of a block that there is not, or another was written", l)
+		t.Errorf("%+v of a block that does not exist, or another was written", l)
 	}
 	if r, err := w.Save(t.Context(), saves(transfer(5, blocks))); err != nil || r.Dropped != 1 {
 		t.Errorf("Save = %+v, %v; want the block dropped", r, err)

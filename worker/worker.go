@@ -1,7 +1,7 @@
-// Package worker moves one rank's blocks between engine memory and the store: it
-// executes the leader's plans on its own shards, verifies what it loads before the engine
-// may see it, and reports every load, failed or not, in time. It knows nothing of tokens
-// or policy.
+// Package worker moves one rank's blocks between engine memory and the host tier, which reads and
+// writes records. It executes the leader's plans on the rank's own shards, copies verified records
+// alone, keeps off memory that the engine takes back, and reports every load, failed or not, in
+// time. It knows nothing of tokens or policy.
 package worker
 
 import (
@@ -28,7 +28,7 @@ type Worker struct {
 	loads loadTable
 
 	counters counters
-	// moves counts loads and saves that are under way, those on closed memory included.
+	// moves counts loads and saves that are under way, also on memory that is closed.
 	moves atomic.Int64
 }
 
@@ -81,15 +81,15 @@ func (w *Worker) checkFits(mem *memory) error {
 	return nil
 }
 
-// Unregister gives engine memory back. When it returns, the memory is not touched any
-// more. Loads that were not reported yet never are: the engine takes them as failed.
+// Unregister gives engine memory back. When it returns, the memory is not touched any more. Loads
+// that were not reported yet never are: the engine counts them as failed.
 func (w *Worker) Unregister(context.Context) error {
 	w.release()
 	return nil
 }
 
-// lost says that a copy has found the registered memory gone. Its loads fail and its saves
-// are dropped from here on; nothing else is touched by that.
+// lost reports that a copy has found the registered memory gone. From here on its loads fail and
+// its saves are dropped; nothing else changes.
 func (w *Worker) lost(err error) {
 	w.opts.Logger.Error("engine memory is gone: the engine goes on without cache until it registers again", "err", err,
 		"remedy", "restart the engine: it has cut its shared memory off, or its device has failed; restart kvconnd if new engines fail alike")
@@ -98,8 +98,8 @@ func (w *Worker) lost(err error) {
 	}
 }
 
-// BlockBytes is the payload size of a block of each layer group, nil while no memory is
-// registered, or it is gone.
+// BlockBytes is the payload size of a block of each layer group, nil while no memory is registered
+// or the memory is gone.
 func (w *Worker) BlockBytes() []int {
 	if mem := w.memory(); mem != nil && !mem.lost.Load() {
 		return mem.blockBytes()
@@ -113,8 +113,8 @@ func (w *Worker) memory() *memory {
 	return w.mem
 }
 
-// call counts a call of the engine's that moves blocks, and returns the registered memory,
-// nil if there is none, with the call's number.
+// call counts a call of the engine that moves blocks. It returns the registered memory, nil if there
+// is none, and the number of the call.
 func (w *Worker) call() (*memory, uint64) {
 	mem := w.memory()
 	if mem == nil {
@@ -123,7 +123,7 @@ func (w *Worker) call() (*memory, uint64) {
 	return mem, mem.calls.Add(1)
 }
 
-// parse decodes metadata and checks that it is of this engine.
+// parse decodes metadata and checks that it is for this engine.
 func (w *Worker) parse(metadata []byte) (*connector.Plan, error) {
 	plan, err := connector.ParsePlan(metadata)
 	if err != nil {
@@ -163,6 +163,5 @@ func (w *Worker) Close() {
 	w.opts.Account.Close()
 }
 
-// Drained reports whether nothing is under way any more. After Close it stays true once
-// it is.
+// Drained reports whether nothing is under way. Once true after Close, it stays true.
 func (w *Worker) Drained() bool { return w.moves.Load() == 0 }

@@ -59,8 +59,8 @@ func exampleStatus(uptimeS float64) *daemon.Status {
 		},
 		Queues:  daemon.Queues{LoadsInFlight: 1, QueuedReads: 9, ReadInFlightBytes: 8 << 20, ReadBudgetBytes: 16 << 20, ReadQueuedBytes: 12 << 20, WriteInFlightBytes: 5 << 20, Leases: 2},
 		Opening: &opening.Status{Stage: "rebuilding the index", Done: 250, Total: 1000, ForS: 3},
-		Store: disk.Stats{MaxBytes: 5 << 30, EffectiveMaxBytes: 4 << 30, LimitedBy: "free", MinFreeBytes: 10 << 30, FreeBytes: 11 << 30, FileSystemBytes: 100 << 30,
-			Dir: "/var/lib/kvconn", Namespaces: 2, Segments: 12, LookupBlocks: 200, HitBlocks: 150, ReadBytes: n << 30, Evicted: 5, ReadSpeed: store.Speed{BytesPerS: 3 << 30, LatencyS: 0.00042}},
+		Store: disk.Stats{Usage: disk.Usage{MaxBytes: 5 << 30, EffectiveMaxBytes: 4 << 30, LimitedBy: "free", MinFreeBytes: 10 << 30, FreeBytes: 11 << 30, FileSystemBytes: 100 << 30, Segments: 12},
+			Dir: "/var/lib/kvconn", Namespaces: 2, LookupBlocks: 200, HitBlocks: 150, ReadBytes: n << 30, Evicted: 5, ReadSpeed: store.Speed{BytesPerS: 3 << 30, LatencyS: 0.00042}},
 	}
 	s.Totals.Requests = leader.Stats{QueriedTokens: 1000 * n, OfferedTokens: 750 * n, LoadTokens: 700 * n, DecisionsFull: 20, DecisionsTrimmed: 4, DecisionsRefused: 1}
 	s.Totals.Transfers = worker.Stats{LoadedBytes: n << 30, LoadedBlocks: 512 * n, SavedBytes: n << 20, SavedBlocks: n, DroppedBlocks: 2 * n}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 func TestCallsReachTheSessionAndAnswersComeBack(t *testing.T) {
@@ -159,12 +160,10 @@ func TestRefusedWorkerTriesAgainWithoutBeingAskedFor(t *testing.T) {
 	b.mu.Lock()
 	b.registerErr = nil
 	b.mu.Unlock()
-	for begun := time.Now(); b.registrations() < 2; time.Sleep(time.Millisecond) {
-		if time.Since(begun) > time.Minute {
-			t.Fatal("not registered again")
-		}
+	wait.For(t, "registered again", func() bool {
 		w.Poll(t.Context())
-	}
+		return b.registrations() == 2
+	})
 }
 
 func TestSlowDaemonIsGivenUpAtTheDeadline(t *testing.T) {
@@ -234,7 +233,6 @@ func TestDaemonSurvivesRunningOutOfDescriptors(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(5 * time.Millisecond)
 	got := s.Match(t.Context(), &connector.MatchRequest{Request: "r", Tokens: make([]uint32, 64)})
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
 		t.Fatal(err)

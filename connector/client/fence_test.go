@@ -7,18 +7,18 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 // pollFor polls until something is reported.
 func pollFor(t *testing.T, w *Worker) []connector.FinishedLoad {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if got := w.Poll(t.Context()); len(got) > 0 {
-			return got
-		}
-	}
-	t.Fatal("nothing is ever reported")
-	return nil
+	var got []connector.FinishedLoad
+	wait.For(t, "a load is reported", func() bool {
+		got = w.Poll(t.Context())
+		return len(got) > 0
+	})
+	return got
 }
 
 func wantFailed(t *testing.T, got []connector.FinishedLoad, request string) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/wire"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 // A process that opens connections without end leaves places to others.
@@ -42,7 +43,7 @@ func TestHelperOtherProcess(t *testing.T) {
 	}
 }
 
-// Whoever connects and says nothing takes places that are few, and only for a while.
+// Connections that say nothing take few places, and only for a while.
 func TestSilentConnectionsLeaveRoomForOthers(t *testing.T) {
 	s, socket := start(t, Options{MaxConns: 8, HelloTimeout: 500 * time.Millisecond}, newEcho())
 	for !greeted(t, socket) {
@@ -51,27 +52,21 @@ func TestSilentConnectionsLeaveRoomForOthers(t *testing.T) {
 	for range 2 { // a quarter of 8
 		dial(t, socket)
 	}
-	for s.Stats().Accepted < was+2 {
-		time.Sleep(time.Millisecond)
-	}
-	for s.Stats().Connections > 1 { // the silent ones' time ends
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "accepted", func() bool { return s.Stats().Accepted >= was+2 })
+	wait.For(t, "connections end", func() bool { return s.Stats().Connections <= 1 })
 	for range 6 {
 		for !greeted(t, socket) { // a machine that is busy may be later than the time for a hello
 		}
 	}
 }
 
-// One that says nothing is closed at once where as many as may do so are there already.
+// A connection that says nothing is closed at once where enough of them are there already.
 func TestSilentConnectionsAreFew(t *testing.T) {
 	s, socket := start(t, Options{MaxConns: 8, HelloTimeout: time.Hour}, newEcho())
 	for range 2 { // a quarter of 8
 		dial(t, socket)
 	}
-	for s.Stats().Accepted < 2 {
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "accepted", func() bool { return s.Stats().Accepted >= 2 })
 	_, surplus := dial(t, socket)
 	wantClosed(t, surplus)
 }
@@ -106,9 +101,7 @@ func TestOneEngineCannotTakeAllConnections(t *testing.T) {
 	if f := greet(t, conn, other); f.Kind != wire.KindReply {
 		t.Errorf("another engine is kept out: %+v", f.Header)
 	}
-	for s.Stats().Connections > most+1 {
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "connections end", func() bool { return s.Stats().Connections <= most+1 })
 	s.admission.mu.Lock()
 	defer s.admission.mu.Unlock()
 	if n := s.admission.engines["another"]; n != 1 {
@@ -237,13 +230,9 @@ func TestHelperStarved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for s.Stats().Accepted == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "accepted", func() bool { return s.Stats().Accepted > 0 })
 	_ = c.Close()
-	for s.Stats().Connections > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "connections end", func() bool { return s.Stats().Connections <= 0 })
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: 64}); err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,8 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 // Where a peer's process cannot be watched that is said once, and only the socket counts.
@@ -42,15 +43,9 @@ func TestWatchEndsWithTheConnection(t *testing.T) {
 		greet(t, conn, hello(t))
 		_ = conn.Close()
 	}
-	for s.Stats().Connections > 1 {
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "connections end", func() bool { return s.Stats().Connections <= 1 })
 	// The watchers close theirs after the connections.
-	for deadline := time.Now().Add(30 * time.Second); openDescriptors(t) > before; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d descriptors open, %d before", openDescriptors(t), before)
-		}
-	}
+	wait.For(t, "all descriptors are closed", func() bool { return openDescriptors(t) <= before })
 }
 
 func openDescriptors(t *testing.T) int {

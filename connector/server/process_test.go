@@ -6,7 +6,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
-	"time"
+
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 // self runs this test binary again, as one of the helpers below.
@@ -77,9 +78,7 @@ func TestDeadEngineIsNoticedWhileItsChildHoldsTheSocket(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	<-b.closed
-	for s.Stats().Connections > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "connections end", func() bool { return s.Stats().Connections <= 0 })
 	if err := os.Remove(socket + ".child"); err != nil { // ends the child
 		t.Error(err)
 	}

@@ -21,7 +21,7 @@ type Router struct {
 	Token            string        `name:"token" env:"KVCONN_ROUTER_TOKEN" secret:"true" placeholder:"TOKEN" help:"Bearer token that clients have to send. Set it in the environment or the file: a command line can be seen by others."`
 	EngineKey        string        `name:"engine-key" env:"KVCONN_ROUTER_ENGINE_KEY" secret:"true" placeholder:"KEY" help:"API key of the engines. Without it and a token, the client's own Authorization header is passed on."`
 	Ranks            []string      `name:"rank" env:"KVCONN_ROUTER_RANKS" sep:";" placeholder:"FIELDS" help:"A rank, such as 'id=0,model=m,endpoint=http://10.0.0.1:8000,events=tcp://10.0.0.1:5557'. May be given several times. The file's list 'ranks' goes before."`
-	Policy           string        `name:"policy" env:"KVCONN_ROUTER_POLICY" default:"cost" placeholder:"NAME" help:"cost, kv-aware, load, round-robin, conversation or serve-kv-aware; first-turn/NAME and conversation/NAME put these in front of another (default cost)."`
+	Policy           string        `name:"policy" env:"KVCONN_ROUTER_POLICY" default:"cost" placeholder:"NAME" help:"cost, kv-aware, kv-aware-gpu, load, round-robin, conversation or serve-kv-aware; first-turn/NAME and conversation/NAME put these in front of another; published/load, published/kv-aware, published/kv-aware-warmup and published/conversation answer exactly as TensorRT-LLM (default cost)."`
 	Placement        string        `name:"placement" env:"KVCONN_ROUTER_PLACEMENT" default:"round-robin" enum:"round-robin,least-queued,least-tokens" help:"Where the policy conversation places new ones: round-robin, least-queued or least-tokens."`
 	Beta             float64       `name:"beta" env:"KVCONN_ROUTER_BETA" default:"1" placeholder:"N" help:"Weight of load in the policy kv-aware (default 1)."`
 	MatchRate        float64       `name:"match-rate" env:"KVCONN_ROUTER_MATCH_RATE" default:"0.1" placeholder:"N" help:"Part of the prompt that the best rank must have for matches to count in the policy kv-aware (default 0.1)."`
@@ -31,7 +31,7 @@ type Router struct {
 	AssumeKVReuse    bool          `name:"assume-kv-reuse" env:"KVCONN_ROUTER_ASSUME_KV_REUSE" help:"Requests on a rank with equal prefixes share them while decoding (cascade attention)."`
 	PredictTTL       time.Duration `name:"predict-ttl" env:"KVCONN_ROUTER_PREDICT_TTL" default:"5s" help:"How long what was just routed counts as cached while the engine's events are on their way."`
 	ApproximateTTL   time.Duration `name:"approximate-ttl" env:"KVCONN_ROUTER_APPROXIMATE_TTL" default:"2m" help:"The same for engines without events."`
-	RequestTTL       time.Duration `name:"request-ttl" env:"KVCONN_ROUTER_REQUEST_TTL" default:"5m" help:"How long after the last word of a request it is taken for lost."`
+	RequestTTL       time.Duration `name:"request-ttl" env:"KVCONN_ROUTER_REQUEST_TTL" default:"5m" help:"How long after its last report a request counts as lost."`
 	IndexBytes       Bytes         `name:"index-bytes" env:"KVCONN_ROUTER_INDEX_BYTES" default:"2GiB" placeholder:"SIZE" help:"Memory of the prefix index (default 2GiB)."`
 	MaxPromptTokens  int           `name:"max-prompt-tokens" env:"KVCONN_ROUTER_MAX_PROMPT_TOKENS" default:"2097152" placeholder:"N" help:"Longest prompt (default 2097152)."`
 	MaxBodyBytes     Bytes         `name:"max-body-bytes" env:"KVCONN_ROUTER_MAX_BODY_BYTES" default:"64MiB" placeholder:"SIZE" help:"Largest request (default 64MiB)."`

@@ -141,7 +141,7 @@ func (b *backend) account(ns connector.NamespaceDigest) (*host.Account, error) {
 	return b.cache.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
 }
 
-// letGo lets go of the namespace, once the reads have ended that handoffs have left to the tiers.
+// letGo releases the namespace once the reads that handoffs have left to the tiers have ended.
 func (s *schedulerSession) letGo() {
 	if s.handoffs == nil {
 		s.b.chain.CloseNamespace(s.namespace)

@@ -35,8 +35,8 @@ type residencySource interface {
 }
 
 // newResidencyHandler serves residency streams of s, GET /v1/residency, until ctx, the daemon's life, ends.
-// With ?epoch=E&after=N a stream resumes after event N of epoch E, if the store still has what followed.
-// Streams and snapshots are shared out among clients, so that none takes all.
+// A stream resumes at the position in its request's parameters, if the store still has what followed. Streams
+// and snapshots are shared out among clients, so that none takes all.
 func newResidencyHandler(ctx context.Context, s residencySource) http.Handler {
 	return &residencyHandler{
 		ctx: ctx, source: s,
@@ -48,7 +48,6 @@ type residencyHandler struct {
 	ctx                context.Context // ends all streams
 	source             residencySource
 	streams, snapshots *httplimit.Shares
-	numbers            residency.Numbers
 }
 
 // refuseResidency asks a reader to come again.
@@ -67,7 +66,7 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)()
-	u, numbers := h.resume(r)
+	u := h.resume(r)
 	resumed := u != nil
 	giveSnapshot := func() {}
 	if !resumed {
@@ -77,7 +76,6 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		giveSnapshot = sync.OnceFunc(func() { h.snapshots.Give(client) })
 		defer giveSnapshot()
-		numbers = h.numbers.For(false)
 		var err error
 		if u, err = h.source.Subscribe(ctx); err != nil {
 			refuseResidency(w, err.Error())
@@ -88,7 +86,7 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/vnd.kvconn.residency")
 	w.Header().Set("Cache-Control", "no-store")
 	s := &residency.Stream{
-		Source: h.source, To: residency.NewWriter(patientWriter{w, http.NewResponseController(w)}), Numbers: numbers,
+		Source: h.source, To: residency.NewWriter(patientWriter{w, http.NewResponseController(w)}),
 		SnapshotTimeout: residencySnapshotTime + time.Duration(h.source.Usage().Records/residencyLeast)*time.Second,
 		SnapshotDone:    giveSnapshot,
 	}
@@ -98,17 +96,16 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // resume goes on where the reader says it stopped; nil if that is not possible.
-func (h *residencyHandler) resume(r *http.Request) (store.Subscription, *residency.Table) {
+func (h *residencyHandler) resume(r *http.Request) store.Subscription {
 	from, ok := residency.ParsePosition(r.URL.Query())
-	numbers := h.numbers.For(true)
-	if !ok || numbers == nil {
-		return nil, nil
+	if !ok {
+		return nil
 	}
 	u, err := h.source.SubscribeAfter(from.Epoch, from.Seq)
 	if err != nil { // not kept any more
-		return nil, nil
+		return nil
 	}
-	return u, numbers
+	return u
 }
 
 // patientWriter sends each write at once, within the time that a reader has.

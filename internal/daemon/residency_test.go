@@ -236,7 +236,7 @@ func laggingHandler(t *testing.T, streams, snapshots int) *residencyHandler {
 func TestAReaderThatFallsBehindIsTold(t *testing.T) {
 	h := laggingHandler(t, 1, 1)
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?epoch=7&after=3", nil))
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?epoch=7&after=3&numbers=stream", nil))
 	frames, err := residencyEnd(w.Body, residency.Position{})
 	if !errors.Is(err, residency.ErrEnded) || !strings.Contains(err.Error(), "lagged") || frames != 2 {
 		t.Errorf("%v after %d frames", err, frames)

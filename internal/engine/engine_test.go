@@ -155,6 +155,8 @@ func TestConnectorThatOffersFailedBlocksForEverEndsTheRun(t *testing.T) {
 
 func TestConversationsUnderPressureGiveTheSameTokens(t *testing.T) {
 	bothPrefixCachings(t, func(t *testing.T, caching bool) {
+		// One workload, known to end: with others so few blocks can go from request to request
+		// without end, as in vLLM.
 		r := rand.New(rand.NewPCG(12, 12))
 		store := newStore()
 		system := prompt(20, 70)

@@ -16,6 +16,8 @@ func TestConversationsUnderPressureGiveTheSameTokensInEveryVariant(t *testing.T)
 	}
 	system := prompt(20, 70)
 	eachVariant(t, func(t *testing.T, change func(*Options)) {
+		// One workload, known to end: with others so few blocks can go from request to request
+		// without end, as in vLLM.
 		r := rand.New(rand.NewPCG(12, 13))
 		store := newStore()
 		loaded, local, preemptions := 0, 0, 0

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Serve serves h on l until ctx ends. Then it calls draining, if that is not nil, waits for the requests under
-// way, at most for grace, and cuts off those that are left. It reports whether there were any.
+// Serve serves h on l until ctx ends. Then it calls draining, if that is not nil, and waits for the requests under
+// way. Requests that have not ended within grace are cut off; cut reports whether there were any.
 func Serve(ctx context.Context, h *http.Server, l net.Listener, grace time.Duration, draining func()) (cut bool, err error) {
 	stopped := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {

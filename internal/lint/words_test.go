@@ -79,8 +79,6 @@ func TestPlainEnglish(t *testing.T) {
 		"internal/engine/",
 		"leader/",
 		"store/disk/",
-		"store/host/",
-		"worker/",
 	}
 	words := make(map[*regexp.Regexp]string)
 	for w, better := range avoid() {

@@ -185,8 +185,8 @@ func FuzzReceive(f *testing.F) {
 			if _, err := c.readMessage(&m); err != nil {
 				break
 			}
-			if m.Bytes() > 4096 || m.Len() > maxFrames {
-				t.Fatalf("%d bytes in %d frames", m.Bytes(), m.Len())
+			if len(m.buf) > 4096 || m.Len() > maxFrames {
+				t.Fatalf("%d bytes in %d frames", len(m.buf), m.Len())
 			}
 			_, _, _ = splitCommand(m.Frame(0))
 		}

@@ -19,9 +19,6 @@ func (m *Message) Frame(i int) []byte {
 	return m.buf[from:m.ends[i]:m.ends[i]]
 }
 
-// Bytes is the size of all frames.
-func (m *Message) Bytes() int { return len(m.buf) }
-
 // Cap is the memory that the message holds, in bytes.
 func (m *Message) Cap() int { return cap(m.buf) }
 

@@ -46,7 +46,7 @@ func (s *ReplayServer) serve(ctx context.Context, c *Conn) error {
 			return err
 		}
 		if m.Len() != 2 || len(m.Frame(0)) != 0 || len(m.Frame(1)) != 8 {
-			return fmt.Errorf("%w: a replay request of %d frames and %d bytes", ErrProtocol, m.Len(), m.Bytes())
+			return fmt.Errorf("%w: a replay request of %d frames", ErrProtocol, m.Len())
 		}
 		if err := s.reply(ctx, c, binary.BigEndian.Uint64(m.Frame(1))); err != nil {
 			return fmt.Errorf("send a replay: %w", err)

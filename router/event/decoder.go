@@ -102,7 +102,7 @@ func (d *Decoder) event(h Handler) error {
 		}
 		h.Stored(&d.stored)
 	case "BlockRemoved":
-		d.removed = Removed{Hashes: d.stored.Hashes, Medium: d.stored.Medium, Group: d.stored.Group}
+		d.removed = Removed{Hashes: d.stored.Hashes, OffGPU: d.stored.OffGPU, Group: d.stored.Group}
 		h.Removed(&d.removed)
 	case "AllBlocksCleared":
 		h.Cleared()

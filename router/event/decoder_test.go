@@ -13,6 +13,13 @@ import (
 	"testing"
 )
 
+func memory(offGPU bool) string {
+	if offGPU {
+		return "elsewhere"
+	}
+	return "gpu"
+}
+
 // recorder notes events as text.
 type recorder struct{ lines []string }
 
@@ -28,7 +35,7 @@ func (r *recorder) Stored(e *Stored) {
 	for i := range tokens {
 		tokens[i] = binary.LittleEndian.Uint32(e.Tokens[4*i:])
 	}
-	fmt.Fprintf(&b, " tokens %d size %d %v", tokens, e.BlockSize, e.Medium)
+	fmt.Fprintf(&b, " tokens %d size %d %s", tokens, e.BlockSize, memory(e.OffGPU))
 	if len(e.LoRAName) > 0 {
 		fmt.Fprintf(&b, " lora %q", e.LoRAName)
 	}
@@ -57,7 +64,7 @@ func (r *recorder) Stored(e *Stored) {
 }
 
 func (r *recorder) Removed(e *Removed) {
-	r.lines = append(r.lines, fmt.Sprintf("removed %d %v group %d", e.Hashes, e.Medium, e.Group))
+	r.lines = append(r.lines, fmt.Sprintf("removed %d %v group %d", e.Hashes, memory(e.OffGPU), e.Group))
 }
 
 func (r *recorder) Cleared() { r.lines = append(r.lines, "cleared") }

@@ -42,7 +42,7 @@ func (d *Decoder) field(f field) (err error) {
 	case fieldMedium:
 		var name []byte
 		name, err = r.text()
-		e.Medium = mediumOf(name)
+		e.OffGPU = len(name) > 0 && string(name) != "GPU" && string(name) != "gpu"
 	case fieldSpec:
 		var name []byte
 		name, err = r.text()

@@ -13,56 +13,6 @@ type Handler interface {
 	Cleared()
 }
 
-// Medium is the kind of memory that an event is about.
-type Medium uint8
-
-// The media. Engines name them differently: "CPU" is vLLM's, "CPU_PINNED" SGLang's; "STORAGE" (vLLM, and
-// kvconn's own publisher) and "DISK" (SGLang) are both disks.
-const (
-	// MediumGPU is the engine's own cache, also if an event names no medium.
-	MediumGPU Medium = iota
-	// MediumHost is host memory.
-	MediumHost
-	// MediumDisk is a disk or a file system.
-	MediumDisk
-	// MediumExternal is a store outside the node.
-	MediumExternal
-	// MediumUnknown is any other name.
-	MediumUnknown
-)
-
-// String is the medium's name in logs and counters.
-func (m Medium) String() string {
-	switch m {
-	case MediumGPU:
-		return "gpu"
-	case MediumHost:
-		return "host"
-	case MediumDisk:
-		return "disk"
-	case MediumExternal:
-		return "external"
-	default:
-		return "unknown"
-	}
-}
-
-// mediumOf reads a medium's name.
-func mediumOf(name []byte) Medium {
-	switch string(name) {
-	case "GPU", "gpu", "":
-		return MediumGPU
-	case "CPU", "cpu", "CPU_PINNED", "CPU_TIER1", "CPU_TIER2", "HOST":
-		return MediumHost
-	case "STORAGE", "DISK":
-		return MediumDisk
-	case "EXTERNAL":
-		return MediumExternal
-	default:
-		return MediumUnknown
-	}
-}
-
 // SpecKind is the kind of attention of the cache group that an event is about.
 type SpecKind uint8
 
@@ -106,7 +56,9 @@ type Stored struct {
 	Tokens []byte
 	// BlockSize is in tokens, 0 if the event does not say.
 	BlockSize int
-	Medium    Medium
+	// OffGPU says that the blocks are in other memory than the engine's own cache: an event names that, as GPU,
+	// or no memory.
+	OffGPU bool
 	// LoRAName is the adapter's name; LoRAID, if HasLoRAID, is its number in older releases.
 	LoRAName  []byte
 	LoRAID    int64
@@ -127,7 +79,7 @@ type Stored struct {
 // another copy.
 type Removed struct {
 	Hashes []uint64
-	Medium Medium
+	OffGPU bool // as of [Stored]
 	// Group is the number of the cache group, or [NoGroup].
 	Group int
 }

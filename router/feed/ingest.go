@@ -16,12 +16,7 @@ type IngestOptions struct {
 	BlockSize int
 	// Holder is the rank's GPU cache. Events of other memory are ignored.
 	Holder Holder
-	// Limits bound a batch.
-	Limits event.Limits
 }
-
-// EnsureDefaults fills in what is not set.
-func (o *IngestOptions) EnsureDefaults() { o.Limits.EnsureDefaults() }
 
 // Validate reports the first option that cannot be used.
 func (o *IngestOptions) Validate() error {
@@ -83,12 +78,11 @@ type Ingest struct {
 
 // NewIngest makes the ingest of a rank.
 func NewIngest(o IngestOptions, index Index) (*Ingest, error) {
-	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
 	return &Ingest{
-		opts: o, index: index, decoder: event.NewDecoder(o.Limits),
+		opts: o, index: index, decoder: event.NewDecoder(event.Limits{}),
 		root: connector.RootKey(o.BlockSize, connector.Scope{}),
 	}, nil
 }
@@ -133,7 +127,7 @@ func (g *Ingest) note(err error) {
 func (g *Ingest) Stored(e *event.Stored) {
 	g.stats.Blocks += uint64(len(e.Hashes))
 	switch {
-	case e.Medium != event.MediumGPU:
+	case e.OffGPU:
 		g.stats.IgnoredMedia++
 		return
 	case !g.groups.stored(e.Group, e.Spec):
@@ -212,7 +206,7 @@ func (g *Ingest) hash(key connector.Key, e *event.Stored) {
 func (g *Ingest) Removed(e *event.Removed) {
 	g.stats.Blocks += uint64(len(e.Hashes))
 	switch {
-	case e.Medium != event.MediumGPU:
+	case e.OffGPU:
 		g.stats.IgnoredMedia++
 	case !g.groups.removed(e.Group):
 		g.stats.IgnoredGroups++

@@ -30,9 +30,8 @@ type Rank struct {
 	progress progress
 	repair   repair
 	// refused is why the rank's events cannot be used, nil if they can.
-	refused error
-	// logged says that the log has it that there is no connection.
-	logged      bool
+	refused     error
+	logged      bool // that there is no connection
 	recoveredAt time.Time
 	// orphans are the events with unknown parents up to the last rebuild.
 	orphans uint64
@@ -45,7 +44,7 @@ func NewRank(o RankOptions, index Index) (*Rank, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	in, err := NewIngest(IngestOptions{BlockSize: o.BlockSize, Holder: o.Holder, Limits: o.Limits}, index)
+	in, err := NewIngest(IngestOptions{BlockSize: o.BlockSize, Holder: o.Holder}, index)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +110,6 @@ func (f *Rank) item(ctx context.Context, i item) {
 
 func (f *Rank) connected(ctx context.Context) {
 	f.log.Info("connected to the engine's KV events")
-	f.logged = false
 	f.stats.Connected, f.stats.Error = true, ""
 	f.progress.connected()
 	f.repair.at = time.Time{} // that a replay failed on another connection is no reason not to try

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/zmtp"
-	"github.com/kvconn/kvconn/router/event"
 )
 
 // RankOptions configure a [Rank].
@@ -43,9 +42,6 @@ type RankOptions struct {
 	RecoverInterval time.Duration
 	// ReplayTimeout bounds the wait for each message of a replay. Default 5 s.
 	ReplayTimeout time.Duration
-	// Limits bound a batch, Conn a connection.
-	Limits event.Limits
-	Conn   zmtp.ConnOptions
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger
 }
@@ -60,8 +56,6 @@ func (o *RankOptions) EnsureDefaults() {
 	o.RecoverInterval = cmp.Or(o.RecoverInterval, time.Second)
 	o.ReplayTimeout = cmp.Or(o.ReplayTimeout, 5*time.Second)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
-	o.Limits.EnsureDefaults()
-	o.Conn.EnsureDefaults()
 }
 
 // Validate reports the first option that cannot be used.
@@ -76,7 +70,7 @@ func (o *RankOptions) Validate() error {
 		return err
 	}
 	in := IngestOptions{BlockSize: o.BlockSize}
-	return errors.Join(in.Validate(), o.Conn.Validate())
+	return in.Validate()
 }
 
 // endpoints are those of the rank.

@@ -91,31 +91,32 @@ func (f *Residency) Stats() ResidencyStats {
 // count for [ResidencyOptions].ForgetAfter.
 func (f *Residency) Run(ctx context.Context) error {
 	retry := backoff{least: f.opts.ReconnectMin, most: f.opts.ReconnectMax}
-	lost := time.NewTimer(f.opts.ForgetAfter) // does nothing until there is something to lose
-	logged := false                           // that there is no connection
+	var lost *time.Timer
 	defer func() {
-		lost.Stop()
+		if lost != nil {
+			lost.Stop()
+		}
 		f.mu.Lock()
 		f.ended = true
 		f.unlock()
 	}()
-	for {
-		err := f.follow(ctx, func() {
-			logged = false
-			lost.Stop()
-			retry.reset()
-		})
+	for logged := false; ; logged = true {
+		err := f.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		f.mu.Lock()
-		if f.stats.Connected {
+		switch {
+		case f.stats.Connected:
 			f.opts.Logger.Warn("lost a store's residency; trying again until it is back", "url", f.opts.URL, "error", err)
+			retry.reset()
+			if lost != nil {
+				lost.Stop()
+			}
 			lost = time.AfterFunc(f.opts.ForgetAfter, f.forget)
-		} else if !logged {
+		case !logged:
 			f.opts.Logger.Warn("a store's residency cannot be reached; trying again until it is there", "url", f.opts.URL, "error", err)
 		}
-		logged = true
 		f.stats.Connected, f.stats.State, f.stats.Error = false, StateConnecting, err.Error()
 		f.unlock()
 		if !retry.wait(ctx) {
@@ -145,8 +146,8 @@ func (f *Residency) forgetLocked() {
 	f.stats.Epoch, f.stats.LastSeq = 0, 0
 }
 
-// follow reads one connection's stream to its end. It calls connected at its beginning.
-func (f *Residency) follow(ctx context.Context, connected func()) error {
+// follow reads one connection's stream to its end.
+func (f *Residency) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	idle := time.AfterFunc(f.opts.IdleTimeout, func() {
@@ -173,7 +174,7 @@ func (f *Residency) follow(ctx context.Context, connected func()) error {
 		return fmt.Errorf("%s: %s: %q", f.opts.URL, resp.Status, text)
 	}
 	stream := residency.NewReader(resp.Body, from)
-	for begun := false; ; begun = true {
+	for {
 		frame, err := stream.Next()
 		if err == nil {
 			idle.Reset(f.opts.IdleTimeout)
@@ -185,9 +186,6 @@ func (f *Residency) follow(ctx context.Context, connected func()) error {
 				err = cause
 			}
 			return fmt.Errorf("read the residency stream: %w", err)
-		}
-		if !begun {
-			connected()
 		}
 	}
 }

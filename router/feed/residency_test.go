@@ -97,7 +97,7 @@ func TestAnEndedStreamIsResumed(t *testing.T) {
 		}
 		soon()
 		wantKeys(t, x, 1, keysOf(connector.Scope{}, 1, 2)...)
-		if st := f.Stats(); st.LastSeq != 7 || st.Resumed != 1 || st.Snapshots != 1 || st.Namespaces != 1 || s.queries[1] != "after=5&epoch=1" {
+		if st := f.Stats(); st.LastSeq != 7 || st.Resumed != 1 || st.Snapshots != 1 || st.Namespaces != 1 || s.queries[1] != "after=5&epoch=1&numbers=stream" {
 			t.Errorf("%+v after asking for %q", st, s.queries[1])
 		}
 	})

@@ -24,7 +24,7 @@ const maxID = 256
 type Conversation struct {
 	// ID names it, Parent the one that it came from; empty if there is none.
 	ID, Parent string
-	// FirstTurn says that it begins with the request.
+	// FirstTurn says that the conversation begins with this request.
 	FirstTurn bool
 	// Content names the opening of its messages; empty without messages.
 	Content string

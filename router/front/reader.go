@@ -22,7 +22,7 @@ type Fields map[string]json.RawMessage
 // Read reads a field into to if it is there and not null.
 func (f Fields) Read(name string, to any) error {
 	if raw := f[name]; len(raw) > 0 && json.Unmarshal(raw, to) != nil {
-		return BadRequest("%s cannot be understood: it is of another type", name)
+		return BadRequest("%s has the wrong type", name)
 	}
 	return nil
 }

@@ -41,10 +41,13 @@ func table() []entry {
 		{"conversation", conversation},
 		{"serve-kv-aware", func(o Options) policy.Policy { return published.NewServeKVAware(o.ServeKVAware) }},
 		{"first-turn", func(o Options) policy.Policy { return policy.NewFirstTurn(kvAware(o)) }},
-		{"published/load", func(o Options) policy.Policy { o.Load.Exactly = true; return published.NewLoad(o.Load) }},
-		{"published/kv-aware", func(o Options) policy.Policy { o.KVAware.Exactly = true; return kvAware(o) }},
-		{"published/kv-aware-warmup", func(o Options) policy.Policy { o.KVAware.Exactly, o.KVAware.Warmup = true, true; return kvAware(o) }},
-		{"published/conversation", func(o Options) policy.Policy { o.Conversation.Exactly = true; return conversation(o) }},
+		{"published/load", func(o Options) policy.Policy { return published.Exactly(published.NewLoad(o.Load)) }},
+		{"published/kv-aware", func(o Options) policy.Policy { return published.Exactly(published.NewKVAware(o.KVAware)) }},
+		{"published/kv-aware-warmup", func(o Options) policy.Policy {
+			o.KVAware.Warmup = true
+			return published.Exactly(published.NewKVAware(o.KVAware))
+		}},
+		{"published/conversation", func(o Options) policy.Policy { return published.Exactly(published.NewConversation(o.Conversation)) }},
 	}
 }
 

@@ -22,16 +22,13 @@ func everyPolicy() []policy.Policy {
 	}
 }
 
-// exactly is a policy that answers exactly as published.
-type exactly struct{ policy.Batcher }
-
-// exact reports whether a policy is one.
-func exact(p policy.Policy) bool { _, ok := p.(exactly); return ok }
+// exact reports whether a policy answers exactly as published.
+func exact(p policy.Policy) bool { _, ok := p.(policy.Batcher); return ok }
 
 // withExact returns everyPolicy and those that answer exactly as published.
 func withExact() []policy.Policy {
-	return append(everyPolicy(), exactly{published.NewLoad(published.LoadOptions{Exactly: true})},
-		exactly{published.NewKVAware(published.KVAwareOptions{Exactly: true, Warmup: true})}, exactly{published.NewConversation(published.ConversationOptions{Exactly: true})})
+	return append(everyPolicy(), published.Exactly(published.NewLoad(published.LoadOptions{})),
+		published.Exactly(published.NewKVAware(published.KVAwareOptions{Warmup: true})), published.Exactly(published.NewConversation(published.ConversationOptions{})))
 }
 
 // refusals are the reasons for no rank.

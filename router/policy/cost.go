@@ -10,7 +10,7 @@ import (
 //
 //	queue + load + prefill + decode + balance   (seconds, lowest wins)
 //
-// queue is the time to load and compute the prompts that are there before it, less what is done of it; load
+// queue is the time to load and compute the prompts before it, less the part that is done; load
 // is the bytes of the prefix that come from disk and object store over their measured bandwidth; prefill is
 // the rest of the prompt over the prefill speed. The part of the prefix is loaded that makes load + prefill
 // shortest, so that a hit which is slower than computing is worth nothing. decode and balance are charges

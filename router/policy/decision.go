@@ -30,13 +30,13 @@ type Score struct {
 	Rank int32 `json:"rank"`
 	// Eligible is false if the rank could not be chosen; then Total has no meaning and is null in JSON.
 	Eligible bool `json:"eligible"`
-	// Total is what was compared: seconds for cost, tokens for load and kv-aware, blocks for
+	// Total is the number that was compared: seconds for cost, tokens for load and kv-aware, blocks for
 	// serve-kv-aware.
 	Total float64 `json:"total"`
 	// MatchTokens is the part of the prompt that counted as already there, or worth loading.
 	MatchTokens int32 `json:"match_tokens"`
 	// LoadTokens is the token load of the rank as the policy saw it, ActiveRequests the requests
-	// there, both with what was placed of the same batch before.
+	// there, both with the requests of the same batch that were placed before.
 	LoadTokens     float64 `json:"load_tokens"`
 	ActiveRequests int     `json:"active_requests"`
 	// QueueSeconds, LoadSeconds, PrefillSeconds and DecodeSeconds add up to the estimated time to

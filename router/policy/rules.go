@@ -1,21 +1,21 @@
 package policy
 
-// Rules are what all policies have in common: which requests cannot be decided, what a pin does, and what a
-// decision says. They differ in a few points, the fields.
+// Rules are common to all policies: which requests cannot be decided, what a pin does, and what a decision says.
+// The fields are the points in which policies differ.
 type Rules struct {
 	// UncachedLoad makes the uncached tokens of a rank its token load, not its whole prompts.
 	UncachedLoad bool
 	// GPUOnly counts the prefix in the GPU alone as cached.
 	GPUOnly bool
-	// FullPinsRelax gives a strict pin whose rank is full the meaning of one that is not strict.
+	// FullPinsRelax treats a strict pin whose rank is full like one that is not strict.
 	FullPinsRelax bool
 }
 
 // maxPromptTokens bounds a prompt, as package inflight does.
 const maxPromptTokens = 1 << 30
 
-// Begin empties d. It reports whether a rank is to be chosen; if not, because the request is invalid or no
-// rank is ready, d says so.
+// Begin empties d. It reports whether a rank is to be chosen. If not, d says why: the request is invalid, or no
+// rank is ready.
 func (Rules) Begin(s *State, r *Request, d *Decision) bool {
 	*d = Decision{Rank: -1, Index: -1, Reason: ReasonNoRanks, Scores: d.Scores[:0]}
 	if r.Tokens < 0 || r.Tokens > maxPromptTokens || r.Match != nil && len(r.Match) != len(s.Ranks) {
@@ -89,8 +89,8 @@ func (u Rules) PlaceInTurn(s *State, r *Request, d *Decision, cursor *int) {
 	u.Place(s, r, d, i, ReasonRoundRobin, u.Hit(r, i))
 }
 
-// Pin returns the place of the rank that a request asks for if it takes it. Else it returns -1 and whether
-// the request is decided all the same: a strict pin is refused.
+// Pin returns the place of the rank that a request asks for if that rank takes it, else -1. decided is false if
+// the policy has to choose; it is true with -1 if the pin is strict: then d is a refusal.
 func (u Rules) Pin(s *State, r *Request, d *Decision) (i int, decided bool) {
 	if r.Pin == NoPin {
 		return -1, false

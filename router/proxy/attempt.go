@@ -172,7 +172,7 @@ func (a *attempt) pass(cancel context.CancelCauseFunc, timer *time.Timer, resp *
 	a.finish(resp, err, ok)
 }
 
-// finish counts how the answer ended. One that broke off must not look complete.
+// finish counts how the answer ended. An answer that broke off must not look complete.
 func (a *attempt) finish(resp *http.Response, err error, ok bool) {
 	c := &a.proxy.counts
 	switch {

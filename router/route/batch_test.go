@@ -3,6 +3,7 @@ package route
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/kvconn/kvconn/router/policies"
 	"github.com/kvconn/kvconn/router/policy"
@@ -92,6 +93,23 @@ func TestAPublishedPolicySeesTheWholeBatch(t *testing.T) {
 		if got != want {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
+	}
+}
+
+// A prefill that waited for another of its batch does not tell the rank's speed.
+func TestSpeedsAreLearntFromTheFirstOfABatch(t *testing.T) {
+	now := time.Unix(1000, 0)
+	r := of(t, "published/load", 1, 0)
+	r.opts.Now = func() time.Time { return now }
+	r.cancel() // time is passed by hand
+	_ = r.running.Wait()
+	out, _ := routeAll(t, r, free(prompt(1, 4096)), free(prompt(2, 4096)))
+	for _, d := range out {
+		now = now.Add(time.Second)
+		r.PrefillDone(d.Handle)
+	}
+	if info, _ := r.Rank(0); info.Speed.PrefillTokens != 4096 {
+		t.Errorf("learnt %v tokens a second", info.Speed.PrefillTokens)
 	}
 }
 

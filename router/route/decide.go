@@ -1,11 +1,8 @@
 package route
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/inflight"
@@ -24,9 +21,8 @@ type job struct {
 	err    error
 }
 
-// Route decides where a request goes, books it there and predicts its blocks there. The answer is in d,
-// which also says why if it is nowhere: see policy.Decision. The request counts as load until
-// [Router.Finish].
+// Route decides where a request goes, books it there and predicts its blocks there. The answer is in d; if no rank
+// takes the request, d says why: see policy.Decision. The request counts as load until [Router.Finish].
 //
 // Errors wrap [ErrUnknownModel], [ErrPromptTooLong], [ErrBusy], or are those of ctx.
 func (r *Router) Route(ctx context.Context, req *Request, d *Decision) error {
@@ -38,59 +34,8 @@ func (r *Router) Route(ctx context.Context, req *Request, d *Decision) error {
 	return j.err
 }
 
-// RouteAll decides several requests: out[i] and the i-th error are of reqs[i], as those of [Router.Route].
-// A policy that places batches is given all requests of a model at once. Any other decides one after the
-// other, each counting for those after it: first the requests with a strict pin, as no other rank will do
-// for them, then the rest in the order given. A request that excludes ranks is never part of a batch; it is
-// placed after it.
-func (r *Router) RouteAll(ctx context.Context, reqs []Request, out []Decision) []error {
-	jobs, open := make([]job, len(reqs)), make([]*job, 0, len(reqs))
-	for i := range reqs {
-		jobs[i] = job{req: &reqs[i], d: &out[i]}
-		if r.begin(ctx, &jobs[i]) {
-			open = append(open, &jobs[i])
-		}
-	}
-	slices.SortStableFunc(open, func(a, b *job) int {
-		return cmp.Or(strings.Compare(a.d.Model, b.d.Model), a.turn()-b.turn())
-	})
-	for len(open) > 0 {
-		n := together(open)
-		r.decide(open[:n])
-		open = open[n:]
-	}
-	errs := make([]error, len(reqs))
-	for i := range jobs {
-		errs[i] = jobs[i].err
-	}
-	return errs
-}
-
-// turn orders the requests of one model.
-func (j *job) turn() int {
-	_, batches := j.to.pool.policy.(policy.Batcher)
-	switch {
-	case batches && len(j.req.Exclude) > 0:
-		return 2
-	case !batches && j.req.Strict && j.req.Pin != policy.NoPin:
-		return 0
-	}
-	return 1
-}
-
-// together returns how many of the first jobs are decided at once.
-func together(jobs []*job) int {
-	p := jobs[0].to.pool
-	n := 1
-	if _, batches := p.policy.(policy.Batcher); batches && jobs[0].turn() == 1 {
-		for n < len(jobs) && jobs[n].to.pool == p && jobs[n].turn() == 1 {
-			n++
-		}
-	}
-	return n
-}
-
-// begin empties the decision and finds the ranks of the request. It reports whether there is no error.
+// begin empties the decision and finds the ranks of the request. It reports whether that worked; if not, j has
+// the error.
 func (r *Router) begin(ctx context.Context, j *job) bool {
 	j.d.reset()
 	if j.err = ctx.Err(); j.err != nil {
@@ -284,6 +229,7 @@ func (r *Router) book(v *view, j *job) error {
 		e.assume = p.assumed(d, now)
 	}
 	r.flights.add(j.id, e)
+	p.loads[d.Index].Place(j.tokens, int(d.UseTokens), int(d.LoadDisk), int(d.LoadObject), p.blockSize) // for the rest of a batch
 	return nil
 }
 
@@ -299,7 +245,7 @@ func (r *Router) predict(state *rankState, j *job) {
 	if len(keys) == 0 {
 		return
 	}
-	// It fails only if the rank was removed meanwhile.
+	// Fails only if the rank was removed meanwhile.
 	_ = r.index.Predict(state.gpu, keys, r.opts.Now().Add(ttl))
 }
 

@@ -9,8 +9,8 @@ import (
 )
 
 // Add registers ranks and begins to follow their events and their nodes' stores. It stops at the first rank that
-// cannot be registered; the ranks before it are registered. Errors wrap [ErrRankExists], [ErrTooManyRanks], [ErrMismatch] or
-// [ErrClosed], or say what is wrong with the rank.
+// cannot be registered; the ranks before it are registered. Errors wrap [ErrRankExists], [ErrTooManyRanks],
+// [ErrMismatch] or [ErrClosed], or say what is wrong with the rank.
 func (r *Router) Add(specs ...registry.Rank) error {
 	r.admin.Lock()
 	defer r.admin.Unlock()
@@ -133,8 +133,8 @@ func (r *Router) refresh(p *pool) error {
 }
 
 // Update replaces the description of a rank. If that changes its feeds, its blocks and its requests in flight
-// are forgotten. A new endpoint has to be found ready first. Errors wrap
-// [ErrUnknownRank], or are those of [Router.Add]; the rank stays as it was then.
+// are forgotten. A new endpoint has to be found ready first. Errors wrap [ErrUnknownRank], or are those of
+// [Router.Add]; then the rank stays as it was.
 func (r *Router) Update(spec registry.Rank) error {
 	spec.EnsureDefaults()
 	if err := spec.Validate(); err != nil {

@@ -50,7 +50,7 @@ func (s *source) accepts(digest connector.NamespaceDigest, m *connector.Manifest
 	return m.Model == s.cacheModel
 }
 
-// holder is where a namespace's blocks go; added is true for one that is new.
+// holder returns the holder of a namespace's blocks; added is true if it is new.
 func (s *source) holder(x *prefix.Index, digest connector.NamespaceDigest, m *connector.Manifest) (h prefix.Holder, added bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,8 +116,8 @@ type nodeStatus struct {
 // maxStatusBytes bounds a node's answer.
 const maxStatusBytes = 16 << 20
 
-// measure asks the kvconnd for the speed of its tier until ctx ends. One that cannot say leaves the speed
-// as it was.
+// measure asks the kvconnd for the speed of its tier until ctx ends. If it has no answer the speed stays as it
+// was.
 func (s *source) measure(ctx context.Context, c *http.Client, every time.Duration) {
 	for {
 		if v, err := s.ask(ctx, c); err == nil && v > 0 {

@@ -16,9 +16,10 @@ import (
 	"github.com/kvconn/kvconn/router/tokenize"
 )
 
-// RouteRequest are the fields of a request for a decision beside those of a completion, which front.Reader reads.
+// RouteRequest are the fields of a request for a decision that a completion does not have; front.Reader reads the
+// others.
 type RouteRequest struct {
-	// LoRA is the adapter; one that is the model needs no mention.
+	// LoRA is the adapter, if the model does not name it.
 	LoRA string `json:"lora"`
 	// Content names the opening of the prompt for the policy serve-kv-aware. Default: that of messages.
 	Content string `json:"content"`
@@ -185,7 +186,7 @@ func (s *server) route(ctx context.Context, h http.Header, list []front.Fields) 
 	return answers, errs
 }
 
-// answer is a decision in words.
+// answer makes the answer of a decision.
 func answer(q *front.Request, d *route.Decision) *RouteAnswer {
 	a := &RouteAnswer{Decision: *d, Request: strconv.FormatUint(d.Handle, 16), Headers: map[string]string{}, Note: q.Note}
 	if d.Header != "" {

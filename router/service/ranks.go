@@ -84,7 +84,7 @@ func (s *server) patch(id int32, body []byte) error {
 	return s.router.Update(spec)
 }
 
-// changed answers with the rank as it is now, or says why it was not changed.
+// changed answers with the rank as it is now, or with the reason why it was not changed.
 func (s *server) changed(w http.ResponseWriter, status int, id int32, err error) {
 	for is, answer := range map[error]struct {
 		status int

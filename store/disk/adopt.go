@@ -8,24 +8,13 @@ import (
 	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
-// adoptJob asks the committer to make index and journal agree with record headers.
-type adoptJob struct {
-	segment      *segment
-	first, slots uint32
-	// records are what the headers name, in the order of their slots; unread are the slots
-	// whose headers the disk did not give, damaged counts those that are bad.
-	records []journal.Record
-	unread  []uint32
-	damaged int
-	// complete says that all slots of the segment were read: the journal vouches for it
-	// from now on, and its free slots can be written to.
-	complete bool
-	// again is set if the journal did not get everything the last time.
-	again bool
-	err   error
-	done  chan struct{}
+// adopt has the committer do a job of the rebuild. It reports false if the store closes.
+func (s *Store) adopt(job *recovery.AdoptJob) bool {
+	return s.between(func(c *committing) { c.runAdopt(job) })
 }
 
 // adopting is the committer's scratch memory for adoptions.
@@ -41,44 +30,42 @@ type adopting struct {
 // runAdopt makes index and journal agree with a run of headers. The index comes first: the
 // payloads are durable already, and the segment is vouched for only when the journal has
 // all of its records.
-func (c *committing) runAdopt(job *adoptJob) {
+func (c *committing) runAdopt(job *recovery.AdoptJob) {
 	s, a := c.s, &c.adopting
-	job.err = nil
-	select {
-	case <-s.journal.Failed():
-		job.err = fmt.Errorf("journal failed: %w", store.ErrIO)
+	job.Err = nil
+	if c.journalFailed() {
+		job.Err = fmt.Errorf("journal failed: %w", store.ErrIO)
 		return
-	default:
 	}
-	if job.complete {
-		job.err = s.completeSegment(job.segment)
+	if job.Complete {
+		job.Err = s.completeSegment(job.Segment)
 		return
 	}
 	if a.batch == nil {
 		a.batch = s.journal.NewBatch()
 	}
 	a.found, a.removed, a.unread, a.freed, a.events = a.found[:0], a.removed[:0], a.unread[:0], a.freed[:0], a.events[:0]
-	job.records = s.space.withoutBad(job.segment, job.records)
-	for i := range job.records {
-		a.found = append(a.found, s.adopted(&job.records[i]))
+	job.Records = s.space.WithoutBad(job.Segment, job.Records)
+	for i := range job.Records {
+		a.found = append(a.found, s.adopted(&job.Records[i]))
 	}
-	for _, slot := range job.unread {
-		a.unread = append(a.unread, job.segment.base+index.Ref(slot))
+	for _, slot := range job.Unread {
+		a.unread = append(a.unread, job.Segment.Base+index.Ref(slot))
 	}
-	run := index.Range{Base: job.segment.base + index.Ref(job.first), Slots: job.slots}
+	run := index.Range{Base: job.Segment.Base + index.Ref(job.First), Slots: job.Slots}
 	s.table.PrepareAdopt(a.found)
 	// A write of a record that comes meanwhile finds it in the index or is found in flight.
 	s.writes.mu.Lock()
 	a.removed = s.table.Adopt(run, a.found, a.unread, s.writes.writing, a.removed)
 	s.writes.mu.Unlock()
 	c.publishAdopted() // if the journal fails, the next one is written from the index
-	if job.err = c.journalAdopted(job); job.err != nil {
+	if job.Err = c.journalAdopted(job); job.Err != nil {
 		for _, r := range a.removed {
 			c.owed = append(c.owed, r.Ref)
 		}
 		return
 	}
-	s.space.addPending(a.freed)
+	s.space.AddPending(a.freed)
 	if len(a.freed) > 0 || len(a.events) > 0 {
 		s.barrier.Touch()
 	}
@@ -87,7 +74,7 @@ func (c *committing) runAdopt(job *adoptJob) {
 func (s *Store) adopted(r *journal.Record) index.Adopted {
 	return index.Adopted{Insertion: index.Insertion{
 		ID:     index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key},
-		Parent: r.Parent, Ref: s.space.refOf(r.Location), Seq: r.Seq, Bytes: r.Bytes, Depth: r.Depth,
+		Parent: r.Parent, Ref: s.space.RefOf(r.Location), Seq: r.Seq, Bytes: r.Bytes, Depth: r.Depth,
 	}}
 }
 
@@ -97,26 +84,23 @@ func (w *writes) writing(id index.ID) bool {
 }
 
 // journalAdopted notes what an adoption changed.
-func (c *committing) journalAdopted(job *adoptJob) error {
+func (c *committing) journalAdopted(job *recovery.AdoptJob) error {
 	s, a := c.s, &c.adopting
 	for _, r := range a.removed {
-		if err := a.batch.DeleteRecord(s.space.at(r.Ref).location(r.Ref)); err != nil {
+		if err := a.batch.DeleteRecord(s.space.LocationOf(r.Ref)); err != nil {
 			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 		a.freed = append(a.freed, r.Ref)
 	}
 	for i := range a.found {
 		f := &a.found[i]
-		if !f.Added && (!job.again || !f.Known) {
+		if !f.Added && (!job.Again || !f.Known) {
 			continue
 		}
-		r := &job.records[i]
-		r.ParentAt = journal.NoLocation
+		r := &job.Records[i]
+		r.ParentAt = s.space.LocationOf(f.ParentRef)
 		if f.ParentRef != index.NoRef {
 			r.Depth = f.Depth
-			if p := s.space.at(f.ParentRef); p != nil {
-				r.ParentAt = p.location(f.ParentRef)
-			}
 		}
 		g := index.Group{Namespace: r.Namespace, Shard: r.Shard}
 		s.namespaces.FoundSize(g, int(r.Bytes))
@@ -144,7 +128,7 @@ func (c *committing) publishAdopted() {
 	}
 	for i := range a.found {
 		if f := &a.found[i]; f.Added {
-			s.rebuilt.found.Add(1)
+			s.rebuild.Found()
 			a.events = append(a.events, stored(f.ID, f.Parent))
 		}
 	}
@@ -153,12 +137,12 @@ func (c *committing) publishAdopted() {
 
 // completeSegment has the journal vouch for a segment whose headers are read, and lets its
 // empty slots be written to once that is durable.
-func (s *Store) completeSegment(g *segment) error {
+func (s *Store) completeSegment(g *segment.Segment) error {
 	err := s.journal.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes})
 	if err != nil {
 		return fmt.Errorf("%w: %w", store.ErrIO, err)
 	}
-	s.space.admit(g)
+	s.space.Admit(g)
 	s.barrier.Touch()
 	return nil
 }

@@ -118,9 +118,9 @@ func (s *Store) runBarrier() {
 	b.started++
 	n := b.started
 	b.mu.Unlock()
-	freed := s.space.takePending()
+	freed := s.space.TakePending()
 	err := s.makeDurable()
-	s.space.release(freed, err == nil)
+	s.space.Release(freed, err == nil)
 	s.count.barriers.Add(1)
 	if err != nil {
 		s.count.barrierErrors.Add(1)
@@ -134,7 +134,7 @@ func (s *Store) runBarrier() {
 				"remedy", "free space in the file system of the store, or look for I/O errors in the kernel's log")
 		}
 		b.failedAt, b.err, b.touched = n, err, true
-	} else if s.space.anyPending() {
+	} else if s.space.AnyPending() {
 		b.touched = true
 	}
 	close(b.done)
@@ -143,11 +143,11 @@ func (s *Store) runBarrier() {
 
 // makeDurable is the barrier itself.
 func (s *Store) makeDurable() error {
-	if err := s.space.sync(); err != nil {
+	if err := s.space.Sync(); err != nil {
 		// Without the payloads the index entries must not be promised either.
 		return err
 	}
-	if err := s.syncJournal(); err != nil {
+	if err := s.state.SyncJournal(); err != nil {
 		return fmt.Errorf("%w: %w", store.ErrIO, err)
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 )
 
 // Calibration is what a short measurement at the first start found out about the disk.
@@ -35,7 +36,6 @@ type CalibrationPoint struct {
 }
 
 const (
-	calibrationFile  = "CALIBRATION"
 	calibrationBytes = 64 << 20
 	// calibrationSlack bounds what the file system adds to the file.
 	calibrationSlack = 16 << 10
@@ -54,17 +54,17 @@ const (
 // them if the options ask for that and there is room. A measurement that fails costs
 // nothing but itself.
 func (s *Store) calibrate() {
-	path := filepath.Join(s.opts.Dir, calibrationFile)
+	path := filepath.Join(s.opts.Dir, recovery.CalibrationFile)
 	var c Calibration
 	b, err := s.opts.fs.ReadFile(path)
 	if err == nil {
 		err = json.Unmarshal(b, &c)
 	}
 	if err != nil || c.ReadInFlightBytes < int64(s.opts.ChunkBytes) || c.WriteInFlightBytes < int64(s.opts.ChunkBytes) {
-		if !s.opts.Calibrate || s.opts.checkOnly || s.limits.maxBytes < calibrationPart*calibrationBytes {
+		if !s.opts.Calibrate || s.opts.checkOnly || s.state.Limits.MaxBytes < calibrationPart*calibrationBytes {
 			return
 		}
-		if !s.space.claim(calibrationBytes + calibrationSlack) {
+		if !s.space.Claim(calibrationBytes + calibrationSlack) {
 			s.opts.Logger.Info("store: no room to measure the disk, defaults are used")
 			return
 		}
@@ -100,20 +100,20 @@ func (s *Store) useCalibration(c Calibration) {
 // it was claimed; it is given back when the file is gone.
 func (s *Store) measureDisk() (c Calibration, err error) {
 	const claimed = calibrationBytes + calibrationSlack
-	path := filepath.Join(s.opts.Dir, segmentDir, calibrationScratch)
-	f, err := s.opts.fs.OpenFile(path, true, s.direct)
+	path := filepath.Join(s.opts.Dir, recovery.SegmentDir, recovery.CalibrationScratch)
+	f, err := s.opts.fs.OpenFile(path, true, s.state.Direct)
 	if err != nil {
-		s.space.unclaim(claimed)
+		s.space.Unclaim(claimed)
 		return c, err
 	}
 	defer func() {
 		err = errors.Join(err, f.Close())
 		removed := s.opts.fs.Remove(path)
 		if removed != nil {
-			s.space.leave(path, claimed)
+			s.space.Leave(path, claimed)
 			err = errors.Join(err, removed)
 		} else {
-			s.space.unclaim(claimed)
+			s.space.Unclaim(claimed)
 		}
 	}()
 	chunk := s.opts.ChunkBytes

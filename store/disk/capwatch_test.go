@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 )
 
 // capWatch looks at what a store's directory occupies, again and again from another
@@ -138,7 +139,7 @@ func (w *capWatch) physical() (int64, error) {
 	if err != nil || w.o.journalFS == vfs.Default {
 		return n, err
 	}
-	journal, err := treeBytes(w.o.journalFS, filepath.Join(w.o.Dir, journalDir))
+	journal, err := treeBytes(w.o.journalFS, filepath.Join(w.o.Dir, recovery.JournalDir))
 	return n + journal, err
 }
 

@@ -11,38 +11,17 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/readio"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // commit is a piece of work for the committer: the one goroutine that changes index and
 // journal, so that both, and what is published of them, have one order.
-type commit struct {
-	kind  commitKind
-	write *write
-	read  *readio.Read
-	evict *evictRequest
-
-	subscribe *subscribeJob
-	drop      *dropJob
-	adopt     *adoptJob
-	heal      *healJob
-	forget    *forgetJob
+type commit interface {
+	// prepare takes records out of the index and notes what the batch is to change.
+	prepare(c *committing)
+	// settle reports the end of the batch: err is why the journal does not have it.
+	settle(c *committing, err error)
 }
-
-type commitKind uint8
-
-const (
-	commitWrite     commitKind = iota // payload written: add to the index
-	commitPresent                     // the record was there: report only
-	commitFailed                      // report only
-	commitDrop                        // a read found the record corrupt: remove, then report
-	commitEvict                       // remove the victims of an evictJob
-	commitDropSlot                    // remove the record of a dropJob
-	commitSubscribe                   // take a snapshot for a subscriber
-	commitAdopt                       // take over what an adoptJob found in headers
-	commitHeal                        // take part in a step of a healJob
-	commitForget                      // forget a namespace or a payload size
-	commitHeld                        // a write that waits for its parent; comes again
-)
 
 // commitLimit bounds a batch: what a batch of the journal takes in a few hundred
 // microseconds.
@@ -50,7 +29,6 @@ const commitLimit = 256
 
 // committer runs until the queue is closed and empty.
 func (s *Store) committer() {
-	defer s.committed.Done()
 	c := &committing{s: s, batch: s.journal.NewBatch()}
 	for {
 		var ok bool
@@ -82,25 +60,10 @@ type committing struct {
 // more can be deleted from the journal; additions to the table last, when the journal has
 // them.
 func (c *committing) run() {
-	s := c.s
 	c.inserts, c.ops, c.removed, c.freed = c.inserts[:0], c.ops[:0], c.removed[:0], c.freed[:0]
-	slices.SortStableFunc(c.work, func(a, b commit) int { return cmp.Compare(a.order(), b.order()) })
-	for i := range c.work {
-		switch w := &c.work[i]; w.kind {
-		case commitWrite:
-			if s.writes.awaitsParent(w.write) {
-				w.kind = commitHeld
-				continue
-			}
-			c.replace(w.write)
-			c.addWrite(w.write)
-		case commitDrop:
-			c.drop(w.read.Ref, w.read.Seq, fsio.OfMedium(w.read.IOErr))
-		case commitDropSlot:
-			c.drop(w.drop.ref, w.drop.seq, w.drop.spoilt)
-		case commitEvict:
-			c.runEvict(w.evict.job)
-		}
+	slices.SortStableFunc(c.work, func(a, b commit) int { return cmp.Compare(order(a), order(b)) })
+	for _, w := range c.work {
+		w.prepare(c)
 	}
 	err := c.commit()
 	if err != nil {
@@ -108,40 +71,75 @@ func (c *committing) run() {
 	}
 	c.publish(err)
 	if len(c.removed) > 0 || len(c.inserts) > 0 {
-		s.barrier.Touch() // before anyone who is told asks for a barrier
+		c.s.barrier.Touch() // before anyone who is told asks for a barrier
 	}
 	for _, w := range c.work {
-		switch w.kind {
-		case commitWrite:
-			if err != nil {
-				w.write.Err = err
-			}
-			s.finishWrite(w.write)
-		case commitPresent, commitFailed:
-			s.finishWrite(w.write)
-		case commitDrop:
-			s.reads.Finish(w.read)
-		case commitEvict:
-			w.evict.job.err = err
-			// Else slots that the journal is owed would be listed twice; it is tried again.
-			if w.evict.job.restore && err == nil {
-				s.space.restore(w.evict.job.segment)
-			}
-			close(w.evict.done)
-		case commitDropSlot:
-			close(w.drop.done)
-		case commitAdopt:
-			c.runAdopt(w.adopt)
-			close(w.adopt.done)
-		case commitSubscribe:
-			s.runSubscribe(w.subscribe)
-		case commitHeal:
-			c.runHeal(w.heal)
-		case commitForget:
-			c.runForget(w.forget)
-		}
+		w.settle(c, err)
+	}
+	clear(c.work)
+}
+
+// order sorts writes by their sequence numbers, which puts parents before children.
+func order(w commit) uint64 {
+	if w, ok := w.(written); ok {
+		return w.seq
+	}
+	return 0
+}
+
+// journalFailed reports whether the journal has failed. The batch may still be in use then, by a
+// commit that does not return.
+func (c *committing) journalFailed() bool {
+	select {
+	case <-c.s.journal.Failed():
+		return true
+	default:
+		return false
 	}
 }
+
+// task is a commit that is run between two batches.
+type task struct {
+	run  func(c *committing)
+	done chan struct{}
+}
+
+func (t *task) prepare(*committing) {}
+
+func (t *task) settle(c *committing, _ error) {
+	t.run(c)
+	close(t.done)
+}
+
+// between has the committer run f between two batches, and waits for it. It reports false if the
+// store closes.
+func (s *Store) between(f func(c *committing)) bool {
+	t := &task{f, make(chan struct{})}
+	if !s.commits.TryPush(t) {
+		return false
+	}
+	<-t.done
+	return true
+}
+
+// unusable is a read that found a record which cannot be used: it is dropped, then the read is
+// reported.
+type unusable struct{ *readio.Read }
+
+func (r unusable) prepare(c *committing)         { c.drop(r.Ref, r.Seq, fsio.OfMedium(r.IOErr)) }
+func (r unusable) settle(c *committing, _ error) { c.s.reads.Finish(r.Read) }
+
+// dropJob drops the record of a slot.
+type dropJob struct {
+	ref index.Ref
+	seq uint64
+	// spoilt is set if the slot is not to be used again.
+	spoilt bool
+	done   chan struct{}
+}
+
+func (d *dropJob) prepare(c *committing)     { c.drop(d.ref, d.seq, d.spoilt) }
+func (d *dropJob) settle(*committing, error) { close(d.done) }
 
 // drop takes the record of a slot out of the table, and the slot out of use if its bytes
 // are spoilt.
@@ -152,17 +150,9 @@ func (c *committing) drop(ref index.Ref, seq uint64, spoilt bool) {
 	}
 	c.removed = append(c.removed, r)
 	if spoilt {
-		c.s.space.spoil(ref)
-		c.s.reclaim.wakeShrinker()
+		c.s.space.Spoil(ref)
+		c.s.reclaim.WakeShrinker()
 	}
-}
-
-// order sorts writes by their sequence numbers, which puts parents before children.
-func (c *commit) order() uint64 {
-	if c.kind == commitWrite {
-		return c.write.seq
-	}
-	return 0
 }
 
 func (c *committing) addWrite(op *write) {
@@ -175,11 +165,8 @@ func (c *committing) addWrite(op *write) {
 // commit writes the batch to the journal and then to the table.
 func (c *committing) commit() error {
 	s := c.s
-	select {
-	case <-s.journal.Failed():
-		// The batch may still be in use by a commit that does not return.
+	if c.journalFailed() {
 		return fmt.Errorf("journal failed: %w", store.ErrIO)
-	default:
 	}
 	if len(c.owed) > 0 { // the last attempt failed before it had noted them
 		if err := c.settleOwed(); err != nil {
@@ -187,7 +174,7 @@ func (c *committing) commit() error {
 		}
 	}
 	for _, r := range c.removed {
-		if err := c.batch.DeleteRecord(s.space.at(r.Ref).location(r.Ref)); err != nil {
+		if err := c.batch.DeleteRecord(s.space.LocationOf(r.Ref)); err != nil {
 			return fmt.Errorf("%w: %w", store.ErrIO, err)
 		}
 		c.freed = append(c.freed, r.Ref)
@@ -205,9 +192,9 @@ func (c *committing) commit() error {
 	}
 	s.table.Insert(c.inserts)
 	for i := range c.inserts {
-		s.space.at(c.inserts[i].Ref).settled()
+		s.space.At(c.inserts[i].Ref).Settled()
 	}
-	s.space.addPending(c.freed)
+	s.space.AddPending(c.freed)
 	return nil
 }
 
@@ -227,12 +214,12 @@ func (c *committing) publish(err error) {
 }
 
 func (c *committing) putRecord(in *index.Insertion, op *write) error {
-	g := c.s.space.at(in.Ref)
-	if gen := c.s.journal.Generation(); g.noted != gen {
+	g := c.s.space.At(in.Ref)
+	if gen := c.s.journal.Generation(); g.Noted != gen {
 		if err := c.batch.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes}); err != nil {
 			return err
 		}
-		g.noted = gen
+		g.Noted = gen
 	}
 	group := index.Group{Namespace: in.ID.Namespace, Shard: in.ID.Shard}
 	if err := c.s.namespaces.Put(c.batch, group, in.Bytes); err != nil {
@@ -240,41 +227,47 @@ func (c *committing) putRecord(in *index.Insertion, op *write) error {
 	}
 	_, scheme := c.s.namespaces.Identity(in.ID.Namespace)
 	return c.batch.PutRecord(&journal.Record{
-		Location: g.location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
-		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.parentAt(in), Depth: in.Depth,
+		Location: g.Location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
+		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.space.LocationOf(in.ParentRef), Depth: in.Depth,
 		Bytes: in.Bytes, Seq: in.Seq, Scope: op.Scope, KeyScheme: scheme,
 	})
 }
 
-// evictRequest is a job of the reclaimer on its way to the committer.
-type evictRequest struct {
-	job  *evictJob
+// eviction is a job of the reclaimer.
+type eviction struct {
+	*segment.EvictJob
 	done chan struct{}
 }
 
 // evict has the committer do a job of the reclaimer.
-func (s *Store) evict(job *evictJob) {
-	r := &evictRequest{job, make(chan struct{})}
-	s.commits.Push(commit{kind: commitEvict, evict: r})
-	<-r.done
+func (s *Store) evict(job *segment.EvictJob) {
+	e := &eviction{job, make(chan struct{})}
+	s.commits.Push(e)
+	<-e.done
 }
 
-// runEvict takes victims of a class, or all records of a segment, out of the table.
-func (c *committing) runEvict(job *evictJob) {
-	s := c.s
-	select {
-	case <-s.journal.Failed():
+// prepare takes victims of a class, or all records of a segment, out of the table.
+func (e *eviction) prepare(c *committing) {
+	if c.journalFailed() {
 		return
-	default:
 	}
 	before := len(c.removed)
 	switch {
-	case job.restore:
-	case job.segment != nil:
-		c.removed, job.left = s.table.Empty(job.segment.slots(), c.removed)
+	case e.Restore:
+	case e.Segment != nil:
+		c.removed, e.Left = c.s.table.Empty(e.Segment.Range(), c.removed)
 	default:
-		c.removed = s.table.Evict(job.slotBytes, job.want, c.removed)
+		c.removed = c.s.table.Evict(e.SlotBytes, e.Want, c.removed)
 	}
-	job.evicted = len(c.removed) - before
-	s.count.evicted.Add(uint64(job.evicted))
+	e.Evicted = len(c.removed) - before
+	c.s.count.evicted.Add(uint64(e.Evicted))
+}
+
+func (e *eviction) settle(c *committing, err error) {
+	e.Err = err
+	// Else slots that the journal is owed would be listed twice; it is tried again.
+	if e.Restore && err == nil {
+		c.s.space.Restore(e.Segment)
+	}
+	close(e.done)
 }

@@ -16,7 +16,10 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // childEnv makes the test binary a writer process that is meant to be killed.
@@ -170,7 +173,7 @@ func (o *Options) fsOrOS() interface{ PhysicalBytes(string) (int64, error) } {
 func awaitRebuild(t testing.TB, s *Store) {
 	t.Helper()
 	select {
-	case <-s.rebuilt.ended:
+	case <-s.rebuild.Ended():
 	case <-time.After(time.Minute):
 		t.Fatalf("rebuild does not end: %+v", s.Stats())
 	}
@@ -180,8 +183,8 @@ func awaitRebuild(t testing.TB, s *Store) {
 // and whoever makes a segment, are through.
 func checkAccounting(t *testing.T, s *Store) {
 	t.Helper()
-	err := s.space.checkAccounting()
-	for end := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(end); err = s.space.checkAccounting() {
+	err := s.space.CheckAccounting()
+	for end := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(end); err = s.space.CheckAccounting() {
 		time.Sleep(time.Millisecond)
 	}
 	if err != nil {
@@ -219,14 +222,14 @@ func TestBitFlipIsFoundAndOnlyThatRecordDropped(t *testing.T) {
 	ns := openNamespace(t, s, "a")
 	records := chainOf(ns, 1, 30)
 	mustWrite(t, s, records)
-	slot := slotBytes(testPayload)
+	slot := segment.SlotBytes(testPayload)
 	for i, within := range []int64{0, 9, 12, 20, 33, 45, 60, 85, 100, 120, 145, 153, 3000, 4090, 4096, 4097, 20_000, 4096 + testPayload - 1} {
 		f, ok := s.table.Get(internalID(s, records[i].ID), false)
 		if !ok {
 			t.Fatalf("record %d is not there", i)
 		}
-		g := s.space.at(f.Ref)
-		if err := flipBit(g.path, 4096+int64(f.Ref-g.base)*slot+within, uint(i%8)); err != nil {
+		g := s.space.At(f.Ref)
+		if err := flipBit(g.Path, 4096+int64(f.Ref-g.Base)*slot+within, uint(i%8)); err != nil {
 			t.Fatal(err)
 		}
 		if err := readAll(t, s, records[i:i+1])[0]; !errors.Is(err, store.ErrCorrupt) {
@@ -252,12 +255,12 @@ func TestStaleIndexEntryIsNeverAHit(t *testing.T) {
 	// The slot of record 0 is overwritten with record 1, as after a deletion that was lost.
 	a, _ := s.table.Get(internalID(s, records[0].ID), false)
 	b, _ := s.table.Get(internalID(s, records[1].ID), false)
-	g := s.space.at(a.Ref)
+	g := s.space.At(a.Ref)
 	buf := store.AlignedBuffer(int(g.SlotBytes))
-	if err := g.file.ReadVec(buf, nil, g.Offset(uint32(b.Ref-g.base))); err != nil {
+	if err := g.File.ReadVec(buf, nil, g.Offset(uint32(b.Ref-g.Base))); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.file.WriteVec(buf, nil, g.Offset(uint32(a.Ref-g.base))); err != nil {
+	if err := g.File.WriteVec(buf, nil, g.Offset(uint32(a.Ref-g.Base))); err != nil {
 		t.Fatal(err)
 	}
 	if err := readAll(t, s, records[:1])[0]; !errors.Is(err, store.ErrCorrupt) {
@@ -427,7 +430,7 @@ func TestDirectoryInUse(t *testing.T) {
 	o := testOptions(t.TempDir())
 	openTest(t, o)
 	_, err := Open(context.Background(), o)
-	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprint("process ", os.Getpid())) {
+	if !errors.Is(err, recovery.ErrInUse) || !strings.Contains(err.Error(), fmt.Sprint("process ", os.Getpid())) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -458,23 +461,23 @@ func TestNewerFormatIsRefused(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(o.Dir, formatFile)
+	path := filepath.Join(o.Dir, recovery.FormatFile)
 	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var note formatNote
-	if _, err := note.decode(b); err != nil {
+	var note format.Note
+	if _, err := note.Decode(b); err != nil {
 		t.Fatal(err)
 	}
 	note.Format++
-	if b, err = note.encode(); err != nil {
+	if b, err = note.Encode(); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(context.Background(), o); !errors.Is(err, ErrNewerFormat) {
+	if _, err := Open(context.Background(), o); !errors.Is(err, recovery.ErrNewerFormat) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -16,11 +16,11 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"golang.org/x/sys/unix"
 )
 
 // damagePayload makes small slots, so that a trial copies little.
@@ -123,8 +123,8 @@ func placesOf(t testing.TB, s *Store, all []testRecord) []placedRecord {
 		if !ok {
 			continue
 		}
-		g := s.space.at(f.Ref)
-		out = append(out, placedRecord{r, segmentDir + "/" + filepath.Base(g.path), g.Offset(uint32(f.Ref - g.base)), g.SlotBytes})
+		g := s.space.At(f.Ref)
+		out = append(out, placedRecord{r, recovery.SegmentDir + "/" + filepath.Base(g.Path), g.Offset(uint32(f.Ref - g.Base)), g.SlotBytes})
 	}
 	return out
 }
@@ -302,7 +302,7 @@ func (tr trial) run(t *testing.T, b *damageBase, dir string) (share float64, ok 
 	page := int64(-1)
 	if tr.fault == "eio" {
 		path := filepath.Join(dir, file)
-		if strings.HasPrefix(file, journalDir) {
+		if strings.HasPrefix(file, recovery.JournalDir) {
 			o.journalFS = failReads(path)
 		} else {
 			info, err := os.Stat(path)
@@ -340,7 +340,7 @@ func (tr trial) run(t *testing.T, b *damageBase, dir string) (share float64, ok 
 func (tr trial) intact(t testing.TB, b *damageBase, source, dir, file string, page int64) []testRecord {
 	t.Helper()
 	var before, after []byte
-	if strings.HasPrefix(file, segmentDir) {
+	if strings.HasPrefix(file, recovery.SegmentDir) {
 		before, _ = os.ReadFile(filepath.Join(source, file))
 		after, _ = os.ReadFile(filepath.Join(dir, file))
 	}
@@ -384,7 +384,7 @@ func (tr trial) check(t *testing.T, s *Store, intact []testRecord) float64 {
 		t.Errorf("%v: %d warnings: %q", tr, len(st.Warnings), st.Warnings)
 	}
 	tr.saveMore(t, s, damageChain(ns, 1000, damageLength))
-	if err := s.space.checkAccounting(); err != nil {
+	if err := s.space.CheckAccounting(); err != nil {
 		t.Errorf("%v: %v", tr, err)
 	}
 	physical, err := fsio.OS{}.PhysicalBytes(s.opts.Dir)

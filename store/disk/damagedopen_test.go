@@ -10,6 +10,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
 	"golang.org/x/sys/unix"
 )
 
@@ -116,9 +118,9 @@ func fillMem(t *testing.T, o Options) []testRecord {
 func damageMem(d *memDisk, g *rand.Rand) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.files, filepath.Join("/store", formatFile))
+	delete(d.files, filepath.Join("/store", recovery.FormatFile))
 	for path, f := range d.files {
-		if strings.HasSuffix(path, segmentSuffix) {
+		if strings.HasSuffix(path, segment.Suffix) {
 			f.data[g.IntN(64)] ^= 4
 			return
 		}

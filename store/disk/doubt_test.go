@@ -52,8 +52,8 @@ func badRead(t *testing.T, fault func() error) (*badReads, *Store, []testRecord)
 	records := chainOf(openNamespace(t, s, "a"), 1, 10)
 	mustWrite(t, s, records)
 	f, _ := s.table.Get(internalID(s, records[0].ID), false)
-	g := s.space.at(f.Ref)
-	bad := place{g.path, g.Offset(uint32(f.Ref - g.base))}
+	g := s.space.At(f.Ref)
+	bad := place{g.Path, g.Offset(uint32(f.Ref - g.Base))}
 	fail := func(at place) error {
 		if at == bad {
 			return fault()

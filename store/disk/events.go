@@ -112,8 +112,15 @@ func (s *Store) Epoch() uint64 { return s.epoch }
 // Memory does not grow with the number of records, and with how slow the subscribers are
 // only up to [Options].EventBytes, for all of them together.
 func (s *Store) Subscribe(ctx context.Context) (store.Subscription, error) {
-	job := &subscribeJob{done: make(chan struct{})}
-	if !s.commits.TryPush(commit{kind: commitSubscribe, subscribe: job}) {
+	var snapshot *journal.Snapshot
+	var follower *eventlog.Follower
+	var failed error
+	job := &task{done: make(chan struct{}), run: func(*committing) {
+		if snapshot, failed = s.journal.Snapshot(); failed == nil {
+			follower = s.events.log.Follow()
+		}
+	}}
+	if !s.commits.TryPush(job) {
 		return nil, store.ErrClosed
 	}
 	select {
@@ -121,17 +128,17 @@ func (s *Store) Subscribe(ctx context.Context) (store.Subscription, error) {
 	case <-ctx.Done():
 		go func() { // the committer will still do it
 			<-job.done
-			if job.err == nil {
-				job.follower.Close()
-				_ = job.snapshot.Close()
+			if failed == nil {
+				follower.Close()
+				_ = snapshot.Close()
 			}
 		}()
 		return nil, fmt.Errorf("subscribe: %w: %w", store.ErrTimeout, context.Cause(ctx))
 	}
-	if job.err != nil {
-		return nil, fmt.Errorf("subscribe: %w: %w", store.ErrIO, job.err)
+	if failed != nil {
+		return nil, fmt.Errorf("subscribe: %w: %w", store.ErrIO, failed)
 	}
-	u := &Subscription{s: s, snapshot: job.snapshot, follower: job.follower}
+	u := &Subscription{s: s, snapshot: snapshot, follower: follower}
 	if !s.subscriptions.add(u) {
 		return nil, errors.Join(store.ErrClosed, u.Close())
 	}
@@ -150,21 +157,6 @@ func (s *Store) SubscribeAfter(epoch, seq uint64) (store.Subscription, error) {
 		return nil, eventError(err)
 	}
 	return &Subscription{s: s, follower: f}, nil
-}
-
-type subscribeJob struct {
-	snapshot *journal.Snapshot
-	follower *eventlog.Follower
-	err      error
-	done     chan struct{}
-}
-
-// runSubscribe runs in the committer, between two batches.
-func (s *Store) runSubscribe(job *subscribeJob) {
-	defer close(job.done)
-	if job.snapshot, job.err = s.journal.Snapshot(); job.err == nil {
-		job.follower = s.events.log.Follow()
-	}
 }
 
 // Snapshot calls f for every record that the store held when the subscription was made,

@@ -4,15 +4,9 @@ import (
 	"context"
 	"time"
 
+	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/namespace"
 )
-
-// forgetJob asks the committer to forget a namespace or a payload size.
-type forgetJob struct {
-	*namespace.Forgetting
-	forgotten bool
-	done      chan struct{}
-}
 
 // tidyInterval is how often namespaces without records are looked for where nobody asks.
 const tidyInterval = time.Hour
@@ -33,13 +27,13 @@ func (s *Store) tidyNamespaces(ctx context.Context) {
 		case <-tick.C:
 		}
 		s.namespaces.KeepLost(ctx)
-		if s.findsAll() { // else a record may not be found yet
+		if s.rebuild.FindsAll() { // else a record may not be found yet
 			for g := range s.namespaces.WrongSizes() {
 				s.freeSize(g)
 			}
 			s.forgetEmpty()
 		}
-		sleep(ctx, tidyPause)
+		fsio.Sleep(ctx, tidyPause)
 	}
 }
 
@@ -61,42 +55,29 @@ func (s *Store) forgetEmpty() {
 }
 
 // forget has the committer forget, and reports whether it has.
-func (s *Store) forget(f *namespace.Forgetting) bool {
-	job := &forgetJob{Forgetting: f, done: make(chan struct{})}
-	if !s.commits.TryPush(commit{kind: commitForget, forget: job}) {
-		return false
-	}
-	<-job.done
-	return job.forgotten
-}
-
-// runForget runs in the committer, between two batches.
-func (c *committing) runForget(job *forgetJob) {
-	defer close(job.done)
-	s := c.s
-	if s.writes.inFlightTo(job) || !s.namespaces.Forget(job.Forgetting) {
-		return
-	}
-	job.forgotten = true
-	select {
-	case <-s.journal.Failed():
-		// The next one is written without. The batch may still be in use by a commit that does
-		// not return.
-		return
-	default:
-	}
-	job.DeleteFrom(c.batch)
-	if !c.batch.Empty() {
-		_ = c.batch.Commit()
-	}
+func (s *Store) forget(f *namespace.Forgetting) (forgotten bool) {
+	s.between(func(c *committing) {
+		if s.writes.inFlightTo(f) || !s.namespaces.Forget(f) {
+			return
+		}
+		forgotten = true
+		if c.journalFailed() {
+			return // the next one is written without
+		}
+		f.DeleteFrom(c.batch)
+		if !c.batch.Empty() {
+			_ = c.batch.Commit()
+		}
+	})
+	return forgotten
 }
 
 // inFlightTo reports whether writes are under way into what is to be forgotten.
-func (w *writes) inFlightTo(job *forgetJob) bool {
+func (w *writes) inFlightTo(f *namespace.Forgetting) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for id := range w.inFlight {
-		if id.Namespace == job.ID && (!job.Size || id.Shard == job.Shard) {
+		if id.Namespace == f.ID && (!f.Size || id.Shard == f.Shard) {
 			return true
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 )
 
 // unpack puts a store directory of testdata into a fresh one.
@@ -78,13 +79,13 @@ func TestFormat1StoreIsRead(t *testing.T) {
 	for _, c := range []struct {
 		name, archive string
 		lost          string
-		recovered     Recovery // always: format 1 has no STAMP that vouches for the journal
+		recovered     recovery.Recovery // always: format 1 has no STAMP that vouches for the journal
 	}{
-		{"clean", "clean", "", RecoveredHeaders},
-		{"killed", "killed", "", RecoveredHeaders},
-		{"snapshot lost", "clean", snapshotFile, RecoveredHeaders},
-		{"journal lost", "clean", journalDir, RecoveredHeaders},
-		{"killed, journal lost", "killed", journalDir, RecoveredHeaders},
+		{"clean", "clean", "", recovery.RecoveredHeaders},
+		{"killed", "killed", "", recovery.RecoveredHeaders},
+		{"snapshot lost", "clean", recovery.SnapshotFile, recovery.RecoveredHeaders},
+		{"journal lost", "clean", recovery.JournalDir, recovery.RecoveredHeaders},
+		{"killed, journal lost", "killed", recovery.JournalDir, recovery.RecoveredHeaders},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := unpack(t, filepath.Join("testdata", "format1", c.archive+".tar.gz"))
@@ -125,11 +126,11 @@ func TestFormat1StoreIsRead(t *testing.T) {
 
 func formatVersion(t *testing.T, dir string) int {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(dir, formatFile))
+	b, err := os.ReadFile(filepath.Join(dir, recovery.FormatFile))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var note formatNote
+	var note format.Note
 	if err := json.Unmarshal(b, &note); err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +168,7 @@ func TestScopeOutlivesTheJournal(t *testing.T) {
 		}
 	}
 	check(s)
-	if err := errors.Join(s.Close(), os.RemoveAll(filepath.Join(dir, journalDir))); err != nil {
+	if err := errors.Join(s.Close(), os.RemoveAll(filepath.Join(dir, recovery.JournalDir))); err != nil {
 		t.Fatal(err)
 	}
 	again := openTest(t, testOptions(dir))
@@ -182,10 +183,10 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 	records := chainOf(openNamespace(t, s, "m"), 1, 2)
 	mustWrite(t, s, records)
 	found, _ := s.table.Get(internalID(s, records[1].ID), false)
-	g := s.space.at(found.Ref)
-	at := g.Offset(g.location(found.Ref).Slot)
+	g := s.space.At(found.Ref)
+	at := g.Offset(g.Location(found.Ref).Slot)
 	b := store.AlignedBuffer(format.HeaderBytes)
-	if err := g.file.ReadVec(b, nil, at); err != nil {
+	if err := g.File.ReadVec(b, nil, at); err != nil {
 		t.Fatal(err)
 	}
 	var r format.Record
@@ -195,7 +196,7 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 	r.Needs |= format.NeedsDecryption
 	r.Cipher.Algorithm = 1
 	r.Encode(b)
-	if err := g.file.WriteVec(b, nil, at); err != nil {
+	if err := g.File.WriteVec(b, nil, at); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -209,8 +210,8 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 	}
 	// Nor is it offered where the journal says so.
 	batch := s.journal.NewBatch()
-	err := batch.PutRecord(&journal.Record{Location: g.location(found.Ref), Key: r.Key, Parent: r.Parent, Bytes: r.PayloadBytes, Seq: r.Seq, Algorithm: 1})
-	if err := errors.Join(err, batch.Commit(), s.Close(), os.Remove(s.snapshotPath())); err != nil {
+	err := batch.PutRecord(&journal.Record{Location: g.Location(found.Ref), Key: r.Key, Parent: r.Parent, Bytes: r.PayloadBytes, Seq: r.Seq, Algorithm: 1})
+	if err := errors.Join(err, batch.Commit(), s.Close(), os.Remove(filepath.Join(s.opts.Dir, recovery.SnapshotFile))); err != nil {
 		t.Fatal(err)
 	}
 	again := openTest(t, s.opts)

@@ -6,14 +6,15 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/report"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // FsckOptions says what [Fsck] checks beyond all structures.
@@ -32,10 +33,10 @@ type FsckReport struct {
 	Dir string `json:"dir"`
 	// Recovered says where the index came from; anything but a snapshot means that the
 	// store had not been stopped cleanly.
-	Recovered  Recovery `json:"recovered"`
-	Namespaces int      `json:"namespaces"`
-	Segments   int      `json:"segments"`
-	Records    int64    `json:"records"`
+	Recovered  recovery.Recovery `json:"recovered"`
+	Namespaces int               `json:"namespaces"`
+	Segments   int               `json:"segments"`
+	Records    int64             `json:"records"`
 	// CheckedBytes were read from segments.
 	CheckedBytes int64 `json:"checked_bytes"`
 	// SetAsideBytes are of files whose names end in .bad: see [Stats].
@@ -63,7 +64,7 @@ func Fsck(ctx context.Context, dir string, o FsckOptions) (report FsckReport, er
 	if err == nil && damaged != nil {
 		// The journal cannot be read though the index could: a new one is made.
 		report.Repaired = append(report.Repaired, fmt.Sprintf("journal was damaged (%v): made again from record headers", damaged))
-		if err = f.discard(dir); err == nil {
+		if err = f.s.state.DiscardJournal(); err == nil {
 			damaged, err = f.run(ctx, dir)
 		}
 		if f.lock != nil {
@@ -98,7 +99,7 @@ func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 	defer func() {
 		if damaged != nil {
 			// Nobody else may have the directory before its journal is made again.
-			f.lock, s.lock = s.lock, io.NopCloser(nil)
+			f.lock, s.state.Lock = s.state.Lock, io.NopCloser(nil)
 		}
 		if closed := s.Close(); damaged == nil { // else the journal cannot be closed either
 			err = errors.Join(err, closed)
@@ -124,33 +125,20 @@ func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 	return nil, s.Sync(ctx)
 }
 
-// discard removes the journal, so that the next opening makes it from headers, and the
-// snapshot that belongs to it.
-func (f *fsck) discard(dir string) error {
-	f.s.journal = nil // closed
-	if err := f.s.beginJournal(); err != nil {
-		return err
-	}
-	if err := f.s.journal.Close(); err != nil {
-		return err
-	}
-	_ = f.s.opts.fs.Remove(filepath.Join(dir, snapshotFile))
-	return nil
-}
-
 // awaitRebuild waits until all headers are read.
 func (f *fsck) awaitRebuild(ctx context.Context) error {
 	tick := time.NewTicker(report.Interval)
 	defer tick.Stop()
 	for {
 		select {
-		case <-f.s.rebuilt.ended:
+		case <-f.s.rebuild.Ended():
 			return nil
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-tick.C:
 			if f.o.Progress != nil {
-				f.o.Progress(f.s.rebuilt.slotsDone.Load(), f.s.rebuilt.slots.Load())
+				st := f.s.rebuild.State()
+				f.o.Progress(st.SlotsDone, st.Slots)
 			}
 		}
 	}
@@ -177,11 +165,11 @@ func (f *fsck) checkJournal(ctx context.Context) (damaged, err error) {
 		if !r.Readable() {
 			return nil
 		}
-		if n++; n%loadBatch == 0 && ctx.Err() != nil {
+		if n++; n%1024 == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		found, ok := f.s.table.Get(index.ID{Namespace: r.Namespace, Shard: r.Shard, Key: r.Key}, false)
-		if !ok || found.Seq != r.Seq || found.Ref != f.s.space.refOf(r.Location) {
+		if !ok || found.Seq != r.Seq || found.Ref != f.s.space.RefOf(r.Location) {
 			differ++
 		}
 		return nil
@@ -195,12 +183,15 @@ func (f *fsck) checkJournal(ctx context.Context) (damaged, err error) {
 	return damaged, nil
 }
 
+// fsckRun is how many slots one of them takes at a time.
+const fsckRun = 256
+
 // fsckReaders is how many records are checked at one time.
 const fsckReaders = 16
 
 // checkRecords reads the headers of all records, and their payloads if that is asked for.
 func (f *fsck) checkRecords(ctx context.Context) error {
-	segments := f.s.space.allSegments()
+	segments := f.s.space.AllSegments()
 	total := int64(f.s.table.Len())
 	var next, done atomic.Int64
 	var wg sync.WaitGroup
@@ -228,21 +219,21 @@ func (f *fsck) checkRecords(ctx context.Context) error {
 }
 
 // runOf returns the nth run of slots of all segments, or nil.
-func runOf(segments []*segment, n int64) (g *segment, first, slots uint32) {
+func runOf(segments []*segment.Segment, n int64) (g *segment.Segment, first, slots uint32) {
 	for _, g := range segments {
-		runs := (int64(g.Slots) + rebuildUnit - 1) / rebuildUnit
+		runs := (int64(g.Slots) + fsckRun - 1) / fsckRun
 		if n < runs {
-			first = uint32(n) * rebuildUnit
-			return g, first, min(rebuildUnit, g.Slots-first)
+			first = uint32(n) * fsckRun
+			return g, first, min(fsckRun, g.Slots-first)
 		}
 		n -= runs
 	}
 	return nil, 0, 0
 }
 
-func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment, first, slots uint32, done *atomic.Int64, total int64) {
+func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment.Segment, first, slots uint32, done *atomic.Int64, total int64) {
 	for slot := first; slot < first+slots && ctx.Err() == nil; slot++ {
-		bytes, damage, err := c.check(g, g.base+index.Ref(slot))
+		bytes, damage, err := c.check(g, g.Base+index.Ref(slot))
 		if err != nil {
 			f.failed("%v", err)
 		}
@@ -255,7 +246,7 @@ func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment, first, slot
 			f.report.Dropped = append(f.report.Dropped, *damage)
 		}
 		f.report.CheckedBytes += bytes
-		if f.o.Progress != nil && n%rebuildUnit == 0 {
+		if f.o.Progress != nil && n%fsckRun == 0 {
 			f.o.Progress(n, total)
 		}
 		f.mu.Unlock()
@@ -263,7 +254,7 @@ func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment, first, slot
 }
 
 func (f *fsck) checkAccounting() {
-	if err := f.s.space.checkAccounting(); err != nil {
+	if err := f.s.space.CheckAccounting(); err != nil {
 		f.failed("%v", err)
 	}
 }

@@ -13,9 +13,9 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
-
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 )
 
 // stoppedStore returns the options of a store that holds n records and was stopped, and
@@ -33,8 +33,8 @@ func stoppedStore(t *testing.T, n int) (o Options, records []testRecord, at func
 	}, n)
 	for i := range records {
 		f, _ := s.table.Get(internalID(s, records[i].ID), false)
-		g := s.space.at(f.Ref)
-		places[i].path, places[i].offset = g.path, g.Offset(uint32(f.Ref-g.base))
+		g := s.space.At(f.Ref)
+		places[i].path, places[i].offset = g.Path, g.Offset(uint32(f.Ref-g.Base))
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func runFsck(t *testing.T, o Options, payload bool) FsckReport {
 func TestFsckOfAnIntactStoreFindsNothing(t *testing.T) {
 	o, records, _ := stoppedStore(t, 50)
 	for _, payload := range []bool{false, true} {
-		if r := runFsck(t, o, payload); !r.Clean() || r.Records != 50 || r.Recovered != RecoveredSnapshot {
+		if r := runFsck(t, o, payload); !r.Clean() || r.Records != 50 || r.Recovered != recovery.RecoveredSnapshot {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -106,7 +106,7 @@ func TestDamagedSegmentHeaderIsRepaired(t *testing.T) {
 			t.Fatal(err)
 		}
 		if loseJournal {
-			if err := os.RemoveAll(filepath.Join(o.Dir, journalDir)); err != nil {
+			if err := os.RemoveAll(filepath.Join(o.Dir, recovery.JournalDir)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -151,7 +151,7 @@ func TestSegmentFileThatIsGoneCostsItsRecordsOnly(t *testing.T) {
 
 func TestLostFormatFileIsMadeAgain(t *testing.T) {
 	o, records, _ := stoppedStore(t, 20)
-	if err := os.Remove(filepath.Join(o.Dir, formatFile)); err != nil {
+	if err := os.Remove(filepath.Join(o.Dir, recovery.FormatFile)); err != nil {
 		t.Fatal(err)
 	}
 	mustRead(t, openTest(t, o), records)

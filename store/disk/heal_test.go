@@ -14,11 +14,11 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"golang.org/x/sys/unix"
 )
 
 // awaitJournal waits until the journal works in a generation after that one.
@@ -154,7 +154,7 @@ func TestHealingKeepsScopes(t *testing.T) {
 			b := s.journal.NewBatch()
 			for i := range records {
 				found, _ := s.table.Get(internalID(s, records[i].ID), false)
-				if err := b.DeleteRecord(s.space.at(found.Ref).location(found.Ref)); err != nil {
+				if err := b.DeleteRecord(s.space.At(found.Ref).Location(found.Ref)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -232,7 +232,7 @@ func TestCorruptTableIsHealed(t *testing.T) {
 	if err := errors.Join(s.Sync(t.Context()), s.journal.Flush()); err != nil {
 		t.Fatal(err)
 	}
-	tables, err := filepath.Glob(filepath.Join(o.Dir, journalDir, "*.sst"))
+	tables, err := filepath.Glob(filepath.Join(o.Dir, recovery.JournalDir, "*.sst"))
 	if err != nil || len(tables) == 0 {
 		t.Fatal(tables, err)
 	}
@@ -265,7 +265,7 @@ func TestCorruptTableIsHealed(t *testing.T) {
 	more := chainOf(ns, 2, 10)
 	mustWrite(t, s, more)
 	mustBalance(t, s)
-	if err := errors.Join(s.Close(), os.Remove(s.snapshotPath())); err != nil {
+	if err := errors.Join(s.Close(), os.Remove(filepath.Join(s.opts.Dir, recovery.SnapshotFile))); err != nil {
 		t.Fatal(err)
 	}
 	again := w.of(openTest(t, o))

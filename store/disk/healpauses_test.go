@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,20 +22,23 @@ func failRenames(on *atomic.Bool, failed *atomic.Int64) errorfs.InjectorFunc {
 	}
 }
 
+// manyFailures make the pauses rare.
+const manyFailures = 100
+
 // A disk that fails for an hour: the healing gave up for good after 100 failures.
 func TestHealingGoesOnAsLongAsTheStoreIsOpen(t *testing.T) {
 	var on atomic.Bool
 	var failed atomic.Int64
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, errorfs.Wrap(j, failRenames(&on, &failed)))
-	o.healPauses = healPauses{first: time.Microsecond, last: time.Microsecond, rare: time.Millisecond, forgive: time.Hour}
+	o.healPauses = recovery.Pauses{First: time.Microsecond, Last: time.Microsecond, Rare: time.Millisecond, Forgive: time.Hour}
 	s := watchCap(t, memOptions(d, j)).of(openTest(t, o))
 	ns := openNamespace(t, s, "m")
 	records := chainOf(ns, 1, 10)
 	mustWrite(t, s, records)
 	on.Store(true)
 	s.journal.Abandon("test")
-	for failed.Load() < healMany+20 && t.Context().Err() == nil {
+	for failed.Load() < manyFailures+20 && t.Context().Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
 	on.Store(false)
@@ -51,32 +55,17 @@ func TestFailuresOfLongAgoDoNotDelayTheHealing(t *testing.T) {
 	var failed atomic.Int64
 	o := memOptions(newMemDisk(), errorfs.Wrap(newJournalFS(), failRenames(&on, &failed)))
 	// A pause of a day is one that the test does not survive.
-	o.healPauses = healPauses{first: time.Microsecond, last: time.Microsecond, rare: 24 * time.Hour, forgive: time.Nanosecond}
+	o.healPauses = recovery.Pauses{First: time.Microsecond, Last: time.Microsecond, Rare: 24 * time.Hour, Forgive: time.Nanosecond}
 	s := openTest(t, o)
-	for failed.Load() < 2*healMany && t.Context().Err() == nil {
+	for failed.Load() < 2*manyFailures && t.Context().Err() == nil {
 		on.Store(true)
 		before := failed.Load()
 		s.journal.Abandon("test")
-		for failed.Load() < before+healMany/4 && t.Context().Err() == nil {
+		for failed.Load() < before+manyFailures/4 && t.Context().Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
 		on.Store(false)
 		awaitJournal(t, s, 0)
 	}
 	mustWrite(t, s, chainOf(openNamespace(t, s, "m"), 1, 10))
-}
-
-func TestPausesOfHealingAreBounded(t *testing.T) {
-	p := defaultHealPauses()
-	pause, total := time.Duration(0), time.Duration(0)
-	for failures := range 1000 {
-		pause = p.after(pause, failures >= healMany)
-		total += pause
-		if pause < p.first || pause > p.rare || failures < healMany && pause > p.last {
-			t.Fatalf("%v after %d failures", pause, failures)
-		}
-	}
-	if rare := (1000 - healMany) * p.rare; total < rare {
-		t.Errorf("1000 tries in %v, want %v at least", total, rare)
-	}
 }

@@ -10,6 +10,9 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index"
 )
 
+// janitorInterval is how often leases that ran out are looked for.
+const janitorInterval = 100 * time.Millisecond
+
 // lease pins the records that one lookup found.
 type lease struct {
 	refs     []index.Ref
@@ -158,7 +161,7 @@ func (s *Store) janitor(ctx context.Context) {
 			return
 		case <-tick.C:
 			s.expireLeases()
-			s.space.coolDown(time.Now())
+			s.space.CoolDown(time.Now())
 		}
 	}
 }

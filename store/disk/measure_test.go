@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 	"golang.org/x/sys/unix"
 )
 
@@ -64,7 +65,7 @@ func TestFilesThatCannotBeMeasuredKeepTheStoreFromGrowing(t *testing.T) {
 func TestWhatCanNeverBeMeasuredDoesNotEndSaves(t *testing.T) {
 	d := newMemDisk()
 	d.hook(func(op, path string) error {
-		if op == "measure" && strings.HasSuffix(path, namespaceDir) {
+		if op == "measure" && strings.HasSuffix(path, recovery.NamespaceDir) {
 			return unix.EIO
 		}
 		return nil
@@ -181,7 +182,7 @@ func TestStopThatCannotMeasureTheJournalWritesNoSnapshot(t *testing.T) {
 	records := chainOf(openNamespace(t, s, "a"), 1, 40)
 	mustWrite(t, s, records)
 	d.hook(func(op, path string) error {
-		if op == "measure" && strings.HasSuffix(path, journalDir) {
+		if op == "measure" && strings.HasSuffix(path, recovery.JournalDir) {
 			return unix.EIO
 		}
 		return nil
@@ -191,7 +192,7 @@ func TestStopThatCannotMeasureTheJournalWritesNoSnapshot(t *testing.T) {
 	}
 	d.hook(func(string, string) error { return nil })
 	s = openTest(t, o)
-	if s.Stats().Recovered != RecoveredJournal {
+	if s.Stats().Recovered != recovery.RecoveredJournal {
 		t.Errorf("recovered from the %s", s.Stats().Recovered)
 	}
 	openNamespace(t, s, "a")
@@ -226,8 +227,8 @@ func TestADirectoryOfOthersDoesNotKeepTheStoreFromGrowing(t *testing.T) {
 	if st := s.Stats(); len(st.Warnings) > 0 {
 		t.Errorf("warnings: %q", st.Warnings)
 	}
-	if u := s.space.usage(); u.unmeasured > 0 || u.smallBytes < int64(len(other)) {
-		t.Errorf("does not grow for %d measurements, %d bytes of small files", u.unmeasured, u.smallBytes)
+	if u := s.space.Usage(); u.Unmeasured > 0 || u.SmallBytes < int64(len(other)) {
+		t.Errorf("does not grow for %d measurements, %d bytes of small files", u.Unmeasured, u.SmallBytes)
 	}
 	mustWrite(t, s, chainOf(openNamespace(t, s, "a"), 1, 10))
 }
@@ -247,8 +248,8 @@ func TestAFileThatCannotBeMeasuredHidesNoOther(t *testing.T) {
 		return nil
 	})
 	s := openTest(t, memOptions(d, newJournalFS()))
-	if u := s.space.usage(); u.smallBytes != 2<<20 || u.unmeasured == 0 {
-		t.Errorf("%d bytes of small files, %d measurements without growth", u.smallBytes, u.unmeasured)
+	if u := s.space.Usage(); u.SmallBytes != 2<<20 || u.Unmeasured == 0 {
+		t.Errorf("%d bytes of small files, %d measurements without growth", u.SmallBytes, u.Unmeasured)
 	}
 }
 

@@ -14,9 +14,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/segment"
+	"golang.org/x/sys/unix"
 )
 
 // memDisk is a disk in memory that can lose power: what was written to a file and not
@@ -230,7 +230,7 @@ func (m *memDisk) segmentPaths() []string {
 	defer m.mu.Unlock()
 	var out []string
 	for path := range m.files {
-		if strings.HasSuffix(path, segmentSuffix) {
+		if strings.HasSuffix(path, segment.Suffix) {
 			out = append(out, path)
 		}
 	}

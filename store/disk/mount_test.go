@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 )
 
 // twoDisks is a memory disk that holds the segments alone: all else lies in a file system of
@@ -16,7 +17,7 @@ type twoDisks struct {
 }
 
 func (d *twoDisks) Room(path string) (fsio.Room, error) {
-	if strings.HasPrefix(path, "/store/"+segmentDir) {
+	if strings.HasPrefix(path, "/store/"+recovery.SegmentDir) {
 		room, err := d.memDisk.Room(path)
 		room.Device = 7
 		return room, err
@@ -99,8 +100,8 @@ func TestFullDirectoryCostsNoSegment(t *testing.T) {
 func TestSnapshotLeavesTheDirectoryItsSpace(t *testing.T) {
 	for _, c := range []struct {
 		free int64
-		want Recovery
-	}{{6 << 20, RecoveredJournal}, {16 << 20, RecoveredSnapshot}} {
+		want recovery.Recovery
+	}{{6 << 20, recovery.RecoveredJournal}, {16 << 20, recovery.RecoveredSnapshot}} {
 		d, s := onTwoDisks(t, fsio.Room{TotalBytes: 32 << 20, FreeBytes: c.free}, func(*Options) {})
 		records := chainOf(openNamespace(t, s, "a"), 1, 20)
 		mustWrite(t, s, records)
@@ -108,8 +109,8 @@ func TestSnapshotLeavesTheDirectoryItsSpace(t *testing.T) {
 			t.Fatal(err)
 		}
 		again := openTest(t, s.opts)
-		if again.recovered != c.want {
-			t.Errorf("with %d of %d bytes free: recovered from %v, want %v", c.free, d.own.TotalBytes, again.recovered, c.want)
+		if again.state.Recovered != c.want {
+			t.Errorf("with %d of %d bytes free: recovered from %v, want %v", c.free, d.own.TotalBytes, again.state.Recovered, c.want)
 		}
 		openNamespace(t, again, "a")
 		mustRead(t, again, records)

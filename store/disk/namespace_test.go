@@ -8,10 +8,10 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 )
 
 // slowFS is the file system with atomic writes that wait once they are told to.
@@ -54,7 +54,7 @@ func TestOpenNamespaceDoesNotWaitForTheDisk(t *testing.T) {
 
 func manifestFiles(t *testing.T, dir string) int {
 	t.Helper()
-	entries, err := os.ReadDir(filepath.Join(dir, namespaceDir))
+	entries, err := os.ReadDir(filepath.Join(dir, recovery.NamespaceDir))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func dropAll(t *testing.T, s *Store, records []testRecord) {
 			t.Fatalf("record %d is not there", i)
 		}
 		job := &dropJob{ref: found.Ref, seq: found.Seq, done: make(chan struct{})}
-		s.commits.Push(commit{kind: commitDropSlot, drop: job})
+		s.commits.Push(job)
 		<-job.done
 	}
 }
@@ -145,7 +145,7 @@ func TestNamespacesWithoutRecordsAreForgotten(t *testing.T) {
 
 // smallBytes is what counts for manifests and other small files.
 func smallBytes(s *Store) int64 {
-	return s.space.usage().smallBytes
+	return s.space.Usage().SmallBytes
 }
 
 // Manifests never take more than their part of the cap.

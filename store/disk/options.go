@@ -8,9 +8,10 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // Options says how a store is opened. The zero value of a field means its default, which
@@ -94,7 +95,7 @@ type Options struct {
 	journalFS vfs.FS
 	clock     func() time.Time
 	// healPauses are those of the healer.
-	healPauses healPauses
+	healPauses recovery.Pauses
 	// checkOnly opens the store for a check: nothing is evicted to fit a cap.
 	checkOnly bool
 	// held, if not nil, is the lock of the directory, which the caller has. The store closes it.
@@ -110,7 +111,7 @@ func (o Options) WithFS(files fsio.FS, journalFiles vfs.FS) Options {
 
 // MinMaxBytes is the smallest cap a store accepts: the journal's fixed cost and a few
 // records.
-const MinMaxBytes = minBytes
+const MinMaxBytes = segment.MinBytes
 
 const (
 	defaultSegmentBytes       = 256 << 20
@@ -151,7 +152,7 @@ func (o *Options) EnsureDefaults() {
 	if o.journalFS == nil {
 		o.journalFS = vfs.Default
 	}
-	setDefault(&o.healPauses, defaultHealPauses())
+	setDefault(&o.healPauses, recovery.DefaultPauses())
 	if o.clock == nil {
 		o.clock = time.Now
 	}

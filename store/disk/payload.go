@@ -40,7 +40,7 @@ func (s *Store) PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard
 func (s *Store) HoldPayload(ns connector.NamespaceDigest, shard connector.Shard, bytes int) error {
 	err := s.namespaces.HoldPayload(ns, shard, bytes)
 	var size *store.PayloadSizeError
-	if !errors.As(err, &size) || size.Held || !s.findsAll() {
+	if !errors.As(err, &size) || size.Held || !s.rebuild.FindsAll() {
 		return err
 	}
 	number, known := s.namespaces.Number(ns)

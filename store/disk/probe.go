@@ -28,13 +28,13 @@ func (s *Store) Probe(ctx context.Context) error {
 // anyRecord finds a record, beginning at a random slot of a random segment: a disk may
 // keep what it is asked for again and again in its cache.
 func (s *Store) anyRecord() (id store.RecordID, bytes int, ok bool) {
-	segments := s.space.inUse()
+	segments := s.space.InUse()
 	mathrand.Shuffle(len(segments), func(i, j int) { segments[i], segments[j] = segments[j], segments[i] })
 	for _, g := range segments {
 		first := mathrand.Uint32N(max(1, g.Slots))
 		for i := range g.Slots {
-			ref := g.base + index.Ref((first+i)%g.Slots)
-			if s.space.at(ref) != g {
+			ref := g.Base + index.Ref((first+i)%g.Slots)
+			if s.space.At(ref) != g {
 				break // given up meanwhile
 			}
 			in, found, ok := s.table.PinSlot(ref)

@@ -44,9 +44,9 @@ func (r records) Locate(op *readio.Read) error {
 		s.table.Unpin(f.Ref)
 		return fmt.Errorf("read of %d bytes of a record of %d: %w", len(op.Payload), f.Bytes, store.ErrInvalid)
 	}
-	g := s.space.at(f.Ref)
-	at := g.location(f.Ref)
-	op.Place = readio.Place{Ref: f.Ref, Seq: f.Seq, At: at, File: g.file, Offset: g.Offset(at.Slot)}
+	g := s.space.At(f.Ref)
+	at := g.Location(f.Ref)
+	op.Place = readio.Place{Ref: f.Ref, Seq: f.Seq, At: at, File: g.File, Offset: g.Offset(at.Slot)}
 	return nil
 }
 
@@ -57,7 +57,7 @@ func (r records) Unpin(ref index.Ref) { r.s.table.Unpin(ref) }
 func (r records) Overdue(at readio.Place, err error) {
 	if r.s.readFailed(at.Ref, at.Seq, err) {
 		job := &dropJob{ref: at.Ref, seq: at.Seq, done: make(chan struct{})}
-		r.s.commits.TryPush(commit{kind: commitDropSlot, drop: job})
+		r.s.commits.TryPush(job)
 	}
 }
 
@@ -84,7 +84,7 @@ func (r records) Verify(op *readio.Read) (finished bool) {
 	default:
 		return true
 	}
-	s.commits.Push(commit{kind: commitDrop, read: op})
+	s.commits.Push(unusable{op})
 	return false
 }
 
@@ -135,7 +135,7 @@ func (s *Store) checkHeader(h *format.Record, header []byte, at journal.Location
 		return err
 	}
 	switch {
-	case h.Store != s.id:
+	case h.Store != s.state.ID:
 		return errOtherStore
 	case h.SegmentID != at.Segment || h.Slot != at.Slot:
 		return errOtherSlot

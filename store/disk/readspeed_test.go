@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // throttledDisk is a disk on a clock that only its reads move.
@@ -24,7 +26,7 @@ func openThrottled(t *testing.T) (*throttledDisk, *Store, []testRecord) {
 	d := &throttledDisk{memDisk: newMemDisk()}
 	d.now.Store(int64(time.Hour))
 	d.hook(func(op, path string) error {
-		if op == "read" && strings.Contains(path, segmentDir) {
+		if op == "read" && strings.Contains(path, recovery.SegmentDir) {
 			d.now.Add(d.perRead.Load())
 		}
 		return nil
@@ -54,7 +56,7 @@ func TestReadSpeedFollowsASlowDiskWithinAFewReadsAndRecovers(t *testing.T) {
 	if v := s.Speed(); v.BytesPerS != 0 {
 		t.Fatalf("%+v before anything was read", v)
 	}
-	request := float64(slotBytes(records[0].Bytes))
+	request := float64(segment.SlotBytes(records[0].Bytes))
 	for _, step := range []struct {
 		perRead time.Duration
 		reads   int
@@ -101,7 +103,7 @@ func TestProbeMeasuresADiskThatNobodyReads(t *testing.T) {
 func TestFailedAndGivenUpReadsLeaveNoBacklog(t *testing.T) {
 	d, s, records := openThrottled(t)
 	d.hook(func(op, path string) error {
-		if op == "read" && strings.Contains(path, segmentDir) {
+		if op == "read" && strings.Contains(path, recovery.SegmentDir) {
 			return errTestFault
 		}
 		return nil

@@ -12,6 +12,9 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // BenchmarkRebuild measures how fast an index is made from record headers alone, for small
@@ -25,23 +28,23 @@ func BenchmarkRebuild(b *testing.B) {
 
 func benchmarkRebuild(b *testing.B, payload, records int) {
 	o := testOptions(b.TempDir())
-	slot := slotBytes(payload)
+	slot := segment.SlotBytes(payload)
 	o.MaxBytes = 4<<30 + 2*slot*int64(records)
 	o.SegmentBytes = 256 << 20
 	s := openTest(b, o)
 	ns := openNamespace(b, s, "a")
 	digest := ns
-	id := s.id
+	id := s.state.ID
 	if err := s.Close(); err != nil {
 		b.Fatal(err)
 	}
 	writeHeaders(b, o.Dir, id, digest, payload, records)
 	for b.Loop() {
 		b.StopTimer()
-		if err := os.RemoveAll(filepath.Join(o.Dir, journalDir)); err != nil {
+		if err := os.RemoveAll(filepath.Join(o.Dir, recovery.JournalDir)); err != nil {
 			b.Fatal(err)
 		}
-		_ = os.Remove(filepath.Join(o.Dir, snapshotFile))
+		_ = os.Remove(filepath.Join(o.Dir, recovery.SnapshotFile))
 		b.StartTimer()
 		began := time.Now()
 		s, err := Open(context.Background(), o)
@@ -49,7 +52,7 @@ func benchmarkRebuild(b *testing.B, payload, records int) {
 			b.Fatal(err)
 		}
 		opened := time.Since(began)
-		<-s.rebuilt.ended
+		<-s.rebuild.Ended()
 		took := time.Since(began)
 		b.StopTimer()
 		if n := s.table.Len(); n != records {
@@ -67,14 +70,14 @@ func benchmarkRebuild(b *testing.B, payload, records int) {
 // writeHeaders makes segments of records whose payloads were never written.
 func writeHeaders(b *testing.B, dir string, id format.StoreID, digest connector.NamespaceDigest, payload, records int) {
 	b.Helper()
-	slot := slotBytes(payload)
+	slot := segment.SlotBytes(payload)
 	perSegment := int((256 << 20) / slot)
 	buf := store.AlignedBuffer(4 << 20)
-	seq := uint64(1) << opensShift
+	seq := uint64(1) << index.SeqBits
 	for first, segment := 0, uint32(100); first < records; first, segment = first+perSegment, segment+1 {
 		n := min(perSegment, records-first)
 		head := format.Segment{Store: id, ID: segment, Slots: uint32(n), SlotBytes: slot}
-		f, err := fsio.OS{}.OpenFile(filepath.Join(dir, segmentDir, fmt.Sprintf("seg-%08d.kv", segment)), true, true)
+		f, err := fsio.OS{}.OpenFile(filepath.Join(dir, recovery.SegmentDir, fmt.Sprintf("seg-%08d.kv", segment)), true, true)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -13,12 +13,13 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
+	"golang.org/x/sys/unix"
 )
 
 // hungJournal is a journal's file system in which making files hangs, or fails.
@@ -67,7 +68,7 @@ func TestNothingIsForgottenIntoABatchThatHangs(t *testing.T) {
 	<-h.hung
 	payload := make(chan struct{}, 1)
 	d.hook(func(op, path string) error {
-		if op == "write" && strings.HasSuffix(path, segmentSuffix) {
+		if op == "write" && strings.HasSuffix(path, segment.Suffix) {
 			select {
 			case payload <- struct{}{}:
 			default:
@@ -104,7 +105,7 @@ func TestManifestsWithoutNamespaceAreRemoved(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	stray := filepath.Join(o.Dir, namespaceDir, connector.NamespaceDigest{1}.String()+".json")
+	stray := filepath.Join(o.Dir, recovery.NamespaceDir, connector.NamespaceDigest{1}.String()+".json")
 	if err := os.WriteFile(stray, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +126,7 @@ func TestHealingTwiceKeepsNamespacesWithoutManifest(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(filepath.Join(o.Dir, namespaceDir)); err != nil {
+	if err := os.RemoveAll(filepath.Join(o.Dir, recovery.NamespaceDir)); err != nil {
 		t.Fatal(err)
 	}
 	s = openTest(t, o)
@@ -134,7 +135,7 @@ func TestHealingTwiceKeepsNamespacesWithoutManifest(t *testing.T) {
 		s.journal.Abandon("test")
 		awaitJournal(t, s, generation)
 	}
-	if err := errors.Join(s.Close(), os.Remove(s.snapshotPath())); err != nil {
+	if err := errors.Join(s.Close(), os.Remove(filepath.Join(s.opts.Dir, recovery.SnapshotFile))); err != nil {
 		t.Fatal(err)
 	}
 	s = openTest(t, o)
@@ -156,7 +157,7 @@ func lostJournal(t *testing.T) (d *memDisk, records []testRecord, gate *readGate
 	mustSync(t, s)
 	d = first.crash(rand.New(rand.NewPCG(1, 1)), func() {})
 	gate = &readGate{open: make(chan struct{})}
-	gate.pass.Store(int64(len(s.space.allSegments())))
+	gate.pass.Store(int64(len(s.space.AllSegments())))
 	d.hook(gate.before)
 	return d, records, gate
 }
@@ -168,7 +169,7 @@ type readGate struct {
 }
 
 func (g *readGate) before(op, path string) error {
-	if op != "read" || !strings.HasSuffix(path, segmentSuffix) || g.pass.Add(-1) >= 0 {
+	if op != "read" || !strings.HasSuffix(path, segment.Suffix) || g.pass.Add(-1) >= 0 {
 		return nil
 	}
 	<-g.open
@@ -257,18 +258,18 @@ func TestBadSlotsStayAsideInARebuild(t *testing.T) {
 	d, records, gate := lostJournal(t)
 	o := memOptions(d, newJournalFS())
 	s := watchCap(t, o).of(openTest(t, o))
-	g := s.space.allSegments()[0]
+	g := s.space.AllSegments()[0]
 	for slot := range index.Ref(manyBad) {
-		s.space.spoil(g.base + slot)
-		s.space.spoil(g.base + slot)
+		s.space.Spoil(g.Base + slot)
+		s.space.Spoil(g.Base + slot)
 	}
-	s.reclaim.wakeShrinker()
+	s.reclaim.WakeShrinker()
 	close(gate.open)
 	awaitRebuild(t, s)
 	if n := s.Stats().Rebuild.Records; n != int64(len(records)-manyBad) {
 		t.Errorf("%d records, want %d", n, len(records)-manyBad)
 	}
-	for s.Stats().Segments > 0 && s.space.allSegments()[0] == g { // it is given up now
+	for s.Stats().Segments > 0 && s.space.AllSegments()[0] == g { // it is given up now
 		unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil)
 	}
 	mustBalance(t, s)
@@ -313,7 +314,7 @@ func TestHealingInTheMiddleOfARebuild(t *testing.T) {
 			w.of(nil)
 		}
 		again := watchCap(t, o).of(openTest(t, o))
-		if again.rebuilt.segments.Load() > 0 {
+		if again.rebuild.State().Segments > 0 {
 			t.Error("headers are read once more")
 		}
 		openNamespace(t, again, "m")
@@ -336,7 +337,7 @@ func TestCrashAtEachStepOfANewJournal(t *testing.T) {
 	g := rand.New(rand.NewPCG(1, 1))
 	var damaged *vfs.MemFS
 	base := d.crash(g, func() { damaged = j.CrashClone(vfs.CrashCloneCfg{}) })
-	spoilManifests(t, damaged, memOptions(base, damaged).Dir+"/"+journalDir)
+	spoilManifests(t, damaged, memOptions(base, damaged).Dir+"/"+recovery.JournalDir)
 	steps := 200
 	for step := 0; step < steps; step += 3 {
 		var seen, crashes atomic.Int64
@@ -419,12 +420,12 @@ func TestFrozenSegmentTakesNothingAfterItWasKept(t *testing.T) {
 	var journalAfter *vfs.MemFS
 	d = d.crash(rand.New(rand.NewPCG(1, 1)), func() { journalAfter = s.opts.journalFS.(*vfs.MemFS).CrashClone(vfs.CrashCloneCfg{}) })
 	for path, f := range d.files {
-		if strings.HasSuffix(path, segmentSuffix) {
+		if strings.HasSuffix(path, segment.Suffix) {
 			clear(f.data[:fsio.Align]) // its header
 		}
 	}
 	d.hook(func(op, path string) error {
-		if op == "write" && strings.HasSuffix(path, segmentSuffix) {
+		if op == "write" && strings.HasSuffix(path, segment.Suffix) {
 			return unix.EIO
 		}
 		return nil
@@ -433,15 +434,15 @@ func TestFrozenSegmentTakesNothingAfterItWasKept(t *testing.T) {
 	s = watchCap(t, o).of(openTest(t, o))
 	d.hook(func(string, string) error { return nil })
 	ns := openNamespace(t, s, "m")
-	g := s.space.allSegments()[0]
-	if !g.frozen {
+	g := s.space.AllSegments()[0]
+	if !g.Frozen {
 		t.Fatal("the segment is not frozen")
 	}
 	_, lease := s.Lookup(ns, []connector.Shard{0}, keysOf(records), time.Minute)
-	if !s.reclaim.retire(g, nil) {
+	if !s.reclaim.Retire(g, nil) {
 		t.Fatal("the segment cannot be given up")
 	}
-	s.evict(&evictJob{segment: g, restore: true})
+	s.evict(&segment.EvictJob{Segment: g, Restore: true})
 	mustSync(t, s)
 	if st := s.Stats(); st.FreeSlots+st.PendingSlots > 0 {
 		t.Errorf("%d slots of it can be written to", st.FreeSlots+st.PendingSlots)
@@ -459,7 +460,7 @@ func TestStampThatCannotBeOpened(t *testing.T) {
 		aside bool
 	}{{unix.EIO, true}, {unix.EMFILE, false}} {
 		d, o, records := segmentsOnDisk(t)
-		stampPath := filepath.Join(o.Dir, stampFile)
+		stampPath := filepath.Join(o.Dir, recovery.StampFile)
 		bad := true
 		d.hook(func(op, path string) error {
 			if bad && op == "open" && path == stampPath {
@@ -473,7 +474,7 @@ func TestStampThatCannotBeOpened(t *testing.T) {
 		for start := range 2 {
 			s := openTest(t, o)
 			awaitRebuild(t, s)
-			if doubted := s.rebuilt.segments.Load() > 0; doubted != (start == 0 || !c.aside) {
+			if doubted := s.rebuild.State().Segments > 0; doubted != (start == 0 || !c.aside) {
 				t.Errorf("%v: start %d: headers are read: %v", c.errno, start, doubted)
 			}
 			openNamespace(t, s, "m")

@@ -3,6 +3,10 @@ package disk
 import (
 	"context"
 	"errors"
+
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
+
 	iofs "io/fs"
 	"os"
 	"path/filepath"
@@ -11,9 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"golang.org/x/sys/unix"
 )
 
 // killedStore returns the options of a store as kill -9 leaves it after a barrier, and
@@ -37,8 +40,8 @@ func killedStore(t *testing.T, o Options, chains int) (Options, []testRecord) {
 
 func journalFiles(t *testing.T, dir, pattern string) []string {
 	t.Helper()
-	first, err := filepath.Glob(filepath.Join(dir, journalDir, pattern))
-	later, laterErr := filepath.Glob(filepath.Join(dir, journalDir, "gen-*", pattern))
+	first, err := filepath.Glob(filepath.Join(dir, recovery.JournalDir, pattern))
+	later, laterErr := filepath.Glob(filepath.Join(dir, recovery.JournalDir, "gen-*", pattern))
 	if err := errors.Join(err, laterErr); err != nil || len(first)+len(later) == 0 {
 		t.Fatalf("no %s: %v", pattern, err)
 	}
@@ -70,7 +73,7 @@ func TestDefect4FlippedBitInTheJournalIsMadeGood(t *testing.T) {
 			if err := s.Close(); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.Remove(filepath.Join(o.Dir, snapshotFile)); err != nil {
+			if err := os.Remove(filepath.Join(o.Dir, recovery.SnapshotFile)); err != nil {
 				t.Fatal(err)
 			}
 			damageTables(t, o.Dir)
@@ -132,7 +135,7 @@ func TestDefect5FlippedBitInTheNewestLogCostsNothing(t *testing.T) {
 	if err := flipBit(logs[len(logs)-1], info.Size()/10, 5); err != nil {
 		t.Fatal(err)
 	}
-	before, err := filepath.Glob(filepath.Join(o.Dir, segmentDir, "*.kv"))
+	before, err := filepath.Glob(filepath.Join(o.Dir, recovery.SegmentDir, "*.kv"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +155,7 @@ type noList struct {
 }
 
 func (f *noList) ReadDir(path string) ([]iofs.DirEntry, error) {
-	if filepath.Base(path) == segmentDir && f.left.Add(-1) >= 0 {
+	if filepath.Base(path) == recovery.SegmentDir && f.left.Add(-1) >= 0 {
 		return nil, unix.EIO
 	}
 	return f.OS.ReadDir(path)
@@ -165,7 +168,7 @@ func TestDefect8And25UnreadableDirectoryWipesNothing(t *testing.T) {
 	fs := new(noList)
 	o.fs = fs
 	fs.left.Store(1 << 20)
-	if _, err := Open(context.Background(), o); !errors.Is(err, ErrSegmentsMissing) || !errors.Is(err, unix.EIO) {
+	if _, err := Open(context.Background(), o); !errors.Is(err, recovery.ErrSegmentsMissing) || !errors.Is(err, unix.EIO) {
 		t.Fatalf("error %v", err)
 	}
 	fs.left.Store(2)
@@ -181,19 +184,19 @@ func TestDefect8And25UnreadableDirectoryWipesNothing(t *testing.T) {
 func TestDefect8MissingSegmentsAreNotForgotten(t *testing.T) {
 	for _, loseJournal := range []bool{false, true} {
 		o, records := killedStore(t, testOptions(""), 30)
-		segments := filepath.Join(o.Dir, segmentDir)
+		segments := filepath.Join(o.Dir, recovery.SegmentDir)
 		away := segments + "-away"
 		if err := os.Rename(segments, away); err != nil {
 			t.Fatal(err)
 		}
 		if loseJournal {
-			if err := os.RemoveAll(filepath.Join(o.Dir, journalDir)); err != nil {
+			if err := os.RemoveAll(filepath.Join(o.Dir, recovery.JournalDir)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for range 2 {
 			_, err := Open(context.Background(), o)
-			if !errors.Is(err, ErrSegmentsMissing) || !strings.Contains(err.Error(), "--forget-lost-segments") {
+			if !errors.Is(err, recovery.ErrSegmentsMissing) || !strings.Contains(err.Error(), "--forget-lost-segments") {
 				t.Fatalf("error %v", err)
 			}
 		}
@@ -209,7 +212,7 @@ func TestDefect8MissingSegmentsAreNotForgotten(t *testing.T) {
 		if err := os.RemoveAll(segments); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Open(context.Background(), o); !errors.Is(err, ErrSegmentsMissing) {
+		if _, err := Open(context.Background(), o); !errors.Is(err, recovery.ErrSegmentsMissing) {
 			t.Fatalf("error %v", err)
 		}
 		o.ForgetSegments = true
@@ -225,7 +228,7 @@ func TestDefect8MissingSegmentsAreNotForgotten(t *testing.T) {
 // Defect 9: an unreadable sector in one segment's header stopped the start.
 func TestDefect9UnreadableSegmentHeader(t *testing.T) {
 	o, records := killedStore(t, testOptions(""), 30)
-	paths, err := filepath.Glob(filepath.Join(o.Dir, segmentDir, "*.kv"))
+	paths, err := filepath.Glob(filepath.Join(o.Dir, recovery.SegmentDir, "*.kv"))
 	if err != nil || len(paths) < 2 {
 		t.Fatal(paths, err)
 	}
@@ -238,7 +241,7 @@ func TestDefect9UnreadableSegmentHeader(t *testing.T) {
 // segments that are left, and the store is in use meanwhile.
 func TestDefect29RebuildGoesOnWhereItWasCutOff(t *testing.T) {
 	o, records := killedStore(t, testOptions(""), 80)
-	if err := os.RemoveAll(filepath.Join(o.Dir, journalDir)); err != nil {
+	if err := os.RemoveAll(filepath.Join(o.Dir, recovery.JournalDir)); err != nil {
 		t.Fatal(err)
 	}
 	slow := holdReads(&o)
@@ -250,10 +253,10 @@ func TestDefect29RebuildGoesOnWhereItWasCutOff(t *testing.T) {
 	fresh := damageChain(ns, 5000, 10)
 	mustWrite(t, s, fresh) // into a segment of its own
 	mustRead(t, s, fresh)
-	for s.rebuilt.segmentsDone.Load() == 0 {
+	for s.rebuild.State().SegmentsDone == 0 {
 		slow.pass.Add(20)
 	}
-	all, done := s.rebuilt.segments.Load(), s.rebuilt.segmentsDone.Load()
+	all, done := s.rebuild.State().Segments, s.rebuild.State().SegmentsDone
 	mustSync(t, s)
 	cut := filepath.Join(t.TempDir(), "cut")
 	copyTree(t, o.Dir, cut)
@@ -263,7 +266,7 @@ func TestDefect29RebuildGoesOnWhereItWasCutOff(t *testing.T) {
 	}
 	o.fs, o.Dir = nil, cut
 	s = openTest(t, o)
-	if again := s.rebuilt.segments.Load(); again > all-done+1 {
+	if again := s.rebuild.State().Segments; again > all-done+1 {
 		t.Errorf("after the cut %d segments are read again; %d of %d were done", again, done, all)
 	}
 	awaitRebuild(t, s)
@@ -288,7 +291,7 @@ func holdReads(o *Options) *heldFS {
 
 func (f *heldFS) OpenFile(path string, create, direct bool) (fsio.File, error) {
 	file, err := f.OS.OpenFile(path, create, direct)
-	if err != nil || create || !strings.HasSuffix(path, segmentSuffix) {
+	if err != nil || create || !strings.HasSuffix(path, segment.Suffix) {
 		return file, err
 	}
 	return &heldFile{file, f}, nil
@@ -322,7 +325,7 @@ func TestLostFormatKeepsTheCap(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(o.Dir, formatFile)); err != nil {
+	if err := os.Remove(filepath.Join(o.Dir, recovery.FormatFile)); err != nil {
 		t.Fatal(err)
 	}
 	after := openTest(t, o).Stats()
@@ -335,7 +338,7 @@ func TestLostFormatKeepsTheCap(t *testing.T) {
 func TestForeignSegmentsAreSetAside(t *testing.T) {
 	o, records := killedStore(t, testOptions(""), 30)
 	other, _ := killedStore(t, testOptions(""), 3)
-	foreign, err := filepath.Glob(filepath.Join(other.Dir, segmentDir, "*.kv"))
+	foreign, err := filepath.Glob(filepath.Join(other.Dir, recovery.SegmentDir, "*.kv"))
 	if err != nil || len(foreign) == 0 {
 		t.Fatal(err)
 	}
@@ -343,11 +346,11 @@ func TestForeignSegmentsAreSetAside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(o.Dir, segmentDir, "seg-00000777.kv")
+	path := filepath.Join(o.Dir, recovery.SegmentDir, "seg-00000777.kv")
 	if err := os.WriteFile(path, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(o.Dir, formatFile)); err != nil {
+	if err := os.Remove(filepath.Join(o.Dir, recovery.FormatFile)); err != nil {
 		t.Fatal(err)
 	}
 	s := allThere(t, o, records, "set aside")
@@ -362,7 +365,7 @@ func TestForeignSegmentsAreSetAside(t *testing.T) {
 // Chains are whole after a rebuild, and lose their ends before their heads.
 func TestRebuiltChainsKeepTheirOrder(t *testing.T) {
 	o, records := killedStore(t, damageOptions(""), 20)
-	if err := os.RemoveAll(filepath.Join(o.Dir, journalDir)); err != nil {
+	if err := os.RemoveAll(filepath.Join(o.Dir, recovery.JournalDir)); err != nil {
 		t.Fatal(err)
 	}
 	s := openTest(t, o)

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"golang.org/x/sys/unix"
 )
 
 // Defect 15: a record that can never fit gave up every other segment.
@@ -58,7 +58,7 @@ func TestCalibrationStaysWithinTheCap(t *testing.T) {
 		t.Skip("writes 260 MB")
 	}
 	o := fullStore(t, 260<<20)
-	orphan := filepath.Join(o.Dir, segmentDir, calibrationScratch)
+	orphan := filepath.Join(o.Dir, recovery.SegmentDir, recovery.CalibrationScratch)
 	if err := os.WriteFile(orphan, make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -167,11 +167,11 @@ func TestSnapshotOfALargerPastStaysWithinTheCap(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.MaxBytes = MinMaxBytes
-	recovered := []Recovery{}
+	recovered := []recovery.Recovery{}
 	for range 3 {
 		s = openTest(t, o)
 		w := watchCap(t, o)
-		recovered = append(recovered, s.recovered)
+		recovered = append(recovered, s.state.Recovered)
 		ns = openNamespace(t, s, "a")
 		mustWrite(t, s, ofSize(ns, 1000, 10, 1000))
 		if err := s.Close(); err != nil {
@@ -179,7 +179,7 @@ func TestSnapshotOfALargerPastStaysWithinTheCap(t *testing.T) {
 		}
 		w.stop()
 	}
-	if recovered[2] != RecoveredSnapshot {
+	if recovered[2] != recovery.RecoveredSnapshot {
 		t.Errorf("recovered from %v", recovered)
 	}
 }
@@ -316,7 +316,7 @@ func TestDefaultCapFollowsTheFreeSpace(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Remove("/store/" + formatFile); err != nil {
+	if err := d.Remove("/store/" + recovery.FormatFile); err != nil {
 		t.Fatal(err)
 	}
 	s = openTest(t, o)
@@ -335,7 +335,7 @@ func TestStopOnAFullDiskSucceeds(t *testing.T) {
 	ns := openNamespace(t, s, "a")
 	mustWrite(t, s, chainOf(ns, 1, 100))
 	d.hook(func(op, path string) error {
-		if op == "write" && strings.Contains(path, snapshotFile) {
+		if op == "write" && strings.Contains(path, recovery.SnapshotFile) {
 			return unix.ENOSPC
 		}
 		return nil
@@ -348,7 +348,7 @@ func TestStopOnAFullDiskSucceeds(t *testing.T) {
 	}
 	d.before.Store(nil)
 	s = openTest(t, o)
-	if st := s.Stats(); st.Recovered != RecoveredJournal || st.Records != 100 {
+	if st := s.Stats(); st.Recovered != recovery.RecoveredJournal || st.Records != 100 {
 		t.Errorf("recovered from %s, %d records", st.Recovered, st.Records)
 	}
 }
@@ -362,7 +362,7 @@ func TestNoSnapshotBelowMinFree(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.ReadFile(s.snapshotPath()); !fsio.IsNotExist(err) {
+	if _, err := d.ReadFile(filepath.Join(s.opts.Dir, recovery.SnapshotFile)); !fsio.IsNotExist(err) {
 		t.Errorf("snapshot: %v", err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // Damage is a record that was found damaged and dropped.
@@ -20,15 +21,6 @@ type Damage struct {
 	Segment   uint32 `json:"segment"`
 	Slot      uint32 `json:"slot"`
 	Reason    string `json:"reason"`
-}
-
-// dropJob asks the committer to drop the record of a slot.
-type dropJob struct {
-	ref index.Ref
-	seq uint64
-	// spoilt is set if the slot is not to be used again.
-	spoilt bool
-	done   chan struct{}
 }
 
 // checker reads and verifies records where they lie, past the queue of reads.
@@ -45,13 +37,13 @@ func newChecker(s *Store, payload bool) *checker {
 
 // check verifies the record of a slot and drops it if it is damaged. It returns the bytes
 // it read, and the damage if there is any. err is an error of the disk.
-func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage, err error) {
+func (c *checker) check(g *segment.Segment, ref index.Ref) (bytes int64, damage *Damage, err error) {
 	id, found, ok := c.s.table.PinSlot(ref)
 	if !ok {
 		return 0, nil, nil
 	}
 	defer c.s.table.Unpin(ref)
-	if c.s.space.at(ref) != g {
+	if c.s.space.At(ref) != g {
 		return 0, nil, nil // given up, and the reference used again, before it was pinned
 	}
 	bytes, reason, err := c.verify(g, id, found)
@@ -65,7 +57,7 @@ func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage,
 		c.s.doubts.Read()
 		return bytes, nil, nil
 	}
-	at := g.location(ref)
+	at := g.Location(ref)
 	damage = &Damage{
 		Namespace: c.s.recordID(id).Namespace.String(), Shard: int(id.Shard),
 		Key: id.Key.String(), Segment: at.Segment, Slot: at.Slot, Reason: reason.Error(),
@@ -78,13 +70,13 @@ func (c *checker) check(g *segment, ref index.Ref) (bytes int64, damage *Damage,
 // drop has the committer drop a record, and waits for it.
 func (c *checker) drop(job *dropJob) {
 	job.done = make(chan struct{})
-	if c.s.commits.TryPush(commit{kind: commitDropSlot, drop: job}) {
+	if c.s.commits.TryPush(job) {
 		<-job.done
 	}
 }
 
 // verify returns why a record is damaged, or nil.
-func (c *checker) verify(g *segment, id index.ID, found index.Found) (bytes int64, reason, err error) {
+func (c *checker) verify(g *segment.Segment, id index.ID, found index.Found) (bytes int64, reason, err error) {
 	padded := 0
 	if c.payload {
 		padded = fsio.AlignUp(int(found.Bytes))
@@ -92,13 +84,13 @@ func (c *checker) verify(g *segment, id index.ID, found index.Found) (bytes int6
 			c.buf = store.AlignedBuffer(padded)
 		}
 	}
-	slot := uint32(found.Ref - g.base)
-	if err := g.file.ReadVec(c.header, c.buf[:padded], g.Offset(slot)); err != nil {
+	slot := uint32(found.Ref - g.Base)
+	if err := g.File.ReadVec(c.header, c.buf[:padded], g.Offset(slot)); err != nil {
 		return 0, nil, fmt.Errorf("check slot %d of segment %d: %w: %w", slot, g.ID, store.ErrIO, err)
 	}
 	bytes = int64(padded + format.HeaderBytes)
 	var h format.Record
-	at, want := g.location(found.Ref), c.s.recordID(id)
+	at, want := g.Location(found.Ref), c.s.recordID(id)
 	if c.payload {
 		reason = c.s.check(&h, c.header, at, &want, found.Seq, c.buf[:found.Bytes])
 	} else {
@@ -114,24 +106,24 @@ func (c *checker) verify(g *segment, id index.ID, found index.Found) (bytes int6
 func (s *Store) scrub(ctx context.Context) {
 	c := newChecker(s, true)
 	for ctx.Err() == nil {
-		for _, g := range s.space.inUse() {
+		for _, g := range s.space.InUse() {
 			s.scrubSegment(ctx, c, g)
 		}
 		s.count.scrubs.Add(1)
-		sleep(ctx, janitorInterval)
+		fsio.Sleep(ctx, janitorInterval)
 	}
 }
 
-func (s *Store) scrubSegment(ctx context.Context, c *checker, g *segment) {
-	for ref := g.base; ref < g.base+index.Ref(g.Slots) && ctx.Err() == nil; ref++ {
-		if s.space.at(ref) != g {
+func (s *Store) scrubSegment(ctx context.Context, c *checker, g *segment.Segment) {
+	for ref := g.Base; ref < g.Base+index.Ref(g.Slots) && ctx.Err() == nil; ref++ {
+		if s.space.At(ref) != g {
 			return // given up meanwhile
 		}
 		bytes, damage, err := c.check(g, ref)
 		if err != nil {
 			s.opts.Logger.Warn("store: scrub could not read a record", "err", err,
 				"remedy", "look for I/O errors in the kernel's log; if it goes on, replace the disk")
-			sleep(ctx, time.Second)
+			fsio.Sleep(ctx, time.Second)
 			continue
 		}
 		if damage != nil {
@@ -140,6 +132,6 @@ func (s *Store) scrubSegment(ctx context.Context, c *checker, g *segment) {
 				"remedy", "none for one; check the disk if there are more")
 		}
 		s.count.scrubBytes.Add(uint64(bytes))
-		sleep(ctx, time.Duration(float64(bytes)/float64(s.opts.ScrubBytesPerS)*float64(time.Second)))
+		fsio.Sleep(ctx, time.Duration(float64(bytes)/float64(s.opts.ScrubBytesPerS)*float64(time.Second)))
 	}
 }

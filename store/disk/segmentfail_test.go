@@ -10,11 +10,12 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
+	"golang.org/x/sys/unix"
 )
 
 // noSegments is the file system on which no segment can be made.
@@ -24,7 +25,7 @@ type noSegments struct {
 }
 
 func (f *noSegments) OpenFile(path string, create, direct bool) (fsio.File, error) {
-	if create && strings.Contains(path, segmentPrefix) {
+	if create && strings.Contains(path, segment.Prefix) {
 		f.tried.Add(1)
 		return nil, unix.EIO
 	}
@@ -76,7 +77,7 @@ func TestSegmentThatCannotBeOpenedCountsAndStays(t *testing.T) {
 	for chain := range 100 {
 		mustWrite(t, s, chainOf(ns, chain, 20))
 	}
-	held := s.space.allSegments()[0].path
+	held := s.space.AllSegments()[0].Path
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +152,7 @@ func TestSegmentIsUsedAgainWhenTheDiskGivesIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			s = openTest(t, o)
-			if r := s.Stats().Recovered; r != RecoveredSnapshot {
+			if r := s.Stats().Recovered; r != recovery.RecoveredSnapshot {
 				t.Errorf("the next start reads the %s", r)
 			}
 			openNamespace(t, s, "m")

@@ -118,10 +118,10 @@ func retireAndPin(t *testing.T, s *Store) (unpin func()) {
 		t.Fatal(err)
 	}
 	<-blocked
-	for _, g := range s.space.inUse() {
-		s.reclaim.retire(g, nil)
-		s.reclaim.wakeShrinker()
-		for ref := g.base; ref < g.base+index.Ref(g.Slots); ref++ {
+	for _, g := range s.space.InUse() {
+		s.reclaim.Retire(g, nil)
+		s.reclaim.WakeShrinker()
+		for ref := g.Base; ref < g.Base+index.Ref(g.Slots); ref++ {
 			if _, _, ok := s.table.PinSlot(ref); ok {
 				return func() { s.table.Unpin(ref) }
 			}
@@ -168,7 +168,7 @@ func TestLeasesEndWhileTheStoreShrinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.reclaim.Measure(true)
-	s.reclaim.wakeShrinker()
+	s.reclaim.WakeShrinker()
 	for range 20_000 {
 		if st := s.Stats(); st.Leases == 0 && st.PhysicalBytes <= st.MaxBytes {
 			settle(t, s)
@@ -196,7 +196,7 @@ func TestFileThatCannotBeRemovedStaysCounted(t *testing.T) {
 		t.Error("nothing is waiting to be removed")
 	}
 	d.before.Store(nil)
-	s.reclaim.wakeShrinker()
+	s.reclaim.WakeShrinker()
 	writeUntilDone(t, s, ofSize(b, 100, 10, otherPayload))
 	settle(t, s)
 	if st := s.Stats(); st.SetAsideBytes != 0 {

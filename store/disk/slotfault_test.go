@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/segment"
+	"golang.org/x/sys/unix"
 )
 
 // badSectors is a memory disk with files whose writes fail at some offsets.
@@ -35,7 +35,7 @@ type badSectorFile struct {
 }
 
 func (f badSectorFile) WriteVec(a, b []byte, offset int64) error {
-	if bad := f.d.bad.Load(); bad != nil && strings.HasSuffix(f.path, segmentSuffix) {
+	if bad := f.d.bad.Load(); bad != nil && strings.HasSuffix(f.path, segment.Suffix) {
 		if err := (*bad)(f.path, offset); err != nil {
 			return err
 		}
@@ -93,14 +93,14 @@ func TestBadSlotFailsOneWriteAndIsSetAside(t *testing.T) {
 		t.Errorf("%d slots rest, want 1", st.RestingSlots)
 	}
 	// Tried again when there is no other slot, it is set aside.
-	s.space.coolDown(time.Now().Add(time.Second))
+	s.space.CoolDown(time.Now().Add(time.Second))
 	for chain := 2; s.Stats().BadSlots == 0 && chain < 80; chain++ {
 		for i, err := range writeAll(t, s, chainOf(ns, chain, 20)) {
 			if err != nil && !errors.Is(err, store.ErrIO) {
 				t.Fatalf("write %d: %v", i, err)
 			}
 		}
-		s.space.coolDown(time.Now().Add(time.Second))
+		s.space.CoolDown(time.Now().Add(time.Second))
 	}
 	if st := s.Stats(); st.BadSlots != 1 || st.WriteErrors != 2 {
 		t.Errorf("%d slots are bad and %d writes failed, want 1 and 2", st.BadSlots, st.WriteErrors)
@@ -141,17 +141,17 @@ func TestSegmentWithManyBadSlotsIsGivenUp(t *testing.T) {
 	mustWrite(t, s, chainOf(ns, 0, 1))
 	d.fail(func(path string, offset int64) error {
 		// Every other slot.
-		if strings.Contains(path, "00000001") && offset > 0 && offset/slotBytes(testPayload)%2 == 0 {
+		if strings.Contains(path, "00000001") && offset > 0 && offset/segment.SlotBytes(testPayload)%2 == 0 {
 			return unix.EIO
 		}
 		return nil
 	})
 	gone := func() bool {
-		return !slices.ContainsFunc(s.space.allSegments(), func(g *segment) bool { return g.ID == 1 })
+		return !slices.ContainsFunc(s.space.AllSegments(), func(g *segment.Segment) bool { return g.ID == 1 })
 	}
 	for chain := 1; !gone(); chain++ {
 		_ = writeAll(t, s, chainOf(ns, chain, 10))
-		s.space.coolDown(time.Now().Add(time.Second))
+		s.space.CoolDown(time.Now().Add(time.Second))
 		if chain > 400 {
 			t.Fatalf("the segment is still there: %+v", s.Stats())
 		}
@@ -170,7 +170,7 @@ func settle(t *testing.T, s *Store) {
 		if err := s.Sync(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if st := s.Stats(); st.PendingSlots == 0 && st.RetiringSegments == 0 && st.WriteInFlightBytes == 0 && !s.space.usage().making {
+		if st := s.Stats(); st.PendingSlots == 0 && st.RetiringSegments == 0 && st.WriteInFlightBytes == 0 && !s.space.Usage().Making {
 			return
 		}
 		time.Sleep(time.Millisecond)

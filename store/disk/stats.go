@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // Stats is the state of a store at one moment. Counters run from the store's opening. The tags
@@ -17,39 +19,11 @@ type Stats struct {
 
 	Records    int64 `json:"records" metric:"records" help:"Records on disk."`
 	Namespaces int   `json:"namespaces"`
-	Segments   int   `json:"segments"`
-	// FreeSlots can be written to, PendingSlots wait for a barrier. BadSlots failed to be
-	// written or read and are set aside; RestingSlots failed once and are tried again.
-	FreeSlots    int64 `json:"free_slots" metric:"free_slots" help:"Slots of segments that can be written to."`
-	PendingSlots int64 `json:"pending_slots"`
-	BadSlots     int64 `json:"bad_slots"`
-	RestingSlots int64 `json:"resting_slots"`
-	// RetiringSegments are being given up, AwaitedSegments could not be opened or read at the
-	// start and are tried again.
-	RetiringSegments int   `json:"retiring_segments"`
-	AwaitedSegments  int64 `json:"awaited_segments"`
-
-	// PhysicalBytes is what the store occupies: segments and the larger of what the
-	// journal occupies and what is set aside for it. MaxBytes is the cap.
-	PhysicalBytes int64 `json:"physical_bytes" metric:"physical_bytes" help:"Bytes the store occupies on disk, everything included."`
-	SegmentBytes  int64 `json:"segment_bytes"`
-	JournalBytes  int64 `json:"journal_bytes"`
-	MaxBytes      int64 `json:"max_bytes" metric:"max_bytes" help:"Hard cap of kvconn_store_physical_bytes."`
-	PayloadBytes  int64 `json:"payload_bytes"`
-	// CapSource says where MaxBytes comes from.
-	CapSource string `json:"cap_source"`
-	// SetAsideBytes are of files that could not be opened, read or removed. They are part of
-	// SegmentBytes, and those that can be opened are the first to go when room is needed.
-	SetAsideBytes int64 `json:"set_aside_bytes"`
-	// FileSystemBytes is the size of the store's file system, FreeBytes what of it is free,
-	// MinFreeBytes what the store leaves free (0 if nothing need be).
-	FileSystemBytes int64 `json:"file_system_bytes" metric:"filesystem_bytes" help:"Size of the store's file system."`
-	FreeBytes       int64 `json:"free_bytes" metric:"filesystem_free_bytes" help:"Free bytes of the store's file system."`
-	MinFreeBytes    int64 `json:"min_free_bytes" metric:"min_free_bytes" help:"What the store leaves free of its file system."`
-	// EffectiveMaxBytes is how large the store can become: MaxBytes, or less where the file
-	// system leaves less. LimitedBy is what keeps it from growing now, or empty.
-	EffectiveMaxBytes int64   `json:"effective_max_bytes" metric:"effective_max_bytes" help:"What the store can reach now: its cap, or less where free space leaves less."`
-	LimitedBy         LimitBy `json:"limited_by"`
+	// Usage is what segments and journal occupy, and may.
+	segment.Usage
+	// AwaitedSegments could not be opened or read at the start and are tried again.
+	AwaitedSegments int64 `json:"awaited_segments"`
+	PayloadBytes    int64 `json:"payload_bytes"`
 
 	Lookups      uint64 `json:"lookups"`
 	LookupBlocks uint64 `json:"lookup_blocks" metric:"lookup_blocks_total" help:"Blocks asked for."`
@@ -108,48 +82,40 @@ type Stats struct {
 	IndexBytes int64 `json:"index_bytes"`
 }
 
+// Usage is what segments and journal occupy, and may.
+type Usage = segment.Usage
+
 // LimitBy says what keeps a store from growing.
-type LimitBy = limitBy
+type LimitBy = segment.LimitBy
 
 // The limits of a store: its cap, and the space that must stay free for others.
 const (
-	LimitedByCap  = limitedByCap
-	LimitedByFree = limitedByFree
+	LimitedByCap  = segment.LimitedByCap
+	LimitedByFree = segment.LimitedByFree
 )
 
 // RebuildState is how far the rebuilding of the index from record headers is.
-type RebuildState struct {
-	// Running is true until every segment has been read.
-	Running      bool  `json:"running"`
-	Segments     int64 `json:"segments"`
-	SegmentsDone int64 `json:"segments_done"`
-	Slots        int64 `json:"slots"`
-	SlotsDone    int64 `json:"slots_done"`
-	// Records were found in headers that the journal did not know; Damaged headers could
-	// not be read.
-	Records int64 `json:"records"`
-	Damaged int64 `json:"damaged"`
-}
+type RebuildState = recovery.RebuildState
 
 // Recovery says where a store's index came from when it was opened.
-type Recovery string
+type Recovery = recovery.Recovery
 
 // The ways an index comes to be.
 const (
-	RecoveredNew      Recovery = "new"
-	RecoveredSnapshot Recovery = "snapshot"
-	RecoveredJournal  Recovery = "journal"
-	RecoveredHeaders  Recovery = "headers"
+	RecoveredNew      = recovery.RecoveredNew
+	RecoveredSnapshot = recovery.RecoveredSnapshot
+	RecoveredJournal  = recovery.RecoveredJournal
+	RecoveredHeaders  = recovery.RecoveredHeaders
 )
 
 // Stats returns the state of the store.
 func (s *Store) Stats() Stats {
 	st := Stats{
-		Dir: s.opts.Dir, StoreID: hex.EncodeToString(s.id[:]), Epoch: s.epoch,
+		Dir: s.opts.Dir, StoreID: hex.EncodeToString(s.state.ID[:]), Epoch: s.epoch,
 		Records: int64(s.table.Len()), PayloadBytes: s.table.PayloadBytes(), IndexBytes: s.table.MemoryBytes(),
 		Namespaces: s.namespaces.Count(), Leases: s.leases.count(),
 		WriteInFlightBytes: s.writes.inFlightBytes(),
-		DirectIO:           s.direct, OpenDuration: s.openDuration, Recovered: s.recovered,
+		DirectIO:           s.state.Direct, OpenDuration: s.openDuration, Recovered: s.state.Recovered,
 	}
 	st.ReadBudgetBytes = s.opts.ReadInFlightBytes
 	if s.calibration.ReadInFlightBytes > 0 {
@@ -159,20 +125,11 @@ func (s *Store) Stats() Stats {
 	st.WriteBudgetBytes, _ = s.gate.State()
 	st.QueuedReads, st.ReadInFlightBytes = s.reads.Depth()
 	st.ReadSpeed = s.Speed()
-	st.Rebuild, st.AwaitedSegments = s.rebuilt.state(), s.awaiting.Load()
-	st.takeUsage(s.space.usage())
+	st.Rebuild, st.AwaitedSegments = s.rebuild.State(), s.rebuild.Awaiting()
+	st.Usage = s.space.Usage()
 	s.count.stats(&st)
 	st.Warnings = s.report.Warnings()
 	return st
-}
-
-func (st *Stats) takeUsage(u usage) {
-	st.FreeSlots, st.PendingSlots, st.BadSlots, st.RestingSlots = u.freeSlots, u.pendingSlots, u.badSlots, u.restingSlots
-	st.Segments, st.RetiringSegments = u.segments, u.retiringSegments
-	st.PhysicalBytes, st.SegmentBytes, st.JournalBytes, st.SetAsideBytes = u.physicalBytes, u.segmentBytes, u.journalBytes, u.setAsideBytes
-	st.MaxBytes, st.CapSource = u.maxBytes, u.capSource
-	st.FileSystemBytes, st.FreeBytes, st.MinFreeBytes = u.room.TotalBytes, u.room.FreeBytes, u.minFreeBytes
-	st.EffectiveMaxBytes, st.LimitedBy = u.effectiveMaxBytes, u.limitedBy
 }
 
 func (c *counters) stats(st *Stats) {

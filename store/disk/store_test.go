@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/recovery"
 )
 
 const testPayload = 24 << 10
@@ -207,7 +209,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Fatalf("lookup found %d of %d", n, len(records))
 	}
 	mustRead(t, s, records)
-	if st := s.Stats(); st.Records != 40 || st.Reads != 40 || st.Writes != 40 || st.Recovered != RecoveredNew {
+	if st := s.Stats(); st.Records != 40 || st.Reads != 40 || st.Writes != 40 || st.Recovered != recovery.RecoveredNew {
 		t.Errorf("stats: %+v", st)
 	}
 }
@@ -266,7 +268,7 @@ func TestEverythingIsThereAfterCleanStop(t *testing.T) {
 			t.Fatal(err)
 		}
 		s = openTest(t, o)
-		if st := s.Stats(); st.Recovered != RecoveredSnapshot || st.Records != 100 {
+		if st := s.Stats(); st.Recovered != recovery.RecoveredSnapshot || st.Records != 100 {
 			t.Fatalf("recovered from %s, %d records, warnings %v", st.Recovered, st.Records, st.Warnings)
 		}
 		if again := openNamespace(t, s, "a"); again != ns {
@@ -294,11 +296,11 @@ func TestLossOfSnapshotIsMadeGoodByTheJournal(t *testing.T) {
 			if err := s.Close(); err != nil {
 				t.Fatal(err)
 			}
-			if err := spoil(s.snapshotPath()); err != nil {
+			if err := spoil(filepath.Join(s.opts.Dir, recovery.SnapshotFile)); err != nil {
 				t.Fatal(err)
 			}
 			s = openTest(t, o)
-			if st := s.Stats(); st.Recovered != RecoveredJournal || st.Records != 50 {
+			if st := s.Stats(); st.Recovered != recovery.RecoveredJournal || st.Records != 50 {
 				t.Fatalf("recovered from %s, %d records", st.Recovered, st.Records)
 			}
 			mustRead(t, s, records)
@@ -315,12 +317,12 @@ func TestLossOfJournalIsMadeGoodByHeaders(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(o.Dir + "/" + journalDir); err != nil {
+	if err := os.RemoveAll(o.Dir + "/" + recovery.JournalDir); err != nil {
 		t.Fatal(err)
 	}
 	s = openTest(t, o)
 	awaitRebuild(t, s)
-	if st := s.Stats(); st.Recovered != RecoveredHeaders || st.Records != 50 {
+	if st := s.Stats(); st.Recovered != recovery.RecoveredHeaders || st.Records != 50 {
 		t.Fatalf("recovered from %s, %d records", st.Recovered, st.Records)
 	}
 	ns = openNamespace(t, s, "a")

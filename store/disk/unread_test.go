@@ -12,10 +12,11 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/disk/segment"
+	"golang.org/x/sys/unix"
 )
 
 // manyBad slots of a segment are enough to give it up.
@@ -25,7 +26,7 @@ const manyBad = 8
 // added to a segment that was no more.
 func TestBadSlotsOfASegmentThatIsRead(t *testing.T) {
 	o, records := killedStore(t, testOptions(""), 80)
-	if err := os.Remove(filepath.Join(o.Dir, stampFile)); err != nil {
+	if err := os.Remove(filepath.Join(o.Dir, recovery.StampFile)); err != nil {
 		t.Fatal(err)
 	}
 	slow := holdReads(&o)
@@ -40,16 +41,16 @@ func TestBadSlotsOfASegmentThatIsRead(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	unread := slices.DeleteFunc(s.space.allSegments(), func(g *segment) bool { return !g.isUnread() })
+	unread := slices.DeleteFunc(s.space.AllSegments(), func(g *segment.Segment) bool { return !g.IsUnread() })
 	if len(unread) == 0 {
 		t.Fatal("no segment is read")
 	}
 	g := unread[len(unread)-1]
 	for i := range index.Ref(manyBad) { // at its end, where nothing was written
-		s.space.spoil(g.base + index.Ref(g.Slots) - 1 - i)
+		s.space.Spoil(g.Base + index.Ref(g.Slots) - 1 - i)
 	}
 	for range 20 { // the shrinker looks
-		s.reclaim.wakeShrinker()
+		s.reclaim.WakeShrinker()
 		time.Sleep(time.Millisecond)
 	}
 	close(slow.release)
@@ -77,12 +78,12 @@ func TestFrozenSegmentStaysFrozenWhenItIsNotGivenUp(t *testing.T) {
 	o := memOptions(d, j)
 	fillMem(t, o)
 	for path, f := range d.files {
-		if strings.HasSuffix(path, segmentSuffix) {
+		if strings.HasSuffix(path, segment.Suffix) {
 			f.data[1] ^= 4
 		}
 	}
 	d.hook(func(op, path string) error {
-		if op == "write" && filepath.Ext(path) == segmentSuffix {
+		if op == "write" && filepath.Ext(path) == segment.Suffix {
 			return unix.EIO
 		}
 		return nil
@@ -90,9 +91,9 @@ func TestFrozenSegmentStaysFrozenWhenItIsNotGivenUp(t *testing.T) {
 	s := watchCap(t, o).of(openTest(t, o))
 	d.before.Store(nil)
 	awaitRebuild(t, s)
-	var frozen *segment
-	for _, g := range s.space.allSegments() {
-		if g.frozen && len(s.table.Describe(g.slots(), nil)) > 0 {
+	var frozen *segment.Segment
+	for _, g := range s.space.AllSegments() {
+		if g.Frozen && len(s.table.Describe(g.Range(), nil)) > 0 {
 			frozen = g
 		}
 	}
@@ -101,10 +102,10 @@ func TestFrozenSegmentStaysFrozenWhenItIsNotGivenUp(t *testing.T) {
 	}
 	pinned := firstRecord(t, s, frozen)
 	s.table.PinSlot(pinned)
-	if !s.reclaim.retire(frozen, nil) {
+	if !s.reclaim.Retire(frozen, nil) {
 		t.Fatal("cannot be given up")
 	}
-	s.reclaim.wakeShrinker()
+	s.reclaim.WakeShrinker()
 	settle(t, s)
 	checkAccounting(t, s)
 	s.table.Unpin(pinned)
@@ -128,8 +129,8 @@ func TestSlotsComeBackOnceAfterTheJournalFailed(t *testing.T) {
 	ns := openNamespace(t, s, "a")
 	mustWrite(t, s, chainOf(ns, 1, 30))
 	settle(t, s)
-	g := s.space.allSegments()[0]
-	if !s.reclaim.retire(g, nil) {
+	g := s.space.AllSegments()[0]
+	if !s.reclaim.Retire(g, nil) {
 		t.Fatal("cannot be given up")
 	}
 	// A drop and a restore in the batch that fails.
@@ -142,7 +143,7 @@ func TestSlotsComeBackOnceAfterTheJournalFailed(t *testing.T) {
 	for s.Sync(t.Context()) == nil {
 	}
 	newChecker(s, false).drop(&dropJob{ref: found.Ref, seq: found.Seq})
-	restore := &evictJob{segment: g, restore: true}
+	restore := &segment.EvictJob{Segment: g, Restore: true}
 	s.evict(restore)
 	fail.Store(false)
 	awaitJournal(t, s, 0)
@@ -151,19 +152,19 @@ func TestSlotsComeBackOnceAfterTheJournalFailed(t *testing.T) {
 		if s.Stats().RetiringSegments == 0 {
 			break
 		}
-		s.reclaim.wakeShrinker()
+		s.reclaim.WakeShrinker()
 		time.Sleep(time.Millisecond)
 	}
 	settle(t, s)
 	checkAccounting(t, s)
-	if errors.Is(restore.err, store.ErrClosed) {
-		t.Fatal(restore.err)
+	if errors.Is(restore.Err, store.ErrClosed) {
+		t.Fatal(restore.Err)
 	}
 }
 
-func firstRecord(t *testing.T, s *Store, g *segment) index.Ref {
+func firstRecord(t *testing.T, s *Store, g *segment.Segment) index.Ref {
 	t.Helper()
-	for ref := g.base; ref < g.base+index.Ref(g.Slots); ref++ {
+	for ref := g.Base; ref < g.Base+index.Ref(g.Slots); ref++ {
 		if _, _, ok := s.table.PinSlot(ref); ok {
 			s.table.Unpin(ref)
 			return ref

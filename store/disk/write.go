@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/namespace"
 	"github.com/kvconn/kvconn/store/disk/queue"
+	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
 // writes is the state of writes that were accepted and are not done.
@@ -92,12 +93,12 @@ func (s *Store) accept(op *write) error {
 	if found, ok := s.table.Get(op.id, false); ok {
 		if !s.doubts.Holds(found.Ref, found.Seq) {
 			w.pending++
-			s.commits.Push(commit{kind: commitPresent, write: op})
+			s.commits.Push(ended{op})
 			return nil
 		}
 		op.oldRef, op.oldSeq = found.Ref, found.Seq
 	}
-	need := slotBytes(len(op.Payload))
+	need := segment.SlotBytes(len(op.Payload))
 	if w.bytes > 0 && w.bytes+need > s.opts.WriteInFlightBytes {
 		s.count.denied.Add(1)
 		return fmt.Errorf("write of %d bytes with %d in flight: %w", need, w.bytes, store.ErrBusy)
@@ -142,9 +143,9 @@ func (s *Store) checkWrite(op *write) error {
 	if op.id = id; !known {
 		return fmt.Errorf("namespace %v: %w", op.ID.Namespace, namespace.ErrNotOpen)
 	}
-	if slot := slotBytes(len(op.Payload)); s.space.neverFits(slot) {
+	if slot := segment.SlotBytes(len(op.Payload)); s.space.NeverFits(slot) {
 		s.count.denied.Add(1)
-		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.limits.maxBytes, store.ErrTooLarge)
+		return fmt.Errorf("slot of %d bytes under a cap of %d: %w", slot, s.state.Limits.MaxBytes, store.ErrTooLarge)
 	}
 	if err := s.namespaces.CheckSize(index.Group{Namespace: op.id.Namespace, Shard: op.id.Shard}, len(op.Payload)); err != nil {
 		return err
@@ -159,7 +160,6 @@ func (s *Store) checkWrite(op *write) error {
 
 // writer writes payloads until the queue is closed.
 func (s *Store) writer() {
-	defer s.writers.Done()
 	for {
 		op, ok := s.writes.queue.Pop()
 		if !ok {
@@ -167,59 +167,86 @@ func (s *Store) writer() {
 		}
 		if err := s.writeOne(op); err != nil {
 			op.Err = err
-			s.commits.Push(commit{kind: commitFailed, write: op})
+			s.commits.Push(ended{op})
 		} else {
-			s.commits.Push(commit{kind: commitWrite, write: op})
+			s.commits.Push(written{op})
 		}
 	}
 }
 
 // writeOne puts a record into a slot. The index knows nothing of it yet.
 func (s *Store) writeOne(op *write) error {
-	if !s.space.mayWrite(time.Now()) {
+	if !s.space.MayWrite(time.Now()) {
 		return fmt.Errorf("disk refuses writes: %w", store.ErrIO)
 	}
 	if err := s.namespaces.Keep(op.id.Namespace); err != nil {
 		return err
 	}
-	need := slotBytes(len(op.Payload))
-	ref, err := s.reclaim.allocate(need)
+	need := segment.SlotBytes(len(op.Payload))
+	ref, err := s.reclaim.Allocate(need)
 	if err != nil {
 		return err
 	}
-	g := s.space.at(ref)
+	g := s.space.At(ref)
 	op.ref = ref
 	padded := op.Payload[:fsio.AlignUp(len(op.Payload))]
 	clear(padded[len(op.Payload):])
-	at := g.location(ref)
+	at := g.Location(ref)
 	header := s.headers.Get()
 	defer s.headers.Put(header)
 	namespace, scheme := s.namespaces.Identity(op.id.Namespace)
 	(&format.Record{
-		Store: s.id, SegmentID: at.Segment, Slot: at.Slot, Seq: op.seq,
+		Store: s.state.ID, SegmentID: at.Segment, Slot: at.Slot, Seq: op.seq,
 		Namespace: namespace, Shard: op.ID.Shard, Depth: op.depth,
 		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof, Scope: op.Scope, KeyScheme: scheme,
 		PayloadBytes: uint32(len(op.Payload)), PayloadSum: format.PayloadSum(op.Payload),
 	}).Encode(header.Bytes)
-	g.markDirty()
+	g.MarkDirty()
 	s.gate.BeginWrite(need)
-	err = g.file.WriteVec(header.Bytes, padded, g.Offset(at.Slot))
+	err = g.File.WriteVec(header.Bytes, padded, g.Offset(at.Slot))
 	s.gate.EndWrite(need)
 	if err != nil {
-		if s.space.writeFailed(ref, err, time.Now()) {
+		if s.space.WriteFailed(ref, err, time.Now()) {
 			s.opts.Logger.Error("store: the disk refuses writes, saves fail", "err", err,
 				"remedy", "look for I/O errors in the kernel's log; if they go on, replace the disk")
 		}
-		s.reclaim.wakeShrinker()
+		s.reclaim.WakeShrinker()
 		return fmt.Errorf("write record %v: %w: %w", op.ID.Key, store.ErrIO, err)
 	}
 	// Set again: a barrier may have taken the mark while the write was under way.
-	g.markDirty()
-	if s.space.wrote(ref) {
+	g.MarkDirty()
+	if s.space.Wrote(ref) {
 		s.opts.Logger.Info("store: the disk takes writes again")
 	}
 	return nil
 }
+
+// written is a write whose payload is on disk: the record goes into the index. One that waits for
+// its parent comes again.
+type written struct{ *write }
+
+func (w written) prepare(c *committing) {
+	if !c.s.writes.awaitsParent(w.write) {
+		c.replace(w.write)
+		c.addWrite(w.write)
+	}
+}
+
+func (w written) settle(c *committing, err error) {
+	if !w.committing {
+		return
+	}
+	if err != nil {
+		w.Err = err
+	}
+	c.s.finishWrite(w.write)
+}
+
+// ended is a write that is only reported: it failed, or the record was there.
+type ended struct{ *write }
+
+func (w ended) prepare(*committing)           {}
+func (w ended) settle(c *committing, _ error) { c.s.finishWrite(w.write) }
 
 // awaitsParent holds a written record back while its parent is being written: the index
 // and the journal get chains from their heads on, so that no crash and no eviction leaves
@@ -248,7 +275,7 @@ func (s *Store) finishWrite(op *write) {
 	followers := op.followers
 	op.followers = nil
 	for _, child := range op.children {
-		s.commits.Push(commit{kind: commitWrite, write: child})
+		s.commits.Push(written{child})
 	}
 	w.mu.Unlock()
 	err := op.Err
@@ -308,10 +335,8 @@ func (c *committing) replace(op *write) {
 	if seq == 0 {
 		return
 	}
-	select {
-	case <-c.s.journal.Failed():
+	if c.journalFailed() {
 		return // the save fails
-	default:
 	}
 	c.drop(ref, seq, c.s.doubts.Take(ref, seq))
 }

@@ -7,22 +7,23 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// Account is one rank's share of an arena. What its loads and its saves pin is bounded
-// by its options and by an equal part of half the arena each, so that every rank can get
-// on whatever the others do. A rank that holds nothing may have one slot of any size. Those
-// share the arena that have said so (see [Account.SetActive]), or hold or want memory; one
-// that is merely there, such as a connection that does nothing, narrows nobody's part.
-// Cached records that nobody pins belong to no account: they make room for any.
+// Account is one rank's share of an arena. Its options bound what its loads and its saves pin,
+// and so does an equal part of half the arena for each, so that no rank can stop another. A rank
+// that holds nothing may have one slot of any size.
+//
+// An account shares the arena while it is active (see [Account.SetActive]) or holds or waits for
+// memory. Others, such as a connection that does nothing, make nobody's part smaller. Cached
+// records that nobody pins belong to no account and make room for any.
 type Account struct {
 	arena *Arena
 	opts  AccountOptions
 	ns    namespaceID
 
 	// The rest is guarded by the arena's mutex.
-	loadBytes, saveBytes int64 // pinned, or promised to those that are pending
+	loadBytes, saveBytes int64 // pinned, or promised to pending handles
 	queue                list[Slot]
 	closed, forgotten    bool
-	// active is set by who owns the account, counted while it counts among the active.
+	// active is set by the account's owner, counted while the account shares the arena.
 	active, counted bool
 	node            node[Account] // among the accounts with waiters
 }
@@ -43,7 +44,7 @@ func (a *Arena) Account(o AccountOptions) (*Account, error) {
 	return c, nil
 }
 
-// number is that of a namespace. a.mu is held.
+// number returns the number of a namespace. a.mu is held.
 func (a *Arena) number(ns connector.NamespaceDigest) namespaceID {
 	id, known := a.namespaces[ns]
 	if !known {
@@ -53,8 +54,8 @@ func (a *Arena) number(ns connector.NamespaceDigest) namespaceID {
 	return id
 }
 
-// record is a record as slots have it. It panics on one of another namespace than the account's,
-// which would be found in its place.
+// record returns a record as slots know it. It panics if the record is of another namespace than
+// the account: it would be taken for one of the account's.
 func (c *Account) record(r *store.Record) slotRecord {
 	if r.ID.Namespace != c.opts.Namespace {
 		panic("host: record of another namespace than the account's")
@@ -62,7 +63,7 @@ func (c *Account) record(r *store.Record) slotRecord {
 	return slotRecord{slotKey: slotKey{ns: c.ns, shard: r.ID.Shard, key: r.ID.Key}, proof: r.Proof, parent: parentCheck(r.Parent)}
 }
 
-// SetActive says whether the rank is to keep its share also while it holds nothing.
+// SetActive says whether the rank keeps its share also while it holds nothing.
 func (c *Account) SetActive(active bool) {
 	a := c.arena
 	a.mu.Lock()
@@ -72,7 +73,7 @@ func (c *Account) SetActive(active bool) {
 	a.serve()
 }
 
-// countActive takes in whether an account shares the arena now.
+// countActive counts an account that shares the arena now, and no other.
 func (a *Arena) countActive(c *Account) {
 	counts := c.active || c.loadBytes > 0 || c.saveBytes > 0 || c.queue.head != nil
 	if counts != c.counted {
@@ -85,8 +86,8 @@ func (a *Arena) countActive(c *Account) {
 	}
 }
 
-// Close ends the account: who waits fails with [ErrClosed], and nothing more is given
-// out. Slots that are held stay valid until they are released.
+// Close ends the account: calls that wait fail with [ErrClosed], and nothing more is given out.
+// Slots that are held stay valid until they are released.
 func (c *Account) Close() {
 	a := c.arena
 	a.mu.Lock()
@@ -155,7 +156,7 @@ func (c *Account) begin(s *Slot, payloadBytes int, save bool) error {
 		return fmt.Errorf("%w: %d bytes", ErrTooLarge, payloadBytes)
 	}
 	select {
-	case <-s.ready: // of a wait that nobody ended
+	case <-s.ready: // left by an earlier wait
 	default:
 	}
 	s.account, s.class, s.payload, s.save = c, k, payloadBytes, save

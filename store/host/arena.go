@@ -6,10 +6,11 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/host/unitset"
 )
 
-// Arena is the memory of the host tier. It is safe for concurrent use. Its lock is held
-// for bookkeeping alone, never while bytes move.
+// Arena is the memory of the host tier. It is safe for concurrent use. Its lock is held for
+// bookkeeping alone, never while bytes move.
 type Arena struct {
 	opts Options
 	mem  *memory
@@ -21,25 +22,25 @@ type Arena struct {
 	tick   uint64
 
 	slabs       []slab   // the first is not used
-	vacantSlabs []uint32 // numbers of those that were given back
+	vacantSlabs []uint32 // numbers of slabs that were given back
 	index       index
-	// namespaces numbers those that accounts were opened for. A number is never given out again.
+	// namespaces numbers the namespaces of accounts. A number is never given out again.
 	namespaces map[connector.NamespaceDigest]namespaceID
-	// waiters are those for slots that are being filled.
+	// waiters are the handles that wait for slots to be filled.
 	waiters map[slotID]list[Slot]
 
 	units     []spanID // of each unit, 0 if it is unassigned
-	freeUnits int      // those that are unassigned
+	freeUnits int      // how many are unassigned
 	// unfree are the units that are assigned, or promised to a waiter.
-	unfree unitSet
+	unfree unitset.Set
 	// held are the units whose slots cannot all be evicted now: one is pinned, or they are
 	// promised to a waiter.
-	held unitSet
+	held unitset.Set
 	high int // no unit from here on was ever assigned
 
 	accounts int           // not forgotten
 	active   int           // of them, those that share the arena
-	queued   list[Account] // those with waiters
+	queued   list[Account] // the accounts with waiters
 	waiting  int           // handles that wait for memory
 	drain    drain
 	meter    meter // has its own mutex
@@ -66,7 +67,7 @@ func New(o Options) (*Arena, error) {
 	a := &Arena{
 		opts: o, mem: mem, bySize: make(map[int]*class), slabs: make([]slab, 1),
 		index: newIndex(), namespaces: make(map[connector.NamespaceDigest]namespaceID), waiters: make(map[slotID]list[Slot]),
-		units: make([]spanID, n), freeUnits: n, unfree: newUnitSet(n), held: newUnitSet(n),
+		units: make([]spanID, n), freeUnits: n, unfree: unitset.New(n), held: unitset.New(n),
 		wake: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	a.drain.arena = a
@@ -74,12 +75,11 @@ func New(o Options) (*Arena, error) {
 	return a, nil
 }
 
-// File is the arena's shared memory, for a process that maps it read-only; it cannot be
-// mapped otherwise or cut off. Whoever has it can read every cached record. It belongs to
-// the arena.
+// File is the arena's shared memory, for a process that maps it. It can be mapped read-only alone,
+// and not truncated. A process that has it can read every cached record. It belongs to the arena.
 func (a *Arena) File() *os.File { return a.mem.file }
 
-// Memory is the whole arena, for who prepares it for copies. Its bytes are those of slots.
+// Memory is the whole arena, to prepare it for copies. Its bytes belong to slots.
 func (a *Arena) Memory() []byte { return a.mem.bytes }
 
 // SizeBytes is the size of the arena.

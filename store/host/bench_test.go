@@ -113,7 +113,7 @@ func BenchmarkBooks(b *testing.B) {
 			put(next, payload)
 			next++
 		}
-		// A slot in every second unit is pinned, and no run of units is to be had.
+		// A slot in every second unit is pinned, and no run of units is free.
 		pins = make([]Slot, size/unitBytes)
 		for unit, at := range a.units {
 			if unit%2 == 0 && at != 0 {

@@ -8,9 +8,9 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// Cache is the host tier as a read-through cache: an arena in front of a tier, or of a chain of
-// tiers. Whoever moves blocks reads and writes records through it alone. It is safe for
-// concurrent use.
+// Cache is the host tier: a read-through cache in front of a tier, or of a chain of tiers, in the
+// memory of an arena. Everything that moves blocks reads and writes records through it. It is
+// safe for concurrent use.
 type Cache struct {
 	*Arena
 	tier store.Tier
@@ -46,10 +46,11 @@ const readBatch = 16
 // arrived is called once for each item, in any order and from any goroutine. If Err is nil, Slot
 // pins the verified bytes for the callee to release. Otherwise Err is that of want, of the
 // [store.Reader], the cause of ctx, or one of [ErrTooLarge] and [ErrClosed]. arrived must not
-// block for long. Load returns when it was called for all items.
+// block for long. Load returns when it was called for all items, and the first tier has taken or
+// refused what slower ones delivered.
 //
 // ctx bounds the waits for memory and for the reads of others, reading the reads of this call.
-// A buffer that the kernel still owns after its read was given up stays pinned until it is free.
+// A buffer that the kernel still owns after its read was abandoned stays pinned until it is free.
 func (c *Cache) Load(ctx, reading context.Context, account *Account, n int, want func(*Item) error, arrived func(*Item)) {
 	l := &load{ctx: ctx, reading: reading, cache: c, account: account, want: want, arrived: arrived}
 	for next := 0; next < n; next += readBatch {
@@ -65,10 +66,10 @@ type load struct {
 	account      *Account
 	want         func(*Item) error
 	arrived      func(*Item)
-	others       sync.WaitGroup
+	others       sync.WaitGroup // reads, waits and promotions under way
 }
 
-// batch begins with n items, the first of which has index first.
+// batch begins with n items, from index first on.
 func (l *load) batch(first, n int) {
 	items := make([]Item, n)
 	reads := make([]*store.ReadOp, 0, n)
@@ -155,9 +156,8 @@ func (l *load) filled(op *store.ReadOp) {
 	it := op.Owner.(*Item)
 	switch {
 	case it.Err == nil:
-		it.Slot.Publish(it.Record)
-		if it.Promote {
-			l.cache.promote(l.account, it)
+		if it.Slot.Publish(it.Record) && it.Promote {
+			l.promote(it)
 		}
 	case it.Settled():
 		it.Slot.Release()

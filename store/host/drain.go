@@ -48,8 +48,8 @@ func (d *drain) startFor(s *Slot) {
 		}
 	}
 	a.count.Drains++
-	a.unfree.set(d.first, units, true)
-	a.held.set(d.first, units, true)
+	a.unfree.Set(d.first, units, true)
+	a.held.Set(d.first, units, true)
 	for u := d.first; u < d.first+units; u++ {
 		if at := a.units[u]; at != 0 && (u == d.first || a.units[u-1] != at) {
 			d.startOf(at)
@@ -97,7 +97,7 @@ func (d *drain) startOf(at spanID) {
 	}
 	c.spans--
 	p.draining = true
-	a.held.set(int(p.first), c.spanUnits, true)
+	a.held.Set(int(p.first), c.spanUnits, true)
 	if p.taken == 0 {
 		a.dissolve(at)
 	}
@@ -130,5 +130,5 @@ func (d *drain) endOf(at spanID) {
 			a.pushFront(&c.free, first+i)
 		}
 	}
-	a.held.set(int(p.first), c.spanUnits, p.busy > 0)
+	a.held.Set(int(p.first), c.spanUnits, p.busy > 0)
 }

@@ -33,6 +33,8 @@ type fakeTier struct {
 	written  []*store.WriteOp
 	writeErr error
 	refuse   bool
+	// hold, if not nil, is what a write waits for.
+	hold chan struct{}
 	// before, if not nil, is called before each op is read, and returns how it ends.
 	before func(context.Context, *store.ReadOp) error
 	// promote is set on what is read.
@@ -81,7 +83,12 @@ func (f *fakeTier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (int, 
 	f.written = append(f.written, ops...)
 	for _, op := range ops {
 		op.Err = f.writeErr
-		go done(op)
+		go func() {
+			if f.hold != nil {
+				<-f.hold
+			}
+			done(op)
+		}()
 	}
 	return len(ops), nil
 }
@@ -108,7 +115,7 @@ type rig struct {
 	account *host.Account
 }
 
-// newRig makes a cache whose account may pin so many slots for loads, 0 for the default.
+// newRig makes a cache whose account may pin that many slots for loads, 0 for the default.
 func newRig(t *testing.T, tier *fakeTier, slots int) *rig {
 	t.Helper()
 	a, err := host.New(host.Options{Bytes: 4 << 20, PopulateAheadBytes: 1})

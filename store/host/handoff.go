@@ -39,14 +39,12 @@ func (h *Handoffs) Handoff(
 	ctx context.Context, ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock,
 ) ([]connector.HandoffBlock, func()) {
 	payloadBytes := h.cache.tier.PayloadBytes(ns, shard)
-	if payloadBytes == 0 {
+	if payloadBytes == 0 || len(blocks) == 0 {
 		return nil, nil
 	}
 	blocks = slices.Clone(blocks)
-	p := &prefix{items: make([]*Item, len(blocks))}
-	all := make(chan struct{})
+	p := &prefix{items: make([]*Item, len(blocks)), missing: len(blocks), all: make(chan struct{})}
 	h.reads.Go(func() {
-		defer close(all)
 		h.cache.Load(ctx, context.Background(), h.account, len(blocks), func(it *Item) error {
 			b := &blocks[it.Index]
 			it.Record = store.Record{ID: store.RecordID{Namespace: ns, Shard: shard, Key: b.Key}, Parent: parent, Proof: b.Proof}
@@ -55,7 +53,7 @@ func (h *Handoffs) Handoff(
 		}, p.arrived)
 	})
 	select {
-	case <-all:
+	case <-p.all:
 	case <-ctx.Done():
 	}
 	return p.take()
@@ -65,22 +63,27 @@ func (h *Handoffs) Handoff(
 type prefix struct {
 	mu    sync.Mutex
 	items []*Item // those that have arrived, by index
+	// missing have not ended; all is closed when none is.
+	missing int
+	all     chan struct{}
 	// taken is set once the call has ended.
 	taken bool
 }
 
 // arrived takes in a record. One that comes late stays in memory unpinned.
 func (p *prefix) arrived(it *Item) {
-	if it.Err != nil {
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.taken {
+	switch {
+	case it.Err != nil:
+	case p.taken:
 		it.Slot.Release()
-		return
+	default:
+		p.items[it.Index] = it
 	}
-	p.items[it.Index] = it
+	if p.missing--; p.missing == 0 {
+		close(p.all)
+	}
 }
 
 // take keeps the items before the first gap and lets go of the others.

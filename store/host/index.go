@@ -29,8 +29,8 @@ func newIndex() index {
 	return x
 }
 
-// hash is of a record's id. Keys come from prompts, which anybody may write: the seed keeps
-// them from being made for one bucket.
+// hash returns the hash of a record's id. Keys come from prompts, which anybody may write: the
+// seed keeps anybody from choosing prompts that fall into one bucket.
 func (x *index) hash(id *slotKey) uint64 {
 	hi, lo := bits.Mul64(binary.LittleEndian.Uint64(id.key[:])^x.seed[0], binary.LittleEndian.Uint64(id.key[8:])^x.seed[1])
 	h := hi ^ lo ^ uint64(id.ns)<<16 ^ uint64(id.shard)
@@ -113,7 +113,7 @@ type slotRecord struct {
 	parent uint16 // check of the parent's key
 }
 
-// set says what a slot holds, or will.
+// set notes what a slot holds, or will hold.
 func (s *slot) set(r *slotRecord, hash uint64) {
 	s.hash, s.ns, s.shard, s.proof, s.parent = hash, r.ns, r.shard, r.proof, r.parent
 }
@@ -123,7 +123,7 @@ func (s *slot) holds(r *slotRecord, hash uint64) bool {
 	return s.hash == hash && s.ns == r.ns && s.shard == r.shard && s.proof == r.proof && s.parent == r.parent
 }
 
-// parentCheck is kept of the parent's key, which follows from the proof.
+// parentCheck is what a slot keeps of its parent's key, which follows from the proof.
 func parentCheck(k connector.Key) uint16 {
 	hi, lo := bits.Mul64(binary.LittleEndian.Uint64(k[:])+0x9e3779b97f4a7c15, binary.LittleEndian.Uint64(k[8:])+0xbf58476d1ce4e5b9)
 	v := hi ^ lo

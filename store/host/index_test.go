@@ -1,19 +1,17 @@
 package host
 
 import (
-	"math/rand/v2"
 	"reflect"
 	"testing"
 	"unsafe"
 
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store"
 )
 
 // The index agrees with a map while it grows through several levels and shrinks.
 func TestIndexFindsWhatAMapFinds(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	g := rand.New(rand.NewPCG(seed, 1))
+	g := seed.Random(t, 0)
 	a := &Arena{index: newIndex(), opts: Options{unitBytes: unitBytes}, units: make([]spanID, 1)}
 	a.slabs = append(a.slabs, slab{})
 	for range 16 {
@@ -124,7 +122,7 @@ func TestSlotsAreSmallAndHaveNoPointers(t *testing.T) {
 	if n := unsafe.Sizeof(span{}); n > 24 {
 		t.Errorf("a span takes %d bytes", n)
 	}
-	for _, of := range []reflect.Type{reflect.TypeFor[slot](), reflect.TypeFor[span](), reflect.TypeFor[gap]()} {
+	for _, of := range []reflect.Type{reflect.TypeFor[slot](), reflect.TypeFor[span]()} {
 		for i := range of.NumField() {
 			switch f := of.Field(i).Type; f.Kind() {
 			case reflect.Pointer, reflect.Slice, reflect.String, reflect.Map, reflect.Interface, reflect.Chan, reflect.Func:

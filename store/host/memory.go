@@ -60,7 +60,7 @@ func mapMemory(size int64, flags int) (_ *memory, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes of shared memory: %w", size, err)
 	}
-	// Whoever is given the descriptor can neither cut the memory off nor write to it: this
+	// A process that is given the descriptor can neither truncate the memory nor write to it: this
 	// mapping stays the only writable one.
 	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
@@ -69,7 +69,7 @@ func mapMemory(size int64, flags int) (_ *memory, err error) {
 	return m, nil
 }
 
-// mapAnywhere maps a file of huge pages, which the kernel aligns. It may well refuse.
+// mapAnywhere maps a file of huge pages, which the kernel aligns, or refuses.
 func (m *memory) mapAnywhere(fd int, size int64) error {
 	at, err := unix.MmapPtr(fd, 0, nil, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -99,10 +99,9 @@ func (m *memory) mapAligned(fd int, size int64) error {
 	return nil
 }
 
-// populate faults a range in, as a huge page where it is one and the kernel has one.
-// Collapsing works without any setting of the system's, at the price of a copy, for which
-// the range is first made present with a single page. It reports whether it became huge.
-// What is in use meanwhile is unharmed.
+// populate faults a range in, as a huge page if the range is one and the kernel has one free.
+// Collapsing needs no setting of the system, but copies: the range first gets a single page for
+// that. It reports whether the range became huge. Bytes in use stay as they are.
 func (m *memory) populate(from, to int64) bool {
 	b := m.bytes[from:to]
 	if m.explicit {

@@ -27,17 +27,17 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 			if promised {
 				drained++
 			}
-			if isFree := !a.unfree.has(u); isFree == promised || a.held.has(u) != promised {
-				t.Fatalf("unit %d is unassigned and promised: %t; free: %t, held: %t", u, promised, isFree, a.held.has(u))
+			if isFree := !a.unfree.Has(u); isFree == promised || a.held.Has(u) != promised {
+				t.Fatalf("unit %d is unassigned and promised: %t; free: %t, held: %t", u, promised, isFree, a.held.Has(u))
 			}
 			continue
 		}
 		c, p := a.classOfSpan(at), a.span(at)
-		if !a.unfree.has(u) {
+		if !a.unfree.Has(u) {
 			t.Fatalf("unit %d of a span is free", u)
 		}
-		if held := p.busy > 0 || p.draining || promised; a.held.has(u) != held {
-			t.Fatalf("unit %d: held %t, want %t", u, a.held.has(u), held)
+		if held := p.busy > 0 || p.draining || promised; a.held.Has(u) != held {
+			t.Fatalf("unit %d: held %t, want %t", u, a.held.Has(u), held)
 		}
 		if int(p.first) != u {
 			continue
@@ -171,6 +171,17 @@ func TestRandomOperationsKeepEveryPromise(t *testing.T) {
 				published[i] = s.Publish(record(number[i]))
 				if published[i] {
 					delete(owner, s.Offset())
+				}
+			case s.outcome() == Hit && rapid.Bool().Draw(t, "pin also"):
+				var also Slot
+				if accounts[rapid.IntRange(0, 1).Draw(t, "for")].pinAlso(&also, s) {
+					s.Release()
+					a.check(t)
+					if b := also.Bytes(); b[0] != byte(number[i]) {
+						t.Fatalf("handle %d has the bytes of another record", i)
+					}
+					also.Release()
+					state[i] = Full
 				}
 			default:
 				if state[i] == Fill && !published[i] {

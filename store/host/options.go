@@ -13,10 +13,10 @@ import (
 var (
 	// ErrFull says that the rank's share of the arena, or the arena, is in use.
 	ErrFull = errors.New("host tier: no slot is free")
-	// ErrTooLarge says that no slot of that size can ever be had.
+	// ErrTooLarge says that the arena can never have a slot of that size.
 	ErrTooLarge = errors.New("host tier: payload is larger than the arena allows")
-	// ErrFillFailed says that whoever was reading the record gave it up. The caller may
-	// acquire it again, and read it itself.
+	// ErrFillFailed says that the caller that was reading the record gave up. The record may be
+	// acquired again, and read.
 	ErrFillFailed = errors.New("host tier: the record was not filled")
 	// ErrClosed says that the account or the arena is closed.
 	ErrClosed = errors.New("host tier: closed")
@@ -26,12 +26,12 @@ var (
 
 // Options configure an [Arena].
 type Options struct {
-	// Bytes is the size of the arena, rounded down to whole units of 2 MiB: all memory
-	// that loads, saves and cached records may take together.
+	// Bytes is the size of the arena, rounded down to whole units of 2 MiB: all memory that loads,
+	// saves and cached records together may take.
 	Bytes int64
-	// PopulateAheadBytes is how much memory beyond what is assigned is faulted in by a
-	// goroutine in the background, so that no save or load pays for it: a huge page takes
-	// milliseconds to make. Default 128 MiB; Bytes and more mean the whole arena.
+	// PopulateAheadBytes is how much memory a goroutine faults in beyond what is assigned, so that
+	// no save or load pays for it: a huge page takes milliseconds to make. Default 128 MiB; Bytes
+	// and more mean the whole arena.
 	PopulateAheadBytes int64
 	// Logger receives what an operator should know. Default: nothing.
 	Logger *slog.Logger
@@ -85,8 +85,8 @@ type AccountOptions struct {
 	// LoadBytes bounds the slots that loads hold, pinned hits included. Default 64 MiB:
 	// several times what keeps a disk busy.
 	LoadBytes int64
-	// SaveBytes bounds the slots that saves hold. Default 256 MiB: the KV of a few
-	// thousand tokens waits for the disk while the engine goes on.
+	// SaveBytes bounds the slots that saves hold. Default 256 MiB: the KV of a few thousand tokens
+	// can wait for the disk while the engine goes on.
 	SaveBytes int64
 }
 

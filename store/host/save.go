@@ -39,24 +39,26 @@ func (c *Cache) Save(saves []*Save, done func(*Save)) (taken int, err error) {
 
 // promote offers a record that a slower tier has delivered to the first one, which may refuse
 // it: from the slot that it was read into, pinned once more as a save.
-func (c *Cache) promote(account *Account, it *Item) {
+func (l *load) promote(it *Item) {
 	s := &Save{WriteOp: store.WriteOp{Record: it.Record, Scope: it.Scope}}
-	if !account.pinAlso(&s.Slot, &it.Slot) {
-		c.countPromotion(false)
-		return
+	taken := 0
+	l.others.Add(1)
+	if l.account.pinAlso(&s.Slot, &it.Slot) {
+		taken, _ = l.cache.Save([]*Save{s}, l.promoted)
 	}
-	taken, _ := c.Save([]*Save{s}, func(s *Save) { c.countPromotion(s.Err == nil) })
 	if taken == 0 {
-		c.countPromotion(false)
+		s.Err = store.ErrBusy
+		l.promoted(s)
 	}
 }
 
-func (a *Arena) countPromotion(done bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if done {
-		a.count.Promoted++
+func (l *load) promoted(s *Save) {
+	l.cache.mu.Lock()
+	if s.Err == nil {
+		l.cache.count.Promoted++
 	} else {
-		a.count.PromotionsRefused++
+		l.cache.count.PromotionsRefused++
 	}
+	l.cache.mu.Unlock()
+	l.others.Done()
 }

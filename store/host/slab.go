@@ -4,8 +4,8 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// What the arena knows of a slot lies in slabs: tables without pointers, which the garbage
-// collector does not look into. Slots and spans are named by numbers.
+// The arena keeps what it knows of slots in slabs: tables without pointers, which the garbage
+// collector does not look into. Numbers name slots and spans.
 const (
 	slabBits  = 12
 	slabSlots = 1 << slabBits
@@ -16,7 +16,7 @@ const (
 // slotID names a slot: its slab and its place there. 0 names none.
 type slotID uint32
 
-// spanID names a span likewise.
+// spanID names a span in the same way.
 type spanID uint32
 
 // namespaceID is the arena's number of a namespace, from 1 on.
@@ -29,18 +29,25 @@ type slotKey struct {
 	key   connector.Key
 }
 
-// slotState is what is in a slot.
+// slotState is what is in a slot of the arena:
+//
+//	free ──taken──► dirty ──findable──► filling ──Publish──► clean ──evicted──► free
+//	                dirty ──Publish──► clean
+//	                dirty, filling ──Release──► free
+//
+// A dirty or filling slot is pinned by the one handle that may write to it. A clean one is pinned
+// by any number of handles, or by none and then in its class's list.
 type slotState uint8
 
 const (
 	slotFree    slotState = iota
-	slotDirty             // reserved, or no longer findable
-	slotFilling           // being read; findable by those who want to wait for it
+	slotDirty             // reserved, and not findable
+	slotFilling           // being read, and findable by callers that wait for it
 	slotClean             // verified
 )
 
-// slot is guarded by the arena's mutex. What its bytes are of it keeps as far as it must
-// be compared: the proof is the whole prefix's, and with the hash stands for the key.
+// slot is guarded by the arena's mutex. Of its record it keeps what must be compared: the proof
+// covers the whole prefix and, with the hash, stands for the key.
 type slot struct {
 	proof connector.Proof
 	hash  uint64 // of the record's id, see [index]
@@ -49,10 +56,10 @@ type slot struct {
 	// one of its bucket of the index.
 	prev, next, chain slotID
 	pins              uint32
-	used              uint32 // when it was last used, see [Arena.now]
+	used              uint32 // the time of its last use, see [Arena.now]
 	shard             connector.Shard
 	parent            uint16 // check of the parent's key
-	short             uint16 // bytes of the slot behind the payload
+	short             uint16 // bytes of the slot after the payload
 	state             slotState
 	// waited says that handles wait for the slot to be filled.
 	waited bool
@@ -74,7 +81,7 @@ type slab struct {
 	class *class
 	slots []slot
 	spans []span
-	// vacant are the places of spans that are not there.
+	// vacant are the places without a span.
 	vacant []uint32
 }
 
@@ -134,7 +141,7 @@ func (a *Arena) dropSpan(id spanID) {
 	c.open = nil
 }
 
-// newSlab makes a table for a class: for as many spans as it has numbers, or the arena has
+// newSlab makes a table for a class: for as many spans as it has numbers for, or the arena has
 // room for.
 func (a *Arena) newSlab(c *class) uint32 {
 	spans := min(slabSlots/c.perSpan, len(a.units)/c.spanUnits)

@@ -12,7 +12,7 @@ import (
 // used again once its last Release has returned. Release may be called from any goroutine at any
 // time; all other methods are for one goroutine at a time.
 //
-// Its states, of which [Account.Acquire] and [Slot.Wait] report all but queued:
+// Its states are:
 //
 //	Full ──Acquire──┬─► Hit      the record is there
 //	                ├─► Fill     nobody has it: the caller reads it. ──Publish──► Hit
@@ -231,7 +231,7 @@ func (a *Arena) pin(s *Slot, id slotID, o Outcome) {
 	g := a.span(span)
 	if p.pins++; p.pins == 1 {
 		if g.busy++; g.busy == 1 {
-			a.held.set(int(g.first), c.spanUnits, true)
+			a.held.Set(int(g.first), c.spanUnits, true)
 		}
 		a.usedBytes += int64(c.slotBytes)
 	}
@@ -248,7 +248,7 @@ func (a *Arena) unpinned(id slotID) {
 	g := a.span(at)
 	draining := g.draining
 	if g.busy--; g.busy == 0 && !draining {
-		a.held.set(int(g.first), c.spanUnits, false)
+		a.held.Set(int(g.first), c.spanUnits, false)
 	}
 	a.usedBytes -= int64(c.slotBytes)
 	switch {

@@ -43,7 +43,7 @@ func (a *Arena) evictFor(c *class) {
 		a.evict(c.clean.tail)
 		return
 	}
-	if first := a.held.without(c.spanUnits); first >= 0 {
+	if first := a.held.Without(c.spanUnits); first >= 0 {
 		a.takeRun(c, first)
 	}
 }
@@ -79,14 +79,14 @@ func (a *Arena) freeSlot(id slotID) {
 	}
 }
 
-// assignFree makes a span of unassigned units: of those that are kept for the owner, or
+// assignFree makes a span of unassigned units: of the units that are kept for the owner, or of
 // the lowest.
 func (a *Arena) assignFree(c *class, owner *Account) bool {
 	if d := &a.drain; d.owner != nil && d.owner == owner && d.class == c && d.drained == d.units {
 		a.assign(c, d.first)
 		return true
 	}
-	first := a.unfree.without(c.spanUnits)
+	first := a.unfree.Without(c.spanUnits)
 	if first < 0 {
 		return false
 	}
@@ -104,15 +104,15 @@ func (a *Arena) takeIdle(c *class) bool {
 	return false
 }
 
-// takeAround takes over a run of units that contains a part of a span, with all clean
-// slots in it; with idle set only a run without any.
+// takeAround takes over a run of units that overlaps a span, and evicts the clean slots in it;
+// with idle set it takes only a run without any.
 func (a *Arena) takeAround(at spanID, c *class, idle bool) bool {
 	first := int(a.span(at).first)
 	last := first + a.classOfSpan(at).spanUnits - 1
 	run := 0
 	for u := max(0, first-c.spanUnits+1); u < min(len(a.units), last+c.spanUnits); u++ {
 		run++
-		if a.held.has(u) || idle && a.units[u] != 0 && a.span(a.units[u]).taken > 0 {
+		if a.held.Has(u) || idle && a.units[u] != 0 && a.span(a.units[u]).taken > 0 {
 			run = 0
 		}
 		if run == c.spanUnits {
@@ -179,8 +179,8 @@ func (a *Arena) dissolve(at spanID) {
 // setFree makes the units [first, end) those of nobody.
 func (a *Arena) setFree(first, end int) {
 	if first < end {
-		a.unfree.set(first, end-first, false)
-		a.held.set(first, end-first, false)
+		a.unfree.Set(first, end-first, false)
+		a.held.Set(first, end-first, false)
 	}
 }
 
@@ -210,8 +210,8 @@ func (a *Arena) assign(c *class, first int) {
 	}
 	kept, end := a.drain.overlap(first, c.spanUnits)
 	a.drain.drained -= end - kept
-	a.unfree.set(first, c.spanUnits, true)
-	a.held.set(first, c.spanUnits, false)
+	a.unfree.Set(first, c.spanUnits, true)
+	a.held.Set(first, c.spanUnits, false)
 	a.freeUnits -= c.spanUnits
 	a.becomeIdle(at)
 	c.spans++

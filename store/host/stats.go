@@ -10,10 +10,10 @@ type Stats struct {
 	PopulatedBytes int64 `json:"populated_bytes"`
 	HugeBytes      int64 `json:"huge_bytes" metric:"huge_page_bytes" help:"Bytes of the host tier in huge pages."`
 	// UsedBytes are pinned by loads and saves; CleanBytes hold records that can be found,
-	// pinned ones included.
+	// whether pinned or not.
 	UsedBytes  int64 `json:"used_bytes" metric:"pinned_bytes" help:"Bytes of the host tier that loads and saves under way hold."`
 	CleanBytes int64 `json:"clean_bytes"`
-	// Records can be found, those being filled included.
+	// Records can be found, or are being read so that they can.
 	Records  int `json:"records"`
 	Accounts int `json:"accounts"`
 	// Active accounts share the arena.

@@ -39,7 +39,7 @@ func TestWaitReturnsNoSlotThatIsStillBeingRead(t *testing.T) {
 
 // A waiter that gives up takes the memory that was kept free for it along: the next one of
 // its account may need more.
-func TestMemoryIsKeptForTheNextWaiterAnew(t *testing.T) {
+func TestMemoryIsKeptForTheNextWaiterAgain(t *testing.T) {
 	a := newArena(t, 4)
 	hog, c := newAccount(t, a, AccountOptions{}), newAccount(t, a, AccountOptions{})
 	var fill Slot

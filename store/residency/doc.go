@@ -6,7 +6,7 @@
 // msgpack array whose first element is the frame's type:
 //
 //	[1, version, epoch, resumed]             hello; resumed streams have no snapshot
-//	[2, namespace, digest bin, manifest bin] a namespace, before its first record; the manifest is its
+//	[2, number, digest bin, manifest bin]    a namespace, before its first record; the manifest is its
 //	                                         canonical JSON, empty if the store has lost it
 //	[3, first, records bin]                  records; first is the number of the first event, or 0 in the
 //	                                         snapshot; the others count on from it
@@ -14,7 +14,7 @@
 //	[5, seq]                                 nothing happened for a while; the last event was seq
 //	[6, code, text]                          the stream ends: "lagged", "stopping" or "error"
 //
-// A record is 39 bytes: kind u8 (1 stored, 2 removed), shard u16, namespace u32, key, and the key of the
+// A record is 39 bytes: kind u8 (1 stored, 2 removed), shard u16, namespace's number u32, key, and the key of the
 // chain's previous block (its scope's root key for the first one, zero if removed). Numbers are little
 // endian. Readers skip frames of types they do not know.
 //
@@ -22,5 +22,7 @@
 // here, about 110 as a line of JSON with hexadecimal keys, and a few nanoseconds to read.
 //
 // A reader that lost its connection asks for the events after its [Position]. If the store still has them,
-// the stream resumes there; otherwise it begins with a snapshot.
+// the stream resumes there; otherwise it begins with a snapshot. Each stream numbers namespaces by itself, and
+// a request to resume says that its reader knows that (numbers=stream). Readers of earlier releases take a
+// number for what it was in the stream before: for them every stream begins with a snapshot.
 package residency

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io"
+	"net/url"
 	"reflect"
 	"testing"
 
@@ -66,13 +67,16 @@ func TestTheFormatStaysAsItIs(t *testing.T) {
 	}
 }
 
-// read returns the frames of a stream, records one by one, and what ended it.
+// read returns the frames of a stream, records one by one, nil for a heartbeat, and what ended it.
 func read(r *residency.Reader) (frames []any, err error) {
 	for {
 		frame, err := r.Next()
 		switch f := frame.(type) {
 		case nil:
-			return frames, err
+			if err != nil {
+				return frames, err
+			}
+			frames = append(frames, nil)
 		case residency.Records:
 			for i := range f.Len() {
 				frames = append(frames, f.At(i))
@@ -96,7 +100,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 		residency.SnapshotEnd{},
 		residency.Record{Shard: 2, Namespace: 300, Key: key(2), Parent: key(1)},
 		residency.Record{Removed: true, Shard: 3, Namespace: 300, Key: key(1)},
-		residency.Heartbeat{},
+		nil,
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -164,8 +168,13 @@ func TestAStreamResumesAtItsReadersPosition(t *testing.T) {
 	if got, ok := residency.ParsePosition(at.Query()); !ok || got != at {
 		t.Errorf("%+v %v", got, ok)
 	}
-	if _, ok := residency.ParsePosition(nil); ok {
-		t.Error("no parameters name a position")
+	// Readers of earlier releases would mix up the numbers of namespaces.
+	old := at.Query()
+	old.Del("numbers")
+	for _, q := range []url.Values{nil, old} {
+		if _, ok := residency.ParsePosition(q); ok {
+			t.Errorf("%v names a position", q)
+		}
 	}
 }
 

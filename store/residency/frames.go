@@ -27,7 +27,7 @@ const (
 	batchRecords = 1024
 	// maxFrameBytes bounds a frame: batchRecords records, or a manifest of connector.MaxManifestBytes.
 	maxFrameBytes = 128 << 10
-	// maxNamespaces bounds the namespaces of one store.
+	// maxNamespaces bounds the namespaces of one stream.
 	maxNamespaces = 1 << 16
 )
 
@@ -46,15 +46,17 @@ type Position struct{ Epoch, Seq uint64 }
 
 // Query is the position as the parameters of a request that resumes there.
 func (p Position) Query() url.Values {
-	return url.Values{"epoch": {strconv.FormatUint(p.Epoch, 10)}, "after": {strconv.FormatUint(p.Seq, 10)}}
+	return url.Values{
+		"epoch": {strconv.FormatUint(p.Epoch, 10)}, "after": {strconv.FormatUint(p.Seq, 10)}, "numbers": {"stream"},
+	}
 }
 
-// ParsePosition reads the parameters of a request, and reports whether they name a position.
+// ParsePosition reads the parameters of a request, and reports whether the stream can be resumed there.
 func ParsePosition(q url.Values) (p Position, ok bool) {
 	var errEpoch, errSeq error
 	p.Epoch, errEpoch = strconv.ParseUint(q.Get("epoch"), 10, 64)
 	p.Seq, errSeq = strconv.ParseUint(q.Get("after"), 10, 64)
-	return p, errEpoch == nil && errSeq == nil
+	return p, errEpoch == nil && errSeq == nil && q.Get("numbers") == "stream"
 }
 
 // Hello begins a stream. One that is not resumed has a snapshot next.
@@ -63,7 +65,7 @@ type Hello struct {
 	Resumed bool
 }
 
-// Namespace describes the namespace that records call by Number.
+// Namespace describes the namespace that later records of the stream call by Number.
 type Namespace struct {
 	Number uint32
 	Digest connector.NamespaceDigest
@@ -110,6 +112,3 @@ func (r *Records) append(n Record) {
 
 // SnapshotEnd says that the snapshot is complete.
 type SnapshotEnd struct{}
-
-// Heartbeat says that nothing happened for a while.
-type Heartbeat struct{}

@@ -28,18 +28,14 @@ func NewReader(r io.Reader, from Position) *Reader {
 // Position is where the stream is, from its Hello on; Seq is 0 during the snapshot.
 func (r *Reader) Position() Position { return r.at }
 
-// Next reads a frame: a [Hello], [Namespace], [Records], [SnapshotEnd] or [Heartbeat]. It fails with
-// [ErrMalformed], [ErrGap] and [ErrEnded], and with the connection's errors.
+// Next reads a frame: a [Hello], [Namespace], [Records] or [SnapshotEnd], or nil for a heartbeat or a frame of
+// an unknown type. It fails with [ErrMalformed], [ErrGap] and [ErrEnded], and with the connection's errors.
 func (r *Reader) Next() (any, error) {
-	for {
-		body, err := r.read()
-		if err != nil {
-			return nil, err
-		}
-		if frame, err := r.frame(body); frame != nil || err != nil {
-			return frame, err
-		}
+	body, err := r.read()
+	if err != nil {
+		return nil, err
 	}
+	return r.frame(body)
 }
 
 // read returns the next frame's body, valid until the next call.
@@ -60,7 +56,7 @@ func (r *Reader) read() ([]byte, error) {
 	return r.body, err
 }
 
-// frame decodes a frame, nil if its type is unknown.
+// frame decodes a frame.
 func (r *Reader) frame(body []byte) (frame any, err error) {
 	_, rest, err := msgp.ReadArrayHeaderBytes(body)
 	v := values{b: rest, err: err}
@@ -79,7 +75,9 @@ func (r *Reader) frame(body []byte) (frame any, err error) {
 	case typeSnapshotEnd:
 		frame, err = r.snapshotEnd(&v)
 	case typeHeartbeat:
-		frame, err = r.heartbeat(&v)
+		if seq := v.number(); seq != r.at.Seq {
+			err = fmt.Errorf("%w: the last event was %d, %d were seen", ErrGap, seq, r.at.Seq)
+		}
 	case typeEnd:
 		err = fmt.Errorf("%w: %s: %s", ErrEnded, v.text(), v.text())
 	}
@@ -149,13 +147,6 @@ func (r *Reader) snapshotEnd(v *values) (any, error) {
 	}
 	r.at.Seq, r.loading = seq, false
 	return SnapshotEnd{}, nil
-}
-
-func (r *Reader) heartbeat(v *values) (any, error) {
-	if seq := v.number(); v.err == nil && seq != r.at.Seq {
-		return nil, fmt.Errorf("%w: the last event was %d, %d were seen", ErrGap, seq, r.at.Seq)
-	}
-	return Heartbeat{}, nil
 }
 
 // values reads the values of a frame one by one; the first error stays.

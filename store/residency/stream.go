@@ -22,20 +22,18 @@ type Stream struct {
 	// Source is the store, To the reader's side.
 	Source Source
 	To     *Writer
-	// Numbers are what the store's streams call namespaces.
-	Numbers *Table
 	// SnapshotTimeout is the time the reader has for the snapshot.
 	SnapshotTimeout time.Duration
 	// SnapshotDone is called once the snapshot is over; nil is nothing.
 	SnapshotDone func()
 
-	described map[connector.NamespaceDigest]uint32
+	numbers map[connector.NamespaceDigest]uint32 // of the namespaces that were described
 }
 
 // Run writes what u says, without a snapshot if resumed, until the stream ends, and returns why.
 // The caller ends the stream with [Stream.End] and closes u.
 func (s *Stream) Run(ctx context.Context, u store.Subscription, resumed bool) error {
-	s.described = make(map[connector.NamespaceDigest]uint32)
+	s.numbers = make(map[connector.NamespaceDigest]uint32)
 	if err := s.To.Hello(Hello{Epoch: s.Source.Epoch(), Resumed: resumed}); err != nil {
 		return err
 	}
@@ -91,10 +89,10 @@ func (s *Stream) next(ctx context.Context, u store.Subscription) error {
 
 // record writes a record, after a description of its namespace if that is new.
 func (s *Stream) record(e *store.Event) error {
-	number, ok := s.described[e.ID.Namespace]
-	if !ok {
-		var err error
-		if number, err = s.describe(e.ID.Namespace); err != nil {
+	number, described := s.numbers[e.ID.Namespace]
+	if !described {
+		number = uint32(len(s.numbers))
+		if err := s.describe(number, e.ID.Namespace); err != nil {
 			return err
 		}
 	}
@@ -103,18 +101,17 @@ func (s *Stream) record(e *store.Event) error {
 	})
 }
 
-// describe writes what a namespace is and returns its number.
-func (s *Stream) describe(ns connector.NamespaceDigest) (uint32, error) {
-	number, err := s.Numbers.number(ns)
-	if err != nil {
-		return 0, err
-	}
+// describe writes what a namespace is, and gives it a number.
+func (s *Stream) describe(number uint32, ns connector.NamespaceDigest) error {
 	m, known := Manifest(s.Source, ns)
-	if !known {
-		return 0, fmt.Errorf("namespace %v is not known to its store", ns)
+	switch {
+	case !known:
+		return fmt.Errorf("namespace %v is not known to its store", ns)
+	case number == maxNamespaces:
+		return fmt.Errorf("more than %d namespaces: %w", maxNamespaces, store.ErrLagged)
 	}
-	s.described[ns] = number
-	return number, s.To.Namespace(Namespace{Number: number, Digest: ns, Manifest: m})
+	s.numbers[ns] = number
+	return s.To.Namespace(Namespace{Number: number, Digest: ns, Manifest: m})
 }
 
 // End tells the reader that the stream ends because of err, or, if stopping, because the store's process

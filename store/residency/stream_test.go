@@ -76,7 +76,7 @@ func (s *script) run(t *testing.T, resumed bool, life time.Duration) ([]any, err
 	ctx, cancel := context.WithTimeout(t.Context(), life)
 	defer cancel()
 	stream := &residency.Stream{
-		Source: s, To: residency.NewWriter(&b), Numbers: new(residency.Numbers).For(resumed), SnapshotTimeout: time.Minute,
+		Source: s, To: residency.NewWriter(&b), SnapshotTimeout: time.Minute,
 	}
 	stream.End(stream.Run(ctx, s, resumed), ctx.Err() != nil)
 	frames, err := read(residency.NewReader(&b, residency.Position{Epoch: 7, Seq: 5}))
@@ -109,7 +109,7 @@ func TestAStreamTellsSnapshotEventsAndSilence(t *testing.T) {
 			residency.SnapshotEnd{},
 			residency.Record{Shard: 1, Namespace: 1, Parent: key(8)},
 			residency.Record{Removed: true, Shard: 3, Namespace: 0, Key: key(1)},
-			residency.Heartbeat{}, residency.Heartbeat{}, residency.Heartbeat{},
+			nil, nil, nil, // after 10, 20 and 30 s
 		}
 		if !slices.Equal(named(got), want) || !strings.Contains(err.Error(), "stopping") {
 			t.Errorf("%v\ngot  %+v\nwant %+v", err, named(got), want)
@@ -160,47 +160,27 @@ func TestReadersLearnWhyAStreamEnds(t *testing.T) {
 	})
 }
 
-// Numbers stay what they are, for all streams of a store, until none is left; then they begin again, and no
-// stream is resumed any more.
-func TestNamespacesKeepTheirNumbers(t *testing.T) {
-	var numbers residency.Numbers
-	numbered := func(from, to int) (list []uint32, err error) {
-		s := &inOrder{script: script{seq: 5, fail: store.ErrClosed}, next: from}
-		for n := from; n < to; n++ {
-			s.snapshot = append(s.snapshot, store.Resident{ID: id(n, 0)})
-		}
-		var b bytes.Buffer
-		stream := &residency.Stream{Source: s, To: residency.NewWriter(&b), Numbers: numbers.For(false), SnapshotTimeout: time.Minute}
-		err = stream.Run(t.Context(), s, false)
-		stream.End(err, false)
-		frames, _ := read(residency.NewReader(&b, residency.Position{}))
-		for _, f := range frames {
-			if n, ok := f.(residency.Namespace); ok {
-				list = append(list, n.Number)
-			}
-		}
-		return list, err
-	}
+// A stream numbers 65,536 namespaces; then the reader has to begin again.
+func TestAStreamWithTooManyNamespacesEnds(t *testing.T) {
 	const all = 1 << 16
-	got, err := numbered(0, all-1)
-	if !errors.Is(err, store.ErrClosed) || len(got) != all-1 || got[0] != 0 || got[all-2] != all-2 {
-		t.Fatalf("%d namespaces: %v", len(got), err)
+	s := &inOrder{script: script{seq: 5, fail: store.ErrClosed}}
+	for n := range all + 1 {
+		s.snapshot = append(s.snapshot, store.Resident{ID: id(n, 0)})
 	}
-	if got, err = numbered(77, 79); !slices.Equal(got, []uint32{77, 78}) || !errors.Is(err, store.ErrClosed) {
-		t.Errorf("known namespaces: %v, %v", got, err)
+	var b bytes.Buffer
+	stream := &residency.Stream{Source: s, To: residency.NewWriter(&b), SnapshotTimeout: time.Minute}
+	if err := stream.Run(t.Context(), s, false); !errors.Is(err, store.ErrLagged) {
+		t.Error(err)
 	}
-	before := numbers.For(true)
-	if got, err = numbered(all-1, all+1); !slices.Equal(got, []uint32{all - 1}) || !errors.Is(err, store.ErrLagged) {
-		t.Errorf("one namespace too many: %v, %v", got, err)
+	stream.End(store.ErrLagged, false)
+	frames, _ := read(residency.NewReader(&b, residency.Position{}))
+	if n := len(frames); n != 1+2*all {
+		t.Fatalf("%d frames and records", n)
 	}
-	if numbers.For(true) != before {
-		t.Error("a full table is resumed with another one")
-	}
-	if got, err = numbered(77, 79); !slices.Equal(got, []uint32{0, 1}) || !errors.Is(err, store.ErrClosed) {
-		t.Errorf("new numbers: %v, %v", got, err)
-	}
-	if numbers.For(true) != nil {
-		t.Error("a stream with the old numbers can be resumed")
+	for i := range all {
+		if n, ok := frames[1+2*i].(residency.Namespace); !ok || n.Number != uint32(i) || n.Digest != ns(i) {
+			t.Fatalf("%+v is not namespace %d", frames[1+2*i], i)
+		}
 	}
 }
 

@@ -8,10 +8,8 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// writeBufferBytes is how much a Writer gathers before it writes.
-const writeBufferBytes = 64 << 10
-
-// Writer writes a stream. After an error it writes nothing more. It is for one goroutine.
+// Writer writes a stream. After an error it writes nothing more, and each later call returns that error. It is
+// for one goroutine.
 type Writer struct {
 	w       *bufio.Writer
 	body    []byte
@@ -21,7 +19,7 @@ type Writer struct {
 }
 
 // NewWriter makes a writer of a stream to w.
-func NewWriter(w io.Writer) *Writer { return &Writer{w: bufio.NewWriterSize(w, writeBufferBytes)} }
+func NewWriter(w io.Writer) *Writer { return &Writer{w: bufio.NewWriterSize(w, 64<<10)} }
 
 // Hello begins the stream.
 func (w *Writer) Hello(h Hello) error {
@@ -31,24 +29,18 @@ func (w *Writer) Hello(h Hello) error {
 
 // Namespace describes a namespace, which must come before its first record.
 func (w *Writer) Namespace(n Namespace) error {
-	if err := w.endRecords(); err != nil {
-		return err
-	}
 	b := msgp.AppendUint32(w.frame(typeNamespace, 4), n.Number)
 	return w.write(msgp.AppendBytes(msgp.AppendBytes(b, n.Digest[:]), n.Manifest))
 }
 
 // Record adds a record: event seq, or a part of the snapshot if seq is 0.
-func (w *Writer) Record(seq uint64, r Record) error {
-	n := w.records.Len()
-	next := w.first
+func (w *Writer) Record(seq uint64, r Record) (err error) {
+	n, next := w.records.Len(), w.first
 	if next > 0 {
 		next += uint64(n)
 	}
 	if n == batchRecords || seq != next {
-		if err := w.endRecords(); err != nil {
-			return err
-		}
+		err = w.endRecords()
 	}
 	if w.records.Len() == 0 {
 		w.first = seq
@@ -57,7 +49,36 @@ func (w *Writer) Record(seq uint64, r Record) error {
 		w.count++
 	}
 	w.records.append(r)
-	return nil
+	return err
+}
+
+// SnapshotEnd ends the snapshot, which shows the store as of event seq.
+func (w *Writer) SnapshotEnd(seq uint64) error {
+	return w.write(msgp.AppendUint64(msgp.AppendUint64(w.frame(typeSnapshotEnd, 3), seq), w.count))
+}
+
+// Heartbeat says that nothing happened after event seq.
+func (w *Writer) Heartbeat(seq uint64) error {
+	return w.write(msgp.AppendUint64(w.frame(typeHeartbeat, 2), seq))
+}
+
+// End ends the stream with a reason and sends everything.
+func (w *Writer) End(code, text string) error {
+	b := msgp.AppendString(w.frame(typeEnd, 3), code)
+	_ = w.write(msgp.AppendString(b, text)) // Flush returns its error
+	return w.Flush()
+}
+
+// Flush sends everything written so far.
+func (w *Writer) Flush() error {
+	_ = w.endRecords() // the next line returns its error
+	return w.w.Flush()
+}
+
+// frame ends the frame of records, and begins one of n values.
+func (w *Writer) frame(kind uint8, n uint32) []byte {
+	_ = w.endRecords() // writing the frame returns its error
+	return w.begin(kind, n)
 }
 
 // endRecords writes the frame of the records that were gathered.
@@ -65,49 +86,13 @@ func (w *Writer) endRecords() error {
 	if w.records.Len() == 0 {
 		return nil
 	}
-	b := msgp.AppendUint64(w.frame(typeRecords, 3), w.first)
-	b = msgp.AppendBytes(b, w.records.packed)
+	b := msgp.AppendBytes(msgp.AppendUint64(w.begin(typeRecords, 3), w.first), w.records.packed)
 	w.records.packed = w.records.packed[:0]
 	return w.write(b)
 }
 
-// SnapshotEnd ends the snapshot, which shows the store as of event seq.
-func (w *Writer) SnapshotEnd(seq uint64) error {
-	if err := w.endRecords(); err != nil {
-		return err
-	}
-	return w.write(msgp.AppendUint64(msgp.AppendUint64(w.frame(typeSnapshotEnd, 3), seq), w.count))
-}
-
-// Heartbeat says that nothing happened after event seq.
-func (w *Writer) Heartbeat(seq uint64) error {
-	if err := w.endRecords(); err != nil {
-		return err
-	}
-	return w.write(msgp.AppendUint64(w.frame(typeHeartbeat, 2), seq))
-}
-
-// End ends the stream with a reason and sends what is left. Records that were not sent yet are dropped.
-func (w *Writer) End(code, text string) error {
-	b := msgp.AppendString(w.frame(typeEnd, 3), code)
-	if err := w.write(msgp.AppendString(b, text)); err != nil {
-		return err
-	}
-	return w.w.Flush()
-}
-
-// Flush sends everything written so far.
-func (w *Writer) Flush() error {
-	if err := w.endRecords(); err != nil {
-		return err
-	}
-	return w.w.Flush()
-}
-
-// frame begins a frame of n values.
-func (w *Writer) frame(kind uint8, n uint32) []byte {
-	b := append(w.body[:0], 0, 0, 0, 0)
-	return msgp.AppendUint8(msgp.AppendArrayHeader(b, n), kind)
+func (w *Writer) begin(kind uint8, n uint32) []byte {
+	return msgp.AppendUint8(msgp.AppendArrayHeader(append(w.body[:0], 0, 0, 0, 0), n), kind)
 }
 
 // write sends a frame after putting its length before it.

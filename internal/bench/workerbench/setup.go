@@ -29,7 +29,6 @@ type loadBench struct {
 	device     *storebench.Device
 	store      *disk.Store
 	ns         connector.NamespaceDigest
-	digest     connector.NamespaceDigest
 	manifest   *connector.Manifest
 	arena      *host.Arena
 	// file and memory are the engine's, arenaBytes another view of the arena.
@@ -78,9 +77,6 @@ func (b *loadBench) open(ctx context.Context, dir string) (err error) {
 		Groups:         []connector.Group{{Layers: b.o.Layers, KVHeads: 8, HeadSize: 128, Layout: "bench"}},
 		TensorParallel: 1, PipelineParallel: 1,
 		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	}
-	if b.digest, err = b.manifest.Digest(); err != nil {
-		return err
 	}
 	if b.ns, err = b.store.OpenNamespace(b.manifest); err != nil {
 		return err
@@ -154,7 +150,7 @@ func (b *loadBench) fill(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for n := range b.blocks {
 		r := b.record(n)
-		op := &store.WriteOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: <-slab.C()}
+		op := &store.WriteOp{Record: r, Payload: <-slab.C()}
 		copy(op.Payload, b.content)
 		b.mark(op.Payload, n)
 		wg.Add(1)

@@ -60,7 +60,7 @@ func (w *workerLoader) register(l *connector.GroupLayout) error {
 }
 
 func (w *workerLoader) load(ctx context.Context, blocks []connector.PlanBlock) error {
-	plan := connector.Plan{Namespace: w.b.digest, Loads: []connector.RequestLoad{{
+	plan := connector.Plan{Namespace: w.b.ns, Loads: []connector.RequestLoad{{
 		Request:   "bench",
 		Transfers: []connector.Transfer{{Parent: w.b.parent(w.b.numbers[blocks[0].Key]), Blocks: blocks}},
 	}}}

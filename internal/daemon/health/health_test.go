@@ -146,7 +146,7 @@ func TestAFaultThatComesAndGoesDoesNotFillTheLog(t *testing.T) {
 // to give back, and none any more when there is room.
 func TestAFileSystemWithLessThanMinFreeIsAFault(t *testing.T) {
 	h, now := New(slog.New(slog.DiscardHandler)), time.Now()
-	low := Observation{Stats: disk.Stats{MinFreeBytes: 100, FreeBytes: 99, FileSystemBytes: 1000}}
+	low := Observation{Stats: disk.Stats{Usage: disk.Usage{MinFreeBytes: 100, FreeBytes: 99, FileSystemBytes: 1000}}}
 	if h.Observe(now, &low); !h.State().OK {
 		t.Error("a moment is a fault")
 	}

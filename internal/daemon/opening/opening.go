@@ -27,7 +27,7 @@ func (s *Status) String() string {
 	if s.Total <= 0 {
 		return s.Stage
 	}
-	return fmt.Sprintf("%s, %d of %d (%d%%)", s.Stage, s.Done, s.Total, percentOf(s.Done, s.Total))
+	return fmt.Sprintf("%s, %d of %d (%d%%)", s.Stage, s.Done, s.Total, int64(100*s.Ratio()))
 }
 
 // Ratio is the part that is done; 1 if s is nil, because there is nothing to do.
@@ -40,8 +40,6 @@ func (s *Status) Ratio() float64 {
 	}
 	return min(1, float64(s.Done)/float64(s.Total))
 }
-
-func percentOf(done, total int64) int64 { return int64(float64(done) / float64(total) * 100) }
 
 const (
 	// patience is how long a disk may take for one step before it is taken to hang.

@@ -12,6 +12,9 @@ import (
 
 // Each token of a long prompt makes a difference, and so does wrong KV.
 func TestEveryTokenTurnsTheLogits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a measurement for a document")
+	}
 	const tokens = 200
 	c := Tiny(1)
 	m, r := New(c), rand.New(rand.NewPCG(1, 1))

@@ -75,7 +75,7 @@ func New(t testing.TB, model string) *Engine {
 	return e
 }
 
-// Set changes how requests are answered, SetTokenize how tokenizing is.
+// Set changes how requests are answered.
 func (e *Engine) Set(m Mode) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -49,7 +49,7 @@ func Publish(t testing.TB, ranks, blockSize int) (endpoint string, list []*Publi
 	return "tcp://" + list[0].pub.Addr().String(), list
 }
 
-// listeners are on ports in a row.
+// listeners are on consecutive ports.
 func listeners(t testing.TB, n int) []net.Listener {
 	t.Helper()
 	for range 100 {
@@ -80,7 +80,7 @@ func listeners(t testing.TB, n int) []net.Listener {
 // Subscribers is how many follow the events.
 func (p *Publisher) Subscribers() int { return p.pub.Stats().Subscribers }
 
-// Store says that the full blocks of tokens are cached.
+// Store publishes that the full blocks of tokens are cached.
 func (p *Publisher) Store(tokens []uint32) {
 	n := len(tokens) / p.BlockSize
 	b := msgp.AppendMapHeader(nil, 6)
@@ -108,7 +108,7 @@ func name(tokens []uint32) uint64 {
 	return h
 }
 
-// Clear says that the cache is empty.
+// Clear publishes that the cache is empty.
 func (p *Publisher) Clear() {
 	b := msgp.AppendMapHeader(nil, 1)
 	p.send(msgp.AppendString(msgp.AppendString(b, "type"), "AllBlocksCleared"))

@@ -176,8 +176,8 @@ def cases() -> list[dict]:
             ]
         ),
         [
-            "stored [1 2] root tokens [] size 0 host",
-            "removed [1] disk group -1",
+            "stored [1 2] root tokens [] size 0 elsewhere",
+            "removed [1] elsewhere group -1",
             "rank 0",
         ],
     )
@@ -290,7 +290,7 @@ def cases() -> list[dict]:
             ]
         ),
         [
-            'stored [18446744073709551611 9223372036854775807] parent 9223372036854775808 tokens [1 2 3 4] size 2 host salt "s"',
+            'stored [18446744073709551611 9223372036854775807] parent 9223372036854775808 tokens [1 2 3 4] size 2 elsewhere salt "s"',
             "rank 0",
         ],
     )

@@ -7,6 +7,30 @@ import (
 	"github.com/kvconn/kvconn/router/policy"
 )
 
+// Scheduler is a policy of TensorRT-LLM's attention-DP scheduler: [Load], [KVAware] or [Conversation].
+type Scheduler interface {
+	policy.Policy
+	shared() *batch
+}
+
+// Exactly returns a policy that answers exactly as TensorRT-LLM's: see the package. It uses p.
+func Exactly(p Scheduler) policy.Batcher {
+	b := p.shared()
+	b.exactly, b.rules.FullPinsRelax = true, true
+	return exact{p, b}
+}
+
+// exact is a policy that answers exactly as published.
+type exact struct {
+	policy.Policy
+	batch *batch
+}
+
+// PlaceAll decides requests together.
+func (e exact) PlaceAll(s *policy.State, reqs []*policy.Request, out []*policy.Decision) {
+	e.batch.run(s, reqs, out)
+}
+
 // batch places requests together. It has the methods that the policies share and their working memory.
 type batch struct {
 	rules policy.Rules
@@ -20,17 +44,19 @@ type batch struct {
 	own   policy.State  // a copy in which the placements of the batch count
 	reqs  []*policy.Request
 	out   []*policy.Decision
-	order []int32 // requests still to decide, in order
+	order []int32 // requests still to decide, in the order in which they will be
 }
 
-// Place decides one request.
+func (b *batch) shared() *batch { return b }
+
+// Place decides one request: a batch of one.
 func (b *batch) Place(s *policy.State, r *policy.Request, d *policy.Decision) {
 	b.reqs, b.out = append(b.reqs[:0], r), append(b.out[:0], d)
-	b.PlaceAll(s, b.reqs, b.out)
+	b.run(s, b.reqs, b.out)
 }
 
-// PlaceAll decides requests together.
-func (b *batch) PlaceAll(s *policy.State, reqs []*policy.Request, out []*policy.Decision) {
+// run decides requests together.
+func (b *batch) run(s *policy.State, reqs []*policy.Request, out []*policy.Decision) {
 	b.begin(s, reqs, out)
 	if b.exactly {
 		b.admit()
@@ -121,8 +147,7 @@ func (b *batch) strictFirst() {
 	slices.SortStableFunc(b.order, func(x, y int32) int { return urgency(x) - urgency(y) })
 }
 
-// each calls decide for the requests in order. Those for which it returns true are decided and leave the
-// order.
+// each calls decide for each request of order. If it returns true the request is decided and leaves the order.
 func (b *batch) each(decide func(r *policy.Request, d *policy.Decision) bool) {
 	kept := b.order[:0]
 	for _, q := range b.order {

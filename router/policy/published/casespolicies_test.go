@@ -22,7 +22,8 @@ func orOff(v float64) float64 {
 func TestKVAwareDecidesEveryPublishedCase(t *testing.T) {
 	eachCase(t, func(t *testing.T, c *routerCase) {
 		p := NewKVAware(KVAwareOptions{Beta: orOff(c.Params.Beta), MatchRate: orOff(c.Params.Threshold), Multiplier: c.Params.Multiplier,
-			Warmup: c.Params.Warmup, Exactly: true})
+			Warmup: c.Params.Warmup})
+		Exactly(p)
 		for _, step := range c.steps() {
 			st, reqs := step.state(c.Params.MaxActive), step.requests()
 			out := p.decided(st, reqs)
@@ -69,7 +70,8 @@ func checkScores(t *testing.T, step *caseStep, reqs []policy.Request, out []poli
 
 func TestLoadDecidesEveryPublishedCase(t *testing.T) {
 	eachCase(t, func(t *testing.T, c *routerCase) {
-		p := NewLoad(LoadOptions{Exactly: true})
+		p := NewLoad(LoadOptions{})
+		Exactly(p)
 		step := &c.caseStep
 		st, reqs := step.state(c.Params.MaxActive), step.requests()
 		out := p.decided(st, reqs)
@@ -98,7 +100,8 @@ func TestLoadBalancesBelowAGivenLimit(t *testing.T) {
 func TestLoadAfterAdmissionDecidesEveryPublishedCase(t *testing.T) {
 	eachCase(t, func(t *testing.T, c *routerCase) {
 		st, reqs := c.state(c.Params.MaxActive), c.requests()
-		p, out := NewLoad(LoadOptions{Exactly: true}), make([]policy.Decision, len(reqs))
+		p, out := NewLoad(LoadOptions{}), make([]policy.Decision, len(reqs))
+		exact := Exactly(p)
 		p.begin(st, policytest.Pointers(reqs), policytest.Pointers(out))
 		p.admit()
 		var held []uint64
@@ -113,7 +116,7 @@ func TestLoadAfterAdmissionDecidesEveryPublishedCase(t *testing.T) {
 		if !slices.Equal(held, c.Expected.HeldBack) {
 			t.Errorf("held back %v, want %v", held, c.Expected.HeldBack)
 		}
-		p.PlaceAll(st, policytest.Pointers(reqs), policytest.Pointers(out))
+		exact.PlaceAll(st, policytest.Pointers(reqs), policytest.Pointers(out))
 		var in []policy.Decision
 		for _, q := range admitted {
 			in = append(in, out[q])
@@ -127,7 +130,8 @@ func TestConversationDecidesEveryPublishedCase(t *testing.T) {
 	placements := map[string]Placement{"round_robin": PlaceRoundRobin, "least_queued": PlaceLeastQueued, "least_tokens": PlaceLeastTokens}
 	eachCase(t, func(t *testing.T, c *routerCase) {
 		p := NewConversation(ConversationOptions{Placement: placements[c.Params.Placement], MaxConversations: c.Params.MaxSessions,
-			Multiplier: c.Params.Multiplier, Exactly: true})
+			Multiplier: c.Params.Multiplier})
+		Exactly(p)
 		for _, step := range c.steps() {
 			st, reqs := step.state(c.Params.MaxActive), step.requests()
 			out := p.decided(st, reqs)

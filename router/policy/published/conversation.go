@@ -31,15 +31,12 @@ type ConversationOptions struct {
 	Multiplier float64
 	// Fallback decides the requests that belong to no conversation. Nil places each like a new one.
 	Fallback policy.Policy
-	// Exactly answers exactly as TensorRT-LLM: see the package. Then a conversation that has a rank goes
-	// there whatever its pin, and one that overflows does not count as used.
-	Exactly bool
 }
 
 // Conversation keeps the requests of a conversation on one rank, whatever became of their blocks:
 // TensorRT-LLM's conversation affinity. While the rank is full or not ready requests go elsewhere; a rank that
 // is gone loses each of its conversations with the next request. A pin that is not strict counts for a new
-// conversation only, a strict one for its own request too.
+// conversation only, a strict one for its own request, too.
 type Conversation struct {
 	batch
 	opts   ConversationOptions
@@ -48,10 +45,7 @@ type Conversation struct {
 	limit  int // requests of a rank that gets new conversations
 }
 
-var (
-	_ policy.Batcher = (*Conversation)(nil)
-	_ policy.Adopter = (*Conversation)(nil)
-)
+var _ policy.Adopter = (*Conversation)(nil)
 
 // NewConversation returns the policy conversation.
 func NewConversation(o ConversationOptions) *Conversation {
@@ -60,7 +54,7 @@ func NewConversation(o ConversationOptions) *Conversation {
 	}
 	o.Multiplier = max(orTwo(o.Multiplier), 1)
 	p := &Conversation{opts: o, homes: newHomes(o.MaxConversations)}
-	p.rules.FullPinsRelax, p.exactly, p.decide = o.Exactly, o.Exactly, p.placeBatch
+	p.decide = p.placeBatch
 	return p
 }
 
@@ -78,26 +72,16 @@ func (p *Conversation) placeBatch() {
 	p.limit = p.fairShare(p.opts.Multiplier, len(p.order))
 	p.strictFirst()
 	p.each(func(r *policy.Request, d *policy.Decision) bool {
-		if p.toFallback(r) && strict(r) {
+		if p.opts.Fallback != nil && r.Conversation == "" {
 			p.opts.Fallback.Place(p.s, r, d)
 			return true
 		}
-		return !p.toFallback(r) && p.pinned(r, d)
+		return p.pinned(r, d)
 	})
 	p.each(func(r *policy.Request, d *policy.Decision) bool {
-		if !p.toFallback(r) {
-			p.choose(r, d)
-		}
-		return !p.toFallback(r)
-	})
-	p.each(func(r *policy.Request, d *policy.Decision) bool {
-		p.opts.Fallback.Place(p.s, r, d)
+		p.choose(r, d)
 		return true
 	})
-}
-
-func (p *Conversation) toFallback(r *policy.Request) bool {
-	return p.opts.Fallback != nil && r.Conversation == ""
 }
 
 // home returns the place of the rank of a conversation, or -1 if it has none or that is gone.

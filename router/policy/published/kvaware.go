@@ -20,8 +20,6 @@ type KVAwareOptions struct {
 	Warmup bool
 	// GPUOnly counts the prefix in the GPU alone, not what disk and object store add to it.
 	GPUOnly bool
-	// Exactly answers exactly as TensorRT-LLM: see the package.
-	Exactly bool
 }
 
 // KVAware is TensorRT-LLM's attention-DP router for block reuse. Each request goes to the rank with the
@@ -44,14 +42,11 @@ type KVAware struct {
 	known   bool    // pending is set
 }
 
-var _ policy.Batcher = (*KVAware)(nil)
-
 // NewKVAware returns the policy kv-aware.
 func NewKVAware(o KVAwareOptions) *KVAware {
 	o.Beta, o.MatchRate, o.Multiplier = policy.OrDefault(o.Beta, 1), policy.OrDefault(o.MatchRate, 0.1), orTwo(o.Multiplier)
 	p := &KVAware{opts: o}
-	p.rules = policy.Rules{UncachedLoad: true, GPUOnly: o.GPUOnly, FullPinsRelax: o.Exactly}
-	p.exactly, p.decide = o.Exactly, p.placeBatch
+	p.rules, p.decide = policy.Rules{UncachedLoad: true, GPUOnly: o.GPUOnly}, p.placeBatch
 	return p
 }
 
@@ -82,7 +77,7 @@ func compareHeads(x, y *policy.Request) int {
 
 // startWarmup notes at the first call which ranks there are.
 func (p *KVAware) startWarmup() {
-	if !p.opts.Warmup || p.known {
+	if !p.opts.Warmup || p.known || len(p.s.Ranks) == 0 {
 		return
 	}
 	p.known = true

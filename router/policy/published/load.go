@@ -11,9 +11,6 @@ import (
 type LoadOptions struct {
 	// Multiplier is how many times the fair share of requests a rank may get. Default 1.
 	Multiplier float64
-	// Exactly answers exactly as TensorRT-LLM: see the package. Then the tokens of pinned requests do
-	// not count for the rest of the batch.
-	Exactly bool
 }
 
 // Load gives each request, the longest first, to the rank with the fewest tokens, then the fewest
@@ -24,11 +21,9 @@ type Load struct {
 	multiplier float64
 }
 
-var _ policy.Batcher = (*Load)(nil)
-
 // NewLoad returns the policy load.
 func NewLoad(o LoadOptions) *Load {
-	p := &Load{batch: batch{rules: policy.Rules{FullPinsRelax: o.Exactly}, exactly: o.Exactly}, multiplier: o.Multiplier}
+	p := &Load{multiplier: o.Multiplier}
 	if !(p.multiplier > 0) || math.IsInf(p.multiplier, 1) {
 		p.multiplier = 1
 	}
@@ -43,7 +38,7 @@ func (p *Load) placeBatch() {
 	p.strictFirst()
 	p.each(p.placePinned)
 	if p.exactly && p.s == &p.own {
-		for i := range p.own.Ranks { // only the capacity still counts the pinned ones' tokens
+		for i := range p.own.Ranks { // the tokens of pinned requests count for the capacity alone
 			l := &p.own.Ranks[i].Load
 			before := p.given.Ranks[i].Load.PromptTokens
 			l.PromptTokens, l.OutputTokens = before, l.OutputTokens+l.PromptTokens-before
@@ -52,7 +47,7 @@ func (p *Load) placeBatch() {
 	p.balance(p.fairShare(p.multiplier, len(p.order)))
 }
 
-// balance places the requests in order on ranks below limit requests.
+// balance places the requests of order on ranks with fewer requests than limit.
 func (p *Load) balance(limit int) {
 	slices.SortStableFunc(p.order, func(x, y int32) int { return p.reqs[y].Tokens - p.reqs[x].Tokens })
 	p.each(func(r *policy.Request, d *policy.Decision) bool {

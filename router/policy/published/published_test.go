@@ -9,6 +9,12 @@ import (
 	"github.com/kvconn/kvconn/router/policy"
 )
 
+// exactly makes a policy answer exactly as published.
+func exactly(p Scheduler) *batch {
+	Exactly(p)
+	return p.shared()
+}
+
 // ranks returns where the requests go, -1 for nowhere, and how many each rank gets. No admission looks at them
 // first.
 func (b *batch) ranks(s *policy.State, reqs []policy.Request) ([]int32, []int) {
@@ -17,7 +23,7 @@ func (b *batch) ranks(s *policy.State, reqs []policy.Request) ([]int32, []int) {
 
 func TestPublishedKVAwareCases(t *testing.T) {
 	two := policytest.Idle(2, 10)
-	kv := NewKVAware
+	kv := func(o KVAwareOptions) *batch { return exactly(NewKVAware(o)) }
 
 	got, _ := kv(KVAwareOptions{}).ranks(two, []policy.Request{policytest.Prompt(1, 100, two, 80, 0)})
 	policytest.Expect(t, "m=(80,0), idle", got, []int32{0})
@@ -73,7 +79,7 @@ func TestPublishedDefaultCases(t *testing.T) {
 	for i, tokens := range []int64{10, 15, 20, 25} {
 		s.Ranks[i].Load.PromptTokens = tokens
 	}
-	published := func() *Load { return NewLoad(LoadOptions{Exactly: true}) }
+	published := func() *batch { return exactly(NewLoad(LoadOptions{})) }
 	got, _ := published().ranks(s, policytest.Prompts(7, 3, s))
 	policytest.Expect(t, "[0,0,0,0], 7 relaxed", got, []int32{0, 0, 1, 1, 2, 2, 3})
 
@@ -85,7 +91,7 @@ func TestPublishedDefaultCases(t *testing.T) {
 	}
 	pins := []policy.Request{policytest.Pinned(policytest.Prompt(0, 3, s), 0, true), policytest.Pinned(policytest.Prompt(1, 3, s), 0, false)}
 	out := make([]policy.Decision, 2)
-	published().PlaceAll(s, policytest.Pointers(pins), policytest.Pointers(out))
+	published().run(s, policytest.Pointers(pins), policytest.Pointers(out))
 	policytest.Expect(t, "[3,1,3,0], (0, strict), (0, relaxed)", []any{out[0].Reason, out[1].Rank}, []any{policy.ReasonPinFull, 1})
 
 	b := batch{s: policytest.Idle(4, 8, 2, 1, 3, 0)}
@@ -119,7 +125,8 @@ func TestPublishedConversationCases(t *testing.T) {
 	_, c4 := p.homes.get("c4")
 	policytest.Expect(t, "at most 2, c0 to c4", []bool{c2, c3, c4}, []bool{false, true, true})
 
-	p = NewConversation(ConversationOptions{Exactly: true}) // else the later one would be sent to 1, and A stay at 2
+	p = NewConversation(ConversationOptions{})
+	Exactly(p) // else the later one would be sent to 1, and A stay at 2
 	p.ranks(s, []policy.Request{in("A", policytest.Pinned(policytest.Prompt(1, 10, s), 2, true))})
 	got, _ := p.ranks(s, []policy.Request{in("A", policytest.Pinned(policytest.Prompt(2, 10, s), 1, true))})
 	policytest.Expect(t, "bound to 2, later explicit 1", got, []int32{2})

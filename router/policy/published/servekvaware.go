@@ -11,8 +11,8 @@ type ServeKVAwareOptions struct {
 	// LoadWeight is how many blocks an active request takes off the score. Default 0.25; negative
 	// means 0.
 	LoadWeight float64
-	// LoadCap times MaxBatchSize requests make a rank one that is chosen only if all others have as
-	// many. 0 means no cap.
+	// A rank with LoadCap times MaxBatchSize requests is chosen only if all others have as many. 0 means
+	// no cap.
 	LoadCap float64
 	// MaxBatchSize is the number of requests that a rank serves at once. Default 64.
 	MaxBatchSize int

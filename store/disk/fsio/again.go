@@ -1,6 +1,7 @@
 package fsio
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -26,6 +27,16 @@ func Again(step func() error) (err error) {
 		}
 	}
 	return err
+}
+
+// Sleep waits for d, or until ctx ends.
+func Sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
 }
 
 // OfMedium reports whether an error speaks of the place that was read or written, not of

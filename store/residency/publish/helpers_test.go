@@ -92,7 +92,7 @@ type held struct {
 }
 
 func (h *held) Stored(e *event.Stored) {
-	if e.Medium != event.MediumDisk || len(e.Tokens) != 0 || e.HasParent || e.BlockSize != 16 {
+	if !e.OffGPU || len(e.Tokens) != 0 || e.HasParent || e.BlockSize != 16 {
 		h.t.Errorf("%+v", e)
 	}
 	for _, n := range e.Hashes {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/internal/zmtp"
 )
 
 // HashForm is how a block's key is published.
@@ -38,10 +37,6 @@ type Options struct {
 	// Accept chooses namespaces. Default all. Two that differ in bytes only (KV type, layout) have the
 	// same keys, which one stream cannot tell apart.
 	Accept func(digest connector.NamespaceDigest, m *connector.Manifest) bool
-	// History bounds what can be replayed.
-	History zmtp.HistoryOptions
-	// Server bounds subscribers, and clients that ask for replays.
-	Server zmtp.ServerOptions
 	// Retry is the pause before publishing begins again after it broke off. Default 5 s.
 	Retry time.Duration
 	// Logger receives what an operator should know. Default [slog.Default].
@@ -56,12 +51,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	o.Retry = cmp.Or(o.Retry, 5*time.Second)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
-	o.Server.Logger = cmp.Or(o.Server.Logger, o.Logger)
-	o.History.EnsureDefaults()
-	o.Server.EnsureDefaults()
 }
 
-// Validate reports the first option that cannot be used.
+// Validate reports the first option that cannot be used. Endpoints are tried by [New].
 func (o *Options) Validate() error {
 	switch o.Hashes {
 	case HashUint64, HashInt64, HashBytes:
@@ -71,13 +63,5 @@ func (o *Options) Validate() error {
 	if len(o.Topic) > 255 || o.Retry < 0 {
 		return errors.New("publish: a topic of more than 255 bytes, or a negative pause")
 	}
-	if _, err := zmtp.Offset(o.Endpoint, 0); err != nil {
-		return fmt.Errorf("publish: %w", err)
-	}
-	if o.ReplayEndpoint != "" {
-		if _, err := zmtp.Offset(o.ReplayEndpoint, 0); err != nil {
-			return fmt.Errorf("publish: replay: %w", err)
-		}
-	}
-	return errors.Join(o.History.Validate(), o.Server.Validate())
+	return nil
 }

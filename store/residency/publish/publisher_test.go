@@ -96,8 +96,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"a negative pause":   {Endpoint: "tcp://*:5557", Retry: -1},
 		"no port for replay": {Endpoint: "tcp://*:5557", ReplayEndpoint: "tcp://h"},
 	} {
-		o.EnsureDefaults()
-		if err := o.Validate(); err == nil {
+		if _, err := New(t.Context(), o, nil); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}

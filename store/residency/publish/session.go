@@ -42,9 +42,10 @@ type view struct {
 // open opens the endpoints.
 func open(ctx context.Context, o *Options, source residency.Source) (_ *session, err error) {
 	s := &session{opts: o, source: source, encode: batch{form: o.Hashes, now: time.Now}}
-	if s.history, err = zmtp.NewHistory(o.History); err != nil {
+	if s.history, err = zmtp.NewHistory(zmtp.HistoryOptions{}); err != nil {
 		return nil, err
 	}
+	server := zmtp.ServerOptions{Logger: o.Logger}
 	l, err := zmtp.Listen(ctx, o.Endpoint)
 	if err != nil {
 		return nil, fmt.Errorf("publish residency: %w", err)
@@ -54,14 +55,14 @@ func open(ctx context.Context, o *Options, source residency.Source) (_ *session,
 			_ = l.Close()
 		}
 	}()
-	if s.pub, err = zmtp.NewPublisher(l, o.Server); err != nil || o.ReplayEndpoint == "" {
+	if s.pub, err = zmtp.NewPublisher(l, server); err != nil || o.ReplayEndpoint == "" {
 		return s, err
 	}
 	r, err := zmtp.Listen(ctx, o.ReplayEndpoint)
 	if err != nil {
 		return nil, fmt.Errorf("publish residency: replay: %w", err)
 	}
-	if s.replay, err = zmtp.NewReplayServer(r, s.history, o.Server); err != nil {
+	if s.replay, err = zmtp.NewReplayServer(r, s.history, server); err != nil {
 		_ = r.Close()
 	}
 	return s, err

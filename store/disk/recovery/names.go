@@ -1,0 +1,17 @@
+package recovery
+
+// Names within a store's directory.
+const (
+	lockFile     = "LOCK"
+	FormatFile   = "FORMAT"
+	SnapshotFile = "index.snap"
+	StampFile    = "STAMP"
+	JournalDir   = "index"
+	SegmentDir   = "segments"
+	NamespaceDir = "namespaces"
+
+	// Files in segmentDir that are there for a moment at the start.
+	probeFile          = "probe"
+	CalibrationScratch = "calibration"
+	CalibrationFile    = "CALIBRATION"
+)
