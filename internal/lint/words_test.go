@@ -77,7 +77,6 @@ func TestPlainEnglish(t *testing.T) {
 		"integration/python/",
 		"integration/vllm/",
 		"internal/engine/",
-		"leader/",
 		"store/disk/",
 	}
 	words := make(map[*regexp.Regexp]string)
