@@ -1,5 +1,5 @@
 // Package leader follows the requests of one engine instance: it hashes their token blocks, offers
-// those that the tiers have where loading beats prefill, and plans each engine step's loads and
+// the blocks that the tiers have where loading beats prefill, and plans each engine step's loads and
 // saves for every rank. It never touches block bytes.
 //
 // The calls for a request come in the order match, alloc, scheduled, finished, any of them
@@ -22,7 +22,7 @@ type Index interface {
 	store.Leases
 	// Present sets at[i] where the record of keys[i] is there, without counting as a use.
 	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
-	// PayloadBytes is the size of a shard's payloads, 0 while nobody knows.
+	// PayloadBytes is the size in bytes of a shard's payloads, 0 while it is not known.
 	PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int
 }
 

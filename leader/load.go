@@ -23,7 +23,7 @@ type loadBlock struct {
 	block int
 }
 
-// firstOf returns the first block of the load whose slot is among those, or -1.
+// firstOf returns the first block of the load whose slot is among slots, or -1.
 func (d *load) firstOf(slots map[uint32]struct{}) int {
 	first := -1
 	for _, b := range d.blocks {
@@ -34,7 +34,7 @@ func (d *load) firstOf(slots map[uint32]struct{}) int {
 	return first
 }
 
-// appendOf appends the blocks of the load whose slots are among those, each once, in order.
+// appendOf appends the blocks of the load whose slots are among slots, each once, sorted.
 func (d *load) appendOf(list []int, slots map[uint32]struct{}) []int {
 	for _, b := range d.blocks {
 		if _, ok := slots[b.slot]; ok {

@@ -15,8 +15,8 @@ import (
 //     bytes of all its shards, a level that each rank reads by itself those of the largest;
 //   - a level that delivers anything costs its start once: its latency, and the bytes that were
 //     asked of it before. A level that was not measured yet is free;
-//   - what is true of a group's first shard is taken to hold for the others, as ranks load and
-//     evict alike; ranks on other nodes are taken to be no slower than those here.
+//   - a group's other shards are taken to be where its first is, as ranks load and evict alike;
+//     ranks on other nodes are taken to be no slower than those here.
 //
 // The best boundary is where prefill time saved less load time is largest.
 type price struct {

@@ -92,7 +92,7 @@ func TestFailedLoadIsNotOfferedAgainAndIsSavedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 18)}); got != 0 {
-		t.Errorf("offer of %d tokens after a failed load, want none: the engine would ask for ever", got)
+		t.Errorf("offer of %d tokens after a failed load, want none: the engine would ask without end", got)
 	}
 	p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Reset: true, NewBlocks: [][]uint32{tokens(20, 5)}, Computed: 8, Count: 10}}})
 	if got := slots(p.Saves); got != "[22]" {
@@ -226,7 +226,7 @@ func TestTokensAreBounded(t *testing.T) {
 	}
 }
 
-// What is told of a request after its first match counts, and so do its blocks.
+// Tokens that come after a request's first match count, and so do its blocks.
 func TestWhatRequestsGrowByIsBounded(t *testing.T) {
 	const half = connector.MaxTokens / 2
 	for name, grow := range map[string]func(f *fixture, id string){

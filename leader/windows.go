@@ -30,7 +30,7 @@ func (p *presence) blocks(shards []connector.Shard, keys []connector.Key, at []b
 	}
 }
 
-// windows are the layer groups of which a load needs only the last blocks.
+// windows are layer groups: a load needs only their last blocks.
 type windows struct {
 	blockSize int
 	searches  []search

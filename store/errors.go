@@ -10,18 +10,18 @@ import (
 // Errors that callers act on. They are matched with [errors.Is]; the errors returned wrap them
 // and say what was being done to what.
 var (
-	// ErrBusy says that a budget is used up or that no slot can be freed at the moment because
-	// readers and leases hold the records. The same call may succeed later; a save that gets it
-	// is meant to be dropped.
+	// ErrBusy says that a budget is used up, or that no slot can be freed at the moment because
+	// readers and leases hold the records. The same call may succeed later; callers drop a save
+	// that gets it.
 	ErrBusy = errors.New("store: busy")
-	// ErrGone says that the record is not there: a miss.
+	// ErrGone says that the tier does not have the record: a miss.
 	ErrGone = errors.New("store: record is not in the store")
 	// ErrMismatch says that the record found under the key is intact but was made of another
 	// prefix: its proof or parent differs from what the caller expects. It wraps [ErrGone], since
 	// for the caller it is a miss.
 	ErrMismatch = fmt.Errorf("store: record is of another prefix: %w", ErrGone)
-	// ErrUnreadable says that a newer program wrote the record in a way that this one does not
-	// know. It stays where it is until its slot is needed. It wraps [ErrGone].
+	// ErrUnreadable says that a newer program wrote the record in a format that this one does not
+	// know. The record stays until its slot is needed. It wraps [ErrGone].
 	ErrUnreadable = fmt.Errorf("store: record needs a newer program: %w", ErrGone)
 	// ErrCorrupt says that the stored bytes failed verification. The record has been dropped and
 	// counted.
@@ -44,9 +44,9 @@ var (
 	// ErrLagged says that events a subscriber has not seen are no longer kept. It must subscribe
 	// again and begin with a snapshot.
 	ErrLagged = errors.New("store: subscriber fell behind")
-	// ErrPayloadSize says that a namespace's shard has payloads of another size: those of its
-	// records, or those that an engine which is connected has registered. It is matched by every
-	// [PayloadSizeError] and wraps [ErrInvalid].
+	// ErrPayloadSize says that a namespace's shard has payloads of another size: its records do, or
+	// a connected engine has registered it. Every [PayloadSizeError] matches it, and it wraps
+	// [ErrInvalid].
 	ErrPayloadSize = fmt.Errorf("store: payload size differs from that of the shard's records: %w", ErrInvalid)
 )
 
@@ -54,8 +54,8 @@ var (
 type PayloadSizeError struct {
 	Namespace connector.NamespaceDigest
 	Shard     connector.Shard
-	// Bytes is the size that was asked for, Stored that of the records there are, or, with Held
-	// set, that of an engine's memory: see [Namespaces].
+	// Bytes is the size that was asked for. Stored is the size of the shard's records, or, if Held
+	// is set, that which an engine has registered: see [Namespaces].
 	Bytes, Stored int
 	Held          bool
 }

@@ -15,8 +15,8 @@ const (
 	EventRemoved
 )
 
-// Event says that a record came or went. It is published after it has: what an event calls
-// stored can be read, unless a later event has removed it.
+// Event says that a record came or went. It is published afterwards: a record that was stored can be
+// read, unless a later event has removed it.
 type Event struct {
 	// Seq numbers the events of one epoch without gaps, from 1 on.
 	Seq  uint64
@@ -32,12 +32,12 @@ type Resident struct {
 	Parent connector.Key
 }
 
-// Events tell what comes and goes.
+// Events tell which records a tier has, and which come and go.
 type Events interface {
 	// Epoch is a random number of this opening of the tier. Events of two epochs have nothing to
 	// do with each other.
 	Epoch() uint64
-	// Subscribe takes a snapshot of what the tier holds and follows what happens after it.
+	// Subscribe takes a snapshot of what the tier holds and follows the events after it.
 	Subscribe(ctx context.Context) (Subscription, error)
 	// SubscribeAfter follows the events after seq of the present epoch, without a snapshot: for
 	// a subscriber that lost its connection and nothing else. It fails with [ErrLagged] if some
@@ -51,7 +51,7 @@ type Subscription interface {
 	// lets go of the snapshot. A second call does nothing. It fails with [ErrLagged] as soon as
 	// events that follow the snapshot are no longer kept, since it is of no use then.
 	Snapshot(ctx context.Context, f func(Resident) error) error
-	// Next waits for events and returns them in order. The slice is valid until the next call.
+	// Next waits for events and returns them by number. The slice is valid until the next call.
 	// It fails with [ErrLagged] if the subscriber is too slow, with [ErrTimeout] when ctx ends
 	// and with [ErrClosed] when the tier or the subscription has closed.
 	Next(ctx context.Context) ([]Event, error)

@@ -9,8 +9,8 @@ type RecordID struct {
 	Key       connector.Key
 }
 
-// Record is a record with what its bytes must be of: the block before it in the prompt, zero for
-// the first, and the proof of the whole prefix.
+// Record is a record and the prefix that its bytes must belong to: the key of the block before it
+// in the prompt, and the proof of the whole prefix.
 type Record struct {
 	ID     RecordID
 	Parent connector.Key

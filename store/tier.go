@@ -18,7 +18,7 @@ type Level interface {
 	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
 	// Speed is how fast records come from there at the moment.
 	Speed() Speed
-	// Usage is what the level holds.
+	// Usage is how much the level holds.
 	Usage() Usage
 }
 
@@ -37,7 +37,7 @@ type Speed struct {
 	PerRank bool `json:"-"`
 }
 
-// Usage is what a level holds and may hold.
+// Usage is how much a level holds and may hold.
 type Usage struct {
 	Records   int64
 	UsedBytes int64
@@ -84,19 +84,19 @@ type Leases interface {
 // LeaseID names a lease that [Leases] gave. Zero is no lease.
 type LeaseID uint64
 
-// Namespaces are what a tier keeps records of.
+// Namespaces are the models whose records a tier keeps, each with its own layout.
 type Namespaces interface {
 	// OpenNamespace makes the namespace that m describes known, and returns its digest. It does
 	// not wait for I/O. Every call is to be followed by one of CloseNamespace.
 	OpenNamespace(m *connector.Manifest) (connector.NamespaceDigest, error)
 	// CloseNamespace says that an engine which had opened the namespace has gone.
 	CloseNamespace(ns connector.NamespaceDigest)
-	// PayloadBytes is the size of the payloads of a namespace's shard, all of which have the
-	// same; 0 while there is none, and for a namespace that is not open.
+	// PayloadBytes is the size in bytes that all payloads of a namespace's shard have; 0 while
+	// there is none, and for a namespace that is not open.
 	PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int
-	// HoldPayload fixes the size in bytes of the payloads of a namespace's shard, for an engine
-	// that registers its memory, until ReleasePayload. It fails with a [PayloadSizeError] if the
-	// shard has records of another size, or another engine holds another.
+	// HoldPayload fixes the size in bytes of the payloads of a namespace's shard until
+	// ReleasePayload, for an engine that registers its memory. It fails with a [PayloadSizeError]
+	// if the shard has records of another size, or an engine holds another.
 	HoldPayload(ns connector.NamespaceDigest, shard connector.Shard, bytes int) error
 	// ReleasePayload ends one HoldPayload.
 	ReleasePayload(ns connector.NamespaceDigest, shard connector.Shard)

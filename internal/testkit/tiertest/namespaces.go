@@ -42,6 +42,16 @@ func (m *Memory) OpenNamespace(manifest *connector.Manifest) (connector.Namespac
 	return digest, nil
 }
 
+// Opened is how often a namespace is open.
+func (m *Memory) Opened(digest connector.NamespaceDigest) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if ns := m.namespaces[digest]; ns != nil {
+		return ns.open
+	}
+	return 0
+}
+
 // CloseNamespace counts down.
 func (m *Memory) CloseNamespace(digest connector.NamespaceDigest) {
 	m.mu.Lock()

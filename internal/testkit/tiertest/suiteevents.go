@@ -1,0 +1,277 @@
+package tiertest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/store"
+)
+
+func (f *fixture) subscribe() store.Subscription {
+	f.Helper()
+	u, err := f.Subscribe(f.Context())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = u.Close() })
+	return u
+}
+
+// events reads n events or more, and checks that none is left out.
+func (f *fixture) events(u store.Subscription, n int) []store.Event {
+	f.Helper()
+	ctx, cancel := context.WithTimeout(f.Context(), wait.Limit)
+	defer cancel()
+	var list []store.Event
+	for seq := u.Seq(); len(list) < n; {
+		events, err := u.Next(ctx)
+		if err != nil {
+			f.Fatalf("after %d of %d events: %v", len(list), n, err)
+		}
+		for _, e := range events {
+			if seq++; e.Seq != seq {
+				f.Fatalf("event %d comes after %d", e.Seq, seq-1)
+			}
+		}
+		if u.Seq() != seq {
+			f.Errorf("Seq is %d after event %d", u.Seq(), seq)
+		}
+		list = append(list, events...)
+	}
+	return list
+}
+
+// rest reads the events up to now.
+func (f *fixture) rest(u store.Subscription) []store.Event {
+	f.Helper()
+	mark := f.record(1<<20, int(u.Seq()))
+	f.mustWrite(mark)
+	var list []store.Event
+	for {
+		list = append(list, f.events(u, 1)...)
+		if i := slices.IndexFunc(list, func(e store.Event) bool { return e.ID == mark.ID }); i >= 0 {
+			return list
+		}
+	}
+}
+
+// resident is what a subscriber knows to be there, with each record's parent.
+type resident map[store.RecordID]connector.Key
+
+func (r resident) apply(f *fixture, events []store.Event) {
+	f.Helper()
+	for _, e := range events {
+		parent, there := r[e.ID]
+		switch {
+		case e.Kind == store.EventStored && there && parent == e.Parent:
+			f.Errorf("event %d: record %v is stored twice", e.Seq, e.ID.Key)
+		case e.Kind == store.EventRemoved && !there:
+			f.Errorf("event %d: record %v is removed, which was not there", e.Seq, e.ID.Key)
+		}
+		if delete(r, e.ID); e.Kind == store.EventStored {
+			r[e.ID] = e.Parent
+		}
+	}
+}
+
+func (f *fixture) snapshot(u store.Subscription) resident {
+	f.Helper()
+	r := resident{}
+	if err := u.Snapshot(f.Context(), func(x store.Resident) error {
+		if _, twice := r[x.ID]; twice {
+			f.Errorf("the snapshot has record %v twice", x.ID.Key)
+		}
+		r[x.ID] = x.Parent
+		return nil
+	}); err != nil {
+		f.Fatal(err)
+	}
+	return r
+}
+
+// follow applies events until the subscriber knows exactly those of the records written that are
+// present: a tier may tell an event a little after it can be seen.
+func (r resident) follow(f *fixture, u store.Subscription, written []store.Record) {
+	f.Helper()
+	wait.For(f, "events lead to what is present", func() bool {
+		r.apply(f, f.rest(u))
+		at := f.present(written...)
+		for i, w := range written {
+			if parent, known := r[w.ID]; known != at[i] || known && parent != w.Parent {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func eventsFollowPresence(f *fixture) {
+	u := f.subscribe()
+	r := f.snapshot(u)
+	written := f.chain(1, 6)
+	f.mustWrite(written...)
+	f.Flip(written[3].ID)
+	f.wantRead(store.ErrCorrupt, written[3])
+	first := f.rest(u)
+	if len(first) != 8 || first[6].Kind != store.EventRemoved || first[6].ID != written[3].ID {
+		f.Errorf("%d events, the seventh %+v: want 6 records, one of them dropped, and the last", len(first), first[min(6, len(first)-1)])
+	}
+	r.apply(f, first)
+	for c := range 2 * f.Capacity / 10 { // evicts
+		chain := f.chain(100+c, 10)
+		f.write(chain...)
+		written = append(written, chain...)
+		if c%8 == 7 {
+			r.apply(f, f.rest(u))
+		}
+	}
+	r.follow(f, u, written)
+}
+
+func snapshotAndEvents(f *fixture) {
+	var mu sync.Mutex
+	var written []store.Record
+	var stop atomic.Bool
+	var all sync.WaitGroup
+	all.Go(func() {
+		for c := 0; !stop.Load() || c < 4; c++ {
+			chain := f.chain(c%1000, 10)
+			f.write(chain...)
+			if c < 1000 {
+				mu.Lock()
+				written = append(written, chain...)
+				mu.Unlock()
+			}
+		}
+	})
+	wait.For(f, "records are written", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(written) > 0
+	})
+	var views []resident
+	var subscriptions []store.Subscription
+	for range 4 {
+		u := f.subscribe()
+		views, subscriptions = append(views, f.snapshot(u)), append(subscriptions, u)
+	}
+	stop.Store(true)
+	all.Wait()
+	for i, r := range views {
+		r.follow(f, subscriptions[i], written)
+	}
+	if err := subscriptions[0].Snapshot(f.Context(), func(store.Resident) error { f.Error("a snapshot is read twice"); return nil }); err != nil {
+		f.Error(err)
+	}
+}
+
+func subscribeAfter(f *fixture) {
+	u := f.subscribe()
+	f.mustWrite(f.chain(1, 5)...)
+	list := f.events(u, 5)
+	again, err := f.SubscribeAfter(f.Epoch(), list[1].Seq)
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer func() { _ = again.Close() }()
+	if err := again.Snapshot(f.Context(), func(store.Resident) error { f.Error("it has a snapshot"); return nil }); err != nil {
+		f.Error(err)
+	}
+	if got := f.events(again, 3); !slices.Equal(got, list[2:]) {
+		f.Errorf("events %+v, want %+v", got, list[2:])
+	}
+	if _, err := f.SubscribeAfter(f.Epoch()+1, list[1].Seq); !errors.Is(err, store.ErrLagged) {
+		f.Errorf("of another epoch: %v", err)
+	}
+	ctx, cancel := f.timeout()
+	defer cancel()
+	if _, err := again.Next(ctx); !errors.Is(err, store.ErrTimeout) {
+		f.Errorf("waiting until the context ends: %v", err)
+	}
+	if err := again.Close(); err != nil {
+		f.Error(err)
+	}
+	if _, err := again.Next(f.Context()); !errors.Is(err, store.ErrClosed) {
+		f.Errorf("after Close: %v", err)
+	}
+}
+
+func closed(f *fixture) {
+	f.mustWrite(f.chain(1, 4)...)
+	f.lookup(1, 4, wait.Limit) // pins them to the end
+	u := f.subscribe()
+	var over atomic.Bool
+	var written, accepted atomic.Int64
+	var all sync.WaitGroup
+	for g := range 2 {
+		all.Go(func() { // reads until the tier is closed
+			for {
+				for _, op := range f.read(f.Context(), f.chain(1, 4)...) {
+					if errors.Is(op.Err, store.ErrClosed) {
+						return
+					} else if op.Err != nil {
+						f.Error(op.Err)
+						return
+					}
+				}
+			}
+		})
+		all.Go(func() { // writes until it is
+			underWay := make(chan struct{}, 8)
+			for i := 0; ; i++ {
+				underWay <- struct{}{}
+				r := f.record(10+g, i)
+				n, err := f.Write([]*store.WriteOp{{Record: r, Payload: payload(r.ID, PayloadBytes)}}, func(*store.WriteOp) {
+					if over.Load() {
+						f.Error("done is called after Close")
+					}
+					written.Add(1)
+					<-underWay
+				})
+				if n == 0 {
+					<-underWay
+				}
+				accepted.Add(int64(n))
+				if errors.Is(err, store.ErrClosed) {
+					return
+				} else if err != nil && !errors.Is(err, store.ErrBusy) {
+					f.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wait.For(f, "records are written", func() bool { return written.Load() > 10 })
+	if err := f.Tier.Close(); err != nil {
+		f.Error(err)
+	}
+	over.Store(true)
+	all.Wait()
+	if written.Load() != accepted.Load() {
+		f.Errorf("%d writes were accepted, %d ended", accepted.Load(), written.Load())
+	}
+	if err := f.Tier.Close(); err != nil {
+		f.Errorf("closed again: %v", err)
+	}
+	f.wantRead(store.ErrClosed, f.chain(1, 4)...)
+	if _, err := f.Subscribe(f.Context()); !errors.Is(err, store.ErrClosed) {
+		f.Errorf("Subscribe: %v", err)
+	}
+	if _, err := f.OpenNamespace(manifests.Model("n")); !errors.Is(err, store.ErrClosed) {
+		f.Errorf("OpenNamespace: %v", err)
+	}
+	for {
+		if _, err := u.Next(f.Context()); err != nil {
+			if !errors.Is(err, store.ErrClosed) {
+				f.Errorf("Next: %v", err)
+			}
+			return
+		}
+	}
+}

@@ -1,0 +1,155 @@
+package tiertest
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/store"
+)
+
+// press writes more records than the tier can hold, as new chains.
+func (f *fixture) press(from int) (next int) {
+	for range 2 * f.Capacity / 10 {
+		for _, err := range f.write(f.chain(from, 10)...) {
+			if err != nil && !errors.Is(err, store.ErrBusy) {
+				f.Fatal(err)
+			}
+		}
+		from++
+	}
+	return from
+}
+
+func leasesPin(f *fixture) {
+	f.mustWrite(f.chain(1, 6)...)
+	n, lease := f.lookup(1, 8, wait.Limit)
+	if n != 6 || lease == 0 {
+		f.Fatalf("lookup finds %d blocks with lease %d, want 6", n, lease)
+	}
+	next := f.press(100)
+	f.wantRead(nil, f.chain(1, 6)...)
+	if !f.Renew(lease, wait.Limit) {
+		f.Error("a lease that has not ended cannot be renewed")
+	}
+	next = f.press(next)
+	f.wantRead(nil, f.chain(1, 6)...)
+	f.Release(lease)
+	if f.Renew(lease, wait.Limit) {
+		f.Error("a lease that was released is renewed")
+	}
+	f.Release(lease)
+	wait.For(f, "what no lease pins is evicted", func() bool {
+		next = f.press(next)
+		return !f.present(f.record(1, 5))[0]
+	})
+	if u := f.Usage(); u.Records >= int64(f.Capacity) || u.UsedBytes > u.MaxBytes {
+		f.Errorf("usage %+v: more than the tier may hold", u)
+	}
+}
+
+func leasesEnd(f *fixture) {
+	f.mustWrite(f.chain(1, 2)...)
+	if n, lease := f.lookup(2, 2, wait.Limit); n != 0 || lease != 0 {
+		f.Errorf("lookup of what is not there: %d blocks, lease %d", n, lease)
+	}
+	if n, lease := f.Lookup(f.ns, []connector.Shard{0}, nil, wait.Limit); n != 0 || lease != 0 {
+		f.Errorf("lookup of nothing: %d blocks, lease %d", n, lease)
+	}
+	f.Release(0)
+	f.Release(1 << 60)
+	if f.Renew(0, wait.Limit) || f.Renew(1<<60, wait.Limit) {
+		f.Error("a lease that was never given is renewed")
+	}
+	_, lease := f.lookup(1, 2, time.Millisecond)
+	wait.For(f, "a lease runs out", func() bool {
+		time.Sleep(2 * time.Millisecond)
+		return !f.Renew(lease, time.Millisecond)
+	})
+	f.Release(lease)
+}
+
+func lookupShards(f *fixture) {
+	for block := range 4 {
+		for shard := range connector.Shard(3) {
+			r := f.record(1, block)
+			r.ID.Shard = shard
+			if block < 3 || shard < 2 { // shard 2 lacks the last block
+				f.mustWrite(r)
+			}
+		}
+	}
+	for shards, want := range map[[2]connector.Shard]int{{0, 1}: 4, {0, 2}: 3, {2, 1}: 3, {0, 3}: 0} {
+		n, lease := f.Lookup(f.ns, shards[:], keys(1, 4), wait.Limit)
+		if n != want {
+			f.Errorf("shards %v have %d blocks, want %d", shards, n, want)
+		}
+		f.Release(lease)
+	}
+}
+
+func namespaces(f *fixture) {
+	f.mustWrite(f.chain(1, 2)...)
+	first := f.ns
+	f.ns = f.open("other")
+	f.wantRead(store.ErrGone, f.chain(1, 2)...)
+	if n, _ := f.lookup(1, 2, wait.Limit); n != 0 {
+		f.Error("records of another namespace are found")
+	}
+	f.mustWrite(f.record(1, 0))
+	f.CloseNamespace(f.ns)
+	second := f.ns
+	f.ns = first
+	f.wantRead(nil, f.chain(1, 2)...)
+	f.open("m")
+	f.CloseNamespace(first)
+	f.wantRead(nil, f.chain(1, 2)...) // it is open once still
+	f.CloseNamespace(first)
+	f.open("other")
+	f.ns = second
+	f.wantRead(nil, f.record(1, 0))
+	f.wantRead(store.ErrGone, f.record(1, 1))
+}
+
+func payloadSizes(f *fixture) {
+	if n := f.PayloadBytes(f.ns, 0); n != 0 {
+		f.Errorf("payloads of %d bytes before any record", n)
+	}
+	f.mustWrite(f.record(1, 0))
+	if n := f.PayloadBytes(f.ns, 0); n != PayloadBytes {
+		f.Errorf("payloads of %d bytes, want %d", n, PayloadBytes)
+	}
+	r := f.record(1, 1)
+	n, err := f.Write([]*store.WriteOp{{Record: r, Payload: payload(r.ID, 100)}}, nil)
+	if n != 0 {
+		f.Error("a payload of another size is accepted")
+	}
+	f.wantSizeError(err, 100, PayloadBytes, false)
+	f.wantSizeError(f.HoldPayload(f.ns, 0, 100), 100, PayloadBytes, false)
+	for range 2 {
+		if err := f.HoldPayload(f.ns, 1, 100); err != nil {
+			f.Error(err)
+		}
+	}
+	f.ReleasePayload(f.ns, 1)
+	f.wantSizeError(f.HoldPayload(f.ns, 1, 200), 200, 100, true)
+	f.ReleasePayload(f.ns, 1)
+	if err := f.HoldPayload(f.ns, 1, 200); err != nil {
+		f.Errorf("a size that nothing holds any more: %v", err)
+	}
+	f.ReleasePayload(f.ns, 1)
+}
+
+func (f *fixture) wantSizeError(err error, bytes, stored int, held bool) {
+	f.Helper()
+	var e *store.PayloadSizeError
+	if !errors.As(err, &e) || !errors.Is(err, store.ErrInvalid) {
+		f.Errorf("%v is no payload size error", err)
+		return
+	}
+	if got, want := fmt.Sprint(e.Bytes, e.Stored, e.Held), fmt.Sprint(bytes, stored, held); got != want {
+		f.Errorf("payload size error %v, want %v", got, want)
+	}
+}

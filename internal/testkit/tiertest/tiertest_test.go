@@ -1,0 +1,111 @@
+package tiertest
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/disk/format"
+)
+
+func TestMemoryIsATier(t *testing.T) {
+	Run(t, func(*testing.T) *Subject { return memory(NewMemory(Options{MaxRecords: 100})) })
+}
+
+func memory(m *Memory) *Subject {
+	return &Subject{Tier: m, Capacity: 101, Flip: m.Flip, Stall: m.Stall}
+}
+
+func TestDiskIsATier(t *testing.T) { Run(t, openDisk) }
+
+func TestChainIsATier(t *testing.T) {
+	Run(t, func(t *testing.T) *Subject {
+		s := openDisk(t)
+		s.Tier = store.NewChain(s.Tier, NewMemory(Options{Name: "slow", Latency: time.Millisecond}))
+		return s
+	})
+}
+
+func TestChainOfOneIsATier(t *testing.T) {
+	Run(t, func(*testing.T) *Subject {
+		m := memory(NewMemory(Options{MaxRecords: 100}))
+		m.Tier = store.NewChain(m.Tier)
+		return m
+	})
+}
+
+func openDisk(t *testing.T) *Subject {
+	const maxBytes = disk.MinMaxBytes + 4<<20
+	d, dir := new(storetest.Disk), t.TempDir()
+	s, err := disk.Open(t.Context(), d.Under(disk.Options{
+		Dir: dir, MaxBytes: maxBytes, MinFreeBytes: -1, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond,
+		Logger: slog.New(slog.DiscardHandler),
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Subject{
+		Tier: s, Capacity: maxBytes/PayloadBytes + 1,
+		Flip: func(id store.RecordID) {
+			if err := flip(dir, id); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Stall: func() func() {
+			resume := make(chan struct{})
+			d.Hook(func(op storetest.Op) error {
+				if op.Kind == storetest.Read {
+					<-resume
+				}
+				return nil
+			})
+			return sync.OnceFunc(func() {
+				d.Hook(nil)
+				close(resume)
+			})
+		},
+	}
+}
+
+// flip flips a bit of a record's payload in the files of a store.
+func flip(dir string, id store.RecordID) error {
+	found := false
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || found {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for at := 0; at+format.HeaderBytes+PayloadBytes <= len(b); at += store.BufferAlign {
+			var r format.Record
+			header := b[at : at+format.HeaderBytes]
+			if !bytes.Contains(header, id.Key[:]) || r.Decode(header) != nil || r.Key != id.Key || r.Shard != id.Shard || r.Namespace != id.Namespace {
+				continue
+			}
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err != nil {
+				return err
+			}
+			offset := at + format.HeaderBytes + 1000
+			_, err = f.WriteAt([]byte{b[offset] ^ 4}, int64(offset))
+			found = err == nil
+			return errors.Join(err, f.Sync(), f.Close())
+		}
+		return nil
+	})
+	if err == nil && !found {
+		err = errors.New("the record is in no file")
+	}
+	return err
+}

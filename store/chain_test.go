@@ -1,0 +1,241 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
+	"github.com/kvconn/kvconn/internal/testkit/tiertest"
+	"github.com/kvconn/kvconn/store"
+)
+
+const payloadBytes = 5000
+
+// rig is a chain of a fast and a slow tier in memory with one namespace.
+type rig struct {
+	*testing.T
+	fast, slow *tiertest.Memory
+	chain      *store.Chain
+	ns         connector.NamespaceDigest
+}
+
+func newRig(t *testing.T) *rig {
+	r := &rig{T: t, fast: tiertest.NewMemory(tiertest.Options{Name: "fast"}), slow: tiertest.NewMemory(tiertest.Options{Name: "slow"})}
+	r.chain = store.NewChain(r.fast, r.slow)
+	var err error
+	if r.ns, err = r.chain.OpenNamespace(manifests.Model("m")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.chain.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func (r *rig) record(shard connector.Shard, n byte) store.Record {
+	return store.Record{ID: store.RecordID{Namespace: r.ns, Shard: shard, Key: connector.Key{n}}, Proof: connector.Proof{n}}
+}
+
+func keys(n byte) (list []connector.Key) {
+	for i := range n {
+		list = append(list, connector.Key{i})
+	}
+	return list
+}
+
+func payload(n byte) []byte {
+	b := store.AlignedBuffer(payloadBytes)
+	for i := range b {
+		b[i] = n
+	}
+	return b
+}
+
+// put writes blocks of a shard to a tier.
+func (r *rig) put(w store.Writer, shard connector.Shard, blocks ...byte) {
+	r.Helper()
+	var all sync.WaitGroup
+	for _, n := range blocks {
+		all.Add(1)
+		op := &store.WriteOp{Record: r.record(shard, n), Payload: payload(n), Scope: connector.ScopeDigest{n}}
+		if _, err := w.Write([]*store.WriteOp{op}, func(op *store.WriteOp) {
+			if op.Err != nil {
+				r.Error(op.Err)
+			}
+			all.Done()
+		}); err != nil {
+			r.Fatal(err)
+		}
+	}
+	all.Wait()
+}
+
+// read reads blocks of shard 0 from the chain.
+func (r *rig) read(blocks ...byte) []*store.ReadOp {
+	ops := make([]*store.ReadOp, len(blocks))
+	for i, n := range blocks {
+		ops[i] = &store.ReadOp{Record: r.record(0, n), Payload: store.AlignedBuffer(payloadBytes)}
+	}
+	ended := make(chan *store.ReadOp, 2*len(ops))
+	r.chain.Read(r.Context(), ops, func(op *store.ReadOp) { ended <- op })
+	if len(ended) != len(ops) {
+		r.Errorf("%d ends were reported for %d ops", len(ended), len(ops))
+	}
+	return ops
+}
+
+func TestChainReadsFromTheFirstTierThatDelivers(t *testing.T) {
+	r := newRig(t)
+	r.put(r.fast, 0, 0, 1, 2, 3)
+	r.put(r.slow, 0, 2, 3, 4)
+	r.fast.Flip(r.record(0, 1).ID)
+	r.fast.Flip(r.record(0, 2).ID)
+	for i, op := range r.read(0, 1, 2, 3, 4, 5) {
+		want := []struct {
+			err  error
+			from string
+		}{{nil, "fast"}, {store.ErrCorrupt, ""}, {nil, "slow"}, {nil, "fast"}, {nil, "slow"}, {store.ErrGone, ""}}[i]
+		if !errors.Is(op.Err, want.err) || op.From != want.from || op.Promote != (want.from == "slow") {
+			t.Errorf("block %d: %v from %q, promote %v; want %v from %q", i, op.Err, op.From, op.Promote, want.err, want.from)
+		}
+		if op.Err == nil && (!slices.Equal(op.Payload, payload(byte(i))) || op.Scope != connector.ScopeDigest{byte(i)}) {
+			t.Errorf("block %d has other bytes or another scope", i)
+		}
+	}
+}
+
+// A buffer that a tier may still write to is not given to the next.
+func TestChainAsksNoOtherTierForABufferInUse(t *testing.T) {
+	r := newRig(t)
+	r.put(r.fast, 0, 1)
+	r.put(r.slow, 0, 1)
+	resume := r.fast.Stall()
+	defer resume()
+	op := &store.ReadOp{Record: r.record(0, 1), Payload: store.AlignedBuffer(payloadBytes)}
+	settled := make(chan struct{})
+	op.OnSettled = func(*store.ReadOp) { close(settled) }
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	r.chain.Read(ctx, []*store.ReadOp{op}, func(*store.ReadOp) {})
+	if !errors.Is(op.Err, store.ErrTimeout) || op.Settled() {
+		t.Errorf("%v, settled %v", op.Err, op.Settled())
+	}
+	resume()
+	<-settled
+}
+
+func TestPrefixOfAChainSpansTiers(t *testing.T) {
+	r := newRig(t)
+	both := []connector.Shard{0, 1}
+	for _, shard := range both {
+		r.put(r.fast, shard, 0, 1, 4, 5)
+		r.put(r.slow, shard, 1, 2, 3)
+	}
+	r.put(r.fast, 0, 6) // the shards of this block are in two tiers
+	r.put(r.slow, 1, 6)
+	r.put(r.fast, 0, 7) // and this one lacks a shard
+	r.put(r.slow, 0, 8)
+	r.put(r.slow, 1, 8)
+	n, lease := r.chain.Lookup(r.ns, both, keys(9), time.Minute)
+	if n != 7 || lease == 0 {
+		t.Fatalf("prefix of %d blocks, want 7", n)
+	}
+	if r.fast.Leases() == 0 || r.slow.Leases() == 0 {
+		t.Errorf("%d and %d leases of the tiers, want some in both", r.fast.Leases(), r.slow.Leases())
+	}
+	if !r.chain.Renew(lease, time.Minute) {
+		t.Error("the lease cannot be renewed")
+	}
+	r.chain.Release(lease)
+	if r.fast.Leases() != 0 || r.slow.Leases() != 0 || r.chain.Renew(lease, time.Minute) {
+		t.Error("the lease has not ended in all tiers")
+	}
+	// Some shards of the first block are no prefix, and pin nothing.
+	if n, lease := r.chain.Lookup(r.ns, both, keys(9)[7:], time.Minute); n != 0 || lease != 0 || r.fast.Leases() != 0 {
+		t.Errorf("prefix of %d blocks with lease %d", n, lease)
+	}
+	_, lease = r.chain.Lookup(r.ns, both, keys(3), time.Minute)
+	if r.chain.Renew(lease, -time.Second); r.chain.Renew(lease, time.Minute) {
+		t.Error("a lease is renewed whose parts have run out")
+	}
+	r.chain.Release(lease)
+}
+
+func TestChainWritesToTheFirstTierAndHasWhatAnyHas(t *testing.T) {
+	r := newRig(t)
+	r.put(r.chain, 0, 1)
+	r.put(r.slow, 0, 2)
+	at := make([]bool, 4)
+	r.chain.Present(r.ns, 0, keys(4), at)
+	if !slices.Equal(at, []bool{false, true, true, false}) {
+		t.Errorf("present %v", at)
+	}
+	if r.fast.Usage().Records != 1 || r.slow.Usage().Records != 1 {
+		t.Error("a write went to another tier than the first")
+	}
+	if r.chain.PayloadBytes(r.ns, 0) != payloadBytes || r.chain.PayloadBytes(r.ns, 1) != 0 {
+		t.Error("the payload size is not that of the records")
+	}
+	if got := r.chain.Tiers(); len(got) != 2 || got[0] != r.fast || got[1] != r.slow {
+		t.Errorf("tiers %v", got)
+	}
+}
+
+// What one tier refuses no other keeps.
+func TestNamespacesOfAChainAreThoseOfAllTiers(t *testing.T) {
+	r := newRig(t)
+	r.put(r.slow, 1, 1)
+	if err := r.chain.HoldPayload(r.ns, 1, 100); !errors.Is(err, store.ErrPayloadSize) {
+		t.Errorf("a size that the slow tier's records do not have: %v", err)
+	}
+	if err := r.fast.HoldPayload(r.ns, 1, 200); err != nil {
+		t.Errorf("the fast tier holds the size that was refused: %v", err)
+	}
+	r.fast.ReleasePayload(r.ns, 1)
+	if err := r.chain.HoldPayload(r.ns, 0, 100); err != nil {
+		t.Error(err)
+	}
+	r.chain.ReleasePayload(r.ns, 0)
+	if err := r.chain.HoldPayload(r.ns, 0, 200); err != nil {
+		t.Error(err)
+	}
+	_ = r.slow.Close()
+	other := manifests.Model("other")
+	if _, err := r.chain.OpenNamespace(other); !errors.Is(err, store.ErrClosed) {
+		t.Errorf("open with a tier closed: %v", err)
+	}
+	ns, _ := other.Digest()
+	if r.fast.Opened(ns) != 0 {
+		t.Error("the fast tier keeps a namespace open that the slow one refused")
+	}
+}
+
+// stub finds all or none of a chain.
+type stub struct {
+	store.Tier
+	blocks int
+}
+
+func (s *stub) Lookup(_ connector.NamespaceDigest, _ []connector.Shard, chain []connector.Key, _ time.Duration) (int, store.LeaseID) {
+	return min(s.blocks, len(chain)), 7
+}
+func (s *stub) Release(store.LeaseID) {}
+
+func TestLookupOfAChainDoesNotAllocate(t *testing.T) {
+	chain, shards := keys(200), []connector.Shard{0, 1}
+	for _, c := range []*store.Chain{store.NewChain(&stub{blocks: 150}), store.NewChain(&stub{blocks: 150}, &stub{blocks: 40})} {
+		if n := testing.AllocsPerRun(100, func() {
+			_, lease := c.Lookup(connector.NamespaceDigest{}, shards, chain, time.Minute)
+			c.Release(lease)
+		}); n != 0 {
+			t.Errorf("%v allocations with %d tiers", n, len(c.Tiers()))
+		}
+	}
+}
