@@ -203,14 +203,14 @@ func (c *committing) commit() error {
 func (c *committing) publish(err error) {
 	c.events = c.events[:0]
 	for _, r := range c.removed {
-		c.events = append(c.events, removed(r.ID))
+		c.events = append(c.events, eventlog.Removed(r.ID))
 	}
 	for i := range c.inserts {
 		if in := &c.inserts[i]; err == nil && in.Added {
-			c.events = append(c.events, stored(in.ID, in.Parent))
+			c.events = append(c.events, eventlog.Stored(in.ID, in.Parent))
 		}
 	}
-	c.s.events.log.Publish(c.events)
+	c.s.events.Publish(c.events)
 }
 
 func (c *committing) putRecord(in *index.Insertion, op *write) error {

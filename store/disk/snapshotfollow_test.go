@@ -51,14 +51,14 @@ func TestASlowSnapshotConvergesWhileRecordsComeAndGo(t *testing.T) {
 	began := time.Now()
 	if err := u.Snapshot(t.Context(), func(store.Resident) error {
 		if seen++; seen%(4*len(batch)) == 0 {
-			s.events.log.Publish(batch)
+			s.events.Publish(batch)
 		}
 		return nil
 	}); err != nil {
 		t.Fatalf("after %d records: %v", seen, err)
 	}
 	took := time.Since(began)
-	published := s.events.log.Bytes() / eventlog.EventBytes
+	published := s.events.Bytes() / eventlog.EventBytes
 	events := 0
 	for want := seen / (4 * len(batch)) * len(batch); events < want; {
 		list, err := u.Next(t.Context())
@@ -94,7 +94,7 @@ func TestASnapshotConvergesAtFiftyThousandRecordsASecond(t *testing.T) {
 		n, batch := 0, make([]eventlog.Event, 250)
 		for tick := time.NewTicker(time.Millisecond); ctx.Err() == nil; <-tick.C {
 			for n < int(time.Since(began).Seconds()*rate) {
-				s.events.log.Publish(batch)
+				s.events.Publish(batch)
 				n += len(batch)
 			}
 		}
@@ -109,7 +109,7 @@ func TestASnapshotConvergesAtFiftyThousandRecordsASecond(t *testing.T) {
 	}); err != nil {
 		t.Fatalf("after %d records: %v", seen, err)
 	}
-	snapshot, most := time.Since(began), s.events.log.Bytes()
+	snapshot, most := time.Since(began), s.events.Bytes()
 	behind := func() int { return int(time.Since(began).Seconds()*rate) - int(u.Seq()) }
 	was := behind()
 	for behind() > 1000 {

@@ -113,7 +113,7 @@ func (s *Store) Stats() Stats {
 	st := Stats{
 		Dir: s.opts.Dir, StoreID: hex.EncodeToString(s.state.ID[:]), Epoch: s.epoch,
 		Records: int64(s.table.Len()), PayloadBytes: s.table.PayloadBytes(), IndexBytes: s.table.MemoryBytes(),
-		Namespaces: s.namespaces.Count(), Leases: s.leases.count(),
+		Namespaces: s.namespaces.Count(), Leases: s.leases.Count(),
 		WriteInFlightBytes: s.writes.inFlightBytes(),
 		DirectIO:           s.state.Direct, OpenDuration: s.openDuration, Recovered: s.state.Recovered,
 	}
