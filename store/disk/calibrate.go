@@ -85,5 +85,7 @@ func (s *Store) measureDisk() (c Calibration, err error) {
 			s.space.Unclaim(claimed)
 		}
 	}()
-	return calibrate.Measure(f, s.opts.ChunkBytes)
+	c, err = calibrate.Measure(f, s.opts.ChunkBytes)
+	c.At = s.opts.clock().UTC()
+	return c, err
 }

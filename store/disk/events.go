@@ -9,13 +9,11 @@ import (
 	"github.com/kvconn/kvconn/store/disk/journal"
 )
 
-// Epoch is the random number of this opening of the store. Events of two epochs have
-// nothing to do with each other.
+// Epoch implements [store.Events].
 func (s *Store) Epoch() uint64 { return s.epoch }
 
-// Subscribe takes a snapshot of what the store holds and follows what happens after it.
-// Memory does not grow with the number of records, and with how slow the subscribers are
-// only up to [Options].EventBytes, for all of them together.
+// Subscribe implements [store.Events]. Memory does not grow with the number of records, and with how
+// slow the subscribers are only up to [Options].EventBytes, for all of them together.
 func (s *Store) Subscribe(ctx context.Context) (store.Subscription, error) {
 	var snapshot *journal.Snapshot
 	var follower *eventlog.Follower
@@ -46,9 +44,7 @@ func (s *Store) Subscribe(ctx context.Context) (store.Subscription, error) {
 	return s.subscriptions.New(snapshot, follower)
 }
 
-// SubscribeAfter follows the events after seq of the store's present epoch, without a
-// snapshot: for a subscriber that lost its connection and nothing else. It fails with
-// [store.ErrLagged] if some of them are no longer kept.
+// SubscribeAfter implements [store.Events].
 func (s *Store) SubscribeAfter(epoch, seq uint64) (store.Subscription, error) {
 	if epoch != s.epoch {
 		return nil, fmt.Errorf("epoch %d, not %d: %w", epoch, s.epoch, store.ErrLagged)

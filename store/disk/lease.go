@@ -13,12 +13,9 @@ import (
 // janitorInterval is how often leases that ran out are looked for.
 const janitorInterval = 100 * time.Millisecond
 
-// Lookup returns the number of leading blocks of chain of which every one of shards is
-// in the store, and a lease that pins their records for ttl (at most
-// [Options].LeaseMax). The lease is 0 if there is nothing to pin, and nothing is found
-// while [Options].MaxLeases are held. The records count as used. Lookup never touches
-// the disk, never waits for a writer's I/O and does not allocate once its scratch memory
-// has grown to the longest chain.
+// Lookup implements [store.Leases]. A lease holds for [Options].LeaseMax at most, and nothing is found
+// while [Options].MaxLeases are held. Lookup never touches the disk, never waits for a writer's I/O
+// and does not allocate once its scratch memory has grown to the longest chain.
 func (s *Store) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (blocks int, id store.LeaseID) {
 	s.count.lookups.Add(1)
 	s.count.lookupBlocks.Add(uint64(len(chain)))
@@ -43,13 +40,13 @@ func (s *Store) clampLease(ttl time.Duration) time.Duration {
 	return max(0, min(ttl, s.opts.LeaseMax))
 }
 
-// Renew gives a lease ttl from now. It reports false if the lease has ended.
+// Renew implements [store.Leases].
 func (s *Store) Renew(id store.LeaseID, ttl time.Duration) bool {
 	now := s.opts.clock()
 	return s.leases.Renew(id, now, now.Add(s.clampLease(ttl)))
 }
 
-// Release ends a lease. A lease that has ended already is ignored.
+// Release implements [store.Leases].
 func (s *Store) Release(id store.LeaseID) {
 	if e := s.leases.End(id); e != nil {
 		s.endLease(e)
@@ -85,7 +82,7 @@ func (s *Store) expireLeases() {
 	}
 }
 
-// Present sets at[i] where the record of keys[i] is in the store. It does not count as a use.
+// Present implements [store.Level].
 func (s *Store) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
 	number, known := s.namespaces.Number(ns)
 	if !known {

@@ -3,6 +3,7 @@ package disk
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"os"
 	"testing"
 	"time"
@@ -28,6 +29,37 @@ func fillJournal(t testing.TB, s *Store, n int) {
 				t.Fatal(err)
 			}
 		}
+	}
+}
+
+// A journal that has lost what a namespace's number means has records that nobody can name: a
+// subscriber is not told of them.
+func TestASnapshotLeavesOutRecordsOfALostNamespace(t *testing.T) {
+	s := openTest(t, testOptions(t.TempDir()))
+	known := chainOf(openNamespace(t, s, "m"), 1, 3)
+	mustWrite(t, s, known)
+	b := s.journal.NewBatch()
+	lost := journal.Record{Location: journal.Location{Segment: 1 << 20}, ParentAt: journal.NoLocation, Namespace: 9, Bytes: 8192, Seq: 1}
+	if err := errors.Join(b.PutRecord(&lost), b.Commit()); err != nil {
+		t.Fatal(err)
+	}
+	u, err := s.Subscribe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = u.Close() }()
+	told := make(map[store.RecordID]bool)
+	if err := u.Snapshot(t.Context(), func(r store.Resident) error { told[r.ID] = true; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range known {
+		if !told[r.ID] {
+			t.Errorf("%v is left out", r.ID)
+		}
+		delete(told, r.ID)
+	}
+	for id := range told {
+		t.Errorf("told of %v", id)
 	}
 }
 

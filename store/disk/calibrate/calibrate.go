@@ -74,7 +74,6 @@ func Measure(f fsio.File, chunk int) (r Result, err error) {
 	}
 	r.WriteInFlightBytes, r.WriteBytesPerS = shallowest(r.MeasuredWrites)
 	r.ReadInFlightBytes, r.BytesPerS = shallowest(r.Measured)
-	r.At = time.Now().UTC()
 	return r, nil
 }
 
