@@ -124,15 +124,15 @@ func (c *committing) journalAdopted(job *recovery.AdoptJob) error {
 func (c *committing) publishAdopted() {
 	s, a := c.s, &c.adopting
 	for _, r := range a.removed {
-		a.events = append(a.events, removed(r.ID))
+		a.events = append(a.events, eventlog.Removed(r.ID))
 	}
 	for i := range a.found {
 		if f := &a.found[i]; f.Added {
 			s.rebuild.Found()
-			a.events = append(a.events, stored(f.ID, f.Parent))
+			a.events = append(a.events, eventlog.Stored(f.ID, f.Parent))
 		}
 	}
-	s.events.log.Publish(a.events)
+	s.events.Publish(a.events)
 }
 
 // completeSegment has the journal vouch for a segment whose headers are read, and lets its

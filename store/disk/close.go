@@ -40,11 +40,11 @@ func (s *Store) close() error {
 	s.background.Wait()
 	s.commits.Close()
 	s.committed.Wait()
-	s.events.log.Close()
-	subscribed := s.subscriptions.close()
+	s.events.Close()
+	subscribed := s.subscriptions.Close()
 	s.barrier.Touch()
-	s.runBarrier()
-	s.barrier.close()
+	s.barrier.Make()
+	s.barrier.Close()
 	err := s.makeDurable()
 	if err == nil {
 		s.space.RemoveEmptied()
@@ -53,6 +53,30 @@ func (s *Store) close() error {
 	err = errors.Join(err, subscribed, s.state.Close(hung))
 	if err != nil {
 		return fmt.Errorf("close store %s: %w", s.opts.Dir, err)
+	}
+	return nil
+}
+
+// makeBarrier makes what was written durable, and the slots that were freed writable.
+func (s *Store) makeBarrier() (more bool, err error) {
+	freed := s.space.TakePending()
+	err = s.makeDurable()
+	s.space.Release(freed, err == nil)
+	s.count.barriers.Add(1)
+	if err != nil {
+		s.count.barrierErrors.Add(1)
+	}
+	return s.space.AnyPending(), err
+}
+
+// makeDurable is the barrier itself.
+func (s *Store) makeDurable() error {
+	if err := s.space.Sync(); err != nil {
+		// Without the payloads the index entries must not be promised either.
+		return err
+	}
+	if err := s.state.SyncJournal(); err != nil {
+		return fmt.Errorf("%w: %w", store.ErrIO, err)
 	}
 	return nil
 }

@@ -203,14 +203,14 @@ func (c *committing) commit() error {
 func (c *committing) publish(err error) {
 	c.events = c.events[:0]
 	for _, r := range c.removed {
-		c.events = append(c.events, removed(r.ID))
+		c.events = append(c.events, eventlog.Removed(r.ID))
 	}
 	for i := range c.inserts {
 		if in := &c.inserts[i]; err == nil && in.Added {
-			c.events = append(c.events, stored(in.ID, in.Parent))
+			c.events = append(c.events, eventlog.Stored(in.ID, in.Parent))
 		}
 	}
-	c.s.events.log.Publish(c.events)
+	c.s.events.Publish(c.events)
 }
 
 func (c *committing) putRecord(in *index.Insertion, op *write) error {
@@ -270,4 +270,61 @@ func (e *eviction) settle(c *committing, err error) {
 		c.s.space.Restore(e.Segment)
 	}
 	close(e.done)
+}
+
+// heal has the committer put a new journal in the place of the failed one, or only finish its
+// batch, with nil.
+func (s *Store) heal(d *journal.Draft) (err error) {
+	open := s.between(func(c *committing) {
+		if d == nil {
+			return
+		}
+		s.journal.Replace(d)
+		s.namespaces.Unnote()
+		// What left the index while the draft was written is in it.
+		err = c.settleOwed()
+		s.barrier.Touch()
+	})
+	if !open {
+		if d != nil {
+			d.Abort()
+		}
+		return store.ErrClosed
+	}
+	return err
+}
+
+// owe notes slots whose state in the journal is not known, since it failed: they are not
+// used before their deletion is durable in the next.
+func (c *committing) owe() {
+	for i := range c.inserts {
+		c.s.space.At(c.inserts[i].Ref).Settled()
+		c.owed = append(c.owed, c.inserts[i].Ref)
+	}
+	for _, r := range c.removed {
+		c.owed = append(c.owed, r.Ref)
+	}
+}
+
+// settleOwed deletes what is owed and lets a barrier free the slots.
+func (c *committing) settleOwed() error {
+	for from := 0; from < len(c.owed); from += commitLimit {
+		for _, ref := range c.owed[from:min(from+commitLimit, len(c.owed))] {
+			if g := c.s.space.At(ref); g != nil {
+				if err := c.batch.DeleteRecord(g.Location(ref)); err != nil {
+					return fmt.Errorf("%w: %w", store.ErrIO, err)
+				}
+			}
+		}
+		if c.batch.Empty() {
+			continue
+		}
+		if err := c.batch.Commit(); err != nil {
+			return fmt.Errorf("%w: %w", store.ErrIO, err)
+		}
+	}
+	there := slices.DeleteFunc(c.owed, func(ref index.Ref) bool { return c.s.space.At(ref) == nil })
+	c.s.space.AddPending(there)
+	c.owed = c.owed[:0]
+	return nil
 }

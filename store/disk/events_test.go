@@ -109,7 +109,7 @@ func TestSubscriberThatLagsIsTold(t *testing.T) {
 	}
 	defer func() { _ = u.Close() }()
 	for range eventlog.LeastBytes/eventlog.EventBytes/1000 + 1 {
-		s.events.log.Publish(make([]eventlog.Event, 1000))
+		s.events.Publish(make([]eventlog.Event, 1000))
 	}
 	if err := u.Snapshot(context.Background(), func(store.Resident) error { return nil }); err != nil {
 		t.Errorf("an empty snapshot: %v", err)

@@ -120,7 +120,9 @@ func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 	if err := f.checkRecords(ctx); err != nil {
 		return nil, err
 	}
-	f.checkAccounting()
+	if err := s.space.CheckAccounting(); err != nil {
+		f.failed("%v", err)
+	}
 	report.Records = int64(s.table.Len())
 	return nil, s.Sync(ctx)
 }
@@ -250,11 +252,5 @@ func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment.Segment, fir
 			f.o.Progress(n, total)
 		}
 		f.mu.Unlock()
-	}
-}
-
-func (f *fsck) checkAccounting() {
-	if err := f.s.space.CheckAccounting(); err != nil {
-		f.failed("%v", err)
 	}
 }

@@ -2,104 +2,20 @@ package disk
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/disk/lease"
 )
 
 // janitorInterval is how often leases that ran out are looked for.
 const janitorInterval = 100 * time.Millisecond
 
-// lease pins the records that one lookup found.
-type lease struct {
-	refs     []index.Ref
-	deadline time.Time
-}
-
-// leases are the leases in force. The scratch memory of ended ones is used again.
-type leases struct {
-	mu   sync.Mutex
-	next store.LeaseID
-	held map[store.LeaseID]*lease
-	idle []*lease
-	max  int
-}
-
-func (l *leases) init(limit int) {
-	l.held, l.max = make(map[store.LeaseID]*lease), limit
-}
-
-// maxIdleLeases bounds the scratch memory kept.
-const maxIdleLeases = 256
-
-func (l *leases) begin() *lease {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.held) >= l.max {
-		return nil
-	}
-	if n := len(l.idle); n > 0 {
-		out := l.idle[n-1]
-		l.idle = l.idle[:n-1]
-		return out
-	}
-	return new(lease)
-}
-
-func (l *leases) hold(e *lease, deadline time.Time) store.LeaseID {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	e.deadline = deadline
-	l.next++
-	l.held[l.next] = e
-	return l.next
-}
-
-func (l *leases) recycle(e *lease) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.idle) < maxIdleLeases {
-		e.refs = e.refs[:0]
-		l.idle = append(l.idle, e)
-	}
-}
-
-func (l *leases) end(id store.LeaseID) *lease {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	e := l.held[id]
-	delete(l.held, id)
-	return e
-}
-
-// expired removes and returns one lease whose deadline has passed.
-func (l *leases) expired(now time.Time) *lease {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for id, e := range l.held {
-		if now.After(e.deadline) {
-			delete(l.held, id)
-			return e
-		}
-	}
-	return nil
-}
-
-func (l *leases) count() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.held)
-}
-
-// Lookup returns the number of leading blocks of chain of which every one of shards is
-// in the store, and a lease that pins their records for ttl (at most
-// [Options].LeaseMax). The lease is 0 if there is nothing to pin, and nothing is found
-// while [Options].MaxLeases are held. The records count as used. Lookup never touches
-// the disk, never waits for a writer's I/O and does not allocate once its scratch memory
-// has grown to the longest chain.
+// Lookup implements [store.Leases]. A lease holds for [Options].LeaseMax at most, and nothing is found
+// while [Options].MaxLeases are held. Lookup never touches the disk, never waits for a writer's I/O
+// and does not allocate once its scratch memory has grown to the longest chain.
 func (s *Store) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (blocks int, id store.LeaseID) {
 	s.count.lookups.Add(1)
 	s.count.lookupBlocks.Add(uint64(len(chain)))
@@ -107,47 +23,39 @@ func (s *Store) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, c
 	if len(chain) == 0 || len(shards) == 0 || !known {
 		return 0, 0
 	}
-	e := s.leases.begin()
+	e := s.leases.Begin()
 	if e == nil {
 		return 0, 0
 	}
-	blocks, e.refs = s.table.Prefix(number, shards, chain, e.refs[:0])
+	blocks, e.Refs = s.table.Prefix(number, shards, chain, e.Refs[:0])
 	s.count.hitBlocks.Add(uint64(blocks))
 	if blocks == 0 {
-		s.leases.recycle(e)
+		s.leases.Recycle(e)
 		return 0, 0
 	}
-	return blocks, s.leases.hold(e, s.opts.clock().Add(s.clampLease(ttl)))
+	return blocks, s.leases.Hold(e, s.opts.clock().Add(s.clampLease(ttl)))
 }
 
 func (s *Store) clampLease(ttl time.Duration) time.Duration {
 	return max(0, min(ttl, s.opts.LeaseMax))
 }
 
-// Renew gives a lease ttl from now. It reports false if the lease has ended.
+// Renew implements [store.Leases].
 func (s *Store) Renew(id store.LeaseID, ttl time.Duration) bool {
 	now := s.opts.clock()
-	l := &s.leases
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	e := l.held[id]
-	if e == nil || now.After(e.deadline) {
-		return false
-	}
-	e.deadline = now.Add(s.clampLease(ttl))
-	return true
+	return s.leases.Renew(id, now, now.Add(s.clampLease(ttl)))
 }
 
-// Release ends a lease. A lease that has ended already is ignored.
+// Release implements [store.Leases].
 func (s *Store) Release(id store.LeaseID) {
-	if e := s.leases.end(id); e != nil {
+	if e := s.leases.End(id); e != nil {
 		s.endLease(e)
 	}
 }
 
-func (s *Store) endLease(e *lease) {
-	s.table.Unpin(e.refs...)
-	s.leases.recycle(e)
+func (s *Store) endLease(e *lease.Lease) {
+	s.table.Unpin(e.Refs...)
+	s.leases.Recycle(e)
 }
 
 // janitor ends leases that ran out and lets slots be tried again. It waits for nothing
@@ -169,12 +77,12 @@ func (s *Store) janitor(ctx context.Context) {
 // expireLeases ends the leases whose deadline has passed.
 func (s *Store) expireLeases() {
 	now := s.opts.clock()
-	for e := s.leases.expired(now); e != nil; e = s.leases.expired(now) {
+	for e := s.leases.Expired(now); e != nil; e = s.leases.Expired(now) {
 		s.endLease(e)
 	}
 }
 
-// Present sets at[i] where the record of keys[i] is in the store. It does not count as a use.
+// Present implements [store.Level].
 func (s *Store) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
 	number, known := s.namespaces.Number(ns)
 	if !known {

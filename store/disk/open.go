@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kvconn/kvconn/store/disk/barrier"
+	"github.com/kvconn/kvconn/store/disk/eventlog"
+	"github.com/kvconn/kvconn/store/disk/lease"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 
@@ -35,16 +38,16 @@ type Store struct {
 	rebuild    *recovery.Rebuild
 	reclaim    *segment.Reclaimer
 	namespaces *namespace.Registry
-	leases     leases
+	leases     *lease.Table
 	headers    readio.Headers
 	reads      *readio.Reader
 	writes     writes
 	gate       *readio.Gate
 	commits    *queue.Queue[commit]
-	events     events
+	events     *eventlog.Log
 
-	subscriptions subscriptions
-	barrier       *durability
+	subscriptions eventlog.Subscriptions
+	barrier       *barrier.Barrier
 	count         counters
 	seq           atomic.Uint64
 
@@ -83,20 +86,22 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{opts: o, calibrated: calibrated, barrier: newBarrier(), commits: queue.New[commit]()}
-	s.leases.init(o.MaxLeases)
+	s := &Store{opts: o, calibrated: calibrated, commits: queue.New[commit]()}
+	s.leases = lease.New(o.MaxLeases)
 	s.writes.init()
 	s.gate = readio.NewGate(o.Writers)
 	s.reads = readio.New(readio.Options{
 		Budget: o.ReadInFlightBytes, ChunkBytes: o.ChunkBytes, Timeout: o.ReadTimeout, Clock: o.clock,
 		Gate: s.gate, Headers: &s.headers, Records: records{s},
 	})
-	s.events.init(o.EventBytes)
+	s.barrier = barrier.New(s.makeBarrier, o.Logger)
+	s.events = eventlog.New(o.EventBytes)
 	s.report.Logger = o.Logger
 	s.namespaces = namespace.New(namespace.Options{
 		FS: o.fs, Dir: filepath.Join(o.Dir, recovery.NamespaceDir), Report: &s.report,
-		Claim: func(n int) error { return s.reclaim.ClaimManifest(n) }, Unclaim: func(n int) { s.reclaim.UnclaimManifest(n) }, Reused: s.events.log.Skip,
+		Claim: func(n int) error { return s.reclaim.ClaimManifest(n) }, Unclaim: func(n int) { s.reclaim.UnclaimManifest(n) }, Reused: s.events.Skip,
 	})
+	s.subscriptions.Log, s.subscriptions.Digest = s.events, s.namespaces.Digest
 	s.epoch = mathrand.Uint64N(1<<epochBits-1) + 1
 	began := time.Now()
 	if err := s.open(ctx); err != nil {
@@ -148,8 +153,9 @@ func (s *Store) start() context.Context {
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	s.committed.Go(s.committer)
+	makeBarriers := func(ctx context.Context) { s.barrier.Run(ctx, s.opts.BarrierInterval) }
 	heal := func(ctx context.Context) { s.state.Heal(ctx, s.opts.healPauses, s.heal) }
-	for _, f := range []func(context.Context){s.tidyNamespaces, heal, s.reclaim.Evictor, s.runBarriers, s.janitor, s.rebuild.Run} {
+	for _, f := range []func(context.Context){s.tidyNamespaces, heal, s.reclaim.Evictor, makeBarriers, s.janitor, s.rebuild.Run} {
 		s.background.Go(func() { f(ctx) })
 	}
 	if s.opts.ScrubBytesPerS > 0 {

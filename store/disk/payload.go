@@ -12,31 +12,26 @@ import (
 // NamespaceInfo describes a namespace of a store.
 type NamespaceInfo = namespace.Info
 
-// OpenNamespace makes the namespace that m describes known, and returns its digest. It does
-// not wait for the disk. Every call is to be followed by one of [Store.CloseNamespace].
+// OpenNamespace implements [store.Namespaces].
 func (s *Store) OpenNamespace(m *connector.Manifest) (connector.NamespaceDigest, error) {
 	return s.namespaces.Open(m)
 }
 
-// CloseNamespace says that an engine which had opened the namespace has gone. A namespace
-// that no engine has open and that has no records is forgotten.
+// CloseNamespace implements [store.Namespaces]. A namespace that no engine has open and that has no
+// records is forgotten.
 func (s *Store) CloseNamespace(ns connector.NamespaceDigest) { s.namespaces.Leave(ns) }
 
 // Namespaces lists the namespaces of the store.
 func (s *Store) Namespaces() []NamespaceInfo { return s.namespaces.List() }
 
-// PayloadBytes is the size of the payloads of a namespace's shard, all of which have the
-// same; 0 while there is none, and for a namespace that is not open.
+// PayloadBytes implements [store.Namespaces].
 func (s *Store) PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int {
 	return s.namespaces.PayloadBytes(ns, shard)
 }
 
-// HoldPayload fixes the size in bytes of the payloads of a namespace's shard, for an engine that
-// registers its memory, until [Store.ReleasePayload]. It fails with a [store.PayloadSizeError] if the
-// shard has records of another size, or another engine holds another: of two that could not
-// load each other's blocks the first is served. If the records are gone by now, and none is
-// looked for, their size is free again. It may look at the whole index, and does not wait for
-// the disk.
+// HoldPayload implements [store.Namespaces]: of two engines that could not load each other's blocks
+// the first is served. If the records of another size are gone by now, and none is looked for,
+// their size is free again. It may look at the whole index, and does not wait for the disk.
 func (s *Store) HoldPayload(ns connector.NamespaceDigest, shard connector.Shard, bytes int) error {
 	err := s.namespaces.HoldPayload(ns, shard, bytes)
 	var size *store.PayloadSizeError
@@ -50,7 +45,7 @@ func (s *Store) HoldPayload(ns connector.NamespaceDigest, shard connector.Shard,
 	return s.namespaces.HoldPayload(ns, shard, bytes)
 }
 
-// ReleasePayload ends one [Store.HoldPayload]. The namespace is still open.
+// ReleasePayload implements [store.Namespaces].
 func (s *Store) ReleasePayload(ns connector.NamespaceDigest, shard connector.Shard) {
 	s.namespaces.ReleasePayload(ns, shard)
 }

@@ -2,6 +2,7 @@ package disk
 
 import (
 	"encoding/hex"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/store"
@@ -82,23 +83,19 @@ type Stats struct {
 	IndexBytes int64 `json:"index_bytes"`
 }
 
-// Usage is what segments and journal occupy, and may.
-type Usage = segment.Usage
-
-// LimitBy says what keeps a store from growing.
-type LimitBy = segment.LimitBy
+// The types of parts of [Stats].
+type (
+	Usage        = segment.Usage
+	LimitBy      = segment.LimitBy
+	RebuildState = recovery.RebuildState
+	Recovery     = recovery.Recovery
+)
 
 // The limits of a store: its cap, and the space that must stay free for others.
 const (
 	LimitedByCap  = segment.LimitedByCap
 	LimitedByFree = segment.LimitedByFree
 )
-
-// RebuildState is how far the rebuilding of the index from record headers is.
-type RebuildState = recovery.RebuildState
-
-// Recovery says where a store's index came from when it was opened.
-type Recovery = recovery.Recovery
 
 // The ways an index comes to be.
 const (
@@ -108,12 +105,27 @@ const (
 	RecoveredHeaders  = recovery.RecoveredHeaders
 )
 
+var _ store.Tier = (*Store)(nil)
+
+// Name is disk.
+func (s *Store) Name() string { return "disk" }
+
+// Usage is what the store holds and may hold on disk.
+func (s *Store) Usage() store.Usage {
+	st := s.Stats()
+	u := store.Usage{Records: st.Records, UsedBytes: st.PhysicalBytes, MaxBytes: st.MaxBytes, ReachableBytes: st.MaxBytes, Hits: st.Reads}
+	if st.FileSystemBytes > 0 {
+		u.ReachableBytes = st.EffectiveMaxBytes
+	}
+	return u
+}
+
 // Stats returns the state of the store.
 func (s *Store) Stats() Stats {
 	st := Stats{
 		Dir: s.opts.Dir, StoreID: hex.EncodeToString(s.state.ID[:]), Epoch: s.epoch,
 		Records: int64(s.table.Len()), PayloadBytes: s.table.PayloadBytes(), IndexBytes: s.table.MemoryBytes(),
-		Namespaces: s.namespaces.Count(), Leases: s.leases.count(),
+		Namespaces: s.namespaces.Count(), Leases: s.leases.Count(),
 		WriteInFlightBytes: s.writes.inFlightBytes(),
 		DirectIO:           s.state.Direct, OpenDuration: s.openDuration, Recovered: s.state.Recovered,
 	}
@@ -130,6 +142,16 @@ func (s *Store) Stats() Stats {
 	s.count.stats(&st)
 	st.Warnings = s.report.Warnings()
 	return st
+}
+
+// counters are the running totals of [Stats].
+type counters struct {
+	lookups, lookupBlocks, hitBlocks              atomic.Uint64
+	reads, readBytes, gone, mismatched            atomic.Uint64
+	readErrors, readTimeouts, corrupt             atomic.Uint64
+	writes, writeBytes, same, writeErrors, denied atomic.Uint64
+	evicted, barriers, barrierErrors              atomic.Uint64
+	scrubs, scrubBytes, unreadable                atomic.Uint64
 }
 
 func (c *counters) stats(st *Stats) {

@@ -53,15 +53,8 @@ type write struct {
 	oldSeq uint64
 }
 
-// Write hands records to the store and returns at once. It accepts a leading part of ops
-// and returns its length; err says why it stopped there: [store.ErrBusy] if the byte budget
-// is used up, [store.ErrTooLarge], [store.ErrInvalid], [store.ErrIO] if the journal has failed, [store.ErrClosed], or nil if all
-// were accepted. Ops that were not accepted remain the caller's and are not reported.
-//
-// done is called exactly once for each accepted op, from a goroutine of the store, when
-// the payload is written and the index entry committed, or with op.Err set. It must not
-// block. A record that is in the store already costs no I/O and succeeds; concurrent
-// writes of one record write once.
+// Write implements [store.Writer]. It also fails with [store.ErrIO] if the journal has failed. A write
+// is done when its payload is written and its index entry committed.
 func (s *Store) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted int, err error) {
 	for i, op := range ops {
 		if err := s.accept(&write{WriteOp: op, done: done}); err != nil {

@@ -6,19 +6,13 @@ package eventlog
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
-)
-
-var (
-	// ErrLagged says that events which the follower has not read are no longer kept.
-	ErrLagged = errors.New("event log: follower fell behind")
-	// ErrClosed says that there will be no more events.
-	ErrClosed = errors.New("event log: closed")
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/index"
 )
 
 // Event is what is kept of an event. Its number is where it stands.
@@ -163,7 +157,7 @@ func (l *Log) Follow() *Follower {
 	return l.follow(l.seq)
 }
 
-// FollowAfter follows the events after number seq. It fails with [ErrLagged] if some of
+// FollowAfter follows the events after number seq. It fails with [store.ErrLagged] if some of
 // them are no longer kept, or there never was an event seq.
 func (l *Log) FollowAfter(seq uint64) (*Follower, error) {
 	l.mu.Lock()
@@ -190,7 +184,7 @@ func (l *Log) follow(seq uint64) *Follower {
 // has fails if not all events after seq are kept. l.mu is held.
 func (l *Log) has(seq uint64) error {
 	if seq+1 < l.first || seq > l.seq {
-		return fmt.Errorf("events after %d, kept are %d to %d: %w", seq, l.first, l.seq, ErrLagged)
+		return fmt.Errorf("events after %d, kept are %d to %d: %w", seq, l.first, l.seq, store.ErrLagged)
 	}
 	return nil
 }
@@ -202,7 +196,7 @@ func (f *Follower) Seq() uint64 {
 	return f.seq
 }
 
-// Lagged fails with [ErrLagged] if events that were not read are no longer kept.
+// Lagged fails with [store.ErrLagged] if events that were not read are no longer kept.
 func (f *Follower) Lagged() error {
 	f.log.mu.Lock()
 	defer f.log.mu.Unlock()
@@ -220,7 +214,7 @@ func (f *Follower) Next(ctx context.Context, buf []Event) (first uint64, out []E
 		select {
 		case <-f.more:
 		case <-ctx.Done():
-			return 0, buf, context.Cause(ctx)
+			return 0, buf, fmt.Errorf("wait for events: %w: %w", store.ErrTimeout, context.Cause(ctx))
 		}
 	}
 }
@@ -232,11 +226,11 @@ func (f *Follower) take(buf []Event) (first uint64, out []Event, err error) {
 	defer l.mu.Unlock()
 	switch err := l.has(f.seq); {
 	case f.closed:
-		return 0, buf, ErrClosed
+		return 0, buf, store.ErrClosed
 	case err != nil:
 		return 0, buf, err
 	case f.seq == l.seq && l.closed:
-		return 0, buf, ErrClosed
+		return 0, buf, store.ErrClosed
 	case f.seq == l.seq:
 		f.waiting = true
 		return 0, buf, nil
@@ -266,4 +260,14 @@ func (f *Follower) Close() {
 	case f.more <- struct{}{}:
 	default:
 	}
+}
+
+// Stored is the event of a record that was added.
+func Stored(id index.ID, parent connector.Key) Event {
+	return Event{Key: id.Key, Parent: parent, Namespace: uint32(id.Namespace), Shard: id.Shard, Kind: uint8(store.EventStored)}
+}
+
+// Removed is the event of a record that is gone.
+func Removed(id index.ID) Event {
+	return Event{Key: id.Key, Namespace: uint32(id.Namespace), Shard: id.Shard, Kind: uint8(store.EventRemoved)}
 }

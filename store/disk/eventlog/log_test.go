@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 	"unsafe"
+
+	"github.com/kvconn/kvconn/store"
 )
 
 // numbered are n events that carry their numbers, from first on.
@@ -72,7 +74,7 @@ func TestFollowersReadEveryEventInOrder(t *testing.T) {
 	read(t, slow, total)
 	<-done
 	l.Close()
-	if _, _, err := slow.Next(t.Context(), make([]Event, 0, 1)); !errors.Is(err, ErrClosed) {
+	if _, _, err := slow.Next(t.Context(), make([]Event, 0, 1)); !errors.Is(err, store.ErrClosed) {
 		t.Errorf("after the end: %v", err)
 	}
 }
@@ -112,10 +114,10 @@ func TestMemoryIsTakenOnlyWhileSomeoneIsBehind(t *testing.T) {
 		}
 		read(t, late, seq)
 		publish(2*leastChunks + 1)
-		if l.Bytes() > bound || !errors.Is(late.Lagged(), ErrLagged) {
+		if l.Bytes() > bound || !errors.Is(late.Lagged(), store.ErrLagged) {
 			t.Errorf("%s: past the bound: %d bytes, %v", name, l.Bytes(), late.Lagged())
 		}
-		if _, _, err := late.Next(t.Context(), make([]Event, 0, 1)); !errors.Is(err, ErrLagged) {
+		if _, _, err := late.Next(t.Context(), make([]Event, 0, 1)); !errors.Is(err, store.ErrLagged) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if publish(2); l.Bytes() != LeastBytes { // one that has lost events holds none
@@ -138,10 +140,10 @@ func TestNextEndsWithItsContextAndWithClose(t *testing.T) {
 		ended <- err
 	}()
 	f.Close()
-	if err := <-ended; !errors.Is(err, ErrClosed) {
+	if err := <-ended; !errors.Is(err, store.ErrClosed) {
 		t.Errorf("%v", err)
 	}
-	if _, err := l.FollowAfter(1); !errors.Is(err, ErrLagged) {
+	if _, err := l.FollowAfter(1); !errors.Is(err, store.ErrLagged) {
 		t.Errorf("an event that never was: %v", err)
 	}
 }

@@ -11,52 +11,8 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
-	"github.com/kvconn/kvconn/store/disk/index"
-	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/queue"
 )
-
-// Place is where an op's record is. Its slot is pinned.
-type Place struct {
-	Ref  index.Ref
-	Seq  uint64
-	At   journal.Location
-	File fsio.File
-	// Offset is that of the slot in the file.
-	Offset int64
-}
-
-// Read is an op of a call of [Reader.Read] on its way. All of it but the op is guarded by the
-// mutex of the reader while it is queued or issued, and owned by one goroutine otherwise.
-type Read struct {
-	*store.ReadOp
-	Place
-	// Probe reads whatever the record is of.
-	Probe bool
-	// IOErr is why the disk did not give the record, Header its header if it did.
-	IOErr  error
-	Header *Header
-
-	batch       *batch
-	phase       phase
-	asked       int // bytes of the padded payload asked of the disk
-	outstanding int // requests in the kernel
-	issuedAt    time.Time
-}
-
-// Records are what a [Reader] reads.
-type Records interface {
-	// Locate checks an op and pins its record.
-	Locate(op *Read) error
-	// Verify sets Err of an op that the disk has answered. If it returns false, someone calls
-	// [Reader.Finish] later.
-	Verify(op *Read) (finished bool)
-	// Overdue notes that the disk has not given a record in time.
-	Overdue(at Place, err error)
-	// Unpin ends the pin of Locate, Count notes the result just before the op is reported.
-	Unpin(ref index.Ref)
-	Count(op *store.ReadOp)
-}
 
 // Options are what a [Reader] works with.
 type Options struct {

@@ -1,3 +1,6 @@
+// Package recovery opens a store's directory: it finds out what the files hold, puts right what is
+// damaged, fills the index, and reads record headers, while the store is in use, where the journal
+// does not vouch for them. It also makes a new journal when one has failed.
 package recovery
 
 import (

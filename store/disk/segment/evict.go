@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/kvconn/kvconn/store/disk/barrier"
 	"github.com/kvconn/kvconn/store/disk/report"
 )
 
@@ -20,22 +21,10 @@ type EvictJob struct {
 	Err       error
 }
 
-// barrier makes what was changed durable.
-type barrier interface {
-	// Begun and Ended are how many barriers have started and finished.
-	Begun() uint64
-	Ended() uint64
-	// Touch notes that there is something to make durable, Request asks for a barrier soon.
-	Touch()
-	Request()
-	// Wait returns when a barrier that started after the call has ended.
-	Wait(ctx context.Context) error
-}
-
 // ReclaimerOptions are what a reclaimer works with.
 type ReclaimerOptions struct {
 	Space   *Space
-	Barrier barrier
+	Barrier *barrier.Barrier
 	// Commit has the one goroutine that changes the index do a job, and waits for it.
 	Commit func(*EvictJob)
 	// SlotWait is how long a write waits for a slot.

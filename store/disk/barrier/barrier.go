@@ -1,17 +1,22 @@
-package disk
+// Package barrier lets many wait for one barrier: the moment from which on what was written is durable.
+package barrier
 
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/kvconn/kvconn/store"
 )
 
-// durability makes what is written durable, for everyone who waits at once: payloads first,
-// then the journal.
-type durability struct {
+// Barrier makes what was written durable, for all that wait at once. It may be used by any number
+// of goroutines.
+type Barrier struct {
+	make   func() (more bool, err error)
+	logger *slog.Logger
+
 	mu       sync.Mutex
 	started  uint64 // barriers started and finished; they do not overlap
 	finished uint64
@@ -23,32 +28,35 @@ type durability struct {
 	wakeup   chan struct{}
 }
 
-func newBarrier() *durability {
-	return &durability{done: make(chan struct{}), wakeup: make(chan struct{}, 1)}
+// New returns a barrier that is made by calling f. Calls do not overlap. more says that another one is
+// needed soon.
+func New(f func() (more bool, err error), logger *slog.Logger) *Barrier {
+	return &Barrier{make: f, logger: logger, done: make(chan struct{}), wakeup: make(chan struct{}, 1)}
 }
 
 // Touch notes that there is something to make durable.
-func (b *durability) Touch() {
+func (b *Barrier) Touch() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.touched = true
 }
 
-// Begun and Ended are how many barriers have started and finished.
-func (b *durability) Begun() uint64 {
+// Begun is how many barriers have started.
+func (b *Barrier) Begun() uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.started
 }
 
-func (b *durability) Ended() uint64 {
+// Ended is how many barriers have finished.
+func (b *Barrier) Ended() uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.finished
 }
 
 // Request asks for a barrier soon, without waiting.
-func (b *durability) Request() {
+func (b *Barrier) Request() {
 	select {
 	case b.wakeup <- struct{}{}:
 	default:
@@ -56,7 +64,7 @@ func (b *durability) Request() {
 }
 
 // Wait returns when a barrier that started after the call has ended.
-func (b *durability) Wait(ctx context.Context) error {
+func (b *Barrier) Wait(ctx context.Context) error {
 	b.mu.Lock()
 	want := b.started + 1
 	b.touched = true
@@ -82,8 +90,8 @@ func (b *durability) Wait(ctx context.Context) error {
 	return nil
 }
 
-// close wakes everyone who waits.
-func (b *durability) close() {
+// Close wakes everyone that waits.
+func (b *Barrier) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
@@ -91,24 +99,23 @@ func (b *durability) close() {
 	b.done = make(chan struct{})
 }
 
-// runBarriers makes barriers until ctx ends: when asked, and at an interval when
-// something was committed.
-func (s *Store) runBarriers(ctx context.Context) {
-	tick := time.NewTicker(s.opts.BarrierInterval)
+// Run makes barriers until ctx ends: when asked, and at an interval when something was committed.
+func (b *Barrier) Run(ctx context.Context, interval time.Duration) {
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.barrier.wakeup:
+		case <-b.wakeup:
 		case <-tick.C:
 		}
-		s.runBarrier()
+		b.Make()
 	}
 }
 
-func (s *Store) runBarrier() {
-	b := s.barrier
+// Make makes a barrier if there is something to make durable. It is for one goroutine at a time.
+func (b *Barrier) Make() {
 	b.mu.Lock()
 	if !b.touched {
 		b.mu.Unlock()
@@ -118,37 +125,18 @@ func (s *Store) runBarrier() {
 	b.started++
 	n := b.started
 	b.mu.Unlock()
-	freed := s.space.TakePending()
-	err := s.makeDurable()
-	s.space.Release(freed, err == nil)
-	s.count.barriers.Add(1)
-	if err != nil {
-		s.count.barrierErrors.Add(1)
-	}
+	more, err := b.make()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.finished = n
 	if err != nil {
 		if b.failedAt != n-1 || n == 1 { // not again and again
-			s.opts.Logger.Error("store: barrier failed: what was saved since the last one is not durable", "err", err,
+			b.logger.Error("store: barrier failed: what was saved since the last one is not durable", "err", err,
 				"remedy", "free space in the file system of the store, or look for I/O errors in the kernel's log")
 		}
-		b.failedAt, b.err, b.touched = n, err, true
-	} else if s.space.AnyPending() {
-		b.touched = true
+		b.failedAt, b.err = n, err
 	}
+	b.touched = b.touched || more || err != nil
 	close(b.done)
 	b.done = make(chan struct{})
-}
-
-// makeDurable is the barrier itself.
-func (s *Store) makeDurable() error {
-	if err := s.space.Sync(); err != nil {
-		// Without the payloads the index entries must not be promised either.
-		return err
-	}
-	if err := s.state.SyncJournal(); err != nil {
-		return fmt.Errorf("%w: %w", store.ErrIO, err)
-	}
-	return nil
 }

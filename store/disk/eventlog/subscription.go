@@ -1,0 +1,182 @@
+package eventlog
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/disk/journal"
+)
+
+// Subscription is a consistent view of what the store holds: a snapshot, and every event
+// after it. It is for one goroutine; Close it: what it has not read is kept for it.
+type Subscription struct {
+	list     *Subscriptions
+	follower *Follower
+	packed   []Event
+	buf      []store.Event
+
+	mu       sync.Mutex // held while the snapshot is read or closed
+	snapshot *journal.Snapshot
+}
+
+// Subscriptions are those of a log. They know whose snapshot is open: the journal cannot close
+// before them. It may be used by any number of goroutines.
+type Subscriptions struct {
+	// Log is what they follow, Digest the namespace that a number is of.
+	Log    *Log
+	Digest func(namespace uint16) connector.NamespaceDigest
+
+	mu     sync.Mutex
+	open   map[*Subscription]bool
+	closed bool
+}
+
+// add reports false if the store is closing.
+func (l *Subscriptions) add(u *Subscription) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	if l.open == nil {
+		l.open = make(map[*Subscription]bool)
+	}
+	l.open[u] = true
+	return true
+}
+
+func (l *Subscriptions) remove(u *Subscription) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, u)
+}
+
+// stopping reports whether the store is closing.
+func (l *Subscriptions) stopping() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
+// New returns a subscription that begins with a snapshot of the journal, and the follower that was
+// made at the same time. Both are the subscription's from now on.
+func (l *Subscriptions) New(snapshot *journal.Snapshot, follower *Follower) (store.Subscription, error) {
+	u := &Subscription{list: l, snapshot: snapshot, follower: follower}
+	if !l.add(u) {
+		return nil, errors.Join(store.ErrClosed, u.Close())
+	}
+	return u, nil
+}
+
+// After returns a subscription to what follows the event with that number. It fails with
+// [store.ErrLagged] if some of that is no longer kept.
+func (l *Subscriptions) After(seq uint64) (store.Subscription, error) {
+	f, err := l.Log.FollowAfter(seq)
+	if err != nil {
+		return nil, err
+	}
+	return &Subscription{list: l, follower: f}, nil
+}
+
+// Close ends the reading of snapshots and closes them.
+func (l *Subscriptions) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	open := l.open
+	l.open = nil
+	l.mu.Unlock()
+	var err error
+	for u := range open {
+		err = errors.Join(err, u.dropSnapshot())
+	}
+	return err
+}
+
+// eventBatch is how many events Next returns at most.
+const eventBatch = 1024
+
+// Snapshot calls f for every record that the store held when the subscription was made,
+// and lets go of the snapshot. A second call does nothing. It fails with [store.ErrLagged] as soon
+// as events that follow the snapshot are no longer kept, since it is of no use then.
+func (u *Subscription) Snapshot(ctx context.Context, f func(store.Resident) error) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.snapshot == nil {
+		return nil
+	}
+	n := 0
+	err := u.snapshot.Records(func(r *journal.Record) error {
+		if n++; n%1024 == 0 {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if u.list.stopping() {
+				return store.ErrClosed
+			}
+			if err := u.follower.Lagged(); err != nil {
+				return err
+			}
+		}
+		ns := u.list.Digest(r.Namespace)
+		if !r.Readable() || ns == (connector.NamespaceDigest{}) {
+			return nil
+		}
+		return f(store.Resident{
+			ID:     store.RecordID{Namespace: ns, Shard: r.Shard, Key: r.Key},
+			Parent: r.Parent,
+		})
+	})
+	return errors.Join(err, u.closeSnapshot())
+}
+
+// Seq is the number of the last event that Next returned or that the snapshot includes.
+func (u *Subscription) Seq() uint64 { return u.follower.Seq() }
+
+// Next waits for events and returns them in order. The slice is valid until the next
+// call. It fails with [store.ErrLagged] if the subscriber is too far behind, with [store.ErrTimeout]
+// when ctx ends and with [store.ErrClosed] when the store or the subscription has closed.
+func (u *Subscription) Next(ctx context.Context) ([]store.Event, error) {
+	if u.buf == nil {
+		u.packed, u.buf = make([]Event, 0, eventBatch), make([]store.Event, 0, eventBatch)
+	}
+	first, list, err := u.follower.Next(ctx, u.packed[:0])
+	if err != nil {
+		return nil, err
+	}
+	u.buf = u.buf[:0]
+	for i := range list {
+		e := &list[i]
+		u.buf = append(u.buf, store.Event{
+			Seq: first + uint64(i), Kind: store.EventKind(e.Kind), Parent: e.Parent,
+			ID: store.RecordID{Namespace: u.list.Digest(uint16(e.Namespace)), Shard: e.Shard, Key: e.Key},
+		})
+	}
+	return u.buf, nil
+}
+
+// Close lets go of the snapshot and of the events that were not read.
+func (u *Subscription) Close() error {
+	u.follower.Close()
+	return u.dropSnapshot()
+}
+
+// dropSnapshot lets go of the snapshot, and waits for who reads it.
+func (u *Subscription) dropSnapshot() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.closeSnapshot()
+}
+
+// closeSnapshot is dropSnapshot; u.mu is held.
+func (u *Subscription) closeSnapshot() error {
+	if u.snapshot == nil {
+		return nil
+	}
+	s := u.snapshot
+	u.snapshot = nil
+	u.list.remove(u)
+	return s.Close()
+}
