@@ -37,12 +37,9 @@ type load struct {
 	copying sync.RWMutex
 	fenced  bool
 
-	// arrived holds the records that are in memory and wait to be copied; complete is set once no
-	// more will come. A change wakes the copiers.
-	arrivedMu sync.Mutex
-	more      sync.Cond
-	arrived   []*host.Item
-	complete  bool
+	// arrived are the records that are in memory and wait to be copied. It has room for all, and is
+	// closed once no more will come.
+	arrived chan *host.Item
 
 	mu        sync.Mutex
 	done      []bool
@@ -63,13 +60,12 @@ func (w *Worker) newLoad(mem *memory, call uint64, request string, stretches []s
 	}
 	l := &load{
 		w: w, mem: mem, call: call, request: request, stretches: stretches, lost: len(lost), began: time.Now(),
-		done: make([]bool, blocks), remaining: blocks, failed: lost,
+		arrived: make(chan *host.Item, blocks), done: make([]bool, blocks), remaining: blocks, failed: lost,
 	}
 	if len(lost) > 0 {
 		l.cause = errUnplanned
 		w.counters.failedBlocks.Add(uint64(len(lost)))
 	}
-	l.more.L = &l.arrivedMu
 	l.ctx, l.cancel = context.WithTimeoutCause(w.ctx, w.opts.LoadTimeout, errLate)
 	return l
 }
@@ -88,7 +84,7 @@ func (l *load) start() {
 	}()
 }
 
-// run brings the blocks into memory and copies what has arrived.
+// run brings the blocks into memory and copies them as they arrive.
 func (l *load) run() {
 	shape := l.mem.shape
 	var copiers sync.WaitGroup
@@ -96,10 +92,7 @@ func (l *load) run() {
 		copiers.Go(func() { l.copyArrived(shape.BatchBytes) })
 	}
 	l.w.opts.Cache.Load(l.ctx, l.ctx, l.w.opts.Account, len(l.done), l.want, l.arrive)
-	l.arrivedMu.Lock()
-	l.complete = true
-	l.arrivedMu.Unlock()
-	l.more.Broadcast()
+	close(l.arrived)
 	copiers.Wait()
 }
 
@@ -113,19 +106,16 @@ func (l *load) want(it *host.Item) error {
 	return nil
 }
 
-// arrive takes in a block that is in memory, or never will be.
+// arrive passes a block on that is in memory, and notes the end of one that never will be.
 func (l *load) arrive(it *host.Item) {
 	if it.Err != nil {
 		l.blockDone(it.Index, it.Err)
 		return
 	}
-	l.arrivedMu.Lock()
-	l.arrived = append(l.arrived, it)
-	l.arrivedMu.Unlock()
-	l.more.Signal()
+	l.arrived <- it
 }
 
-// copyArrived copies what has arrived to engine memory until there is no more to come.
+// copyArrived copies arrived blocks to engine memory until no more will come.
 func (l *load) copyArrived(batchBytes int) {
 	var batch []*host.Item
 	var copies []blockCopy
@@ -146,21 +136,20 @@ func (l *load) copyArrived(batchBytes int) {
 // take waits for arrivals and moves one call's worth of them to batch, none when all have
 // been taken.
 func (l *load) take(batch []*host.Item, batchBytes int) []*host.Item {
-	l.arrivedMu.Lock()
-	defer l.arrivedMu.Unlock()
-	for len(l.arrived) == 0 && !l.complete {
-		l.more.Wait()
-	}
 	clear(batch)
 	batch = batch[:0]
-	for bytes := 0; len(batch) < len(l.arrived) && bytes < batchBytes; {
-		it := l.arrived[len(batch)]
+	it, more := <-l.arrived
+	for bytes := 0; more; {
 		batch = append(batch, it)
-		bytes += it.PayloadBytes
+		if bytes += it.PayloadBytes; bytes >= batchBytes {
+			break
+		}
+		select {
+		case it, more = <-l.arrived:
+		default:
+			return batch
+		}
 	}
-	rest := copy(l.arrived, l.arrived[len(batch):])
-	clear(l.arrived[rest:])
-	l.arrived = l.arrived[:rest]
 	return batch
 }
 

@@ -19,7 +19,7 @@ type loadTable struct {
 	running map[string]*load
 	// finished are the failed blocks of the loads that Poll has not reported yet.
 	finished map[string][]uint32
-	// blocks counts those of running and finished.
+	// blocks counts the blocks of running and finished.
 	blocks int
 }
 
@@ -57,7 +57,7 @@ func (t *loadTable) take(request string) *load {
 	return l
 }
 
-// takeAll forgets everything and returns what is running.
+// takeAll forgets everything and returns the running loads.
 func (t *loadTable) takeAll() []*load {
 	all := make([]*load, 0, len(t.running))
 	for _, l := range t.running {

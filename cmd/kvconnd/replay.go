@@ -16,7 +16,7 @@ import (
 type replayCmd struct {
 	Trace string `arg:"" placeholder:"TRACE" help:"Trace file, one JSON object a line: timestamp, input_length, output_length, hash_ids. - for standard input."`
 
-	Policies      []string      `name:"policies" default:"round-robin,load,kv-aware,kv-aware-gpu,conversation,first-turn,cost" placeholder:"A,B" help:"Routing policies to compare: round-robin, load, kv-aware, kv-aware-gpu, conversation, first-turn, cost (default: all these), or any other that the router knows: serve-kv-aware, published/…, first-turn/NAME, conversation/NAME."`
+	Policies      []string      `name:"policies" default:"round-robin,load,kv-aware,kv-aware-gpu,conversation,first-turn,cost" placeholder:"A,B" help:"Routing policies to compare: round-robin, load, kv-aware, kv-aware-gpu, conversation, first-turn, cost (default: all these), or any other that the router knows: serve-kv-aware, published/NAME, first-turn/NAME, conversation/NAME."`
 	BlockTokens   int           `name:"block-tokens" default:"512" placeholder:"N" help:"Tokens of a block in the trace (default 512)."`
 	TimestampUnit time.Duration `name:"timestamp-unit" default:"1ms" placeholder:"D" help:"What the trace's timestamps count (default 1ms)."`
 

@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/policy/published"
 )
@@ -151,7 +152,7 @@ func TestServeHasARouterForItsNode(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- command.Run() }()
 	address := regexp.MustCompile(`msg="the router is ready" part=router http=(\S+)`)
-	enginetest.Eventually(t, "a ready rank that follows the daemon's store", func() bool {
+	wait.For(t, "a ready rank that follows the daemon's store", func() bool {
 		m := address.FindStringSubmatch(log.String())
 		if m == nil {
 			return false

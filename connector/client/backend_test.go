@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 )
 
 // testBackend records what reaches it. The real one is package daemon's, tested in package
@@ -208,10 +209,7 @@ func startDaemon(t *testing.T, socket string, b *testBackend) *daemon {
 func testOptions(socket string) Options {
 	return Options{
 		Socket: socket, Engine: "engine", CallTimeout: 30 * time.Second, RetryInterval: time.Nanosecond,
-		Manifest: connector.Manifest{
-			Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 1, KVHeads: 1, HeadSize: 8, Layout: "x"}},
-			TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-		},
+		Manifest: *manifests.New(),
 	}
 }
 

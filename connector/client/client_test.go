@@ -75,7 +75,7 @@ func TestNoDaemonCostsHitsOnly(t *testing.T) {
 	}
 }
 
-// What was told under one number is known under it, and under no other.
+// What a client says under one number is known under it, and under no other.
 func TestSessionEndsWhereTheLeaderForgets(t *testing.T) {
 	socket := socketPath(t)
 	d := startDaemon(t, socket, new(testBackend))

@@ -47,7 +47,7 @@ const (
 	hungPause    = 9
 )
 
-// errOffline means that there is no connection, and none may be tried yet.
+// errOffline means that there is no connection, and the time of the next attempt has not come.
 var errOffline = errors.New("kvconnd is not connected")
 
 // memory is what a rank's link connects: nil for the scheduler's.

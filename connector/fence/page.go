@@ -1,9 +1,9 @@
 // Package fence is the page of shared memory by which an engine process takes its memory
 // back from the daemon without waiting for an answer. The engine's side makes the page
-// and passes it along when it registers. The daemon counts itself in before it copies a
-// block to or from engine memory, and out after it. Once the engine's side has fenced the
-// page no copy begins, and when none is counted in, none will touch the memory again,
-// however long the daemon stands still.
+// and passes it along when it registers. The daemon increments the page's count before each
+// copy to or from engine memory and decrements it afterwards. Once the engine's side has set
+// the fence, no new copy begins; when the count then reads zero, no copy will touch the memory
+// again, even if the daemon is suspended and resumes later.
 package fence
 
 import (
@@ -86,7 +86,7 @@ func (p *Page) Fence() { p.fenced.Store(1) }
 // Fenced reports whether the page was fenced.
 func (p *Page) Fenced() bool { return p.fenced.Load() != 0 }
 
-// Idle reports that no copy is under way. Behind Fence it stays true.
+// Idle reports that no copy is under way. After Fence it stays true.
 func (p *Page) Idle() bool { return p.copies.Load() == 0 }
 
 // Begin counts a copy in. It returns false, and counts nothing, where the page is fenced.

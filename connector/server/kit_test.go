@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/wire"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 )
 
 // echo is a backend whose leader offers as many tokens as it is asked for. The real one
@@ -100,11 +101,7 @@ func hello(t testing.TB) *wire.Hello {
 // helloOf is the hello of an engine of that many ranks.
 func helloOf(t testing.TB, ranks int) *wire.Hello {
 	t.Helper()
-	m := connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 1, KVHeads: 1, HeadSize: 8, Layout: "x"}},
-		TensorParallel: ranks, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	}
-	b, err := m.Canonical()
+	b, err := manifests.New(func(m *connector.Manifest) { m.TensorParallel = ranks }).Canonical()
 	if err != nil {
 		t.Fatal(err)
 	}

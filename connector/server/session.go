@@ -32,9 +32,9 @@ type Peer struct {
 //     order of [connector.StepRequest]: allocations, scheduled, preempted, finished. An
 //     Alloc follows a Match of the same request; its External is what was offered, less
 //     where the engine takes a part (TensorRT-LLM's cancel_load trims the head or tail),
-//     or 0. A load that runs beside the steps (Offer.Async) has its request out of
-//     Scheduled until it was reported; TensorRT-LLM then shows the request as new, with
-//     the loaded tokens as computed, so that offsets are the leader's own.
+//     or 0. While a load runs beside the steps (Offer.Async) its request is not in
+//     Scheduled; after the report TensorRT-LLM shows the request as new, with the loaded
+//     tokens as computed, so the leader keeps its own offsets.
 //   - Several steps may have been planned before the workers have run the first. A block
 //     is saved by the plan of the step that fills it, or a later one, never before.
 //   - Decode blocks come with requests that are scheduled again, not with new ones.

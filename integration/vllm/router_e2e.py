@@ -179,7 +179,7 @@ class RouterEndToEnd(Scene):
         self.report.equal(f"{self.who}pinned: at that rank", [a.rank for a in answers], numbers)
         self.check_served(f"{self.who}pinned: served there", before, answers)
         unknown = send(self.router.port, prompt(self.rng, LATER_TURN), headers=pin(99))
-        self.report.equal(f"{self.who}pinned to a rank that there is not: refused", unknown.status, 404)
+        self.report.equal(f"{self.who}pinned to an unknown rank: refused", unknown.status, 404)
 
     def found(self, what: str, first: Answer, second: Answer) -> None:
         """Check that a prompt that begins with another was expected to be cached, and was."""

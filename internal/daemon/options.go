@@ -91,12 +91,8 @@ func (o *Options) EnsureDefaults() {
 	o.StopTimeout = cmp.Or(o.StopTimeout, 25*time.Second)
 	o.HostBytes = cmp.Or(o.HostBytes, hostmemory.DefaultBytes())
 	o.EventBytes = cmp.Or(o.EventBytes, min(maxEventBytes, max(hostmemory.AvailableBytes()/eventShare, minEventBytes)))
-	if o.Driver == nil {
-		o.Driver = new(gpu.HostDriver)
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Driver = cmp.Or[gpu.Driver](o.Driver, new(gpu.HostDriver))
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 }
 
 // Validate reports the first option that cannot work.

@@ -1,4 +1,4 @@
-// Package engine is kvconn's built-in engine: a small transformer (package model) behind
+// Package engine is kvconn's built-in engine: a small transformer (package model) with
 // what makes an LLM server's KV cache hard to handle: a paged cache in shared memory,
 // layer groups with windows, ranks that are processes, continuous batching, chunked
 // prefill, prefix caching, preemption, overlapping steps, and a scheduler that calls the

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -23,24 +24,30 @@ type pkg struct {
 // path is the package's folder in the module.
 func (p *pkg) path() string { return strings.TrimPrefix(p.ImportPath, module+"/") }
 
+// list asks `go list` for the packages of the module, once.
+var list = sync.OnceValues(func() (all []pkg, err error) {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Doc,GoFiles,Imports", "./...")
+	cmd.Dir = "../.."
+	out, err := cmd.Output()
+	for dec := json.NewDecoder(bytes.NewReader(out)); err == nil; {
+		var p pkg
+		if err = dec.Decode(&p); err == nil {
+			all = append(all, p)
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return all, err
+})
+
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json", "./...")
-	cmd.Dir = root(t)
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("go list: %v", err)
+	all, err := list()
+	if err != nil || len(all) == 0 {
+		t.Fatalf("go list: %d packages, %v", len(all), err)
 	}
-	var all []pkg
-	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
-		var p pkg
-		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
-			return all
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, p)
-	}
+	return all
 }
 
 // room is a row of the table of folders: its folders, and the rooms that they may import.

@@ -10,6 +10,7 @@ import (
 
 // Lead bytes that are read without package msgp, where the time goes.
 const (
+	codeBin8   = 0xc4
 	codeUint8  = 0xcc
 	codeUint16 = 0xcd
 	codeUint64 = 0xcf
@@ -122,16 +123,20 @@ func (d *Decoder) readHashes() error {
 	}
 	hashes := slices.Grow(d.hashes[:0], n)[:n]
 	d.hashes = hashes
+	b := d.r.b
 	for k := range hashes {
-		if b := d.r.b; len(b) >= 9 && b[0] == codeUint64 { // what vLLM sends
+		if len(b) >= 9 && b[0] == codeUint64 { // what vLLM sends
 			hashes[k] = binary.BigEndian.Uint64(b[1:])
-			d.r.b = b[9:]
+			b = b[9:]
 			continue
 		}
+		d.r.b = b
 		if hashes[k], err = d.readHash(); err != nil {
 			return err
 		}
+		b = d.r.b
 	}
+	d.r.b = b
 	d.stored.Hashes = hashes
 	return nil
 }

@@ -27,11 +27,13 @@ func (r *reader) malformed(what string) error {
 // to moves on to rest, unless err says that the value before it could not be read.
 func (r *reader) to(rest []byte, err error) error {
 	if err != nil {
-		return fmt.Errorf("%w at byte %d of %d: %w", ErrMalformed, r.size-len(r.b), r.size, err)
+		return r.unread(err)
 	}
 	r.b = rest
 	return nil
 }
+
+func (r *reader) unread(err error) error { return r.malformed(err.Error()) }
 
 // read is what was read since the reader was at from.
 func (r *reader) read(from []byte) []byte {
@@ -44,7 +46,7 @@ func (r *reader) is(t msgp.Type) bool { return msgp.NextType(r.b) == t }
 
 // isNil skips a nil if that is next.
 func (r *reader) isNil() bool {
-	if !r.is(msgp.NilType) {
+	if !msgp.IsNil(r.b) {
 		return false
 	}
 	r.b = r.b[1:]
@@ -73,14 +75,14 @@ func (r *reader) count(n uint32, rest []byte, err error) (int, error) {
 
 // text reads a string, or a byte string; nil reads as an empty one.
 func (r *reader) text() ([]byte, error) {
-	if r.isNil() {
+	switch {
+	case r.isNil():
 		return nil, nil
+	case len(r.b) > 0 && r.b[0]-codeBin8 <= 2:
+		b, rest, err := msgp.ReadBytesZC(r.b)
+		return b, r.to(rest, err)
 	}
-	read := msgp.ReadStringZC
-	if r.is(msgp.BinType) {
-		read = msgp.ReadBytesZC
-	}
-	b, rest, err := read(r.b)
+	b, rest, err := msgp.ReadStringZC(r.b)
 	return b, r.to(rest, err)
 }
 

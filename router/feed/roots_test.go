@@ -14,7 +14,7 @@ func TestManyScopesDoNotDrivePlainPromptsOut(t *testing.T) {
 	f, x := newResidency(t, residencyOptions())
 	s := tell(t, f, hello(1, false), namespace(0, testBlockSize), snapshotEnd(0))
 	var root connector.Key
-	for i := range 20 * maxRoots {
+	for i := range 8 * maxRoots {
 		binary.LittleEndian.PutUint64(root[:], uint64(i)+1)
 		f.NoteRoot(root)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
@@ -32,7 +33,7 @@ type rig struct {
 
 func newFront(t *testing.T, engines int, change func(*Options)) *rig {
 	t.Helper()
-	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
+	quiet := slog.New(slog.DiscardHandler)
 	router, err := route.New(route.Options{AssumeReady: true, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +99,7 @@ func (f *rig) post(t *testing.T, body string, headers ...string) (*http.Response
 // idle waits until nothing is in flight.
 func (f *rig) idle(t *testing.T) {
 	t.Helper()
-	enginetest.Eventually(t, "no requests in flight", func() bool {
+	wait.For(t, "no requests in flight", func() bool {
 		return f.router.Stats().InFlight == 0 && f.proxy.Stats().InFlight == 0
 	})
 }
@@ -257,14 +258,14 @@ func TestAClientThatLeavesEndsTheRequestOnTheEngine(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	req, _ := http.NewRequestWithContext(ctx, http.MethodPost, f.URL+"/v1/completions", strings.NewReader(plain))
 	go func() {
-		enginetest.Eventually(t, "the engine's request", func() bool { return len(f.engines[0].Requests()) == 1 })
+		wait.For(t, "the engine's request", func() bool { return len(f.engines[0].Requests()) == 1 })
 		cancel()
 	}()
 	if resp, err := http.DefaultClient.Do(req); err == nil {
 		_ = resp.Body.Close()
 		t.Error("an answer")
 	}
-	enginetest.Eventually(t, "the end on the engine", func() bool { return f.engines[0].Gone() == 1 })
+	wait.For(t, "the end on the engine", func() bool { return f.engines[0].Gone() == 1 })
 	f.idle(t)
 	if s := f.proxy.Stats(); s.Left != 1 {
 		t.Errorf("%+v", s)

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/kvconn/kvconn/router/front"
+	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/tokenize"
 )
 
@@ -35,6 +36,10 @@ func (p *Proxy) read(w http.ResponseWriter, r *http.Request) (*incoming, error) 
 	if err != nil {
 		return nil, err
 	}
+	rank, strict, err := pin(r.Header)
+	if err != nil {
+		return nil, err
+	}
 	in := &incoming{body: body}
 	if in.Request, err = p.opts.Reader.Read(r.Context(), r.Header, fields); err != nil {
 		return nil, err
@@ -46,24 +51,24 @@ func (p *Proxy) read(w http.ResponseWriter, r *http.Request) (*incoming, error) 
 		}
 	}
 	_ = fields.Read("stream", &in.stream) // the engine says what is wrong with it
-	in.Silent = !in.stream
-	return in, in.pin(r)
+	in.Silent, in.Pin, in.Strict = !in.stream, rank, strict
+	return in, nil
 }
 
-func (in *incoming) pin(r *http.Request) error {
-	v := r.Header.Get(PinHeader)
+// pin returns the rank that a request's headers ask for.
+func pin(h http.Header) (rank int32, strict bool, err error) {
+	v := h.Get(PinHeader)
 	if v == "" {
-		return nil
+		return policy.NoPin, false, nil
 	}
 	id, err := strconv.ParseInt(v, 10, 32)
 	if err != nil || id < 0 {
-		return front.BadRequest("%s is %.32q: want the id of a rank", PinHeader, v)
+		return 0, false, front.BadRequest("%s is %.32q: want the id of a rank", PinHeader, v)
 	}
-	in.Pin = int32(id)
-	if v = r.Header.Get(StrictHeader); v != "" {
-		if in.Strict, err = strconv.ParseBool(v); err != nil {
-			return front.BadRequest("%s is %.32q: want true or false", StrictHeader, v)
+	if v = h.Get(StrictHeader); v != "" {
+		if strict, err = strconv.ParseBool(v); err != nil {
+			return 0, false, front.BadRequest("%s is %.32q: want true or false", StrictHeader, v)
 		}
 	}
-	return nil
+	return int32(id), strict, nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/registry"
 )
@@ -145,7 +146,7 @@ func TestEventsDecideWhereAPromptGoes(t *testing.T) {
 		spec.Endpoint, spec.DPMode, spec.DPRank, spec.Events = "http://h:1", registry.Internal, i, &registry.Events{Endpoint: endpoint}
 		add(t, r, spec)
 	}
-	enginetest.Eventually(t, "subscriptions", func() bool { return pubs[0].Subscribers() == 1 && pubs[1].Subscribers() == 1 })
+	wait.For(t, "subscriptions", func() bool { return pubs[0].Subscribers() == 1 && pubs[1].Subscribers() == 1 })
 	tokens := prompt(1, 1600)
 	has := func(want int32) func() bool {
 		return func() bool {
@@ -155,7 +156,7 @@ func TestEventsDecideWhereAPromptGoes(t *testing.T) {
 	}
 	// A subscriber is connected a little before its subscription has arrived: what is published until then is
 	// not for it.
-	enginetest.Eventually(t, "the blocks in the index", func() bool {
+	wait.For(t, "the blocks in the index", func() bool {
 		pubs[1].Store(tokens)
 		return has(1600)()
 	})
@@ -163,5 +164,5 @@ func TestEventsDecideWhereAPromptGoes(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	pubs[1].Clear()
-	enginetest.Eventually(t, "no blocks in the index", has(0))
+	wait.For(t, "no blocks in the index", has(0))
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"sync"
 	"testing"
@@ -18,7 +17,7 @@ import (
 // newRouter is a router with ranks 0 to n-1 of model m, all ready.
 func newRouter(t testing.TB, n int, change func(*Options)) *Router {
 	t.Helper()
-	o := Options{AssumeReady: true, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	o := Options{AssumeReady: true, Logger: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(&o)
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 // A node's speed is what its kvconnd says, for all its ranks, until it says otherwise.
@@ -42,10 +42,10 @@ func TestTheDiskSpeedIsTheNodes(t *testing.T) {
 			return x.Speed.DiskBytes == want && y.Speed.DiskBytes == want && z.Speed.DiskBytes == 1
 		}
 	}
-	enginetest.Eventually(t, "the first speed", is(3e9))
+	wait.For(t, "the first speed", is(3e9))
 	speed.Store(-1)
 	speed.Store(2e9)
-	enginetest.Eventually(t, "the second speed", is(2e9))
+	wait.For(t, "the second speed", is(2e9))
 	if n := len(r.Stats().Stores); n != 1 {
 		t.Errorf("%d feeds for one node", n)
 	}

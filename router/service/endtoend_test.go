@@ -11,6 +11,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
@@ -110,14 +111,14 @@ func TestRoutingFollowsEventsAndResidency(t *testing.T) {
 	r.ready(2)
 	body := m{"model": "m", "token_ids": tokens}
 
-	enginetest.Eventually(t, "the disk's blocks", func() bool { return r.prefixOf(1, body).Disk == 1600 })
+	wait.For(t, "the disk's blocks", func() bool { return r.prefixOf(1, body).Disk == 1600 })
 	if a := r.route(body); a.Rank != 1 || a.UseTokens != 1584 || a.LoadDisk != 1584 {
 		t.Errorf("%+v", a)
 	}
 	// Another rank has it in its GPU. What rank 1 was given counts as there, too, so ask with a clean slate.
-	enginetest.Eventually(t, "subscriptions", func() bool { return pubs[0].Subscribers() == 1 && pubs[1].Subscribers() == 1 })
+	wait.For(t, "subscriptions", func() bool { return pubs[0].Subscribers() == 1 && pubs[1].Subscribers() == 1 })
 	// Again and again: a subscriber is connected a little before its subscription has arrived.
-	enginetest.Eventually(t, "the GPU's blocks", func() bool {
+	wait.For(t, "the GPU's blocks", func() bool {
 		pubs[1].Clear()
 		pubs[0].Store(tokens)
 		return r.prefixOf(0, body).GPU == 1600 && r.prefixOf(1, body).GPU == 0
@@ -127,14 +128,14 @@ func TestRoutingFollowsEventsAndResidency(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	pubs[0].Clear()
-	enginetest.Eventually(t, "the end of the GPU's blocks", func() bool { return r.prefixOf(0, body).GPU == 0 })
+	wait.For(t, "the end of the GPU's blocks", func() bool { return r.prefixOf(0, body).GPU == 0 })
 	r.do("POST", "/v1/requests/"+a.Request+"/finished", nil, nil)
 	if a = r.route(body); a.Rank != 1 || a.LoadDisk+a.UseTokens == 0 {
 		t.Errorf("%+v", a)
 	}
 
 	salted := m{"model": "m", "token_ids": tokens, "cache_salt": "tenant"}
-	enginetest.Eventually(t, "the tenant's blocks", func() bool { return r.prefixOf(1, salted).Disk == 800 })
+	wait.For(t, "the tenant's blocks", func() bool { return r.prefixOf(1, salted).Disk == 800 })
 	if got := r.prefixOf(1, m{"model": "m", "token_ids": tokens, "cache_salt": "other"}); got.Usable != 0 {
 		t.Errorf("another tenant has %+v", got)
 	}
@@ -157,7 +158,7 @@ func TestAStoreOfAnotherModelDoesNotCount(t *testing.T) {
 	ranks[1].CacheModel = "other/model"
 	r := start(t, unchecked(ranks...))
 	body := m{"token_ids": tokens}
-	enginetest.Eventually(t, "the disk's blocks", func() bool { return r.prefixOf(1, body).Disk == 160 })
+	wait.For(t, "the disk's blocks", func() bool { return r.prefixOf(1, body).Disk == 160 })
 	if got := r.prefixOf(0, body); got.Usable != 0 {
 		t.Errorf("%+v", got)
 	}

@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/registry"
 )
 
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // running is a router in this process.
 type running struct {
@@ -136,7 +136,7 @@ func prompt(seed, n int) []uint32 {
 // ready waits until n ranks are.
 func (r *running) ready(n int) {
 	r.t.Helper()
-	enginetest.Eventually(r.t, fmt.Sprint(n, " ranks ready"), func() bool {
+	wait.For(r.t, fmt.Sprint(n, " ranks ready"), func() bool {
 		var s Status
 		r.do("GET", "/v1/status", nil, &s)
 		return s.Ready == n

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/registry"
 )
 
@@ -24,7 +25,7 @@ func TestTheTokenIsNeeded(t *testing.T) {
 			}
 		}
 	}
-	enginetest.Eventually(t, "a rank", func() bool { status, _ := r.do("GET", "/readyz", nil, nil); return status == http.StatusOK })
+	wait.For(t, "a rank", func() bool { status, _ := r.do("GET", "/readyz", nil, nil); return status == http.StatusOK })
 	if status, text := r.do("POST", "/v1/completions", m{"prompt": "x"}, nil, "Authorization", "Bearer secret"); status != http.StatusOK {
 		t.Fatal(text)
 	}
@@ -50,7 +51,7 @@ func TestHealthAndModels(t *testing.T) {
 	}
 	e.Set(enginetest.Refuse)
 	r.do("PATCH", "/v1/ranks/0", m{"endpoint": "http://127.0.0.1:1"}, nil)
-	enginetest.Eventually(t, "a bad verdict", func() bool {
+	wait.For(t, "a bad verdict", func() bool {
 		r.do("GET", "/healthz", nil, &h)
 		return !h.OK && h.Reasons[0].Code == codeNoRankReady
 	})
@@ -99,7 +100,7 @@ func TestAStopLetsStreamsEnd(t *testing.T) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	r.stop()
-	enginetest.Eventually(t, "no new connections", func() bool {
+	wait.For(t, "no new connections", func() bool {
 		fresh := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		other, err := fresh.Get(r.url + "/readyz")
 		if err == nil {
@@ -119,8 +120,8 @@ func TestAnEngineOfAnotherBlockSizeIsReported(t *testing.T) {
 	ranks := ranksOf("http://h", 1)
 	ranks[0].Events = &registry.Events{Endpoint: endpoint}
 	r := start(t, unchecked(ranks...))
-	enginetest.Eventually(t, "a subscription", func() bool { return pubs[0].Subscribers() == 1 })
-	enginetest.Eventually(t, "a bad verdict", func() bool {
+	wait.For(t, "a subscription", func() bool { return pubs[0].Subscribers() == 1 })
+	wait.For(t, "a bad verdict", func() bool {
 		pubs[0].Store(prompt(1, 64))
 		var h Health
 		r.do("GET", "/healthz", nil, &h)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
@@ -284,7 +285,7 @@ func TestASlowTokenizerLeavesTheChoiceToLoad(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	e.SetTokenize(enginetest.Serve)
-	enginetest.Eventually(t, "an answer in time", func() bool {
+	wait.For(t, "an answer in time", func() bool {
 		a = r.route(m{"model": "m", "messages": []m{{"role": "user", "content": "hello"}}})
 		return a.Note == ""
 	})

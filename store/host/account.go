@@ -22,7 +22,7 @@ type Account struct {
 	// The rest is guarded by the arena's mutex.
 	loadBytes, saveBytes int64 // pinned, or promised to pending handles
 	queue                list[Slot]
-	closed, forgotten    bool
+	closed               bool
 	// active is set by the account's owner, counted while the account shares the arena.
 	active, counted bool
 	node            node[Account] // among the accounts with waiters
@@ -92,6 +92,9 @@ func (c *Account) Close() {
 	a := c.arena
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if c.closed {
+		return
+	}
 	c.closed, c.active = true, false
 	for s := c.queue.first(); s != nil; s = c.queue.first() {
 		a.unqueue(s)
@@ -104,8 +107,7 @@ func (c *Account) Close() {
 
 // forget stops counting a closed account once nothing is charged to it.
 func (a *Arena) forget(c *Account) {
-	if c.closed && !c.forgotten && c.loadBytes == 0 && c.saveBytes == 0 {
-		c.forgotten = true
+	if c.closed && c.loadBytes == 0 && c.saveBytes == 0 {
 		a.accounts--
 	}
 }

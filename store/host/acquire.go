@@ -115,7 +115,7 @@ func (a *Arena) try(s *Slot) bool {
 	case id == 0:
 		return a.fill(s, true)
 	case !a.serves(id, s):
-		// Not what is wanted, or not to be pinned any longer: read it into memory of its own.
+		// Another record, or in memory that is drained: read ours into memory of its own.
 		if !a.slot(id).holds(&s.rec, s.hash) {
 			a.count.Mismatched++
 		}

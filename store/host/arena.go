@@ -39,7 +39,7 @@ type Arena struct {
 	high int // no unit from here on was ever assigned
 
 	accounts int           // not forgotten
-	active   int           // of them, those that share the arena
+	active   int           // accounts that share the arena
 	queued   list[Account] // the accounts with waiters
 	waiting  int           // handles that wait for memory
 	drain    drain
@@ -120,7 +120,7 @@ func (a *Arena) wakePopulator() {
 	}
 }
 
-// populate faults memory in, some way ahead of what is assigned.
+// populate faults memory in ahead of its use.
 func (a *Arena) populate() {
 	unit := int64(a.opts.unitBytes)
 	ahead := int((a.opts.PopulateAheadBytes + unit - 1) / unit)

@@ -151,7 +151,7 @@ func (l *load) read(ops []*store.ReadOp) {
 	l.others.Go(func() { l.cache.tier.Read(l.reading, ops, l.filled) })
 }
 
-// filled takes in a record that was read and verified, or not.
+// filled publishes a record that was read and verified, and lets go of the slot of any other.
 func (l *load) filled(op *store.ReadOp) {
 	it := op.Owner.(*Item)
 	switch {

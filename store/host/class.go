@@ -11,7 +11,7 @@ type class struct {
 	slotBytes int
 	// spanUnits is the length of a span; perSpan slots fit into it.
 	spanUnits, perSpan int
-	spans, all         int // those that are not draining, and all
+	spans, all         int // spans that are not draining, and all
 	free               slotList
 	clean              slotList // unpinned, most recently used first
 	idle               []spanID // all of whose slots are free
@@ -47,7 +47,7 @@ func (a *Arena) classOf(payloadBytes int) *class {
 	return c
 }
 
-// live lists the classes that have spans: few, whatever sizes were ever asked for.
+// live lists the classes that have spans now: few, of all sizes that were ever asked for.
 type live []*class
 
 func (l *live) add(c *class) { *l = append(*l, c) }

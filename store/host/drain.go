@@ -103,7 +103,7 @@ func (d *drain) startOf(at spanID) {
 	}
 }
 
-// end puts what is left of a drain to use again.
+// end gives the units that are not taken yet back to general use.
 func (d *drain) end() {
 	a, first, units := d.arena, d.first, d.units
 	*d = drain{arena: a, cursor: d.cursor}

@@ -11,8 +11,8 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// Handoffs pins records in memory for engines that copy them out themselves: those that cannot
-// report a failed load. It is safe for concurrent use.
+// Handoffs pins records in memory for engines that cannot report a failed load and therefore copy
+// the records out themselves. It is safe for concurrent use.
 type Handoffs struct {
 	cache *Cache
 	// account bounds what is pinned at one time.
@@ -62,7 +62,7 @@ func (h *Handoffs) Handoff(
 // prefix gathers what one call of Handoff brings.
 type prefix struct {
 	mu    sync.Mutex
-	items []*Item // those that have arrived, by index
+	items []*Item // by index, nil where none has arrived
 	// missing have not ended; all is closed when none is.
 	missing int
 	all     chan struct{}
@@ -70,7 +70,7 @@ type prefix struct {
 	taken bool
 }
 
-// arrived takes in a record. One that comes late stays in memory unpinned.
+// arrived keeps a record. One that comes late stays in memory unpinned.
 func (p *prefix) arrived(it *Item) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -106,7 +106,7 @@ func (a *Arena) remove(id slotID) {
 	a.index.len--
 }
 
-// slotRecord is what a slot is found by and what its bytes must be of.
+// slotRecord is a record as slots know it: what a slot is found by, and what its bytes are of.
 type slotRecord struct {
 	slotKey
 	proof  connector.Proof

@@ -38,8 +38,8 @@ func (a *Arena) Speed() store.Speed {
 // Copied counts a copy of verified records into engine memory, for Speed.
 func (a *Arena) Copied(bytes int, took time.Duration) { a.meter.add(bytes, took) }
 
-// FadeSpeed takes weight from what Speed was measured by, once in a second at most, for times
-// without copies: all is forgotten within a minute.
+// FadeSpeed gives older copies less weight in Speed, once in a second at most. In times without
+// copies they are forgotten within a minute.
 func (a *Arena) FadeSpeed() { a.meter.fadeAt(time.Now()) }
 
 // Usage is what the arena holds and may hold.

@@ -32,7 +32,7 @@ func (m *meter) add(bytes int, took time.Duration) {
 	}
 }
 
-// fadeAt takes weight from what was measured, once in a second at most.
+// fadeAt gives older copies less weight, once in a second at most.
 func (m *meter) fadeAt(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -61,8 +61,6 @@ type slot struct {
 	parent            uint16 // check of the parent's key
 	short             uint16 // bytes of the slot after the payload
 	state             slotState
-	// waited says that handles wait for the slot to be filled.
-	waited bool
 }
 
 // span is a stretch of units that holds slots of one class.

@@ -94,12 +94,10 @@ func (s *Slot) Publish(rec store.Record) bool {
 	p.state = slotClean
 	s.become(Hit)
 	a.cleanBytes += int64(s.class.slotBytes)
-	if p.waited {
-		for w := a.nextWaiter(s.slot); w != nil; w = a.nextWaiter(s.slot) {
-			a.pin(w, s.slot, Hit)
-			a.count.Hits++
-			w.signal()
-		}
+	for w := a.nextWaiter(s.slot); w != nil; w = a.nextWaiter(s.slot) {
+		a.pin(w, s.slot, Hit)
+		a.count.Hits++
+		w.signal()
 	}
 	return true
 }
@@ -117,7 +115,6 @@ func (a *Arena) addWaiter(id slotID, s *Slot) {
 	q := a.waiters[id]
 	q.push(&s.node, s)
 	a.waiters[id] = q
-	a.slot(id).waited = true
 }
 
 // removeWaiter is the inverse of addWaiter.
@@ -126,7 +123,6 @@ func (a *Arena) removeWaiter(id slotID, s *Slot) {
 	q.remove(&s.node)
 	if a.waiters[id] = q; q.head == nil {
 		delete(a.waiters, id)
-		a.slot(id).waited = false
 	}
 }
 
@@ -269,9 +265,6 @@ func (a *Arena) unpinned(id slotID) {
 
 // failWaiters tells the handles that wait for a slot to be filled that it will not be.
 func (a *Arena) failWaiters(id slotID) {
-	if !a.slot(id).waited {
-		return
-	}
 	for w := a.nextWaiter(id); w != nil; w = a.nextWaiter(id) {
 		w.account.charge(w, -1)
 		w.giveUp()

@@ -176,7 +176,7 @@ func (a *Arena) dissolve(at spanID) {
 	}
 }
 
-// setFree makes the units [first, end) those of nobody.
+// setFree marks the units [first, end) as free and not held.
 func (a *Arena) setFree(first, end int) {
 	if first < end {
 		a.unfree.Set(first, end-first, false)

@@ -114,7 +114,7 @@ func (a *Arena) unqueue(s *Slot) {
 	}
 }
 
-// dequeued takes in that one of an account's waiters is off its queue.
+// dequeued counts a waiter less, which has left its account's queue.
 func (a *Arena) dequeued(c *Account) {
 	a.waiting--
 	if c.queue.head == nil {

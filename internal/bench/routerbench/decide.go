@@ -85,6 +85,7 @@ type decider struct {
 	ctx      context.Context
 	router   *route.Router
 	rng      *rand.Rand
+	request  route.Request
 	decision route.Decision
 	err      error
 }
@@ -156,8 +157,8 @@ func (d *decider) decide(tokens []uint32) {
 	if d.err != nil {
 		return
 	}
-	req := route.Request{Request: policy.Request{Pin: policy.NoPin}, Model: "m", Prompt: tokens}
-	if d.err = d.router.Route(d.ctx, &req, &d.decision); d.err == nil {
+	d.request = route.Request{Request: policy.Request{Pin: policy.NoPin}, Model: "m", Prompt: tokens}
+	if d.err = d.router.Route(d.ctx, &d.request, &d.decision); d.err == nil {
 		d.router.Finish(d.decision.Handle)
 	}
 }

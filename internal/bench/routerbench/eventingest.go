@@ -1,6 +1,7 @@
 package routerbench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -29,10 +30,10 @@ type IngestOptions struct {
 
 // EnsureDefaults fills in every field that is zero.
 func (o *IngestOptions) EnsureDefaults() {
-	setDefault(&o.Blocks, 1<<18)
-	setDefault(&o.PromptBlocks, 1024)
-	setDefault(&o.Background, 1_000_000)
-	setDefault(&o.Rounds, 5)
+	o.Blocks = cmp.Or(o.Blocks, 1<<18)
+	o.PromptBlocks = cmp.Or(o.PromptBlocks, 1024)
+	o.Background = cmp.Or(o.Background, 1_000_000)
+	o.Rounds = cmp.Or(o.Rounds, 5)
 }
 
 // Validate reports the first option that cannot be used.

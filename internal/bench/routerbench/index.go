@@ -1,6 +1,7 @@
 package routerbench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -34,20 +35,14 @@ type Options struct {
 
 // EnsureDefaults fills in every field that is zero.
 func (o *Options) EnsureDefaults() {
-	setDefault(&o.Blocks, 8000)
-	setDefault(&o.Ranks, 64)
-	setDefault(&o.Background, 1_000_000)
-	setDefault(&o.Forks, min(249, max(o.Blocks, 1)))
-	setDefault(&o.Rounds, 15)
-	setDefault(&o.Walks, 200_000)
+	o.Blocks = cmp.Or(o.Blocks, 8000)
+	o.Ranks = cmp.Or(o.Ranks, 64)
+	o.Background = cmp.Or(o.Background, 1_000_000)
+	o.Forks = cmp.Or(o.Forks, min(249, max(o.Blocks, 1)))
+	o.Rounds = cmp.Or(o.Rounds, 15)
+	o.Walks = cmp.Or(o.Walks, 200_000)
 	if o.Progress == nil {
 		o.Progress = func(string) {}
-	}
-}
-
-func setDefault(field *int, value int) {
-	if *field == 0 {
-		*field = value
 	}
 }
 

@@ -4,6 +4,7 @@
 package loglimit
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
@@ -23,12 +24,8 @@ type Options struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	if o.Burst == 0 {
-		o.Burst = 5
-	}
-	if o.Interval == 0 {
-		o.Interval = time.Minute
-	}
+	o.Burst = cmp.Or(o.Burst, 5)
+	o.Interval = cmp.Or(o.Interval, time.Minute)
 	if o.Now == nil {
 		o.Now = time.Now
 	}

@@ -157,17 +157,17 @@ const parallelBytes = 8 << 20
 
 // run copies all blocks, and returns those that failed.
 func (s *copier) run(j *job, refresh func()) []uint32 {
-	taken := s.tiers.acquire()
-	failed := s.copyAll(j, j.blocks, taken)
-	s.tiers.release(taken)
+	failed := j.blocks
+	try := func(tiers [][]byte) { failed = s.copyAll(j, failed, tiers) }
+	seen := s.tiers.read(try)
 	if len(failed) > 0 && !j.canceled.Load() {
 		// The offer may come from a daemon that this client has not met yet.
 		refresh()
-		again := s.tiers.acquire()
-		if len(again) > 0 && (len(taken) == 0 || again[0] != taken[0]) {
-			failed = s.copyAll(j, failed, again)
-		}
-		s.tiers.release(again)
+		s.tiers.read(func(tiers [][]byte) {
+			if s.tiers.seen != seen {
+				try(tiers)
+			}
+		})
 	}
 	out := j.failed
 	for i := range failed {
@@ -177,7 +177,7 @@ func (s *copier) run(j *job, refresh func()) []uint32 {
 }
 
 // copyAll copies blocks and returns those that failed.
-func (s *copier) copyAll(j *job, blocks []blockCopy, from []*hostTier) []blockCopy {
+func (s *copier) copyAll(j *job, blocks []blockCopy, from [][]byte) []blockCopy {
 	copiers := 1
 	if j.bytes >= parallelBytes {
 		copiers = min(runtime.GOMAXPROCS(0), len(blocks))
@@ -207,14 +207,14 @@ func (s *copier) copyAll(j *job, blocks []blockCopy, from []*hostTier) []blockCo
 }
 
 // copyBlock copies a block from the first host tier that has it.
-func (s *copier) copyBlock(b *blockCopy, from []*hostTier, sum *xxh3.Hasher) bool {
+func (s *copier) copyBlock(b *blockCopy, from [][]byte, sum *xxh3.Hasher) bool {
 	size := uint64(b.group.BlockBytes())
-	for _, st := range from {
-		if all := uint64(len(st.mem)); size > all || b.from.Offset > all-size {
+	for _, mem := range from {
+		if all := uint64(len(mem)); size > all || b.from.Offset > all-size {
 			continue
 		}
 		sum.Reset()
-		s.scatter(b, st.mem[b.from.Offset:][:size], sum)
+		s.scatter(b, mem[b.from.Offset:][:size], sum)
 		if sum.Sum64() == b.from.Sum {
 			return true
 		}

@@ -11,29 +11,23 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// hostTier is a mapping of one daemon's host tier. It stays readable when the daemon is gone.
-type hostTier struct {
-	mem []byte
-	// users are the copies that read from it; it is unmapped when it is retired and has none.
-	// Both are guarded by hostTiers.mu.
-	users   int
-	retired bool
-}
-
-// hostTiers are the memories that offers may name: that of the daemon in use, and, since an
-// offer may be older than the daemon's restart, the one before. The sums tell which of them
-// an offer means.
+// hostTiers map the memories that offers may name, newest first: that of the daemon in use,
+// and, since an offer may be older than the daemon's restart, the one before. A mapping stays
+// readable when its daemon is gone. The sums tell which of them an offer means.
 type hostTiers struct {
-	mu     sync.Mutex
-	newest []*hostTier // newest first
+	// mu is held for reading while a mapping is read.
+	mu     sync.RWMutex
+	newest [][]byte
 	expiry *time.Timer
+	// seen counts the mappings made so far.
+	seen int
 }
 
 // keptTiers is how many are kept: each holds the memory of a whole daemon.
 const keptTiers = 2
 
 // mapHostTier maps the memory that came with the answer to register, whole and read-only.
-func mapHostTier(f *os.File) (*hostTier, error) {
+func mapHostTier(f *os.File) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("host tier: %w", err)
@@ -50,69 +44,51 @@ func mapHostTier(f *os.File) (*hostTier, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map a host tier of %d bytes: %w", size, err)
 	}
-	return &hostTier{mem: mem}, nil
+	return mem, nil
 }
 
 // add maps the memory of a daemon that is new. The one before is kept for as long as an offer
 // may name it.
 func (s *hostTiers) add(f *os.File, keep time.Duration) error {
-	t, err := mapHostTier(f)
+	mem, err := mapHostTier(f)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.newest = append([]*hostTier{t}, s.newest...)
-	s.retire(keptTiers)
+	s.newest = append([][]byte{mem}, s.newest...)
+	s.unmap(keptTiers)
+	s.seen++
 	if s.expiry != nil {
 		s.expiry.Stop()
 	}
+	added := s.seen
 	s.expiry = time.AfterFunc(keep, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if len(s.newest) > 0 && s.newest[0] == t {
-			s.retire(1)
+		if s.seen == added {
+			s.unmap(1)
 		}
 	})
 	return nil
 }
 
-// retire gives up all but the n newest. s.mu is held.
-func (s *hostTiers) retire(n int) {
+// unmap gives up all but the n newest. s.mu is held.
+func (s *hostTiers) unmap(n int) {
 	for len(s.newest) > n {
 		last := len(s.newest) - 1
-		t := s.newest[last]
+		_ = unix.Munmap(s.newest[last])
 		s.newest = s.newest[:last]
-		t.retired = true
-		t.unmapUnused()
 	}
 }
 
-func (t *hostTier) unmapUnused() {
-	if t.retired && t.users == 0 {
-		_ = unix.Munmap(t.mem)
-		t.mem = nil
-	}
-}
-
-// acquire returns the memories, newest first, and keeps them mapped until release.
-func (s *hostTiers) acquire() []*hostTier {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out := append([]*hostTier(nil), s.newest...)
-	for _, t := range out {
-		t.users++
-	}
-	return out
-}
-
-func (s *hostTiers) release(acquired []*hostTier) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, t := range acquired {
-		t.users--
-		t.unmapUnused()
-	}
+// read calls use with the mappings, which stay while it runs, and returns how many were made
+// so far.
+func (s *hostTiers) read(use func(newest [][]byte)) (seen int) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	use(s.newest)
+	return s.seen
 }
 
 // close gives all of them up.
@@ -122,5 +98,5 @@ func (s *hostTiers) close() {
 	if s.expiry != nil {
 		s.expiry.Stop()
 	}
-	s.retire(0)
+	s.unmap(0)
 }

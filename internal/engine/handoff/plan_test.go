@@ -4,14 +4,8 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 )
-
-func testManifest() connector.Manifest {
-	return connector.Manifest{
-		Engine: "test/1", Model: "m", KVDType: "float32", BlockSize: 16, Groups: []connector.Group{{Layers: 1, KVHeads: 1, HeadSize: 8, Layout: "x"}},
-		TensorParallel: 1, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	}
-}
 
 // twoShards is an offer of blocks 2 to 5.
 func twoShards() *connector.HandoffOffer {
@@ -27,10 +21,9 @@ func twoShards() *connector.HandoffOffer {
 }
 
 func TestOfferIsTakenInPart(t *testing.T) {
-	m := testManifest()
-	m.TensorParallel = 2
+	m := manifests.New(func(m *connector.Manifest) { m.TensorParallel = 2 })
 	o := twoShards()
-	l := planLoad(o, &connector.Alloc{Request: "r", Blocks: [][]uint32{{9, 8, 7, connector.NoBlock, 5, 4}}, Computed: 32, External: 48}, &m)
+	l := planLoad(o, &connector.Alloc{Request: "r", Blocks: [][]uint32{{9, 8, 7, connector.NoBlock, 5, 4}}, Computed: 32, External: 48}, m)
 	if len(l.Stretches) != 2 || l.Stretches[0].Slots[0] != 7 || l.Stretches[1].Slots[0] != 5 || len(l.Stretches[1].Slots) != 1 {
 		t.Fatalf("%+v", l)
 	}
@@ -38,7 +31,7 @@ func TestOfferIsTakenInPart(t *testing.T) {
 		t.Errorf("block 4 lies at %+v", s)
 	}
 	whole := connector.Alloc{Blocks: [][]uint32{make([]uint32, 6)}, Computed: 32, External: 64}
-	for _, s := range planLoad(o, &whole, &m).Stretches {
+	for _, s := range planLoad(o, &whole, m).Stretches {
 		if len(s.Shards) != 2 || len(s.Slots) != 4 {
 			t.Errorf("%d shards of %d blocks, want 2 of all 4", len(s.Shards), len(s.Slots))
 		}
@@ -54,7 +47,7 @@ func TestOfferIsTakenInPart(t *testing.T) {
 		"begins before":      {o, connector.Alloc{Blocks: [][]uint32{make([]uint32, 8)}, Computed: 16, External: 32}},
 		"nothing is offered": {nil, connector.Alloc{Blocks: [][]uint32{{1, 2}}, External: 32}},
 	} {
-		l := planLoad(tc.o, &tc.a, &m)
+		l := planLoad(tc.o, &tc.a, m)
 		if len(l.Stretches) != 1 || l.Stretches[0].Shards != nil {
 			t.Errorf("%s: %+v, want blocks without a place", name, l)
 		}

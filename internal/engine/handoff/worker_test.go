@@ -18,6 +18,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/testkit/manifests"
 )
 
 // backend is a daemon whose host tier is given.
@@ -28,6 +29,13 @@ type backend struct {
 	registrations int
 	peer          server.Peer
 	saved         []byte
+}
+
+// met returns what the daemon has seen so far.
+func (b *backend) met() (registrations int, peer server.Peer, saved string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.registrations, b.peer, string(b.saved)
 }
 
 func (b *backend) OpenScheduler(context.Context, server.Peer, *connector.Manifest) (server.Scheduler, error) {
@@ -103,7 +111,7 @@ func start(t *testing.T, socket string, b *backend) (stop func()) {
 }
 
 func testOptions(socket string) client.Options {
-	return client.Options{Socket: socket, Engine: "engine", CallTimeout: 30 * time.Second, RetryInterval: time.Nanosecond, Manifest: testManifest()}
+	return client.Options{Socket: socket, Engine: "engine", CallTimeout: 30 * time.Second, RetryInterval: time.Nanosecond, Manifest: *manifests.New()}
 }
 
 // memory is a memfd of size bytes.
@@ -233,7 +241,7 @@ func TestBlocksAreCopiedWithoutTheDaemon(t *testing.T) {
 	if err := n.w.Connect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if !b.peer.Handoff {
+	if _, peer, _ := b.met(); !peer.Handoff {
 		t.Error("the daemon was not told")
 	}
 	if got := n.load(); len(got.FailedBlocks) != 0 {
@@ -265,8 +273,9 @@ func TestStepPlansLoadsBesideTheLeadersSaves(t *testing.T) {
 	}
 	reply := s.Step(t.Context(), &connector.StepRequest{})
 	n := newNode(t, socket, 8)
-	if got := n.w.Save(t.Context(), reply.Metadata); got.Taken != 1 || string(b.saved) != "saves" || len(reply.Loads) != 0 {
-		t.Errorf("%+v: the daemon was given %q", got, b.saved)
+	got := n.w.Save(t.Context(), reply.Metadata)
+	if _, _, saved := b.met(); got.Taken != 1 || saved != "saves" || len(reply.Loads) != 0 {
+		t.Errorf("%+v: the daemon was given %q", got, saved)
 	}
 	stop()
 	step := connector.StepRequest{Allocs: []connector.Alloc{{Request: "r", Blocks: [][]uint32{{1, 2, 3, 4}}, Computed: 32, External: 32}}}
@@ -294,8 +303,9 @@ func TestLoadOutlivesARestartBetweenMatchAndLoad(t *testing.T) {
 	next := &backend{tier: n.tier(2, "new", 3, 4)}
 	start(t, socket, next)
 	// An offer of the daemon that this worker has not met yet, then one of the dead daemon.
-	if got := n.load(); len(got.FailedBlocks) != 0 || next.registrations != 1 {
-		t.Errorf("offer of the new daemon: %+v", got)
+	got := n.load()
+	if registrations, _, _ := next.met(); len(got.FailedBlocks) != 0 || registrations != 1 {
+		t.Errorf("offer of the new daemon: %+v, %d registrations", got, registrations)
 	}
 	n.plan = oldPlan
 	if got := n.load(); len(got.FailedBlocks) != 0 {
@@ -303,7 +313,7 @@ func TestLoadOutlivesARestartBetweenMatchAndLoad(t *testing.T) {
 	}
 	n.check(1, 2, 3, 4)
 	n.w.copier.tiers.mu.Lock()
-	n.w.copier.tiers.retire(1) // as time does
+	n.w.copier.tiers.unmap(1) // as time does
 	n.w.copier.tiers.mu.Unlock()
 	if got := n.load(); len(got.FailedBlocks) != 2 {
 		t.Errorf("offer of a daemon long gone: %+v", got)

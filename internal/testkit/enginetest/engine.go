@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 // Mode is the behaviour of an engine.
@@ -222,17 +221,4 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, stream bool, mod
 		}
 	}
 	fmt.Fprint(w, "data: [DONE]\n\n")
-}
-
-// waitLimit is a time that only a broken program takes.
-const waitLimit = time.Minute
-
-// Eventually waits until ok returns true; see package wait.
-func Eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(waitLimit); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
 }

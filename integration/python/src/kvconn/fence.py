@@ -1,9 +1,9 @@
 """The page of shared memory by which an engine takes its memory back without waiting for an answer.
 
-The engine's side makes the page and passes it along when it registers. The daemon counts itself
-in before it copies a block to or from engine memory, and out after it. Once the page is fenced no
-copy begins, and when none is counted in, none will touch the memory again, however long the daemon
-stands still.
+The engine's side makes the page and passes it along when it registers. The daemon increments the
+page's count before each copy to or from engine memory and decrements it afterwards. Once the engine's
+side has set the fence, no new copy begins; when the count then reads zero, no copy will touch the
+memory again, even if the daemon is suspended and resumes later.
 """
 
 from __future__ import annotations

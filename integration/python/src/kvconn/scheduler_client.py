@@ -28,7 +28,7 @@ class SchedulerClient:
     def session(self) -> int:
         """Number of the current connection, 0 without one.
 
-        The leader does not know what was told in another session.
+        The leader knows nothing of another session.
         """
         conn = self._link.connection
         return conn.session if conn is not None else 0

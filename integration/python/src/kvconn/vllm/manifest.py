@@ -58,8 +58,8 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, engine: st
 def group_specs(kv_cache_config: KVCacheConfig) -> list[Any]:
     """Return the attention spec of each KV cache group, as its first layer has it.
 
-    Raises ValueError for specs whose blocks are no function of the tokens up to them, or of which
-    vLLM keeps others than those of a window.
+    Raises ValueError for specs whose blocks are no function of the tokens up to them, or where
+    vLLM keeps blocks other than those of a window.
     """
     specs = [layer_spec(g.kv_cache_spec, *g.layer_names[:1]) for g in kv_cache_config.kv_cache_groups]
     for spec in specs:
