@@ -19,6 +19,7 @@ type testIndex struct {
 	leases map[store.LeaseID][]store.RecordID
 	next   store.LeaseID
 	bytes  int
+	asked  int // calls of Present
 	// onLookup, if not nil, is called at the end of every lookup, with the lock held.
 	onLookup func()
 }
@@ -73,6 +74,7 @@ func (x *testIndex) Release(id store.LeaseID) {
 func (x *testIndex) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.asked++
 	for i, k := range keys {
 		at[i] = x.records[store.RecordID{Namespace: ns, Shard: shard, Key: k}]
 	}

@@ -57,6 +57,21 @@ func TestMissingWindowBlockMovesTheBoundaryLeftToTheNextWholeWindow(t *testing.T
 	}
 }
 
+func TestTiersAreAskedOnceForARangeOfBlocks(t *testing.T) {
+	f := newFixture(t, func(o *Options) {
+		hybrid(o)
+		o.Manifest.TensorParallel = 2
+	})
+	f.run("seed", tokens(0, 82), 0, connector.Scope{})
+	if f.x.asked != 2 {
+		t.Errorf("asked %d times for the saves of two groups, none of whose blocks is there, want 2", f.x.asked)
+	}
+	f.x.asked = 0
+	if got := f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 82)}); got != 80 || f.x.asked != 2 {
+		t.Errorf("offer of %d tokens, asked %d times for both shards of a window, want 2", got, f.x.asked)
+	}
+}
+
 func TestFullAttentionBoundsTheMatchOfAWindow(t *testing.T) {
 	f := newFixture(t, hybrid)
 	prompt := tokens(0, 82)

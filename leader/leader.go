@@ -55,8 +55,8 @@ type Leader struct {
 	// steps counts the steps; retired are loads whose memory a worker may still read.
 	steps   uint64
 	retired []retired
-	// scheduled are the requests that a step schedules, nil where they are not known, and at says
-	// which blocks the tiers have: work space.
+	// Work space: scheduled are the requests that a step schedules, nil where one is not known; at
+	// says which blocks the tiers have.
 	scheduled []*request
 	at        []bool
 }

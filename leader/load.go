@@ -124,10 +124,15 @@ func (l *Leader) pinLoad(r *request, a *connector.Alloc) {
 func (l *Leader) transfers(r *request, a *connector.Alloc, d *load) []connector.Transfer {
 	var out []connector.Transfer
 	for s := range a.Stretches(l.opts.Manifest) {
+		for i, slot := range s.Slots {
+			d.blocks = append(d.blocks, loadBlock{slot, s.First + i})
+		}
+		if l.opts.Handoff != nil {
+			continue // the engine's side plans it
+		}
 		t := connector.Transfer{Group: s.Group, Blocks: make([]connector.PlanBlock, len(s.Slots))}
 		for i, slot := range s.Slots {
 			t.Blocks[i] = r.planBlock(s.First+i, slot)
-			d.blocks = append(d.blocks, loadBlock{slot, s.First + i})
 		}
 		if s.First <= len(r.keys) && r.roots != nil {
 			t.Parent, t.Scope = r.parent(s.First), r.roots.digest

@@ -41,8 +41,8 @@ type search struct {
 	*group
 	// The blocks [low, high) are there.
 	low, high int
-	// at says for the blocks from asked on whether they are there; it begins with the search's
-	// first block. Blocks that no boundary needs any more may be wrong.
+	// at, which begins with the search's first block, says which blocks are there: from asked on,
+	// but for blocks that no boundary needs any more.
 	asked int
 	at    []bool
 }

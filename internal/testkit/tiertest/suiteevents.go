@@ -206,55 +206,20 @@ func closed(f *fixture) {
 	f.mustWrite(f.chain(1, 4)...)
 	f.lookup(1, 4, wait.Limit) // pins them to the end
 	u := f.subscribe()
-	var over atomic.Bool
-	var written, accepted atomic.Int64
+	var w writes
 	var all sync.WaitGroup
 	for g := range 2 {
-		all.Go(func() { // reads until the tier is closed
-			for {
-				for _, op := range f.read(f.Context(), f.chain(1, 4)...) {
-					if errors.Is(op.Err, store.ErrClosed) {
-						return
-					} else if op.Err != nil {
-						f.Error(op.Err)
-						return
-					}
-				}
-			}
-		})
-		all.Go(func() { // writes until it is
-			underWay := make(chan struct{}, 8)
-			for i := 0; ; i++ {
-				underWay <- struct{}{}
-				r := f.record(10+g, i)
-				n, err := f.Write([]*store.WriteOp{{Record: r, Payload: payload(r.ID, PayloadBytes)}}, func(*store.WriteOp) {
-					if over.Load() {
-						f.Error("done is called after Close")
-					}
-					written.Add(1)
-					<-underWay
-				})
-				if n == 0 {
-					<-underWay
-				}
-				accepted.Add(int64(n))
-				if errors.Is(err, store.ErrClosed) {
-					return
-				} else if err != nil && !errors.Is(err, store.ErrBusy) {
-					f.Error(err)
-					return
-				}
-			}
-		})
+		all.Go(f.readUntilClosed)
+		all.Go(func() { w.run(f, 10+g) })
 	}
-	wait.For(f, "records are written", func() bool { return written.Load() > 10 })
+	wait.For(f, "records are written", func() bool { return w.ended.Load() > 10 })
 	if err := f.Tier.Close(); err != nil {
 		f.Error(err)
 	}
-	over.Store(true)
+	w.over.Store(true)
 	all.Wait()
-	if written.Load() != accepted.Load() {
-		f.Errorf("%d writes were accepted, %d ended", accepted.Load(), written.Load())
+	if w.ended.Load() != w.accepted.Load() {
+		f.Errorf("%d writes were accepted, %d ended", w.accepted.Load(), w.ended.Load())
 	}
 	if err := f.Tier.Close(); err != nil {
 		f.Errorf("closed again: %v", err)
@@ -271,6 +236,52 @@ func closed(f *fixture) {
 			if !errors.Is(err, store.ErrClosed) {
 				f.Errorf("Next: %v", err)
 			}
+			return
+		}
+	}
+}
+
+// readUntilClosed reads the chain that is pinned.
+func (f *fixture) readUntilClosed() {
+	for {
+		for _, op := range f.read(f.Context(), f.chain(1, 4)...) {
+			if errors.Is(op.Err, store.ErrClosed) {
+				return
+			} else if op.Err != nil {
+				f.Error(op.Err)
+				return
+			}
+		}
+	}
+}
+
+// writes counts writes; over is set once the tier is closed.
+type writes struct {
+	over            atomic.Bool
+	accepted, ended atomic.Int64
+}
+
+// run writes a chain until the tier is closed, a few records at a time.
+func (w *writes) run(f *fixture, chain int) {
+	underWay := make(chan struct{}, 8)
+	for i := 0; ; i++ {
+		underWay <- struct{}{}
+		r := f.record(chain, i)
+		n, err := f.Write([]*store.WriteOp{{Record: r, Payload: payload(r.ID, PayloadBytes)}}, func(*store.WriteOp) {
+			if w.over.Load() {
+				f.Error("done is called after Close")
+			}
+			w.ended.Add(1)
+			<-underWay
+		})
+		w.accepted.Add(int64(n))
+		if n == 0 {
+			<-underWay
+		}
+		if errors.Is(err, store.ErrClosed) {
+			return
+		} else if err != nil && !errors.Is(err, store.ErrBusy) {
+			f.Error(err)
 			return
 		}
 	}
