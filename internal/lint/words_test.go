@@ -101,7 +101,6 @@ func TestPlainEnglish(t *testing.T) {
 		"router/route/",
 		"router/service/",
 		"router/tokenize/",
-		"store/disk/",
 		"store/host/",
 		"worker/",
 	}

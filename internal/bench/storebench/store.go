@@ -1,6 +1,7 @@
 package storebench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,10 +103,7 @@ func Store(ctx context.Context, o StoreOptions) (StoreResult, error) {
 }
 
 func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
+	*field = cmp.Or(*field, value)
 }
 
 type storeBench struct {

@@ -32,8 +32,8 @@ const (
 	seenVictims = 16
 )
 
-// cold is what a table knows about what to evict. The table's lock guards it; who holds
-// that for reading alone holds mu besides.
+// cold is what a table knows about what to evict. The table's lock guards it; a
+// caller that holds that lock for reading alone also holds mu.
 type cold struct {
 	choosing sync.Mutex // held for a whole choice, outside of the table's lock; guards choice
 	choice   choice     // its memory is used again
@@ -292,7 +292,7 @@ func (t *Table) Chosen(class int64) int {
 	return 0
 }
 
-// Evict takes up to want of the victims chosen out of the table, in their order. Those that
+// Evict takes up to want of the victims chosen out of the table, in their order. Records that
 // were used since they were chosen, or are pinned, stay. It appends what it took to out.
 func (t *Table) Evict(class int64, want int, out []Removed) []Removed {
 	for want > 0 {

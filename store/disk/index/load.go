@@ -103,7 +103,7 @@ const (
 	firstTick = 1 << (openingCodeBits + counterCodeBits)
 )
 
-// writtenTick is the recency of a record of which nothing but its writing is known. It
+// writtenTick is the recency of a record that is known only to have been written. It
 // rises with the sequence number. Coarse steps are wanted: within one the ends of chains go
 // before their heads.
 func writtenTick(seq uint64) uint32 {

@@ -10,7 +10,7 @@ const (
 	SegmentDir   = "segments"
 	NamespaceDir = "namespaces"
 
-	// Files in segmentDir that are there for a moment at the start.
+	// Files in SegmentDir that are there for a moment at the start.
 	probeFile          = "probe"
 	CalibrationScratch = "calibration"
 	CalibrationFile    = "CALIBRATION"
