@@ -41,7 +41,7 @@ func (f badReadFile) ReadVec(a, b []byte, offset int64) error {
 	return f.File.ReadVec(a, b, offset)
 }
 
-// badRead opens a store with records, the first of which cannot be read from the disk.
+// badRead opens a store with records. The disk does not give the first.
 func badRead(t *testing.T, fault func() error) (*badReads, *Store, []testRecord) {
 	t.Helper()
 	d, j := &badReads{memDisk: newMemDisk()}, newJournalFS()
