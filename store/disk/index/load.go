@@ -4,6 +4,7 @@ import (
 	"math/bits"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index/mintree"
 )
 
 // Filling a table when a store opens, or while it is in use already:
@@ -157,7 +158,7 @@ func (t *Table) surveyRun(begin, end Ref, out []Ref, sum, n *uint64) []Ref {
 	}
 	var bounds [scanRun / groupSlots]uint64
 	for i := range bounds {
-		bounds[i] = none
+		bounds[i] = mintree.None
 	}
 	for ref := end; ref > begin; ref-- {
 		e := t.entry(ref - 1)
