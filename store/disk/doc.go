@@ -2,11 +2,11 @@
 // across restarts.
 //
 // A record is one shard of one token block. Its bytes live in a slot of a preallocated
-// segment file, behind a header that says what they are; reads and writes go straight
+// segment file, after a header that says what they are; reads and writes go straight
 // between the disk and the caller's aligned buffers. Lookups are served from a compact
-// table in memory. Pebble is the durable journal behind that table and never serves a
+// table in memory. Pebble is the durable journal of that table and never serves a
 // lookup. A clean stop leaves a snapshot of the table; after a crash it is read from the
-// journal. Segment headers are the truth: where the journal is damaged, lost or behind,
+// journal. Segment headers are the truth: where the journal is damaged, lost or old,
 // they are read instead, while the store is in use.
 //
 // The order that makes a crash harmless: payload, then index entry, then barrier. A slot

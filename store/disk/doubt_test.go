@@ -41,7 +41,7 @@ func (f badReadFile) ReadVec(a, b []byte, offset int64) error {
 	return f.File.ReadVec(a, b, offset)
 }
 
-// badRead opens a store with records of which the disk does not give the first.
+// badRead opens a store with records. The disk does not give the first.
 func badRead(t *testing.T, fault func() error) (*badReads, *Store, []testRecord) {
 	t.Helper()
 	d, j := &badReads{memDisk: newMemDisk()}, newJournalFS()
@@ -64,7 +64,7 @@ func badRead(t *testing.T, fault func() error) (*badReads, *Store, []testRecord)
 	return d, s, records
 }
 
-// Defect 13: a record in a bad sector was offered for ever and could not be saved again.
+// Defect 13: a record in a bad sector was offered again and again and could not be saved again.
 func TestRecordThatCannotBeReadTwiceIsDroppedAndItsSlotSetAside(t *testing.T) {
 	_, s, records := badRead(t, func() error { return unix.EIO })
 	for range 2 {
@@ -180,7 +180,7 @@ func TestRefusedSaveDropsNothing(t *testing.T) {
 	}
 }
 
-// Defect 13: ErrTimeout likewise.
+// Defect 13: the same for ErrTimeout.
 func TestRecordThatTimesOutTwiceIsDropped(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)

@@ -180,7 +180,7 @@ func (f *fsck) checkJournal(ctx context.Context) (damaged, err error) {
 		return nil, context.Cause(ctx)
 	}
 	if damaged == nil && (differ > 0 || n != f.s.table.Len()) {
-		damaged = fmt.Errorf("index has %d records, journal %d, of which %d differ", f.s.table.Len(), n, differ)
+		damaged = fmt.Errorf("index has %d records, journal %d, and %d of these differ", f.s.table.Len(), n, differ)
 	}
 	return damaged, nil
 }

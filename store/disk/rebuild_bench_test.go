@@ -18,7 +18,7 @@ import (
 )
 
 // BenchmarkRebuild measures how fast an index is made from record headers alone, for small
-// records, of which whole stretches are read, and for large ones, whose headers are read
+// records, which are read in whole stretches, and for large ones, whose headers are read
 // one by one. The headers are written directly: the payloads between them do not matter.
 func BenchmarkRebuild(b *testing.B) {
 	for _, c := range []struct{ payload, records int }{{4 << 10, 200_000}, {64 << 10, 50_000}, {256 << 10, 20_000}} {

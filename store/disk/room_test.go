@@ -149,7 +149,7 @@ func TestWhatCannotBeMeasuredCostsNoRecord(t *testing.T) {
 	}
 }
 
-// Defect 24: a snapshot of a store behind a smaller cap passed it.
+// Defect 24: a snapshot of a store whose cap had become smaller passed it.
 func TestSnapshotOfALargerPastStaysWithinTheCap(t *testing.T) {
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, j)
@@ -290,7 +290,7 @@ func TestSavesAreRefusedWhereNothingMayGrow(t *testing.T) {
 	mustWrite(t, s, chainOf(ns, 1, 10))
 }
 
-// B9: a cap from a full disk was kept for ever, and a lost FORMAT made it small.
+// B9: a cap from a full disk was kept permanently, and a lost FORMAT made it small.
 func TestDefaultCapFollowsTheFreeSpace(t *testing.T) {
 	var log lockedBuffer
 	d, j := newMemDisk(), newJournalFS()

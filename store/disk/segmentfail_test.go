@@ -32,7 +32,7 @@ func (f *noSegments) OpenFile(path string, create, direct bool) (fsio.File, erro
 	return f.OS.OpenFile(path, create, direct)
 }
 
-// A disk on which no segment can be made must cost saves, not a processor for ever.
+// A disk on which no segment can be made must cost saves, not a processor.
 func TestWritesEndWhereNoSegmentCanBeMade(t *testing.T) {
 	f := new(noSegments)
 	const slotWait = 100 * time.Millisecond

@@ -134,7 +134,7 @@ func TestDiskThatRefusesWritesForAWhileLosesNothing(t *testing.T) {
 	checkAccounting(t, s)
 }
 
-// A segment with many bad slots is made anew.
+// A segment with many bad slots is made again.
 func TestSegmentWithManyBadSlotsIsGivenUp(t *testing.T) {
 	d, s := openBadSectors(t, nil)
 	ns := openNamespace(t, s, "a")

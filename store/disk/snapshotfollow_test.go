@@ -149,7 +149,7 @@ func TestASnapshotConvergesAtFiftyThousandRecordsASecond(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Logf("snapshot of %d records in %v, %d events behind then, %d bytes of them; caught up after %v more",
+	t.Logf("snapshot of %d records in %v, %d events not read then, %d bytes of them; caught up after %v more",
 		seen, snapshot, was, most, time.Since(began)-snapshot)
 	stop()
 	<-published

@@ -112,7 +112,7 @@ func (op *write) parentID() index.ID {
 	return index.ID{Namespace: op.id.Namespace, Shard: op.id.Shard, Key: op.Parent}
 }
 
-// depthOf is how many blocks come before a record in its chain, as far as is known when it
+// depthOf is how many blocks come before a record in its chain, if that is known when it
 // is accepted. s.writes.mu is held.
 func (s *Store) depthOf(op *write) uint16 {
 	if op.Parent == (connector.Key{}) {

@@ -53,7 +53,7 @@ type Log struct {
 	closed    bool
 }
 
-// New makes a log of at most so many bytes.
+// New makes a log of at most that many bytes.
 func New(bytes int64) *Log {
 	return &Log{most: max(leastChunks, int(bytes/(chunkEvents*EventBytes)))}
 }

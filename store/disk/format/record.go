@@ -83,7 +83,7 @@ const (
 	segmentMagic = "KVCNSEG1"
 )
 
-// Record is the header in front of a record's payload.
+// Record is the header before a record's payload.
 type Record struct {
 	Store     StoreID
 	SegmentID uint32

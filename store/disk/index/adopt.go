@@ -19,7 +19,7 @@ func (t *Table) PrepareAdopt(batch []Adopted) {
 
 // Adopt makes the table agree with the headers of a run of slots. batch are the records
 // that the headers name, in ascending order of their slots; unread are slots whose header
-// could not be read, of which nothing is known. A record of the table whose slot holds
+// could not be read: nothing is known of them. A record of the table whose slot holds
 // something else is taken out, and of two records of one identity the younger stays. A
 // record that busy reports is left alone: a younger one is being written. What is taken
 // out is appended to removed. The lock is held for some tens of microseconds at a time;

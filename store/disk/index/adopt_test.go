@@ -6,7 +6,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
-// TestAdoptionLeavesPopulationToItsCaller: who adopts holds a lock that writers wait for, and the
+// TestAdoptionLeavesPopulationToItsCaller: the caller holds a lock that writers wait for, and the
 // system may take milliseconds to give memory.
 func TestAdoptionLeavesPopulationToItsCaller(t *testing.T) {
 	table := New()

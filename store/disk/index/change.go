@@ -43,7 +43,7 @@ func (t *Table) Place(batch []Insertion) {
 }
 
 const (
-	// parentLag is how far, in ticks, a parent may be behind before an insertion below it
+	// parentLag is how far, in ticks, a parent's recency may be too old before an insertion below it
 	// counts as a use of its whole chain; or this part of what lies between now and the last
 	// use of what is being evicted, if that is more: an error of so little is not
 	// worth a walk.

@@ -30,7 +30,7 @@ func (t *Table) nextTick() uint64 {
 	return tick
 }
 
-// full is the 64-bit tick of which an entry keeps the low half.
+// full is the 64-bit tick whose low half an entry keeps.
 func (t *Table) full(tick uint32) uint64 {
 	ahead := t.clock.Load() + inFlight // a use may be noted after the clock is read
 	return ahead - uint64(uint32(ahead)-tick)
@@ -95,7 +95,7 @@ type climb struct {
 	restSeq uint64
 }
 
-// climb goes up by at most so many records and returns by how many.
+// climb goes up by at most budget records and returns by how many.
 func (c *climb) climb(budget int) (raised int) {
 	for c.rest != NoRef && raised < budget {
 		e := c.t.entry(c.rest)

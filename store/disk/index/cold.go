@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+
+	"github.com/kvconn/kvconn/store/disk/index/mintree"
 )
 
 // Which record goes. A class is the slots of one size; a group is groupSlots of them side by
@@ -32,8 +34,8 @@ const (
 	seenVictims = 16
 )
 
-// cold is what a table knows about what to evict. The table's lock guards it; who holds
-// that for reading alone holds mu besides.
+// cold is what a table knows about what to evict. The table's lock guards it; a
+// caller that holds that lock for reading alone also holds mu.
 type cold struct {
 	choosing sync.Mutex // held for a whole choice, outside of the table's lock; guards choice
 	choice   choice     // its memory is used again
@@ -49,7 +51,7 @@ type place struct{ class, leaf uint32 }
 
 type coldClass struct {
 	number uint32
-	bounds minTree
+	bounds mintree.Tree
 	spans  []span
 	// victims are the next to go, in order, in the memory of chosen. upTo is the order of the
 	// last one; stale is set if a record was added before it.
@@ -83,7 +85,7 @@ func (c *cold) lower(ref Ref, order uint64) {
 		return
 	}
 	class := c.byNumber[p.class-1]
-	class.bounds.lower(p.leaf, order)
+	class.bounds.Lower(p.leaf, order)
 	if order < class.upTo {
 		class.stale = true
 	}
@@ -131,7 +133,7 @@ func (t *Table) trackRun(class int64, r Range) {
 		if p.class != 0 {
 			panic("index: a range is tracked twice")
 		}
-		*p = place{class: c.number, leaf: c.bounds.add(uint32(ref >> groupShift))}
+		*p = place{class: c.number, leaf: c.bounds.Add(uint32(ref >> groupShift))}
 	}
 }
 
@@ -155,7 +157,7 @@ func (t *Table) untrackRun(r Range) {
 	}
 	for ref := uint64(r.Base); ref < uint64(r.Base)+uint64(r.Slots); ref += groupSlots {
 		if p := t.cold.place(Ref(ref)); p != nil && p.class != 0 {
-			t.cold.byNumber[p.class-1].bounds.drop(p.leaf)
+			t.cold.byNumber[p.class-1].bounds.Drop(p.leaf)
 			*p = place{}
 		}
 	}
@@ -205,14 +207,14 @@ func (ch *choice) look() bool {
 	if c == nil {
 		return false
 	}
-	leaf, bound := c.bounds.least()
-	if bound == none || bound > ch.began {
+	leaf, bound := c.bounds.Least()
+	if bound == mintree.None || bound > ch.began {
 		return false
 	}
-	group := c.bounds.name(leaf)
-	c.bounds.set(leaf, none)
-	_, next := c.bounds.least()
-	least := uint64(none)
+	group := c.bounds.Name(leaf)
+	c.bounds.Set(leaf, mintree.None)
+	_, next := c.bounds.Least()
+	least := uint64(mintree.None)
 	base := Ref(group) << groupShift
 	for ref := base; ref < base+groupSlots; ref++ {
 		e := t.entry(ref)
@@ -230,7 +232,7 @@ func (ch *choice) look() bool {
 			ch.seen.offer(Victim{Ref: ref, Seq: e.seq, order: order}, seenVictims)
 		}
 	}
-	c.bounds.set(leaf, least)
+	c.bounds.Set(leaf, least)
 	return true
 }
 
@@ -292,7 +294,7 @@ func (t *Table) Chosen(class int64) int {
 	return 0
 }
 
-// Evict takes up to want of the victims chosen out of the table, in their order. Those that
+// Evict takes up to want of the victims chosen out of the table, in their order. Records that
 // were used since they were chosen, or are pinned, stay. It appends what it took to out.
 func (t *Table) Evict(class int64, want int, out []Removed) []Removed {
 	for want > 0 {
@@ -348,7 +350,7 @@ func (c *cold) memoryBytes() int64 {
 		}
 	}
 	for _, class := range c.classes {
-		n += class.bounds.bytes() + int64(cap(class.chosen))*24 + int64(cap(class.spans))*32
+		n += class.bounds.Bytes() + int64(cap(class.chosen))*24 + int64(cap(class.spans))*32
 	}
 	return n
 }

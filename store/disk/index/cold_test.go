@@ -45,8 +45,10 @@ func TestChoiceOfVictimsLooksAtAFewGroups(t *testing.T) {
 func groupsLookedThrough(t *testing.T, table *Table) (looked int) {
 	t.Helper()
 	bounds := func() (out []uint64) {
-		for _, b := range table.cold.classes[1].bounds.blocks {
-			out = append(out, b.bounds[:]...)
+		for ref := Ref(0); ref < table.limit; ref += groupSlots {
+			if p := table.cold.place(ref); p != nil && p.class > 0 {
+				out = append(out, table.cold.byNumber[p.class-1].bounds.Bound(p.leaf))
+			}
 		}
 		return out
 	}

@@ -79,7 +79,7 @@ func TestOldChainIsTouchedUnderTheReadLock(t *testing.T) {
 	}
 }
 
-// TestInsertionAloneNeverWalksAChain: who does not place gets the parent's recency.
+// TestInsertionAloneNeverWalksAChain: a record that is not placed gets the parent's recency.
 func TestInsertionAloneNeverWalksAChain(t *testing.T) {
 	table, chains := fill(t, 1000, 1000)
 	base, err := table.AddSlots(1)

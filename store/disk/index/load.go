@@ -4,6 +4,7 @@ import (
 	"math/bits"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index/mintree"
 )
 
 // Filling a table when a store opens, or while it is in use already:
@@ -103,7 +104,7 @@ const (
 	firstTick = 1 << (openingCodeBits + counterCodeBits)
 )
 
-// writtenTick is the recency of a record of which nothing but its writing is known. It
+// writtenTick is the recency of a record that is known only to have been written. It
 // rises with the sequence number. Coarse steps are wanted: within one the ends of chains go
 // before their heads.
 func writtenTick(seq uint64) uint32 {
@@ -157,7 +158,7 @@ func (t *Table) surveyRun(begin, end Ref, out []Ref, sum, n *uint64) []Ref {
 	}
 	var bounds [scanRun / groupSlots]uint64
 	for i := range bounds {
-		bounds[i] = none
+		bounds[i] = mintree.None
 	}
 	for ref := end; ref > begin; ref-- {
 		e := t.entry(ref - 1)

@@ -74,7 +74,7 @@ func (t *Table) Pinned(ref Ref) bool {
 	return !t.closed && t.entry(ref).pins() > 0
 }
 
-// Prefix finds the longest leading part of chain of which every shard is there. The
+// Prefix finds the longest leading part of chain whose blocks are there with every shard. The
 // records found count as used now, and their references are appended to pins, pinned.
 func (t *Table) Prefix(namespace uint16, shards []connector.Shard, chain []connector.Key, pins []Ref) (int, []Ref) {
 	if len(shards) == 0 {

@@ -244,7 +244,7 @@ func (m *model) checkOrder() {
 			m.t.Fatalf("slot %d: used %d ticks after its parent", f.Ref, t.full(e.tick())-t.full(t.entry(p).tick()))
 		}
 		p := t.cold.place(f.Ref)
-		if bound := class.bounds.blocks[p.leaf/fan].bounds[p.leaf%fan]; bound > t.order(e) && !chosen[f.Ref] {
+		if bound := class.bounds.Bound(p.leaf); bound > t.order(e) && !chosen[f.Ref] {
 			m.t.Fatalf("slot %d: order %x, its group's bound is %x", f.Ref, t.order(e), bound)
 		}
 	}

@@ -80,8 +80,8 @@ func (j *Journal) Begin() (*Draft, error) {
 	return d, nil
 }
 
-// Failures is how many generations have failed since the journal was opened. Each leaves some
-// goroutines and a few hundred kilobytes behind, which the caller bounds by its pauses.
+// Failures is how many generations have failed since the journal was opened. Each keeps some
+// goroutines and a few hundred kilobytes for good, which the caller bounds by its pauses.
 func (j *Journal) Failures() int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -255,7 +255,7 @@ func syncDir(fs vfs.FS, dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Abort gives the draft up and removes what is there of it, as far as that can be done.
+// Abort gives the draft up and removes what can be removed of it.
 func (d *Draft) Abort() {
 	if d.table != nil {
 		_ = d.table.Close()

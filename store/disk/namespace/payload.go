@@ -104,7 +104,7 @@ func (n *Registry) CheckSize(g index.Group, bytes int) error {
 	return nil
 }
 
-// FoundSize fixes the payload size of a shard of which a record was found, unless it is.
+// FoundSize fixes the payload size of a shard when a record is found, unless it is fixed.
 func (n *Registry) FoundSize(g index.Group, bytes int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

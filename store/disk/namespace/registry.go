@@ -51,7 +51,7 @@ type Registry struct {
 	byID   []*namespace
 	lookup map[connector.NamespaceDigest]uint16
 	// unused and used are numbers to give out again when there is no new one, oldest first.
-	// Those of namespaces that had records come last: events may still name them.
+	// Numbers of namespaces that had records come last: events may still name them.
 	unused, used []uint16
 	reused       bool // one of used was given out, and nobody has been told yet
 	// keeping has the namespaces whose manifest is being written; each is closed after that.

@@ -37,6 +37,7 @@ type Pauses struct{ First, Last, Rare, Forgive time.Duration }
 
 const healMany = 100
 
+// DefaultPauses are the pauses for a disk.
 func DefaultPauses() Pauses {
 	return Pauses{First: 100 * time.Millisecond, Last: 10 * time.Second, Rare: 5 * time.Minute, Forgive: time.Hour}
 }

@@ -2,16 +2,17 @@ package recovery
 
 // Names within a store's directory.
 const (
-	lockFile     = "LOCK"
-	FormatFile   = "FORMAT"
-	SnapshotFile = "index.snap"
-	StampFile    = "STAMP"
-	JournalDir   = "index"
-	SegmentDir   = "segments"
-	NamespaceDir = "namespaces"
+	lockFile        = "LOCK"
+	FormatFile      = "FORMAT"
+	SnapshotFile    = "index.snap"
+	StampFile       = "STAMP"
+	CalibrationFile = "CALIBRATION"
+	JournalDir      = "index"
+	SegmentDir      = "segments"
+	NamespaceDir    = "namespaces"
 
-	// Files in segmentDir that are there for a moment at the start.
+	// probeFile and CalibrationScratch are files in SegmentDir that are there for a moment at the
+	// start.
 	probeFile          = "probe"
 	CalibrationScratch = "calibration"
-	CalibrationFile    = "CALIBRATION"
 )

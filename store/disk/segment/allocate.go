@@ -29,8 +29,8 @@ func (rc *Reclaimer) Allocate(slotBytes int64) (index.Ref, error) {
 			if rc.grow(slotBytes) {
 				continue
 			}
-			// Tried again after a pause, and not for ever: what failed may fail each time. The
-			// failure itself wakes who waits for a slot, this writer too.
+			// Tried again after a pause, and not indefinitely: it may fail each time. The
+			// failure itself wakes all that wait for a slot, this writer too.
 			freed = nil
 		}
 		if timeout == nil {

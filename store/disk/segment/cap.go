@@ -35,7 +35,7 @@ const MinBytes = 8 << 20
 // Limits say how much a store may occupy.
 type Limits struct {
 	MaxBytes int64
-	// capSource says where maxBytes comes from.
+	// capSource says where MaxBytes comes from.
 	capSource string
 	nominal   int64 // bytes of a segment
 	// minFreeRule is the option, which minFree follows from.
@@ -52,12 +52,12 @@ type LimitOptions struct {
 	FS   fsio.FS
 	Root string // the store's directory
 	Dir  string // that of the segments
-	// MaxBytes, minFree and segmentBytes are as the user has them.
+	// MaxBytes, SegmentBytes and MinFree are as the user has them.
 	MaxBytes, SegmentBytes int64
 	MinFree                MinFree
 	// CheckOnly is set where the cap that the store is used with is not known.
 	CheckOnly bool
-	// Sizes is the length of all segment files, told whether the disk told all of it.
+	// Sizes is the length of all segment files, Told whether the disk told all of it.
 	Sizes  int64
 	Told   bool
 	Report *report.Report

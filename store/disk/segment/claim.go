@@ -39,6 +39,7 @@ func (rc *Reclaimer) ClaimManifest(bytes int) error {
 	return nil
 }
 
+// UnclaimManifest gives back what ClaimManifest took.
 func (rc *Reclaimer) UnclaimManifest(bytes int) {
 	rc.Space.mu.Lock()
 	defer rc.Space.mu.Unlock()

@@ -42,6 +42,8 @@ type Reclaimer struct {
 	nothing     report.Incident // nothing is left to give up though the file system is too full
 }
 
+// NewReclaimer returns a reclaimer that does nothing by itself before [Reclaimer.Evictor] and
+// [Reclaimer.Shrinker] run.
 func NewReclaimer(o ReclaimerOptions) *Reclaimer {
 	return &Reclaimer{ReclaimerOptions: o, evictSignal: make(chan struct{}, 1), wakeup: make(chan struct{}, 1)}
 }

@@ -15,7 +15,7 @@ type Found struct {
 	format.Segment
 	File fsio.File
 	Path string
-	// Unread is set if the records must be read from their headers, frozen if the segment takes
+	// Unread is set if the records must be read from their headers, Frozen if the segment takes
 	// no new ones.
 	Unread, Frozen bool
 }

@@ -69,6 +69,7 @@ func (p *Space) measure() {
 	}
 }
 
+// MeasureJournal finds out how much the journal occupies.
 func (p *Space) MeasureJournal() error {
 	n, err := p.FS.PhysicalBytes(p.JournalDir)
 	if err != nil {

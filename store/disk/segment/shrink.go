@@ -43,6 +43,7 @@ const (
 	firstShrinkTries = 20
 )
 
+// WakeShrinker has the shrinker look for something to do.
 func (rc *Reclaimer) WakeShrinker() {
 	select {
 	case rc.wakeup <- struct{}{}:
@@ -240,7 +241,7 @@ func (rc *Reclaimer) chooseToGiveUp() {
 	}
 }
 
-// advance takes every retirement as far as it goes, and returns how many ended.
+// advance goes on with every retirement, and returns how many ended.
 func (rc *Reclaimer) advance(ctx context.Context) (ended int, err error) {
 	var emptied []*retirement
 	for _, r := range rc.Space.retirements() {

@@ -11,8 +11,8 @@ import (
 // slotFaults keeps apart slots that cannot be written or read from a disk that fails for a
 // while. A slot whose write fails is a suspect: it goes to the far end of the free slots
 // after a pause. If it fails again, and others were written in between, it is bad: it is set
-// aside, and not used again before its segment is made anew. So is the slot of a record
-// that cannot be read. All of it is guarded by the mutex of space.
+// aside, and not used again before its segment is made again. So is the slot of a record
+// that cannot be read. All of it is guarded by the mutex of the space.
 type slotFaults struct {
 	bad      map[index.Ref]struct{}
 	suspects map[index.Ref]suspect

@@ -20,18 +20,18 @@ import (
 // Options are what a space works with.
 type Options struct {
 	FS fsio.FS
-	// Root is the store's directory, dir that of the segments, others those beside it where
-	// files may be set aside, journalDir that of the journal.
+	// Root is the store's directory, Dir that of the segments, JournalDir that of the journal.
+	// Others are the names in Root of directories where files may be set aside.
 	Root, Dir, JournalDir string
 	Others                []string
-	// Fixed are the names in root of which the sizes are counted elsewhere.
+	// Fixed are the names in Root whose sizes are counted elsewhere.
 	Fixed   map[string]bool
 	Store   format.StoreID
 	Table   *index.Table
 	Journal *journal.Journal
 	Direct  bool
 	Report  *report.Report
-	// NextID is the number of the next segment to make; awaited are the slots of the segments
+	// NextID is the number of the next segment to make; Awaited are the slots of the segments
 	// that the disk does not give, where the journal knows them.
 	NextID  uint32
 	Awaited map[uint32]uint32

@@ -1,17 +1,18 @@
-package index
+// Package mintree keeps many bounds and finds the least of them.
+package mintree
 
 import "slices"
 
-// fan is how many children a node of a minTree has.
+// fan is how many children a node of a tree has.
 const fan = 64
 
-// none is the bound of a leaf that has nothing to give.
-const none = ^uint64(0)
+// None is the bound of a leaf that has nothing to give.
+const None = ^uint64(0)
 
-// minTree keeps a bound for each leaf and finds the least of them. A bound is changed and the
+// Tree keeps a bound for each leaf and finds the least of them. A bound is changed and the
 // least is found in steps whose number grows with the logarithm of the leaves: four for a
 // thousand million of them. What grows is small, so that no addition takes long.
-type minTree struct {
+type Tree struct {
 	blocks []*leafBlock
 	// up[0] holds the least bound of each block, up[k] that of each fan elements of
 	// up[k-1]; the last level is one element.
@@ -25,8 +26,8 @@ type leafBlock struct {
 	names  [fan]uint32
 }
 
-// add makes a leaf with a name, bound none, and returns its number.
-func (m *minTree) add(name uint32) uint32 {
+// Add makes a leaf with a name, bound None, and returns its number.
+func (m *Tree) Add(name uint32) uint32 {
 	leaf := m.next
 	if n := len(m.idle); n > 0 {
 		leaf = m.idle[n-1]
@@ -41,23 +42,23 @@ func (m *minTree) add(name uint32) uint32 {
 	return leaf
 }
 
-func (m *minTree) grow() {
+func (m *Tree) grow() {
 	b := new(leafBlock)
 	for i := range b.bounds {
-		b.bounds[i] = none
+		b.bounds[i] = None
 	}
 	m.blocks = append(m.blocks, b)
 	n := len(m.blocks)
 	for level := 0; ; level++ {
 		if level == len(m.up) {
-			least := none
+			least := None
 			if level > 0 {
 				least = slices.Min(m.up[level-1])
 			}
 			m.up = append(m.up, []uint64{least})
 		}
 		if len(m.up[level]) < n {
-			m.up[level] = append(m.up[level], none)
+			m.up[level] = append(m.up[level], None)
 		}
 		if n == 1 {
 			return
@@ -66,16 +67,20 @@ func (m *minTree) grow() {
 	}
 }
 
-// drop takes a leaf out.
-func (m *minTree) drop(leaf uint32) {
-	m.set(leaf, none)
+// Drop takes a leaf out.
+func (m *Tree) Drop(leaf uint32) {
+	m.Set(leaf, None)
 	m.idle = append(m.idle, leaf)
 }
 
-func (m *minTree) name(leaf uint32) uint32 { return m.blocks[leaf/fan].names[leaf%fan] }
+// Name is the name of a leaf.
+func (m *Tree) Name(leaf uint32) uint32 { return m.blocks[leaf/fan].names[leaf%fan] }
 
-// lower makes a leaf's bound at most v.
-func (m *minTree) lower(leaf uint32, v uint64) {
+// Bound is a leaf's bound.
+func (m *Tree) Bound(leaf uint32) uint64 { return m.blocks[leaf/fan].bounds[leaf%fan] }
+
+// Lower makes a leaf's bound at most v.
+func (m *Tree) Lower(leaf uint32, v uint64) {
 	b := &m.blocks[leaf/fan].bounds[leaf%fan]
 	if *b <= v {
 		return
@@ -90,8 +95,8 @@ func (m *minTree) lower(leaf uint32, v uint64) {
 	}
 }
 
-// set changes a leaf's bound.
-func (m *minTree) set(leaf uint32, v uint64) {
+// Set changes a leaf's bound.
+func (m *Tree) Set(leaf uint32, v uint64) {
 	below := m.blocks[leaf/fan].bounds[:]
 	below[leaf%fan] = v
 	for _, level := range m.up {
@@ -106,15 +111,15 @@ func (m *minTree) set(leaf uint32, v uint64) {
 	}
 }
 
-// least returns a leaf with the least bound of all, which is none if there is nothing.
-func (m *minTree) least() (leaf uint32, bound uint64) {
+// Least returns a leaf with the least bound of all, which is None if there is nothing.
+func (m *Tree) Least() (leaf uint32, bound uint64) {
 	if len(m.up) == 0 {
-		return 0, none
+		return 0, None
 	}
 	at := 0
 	bound = m.up[len(m.up)-1][0]
-	if bound == none {
-		return 0, none
+	if bound == None {
+		return 0, None
 	}
 	for level := len(m.up) - 2; level >= 0; level-- {
 		first := at * fan
@@ -123,8 +128,8 @@ func (m *minTree) least() (leaf uint32, bound uint64) {
 	return uint32(at*fan + slices.Index(m.blocks[at].bounds[:], bound)), bound
 }
 
-// bytes is the memory of the tree.
-func (m *minTree) bytes() int64 {
+// Bytes is the memory of the tree.
+func (m *Tree) Bytes() int64 {
 	const blockBytes = fan * 12
 	n := int64(len(m.blocks)) * (blockBytes + 8)
 	for _, level := range m.up {
