@@ -98,9 +98,7 @@ func (l *Subscriptions) Close() error {
 // eventBatch is how many events Next returns at most.
 const eventBatch = 1024
 
-// Snapshot calls f for every record that the store held when the subscription was made,
-// and lets go of the snapshot. A second call does nothing. It fails with [store.ErrLagged] as soon
-// as events that follow the snapshot are no longer kept, since it is of no use then.
+// Snapshot implements [store.Subscription].
 func (u *Subscription) Snapshot(ctx context.Context, f func(store.Resident) error) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -132,12 +130,10 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(store.Resident) erro
 	return errors.Join(err, u.closeSnapshot())
 }
 
-// Seq is the number of the last event that Next returned or that the snapshot includes.
+// Seq implements [store.Subscription].
 func (u *Subscription) Seq() uint64 { return u.follower.Seq() }
 
-// Next waits for events and returns them in order. The slice is valid until the next
-// call. It fails with [store.ErrLagged] if the subscriber is too far behind, with [store.ErrTimeout]
-// when ctx ends and with [store.ErrClosed] when the store or the subscription has closed.
+// Next implements [store.Subscription].
 func (u *Subscription) Next(ctx context.Context) ([]store.Event, error) {
 	if u.buf == nil {
 		u.packed, u.buf = make([]Event, 0, eventBatch), make([]store.Event, 0, eventBatch)
@@ -157,13 +153,13 @@ func (u *Subscription) Next(ctx context.Context) ([]store.Event, error) {
 	return u.buf, nil
 }
 
-// Close lets go of the snapshot and of the events that were not read.
+// Close implements [store.Subscription].
 func (u *Subscription) Close() error {
 	u.follower.Close()
 	return u.dropSnapshot()
 }
 
-// dropSnapshot lets go of the snapshot, and waits for who reads it.
+// dropSnapshot lets go of the snapshot, and waits for its reader.
 func (u *Subscription) dropSnapshot() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
