@@ -34,30 +34,16 @@ type Subscriptions struct {
 	closed bool
 }
 
-// add reports false if the store is closing.
-func (l *Subscriptions) add(u *Subscription) bool {
+// stopping reports whether the store is closing, and notes the snapshot of u if not.
+func (l *Subscriptions) stopping(u *Subscription) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
-		return false
-	}
 	if l.open == nil {
 		l.open = make(map[*Subscription]bool)
 	}
-	l.open[u] = true
-	return true
-}
-
-func (l *Subscriptions) remove(u *Subscription) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.open, u)
-}
-
-// stopping reports whether the store is closing.
-func (l *Subscriptions) stopping() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	if !l.closed {
+		l.open[u] = true
+	}
 	return l.closed
 }
 
@@ -65,7 +51,7 @@ func (l *Subscriptions) stopping() bool {
 // made at the same time. Both are the subscription's from now on.
 func (l *Subscriptions) New(snapshot *journal.Snapshot, follower *Follower) (store.Subscription, error) {
 	u := &Subscription{list: l, snapshot: snapshot, follower: follower}
-	if !l.add(u) {
+	if l.stopping(u) {
 		return nil, errors.Join(store.ErrClosed, u.Close())
 	}
 	return u, nil
@@ -111,7 +97,7 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(store.Resident) erro
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			if u.list.stopping() {
+			if u.list.stopping(u) {
 				return store.ErrClosed
 			}
 			if err := u.follower.Lagged(); err != nil {
@@ -173,6 +159,8 @@ func (u *Subscription) closeSnapshot() error {
 	}
 	s := u.snapshot
 	u.snapshot = nil
-	u.list.remove(u)
+	u.list.mu.Lock()
+	delete(u.list.open, u)
+	u.list.mu.Unlock()
 	return s.Close()
 }
