@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store/disk/index/hashtable"
 )
 
@@ -43,7 +44,7 @@ func TestMemoryIsGivenBackWhileOthersInsertAndLook(t *testing.T) {
 			}
 		})
 	}
-	g := seeded(t)
+	g := seed.Rand(t)
 	for at := int64(0); at < each; {
 		for i := range all {
 			if at = done[i].Load(); at == 0 {
@@ -73,7 +74,7 @@ func TestRecordsThatWrapIntoMemoryGivenBackAreKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := rand.NewPCG(seeded(t).Uint64(), 1)
+	g := rand.NewPCG(seed.Rand(t).Uint64(), 1)
 	var keys []connector.Key
 	add := func(k connector.Key) {
 		n := len(keys)

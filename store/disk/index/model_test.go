@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // model is what a table should hold, in a Go map, with the chains that it was given.
@@ -28,7 +29,7 @@ type model struct {
 }
 
 func newModel(t *testing.T) *model {
-	g := seeded(t)
+	g := seed.Rand(t)
 	table := New()
 	table.giveBytes = smallGive
 	t.Cleanup(table.Close)
