@@ -9,10 +9,6 @@ import (
 // Files fit in a few screens, and a package in a person's head.
 func TestSizesStayReadable(t *testing.T) {
 	const maxFileLines, maxPackageLines, maxFiles = 400, 2500, 20
-	// These are too large still.
-	large := map[string]bool{
-		"store/disk/index": true,
-	}
 	type size struct{ files, lines int }
 	sizes := make(map[string]size)
 	for _, file := range goFiles(t) {
@@ -27,12 +23,8 @@ func TestSizesStayReadable(t *testing.T) {
 		sizes[path.Dir(file)] = size{s.files + 1, s.lines + n}
 	}
 	for dir, s := range sizes {
-		tooLarge := s.files > maxFiles || s.lines > maxPackageLines
-		switch {
-		case tooLarge && !large[dir]:
+		if s.files > maxFiles || s.lines > maxPackageLines {
 			t.Errorf("%s has %d files and %d lines, at most %d and %d: divide it", dir, s.files, s.lines, maxFiles, maxPackageLines)
-		case !tooLarge && large[dir]:
-			t.Errorf("%s is not too large any more: strike it off the list", dir)
 		}
 	}
 }

@@ -310,15 +310,13 @@ func TestLeastRecentlyUsedGoesFirstAndEndsOfChainsBeforeTheirHeads(t *testing.T)
 		if n := lookup(s, ns, kept); n != len(kept) {
 			t.Fatalf("a chain in use lost its end after %d blocks", n)
 		}
-		present := 0
-		for _, r := range other {
-			if isPresent(s, r.ID) {
-				present++
-			}
-		}
-		for i := range present {
-			if !isPresent(s, other[i].ID) {
-				t.Fatalf("block %d of an evicted chain is gone before its end (%d are left)", i, present)
+		// From head to end, while the evictor goes the other way.
+		for i, gone := 0, -1; i < len(other); i++ {
+			switch there := isPresent(s, other[i].ID); {
+			case !there && gone < 0:
+				gone = i
+			case there && gone >= 0:
+				t.Fatalf("block %d of an evicted chain is gone and block %d is there", gone, i)
 			}
 		}
 	}

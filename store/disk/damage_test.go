@@ -17,6 +17,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/recovery"
@@ -442,16 +443,12 @@ func TestAnyDamagedFileCostsOnlyItsOwnRecords(t *testing.T) {
 		_, _ = fmt.Sscan(n, &rounds)
 		sample = 1
 	}
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("KVCONN_TEST_SEED"); text != "" {
-		_, _ = fmt.Sscan(text, &seed)
-	}
-	t.Logf("KVCONN_TEST_SEED=%d", seed)
+	first := seed.Of(t)
 	b := newDamageBase(t)
 	dir := t.TempDir()
 	sums := make(map[string]*damageSum)
 	n, began := 0, time.Now()
-	g := rand.New(rand.NewPCG(seed, 12))
+	g := rand.New(rand.NewPCG(first, 12))
 	for round := range rounds {
 		for _, state := range []string{"clean stop", "kill"} {
 			for _, kind := range damageKinds {
@@ -459,7 +456,7 @@ func TestAnyDamagedFileCostsOnlyItsOwnRecords(t *testing.T) {
 					if g.IntN(sample) > 0 {
 						continue
 					}
-					tr := trial{state, kind, fault, seed + uint64(round)}
+					tr := trial{state, kind, fault, first + uint64(round)}
 					share, ok := tr.run(t, b, filepath.Join(dir, "store"))
 					if !ok {
 						continue

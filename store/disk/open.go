@@ -66,15 +66,11 @@ type Store struct {
 	closeErr     error
 }
 
-// Errors of opening a store, beside those of package store.
+// Errors of opening a store, beside those of package store: see those of package recovery.
 var (
-	// ErrInUse says that another process has the directory open.
-	ErrInUse = recovery.ErrInUse
-	// ErrSegmentsMissing says that the store held records and none of its segment files is
-	// there: most likely their file system is not mounted. See [Options].ForgetSegments.
+	ErrInUse           = recovery.ErrInUse
 	ErrSegmentsMissing = recovery.ErrSegmentsMissing
-	// ErrNewerFormat says that a newer version of the program made the directory.
-	ErrNewerFormat = recovery.ErrNewerFormat
+	ErrNewerFormat     = recovery.ErrNewerFormat
 )
 
 // Open opens the store in o.Dir, making it if there is none. It fails with [ErrInUse]

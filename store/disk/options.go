@@ -132,35 +132,29 @@ const (
 // EnsureDefaults fills in every field that is zero, except MaxBytes, whose default needs
 // the directory.
 func (o *Options) EnsureDefaults() {
-	setDefault(&o.SegmentBytes, defaultSegmentBytes)
-	setDefault(&o.LeaseMax, defaultLeaseMax)
-	setDefault(&o.MaxLeases, maxLeases)
-	setDefault(&o.ReadInFlightBytes, defaultReadInFlightBytes)
-	setDefault(&o.WriteInFlightBytes, defaultWriteInFlightBytes)
-	setDefault(&o.ChunkBytes, defaultChunkBytes)
-	setDefault(&o.ReadTimeout, defaultReadTimeout)
-	setDefault(&o.SlotWait, defaultSlotWait)
-	setDefault(&o.CloseWait, defaultCloseWait)
-	setDefault(&o.BarrierInterval, defaultBarrierInterval)
-	setDefault(&o.JournalCacheBytes, defaultJournalCacheBytes)
-	setDefault(&o.EventBytes, defaultEventBytes)
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.SegmentBytes = cmp.Or(o.SegmentBytes, defaultSegmentBytes)
+	o.LeaseMax = cmp.Or(o.LeaseMax, defaultLeaseMax)
+	o.MaxLeases = cmp.Or(o.MaxLeases, maxLeases)
+	o.ReadInFlightBytes = cmp.Or(o.ReadInFlightBytes, defaultReadInFlightBytes)
+	o.WriteInFlightBytes = cmp.Or(o.WriteInFlightBytes, defaultWriteInFlightBytes)
+	o.ChunkBytes = cmp.Or(o.ChunkBytes, defaultChunkBytes)
+	o.ReadTimeout = cmp.Or(o.ReadTimeout, defaultReadTimeout)
+	o.SlotWait = cmp.Or(o.SlotWait, defaultSlotWait)
+	o.CloseWait = cmp.Or(o.CloseWait, defaultCloseWait)
+	o.BarrierInterval = cmp.Or(o.BarrierInterval, defaultBarrierInterval)
+	o.JournalCacheBytes = cmp.Or(o.JournalCacheBytes, defaultJournalCacheBytes)
+	o.EventBytes = cmp.Or(o.EventBytes, defaultEventBytes)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	if o.fs == nil {
 		o.fs = fsio.OS{}
 	}
 	if o.journalFS == nil {
 		o.journalFS = vfs.Default
 	}
-	setDefault(&o.healPauses, recovery.DefaultPauses())
+	o.healPauses = cmp.Or(o.healPauses, recovery.DefaultPauses())
 	if o.clock == nil {
 		o.clock = time.Now
 	}
-}
-
-func setDefault[T comparable](field *T, value T) {
-	*field = cmp.Or(*field, value)
 }
 
 // Validate reports the first option that cannot be used. It is meant to be called after

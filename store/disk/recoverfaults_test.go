@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
@@ -278,9 +279,7 @@ func TestBadSlotsStayAsideInARebuild(t *testing.T) {
 // The journal fails again and again while a rebuild goes on, records are saved and dropped,
 // and then the power goes: nothing that was found or made durable is lost.
 func TestHealingInTheMiddleOfARebuild(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	g := rand.New(rand.NewPCG(seed, 0))
+	g := seed.Random(t, 0)
 	d, records, gate := lostJournal(t)
 	j := newJournalFS()
 	o := memOptions(d, j)

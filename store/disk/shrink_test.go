@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
 )
@@ -224,17 +225,16 @@ func TestPassingFaultsPass(t *testing.T) {
 		}
 		faults = append(faults, passing{op: op, delay: 20 * time.Millisecond})
 	}
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	first := seed.Of(t)
 	for i, f := range faults {
-		if !longTest() && (i+i/4)%4 != int(seed%4) {
+		if !longTest() && (i+i/4)%4 != int(first%4) {
 			continue
 		}
 		name := fmt.Sprintf("%s slow", f.op)
 		if f.fault != nil {
 			name = fmt.Sprintf("%s %s", f.op, f.fault)
 		}
-		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) { f.run(t, rand.New(rand.NewPCG(seed, uint64(i)))) })
+		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) { f.run(t, rand.New(rand.NewPCG(first, uint64(i)))) })
 	}
 }
 

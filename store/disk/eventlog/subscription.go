@@ -34,30 +34,16 @@ type Subscriptions struct {
 	closed bool
 }
 
-// add reports false if the store is closing.
-func (l *Subscriptions) add(u *Subscription) bool {
+// stopping reports whether the store is closing, and notes the snapshot of u if not.
+func (l *Subscriptions) stopping(u *Subscription) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
-		return false
-	}
 	if l.open == nil {
 		l.open = make(map[*Subscription]bool)
 	}
-	l.open[u] = true
-	return true
-}
-
-func (l *Subscriptions) remove(u *Subscription) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.open, u)
-}
-
-// stopping reports whether the store is closing.
-func (l *Subscriptions) stopping() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	if !l.closed {
+		l.open[u] = true
+	}
 	return l.closed
 }
 
@@ -65,7 +51,7 @@ func (l *Subscriptions) stopping() bool {
 // made at the same time. Both are the subscription's from now on.
 func (l *Subscriptions) New(snapshot *journal.Snapshot, follower *Follower) (store.Subscription, error) {
 	u := &Subscription{list: l, snapshot: snapshot, follower: follower}
-	if !l.add(u) {
+	if l.stopping(u) {
 		return nil, errors.Join(store.ErrClosed, u.Close())
 	}
 	return u, nil
@@ -98,9 +84,7 @@ func (l *Subscriptions) Close() error {
 // eventBatch is how many events Next returns at most.
 const eventBatch = 1024
 
-// Snapshot calls f for every record that the store held when the subscription was made,
-// and lets go of the snapshot. A second call does nothing. It fails with [store.ErrLagged] as soon
-// as events that follow the snapshot are no longer kept, since it is of no use then.
+// Snapshot implements [store.Subscription].
 func (u *Subscription) Snapshot(ctx context.Context, f func(store.Resident) error) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -113,7 +97,7 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(store.Resident) erro
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			if u.list.stopping() {
+			if u.list.stopping(u) {
 				return store.ErrClosed
 			}
 			if err := u.follower.Lagged(); err != nil {
@@ -132,12 +116,10 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(store.Resident) erro
 	return errors.Join(err, u.closeSnapshot())
 }
 
-// Seq is the number of the last event that Next returned or that the snapshot includes.
+// Seq implements [store.Subscription].
 func (u *Subscription) Seq() uint64 { return u.follower.Seq() }
 
-// Next waits for events and returns them in order. The slice is valid until the next
-// call. It fails with [store.ErrLagged] if the subscriber is too far behind, with [store.ErrTimeout]
-// when ctx ends and with [store.ErrClosed] when the store or the subscription has closed.
+// Next implements [store.Subscription].
 func (u *Subscription) Next(ctx context.Context) ([]store.Event, error) {
 	if u.buf == nil {
 		u.packed, u.buf = make([]Event, 0, eventBatch), make([]store.Event, 0, eventBatch)
@@ -157,13 +139,13 @@ func (u *Subscription) Next(ctx context.Context) ([]store.Event, error) {
 	return u.buf, nil
 }
 
-// Close lets go of the snapshot and of the events that were not read.
+// Close implements [store.Subscription].
 func (u *Subscription) Close() error {
 	u.follower.Close()
 	return u.dropSnapshot()
 }
 
-// dropSnapshot lets go of the snapshot, and waits for who reads it.
+// dropSnapshot lets go of the snapshot, and waits for its reader.
 func (u *Subscription) dropSnapshot() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -177,6 +159,8 @@ func (u *Subscription) closeSnapshot() error {
 	}
 	s := u.snapshot
 	u.snapshot = nil
-	u.list.remove(u)
+	u.list.mu.Lock()
+	delete(u.list.open, u)
+	u.list.mu.Unlock()
 	return s.Close()
 }

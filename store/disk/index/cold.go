@@ -192,7 +192,7 @@ type choice struct {
 	// after was pinned when this choice looked at it.
 	began uint64
 	found []Victim
-	seen  coldHeap // the coldest of what was not found
+	seen  coldest // the coldest of what was not found
 }
 
 // look looks through the group with the least bound. It reports false if there is none with
@@ -353,4 +353,20 @@ func (c *cold) memoryBytes() int64 {
 		n += class.bounds.Bytes() + int64(cap(class.chosen))*24 + int64(cap(class.spans))*32
 	}
 	return n
+}
+
+// coldest holds the coldest records seen, the warmest of them first.
+type coldest []Victim
+
+// offer adds a record if fewer than want are held, or in the place of a warmer one.
+func (c *coldest) offer(v Victim, want int) {
+	s := *c
+	at, _ := slices.BinarySearchFunc(s, v, func(a, b Victim) int { return cmp.Compare(b.order, a.order) })
+	switch {
+	case len(s) < want:
+		*c = slices.Insert(s, at, v)
+	case at > 0:
+		copy(s, s[1:at])
+		s[at-1] = v
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // TestChoiceOfVictimsLooksAtAFewGroups is defect 28: a choice looked at every entry, even of
@@ -12,7 +13,7 @@ import (
 func TestChoiceOfVictimsLooksAtAFewGroups(t *testing.T) {
 	const n = 200_000
 	table, chains := fill(t, n, 50)
-	g := seeded(t)
+	g := seed.Random(t, 0)
 	order := g.Perm(len(chains))
 	for _, c := range order {
 		_, pins := table.Prefix(0, oneShard, chains[c], nil)
@@ -87,7 +88,7 @@ func TestPinnedGroupsAreLookedThroughOnce(t *testing.T) {
 
 func TestChoiceAllocatesNothing(t *testing.T) {
 	table, chains := fill(t, 100_000, 50)
-	for _, c := range seeded(t).Perm(len(chains)) {
+	for _, c := range seed.Random(t, 0).Perm(len(chains)) {
 		_, pins := table.Prefix(0, oneShard, chains[c], nil)
 		table.Unpin(pins...)
 	}
@@ -110,7 +111,7 @@ func TestChoiceAllocatesNothing(t *testing.T) {
 // TestVictimsAreExactlyTheLeastRecentlyUsed compares with a sort of all records, where no more
 // groups changed than a choice looks through.
 func TestVictimsAreExactlyTheLeastRecentlyUsed(t *testing.T) {
-	g := seeded(t)
+	g := seed.Random(t, 0)
 	table, chains := fill(t, choiceGroups*groupSlots, 32)
 	for range 5000 {
 		c := chains[g.IntN(len(chains))]

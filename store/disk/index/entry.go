@@ -8,14 +8,15 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index/hashtable"
 )
 
 // Ref names a slot: the position of its entry in the table. The owner of the table maps
 // references to segments and slots.
-type Ref uint32
+type Ref = hashtable.Ref
 
 // NoRef is no slot.
-const NoRef = Ref(1<<32 - 1)
+const NoRef = hashtable.NoRef
 
 // ID is what a record is found by.
 type ID struct {

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
+	"github.com/kvconn/kvconn/store/disk/index/hashtable"
 )
 
 const smallGive = 4096 // 64 buckets
@@ -42,7 +44,7 @@ func TestMemoryIsGivenBackWhileOthersInsertAndLook(t *testing.T) {
 			}
 		})
 	}
-	g := seeded(t)
+	g := seed.Random(t, 0)
 	for at := int64(0); at < each; {
 		for i := range all {
 			if at = done[i].Load(); at == 0 {
@@ -72,20 +74,20 @@ func TestRecordsThatWrapIntoMemoryGivenBackAreKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := rand.NewPCG(seeded(t).Uint64(), 1)
+	g := rand.NewPCG(seed.Random(t, 0).Uint64(), 1)
 	var keys []connector.Key
 	add := func(k connector.Key) {
 		n := len(keys)
 		table.Insert([]Insertion{{ID: ID{Key: k}, Ref: base + Ref(n), Seq: uint64(n) + 1, Bytes: 1}})
 		keys = append(keys, k)
 	}
-	for !table.Growing() || len(table.region.buckets) < 4000 || table.region.given < 2*smallGive {
+	for !table.Growing() || len(table.region.Buckets) < 4000 || table.region.GivenBytes() < 2*smallGive {
 		add(randomKey(g))
 	}
-	old, given := table.region, table.region.given
-	for old.wrapped*bucketBytes <= given+smallGive {
+	old, given := table.region, table.region.GivenBytes()
+	for old.Wraps()*hashtable.BucketBytes <= given+smallGive {
 		k := randomKey(g)
-		for id := (ID{Key: k}); old.home(id.hash()) != len(old.buckets)-1; id.Key = k {
+		for id := (ID{Key: k}); old.Home(id.hash()) != len(old.Buckets)-1; id.Key = k {
 			k = randomKey(g)
 		}
 		add(k)
@@ -126,8 +128,8 @@ func TestFrontIsKeptForWhatWraps(t *testing.T) {
 		if r == nil {
 			continue
 		}
-		r.giving.Unlock()
-		if at := cap(r.memory) - cap(part); len(part) > 0 && at < smallGive {
+		r.GiveBack(part)
+		if at := r.Bytes() - cap(part); len(part) > 0 && at < smallGive {
 			t.Fatalf("the memory from byte %d on is given back", at)
 		}
 		gave = gave || len(part) > 0

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index/hashtable"
 )
 
 var oneShard = []connector.Shard{0}
@@ -22,9 +23,9 @@ func TestGrowthMovesAFewBucketsWithEachRecord(t *testing.T) {
 		if m.table.region == before && m.table.moved-moved > moveAhead {
 			t.Fatalf("one record moved %d buckets", m.table.moved-moved)
 		}
-		if m.table.region != before && len(before.buckets) > 1 {
+		if m.table.region != before && len(before.Buckets) > 1 {
 			grown = true
-			if left := len(before.buckets) - moved; left > moveAhead {
+			if left := len(before.Buckets) - moved; left > moveAhead {
 				t.Fatalf("one record moved the last %d buckets", left)
 			}
 		}
@@ -39,7 +40,7 @@ func TestGrowthMovesAFewBucketsWithEachRecord(t *testing.T) {
 // take them until it is moved.
 func TestHashTableIsNeverFullWhileItGrows(t *testing.T) {
 	table, _ := fill(t, 300_000, 100)
-	if load := float64(table.Len()) / float64(len(table.region.buckets)*bucketSlots); load > 0.93 {
+	if load := float64(table.Len()) / float64(len(table.region.Buckets)*hashtable.BucketSlots); load > 0.93 {
 		t.Errorf("load %.3f", load)
 	}
 }

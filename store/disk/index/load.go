@@ -4,6 +4,7 @@ import (
 	"math/bits"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index/hashtable"
 	"github.com/kvconn/kvconn/store/disk/index/mintree"
 )
 
@@ -126,7 +127,7 @@ func (t *Table) Reserve(records int) error {
 	if t.region != &t.blank || records <= 0 {
 		return nil
 	}
-	r, err := newRegion(max(minBuckets, records*maxLoadDen/maxLoadNum/bucketSlots+1))
+	r, err := hashtable.NewRegion(max(minBuckets, records*maxLoadDen/maxLoadNum/hashtable.BucketSlots+1))
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,9 @@
 package index
 
-import "github.com/kvconn/kvconn/connector"
+import (
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index/hashtable"
+)
 
 const (
 	// lookupRun is how many keys a lookup takes under one hold of the lock, all shards taken
@@ -124,18 +127,18 @@ func (t *Table) prefixRun(namespace uint16, shards []connector.Shard, run []conn
 // (hash and bucket, reference, entry), so that the cache misses of a group overlap instead
 // of following one another.
 func (t *Table) probe(id ID, group []connector.Key, refs *[probeGroup]Ref) int {
-	var buckets [probeGroup]*bucket
+	var buckets [probeGroup]*hashtable.Bucket
 	var first [probeGroup]uint64
 	var tags [probeGroup]uint8
 	for i := range group {
 		id.Key = group[i]
 		h := id.hash()
 		r, at := t.home(h)
-		b := &r.buckets[at]
-		buckets[i], tags[i], first[i] = b, tagOf(h), b.firstTags()
+		b := &r.Buckets[at]
+		buckets[i], tags[i], first[i] = b, hashtable.TagOf(h), b.FirstTags()
 	}
 	for i := range group {
-		if refs[i] = buckets[i].candidate(first[i], tags[i]); refs[i] != NoRef {
+		if refs[i] = buckets[i].Candidate(first[i], tags[i]); refs[i] != NoRef {
 			first[i] = uint64(t.entry(refs[i]).shard)
 		}
 	}

@@ -5,13 +5,14 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index/hashtable"
 )
 
 // TestRemovedRecordIsNotFoundBesideOneOfItsTag: the match of a tag of 1 carries over into an empty
 // slot after it, which still named the record that was removed.
 func TestRemovedRecordIsNotFoundBesideOneOfItsTag(t *testing.T) {
 	for tag := uint8(1); tag < 4; tag++ {
-		for slots := 2; slots <= bucketSlots; slots++ {
+		for slots := 2; slots <= hashtable.BucketSlots; slots++ {
 			testRemovedBesideItsTag(t, tag, slots)
 		}
 	}
@@ -27,11 +28,11 @@ func testRemovedBesideItsTag(t *testing.T, tag uint8, slots int) {
 		t.Fatal(err)
 	}
 	g := rand.NewPCG(uint64(tag), uint64(slots))
-	wanted := region{buckets: make([]bucket, minBuckets)}
+	wanted := hashtable.Region{Buckets: make([]hashtable.Bucket, minBuckets)}
 	var keys []connector.Key
 	for len(keys) < slots {
 		k := randomKey(g)
-		if h := (&ID{Key: k}).hash(); tagOf(h) == tag && wanted.home(h) == 7 {
+		if h := (&ID{Key: k}).hash(); hashtable.TagOf(h) == tag && wanted.Home(h) == 7 {
 			keys = append(keys, k)
 			n := len(keys) - 1
 			table.Insert([]Insertion{{ID: ID{Key: k}, Ref: base + Ref(n), Seq: uint64(n) + 1, Bytes: 1}})

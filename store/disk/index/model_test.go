@@ -1,12 +1,15 @@
 package index
 
 import (
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // model is what a table should hold, in a Go map, with the chains that it was given.
@@ -26,7 +29,7 @@ type model struct {
 }
 
 func newModel(t *testing.T) *model {
-	g := seeded(t)
+	g := seed.Random(t, 0)
 	table := New()
 	table.giveBytes = smallGive
 	t.Cleanup(table.Close)
@@ -149,6 +152,68 @@ func (m *model) load(n int) {
 			m.gone(Removed{in.ID, old.Seq, old.Ref})
 		}
 		m.note(in.ID, Found{Ref: in.Ref, Seq: in.Seq, Bytes: in.Bytes}, in.ParentKey)
+	}
+}
+
+// adopt has the table agree with the headers of a run of slots: most name what is there, others are
+// blank, cannot be read, or name a record that is new, or an older or younger version of one
+// elsewhere.
+func (m *model) adopt() {
+	if len(m.ranges) == 0 {
+		return
+	}
+	r := m.ranges[m.g.IntN(len(m.ranges))]
+	from := m.g.Uint32N(r.Slots)
+	run := Range{r.Base + Ref(from), min(1+m.g.Uint32N(100), r.Slots-from)}
+	held := make(map[Ref]ID)
+	for id, f := range m.found {
+		if f.Ref >= run.Base && f.Ref < run.Base+Ref(run.Slots) {
+			held[f.Ref] = id
+		}
+	}
+	var batch []Adopted
+	var unread []Ref
+	twice := false
+	for ref := run.Base; ref < run.Base+Ref(run.Slots); ref++ {
+		id, there := held[ref]
+		in := Insertion{ID: ID{Key: randomKey(m.keys)}, Ref: ref, Seq: m.seq + 1, Bytes: 5}
+		switch k := m.g.IntN(12); {
+		case k == 0:
+			unread = append(unread, ref)
+			continue
+		case k == 1:
+			continue // blank
+		case k == 2: // a new record
+		case k == 3 && !there && !twice && len(m.ids) > 0: // a version of one that is elsewhere
+			in.ID, twice = m.ids[m.g.IntN(len(m.ids))], true
+			if f := m.found[in.ID]; f.Ref >= run.Base && f.Ref < run.Base+Ref(run.Slots) {
+				continue
+			} else if f.Seq > 1 && m.g.IntN(2) == 0 {
+				in.Seq = f.Seq - 1
+			}
+		case there:
+			in.ID, in.Seq, in.Bytes = id, m.found[id].Seq, m.found[id].Bytes
+		default:
+			continue
+		}
+		m.seq = max(m.seq, in.Seq)
+		batch = append(batch, Adopted{Insertion: in})
+	}
+	before := maps.Clone(m.found)
+	m.table.PrepareAdopt(batch)
+	for _, gone := range m.table.Adopt(run, batch, unread, func(ID) bool { return false }, nil) {
+		m.gone(gone)
+	}
+	for i := range batch {
+		in := &batch[i]
+		was, there := before[in.ID]
+		if known := there && was.Seq == in.Seq; known != in.Known || in.Added != (!there || was.Seq < in.Seq) {
+			m.t.Fatalf("adopt %v of %d: known %v, added %v; it was there %v with %d", in.ID, in.Seq, in.Known, in.Added, there, was.Seq)
+		}
+		if in.Added {
+			m.free = slices.DeleteFunc(m.free, func(ref Ref) bool { return ref == in.Ref })
+			m.note(in.ID, Found{Ref: in.Ref, Seq: in.Seq, Bytes: in.Bytes}, in.Parent)
+		}
 	}
 }
 
@@ -300,6 +365,8 @@ func TestTableBehavesLikeAMapWhileItGrowsAndIsRead(t *testing.T) {
 			for _, r := range m.ranges {
 				m.table.Resolve(r)
 			}
+		default:
+			m.adopt()
 		}
 		if len(m.ids) > 0 {
 			id := m.ids[m.g.IntN(len(m.ids))]

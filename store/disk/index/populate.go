@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/index/hashtable"
 )
 
 // The system gives memory when it is first written to, and a huge page of it takes a virtual
@@ -90,7 +91,7 @@ func (t *Table) populateHash() {
 		case c.part != nil:
 			_ = fsio.Populate(c.part)
 			t.mu.Lock()
-			c.of.populated += len(c.part)
+			c.of.NotePopulated(len(c.part))
 			t.mu.Unlock()
 		case c.buckets > 0:
 			t.makeAhead(c.buckets)
@@ -104,7 +105,7 @@ func (t *Table) populateHash() {
 type hashChore struct {
 	giveBack bool
 	part     []byte // to be populated
-	of       *region
+	of       *hashtable.Region
 	buckets  int // of the region to be made
 }
 
@@ -120,12 +121,12 @@ func (t *Table) hashChore() (c hashChore) {
 	if c.of == nil {
 		c.of = t.ahead
 	} else {
-		until += int(float64(len(c.of.memory)) * float64(t.moved) / float64(len(t.region.buckets)))
+		until += int(float64(c.of.Bytes()) * float64(t.moved) / float64(len(t.region.Buckets)))
 	}
-	if c.of != nil && c.of.populated < min(until, len(c.of.memory)) {
-		c.part = c.of.memory[c.of.populated:min(c.of.populated+pieceBytes, len(c.of.memory))]
+	if c.of != nil {
+		c.part = c.of.Unpopulated(until, pieceBytes)
 	}
-	room := len(t.region.buckets) * bucketSlots
+	room := len(t.region.Buckets) * hashtable.BucketSlots
 	if c.of == nil && (t.count+soonRecords)*maxLoadDen > room*maxLoadNum {
 		c.buckets = t.nextBuckets()
 	}
@@ -134,16 +135,12 @@ func (t *Table) hashChore() (c hashChore) {
 
 // makeAhead maps the region that the table will grow into.
 func (t *Table) makeAhead(buckets int) {
-	r, err := newRegion(buckets)
+	r := mapRegion(buckets)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	switch {
-	case err != nil:
-		// As with any memory that the system does not have.
-		panic("index: cannot map the hash table: " + err.Error())
-	case t.closed || t.next != nil || t.ahead != nil || t.nextBuckets() != buckets:
-		r.free() // another goroutine grew the table
-	default:
+	if t.closed || t.next != nil || t.ahead != nil || t.nextBuckets() != buckets {
+		r.Free() // another goroutine grew the table
+	} else {
 		t.ahead = r
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // chained are records of chains, some of which share a head, in the order of writing.
@@ -30,12 +31,6 @@ func chained(g *rand.Rand, n int) (all []Loaded, depth map[connector.Key]int) {
 	return all, depth
 }
 
-func seeded(t testing.TB) *rand.Rand {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	return rand.New(rand.NewPCG(seed, 1))
-}
-
 // checkChains fails unless every record has its parent and its depth, and no parent is older
 // than a child.
 func checkChains(t *testing.T, table *Table, all []Loaded, depth map[connector.Key]int) {
@@ -57,7 +52,7 @@ func checkChains(t *testing.T, table *Table, all []Loaded, depth map[connector.K
 }
 
 func TestRecordsLoadedInAnyOrderFindTheirParentsByKey(t *testing.T) {
-	g := seeded(t)
+	g := seed.Random(t, 0)
 	const n = 5000
 	all, depth := chained(g, n)
 	table := New()

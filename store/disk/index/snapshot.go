@@ -3,7 +3,8 @@ package index
 import (
 	"fmt"
 	"slices"
-	"unsafe"
+
+	"github.com/kvconn/kvconn/store/disk/index/hashtable"
 )
 
 // Image is the table as blocks of bytes, for a snapshot. The blocks alias the table's
@@ -26,7 +27,7 @@ type Image struct {
 // the 32 bits of slot references need fewer.
 const (
 	ImageRun   = chunkEntries
-	HashRun    = 1 << 16 // 4 MiB
+	HashRun    = hashtable.RunBuckets
 	EntryBytes = entryBytes
 	MaxBuckets = 1 << 30
 )
@@ -38,7 +39,7 @@ func (t *Table) Image() Image {
 	t.moveAll()
 	im := Image{Limit: t.limit, Clock: t.clock.Load(), Count: t.count, Bytes: t.bytes, Spare: slices.Clone(t.spare)}
 	if t.region != &t.blank {
-		im.Buckets, im.Wrapped, im.Hash = len(t.region.buckets), t.region.wrapped, t.region.blocks()
+		im.Buckets, im.Wrapped, im.Hash = len(t.region.Buckets), t.region.Wraps(), t.region.Blocks()
 	}
 	im.Entries = t.entryBlocks()
 	return im
@@ -48,15 +49,7 @@ func (t *Table) entryBlocks() [][]byte {
 	var out [][]byte
 	for at := uint64(0); at < uint64(t.limit); at += ImageRun {
 		n := min(ImageRun, uint64(t.limit)-at)
-		out = append(out, asBytes(t.chunks[at>>chunkShift][:n]))
-	}
-	return out
-}
-
-func (r *region) blocks() [][]byte {
-	var out [][]byte
-	for b := range slices.Chunk(r.buckets, HashRun) {
-		out = append(out, asBytes(b))
+		out = append(out, hashtable.AsBytes(t.chunks[at>>chunkShift][:n]))
 	}
 	return out
 }
@@ -67,7 +60,7 @@ func (r *region) blocks() [][]byte {
 func (t *Table) Prepare(im *Image) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if im.Buckets > MaxBuckets || im.Buckets*bucketSlots < im.Count {
+	if im.Buckets > MaxBuckets || im.Buckets*hashtable.BucketSlots < im.Count {
 		return fmt.Errorf("a hash table of %d buckets for %d records", im.Buckets, im.Count)
 	}
 	if err := t.reserve(uint64(im.Limit)); err != nil {
@@ -80,12 +73,12 @@ func (t *Table) Prepare(im *Image) error {
 	if im.Buckets == 0 {
 		return nil
 	}
-	r, err := newRegion(im.Buckets)
+	r, err := hashtable.NewRegion(im.Buckets)
 	if err != nil {
 		return err
 	}
-	r.wrapped = im.Wrapped
-	t.region, im.Hash = r, r.blocks()
+	r.SetWraps(im.Wrapped)
+	t.region, im.Hash = r, r.Blocks()
 	return nil
 }
 
@@ -101,26 +94,19 @@ func (t *Table) Finish(first, end Ref) {
 // refers to slots that are not there.
 func (t *Table) CheckHash(block int) (records int, err error) {
 	from := block * HashRun
-	for b := range t.region.buckets[from:min(from+HashRun, len(t.region.buckets))] {
-		bucket := &t.region.buckets[from+b]
-		for slot, tag := range bucket.tags {
+	for b := range t.region.Buckets[from:min(from+HashRun, len(t.region.Buckets))] {
+		bucket := &t.region.Buckets[from+b]
+		for slot, tag := range bucket.Tags {
 			if tag == 0 {
 				continue
 			}
-			if ref := bucket.refs[slot]; ref >= t.limit {
+			if ref := bucket.Refs[slot]; ref >= t.limit {
 				return 0, fmt.Errorf("bucket %d refers to slot %d of %d", from+b, ref, t.limit)
 			}
 			records++
 		}
 	}
 	return records, nil
-}
-
-func asBytes[T any](s []T) []byte {
-	if len(s) == 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
 }
 
 // Limit is one past the last slot reference handed out.

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/disk/index/hashtable"
 )
 
 const (
@@ -34,13 +35,13 @@ type Table struct {
 	populated []uint32
 	// region holds the hash table. While it grows next is not nil, and holds what belongs in
 	// the first moved buckets of region.
-	region, next *region
+	region, next *hashtable.Region
 	moved        int
-	ahead        *region // mapped for the next growth, or nil
-	emptied      *region // what the last growth left, to be unmapped, or nil
-	giveBytes    int     // see the constant; tests make it small
-	blank        region  // stands for a region where there is none
-	blankBucket  [1]bucket
+	ahead        *hashtable.Region // mapped for the next growth, or nil
+	emptied      *hashtable.Region // what the last growth left, to be unmapped, or nil
+	giveBytes    int               // see the constant; tests make it small
+	blank        hashtable.Region  // stands for a region where there is none
+	blankBucket  [1]hashtable.Bucket
 
 	limit Ref     // references handed out end here
 	spare []Range // those given back before it, in order
@@ -63,7 +64,7 @@ func New() *Table {
 	t := new(Table)
 	t.clock.Store(clockStart)
 	t.horizon.Store(clockStart)
-	t.blank.buckets = t.blankBucket[:]
+	t.blank.Buckets = t.blankBucket[:]
 	t.region, t.giveBytes = &t.blank, giveBytes
 	t.cold.classes = make(map[int64]*coldClass)
 	return t
@@ -146,10 +147,10 @@ func (t *Table) Close() {
 	for _, c := range t.chunks {
 		_ = fsio.Unmap(unsafe.Slice((*byte)(unsafe.Pointer(c)), chunkEntries*entryBytes))
 	}
-	t.region.free()
-	t.next.free()
-	t.ahead.free()
-	t.emptied.free()
+	t.region.Free()
+	t.next.Free()
+	t.ahead.Free()
+	t.emptied.Free()
 	t.region, t.next, t.ahead, t.emptied, t.moved = &t.blank, nil, nil, nil, 0
 	t.chunks, t.limit, t.spare, t.count, t.bytes = nil, 0, nil, 0, 0
 	t.cold.places, t.cold.byNumber, t.cold.classes = nil, nil, make(map[int64]*coldClass)

@@ -1,9 +1,8 @@
 package index
 
 // A record that is added needs its bucket, and while the table grows the entries of some thirty
-// others. Nearly all of that lies in memory and not in the processor's cache. It is read before
-// the lock is taken: under the lock for reading, which is in no look-up's way, and all of it
-// together, so that the cache misses overlap. It is help and not needed.
+// others, which are rarely in the processor's cache. They are read before the lock is taken, all
+// together, so that the cache misses overlap. This helps and is not needed.
 
 // warm reads what the insertion of records, whose hashes hash tells, will look at.
 func (t *Table) warm(records int, hash func(int) uint64) {
@@ -23,7 +22,7 @@ func (t *Table) warm(records int, hash func(int) uint64) {
 func (t *Table) warmBuckets(records int, hash func(int) uint64) (read uint64) {
 	for i := range records {
 		r, at := t.home(hash(i))
-		read ^= r.buckets[at].firstTags()
+		read ^= r.Buckets[at].FirstTags()
 	}
 	return read
 }
@@ -33,11 +32,11 @@ func (t *Table) warmBuckets(records int, hash func(int) uint64) (read uint64) {
 //go:noinline
 func (t *Table) warmMoves(buckets int) (read uint64) {
 	old := t.region
-	for at := t.moved; at < min(t.moved+buckets, len(old.buckets)); at++ {
-		b := &old.buckets[at]
-		for slot, tag := range b.tags {
+	for at := t.moved; at < min(t.moved+buckets, len(old.Buckets)); at++ {
+		b := &old.Buckets[at]
+		for slot, tag := range b.Tags {
 			if tag != 0 {
-				e := t.entry(b.refs[slot])
+				e := t.entry(b.Refs[slot])
 				read ^= uint64(e.key[0]) ^ uint64(e.shard) // which may be in the next cache line
 			}
 		}

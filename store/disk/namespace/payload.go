@@ -8,8 +8,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index"
 )
 
-// PayloadBytes is the size of the payloads of a namespace's shard, all of which have the
-// same; 0 while there is none, and for a namespace that is not open.
+// PayloadBytes is the size of a shard's payloads, as by [store.Namespaces].
 func (n *Registry) PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
@@ -20,10 +19,7 @@ func (n *Registry) PayloadBytes(ns connector.NamespaceDigest, shard connector.Sh
 	return e.sizes[shard]
 }
 
-// HoldPayload fixes the size in bytes of the payloads of a namespace's shard, for an engine that
-// registers its memory, until [Registry.ReleasePayload]. It fails with a
-// [store.PayloadSizeError] if the shard has records of another size, or another engine holds
-// another: of two that could not load each other's blocks the first is served.
+// HoldPayload fixes the size of a shard's payloads for an engine, as by [store.Namespaces].
 func (n *Registry) HoldPayload(ns connector.NamespaceDigest, shard connector.Shard, bytes int) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

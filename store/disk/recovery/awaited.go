@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
@@ -62,7 +60,7 @@ func (r *Rebuild) Await(ctx context.Context) {
 // askFor opens a segment file once more. settled says that it needs not be asked for again: it
 // is g, or it is gone, or what it holds is for the next start to judge.
 func (r *Rebuild) askFor(f *segmentFile) (g *segment.Segment, settled bool) {
-	if r.s.inspect(f, store.AlignedBuffer(format.HeaderBytes)); f.untold() {
+	if r.s.inspect(f); f.untold() {
 		f.close()
 		gone := fsio.IsNotExist(f.openErr)
 		if gone {

@@ -5,12 +5,12 @@ import (
 	"context"
 	"runtime"
 	"sync"
-	"sync/atomic"
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -165,17 +165,12 @@ func (s *State) dropUseless(loaders []*loader) error {
 
 // resolveIndex links the records that were loaded, of several segments at one time.
 func (s *State) resolveIndex() {
-	segments := s.Space.AllSegments()
-	var next atomic.Int64
-	var running sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), maxLoaders, len(segments)) {
-		running.Go(func() {
-			for i := next.Add(1) - 1; i < int64(len(segments)); i = next.Add(1) - 1 {
-				s.Table.Resolve(segments[i].Range())
-			}
-		})
+	var running errgroup.Group
+	running.SetLimit(min(runtime.GOMAXPROCS(0), maxLoaders))
+	for _, g := range s.Space.AllSegments() {
+		running.Go(func() error { s.Table.Resolve(g.Range()); return nil })
 	}
-	running.Wait()
+	_ = running.Wait()
 }
 
 // refOf is the reference of a slot, or none if its segment is not there.

@@ -8,11 +8,10 @@ import (
 	"slices"
 
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"golang.org/x/sync/errgroup"
 
 	iofs "io/fs"
 	"path/filepath"
-	"sync"
-	"sync/atomic"
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
@@ -80,18 +79,18 @@ func (s *State) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 		return nil, err
 	}
 	s.opts.Report.Begin("segments", int64(len(files)))
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range min(inspectors, len(files)) {
-		wg.Go(func() {
-			buf := store.AlignedBuffer(format.HeaderBytes)
-			for i := int(next.Add(1)) - 1; i < len(files) && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
-				s.inspect(files[i], buf)
+	var inspecting errgroup.Group
+	inspecting.SetLimit(inspectors)
+	for _, f := range files {
+		inspecting.Go(func() error {
+			if ctx.Err() == nil {
+				s.inspect(f)
 				s.opts.Report.Done(1)
 			}
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = inspecting.Wait()
 	for _, f := range files {
 		if isOneOf(f.openErr, scarce) {
 			return files, fmt.Errorf("open segment: %w", f.openErr)
@@ -100,7 +99,8 @@ func (s *State) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 	return files, ctx.Err()
 }
 
-func (s *State) inspect(f *segmentFile, buf []byte) {
+func (s *State) inspect(f *segmentFile) {
+	buf := store.AlignedBuffer(format.HeaderBytes)
 	f.openErr = fsio.Again(func() error { return s.openFile(f) })
 	if f.openErr != nil {
 		f.headErr = f.openErr

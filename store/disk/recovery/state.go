@@ -98,10 +98,20 @@ const (
 // Open opens the directory, making it if there is none. ctx bounds the opening alone.
 func Open(ctx context.Context, o Options) (*State, error) {
 	s := &State{opts: o}
-	if err := s.open(ctx); err != nil {
-		return nil, errors.Join(err, s.undo())
+	err := s.open(ctx)
+	if err == nil {
+		return s, nil
 	}
-	return s, nil
+	if s.opening != nil {
+		for _, f := range s.opening.files {
+			f.close() // and none of the space's, which may not have all
+		}
+		if s.Space != nil {
+			s.Space = nil
+			s.Table.Close()
+		}
+	}
+	return nil, errors.Join(err, s.Close(false))
 }
 
 func (s *State) open(ctx context.Context) error {
@@ -155,45 +165,25 @@ func (s *State) open(ctx context.Context) error {
 	return nil
 }
 
-// undo gives back what a failed opening took.
-func (s *State) undo() (err error) {
-	if s.opening != nil {
-		for _, f := range s.opening.files {
-			f.close()
+// Close closes a state that is durable, or one that could not be opened. hung says that the kernel
+// still reads from segments: their files and the index stay open then.
+func (s *State) Close(hung bool) (err error) {
+	if s.Journal != nil {
+		if err = s.Journal.Close(); errors.Is(err, journal.ErrFailed) {
+			err = nil // it failed to quicken the next open, which was said: everything is durable
 		}
-	} else if s.Space != nil {
-		err = s.Space.CloseFiles()
 	}
 	if s.stamp != nil {
 		err = errors.Join(err, s.stamp.Close())
 	}
-	if s.Journal != nil {
-		err = errors.Join(err, s.Journal.Close())
+	if s.Space != nil && !hung {
+		err = errors.Join(err, s.Space.CloseFiles())
+		s.Table.Close()
 	}
 	if s.Lock != nil {
 		err = errors.Join(err, s.Lock.Close())
 	}
-	if s.Table != nil {
-		s.Table.Close()
-	}
 	return err
-}
-
-// Close closes a state that is durable. hung says that the kernel still reads from segments: their
-// files and the index stay open then.
-func (s *State) Close(hung bool) error {
-	err := s.Journal.Close()
-	if errors.Is(err, journal.ErrFailed) {
-		err = nil // it failed to quicken the next open, which was said: everything is durable
-	}
-	if s.stamp != nil {
-		err = errors.Join(err, s.stamp.Close())
-	}
-	if !hung {
-		err = errors.Join(err, s.Space.CloseFiles())
-		s.Table.Close()
-	}
-	return errors.Join(err, s.Lock.Close())
 }
 
 // Quicken makes the next open quick. Everything is durable already: what fails here costs

@@ -3,11 +3,11 @@ package segment
 import (
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"golang.org/x/sync/errgroup"
 )
 
 // Found is a segment file that was there when the store opened. Its geometry is settled.
@@ -51,28 +51,22 @@ const surveyors = 4
 // ListFreeSlots fills the lists of free slots from the index, which learns meanwhile what
 // there is to evict.
 func (p *Space) ListFreeSlots() {
-	var wg sync.WaitGroup
-	segments := make(chan *Segment)
-	for range surveyors {
-		wg.Go(func() {
-			for g := range segments {
-				free := p.Table.Survey(g.Range(), nil)
-				if g.withheld.Load() {
-					continue
-				}
+	var surveying errgroup.Group
+	surveying.SetLimit(surveyors)
+	for _, g := range p.AllSegments() {
+		if g.unread.Load() {
+			continue
+		}
+		surveying.Go(func() error {
+			if free := p.Table.Survey(g.Range(), nil); !g.withheld.Load() {
 				p.mu.Lock()
 				g.class.free = append(g.class.free, free...)
 				p.mu.Unlock()
 			}
+			return nil
 		})
 	}
-	for _, g := range p.segments {
-		if !g.unread.Load() {
-			segments <- g
-		}
-	}
-	close(segments)
-	wg.Wait()
+	_ = surveying.Wait()
 }
 
 // CheckAccounting reports an error if the slots of the segments are not all accounted for.

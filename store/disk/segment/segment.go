@@ -22,16 +22,10 @@ const (
 
 // IDOf returns the number of the segment whose file has that name.
 func IDOf(name string) (uint32, bool) {
-	digits, ok := strings.CutPrefix(name, Prefix)
-	if !ok {
-		return 0, false
-	}
-	digits, ok = strings.CutSuffix(digits, Suffix)
-	if !ok {
-		return 0, false
-	}
+	digits, prefixed := strings.CutPrefix(name, Prefix)
+	digits, suffixed := strings.CutSuffix(digits, Suffix)
 	id, err := strconv.ParseUint(digits, 10, 32)
-	return uint32(id), err == nil
+	return uint32(id), prefixed && suffixed && err == nil
 }
 
 // SlotBytes is the size of the slot that a payload needs.

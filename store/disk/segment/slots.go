@@ -1,15 +1,13 @@
 package segment
 
 import (
-	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"sync/atomic"
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"golang.org/x/sync/errgroup"
 )
 
 // AddPending notes slots whose deletion is committed but not yet durable.
@@ -84,22 +82,19 @@ const syncers = 8
 
 // Sync makes the payloads durable that were written since the last call.
 func (p *Space) Sync() error {
-	dirty := p.takeDirty()
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	errs := make([]error, len(dirty))
-	for range min(syncers, len(dirty)) {
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(dirty); i = int(next.Add(1)) - 1 {
-				if err := dirty[i].File.Datasync(); err != nil {
-					dirty[i].dirty.Store(true)
-					errs[i] = fmt.Errorf("%w: %w", store.ErrIO, err)
-				}
+	var syncing errgroup.Group
+	syncing.SetLimit(syncers)
+	for _, g := range p.takeDirty() {
+		syncing.Go(func() error {
+			err := g.File.Datasync()
+			if err != nil {
+				g.dirty.Store(true)
+				err = fmt.Errorf("%w: %w", store.ErrIO, err)
 			}
+			return err
 		})
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return syncing.Wait()
 }
 
 // Admit makes the empty slots of a segment that was read pending: whatever was found in

@@ -11,14 +11,13 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"sync"
-	"sync/atomic"
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/zeebo/xxh3"
+	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -291,18 +290,12 @@ func loadBlocks(f fsio.File, r *headReader, table *index.Table, im *index.Image,
 	if r.err != nil {
 		return r.err
 	}
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	errs := make([]error, readers)
-	for w := range errs {
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n && errs[w] == nil; i = int(next.Add(1)) - 1 {
-				errs[w] = loadBlock(f, table, &blocks[i], dst[i], i)
-			}
-		})
+	var reading errgroup.Group
+	reading.SetLimit(readers)
+	for i := range blocks {
+		reading.Go(func() error { return loadBlock(f, table, &blocks[i], dst[i], i) })
 	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := reading.Wait(); err != nil {
 		return err
 	}
 	count := 0

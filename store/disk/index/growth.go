@@ -1,29 +1,10 @@
 package index
 
-import (
-	"sync"
-	"unsafe"
-
-	"github.com/kvconn/kvconn/store/disk/fsio"
-)
-
-// region is one hash table in one mapping, so that it gets huge pages: in small ones a
-// lookup would miss the translation buffer with every key.
-type region struct {
-	memory  []byte
-	buckets []bucket
-	// wrapped is past the last bucket that ever held a record which belongs at the end of
-	// the region.
-	wrapped int
-	// given is how much of the memory's front was given back, populated how much of it was
-	// populated.
-	given, populated int
-	// giving is held while memory is given back or the mapping is taken away, and by who
-	// changes wrapped. It is taken after the table's lock.
-	giving sync.Mutex
-}
+import "github.com/kvconn/kvconn/store/disk/index/hashtable"
 
 const (
+	// Up to a load of 7/8 few records lie outside their own bucket.
+	maxLoadNum, maxLoadDen = 7, 8
 	// minBuckets is the size of the first region.
 	minBuckets = 512
 	// moveAhead is how many buckets are moved with each record added while the table grows.
@@ -37,33 +18,6 @@ const (
 	keepBytes = 2 << 20
 )
 
-func newRegion(buckets int) (*region, error) {
-	b, err := fsio.Map(buckets * bucketBytes)
-	if err != nil {
-		return nil, err
-	}
-	return &region{memory: b, buckets: unsafe.Slice((*bucket)(unsafe.Pointer(unsafe.SliceData(b))), buckets)}, nil
-}
-
-func (r *region) free() {
-	if r != nil && r.memory != nil {
-		r.giving.Lock()
-		defer r.giving.Unlock()
-		_ = fsio.Unmap(r.memory)
-	}
-}
-
-// noteWrap notes that a record which belongs at the end comes to lie in a bucket at the
-// beginning. It is called before the record is written there.
-func (r *region) noteWrap(at int) {
-	if at < r.wrapped {
-		return
-	}
-	r.giving.Lock()
-	defer r.giving.Unlock()
-	r.wrapped = at + 1
-}
-
 // makeRoom makes room for one more record, a little at a time: a table that is full gets a
 // next region half as large again (less memory stands empty than with doubling), and each
 // record that is added moves the next two buckets over. Where hashes belong rises with
@@ -71,7 +25,7 @@ func (r *region) noteWrap(at int) {
 // all else in the old one, and a lookup looks into one.
 func (t *Table) makeRoom() {
 	if t.next == nil {
-		room := len(t.region.buckets) * bucketSlots
+		room := len(t.region.Buckets) * hashtable.BucketSlots
 		if t.region != &t.blank && (t.count+1)*maxLoadDen <= room*maxLoadNum {
 			return
 		}
@@ -94,23 +48,29 @@ func (t *Table) nextBuckets() int {
 	if t.region == &t.blank {
 		return minBuckets
 	}
-	return len(t.region.buckets) + (len(t.region.buckets)+1)/2
+	return len(t.region.Buckets) + (len(t.region.Buckets)+1)/2
+}
+
+// mapRegion maps a region, and ends the process if the system does not have the memory, as with any
+// other.
+func mapRegion(buckets int) *hashtable.Region {
+	r, err := hashtable.NewRegion(buckets)
+	if err != nil {
+		panic("index: cannot map the hash table: " + err.Error())
+	}
+	return r
 }
 
 // grow makes the next region, or takes the one that was made ahead.
 func (t *Table) grow() {
 	next, buckets := t.ahead, t.nextBuckets()
 	t.ahead = nil
-	if next != nil && len(next.buckets) != buckets {
-		next.free()
+	if next != nil && len(next.Buckets) != buckets {
+		next.Free()
 		next = nil
 	}
 	if next == nil {
-		var err error
-		if next, err = newRegion(buckets); err != nil {
-			// As with any memory that the system does not have.
-			panic("index: cannot map the hash table: " + err.Error())
-		}
+		next = mapRegion(buckets)
 	}
 	if t.region == &t.blank {
 		t.region = next
@@ -123,15 +83,15 @@ func (t *Table) grow() {
 func (t *Table) move() {
 	old, home := t.region, t.moved
 	t.moved++
-	for at, n := home, 0; n < len(old.buckets); n++ {
+	for at, n := home, 0; n < len(old.Buckets); n++ {
 		more := t.moveFrom(at, home)
 		if !more {
 			break
 		}
-		at = old.after(at)
+		at = old.After(at)
 	}
-	if t.moved == len(old.buckets) {
-		t.emptied.free() // nil but where the table grew twice without populate
+	if t.moved == len(old.Buckets) {
+		t.emptied.Free() // nil but where the table grew twice without populate
 		t.emptied, t.region, t.next, t.moved = old, t.next, nil, 0
 	}
 }
@@ -140,20 +100,20 @@ func (t *Table) move() {
 // be more of them in later ones.
 func (t *Table) moveFrom(at, home int) bool {
 	old := t.region
-	b := &old.buckets[at]
-	more := b.passed > 0
+	b := &old.Buckets[at]
+	more := b.Passed > 0
 	// All entries are read before any is used: their cache misses overlap.
-	var hashes [bucketSlots]uint64
-	for slot, tag := range b.tags {
+	var hashes [hashtable.BucketSlots]uint64
+	for slot, tag := range b.Tags {
 		if tag != 0 {
-			hashes[slot] = t.entry(b.refs[slot]).hash()
+			hashes[slot] = t.entry(b.Refs[slot]).hash()
 		}
 	}
-	for slot, tag := range b.tags {
-		if tag != 0 && old.home(hashes[slot]) == home {
-			ref := b.refs[slot]
-			old.take(home, at, slot)
-			t.next.place(t.next.home(hashes[slot]), hashes[slot], ref)
+	for slot, tag := range b.Tags {
+		if tag != 0 && old.Home(hashes[slot]) == home {
+			ref := b.Refs[slot]
+			old.Take(home, at, slot)
+			t.next.Place(t.next.Home(hashes[slot]), hashes[slot], ref)
 		}
 	}
 	return more
@@ -167,31 +127,27 @@ func (t *Table) giveBack() {
 	t.emptied = nil
 	part, r := t.emptiedPart()
 	t.mu.Unlock()
-	emptied.free()
+	emptied.Free()
 	if r != nil {
-		_ = fsio.Discard(part) // advice: it is given back at the end in any case
-		r.giving.Unlock()
+		r.GiveBack(part)
 	}
 }
 
 // emptiedPart returns the memory of the first buckets of the region that is being moved, which are
 // empty but for records that belong at the region's end, and the region with giving held; or nil.
-func (t *Table) emptiedPart() (part []byte, r *region) {
+func (t *Table) emptiedPart() (part []byte, r *hashtable.Region) {
 	if !t.givesSome() {
 		return nil, nil
 	}
-	r = t.region
-	r.giving.Lock()
-	from, to := r.given, t.moved*bucketBytes&^(t.giveBytes-1)
-	r.given = to
-	from = max(from, t.keptBytes(), (r.wrapped*bucketBytes+t.giveBytes-1)&^(t.giveBytes-1))
-	return r.memory[min(from, to):to], r
+	return t.region.Emptied(t.moved, t.giveBytes, t.keptBytes()), t.region
 }
 
 func (t *Table) keptBytes() int { return min(keepBytes, t.giveBytes) }
 
 // givesSome reports whether enough of the old region is empty to be given back.
-func (t *Table) givesSome() bool { return t.moved*bucketBytes-t.region.given >= t.giveBytes }
+func (t *Table) givesSome() bool {
+	return t.moved*hashtable.BucketBytes-t.region.GivenBytes() >= t.giveBytes
+}
 
 // moveAll ends growth.
 func (t *Table) moveAll() {
@@ -200,20 +156,15 @@ func (t *Table) moveAll() {
 	}
 }
 
-// heldBytes is the memory of a region that was not given back.
-func (t *Table) heldBytes(r *region) int64 {
-	return int64(len(r.memory) - r.given + min(r.given, t.keptBytes()))
-}
-
 // hashBytes is the memory of the hash tables in use: while the table grows, that of the
 // old one which was not given back and that of the next which was filled.
 func (t *Table) hashBytes() int64 {
-	n := t.heldBytes(t.region)
+	n := t.region.Held(t.keptBytes())
 	if t.emptied != nil {
-		n += t.heldBytes(t.emptied)
+		n += t.emptied.Held(t.keptBytes())
 	}
 	if t.next != nil {
-		n += int64(float64(len(t.next.memory)) * float64(t.moved) / float64(len(t.region.buckets)))
+		n += int64(float64(t.next.Bytes()) * float64(t.moved) / float64(len(t.region.Buckets)))
 	}
 	return n
 }
