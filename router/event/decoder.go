@@ -4,8 +4,11 @@ import "github.com/tinylib/msgp/msgp"
 
 // Decoder decodes batches. It keeps its buffers between calls and is for one goroutine.
 type Decoder struct {
-	limits   Limits
-	counters Counters
+	// UnknownTypes are events of unknown types, UnknownKeys unknown fields of events, all skipped so far.
+	UnknownTypes, UnknownKeys uint64
+
+	// What one message may make a decoder do; tests set less.
+	maxEvents, maxBlocks, maxTokens int
 
 	r       reader
 	kind    []byte
@@ -24,14 +27,11 @@ type Decoder struct {
 	wideTokens bool
 }
 
-// NewDecoder returns a decoder with these limits; zero fields mean the defaults.
-func NewDecoder(l Limits) *Decoder {
-	l.EnsureDefaults()
-	return &Decoder{limits: l}
+// NewDecoder returns a decoder that takes up to 65,536 events of a message, and of an event 262,144 blocks (a
+// prompt of 4M tokens in blocks of 16) and 4 Mi token ids (16 MiB of buffer).
+func NewDecoder() *Decoder {
+	return &Decoder{maxEvents: 1 << 16, maxBlocks: 1 << 18, maxTokens: 4 << 20}
 }
-
-// Counters count what was skipped so far.
-func (d *Decoder) Counters() Counters { return d.counters }
 
 // Decode reads one message and calls h for each of its events. It fails with [ErrMalformed]. The events
 // before the malformed part have been given to h by then; the rest is lost, so the caller has to rebuild
@@ -48,13 +48,18 @@ func (d *Decoder) Decode(payload []byte, h Handler) (Batch, error) {
 	if parts < 2 {
 		return batch, r.malformed("an envelope of less than 2 parts")
 	}
-	if batch.UnixSeconds, err = r.float(); err != nil {
+	switch msgp.NextType(r.b) { // the time of publication
+	case msgp.Float64Type, msgp.Float32Type, msgp.IntType, msgp.UintType:
+	default:
+		return batch, r.malformed("a time that is not a number")
+	}
+	if err := r.skip(); err != nil {
 		return batch, err
 	}
 	if batch.Events, err = r.array(); err != nil {
 		return batch, err
 	}
-	if batch.Events > d.limits.MaxEvents {
+	if batch.Events > d.maxEvents {
 		return batch, r.malformed("too many events")
 	}
 	for range batch.Events {
@@ -107,7 +112,7 @@ func (d *Decoder) event(h Handler) error {
 	case "AllBlocksCleared":
 		h.Cleared()
 	default:
-		d.counters.UnknownTypes++
+		d.UnknownTypes++
 	}
 	return nil
 }

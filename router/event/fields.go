@@ -24,7 +24,7 @@ func (d *Decoder) field(f field) (err error) {
 	r, e := &d.r, &d.stored
 	switch f {
 	case fieldUnknown:
-		d.counters.UnknownKeys++
+		d.UnknownKeys++
 		return r.skip()
 	case fieldIgnored:
 		return r.skip()
@@ -118,7 +118,7 @@ func (d *Decoder) readHashes() error {
 	if err != nil {
 		return err
 	}
-	if n > d.limits.MaxBlocks {
+	if n > d.maxBlocks {
 		return d.r.malformed("too many blocks")
 	}
 	hashes := slices.Grow(d.hashes[:0], n)[:n]
@@ -150,7 +150,7 @@ func (d *Decoder) readTokens() error {
 	if err != nil {
 		return err
 	}
-	if n > d.limits.MaxTokens {
+	if n > d.maxTokens {
 		return d.r.malformed("too many tokens")
 	}
 	tokens := slices.Grow(d.tokens[:0], 4*n)[:4*n]

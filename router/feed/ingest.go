@@ -82,15 +82,15 @@ func NewIngest(o IngestOptions, index Index) (*Ingest, error) {
 		return nil, err
 	}
 	return &Ingest{
-		opts: o, index: index, decoder: event.NewDecoder(event.Limits{}),
+		opts: o, index: index, decoder: event.NewDecoder(),
 		root: connector.RootKey(o.BlockSize, connector.Scope{}),
 	}, nil
 }
 
 // Stats are what was counted so far.
 func (g *Ingest) Stats() IngestStats {
-	s, c := g.stats, g.decoder.Counters()
-	s.UnknownTypes, s.UnknownKeys = c.UnknownTypes, c.UnknownKeys
+	s := g.stats
+	s.UnknownTypes, s.UnknownKeys = g.decoder.UnknownTypes, g.decoder.UnknownKeys
 	return s
 }
 
