@@ -10,22 +10,6 @@ import (
 	"github.com/kvconn/kvconn/router/prefix"
 )
 
-// IngestOptions say how the events of one rank become index entries.
-type IngestOptions struct {
-	// BlockSize is the number of tokens in a block, the same for the whole router.
-	BlockSize int
-	// Holder is the rank's GPU cache. Events of other memory are ignored.
-	Holder Holder
-}
-
-// Validate reports the first option that cannot be used.
-func (o *IngestOptions) Validate() error {
-	if o.BlockSize < 1 || o.BlockSize > connector.MaxBlockSize {
-		return fmt.Errorf("feed: block size %d: want 1 to %d", o.BlockSize, connector.MaxBlockSize)
-	}
-	return nil
-}
-
 // IngestStats count what came from one rank.
 type IngestStats struct {
 	// Batches, Events and Blocks were read; ignored ones are included.
@@ -63,28 +47,27 @@ var ErrBlockSize = errors.New("the engine's block size is not the router's")
 // Ingest turns the event batches of one rank into changes of an index. It is for one goroutine and
 // allocates nothing once its buffers have grown.
 type Ingest struct {
-	opts    IngestOptions
-	index   Index
-	decoder *event.Decoder
-	root    connector.Key // of prompts without salt and LoRA
-	stats   IngestStats
-	orphans uint64 // unknown parents that the index should know
-	groups  groups
-	keys    []connector.Key
-	scratch []byte
-	extra   []byte
-	err     error // the first of the batch
+	blockSize int
+	holder    Holder
+	index     Index
+	decoder   *event.Decoder
+	root      connector.Key // of prompts without salt and LoRA
+	stats     IngestStats
+	orphans   uint64 // unknown parents that the index should know
+	groups    groups
+	keys      []connector.Key
+	scratch   []byte
+	extra     []byte
+	err       error // the first of the batch
 }
 
-// NewIngest makes the ingest of a rank.
-func NewIngest(o IngestOptions, index Index) (*Ingest, error) {
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
+// NewIngest makes the ingest of a rank whose GPU cache is holder. blockSize is the number of tokens in a block,
+// the same for the whole router.
+func NewIngest(blockSize int, holder Holder, index Index) *Ingest {
 	return &Ingest{
-		opts: o, index: index, decoder: event.NewDecoder(),
-		root: connector.RootKey(o.BlockSize, connector.Scope{}),
-	}, nil
+		blockSize: blockSize, holder: holder, index: index, decoder: event.NewDecoder(),
+		root: connector.RootKey(blockSize, connector.Scope{}),
+	}
 }
 
 // Stats are what was counted so far.
@@ -96,7 +79,7 @@ func (g *Ingest) Stats() IngestStats {
 
 // Clear forgets what the rank holds.
 func (g *Ingest) Clear() {
-	g.index.Clear(g.opts.Holder)
+	g.index.Clear(g.holder)
 	g.groups = groups{}
 }
 
@@ -138,25 +121,25 @@ func (g *Ingest) Stored(e *event.Stored) {
 	case len(e.Tokens) == 0:
 		g.stats.HashOnly++
 		return
-	case e.BlockSize != 0 && e.BlockSize != g.opts.BlockSize:
+	case e.BlockSize != 0 && e.BlockSize != g.blockSize:
 		g.stats.MismatchedBlockSize++
-		g.note(fmt.Errorf("%w: %d tokens, not %d", ErrBlockSize, e.BlockSize, g.opts.BlockSize))
+		g.note(fmt.Errorf("%w: %d tokens, not %d", ErrBlockSize, e.BlockSize, g.blockSize))
 		return
-	case len(e.Tokens) != 4*g.opts.BlockSize*len(e.Hashes):
+	case len(e.Tokens) != 4*g.blockSize*len(e.Hashes):
 		g.note(fmt.Errorf("%w: %d tokens for %d blocks of %d", event.ErrMalformed,
-			len(e.Tokens)/4, len(e.Hashes), g.opts.BlockSize))
+			len(e.Tokens)/4, len(e.Hashes), g.blockSize))
 		return
 	}
 	parent := g.rootKey(e)
 	if e.HasParent {
 		known := false
-		if parent, known = g.index.ParentKey(g.opts.Holder, e.Parent); !known {
+		if parent, known = g.index.ParentKey(g.holder, e.Parent); !known {
 			g.unknownParent()
 			return
 		}
 	}
 	g.hash(parent, e)
-	switch err := g.index.Stored(g.opts.Holder, e.Parent, e.HasParent, e.Hashes, g.keys); {
+	switch err := g.index.Stored(g.holder, e.Parent, e.HasParent, e.Hashes, g.keys); {
 	case errors.Is(err, prefix.ErrUnknownParent): // evicted since it was looked up
 		g.unknownParent()
 	case err != nil:
@@ -168,7 +151,7 @@ func (g *Ingest) Stored(e *event.Stored) {
 // not show that events were missed, and rebuilding the rank would not help.
 func (g *Ingest) unknownParent() {
 	g.stats.UnknownParents++
-	if !g.index.Evicted(g.opts.Holder) {
+	if !g.index.Evicted(g.holder) {
 		g.orphans++
 	}
 }
@@ -182,12 +165,12 @@ func (g *Ingest) rootKey(e *event.Stored) connector.Key {
 	if s.LoRA == "" && e.HasLoRAID {
 		s.LoRA = strconv.FormatInt(e.LoRAID, 10)
 	}
-	return connector.RootKey(g.opts.BlockSize, s)
+	return connector.RootKey(g.blockSize, s)
 }
 
 // hash makes the keys of an event's blocks.
 func (g *Ingest) hash(key connector.Key, e *event.Stored) {
-	n := 4 * g.opts.BlockSize
+	n := 4 * g.blockSize
 	g.keys = g.keys[:0]
 	for i := range e.Hashes {
 		tokens := e.Tokens[i*n : (i+1)*n]
@@ -211,9 +194,9 @@ func (g *Ingest) Removed(e *event.Removed) {
 	case !g.groups.removed(e.Group):
 		g.stats.IgnoredGroups++
 	default:
-		g.stats.UnknownRemovals += uint64(g.index.Removed(g.opts.Holder, e.Hashes))
+		g.stats.UnknownRemovals += uint64(g.index.Removed(g.holder, e.Hashes))
 	}
 }
 
 // Cleared implements [event.Handler]: the engine has reset its GPU's cache.
-func (g *Ingest) Cleared() { g.index.Clear(g.opts.Holder) }
+func (g *Ingest) Cleared() { g.index.Clear(g.holder) }

@@ -40,8 +40,6 @@ type RankOptions struct {
 	// RecoverInterval is the shortest time between two replays, which cost the engine time. Default 1 s.
 	// Rebuilds for bad events back off from there to [maxRebuildInterval].
 	RecoverInterval time.Duration
-	// ReplayTimeout bounds the wait for each message of a replay. Default 5 s.
-	ReplayTimeout time.Duration
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger
 }
@@ -54,7 +52,6 @@ func (o *RankOptions) EnsureDefaults() {
 	o.ReconnectMin = cmp.Or(o.ReconnectMin, 100*time.Millisecond)
 	o.ReconnectMax = cmp.Or(o.ReconnectMax, 5*time.Second)
 	o.RecoverInterval = cmp.Or(o.RecoverInterval, time.Second)
-	o.ReplayTimeout = cmp.Or(o.ReplayTimeout, 5*time.Second)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 }
 
@@ -63,14 +60,13 @@ func (o *RankOptions) Validate() error {
 	switch {
 	case o.QueueBatches < 1 || o.QueueBatches > 1<<20 || o.QueueBytes < 1 || o.UnknownParentsMax < 1:
 		return errors.New("feed: queue bounds must be positive, at most 1 Mi batches")
-	case o.ReconnectMin < 0 || o.ReconnectMax < o.ReconnectMin || o.RecoverInterval < 0 || o.ReplayTimeout < 0:
+	case o.ReconnectMin < 0 || o.ReconnectMax < o.ReconnectMin || o.RecoverInterval < 0:
 		return errors.New("feed: intervals must not be negative, ReconnectMax not less than ReconnectMin")
 	}
 	if _, _, err := o.endpoints(); err != nil {
 		return err
 	}
-	in := IngestOptions{BlockSize: o.BlockSize}
-	return in.Validate()
+	return checkBlockSize(o.BlockSize)
 }
 
 // endpoints are those of the rank.
