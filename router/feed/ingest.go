@@ -3,6 +3,7 @@ package feed
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/kvconn/kvconn/connector"
@@ -200,3 +201,51 @@ func (g *Ingest) Removed(e *event.Removed) {
 
 // Cleared implements [event.Handler]: the engine has reset its GPU's cache.
 func (g *Ingest) Cleared() { g.index.Clear(g.holder) }
+
+// groups knows which cache groups of a rank are full attention, since removals do not say. If there are several,
+// an engine needs a block in each of them. So the first group's blocks count, and a removal from any of them
+// takes one. That misses a hit if an engine drops a block from one group after another, and invents none.
+type groups [maxGroups]event.SpecKind
+
+// maxGroups is how many groups are told apart; higher ones are not full attention.
+const maxGroups = 256
+
+// stored reports whether the blocks of a stored event count as prefix entries. If no event says what kind it
+// is, group 0 is full attention: engines put it first.
+func (g *groups) stored(group int, kind event.SpecKind) bool {
+	if group < 0 || group >= maxGroups {
+		return group < 0 && kind != event.SpecOther
+	}
+	if kind != event.SpecAbsent {
+		g[group] = kind
+	}
+	return g.removed(group) && !slices.Contains(g[:group], event.SpecFull)
+}
+
+// removed reports whether the removals of a group's blocks count.
+func (g *groups) removed(group int) bool {
+	if group < 0 || group >= maxGroups {
+		return group < 0
+	}
+	return g[group] == event.SpecFull || group == 0 && g[0] == event.SpecAbsent
+}
+
+// Holder is a rank's GPU, a node's disk or a bucket.
+type Holder = prefix.Holder
+
+// Index is where feeds write to. Several feeds may use it at one time.
+type Index interface {
+	// Stored says that h holds the blocks of these keys, which are consecutive and follow the block that
+	// h knows as parent, or begin a prompt. ids are h's own names for them, by which they are removed. A
+	// block must be removed as often as it was stored.
+	Stored(h Holder, parent uint64, hasParent bool, ids []uint64, keys []connector.Key) error
+	// ParentKey is the key of the block that h calls id, if h holds it.
+	ParentKey(h Holder, id uint64) (connector.Key, bool)
+	// Removed says that h has dropped one copy of each block, and returns how many of them were unknown.
+	Removed(h Holder, ids []uint64) (unknown int)
+	// Clear says that h holds nothing.
+	Clear(h Holder)
+	// Evicted reports whether the index has forgotten blocks of h by itself since the last Clear, to stay
+	// within its memory.
+	Evicted(h Holder) bool
+}

@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
+
+	"github.com/kvconn/kvconn/router/policies"
+	"github.com/kvconn/kvconn/router/policy"
 )
 
 // Report is the result of `kvconnd replay`.
@@ -116,4 +119,15 @@ func Run(ctx context.Context, t *Trace, o Options, policies []string, progress f
 		r.Policies = append(r.Policies, result)
 	}
 	return r, nil
+}
+
+// PolicyNames returns the names of the policies that are worth comparing, the baseline first.
+func PolicyNames() []string {
+	return []string{"round-robin", "load", "kv-aware", "kv-aware-gpu", "conversation", "first-turn", "cost"}
+}
+
+// NewPolicy returns a fresh policy by its name, any that the router knows: see [policies.New]. The policy cost
+// is told whether loads overlap with computing.
+func NewPolicy(name string, o *Options) (policy.Policy, error) {
+	return policies.New(policies.Options{Name: name, Cost: policy.CostOptions{OverlapLoads: o.OverlapLoads}})
 }
