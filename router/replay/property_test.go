@@ -50,7 +50,7 @@ func TestEveryRequestEnds(t *testing.T) {
 	random := seed.Random(t, 41)
 	for run := range 150 {
 		trace, o := randomPrompts(random, 120), randomOptions(random)
-		p, err := NewPolicy(PolicyNames()[run%len(PolicyNames())], &o)
+		p, err := NewPolicy(policyNames()[run%len(policyNames())], &o)
 		if err != nil {
 			t.Fatal(err)
 		}

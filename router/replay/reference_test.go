@@ -268,10 +268,10 @@ func TestPoliciesOnTheWholeTrace(t *testing.T) {
 		{"`--always-load --disk-bytes-per-s 1GB`", Options{AlwaysLoad: true, DiskBytesPerS: 1e9}},
 		{"`--sequential`", Options{Sequential: true}},
 	} {
-		row, _, _ := s.row(t, tr, PolicyNames())
+		row, _, _ := s.row(t, tr, policyNames())
 		docs.Says(t, "replay.md", row)
 	}
-	r, err := Run(t.Context(), tr, Options{}, PolicyNames(), nil)
+	r, err := Run(t.Context(), tr, Options{}, policyNames(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

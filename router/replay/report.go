@@ -121,11 +121,6 @@ func Run(ctx context.Context, t *Trace, o Options, policies []string, progress f
 	return r, nil
 }
 
-// PolicyNames returns the names of the policies that are worth comparing, the baseline first.
-func PolicyNames() []string {
-	return []string{"round-robin", "load", "kv-aware", "kv-aware-gpu", "conversation", "first-turn", "cost"}
-}
-
 // NewPolicy returns a fresh policy by its name, any that the router knows: see [policies.New]. The policy cost
 // is told whether loads overlap with computing.
 func NewPolicy(name string, o *Options) (policy.Policy, error) {

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,15 +151,7 @@ func (s *simulation) arrivals() []arrival {
 			out[i].at += random.Float64() * s.opts.Spread.Seconds()
 		}
 	}
-	slices.SortStableFunc(out, func(a, b arrival) int {
-		switch {
-		case a.at < b.at:
-			return -1
-		case a.at > b.at:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(out, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
 	return out
 }
 
