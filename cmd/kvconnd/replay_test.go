@@ -72,10 +72,10 @@ func TestReplayFlagsAreTheSetup(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil || status != 0 {
 		t.Fatalf("status %d, %v, %s", status, err, errs)
 	}
-	want := replay.Setup{
+	want := replay.Options{
 		Ranks: 4, Nodes: 2, GPUBlocks: 11, DiskBlocks: 12, ObjectBlocks: 13, PrefillTokensPerS: 14, BytesPerToken: 15, DiskBytesPerS: 16, ObjectBytesPerS: 17,
-		SaveBytesPerS: 18e6, DiskDelaySeconds: 19, ObjectDelay: 20, DecodeTokenTime: 21, MaxRunning: 22, OverlapLoads: true, AlwaysLoad: true,
-		Speed: 23, SpreadSeconds: 24, Sequential: true, FullBlocksOnly: true, Seed: 25,
+		SaveBytesPerS: 18e6, DiskDelay: 19, ObjectDelay: 20, DecodeTokenTime: 21, MaxRunning: 22, OverlapLoads: true, AlwaysLoad: true,
+		Speed: 23, Spread: 24, Sequential: true, FullBlocksOnly: true, Seed: 25,
 	}
 	if r.Setup != want {
 		t.Errorf("%+v\nwant %+v", r.Setup, want)

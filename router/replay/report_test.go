@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/router/policies"
@@ -49,7 +48,7 @@ func TestPrintedReport(t *testing.T) {
 func TestEqualSeedsGiveEqualReports(t *testing.T) {
 	trace := randomPrompts(seed.Random(t, 17), 500)
 	text := func(seed uint32, policies ...string) string {
-		r, err := Run(t.Context(), trace, Options{GPUBlocks: 200, Spread: time.Second, Seed: seed, PrefillTokensPerS: 500}, policies, nil)
+		r, err := Run(t.Context(), trace, Options{GPUBlocks: 200, Spread: 1, Seed: seed, PrefillTokensPerS: 500}, policies, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
