@@ -77,7 +77,6 @@ type Index struct {
 
 // holder is what the writer knows about a holder.
 type holder struct {
-	tier Tier
 	// names are the names of the declared domain. own, if not nil, are of this holder alone; they are made
 	// once its names turn out to differ from the domain's.
 	names, own *names
@@ -108,10 +107,7 @@ func New(o Options) (*Index, error) {
 // whose engines have equal hash settings) and share one map of names; [KeyDomain] is the
 // domain of kvconn's stores. A holder whose names turn out to differ gets a map of its own. The
 // error is ErrTooManyHolders if the bound is reached.
-func (x *Index) AddHolder(t Tier, domain string) (Holder, error) {
-	if t >= tiers {
-		return 0, fmt.Errorf("prefix index: holder of unknown tier %d", t)
-	}
+func (x *Index) AddHolder(domain string) (Holder, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	h := slices.Index(x.holders, nil)
@@ -128,7 +124,7 @@ func (x *Index) AddHolder(t Tier, domain string) (Holder, error) {
 		x.domains[domain] = d
 	}
 	d.holders++
-	x.holders[h] = &holder{tier: t, names: d, compactAt: minCompact}
+	x.holders[h] = &holder{names: d, compactAt: minCompact}
 	x.stats.Holders++
 	return Holder(h), nil
 }
@@ -284,22 +280,12 @@ func (x *Index) Stats() Stats {
 	return s
 }
 
-// HolderStats are the figures of one holder.
-type HolderStats struct {
-	Tier Tier
-	// Blocks is how many blocks it has.
-	Blocks int64
-	// OwnNames says that its engine's names differ from those of its domain.
-	OwnNames bool
-}
-
-// Holder returns a holder's figures; ok is false if it is not registered.
-func (x *Index) Holder(h Holder) (s HolderStats, ok bool) {
+// HolderBlocks is how many blocks a holder has.
+func (x *Index) HolderBlocks(h Holder) int64 {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	ho := x.holder(h)
-	if ho == nil {
-		return s, false
+	if ho := x.holder(h); ho != nil {
+		return ho.blocks
 	}
-	return HolderStats{Tier: ho.tier, Blocks: ho.blocks, OwnNames: ho.own != nil}, true
+	return 0
 }

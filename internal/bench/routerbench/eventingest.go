@@ -119,7 +119,7 @@ const eventBlockSize = 16
 
 // newEventIngest is the ingest of one more rank.
 func newEventIngest(x *prefix.Index) (*feed.Ingest, error) {
-	h, err := x.AddHolder(prefix.GPU, "ingest")
+	h, err := x.AddHolder("ingest")
 	if err != nil {
 		return nil, err
 	}
