@@ -117,59 +117,6 @@ func (d *Decoder) event(h Handler) error {
 	return nil
 }
 
-// field is a field of an event.
-type field uint8
-
-const (
-	fieldUnknown field = iota
-	fieldIgnored       // known, but of no use here
-	fieldType
-	fieldHashes
-	fieldParent
-	fieldTokens
-	fieldBlockSize
-	fieldLoRAID
-	fieldMedium
-	fieldLoRAName
-	fieldExtraKeys
-	fieldGroup
-	fieldSpec
-	fieldSalt
-)
-
-// fieldOf reads the name of a field.
-func fieldOf(name []byte) field {
-	switch string(name) {
-	case "type":
-		return fieldType
-	case "block_hashes":
-		return fieldHashes
-	case "parent_block_hash":
-		return fieldParent
-	case "token_ids":
-		return fieldTokens
-	case "block_size":
-		return fieldBlockSize
-	case "lora_id":
-		return fieldLoRAID
-	case "medium":
-		return fieldMedium
-	case "lora_name":
-		return fieldLoRAName
-	case "extra_keys", "mm_keys":
-		return fieldExtraKeys
-	case "group_idx":
-		return fieldGroup
-	case "kv_cache_spec_kind":
-		return fieldSpec
-	case "cache_salt":
-		return fieldSalt
-	case "kv_cache_spec_sliding_window", "locality", "ownership", "session_id":
-		return fieldIgnored
-	}
-	return fieldUnknown
-}
-
 // mapFields decodes an event that is a map. Its type may be anywhere.
 func (d *Decoder) mapFields() error {
 	n, err := d.r.fields()
@@ -181,25 +128,25 @@ func (d *Decoder) mapFields() error {
 		if err != nil {
 			return err
 		}
-		if err := d.field(fieldOf(name)); err != nil {
+		if err := d.field(string(name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// arrayField is field i, counted from 1, of the older form of an event.
-func arrayField(kind []byte, i int) field {
-	stored := [...]field{fieldType, fieldHashes, fieldParent, fieldTokens, fieldBlockSize, fieldLoRAID,
-		fieldMedium, fieldLoRAName, fieldExtraKeys, fieldGroup, fieldSpec, fieldIgnored}
-	removed := [...]field{fieldType, fieldHashes, fieldMedium, fieldGroup}
+// arrayField is the name of field i, counted from 1, of the older form of an event.
+func arrayField(kind []byte, i int) string {
+	stored := [...]string{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",
+		"extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"}
+	removed := [...]string{"type", "block_hashes", "medium", "group_idx"}
 	switch {
 	case string(kind) == "BlockStored" && i < len(stored):
 		return stored[i]
 	case string(kind) == "BlockRemoved" && i < len(removed):
 		return removed[i]
 	}
-	return fieldUnknown
+	return ""
 }
 
 // arrayFields decodes an event that is an array, its type first and trailing defaults omitted.

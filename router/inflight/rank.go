@@ -33,7 +33,7 @@ type Rank struct {
 	// DecodeBlocks is the number of token blocks that active requests hold; see [Options.AssumeKVReuse].
 	DecodeBlocks int64 `json:"decode_blocks"`
 	// RecentTokens is the sum of uncached tokens of requests placed lately, each halved every
-	// [Options.RecentHalfLife].
+	// 10 minutes.
 	RecentTokens float64 `json:"recent_tokens"`
 }
 
@@ -72,9 +72,13 @@ type rankState struct {
 	shared     map[connector.Key]int32 // number of requests that hold each counted key
 }
 
-func (r *rankState) decay(now time.Time, halfLife time.Duration) {
+// recentHalfLife is much longer than a prefill, and much shorter than a change of the traffic.
+const recentHalfLife = 10 * time.Minute
+
+// decay brings load.RecentTokens up to date.
+func (r *rankState) decay(now time.Time) {
 	if d := now.Sub(r.recentAt); d > 0 {
-		r.load.RecentTokens *= math.Exp2(-float64(d) / float64(halfLife))
+		r.load.RecentTokens *= math.Exp2(-float64(d) / float64(recentHalfLife))
 		r.recentAt = now
 	}
 }

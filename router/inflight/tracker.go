@@ -26,6 +26,7 @@ type Tracker struct {
 	free     []*entry
 	freeKeys int // block keys that these have room for
 	keys     int // block keys kept, of all requests
+	maxKeys  int // more are not kept: their blocks count as if they were not shared
 }
 
 // NewTracker returns a tracker without ranks.
@@ -34,7 +35,7 @@ func NewTracker(o Options) (*Tracker, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	return &Tracker{opts: o, ranks: map[int32]*rankState{}, requests: map[uint64]*entry{}}, nil
+	return &Tracker{opts: o, ranks: map[int32]*rankState{}, requests: map[uint64]*entry{}, maxKeys: 4 << 20}, nil
 }
 
 // AddRank makes a rank known. One that is known already stays as it is. The error wraps [ErrFull].
@@ -95,14 +96,14 @@ func (t *Tracker) Add(req Request) error {
 	e.prompt, e.uncached = int64(req.PromptTokens), int64(max(req.PromptTokens-req.CachedTokens, 0))
 	e.disk, e.object = int64(req.DiskTokens), int64(req.ObjectTokens)
 	if t.opts.AssumeKVReuse {
-		e.keys = append(e.keys, req.Keys[:min(len(req.Keys), t.opts.MaxKeys-t.keys)]...)
+		e.keys = append(e.keys, req.Keys[:min(len(req.Keys), t.maxKeys-t.keys)]...)
 		t.keys += len(e.keys)
 	}
 	e.blocks = int64(blocksOf(req.PromptTokens, t.opts.BlockSize) - len(e.keys))
 	t.requests[req.ID] = e
 	e.touched = now
 	t.reported.append(e)
-	r.decay(now, t.opts.RecentHalfLife)
+	r.decay(now)
 	r.load.RecentTokens += float64(e.uncached)
 	r.load.ActiveRequests++
 	r.load.PromptTokens += e.prompt
@@ -156,7 +157,7 @@ func (t *Tracker) Snapshot(ranks []int32, loads []Rank) {
 	for i, id := range ranks {
 		loads[i] = Rank{}
 		if r := t.ranks[id]; r != nil {
-			r.decay(now, t.opts.RecentHalfLife)
+			r.decay(now)
 			loads[i] = r.view(now)
 		}
 	}

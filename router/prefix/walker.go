@@ -17,7 +17,8 @@ import (
 //
 // For each stretch [walker.gather] sorts the holders by what they have of it: all (next) or some (part).
 // [walker.stretch] compares this with who had the block before (have). Where a holder changed, or has only
-// part, [walker.look] finds the masks of each of its ranks. [walker.lookSole] does so for the frequent case of a rank with one holder, which has no
+// part, [walker.look] finds the mask of each of its ranks, or [walker.lookInside] the masks where they change
+// within the stretch. [walker.lookSole] does both for the frequent case of a rank with one holder, which has no
 // other rank. [walker.change] notes a rank's new mask and passes the blocks up to there to [walker.account],
 // which adds them to the rank's result.
 type walker struct {
@@ -240,14 +241,29 @@ func (w *walker) lookSole(h Holder, whole, part bool, n uint32) {
 	}
 }
 
-// look updates a rank for a stretch of n blocks, also where its holders change inside.
+// look updates a rank for a stretch of n blocks.
 func (w *walker) look(r, n uint32) {
 	st := &w.ranks[r]
 	if st.mask == 0 && !w.first || st.step == w.step {
 		return
 	}
 	st.step = w.step
+	var mask uint8
 	holders := w.v.holders[w.v.first[r]:w.v.first[r+1]]
+	for _, t := range holders {
+		word, bit := t.h/64, uint64(1)<<(t.h%64)
+		if w.next[word]&bit != 0 {
+			mask |= t.bit
+		} else if w.part[word]&bit != 0 {
+			w.lookInside(r, n, st, holders)
+			return
+		}
+	}
+	w.change(r, st, mask, w.pos)
+}
+
+// lookInside is look for a rank whose holders change inside the stretch.
+func (w *walker) lookInside(r, n uint32, st *rankState, holders []tiered) {
 	for i := uint32(0); i < n; {
 		var mask uint8
 		until := n

@@ -144,7 +144,7 @@ func (p *reader) add(text []byte) string {
 		return fmt.Sprintf("timestamp %v is more than %.0f s after the first: do timestamps count something else?", at, float64(maxSpanSeconds))
 	}
 	p.last = at
-	p.chats.add(&l)
+	r.Conversation, r.FirstTurn = p.chats.add(&l)
 	p.trace.Requests = append(p.trace.Requests, r)
 	return ""
 }
