@@ -152,14 +152,14 @@ func (c *replayCmd) options() replay.Options {
 		Ranks: c.Ranks, Nodes: c.Nodes, GPUBlocks: c.GPUBlocks, DiskBlocks: orNone(c.DiskBlocks), ObjectBlocks: orNone(c.ObjectBlocks),
 		PrefillTokensPerS: c.PrefillTokensPerS, BytesPerToken: float64(c.BytesPerToken),
 		DiskBytesPerS: float64(c.DiskBytesPerS), ObjectBytesPerS: float64(c.ObjectBytesPerS), SaveBytesPerS: float64(c.SaveBytesPerS),
-		DiskDelay: orNone(c.DiskDelay), ObjectDelay: orNone(c.ObjectDelay), DecodeTokenTime: orNone(c.DecodeTokenTime),
+		DiskDelay: orNone(c.DiskDelay.Seconds()), ObjectDelay: orNone(c.ObjectDelay.Seconds()), DecodeTokenTime: orNone(c.DecodeTokenTime.Seconds()),
 		MaxRunning: c.MaxRunning, OverlapLoads: c.OverlapLoads, AlwaysLoad: c.AlwaysLoad,
-		Speed: c.Speed, Spread: c.Spread, Sequential: c.Sequential, FullBlocksOnly: c.FullBlocksOnly, Seed: c.Seed,
+		Speed: c.Speed, Spread: c.Spread.Seconds(), Sequential: c.Sequential, FullBlocksOnly: c.FullBlocksOnly, Seed: c.Seed,
 	}
 }
 
 // orNone returns v, and for 0 the -1 that stands for none in options.
-func orNone[T int | time.Duration | float64](v T) T {
+func orNone[T int | float64](v T) T {
 	if v == 0 {
 		return -1
 	}

@@ -32,7 +32,7 @@ func TestReplayPrintsReportJSONAndPlot(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil || status != 0 {
 		t.Fatalf("status %d, %v", status, err)
 	}
-	if r.Trace.Requests != 6 || r.Setup.Ranks != 2 || r.Setup.DiskBlocks != 0 || r.Setup.DiskBytesPerS != 7e9 || len(r.Policies) != len(replay.PolicyNames()) {
+	if r.Trace.Requests != 6 || r.Setup.Ranks != 2 || r.Setup.DiskBlocks != 0 || r.Setup.DiskBytesPerS != 7e9 || len(r.Policies) != 7 {
 		t.Errorf("%+v, %+v, %d policies", r.Trace, r.Setup, len(r.Policies))
 	}
 }
@@ -53,7 +53,7 @@ func TestReplayDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := replay.Run(t.Context(), trace, replay.Options{}, replay.PolicyNames(), nil)
+	want, err := replay.Run(t.Context(), trace, replay.Options{}, strings.Split("round-robin,load,kv-aware,kv-aware-gpu,conversation,first-turn,cost", ","), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,10 +72,10 @@ func TestReplayFlagsAreTheSetup(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil || status != 0 {
 		t.Fatalf("status %d, %v, %s", status, err, errs)
 	}
-	want := replay.Setup{
+	want := replay.Options{
 		Ranks: 4, Nodes: 2, GPUBlocks: 11, DiskBlocks: 12, ObjectBlocks: 13, PrefillTokensPerS: 14, BytesPerToken: 15, DiskBytesPerS: 16, ObjectBytesPerS: 17,
-		SaveBytesPerS: 18e6, DiskDelaySeconds: 19, ObjectDelay: 20, DecodeTokenTime: 21, MaxRunning: 22, OverlapLoads: true, AlwaysLoad: true,
-		Speed: 23, SpreadSeconds: 24, Sequential: true, FullBlocksOnly: true, Seed: 25,
+		SaveBytesPerS: 18e6, DiskDelay: 19, ObjectDelay: 20, DecodeTokenTime: 21, MaxRunning: 22, OverlapLoads: true, AlwaysLoad: true,
+		Speed: 23, Spread: 24, Sequential: true, FullBlocksOnly: true, Seed: 25,
 	}
 	if r.Setup != want {
 		t.Errorf("%+v\nwant %+v", r.Setup, want)

@@ -31,7 +31,7 @@ func replayed(t *testing.T, endpoint string) published {
 	}
 	defer func() { _ = c.Close() }()
 	var p published
-	d := event.NewDecoder(event.Limits{})
+	d := event.NewDecoder()
 	if err := c.Replay(0, testWait, func(_ uint64, payload []byte) bool {
 		if _, err := d.Decode(payload, &p); err != nil {
 			t.Error(err)

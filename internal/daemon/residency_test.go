@@ -86,7 +86,7 @@ func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := x.AddHolder(prefix.Disk, prefix.KeyDomain)
+	h, err := x.AddHolder(prefix.KeyDomain)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,10 +108,7 @@ func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
 			t.Error(err)
 		}
 	})
-	return f, func() int64 {
-		s, _ := x.Holder(h)
-		return s.Blocks
-	}
+	return f, func() int64 { return x.HolderBlocks(h) }
 }
 
 // Prompts come and, under a small cap, go, before and after the router begins to follow.

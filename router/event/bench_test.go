@@ -58,7 +58,7 @@ func BenchmarkDecode(b *testing.B) {
 			return x >> 15
 		})
 	}
-	d, h := NewDecoder(Limits{}), new(discard)
+	d, h := NewDecoder(), new(discard)
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		if _, err := d.Decode(payloads[i%len(payloads)], h); err != nil {

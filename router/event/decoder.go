@@ -4,8 +4,11 @@ import "github.com/tinylib/msgp/msgp"
 
 // Decoder decodes batches. It keeps its buffers between calls and is for one goroutine.
 type Decoder struct {
-	limits   Limits
-	counters Counters
+	// UnknownTypes are events of unknown types, UnknownKeys unknown fields of events, all skipped so far.
+	UnknownTypes, UnknownKeys uint64
+
+	// What one message may make a decoder do; tests set less.
+	maxEvents, maxBlocks, maxTokens int
 
 	r       reader
 	kind    []byte
@@ -24,14 +27,11 @@ type Decoder struct {
 	wideTokens bool
 }
 
-// NewDecoder returns a decoder with these limits; zero fields mean the defaults.
-func NewDecoder(l Limits) *Decoder {
-	l.EnsureDefaults()
-	return &Decoder{limits: l}
+// NewDecoder returns a decoder that takes up to 65,536 events of a message, and of an event 262,144 blocks (a
+// prompt of 4M tokens in blocks of 16) and 4 Mi token ids (16 MiB of buffer).
+func NewDecoder() *Decoder {
+	return &Decoder{maxEvents: 1 << 16, maxBlocks: 1 << 18, maxTokens: 4 << 20}
 }
-
-// Counters count what was skipped so far.
-func (d *Decoder) Counters() Counters { return d.counters }
 
 // Decode reads one message and calls h for each of its events. It fails with [ErrMalformed]. The events
 // before the malformed part have been given to h by then; the rest is lost, so the caller has to rebuild
@@ -48,13 +48,18 @@ func (d *Decoder) Decode(payload []byte, h Handler) (Batch, error) {
 	if parts < 2 {
 		return batch, r.malformed("an envelope of less than 2 parts")
 	}
-	if batch.UnixSeconds, err = r.float(); err != nil {
+	switch msgp.NextType(r.b) { // the time of publication
+	case msgp.Float64Type, msgp.Float32Type, msgp.IntType, msgp.UintType:
+	default:
+		return batch, r.malformed("a time that is not a number")
+	}
+	if err := r.skip(); err != nil {
 		return batch, err
 	}
 	if batch.Events, err = r.array(); err != nil {
 		return batch, err
 	}
-	if batch.Events > d.limits.MaxEvents {
+	if batch.Events > d.maxEvents {
 		return batch, r.malformed("too many events")
 	}
 	for range batch.Events {
@@ -107,62 +112,9 @@ func (d *Decoder) event(h Handler) error {
 	case "AllBlocksCleared":
 		h.Cleared()
 	default:
-		d.counters.UnknownTypes++
+		d.UnknownTypes++
 	}
 	return nil
-}
-
-// field is a field of an event.
-type field uint8
-
-const (
-	fieldUnknown field = iota
-	fieldIgnored       // known, but of no use here
-	fieldType
-	fieldHashes
-	fieldParent
-	fieldTokens
-	fieldBlockSize
-	fieldLoRAID
-	fieldMedium
-	fieldLoRAName
-	fieldExtraKeys
-	fieldGroup
-	fieldSpec
-	fieldSalt
-)
-
-// fieldOf reads the name of a field.
-func fieldOf(name []byte) field {
-	switch string(name) {
-	case "type":
-		return fieldType
-	case "block_hashes":
-		return fieldHashes
-	case "parent_block_hash":
-		return fieldParent
-	case "token_ids":
-		return fieldTokens
-	case "block_size":
-		return fieldBlockSize
-	case "lora_id":
-		return fieldLoRAID
-	case "medium":
-		return fieldMedium
-	case "lora_name":
-		return fieldLoRAName
-	case "extra_keys", "mm_keys":
-		return fieldExtraKeys
-	case "group_idx":
-		return fieldGroup
-	case "kv_cache_spec_kind":
-		return fieldSpec
-	case "cache_salt":
-		return fieldSalt
-	case "kv_cache_spec_sliding_window", "locality", "ownership", "session_id":
-		return fieldIgnored
-	}
-	return fieldUnknown
 }
 
 // mapFields decodes an event that is a map. Its type may be anywhere.
@@ -176,25 +128,25 @@ func (d *Decoder) mapFields() error {
 		if err != nil {
 			return err
 		}
-		if err := d.field(fieldOf(name)); err != nil {
+		if err := d.field(string(name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// arrayField is field i, counted from 1, of the older form of an event.
-func arrayField(kind []byte, i int) field {
-	stored := [...]field{fieldType, fieldHashes, fieldParent, fieldTokens, fieldBlockSize, fieldLoRAID,
-		fieldMedium, fieldLoRAName, fieldExtraKeys, fieldGroup, fieldSpec, fieldIgnored}
-	removed := [...]field{fieldType, fieldHashes, fieldMedium, fieldGroup}
+// arrayField is the name of field i, counted from 1, of the older form of an event.
+func arrayField(kind []byte, i int) string {
+	stored := [...]string{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",
+		"extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"}
+	removed := [...]string{"type", "block_hashes", "medium", "group_idx"}
 	switch {
 	case string(kind) == "BlockStored" && i < len(stored):
 		return stored[i]
 	case string(kind) == "BlockRemoved" && i < len(removed):
 		return removed[i]
 	}
-	return fieldUnknown
+	return ""
 }
 
 // arrayFields decodes an event that is an array, its type first and trailing defaults omitted.

@@ -13,5 +13,5 @@
 //
 // A [Decoder] does not allocate once its buffers have grown. It converts token ids straight into the
 // little-endian bytes that block keys are hashed from. Every count is checked against the bytes that are
-// there and against [Limits] before it is used.
+// there and against the bounds of [NewDecoder] before it is used.
 package event

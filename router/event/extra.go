@@ -21,7 +21,7 @@ func (d *Decoder) readExtra() error {
 	if err != nil {
 		return err
 	}
-	if n > d.limits.MaxBlocks {
+	if n > d.maxBlocks {
 		return d.r.malformed("too many blocks")
 	}
 	start := d.r.b

@@ -56,7 +56,7 @@ func TestWhatSeparatesEqualTokensIsNeverLost(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var got scopes
-			if _, err := NewDecoder(Limits{}).Decode(storedWith(t, c.blocks, c.fields...), &got); err != nil {
+			if _, err := NewDecoder().Decode(storedWith(t, c.blocks, c.fields...), &got); err != nil {
 				t.Fatal(err)
 			}
 			if got.salt != c.salt || !slices.Equal(got.extra, c.extra) {
@@ -97,7 +97,7 @@ func TestAnAdapterIsANumberOrAName(t *testing.T) {
 		{list("lora_id", nil), "", 0},
 	} {
 		var got adapters
-		if _, err := NewDecoder(Limits{}).Decode(storedWith(t, 1, c.fields...), &got); err != nil {
+		if _, err := NewDecoder().Decode(storedWith(t, 1, c.fields...), &got); err != nil {
 			t.Errorf("%v: %v", c.fields, err)
 		} else if got.name != c.name || got.id != c.id || got.has != (c.id != 0) {
 			t.Errorf("%v: %+v", c.fields, got)
@@ -134,7 +134,7 @@ func TestExtraKeysThatAreNotByBlockStayShort(t *testing.T) {
 			}
 			seen[string(e.Extra[0])] = true
 		})
-		if _, err := NewDecoder(Limits{}).Decode(storedWith(t, 3, "extra_keys", image(n)), h); err != nil {
+		if _, err := NewDecoder().Decode(storedWith(t, 3, "extra_keys", image(n)), h); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -155,7 +155,7 @@ func TestWhatIsNoTokenTellsBlocksApart(t *testing.T) {
 			}
 			tokens = len(e.Tokens) / 4
 		})
-		if _, err := NewDecoder(Limits{}).Decode(storedWith(t, 3, fields...), h); err != nil {
+		if _, err := NewDecoder().Decode(storedWith(t, 3, fields...), h); err != nil {
 			t.Fatal(err)
 		}
 		return extra, tokens

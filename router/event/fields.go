@@ -19,48 +19,48 @@ const (
 // maxBlockSize bounds the tokens of a block, as connector.MaxBlockSize does for our own.
 const maxBlockSize = 1 << 20
 
-// field decodes the value of one field.
-func (d *Decoder) field(f field) (err error) {
+// field decodes the value of the field of a name.
+func (d *Decoder) field(name string) (err error) {
 	r, e := &d.r, &d.stored
-	switch f {
-	case fieldUnknown:
-		d.counters.UnknownKeys++
-		return r.skip()
-	case fieldIgnored:
-		return r.skip()
-	case fieldType:
+	switch name {
+	case "type":
 		d.kind, err = r.text()
-	case fieldHashes:
+	case "block_hashes":
 		return d.readHashes()
-	case fieldTokens:
+	case "token_ids":
 		return d.readTokens()
-	case fieldExtraKeys:
+	case "extra_keys", "mm_keys":
 		return d.readExtra()
-	case fieldParent:
+	case "parent_block_hash":
 		if e.HasParent = !r.isNil(); e.HasParent {
 			e.Parent, err = d.readHash()
 		}
-	case fieldMedium:
-		var name []byte
-		name, err = r.text()
-		e.OffGPU = len(name) > 0 && string(name) != "GPU" && string(name) != "gpu"
-	case fieldSpec:
-		var name []byte
-		name, err = r.text()
-		e.Spec = specOf(name)
-	case fieldLoRAName:
-		var name []byte
-		if name, err = r.text(); len(name) > 0 {
-			e.LoRAName = name
+	case "medium":
+		var text []byte
+		text, err = r.text()
+		e.OffGPU = len(text) > 0 && string(text) != "GPU" && string(text) != "gpu"
+	case "kv_cache_spec_kind":
+		var text []byte
+		text, err = r.text()
+		e.Spec = specOf(text)
+	case "lora_name":
+		var text []byte
+		if text, err = r.text(); len(text) > 0 {
+			e.LoRAName = text
 		}
-	case fieldSalt:
+	case "cache_salt":
 		e.Salt, err = r.text()
-	case fieldLoRAID:
+	case "lora_id":
 		return d.readLoRAID()
-	case fieldBlockSize:
+	case "block_size":
 		return setInt(r, &e.BlockSize, maxBlockSize)
-	case fieldGroup:
+	case "group_idx":
 		return setInt(r, &e.Group, 1<<20)
+	case "kv_cache_spec_sliding_window", "locality", "ownership", "session_id": // of no use here
+		return r.skip()
+	default:
+		d.UnknownKeys++
+		return r.skip()
 	}
 	return err
 }
@@ -118,7 +118,7 @@ func (d *Decoder) readHashes() error {
 	if err != nil {
 		return err
 	}
-	if n > d.limits.MaxBlocks {
+	if n > d.maxBlocks {
 		return d.r.malformed("too many blocks")
 	}
 	hashes := slices.Grow(d.hashes[:0], n)[:n]
@@ -150,7 +150,7 @@ func (d *Decoder) readTokens() error {
 	if err != nil {
 		return err
 	}
-	if n > d.limits.MaxTokens {
+	if n > d.maxTokens {
 		return d.r.malformed("too many tokens")
 	}
 	tokens := slices.Grow(d.tokens[:0], 4*n)[:4*n]

@@ -27,13 +27,11 @@ func (r *reader) malformed(what string) error {
 // to moves on to rest, unless err says that the value before it could not be read.
 func (r *reader) to(rest []byte, err error) error {
 	if err != nil {
-		return r.unread(err)
+		return r.malformed(err.Error())
 	}
 	r.b = rest
 	return nil
 }
-
-func (r *reader) unread(err error) error { return r.malformed(err.Error()) }
 
 // read is what was read since the reader was at from.
 func (r *reader) read(from []byte) []byte {
@@ -104,19 +102,6 @@ func (r *reader) number(most int) (int, error) {
 		return 0, r.malformed("a number is out of bounds")
 	}
 	return int(v), r.to(rest, err)
-}
-
-// float reads a number as a float64.
-func (r *reader) float() (float64, error) {
-	if r.is(msgp.Float64Type) || r.is(msgp.Float32Type) {
-		v, rest, err := msgp.ReadFloat64Bytes(r.b)
-		return v, r.to(rest, err)
-	}
-	v, negative, err := r.integer()
-	if negative {
-		return float64(int64(v)), err
-	}
-	return float64(v), err
 }
 
 // skip skips one value of any kind.

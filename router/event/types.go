@@ -1,7 +1,5 @@
 package event
 
-import "cmp"
-
 // Handler receives the events of a batch in order. What the pointers point to is valid until the method
 // returns.
 type Handler interface {
@@ -86,34 +84,9 @@ type Removed struct {
 
 // Batch is the envelope of a message.
 type Batch struct {
-	// UnixSeconds is the engine's time of publication.
-	UnixSeconds float64
 	// Rank is the data-parallel rank that the engine names, if HasRank.
 	Rank    int
 	HasRank bool
 	// Events is the number of events in the batch, those of unknown type included.
 	Events int
-}
-
-// Limits bound what one message may make a decoder do.
-type Limits struct {
-	// MaxEvents bounds the events of a batch. Default 65,536.
-	MaxEvents int
-	// MaxBlocks bounds the blocks of an event. Default 262,144: a prompt of 4M tokens in blocks of 16.
-	MaxBlocks int
-	// MaxTokens bounds the token ids of an event. Default 4,194,304: 16 MiB of buffer.
-	MaxTokens int
-}
-
-// EnsureDefaults fills in what is not set.
-func (l *Limits) EnsureDefaults() {
-	l.MaxEvents = cmp.Or(l.MaxEvents, 1<<16)
-	l.MaxBlocks = cmp.Or(l.MaxBlocks, 1<<18)
-	l.MaxTokens = cmp.Or(l.MaxTokens, 4<<20)
-}
-
-// Counters count what a decoder has skipped.
-type Counters struct {
-	// UnknownTypes are events of unknown types, UnknownKeys are unknown fields of events.
-	UnknownTypes, UnknownKeys uint64
 }

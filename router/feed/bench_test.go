@@ -8,10 +8,7 @@ import (
 
 // BenchmarkIngest decodes and hashes events of 32 blocks of 16 tokens, without an index.
 func BenchmarkIngest(b *testing.B) {
-	g, err := NewIngest(IngestOptions{BlockSize: 16}, &discardIndex{key: connector.Key{1}})
-	if err != nil {
-		b.Fatal(err)
-	}
+	g := NewIngest(16, 0, &discardIndex{key: connector.Key{1}})
 	x := uint32(1)
 	var payloads [][]byte
 	for range 512 {

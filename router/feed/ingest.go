@@ -3,28 +3,13 @@ package feed
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/event"
 	"github.com/kvconn/kvconn/router/prefix"
 )
-
-// IngestOptions say how the events of one rank become index entries.
-type IngestOptions struct {
-	// BlockSize is the number of tokens in a block, the same for the whole router.
-	BlockSize int
-	// Holder is the rank's GPU cache. Events of other memory are ignored.
-	Holder Holder
-}
-
-// Validate reports the first option that cannot be used.
-func (o *IngestOptions) Validate() error {
-	if o.BlockSize < 1 || o.BlockSize > connector.MaxBlockSize {
-		return fmt.Errorf("feed: block size %d: want 1 to %d", o.BlockSize, connector.MaxBlockSize)
-	}
-	return nil
-}
 
 // IngestStats count what came from one rank.
 type IngestStats struct {
@@ -63,40 +48,39 @@ var ErrBlockSize = errors.New("the engine's block size is not the router's")
 // Ingest turns the event batches of one rank into changes of an index. It is for one goroutine and
 // allocates nothing once its buffers have grown.
 type Ingest struct {
-	opts    IngestOptions
-	index   Index
-	decoder *event.Decoder
-	root    connector.Key // of prompts without salt and LoRA
-	stats   IngestStats
-	orphans uint64 // unknown parents that the index should know
-	groups  groups
-	keys    []connector.Key
-	scratch []byte
-	extra   []byte
-	err     error // the first of the batch
+	blockSize int
+	holder    Holder
+	index     Index
+	decoder   *event.Decoder
+	root      connector.Key // of prompts without salt and LoRA
+	stats     IngestStats
+	orphans   uint64 // unknown parents that the index should know
+	groups    groups
+	keys      []connector.Key
+	scratch   []byte
+	extra     []byte
+	err       error // the first of the batch
 }
 
-// NewIngest makes the ingest of a rank.
-func NewIngest(o IngestOptions, index Index) (*Ingest, error) {
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
+// NewIngest makes the ingest of a rank whose GPU cache is holder. blockSize is the number of tokens in a block,
+// the same for the whole router.
+func NewIngest(blockSize int, holder Holder, index Index) *Ingest {
 	return &Ingest{
-		opts: o, index: index, decoder: event.NewDecoder(event.Limits{}),
-		root: connector.RootKey(o.BlockSize, connector.Scope{}),
-	}, nil
+		blockSize: blockSize, holder: holder, index: index, decoder: event.NewDecoder(),
+		root: connector.RootKey(blockSize, connector.Scope{}),
+	}
 }
 
 // Stats are what was counted so far.
 func (g *Ingest) Stats() IngestStats {
-	s, c := g.stats, g.decoder.Counters()
-	s.UnknownTypes, s.UnknownKeys = c.UnknownTypes, c.UnknownKeys
+	s := g.stats
+	s.UnknownTypes, s.UnknownKeys = g.decoder.UnknownTypes, g.decoder.UnknownKeys
 	return s
 }
 
 // Clear forgets what the rank holds.
 func (g *Ingest) Clear() {
-	g.index.Clear(g.opts.Holder)
+	g.index.Clear(g.holder)
 	g.groups = groups{}
 }
 
@@ -138,25 +122,25 @@ func (g *Ingest) Stored(e *event.Stored) {
 	case len(e.Tokens) == 0:
 		g.stats.HashOnly++
 		return
-	case e.BlockSize != 0 && e.BlockSize != g.opts.BlockSize:
+	case e.BlockSize != 0 && e.BlockSize != g.blockSize:
 		g.stats.MismatchedBlockSize++
-		g.note(fmt.Errorf("%w: %d tokens, not %d", ErrBlockSize, e.BlockSize, g.opts.BlockSize))
+		g.note(fmt.Errorf("%w: %d tokens, not %d", ErrBlockSize, e.BlockSize, g.blockSize))
 		return
-	case len(e.Tokens) != 4*g.opts.BlockSize*len(e.Hashes):
+	case len(e.Tokens) != 4*g.blockSize*len(e.Hashes):
 		g.note(fmt.Errorf("%w: %d tokens for %d blocks of %d", event.ErrMalformed,
-			len(e.Tokens)/4, len(e.Hashes), g.opts.BlockSize))
+			len(e.Tokens)/4, len(e.Hashes), g.blockSize))
 		return
 	}
 	parent := g.rootKey(e)
 	if e.HasParent {
 		known := false
-		if parent, known = g.index.ParentKey(g.opts.Holder, e.Parent); !known {
+		if parent, known = g.index.ParentKey(g.holder, e.Parent); !known {
 			g.unknownParent()
 			return
 		}
 	}
 	g.hash(parent, e)
-	switch err := g.index.Stored(g.opts.Holder, e.Parent, e.HasParent, e.Hashes, g.keys); {
+	switch err := g.index.Stored(g.holder, e.Parent, e.HasParent, e.Hashes, g.keys); {
 	case errors.Is(err, prefix.ErrUnknownParent): // evicted since it was looked up
 		g.unknownParent()
 	case err != nil:
@@ -168,7 +152,7 @@ func (g *Ingest) Stored(e *event.Stored) {
 // not show that events were missed, and rebuilding the rank would not help.
 func (g *Ingest) unknownParent() {
 	g.stats.UnknownParents++
-	if !g.index.Evicted(g.opts.Holder) {
+	if !g.index.Evicted(g.holder) {
 		g.orphans++
 	}
 }
@@ -182,12 +166,12 @@ func (g *Ingest) rootKey(e *event.Stored) connector.Key {
 	if s.LoRA == "" && e.HasLoRAID {
 		s.LoRA = strconv.FormatInt(e.LoRAID, 10)
 	}
-	return connector.RootKey(g.opts.BlockSize, s)
+	return connector.RootKey(g.blockSize, s)
 }
 
 // hash makes the keys of an event's blocks.
 func (g *Ingest) hash(key connector.Key, e *event.Stored) {
-	n := 4 * g.opts.BlockSize
+	n := 4 * g.blockSize
 	g.keys = g.keys[:0]
 	for i := range e.Hashes {
 		tokens := e.Tokens[i*n : (i+1)*n]
@@ -211,9 +195,57 @@ func (g *Ingest) Removed(e *event.Removed) {
 	case !g.groups.removed(e.Group):
 		g.stats.IgnoredGroups++
 	default:
-		g.stats.UnknownRemovals += uint64(g.index.Removed(g.opts.Holder, e.Hashes))
+		g.stats.UnknownRemovals += uint64(g.index.Removed(g.holder, e.Hashes))
 	}
 }
 
 // Cleared implements [event.Handler]: the engine has reset its GPU's cache.
-func (g *Ingest) Cleared() { g.index.Clear(g.opts.Holder) }
+func (g *Ingest) Cleared() { g.index.Clear(g.holder) }
+
+// groups knows which cache groups of a rank are full attention, since removals do not say. If there are several,
+// an engine needs a block in each of them. So the first group's blocks count, and a removal from any of them
+// takes one. That misses a hit if an engine drops a block from one group after another, and invents none.
+type groups [maxGroups]event.SpecKind
+
+// maxGroups is how many groups are told apart; higher ones are not full attention.
+const maxGroups = 256
+
+// stored reports whether the blocks of a stored event count as prefix entries. If no event says what kind it
+// is, group 0 is full attention: engines put it first.
+func (g *groups) stored(group int, kind event.SpecKind) bool {
+	if group < 0 || group >= maxGroups {
+		return group < 0 && kind != event.SpecOther
+	}
+	if kind != event.SpecAbsent {
+		g[group] = kind
+	}
+	return g.removed(group) && !slices.Contains(g[:group], event.SpecFull)
+}
+
+// removed reports whether the removals of a group's blocks count.
+func (g *groups) removed(group int) bool {
+	if group < 0 || group >= maxGroups {
+		return group < 0
+	}
+	return g[group] == event.SpecFull || group == 0 && g[0] == event.SpecAbsent
+}
+
+// Holder is a rank's GPU, a node's disk or a bucket.
+type Holder = prefix.Holder
+
+// Index is where feeds write to. Several feeds may use it at one time.
+type Index interface {
+	// Stored says that h holds the blocks of these keys, which are consecutive and follow the block that
+	// h knows as parent, or begin a prompt. ids are h's own names for them, by which they are removed. A
+	// block must be removed as often as it was stored.
+	Stored(h Holder, parent uint64, hasParent bool, ids []uint64, keys []connector.Key) error
+	// ParentKey is the key of the block that h calls id, if h holds it.
+	ParentKey(h Holder, id uint64) (connector.Key, bool)
+	// Removed says that h has dropped one copy of each block, and returns how many of them were unknown.
+	Removed(h Holder, ids []uint64) (unknown int)
+	// Clear says that h holds nothing.
+	Clear(h Holder)
+	// Evicted reports whether the index has forgotten blocks of h by itself since the last Clear, to stay
+	// within its memory.
+	Evicted(h Holder) bool
+}

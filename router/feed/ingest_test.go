@@ -10,11 +10,7 @@ import (
 
 func newTestIngest(t testing.TB, x Index) *Ingest {
 	t.Helper()
-	g, err := NewIngest(IngestOptions{BlockSize: testBlockSize, Holder: 1}, x)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return g
+	return NewIngest(testBlockSize, 1, x)
 }
 
 // apply gives an ingest one batch of these events.

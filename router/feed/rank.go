@@ -44,16 +44,13 @@ func NewRank(o RankOptions, index Index) (*Rank, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	in, err := NewIngest(IngestOptions{BlockSize: o.BlockSize, Holder: o.Holder}, index)
-	if err != nil {
-		return nil, err
-	}
 	events, replay, err := o.endpoints()
 	if err != nil {
 		return nil, err
 	}
 	f := &Rank{
-		opts: o, ingest: in, replayEndpoint: replay, log: o.Logger.With("dp_rank", o.Number, "endpoint", events),
+		opts: o, ingest: NewIngest(o.BlockSize, o.Holder, index), replayEndpoint: replay,
+		log:    o.Logger.With("dp_rank", o.Number, "endpoint", events),
 		repair: repair{pause: backoff{least: o.RecoverInterval, most: maxRebuildInterval}},
 		stats:  RankStats{Rank: o.Number, Endpoint: events, State: StateConnecting, LastSeq: -1, EngineRank: -1},
 	}

@@ -256,7 +256,7 @@ func TestTheIndexFindsWhatAnEngineStored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := x.AddHolder(prefix.GPU, "engine")
+	h, err := x.AddHolder("engine")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,8 +267,8 @@ func TestTheIndexFindsWhatAnEngineStored(t *testing.T) {
 	seq := e.publish(removedEvent(3), storedEvent(2, []uint64{4}))
 	// What comes before the subscription has arrived shows by the number of a later batch only.
 	wait.For(t, "both batches", func() bool { e.publish(); return f.Stats().LastSeq >= seq })
-	if s, ok := x.Holder(h); !ok || s.Blocks != 3 {
-		t.Errorf("%+v", s)
+	if n := x.HolderBlocks(h); n != 3 {
+		t.Errorf("%d blocks", n)
 	}
 	if k, ok := x.ParentKey(h, 4); !ok || k != keysOf(connector.Scope{}, 1, 2, 4)[2] {
 		t.Errorf("%v %v", k, ok)

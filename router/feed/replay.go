@@ -15,6 +15,9 @@ import (
 // maxReplayBatches bounds one replay; engines keep 10,000.
 const maxReplayBatches = 1 << 22
 
+// replayTimeout bounds the wait for each message of a replay.
+const replayTimeout = 5 * time.Second
+
 var (
 	errOtherProcess = errors.New("the engine is another process than before")
 	errReplayOrder  = errors.New("a replay that is not in order")
@@ -128,7 +131,7 @@ func (f *Rank) replayed(seq uint64, payload []byte) error {
 func (f *Rank) replayFrom(c *zmtp.Conn, start uint64, each func(seq uint64, payload []byte) error) error {
 	var failed error
 	n := 0
-	err := c.Replay(start, f.opts.ReplayTimeout, func(seq uint64, payload []byte) bool {
+	err := c.Replay(start, replayTimeout, func(seq uint64, payload []byte) bool {
 		if n++; n > maxReplayBatches {
 			failed = fmt.Errorf("%w: more than %d batches", errReplayOrder, maxReplayBatches)
 		} else {

@@ -146,12 +146,15 @@ func (f *Residency) forgetLocked() {
 	f.stats.Epoch, f.stats.LastSeq = 0, 0
 }
 
+// idleTimeout is how long the stream may be silent: three of its heartbeats.
+const idleTimeout = 35 * time.Second
+
 // follow reads one connection's stream to its end.
 func (f *Residency) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	idle := time.AfterFunc(f.opts.IdleTimeout, func() {
-		cancel(fmt.Errorf("nothing was heard for %v", f.opts.IdleTimeout))
+	idle := time.AfterFunc(idleTimeout, func() {
+		cancel(fmt.Errorf("nothing was heard for %v", idleTimeout))
 	})
 	defer idle.Stop()
 	from := f.position()
@@ -177,7 +180,7 @@ func (f *Residency) follow(ctx context.Context) error {
 	for {
 		frame, err := stream.Next()
 		if err == nil {
-			idle.Reset(f.opts.IdleTimeout)
+			idle.Reset(idleTimeout)
 			err = f.apply(frame, stream.Position())
 		}
 		if err != nil {

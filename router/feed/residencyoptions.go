@@ -28,8 +28,6 @@ type ResidencyOptions struct {
 	MaxWaiting int
 	// ReconnectMin and ReconnectMax are the waits between attempts to connect. Defaults 100 ms and 5 s.
 	ReconnectMin, ReconnectMax time.Duration
-	// IdleTimeout is how long the stream may be silent. Default 35 s: three of its heartbeats.
-	IdleTimeout time.Duration
 	// ForgetAfter is how long a store's blocks count while it cannot be reached. Default 30 s, longer than
 	// a daemon takes to restart.
 	ForgetAfter time.Duration
@@ -44,7 +42,6 @@ func (o *ResidencyOptions) EnsureDefaults() {
 	o.MaxWaiting = cmp.Or(o.MaxWaiting, 16<<20)
 	o.ReconnectMin = cmp.Or(o.ReconnectMin, 100*time.Millisecond)
 	o.ReconnectMax = cmp.Or(o.ReconnectMax, 5*time.Second)
-	o.IdleTimeout = cmp.Or(o.IdleTimeout, 35*time.Second)
 	o.ForgetAfter = cmp.Or(o.ForgetAfter, 30*time.Second)
 	o.Client = cmp.Or(o.Client, new(http.Client))
 	o.Logger = cmp.Or(o.Logger, slog.Default())
@@ -58,10 +55,15 @@ func (o *ResidencyOptions) Validate() error {
 		return fmt.Errorf("feed: residency URL %q: want http://host:port/path", o.URL)
 	case o.Holder == nil:
 		return errors.New("feed: no function that names holders")
-	case o.BlockSize < 1 || o.BlockSize > connector.MaxBlockSize:
-		return fmt.Errorf("feed: block size %d: want 1 to %d", o.BlockSize, connector.MaxBlockSize)
-	case o.MaxWaiting < 1 || o.ReconnectMin < 0 || o.ReconnectMax < o.ReconnectMin || o.IdleTimeout <= 0 || o.ForgetAfter < 0:
+	case o.MaxWaiting < 1 || o.ReconnectMin < 0 || o.ReconnectMax < o.ReconnectMin || o.ForgetAfter < 0:
 		return errors.New("feed: bounds and intervals must be positive, ReconnectMax not less than ReconnectMin")
+	}
+	return checkBlockSize(o.BlockSize)
+}
+
+func checkBlockSize(tokens int) error {
+	if tokens < 1 || tokens > connector.MaxBlockSize {
+		return fmt.Errorf("feed: block size %d: want 1 to %d", tokens, connector.MaxBlockSize)
 	}
 	return nil
 }

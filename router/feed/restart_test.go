@@ -110,7 +110,7 @@ func TestAFullIndexDoesNotHaveRanksRebuilt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := x.AddHolder(prefix.GPU, "engine")
+	h, err := x.AddHolder("engine")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,14 +17,8 @@ type Options struct {
 	// TTL is how long after its last report a request is given up as lost. Default 300 s, as routers
 	// in production have it.
 	TTL time.Duration
-	// RecentHalfLife is the time in which [Rank.RecentTokens] halves when nothing is placed.
-	// Default 10 min: much longer than a prefill, much shorter than a change of the traffic.
-	RecentHalfLife time.Duration
 	// MaxRequests bounds the requests in flight. Default 65,536.
 	MaxRequests int
-	// MaxKeys bounds the block keys that are kept for shared counting; further blocks count as if they
-	// were not shared. Default 4 Mi.
-	MaxKeys int
 	// MaxRanks bounds the ranks. Default 4,096.
 	MaxRanks int
 	// Now is the clock; nil means time.Now.
@@ -35,9 +29,7 @@ type Options struct {
 func (o *Options) EnsureDefaults() {
 	o.BlockSize = cmp.Or(o.BlockSize, 16)
 	o.TTL = cmp.Or(o.TTL, 300*time.Second)
-	o.RecentHalfLife = cmp.Or(o.RecentHalfLife, 10*time.Minute)
 	o.MaxRequests = cmp.Or(o.MaxRequests, 65536)
-	o.MaxKeys = cmp.Or(o.MaxKeys, 4<<20)
 	o.MaxRanks = cmp.Or(o.MaxRanks, 4096)
 	if o.Now == nil {
 		o.Now = time.Now
@@ -51,10 +43,8 @@ func (o *Options) Validate() error {
 		return errors.New("inflight: block size must be positive")
 	case o.TTL <= 0:
 		return errors.New("inflight: TTL must be positive")
-	case o.RecentHalfLife <= 0:
-		return errors.New("inflight: half-life of recent tokens must be positive")
-	case o.MaxRequests < 1 || o.MaxKeys < 0 || o.MaxRanks < 1:
-		return errors.New("inflight: bounds on requests and ranks must be positive, the one on keys not negative")
+	case o.MaxRequests < 1 || o.MaxRanks < 1:
+		return errors.New("inflight: bounds on requests and ranks must be positive")
 	}
 	return nil
 }

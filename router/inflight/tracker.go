@@ -1,6 +1,13 @@
+// Package inflight keeps track of the requests that are in flight on each data-parallel rank: waiting, in
+// prefill and in decode.
+//
+// The router books a request when it places it ([Tracker.Add]), reports the end of its prefill and its own
+// end, and forgets a request that nobody mentions for a time. [Tracker.Snapshot] copies the resulting load
+// of every rank into the caller's memory without allocating. Policies decide by that load.
 package inflight
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -19,6 +26,7 @@ type Tracker struct {
 	free     []*entry
 	freeKeys int // block keys that these have room for
 	keys     int // block keys kept, of all requests
+	maxKeys  int // more are not kept: their blocks count as if they were not shared
 }
 
 // NewTracker returns a tracker without ranks.
@@ -27,7 +35,7 @@ func NewTracker(o Options) (*Tracker, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	return &Tracker{opts: o, ranks: map[int32]*rankState{}, requests: map[uint64]*entry{}}, nil
+	return &Tracker{opts: o, ranks: map[int32]*rankState{}, requests: map[uint64]*entry{}, maxKeys: 4 << 20}, nil
 }
 
 // AddRank makes a rank known. One that is known already stays as it is. The error wraps [ErrFull].
@@ -88,14 +96,14 @@ func (t *Tracker) Add(req Request) error {
 	e.prompt, e.uncached = int64(req.PromptTokens), int64(max(req.PromptTokens-req.CachedTokens, 0))
 	e.disk, e.object = int64(req.DiskTokens), int64(req.ObjectTokens)
 	if t.opts.AssumeKVReuse {
-		e.keys = append(e.keys, req.Keys[:min(len(req.Keys), t.opts.MaxKeys-t.keys)]...)
+		e.keys = append(e.keys, req.Keys[:min(len(req.Keys), t.maxKeys-t.keys)]...)
 		t.keys += len(e.keys)
 	}
 	e.blocks = int64(blocksOf(req.PromptTokens, t.opts.BlockSize) - len(e.keys))
 	t.requests[req.ID] = e
 	e.touched = now
 	t.reported.append(e)
-	r.decay(now, t.opts.RecentHalfLife)
+	r.decay(now)
 	r.load.RecentTokens += float64(e.uncached)
 	r.load.ActiveRequests++
 	r.load.PromptTokens += e.prompt
@@ -149,8 +157,47 @@ func (t *Tracker) Snapshot(ranks []int32, loads []Rank) {
 	for i, id := range ranks {
 		loads[i] = Rank{}
 		if r := t.ranks[id]; r != nil {
-			r.decay(now, t.opts.RecentHalfLife)
+			r.decay(now)
 			loads[i] = r.view(now)
 		}
 	}
+}
+
+// Errors of [Tracker.Add].
+var (
+	// ErrUnknownRank means that the rank was never set or has been removed.
+	ErrUnknownRank = errors.New("inflight: unknown rank")
+	// ErrDuplicate means that a request of this id is in flight.
+	ErrDuplicate = errors.New("inflight: request is in flight already")
+	// ErrFull means that as many requests or ranks are tracked as the options allow.
+	ErrFull = errors.New("inflight: too many")
+	// ErrInvalid means that token counts or the number of keys are out of range.
+	ErrInvalid = errors.New("inflight: invalid request")
+)
+
+// Request is a request that was placed on a rank.
+type Request struct {
+	// ID names the request until it finishes.
+	ID uint64
+	// Rank is where it was placed.
+	Rank int32
+	// PromptTokens is the length of its prompt. CachedTokens of them need not be computed, whichever
+	// tier has them; DiskTokens and ObjectTokens are the part of CachedTokens that the rank loads from
+	// disk and from the object store.
+	PromptTokens, CachedTokens, DiskTokens, ObjectTokens int
+	// Keys are the block keys of the prompt, for shared counting. They may be nil or cover only the head
+	// of the prompt. They are copied.
+	Keys []connector.Key
+}
+
+// maxPromptTokens bounds a prompt: more than any engine takes, and sums of them never overflow.
+const maxPromptTokens = 1 << 30
+
+func (r *Request) validate(blockSize int) error {
+	if r.PromptTokens < 0 || r.PromptTokens > maxPromptTokens || r.CachedTokens < 0 || r.CachedTokens > maxPromptTokens ||
+		r.DiskTokens < 0 || r.DiskTokens > r.CachedTokens || r.ObjectTokens < 0 || r.ObjectTokens > r.CachedTokens ||
+		len(r.Keys) > blocksOf(r.PromptTokens, blockSize) {
+		return ErrInvalid
+	}
+	return nil
 }

@@ -162,7 +162,8 @@ func TestBadRequestsAreRefused(t *testing.T) {
 }
 
 func TestKeysBeyondTheBoundCountAsUnshared(t *testing.T) {
-	tr, _ := newTracker(t, Options{AssumeKVReuse: true, MaxKeys: 3}, 0)
+	tr, _ := newTracker(t, Options{AssumeKVReuse: true}, 0)
+	tr.maxKeys = 3
 	add(t, tr, Request{ID: 1, PromptTokens: 64, Keys: keys(0, 4)})
 	add(t, tr, Request{ID: 2, PromptTokens: 64, Keys: keys(0, 4)})
 	if got := loadOf(tr, 0).DecodeBlocks; got != 8 {
@@ -191,10 +192,10 @@ func TestRemovedRankTakesItsRequestsAlong(t *testing.T) {
 }
 
 func TestRecentTokensHalve(t *testing.T) {
-	tr, c := newTracker(t, Options{RecentHalfLife: time.Minute}, 0)
+	tr, c := newTracker(t, Options{}, 0)
 	add(t, tr, Request{ID: 1, PromptTokens: 1000, CachedTokens: 200})
 	tr.Finish(1)
-	c.advance(time.Minute)
+	c.advance(recentHalfLife)
 	if got := loadOf(tr, 0).RecentTokens; got < 399.999 || got > 400.001 {
 		t.Fatalf("%v recent tokens, want 400", got)
 	}
@@ -252,7 +253,7 @@ func TestConcurrentUseLeavesNothingBehind(t *testing.T) {
 }
 
 func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
-	for _, o := range []Options{{BlockSize: -1}, {TTL: -1}, {RecentHalfLife: -1}, {MaxRequests: -1}, {MaxKeys: -1}, {MaxRanks: -1}} {
+	for _, o := range []Options{{BlockSize: -1}, {TTL: -1}, {MaxRequests: -1}, {MaxRanks: -1}} {
 		if _, err := NewTracker(o); err == nil {
 			t.Errorf("%+v was taken", o)
 		}

@@ -43,7 +43,7 @@ func gpuRanks(tb testing.TB, x *Index, n int) ([]Holder, *Ranks) {
 	var holders []Holder
 	var ranks []Rank
 	for range n {
-		h, err := x.AddHolder(GPU, "engine")
+		h, err := x.AddHolder("engine")
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -106,22 +106,22 @@ func BenchmarkWalkTiers(b *testing.B) {
 	const ranks, blocks = 64, 8000
 	x := newIndex(b)
 	p := randomPrompt(rand.New(rand.NewPCG(1, 1)), blocks)
-	add := func(t Tier, to int) Holder {
-		h, err := x.AddHolder(t, "engine")
+	add := func(to int) Holder {
+		h, err := x.AddHolder("engine")
 		if err != nil {
 			b.Fatal(err)
 		}
 		p.report(b, x, h, 0, to, 32)
 		return h
 	}
-	objects := []Holder{add(Object, blocks)}
+	objects := []Holder{add(blocks)}
 	var disks []Holder
 	for i := range 8 {
-		disks = append(disks, add(Disk, 4000+i*500))
+		disks = append(disks, add(4000+i*500))
 	}
 	var list []Rank
 	for i := range ranks {
-		h := add(GPU, (i+1)*100)
+		h := add((i + 1) * 100)
 		x.Removed(h, p.ids[i:i+1])
 		list = append(list, Rank{GPU: h, HasGPU: true, Disks: disks[i/8 : i/8+1], Objects: objects})
 	}

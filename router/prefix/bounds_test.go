@@ -54,7 +54,7 @@ func TestPredictionsAreBounded(t *testing.T) {
 func TestWhatIsTrimmedGivesMemoryBack(t *testing.T) {
 	x := newIndex(t)
 	p := randomPrompt(seed.Random(t, 1), 4000)
-	h := mustAdd(t, x, GPU, "e")
+	h := mustAdd(t, x, "e")
 	p.report(t, x, h, 0, 100, 100)
 	few := x.Stats().Bytes
 	p.report(t, x, h, 100, 4000, 100)
@@ -68,7 +68,7 @@ func TestWhatIsTrimmedGivesMemoryBack(t *testing.T) {
 
 func TestManyShortPromptsLeaveNothingBehind(t *testing.T) {
 	x := newIndex(t)
-	h := mustAdd(t, x, GPU, "e")
+	h := mustAdd(t, x, "e")
 	before := x.Stats().Bytes
 	p := randomPrompt(seed.Random(t, 1), 20_000)
 	for i := range p.keys {
@@ -88,12 +88,12 @@ func TestManyShortPromptsLeaveNothingBehind(t *testing.T) {
 func TestTheNamesOfADomainGoWithItsLastHolder(t *testing.T) {
 	x := newIndex(t)
 	p := randomPrompt(seed.Random(t, 1), 1000)
-	p.report(t, x, mustAdd(t, x, GPU, "a"), 0, 1000, 100)
+	p.report(t, x, mustAdd(t, x, "a"), 0, 1000, 100)
 	before := x.Stats().Bytes
 	for i := range p.ids {
 		p.ids[i]++
 	}
-	h := mustAdd(t, x, GPU, "b")
+	h := mustAdd(t, x, "b")
 	p.report(t, x, h, 0, 1000, 100)
 	x.RemoveHolder(h)
 	if after := x.Stats().Bytes; after > before+1000 {

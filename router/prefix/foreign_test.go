@@ -16,11 +16,11 @@ func TestEqualNamesOfDifferentBlocksDoNotMix(t *testing.T) {
 		p.ids[i], q.ids[i] = uint64(i), uint64(i)
 	}
 	x := newIndex(t)
-	a, b := mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e")
+	a, b := mustAdd(t, x, "e"), mustAdd(t, x, "e")
 	p.report(t, x, a, 0, 10, 10)
 	q.report(t, x, b, 0, 10, 10)
 	x.check(t)
-	if s, _ := x.Holder(b); !s.OwnNames {
+	if x.holder(b).own == nil {
 		t.Error("the second engine has no names of its own")
 	}
 	for i := range 10 {
@@ -75,7 +75,7 @@ func TestAnEngineOfAnyDomainKeepsItsNames(t *testing.T) {
 	p := randomPrompt(seed.Random(t, 9), 10)
 	for _, domain := range []string{"", "kvconn", "KeyDomain", "gpu"} {
 		x := newIndex(t)
-		h := mustAdd(t, x, GPU, domain)
+		h := mustAdd(t, x, domain)
 		p.report(t, x, h, 0, 10, 5)
 		if n := x.Removed(h, p.ids); n != 0 || x.Stats().Blocks != 0 {
 			t.Errorf("domain %q: %d of its names are unknown", domain, n)
@@ -90,7 +90,7 @@ func TestReusedNamesInventNothing(t *testing.T) {
 	rng := seed.Random(t, 10)
 	tree := randomTree(rng, 60)
 	x := newIndex(t)
-	holders := []Holder{mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "alone")}
+	holders := []Holder{mustAdd(t, x, "e"), mustAdd(t, x, "e"), mustAdd(t, x, "alone")}
 	view, err := NewRanks([]Rank{{GPU: holders[0], HasGPU: true}, {GPU: holders[1], HasGPU: true}, {GPU: holders[2], HasGPU: true}})
 	if err != nil {
 		t.Fatal(err)

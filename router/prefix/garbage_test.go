@@ -27,7 +27,7 @@ func TestKeysThatAreNotChainedBreakNothing(t *testing.T) {
 			if i%2 == 0 {
 				domain = KeyDomain
 			}
-			h := mustAdd(t, x, Tier(i%3), domain)
+			h := mustAdd(t, x, domain)
 			holders = append(holders, h)
 			ranks = append(ranks, Rank{Disks: []Holder{h}})
 		}

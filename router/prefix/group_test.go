@@ -95,7 +95,7 @@ func TestNamesThatAnEngineUsesAgainMoveToTheLatestBlock(t *testing.T) {
 func TestARestartedEngineMayNameBlocksAnew(t *testing.T) {
 	x := newIndex(t)
 	p := randomPrompt(seed.Random(t, 1), 100)
-	gpu, disk := mustAdd(t, x, GPU, "e"), mustAdd(t, x, Disk, "d")
+	gpu, disk := mustAdd(t, x, "e"), mustAdd(t, x, "d")
 	p.report(t, x, gpu, 0, 100, 32)
 	p.report(t, x, disk, 0, 100, 32)
 	x.Clear(gpu)
@@ -105,7 +105,7 @@ func TestARestartedEngineMayNameBlocksAnew(t *testing.T) {
 	}
 	again.report(t, x, gpu, 0, 100, 32)
 	x.check(t)
-	if s, _ := x.Holder(gpu); s.OwnNames {
+	if x.holder(gpu).own != nil {
 		t.Error("an engine alone in its domain got names of its own")
 	}
 	if n := x.Removed(gpu, p.ids); n != 100 {

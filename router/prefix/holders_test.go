@@ -8,9 +8,9 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
-func mustAdd(t *testing.T, x *Index, tier Tier, domain string) Holder {
+func mustAdd(t *testing.T, x *Index, domain string) Holder {
 	t.Helper()
-	h, err := x.AddHolder(tier, domain)
+	h, err := x.AddHolder(domain)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,26 +23,23 @@ func TestHoldersAreBoundedAndOrdinalsReused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want := range 3 {
-		if h := mustAdd(t, x, GPU, "e"); int(h) != want {
+		if h := mustAdd(t, x, "e"); int(h) != want {
 			t.Errorf("holder %d got ordinal %d", want, h)
 		}
 	}
-	if _, err := x.AddHolder(GPU, "e"); !errors.Is(err, ErrTooManyHolders) {
+	if _, err := x.AddHolder("e"); !errors.Is(err, ErrTooManyHolders) {
 		t.Errorf("one too many: %v", err)
 	}
 	x.RemoveHolder(1)
 	x.RemoveHolder(1)
-	if _, ok := x.Holder(1); ok {
+	if x.holder(1) != nil {
 		t.Error("a removed holder is there")
 	}
-	if h := mustAdd(t, x, Disk, KeyDomain); h != 1 {
+	if h := mustAdd(t, x, KeyDomain); h != 1 {
 		t.Errorf("ordinal %d after 1 was removed", h)
 	}
-	if s, ok := x.Holder(1); !ok || s.Tier != Disk || s.Blocks != 0 {
-		t.Errorf("%+v %v", s, ok)
-	}
-	if _, err := x.AddHolder(tiers, "e"); err == nil {
-		t.Error("an unknown tier was accepted")
+	if n := x.HolderBlocks(1); n != 0 {
+		t.Errorf("a new holder has %d blocks", n)
 	}
 }
 
@@ -60,7 +57,7 @@ func TestUnknownHoldersAndParentsGetAnAnswer(t *testing.T) {
 	}
 	x.Clear(7)
 	x.RemoveHolder(7)
-	h := mustAdd(t, x, GPU, "e")
+	h := mustAdd(t, x, "e")
 	if err := x.Stored(h, 5, true, p.ids, p.keys); !errors.Is(err, ErrUnknownParent) {
 		t.Errorf("below an unknown block: %v", err)
 	}
@@ -80,7 +77,7 @@ func TestUnknownHoldersAndParentsGetAnAnswer(t *testing.T) {
 
 func TestAKeyBelowTwoBlocksIsRefused(t *testing.T) {
 	x := newIndex(t)
-	h := mustAdd(t, x, GPU, "e")
+	h := mustAdd(t, x, "e")
 	p := randomPrompt(seed.Random(t, 1), 20)
 	p.report(t, x, h, 0, 20, 20)
 	if err := x.Stored(h, p.ids[5], true, []uint64{1}, p.keys[:1]); !errors.Is(err, ErrChain) {
@@ -91,7 +88,7 @@ func TestAKeyBelowTwoBlocksIsRefused(t *testing.T) {
 
 func TestTheNameZeroIsAName(t *testing.T) {
 	x := newIndex(t)
-	h := mustAdd(t, x, GPU, "e")
+	h := mustAdd(t, x, "e")
 	p := randomPrompt(seed.Random(t, 1), 3)
 	p.ids[1] = 0
 	p.report(t, x, h, 0, 3, 1)
@@ -112,15 +109,15 @@ func TestEnginesThatNameBlocksDifferentlyDoNotMix(t *testing.T) {
 	for i := range q.ids {
 		q.ids[i] = p.ids[99-i] // the other engine's names, for other blocks
 	}
-	a, b := mustAdd(t, x, GPU, "a"), mustAdd(t, x, GPU, "b")
-	odd := mustAdd(t, x, GPU, "a")
+	a, b := mustAdd(t, x, "a"), mustAdd(t, x, "b")
+	odd := mustAdd(t, x, "a")
 	p.report(t, x, a, 0, 100, 32)
 	q.report(t, x, b, 0, 100, 32)
 	q.report(t, x, odd, 0, 100, 32)
 	x.check(t)
 	for h, own := range map[Holder]bool{a: false, b: false, odd: true} {
-		if s, _ := x.Holder(h); s.OwnNames != own || s.Blocks != 100 {
-			t.Errorf("holder %d: %+v", h, s)
+		if n := x.HolderBlocks(h); n != 100 || (x.holder(h).own != nil) != own {
+			t.Errorf("holder %d: %d blocks, want names of its own: %v", h, n, own)
 		}
 	}
 	for _, h := range []Holder{b, odd} {
@@ -141,14 +138,14 @@ func TestEnginesThatNameBlocksDifferentlyDoNotMix(t *testing.T) {
 	x.Clear(odd)
 	x.check(t)
 	p.report(t, x, odd, 0, 100, 32)
-	if s, _ := x.Holder(odd); s.OwnNames {
+	if x.holder(odd).own != nil {
 		t.Error("names of its own although the engine was restarted and agrees")
 	}
 }
 
 func TestStoresHoldABlockOrNot(t *testing.T) {
 	x := newIndex(t)
-	gpu, disk := mustAdd(t, x, GPU, "e"), mustAdd(t, x, Disk, KeyDomain)
+	gpu, disk := mustAdd(t, x, "e"), mustAdd(t, x, KeyDomain)
 	p := randomPrompt(seed.Random(t, 1), 50)
 	p.report(t, x, gpu, 0, 50, 32)
 	ids := make([]uint64, 50)
@@ -168,8 +165,8 @@ func TestStoresHoldABlockOrNot(t *testing.T) {
 	if n := x.Removed(disk, ids); n != 0 {
 		t.Errorf("%d unknown", n)
 	}
-	if s, _ := x.Holder(disk); s.Blocks != 0 {
-		t.Errorf("stored three times, removed once: %d blocks", s.Blocks)
+	if n := x.HolderBlocks(disk); n != 0 {
+		t.Errorf("stored three times, removed once: %d blocks", n)
 	}
 	x.check(t)
 }

@@ -77,7 +77,6 @@ type Index struct {
 
 // holder is what the writer knows about a holder.
 type holder struct {
-	tier Tier
 	// names are the names of the declared domain. own, if not nil, are of this holder alone; they are made
 	// once its names turn out to differ from the domain's.
 	names, own *names
@@ -108,10 +107,7 @@ func New(o Options) (*Index, error) {
 // whose engines have equal hash settings) and share one map of names; [KeyDomain] is the
 // domain of kvconn's stores. A holder whose names turn out to differ gets a map of its own. The
 // error is ErrTooManyHolders if the bound is reached.
-func (x *Index) AddHolder(t Tier, domain string) (Holder, error) {
-	if t >= tiers {
-		return 0, fmt.Errorf("prefix index: holder of unknown tier %d", t)
-	}
+func (x *Index) AddHolder(domain string) (Holder, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	h := slices.Index(x.holders, nil)
@@ -128,7 +124,7 @@ func (x *Index) AddHolder(t Tier, domain string) (Holder, error) {
 		x.domains[domain] = d
 	}
 	d.holders++
-	x.holders[h] = &holder{tier: t, names: d, compactAt: minCompact}
+	x.holders[h] = &holder{names: d, compactAt: minCompact}
 	x.stats.Holders++
 	return Holder(h), nil
 }
@@ -254,4 +250,42 @@ func (x *Index) find(h Holder, ho *holder, id uint64) (place, bool) {
 		return 0, false
 	}
 	return p, true
+}
+
+// Stats are an index's figures.
+type Stats struct {
+	// Blocks are the distinct blocks, Runs the runs they are in, Holders the registered holders.
+	Blocks, Runs, Holders int
+	// Held are the pairs of holder and block.
+	Held int64
+	// Bytes is an estimate of the memory that the index takes.
+	Bytes int64
+	// EvictedBlocks are the blocks dropped because of a bound, since the index was made.
+	EvictedBlocks uint64
+	// Predicted are the predictions that have not expired, counted by runs.
+	Predicted int
+}
+
+// Stats returns the index's figures.
+func (x *Index) Stats() Stats {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s := x.stats
+	s.Predicted = len(x.expiry)
+	for _, ho := range x.holders {
+		if ho != nil {
+			s.Held += ho.blocks
+		}
+	}
+	return s
+}
+
+// HolderBlocks is how many blocks a holder has.
+func (x *Index) HolderBlocks(h Holder) int64 {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if ho := x.holder(h); ho != nil {
+		return ho.blocks
+	}
+	return 0
 }

@@ -91,7 +91,7 @@ func newModel(t *testing.T, number, blocks int, odd bool, o Options) *model {
 	}
 	m := &model{t: t, x: x, rng: rng, blocks: randomTree(rng, blocks), alive: make([]int, blocks), exactNames: !odd, named: map[string][]bool{}}
 	add := func(tier Tier, domain string, salt uint64) *modelHolder {
-		h, err := x.AddHolder(tier, domain)
+		h, err := x.AddHolder(domain)
 		if err != nil {
 			t.Fatal(err)
 		}

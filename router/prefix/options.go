@@ -1,6 +1,9 @@
 package prefix
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+)
 
 // Options bounds an [Index]. The zero value of a field means its default, which
 // [Options.EnsureDefaults] fills in.
@@ -21,24 +24,15 @@ type Options struct {
 const MaxBlocksLimit = 1<<26 - 1
 
 const (
-	defaultMaxBlocks  = 16 << 20
-	defaultMaxBytes   = 2 << 30
-	defaultMaxHolders = 4096
-	maxHoldersLimit   = 1 << 16
-	minMaxBytes       = 1 << 20
+	maxHoldersLimit = 1 << 16
+	minMaxBytes     = 1 << 20
 )
 
 // EnsureDefaults fills in every field that is zero.
 func (o *Options) EnsureDefaults() {
-	if o.MaxBlocks == 0 {
-		o.MaxBlocks = defaultMaxBlocks
-	}
-	if o.MaxBytes == 0 {
-		o.MaxBytes = defaultMaxBytes
-	}
-	if o.MaxHolders == 0 {
-		o.MaxHolders = defaultMaxHolders
-	}
+	o.MaxBlocks = cmp.Or(o.MaxBlocks, 16<<20)
+	o.MaxBytes = cmp.Or(o.MaxBytes, 2<<30)
+	o.MaxHolders = cmp.Or(o.MaxHolders, 4096)
 }
 
 // Validate reports the first option that cannot be used. It is meant to be called after

@@ -47,8 +47,7 @@ func (x *Index) predict(h Holder, ho *holder, r *run, end uint32, deadline int64
 	if next == c {
 		return
 	}
-	r.cover.Store(next)
-	x.recount(r)
+	x.publish(r, c, next)
 	x.expiry.Push(expiry{deadline: deadline, run: r})
 	x.stats.Bytes += expiryBytes
 }
@@ -67,11 +66,8 @@ func (x *Index) Expire(now time.Time) int {
 			continue
 		}
 		c := r.cover.Load()
-		if next := c.WithoutPredictions(func(p coverage.Prediction) bool { return p.Deadline <= until }); next != c {
-			r.cover.Store(next)
-			x.recount(r)
-			x.trim(r)
-		}
+		x.publish(r, c, c.WithoutPredictions(func(p coverage.Prediction) bool { return p.Deadline <= until }))
+		x.trim(r)
 	}
 	return count
 }

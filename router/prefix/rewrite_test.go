@@ -29,7 +29,7 @@ func TestWhatAWalkHasReadNeverSpeaksOfOtherBlocks(t *testing.T) {
 			const head = 20
 			a, b := tails(seed.Random(t, 5), head, tail)
 			x := newIndex(t)
-			first, second, holey := mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e")
+			first, second, holey := mustAdd(t, x, "e"), mustAdd(t, x, "e"), mustAdd(t, x, "e")
 			a.report(t, x, first, 0, head+tail, head)
 			a.report(t, x, second, 0, head, head)
 			a.report(t, x, holey, 0, head, head)
@@ -57,7 +57,7 @@ func TestWalksBesideARewrittenTailInventNoHit(t *testing.T) {
 	const head, tail = 30, 90
 	a, b := tails(seed.Random(t, 6), head, tail)
 	x := newIndex(t)
-	first, second := mustAdd(t, x, GPU, "e"), mustAdd(t, x, GPU, "e")
+	first, second := mustAdd(t, x, "e"), mustAdd(t, x, "e")
 	view, err := NewRanks([]Rank{{GPU: first, HasGPU: true}, {GPU: second, HasGPU: true}})
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func TestWalksBesideARewrittenTailInventNoHit(t *testing.T) {
 // Predictions refer to runs until they expire. Those must not keep what was evicted.
 func TestDroppedRunsKeepNoMemory(t *testing.T) {
 	x := newIndex(t)
-	h := mustAdd(t, x, GPU, "e")
+	h := mustAdd(t, x, "e")
 	p := randomPrompt(seed.Random(t, 7), 3*maxRun)
 	if err := x.Predict(h, p.keys, time.Unix(1000, 0)); err != nil {
 		t.Fatal(err)

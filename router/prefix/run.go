@@ -141,7 +141,7 @@ func (r *run) resize(size uint32) *keyArray {
 	if r.written > uint32(len(old)) {
 		// Other blocks may take the place of the trimmed ones. What a walk has read about the old ones
 		// must not come to speak of the new ones: from now on another coverage is changed, see look.
-		r.cover.Store(r.cover.Load().Clone())
+		r.cover.Store(r.cover.Load().Truncated(maxRun, nil))
 	}
 	r.written = uint32(len(old))
 	return a

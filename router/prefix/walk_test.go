@@ -12,14 +12,14 @@ import (
 func tieredIndex(t *testing.T, gpu, disk, object [][2]int) (*Index, *Ranks, prompt) {
 	x := newIndex(t)
 	p := randomPrompt(seed.Random(t, 4), 10_000)
-	base := mustAdd(t, x, GPU, "e")
+	base := mustAdd(t, x, "e")
 	p.report(t, x, base, 0, 10_000, 100) // so that every parent is known
 	keyed := p
 	keyed.ids = nil
 	for _, k := range p.keys {
 		keyed.ids = append(keyed.ids, KeyID(k))
 	}
-	h := [3]Holder{mustAdd(t, x, GPU, "e"), mustAdd(t, x, Disk, KeyDomain), mustAdd(t, x, Object, "e")}
+	h := [3]Holder{mustAdd(t, x, "e"), mustAdd(t, x, KeyDomain), mustAdd(t, x, "e")}
 	keyed.report(t, x, h[1], 0, 10_000, 500)
 	for _, id := range keyed.ids {
 		x.Removed(h[1], []uint64{id})
@@ -85,7 +85,7 @@ func TestHashingStopsWhereTheWalkEnds(t *testing.T) {
 	w := newWorkers(t, 2)
 	w.stored(0, 0, 8000)
 	w.stored(1, 0, 700)
-	stranger := mustAdd(t, w.Index, GPU, "engine")
+	stranger := mustAdd(t, w.Index, "engine")
 	if err := w.Stored(stranger, 0, false, w.p.ids, w.p.keys); err != nil {
 		t.Fatal(err)
 	}

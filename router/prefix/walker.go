@@ -45,7 +45,6 @@ type walker struct {
 
 // span is what a holder has of a run: the first end blocks, and those in bits if not nil.
 type span struct {
-	h    Holder
 	end  uint32
 	bits *coverage.Bitmap
 }
@@ -191,7 +190,7 @@ func (w *walker) put(h Holder, end uint32, b *coverage.Bitmap, n uint32) {
 	if w.part[word]&bit == 0 {
 		w.part[word] |= bit
 		w.spanOf[h] = uint16(len(w.spans))
-		w.spans = append(w.spans, span{h: h, end: end, bits: b})
+		w.spans = append(w.spans, span{end: end, bits: b})
 		return
 	}
 	s := &w.spans[w.spanOf[h]]

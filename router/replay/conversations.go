@@ -3,18 +3,17 @@ package replay
 // chats collects the conversations of a trace while it is read.
 type chats struct {
 	byID     map[string]int32 // by session or chat id
-	of       []int32          // conversation of each request
-	first    []bool
 	next     int32
 	recorded bool
 }
 
 func newChats() chats { return chats{byID: map[string]int32{}} }
 
-// add takes the conversation of a request from its line. A request without any is one of its own.
-func (c *chats) add(l *line) {
+// add takes the conversation of a request from its line, and whether the request opens it. A request without any is
+// one of its own.
+func (c *chats) add(l *line) (conversation int32, first bool) {
 	session, own := text(l.SessionID), text(l.ChatID)
-	conversation, known := int32(0), false
+	known := false
 	switch {
 	case session != "":
 		conversation, known = c.byID["session "+session]
@@ -27,7 +26,6 @@ func (c *chats) add(l *line) {
 		conversation = c.next
 		c.next++
 	}
-	c.of, c.first = append(c.of, conversation), append(c.first, !known)
 	switch {
 	case session != "":
 		c.byID["session "+session] = conversation
@@ -35,6 +33,7 @@ func (c *chats) add(l *line) {
 		c.byID["chat "+own] = conversation
 	}
 	c.recorded = c.recorded || session != "" || own != ""
+	return conversation, !known
 }
 
 // text returns a JSON value as it stands, "" for none.
@@ -45,14 +44,11 @@ func text(raw []byte) string {
 	return string(raw)
 }
 
-// finish sets the conversations of all requests.
+// finish sets the number of conversations, and finds those of all requests if no line names one.
 func (c *chats) finish(t *Trace) {
 	if !c.recorded {
 		t.deriveConversations()
 		return
-	}
-	for i := range t.Requests {
-		t.Requests[i].Conversation, t.Requests[i].FirstTurn = c.of[i], c.first[i]
 	}
 	t.Conversations, t.Source = int(c.next), ConversationsRecorded
 }

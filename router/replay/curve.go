@@ -72,16 +72,8 @@ func (c *Capacity) At(diskBlocks int) (blocks, tokens float64) {
 // BlocksFor returns the smallest size of disk, in blocks, that has the given part of the hits of an infinite
 // one, by tokens.
 func (c *Capacity) BlocksFor(part float64) int {
-	want := part * c.tokens[len(c.tokens)-1]
-	low, high := 0, len(c.tokens)-1
-	for low < high {
-		if mid := (low + high) / 2; c.tokens[mid] >= want {
-			high = mid
-		} else {
-			low = mid + 1
-		}
-	}
-	return low
+	n, _ := slices.BinarySearch(c.tokens, part*c.tokens[len(c.tokens)-1])
+	return n
 }
 
 // Points returns the curve at 1, 2, 3, 5 and 7 times the powers of ten, over at least three powers up to

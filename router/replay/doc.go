@@ -28,7 +28,7 @@
 //
 // # The drawing
 //
-// [Report.Plot] draws with the 280 lines of plot.go, panel.go and svg.go. The same with gonum.org/v1/plot takes
+// [Report.Plot] draws with the 270 lines of plot.go. The same with gonum.org/v1/plot takes
 // 140, but adds 8 modules and 7.3 MB to a program of 25.7 MB, and its legends have neither box nor background
 // and overlap the lines. Others that draw SVG are no longer maintained, or need fonts, too.
 package replay

@@ -5,56 +5,58 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"time"
 )
 
-// Options are the machines and the timing of a simulation.
+// Options are the machines and the timing of a simulation. Times are in seconds.
 type Options struct {
 	// Ranks is the number of data-parallel ranks, Nodes that of the nodes they are spread over evenly.
 	// Defaults 8 and 1.
-	Ranks, Nodes int
+	Ranks int `json:"ranks"`
+	Nodes int `json:"nodes"`
 	// GPUBlocks is the size of each rank's cache in token blocks. Default 1,000.
-	GPUBlocks int
+	GPUBlocks int `json:"gpu_blocks"`
 	// DiskBlocks is the size of each node's disk tier. Default 30,000; negative: none.
-	DiskBlocks int
+	DiskBlocks int `json:"disk_blocks"`
 	// ObjectBlocks is the size of the object tier, which all nodes share. Default 0: none.
-	ObjectBlocks int
+	ObjectBlocks int `json:"object_blocks"`
 
 	// PrefillTokensPerS is how many prompt tokens a rank computes in a second. Default 10,000.
-	PrefillTokensPerS float64
+	PrefillTokensPerS float64 `json:"prefill_tokens_per_s"`
 	// BytesPerToken is the size of a token's KV. Default 128 KiB: an 8B model with grouped heads in
 	// 16 bits.
-	BytesPerToken float64
+	BytesPerToken float64 `json:"bytes_per_token"`
 	// DiskBytesPerS is the bandwidth of a node's disk, ObjectBytesPerS that between a node and the
 	// object store. Defaults 3e9, one NVMe disk of the better kind, and 1e9.
-	DiskBytesPerS, ObjectBytesPerS float64
+	DiskBytesPerS   float64 `json:"disk_bytes_per_s"`
+	ObjectBytesPerS float64 `json:"object_bytes_per_s"`
 	// SaveBytesPerS is what a node's disk can write; saves that come more than a second too fast are
 	// dropped, the ends of prompts first. Default 0: every save is kept.
-	SaveBytesPerS float64
-	// DiskDelay and ObjectDelay are the times before the first byte of a load. Defaults 0 and 30 ms;
+	SaveBytesPerS float64 `json:"save_bytes_per_s"`
+	// DiskDelay and ObjectDelay are the times before the first byte of a load. Defaults 0 and 0.03;
 	// negative: 0.
-	DiskDelay, ObjectDelay time.Duration
-	// DecodeTokenTime is the time for each token of an answer. Default 25 ms; negative: 0.
-	DecodeTokenTime time.Duration
+	DiskDelay   float64 `json:"disk_delay_s"`
+	ObjectDelay float64 `json:"object_delay_s"`
+	// DecodeTokenTime is the time for each token of an answer. Default 0.025; negative: 0.
+	DecodeTokenTime float64 `json:"decode_token_time_s"`
 	// MaxRunning bounds the requests that a rank serves at once, decoding included. Default 256.
-	MaxRunning int
+	MaxRunning int `json:"max_running"`
 	// OverlapLoads lets prompts load while their rank computes others, as engines with asynchronous
 	// connectors can. The policy cost takes account of it.
-	OverlapLoads bool
+	OverlapLoads bool `json:"overlap_loads"`
 	// AlwaysLoad loads every hit, even where computing is faster.
-	AlwaysLoad bool
+	AlwaysLoad bool `json:"always_load"`
 
 	// Speed is how much faster than recorded the requests arrive. Default 1.
-	Speed float64
+	Speed float64 `json:"speed"`
 	// Spread delays each arrival by a random time below it, for traces with a coarse clock. Default 0.
-	Spread time.Duration
+	Spread float64 `json:"spread_s"`
 	// Sequential lets each request arrive when the one before has finished, whatever the trace's clock
 	// says: hit rates without effects of time.
-	Sequential bool
+	Sequential bool `json:"sequential"`
 	// FullBlocksOnly leaves the partial blocks at the ends of prompts out, as engines do.
-	FullBlocksOnly bool
+	FullBlocksOnly bool `json:"full_blocks_only"`
 	// Seed chooses the random times and how policies break ties. Equal seeds give equal results.
-	Seed uint32
+	Seed uint32 `json:"seed"`
 }
 
 // EnsureDefaults fills in every field that is zero.
@@ -67,8 +69,8 @@ func (o *Options) EnsureDefaults() {
 	o.BytesPerToken = cmp.Or(o.BytesPerToken, 128<<10)
 	o.DiskBytesPerS = cmp.Or(o.DiskBytesPerS, 3e9)
 	o.ObjectBytesPerS = cmp.Or(o.ObjectBytesPerS, 1e9)
-	o.ObjectDelay = cmp.Or(o.ObjectDelay, 30*time.Millisecond)
-	o.DecodeTokenTime = cmp.Or(o.DecodeTokenTime, 25*time.Millisecond)
+	o.ObjectDelay = cmp.Or(o.ObjectDelay, 0.03)
+	o.DecodeTokenTime = cmp.Or(o.DecodeTokenTime, 0.025)
 	o.MaxRunning = cmp.Or(o.MaxRunning, 256)
 	o.Speed = cmp.Or(o.Speed, 1)
 }
@@ -102,7 +104,7 @@ func (o *Options) Validate() error {
 		return errors.New("replay: a rank must run at least one request")
 	case !(o.SaveBytesPerS >= 0 && o.SaveBytesPerS <= most):
 		return fmt.Errorf("replay: the bandwidth of saves is %v: want 0 to %g", o.SaveBytesPerS, most)
-	case o.Spread < 0:
+	case !(o.Spread >= 0):
 		return errors.New("replay: the spread of arrivals must not be negative")
 	}
 	for _, v := range []struct {

@@ -3,7 +3,6 @@ package replay
 import (
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/router/policy"
@@ -14,8 +13,8 @@ func randomOptions(random *rand.Rand) Options {
 	o := Options{
 		Nodes: 1 + random.IntN(3), GPUBlocks: 1 + random.IntN(60), DiskBlocks: random.IntN(120) - 1, ObjectBlocks: random.IntN(300),
 		PrefillTokensPerS: 20 + 5000*random.Float64(), BytesPerToken: 1, DiskBytesPerS: 20 + 9000*random.Float64(),
-		ObjectBytesPerS: 20 + 9000*random.Float64(), DiskDelay: time.Duration(random.IntN(20)-1) * time.Millisecond,
-		ObjectDelay: time.Duration(random.IntN(20)-1) * time.Millisecond, DecodeTokenTime: time.Duration(random.IntN(30)-1) * time.Millisecond,
+		ObjectBytesPerS: 20 + 9000*random.Float64(), DiskDelay: float64(random.IntN(20)-1) / 1e3,
+		ObjectDelay: float64(random.IntN(20)-1) / 1e3, DecodeTokenTime: float64(random.IntN(30)-1) / 1e3,
 		MaxRunning: 1 + random.IntN(20), Speed: 0.1 + 4*random.Float64(), Seed: random.Uint32(),
 		OverlapLoads: random.IntN(2) == 0, AlwaysLoad: random.IntN(4) == 0, Sequential: random.IntN(6) == 0,
 	}
@@ -24,7 +23,7 @@ func randomOptions(random *rand.Rand) Options {
 		o.SaveBytesPerS = 5000 * random.Float64()
 	}
 	if random.IntN(2) == 0 {
-		o.Spread = time.Second
+		o.Spread = 1
 	}
 	return o
 }
@@ -50,7 +49,7 @@ func TestEveryRequestEnds(t *testing.T) {
 	random := seed.Random(t, 41)
 	for run := range 150 {
 		trace, o := randomPrompts(random, 120), randomOptions(random)
-		p, err := NewPolicy(PolicyNames()[run%len(PolicyNames())], &o)
+		p, err := NewPolicy(policyNames()[run%len(policyNames())], &o)
 		if err != nil {
 			t.Fatal(err)
 		}

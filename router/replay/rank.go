@@ -3,7 +3,6 @@ package replay
 import (
 	"slices"
 	"strconv"
-	"time"
 )
 
 // rank is a data-parallel rank.
@@ -60,12 +59,12 @@ func (s *simulation) begin(k *rank, request int32) {
 }
 
 // load starts a load, after the tier's delay.
-func (s *simulation) load(delay time.Duration, t task) {
+func (s *simulation) load(delay float64, t task) {
 	s.flights[t.request].loads++
 	s.seq++
 	t.seq = s.seq
 	if delay > 0 {
-		t.due, t.delayed = s.now+delay.Seconds(), true
+		t.due, t.delayed = s.now+delay, true
 		s.timers.Push(t)
 		return
 	}
@@ -100,14 +99,14 @@ func (s *simulation) cut(r *Request, f *flight, n *node) int {
 		return float64(r.InputTokens-s.trace.tokensOf(r, use)) / s.opts.PrefillTokensPerS
 	}
 	least := compute(best)
-	diskTime := s.bytes(r, f.gpu, onDisk)/n.diskLink.share(1) + s.opts.DiskDelay.Seconds()
+	diskTime := s.bytes(r, f.gpu, onDisk)/n.diskLink.share(1) + s.opts.DiskDelay
 	if f.disk == 0 {
 		diskTime = 0
 	} else if t := diskTime + compute(onDisk); t < least {
 		best, least = onDisk, t
 	}
 	if f.object > 0 {
-		objectTime := s.bytes(r, onDisk, all)/n.objectLink.share(1) + s.opts.ObjectDelay.Seconds()
+		objectTime := s.bytes(r, onDisk, all)/n.objectLink.share(1) + s.opts.ObjectDelay
 		if max(diskTime, objectTime)+compute(all) < least {
 			best = all
 		}
@@ -176,7 +175,7 @@ func (s *simulation) prefilled(k *rank, request int32) {
 	s.save(&s.nodes[k.node], r.Blocks)
 	s.object.use(r.Blocks)
 	k.busy = false
-	s.after(float64(r.OutputTokens)*s.opts.DecodeTokenTime.Seconds(), request, phaseDecode)
+	s.after(float64(r.OutputTokens)*s.opts.DecodeTokenTime, request, phaseDecode)
 	s.compute(k)
 	s.admit(k)
 }

@@ -14,26 +14,15 @@ import (
 var (
 	// ErrEmptyTrace means that there is no request in the trace.
 	ErrEmptyTrace = errors.New("the trace has no requests")
-	// ErrBadTrace means that a line of the trace is wrong; see [LineError].
+	// ErrBadTrace means that a line of the trace is wrong; the error names it, counted from 1, and says why.
 	ErrBadTrace = errors.New("bad trace")
 )
 
-// LineError says what is wrong with a line of a trace. It wraps [ErrBadTrace].
-type LineError struct {
-	// Line counts from 1.
-	Line int
-	// Reason is what is wrong.
-	Reason string
-}
-
-// Error returns the line and what is wrong with it.
-func (e *LineError) Error() string { return fmt.Sprintf("bad trace: line %d: %s", e.Line, e.Reason) }
-
-// Unwrap returns [ErrBadTrace].
-func (e *LineError) Unwrap() error { return ErrBadTrace }
-
 // maxTokens bounds a prompt and an answer; it is the bound of the load tracker.
 const maxTokens = 1 << 30
+
+// maxLineBytes bounds a line: about a million blocks.
+const maxLineBytes = 8 << 20
 
 // maxSpanSeconds bounds the span of a trace, to some thirty years.
 const maxSpanSeconds = 1e9
@@ -42,8 +31,6 @@ const maxSpanSeconds = 1e9
 type ReadOptions struct {
 	// BlockTokens is the number of tokens in a block. Default 512, as in the traces of Mooncake.
 	BlockTokens int
-	// MaxLineBytes bounds a line. Default 8 MiB: about a million blocks.
-	MaxLineBytes int
 	// TimestampUnit is what timestamps count. Default 1 ms.
 	TimestampUnit time.Duration
 }
@@ -51,7 +38,6 @@ type ReadOptions struct {
 // EnsureDefaults fills in every field that is zero.
 func (o *ReadOptions) EnsureDefaults() {
 	o.BlockTokens = cmp.Or(o.BlockTokens, 512)
-	o.MaxLineBytes = cmp.Or(o.MaxLineBytes, 8<<20)
 	o.TimestampUnit = cmp.Or(o.TimestampUnit, time.Millisecond)
 }
 
@@ -60,8 +46,6 @@ func (o *ReadOptions) Validate() error {
 	switch {
 	case o.BlockTokens < 1 || o.BlockTokens > maxTokens:
 		return fmt.Errorf("replay: blocks of %d tokens: want 1 to %d", o.BlockTokens, maxTokens)
-	case o.MaxLineBytes < 1:
-		return errors.New("replay: the bound on lines must be positive")
 	case o.TimestampUnit <= 0:
 		return errors.New("replay: the unit of timestamps must be positive")
 	}
@@ -95,7 +79,7 @@ type reader struct {
 // Read reads a trace: one JSON object a line with timestamp, input_length, output_length and hash_ids,
 // one id for each block of the prompt that stands for the block and everything before it; the id of a
 // partial last block may be left out. Timestamps don't decrease. Empty lines are skipped. Errors
-// are those of r, [*LineError] or [ErrEmptyTrace].
+// are those of r, [ErrBadTrace] or [ErrEmptyTrace].
 func Read(r io.Reader, o ReadOptions) (*Trace, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -103,7 +87,7 @@ func Read(r io.Reader, o ReadOptions) (*Trace, error) {
 	}
 	p := &reader{opts: o, trace: &Trace{BlockTokens: o.BlockTokens}, blocks: map[int64]int32{}, chats: newChats()}
 	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 0, min(64<<10, o.MaxLineBytes)), o.MaxLineBytes)
+	lines.Buffer(nil, maxLineBytes)
 	n := 0
 	for lines.Scan() {
 		n++
@@ -111,12 +95,12 @@ func Read(r io.Reader, o ReadOptions) (*Trace, error) {
 			continue
 		}
 		if reason := p.add(lines.Bytes()); reason != "" {
-			return nil, &LineError{Line: n, Reason: reason}
+			return nil, fmt.Errorf("%w: line %d: %s", ErrBadTrace, n, reason)
 		}
 	}
 	switch err := lines.Err(); {
 	case errors.Is(err, bufio.ErrTooLong):
-		return nil, &LineError{Line: n + 1, Reason: fmt.Sprintf("longer than %d bytes", o.MaxLineBytes)}
+		return nil, fmt.Errorf("%w: line %d: longer than %d bytes", ErrBadTrace, n+1, maxLineBytes)
 	case err != nil:
 		return nil, fmt.Errorf("read trace after line %d: %w", n, err)
 	case len(p.trace.Requests) == 0:
@@ -160,7 +144,7 @@ func (p *reader) add(text []byte) string {
 		return fmt.Sprintf("timestamp %v is more than %.0f s after the first: do timestamps count something else?", at, float64(maxSpanSeconds))
 	}
 	p.last = at
-	p.chats.add(&l)
+	r.Conversation, r.FirstTurn = p.chats.add(&l)
 	p.trace.Requests = append(p.trace.Requests, r)
 	return ""
 }

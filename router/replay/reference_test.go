@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/docs"
 	"github.com/kvconn/kvconn/internal/testkit/trace"
@@ -253,7 +252,7 @@ func TestPoliciesOnTheWholeTrace(t *testing.T) {
 		{"`--disk-bytes-per-s 1GB`", Options{DiskBytesPerS: 1e9}},
 		{"`--disk-blocks 0`", Options{DiskBlocks: -1}},
 		{"`--overlap-loads`", Options{OverlapLoads: true}},
-		{"`--spread 3s`", Options{Spread: 3 * time.Second}},
+		{"`--spread 3s`", Options{Spread: 3}},
 		{"`--nodes 2 --object-blocks 200000`", Options{Nodes: 2, ObjectBlocks: 200_000}},
 		{"`--nodes 8`", Options{Nodes: 8}},
 		{"`--ranks 4`", Options{Ranks: 4}},
@@ -268,10 +267,10 @@ func TestPoliciesOnTheWholeTrace(t *testing.T) {
 		{"`--always-load --disk-bytes-per-s 1GB`", Options{AlwaysLoad: true, DiskBytesPerS: 1e9}},
 		{"`--sequential`", Options{Sequential: true}},
 	} {
-		row, _, _ := s.row(t, tr, PolicyNames())
+		row, _, _ := s.row(t, tr, policyNames())
 		docs.Says(t, "replay.md", row)
 	}
-	r, err := Run(t.Context(), tr, Options{}, PolicyNames(), nil)
+	r, err := Run(t.Context(), tr, Options{}, policyNames(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,12 +4,16 @@ import (
 	"context"
 	"fmt"
 	"slices"
+
+	"github.com/kvconn/kvconn/router/policies"
+	"github.com/kvconn/kvconn/router/policy"
 )
 
 // Report is the result of `kvconnd replay`.
 type Report struct {
 	Trace Summary `json:"trace"`
-	Setup Setup   `json:"setup"`
+	// Setup is what was simulated, with 0 for what there was none of.
+	Setup Options `json:"setup"`
 	// InfiniteBlockHits and InfiniteTokenHits are the hit rates of a disk that never evicts.
 	InfiniteBlockHits float64 `json:"infinite_block_hit_rate"`
 	InfiniteTokenHits float64 `json:"infinite_token_hit_rate"`
@@ -24,49 +28,11 @@ type Report struct {
 	capacity *Capacity
 }
 
-// Setup is what was simulated: the effective [Options].
-type Setup struct {
-	Ranks             int     `json:"ranks"`
-	Nodes             int     `json:"nodes"`
-	GPUBlocks         int     `json:"gpu_blocks"`
-	DiskBlocks        int     `json:"disk_blocks"`
-	ObjectBlocks      int     `json:"object_blocks"`
-	PrefillTokensPerS float64 `json:"prefill_tokens_per_s"`
-	BytesPerToken     float64 `json:"bytes_per_token"`
-	DiskBytesPerS     float64 `json:"disk_bytes_per_s"`
-	ObjectBytesPerS   float64 `json:"object_bytes_per_s"`
-	SaveBytesPerS     float64 `json:"save_bytes_per_s"`
-	DiskDelaySeconds  float64 `json:"disk_delay_s"`
-	ObjectDelay       float64 `json:"object_delay_s"`
-	DecodeTokenTime   float64 `json:"decode_token_time_s"`
-	MaxRunning        int     `json:"max_running"`
-	OverlapLoads      bool    `json:"overlap_loads"`
-	AlwaysLoad        bool    `json:"always_load"`
-	Speed             float64 `json:"speed"`
-	SpreadSeconds     float64 `json:"spread_s"`
-	Sequential        bool    `json:"sequential"`
-	FullBlocksOnly    bool    `json:"full_blocks_only"`
-	Seed              uint32  `json:"seed"`
-}
-
 // SizeFor is the least size of disk with a part of the token hits of an infinite one.
 type SizeFor struct {
 	Part       float64 `json:"part"`
 	DiskBlocks int     `json:"disk_blocks"`
 	DiskBytes  float64 `json:"disk_bytes"`
-}
-
-// setup returns the options as the report shows them.
-func (o *Options) setup() Setup {
-	return Setup{
-		Ranks: o.Ranks, Nodes: o.Nodes, GPUBlocks: o.GPUBlocks, DiskBlocks: o.DiskBlocks, ObjectBlocks: o.ObjectBlocks,
-		PrefillTokensPerS: o.PrefillTokensPerS, BytesPerToken: o.BytesPerToken,
-		DiskBytesPerS: o.DiskBytesPerS, ObjectBytesPerS: o.ObjectBytesPerS, SaveBytesPerS: o.SaveBytesPerS,
-		DiskDelaySeconds: o.DiskDelay.Seconds(), ObjectDelay: o.ObjectDelay.Seconds(),
-		DecodeTokenTime: o.DecodeTokenTime.Seconds(), MaxRunning: o.MaxRunning,
-		OverlapLoads: o.OverlapLoads, AlwaysLoad: o.AlwaysLoad,
-		Speed: o.Speed, SpreadSeconds: o.Spread.Seconds(), Sequential: o.Sequential, FullBlocksOnly: o.FullBlocksOnly, Seed: o.Seed,
-	}
 }
 
 // Run simulates a trace with each of the named policies and measures its capacity curve. progress may
@@ -81,7 +47,7 @@ func Run(ctx context.Context, t *Trace, o Options, policies []string, progress f
 		t = t.keepFullBlocks()
 	}
 	setup := o.effective()
-	r := &Report{Trace: t.Summary(), Setup: setup.setup()}
+	r := &Report{Trace: t.Summary(), Setup: setup}
 	all := NewCapacity(t, 1, nil)
 	r.capacity = all
 	r.InfiniteBlockHits, r.InfiniteTokenHits = all.At(t.DistinctBlocks)
@@ -116,4 +82,10 @@ func Run(ctx context.Context, t *Trace, o Options, policies []string, progress f
 		r.Policies = append(r.Policies, result)
 	}
 	return r, nil
+}
+
+// NewPolicy returns a fresh policy by its name, any that the router knows: see [policies.New]. The policy cost
+// is told whether loads overlap with computing.
+func NewPolicy(name string, o *Options) (policy.Policy, error) {
+	return policies.New(policies.Options{Name: name, Cost: policy.CostOptions{OverlapLoads: o.OverlapLoads}})
 }

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -147,18 +148,10 @@ func (s *simulation) arrivals() []arrival {
 	for i := range out {
 		out[i] = arrival{at: s.trace.Requests[i].At / s.opts.Speed, request: int32(i)}
 		if s.opts.Spread > 0 {
-			out[i].at += random.Float64() * s.opts.Spread.Seconds()
+			out[i].at += random.Float64() * s.opts.Spread
 		}
 	}
-	slices.SortStableFunc(out, func(a, b arrival) int {
-		switch {
-		case a.at < b.at:
-			return -1
-		case a.at > b.at:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(out, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
 	return out
 }
 
@@ -251,7 +244,7 @@ func (s *simulation) look(r *Request) {
 func (s *simulation) speeds(n *node) policy.Speeds {
 	return policy.Speeds{
 		PrefillTokens: s.opts.PrefillTokensPerS, BytesPerToken: s.opts.BytesPerToken,
-		DiskBytes: n.diskLink.measured, DiskDelay: s.opts.DiskDelay.Seconds(),
-		ObjectBytes: n.objectLink.measured, ObjectDelay: s.opts.ObjectDelay.Seconds(),
+		DiskBytes: n.diskLink.measured, DiskDelay: s.opts.DiskDelay,
+		ObjectBytes: n.objectLink.measured, ObjectDelay: s.opts.ObjectDelay,
 	}
 }

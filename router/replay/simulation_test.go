@@ -30,7 +30,7 @@ func traceOf(requests ...Request) *Trace {
 func small(change func(o *Options)) Options {
 	o := Options{
 		Ranks: 1, GPUBlocks: 10, DiskBlocks: 100, PrefillTokensPerS: 100, BytesPerToken: 1, DiskBytesPerS: 200,
-		ObjectBytesPerS: 400, ObjectDelay: 250 * time.Millisecond, DecodeTokenTime: time.Second,
+		ObjectBytesPerS: 400, ObjectDelay: 0.25, DecodeTokenTime: 1,
 	}
 	if change != nil {
 		change(&o)
@@ -87,7 +87,7 @@ func TestKnownAnswers(t *testing.T) {
 			requests: loadOnSecondRank, ttft: []float64{2, 5}, disk: 2, computed: 300, diskRead: 200, diskWrite: 300,
 		},
 		"a delay before the first byte": {
-			change:   func(o *Options) { o.Ranks, o.DiskDelay = 2, 500*time.Millisecond },
+			change:   func(o *Options) { o.Ranks, o.DiskDelay = 2, 0.5 },
 			requests: loadOnSecondRank, ttft: []float64{2, 2.5}, disk: 2, computed: 300, diskRead: 200, diskWrite: 300,
 		},
 		"two ranks share the disk": {
@@ -207,7 +207,7 @@ func TestCancelledRunEnds(t *testing.T) {
 func TestOptionsThatCannotWork(t *testing.T) {
 	for name, o := range map[string]Options{
 		"ranks": {Ranks: -1}, "nodes": {Ranks: 8, Nodes: 3}, "gpu": {GPUBlocks: -1}, "running": {MaxRunning: -1},
-		"prefill": {PrefillTokensPerS: math.NaN()}, "disk": {DiskBytesPerS: -1}, "speed": {Speed: math.Inf(1)}, "hardly any speed": {Speed: 1e-310}, "hardly any prefill": {PrefillTokensPerS: 1e-310}, "spread": {Spread: -1}, "saves": {SaveBytesPerS: -1},
+		"prefill": {PrefillTokensPerS: math.NaN()}, "disk": {DiskBytesPerS: -1}, "speed": {Speed: math.Inf(1)}, "hardly any speed": {Speed: 1e-310}, "hardly any prefill": {PrefillTokensPerS: 1e-310}, "spread": {Spread: -1}, "no spread": {Spread: math.NaN()}, "saves": {SaveBytesPerS: -1},
 	} {
 		if _, err := Simulate(t.Context(), traceOf(at(0, 1, 0)), o, policy.NewRoundRobin(), nil); err == nil {
 			t.Errorf("%s: %+v were accepted", name, o)

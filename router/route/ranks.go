@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/router/registry"
 )
 
@@ -53,7 +52,7 @@ func (r *Router) register(spec *registry.Rank) (*pool, error) {
 	s := &rankState{id: spec.ID, pool: p}
 	s.spec.Store(spec)
 	s.setReady(r.opts.AssumeReady, "not checked yet")
-	if s.gpu, err = r.index.AddHolder(prefix.GPU, spec.HashDomain); err != nil {
+	if s.gpu, err = r.index.AddHolder(spec.HashDomain); err != nil {
 		return nil, err
 	}
 	if err = r.follow(s, spec); err == nil {

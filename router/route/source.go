@@ -57,7 +57,7 @@ func (s *source) holder(x *prefix.Index, digest connector.NamespaceDigest, m *co
 	if h, ok := s.holders[digest]; ok {
 		return h, false, nil
 	}
-	if h, err = x.AddHolder(s.tier, prefix.KeyDomain); err != nil {
+	if h, err = x.AddHolder(prefix.KeyDomain); err != nil {
 		return 0, false, err
 	}
 	s.holders[digest] = h

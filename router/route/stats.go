@@ -154,9 +154,7 @@ func (r *Router) info(s *rankState) RankInfo {
 	ids, loads := [1]int32{s.id}, [1]inflight.Rank{}
 	s.pool.tracker.Snapshot(ids[:], loads[:])
 	i.Load = loads[0]
-	if h, ok := r.index.Holder(s.gpu); ok {
-		i.GPUBlocks = h.Blocks
-	}
+	i.GPUBlocks = r.index.HolderBlocks(s.gpu)
 	if s.events != nil {
 		events := s.events.Stats()
 		i.EventFeed = &events

@@ -81,10 +81,7 @@ func Ingest(ctx context.Context, o IngestOptions) (IngestResult, error) {
 			return r, err
 		}
 	}
-	decode, err := feed.NewIngest(feed.IngestOptions{BlockSize: eventBlockSize}, new(noIndex))
-	if err != nil {
-		return r, err
-	}
+	decode := feed.NewIngest(eventBlockSize, 0, new(noIndex))
 	g, err := newEventIngest(x)
 	if err != nil {
 		return r, err
@@ -122,11 +119,11 @@ const eventBlockSize = 16
 
 // newEventIngest is the ingest of one more rank.
 func newEventIngest(x *prefix.Index) (*feed.Ingest, error) {
-	h, err := x.AddHolder(prefix.GPU, "ingest")
+	h, err := x.AddHolder("ingest")
 	if err != nil {
 		return nil, err
 	}
-	return feed.NewIngest(feed.IngestOptions{BlockSize: eventBlockSize, Holder: h}, x)
+	return feed.NewIngest(eventBlockSize, h, x), nil
 }
 
 func batches(g *feed.Ingest, frames [][]byte) error {

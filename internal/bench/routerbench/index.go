@@ -163,7 +163,7 @@ func newFleet(ranks, maxBlocks int) (*fleet, error) {
 	f := &fleet{index: x, out: make([]prefix.Result, ranks), rng: rand.New(rand.NewPCG(1, 1))}
 	var list []prefix.Rank
 	for range ranks {
-		h, err := x.AddHolder(prefix.GPU, "engine")
+		h, err := x.AddHolder("engine")
 		if err != nil {
 			return nil, err
 		}

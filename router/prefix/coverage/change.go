@@ -98,8 +98,8 @@ func (c *Coverage) healed(h Holder, b *Bitmap) *Coverage {
 	return c.withCut(at, h, n)
 }
 
-// Truncated is c without the blocks from keep on, predicted ones included. lost is called for each holder
-// that has blocks there, with how many.
+// Truncated is c without the blocks from keep on, predicted ones included; it does not change when c does. lost is
+// called for each holder that has blocks there, with how many.
 func (c *Coverage) Truncated(keep uint32, lost func(h Holder, blocks uint32)) *Coverage {
 	var cuts []uint64
 	var more More
@@ -138,23 +138,6 @@ func (c *Coverage) Truncated(keep uint32, lost func(h Holder, blocks uint32)) *C
 		}
 	}
 	return newCoverage(cuts, more)
-}
-
-// Clone is a copy of c in which nothing changes when c does.
-func (c *Coverage) Clone() *Coverage {
-	d := &Coverage{Cuts: make([]atomic.Uint64, len(c.Cuts)), More: c.More}
-	for i := range c.Cuts {
-		d.Cuts[i].Store(c.Cuts[i].Load())
-	}
-	if c.More != nil && len(c.More.Holed) > 0 {
-		m := *c.More
-		m.Holed = slices.Clone(m.Holed)
-		for i := range m.Holed {
-			m.Holed[i].Blocks = m.Holed[i].Blocks.resized(m.Holed[i].Blocks.size())
-		}
-		d.More = &m
-	}
-	return d
 }
 
 // newCoverage is a coverage of cuts in any order and of more, which may be empty.
