@@ -2,6 +2,7 @@ package policy
 
 import (
 	"math"
+	"slices"
 
 	"github.com/kvconn/kvconn/router/inflight"
 )
@@ -69,10 +70,7 @@ func (p *Cost) Place(s *State, r *Request, d *Decision) {
 
 // measure takes speeds, queues and loads from the state.
 func (p *Cost) measure(s *State) {
-	if cap(p.work) < len(s.Ranks) {
-		p.work = make([]costRank, len(s.Ranks))
-	}
-	p.work = p.work[:len(s.Ranks)]
+	p.work = slices.Grow(p.work[:0], len(s.Ranks))[:len(s.Ranks)]
 	p.mean, p.decode, p.speed = 0, 0, 0
 	measured, ready := 0, 0
 	for i := range s.Ranks {

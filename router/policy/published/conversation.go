@@ -49,8 +49,8 @@ var _ policy.Adopter = (*Conversation)(nil)
 
 // NewConversation returns the policy conversation.
 func NewConversation(o ConversationOptions) *Conversation {
-	if o.MaxConversations <= 0 || o.MaxConversations > math.MaxInt32 {
-		o.MaxConversations = 65536
+	if o.MaxConversations <= 0 {
+		o.MaxConversations = maxHomes
 	}
 	o.Multiplier = max(orTwo(o.Multiplier), 1)
 	p := &Conversation{opts: o, homes: newHomes(o.MaxConversations)}
@@ -86,14 +86,10 @@ func (p *Conversation) placeBatch() {
 
 // home returns the place of the rank of a conversation, or -1 if it has none or that is gone.
 func (p *Conversation) home(conversation string) int {
-	if conversation == "" {
-		return -1
+	if id, ok := p.homes.get(conversation); ok {
+		return p.s.Index(id)
 	}
-	id, ok := p.homes.get(conversation)
-	if !ok {
-		return -1
-	}
-	return p.s.Index(id)
+	return -1
 }
 
 // pinned decides a request by its pin if that is strict or its conversation has no rank yet. It reports
@@ -147,7 +143,7 @@ func (p *Conversation) choose(r *policy.Request, d *policy.Decision) {
 func (p *Conversation) fresh(r *policy.Request) int {
 	i := p.freshBelow(p.limit, r)
 	if i < 0 {
-		i = p.freshBelow(policy.Unlimited, r)
+		i = p.freshBelow(math.MaxInt, r)
 	}
 	if i >= 0 && p.opts.Placement != PlaceLeastQueued {
 		p.cursor = (i + 1) % len(p.s.Ranks)
@@ -159,25 +155,8 @@ func (p *Conversation) freshBelow(limit int, r *policy.Request) int {
 	if p.opts.Placement == PlaceRoundRobin {
 		return p.s.InTurn(p.cursor, limit, r.Tokens)
 	}
-	best := -1
-	n := len(p.s.Ranks)
-	for k := range n {
-		i := k
-		if p.opts.Placement == PlaceLeastTokens {
-			i = (p.cursor + k) % n
-		}
-		if p.below(i, limit, r) && (best < 0 || p.less(i, best)) {
-			best = i
-		}
+	if p.opts.Placement == PlaceLeastTokens {
+		return p.least(p.cursor, limit, r, true)
 	}
-	return best
-}
-
-// less compares two ranks for a new conversation.
-func (p *Conversation) less(i, j int) bool {
-	a, b := &p.s.Ranks[i].Load, &p.s.Ranks[j].Load
-	if p.opts.Placement == PlaceLeastTokens && a.PromptTokens != b.PromptTokens {
-		return a.PromptTokens < b.PromptTokens
-	}
-	return a.ActiveRequests < b.ActiveRequests
+	return p.least(0, limit, r, false)
 }

@@ -11,6 +11,9 @@ type homes struct {
 	lru *simplelru.LRU[xxh3.Uint128, int32]
 }
 
+// maxHomes is how many names are remembered.
+const maxHomes = 65536
+
 func newHomes(most int) homes {
 	lru, err := simplelru.NewLRU[xxh3.Uint128, int32](most, nil)
 	if err != nil { // most is not positive: the options have a default
