@@ -3,6 +3,7 @@ package route
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/inflight"
@@ -110,10 +111,7 @@ func (r *Router) walk(s *scratch, to target, v *view, prompt []uint32, scope con
 			from.feed.NoteRoot(root)
 		}
 	}
-	if cap(s.results) < len(v.states) {
-		s.results = make([]prefix.Result, len(v.states))
-	}
-	s.results = s.results[:len(v.states)]
+	s.results = slices.Grow(s.results[:0], len(v.states))[:len(v.states)]
 	r.index.WalkTokens(v.ranks, root, prompt, p.blockSize, &s.walk, s.results)
 	return appendMatches(dst, s.results, p.blockSize)
 }
@@ -121,16 +119,15 @@ func (r *Router) walk(s *scratch, to target, v *view, prompt []uint32, scope con
 // decide decides jobs of one pool: several together if the policy places batches, else one.
 func (r *Router) decide(jobs []*job) {
 	for _, j := range jobs {
-		j.s = r.take()
+		j.s = r.scratches.Get().(*scratch)
 	}
-	for !r.tryDecide(jobs) {
-		continue // a rank came or went meanwhile
+	for !r.tryDecide(jobs) { // a rank came or went meanwhile
 	}
 	for _, j := range jobs {
 		if j.err == nil {
 			r.counts.add(j.d)
 		}
-		r.give(j.s)
+		r.scratches.Put(j.s)
 	}
 }
 
@@ -241,12 +238,9 @@ func (r *Router) predict(state *rankState, j *job) {
 	} else if int(j.s.results[j.d.Index].GPU) == len(j.req.Prompt)/j.to.pool.blockSize {
 		return
 	}
-	keys := j.s.walk.AllKeys()
-	if len(keys) == 0 {
-		return
+	if keys := j.s.walk.AllKeys(); len(keys) > 0 {
+		_ = r.index.Predict(state.gpu, keys, r.opts.Now().Add(ttl)) // fails only if the rank was removed meanwhile
 	}
-	// Fails only if the rank was removed meanwhile.
-	_ = r.index.Predict(state.gpu, keys, r.opts.Now().Add(ttl))
 }
 
 // Prefix is what a rank has of a prompt, in tokens, with the JSON names of the HTTP interface.
@@ -264,8 +258,8 @@ func (r *Router) Prefixes(model string, prompt []uint32, scope connector.Scope) 
 	if len(prompt) > r.opts.MaxPromptTokens {
 		return nil, fmt.Errorf("%w: %d tokens, at most %d", ErrPromptTooLong, len(prompt), r.opts.MaxPromptTokens)
 	}
-	s := r.take()
-	defer r.give(s)
+	s := r.scratches.Get().(*scratch)
+	defer r.scratches.Put(s)
 	v := to.pool.view.Load()
 	list := make([]Prefix, len(v.states))
 	for i, m := range r.walk(s, to, v, prompt, scope, nil) {

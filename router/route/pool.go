@@ -95,8 +95,8 @@ func (p *pool) show(v *view) {
 func (p *pool) place(v *view, jobs []*job) {
 	p.tracker.Snapshot(p.ids, p.loads)
 	for i, s := range v.states {
-		r := &p.state.Ranks[i]
-		r.ID, r.Ready, r.Capacity = s.id, s.selectable(), capacity(s.spec.Load())
+		r, spec := &p.state.Ranks[i], s.spec.Load()
+		r.ID, r.Ready, r.Capacity = s.id, s.selectable(), policy.Capacity{MaxActive: spec.MaxActive, MaxTokens: spec.MaxTokens}
 		r.Load, r.Speeds = p.loads[i], s.speeds()
 	}
 	p.grant()

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -67,13 +69,10 @@ func (s *source) holder(x *prefix.Index, digest connector.NamespaceDigest, m *co
 	return h, true, nil
 }
 
-func (s *source) holderList() (list []prefix.Holder) {
+func (s *source) holderList() []prefix.Holder {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, h := range s.holders {
-		list = append(list, h)
-	}
-	return list
+	return slices.Collect(maps.Values(s.holders))
 }
 
 // bytesPerToken is the KV that a token of the prefix has in all shards of full attention, 0 if the
@@ -103,14 +102,6 @@ func bytesPerToken(m *connector.Manifest) float64 {
 		sum += n
 	}
 	return sum * width
-}
-
-// nodeStatus is the part of a kvconnd's /v1/status that the router needs.
-type nodeStatus struct {
-	Tiers []struct {
-		Tier         string  `json:"tier"`
-		LoadBytesPer float64 `json:"load_bytes_per_s"`
-	} `json:"tiers"`
 }
 
 // maxStatusBytes bounds a node's answer.
@@ -144,7 +135,12 @@ func (s *source) ask(ctx context.Context, c *http.Client) (float64, error) {
 	if resp.StatusCode != http.StatusOK {
 		return 0, fmt.Errorf("%s/v1/status: %s", s.url, resp.Status)
 	}
-	var st nodeStatus
+	var st struct {
+		Tiers []struct {
+			Tier         string  `json:"tier"`
+			LoadBytesPer float64 `json:"load_bytes_per_s"`
+		} `json:"tiers"`
+	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxStatusBytes)).Decode(&st); err != nil {
 		return 0, fmt.Errorf("%s/v1/status: %w", s.url, err)
 	}
