@@ -107,11 +107,15 @@ func bytesPerToken(m *connector.Manifest) float64 {
 // maxStatusBytes bounds a node's answer.
 const maxStatusBytes = 16 << 20
 
+// askTimeout bounds asking a node.
+const askTimeout = 5 * time.Second
+
 // measure asks the kvconnd for the speed of its tier until ctx ends. If it has no answer the speed stays as it
 // was.
-func (s *source) measure(ctx context.Context, c *http.Client, every time.Duration) {
+func (s *source) measure(ctx context.Context, every time.Duration) {
+	client := &http.Client{Timeout: askTimeout}
 	for {
-		if v, err := s.ask(ctx, c); err == nil && v > 0 {
+		if v, err := s.ask(ctx, client); err == nil && v > 0 {
 			s.speed.store(v)
 		}
 		select {
