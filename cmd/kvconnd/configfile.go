@@ -76,9 +76,9 @@ func (r *settingsResolver) read(ctx *kong.Context, flag *kong.Flag) (err error) 
 	switch {
 	case r.path == "":
 	case flag.Target.Type() == reflect.TypeFor[configFile]():
-		r.values, err = config.ReadFile(r.path)
+		r.values, _, err = config.ReadFile[config.Serve](r.path)
 	default:
-		r.values, r.ranks, err = config.ReadRouterFile(r.path)
+		r.values, r.ranks, err = config.ReadFile[config.Router](r.path)
 	}
 	if err != nil {
 		return fileError{err}

@@ -29,7 +29,7 @@ router would run with, ranks included. The exit status is not 0 if it would refu
 // Run prints the settings, even if they are wrong.
 func (c *configRouterCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *streams) error {
 	s := config.Router(c.Router)
-	list := s.Settings(func(flag string) config.Source { return resolver.source(ctx, flag) })
+	list := config.Settings(s, func(flag string) config.Source { return resolver.source(ctx, flag) })
 	for i, rank := range resolver.ranks {
 		list = append(list, config.Setting{
 			Key: fmt.Sprintf("ranks[%d]", i), Value: string(rank), From: config.Source{Kind: config.FromFile, Name: resolver.path},

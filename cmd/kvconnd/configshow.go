@@ -43,7 +43,7 @@ func (c *configShowCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *
 	if settings.HostBytes == 0 {
 		settings.HostBytes = config.Bytes(hostmemory.DefaultBytes())
 	}
-	list := settings.Settings(func(flag string) config.Source { return resolver.source(ctx, flag) })
+	list := config.Settings(settings, func(flag string) config.Source { return resolver.source(ctx, flag) })
 	err := errors.Join(printSettings(std.out, list, c.JSON), checkSettings(ctx, &settings))
 	if settings.Router == "" {
 		return err

@@ -157,7 +157,7 @@ func settingValues(t *testing.T) map[string][3]string {
 func TestEverySettingCanBeGivenInEachWay(t *testing.T) {
 	values := settingValues(t)
 	schema := config.Serve{}
-	list := schema.Settings(func(string) config.Source { return config.Source{} })
+	list := config.Settings(schema, func(string) config.Source { return config.Source{} })
 	var file strings.Builder
 	var flags []string
 	for _, s := range list {

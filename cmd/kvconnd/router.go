@@ -106,18 +106,12 @@ func (c *routerCmd) ranks() (list []registry.Rank, err error) {
 }
 
 func (c *routerCmd) policy() policies.Options {
-	o := policies.Options{
-		Name:    c.Policy,
-		Cost:    policy.CostOptions{DecodeWeight: orNone(c.DecodeWeight), BalanceWeight: orNone(c.BalanceWeight), OverlapLoads: c.OverlapLoads},
-		KVAware: published.KVAwareOptions{Beta: orNone(c.Beta), MatchRate: orNone(c.MatchRate)},
+	return policies.Options{
+		Name:         c.Policy,
+		Cost:         policy.CostOptions{DecodeWeight: orNone(c.DecodeWeight), BalanceWeight: orNone(c.BalanceWeight), OverlapLoads: c.OverlapLoads},
+		KVAware:      published.KVAwareOptions{Beta: orNone(c.Beta), MatchRate: orNone(c.MatchRate)},
+		Conversation: published.ConversationOptions{Placement: published.Placement(c.Placement)},
 	}
-	switch c.Placement {
-	case "least-queued":
-		o.Conversation.Placement = published.PlaceLeastQueued
-	case "least-tokens":
-		o.Conversation.Placement = published.PlaceLeastTokens
-	}
-	return o
 }
 
 // readRouter reads the router's settings from its file and the environment.

@@ -3,7 +3,6 @@ package config
 import (
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -62,7 +61,7 @@ func write(t *testing.T, text string) string {
 }
 
 func TestReadFile(t *testing.T) {
-	values, err := ReadFile(write(t, "dir: /var/lib/kvconn\nmax_bytes: 500GB\nload_timeout: 5s\n"))
+	values, _, err := ReadFile[Serve](write(t, "dir: /var/lib/kvconn\nmax_bytes: 500GB\nload_timeout: 5s\n"))
 	if err != nil || values["dir"] != "/var/lib/kvconn" || values["max_bytes"] != "500GB" || values["load_timeout"] != "5s" {
 		t.Errorf("ReadFile = %v, %v", values, err)
 	}
@@ -81,15 +80,15 @@ func TestReadFileErrorsSayWhatToDo(t *testing.T) {
 		"- dir: a":                 "line 1: want settings",
 		strings.Repeat(" ", 2<<20): "more than",
 	} {
-		if _, err := ReadFile(write(t, text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, _, err := ReadFile[Serve](write(t, text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.20q: %v, want %q in it", text, err, want)
 		}
 	}
-	if _, err := ReadFile("/nowhere"); err == nil {
+	if _, _, err := ReadFile[Serve]("/nowhere"); err == nil {
 		t.Error("a missing file is no error")
 	}
 	for _, text := range []string{"", "# nothing", "~"} {
-		if values, err := ReadFile(write(t, text)); err != nil || len(values) > 0 {
+		if values, _, err := ReadFile[Serve](write(t, text)); err != nil || len(values) > 0 {
 			t.Errorf("%q: %v, %v", text, values, err)
 		}
 	}
@@ -145,12 +144,12 @@ func TestValidate(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("dir: x\nmax_bytes: 1GB\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		values, err := parse(b)
+		values, _, err := parse[Serve](b)
 		if err != nil {
 			return
 		}
 		for key := range values {
-			if Nearest(key, keysOf(reflect.TypeFor[Serve]())) != key {
+			if Nearest(key, keysOf[Serve]()) != key {
 				t.Errorf("unknown key %q was accepted", key)
 			}
 		}

@@ -1,63 +1,83 @@
 package config
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"reflect"
 	"slices"
-	"sort"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
 
-// MaxFileBytes bounds a configuration file.
-const MaxFileBytes = 1 << 20
+// maxFileBytes bounds a configuration file.
+const maxFileBytes = 1 << 20
+
+// ranksKey is the key of the list of ranks in a router's file, in place of the flag --rank.
+const ranksKey = "ranks"
 
 // keysOf are the YAML keys of a schema in the sequence of the struct.
-func keysOf(t reflect.Type) []string {
-	out := make([]string, 0, t.NumField())
-	for i := range t.NumField() {
-		out = append(out, Key(t.Field(i).Tag.Get("name")))
+func keysOf[S Serve | Router]() []string {
+	var keys []string
+	for f := range reflect.TypeFor[S]().Fields() {
+		keys = append(keys, Key(f.Tag.Get("name")))
 	}
-	return out
+	if i := slices.Index(keys, "rank"); i >= 0 {
+		keys[i] = ranksKey
+	}
+	return keys
 }
 
 // Key is the YAML key of a flag.
 func Key(flag string) string { return strings.ReplaceAll(flag, "-", "_") }
 
-// ReadFile reads a YAML file of settings and returns their values as text, by key. A key
-// that the schema does not have is an error that names the nearest one.
-func ReadFile(path string) (map[string]string, error) {
+// ReadFile reads a YAML file of the settings S: their values as text, by key, and the entries of a router's list
+// ranks, each as JSON. A key that the schema does not have is an error that names the nearest one.
+func ReadFile[S Serve | Router](path string) (values map[string]string, ranks []json.RawMessage, err error) {
 	b, err := readBounded(path)
-	var values map[string]string
 	if err == nil {
-		values, err = parse(b)
+		values, ranks, err = parse[S](b)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("configuration file %s: %w", path, err)
+		return nil, nil, fmt.Errorf("configuration file %s: %w", path, err)
 	}
-	return values, nil
+	return values, ranks, nil
 }
 
-func parse(b []byte) (map[string]string, error) {
-	nodes, err := parseNodes(b)
+// readBounded reads a file of at most [maxFileBytes].
+func readBounded(path string) ([]byte, error) {
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	values, errs := singleValues(nodes, keysOf(reflect.TypeFor[Serve]()))
-	return values, joined(errs)
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	if err == nil && len(b) > maxFileBytes {
+		err = fmt.Errorf("more than %d bytes", maxFileBytes)
+	}
+	return b, err
 }
 
-// singleValues returns the values of nodes, and an error for each node whose key is not known or
-// whose value is not a single one.
-func singleValues(nodes map[string]yaml.Node, known []string) (map[string]string, []error) {
-	values := make(map[string]string, len(nodes))
+func parse[S Serve | Router](b []byte) (values map[string]string, ranks []json.RawMessage, err error) {
+	nodes, err := parseNodes(b)
+	if err != nil {
+		return nil, nil, err
+	}
+	known := keysOf[S]()
+	values = make(map[string]string, len(nodes))
 	var errs []error
 	for key, node := range nodes {
 		switch {
 		case !slices.Contains(known, key):
 			errs = append(errs, fmt.Errorf("unknown key %q, did you mean %q?", key, Nearest(key, known)))
+		case key == ranksKey:
+			if ranks, err = parseRanks(&node); err != nil {
+				errs = append(errs, err)
+			}
 		case node.Kind != yaml.ScalarNode:
 			errs = append(errs, fmt.Errorf("line %d: %s wants a single value", node.Line, key))
 		case node.Tag == "!!null":
@@ -66,12 +86,62 @@ func singleValues(nodes map[string]yaml.Node, known []string) (map[string]string
 			values[key] = node.Value
 		}
 	}
-	return values, errs
+	return values, ranks, joined(errs)
+}
+
+// parseNodes reads the keys of one YAML document.
+func parseNodes(b []byte) (map[string]yaml.Node, error) {
+	var document yaml.Node
+	dec := yaml.NewDecoder(bytes.NewReader(b))
+	if err := dec.Decode(&document); errors.Is(err, io.EOF) { // an empty file
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, errors.New("more than one document")
+	}
+	root := &document
+	if root.Kind == yaml.DocumentNode {
+		root = root.Content[0]
+	}
+	if root.Kind != yaml.MappingNode && root.Tag != "!!null" {
+		return nil, fmt.Errorf("line %d: want settings, one 'key: value' a line", root.Line)
+	}
+	var nodes map[string]yaml.Node
+	err := root.Decode(&nodes)
+	if wrong := new(yaml.TypeError); errors.As(err, &wrong) {
+		err = errors.New(strings.Join(wrong.Errors, "; "))
+	}
+	return nodes, err
+}
+
+// parseRanks turns the list of ranks into JSON. A rank without an id gets its place in the list as its id.
+func parseRanks(node *yaml.Node) ([]json.RawMessage, error) {
+	if node.Kind != yaml.SequenceNode {
+		return nil, fmt.Errorf("line %d: ranks wants a list", node.Line)
+	}
+	var list []json.RawMessage
+	for i, entry := range node.Content {
+		var fields map[string]any
+		if err := entry.Decode(&fields); err != nil || fields == nil {
+			return nil, fmt.Errorf("line %d: rank %d wants fields", entry.Line, i)
+		}
+		if _, ok := fields["id"]; !ok {
+			fields["id"] = i
+		}
+		b, err := json.Marshal(fields)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: rank %d: %w", entry.Line, i, err)
+		}
+		list = append(list, b)
+	}
+	return list, nil
 }
 
 // joined joins errors in a sequence that does not depend on chance.
 func joined(errs []error) error {
-	sort.Slice(errs, func(i, j int) bool { return errs[i].Error() < errs[j].Error() })
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
 }
 

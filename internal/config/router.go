@@ -1,21 +1,15 @@
 package config
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
-	"reflect"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
-
-	"go.yaml.in/yaml/v3"
 )
 
 // Router are the settings of `kvconnd router`. The tags are as those of [Serve]. The YAML file also has
-// the list of ranks: see [ReadRouterFile].
+// the list of ranks: see [ReadFile].
 type Router struct {
 	HTTP             string        `name:"http" env:"KVCONN_ROUTER_HTTP" default:"127.0.0.1:9478" placeholder:"ADDR" help:"Address of the router; port 0 picks a free one. One that is not loopback needs a token (default 127.0.0.1:9478)."`
 	Token            string        `name:"token" env:"KVCONN_ROUTER_TOKEN" secret:"true" placeholder:"TOKEN" help:"Bearer token that clients have to send. Set it in the environment or the file: a command line can be seen by others."`
@@ -82,70 +76,4 @@ func (s *Router) Validate() error {
 		return fmt.Errorf("http %q is not loopback: set a token (KVCONN_ROUTER_TOKEN); TLS is for a proxy in front", s.HTTP)
 	}
 	return nil
-}
-
-// Settings lists the settings in the order of the schema, as [Serve.Settings] does.
-func (s *Router) Settings(source func(flag string) Source) []Setting { return settings(*s, source) }
-
-// ranksKey is the key of the list of ranks in the router's file.
-const ranksKey = "ranks"
-
-// ReadRouterFile reads a YAML file of the router's settings: their values as text, by key, and the entries
-// of the list ranks, each as JSON. A key that the schema does not have is an error that names the nearest.
-func ReadRouterFile(path string) (values map[string]string, ranks []json.RawMessage, err error) {
-	b, err := readBounded(path)
-	if err == nil {
-		values, ranks, err = parseRouter(b)
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("configuration file %s: %w", path, err)
-	}
-	return values, ranks, nil
-}
-
-// routerKeys are the YAML keys of a router's file: in place of the flag --rank it has the list.
-func routerKeys() []string {
-	keys := keysOf(reflect.TypeFor[Router]())
-	keys[slices.Index(keys, "rank")] = ranksKey
-	return keys
-}
-
-func parseRouter(b []byte) (map[string]string, []json.RawMessage, error) {
-	nodes, err := parseNodes(b)
-	if err != nil {
-		return nil, nil, err
-	}
-	node, hasRanks := nodes[ranksKey]
-	delete(nodes, ranksKey)
-	values, errs := singleValues(nodes, routerKeys())
-	var ranks []json.RawMessage
-	if hasRanks {
-		if ranks, err = parseRanks(&node); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	return values, ranks, joined(errs)
-}
-
-// parseRanks turns the list of ranks into JSON. A rank without an id gets its place in the list as its id.
-func parseRanks(node *yaml.Node) ([]json.RawMessage, error) {
-	if node.Kind != yaml.SequenceNode {
-		return nil, fmt.Errorf("line %d: ranks wants a list", node.Line)
-	}
-	var list []json.RawMessage
-	for i, entry := range node.Content {
-		var fields map[string]any
-		if err := entry.Decode(&fields); err != nil || fields == nil {
-			return nil, fmt.Errorf("line %d: rank %s wants fields", entry.Line, strconv.Itoa(i))
-		}
-		if _, ok := fields["id"]; !ok {
-			fields["id"] = i
-		}
-		b, err := json.Marshal(fields)
-		if err != nil {
-			return nil, fmt.Errorf("line %d: rank %d: %w", entry.Line, i, err)
-		}
-		list = append(list, b)
-	}
-	return list, nil
 }

@@ -44,7 +44,7 @@ func TestRouterSettingsThatCannotWorkAreNamed(t *testing.T) {
 }
 
 func TestRouterFileHasSettingsAndRanks(t *testing.T) {
-	values, ranks, err := ReadRouterFile(write(t, `
+	values, ranks, err := ReadFile[Router](write(t, `
 http: 127.0.0.1:0
 predict_ttl: 3s
 ranks:
@@ -71,11 +71,11 @@ func TestRouterFileErrorsSayWhatToDo(t *testing.T) {
 		"just words":               "line 1: want settings",
 		strings.Repeat(" ", 2<<20): "more than",
 	} {
-		if _, _, err := ReadRouterFile(write(t, text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, _, err := ReadFile[Router](write(t, text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.20q: %v, want %q in it", text, err, want)
 		}
 	}
-	if _, _, err := ReadRouterFile("/nowhere"); err == nil {
+	if _, _, err := ReadFile[Router]("/nowhere"); err == nil {
 		t.Error("a missing file is no error")
 	}
 }
@@ -83,7 +83,7 @@ func TestRouterFileErrorsSayWhatToDo(t *testing.T) {
 func TestRouterSecretsAreMasked(t *testing.T) {
 	s := goodRouter()
 	s.Token, s.EngineKey = "hunter2", "hunter3"
-	for _, x := range s.Settings(func(string) Source { return Source{} }) {
+	for _, x := range Settings(s, func(string) Source { return Source{} }) {
 		if strings.Contains(x.Value, "hunter") {
 			t.Errorf("%s shows %s", x.Key, x.Value)
 		}
@@ -93,12 +93,12 @@ func TestRouterSecretsAreMasked(t *testing.T) {
 func FuzzParseRouter(f *testing.F) {
 	f.Add([]byte("http: x\nranks: [{id: 1}]\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		values, _, err := parseRouter(b)
+		values, _, err := parse[Router](b)
 		if err != nil {
 			return
 		}
 		for key := range values {
-			if Nearest(key, routerKeys()) != key {
+			if Nearest(key, keysOf[Router]()) != key {
 				t.Errorf("unknown key %q was accepted", key)
 			}
 		}

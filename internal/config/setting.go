@@ -3,6 +3,8 @@ package config
 import (
 	"fmt"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -45,12 +47,9 @@ type Setting struct {
 // masked stands for a secret that is set.
 const masked = "********"
 
-// Settings lists the settings in the schema's sequence. source returns where the value of a flag
-// comes from. Fields with the tag secret:"true" are masked.
-func (s *Serve) Settings(source func(flag string) Source) []Setting { return settings(*s, source) }
-
-// settings lists the fields of a struct of settings.
-func settings(schema any, source func(flag string) Source) []Setting {
+// Settings lists the settings of a [Serve] or [Router] in the schema's sequence. source returns where the value of
+// a flag comes from. Fields with the tag secret:"true" are masked.
+func Settings[S Serve | Router](schema S, source func(flag string) Source) []Setting {
 	v := reflect.ValueOf(schema)
 	out := make([]Setting, 0, v.NumField())
 	for i := range v.NumField() {
@@ -66,4 +65,32 @@ func settings(schema any, source func(flag string) Source) []Setting {
 		out = append(out, Setting{Key: Key(flag), Value: text, From: source(flag)})
 	}
 	return out
+}
+
+// envPrefix begins the name of every variable that is a setting.
+const envPrefix = "KVCONN_"
+
+// CheckEnvironment reports every variable of environ (in the form of [os.Environ]) that begins
+// with KVCONN_ and is not in known, each with the nearest known one. It accepts the variables that
+// Kubernetes puts into every container for a service (KVCONN_PORT for one named kvconn), and those
+// of the tests (KVCONN_TEST_…).
+func CheckEnvironment(environ, known []string) error {
+	var errs []error
+	for _, entry := range environ {
+		name, _, _ := strings.Cut(entry, "=")
+		switch {
+		case !strings.HasPrefix(name, envPrefix), strings.HasPrefix(name, envPrefix+"TEST_"):
+		case slices.Contains(known, name), isServiceVariable(name):
+		default:
+			errs = append(errs, fmt.Errorf("unknown environment variable %s, did you mean %s?", name, Nearest(name, known)))
+		}
+	}
+	return joined(errs)
+}
+
+// isServiceVariable recognizes the variables that Kubernetes and Docker links derive from a
+// service's name (kubernetes.io, "Service: environment variables").
+func isServiceVariable(name string) bool {
+	matched, _ := regexp.MatchString(`_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$`, name)
+	return matched
 }

@@ -20,23 +20,10 @@ const (
 // maxID bounds ids of conversations: they are remembered.
 const maxID = 256
 
-// Conversation is what a request says of the conversation that it belongs to.
-type Conversation struct {
-	// ID names it, Parent the one that it came from; empty if there is none.
-	ID, Parent string
-	// FirstTurn says that the conversation begins with this request.
-	FirstTurn bool
-	// Content names the opening of its messages; empty without messages.
-	Content string
-}
-
-// Affinity is the id to route by: the parent's for a sub-agent, which shares the parent's prefix.
-func (c *Conversation) Affinity() string { return cmp.Or(c.Parent, c.ID) }
-
-// ReadConversation takes the conversation from a request's headers and, where they have none, from the fields of
+// readConversation takes the conversation from a request's headers and, where they have none, from the fields of
 // its body: conversation_id, session_id or conversation_params.conversation_id (TensorRT-LLM's),
 // parent_conversation_id, first_turn, messages. The error is an [Error] and names the field.
-func ReadConversation(h http.Header, fields Fields) (Conversation, error) {
+func (q *Request) readConversation(h http.Header, fields Fields) error {
 	var id, session, parent string
 	var params struct {
 		ID string `json:"conversation_id"`
@@ -44,18 +31,17 @@ func ReadConversation(h http.Header, fields Fields) (Conversation, error) {
 	err := cmp.Or(fields.Read("conversation_id", &id), fields.Read("session_id", &session),
 		fields.Read("parent_conversation_id", &parent), fields.Read("conversation_params", &params))
 	if err != nil {
-		return Conversation{}, err
+		return err
 	}
-	c := Conversation{
-		ID: cmp.Or(h.Get(SessionHeader), id, session, params.ID), Parent: cmp.Or(h.Get(ParentHeader), parent),
-		FirstTurn: firstTurn(fields), Content: opening(fields["messages"]),
-	}
-	for _, id := range [...]string{c.ID, c.Parent} {
+	q.Session, parent = cmp.Or(h.Get(SessionHeader), id, session, params.ID), cmp.Or(h.Get(ParentHeader), parent)
+	for _, id := range [...]string{q.Session, parent} {
 		if len(id) > maxID || strings.ContainsFunc(id, IsControl) {
-			return c, BadRequest("the conversation's id %.40q is longer than %d bytes or has control characters", id, maxID)
+			return BadRequest("the conversation's id %.40q is longer than %d bytes or has control characters", id, maxID)
 		}
 	}
-	return c, nil
+	q.Conversation = cmp.Or(parent, q.Session) // a sub-agent shares the prefix of its parent
+	q.FirstTurn, q.Content = firstTurn(fields), opening(fields["messages"])
+	return nil
 }
 
 // IsControl reports whether a character must not stand in a header; ids are passed on in headers.

@@ -85,12 +85,10 @@ func (x *Reader) Object(w http.ResponseWriter, r *http.Request) (body []byte, fi
 func (x *Reader) Read(ctx context.Context, h http.Header, fields Fields) (*Request, error) {
 	q := &Request{Request: route.Request{Request: policy.Request{Pin: policy.NoPin}}}
 	var salt string
-	c, err := ReadConversation(h, fields)
-	if err = cmp.Or(err, fields.Read("model", &q.Model), fields.Read("cache_salt", &salt)); err != nil {
+	if err := cmp.Or(q.readConversation(h, fields), fields.Read("model", &q.Model), fields.Read("cache_salt", &salt)); err != nil {
 		return nil, err
 	}
 	q.Scope = connector.Scope{Salt: salt}
-	q.Session, q.Conversation, q.FirstTurn, q.Content = c.ID, c.Affinity(), c.FirstTurn, c.Content
 	found, err := x.Tokens.Resolve(ctx, q.Model, fields, func() []string { return x.Engines(q.Model) })
 	if errors.Is(err, tokenize.ErrTooLong) {
 		return nil, err

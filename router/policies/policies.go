@@ -19,9 +19,7 @@ type Options struct {
 	Name         string
 	Cost         policy.CostOptions
 	KVAware      published.KVAwareOptions
-	Load         published.LoadOptions
 	Conversation published.ConversationOptions
-	ServeKVAware published.ServeKVAwareOptions
 }
 
 // entry is a policy by its name.
@@ -36,12 +34,12 @@ func table() []entry {
 		{"cost", func(o Options) policy.Policy { return policy.NewCost(o.Cost) }},
 		{"kv-aware", kvAware},
 		{"kv-aware-gpu", func(o Options) policy.Policy { o.KVAware.GPUOnly = true; return kvAware(o) }},
-		{"load", func(o Options) policy.Policy { return published.NewLoad(o.Load) }},
+		{"load", func(Options) policy.Policy { return published.NewLoad() }},
 		{"round-robin", func(Options) policy.Policy { return policy.NewRoundRobin() }},
 		{"conversation", conversation},
-		{"serve-kv-aware", func(o Options) policy.Policy { return published.NewServeKVAware(o.ServeKVAware) }},
+		{"serve-kv-aware", func(Options) policy.Policy { return published.NewServeKVAware(published.ServeKVAwareOptions{}) }},
 		{"first-turn", func(o Options) policy.Policy { return policy.NewFirstTurn(kvAware(o)) }},
-		{"published/load", func(o Options) policy.Policy { return published.Exactly(published.NewLoad(o.Load)) }},
+		{"published/load", func(Options) policy.Policy { return published.Exactly(published.NewLoad()) }},
 		{"published/kv-aware", func(o Options) policy.Policy { return published.Exactly(published.NewKVAware(o.KVAware)) }},
 		{"published/kv-aware-warmup", func(o Options) policy.Policy {
 			o.KVAware.Warmup = true

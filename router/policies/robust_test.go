@@ -14,10 +14,10 @@ import (
 // everyPolicy returns one of each, as new.
 func everyPolicy() []policy.Policy {
 	return []policy.Policy{
-		policy.NewRoundRobin(), published.NewLoad(published.LoadOptions{}), published.NewKVAware(published.KVAwareOptions{}),
+		policy.NewRoundRobin(), published.NewLoad(), published.NewKVAware(published.KVAwareOptions{}),
 		published.NewKVAware(published.KVAwareOptions{Warmup: true, GPUOnly: true}), policy.NewFirstTurn(policy.NewCost(policy.CostOptions{})),
 		published.NewConversation(published.ConversationOptions{}), published.NewConversation(published.ConversationOptions{Placement: published.PlaceLeastQueued}),
-		published.NewConversation(published.ConversationOptions{Placement: published.PlaceLeastTokens, Fallback: published.NewLoad(published.LoadOptions{})}),
+		published.NewConversation(published.ConversationOptions{Placement: published.PlaceLeastTokens, Fallback: published.NewLoad()}),
 		published.NewServeKVAware(published.ServeKVAwareOptions{LoadCap: 0.5}), policy.NewCost(policy.CostOptions{}), policy.NewCost(policy.CostOptions{OverlapLoads: true}),
 	}
 }
@@ -27,7 +27,7 @@ func exact(p policy.Policy) bool { _, ok := p.(policy.Batcher); return ok }
 
 // withExact returns everyPolicy and those that answer exactly as published.
 func withExact() []policy.Policy {
-	return append(everyPolicy(), published.Exactly(published.NewLoad(published.LoadOptions{})),
+	return append(everyPolicy(), published.Exactly(published.NewLoad()),
 		published.Exactly(published.NewKVAware(published.KVAwareOptions{Warmup: true})), published.Exactly(published.NewConversation(published.ConversationOptions{})))
 }
 
@@ -57,7 +57,7 @@ func reasons(want ...policy.Reason) func(*testing.T, []policy.Decision) {
 }
 
 func TestNoRankIsAClearAnswer(t *testing.T) {
-	none := &policy.State{}
+	none := &policy.State{BlockSize: 16}
 	forEveryPolicy(t, none, []policy.Request{policytest.Prompt(1, 10, none), policytest.Pinned(policytest.Prompt(2, 10, none), 3, true), policytest.Pinned(policytest.Prompt(3, 10, none), 3, false)},
 		reasons(policy.ReasonNoRanks, policy.ReasonPinUnknown, policy.ReasonNoRanks))
 	down := policytest.Idle(2, 0)

@@ -1,5 +1,7 @@
 package policy
 
+import "math"
+
 // Rules are common to all policies: which requests cannot be decided, what a pin does, and what a decision says.
 // The fields are the points in which policies differ.
 type Rules struct {
@@ -71,7 +73,7 @@ func (u Rules) Place(s *State, r *Request, d *Decision, i int, why Reason, use i
 // take it.
 func (u Rules) Refuse(s *State, r *Request, d *Decision, why Reason) {
 	u.explain(s, r, d)
-	if s.InTurn(0, Unlimited, r.Tokens) < 0 {
+	if s.InTurn(0, math.MaxInt, r.Tokens) < 0 {
 		why = ReasonAllFull
 	}
 	d.Reason = why
@@ -80,7 +82,7 @@ func (u Rules) Refuse(s *State, r *Request, d *Decision, why Reason) {
 // PlaceInTurn places a request on the first rank from *cursor on that takes it, and moves the cursor beyond
 // it.
 func (u Rules) PlaceInTurn(s *State, r *Request, d *Decision, cursor *int) {
-	i := s.InTurn(*cursor, Unlimited, r.Tokens)
+	i := s.InTurn(*cursor, math.MaxInt, r.Tokens)
 	if i < 0 {
 		u.Refuse(s, r, d, ReasonAllFull)
 		return

@@ -10,7 +10,7 @@ import (
 type State struct {
 	// Ranks are all ranks, with distinct ids, in an order that is the same for all routers.
 	Ranks []Rank
-	// BlockSize is the number of tokens in a block; 0 means 16.
+	// BlockSize is the number of tokens in a block.
 	BlockSize int
 }
 
@@ -131,14 +131,6 @@ type Batcher interface {
 	PlaceAll(s *State, reqs []*Request, out []*Decision)
 }
 
-// BlockTokens returns the number of tokens in a block.
-func (s *State) BlockTokens() int {
-	if s.BlockSize > 0 {
-		return s.BlockSize
-	}
-	return 16
-}
-
 // Holds reports whether the i-th rank is ready and takes one more request of the given prompt.
 func (s *State) Holds(i, promptTokens int) bool {
 	r := &s.Ranks[i]
@@ -167,6 +159,3 @@ func (s *State) InTurn(cursor, limit, promptTokens int) int {
 	}
 	return -1
 }
-
-// Unlimited is a limit on requests that no rank reaches.
-const Unlimited = int(^uint(0) >> 1)

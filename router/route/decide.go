@@ -1,8 +1,11 @@
 package route
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/inflight"
@@ -32,6 +35,57 @@ func (r *Router) Route(ctx context.Context, req *Request, d *Decision) error {
 		r.decide(jobs[:])
 	}
 	return j.err
+}
+
+// RouteAll decides several requests: out[i] and the i-th error are of reqs[i], as those of [Router.Route].
+// A policy.Batcher gets all requests of a model at once, except that one that excludes ranks is placed by itself
+// after them. Any other policy decides one after the other, each counting for those after it: first the
+// requests with a strict pin, as no other rank will do for them, then the rest in the order given.
+func (r *Router) RouteAll(ctx context.Context, reqs []Request, out []Decision) []error {
+	jobs, open := make([]job, len(reqs)), make([]*job, 0, len(reqs))
+	for i := range reqs {
+		jobs[i] = job{req: &reqs[i], d: &out[i]}
+		if r.begin(ctx, &jobs[i]) {
+			open = append(open, &jobs[i])
+		}
+	}
+	slices.SortStableFunc(open, func(a, b *job) int {
+		return cmp.Or(strings.Compare(a.d.Model, b.d.Model), a.turn()-b.turn())
+	})
+	for len(open) > 0 {
+		n := together(open)
+		r.decide(open[:n])
+		open = open[n:]
+	}
+	errs := make([]error, len(reqs))
+	for i := range jobs {
+		errs[i] = jobs[i].err
+	}
+	return errs
+}
+
+// turn orders the requests of one model.
+func (j *job) turn() int {
+	_, batches := j.to.pool.policy.(policy.Batcher)
+	switch {
+	case batches && len(j.req.Exclude) > 0:
+		return 2
+	case !batches && j.req.Strict && j.req.Pin != policy.NoPin:
+		return 0
+	}
+	return 1
+}
+
+// together returns how many of the first jobs are decided at once.
+func together(jobs []*job) int {
+	p := jobs[0].to.pool
+	n := 1
+	if _, batches := p.policy.(policy.Batcher); batches && jobs[0].turn() == 1 {
+		for n < len(jobs) && jobs[n].to.pool == p && jobs[n].turn() == 1 {
+			n++
+		}
+	}
+	return n
 }
 
 // begin empties the decision and finds the ranks of the request. It reports whether that worked; if not, j has
@@ -110,10 +164,7 @@ func (r *Router) walk(s *scratch, to target, v *view, prompt []uint32, scope con
 			from.feed.NoteRoot(root)
 		}
 	}
-	if cap(s.results) < len(v.states) {
-		s.results = make([]prefix.Result, len(v.states))
-	}
-	s.results = s.results[:len(v.states)]
+	s.results = slices.Grow(s.results[:0], len(v.states))[:len(v.states)]
 	r.index.WalkTokens(v.ranks, root, prompt, p.blockSize, &s.walk, s.results)
 	return appendMatches(dst, s.results, p.blockSize)
 }
@@ -121,16 +172,15 @@ func (r *Router) walk(s *scratch, to target, v *view, prompt []uint32, scope con
 // decide decides jobs of one pool: several together if the policy places batches, else one.
 func (r *Router) decide(jobs []*job) {
 	for _, j := range jobs {
-		j.s = r.take()
+		j.s = r.scratches.Get().(*scratch)
 	}
-	for !r.tryDecide(jobs) {
-		continue // a rank came or went meanwhile
+	for !r.tryDecide(jobs) { // a rank came or went meanwhile
 	}
 	for _, j := range jobs {
 		if j.err == nil {
 			r.counts.add(j.d)
 		}
-		r.give(j.s)
+		r.scratches.Put(j.s)
 	}
 }
 
@@ -203,6 +253,10 @@ func cut(v *int32, n int32) int32 {
 	return n
 }
 
+// sharedBlocks is how many of a prompt's first blocks are counted once on each rank with Options.Load.AssumeKVReuse:
+// each costs tens of nanoseconds when a request is placed.
+const sharedBlocks = 1024
+
 // book counts a placed request as load. The caller holds the pool's mu.
 func (r *Router) book(v *view, j *job) error {
 	d, p, state := j.d, j.to.pool, v.states[j.d.Index]
@@ -215,7 +269,7 @@ func (r *Router) book(v *view, j *job) error {
 	}
 	if r.opts.Load.AssumeKVReuse && j.req.Prompt != nil {
 		keys := j.s.walk.Keys()
-		booking.Keys = keys[:min(len(keys), r.opts.SharedBlocks)]
+		booking.Keys = keys[:min(len(keys), sharedBlocks)]
 	}
 	if err := p.tracker.Add(booking); err != nil {
 		return fmt.Errorf("%w: %w", ErrBusy, err)
@@ -241,12 +295,9 @@ func (r *Router) predict(state *rankState, j *job) {
 	} else if int(j.s.results[j.d.Index].GPU) == len(j.req.Prompt)/j.to.pool.blockSize {
 		return
 	}
-	keys := j.s.walk.AllKeys()
-	if len(keys) == 0 {
-		return
+	if keys := j.s.walk.AllKeys(); len(keys) > 0 {
+		_ = r.index.Predict(state.gpu, keys, r.opts.Now().Add(ttl)) // fails only if the rank was removed meanwhile
 	}
-	// Fails only if the rank was removed meanwhile.
-	_ = r.index.Predict(state.gpu, keys, r.opts.Now().Add(ttl))
 }
 
 // Prefix is what a rank has of a prompt, in tokens, with the JSON names of the HTTP interface.
@@ -264,8 +315,8 @@ func (r *Router) Prefixes(model string, prompt []uint32, scope connector.Scope) 
 	if len(prompt) > r.opts.MaxPromptTokens {
 		return nil, fmt.Errorf("%w: %d tokens, at most %d", ErrPromptTooLong, len(prompt), r.opts.MaxPromptTokens)
 	}
-	s := r.take()
-	defer r.give(s)
+	s := r.scratches.Get().(*scratch)
+	defer r.scratches.Put(s)
 	v := to.pool.view.Load()
 	list := make([]Prefix, len(v.states))
 	for i, m := range r.walk(s, to, v, prompt, scope, nil) {

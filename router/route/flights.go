@@ -1,6 +1,7 @@
 package route
 
 import (
+	"maps"
 	"sync"
 	"time"
 )
@@ -55,16 +56,16 @@ func (f *flights) remove(id uint64) (e flight, ok bool) {
 	return e, ok
 }
 
-// due appends the requests whose prefill is assumed to be over by now.
-func (f *flights) due(now time.Time, dst []uint64) []uint64 {
+// due returns the requests whose prefill is assumed to be over by now.
+func (f *flights) due(now time.Time) (ids []uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for id, e := range f.byID {
 		if !e.assume.IsZero() && !e.assume.After(now) {
-			dst = append(dst, id)
+			ids = append(ids, id)
 		}
 	}
-	return dst
+	return ids
 }
 
 // sweep forgets requests that were last reported earlier than before, as the tracker does by itself, and those
@@ -72,11 +73,7 @@ func (f *flights) due(now time.Time, dst []uint64) []uint64 {
 func (f *flights) sweep(before time.Time, gone *rankState) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for id, e := range f.byID {
-		if e.heard.Before(before) || e.rank == gone {
-			delete(f.byID, id)
-		}
-	}
+	maps.DeleteFunc(f.byID, func(_ uint64, e flight) bool { return e.heard.Before(before) || e.rank == gone })
 }
 
 // PrefillDone reports that a request has its first output token. It returns whether the request is known: not
@@ -94,7 +91,7 @@ func (r *Router) PrefillDone(handle uint64) bool {
 // assumePrefilled ends the prefills that should be over and whose end is not reported. Nothing is learnt from
 // them.
 func (r *Router) assumePrefilled(now time.Time) {
-	for _, handle := range r.flights.due(now, nil) {
+	for _, handle := range r.flights.due(now) {
 		if e, ok := r.flights.hear(handle, now, true); ok {
 			e.pool.tracker.PrefillDone(handle)
 		}

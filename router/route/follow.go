@@ -74,7 +74,7 @@ func (r *Router) share(tier prefix.Tier, id, url string, spec *registry.Rank) (*
 	}
 	from.feed = f
 	from.done.Go(func() { _ = f.Run(ctx) }) // tries until it is stopped
-	from.done.Go(func() { from.measure(ctx, r.opts.Client, r.opts.NodeInterval) })
+	from.done.Go(func() { from.measure(ctx, r.opts.NodeInterval) })
 	r.sources[key] = from
 	return from, nil
 }

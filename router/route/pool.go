@@ -18,7 +18,6 @@ type pool struct {
 	blockSize int
 	root      connector.Key // of the plain scope
 	tracker   *inflight.Tracker
-	grace     time.Duration
 	view      atomic.Pointer[view]
 
 	// mu is held for the policy's part of a decision.
@@ -47,7 +46,7 @@ func newPool(model string, blockSize int, o *Options) (*pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &pool{model: model, blockSize: blockSize, root: connector.RootKey(blockSize, connector.Scope{}), tracker: t, grace: o.BalanceGrace, policy: o.Policy()}
+	p := &pool{model: model, blockSize: blockSize, root: connector.RootKey(blockSize, connector.Scope{}), tracker: t, policy: o.Policy()}
 	p.state.BlockSize = blockSize
 	return p, nil
 }
@@ -95,8 +94,8 @@ func (p *pool) show(v *view) {
 func (p *pool) place(v *view, jobs []*job) {
 	p.tracker.Snapshot(p.ids, p.loads)
 	for i, s := range v.states {
-		r := &p.state.Ranks[i]
-		r.ID, r.Ready, r.Capacity = s.id, s.selectable(), capacity(s.spec.Load())
+		r, spec := &p.state.Ranks[i], s.spec.Load()
+		r.ID, r.Ready, r.Capacity = s.id, s.selectable(), policy.Capacity{MaxActive: spec.MaxActive, MaxTokens: spec.MaxTokens}
 		r.Load, r.Speeds = p.loads[i], s.speeds()
 	}
 	p.grant()
@@ -151,6 +150,11 @@ func (p *pool) assumed(d *Decision, now time.Time) time.Time {
 // leastAssumed and mostAssumed bound the time after which a prefill is assumed to be over, in seconds.
 const leastAssumed, mostAssumed = 1, 3600
 
+// grace is the time in which a rank may compute more than others before the policy cost charges it for that in full:
+// this much prefill is added to the recent work of every rank. Without it the first requests of a router that is new
+// or idle would decide, and a conversation's second turn would leave the rank that has its prefix.
+const grace = time.Minute
+
 // grant adds the grace to every rank's recent work.
 func (p *pool) grant() {
 	sum, known := 0.0, 0
@@ -160,9 +164,9 @@ func (p *pool) grant() {
 			known++
 		}
 	}
-	tokens := policy.DefaultPrefillTokens * p.grace.Seconds()
+	tokens := policy.DefaultPrefillTokens * grace.Seconds()
 	if known > 0 {
-		tokens = sum / float64(known) * p.grace.Seconds()
+		tokens = sum / float64(known) * grace.Seconds()
 	}
 	for i := range p.state.Ranks {
 		p.state.Ranks[i].Load.RecentTokens += tokens

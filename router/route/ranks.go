@@ -3,6 +3,7 @@ package route
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kvconn/kvconn/router/registry"
 )
@@ -98,10 +99,8 @@ func (r *Router) checkNames(spec *registry.Rank, but *rankState) error {
 			continue
 		}
 		for _, name := range append([]string{spec.Model}, spec.Adapters...) {
-			for _, taken := range append([]string{o.Model}, o.Adapters...) {
-				if name == taken {
-					return fmt.Errorf("%w: %s is %s's on rank %d", ErrMismatch, name, o.Model, other.id)
-				}
+			if name == o.Model || slices.Contains(o.Adapters, name) {
+				return fmt.Errorf("%w: %s is %s's on rank %d", ErrMismatch, name, o.Model, other.id)
 			}
 		}
 	}
@@ -110,7 +109,7 @@ func (r *Router) checkNames(spec *registry.Rank, but *rankState) error {
 
 // refresh makes the present ranks of a pool what decisions are made by. The caller holds mu.
 func (r *Router) refresh(p *pool) error {
-	states := sortedStates(r.ranks, p)
+	states := slices.DeleteFunc(r.sorted(), func(s *rankState) bool { return s.pool != p })
 	v, err := newView(states)
 	if err != nil {
 		return err

@@ -3,7 +3,6 @@ package route
 import (
 	"context"
 	"math"
-	"slices"
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/router/feed"
@@ -39,11 +38,6 @@ func (f *atomicFloat) store(v float64) { f.bits.Store(math.Float64bits(v)) }
 
 // selectable says whether the rank may get requests.
 func (r *rankState) selectable() bool { return r.ready.Load() && !r.spec.Load().Draining }
-
-// capacity is the capacity in the description.
-func capacity(s *registry.Rank) policy.Capacity {
-	return policy.Capacity{MaxActive: s.MaxActive, MaxTokens: s.MaxTokens}
-}
 
 // speeds are the given speeds, and the learnt ones where none is given.
 func (r *rankState) speeds() policy.Speeds {
@@ -98,20 +92,8 @@ func (r *rankState) learnPrefill(tokens int32, seconds float64) {
 
 // sameFeeds says whether a rank can change from a to b while its feeds and holders stay.
 func sameFeeds(a, b *registry.Rank) bool {
-	events := a.Events == nil && b.Events == nil || a.Events != nil && b.Events != nil && *a.Events == *b.Events
-	return events && a.Model == b.Model && a.BlockSize == b.BlockSize && a.DPRank == b.DPRank &&
+	return (a.Events == b.Events || a.Events != nil && b.Events != nil && *a.Events == *b.Events) &&
+		a.Model == b.Model && a.BlockSize == b.BlockSize && a.DPRank == b.DPRank &&
 		a.Node == b.Node && a.NodeURL == b.NodeURL && a.Bucket == b.Bucket && a.BucketURL == b.BucketURL &&
 		a.CacheModel == b.CacheModel && a.Namespace == b.Namespace && a.HashDomain == b.HashDomain
-}
-
-// sortedStates orders ranks by id: the same for all routers.
-func sortedStates(ranks map[int32]*rankState, p *pool) []*rankState {
-	var list []*rankState
-	for _, r := range ranks {
-		if r.pool == p {
-			list = append(list, r)
-		}
-	}
-	slices.SortFunc(list, func(a, b *rankState) int { return int(a.id) - int(b.id) })
-	return list
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,8 +36,7 @@ type Router struct {
 	pools   map[string]*pool
 	sources map[sourceKey]*source
 
-	scratchMu sync.Mutex
-	scratches []*scratch
+	scratches sync.Pool // of *scratch
 }
 
 // target is what a model's name in a request stands for.
@@ -67,6 +68,7 @@ func New(o Options) (*Router, error) {
 		return nil, err
 	}
 	r.ids.Store(binary.LittleEndian.Uint64(seed[:]) >> 1)
+	r.scratches.New = func() any { return new(scratch) }
 	r.models.Store(&map[string]target{})
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.running.Go(func() error { r.expire(); return nil })
@@ -100,10 +102,7 @@ func (r *Router) Close() {
 	r.mu.Lock()
 	r.closed = true
 	r.models.Store(&map[string]target{})
-	states := make([]*rankState, 0, len(r.ranks))
-	for _, s := range r.ranks {
-		states = append(states, s)
-	}
+	states := slices.Collect(maps.Values(r.ranks))
 	r.ranks = map[int32]*rankState{}
 	r.mu.Unlock()
 	r.cancel()
@@ -118,28 +117,6 @@ type scratch struct {
 	walk    prefix.Scratch
 	results []prefix.Result
 	root    rootCache
-}
-
-// maxScratches bounds the idle ones.
-const maxScratches = 64
-
-func (r *Router) take() *scratch {
-	r.scratchMu.Lock()
-	defer r.scratchMu.Unlock()
-	if n := len(r.scratches); n > 0 {
-		s := r.scratches[n-1]
-		r.scratches = r.scratches[:n-1]
-		return s
-	}
-	return new(scratch)
-}
-
-func (r *Router) give(s *scratch) {
-	r.scratchMu.Lock()
-	defer r.scratchMu.Unlock()
-	if len(r.scratches) < maxScratches {
-		r.scratches = append(r.scratches, s)
-	}
 }
 
 // Index is the prefix index, for feeds other than the router's own and for measurements.

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -67,13 +69,10 @@ func (s *source) holder(x *prefix.Index, digest connector.NamespaceDigest, m *co
 	return h, true, nil
 }
 
-func (s *source) holderList() (list []prefix.Holder) {
+func (s *source) holderList() []prefix.Holder {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, h := range s.holders {
-		list = append(list, h)
-	}
-	return list
+	return slices.Collect(maps.Values(s.holders))
 }
 
 // bytesPerToken is the KV that a token of the prefix has in all shards of full attention, 0 if the
@@ -105,22 +104,18 @@ func bytesPerToken(m *connector.Manifest) float64 {
 	return sum * width
 }
 
-// nodeStatus is the part of a kvconnd's /v1/status that the router needs.
-type nodeStatus struct {
-	Tiers []struct {
-		Tier         string  `json:"tier"`
-		LoadBytesPer float64 `json:"load_bytes_per_s"`
-	} `json:"tiers"`
-}
-
 // maxStatusBytes bounds a node's answer.
 const maxStatusBytes = 16 << 20
 
+// askTimeout bounds asking a node.
+const askTimeout = 5 * time.Second
+
 // measure asks the kvconnd for the speed of its tier until ctx ends. If it has no answer the speed stays as it
 // was.
-func (s *source) measure(ctx context.Context, c *http.Client, every time.Duration) {
+func (s *source) measure(ctx context.Context, every time.Duration) {
+	client := &http.Client{Timeout: askTimeout}
 	for {
-		if v, err := s.ask(ctx, c); err == nil && v > 0 {
+		if v, err := s.ask(ctx, client); err == nil && v > 0 {
 			s.speed.store(v)
 		}
 		select {
@@ -144,7 +139,12 @@ func (s *source) ask(ctx context.Context, c *http.Client) (float64, error) {
 	if resp.StatusCode != http.StatusOK {
 		return 0, fmt.Errorf("%s/v1/status: %s", s.url, resp.Status)
 	}
-	var st nodeStatus
+	var st struct {
+		Tiers []struct {
+			Tier         string  `json:"tier"`
+			LoadBytesPer float64 `json:"load_bytes_per_s"`
+		} `json:"tiers"`
+	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxStatusBytes)).Decode(&st); err != nil {
 		return 0, fmt.Errorf("%s/v1/status: %w", s.url, err)
 	}

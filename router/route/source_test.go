@@ -106,7 +106,7 @@ func TestBytesPerTokenAreThoseOfThePrefix(t *testing.T) {
 func TestOptionsAreChecked(t *testing.T) {
 	for _, spoil := range []func(*Options){
 		func(o *Options) { o.PredictTTL = -1 }, func(o *Options) { o.MaxPromptTokens = 1 << 30 }, func(o *Options) { o.MaxRanks = -1 },
-		func(o *Options) { o.Index.MaxBlocks = -1 }, func(o *Options) { o.Load.TTL = -1 }, func(o *Options) { o.BalanceGrace = -1 },
+		func(o *Options) { o.Index.MaxBlocks = -1 }, func(o *Options) { o.Load.TTL = -1 },
 	} {
 		var o Options
 		spoil(&o)

@@ -2,6 +2,7 @@ package route
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -88,20 +89,15 @@ func (r *Router) Stats() Stats {
 
 // all lists ranks by id, sources and pools. The caller holds mu, and asks feeds only after it.
 func (r *Router) all() (states []*rankState, sources []*source, pools []*pool) {
-	for _, s := range r.ranks {
-		states = append(states, s)
-	}
-	slices.SortFunc(states, func(a, b *rankState) int { return int(a.id) - int(b.id) })
-	for _, s := range r.sources {
-		sources = append(sources, s)
-	}
-	slices.SortFunc(sources, func(a, b *source) int {
+	sources = slices.SortedFunc(maps.Values(r.sources), func(a, b *source) int {
 		return cmp.Or(strings.Compare(a.url, b.url), strings.Compare(a.model, b.model))
 	})
-	for _, p := range r.pools {
-		pools = append(pools, p)
-	}
-	return states, sources, pools
+	return r.sorted(), sources, slices.Collect(maps.Values(r.pools))
+}
+
+// sorted lists the ranks by id: in the same order in all routers. The caller holds mu.
+func (r *Router) sorted() []*rankState {
+	return slices.SortedFunc(maps.Values(r.ranks), func(a, b *rankState) int { return int(a.id) - int(b.id) })
 }
 
 // RankInfo is a registered rank at one moment, with the JSON names of the HTTP interface.
@@ -137,7 +133,7 @@ func (r *Router) Rank(id int32) (info RankInfo, ok bool) {
 // Ranks describes all ranks, by id.
 func (r *Router) Ranks() []RankInfo {
 	r.mu.Lock()
-	states, _, _ := r.all()
+	states := r.sorted()
 	r.mu.Unlock()
 	list := make([]RankInfo, len(states))
 	for i, s := range states {
@@ -172,14 +168,7 @@ func (r *Router) info(s *rankState) RankInfo {
 }
 
 // Models lists the names of models and adapters that requests may have, sorted.
-func (r *Router) Models() []string {
-	var names []string
-	for name := range *r.models.Load() {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+func (r *Router) Models() []string { return slices.Sorted(maps.Keys(*r.models.Load())) }
 
 // Endpoints lists the ranks of each endpoint.
 func (r *Router) Endpoints() map[string][]int32 {

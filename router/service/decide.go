@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
@@ -114,31 +113,24 @@ func (s *server) ask(ctx context.Context, h http.Header, fields front.Fields) (*
 }
 
 // serveRoute decides one request, which is the body, or several in the list requests.
-func (s *server) serveRoute(w http.ResponseWriter, r *http.Request) {
+func (s *server) serveRoute(w http.ResponseWriter, r *http.Request) (any, error) {
 	_, fields, err := s.reader.Object(w, r)
 	if err != nil {
-		front.ErrorOf(err).Write(w)
-		return
+		return nil, err
 	}
 	if several, ok := fields["requests"]; ok {
-		s.routeBatch(w, r, several)
-		return
+		return s.routeBatch(r.Context(), several)
 	}
 	answers, errs := s.route(r.Context(), r.Header, []front.Fields{fields})
-	if errs[0] != nil {
-		front.ErrorOf(errs[0]).Write(w)
-		return
-	}
-	httpserve.WriteJSON(w, http.StatusOK, answers[0])
+	return answers[0], errs[0]
 }
 
-func (s *server) routeBatch(w http.ResponseWriter, r *http.Request, several json.RawMessage) {
+func (s *server) routeBatch(ctx context.Context, several json.RawMessage) (any, error) {
 	var list []front.Fields
 	if err := json.Unmarshal(several, &list); err != nil || len(list) == 0 || len(list) > maxBatch {
-		front.BadRequest("requests is not a list of 1 to %d JSON objects", maxBatch).Write(w)
-		return
+		return nil, front.BadRequest("requests is not a list of 1 to %d JSON objects", maxBatch)
 	}
-	answers, errs := s.route(r.Context(), nil, list)
+	answers, errs := s.route(ctx, nil, list)
 	results := make([]RouteResult, len(answers))
 	for i := range answers {
 		if errs[i] == nil {
@@ -149,7 +141,7 @@ func (s *server) routeBatch(w http.ResponseWriter, r *http.Request, several json
 		f := e.Body()
 		results[i] = RouteResult{Status: e.Status, Failure: &f}
 	}
-	httpserve.WriteJSON(w, http.StatusOK, RouteResults{Results: results})
+	return RouteResults{Results: results}, nil
 }
 
 // route decides requests together. Each has an answer or an error.
@@ -172,7 +164,7 @@ func (s *server) route(ctx context.Context, h http.Header, list []front.Fields) 
 		}
 	}
 	answers, decisions := make([]*RouteAnswer, len(list)), make([]route.Decision, len(reqs))
-	for at, err := range s.decided.routeAll(ctx, s.router, reqs, decisions) {
+	for at, err := range s.router.RouteAll(ctx, reqs, decisions) {
 		i, d := of[at], &decisions[at]
 		switch {
 		case err != nil:
@@ -198,25 +190,19 @@ func answer(q *front.Request, d *route.Decision) *RouteAnswer {
 	return a
 }
 
-func (s *server) servePrefillDone(w http.ResponseWriter, r *http.Request) {
-	report(w, r, s.router.PrefillDone)
-}
-
-func (s *server) serveFinished(w http.ResponseWriter, r *http.Request) {
-	report(w, r, s.router.Finish)
-}
-
-// report passes a client's report of a request on.
-func report(w http.ResponseWriter, r *http.Request, f func(uint64) bool) {
-	id, err := strconv.ParseUint(r.PathValue("id"), 16, 64)
-	if err != nil || !f(id) {
-		fail(w, http.StatusNotFound, "unknown_request", "no such request: it has finished, was not reported for too long, or its rank was removed")
-		return
+// report passes clients' reports of a request on to f.
+func report(f func(uint64) bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		id, err := strconv.ParseUint(r.PathValue("id"), 16, 64)
+		if err != nil || !f(id) {
+			fail(http.StatusNotFound, "unknown_request", "no such request: it has finished, was not reported for too long, or its rank was removed").Write(w)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
 	}
-	w.WriteHeader(http.StatusNoContent)
 }
 
-// fail answers with an error.
-func fail(w http.ResponseWriter, status int, code, message string) {
-	(&front.Error{Status: status, Code: code, Message: message}).Write(w)
+// fail returns an error as an answer.
+func fail(status int, code, message string) *front.Error {
+	return &front.Error{Status: status, Code: code, Message: message}
 }

@@ -10,37 +10,34 @@ import (
 	"github.com/kvconn/kvconn/router/route"
 )
 
-// decisionTimes is how long decisions take, tokenizing apart.
-type decisionTimes struct{ histogram prometheus.Histogram }
+// timed is a router that measures how long its decisions take, tokenizing apart.
+type timed struct {
+	*route.Router
+	times prometheus.Histogram
+}
 
-func newDecisionTimes() decisionTimes {
-	return decisionTimes{prometheus.NewHistogram(prometheus.HistogramOpts{
+func newTimed(r *route.Router) timed {
+	return timed{r, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "kvconn_router_decision_seconds", Help: "Time that decisions took, hashing and scores included, tokenizing not.",
 		Buckets: []float64{5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 1e-1},
 	})}
-}
-
-// timed is the router with its decisions timed.
-type timed struct {
-	*route.Router
-	times *decisionTimes
 }
 
 // Route is the router's.
 func (t timed) Route(ctx context.Context, req *route.Request, d *route.Decision) error {
 	start := time.Now()
 	err := t.Router.Route(ctx, req, d)
-	t.times.histogram.Observe(time.Since(start).Seconds())
+	t.times.Observe(time.Since(start).Seconds())
 	return err
 }
 
-// routeAll has a router decide requests together; each counts with the mean of their times.
-func (t *decisionTimes) routeAll(ctx context.Context, r *route.Router, reqs []route.Request, out []route.Decision) []error {
+// RouteAll is the router's; each request counts with the mean of their times.
+func (t timed) RouteAll(ctx context.Context, reqs []route.Request, out []route.Decision) []error {
 	start := time.Now()
-	errs := r.RouteAll(ctx, reqs, out)
+	errs := t.Router.RouteAll(ctx, reqs, out)
 	mean := time.Since(start).Seconds() / float64(len(reqs))
 	for range reqs {
-		t.histogram.Observe(mean)
+		t.times.Observe(mean)
 	}
 	return errs
 }

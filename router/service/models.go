@@ -6,10 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"sync"
 	"time"
 
-	"github.com/kvconn/kvconn/internal/httpserve"
+	"golang.org/x/sync/errgroup"
 )
 
 // ModelList is the answer of /v1/models, in OpenAI's form.
@@ -34,22 +33,20 @@ const (
 )
 
 // serveModels lists what requests may name, each as an engine that serves it describes it.
-func (s *server) serveModels(w http.ResponseWriter, r *http.Request) {
+func (s *server) serveModels(_ http.ResponseWriter, r *http.Request) (any, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), modelsTimeout)
 	defer cancel()
 	names := s.router.Models()
 	list := ModelList{Object: "list", Data: make([]json.RawMessage, len(names))}
-	room := make(chan struct{}, modelsAtOnce)
-	var wg sync.WaitGroup
+	var g errgroup.Group
+	g.SetLimit(modelsAtOnce)
 	for i, name := range names {
-		wg.Go(func() {
-			room <- struct{}{}
-			defer func() { <-room }()
+		g.Go(func() error {
 			list.Data[i] = s.model(ctx, r.Header, name)
+			return nil
 		})
 	}
-	wg.Wait()
-	httpserve.WriteJSON(w, http.StatusOK, list)
+	return list, g.Wait()
 }
 
 // model is an engine's description of a model, or the router's own.

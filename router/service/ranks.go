@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/kvconn/kvconn/internal/httpserve"
-	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
 )
@@ -17,53 +15,44 @@ type RankList struct {
 	Ranks []route.RankInfo `json:"ranks"`
 }
 
-func (s *server) serveRanks(w http.ResponseWriter, _ *http.Request) {
-	httpserve.WriteJSON(w, http.StatusOK, RankList{Ranks: s.router.Ranks()})
+func (s *server) serveRanks(http.ResponseWriter, *http.Request) (any, error) {
+	return RankList{Ranks: s.router.Ranks()}, nil
 }
 
-func (s *server) serveRank(w http.ResponseWriter, r *http.Request) {
-	if i, ok := s.rank(w, r); ok {
-		httpserve.WriteJSON(w, http.StatusOK, i)
+func (s *server) serveRank(_ http.ResponseWriter, r *http.Request) (any, error) { return s.rank(r) }
+
+// rank returns the rank that the path names.
+func (s *server) rank(r *http.Request) (route.RankInfo, error) {
+	if id, err := strconv.ParseInt(r.PathValue("id"), 10, 32); err == nil {
+		if i, ok := s.router.Rank(int32(id)); ok {
+			return i, nil
+		}
 	}
+	return route.RankInfo{}, fail(http.StatusNotFound, "unknown_rank", fmt.Sprintf("no rank %.32q", r.PathValue("id")))
 }
 
-// rank returns the rank that the path names. If there is none it answers itself.
-func (s *server) rank(w http.ResponseWriter, r *http.Request) (i route.RankInfo, ok bool) {
-	id, err := strconv.ParseInt(r.PathValue("id"), 10, 32)
-	if err == nil {
-		i, ok = s.router.Rank(int32(id))
-	}
-	if !ok {
-		fail(w, http.StatusNotFound, "unknown_rank", fmt.Sprintf("no rank %.32q", r.PathValue("id")))
-	}
-	return i, ok
-}
-
-func (s *server) serveAddRank(w http.ResponseWriter, r *http.Request) {
+func (s *server) serveAddRank(w http.ResponseWriter, r *http.Request) (any, error) {
 	body, err := s.reader.Body(w, r)
 	if err != nil {
-		front.ErrorOf(err).Write(w)
-		return
+		return nil, err
 	}
 	spec, err := registry.Parse(body)
 	if err == nil {
 		err = s.router.Add(spec)
 	}
-	s.changed(w, http.StatusCreated, spec.ID, err)
+	return s.changed(spec.ID, err)
 }
 
-func (s *server) servePatchRank(w http.ResponseWriter, r *http.Request) {
+func (s *server) servePatchRank(w http.ResponseWriter, r *http.Request) (any, error) {
 	body, err := s.reader.Body(w, r)
 	if err != nil {
-		front.ErrorOf(err).Write(w)
-		return
+		return nil, err
 	}
-	i, ok := s.rank(w, r)
-	if !ok {
-		return
+	i, err := s.rank(r)
+	if err != nil {
+		return nil, err
 	}
-	id := i.ID
-	s.changed(w, http.StatusOK, id, s.patch(id, body))
+	return s.changed(i.ID, s.patch(i.ID, body))
 }
 
 // patch changes the fields of a rank that the body has, one request at a time.
@@ -84,8 +73,8 @@ func (s *server) patch(id int32, body []byte) error {
 	return s.router.Update(spec)
 }
 
-// changed answers with the rank as it is now, or with the reason why it was not changed.
-func (s *server) changed(w http.ResponseWriter, status int, id int32, err error) {
+// changed returns the rank as it is now, or the reason why it was not changed.
+func (s *server) changed(id int32, err error) (any, error) {
 	for is, answer := range map[error]struct {
 		status int
 		code   string
@@ -94,21 +83,18 @@ func (s *server) changed(w http.ResponseWriter, status int, id int32, err error)
 		route.ErrMismatch: {http.StatusConflict, "mismatch"}, route.ErrTooManyRanks: {http.StatusConflict, "too_many_ranks"},
 	} {
 		if errors.Is(err, is) {
-			fail(w, answer.status, answer.code, err.Error())
-			return
+			return nil, fail(answer.status, answer.code, err.Error())
 		}
 	}
 	if err != nil {
-		fail(w, http.StatusBadRequest, "invalid_rank", err.Error())
-		return
+		return nil, fail(http.StatusBadRequest, "invalid_rank", err.Error())
 	}
 	s.checks.again()
 	i, ok := s.router.Rank(id)
 	if !ok { // removed since
-		fail(w, http.StatusNotFound, "unknown_rank", "the rank was removed")
-		return
+		return nil, fail(http.StatusNotFound, "unknown_rank", "the rank was removed")
 	}
-	httpserve.WriteJSON(w, status, i)
+	return i, nil
 }
 
 // Removal is the answer to the removal of a rank.
@@ -117,15 +103,14 @@ type Removal struct {
 	InFlight int `json:"in_flight"`
 }
 
-func (s *server) serveDeleteRank(w http.ResponseWriter, r *http.Request) {
-	i, ok := s.rank(w, r)
-	if !ok {
-		return
+func (s *server) serveDeleteRank(_ http.ResponseWriter, r *http.Request) (any, error) {
+	i, err := s.rank(r)
+	if err != nil {
+		return nil, err
 	}
 	n, err := s.router.Remove(i.ID)
 	if err != nil {
-		s.changed(w, 0, i.ID, err)
-		return
+		return s.changed(i.ID, err)
 	}
-	httpserve.WriteJSON(w, http.StatusOK, Removal{InFlight: n})
+	return Removal{InFlight: n}, nil
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/kvconn/kvconn/internal/counters"
+	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/router/front"
 )
 
 // openAPI describes the HTTP interface (OpenAPI 3.1). It is constant.
@@ -29,14 +31,14 @@ type pattern struct {
 
 func (s *server) routes() []pattern {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(counters.NewCollector("kvconn_router_", s.status), s.decided.histogram, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	f := func(name string, h http.HandlerFunc) pattern { return pattern{pattern: name, handler: h} }
+	registry.MustRegister(counters.NewCollector("kvconn_router_", s.status), s.router.times, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	f := func(name string, h answerFunc) pattern { return pattern{pattern: name, handler: h.with(http.StatusOK)} }
 	return []pattern{
 		f("POST /v1/route", s.serveRoute),
-		f("POST /v1/requests/{id}/prefill_done", s.servePrefillDone),
-		f("POST /v1/requests/{id}/finished", s.serveFinished),
+		{pattern: "POST /v1/requests/{id}/prefill_done", handler: report(s.router.PrefillDone)},
+		{pattern: "POST /v1/requests/{id}/finished", handler: report(s.router.Finish)},
 		f("GET /v1/ranks", s.serveRanks),
-		f("POST /v1/ranks", s.serveAddRank),
+		{pattern: "POST /v1/ranks", handler: answerFunc(s.serveAddRank).with(http.StatusCreated)},
 		f("GET /v1/ranks/{id}", s.serveRank),
 		f("PATCH /v1/ranks/{id}", s.servePatchRank),
 		f("DELETE /v1/ranks/{id}", s.serveDeleteRank),
@@ -50,6 +52,21 @@ func (s *server) routes() []pattern {
 		{pattern: "GET /readyz", handler: http.HandlerFunc(s.serveReady), open: true},
 		{pattern: "GET /metrics", handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{})},
 		{pattern: "GET /openapi.yaml", handler: http.HandlerFunc(serveOpenAPI), open: true},
+	}
+}
+
+// answerFunc returns what a request is answered with, as JSON, or an error: see [front.ErrorOf].
+type answerFunc func(w http.ResponseWriter, r *http.Request) (any, error)
+
+// with returns the handler that answers with a status if there is no error.
+func (f answerFunc) with(status int) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		answer, err := f(w, r)
+		if err != nil {
+			front.ErrorOf(err).Write(w)
+			return
+		}
+		httpserve.WriteJSON(w, status, answer)
 	}
 }
 
@@ -73,7 +90,7 @@ func authorized(token string, next http.Handler) http.Handler {
 		got := sha256.Sum256([]byte(given))
 		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			fail(w, http.StatusUnauthorized, "unauthorized", "the bearer token is missing or wrong")
+			fail(http.StatusUnauthorized, "unauthorized", "the bearer token is missing or wrong").Write(w)
 			return
 		}
 		next.ServeHTTP(w, r)

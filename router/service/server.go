@@ -21,7 +21,7 @@ import (
 // server is the state of one Run.
 type server struct {
 	opts     *Options
-	router   *route.Router
+	router   timed
 	proxy    *proxy.Proxy
 	reader   *front.Reader
 	engines  *http.Client // without a timeout of its own
@@ -29,7 +29,6 @@ type server struct {
 	started  time.Time
 	draining atomic.Bool
 	patching sync.Mutex // held while a rank's description is read, changed and put back
-	decided  decisionTimes
 }
 
 // Run serves until ctx ends, then lets the requests under way finish, for a bounded time.
@@ -73,7 +72,7 @@ func newServer(o *Options) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &server{opts: o, router: router, started: time.Now(), engines: &http.Client{Transport: o.Transport}, decided: newDecisionTimes()}
+	s := &server{opts: o, router: newTimed(router), started: time.Now(), engines: &http.Client{Transport: o.Transport}}
 	tokens := &tokenize.Client{HTTP: s.engines, Timeout: o.TokenizeTimeout, MaxTokens: o.Route.MaxPromptTokens}
 	if o.EngineKey != "" {
 		tokens.Header = http.Header{"Authorization": {"Bearer " + o.EngineKey}}
@@ -81,7 +80,7 @@ func newServer(o *Options) (*server, error) {
 	s.reader = &front.Reader{Tokens: tokens, Engines: router.ReadyEndpoints, MaxBodyBytes: o.MaxBodyBytes}
 	s.checks = newChecker(router, o)
 	s.proxy, err = proxy.New(proxy.Options{
-		Router: timed{router, &s.decided}, Reader: s.reader, Failed: s.failed, Check: s.check,
+		Router: s.router, Reader: s.reader, Failed: s.failed, Check: s.check,
 		MaxTries: o.MaxTries, FirstByteTimeout: o.FirstByteTimeout, IdleTimeout: o.IdleTimeout,
 		KeepAuthorization: o.Token == "" && o.EngineKey == "", EngineKey: o.EngineKey, Transport: o.Transport, Logger: o.Logger,
 	})

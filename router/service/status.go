@@ -57,11 +57,7 @@ func health(st *route.Stats) Health {
 func (s *server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	st := s.router.Stats()
 	h := health(&st)
-	code := http.StatusOK
-	if !h.OK {
-		code = http.StatusServiceUnavailable
-	}
-	httpserve.WriteJSON(w, code, h)
+	httpserve.WriteJSON(w, okIf(h.OK), h)
 }
 
 // Readiness is the answer of /readyz.
@@ -72,12 +68,16 @@ type Readiness struct {
 // serveReady answers 503 while no rank is ready, and once the router stops.
 func (s *server) serveReady(w http.ResponseWriter, _ *http.Request) {
 	st := s.router.Stats()
-	r := Readiness{Ready: st.Ready > 0 && !s.draining.Load()}
-	code := http.StatusOK
-	if !r.Ready {
-		code = http.StatusServiceUnavailable
+	ready := st.Ready > 0 && !s.draining.Load()
+	httpserve.WriteJSON(w, okIf(ready), Readiness{Ready: ready})
+}
+
+// okIf is the status 200, or 503.
+func okIf(ok bool) int {
+	if ok {
+		return http.StatusOK
 	}
-	httpserve.WriteJSON(w, code, r)
+	return http.StatusServiceUnavailable
 }
 
 // Status is the answer of /v1/status, and the table of the metrics: see package counters. Labels have few values,
@@ -128,6 +128,4 @@ func (s *server) status() *Status {
 	}
 }
 
-func (s *server) serveStatus(w http.ResponseWriter, _ *http.Request) {
-	httpserve.WriteJSON(w, http.StatusOK, s.status())
-}
+func (s *server) serveStatus(http.ResponseWriter, *http.Request) (any, error) { return s.status(), nil }

@@ -11,7 +11,7 @@ import (
 
 // Idle returns a state of n ranks that take at most maxActive requests each, with the given active requests.
 func Idle(n, maxActive int, active ...int) *policy.State {
-	s := &policy.State{Ranks: make([]policy.Rank, n)}
+	s := &policy.State{BlockSize: 16, Ranks: make([]policy.Rank, n)}
 	for i := range s.Ranks {
 		s.Ranks[i] = policy.Rank{ID: int32(i), Ready: true, Capacity: policy.Capacity{MaxActive: maxActive}}
 		if i < len(active) {
@@ -78,7 +78,7 @@ func PlaceAll(p policy.Policy, s *policy.State, reqs []policy.Request) []policy.
 		for i := range reqs {
 			if r, d := &reqs[i], &out[i]; strict == (r.Strict && r.Pin != policy.NoPin) {
 				if p.Place(&now, r, d); d.Placed() {
-					now.Ranks[d.Index].Load.Place(r.Tokens, int(d.UseTokens), int(d.LoadDisk), int(d.LoadObject), now.BlockTokens())
+					now.Ranks[d.Index].Load.Place(r.Tokens, int(d.UseTokens), int(d.LoadDisk), int(d.LoadObject), now.BlockSize)
 				}
 			}
 		}

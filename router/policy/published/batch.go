@@ -1,6 +1,7 @@
 package published
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
@@ -99,8 +100,8 @@ func (b *batch) admit() {
 	for i := range b.s.Ranks {
 		switch r := &b.s.Ranks[i]; {
 		case r.Ready && r.Capacity.MaxActive == 0:
-			room = policy.Unlimited
-		case r.Ready && room < policy.Unlimited:
+			room = math.MaxInt
+		case r.Ready && room < math.MaxInt:
 			room += max(r.Capacity.MaxActive-r.Load.ActiveRequests, 0)
 		}
 	}
@@ -129,7 +130,7 @@ func (b *batch) admit() {
 // count counts a request as placed on the i-th rank, if there is one, for the rest of the batch.
 func (b *batch) count(r *policy.Request, d *policy.Decision, i int) {
 	if b.s == &b.own && i >= 0 {
-		b.s.Ranks[i].Load.Place(r.Tokens, int(d.UseTokens), int(d.LoadDisk), int(d.LoadObject), b.s.BlockTokens())
+		b.s.Ranks[i].Load.Place(r.Tokens, int(d.UseTokens), int(d.LoadDisk), int(d.LoadObject), b.s.BlockSize)
 	}
 }
 
@@ -196,6 +197,30 @@ func (b *batch) below(i, limit int, r *policy.Request) bool {
 	return b.s.Ranks[i].Load.ActiveRequests < limit && b.s.Holds(i, r.Tokens)
 }
 
+// least returns the place of the rank with the least load that has fewer requests than limit and takes r, the
+// first from place from on, or -1. The load is the number of requests, or of prompt tokens and then of requests.
+func (b *batch) least(from, limit int, r *policy.Request, byTokens bool) int {
+	best, n := -1, len(b.s.Ranks)
+	for k := range n {
+		i := (from + k) % n
+		if !b.below(i, limit, r) {
+			continue
+		}
+		if best >= 0 {
+			x, y := &b.s.Ranks[i].Load, &b.s.Ranks[best].Load
+			tokens := 0
+			if byTokens {
+				tokens = cmp.Compare(x.PromptTokens, y.PromptTokens)
+			}
+			if cmp.Or(tokens, x.ActiveRequests-y.ActiveRequests) >= 0 {
+				continue
+			}
+		}
+		best = i
+	}
+	return best
+}
+
 // orTwo returns v if it is a finite number above 0, else 2.
 func orTwo(v float64) float64 {
 	if !(v > 0) || math.IsInf(v, 1) {
@@ -204,9 +229,5 @@ func orTwo(v float64) float64 {
 	return v
 }
 
-func resize[T any](s []T, n int) []T {
-	if cap(s) < n {
-		return make([]T, n)
-	}
-	return s[:n]
-}
+// resize returns a slice of length n, in the memory of s if that is enough.
+func resize[T any](s []T, n int) []T { return slices.Grow(s[:0], n)[:n] }

@@ -138,7 +138,7 @@ func (c *routerCase) steps() []*caseStep {
 
 // state returns the state of a step.
 func (s *caseStep) state(maxActive int) *policy.State {
-	var st policy.State
+	st := policy.State{BlockSize: 16}
 	for _, r := range s.Ranks {
 		st.Ranks = append(st.Ranks, policy.Rank{ID: r.Rank, Ready: true, Capacity: policy.Capacity{MaxActive: maxActive},
 			Load: inflight.Rank{ActiveRequests: r.Active, PromptTokens: r.Tokens, UncachedTokens: r.Tokens}})

@@ -70,7 +70,7 @@ func checkScores(t *testing.T, step *caseStep, reqs []policy.Request, out []poli
 
 func TestLoadDecidesEveryPublishedCase(t *testing.T) {
 	eachCase(t, func(t *testing.T, c *routerCase) {
-		p := NewLoad(LoadOptions{})
+		p := NewLoad()
 		Exactly(p)
 		step := &c.caseStep
 		st, reqs := step.state(c.Params.MaxActive), step.requests()
@@ -90,7 +90,7 @@ func TestLoadDecidesEveryPublishedCase(t *testing.T) {
 
 func TestLoadBalancesBelowAGivenLimit(t *testing.T) {
 	eachCase(t, func(t *testing.T, c *routerCase) {
-		p := NewLoad(LoadOptions{})
+		p := NewLoad()
 		p.decide = func() { p.balance(c.Params.ExpectedActive) }
 		reqs := c.requests()
 		c.checkAssign(t, reqs, p.decided(c.state(0), reqs))
@@ -100,7 +100,7 @@ func TestLoadBalancesBelowAGivenLimit(t *testing.T) {
 func TestLoadAfterAdmissionDecidesEveryPublishedCase(t *testing.T) {
 	eachCase(t, func(t *testing.T, c *routerCase) {
 		st, reqs := c.state(c.Params.MaxActive), c.requests()
-		p, out := NewLoad(LoadOptions{}), make([]policy.Decision, len(reqs))
+		p, out := NewLoad(), make([]policy.Decision, len(reqs))
 		exact := Exactly(p)
 		p.begin(st, policytest.Pointers(reqs), policytest.Pointers(out))
 		p.admit()

@@ -3,20 +3,23 @@ package published
 import (
 	"math"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"github.com/zeebo/xxh3"
+
 	"github.com/kvconn/kvconn/router/policy"
 )
 
 // Placement is how a new conversation gets its rank.
-type Placement uint8
+type Placement string
 
 const (
 	// PlaceRoundRobin takes the next rank in turn.
-	PlaceRoundRobin Placement = iota
+	PlaceRoundRobin Placement = "round-robin"
 	// PlaceLeastQueued takes the rank with the fewest requests, the first of them.
-	PlaceLeastQueued
+	PlaceLeastQueued Placement = "least-queued"
 	// PlaceLeastTokens takes the rank with the fewest prompt tokens, then the fewest requests, then
 	// the next one in turn.
-	PlaceLeastTokens
+	PlaceLeastTokens Placement = "least-tokens"
 )
 
 // ConversationOptions configure the policy conversation.
@@ -49,8 +52,8 @@ var _ policy.Adopter = (*Conversation)(nil)
 
 // NewConversation returns the policy conversation.
 func NewConversation(o ConversationOptions) *Conversation {
-	if o.MaxConversations <= 0 || o.MaxConversations > math.MaxInt32 {
-		o.MaxConversations = 65536
+	if o.MaxConversations <= 0 {
+		o.MaxConversations = maxHomes
 	}
 	o.Multiplier = max(orTwo(o.Multiplier), 1)
 	p := &Conversation{opts: o, homes: newHomes(o.MaxConversations)}
@@ -86,14 +89,10 @@ func (p *Conversation) placeBatch() {
 
 // home returns the place of the rank of a conversation, or -1 if it has none or that is gone.
 func (p *Conversation) home(conversation string) int {
-	if conversation == "" {
-		return -1
+	if id, ok := p.homes.get(conversation); ok {
+		return p.s.Index(id)
 	}
-	id, ok := p.homes.get(conversation)
-	if !ok {
-		return -1
-	}
-	return p.s.Index(id)
+	return -1
 }
 
 // pinned decides a request by its pin if that is strict or its conversation has no rank yet. It reports
@@ -147,7 +146,7 @@ func (p *Conversation) choose(r *policy.Request, d *policy.Decision) {
 func (p *Conversation) fresh(r *policy.Request) int {
 	i := p.freshBelow(p.limit, r)
 	if i < 0 {
-		i = p.freshBelow(policy.Unlimited, r)
+		i = p.freshBelow(math.MaxInt, r)
 	}
 	if i >= 0 && p.opts.Placement != PlaceLeastQueued {
 		p.cursor = (i + 1) % len(p.s.Ranks)
@@ -156,28 +155,37 @@ func (p *Conversation) fresh(r *policy.Request) int {
 }
 
 func (p *Conversation) freshBelow(limit int, r *policy.Request) int {
-	if p.opts.Placement == PlaceRoundRobin {
-		return p.s.InTurn(p.cursor, limit, r.Tokens)
+	switch p.opts.Placement {
+	case PlaceLeastQueued:
+		return p.least(0, limit, r, false)
+	case PlaceLeastTokens:
+		return p.least(p.cursor, limit, r, true)
 	}
-	best := -1
-	n := len(p.s.Ranks)
-	for k := range n {
-		i := k
-		if p.opts.Placement == PlaceLeastTokens {
-			i = (p.cursor + k) % n
-		}
-		if p.below(i, limit, r) && (best < 0 || p.less(i, best)) {
-			best = i
-		}
-	}
-	return best
+	return p.s.InTurn(p.cursor, limit, r.Tokens)
 }
 
-// less compares two ranks for a new conversation.
-func (p *Conversation) less(i, j int) bool {
-	a, b := &p.s.Ranks[i].Load, &p.s.Ranks[j].Load
-	if p.opts.Placement == PlaceLeastTokens && a.PromptTokens != b.PromptTokens {
-		return a.PromptTokens < b.PromptTokens
-	}
-	return a.ActiveRequests < b.ActiveRequests
+// homes maps conversations to the ids of their ranks, up to a bound: the least recently used is forgotten. It
+// keeps hashes of their names, which clients choose and may be long; two of one hash would share a rank.
+type homes struct {
+	lru *simplelru.LRU[xxh3.Uint128, int32]
 }
+
+// maxHomes is how many names are remembered.
+const maxHomes = 65536
+
+func newHomes(most int) homes {
+	lru, err := simplelru.NewLRU[xxh3.Uint128, int32](most, nil)
+	if err != nil { // most is not positive: the options have a default
+		panic(err)
+	}
+	return homes{lru}
+}
+
+// get returns the rank of a conversation.
+func (h homes) get(name string) (rank int32, ok bool) { return h.lru.Peek(xxh3.HashString128(name)) }
+
+// touch makes a known conversation the most recently used one.
+func (h homes) touch(name string) { h.lru.Get(xxh3.HashString128(name)) }
+
+// set gives a conversation a rank and makes it the most recently used one.
+func (h homes) set(name string, rank int32) { h.lru.Add(xxh3.HashString128(name), rank) }

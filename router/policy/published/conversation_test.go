@@ -69,7 +69,7 @@ func TestConversationMovesOnlyWhenItsRankIsGone(t *testing.T) {
 }
 
 func TestRoomBeyondTheFairShareIsUsed(t *testing.T) {
-	for _, p := range []policy.Policy{NewLoad(LoadOptions{}), NewKVAware(KVAwareOptions{Multiplier: 0.5})} {
+	for _, p := range []policy.Policy{NewLoad(), NewKVAware(KVAwareOptions{Multiplier: 0.5})} {
 		s := policytest.Idle(2, 0, 1, 10)
 		s.Ranks[0].Capacity = policy.Capacity{MaxActive: 1}
 		r, d := policytest.Prompt(1, 10, s), policy.Decision{}

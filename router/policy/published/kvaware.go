@@ -123,7 +123,7 @@ func (p *KVAware) cold(promptTokens int) int {
 func (p *KVAware) scored(r *policy.Request, d *policy.Decision, limit int) {
 	sum, most := p.collect(r, limit)
 	if len(p.eligible) == 0 && !p.exactly {
-		sum, most = p.collect(r, policy.Unlimited)
+		sum, most = p.collect(r, math.MaxInt)
 	}
 	if len(p.eligible) == 0 {
 		p.rules.Refuse(p.s, r, d, policy.ReasonFairShare)

@@ -79,7 +79,7 @@ func TestPublishedDefaultCases(t *testing.T) {
 	for i, tokens := range []int64{10, 15, 20, 25} {
 		s.Ranks[i].Load.PromptTokens = tokens
 	}
-	published := func() *batch { return exactly(NewLoad(LoadOptions{})) }
+	published := func() *batch { return exactly(NewLoad()) }
 	got, _ := published().ranks(s, policytest.Prompts(7, 3, s))
 	policytest.Expect(t, "[0,0,0,0], 7 relaxed", got, []int32{0, 0, 1, 1, 2, 2, 3})
 

@@ -16,8 +16,6 @@ type ServeKVAwareOptions struct {
 	LoadCap float64
 	// MaxBatchSize is the number of requests that a rank serves at once. Default 64.
 	MaxBatchSize int
-	// MaxContents bounds the contents remembered. Default 65,536.
-	MaxContents int
 }
 
 // ServeKVAware is the router before TensorRT-LLM's servers. It takes the rank of the highest
@@ -41,10 +39,7 @@ func NewServeKVAware(o ServeKVAwareOptions) *ServeKVAware {
 	if o.MaxBatchSize <= 0 {
 		o.MaxBatchSize = 64
 	}
-	if o.MaxContents <= 0 || o.MaxContents > math.MaxInt32 {
-		o.MaxContents = 65536
-	}
-	return &ServeKVAware{opts: o, contents: newHomes(o.MaxContents)}
+	return &ServeKVAware{opts: o, contents: newHomes(maxHomes)}
 }
 
 // Name returns "serve-kv-aware".
@@ -93,7 +88,7 @@ func (p *ServeKVAware) compare(s *policy.State, r *policy.Request, limit float64
 	for i := range s.Ranks {
 		active := float64(s.Ranks[i].Load.ActiveRequests)
 		p.below[i] = active < limit && s.Holds(i, r.Tokens)
-		p.totals[i] = float64(p.rules.Hit(r, i))/float64(s.BlockTokens()) - float64(p.opts.LoadWeight*active)
+		p.totals[i] = float64(p.rules.Hit(r, i))/float64(s.BlockSize) - float64(p.opts.LoadWeight*active)
 		switch {
 		case !p.below[i]:
 		case best < 0 || p.totals[i] > p.totals[best]:
