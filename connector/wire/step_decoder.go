@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"encoding/binary"
 	"slices"
 	"strings"
 
@@ -24,7 +23,7 @@ const keepNumbers = 1 << 20
 
 // Decode decodes the body of a step request. The slices in the result are valid until the
 // next call; its strings may be kept.
-func (s *StepDecoder) Decode(body []byte) (*connector.StepRequest, error) {
+func (s *StepDecoder) Decode(body []byte) (step *connector.StepRequest, err error) {
 	if cap(s.numbers) > keepNumbers {
 		s.numbers = nil
 	}
@@ -34,7 +33,7 @@ func (s *StepDecoder) Decode(body []byte) (*connector.StepRequest, error) {
 	old := *m
 	*m = connector.StepRequest{}
 	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
+	err = d.message(func(key []byte) {
 		switch string(key) {
 		case "allocs":
 			m.Allocs = resized(old.Allocs, d.array("allocs", connector.MaxStepRequests))
@@ -50,12 +49,9 @@ func (s *StepDecoder) Decode(body []byte) (*connector.StepRequest, error) {
 			m.Preempted = d.stringsAgain(old.Preempted, "preempted")
 		case "finished":
 			m.Finished = d.stringsAgain(old.Finished, "finished")
-		default:
-			return false
 		}
-		return true
 	})
-	return m, d.end()
+	return m, err
 }
 
 func (s *StepDecoder) alloc(d *decoder, a *connector.Alloc) {
@@ -64,7 +60,7 @@ func (s *StepDecoder) alloc(d *decoder, a *connector.Alloc) {
 	if d.err != nil {
 		return
 	}
-	d.fields(func(key []byte) bool {
+	d.fields(func(key []byte) {
 		switch string(key) {
 		case "r":
 			a.Request = d.strAgain(old, "r")
@@ -82,10 +78,7 @@ func (s *StepDecoder) alloc(d *decoder, a *connector.Alloc) {
 			a.Computed = int(d.uint("computed", maxNumber))
 		case "external":
 			a.External = int(d.uint("external", maxNumber))
-		default:
-			return false
 		}
-		return true
 	})
 }
 
@@ -95,7 +88,7 @@ func (s *StepDecoder) scheduled(d *decoder, r *connector.Scheduled) {
 	if d.err != nil {
 		return
 	}
-	d.fields(func(key []byte) bool {
+	d.fields(func(key []byte) {
 		switch string(key) {
 		case "r":
 			r.Request = d.strAgain(old, "r")
@@ -111,10 +104,7 @@ func (s *StepDecoder) scheduled(d *decoder, r *connector.Scheduled) {
 			r.From = int(d.uint("from", connector.MaxTokens))
 		case "tokens":
 			r.NewTokens = s.readNumbers(d, "tokens", connector.MaxTokens)
-		default:
-			return false
 		}
-		return true
 	})
 }
 
@@ -131,16 +121,9 @@ func (s *StepDecoder) readTables(d *decoder) [][]uint32 {
 
 // readNumbers decodes a bin of little-endian 32-bit numbers.
 func (s *StepDecoder) readNumbers(d *decoder, what string, limit int) []uint32 {
-	v := d.bytes(what, 4*limit)
-	if len(v)%4 != 0 {
-		d.fail("%s: %d bytes are no whole number of u32", what, len(v))
-	}
-	if d.err != nil || len(v) == 0 {
-		return nil
-	}
 	from := len(s.numbers)
-	for i := 0; i < len(v); i += 4 {
-		s.numbers = append(s.numbers, binary.LittleEndian.Uint32(v[i:]))
+	if s.numbers = d.appendU32s(s.numbers, what, limit); len(s.numbers) == from {
+		return nil
 	}
 	return s.numbers[from:len(s.numbers):len(s.numbers)]
 }
