@@ -1,11 +1,11 @@
 package zmtp
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"time"
@@ -18,30 +18,19 @@ const EndOfReplay = 1<<64 - 1
 // ["", start u64 big endian] and replies with ["", topic, seq, payload] for each batch it still has from start
 // on, then with ["", "", -1, ""].
 type ReplayServer struct {
-	opts     ServerOptions
-	listener net.Listener
-	history  *History
+	server
+	history *History
 }
 
 // NewReplayServer serves h's batches on l (see [Listen]).
-func NewReplayServer(l net.Listener, h *History, o ServerOptions) (*ReplayServer, error) {
-	o.EnsureDefaults()
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
-	return &ReplayServer{opts: o, listener: l, history: h}, nil
+func NewReplayServer(l net.Listener, h *History, logger *slog.Logger) *ReplayServer {
+	s := &ReplayServer{server: newServer(l, logger, typeRouter, typeDealer, typeReq, typeRouter), history: h}
+	s.serve = s.answer
+	return s
 }
 
-// Addr is where the server listens.
-func (s *ReplayServer) Addr() net.Addr { return s.listener.Addr() }
-
-// Run serves requests until ctx ends.
-func (s *ReplayServer) Run(ctx context.Context) error {
-	srv := server{opts: s.opts, own: typeRouter, peers: []string{typeDealer, typeReq, typeRouter}, serve: s.serve}
-	return srv.run(ctx, s.listener)
-}
-
-func (s *ReplayServer) serve(ctx context.Context, c *Conn) error {
+// answer answers one peer's requests until it has gone.
+func (s *ReplayServer) answer(ctx context.Context, c *Conn) error {
 	var m Message
 	for {
 		if err := c.Recv(&m); err != nil {
@@ -103,31 +92,9 @@ func (c *Conn) Replay(start uint64, idle time.Duration, f func(seq uint64, paylo
 	}
 }
 
-// HistoryOptions bound a [History].
-type HistoryOptions struct {
-	// MaxBatches is how many batches are kept. Default 10,000, as engines do.
-	MaxBatches int
-	// MaxBytes bounds their memory. Default 64 MiB.
-	MaxBytes int
-}
-
-// EnsureDefaults fills in what is not set.
-func (o *HistoryOptions) EnsureDefaults() {
-	o.MaxBatches = cmp.Or(o.MaxBatches, 10_000)
-	o.MaxBytes = cmp.Or(o.MaxBytes, 64<<20)
-}
-
-// Validate reports the first option that cannot be used.
-func (o *HistoryOptions) Validate() error {
-	if o.MaxBatches < 1 || o.MaxBytes < 1 {
-		return errors.New("zmtp: history bounds must be positive")
-	}
-	return nil
-}
-
 // History keeps the last batches for replays. Its methods may be called from any goroutine.
 type History struct {
-	opts HistoryOptions
+	maxBytes int
 
 	mu    sync.Mutex
 	ring  []batch // batch seq is at seq modulo its length
@@ -138,13 +105,12 @@ type History struct {
 
 type batch struct{ topic, payload []byte }
 
-// NewHistory makes a history whose first batch will have the number 0.
-func NewHistory(o HistoryOptions) (*History, error) {
-	o.EnsureDefaults()
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
-	return &History{opts: o, ring: make([]batch, o.MaxBatches)}, nil
+// NewHistory makes a history of 10,000 batches, as engines do, and 64 MiB at most. Its first batch will have the
+// number 0.
+func NewHistory() *History { return newHistory(10_000, 64<<20) }
+
+func newHistory(maxBatches, maxBytes int) *History {
+	return &History{maxBytes: maxBytes, ring: make([]batch, maxBatches)}
 }
 
 // Append keeps a batch, whose bytes must not change from now on, and returns its number.
@@ -153,7 +119,7 @@ func (h *History) Append(topic, payload []byte) uint64 {
 	defer h.mu.Unlock()
 	seq := h.next
 	h.next++
-	for h.first < seq && (seq-h.first >= uint64(len(h.ring)) || h.bytes+len(payload) > h.opts.MaxBytes) {
+	for h.first < seq && (seq-h.first >= uint64(len(h.ring)) || h.bytes+len(payload) > h.maxBytes) {
 		slot := &h.ring[h.first%uint64(len(h.ring))]
 		h.bytes -= len(slot.payload)
 		*slot = batch{}

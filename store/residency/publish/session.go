@@ -40,32 +40,22 @@ type view struct {
 }
 
 // open opens the endpoints.
-func open(ctx context.Context, o *Options, source residency.Source) (_ *session, err error) {
-	s := &session{opts: o, source: source, encode: batch{form: o.Hashes, now: time.Now}}
-	if s.history, err = zmtp.NewHistory(zmtp.HistoryOptions{}); err != nil {
-		return nil, err
-	}
-	server := zmtp.ServerOptions{Logger: o.Logger}
+func open(ctx context.Context, o *Options, source residency.Source) (*session, error) {
+	s := &session{opts: o, source: source, history: zmtp.NewHistory(), encode: batch{form: o.Hashes, now: time.Now}}
 	l, err := zmtp.Listen(ctx, o.Endpoint)
 	if err != nil {
 		return nil, fmt.Errorf("publish residency: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			_ = l.Close()
-		}
-	}()
-	if s.pub, err = zmtp.NewPublisher(l, server); err != nil || o.ReplayEndpoint == "" {
-		return s, err
+	s.pub = zmtp.NewPublisher(l, o.Logger)
+	if o.ReplayEndpoint == "" {
+		return s, nil
 	}
 	r, err := zmtp.Listen(ctx, o.ReplayEndpoint)
 	if err != nil {
-		return nil, fmt.Errorf("publish residency: replay: %w", err)
+		return nil, errors.Join(fmt.Errorf("publish residency: replay: %w", err), l.Close())
 	}
-	if s.replay, err = zmtp.NewReplayServer(r, s.history, server); err != nil {
-		_ = r.Close()
-	}
-	return s, err
+	s.replay = zmtp.NewReplayServer(r, s.history, o.Logger)
+	return s, nil
 }
 
 // run publishes until ctx ends or the store closes, which is no error.
