@@ -26,9 +26,6 @@ var UnknownScope = ScopeDigest{
 	0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
 }
 
-// Tenant is the part of the digest that equal salts share.
-func (d ScopeDigest) Tenant() [8]byte { return [8]byte(d[:8]) }
-
 // Digest is SHA-256("kvconn/tenant/1", salt) and SHA-256("kvconn/adapter/1", LoRA), the
 // first 8 bytes of each.
 func (s Scope) Digest() ScopeDigest {

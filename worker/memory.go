@@ -93,6 +93,9 @@ func (m *memory) lay(o *Options, l *connector.Layout) error {
 				return fmt.Errorf("group %d has blocks of %d bytes: %w", i, g.blockBytes, err)
 			}
 			m.held = append(m.held, g.shard)
+			if err := o.Account.Fits(g.blockBytes); err != nil {
+				return fmt.Errorf("blocks of %d bytes: %w", g.blockBytes, err)
+			}
 		}
 		m.groups = append(m.groups, g)
 	}

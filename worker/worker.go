@@ -6,7 +6,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -55,9 +54,6 @@ func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.
 	}()
 	w.release()
 	mem, err := openMemory(&w.opts, l, regions, fencePage, w.lost)
-	if err == nil {
-		err = w.checkFits(mem)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("register KV memory: %w: %w", connector.ErrBadRequest, err)
 	}
@@ -67,19 +63,6 @@ func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.
 	w.mu.Unlock()
 	w.opts.Logger.Info("KV memory registered", "block_bytes", mem.blockBytes())
 	return mem.blockBytes(), nil
-}
-
-// checkFits closes the memory again if the host tier can never hold one of its blocks.
-func (w *Worker) checkFits(mem *memory) error {
-	for _, n := range mem.blockBytes() {
-		if n == 0 {
-			continue
-		}
-		if err := w.opts.Account.Fits(n); err != nil {
-			return errors.Join(fmt.Errorf("blocks of %d bytes: %w", n, err), mem.close())
-		}
-	}
-	return nil
 }
 
 // Unregister gives engine memory back. When it returns, the memory is not touched any more. Loads

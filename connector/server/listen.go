@@ -199,15 +199,8 @@ func lockSocket(path string) (*os.File, error) {
 // tryLock locks f without waiting. It reports false without an error where the file was
 // removed or replaced before it was locked.
 func tryLock(f *os.File) (bool, error) {
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return false, err
-		}
-		break
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return false, err
 	}
 	held, err := f.Stat()
 	if err != nil {
@@ -244,23 +237,4 @@ func checkStale(ctx context.Context, path string) error {
 		return nil // nobody listens any more
 	}
 	return fmt.Errorf("find out whether socket %s is in use: %w", path, err)
-}
-
-// peerCredentials returns who is at the other end.
-func peerCredentials(c *net.UnixConn) (*unix.Ucred, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, fmt.Errorf("peer credentials: %w", err)
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return nil, fmt.Errorf("peer credentials: %w", err)
-	}
-	if credErr != nil {
-		return nil, fmt.Errorf("peer credentials: %w", credErr)
-	}
-	return cred, nil
 }

@@ -48,9 +48,7 @@ func (o *Options) EnsureDefaults() {
 	o.WriteTimeout = cmp.Or(o.WriteTimeout, 5*time.Second)
 	o.MaxConns = cmp.Or(o.MaxConns, 1024)
 	o.MaxProcessConns = cmp.Or(o.MaxProcessConns, 128)
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 }
 
 // Stats counts what a server has seen. The tags are those of package counters.
@@ -102,7 +100,7 @@ func (s *Server) Serve(ctx context.Context, l *Listener) error {
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() {
 		_ = l.Close()
-		s.closeConns()
+		s.admission.each(wake)
 	})
 	defer stop()
 	a := &acceptor{l: l, opts: &s.opts, refused: func() { s.refused.Add(1) }}
@@ -145,7 +143,7 @@ func (r *refusals) warn(logger *slog.Logger, err error) {
 }
 
 func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn, pid int) {
-	if ctx.Err() != nil { // closeConns may have run already
+	if ctx.Err() != nil { // Serve may have closed all already
 		_ = conn.Close()
 	}
 	s.wg.Go(func() {
@@ -194,8 +192,6 @@ func (s *Server) ended(ctx, connCtx context.Context, peer Peer, err error) {
 // wake makes a connection's reader return: its own goroutine closes it.
 func wake(c *wire.Conn) { _ = c.SetDeadline(time.Unix(1, 0)) }
 
-func (s *Server) closeConns() { s.admission.each(wake) }
-
 // maxHelloBytes bounds the body of a hello: a manifest, names, and what later versions add.
 const maxHelloBytes = 4 * connector.MaxManifestBytes
 
@@ -220,7 +216,7 @@ func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) erro
 	if err := conn.SetReadDeadline(time.Time{}); err != nil {
 		return err
 	}
-	if ctx.Err() != nil { // the deadline set by closeConns was just lifted
+	if ctx.Err() != nil { // the deadline set by wake was just lifted
 		return nil
 	}
 	reply := wire.HelloReply{

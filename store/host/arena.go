@@ -28,7 +28,7 @@ type Arena struct {
 	mu     sync.Mutex
 	closed bool
 	bySize map[int]*class
-	live   live
+	live   []*class // that have spans now: few, of all sizes that were ever asked for
 	tick   uint64
 
 	slabs       []slab   // the first is not used
@@ -92,9 +92,6 @@ func (a *Arena) File() *os.File { return a.mem.file }
 // Memory is the whole arena, to prepare it for copies. Its bytes belong to slots.
 func (a *Arena) Memory() []byte { return a.mem.bytes }
 
-// SizeBytes is the size of the arena.
-func (a *Arena) SizeBytes() int64 { return int64(len(a.mem.bytes)) }
-
 // Close gives the memory back. It fails with [ErrBusy] while slots are in use or waited
 // for: the kernel may still write to them.
 func (a *Arena) Close() error {
@@ -121,14 +118,6 @@ const tickBits = 6
 
 // now is the moment of the newest use. Differences of two count, which wrap around.
 func (a *Arena) now() uint32 { return uint32(a.tick >> tickBits) }
-
-// wakePopulator tells the populator that more was assigned.
-func (a *Arena) wakePopulator() {
-	select {
-	case a.wake <- struct{}{}:
-	default:
-	}
-}
 
 // populate faults memory in ahead of its use.
 func (a *Arena) populate() {

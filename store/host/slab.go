@@ -1,8 +1,6 @@
 package host
 
 import (
-	"slices"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 )
@@ -244,15 +242,4 @@ func (a *Arena) classOf(payloadBytes int) *class {
 	c.perSpan = c.spanUnits * unit / size
 	a.bySize[size] = c
 	return c
-}
-
-// live lists the classes that have spans now: few, of all sizes that were ever asked for.
-type live []*class
-
-func (l *live) add(c *class) { *l = append(*l, c) }
-
-func (l *live) remove(c *class) {
-	if i := slices.Index(*l, c); i >= 0 {
-		*l = slices.Delete(*l, i, i+1)
-	}
 }
