@@ -211,17 +211,12 @@ func (l *load) blockDone(index int, err error) {
 	}
 }
 
-// stopCopies returns once no more bytes of this load can reach engine memory.
-func (l *load) stopCopies() {
-	l.copying.Lock()
-	l.fenced = true
-	l.copying.Unlock()
-}
-
 // expire ends the load by its deadline, or because it is not wanted any more: the blocks
 // that are not there are reported as failed, and none of them is written from here on.
 func (l *load) expire() {
-	l.stopCopies()
+	l.copying.Lock() // waits for copies under way
+	l.fenced = true
+	l.copying.Unlock()
 	l.mu.Lock()
 	if l.ended {
 		l.mu.Unlock()

@@ -5,14 +5,19 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/store/host"
 )
 
 // Worker serves one rank. It is safe for concurrent use.
@@ -54,9 +59,6 @@ func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.
 	}()
 	w.release()
 	mem, err := openMemory(&w.opts, l, regions, fencePage, w.lost)
-	if err == nil {
-		err = w.checkFits(mem)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("register KV memory: %w: %w", connector.ErrBadRequest, err)
 	}
@@ -66,19 +68,6 @@ func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.
 	w.mu.Unlock()
 	w.opts.Logger.Info("KV memory registered", "block_bytes", mem.blockBytes())
 	return mem.blockBytes(), nil
-}
-
-// checkFits closes the memory again if the host tier can never hold one of its blocks.
-func (w *Worker) checkFits(mem *memory) error {
-	for _, n := range mem.blockBytes() {
-		if n == 0 {
-			continue
-		}
-		if err := w.opts.Account.Fits(n); err != nil {
-			return errors.Join(fmt.Errorf("blocks of %d bytes: %w", n, err), mem.close())
-		}
-	}
-	return nil
 }
 
 // Unregister gives engine memory back. When it returns, the memory is not touched any more. Loads
@@ -165,3 +154,91 @@ func (w *Worker) Close() {
 
 // Drained reports whether nothing is under way. Once true after Close, it stays true.
 func (w *Worker) Drained() bool { return w.moves.Load() == 0 }
+
+// Stats counts a worker's transfers since its start. The tags are those of package counters.
+type Stats struct {
+	Loads          uint64  `json:"loads" metric:"loads_total" help:"Loads ended, by rank."`
+	LoadsFailed    uint64  `json:"loads_failed" metric:"loads_failed_total" help:"Loads with a failed block at least, by rank."`
+	LoadsCancelled uint64  `json:"loads_cancelled" metric:"loads_cancelled_total" help:"Loads that the engine took back, by rank."`
+	LoadsInFlight  int     `json:"loads_in_flight" metric:"loads_in_flight" help:"Loads running."`
+	LoadedBlocks   uint64  `json:"loaded_blocks" metric:"loaded_blocks_total" help:"Blocks that reached engine memory."`
+	LoadedBytes    uint64  `json:"loaded_bytes" metric:"loaded_bytes_total" help:"Bytes that reached engine memory."`
+	FailedBlocks   uint64  `json:"failed_blocks" metric:"failed_blocks_total" help:"Blocks of loads that failed."`
+	LoadSeconds    float64 `json:"load_seconds" metric:"load_seconds_total" help:"Time that loads took, added up over ranks."`
+	CopySeconds    float64 `json:"copy_seconds" metric:"load_copy_seconds_total" help:"Time of that spent copying into engine memory."`
+	SavedBlocks    uint64  `json:"saved_blocks" metric:"saved_blocks_total" help:"Blocks taken over by the store."`
+	SavedBytes     uint64  `json:"saved_bytes" metric:"saved_bytes_total" help:"Bytes taken over by the store."`
+	DroppedBlocks  uint64  `json:"dropped_blocks" metric:"dropped_blocks_total" help:"Blocks not saved for want of room or because a write failed."`
+}
+
+type counters struct {
+	loads, loadsFailed, loadsCancelled, loadNanos, copyNanos atomic.Uint64
+	loadedBlocks, loadedBytes, failedBlocks                  atomic.Uint64
+	savedBlocks, savedBytes, droppedBlocks                   atomic.Uint64
+}
+
+// Stats returns the counters.
+func (w *Worker) Stats() Stats {
+	w.mu.Lock()
+	inFlight := len(w.loads.running)
+	w.mu.Unlock()
+	c := &w.counters
+	return Stats{
+		Loads: c.loads.Load(), LoadsFailed: c.loadsFailed.Load(), LoadsCancelled: c.loadsCancelled.Load(), LoadsInFlight: inFlight,
+		LoadedBlocks: c.loadedBlocks.Load(), LoadedBytes: c.loadedBytes.Load(), FailedBlocks: c.failedBlocks.Load(),
+		LoadSeconds: time.Duration(c.loadNanos.Load()).Seconds(), CopySeconds: time.Duration(c.copyNanos.Load()).Seconds(),
+		SavedBlocks: c.savedBlocks.Load(), SavedBytes: c.savedBytes.Load(), DroppedBlocks: c.droppedBlocks.Load(),
+	}
+}
+
+// Options configure a [Worker].
+type Options struct {
+	// Namespace is the engine's, Manifest its description.
+	Namespace connector.NamespaceDigest
+	Manifest  *connector.Manifest
+	// Rank is the worker's place in the manifest's rank grid.
+	Rank   int
+	Driver gpu.Driver
+	// Cache is what the worker reads and writes records through. Its tier is asked whether
+	// blocks of a size can be saved and loaded before memory with such blocks is taken, and
+	// keeps others out while it is held.
+	Cache *host.Cache
+	// Account is the rank's share of the cache's memory. The worker closes it.
+	Account *host.Account
+	// LoadTimeout is the time in which every load ends, and what a save waits for its
+	// engine's device at most; each read of a record has a deadline of its tier's besides.
+	// Default 10 s: longer than any load that beats prefill, short
+	// enough for the client that waits.
+	LoadTimeout time.Duration
+	// Lost, if not nil, is called, from any goroutine, when a copy has found the registered
+	// memory gone: nothing can be loaded until memory is registered again. It must not call
+	// the worker.
+	Lost func()
+	// Logger receives what an operator should know. Default: nothing.
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills in what is not set.
+func (o *Options) EnsureDefaults() {
+	o.LoadTimeout = cmp.Or(o.LoadTimeout, 10*time.Second)
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+}
+
+// Validate reports the first option that cannot work.
+func (o *Options) Validate() error {
+	switch {
+	case o.Driver == nil:
+		return errors.New("worker: no driver")
+	case o.Cache == nil:
+		return errors.New("worker: no cache")
+	case o.Account == nil:
+		return errors.New("worker: no account at the host tier")
+	case o.Manifest == nil:
+		return errors.New("worker: no manifest")
+	case o.Rank < 0 || o.Rank >= o.Manifest.Ranks():
+		return errors.New("worker: rank outside of the manifest's grid")
+	case o.LoadTimeout <= 0:
+		return errors.New("worker: load timeout must be positive")
+	}
+	return nil
+}

@@ -45,9 +45,7 @@ func (o *Options) EnsureDefaults() {
 	o.Name = cmp.Or(o.Name, "kvconn-go")
 	o.CallTimeout = cmp.Or(o.CallTimeout, time.Second)
 	o.RetryInterval = cmp.Or(o.RetryInterval, time.Second)
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 }
 
 // Validate reports the first option that cannot work.

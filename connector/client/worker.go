@@ -125,7 +125,7 @@ func (w *Worker) Load(ctx context.Context, metadata []byte, loads []connector.Pl
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(metadata) == 0 || w.unregistered {
-		w.failPlanned(loads)
+		w.failPlanned(loads...)
 		return
 	}
 	w.start(ctx, wire.OpLoad, func(b []byte) []byte { return wire.AppendMeta(b, metadata) }, loads...)
@@ -138,7 +138,7 @@ func (w *Worker) Fetch(ctx context.Context, request string, k *connector.KeyedBl
 	defer w.mu.Unlock()
 	load := connector.PlannedLoad{Request: request, Blocks: slices.Clone(k.Slots)}
 	if w.unregistered {
-		w.failPlanned([]connector.PlannedLoad{load})
+		w.failPlanned(load)
 		return
 	}
 	w.start(ctx, wire.OpFetch, func(b []byte) []byte { return wire.AppendKeyed(b, request, k) }, load)
@@ -153,19 +153,19 @@ func (w *Worker) start(ctx context.Context, op wire.Op, body func([]byte) []byte
 	}
 	err := w.link.do(ctx, true, op, body, nil)
 	// What is still here either runs, or runs nowhere: takeBack has taken what may.
-	deadline := time.Now().Add(w.link.loadTimeout + w.link.opts.CallTimeout)
-	for request, l := range w.starting {
-		if err != nil {
-			w.reports = append(w.reports, connector.FinishedLoad{Request: request, FailedBlocks: l.blocks})
-			continue
-		}
-		l.deadline = deadline
-		w.inFlight[request] = l
-	}
+	started := w.starting
 	w.starting = nil
+	if err != nil {
+		w.fail(started)
+		return
+	}
+	deadline := time.Now().Add(w.link.loadTimeout + w.link.opts.CallTimeout)
+	for request, l := range started {
+		w.inFlight[request] = pendingLoad{l.blocks, deadline}
+	}
 }
 
-func (w *Worker) failPlanned(loads []connector.PlannedLoad) {
+func (w *Worker) failPlanned(loads ...connector.PlannedLoad) {
 	for _, l := range loads {
 		w.reports = append(w.reports, connector.FinishedLoad{Request: l.Request, FailedBlocks: l.Blocks})
 	}

@@ -12,8 +12,8 @@ import (
 // admission decides who may connect, and knows who is connected. No process and no engine
 // can take all connections.
 type admission struct {
-	maxConns, maxProcess, maxGreeting int
-	uid                               int
+	opts        *Options
+	maxGreeting int
 
 	mu    sync.Mutex
 	conns map[*wire.Conn]*member
@@ -34,7 +34,7 @@ type member struct {
 
 func newAdmission(o *Options) *admission {
 	return &admission{
-		maxConns: o.MaxConns, maxProcess: o.MaxProcessConns, uid: o.UID,
+		opts: o,
 		// A hello takes a moment: most of the places stay free for connections that have said it.
 		maxGreeting: max(1, o.MaxConns/4),
 		conns:       make(map[*wire.Conn]*member), processes: make(map[int]int), engines: make(map[string]int),
@@ -48,19 +48,19 @@ func (a *admission) admit(c *net.UnixConn) (conn *wire.Conn, pid int, err error)
 		return nil, 0, err
 	}
 	pid = int(cred.Pid)
-	if cred.Uid != 0 && int(cred.Uid) != a.uid {
-		return nil, pid, fmt.Errorf("process %d runs as user %d; allowed are %d and root", pid, cred.Uid, a.uid)
+	if cred.Uid != 0 && int(cred.Uid) != a.opts.UID {
+		return nil, pid, fmt.Errorf("process %d runs as user %d; allowed are %d and root", pid, cred.Uid, a.opts.UID)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
-	case len(a.conns) >= a.maxConns:
+	case len(a.conns) >= a.opts.MaxConns:
 		return nil, pid, fmt.Errorf("%d connections are open, the most allowed", len(a.conns))
 	case a.greeting >= a.maxGreeting:
 		return nil, pid, fmt.Errorf("%d connections have not said hello, the most allowed at one time", a.greeting)
 	// The process number is 0 where the peer lives in a PID namespace that the daemon
 	// cannot see into: those are bounded by what their engines may have.
-	case pid != 0 && a.processes[pid] >= a.maxProcess:
+	case pid != 0 && a.processes[pid] >= a.opts.MaxProcessConns:
 		return nil, pid, fmt.Errorf("process %d has %d connections open, the most that one may have", pid, a.processes[pid])
 	}
 	conn = wire.NewConn(c)
@@ -88,7 +88,7 @@ func engineConns(ranks, maxConns int) int {
 func (a *admission) greet(conn *wire.Conn, engine string, ranks int) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.engines[engine] >= engineConns(ranks, a.maxConns) {
+	if a.engines[engine] >= engineConns(ranks, a.opts.MaxConns) {
 		return fmt.Errorf("%w: engine %q has %d connections open, the most that one of %d ranks may have",
 			connector.ErrBadRequest, engine, a.engines[engine], ranks)
 	}

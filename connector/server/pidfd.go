@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -50,24 +51,39 @@ func hasEnded(pidfd uintptr) bool {
 	}
 }
 
+// peerCredentials returns who is at the other end.
+func peerCredentials(c *net.UnixConn) (*unix.Ucred, error) {
+	cred, err := control(c, func(socket int) (*unix.Ucred, error) {
+		return unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("peer credentials: %w", err)
+	}
+	return cred, nil
+}
+
+// control calls f with the socket's descriptor.
+func control[T any](c *net.UnixConn, f func(socket int) (T, error)) (v T, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return v, err
+	}
+	var fErr error
+	err = raw.Control(func(fd uintptr) { v, fErr = f(int(fd)) })
+	return v, errors.Join(err, fErr)
+}
+
 // peerProcess returns a pidfd of the process that made the connection: from the socket
 // itself (SO_PEERPIDFD, Linux 6.5), which cannot name another, else by its number.
 func peerProcess(c *net.UnixConn, pid int) (*os.File, error) {
-	raw, err := c.SyscallConn()
+	fd, err := control(c, func(socket int) (int, error) {
+		return unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	})
+	if err != nil && pid > 0 {
+		fd, err = unix.PidfdOpen(pid, 0)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("process of the peer: %w", err)
-	}
-	fd, fdErr := -1, error(nil)
-	if err := raw.Control(func(socket uintptr) {
-		fd, fdErr = unix.GetsockoptInt(int(socket), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
-	}); err != nil {
-		return nil, fmt.Errorf("process of the peer: %w", err)
-	}
-	if fdErr != nil && pid > 0 {
-		fd, fdErr = unix.PidfdOpen(pid, 0)
-	}
-	if fdErr != nil {
-		return nil, fmt.Errorf("process %d of the peer: %w", pid, fdErr)
+		return nil, fmt.Errorf("process %d of the peer: %w", pid, err)
 	}
 	unix.CloseOnExec(fd)
 	if err := unix.SetNonblock(fd, true); err != nil { // so that the runtime polls it

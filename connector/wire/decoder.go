@@ -40,9 +40,8 @@ func (d *decoder) check(what string, rest []byte, err error) bool {
 	return true
 }
 
-// fields calls fn with each key of a map; fn reads the value and returns true, or
-// returns false to have it skipped.
-func (d *decoder) fields(fn func(key []byte) bool) {
+// fields calls fn with each key of a map. fn reads the value; one that it does not read is skipped.
+func (d *decoder) fields(fn func(key []byte)) {
 	n, rest, err := msgp.ReadMapHeaderBytes(d.b)
 	if !d.check("map", rest, err) {
 		return
@@ -52,7 +51,8 @@ func (d *decoder) fields(fn func(key []byte) bool) {
 		if !d.check("key", rest, err) {
 			return
 		}
-		if !fn(key) {
+		fn(key)
+		if len(d.b) == len(rest) && d.err == nil {
 			rest, err := msgp.Skip(d.b)
 			d.check("unknown value", rest, err)
 		}
@@ -60,6 +60,15 @@ func (d *decoder) fields(fn func(key []byte) bool) {
 			return
 		}
 	}
+}
+
+// message is fields for a whole body. It reports the first failure, or that bytes are left over.
+func (d *decoder) message(fn func(key []byte)) error {
+	d.fields(fn)
+	if d.err == nil && len(d.b) != 0 {
+		d.fail("%d bytes after the body", len(d.b))
+	}
+	return d.err
 }
 
 // array returns the length of an array of at most limit elements. An element takes one
@@ -164,15 +173,7 @@ func (d *decoder) bool(what string) bool {
 	return v && d.err == nil
 }
 
-// end reports the first failure, or that bytes are left over.
-func (d *decoder) end() error {
-	if d.err == nil && len(d.b) != 0 {
-		d.fail("%d bytes after the body", len(d.b))
-	}
-	return d.err
-}
-
-// putString, putInt, putBool and putBytes append a field of a map: its key and its value.
+// putString and its like append a field of a map: its key and its value.
 func putString(b []byte, key, v string) []byte {
 	return msgp.AppendString(msgp.AppendString(b, key), v)
 }
@@ -185,6 +186,14 @@ func putBool(b []byte, key string, v bool) []byte {
 
 func putBytes(b []byte, key string, v []byte) []byte {
 	return msgp.AppendBytes(msgp.AppendString(b, key), v)
+}
+
+func putArray(b []byte, key string, n int) []byte {
+	return msgp.AppendArrayHeader(msgp.AppendString(b, key), uint32(n))
+}
+
+func putU32s(b []byte, key string, v []uint32) []byte {
+	return appendU32s(msgp.AppendString(b, key), v)
 }
 
 // appendU32s is the inverse of decoder.u32s.

@@ -69,18 +69,14 @@ func (m *ErrorBody) Append(b []byte) []byte {
 // Decode fills m from a body.
 func (m *ErrorBody) Decode(body []byte) error {
 	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
+	return d.message(func(key []byte) {
 		switch string(key) {
 		case "code":
 			m.Code = d.str("code", 64)
 		case "message":
 			m.Message = d.str("message", 1<<16)
-		default:
-			return false
 		}
-		return true
 	})
-	return d.end()
 }
 
 // Err turns the body into the error that callers test for.

@@ -57,17 +57,19 @@ func (m *Hello) Append(b []byte) []byte {
 // version that is chosen.
 func DecodeVersions(body []byte) (lowest, highest int, err error) {
 	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
-		if string(key) != "versions" {
-			return false
+	err = d.message(func(key []byte) {
+		if string(key) == "versions" {
+			lowest, highest = d.versions()
 		}
-		if d.tuple("versions", 2) {
-			lowest = int(d.uint("version", 1<<16))
-			highest = int(d.uint("version", 1<<16))
-		}
-		return true
 	})
-	return lowest, highest, d.end()
+	return lowest, highest, err
+}
+
+func (d *decoder) versions() (lowest, highest int) {
+	if d.tuple("versions", 2) {
+		lowest, highest = int(d.uint("version", 1<<16)), int(d.uint("version", 1<<16))
+	}
+	return lowest, highest
 }
 
 // Negotiate chooses the highest version that a client which speaks lowest to highest and
@@ -101,13 +103,10 @@ func whichIsOld(daemon bool) string {
 // Decode fills m from a body. Manifest is a view of it.
 func (m *Hello) Decode(body []byte) error {
 	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
+	return d.message(func(key []byte) {
 		switch string(key) {
 		case "versions":
-			if d.tuple("versions", 2) {
-				m.MinVersion = int(d.uint("version", 1<<16))
-				m.MaxVersion = int(d.uint("version", 1<<16))
-			}
+			m.MinVersion, m.MaxVersion = d.versions()
 		case "role":
 			m.Role = d.str("role", 32)
 		case "client":
@@ -120,12 +119,8 @@ func (m *Hello) Decode(body []byte) error {
 			m.Rank = int(d.uint("rank", connector.MaxShards))
 		case "staged":
 			m.Handoff = d.bool("staged")
-		default:
-			return false
 		}
-		return true
 	})
-	return d.end()
 }
 
 // HelloReply accepts a connection.
@@ -148,7 +143,7 @@ func (m *HelloReply) Append(b []byte) []byte {
 // Decode fills m from a body.
 func (m *HelloReply) Decode(body []byte) error {
 	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
+	return d.message(func(key []byte) {
 		switch string(key) {
 		case "version":
 			m.Version = int(d.uint("version", 1<<16))
@@ -158,10 +153,6 @@ func (m *HelloReply) Decode(body []byte) error {
 			m.Namespace = d.str("namespace", 64)
 		case "load_timeout_ms":
 			m.LoadTimeoutMS = int(d.uint("load_timeout_ms", maxNumber))
-		default:
-			return false
 		}
-		return true
 	})
-	return d.end()
 }

@@ -11,12 +11,10 @@ func AppendMatch(b []byte, m *connector.MatchRequest) []byte {
 	b = msgp.AppendMapHeader(b, 10)
 	b = putString(b, "r", m.Request)
 	b = putInt(b, "from", m.From)
-	b = msgp.AppendString(b, "tokens")
-	b = appendU32s(b, m.Tokens)
+	b = putU32s(b, "tokens", m.Tokens)
 	b = putInt(b, "prompt", m.PromptTokens)
 	b = putInt(b, "computed", m.Computed)
-	b = msgp.AppendString(b, "spans")
-	b = appendSpans(b, m.Spans)
+	b = putSpans(b, "spans", m.Spans)
 	b = putString(b, "salt", m.Scope.Salt)
 	b = putString(b, "lora", m.Scope.LoRA)
 	b = putBool(b, "no_load", m.NoLoad)
@@ -28,7 +26,7 @@ func AppendMatch(b []byte, m *connector.MatchRequest) []byte {
 func DecodeMatch(body []byte, m *connector.MatchRequest) error {
 	*m = connector.MatchRequest{Tokens: m.Tokens[:0], Spans: m.Spans[:0]}
 	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
+	return d.message(func(key []byte) {
 		switch string(key) {
 		case "r":
 			m.Request = d.view("r", connector.MaxIDBytes)
@@ -50,16 +48,12 @@ func DecodeMatch(body []byte, m *connector.MatchRequest) error {
 			m.NoLoad = d.bool("no_load")
 		case "no_save":
 			m.NoSave = d.bool("no_save")
-		default:
-			return false
 		}
-		return true
 	})
-	return d.end()
 }
 
-func appendSpans(b []byte, spans []connector.Span) []byte {
-	b = msgp.AppendArrayHeader(b, uint32(len(spans)))
+func putSpans(b []byte, key string, spans []connector.Span) []byte {
+	b = putArray(b, key, len(spans))
 	for i := range spans {
 		b = msgp.AppendArrayHeader(b, 3)
 		b = msgp.AppendInt(b, spans[i].Start)
@@ -100,7 +94,7 @@ func AppendOffer(b []byte, o connector.Offer) []byte {
 // DecodeOffer fills o from the body of the answer to match.
 func DecodeOffer(body []byte, o *connector.Offer) error {
 	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
+	return d.message(func(key []byte) {
 		switch string(key) {
 		case "tokens":
 			o.Tokens = int(d.uint("tokens", maxNumber))
@@ -108,12 +102,8 @@ func DecodeOffer(body []byte, o *connector.Offer) error {
 			o.Async = d.bool("async")
 		case "staged":
 			o.Handoff = d.handoffOffer()
-		default:
-			return false
 		}
-		return true
 	})
-	return d.end()
 }
 
 func (d *decoder) handoffOffer() *connector.HandoffOffer {

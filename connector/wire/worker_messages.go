@@ -6,6 +6,83 @@ import (
 	"github.com/kvconn/kvconn/connector"
 )
 
+// AppendLayout appends the body of a register request.
+func AppendLayout(b []byte, l *connector.Layout) []byte {
+	b = msgp.AppendMapHeader(b, 1)
+	b = putArray(b, "groups", len(l.Groups))
+	for i := range l.Groups {
+		g := &l.Groups[i]
+		b = msgp.AppendMapHeader(b, 2)
+		b = msgp.AppendString(b, "blocks")
+		b = msgp.AppendUint32(b, g.Blocks)
+		b = putArray(b, "runs", len(g.Runs))
+		for _, r := range g.Runs {
+			b = msgp.AppendArrayHeader(b, 6)
+			for _, v := range [...]uint64{uint64(r.Region), r.Offset, uint64(r.Layers), r.LayerStride, r.BlockStride, r.Bytes} {
+				b = msgp.AppendUint64(b, v)
+			}
+		}
+	}
+	return b
+}
+
+// DecodeLayout fills l from the body of a register request. It bounds the numbers;
+// connector.Layout.Validate says whether they fit together.
+func DecodeLayout(body []byte, l *connector.Layout) error {
+	d := decoder{b: body}
+	return d.message(func(key []byte) {
+		if string(key) == "groups" {
+			l.Groups = make([]connector.GroupLayout, d.array("groups", connector.MaxGroups))
+			for i := range l.Groups {
+				d.groupLayout(&l.Groups[i])
+			}
+		}
+	})
+}
+
+func (d *decoder) groupLayout(g *connector.GroupLayout) {
+	if d.err != nil {
+		return
+	}
+	d.fields(func(key []byte) {
+		switch string(key) {
+		case "blocks":
+			g.Blocks = uint32(d.uint("blocks", 1<<32-1))
+		case "runs":
+			g.Runs = make([]connector.Run, d.array("runs", connector.MaxRuns))
+			for i := range g.Runs {
+				d.run(&g.Runs[i])
+			}
+		}
+	})
+}
+
+func (d *decoder) run(r *connector.Run) {
+	const maxOffset = 1 << 62
+	if !d.tuple("run", 6) {
+		return
+	}
+	*r = connector.Run{
+		Region:      uint32(d.uint("region", connector.MaxRegions)),
+		Offset:      d.uint("offset", maxOffset),
+		Layers:      uint32(d.uint("layers", 1<<32-1)),
+		LayerStride: d.uint("layer_stride", maxOffset),
+		BlockStride: d.uint("block_stride", maxOffset),
+		Bytes:       d.uint("bytes", maxOffset),
+	}
+}
+
+// AppendRegisterReply appends the body of the answer to register: the bytes of a block of
+// each layer group.
+func AppendRegisterReply(b []byte, blockBytes []int) []byte {
+	b = msgp.AppendMapHeader(b, 1)
+	b = putArray(b, "block_bytes", len(blockBytes))
+	for _, n := range blockBytes {
+		b = msgp.AppendInt(b, n)
+	}
+	return b
+}
+
 // AppendMeta appends the body of a load or save request.
 func AppendMeta(b []byte, meta []byte) []byte {
 	b = msgp.AppendMapHeader(b, 1)
@@ -13,17 +90,14 @@ func AppendMeta(b []byte, meta []byte) []byte {
 }
 
 // DecodeMeta returns the metadata of a load or save request, a view of the body.
-func DecodeMeta(body []byte) ([]byte, error) {
-	var meta []byte
+func DecodeMeta(body []byte) (meta []byte, err error) {
 	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
-		if string(key) != "meta" {
-			return false
+	err = d.message(func(key []byte) {
+		if string(key) == "meta" {
+			meta = d.bytes("meta", MaxBodyBytes)
 		}
-		meta = d.bytes("meta", MaxBodyBytes)
-		return true
 	})
-	return meta, d.end()
+	return meta, err
 }
 
 // AppendSaveResult appends the body of the answer to save.
@@ -37,7 +111,7 @@ func AppendSaveResult(b []byte, r connector.SaveResult) []byte {
 // DecodeSaveResult fills r from the body of the answer to save.
 func DecodeSaveResult(body []byte, r *connector.SaveResult) error {
 	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
+	return d.message(func(key []byte) {
 		switch string(key) {
 		case "taken":
 			r.Taken = int(d.uint("taken", maxNumber))
@@ -45,19 +119,14 @@ func DecodeSaveResult(body []byte, r *connector.SaveResult) error {
 			r.Dropped = int(d.uint("dropped", maxNumber))
 		case "present":
 			r.Present = int(d.uint("present", maxNumber))
-		default:
-			return false
 		}
-		return true
 	})
-	return d.end()
 }
 
 // AppendFinished appends the body of the answer to poll.
 func AppendFinished(b []byte, loads []connector.FinishedLoad) []byte {
 	b = msgp.AppendMapHeader(b, 1)
-	b = msgp.AppendString(b, "finished")
-	b = msgp.AppendArrayHeader(b, uint32(len(loads)))
+	b = putArray(b, "finished", len(loads))
 	for i := range loads {
 		b = appendBlockList(b, loads[i].Request, loads[i].FailedBlocks)
 	}
@@ -65,23 +134,122 @@ func AppendFinished(b []byte, loads []connector.FinishedLoad) []byte {
 }
 
 // DecodeFinished returns the loads in the answer to poll.
-func DecodeFinished(body []byte) ([]connector.FinishedLoad, error) {
-	var loads []connector.FinishedLoad
+func DecodeFinished(body []byte) (loads []connector.FinishedLoad, err error) {
 	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
-		if string(key) != "finished" {
-			return false
+	err = d.message(func(key []byte) {
+		if string(key) == "finished" {
+			for range d.array("finished", connector.MaxStepRequests) {
+				var l connector.FinishedLoad
+				l.Request, l.FailedBlocks = d.blockList("finished")
+				loads = append(loads, l)
+			}
 		}
-		n := d.array("finished", connector.MaxStepRequests)
-		for range n {
-			var l connector.FinishedLoad
-			l.Request, l.FailedBlocks = d.blockList("finished")
-			loads = append(loads, l)
-		}
-		return true
 	})
-	return loads, d.end()
+	return loads, err
 }
 
 // AppendEmpty appends a body without fields.
 func AppendEmpty(b []byte) []byte { return msgp.AppendMapHeader(b, 0) }
+
+// AppendKeyed appends the body of a present, fetch or put request. request is the id that
+// poll will report (fetch only).
+func AppendKeyed(b []byte, request string, k *connector.KeyedBlocks) []byte {
+	fields := uint32(5)
+	if k.Scope != (connector.Scope{}) {
+		fields += 2
+	}
+	b = msgp.AppendMapHeader(b, fields)
+	b = putString(b, "r", request)
+	b = putInt(b, "group", k.Group)
+	b = putBytes(b, "parent", k.Parent[:])
+	b = msgp.AppendString(b, "hashes")
+	b = msgp.AppendBytesHeader(b, uint32(connector.ProofSize*len(k.Hashes)))
+	for i := range k.Hashes {
+		b = append(b, k.Hashes[i][:]...)
+	}
+	b = putU32s(b, "slots", k.Slots)
+	if fields > 5 {
+		b = putString(b, "salt", k.Scope.Salt)
+		b = putString(b, "lora", k.Scope.LoRA)
+	}
+	return b
+}
+
+// DecodeKeyed fills k from the body of a present, fetch or put request, using its memory
+// again, and returns the request id. The scope's strings are views of the body.
+func DecodeKeyed(body []byte, k *connector.KeyedBlocks) (request string, err error) {
+	*k = connector.KeyedBlocks{Hashes: k.Hashes[:0], Slots: k.Slots[:0]}
+	d := decoder{b: body}
+	err = d.message(func(key []byte) {
+		switch string(key) {
+		case "r":
+			request = d.str("r", connector.MaxIDBytes)
+		case "group":
+			k.Group = int(d.uint("group", connector.MaxGroups))
+		case "parent":
+			if v := d.bytes("parent", connector.ProofSize); d.err == nil && len(v) != connector.ProofSize && len(v) != 0 {
+				d.fail("parent: %d bytes, want %d", len(v), connector.ProofSize)
+			} else {
+				copy(k.Parent[:], v)
+			}
+		case "hashes":
+			k.Hashes = d.appendHashes(k.Hashes)
+		case "slots":
+			k.Slots = d.appendU32s(k.Slots, "slots", connector.MaxKeyedBlocks)
+		case "salt":
+			k.Scope.Salt = d.view("salt", connector.MaxScopeBytes)
+		case "lora":
+			k.Scope.LoRA = d.view("lora", connector.MaxScopeBytes)
+		}
+	})
+	return request, err
+}
+
+func (d *decoder) appendHashes(out []connector.Proof) []connector.Proof {
+	v := d.bytes("hashes", connector.ProofSize*connector.MaxKeyedBlocks)
+	if len(v)%connector.ProofSize != 0 {
+		d.fail("hashes: %d bytes are no whole number of hashes", len(v))
+	}
+	if d.err != nil {
+		return out
+	}
+	for i := 0; i < len(v); i += connector.ProofSize {
+		out = append(out, connector.Proof(v[i:]))
+	}
+	return out
+}
+
+// AppendCount appends the body of an answer that is a number: to present the leading
+// blocks that are stored, to load and fetch the loads started.
+func AppendCount(b []byte, n int) []byte {
+	b = msgp.AppendMapHeader(b, 1)
+	return putInt(b, "n", n)
+}
+
+// DecodeCount is the inverse of [AppendCount].
+func DecodeCount(body []byte) (n int, err error) {
+	d := decoder{b: body}
+	err = d.message(func(key []byte) {
+		if string(key) == "n" {
+			n = int(d.uint("n", maxNumber))
+		}
+	})
+	return n, err
+}
+
+// AppendCancel appends the body of a cancel request.
+func AppendCancel(b []byte, request string) []byte {
+	b = msgp.AppendMapHeader(b, 1)
+	return putString(b, "r", request)
+}
+
+// DecodeCancel is the inverse of [AppendCancel].
+func DecodeCancel(body []byte) (request string, err error) {
+	d := decoder{b: body}
+	err = d.message(func(key []byte) {
+		if string(key) == "r" {
+			request = d.str("r", connector.MaxIDBytes)
+		}
+	})
+	return request, err
+}

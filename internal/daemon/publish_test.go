@@ -25,7 +25,7 @@ func (p *published) Cleared()                 { p.cleared++ }
 // replayed is what a daemon's published events say from the first on.
 func replayed(t *testing.T, endpoint string) published {
 	t.Helper()
-	c, err := zmtp.DialDealer(t.Context(), endpoint, zmtp.ConnOptions{})
+	c, err := zmtp.DialDealer(t.Context(), endpoint)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestADaemonPublishesWhatItsStoreHolds(t *testing.T) {
 		publishing(o)
 		o.Dir = dir
 	})
-	sub, err := zmtp.DialSub(t.Context(), r.Events, "kv", zmtp.ConnOptions{})
+	sub, err := zmtp.DialSub(t.Context(), r.Events, "kv")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -175,6 +176,42 @@ func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
 	wait.For(t, "six blocks", func() bool { return blocks() == 6 })
 	if st := f.Stats(); st.Snapshots != 1 || st.Resumed == 0 {
 		t.Errorf("%+v", st)
+	}
+}
+
+// A router of the release before takes a namespace's number for what it was in the stream before: its request to
+// resume, which does not say numbers=stream, is answered with a snapshot.
+func TestARouterOfTheReleaseBeforeNeverResumes(t *testing.T) {
+	s, ns := residencyStore(t, 12<<20)
+	residencySave(t, s, ns, residencyChain(connector.Scope{}, 1, 3), 0, 1)
+	server := httptest.NewServer(newResidencyHandler(t.Context(), s))
+	t.Cleanup(server.Close)
+	// begin asks for a stream that goes on at a position, and returns its hello and the position after its snapshot.
+	begin := func(q url.Values, from residency.Position) (residency.Hello, residency.Position) {
+		resp, err := http.Get(server.URL + "?" + q.Encode())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = resp.Body.Close() }()
+		r := residency.NewReader(resp.Body, from)
+		frame, err := r.Next()
+		hello, ok := frame.(residency.Hello)
+		for done := hello.Resumed; ok && err == nil && !done; {
+			frame, err = r.Next()
+			_, done = frame.(residency.SnapshotEnd)
+		}
+		if !ok || err != nil {
+			t.Fatalf("%+v: %v", frame, err)
+		}
+		return hello, r.Position()
+	}
+	first, at := begin(nil, residency.Position{})
+	old := at.Query()
+	old.Del("numbers")
+	before, _ := begin(old, at)
+	now, _ := begin(at.Query(), at)
+	if first.Resumed || before.Resumed || !now.Resumed {
+		t.Errorf("resumed: at first %t, before %t, now %t", first.Resumed, before.Resumed, now.Resumed)
 	}
 }
 

@@ -42,8 +42,8 @@ func BenchmarkPubSub(b *testing.B) {
 		}
 	}
 	b.Run("own", func(b *testing.B) {
-		p := startPublisher(b, ServerOptions{})
-		c, err := DialSub(context.Background(), endpointOf(p.Addr()), "", ConnOptions{})
+		p := startPublisher(b)
+		c, err := DialSub(context.Background(), endpointOf(p.Addr()), "")
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -55,7 +55,7 @@ func BenchmarkPubSub(b *testing.B) {
 		run(b, p, func() error { return c.Recv(&m) })
 	})
 	b.Run("go-zeromq", func(b *testing.B) {
-		p := startPublisher(b, ServerOptions{})
+		p := startPublisher(b)
 		c := zmq4.NewSub(context.Background())
 		defer c.Close()
 		if err := c.Dial(endpointOf(p.Addr())); err != nil {

@@ -2,7 +2,6 @@ package zmtp
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,29 +11,19 @@ import (
 	"time"
 )
 
-// ConnOptions bound a connection.
-type ConnOptions struct {
-	// MaxMessageBytes bounds a received message. Default 64 MiB: a batch of events for 10M tokens.
-	MaxMessageBytes int
-	// HandshakeTimeout bounds connecting and the handshake together. Default 5 s.
-	HandshakeTimeout time.Duration
-	// WriteTimeout bounds one write. Default 10 s: a peer that reads nothing for that long is gone.
-	WriteTimeout time.Duration
+// connLimits bound a connection.
+type connLimits struct {
+	// messageBytes bounds a received message.
+	messageBytes int
+	// handshake bounds connecting and the handshake together.
+	handshake time.Duration
+	// write bounds one write: a peer that reads nothing for that long is gone.
+	write time.Duration
 }
 
-// EnsureDefaults fills in what is not set.
-func (o *ConnOptions) EnsureDefaults() {
-	o.MaxMessageBytes = cmp.Or(o.MaxMessageBytes, 64<<20)
-	o.HandshakeTimeout = cmp.Or(o.HandshakeTimeout, 5*time.Second)
-	o.WriteTimeout = cmp.Or(o.WriteTimeout, 10*time.Second)
-}
-
-// Validate reports the first option that cannot be used.
-func (o *ConnOptions) Validate() error {
-	if o.MaxMessageBytes < 1 || o.HandshakeTimeout < 0 || o.WriteTimeout < 0 {
-		return errors.New("zmtp: connection options must be positive")
-	}
-	return nil
+// clientLimits allow messages of 64 MiB: a batch of events for 10M tokens.
+func clientLimits() connLimits {
+	return connLimits{messageBytes: 64 << 20, handshake: 5 * time.Second, write: 10 * time.Second}
 }
 
 // Socket types.
@@ -52,7 +41,7 @@ const (
 type Conn struct {
 	c       net.Conn
 	r       *bufio.Reader
-	opts    ConnOptions
+	limits  connLimits
 	command []byte // of readers
 
 	write sync.Mutex
@@ -67,8 +56,8 @@ func keepAlive() net.KeepAliveConfig {
 
 // DialSub connects to a publisher and subscribes to the topics that begin with topic; all topics begin with an
 // empty one.
-func DialSub(ctx context.Context, endpoint, topic string, o ConnOptions) (*Conn, error) {
-	c, err := dial(ctx, endpoint, typeSub, []string{typePub, typeXPub}, o)
+func DialSub(ctx context.Context, endpoint, topic string) (*Conn, error) {
+	c, err := dial(ctx, endpoint, typeSub, []string{typePub, typeXPub}, clientLimits())
 	if err != nil {
 		return nil, err
 	}
@@ -79,27 +68,23 @@ func DialSub(ctx context.Context, endpoint, topic string, o ConnOptions) (*Conn,
 }
 
 // DialDealer connects to a ROUTER, the kind of socket on which engines serve replays.
-func DialDealer(ctx context.Context, endpoint string, o ConnOptions) (*Conn, error) {
-	return dial(ctx, endpoint, typeDealer, []string{typeRouter}, o)
+func DialDealer(ctx context.Context, endpoint string) (*Conn, error) {
+	return dial(ctx, endpoint, typeDealer, []string{typeRouter}, clientLimits())
 }
 
-func dial(ctx context.Context, endpoint, own string, peers []string, o ConnOptions) (*Conn, error) {
-	o.EnsureDefaults()
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
+func dial(ctx context.Context, endpoint, own string, peers []string, limits connLimits) (*Conn, error) {
 	network, address, err := splitEndpoint(endpoint)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.HandshakeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, limits.handshake)
 	defer cancel()
 	d := net.Dialer{KeepAliveConfig: keepAlive()}
 	nc, err := d.DialContext(ctx, network, address)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", endpoint, err)
 	}
-	c, err := handshake(ctx, nc, own, peers, o)
+	c, err := handshake(ctx, nc, own, peers, limits)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", endpoint, err)
 	}
@@ -107,13 +92,13 @@ func dial(ctx context.Context, endpoint, own string, peers []string, o ConnOptio
 }
 
 // handshake makes a connection of nc, which it closes if it fails or ctx ends.
-func handshake(ctx context.Context, nc net.Conn, own string, peers []string, o ConnOptions) (_ *Conn, err error) {
+func handshake(ctx context.Context, nc net.Conn, own string, peers []string, limits connLimits) (_ *Conn, err error) {
 	defer func() {
 		if err != nil {
 			_ = nc.Close()
 		}
 	}()
-	c := &Conn{c: nc, r: bufio.NewReaderSize(nc, 64<<10), opts: o}
+	c := &Conn{c: nc, r: bufio.NewReaderSize(nc, 64<<10), limits: limits}
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	hello := appendCommand(nil, "READY", ready(own, ""))
@@ -187,7 +172,7 @@ func (c *Conn) flush() error {
 
 // writeRaw writes bytes of the wire form within the write timeout.
 func (c *Conn) writeRaw(b []byte) (int, error) {
-	if err := c.c.SetWriteDeadline(time.Now().Add(c.opts.WriteTimeout)); err != nil {
+	if err := c.c.SetWriteDeadline(time.Now().Add(c.limits.write)); err != nil {
 		return 0, err
 	}
 	return c.c.Write(b)
@@ -229,7 +214,7 @@ func (c *Conn) handleCommand(frame []byte) (name string, body []byte, err error)
 // readMessage reads the frames of a message, or one command.
 func (c *Conn) readMessage(m *Message) (command bool, err error) {
 	for {
-		flags, n, err := readHead(c.r, c.opts.MaxMessageBytes-len(m.buf))
+		flags, n, err := readHead(c.r, c.limits.messageBytes-len(m.buf))
 		if err != nil {
 			return false, err
 		}
@@ -248,3 +233,34 @@ func (c *Conn) readMessage(m *Message) (command bool, err error) {
 
 // Close ends the connection and any Recv that waits.
 func (c *Conn) Close() error { return c.c.Close() }
+
+// AcceptSub waits for a publisher to connect to l and subscribes like [DialSub]. It is for engines that connect
+// to the router's endpoint instead of binding one. Peers that are no publishers are turned away.
+func AcceptSub(ctx context.Context, l net.Listener, topic string) (*Conn, error) {
+	limits := clientLimits()
+	deadline, ok := l.(interface{ SetDeadline(time.Time) error })
+	if !ok {
+		return nil, fmt.Errorf("wait for a publisher on %v: %w", l.Addr(), errors.ErrUnsupported)
+	}
+	if err := deadline.SetDeadline(time.Time{}); err != nil {
+		return nil, fmt.Errorf("wait for a publisher on %v: %w", l.Addr(), err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = deadline.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	nc, err := l.Accept()
+	if err != nil {
+		return nil, fmt.Errorf("wait for a publisher on %v: %w", l.Addr(), err)
+	}
+	shake, cancel := context.WithTimeout(ctx, limits.handshake)
+	defer cancel()
+	c, err := handshake(shake, nc, typeSub, []string{typePub, typeXPub}, limits)
+	if err == nil {
+		if err = c.subscribe(topic); err != nil {
+			_ = c.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("publisher at %v: %w", nc.RemoteAddr(), err)
+	}
+	return c, nil
+}

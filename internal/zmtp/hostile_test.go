@@ -44,7 +44,9 @@ func TestHostilePublishersAreCutOff(t *testing.T) {
 		"a command in a message":    {flagMore, 1, 'x', flagCommand, 5, 4, 'P', 'I', 'N', 'G'},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := DialSub(t.Context(), peer(t, typePub, raw), "", ConnOptions{MaxMessageBytes: 64 << 10})
+			limits := clientLimits()
+			limits.messageBytes = 64 << 10
+			c, err := dial(t.Context(), peer(t, typePub, raw), typeSub, []string{typePub}, limits)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -57,7 +59,7 @@ func TestHostilePublishersAreCutOff(t *testing.T) {
 }
 
 func TestHandshakesWithOthersAreRefused(t *testing.T) {
-	if _, err := DialSub(t.Context(), peer(t, typeSub, nil), "", ConnOptions{}); !errors.Is(err, ErrProtocol) {
+	if _, err := DialSub(t.Context(), peer(t, typeSub, nil), ""); !errors.Is(err, ErrProtocol) {
 		t.Errorf("a SUB as publisher: %v", err)
 	}
 	for name, hello := range map[string][]byte{
@@ -78,9 +80,7 @@ func TestHandshakesWithOthersAreRefused(t *testing.T) {
 				_ = server.Close()
 			}
 		}()
-		var o ConnOptions
-		o.EnsureDefaults()
-		if _, err := handshake(context.Background(), client, typeSub, []string{typePub}, o); err == nil {
+		if _, err := handshake(context.Background(), client, typeSub, []string{typePub}, clientLimits()); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 		_ = server.Close()
@@ -92,19 +92,21 @@ func TestADialEndsWithItsContext(t *testing.T) {
 	defer l.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, cancel)
-	if _, err := DialSub(ctx, endpointOf(l.Addr()), "", ConnOptions{HandshakeTimeout: time.Hour}); err == nil {
+	limits := clientLimits()
+	limits.handshake = time.Hour
+	if _, err := dial(ctx, endpointOf(l.Addr()), typeSub, []string{typePub}, limits); err == nil {
 		t.Error("connected to nothing")
 	}
 }
 
 func TestSubscribersAndRequestsAreBounded(t *testing.T) {
-	p := startPublisher(t, ServerOptions{MaxConns: 1})
-	c, err := DialSub(t.Context(), endpointOf(p.Addr()), "", ConnOptions{})
+	p := startPublisher(t, func(l *serverLimits) { l.conns = 1 })
+	c, err := DialSub(t.Context(), endpointOf(p.Addr()), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if _, err := DialSub(t.Context(), endpointOf(p.Addr()), "", ConnOptions{}); err == nil {
+	if _, err := DialSub(t.Context(), endpointOf(p.Addr()), ""); err == nil {
 		t.Error("a second subscriber where one is allowed")
 	}
 	for i := range maxSubscriptions + 1 {
@@ -113,17 +115,10 @@ func TestSubscribersAndRequestsAreBounded(t *testing.T) {
 	if err := c.Recv(new(Message)); err == nil {
 		t.Error("more subscriptions than allowed were taken")
 	}
-	h, err := NewHistory(HistoryOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := NewReplayServer(listen(t), h, ServerOptions{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := NewReplayServer(listen(t), NewHistory(), slog.New(slog.DiscardHandler))
 	background(t, s.Run)
 	for _, request := range [][][]byte{{seqFrame(0)}, {nil, []byte("7")}, {nil, nil, seqFrame(0)}, {[]byte("x"), seqFrame(0)}} {
-		c, err := DialDealer(t.Context(), endpointOf(s.Addr()), ConnOptions{})
+		c, err := DialDealer(t.Context(), endpointOf(s.Addr()))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +154,7 @@ func TestEndpoints(t *testing.T) {
 
 func TestReceivingDoesNotAllocate(t *testing.T) {
 	wire := AppendMessage(nil, []byte("kv"), seqFrame(1), body(60))
-	c := &Conn{r: bufio.NewReader(nil), opts: ConnOptions{MaxMessageBytes: 1 << 20}}
+	c := &Conn{r: bufio.NewReader(nil), limits: connLimits{messageBytes: 1 << 20}}
 	var m Message
 	in := bytes.NewReader(nil)
 	if n := testing.AllocsPerRun(100, func() {
@@ -178,7 +173,7 @@ func FuzzReceive(f *testing.F) {
 	f.Add(appendCommand(nil, "SUBSCRIBE", []byte("kv")))
 	f.Add(greeting())
 	f.Fuzz(func(t *testing.T, b []byte) {
-		c := &Conn{r: bufio.NewReader(bytes.NewReader(b)), opts: ConnOptions{MaxMessageBytes: 4096}}
+		c := &Conn{r: bufio.NewReader(bytes.NewReader(b)), limits: connLimits{messageBytes: 4096}}
 		var m Message
 		for {
 			m.reset()

@@ -3,6 +3,7 @@ package zmtp
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -11,8 +12,7 @@ import (
 // Publisher is a PUB socket: a message goes to every subscriber with a subscription that its first frame begins
 // with. A subscriber that is too slow loses messages, as the sequence numbers show it; no other does.
 type Publisher struct {
-	opts     ServerOptions
-	listener net.Listener
+	server
 
 	mu          sync.Mutex
 	subscribers map[*subscriber]bool
@@ -41,21 +41,10 @@ type subscriber struct {
 const maxSubscriptions = 1024
 
 // NewPublisher makes a publisher of a listener (see [Listen]).
-func NewPublisher(l net.Listener, o ServerOptions) (*Publisher, error) {
-	o.EnsureDefaults()
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
-	return &Publisher{opts: o, listener: l, subscribers: make(map[*subscriber]bool)}, nil
-}
-
-// Addr is where the publisher listens.
-func (p *Publisher) Addr() net.Addr { return p.listener.Addr() }
-
-// Run serves subscribers until ctx ends.
-func (p *Publisher) Run(ctx context.Context) error {
-	s := server{opts: p.opts, own: typePub, peers: []string{typeSub, typeXSub}, serve: p.serve}
-	return s.run(ctx, p.listener)
+func NewPublisher(l net.Listener, logger *slog.Logger) *Publisher {
+	p := &Publisher{server: newServer(l, logger, typePub, typeSub, typeXSub), subscribers: make(map[*subscriber]bool)}
+	p.serve = p.follow
+	return p
 }
 
 // Stats are what was done so far.
@@ -83,7 +72,7 @@ func (p *Publisher) Publish(frames ...[]byte) {
 		if wire == nil {
 			wire = AppendMessage(nil, frames...)
 		}
-		if !s.push(wire, p.opts.QueueBytes) {
+		if !s.push(wire, p.limits.queueBytes) {
 			p.dropped.Add(1)
 		}
 	}
@@ -117,9 +106,9 @@ func (s *subscriber) wants(topic []byte) bool {
 	return false
 }
 
-// serve serves one subscriber until it has gone.
-func (p *Publisher) serve(ctx context.Context, c *Conn) error {
-	s := &subscriber{queue: make(chan []byte, p.opts.QueueMessages), prefixes: make(map[string]int)}
+// follow serves one subscriber until it has gone.
+func (p *Publisher) follow(ctx context.Context, c *Conn) error {
+	s := &subscriber{queue: make(chan []byte, p.limits.queueMessages), prefixes: make(map[string]int)}
 	p.mu.Lock()
 	p.subscribers[s] = true
 	p.mu.Unlock()

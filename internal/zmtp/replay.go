@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"sync"
 	"time"
 )
 
@@ -16,30 +18,19 @@ const EndOfReplay = 1<<64 - 1
 // ["", start u64 big endian] and replies with ["", topic, seq, payload] for each batch it still has from start
 // on, then with ["", "", -1, ""].
 type ReplayServer struct {
-	opts     ServerOptions
-	listener net.Listener
-	history  *History
+	server
+	history *History
 }
 
 // NewReplayServer serves h's batches on l (see [Listen]).
-func NewReplayServer(l net.Listener, h *History, o ServerOptions) (*ReplayServer, error) {
-	o.EnsureDefaults()
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
-	return &ReplayServer{opts: o, listener: l, history: h}, nil
+func NewReplayServer(l net.Listener, h *History, logger *slog.Logger) *ReplayServer {
+	s := &ReplayServer{server: newServer(l, logger, typeRouter, typeDealer, typeReq, typeRouter), history: h}
+	s.serve = s.answer
+	return s
 }
 
-// Addr is where the server listens.
-func (s *ReplayServer) Addr() net.Addr { return s.listener.Addr() }
-
-// Run serves requests until ctx ends.
-func (s *ReplayServer) Run(ctx context.Context) error {
-	srv := server{opts: s.opts, own: typeRouter, peers: []string{typeDealer, typeReq, typeRouter}, serve: s.serve}
-	return srv.run(ctx, s.listener)
-}
-
-func (s *ReplayServer) serve(ctx context.Context, c *Conn) error {
+// answer answers one peer's requests until it has gone.
+func (s *ReplayServer) answer(ctx context.Context, c *Conn) error {
 	var m Message
 	for {
 		if err := c.Recv(&m); err != nil {
@@ -99,4 +90,60 @@ func (c *Conn) Replay(start uint64, idle time.Duration, f func(seq uint64, paylo
 			return nil
 		}
 	}
+}
+
+// History keeps the last batches for replays. Its methods may be called from any goroutine.
+type History struct {
+	maxBytes int
+
+	mu    sync.Mutex
+	ring  []batch // batch seq is at seq modulo its length
+	first uint64  // oldest one kept
+	next  uint64
+	bytes int
+}
+
+type batch struct{ topic, payload []byte }
+
+// NewHistory makes a history of 10,000 batches, as engines do, and 64 MiB at most. Its first batch will have the
+// number 0.
+func NewHistory() *History { return newHistory(10_000, 64<<20) }
+
+func newHistory(maxBatches, maxBytes int) *History {
+	return &History{maxBytes: maxBytes, ring: make([]batch, maxBatches)}
+}
+
+// Append keeps a batch, whose bytes must not change from now on, and returns its number.
+func (h *History) Append(topic, payload []byte) uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	seq := h.next
+	h.next++
+	for h.first < seq && (seq-h.first >= uint64(len(h.ring)) || h.bytes+len(payload) > h.maxBytes) {
+		slot := &h.ring[h.first%uint64(len(h.ring))]
+		h.bytes -= len(slot.payload)
+		*slot = batch{}
+		h.first++
+	}
+	h.ring[seq%uint64(len(h.ring))] = batch{topic: topic, payload: payload}
+	h.bytes += len(payload)
+	return seq
+}
+
+// Next is the number that the next batch will have.
+func (h *History) Next() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.next
+}
+
+// from returns the oldest batch kept whose number is at least seq.
+func (h *History) from(seq uint64) (found uint64, b batch, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	seq = max(seq, h.first)
+	if seq >= h.next {
+		return 0, batch{}, false
+	}
+	return seq, h.ring[seq%uint64(len(h.ring))], true
 }

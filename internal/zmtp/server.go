@@ -1,49 +1,48 @@
 package zmtp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
 
-// ServerOptions bound a publisher or a replay server.
-type ServerOptions struct {
-	// MaxConns is how many peers are served at one time; others are refused. Default 256.
-	MaxConns int
-	// QueueMessages and QueueBytes bound what waits for a slow subscriber; the rest is dropped. Defaults
-	// 65,536 and 64 MiB: some seconds of a busy engine.
-	QueueMessages int
-	QueueBytes    int64
-	// Conn bounds each connection. Its MaxMessageBytes is 4 KiB by default: peers send subscriptions
-	// and replay requests only.
-	Conn ConnOptions
-	// Logger receives what happens to peers. Default [slog.Default].
-	Logger *slog.Logger
+// serverLimits bound what a server keeps for its peers.
+type serverLimits struct {
+	// conns is how many peers are served at one time; others are refused.
+	conns int
+	// queueMessages and queueBytes bound what waits for a slow subscriber; the rest is dropped.
+	queueMessages int
+	queueBytes    int64
+	conn          connLimits
 }
 
-// EnsureDefaults fills in what is not set.
-func (o *ServerOptions) EnsureDefaults() {
-	o.MaxConns = cmp.Or(o.MaxConns, 256)
-	o.QueueMessages = cmp.Or(o.QueueMessages, 1<<16)
-	o.QueueBytes = cmp.Or(o.QueueBytes, 64<<20)
-	o.Conn.MaxMessageBytes = cmp.Or(o.Conn.MaxMessageBytes, maxCommandBytes)
-	o.Logger = cmp.Or(o.Logger, slog.Default())
-	o.Conn.EnsureDefaults()
+// server accepts peers and serves each in its own goroutines.
+type server struct {
+	limits   serverLimits
+	listener net.Listener
+	logger   *slog.Logger // receives what happens to peers
+	own      string
+	peers    []string
+	serve    func(ctx context.Context, c *Conn) error
 }
 
-// Validate reports the first option that cannot be used.
-func (o *ServerOptions) Validate() error {
-	if o.MaxConns < 1 || o.QueueMessages < 1 || o.QueueMessages > 1<<20 || o.QueueBytes < 1 {
-		return errors.New("zmtp: server options must be positive, at most 1 Mi queued messages")
-	}
-	return o.Conn.Validate()
+// newServer makes a server of peers that send subscriptions and replay requests only. The queue of one has
+// room for some seconds of a busy engine.
+func newServer(l net.Listener, logger *slog.Logger, own string, peers ...string) server {
+	limits := serverLimits{conns: 256, queueMessages: 1 << 16, queueBytes: 64 << 20, conn: clientLimits()}
+	limits.conn.messageBytes = maxCommandBytes
+	return server{limits: limits, listener: l, logger: logger, own: own, peers: peers}
 }
+
+// Addr is where the server listens.
+func (s *server) Addr() net.Addr { return s.listener.Addr() }
 
 // Listen opens an endpoint, tcp://host:port (host * means all addresses, port 0 any port) or ipc://path. A Unix
 // socket left behind by a dead process is replaced.
@@ -68,23 +67,16 @@ func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
 	return l, nil
 }
 
-// server accepts peers and serves each in its own goroutines.
-type server struct {
-	opts  ServerOptions
-	own   string
-	peers []string
-	serve func(ctx context.Context, c *Conn) error
-}
-
-// run accepts peers from l until ctx ends, then closes l and waits for their goroutines.
-func (s *server) run(ctx context.Context, l net.Listener) error {
+// Run serves peers until ctx ends, then closes the listener and waits for their goroutines.
+func (s *server) Run(ctx context.Context) error {
+	l := s.listener
 	var peers sync.WaitGroup
 	defer peers.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
-	room := make(chan struct{}, s.opts.MaxConns)
+	room := make(chan struct{}, s.limits.conns)
 	for {
 		nc, err := l.Accept()
 		switch {
@@ -93,7 +85,7 @@ func (s *server) run(ctx context.Context, l net.Listener) error {
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept on %v: %w", l.Addr(), err)
 		case err != nil: // out of file descriptors, or a peer that has gone already
-			s.opts.Logger.Warn("zmtp: accept failed", "listener", l.Addr(), "error", err)
+			s.logger.Warn("zmtp: accept failed", "listener", l.Addr(), "error", err)
 			select {
 			case <-time.After(50 * time.Millisecond):
 			case <-ctx.Done():
@@ -103,7 +95,7 @@ func (s *server) run(ctx context.Context, l net.Listener) error {
 		select {
 		case room <- struct{}{}:
 		default:
-			s.opts.Logger.Warn("zmtp: too many peers", "listener", l.Addr(), "peer", nc.RemoteAddr())
+			s.logger.Warn("zmtp: too many peers", "listener", l.Addr(), "peer", nc.RemoteAddr())
 			_ = nc.Close()
 			continue
 		}
@@ -116,8 +108,8 @@ func (s *server) run(ctx context.Context, l net.Listener) error {
 
 // peer serves one peer until either side ends.
 func (s *server) peer(ctx context.Context, nc net.Conn) {
-	shake, cancel := context.WithTimeout(ctx, s.opts.Conn.HandshakeTimeout)
-	c, err := handshake(shake, nc, s.own, s.peers, s.opts.Conn)
+	shake, cancel := context.WithTimeout(ctx, s.limits.conn.handshake)
+	c, err := handshake(shake, nc, s.own, s.peers, s.limits.conn)
 	cancel()
 	if err == nil {
 		ctx, cancel := context.WithCancel(ctx)
@@ -128,6 +120,47 @@ func (s *server) peer(ctx context.Context, nc net.Conn) {
 		_ = c.Close()
 	}
 	if err != nil && ctx.Err() == nil {
-		s.opts.Logger.Debug("zmtp: a peer has gone", "peer", nc.RemoteAddr(), "error", err)
+		s.logger.Debug("zmtp: a peer has gone", "peer", nc.RemoteAddr(), "error", err)
 	}
+}
+
+// splitEndpoint turns tcp://host:port and ipc://path into network and address of package net.
+func splitEndpoint(endpoint string) (network, address string, err error) {
+	scheme, rest, ok := strings.Cut(endpoint, "://")
+	switch {
+	case !ok || rest == "":
+	case scheme == "tcp":
+		if _, _, err := net.SplitHostPort(rest); err != nil {
+			return "", "", fmt.Errorf("endpoint %q: %w", endpoint, err)
+		}
+		return "tcp", strings.Replace(rest, "*", "", 1), nil
+	case scheme == "ipc":
+		return "unix", rest, nil
+	}
+	return "", "", fmt.Errorf("endpoint %q: want tcp://host:port or ipc://path", endpoint)
+}
+
+// Offset is the endpoint of a data-parallel rank: engines add the rank to the port. An ipc endpoint has no port
+// and belongs to rank 0 alone.
+func Offset(endpoint string, rank int) (string, error) {
+	network, address, err := splitEndpoint(endpoint)
+	if err != nil || rank == 0 {
+		return endpoint, err
+	}
+	if network != "tcp" {
+		return "", fmt.Errorf("endpoint %q has no port to add rank %d to", endpoint, rank)
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", fmt.Errorf("endpoint %q: %w", endpoint, err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil || rank < 0 || n < 1 || n+rank > 65535 {
+		return "", fmt.Errorf("endpoint %q: port %s with rank %d added is no port", endpoint, port, rank)
+	}
+	if strings.Contains(endpoint, "//*:") {
+		host = "*"
+		return "tcp://*:" + strconv.Itoa(n+rank), nil
+	}
+	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(n+rank)), nil
 }

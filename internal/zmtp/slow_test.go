@@ -20,8 +20,8 @@ func TestWhatWaitsForASlowSubscriberIsBoundedInBytes(t *testing.T) {
 }
 
 func TestASubscriberThatHasStoppedReadingIsGoneAfterAWhile(t *testing.T) {
-	p := startPublisher(t, ServerOptions{Conn: ConnOptions{WriteTimeout: 20 * time.Millisecond}})
-	stuck, err := DialSub(t.Context(), endpointOf(p.Addr()), "", ConnOptions{})
+	p := startPublisher(t, func(l *serverLimits) { l.conn.write = 20 * time.Millisecond })
+	stuck, err := DialSub(t.Context(), endpointOf(p.Addr()), "")
 	if err != nil {
 		t.Fatal(err)
 	}

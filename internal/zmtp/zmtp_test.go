@@ -20,13 +20,12 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/zmqtest"
 )
 
-// startPublisher runs a publisher until the test ends.
-func startPublisher(t testing.TB, o ServerOptions) *Publisher {
+// startPublisher runs a publisher, with other limits if need be, until the test ends.
+func startPublisher(t testing.TB, change ...func(*serverLimits)) *Publisher {
 	t.Helper()
-	o.Logger = slog.New(slog.DiscardHandler)
-	p, err := NewPublisher(listen(t), o)
-	if err != nil {
-		t.Fatal(err)
+	p := NewPublisher(listen(t), slog.New(slog.DiscardHandler))
+	for _, f := range change {
+		f(&p.limits)
 	}
 	background(t, p.Run)
 	return p
@@ -90,8 +89,8 @@ func recv(t testing.TB, c *Conn) []string {
 }
 
 func TestMessagesArriveInOrderAndWhole(t *testing.T) {
-	p := startPublisher(t, ServerOptions{})
-	c, err := DialSub(t.Context(), endpointOf(p.Addr()), "k", ConnOptions{})
+	p := startPublisher(t)
+	c, err := DialSub(t.Context(), endpointOf(p.Addr()), "k")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,12 +120,9 @@ func TestUnixSocketsCarryTheSame(t *testing.T) {
 	if _, err := Listen(t.Context(), endpoint); err == nil {
 		t.Error("one socket was opened twice")
 	}
-	p, err := NewPublisher(l, ServerOptions{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := NewPublisher(l, slog.New(slog.DiscardHandler))
 	background(t, p.Run)
-	c, err := DialSub(t.Context(), endpoint, "", ConnOptions{})
+	c, err := DialSub(t.Context(), endpoint, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,13 +136,13 @@ func TestUnixSocketsCarryTheSame(t *testing.T) {
 
 // One subscriber reads nothing at all; the other gets every message.
 func TestAStuckSubscriberStopsNobody(t *testing.T) {
-	p := startPublisher(t, ServerOptions{QueueMessages: 64, Conn: ConnOptions{WriteTimeout: time.Hour}})
-	stuck, err := DialSub(t.Context(), endpointOf(p.Addr()), "", ConnOptions{})
+	p := startPublisher(t, func(l *serverLimits) { l.queueMessages, l.conn.write = 64, time.Hour })
+	stuck, err := DialSub(t.Context(), endpointOf(p.Addr()), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stuck.Close()
-	c, err := DialSub(t.Context(), endpointOf(p.Addr()), "", ConnOptions{})
+	c, err := DialSub(t.Context(), endpointOf(p.Addr()), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,8 +162,8 @@ func TestAStuckSubscriberStopsNobody(t *testing.T) {
 }
 
 func TestHeartbeatsAreAnswered(t *testing.T) {
-	p := startPublisher(t, ServerOptions{})
-	c, err := DialSub(t.Context(), endpointOf(p.Addr()), "", ConnOptions{})
+	p := startPublisher(t)
+	c, err := DialSub(t.Context(), endpointOf(p.Addr()), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +181,7 @@ func TestHeartbeatsAreAnswered(t *testing.T) {
 func TestOtherSubscribersReadOurs(t *testing.T) {
 	const n = 200
 	t.Run("libzmq", func(t *testing.T) {
-		p := startPublisher(t, ServerOptions{})
+		p := startPublisher(t)
 		sub := zmqtest.Start(t, "testdata/libzmq_sub.py", "sub", endpointOf(p.Addr()), "kv")
 		sub.Line()
 		wait.For(t, "a subscription", func() bool { return p.subscribed(1) })
@@ -205,7 +201,7 @@ func TestOtherSubscribersReadOurs(t *testing.T) {
 		}
 	})
 	t.Run("go-zeromq", func(t *testing.T) {
-		p := startPublisher(t, ServerOptions{})
+		p := startPublisher(t)
 		sub := zmq4.NewSub(t.Context())
 		defer sub.Close()
 		if err := errors.Join(sub.Dial(endpointOf(p.Addr())), sub.SetOption(zmq4.OptionSubscribe, "kv")); err != nil {
@@ -230,7 +226,7 @@ func TestWeReadOtherPublishers(t *testing.T) {
 	if err := pub.Listen("tcp://127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
-	c, err := DialSub(t.Context(), endpointOf(pub.Addr()), "kv", ConnOptions{})
+	c, err := DialSub(t.Context(), endpointOf(pub.Addr()), "kv")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,14 +250,8 @@ func TestWeReadOtherPublishers(t *testing.T) {
 }
 
 func TestReplaysAreAnswered(t *testing.T) {
-	h, err := NewHistory(HistoryOptions{MaxBatches: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := NewReplayServer(listen(t), h, ServerOptions{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := newHistory(100, 1<<20)
+	s := NewReplayServer(listen(t), h, slog.New(slog.DiscardHandler))
 	background(t, s.Run)
 	for i := range 150 {
 		if seq := h.Append([]byte("kv"), body(i)); seq != uint64(i) {
@@ -270,7 +260,7 @@ func TestReplaysAreAnswered(t *testing.T) {
 	}
 	for _, c := range []struct{ start, first int }{{0, 50}, {120, 120}, {149, 149}, {150, 150}, {1000, 150}} {
 		t.Run(fmt.Sprintf("from %d", c.start), func(t *testing.T) {
-			conn, err := DialDealer(t.Context(), endpointOf(s.Addr()), ConnOptions{})
+			conn, err := DialDealer(t.Context(), endpointOf(s.Addr()))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -300,10 +290,7 @@ func TestReplaysAreAnswered(t *testing.T) {
 }
 
 func TestHistoryIsBoundedInBytes(t *testing.T) {
-	h, err := NewHistory(HistoryOptions{MaxBatches: 10, MaxBytes: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := newHistory(10, 100)
 	for range 5 {
 		h.Append(nil, make([]byte, 40))
 	}

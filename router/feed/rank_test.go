@@ -39,17 +39,8 @@ func listen(t testing.TB) net.Listener {
 
 func startOwn(t testing.TB, l net.Listener) *ownEngine {
 	t.Helper()
-	e := new(ownEngine)
-	var err error
-	if e.history, err = zmtp.NewHistory(zmtp.HistoryOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if e.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)}); err != nil {
-		t.Fatal(err)
-	}
-	if e.replay, err = zmtp.NewReplayServer(listen(t), e.history, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)}); err != nil {
-		t.Fatal(err)
-	}
+	e := &ownEngine{history: zmtp.NewHistory(), pub: zmtp.NewPublisher(l, slog.New(slog.DiscardHandler))}
+	e.replay = zmtp.NewReplayServer(listen(t), e.history, slog.New(slog.DiscardHandler))
 	background(t, e.pub.Run)
 	background(t, e.replay.Run)
 	return e
@@ -95,10 +86,7 @@ func TestAReplayThatFailedIsTriedAgain(t *testing.T) {
 	if err != nil {
 		t.Skip("the port was taken by someone else: ", err)
 	}
-	replay, err := zmtp.NewReplayServer(l, e.history, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	replay := zmtp.NewReplayServer(l, e.history, slog.New(slog.DiscardHandler))
 	background(t, replay.Run)
 	wait.For(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
 	wantKeys(t, x, 1, append(keysOf(connector.Scope{}, 1), keysOf(connector.Scope{}, 2)...)...)

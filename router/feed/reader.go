@@ -68,9 +68,9 @@ func (r *reader) run(ctx context.Context) {
 
 func (r *reader) connect(ctx context.Context) (*zmtp.Conn, error) {
 	if r.listener != nil {
-		return zmtp.AcceptSub(ctx, r.listener, r.opts.Topic, zmtp.ConnOptions{})
+		return zmtp.AcceptSub(ctx, r.listener, r.opts.Topic)
 	}
-	return zmtp.DialSub(ctx, r.endpoint, r.opts.Topic, zmtp.ConnOptions{})
+	return zmtp.DialSub(ctx, r.endpoint, r.opts.Topic)
 }
 
 // hand queues an item that must not be lost.

@@ -81,7 +81,8 @@ func TestBrokenStreamsCostASnapshot(t *testing.T) {
 	}
 }
 
-// A stream that resumes may give a namespace another number than before.
+// A stream that resumes may give a namespace another number than before. A daemon of the release before, which
+// does not know numbers=stream, gives the store's own number, and describes the namespace in each stream too.
 func TestAnEndedStreamIsResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		blocks := chain(false, 1, 2)

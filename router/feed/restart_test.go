@@ -24,11 +24,7 @@ type process struct {
 
 func startProcess(t *testing.T, l net.Listener) *process {
 	t.Helper()
-	p := &process{t: t}
-	var err error
-	if p.pub, err = zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)}); err != nil {
-		t.Fatal(err)
-	}
+	p := &process{t: t, pub: zmtp.NewPublisher(l, slog.New(slog.DiscardHandler))}
 	p.stop = background(t, p.pub.Run)
 	return p
 }
@@ -80,14 +76,7 @@ func TestALostConnectionWithoutReplayCostsWhatWasKnown(t *testing.T) {
 // A replay that fails on a new connection leaves the same doubt.
 func TestALostConnectionWhoseReplayFailsCostsWhatWasKnown(t *testing.T) {
 	one := startProcess(t, listen(t))
-	history, err := zmtp.NewHistory(zmtp.HistoryOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	replay, err := zmtp.NewReplayServer(listen(t), history, zmtp.ServerOptions{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	replay := zmtp.NewReplayServer(listen(t), zmtp.NewHistory(), slog.New(slog.DiscardHandler))
 	stopReplay := background(t, replay.Run)
 	x := newMemIndex()
 	f := follow(t, (&ownEngine{pub: one.pub, replay: replay}).options(), x)

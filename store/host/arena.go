@@ -1,3 +1,13 @@
+// Package host is the host tier: one arena of page-aligned slots in shared memory for the whole
+// daemon, and a read-through cache in it. A slot is a buffer for direct I/O while a record is read
+// or written and, once its bytes are verified, a cached copy of the record until the memory is
+// needed for something else. Slots in use are pinned and charged to the account of a rank, which
+// bounds them, so that one engine cannot starve another.
+//
+// Ranks load and save through [Cache], and engines that copy for themselves through [Handoffs].
+// Below them, a load calls [Account.Acquire], reads into [Slot.Bytes] if the outcome is [Fill],
+// calls [Slot.Publish] once the bytes are verified, and [Slot.Release] once they are copied. A save
+// calls [Account.ReserveSave], copies, writes, publishes and releases.
 package host
 
 import (
@@ -18,7 +28,7 @@ type Arena struct {
 	mu     sync.Mutex
 	closed bool
 	bySize map[int]*class
-	live   live
+	live   []*class // that have spans now: few, of all sizes that were ever asked for
 	tick   uint64
 
 	slabs       []slab   // the first is not used
@@ -82,9 +92,6 @@ func (a *Arena) File() *os.File { return a.mem.file }
 // Memory is the whole arena, to prepare it for copies. Its bytes belong to slots.
 func (a *Arena) Memory() []byte { return a.mem.bytes }
 
-// SizeBytes is the size of the arena.
-func (a *Arena) SizeBytes() int64 { return int64(len(a.mem.bytes)) }
-
 // Close gives the memory back. It fails with [ErrBusy] while slots are in use or waited
 // for: the kernel may still write to them.
 func (a *Arena) Close() error {
@@ -111,14 +118,6 @@ const tickBits = 6
 
 // now is the moment of the newest use. Differences of two count, which wrap around.
 func (a *Arena) now() uint32 { return uint32(a.tick >> tickBits) }
-
-// wakePopulator tells the populator that more was assigned.
-func (a *Arena) wakePopulator() {
-	select {
-	case a.wake <- struct{}{}:
-	default:
-	}
-}
 
 // populate faults memory in ahead of its use.
 func (a *Arena) populate() {

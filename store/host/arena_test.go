@@ -132,7 +132,7 @@ func TestDescriptorShowsTheBytesAndCannotBeWritten(t *testing.T) {
 	}
 	defer s.Release()
 	copy(s.Bytes(), "engine")
-	fd, size := int(a.File().Fd()), int(a.SizeBytes())
+	fd, size := int(a.File().Fd()), len(a.Memory())
 	m, err := unix.Mmap(fd, 0, size, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -41,23 +42,14 @@ type Options struct {
 	newMemory func(bytes int64) (*memory, error)
 }
 
-const (
-	defaultPopulateAhead = 128 << 20
-	// unitBytes is a huge page: memory changes from one size of slots to another in units.
-	unitBytes = 2 << 20
-)
+// unitBytes is a huge page: memory changes from one size of slots to another in units.
+const unitBytes = 2 << 20
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
-	if o.PopulateAheadBytes == 0 {
-		o.PopulateAheadBytes = defaultPopulateAhead
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.unitBytes == 0 {
-		o.unitBytes = unitBytes
-	}
+	o.PopulateAheadBytes = cmp.Or(o.PopulateAheadBytes, 128<<20)
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.unitBytes = cmp.Or(o.unitBytes, unitBytes)
 	if o.newMemory == nil {
 		o.newMemory = newMemory
 	}
@@ -92,12 +84,8 @@ type AccountOptions struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *AccountOptions) EnsureDefaults() {
-	if o.LoadBytes == 0 {
-		o.LoadBytes = 64 << 20
-	}
-	if o.SaveBytes == 0 {
-		o.SaveBytes = 256 << 20
-	}
+	o.LoadBytes = cmp.Or(o.LoadBytes, 64<<20)
+	o.SaveBytes = cmp.Or(o.SaveBytes, 256<<20)
 }
 
 // Validate reports the first option that cannot work.

@@ -1,5 +1,7 @@
 package host
 
+import "slices"
+
 // alloc takes a slot of a class, evicting clean ones if need be, or returns 0. The slot is
 // dirty and has no pins.
 func (a *Arena) alloc(c *class, owner *Account) slotID {
@@ -172,7 +174,7 @@ func (a *Arena) dissolve(at spanID) {
 	a.setFree(end, first+c.spanUnits)
 	a.dropSpan(at)
 	if c.all == 0 {
-		a.live.remove(c)
+		a.live = slices.DeleteFunc(a.live, func(o *class) bool { return o == c })
 	}
 }
 
@@ -197,7 +199,7 @@ func (a *Arena) unlinkFree(at spanID) {
 // assign makes unassigned units a span of c with all its slots free.
 func (a *Arena) assign(c *class, first int) {
 	if c.all == 0 {
-		a.live.add(c)
+		a.live = append(a.live, c)
 	}
 	at := a.newSpan(c, first)
 	begin := a.firstSlot(at)
@@ -217,6 +219,9 @@ func (a *Arena) assign(c *class, first int) {
 	c.spans++
 	if end := first + c.spanUnits; end > a.high {
 		a.high = end
-		a.wakePopulator()
+		select {
+		case a.wake <- struct{}{}: // for the populator
+		default:
+		}
 	}
 }

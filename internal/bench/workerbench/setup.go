@@ -58,10 +58,10 @@ func (b *loadBench) open(ctx context.Context, dir string) (err error) {
 	if b.arena, err = host.New(host.Options{Bytes: max(size, 8<<20), PopulateAheadBytes: max(size, 8<<20)}); err != nil {
 		return err
 	}
-	for b.arena.Stats().PopulatedBytes < b.arena.SizeBytes() {
+	for b.arena.Stats().PopulatedBytes < int64(len(b.arena.Memory())) {
 		time.Sleep(time.Millisecond)
 	}
-	if b.arenaBytes, err = unix.Mmap(int(b.arena.File().Fd()), 0, int(b.arena.SizeBytes()), unix.PROT_READ, unix.MAP_SHARED); err != nil {
+	if b.arenaBytes, err = unix.Mmap(int(b.arena.File().Fd()), 0, len(b.arena.Memory()), unix.PROT_READ, unix.MAP_SHARED); err != nil {
 		return fmt.Errorf("map the arena: %w", err)
 	}
 	b.makeBlocks()
@@ -180,7 +180,7 @@ func (b *loadBench) emptyHostTier(ctx context.Context) error {
 	}
 	defer account.Close()
 	var s host.Slot
-	for n := range b.arena.SizeBytes() / int64(b.blockBytes) {
+	for n := range int64(len(b.arena.Memory()) / b.blockBytes) {
 		r := store.Record{ID: store.RecordID{Namespace: b.ns, Shard: unused}}
 		binary.LittleEndian.PutUint64(r.ID.Key[:], uint64(n))
 		outcome, err := account.Acquire(ctx, &s, r, b.blockBytes, true)

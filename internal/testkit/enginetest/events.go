@@ -3,7 +3,6 @@ package enginetest
 import (
 	"context"
 	"encoding/binary"
-	"io"
 	"log/slog"
 	"net"
 	"strconv"
@@ -30,10 +29,7 @@ type Publisher struct {
 func Publish(t testing.TB, ranks, blockSize int) (endpoint string, list []*Publisher) {
 	t.Helper()
 	for _, l := range listeners(t, ranks) {
-		pub, err := zmtp.NewPublisher(l, zmtp.ServerOptions{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		pub := zmtp.NewPublisher(l, slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() {

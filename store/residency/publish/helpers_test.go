@@ -122,7 +122,7 @@ func (h *held) Cleared() {
 // replay is what a publisher's replay makes of an empty set.
 func replay(t *testing.T, p *Publisher) *held {
 	t.Helper()
-	c, err := zmtp.DialDealer(t.Context(), p.Stats().ReplayEndpoint, zmtp.ConnOptions{})
+	c, err := zmtp.DialDealer(t.Context(), p.Stats().ReplayEndpoint)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,12 +1,130 @@
 package wire
 
 import (
-	"encoding/binary"
 	"slices"
 	"strings"
 
+	"github.com/tinylib/msgp/msgp"
+
 	"github.com/kvconn/kvconn/connector"
 )
+
+// AppendStep appends the body of a step request.
+func AppendStep(b []byte, m *connector.StepRequest) []byte {
+	b = msgp.AppendMapHeader(b, 4)
+	b = putArray(b, "allocs", len(m.Allocs))
+	for i := range m.Allocs {
+		a := &m.Allocs[i]
+		b = msgp.AppendMapHeader(b, 5)
+		b = putString(b, "r", a.Request)
+		b = putTables(b, "blocks", a.Blocks)
+		b = putArray(b, "group_computed", len(a.GroupComputed))
+		for _, n := range a.GroupComputed {
+			b = msgp.AppendInt(b, n)
+		}
+		b = putInt(b, "computed", a.Computed)
+		b = putInt(b, "external", a.External)
+	}
+	b = putArray(b, "scheduled", len(m.Scheduled))
+	for i := range m.Scheduled {
+		b = appendScheduled(b, &m.Scheduled[i])
+	}
+	b = putStrings(b, "preempted", m.Preempted)
+	return putStrings(b, "finished", m.Finished)
+}
+
+func appendScheduled(b []byte, s *connector.Scheduled) []byte {
+	b = msgp.AppendMapHeader(b, 7)
+	b = putString(b, "r", s.Request)
+	b = putTables(b, "blocks", s.NewBlocks)
+	b = putBool(b, "reset", s.Reset)
+	b = putInt(b, "computed", s.Computed)
+	b = putInt(b, "count", s.Count)
+	b = putInt(b, "from", s.From)
+	return putU32s(b, "tokens", s.NewTokens)
+}
+
+func putStrings(b []byte, key string, v []string) []byte {
+	b = putArray(b, key, len(v))
+	for _, s := range v {
+		b = msgp.AppendString(b, s)
+	}
+	return b
+}
+
+// putTables appends the block ids of each layer group.
+func putTables(b []byte, key string, tables [][]uint32) []byte {
+	b = putArray(b, key, len(tables))
+	for _, t := range tables {
+		b = appendU32s(b, t)
+	}
+	return b
+}
+
+// AppendStepReply appends the body of the answer to step.
+func AppendStepReply(b []byte, m *connector.StepReply) []byte {
+	b = msgp.AppendMapHeader(b, 2)
+	b = putBytes(b, "meta", m.Metadata)
+	b = putArray(b, "loads", len(m.Loads))
+	for i := range m.Loads {
+		b = appendBlockList(b, m.Loads[i].Request, m.Loads[i].Blocks)
+	}
+	return b
+}
+
+// DecodeStepReply fills m from the body of the answer to step. Metadata is a copy.
+func DecodeStepReply(body []byte, m *connector.StepReply) error {
+	*m = connector.StepReply{}
+	d := decoder{b: body}
+	return d.message(func(key []byte) {
+		switch string(key) {
+		case "meta":
+			if v := d.bytes("meta", MaxBodyBytes); len(v) > 0 {
+				m.Metadata = append([]byte(nil), v...)
+			}
+		case "loads":
+			m.Loads = make([]connector.PlannedLoad, d.array("loads", connector.MaxStepRequests))
+			for i := range m.Loads {
+				m.Loads[i].Request, m.Loads[i].Blocks = d.blockList("loads")
+			}
+		}
+	})
+}
+
+// appendBlockList appends a pair of request id and block ids.
+func appendBlockList(b []byte, request string, blocks []uint32) []byte {
+	b = msgp.AppendArrayHeader(b, 2)
+	b = msgp.AppendString(b, request)
+	return appendU32s(b, blocks)
+}
+
+func (d *decoder) blockList(what string) (string, []uint32) {
+	if !d.tuple(what, 2) {
+		return "", nil
+	}
+	return d.str(what, connector.MaxIDBytes), d.u32s(what, maxBlocks)
+}
+
+// AppendLoaded appends the body of a loaded request.
+func AppendLoaded(b []byte, m *connector.LoadedReport) []byte {
+	b = msgp.AppendMapHeader(b, 2)
+	b = putStrings(b, "done", m.Done)
+	return putU32s(b, "invalid", m.InvalidBlocks)
+}
+
+// DecodeLoaded fills m from the body of a loaded request.
+func DecodeLoaded(body []byte, m *connector.LoadedReport) error {
+	*m = connector.LoadedReport{}
+	d := decoder{b: body}
+	return d.message(func(key []byte) {
+		switch string(key) {
+		case "done":
+			m.Done = d.stringsAgain(nil, "done")
+		case "invalid":
+			m.InvalidBlocks = d.u32s("invalid", maxBlocks)
+		}
+	})
+}
 
 // StepDecoder decodes step requests into memory that it uses again, so that the steps of a
 // running engine cost no allocation. It is not safe for concurrent use.
@@ -24,7 +142,7 @@ const keepNumbers = 1 << 20
 
 // Decode decodes the body of a step request. The slices in the result are valid until the
 // next call; its strings may be kept.
-func (s *StepDecoder) Decode(body []byte) (*connector.StepRequest, error) {
+func (s *StepDecoder) Decode(body []byte) (step *connector.StepRequest, err error) {
 	if cap(s.numbers) > keepNumbers {
 		s.numbers = nil
 	}
@@ -34,7 +152,7 @@ func (s *StepDecoder) Decode(body []byte) (*connector.StepRequest, error) {
 	old := *m
 	*m = connector.StepRequest{}
 	d := decoder{b: body}
-	d.fields(func(key []byte) bool {
+	err = d.message(func(key []byte) {
 		switch string(key) {
 		case "allocs":
 			m.Allocs = resized(old.Allocs, d.array("allocs", connector.MaxStepRequests))
@@ -50,12 +168,9 @@ func (s *StepDecoder) Decode(body []byte) (*connector.StepRequest, error) {
 			m.Preempted = d.stringsAgain(old.Preempted, "preempted")
 		case "finished":
 			m.Finished = d.stringsAgain(old.Finished, "finished")
-		default:
-			return false
 		}
-		return true
 	})
-	return m, d.end()
+	return m, err
 }
 
 func (s *StepDecoder) alloc(d *decoder, a *connector.Alloc) {
@@ -64,7 +179,7 @@ func (s *StepDecoder) alloc(d *decoder, a *connector.Alloc) {
 	if d.err != nil {
 		return
 	}
-	d.fields(func(key []byte) bool {
+	d.fields(func(key []byte) {
 		switch string(key) {
 		case "r":
 			a.Request = d.strAgain(old, "r")
@@ -82,10 +197,7 @@ func (s *StepDecoder) alloc(d *decoder, a *connector.Alloc) {
 			a.Computed = int(d.uint("computed", maxNumber))
 		case "external":
 			a.External = int(d.uint("external", maxNumber))
-		default:
-			return false
 		}
-		return true
 	})
 }
 
@@ -95,7 +207,7 @@ func (s *StepDecoder) scheduled(d *decoder, r *connector.Scheduled) {
 	if d.err != nil {
 		return
 	}
-	d.fields(func(key []byte) bool {
+	d.fields(func(key []byte) {
 		switch string(key) {
 		case "r":
 			r.Request = d.strAgain(old, "r")
@@ -111,10 +223,7 @@ func (s *StepDecoder) scheduled(d *decoder, r *connector.Scheduled) {
 			r.From = int(d.uint("from", connector.MaxTokens))
 		case "tokens":
 			r.NewTokens = s.readNumbers(d, "tokens", connector.MaxTokens)
-		default:
-			return false
 		}
-		return true
 	})
 }
 
@@ -131,16 +240,9 @@ func (s *StepDecoder) readTables(d *decoder) [][]uint32 {
 
 // readNumbers decodes a bin of little-endian 32-bit numbers.
 func (s *StepDecoder) readNumbers(d *decoder, what string, limit int) []uint32 {
-	v := d.bytes(what, 4*limit)
-	if len(v)%4 != 0 {
-		d.fail("%s: %d bytes are no whole number of u32", what, len(v))
-	}
-	if d.err != nil || len(v) == 0 {
-		return nil
-	}
 	from := len(s.numbers)
-	for i := 0; i < len(v); i += 4 {
-		s.numbers = append(s.numbers, binary.LittleEndian.Uint32(v[i:]))
+	if s.numbers = d.appendU32s(s.numbers, what, limit); len(s.numbers) == from {
+		return nil
 	}
 	return s.numbers[from:len(s.numbers):len(s.numbers)]
 }
