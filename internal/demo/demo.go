@@ -149,12 +149,12 @@ func (r *runner) say(format string, args ...any) {
 
 // withProcesses starts daemon and engine, does something with them, and stops both.
 func (r *runner) withProcesses(ctx context.Context, prefixCaching bool, do func(context.Context, *daemonProcess, *engineProcess) error) (err error) {
-	d, err := startDaemon(ctx, r.o, r.dir, r.socket)
+	d, err := r.startDaemon(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.stop()) }()
-	e, err := startEngine(r.o, r.socket, prefixCaching)
+	e, err := r.startEngine(prefixCaching)
 	if err != nil {
 		return err
 	}
