@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -41,9 +40,8 @@ type Options struct {
 type Journal struct {
 	opts Options
 	gen  atomic.Pointer[generation]
-
-	mu       sync.Mutex
-	failures int // generations given up
+	// failures counts the generations that were given up.
+	failures atomic.Int64
 }
 
 // Open opens the newest generation of the journal in o.Dir, or makes the first, and removes
