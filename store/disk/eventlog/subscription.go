@@ -34,26 +34,6 @@ type Subscriptions struct {
 	closed bool
 }
 
-// add reports false if the store is closing.
-func (l *Subscriptions) add(u *Subscription) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return false
-	}
-	if l.open == nil {
-		l.open = make(map[*Subscription]bool)
-	}
-	l.open[u] = true
-	return true
-}
-
-func (l *Subscriptions) remove(u *Subscription) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.open, u)
-}
-
 // stopping reports whether the store is closing.
 func (l *Subscriptions) stopping() bool {
 	l.mu.Lock()
@@ -65,7 +45,14 @@ func (l *Subscriptions) stopping() bool {
 // made at the same time. Both are the subscription's from now on.
 func (l *Subscriptions) New(snapshot *journal.Snapshot, follower *Follower) (store.Subscription, error) {
 	u := &Subscription{list: l, snapshot: snapshot, follower: follower}
-	if !l.add(u) {
+	l.mu.Lock()
+	closed := l.closed
+	if l.open == nil {
+		l.open = make(map[*Subscription]bool)
+	}
+	l.open[u] = true
+	l.mu.Unlock()
+	if closed {
 		return nil, errors.Join(store.ErrClosed, u.Close())
 	}
 	return u, nil
@@ -177,6 +164,8 @@ func (u *Subscription) closeSnapshot() error {
 	}
 	s := u.snapshot
 	u.snapshot = nil
-	u.list.remove(u)
+	u.list.mu.Lock()
+	delete(u.list.open, u)
+	u.list.mu.Unlock()
 	return s.Close()
 }
