@@ -23,17 +23,24 @@ type Info struct {
 	EventsReplay string `json:"events_replay,omitempty"`
 }
 
-// writeInfo says how to reach the daemon while its store is being opened. The directory must
-// be this daemon's. If the file cannot be written, that is reported once the store is open.
-func (d *daemon) writeInfo() { _ = d.updateInfo() }
-
-// updateInfo writes the file.
-func (d *daemon) updateInfo() error {
+// writeInfo replaces the file in one step, so that a reader sees all of it or none. The directory
+// must be this daemon's.
+func (d *daemon) writeInfo() error {
 	d.infoMu.Lock()
 	defer d.infoMu.Unlock()
-	err := writeInfo(filepath.Join(d.opts.Dir, infoFile), d.info)
-	d.infoWritten = d.infoWritten || err == nil
-	return err
+	path := filepath.Join(d.opts.Dir, infoFile)
+	b, err := json.Marshal(d.info)
+	if err == nil {
+		err = os.WriteFile(path+".new", append(b, '\n'), 0o600)
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", infoFile, err)
+	}
+	d.infoWritten = true
+	return nil
 }
 
 // removeInfo removes the file if it is this daemon's.
@@ -43,21 +50,6 @@ func (d *daemon) removeInfo() {
 	if now, err := ReadInfo(d.opts.Dir); d.infoWritten && err == nil && now.Epoch == d.info.Epoch {
 		_ = os.Remove(filepath.Join(d.opts.Dir, infoFile))
 	}
-}
-
-// writeInfo replaces the file in one step, so that a reader sees all of it or none.
-func writeInfo(path string, info Info) error {
-	b, err := json.Marshal(info)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(path+".new", append(b, '\n'), 0o600); err != nil {
-		return fmt.Errorf("write %s: %w", infoFile, err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return fmt.Errorf("write %s: %w", infoFile, err)
-	}
-	return nil
 }
 
 // ReadInfo says how to reach the daemon that serves the store in dir.

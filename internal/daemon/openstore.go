@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // open opens the store, and makes what serves it.
@@ -38,6 +39,21 @@ func (d *daemon) open(ctx context.Context) error {
 	st := s.Stats()
 	d.opening.Observe(time.Now(), &st)
 	d.opened.Store(true)
+	return nil
+}
+
+// openPublisher opens the endpoints of published events, if there are to be any.
+func (d *daemon) openPublisher(ctx context.Context) (err error) {
+	if d.opts.Publish == nil {
+		return nil
+	}
+	o := *d.opts.Publish
+	o.Logger = d.opts.Logger
+	if d.publisher, err = publish.New(ctx, o, d.store); err != nil {
+		return err
+	}
+	s := d.publisher.Stats()
+	d.info.Events, d.info.EventsReplay = s.Endpoint, s.ReplayEndpoint
 	return nil
 }
 

@@ -39,7 +39,11 @@ func (d *daemon) read(now time.Time) *reading {
 		r.web.Connections, r.web.Refused = d.web.Stats()
 	}
 	if d.opened.Load() {
-		r.store, r.host, r.server, r.publish = d.store.Stats(), d.arena.Stats(), d.server.Stats(), d.publishStatus()
+		r.store, r.host, r.server = d.store.Stats(), d.arena.Stats(), d.server.Stats()
+		if d.publisher != nil {
+			s := d.publisher.Stats()
+			r.publish = &s
+		}
 		r.tiers = statusOf(d.backend.levels)
 		r.engines, r.ranks, r.models = d.backend.status(now)
 		for i := range r.models {
