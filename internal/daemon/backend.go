@@ -33,7 +33,7 @@ type backend struct {
 	refused map[engineRank]struct{}
 	// past has the counts of ended sessions, so that metrics never decrease; draining are
 	// ended workers with saves still under way.
-	past modelCounts
+	past     modelCounts
 	draining map[*workerSession]struct{}
 	// opened and failed count how openings of namespaces ended.
 	opened, failed atomic.Uint64

@@ -136,3 +136,33 @@ func (l *logger) Errorf(format string, args ...any) {
 func (l *logger) Fatalf(format string, args ...any) {
 	(*generation)(l).park(fmt.Errorf(format, args...))
 }
+
+// Snapshot is the journal's records at one moment.
+type Snapshot struct {
+	g *generation
+	s *pebble.Snapshot
+}
+
+// Snapshot returns the records as they are now. It must be closed. It ends with [ErrFailed]
+// when a new generation of the journal has taken the place of a failed one.
+func (j *Journal) Snapshot() (*Snapshot, error) {
+	taken := make(chan *pebble.Snapshot, 1)
+	g := j.gen.Load()
+	if err := g.call("take snapshot of journal", func() error { taken <- g.db.NewSnapshot(); return nil }); err != nil {
+		return nil, err
+	}
+	return &Snapshot{g, <-taken}, nil
+}
+
+// Records calls f for every record. The record is valid during the call.
+func (s *Snapshot) Records(f func(*Record) error) error {
+	return records(s.s, 0, 1<<32-1, f, func(error) {}, s.g.step)
+}
+
+// Close lets go of the snapshot. There is nothing to let go of in a journal that failed.
+func (s *Snapshot) Close() error {
+	if s.g.failure() != nil {
+		return nil
+	}
+	return s.g.call("close snapshot of journal", s.s.Close)
+}
