@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -38,13 +39,13 @@ type benchStoreCmd struct {
 
 // Validate reports what cannot be measured.
 func (c *benchStoreCmd) Validate() error {
-	return wantPositive(map[string]int64{"record-bytes": int64(c.RecordBytes), "total-bytes": int64(c.TotalBytes), "rounds": int64(c.Rounds)})
+	return wantPositive(map[string]float64{"record-bytes": float64(c.RecordBytes), "total-bytes": float64(c.TotalBytes), "rounds": float64(c.Rounds)})
 }
 
 // Run measures raw device and store in turn.
 func (c *benchStoreCmd) Run(ctx context.Context, std *streams) error {
 	r, err := storebench.Store(ctx, storebench.StoreOptions{
-		Dir: orTempDir(c.Dir), PayloadBytes: int(c.RecordBytes), TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
+		Dir: cmp.Or(c.Dir, os.TempDir()), PayloadBytes: int(c.RecordBytes), TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
 		Progress: func(step string) { fmt.Fprintln(std.err, step) },
 	})
 	if err != nil {
@@ -76,14 +77,14 @@ type benchIndexCmd struct {
 
 // Validate reports what cannot be measured.
 func (c *benchIndexCmd) Validate() error {
-	return wantPositive(map[string]int64{"records": int64(c.Records)})
+	return wantPositive(map[string]float64{"records": float64(c.Records)})
 }
 
 // Run builds a table, and an index in a temporary directory, and measures them.
 func (c *benchIndexCmd) Run(ctx context.Context, std *streams) error {
 	bar := newProgress(std.err, "")
 	r, err := storebench.Index(ctx, storebench.IndexOptions{
-		Dir: orTempDir(c.Dir), Records: c.Records, TableOnly: c.TableOnly,
+		Dir: cmp.Or(c.Dir, os.TempDir()), Records: c.Records, TableOnly: c.TableOnly,
 		Progress: func(step string, done, total int) {
 			if step != bar.what {
 				bar.finish()
@@ -112,24 +113,19 @@ open after kill -9        %.3f s
 }
 
 func printTable(out io.Writer, t *storebench.TableResult) error {
-	_, err := fmt.Fprintf(out, `records                   %d
+	fmt.Fprintf(out, `records                   %d
 table: memory a record    %.1f B (at most %.1f B while it grew; resident memory %.1f B)
 table: records added      %.0f a second beside look-ups
 table: a batch of growth  %.3f ms (p99 %.3f ms, longest %.3f ms) of processor time, two holds of the lock
 `, t.Records, t.BytesPerRecord, t.WorstBytesPerRecord, t.ResidentBytesPerRecord, t.InsertsPerS, 1e3*t.BatchSeconds, 1e3*t.BatchP99Seconds, 1e3*t.BatchMaxSeconds)
-	if err != nil {
-		return err
-	}
 	for _, l := range []struct {
 		when string
 		t    storebench.LookupTimes
 	}{{"while it grows", t.Growing}, {"while it fills", t.Filling}, {"of a still table", t.Still}} {
-		if _, err := fmt.Fprintf(out, "look-up %-17s %.3f ms (p99 %.3f ms, longest %.3f ms, longest wait for anything but a processor %.3f ms)\n",
-			l.when, 1e3*l.t.MedianSeconds, 1e3*l.t.P99Seconds, 1e3*l.t.MaxSeconds, 1e3*l.t.StallMaxSeconds); err != nil {
-			return err
-		}
+		fmt.Fprintf(out, "look-up %-17s %.3f ms (p99 %.3f ms, longest %.3f ms, longest wait for anything but a processor %.3f ms)\n",
+			l.when, 1e3*l.t.MedianSeconds, 1e3*l.t.P99Seconds, 1e3*l.t.MaxSeconds, 1e3*l.t.StallMaxSeconds)
 	}
-	_, err = fmt.Fprintf(out, `choice of victims         %.4f ms (p99 %.4f ms, longest %.4f ms) of processor time, %.0f victims each
+	_, err := fmt.Fprintf(out, `choice of victims         %.4f ms (p99 %.4f ms, longest %.4f ms) of processor time, %.0f victims each
 as long a computation     %.4f ms (p99 %.4f ms, longest %.4f ms)
 `, 1e3*t.ChoiceSeconds, 1e3*t.ChoiceP99Seconds, 1e3*t.ChoiceMaxSeconds, t.VictimsPerChoice,
 		1e3*t.ControlSeconds, 1e3*t.ControlP99Seconds, 1e3*t.ControlMaxSeconds)
@@ -137,20 +133,13 @@ as long a computation     %.4f ms (p99 %.4f ms, longest %.4f ms)
 }
 
 // wantPositive reports the first of the flags, by name, whose value is not positive.
-func wantPositive(flags map[string]int64) error {
+func wantPositive(flags map[string]float64) error {
 	for _, name := range slices.Sorted(maps.Keys(flags)) {
-		if flags[name] < 1 {
-			return fmt.Errorf("--%s is %d: must be positive", name, flags[name])
+		if !(flags[name] > 0) {
+			return fmt.Errorf("--%s must be positive, not %v", name, flags[name])
 		}
 	}
 	return nil
-}
-
-func orTempDir(dir string) string {
-	if dir == "" {
-		return os.TempDir()
-	}
-	return dir
 }
 
 // printJSON writes v for programs.
@@ -178,7 +167,7 @@ type leaderResult struct {
 
 // Validate reports what cannot be measured.
 func (c *benchLeaderCmd) Validate() error {
-	return wantPositive(map[string]int64{"records": int64(c.Records), "tokens": int64(c.Tokens), "calls": int64(c.Calls)})
+	return wantPositive(map[string]float64{"records": float64(c.Records), "tokens": float64(c.Tokens), "calls": float64(c.Calls)})
 }
 
 // Run measures calls between two processes, then matches.
@@ -195,7 +184,7 @@ func (c *benchLeaderCmd) Run(ctx context.Context, std *streams) error {
 	r.RTTP50S = r.RoundTrip.RTTP50S
 	bar := newProgress(std.err, "building the index")
 	r.Result, err = leaderbench.Match(ctx, leaderbench.Options{
-		Dir: orTempDir(c.Dir), Records: c.Records, Tokens: c.Tokens, Open: storebench.OpenSparse,
+		Dir: cmp.Or(c.Dir, os.TempDir()), Records: c.Records, Tokens: c.Tokens, Open: storebench.OpenSparse,
 		Progress: func(n int) { bar.set(int64(n), int64(c.Records)) },
 	})
 	bar.finish()
@@ -235,15 +224,15 @@ type benchLoadCmd struct {
 
 // Validate reports what cannot be measured.
 func (c *benchLoadCmd) Validate() error {
-	return wantPositive(map[string]int64{
-		"layer-bytes": int64(c.LayerBytes), "layers": int64(c.Layers), "total-bytes": int64(c.TotalBytes), "rounds": int64(c.Rounds),
+	return wantPositive(map[string]float64{
+		"layer-bytes": float64(c.LayerBytes), "layers": float64(c.Layers), "total-bytes": float64(c.TotalBytes), "rounds": float64(c.Rounds),
 	})
 }
 
 // Run measures loads into engine memory beside raw reads and plain copies.
 func (c *benchLoadCmd) Run(ctx context.Context, std *streams) error {
 	r, err := workerbench.Load(ctx, workerbench.LoadOptions{
-		Dir: orTempDir(c.Dir), LayerBytes: int(c.LayerBytes), Layers: c.Layers, TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
+		Dir: cmp.Or(c.Dir, os.TempDir()), LayerBytes: int(c.LayerBytes), Layers: c.Layers, TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
 		Progress: func(step string) { fmt.Fprintln(std.err, step) },
 	})
 	if err != nil {
@@ -284,7 +273,7 @@ type routerResult struct {
 
 // Validate reports what cannot be measured.
 func (c *benchRouterCmd) Validate() error {
-	return wantPositive(map[string]int64{"blocks": int64(c.Blocks), "ranks": int64(c.Ranks), "background": int64(c.Background)})
+	return wantPositive(map[string]float64{"blocks": float64(c.Blocks), "ranks": float64(c.Ranks), "background": float64(c.Background)})
 }
 
 // Run measures the index, then ingest.
