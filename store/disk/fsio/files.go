@@ -53,30 +53,18 @@ func RemoveTree(f FS, path string) error {
 
 // IsFile reports whether there is surely a file of that name: neither a directory nor a link,
 // which may lead to one that is not mounted.
-func IsFile(f FS, path string) bool {
-	e := entry(f, path)
-	return e != nil && e.Type().IsRegular()
-}
+func IsFile(f FS, path string) bool { return listed(f, path, fs.FileMode.IsRegular) }
 
 // IsDir reports whether there is surely a directory of that name.
-func IsDir(f FS, path string) bool {
-	e := entry(f, path)
-	return e != nil && e.IsDir()
-}
+func IsDir(f FS, path string) bool { return listed(f, path, fs.FileMode.IsDir) }
 
-// entry is what a directory says of one of its names; nil if it has no such name, or cannot be
-// listed. Links are not followed.
-func entry(f FS, path string) fs.DirEntry {
+// listed reports whether a directory can be listed and has a name of that kind. Links are not
+// followed.
+func listed(f FS, path string, kind func(fs.FileMode) bool) bool {
 	entries, err := f.ReadDir(filepath.Dir(path))
-	if err != nil {
-		return nil
-	}
-	for _, e := range entries {
-		if e.Name() == filepath.Base(path) {
-			return e
-		}
-	}
-	return nil
+	return err == nil && slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
+		return e.Name() == filepath.Base(path) && kind(e.Type())
+	})
 }
 
 const (
