@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,7 +10,11 @@ import (
 	"os"
 	"slices"
 
+	"github.com/kvconn/kvconn/internal/bench/connbench"
+	"github.com/kvconn/kvconn/internal/bench/leaderbench"
+	"github.com/kvconn/kvconn/internal/bench/routerbench"
 	"github.com/kvconn/kvconn/internal/bench/storebench"
+	"github.com/kvconn/kvconn/internal/bench/workerbench"
 	"github.com/kvconn/kvconn/internal/config"
 )
 
@@ -34,13 +39,13 @@ type benchStoreCmd struct {
 
 // Validate reports what cannot be measured.
 func (c *benchStoreCmd) Validate() error {
-	return wantPositive(map[string]int64{"record-bytes": int64(c.RecordBytes), "total-bytes": int64(c.TotalBytes), "rounds": int64(c.Rounds)})
+	return wantPositive(map[string]float64{"record-bytes": float64(c.RecordBytes), "total-bytes": float64(c.TotalBytes), "rounds": float64(c.Rounds)})
 }
 
 // Run measures raw device and store in turn.
 func (c *benchStoreCmd) Run(ctx context.Context, std *streams) error {
 	r, err := storebench.Store(ctx, storebench.StoreOptions{
-		Dir: orTempDir(c.Dir), PayloadBytes: int(c.RecordBytes), TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
+		Dir: cmp.Or(c.Dir, os.TempDir()), PayloadBytes: int(c.RecordBytes), TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
 		Progress: func(step string) { fmt.Fprintln(std.err, step) },
 	})
 	if err != nil {
@@ -72,14 +77,14 @@ type benchIndexCmd struct {
 
 // Validate reports what cannot be measured.
 func (c *benchIndexCmd) Validate() error {
-	return wantPositive(map[string]int64{"records": int64(c.Records)})
+	return wantPositive(map[string]float64{"records": float64(c.Records)})
 }
 
 // Run builds a table, and an index in a temporary directory, and measures them.
 func (c *benchIndexCmd) Run(ctx context.Context, std *streams) error {
 	bar := newProgress(std.err, "")
 	r, err := storebench.Index(ctx, storebench.IndexOptions{
-		Dir: orTempDir(c.Dir), Records: c.Records, TableOnly: c.TableOnly,
+		Dir: cmp.Or(c.Dir, os.TempDir()), Records: c.Records, TableOnly: c.TableOnly,
 		Progress: func(step string, done, total int) {
 			if step != bar.what {
 				bar.finish()
@@ -108,24 +113,19 @@ open after kill -9        %.3f s
 }
 
 func printTable(out io.Writer, t *storebench.TableResult) error {
-	_, err := fmt.Fprintf(out, `records                   %d
+	fmt.Fprintf(out, `records                   %d
 table: memory a record    %.1f B (at most %.1f B while it grew; resident memory %.1f B)
 table: records added      %.0f a second beside look-ups
 table: a batch of growth  %.3f ms (p99 %.3f ms, longest %.3f ms) of processor time, two holds of the lock
 `, t.Records, t.BytesPerRecord, t.WorstBytesPerRecord, t.ResidentBytesPerRecord, t.InsertsPerS, 1e3*t.BatchSeconds, 1e3*t.BatchP99Seconds, 1e3*t.BatchMaxSeconds)
-	if err != nil {
-		return err
-	}
 	for _, l := range []struct {
 		when string
 		t    storebench.LookupTimes
 	}{{"while it grows", t.Growing}, {"while it fills", t.Filling}, {"of a still table", t.Still}} {
-		if _, err := fmt.Fprintf(out, "look-up %-17s %.3f ms (p99 %.3f ms, longest %.3f ms, longest wait for anything but a processor %.3f ms)\n",
-			l.when, 1e3*l.t.MedianSeconds, 1e3*l.t.P99Seconds, 1e3*l.t.MaxSeconds, 1e3*l.t.StallMaxSeconds); err != nil {
-			return err
-		}
+		fmt.Fprintf(out, "look-up %-17s %.3f ms (p99 %.3f ms, longest %.3f ms, longest wait for anything but a processor %.3f ms)\n",
+			l.when, 1e3*l.t.MedianSeconds, 1e3*l.t.P99Seconds, 1e3*l.t.MaxSeconds, 1e3*l.t.StallMaxSeconds)
 	}
-	_, err = fmt.Fprintf(out, `choice of victims         %.4f ms (p99 %.4f ms, longest %.4f ms) of processor time, %.0f victims each
+	_, err := fmt.Fprintf(out, `choice of victims         %.4f ms (p99 %.4f ms, longest %.4f ms) of processor time, %.0f victims each
 as long a computation     %.4f ms (p99 %.4f ms, longest %.4f ms)
 `, 1e3*t.ChoiceSeconds, 1e3*t.ChoiceP99Seconds, 1e3*t.ChoiceMaxSeconds, t.VictimsPerChoice,
 		1e3*t.ControlSeconds, 1e3*t.ControlP99Seconds, 1e3*t.ControlMaxSeconds)
@@ -133,20 +133,13 @@ as long a computation     %.4f ms (p99 %.4f ms, longest %.4f ms)
 }
 
 // wantPositive reports the first of the flags, by name, whose value is not positive.
-func wantPositive(flags map[string]int64) error {
+func wantPositive(flags map[string]float64) error {
 	for _, name := range slices.Sorted(maps.Keys(flags)) {
-		if flags[name] < 1 {
-			return fmt.Errorf("--%s is %d: must be positive", name, flags[name])
+		if !(flags[name] > 0) {
+			return fmt.Errorf("--%s must be positive, not %v", name, flags[name])
 		}
 	}
 	return nil
-}
-
-func orTempDir(dir string) string {
-	if dir == "" {
-		return os.TempDir()
-	}
-	return dir
 }
 
 // printJSON writes v for programs.
@@ -154,4 +147,167 @@ func printJSON(out io.Writer, v any) error {
 	enc := json.NewEncoder(out)
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
+}
+
+// benchLeaderCmd is `kvconnd bench leader`.
+type benchLeaderCmd struct {
+	Records int    `name:"records" default:"5000000" placeholder:"N" help:"Records in the index (default 5000000)."`
+	Tokens  int    `name:"tokens" default:"131072" placeholder:"N" help:"Tokens of the prompt (default 131072)."`
+	Calls   int    `name:"calls" default:"20000" placeholder:"N" help:"Round trips timed (default 20000)."`
+	Dir     string `name:"dir" placeholder:"DIR" help:"Where the temporary store is made; default: the system's directory for temporary files."`
+	JSON    bool   `name:"json" help:"Print the result as JSON."`
+}
+
+// leaderResult is what bench leader prints.
+type leaderResult struct {
+	leaderbench.Result
+	RoundTrip connbench.Result `json:"round_trip"`
+	RTTP50S   float64          `json:"rtt_p50_s"`
+}
+
+// Validate reports what cannot be measured.
+func (c *benchLeaderCmd) Validate() error {
+	return wantPositive(map[string]float64{"records": float64(c.Records), "tokens": float64(c.Tokens), "calls": float64(c.Calls)})
+}
+
+// Run measures calls between two processes, then matches.
+func (c *benchLeaderCmd) Run(ctx context.Context, std *streams) error {
+	executable, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	var r leaderResult
+	r.RoundTrip, err = connbench.RoundTrip(ctx, connbench.Options{Command: []string{executable, "bench", "call"}, Calls: c.Calls})
+	if err != nil {
+		return err
+	}
+	r.RTTP50S = r.RoundTrip.RTTP50S
+	bar := newProgress(std.err, "building the index")
+	r.Result, err = leaderbench.Match(ctx, leaderbench.Options{
+		Dir: cmp.Or(c.Dir, os.TempDir()), Records: c.Records, Tokens: c.Tokens, Open: storebench.OpenSparse,
+		Progress: func(n int) { bar.set(int64(n), int64(c.Records)) },
+	})
+	bar.finish()
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(std.out, r)
+	}
+	_, err = fmt.Fprintf(std.out, `records                    %d
+match of %d tokens     %.3f ms (least %.3f, p99 %.3f), hashing included, %g allocations
+round trip of a small call %.1f µs (least %.1f, p99 %.1f), two processes; bare bytes %.1f µs
+`, r.Records, r.Tokens, 1e3*r.MatchSeconds, 1e3*r.MatchMinSeconds, 1e3*r.MatchP99Seconds, r.AllocsPerMatch,
+		1e6*r.RTTP50S, 1e6*r.RoundTrip.RTTLowestS, 1e6*r.RoundTrip.RTTP99S, 1e6*r.RoundTrip.RawP50S)
+	return err
+}
+
+// benchCallCmd is the process that calls. It serves bench leader only, and is hidden.
+type benchCallCmd struct {
+	Args []string `arg:"" help:"Socket, calls, tokens."`
+}
+
+// Run times the calls and writes the result to standard output.
+func (c *benchCallCmd) Run(ctx context.Context, std *streams) error {
+	return connbench.Call(ctx, c.Args, std.out)
+}
+
+// benchLoadCmd is `kvconnd bench load`.
+type benchLoadCmd struct {
+	Dir        string       `name:"dir" placeholder:"DIR" help:"Where the temporary files are made: on the disk to measure. Default: the system's directory for temporary files."`
+	LayerBytes config.Bytes `name:"layer-bytes" default:"64KiB" placeholder:"SIZE" help:"Bytes of a block in each layer (default 64KiB)."`
+	Layers     int          `name:"layers" default:"32" placeholder:"N" help:"Layers (default 32)."`
+	TotalBytes config.Bytes `name:"total-bytes" default:"1GiB" placeholder:"SIZE" help:"Bytes that each round loads from disk (default 1GiB)."`
+	Rounds     int          `name:"rounds" default:"5" placeholder:"N" help:"Rounds of limits and loads in turn; medians count (default 5)."`
+	JSON       bool         `name:"json" help:"Print the result as JSON."`
+}
+
+// Validate reports what cannot be measured.
+func (c *benchLoadCmd) Validate() error {
+	return wantPositive(map[string]float64{
+		"layer-bytes": float64(c.LayerBytes), "layers": float64(c.Layers), "total-bytes": float64(c.TotalBytes), "rounds": float64(c.Rounds),
+	})
+}
+
+// Run measures loads into engine memory beside raw reads and plain copies.
+func (c *benchLoadCmd) Run(ctx context.Context, std *streams) error {
+	r, err := workerbench.Load(ctx, workerbench.LoadOptions{
+		Dir: cmp.Or(c.Dir, os.TempDir()), LayerBytes: int(c.LayerBytes), Layers: c.Layers, TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
+		Progress: func(step string) { fmt.Fprintln(std.err, step) },
+	})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(std.out, r)
+	}
+	const gib = 1 << 30
+	line := func(name string, f *workerbench.Figures) {
+		fmt.Fprintf(std.out, "%-22s %6.2f GiB/s of %6.2f raw: %.3f   %6.2f GiB/s of %6.2f memcpy: %.3f   %.2f CPU s/GiB\n", name,
+			f.LoadBytesPerS/gib, f.RawReadBytesPerS/gib, f.DiskRatio, f.HostBytesPerS/gib, f.PieceMemcpyBytesPerS/gib, f.HostRatio, f.LoadCPUSPerGiB)
+	}
+	fmt.Fprintf(std.out, "blocks of %s, %s a round; medians; verified loads into shared memory\n%-22s %-32s %s\n",
+		config.Bytes(r.BlockBytes), c.TotalBytes, "", "from disk", "from the host tier")
+	line(fmt.Sprintf("%d pieces of %s", c.Layers, c.LayerBytes), &r.Figures)
+	line("one piece", &r.Contiguous)
+	return nil
+}
+
+// benchRouterCmd is `kvconnd bench router`.
+type benchRouterCmd struct {
+	Blocks     int  `name:"blocks" default:"8000" placeholder:"N" help:"Blocks of 16 tokens in the prompt (default 8000)."`
+	Ranks      int  `name:"ranks" default:"64" placeholder:"N" help:"Ranks (default 64)."`
+	Background int  `name:"background" default:"1000000" placeholder:"N" help:"Other blocks in the index (default 1000000)."`
+	JSON       bool `name:"json" help:"Print the result as JSON."`
+}
+
+// routerResult is what bench router prints. Of the decision it has the whole, not the
+// index's part.
+type routerResult struct {
+	routerbench.IndexResult
+	routerbench.IngestResult
+	DecideFromTokensSeconds float64                  `json:"decide_from_tokens_s"`
+	AllocsPerDecision       float64                  `json:"allocs_per_decision"`
+	Decide                  routerbench.DecideResult `json:"decide"`
+}
+
+// Validate reports what cannot be measured.
+func (c *benchRouterCmd) Validate() error {
+	return wantPositive(map[string]float64{"blocks": float64(c.Blocks), "ranks": float64(c.Ranks), "background": float64(c.Background)})
+}
+
+// Run measures the index, then ingest.
+func (c *benchRouterCmd) Run(ctx context.Context, std *streams) error {
+	progress := func(what string) { fmt.Fprintln(std.err, what) }
+	var r routerResult
+	var err error
+	o := routerbench.Options{Blocks: c.Blocks, Ranks: c.Ranks, Background: c.Background, Progress: progress}
+	r.IndexResult, err = routerbench.Index(ctx, o)
+	if err != nil {
+		return err
+	}
+	if r.Decide, err = routerbench.Decide(ctx, o); err != nil {
+		return err
+	}
+	r.DecideFromTokensSeconds, r.AllocsPerDecision = r.Decide.DecideFromTokensSeconds, r.Decide.AllocsPerDecision
+	progress("ingest of engine events")
+	if r.IngestResult, err = routerbench.Ingest(ctx, routerbench.IngestOptions{}); err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(std.out, r)
+	}
+	_, err = fmt.Fprintf(std.out, `walk of %d blocks, every rank's prefix
+  held by all %d ranks       %.2f µs
+  held by one                %.2f µs
+  left by many other prompts %.2f µs
+decision from tokens         %.3f ms, %g allocations
+walk p99 beside ingest       %.2f times that of an idle index
+memory a block, one rank     %.1f B
+memory a block, %d ranks     %.1f B
+ingest of event frames       %.2f M blocks a CPU second
+`, c.Blocks, c.Ranks, 1e6*r.WalkAllHoldSeconds, 1e6*r.WalkOneHoldsSeconds, 1e6*r.WalkForkedSeconds,
+		1e3*r.DecideFromTokensSeconds, r.AllocsPerDecision, r.WalkIngestP99Ratio, r.BytesPerBlock1Rank, c.Ranks, r.BytesPerBlock64Ranks,
+		r.BlocksPerSecond/1e6)
+	return err
 }

@@ -35,8 +35,6 @@ type settingsResolver struct {
 
 var _ kong.Resolver = (*settingsResolver)(nil)
 
-func newSettingsResolver() *settingsResolver { return &settingsResolver{from: make(map[string]bool)} }
-
 // Validate implements [kong.Resolver]: there is nothing to check before a flag asks.
 func (*settingsResolver) Validate(*kong.Application) error { return nil }
 
@@ -71,7 +69,7 @@ func (r *settingsResolver) read(ctx *kong.Context, flag *kong.Flag) (err error) 
 	if r.values != nil {
 		return nil
 	}
-	r.values = make(map[string]string)
+	r.values, r.from = make(map[string]string), make(map[string]bool)
 	r.path = cmp.Or(reflect.ValueOf(ctx.FlagValue(flag)).String(), os.Getenv(flag.Envs[0]))
 	switch {
 	case r.path == "":

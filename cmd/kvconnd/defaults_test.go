@@ -17,7 +17,7 @@ import (
 func parsed(t *testing.T, args ...string) *cli {
 	t.Helper()
 	c := new(cli)
-	p, err := newParser(t.Context(), c, &streams{out: io.Discard, err: io.Discard}, func(int) {})
+	p, err := newParser(t.Context(), c, &streams{out: io.Discard, err: io.Discard}, new(settingsResolver), func(int) {})
 	if err != nil {
 		t.Fatal(err)
 	}

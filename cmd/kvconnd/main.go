@@ -53,8 +53,8 @@ func run(args []string, std *streams) int {
 	context.AfterFunc(ctx, stop)
 
 	exit := -1
-	resolver := newSettingsResolver()
-	parser, err := newResolvingParser(ctx, new(cli), std, resolver, func(code int) { exit = code })
+	resolver := new(settingsResolver)
+	parser, err := newParser(ctx, new(cli), std, resolver, func(code int) { exit = code })
 	if err != nil {
 		return fail(std, err)
 	}
@@ -76,16 +76,9 @@ func run(args []string, std *streams) int {
 	return 0
 }
 
-// newParser returns the parser of command lines into c. exit is called by --help and
-// --version, after which parsing goes on.
-func newParser(ctx context.Context, c *cli, std *streams, exit func(code int)) (*kong.Kong, error) {
-	return newResolvingParser(ctx, c, std, newSettingsResolver(), exit)
-}
-
-// newResolvingParser is newParser with a resolver that the caller asks for sources.
-func newResolvingParser(
-	ctx context.Context, c *cli, std *streams, resolver *settingsResolver, exit func(code int),
-) (*kong.Kong, error) {
+// newParser returns the parser of command lines into c. The resolver knows the sources of settings
+// afterwards. exit is called by --help and --version, after which parsing goes on.
+func newParser(ctx context.Context, c *cli, std *streams, resolver *settingsResolver, exit func(code int)) (*kong.Kong, error) {
 	return kong.New(c,
 		kong.Name("kvconnd"),
 		kong.Description("Keeps the KV cache of LLM engines on local disk, across restarts and engines."),

@@ -93,7 +93,7 @@ func TestSettingsPrecedence(t *testing.T) {
 				t.Setenv("KVCONN_CONFIG", file)
 			}
 			c := new(cli)
-			p, err := newParser(t.Context(), c, &streams{out: new(bytes.Buffer), err: new(bytes.Buffer)}, func(int) {})
+			p, err := newParser(t.Context(), c, &streams{out: new(bytes.Buffer), err: new(bytes.Buffer)}, new(settingsResolver), func(int) {})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -20,7 +20,8 @@ func ratesSince(before, now *daemon.Status) *rates {
 	}
 	seconds := now.UptimeS - before.UptimeS
 	a, b := &before.Totals, &now.Totals
-	rate := func(before, now uint64) float64 { return float64(delta(before, now)) / seconds }
+	delta := func(before, now uint64) float64 { return float64(now - min(before, now)) } // never negative
+	rate := func(before, now uint64) float64 { return delta(before, now) / seconds }
 	r := &rates{
 		loadBytesPerS:     rate(a.Transfers.LoadedBytes, b.Transfers.LoadedBytes),
 		saveBytesPerS:     rate(a.Transfers.SavedBytes, b.Transfers.SavedBytes),
@@ -32,15 +33,7 @@ func ratesSince(before, now *daemon.Status) *rates {
 		hit:               -1,
 	}
 	if queried := delta(a.Requests.QueriedTokens, b.Requests.QueriedTokens); queried > 0 {
-		r.hit = float64(delta(a.Requests.OfferedTokens, b.Requests.OfferedTokens)) / float64(queried)
+		r.hit = delta(a.Requests.OfferedTokens, b.Requests.OfferedTokens) / queried
 	}
 	return r
-}
-
-// delta is how far a counter has moved; never negative.
-func delta(before, now uint64) uint64 {
-	if now < before {
-		return 0
-	}
-	return now - before
 }

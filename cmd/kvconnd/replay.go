@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -85,19 +86,14 @@ func (c *replayCmd) Run(ctx context.Context, std *streams) error {
 
 // check reports the first flag with a wrong value that the options would take for not set.
 func (c *replayCmd) check() error {
-	for _, flag := range []struct {
-		name  string
-		value float64
-	}{
-		{"block-tokens", float64(c.BlockTokens)}, {"timestamp-unit", float64(c.TimestampUnit)},
-		{"ranks", float64(c.Ranks)}, {"nodes", float64(c.Nodes)}, {"gpu-blocks", float64(c.GPUBlocks)},
-		{"prefill-tokens-per-s", c.PrefillTokensPerS}, {"bytes-per-token", float64(c.BytesPerToken)},
-		{"disk-bytes-per-s", float64(c.DiskBytesPerS)}, {"object-bytes-per-s", float64(c.ObjectBytesPerS)},
-		{"max-running", float64(c.MaxRunning)}, {"speed", c.Speed},
-	} {
-		if !(flag.value > 0) {
-			return fmt.Errorf("--%s must be positive", flag.name)
-		}
+	if err := wantPositive(map[string]float64{
+		"block-tokens": float64(c.BlockTokens), "timestamp-unit": float64(c.TimestampUnit),
+		"ranks": float64(c.Ranks), "nodes": float64(c.Nodes), "gpu-blocks": float64(c.GPUBlocks),
+		"prefill-tokens-per-s": c.PrefillTokensPerS, "bytes-per-token": float64(c.BytesPerToken),
+		"disk-bytes-per-s": float64(c.DiskBytesPerS), "object-bytes-per-s": float64(c.ObjectBytesPerS),
+		"max-running": float64(c.MaxRunning), "speed": c.Speed,
+	}); err != nil {
+		return err
 	}
 	if strings.HasSuffix(c.Plot, ".png") || strings.HasSuffix(c.Plot, ".pdf") {
 		return fmt.Errorf("--plot %s: the drawing is SVG; name a file that ends in .svg", c.Plot)
@@ -172,11 +168,7 @@ func (c *replayCmd) plot(r *replay.Report) error {
 	if err != nil {
 		return fmt.Errorf("create plot: %w", err)
 	}
-	if err := r.Plot(f); err != nil {
-		_ = f.Close()
-		return err
-	}
-	if err := f.Close(); err != nil {
+	if err := errors.Join(r.Plot(f), f.Close()); err != nil {
 		return fmt.Errorf("write plot: %w", err)
 	}
 	return nil

@@ -117,7 +117,7 @@ func (c *routerCmd) policy() policies.Options {
 // readRouter reads the router's settings from its file and the environment.
 func readRouter(file string) (*routerCmd, error) {
 	c := new(cli)
-	parser, err := newParser(context.Background(), c, new(streams), func(int) {})
+	parser, err := newParser(context.Background(), c, new(streams), new(settingsResolver), func(int) {})
 	if err != nil {
 		return nil, err
 	}

@@ -50,7 +50,7 @@ ranks: [{model: m, endpoint: "http://a:1"}]
 				t.Setenv("KVCONN_ROUTER_CONFIG", file)
 			}
 			c := new(cli)
-			p, err := newParser(t.Context(), c, &streams{out: new(bytes.Buffer), err: new(bytes.Buffer)}, func(int) {})
+			p, err := newParser(t.Context(), c, &streams{out: new(bytes.Buffer), err: new(bytes.Buffer)}, new(settingsResolver), func(int) {})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -73,7 +73,7 @@ ranks: [{model: m, endpoint: "http://a:1"}]
 // Every flag reaches the service.
 func TestRouterFlagsAreTheOptions(t *testing.T) {
 	c := new(cli)
-	p, err := newParser(t.Context(), c, &streams{out: io.Discard, err: io.Discard}, func(int) {})
+	p, err := newParser(t.Context(), c, &streams{out: io.Discard, err: io.Discard}, new(settingsResolver), func(int) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func TestServeHasARouterForItsNode(t *testing.T) {
 	c := new(cli)
 	ctx, cancel := context.WithCancel(t.Context())
 	var log testlog.Text
-	p, err := newParser(ctx, c, &streams{out: io.Discard, err: &log}, func(int) {})
+	p, err := newParser(ctx, c, &streams{out: io.Discard, err: &log}, new(settingsResolver), func(int) {})
 	if err != nil {
 		t.Fatal(err)
 	}

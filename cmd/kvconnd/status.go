@@ -148,8 +148,7 @@ func (c *statusCmd) show(out io.Writer, s, before *daemon.Status, failed error) 
 		return json.NewEncoder(out).Encode(map[string]string{"error": failed.Error()})
 	case c.JSON:
 		return json.NewEncoder(out).Encode(s)
-	}
-	if failed != nil {
+	case failed != nil:
 		_, err := fmt.Fprintf(out, "%v\n\n", failed)
 		return err
 	}

@@ -33,7 +33,9 @@ func printDaemon(w io.Writer, s *daemon.Status) {
 			fmt.Fprintf(w, "\tnothing is published: %s\n", p.Error)
 		}
 	}
-	printOpening(w, s)
+	if o := s.Opening; o != nil {
+		fmt.Fprintf(w, "OPENING\t%s, for %s\n", o, seconds(o.ForS))
+	}
 	printSpace(w, s)
 	if s.Health.OK {
 		fmt.Fprintf(w, "health\tgood\n")
@@ -44,13 +46,6 @@ func printDaemon(w io.Writer, s *daemon.Status) {
 	}
 	for _, warning := range s.Store.Warnings {
 		fmt.Fprintf(w, "warning\t%s\n", warning)
-	}
-}
-
-// printOpening prints the progress of a store that is not complete yet.
-func printOpening(w io.Writer, s *daemon.Status) {
-	if o := s.Opening; o != nil {
-		fmt.Fprintf(w, "OPENING\t%s, for %s\n", o, seconds(o.ForS))
 	}
 }
 

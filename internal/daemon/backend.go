@@ -33,10 +33,10 @@ type backend struct {
 	refused map[engineRank]struct{}
 	// past has the counts of ended sessions, so that metrics never decrease; draining are
 	// ended workers with saves still under way.
-	past modelCounts
-	// namespaces counts how openings of namespaces ended.
-	namespaces openings
-	draining   map[*workerSession]struct{}
+	past     modelCounts
+	draining map[*workerSession]struct{}
+	// opened and failed count how openings of namespaces ended.
+	opened, failed atomic.Uint64
 }
 
 var _ server.Backend = (*backend)(nil)
@@ -54,17 +54,6 @@ func newBackend(o *Options, chain *store.Chain, a *host.Arena) *backend {
 		b.probers = append(b.probers, &prober{tier: t, timeout: o.LoadTimeout})
 	}
 	return b
-}
-
-// openings counts openings of namespaces that succeeded and failed.
-type openings struct{ opened, failed atomic.Uint64 }
-
-func (o *openings) count(err error) {
-	if err != nil {
-		o.failed.Add(1)
-	} else {
-		o.opened.Add(1)
-	}
 }
 
 // schedulerSession is one engine instance's leader.
@@ -185,10 +174,11 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 
 func (b *backend) openNamespace(m *connector.Manifest) (connector.NamespaceDigest, error) {
 	ns, err := b.chain.OpenNamespace(m)
-	b.namespaces.count(err)
 	if err != nil {
+		b.failed.Add(1)
 		return ns, fmt.Errorf("the store cannot take up model %q (namespace %s): %w", m.Model, short(ns), err)
 	}
+	b.opened.Add(1)
 	return ns, nil
 }
 

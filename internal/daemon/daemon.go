@@ -2,10 +2,10 @@ package daemon
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -28,16 +28,13 @@ import (
 
 // run takes the addresses, opens the store, serves, and closes it.
 func run(ctx context.Context, o *Options) error {
-	epoch, err := newEpoch()
-	if err != nil {
-		return err
-	}
+	epoch := 1 + rand.Uint64N(math.MaxUint64) // not 0
 	now := time.Now()
 	d := &daemon{
 		opts: o, epoch: epoch, started: now, health: health.New(o.Logger),
 		info: Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", epoch), Socket: o.Socket},
 	}
-	d.opening = opening.New(o.Logger, now, d.writeInfo)
+	d.opening = opening.New(o.Logger, now, func() { _ = d.writeInfo() }) // reported once the store is open
 	// First what can fail at once: an address in use must be found before a store is opened
 	// or made.
 	defer d.closeListeners()
@@ -137,7 +134,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if d.publisher != nil {
 		g.Go(func() error { d.publisher.Run(ctx); return nil })
 	}
-	if err := d.updateInfo(); err != nil {
+	if err := d.writeInfo(); err != nil {
 		return err
 	}
 	socket := d.socket
@@ -193,19 +190,6 @@ func (d *daemon) closeListeners() {
 	for _, s := range []*httplimit.Server{d.web, d.profiles} {
 		if s != nil {
 			_ = s.Close() // if it served, it is closed
-		}
-	}
-}
-
-// newEpoch is a random number that is not 0.
-func newEpoch() (uint64, error) {
-	var b [8]byte
-	for {
-		if _, err := rand.Read(b[:]); err != nil {
-			return 0, fmt.Errorf("draw an epoch: %w", err)
-		}
-		if e := binary.LittleEndian.Uint64(b[:]); e != 0 {
-			return e, nil
 		}
 	}
 }

@@ -3,7 +3,11 @@ package daemon
 import (
 	_ "embed" // the description
 	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
 	"net/http"
+	"net/http/pprof"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -150,4 +154,32 @@ func (d *daemon) status(now time.Time) Status {
 		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish,
 		Opening: r.opening, HTTP: r.web,
 	}
+}
+
+// pprofConns bounds the connections for profiles.
+const pprofConns = 8
+
+// listenPprof listens for requests for profiles, on loopback only: a client can slow the daemon
+// down and see what it does.
+func listenPprof(addr string) (net.Listener, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen for profiles on %s: %w", addr, err)
+	}
+	if tcp, ok := l.Addr().(*net.TCPAddr); !ok || !tcp.IP.IsLoopback() {
+		return nil, errors.Join(fmt.Errorf("pprof %q is not loopback: give an address such as 127.0.0.1:6060", addr), l.Close())
+	}
+	return l, nil
+}
+
+// pprofHandler serves Go's profiles below /debug/pprof/.
+func pprofHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return mux
 }

@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/daemon/health"
+	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
 func TestHealthzIs503WithReasons(t *testing.T) {
-	d := &daemon{health: health.New(slog.New(slog.DiscardHandler))}
+	log := slog.New(slog.DiscardHandler)
+	d := &daemon{health: health.New(log), opening: opening.New(log, time.Now(), nil)}
 	d.health.Observe(time.Now(), &health.Observation{Stats: disk.Stats{Barriers: 3, BarrierErrors: 3}})
 	w := httptest.NewRecorder()
 	d.serveHealth(w, nil)

@@ -1,11 +1,15 @@
 package daemon
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"time"
 )
 
 // infoFile is the file in the store directory that says how to reach the daemon.
@@ -23,17 +27,24 @@ type Info struct {
 	EventsReplay string `json:"events_replay,omitempty"`
 }
 
-// writeInfo says how to reach the daemon while its store is being opened. The directory must
-// be this daemon's. If the file cannot be written, that is reported once the store is open.
-func (d *daemon) writeInfo() { _ = d.updateInfo() }
-
-// updateInfo writes the file.
-func (d *daemon) updateInfo() error {
+// writeInfo replaces the file in one step, so that a reader sees all of it or none. The directory
+// must be this daemon's.
+func (d *daemon) writeInfo() error {
 	d.infoMu.Lock()
 	defer d.infoMu.Unlock()
-	err := writeInfo(filepath.Join(d.opts.Dir, infoFile), d.info)
-	d.infoWritten = d.infoWritten || err == nil
-	return err
+	path := filepath.Join(d.opts.Dir, infoFile)
+	b, err := json.Marshal(d.info)
+	if err == nil {
+		err = os.WriteFile(path+".new", append(b, '\n'), 0o600)
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", infoFile, err)
+	}
+	d.infoWritten = true
+	return nil
 }
 
 // removeInfo removes the file if it is this daemon's.
@@ -43,21 +54,6 @@ func (d *daemon) removeInfo() {
 	if now, err := ReadInfo(d.opts.Dir); d.infoWritten && err == nil && now.Epoch == d.info.Epoch {
 		_ = os.Remove(filepath.Join(d.opts.Dir, infoFile))
 	}
-}
-
-// writeInfo replaces the file in one step, so that a reader sees all of it or none.
-func writeInfo(path string, info Info) error {
-	b, err := json.Marshal(info)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(path+".new", append(b, '\n'), 0o600); err != nil {
-		return fmt.Errorf("write %s: %w", infoFile, err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return fmt.Errorf("write %s: %w", infoFile, err)
-	}
-	return nil
 }
 
 // ReadInfo says how to reach the daemon that serves the store in dir.
@@ -74,4 +70,34 @@ func ReadInfo(dir string) (Info, error) {
 		return info, fmt.Errorf("read %s: %w", infoFile, err)
 	}
 	return info, nil
+}
+
+const (
+	// fetchTimeout bounds the question to a daemon.
+	fetchTimeout = 5 * time.Second
+	// maxStatusBytes bounds the answer.
+	maxStatusBytes = 16 << 20
+)
+
+// FetchStatus asks the daemon whose HTTP interface is at addr for its status.
+func FetchStatus(ctx context.Context, addr string) (*Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/status", nil)
+	if err != nil {
+		return nil, fmt.Errorf("ask the daemon: %w", err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("no daemon answers at %s: is kvconnd serve running? (%w)", addr, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("status from %s: %s", addr, resp.Status)
+	}
+	s := new(Status)
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxStatusBytes)).Decode(s); err != nil {
+		return nil, fmt.Errorf("status from %s: %w", addr, err)
+	}
+	return s, nil
 }

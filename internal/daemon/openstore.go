@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 // open opens the store, and makes what serves it.
@@ -38,6 +40,21 @@ func (d *daemon) open(ctx context.Context) error {
 	st := s.Stats()
 	d.opening.Observe(time.Now(), &st)
 	d.opened.Store(true)
+	return nil
+}
+
+// openPublisher opens the endpoints of published events, if there are to be any.
+func (d *daemon) openPublisher(ctx context.Context) (err error) {
+	if d.opts.Publish == nil {
+		return nil
+	}
+	o := *d.opts.Publish
+	o.Logger = d.opts.Logger
+	if d.publisher, err = publish.New(ctx, o, d.store); err != nil {
+		return err
+	}
+	s := d.publisher.Stats()
+	d.info.Events, d.info.EventsReplay = s.Endpoint, s.ReplayEndpoint
 	return nil
 }
 
@@ -122,4 +139,31 @@ func (d *daemon) closeStore() error {
 		return nil
 	}
 	return fmt.Errorf("close the store: %w", err)
+}
+
+// ErrForeign says that a directory holds files of others and no store.
+var ErrForeign = errors.New("directory is not empty and holds no store")
+
+// refuseForeign refuses a directory that somebody else uses. A store that has lost some of
+// its files is still one.
+func refuseForeign(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("look into the store directory: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	const enough = 256 // a store has its own names among few others
+	names, err := f.Readdirnames(enough)
+	if len(names) == 0 {
+		return nil // an error to read it is the store's to report
+	}
+	ours := func(name string) bool {
+		// Names that a new store, or the mount point of one, has.
+		return slices.Contains([]string{"FORMAT", "LOCK", "segments", "index", "namespaces", infoFile}, name)
+	}
+	others := slices.DeleteFunc(names, func(name string) bool { return name == "lost+found" })
+	if err != nil || len(others) == 0 || slices.ContainsFunc(others, ours) {
+		return nil
+	}
+	return fmt.Errorf("%s: %w, but %q: give --dir an empty directory, or one that is not there yet", dir, ErrForeign, others[0])
 }

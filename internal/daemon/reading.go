@@ -3,6 +3,8 @@ package daemon
 import (
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/internal/daemon/health"
@@ -39,7 +41,11 @@ func (d *daemon) read(now time.Time) *reading {
 		r.web.Connections, r.web.Refused = d.web.Stats()
 	}
 	if d.opened.Load() {
-		r.store, r.host, r.server, r.publish = d.store.Stats(), d.arena.Stats(), d.server.Stats(), d.publishStatus()
+		r.store, r.host, r.server = d.store.Stats(), d.arena.Stats(), d.server.Stats()
+		if d.publisher != nil {
+			s := d.publisher.Stats()
+			r.publish = &s
+		}
 		r.tiers = statusOf(d.backend.levels)
 		r.engines, r.ranks, r.models = d.backend.status(now)
 		for i := range r.models {
@@ -82,4 +88,39 @@ func (r *reading) queues() Queues {
 		ReadQueuedBytes:    r.store.ReadSpeed.QueuedBytes,
 		WriteInFlightBytes: r.store.WriteInFlightBytes, HostWaiting: r.host.Waiting, Leases: r.store.Leases,
 	}
+}
+
+// figures are what /metrics shows: a reading and what follows from it. Labels are tiers, decisions,
+// limits, faults and models alone, and of models maxModels at most: the number of series is
+// bounded. /v1/status has the parts by engine and rank.
+type figures struct {
+	*reading  `metric:""`
+	Healthy   bool            `metric:"healthy" help:"1 while /healthz is good, 0 while it is not."`
+	Opening   float64         `metric:"opening_ratio" help:"How far the store's opening, or the rebuilding of its index, has come; 1 when there is none."`
+	Engines   int             `metric:"engines" help:"Engine instances connected."`
+	Ranks     int             `metric:"ranks" help:"Ranks connected."`
+	LimitedBy map[string]bool `metric:"store_limited_by" label:"by" help:"1 for what keeps the store from growing now: its cap, or the free space of its file system."`
+	Faults    map[string]bool `metric:"fault" label:"code" help:"1 while this is wrong with the daemon: the reasons of /healthz."`
+}
+
+// newCollector exports the readings that read takes.
+func newCollector(read func(now time.Time) *reading) prometheus.Collector {
+	return counters.NewCollector("kvconn_", func() *figures { return read(time.Now()).figures() })
+}
+
+func (r *reading) figures() *figures {
+	f := &figures{
+		reading: r, Healthy: r.health.OK, Opening: r.opening.Ratio(), Engines: len(r.engines), Ranks: len(r.ranks),
+		LimitedBy: make(map[string]bool), Faults: make(map[string]bool),
+	}
+	for _, by := range []disk.LimitBy{disk.LimitedByCap, disk.LimitedByFree} {
+		f.LimitedBy[string(by)] = r.store.LimitedBy == by
+	}
+	for _, code := range health.Codes() {
+		f.Faults[code] = false
+	}
+	for i := range r.health.Reasons {
+		f.Faults[r.health.Reasons[i].Code] = true
+	}
+	return f
 }

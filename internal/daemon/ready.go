@@ -57,25 +57,18 @@ func (b *backend) notReady(s *schedulerSession) string {
 	if s.handoffs == nil {
 		return ""
 	}
-	instances := b.stagedInstances(s)
+	instances := 0
+	for o := range b.schedulers {
+		if o.handoffs != nil && o.peer.Engine == s.peer.Engine && o.namespace == s.namespace {
+			instances++
+		}
+	}
 	for rank := range s.manifest.Ranks() {
 		if mapped[rank] < instances {
 			return "the engine cannot report failed loads, and not all of its ranks have registered on this node"
 		}
 	}
 	return ""
-}
-
-// stagedInstances counts the instances with the id and the namespace of s that cannot report a
-// failed load, s included. b.mu is held.
-func (b *backend) stagedInstances(s *schedulerSession) int {
-	n := 0
-	for o := range b.schedulers {
-		if o.handoffs != nil && o.peer.Engine == s.peer.Engine && o.namespace == s.namespace {
-			n++
-		}
-	}
-	return n
 }
 
 // logReady logs the changes of tellReady.

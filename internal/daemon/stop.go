@@ -27,7 +27,7 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	o.Logger = slog.New(loglimit.New(o.Logger.Handler(), loglimit.Options{}))
+	o.Logger = slog.New(loglimit.New(o.Logger.Handler()))
 	o.tell(sdnotify.Status("opening the store in " + o.Dir))
 	return within(ctx, &o, func() error { return run(ctx, &o) })
 }

@@ -39,7 +39,7 @@ func (d *daemon) tend(ctx context.Context) error {
 func (d *daemon) look(now time.Time) *reading {
 	r := d.read(now)
 	d.health.Observe(now, &health.Observation{
-		Stats: r.store, NamespacesOpened: d.backend.namespaces.opened.Load(), NamespacesFailed: d.backend.namespaces.failed.Load(),
+		Stats: r.store, NamespacesOpened: d.backend.opened.Load(), NamespacesFailed: d.backend.failed.Load(),
 	})
 	d.opening.Observe(now, &r.store)
 	r.health, r.opening = d.health.State(), d.opening.Status(now)

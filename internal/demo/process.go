@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -31,41 +30,35 @@ const (
 type process struct {
 	name string
 	cmd  *exec.Cmd
-	log  *tail
-	done chan struct{}
+	log  string        // the file that it logs to
+	end  func() error  // asks it to end
+	done chan struct{} // closed when it has ended, with err
 	err  error
 }
 
-// tail keeps the end of what a child logs, for error messages.
-type tail struct {
-	mu  sync.Mutex
-	buf []byte
-}
-
+// tailBytes is how much of a child's log an error shows.
 const tailBytes = 8 << 10
 
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf = append(t.buf, b...)
-	if n := len(t.buf) - tailBytes; n > 0 {
-		t.buf = append(t.buf[:0], t.buf[n:]...)
-	}
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return string(bytes.TrimSpace(t.buf))
-}
-
-func newProcess(name, executable string, args ...string) *process {
-	p := &process{name: name, cmd: exec.Command(executable, args...), log: new(tail), done: make(chan struct{})}
+// start runs a child until it stops; prepare may change how.
+func (r *runner) start(name string, prepare func(*process) error, args ...string) (*process, error) {
+	p := &process{name: name, cmd: exec.Command(r.o.Executable, args...), log: r.socket + "." + name, done: make(chan struct{})}
+	p.end = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
 	p.cmd.Env = ownEnvironment(os.Environ())
-	p.cmd.Stderr = p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	return p
+	log, err := os.Create(p.log)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = log.Close() }()
+	p.cmd.Stderr = log
+	if err := errors.Join(prepare(p), p.cmd.Start()); err != nil {
+		return nil, fmt.Errorf("start the %s: %w", p.name, err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	return p, nil
 }
 
 // ownEnvironment leaves out the settings of another daemon of the user, and of a service
@@ -78,21 +71,9 @@ func ownEnvironment(environ []string) []string {
 	})
 }
 
-// start runs the child until it stops.
-func (p *process) start() error {
-	if err := p.cmd.Start(); err != nil {
-		return fmt.Errorf("start the %s: %w", p.name, err)
-	}
-	go func() {
-		p.err = p.cmd.Wait()
-		close(p.done)
-	}()
-	return nil
-}
-
 // stop asks the child to end, and kills it if it does not.
 func (p *process) stop() error {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	_ = p.end() // it may have ended
 	select {
 	case <-p.done:
 	case <-time.After(stopTimeout):
@@ -108,7 +89,8 @@ func (p *process) stop() error {
 
 // failure says what the child logged last.
 func (p *process) failure(err error) error {
-	return fmt.Errorf("the %s failed: %w\n%s", p.name, err, p.log)
+	log, _ := os.ReadFile(p.log)
+	return fmt.Errorf("the %s failed: %w\n%s", p.name, err, bytes.TrimSpace(log[max(0, len(log)-tailBytes):]))
 }
 
 // daemonProcess is `kvconnd serve`.
@@ -118,17 +100,17 @@ type daemonProcess struct {
 }
 
 // startDaemon runs a daemon and waits until it is ready.
-func startDaemon(ctx context.Context, o *Options, dir, socket string) (*daemonProcess, error) {
+func (r *runner) startDaemon(ctx context.Context) (*daemonProcess, error) {
 	// The demo writes little and removes it, so it may run on a nearly full disk.
-	p := newProcess("daemon", o.Executable, "serve", "--dir", dir, "--socket", socket, "--http", "127.0.0.1:0",
+	p, err := r.start("daemon", func(*process) error { return nil }, "serve", "--dir", r.dir, "--socket", r.socket, "--http", "127.0.0.1:0",
 		"--max-bytes", "1GiB", "--min-free", "64MiB")
-	if err := p.start(); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	for {
-		if _, err := os.Stat(socket); err == nil {
+		if _, err := os.Stat(r.socket); err == nil {
 			break
 		}
 		select {
@@ -140,7 +122,7 @@ func startDaemon(ctx context.Context, o *Options, dir, socket string) (*daemonPr
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	info, err := daemon.ReadInfo(dir)
+	info, err := daemon.ReadInfo(r.dir)
 	if err != nil {
 		_ = p.stop()
 		return nil, err
@@ -156,43 +138,32 @@ type engineProcess struct {
 }
 
 // startEngine runs an engine and waits until it is ready.
-func startEngine(o *Options, socket string, prefixCaching bool) (*engineProcess, error) {
-	args := append(strings.Fields(o.EngineCommand), "--socket", socket)
+func (r *runner) startEngine(prefixCaching bool) (*engineProcess, error) {
+	args := append(strings.Fields(r.o.EngineCommand), "--socket", r.socket)
 	if prefixCaching {
 		args = append(args, "--prefix-caching")
 	}
-	p := newProcess("engine", o.Executable, args...)
-	in, err := p.cmd.StdinPipe()
+	out, childOut, err := os.Pipe()
 	if err != nil {
-		return nil, err
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	// Wait closes the pipe, so it must not be called before all was read: the scanner
-	// notices the end.
-	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the engine: %w", err)
 	}
-	e := &engineProcess{process: p, in: in, out: bufio.NewScanner(out)}
+	e := &engineProcess{out: bufio.NewScanner(out)}
 	e.out.Buffer(nil, maxLine)
+	e.process, err = r.start("engine", func(p *process) (err error) {
+		p.cmd.Stdout = childOut
+		e.in, err = p.cmd.StdinPipe()
+		p.end = func() error { return e.in.Close() }
+		return err
+	}, args...)
+	_ = childOut.Close()
+	if err != nil {
+		return nil, errors.Join(err, out.Close())
+	}
 	if c, err := e.read(); err != nil || !c.Ready {
 		_ = e.stop()
-		return nil, p.failure(errors.Join(errors.New("not ready"), err))
+		return nil, e.failure(errors.Join(errors.New("not ready"), err))
 	}
 	return e, nil
-}
-
-// stop ends the engine's input, at which it ends.
-func (e *engineProcess) stop() error {
-	_ = e.in.Close()
-	kill := time.AfterFunc(stopTimeout, func() { _ = e.cmd.Process.Kill() })
-	defer kill.Stop()
-	if err := e.cmd.Wait(); err != nil {
-		return e.failure(err)
-	}
-	return nil
 }
 
 // complete has one prompt completed.

@@ -89,7 +89,7 @@ func (m *Monitor) Observe(now time.Time, st *Observation) {
 	m.now = now
 	for _, f := range m.faults {
 		was := f.since
-		f.since = f.sign.observe(now, st)
+		f.since = f.sign(now, st)
 		switch {
 		case was.IsZero() && !f.since.IsZero():
 			f.sayBad(m.log, now)

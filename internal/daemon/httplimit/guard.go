@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Guard bounds the connections of a server, in [Shares]. If a client that has its share connects
+// guard bounds the connections of a server, in [Shares]. If a client that has its share connects
 // again, its own connection that has been idle longest is closed, so that connections left open
 // cost nobody an answer; a trusted client may also replace a stranger's. If none is idle, the
 // new connection is refused.
-type Guard struct {
+type guard struct {
 	shares  *Shares
 	refused atomic.Uint64
 
@@ -22,31 +22,23 @@ type Guard struct {
 	turn  uint64
 }
 
-// NewGuard returns a guard that admits up to most connections.
-func NewGuard(most int) *Guard {
-	return &Guard{shares: NewShares(most), conns: make(map[*conn]struct{})}
+// Stats returns how many connections are open, and how many were refused.
+func (g *guard) Stats() (open int, refused uint64) { return g.shares.Taken(), g.refused.Load() }
+
+// moved notes a connection's state; it is the server's ConnState.
+func (g *guard) moved(c net.Conn, state http.ConnState) {
+	if state == http.StateActive || state == http.StateIdle {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.turn++
+		gc := c.(*conn)
+		gc.idle, gc.since = state == http.StateIdle, g.turn
+	}
 }
 
-// Stats returns how many connections are open, and how many were refused.
-func (g *Guard) Stats() (open int, refused uint64) { return g.shares.Taken(), g.refused.Load() }
-
-// Watch bounds a server's connections. Call it before Serve, with the listener that Listen
-// returns.
-func (g *Guard) Watch(s *http.Server) {
-	s.ConnState = func(c net.Conn, state http.ConnState) {
-		if gc, ok := c.(*conn); ok && (state == http.StateActive || state == http.StateIdle) {
-			g.mu.Lock()
-			defer g.mu.Unlock()
-			g.turn++
-			gc.idle, gc.since = state == http.StateIdle, g.turn
-		}
-	}
-	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		if gc, ok := c.(*conn); ok {
-			return context.WithValue(ctx, clientKey{}, gc.client)
-		}
-		return ctx
-	}
+// withClient is the server's ConnContext.
+func withClient(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, clientKey{}, c.(*conn).client)
 }
 
 type clientKey struct{}
@@ -64,16 +56,11 @@ func ClientOf(r *http.Request) Client {
 	return Client{Name: host}
 }
 
-// Listen bounds what l accepts.
-func (g *Guard) Listen(l net.Listener) net.Listener {
-	return &listener{Listener: l, guard: g, peers: newPeers()}
-}
-
+// listener bounds what a listener accepts.
 type listener struct {
 	net.Listener
-	guard *Guard
+	guard *guard
 	peers *peers
-	once  sync.Once
 	// mu keeps Close from closing the descriptor that Accept uses.
 	mu sync.Mutex
 }
@@ -98,11 +85,9 @@ func (l *listener) Accept() (net.Conn, error) {
 // Close implements [net.Listener].
 func (l *listener) Close() error {
 	err := l.Listener.Close()
-	l.once.Do(func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.peers.close()
-	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.peers.close()
 	return err
 }
 
@@ -119,7 +104,7 @@ func refuse(c net.Conn) {
 }
 
 // admit returns the connection for the server, or nil if it is refused.
-func (g *Guard) admit(c net.Conn, client Client) *conn {
+func (g *guard) admit(c net.Conn, client Client) *conn {
 	if !g.shares.Take(client) && !(g.evict(client) && g.shares.Take(client)) {
 		g.refused.Add(1)
 		return nil
@@ -135,7 +120,7 @@ func (g *Guard) admit(c net.Conn, client Client) *conn {
 
 // evict closes the connection that has been idle longest: one of the client's own or, if there is
 // none and the client is trusted, a stranger's.
-func (g *Guard) evict(client Client) bool {
+func (g *guard) evict(client Client) bool {
 	victim := g.victim(func(c *conn) bool { return c.client == client })
 	if victim == nil && client.Trusted {
 		victim = g.victim(func(c *conn) bool { return !c.client.Trusted })
@@ -147,7 +132,7 @@ func (g *Guard) evict(client Client) bool {
 	return true
 }
 
-func (g *Guard) victim(may func(*conn) bool) (found *conn) {
+func (g *guard) victim(may func(*conn) bool) (found *conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for c := range g.conns {
@@ -161,7 +146,7 @@ func (g *Guard) victim(may func(*conn) bool) (found *conn) {
 // conn is an admitted connection.
 type conn struct {
 	net.Conn
-	guard  *Guard
+	guard  *guard
 	client Client
 	once   sync.Once
 	// idle is set while there is no request on the connection; since is the guard's count at

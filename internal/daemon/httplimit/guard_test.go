@@ -62,25 +62,23 @@ func needOwners(t *testing.T) {
 }
 
 // guarded serves one handler, and returns its address.
-func guarded(t *testing.T, most int, h http.Handler) (*Guard, string) {
+func guarded(t *testing.T, most int, h http.Handler) (*Server, string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := NewGuard(most)
-	s := &http.Server{Handler: h}
-	g.Watch(s)
+	s := NewServer(l, most, h, slog.New(slog.DiscardHandler))
 	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(g.Listen(l)) }()
+	go func() { ended <- s.server.Serve(s.listener) }()
 	t.Cleanup(func() {
-		_ = s.Close()
+		_ = s.server.Close()
 		<-ended
-		if open, _ := g.Stats(); open != 0 {
+		if open, _ := s.Stats(); open != 0 {
 			t.Errorf("%d connections are still counted", open)
 		}
 	})
-	return g, l.Addr().String()
+	return s, l.Addr().String()
 }
 
 // Defect 10: connections that are left open, however many, cost nobody an answer.

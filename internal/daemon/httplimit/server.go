@@ -25,21 +25,19 @@ const (
 
 // Server is an HTTP server whose connections are bounded. It listens before it serves.
 type Server struct {
-	*Guard
-	listener net.Listener
+	*guard
+	listener *listener
 	server   *http.Server
 }
 
 // NewServer returns a server of h on l with at most conns connections. It owns l.
 func NewServer(l net.Listener, conns int, h http.Handler, log *slog.Logger) *Server {
-	s := &Server{Guard: NewGuard(conns), server: &http.Server{
+	g := &guard{shares: NewShares(conns), conns: make(map[*conn]struct{})}
+	return &Server{guard: g, listener: &listener{Listener: l, guard: g, peers: newPeers()}, server: &http.Server{
 		// No ReadTimeout: it would end the context of answers that take longer.
-		Handler: h, ReadHeaderTimeout: readTimeout, IdleTimeout: idleTimeout,
+		Handler: h, ReadHeaderTimeout: readTimeout, IdleTimeout: idleTimeout, ConnState: g.moved, ConnContext: withClient,
 		MaxHeaderBytes: headerBytes, ErrorLog: slog.NewLogLogger(log.With("of", "HTTP").Handler(), slog.LevelWarn),
 	}}
-	s.listener = s.Listen(l)
-	s.Watch(s.server)
-	return s
 }
 
 // Serve serves until ctx ends, and closes the listener. If there are no descriptors left it waits

@@ -4,42 +4,27 @@
 package loglimit
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"sync"
 	"time"
 )
 
-// Options configure a [Handler].
-type Options struct {
-	// Burst is how many lines of one message are written in an interval. Default 5: enough
-	// to see whether it is one thing or several.
-	Burst int
-	// Interval is the time over which they are counted. Default one minute.
-	Interval time.Duration
-	// Now is the clock; nil means time.Now.
-	Now func() time.Time
-}
-
-// EnsureDefaults fills in what is not set.
-func (o *Options) EnsureDefaults() {
-	o.Burst = cmp.Or(o.Burst, 5)
-	o.Interval = cmp.Or(o.Interval, time.Minute)
-	if o.Now == nil {
-		o.Now = time.Now
-	}
-}
-
-// maxMessages bounds the messages that are remembered. Almost all messages of this program are
-// constant. If there are more, all are forgotten and counted again.
-const maxMessages = 1024
+const (
+	// burst is how many lines of one message are written in an interval: enough to see whether it
+	// is one thing or several.
+	burst    = 5
+	interval = time.Minute
+	// maxMessages bounds the messages that are remembered. Almost all messages of this program are
+	// constant. If there are more, all are forgotten and counted again.
+	maxMessages = 1024
+)
 
 // leftOut is the attribute that says how many equal lines before this one were not written.
 const leftOut = "left_out"
 
 // Handler is a [slog.Handler] that passes records on. Those below slog.LevelWarn pass
-// always, others as [Options] allow; two are equal if their level and message are, whatever
+// always, others five a minute; two are equal if their level and message are, whatever
 // their attributes. It is safe for concurrent use.
 type Handler struct {
 	next  slog.Handler
@@ -49,9 +34,8 @@ type Handler struct {
 var _ slog.Handler = (*Handler)(nil)
 
 // New returns a handler that passes records on to next.
-func New(next slog.Handler, o Options) *Handler {
-	o.EnsureDefaults()
-	return &Handler{next: next, state: &state{opts: o, seen: make(map[message]*window)}}
+func New(next slog.Handler) *Handler {
+	return &Handler{next: next, state: &state{seen: make(map[message]*window)}}
 }
 
 // Enabled implements [slog.Handler].
@@ -98,8 +82,6 @@ type window struct {
 }
 
 type state struct {
-	opts Options
-
 	mu   sync.Mutex
 	seen map[message]*window
 }
@@ -109,7 +91,7 @@ type state struct {
 func (s *state) admit(m message) (leftOut int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.opts.Now()
+	now := time.Now()
 	w := s.seen[m]
 	if w == nil {
 		if len(s.seen) >= maxMessages {
@@ -118,11 +100,11 @@ func (s *state) admit(m message) (leftOut int, ok bool) {
 		w = &window{began: now}
 		s.seen[m] = w
 	}
-	if now.Sub(w.began) >= s.opts.Interval {
+	if now.Sub(w.began) >= interval {
 		leftOut = w.leftOut
 		*w = window{began: now}
 	}
-	if w.written >= s.opts.Burst {
+	if w.written >= burst {
 		w.leftOut++
 		return 0, false
 	}

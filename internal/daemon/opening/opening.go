@@ -110,9 +110,6 @@ func (o *Tracker) Observe(now time.Time, st *disk.Stats) {
 
 // Status is nil once the store is open.
 func (o *Tracker) Status(now time.Time) *Status {
-	if o == nil {
-		return nil
-	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.active {

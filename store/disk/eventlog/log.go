@@ -55,7 +55,7 @@ type Log struct {
 
 // New makes a log of at most that many bytes.
 func New(bytes int64) *Log {
-	return &Log{most: max(leastChunks, int(bytes/(chunkEvents*EventBytes)))}
+	return &Log{first: 1, most: max(leastChunks, int(bytes/(chunkEvents*EventBytes)))}
 }
 
 // Publish appends events. It allocates only while the log grows.
@@ -67,6 +67,7 @@ func (l *Log) Publish(events []Event) {
 	defer l.mu.Unlock()
 	if !l.kept {
 		l.seq += uint64(len(events))
+		l.first = l.seq + 1
 		return
 	}
 	for len(events) > 0 {
@@ -153,7 +154,6 @@ type Follower struct {
 func (l *Log) Follow() *Follower {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.keep()
 	return l.follow(l.seq)
 }
 
@@ -162,20 +162,15 @@ func (l *Log) Follow() *Follower {
 func (l *Log) FollowAfter(seq uint64) (*Follower, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.keep()
 	if err := l.has(seq); err != nil {
 		return nil, err
 	}
 	return l.follow(seq), nil
 }
 
-func (l *Log) keep() {
-	if !l.kept {
-		l.kept, l.first = true, l.seq+1
-	}
-}
-
+// follow has events kept from now on. l.mu is held.
 func (l *Log) follow(seq uint64) *Follower {
+	l.kept = true
 	f := &Follower{log: l, seq: seq, more: make(chan struct{}, 1)}
 	l.followers = append(l.followers, f)
 	return f

@@ -34,16 +34,10 @@ type Subscriptions struct {
 	closed bool
 }
 
-// stopping reports whether the store is closing, and notes the snapshot of u if not.
-func (l *Subscriptions) stopping(u *Subscription) bool {
+// stopping reports whether the store is closing.
+func (l *Subscriptions) stopping() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.open == nil {
-		l.open = make(map[*Subscription]bool)
-	}
-	if !l.closed {
-		l.open[u] = true
-	}
 	return l.closed
 }
 
@@ -51,7 +45,14 @@ func (l *Subscriptions) stopping(u *Subscription) bool {
 // made at the same time. Both are the subscription's from now on.
 func (l *Subscriptions) New(snapshot *journal.Snapshot, follower *Follower) (store.Subscription, error) {
 	u := &Subscription{list: l, snapshot: snapshot, follower: follower}
-	if l.stopping(u) {
+	l.mu.Lock()
+	closed := l.closed
+	if l.open == nil {
+		l.open = make(map[*Subscription]bool)
+	}
+	l.open[u] = true
+	l.mu.Unlock()
+	if closed {
 		return nil, errors.Join(store.ErrClosed, u.Close())
 	}
 	return u, nil
@@ -97,7 +98,7 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(store.Resident) erro
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			if u.list.stopping(u) {
+			if u.list.stopping() {
 				return store.ErrClosed
 			}
 			if err := u.follower.Lagged(); err != nil {

@@ -27,7 +27,8 @@ func (OS) OpenFile(path string, create, direct bool) (File, error) {
 	if direct {
 		flags |= unix.O_DIRECT
 	}
-	fd, err := ignoringEINTR(func() (int, error) { return unix.Open(path, flags, 0o600) })
+	f := &osFile{path: path}
+	err := ignoringEINTR(func() (err error) { f.fd, err = unix.Open(path, flags, 0o600); return err })
 	if err == unix.EINVAL && direct {
 		// The kernel may have made the file before it refused the flag.
 		if create {
@@ -38,7 +39,7 @@ func (OS) OpenFile(path string, create, direct bool) (File, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	return &osFile{fd: fd, path: path}, nil
+	return f, nil
 }
 
 // ReadFile implements [FS].
@@ -114,8 +115,7 @@ func (OS) Lock(path, holder string) (io.Closer, error) {
 // Room implements [FS].
 func (OS) Room(path string) (Room, error) {
 	var st unix.Statfs_t
-	_, err := ignoringEINTR(func() (int, error) { return 0, unix.Statfs(path, &st) })
-	if err != nil {
+	if err := ignoringEINTR(func() error { return unix.Statfs(path, &st) }); err != nil {
 		return Room{}, &fs.PathError{Op: "statfs", Path: path, Err: err}
 	}
 	var at unix.Stat_t
@@ -209,7 +209,7 @@ func vecOnce(trap uintptr, fd int, a, b []byte, offset int64) (int, unix.Errno) 
 
 // Allocate implements [File].
 func (f *osFile) Allocate(size int64) error {
-	_, err := ignoringEINTR(func() (int, error) { return 0, unix.Fallocate(f.fd, 0, 0, size) })
+	err := ignoringEINTR(func() error { return unix.Fallocate(f.fd, 0, 0, size) })
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		// Some file systems (NFS, overlay on old ones) cannot preallocate.
 		err = unix.Ftruncate(f.fd, size)
@@ -222,8 +222,7 @@ func (f *osFile) Allocate(size int64) error {
 
 // Datasync implements [File].
 func (f *osFile) Datasync() error {
-	_, err := ignoringEINTR(func() (int, error) { return 0, unix.Fdatasync(f.fd) })
-	if err != nil {
+	if err := ignoringEINTR(func() error { return unix.Fdatasync(f.fd) }); err != nil {
 		return &fs.PathError{Op: "fdatasync", Path: f.path, Err: err}
 	}
 	return nil
@@ -231,30 +230,30 @@ func (f *osFile) Datasync() error {
 
 // Size implements [File].
 func (f *osFile) Size() (int64, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(f.fd, &st); err != nil {
-		return 0, &fs.PathError{Op: "stat", Path: f.path, Err: err}
-	}
-	return st.Size, nil
+	st, err := f.stat()
+	return st.Size, err
 }
 
 // PhysicalBytes implements [File].
 func (f *osFile) PhysicalBytes() (int64, error) {
-	var st unix.Stat_t
+	st, err := f.stat()
+	return st.Blocks * 512, err
+}
+
+func (f *osFile) stat() (st unix.Stat_t, err error) {
 	if err := unix.Fstat(f.fd, &st); err != nil {
-		return 0, &fs.PathError{Op: "stat", Path: f.path, Err: err}
+		return unix.Stat_t{}, &fs.PathError{Op: "stat", Path: f.path, Err: err}
 	}
-	return st.Blocks * 512, nil
+	return st, nil
 }
 
 // Close implements [File].
 func (f *osFile) Close() error { return unix.Close(f.fd) }
 
-func ignoringEINTR(call func() (int, error)) (int, error) {
+func ignoringEINTR(call func() error) error {
 	for {
-		n, err := call()
-		if err != unix.EINTR {
-			return n, err
+		if err := call(); err != unix.EINTR {
+			return err
 		}
 	}
 }

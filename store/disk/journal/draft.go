@@ -82,18 +82,7 @@ func (j *Journal) Begin() (*Draft, error) {
 
 // Failures is how many generations have failed since the journal was opened. Each keeps some
 // goroutines and a few hundred kilobytes for good, which the caller bounds by its pauses.
-func (j *Journal) Failures() int {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.failures
-}
-
-// noteFailure counts a generation that is left behind.
-func (j *Journal) noteFailure() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.failures++
-}
+func (j *Journal) Failures() int { return int(j.failures.Load()) }
 
 // PutRecord adds a record. Records must come in the order of their location.
 func (d *Draft) PutRecord(r *Record) error {
@@ -167,7 +156,7 @@ func (d *Draft) Finish() error {
 	}
 	if err := d.open(); err != nil {
 		if d.of != nil {
-			d.of.noteFailure()
+			d.of.failures.Add(1)
 		}
 		return err
 	}
@@ -288,11 +277,11 @@ func (d *Draft) Journal() *Journal {
 // and removed. Batches are not to be committed meanwhile.
 func (j *Journal) Replace(d *Draft) {
 	old := j.gen.Swap(d.gen)
-	j.noteFailure()
+	j.failures.Add(1)
 	// A read of the old one that hangs must not hold up the new one.
 	go func() {
 		old.discard()
-		if err := removeGeneration(j.opts.FS, j.opts.Dir, old.number); err != nil {
+		if err := removeGenerations(j.opts, func(n uint64) bool { return n == old.number }); err != nil {
 			j.opts.Logger.Warn("journal: cannot remove the one that failed", "err", err,
 				"remedy", "none: it is tried again at the next start")
 		}

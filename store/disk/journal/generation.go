@@ -70,8 +70,13 @@ func openGeneration(o Options, number uint64) (*generation, error) {
 	return nil, fmt.Errorf("open journal %s: %w", g.dir, r.err)
 }
 
+// openPebble makes an error of a panic: Pebble answers some damage of its files that way.
 func openPebble(dir string, po *pebble.Options) (db *pebble.DB, err error) {
-	defer panicAsError(&err)
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("pebble: %v", r)
+		}
+	}()
 	return pebble.Open(dir, po)
 }
 
@@ -119,17 +124,11 @@ func (g *generation) close() error {
 	go func() { result <- unlessClosed(g.db.Close) }()
 	var err error
 	select {
+	case err = <-result:
 	case <-g.parked:
+	}
+	if err == nil {
 		err = g.failure()
-	default:
-		select {
-		case err = <-result:
-			if err == nil {
-				err = g.failure()
-			}
-		case <-g.parked:
-			err = g.failure()
-		}
 	}
 	if err != nil {
 		return fmt.Errorf("close journal: %w", err)

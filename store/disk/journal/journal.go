@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -41,9 +40,8 @@ type Options struct {
 type Journal struct {
 	opts Options
 	gen  atomic.Pointer[generation]
-
-	mu       sync.Mutex
-	failures int // generations given up
+	// failures counts the generations that were given up.
+	failures atomic.Int64
 }
 
 // Open opens the newest generation of the journal in o.Dir, or makes the first, and removes
@@ -137,4 +135,34 @@ func (l *logger) Errorf(format string, args ...any) {
 // back from here, and the locks that it holds cannot be told: the goroutine stays.
 func (l *logger) Fatalf(format string, args ...any) {
 	(*generation)(l).park(fmt.Errorf(format, args...))
+}
+
+// Snapshot is the journal's records at one moment.
+type Snapshot struct {
+	g *generation
+	s *pebble.Snapshot
+}
+
+// Snapshot returns the records as they are now. It must be closed. It ends with [ErrFailed]
+// when a new generation of the journal has taken the place of a failed one.
+func (j *Journal) Snapshot() (*Snapshot, error) {
+	taken := make(chan *pebble.Snapshot, 1)
+	g := j.gen.Load()
+	if err := g.call("take snapshot of journal", func() error { taken <- g.db.NewSnapshot(); return nil }); err != nil {
+		return nil, err
+	}
+	return &Snapshot{g, <-taken}, nil
+}
+
+// Records calls f for every record. The record is valid during the call.
+func (s *Snapshot) Records(f func(*Record) error) error {
+	return records(s.s, 0, 1<<32-1, f, func(error) {}, s.g.step)
+}
+
+// Close lets go of the snapshot. There is nothing to let go of in a journal that failed.
+func (s *Snapshot) Close() error {
+	if s.g.failure() != nil {
+		return nil
+	}
+	return s.g.call("close snapshot of journal", s.s.Close)
 }

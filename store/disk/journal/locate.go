@@ -65,36 +65,24 @@ func locate(fs vfs.FS, dir string) (newest uint64, err error) {
 
 // removeLeftovers removes what is left of generations that do not count.
 func removeLeftovers(o Options, keep uint64) {
-	if err := removeOthers(o.FS, o.Dir, keep); err != nil {
+	if err := removeGenerations(o, func(n uint64) bool { return n != keep }); err != nil {
 		o.Logger.Warn("journal: cannot remove what is left of an earlier one", "err", err,
 			"remedy", "none: it is tried again at the next start")
 	}
 }
 
-// removeOthers removes every generation but one.
-func removeOthers(fs vfs.FS, dir string, keep uint64) error {
-	numbers, others, err := generations(fs, dir)
+// removeGenerations removes the files of the generations whose numbers are gone.
+func removeGenerations(o Options, gone func(number uint64) bool) error {
+	numbers, others, err := generations(o.FS, o.Dir)
 	for _, n := range numbers {
-		if n != keep {
-			err = errors.Join(err, fs.RemoveAll(generationDir(fs, dir, n)))
+		if gone(n) {
+			err = errors.Join(err, o.FS.RemoveAll(generationDir(o.FS, o.Dir, n)))
 		}
 	}
 	for _, name := range others {
-		if keep > 0 {
-			err = errors.Join(err, fs.RemoveAll(fs.PathJoin(dir, name)))
+		if gone(0) {
+			err = errors.Join(err, o.FS.RemoveAll(o.FS.PathJoin(o.Dir, name)))
 		}
-	}
-	return err
-}
-
-// removeGeneration removes the files of one generation.
-func removeGeneration(fs vfs.FS, dir string, number uint64) error {
-	if number > 0 {
-		return fs.RemoveAll(generationDir(fs, dir, number))
-	}
-	_, others, err := generations(fs, dir)
-	for _, name := range others {
-		err = errors.Join(err, fs.RemoveAll(fs.PathJoin(dir, name)))
 	}
 	return err
 }

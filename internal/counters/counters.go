@@ -1,6 +1,23 @@
+// Package counters makes metrics and sums of structs whose fields say by tags what they count.
+// The struct is the table: a new counter is a new field.
+//
+//	Reads uint64 `json:"reads" metric:"reads_total" help:"Records read and verified."`
+//
+// The tags of a field:
+//
+//   - metric is the metric's name. One that ends in _total is a counter, any other a gauge.
+//     Numbers and bools can be metrics; true is 1. Of a struct, a pointer to one or a slice of
+//     structs it begins the names of the metrics inside, and may be empty; without it they are
+//     not looked at, unless the struct is embedded.
+//   - help is the metric's description. Fields that share a metric leave it to the first.
+//   - label is a label name. In a struct of a slice it marks the string that is the label's
+//     value. Beside metric it marks a map, whose keys are the label's values; with a value, as
+//     in label:"decision=full", the field is one series of its metric.
+//   - sum:"-" leaves a number out of [Add]: a speed or a state, which has no sum.
 package counters
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 
@@ -131,4 +148,45 @@ func (w *walker) metric(name string, tag reflect.StructTag, v reflect.Value, s s
 	if w.sample {
 		w.emit(&s)
 	}
+}
+
+// Add adds the numbers of src to those of dst, those of structs inside included. Fields with the
+// tag sum:"-", fields that are not exported, and those that are neither numbers nor structs stay as
+// they are.
+func Add[T any](dst, src *T) { add(reflect.ValueOf(dst).Elem(), reflect.ValueOf(src).Elem()) }
+
+func add(dst, src reflect.Value) {
+	switch dst.Kind() {
+	case reflect.Struct:
+		for i := range dst.NumField() {
+			f := dst.Type().Field(i)
+			if (f.IsExported() || f.Anonymous) && f.Tag.Get("sum") != "-" {
+				add(dst.Field(i), src.Field(i))
+			}
+		}
+	case reflect.Int, reflect.Int64:
+		dst.SetInt(dst.Int() + src.Int())
+	case reflect.Uint64:
+		dst.SetUint(dst.Uint() + src.Uint())
+	case reflect.Float64:
+		dst.SetFloat(dst.Float() + src.Float())
+	}
+}
+
+// number is the value of a metric.
+func number(v reflect.Value) float64 {
+	switch v.Kind() {
+	case reflect.Bool:
+		if v.Bool() {
+			return 1
+		}
+		return 0
+	case reflect.Int, reflect.Int64:
+		return float64(v.Int())
+	case reflect.Uint64:
+		return float64(v.Uint())
+	case reflect.Float64:
+		return v.Float()
+	}
+	panic(fmt.Sprintf("counters: a %s is not a metric", v.Type()))
 }

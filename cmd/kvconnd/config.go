@@ -1,9 +1,12 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"path/filepath"
 	"text/tabwriter"
 
 	"github.com/alecthomas/kong"
@@ -86,4 +89,81 @@ func checkSettings(ctx *kong.Context, s *config.Serve) error {
 		return fmt.Errorf("settings: %w", err)
 	}
 	return nil
+}
+
+// configRouterCmd is `kvconnd config router`.
+type configRouterCmd struct {
+	Config routerFile  `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of the router's settings, with its ranks."`
+	JSON   bool        `name:"json" help:"Print the settings as JSON."`
+	Router shownRouter `embed:""`
+}
+
+// shownRouter are the settings without their Validate: see [shown].
+type shownRouter config.Router
+
+// Help is shown below the command's summary.
+func (*configRouterCmd) Help() string {
+	return `Takes the flags, environment and file that "kvconnd router" takes and prints what the
+router would run with, ranks included. The exit status is not 0 if it would refuse to.`
+}
+
+// Run prints the settings, even if they are wrong.
+func (c *configRouterCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *streams) error {
+	s := config.Router(c.Router)
+	list := config.Settings(s, func(flag string) config.Source { return resolver.source(ctx, flag) })
+	for i, rank := range resolver.ranks {
+		list = append(list, config.Setting{
+			Key: fmt.Sprintf("ranks[%d]", i), Value: string(rank), From: config.Source{Kind: config.FromFile, Name: resolver.path},
+		})
+	}
+	err := printSettings(std.out, list, c.JSON)
+	if refused := errors.Join(checkEnvironment(ctx), refusedRouter(&routerCmd{Router: s, fromFile: resolver.ranks})); refused != nil {
+		return errors.Join(err, fmt.Errorf("settings: %w", refused))
+	}
+	return err
+}
+
+// refusedRouter is why a router would not start with its settings.
+func refusedRouter(c *routerCmd) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	_, err := c.options(slog.New(slog.DiscardHandler))
+	return err
+}
+
+// vllmConfigCmd is `kvconnd config vllm`.
+type vllmConfigCmd struct {
+	Socket string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"The daemon's Unix socket. Default: that of 'kvconnd serve'."`
+}
+
+// vllmConfig is vLLM's KVTransferConfig (vllm/config/kv_transfer.py, 0.32).
+type vllmConfig struct {
+	Connector   string            `json:"kv_connector"`
+	ModulePath  string            `json:"kv_connector_module_path"`
+	Role        string            `json:"kv_role"`
+	LoadFailure string            `json:"kv_load_failure_policy"`
+	Extra       map[string]string `json:"kv_connector_extra_config"`
+}
+
+// Run prints the configuration and nothing else.
+func (c *vllmConfigCmd) Run(std *streams) error {
+	if c.Socket == "" {
+		c.Socket = config.DefaultSocket()
+	}
+	socket, err := filepath.Abs(c.Socket)
+	if err != nil {
+		return fmt.Errorf("socket path: %w", err)
+	}
+	b, err := json.Marshal(vllmConfig{
+		Connector: "KVConnConnector", ModulePath: "kvconn.vllm", Role: "kv_both",
+		// vLLM's default ends a request whose load failed; a cache must cost hits only.
+		LoadFailure: "recompute",
+		Extra:       map[string]string{"socket": socket},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(std.out, "%s\n", b)
+	return err
 }
