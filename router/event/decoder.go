@@ -84,7 +84,6 @@ func (d *Decoder) Decode(payload []byte, h Handler) (Batch, error) {
 	return batch, nil
 }
 
-// event decodes one event of either form and hands it on.
 func (d *Decoder) event(h Handler) error {
 	d.kind, d.mixedExtra, d.wideTokens = nil, false, false
 	d.stored = Stored{Group: NoGroup, Hashes: d.hashes[:0], Tokens: d.tokens[:0], Extra: d.extra[:0]}

@@ -96,7 +96,6 @@ func setInt(r *reader, to *int, most int) error {
 	return err
 }
 
-// readHash reads a hash of any form.
 func (d *Decoder) readHash() (uint64, error) {
 	r := &d.r
 	if !r.is(msgp.BinType) {

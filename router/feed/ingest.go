@@ -169,7 +169,6 @@ func (g *Ingest) rootKey(e *event.Stored) connector.Key {
 	return connector.RootKey(g.blockSize, s)
 }
 
-// hash makes the keys of an event's blocks.
 func (g *Ingest) hash(key connector.Key, e *event.Stored) {
 	n := 4 * g.blockSize
 	g.keys = g.keys[:0]

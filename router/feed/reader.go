@@ -19,7 +19,6 @@ type item struct {
 	err       error
 }
 
-// frame is a batch as it was received.
 type frame struct {
 	seq     uint64
 	message zmtp.Message
@@ -109,7 +108,6 @@ func (r *reader) receive(ctx context.Context, c *zmtp.Conn) error {
 	}
 }
 
-// push queues a batch if there is room.
 func (r *reader) push(f *frame) {
 	n := int64(f.message.Cap())
 	if r.queued.Add(n) <= r.opts.QueueBytes {
@@ -128,7 +126,6 @@ func (r *reader) push(f *frame) {
 // keepFrameBytes is up to what size a message's memory is used again.
 const keepFrameBytes = 1 << 20
 
-// done gives a batch's memory back.
 func (r *reader) done(f *frame) {
 	r.queued.Add(-int64(f.message.Cap()))
 	r.reuse(f)

@@ -74,7 +74,6 @@ const (
 	maxFreeKeys = 256 << 10
 )
 
-// take returns an empty entry.
 func (t *Tracker) take() *entry {
 	if n := len(t.free); n > 0 {
 		e := t.free[n-1]
@@ -101,7 +100,6 @@ func (t *Tracker) touch(id uint64, f func(*entry, time.Time)) bool {
 	return true
 }
 
-// remove takes e out of everything.
 func (t *Tracker) remove(e *entry, now time.Time) {
 	r := e.rank
 	r.dequeue(e, now)

@@ -96,7 +96,6 @@ func (r *rankState) enqueue(e *entry, now time.Time) {
 	r.load.QueuedObjectTokens += e.object
 }
 
-// dequeue removes e from them.
 func (r *rankState) dequeue(e *entry, now time.Time) {
 	if !e.prefill {
 		return
@@ -137,7 +136,6 @@ func (r *rankState) drop(e *entry) {
 	r.load.DecodeBlocks -= e.blocks
 }
 
-// view returns the load at time now.
 func (r *rankState) view(now time.Time) Rank {
 	v := r.load
 	if e := r.queue.first; e != nil {

@@ -27,17 +27,9 @@ const (
 	tiers
 )
 
-// String returns the tier's name.
+// String returns the tier's name; t is one of the tiers.
 func (t Tier) String() string {
-	switch t {
-	case GPU:
-		return "gpu"
-	case Disk:
-		return "disk"
-	case Object:
-		return "object"
-	}
-	return fmt.Sprintf("tier(%d)", uint8(t))
+	return [...]string{"gpu", "disk", "object"}[t]
 }
 
 var (
@@ -201,7 +193,6 @@ const (
 	copyBytes = 40
 )
 
-// noteRun remembers that a holder has blocks of a run.
 func (x *Index) noteRun(h Holder, ho *holder, r *run) {
 	before := cap(ho.runs)
 	if len(ho.runs) >= ho.compactAt {

@@ -20,7 +20,6 @@ const (
 	rewriteBlocks = 128
 )
 
-// run is a stretch of one chain of blocks.
 type run struct {
 	// head is the first block's key, depth the number of blocks before it. They, the parent and
 	// the offset there don't change.
@@ -189,7 +188,6 @@ func (r *run) addKid(off uint32) {
 	r.kids[i].count++
 }
 
-// dropKid is the inverse of addKid.
 func (r *run) dropKid(off uint32) {
 	i, ok := r.findKid(off)
 	if !ok {

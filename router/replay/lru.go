@@ -43,7 +43,6 @@ func (c *blockCache) append(s int32) {
 	c.slots[newest].newer, c.slots[0].older = s, s
 }
 
-// remove takes a slot out of the list.
 func (c *blockCache) remove(s int32) {
 	older, newer := c.slots[s].older, c.slots[s].newer
 	c.slots[older].newer, c.slots[newer].older = newer, older

@@ -104,7 +104,6 @@ func (r *Report) ttftPanel() *panel {
 // point is a point of a series, or of the page.
 type point struct{ x, y float64 }
 
-// series is a line of a panel.
 type series struct {
 	name   string
 	points []point
@@ -136,7 +135,6 @@ func (p *panel) x(v float64) float64 {
 
 func (p *panel) y(v float64) float64 { return p.top + p.height*(1-min(max(v/p.yMax, 0), 1)) }
 
-// draw draws the panel.
 func (p *panel) draw(s *svg) {
 	p.drawAxes(s)
 	p.drawLegend(s) // under the lines, in case one of them has to cross it
@@ -211,7 +209,6 @@ func (p *panel) drawLegend(s *svg) {
 	}
 }
 
-// svg writes the shapes that a plot needs.
 type svg struct{ b bytes.Buffer }
 
 // anchor says on which side of its point a text is.
@@ -223,7 +220,6 @@ const (
 	anchorEnd    anchor = "end"
 )
 
-// style is how a line is drawn.
 type style struct {
 	color string
 	dash  string

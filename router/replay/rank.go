@@ -71,7 +71,6 @@ func (s *simulation) load(delay float64, t task) {
 	s.transfer(t)
 }
 
-// transfer starts the bytes of a load.
 func (s *simulation) transfer(t task) {
 	t.delayed = false
 	n := &s.nodes[s.ranks[s.flights[t.request].rank].node]
@@ -82,7 +81,6 @@ func (s *simulation) transfer(t task) {
 	n.objectLink.start(s.now, t)
 }
 
-// bytes returns the size of the blocks [from, to) of a prompt.
 func (s *simulation) bytes(r *Request, from, to int) float64 {
 	return float64(max(s.trace.tokensOf(r, to)-s.trace.tokensOf(r, from), 0)) * s.opts.BytesPerToken
 }
@@ -145,7 +143,6 @@ func (s *simulation) makeReady(k *rank, request int32) {
 	s.compute(k)
 }
 
-// compute starts the next prefill.
 func (s *simulation) compute(k *rank) {
 	if k.busy || len(k.ready) == 0 {
 		return
@@ -198,7 +195,6 @@ func (s *simulation) save(n *node, blocks []int32) {
 	n.disk.use(blocks[:kept])
 }
 
-// finished ends a request.
 func (s *simulation) finished(k *rank, request int32) {
 	k.gpu.release(s.trace.Requests[request].Blocks)
 	s.tracker.Finish(s.id(request))

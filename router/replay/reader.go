@@ -65,7 +65,6 @@ type line struct {
 	ParentChatID json.RawMessage `json:"parent_chat_id"`
 }
 
-// reader makes a trace of lines.
 type reader struct {
 	opts   ReadOptions
 	trace  *Trace
@@ -149,7 +148,6 @@ func (p *reader) add(text []byte) string {
 	return ""
 }
 
-// check reports what is wrong with the numbers of a line.
 func (p *reader) check(l *line) string {
 	switch {
 	case l.Timestamp == nil:

@@ -27,7 +27,6 @@ type flight struct {
 	loads                  int // loads under way
 }
 
-// node is a node's disk and its links.
 type node struct {
 	disk                 *lru
 	diskLink, objectLink *link
@@ -135,13 +134,11 @@ func newSimulation(t *Trace, o Options, p policy.Policy) (*simulation, error) {
 // maxClock is the last second that a [time.Duration] can hold; the clock of the load tracker stops there.
 const maxClock = 9e9
 
-// arrival is when a request arrives.
 type arrival struct {
 	at      float64
 	request int32
 }
 
-// arrivals returns the requests sorted by arrival.
 func (s *simulation) arrivals() []arrival {
 	out := make([]arrival, len(s.trace.Requests))
 	random := rand.New(rand.NewPCG(uint64(s.opts.Seed), 0))
@@ -192,7 +189,6 @@ func (s *simulation) after(seconds float64, request int32, what phase) {
 // id is the id by which tracker and policy know a request.
 func (s *simulation) id(request int32) uint64 { return uint64(s.opts.Seed)<<32 | uint64(request) }
 
-// arrive routes a request.
 func (s *simulation) arrive(request int32) error {
 	r := &s.trace.Requests[request]
 	if len(r.Blocks) > s.opts.GPUBlocks {
