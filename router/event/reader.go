@@ -19,7 +19,6 @@ type reader struct {
 
 func newReader(b []byte) reader { return reader{b: b, size: len(b)} }
 
-// malformed describes what is wrong at the reader's position.
 func (r *reader) malformed(what string) error {
 	return fmt.Errorf("%w: %s at byte %d of %d", ErrMalformed, what, r.size-len(r.b), r.size)
 }
@@ -39,7 +38,6 @@ func (r *reader) read(from []byte) []byte {
 	return from[:n:n]
 }
 
-// is reports whether a value of that type is next.
 func (r *reader) is(t msgp.Type) bool { return msgp.NextType(r.b) == t }
 
 // isNil skips a nil if that is next.

@@ -100,7 +100,6 @@ func (g *Ingest) Batch(payload []byte) (event.Batch, error) {
 	return b, err
 }
 
-// note keeps the first error of a batch.
 func (g *Ingest) note(err error) {
 	if g.err == nil {
 		g.err = err

@@ -217,7 +217,6 @@ func (f *Rank) state() State {
 	return StateStale
 }
 
-// publishStats shows the statistics to other goroutines.
 func (f *Rank) publishStats() {
 	f.stats.State = f.state()
 	f.stats.IngestStats = f.ingest.Stats()

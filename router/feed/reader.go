@@ -45,9 +45,13 @@ type reader struct {
 
 // run connects, again and again, until ctx ends.
 func (r *reader) run(ctx context.Context) {
+	connect := func() (*zmtp.Conn, error) { return zmtp.DialSub(ctx, r.endpoint, r.opts.Topic, zmtp.ConnOptions{}) }
+	if r.listener != nil {
+		connect = func() (*zmtp.Conn, error) { return zmtp.AcceptSub(ctx, r.listener, r.opts.Topic, zmtp.ConnOptions{}) }
+	}
 	retry := backoff{least: r.opts.ReconnectMin, most: r.opts.ReconnectMax}
 	for ctx.Err() == nil {
-		c, err := r.connect(ctx)
+		c, err := connect()
 		if err == nil {
 			retry.reset()
 			r.connects.Add(1)
@@ -63,13 +67,6 @@ func (r *reader) run(ctx context.Context) {
 			return
 		}
 	}
-}
-
-func (r *reader) connect(ctx context.Context) (*zmtp.Conn, error) {
-	if r.listener != nil {
-		return zmtp.AcceptSub(ctx, r.listener, r.opts.Topic, zmtp.ConnOptions{})
-	}
-	return zmtp.DialSub(ctx, r.endpoint, r.opts.Topic, zmtp.ConnOptions{})
 }
 
 // hand queues an item that must not be lost.

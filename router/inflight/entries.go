@@ -19,7 +19,6 @@ type entry struct {
 	links                [2]links
 }
 
-// links are an entry's neighbours in one list.
 type links struct{ before, after *entry }
 
 // The lists that an entry can be in.

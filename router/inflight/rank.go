@@ -63,7 +63,6 @@ func blocksOf(tokens, blockSize int) int {
 	return (tokens + blockSize - 1) / blockSize
 }
 
-// rankState is what the tracker keeps of one rank.
 type rankState struct {
 	load       Rank
 	recentAt   time.Time               // when load.RecentTokens was right
@@ -123,7 +122,6 @@ func (r *rankState) hold(e *entry) {
 	r.load.DecodeBlocks += e.blocks
 }
 
-// drop undoes hold.
 func (r *rankState) drop(e *entry) {
 	for _, k := range e.keys {
 		if n := r.shared[k]; n > 1 {

@@ -67,7 +67,6 @@ type Index struct {
 	stats           Stats
 }
 
-// holder is what the writer knows about a holder.
 type holder struct {
 	// names are the names of the declared domain. own, if not nil, are of this holder alone; they are made
 	// once its names turn out to differ from the domain's.

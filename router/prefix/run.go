@@ -75,7 +75,6 @@ func (p place) off() uint32 { return uint32(p & (maxRun - 1)) }
 
 func (r *run) len() uint32 { return r.keys.Load().n.Load() }
 
-// published are the run's keys.
 func (r *run) published() []connector.Key {
 	a := r.keys.Load()
 	return a.keys[:a.n.Load()]
@@ -179,7 +178,6 @@ func (r *run) shrink(n uint32) {
 	}
 }
 
-// addKid counts a run that hangs at an offset.
 func (r *run) addKid(off uint32) {
 	i, ok := r.findKid(off)
 	if !ok {

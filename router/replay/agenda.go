@@ -6,7 +6,6 @@ import (
 	"github.com/kvconn/kvconn/router/heap"
 )
 
-// phase is a part of a request that takes time.
 type phase uint8
 
 const (

@@ -2,7 +2,6 @@ package replay
 
 import "slices"
 
-// slot is a block in a cache.
 type slot struct {
 	block        int32
 	older, newer int32 // neighbours in the list

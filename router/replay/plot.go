@@ -17,7 +17,8 @@ func (r *Report) Plot(out io.Writer) error {
 	if p := r.ttftPanel(); p != nil {
 		p.draw(s)
 	}
-	if _, err := out.Write(s.end()); err != nil {
+	s.b.WriteString("</svg>\n")
+	if _, err := s.b.WriteTo(out); err != nil {
 		return fmt.Errorf("write plot: %w", err)
 	}
 	return nil
@@ -59,7 +60,6 @@ func (r *Report) curvePanel() *panel {
 // plotPoints is the number of points of a line.
 const plotPoints = 200
 
-// add adds a capacity curve, of tokens or blocks.
 func (p *panel) add(name string, c *Capacity, st style, ofTokens bool) {
 	line := series{name: name, style: st}
 	for k := range plotPoints + 1 {
@@ -101,7 +101,6 @@ func (r *Report) ttftPanel() *panel {
 	return p
 }
 
-// point is a point of a series, or of the page.
 type point struct{ x, y float64 }
 
 type series struct {
@@ -231,11 +230,6 @@ func newSVG(width, height float64) *svg {
 	fmt.Fprintf(&s.b, `<svg xmlns="http://www.w3.org/2000/svg" width="%g" height="%g" viewBox="0 0 %g %g" font-family="Helvetica, Arial, sans-serif" font-size="12">`+"\n", width, height, width, height)
 	fmt.Fprintf(&s.b, `<rect width="%g" height="%g" fill="#ffffff"/>`+"\n", width, height)
 	return s
-}
-
-func (s *svg) end() []byte {
-	s.b.WriteString("</svg>\n")
-	return s.b.Bytes()
 }
 
 func (s *svg) line(x1, y1, x2, y2 float64, st style) {

@@ -1,11 +1,7 @@
 package replay
 
-import (
-	"slices"
-	"strconv"
-)
+import "slices"
 
-// rank is a data-parallel rank.
 type rank struct {
 	gpu     *gpuCache
 	node    int
@@ -15,8 +11,6 @@ type rank struct {
 	running int
 	busy    bool // in prefill
 }
-
-func conversationName(c int32) string { return strconv.Itoa(int(c)) }
 
 // admit takes requests from the queue as long as the rank can serve them.
 func (s *simulation) admit(k *rank) {
@@ -166,7 +160,7 @@ func (s *simulation) compute(k *rank) {
 // prefilled ends a prefill: the first token is there, and the prompt on all tiers.
 func (s *simulation) prefilled(k *rank, request int32) {
 	r := &s.trace.Requests[request]
-	s.tally.firstToken(s.now - s.flights[request].arrival)
+	s.tally.ttft = append(s.tally.ttft, s.now-s.flights[request].arrival)
 	s.tracker.PrefillDone(s.id(request))
 	k.gpu.validate(r.Blocks)
 	s.save(&s.nodes[k.node], r.Blocks)

@@ -84,7 +84,8 @@ func Read(r io.Reader, o ReadOptions) (*Trace, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	p := &reader{opts: o, trace: &Trace{BlockTokens: o.BlockTokens}, blocks: map[int64]int32{}, chats: newChats()}
+	p := &reader{opts: o, trace: &Trace{BlockTokens: o.BlockTokens}, blocks: map[int64]int32{}}
+	p.chats.byID = map[string]int32{}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLineBytes)
 	n := 0

@@ -110,8 +110,6 @@ func (t *tally) found(trace *Trace, r *Request, f *flight, computed int) {
 	t.computed[f.rank] += float64(computed)
 }
 
-func (t *tally) firstToken(after float64) { t.ttft = append(t.ttft, after) }
-
 func (s *simulation) result() *Result {
 	t := &s.tally
 	slices.Sort(t.ttft)
@@ -163,7 +161,6 @@ func timesOf(sorted []float64) Times {
 	return Times{Mean: sum / float64(len(sorted)), P50: at(.5), P90: at(.9), P95: at(.95), P99: at(.99), Max: at(1)}
 }
 
-// spreadOf says how even the numbers of all ranks are.
 func spreadOf(v []float64) Spread {
 	sum, most := 0.0, 0.0
 	for _, x := range v {

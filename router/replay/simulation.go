@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/kvconn/kvconn/router/inflight"
@@ -17,7 +18,6 @@ import (
 // ErrNotPlaced means that a policy placed a request on no rank.
 var ErrNotPlaced = errors.New("the policy placed a request on no rank")
 
-// flight is a request under way.
 type flight struct {
 	arrival float64
 	rank    int32
@@ -37,7 +37,6 @@ type node struct {
 	dropped              float64 // bytes of saves
 }
 
-// simulation is one run of a trace.
 type simulation struct {
 	opts    Options
 	trace   *Trace
@@ -180,7 +179,6 @@ func (s *simulation) runUntil(end float64) {
 	}
 }
 
-// after starts a task that takes a known time.
 func (s *simulation) after(seconds float64, request int32, what phase) {
 	s.seq++
 	s.timers.Push(task{due: s.now + seconds, seq: s.seq, request: request, phase: what})
@@ -198,7 +196,7 @@ func (s *simulation) arrive(request int32) error {
 	s.look(r)
 	req := policy.Request{
 		ID: s.id(request), Tokens: r.InputTokens, Match: s.matches, Pin: policy.NoPin,
-		Conversation: conversationName(r.Conversation), FirstTurn: r.FirstTurn,
+		Conversation: strconv.Itoa(int(r.Conversation)), FirstTurn: r.FirstTurn,
 	}
 	d := &s.decision
 	s.policy.Place(&s.state, &req, d)
@@ -236,7 +234,6 @@ func (s *simulation) look(r *Request) {
 	}
 }
 
-// speeds returns the speeds that the ranks of a node have measured.
 func (s *simulation) speeds(n *node) policy.Speeds {
 	return policy.Speeds{
 		PrefillTokens: s.opts.PrefillTokensPerS, BytesPerToken: s.opts.BytesPerToken,

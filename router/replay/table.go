@@ -15,7 +15,7 @@ func (r *Report) Print(out io.Writer) error {
 	r.printTrace(&text)
 	r.printPolicies(&text)
 	r.printCurve(&text)
-	if _, err := out.Write(text.Bytes()); err != nil {
+	if _, err := text.WriteTo(out); err != nil {
 		return fmt.Errorf("print report: %w", err)
 	}
 	return nil
