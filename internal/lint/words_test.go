@@ -71,8 +71,7 @@ func prose(t *testing.T, file string, b []byte) []string {
 // Comments, documents, help and messages are in plain English.
 func TestPlainEnglish(t *testing.T) {
 	// What is not rewritten yet, by the beginning of its path.
-	later := []string{
-	}
+	later := []string{}
 	words := make(map[*regexp.Regexp]string)
 	for w, better := range avoid() {
 		words[regexp.MustCompile(`(?:\b|^)(?:`+w+`|`+strings.ToUpper(w[:1])+w[1:]+`)\b`)] = better

@@ -84,7 +84,6 @@ func (d *Decoder) Decode(payload []byte, h Handler) (Batch, error) {
 	return batch, nil
 }
 
-// event decodes one event of either form and hands it on.
 func (d *Decoder) event(h Handler) error {
 	d.kind, d.mixedExtra, d.wideTokens = nil, false, false
 	d.stored = Stored{Group: NoGroup, Hashes: d.hashes[:0], Tokens: d.tokens[:0], Extra: d.extra[:0]}
@@ -137,8 +136,8 @@ func (d *Decoder) mapFields() error {
 
 // arrayField is the name of field i, counted from 1, of the older form of an event.
 func arrayField(kind []byte, i int) string {
-	stored := [...]string{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",
-		"extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"}
+	stored := [...]string{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+		"lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"}
 	removed := [...]string{"type", "block_hashes", "medium", "group_idx"}
 	switch {
 	case string(kind) == "BlockStored" && i < len(stored):

@@ -12,7 +12,6 @@ import (
 // maxExtraEach is how many bytes of extra keys the blocks of an event may share.
 const maxExtraEach = 64
 
-// readExtra finds the extra keys of each block.
 func (d *Decoder) readExtra() error {
 	if d.r.isNil() {
 		return nil

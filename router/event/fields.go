@@ -19,7 +19,6 @@ const (
 // maxBlockSize bounds the tokens of a block, as connector.MaxBlockSize does for our own.
 const maxBlockSize = 1 << 20
 
-// field decodes the value of the field of a name.
 func (d *Decoder) field(name string) (err error) {
 	r, e := &d.r, &d.stored
 	switch name {
@@ -96,7 +95,6 @@ func setInt(r *reader, to *int, most int) error {
 	return err
 }
 
-// readHash reads a hash of any form.
 func (d *Decoder) readHash() (uint64, error) {
 	r := &d.r
 	if !r.is(msgp.BinType) {

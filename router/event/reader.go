@@ -19,7 +19,6 @@ type reader struct {
 
 func newReader(b []byte) reader { return reader{b: b, size: len(b)} }
 
-// malformed describes what is wrong at the reader's position.
 func (r *reader) malformed(what string) error {
 	return fmt.Errorf("%w: %s at byte %d of %d", ErrMalformed, what, r.size-len(r.b), r.size)
 }
@@ -39,7 +38,6 @@ func (r *reader) read(from []byte) []byte {
 	return from[:n:n]
 }
 
-// is reports whether a value of that type is next.
 func (r *reader) is(t msgp.Type) bool { return msgp.NextType(r.b) == t }
 
 // isNil skips a nil if that is next.
@@ -51,13 +49,11 @@ func (r *reader) isNil() bool {
 	return true
 }
 
-// array reads the number of an array's elements.
 func (r *reader) array() (int, error) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(r.b)
 	return r.count(n, rest, err)
 }
 
-// fields reads the number of a map's keys.
 func (r *reader) fields() (int, error) {
 	n, rest, err := msgp.ReadMapHeaderBytes(r.b)
 	return r.count(n, rest, err)
@@ -95,7 +91,6 @@ func (r *reader) integer() (v uint64, negative bool, err error) {
 	return uint64(s), s < 0, r.to(rest, err)
 }
 
-// number reads an integer from 0 to most.
 func (r *reader) number(most int) (int, error) {
 	v, rest, err := msgp.ReadInt64Bytes(r.b)
 	if err == nil && (v < 0 || v > int64(most)) {
@@ -104,5 +99,4 @@ func (r *reader) number(most int) (int, error) {
 	return int(v), r.to(rest, err)
 }
 
-// skip skips one value of any kind.
 func (r *reader) skip() error { return r.to(msgp.Skip(r.b)) }

@@ -25,7 +25,6 @@ const (
 	SpecOther
 )
 
-// specOf reads the name of a spec.
 func specOf(name []byte) SpecKind {
 	switch string(name) {
 	case "full_attention", "mla_attention", "sink_full_attention":

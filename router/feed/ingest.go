@@ -100,7 +100,6 @@ func (g *Ingest) Batch(payload []byte) (event.Batch, error) {
 	return b, err
 }
 
-// note keeps the first error of a batch.
 func (g *Ingest) note(err error) {
 	if g.err == nil {
 		g.err = err
@@ -169,7 +168,6 @@ func (g *Ingest) rootKey(e *event.Stored) connector.Key {
 	return connector.RootKey(g.blockSize, s)
 }
 
-// hash makes the keys of an event's blocks.
 func (g *Ingest) hash(key connector.Key, e *event.Stored) {
 	n := 4 * g.blockSize
 	g.keys = g.keys[:0]

@@ -28,7 +28,6 @@ type progress struct {
 	hasHeard bool
 }
 
-// extent is how much is known.
 type extent uint8
 
 const (
@@ -43,7 +42,6 @@ func (p *progress) synced() bool { return p.extent == whole && !p.doubted }
 // connected notes that numbers from now on come over a new connection.
 func (p *progress) connected() { p.hasHeard, p.doubted = false, p.extent != blank }
 
-// confirmed ends the doubt.
 func (p *progress) confirmed() { p.doubted = false }
 
 // forget makes any batch the first one.
@@ -85,7 +83,6 @@ const (
 	restarted         // the engine counts from 0 again
 )
 
-// judge judges the number of a batch that arrived on the connection.
 func (p *progress) judge(seq uint64) verdict {
 	repeated, backwards := p.hasHeard && seq == p.heard, p.hasHeard && seq < p.heard
 	p.heard, p.hasHeard = seq, true

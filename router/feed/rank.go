@@ -90,7 +90,6 @@ func (f *Rank) Run(ctx context.Context) error {
 	}
 }
 
-// item acts on what the reader handed over.
 func (f *Rank) item(ctx context.Context, i item) {
 	switch {
 	case i.frame != nil:
@@ -129,7 +128,6 @@ func (f *Rank) disconnected(err error) {
 	f.stats.Connected, f.stats.Error = false, err.Error()
 }
 
-// live applies a batch that came over the connection.
 func (f *Rank) live(ctx context.Context, b *frame) {
 	switch f.progress.judge(b.seq) {
 	case duplicate:
@@ -162,7 +160,6 @@ func (f *Rank) live(ctx context.Context, b *frame) {
 	}
 }
 
-// apply applies a batch and makes it the last one.
 func (f *Rank) apply(seq uint64, payload []byte) error {
 	f.progress.applied(seq, xxh3.Hash(payload))
 	f.stats.LastSeq = int64(seq)
@@ -220,7 +217,6 @@ func (f *Rank) state() State {
 	return StateStale
 }
 
-// publishStats shows the statistics to other goroutines.
 func (f *Rank) publishStats() {
 	f.stats.State = f.state()
 	f.stats.IngestStats = f.ingest.Stats()

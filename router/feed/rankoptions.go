@@ -69,7 +69,6 @@ func (o *RankOptions) Validate() error {
 	return checkBlockSize(o.BlockSize)
 }
 
-// endpoints are those of the rank.
 func (o *RankOptions) endpoints() (events, replay string, err error) {
 	if events, err = zmtp.Offset(o.Endpoint, o.Number); err == nil && o.ReplayEndpoint != "" {
 		replay, err = zmtp.Offset(o.ReplayEndpoint, o.Number)

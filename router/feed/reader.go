@@ -19,7 +19,6 @@ type item struct {
 	err       error
 }
 
-// frame is a batch as it was received.
 type frame struct {
 	seq     uint64
 	message zmtp.Message
@@ -46,9 +45,13 @@ type reader struct {
 
 // run connects, again and again, until ctx ends.
 func (r *reader) run(ctx context.Context) {
+	connect := func() (*zmtp.Conn, error) { return zmtp.DialSub(ctx, r.endpoint, r.opts.Topic) }
+	if r.listener != nil {
+		connect = func() (*zmtp.Conn, error) { return zmtp.AcceptSub(ctx, r.listener, r.opts.Topic) }
+	}
 	retry := backoff{least: r.opts.ReconnectMin, most: r.opts.ReconnectMax}
 	for ctx.Err() == nil {
-		c, err := r.connect(ctx)
+		c, err := connect()
 		if err == nil {
 			retry.reset()
 			r.connects.Add(1)
@@ -64,13 +67,6 @@ func (r *reader) run(ctx context.Context) {
 			return
 		}
 	}
-}
-
-func (r *reader) connect(ctx context.Context) (*zmtp.Conn, error) {
-	if r.listener != nil {
-		return zmtp.AcceptSub(ctx, r.listener, r.opts.Topic)
-	}
-	return zmtp.DialSub(ctx, r.endpoint, r.opts.Topic)
 }
 
 // hand queues an item that must not be lost.
@@ -109,7 +105,6 @@ func (r *reader) receive(ctx context.Context, c *zmtp.Conn) error {
 	}
 }
 
-// push queues a batch if there is room.
 func (r *reader) push(f *frame) {
 	n := int64(f.message.Cap())
 	if r.queued.Add(n) <= r.opts.QueueBytes {
@@ -128,7 +123,6 @@ func (r *reader) push(f *frame) {
 // keepFrameBytes is up to what size a message's memory is used again.
 const keepFrameBytes = 1 << 20
 
-// done gives a batch's memory back.
 func (r *reader) done(f *frame) {
 	r.queued.Add(-int64(f.message.Cap()))
 	r.reuse(f)

@@ -52,10 +52,8 @@ func (r *repair) replayed() {
 // backoff is a wait that doubles from least to most.
 type backoff struct{ least, most, next time.Duration }
 
-// reset makes the next wait the shortest again.
 func (b *backoff) reset() { b.next = 0 }
 
-// take returns the next wait.
 func (b *backoff) take() time.Duration {
 	b.next = min(max(b.least, b.next), b.most)
 	d := b.next

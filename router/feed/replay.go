@@ -71,7 +71,6 @@ func (f *Rank) replay(ctx context.Context, rebuild string) error {
 	})
 }
 
-// withReplay gives do a connection to the replay endpoint.
 func (f *Rank) withReplay(ctx context.Context, do func(*zmtp.Conn) error) error {
 	c, err := zmtp.DialDealer(ctx, f.replayEndpoint)
 	if err != nil {

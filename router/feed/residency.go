@@ -125,7 +125,6 @@ func (f *Residency) Run(ctx context.Context) error {
 	}
 }
 
-// forget clears all holders, unless the store is back.
 func (f *Residency) forget() {
 	f.mu.Lock()
 	defer f.unlock()

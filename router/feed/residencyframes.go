@@ -84,7 +84,6 @@ func (f *Residency) newView(n *residency.Namespace) *view {
 	}
 }
 
-// records applies a frame's records.
 func (f *Residency) records(records residency.Records) error {
 	f.stats.Records += uint64(records.Len())
 	var v *view
@@ -115,7 +114,6 @@ func (f *Residency) records(records residency.Records) error {
 	return nil
 }
 
-// loaded puts the snapshot into the index.
 func (f *Residency) loaded() {
 	for _, v := range f.views {
 		v.loaded()

@@ -51,14 +51,12 @@ func (r *roots) note(k connector.Key) bool {
 	return true
 }
 
-// waiting reports whether there are roots to act on.
 func (r *roots) waiting() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.fresh) > 0
 }
 
-// take returns the roots to act on.
 func (r *roots) take() []connector.Key {
 	r.mu.Lock()
 	defer r.mu.Unlock()

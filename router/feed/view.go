@@ -32,10 +32,8 @@ type view struct {
 	ids  []uint64
 }
 
-// link is a block and the one before it.
 type link struct{ parent, key connector.Key }
 
-// stored notes a shard of a block.
 func (v *view) stored(key, parent connector.Key, shard connector.Shard) {
 	switch {
 	case !v.shards.Stored(key, shard):
@@ -53,7 +51,6 @@ func (v *view) stored(key, parent connector.Key, shard connector.Shard) {
 	}
 }
 
-// removed notes that a shard of a block has gone.
 func (v *view) removed(key connector.Key, shard connector.Shard) {
 	if !v.shards.Removed(key, shard) {
 		return
@@ -169,7 +166,6 @@ func (v *view) noteRoot(root connector.Key) {
 	}
 }
 
-// loaded puts the snapshot into the index.
 func (v *view) loaded() {
 	v.loading = false
 	links := v.snapshot

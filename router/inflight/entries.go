@@ -19,7 +19,6 @@ type entry struct {
 	links                [2]links
 }
 
-// links are an entry's neighbours in one list.
 type links struct{ before, after *entry }
 
 // The lists that an entry can be in.
@@ -74,7 +73,6 @@ const (
 	maxFreeKeys = 256 << 10
 )
 
-// take returns an empty entry.
 func (t *Tracker) take() *entry {
 	if n := len(t.free); n > 0 {
 		e := t.free[n-1]
@@ -101,7 +99,6 @@ func (t *Tracker) touch(id uint64, f func(*entry, time.Time)) bool {
 	return true
 }
 
-// remove takes e out of everything.
 func (t *Tracker) remove(e *entry, now time.Time) {
 	r := e.rank
 	r.dequeue(e, now)

@@ -63,7 +63,6 @@ func blocksOf(tokens, blockSize int) int {
 	return (tokens + blockSize - 1) / blockSize
 }
 
-// rankState is what the tracker keeps of one rank.
 type rankState struct {
 	load       Rank
 	recentAt   time.Time               // when load.RecentTokens was right
@@ -96,7 +95,6 @@ func (r *rankState) enqueue(e *entry, now time.Time) {
 	r.load.QueuedObjectTokens += e.object
 }
 
-// dequeue removes e from them.
 func (r *rankState) dequeue(e *entry, now time.Time) {
 	if !e.prefill {
 		return
@@ -124,7 +122,6 @@ func (r *rankState) hold(e *entry) {
 	r.load.DecodeBlocks += e.blocks
 }
 
-// drop undoes hold.
 func (r *rankState) drop(e *entry) {
 	for _, k := range e.keys {
 		if n := r.shared[k]; n > 1 {
@@ -137,7 +134,6 @@ func (r *rankState) drop(e *entry) {
 	r.load.DecodeBlocks -= e.blocks
 }
 
-// view returns the load at time now.
 func (r *rankState) view(now time.Time) Rank {
 	v := r.load
 	if e := r.queue.first; e != nil {

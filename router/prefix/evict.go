@@ -12,12 +12,8 @@ const (
 	evictWhole = 64
 )
 
-// bound evicts until the index is within its bounds.
 func (x *Index) bound() {
-	for x.stats.Blocks > x.opts.MaxBlocks || x.stats.Bytes > x.opts.MaxBytes {
-		if !x.evict() {
-			return
-		}
+	for (x.stats.Blocks > x.opts.MaxBlocks || x.stats.Bytes > x.opts.MaxBytes) && x.evict() {
 	}
 }
 

@@ -81,7 +81,6 @@ func (h *heads) add(r *run) {
 	s.live++
 }
 
-// remove takes a run out.
 func (h *heads) remove(r *run) {
 	s := h.shard(&r.head)
 	t := s.table.Load()

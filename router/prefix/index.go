@@ -27,17 +27,9 @@ const (
 	tiers
 )
 
-// String returns the tier's name.
+// String returns the tier's name; t is one of the tiers.
 func (t Tier) String() string {
-	switch t {
-	case GPU:
-		return "gpu"
-	case Disk:
-		return "disk"
-	case Object:
-		return "object"
-	}
-	return fmt.Sprintf("tier(%d)", uint8(t))
+	return [...]string{"gpu", "disk", "object"}[t]
 }
 
 var (
@@ -75,7 +67,6 @@ type Index struct {
 	stats           Stats
 }
 
-// holder is what the writer knows about a holder.
 type holder struct {
 	// names are the names of the declared domain. own, if not nil, are of this holder alone; they are made
 	// once its names turn out to differ from the domain's.
@@ -201,7 +192,6 @@ const (
 	copyBytes = 40
 )
 
-// noteRun remembers that a holder has blocks of a run.
 func (x *Index) noteRun(h Holder, ho *holder, r *run) {
 	before := cap(ho.runs)
 	if len(ho.runs) >= ho.compactAt {

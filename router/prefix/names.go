@@ -366,7 +366,6 @@ func (x *Index) forgetNames(r *run, d *names) {
 	}
 }
 
-// bytes is the memory of a domain's map.
 func (d *names) bytes() int64 {
 	const namesBytes = nameShards*32 + 64
 	n := int64(namesBytes)

@@ -37,7 +37,6 @@ func (x *Index) Predict(h Holder, keys []connector.Key, deadline time.Time) erro
 	return nil
 }
 
-// predict notes a prediction for a run's first end blocks.
 func (x *Index) predict(h Holder, ho *holder, r *run, end uint32, deadline int64) {
 	c := r.cover.Load()
 	if !c.Knows(h) {
@@ -72,7 +71,6 @@ func (x *Index) Expire(now time.Time) int {
 	return count
 }
 
-// expiry says that a run has a prediction that expires.
 type expiry struct {
 	deadline int64
 	run      *run

@@ -52,7 +52,6 @@ type Ranks struct {
 	walkers        sync.Pool
 }
 
-// tiered is a holder and its tier's bit.
 type tiered struct {
 	h   Holder
 	bit uint8

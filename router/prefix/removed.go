@@ -82,7 +82,6 @@ func (x *Index) take(h Holder, ho *holder, r *run, from, to uint32) (had int) {
 	return int(lost)
 }
 
-// dropCopies forgets the further copies of a block.
 func (x *Index) dropCopies(ho *holder, p place) {
 	if _, ok := ho.copies[p]; ok {
 		delete(ho.copies, p)

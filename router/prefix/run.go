@@ -20,7 +20,6 @@ const (
 	rewriteBlocks = 128
 )
 
-// run is a stretch of one chain of blocks.
 type run struct {
 	// head is the first block's key, depth the number of blocks before it. They, the parent and
 	// the offset there don't change.
@@ -76,7 +75,6 @@ func (p place) off() uint32 { return uint32(p & (maxRun - 1)) }
 
 func (r *run) len() uint32 { return r.keys.Load().n.Load() }
 
-// published are the run's keys.
 func (r *run) published() []connector.Key {
 	a := r.keys.Load()
 	return a.keys[:a.n.Load()]
@@ -180,7 +178,6 @@ func (r *run) shrink(n uint32) {
 	}
 }
 
-// addKid counts a run that hangs at an offset.
 func (r *run) addKid(off uint32) {
 	i, ok := r.findKid(off)
 	if !ok {
@@ -189,7 +186,6 @@ func (r *run) addKid(off uint32) {
 	r.kids[i].count++
 }
 
-// dropKid is the inverse of addKid.
 func (r *run) dropKid(off uint32) {
 	i, ok := r.findKid(off)
 	if !ok {

@@ -128,7 +128,6 @@ func (x *Index) grew(blocks int) {
 	}
 }
 
-// touch notes that a run is in use.
 func (x *Index) touch(r *run) {
 	if e := x.epoch.Load(); r.seen.Load() != e {
 		r.seen.Store(e)

@@ -44,15 +44,6 @@ type Scratch struct {
 	blockSize int
 }
 
-// begin makes the scratch ready for a prompt, and returns its number of full blocks.
-func (s *Scratch) begin(root connector.Key, tokens []uint32, blockSize int) int {
-	s.keys, s.root, s.tokens, s.blockSize = s.keys[:0], root, tokens, blockSize
-	if blockSize <= 0 {
-		return 0
-	}
-	return len(tokens) / blockSize
-}
-
 // hash makes sure that the keys of the prompt's first n blocks are there.
 func (s *Scratch) hash(n int) {
 	have := len(s.keys)
@@ -84,7 +75,11 @@ func (s *Scratch) AllKeys() []connector.Key {
 // [connector.RootKey]), blockSize the tokens of a block. It hashes only the tokens that the walk
 // gets to, and at most a few hundred blocks beyond. It allocates only until scratch has grown.
 func (x *Index) WalkTokens(ranks *Ranks, root connector.Key, tokens []uint32, blockSize int, scratch *Scratch, out []Result) (depth int) {
-	total := scratch.begin(root, tokens, blockSize)
+	scratch.keys, scratch.root, scratch.tokens, scratch.blockSize = scratch.keys[:0], root, tokens, blockSize
+	total := 0
+	if blockSize > 0 {
+		total = len(tokens) / blockSize
+	}
 	w := ranks.begin(out)
 	for ahead := firstStretch; int(w.pos) < total; {
 		pos := int(w.pos)

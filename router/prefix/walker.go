@@ -49,7 +49,6 @@ type span struct {
 	bits *coverage.Bitmap
 }
 
-// rankState is where a rank's accounting stands.
 type rankState struct {
 	since int32
 	// step is the last stretch that the rank was looked at for.

@@ -6,7 +6,6 @@ import (
 	"github.com/kvconn/kvconn/router/heap"
 )
 
-// phase is a part of a request that takes time.
 type phase uint8
 
 const (
@@ -16,7 +15,6 @@ const (
 	phaseDecode
 )
 
-// task is a phase of a request under way.
 type task struct {
 	due     float64 // seconds, or for a load what link.each has to reach
 	seq     uint64  // breaks ties
@@ -55,7 +53,6 @@ func newLink(bytesPerS float64) *link { return &link{bytesPerS: bytesPerS, measu
 // share returns the bandwidth of each load if more of them are added.
 func (l *link) share(more int) float64 { return l.bytesPerS / float64(len(l.loads)+more) }
 
-// advance lets time pass.
 func (l *link) advance(to float64) {
 	if len(l.loads) > 0 {
 		l.each += float64((to - l.now) * l.share(0))
@@ -65,14 +62,12 @@ func (l *link) advance(to float64) {
 	l.now = to
 }
 
-// start begins a load.
 func (l *link) start(now float64, t task) {
 	l.advance(now)
 	t.due, t.begun = l.each+t.work, now
 	l.loads.Push(t)
 }
 
-// next returns the time when the next load ends, infinity if there is none.
 func (l *link) next() float64 {
 	if len(l.loads) == 0 {
 		return math.Inf(1)

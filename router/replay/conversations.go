@@ -7,8 +7,6 @@ type chats struct {
 	recorded bool
 }
 
-func newChats() chats { return chats{byID: map[string]int32{}} }
-
 // add takes the conversation of a request from its line, and whether the request opens it. A request without any is
 // one of its own.
 func (c *chats) add(l *line) (conversation int32, first bool) {

@@ -42,7 +42,6 @@ func NewCapacity(t *Trace, nodes int, node []int32) *Capacity {
 	return c
 }
 
-// add counts one request.
 func (c *Capacity) add(t *Trace, r *Request, s *stack) {
 	c.allBlocks += float64(len(r.Blocks))
 	c.allTokens += float64(r.InputTokens)
@@ -126,7 +125,6 @@ func (s *stack) depth(b int32) int32 {
 	return s.inUse - before
 }
 
-// use puts a block on top.
 func (s *stack) use(b int32) {
 	if s.last[b] > 0 {
 		s.mark(s.last[b], -1)

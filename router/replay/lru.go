@@ -2,7 +2,6 @@ package replay
 
 import "slices"
 
-// slot is a block in a cache.
 type slot struct {
 	block        int32
 	older, newer int32 // neighbours in the list
@@ -43,7 +42,6 @@ func (c *blockCache) append(s int32) {
 	c.slots[newest].newer, c.slots[0].older = s, s
 }
 
-// remove takes a slot out of the list.
 func (c *blockCache) remove(s int32) {
 	older, newer := c.slots[s].older, c.slots[s].newer
 	c.slots[older].newer, c.slots[newer].older = newer, older

@@ -17,7 +17,8 @@ func (r *Report) Plot(out io.Writer) error {
 	if p := r.ttftPanel(); p != nil {
 		p.draw(s)
 	}
-	if _, err := out.Write(s.end()); err != nil {
+	s.b.WriteString("</svg>\n")
+	if _, err := s.b.WriteTo(out); err != nil {
 		return fmt.Errorf("write plot: %w", err)
 	}
 	return nil
@@ -59,7 +60,6 @@ func (r *Report) curvePanel() *panel {
 // plotPoints is the number of points of a line.
 const plotPoints = 200
 
-// add adds a capacity curve, of tokens or blocks.
 func (p *panel) add(name string, c *Capacity, st style, ofTokens bool) {
 	line := series{name: name, style: st}
 	for k := range plotPoints + 1 {
@@ -101,10 +101,8 @@ func (r *Report) ttftPanel() *panel {
 	return p
 }
 
-// point is a point of a series, or of the page.
 type point struct{ x, y float64 }
 
-// series is a line of a panel.
 type series struct {
 	name   string
 	points []point
@@ -136,7 +134,6 @@ func (p *panel) x(v float64) float64 {
 
 func (p *panel) y(v float64) float64 { return p.top + p.height*(1-min(max(v/p.yMax, 0), 1)) }
 
-// draw draws the panel.
 func (p *panel) draw(s *svg) {
 	p.drawAxes(s)
 	p.drawLegend(s) // under the lines, in case one of them has to cross it
@@ -211,7 +208,6 @@ func (p *panel) drawLegend(s *svg) {
 	}
 }
 
-// svg writes the shapes that a plot needs.
 type svg struct{ b bytes.Buffer }
 
 // anchor says on which side of its point a text is.
@@ -223,7 +219,6 @@ const (
 	anchorEnd    anchor = "end"
 )
 
-// style is how a line is drawn.
 type style struct {
 	color string
 	dash  string
@@ -235,11 +230,6 @@ func newSVG(width, height float64) *svg {
 	fmt.Fprintf(&s.b, `<svg xmlns="http://www.w3.org/2000/svg" width="%g" height="%g" viewBox="0 0 %g %g" font-family="Helvetica, Arial, sans-serif" font-size="12">`+"\n", width, height, width, height)
 	fmt.Fprintf(&s.b, `<rect width="%g" height="%g" fill="#ffffff"/>`+"\n", width, height)
 	return s
-}
-
-func (s *svg) end() []byte {
-	s.b.WriteString("</svg>\n")
-	return s.b.Bytes()
 }
 
 func (s *svg) line(x1, y1, x2, y2 float64, st style) {

@@ -1,11 +1,7 @@
 package replay
 
-import (
-	"slices"
-	"strconv"
-)
+import "slices"
 
-// rank is a data-parallel rank.
 type rank struct {
 	gpu     *gpuCache
 	node    int
@@ -15,8 +11,6 @@ type rank struct {
 	running int
 	busy    bool // in prefill
 }
-
-func conversationName(c int32) string { return strconv.Itoa(int(c)) }
 
 // admit takes requests from the queue as long as the rank can serve them.
 func (s *simulation) admit(k *rank) {
@@ -71,7 +65,6 @@ func (s *simulation) load(delay float64, t task) {
 	s.transfer(t)
 }
 
-// transfer starts the bytes of a load.
 func (s *simulation) transfer(t task) {
 	t.delayed = false
 	n := &s.nodes[s.ranks[s.flights[t.request].rank].node]
@@ -82,7 +75,6 @@ func (s *simulation) transfer(t task) {
 	n.objectLink.start(s.now, t)
 }
 
-// bytes returns the size of the blocks [from, to) of a prompt.
 func (s *simulation) bytes(r *Request, from, to int) float64 {
 	return float64(max(s.trace.tokensOf(r, to)-s.trace.tokensOf(r, from), 0)) * s.opts.BytesPerToken
 }
@@ -145,7 +137,6 @@ func (s *simulation) makeReady(k *rank, request int32) {
 	s.compute(k)
 }
 
-// compute starts the next prefill.
 func (s *simulation) compute(k *rank) {
 	if k.busy || len(k.ready) == 0 {
 		return
@@ -169,7 +160,7 @@ func (s *simulation) compute(k *rank) {
 // prefilled ends a prefill: the first token is there, and the prompt on all tiers.
 func (s *simulation) prefilled(k *rank, request int32) {
 	r := &s.trace.Requests[request]
-	s.tally.firstToken(s.now - s.flights[request].arrival)
+	s.tally.ttft = append(s.tally.ttft, s.now-s.flights[request].arrival)
 	s.tracker.PrefillDone(s.id(request))
 	k.gpu.validate(r.Blocks)
 	s.save(&s.nodes[k.node], r.Blocks)
@@ -198,7 +189,6 @@ func (s *simulation) save(n *node, blocks []int32) {
 	n.disk.use(blocks[:kept])
 }
 
-// finished ends a request.
 func (s *simulation) finished(k *rank, request int32) {
 	k.gpu.release(s.trace.Requests[request].Blocks)
 	s.tracker.Finish(s.id(request))

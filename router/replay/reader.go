@@ -65,7 +65,6 @@ type line struct {
 	ParentChatID json.RawMessage `json:"parent_chat_id"`
 }
 
-// reader makes a trace of lines.
 type reader struct {
 	opts   ReadOptions
 	trace  *Trace
@@ -85,7 +84,8 @@ func Read(r io.Reader, o ReadOptions) (*Trace, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	p := &reader{opts: o, trace: &Trace{BlockTokens: o.BlockTokens}, blocks: map[int64]int32{}, chats: newChats()}
+	p := &reader{opts: o, trace: &Trace{BlockTokens: o.BlockTokens}, blocks: map[int64]int32{}}
+	p.chats.byID = map[string]int32{}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLineBytes)
 	n := 0
@@ -149,7 +149,6 @@ func (p *reader) add(text []byte) string {
 	return ""
 }
 
-// check reports what is wrong with the numbers of a line.
 func (p *reader) check(l *line) string {
 	switch {
 	case l.Timestamp == nil:

@@ -76,7 +76,6 @@ type Result struct {
 	capacity *Capacity
 }
 
-// tally adds up a run.
 type tally struct {
 	ttft                        []float64
 	blocks, tokens              ByTier
@@ -93,13 +92,11 @@ func newTally(requests, ranks int) tally {
 	}
 }
 
-// placed counts a request that was routed.
 func (t *tally) placed(r *Request, rank int32) {
 	t.requests[rank]++
 	t.prompts[rank] += float64(r.InputTokens)
 }
 
-// found counts the blocks of a prompt that were found.
 func (t *tally) found(trace *Trace, r *Request, f *flight, computed int) {
 	t.allBlocks += float64(len(r.Blocks))
 	t.allTokens += float64(r.InputTokens)
@@ -113,9 +110,6 @@ func (t *tally) found(trace *Trace, r *Request, f *flight, computed int) {
 	t.computed[f.rank] += float64(computed)
 }
 
-func (t *tally) firstToken(after float64) { t.ttft = append(t.ttft, after) }
-
-// result sums up the run.
 func (s *simulation) result() *Result {
 	t := &s.tally
 	slices.Sort(t.ttft)
@@ -148,7 +142,6 @@ func (s *simulation) result() *Result {
 	return r
 }
 
-// over returns b as parts of a whole.
 func (b ByTier) over(all float64) ByTier {
 	if all == 0 {
 		return ByTier{}
@@ -156,7 +149,6 @@ func (b ByTier) over(all float64) ByTier {
 	return ByTier{GPU: b.GPU / all, Disk: b.Disk / all, Object: b.Object / all, Total: (b.GPU + b.Disk + b.Object) / all}
 }
 
-// timesOf sums up sorted times.
 func timesOf(sorted []float64) Times {
 	if len(sorted) == 0 {
 		return Times{}
@@ -169,7 +161,6 @@ func timesOf(sorted []float64) Times {
 	return Times{Mean: sum / float64(len(sorted)), P50: at(.5), P90: at(.9), P95: at(.95), P99: at(.99), Max: at(1)}
 }
 
-// spreadOf says how even the numbers of all ranks are.
 func spreadOf(v []float64) Spread {
 	sum, most := 0.0, 0.0
 	for _, x := range v {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/kvconn/kvconn/router/inflight"
@@ -17,7 +18,6 @@ import (
 // ErrNotPlaced means that a policy placed a request on no rank.
 var ErrNotPlaced = errors.New("the policy placed a request on no rank")
 
-// flight is a request under way.
 type flight struct {
 	arrival float64
 	rank    int32
@@ -27,7 +27,6 @@ type flight struct {
 	loads                  int // loads under way
 }
 
-// node is a node's disk and its links.
 type node struct {
 	disk                 *lru
 	diskLink, objectLink *link
@@ -38,7 +37,6 @@ type node struct {
 	dropped              float64 // bytes of saves
 }
 
-// simulation is one run of a trace.
 type simulation struct {
 	opts    Options
 	trace   *Trace
@@ -135,13 +133,11 @@ func newSimulation(t *Trace, o Options, p policy.Policy) (*simulation, error) {
 // maxClock is the last second that a [time.Duration] can hold; the clock of the load tracker stops there.
 const maxClock = 9e9
 
-// arrival is when a request arrives.
 type arrival struct {
 	at      float64
 	request int32
 }
 
-// arrivals returns the requests sorted by arrival.
 func (s *simulation) arrivals() []arrival {
 	out := make([]arrival, len(s.trace.Requests))
 	random := rand.New(rand.NewPCG(uint64(s.opts.Seed), 0))
@@ -183,7 +179,6 @@ func (s *simulation) runUntil(end float64) {
 	}
 }
 
-// after starts a task that takes a known time.
 func (s *simulation) after(seconds float64, request int32, what phase) {
 	s.seq++
 	s.timers.Push(task{due: s.now + seconds, seq: s.seq, request: request, phase: what})
@@ -192,7 +187,6 @@ func (s *simulation) after(seconds float64, request int32, what phase) {
 // id is the id by which tracker and policy know a request.
 func (s *simulation) id(request int32) uint64 { return uint64(s.opts.Seed)<<32 | uint64(request) }
 
-// arrive routes a request.
 func (s *simulation) arrive(request int32) error {
 	r := &s.trace.Requests[request]
 	if len(r.Blocks) > s.opts.GPUBlocks {
@@ -202,7 +196,7 @@ func (s *simulation) arrive(request int32) error {
 	s.look(r)
 	req := policy.Request{
 		ID: s.id(request), Tokens: r.InputTokens, Match: s.matches, Pin: policy.NoPin,
-		Conversation: conversationName(r.Conversation), FirstTurn: r.FirstTurn,
+		Conversation: strconv.Itoa(int(r.Conversation)), FirstTurn: r.FirstTurn,
 	}
 	d := &s.decision
 	s.policy.Place(&s.state, &req, d)
@@ -240,7 +234,6 @@ func (s *simulation) look(r *Request) {
 	}
 }
 
-// speeds returns the speeds that the ranks of a node have measured.
 func (s *simulation) speeds(n *node) policy.Speeds {
 	return policy.Speeds{
 		PrefillTokens: s.opts.PrefillTokensPerS, BytesPerToken: s.opts.BytesPerToken,

@@ -15,7 +15,7 @@ func (r *Report) Print(out io.Writer) error {
 	r.printTrace(&text)
 	r.printPolicies(&text)
 	r.printCurve(&text)
-	if _, err := out.Write(text.Bytes()); err != nil {
+	if _, err := text.WriteTo(out); err != nil {
 		return fmt.Errorf("print report: %w", err)
 	}
 	return nil
@@ -141,7 +141,6 @@ func seconds(s float64) string {
 	return fmt.Sprintf("%.3g", s)
 }
 
-// count writes a number with commas.
 func count(n int) string {
 	if n < 1000 {
 		return strconv.Itoa(n)
@@ -162,7 +161,6 @@ func scaled(v float64) (number, letter string) {
 	return threeDigits(v), ""
 }
 
-// amount writes a number in thousands, millions and so on.
 func amount(v float64) string {
 	number, letter := scaled(v)
 	return strings.TrimSpace(number + " " + letter)

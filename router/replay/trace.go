@@ -90,7 +90,6 @@ func (t *Trace) match(r *Request, gpu, disk, object int) policy.Match {
 	return m
 }
 
-// keepFullBlocks returns the trace without the partial blocks at the ends of prompts.
 func (t *Trace) keepFullBlocks() *Trace {
 	full := *t
 	full.Requests = make([]Request, len(t.Requests))

@@ -82,7 +82,6 @@ func (b *Bitmap) Stretch(i uint32) (there bool, end uint32) {
 	return false, MaxBlocks
 }
 
-// prefix is how many bits are set from the first on.
 func (b *Bitmap) prefix() uint32 {
 	if there, end := b.Stretch(0); there {
 		return end
@@ -109,7 +108,6 @@ type Set []uint64
 // Has says whether a holder is in the set.
 func (s Set) Has(h Holder) bool { return int(h/64) < len(s) && s[h/64]>>(h%64)&1 != 0 }
 
-// count is how many holders are in the set.
 func (s Set) count() int {
 	n := 0
 	for _, w := range s {
@@ -118,7 +116,6 @@ func (s Set) count() int {
 	return n
 }
 
-// each calls f for every holder of the set.
 func (s Set) each(f func(Holder)) {
 	for i, w := range s {
 		for ; w != 0; w &= w - 1 {
@@ -127,7 +124,6 @@ func (s Set) each(f func(Holder)) {
 	}
 }
 
-// meets says whether a holder is in both sets.
 func (s Set) meets(other Set) bool {
 	for i := range min(len(s), len(other)) {
 		if s[i]&other[i] != 0 {

@@ -31,7 +31,6 @@ func (c *Coverage) Add(h Holder, from, to uint32, again func(from, to uint32)) (
 	return c.without(h, f, at).withCut(at, h, to), to - end
 }
 
-// addHoled is Add for a holder with holes.
 func (c *Coverage) addHoled(h Holder, at int, from, to uint32, again func(from, to uint32)) (next *Coverage, got uint32) {
 	b := c.More.Holed[at].Blocks
 	for i := from; i < to; {
@@ -76,7 +75,6 @@ func (c *Coverage) Remove(h Holder, from, to uint32) (next *Coverage, lost uint3
 	return c.withoutMember(h).withCut(at, h, from), lost
 }
 
-// removeHoled is Remove for a holder with holes.
 func (c *Coverage) removeHoled(h Holder, b *Bitmap, from, to uint32) (next *Coverage, lost uint32) {
 	if from == 0 && to >= b.last() {
 		return c.withHoled(h, nil), b.count
@@ -150,7 +148,6 @@ func newCoverage(cuts []uint64, more More) *Coverage {
 	return c.withMore(func(m *More) { *m = more })
 }
 
-// withCut is c with a cut put in at a position.
 func (c *Coverage) withCut(at int, h Holder, end uint32) *Coverage {
 	cuts := make([]atomic.Uint64, len(c.Cuts)+1)
 	copyCuts(cuts, c.Cuts[:at])
@@ -159,7 +156,6 @@ func (c *Coverage) withCut(at int, h Holder, end uint32) *Coverage {
 	return &Coverage{Cuts: cuts, More: c.More}
 }
 
-// withoutCut is c with the cut at a position taken out.
 func (c *Coverage) withoutCut(at int) *Coverage {
 	cuts := make([]atomic.Uint64, len(c.Cuts)-1)
 	copyCuts(cuts, c.Cuts[:at])

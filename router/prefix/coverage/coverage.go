@@ -220,7 +220,6 @@ func (c *Coverage) withHoled(h Holder, b *Bitmap) *Coverage {
 	})
 }
 
-// withoutMember is c with a holder taken out of the group.
 func (c *Coverage) withoutMember(h Holder) *Coverage {
 	return c.withMore(func(m *More) {
 		m.Group = slices.Clone(m.Group)
