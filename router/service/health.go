@@ -43,9 +43,9 @@ type endpoint struct {
 // A failed request counts as one of them, or as all if nothing listens there.
 const failuresUntilOut = 2
 
-func newChecker(r *route.Router, o *Options) *checker {
+func newChecker(r *route.Router, to http.RoundTripper, o *Options) *checker {
 	return &checker{
-		router: r, client: &http.Client{Timeout: o.HealthTimeout, Transport: o.Transport}, path: o.HealthPath, interval: o.HealthInterval,
+		router: r, client: &http.Client{Timeout: o.HealthTimeout, Transport: to}, path: o.HealthPath, interval: o.HealthInterval,
 		backoff: o.HealthBackoff, log: o.Logger, wake: make(chan struct{}, 1), endpoints: map[string]*endpoint{},
 	}
 }
