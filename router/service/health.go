@@ -55,17 +55,15 @@ func (c *checker) run(ctx context.Context) {
 	defer c.running.Wait()
 	for ctx.Err() == nil {
 		wait := c.begin(ctx, time.Now())
-		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-		case <-timer.C:
+		case <-time.After(wait):
 		case <-c.wake:
 			select { // many checks end together
 			case <-ctx.Done():
 			case <-time.After(5 * time.Millisecond):
 			}
 		}
-		timer.Stop()
 	}
 }
 
@@ -145,7 +143,7 @@ func (c *checker) ended(url string, e *endpoint, err error) {
 // failed counts a failed request to a rank. If nothing listens there, its endpoint is out at once. Otherwise it is
 // checked now, and out if it fails the check: a connection may break because of the request.
 func (c *checker) failed(rank int32, err error) {
-	info, ok := c.router.Rank(rank)
+	info, ok := c.router.Rank(rank) // endpoints that are not checked are not known
 	if !ok {
 		return
 	}

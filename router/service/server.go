@@ -78,7 +78,7 @@ func newServer(o *Options) (*server, error) {
 	s.reader = &front.Reader{Tokens: tokens, Engines: router.ReadyEndpoints, MaxBodyBytes: o.MaxBodyBytes}
 	s.checks = newChecker(router, transport, o)
 	s.proxy, err = proxy.New(proxy.Options{
-		Router: s.router, Reader: s.reader, Failed: s.failed, Check: s.check,
+		Router: s.router, Reader: s.reader, Failed: s.checks.failed, Check: s.check,
 		MaxTries: o.MaxTries, FirstByteTimeout: o.FirstByteTimeout, IdleTimeout: o.IdleTimeout,
 		KeepAuthorization: o.Token == "" && o.EngineKey == "", EngineKey: o.EngineKey, Transport: transport, Logger: o.Logger,
 	})
@@ -87,13 +87,6 @@ func newServer(o *Options) (*server, error) {
 		return nil, err
 	}
 	return s, nil
-}
-
-// failed is called when a rank failed a request.
-func (s *server) failed(rank int32, err error) {
-	if s.opts.HealthInterval >= 0 {
-		s.checks.failed(rank, err)
-	}
 }
 
 // check asks a rank whether it is well.
