@@ -68,12 +68,5 @@ func (s *Router) Validate() error {
 	case s.HealthInterval < 0:
 		return errors.New("health_interval is negative")
 	}
-	loopback, err := isLoopback(s.HTTP)
-	if err != nil {
-		return fmt.Errorf("http %q is no address: want HOST:PORT", s.HTTP)
-	}
-	if !loopback && s.Token == "" {
-		return fmt.Errorf("http %q is not loopback: set a token (KVCONN_ROUTER_TOKEN); TLS is for a proxy in front", s.HTTP)
-	}
-	return nil
+	return checkAddress("http", s.HTTP, "HOST:PORT", s.Token != "", "set a token (KVCONN_ROUTER_TOKEN); TLS is for a proxy in front")
 }

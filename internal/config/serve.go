@@ -119,12 +119,17 @@ func (s *Serve) validateHTTP() error {
 	if s.HTTP == "off" {
 		return nil
 	}
-	loopback, err := isLoopback(s.HTTP)
-	if err != nil {
-		return fmt.Errorf("http %q is no address: want HOST:PORT or off", s.HTTP)
-	}
-	if !loopback && !s.HTTPRemote {
-		return fmt.Errorf("http %q is not loopback: set http_remote to allow that; there is no authentication", s.HTTP)
+	return checkAddress("http", s.HTTP, "HOST:PORT or off", s.HTTPRemote, "set http_remote to allow that; there is no authentication")
+}
+
+// checkAddress wants an address that can be reached from this machine only, unless remote allows others.
+func checkAddress(key, addr, want string, remote bool, remedy string) error {
+	loopback, err := isLoopback(addr)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s %q is no address: want %s", key, addr, want)
+	case !loopback && !remote:
+		return fmt.Errorf("%s %q is not loopback: %s", key, addr, remedy)
 	}
 	return nil
 }
@@ -135,14 +140,7 @@ func (s *Serve) validatePprof() error {
 	if s.Pprof == "" {
 		return nil
 	}
-	loopback, err := isLoopback(s.Pprof)
-	if err != nil {
-		return fmt.Errorf("pprof %q is no address: want HOST:PORT", s.Pprof)
-	}
-	if !loopback {
-		return fmt.Errorf("pprof %q is not loopback: profiles are for this machine alone, give an address such as 127.0.0.1:6060", s.Pprof)
-	}
-	return nil
+	return checkAddress("pprof", s.Pprof, "HOST:PORT", false, "profiles are for this machine alone, give an address such as 127.0.0.1:6060")
 }
 
 // isLoopback reports whether an address, HOST:PORT, can be reached from this machine only.

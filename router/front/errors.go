@@ -49,7 +49,9 @@ func ErrorOf(err error) *Error {
 
 // Refusal returns the answer to a request that no rank takes.
 func Refusal(d *policy.Decision) *Error {
-	e := &Error{Status: http.StatusServiceUnavailable, Code: string(d.Reason), Retry: d.Reason.Retry(), Scores: d.Scores}
+	e := &Error{
+		Status: http.StatusServiceUnavailable, Code: string(d.Reason), Message: "no rank takes the request", Retry: d.Reason.Retry(), Scores: d.Scores,
+	}
 	switch d.Reason {
 	case policy.ReasonNoRanks:
 		e.Message = "no rank is ready that could take the request; GET /v1/ranks says why not"
@@ -65,8 +67,6 @@ func Refusal(d *policy.Decision) *Error {
 		e.Message = "the rank that the request is pinned to is full: max_active or max_tokens"
 	case policy.ReasonInvalid:
 		e.Status, e.Message = http.StatusBadRequest, "the request cannot be routed: a number in it is out of range"
-	default:
-		e.Message = "no rank takes the request"
 	}
 	return e
 }

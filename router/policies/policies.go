@@ -15,43 +15,16 @@ var ErrUnknown = errors.New("there is no such policy")
 
 // Options say which policy decides, and its parameters; zero values are the policies' defaults.
 type Options struct {
-	// Name is one of [Names], or such a name after first-turn/ or conversation/.
+	// Name is a name that [New] lists in its error, or such a name after first-turn/ or conversation/.
 	Name         string
 	Cost         policy.CostOptions
 	KVAware      published.KVAwareOptions
 	Conversation published.ConversationOptions
 }
 
-// entry is a policy by its name.
-type entry struct {
-	name string
-	make func(o Options) policy.Policy
-}
-
-// table lists the policies.
-func table() []entry {
-	return []entry{
-		{"cost", func(o Options) policy.Policy { return policy.NewCost(o.Cost) }},
-		{"kv-aware", kvAware},
-		{"kv-aware-gpu", func(o Options) policy.Policy { o.KVAware.GPUOnly = true; return kvAware(o) }},
-		{"load", func(Options) policy.Policy { return published.NewLoad() }},
-		{"round-robin", func(Options) policy.Policy { return policy.NewRoundRobin() }},
-		{"conversation", conversation},
-		{"serve-kv-aware", func(Options) policy.Policy { return published.NewServeKVAware(published.ServeKVAwareOptions{}) }},
-		{"first-turn", func(o Options) policy.Policy { return policy.NewFirstTurn(kvAware(o)) }},
-		{"published/load", func(Options) policy.Policy { return published.Exactly(published.NewLoad()) }},
-		{"published/kv-aware", func(o Options) policy.Policy { return published.Exactly(published.NewKVAware(o.KVAware)) }},
-		{"published/kv-aware-warmup", func(o Options) policy.Policy {
-			o.KVAware.Warmup = true
-			return published.Exactly(published.NewKVAware(o.KVAware))
-		}},
-		{"published/conversation", func(o Options) policy.Policy { return published.Exactly(published.NewConversation(o.Conversation)) }},
-	}
-}
-
-func kvAware(o Options) policy.Policy { return published.NewKVAware(o.KVAware) }
-
-func conversation(o Options) policy.Policy { return published.NewConversation(o.Conversation) }
+// names are the policies that stand by themselves.
+const names = "cost, kv-aware, kv-aware-gpu, load, round-robin, conversation, serve-kv-aware, first-turn, " +
+	"published/load, published/kv-aware, published/kv-aware-warmup, published/conversation"
 
 // The prefixes of names for a policy that decides before another.
 const (
@@ -59,46 +32,60 @@ const (
 	conversationOf = "conversation/"
 )
 
-// Names returns the names of the policies that stand by themselves.
-func Names() []string {
-	var names []string
-	for _, e := range table() {
-		names = append(names, e.name)
-	}
-	return names
-}
-
 // New makes the policy of the options. The error wraps [ErrUnknown].
 func New(o Options) (policy.Policy, error) {
-	p, ok := named(o, o.Name)
-	if !ok {
-		return nil, fmt.Errorf("policy %q: %w: want one of %s, or %sNAME or %sNAME", o.Name, ErrUnknown, strings.Join(Names(), ", "), firstTurnOf, conversationOf)
+	p := named(o, o.Name)
+	if p == nil {
+		return nil, fmt.Errorf("policy %q: %w: want one of %s, or %sNAME or %sNAME", o.Name, ErrUnknown, names, firstTurnOf, conversationOf)
 	}
 	return p, nil
 }
 
-func named(o Options, name string) (policy.Policy, bool) {
-	for _, e := range table() {
-		if e.name == name {
-			return e.make(o), true
-		}
+// named returns nil if there is no policy of that name.
+func named(o Options, name string) policy.Policy {
+	switch name {
+	case "cost":
+		return policy.NewCost(o.Cost)
+	case "kv-aware":
+		return published.NewKVAware(o.KVAware)
+	case "kv-aware-gpu":
+		o.KVAware.GPUOnly = true
+		return published.NewKVAware(o.KVAware)
+	case "load":
+		return published.NewLoad()
+	case "round-robin":
+		return policy.NewRoundRobin()
+	case "conversation":
+		return published.NewConversation(o.Conversation)
+	case "serve-kv-aware":
+		return published.NewServeKVAware(published.ServeKVAwareOptions{})
+	case "first-turn":
+		return policy.NewFirstTurn(published.NewKVAware(o.KVAware))
+	case "published/load":
+		return published.Exactly(published.NewLoad())
+	case "published/kv-aware-warmup":
+		o.KVAware.Warmup = true
+		fallthrough
+	case "published/kv-aware":
+		return published.Exactly(published.NewKVAware(o.KVAware))
+	case "published/conversation":
+		return published.Exactly(published.NewConversation(o.Conversation))
 	}
-	if next, ok := inner(o, name, firstTurnOf); ok {
-		return policy.NewFirstTurn(next), true
+	if next := inner(o, name, firstTurnOf); next != nil {
+		return policy.NewFirstTurn(next)
 	}
-	if next, ok := inner(o, name, conversationOf); ok {
-		o.Conversation.Fallback = next
-		return conversation(o), true
+	if o.Conversation.Fallback = inner(o, name, conversationOf); o.Conversation.Fallback != nil {
+		return published.NewConversation(o.Conversation)
 	}
-	return nil, false
+	return nil
 }
 
-// inner makes the policy that follows a prefix in a name. It must not begin with the same prefix, nor be one that
+// inner makes the policy that follows a prefix in a name, nil if there is none. It must not begin with the same prefix, nor be one that
 // answers exactly as published: that one has to see whole batches.
-func inner(o Options, name, prefix string) (policy.Policy, bool) {
+func inner(o Options, name, prefix string) policy.Policy {
 	rest, ok := strings.CutPrefix(name, prefix)
 	if !ok || strings.HasPrefix(rest+"/", prefix) || strings.HasPrefix(rest, "published/") {
-		return nil, false
+		return nil
 	}
 	return named(o, rest)
 }

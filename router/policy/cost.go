@@ -156,17 +156,6 @@ func (p *Cost) service(compute, disk, object int64, w *costRank) float64 {
 	return t
 }
 
-// maxDelay bounds a delay, in seconds.
-const maxDelay = 1e9
-
-// delay returns v, at most [maxDelay], and 0 for a number that is no delay.
-func delay(v float64) float64 {
-	if v > 0 {
-		return min(v, maxDelay)
-	}
-	return 0
-}
-
 // times returns x * y rounded by itself. Some processors would fuse the product with a sum, and routers on
 // different machines would decide differently.
 func times(x, y float64) float64 { return float64(x * y) }
@@ -279,10 +268,10 @@ func (p *Cost) cut(s *State, r *Request, i int) (use int32, load, prefill float6
 func (w *costRank) loadSeconds(v *Speeds, disk, object int32) float64 {
 	t := 0.0
 	if disk > 0 {
-		t += times(float64(disk), w.disk) + delay(v.DiskDelay)
+		t += times(float64(disk), w.disk) + v.DiskDelay
 	}
 	if object > 0 {
-		t += times(float64(object), w.object) + delay(v.ObjectDelay)
+		t += times(float64(object), w.object) + v.ObjectDelay
 	}
 	return t
 }

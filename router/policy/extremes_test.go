@@ -13,7 +13,7 @@ import (
 func TestSpeedsThatAreNoneCountAsNotMeasured(t *testing.T) {
 	for _, v := range []float64{0, -1, math.NaN(), math.Inf(1), math.Inf(-1), math.SmallestNonzeroFloat64, 1e-300, math.MaxFloat64} {
 		s := policytest.Idle(2, 0)
-		s.Ranks[0].Speeds = policy.Speeds{PrefillTokens: v, DiskBytes: v, ObjectBytes: v, BytesPerToken: v, DiskDelay: v, ObjectDelay: v}
+		s.Ranks[0].Speeds = policy.Speeds{PrefillTokens: v, DiskBytes: v, ObjectBytes: v, BytesPerToken: v}
 		s.Ranks[0].Load.ActiveRequests, s.Ranks[0].Load.QueuedRequests = 1, 1
 		s.Ranks[0].Load.QueuedTokens, s.Ranks[0].Load.FrontTokens = 5000, 5000
 		for _, tokens := range []int{1, 1000} {

@@ -53,7 +53,8 @@ type Speeds struct {
 	ObjectBytes float64 `json:"object_bytes_per_s,omitempty"`
 	// BytesPerToken is the size of the KV of one token, over all shards that the rank loads.
 	BytesPerToken float64 `json:"bytes_per_token,omitempty"`
-	// DiskDelay and ObjectDelay are seconds before the first byte, the tier's own queue included.
+	// DiskDelay and ObjectDelay are seconds before the first byte, the tier's own queue included. They are finite and
+	// not negative.
 	DiskDelay   float64 `json:"-"`
 	ObjectDelay float64 `json:"-"`
 }

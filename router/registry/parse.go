@@ -46,9 +46,7 @@ func Merge(r *Rank, b []byte) error {
 // id=1,model=m,endpoint=http://10.0.0.1:8000,events=tcp://10.0.0.1:5557. Names are those of the JSON
 // form; events and replay are the endpoints of events, and adapters have + between.
 func ParseFlag(text string) (Rank, error) {
-	fields := map[string]any{}
-	events := map[string]any{}
-	speeds := map[string]any{}
+	fields, events, speeds := map[string]any{}, map[string]any{}, map[string]any{}
 	for pair := range strings.SplitSeq(text, ",") {
 		name, value, ok := strings.Cut(pair, "=")
 		name = strings.TrimSpace(name)
@@ -82,11 +80,11 @@ func ParseFlag(text string) (Rank, error) {
 	if len(speeds) > 0 {
 		fields["speeds"] = speeds
 	}
+	var r Rank
 	b, err := json.Marshal(fields)
-	if err != nil {
-		return Rank{}, fmt.Errorf("rank %q: %w", text, err)
+	if err == nil {
+		r, err = Parse(b)
 	}
-	r, err := Parse(b)
 	if err != nil {
 		return Rank{}, fmt.Errorf("rank %q: %w", text, err)
 	}

@@ -100,6 +100,7 @@ func (r *Rank) Validate() error {
 }
 
 func (r *Rank) validate() error {
+	digest, err := hex.DecodeString(r.Namespace)
 	switch {
 	case r.ID < 0:
 		return errors.New("id is negative")
@@ -113,7 +114,7 @@ func (r *Rank) validate() error {
 		return fmt.Errorf("block_size %d: 1 to %d", r.BlockSize, maxBlockSize)
 	case r.MaxActive < 0 || r.MaxTokens < 0:
 		return errors.New("max_active or max_tokens is negative")
-	case r.Namespace != "" && !isDigest(r.Namespace):
+	case r.Namespace != "" && (err != nil || len(digest) != len(connector.NamespaceDigest{})):
 		return fmt.Errorf("namespace %.80q: want its digest, 64 hexadecimal digits, as /v1/status of kvconnd has it", r.Namespace)
 	case r.NodeURL != "" && r.Node == "" || r.BucketURL != "" && r.Bucket == "":
 		return errors.New("node_url needs node, bucket_url needs bucket")
@@ -137,12 +138,6 @@ func validateURL(field, text string, required bool) error {
 		return fmt.Errorf("%s %.64q: want http://host:port", field, text)
 	}
 	return nil
-}
-
-// isDigest reports whether text is a namespace's digest.
-func isDigest(text string) bool {
-	b, err := hex.DecodeString(text)
-	return err == nil && len(b) == len(connector.NamespaceDigest{})
 }
 
 func validateSpeeds(s policy.Speeds) error {

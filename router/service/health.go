@@ -43,9 +43,9 @@ type endpoint struct {
 // A failed request counts as one of them, or as all if nothing listens there.
 const failuresUntilOut = 2
 
-func newChecker(r *route.Router, o *Options) *checker {
+func newChecker(r *route.Router, to http.RoundTripper, o *Options) *checker {
 	return &checker{
-		router: r, client: &http.Client{Timeout: o.HealthTimeout, Transport: o.Transport}, path: o.HealthPath, interval: o.HealthInterval,
+		router: r, client: &http.Client{Timeout: o.HealthTimeout, Transport: to}, path: o.HealthPath, interval: o.HealthInterval,
 		backoff: o.HealthBackoff, log: o.Logger, wake: make(chan struct{}, 1), endpoints: map[string]*endpoint{},
 	}
 }
@@ -55,17 +55,15 @@ func (c *checker) run(ctx context.Context) {
 	defer c.running.Wait()
 	for ctx.Err() == nil {
 		wait := c.begin(ctx, time.Now())
-		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-		case <-timer.C:
+		case <-time.After(wait):
 		case <-c.wake:
 			select { // many checks end together
 			case <-ctx.Done():
 			case <-time.After(5 * time.Millisecond):
 			}
 		}
-		timer.Stop()
 	}
 }
 
@@ -145,7 +143,7 @@ func (c *checker) ended(url string, e *endpoint, err error) {
 // failed counts a failed request to a rank. If nothing listens there, its endpoint is out at once. Otherwise it is
 // checked now, and out if it fails the check: a connection may break because of the request.
 func (c *checker) failed(rank int32, err error) {
-	info, ok := c.router.Rank(rank)
+	info, ok := c.router.Rank(rank) // endpoints that are not checked are not known
 	if !ok {
 		return
 	}

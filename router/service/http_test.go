@@ -37,7 +37,7 @@ func TestTheTokenIsNeeded(t *testing.T) {
 func TestHealthAndModels(t *testing.T) {
 	r := start(t, nil)
 	var h Health
-	if status, _ := r.do("GET", "/healthz", nil, &h); status != 503 || h.OK || h.Reasons[0].Code != codeNoRanks {
+	if status, _ := r.do("GET", "/healthz", nil, &h); status != 503 || h.OK || h.Reasons[0].Code != "no_ranks" {
 		t.Errorf("%d %+v", status, h)
 	}
 	e := enginetest.New(t, "m")
@@ -53,7 +53,7 @@ func TestHealthAndModels(t *testing.T) {
 	r.do("PATCH", "/v1/ranks/0", m{"endpoint": "http://127.0.0.1:1"}, nil)
 	wait.For(t, "a bad verdict", func() bool {
 		r.do("GET", "/healthz", nil, &h)
-		return !h.OK && h.Reasons[0].Code == codeNoRankReady
+		return !h.OK && h.Reasons[0].Code == "no_rank_ready"
 	})
 }
 
@@ -125,7 +125,7 @@ func TestAnEngineOfAnotherBlockSizeIsReported(t *testing.T) {
 		pubs[0].Store(prompt(1, 64))
 		var h Health
 		r.do("GET", "/healthz", nil, &h)
-		return !h.OK && h.Reasons[0].Code == codeFeedRefused
+		return !h.OK && h.Reasons[0].Code == "feed_refused"
 	})
 	// It gets requests all the same, and what is routed there counts for a while.
 	if a := r.route(m{"token_ids": prompt(2, 64)}); a.Rank != 0 {

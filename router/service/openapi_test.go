@@ -131,4 +131,4 @@ func TestOpenAPIReferencesExistAndCodesAreNamed(t *testing.T) {
 	}
 }
 
-func healthCodes() []string { return []string{codeNoRanks, codeNoRankReady, codeFeedRefused} }
+func healthCodes() []string { return []string{"no_ranks", "no_rank_ready", "feed_refused"} }

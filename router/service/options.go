@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"net/http"
 	"time"
 
 	"github.com/kvconn/kvconn/router/policies"
@@ -42,8 +41,6 @@ type Options struct {
 	FirstByteTimeout, IdleTimeout time.Duration
 	// DrainTimeout is how long a stop waits for requests under way. Default 25 s.
 	DrainTimeout time.Duration
-	// Transport makes requests to engines; nil is a default one.
-	Transport http.RoundTripper
 	// Version is shown in /v1/status.
 	Version string
 	// Ready, if set, is called with the address once it is listened on.

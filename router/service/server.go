@@ -65,37 +65,28 @@ func newServer(o *Options) (*server, error) {
 		}
 		return p
 	}
-	if o.Transport == nil {
-		o.Transport = proxy.NewTransport()
-	}
+	transport := proxy.NewTransport()
 	router, err := route.New(o.Route)
 	if err != nil {
 		return nil, err
 	}
-	s := &server{opts: o, router: newTimed(router), started: time.Now(), engines: &http.Client{Transport: o.Transport}}
+	s := &server{opts: o, router: newTimed(router), started: time.Now(), engines: &http.Client{Transport: transport}}
 	tokens := &tokenize.Client{HTTP: s.engines, Timeout: o.TokenizeTimeout, MaxTokens: o.Route.MaxPromptTokens}
 	if o.EngineKey != "" {
 		tokens.Header = http.Header{"Authorization": {"Bearer " + o.EngineKey}}
 	}
 	s.reader = &front.Reader{Tokens: tokens, Engines: router.ReadyEndpoints, MaxBodyBytes: o.MaxBodyBytes}
-	s.checks = newChecker(router, o)
+	s.checks = newChecker(router, transport, o)
 	s.proxy, err = proxy.New(proxy.Options{
-		Router: s.router, Reader: s.reader, Failed: s.failed, Check: s.check,
+		Router: s.router, Reader: s.reader, Failed: s.checks.failed, Check: s.check,
 		MaxTries: o.MaxTries, FirstByteTimeout: o.FirstByteTimeout, IdleTimeout: o.IdleTimeout,
-		KeepAuthorization: o.Token == "" && o.EngineKey == "", EngineKey: o.EngineKey, Transport: o.Transport, Logger: o.Logger,
+		KeepAuthorization: o.Token == "" && o.EngineKey == "", EngineKey: o.EngineKey, Transport: transport, Logger: o.Logger,
 	})
 	if err != nil {
 		router.Close()
 		return nil, err
 	}
 	return s, nil
-}
-
-// failed is called when a rank failed a request.
-func (s *server) failed(rank int32, err error) {
-	if s.opts.HealthInterval >= 0 {
-		s.checks.failed(rank, err)
-	}
 }
 
 // check asks a rank whether it is well.

@@ -1,8 +1,11 @@
 package service
 
 import (
+	"context"
 	"net/http"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/router/feed"
@@ -26,26 +29,19 @@ type HealthReason struct {
 	Remedy string `json:"remedy"`
 }
 
-// The codes of health.
-const (
-	codeNoRanks     = "no_ranks"
-	codeNoRankReady = "no_rank_ready"
-	codeFeedRefused = "feed_refused"
-)
-
 // health judges the router by its figures.
 func health(st *route.Stats) Health {
 	h := Health{Reasons: []HealthReason{}}
 	switch {
 	case st.Ranks == 0:
-		h.Reasons = append(h.Reasons, HealthReason{codeNoRanks, "no rank is registered", "add ranks to the configuration or with POST /v1/ranks"})
+		h.Reasons = append(h.Reasons, HealthReason{"no_ranks", "no rank is registered", "add ranks to the configuration or with POST /v1/ranks"})
 	case st.Ready == 0:
-		h.Reasons = append(h.Reasons, HealthReason{codeNoRankReady, "no rank is ready", "GET /v1/ranks says why not, for each"})
+		h.Reasons = append(h.Reasons, HealthReason{"no_rank_ready", "no rank is ready", "GET /v1/ranks says why not, for each"})
 	}
 	for i := range st.Engines {
 		if st.Engines[i].State == feed.StateRefused {
 			h.Reasons = append(h.Reasons, HealthReason{
-				codeFeedRefused, "an engine's events cannot be used: " + st.Engines[i].Error, "the rank's block_size must be the engine's",
+				"feed_refused", "an engine's events cannot be used: " + st.Engines[i].Error, "the rank's block_size must be the engine's",
 			})
 			break
 		}
@@ -129,3 +125,44 @@ func (s *server) status() *Status {
 }
 
 func (s *server) serveStatus(http.ResponseWriter, *http.Request) (any, error) { return s.status(), nil }
+
+// timed is a router that measures how long its decisions take, tokenizing apart.
+type timed struct {
+	*route.Router
+	times prometheus.Histogram
+}
+
+func newTimed(r *route.Router) timed {
+	return timed{r, prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "kvconn_router_decision_seconds", Help: "Time that decisions took, hashing and scores included, tokenizing not.",
+		Buckets: []float64{5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 1e-1},
+	})}
+}
+
+// Route is the router's.
+func (t timed) Route(ctx context.Context, req *route.Request, d *route.Decision) error {
+	start := time.Now()
+	err := t.Router.Route(ctx, req, d)
+	t.times.Observe(time.Since(start).Seconds())
+	return err
+}
+
+// RouteAll is the router's; each request counts with the mean of their times.
+func (t timed) RouteAll(ctx context.Context, reqs []route.Request, out []route.Decision) []error {
+	start := time.Now()
+	errs := t.Router.RouteAll(ctx, reqs, out)
+	mean := time.Since(start).Seconds() / float64(len(reqs))
+	for range reqs {
+		t.times.Observe(mean)
+	}
+	return errs
+}
+
+// byState counts feeds by their state, each of which there is.
+func byState[T any](feeds []T, state func(*T) feed.State) map[feed.State]int {
+	n := map[feed.State]int{feed.StateConnecting: 0, feed.StateSynced: 0, feed.StateStale: 0, feed.StateRefused: 0}
+	for i := range feeds {
+		n[state(&feeds[i])]++
+	}
+	return n
+}

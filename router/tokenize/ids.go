@@ -33,14 +33,14 @@ func AppendIDs(dst []uint32, data []byte, limit int) ([]uint32, error) {
 			return dst, fmt.Errorf("%w: at byte %d", ErrIDs, p.at)
 		}
 		dst = append(dst, id)
-		if p.take(',') {
-			continue
+		if !p.take(',') {
+			break
 		}
-		if p.take(']') {
-			return dst, p.end()
-		}
+	}
+	if !p.take(']') {
 		return dst, fmt.Errorf("%w: at byte %d", ErrIDs, p.at)
 	}
+	return dst, p.end()
 }
 
 // idParser reads a JSON array.
