@@ -198,7 +198,6 @@ func (r *planReader) check(ok bool, what string, n int) {
 	}
 }
 
-// slots reads a counted list of block ids.
 func (r *planReader) slots() []uint32 {
 	v := r.take(4 * r.count(4))
 	if len(v) == 0 {

@@ -189,7 +189,6 @@ func (t *loadTable) finish(l *load) bool {
 	return true
 }
 
-// poll takes the reports.
 func (t *loadTable) poll() []connector.FinishedLoad {
 	if len(t.finished) == 0 {
 		return nil

@@ -71,7 +71,6 @@ func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *o
 	return m, nil
 }
 
-// lay adopts the layout.
 func (m *memory) lay(o *Options, l *connector.Layout) error {
 	if err := l.Validate(m.engine.RegionBytes()); err != nil {
 		return err
@@ -147,7 +146,6 @@ type blockCopy struct {
 	buf   []byte
 }
 
-// appendPieces lists the copies of one block.
 func (c *blockCopy) appendPieces(pieces []gpu.Piece) []gpu.Piece {
 	at := 0
 	for i := range c.group.layout.Runs {

@@ -78,7 +78,6 @@ type link struct {
 	nextID      uint32
 }
 
-// enter changes the state.
 func (l *link) enter(to state) {
 	from := l.state
 	l.state = to
@@ -295,7 +294,6 @@ func (l *link) hangUp() bool {
 	return true
 }
 
-// isTimeout reports whether err is a passed deadline.
 func isTimeout(err error) bool {
 	var t interface{ Timeout() bool }
 	return errors.As(err, &t) && t.Timeout()

@@ -78,7 +78,6 @@ func (w *Worker) await(h *holding, conn *wire.Conn, page *fence.Page) {
 	close(h.done)
 }
 
-// fail reports loads as failed.
 func (w *Worker) fail(loads map[string]pendingLoad) {
 	for request, l := range loads {
 		w.reports = append(w.reports, connector.FinishedLoad{Request: request, FailedBlocks: l.blocks})

@@ -120,14 +120,12 @@ func lower[K comparable](counts map[K]int, k K) {
 	}
 }
 
-// len is the number of connections.
 func (a *admission) len() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.conns)
 }
 
-// each calls f for every connection.
 func (a *admission) each(f func(*wire.Conn)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -161,7 +161,6 @@ func removeReserved(ctx context.Context, path string) {
 	}
 }
 
-// isOurSocket reports whether a directory entry is a socket of this process's user.
 func isOurSocket(e os.DirEntry) bool {
 	if e.Type()&os.ModeSocket == 0 {
 		return false
@@ -282,11 +281,13 @@ func (a *acceptor) next(ctx context.Context) (*net.UnixConn, error) {
 		if outOfDescriptors(err) {
 			a.shed()
 		}
-		pause(ctx, acceptPause)
+		select {
+		case <-ctx.Done():
+		case <-time.After(acceptPause):
+		}
 	}
 }
 
-// outOfDescriptors reports whether an error is that the process or the system has none left.
 func outOfDescriptors(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
@@ -324,14 +325,5 @@ func (a *acceptor) shed() {
 func (a *acceptor) close() {
 	if a.reserve != nil {
 		_ = a.reserve.Close()
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
 	}
 }

@@ -40,7 +40,6 @@ func (s *Server) watch(c *net.UnixConn, pid int, ended func()) (stop func(), err
 	return func() { _ = f.Close() }, nil
 }
 
-// hasEnded reports whether the process of a pidfd has ended.
 func hasEnded(pidfd uintptr) bool {
 	p := [1]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	for {

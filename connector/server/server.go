@@ -169,7 +169,6 @@ func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn, 
 	})
 }
 
-// ended logs why a connection ended.
 func (s *Server) ended(ctx, connCtx context.Context, peer Peer, err error) {
 	var refused *refusedError
 	switch {
@@ -275,7 +274,6 @@ func (s *Server) refuse(conn *wire.Conn, h wire.Header, err error) error {
 	return err
 }
 
-// fail answers with an error.
 func (s *Server) fail(conn *wire.Conn, h wire.Header, err error) error {
 	if !h.Op.Valid() { // garbage; the answer must not be
 		h.Op = wire.OpHello

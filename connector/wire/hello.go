@@ -87,17 +87,14 @@ func CheckHandoff(lowest, highest int) error {
 
 func negotiate(lowest, highest, least int, mode string) (int, error) {
 	if lowest > MaxVersion || highest < least || lowest > highest {
-		return 0, fmt.Errorf("%w: the client speaks protocol %d to %d, this daemon %d to %d%s: %s",
-			connector.ErrVersion, lowest, highest, least, MaxVersion, mode, whichIsOld(lowest > MaxVersion))
+		older := "the engine's connector"
+		if lowest > MaxVersion {
+			older = "kvconnd"
+		}
+		return 0, fmt.Errorf("%w: the client speaks protocol %d to %d, this daemon %d to %d%s: update %s",
+			connector.ErrVersion, lowest, highest, least, MaxVersion, mode, older)
 	}
 	return min(highest, MaxVersion), nil
-}
-
-func whichIsOld(daemon bool) string {
-	if daemon {
-		return "update kvconnd"
-	}
-	return "update the engine's connector"
 }
 
 // Decode fills m from a body. Manifest is a view of it.

@@ -91,7 +91,6 @@ func DecodeStepReply(body []byte, m *connector.StepReply) error {
 	})
 }
 
-// appendBlockList appends a pair of request id and block ids.
 func appendBlockList(b []byte, request string, blocks []uint32) []byte {
 	b = msgp.AppendArrayHeader(b, 2)
 	b = msgp.AppendString(b, request)

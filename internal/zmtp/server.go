@@ -160,7 +160,6 @@ func Offset(endpoint string, rank int) (string, error) {
 	}
 	if strings.Contains(endpoint, "//*:") {
 		host = "*"
-		return "tcp://*:" + strconv.Itoa(n+rank), nil
 	}
 	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(n+rank)), nil
 }

@@ -49,7 +49,6 @@ func greeting() []byte {
 	return g
 }
 
-// readGreeting reads the peer's greeting.
 func readGreeting(r io.Reader) error {
 	var g [greetingBytes]byte
 	// An older peer sends less than a whole greeting: check the signature before waiting for more.
@@ -69,7 +68,6 @@ func readGreeting(r io.Reader) error {
 	return nil
 }
 
-// appendFrame appends a frame's head and body.
 func appendFrame(b []byte, flags byte, body []byte) []byte {
 	if len(body) > 255 {
 		b = binary.BigEndian.AppendUint64(append(b, flags|flagLong), uint64(len(body)))
@@ -79,7 +77,6 @@ func appendFrame(b []byte, flags byte, body []byte) []byte {
 	return append(b, body...)
 }
 
-// appendCommand appends a command frame.
 func appendCommand(b []byte, name string, body []byte) []byte {
 	c := append([]byte{byte(len(name))}, name...)
 	return appendFrame(b, flagCommand, append(c, body...))

@@ -148,7 +148,6 @@ func (a *Arena) fill(s *Slot, findable bool) bool {
 	return true
 }
 
-// hit pins a clean slot.
 func (a *Arena) hit(s *Slot, id slotID) {
 	if a.slot(id).pins == 0 {
 		a.unlink(&a.classOfSlot(id).clean, id)
@@ -157,7 +156,6 @@ func (a *Arena) hit(s *Slot, id slotID) {
 	a.take(s, id, Hit)
 }
 
-// take charges and pins a slot.
 func (a *Arena) take(s *Slot, id slotID, o Outcome) {
 	s.account.charge(s, 1)
 	a.pin(s, id, o)

@@ -65,7 +65,6 @@ const (
 	meterSpan = 4 * time.Second
 )
 
-// add counts a copy.
 func (m *meter) add(bytes int, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -158,7 +158,6 @@ func (a *Arena) newSlab(c *class) uint32 {
 	return uint32(len(a.slabs) - 1)
 }
 
-// slotList is a doubly linked list of slots.
 type slotList struct{ head, tail slotID }
 
 func (a *Arena) pushFront(l *slotList, id slotID) {
@@ -194,7 +193,6 @@ func (a *Arena) becomeIdle(id spanID) {
 	c.idle = append(c.idle, id)
 }
 
-// endIdle is the inverse of becomeIdle.
 func (a *Arena) endIdle(id spanID) {
 	c, place := a.classOfSpan(id), a.span(id).idle
 	last := len(c.idle) - 1

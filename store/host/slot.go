@@ -117,7 +117,6 @@ func (a *Arena) addWaiter(id slotID, s *Slot) {
 	a.waiters[id] = q
 }
 
-// removeWaiter is the inverse of addWaiter.
 func (a *Arena) removeWaiter(id slotID, s *Slot) {
 	q := a.waiters[id]
 	q.remove(&s.node)

@@ -30,34 +30,11 @@ func (r *Reader) Position() Position { return r.at }
 
 // Next reads a frame: a [Hello], [Namespace], [Records] or [SnapshotEnd], or nil for a heartbeat or a frame of
 // an unknown type. It fails with [ErrMalformed], [ErrGap] and [ErrEnded], and with the connection's errors.
-func (r *Reader) Next() (any, error) {
+func (r *Reader) Next() (frame any, err error) {
 	body, err := r.read()
 	if err != nil {
 		return nil, err
 	}
-	return r.frame(body)
-}
-
-// read returns the next frame's body, valid until the next call.
-func (r *Reader) read() ([]byte, error) {
-	var head [4]byte
-	if _, err := io.ReadFull(r.r, head[:]); err != nil {
-		return nil, err
-	}
-	n := binary.LittleEndian.Uint32(head[:])
-	if n > maxFrameBytes {
-		return nil, fmt.Errorf("%w: %d bytes, at most %d", ErrMalformed, n, maxFrameBytes)
-	}
-	if uint32(cap(r.body)) < n {
-		r.body = make([]byte, n)
-	}
-	r.body = r.body[:n]
-	_, err := io.ReadFull(r.r, r.body)
-	return r.body, err
-}
-
-// frame decodes a frame.
-func (r *Reader) frame(body []byte) (frame any, err error) {
 	_, rest, err := msgp.ReadArrayHeaderBytes(body)
 	v := values{b: rest, err: err}
 	kind := v.number()
@@ -85,6 +62,24 @@ func (r *Reader) frame(body []byte) (frame any, err error) {
 		return nil, fmt.Errorf("%w: type %d: %w", ErrMalformed, kind, v.err)
 	}
 	return frame, err
+}
+
+// read returns the next frame's body, valid until the next call.
+func (r *Reader) read() ([]byte, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(r.r, head[:]); err != nil {
+		return nil, err
+	}
+	n := binary.LittleEndian.Uint32(head[:])
+	if n > maxFrameBytes {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d", ErrMalformed, n, maxFrameBytes)
+	}
+	if uint32(cap(r.body)) < n {
+		r.body = make([]byte, n)
+	}
+	r.body = r.body[:n]
+	_, err := io.ReadFull(r.r, r.body)
+	return r.body, err
 }
 
 func (r *Reader) hello(v *values) (any, error) {

@@ -45,7 +45,6 @@ type Stats struct {
 	Error    string `json:"error,omitempty"`
 }
 
-// add counts what a session has done.
 func (s *Stats) add(z zmtp.PublisherStats) {
 	s.Batches += z.Published
 	s.Sent += z.Sent
@@ -89,7 +88,6 @@ func chosen(endpoint string, a net.Addr) string {
 	return endpoint
 }
 
-// open begins a session.
 func (p *Publisher) open(ctx context.Context) error {
 	now, err := open(ctx, &p.opts, p.source)
 	if err != nil {

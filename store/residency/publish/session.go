@@ -40,7 +40,6 @@ type view struct {
 	blockSize int
 }
 
-// open opens the endpoints.
 func open(ctx context.Context, o *Options, source residency.Source) (*session, error) {
 	s := &session{opts: o, source: source, history: zmtp.NewHistory(), encode: batch{form: o.Hashes, now: time.Now}}
 	l, err := zmtp.Listen(ctx, o.Endpoint)
@@ -150,7 +149,6 @@ func (s *session) view(ns connector.NamespaceDigest) *view {
 	return &view{shards: residency.NewShards(m), blockSize: m.BlockSize}
 }
 
-// flush publishes the blocks that were gathered.
 func (s *session) flush() {
 	if len(s.keys) == 0 {
 		return
@@ -208,7 +206,6 @@ func (e *batch) stored(keys []connector.Key, blockSize int) []byte {
 	return e.close(b)
 }
 
-// removed says that blocks went.
 func (e *batch) removed(keys []connector.Key) []byte {
 	b := e.hashes(e.open("BlockRemoved", 3), keys)
 	return e.close(msgp.AppendString(msgp.AppendString(b, "medium"), medium))
