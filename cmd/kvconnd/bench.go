@@ -136,7 +136,7 @@ as long a computation     %.4f ms (p99 %.4f ms, longest %.4f ms)
 func wantPositive(flags map[string]float64) error {
 	for _, name := range slices.Sorted(maps.Keys(flags)) {
 		if !(flags[name] > 0) {
-			return fmt.Errorf("--%s must be positive, not %v", name, flags[name])
+			return fmt.Errorf("--%s is %v: must be positive", name, flags[name])
 		}
 	}
 	return nil

@@ -97,18 +97,18 @@ func TestReplayErrorsSayWhatToDo(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, args := range map[string][]string{
-		"no such file":                {"replay", "/nowhere.jsonl"},
-		"line 1: no timestamp":        {"replay", bad},
-		"want one of cost, kv-aware":  {"replay", smallTrace, "--policies", "fastest"},
-		"cannot be spread evenly":     {"replay", smallTrace, "--nodes", "3"},
-		"--ranks must be positive":    {"replay", smallTrace, "--ranks", "0"},
-		"--speed must be":             {"replay", smallTrace, "--speed", "0"},
-		"is no size":                  {"replay", smallTrace, "--disk-bytes-per-s", "fast"},
-		"not blocks of 16 tokens":     {"replay", smallTrace, "--block-tokens", "16"},
-		"--block-tokens must be":      {"replay", smallTrace, "--block-tokens", "0"},
-		"ends in .svg":                {"replay", smallTrace, "--plot", "out.png"},
-		"create plot":                 {"replay", smallTrace, "--plot", "/nowhere/out.svg"},
-		`did you mean "--gpu-blocks"`: {"replay", smallTrace, "--gpu-block", "5"},
+		"no such file":                 {"replay", "/nowhere.jsonl"},
+		"line 1: no timestamp":         {"replay", bad},
+		"want one of cost, kv-aware":   {"replay", smallTrace, "--policies", "fastest"},
+		"cannot be spread evenly":      {"replay", smallTrace, "--nodes", "3"},
+		"--ranks is 0: must be":        {"replay", smallTrace, "--ranks", "0"},
+		"--speed is 0: must be":        {"replay", smallTrace, "--speed", "0"},
+		"is no size":                   {"replay", smallTrace, "--disk-bytes-per-s", "fast"},
+		"not blocks of 16 tokens":      {"replay", smallTrace, "--block-tokens", "16"},
+		"--block-tokens is 0: must be": {"replay", smallTrace, "--block-tokens", "0"},
+		"ends in .svg":                 {"replay", smallTrace, "--plot", "out.png"},
+		"create plot":                  {"replay", smallTrace, "--plot", "/nowhere/out.svg"},
+		`did you mean "--gpu-blocks"`:  {"replay", smallTrace, "--gpu-block", "5"},
 	} {
 		if status, out, errs := kvconnd(args...); status == 0 || out != "" || !strings.Contains(errs, want) {
 			t.Errorf("%v: status %d, %q, %q; want %q", args, status, out, errs, want)
