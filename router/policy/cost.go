@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
@@ -201,10 +202,7 @@ func (p *Cost) explain(s *State, r *Request, d *Decision) {
 
 // lighter breaks a tie.
 func lighter(a, b *inflight.Rank) bool {
-	if a.RecentTokens != b.RecentTokens {
-		return a.RecentTokens < b.RecentTokens
-	}
-	return a.ActiveRequests < b.ActiveRequests
+	return cmp.Or(cmp.Compare(a.RecentTokens, b.RecentTokens), a.ActiveRequests-b.ActiveRequests) < 0
 }
 
 // parts returns the cost of a request on the i-th rank.
