@@ -18,7 +18,7 @@ func everyPolicy() []policy.Policy {
 		published.NewKVAware(published.KVAwareOptions{Warmup: true, GPUOnly: true}), policy.NewFirstTurn(policy.NewCost(policy.CostOptions{})),
 		published.NewConversation(published.ConversationOptions{}), published.NewConversation(published.ConversationOptions{Placement: published.PlaceLeastQueued}),
 		published.NewConversation(published.ConversationOptions{Placement: published.PlaceLeastTokens, Fallback: published.NewLoad()}),
-		published.NewServeKVAware(published.ServeKVAwareOptions{LoadCap: 0.5}), policy.NewCost(policy.CostOptions{}), policy.NewCost(policy.CostOptions{OverlapLoads: true}),
+		published.NewServeKVAware(published.ServeKVAwareOptions{Cap: 32}), policy.NewCost(policy.CostOptions{}), policy.NewCost(policy.CostOptions{OverlapLoads: true}),
 	}
 }
 

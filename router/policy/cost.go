@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
@@ -52,7 +53,6 @@ type Cost struct {
 	opts   CostOptions
 	rules  Rules
 	work   []costRank
-	speed  float64 // prefill tokens a second where none is measured
 	mean   float64 // recent work of a ready rank
 	decode float64 // most decode blocks of a ready rank
 }
@@ -102,22 +102,11 @@ func (p *Cost) Place(s *State, r *Request, d *Decision) {
 // measure takes speeds, queues and loads from the state.
 func (p *Cost) measure(s *State) {
 	p.work = slices.Grow(p.work[:0], len(s.Ranks))[:len(s.Ranks)]
-	p.mean, p.decode, p.speed = 0, 0, 0
-	measured, ready := 0, 0
-	for i := range s.Ranks {
-		if v := s.Ranks[i].Speeds.PrefillTokens; positive(v) {
-			p.speed += v
-			measured++
-		}
-	}
-	if measured == 0 {
-		p.speed = DefaultPrefillTokens
-	} else {
-		p.speed /= float64(measured)
-	}
+	p.mean, p.decode = 0, 0
+	speed, ready := s.PrefillSpeed(), 0
 	for i := range s.Ranks {
 		r, w := &s.Ranks[i], &p.work[i]
-		w.prefill = 1 / p.speed
+		w.prefill = 1 / speed
 		if positive(r.Speeds.PrefillTokens) {
 			w.prefill = 1 / r.Speeds.PrefillTokens
 		}
@@ -213,10 +202,7 @@ func (p *Cost) explain(s *State, r *Request, d *Decision) {
 
 // lighter breaks a tie.
 func lighter(a, b *inflight.Rank) bool {
-	if a.RecentTokens != b.RecentTokens {
-		return a.RecentTokens < b.RecentTokens
-	}
-	return a.ActiveRequests < b.ActiveRequests
+	return cmp.Or(cmp.Compare(a.RecentTokens, b.RecentTokens), a.ActiveRequests-b.ActiveRequests) < 0
 }
 
 // parts returns the cost of a request on the i-th rank.

@@ -45,7 +45,7 @@ func (c Capacity) Holds(l *inflight.Rank, promptTokens int) bool {
 // Speeds of one rank, with the JSON names of the HTTP interface.
 type Speeds struct {
 	// PrefillTokens is the number of prompt tokens computed in a second. 0 means not measured yet:
-	// the mean of the other ranks stands in for it, or [DefaultPrefillTokens] if none is known.
+	// the mean of the other ranks stands in for it, or a default if none is known: see [State.PrefillSpeed].
 	PrefillTokens float64 `json:"prefill_tokens_per_s,omitempty"`
 	// DiskBytes and ObjectBytes are the bytes loaded from the tier in a second, up to the GPU. 0
 	// means that this was not measured or that there is no such tier: nothing is loaded from there.
@@ -59,9 +59,24 @@ type Speeds struct {
 	ObjectDelay float64 `json:"-"`
 }
 
-// DefaultPrefillTokens stands in for a prefill speed, in tokens a second, while none is measured. With
+// defaultPrefillTokens stands in for a prefill speed, in tokens a second, while none is measured. With
 // equal ranks its value only weighs waiting against loading.
-const DefaultPrefillTokens = 10000
+const defaultPrefillTokens = 10000
+
+// PrefillSpeed returns the mean of the ranks' measured prefill speeds, in tokens a second, or a default.
+func (s *State) PrefillSpeed() float64 {
+	sum, measured := 0.0, 0
+	for i := range s.Ranks {
+		if v := s.Ranks[i].Speeds.PrefillTokens; positive(v) {
+			sum += v
+			measured++
+		}
+	}
+	if measured == 0 {
+		return defaultPrefillTokens
+	}
+	return sum / float64(measured)
+}
 
 // Match is how many tokens of a prompt a rank has, by tier, with the JSON names of the HTTP interface.
 type Match struct {

@@ -157,17 +157,7 @@ const grace = time.Minute
 
 // grant adds the grace to every rank's recent work.
 func (p *pool) grant() {
-	sum, known := 0.0, 0
-	for i := range p.state.Ranks {
-		if v := p.state.Ranks[i].Speeds.PrefillTokens; v > 0 {
-			sum += v
-			known++
-		}
-	}
-	tokens := policy.DefaultPrefillTokens * grace.Seconds()
-	if known > 0 {
-		tokens = sum / float64(known) * grace.Seconds()
-	}
+	tokens := p.state.PrefillSpeed() * grace.Seconds()
 	for i := range p.state.Ranks {
 		p.state.Ranks[i].Load.RecentTokens += tokens
 	}

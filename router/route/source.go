@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -16,6 +17,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
+	"github.com/kvconn/kvconn/router/registry"
 )
 
 // sourceKey names a store that ranks can share: the part of a node's disk or of a bucket that holds a model.
@@ -154,4 +156,168 @@ func (s *source) ask(ctx context.Context, c *http.Client) (float64, error) {
 		}
 	}
 	return 0, nil
+}
+
+// follow starts the feeds of a rank. The caller holds mu.
+func (r *Router) follow(s *rankState, spec *registry.Rank) (err error) {
+	if s.disk, err = r.share(prefix.Disk, spec.Node, spec.NodeURL, spec); err != nil {
+		return fmt.Errorf("node %s: %w", spec.Node, err)
+	}
+	if s.object, err = r.share(prefix.Object, spec.Bucket, spec.BucketURL, spec); err != nil {
+		return fmt.Errorf("bucket %s: %w", spec.Bucket, err)
+	}
+	if spec.Events == nil {
+		return nil
+	}
+	e, err := feed.NewRank(feed.RankOptions{
+		Endpoint: spec.Events.Endpoint, ReplayEndpoint: spec.Events.ReplayEndpoint, Bind: spec.Events.Bind, Topic: spec.Events.Topic,
+		Number: spec.DPRank, Holder: s.gpu, BlockSize: spec.BlockSize, Logger: r.opts.Logger.With("rank", s.id),
+	}, r.index)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(r.ctx)
+	s.events, s.stop, s.done = e, cancel, make(chan struct{})
+	go func() {
+		defer close(s.done)
+		if err := e.Run(ctx); err != nil {
+			r.opts.Logger.Error("a rank's events cannot be followed: its GPU's blocks do not count", "rank", s.id, "error", err,
+				"remedy", "check events.endpoint; with bind it must be an address of this machine that is free")
+		}
+	}()
+	return nil
+}
+
+// share returns the source of a node or bucket, for one more rank. Nil is none. The caller holds mu.
+func (r *Router) share(tier prefix.Tier, id, url string, spec *registry.Rank) (*source, error) {
+	if id == "" {
+		return nil, nil
+	}
+	if url == "" {
+		if url = r.urlOf(tier, id); url == "" {
+			return nil, errors.New("no rank gives its URL")
+		}
+	}
+	key := sourceKey{tier: tier, id: id, model: spec.Model, cacheModel: spec.CacheModel, namespace: spec.Namespace}
+	if from := r.sources[key]; from != nil {
+		if from.url != url {
+			return nil, fmt.Errorf("%w: its URL is %s on other ranks, not %s", ErrMismatch, from.url, url)
+		}
+		from.users++
+		return from, nil
+	}
+	from := &source{sourceKey: key, url: url, blockSize: spec.BlockSize, users: 1, holders: map[connector.NamespaceDigest]prefix.Holder{}}
+	ctx, cancel := context.WithCancel(r.ctx)
+	from.stop = cancel
+	f, err := feed.NewResidency(feed.ResidencyOptions{
+		URL: url + "/v1/residency", BlockSize: spec.BlockSize, Logger: r.opts.Logger,
+		Holder: func(digest connector.NamespaceDigest, m *connector.Manifest) (feed.Holder, bool) {
+			return r.holderOf(from, digest, m)
+		},
+	}, r.index)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	from.feed = f
+	from.done.Go(func() { _ = f.Run(ctx) }) // tries until it is stopped
+	from.done.Go(func() { from.measure(ctx, r.opts.NodeInterval) })
+	r.sources[key] = from
+	return from, nil
+}
+
+// urlOf is the URL that other ranks give for a node or bucket. The caller holds mu.
+func (r *Router) urlOf(tier prefix.Tier, id string) string {
+	for key, from := range r.sources {
+		if key.tier == tier && key.id == id {
+			return from.url
+		}
+	}
+	return ""
+}
+
+// holderOf is where a source's feed puts the blocks of a namespace. A new one is shown to decisions at
+// once. It is called by the feed.
+func (r *Router) holderOf(from *source, digest connector.NamespaceDigest, m *connector.Manifest) (prefix.Holder, bool) {
+	if !from.accepts(digest, m) {
+		return 0, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sources[from.sourceKey] != from {
+		return 0, false
+	}
+	h, added, err := from.holder(r.index, digest, m)
+	if err == nil && added {
+		if n := len(from.holderList()); n > 1 {
+			r.opts.Logger.Warn("a store has several namespaces of a model, and all of them count as what its engines can load",
+				"node", from.id, "model", from.model, "namespaces", n, "newest", digest.String(),
+				"remedy", "give the ranks' namespace: that of the engines in /v1/status of the node's kvconnd")
+		}
+		if p := r.pools[from.model]; p != nil {
+			err = r.refresh(p)
+		}
+	}
+	if err != nil {
+		r.opts.Logger.Error("a store's blocks cannot be followed", "node", from.id, "model", from.model, "error", err)
+		return 0, false
+	}
+	return h, true
+}
+
+// release ends the feeds of a rank that no decision sees any more and gives its holders back. The caller
+// holds admin and not mu, which feeds may be waiting for.
+func (r *Router) release(s *rankState) {
+	if s.stop != nil {
+		s.stop()
+		<-s.done
+	}
+	r.index.RemoveHolder(s.gpu)
+	r.mu.Lock()
+	ended := r.unshare(s)
+	r.mu.Unlock()
+	for _, from := range ended {
+		from.end(r.index)
+	}
+}
+
+// unfollow takes back what follow did for a rank that was never shown, and its holder once no event can
+// reach it any more: another rank may get its number. The caller holds mu; its sources end by themselves.
+func (r *Router) unfollow(s *rankState) {
+	if s.stop == nil {
+		r.index.RemoveHolder(s.gpu)
+	} else {
+		s.stop()
+		r.running.Go(func() error {
+			<-s.done
+			r.index.RemoveHolder(s.gpu)
+			return nil
+		})
+	}
+	for _, from := range r.unshare(s) {
+		r.running.Go(func() error { from.end(r.index); return nil })
+	}
+}
+
+// unshare takes a rank off its sources and returns those that nobody uses any more. The caller holds mu.
+func (r *Router) unshare(s *rankState) (ended []*source) {
+	for _, from := range []*source{s.disk, s.object} {
+		if from == nil {
+			continue
+		}
+		if from.users--; from.users == 0 {
+			delete(r.sources, from.sourceKey)
+			ended = append(ended, from)
+		}
+	}
+	return ended
+}
+
+// end stops a source's feed and gives its holders back.
+func (s *source) end(x *prefix.Index) {
+	s.stop()
+	s.done.Wait()
+	for _, h := range s.holderList() {
+		x.RemoveHolder(h)
+	}
 }

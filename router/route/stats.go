@@ -155,16 +155,17 @@ func (r *Router) info(s *rankState) RankInfo {
 		events := s.events.Stats()
 		i.EventFeed = &events
 	}
-	for _, from := range []struct {
-		source *source
-		stats  **feed.ResidencyStats
-	}{{s.disk, &i.DiskFeed}, {s.object, &i.ObjectFeed}} {
-		if from.source != nil {
-			st := from.source.feed.Stats()
-			*from.stats = &st
-		}
-	}
+	i.DiskFeed, i.ObjectFeed = s.disk.stats(), s.object.stats()
 	return i
+}
+
+// stats are the figures of a source's feed, nil if there is no source.
+func (s *source) stats() *feed.ResidencyStats {
+	if s == nil {
+		return nil
+	}
+	st := s.feed.Stats()
+	return &st
 }
 
 // Models lists the names of models and adapters that requests may have, sorted.

@@ -167,11 +167,6 @@ func (b *batch) place(r *policy.Request, d *policy.Decision, i int, why policy.R
 	b.rules.Place(b.s, r, d, i, why, b.rules.Hit(r, i))
 }
 
-// placePinned decides a request by its pin, if that does. It reports whether the request is decided.
-func (b *batch) placePinned(r *policy.Request, d *policy.Decision) bool {
-	return b.rules.PlacePinned(b.s, r, d)
-}
-
 // fairShare returns how many requests a rank may have after this batch: multiplier times the mean over
 // the ready ranks, rounded up twice, and no less than the busiest one has. left is the number of
 // requests still to place.

@@ -1,6 +1,7 @@
 package published
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"testing"
@@ -155,9 +156,9 @@ func TestConversationDecidesEveryPublishedCase(t *testing.T) {
 
 func TestServeKVAwareDecidesEveryPublishedCase(t *testing.T) {
 	eachCase(t, func(t *testing.T, c *routerCase) {
-		o := ServeKVAwareOptions{LoadWeight: orOff(c.Params.LoadWeight), MaxBatchSize: c.Params.MaxBatchSize}
+		o := ServeKVAwareOptions{LoadWeight: orOff(c.Params.LoadWeight)}
 		if c.Params.LoadCap != nil {
-			o.LoadCap = *c.Params.LoadCap
+			o.Cap = *c.Params.LoadCap * float64(cmp.Or(c.Params.MaxBatchSize, 64))
 		}
 		p := NewServeKVAware(o)
 		for _, step := range c.steps() {

@@ -99,7 +99,7 @@ func (p *Conversation) home(conversation string) int {
 // whether the request is decided.
 func (p *Conversation) pinned(r *policy.Request, d *policy.Decision) bool {
 	isNew := p.home(r.Conversation) < 0
-	if !isNew && (p.exactly || !r.Strict) || !p.placePinned(r, d) {
+	if !isNew && (p.exactly || !r.Strict) || !p.rules.PlacePinned(p.s, r, d) {
 		return false
 	}
 	switch {

@@ -1,6 +1,7 @@
 package published
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
@@ -69,10 +70,7 @@ func (p *KVAware) placeBatch() {
 
 // compareHeads orders by the first tokens, then the longer first.
 func compareHeads(x, y *policy.Request) int {
-	if c := slices.Compare(x.Head, y.Head); c != 0 {
-		return c
-	}
-	return y.Tokens - x.Tokens
+	return cmp.Or(slices.Compare(x.Head, y.Head), y.Tokens-x.Tokens)
 }
 
 // startWarmup notes at the first call which ranks there are.

@@ -24,7 +24,7 @@ func (*Load) Name() string { return "load" }
 
 func (p *Load) placeBatch() {
 	p.strictFirst()
-	p.each(p.placePinned)
+	p.each(func(r *policy.Request, d *policy.Decision) bool { return p.rules.PlacePinned(p.s, r, d) })
 	if p.exactly && p.s == &p.own {
 		for i := range p.own.Ranks { // the tokens of pinned requests count for the capacity alone
 			l := &p.own.Ranks[i].Load

@@ -1,6 +1,7 @@
 package published
 
 import (
+	"cmp"
 	"math"
 
 	"github.com/kvconn/kvconn/router/policy"
@@ -11,11 +12,8 @@ type ServeKVAwareOptions struct {
 	// LoadWeight is how many blocks an active request takes off the score. Default 0.25; negative
 	// means 0.
 	LoadWeight float64
-	// A rank with LoadCap times MaxBatchSize requests is chosen only if all others have as many. 0 means
-	// no cap.
-	LoadCap float64
-	// MaxBatchSize is the number of requests that a rank serves at once. Default 64.
-	MaxBatchSize int
+	// Cap is the number of requests with which a rank is chosen only if all others have as many. 0 means no cap.
+	Cap float64
 }
 
 // ServeKVAware is the router before TensorRT-LLM's servers. It takes the rank of the highest
@@ -36,9 +34,6 @@ type ServeKVAware struct {
 // NewServeKVAware returns the policy serve-kv-aware.
 func NewServeKVAware(o ServeKVAwareOptions) *ServeKVAware {
 	o.LoadWeight = policy.OrDefault(o.LoadWeight, 0.25)
-	if o.MaxBatchSize <= 0 {
-		o.MaxBatchSize = 64
-	}
 	return &ServeKVAware{opts: o, contents: newHomes(maxHomes)}
 }
 
@@ -50,11 +45,7 @@ func (p *ServeKVAware) Place(s *policy.State, r *policy.Request, d *policy.Decis
 	if !p.rules.Begin(s, r, d) || p.rules.PlacePinned(s, r, d) {
 		return
 	}
-	limit := math.Inf(1)
-	if p.opts.LoadCap > 0 {
-		limit = float64(p.opts.LoadCap * float64(p.opts.MaxBatchSize))
-	}
-	best, ties := p.compare(s, r, limit)
+	best, ties := p.compare(s, r, cmp.Or(p.opts.Cap, math.Inf(1)))
 	if best < 0 {
 		best, ties = p.compare(s, r, math.Inf(1))
 	}
