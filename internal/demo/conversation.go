@@ -62,7 +62,6 @@ func turnTokens(history []uint32, line string) []uint32 {
 	return append(append([]uint32(nil), history...), engine.EncodeText("\nUser: "+line+"\nAssistant: ")...)
 }
 
-// blockKey is the key of block i of a prompt.
 func blockKey(tokens []uint32, blockSize, i int) connector.Key {
 	key := connector.RootKey(blockSize, connector.Scope{})
 	var scratch []byte

@@ -163,7 +163,6 @@ func (d *Draft) Finish() error {
 	return nil
 }
 
-// open opens the database and fills it.
 func (d *Draft) open() error {
 	d.tried = true
 	g, err := openGeneration(d.opts, d.number)
@@ -172,7 +171,7 @@ func (d *Draft) open() error {
 	}
 	d.gen = g
 	for _, path := range d.tables {
-		if err := g.call("take in "+path, func() error { return ingest(g.db, path) }); err != nil {
+		if err := g.call("take in "+path, func() error { return g.db.Ingest(context.Background(), []string{path}) }); err != nil {
 			return err
 		}
 	}
@@ -233,8 +232,6 @@ func (d *Draft) complete() error {
 	}
 	return nil
 }
-
-func ingest(db *pebble.DB, path string) error { return db.Ingest(context.Background(), []string{path}) }
 
 func syncDir(fs vfs.FS, dir string) error {
 	f, err := fs.OpenDir(dir)

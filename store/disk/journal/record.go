@@ -242,11 +242,6 @@ func (j *Journal) DeleteSegment(id uint32) error {
 	return g.call("delete from journal", func() error { return g.db.Delete(segmentKey(id), pebble.NoSync) })
 }
 
-// PutNamespace notes the number of a namespace.
-func (j *Journal) PutNamespace(n Namespace) error {
-	return j.set(namespaceKey(n.ID), n.Digest[:])
-}
-
 // PutMeta stores a small value under a name.
 func (j *Journal) PutMeta(name string, value []byte) error {
 	return j.set(append([]byte{prefixMeta}, name...), value)
@@ -335,7 +330,6 @@ func records(from pebble.Reader, first, end uint32, f func(*Record) error, bad f
 	})
 }
 
-// stepper runs one step of an iterator.
 type stepper func(func() bool) (bool, error)
 
 func direct(f func() bool) (bool, error) { return f(), nil }
