@@ -57,7 +57,7 @@ func conversations() []conversation {
 	}
 }
 
-// turnTokens is the prompt of a turn: all that was said so far, and the user's new line.
+// turnTokens is all that was said so far, and the user's new line.
 func turnTokens(history []uint32, line string) []uint32 {
 	return append(append([]uint32(nil), history...), engine.EncodeText("\nUser: "+line+"\nAssistant: ")...)
 }

@@ -154,13 +154,11 @@ func (d *Draft) Finish() error {
 	if err := d.probe(); err != nil {
 		return err
 	}
-	if err := d.open(); err != nil {
-		if d.of != nil {
-			d.of.failures.Add(1)
-		}
-		return err
+	err := d.open()
+	if err != nil && d.of != nil {
+		d.of.failures.Add(1)
 	}
-	return nil
+	return err
 }
 
 func (d *Draft) open() error {

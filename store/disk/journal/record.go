@@ -278,13 +278,10 @@ func (j *Journal) set(key, value []byte) error {
 func (j *Journal) Namespaces() ([]Namespace, error) {
 	var out []Namespace
 	err := scan(j.gen.Load().db, []byte{prefixNamespace}, []byte{prefixNamespace + 1}, func(k, v []byte) error {
-		n := Namespace{}
-		if len(k) != 3 || len(v) != len(n.Digest) {
+		if len(k) != 3 || len(v) != len(connector.NamespaceDigest{}) {
 			return fmt.Errorf("%w: namespace", errMalformed)
 		}
-		n.ID = binary.BigEndian.Uint16(k[1:])
-		copy(n.Digest[:], v)
-		out = append(out, n)
+		out = append(out, Namespace{ID: binary.BigEndian.Uint16(k[1:]), Digest: connector.NamespaceDigest(v)})
 		return nil
 	})
 	return out, err
