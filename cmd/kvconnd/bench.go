@@ -253,8 +253,7 @@ type benchRouterCmd struct {
 	JSON       bool `name:"json" help:"Print the result as JSON."`
 }
 
-// routerResult is what bench router prints. Of the decision it has the whole, not the
-// index's part.
+// routerResult has the result of the whole decision beside that of the index.
 type routerResult struct {
 	routerbench.IndexResult
 	routerbench.IngestResult
