@@ -18,7 +18,6 @@ import (
 	"github.com/kvconn/kvconn/internal/config"
 )
 
-// benchCmd is `kvconnd bench`.
 type benchCmd struct {
 	Store  benchStoreCmd  `cmd:"" help:"Measure verified reads and writes beside what the disk does raw."`
 	Index  benchIndexCmd  `cmd:"" help:"Measure the index: look-up, growth, choice of victims, memory, time to open."`
@@ -28,7 +27,6 @@ type benchCmd struct {
 	Call   benchCallCmd   `cmd:"" hidden:"" help:"The calling process of bench leader."`
 }
 
-// benchStoreCmd is `kvconnd bench store`.
 type benchStoreCmd struct {
 	Dir         string       `name:"dir" placeholder:"DIR" help:"Where the temporary files are made: on the disk to measure. Default: the system's directory for temporary files."`
 	RecordBytes config.Bytes `name:"record-bytes" default:"2MiB" placeholder:"SIZE" help:"Size of a record (default 2MiB)."`
@@ -67,7 +65,6 @@ at the cap, every write evicting: write %.3f of raw, read p99 %.2f times that of
 	return err
 }
 
-// benchIndexCmd is `kvconnd bench index`.
 type benchIndexCmd struct {
 	Records   int    `name:"records" default:"5000000" placeholder:"N" help:"Records in the index (default 5000000)."`
 	TableOnly bool   `name:"table-only" help:"Measure the table in memory alone: needs 60 bytes of memory a record and no disk."`
@@ -142,14 +139,12 @@ func wantPositive(flags map[string]float64) error {
 	return nil
 }
 
-// printJSON writes v for programs.
 func printJSON(out io.Writer, v any) error {
 	enc := json.NewEncoder(out)
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
 }
 
-// benchLeaderCmd is `kvconnd bench leader`.
 type benchLeaderCmd struct {
 	Records int    `name:"records" default:"5000000" placeholder:"N" help:"Records in the index (default 5000000)."`
 	Tokens  int    `name:"tokens" default:"131072" placeholder:"N" help:"Tokens of the prompt (default 131072)."`
@@ -158,7 +153,6 @@ type benchLeaderCmd struct {
 	JSON    bool   `name:"json" help:"Print the result as JSON."`
 }
 
-// leaderResult is what bench leader prints.
 type leaderResult struct {
 	leaderbench.Result
 	RoundTrip connbench.Result `json:"round_trip"`
@@ -212,7 +206,6 @@ func (c *benchCallCmd) Run(ctx context.Context, std *streams) error {
 	return connbench.Call(ctx, c.Args, std.out)
 }
 
-// benchLoadCmd is `kvconnd bench load`.
 type benchLoadCmd struct {
 	Dir        string       `name:"dir" placeholder:"DIR" help:"Where the temporary files are made: on the disk to measure. Default: the system's directory for temporary files."`
 	LayerBytes config.Bytes `name:"layer-bytes" default:"64KiB" placeholder:"SIZE" help:"Bytes of a block in each layer (default 64KiB)."`
@@ -253,7 +246,6 @@ func (c *benchLoadCmd) Run(ctx context.Context, std *streams) error {
 	return nil
 }
 
-// benchRouterCmd is `kvconnd bench router`.
 type benchRouterCmd struct {
 	Blocks     int  `name:"blocks" default:"8000" placeholder:"N" help:"Blocks of 16 tokens in the prompt (default 8000)."`
 	Ranks      int  `name:"ranks" default:"64" placeholder:"N" help:"Ranks (default 64)."`
@@ -261,8 +253,7 @@ type benchRouterCmd struct {
 	JSON       bool `name:"json" help:"Print the result as JSON."`
 }
 
-// routerResult is what bench router prints. Of the decision it has the whole, not the
-// index's part.
+// routerResult has the result of the whole decision beside that of the index.
 type routerResult struct {
 	routerbench.IndexResult
 	routerbench.IngestResult

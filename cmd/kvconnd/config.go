@@ -15,14 +15,12 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 )
 
-// configCmd is `kvconnd config`.
 type configCmd struct {
 	Show   configShowCmd   `cmd:"" default:"withargs" help:"Print every setting of the daemon and where its value comes from."`
 	Router configRouterCmd `cmd:"" help:"Print every setting and rank of the router and where its value comes from."`
 	VLLM   vllmConfigCmd   `cmd:"" name:"vllm" help:"Print the JSON for vLLM's --kv-transfer-config."`
 }
 
-// configShowCmd is `kvconnd config show`.
 type configShowCmd struct {
 	Config configFile `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of settings."`
 	JSON   bool       `name:"json" help:"Print the settings as JSON."`
@@ -61,7 +59,6 @@ func (c *configShowCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *
 	return err
 }
 
-// printSettings lists settings with their sources.
 func printSettings(out io.Writer, list []config.Setting, asJSON bool) error {
 	if asJSON {
 		return printJSON(out, list)
@@ -91,7 +88,6 @@ func checkSettings(ctx *kong.Context, s *config.Serve) error {
 	return nil
 }
 
-// configRouterCmd is `kvconnd config router`.
 type configRouterCmd struct {
 	Config routerFile  `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of the router's settings, with its ranks."`
 	JSON   bool        `name:"json" help:"Print the settings as JSON."`
@@ -132,7 +128,6 @@ func refusedRouter(c *routerCmd) error {
 	return err
 }
 
-// vllmConfigCmd is `kvconnd config vllm`.
 type vllmConfigCmd struct {
 	Socket string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"The daemon's Unix socket. Default: that of 'kvconnd serve'."`
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/kvconn/kvconn/internal/demo"
 )
 
-// demoCmd is `kvconnd demo`.
 type demoCmd struct {
 	Keep string `name:"keep" placeholder:"DIR" help:"Leave the store in this directory, which must be empty or missing."`
 	JSON bool   `name:"json" help:"Print the result as JSON."`
@@ -31,7 +30,7 @@ func (c *demoCmd) Run(ctx context.Context, std *streams) error {
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	report, err := demo.Run(ctx, demo.Options{Executable: executable, EngineCommand: "demo-engine", Keep: c.Keep, Progress: std.err})
+	report, err := demo.Run(ctx, demo.Options{Executable: executable, Keep: c.Keep, Progress: std.err})
 	if err != nil {
 		return err
 	}

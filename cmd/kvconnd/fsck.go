@@ -11,7 +11,6 @@ import (
 	"github.com/kvconn/kvconn/store/disk"
 )
 
-// fsckCmd is `kvconnd fsck`.
 type fsckCmd struct {
 	Dir     string `arg:"" placeholder:"DIR" help:"Store directory."`
 	Payload bool   `name:"payload" help:"Read and verify every payload, too, not only the structures."`
@@ -52,7 +51,6 @@ func (c *fsckCmd) Run(ctx context.Context, std *streams) error {
 	return err
 }
 
-// printFsck writes the report for people.
 func printFsck(out io.Writer, r *disk.FsckReport) error {
 	for _, what := range r.Repaired {
 		fmt.Fprintf(out, "repaired: %s\n", what)

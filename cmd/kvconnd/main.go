@@ -20,7 +20,6 @@ import (
 // exitUsage is the exit status for a command line that cannot be understood.
 const exitUsage = 2
 
-// cli is the command line.
 type cli struct {
 	Version kong.VersionFlag `short:"V" help:"Print the version and exit."`
 
@@ -45,7 +44,6 @@ func main() {
 	os.Exit(run(os.Args[1:], &streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}))
 }
 
-// run executes one command line and returns the exit status.
 func run(args []string, std *streams) int {
 	// The second signal ends the process at once: stop restores the default action.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

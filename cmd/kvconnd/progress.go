@@ -31,7 +31,6 @@ func newProgress(out io.Writer, what string) *progress {
 	return &progress{out: out, what: what, terminal: ok && term.IsTerminal(int(f.Fd())), line: time.Now()}
 }
 
-// set shows that done of total is done.
 func (p *progress) set(done, total int64) {
 	if total <= 0 {
 		return

@@ -13,7 +13,6 @@ import (
 	"github.com/kvconn/kvconn/router/replay"
 )
 
-// replayCmd is `kvconnd replay`.
 type replayCmd struct {
 	Trace string `arg:"" placeholder:"TRACE" help:"Trace file, one JSON object a line: timestamp, input_length, output_length, hash_ids. - for standard input."`
 
@@ -101,7 +100,6 @@ func (c *replayCmd) check() error {
 	return nil
 }
 
-// read reads the trace.
 func (c *replayCmd) read(ctx context.Context, std *streams) (*replay.Trace, error) {
 	in, name := &traceReader{ctx: ctx, in: std.in, bar: newProgress(std.err, "reading")}, "standard input"
 	if c.Trace != "-" {
@@ -142,7 +140,6 @@ func (r *traceReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// options returns the simulation's options.
 func (c *replayCmd) options() replay.Options {
 	return replay.Options{
 		Ranks: c.Ranks, Nodes: c.Nodes, GPUBlocks: c.GPUBlocks, DiskBlocks: orNone(c.DiskBlocks), ObjectBlocks: orNone(c.ObjectBlocks),
@@ -162,7 +159,6 @@ func orNone[T int | float64](v T) T {
 	return v
 }
 
-// plot writes the drawing.
 func (c *replayCmd) plot(r *replay.Report) error {
 	f, err := os.Create(c.Plot)
 	if err != nil {

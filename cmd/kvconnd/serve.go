@@ -16,7 +16,6 @@ import (
 	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
-// serveCmd is `kvconnd serve`.
 type serveCmd struct {
 	Config configFile `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of these settings. Flags and environment override it."`
 	config.Serve
@@ -77,7 +76,6 @@ func publishOptions(s *config.Serve) *publish.Options {
 	return o
 }
 
-// newLogger logs to standard error.
 func newLogger(std *streams, level, format string) *slog.Logger {
 	var l slog.Level
 	_ = l.UnmarshalText([]byte(level)) // the parser has checked it

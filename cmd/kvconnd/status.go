@@ -20,7 +20,6 @@ import (
 // minWatchInterval is the shortest interval of --watch.
 const minWatchInterval = 100 * time.Millisecond
 
-// statusCmd is `kvconnd status`.
 type statusCmd struct {
 	HTTP     string        `name:"http" placeholder:"ADDR" help:"The daemon's HTTP address. Default: that of the daemon that serves --dir, or 127.0.0.1:9477."`
 	Dir      string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Ask the daemon that serves this store directory, whatever its address."`
@@ -141,7 +140,6 @@ func crop(text string, width, height int) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// show prints one look.
 func (c *statusCmd) show(out io.Writer, s, before *daemon.Status, failed error) error {
 	switch {
 	case failed != nil && c.JSON:

@@ -49,7 +49,6 @@ func printDaemon(w io.Writer, s *daemon.Status) {
 	}
 }
 
-// printSpace prints how much room the store has.
 func printSpace(w io.Writer, s *daemon.Status) {
 	st := &s.Store
 	if st.FileSystemBytes == 0 {

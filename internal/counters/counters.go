@@ -24,7 +24,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// collector exports the metrics of a struct.
 type collector[T any] struct {
 	prefix string
 	read   func() *T
@@ -74,7 +73,6 @@ func (s *series) desc() *prometheus.Desc { return prometheus.NewDesc(s.name, s.h
 
 func (s *series) label(name, value string) { s.labels, s.values = []string{name}, []string{value} }
 
-// walker finds the metrics of a struct.
 type walker struct {
 	// helps are the descriptions of the metrics that were found.
 	helps map[string]string
@@ -125,7 +123,6 @@ func (w *walker) fields(prefix string, v reflect.Value, s series) {
 	}
 }
 
-// metric emits the series of a field.
 func (w *walker) metric(name string, tag reflect.StructTag, v reflect.Value, s series) {
 	if w.helps[name] == "" {
 		w.helps[name] = tag.Get("help")
@@ -173,7 +170,6 @@ func add(dst, src reflect.Value) {
 	}
 }
 
-// number is the value of a metric.
 func number(v reflect.Value) float64 {
 	switch v.Kind() {
 	case reflect.Bool:

@@ -207,11 +207,9 @@ func (s *workerSession) Close() {
 	s.Worker.Close()
 	s.b.mu.Lock()
 	delete(s.b.workers, s)
-	changes := s.b.tellReady(s.peer.Engine)
 	s.b.draining[s] = struct{}{}
-	s.b.mu.Unlock()
+	s.unlockReady()
 	s.b.log("engine worker disconnected", s.peer, "rank", s.rank)
-	s.b.logReady(changes)
 }
 
 // foldDrained adds the counts of ended workers with no saves under way to the past, and

@@ -64,7 +64,6 @@ type HTTPStatus struct {
 	Refused     uint64 `json:"refused" metric:"connections_refused_total" help:"Connections of the HTTP interface that were too many, of one client or of all."`
 }
 
-// routes lists the HTTP interface.
 func (d *daemon) routes() []route {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(newCollector(d.read), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -172,7 +171,6 @@ func listenPprof(addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// pprofHandler serves Go's profiles below /debug/pprof/.
 func pprofHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)

@@ -47,7 +47,6 @@ func (d *daemon) writeInfo() error {
 	return nil
 }
 
-// removeInfo removes the file if it is this daemon's.
 func (d *daemon) removeInfo() {
 	d.infoMu.Lock()
 	defer d.infoMu.Unlock()

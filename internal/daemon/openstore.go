@@ -120,7 +120,6 @@ func segmentsOf(maxBytes int64) int64 {
 	return min(max(maxBytes/bytes, least), most)
 }
 
-// diskIsFull reports whether an operation failed because there was no room.
 func diskIsFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }

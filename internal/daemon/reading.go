@@ -103,7 +103,6 @@ type figures struct {
 	Faults    map[string]bool `metric:"fault" label:"code" help:"1 while this is wrong with the daemon: the reasons of /healthz."`
 }
 
-// newCollector exports the readings that read takes.
 func newCollector(read func(now time.Time) *reading) prometheus.Collector {
 	return counters.NewCollector("kvconn_", func() *figures { return read(time.Now()).figures() })
 }

@@ -1,6 +1,5 @@
 package daemon
 
-// engineRank names a rank of an engine.
 type engineRank struct {
 	engine string
 	rank   int
@@ -71,7 +70,6 @@ func (b *backend) notReady(s *schedulerSession) string {
 	return ""
 }
 
-// logReady logs the changes of tellReady.
 func (b *backend) logReady(changes []readyChange) {
 	for _, c := range changes {
 		if c.why == "" {
@@ -99,6 +97,11 @@ func (s *workerSession) setMemory(registered, refused bool) {
 		}
 		s.b.refused[name] = struct{}{}
 	}
+	s.unlockReady()
+}
+
+// unlockReady tells the engine's leaders whether its ranks can load, and unlocks the backend.
+func (s *workerSession) unlockReady() {
 	changes := s.b.tellReady(s.peer.Engine)
 	s.b.mu.Unlock()
 	s.b.logReady(changes)
@@ -108,7 +111,5 @@ func (s *workerSession) setMemory(registered, refused bool) {
 func (s *workerSession) loseMemory() {
 	s.b.mu.Lock()
 	s.registered, s.lost = false, true
-	changes := s.b.tellReady(s.peer.Engine)
-	s.b.mu.Unlock()
-	s.b.logReady(changes)
+	s.unlockReady()
 }

@@ -50,7 +50,6 @@ type residencyHandler struct {
 	streams, snapshots *httplimit.Shares
 }
 
-// refuseResidency asks a reader to come again.
 func refuseResidency(w http.ResponseWriter, why string) {
 	w.Header().Set("Retry-After", residencyRetry)
 	http.Error(w, why, http.StatusServiceUnavailable)

@@ -35,7 +35,6 @@ func (d *daemon) tend(ctx context.Context) error {
 	}
 }
 
-// look takes a reading and judges it.
 func (d *daemon) look(now time.Time) *reading {
 	r := d.read(now)
 	d.health.Observe(now, &health.Observation{

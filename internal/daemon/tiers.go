@@ -24,7 +24,6 @@ type TierStatus struct {
 	LoadBytesPerS float64 `json:"load_bytes_per_s" metric:"load_bytes_per_second" help:"Measured speed of loads from a tier; 0 if it is not known."`
 }
 
-// statusOf lists levels.
 func statusOf(levels []store.Level) []TierStatus {
 	list := make([]TierStatus, len(levels))
 	for i, level := range levels {

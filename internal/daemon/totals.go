@@ -54,14 +54,12 @@ func (t *modelTotals) show() {
 }
 
 func (t *modelTotals) addLeader(s leader.Stats) { counters.Add(&t.sum.Leader, &s) }
-
 func (t *modelTotals) addWorker(s worker.Stats) { counters.Add(&t.sum.Worker, &s) }
 
 // modelCounts keeps counters by model. The first maxModels names of a daemon's life have
 // their own. Its user's lock guards it.
 type modelCounts map[string]*modelTotals
 
-// of returns the counters of a model.
 func (c modelCounts) of(model string) *modelTotals {
 	model = strings.ToValidUTF8(model[:min(len(model), maxModelBytes)], "")
 	t := c[model]

@@ -57,12 +57,11 @@ func conversations() []conversation {
 	}
 }
 
-// turnTokens is the prompt of a turn: all that was said so far, and the user's new line.
+// turnTokens is all that was said so far, and the user's new line.
 func turnTokens(history []uint32, line string) []uint32 {
 	return append(append([]uint32(nil), history...), engine.EncodeText("\nUser: "+line+"\nAssistant: ")...)
 }
 
-// blockKey is the key of block i of a prompt.
 func blockKey(tokens []uint32, blockSize, i int) connector.Key {
 	key := connector.RootKey(blockSize, connector.Scope{})
 	var scratch []byte

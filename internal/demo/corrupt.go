@@ -3,6 +3,7 @@ package demo
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -38,20 +39,17 @@ func flipBit(dir string, key connector.Key) error {
 	return nil
 }
 
-// flipInFile looks at every header-sized piece of a file.
 func flipInFile(path string, key connector.Key) (flipped int, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
 	piece := make([]byte, headerBytes)
-	for offset := int64(0); offset+int64(len(piece)) < info.Size(); offset += int64(len(piece)) {
-		if _, err := f.ReadAt(piece, offset); err != nil {
+	for offset := int64(0); ; offset += headerBytes {
+		if _, err := f.ReadAt(piece, offset); err == io.EOF {
+			return flipped, nil
+		} else if err != nil {
 			return flipped, err
 		}
 		if !bytes.HasPrefix(piece, []byte(headerMagic)) || !bytes.HasPrefix(piece[keyOffset:], key[:]) {
@@ -68,5 +66,4 @@ func flipInFile(path string, key connector.Key) (flipped int, err error) {
 		}
 		flipped++
 	}
-	return flipped, nil
 }

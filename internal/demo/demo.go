@@ -16,9 +16,9 @@ import (
 
 // Options configure [Run].
 type Options struct {
-	// Executable is kvconnd itself. It is run as the daemon (`serve`) and, with the words
-	// of EngineCommand, as the engine.
-	Executable, EngineCommand string
+	// Executable is kvconnd itself. It is run as the daemon (`serve`) and as the engine
+	// (`demo-engine`).
+	Executable string
 	// Keep is a directory in which the store is left; empty for a temporary one.
 	Keep string
 	// Progress receives a line for each thing that is begun.
@@ -72,7 +72,6 @@ type turn struct {
 	ttftS  float64
 }
 
-// runner is one run of the demo.
 type runner struct {
 	o      *Options
 	dir    string
@@ -143,9 +142,7 @@ func emptyDir(dir string) (string, error) {
 }
 
 func (r *runner) say(format string, args ...any) {
-	if r.o.Progress != nil {
-		fmt.Fprintf(r.o.Progress, format+"\n", args...)
-	}
+	fmt.Fprintf(r.o.Progress, format+"\n", args...)
 }
 
 // withProcesses starts daemon and engine, does something with them, and stops both.

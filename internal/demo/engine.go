@@ -99,7 +99,6 @@ func ServeEngine(ctx context.Context, o EngineOptions, in io.Reader, out io.Writ
 	return lines.Err()
 }
 
-// complete serves one line.
 func complete(ctx context.Context, e *engine.Engine, line []byte) completion {
 	var p prompt
 	if err := json.Unmarshal(line, &p); err != nil {

@@ -87,7 +87,6 @@ func (p *process) stop() error {
 	return nil
 }
 
-// failure says what the child logged last.
 func (p *process) failure(err error) error {
 	log, _ := os.ReadFile(p.log)
 	return fmt.Errorf("the %s failed: %w\n%s", p.name, err, bytes.TrimSpace(log[max(0, len(log)-tailBytes):]))
@@ -139,7 +138,7 @@ type engineProcess struct {
 
 // startEngine runs an engine and waits until it is ready.
 func (r *runner) startEngine(prefixCaching bool) (*engineProcess, error) {
-	args := append(strings.Fields(r.o.EngineCommand), "--socket", r.socket)
+	args := []string{"demo-engine", "--socket", r.socket}
 	if prefixCaching {
 		args = append(args, "--prefix-caching")
 	}
@@ -166,7 +165,6 @@ func (r *runner) startEngine(prefixCaching bool) (*engineProcess, error) {
 	return e, nil
 }
 
-// complete has one prompt completed.
 func (e *engineProcess) complete(p prompt) (*completion, error) {
 	b, err := json.Marshal(p)
 	if err != nil {

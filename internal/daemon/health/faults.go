@@ -10,7 +10,6 @@ func newFault(code, detail, remedy, healed string, s sign) *fault {
 	return &fault{reason: Reason{Code: code, Detail: detail, Remedy: remedy}, healed: healed, sign: s}
 }
 
-// faults lists what can be wrong.
 func faults() []*fault {
 	writes := func(s *Observation) uint64 { return s.Writes }
 	return []*fault{

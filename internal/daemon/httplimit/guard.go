@@ -36,7 +36,6 @@ func (g *guard) moved(c net.Conn, state http.ConnState) {
 	}
 }
 
-// withClient is the server's ConnContext.
 func withClient(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, clientKey{}, c.(*conn).client)
 }
@@ -56,7 +55,6 @@ func ClientOf(r *http.Request) Client {
 	return Client{Name: host}
 }
 
-// listener bounds what a listener accepts.
 type listener struct {
 	net.Listener
 	guard *guard
@@ -143,7 +141,6 @@ func (g *guard) victim(may func(*conn) bool) (found *conn) {
 	return found
 }
 
-// conn is an admitted connection.
 type conn struct {
 	net.Conn
 	guard  *guard

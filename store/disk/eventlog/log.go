@@ -214,7 +214,6 @@ func (f *Follower) Next(ctx context.Context, buf []Event) (first uint64, out []E
 	}
 }
 
-// take reads what there is.
 func (f *Follower) take(buf []Event) (first uint64, out []Event, err error) {
 	l := f.log
 	l.mu.Lock()

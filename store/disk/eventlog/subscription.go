@@ -34,7 +34,6 @@ type Subscriptions struct {
 	closed bool
 }
 
-// stopping reports whether the store is closing.
 func (l *Subscriptions) stopping() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

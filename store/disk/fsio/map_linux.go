@@ -2,12 +2,12 @@ package fsio
 
 import "golang.org/x/sys/unix"
 
-// hugePageBytes is the size of a transparent huge page on the platforms that matter.
-const hugePageBytes = 2 << 20
-
-// wholeHugePages is the number of huge pages from which on a mapping is rounded up to
-// whole ones: the rest is then little of it.
-const wholeHugePages = 8
+const (
+	// hugePageBytes is the size of a transparent huge page on the platforms that matter.
+	hugePageBytes = 2 << 20
+	// From wholeHugePages on a mapping is rounded up to whole ones: the rest is little of it.
+	wholeHugePages = 8
+)
 
 // Map returns n zeroed bytes outside the Go heap, page aligned, in huge pages where the
 // kernel gives them: they cost a fifth of the faults and speed up direct I/O.

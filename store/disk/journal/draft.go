@@ -154,16 +154,13 @@ func (d *Draft) Finish() error {
 	if err := d.probe(); err != nil {
 		return err
 	}
-	if err := d.open(); err != nil {
-		if d.of != nil {
-			d.of.failures.Add(1)
-		}
-		return err
+	err := d.open()
+	if err != nil && d.of != nil {
+		d.of.failures.Add(1)
 	}
-	return nil
+	return err
 }
 
-// open opens the database and fills it.
 func (d *Draft) open() error {
 	d.tried = true
 	g, err := openGeneration(d.opts, d.number)
@@ -172,7 +169,7 @@ func (d *Draft) open() error {
 	}
 	d.gen = g
 	for _, path := range d.tables {
-		if err := g.call("take in "+path, func() error { return ingest(g.db, path) }); err != nil {
+		if err := g.call("take in "+path, func() error { return g.db.Ingest(context.Background(), []string{path}) }); err != nil {
 			return err
 		}
 	}
@@ -233,8 +230,6 @@ func (d *Draft) complete() error {
 	}
 	return nil
 }
-
-func ingest(db *pebble.DB, path string) error { return db.Ingest(context.Background(), []string{path}) }
 
 func syncDir(fs vfs.FS, dir string) error {
 	f, err := fs.OpenDir(dir)

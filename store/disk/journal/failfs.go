@@ -42,7 +42,6 @@ func (o *openFiles) add(f io.Closer) {
 	o.open[f] = true
 }
 
-// remove reports whether the file was open.
 func (o *openFiles) remove(f io.Closer) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -96,7 +95,6 @@ func (g *generation) read(f func() error) error {
 	return err
 }
 
-// opened passes a file on, wrapped.
 func (f failFS) opened(name string, file vfs.File, err error) (vfs.File, error) {
 	if err != nil {
 		return nil, err
@@ -175,7 +173,6 @@ func (f failFS) Lock(name string) (io.Closer, error) {
 	return lock, nil
 }
 
-// failLock is the lock of a generation's directory.
 type failLock struct {
 	g    *generation
 	held struct{ io.Closer }

@@ -36,7 +36,6 @@ func newGeneration(o Options, number uint64) *generation {
 	return &generation{opts: o, number: number, dir: generationDir(o.FS, o.Dir, number), failed: make(chan struct{}), parked: make(chan struct{})}
 }
 
-// openGeneration opens or makes a generation.
 func openGeneration(o Options, number uint64) (*generation, error) {
 	g := newGeneration(o, number)
 	cache := pebble.NewCache(o.CacheBytes)
@@ -136,7 +135,6 @@ func (g *generation) close() error {
 	return nil
 }
 
-// call runs a function of Pebble.
 func (g *generation) call(what string, f func() error) error {
 	err := g.failure()
 	if err == nil {
@@ -189,7 +187,6 @@ func (g *generation) failure() error {
 
 var errGivenUp = errors.New("given up")
 
-// fail marks the generation as failed.
 func (g *generation) fail(reason error) {
 	g.once.Do(func() {
 		g.reason.Store(&reason)
@@ -222,7 +219,6 @@ func (g *generation) discard() {
 	g.files.closeAll()
 }
 
-// step runs one step of a snapshot's iterator.
 func (g *generation) step(f func() bool) (ok bool, err error) {
 	g.reading.RLock()
 	defer g.reading.RUnlock()

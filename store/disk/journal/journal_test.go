@@ -43,8 +43,8 @@ func TestJournalKeepsWhatABarrierMadeDurable(t *testing.T) {
 		}
 	}
 	gone := testRecord(50)
-	if err := errors.Join(b.DeleteRecord(gone.Location), b.PutSize(1, 2, 4096), b.Commit(), j.PutSegment(Segment{1, 2, 8192}),
-		j.PutNamespace(Namespace{ID: 1}), j.PutMeta("a", []byte("b")), j.Barrier()); err != nil {
+	if err := errors.Join(b.DeleteRecord(gone.Location), b.PutSize(1, 2, 4096), b.PutNamespace(Namespace{ID: 1}), b.Commit(),
+		j.PutSegment(Segment{1, 2, 8192}), j.PutMeta("a", []byte("b")), j.Barrier()); err != nil {
 		t.Fatal(err)
 	}
 	after := openTest(t, mem.CrashClone(vfs.CrashCloneCfg{}))

@@ -242,11 +242,6 @@ func (j *Journal) DeleteSegment(id uint32) error {
 	return g.call("delete from journal", func() error { return g.db.Delete(segmentKey(id), pebble.NoSync) })
 }
 
-// PutNamespace notes the number of a namespace.
-func (j *Journal) PutNamespace(n Namespace) error {
-	return j.set(namespaceKey(n.ID), n.Digest[:])
-}
-
 // PutMeta stores a small value under a name.
 func (j *Journal) PutMeta(name string, value []byte) error {
 	return j.set(append([]byte{prefixMeta}, name...), value)
@@ -283,13 +278,10 @@ func (j *Journal) set(key, value []byte) error {
 func (j *Journal) Namespaces() ([]Namespace, error) {
 	var out []Namespace
 	err := scan(j.gen.Load().db, []byte{prefixNamespace}, []byte{prefixNamespace + 1}, func(k, v []byte) error {
-		n := Namespace{}
-		if len(k) != 3 || len(v) != len(n.Digest) {
+		if len(k) != 3 || len(v) != len(connector.NamespaceDigest{}) {
 			return fmt.Errorf("%w: namespace", errMalformed)
 		}
-		n.ID = binary.BigEndian.Uint16(k[1:])
-		copy(n.Digest[:], v)
-		out = append(out, n)
+		out = append(out, Namespace{ID: binary.BigEndian.Uint16(k[1:]), Digest: connector.NamespaceDigest(v)})
 		return nil
 	})
 	return out, err
@@ -335,7 +327,6 @@ func records(from pebble.Reader, first, end uint32, f func(*Record) error, bad f
 	})
 }
 
-// stepper runs one step of an iterator.
 type stepper func(func() bool) (bool, error)
 
 func direct(f func() bool) (bool, error) { return f(), nil }
