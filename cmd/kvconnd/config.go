@@ -88,6 +88,7 @@ func checkSettings(ctx *kong.Context, s *config.Serve) error {
 	return nil
 }
 
+// configRouterCmd is `kvconnd config router`.
 type configRouterCmd struct {
 	Config routerFile  `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of the router's settings, with its ranks."`
 	JSON   bool        `name:"json" help:"Print the settings as JSON."`
