@@ -42,12 +42,12 @@ func (f badReadFile) ReadVec(a, b []byte, offset int64) error {
 }
 
 // badRead opens a store with records. The disk does not give the first.
-func badRead(t *testing.T, fault func() error) (*badReads, *Store, []testRecord) {
+func badRead(t *testing.T, timeout time.Duration, fault func() error) (*badReads, *Store, []testRecord) {
 	t.Helper()
 	d, j := &badReads{memDisk: newMemDisk()}, newJournalFS()
 	o := memOptions(d.memDisk, j)
 	o.fs = d
-	o.ReadTimeout = 50 * time.Millisecond
+	o.ReadTimeout = timeout
 	s := watchCap(t, o).of(openTest(t, o))
 	records := chainOf(openNamespace(t, s, "a"), 1, 10)
 	mustWrite(t, s, records)
@@ -66,7 +66,7 @@ func badRead(t *testing.T, fault func() error) (*badReads, *Store, []testRecord)
 
 // Defect 13: a record in a bad sector was offered again and again and could not be saved again.
 func TestRecordThatCannotBeReadTwiceIsDroppedAndItsSlotSetAside(t *testing.T) {
-	_, s, records := badRead(t, func() error { return unix.EIO })
+	_, s, records := badRead(t, time.Minute, func() error { return unix.EIO })
 	for range 2 {
 		if err := readAll(t, s, records[:1])[0]; !errors.Is(err, store.ErrIO) {
 			t.Fatal(err)
@@ -87,7 +87,7 @@ func TestRecordThatCannotBeReadTwiceIsDroppedAndItsSlotSetAside(t *testing.T) {
 
 // Defect 13: a save replaces a record whose last read failed.
 func TestSaveReplacesARecordWhoseLastReadFailed(t *testing.T) {
-	_, s, records := badRead(t, func() error { return unix.EIO })
+	_, s, records := badRead(t, time.Minute, func() error { return unix.EIO })
 	if err := readAll(t, s, records[:1])[0]; !errors.Is(err, store.ErrIO) {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func TestRefusedSaveDropsNothing(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			var fails atomic.Bool
 			fails.Store(true)
-			d, s, records := badRead(t, func() error {
+			d, s, records := badRead(t, time.Minute, func() error {
 				if fails.Load() {
 					return unix.EIO
 				}
@@ -184,7 +184,7 @@ func TestRefusedSaveDropsNothing(t *testing.T) {
 func TestRecordThatTimesOutTwiceIsDropped(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
-	_, s, records := badRead(t, func() error { <-release; return nil })
+	_, s, records := badRead(t, 50*time.Millisecond, func() error { <-release; return nil })
 	for range 2 {
 		if err := readAll(t, s, records[:1])[0]; !errors.Is(err, store.ErrTimeout) {
 			t.Fatal(err)
@@ -208,7 +208,7 @@ func TestRecordThatTimesOutTwiceIsDropped(t *testing.T) {
 
 // A disk that gives nothing for a while costs no record.
 func TestReadsThatAllFailForAWhileDropNothing(t *testing.T) {
-	d, s, records := badRead(t, func() error { return nil })
+	d, s, records := badRead(t, time.Minute, func() error { return nil })
 	all := func(place) error { return unix.EIO }
 	d.bad.Store(&all)
 	for range 5 {
