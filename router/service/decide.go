@@ -74,8 +74,14 @@ const (
 
 // read reads the fields that a completion does not have.
 func (o *RouteRequest) read(fields front.Fields) error {
-	for name, to := range map[string]any{"lora": &o.LoRA, "content": &o.Content, "pin": &o.Pin, "exclude": &o.Exclude, "explain": &o.Explain} {
-		if err := fields.Read(name, to); err != nil {
+	var firstTurn *bool // a completion's is ignored where it is something else; here it is an error
+	for _, field := range []struct {
+		name string
+		to   any
+	}{
+		{"lora", &o.LoRA}, {"content", &o.Content}, {"pin", &o.Pin}, {"exclude", &o.Exclude}, {"explain", &o.Explain}, {"first_turn", &firstTurn},
+	} {
+		if err := fields.Read(field.name, field.to); err != nil {
 			return err
 		}
 	}

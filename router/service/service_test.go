@@ -120,7 +120,8 @@ func TestBadInputIsAnsweredWithACode(t *testing.T) {
 	}
 	for _, body := range []any{"", "{", "[]", "null", "{} {}", m{"model": "m"}, m{"token_ids": "x"}, `{"token_ids":[1,-1]}`,
 		m{"prompt": 5}, m{"token_ids": []int{1}, "conversation_id": strings.Repeat("c", 300)}, m{"token_ids": []int{1}, "session_id": "a\nb"},
-		m{"token_ids": []int{1}, "pin": m{"rank": -1}}, m{"token_ids": []int{1}, "model": 5}} {
+		m{"token_ids": []int{1}, "pin": m{"rank": -1}}, m{"token_ids": []int{1}, "model": 5},
+		m{"token_ids": []int{1}, "first_turn": "yes"}} {
 		if got := r.refused("POST", "/v1/route", body); got != "400 invalid_request" {
 			t.Errorf("%.50v: %s", body, got)
 		}
