@@ -39,6 +39,8 @@ type loadBench struct {
 	blocks  []connector.PlanBlock
 	numbers map[connector.Key]int
 	content []byte
+	// unasked is the number of the last record that [loadBench.emptyHostTier] has made.
+	unasked uint64
 }
 
 const (
@@ -180,9 +182,10 @@ func (b *loadBench) emptyHostTier(ctx context.Context) error {
 	}
 	defer account.Close()
 	var s host.Slot
-	for n := range int64(len(b.arena.Memory()) / b.blockBytes) {
+	for range len(b.arena.Memory()) / b.blockBytes {
+		b.unasked++ // never one that is there already, which would make no room
 		r := store.Record{ID: store.RecordID{Namespace: b.ns, Shard: unused}}
-		binary.LittleEndian.PutUint64(r.ID.Key[:], uint64(n))
+		binary.LittleEndian.PutUint64(r.ID.Key[:], b.unasked)
 		outcome, err := account.Acquire(ctx, &s, r, b.blockBytes, true)
 		if err != nil {
 			return fmt.Errorf("empty the host tier: %w", err)
