@@ -34,7 +34,7 @@ func newNode(t *testing.T, args ...string) *node {
 }
 
 // newMemoryNode is a node whose disk is memory, where there is such a disk: for tests with
-// many starts, each of which waits for the disk otherwise.
+// many starts, which would all wait for the disk.
 func newMemoryNode(t *testing.T, args ...string) *node {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "kvconn-integration-")

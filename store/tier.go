@@ -101,3 +101,13 @@ type Namespaces interface {
 	// ReleasePayload ends one HoldPayload.
 	ReleasePayload(ns connector.NamespaceDigest, shard connector.Shard)
 }
+
+// NamespaceInfo describes a namespace of a store.
+type NamespaceInfo struct {
+	Digest connector.NamespaceDigest
+	// Manifest is the canonical JSON, or nil if it was lost with its file.
+	Manifest []byte
+	// Forgotten is set where there are neither records nor engines any more, but there may
+	// be subscribers that have not come to the removal of the last record.
+	Forgotten bool
+}

@@ -242,13 +242,13 @@ func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
 }
 
 // laggingSource is a store whose subscriber falls behind after the snapshot.
-type laggingSource struct{ namespaces []disk.NamespaceInfo }
+type laggingSource struct{ namespaces []store.NamespaceInfo }
 
-func (laggingSource) Epoch() uint64                      { return 7 }
-func (laggingSource) Usage() store.Usage                 { return store.Usage{} }
-func (s laggingSource) Namespaces() []disk.NamespaceInfo { return s.namespaces }
-func (laggingSource) Seq() uint64                        { return 0 }
-func (laggingSource) Close() error                       { return nil }
+func (laggingSource) Epoch() uint64                       { return 7 }
+func (laggingSource) Usage() store.Usage                  { return store.Usage{} }
+func (s laggingSource) Namespaces() []store.NamespaceInfo { return s.namespaces }
+func (laggingSource) Seq() uint64                         { return 0 }
+func (laggingSource) Close() error                        { return nil }
 func (laggingSource) Snapshot(context.Context, func(store.Resident) error) error {
 	return nil
 }

@@ -59,7 +59,7 @@ func (r *reader) fields() (int, error) {
 	return r.count(n, rest, err)
 }
 
-// count checks a number of elements, each of which takes a byte at least.
+// count checks a number of elements: each takes at least one byte.
 func (r *reader) count(n uint32, rest []byte, err error) (int, error) {
 	if err == nil && uint64(n) > uint64(len(rest)) {
 		err = msgp.ErrShortBytes

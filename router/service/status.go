@@ -158,7 +158,7 @@ func (t timed) RouteAll(ctx context.Context, reqs []route.Request, out []route.D
 	return errs
 }
 
-// byState counts feeds by their state, each of which there is.
+// byState counts feeds by state. Every state is listed.
 func byState[T any](feeds []T, state func(*T) feed.State) map[feed.State]int {
 	n := map[feed.State]int{feed.StateConnecting: 0, feed.StateSynced: 0, feed.StateStale: 0, feed.StateRefused: 0}
 	for i := range feeds {

@@ -11,7 +11,7 @@ import (
 // tidyInterval is how often namespaces without records are looked for where nobody asks.
 const tidyInterval = time.Hour
 
-// tidyPause is the shortest time between two looks, each of which goes over the whole index.
+// tidyPause is the shortest time between two looks: each goes over the whole index.
 const tidyPause = time.Second
 
 // tidyNamespaces forgets namespaces and payload sizes that have no records, and writes

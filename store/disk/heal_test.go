@@ -46,7 +46,7 @@ func mustBalance(t *testing.T, s *Store) {
 	}
 }
 
-// writeSome writes records, some of which may be refused, and returns those that were taken.
+// writeSome writes records and returns those that were taken: some may be refused.
 func writeSome(t *testing.T, s *Store, records []testRecord) (taken []testRecord) {
 	t.Helper()
 	for i, err := range writeAll(t, s, records) {

@@ -6,11 +6,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
-	"github.com/kvconn/kvconn/store/disk/namespace"
 )
-
-// NamespaceInfo describes a namespace of a store.
-type NamespaceInfo = namespace.Info
 
 // OpenNamespace implements [store.Namespaces].
 func (s *Store) OpenNamespace(m *connector.Manifest) (connector.NamespaceDigest, error) {
@@ -22,7 +18,7 @@ func (s *Store) OpenNamespace(m *connector.Manifest) (connector.NamespaceDigest,
 func (s *Store) CloseNamespace(ns connector.NamespaceDigest) { s.namespaces.Leave(ns) }
 
 // Namespaces lists the namespaces of the store.
-func (s *Store) Namespaces() []NamespaceInfo { return s.namespaces.List() }
+func (s *Store) Namespaces() []store.NamespaceInfo { return s.namespaces.List() }
 
 // PayloadBytes implements [store.Namespaces].
 func (s *Store) PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk"
 )
 
 // heartbeatInterval is how long a stream is silent at most.
@@ -132,7 +131,7 @@ func (s *Stream) End(err error, stopping bool) {
 type Source interface {
 	store.Events
 	// Namespaces describes the namespaces that records belong to.
-	Namespaces() []disk.NamespaceInfo
+	Namespaces() []store.NamespaceInfo
 }
 
 // Manifest is the canonical JSON of a namespace, empty if the store has lost it. It is unknown if the source

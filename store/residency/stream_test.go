@@ -14,7 +14,6 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency"
 )
 
@@ -39,8 +38,8 @@ func (s *script) Subscribe(context.Context) (store.Subscription, error)  { retur
 func (s *script) SubscribeAfter(_, _ uint64) (store.Subscription, error) { return s, nil }
 
 // Namespaces are two, the other ones are unknown.
-func (s *script) Namespaces() []disk.NamespaceInfo {
-	return []disk.NamespaceInfo{{Digest: ns(0), Manifest: []byte("zero")}, {Digest: ns(1), Manifest: []byte("one")}}
+func (s *script) Namespaces() []store.NamespaceInfo {
+	return []store.NamespaceInfo{{Digest: ns(0), Manifest: []byte("zero")}, {Digest: ns(1), Manifest: []byte("one")}}
 }
 
 func (s *script) Snapshot(ctx context.Context, f func(store.Resident) error) error {
@@ -190,7 +189,7 @@ type inOrder struct {
 	next int
 }
 
-func (s *inOrder) Namespaces() []disk.NamespaceInfo {
+func (s *inOrder) Namespaces() []store.NamespaceInfo {
 	s.next++
-	return []disk.NamespaceInfo{{Digest: ns(s.next - 1)}}
+	return []store.NamespaceInfo{{Digest: ns(s.next - 1)}}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/kvconn/kvconn/router/policy"
 )
 
-// "No other rank will do" goes before the conversation's rank, which stays its rank; a wish does not.
+// A strict pin beats the conversation's rank, and the conversation keeps that rank. A pin that is only a wish loses.
 func TestAStrictPinGoesBeforeTheConversationsRank(t *testing.T) {
 	s := policytest.Idle(3, 0)
 	p := NewConversation(ConversationOptions{MaxConversations: 2})

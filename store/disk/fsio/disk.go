@@ -18,7 +18,7 @@ import (
 const Align = store.BufferAlign
 
 // AlignUp rounds n up to a multiple of [Align].
-func AlignUp(n int) int { return (n + Align - 1) &^ (Align - 1) }
+func AlignUp(n int) int { return store.PayloadBufferSize(n) }
 
 // Aligned reports whether b starts at a multiple of [Align]. An empty slice does not.
 func Aligned(b []byte) bool {

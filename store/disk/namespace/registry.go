@@ -86,16 +86,6 @@ type namespace struct {
 	inserted atomic.Uint64
 }
 
-// Info describes a namespace of a store.
-type Info struct {
-	Digest connector.NamespaceDigest
-	// Manifest is the canonical JSON, or nil if it was lost with its file.
-	Manifest []byte
-	// Forgotten is set where there are neither records nor engines any more, but there may
-	// be subscribers that have not come to the removal of the last record.
-	Forgotten bool
-}
-
 // New returns a registry that knows no namespace.
 func New(o Options) *Registry {
 	n := &Registry{o: o, tidy: make(chan struct{}, 1)}
@@ -191,13 +181,13 @@ func (n *Registry) remove(id uint16) {
 }
 
 // List returns the namespaces of the store.
-func (n *Registry) List() []Info {
+func (n *Registry) List() []store.NamespaceInfo {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
-	out := make([]Info, 0, len(n.lookup))
+	out := make([]store.NamespaceInfo, 0, len(n.lookup))
 	for _, e := range n.byID {
 		if !e.gone || e.used.Load() {
-			out = append(out, Info{Digest: e.digest, Manifest: slices.Clone(e.manifest), Forgotten: e.gone})
+			out = append(out, store.NamespaceInfo{Digest: e.digest, Manifest: slices.Clone(e.manifest), Forgotten: e.gone})
 		}
 	}
 	return out
