@@ -26,7 +26,7 @@ func TestThirdTierTakesOneMoreNameInTheChain(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = a.Close() })
-	o := &Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler), PrefillTokensPerS: 4000} // a block takes 1 ms
+	o := &Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler), PrefillTokensPerS: 4} // a block takes 1 s, more than any disk
 	o.EnsureDefaults()
 	b := newBackend(o, store.NewChain(disk, slow), a)
 	m := residencyManifest()
@@ -55,7 +55,7 @@ func TestThirdTierTakesOneMoreNameInTheChain(t *testing.T) {
 		return offer.Tokens
 	}
 
-	slow.SetSpeed(store.Speed{BytesPerS: 1e6}) // a block takes 16 ms
+	slow.SetSpeed(store.Speed{BytesPerS: 1e3}) // a block takes 16 s
 	if got, want := match("slow"), onDisk*m.BlockSize; got != want {
 		t.Errorf("%d tokens offered while the slow tier is slower than prefill, want the %d on disk", got, want)
 	}
