@@ -19,7 +19,7 @@ func serve(t *testing.T, grace time.Duration, draining func()) (url string, star
 		case <-release:
 		case <-r.Context().Done():
 		}
-		WriteJSON(w, http.StatusAccepted, []int{1})
+		WriteJSON(w, http.StatusAccepted, []int{1}, "")
 	})}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
