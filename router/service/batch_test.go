@@ -126,7 +126,7 @@ func TestTokenizersThatHangDelayABatchForABoundedTime(t *testing.T) {
 		}
 	}
 	if n := calls.Load(); n > (readTimeouts+1)*readAtOnce {
-		t.Errorf("%d requests were tokenized one after the other, in vain", n)
+		t.Errorf("%d requests were tokenized without success", n)
 	}
 }
 
