@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 )
@@ -79,6 +80,22 @@ func TestRequestsThatDoNotEndAreCutOff(t *testing.T) {
 	}
 	if err := <-failed; err == nil {
 		t.Error("the client has an answer")
+	}
+}
+
+// bounded is an answer whose deadline is known.
+type bounded struct {
+	*httptest.ResponseRecorder
+	deadline time.Time
+}
+
+func (b *bounded) SetWriteDeadline(t time.Time) error { b.deadline = t; return nil }
+
+func TestAnAnswerThatNobodyReadsEnds(t *testing.T) {
+	w := &bounded{ResponseRecorder: httptest.NewRecorder()}
+	WriteJSON(w, http.StatusOK, nil, "")
+	if w.deadline.IsZero() {
+		t.Error("an answer has no deadline")
 	}
 }
 
