@@ -37,8 +37,8 @@ func Serve(ctx context.Context, h *http.Server, l net.Listener, grace time.Durat
 	return false, fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)
 }
 
-// writeTimeout bounds the time of an answer: a client that reads nothing holds nothing.
-const writeTimeout = time.Minute
+// writeTimeout bounds the writing of an answer: a client that reads nothing holds nothing.
+const writeTimeout = 30 * time.Second
 
 // WriteJSON answers with v as JSON, which nobody may cache, in lines that are indented by indent; if that is empty,
 // in one line.
