@@ -79,10 +79,9 @@ func (e *Engine) checkProgress(p *plan) error {
 }
 
 // continueRunning plans the next tokens of a running request. Without room for them the
-// request that was admitted last gives way; to the first one, waiting ones do that have
-// blocks. It never loses its own (in vLLM it does, and such requests can take each other's
-// blocks without end): where only loads have the others, it waits for them. Then the result
-// is false.
+// request that was admitted last gives way. The last one that is left does not, unlike in
+// vLLM, where requests can so take each other's blocks without end: waiting requests lose
+// theirs to it, and it waits for those that are being loaded into. Then the result is false.
 func (e *Engine) continueRunning(p *plan, r *request) bool {
 	count := min(len(r.tokens)+r.sampling, r.total()-1) - r.computed
 	if count = min(count, p.budget); count <= 0 {
