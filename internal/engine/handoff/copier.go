@@ -52,15 +52,11 @@ type blockCopy struct {
 
 // newCopier maps the engine's regions, which must fit the layout.
 func newCopier(o *client.Options, rank int, layout *connector.Layout, regions []*os.File) (_ *copier, err error) {
-	digest, err := o.Manifest.Digest()
-	if err != nil {
-		return nil, err
-	}
 	if len(layout.Groups) != len(o.Manifest.Groups) {
 		return nil, fmt.Errorf("handoff: %w: %d groups, the manifest has %d", connector.ErrLayout, len(layout.Groups), len(o.Manifest.Groups))
 	}
 	s := &copier{
-		namespace: digest.String(), manifest: o.Manifest, rank: rank, layout: layout, logger: o.Logger, jobs: make(map[string]*job),
+		namespace: o.Manifest.Digest().String(), manifest: o.Manifest, rank: rank, layout: layout, logger: o.Logger, jobs: make(map[string]*job),
 	}
 	defer func() {
 		if err != nil {

@@ -179,11 +179,8 @@ func newNode(t *testing.T, socket string, slots int) *node {
 		{Region: 1, Offset: 64, Layers: 1, BlockStride: piece, Bytes: piece},
 		{Region: 0, Layers: 2, LayerStride: piece / 2, BlockStride: piece, Bytes: piece / 2},
 	}}}
-	digest, err := n.o.Manifest.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.plan.Namespace = digest.String()
+	n.plan.Namespace = n.o.Manifest.Digest().String()
+	var err error
 	if n.w, err = NewWorker(n.o, 0, n.layout, n.regions); err != nil {
 		t.Fatal(err)
 	}
