@@ -124,6 +124,9 @@ func ParseManifest(b []byte) (*Manifest, error) {
 	if err := m.Validate(); err != nil {
 		return nil, err
 	}
+	if n := len(m.Canonical()); n > MaxManifestBytes { // JSON may be shorter than its canonical form
+		return nil, fmt.Errorf("manifest of %d bytes in its canonical form: at most %d", n, MaxManifestBytes)
+	}
 	return m, nil
 }
 
