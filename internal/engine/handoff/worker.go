@@ -2,6 +2,7 @@ package handoff
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -56,19 +57,17 @@ func (w *Worker) Load(ctx context.Context, metadata []byte, loads []connector.Pl
 	if len(loads) == 0 {
 		return
 	}
-	w.mu.Lock()
-	off := w.off
-	w.mu.Unlock()
-	planned := make(map[string]*load)
-	if !off {
-		// Without a daemon the memory that is mapped still serves.
-		w.daemon.Revive(ctx)
+	w.daemon.Revive(ctx) // without a daemon the memory that is mapped still serves
+	w.mu.Lock()          // until the copies are known to Unregister
+	defer w.mu.Unlock()
+	var planned map[string]*load
+	if !w.off {
 		planned = w.planned(metadata)
 	}
 	for _, l := range loads {
 		p := planned[l.Request]
 		if p == nil || !w.copier.start(p, func() { w.daemon.Revive(context.Background()) }, w.report) {
-			w.report(connector.FinishedLoad{Request: l.Request, FailedBlocks: l.Blocks})
+			w.reports = append(w.reports, connector.FinishedLoad{Request: l.Request, FailedBlocks: l.Blocks})
 		}
 	}
 }
@@ -140,10 +139,12 @@ func (w *Worker) Unregister(ctx context.Context) error {
 	w.mu.Lock()
 	w.off = true
 	w.mu.Unlock()
-	if err := wait(ctx, w.copier.cancelAll()...); err != nil {
-		return fmt.Errorf("unregister: %w", err)
+	copies := w.copier.cancelAll()
+	err := w.daemon.Unregister(ctx)
+	if copying := wait(ctx, copies...); copying != nil {
+		err = errors.Join(err, fmt.Errorf("unregister: %w", copying))
 	}
-	return w.daemon.Unregister(ctx)
+	return err
 }
 
 // wait waits for copies to end.

@@ -25,8 +25,12 @@ import (
 type backend struct {
 	tier *os.File
 
+	// registering, if not nil, is called while a worker registers.
+	registering func()
+
 	mu            sync.Mutex
 	registrations int
+	unregistered  bool
 	peer          server.Peer
 	saved         []byte
 }
@@ -72,6 +76,9 @@ func (s *session) Register(_ context.Context, r *server.Registration) (server.Re
 	for _, f := range append(r.Regions, r.Fence) {
 		_ = f.Close()
 	}
+	if s.b.registering != nil {
+		s.b.registering()
+	}
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
 	s.b.registrations++
@@ -85,7 +92,12 @@ func (s *session) Save(_ context.Context, meta []byte) (connector.SaveResult, er
 	return connector.SaveResult{Taken: 1}, nil
 }
 
-func (s *session) Unregister(context.Context) error { return nil }
+func (s *session) Unregister(context.Context) error {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.b.unregistered = true
+	return nil
+}
 
 func (s *session) Close() {}
 
