@@ -153,17 +153,17 @@ const parallelBytes = 8 << 20
 
 // run copies all blocks, and returns those that failed.
 func (s *copier) run(j *job, refresh func()) []uint32 {
-	failed := j.blocks
-	try := func(tiers [][]byte) { failed = s.copyAll(j, failed, tiers) }
-	seen := s.tiers.read(try)
+	failed, tried := j.blocks, -1
+	try := func(tiers [][]byte, seen int) {
+		if seen != tried {
+			failed, tried = s.copyAll(j, failed, tiers), seen
+		}
+	}
+	s.tiers.read(try)
 	if len(failed) > 0 && !j.canceled.Load() {
 		// The offer may come from a daemon that this client has not met yet.
 		refresh()
-		s.tiers.read(func(tiers [][]byte) {
-			if s.tiers.seen != seen {
-				try(tiers)
-			}
-		})
+		s.tiers.read(try)
 	}
 	out := j.failed
 	for i := range failed {

@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The engine takes its memory back while a load is about to begin.
@@ -54,4 +57,28 @@ func TestTheDaemonIsToldOfMemoryTakenBackDuringACopy(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || !b.unregistered {
 		t.Errorf("Unregister = %v during a copy, the daemon was told: %v", err, b.unregistered)
 	}
+}
+
+// An engine's step that meets a new daemon does not wait for the copies of others.
+func TestAHostTierIsTakenWhileAnotherIsRead(t *testing.T) {
+	var s hostTiers
+	add := func() {
+		if err := s.add(memory(t, 1<<16, unix.F_SEAL_SHRINK), time.Hour); err != nil {
+			t.Error(err)
+		}
+	}
+	add()
+	added := make(chan struct{})
+	s.read(func(tiers [][]byte, _ int) {
+		go func() {
+			add()
+			add() // which gives up the one that is read
+			close(added)
+		}()
+		<-added
+		if len(tiers) != 1 || tiers[0][0] != 0 {
+			t.Errorf("%d tiers are read, want the first", len(tiers))
+		}
+	})
+	s.close()
 }
