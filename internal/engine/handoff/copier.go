@@ -53,15 +53,11 @@ type blockCopy struct {
 
 // newCopier maps the engine's regions, which must fit the layout.
 func newCopier(o *client.Options, rank int, layout *connector.Layout, regions []*os.File) (_ *copier, err error) {
-	digest, err := o.Manifest.Digest()
-	if err != nil {
-		return nil, err
-	}
 	if len(layout.Groups) != len(o.Manifest.Groups) {
 		return nil, fmt.Errorf("handoff: %w: %d groups, the manifest has %d", connector.ErrLayout, len(layout.Groups), len(o.Manifest.Groups))
 	}
 	s := &copier{
-		namespace: digest.String(), manifest: o.Manifest, rank: rank, layout: layout, logger: o.Logger, jobs: make(map[string]*job),
+		namespace: o.Manifest.Digest().String(), manifest: o.Manifest, rank: rank, layout: layout, logger: o.Logger, jobs: make(map[string]*job),
 	}
 	defer func() {
 		if err != nil {
@@ -158,17 +154,17 @@ const parallelBytes = 8 << 20
 
 // run copies all blocks, and returns those that failed.
 func (s *copier) run(j *job, refresh func()) []uint32 {
-	failed := j.blocks
-	try := func(tiers [][]byte) { failed = s.copyAll(j, failed, tiers) }
-	seen := s.tiers.read(try)
+	failed, tried := j.blocks, -1
+	try := func(tiers [][]byte, seen int) {
+		if seen != tried {
+			failed, tried = s.copyAll(j, failed, tiers), seen
+		}
+	}
+	s.tiers.read(try)
 	if len(failed) > 0 && !j.canceled.Load() {
 		// The offer may come from a daemon that this client has not met yet.
 		refresh()
-		s.tiers.read(func(tiers [][]byte) {
-			if s.tiers.seen != seen {
-				try(tiers)
-			}
-		})
+		s.tiers.read(try)
 	}
 	out := j.failed
 	for i := range failed {

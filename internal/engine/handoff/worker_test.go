@@ -27,8 +27,12 @@ import (
 type backend struct {
 	tier *os.File
 
+	// registering, if not nil, is called while a worker registers.
+	registering func()
+
 	mu            sync.Mutex
 	registrations int
+	unregistered  bool
 	peer          server.Peer
 	saved         []byte
 }
@@ -74,6 +78,9 @@ func (s *session) Register(_ context.Context, r *server.Registration) (server.Re
 	for _, f := range append(r.Regions, r.Fence) {
 		_ = f.Close()
 	}
+	if s.b.registering != nil {
+		s.b.registering()
+	}
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
 	s.b.registrations++
@@ -87,7 +94,12 @@ func (s *session) Save(_ context.Context, meta []byte) (connector.SaveResult, er
 	return connector.SaveResult{Taken: 1}, nil
 }
 
-func (s *session) Unregister(context.Context) error { return nil }
+func (s *session) Unregister(context.Context) error {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.b.unregistered = true
+	return nil
+}
 
 func (s *session) Close() {}
 
@@ -181,11 +193,8 @@ func newNode(t *testing.T, socket string, slots int) *node {
 		{Region: 1, Offset: 64, Layers: 1, BlockStride: piece, Bytes: piece},
 		{Region: 0, Layers: 2, LayerStride: piece / 2, BlockStride: piece, Bytes: piece / 2},
 	}}}
-	digest, err := n.o.Manifest.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.plan.Namespace = digest.String()
+	n.plan.Namespace = n.o.Manifest.Digest().String()
+	var err error
 	if n.w, err = NewWorker(n.o, 0, n.layout, n.regions); err != nil {
 		t.Fatal(err)
 	}

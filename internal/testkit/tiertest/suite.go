@@ -78,7 +78,7 @@ func (f *fixture) open(model string) connector.NamespaceDigest {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if want, _ := manifests.Model(model).Digest(); ns != want {
+	if want := manifests.Model(model).Digest(); ns != want {
 		f.Fatalf("namespace %v, want its digest %v", ns, want)
 	}
 	return ns

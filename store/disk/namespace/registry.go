@@ -104,13 +104,8 @@ func (n *Registry) reset() {
 // Open makes the namespace that m describes known, and returns its digest. Every call is to be
 // followed by one of [Registry.Leave].
 func (n *Registry) Open(m *connector.Manifest) (digest connector.NamespaceDigest, err error) {
-	text, err := m.Canonical()
-	if err != nil {
-		return digest, err
-	}
-	if digest, err = m.Digest(); err != nil {
-		return digest, err
-	}
+	text := m.Canonical()
+	digest = m.Digest()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
