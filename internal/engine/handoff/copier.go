@@ -28,7 +28,7 @@ type copier struct {
 	logger    *slog.Logger
 
 	mu   sync.Mutex
-	jobs map[string]*job
+	jobs map[*job]struct{}
 	// off is set while no load may begin, closed for good.
 	off, closed bool
 }
@@ -57,7 +57,7 @@ func newCopier(o *client.Options, rank int, layout *connector.Layout, regions []
 		return nil, fmt.Errorf("handoff: %w: %d groups, the manifest has %d", connector.ErrLayout, len(layout.Groups), len(o.Manifest.Groups))
 	}
 	s := &copier{
-		namespace: o.Manifest.Digest().String(), manifest: o.Manifest, rank: rank, layout: layout, logger: o.Logger, jobs: make(map[string]*job),
+		namespace: o.Manifest.Digest().String(), manifest: o.Manifest, rank: rank, layout: layout, logger: o.Logger, jobs: make(map[*job]struct{}),
 	}
 	defer func() {
 		if err != nil {
@@ -99,7 +99,7 @@ func (s *copier) start(l *load, refresh func(), report func(connector.FinishedLo
 	if s.off || s.closed {
 		return false
 	}
-	s.jobs[j.request] = j
+	s.jobs[j] = struct{}{}
 	go func() {
 		failed := s.run(j, refresh)
 		if len(failed) > 0 {
@@ -108,9 +108,7 @@ func (s *copier) start(l *load, refresh func(), report func(connector.FinishedLo
 		}
 		report(connector.FinishedLoad{Request: j.request, FailedBlocks: failed})
 		s.mu.Lock()
-		if s.jobs[j.request] == j {
-			delete(s.jobs, j.request)
-		}
+		delete(s.jobs, j)
 		s.mu.Unlock()
 		close(j.done)
 	}()
@@ -239,12 +237,18 @@ func (s *copier) scatter(b *blockCopy, payload []byte, sum *xxh3.Hasher) {
 func (s *copier) cancel(request string) []<-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	j := s.jobs[request]
-	if j == nil {
-		return nil
+	return s.end(func(j *job) bool { return j.request == request })
+}
+
+// end has the loads end early that are meant. s.mu is held.
+func (s *copier) end(meant func(*job) bool) (ends []<-chan struct{}) {
+	for j := range s.jobs {
+		if meant(j) {
+			j.canceled.Store(true)
+			ends = append(ends, j.done)
+		}
 	}
-	j.canceled.Store(true)
-	return []<-chan struct{}{j.done}
+	return ends
 }
 
 // forbid lets no load begin until allow, and has all end early, as cancel does.
@@ -252,12 +256,7 @@ func (s *copier) forbid() []<-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.off = true
-	var out []<-chan struct{}
-	for _, j := range s.jobs {
-		j.canceled.Store(true)
-		out = append(out, j.done)
-	}
-	return out
+	return s.end(func(*job) bool { return true })
 }
 
 func (s *copier) allow() {

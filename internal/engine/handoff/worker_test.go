@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -214,7 +215,7 @@ func (n *node) load() connector.FinishedLoad {
 	n.begin()
 	n.w.copier.mu.Lock()
 	var running []*job
-	for _, j := range n.w.copier.jobs {
+	for j := range n.w.copier.jobs {
 		running = append(running, j)
 	}
 	n.w.copier.mu.Unlock()
@@ -439,6 +440,51 @@ func TestLoadThatUnregisterOvertakesIsNotCopied(t *testing.T) {
 	if got := n.w.Poll(t.Context()); len(got) != 1 || len(got[0].FailedBlocks) != 3 {
 		t.Errorf("Poll = %+v, want all blocks as failed", got)
 	}
+}
+
+func TestMemoryThatWasTakenBackIsNotWrittenWhateverIsCalledBeside(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	n := newNode(t, socket, 8)
+	start(t, socket, &backend{tier: n.tier(1, "r", 5, 2, 7)})
+	meta, loads := n.plan.encode(), []connector.PlannedLoad{{Request: "r", Blocks: []uint32{5, 2, 7}}}
+	stop := make(chan struct{})
+	var callers sync.WaitGroup
+	for range 2 {
+		callers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				n.w.Load(t.Context(), meta, loads)
+				n.w.Poll(t.Context())
+				if err := n.w.Cancel(t.Context(), "r"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	mine := make([]byte, 8*piece)
+	for round := range 50 {
+		if err := n.w.Connect(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := n.w.Unregister(t.Context()); err != nil {
+			t.Error(err)
+		}
+		mine[2*piece] = byte(round)
+		if _, err := n.regions[0].WriteAt(mine, 0); err != nil {
+			t.Error(err)
+		}
+		runtime.Gosched()
+		got := make([]byte, len(mine))
+		if _, err := n.regions[0].ReadAt(got, 0); err != nil || !bytes.Equal(got, mine) {
+			t.Errorf("round %d: the memory was written after Unregister: %v", round, err)
+		}
+	}
+	close(stop)
+	callers.Wait()
 }
 
 func TestHostTierThatCouldShrinkIsRefused(t *testing.T) {
