@@ -137,6 +137,40 @@ func TestCloseDoesNotWaitForADiskThatHangs(t *testing.T) {
 	})
 }
 
+// The disk is asked at once for all that the budget has room for, of one record as of several.
+func TestDiskIsAskedForAllThatTheBudgetAllows(t *testing.T) {
+	for _, c := range []struct{ records, pages, requests int }{{1, 10, 2}, {5, 1, 3}} {
+		synctest.Test(t, func(t *testing.T) {
+			var asked atomic.Int64
+			answer := make(chan struct{})
+			d := &onDevice{device: &device{before: func() error { asked.Add(1); <-answer; return nil }}}
+			r := start(d)
+			ops := make([]*store.ReadOp, c.records)
+			for i := range ops {
+				ops[i] = &store.ReadOp{Payload: store.AlignedBuffer(c.pages * fsio.Align)}
+			}
+			ended := make(chan struct{})
+			go func() {
+				r.Read(t.Context(), ops, func(*store.ReadOp) {}, false)
+				close(ended)
+			}()
+			if synctest.Wait(); int(asked.Load()) != c.requests {
+				t.Errorf("%d requests for %d records of %d pages, want %d", asked.Load(), c.records, c.pages, c.requests)
+			}
+			close(answer)
+			<-ended
+			for i, op := range ops {
+				if op.Err != nil {
+					t.Errorf("record %d: %v", i, op.Err)
+				}
+			}
+			if r.Close() {
+				t.Error("hung")
+			}
+		})
+	}
+}
+
 // Whatever the disk does, each op is reported once, is verified if it has no error, and settles once
 // if its buffer was in use.
 func TestReadsEndOnceOnABadDisk(t *testing.T) {
