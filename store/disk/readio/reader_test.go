@@ -145,6 +145,7 @@ func TestDiskIsAskedForAllThatTheBudgetAllows(t *testing.T) {
 			answer := make(chan struct{})
 			d := &onDevice{device: &device{before: func() error { asked.Add(1); <-answer; return nil }}}
 			r := start(d)
+			synctest.Wait() // all of its goroutines are asleep
 			ops := make([]*store.ReadOp, c.records)
 			for i := range ops {
 				ops[i] = &store.ReadOp{Payload: store.AlignedBuffer(c.pages * fsio.Align)}
