@@ -319,6 +319,13 @@ func TestHungDiskCostsTheReadAndNothingElse(t *testing.T) {
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, j)
 	o.ReadTimeout = 20 * time.Millisecond
+	var stopped atomic.Pointer[time.Time]
+	o.clock = func() time.Time {
+		if at := stopped.Load(); at != nil {
+			return *at
+		}
+		return time.Now()
+	}
 	s := watchCap(t, o).of(openTest(t, o))
 	ns := openNamespace(t, s, "a")
 	records := chainOf(ns, 1, 4)
@@ -341,7 +348,8 @@ func TestHungDiskCostsTheReadAndNothingElse(t *testing.T) {
 	if calls != 1 || !errors.Is(op.Err, store.ErrTimeout) || op.Settled() {
 		t.Fatalf("%d calls, %v, settled %v", calls, op.Err, op.Settled())
 	}
-	s.opts.ReadTimeout = time.Minute // the disk hangs no more, but the machine may be busy
+	now := time.Now()
+	stopped.Store(&now) // the disk hangs no more, but the machine may be busy
 	mustRead(t, s, records[1:])
 	mustWrite(t, s, chainOf(ns, 2, 4))
 	close(release)
