@@ -247,8 +247,8 @@ type makingState struct {
 	failures int
 	full     bool // there was no space
 	wait     bool // not to be tried before the next measurement
-	// gaveUp is set when a segment was given up for another size. If none can be made all the
-	// same, no other is: each size would take the other's, one by one.
+	// gaveUp is set when a segment that was given up for another size is gone. If none can be made
+	// all the same, no other is: each size would take the other's, one by one.
 	gaveUp bool
 }
 
@@ -269,15 +269,11 @@ func (m *makingState) failed(err error) {
 // mayMake reports whether a segment may be made now. p.mu is held.
 func (p *Space) mayMake() bool { return !p.making.wait && p.unmeasured == 0 }
 
-// mayGiveUp reports whether giving up a segment for another size is likely to bring room,
-// and takes it that one is given up if so. p.mu is held.
+// mayGiveUp reports whether giving up a segment for another size is likely to bring room. p.mu is
+// held.
 func (p *Space) mayGiveUp() bool {
 	stuck := slices.ContainsFunc(p.aside, func(f asideFile) bool { return f.stuck })
-	if stuck || p.making.failures > 0 && p.making.gaveUp {
-		return false
-	}
-	p.making.gaveUp = true
-	return true
+	return !stuck && (p.making.failures == 0 || !p.making.gaveUp)
 }
 
 // retryMaking has the next writer that finds no slot try to make a segment again: what

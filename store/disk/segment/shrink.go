@@ -37,6 +37,9 @@ const (
 	// pinPatience is how long a segment waits for leases and readers of its records before
 	// it gets its slots back, and another is given up in its place.
 	pinPatience = 100 * time.Millisecond
+	// keptPause is how long one that got its slots back is not chosen again: it looks cold, with
+	// hardly a record left, and what is held in it may not be seen.
+	keptPause = time.Second
 	// shrinkRetry is the pause after a step failed.
 	shrinkRetry = 50 * time.Millisecond
 	// firstShrinkTries bounds how long Open waits for a disk that fails.
@@ -303,7 +306,7 @@ func (p *Space) Restore(g *Segment) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.retiring = slices.DeleteFunc(p.retiring, func(r *retirement) bool { return r.g == g })
-	g.retired = false
+	g.retired, g.kept = false, time.Now()
 	c := g.class
 	c.segments = append(c.segments, g)
 	c.slots += int64(g.Slots)
@@ -323,7 +326,7 @@ func (p *Space) remove(r *retirement) {
 	p.slots -= int64(g.Slots)
 	p.retiring = slices.DeleteFunc(p.retiring, func(o *retirement) bool { return o == r })
 	p.aside = append(p.aside, asideFile{path: g.Path, bytes: g.physical, due: true})
-	p.making.wait = false
+	p.making.wait, p.making.gaveUp = false, p.making.gaveUp || r.class != nil
 	p.mu.Unlock()
 	// One that cannot be removed now is tried again with the others.
 	_ = p.removeAside()

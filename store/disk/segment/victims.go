@@ -29,7 +29,9 @@ func (rc *Reclaimer) colderSegment(c *class, before uint64) *Segment {
 	}
 	r, ok := rc.Space.Table.ColdestRange(but, before, func(r index.Range) bool {
 		g := rc.Space.At(r.Base)
-		return g != nil && g.writing.Load() == 0
+		rc.Space.mu.Lock()
+		defer rc.Space.mu.Unlock()
+		return g != nil && g.mayGo()
 	})
 	if !ok {
 		return nil
