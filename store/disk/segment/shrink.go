@@ -205,7 +205,7 @@ func (p *Space) takeOut(g *Segment) bool {
 	own.segments = slices.DeleteFunc(own.segments, func(o *Segment) bool { return o == g })
 	own.slots -= int64(g.Slots)
 	p.forgetFaults(g, false)
-	p.Table.Untrack(g.Range())
+	p.o.Table.Untrack(g.Range())
 	return true
 }
 
@@ -236,7 +236,7 @@ func (rc *Reclaimer) chooseToGiveUp() {
 		}
 	}
 	p.mu.Lock()
-	free, least, segments := p.room.FreeBytes, p.minFree, len(p.segments)
+	free, least, segments := p.limits.room.FreeBytes, p.limits.minFree, len(p.segments)
 	p.mu.Unlock()
 	if segments == 0 && rc.nothing.Begins() {
 		rc.Logger.Warn("store: the file system is too full to keep any record", "free_bytes", free, "min_free_bytes", least,
@@ -287,7 +287,7 @@ func (rc *Reclaimer) empty(r *retirement) (left int, err error) {
 	if job.Err != nil || job.Left > 0 {
 		return job.Left, job.Err
 	}
-	if err := rc.Space.Journal.DeleteSegment(r.g.ID); err != nil {
+	if err := rc.Space.o.Journal.DeleteSegment(r.g.ID); err != nil {
 		return 0, err
 	}
 	rc.Space.mu.Lock()
@@ -302,7 +302,7 @@ func (rc *Reclaimer) empty(r *retirement) (left int, err error) {
 // after the barrier that was under way when the segment was retired.
 func (p *Space) Restore(g *Segment) {
 	p.track(g)
-	empty := p.Table.Survey(g.Range(), nil)
+	empty := p.o.Table.Survey(g.Range(), nil)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.retiring = slices.DeleteFunc(p.retiring, func(r *retirement) bool { return r.g == g })
@@ -319,7 +319,7 @@ func (p *Space) remove(r *retirement) {
 	g := r.g
 	_ = g.File.Close() // nothing in it is of use any more
 	p.setRefs(g, nil)
-	p.Table.DropSlots(g.Base, RoundRefs(g.Slots))
+	p.o.Table.DropSlots(g.Base, RoundRefs(g.Slots))
 	p.mu.Lock()
 	p.forgetFaults(g, true)
 	delete(p.segments, g.ID)
