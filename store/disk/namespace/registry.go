@@ -285,11 +285,14 @@ func (n *Registry) Digest(id uint16) (digest connector.NamespaceDigest) {
 	return digest
 }
 
-// Known reports whether a number is that of a namespace.
-func (n *Registry) Known(id uint16) bool {
+// Known says of each number whether it is that of a namespace.
+func (n *Registry) Known() (known [maxNamespaces]bool) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
-	return n.at(id) != nil
+	for id, e := range n.byID {
+		known[id] = !e.gone
+	}
+	return known
 }
 
 // Put notes namespace and payload size of a record that is added in the batch of a journal,
