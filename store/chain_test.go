@@ -131,6 +131,57 @@ func TestChainAsksNoOtherTierForABufferInUse(t *testing.T) {
 	<-settled
 }
 
+// tierOf is a slow tier that does what a test says.
+type tierOf struct {
+	store.Tier
+	read func(ops []*store.ReadOp, done func(*store.ReadOp))
+	open func() (connector.NamespaceDigest, error)
+}
+
+func (t *tierOf) Read(_ context.Context, ops []*store.ReadOp, done func(*store.ReadOp)) {
+	t.read(ops, done)
+}
+
+func (t *tierOf) OpenNamespace(*connector.Manifest) (connector.NamespaceDigest, error) {
+	return t.open()
+}
+
+// That an earlier tier had another error does not hide that a buffer is in use.
+func TestChainReportsATimeoutForABufferInUse(t *testing.T) {
+	r := newRig(t)
+	r.put(r.fast, 0, 1)
+	r.fast.Flip(r.record(0, 1).ID)
+	r.chain = store.NewChain(r.fast, &tierOf{read: func(ops []*store.ReadOp, done func(*store.ReadOp)) {
+		ops[0].Err = store.ErrTimeout
+		ops[0].SetSettled(false)
+		done(ops[0])
+	}})
+	if op := r.read(1)[0]; !errors.Is(op.Err, store.ErrTimeout) || op.Settled() {
+		t.Errorf("%v, settled %v", op.Err, op.Settled())
+	}
+	r.chain = store.NewChain(r.fast, r.slow)
+}
+
+func TestChainAsksASlowTierForSomethingOnly(t *testing.T) {
+	r := newRig(t)
+	r.put(r.fast, 0, 1)
+	asked := 0
+	slow := &tierOf{Tier: r.slow, read: func(ops []*store.ReadOp, done func(*store.ReadOp)) {
+		asked++
+		r.slow.Read(t.Context(), ops, done)
+	}}
+	r.chain = store.NewChain(r.fast, slow)
+	r.read(1)
+	if asked > 0 {
+		t.Error("the slow tier is asked for records that the fast one delivered")
+	}
+	r.read(1, 2)
+	if asked != 1 {
+		t.Errorf("the slow tier is asked %d times, want once", asked)
+	}
+	r.chain = store.NewChain(r.fast, r.slow)
+}
+
 func TestPrefixOfAChainSpansTiers(t *testing.T) {
 	r := newRig(t)
 	both := []connector.Shard{0, 1}
@@ -215,6 +266,10 @@ func TestNamespacesOfAChainAreThoseOfAllTiers(t *testing.T) {
 	if r.fast.Opened(ns) != 0 {
 		t.Error("the fast tier keeps a namespace open that the slow one refused")
 	}
+	refuses := &tierOf{open: func() (ns connector.NamespaceDigest, err error) { return ns, store.ErrClosed }}
+	if _, err := store.NewChain(r.fast, refuses).OpenNamespace(other); !errors.Is(err, store.ErrClosed) || r.fast.Opened(ns) != 0 {
+		t.Errorf("%v; a tier that refuses without a digest leaves the namespace open %d times", err, r.fast.Opened(ns))
+	}
 }
 
 // stub finds all or none of a chain.
@@ -234,6 +289,7 @@ func TestLookupOfAChainDoesNotAllocate(t *testing.T) {
 		if n := testing.AllocsPerRun(100, func() {
 			_, lease := c.Lookup(connector.NamespaceDigest{}, shards, chain, time.Minute)
 			c.Release(lease)
+			c.Lookup(connector.NamespaceDigest{}, shards, nil, time.Minute)
 		}); n != 0 {
 			t.Errorf("%v allocations with %d tiers", n, len(c.Tiers()))
 		}
