@@ -18,11 +18,13 @@ import (
 )
 
 func TestMemoryIsATier(t *testing.T) {
-	Run(t, func(*testing.T) *Subject { return memory(NewMemory(Options{MaxRecords: 100})) })
+	Run(t, func(*testing.T) *Subject { return memory() })
 }
 
-func memory(m *Memory) *Subject {
-	return &Subject{Tier: m, Capacity: 101, Flip: m.Flip, Stall: m.Stall}
+func memory() *Subject {
+	const records, events = 100, 10_000
+	m := NewMemory(Options{MaxRecords: records, KeepEvents: events})
+	return &Subject{Tier: m, Capacity: records + 1, Flip: m.Flip, Stall: m.Stall, KeptEvents: events}
 }
 
 func TestDiskIsATier(t *testing.T) { Run(t, openDisk) }
@@ -37,7 +39,7 @@ func TestChainIsATier(t *testing.T) {
 
 func TestChainOfOneIsATier(t *testing.T) {
 	Run(t, func(*testing.T) *Subject {
-		m := memory(NewMemory(Options{MaxRecords: 100}))
+		m := memory()
 		m.Tier = store.NewChain(m.Tier)
 		return m
 	})
