@@ -41,8 +41,8 @@ type Counters struct {
 	Drains uint64 `json:"drains"`
 	// Promoted records came from a slower tier than the first and were given to that,
 	// PromotionsRefused found no room or were refused there.
-	Promoted          uint64 `json:"promoted"`
-	PromotionsRefused uint64 `json:"promotions_refused"`
+	Promoted          uint64 `json:"promoted" metric:"promoted_records_total" help:"Records of slower tiers that were written to the first."`
+	PromotionsRefused uint64 `json:"promotions_refused" metric:"promotions_refused_total" help:"Records of slower tiers for which the first had no room."`
 }
 
 // Stats returns the state of the arena.
