@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/manifests"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -64,6 +65,11 @@ func Run(t *testing.T, open func(t *testing.T) *Subject) {
 			})
 			f.ns = f.open("m")
 			test(f)
+			// However the reads ended: leaders price loads with it.
+			wait.For(t, "nothing is queued", func() bool { return f.Speed().QueuedBytes == 0 })
+			if u := f.Usage(); u.Records < 0 || u.UsedBytes < 0 || u.UsedBytes > u.MaxBytes {
+				t.Errorf("usage %+v", u)
+			}
 		})
 	}
 }
