@@ -74,7 +74,7 @@ func (op *ReadOp) Settled() bool { return !op.unsettled.Load() }
 func (op *ReadOp) SetSettled(settled bool) { op.unsettled.Store(!settled) }
 
 // WriteOp is one record to write. The op and its buffer belong to the tier from the call of
-// [Writer] until done.
+// [Writer] until done. Others may read the payload meanwhile: the tier does not change it.
 type WriteOp struct {
 	// Record goes into the record's header.
 	Record

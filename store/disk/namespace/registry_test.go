@@ -269,7 +269,7 @@ func TestNamespaceIsForgottenOnlyIfNothingHappenedMeanwhile(t *testing.T) {
 			if got := r.Forget(f[0]); got != c.forgotten {
 				t.Fatalf("forgotten: %v", got)
 			}
-			if _, known := r.Number(ns); known == c.forgotten || r.Known(id) == c.forgotten || r.Digest(id) != ns {
+			if _, known := r.Number(ns); known == c.forgotten || r.Known()[id] == c.forgotten || r.Digest(id) != ns {
 				t.Errorf("known: %v, its events are of %v", known, r.Digest(id))
 			}
 			if list := r.List(); len(list) != 1 || list[0].Digest != ns || list[0].Forgotten != c.forgotten {
@@ -374,7 +374,7 @@ func TestJournalAndFilesKeepNamespaces(t *testing.T) {
 			t.Errorf("namespace %v has number %d, %v, want %d; payloads of %d bytes", ns, got, known, id, r.PayloadBytes(ns, 3))
 		}
 	}
-	if r.Known(unused) || r.PayloadBytes(kept, 4) != 50 || r.PayloadBytes(kept, 5) != 0 {
+	if r.Known()[unused] || r.PayloadBytes(kept, 4) != 50 || r.PayloadBytes(kept, 5) != 0 {
 		t.Error("it knows too much, or too little")
 	}
 	for _, n := range r.List() {
@@ -489,7 +489,7 @@ func TestPayloadSizeIsThatOfTheFirst(t *testing.T) {
 	}
 	f = r.Forgetting(id)
 	f.Size, f.Shard = true, 1
-	if !r.Forget(f) || !r.Known(id) || r.PayloadBytes(ns, 2) != 300 {
+	if !r.Forget(f) || !r.Known()[id] || r.PayloadBytes(ns, 2) != 300 {
 		t.Error("the size of a shard without records is not free, or more is")
 	}
 	f.DeleteFrom(b)
