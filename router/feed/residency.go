@@ -24,7 +24,9 @@ type Residency struct {
 	mu    sync.Mutex
 	roots roots
 	// views are the namespaces that are followed; nil before the first stream and once they are forgotten.
-	views map[connector.NamespaceDigest]*view
+	// ignored are the others that the store has described since its snapshot.
+	views   map[connector.NamespaceDigest]*view
+	ignored map[connector.NamespaceDigest]bool
 	// numbers are the namespaces as the stream's records call them; nil for those that are ignored.
 	numbers map[uint32]*view
 	loading bool // a snapshot

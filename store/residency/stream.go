@@ -107,8 +107,8 @@ func (s *Stream) describe(number uint32, ns connector.NamespaceDigest) error {
 	switch {
 	case !known:
 		return fmt.Errorf("namespace %v is not known to its store", ns)
-	case number == maxNamespaces:
-		return fmt.Errorf("more than %d namespaces: %w", maxNamespaces, store.ErrLagged)
+	case number == MaxNamespaces:
+		return fmt.Errorf("more than %d namespaces: %w", MaxNamespaces, store.ErrLagged)
 	}
 	s.numbers[ns] = number
 	return s.To.Namespace(Namespace{Number: number, Digest: ns, Manifest: m})
