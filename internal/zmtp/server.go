@@ -36,7 +36,7 @@ type server struct {
 // newServer makes a server of peers that send subscriptions and replay requests only. The queue of one has
 // room for some seconds of a busy engine.
 func newServer(l net.Listener, logger *slog.Logger, own string, peers ...string) server {
-	limits := serverLimits{conns: 256, queueMessages: 1 << 16, queueBytes: 64 << 20, conn: clientLimits()}
+	limits := serverLimits{conns: 256, queueMessages: 8192, queueBytes: 64 << 20, conn: clientLimits()}
 	limits.conn.messageBytes = maxCommandBytes
 	return server{limits: limits, listener: l, logger: logger, own: own, peers: peers}
 }
