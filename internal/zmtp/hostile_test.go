@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -133,6 +134,33 @@ func TestSubscribersAndRequestsAreBounded(t *testing.T) {
 			t.Errorf("request %q was answered", request)
 		}
 		_ = c.Close()
+	}
+}
+
+// lateListener has a peer at the moment when its server stops.
+type lateListener struct {
+	peer   lateConn
+	closed atomic.Bool
+}
+
+type lateConn struct {
+	net.Conn
+	closed atomic.Bool
+}
+
+func (l *lateListener) Accept() (net.Conn, error) { return &l.peer, nil }
+func (l *lateListener) Addr() net.Addr            { return nil }
+func (l *lateListener) Close() error              { l.closed.Store(true); return nil }
+func (c *lateConn) Close() error                  { c.closed.Store(true); return nil }
+
+// The endpoint is free when Run returns, and nobody waits for an answer of a peer that is not served.
+func TestAPeerThatComesAtTheEndIsSentAway(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	l := new(lateListener)
+	s := newServer(l, slog.New(slog.DiscardHandler), typePub)
+	cancel()
+	if err := s.Run(ctx); err != nil || !l.closed.Load() || !l.peer.closed.Load() {
+		t.Errorf("%v, listener closed %t, peer closed %t", err, l.closed.Load(), l.peer.closed.Load())
 	}
 }
 

@@ -74,6 +74,7 @@ func (s *server) Run(ctx context.Context) error {
 	defer peers.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer func() { _ = l.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 	room := make(chan struct{}, s.limits.conns)
@@ -81,6 +82,9 @@ func (s *server) Run(ctx context.Context) error {
 		nc, err := l.Accept()
 		switch {
 		case ctx.Err() != nil:
+			if err == nil {
+				_ = nc.Close()
+			}
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept on %v: %w", l.Addr(), err)
