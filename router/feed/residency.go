@@ -103,6 +103,7 @@ func (f *Residency) Run(ctx context.Context) error {
 		f.unlock()
 	}()
 	for logged := false; ; logged = true {
+		began := time.Now()
 		err := f.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
@@ -111,7 +112,7 @@ func (f *Residency) Run(ctx context.Context) error {
 		switch {
 		case f.stats.Connected:
 			f.opts.Logger.Warn("lost a store's residency; trying again until it is back", "url", f.opts.URL, "error", err)
-			retry.reset()
+			retry.ended(began)
 			if lost != nil {
 				lost.Stop()
 			}

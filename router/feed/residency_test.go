@@ -228,6 +228,33 @@ func TestAStoreThatRefusesIsAskedAgain(t *testing.T) {
 	})
 }
 
+// A daemon that stops ends each stream as soon as it has begun. One whose stream lasted is asked again soon.
+func TestAStoreThatEndsItsStreamsAtOnceIsNotAskedAllTheTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var streams [][]byte
+		for range 1000 {
+			streams = append(streams, stream(t, hello(1, false), snapshotEnd(5), func(w *residency.Writer) error { return w.End("stopping", "bye") }))
+		}
+		_, _, s := followStore(t, residencyOptions(), streams...)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := s.requests(); n < 10 || n > 30 {
+			t.Errorf("asked %d times in a minute", n)
+		}
+		s.mu.Lock()
+		s.streams = [][]byte{stream(t, hello(1, false), snapshotEnd(5))} // stays open
+		s.mu.Unlock()
+		time.Sleep(20 * time.Second)
+		s.end()
+		before := s.requests()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n := s.requests() - before; n < 3 {
+			t.Errorf("asked %d times in the second after a stream that lasted", n)
+		}
+	})
+}
+
 // Once the feed has ended its holders may belong to someone else.
 func TestAnEndedFeedForgetsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
