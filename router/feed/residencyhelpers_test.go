@@ -194,6 +194,13 @@ func (s *scriptedStore) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(body), Request: r}, nil
 }
 
+// requests is how often it was asked.
+func (s *scriptedStore) requests() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.queries)
+}
+
 // end cuts the open connections.
 func (s *scriptedStore) end() {
 	s.mu.Lock()
