@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -8,6 +10,33 @@ import (
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
+
+// The models that have their own counters keep them, also those of ranks whose scheduler is on another node.
+func TestModelsWithCountersOfTheirOwnStayTheSame(t *testing.T) {
+	b, _ := newTestBackend(t, nil)
+	for i := range maxModels + 8 {
+		m := residencyManifest()
+		m.Model = fmt.Sprint("model-", i)
+		w, err := b.OpenWorker(t.Context(), server.Peer{Engine: m.Model}, m, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+	}
+	names := func() (list []string) {
+		_, _, models := b.status(time.Now())
+		for i := range models {
+			list = append(list, models[i].Model)
+		}
+		return list
+	}
+	first := names()
+	for range 4 {
+		if now := names(); !slices.Equal(now, first) {
+			t.Fatalf("%v, and then %v", first, now)
+		}
+	}
+}
 
 // What engines and ranks have counted stays in the totals of their model, exactly once, while
 // their last saves are written and when they have long gone.
