@@ -42,6 +42,16 @@ func TestLinksOfDocumentsLeadSomewhere(t *testing.T) {
 	}
 }
 
+// A newcomer finds every document from docs/README.md.
+func TestTheListOfDocumentsIsWhole(t *testing.T) {
+	list := string(read(t, "docs/README.md"))
+	for _, d := range docs.All(t) {
+		if dir, name := path.Split(d.Path); dir == "docs/" && name != "README.md" && !strings.Contains(list, "]("+name+")") {
+			t.Errorf("docs/README.md does not list %s", name)
+		}
+	}
+}
+
 // Files that documents, comments and scripts name exist, and so do folders that documents name.
 func TestPathsThatAreNamedExist(t *testing.T) {
 	const top = `(?:\.ci|cmd|connector|docs|gpu|integration|internal|leader|router|store|worker)`
