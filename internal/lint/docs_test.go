@@ -103,35 +103,48 @@ type goCommand struct {
 func goCommands(t *testing.T) (all []goCommand) {
 	t.Helper()
 	command := regexp.MustCompile(`\bgo (?:test|run|build|install|vet) [^\n` + "`" + `]*`)
-	for _, in := range textFiles(t) {
-		texts := []string{strings.ReplaceAll(string(read(t, in)), "\\\n", " ")}
-		if path.Ext(in) == ".go" {
-			texts = prose(t, in, read(t, in))
-		}
+	find := func(in string, texts ...string) {
 		for _, text := range texts {
-			for _, line := range command.FindAllString(text, -1) {
-				c := goCommand{in: in, line: line}
-				words := strings.Fields(strings.ReplaceAll(strings.NewReplacer(`\|`, "|", "'", "", `"`, "", ")", "", ",", "").Replace(line), "; ", " ; "))
-				for i := 2; i < len(words); i++ {
-					switch w := words[i]; {
-					case w == "-run" && i+1 < len(words):
-						i++
-						c.run = words[i]
-					case w == "-bench" && i+1 < len(words):
-						i++
-						c.bench = words[i]
-					case strings.HasPrefix(w, "./"):
-						c.packages = append(c.packages, path.Clean(strings.TrimRight(w, ".:;")))
-						if strings.HasSuffix(w, "/...") {
-							c.packages[len(c.packages)-1] += "/..."
-						}
-					}
-				}
-				all = append(all, c)
+			for _, line := range command.FindAllString(strings.ReplaceAll(text, "\\\n", " "), -1) {
+				all = append(all, parseCommand(in, line))
 			}
 		}
 	}
+	for _, in := range textFiles(t) {
+		switch path.Ext(in) {
+		case ".go":
+			find(in, prose(t, in, read(t, in))...)
+		case ".md":
+		default:
+			find(in, string(read(t, in)))
+		}
+	}
+	for _, d := range docs.All(t) {
+		find(d.Path, slices.Concat(d.Spans, d.Lines)...)
+	}
 	return all
+}
+
+func parseCommand(in, line string) goCommand {
+	c := goCommand{in: in, line: line}
+	words := strings.Fields(strings.NewReplacer("'", "", `"`, "", ")", "", ",", "").Replace(line))
+	for i := 2; i < len(words); i++ {
+		switch w := words[i]; {
+		case w == "-run" && i+1 < len(words):
+			i++
+			c.run = words[i]
+		case w == "-bench" && i+1 < len(words):
+			i++
+			c.bench = words[i]
+		case w == "./...":
+			c.packages = append(c.packages, w)
+		case strings.HasSuffix(w, "/..."):
+			c.packages = append(c.packages, path.Clean(w))
+		case strings.HasPrefix(w, "./"):
+			c.packages = append(c.packages, path.Clean(strings.TrimRight(w, ".:;")))
+		}
+	}
+	return c
 }
 
 // first is the part of a pattern of tests that is about functions.
