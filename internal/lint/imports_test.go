@@ -17,8 +17,8 @@ const module = "github.com/kvconn/kvconn"
 
 // pkg is what `go list -json` says about a package.
 type pkg struct {
-	ImportPath, Doc                  string
-	GoFiles, IgnoredGoFiles, Imports []string
+	ImportPath, Doc                            string
+	GoFiles, IgnoredGoFiles, CgoFiles, Imports []string
 }
 
 // path is the package's folder in the module.
@@ -26,7 +26,7 @@ func (p *pkg) path() string { return strings.TrimPrefix(p.ImportPath, module+"/"
 
 // list asks `go list` for the packages of the module, once.
 var list = sync.OnceValues(func() (all []pkg, err error) {
-	cmd := exec.Command("go", "list", "-json=ImportPath,Doc,GoFiles,IgnoredGoFiles,Imports", "./...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Doc,GoFiles,IgnoredGoFiles,CgoFiles,Imports", "./...")
 	cmd.Dir = "../.."
 	out, err := cmd.Output()
 	for dec := json.NewDecoder(bytes.NewReader(out)); err == nil; {
@@ -173,9 +173,12 @@ func TestTheDaemonImportsNoRouter(t *testing.T) {
 	}
 }
 
-// No rule here sees a file that is built elsewhere only.
+// No rule here sees a file that is built elsewhere only, and none needs a C compiler.
 func TestEveryFileIsBuilt(t *testing.T) {
 	for _, p := range packages(t) {
+		if len(p.CgoFiles) > 0 {
+			t.Errorf("%s uses cgo: %v", p.path(), p.CgoFiles)
+		}
 		for _, file := range p.IgnoredGoFiles {
 			if !strings.HasSuffix(file, "_test.go") {
 				t.Errorf("%s/%s is not built here", p.path(), file)
