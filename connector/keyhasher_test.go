@@ -4,22 +4,14 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/kvconn/kvconn/internal/testkit/prompts"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
-
-// randomTokens are n tokens of a vocabulary that uses all 32 bits.
-func randomTokens(rng *rand.Rand, n int) []uint32 {
-	tokens := make([]uint32, n)
-	for i := range tokens {
-		tokens[i] = rng.Uint32()
-	}
-	return tokens
-}
 
 func TestKeyHasherMakesTheKeysOfTheChain(t *testing.T) {
 	rng := seed.Random(t, 0)
 	for _, blockSize := range []int{1, 8, 15, 16, 17, 32, 64} {
-		tokens := randomTokens(rng, 50*blockSize+blockSize-1)
+		tokens := prompts.Random(rng, 50*blockSize+blockSize-1)
 		key := RootKey(blockSize, Scope{Salt: "tenant"})
 		keys := new(KeyHasher).Append(nil, key, tokens, blockSize)
 		if len(keys) != 50 {
@@ -33,13 +25,13 @@ func TestKeyHasherMakesTheKeysOfTheChain(t *testing.T) {
 			}
 		}
 	}
-	if keys := new(KeyHasher).Append(nil, Key{}, randomTokens(rng, 10), 0); keys != nil {
+	if keys := new(KeyHasher).Append(nil, Key{}, prompts.Random(rng, 10), 0); keys != nil {
 		t.Errorf("block size 0: %d keys", len(keys))
 	}
 }
 
 func BenchmarkKeyHasher(b *testing.B) {
-	tokens := randomTokens(rand.New(rand.NewPCG(1, 2)), 128_000)
+	tokens := prompts.Random(rand.New(rand.NewPCG(1, 2)), 128_000)
 	var h KeyHasher
 	var keys []Key
 	for b.Loop() {

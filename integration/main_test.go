@@ -12,13 +12,13 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvconn/kvconn/internal/engine"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
-// waitLimit bounds every wait of a test; only a broken program reaches it.
-const waitLimit = 60 * time.Second
+// waitLimit bounds every wait of a test.
+const waitLimit = wait.Limit
 
 // What makes the test binary another program: a rank's process, an engine's, a daemon's.
 const (

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 // node is a machine: a store directory and a socket, with a daemon or without.
@@ -49,6 +50,9 @@ func newNodeIn(t *testing.T, dir string, args ...string) *node {
 	t.Helper()
 	n := &node{t: t, dir: filepath.Join(dir, "store"), socket: filepath.Join(dir, "s"), args: args, log: new(testlog.Text)}
 	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the daemon's log:\n%s", n.log)
+		}
 		if n.cmd != nil {
 			n.kill()
 		}
@@ -113,14 +117,10 @@ func (n *node) waitReady() {
 	})
 }
 
-// wait polls until cond holds.
+// wait waits until cond holds.
 func (n *node) wait(what string, cond func() bool) {
 	n.t.Helper()
-	for deadline := time.Now().Add(waitLimit); !cond(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			n.t.Fatalf("waited %s for %s; the daemon's log:\n%s", waitLimit, what, n.log)
-		}
-	}
+	wait.For(n.t, what, cond)
 }
 
 // kill ends the daemon with SIGKILL.
@@ -144,27 +144,25 @@ func (n *node) stop() {
 		n.t.Fatal(err)
 	}
 	if err := n.cmd.Wait(); err != nil {
-		n.t.Fatalf("stop: %v; the daemon's log:\n%s", err, n.log)
+		n.t.Fatalf("stop: %v", err)
 	}
 	n.cmd = nil
 }
 
-func (n *node) status() *daemon.Status {
+func (n *node) status() (s *daemon.Status) {
 	n.t.Helper()
 	info, err := daemon.ReadInfo(n.dir)
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	for deadline := time.Now().Add(waitLimit); ; {
-		s, err := daemon.FetchStatus(n.t.Context(), info.HTTP)
-		if err == nil {
-			return s
-		}
+	n.wait("the daemon's status", func() bool {
 		// A machine that is busy may keep the answer back for longer than a person waits.
-		if !errors.Is(err, context.DeadlineExceeded) || time.Now().After(deadline) {
-			n.t.Fatalf("%v; the daemon's log:\n%s", err, n.log)
+		if s, err = daemon.FetchStatus(n.t.Context(), info.HTTP); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			n.t.Fatal(err)
 		}
-	}
+		return err == nil
+	})
+	return s
 }
 
 // saved waits until what was accepted is written.
@@ -202,12 +200,15 @@ func (n *node) waitLetGo() {
 	// Sessions leave the status first; their descriptors are closed after that, by whoever
 	// waited on them.
 	left := ""
-	for deadline := time.Now().Add(waitLimit); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		if left = n.leftovers(); left == "" {
-			return
+	n.t.Cleanup(func() {
+		if left != "" {
+			n.t.Logf("of dead engines are left: %s", left)
 		}
-	}
-	n.t.Errorf("of dead engines are left: %s", left)
+	})
+	n.wait("nothing of dead engines is left", func() bool {
+		left = n.leftovers()
+		return left == ""
+	})
 }
 
 // leftovers says what the daemon's process still has open or mapped of engines.

@@ -104,7 +104,7 @@ func TestServiceManagerHearsFromTheRealDaemon(t *testing.T) {
 		}
 	}
 	if err := n.cmd.Wait(); err != nil {
-		t.Errorf("stop: %v\n%s", err, n.log)
+		t.Errorf("stop: %v", err)
 	}
 	n.cmd = nil
 }

@@ -260,7 +260,7 @@ func TestOtherModelsAndLayoutsMissCleanly(t *testing.T) {
 	}
 	got := base.run("base again", ps)
 	if cached(got) == 0 {
-		t.Errorf("the same model has no hit: %+v\n%s", n.status().Store, n.log)
+		t.Errorf("the same model has no hit: %+v", n.status().Store)
 	}
 }
 

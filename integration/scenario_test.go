@@ -129,20 +129,20 @@ func holdReads(d *storetest.Disk) (release func()) {
 // A request that is aborted while its load runs keeps its blocks until the load has ended;
 // one that is cancelled gives them back at once, and nothing is written to them any more.
 func TestAbortDuringALoadHurtsNoOtherRequest(t *testing.T) {
-	for name, abort := range map[string]func(t *testing.T, e *engine.Engine, id string, release func()){
-		"aborted": func(t *testing.T, e *engine.Engine, id string, release func()) {
+	for name, abort := range map[string]func(t *testing.T, e *engine.Engine, id string, tr *trigger, release func()){
+		"aborted": func(t *testing.T, e *engine.Engine, id string, tr *trigger, release func()) {
 			if !e.Abort(id) {
 				t.Error("there is no such request")
 			}
 			release()
 		},
-		"cancelled": func(t *testing.T, e *engine.Engine, id string, release func()) {
+		"cancelled": func(t *testing.T, e *engine.Engine, id string, tr *trigger, release func()) {
 			if ok, err := e.Cancel(t.Context(), id); !ok || err != nil {
 				t.Errorf("cancelled: %t, %v", ok, err)
 			}
-			time.AfterFunc(slowRead, release) // while others use the blocks
+			tr.arm(atSaving, release) // while others use the blocks
 		},
-		"started over": func(t *testing.T, e *engine.Engine, id string, release func()) {
+		"started over": func(t *testing.T, e *engine.Engine, id string, tr *trigger, release func()) {
 			if !e.Restart(id) {
 				t.Error("there is no such request")
 			}
@@ -155,7 +155,8 @@ func TestAbortDuringALoadHurtsNoOtherRequest(t *testing.T) {
 			ps, others := prompts(132, 1), prompts(133, 3)
 			want, wantOthers := reference(t, nil, ps), reference(t, nil, others)
 			n, d, restart := onDisk(t, nil)
-			e := newInstance(t, n, change)
+			var tr trigger
+			e := newInstanceWith(t, n, setup{engine: change, at: tr.at})
 			same(t, "first run", e.run("first", ps), want)
 			n.saved()
 			restart()
@@ -171,8 +172,11 @@ func TestAbortDuringALoadHurtsNoOtherRequest(t *testing.T) {
 				}
 				return n.status().Queues.LoadsInFlight > 0
 			})
-			abort(t, e.Engine, q.ID, release)
+			abort(t, e.Engine, q.ID, &tr, release)
 			same(t, "others", e.run("others", others), wantOthers)
+			if tr.point != "" {
+				t.Error("the read did not end while others used the blocks")
+			}
 			same(t, "again", e.run("again", ps), want)
 			e.close()
 			n.waitLetGo()

@@ -38,6 +38,15 @@ func TestConfigPrintsAndRefusesWhatARouterRefuses(t *testing.T) {
 	}
 }
 
+// A key without a value is as good as none, as it is for variables.
+func TestAnEmptyPolicyIsTheDefault(t *testing.T) {
+	for _, args := range [][]string{{"--policy="}, {"--config", routerFileOf(t, "policy: ''")}} {
+		if status, out, errs := kvconnd(append([]string{"config", "router"}, args...)...); status != 0 {
+			t.Errorf("%v: status %d, %s\n%s", args, status, errs, out)
+		}
+	}
+}
+
 // The endpoint of published events is reached by configuration alone.
 func TestPublishSettingsReachTheDaemon(t *testing.T) {
 	s := config.Serve{}

@@ -16,8 +16,8 @@ import (
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/router/inflight"
-	"github.com/kvconn/kvconn/router/policies"
 	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/policy/byname"
 	"github.com/kvconn/kvconn/router/policy/published"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/router/registry"
@@ -78,9 +78,6 @@ func (c *routerCmd) options(log *slog.Logger) (service.Options, error) {
 	if c.HealthInterval == 0 {
 		o.HealthInterval = -1
 	}
-	if _, err := policies.New(o.Policy); err != nil {
-		return o, err
-	}
 	checked := o
 	checked.EnsureDefaults()
 	return o, checked.Validate()
@@ -105,8 +102,8 @@ func (c *routerCmd) ranks() (list []registry.Rank, err error) {
 	return list, nil
 }
 
-func (c *routerCmd) policy() policies.Options {
-	return policies.Options{
+func (c *routerCmd) policy() byname.Options {
+	return byname.Options{
 		Name:         c.Policy,
 		Cost:         policy.CostOptions{DecodeWeight: orNone(c.DecodeWeight), BalanceWeight: orNone(c.BalanceWeight), OverlapLoads: c.OverlapLoads},
 		KVAware:      published.KVAwareOptions{Beta: orNone(c.Beta), MatchRate: orNone(c.MatchRate)},

@@ -90,6 +90,7 @@ func (l *link) enter(to state) {
 		l.retryAt = time.Now().Add(l.opts.RetryInterval)
 	case to == connected:
 		l.session++
+		l.retryAt = time.Time{}
 		if from != idle {
 			l.opts.Logger.Info("kvconnd is back", "socket", l.opts.Socket)
 		}

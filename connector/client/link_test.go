@@ -46,6 +46,21 @@ func TestEachErrorHasItsPause(t *testing.T) {
 	}
 }
 
+// A pause ends with the attempt that succeeds, not after it.
+func TestALostConnectionIsReplacedAtOnce(t *testing.T) {
+	o := testOptions("")
+	o.RetryInterval = time.Hour
+	o.EnsureDefaults()
+	for _, lost := range []state{idle, absent} {
+		l := link{opts: o, state: idle}
+		l.enter(refused)
+		l.enter(connected) // by a call that does not wait
+		if l.enter(lost); time.Now().Before(l.retryAt) {
+			t.Errorf("state %d: the next attempt is in %s", lost, time.Until(l.retryAt))
+		}
+	}
+}
+
 // A daemon that is not there is tried once an interval, unless a caller needs it now.
 func TestAbsentDaemonIsTriedOnceAnInterval(t *testing.T) {
 	o := testOptions(t.TempDir() + "/none")

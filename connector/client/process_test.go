@@ -7,9 +7,11 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -143,5 +145,87 @@ func TestVersionsThatDoNotMeetAreAClearError(t *testing.T) {
 				t.Errorf("Match = %+v", got)
 			}
 		})
+	}
+}
+
+// giving is a daemon that sends descriptors that nobody asked for with its answer to one call.
+func giving(t *testing.T, socket string, gift *os.File, with wire.Op, kind wire.Kind, count int) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	hello := wire.HelloReply{Version: wire.MaxVersion, Server: "test", LoadTimeoutMS: 1000}
+	refusal := wire.ErrorBody{Code: wire.CodeBadRequest, Message: "no"}
+	go func() {
+		for {
+			c, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			conn := wire.NewConn(c)
+			for {
+				f, err := conn.Read()
+				if err != nil {
+					break
+				}
+				f.CloseFiles()
+				h, body, files := wire.Header{ID: f.ID, Op: f.Op, Kind: wire.KindReply, Epoch: 9}, wire.AppendEmpty, []*os.File(nil)
+				if f.Op == wire.OpHello {
+					body = hello.Append
+				}
+				if f.Op == with {
+					files = slices.Repeat([]*os.File{gift}, count)
+					if h.Kind = kind; kind == wire.KindError {
+						body = refusal.Append
+					}
+				}
+				_ = conn.Write(h, body, files...)
+			}
+			_ = conn.Close()
+		}
+	}()
+}
+
+func TestDescriptorsThatNobodyAskedForAreClosed(t *testing.T) {
+	gift, err := os.CreateTemp(t.TempDir(), "gift")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = gift.Close() }()
+	for _, tc := range []struct {
+		with  wire.Op
+		kind  wire.Kind
+		count int
+	}{
+		{wire.OpHello, wire.KindReply, 1}, {wire.OpHello, wire.KindError, 2},
+		{wire.OpRegister, wire.KindReply, 1}, {wire.OpRegister, wire.KindReply, 3}, {wire.OpRegister, wire.KindError, 1},
+		{wire.OpSave, wire.KindReply, 1}, {wire.OpLoad, wire.KindError, 1},
+	} {
+		for _, tier := range []func(*os.File, time.Duration) error{nil, func(*os.File, time.Duration) error { return errors.New("cannot be mapped") }} {
+			socket := socketPath(t)
+			giving(t, socket, gift, tc.with, tc.kind, tc.count)
+			o := testOptions(socket)
+			o.HostTier = tier
+			w := newWorker(t, o)
+			_ = w.Connect(t.Context())
+			w.Save(t.Context(), []byte("plan"))
+			w.Load(t.Context(), []byte("plan"), load3())
+			w.Close()
+			open := 0
+			entries, err := os.ReadDir("/proc/self/fd")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range entries {
+				if path, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && path == gift.Name() {
+					open++
+				}
+			}
+			if open != 1 {
+				t.Errorf("%+v: %d descriptors of the gift are open, want the test's own", tc, open)
+			}
+		}
 	}
 }

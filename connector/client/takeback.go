@@ -97,19 +97,15 @@ func (w *Worker) Cancel(ctx context.Context, request string) error {
 		}
 		delete(w.inFlight, request)
 	}
-	var copying <-chan struct{}
+	var copies []<-chan struct{}
 	for h := range w.held {
 		if _, ok := h.loads[request]; ok {
-			copying = h.done
+			copies = append(copies, h.done)
 		}
 	}
 	w.mu.Unlock()
-	if copying != nil {
-		select {
-		case <-copying:
-		case <-ctx.Done():
-			return fmt.Errorf("cancel the load of %s: a copy into its blocks is under way: %w", request, ctx.Err())
-		}
+	if err := fence.Await(ctx, copies...); err != nil {
+		return fmt.Errorf("cancel the load of %s: %w", request, err)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -128,17 +124,13 @@ func (w *Worker) Unregister(ctx context.Context) error {
 		_, _ = w.link.call(ctx, wire.OpUnregister, wire.AppendEmpty, nil)
 		w.link.lose()
 	}
-	var waits []<-chan struct{}
+	var copies []<-chan struct{}
 	for h := range w.held {
-		waits = append(waits, h.done)
+		copies = append(copies, h.done)
 	}
 	w.mu.Unlock()
-	for _, done := range waits {
-		select {
-		case <-done:
-		case <-ctx.Done():
-			return fmt.Errorf("unregister: a copy into engine memory is under way: %w", ctx.Err())
-		}
+	if err := fence.Await(ctx, copies...); err != nil {
+		return fmt.Errorf("unregister: %w", err)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@
 package fence
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -102,6 +103,19 @@ func (p *Page) Begin() bool {
 
 // End counts a copy out.
 func (p *Page) End() { p.copies.Add(-1) }
+
+// Await waits for copies into engine memory, whose channels are closed at their ends, unless ctx
+// ends first.
+func Await(ctx context.Context, copies ...<-chan struct{}) error {
+	for _, ended := range copies {
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return fmt.Errorf("a copy into engine memory is under way: %w", ctx.Err())
+		}
+	}
+	return nil
+}
 
 // Close unmaps the page.
 func (p *Page) Close() error {

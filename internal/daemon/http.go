@@ -2,7 +2,6 @@ package daemon
 
 import (
 	_ "embed" // the description
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -18,6 +17,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
+	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 	"github.com/kvconn/kvconn/store/residency/publish"
@@ -107,7 +107,7 @@ func (d *daemon) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	if !h.OK {
 		code = http.StatusServiceUnavailable
 	}
-	writeJSON(w, code, h)
+	httpserve.WriteJSON(w, code, h, "  ")
 }
 
 // Readiness is the answer of /readyz.
@@ -124,25 +124,16 @@ func (d *daemon) serveReady(w http.ResponseWriter, _ *http.Request) {
 	if !r.Ready {
 		code = http.StatusServiceUnavailable
 	}
-	writeJSON(w, code, r)
+	httpserve.WriteJSON(w, code, r, "  ")
 }
 
 func (d *daemon) serveStatus(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, d.status(time.Now()))
+	httpserve.WriteJSON(w, http.StatusOK, d.status(time.Now()), "  ")
 }
 
 func serveOpenAPI(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/yaml")
 	_, _ = w.Write([]byte(openAPI)) // the client has gone
-}
-
-func writeJSON(w http.ResponseWriter, code int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	w.WriteHeader(code)
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	_ = enc.Encode(v) // the client has gone
 }
 
 func (d *daemon) status(now time.Time) Status {

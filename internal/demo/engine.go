@@ -60,8 +60,12 @@ type EngineOptions struct {
 
 // ServeEngine is the body of the engine process: it reads prompts from in, one JSON
 // object a line, and writes completions to out, until in ends or ctx does.
-func ServeEngine(ctx context.Context, o EngineOptions, in io.Reader, out io.Writer) (err error) {
-	e, err := engine.New(engine.Options{Model: model.Demo(seed), BlockSize: blockSize, PrefixCaching: o.PrefixCaching, MaxBatchedTokens: 512})
+func ServeEngine(ctx context.Context, o EngineOptions, in io.Reader, out io.Writer) error {
+	return serveEngine(ctx, o, model.Demo(seed), in, out)
+}
+
+func serveEngine(ctx context.Context, o EngineOptions, m model.Config, in io.Reader, out io.Writer) (err error) {
+	e, err := engine.New(engine.Options{Model: m, BlockSize: blockSize, PrefixCaching: o.PrefixCaching, MaxBatchedTokens: 512})
 	if err != nil {
 		return err
 	}

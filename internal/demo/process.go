@@ -51,7 +51,10 @@ func (r *runner) start(name string, prepare func(*process) error, args ...string
 	}
 	defer func() { _ = log.Close() }()
 	p.cmd.Stderr = log
-	if err := errors.Join(prepare(p), p.cmd.Start()); err != nil {
+	if err = prepare(p); err == nil {
+		err = p.cmd.Start()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("start the %s: %w", p.name, err)
 	}
 	go func() {

@@ -40,6 +40,8 @@ type Engine struct {
 	// planned is the step that the connector knows of and that is not computed yet, with
 	// [Options.Overlap].
 	planned *plan
+	// barren counts the times that requests lost their blocks since a token was generated.
+	barren  int
 	steps   int
 	results []Result
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 func TestTokensDoNotDependOnTheBudgetOfAStep(t *testing.T) {
@@ -155,15 +155,13 @@ func TestConnectorThatOffersFailedBlocksForEverEndsTheRun(t *testing.T) {
 
 func TestConversationsUnderPressureGiveTheSameTokens(t *testing.T) {
 	bothPrefixCachings(t, func(t *testing.T, caching bool) {
-		// One workload, known to end: with others so few blocks can go from request to request
-		// without end, as in vLLM.
-		r := rand.New(rand.NewPCG(12, 12))
+		r := seed.Random(t, 1)
 		store := newStore()
 		system := prompt(20, 70)
 		loaded, recomputed, preemptions := 0, 0, 0
 		for round := range 4 {
 			e := newEngine(t, func(o *Options) {
-				o.Blocks, o.MaxSeqs, o.MaxBatchedTokens, o.PrefixCaching = 20+r.IntN(20), 2+r.IntN(4), 10+r.IntN(60), caching
+				o.Blocks, o.MaxSeqs, o.MaxBatchedTokens, o.PrefixCaching = 16+r.IntN(12), 2+r.IntN(4), 10+r.IntN(60), caching
 			})
 			f := newFake(t, e, store)
 			f.polls = 1 + r.IntN(4)

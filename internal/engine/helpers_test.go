@@ -2,26 +2,19 @@ package engine
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/engine/model"
+	"github.com/kvconn/kvconn/internal/testkit/prompts"
 )
 
 const generated = 24
 
 // prompt returns tokens that only depend on the seed.
-func prompt(seed uint64, n int) []uint32 {
-	r := rand.New(rand.NewPCG(seed, 11))
-	tokens := make([]uint32, n)
-	for i := range tokens {
-		tokens[i] = uint32(r.IntN(256))
-	}
-	return tokens
-}
+func prompt(seed uint64, n int) []uint32 { return prompts.Of(seed, n) }
 
 // alone returns a request's tokens from an engine that serves nothing else, computes the
 // prompt in one step and caches nothing.

@@ -2,10 +2,14 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/kvconn/kvconn/connector"
 )
+
+// maxBarren bounds how often requests may lose their blocks between two generated tokens.
+const maxBarren = 2_000
 
 // plan is one step: what to compute, and what the connector is told about it.
 type plan struct {
@@ -33,17 +37,17 @@ type work struct {
 }
 
 // schedule plans a step as vLLM does: running requests first, then, unless one had to
-// give way, waiting ones in order of arrival, until the budget is used up.
+// give way or has no room, waiting ones in order of arrival, until the budget is used up.
 func (e *Engine) schedule(ctx context.Context) (*plan, error) {
 	p := &plan{budget: e.opts.MaxBatchedTokens}
 	p.step.Finished, e.finished = e.finished, nil
 	p.step.Preempted, e.preempted = e.preempted, nil
-	before := len(p.step.Preempted)
+	before, room := len(p.step.Preempted), true
 	for i := 0; i < len(e.running) && p.budget > 0; i++ {
-		e.continueRunning(p, e.running[i])
+		room = e.continueRunning(p, e.running[i])
 	}
-	if len(p.step.Preempted) > before {
-		return p, nil
+	if !room || len(p.step.Preempted) > before {
+		return p, e.checkProgress(p)
 	}
 	for i := 0; i < len(e.waiting) && p.budget > 0 && len(e.running) < e.opts.MaxSeqs; i++ {
 		r := e.waiting[i]
@@ -59,27 +63,48 @@ func (e *Engine) schedule(ctx context.Context) (*plan, error) {
 		}
 	}
 	e.waiting = slices.DeleteFunc(e.waiting, func(r *request) bool { return r.phase == running })
-	return p, nil
+	return p, e.checkProgress(p)
+}
+
+// checkProgress reports that requests can never go on.
+func (e *Engine) checkProgress(p *plan) error {
+	planned := len(p.work)+len(p.step.Allocs)+len(p.step.Preempted)+len(e.inFlight) > 0 || (e.planned != nil && e.planned.something())
+	if e.barren += len(p.step.Preempted); e.barren > maxBarren {
+		return fmt.Errorf("engine: requests lost their blocks %d times, and not one token was generated meanwhile", e.barren)
+	}
+	if requests := len(e.running) + len(e.waiting); requests > 0 && !planned {
+		return fmt.Errorf("engine: %d requests cannot go on, no load is in flight, and %d of %d blocks are free", requests, e.pool.free, e.opts.Blocks-1)
+	}
+	return nil
 }
 
 // continueRunning plans the next tokens of a running request. Without room for them the
-// request that was admitted last gives way.
-func (e *Engine) continueRunning(p *plan, r *request) {
+// request that was admitted last gives way. The last one that is left does not, unlike in
+// vLLM, where requests can so take each other's blocks without end: waiting requests lose
+// theirs to it, and it waits for those that are being loaded into. Then the result is false.
+func (e *Engine) continueRunning(p *plan, r *request) bool {
 	count := min(len(r.tokens)+r.sampling, r.total()-1) - r.computed
 	if count = min(count, p.budget); count <= 0 {
-		return
+		return true
 	}
 	e.slide(r)
 	for !e.grow(p, r, r.computed+count) {
+		if len(e.running) == 1 {
+			if e.reclaim(p, r) {
+				continue
+			}
+			return false
+		}
 		victim := e.running[len(e.running)-1]
 		p.step.Preempted = append(p.step.Preempted, victim.ID)
 		victim.result.Preemptions++
 		e.retreat(victim)
 		if victim == r {
-			return
+			return true
 		}
 	}
 	p.compute(r, count, false)
+	return true
 }
 
 // retreat takes a request's blocks and lets it wait as if it were new. Blocks that are

@@ -200,6 +200,7 @@ func (e *Engine) advance(w work, logits []float32) {
 		}
 	}
 	r.tokens = append(r.tokens, uint32(best))
+	e.barren = 0
 	r.result.Logits = xxh3.HashSeed(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(logits))), 4*len(logits)), r.result.Logits)
 	if len(r.tokens) == len(r.Prompt)+1 {
 		r.result.TTFT = time.Since(r.submitted)

@@ -37,10 +37,17 @@ func Serve(ctx context.Context, h *http.Server, l net.Listener, grace time.Durat
 	return false, fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)
 }
 
-// WriteJSON answers with v as JSON, which nobody may cache.
-func WriteJSON(w http.ResponseWriter, status int, v any) {
+// writeTimeout bounds the writing of an answer: a client that reads nothing holds nothing.
+const writeTimeout = 30 * time.Second
+
+// WriteJSON answers with v as JSON, which nobody may cache, in lines that are indented by indent; if that is empty,
+// in one line.
+func WriteJSON(w http.ResponseWriter, status int, v any, indent string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the client has gone
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout)) // a recorder of tests has none
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", indent)
+	_ = enc.Encode(v) // the client has gone
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 )
@@ -19,7 +20,7 @@ func serve(t *testing.T, grace time.Duration, draining func()) (url string, star
 		case <-release:
 		case <-r.Context().Done():
 		}
-		WriteJSON(w, http.StatusAccepted, []int{1})
+		WriteJSON(w, http.StatusAccepted, []int{1}, "")
 	})}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -79,6 +80,22 @@ func TestRequestsThatDoNotEndAreCutOff(t *testing.T) {
 	}
 	if err := <-failed; err == nil {
 		t.Error("the client has an answer")
+	}
+}
+
+// bounded is an answer whose deadline is known.
+type bounded struct {
+	*httptest.ResponseRecorder
+	deadline time.Time
+}
+
+func (b *bounded) SetWriteDeadline(t time.Time) error { b.deadline = t; return nil }
+
+func TestAnAnswerThatNobodyReadsEnds(t *testing.T) {
+	w := &bounded{ResponseRecorder: httptest.NewRecorder()}
+	WriteJSON(w, http.StatusOK, nil, "")
+	if w.deadline.IsZero() {
+		t.Error("an answer has no deadline")
 	}
 }
 

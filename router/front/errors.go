@@ -95,5 +95,5 @@ func (e *Error) Write(w http.ResponseWriter) {
 	if e.Retry {
 		w.Header().Set("Retry-After", "1")
 	}
-	httpserve.WriteJSON(w, e.Status, e.Body())
+	httpserve.WriteJSON(w, e.Status, e.Body(), "")
 }

@@ -28,7 +28,10 @@ func (o *CostOptions) EnsureDefaults() {
 	o.BalanceWeight = OrDefault(o.BalanceWeight, 4)
 }
 
-// OrDefault returns v, 0 for a negative v, and d if v is zero or not a finite number.
+// maxWeight bounds weights: totals remain finite, and can be compared.
+const maxWeight = 1e9
+
+// OrDefault returns the weight v, at most 1e9, 0 for a negative v, and d if v is zero or not a finite number.
 func OrDefault(v, d float64) float64 {
 	switch {
 	case v < 0:
@@ -36,7 +39,7 @@ func OrDefault(v, d float64) float64 {
 	case v == 0 || math.IsNaN(v) || math.IsInf(v, 1):
 		return d
 	}
-	return v
+	return min(v, maxWeight)
 }
 
 // Cost places a request where its first token is expected soonest:

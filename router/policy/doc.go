@@ -11,6 +11,6 @@
 // A decision is always a rank of the given state that is ready and below its capacity, or none with the
 // reason.
 //
-// Package published has the policies of TensorRT-LLM's routers, package policies makes policies by their
+// Package published has the policies of TensorRT-LLM's routers, package byname makes policies by their
 // names.
 package policy

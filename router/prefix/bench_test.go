@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/prompts"
 )
 
 // prompt is a prompt in blocks of 16 random tokens.
@@ -16,7 +17,7 @@ type prompt struct {
 }
 
 func randomPrompt(rng *rand.Rand, blocks int) prompt {
-	p := prompt{tokens: randomTokens(rng, 16*blocks)}
+	p := prompt{tokens: prompts.Random(rng, 16*blocks)}
 	p.keys = new(connector.KeyHasher).Append(nil, connector.Key{}, p.tokens, 16)
 	for _, k := range p.keys {
 		p.ids = append(p.ids, KeyID(k)*3)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/docs"
+	"github.com/kvconn/kvconn/internal/testkit/prompts"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
@@ -25,7 +26,7 @@ func (s *session) grow(rng *rand.Rand, drop, blocks int) {
 	if keep > 0 {
 		parent = s.keys[keep-1]
 	}
-	s.keys = new(connector.KeyHasher).Append(s.keys[:keep:keep], parent, randomTokens(rng, 16*blocks), 16)
+	s.keys = new(connector.KeyHasher).Append(s.keys[:keep:keep], parent, prompts.Random(rng, 16*blocks), 16)
 	s.ids = s.ids[:keep:keep]
 	for _, k := range s.keys[keep:] {
 		s.ids = append(s.ids, KeyID(k)*3)

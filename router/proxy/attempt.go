@@ -41,8 +41,11 @@ type refusal struct {
 	decision route.Decision
 }
 
-// maxRefusal bounds what is kept of one.
-const maxRefusal = 64 << 10
+// maxRefusal bounds what is kept of one, refusalTimeout the time in which it is read.
+const (
+	maxRefusal     = 64 << 10
+	refusalTimeout = 2 * time.Second
+)
 
 // refuses says whether a status means that another rank may do better.
 func refuses(status int) bool {
@@ -68,6 +71,7 @@ func (a *attempt) run() (done bool) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if refuses(resp.StatusCode) {
+		timer.Reset(refusalTimeout)
 		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // a part will do
 		a.refusal = &refusal{resp.StatusCode, resp.Header, body, *d}
 		o.Logger.Debug("a rank refused a request", "rank", d.Rank, "status", resp.StatusCode)

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -116,6 +117,7 @@ func TestAStreamThatStandsStillEndsWithAnError(t *testing.T) {
 
 // answer is an engine's answer of chunks with a pause before each.
 type answer struct {
+	status int // 0 means 200
 	ctx    context.Context
 	pause  time.Duration
 	chunks int
@@ -123,7 +125,7 @@ type answer struct {
 
 func (a *answer) RoundTrip(r *http.Request) (*http.Response, error) {
 	a.ctx = r.Context()
-	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: a}, nil
+	return &http.Response{StatusCode: cmp.Or(a.status, http.StatusOK), Header: http.Header{}, Body: a}, nil
 }
 
 func (a *answer) Close() error { return nil }
@@ -186,6 +188,24 @@ func TestARefusalThatIsLongIsCutInOrder(t *testing.T) {
 	if resp, body := f.post(t, `{"prompt":[1]}`); resp.StatusCode != http.StatusTooManyRequests || body != strings.Repeat("x", maxRefusal) {
 		t.Errorf("%s, %d bytes, ends with %.50q", resp.Status, len(body), body[max(0, len(body)-50):])
 	}
+}
+
+// A rank that refuses and then hangs does not keep the request from other ranks.
+func TestARefusalThatDoesNotEndIsCutSoon(t *testing.T) {
+	f := newFront(t, 1, nil)
+	synctest.Test(t, func(t *testing.T) {
+		o := f.proxy.opts
+		o.Transport = &answer{status: http.StatusServiceUnavailable, pause: time.Hour, chunks: 1}
+		p, err := New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, start := httptest.NewRecorder(), time.Now()
+		p.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/completions", strings.NewReader(`{"prompt":[1]}`)))
+		if took := time.Since(start); w.Code != http.StatusServiceUnavailable || w.Header().Get(PinHeader) != "0" || took != refusalTimeout {
+			t.Errorf("%d %v after %s", w.Code, w.Header(), took)
+		}
+	})
 }
 
 func TestAPromptThatIsTooLongIsRefused(t *testing.T) {

@@ -1,7 +1,7 @@
 // Package replay runs a recorded trace of requests through a model of data-parallel ranks with
 // their GPU caches, the disks of their nodes, an object store and a routing policy. It tells hit rates
 // by tier, how evenly the work is spread, estimated times to first token, and how large a disk has to
-// be. The policies are those of router/policy, fed by router/load on the trace's clock.
+// be. The policies are those of router/policy, fed by router/inflight on the trace's clock.
 //
 // # The model
 //

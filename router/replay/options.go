@@ -83,7 +83,7 @@ func (o Options) effective() Options {
 	return o
 }
 
-// maxRanks bounds the ranks: what router/load takes.
+// maxRanks bounds the ranks: what router/inflight takes.
 const maxRanks = 4096
 
 // least and most bound speeds and sizes: with others, times would not be numbers any more.

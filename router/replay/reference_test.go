@@ -242,6 +242,36 @@ func TestCostBeatsTheOthersOnHalfOfTheTrace(t *testing.T) {
 	}
 }
 
+// tokensAlone hides from a policy what the requests that wait will load.
+type tokensAlone struct{ policy.Policy }
+
+func (p tokensAlone) Place(s *policy.State, r *policy.Request, d *policy.Decision) {
+	hidden := policy.State{Ranks: slices.Clone(s.Ranks), BlockSize: s.BlockSize}
+	for i := range hidden.Ranks {
+		l := &hidden.Ranks[i].Load
+		l.QueuedDiskTokens, l.QueuedObjectTokens, l.FrontDiskTokens, l.FrontObjectTokens = 0, 0, 0, 0
+	}
+	p.Policy.Place(&hidden, r, d)
+}
+
+// What ADR 8 says of the parts of cost, in the second row of its table.
+func TestPartsOfCostOnHalfOfTheTrace(t *testing.T) {
+	if testing.Short() {
+		t.Skip("simulates half of the trace for each part")
+	}
+	tr := readTrace(t, trace.Half(t))
+	mean := func(p policy.Policy) float64 { return simulate(t, tr, half(Options{}), p).TTFT.Mean }
+	base := mean(policy.NewCost(policy.CostOptions{}))
+	more := func(p policy.Policy) float64 { return 100 * (mean(p)/base - 1) }
+	docs.Says(t, "adr/0008-router-policies.md", fmt.Sprintf("if the loads of the requests that wait are not counted the mean is %.1f%% longer", more(tokensAlone{policy.NewCost(policy.CostOptions{})})))
+	docs.Says(t, "adr/0008-router-policies.md", fmt.Sprintf("a decode weight of 1 makes it %.1f%% longer", more(policy.NewCost(policy.CostOptions{DecodeWeight: 1}))))
+	for _, w := range []policy.CostOptions{{BalanceWeight: -1}, {BalanceWeight: 1}, {BalanceWeight: 10}, {DecodeWeight: -1}, {DecodeWeight: 0.3}} {
+		if d := more(policy.NewCost(w)); math.Abs(d) >= 1 {
+			t.Errorf("%+v moves the mean by %.2f%%, the ADR says by less than 1%%", w, d)
+		}
+	}
+}
+
 // What docs/replay.md says of the whole trace.
 func TestPoliciesOnTheWholeTrace(t *testing.T) {
 	tr := readTrace(t, trace.Whole(t))

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/kvconn/kvconn/router/policies"
 	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/policy/byname"
 )
 
 // Report is the result of `kvconnd replay`.
@@ -84,8 +84,8 @@ func Run(ctx context.Context, t *Trace, o Options, policies []string, progress f
 	return r, nil
 }
 
-// NewPolicy returns a fresh policy by its name, any that the router knows: see [policies.New]. The policy cost
+// NewPolicy returns a fresh policy by its name, any that the router knows: see [byname.New]. The policy cost
 // is told whether loads overlap with computing.
 func NewPolicy(name string, o *Options) (policy.Policy, error) {
-	return policies.New(policies.Options{Name: name, Cost: policy.CostOptions{OverlapLoads: o.OverlapLoads}})
+	return byname.New(byname.Options{Name: name, Cost: policy.CostOptions{OverlapLoads: o.OverlapLoads}})
 }

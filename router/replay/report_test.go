@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/internal/testkit/seed"
-	"github.com/kvconn/kvconn/router/policies"
+	"github.com/kvconn/kvconn/router/policy/byname"
 )
 
 // report runs all policies on the small trace.
@@ -116,7 +116,7 @@ func TestPolicyNames(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"", "costs", "first-turn/", "first-turn/first-turn", "first-turn/costs", "conversation/", "conversation/conversation"} {
-		if _, err := NewPolicy(name, new(Options)); !errors.Is(err, policies.ErrUnknown) {
+		if _, err := NewPolicy(name, new(Options)); !errors.Is(err, byname.ErrUnknown) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}

@@ -4,8 +4,8 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/router/policies"
 	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/policy/byname"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/router/registry"
 )
@@ -17,7 +17,7 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 	}
 	for _, name := range []string{"cost", "kv-aware", "conversation/cost", "published/kv-aware"} {
 		r := newRouter(t, 0, func(o *Options) {
-			o.Policy = func() policy.Policy { p, _ := policies.New(policies.Options{Name: name}); return p }
+			o.Policy = func() policy.Policy { p, _ := byname.New(byname.Options{Name: name}); return p }
 			o.Load.AssumeKVReuse = true
 		})
 		tokens := prompt(1, 8000)

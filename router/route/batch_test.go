@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/router/policies"
 	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/policy/byname"
 	"github.com/kvconn/kvconn/router/registry"
 )
 
@@ -21,7 +21,7 @@ func routeAll(t *testing.T, r *Router, reqs ...Request) ([]Decision, []error) {
 func of(t *testing.T, name string, n, maxActive int) *Router {
 	r := newRouter(t, 0, func(o *Options) {
 		o.Policy = func() policy.Policy {
-			p, err := policies.New(policies.Options{Name: name})
+			p, err := byname.New(byname.Options{Name: name})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -15,13 +15,14 @@ import (
 
 // job is a request on its way to a decision.
 type job struct {
-	to     target
-	req    *Request
-	id     uint64
-	tokens int
-	s      *scratch
-	d      *Decision
-	err    error
+	to      target
+	req     *Request
+	id      uint64
+	tokens  int
+	explain bool
+	s       *scratch
+	d       *Decision
+	err     error
 }
 
 // Route decides where a request goes, books it there and predicts its blocks there. The answer is in d; if no rank
@@ -40,13 +41,22 @@ func (r *Router) Route(ctx context.Context, req *Request, d *Decision) error {
 // RouteAll decides several requests: out[i] and the i-th error are of reqs[i], as those of [Router.Route].
 // A policy.Batcher gets all requests of a model at once, except that one that excludes ranks is placed by itself
 // after them. Any other policy decides one after the other, each counting for those after it: first the
-// requests with a strict pin, as no other rank will do for them, then the rest in the order given.
+// requests with a strict pin, as no other rank will do for them, then the rest in the order given. The first request
+// that asks for scores gets them, the others as long as all have 16,384 scores at most.
 func (r *Router) RouteAll(ctx context.Context, reqs []Request, out []Decision) []error {
 	jobs, open := make([]job, len(reqs)), make([]*job, 0, len(reqs))
+	scores := 0
 	for i := range reqs {
-		jobs[i] = job{req: &reqs[i], d: &out[i]}
-		if r.begin(ctx, &jobs[i]) {
-			open = append(open, &jobs[i])
+		j := &jobs[i]
+		*j = job{req: &reqs[i], d: &out[i]}
+		if !r.begin(ctx, j) {
+			continue
+		}
+		open = append(open, j)
+		if ranks := len(j.to.pool.view.Load().states); scores > 0 && scores+ranks > maxScores {
+			j.explain = false
+		} else if j.explain {
+			scores += ranks
 		}
 	}
 	slices.SortStableFunc(open, func(a, b *job) int {
@@ -63,6 +73,9 @@ func (r *Router) RouteAll(ctx context.Context, reqs []Request, out []Decision) [
 	}
 	return errs
 }
+
+// maxScores bounds the scores of requests that are decided together, to about 6 MB of JSON.
+const maxScores = 16384
 
 // turn orders the requests of one model.
 func (j *job) turn() int {
@@ -105,7 +118,7 @@ func (r *Router) begin(ctx context.Context, j *job) bool {
 		j.err = fmt.Errorf("%w: %d tokens, at most %d", ErrPromptTooLong, j.tokens, r.opts.MaxPromptTokens)
 		return false
 	}
-	j.id = r.ids.Add(1)
+	j.id, j.explain = r.ids.Add(1), j.req.Explain
 	j.d.Model, j.d.PromptTokens = j.to.pool.model, j.tokens
 	return true
 }

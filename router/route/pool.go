@@ -108,7 +108,7 @@ func (p *pool) place(v *view, jobs []*job) {
 	for i, j := range jobs {
 		p.reqs = append(p.reqs, j.req.Request)
 		r := &p.reqs[i]
-		r.ID, r.Tokens, r.Match = j.id, j.tokens, j.d.matches
+		r.ID, r.Tokens, r.Match, r.Explain = j.id, j.tokens, j.d.matches, j.explain
 		r.Head = j.req.Prompt[:min(len(j.req.Prompt), headTokens)]
 		p.list, p.out = append(p.list, r), append(p.out, &j.d.Decision)
 	}

@@ -96,46 +96,48 @@ func TestARemovedRankTakesEverythingWithIt(t *testing.T) {
 	}
 }
 
-// Decisions beside ranks that come and go are of ranks that are there.
+// Decisions beside ranks that come and go are of ranks that are there, and nothing remains of them.
 func TestDecisionsBesideChanges(t *testing.T) {
-	r := newRouter(t, 4, nil)
-	var wg sync.WaitGroup
-	stop := make(chan struct{})
-	for g := range 3 {
-		wg.Go(func() {
-			var d Decision
-			for i := 0; ; i++ {
-				select {
-				case <-stop:
-					return
-				default:
+	for _, name := range []string{"cost", "published/load"} {
+		r := of(t, name, 4, 0)
+		r.SetReady(3, false, "test")
+		var wg sync.WaitGroup
+		stop := make(chan struct{})
+		for g := range 3 {
+			wg.Go(func() {
+				for i := 0; ; i++ {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					out, errs := routeAll(t, r, free(prompt(i%5+g, 320)), free(prompt(i%7+g, 160)))
+					for at, d := range out {
+						if errs[at] != nil || !d.Placed() && d.Reason != policy.ReasonFairShare || d.Rank == 3 {
+							t.Errorf("%s: %+v, %v", name, d, errs[at])
+						}
+						r.PrefillDone(d.Handle)
+						r.Finish(d.Handle)
+					}
 				}
-				req := free(prompt(i%5+g, 320))
-				if err := r.Route(t.Context(), &req, &d); err != nil {
-					t.Error(err)
-					return
-				}
-				if !d.Placed() || d.Rank == 3 {
-					t.Errorf("%+v", d)
-				}
-				r.PrefillDone(d.Handle)
-				r.Finish(d.Handle)
-			}
-		})
-	}
-	r.SetReady(3, false, "test")
-	for range 50 {
-		if _, err := r.Remove(2); err != nil {
-			t.Error(err)
+			})
 		}
-		add(t, r, rank(2))
-		r.SetReady(1, false, "test")
-		r.Stats()
-		r.Ranks()
-		r.SetReady(1, true, "")
+		for range 50 {
+			if _, err := r.Remove(2); err != nil {
+				t.Error(err)
+			}
+			add(t, r, rank(2))
+			r.SetReady(1, false, "test")
+			r.Stats()
+			r.Ranks()
+			r.SetReady(1, true, "")
+		}
+		close(stop)
+		wg.Wait()
+		if s := r.Stats(); s.InFlight != 0 || len(r.flights.byID) != 0 {
+			t.Errorf("%s: %d requests are in flight, %d are known", name, s.InFlight, len(r.flights.byID))
+		}
 	}
-	close(stop)
-	wg.Wait()
 }
 
 func TestEventsDecideWhereAPromptGoes(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/prompts"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/registry"
 )
@@ -46,13 +47,7 @@ func add(t testing.TB, r *Router, specs ...registry.Rank) {
 }
 
 // prompt is a prompt of n tokens of its own.
-func prompt(seed, n int) []uint32 {
-	tokens := make([]uint32, n)
-	for i := range tokens {
-		tokens[i] = uint32(seed*7919 + i*31)
-	}
-	return tokens
-}
+func prompt(seed, n int) []uint32 { return prompts.Of(uint64(seed), n) }
 
 func ask(t testing.TB, r *Router, req Request) Decision {
 	t.Helper()

@@ -2,9 +2,13 @@ package service
 
 import (
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/router/front"
@@ -82,6 +86,70 @@ func TestAPublishedPolicyPlacesABatch(t *testing.T) {
 		}
 		if fmt.Sprint(ranks) != want {
 			t.Errorf("%s: %v, want %s", name, ranks, want)
+		}
+	}
+}
+
+// A list may have a hundred times as many requests as are allowed in the same number of bytes.
+func TestALongListIsNotReadToItsEnd(t *testing.T) {
+	list := []byte("[" + strings.Repeat("{},", 1<<18) + "{}]")
+	if n := testing.AllocsPerRun(1, func() {
+		if _, err := batchOf(list); err == nil {
+			t.Error("the list was accepted")
+		}
+	}); n > 20*maxBatch {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestTokenizersThatHangDelayABatchForABoundedTime(t *testing.T) {
+	var calls atomic.Int64
+	e := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		calls.Add(1)
+		_, _ = io.Copy(io.Discard, r.Body) // else nobody notices that the client goes
+		<-r.Context().Done()
+	}))
+	t.Cleanup(e.Close)
+	r := start(t, func(o *Options) {
+		unchecked(ranksOf(e.URL, 1)...)(o)
+		o.TokenizeTimeout = 20 * time.Millisecond
+	})
+	var list []m
+	for range maxBatch {
+		list = append(list, m{"prompt": "hello"})
+	}
+	var got RouteResults
+	r.do("POST", "/v1/route", m{"requests": list}, &got)
+	for i, x := range got.Results {
+		if x.Decision == nil || !strings.HasPrefix(x.Decision.Note, "routed by load") {
+			t.Fatalf("request %d: %+v", i, x)
+		}
+	}
+	if n := calls.Load(); n > (readTimeouts+1)*readAtOnce {
+		t.Errorf("%d requests were tokenized without success", n)
+	}
+}
+
+// With thousands of ranks and hundreds of requests an answer would have hundreds of megabytes.
+func TestTheScoresOfABatchAreBounded(t *testing.T) {
+	const ranks, explained = 128, 128 // 16,384 scores
+	r := start(t, unchecked(ranksOf("http://h:1", ranks)...))
+	list := []m{{"token_ids": []int{1}}}
+	for range maxBatch - 1 {
+		list = append(list, m{"token_ids": []int{1}, "explain": true})
+	}
+	var got RouteResults
+	r.do("POST", "/v1/route", m{"requests": list}, &got)
+	for i, x := range got.Results {
+		want, note := 0, ""
+		switch {
+		case i > explained:
+			note = "not explained: the batch has too many scores"
+		case i > 0:
+			want = ranks
+		}
+		if x.Decision == nil || len(x.Decision.Scores) != want || x.Decision.Note != note {
+			t.Fatalf("request %d: %+v", i, x)
 		}
 	}
 }

@@ -1,11 +1,13 @@
 package service
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -68,8 +70,9 @@ const (
 	maxExclude = 64
 	maxBatch   = 256
 
-	// readAtOnce is how many requests of a batch are tokenized at one time.
-	readAtOnce = 16
+	// readAtOnce is how many requests of a batch are tokenized at one time, readTimeouts the time for all of them, in
+	// times that one may take.
+	readAtOnce, readTimeouts = 16, 4
 )
 
 // read reads the fields that a completion does not have.
@@ -132,10 +135,27 @@ func (s *server) serveRoute(w http.ResponseWriter, r *http.Request) (any, error)
 	return answers[0], errs[0]
 }
 
-func (s *server) routeBatch(ctx context.Context, several json.RawMessage) (any, error) {
+// batchOf reads a list of requests. It reads no more of them than are allowed: they take much more memory than
+// their text.
+func batchOf(several json.RawMessage) ([]front.Fields, error) {
+	dec := json.NewDecoder(bytes.NewReader(several))
+	open, err := dec.Token()
 	var list []front.Fields
-	if err := json.Unmarshal(several, &list); err != nil || len(list) == 0 || len(list) > maxBatch {
+	for err == nil && len(list) <= maxBatch && dec.More() {
+		var fields front.Fields
+		err = dec.Decode(&fields)
+		list = append(list, fields)
+	}
+	if err != nil || open != json.Delim('[') || len(list) == 0 || len(list) > maxBatch {
 		return nil, front.BadRequest("requests is not a list of 1 to %d JSON objects", maxBatch)
+	}
+	return list, nil
+}
+
+func (s *server) routeBatch(ctx context.Context, several json.RawMessage) (any, error) {
+	list, err := batchOf(several)
+	if err != nil {
+		return nil, err
 	}
 	answers, errs := s.route(ctx, nil, list)
 	results := make([]RouteResult, len(answers))
@@ -154,11 +174,13 @@ func (s *server) routeBatch(ctx context.Context, several json.RawMessage) (any, 
 // route decides requests together. Each has an answer or an error.
 func (s *server) route(ctx context.Context, h http.Header, list []front.Fields) ([]*RouteAnswer, []error) {
 	asked, errs := make([]*front.Request, len(list)), make([]error, len(list))
+	reading, cancel := context.WithTimeout(ctx, readTimeouts*s.opts.TokenizeTimeout)
+	defer cancel()
 	var g errgroup.Group
 	g.SetLimit(readAtOnce)
 	for i, fields := range list {
 		g.Go(func() error {
-			asked[i], errs[i] = s.ask(ctx, h, fields)
+			asked[i], errs[i] = s.ask(reading, h, fields)
 			return nil
 		})
 	}
@@ -188,6 +210,9 @@ func (s *server) route(ctx context.Context, h http.Header, list []front.Fields) 
 // answer makes the answer of a decision.
 func answer(q *front.Request, d *route.Decision) *RouteAnswer {
 	a := &RouteAnswer{Decision: *d, Request: strconv.FormatUint(d.Handle, 16), Headers: map[string]string{}, Note: q.Note}
+	if q.Explain && len(d.Scores) == 0 {
+		a.Note = strings.TrimPrefix(q.Note+"; not explained: the batch has too many scores", "; ")
+	}
 	if d.Header != "" {
 		a.Headers[registry.RankHeader] = d.Header
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/testkit/prompts"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/registry"
@@ -125,13 +126,7 @@ func unchecked(ranks ...registry.Rank) func(*Options) {
 
 type m = map[string]any
 
-func prompt(seed, n int) []uint32 {
-	tokens := make([]uint32, n)
-	for i := range tokens {
-		tokens[i] = uint32(seed*7919 + i*31)
-	}
-	return tokens
-}
+func prompt(seed, n int) []uint32 { return prompts.Of(uint64(seed), n) }
 
 // ready waits until n ranks are.
 func (r *running) ready(n int) {

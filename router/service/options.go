@@ -7,7 +7,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/kvconn/kvconn/router/policies"
+	"github.com/kvconn/kvconn/router/policy/byname"
 	"github.com/kvconn/kvconn/router/proxy"
 	"github.com/kvconn/kvconn/router/registry"
 	"github.com/kvconn/kvconn/router/route"
@@ -22,7 +22,7 @@ type Options struct {
 	// description. EngineKey is sent to engines as bearer token; without both the client's own is passed on.
 	Token, EngineKey string
 	// Policy decides, Route is the rest of the decisions' options.
-	Policy policies.Options
+	Policy byname.Options
 	Route  route.Options
 	// Ranks are those known from the beginning.
 	Ranks []registry.Rank
@@ -85,5 +85,6 @@ func (o *Options) Validate() error {
 	case o.HealthPath[0] != '/':
 		return errors.New("service: the health path must begin with /")
 	}
-	return errors.Join(proxy.CheckKey(o.EngineKey), o.Route.Validate())
+	_, err := byname.New(o.Policy)
+	return errors.Join(err, proxy.CheckKey(o.EngineKey), o.Route.Validate())
 }

@@ -66,7 +66,7 @@ func (f answerFunc) with(status int) http.HandlerFunc {
 			front.ErrorOf(err).Write(w)
 			return
 		}
-		httpserve.WriteJSON(w, status, answer)
+		httpserve.WriteJSON(w, status, answer, "")
 	}
 }
 

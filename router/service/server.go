@@ -11,8 +11,8 @@ import (
 
 	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/router/front"
-	"github.com/kvconn/kvconn/router/policies"
 	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/policy/byname"
 	"github.com/kvconn/kvconn/router/proxy"
 	"github.com/kvconn/kvconn/router/route"
 	"github.com/kvconn/kvconn/router/tokenize"
@@ -55,12 +55,9 @@ func Run(ctx context.Context, o Options) error {
 }
 
 func newServer(o *Options) (*server, error) {
-	if _, err := policies.New(o.Policy); err != nil {
-		return nil, err
-	}
 	o.Route.Policy = func() policy.Policy {
-		p, err := policies.New(o.Policy)
-		if err != nil { // checked above
+		p, err := byname.New(o.Policy)
+		if err != nil { // checked by Validate
 			panic(err)
 		}
 		return p

@@ -53,7 +53,7 @@ func health(st *route.Stats) Health {
 func (s *server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	st := s.router.Stats()
 	h := health(&st)
-	httpserve.WriteJSON(w, okIf(h.OK), h)
+	httpserve.WriteJSON(w, okIf(h.OK), h, "")
 }
 
 // Readiness is the answer of /readyz.
@@ -65,7 +65,7 @@ type Readiness struct {
 func (s *server) serveReady(w http.ResponseWriter, _ *http.Request) {
 	st := s.router.Stats()
 	ready := st.Ready > 0 && !s.draining.Load()
-	httpserve.WriteJSON(w, okIf(ready), Readiness{Ready: ready})
+	httpserve.WriteJSON(w, okIf(ready), Readiness{Ready: ready}, "")
 }
 
 // okIf is the status 200, or 503.

@@ -27,9 +27,10 @@ type copier struct {
 	tiers     hostTiers
 	logger    *slog.Logger
 
-	mu     sync.Mutex
-	jobs   map[string]*job
-	closed bool
+	mu   sync.Mutex
+	jobs map[string]*job
+	// off is set while no load may begin, closed for good.
+	off, closed bool
 }
 
 // job is one request's load.
@@ -99,7 +100,7 @@ func (s *copier) start(l *load, refresh func(), report func(connector.FinishedLo
 	j := s.plan(l)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.off || s.closed {
 		return false
 	}
 	s.jobs[j.request] = j
@@ -250,15 +251,23 @@ func (s *copier) cancel(request string) []<-chan struct{} {
 	return []<-chan struct{}{j.done}
 }
 
-func (s *copier) cancelAll() []<-chan struct{} {
+// forbid lets no load begin until allow, and has all end early, as cancel does.
+func (s *copier) forbid() []<-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.off = true
 	var out []<-chan struct{}
 	for _, j := range s.jobs {
 		j.canceled.Store(true)
 		out = append(out, j.done)
 	}
 	return out
+}
+
+func (s *copier) allow() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.off = false
 }
 
 // close ends all loads and unmaps everything.
@@ -270,7 +279,7 @@ func (s *copier) close() {
 	if closed {
 		return
 	}
-	for _, done := range s.cancelAll() {
+	for _, done := range s.forbid() {
 		<-done
 	}
 	s.unmapRegions()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/client"
+	"github.com/kvconn/kvconn/connector/fence"
 )
 
 // Worker is the client of one rank. It copies what is loaded; the daemon copies what is
@@ -18,9 +19,7 @@ type Worker struct {
 	opts   client.Options
 	copier *copier
 
-	mu sync.Mutex
-	// off is set between Unregister and Connect.
-	off     bool
+	mu      sync.Mutex
 	reports []connector.FinishedLoad
 }
 
@@ -45,9 +44,7 @@ func NewWorker(o client.Options, rank int, layout connector.Layout, regions []*o
 // Connect connects and registers now, and says why it cannot. Nothing is offered before
 // every rank has connected.
 func (w *Worker) Connect(ctx context.Context) error {
-	w.mu.Lock()
-	w.off = false
-	w.mu.Unlock()
+	w.copier.allow()
 	return w.daemon.Connect(ctx)
 }
 
@@ -56,15 +53,9 @@ func (w *Worker) Load(ctx context.Context, metadata []byte, loads []connector.Pl
 	if len(loads) == 0 {
 		return
 	}
-	w.mu.Lock()
-	off := w.off
-	w.mu.Unlock()
-	planned := make(map[string]*load)
-	if !off {
-		// Without a daemon the memory that is mapped still serves.
-		w.daemon.Revive(ctx)
-		planned = w.planned(metadata)
-	}
+	// Without a daemon the memory that is mapped still serves.
+	w.daemon.Revive(ctx)
+	planned := w.planned(metadata)
 	for _, l := range loads {
 		p := planned[l.Request]
 		if p == nil || !w.copier.start(p, func() { w.daemon.Revive(context.Background()) }, w.report) {
@@ -125,7 +116,7 @@ func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 // Cancel ends a request's load. Once it returns nil nothing is written to the request's
 // blocks any more, and Poll does not report it.
 func (w *Worker) Cancel(ctx context.Context, request string) error {
-	if err := wait(ctx, w.copier.cancel(request)...); err != nil {
+	if err := fence.Await(ctx, w.copier.cancel(request)...); err != nil {
 		return fmt.Errorf("cancel the load of %s: %w", request, err)
 	}
 	w.mu.Lock()
@@ -137,23 +128,12 @@ func (w *Worker) Cancel(ctx context.Context, request string) error {
 // Unregister takes the memory back: once it returns nil nothing is written to it any more,
 // and nothing is loaded or saved until Connect.
 func (w *Worker) Unregister(ctx context.Context) error {
-	w.mu.Lock()
-	w.off = true
-	w.mu.Unlock()
-	if err := wait(ctx, w.copier.cancelAll()...); err != nil {
-		return fmt.Errorf("unregister: %w", err)
+	copies := w.copier.forbid()
+	if err := w.daemon.Unregister(ctx); err != nil {
+		return err
 	}
-	return w.daemon.Unregister(ctx)
-}
-
-// wait waits for copies to end.
-func wait(ctx context.Context, copies ...<-chan struct{}) error {
-	for _, done := range copies {
-		select {
-		case <-done:
-		case <-ctx.Done():
-			return fmt.Errorf("a copy into engine memory is under way: %w", ctx.Err())
-		}
+	if err := fence.Await(ctx, copies...); err != nil {
+		return fmt.Errorf("unregister: %w", err)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/testkit/manifests"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 // backend is a daemon whose host tier is given.
@@ -387,6 +389,46 @@ func TestCanceledLoadWritesNothingMoreAndIsNotReported(t *testing.T) {
 		if got := n.load(); len(got.FailedBlocks) != 64 {
 			t.Errorf("%+v after Close", got)
 		}
+	}
+}
+
+// A load that has looked for a newer daemon while the memory was taken back copies nothing any more.
+func TestLoadThatUnregisterOvertakesIsNotCopied(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	n := newNode(t, socket, 8)
+	if err := n.w.copier.tiers.add(n.tier(1, "r", 5, 2, 7), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	// The plan takes long to read, so that Unregister returns before.
+	n.plan.Saves = make([]byte, 8<<20)
+	loaded := make(chan struct{})
+	go func() {
+		defer close(loaded)
+		n.begin()
+	}()
+	c, err := l.Accept() // by the load
+	if err != nil {
+		t.Fatal(err)
+	}
+	unregistered := make(chan error)
+	go func() { unregistered <- n.w.Unregister(t.Context()) }()
+	wait.For(t, "nothing is loaded any more", func() bool {
+		n.w.copier.mu.Lock()
+		defer n.w.copier.mu.Unlock()
+		return n.w.copier.off
+	})
+	_ = c.Close()
+	if err := <-unregistered; err != nil {
+		t.Fatal(err)
+	}
+	<-loaded
+	if got := n.w.Poll(t.Context()); len(got) != 1 || len(got[0].FailedBlocks) != 3 {
+		t.Errorf("Poll = %+v, want all blocks as failed", got)
 	}
 }
 

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -108,15 +110,18 @@ func TestRangesMeanTheBytesThatAreTouched(t *testing.T) {
 }
 
 func TestDelaysEndWhenTheFaultsDo(t *testing.T) {
-	i := injector(t, "(delay 1m)")
-	i.On()
-	done := make(chan struct{})
-	go func() { i.Act(Op{Kind: Read, Path: "f"}); close(done) }()
-	for i.Injected() == 0 {
-		time.Sleep(time.Millisecond)
-	}
-	i.Off()
-	<-done
+	synctest.Test(t, func(t *testing.T) {
+		i, began := injector(t, "(delay 1m)"), time.Now()
+		i.On()
+		var done sync.WaitGroup
+		done.Go(func() { i.Act(Op{Kind: Read, Path: "f"}) })
+		synctest.Wait()
+		i.Off()
+		done.Wait()
+		if took := time.Since(began); took != 0 || i.Injected() != 1 {
+			t.Errorf("%d operations were held up, for %s", i.Injected(), took)
+		}
+	})
 }
 
 func TestPatterns(t *testing.T) {

@@ -94,7 +94,7 @@ func (b *batch) end() {
 }
 
 // admit refuses the requests that TensorRT-LLM leaves in its queue: requests beyond the room of all ranks, and
-// those whose strict pin names a rank that is full.
+// those whose strict pin names a rank that is full. A pin on an unknown rank is for the policy to judge.
 func (b *batch) admit() {
 	room := 0
 	for i := range b.s.Ranks {
@@ -108,6 +108,9 @@ func (b *batch) admit() {
 	b.each(func(r *policy.Request, d *policy.Decision) (refused bool) {
 		i := -1
 		if strict(r) {
+			if b.s.Index(r.Pin) < 0 {
+				return false
+			}
 			i, _ = policy.Rules{UncachedLoad: b.rules.UncachedLoad}.Pin(b.s, r, d)
 			refused = i < 0
 		}

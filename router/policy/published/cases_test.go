@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"testing"
 
+	"github.com/kvconn/kvconn/internal/testkit/docs"
 	"github.com/kvconn/kvconn/internal/testkit/policytest"
 	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
@@ -216,6 +218,10 @@ func (s *caseStep) checkFairShare(t *testing.T, c *routerCase, multiplier float6
 	if got = min(got, c.Params.MaxActive); got != s.Expected.ExpectedActive {
 		t.Errorf("a rank may have %d requests, want %d", got, s.Expected.ExpectedActive)
 	}
+}
+
+func TestTheDecisionNamesTheNumberOfCases(t *testing.T) {
+	docs.Says(t, "adr/0008-router-policies.md", fmt.Sprintf("%d recorded cases are in `testdata`", len(caseFiles(t)[0].Cases)))
 }
 
 func TestTieBreakPermutationsAreThePublishedOnes(t *testing.T) {

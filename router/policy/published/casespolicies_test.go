@@ -108,7 +108,7 @@ func TestLoadAfterAdmissionDecidesEveryPublishedCase(t *testing.T) {
 		var held []uint64
 		var admitted []int
 		for q := range reqs {
-			if slices.Contains(p.order, int32(q)) || out[q].Reason == policy.ReasonPinUnknown { // that one is admitted to be refused
+			if slices.Contains(p.order, int32(q)) {
 				admitted = append(admitted, q)
 			} else {
 				held = append(held, reqs[q].ID)

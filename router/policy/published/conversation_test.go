@@ -45,6 +45,23 @@ func TestAStrictPinGoesBeforeTheConversationsRank(t *testing.T) {
 	}
 }
 
+// TensorRT-LLM's admission lets a pin on an unknown rank through, and a known conversation goes home whatever its pin.
+func TestExactlyAsPublishedAConversationOutweighsAPinOnAnUnknownRank(t *testing.T) {
+	s := policytest.Idle(3, 1)
+	p := Exactly(NewConversation(ConversationOptions{}))
+	req := policytest.Prompt(1, 10, s)
+	req.Conversation = "a"
+	policytest.Place(p, s, req)
+	known, unknown, free := policytest.Pinned(req, 7, true), policytest.Pinned(policytest.Prompt(2, 10, s), 7, true), policytest.Prompt(3, 10, s)
+	all := []policy.Request{known, unknown, free, free, free}
+	got := policytest.PlaceAll(p, s, all)
+	for i, want := range []policy.Reason{policy.ReasonConversation, policy.ReasonPinUnknown, policy.ReasonScore, policy.ReasonScore, policy.ReasonAllFull} {
+		if got[i].Reason != want {
+			t.Errorf("request %d: %+v, want %s", i, got[i], want)
+		}
+	}
+}
+
 func TestConversationMovesOnlyWhenItsRankIsGone(t *testing.T) {
 	s := policytest.Idle(3, 10)
 	p := NewConversation(ConversationOptions{})

@@ -1,5 +1,5 @@
-// Package policies makes routing policies by the names that settings and commands have for them.
-package policies
+// Package byname makes routing policies by the names that settings and commands have for them.
+package byname
 
 import (
 	"errors"

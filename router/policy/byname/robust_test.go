@@ -1,6 +1,7 @@
-package policies
+package byname
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -199,5 +200,23 @@ func TestReasonsAreDistinctAndRetriesAreRefusals(t *testing.T) {
 			t.Errorf("reason %q", r)
 		}
 		seen[r] = true
+	}
+}
+
+// The router's settings allow any weights: totals are compared and written as JSON all the same.
+func TestTotalsAreFiniteWithAnyWeights(t *testing.T) {
+	s, reqs := warmState(4, 2, true)
+	for _, name := range []string{"cost", "kv-aware", "first-turn/cost"} {
+		for _, w := range []float64{1e12, 1e300, math.MaxFloat64, math.Inf(1), math.NaN(), -math.MaxFloat64} {
+			p, err := New(Options{Name: name, Cost: policy.CostOptions{DecodeWeight: w, BalanceWeight: w}, KVAware: published.KVAwareOptions{Beta: w, MatchRate: w}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range policytest.PlaceAll(p, s, reqs) {
+				if _, err := json.Marshal(d); err != nil {
+					t.Errorf("%s, weights of %g: %v", name, w, err)
+				}
+			}
+		}
 	}
 }
