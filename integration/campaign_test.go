@@ -33,11 +33,11 @@ const (
 	onlyVariable   = "KVCONN_CAMPAIGN_ONLY"
 )
 
-// daemonEnviron is this process's environment without what is a campaign's: the daemon refuses
+// daemonEnviron is this process's environment without what is the tests' own: the daemon refuses
 // variables of its prefix that it does not know.
 func daemonEnviron() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, seed.Variable+"=") || strings.HasPrefix(v, "KVCONN_CAMPAIGN_")
+		return strings.HasPrefix(v, "KVCONN_")
 	})
 }
 

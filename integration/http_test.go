@@ -105,7 +105,7 @@ func TestSettingsComeFromTheFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(path, "serve")
-	cmd.Env = append(os.Environ(), "KVCONN_CONFIG="+file)
+	cmd.Env = append(daemonEnviron(), "KVCONN_CONFIG="+file)
 	n.launch(cmd)
 	n.waitReady()
 	info, err := daemon.ReadInfo(n.dir)

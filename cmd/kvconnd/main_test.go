@@ -20,6 +20,12 @@ func TestMain(m *testing.M) {
 	if os.Getenv(beKvconnd) != "" {
 		main()
 	}
+	// A setting of the shell's, or the seed of other packages' tests, is no business of these.
+	for _, v := range os.Environ() {
+		if name, _, _ := strings.Cut(v, "="); strings.HasPrefix(name, "KVCONN_") {
+			_ = os.Unsetenv(name)
+		}
+	}
 	os.Exit(m.Run())
 }
 

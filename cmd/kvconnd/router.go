@@ -35,7 +35,7 @@ type routerCmd struct {
 
 // Help is shown below the command's summary.
 func (*routerCmd) Help() string {
-	return `Serves decisions (POST /v1/route) and an OpenAI-compatible proxy before the ranks; GET
+	return `Serves decisions (POST /v1/route) and an OpenAI-compatible proxy in front of the ranks; GET
 /openapi.yaml describes all of it. SIGTERM or SIGINT lets the requests under way end, within
 --drain-timeout.`
 }

@@ -23,29 +23,29 @@ type Serve struct {
 	HTTPRemote         bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. There is no authentication."`
 	MaxBytes           Bytes         `name:"max-bytes" env:"KVCONN_MAX_BYTES" default:"0B" placeholder:"SIZE" help:"Hard cap of disk use, everything included, such as 500GB. Default: 80% of what is free or the store's own, at each start."`
 	MinFree            Space         `name:"min-free" env:"KVCONN_MIN_FREE" placeholder:"SIZE|N%" help:"What the store leaves free of its file system, such as 20GB or 5%; 0 for nothing. Default: the larger of 5% and 10GiB, a quarter of it at most."`
-	ForgetLostSegments bool          `name:"forget-lost-segments" env:"KVCONN_FORGET_LOST_SEGMENTS" help:"Start empty where all segments of a store are gone. Without it such a store is not opened: its disk may not be mounted yet."`
-	LoadTimeout        time.Duration `name:"load-timeout" env:"KVCONN_LOAD_TIMEOUT" default:"10s" help:"Time in which every load ends; what is missing then is recomputed."`
-	HostBytes          Bytes         `name:"host-bytes" env:"KVCONN_HOST_BYTES" default:"0B" placeholder:"SIZE" help:"Memory of the host tier: staging of all loads and saves, and cached records. Default: an eighth of the memory of machine or cgroup, 512MiB to 16GiB, half of it at most."`
-	LoadStagingBytes   Bytes         `name:"load-staging-bytes" env:"KVCONN_LOAD_STAGING_BYTES" default:"64MiB" placeholder:"SIZE" help:"What one rank's loads may take of the host tier (default 64MiB)."`
-	SaveStagingBytes   Bytes         `name:"save-staging-bytes" env:"KVCONN_SAVE_STAGING_BYTES" default:"256MiB" placeholder:"SIZE" help:"What one rank's saves may take of the host tier; what does not fit is dropped (default 256MiB)."`
+	ForgetLostSegments bool          `name:"forget-lost-segments" env:"KVCONN_FORGET_LOST_SEGMENTS" help:"Start empty if all segments of a store are gone. Without it such a store is not opened: its disk may not be mounted yet."`
+	LoadTimeout        time.Duration `name:"load-timeout" env:"KVCONN_LOAD_TIMEOUT" default:"10s" help:"Time within which every load ends; blocks that are missing then are recomputed."`
+	HostBytes          Bytes         `name:"host-bytes" env:"KVCONN_HOST_BYTES" default:"0B" placeholder:"SIZE" help:"Memory of the host tier: buffers of all loads and saves, and cached records. Default: an eighth of the memory of machine or cgroup, 512MiB to 16GiB, half of it at most."`
+	LoadStagingBytes   Bytes         `name:"load-staging-bytes" env:"KVCONN_LOAD_STAGING_BYTES" default:"64MiB" placeholder:"SIZE" help:"How much of the host tier one rank's loads may take (default 64MiB)."`
+	SaveStagingBytes   Bytes         `name:"save-staging-bytes" env:"KVCONN_SAVE_STAGING_BYTES" default:"256MiB" placeholder:"SIZE" help:"How much of the host tier one rank's saves may take; saves that do not fit are dropped (default 256MiB)."`
 	ScrubBytesPerS     Bytes         `name:"scrub-bytes-per-s" env:"KVCONN_SCRUB_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Rate at which records are verified in the background. Default: none."`
 	Writers            int           `name:"writers" env:"KVCONN_WRITERS" default:"0" placeholder:"N" help:"Records that are written to the disk at one time, 1 to 256; a quarter of them while it is read. Default: what suits most disks."`
 	ReadInFlightBytes  Bytes         `name:"read-in-flight-bytes" env:"KVCONN_READ_IN_FLIGHT_BYTES" default:"0B" placeholder:"SIZE" help:"How much is asked of the disk at one time, at least 1MiB. Default: what the first start measures."`
-	EventBytes         Bytes         `name:"event-bytes" env:"KVCONN_EVENT_BYTES" default:"0B" placeholder:"SIZE" help:"Memory, at most, of events that routers have yet to read, taken only while one is behind. Default: a 32nd of the memory, 16MiB to 256MiB."`
+	EventBytes         Bytes         `name:"event-bytes" env:"KVCONN_EVENT_BYTES" default:"0B" placeholder:"SIZE" help:"Most memory for events that routers have not read yet, used only while one is behind. Default: a 32nd of the memory, 16MiB to 256MiB."`
 	MinOfferTokens     int           `name:"min-offer-tokens" env:"KVCONN_MIN_OFFER_TOKENS" default:"0" placeholder:"N" help:"Smallest hit that is offered to an engine (default 0: any)."`
 	PromptsOnly        bool          `name:"prompts-only" env:"KVCONN_PROMPTS_ONLY" help:"Save prompts only, not what decoding adds to them."`
 	PrefillTokensPerS  float64       `name:"prefill-tokens-per-s" env:"KVCONN_PREFILL_TOKENS_PER_S" default:"0" placeholder:"N" help:"Prefill speed of the engines, which loads must beat. Default: learnt from each engine's steps."`
-	StageTimeout       time.Duration `name:"stage-timeout" env:"KVCONN_STAGE_TIMEOUT" default:"50ms" help:"How long a match waits for reads where the engine cannot take a failed load (TensorRT-LLM)."`
-	StopTimeout        time.Duration `name:"stop-timeout" env:"KVCONN_STOP_TIMEOUT" default:"25s" help:"Time in which a stop in order ends: accepted saves are written and the snapshot is made. Then the process ends as it is."`
+	StageTimeout       time.Duration `name:"stage-timeout" env:"KVCONN_STAGE_TIMEOUT" default:"50ms" help:"How long a match waits for reads if the engine cannot take a failed load (TensorRT-LLM)."`
+	StopTimeout        time.Duration `name:"stop-timeout" env:"KVCONN_STOP_TIMEOUT" default:"25s" help:"Time within which an orderly stop ends: accepted saves are written and the snapshot is made. After it the process ends at once."`
 	Router             string        `name:"router" env:"KVCONN_ROUTER" placeholder:"FILE" help:"Settings of a router to serve beside the daemon, the file of 'kvconnd router --config'. Default: none."`
-	PublishEvents      string        `name:"publish-events" env:"KVCONN_PUBLISH_EVENTS" placeholder:"ENDPOINT" help:"ZeroMQ endpoint on which other routers are told what the store holds, in vLLM's form of KV events, such as tcp://127.0.0.1:5557 or ipc:///run/kvconn/events. Default: none."`
-	PublishReplay      string        `name:"publish-replay" env:"KVCONN_PUBLISH_REPLAY" placeholder:"ENDPOINT" help:"Endpoint on which they ask for events that they missed. Default: none."`
+	PublishEvents      string        `name:"publish-events" env:"KVCONN_PUBLISH_EVENTS" placeholder:"ENDPOINT" help:"ZeroMQ endpoint that tells other routers what the store holds, as KV events in vLLM's form, such as tcp://127.0.0.1:5557 or ipc:///run/kvconn/events. Default: none."`
+	PublishReplay      string        `name:"publish-replay" env:"KVCONN_PUBLISH_REPLAY" placeholder:"ENDPOINT" help:"Endpoint where they request events that they missed. Default: none."`
 	PublishTopic       string        `name:"publish-topic" env:"KVCONN_PUBLISH_TOPIC" placeholder:"TEXT" help:"Topic of the events. Default: none, as vLLM's."`
 	PublishHashForm    string        `name:"publish-hash-form" env:"KVCONN_PUBLISH_HASH_FORM" default:"uint64" enum:"uint64,int64,bytes" help:"Form of block hashes in the events: uint64 (as vLLM and TensorRT-LLM), int64 (SGLang) or bytes."`
 	PublishModel       string        `name:"publish-model" env:"KVCONN_PUBLISH_MODEL" placeholder:"NAME" help:"The one model that is published. Default: all."`
 	PublishRemote      bool          `name:"publish-remote" env:"KVCONN_PUBLISH_REMOTE" help:"Allow event endpoints that are not loopback. There is no authentication."`
 	Pprof              string        `name:"pprof" env:"KVCONN_PPROF" placeholder:"ADDR" help:"Loopback address of Go's profiles (/debug/pprof/), such as 127.0.0.1:6060; port 0 picks a free one. Default: none."`
-	LogLevel           string        `name:"log-level" env:"KVCONN_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level of log lines: debug, info, warn or error."`
+	LogLevel           string        `name:"log-level" env:"KVCONN_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Lowest level of log lines: debug, info, warn or error."`
 	LogFormat          string        `name:"log-format" env:"KVCONN_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
 }
 

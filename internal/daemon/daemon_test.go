@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
@@ -189,24 +190,23 @@ func TestServiceManagerIsToldStartStateWatchdogAndStop(t *testing.T) {
 	expect("STOPPING=1\nSTATUS=stopping: writing accepted saves and the snapshot\nEXTEND_TIMEOUT_USEC=30000000")
 }
 
-func TestStopEndsInTimeEvenIfTheDiskHangs(t *testing.T) {
+func TestStopEndsInTimeEvenIfTheDiskHangs(t *testing.T) { synctest.Test(t, testStopEndsInTime) }
+
+func testStopEndsInTime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	o := Options{StopTimeout: time.Millisecond}
+	var o Options
 	o.EnsureDefaults()
-	hang, ended := make(chan struct{}), make(chan struct{})
+	hang, began := make(chan struct{}), time.Now()
 	cancel()
 	err := within(ctx, &o, func() error {
-		defer close(ended)
 		<-hang
 		return nil
 	})
-	if !errors.Is(err, ErrStopTimeout) {
-		t.Errorf("stop of a daemon that hangs: %v, want %v", err, ErrStopTimeout)
+	if took := time.Since(began); !errors.Is(err, ErrStopTimeout) || took != o.StopTimeout {
+		t.Errorf("stop of a daemon that hangs: %v after %v, want %v after %v", err, took, ErrStopTimeout, o.StopTimeout)
 	}
 	close(hang)
-	<-ended
 	want := errors.New("close failed")
-	o.StopTimeout = testWait
 	if err := within(ctx, &o, func() error { return want }); !errors.Is(err, want) {
 		t.Errorf("stop: %v, want %v", err, want)
 	}

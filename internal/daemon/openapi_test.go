@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/residency"
 	"github.com/kvconn/kvconn/store/residency/publish"
 	"github.com/kvconn/kvconn/worker"
 )
@@ -96,6 +97,22 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 				t.Errorf("%s requires %s, which is not there", c.name, name)
 			}
 		}
+	}
+}
+
+// A reader that resumes has to know all that this takes.
+func TestOpenAPIDescribesHowAStreamIsResumed(t *testing.T) {
+	var described, want []string
+	for _, p := range openapitest.Parse(t, openAPI).Paths["/v1/residency"]["get"].Parameters {
+		described = append(described, p.Name)
+	}
+	for name := range (residency.Position{}).Query() {
+		want = append(want, name)
+	}
+	slices.Sort(described)
+	slices.Sort(want)
+	if !slices.Equal(described, want) {
+		t.Errorf("parameters %v are described, want %v", described, want)
 	}
 }
 

@@ -116,7 +116,7 @@ func (d *daemon) logOpened(st disk.Stats) {
 
 // segmentsOf estimates into how many segments a cap is divided at most.
 func segmentsOf(maxBytes int64) int64 {
-	const least, bytes, most = 32, 256 << 20, 4096 // see package store
+	const least, bytes, most = 32, 256 << 20, 4096 // as in store/disk/options.go and store/disk/segment/cap.go
 	return min(max(maxBytes/bytes, least), most)
 }
 

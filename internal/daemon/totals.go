@@ -111,6 +111,9 @@ func (b *backend) status(now time.Time) (engines []EngineStatus, ranks []RankSta
 	for s := range b.schedulers { // a model has its name before its first engine leaves
 		b.past.of(s.manifest.Model)
 	}
+	for w := range b.workers {
+		b.past.of(w.model)
+	}
 	sums := make(modelCounts, len(b.past))
 	for name, past := range b.past {
 		t := *past

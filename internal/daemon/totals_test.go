@@ -1,13 +1,70 @@
 package daemon
 
 import (
+	"fmt"
+	"reflect"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
+
+// A counter of a kind that the sums do not know would be 0 in them.
+func TestTotalsHaveEveryCounter(t *testing.T) {
+	var one, sum totals
+	counted := 0
+	numbers := func(of *totals, do func(f reflect.StructField, v reflect.Value)) {
+		for _, part := range []reflect.Value{reflect.ValueOf(&of.Leader).Elem(), reflect.ValueOf(&of.Worker).Elem()} {
+			for i := range part.NumField() {
+				if f := part.Type().Field(i); part.Field(i).CanConvert(reflect.TypeFor[float64]()) && f.Tag.Get("sum") != "-" {
+					do(f, part.Field(i))
+				}
+			}
+		}
+	}
+	numbers(&one, func(_ reflect.StructField, v reflect.Value) { v.Set(reflect.ValueOf(1).Convert(v.Type())) })
+	counters.Add(&sum, &one)
+	counters.Add(&sum, &one)
+	numbers(&sum, func(f reflect.StructField, v reflect.Value) {
+		if counted++; v.Convert(reflect.TypeFor[float64]()).Float() != 2 {
+			t.Errorf("the sum of %s is %v", f.Name, v)
+		}
+	})
+	if counted < 20 {
+		t.Errorf("only %d counters", counted)
+	}
+}
+
+// The models that have their own counters keep them, also those of ranks whose scheduler is on another node.
+func TestModelsWithCountersOfTheirOwnStayTheSame(t *testing.T) {
+	b, _ := newTestBackend(t, nil)
+	for i := range maxModels + 8 {
+		m := residencyManifest()
+		m.Model = fmt.Sprint("model-", i)
+		w, err := b.OpenWorker(t.Context(), server.Peer{Engine: m.Model}, m, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+	}
+	names := func() (list []string) {
+		_, _, models := b.status(time.Now())
+		for i := range models {
+			list = append(list, models[i].Model)
+		}
+		return list
+	}
+	first := names()
+	for range 4 {
+		if now := names(); !slices.Equal(now, first) {
+			t.Fatalf("%v, and then %v", first, now)
+		}
+	}
+}
 
 // What engines and ranks have counted stays in the totals of their model, exactly once, while
 // their last saves are written and when they have long gone.

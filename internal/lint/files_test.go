@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // root is the directory of the module.
@@ -46,6 +47,19 @@ func files(t *testing.T, keep func(path string) bool) []string {
 		t.Fatal(err)
 	}
 	return found
+}
+
+// textFiles returns the files of the checkout that people read, without the checks themselves, which have
+// in them what they look for.
+func textFiles(t *testing.T) []string {
+	t.Helper()
+	return files(t, func(path string) bool {
+		if strings.HasPrefix(path, "internal/lint/") || slices.Contains([]string{".git", "LICENSE", "go.sum"}, path) {
+			return false
+		}
+		b := read(t, path)
+		return bytes.IndexByte(b, 0) < 0 && utf8.Valid(b)
+	})
 }
 
 // goFiles returns the Go files of the checkout.

@@ -22,8 +22,11 @@ type Description struct {
 
 // Operation is one method of a path, with its responses by status code.
 type Operation struct {
-	OperationID string              `yaml:"operationId"`
-	Responses   map[string]Response `yaml:"responses"`
+	OperationID string `yaml:"operationId"`
+	Parameters  []struct {
+		Name string `yaml:"name"`
+	} `yaml:"parameters"`
+	Responses map[string]Response `yaml:"responses"`
 }
 
 // Response is the description of an answer, and its content by type.

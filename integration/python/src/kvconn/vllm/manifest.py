@@ -18,7 +18,7 @@ _LENGTH_DEPENDENT_ROPE = {"longrope", "su", "dynamic"}
 
 
 def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, engine: str) -> dict[str, Any]:
-    """Return the manifest without the weights; connector/manifest.go and connector/group.go define the fields.
+    """Return the manifest without the weights; connector/manifest.go defines the fields.
 
     The scheduler and every worker of an engine get the same: nothing in here depends on the rank.
     `engine` is the engine's name and version. Raises ValueError for a KV cache that cannot be kept

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/kvconn/kvconn/internal/testkit/docs"
+)
+
+// commandLines finds the command lines of kvconnd in a line of code.
+func commandLines(code string) (lines [][]string) {
+	for _, m := range regexp.MustCompile(`(?:^|[^\w-])kvconnd((?: +(?:'[^']*'|[\w./:=,*@+-]+))+)`).FindAllStringSubmatch(code, -1) {
+		if args := strings.Fields(strings.ReplaceAll(m[1], "'", "")); args[0] != "cannot" { // the beginning of a message
+			lines = append(lines, args)
+		}
+	}
+	return lines
+}
+
+// Every command line of kvconnd that a document shows is one, and so is every flag that it names.
+func TestDocumentsShowCommandsThatExist(t *testing.T) {
+	parser, err := newParser(t.Context(), new(cli), &streams{out: io.Discard, err: io.Discard}, new(settingsResolver), func(int) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var flags []string
+	if err := kong.Visit(parser.Model, func(node kong.Visitable, next kong.Next) error {
+		if flag, ok := node.(*kong.Flag); ok {
+			flags = append(flags, "--"+flag.Name)
+		}
+		return next(nil)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	others := []string{ // vLLM's
+		"--kv-transfer-config", "--kv-events-config", "--data-parallel-size", "--data-parallel-hybrid-lb", "--data-parallel-rank", "--port",
+	}
+	found := 0
+	for _, d := range docs.All(t) {
+		for _, code := range slices.Concat(d.Lines, d.Spans) {
+			for _, args := range commandLines(code) {
+				found++
+				// Trace reads the line without the checks of values, which shortened examples do not pass.
+				if ctx, err := kong.Trace(parser, args); err != nil || ctx.Error != nil {
+					t.Errorf("%s shows kvconnd %s: %v %v", d.Path, strings.Join(args, " "), err, ctx.Error)
+				}
+			}
+			if !strings.HasPrefix(code, "--") || d.Path == "integration/README.md" { // whose flags are those of scripts
+				continue
+			}
+			for _, word := range strings.Fields(code) {
+				flag, _, _ := strings.Cut(word, "=")
+				if strings.HasPrefix(flag, "--") && !slices.Contains(flags, flag) && !slices.Contains(others, flag) {
+					t.Errorf("%s names the flag %s, which no command has", d.Path, flag)
+				}
+			}
+		}
+	}
+	if found < 40 {
+		t.Errorf("only %d command lines were found", found)
+	}
+}
