@@ -98,22 +98,16 @@ const (
 
 // Canonical returns the one JSON form of the manifest that is hashed: fields in the
 // order of the struct, map keys sorted, no white space.
-func (m *Manifest) Canonical() ([]byte, error) {
+func (m *Manifest) Canonical() []byte {
 	b, err := json.Marshal(m)
 	if err != nil {
-		return nil, fmt.Errorf("encode manifest: %w", err)
+		panic(fmt.Sprintf("connector: encode a manifest: %v", err)) // it has no value that could fail
 	}
-	return b, nil
+	return b
 }
 
 // Digest returns the namespace's identity.
-func (m *Manifest) Digest() (NamespaceDigest, error) {
-	b, err := m.Canonical()
-	if err != nil {
-		return NamespaceDigest{}, err
-	}
-	return sha256.Sum256(b), nil
-}
+func (m *Manifest) Digest() NamespaceDigest { return sha256.Sum256(m.Canonical()) }
 
 // ParseManifest decodes and validates a manifest. Unknown fields are an error: a field
 // that this daemon does not know could be one that changes the bytes.
@@ -129,6 +123,9 @@ func ParseManifest(b []byte) (*Manifest, error) {
 	}
 	if err := m.Validate(); err != nil {
 		return nil, err
+	}
+	if n := len(m.Canonical()); n > MaxManifestBytes { // JSON may be shorter than its canonical form
+		return nil, fmt.Errorf("manifest of %d bytes in its canonical form: at most %d", n, MaxManifestBytes)
 	}
 	return m, nil
 }

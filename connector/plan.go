@@ -280,8 +280,13 @@ type HandoffBlock struct {
 	Sum uint64
 }
 
-// HandoffBlockBytes is what a block takes in an encoded offer.
-const HandoffBlockBytes = 8 + 8
+// Sizes of the parts of an encoded offer.
+const (
+	// HandoffShardBytes is what a shard takes beside its blocks.
+	HandoffShardBytes = 2 + 4
+	// HandoffBlockBytes is the size of a block.
+	HandoffBlockBytes = 8 + 8
+)
 
 // Append appends the encoded offer to b: First as u32, then for each shard its number as
 // u16, the number of blocks as u32, and offset and sum of each as u64, all little-endian.
@@ -301,7 +306,6 @@ func (o *HandoffOffer) Append(b []byte) []byte {
 
 // ParseHandoffOffer is the inverse of [HandoffOffer.Append]. Errors wrap [ErrPlan].
 func ParseHandoffOffer(b []byte) (*HandoffOffer, error) {
-	const shardHeader = 2 + 4
 	if len(b) < 4 {
 		return nil, fmt.Errorf("%w: handoff offer of %d bytes", ErrPlan, len(b))
 	}
@@ -310,15 +314,15 @@ func ParseHandoffOffer(b []byte) (*HandoffOffer, error) {
 		return nil, fmt.Errorf("%w: handoff offer from block %d on", ErrPlan, o.First)
 	}
 	for b = b[4:]; len(b) > 0; {
-		if len(b) < shardHeader || len(o.Shards) == MaxShards {
+		if len(b) < HandoffShardBytes || len(o.Shards) == MaxShards {
 			return nil, fmt.Errorf("%w: handoff offer ends early or has too many shards", ErrPlan)
 		}
 		n := uint64(binary.LittleEndian.Uint32(b[2:]))
-		if n*HandoffBlockBytes > uint64(len(b)-shardHeader) {
+		if n*HandoffBlockBytes > uint64(len(b)-HandoffShardBytes) {
 			return nil, fmt.Errorf("%w: handoff offer of %d blocks in %d bytes", ErrPlan, n, len(b))
 		}
 		s := HandoffShard{Shard: Shard(binary.LittleEndian.Uint16(b)), Blocks: make([]HandoffBlock, n)}
-		b = b[shardHeader:]
+		b = b[HandoffShardBytes:]
 		for i := range s.Blocks {
 			s.Blocks[i] = HandoffBlock{Offset: binary.LittleEndian.Uint64(b), Sum: binary.LittleEndian.Uint64(b[8:])}
 			b = b[HandoffBlockBytes:]

@@ -47,11 +47,7 @@ func (s *stranger) hello(role string, lowest, highest int) wire.Frame {
 	e := newInstance(s.t, nil, nil)
 	defer e.close()
 	m := e.Manifest()
-	manifest, err := m.Canonical()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	h := wire.Hello{MinVersion: lowest, MaxVersion: highest, Role: role, Client: "stranger", Engine: fmt.Sprintf("stranger %p", s), Manifest: manifest}
+	h := wire.Hello{MinVersion: lowest, MaxVersion: highest, Role: role, Client: "stranger", Engine: fmt.Sprintf("stranger %p", s), Manifest: m.Canonical()}
 	if err := s.conn.Write(wire.Header{ID: 1, Op: wire.OpHello}, h.Append); err != nil {
 		s.t.Fatal(err)
 	}

@@ -3,12 +3,14 @@ package leader
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
 // testHandoff reads up to limit blocks of a shard in one call.
@@ -278,6 +280,47 @@ func TestNoLockIsHeldDuringTheReadsOfAHandoff(t *testing.T) {
 		if s.held() != 0 || f.x.held() != 0 {
 			t.Errorf("%s: %d pins and %d leases are held", name, s.held(), f.x.held())
 		}
+	}
+}
+
+// Requests are forgotten, and their memory used by others, while matches wait for reads.
+func TestCallsAtOnceOfferWhatIsPinnedAndLeaveNothingBehind(t *testing.T) {
+	f, s := newHandoff(t, func(o *Options) { o.MaxRequests = 4 })
+	s.during = runtime.Gosched
+	var all sync.WaitGroup
+	for g := range 4 {
+		r := seed.Random(t, g)
+		all.Go(func() {
+			for range 500 {
+				id, begin := fmt.Sprint(r.IntN(5)), r.IntN(2)
+				var step connector.StepRequest
+				switch r.IntN(8) {
+				default:
+					o, err := f.Match(t.Context(), &connector.MatchRequest{Request: id, Tokens: tokens(begin, 10+r.IntN(33))})
+					if err != nil || o.Tokens > 0 && (len(o.Handoff.Shards[0].Blocks) != o.Tokens/4 || len(o.Handoff.Shards[1].Blocks) != o.Tokens/4) {
+						t.Errorf("offer %+v, %v", o, err)
+					}
+				case 0:
+					step = f.alloc(id, 4*r.IntN(11))
+				case 1:
+					step.Finished = []string{id}
+				case 2:
+					step.Scheduled = []connector.Scheduled{{Request: id, Reset: true, NewBlocks: f.tables(50, 11), Count: 42, From: begin, NewTokens: tokens(0, 9)}}
+				case 3:
+					if err := f.Loaded(t.Context(), &connector.LoadedReport{Done: []string{id}}); err != nil {
+						t.Error(err)
+					}
+				}
+				if _, err := f.Step(t.Context(), &step); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	f.Close()
+	if s.held() != 0 || f.x.held() != 0 {
+		t.Errorf("%d pins and %d leases of a closed leader", s.held(), f.x.held())
 	}
 }
 

@@ -43,10 +43,8 @@ func (l *Leader) offerBytes(r *request, first, boundary int) int {
 
 // groupBytes is a group's part of a load of that many blocks.
 func (l *Leader) groupBytes(g *group, blocks int) int {
-	if l.opts.Handoff != nil {
-		// A client may put the load into the plan that it sends back with the saves in it.
-		shards := len(g.shards)
-		return blocks*(plannedBlockBytes+shards*connector.HandoffBlockBytes) + connector.MaxTransferBytes + 2*shards
+	if l.opts.Handoff != nil { // no plan has the load, but the answer to match has its blocks' places
+		return len(g.shards) * (connector.HandoffShardBytes + blocks*connector.HandoffBlockBytes)
 	}
 	if g.Window > 0 {
 		blocks = min(blocks, g.Window/l.bs+2) // both ends may be cut
@@ -110,15 +108,6 @@ func (l *Leader) takeLoad(out *connector.RequestLoad) {
 	out.Lose()
 	l.stats.LostLoads++
 	l.room.left -= loadBytes + 2*len(out.Request) + lostBlockBytes*len(out.Lost)
-}
-
-// takeHandoff takes room for a load that the engine's side plans itself.
-func (l *Leader) takeHandoff(a *connector.Alloc) {
-	l.room.left -= loadBytes + 2*len(a.Request)
-	for g := range l.groups {
-		begin, end := a.LoadRange(l.groups[g].Group, g, l.bs)
-		l.room.left -= l.groupBytes(&l.groups[g], end-begin)
-	}
 }
 
 // takeSave takes room for a block to save, the first of a transfer or not, and reports

@@ -43,12 +43,8 @@ func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 		}
 	}
 	for i := range m.Allocs {
-		d, ok := l.planLoad(&m.Allocs[i])
-		switch {
-		case !ok:
-		case l.opts.Handoff != nil: // the engine's side plans it, from the offer: it cannot fail
-			l.takeHandoff(&m.Allocs[i])
-		default:
+		// A handoff is planned by the engine's side, from the offer: it cannot fail.
+		if d, ok := l.planLoad(&m.Allocs[i]); ok && l.opts.Handoff == nil {
 			l.takeLoad(&d)
 			plan.Loads = append(plan.Loads, d)
 			reply.Loads = append(reply.Loads, d.Planned())

@@ -38,7 +38,8 @@ func (c *Chain) Present(ns connector.NamespaceDigest, shard connector.Shard, key
 
 // Read asks the first tier for all records, and each next one for those that the tiers before it
 // did not have, or could not read. An op that no tier serves reports the first error other than
-// [ErrGone]. [ReadOp].Promote is set where a slower tier than the first delivered.
+// [ErrGone], or [ErrTimeout] while its buffer is in use. [ReadOp].Promote is set where a slower tier
+// than the first delivered.
 func (c *Chain) Read(ctx context.Context, ops []*ReadOp, done func(*ReadOp)) {
 	if len(c.tiers) == 1 {
 		c.Tier.Read(ctx, ops, done)
@@ -46,6 +47,9 @@ func (c *Chain) Read(ctx context.Context, ops []*ReadOp, done func(*ReadOp)) {
 	}
 	r := chainRead{done: done}
 	for i, t := range c.tiers {
+		if len(ops) == 0 {
+			return
+		}
 		r.slower, r.last = i > 0, i == len(c.tiers)-1
 		t.Read(ctx, ops, r.tried)
 		ops, r.left = r.left, nil
@@ -85,20 +89,20 @@ func (r *chainRead) tried(op *ReadOp) {
 		return
 	}
 	r.mu.Unlock()
-	if first != nil {
+	if first != nil && op.Settled() {
 		op.Err = first
 	}
 	r.done(op)
 }
 
 // OpenNamespace makes the namespace known to all tiers, or to none.
-func (c *Chain) OpenNamespace(m *connector.Manifest) (ns connector.NamespaceDigest, err error) {
-	for i, t := range c.tiers {
-		if ns, err = t.OpenNamespace(m); err != nil {
+func (c *Chain) OpenNamespace(m *connector.Manifest) (connector.NamespaceDigest, error) {
+	ns, err := c.Tier.OpenNamespace(m)
+	for i := 1; i < len(c.tiers) && err == nil; i++ {
+		if _, err = c.tiers[i].OpenNamespace(m); err != nil {
 			for _, opened := range c.tiers[:i] {
 				opened.CloseNamespace(ns)
 			}
-			break
 		}
 	}
 	return ns, err

@@ -131,6 +131,90 @@ func TestChainAsksNoOtherTierForABufferInUse(t *testing.T) {
 	<-settled
 }
 
+// tierOf is a slow tier that does what a test says.
+type tierOf struct {
+	store.Tier
+	read  func(ops []*store.ReadOp, done func(*store.ReadOp))
+	open  func() (connector.NamespaceDigest, error)
+	close func() error
+}
+
+func (t *tierOf) Read(_ context.Context, ops []*store.ReadOp, done func(*store.ReadOp)) {
+	t.read(ops, done)
+}
+
+func (t *tierOf) Close() error { return t.close() }
+
+func (t *tierOf) OpenNamespace(*connector.Manifest) (connector.NamespaceDigest, error) {
+	return t.open()
+}
+
+// That an earlier tier had another error does not hide that a buffer is in use.
+func TestChainReportsATimeoutForABufferInUse(t *testing.T) {
+	r := newRig(t)
+	r.put(r.fast, 0, 1)
+	r.fast.Flip(r.record(0, 1).ID)
+	r.chain = store.NewChain(r.fast, &tierOf{read: func(ops []*store.ReadOp, done func(*store.ReadOp)) {
+		ops[0].Err = store.ErrTimeout
+		ops[0].SetSettled(false)
+		done(ops[0])
+	}})
+	if op := r.read(1)[0]; !errors.Is(op.Err, store.ErrTimeout) || op.Settled() {
+		t.Errorf("%v, settled %v", op.Err, op.Settled())
+	}
+	r.chain = store.NewChain(r.fast, r.slow)
+}
+
+func TestChainReadsElsewhereWhatADiskDoesNotGive(t *testing.T) {
+	r := newRig(t)
+	r.put(r.slow, 0, 1)
+	fails := &tierOf{read: func(ops []*store.ReadOp, done func(*store.ReadOp)) {
+		for _, op := range ops {
+			op.Err = store.ErrIO
+			done(op)
+		}
+	}}
+	r.chain = store.NewChain(fails, r.slow)
+	ops := r.read(1, 2)
+	if ops[0].Err != nil || ops[0].From != "slow" || !errors.Is(ops[1].Err, store.ErrIO) {
+		t.Errorf("%v from %q, and %v of a record that the slow tier does not have", ops[0].Err, ops[0].From, ops[1].Err)
+	}
+	r.chain = store.NewChain(r.fast, r.slow)
+}
+
+// The slow tiers read the events of the first until they are closed. What one fails to do keeps no
+// other open.
+func TestChainClosesTheFirstTierLast(t *testing.T) {
+	var closed []string
+	tier := func(name string, err error) store.Tier {
+		return &tierOf{close: func() error { closed = append(closed, name); return err }}
+	}
+	err := store.NewChain(tier("disk", store.ErrIO), tier("far", nil), tier("farther", store.ErrTimeout)).Close()
+	if !slices.Equal(closed, []string{"farther", "far", "disk"}) || !errors.Is(err, store.ErrIO) || !errors.Is(err, store.ErrTimeout) {
+		t.Errorf("%v were closed, %v", closed, err)
+	}
+}
+
+func TestChainAsksASlowTierForSomethingOnly(t *testing.T) {
+	r := newRig(t)
+	r.put(r.fast, 0, 1)
+	asked := 0
+	slow := &tierOf{Tier: r.slow, read: func(ops []*store.ReadOp, done func(*store.ReadOp)) {
+		asked++
+		r.slow.Read(t.Context(), ops, done)
+	}}
+	r.chain = store.NewChain(r.fast, slow)
+	r.read(1)
+	if asked > 0 {
+		t.Error("the slow tier is asked for records that the fast one delivered")
+	}
+	r.read(1, 2)
+	if asked != 1 {
+		t.Errorf("the slow tier is asked %d times, want once", asked)
+	}
+	r.chain = store.NewChain(r.fast, r.slow)
+}
+
 func TestPrefixOfAChainSpansTiers(t *testing.T) {
 	r := newRig(t)
 	both := []connector.Shard{0, 1}
@@ -166,6 +250,16 @@ func TestPrefixOfAChainSpansTiers(t *testing.T) {
 		t.Error("a lease is renewed whose parts have run out")
 	}
 	r.chain.Release(lease)
+	for _, t := range []*tiertest.Memory{r.fast, r.slow} { // either part has ended
+		_, lease = r.chain.Lookup(r.ns, both, keys(3), time.Minute)
+		for id := range store.LeaseID(20) {
+			t.Release(id)
+		}
+		if t.Leases() != 0 || r.chain.Renew(lease, time.Minute) {
+			r.Errorf("a lease is renewed that has ended in tier %s", t.Name())
+		}
+		r.chain.Release(lease)
+	}
 }
 
 func TestChainWritesToTheFirstTierAndHasWhatAnyHas(t *testing.T) {
@@ -206,14 +300,20 @@ func TestNamespacesOfAChainAreThoseOfAllTiers(t *testing.T) {
 	if err := r.chain.HoldPayload(r.ns, 0, 200); err != nil {
 		t.Error(err)
 	}
+	if r.chain.CloseNamespace(r.ns); r.fast.Opened(r.ns) != 0 || r.slow.Opened(r.ns) != 0 {
+		t.Error("a tier keeps a namespace open that was closed")
+	}
 	_ = r.slow.Close()
 	other := manifests.Model("other")
 	if _, err := r.chain.OpenNamespace(other); !errors.Is(err, store.ErrClosed) {
 		t.Errorf("open with a tier closed: %v", err)
 	}
-	ns, _ := other.Digest()
-	if r.fast.Opened(ns) != 0 {
+	if r.fast.Opened(other.Digest()) != 0 {
 		t.Error("the fast tier keeps a namespace open that the slow one refused")
+	}
+	refuses := &tierOf{open: func() (ns connector.NamespaceDigest, err error) { return ns, store.ErrClosed }}
+	if _, err := store.NewChain(r.fast, refuses).OpenNamespace(other); !errors.Is(err, store.ErrClosed) || r.fast.Opened(other.Digest()) != 0 {
+		t.Errorf("%v; a tier that refuses without a digest leaves the namespace open %d times", err, r.fast.Opened(other.Digest()))
 	}
 }
 
@@ -234,6 +334,7 @@ func TestLookupOfAChainDoesNotAllocate(t *testing.T) {
 		if n := testing.AllocsPerRun(100, func() {
 			_, lease := c.Lookup(connector.NamespaceDigest{}, shards, chain, time.Minute)
 			c.Release(lease)
+			c.Lookup(connector.NamespaceDigest{}, shards, nil, time.Minute)
 		}); n != 0 {
 			t.Errorf("%v allocations with %d tiers", n, len(c.Tiers()))
 		}

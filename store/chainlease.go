@@ -115,9 +115,7 @@ func (c *Chain) Release(id LeaseID) {
 	for _, part := range list {
 		c.tiers[part.tier].Release(part.id)
 	}
-	if len(l.idle) < maxIdleChainLeases && cap(list) > 0 {
-		l.idle = append(l.idle, list[:0])
-	}
+	l.recycle(list)
 }
 
 // begin returns an empty list.
@@ -133,13 +131,21 @@ func (l *chainLeases) begin() []tierLease {
 	return list
 }
 
+// recycle takes a list back. l.mu is held.
+func (l *chainLeases) recycle(list []tierLease) {
+	if len(l.idle) < maxIdleChainLeases && cap(list) > 0 {
+		l.idle = append(l.idle, list[:0])
+	}
+}
+
 // hold gives a list an id, 0 if it is empty.
 func (l *chainLeases) hold(list []tierLease) LeaseID {
-	if len(list) == 0 {
-		return 0
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if len(list) == 0 {
+		l.recycle(list)
+		return 0
+	}
 	l.next++
 	l.held[l.next] = list
 	return l.next

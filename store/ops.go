@@ -45,8 +45,9 @@ type ReadOp struct {
 	// Owner is whatever the caller wants to find again when the op is done. A pointer is best:
 	// it does not allocate.
 	Owner any
-	// OnSettled, if not nil, is called once from a goroutine of the tier when the buffer of an
-	// op that was reported while [ReadOp.Settled] was false is free again. It must not block.
+	// OnSettled, if not nil, is called once from a goroutine of the tier, or from Read itself, when
+	// the buffer of an op that was reported while [ReadOp.Settled] was false is free again, and
+	// done has returned. It must not block.
 	OnSettled func(*ReadOp)
 
 	// Err is the result, set before done is called: nil only if header and payload were verified.
@@ -73,7 +74,7 @@ func (op *ReadOp) Settled() bool { return !op.unsettled.Load() }
 func (op *ReadOp) SetSettled(settled bool) { op.unsettled.Store(!settled) }
 
 // WriteOp is one record to write. The op and its buffer belong to the tier from the call of
-// [Writer] until done.
+// [Writer] until done. Others may read the payload meanwhile: the tier does not change it.
 type WriteOp struct {
 	// Record goes into the record's header.
 	Record

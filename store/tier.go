@@ -92,7 +92,7 @@ type Namespaces interface {
 	// CloseNamespace says that an engine which had opened the namespace has gone.
 	CloseNamespace(ns connector.NamespaceDigest)
 	// PayloadBytes is the size in bytes that all payloads of a namespace's shard have; 0 while
-	// there is none, and for a namespace that is not open.
+	// there is none, and for a namespace that is not known.
 	PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int
 	// HoldPayload fixes the size in bytes of the payloads of a namespace's shard until
 	// ReleasePayload, for an engine that registers its memory. It fails with a [PayloadSizeError]

@@ -2,7 +2,9 @@ package worker
 
 import (
 	"bytes"
+	"errors"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
@@ -211,4 +214,31 @@ func TestNothingIsCopiedAfterTheDeadline(t *testing.T) {
 	if n := copies.Load(); n != 0 {
 		t.Errorf("%d copies after the deadline", n)
 	}
+}
+
+// The context of a load that is taken back goes on for another moment after the wait for its copies.
+// None begins in that moment: nobody would wait for it.
+func TestNothingIsCopiedOnceCopiesWereWaitedFor(t *testing.T) {
+	var copies atomic.Int32
+	w := newWorker(t, &slowStore{}, func(o *Options, _ *host.AccountOptions) {
+		o.Driver = &hookDriver{before: func(gpu.Direction) { copies.Add(1) }}
+	})
+	register(t, w, newEngineMemory(t))
+	mem := w.memory()
+	l := w.newLoad(mem, 1, "r", planned(mem, []connector.Transfer{transfer(0, 4)}), nil)
+	defer l.cancel()
+	l.mu.Lock() // where expire goes on after that
+	var ended sync.WaitGroup
+	ended.Go(l.expire)
+	wait.For(t, "the load is fenced", func() bool {
+		l.copying.RLock()
+		defer l.copying.RUnlock()
+		return l.fenced
+	})
+	err := l.copyIn([]blockCopy{{group: l.stretches[0].group, slot: 4, buf: make([]byte, layers*pieceBytes)}})
+	if !errors.Is(err, errFenced) || copies.Load() != 0 || l.ctx.Err() != nil {
+		t.Errorf("%v after %d copies, %v", err, copies.Load(), l.ctx.Err())
+	}
+	l.mu.Unlock()
+	ended.Wait()
 }

@@ -122,13 +122,7 @@ func testManifest() *connector.Manifest {
 }
 
 // testNamespace is that of testManifest, in which all workers here keep their records.
-func testNamespace() connector.NamespaceDigest {
-	ns, err := testManifest().Digest()
-	if err != nil {
-		panic(err)
-	}
-	return ns
-}
+func testNamespace() connector.NamespaceDigest { return testManifest().Digest() }
 
 func openStore(t *testing.T) *disk.Store {
 	t.Helper()

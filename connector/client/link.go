@@ -145,17 +145,13 @@ func (l *link) connect(ctx context.Context) error {
 	}
 	l.conn = wire.NewConn(c.(*net.UnixConn))
 	l.epoch = 0
-	manifest, err := l.opts.Manifest.Canonical()
-	if err != nil {
-		return err
-	}
 	lowest := wire.MinVersion
 	if l.opts.Handoff {
 		lowest = wire.MinHandoffVersion
 	}
 	hello := wire.Hello{
 		MinVersion: lowest, MaxVersion: wire.MaxVersion,
-		Role: l.role, Client: l.opts.Name, Engine: l.opts.Engine, Manifest: manifest, Rank: l.rank, Handoff: l.opts.Handoff,
+		Role: l.role, Client: l.opts.Name, Engine: l.opts.Engine, Manifest: l.opts.Manifest.Canonical(), Rank: l.rank, Handoff: l.opts.Handoff,
 	}
 	var reply wire.HelloReply
 	if _, err := l.roundTrip(ctx, wire.OpHello, hello.Append, reply.Decode); err != nil {

@@ -34,8 +34,9 @@ func TestEachErrorHasItsPause(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			l := link{opts: o, state: tc.from}
-			if tc.from == connected {
-				l.retryAt = time.Now().Add(-time.Hour)
+			if tc.from == connected { // by a caller that did not wait for the end of a pause
+				l.enter(refused)
+				l.enter(connected)
 			}
 			before := time.Now()
 			l.enter(stateAfter(tc.err))

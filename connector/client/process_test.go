@@ -155,10 +155,12 @@ func giving(t *testing.T, socket string, gift *os.File, with wire.Op, kind wire.
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.Close() })
+	done := make(chan struct{})
+	t.Cleanup(func() { _ = l.Close(); <-done })
 	hello := wire.HelloReply{Version: wire.MaxVersion, Server: "test", LoadTimeoutMS: 1000}
 	refusal := wire.ErrorBody{Code: wire.CodeBadRequest, Message: "no"}
 	go func() {
+		defer close(done)
 		for {
 			c, err := l.AcceptUnix()
 			if err != nil {
@@ -193,7 +195,7 @@ func TestDescriptorsThatNobodyAskedForAreClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = gift.Close() }()
+	t.Cleanup(func() { _ = gift.Close() })
 	for _, tc := range []struct {
 		with  wire.Op
 		kind  wire.Kind

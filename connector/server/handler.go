@@ -60,10 +60,7 @@ func (s *Server) hello(ctx context.Context, conn *wire.Conn, f *wire.Frame, peer
 	if err := s.admission.greet(conn, m.Engine, manifest.Ranks()); err != nil {
 		return nil, err
 	}
-	h := &handler{version: version}
-	if h.namespace, err = manifest.Digest(); err != nil {
-		return nil, err
-	}
+	h := &handler{version: version, namespace: manifest.Digest()}
 	switch m.Role {
 	case wire.RoleScheduler:
 		h.scheduler, err = s.backend.OpenScheduler(ctx, *peer, manifest)

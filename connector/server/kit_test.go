@@ -101,10 +101,7 @@ func hello(t testing.TB) *wire.Hello {
 // helloOf is the hello of an engine of that many ranks.
 func helloOf(t testing.TB, ranks int) *wire.Hello {
 	t.Helper()
-	b, err := manifests.New(func(m *connector.Manifest) { m.TensorParallel = ranks }).Canonical()
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := manifests.New(func(m *connector.Manifest) { m.TensorParallel = ranks }).Canonical()
 	return &wire.Hello{MinVersion: wire.MinVersion, MaxVersion: wire.MaxVersion, Role: wire.RoleScheduler, Client: "test", Engine: "e", Manifest: b}
 }
 

@@ -107,8 +107,7 @@ func corpusHandoff() *connector.HandoffOffer {
 	}}
 }
 
-func corpusManifest(t *testing.T) []byte {
-	t.Helper()
+func corpusManifest() []byte {
 	m := connector.Manifest{
 		Engine: "vllm/0.32.0", Model: "example/model", Revision: "0123abc", KVDType: "bfloat16", BlockSize: 16,
 		Groups: []connector.Group{
@@ -118,11 +117,7 @@ func corpusManifest(t *testing.T) []byte {
 		TensorParallel: 2, PipelineParallel: 1, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
 		Extra: map[string]string{"attention": "flash"},
 	}
-	b, err := m.Canonical()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return m.Canonical()
 }
 
 // corpusFrames are the frames by the names of their files.
@@ -141,7 +136,7 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 		e.Fields = readable(t, body)
 		out = append(out, e)
 	}
-	hello := Hello{MinVersion: 2, MaxVersion: 2, Role: RoleWorker, Client: "kvconn-python/0.1.0", Engine: "engine-1", Manifest: corpusManifest(t), Rank: 1, Handoff: true}
+	hello := Hello{MinVersion: 2, MaxVersion: 2, Role: RoleWorker, Client: "kvconn-python/0.1.0", Engine: "engine-1", Manifest: corpusManifest(), Rank: 1, Handoff: true}
 	add(OpHello, KindRequest, "", hello.Append(nil), 0)
 	helloReply := HelloReply{Version: 2, Server: "kvconnd/0.1.0", Namespace: connector.NamespaceDigest(corpusProof(0x40)).String(), LoadTimeoutMS: 10_000}
 	add(OpHello, KindReply, "", helloReply.Append(nil), 0)

@@ -43,7 +43,7 @@ func TestThirdTierTakesOneMoreNameInTheChain(t *testing.T) {
 	if _, err := w.Register(t.Context(), registration(t)); err != nil {
 		t.Fatal(err)
 	}
-	records, tokens := promptRecords(t, m, blocks)
+	records, tokens := promptRecords(m, blocks)
 	storetest.Save(t, disk, records[:2*onDisk]...) // of two shards
 	storetest.Save(t, slow, records[2*onDisk:]...)
 	match := func(request string) int {
@@ -120,12 +120,8 @@ func TestThirdTierTakesOneMoreNameInTheChain(t *testing.T) {
 }
 
 // promptRecords are the records of both shards of a prompt's blocks, and the prompt.
-func promptRecords(t *testing.T, m *connector.Manifest, blocks int) (records []*store.WriteOp, tokens []uint32) {
-	t.Helper()
-	ns, err := m.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+func promptRecords(m *connector.Manifest, blocks int) (records []*store.WriteOp, tokens []uint32) {
+	ns := m.Digest()
 	key := connector.RootKey(m.BlockSize, connector.Scope{})
 	proof := connector.RootProof(ns, m.BlockSize, connector.Scope{})
 	var scratch []byte

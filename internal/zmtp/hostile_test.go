@@ -8,6 +8,8 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -88,14 +90,20 @@ func TestHandshakesWithOthersAreRefused(t *testing.T) {
 }
 
 func TestADialEndsWithItsContext(t *testing.T) {
-	l := listen(t) // accepts, by its backlog, and says nothing
+	l := listen(t)
 	defer l.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(10*time.Millisecond, cancel)
+	go func() {
+		defer cancel()
+		if nc, err := l.Accept(); err == nil { // and says nothing
+			_, _ = io.ReadFull(nc, make([]byte, greetingBytes))
+			t.Cleanup(func() { _ = nc.Close() })
+		}
+	}()
 	limits := clientLimits()
 	limits.handshake = time.Hour
-	if _, err := dial(ctx, endpointOf(l.Addr()), typeSub, []string{typePub}, limits); err == nil {
-		t.Error("connected to nothing")
+	if _, err := dial(ctx, endpointOf(l.Addr()), typeSub, []string{typePub}, limits); !errors.Is(err, context.Canceled) && !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("connected to nothing: %v", err)
 	}
 }
 
@@ -126,6 +134,33 @@ func TestSubscribersAndRequestsAreBounded(t *testing.T) {
 			t.Errorf("request %q was answered", request)
 		}
 		_ = c.Close()
+	}
+}
+
+// lateListener has a peer at the moment when its server stops.
+type lateListener struct {
+	peer   lateConn
+	closed atomic.Bool
+}
+
+type lateConn struct {
+	net.Conn
+	closed atomic.Bool
+}
+
+func (l *lateListener) Accept() (net.Conn, error) { return &l.peer, nil }
+func (l *lateListener) Addr() net.Addr            { return nil }
+func (l *lateListener) Close() error              { l.closed.Store(true); return nil }
+func (c *lateConn) Close() error                  { c.closed.Store(true); return nil }
+
+// The endpoint is free when Run returns, and nobody waits for an answer of a peer that is not served.
+func TestAPeerThatComesAtTheEndIsSentAway(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	l := new(lateListener)
+	s := newServer(l, slog.New(slog.DiscardHandler), typePub)
+	cancel()
+	if err := s.Run(ctx); err != nil || !l.closed.Load() || !l.peer.closed.Load() {
+		t.Errorf("%v, listener closed %t, peer closed %t", err, l.closed.Load(), l.peer.closed.Load())
 	}
 }
 

@@ -36,7 +36,7 @@ type server struct {
 // newServer makes a server of peers that send subscriptions and replay requests only. The queue of one has
 // room for some seconds of a busy engine.
 func newServer(l net.Listener, logger *slog.Logger, own string, peers ...string) server {
-	limits := serverLimits{conns: 256, queueMessages: 1 << 16, queueBytes: 64 << 20, conn: clientLimits()}
+	limits := serverLimits{conns: 256, queueMessages: 8192, queueBytes: 64 << 20, conn: clientLimits()}
 	limits.conn.messageBytes = maxCommandBytes
 	return server{limits: limits, listener: l, logger: logger, own: own, peers: peers}
 }
@@ -74,6 +74,7 @@ func (s *server) Run(ctx context.Context) error {
 	defer peers.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer func() { _ = l.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
 	room := make(chan struct{}, s.limits.conns)
@@ -81,6 +82,9 @@ func (s *server) Run(ctx context.Context) error {
 		nc, err := l.Accept()
 		switch {
 		case ctx.Err() != nil:
+			if err == nil {
+				_ = nc.Close()
+			}
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept on %v: %w", l.Addr(), err)

@@ -1,8 +1,10 @@
 package zmtp
 
 import (
+	"log/slog"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
@@ -16,6 +18,14 @@ func TestWhatWaitsForASlowSubscriberIsBoundedInBytes(t *testing.T) {
 	}
 	if !s.push(make([]byte, 200), 1000) || s.push(make([]byte, 1), 1000) {
 		t.Error("the bound is not 1000 bytes")
+	}
+}
+
+// A peer costs memory before anything waits for it.
+func TestIdleSubscribersTakeLittleMemory(t *testing.T) {
+	l := NewPublisher(listen(t), slog.New(slog.DiscardHandler)).limits
+	if bytes := l.conns * l.queueMessages * int(unsafe.Sizeof([]byte(nil))); bytes > 64<<20 {
+		t.Errorf("%d bytes for the empty queues of %d subscribers", bytes, l.conns)
 	}
 }
 

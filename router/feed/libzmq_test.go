@@ -86,20 +86,18 @@ func TestALibzmqEngineIsFollowedFromItsBeginning(t *testing.T) {
 }
 
 // publishUntilHeard publishes empty batches from seq on until one arrives over the subscription, which a
-// publisher may take in after the connection has been made, and returns the next number.
+// publisher may take in after the connection has been made, and the last one is applied. It returns the next number.
 func publishUntilHeard(t *testing.T, e *libzmqEngine, f *Rank, seq int) (next int) {
 	t.Helper()
-	before := f.Stats()
-	heard := func(s RankStats) uint64 { return s.Batches - s.ReplayedBatches + s.Gaps + s.Duplicates }
-	for i := seq; ; i++ {
-		e.batch("pub", i)
-		for range 20 {
-			if s := f.Stats(); heard(s) > heard(before) && s.LastSeq == int64(i) {
-				return i + 1
-			}
-			time.Sleep(2 * time.Millisecond)
-		}
-	}
+	heard := func() uint64 { s := f.Stats(); return s.Batches - s.ReplayedBatches + s.Gaps + s.Duplicates }
+	before := heard()
+	wait.For(t, "a batch over the subscription", func() bool {
+		e.batch("pub", seq)
+		seq++
+		return heard() > before
+	})
+	waitSeq(t, f, int64(seq-1))
+	return seq
 }
 
 func TestAGapIsReplayed(t *testing.T) {

@@ -2,11 +2,11 @@ package feed
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,24 +23,32 @@ type ownEngine struct {
 	replay  *zmtp.ReplayServer
 }
 
-// listen takes a port that is none of those that Linux hands out: once closed, it is given to
-// no other test before it is wanted again.
-func listen(t testing.TB) net.Listener {
+// listen opens an endpoint in a directory of the test: once closed, nobody else gets it.
+func listen(t testing.TB) net.Listener { return listenAt(t, "ipc://"+t.TempDir()+"/socket") }
+
+func listenAt(t testing.TB, endpoint string) net.Listener {
 	t.Helper()
-	for range 1000 {
-		l, err := zmtp.Listen(context.Background(), fmt.Sprintf("tcp://127.0.0.1:%d", 20_000+rand.IntN(10_000)))
-		if err == nil {
-			return l
-		}
+	l, err := zmtp.Listen(context.Background(), endpoint)
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no port is free")
-	return nil
+	return l
 }
 
-func startOwn(t testing.TB, l net.Listener) *ownEngine {
+// closedEndpoint is an endpoint where nobody listens.
+func closedEndpoint(t testing.TB) string { return "ipc://" + t.TempDir() + "/socket" }
+
+func endpointOf(a net.Addr) string {
+	if a.Network() == "unix" {
+		return "ipc://" + a.String()
+	}
+	return "tcp://" + a.String()
+}
+
+func startOwn(t testing.TB, pub, replay net.Listener) *ownEngine {
 	t.Helper()
-	e := &ownEngine{history: zmtp.NewHistory(), pub: zmtp.NewPublisher(l, slog.New(slog.DiscardHandler))}
-	e.replay = zmtp.NewReplayServer(listen(t), e.history, slog.New(slog.DiscardHandler))
+	e := &ownEngine{history: zmtp.NewHistory(), pub: zmtp.NewPublisher(pub, slog.New(slog.DiscardHandler))}
+	e.replay = zmtp.NewReplayServer(replay, e.history, slog.New(slog.DiscardHandler))
 	background(t, e.pub.Run)
 	background(t, e.replay.Run)
 	return e
@@ -55,23 +63,21 @@ func (e *ownEngine) publish(events ...[]byte) (seq int64) {
 
 func (e *ownEngine) options() RankOptions {
 	o := RankOptions{
-		Endpoint: "tcp://" + e.pub.Addr().String(), Holder: 1, BlockSize: testBlockSize,
+		Endpoint: endpointOf(e.pub.Addr()), Holder: 1, BlockSize: testBlockSize,
 		ReconnectMin: time.Millisecond, ReconnectMax: 20 * time.Millisecond, RecoverInterval: time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	}
 	if e.replay != nil {
-		o.ReplayEndpoint = "tcp://" + e.replay.Addr().String()
+		o.ReplayEndpoint = endpointOf(e.replay.Addr())
 	}
 	return o
 }
 
 // A replay endpoint that comes late, or back, makes a rank whole.
 func TestAReplayThatFailedIsTriedAgain(t *testing.T) {
-	e := startOwn(t, listen(t))
+	e := startOwn(t, listen(t), listen(t))
 	e.publish(storedEvent(0, []uint64{1}))
-	closed := listen(t)
 	o := e.options()
-	o.ReplayEndpoint = "tcp://" + closed.Addr().String()
-	_ = closed.Close()
+	o.ReplayEndpoint = closedEndpoint(t)
 	x := newMemIndex()
 	f := follow(t, o, x)
 	wait.For(t, "a failed replay", func() bool { return f.Stats().ReplayFailures > 0 })
@@ -82,11 +88,7 @@ func TestAReplayThatFailedIsTriedAgain(t *testing.T) {
 	if s := f.Stats(); s.State != StateStale {
 		t.Errorf("%+v", s)
 	}
-	l, err := zmtp.Listen(t.Context(), o.ReplayEndpoint)
-	if err != nil {
-		t.Skip("the port was taken by someone else: ", err)
-	}
-	replay := zmtp.NewReplayServer(l, e.history, slog.New(slog.DiscardHandler))
+	replay := zmtp.NewReplayServer(listenAt(t, o.ReplayEndpoint), e.history, slog.New(slog.DiscardHandler))
 	background(t, replay.Run)
 	wait.For(t, "a synced rank", func() bool { return f.Stats().State == StateSynced })
 	wantKeys(t, x, 1, append(keysOf(connector.Scope{}, 1), keysOf(connector.Scope{}, 2)...)...)
@@ -114,11 +116,13 @@ func TestAnOverflowingQueueIsMadeUpFor(t *testing.T) {
 }
 
 func overflow(t *testing.T, bound func(*RankOptions)) {
-	e := startOwn(t, listen(t))
+	e := startOwn(t, listen(t), listen(t))
 	x := &heldIndex{memIndex: newMemIndex(), entered: make(chan struct{}, 1), open: make(chan struct{})}
 	o := e.options()
 	bound(&o)
 	f := follow(t, o, x)
+	open := sync.OnceFunc(func() { close(x.open) })
+	t.Cleanup(open)
 	var n uint64
 	var last int64
 	publish := func() {
@@ -135,14 +139,8 @@ func overflow(t *testing.T, bound func(*RankOptions)) {
 			return false
 		}
 	})
-	for i := 0; f.Stats().Overflows == 0 && i < 1000; i++ {
-		publish()
-		time.Sleep(5 * time.Millisecond)
-	}
-	close(x.open)
-	if f.Stats().Overflows == 0 {
-		t.Fatal("1,000 batches did not overflow the queue")
-	}
+	wait.For(t, "an overflow", func() bool { publish(); return f.Stats().Overflows > 0 })
+	open()
 	var blocks []uint64
 	for i := range n {
 		blocks = append(blocks, i+1)
@@ -156,7 +154,7 @@ func overflow(t *testing.T, bound func(*RankOptions)) {
 
 // A rank is at the endpoints' port plus its number.
 func TestEveryRankHasAPort(t *testing.T) {
-	e := startOwn(t, listen(t))
+	e := startOwn(t, listenAt(t, "tcp://127.0.0.1:0"), listenAt(t, "tcp://127.0.0.1:0"))
 	below := func(a net.Addr) string {
 		host, port, err := net.SplitHostPort(a.String())
 		if err != nil {
@@ -181,47 +179,30 @@ func TestEveryRankHasAPort(t *testing.T) {
 
 // An engine whose endpoint names another machine connects instead of binding.
 func TestAnEngineMayBeTheOneThatConnects(t *testing.T) {
-	port := listen(t)
-	endpoint := "tcp://" + port.Addr().String()
-	_ = port.Close()
+	endpoint := closedEndpoint(t)
 	x := newMemIndex()
 	follow(t, RankOptions{
 		Endpoint: endpoint, Bind: true, Holder: 1, BlockSize: testBlockSize, Logger: slog.New(slog.DiscardHandler),
-		ReconnectMin: time.Millisecond,
 	}, x)
-	want := keysOf(connector.Scope{}, 1)[0]
-	wait.For(t, "the block", func() bool {
-		engine := publishTo(t, endpoint, eventBatch(storedEvent(0, []uint64{1})))
-		if engine == nil {
-			return false
-		}
-		defer engine.Close() // which costs what is known: there is no replay
-		for range 200 {
-			if got := x.keys(1); len(got) == 1 && got[want] {
-				return true
-			}
-			time.Sleep(time.Millisecond)
-		}
-		return false
+	var engine net.Conn
+	wait.For(t, "the endpoint", func() (ok bool) {
+		var err error
+		engine, err = net.Dial("unix", strings.TrimPrefix(endpoint, "ipc://"))
+		return err == nil
 	})
-}
-
-// publishTo connects as a publisher and sends one batch with number 0; nil if nobody listens.
-func publishTo(t *testing.T, endpoint string, payload []byte) net.Conn {
-	t.Helper()
-	nc, err := net.Dial("tcp", endpoint[len("tcp://"):])
-	if err != nil {
-		return nil
-	}
+	defer engine.Close() // which costs what is known: there is no replay
 	greeting := append([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0, 'N', 'U', 'L', 'L'}, make([]byte, 48)...)
 	ready := append([]byte{4, 25, 5}, "READY\x0bSocket-Type\x00\x00\x00\x03PUB"...)
-	message := zmtp.AppendMessage(append(greeting, ready...), []byte("kv"), seqFrame(0), payload)
-	_, _ = nc.Write(message)
-	return nc
+	batch := eventBatch(storedEvent(0, []uint64{1}))
+	if _, err := engine.Write(zmtp.AppendMessage(append(greeting, ready...), []byte("kv"), seqFrame(0), batch)); err != nil {
+		t.Fatal(err)
+	}
+	wait.For(t, "the block", func() bool { return len(x.keys(1)) > 0 })
+	wantKeys(t, x, 1, keysOf(connector.Scope{}, 1)...)
 }
 
 func TestMessagesOfAnotherShapeAreCounted(t *testing.T) {
-	e := startOwn(t, listen(t))
+	e := startOwn(t, listen(t), listen(t))
 	x := newMemIndex()
 	f := follow(t, e.options(), x)
 	wait.For(t, "bad frames", func() bool {
@@ -239,7 +220,7 @@ func TestMessagesOfAnotherShapeAreCounted(t *testing.T) {
 
 // The real feed fills the real index.
 func TestTheIndexFindsWhatAnEngineStored(t *testing.T) {
-	e := startOwn(t, listen(t))
+	e := startOwn(t, listen(t), listen(t))
 	x, err := prefix.New(prefix.Options{})
 	if err != nil {
 		t.Fatal(err)

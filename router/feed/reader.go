@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvconn/kvconn/internal/zmtp"
 )
@@ -53,7 +54,7 @@ func (r *reader) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		c, err := connect()
 		if err == nil {
-			retry.reset()
+			began := time.Now()
 			r.connects.Add(1)
 			r.connected.Store(true)
 			if r.hand(ctx, item{connected: true}) {
@@ -62,6 +63,7 @@ func (r *reader) run(ctx context.Context) {
 			r.connected.Store(false)
 			r.lost.Store(false) // the next connection begins with a replay, or with nothing
 			_ = c.Close()
+			retry.ended(began)
 		}
 		if ctx.Err() != nil || !r.hand(ctx, item{err: err}) || !retry.wait(ctx) {
 			return

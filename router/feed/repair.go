@@ -54,6 +54,14 @@ type backoff struct{ least, most, next time.Duration }
 
 func (b *backoff) reset() { b.next = 0 }
 
+// ended notes that a connection has ended. If it began long ago the next attempt is made soon; connections that
+// end as soon as they are made become as rare as attempts that fail.
+func (b *backoff) ended(began time.Time) {
+	if time.Since(began) > b.most {
+		b.reset()
+	}
+}
+
 func (b *backoff) take() time.Duration {
 	b.next = min(max(b.least, b.next), b.most)
 	d := b.next

@@ -24,7 +24,9 @@ type Residency struct {
 	mu    sync.Mutex
 	roots roots
 	// views are the namespaces that are followed; nil before the first stream and once they are forgotten.
-	views map[connector.NamespaceDigest]*view
+	// ignored are the others that the store has described since its snapshot.
+	views   map[connector.NamespaceDigest]*view
+	ignored map[connector.NamespaceDigest]bool
 	// numbers are the namespaces as the stream's records call them; nil for those that are ignored.
 	numbers map[uint32]*view
 	loading bool // a snapshot
@@ -101,6 +103,7 @@ func (f *Residency) Run(ctx context.Context) error {
 		f.unlock()
 	}()
 	for logged := false; ; logged = true {
+		began := time.Now()
 		err := f.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
@@ -109,7 +112,7 @@ func (f *Residency) Run(ctx context.Context) error {
 		switch {
 		case f.stats.Connected:
 			f.opts.Logger.Warn("lost a store's residency; trying again until it is back", "url", f.opts.URL, "error", err)
-			retry.reset()
+			retry.ended(began)
 			if lost != nil {
 				lost.Stop()
 			}

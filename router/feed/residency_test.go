@@ -1,14 +1,19 @@
 package feed
 
 import (
+	"encoding/binary"
+	"errors"
+	"log/slog"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/store/residency"
 )
 
@@ -113,6 +118,71 @@ func TestNamespacesOfAnotherBlockSizeAreIgnoredAndCounted(t *testing.T) {
 	}
 }
 
+// A stream that resumes describes namespaces again: those that are ignored have been counted and logged.
+func TestAResumedStreamDoesNotCountIgnoredNamespacesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log testlog.Text
+		o := residencyOptions()
+		o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		other, one := namespace(0, 2*testBlockSize), chain(false, 1)[0]
+		f, x, _ := followStore(t, o,
+			stream(t, hello(1, false), other, records(0, one), snapshotEnd(5)),
+			stream(t, hello(1, true), other, records(6, one)),
+			stream(t, hello(2, false), other, snapshotEnd(0)))
+		soon()
+		wantKeys(t, x, 1)
+		if s := f.Stats(); s.Snapshots != 2 || s.Resumed != 1 || s.IgnoredNamespaces != 2 || s.MismatchedBlockSize != 2 {
+			t.Errorf("%+v", s)
+		}
+		if n := strings.Count(log.String(), "another block size"); n != 2 {
+			t.Errorf("%d lines, want one for each snapshot:\n%s", n, log.String())
+		}
+	})
+}
+
+// Neither one stream nor many that resume it make the router remember namespaces without end.
+func TestAStoreCannotDescribeNamespacesWithoutEnd(t *testing.T) {
+	numbered := func(number, n uint32) part {
+		m := streamManifest(testBlockSize)
+		m.Model = strconv.Itoa(int(n))
+		text, err := m.Canonical()
+		digest, errDigest := m.Digest()
+		return func(w *residency.Writer) error {
+			return errors.Join(err, errDigest, w.Namespace(residency.Namespace{Number: number, Digest: digest, Manifest: text}))
+		}
+	}
+	for name, ignored := range map[string]bool{"followed": false, "ignored": true} {
+		o := residencyOptions()
+		o.Holder = func(connector.NamespaceDigest, *connector.Manifest) (Holder, bool) { return 1, !ignored }
+		f, _ := newResidency(t, o)
+		s := tell(t, f, hello(1, false), numbered(0, 0), snapshotEnd(5))
+		if err := s.apply(numbered(0, 1)); !errors.Is(err, residency.ErrMalformed) {
+			t.Errorf("%s: one number for two namespaces: %v", name, err)
+		}
+		f, _ = newResidency(t, o)
+		s = tell(t, f, hello(1, false), numbered(0, 0), snapshotEnd(5))
+		for n := range uint32(residency.MaxNamespaces - 1) {
+			var d connector.NamespaceDigest
+			binary.LittleEndian.PutUint32(d[:], n)
+			if ignored {
+				f.ignored[d] = true
+			} else {
+				f.views[d] = f.numbers[0]
+			}
+		}
+		resumed := func(parts ...part) error {
+			s.r = residency.NewReader(&s.pipe, f.position())
+			return s.apply(append([]part{hello(1, true)}, parts...)...)
+		}
+		if err := resumed(numbered(7, 0)); err != nil {
+			t.Errorf("%s: described again: %v", name, err)
+		}
+		if err := resumed(numbered(0, 0), numbered(1, 1)); !errors.Is(err, residency.ErrMalformed) {
+			t.Errorf("%s: one more than there can be: %v", name, err)
+		}
+	}
+}
+
 // A store's blocks outlive its connection for a while, and no longer.
 func TestAStoreThatIsGoneIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -154,6 +224,33 @@ func TestAStoreThatRefusesIsAskedAgain(t *testing.T) {
 		soon()
 		if st := f.Stats(); st.Connected || !strings.Contains(st.Error, "too many residency streams") {
 			t.Errorf("%+v", st)
+		}
+	})
+}
+
+// A daemon that stops ends each stream as soon as it has begun. One whose stream lasted is asked again soon.
+func TestAStoreThatEndsItsStreamsAtOnceIsNotAskedAllTheTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var streams [][]byte
+		for range 1000 {
+			streams = append(streams, stream(t, hello(1, false), snapshotEnd(5), func(w *residency.Writer) error { return w.End("stopping", "bye") }))
+		}
+		_, _, s := followStore(t, residencyOptions(), streams...)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := s.requests(); n < 10 || n > 30 {
+			t.Errorf("asked %d times in a minute", n)
+		}
+		s.mu.Lock()
+		s.streams = [][]byte{stream(t, hello(1, false), snapshotEnd(5))} // stays open
+		s.mu.Unlock()
+		time.Sleep(20 * time.Second)
+		s.end()
+		before := s.requests()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n := s.requests() - before; n < 3 {
+			t.Errorf("asked %d times in the second after a stream that lasted", n)
 		}
 	})
 }

@@ -15,7 +15,7 @@ func (f *Residency) apply(frame any, at residency.Position) (err error) {
 	case residency.Hello:
 		err = f.begin(frame)
 	case residency.Namespace:
-		f.namespace(&frame)
+		err = f.namespace(&frame)
 	case residency.Records:
 		err = f.records(frame)
 	case residency.SnapshotEnd:
@@ -40,22 +40,30 @@ func (f *Residency) begin(h residency.Hello) error {
 		return nil
 	}
 	f.forgetLocked()
-	f.views = make(map[connector.NamespaceDigest]*view)
+	f.views, f.ignored = make(map[connector.NamespaceDigest]*view), make(map[connector.NamespaceDigest]bool)
 	f.loading, f.stats.State = true, StateStale
 	return nil
 }
 
-// namespace begins to follow a namespace, or not.
-func (f *Residency) namespace(n *residency.Namespace) {
-	v := f.views[n.Digest] // a resumed stream describes it again
-	if v == nil {
+// namespace begins to follow a namespace, or to ignore it. A resumed stream describes it again.
+func (f *Residency) namespace(n *residency.Namespace) error {
+	if _, twice := f.numbers[n.Number]; twice {
+		return fmt.Errorf("%w: namespace %d is described twice", residency.ErrMalformed, n.Number)
+	}
+	v := f.views[n.Digest]
+	if v == nil && !f.ignored[n.Digest] {
+		if len(f.views)+len(f.ignored) == residency.MaxNamespaces {
+			return fmt.Errorf("%w: more than %d namespaces since the snapshot", residency.ErrMalformed, residency.MaxNamespaces)
+		}
 		if v = f.newView(n); v == nil {
+			f.ignored[n.Digest] = true
 			f.stats.IgnoredNamespaces++
 		} else {
 			f.views[n.Digest] = v
 		}
 	}
 	f.numbers[n.Number] = v
+	return nil
 }
 
 // newView is the view of a namespace, nil if it is of no use to the router.

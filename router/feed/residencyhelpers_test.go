@@ -37,11 +37,8 @@ func streamManifest(blockSize int) *connector.Manifest {
 // namespace describes a namespace of this block size as the given number.
 func namespace(number uint32, blockSize int) part {
 	m := streamManifest(blockSize)
-	text, err := m.Canonical()
-	digest, errDigest := m.Digest()
 	return func(w *residency.Writer) error {
-		n := residency.Namespace{Number: number, Digest: digest, Manifest: text}
-		return errors.Join(err, errDigest, w.Namespace(n))
+		return w.Namespace(residency.Namespace{Number: number, Digest: m.Digest(), Manifest: m.Canonical()})
 	}
 }
 
@@ -195,6 +192,13 @@ func (s *scriptedStore) RoundTrip(r *http.Request) (*http.Response, error) {
 		}()
 	}
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(body), Request: r}, nil
+}
+
+// requests is how often it was asked.
+func (s *scriptedStore) requests() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.queries)
 }
 
 // end cuts the open connections.

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -32,11 +33,7 @@ func startProcess(t *testing.T, l net.Listener) *process {
 // again starts a process in the place of p, which has stopped.
 func (p *process) again() *process {
 	p.t.Helper()
-	l, err := zmtp.Listen(p.t.Context(), "tcp://"+p.pub.Addr().String())
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return startProcess(p.t, l)
+	return startProcess(p.t, listenAt(p.t, endpointOf(p.pub.Addr())))
 }
 
 // first publishes the process's first batch until it is heard: a subscription takes effect some time after
@@ -127,37 +124,30 @@ func lines(log *testlog.Text) []string {
 
 // A wrong endpoint shows in the log, but not at every attempt.
 func TestWhatCannotBeReachedIsSaidOnce(t *testing.T) {
-	closed := listen(t)
-	_ = closed.Close()
-	var log testlog.Text
-	logger := slog.New(slog.NewTextHandler(&log, nil))
-	f := follow(t, RankOptions{
-		Endpoint: "tcp://" + closed.Addr().String(), Holder: 1, BlockSize: testBlockSize,
-		ReconnectMin: time.Microsecond, ReconnectMax: time.Millisecond, Logger: logger,
-	}, newMemIndex())
-	r, err := NewResidency(ResidencyOptions{
-		URL: "http://" + closed.Addr().String(), BlockSize: testBlockSize, ReconnectMin: time.Microsecond, ReconnectMax: time.Millisecond,
-		Holder: func(connector.NamespaceDigest, *connector.Manifest) (Holder, bool) { return 1, true }, Logger: logger,
-	}, newMemIndex())
-	if err != nil {
-		t.Fatal(err)
-	}
-	background(t, r.Run)
-	wait.For(t, "failed attempts", func() bool { return f.Stats().Error != "" && r.Stats().Error != "" })
-	time.Sleep(20 * time.Millisecond) // for more of them
-	if lines := lines(&log); len(lines) != 2 {
-		t.Errorf("%d lines: %q", len(lines), lines)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var log testlog.Text
+		logger := slog.New(slog.NewTextHandler(&log, nil))
+		f := follow(t, RankOptions{Endpoint: closedEndpoint(t), Holder: 1, BlockSize: testBlockSize, Logger: logger}, newMemIndex())
+		o := residencyOptions()
+		o.Logger = logger
+		r, _, store := followStore(t, o) // it refuses all connections
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if len(store.queries) < 10 || f.Stats().Error == "" || r.Stats().Error == "" {
+			t.Errorf("%d requests, %+v, %+v", len(store.queries), f.Stats(), r.Stats())
+		}
+		if lines := lines(&log); len(lines) != 2 {
+			t.Errorf("%d lines: %q", len(lines), lines)
+		}
+	})
 }
 
 // The router's own number of a rank is in the logger that it hands to the feed.
 func TestLogLinesNameEachThingOnce(t *testing.T) {
 	one := startProcess(t, listen(t))
-	closed := listen(t)
-	_ = closed.Close()
 	var log testlog.Text
 	o := (&ownEngine{pub: one.pub}).options()
-	o.ReplayEndpoint = "tcp://" + closed.Addr().String()
+	o.ReplayEndpoint = closedEndpoint(t)
 	o.Logger = slog.New(slog.NewTextHandler(&log, nil)).With("rank", 7)
 	f := follow(t, o, newMemIndex())
 	wait.For(t, "a failed replay", func() bool { return f.Stats().ReplayFailures > 0 })

@@ -106,6 +106,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("replay: the bandwidth of saves is %v: want 0 to %g", o.SaveBytesPerS, most)
 	case !(o.Spread >= 0):
 		return errors.New("replay: the spread of arrivals must not be negative")
+	case !(max(o.Spread, o.DiskDelay, o.ObjectDelay, o.DecodeTokenTime) <= maxClock):
+		return fmt.Errorf("replay: delays and times are at most %g s", float64(maxClock))
 	}
 	for _, v := range []struct {
 		name  string

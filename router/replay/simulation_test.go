@@ -208,6 +208,7 @@ func TestOptionsThatCannotWork(t *testing.T) {
 	for name, o := range map[string]Options{
 		"ranks": {Ranks: -1}, "nodes": {Ranks: 8, Nodes: 3}, "gpu": {GPUBlocks: -1}, "running": {MaxRunning: -1},
 		"prefill": {PrefillTokensPerS: math.NaN()}, "disk": {DiskBytesPerS: -1}, "speed": {Speed: math.Inf(1)}, "hardly any speed": {Speed: 1e-310}, "hardly any prefill": {PrefillTokensPerS: 1e-310}, "spread": {Spread: -1}, "no spread": {Spread: math.NaN()}, "saves": {SaveBytesPerS: -1},
+		"endless spread": {Spread: math.Inf(1)}, "no delay": {DiskDelay: math.NaN()}, "endless object delay": {ObjectDelay: math.Inf(1)}, "no decode time": {DecodeTokenTime: math.NaN()},
 	} {
 		if _, err := Simulate(t.Context(), traceOf(at(0, 1, 0)), o, policy.NewRoundRobin(), nil); err == nil {
 			t.Errorf("%s: %+v were accepted", name, o)

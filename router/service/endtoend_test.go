@@ -145,6 +145,30 @@ func TestRoutingFollowsEventsAndResidency(t *testing.T) {
 	}
 }
 
+// A connector tells its leader an adapter's content (docs/adr/0010-identity.md). A request that names the
+// adapter so finds its blocks on disk. One that has its name, as events have, finds nobody's.
+func TestAnAdaptersBlocksOnDiskAreFoundByItsContent(t *testing.T) {
+	const content = "lora-1:0a"
+	tokens := prompt(1, 160)
+	dir := filepath.Join(t.TempDir(), "store")
+	fillStore(t, dir, "m", map[connector.Scope][]uint32{{LoRA: content}: tokens, {Salt: "tenant", LoRA: content}: tokens[:80]})
+	ranks := ranksOf("http://h", 1)
+	ranks[0].Node, ranks[0].NodeURL, ranks[0].Adapters = "n", startDaemon(t, dir), []string{"tuned"}
+	r := start(t, unchecked(ranks...))
+	wait.For(t, "the adapter's blocks", func() bool {
+		return r.prefixOf(0, m{"model": "m", "lora": content, "token_ids": tokens}).Disk == 160
+	})
+	wait.For(t, "the tenant's blocks", func() bool {
+		return r.prefixOf(0, m{"model": "m", "lora": content, "cache_salt": "tenant", "token_ids": tokens}).Disk == 80
+	})
+	for _, body := range []m{{"model": "tuned"}, {"model": "m", "lora": "tuned"}, {"model": "m"}, {"model": "tuned", "cache_salt": "tenant"}} {
+		body["token_ids"] = tokens
+		if got := r.prefixOf(0, body); got.Usable != 0 {
+			t.Errorf("%v: %+v", body, got)
+		}
+	}
+}
+
 func TestAStoreOfAnotherModelDoesNotCount(t *testing.T) {
 	tokens := prompt(1, 160)
 	dir := filepath.Join(t.TempDir(), "store")

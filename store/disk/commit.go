@@ -268,6 +268,7 @@ func (e *eviction) settle(c *committing, err error) {
 	// Else slots that the journal is owed would be listed twice; it is tried again.
 	if e.Restore && err == nil {
 		c.s.space.Restore(e.Segment)
+		c.s.barrier.Touch()
 	}
 	close(e.done)
 }

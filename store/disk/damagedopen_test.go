@@ -10,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"golang.org/x/sys/unix"
@@ -22,11 +23,12 @@ func TestEveryNthOperationFailsWhileADamagedStoreOpens(t *testing.T) {
 	if longTest() {
 		step = 1
 	}
+	first := seed.Of(t)
 	for _, fault := range []error{unix.EIO, unix.ENOSPC} {
 		for n := int64(1); ; n += step {
 			d, j := newMemDisk(), newJournalFS()
 			records := fillMem(t, memOptions(d, j))
-			damageMem(d, rand.New(rand.NewPCG(uint64(n), 1)))
+			damageMem(d, rand.New(rand.NewPCG(first, uint64(n))))
 			empty := newJournalFS()
 			before, count := failNth(n, fault)
 			d.hook(before)

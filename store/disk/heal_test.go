@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/recovery"
@@ -62,14 +63,15 @@ func writeSome(t *testing.T, s *Store, records []testRecord) (taken []testRecord
 // neither by a clean stop nor by a crash.
 func TestJournalHeals(t *testing.T) {
 	faults := []error{unix.EIO, unix.ENOSPC, unix.EMFILE}
+	first := seed.Of(t)
 	for n := int64(0); n < 60; n += 1 + n/3 {
 		for i, fault := range faults {
-			journalHeals(t, n, fault, i == int(n)%len(faults))
+			journalHeals(t, rand.New(rand.NewPCG(first, uint64(n))), n, fault, i == int(n)%len(faults))
 		}
 	}
 }
 
-func journalHeals(t *testing.T, n int64, fault error, lasting bool) {
+func journalHeals(t *testing.T, g *rand.Rand, n int64, fault error, lasting bool) {
 	var on atomic.Bool
 	var seen atomic.Int64
 	inject := errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -109,7 +111,6 @@ func journalHeals(t *testing.T, n int64, fault error, lasting bool) {
 	all := append(append(append([]testRecord(nil), before...), during...), after...)
 	mustRead(t, s, all)
 	mustBalance(t, s)
-	g := rand.New(rand.NewPCG(uint64(n), 1))
 	var journalAfter *vfs.MemFS
 	crashed := d.crash(g, func() { journalAfter = j.CrashClone(vfs.CrashCloneCfg{}) })
 	for _, o := range []Options{memOptions(crashed, journalAfter), o} {

@@ -38,8 +38,7 @@ type Options struct {
 	// LeaseMax bounds the time of one lease and of one renewal. Default 60 s: longer than
 	// any load, short enough that a forgotten lease does not fill the store.
 	LeaseMax time.Duration
-	// MaxLeases bounds the leases held at one time. Default and maximum 32768 (a record
-	// counts its pins in 16 bits).
+	// MaxLeases bounds the leases held at one time. Default and maximum 32768.
 	MaxLeases int
 	// ReadInFlightBytes is how much is asked of the disk at one time. Default: what the
 	// calibration found, or without one 8 MiB: on the class of disk measured more makes

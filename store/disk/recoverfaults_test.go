@@ -333,7 +333,7 @@ func TestCrashAtEachStepOfANewJournal(t *testing.T) {
 	}
 	mustWrite(t, s, records)
 	mustSync(t, s)
-	g := rand.New(rand.NewPCG(1, 1))
+	g := seed.Random(t, 0)
 	var damaged *vfs.MemFS
 	base := d.crash(g, func() { damaged = j.CrashClone(vfs.CrashCloneCfg{}) })
 	spoilManifests(t, damaged, memOptions(base, damaged).Dir+"/"+recovery.JournalDir)

@@ -44,14 +44,36 @@ func (a *Arena) Account(o AccountOptions) (*Account, error) {
 	return c, nil
 }
 
-// number returns the number of a namespace. a.mu is held.
+// space is a namespace that has a number.
+type space struct {
+	digest connector.NamespaceDigest
+	// uses are its accounts that are not forgotten, and its findable slots.
+	uses int
+}
+
+// number returns the number of a namespace, for one more account. It is given out again once the
+// namespace has neither accounts nor findable slots. a.mu is held.
 func (a *Arena) number(ns connector.NamespaceDigest) namespaceID {
 	id, known := a.namespaces[ns]
-	if !known {
-		id = namespaceID(len(a.namespaces) + 1)
-		a.namespaces[ns] = id
+	if n := len(a.vacantNamespaces); !known {
+		if n > 0 {
+			id, a.vacantNamespaces = a.vacantNamespaces[n-1], a.vacantNamespaces[:n-1]
+		} else {
+			id, a.spaces = namespaceID(len(a.spaces)), append(a.spaces, space{})
+		}
+		a.namespaces[ns], a.spaces[id].digest = id, ns
 	}
+	a.spaces[id].uses++
 	return id
+}
+
+// leave counts one use of a namespace less. a.mu is held.
+func (a *Arena) leave(id namespaceID) {
+	s := &a.spaces[id]
+	if s.uses--; s.uses == 0 {
+		delete(a.namespaces, s.digest)
+		a.vacantNamespaces = append(a.vacantNamespaces, id)
+	}
 }
 
 // record returns a record as slots know it. It panics if the record is of another namespace than
@@ -109,6 +131,7 @@ func (c *Account) Close() {
 func (a *Arena) forget(c *Account) {
 	if c.closed && c.loadBytes == 0 && c.saveBytes == 0 {
 		a.accounts--
+		a.leave(c.ns)
 	}
 }
 

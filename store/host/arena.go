@@ -34,8 +34,10 @@ type Arena struct {
 	slabs       []slab   // the first is not used
 	vacantSlabs []uint32 // numbers of slabs that were given back
 	index       index
-	// namespaces numbers the namespaces of accounts. A number is never given out again.
-	namespaces map[connector.NamespaceDigest]namespaceID
+	// namespaces numbers the namespaces that accounts or records are of; see [Arena.number].
+	namespaces       map[connector.NamespaceDigest]namespaceID
+	spaces           []space // by number; the first is not used
+	vacantNamespaces []namespaceID
 	// waiters are the handles that wait for slots to be filled.
 	waiters map[slotID]list[Slot]
 
@@ -75,7 +77,7 @@ func New(o Options) (*Arena, error) {
 		return nil, fmt.Errorf("host tier: %w", err)
 	}
 	a := &Arena{
-		opts: o, mem: mem, bySize: make(map[int]*class), slabs: make([]slab, 1),
+		opts: o, mem: mem, bySize: make(map[int]*class), slabs: make([]slab, 1), spaces: make([]space, 1),
 		index: newIndex(), namespaces: make(map[connector.NamespaceDigest]namespaceID), waiters: make(map[slotID]list[Slot]),
 		units: make([]spanID, n), freeUnits: n, unfree: unitset.New(n), held: unitset.New(n),
 		wake: make(chan struct{}, 1), stop: make(chan struct{}),

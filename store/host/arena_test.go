@@ -206,6 +206,10 @@ func TestTwoWhoWantARecordReadItOnce(t *testing.T) {
 	c, d := newAccount(t, a, AccountOptions{}), newAccount(t, a, AccountOptions{})
 	var s, w1, w2 Slot
 	acquire(t, c, &s, record(1), 4096, Fill)
+	at := make([]bool, 1)
+	if a.Present(record(1).ID.Namespace, 0, []connector.Key{record(1).ID.Key}, at); at[0] {
+		t.Error("a record is there while it is read")
+	}
 	acquire(t, c, &w1, record(1), 4096, Pending)
 	acquire(t, d, &w2, record(1), 4096, Pending)
 	s.Bytes()[0] = 42

@@ -229,6 +229,50 @@ func TestMemoryOfAnUnsettledReadIsKept(t *testing.T) {
 	}
 }
 
+// A load waits for the read of another, which is given up while the kernel has its memory. It reads for
+// itself once that memory is free, and not before: the record has one reader.
+func TestRecordIsReadAgainOnceAnUnsettledReadIsOver(t *testing.T) {
+	tier := newFakeTier(1)
+	giveUp, hung := make(chan struct{}), make(chan *store.ReadOp, 1)
+	var reads atomic.Int32
+	tier.before = func(_ context.Context, op *store.ReadOp) error {
+		if reads.Add(1) > 1 {
+			return nil
+		}
+		<-giveUp
+		op.SetSettled(false)
+		hung <- op
+		return store.ErrTimeout
+	}
+	r := newRig(t, tier, 0)
+	var all sync.WaitGroup
+	all.Go(func() {
+		if ends := r.load(t.Context(), r.account, 0); !errors.Is(ends[0], store.ErrTimeout) {
+			t.Error(ends[0])
+		}
+	})
+	until(t, "no read", func() bool { return reads.Load() == 1 })
+	second := make(chan error, 1)
+	other := r.open(0)
+	go func() { second <- r.load(t.Context(), other, 0)[0] }()
+	until(t, "the second does not wait", func() bool { return r.cache.Stats().Joined == 1 })
+	close(giveUp)
+	all.Wait()
+	op := <-hung
+	if n := reads.Load(); n != 1 {
+		t.Errorf("%d reads of a record whose memory the kernel has", n)
+	}
+	clear(op.Payload) // the kernel
+	op.SetSettled(true)
+	op.OnSettled(op)
+	if err := <-second; err != nil || reads.Load() != 2 {
+		t.Errorf("%v after %d reads", err, reads.Load())
+	}
+	if n := r.cache.Stats().UsedBytes; n != 0 {
+		t.Errorf("%d bytes are held", n)
+	}
+}
+
 // saves returns saves of records with their slots filled.
 func saves(t *testing.T, r *rig, numbers ...int) []*host.Save {
 	t.Helper()

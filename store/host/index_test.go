@@ -1,10 +1,14 @@
 package host
 
 import (
+	"fmt"
 	"reflect"
+	"slices"
 	"testing"
 	"unsafe"
 
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/docs"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store"
 )
@@ -113,12 +117,31 @@ func TestRecordsOfEqualHashesAreToldApart(t *testing.T) {
 	}
 }
 
+// A prompt of many blocks is looked for in several parts.
+func TestPresentFindsEachOfManyRecords(t *testing.T) {
+	const many = 2*presentAtOnce + 5
+	a := newArena(t, many/16+1)
+	c := newAccount(t, a, AccountOptions{})
+	keys, at, want := make([]connector.Key, many), make([]bool, many), make([]bool, many)
+	for n := range many {
+		r := record(n)
+		if keys[n], want[n] = r.ID.Key, n%3 == 0; want[n] {
+			var s Slot
+			acquire(t, c, &s, r, 4096, Fill)
+			s.Publish(r)
+			s.Release()
+		}
+	}
+	at[1], want[1] = true, true // what was set stays
+	if a.Present(connector.NamespaceDigest{}, 0, keys, at); !slices.Equal(at, want) {
+		t.Errorf("present %v, want %v", at, want)
+	}
+}
+
 // The garbage collector must have nothing to look for in tables of a hundred million slots,
 // and a slot must cost little beside its bytes.
 func TestSlotsAreSmallAndHaveNoPointers(t *testing.T) {
-	if n := unsafe.Sizeof(slot{}); n > 72 {
-		t.Errorf("a slot takes %d bytes", n)
-	}
+	docs.Says(t, "adr/0005-leader-and-workers.md", fmt.Sprintf("%d bytes a slot", unsafe.Sizeof(slot{})))
 	if n := unsafe.Sizeof(span{}); n > 24 {
 		t.Errorf("a span takes %d bytes", n)
 	}

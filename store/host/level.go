@@ -16,6 +16,18 @@ func (a *Arena) Name() string { return "host" }
 // Present sets at[i] where a verified copy of the record of keys[i] is there, without counting as
 // a use. A load may still find it gone.
 func (a *Arena) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
+	for len(keys) > 0 {
+		n := min(len(keys), presentAtOnce)
+		a.present(ns, shard, keys[:n], at)
+		keys, at = keys[n:], at[n:]
+	}
+}
+
+// presentAtOnce is how many records are looked for while loads wait for the lock: they may be in no
+// cache of the processor.
+const presentAtOnce = 256
+
+func (a *Arena) present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	number, known := a.namespaces[ns]

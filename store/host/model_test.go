@@ -117,6 +117,14 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 			t.Fatalf("class of %d bytes: %+v, %d spans in the list of idle ones; want %+v", c.slotBytes, got, idle, classes[c])
 		}
 	}
+	uses := 0
+	for _, s := range a.spaces {
+		uses += s.uses
+	}
+	if uses != found+a.accounts || len(a.namespaces)+len(a.vacantNamespaces) != len(a.spaces)-1 {
+		t.Fatalf("%d uses of %d namespaces, %d numbers vacant of %d; want %d uses",
+			uses, len(a.namespaces), len(a.vacantNamespaces), len(a.spaces)-1, found+a.accounts)
+	}
 	if used != a.usedBytes || clean != a.cleanBytes || unassigned != a.freeUnits || found != a.index.len || waited != len(a.waiters) || drained != a.drain.drained {
 		t.Fatalf("used %d clean %d free %d records %d waited %d drained %d; want %d %d %d %d %d %d",
 			a.usedBytes, a.cleanBytes, a.freeUnits, a.index.len, len(a.waiters), a.drain.drained, used, clean, unassigned, found, waited, drained)

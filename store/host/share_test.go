@@ -218,7 +218,7 @@ func TestDrainedMemoryIsKeptForTheWaiter(t *testing.T) {
 	}
 	var again Slot
 	for i := range pins {
-		if hog.lookup(&again, record(16*i), 4096) || hog.ReserveSave(&again, 4096) {
+		if hog.lookup(&again, record(16*i), 4096) || hog.ReserveSave(&again, 4096) || hog.pinAlso(&again, &pins[i]) {
 			t.Fatal("memory that is promised is given to another")
 		}
 		pins[i].Release()

@@ -108,6 +108,7 @@ func (a *Arena) keep(id slotID, r *slotRecord, hash uint64, payload int) {
 	p.set(r, hash)
 	p.short = uint16(a.classOfSlot(id).slotBytes - payload)
 	a.insert(id)
+	a.spaces[r.ns].uses++
 }
 
 // addWaiter makes a handle wait for a slot to be filled.
@@ -254,6 +255,7 @@ func (a *Arena) unpinned(id slotID) {
 		a.forgetRecord(id)
 	case p.state == slotFilling:
 		a.remove(id)
+		a.leave(p.ns)
 		a.failWaiters(id)
 	}
 	a.freeSlot(id)

@@ -60,6 +60,7 @@ func (a *Arena) evict(id slotID) {
 // forgetRecord makes a clean slot unfindable, for room.
 func (a *Arena) forgetRecord(id slotID) {
 	a.remove(id)
+	a.leave(a.slot(id).ns)
 	a.count.Evictions++
 	a.cleanBytes -= int64(a.classOfSlot(id).slotBytes)
 }

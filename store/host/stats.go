@@ -40,9 +40,9 @@ type Counters struct {
 	// Drains are the times memory had to be kept free for a waiter as it was released.
 	Drains uint64 `json:"drains"`
 	// Promoted records came from a slower tier than the first and were given to that,
-	// PromotionsRefused found no room or were refused there.
-	Promoted          uint64 `json:"promoted"`
-	PromotionsRefused uint64 `json:"promotions_refused"`
+	// PromotionsRefused found no room, or were refused or not written there.
+	Promoted          uint64 `json:"promoted" metric:"promoted_records_total" help:"Records of slower tiers that were written to the first."`
+	PromotionsRefused uint64 `json:"promotions_refused" metric:"promotions_refused_total" help:"Records of slower tiers that were not written to the first: it had no room, or failed."`
 }
 
 // Stats returns the state of the arena.

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"net/url"
 	"reflect"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/docs"
 	"github.com/kvconn/kvconn/store/residency"
 )
 
@@ -65,6 +67,18 @@ func TestTheFormatStaysAsItIs(t *testing.T) {
 	if got := hex.EncodeToString(written(t, small)); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
+}
+
+func TestTheSizeOfARecord(t *testing.T) {
+	of := func(records int) int {
+		return len(written(t, func(w *residency.Writer) (err error) {
+			for i := range records {
+				err = errors.Join(err, w.Record(uint64(i+1), residency.Record{}))
+			}
+			return err
+		}))
+	}
+	docs.Says(t, "adr/0007-router-feeds.md", fmt.Sprintf("packed records of %d bytes", of(2)-of(1)))
 }
 
 // read returns the frames of a stream, records one by one, nil for a heartbeat, and what ended it.

@@ -54,9 +54,10 @@ const (
 	batchRecords = 1024
 	// maxFrameBytes bounds a frame: batchRecords records, or a manifest of connector.MaxManifestBytes.
 	maxFrameBytes = 128 << 10
-	// maxNamespaces bounds the namespaces of one stream.
-	maxNamespaces = 1 << 16
 )
+
+// MaxNamespaces bounds the namespaces of one stream, with those of the streams that it resumes.
+const MaxNamespaces = 1 << 16
 
 var (
 	// ErrMalformed says that a stream's bytes are not its format.

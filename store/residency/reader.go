@@ -100,7 +100,7 @@ func (r *Reader) hello(v *values) (any, error) {
 func namespace(v *values) (any, error) {
 	number, digest, manifest := v.number(), v.bytes(), v.bytes()
 	n := Namespace{Number: uint32(number), Manifest: manifest}
-	if v.err == nil && (number >= maxNamespaces || len(digest) != len(n.Digest)) {
+	if v.err == nil && (number >= MaxNamespaces || len(digest) != len(n.Digest)) {
 		return nil, fmt.Errorf("%w: namespace %d with a digest of %d bytes", ErrMalformed, number, len(digest))
 	}
 	copy(n.Digest[:], digest)

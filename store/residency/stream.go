@@ -16,8 +16,9 @@ const heartbeatInterval = 10 * time.Second
 // errSlowReader ends a snapshot that is read too slowly.
 var errSlowReader = fmt.Errorf("the snapshot was read too slowly: %w", store.ErrLagged)
 
-// Stream tells one reader what a store holds. Its memory is a few buffers, however much that is and however
-// slow the reader: a reader that falls too far behind gets the end "lagged".
+// Stream tells one reader what a store holds. Its memory is a few buffers, and the manifests of the namespaces
+// while a snapshot is read, however much the store holds and however slow the reader: a reader that falls too far
+// behind gets the end "lagged".
 type Stream struct {
 	// Source is the store, To the reader's side.
 	Source Source
@@ -27,7 +28,8 @@ type Stream struct {
 	// SnapshotDone is called once the snapshot is over; nil is nothing.
 	SnapshotDone func()
 
-	numbers map[connector.NamespaceDigest]uint32 // of the namespaces that were described
+	numbers   map[connector.NamespaceDigest]uint32 // of the namespaces that were described
+	manifests map[connector.NamespaceDigest][]byte // while a snapshot is read
 }
 
 // Run writes what u says, without a snapshot if resumed, until the stream ends, and returns why.
@@ -58,6 +60,8 @@ func (s *Stream) snapshot(ctx context.Context, u store.Subscription) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.SnapshotTimeout, errSlowReader)
 	defer cancel()
+	s.manifests = Manifests(s.Source)
+	defer func() { s.manifests = nil }()
 	seq := u.Seq()
 	if err := u.Snapshot(ctx, func(r store.Resident) error {
 		return s.record(&store.Event{Kind: store.EventStored, ID: r.ID, Parent: r.Parent})
@@ -103,12 +107,15 @@ func (s *Stream) record(e *store.Event) error {
 
 // describe writes what a namespace is, and gives it a number.
 func (s *Stream) describe(number uint32, ns connector.NamespaceDigest) error {
-	m, known := Manifest(s.Source, ns)
+	m, known := s.manifests[ns]
+	if !known {
+		m, known = Manifests(s.Source)[ns]
+	}
 	switch {
 	case !known:
 		return fmt.Errorf("namespace %v is not known to its store", ns)
-	case number == maxNamespaces:
-		return fmt.Errorf("more than %d namespaces: %w", maxNamespaces, store.ErrLagged)
+	case number == MaxNamespaces:
+		return fmt.Errorf("more than %d namespaces: %w", MaxNamespaces, store.ErrLagged)
 	}
 	s.numbers[ns] = number
 	return s.To.Namespace(Namespace{Number: number, Digest: ns, Manifest: m})
@@ -134,13 +141,12 @@ type Source interface {
 	Namespaces() []store.NamespaceInfo
 }
 
-// Manifest is the canonical JSON of a namespace, empty if the store has lost it. It is unknown if the source
-// does not list the namespace.
-func Manifest(s Source, ns connector.NamespaceDigest) (manifest []byte, known bool) {
+// Manifests are the canonical JSON of a source's namespaces, empty where the store has lost it. There may be
+// 65,536 of them: read them once for many.
+func Manifests(s Source) map[connector.NamespaceDigest][]byte {
+	all := make(map[connector.NamespaceDigest][]byte)
 	for _, n := range s.Namespaces() {
-		if n.Digest == ns {
-			return n.Manifest, true
-		}
+		all[n.Digest] = n.Manifest
 	}
-	return nil, false
+	return all
 }

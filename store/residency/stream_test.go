@@ -183,6 +183,33 @@ func TestAStreamWithTooManyNamespacesEnds(t *testing.T) {
 	}
 }
 
+// all knows all of its namespaces, and counts how often it is asked for them.
+type all struct {
+	script
+	asked int
+}
+
+func (s *all) Namespaces() (list []store.NamespaceInfo) {
+	s.asked++
+	for _, r := range s.snapshot {
+		list = append(list, store.NamespaceInfo{Digest: r.ID.Namespace})
+	}
+	return list
+}
+
+// A snapshot of many namespaces does not list them for each of them.
+func TestASnapshotListsTheNamespacesOnce(t *testing.T) {
+	s := &all{script: script{seq: 5, fail: store.ErrClosed}}
+	for n := range 100 {
+		s.snapshot = append(s.snapshot, store.Resident{ID: id(n, 0)})
+	}
+	var b bytes.Buffer
+	stream := &residency.Stream{Source: s, To: residency.NewWriter(&b), SnapshotTimeout: time.Minute}
+	if err := stream.Run(t.Context(), s, false); !errors.Is(err, store.ErrClosed) || s.asked != 1 {
+		t.Errorf("%v, asked %d times", err, s.asked)
+	}
+}
+
 // inOrder knows of each namespace when it is its turn.
 type inOrder struct {
 	script

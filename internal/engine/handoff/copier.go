@@ -28,7 +28,7 @@ type copier struct {
 	logger    *slog.Logger
 
 	mu   sync.Mutex
-	jobs map[string]*job
+	jobs map[*job]struct{}
 	// off is set while no load may begin, closed for good.
 	off, closed bool
 }
@@ -53,15 +53,11 @@ type blockCopy struct {
 
 // newCopier maps the engine's regions, which must fit the layout.
 func newCopier(o *client.Options, rank int, layout *connector.Layout, regions []*os.File) (_ *copier, err error) {
-	digest, err := o.Manifest.Digest()
-	if err != nil {
-		return nil, err
-	}
 	if len(layout.Groups) != len(o.Manifest.Groups) {
 		return nil, fmt.Errorf("handoff: %w: %d groups, the manifest has %d", connector.ErrLayout, len(layout.Groups), len(o.Manifest.Groups))
 	}
 	s := &copier{
-		namespace: digest.String(), manifest: o.Manifest, rank: rank, layout: layout, logger: o.Logger, jobs: make(map[string]*job),
+		namespace: o.Manifest.Digest().String(), manifest: o.Manifest, rank: rank, layout: layout, logger: o.Logger, jobs: make(map[*job]struct{}),
 	}
 	defer func() {
 		if err != nil {
@@ -103,7 +99,7 @@ func (s *copier) start(l *load, refresh func(), report func(connector.FinishedLo
 	if s.off || s.closed {
 		return false
 	}
-	s.jobs[j.request] = j
+	s.jobs[j] = struct{}{}
 	go func() {
 		failed := s.run(j, refresh)
 		if len(failed) > 0 {
@@ -112,9 +108,7 @@ func (s *copier) start(l *load, refresh func(), report func(connector.FinishedLo
 		}
 		report(connector.FinishedLoad{Request: j.request, FailedBlocks: failed})
 		s.mu.Lock()
-		if s.jobs[j.request] == j {
-			delete(s.jobs, j.request)
-		}
+		delete(s.jobs, j)
 		s.mu.Unlock()
 		close(j.done)
 	}()
@@ -158,17 +152,17 @@ const parallelBytes = 8 << 20
 
 // run copies all blocks, and returns those that failed.
 func (s *copier) run(j *job, refresh func()) []uint32 {
-	failed := j.blocks
-	try := func(tiers [][]byte) { failed = s.copyAll(j, failed, tiers) }
-	seen := s.tiers.read(try)
+	failed, tried := j.blocks, -1
+	try := func(tiers [][]byte, seen int) {
+		if seen != tried {
+			failed, tried = s.copyAll(j, failed, tiers), seen
+		}
+	}
+	s.tiers.read(try)
 	if len(failed) > 0 && !j.canceled.Load() {
 		// The offer may come from a daemon that this client has not met yet.
 		refresh()
-		s.tiers.read(func(tiers [][]byte) {
-			if s.tiers.seen != seen {
-				try(tiers)
-			}
-		})
+		s.tiers.read(try)
 	}
 	out := j.failed
 	for i := range failed {
@@ -243,12 +237,18 @@ func (s *copier) scatter(b *blockCopy, payload []byte, sum *xxh3.Hasher) {
 func (s *copier) cancel(request string) []<-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	j := s.jobs[request]
-	if j == nil {
-		return nil
+	return s.end(func(j *job) bool { return j.request == request })
+}
+
+// end has the loads end early that are meant. s.mu is held.
+func (s *copier) end(meant func(*job) bool) (ends []<-chan struct{}) {
+	for j := range s.jobs {
+		if meant(j) {
+			j.canceled.Store(true)
+			ends = append(ends, j.done)
+		}
 	}
-	j.canceled.Store(true)
-	return []<-chan struct{}{j.done}
+	return ends
 }
 
 // forbid lets no load begin until allow, and has all end early, as cancel does.
@@ -256,12 +256,7 @@ func (s *copier) forbid() []<-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.off = true
-	var out []<-chan struct{}
-	for _, j := range s.jobs {
-		j.canceled.Store(true)
-		out = append(out, j.done)
-	}
-	return out
+	return s.end(func(*job) bool { return true })
 }
 
 func (s *copier) allow() {

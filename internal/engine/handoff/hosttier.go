@@ -3,6 +3,7 @@ package handoff
 import (
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,12 +16,17 @@ import (
 // and, since an offer may be older than the daemon's restart, the one before. A mapping stays
 // readable when its daemon is gone. The sums tell which of them an offer means.
 type hostTiers struct {
-	// mu is held for reading while a mapping is read.
-	mu     sync.RWMutex
-	newest [][]byte
+	mu     sync.Mutex
+	newest []*hostTier
 	expiry *time.Timer
 	// seen counts the mappings made so far.
 	seen int
+}
+
+// hostTier is a mapping, which stays while it is read.
+type hostTier struct {
+	mem     []byte
+	readers sync.WaitGroup
 }
 
 // keptTiers is how many are kept: each holds the memory of a whole daemon.
@@ -56,7 +62,7 @@ func (s *hostTiers) add(f *os.File, keep time.Duration) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.newest = append([][]byte{mem}, s.newest...)
+	s.newest = slices.Insert(s.newest, 0, &hostTier{mem: mem})
 	s.unmap(keptTiers)
 	s.seen++
 	if s.expiry != nil {
@@ -73,22 +79,29 @@ func (s *hostTiers) add(f *os.File, keep time.Duration) error {
 	return nil
 }
 
-// unmap gives up all but the n newest. s.mu is held.
+// unmap gives up all but the n newest, each once it is no longer read. s.mu is held.
 func (s *hostTiers) unmap(n int) {
-	for len(s.newest) > n {
-		last := len(s.newest) - 1
-		_ = unix.Munmap(s.newest[last])
-		s.newest = s.newest[:last]
+	for _, t := range s.newest[min(n, len(s.newest)):] {
+		go func() {
+			t.readers.Wait()
+			_ = unix.Munmap(t.mem)
+		}()
 	}
+	s.newest = s.newest[:min(n, len(s.newest))]
 }
 
-// read calls use with the mappings, which stay while it runs, and returns how many were made
-// so far.
-func (s *hostTiers) read(use func(newest [][]byte)) (seen int) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	use(s.newest)
-	return s.seen
+// read calls use with the mappings, which stay while it runs, and with how many were made so far.
+func (s *hostTiers) read(use func(newest [][]byte, seen int)) {
+	s.mu.Lock()
+	seen := s.seen
+	var newest [][]byte
+	for _, t := range s.newest {
+		t.readers.Add(1)
+		defer t.readers.Done()
+		newest = append(newest, t.mem)
+	}
+	s.mu.Unlock()
+	use(newest, seen)
 }
 
 // close gives all of them up.

@@ -31,11 +31,7 @@ func NewScheduler(o client.Options) (*Scheduler, error) {
 	if err != nil {
 		return nil, err
 	}
-	digest, err := o.Manifest.Digest()
-	if err != nil {
-		return nil, err
-	}
-	return &Scheduler{Scheduler: c, manifest: o.Manifest, namespace: digest.String()}, nil
+	return &Scheduler{Scheduler: c, manifest: o.Manifest, namespace: o.Manifest.Digest().String()}, nil
 }
 
 // Match asks what can be loaded for a request.

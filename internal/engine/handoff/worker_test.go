@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -27,8 +28,12 @@ import (
 type backend struct {
 	tier *os.File
 
+	// registering, if not nil, is called while a worker registers.
+	registering func()
+
 	mu            sync.Mutex
 	registrations int
+	unregistered  bool
 	peer          server.Peer
 	saved         []byte
 }
@@ -74,6 +79,9 @@ func (s *session) Register(_ context.Context, r *server.Registration) (server.Re
 	for _, f := range append(r.Regions, r.Fence) {
 		_ = f.Close()
 	}
+	if s.b.registering != nil {
+		s.b.registering()
+	}
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
 	s.b.registrations++
@@ -87,7 +95,12 @@ func (s *session) Save(_ context.Context, meta []byte) (connector.SaveResult, er
 	return connector.SaveResult{Taken: 1}, nil
 }
 
-func (s *session) Unregister(context.Context) error { return nil }
+func (s *session) Unregister(context.Context) error {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.b.unregistered = true
+	return nil
+}
 
 func (s *session) Close() {}
 
@@ -181,11 +194,8 @@ func newNode(t *testing.T, socket string, slots int) *node {
 		{Region: 1, Offset: 64, Layers: 1, BlockStride: piece, Bytes: piece},
 		{Region: 0, Layers: 2, LayerStride: piece / 2, BlockStride: piece, Bytes: piece / 2},
 	}}}
-	digest, err := n.o.Manifest.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.plan.Namespace = digest.String()
+	n.plan.Namespace = n.o.Manifest.Digest().String()
+	var err error
 	if n.w, err = NewWorker(n.o, 0, n.layout, n.regions); err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +215,7 @@ func (n *node) load() connector.FinishedLoad {
 	n.begin()
 	n.w.copier.mu.Lock()
 	var running []*job
-	for _, j := range n.w.copier.jobs {
+	for j := range n.w.copier.jobs {
 		running = append(running, j)
 	}
 	n.w.copier.mu.Unlock()
@@ -430,6 +440,51 @@ func TestLoadThatUnregisterOvertakesIsNotCopied(t *testing.T) {
 	if got := n.w.Poll(t.Context()); len(got) != 1 || len(got[0].FailedBlocks) != 3 {
 		t.Errorf("Poll = %+v, want all blocks as failed", got)
 	}
+}
+
+func TestMemoryThatWasTakenBackIsNotWrittenWhateverIsCalledBeside(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	n := newNode(t, socket, 8)
+	start(t, socket, &backend{tier: n.tier(1, "r", 5, 2, 7)})
+	meta, loads := n.plan.encode(), []connector.PlannedLoad{{Request: "r", Blocks: []uint32{5, 2, 7}}}
+	stop := make(chan struct{})
+	var callers sync.WaitGroup
+	for range 2 {
+		callers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				n.w.Load(t.Context(), meta, loads)
+				n.w.Poll(t.Context())
+				if err := n.w.Cancel(t.Context(), "r"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	mine := make([]byte, 8*piece)
+	for round := range 50 {
+		if err := n.w.Connect(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := n.w.Unregister(t.Context()); err != nil {
+			t.Error(err)
+		}
+		mine[2*piece] = byte(round)
+		if _, err := n.regions[0].WriteAt(mine, 0); err != nil {
+			t.Error(err)
+		}
+		runtime.Gosched()
+		got := make([]byte, len(mine))
+		if _, err := n.regions[0].ReadAt(got, 0); err != nil || !bytes.Equal(got, mine) {
+			t.Errorf("round %d: the memory was written after Unregister: %v", round, err)
+		}
+	}
+	close(stop)
+	callers.Wait()
 }
 
 func TestHostTierThatCouldShrinkIsRefused(t *testing.T) {

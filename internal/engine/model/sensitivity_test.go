@@ -37,5 +37,6 @@ func TestEveryTokenTurnsTheLogits(t *testing.T) {
 		part := math.Sqrt(turned / length)
 		mean, least = mean+part/changes, min(least, part)
 	}
-	docs.Says(t, "adr/0004-built-in-engine.md", fmt.Sprintf("turn the logits by %.2f of their length on average, at least by %.3f,", mean, least))
+	docs.Says(t, "adr/0004-built-in-engine.md", fmt.Sprintf(
+		"turn the logits by %.2f of their length on average, at least by %.3f, when one of %d prompt tokens changes", mean, least, tokens))
 }

@@ -96,8 +96,14 @@ func (s *subscription) Snapshot(ctx context.Context, f func(store.Resident) erro
 	list := s.snapshot
 	s.snapshot = nil
 	for _, r := range list {
-		if ctx.Err() != nil {
+		s.m.mu.Lock()
+		_, kept := s.m.log.after(s.seq)
+		s.m.mu.Unlock()
+		switch {
+		case ctx.Err() != nil:
 			return context.Cause(ctx)
+		case !kept:
+			return store.ErrLagged
 		}
 		if err := f(r); err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/manifests"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -22,6 +23,9 @@ type Subject struct {
 	Flip func(id store.RecordID)
 	// Stall makes the device answer no read until resume is called.
 	Stall func() (resume func())
+	// KeptEvents is the number of events that the tier keeps for subscribers at most, where that
+	// is few enough to be passed; 0 elsewhere.
+	KeptEvents int
 }
 
 // PayloadBytes is the size of the payloads of the suite.
@@ -40,10 +44,13 @@ func Run(t *testing.T, open func(t *testing.T) *Subject) {
 		"concurrent calls":                         concurrent,
 		"leases pin":                               leasesPin,
 		"leases end":                               leasesEnd,
+		"a renewed lease lasts":                    leaseRenewed,
+		"look-ups are uses":                        lookupsAreUses,
 		"lookup wants all shards":                  lookupShards,
 		"events follow presence":                   eventsFollowPresence,
 		"a snapshot and its events are the whole":  snapshotAndEvents,
 		"subscribers go on where they were":        subscribeAfter,
+		"a subscriber that is too slow is told":    lagged,
 		"namespaces are separate":                  namespaces,
 		"a shard's payloads have one size":         payloadSizes,
 		"probe reads a record":                     probe,
@@ -58,6 +65,11 @@ func Run(t *testing.T, open func(t *testing.T) *Subject) {
 			})
 			f.ns = f.open("m")
 			test(f)
+			// However the reads ended: leaders price loads with it.
+			wait.For(t, "nothing is queued", func() bool { return f.Speed().QueuedBytes == 0 })
+			if u := f.Usage(); u.Records < 0 || u.UsedBytes < 0 || u.UsedBytes > u.MaxBytes {
+				t.Errorf("usage %+v", u)
+			}
 		})
 	}
 }
@@ -78,7 +90,7 @@ func (f *fixture) open(model string) connector.NamespaceDigest {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if want, _ := manifests.Model(model).Digest(); ns != want {
+	if want := manifests.Model(model).Digest(); ns != want {
 		f.Fatalf("namespace %v, want its digest %v", ns, want)
 	}
 	return ns
@@ -118,6 +130,9 @@ func (f *fixture) chain(chain, n int) []store.Record {
 
 var scope = connector.ScopeDigest{3, 1, 4}
 
+// errEarlier is in ops that were used before.
+var errEarlier = errors.New("of an earlier use of the op")
+
 // payload is that of a record, as its key and shard say.
 func payload(id store.RecordID, bytes int) []byte {
 	b := store.AlignedBuffer(bytes)
@@ -132,9 +147,11 @@ func (f *fixture) write(records ...store.Record) []error {
 	f.Helper()
 	errs := make([]error, len(records))
 	var all sync.WaitGroup
+	ops := make([]*store.WriteOp, len(records))
 	for i, r := range records {
 		all.Add(1)
-		op := &store.WriteOp{Record: r, Scope: scope, Payload: payload(r.ID, PayloadBytes)}
+		op := &store.WriteOp{Record: r, Scope: scope, Payload: payload(r.ID, PayloadBytes), Err: errEarlier}
+		ops[i] = op
 		for n := 0; n == 0; {
 			var err error
 			n, err = f.Write([]*store.WriteOp{op}, func(op *store.WriteOp) {
@@ -147,6 +164,11 @@ func (f *fixture) write(records ...store.Record) []error {
 		}
 	}
 	all.Wait()
+	for i, op := range ops {
+		if string(op.Payload) != string(payload(op.ID, PayloadBytes)) {
+			f.Errorf("the write of record %d has changed its payload", i)
+		}
+	}
 	return errs
 }
 
@@ -166,7 +188,7 @@ func (f *fixture) read(ctx context.Context, records ...store.Record) []*store.Re
 	ended := make([]int, len(records))
 	var mu sync.Mutex
 	for i, r := range records {
-		ops[i] = &store.ReadOp{Record: r, Payload: store.AlignedBuffer(PayloadBytes), Owner: &ended[i]}
+		ops[i] = &store.ReadOp{Record: r, Payload: store.AlignedBuffer(PayloadBytes), Owner: &ended[i], Err: errEarlier}
 	}
 	f.Read(ctx, ops, func(op *store.ReadOp) {
 		mu.Lock()
@@ -182,6 +204,9 @@ func (f *fixture) read(ctx context.Context, records ...store.Record) []*store.Re
 		}
 		if op.Err == nil && (op.From == "" || op.Scope != scope) {
 			f.Errorf("record %d is from %q with scope %v", i, op.From, op.Scope)
+		}
+		if !op.Settled() && !errors.Is(op.Err, store.ErrTimeout) {
+			f.Errorf("record %d ended with %v, and its buffer is in use", i, op.Err)
 		}
 	}
 	return ops

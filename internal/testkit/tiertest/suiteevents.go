@@ -73,6 +73,8 @@ func (r resident) apply(f *fixture, events []store.Event) {
 			f.Errorf("event %d: record %v is stored twice", e.Seq, e.ID.Key)
 		case e.Kind == store.EventRemoved && !there:
 			f.Errorf("event %d: record %v is removed, which was not there", e.Seq, e.ID.Key)
+		case e.Kind == store.EventRemoved && e.Parent != connector.Key{}:
+			f.Errorf("event %d: the removal of record %v has a parent", e.Seq, e.ID.Key)
 		}
 		if delete(r, e.ID); e.Kind == store.EventStored {
 			r[e.ID] = e.Parent
@@ -114,6 +116,9 @@ func (r resident) follow(f *fixture, u store.Subscription, written []store.Recor
 func eventsFollowPresence(f *fixture) {
 	u := f.subscribe()
 	r := f.snapshot(u)
+	if u.Seq() != 0 {
+		f.Errorf("event %d was the last of a new tier, want none", u.Seq())
+	}
 	written := f.chain(1, 6)
 	f.mustWrite(written...)
 	f.Flip(written[3].ID)
@@ -202,6 +207,43 @@ func subscribeAfter(f *fixture) {
 	}
 }
 
+func lagged(f *fixture) {
+	if f.KeptEvents == 0 {
+		f.Skip("the tier keeps more events than a test can pass")
+	}
+	f.mustWrite(f.record(1, 0), f.record(1, 1))
+	slow, reading := f.subscribe(), f.subscribe()
+	from := slow.Seq()
+	small := func(block int) {
+		r := f.record(2, block)
+		r.ID.Shard = 1
+		ended := make(chan error, 1)
+		op := &store.WriteOp{Record: r, Payload: payload(r.ID, 100)}
+		if _, err := f.Write([]*store.WriteOp{op}, func(op *store.WriteOp) { ended <- op.Err }); err != nil {
+			f.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			f.Fatal(err)
+		}
+	}
+	read := 0
+	if err := reading.Snapshot(f.Context(), func(store.Resident) error {
+		for i := 0; read == 0 && i <= f.KeptEvents; i++ {
+			small(i)
+		}
+		read++
+		return nil
+	}); !errors.Is(err, store.ErrLagged) || read != 1 {
+		f.Errorf("a snapshot goes on for %d records and ends with %v, though what follows it is not kept", read, err)
+	}
+	if _, err := slow.Next(f.Context()); !errors.Is(err, store.ErrLagged) {
+		f.Errorf("Next: %v", err)
+	}
+	if _, err := f.SubscribeAfter(f.Epoch(), from); !errors.Is(err, store.ErrLagged) {
+		f.Errorf("SubscribeAfter: %v", err)
+	}
+}
+
 func closed(f *fixture) {
 	f.mustWrite(f.chain(1, 4)...)
 	f.lookup(1, 4, wait.Limit) // pins them to the end
@@ -225,19 +267,39 @@ func closed(f *fixture) {
 		f.Errorf("closed again: %v", err)
 	}
 	f.wantRead(store.ErrClosed, f.chain(1, 4)...)
+	if n, err := f.Write([]*store.WriteOp{{Record: f.record(1, 5), Payload: payload(f.record(1, 5).ID, PayloadBytes)}}, nil); n != 0 || !errors.Is(err, store.ErrClosed) {
+		f.Errorf("Write: %d accepted, %v", n, err)
+	}
+	if err := f.Probe(f.Context()); !errors.Is(err, store.ErrClosed) && !errors.Is(err, store.ErrGone) {
+		f.Errorf("Probe: %v", err)
+	}
+	if n, lease := f.lookup(1, 4, wait.Limit); n != 0 || lease != 0 {
+		f.Errorf("Lookup finds %d blocks with lease %d", n, lease)
+	}
 	if _, err := f.Subscribe(f.Context()); !errors.Is(err, store.ErrClosed) {
 		f.Errorf("Subscribe: %v", err)
+	}
+	if late, err := f.SubscribeAfter(f.Epoch(), u.Seq()); err == nil { // what was kept may be read still
+		f.wantEnd(late)
+		_ = late.Close()
+	} else if !errors.Is(err, store.ErrClosed) {
+		f.Errorf("SubscribeAfter: %v", err)
 	}
 	if _, err := f.OpenNamespace(manifests.Model("n")); !errors.Is(err, store.ErrClosed) {
 		f.Errorf("OpenNamespace: %v", err)
 	}
-	for {
-		if _, err := u.Next(f.Context()); err != nil {
-			if !errors.Is(err, store.ErrClosed) {
-				f.Errorf("Next: %v", err)
-			}
-			return
-		}
+	f.wantEnd(u)
+}
+
+// wantEnd reads events until the subscription ends with its tier.
+func (f *fixture) wantEnd(u store.Subscription) {
+	f.Helper()
+	_, err := u.Next(f.Context())
+	for err == nil {
+		_, err = u.Next(f.Context())
+	}
+	if !errors.Is(err, store.ErrClosed) {
+		f.Errorf("Next: %v", err)
 	}
 }
 

@@ -3,6 +3,7 @@ package tiertest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -71,6 +72,41 @@ func leasesEnd(f *fixture) {
 	f.Release(lease)
 }
 
+// leaseRenewed renews a short lease: it pins for as long as it was renewed for.
+func leaseRenewed(f *fixture) {
+	f.mustWrite(f.chain(1, 4)...)
+	var lease store.LeaseID
+	wait.For(f, "a short lease is renewed", func() bool {
+		f.Release(lease)
+		_, lease = f.lookup(1, 4, time.Millisecond)
+		return f.Renew(lease, wait.Limit)
+	})
+	next := 100
+	for began := time.Now(); time.Since(began) < 10*time.Millisecond; {
+		next = f.press(next)
+	}
+	f.wantRead(nil, f.chain(1, 4)...)
+	f.Release(lease)
+}
+
+// lookupsAreUses writes more than the tier can hold. A chain that is looked up again and again stays,
+// one whose presence is asked for goes.
+func lookupsAreUses(f *fixture) {
+	f.mustWrite(f.chain(1, 4)...)
+	f.mustWrite(f.chain(2, 4)...)
+	next := 100
+	wait.For(f, "what is only asked for is evicted", func() bool {
+		f.write(f.chain(next, 10)...)
+		next++
+		n, lease := f.lookup(1, 4, wait.Limit)
+		if n < 4 {
+			f.Fatalf("%d of 4 blocks are there that are looked up again and again", n)
+		}
+		f.Release(lease)
+		return slices.Contains(f.present(f.chain(2, 4)...), false)
+	})
+}
+
 func lookupShards(f *fixture) {
 	for block := range 4 {
 		for shard := range connector.Shard(3) {
@@ -80,6 +116,12 @@ func lookupShards(f *fixture) {
 				f.mustWrite(r)
 			}
 		}
+	}
+	f.mustWrite(f.record(1, 5)) // after a gap
+	if n, lease := f.lookup(1, 6, wait.Limit); n != 4 {
+		f.Errorf("lookup finds %d blocks, 4 are before the gap", n)
+	} else {
+		f.Release(lease)
 	}
 	for shards, want := range map[[2]connector.Shard]int{{0, 1}: 4, {0, 2}: 3, {2, 1}: 3, {0, 3}: 0} {
 		n, lease := f.Lookup(f.ns, shards[:], keys(1, 4), wait.Limit)
@@ -135,6 +177,12 @@ func payloadSizes(f *fixture) {
 	}
 	f.ReleasePayload(f.ns, 1)
 	f.wantSizeError(f.HoldPayload(f.ns, 1, 200), 200, 100, true)
+	r.ID.Shard = 1
+	n, err = f.Write([]*store.WriteOp{{Record: r, Payload: payload(r.ID, 200)}}, nil)
+	if n != 0 {
+		f.Error("a payload of another size than an engine holds is accepted")
+	}
+	f.wantSizeError(err, 200, 100, true)
 	f.ReleasePayload(f.ns, 1)
 	if err := f.HoldPayload(f.ns, 1, 200); err != nil {
 		f.Errorf("a size that nothing holds any more: %v", err)

@@ -55,7 +55,11 @@ func corruption(f *fixture) {
 	chain := f.chain(1, 4)
 	f.mustWrite(chain...)
 	f.Flip(chain[2].ID)
+	hits := f.Usage().Hits
 	f.wantRead(store.ErrCorrupt, chain[2])
+	if n := f.Usage().Hits; n != hits {
+		f.Error("a damaged record is a hit")
+	}
 	wait.For(f, "a damaged record is dropped", func() bool { return !f.present(chain[2])[0] })
 	f.wantRead(store.ErrGone, chain[2])
 	f.wantRead(nil, chain[0], chain[1], chain[3])
@@ -111,17 +115,29 @@ func contract(f *fixture) {
 	}
 	at := []bool{false}
 	f.Present(unknown.ID.Namespace, 0, keys(1, 1), at)
+	if err := f.HoldPayload(unknown.ID.Namespace, 0, PayloadBytes); !errors.Is(err, store.ErrInvalid) {
+		f.Errorf("a size is held in an unknown namespace: %v", err)
+	}
+	if n := f.PayloadBytes(unknown.ID.Namespace, 0); n != 0 {
+		f.Errorf("an unknown namespace has payloads of %d bytes", n)
+	}
 	if n, lease := f.Lookup(unknown.ID.Namespace, []connector.Shard{0}, keys(1, 1), wait.Limit); n != 0 || lease != 0 || at[0] {
 		f.Error("an unknown namespace has records")
 	}
 }
 
 func readDeadline(f *fixture) {
-	chain := f.chain(1, 3)
+	chain := f.chain(1, 4)
 	f.mustWrite(chain...)
 	resume := f.Stall()
 	ops := make([]*store.ReadOp, len(chain))
 	var settled, reported sync.WaitGroup
+	use := func(op *store.ReadOp) { // the buffer is the caller's again
+		for i := range op.Payload {
+			op.Payload[i] = 0xe5
+		}
+		settled.Done()
+	}
 	for i, r := range chain {
 		settled.Add(1)
 		reported.Add(1)
@@ -129,14 +145,16 @@ func readDeadline(f *fixture) {
 			if !op.Settled() {
 				f.Error("OnSettled is called before the op is settled")
 			}
-			settled.Done()
+			use(op)
 		}}
 	}
+	polled := ops[3]
+	polled.OnSettled = nil
 	ctx, cancel := f.timeout()
 	defer cancel()
 	f.Read(ctx, ops, func(op *store.ReadOp) {
-		if op.Settled() {
-			settled.Done() // OnSettled is not called then
+		if op != polled && op.Settled() {
+			use(op) // OnSettled is not called then
 		}
 		reported.Done()
 	})
@@ -147,8 +165,18 @@ func readDeadline(f *fixture) {
 		}
 	}
 	resume()
+	wait.For(f, "an op without OnSettled is settled", polled.Settled)
+	use(polled)
 	settled.Wait()
 	f.wantRead(nil, chain...) // nothing is held against the records
+	if err := f.Tier.Close(); err != nil {
+		f.Error(err)
+	}
+	for i, op := range ops {
+		if slices.ContainsFunc(op.Payload, func(b byte) bool { return b != 0xe5 }) {
+			f.Errorf("the buffer of record %d was written to once it was settled", i)
+		}
+	}
 }
 
 func writeOnce(f *fixture) {
@@ -207,5 +235,9 @@ func probe(f *fixture) {
 	f.mustWrite(f.record(1, 0))
 	if err := f.Probe(f.Context()); err != nil {
 		f.Error(err)
+	}
+	f.Flip(f.record(1, 0).ID)
+	if err := f.Probe(f.Context()); !errors.Is(err, store.ErrCorrupt) {
+		f.Errorf("probe of a damaged record: %v", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -18,11 +19,13 @@ import (
 )
 
 func TestMemoryIsATier(t *testing.T) {
-	Run(t, func(*testing.T) *Subject { return memory(NewMemory(Options{MaxRecords: 100})) })
+	Run(t, func(*testing.T) *Subject { return memory() })
 }
 
-func memory(m *Memory) *Subject {
-	return &Subject{Tier: m, Capacity: 101, Flip: m.Flip, Stall: m.Stall}
+func memory() *Subject {
+	const records, events = 100, 10_000
+	m := NewMemory(Options{MaxRecords: records, KeepEvents: events})
+	return &Subject{Tier: m, Capacity: records + 1, Flip: m.Flip, Stall: m.Stall, KeptEvents: events}
 }
 
 func TestDiskIsATier(t *testing.T) { Run(t, openDisk) }
@@ -35,9 +38,55 @@ func TestChainIsATier(t *testing.T) {
 	})
 }
 
+// What a slower tier delivers in place of a damaged record, or of one of another prefix, is written
+// again at once: the one that was there does not pass for it.
+func TestDamageOnDiskIsMendedFromASlowerTier(t *testing.T) {
+	s := openDisk(t)
+	flip, slow := s.Flip, NewMemory(Options{Name: "slow"})
+	chain := store.NewChain(s.Tier, slow)
+	s.Tier = chain
+	f := &fixture{T: t, Subject: s}
+	f.ns = f.open("m")
+	records := f.chain(1, 3)
+	onDisk := slices.Clone(records)
+	onDisk[2].Proof[9]++
+	f.mustWrite(onDisk...)
+	s.Tier = slow
+	f.mustWrite(records...)
+	s.Tier = chain
+	flip(records[0].ID)
+	flip(records[1].ID)
+	var mended sync.WaitGroup
+	ops := make([]*store.ReadOp, len(records))
+	for i, r := range records {
+		ops[i] = &store.ReadOp{Record: r, Payload: store.AlignedBuffer(PayloadBytes)}
+	}
+	f.Read(t.Context(), ops, func(op *store.ReadOp) {
+		if op.Err != nil || op.From != "slow" || !op.Promote {
+			t.Errorf("%v from %q, promote %v", op.Err, op.From, op.Promote)
+			return
+		}
+		mended.Add(1)
+		w := &store.WriteOp{Record: op.Record, Scope: op.Scope, Payload: op.Payload}
+		if n, err := f.Write([]*store.WriteOp{w}, func(*store.WriteOp) { mended.Done() }); n == 0 {
+			t.Error(err)
+			mended.Done()
+		}
+	})
+	mended.Wait()
+	for i, op := range f.read(t.Context(), records...) {
+		if op.Err != nil || op.From != "disk" {
+			t.Errorf("record %d: %v from %q", i, op.Err, op.From)
+		}
+	}
+	if err := chain.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestChainOfOneIsATier(t *testing.T) {
 	Run(t, func(*testing.T) *Subject {
-		m := memory(NewMemory(Options{MaxRecords: 100}))
+		m := memory()
 		m.Tier = store.NewChain(m.Tier)
 		return m
 	})

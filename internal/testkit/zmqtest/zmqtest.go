@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -23,9 +24,8 @@ type Program struct {
 	out *bufio.Scanner
 }
 
-// python finds an interpreter with libzmq, or skips the test.
-func python(t testing.TB) string {
-	t.Helper()
+// python is an interpreter with libzmq, empty if there is none. Looking for it takes longer than most tests.
+var python = sync.OnceValue(func() string {
 	if p := os.Getenv(PythonEnv); p != "" {
 		return p
 	}
@@ -34,15 +34,17 @@ func python(t testing.TB) string {
 			return p
 		}
 	}
-	t.Skipf("no python3 with the package zmq (Debian: python3-zmq); set %s to one", PythonEnv)
 	return ""
-}
+})
 
-// Start runs a script until the test ends.
+// Start runs a script until the test ends. Without libzmq it skips the test.
 func Start(t testing.TB, script string, args ...string) *Program {
 	t.Helper()
+	if python() == "" {
+		t.Skipf("no python3 with the package zmq (Debian: python3-zmq); set %s to one", PythonEnv)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
-	cmd := exec.CommandContext(ctx, python(t), append([]string{script}, args...)...)
+	cmd := exec.CommandContext(ctx, python(), append([]string{script}, args...)...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"unsafe"
 
 	"github.com/kvconn/kvconn/store"
@@ -146,6 +147,47 @@ func TestNextEndsWithItsContextAndWithClose(t *testing.T) {
 	if _, err := l.FollowAfter(1); !errors.Is(err, store.ErrLagged) {
 		t.Errorf("an event that never was: %v", err)
 	}
+}
+
+// When what the numbers in events mean has changed, all followers begin again: the ones that have read all,
+// that have not, that wait, and that come back. A follower that begins afterwards loses nothing.
+func TestSkipHasFollowersBeginAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(0)
+		l.Skip() // nobody follows
+		first := l.Follow().Seq()
+		read, unread, waits := l.Follow(), l.Follow(), l.Follow()
+		ended := make(chan error, 1)
+		next := func(f *Follower) error {
+			_, _, err := f.Next(t.Context(), make([]Event, 0, 10))
+			return err
+		}
+		l.Publish(numbered(first+1, 3))
+		if err := errors.Join(next(read), next(waits)); err != nil {
+			t.Fatal(err)
+		}
+		go func() { ended <- next(waits) }()
+		synctest.Wait()
+		l.Skip()
+		if err := <-ended; !errors.Is(err, store.ErrLagged) {
+			t.Errorf("one that waits: %v", err)
+		}
+		if err := next(read); !errors.Is(err, store.ErrLagged) {
+			t.Errorf("one that has read all: %v", err)
+		}
+		if err := next(unread); !errors.Is(err, store.ErrLagged) || !errors.Is(unread.Lagged(), store.ErrLagged) {
+			t.Errorf("one that has not: %v, %v", err, unread.Lagged())
+		}
+		if _, err := l.FollowAfter(first + 3); !errors.Is(err, store.ErrLagged) {
+			t.Errorf("one that comes back: %v", err)
+		}
+		begins := l.Follow()
+		l.Publish(numbered(first+5, 2))
+		buf := make([]Event, 0, 10)
+		if seq, list, err := begins.Next(t.Context(), buf); seq != first+5 || len(list) != 2 || list[0] != numbered(first+5, 1)[0] || err != nil {
+			t.Errorf("%d events from %d, %v; want 2 from %d", len(list), seq, err, first+5)
+		}
+	})
 }
 
 func TestPublishAllocatesNothing(t *testing.T) {

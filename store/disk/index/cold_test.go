@@ -1,10 +1,12 @@
 package index
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/docs"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
@@ -36,10 +38,13 @@ func TestChoiceOfVictimsLooksAtAFewGroups(t *testing.T) {
 		}
 	}
 	// Every bound was out of date, so that the choice is not exact: it is to be near.
-	t.Logf("%d victims, on average at %.4f of the order of use", evicted, float64(late)/float64(evicted)/float64(len(chains)))
-	if mean := float64(late) / float64(evicted) / float64(len(chains)); evicted < 100 || mean > 0.1 {
-		t.Errorf("%d victims are on average at %.3f of the order of use", evicted, mean)
+	const near = 0.02
+	mean := float64(late) / float64(evicted) / float64(len(chains))
+	t.Logf("%d victims, on average at %.4f of the order of use", evicted, mean)
+	if evicted < 100 || mean < near/2 || mean > near*3/2 {
+		t.Errorf("%d victims are on average at %.4f of the order of use", evicted, mean)
 	}
+	docs.Says(t, "adr/0003-store.md", fmt.Sprintf("on average at %.2f of the order of use", near))
 }
 
 // groupsLookedThrough chooses victims and returns how many groups got another bound.

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/kvconn/kvconn/internal/testkit/docs"
+	"github.com/kvconn/kvconn/store/disk/index/hashtable"
 )
 
 // The sizes of ADR 3. The table grows by half at a time, so the numbers of records are of one such step.
@@ -24,3 +25,31 @@ func TestMemoryOfARecord(t *testing.T) {
 	docs.Says(t, "adr/0003-store.md", fmt.Sprintf("%.0f to %.0f bytes a record", least, most))
 	docs.Says(t, "adr/0003-store.md", fmt.Sprintf("It costs %.1f bytes a slot", choice))
 }
+
+// What ADR 3 says of how much is done at one time.
+func TestFiguresOfTheIndex(t *testing.T) {
+	for _, text := range []string{
+		fmt.Sprintf("buckets (%d references and %d one-byte tags)", hashtable.BucketSlots, hashtable.BucketSlots),
+		fmt.Sprintf("load between %.2f and %.3f", float64(maxLoadNum)/maxLoadDen/1.5, float64(maxLoadNum)/maxLoadDen),
+		fmt.Sprintf("groups of %d keys", probeGroup),
+		fmt.Sprintf("given back %d MiB at a time", giveBytes>>20),
+		fmt.Sprintf("The front's first %d MiB now stay", keepBytes>>20),
+		fmt.Sprintf("under the read lock, %s records at a time", thousands(placeRun)),
+		fmt.Sprintf("Long ago is %d ticks, or a %dth of what lies between", parentLag, lagPart),
+		fmt.Sprintf("all entries are gone over in turn, %s at a time", thousands(agingRun)),
+		fmt.Sprintf("Each %d slots that lie side by side have a bound", groupSlots),
+		fmt.Sprintf("ends with %d victims or after %d groups (%s entries)", enoughVictims, choiceGroups, thousands(choiceGroups*groupSlots)),
+		fmt.Sprintf("the %d coldest records seen go", seenVictims),
+		fmt.Sprintf("sampled (%s entries)", thousands(sampleGroups*groupSlots)),
+	} {
+		docs.Says(t, "adr/0003-store.md", text)
+	}
+	if agingCycle != 1<<30 || maxAge != 1<<30 || moveAhead != 2 {
+		t.Errorf("all entries are gone over in %d ticks, to an age of %d; %d buckets move", agingCycle, maxAge, moveAhead)
+	}
+	docs.Says(t, "adr/0003-store.md", "once in 2^30 ticks: what was not used for 2^30 is given that age")
+	docs.Says(t, "adr/0003-store.md", "moves the next two buckets over")
+}
+
+// thousands is a number as documents write it.
+func thousands(n int) string { return fmt.Sprintf("%d,%03d", n/1000, n%1000) }

@@ -15,8 +15,7 @@ import (
 
 const (
 	// pieceBytes are populated at one time.
-	pieceBytes  = 2 << 20
-	chunkPieces = chunkEntries * entryBytes / pieceBytes
+	pieceBytes = 2 << 20
 	// soonRecords before the table is full its next region is made.
 	soonRecords = 4096
 	// populateAhead is how far ahead of what is moved the next region is populated.

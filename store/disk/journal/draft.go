@@ -269,16 +269,16 @@ func (d *Draft) Journal() *Journal {
 }
 
 // Replace puts a finished draft in the place of the present generation, which is given up
-// and removed. Batches are not to be committed meanwhile.
+// and removed, with what is left of earlier ones. Batches are not to be committed meanwhile.
 func (j *Journal) Replace(d *Draft) {
 	old := j.gen.Swap(d.gen)
 	j.failures.Add(1)
 	// A read of the old one that hangs must not hold up the new one.
 	go func() {
 		old.discard()
-		if err := removeGenerations(j.opts, func(n uint64) bool { return n == old.number }); err != nil {
+		if err := removeGenerations(j.opts, func(n uint64) bool { return n < d.number }); err != nil {
 			j.opts.Logger.Warn("journal: cannot remove the one that failed", "err", err,
-				"remedy", "none: it is tried again at the next start")
+				"remedy", "none: it is tried again with the next one, and at the next start")
 		}
 	}()
 }

@@ -6,12 +6,15 @@ import (
 	"math/rand/v2"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 func testOptions(fs vfs.FS) Options {
@@ -248,6 +251,50 @@ func TestGenerationsLeftBehindAreRemoved(t *testing.T) {
 		t.Errorf("%s with %d records", name, n)
 	}
 	if err := k.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// What is left of a generation since the disk failed when it was replaced goes with the next one: it
+// counts under the cap as long as it is there.
+func TestGenerationThatIsLeftGoesWithTheNext(t *testing.T) {
+	mem := vfs.NewMem()
+	var failing atomic.Bool
+	failed := make(chan struct{})
+	var once sync.Once
+	j := openTest(t, errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if failing.Load() && (op.Kind == errorfs.OpList || op.Kind == errorfs.OpRemoveAll) {
+			once.Do(func() { close(failed) })
+			return &os.PathError{Op: "test", Path: op.Path, Err: unix.EIO}
+		}
+		return nil
+	})))
+	for range 3 {
+		j.Abandon("test")
+		d, err := j.Begin()
+		if err == nil {
+			err = fill(d, 5, "x")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		failing.Store(j.Generation() == 2)
+		j.Replace(d)
+		if failing.Load() {
+			<-failed
+			failing.Store(false)
+		}
+	}
+	var names []string
+	wait.For(t, "one generation is left", func() (one bool) {
+		var err error
+		names, err = mem.List("/j")
+		return err == nil && len(names) == 1
+	})
+	if name, n := check(t, j); name != "x" || n != 5 || names[0] != "gen-3" {
+		t.Errorf("%v; %s with %d records", names, name, n)
+	}
+	if err := j.Close(); err != nil {
 		t.Error(err)
 	}
 }

@@ -2,8 +2,10 @@ package journal
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,10 +13,12 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/internal/testkit/docs"
 )
 
 // A disk that fails for an hour fails more often than a process may count to: a new generation
-// can be written however many have failed.
+// can be written however many have failed. What each of them keeps is as ADR 3 says.
 func TestAJournalIsWrittenHoweverOftenItFailed(t *testing.T) {
 	const times = 150
 	var on atomic.Bool
@@ -29,6 +33,7 @@ func TestAJournalIsWrittenHoweverOftenItFailed(t *testing.T) {
 		t.Fatal(err)
 	}
 	j.Abandon("test")
+	memory, goroutines := kept()
 	on.Store(true)
 	for n := range times {
 		d, err := j.Begin()
@@ -44,6 +49,12 @@ func TestAJournalIsWrittenHoweverOftenItFailed(t *testing.T) {
 		t.Errorf("%d failures", n)
 	}
 	on.Store(false)
+	const kilobytes = 250
+	more, started := kept()
+	if each := (more - memory) / times / 1000; each < kilobytes*4/5 || each > kilobytes*5/2 { // the race detector doubles it
+		t.Errorf("each keeps %d KB", each)
+	}
+	docs.Says(t, "adr/0003-store.md", fmt.Sprintf("leaves about %d KB and %d goroutines behind", kilobytes, (started-goroutines+times/2)/times))
 	d, err := j.Begin()
 	if err == nil {
 		err = fill(d, 5, "new")
@@ -58,6 +69,14 @@ func TestAJournalIsWrittenHoweverOftenItFailed(t *testing.T) {
 	if err := j.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// kept is how much memory is in use, in bytes, and how many goroutines there are.
+func kept() (memory, goroutines int) {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc), runtime.NumGoroutine()
 }
 
 // Each generation that failed kept the descriptor of its lock: a disk that fails for days used

@@ -34,7 +34,8 @@ type Options struct {
 	// back.
 	Claim   func(bytes int) error
 	Unclaim func(bytes int)
-	// Reused is called when a number is given out again that past events may name.
+	// Reused is called when a number is given out again that past events may name, before it
+	// means the new namespace to anyone.
 	Reused func()
 }
 
@@ -53,7 +54,6 @@ type Registry struct {
 	// unused and used are numbers to give out again when there is no new one, oldest first.
 	// Numbers of namespaces that had records come last: events may still name them.
 	unused, used []uint16
-	reused       bool // one of used was given out, and nobody has been told yet
 	// keeping has the namespaces whose manifest is being written; each is closed after that.
 	keeping map[uint16]chan struct{}
 
@@ -104,13 +104,8 @@ func (n *Registry) reset() {
 // Open makes the namespace that m describes known, and returns its digest. Every call is to be
 // followed by one of [Registry.Leave].
 func (n *Registry) Open(m *connector.Manifest) (digest connector.NamespaceDigest, err error) {
-	text, err := m.Canonical()
-	if err != nil {
-		return digest, err
-	}
-	if digest, err = m.Digest(); err != nil {
-		return digest, err
-	}
+	text := m.Canonical()
+	digest = m.Digest()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
@@ -122,10 +117,6 @@ func (n *Registry) Open(m *connector.Manifest) (digest connector.NamespaceDigest
 			n.requestTidy()
 			return digest, err
 		}
-	}
-	if n.reused {
-		n.reused = false
-		n.o.Reused()
 	}
 	e := n.byID[id]
 	if e.manifest == nil {
@@ -210,7 +201,7 @@ func (n *Registry) add(digest connector.NamespaceDigest, manifest []byte) (uint1
 	case len(n.used) > 0:
 		id, n.used = n.used[0], n.used[1:]
 		n.byID[id] = e
-		n.reused = true
+		n.o.Reused()
 	default:
 		return 0, fmt.Errorf("more than %d namespaces: %w", maxNamespaces, store.ErrBusy)
 	}
@@ -294,11 +285,14 @@ func (n *Registry) Digest(id uint16) (digest connector.NamespaceDigest) {
 	return digest
 }
 
-// Known reports whether a number is that of a namespace.
-func (n *Registry) Known(id uint16) bool {
+// Known says of each number whether it is that of a namespace.
+func (n *Registry) Known() (known [maxNamespaces]bool) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
-	return n.at(id) != nil
+	for id, e := range n.byID {
+		known[id] = !e.gone
+	}
+	return known
 }
 
 // Put notes namespace and payload size of a record that is added in the batch of a journal,

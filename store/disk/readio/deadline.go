@@ -60,6 +60,7 @@ func (r *Reader) abandon(b *batch, err error, late func(*Read, time.Time) bool) 
 		op.phase = done
 		if hung {
 			op.phase = abandoned
+			op.outstanding++ // the report: the op settles after it
 			op.SetSettled(false)
 		}
 		op.Err = err
@@ -72,10 +73,21 @@ func (r *Reader) abandon(b *batch, err error, late func(*Read, time.Time) bool) 
 			r.letGo(op)
 		}
 		r.report(op)
+		if hung && r.settles(op) {
+			r.settle(op)
+		}
 	}
 }
 
-// settle ends an abandoned op after its last request.
+// settles counts the report of an abandoned op, and reports whether no request is outstanding.
+func (r *Reader) settles(op *Read) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	op.outstanding--
+	return op.outstanding == 0
+}
+
+// settle ends an abandoned op after its report and its last request.
 func (r *Reader) settle(op *Read) {
 	r.letGo(op)
 	callback := op.OnSettled

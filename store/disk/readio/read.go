@@ -33,7 +33,7 @@ type Read struct {
 	batch       *batch
 	phase       phase
 	asked       int // bytes of the padded payload asked of the disk
-	outstanding int // requests in the kernel
+	outstanding int // requests in the kernel, and the report of an abandoned op
 	issuedAt    time.Time
 }
 

@@ -112,13 +112,13 @@ func (s *State) findLimits(files []*segmentFile) (err error) {
 	return err
 }
 
-// newSpace returns a space without segments, with an index without records.
-func (s *State) newSpace(o *opening) *segment.Space {
+// newSpace returns a space without segments, for an index.
+func (s *State) newSpace(o *opening, table *index.Table) *segment.Space {
 	return segment.New(segment.Options{
 		FS: s.opts.FS, Root: s.opts.Dir, Dir: filepath.Join(s.opts.Dir, SegmentDir), JournalDir: filepath.Join(s.opts.Dir, JournalDir),
 		Others: []string{NamespaceDir},
 		Fixed:  map[string]bool{lockFile: true, FormatFile: true, StampFile: true, CalibrationFile: true, SnapshotFile: true, SegmentDir: true, JournalDir: true},
-		Store:  s.ID, Table: index.New(), Journal: s.Journal, Direct: s.Direct, Report: s.opts.Report,
+		Store:  s.ID, Table: table, Journal: s.Journal, Direct: s.Direct, Report: s.opts.Report,
 		NextID: o.nextID, Awaited: o.missing,
 	}, s.Limits)
 }

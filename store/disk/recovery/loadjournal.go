@@ -28,6 +28,7 @@ const (
 type loader struct {
 	s        *State
 	segments map[uint32]*segment.Segment
+	known    *[1 << 16]bool // numbers of namespaces
 	batch    []index.Loaded
 	batches  chan []index.Loaded
 	used     chan []index.Loaded
@@ -67,13 +68,12 @@ func (l *loader) take(r *journal.Record) {
 	if !r.Readable() {
 		return // its slot counts as free; the entry stays until it is used
 	}
-	s := l.s
 	g := l.segments[r.Location.Segment]
 	if g == nil {
 		l.drop = append(l.drop, r.Location) // with its segment
 		return
 	}
-	if r.Location.Slot >= g.Slots || !s.opts.Namespaces.Known(r.Namespace) ||
+	if r.Location.Slot >= g.Slots || !l.known[r.Namespace] ||
 		r.Bytes == 0 || r.Bytes > store.MaxPayloadBytes || segment.SlotBytes(int(r.Bytes)) != g.SlotBytes || r.Seq == 0 {
 		l.bad++
 		l.drop = append(l.drop, r.Location)
@@ -104,10 +104,10 @@ func (l *loader) add(r index.Loaded) {
 func (s *State) loadRecords(ctx context.Context) error {
 	bounds := partJournal(s.Space.AllSegments(), min(runtime.GOMAXPROCS(0), maxLoaders))
 	loaders, errs := make([]*loader, len(bounds)-1), make([]error, len(bounds)-1)
-	segments := s.Space.ByID()
+	segments, known := s.Space.ByID(), s.opts.Namespaces.Known()
 	var running sync.WaitGroup
 	for i := range loaders {
-		l := &loader{s: s, segments: segments}
+		l := &loader{s: s, segments: segments, known: &known}
 		loaders[i] = l
 		running.Go(func() { errs[i] = l.run(ctx, bounds[i], bounds[i+1]) })
 	}

@@ -225,12 +225,14 @@ func (s *State) fillIndex(ctx context.Context, o *opening) error {
 	}
 	s.planRebuild(o, unread)
 	if unread == 0 && !o.lost {
-		space, err := s.loadSnapshot(o)
+		table := index.New()
+		space, err := s.loadSnapshot(o, table)
 		if err == nil {
-			s.use(space)
+			s.use(space, table)
 			s.Recovered = RecoveredSnapshot
 			return nil
 		}
+		table.Close()
 		if !fsio.IsNotExist(err) {
 			s.opts.Report.Note("snapshot is not used (%v): the journal was read instead", err)
 		}
@@ -243,7 +245,8 @@ func (s *State) fillIndex(ctx context.Context, o *opening) error {
 	default:
 		s.Recovered = RecoveredJournal
 	}
-	s.use(s.newSpace(o))
+	table := index.New()
+	s.use(s.newSpace(o, table), table)
 	if err := s.reserveIndex(o); err != nil {
 		return err
 	}
@@ -270,16 +273,15 @@ func (s *State) saveSnapshot(seq uint64) error {
 	return s.snapshot().Save(snapshot.Name{Store: s.ID, Opens: s.Opens}, seq, segments, s.Table, s.Space.SnapshotFits)
 }
 
-// loadSnapshot makes a space from the snapshot of the last clean stop. The journal vouches for all
-// usable segments.
-func (s *State) loadSnapshot(o *opening) (*segment.Space, error) {
+// loadSnapshot fills an index from the snapshot of the last clean stop, and makes its space. The
+// journal vouches for all usable segments.
+func (s *State) loadSnapshot(o *opening, table *index.Table) (*segment.Space, error) {
 	s.opts.Report.Begin("snapshot", 0)
 	files := make(map[uint32]*segmentFile, len(o.usable))
 	for _, f := range o.usable {
 		files[f.id] = f
 	}
-	p := s.newSpace(o)
-	segments, seq, err := s.snapshot().Load(snapshot.Name{Store: s.ID, Opens: s.Opens}, p.Table)
+	segments, seq, err := s.snapshot().Load(snapshot.Name{Store: s.ID, Opens: s.Opens}, table)
 	if err == nil && len(segments) != len(files) {
 		err = fmt.Errorf("snapshot has %d segments, the journal %d", len(segments), len(files))
 	}
@@ -290,10 +292,10 @@ func (s *State) loadSnapshot(o *opening) (*segment.Space, error) {
 		}
 	}
 	if err != nil {
-		p.Table.Close()
 		return nil, err
 	}
 	s.Seq = seq
+	p := s.newSpace(o, table)
 	for _, e := range segments {
 		p.TakeIn(segment.Open(files[e.ID].found(), e.Base))
 	}
@@ -301,11 +303,11 @@ func (s *State) loadSnapshot(o *opening) (*segment.Space, error) {
 }
 
 // use has the store use a space and its index in the place of what it had.
-func (s *State) use(p *segment.Space) {
+func (s *State) use(p *segment.Space, table *index.Table) {
 	if s.Table != nil {
 		s.Table.Close()
 	}
-	s.Space, s.Table = p, p.Table
+	s.Space, s.Table = p, table
 }
 
 // reserveIndex makes the index as large as it was at the last barrier.

@@ -49,7 +49,7 @@ func (rc *Reclaimer) Allocate(slotBytes int64) (index.Ref, error) {
 		case <-recheck:
 		case <-timeout:
 			return index.NoRef, fmt.Errorf("no slot was freed within %v: %w", rc.SlotWait, store.ErrBusy)
-		case <-rc.Space.Journal.Failed():
+		case <-rc.Space.o.Journal.Failed():
 			return index.NoRef, fmt.Errorf("journal failed: %w", store.ErrIO)
 		}
 	}

@@ -26,19 +26,19 @@ type asideFile struct {
 // cannot be opened. What is counted already is left alone, as are segments that are being made.
 func (p *Space) findAside() (err error) {
 	for _, dir := range p.asideDirs() {
-		entries, failed := p.FS.ReadDir(dir)
+		entries, failed := p.o.FS.ReadDir(dir)
 		if failed != nil {
 			err = errors.Join(err, fmt.Errorf("look for what was set aside: %w", failed))
 			continue
 		}
 		for _, e := range entries {
 			id, segment := IDOf(e.Name())
-			segment = segment && dir == p.Dir
+			segment = segment && dir == p.o.Dir
 			path := filepath.Join(dir, e.Name())
 			if !segment && !fsio.IsAside(e.Name()) || segment && p.counts(id) || p.isAside(path) {
 				continue
 			}
-			n, failed := p.FS.PhysicalBytes(path)
+			n, failed := p.o.FS.PhysicalBytes(path)
 			if failed != nil {
 				err = errors.Join(err, fmt.Errorf("measure what was set aside: %w", failed))
 				continue
@@ -51,9 +51,9 @@ func (p *Space) findAside() (err error) {
 
 // asideDirs are the directories where files may be set aside.
 func (p *Space) asideDirs() []string {
-	dirs := []string{p.Root, p.Dir}
-	for _, name := range p.Others {
-		dirs = append(dirs, filepath.Join(p.Root, name))
+	dirs := []string{p.o.Root, p.o.Dir}
+	for _, name := range p.o.Others {
+		dirs = append(dirs, filepath.Join(p.o.Root, name))
 	}
 	return dirs
 }
@@ -92,8 +92,8 @@ func (p *Space) keepAside(f asideFile) {
 		}
 		const leastSlotBytes = format.HeaderBytes + fsio.Align
 		f.bytes += segmentSlackBytes
-		if f.slots = f.bytes / leastSlotBytes; p.Awaited[id] > 0 {
-			f.slots = int64(p.Awaited[id])
+		if f.slots = f.bytes / leastSlotBytes; p.o.Awaited[id] > 0 {
+			f.slots = int64(p.o.Awaited[id])
 		}
 	}
 	p.awaitedSlots += f.slots
@@ -139,15 +139,15 @@ func (p *Space) removeAside() (err error) {
 		if !due {
 			continue
 		}
-		if failed := fsio.RemoveTree(p.FS, f.path); failed != nil {
+		if failed := fsio.RemoveTree(p.o.FS, f.path); failed != nil {
 			p.setStuck(f.path)
 			err = errors.Join(err, fmt.Errorf("remove %s: %w", f.path, failed))
 			continue
 		}
 		// If the name comes back after a loss of power, the file is found at the start.
-		_ = p.FS.SyncDir(filepath.Dir(f.path))
+		_ = p.o.FS.SyncDir(filepath.Dir(f.path))
 		p.mu.Lock()
-		p.room.FreeBytes += f.bytes
+		p.limits.room.FreeBytes += f.bytes
 		p.dropAside(f.path)
 		p.mu.Unlock()
 	}

@@ -21,13 +21,13 @@ func (rc *Reclaimer) ClaimManifest(bytes int) error {
 	need := int64(fsio.AlignUp(bytes) + dirEntryBytes)
 	p := rc.Space
 	p.mu.Lock()
-	refused := p.smallB+need > p.MaxBytes/manifestsPart
+	refused := p.smallB+need > p.limits.MaxBytes/manifestsPart
 	if !refused {
 		p.smallB += need
 	}
 	p.mu.Unlock()
 	if refused {
-		return fmt.Errorf("manifests take more than a %dth of the cap of %d bytes: %w", manifestsPart, p.MaxBytes, store.ErrTooLarge)
+		return fmt.Errorf("manifests take more than a %dth of the cap of %d bytes: %w", manifestsPart, p.limits.MaxBytes, store.ErrTooLarge)
 	}
 	for end := time.Now().Add(rc.SlotWait); p.over() > 0; time.Sleep(stuckInterval) {
 		if time.Now().After(end) {

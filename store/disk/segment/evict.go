@@ -121,7 +121,7 @@ func (rc *Reclaimer) Evictor(ctx context.Context) {
 // growAhead reports whether a class will soon use up its slots and may grow: a writer
 // should not have to wait for a segment to be made. p.mu is held.
 func (p *Space) growAhead(c *class) bool {
-	if c.making || !p.mayMake() || c.slots == 0 || int64(len(c.free))*c.slotBytes >= min(aheadBytes, p.nominal/2) {
+	if c.making || !p.mayMake() || c.slots == 0 || int64(len(c.free))*c.slotBytes >= min(aheadBytes, p.limits.nominal/2) {
 		return false
 	}
 	_, _, ok := p.plan(c)
@@ -187,7 +187,7 @@ func (rc *Reclaimer) relieveClass(ctx context.Context, c *class) {
 		if need == 0 || rc.roomComes(c) {
 			return
 		}
-		if rc.Space.Table.Chosen(c.slotBytes) == 0 && rc.chooseVictims(c) {
+		if rc.Space.o.Table.Chosen(c.slotBytes) == 0 && rc.chooseVictims(c) {
 			return // a segment of another class goes instead
 		}
 		job := &EvictJob{SlotBytes: c.slotBytes, Want: min(need, evictLimit)}
@@ -201,7 +201,7 @@ func (rc *Reclaimer) relieveClass(ctx context.Context, c *class) {
 		if job.Evicted > 0 {
 			continue
 		}
-		if rc.Space.Table.Chosen(c.slotBytes) > 0 {
+		if rc.Space.o.Table.Chosen(c.slotBytes) > 0 {
 			continue // those chosen had been used or pinned since
 		}
 		if waiting > 0 {

@@ -58,7 +58,7 @@ func (p *Space) ListFreeSlots() {
 			continue
 		}
 		surveying.Go(func() error {
-			if free := p.Table.Survey(g.Range(), nil); !g.withheld.Load() {
+			if free := p.o.Table.Survey(g.Range(), nil); !g.withheld.Load() {
 				p.mu.Lock()
 				g.class.free = append(g.class.free, free...)
 				p.mu.Unlock()
@@ -81,10 +81,10 @@ func (p *Space) CheckAccounting() error {
 	for _, g := range p.segments {
 		slots += int64(g.Slots)
 		if g.withheld.Load() {
-			free += int64(len(p.Table.Survey(g.Range(), nil)) - g.bad)
+			free += int64(len(p.o.Table.Survey(g.Range(), nil)) - g.bad)
 		}
 	}
-	if n := int64(p.Table.Len()); slots != p.slots || n+free != slots {
+	if n := int64(p.o.Table.Len()); slots != p.slots || n+free != slots {
 		return fmt.Errorf("%d slots, %d accounted for; %d records and %d without", slots, p.slots, n, free)
 	}
 	return nil

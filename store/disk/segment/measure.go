@@ -21,10 +21,10 @@ const unmeasuredTries = 30
 // opens.
 func (p *Space) MeasureFiles() {
 	p.mu.Lock()
-	p.firstMade = p.NextID
+	p.firstMade = p.nextID
 	p.mu.Unlock()
 	if err := fsio.Again(p.countFiles); err != nil {
-		p.Report.Note("not all files can be measured: no segment is made until they can, or for %d s (%v)", unmeasuredTries, err)
+		p.o.Report.Note("not all files can be measured: no segment is made until they can, or for %d s (%v)", unmeasuredTries, err)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.uncounted, p.unmeasured = true, unmeasuredTries
@@ -55,10 +55,10 @@ func (p *Space) recount() error {
 // what could not be measured before.
 func (p *Space) measure() {
 	_ = p.MeasureJournal() // what was known stays
-	room, err := p.FS.Room(p.Dir)
+	room, err := p.o.FS.Room(p.o.Dir)
 	p.mu.Lock()
 	if err == nil {
-		p.setRoom(room)
+		p.limits.setRoom(room)
 	}
 	waits := p.unmeasured > 0
 	p.mu.Unlock()
@@ -71,7 +71,7 @@ func (p *Space) measure() {
 
 // MeasureJournal finds out how much the journal occupies.
 func (p *Space) MeasureJournal() error {
-	n, err := p.FS.PhysicalBytes(p.JournalDir)
+	n, err := p.o.FS.PhysicalBytes(p.o.JournalDir)
 	if err != nil {
 		return fmt.Errorf("measure journal: %w", err)
 	}
@@ -87,18 +87,18 @@ func (p *Space) MeasureJournal() error {
 // never be measured: it counts as an empty one. Where something else cannot be measured at
 // least the rest counts.
 func (p *Space) measureSmall() error {
-	entries, err := p.FS.ReadDir(p.Root)
+	entries, err := p.o.FS.ReadDir(p.o.Root)
 	if err != nil {
-		return fmt.Errorf("list %s: %w", p.Root, err)
+		return fmt.Errorf("list %s: %w", p.o.Root, err)
 	}
 	var total int64
 	var failed error
 	for _, e := range entries {
-		if p.Fixed[e.Name()] || fsio.IsAside(e.Name()) {
+		if p.o.Fixed[e.Name()] || fsio.IsAside(e.Name()) {
 			continue
 		}
-		n, err := p.FS.PhysicalBytes(filepath.Join(p.Root, e.Name()))
-		if err != nil && (slices.Contains(p.Others, e.Name()) || !errors.Is(err, unix.EACCES)) {
+		n, err := p.o.FS.PhysicalBytes(filepath.Join(p.o.Root, e.Name()))
+		if err != nil && (slices.Contains(p.o.Others, e.Name()) || !errors.Is(err, unix.EACCES)) {
 			failed = errors.Join(failed, fmt.Errorf("measure: %w", err))
 		}
 		total += n
@@ -106,7 +106,7 @@ func (p *Space) measureSmall() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, f := range p.aside {
-		if dir := filepath.Dir(f.path); dir != p.Root && dir != p.Dir {
+		if dir := filepath.Dir(f.path); dir != p.o.Root && dir != p.o.Dir {
 			total -= f.bytes
 		}
 	}

@@ -34,7 +34,7 @@ const (
 // reserved is what the store sets aside beside the segments when these have that many
 // slots: the journal, the snapshot and small files. p.mu is held.
 func (p *Space) reserved(slots int64) int64 {
-	j := max(journal.ReservedBytes(p.MemTable, slots), p.journalB)
+	j := max(journal.ReservedBytes(p.limits.MemTable, slots), p.journalB)
 	return j + slots*snapshotSlotBytes + fixedFilesBytes + p.smallBytes()
 }
 
@@ -55,20 +55,20 @@ func (p *Space) outstanding() int64 {
 // capRoom is what the cap leaves, freeRoom what the file system leaves: enough to stay
 // clear of the space that must stay free, with a margin if the caller can do without. p.mu
 // is held.
-func (p *Space) capRoom() int64 { return p.MaxBytes - p.bytes - p.reserved(p.allSlots()) }
+func (p *Space) capRoom() int64 { return p.limits.MaxBytes - p.bytes - p.reserved(p.allSlots()) }
 
 func (p *Space) freeRoom(margin bool) int64 {
-	if p.minFree == 0 {
+	if p.limits.minFree == 0 {
 		return 1<<63 - 1
 	}
-	room := p.room.FreeBytes - p.outstanding() - p.minFree
+	room := p.limits.room.FreeBytes - p.outstanding() - p.limits.minFree
 	if margin {
 		room -= p.margin()
 	}
 	return room
 }
 
-func (p *Space) margin() int64 { return min(p.minFree/marginPart, marginBytes) }
+func (p *Space) margin() int64 { return min(p.limits.minFree/marginPart, marginBytes) }
 
 // over is by how many bytes the store is above its cap.
 func (p *Space) over() int64 {
@@ -99,11 +99,11 @@ func (p *Space) frees(g *Segment) int64 {
 // a segment now. p.mu is held.
 func (p *Space) limit() (bytes int64, by LimitBy) {
 	free := p.freeRoom(false)
-	bytes = p.MaxBytes
-	if p.minFree > 0 {
+	bytes = p.limits.MaxBytes
+	if p.limits.minFree > 0 {
 		bytes = max(0, min(bytes, p.bytes+p.reserved(p.allSlots())+free))
 	}
-	least := p.nominal / minShrunkSegments
+	least := p.limits.nominal / minShrunkSegments
 	switch {
 	case min(p.capRoom(), p.freeRoom(true)) >= least:
 	case p.freeRoom(true) < p.capRoom():
@@ -126,7 +126,7 @@ var (
 func (p *Space) keepsFree() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.minFree > 0 || p.minFreeRule.Bytes >= 0 && p.room.TotalBytes == 0
+	return p.limits.minFree > 0 || p.limits.minFreeRule.Bytes >= 0 && p.limits.room.TotalBytes == 0
 }
 
 // askRoom asks the file system how much is free, if that matters.
@@ -134,13 +134,13 @@ func (p *Space) askRoom() error {
 	if !p.keepsFree() {
 		return nil
 	}
-	room, err := p.FS.Room(p.Dir)
+	room, err := p.o.FS.Room(p.o.Dir)
 	if err != nil {
 		return fmt.Errorf("ask for free space: %w: %w", errRoomUnknown, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.setRoom(room)
+	p.limits.setRoom(room)
 	return nil
 }
 
@@ -153,7 +153,7 @@ func (p *Space) checkRoom(bytes int64, margin bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.freeRoom(margin) < bytes {
-		return fmt.Errorf("%d bytes with %d free: %w", bytes, p.room.FreeBytes, errNoRoom)
+		return fmt.Errorf("%d bytes with %d free: %w", bytes, p.limits.room.FreeBytes, errNoRoom)
 	}
 	return nil
 }
@@ -195,10 +195,10 @@ func (p *Space) SnapshotFits(bytes int64) bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.minFree > 0 && p.room.FreeBytes-p.minFree < bytes {
+	if p.limits.minFree > 0 && p.limits.room.FreeBytes-p.limits.minFree < bytes {
 		return false
 	}
-	return p.bytes+p.journalB+fixedFilesBytes+p.smallBytes()+bytes <= p.MaxBytes
+	return p.bytes+p.journalB+fixedFilesBytes+p.smallBytes()+bytes <= p.limits.MaxBytes
 }
 
 // leavesFree reports whether a file in the store's directory leaves what must stay free there. Where
@@ -208,14 +208,14 @@ func (p *Space) leavesFree(bytes int64) bool {
 	if !p.keepsFree() {
 		return true
 	}
-	room, err := p.FS.Room(filepath.Dir(p.Dir))
+	room, err := p.o.FS.Room(filepath.Dir(p.o.Dir))
 	if err != nil {
 		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	least := p.minFree
-	if room.Device != p.room.Device {
+	least := p.limits.minFree
+	if room.Device != p.limits.room.Device {
 		least = min(least, (MinFree{}).of(room.TotalBytes))
 	}
 	return room.FreeBytes-bytes >= least
@@ -226,9 +226,9 @@ func (p *Space) leavesFree(bytes int64) bool {
 func (p *Space) NeverFits(slotBytes int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	fixed := journal.ReservedBytes(p.MemTable, 1) + snapshotSlotBytes + fixedFilesBytes + p.smallBytes()
+	fixed := journal.ReservedBytes(p.limits.MemTable, 1) + snapshotSlotBytes + fixedFilesBytes + p.smallBytes()
 	need := slotBytes + format.HeaderBytes + extentBytes + segmentSlackBytes
-	return need+max(fixed, p.reserved(0)) > p.MaxBytes
+	return need+max(fixed, p.reserved(0)) > p.limits.MaxBytes
 }
 
 // starved reports whether the file system leaves no room for a slot, whatever the store
@@ -236,7 +236,7 @@ func (p *Space) NeverFits(slotBytes int64) bool {
 func (p *Space) starved(slotBytes int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.minFree == 0 {
+	if p.limits.minFree == 0 {
 		return false
 	}
 	return p.bytes+p.freeRoom(false) < slotBytes+format.HeaderBytes+extentBytes+segmentSlackBytes
@@ -247,8 +247,8 @@ type makingState struct {
 	failures int
 	full     bool // there was no space
 	wait     bool // not to be tried before the next measurement
-	// gaveUp is set when a segment was given up for another size. If none can be made all the
-	// same, no other is: each size would take the other's, one by one.
+	// gaveUp is set when a segment that was given up for another size is gone. If none can be made
+	// all the same, no other is: each size would take the other's, one by one.
 	gaveUp bool
 }
 
@@ -269,15 +269,11 @@ func (m *makingState) failed(err error) {
 // mayMake reports whether a segment may be made now. p.mu is held.
 func (p *Space) mayMake() bool { return !p.making.wait && p.unmeasured == 0 }
 
-// mayGiveUp reports whether giving up a segment for another size is likely to bring room,
-// and takes it that one is given up if so. p.mu is held.
+// mayGiveUp reports whether giving up a segment for another size is likely to bring room. p.mu is
+// held.
 func (p *Space) mayGiveUp() bool {
 	stuck := slices.ContainsFunc(p.aside, func(f asideFile) bool { return f.stuck })
-	if stuck || p.making.failures > 0 && p.making.gaveUp {
-		return false
-	}
-	p.making.gaveUp = true
-	return true
+	return !stuck && (p.making.failures == 0 || !p.making.gaveUp)
 }
 
 // retryMaking has the next writer that finds no slot try to make a segment again: what

@@ -37,6 +37,9 @@ const (
 	// pinPatience is how long a segment waits for leases and readers of its records before
 	// it gets its slots back, and another is given up in its place.
 	pinPatience = 100 * time.Millisecond
+	// keptPause is how long one that got its slots back is not chosen again: it looks cold, with
+	// hardly a record left, and what is held in it may not be seen.
+	keptPause = time.Second
 	// shrinkRetry is the pause after a step failed.
 	shrinkRetry = 50 * time.Millisecond
 	// firstShrinkTries bounds how long Open waits for a disk that fails.
@@ -202,7 +205,7 @@ func (p *Space) takeOut(g *Segment) bool {
 	own.segments = slices.DeleteFunc(own.segments, func(o *Segment) bool { return o == g })
 	own.slots -= int64(g.Slots)
 	p.forgetFaults(g, false)
-	p.Table.Untrack(g.Range())
+	p.o.Table.Untrack(g.Range())
 	return true
 }
 
@@ -233,7 +236,7 @@ func (rc *Reclaimer) chooseToGiveUp() {
 		}
 	}
 	p.mu.Lock()
-	free, least, segments := p.room.FreeBytes, p.minFree, len(p.segments)
+	free, least, segments := p.limits.room.FreeBytes, p.limits.minFree, len(p.segments)
 	p.mu.Unlock()
 	if segments == 0 && rc.nothing.Begins() {
 		rc.Logger.Warn("store: the file system is too full to keep any record", "free_bytes", free, "min_free_bytes", least,
@@ -284,7 +287,7 @@ func (rc *Reclaimer) empty(r *retirement) (left int, err error) {
 	if job.Err != nil || job.Left > 0 {
 		return job.Left, job.Err
 	}
-	if err := rc.Space.Journal.DeleteSegment(r.g.ID); err != nil {
+	if err := rc.Space.o.Journal.DeleteSegment(r.g.ID); err != nil {
 		return 0, err
 	}
 	rc.Space.mu.Lock()
@@ -299,11 +302,11 @@ func (rc *Reclaimer) empty(r *retirement) (left int, err error) {
 // after the barrier that was under way when the segment was retired.
 func (p *Space) Restore(g *Segment) {
 	p.track(g)
-	empty := p.Table.Survey(g.Range(), nil)
+	empty := p.o.Table.Survey(g.Range(), nil)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.retiring = slices.DeleteFunc(p.retiring, func(r *retirement) bool { return r.g == g })
-	g.retired = false
+	g.retired, g.kept = false, time.Now()
 	c := g.class
 	c.segments = append(c.segments, g)
 	c.slots += int64(g.Slots)
@@ -316,14 +319,14 @@ func (p *Space) remove(r *retirement) {
 	g := r.g
 	_ = g.File.Close() // nothing in it is of use any more
 	p.setRefs(g, nil)
-	p.Table.DropSlots(g.Base, RoundRefs(g.Slots))
+	p.o.Table.DropSlots(g.Base, RoundRefs(g.Slots))
 	p.mu.Lock()
 	p.forgetFaults(g, true)
 	delete(p.segments, g.ID)
 	p.slots -= int64(g.Slots)
 	p.retiring = slices.DeleteFunc(p.retiring, func(o *retirement) bool { return o == r })
 	p.aside = append(p.aside, asideFile{path: g.Path, bytes: g.physical, due: true})
-	p.making.wait = false
+	p.making.wait, p.making.gaveUp = false, p.making.gaveUp || r.class != nil
 	p.mu.Unlock()
 	// One that cannot be removed now is tried again with the others.
 	_ = p.removeAside()

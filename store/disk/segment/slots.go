@@ -42,7 +42,7 @@ func (p *Space) Release(refs []index.Ref, ok bool) {
 		case g == nil:
 		case g.retired:
 			g.class.pending--
-		case !ok || p.Table.Pinned(ref):
+		case !ok || p.o.Table.Pinned(ref):
 			p.pending = append(p.pending, ref)
 		default:
 			g.class.pending--
@@ -104,7 +104,7 @@ func (p *Space) Admit(g *Segment) {
 	g.unread.Store(false) // it may be given up from here on
 	p.track(g)
 	p.mu.Unlock()
-	empty := p.Table.Survey(g.Range(), nil)
+	empty := p.o.Table.Survey(g.Range(), nil)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !g.retired {

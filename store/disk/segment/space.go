@@ -40,7 +40,7 @@ type Options struct {
 // New returns a space without segments.
 func New(o Options, l Limits) *Space {
 	return &Space{
-		Options: o, Limits: l,
+		o: o, limits: l, nextID: o.NextID,
 		classes: make(map[int64]*class), segments: make(map[uint32]*Segment),
 		slotFaults: slotFaults{bad: make(map[index.Ref]struct{}), suspects: make(map[index.Ref]suspect)},
 	}
@@ -65,10 +65,11 @@ type class struct {
 // Space keeps the segments, their free slots and the accounting of physical bytes. No
 // lock is held while it makes or removes a file.
 type Space struct {
-	Options
-	Limits
+	o      Options
+	limits Limits
 
 	mu       sync.Mutex
+	nextID   uint32
 	classes  map[int64]*class
 	segments map[uint32]*Segment
 	// bytes are the physical bytes of all files in the directory of segments: those in
@@ -151,12 +152,12 @@ func (p *Space) plan(c *class) (format.Segment, int64, bool) {
 	const overhead = segmentSlackBytes + format.HeaderBytes
 	each := c.slotBytes + extentBytes
 	slots := (min(p.capRoom(), p.freeRoom(c.slots > 0)) - overhead) / (each + reservedOfSlot)
-	want := min(max(1, p.nominal/c.slotBytes), maxSlotsOfASegment)
+	want := min(max(1, p.limits.nominal/c.slotBytes), maxSlotsOfASegment)
 	slots = min(want, slots)
 	if slots < 1 || slots < want/minShrunkSegments && c.slots > 0 {
 		return format.Segment{}, 0, false
 	}
-	s := format.Segment{Store: p.Store, ID: p.NextID, Slots: uint32(slots), SlotBytes: c.slotBytes}
+	s := format.Segment{Store: p.o.Store, ID: p.nextID, Slots: uint32(slots), SlotBytes: c.slotBytes}
 	return s, s.FileBytes() + slots*extentBytes + segmentSlackBytes, true
 }
 
@@ -191,7 +192,7 @@ func (p *Space) grow(slotBytes int64) (made bool, err error) {
 		// Counted before it is made, so that no moment sees the cap passed.
 		p.bytes += physical
 		p.slots += int64(head.Slots)
-		p.NextID++
+		p.nextID++
 	}
 	p.mu.Unlock()
 	var g *Segment
@@ -217,7 +218,7 @@ func (p *Space) grow(slotBytes int64) (made bool, err error) {
 		p.making.failed(err)
 		return false, err
 	}
-	p.room.FreeBytes -= physical
+	p.limits.room.FreeBytes -= physical
 	p.making = makingState{}
 	p.adopt(g)
 	// Taken from the end: ascending slots make long extents.
@@ -228,7 +229,7 @@ func (p *Space) grow(slotBytes int64) (made bool, err error) {
 }
 
 func (p *Space) segmentPath(id uint32) string {
-	return filepath.Join(p.Dir, fmt.Sprintf("%s%08d%s", Prefix, id, Suffix))
+	return filepath.Join(p.o.Dir, fmt.Sprintf("%s%08d%s", Prefix, id, Suffix))
 }
 
 // errFileLeft says that a segment could not be made and its file not be removed.
@@ -237,11 +238,11 @@ var errFileLeft = errors.New("the file is still there")
 // create makes and preallocates a segment file.
 func (p *Space) create(head format.Segment, physical int64) (*Segment, error) {
 	path := p.segmentPath(head.ID)
-	f, err := p.FS.OpenFile(path, true, p.Direct)
+	f, err := p.o.FS.OpenFile(path, true, p.o.Direct)
 	if err != nil {
 		return nil, fmt.Errorf("make segment: %w", err)
 	}
-	g := &Segment{Segment: head, File: f, Path: path, physical: physical, made: p.Table.Clock()}
+	g := &Segment{Segment: head, File: f, Path: path, physical: physical, made: p.o.Table.Clock()}
 	header := store.AlignedBuffer(format.HeaderBytes)
 	head.Encode(header)
 	err = f.Allocate(head.FileBytes())
@@ -252,19 +253,19 @@ func (p *Space) create(head format.Segment, physical int64) (*Segment, error) {
 		err = f.Datasync()
 	}
 	if err == nil {
-		err = p.FS.SyncDir(p.Dir)
+		err = p.o.FS.SyncDir(p.o.Dir)
 	}
 	if err == nil {
-		err = p.Journal.PutSegment(journal.Segment{ID: head.ID, Slots: head.Slots, SlotBytes: head.SlotBytes})
+		err = p.o.Journal.PutSegment(journal.Segment{ID: head.ID, Slots: head.Slots, SlotBytes: head.SlotBytes})
 	}
 	if err == nil {
-		if g.Base, err = p.Table.AddSlots(RoundRefs(head.Slots)); err != nil {
-			err = errors.Join(err, p.Journal.DeleteSegment(head.ID))
+		if g.Base, err = p.o.Table.AddSlots(RoundRefs(head.Slots)); err != nil {
+			err = errors.Join(err, p.o.Journal.DeleteSegment(head.ID))
 		}
 	}
 	if err != nil {
 		err = errors.Join(fmt.Errorf("make segment %s: %w", path, err), f.Close())
-		if p.FS.Remove(path) != nil {
+		if p.o.FS.Remove(path) != nil {
 			err = fmt.Errorf("%w: %w", errFileLeft, err)
 		}
 		return nil, err
@@ -289,9 +290,9 @@ func (p *Space) track(g *Segment) {
 	switch {
 	case g.unread.Load():
 	case g.Frozen:
-		p.Table.Track(-g.SlotBytes, g.Range(), g.made)
+		p.o.Table.Track(-g.SlotBytes, g.Range(), g.made)
 	default:
-		p.Table.Track(g.SlotBytes, g.Range(), g.made)
+		p.o.Table.Track(g.SlotBytes, g.Range(), g.made)
 	}
 }
 

@@ -63,8 +63,8 @@ func (p *Space) Usage() (u Usage) {
 	u.Segments, u.RetiringSegments = len(p.segments), len(p.retiring)
 	u.PhysicalBytes, u.SegmentBytes, u.JournalBytes = p.bytes+p.reserved(p.allSlots()), p.bytes, p.journalB
 	u.SmallBytes, u.SetAsideBytes = p.smallB, p.asideBytes()
-	u.MaxBytes, u.CapSource = p.MaxBytes, p.capSource
-	u.FileSystemBytes, u.FreeBytes, u.MinFreeBytes = p.room.TotalBytes, p.room.FreeBytes, p.minFree
+	u.MaxBytes, u.CapSource = p.limits.MaxBytes, p.limits.capSource
+	u.FileSystemBytes, u.FreeBytes, u.MinFreeBytes = p.limits.room.TotalBytes, p.limits.room.FreeBytes, p.limits.minFree
 	u.EffectiveMaxBytes, u.LimitedBy = p.limit()
 	u.Unmeasured = p.unmeasured
 	return u

@@ -9,14 +9,14 @@ import (
 // given up instead and the result is true.
 func (rc *Reclaimer) chooseVictims(c *class) (tookSegment bool) {
 	limit := ^uint64(0)
-	if first, ok := rc.Space.Table.Choose(c.slotBytes); ok {
+	if first, ok := rc.Space.o.Table.Choose(c.slotBytes); ok {
 		limit = first.Tick()
 	}
 	g := rc.colderSegment(c, limit)
 	if g == nil || !rc.giveUp(g, c) {
 		return false
 	}
-	rc.Space.Table.Forget(c.slotBytes) // there may be another such segment when room is needed again
+	rc.Space.o.Table.Forget(c.slotBytes) // there may be another such segment when room is needed again
 	return true
 }
 
@@ -27,9 +27,11 @@ func (rc *Reclaimer) colderSegment(c *class, before uint64) *Segment {
 	if c != nil {
 		but = c.slotBytes
 	}
-	r, ok := rc.Space.Table.ColdestRange(but, before, func(r index.Range) bool {
+	r, ok := rc.Space.o.Table.ColdestRange(but, before, func(r index.Range) bool {
 		g := rc.Space.At(r.Base)
-		return g != nil && g.writing.Load() == 0
+		rc.Space.mu.Lock()
+		defer rc.Space.mu.Unlock()
+		return g != nil && g.mayGo()
 	})
 	if !ok {
 		return nil

@@ -1,8 +1,8 @@
-// Package snapshot keeps the index of a store across a clean stop. A snapshot is the index's memory as it is: a head that says which store, which opening
-// and which program wrote it and where each block lies, and then the blocks, each with a
-// checksum, aligned for direct I/O. It is read in parallel straight into the memory of
-// the new index. The integers of the blocks are in the byte order of the machine, which
-// the head tells.
+// Package snapshot keeps the index of a store across a clean stop. A snapshot is the index's memory
+// as it is: a head that says which store, which opening and which program wrote it and where each
+// block lies, and then the blocks, each with a checksum, aligned for direct I/O. It is read in
+// parallel straight into the memory of the new index. The integers of the blocks are in the byte
+// order of the machine, which the head tells.
 package snapshot
 
 import (
@@ -245,11 +245,10 @@ func load(f fsio.File, name Name, table *index.Table) (segments []Segment, seq u
 	}
 	for range head.Spare {
 		var e rangeEntry
-		r.next(&e)
+		if r.next(&e); r.err != nil {
+			return nil, 0, r.err
+		}
 		im.Spare = append(im.Spare, index.Range{Base: index.Ref(e.Base), Slots: e.Slots})
-	}
-	if r.err != nil {
-		return nil, 0, r.err
 	}
 	if err := table.Prepare(&im); err != nil {
 		return nil, 0, fmt.Errorf("%w: %w", errUseless, err)

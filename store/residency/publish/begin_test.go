@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -80,5 +82,29 @@ func TestNamespacesThatAreNotAcceptedAreNotPublished(t *testing.T) {
 	p := run(t, Options{Accept: func(_ connector.NamespaceDigest, m *connector.Manifest) bool { return m.Model == "other" }}, s)
 	if h := published(t, p, 7); len(h.hashes) != 7 {
 		t.Errorf("%+v", h)
+	}
+}
+
+// listing is a store that counts how often it is asked for its namespaces.
+type listing struct {
+	*disk.Store
+	asked atomic.Int64
+}
+
+func (l *listing) Namespaces() []store.NamespaceInfo {
+	l.asked.Add(1)
+	return l.Store.Namespaces()
+}
+
+func TestASnapshotListsTheNamespacesOnce(t *testing.T) {
+	s, _ := openStore(t)
+	const n = 5
+	for i := range n {
+		save(t, s, openNamespace(t, s, strconv.Itoa(i)), i, i+1, 0, 1)
+	}
+	source := &listing{Store: s}
+	published(t, run(t, Options{}, source), n)
+	if asked := source.asked.Load(); asked != 1 {
+		t.Errorf("asked %d times", asked)
 	}
 }

@@ -72,20 +72,19 @@ func TestLibzmqReadsWhatIsPublished(t *testing.T) {
 	// The subscription may take effect after the connection: save until something arrives.
 	lines := make(chan []string, 1)
 	go func() { lines <- sub.Line() }()
-	for n := 0; ; n++ {
+	n := 0
+	wait.For(t, "a line", func() bool {
 		save(t, s, ns, n, n+1, 0, 1)
-		select {
-		case got := <-lines:
-			if len(got) != 3 || got[0] != hex.EncodeToString([]byte("kv")) || len(got[1]) != 16 {
-				t.Fatalf("%q", got)
-			}
-			text := fmt.Sprintf("%x", "block_hashes") + "91c410" // one hash of 16 bytes
-			if !strings.Contains(got[2], text) || !strings.Contains(got[2], fmt.Sprintf("%x", "BlockStored")) {
-				t.Errorf("%s", got[2])
-			}
-			return
-		case <-time.After(10 * time.Millisecond):
-		}
+		n++
+		return len(lines) > 0
+	})
+	got := <-lines
+	if len(got) != 3 || got[0] != hex.EncodeToString([]byte("kv")) || len(got[1]) != 16 {
+		t.Fatalf("%q", got)
+	}
+	text := fmt.Sprintf("%x", "block_hashes") + "91c410" // one hash of 16 bytes
+	if !strings.Contains(got[2], text) || !strings.Contains(got[2], fmt.Sprintf("%x", "BlockStored")) {
+		t.Errorf("%s", got[2])
 	}
 }
 

@@ -187,7 +187,7 @@ func (r *Region) GivenBytes() int { return r.given }
 
 // Emptied returns the memory of the first moved buckets that is to be given back, in units of that
 // many bytes: they are empty but for records that wrapped. kept bytes of the front are left out. The
-// caller calls giveBack.
+// caller calls [Region.GiveBack].
 func (r *Region) Emptied(moved, unit, kept int) (part []byte) {
 	r.giving.Lock()
 	from, to := r.given, moved*BucketBytes&^(unit-1)
@@ -196,7 +196,7 @@ func (r *Region) Emptied(moved, unit, kept int) (part []byte) {
 	return r.memory[min(from, to):to]
 }
 
-// GiveBack gives the system what emptied returned. It takes the kernel a while.
+// GiveBack gives the system what [Region.Emptied] returned. It takes the kernel a while.
 func (r *Region) GiveBack(part []byte) {
 	_ = fsio.Discard(part) // advice: it is given back at the end in any case
 	r.giving.Unlock()
@@ -216,7 +216,7 @@ func (r *Region) NotePopulated(bytes int) { r.populated += bytes }
 // RunBuckets is how many buckets are in a block of a snapshot.
 const RunBuckets = 1 << 16 // 4 MiB
 
-// Blocks are the buckets as bytes, runBuckets in each but the last. They alias the region's memory.
+// Blocks are the buckets as bytes, [RunBuckets] in each but the last. They alias the region's memory.
 func (r *Region) Blocks() [][]byte {
 	var out [][]byte
 	for b := range slices.Chunk(r.Buckets, RunBuckets) {
