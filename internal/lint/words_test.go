@@ -36,7 +36,7 @@ func avoid() map[string]string {
 
 // right are uses of these words that are right.
 func right() *regexp.Regexp {
-	return regexp.MustCompile(`(?i)(left|leaves?|leaving)( [\w,']+){0,6} behind` +
+	return regexp.MustCompile(`(?i)(left|leaves?|leaving)( [\w,'%]+){0,6} behind` +
 		`|f[ae]ll(s|en|ing)?( so| too)?( far)? behind|(lags?|far|is|are|was|nobody is|remains?) behind( in [a-z]+)?[,.;:)]` +
 		`|functions behind|stands? behind|behind ((a|an|the|one|its|each|this|every|your|kvconnd's|\w+'s) )?(reverse |load )?(proxy|proxies|router|balancer|port|endpoint|interface|descriptor|pidfd|pointer|socket|NAT)\b` +
 		`|(router|policy|prox(y|ies)|cache|handler|balancer|\bit|tier|daemon|level|memory)"?( of \w+)?( that stands| stands?| is)? in front of|puts? (these|it) in front of` +
