@@ -148,11 +148,8 @@ func (s *modelStore) stream(t *testing.T, from residency.Position) []byte {
 func modelNamespace(n, number uint32) part {
 	m := streamManifest(testBlockSize)
 	m.Model += string(rune('a' + n))
-	text, err := m.Canonical()
-	digest, errDigest := m.Digest()
-	return func(w *residency.Writer) error {
-		return errors.Join(err, errDigest, w.Namespace(residency.Namespace{Number: number, Digest: digest, Manifest: text}))
-	}
+	namespace := residency.Namespace{Number: number, Digest: m.Digest(), Manifest: m.Canonical()}
+	return func(w *residency.Writer) error { return w.Namespace(namespace) }
 }
 
 // Wherever a connection breaks, and whatever happens until the next one, the view is the store in the end: a stream

@@ -145,11 +145,8 @@ func TestAStoreCannotDescribeNamespacesWithoutEnd(t *testing.T) {
 	numbered := func(number, n uint32) part {
 		m := streamManifest(testBlockSize)
 		m.Model = strconv.Itoa(int(n))
-		text, err := m.Canonical()
-		digest, errDigest := m.Digest()
-		return func(w *residency.Writer) error {
-			return errors.Join(err, errDigest, w.Namespace(residency.Namespace{Number: number, Digest: digest, Manifest: text}))
-		}
+		namespace := residency.Namespace{Number: number, Digest: m.Digest(), Manifest: m.Canonical()}
+		return func(w *residency.Writer) error { return w.Namespace(namespace) }
 	}
 	for name, ignored := range map[string]bool{"followed": false, "ignored": true} {
 		o := residencyOptions()

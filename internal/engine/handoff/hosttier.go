@@ -63,7 +63,7 @@ func (s *hostTiers) add(f *os.File, keep time.Duration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.newest = slices.Insert(s.newest, 0, &hostTier{mem: mem})
-	s.unmap(keptTiers)
+	s.keepNewest(keptTiers)
 	s.seen++
 	if s.expiry != nil {
 		s.expiry.Stop()
@@ -73,19 +73,22 @@ func (s *hostTiers) add(f *os.File, keep time.Duration) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.seen == added {
-			s.unmap(1)
+			s.keepNewest(1)
 		}
 	})
 	return nil
 }
 
-// unmap gives up all but the n newest, each once it is no longer read. s.mu is held.
-func (s *hostTiers) unmap(n int) {
+// unmap gives the mapping up once it is no longer read.
+func (t *hostTier) unmap() {
+	t.readers.Wait()
+	_ = unix.Munmap(t.mem)
+}
+
+// keepNewest gives up all but the n newest, each once it is no longer read. s.mu is held.
+func (s *hostTiers) keepNewest(n int) {
 	for _, t := range s.newest[min(n, len(s.newest)):] {
-		go func() {
-			t.readers.Wait()
-			_ = unix.Munmap(t.mem)
-		}()
+		go t.unmap()
 	}
 	s.newest = s.newest[:min(n, len(s.newest))]
 }
@@ -104,12 +107,15 @@ func (s *hostTiers) read(use func(newest [][]byte, seen int)) {
 	use(newest, seen)
 }
 
-// close gives all of them up.
+// close gives all of them up. No copy is under way.
 func (s *hostTiers) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.expiry != nil {
 		s.expiry.Stop()
 	}
-	s.unmap(0)
+	for _, t := range s.newest {
+		t.unmap()
+	}
+	s.newest = nil
 }

@@ -325,7 +325,7 @@ func TestLoadOutlivesARestartBetweenMatchAndLoad(t *testing.T) {
 	}
 	n.check(1, 2, 3, 4)
 	n.w.copier.tiers.mu.Lock()
-	n.w.copier.tiers.unmap(1) // as time does
+	n.w.copier.tiers.keepNewest(1) // as time does
 	n.w.copier.tiers.mu.Unlock()
 	if got := n.load(); len(got.FailedBlocks) != 2 {
 		t.Errorf("offer of a daemon long gone: %+v", got)

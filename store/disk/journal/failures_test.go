@@ -54,7 +54,7 @@ func TestAJournalIsWrittenHoweverOftenItFailed(t *testing.T) {
 	if each := (more - memory) / times / 1000; each < kilobytes*4/5 || each > kilobytes*5/2 { // the race detector doubles it
 		t.Errorf("each keeps %d KB", each)
 	}
-	docs.Says(t, "adr/0003-store.md", fmt.Sprintf("leaves about %d KB and %d goroutines behind", kilobytes, (started-goroutines+times/2)/times))
+	docs.Says(t, "adr/0003-store.md", fmt.Sprintf("costs about %d KB and %d goroutines", kilobytes, (started-goroutines+times/2)/times))
 	d, err := j.Begin()
 	if err == nil {
 		err = fill(d, 5, "new")

@@ -35,7 +35,7 @@ type Options struct {
 	Claim   func(bytes int) error
 	Unclaim func(bytes int)
 	// Reused is called when a number is given out again that past events may name, before it
-	// means the new namespace to anyone.
+	// means the new namespace to anyone. It must not call the registry.
 	Reused func()
 }
 

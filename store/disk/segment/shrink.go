@@ -319,7 +319,6 @@ func (p *Space) remove(r *retirement) {
 	g := r.g
 	_ = g.File.Close() // nothing in it is of use any more
 	p.setRefs(g, nil)
-	p.o.Table.DropSlots(g.Base, RoundRefs(g.Slots))
 	p.mu.Lock()
 	p.forgetFaults(g, true)
 	delete(p.segments, g.ID)
@@ -328,6 +327,8 @@ func (p *Space) remove(r *retirement) {
 	p.aside = append(p.aside, asideFile{path: g.Path, bytes: g.physical, due: true})
 	p.making.wait, p.making.gaveUp = false, p.making.gaveUp || r.class != nil
 	p.mu.Unlock()
+	// Last, since a new segment may have the references from here on.
+	p.o.Table.DropSlots(g.Base, RoundRefs(g.Slots))
 	// One that cannot be removed now is tried again with the others.
 	_ = p.removeAside()
 }
