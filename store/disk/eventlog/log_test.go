@@ -149,8 +149,8 @@ func TestNextEndsWithItsContextAndWithClose(t *testing.T) {
 	}
 }
 
-// When what the numbers in events mean has changed, every follower begins again, whether it has read
-// all, has not, waits, or comes back. One that begins afterwards loses nothing.
+// When what the numbers in events mean has changed, all followers begin again: the ones that have read all,
+// that have not, that wait, and that come back. A follower that begins afterwards loses nothing.
 func TestSkipHasFollowersBeginAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(0)
