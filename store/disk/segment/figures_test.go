@@ -24,7 +24,6 @@ func TestFiguresOfRoomAndFaults(t *testing.T) {
 		{unmeasuredTries, 30, "cannot be measured for 30 s"},
 		{measureSmallEvery, 60, "It is tried again every minute"},
 		{int64(pinPatience), int64(100 * time.Millisecond), "gets its slots back after 100 ms and another one goes"},
-		{int64(keptPause), int64(time.Second), "is not chosen again for a second"},
 		{int64(suspectPause), int64(time.Second), "A slot whose write fails rests for a second"},
 		{badSlots, 8, "a segment with eight such slots"},
 		{badPart, 8, "or an eighth of its own"},

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
@@ -55,10 +54,9 @@ type Segment struct {
 	writing atomic.Int64
 	// Noted is the generation of the journal that surely has the segment; the committer's.
 	Noted uint64
-	// retired segments give out no slots, kept is when one of them last got its slots back, bad is
-	// how many of the slots are set aside; all are guarded by the mutex of the space.
+	// retired segments give out no slots, bad is how many of the slots are set aside;
+	// both are guarded by the mutex of the space.
 	retired bool
-	kept    time.Time
 	bad     int
 	// withheld segments give out no slots and lose no records to others of their class:
 	// unread ones until their headers have been read, frozen ones, whose file cannot be put
@@ -79,11 +77,6 @@ func (g *Segment) Settled() { g.writing.Add(-1) }
 
 // IsUnread reports whether the headers of the segment have not all been read.
 func (g *Segment) IsUnread() bool { return g.unread.Load() }
-
-// mayGo reports whether the segment may be chosen to be given up. The mutex of the space is held.
-func (g *Segment) mayGo() bool {
-	return !g.retired && g.writing.Load() == 0 && time.Since(g.kept) >= keptPause
-}
 
 // Location is where a slot is.
 func (g *Segment) Location(ref index.Ref) journal.Location {

@@ -37,9 +37,6 @@ const (
 	// pinPatience is how long a segment waits for leases and readers of its records before
 	// it gets its slots back, and another is given up in its place.
 	pinPatience = 100 * time.Millisecond
-	// keptPause is how long one that got its slots back is not chosen again: it looks cold, with
-	// hardly a record left, and what is held in it may not be seen.
-	keptPause = time.Second
 	// shrinkRetry is the pause after a step failed.
 	shrinkRetry = 50 * time.Millisecond
 	// firstShrinkTries bounds how long Open waits for a disk that fails.
@@ -306,7 +303,7 @@ func (p *Space) Restore(g *Segment) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.retiring = slices.DeleteFunc(p.retiring, func(r *retirement) bool { return r.g == g })
-	g.retired, g.kept = false, time.Now()
+	g.retired = false
 	c := g.class
 	c.segments = append(c.segments, g)
 	c.slots += int64(g.Slots)

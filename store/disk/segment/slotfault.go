@@ -156,7 +156,7 @@ func (p *Space) spoilt() *Segment {
 		return nil
 	}
 	for _, g := range p.segments {
-		if g.mayGo() && !g.unread.Load() && g.bad > 0 && (g.bad >= badSlots || uint32(g.bad)*badPart >= g.Slots) {
+		if !g.retired && !g.unread.Load() && g.bad > 0 && (g.bad >= badSlots || uint32(g.bad)*badPart >= g.Slots) {
 			return g
 		}
 	}

@@ -31,7 +31,7 @@ type Options struct {
 	Journal *journal.Journal
 	Direct  bool
 	Report  *report.Report
-	// NextID is the number of the next segment to make; Awaited are the slots of the segments
+	// NextID is the number of the first segment to make; Awaited are the slots of the segments
 	// that the disk does not give, where the journal knows them.
 	NextID  uint32
 	Awaited map[uint32]uint32

@@ -29,12 +29,21 @@ func (rc *Reclaimer) colderSegment(c *class, before uint64) *Segment {
 	}
 	r, ok := rc.Space.o.Table.ColdestRange(but, before, func(r index.Range) bool {
 		g := rc.Space.At(r.Base)
-		rc.Space.mu.Lock()
-		defer rc.Space.mu.Unlock()
-		return g != nil && g.mayGo()
+		return g != nil && g.writing.Load() == 0 && !rc.Space.holds(g)
 	})
 	if !ok {
 		return nil
 	}
 	return rc.Space.At(r.Base) // nil if someone else gave it up meanwhile
+}
+
+// holds reports whether a record of a segment is pinned. The index looks at a sample: a segment that
+// keeps its place for one record has lost all others for nothing.
+func (p *Space) holds(g *Segment) bool {
+	for ref := g.Base; ref < g.Base+index.Ref(g.Slots); ref++ {
+		if p.o.Table.Pinned(ref) {
+			return true
+		}
+	}
+	return false
 }
