@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 )
@@ -121,13 +122,9 @@ func TestRefusedSaveDropsNothing(t *testing.T) {
 			return func() { d.before.Store(nil) }
 		},
 		"budget": func(t *testing.T, d *badReads, s *Store) func() {
-			hold, begun := make(chan struct{}), make(chan struct{}, 1)
+			hold := make(chan struct{})
 			d.hook(func(op, _ string) error {
 				if op == "write" {
-					select {
-					case begun <- struct{}{}:
-					default:
-					}
 					<-hold
 				}
 				return nil
@@ -136,7 +133,7 @@ func TestRefusedSaveDropsNothing(t *testing.T) {
 			other := chainOf(openNamespace(t, s, "b"), 1, 1)
 			done := make(chan error, 1)
 			go func() { done <- writeAll(t, s, other)[0] }()
-			<-begun
+			wait.For(t, "the budget is used up", func() bool { return s.writes.inFlightBytes() > 0 })
 			return func() {
 				close(hold)
 				if err := <-done; err != nil {
