@@ -1,5 +1,5 @@
 // Package lint holds the checks on kvconn's own source that `go test` runs: imports, sizes,
-// words, formatting, vet, staticcheck and house rules.
+// words, formatting, vet and house rules.
 package lint
 
 import (
@@ -40,10 +40,8 @@ func TestGofmt(t *testing.T) { tool(t, "gofmt", append([]string{"-l"}, goFiles(t
 
 func TestVet(t *testing.T) { tool(t, "go", "vet", "./...") }
 
-func TestStaticcheck(t *testing.T) { tool(t, "go", "tool", "staticcheck", "./...") }
-
 // Without a C compiler every package has files to build. That they build shows in .ci/run, which has the
-// time: it compiles everything once more.
+// time to compile everything once more, as it has for staticcheck.
 func TestNeedsNoCgo(t *testing.T) {
 	t.Setenv("CGO_ENABLED", "0")
 	tool(t, "go", "list", "-deps", "-f", "{{with .Error}}{{.}}{{end}}", "./...")
