@@ -361,6 +361,9 @@ type coldest []Victim
 // offer adds a record if fewer than want are held, or in the place of a warmer one.
 func (c *coldest) offer(v Victim, want int) {
 	s := *c
+	if len(s) >= want && v.order >= s[0].order {
+		return // as most are
+	}
 	at, _ := slices.BinarySearchFunc(s, v, func(a, b Victim) int { return cmp.Compare(b.order, a.order) })
 	switch {
 	case len(s) < want:
