@@ -113,7 +113,7 @@ func (d *decider) measure(o *Options, r *DecideResult) error {
 	}
 	const calls = 20
 	r.DecideFromTokensSeconds = least(o.Rounds, calls, decide)
-	r.AllocsPerDecision = allocations(200, decide)
+	r.AllocsPerDecision = allocations(100, decide)
 	d.decide(half)
 	r.DecideHalfHeldSeconds = least(o.Rounds, calls, func() { d.decide(half) })
 	fresh := make([][]uint32, o.Rounds)
