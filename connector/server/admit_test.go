@@ -2,11 +2,14 @@ package server
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -74,11 +77,15 @@ func TestSilentConnectionsAreFew(t *testing.T) {
 func greeted(t *testing.T, socket string) bool {
 	t.Helper()
 	_, conn := dial(t, socket)
-	if conn.Write(wire.Header{ID: 1, Op: wire.OpHello}, hello(t).Append) != nil {
-		return false
+	err := conn.Write(wire.Header{ID: 1, Op: wire.OpHello}, hello(t).Append)
+	if err == nil {
+		var f wire.Frame
+		if f, err = conn.Read(); err == nil && f.Kind == wire.KindReply {
+			return true
+		}
 	}
-	f, err := conn.Read()
-	return err == nil && f.Kind == wire.KindReply
+	_ = conn.Close() // else refused connections would count, and the test would run out of descriptors
+	return false
 }
 
 func TestOneEngineCannotTakeAllConnections(t *testing.T) {
@@ -205,15 +212,36 @@ func TestServerSurvivesALackOfDescriptors(t *testing.T) {
 		_, conn := dial(t, socket)
 		wantClosed(t, conn)
 	}
+	var impatient sync.WaitGroup
+	defer impatient.Wait()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	for range 4 {
+		impatient.Go(func() { reconnect(ctx, socket) })
+	}
 	if _, err := in.Write([]byte("feed\n")); err != nil {
 		t.Fatal(err)
 	}
 	await("fed")
-	for !greeted(t, socket) { // the last to be turned away may be after that
-	}
+	wait.For(t, "an engine is served, however often others that were turned away connect again", func() bool { return greeted(t, socket) })
+	stop()
 	_ = in.Close()
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
+	}
+}
+
+// reconnect connects again as soon as it is turned away.
+func reconnect(ctx context.Context, socket string) {
+	for ctx.Err() == nil {
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			continue
+		}
+		end := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+		_, _ = c.Read(make([]byte, 1))
+		end()
+		_ = c.Close()
 	}
 }
 

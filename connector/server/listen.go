@@ -256,6 +256,10 @@ const acceptPause = 100 * time.Millisecond
 // shedWait bounds the wait for a connection to turn away: it may be gone already.
 const shedWait = 10 * time.Millisecond
 
+// shedTime bounds the time for which connections are turned away before the next attempt to
+// accept: while clients connect again as soon as they are turned away, one always waits.
+const shedTime = 100 * time.Millisecond
+
 // next returns the next connection, or an error once the listener is closed or ctx ends.
 func (a *acceptor) next(ctx context.Context) (*net.UnixConn, error) {
 	for {
@@ -301,9 +305,9 @@ func (a *acceptor) refill() {
 	}
 }
 
-// shed closes all connections that wait to be accepted, with the reserve.
+// shed closes the connections that wait to be accepted, with the reserve.
 func (a *acceptor) shed() {
-	for a.reserve != nil {
+	for end := time.Now().Add(shedTime); a.reserve != nil && time.Now().Before(end); {
 		_ = a.reserve.Close()
 		a.reserve = nil
 		err := a.l.SetDeadline(time.Now().Add(shedWait))

@@ -1,5 +1,5 @@
 // Package lint holds the checks on kvconn's own source that `go test` runs: imports, sizes,
-// words, formatting, vet and house rules.
+// words, formatting and house rules.
 package lint
 
 import (
@@ -38,10 +38,8 @@ func tool(t *testing.T, name string, args ...string) {
 
 func TestGofmt(t *testing.T) { tool(t, "gofmt", append([]string{"-l"}, goFiles(t)...)...) }
 
-func TestVet(t *testing.T) { tool(t, "go", "vet", "./...") }
-
 // Without a C compiler every package has files to build. That they build shows in .ci/run, which has the
-// time to compile everything once more, as it has for staticcheck.
+// time to compile everything once more, as it has for vet and staticcheck.
 func TestNeedsNoCgo(t *testing.T) {
 	t.Setenv("CGO_ENABLED", "0")
 	tool(t, "go", "list", "-deps", "-f", "{{with .Error}}{{.}}{{end}}", "./...")
