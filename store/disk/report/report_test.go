@@ -39,17 +39,17 @@ func TestProgressIsToldFromTheBeginningToTheEnd(t *testing.T) {
 // The end waits for one that is being told, so that nobody is told at two times or afterwards.
 func TestProgressIsToldOneAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, telling := new(report.Report), false
+		r := new(report.Report)
+		var telling atomic.Bool
 		end := r.Tell(func(string, int64, int64) {
-			if telling {
+			if telling.Swap(true) {
 				t.Error("two are told at one time")
 			}
-			telling = true
 			time.Sleep(report.Interval / 2)
-			telling = false
+			telling.Store(false)
 		})
 		time.Sleep(report.Interval + report.Interval/4)
-		if !telling {
+		if !telling.Load() {
 			t.Error("nothing is being told")
 		}
 		end()
