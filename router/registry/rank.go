@@ -195,9 +195,9 @@ type DPMode string
 const (
 	// External: each rank has a port of its own. No header is sent: such a server takes rank 0 only.
 	External DPMode = "external"
-	// Internal: all ranks are behind one port; the header has the global index.
+	// Internal: all ranks share one port; the header has the global index.
 	Internal DPMode = "internal"
-	// Hybrid: the ranks of a node are behind one port; the header has the index on that node, which
+	// Hybrid: the ranks of a node share one port; the header has the index on that node, which
 	// is the global one less the node's first (--data-parallel-start-rank).
 	Hybrid DPMode = "hybrid"
 )

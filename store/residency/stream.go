@@ -29,7 +29,7 @@ type Stream struct {
 	SnapshotDone func()
 
 	numbers   map[connector.NamespaceDigest]uint32 // of the namespaces that were described
-	manifests map[connector.NamespaceDigest][]byte // while a snapshot is read
+	manifests Manifests                            // while a snapshot is read
 }
 
 // Run writes what u says, without a snapshot if resumed, until the stream ends, and returns why.
@@ -60,7 +60,7 @@ func (s *Stream) snapshot(ctx context.Context, u store.Subscription) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.SnapshotTimeout, errSlowReader)
 	defer cancel()
-	s.manifests = Manifests(s.Source)
+	s.manifests = ReadManifests(s.Source)
 	defer func() { s.manifests = nil }()
 	seq := u.Seq()
 	if err := u.Snapshot(ctx, func(r store.Resident) error {
@@ -107,10 +107,7 @@ func (s *Stream) record(e *store.Event) error {
 
 // describe writes what a namespace is, and gives it a number.
 func (s *Stream) describe(number uint32, ns connector.NamespaceDigest) error {
-	m, known := s.manifests[ns]
-	if !known {
-		m, known = Manifests(s.Source)[ns]
-	}
+	m, known := s.manifests.Of(s.Source, ns)
 	switch {
 	case !known:
 		return fmt.Errorf("namespace %v is not known to its store", ns)
@@ -141,12 +138,23 @@ type Source interface {
 	Namespaces() []store.NamespaceInfo
 }
 
-// Manifests are the canonical JSON of a source's namespaces, empty where the store has lost it. There may be
-// 65,536 of them: read them once for many.
-func Manifests(s Source) map[connector.NamespaceDigest][]byte {
-	all := make(map[connector.NamespaceDigest][]byte)
+// Manifests are the canonical JSON of a source's namespaces, empty where the store has lost it.
+type Manifests map[connector.NamespaceDigest][]byte
+
+// ReadManifests lists a source's namespaces. There may be 65,536 of them: read them once for many.
+func ReadManifests(s Source) Manifests {
+	all := make(Manifests)
 	for _, n := range s.Namespaces() {
 		all[n.Digest] = n.Manifest
 	}
 	return all
+}
+
+// Of is the manifest of a namespace of s, which may be newer than what was read; m may be nil. It is unknown
+// if s does not list the namespace.
+func (m Manifests) Of(s Source, ns connector.NamespaceDigest) (manifest []byte, known bool) {
+	if manifest, known = m[ns]; !known {
+		manifest, known = ReadManifests(s)[ns]
+	}
+	return manifest, known
 }

@@ -16,7 +16,7 @@ import (
 
 const chunk = 128 << 10
 
-// device is a file on a disk that works on some requests at one time, each of which takes a while.
+// device is a file on a disk that serves a few requests at a time. Each request takes a while.
 type device struct {
 	fsio.File
 	t             *testing.T

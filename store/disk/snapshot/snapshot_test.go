@@ -35,8 +35,8 @@ type state struct {
 	ids      []index.ID
 }
 
-// newState returns an index of two segments, with that many records in chains, some of which were
-// used out of turn and some evicted.
+// newState returns an index of two segments that holds the given number of records in chains. Some
+// of the records were used out of turn, and some evicted.
 func newState(t *testing.T, records int) *state {
 	t.Helper()
 	g := seed.Random(t, records)

@@ -28,9 +28,9 @@ type session struct {
 	history *zmtp.History
 	encode  batch
 
-	views     map[connector.NamespaceDigest]*view  // nil for those that are not published
-	manifests map[connector.NamespaceDigest][]byte // while a snapshot is read
-	current   *view                                // whose blocks are gathered
+	views     map[connector.NamespaceDigest]*view // nil for those that are not published
+	manifests residency.Manifests                 // while a snapshot is read
+	current   *view                               // whose blocks are gathered
 	kind      store.EventKind
 	keys      []connector.Key
 }
@@ -94,7 +94,7 @@ func (s *session) follow(ctx context.Context) error {
 	defer func() { _ = u.Close() }()
 	s.views, s.current, s.keys = make(map[connector.NamespaceDigest]*view), nil, s.keys[:0]
 	s.send(s.encode.cleared())
-	s.manifests = residency.Manifests(s.source)
+	s.manifests = residency.ReadManifests(s.source)
 	if err := u.Snapshot(ctx, func(r store.Resident) error {
 		s.record(store.EventStored, r.ID)
 		return nil
@@ -140,10 +140,7 @@ func (s *session) record(kind store.EventKind, id store.RecordID) {
 
 // view describes a namespace; nil if it is not published.
 func (s *session) view(ns connector.NamespaceDigest) *view {
-	text, known := s.manifests[ns]
-	if !known {
-		text = residency.Manifests(s.source)[ns]
-	}
+	text, _ := s.manifests.Of(s.source, ns)
 	m, err := connector.ParseManifest(text)
 	if err != nil {
 		s.opts.Logger.Warn("a namespace is not published", "namespace", ns, "error", err)
