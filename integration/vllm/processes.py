@@ -115,8 +115,13 @@ class Daemon(Program):
         return json.dumps(config)
 
     def start(self, max_bytes: str = "4GiB") -> None:
-        """Start it and wait until it is ready."""
+        """Start it and wait until it is ready.
+
+        Whatever it has is worth loading beside a prefill of one token a second: what is tested is not the price,
+        which a disk that stands still for a second changes.
+        """
         args = ["--dir", str(self.store), "--socket", str(self.socket_path), "--max-bytes", max_bytes]
+        args += ["--prefill-tokens-per-s", "1"]
         self.spawn([str(self.binary), "serve", *args, "--http", f"127.0.0.1:{self.port}"])
         until = time.monotonic() + 30
         while get(self.port, "/healthz")[0] != 200 or not self.socket_path.exists():
