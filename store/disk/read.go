@@ -161,6 +161,7 @@ func (r records) Count(op *store.ReadOp) {
 		c.mismatched.Add(1)
 	case errors.Is(err, store.ErrGone):
 		c.gone.Add(1)
+	case errors.Is(err, context.Canceled): // nobody wants it any more
 	case errors.Is(err, store.ErrTimeout):
 		c.readTimeouts.Add(1)
 	case errors.Is(err, store.ErrIO):
