@@ -7,7 +7,7 @@ type Stats struct {
 	// PopulatedBytes are faulted in ahead of use and HugeBytes of those in huge pages.
 	Bytes          int64 `json:"bytes"`
 	AssignedBytes  int64 `json:"assigned_bytes"`
-	PopulatedBytes int64 `json:"populated_bytes"`
+	PopulatedBytes int64 `json:"populated_bytes" metric:"populated_bytes" help:"Bytes of the host tier whose memory was made ready before its use."`
 	HugeBytes      int64 `json:"huge_bytes" metric:"huge_page_bytes" help:"Bytes of the host tier in huge pages."`
 	// UsedBytes are pinned by loads and saves; CleanBytes hold records that can be found,
 	// whether pinned or not.
