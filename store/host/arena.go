@@ -60,6 +60,7 @@ type Arena struct {
 
 	count                 Counters
 	cleanBytes, usedBytes int64
+	aheadBytes            int64 // of slots with ahead set
 	populated, hugeUnits  int
 	wake                  chan struct{}
 	stop                  chan struct{}
