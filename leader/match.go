@@ -69,6 +69,8 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		boundary = l.offer(r, first, l.fits(r, first, end))
 		if l.opts.Handoff != nil {
 			boundary = l.handOff(ctx, r, first, boundary)
+		} else if l.opts.Prefetch != nil && boundary > max(first, r.ahead) {
+			l.prefetch(r, first, boundary)
 		}
 	}
 	if boundary > first {

@@ -56,6 +56,11 @@ type Options struct {
 	// ProbeInterval is the shortest time between two calls of Probe. Default 1 s.
 	ProbeInterval time.Duration
 
+	// Prefetch, if not nil, is told of what is offered as soon as it is, so that a request which waits in
+	// the engine's queue finds its blocks in memory. The first of Levels is taken to be what it
+	// reads into. With Handoff it is not used.
+	Prefetch Prefetch
+
 	// Handoff, if not nil, makes this the leader of an engine that has no way to report a
 	// failed load: only blocks that are verified and pinned in the host tier are offered.
 	Handoff Handoff

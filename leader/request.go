@@ -40,6 +40,8 @@ type request struct {
 	// offered is the end of what is offered; handoff pins it in the host tier.
 	offered int
 	handoff *handoffPrefix
+	// ahead is the block up to which the offered blocks are read before their load.
+	ahead int
 	// promised are the bytes of the plan that the offer would take, if it was made in step
 	// promisedAt.
 	promised   int
@@ -76,7 +78,7 @@ func (r *request) reset(groups int) {
 	}
 	r.unplace()
 	clear(r.saved)
-	r.leases, r.offered, r.lost = r.leases[:0], 0, r.lost[:0]
+	r.leases, r.offered, r.ahead, r.lost = r.leases[:0], 0, 0, r.lost[:0]
 	clear(r.loads)
 	r.loads = r.loads[:0]
 	r.failed, r.noLoad, r.noSave, r.decided = false, false, false, false
@@ -109,6 +111,7 @@ func (r *request) truncate(blockSize, n int) {
 	blocks := n / blockSize
 	r.keys = r.keys[:min(len(r.keys), blocks)]
 	r.proofs = r.proofs[:min(len(r.proofs), blocks)]
+	r.ahead = min(r.ahead, blocks)
 	r.unsave(blocks)
 	if r.handoff != nil && r.handoff.end() > blocks {
 		r.handoff.release()

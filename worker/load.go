@@ -18,8 +18,9 @@ var (
 	errLate      = errors.New("blocks were not there by the deadline")
 )
 
-// load is one request's load on one rank. It ends exactly once: when its last block is
-// done, or when its deadline passes.
+// load is one request's load on one rank. It ends exactly once: when its last block is done, when
+// a block has failed and all before it are done, or when its deadline passes. An engine recomputes
+// everything from the first failed block on, so what follows it is not waited for.
 type load struct {
 	w         *Worker
 	mem       *memory
@@ -41,12 +42,14 @@ type load struct {
 	// closed once no more will come.
 	arrived chan *host.Item
 
-	mu        sync.Mutex
-	done      []bool
-	remaining int
-	failed    []uint32
-	cause     error // of the first block that failed
-	ended     bool
+	mu   sync.Mutex
+	done []bool
+	// missing are the blocks that are not done. Those from cut on are of no use, since one of them
+	// has failed; awaited are the missing ones before it.
+	missing, awaited, cut int
+	failed                []uint32
+	cause                 error // of the first block that failed
+	ended                 bool
 }
 
 // size is the number of blocks that the load counts as.
@@ -60,7 +63,8 @@ func (w *Worker) newLoad(mem *memory, call uint64, request string, stretches []s
 	}
 	l := &load{
 		w: w, mem: mem, call: call, request: request, stretches: stretches, lost: len(lost), began: time.Now(),
-		arrived: make(chan *host.Item, blocks), done: make([]bool, blocks), remaining: blocks, failed: lost,
+		arrived: make(chan *host.Item, blocks), done: make([]bool, blocks), missing: blocks, awaited: blocks, cut: blocks,
+		failed: lost,
 	}
 	if len(lost) > 0 {
 		l.cause = errUnplanned
@@ -72,7 +76,7 @@ func (w *Worker) newLoad(mem *memory, call uint64, request string, stretches []s
 
 // start begins the load. One without blocks ends at once.
 func (l *load) start() {
-	if l.remaining == 0 {
+	if l.missing == 0 {
 		l.expire()
 		return
 	}
@@ -186,7 +190,7 @@ func (l *load) copyIn(blocks []blockCopy) error {
 	return err
 }
 
-// blockDone notes the end of one block and, with the last, of the load.
+// blockDone notes the end of one block and, with the last that is waited for, of the load.
 func (l *load) blockDone(index int, err error) {
 	s, i := find(l.stretches, index)
 	l.mu.Lock()
@@ -196,22 +200,42 @@ func (l *load) blockDone(index int, err error) {
 	}
 	l.w.countBlock(s, i, err)
 	l.done[index] = true
-	l.remaining--
+	l.missing--
+	if index < l.cut {
+		l.awaited--
+	}
 	if err != nil {
 		l.failed = append(l.failed, s.blocks[i].Slot)
 		if l.cause == nil {
 			l.cause = err
 		}
+		l.cutAt(index)
 	}
-	l.ended = l.remaining == 0
-	ended := l.ended
+	l.ended = l.missing == 0
+	ended, useless := l.ended, l.awaited == 0
 	l.mu.Unlock()
-	if ended {
+	switch {
+	case ended:
 		l.end()
+	case useless:
+		l.cancel() // the load expires
 	}
 }
 
-// expire ends the load by its deadline, or because it is not wanted any more: the blocks
+// cutAt gives up the blocks after one that failed. With several stretches it is not known which
+// blocks of the others come before it in the prompt, so all are given up. l.mu is held.
+func (l *load) cutAt(index int) {
+	if len(l.stretches) > 1 {
+		index = 0
+	}
+	for ; l.cut > index; l.cut-- {
+		if !l.done[l.cut-1] {
+			l.awaited--
+		}
+	}
+}
+
+// expire ends the load by its deadline, or because the rest of it is not wanted any more: the blocks
 // that are not there are reported as failed, and none of them is written from here on.
 func (l *load) expire() {
 	l.copying.Lock() // waits for copies under way

@@ -61,6 +61,8 @@ type schedulerSession struct {
 	*leader.Leader
 	// handoffs is set for engines that cannot report a failed load.
 	handoffs *host.Handoffs
+	// prefetches is nil for those, and where it is not wanted.
+	prefetches *host.Prefetches
 	// notReady is why nothing is offered, "" if it is; the backend's mutex guards it.
 	notReady  string
 	b         *backend
@@ -110,6 +112,12 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 		}
 		s.handoffs = host.NewHandoffs(b.cache, account)
 		o.Handoff = s.handoffs
+	} else if !b.opts.NoPrefetch {
+		if s.prefetches, err = host.NewPrefetches(b.cache, ns); err != nil {
+			b.chain.CloseNamespace(ns)
+			return nil, err
+		}
+		o.Prefetch = s.prefetches
 	}
 	if s.Leader, err = leader.New(o, b.chain); err != nil {
 		s.letGo()
@@ -139,8 +147,11 @@ func (b *backend) account(ns connector.NamespaceDigest) (*host.Account, error) {
 	return b.cache.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
 }
 
-// letGo releases the namespace once the reads that handoffs have left to the tiers have ended.
+// letGo releases the namespace once the reads that no load waits for have ended.
 func (s *schedulerSession) letGo() {
+	if s.prefetches != nil {
+		s.prefetches.Close() // gives its reads up
+	}
 	if s.handoffs == nil {
 		s.b.chain.CloseNamespace(s.namespace)
 		return

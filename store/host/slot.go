@@ -94,8 +94,12 @@ func (s *Slot) Publish(rec store.Record) bool {
 	p.state = slotClean
 	s.become(Hit)
 	a.cleanBytes += int64(s.class.slotBytes)
+	if p.ahead {
+		a.count.Prefetched++
+	}
 	for w := a.nextWaiter(s.slot); w != nil; w = a.nextWaiter(s.slot) {
 		a.pin(w, s.slot, Hit)
+		a.noteUse(w)
 		a.count.Hits++
 		w.signal()
 	}
