@@ -19,6 +19,7 @@ func (l *Leader) worth(r *request, first, boundary int) int {
 		}
 		l.price.refusing = best < boundary
 	}
+	l.refused = boundary - best
 	l.countDecision(r, first, boundary, best)
 	return best
 }

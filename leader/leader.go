@@ -59,6 +59,11 @@ type Leader struct {
 	// says which blocks the tiers have.
 	scheduled []*request
 	at        []bool
+	// refused are the blocks that the match under way leaves out, because loading them takes too
+	// long. told are the saves of the step under way, if telling is set: the engine asked for them.
+	refused int
+	telling bool
+	told    []connector.PlannedSave
 }
 
 // group is a layer group and its shards, all of which a hit needs.

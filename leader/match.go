@@ -59,6 +59,7 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 	known := m.From + len(m.Tokens)
 	first := m.Computed / l.bs
 	boundary := first
+	l.refused = 0
 	switch end := (known - 1) / l.bs; {
 	case l.notReady.Load():
 		l.stats.NotReady++
@@ -76,7 +77,11 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		if r.handoff != nil {
 			offer.Handoff = r.handoff.offer(boundary)
 		}
+		if m.Tiers {
+			offer.Tiers = l.price.tiers(&l.have, r.keys, first, boundary)
+		}
 	}
+	offer.Refused = l.refused * l.bs
 	if fresh {
 		l.stats.MatchedRequests++
 		l.stats.QueriedTokens += uint64(known)
@@ -115,6 +120,7 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 		r.prompt = m.PromptTokens
 	}
 	r.noLoad, r.noSave = m.NoLoad, m.NoSave
+	r.trace = append(r.trace[:0], m.Trace...)
 	l.requests.touch(r)
 	l.requests.count(r)
 	l.makeRoom(0, 0)

@@ -27,6 +27,9 @@ func TestHotFramesCostNoAllocation(t *testing.T) {
 		Spans: []connector.Span{{Start: 3, End: 9, ID: []byte("image")}},
 	}
 	offer := connector.Offer{Tokens: 8000, Async: true}
+	told := corpusOffer()
+	traced := *match
+	traced.Tiers, traced.Trace = true, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	step := steadyStep()
 	buf := make([]byte, 0, 1<<20)
 	var into connector.MatchRequest
@@ -38,11 +41,13 @@ func TestHotFramesCostNoAllocation(t *testing.T) {
 		}
 	}
 	for name, f := range map[string]func(){
-		"match out":  func() { buf = AppendMatch(buf[:0], match) },
-		"match back": func() { note(DecodeMatch(AppendMatch(buf[:0], match), &into)) },
-		"offer":      func() { note(DecodeOffer(AppendOffer(buf[:0], offer), &offer)) },
-		"step out":   func() { buf = AppendStep(buf[:0], step) },
-		"step back":  func() { _, e := steps.Decode(AppendStep(buf[:0], step)); note(e) },
+		"match out":    func() { buf = AppendMatch(buf[:0], match) },
+		"match back":   func() { note(DecodeMatch(AppendMatch(buf[:0], match), &into)) },
+		"offer":        func() { note(DecodeOffer(AppendOffer(buf[:0], offer), &offer)) },
+		"traced match": func() { note(DecodeMatch(AppendMatch(buf[:0], &traced), &into)) },
+		"tiers out":    func() { buf = AppendOffer(buf[:0], told) },
+		"step out":     func() { buf = AppendStep(buf[:0], step) },
+		"step back":    func() { _, e := steps.Decode(AppendStep(buf[:0], step)); note(e) },
 	} {
 		if n := testing.AllocsPerRun(20, f); n != 0 || err != nil {
 			t.Errorf("%s: %v allocations, %v; want none", name, n, err)
