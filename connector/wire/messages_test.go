@@ -123,6 +123,11 @@ func TestHostileSizesAreRefusedBeforeAllocation(t *testing.T) {
 		{"hashes", huge("hashes", 0xc6, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := DecodeKeyed(b, new(connector.KeyedBlocks)); return err }},
 		{"spans", huge("spans", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
 		{"groups", huge("groups", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeLayout(b, new(connector.Layout)) }},
+		{"loaded", huge("loaded", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := DecodeFinished(b); return err }},
+		{"what loads brought without loads", huge("loaded", 0x91, 0x92, 0x00, 0x80), func(b []byte) error { _, err := DecodeFinished(b); return err }},
+		{"too many tiers", huge("tiers", 0x85, 0xa1, 'a', 1, 0xa1, 'b', 1, 0xa1, 'c', 1, 0xa1, 'd', 1, 0xa1, 'e', 1), func(b []byte) error { return DecodeOffer(b, new(connector.Offer)) }},
+		{"saves", huge("saves", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeStepReply(b, new(connector.StepReply)) }},
+		{"trace", huge("trace", append([]byte{0xd9, 56}, make([]byte, 56)...)...), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
 		{"map", []byte{0xdf, 0xff, 0xff, 0xff, 0xff}, func(b []byte) error { return DecodeLoaded(b, new(connector.LoadedReport)) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -152,12 +152,8 @@ func DecodeOffer(body []byte, o *connector.Offer) error {
 
 func (d *decoder) tierTokens() (out [connector.MaxTiers]connector.TierTokens) {
 	n := 0
-	d.fields(func(tier []byte) {
-		if n == len(out) || len(tier) > connector.MaxTierBytes {
-			d.fail("tiers: more than %d, or a name of more than %d bytes", len(out), connector.MaxTierBytes)
-			return
-		}
-		out[n] = connector.TierTokens{Tier: string(tier), Tokens: int(d.uint("tokens of a tier", maxNumber))}
+	d.tiers(func(tier string) {
+		out[n] = connector.TierTokens{Tier: tier, Tokens: int(d.uint("tokens of a tier", maxNumber))}
 		n++
 	})
 	return out

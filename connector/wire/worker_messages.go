@@ -1,10 +1,6 @@
 package wire
 
 import (
-	"fmt"
-	"slices"
-	"time"
-
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvconn/kvconn/connector"
@@ -127,38 +123,14 @@ func DecodeSaveResult(body []byte, r *connector.SaveResult) error {
 	})
 }
 
-// AppendFinished appends the body of the answer to poll. What the loads brought is a field of its
-// own: clients that do not know it skip it.
+// AppendFinished appends the body of the answer to poll.
 func AppendFinished(b []byte, loads []connector.FinishedLoad) []byte {
-	told := slices.ContainsFunc(loads, func(l connector.FinishedLoad) bool { return l.Took > 0 || len(l.Tiers) > 0 })
-	fields := uint32(1)
-	if told {
-		fields++
-	}
-	b = msgp.AppendMapHeader(b, fields)
+	b = msgp.AppendMapHeader(b, 1+broughtFields(loads))
 	b = putArray(b, "finished", len(loads))
 	for i := range loads {
 		b = appendBlockList(b, loads[i].Request, loads[i].FailedBlocks)
 	}
-	if told {
-		b = putArray(b, "loaded", len(loads))
-		for i := range loads {
-			b = appendTierBlocks(b, &loads[i])
-		}
-	}
-	return b
-}
-
-func appendTierBlocks(b []byte, l *connector.FinishedLoad) []byte {
-	b = msgp.AppendArrayHeader(b, 2)
-	b = msgp.AppendInt64(b, l.Took.Microseconds())
-	b = msgp.AppendMapHeader(b, uint32(len(l.Tiers)))
-	for i := range l.Tiers {
-		t := &l.Tiers[i]
-		b = msgp.AppendArrayHeader(msgp.AppendString(b, t.Tier), 2)
-		b = msgp.AppendInt64(msgp.AppendInt(b, t.Blocks), t.Bytes)
-	}
-	return b
+	return appendBrought(b, loads)
 }
 
 // DecodeFinished returns the loads in the answer to poll.
@@ -174,41 +146,13 @@ func DecodeFinished(body []byte) (loads []connector.FinishedLoad, err error) {
 				loads = append(loads, l)
 			}
 		case "loaded":
-			for range d.array("loaded", connector.MaxStepRequests) {
-				brought = append(brought, d.tierBlocks())
-			}
+			brought = d.brought()
 		}
 	})
-	if err == nil && len(brought) > 0 && len(brought) != len(loads) {
-		return nil, fmt.Errorf("%w: poll: %d loads, and what %d brought", connector.ErrProtocol, len(loads), len(brought))
-	}
-	for i := range brought {
-		loads[i].Tiers, loads[i].Took = brought[i].Tiers, brought[i].Took
+	if err == nil {
+		err = joinBrought(loads, brought)
 	}
 	return loads, err
-}
-
-// tierBlocks decodes what a load brought.
-func (d *decoder) tierBlocks() (l connector.FinishedLoad) {
-	const maxMicros, maxBytes = 1 << 40, 1 << 62
-	if !d.tuple("loaded", 2) {
-		return l
-	}
-	l.Took = time.Duration(d.uint("time of a load", maxMicros)) * time.Microsecond
-	if d.err != nil {
-		return l
-	}
-	d.fields(func(tier []byte) {
-		if len(l.Tiers) == connector.MaxTiers || len(tier) > connector.MaxTierBytes {
-			d.fail("loaded: more than %d tiers, or a name of more than %d bytes", connector.MaxTiers, connector.MaxTierBytes)
-		}
-		if d.tuple("blocks and bytes of a tier", 2) {
-			l.Tiers = append(l.Tiers, connector.TierBlocks{
-				Tier: string(tier), Blocks: int(d.uint("blocks of a tier", maxNumber)), Bytes: int64(d.uint("bytes of a tier", maxBytes)),
-			})
-		}
-	})
-	return l
 }
 
 // AppendEmpty appends a body without fields.
