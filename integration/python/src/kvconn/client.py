@@ -30,12 +30,14 @@ from kvconn.messages import (
     KeyedBlocks,
     Offer,
     PlannedLoad,
+    PlannedSave,
     Run,
     SaveResult,
     Scheduled,
     Span,
     Step,
     StepReply,
+    TierBlocks,
 )
 from kvconn.scheduler_client import SchedulerClient
 from kvconn.worker_client import WorkerClient
@@ -53,6 +55,7 @@ __all__ = [
     "Offer",
     "Options",
     "PlannedLoad",
+    "PlannedSave",
     "ProtocolError",
     "Rejected",
     "RequestTooLarge",
@@ -66,6 +69,7 @@ __all__ = [
     "Span",
     "Step",
     "StepReply",
+    "TierBlocks",
     "Unavailable",
     "UnknownRequest",
     "VersionMismatch",
