@@ -43,7 +43,7 @@ def engine() -> Engine:
         (TWO_TIERS, 8, {"host": 4, "disk": 4}),
         (Offer(8, True, {"disk": 8}), 8, {"disk": 8}),
         (Offer(8, True, {"disk": 8}), 4, {"disk": 4}),
-        (TWO_TIERS, 4, {"external_unspecified": 4}),  # of which tier?
+        (TWO_TIERS, 4, {"external_unspecified": 4}),  # from either tier?
         (Offer(8, True), 8, {"external_unspecified": 8}),  # a daemon that does not tell
         (Offer(8, True, {"object": 4, "far": 4}), 8, {"external_unspecified": 8}),
     ],

@@ -319,7 +319,7 @@ def _tiers(value: Any, kind: type[T]) -> dict[str, T]:
         and len(value) <= MAX_TIERS
         and all(isinstance(tier, str) and isinstance(v, kind) for tier, v in value.items())
     ):
-        raise ProtocolError("what is told by tier is no map of tiers, or has too many")
+        raise ProtocolError("numbers by tier are no map of tiers, or of too many")
     return value
 
 

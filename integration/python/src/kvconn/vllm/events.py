@@ -114,7 +114,7 @@ class Announcer:
 
     @_harmless()
     def saved(self, results: dict[int, SaveResult]) -> None:
-        """Announce the saves of steps of which all blocks were taken, or were there already."""
+        """Announce the saves of steps whose blocks were all taken, or were there already."""
         for number, result in results.items():
             runs, blocks = self._pending.pop(number, ((), 0))
             if result.dropped == 0 and result.taken + result.present >= blocks:
