@@ -59,7 +59,6 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 	known := m.From + len(m.Tokens)
 	first := m.Computed / l.bs
 	boundary := first
-	l.refused = 0
 	switch end := (known - 1) / l.bs; {
 	case l.notReady.Load():
 		l.stats.NotReady++
@@ -67,7 +66,9 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 	case r.noLoad || r.failed || m.Computed%l.bs != 0 || known == 0 || first >= end:
 		l.unpin(r)
 	default:
+		l.refused = 0
 		boundary = l.offer(r, first, l.fits(r, first, end))
+		offer.Refused = l.refused * l.bs
 		if l.opts.Handoff != nil {
 			boundary = l.handOff(ctx, r, first, boundary)
 		}
@@ -81,7 +82,6 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 			offer.Tiers = l.price.tiers(&l.have, r.keys, first, boundary)
 		}
 	}
-	offer.Refused = l.refused * l.bs
 	if fresh {
 		l.stats.MatchedRequests++
 		l.stats.QueriedTokens += uint64(known)
