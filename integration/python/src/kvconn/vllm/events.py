@@ -98,6 +98,7 @@ class Announcer:
     @_harmless()
     def withdraw(self) -> None:
         """Take back everything: the engine loads nothing any more."""
+        self._pending.clear()
         self._remove(list(self._believed))
 
     @_harmless(0)
