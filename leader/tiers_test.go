@@ -118,3 +118,21 @@ func TestStepTellsItsSavesIfAsked(t *testing.T) {
 		t.Errorf("%+v in a step that fills no block", got)
 	}
 }
+
+// What is told of saves takes no room from the plan, only what it leaves.
+func TestSavesAreToldWhileTheAnswerHasRoom(t *testing.T) {
+	for _, tc := range []struct{ more, told int }{{0, 0}, {savedEntryBytes, 0}, {savedEntryBytes + 1, 1}} {
+		f := newFixture(t, nil)
+		f.room.limit = connector.MaxTransferBytes + 2*connector.PlanBlockBytes + tc.more
+		f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 8)})
+		s := connector.Scheduled{Request: "r", Reset: true, NewBlocks: [][]uint32{{1, 2}}, Count: 8}
+		reply, err := f.Step(t.Context(), &connector.StepRequest{Scheduled: []connector.Scheduled{s}, TellSaves: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan, err := connector.ParsePlan(reply.Metadata)
+		if err != nil || slots(plan.Saves) != "[1 2]" || len(reply.Saves) != tc.told {
+			t.Errorf("%d bytes more: saves of slots %s, %d told, %v; want both blocks and %d told", tc.more, slots(plan.Saves), len(reply.Saves), err, tc.told)
+		}
+	}
+}
