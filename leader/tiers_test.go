@@ -119,7 +119,7 @@ func TestStepTellsItsSavesIfAsked(t *testing.T) {
 	}
 }
 
-// What is told of saves takes no room from the plan, only what it leaves.
+// The list of saves gets the room that the plan leaves.
 func TestSavesAreToldWhileTheAnswerHasRoom(t *testing.T) {
 	for _, tc := range []struct{ more, told int }{{0, 0}, {savedEntryBytes, 0}, {savedEntryBytes + 1, 1}} {
 		f := newFixture(t, nil)
