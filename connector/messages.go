@@ -14,6 +14,7 @@ import (
 	"errors"
 	"iter"
 	"math"
+	"time"
 )
 
 // MatchRequest asks how much of a prompt the store can give back. It may be repeated
@@ -39,6 +40,10 @@ type MatchRequest struct {
 	Spans []Span
 	// NoLoad and NoSave opt the request out of loading and of saving.
 	NoLoad, NoSave bool
+	// Tiers asks for [Offer].Tiers, which costs a look at the faster tiers.
+	Tiers bool
+	// Trace is the request's W3C traceparent, empty without one. It goes into the daemon's log.
+	Trace string
 }
 
 // Offer is what the leader promises beyond what the GPU holds.
@@ -50,6 +55,17 @@ type Offer struct {
 	// Handoff says where the offered bytes lie, for engines that copy them themselves (handoff
 	// mode); nil for others.
 	Handoff *HandoffOffer
+	// Tiers says where the offered tokens lie, the fastest tier first, if the request asked for
+	// it. Entries without tokens mean nothing.
+	Tiers [MaxTiers]TierTokens
+	// Refused are tokens after the offer that are stored too, but take longer to load than to compute.
+	Refused int
+}
+
+// TierTokens is a number of tokens in one tier.
+type TierTokens struct {
+	Tier   string
+	Tokens int
 }
 
 // Scheduled is one request that the engine computes in this step.
@@ -75,6 +91,15 @@ type StepRequest struct {
 	Preempted []string
 	// Finished requests are forgotten once the step's saves are planned.
 	Finished []string
+	// TellSaves asks for [StepReply].Saves.
+	TellSaves bool
+}
+
+// PlannedSave says that a step saves Count blocks of a request's layer group, from the one with
+// index First on.
+type PlannedSave struct {
+	Request             string
+	Group, First, Count int
 }
 
 // PlannedLoad names the engine blocks that a load of this step will fill, those of all
@@ -93,6 +118,8 @@ type StepReply struct {
 	// it can report them as failed when the daemon is gone. In handoff mode there are none:
 	// Metadata holds saves alone, and the engine's side plans the loads.
 	Loads []PlannedLoad
+	// Saves repeats the saves in Metadata, if the request asked for it.
+	Saves []PlannedSave
 }
 
 // LoadedReport tells the leader how loads ended, all ranks taken together.
@@ -106,6 +133,17 @@ type LoadedReport struct {
 type FinishedLoad struct {
 	Request      string
 	FailedBlocks []uint32
+	// Tiers counts the blocks that were loaded by the tier that they came from, and Took is the time
+	// from the load's start to its end. Both are empty where the load never ran.
+	Tiers []TierBlocks
+	Took  time.Duration
+}
+
+// TierBlocks is what a load got from one tier.
+type TierBlocks struct {
+	Tier   string
+	Blocks int
+	Bytes  int64
 }
 
 // SaveResult counts what became of a step's saves on one rank.
@@ -124,6 +162,11 @@ const (
 	// MaxIDBytes bounds a request id, MaxScopeBytes each part of a scope.
 	MaxIDBytes    = 512
 	MaxScopeBytes = 4096
+	// MaxTraceBytes bounds a traceparent, MaxTiers the tiers that are told apart, and MaxTierBytes
+	// the name of one.
+	MaxTraceBytes = 55
+	MaxTiers      = 4
+	MaxTierBytes  = 32
 	// MaxStepRequests bounds the requests in one step.
 	MaxStepRequests = 16384
 	// MaxSpans bounds the spans of a request, MaxSpanIDBytes the id of one.

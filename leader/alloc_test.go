@@ -68,6 +68,7 @@ func TestMatchOfANewRequestDoesNotAllocate(t *testing.T) {
 	}{
 		{"long prompt", nil, connector.MatchRequest{Tokens: make([]uint32, 131072)}},
 		{"scope and spans", nil, connector.MatchRequest{Tokens: make([]uint32, 2048), Scope: connector.Scope{Salt: "s", LoRA: "l"}, Spans: image}},
+		{"tiers and a trace", nil, connector.MatchRequest{Tokens: make([]uint32, 2048), Tiers: true, Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}},
 		{"slow disk and windows", func(o *Options) {
 			o.Manifest.Groups = append(o.Manifest.Groups, connector.Group{Layers: 1, Window: 256})
 			o.PrefillTokensPerS = 125_000

@@ -19,6 +19,7 @@ func (h *hits) worth(r *hit, first, boundary int) int {
 		}
 		h.price.Refusing = best < boundary
 	}
+	h.refused = boundary - best
 	h.countDecision(r, first, boundary, best)
 	return best
 }

@@ -37,6 +37,8 @@ type hits struct {
 	price   pricing.Price
 	prefill prefillSpeed
 	probed  time.Time
+	// refused are the blocks that the last decision left out, because loading them takes too long.
+	refused int
 }
 
 // hit is what one request has of the tiers.

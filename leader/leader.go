@@ -31,6 +31,9 @@ type Leader struct {
 	// says which blocks the tiers have.
 	scheduled []*request
 	at        []bool
+	// told are the saves of the step under way, if telling is set: the engine asked for them.
+	telling bool
+	told    []connector.PlannedSave
 }
 
 // New returns a leader for one engine instance.

@@ -66,7 +66,9 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 	case r.noLoad || r.failed || m.Computed%l.bs != 0 || known == 0 || first >= end:
 		l.unpin(r)
 	default:
+		l.refused = 0
 		boundary = l.offer(r, first, l.fits(r, first, end))
+		offer.Refused = l.refused * l.bs
 		if l.opts.Handoff != nil {
 			boundary = l.handOff(ctx, r, first, boundary)
 		} else if l.opts.Prefetch != nil && boundary > max(first, r.ahead) {
@@ -77,6 +79,9 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		offer.Tokens, offer.Async = (boundary-first)*l.bs, l.opts.Handoff == nil
 		if r.handoff != nil {
 			offer.Handoff = r.handoff.offer(boundary)
+		}
+		if m.Tiers {
+			offer.Tiers = l.price.Tiers(&l.have, r.keys, first, boundary)
 		}
 	}
 	if fresh {
@@ -117,6 +122,7 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 		r.prompt = m.PromptTokens
 	}
 	r.noLoad, r.noSave = m.NoLoad, m.NoSave
+	r.trace = append(r.trace[:0], m.Trace...)
 	l.requests.touch(r)
 	l.requests.count(r)
 	l.makeRoom(0, 0)

@@ -15,6 +15,7 @@ import (
 type request struct {
 	hash  xxh3.Uint128
 	id    []byte
+	trace []byte
 	roots *roots
 	// spans and the bytes of their ids.
 	spans   []connector.Span
@@ -71,7 +72,7 @@ type request struct {
 // reset makes r a request that the leader knows nothing of.
 func (r *request) reset(groups int) {
 	r.roots, r.handoff, r.prev, r.next = nil, nil, nil, nil
-	r.spans, r.spanIDs = r.spans[:0], r.spanIDs[:0]
+	r.spans, r.spanIDs, r.trace = r.spans[:0], r.spanIDs[:0], r.trace[:0]
 	r.tokens, r.keys, r.proofs, r.prompt = r.tokens[:0], r.keys[:0], r.proofs[:0], 0
 	if len(r.saved) != groups {
 		r.tables, r.saved = make([][]uint32, groups), make([]int, groups)

@@ -34,6 +34,7 @@ func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 	now := l.opts.Now()
 	l.steps++
 	l.room.begin()
+	l.telling, l.told = m.TellSaves, nil
 	l.planned.advance(now)
 	l.learn(m, now)
 	l.releaseRetired()
@@ -59,6 +60,7 @@ func (l *Leader) step(m *connector.StepRequest) (connector.StepReply, error) {
 		}
 	}
 	l.makeRoom(0, 0)
+	reply.Saves, l.told = l.told, nil
 	if !plan.Empty() {
 		reply.Metadata = plan.Append(nil)
 	}

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
@@ -43,4 +44,38 @@ func TestLateLoadIsLoggedAsSuch(t *testing.T) {
 	waitLogged(t, &log, errLate.Error())
 	waitLogged(t, &log, "raise load_timeout")
 	wake(t, w, slow, m)
+}
+
+func TestLinesOfALoadNameItsTrace(t *testing.T) {
+	var log testlog.Text
+	w := newWorker(t, openStore(t), func(o *Options, _ *host.AccountOptions) {
+		o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		o.Trace = func(request string) string { return map[string]string{"traced": "00-aa-bb-01"}[request] }
+	})
+	register(t, w, newEngineMemory(t))
+	if _, err := w.Load(t.Context(), loads(loadOf("traced", transfer(0, 8)), loadOf("untraced", transfer(0, 9)))); err != nil {
+		t.Fatal(err)
+	}
+	poll(t, w, 2)
+	waitLogged(t, &log, "request=traced")
+	waitLogged(t, &log, "request=untraced")
+	if n := strings.Count(log.String(), "traceparent="); n != 1 || !strings.Contains(log.String(), "traceparent=00-aa-bb-01") {
+		t.Errorf("%d lines name a trace, want one:\n%s", n, &log)
+	}
+}
+
+func TestSlowLoadIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log testlog.Text
+		w := &Worker{opts: Options{LoadTimeout: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}, loads: newLoadTable()}
+		for request, took := range map[string]time.Duration{"fast": 400 * time.Millisecond, "slow": 600 * time.Millisecond} {
+			l := &load{w: w, request: request, began: time.Now()}
+			w.loads.put(l)
+			time.Sleep(took)
+			w.finish(l)
+		}
+		if got := log.String(); strings.Contains(got, "request=fast") || !strings.Contains(got, "load was slow\" request=slow") {
+			t.Errorf("want a line of the slow load alone:\n%s", got)
+		}
+	})
 }

@@ -3,9 +3,11 @@ package worker
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
@@ -48,7 +50,8 @@ type load struct {
 	// has failed; awaited are the missing ones before it.
 	missing, awaited, cut int
 	failed                []uint32
-	cause                 error // of the first block that failed
+	tiers                 []connector.TierBlocks // of the other blocks that are done
+	cause                 error                  // of the first block that failed
 	ended                 bool
 }
 
@@ -113,7 +116,7 @@ func (l *load) want(it *host.Item) error {
 // arrive passes a block on that is in memory, and notes the end of one that never will be.
 func (l *load) arrive(it *host.Item) {
 	if it.Err != nil {
-		l.blockDone(it.Index, it.Err)
+		l.blockDone(it, it.Err)
 		return
 	}
 	l.arrived <- it
@@ -132,7 +135,7 @@ func (l *load) copyArrived(batchBytes int) {
 		err := l.copyIn(copies)
 		for _, it := range batch {
 			it.Slot.Release()
-			l.blockDone(it.Index, err)
+			l.blockDone(it, err)
 		}
 	}
 }
@@ -191,7 +194,8 @@ func (l *load) copyIn(blocks []blockCopy) error {
 }
 
 // blockDone notes the end of one block and, with the last that is waited for, of the load.
-func (l *load) blockDone(index int, err error) {
+func (l *load) blockDone(it *host.Item, err error) {
+	index := it.Index
 	s, i := find(l.stretches, index)
 	l.mu.Lock()
 	if l.ended || l.done[index] {
@@ -210,6 +214,8 @@ func (l *load) blockDone(index int, err error) {
 			l.cause = err
 		}
 		l.cutAt(index)
+	} else {
+		l.cameFrom(it)
 	}
 	l.ended = l.missing == 0
 	ended, useless := l.ended, l.awaited == 0
@@ -233,6 +239,22 @@ func (l *load) cutAt(index int) {
 			l.awaited--
 		}
 	}
+}
+
+// cameFrom counts a block by the tier that it came from. l.mu is held. One that was in memory, or was
+// read for somebody else, came from the host tier.
+func (l *load) cameFrom(it *host.Item) {
+	tier := it.From
+	if tier == "" {
+		tier = l.w.opts.Cache.Name()
+	}
+	i := slices.IndexFunc(l.tiers, func(t connector.TierBlocks) bool { return t.Tier == tier })
+	if i < 0 {
+		i = len(l.tiers)
+		l.tiers = append(l.tiers, connector.TierBlocks{Tier: tier})
+	}
+	l.tiers[i].Blocks++
+	l.tiers[i].Bytes += int64(it.PayloadBytes)
 }
 
 // expire ends the load by its deadline, or because the rest of it is not wanted any more: the blocks

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -69,10 +70,11 @@ func (w *Worker) begin(l *load) {
 
 // finish files the report of a load that has ended, unless it was replaced or cancelled.
 func (w *Worker) finish(l *load) {
+	took := time.Since(l.began)
 	w.counters.loads.Add(1)
-	w.counters.loadNanos.Add(uint64(time.Since(l.began)))
+	w.counters.loadNanos.Add(uint64(took))
 	w.mu.Lock()
-	wanted := w.loads.finish(l)
+	wanted := w.loads.finish(l, took)
 	w.mu.Unlock()
 	switch {
 	case !wanted:
@@ -80,8 +82,25 @@ func (w *Worker) finish(l *load) {
 	case len(l.failed) > 0:
 		w.counters.loadsFailed.Add(1)
 		w.opts.Logger.Warn("load failed in part or whole, the engine recomputes", "request", l.request,
-			"failed_blocks", len(l.failed), "blocks", l.size(), "took", time.Since(l.began), "first_cause", l.cause, "remedy", remedy(l.cause))
+			"failed_blocks", len(l.failed), "blocks", l.size(), "took", took, "first_cause", l.cause, "remedy", remedy(l.cause), w.trace(l))
+	case took > w.opts.LoadTimeout/slowShare:
+		w.opts.Logger.Warn("load was slow", "request", l.request, "blocks", l.size(), "took", took, "tiers", l.tiers,
+			"remedy", "none if it is rare; else see the queues in kvconnd status: the disk, or the engine's device, is slow", w.trace(l))
 	}
+}
+
+// slowShare is the part of the load timeout from which on a load that did not fail is worth a line.
+const slowShare = 2
+
+// trace is the log attribute that names a load's trace, empty if it has none.
+func (w *Worker) trace(l *load) slog.Attr {
+	if w.opts.Trace == nil {
+		return slog.Attr{}
+	}
+	if trace := w.opts.Trace(l.request); trace != "" {
+		return slog.String("traceparent", trace)
+	}
+	return slog.Attr{}
 }
 
 // countBlock counts block i of a stretch as loaded or failed.
@@ -130,14 +149,14 @@ const (
 // loadTable holds a rank's loads by request. The worker's mutex guards them.
 type loadTable struct {
 	running map[string]*load
-	// finished are the failed blocks of the loads that Poll has not reported yet.
-	finished map[string][]uint32
+	// finished are the loads that Poll has not reported yet.
+	finished map[string]connector.FinishedLoad
 	// blocks counts the blocks of running and finished.
 	blocks int
 }
 
 func newLoadTable() loadTable {
-	return loadTable{running: make(map[string]*load), finished: make(map[string][]uint32)}
+	return loadTable{running: make(map[string]*load), finished: make(map[string]connector.FinishedLoad)}
 }
 
 // admits returns an error if n more loads of that many blocks are too many.
@@ -160,7 +179,7 @@ func (t *loadTable) put(l *load) *load {
 
 // take forgets a request: its load, which it returns if it is running, and its report.
 func (t *loadTable) take(request string) *load {
-	t.blocks -= len(t.finished[request])
+	t.blocks -= len(t.finished[request].FailedBlocks)
 	delete(t.finished, request)
 	l := t.running[request]
 	if l != nil {
@@ -181,12 +200,12 @@ func (t *loadTable) takeAll() []*load {
 }
 
 // finish turns a load into a report, and reports whether it was still wanted.
-func (t *loadTable) finish(l *load) bool {
+func (t *loadTable) finish(l *load, took time.Duration) bool {
 	if t.running[l.request] != l {
 		return false
 	}
 	t.take(l.request)
-	t.finished[l.request] = l.failed
+	t.finished[l.request] = connector.FinishedLoad{Request: l.request, FailedBlocks: l.failed, Tiers: l.tiers, Took: took}
 	t.blocks += len(l.failed)
 	return true
 }
@@ -202,9 +221,9 @@ func (t *loadTable) poll() []connector.FinishedLoad {
 		return nil
 	}
 	out := make([]connector.FinishedLoad, 0, len(t.finished))
-	for request, failed := range t.finished {
-		out = append(out, connector.FinishedLoad{Request: request, FailedBlocks: failed})
-		t.blocks -= len(failed)
+	for _, l := range t.finished {
+		out = append(out, l)
+		t.blocks -= len(l.FailedBlocks)
 	}
 	clear(t.finished)
 	return out

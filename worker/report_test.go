@@ -139,7 +139,7 @@ func TestBlocksOfLoadsAreBoundedUntilTheyAreReported(t *testing.T) {
 		}
 	}
 	full("both are running")
-	if loads.finish(other); loads.blocks != maxLoadBlocks {
+	if loads.finish(other, 0); loads.blocks != maxLoadBlocks {
 		t.Errorf("%d blocks", loads.blocks)
 	}
 	full("one has failed")
@@ -150,7 +150,7 @@ func TestBlocksOfLoadsAreBoundedUntilTheyAreReported(t *testing.T) {
 		t.Error(err)
 	}
 	loads.put(&load{request: "half", done: half.done[:1]})
-	if loads.finish(half) {
+	if loads.finish(half, 0) {
 		t.Error("a load that was replaced is reported")
 	}
 	loads.take("half")

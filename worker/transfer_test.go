@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -28,6 +29,45 @@ func mustSave(t *testing.T, w *Worker, ts ...connector.Transfer) {
 	settle(t, w)
 	if got := w.Stats().SavedBlocks - before; got != uint64(want) {
 		t.Fatalf("%d blocks saved, want %d", got, want)
+	}
+}
+
+// A report says where the blocks came from; one that has failed counts for no tier.
+func TestReportSaysWhereBlocksCameFrom(t *testing.T) {
+	s := openStore(t)
+	m := newEngineMemory(t)
+	w := newWorker(t, s, nil)
+	register(t, w, m)
+	mustSave(t, w, transfer(0, 0, 1, 2, 3))
+	other := newWorker(t, s, nil) // its host tier is empty
+	register(t, other, m)
+	brought := func(missing uint32, slots ...uint32) map[string]connector.TierBlocks {
+		t.Helper()
+		ts := []connector.Transfer{transfer(0, slots...)}
+		if missing > 0 {
+			ts = append(ts, transfer(40, missing))
+		}
+		if _, err := other.Load(t.Context(), loads(loadOf("r", ts...))); err != nil {
+			t.Fatal(err)
+		}
+		l := poll(t, other, 1)[0]
+		if l.Took <= 0 || (len(l.FailedBlocks) > 0) != (missing > 0) {
+			t.Errorf("took %v, failed %v", l.Took, l.FailedBlocks)
+		}
+		out := map[string]connector.TierBlocks{}
+		for _, b := range l.Tiers {
+			out[b.Tier] = b
+		}
+		return out
+	}
+	const bytes = layers * pieceBytes
+	disk := map[string]connector.TierBlocks{"disk": {Tier: "disk", Blocks: 2, Bytes: 2 * bytes}}
+	if got := brought(0, 8, 9); !reflect.DeepEqual(got, disk) {
+		t.Errorf("first load: %+v, want %+v", got, disk)
+	}
+	both := map[string]connector.TierBlocks{"host": {Tier: "host", Blocks: 2, Bytes: 2 * bytes}, "disk": {Tier: "disk", Blocks: 1, Bytes: bytes}}
+	if got := brought(12, 8, 9, 10); !reflect.DeepEqual(got, both) {
+		t.Errorf("second load: %+v, want %+v", got, both)
 	}
 }
 

@@ -220,6 +220,9 @@ type Options struct {
 	// memory gone: nothing can be loaded until memory is registered again. It must not call
 	// the worker.
 	Lost func()
+	// Trace, if not nil, returns the traceparent of a request, "" if there is none: for the log. It is
+	// called from any goroutine.
+	Trace func(request string) string
 	// Logger receives what an operator should know. Default: nothing.
 	Logger *slog.Logger
 }

@@ -34,6 +34,9 @@ func TestHotFramesCostNoAllocation(t *testing.T) {
 	}}
 	touch := &connector.TouchRequest{Request: "r", Hashes: hashes}
 	offer := connector.Offer{Tokens: 8000, Async: true}
+	told := corpusOffer()
+	traced := *match
+	traced.Tiers, traced.Trace = true, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	step := steadyStep()
 	buf := make([]byte, 0, 1<<20)
 	var into connector.MatchRequest
@@ -48,16 +51,18 @@ func TestHotFramesCostNoAllocation(t *testing.T) {
 		}
 	}
 	for name, f := range map[string]func(){
-		"match out":  func() { buf = AppendMatch(buf[:0], match) },
-		"match back": func() { note(DecodeMatch(AppendMatch(buf[:0], match), &into)) },
-		"offer":      func() { note(DecodeOffer(AppendOffer(buf[:0], offer), &offer)) },
-		"present":    func() { note(DecodePresent(AppendPresent(buf[:0], present), &presentInto)) },
-		"presence":   func() { buf = AppendPresence(buf[:0], bits) },
-		"move":       func() { _, e := moves.Decode(AppendMove(buf[:0], move)); note(e) },
-		"touch":      func() { note(DecodeTouch(AppendTouch(buf[:0], touch), &touchInto)) },
-		"polled":     func() { buf = AppendPolled(buf[:0], &connector.Polled{}) },
-		"step out":   func() { buf = AppendStep(buf[:0], step) },
-		"step back":  func() { _, e := steps.Decode(AppendStep(buf[:0], step)); note(e) },
+		"match out":    func() { buf = AppendMatch(buf[:0], match) },
+		"match back":   func() { note(DecodeMatch(AppendMatch(buf[:0], match), &into)) },
+		"offer":        func() { note(DecodeOffer(AppendOffer(buf[:0], offer), &offer)) },
+		"traced match": func() { note(DecodeMatch(AppendMatch(buf[:0], &traced), &into)) },
+		"tiers out":    func() { buf = AppendOffer(buf[:0], told) },
+		"present":      func() { note(DecodePresent(AppendPresent(buf[:0], present), &presentInto)) },
+		"presence":     func() { buf = AppendPresence(buf[:0], bits) },
+		"move":         func() { _, e := moves.Decode(AppendMove(buf[:0], move)); note(e) },
+		"touch":        func() { note(DecodeTouch(AppendTouch(buf[:0], touch), &touchInto)) },
+		"polled":       func() { buf = AppendPolled(buf[:0], &connector.Polled{}) },
+		"step out":     func() { buf = AppendStep(buf[:0], step) },
+		"step back":    func() { _, e := steps.Decode(AppendStep(buf[:0], step)); note(e) },
 	} {
 		if n := testing.AllocsPerRun(20, f); n != 0 || err != nil {
 			t.Errorf("%s: %v allocations, %v; want none", name, n, err)

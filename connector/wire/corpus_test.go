@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -120,6 +121,24 @@ func corpusManifest() []byte {
 	return m.Canonical()
 }
 
+// corpusOffer says where its tokens lie.
+func corpusOffer() connector.Offer {
+	o := connector.Offer{Tokens: 48, Async: true, Refused: 32}
+	o.Tiers[0] = connector.TierTokens{Tier: "host", Tokens: 16}
+	o.Tiers[1] = connector.TierTokens{Tier: "disk", Tokens: 32}
+	return o
+}
+
+// corpusLoads say what they brought; the second never ran.
+func corpusLoads() []connector.FinishedLoad {
+	return []connector.FinishedLoad{
+		{Request: "req-1", FailedBlocks: []uint32{7}, Took: 12_345 * time.Microsecond, Tiers: []connector.TierBlocks{
+			{Tier: "disk", Blocks: 20, Bytes: 1 << 33}, {Tier: "host", Blocks: 3, Bytes: 24576},
+		}},
+		{Request: "req-2", FailedBlocks: []uint32{70000, 5}},
+	}
+}
+
 // corpusFrames are the frames by the names of their files.
 func corpusFrames(t *testing.T) []*corpusEntry {
 	var out []*corpusEntry
@@ -198,6 +217,14 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 		add(OpMatch, KindError, "."+code, body.Append(nil), 0)
 	}
 	add(OpMatch, KindReply, ".staged", AppendOffer(nil, connector.Offer{Tokens: 32, Async: true, Handoff: corpusHandoff()}), 0)
+	match.Tiers, match.Trace = true, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	add(OpMatch, KindRequest, ".told", AppendMatch(nil, &match), 0)
+	add(OpMatch, KindReply, ".told", AppendOffer(nil, corpusOffer()), 0)
+	step.TellSaves = true
+	add(OpStep, KindRequest, ".told", AppendStep(nil, &step), 0)
+	stepReply.Saves = []connector.PlannedSave{{Request: "req-2", First: 0, Count: 17}, {Request: "req-3", Group: 1, First: 40, Count: 1}}
+	add(OpStep, KindReply, ".told", AppendStepReply(nil, &stepReply), 0)
+	add(OpPoll, KindReply, ".told", AppendPolled(nil, &connector.Polled{Finished: corpusLoads()}), 0)
 	return out
 }
 

@@ -23,15 +23,16 @@ func codecs() []codec {
 	hello := &Hello{MinVersion: 1, MaxVersion: 3, Role: RoleWorker, Client: "c/1", Engine: "e", Manifest: []byte("{}"), Rank: 5, Handoff: true}
 	helloReply := &HelloReply{Version: 1, Server: "s", Namespace: strings.Repeat("ab", 32), LoadTimeoutMS: 10000}
 	errBody := &ErrorBody{Code: CodeBadRequest, Message: "no"}
-	match := &connector.MatchRequest{Request: "r", From: 3, Tokens: []uint32{1, 1 << 31}, PromptTokens: 5, Computed: 16, Spans: []connector.Span{{Start: 1, End: 4, ID: []byte("img")}}, Scope: connector.Scope{Salt: "s", LoRA: "l"}, NoLoad: true, NoSave: true}
+	match := &connector.MatchRequest{Request: "r", From: 3, Tokens: []uint32{1, 1 << 31}, PromptTokens: 5, Computed: 16, Spans: []connector.Span{{Start: 1, End: 4, ID: []byte("img")}}, Scope: connector.Scope{Salt: "s", LoRA: "l"}, NoLoad: true, NoSave: true, Tiers: true, Trace: "00-1-2-01"}
 	offer := &connector.Offer{Tokens: 32, Async: true}
+	told := corpusOffer()
 	layout := &connector.Layout{Groups: []connector.GroupLayout{{Blocks: 9, Runs: []connector.Run{{Region: 1, Offset: 2, Layers: 3, LayerStride: 4, BlockStride: 5, Bytes: 6}}}, {Runs: []connector.Run{}}}}
 	step := &connector.StepRequest{
 		Allocs:    []connector.Alloc{{Request: "a", Blocks: [][]uint32{{1, 2}, {connector.NoBlock, 3}}, Computed: 16, External: 16, GroupComputed: []int{16, 0}}},
 		Scheduled: []connector.Scheduled{{Request: "b", NewBlocks: [][]uint32{{3}}, Reset: true, Computed: 1, Count: 2, From: 9, NewTokens: []uint32{7}}},
-		Preempted: []string{"c"}, Finished: []string{"d", "e"},
+		Preempted: []string{"c"}, Finished: []string{"d", "e"}, TellSaves: true,
 	}
-	stepReply := &connector.StepReply{Metadata: []byte{1, 2}, Loads: []connector.PlannedLoad{{Request: "a", Blocks: []uint32{2}}}}
+	stepReply := &connector.StepReply{Metadata: []byte{1, 2}, Loads: []connector.PlannedLoad{{Request: "a", Blocks: []uint32{2}}}, Saves: []connector.PlannedSave{{Request: "b", Group: 1, First: 2, Count: 3}}}
 	loaded := &connector.LoadedReport{Done: []string{"a"}, InvalidBlocks: []uint32{4}}
 	saveResult := &connector.SaveResult{Taken: 3, Dropped: 1, Present: 2}
 	polled := connector.Polled{
@@ -44,12 +45,14 @@ func codecs() []codec {
 		{Hashes: []connector.Proof{{3}}, Slots: []uint32{6}},
 	}, Scope: connector.Scope{Salt: "s", LoRA: "l"}}
 	touch := &connector.TouchRequest{Request: "r", Hashes: []connector.Proof{{1}}, Tokens: 5, Seconds: 0.5}
+	brought := connector.Polled{Finished: corpusLoads()}
 	return []codec{
 		{"hello", hello, hello.Append, func(b []byte) (any, error) { m := new(Hello); return m, m.Decode(b) }},
 		{"hello reply", helloReply, helloReply.Append, func(b []byte) (any, error) { m := new(HelloReply); return m, m.Decode(b) }},
 		{"error", errBody, errBody.Append, func(b []byte) (any, error) { m := new(ErrorBody); return m, m.Decode(b) }},
 		{"match", match, func(b []byte) []byte { return AppendMatch(b, match) }, func(b []byte) (any, error) { m := new(connector.MatchRequest); return m, DecodeMatch(b, m) }},
 		{"offer", offer, func(b []byte) []byte { return AppendOffer(b, *offer) }, func(b []byte) (any, error) { m := new(connector.Offer); return m, DecodeOffer(b, m) }},
+		{"offer with tiers", &told, func(b []byte) []byte { return AppendOffer(b, told) }, func(b []byte) (any, error) { m := new(connector.Offer); return m, DecodeOffer(b, m) }},
 		{"layout", layout, func(b []byte) []byte { return AppendLayout(b, layout) }, func(b []byte) (any, error) { m := new(connector.Layout); return m, DecodeLayout(b, m) }},
 		{"step", step, func(b []byte) []byte { return AppendStep(b, step) }, func(b []byte) (any, error) { return new(StepDecoder).Decode(b) }},
 		{"step reply", stepReply, func(b []byte) []byte { return AppendStepReply(b, stepReply) }, func(b []byte) (any, error) { m := new(connector.StepReply); return m, DecodeStepReply(b, m) }},
@@ -63,6 +66,7 @@ func codecs() []codec {
 		{"count", 7, func(b []byte) []byte { return AppendCount(b, 7) }, func(b []byte) (any, error) { return DecodeCount(b) }},
 		{"cancel", "r", func(b []byte) []byte { return AppendCancel(b, "r") }, func(b []byte) (any, error) { return DecodeCancel(b) }},
 		{"polled", polled, func(b []byte) []byte { return AppendPolled(b, &polled) }, func(b []byte) (any, error) { return DecodePolled(b) }},
+		{"polled, and what loads brought", brought, func(b []byte) []byte { return AppendPolled(b, &brought) }, func(b []byte) (any, error) { return DecodePolled(b) }},
 	}
 }
 
@@ -129,6 +133,11 @@ func TestHostileSizesAreRefusedBeforeAllocation(t *testing.T) {
 		{"stored", huge("stored", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := DecodePolled(b); return err }},
 		{"spans", huge("spans", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
 		{"groups", huge("groups", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeLayout(b, new(connector.Layout)) }},
+		{"loaded", huge("loaded", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := DecodePolled(b); return err }},
+		{"what loads brought without loads", huge("loaded", 0x91, 0x92, 0x00, 0x80), func(b []byte) error { _, err := DecodePolled(b); return err }},
+		{"too many tiers", huge("tiers", 0x85, 0xa1, 'a', 1, 0xa1, 'b', 1, 0xa1, 'c', 1, 0xa1, 'd', 1, 0xa1, 'e', 1), func(b []byte) error { return DecodeOffer(b, new(connector.Offer)) }},
+		{"saves", huge("saves", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeStepReply(b, new(connector.StepReply)) }},
+		{"trace", huge("trace", append([]byte{0xd9, 56}, make([]byte, 56)...)...), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
 		{"map", []byte{0xdf, 0xff, 0xff, 0xff, 0xff}, func(b []byte) error { return DecodeLoaded(b, new(connector.LoadedReport)) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

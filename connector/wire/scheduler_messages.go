@@ -8,7 +8,14 @@ import (
 
 // AppendMatch appends the body of a match request.
 func AppendMatch(b []byte, m *connector.MatchRequest) []byte {
-	b = msgp.AppendMapHeader(b, 10)
+	fields := uint32(10)
+	if m.Tiers {
+		fields++
+	}
+	if m.Trace != "" {
+		fields++
+	}
+	b = msgp.AppendMapHeader(b, fields)
 	b = putString(b, "r", m.Request)
 	b = putInt(b, "from", m.From)
 	b = putU32s(b, "tokens", m.Tokens)
@@ -18,7 +25,14 @@ func AppendMatch(b []byte, m *connector.MatchRequest) []byte {
 	b = putString(b, "salt", m.Scope.Salt)
 	b = putString(b, "lora", m.Scope.LoRA)
 	b = putBool(b, "no_load", m.NoLoad)
-	return putBool(b, "no_save", m.NoSave)
+	b = putBool(b, "no_save", m.NoSave)
+	if m.Tiers {
+		b = putBool(b, "tiers", true)
+	}
+	if m.Trace != "" {
+		b = putString(b, "trace", m.Trace)
+	}
+	return b
 }
 
 // DecodeMatch fills m from the body of a match request. It uses the memory of m.Tokens
@@ -48,6 +62,10 @@ func DecodeMatch(body []byte, m *connector.MatchRequest) error {
 			m.NoLoad = d.bool("no_load")
 		case "no_save":
 			m.NoSave = d.bool("no_save")
+		case "tiers":
+			m.Tiers = d.bool("tiers")
+		case "trace":
+			m.Trace = d.view("trace", connector.MaxTraceBytes)
 		}
 	})
 }
@@ -78,8 +96,19 @@ func (d *decoder) appendSpans(out []connector.Span) []connector.Span {
 
 // AppendOffer appends the body of the answer to match.
 func AppendOffer(b []byte, o connector.Offer) []byte {
-	fields := uint32(2)
+	fields, tiers := uint32(2), uint32(0)
 	if o.Handoff != nil {
+		fields++
+	}
+	if o.Refused > 0 {
+		fields++
+	}
+	for i := range o.Tiers {
+		if o.Tiers[i].Tokens > 0 {
+			tiers++
+		}
+	}
+	if tiers > 0 {
 		fields++
 	}
 	b = msgp.AppendMapHeader(b, fields)
@@ -87,6 +116,17 @@ func AppendOffer(b []byte, o connector.Offer) []byte {
 	b = putBool(b, "async", o.Async)
 	if o.Handoff != nil {
 		b = putBytes(b, "staged", o.Handoff.Append(nil))
+	}
+	if o.Refused > 0 {
+		b = putInt(b, "refused", o.Refused)
+	}
+	if tiers > 0 {
+		b = msgp.AppendMapHeader(msgp.AppendString(b, "tiers"), tiers)
+		for i := range o.Tiers {
+			if t := &o.Tiers[i]; t.Tokens > 0 {
+				b = putInt(b, t.Tier, t.Tokens)
+			}
+		}
 	}
 	return b
 }
@@ -102,8 +142,21 @@ func DecodeOffer(body []byte, o *connector.Offer) error {
 			o.Async = d.bool("async")
 		case "staged":
 			o.Handoff = d.handoffOffer()
+		case "refused":
+			o.Refused = int(d.uint("refused", maxNumber))
+		case "tiers":
+			o.Tiers = d.tierTokens()
 		}
 	})
+}
+
+func (d *decoder) tierTokens() (out [connector.MaxTiers]connector.TierTokens) {
+	n := 0
+	d.tiers(func(tier string) {
+		out[n] = connector.TierTokens{Tier: tier, Tokens: int(d.uint("tokens of a tier", maxNumber))}
+		n++
+	})
+	return out
 }
 
 func (d *decoder) handoffOffer() *connector.HandoffOffer {

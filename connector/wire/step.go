@@ -11,7 +11,11 @@ import (
 
 // AppendStep appends the body of a step request.
 func AppendStep(b []byte, m *connector.StepRequest) []byte {
-	b = msgp.AppendMapHeader(b, 4)
+	fields := uint32(4)
+	if m.TellSaves {
+		fields++
+	}
+	b = msgp.AppendMapHeader(b, fields)
 	b = putArray(b, "allocs", len(m.Allocs))
 	for i := range m.Allocs {
 		a := &m.Allocs[i]
@@ -30,7 +34,11 @@ func AppendStep(b []byte, m *connector.StepRequest) []byte {
 		b = appendScheduled(b, &m.Scheduled[i])
 	}
 	b = putStrings(b, "preempted", m.Preempted)
-	return putStrings(b, "finished", m.Finished)
+	b = putStrings(b, "finished", m.Finished)
+	if m.TellSaves {
+		b = putBool(b, "tell_saves", true)
+	}
+	return b
 }
 
 func appendScheduled(b []byte, s *connector.Scheduled) []byte {
@@ -63,11 +71,23 @@ func putTables(b []byte, key string, tables [][]uint32) []byte {
 
 // AppendStepReply appends the body of the answer to step.
 func AppendStepReply(b []byte, m *connector.StepReply) []byte {
-	b = msgp.AppendMapHeader(b, 2)
+	fields := uint32(2)
+	if len(m.Saves) > 0 {
+		fields++
+	}
+	b = msgp.AppendMapHeader(b, fields)
 	b = putBytes(b, "meta", m.Metadata)
 	b = putArray(b, "loads", len(m.Loads))
 	for i := range m.Loads {
 		b = appendBlockList(b, m.Loads[i].Request, m.Loads[i].Blocks)
+	}
+	if len(m.Saves) > 0 {
+		b = putArray(b, "saves", len(m.Saves))
+		for i := range m.Saves {
+			s := &m.Saves[i]
+			b = msgp.AppendString(msgp.AppendArrayHeader(b, 4), s.Request)
+			b = msgp.AppendInt(msgp.AppendInt(msgp.AppendInt(b, s.Group), s.First), s.Count)
+		}
 	}
 	return b
 }
@@ -86,6 +106,16 @@ func DecodeStepReply(body []byte, m *connector.StepReply) error {
 			m.Loads = make([]connector.PlannedLoad, d.array("loads", connector.MaxStepRequests))
 			for i := range m.Loads {
 				m.Loads[i].Request, m.Loads[i].Blocks = d.blockList("loads")
+			}
+		case "saves":
+			for range d.array("saves", maxBlocks) {
+				if !d.tuple("saves", 4) {
+					return
+				}
+				m.Saves = append(m.Saves, connector.PlannedSave{
+					Request: d.str("saves", connector.MaxIDBytes), Group: int(d.uint("group of saves", connector.MaxGroups)),
+					First: int(d.uint("first of saves", maxNumber)), Count: int(d.uint("number of saves", maxNumber)),
+				})
 			}
 		}
 	})
@@ -167,6 +197,8 @@ func (s *StepDecoder) Decode(body []byte) (step *connector.StepRequest, err erro
 			m.Preempted = d.stringsAgain(old.Preempted, "preempted")
 		case "finished":
 			m.Finished = d.stringsAgain(old.Finished, "finished")
+		case "tell_saves":
+			m.TellSaves = d.bool("tell_saves")
 		}
 	})
 	return m, err

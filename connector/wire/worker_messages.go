@@ -125,7 +125,7 @@ func DecodeSaveResult(body []byte, r *connector.SaveResult) error {
 
 // AppendPolled appends the body of the answer to poll.
 func AppendPolled(b []byte, p *connector.Polled) []byte {
-	b = msgp.AppendMapHeader(b, 2)
+	b = msgp.AppendMapHeader(b, 2+broughtFields(p.Finished))
 	b = putArray(b, "finished", len(p.Finished))
 	for i := range p.Finished {
 		b = appendBlockList(b, p.Finished[i].Request, p.Finished[i].FailedBlocks)
@@ -139,12 +139,13 @@ func AppendPolled(b []byte, p *connector.Polled) []byte {
 			b = msgp.AppendInt(b, n)
 		}
 	}
-	return b
+	return appendBrought(b, p.Finished)
 }
 
 // DecodePolled returns what the answer to poll says.
 func DecodePolled(body []byte) (p connector.Polled, err error) {
 	d := decoder{b: body}
+	var brought []connector.FinishedLoad
 	err = d.message(func(key []byte) {
 		switch string(key) {
 		case "finished":
@@ -157,8 +158,13 @@ func DecodePolled(body []byte) (p connector.Polled, err error) {
 			for range d.array("stored", connector.MaxStepRequests) {
 				p.Stored = append(p.Stored, d.stored())
 			}
+		case "loaded":
+			brought = d.brought()
 		}
 	})
+	if err == nil {
+		err = joinBrought(p.Finished, brought)
+	}
 	return p, err
 }
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import environment
+import observed
 import workplace
 from completions import BLOCK_SIZE, MAX_TOKENS, Completion, cacheable, complete, complete_all, prompt
 from damage import flip_bits
@@ -80,14 +81,18 @@ class Main:
         """Serve without a daemon, save, load into the same engine, and lose the daemon while serving."""
         plain = Engine(self.env, self.model, self.work / "vllm-plain.log")
         engine = Engine(self.env, self.model, self.work / "vllm-1.log")
+        followed = observed.Followed(self.env, self.work / "kv-events.log")
         plain.start(None, prefix_caching=True)
-        engine.start(self.connector, prefix_caching=True)
+        engine.start(self.connector, prefix_caching=True, options=followed.options)
         plain.wait()
         engine.wait()
         self.daemon_absent(plain, engine)
         self.saving_run(plain, engine)
+        followed.announced(self.report, sum(len(r.tokens) // BLOCK_SIZE for r in self.rows))
         self.load_into_the_same_engine(engine)
         self.lose_the_daemon(plain, engine)
+        followed.withdrawn(self.report)
+        followed.kill()
         engine.terminate()
         plain.terminate()
         self.report.equal("kvconnd stops in order", self.daemon.terminate(), 0)
@@ -203,10 +208,11 @@ class Main:
         """Load what the first run saved; then corruption, crashes and requests' own wishes."""
         self.daemon.start()
         engine = Engine(self.env, self.model, self.work / "vllm-2.log")
-        engine.start(self.connector, prefix_caching=False)
+        engine.start(self.connector, prefix_caching=False, options=observed.tracing())
         engine.wait()
         self.report.equal("daemon there at start: no warning", engine.lines("WARNING", "kvconn:"), [])
         self.cached_against_cold(engine)
+        observed.hits_are_shown(self.report, engine, self.rows[-1].tokens, "host")
         self.decoded_blocks(engine)
         self.scopes(engine)
         self.flipped_bits(engine)
@@ -268,6 +274,7 @@ class Main:
         flipped = flip_bits(self.daemon.store)
         self.daemon.start()
         self.daemon.wait_for_engine()
+        observed.failures_are_shown(self.report, engine, self.daemon, self.rows[-1].tokens)
         answers = complete_all(engine.port, [r.tokens for r in self.rows])
         found = self.daemon.metric("kvconn_store_corrupt_records_total")
         self.report.check("flipped bits: there were records to damage", flipped > 0, f"{flipped} records")

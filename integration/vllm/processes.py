@@ -160,7 +160,9 @@ class Engine(Program):
         self._env, self._model = env, model
         self.port = free_port()
 
-    def start(self, connector: str | None, prefix_caching: bool, tensor_parallel: int = 1) -> None:
+    def start(
+        self, connector: str | None, prefix_caching: bool, tensor_parallel: int = 1, options: Sequence[str] = ()
+    ) -> None:
         """Start it; `wait` waits until it serves."""
         # The console script of the CPU wheel does not find its own metadata.
         command = [str(self._env.python), "-m", "vllm.entrypoints.openai.api_server"]
@@ -174,7 +176,7 @@ class Engine(Program):
             command += ["--kv-transfer-config", connector]
         if tensor_parallel > 1:
             command += ["--tensor-parallel-size", str(tensor_parallel), "--distributed-executor-backend", "mp"]
-        self.spawn(command, self._env.variables(tensor_parallel))
+        self.spawn([*command, *options], self._env.variables(tensor_parallel))
 
     def wait(self) -> None:
         """Wait until it serves."""

@@ -176,7 +176,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, manifest: m, since: time.Now()}
 	s.Worker, err = worker.New(worker.Options{
 		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Cache: b.cache, Account: account,
-		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory,
+		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Trace: s.trace,
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	})
 	if err == nil && m.KeyScheme == connector.KeySchemeEngine {
@@ -198,6 +198,24 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 		return keyedSession{s}, nil
 	}
 	return s, nil
+}
+
+// trace returns the traceparent of a request of the rank's engine, as its scheduler has told it here.
+func (s *workerSession) trace(request string) string {
+	s.b.mu.Lock()
+	var leaders []*leader.Leader
+	for l := range s.b.schedulers {
+		if l.peer.Engine == s.peer.Engine {
+			leaders = append(leaders, l.Leader)
+		}
+	}
+	s.b.mu.Unlock()
+	for _, l := range leaders {
+		if trace := l.Trace(request); trace != "" {
+			return trace
+		}
+	}
+	return ""
 }
 
 func (b *backend) openNamespace(m *connector.Manifest) (connector.NamespaceDigest, error) {

@@ -39,6 +39,8 @@ type Price struct {
 	// Work space: where each block is, as an index of levels.
 	where []uint8
 	at    []bool
+	// slowest is the slowest level that an offer needs of each block.
+	slowest []uint8
 }
 
 // groupPrice is what the blocks of a layer group cost.

@@ -100,13 +100,16 @@ func TestWhatIsNoPrefixEntryIsCountedAndIgnored(t *testing.T) {
 		eventMap("BlockRemoved", field("block_hashes", []uint64{1}), field("group_idx", 1)),
 		eventMap("BlockRemoved", field("block_hashes", []uint64{3}), field("medium", "EXTERNAL")),
 		storedEvent(0, []uint64{3}, field("medium", "CPU_PINNED")),
+		// What kvconn's connector announces: the node's tiers are known from the daemon.
+		storedEvent(0, []uint64{7}, field("medium", "STORAGE"), field("locality", "LOCAL"), field("ownership", "kvconn")),
+		eventMap("BlockRemoved", field("block_hashes", []uint64{7}), field("medium", "STORAGE"), field("ownership", "kvconn")),
 		eventMap("BlockInactive", field("block_hashes", []uint64{3})),
 		storedEvent(9, []uint64{5}),
 		removedEvent(6),
 	)
 	wantKeys(t, x, 1)
 	s := g.Stats()
-	if s.IgnoredGroups != 3 || s.IgnoredMedia != 3 || s.HashOnly != 1 || s.UnknownTypes != 1 || s.UnknownParents != 1 || s.UnknownRemovals != 1 {
+	if s.IgnoredGroups != 3 || s.IgnoredMedia != 5 || s.HashOnly != 1 || s.UnknownTypes != 1 || s.UnknownParents != 1 || s.UnknownRemovals != 1 {
 		t.Errorf("%+v", s)
 	}
 }

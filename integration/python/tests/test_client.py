@@ -261,7 +261,7 @@ def test_step_and_loaded_carry_everything(fake: FakeDaemon) -> None:
         ["p"],
         ["f"],
     )
-    assert scheduler.step(step, 1) == (b"m", [PlannedLoad("r", [4, 5])])
+    assert scheduler.step(step, 1) == (b"m", [PlannedLoad("r", [4, 5])], ())
     scheduler.loaded(["r"], {5}, 1)
     fake.asked.get()
     assert fake.asked.get()[1] == {

@@ -53,6 +53,8 @@ def match(f: Fields) -> Fields:
         lora=f["lora"],
         no_load=f["no_load"],
         no_save=f["no_save"],
+        tiers=f.get("tiers", False),
+        trace=f.get("trace", ""),
     )
 
 
@@ -62,7 +64,15 @@ def step(f: Fields) -> Fields:
         Scheduled(s["r"], s["blocks"], s["reset"], s["computed"], s["count"], s["tokens"], s["from"])
         for s in f["scheduled"]
     ]
-    return messages.step(Step(allocs, scheduled, f["preempted"], f["finished"]))
+    return messages.step(Step(allocs, scheduled, f["preempted"], f["finished"], f.get("tell_saves", False)))
+
+
+def finished(f: Fields) -> list[tuple[Any, ...]]:
+    brought = f.get("loaded") or [[0, {}]] * len(f["finished"])
+    return [
+        (request, failed, {tier: tuple(got) for tier, got in tiers.items()}, micros / 1e6)
+        for (request, failed), (micros, tiers) in zip(f["finished"], brought, strict=True)
+    ]
 
 
 def hello(f: Fields) -> Fields:
@@ -97,15 +107,22 @@ REQUESTS: dict[str, Callable[[Fields], Fields]] = {
 
 REPLIES: dict[str, tuple[Callable[[Fields], Any], Callable[[Fields], Any]]] = {
     "hello": (dict, dict),
-    "match": (messages.offer, lambda f: (f["tokens"], f["async"])),
-    "step": (messages.step_reply, lambda f: (bytes.fromhex(f["meta"]), [tuple(p) for p in f["loads"]])),
+    "match": (messages.offer, lambda f: (f["tokens"], f["async"], f.get("tiers", {}), f.get("refused", 0))),
+    "step": (
+        messages.step_reply,
+        lambda f: (
+            bytes.fromhex(f["meta"]),
+            [tuple(p) for p in f["loads"]],
+            tuple(tuple(s) for s in f.get("saves", ())),
+        ),
+    ),
     "loaded": (dict, dict),
     "reset": (dict, dict),
     "register": (dict, dict),
     "unregister": (dict, dict),
     "load": (messages.count, lambda f: f["n"]),
     "save": (messages.save_result, lambda f: (f["taken"], f["dropped"], f["present"])),
-    "poll": (messages.polled, lambda f: tuple([tuple(e) for e in f[key]] for key in ("finished", "stored"))),
+    "poll": (messages.polled, lambda f: (finished(f), [tuple(e) for e in f["stored"]])),
     "cancel": (dict, dict),
     "present": (messages.bitmaps, lambda f: [bytes.fromhex(b) for b in f["groups"]]),
     "fetch": (dict, dict),

@@ -90,6 +90,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def polled(worker: WorkerClient) -> list[FinishedLoad]:
+    """The reports without what the loads brought, which differs."""
+    return [FinishedLoad(report.request, report.failed_blocks) for report in polled_with_tiers(worker)]
+
+
+def polled_with_tiers(worker: WorkerClient) -> list[FinishedLoad]:
     reports: list[FinishedLoad] = []
 
     def idle() -> bool:
@@ -133,19 +138,24 @@ def test_what_was_saved_is_loaded_byte_for_byte(daemon: Path) -> None:
     assert scheduler.match("r1", tokens).tokens == 0
     for block in range(4):
         memory.fill(block, block + 1)
-    saved = scheduler.step(Step(scheduled=[Scheduled("r1", [[0, 1, 2, 3]], True, 0, len(tokens), [])]), 1)
+    first = Step(scheduled=[Scheduled("r1", [[0, 1, 2, 3]], True, 0, len(tokens), [])], tell_saves=True)
+    saved = scheduler.step(first, 1)
+    assert saved.saves == (("r1", 0, 0, 4),)
     assert worker.save(saved.meta) == SaveResult(4)
     for block in range(4):
         memory.fill(block, 0xEE)  # free to be overwritten
     scheduler.step(Step(finished=["r1"]), 1)
 
     wait_until(lambda: scheduler.match("r2", tokens).tokens == 4 * BLOCK_SIZE)
-    offer = scheduler.match("r2", [], start=len(tokens), computed=BLOCK_SIZE)
-    assert offer == (3 * BLOCK_SIZE, True)
+    offer = scheduler.match("r2", [], start=len(tokens), computed=BLOCK_SIZE, tiers=True, trace="00-aa-bb-01")
+    assert offer == (3 * BLOCK_SIZE, True, {"host": 3 * BLOCK_SIZE}, 0)
     plan = scheduler.step(Step(allocs=[Alloc("r2", [[9, 5, 6, 7]], BLOCK_SIZE, 3 * BLOCK_SIZE)]), 1)
     assert plan.loads == [PlannedLoad("r2", [5, 6, 7])]
     worker.load(plan.meta, plan.loads)
-    assert polled(worker) == [FinishedLoad("r2", [])]
+    (ended,) = polled_with_tiers(worker)
+    assert (ended.request, ended.failed_blocks) == ("r2", [])
+    assert ended.tiers == {"host": (3, 3 * BLOCK_BYTES)}
+    assert 0 < ended.seconds < 10
     for block in range(3):
         assert memory.read(5 + block) == bytes([block + 2]) * BLOCK_BYTES
     scheduler.loaded(["r2"], [], 1)

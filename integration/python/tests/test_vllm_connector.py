@@ -14,11 +14,11 @@ import torch
 from fake_daemon import HELLO, LOAD, POLL, SAVE, FakeDaemon
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from kvconn.client import FinishedLoad, Options, PlannedLoad, Run, WorkerClient
+from kvconn.client import FinishedLoad, Options, PlannedLoad, Run, SaveResult, WorkerClient
 from kvconn.vllm import connector as connector_module
 from kvconn.vllm.connector import KVConnConnector, _check
 from kvconn.vllm.files import FileId, UnknownIdentity
-from kvconn.vllm.metadata import StepMetadata
+from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.worker import WorkerSide
 
 
@@ -142,6 +142,10 @@ def test_no_exception_reaches_the_engine() -> None:
     assert connector.request_finished_all_groups(request, ([], [])) == (False, None)  # type: ignore[arg-type]
     assert connector.reset_cache() is False
     assert connector.requires_kv_delivery is False
+    assert connector.get_kv_connector_stats() is None
+    assert connector.build_connector_worker_meta() is None
+    assert connector.get_external_cache_hit_sources(request, 5) == {}  # type: ignore[arg-type]
+    assert tuple(connector.take_events()) == ()
 
 
 @pytest.fixture
@@ -180,6 +184,32 @@ def test_a_step_is_begun_once_however_often_it_is_bound(fake: FakeDaemon) -> Non
     assert side.take_invalid() == {5}
     assert (side.ended_loads(), side.take_invalid()) == ((set(), set()), set())
     assert [op for op in fake.ops() if op != HELLO][1:] == [LOAD, SAVE, POLL]
+    client.close()
+
+
+def test_what_loads_and_saves_did_is_reported_once(fake: FakeDaemon) -> None:
+    fake.on[POLL] = lambda _: {
+        "finished": [["a", b"\x05\0\0\0"], ["b", b""]],
+        "loaded": [[2000, {"host": [1, 64]}], [1000, {"disk": [2, 128], "host": [1, 64]}]],
+    }
+    fake.on[SAVE] = lambda _: {"taken": 2, "dropped": 1}
+    side, client = worker_side(fake)
+    assert (side.stats.take(), side.take_reported()) == (None, None)
+    meta = StepMetadata(b"m", [PlannedLoad("a", [5, 6]), PlannedLoad("b", [1, 2, 3])], number=7)
+    side.begin(meta)
+    side.save(meta)
+    side.ended_loads()
+    stats = side.stats.take()
+    assert stats is not None
+    assert stats.data == {
+        "saved_blocks": {"taken": 2, "dropped": 1},
+        "load_seconds": [0.002, 0.001],
+        "load_failed_blocks": 1,
+        "loaded_bytes": {"host": 128, "disk": 128},
+    }
+    want = Reported({"a": {"host": 1}, "b": {"disk": 2, "host": 1}}, {7: SaveResult(2, 1, 0)})
+    assert side.take_reported() == want
+    assert (side.stats.take(), side.take_reported()) == (None, None)
     client.close()
 
 

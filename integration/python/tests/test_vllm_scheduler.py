@@ -14,6 +14,7 @@ from kvconn.client import (
     Alloc,
     Offer,
     PlannedLoad,
+    PlannedSave,
     Scheduled,
     Span,
     Step,
@@ -39,6 +40,7 @@ class Leader:
         self.resets = 0
         self.offer = Offer(0, False)
         self.error: Exception | None = None
+        self.saves: tuple[PlannedSave, ...] = ()
 
     def match(self, request: str, tokens: list[int], **kwargs: Any) -> Offer:
         self.matches.append({"request": request, "tokens": tokens, **kwargs})
@@ -52,7 +54,7 @@ class Leader:
         if self.error:
             raise self.error
         loads = [PlannedLoad(a.request, []) for a in step.allocs if a.external]
-        return StepReply(b"plan", loads)
+        return StepReply(b"plan", loads, self.saves)
 
     def loaded(self, done: list[str], invalid: set[int], session: int) -> None:
         assert session == self.session
@@ -84,7 +86,7 @@ class KnownAdapters:
 class Engine:
     """Makes the objects of vLLM's scheduler."""
 
-    def __init__(self, images_by_content: bool = True) -> None:
+    def __init__(self, images_by_content: bool = True, announcer: Any = None) -> None:
         self.leader = Leader()
         self.adapters = KnownAdapters()
         self.side = SchedulerSide(
@@ -93,6 +95,7 @@ class Engine:
             logging.getLogger("test"),
             self.adapters,  # type: ignore[arg-type]
             images_by_content,
+            announcer,
         )
         self.tables: dict[str, tuple[list[int], ...]] = {}
 
@@ -146,9 +149,13 @@ class Engine:
         *requests: str,
         invalid: set[int] = frozenset(),  # type: ignore[assignment]
         failed: set[str] = frozenset(),  # type: ignore[assignment]
+        reported: Any = None,
     ) -> None:
         output = SimpleNamespace(
-            finished_recving=set(requests), invalid_block_ids=set(invalid), failed_recving=set(failed)
+            finished_recving=set(requests),
+            invalid_block_ids=set(invalid),
+            failed_recving=set(failed),
+            kv_connector_worker_meta=reported,
         )
         self.side.loaded(output)  # type: ignore[arg-type]
 

@@ -32,6 +32,7 @@ from kvconn.messages import (
     Part,
     PlannedLoad,
     Polled,
+    PlannedSave,
     Run,
     SaveResult,
     Scheduled,
@@ -39,6 +40,7 @@ from kvconn.messages import (
     Step,
     StepReply,
     StoredPut,
+    TierBlocks,
 )
 from kvconn.scheduler_client import SchedulerClient
 from kvconn.worker_client import WorkerClient
@@ -58,6 +60,7 @@ __all__ = [
     "Part",
     "PlannedLoad",
     "Polled",
+    "PlannedSave",
     "ProtocolError",
     "Rejected",
     "RequestTooLarge",
@@ -72,6 +75,7 @@ __all__ = [
     "Step",
     "StepReply",
     "StoredPut",
+    "TierBlocks",
     "Unavailable",
     "UnknownRequest",
     "VersionMismatch",

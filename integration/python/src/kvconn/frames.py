@@ -26,6 +26,8 @@ MAX_SCOPE_BYTES = 4096
 MAX_TOKENS = 2 << 20
 MAX_SPANS = 4096
 MAX_SPAN_ID_BYTES = 256
+MAX_TRACE_BYTES = 55
+MAX_TIERS = 4
 HASH_BYTES = 32
 NO_BLOCK = 0xFFFFFFFF
 """Stands in a block table where the engine keeps no block: it is outside of the layers' window."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 from kvconn.errors import ProtocolError
-from kvconn.frames import HASH_BYTES, VERSIONS, pack_u32s, unpack_u32s
+from kvconn.frames import HASH_BYTES, MAX_TIERS, VERSIONS, pack_u32s, unpack_u32s
 from kvconn.frames import field as field_of
+
+T = TypeVar("T")
 
 Body = dict[str, Any]
 
@@ -18,6 +21,10 @@ class Offer(NamedTuple):
 
     tokens: int
     asynchronous: bool
+    tiers: Mapping[str, int] = MappingProxyType({})
+    """The offered tokens by the tier that they lie in, if that was asked for."""
+    refused: int = 0
+    """Tokens after the offer that are stored too, but take longer to load than to compute."""
 
 
 class Span(NamedTuple):
@@ -67,6 +74,8 @@ class Step:
     scheduled: list[Scheduled] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
+    tell_saves: bool = False
+    """Ask for `StepReply.saves`."""
 
     def __bool__(self) -> bool:
         return bool(self.allocs or self.scheduled or self.preempted or self.finished)
@@ -79,11 +88,29 @@ class PlannedLoad(NamedTuple):
     blocks: list[int]
 
 
+class PlannedSave(NamedTuple):
+    """A step saves `count` blocks of a request's layer group, from the one with index `first` on."""
+
+    request: str
+    group: int
+    first: int
+    count: int
+
+
 class StepReply(NamedTuple):
     """The leader's plan: `meta`, opaque, is for every rank's worker; `loads` lists the loads in it."""
 
     meta: bytes
     loads: list[PlannedLoad]
+    saves: Sequence[PlannedSave] = ()
+    """What the plan saves, if that was asked for."""
+
+
+class TierBlocks(NamedTuple):
+    """What a load got from one tier."""
+
+    blocks: int
+    bytes: int
 
 
 class FinishedLoad(NamedTuple):
@@ -91,6 +118,10 @@ class FinishedLoad(NamedTuple):
 
     request: str
     failed_blocks: list[int]
+    tiers: Mapping[str, TierBlocks] = MappingProxyType({})
+    """The other blocks, by the tier that they came from."""
+    seconds: float = 0.0
+    """The time from the load's start to its end, 0 where the daemon did not tell."""
 
 
 class SaveResult(NamedTuple):
@@ -180,9 +211,11 @@ def match(
     lora: str = "",
     no_load: bool = False,
     no_save: bool = False,
+    tiers: bool = False,
+    trace: str = "",
 ) -> Body:
     """Body of a match."""
-    return {
+    body = {
         "r": request,
         "from": start,
         "tokens": pack_u32s(tokens),
@@ -194,16 +227,22 @@ def match(
         "no_load": no_load,
         "no_save": no_save,
     }
+    if tiers:
+        body["tiers"] = True
+    if trace:
+        body["trace"] = trace
+    return body
 
 
 def offer(reply: Body) -> Offer:
     """Answer to match."""
-    return Offer(field_of(reply, "tokens", int), field_of(reply, "async", bool))
+    tiers = _tiers(reply.get("tiers") or {}, int)
+    return Offer(field_of(reply, "tokens", int), field_of(reply, "async", bool), tiers, field_of(reply, "refused", int))
 
 
 def step(told: Step) -> Body:
     """Body of a step."""
-    return {
+    body = {
         "allocs": [
             {
                 "r": a.request,
@@ -229,6 +268,9 @@ def step(told: Step) -> Body:
         "preempted": told.preempted,
         "finished": told.finished,
     }
+    if told.tell_saves:
+        body["tell_saves"] = True
+    return body
 
 
 def _tables(tables: Sequence[Sequence[int]]) -> list[bytes]:
@@ -237,7 +279,19 @@ def _tables(tables: Sequence[Sequence[int]]) -> list[bytes]:
 
 def step_reply(reply: Body) -> StepReply:
     """Answer to step."""
-    return StepReply(field_of(reply, "meta", bytes), [PlannedLoad(*p) for p in _pairs(reply, "loads")])
+    saves = tuple(_planned_save(s) for s in field_of(reply, "saves", list))
+    return StepReply(field_of(reply, "meta", bytes), [PlannedLoad(*p) for p in _pairs(reply, "loads")], saves)
+
+
+def _planned_save(entry: Any) -> PlannedSave:
+    if not (
+        isinstance(entry, list)
+        and len(entry) == len(PlannedSave._fields)
+        and isinstance(entry[0], str)
+        and all(isinstance(n, int) for n in entry[1:])
+    ):
+        raise ProtocolError("field 'saves' is no array of [request, group, first, count]")
+    return PlannedSave(*entry)
 
 
 def loaded(done: Iterable[str], invalid: Iterable[int]) -> Body:
@@ -262,7 +316,35 @@ def save_result(reply: Body) -> SaveResult:
 
 def finished(reply: Body) -> list[FinishedLoad]:
     """Answer to poll."""
-    return [FinishedLoad(*p) for p in _pairs(reply, "finished")]
+    loads = [FinishedLoad(*p) for p in _pairs(reply, "finished")]
+    brought = field_of(reply, "loaded", list)
+    if brought and len(brought) != len(loads):
+        raise ProtocolError(f"{len(loads)} loads, and what {len(brought)} brought")
+    return [_with(load, *_brought(b)) for load, b in zip(loads, brought, strict=True)] if brought else loads
+
+
+def _with(load: FinishedLoad, tiers: Mapping[str, TierBlocks], seconds: float) -> FinishedLoad:
+    return load._replace(tiers=tiers, seconds=seconds)
+
+
+def _brought(entry: Any) -> tuple[dict[str, TierBlocks], float]:
+    """Decode what a load brought: `[microseconds, {tier: [blocks, bytes]}]`."""
+    if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int)):
+        raise ProtocolError("field 'loaded' is no array of [microseconds, tiers]")
+    tiers = _tiers(entry[1], list)
+    if not all(len(v) == 2 and all(isinstance(n, int) for n in v) for v in tiers.values()):
+        raise ProtocolError("a tier of field 'loaded' is not [blocks, bytes]")
+    return {tier: TierBlocks(*v) for tier, v in tiers.items()}, entry[0] / 1e6
+
+
+def _tiers(value: Any, kind: type[T]) -> dict[str, T]:
+    if not (
+        isinstance(value, dict)
+        and len(value) <= MAX_TIERS
+        and all(isinstance(tier, str) and isinstance(v, kind) for tier, v in value.items())
+    ):
+        raise ProtocolError("numbers by tier are no map of tiers, or of too many")
+    return value
 
 
 def cancel(request: str) -> Body:

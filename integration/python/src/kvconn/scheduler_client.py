@@ -50,13 +50,16 @@ class SchedulerClient:
         lora: str = "",
         no_load: bool = False,
         no_save: bool = False,
+        tiers: bool = False,
+        trace: str = "",
     ) -> Offer:
         """Ask what can be loaded for a request. Repeat it at will.
 
         `start` is the index of `tokens[0]` in the request's tokens: above 0 only where the leader
         was told the tokens before it in this session, otherwise UnknownRequest is raised. `prompt` is
         the length of the prompt, 0 where that is all tokens of the first match. `spans`, ordered by
-        their starts, are the same each time.
+        their starts, are the same each time. `tiers` asks where the offered tokens lie; `trace` is the
+        request's traceparent, of MAX_TRACE_BYTES at most, for the daemon's log.
         """
         body = messages.match(
             request,
@@ -69,6 +72,8 @@ class SchedulerClient:
             lora=lora,
             no_load=no_load,
             no_save=no_save,
+            tiers=tiers,
+            trace=trace,
         )
         return self._link.call(Op.MATCH, body, messages.offer)
 

@@ -104,12 +104,12 @@ class WorkerClient(MemoryClient):
     def _poll_on(self, registration: Registration) -> list[FinishedLoad]:
         done: list[FinishedLoad] = []
         try:
-            for request, failed in self._link.call(Op.POLL, {}, messages.finished):
+            for ended in self._link.call(Op.POLL, {}, messages.finished):
                 # Only what this client waits for: an engine dies of a report it does not expect.
-                load = self._loads.get(request)
+                load = self._loads.get(ended.request)
                 if load is not None and load.registration is registration:
-                    del self._loads[request]
-                    done.append(FinishedLoad(request, failed))
+                    del self._loads[ended.request]
+                    done.append(ended)
         except Unavailable:
             pass  # the link has said so, and the loads in flight are abandoned
         except KVConnError as err:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -12,17 +12,18 @@ import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 from vllm.logger import init_logger
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvconn import __version__
 from kvconn.client import Options, SchedulerClient, WorkerClient
 from kvconn.vllm import engine_hooks, files, settings
 from kvconn.vllm.adapters import Adapters
+from kvconn.vllm.events import Announcer
 from kvconn.vllm.files import Digests, UnknownIdentity
 from kvconn.vllm.identity import Identity, digest_directory
 from kvconn.vllm.manifest import block_size, keeps_windows
-from kvconn.vllm.metadata import StepMetadata
+from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.scheduler import SchedulerSide
+from kvconn.vllm.stats import PromMetrics, Stats
 from kvconn.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -82,8 +83,6 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
     weights the engine computes with, it goes on without cache, and one warning says why.
     """
 
-    _cache_hit_source = CacheHitSource.DISK
-
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._broken: set[str] = set()
@@ -109,7 +108,11 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
             sees_loads = engine_hooks.watch(EngineCore, self)
             self._adapters = Adapters(since, sees_loads, settings.of_adapters(vllm_config), logger)
             images = _images_by_content(vllm_config)
-            self._scheduler = SchedulerSide(scheduler, block_size(kv_cache_config), logger, self._adapters, images)
+            size = block_size(kv_cache_config)
+            events = vllm_config.kv_events_config
+            announcer = Announcer(size, len(kv_cache_config.kv_cache_groups), logger)
+            announcer.enabled = events is not None and bool(events.enable_kv_cache_events)
+            self._scheduler = SchedulerSide(scheduler, size, logger, self._adapters, images, announcer)
             scheduler.connect()
         else:
             parallel = vllm_config.parallel_config
@@ -183,6 +186,36 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
         """Report the blocks that failed, in the same pass as the requests they were loaded for."""
         return self._worker.take_invalid() if self._worker else set()
 
+    @_guarded(lambda: None)
+    def build_connector_worker_meta(self) -> Reported | None:
+        """Report to the scheduler's side what the step's loads brought, and what became of its saves."""
+        return self._worker.take_reported() if self._worker else None
+
+    # What both sides show in vLLM's metrics.
+
+    @_guarded(lambda: None)
+    def get_kv_connector_stats(self) -> Stats | None:
+        """Return what happened since the last call, None where nothing did."""
+        if self._worker:
+            return self._worker.stats.take()
+        return self._scheduler.hits.stats.take() if self._scheduler else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        """Return stats that another process has sent."""
+        return Stats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> PromMetrics:
+        """Register the metrics, in vLLM's API server."""
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     # What the engine core does beside.
 
     def adapter_loads(self, lora: Any, load: Callable[[], Any]) -> Any:
@@ -214,6 +247,11 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
         if self._scheduler:
             self._scheduler.allocated(request, blocks, num_external_tokens)
 
+    @_guarded(dict)
+    def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[Any, int]:
+        """Return which tiers the tokens of a load lie in."""
+        return self._scheduler.hits.sources(request.request_id, num_external_tokens) if self._scheduler else {}
+
     @_guarded(StepMetadata)
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Have the leader plan the step."""
@@ -225,12 +263,15 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
         if self._scheduler:
             self._scheduler.loaded(connector_output)
 
+    @_guarded(tuple)
+    def take_events(self) -> Iterable[Any]:
+        """Return KV events of what is stored."""
+        return self._scheduler.announcer.take() if self._scheduler else ()
+
     @_guarded(lambda: (False, None))
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Let the blocks go at once: what is saved was copied out within its step."""
-        if self._scheduler:
-            self._scheduler.finished(request.request_id)
-        return False, None
+        """Let the blocks go at once: what is saved was copied out within its step. Say what was loaded."""
+        return False, self._scheduler.finished(request.request_id) if self._scheduler else None
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]

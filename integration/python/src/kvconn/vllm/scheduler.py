@@ -22,10 +22,12 @@ from kvconn.client import (
     StepReply,
     UnknownRequest,
 )
-from kvconn.frames import MAX_ID_BYTES, MAX_SCOPE_BYTES, MAX_SPAN_ID_BYTES, MAX_SPANS, MAX_TOKENS
+from kvconn.frames import MAX_ID_BYTES, MAX_SCOPE_BYTES, MAX_SPAN_ID_BYTES, MAX_SPANS, MAX_TOKENS, MAX_TRACE_BYTES
 from kvconn.vllm.adapters import Adapters
+from kvconn.vllm.events import Announcer
 from kvconn.vllm.files import FileId
-from kvconn.vllm.metadata import StepMetadata
+from kvconn.vllm.hits import Hits
+from kvconn.vllm.metadata import Reported, StepMetadata
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -86,6 +88,7 @@ class SchedulerSide:
         logger: logging.Logger,
         adapters: Adapters,
         images_by_content: bool = True,
+        announcer: Announcer | None = None,
     ) -> None:
         self._client = client
         self._block_size = block_size
@@ -101,6 +104,9 @@ class SchedulerSide:
         """Requests with a load in flight, also where they have ended meanwhile."""
         self._allocs: list[tuple[_Tracked, Alloc]] = []
         self._finished: list[_Tracked] = []
+        self.hits = Hits(block_size)
+        self.announcer = announcer or Announcer(block_size, 1, logger)
+        """Tells those who follow vLLM's KV events, if there may be any."""
 
     def match(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """Return how many tokens can be loaded beyond computed, and whether beside the steps.
@@ -118,6 +124,7 @@ class SchedulerSide:
         except KVConnError as err:
             self._logger.debug("kvconn: no look-up for %s: %s", request.request_id, err)
             return 0, False
+        self._note(tracked, computed, offer)
         # A load inside the step that needs it cannot fail safely in every version of vLLM. And
         # vLLM survives whole blocks only, with one token left to compute.
         whole = offer.tokens % self._block_size == 0 and computed + offer.tokens < request.num_tokens
@@ -147,12 +154,21 @@ class SchedulerSide:
             lora=tracked.lora,
             no_load=not tracked.load or request.skip_reading_prefix_cache,
             no_save=not tracked.save,
+            tiers=True,
+            trace=_trace(request),
         )
         if tracked.session != self._client.session:
             tracked.session = self._client.session
             tracked.blocks_told = []
         tracked.tokens_told = start + len(tokens)
         return offer
+
+    def _note(self, tracked: _Tracked, computed: int, offer: Offer) -> None:
+        """Note an offer for what vLLM shows of it."""
+        request = tracked.request
+        if self.hits.offered(request.request_id, offer):
+            complete = tracked.load and not request.skip_reading_prefix_cache and not offer.refused
+            self.announcer.looked_up(request, computed, offer.tokens, complete)
 
     def _track(self, request: Request) -> _Tracked | None:
         """Return the state of a request, None where the leader has nothing to do with it."""
@@ -206,26 +222,33 @@ class SchedulerSide:
             # vLLM keeps blocks where the layers' windows need them, and these are loaded.
             tracked.loading = [b for table in tables for b in table[first:end] if b != NO_BLOCK]
             self._loading[request.request_id] = tracked
+            self.hits.taken(request.request_id, external, tracked.loading)
 
     def plan(self, output: SchedulerOutput) -> StepMetadata:
         """Tell the leader of a step, and return the plan for the workers."""
         allocs, self._allocs = self._allocs, []
         finished, self._finished = self._finished, []
         expected = {a.request: PlannedLoad(a.request, t.loading) for t, a in allocs if a.external}
-        payload, loads = b"", []
+        payload, loads, number = b"", [], 0
         self._untouched = {}
+        self.announcer.connected(self._client.session)
         try:
             reply = self._step(output, allocs, finished)
             # Workers report what is in here, and vLLM dies of a report that it does not expect.
             payload = reply.meta
             loads = [expected.pop(load.request) for load in reply.loads if load.request in expected]
+            number = self.announcer.planned(reply.saves, self._request_of)
         except KVConnError as err:
             self._logger.debug("kvconn: step not planned: %s", err)
         except Exception:
             self._logger.exception("kvconn: step not planned")
         untouched = [file for files in self._untouched.values() for file in files] if payload else []
         self._untouched = {}
-        return StepMetadata(payload, loads, list(expected.values()), untouched)
+        return StepMetadata(payload, loads, list(expected.values()), untouched, number)
+
+    def _request_of(self, request_id: str) -> Request | None:
+        tracked = self._tracked.get(request_id)
+        return tracked.request if tracked is not None else None
 
     def _step(
         self, output: SchedulerOutput, allocs: list[tuple[_Tracked, Alloc]], finished: list[_Tracked]
@@ -238,6 +261,7 @@ class SchedulerSide:
             finished=[t.request.request_id for t in finished if t.session == session],
             preempted=self._preempted(output, session),
             scheduled=self._scheduled(output, session),
+            tell_saves=self.announcer.enabled,
         )
         if not step:
             return _NO_PLAN
@@ -328,6 +352,10 @@ class SchedulerSide:
 
     def loaded(self, output: KVConnectorOutput) -> None:
         """Pass on how loads ended, once all ranks have ended theirs."""
+        reported = getattr(output, "kv_connector_worker_meta", None)
+        if isinstance(reported, Reported):
+            self.hits.reported(reported)
+            self.announcer.saved(reported.saves)
         invalid = output.invalid_block_ids or set()
         failed = getattr(output, "failed_recving", None) or set()
         if invalid or failed:
@@ -341,6 +369,7 @@ class SchedulerSide:
         known = [t for t in done if t.session == session]
         bad_blocks = set[int]().union(*(t.invalid for t in known))
         for tracked in done:
+            self.hits.ended(tracked.request.request_id, tracked.invalid)
             tracked.loading, tracked.invalid = [], set()
         if not session or not known:
             return
@@ -349,16 +378,18 @@ class SchedulerSide:
         except KVConnError as err:
             self._logger.debug("kvconn: end of loads not told: %s", err)
 
-    def finished(self, request_id: str) -> None:
-        """Note that a request has ended."""
+    def finished(self, request_id: str) -> dict[str, Any] | None:
+        """Note that a request has ended. Returns what its answer says of it."""
         tracked = self._tracked.pop(request_id, None)
         if tracked is not None and tracked.session:
             self._finished.append(tracked)
+        return self.hits.finished(request_id)
 
     def stop(self, why: str) -> None:
         """Load and save nothing any more: the weights that the engine computes with are not known."""
         if not self._stopped:
             self._stopped = True
+            self.announcer.withdraw()
             self._logger.warning("kvconn: KV is neither loaded nor saved until the engine is restarted: %s", why)
 
     def reset(self) -> None:
@@ -403,6 +434,12 @@ def _spans(request: Request, block_size: int) -> list[Span]:
             part = embeds[start : start + block_size]
             spans.append(Span(start, start + len(part), _digest(part)))
     return sorted(spans)
+
+
+def _trace(request: Request) -> str:
+    """Return a request's W3C traceparent, empty without tracing."""
+    trace = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
+    return trace if isinstance(trace, str) and trace.isascii() and len(trace) <= MAX_TRACE_BYTES else ""
 
 
 def _span_id(identifier: str) -> bytes:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from kvconn.client import WorkerClient
+from kvconn.client import FinishedLoad, WorkerClient
 from kvconn.vllm import memory
 from kvconn.vllm.files import FileId
 from kvconn.vllm.manifest import keeps_windows
-from kvconn.vllm.metadata import StepMetadata
+from kvconn.vllm.metadata import Reported, StepMetadata
+from kvconn.vllm.stats import Stats
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,8 @@ class WorkerSide:
         self._by_request = keeps_windows(kv_cache_config)
         self._invalid: set[int] = set()
         self._touched = False
+        self.stats = Stats()
+        self._reported = Reported()
 
     def allocation_context(self) -> AbstractContextManager[Any]:
         """Return the context in which the KV memory is allocated where the daemon can map it."""
@@ -64,10 +67,18 @@ class WorkerSide:
         self._begun = None
         touched = next((file.path for file in metadata.untouched if not _is_untouched(file)), None)
         if touched is None:
-            self._client.save(metadata.payload)
+            self._saved(metadata)
         elif not self._touched:
             self._touched = True
             self._logger.warning("kvconn: a step is not saved: %s is not the file that the scheduler saw", touched)
+
+    def _saved(self, metadata: StepMetadata) -> None:
+        if not metadata.payload:
+            return
+        result = self._client.save(metadata.payload)
+        self.stats.count_all("saved_blocks", result._asdict())
+        if metadata.number:
+            self._reported.saves[metadata.number] = result
 
     def ended_loads(self) -> tuple[set[str], set[str]]:
         """Return the requests whose loads have ended, each once, and those of them that have failed as a whole.
@@ -79,6 +90,7 @@ class WorkerSide:
         if self._client.busy:
             for load in self._client.poll():
                 done.add(load.request)
+                self._note(load)
                 if not load.failed_blocks:
                     continue
                 if self._by_request:
@@ -86,6 +98,22 @@ class WorkerSide:
                 else:
                     self._invalid.update(load.failed_blocks)
         return done, failed
+
+    def _note(self, load: FinishedLoad) -> None:
+        """Note what a load brought."""
+        self.stats.load_took(load.seconds)
+        self.stats.count("load_failed_blocks", len(load.failed_blocks))
+        for tier, got in load.tiers.items():
+            self.stats.count("loaded_bytes", got.bytes, tier)
+        if load.tiers:
+            self._reported.loads[load.request] = {tier: got.blocks for tier, got in load.tiers.items()}
+
+    def take_reported(self) -> Reported | None:
+        """Return what the scheduler's side is to know of the step beside how loads ended."""
+        if not self._reported:
+            return None
+        reported, self._reported = self._reported, Reported()
+        return reported
 
     def take_invalid(self) -> set[int]:
         """Return the blocks whose loads failed among those that ended_loads returned."""

@@ -1,0 +1,129 @@
+"""What vLLM shows of its cache: its metrics, its answers, its KV events, and the daemon's log of a traced request."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from completions import MAX_TOKENS, TIMEOUT_S, cacheable
+from environment import Environment
+from processes import Daemon, Engine, Program, free_port, get
+from report import Report
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+SHOWN_WITHIN_S = 10.0
+_SAMPLE = re.compile(r"([a-z_:]+)\{(.*)\} ([0-9.e+-]+)")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+class Followed(Program):
+    """Follows the KV events of an engine that is started with its options."""
+
+    def __init__(self, env: Environment, log: Path) -> None:
+        super().__init__(log)
+        port = free_port()
+        config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"}
+        self.options = ["--kv-events-config", json.dumps(config)]
+        script = Path(__file__).with_name("router_events.py")
+        self.spawn([str(env.python), str(script), f"tcp://127.0.0.1:{port}"])
+
+    def hashes(self, kind: str, medium: str) -> set[int]:
+        """Return the blocks of all events of a kind and medium until now."""
+        events = [json.loads(line) for line in self.lines(f'"{kind}"', f'"{medium}"')]
+        return {block for event in events for block in event["block_hashes"]}
+
+    def announced(self, report: Report, blocks: int) -> None:
+        """Check that what was saved is announced, under vLLM's own hashes."""
+        _wait(lambda: len(self.hashes("BlockStored", "STORAGE")) >= blocks)
+        stored, computed = self.hashes("BlockStored", "STORAGE"), self.hashes("BlockStored", "GPU")
+        report.check("KV events: every saved block is announced", len(stored) >= blocks, f"{len(stored)} of {blocks}")
+        report.equal("KV events: their hashes are vLLM's", len(stored - computed), 0)
+        report.equal("KV events: nothing is taken back", len(self.hashes("BlockRemoved", "STORAGE")), 0)
+
+    def withdrawn(self, report: Report) -> None:
+        """Check that what was announced was taken back when the daemon was gone."""
+        removed = self.hashes("BlockRemoved", "STORAGE")
+        report.check("KV events: taken back while the daemon is gone", bool(removed), f"{len(removed)} blocks")
+
+
+def tracing() -> list[str]:
+    """Return the options of an engine that takes traces from its requests. Nobody collects its own."""
+    return ["--otlp-traces-endpoint", f"http://127.0.0.1:{free_port()}"]
+
+
+def metric(engine: Engine, name: str, **labels: str) -> float:
+    """Return the sum of a metric's samples with these labels."""
+    total = 0.0
+    for line in get(engine.port, "/metrics")[1].splitlines():
+        sample = _SAMPLE.fullmatch(line)
+        if sample and sample[1] == name and labels.items() <= dict(_LABEL.findall(sample[2])).items():
+            total += float(sample[3])
+    return total
+
+
+def ask(engine: Engine, tokens: Sequence[int]) -> Any:
+    """Complete a prompt with a trace, and return the whole answer."""
+    body = {"model": "m", "prompt": list(tokens), "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
+    conn = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=TIMEOUT_S)
+    try:
+        headers = {"Content-Type": "application/json", "traceparent": TRACEPARENT}
+        conn.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = conn.getresponse()
+        text = response.read().decode()
+        if response.status != 200:
+            raise RuntimeError(f"completion: {response.status} {text[:500]}")
+        return json.loads(text)
+    finally:
+        conn.close()
+
+
+def loaded_tokens(answer: Any) -> Any:
+    """Return what an answer says was loaded from where."""
+    return ((answer.get("kv_transfer_params") or {}).get("kvconn") or {}).get("loaded_tokens")
+
+
+def hits_are_shown(report: Report, engine: Engine, tokens: Sequence[int], tier: str) -> None:
+    """Check all that is shown of a prompt that lies in one tier."""
+    want = cacheable(len(tokens))
+    shown = {
+        "vllm:kvconn_loaded_tokens_total": ({"tier": tier}, want),
+        "vllm:prompt_tokens_cached_by_source_total": ({"source": tier}, want),
+        "vllm:kvconn_load_seconds_count": ({}, 1),
+    }
+    before = {name: metric(engine, name, **labels) for name, (labels, _) in shown.items()}
+    answer = ask(engine, tokens)
+    report.equal(f"{tier}: the answer says what was loaded", loaded_tokens(answer), {tier: want})
+    for name, (labels, count) in shown.items():
+        _wait(lambda name=name, labels=labels, count=count: metric(engine, name, **labels) - before[name] >= count)
+        report.equal(f"{tier}: vLLM's metric {name}", metric(engine, name, **labels) - before[name], count)
+    report.check(f"{tier}: bytes", metric(engine, "vllm:kvconn_loaded_bytes_total", tier=tier) > 0)
+    taken = metric(engine, "vllm:kvconn_saved_blocks_total", result="taken")
+    report.check("vLLM's metrics count what is saved", taken > 0, f"{taken:g} blocks")
+
+
+def failures_are_shown(report: Report, engine: Engine, daemon: Daemon, tokens: Sequence[int]) -> None:
+    """Check what is shown of a prompt some of whose records on disk are damaged."""
+    failed = metric(engine, "vllm:kvconn_load_failed_blocks_total")
+    loaded = loaded_tokens(ask(engine, tokens)) or {}
+    least = all(n < cacheable(len(tokens)) for n in loaded.values())
+    report.check(
+        "damaged: the answer says that less was loaded, from disk", least and set(loaded) <= {"disk"}, f"{loaded}"
+    )
+    _wait(lambda: metric(engine, "vllm:kvconn_load_failed_blocks_total") > failed)
+    blocks = metric(engine, "vllm:kvconn_load_failed_blocks_total") - failed
+    report.check("damaged: vLLM's metrics count the blocks", blocks > 0, f"{blocks:g}")
+    lines = daemon.lines("load failed", TRACE)
+    report.check("damaged: the daemon's line names the request's trace", len(lines) == 1, f"{len(lines)} lines")
+
+
+def _wait(condition: Any) -> None:
+    """Wait for what comes soon, or not at all: the check that follows says which."""
+    until = time.monotonic() + SHOWN_WITHIN_S
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.1)
