@@ -29,10 +29,10 @@ func (l *Leader) prefetch(r *request, first, boundary int) {
 	for _, shard := range l.prefix {
 		l.opts.Prefetch.Prefetch(l.opts.Namespace, shard, r.parent(from), blocks)
 	}
-	for i := range l.windows.searches {
-		w := l.windows.searches[i].group
+	for i := range l.windows.Searches {
+		w := l.windows.Searches[i].Group
 		begin := max(from, w.FirstBlock(boundary*l.bs, l.bs))
-		for _, shard := range w.shards {
+		for _, shard := range w.Shards {
 			l.opts.Prefetch.Prefetch(l.opts.Namespace, shard, r.parent(begin), blocks[begin-from:])
 		}
 	}
@@ -44,7 +44,7 @@ func (l *Leader) missing(r *request, first, boundary int) int {
 	if len(l.opts.Levels) == 0 {
 		return first
 	}
-	shard := l.groups[0].shards[0]
+	shard := l.groups[0].Shards[0]
 	if len(l.prefix) > 0 {
 		shard = l.prefix[0]
 	}

@@ -111,13 +111,13 @@ func TestOfWindowsOnlyWhatIsLoadedIsReadBefore(t *testing.T) {
 	f.run("first", toks, 0, connector.Scope{})
 	f.match(connector.MatchRequest{Request: "r", Tokens: toks})
 	keys := f.keys(toks)
-	w := f.windows.searches[0].group
+	w := f.windows.Searches[0].Group
 	begin := w.FirstBlock(len(keys)*f.bs, f.bs)
 	var want []string
 	for _, s := range f.prefix {
 		want = append(want, fmt.Sprintf("shard %d: %d blocks from %x", s, len(keys), keys[0][:2]))
 	}
-	for _, s := range w.shards {
+	for _, s := range w.Shards {
 		want = append(want, fmt.Sprintf("shard %d: %d blocks from %x", s, len(keys)-begin, keys[begin][:2]))
 	}
 	if begin == 0 || fmt.Sprint(p.asked) != fmt.Sprint(want) {

@@ -75,7 +75,7 @@ func TestLoadEndsWithItsFirstFailedBlock(t *testing.T) {
 			if st := w.Stats(); st.LoadsFailed != 1 || st.FailedBlocks != uint64(len(c.failed)) || st.LoadsInFlight != 0 || pinned(w) != 0 {
 				t.Errorf("%+v, %d bytes pinned", st, pinned(w))
 			}
-			if more, err := w.Poll(t.Context()); len(more) > 0 || err != nil {
+			if more, err := w.Poll(t.Context()); len(more.Finished) > 0 || err != nil {
 				t.Errorf("reported again: %v, %v", more, err)
 			}
 		})
