@@ -31,6 +31,7 @@ func TestLeaseThatExpiresBetweenMatchAndLoadCostsTheHitAtMost(t *testing.T) {
 			n, _, restart := onDisk(t, func(o *daemon.Options) {
 				under := o.Store
 				o.MaxBytes = disk.MinMaxBytes
+				o.NoPrefetch = true // what is offered would be in the host tier before it is evicted
 				o.Store = func(s disk.Options) disk.Options {
 					s.LeaseMax = time.Millisecond
 					return under(s)

@@ -113,7 +113,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 		s.handoffs = host.NewHandoffs(b.cache, account)
 		o.Handoff = s.handoffs
 	} else if !b.opts.NoPrefetch {
-		if s.prefetches, err = host.NewPrefetches(b.cache, ns); err != nil {
+		if s.prefetches, err = host.NewPrefetches(b.cache, ns, s.loads); err != nil {
 			b.chain.CloseNamespace(ns)
 			return nil, err
 		}
@@ -140,6 +140,23 @@ func (b *backend) leaderOptions(ns connector.NamespaceDigest, m *connector.Manif
 		LoadTTL: 2 * b.opts.LoadTimeout,
 		Levels:  b.levels, Probe: b.probe,
 	}
+}
+
+// loads reports whether a rank of the engine on this node loads a shard.
+func (s *schedulerSession) loads(shard connector.Shard) bool {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	for w := range s.b.workers {
+		if w.peer.Engine != s.peer.Engine || w.namespace != s.namespace || !w.registered {
+			continue
+		}
+		for g := range s.manifest.Groups {
+			if of, holds := s.manifest.Shard(w.rank, g); holds && of == shard {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // account returns a share of the host tier for one session.

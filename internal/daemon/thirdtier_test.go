@@ -26,7 +26,7 @@ func TestThirdTierTakesOneMoreNameInTheChain(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = a.Close() })
-	o := &Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler), PrefillTokensPerS: 4} // a block takes 1 s, more than any disk
+	o := &Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler), PrefillTokensPerS: 4, NoPrefetch: true} // a block takes 1 s, more than any disk
 	o.EnsureDefaults()
 	b := newBackend(o, store.NewChain(disk, slow), a)
 	m := residencyManifest()

@@ -14,9 +14,9 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/host/memory"
 	"github.com/kvconn/kvconn/store/host/unitset"
 )
 
@@ -24,7 +24,7 @@ import (
 // bookkeeping alone, never while bytes move.
 type Arena struct {
 	opts Options
-	mem  *memory
+	mem  *memory.Memory
 
 	mu     sync.Mutex
 	closed bool
@@ -61,7 +61,6 @@ type Arena struct {
 	count                 Counters
 	cleanBytes, usedBytes int64
 	aheadBytes            int64 // of slots with ahead set
-	populated, hugeUnits  int
 	wake                  chan struct{}
 	stop                  chan struct{}
 	populator             sync.WaitGroup
@@ -85,16 +84,20 @@ func New(o Options) (*Arena, error) {
 		wake: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	a.drain.arena = a
-	a.populator.Go((&populator{Arena: a, began: time.Now()}).run)
+	a.populator.Go(func() {
+		mem.Populate(memory.Population{
+			FreeBytes: o.FreeBytes, AheadBytes: o.PopulateAheadBytes, Used: a.used, Grown: a.wake, Stop: a.stop, Logger: o.Logger,
+		})
+	})
 	return a, nil
 }
 
 // File is the arena's shared memory, for a process that maps it. It can be mapped read-only alone,
 // and not truncated. A process that has it can read every cached record. It belongs to the arena.
-func (a *Arena) File() *os.File { return a.mem.file }
+func (a *Arena) File() *os.File { return a.mem.File }
 
 // Memory is the whole arena, to prepare it for copies. Its bytes belong to slots.
-func (a *Arena) Memory() []byte { return a.mem.bytes }
+func (a *Arena) Memory() []byte { return a.mem.Bytes }
 
 // Close gives the memory back. It fails with [ErrBusy] while slots are in use or waited
 // for: the kernel may still write to them.
@@ -114,7 +117,7 @@ func (a *Arena) Close() error {
 	a.mu.Unlock()
 	close(a.stop)
 	a.populator.Wait()
-	return a.mem.close()
+	return a.mem.Close()
 }
 
 // tickBits is how many uses count as one moment: a slot keeps 32 bits of its last.
@@ -122,3 +125,10 @@ const tickBits = 6
 
 // now is the moment of the newest use. Differences of two count, which wrap around.
 func (a *Arena) now() uint32 { return uint32(a.tick >> tickBits) }
+
+// used says up to where the memory was ever assigned, and whether loads or saves are under way.
+func (a *Arena) used() (end int64, busy bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return int64(a.high) * int64(a.opts.unitBytes), a.usedBytes > 0
+}

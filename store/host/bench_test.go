@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/store/host/memory"
 )
 
 // BenchmarkHit is what a hit costs besides the copy.
@@ -34,13 +36,13 @@ func BenchmarkHit(b *testing.B) {
 
 // addresses maps nothing: an arena of any size is addresses alone, for work on what the
 // arena knows of its slots.
-func addresses(bytes int64) (*memory, error) {
+func addresses(bytes int64) (*memory.Memory, error) {
 	at, err := unix.MmapPtr(-1, 0, nil, uintptr(bytes), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, err
 	}
 	null, err := os.Open(os.DevNull)
-	return &memory{file: null, bytes: unsafe.Slice((*byte)(at), bytes), reserved: at, reservedBytes: uintptr(bytes)}, err
+	return memory.Over(null, unsafe.Slice((*byte)(at), bytes), at), err
 }
 
 // BenchmarkBooks is what the arena's books cost at its size, with slots of 640 KiB and more:

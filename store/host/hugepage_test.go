@@ -5,20 +5,22 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/store/host/memory"
 )
 
 // canCollapse reports whether this system makes huge pages of shared memory.
 func canCollapse(t *testing.T) bool {
 	t.Helper()
-	m, err := newMemory(2 * hugePageBytes)
+	m, err := memory.New(2 * memory.HugePageBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = m.close() }()
-	if err := unix.Madvise(m.bytes, unix.MADV_POPULATE_WRITE); err != nil {
+	defer func() { _ = m.Close() }()
+	if err := unix.Madvise(m.Bytes, unix.MADV_POPULATE_WRITE); err != nil {
 		return false
 	}
-	return unix.Madvise(m.bytes[:hugePageBytes], unix.MADV_COLLAPSE) == nil
+	return unix.Madvise(m.Bytes[:memory.HugePageBytes], unix.MADV_COLLAPSE) == nil
 }
 
 // Reads into small pages are up to two fifths slower.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/host/memory"
 )
 
 // Errors that callers decide on.
@@ -42,11 +43,11 @@ type Options struct {
 
 	// unitBytes is the size of a unit, newMemory maps the arena: seams for tests.
 	unitBytes int
-	newMemory func(bytes int64) (*memory, error)
+	newMemory func(bytes int64) (*memory.Memory, error)
 }
 
 // unitBytes is a huge page: memory changes from one size of slots to another in units.
-const unitBytes = 2 << 20
+const unitBytes = memory.HugePageBytes
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
@@ -54,7 +55,7 @@ func (o *Options) EnsureDefaults() {
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.unitBytes = cmp.Or(o.unitBytes, unitBytes)
 	if o.newMemory == nil {
-		o.newMemory = newMemory
+		o.newMemory = memory.New
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/store/host/memory"
 )
 
 // resident counts the bytes of an arena, from its beginning to its first page without memory.
@@ -58,10 +59,10 @@ func TestWholeArenaIsFaultedInBeforeItsUse(t *testing.T) {
 
 func TestArenaLeavesMemoryToTheMachine(t *testing.T) {
 	const size, ahead = 128 << 20, 4 << 20
-	const step = unitsPerCheck * unitBytes
+	const step = memory.CheckBytes
 	var looked atomic.Int64 // how often the machine's memory was looked at
 	a, err := New(Options{Bytes: size, PopulateAheadBytes: ahead, FreeBytes: func() int64 {
-		return keptFreeBytes + 3*step - step*(looked.Add(1)-1)
+		return memory.KeptFreeBytes + 3*step - step*(looked.Add(1)-1)
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +75,7 @@ func TestArenaLeavesMemoryToTheMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	a, err = New(Options{Bytes: size, PopulateAheadBytes: ahead, FreeBytes: func() int64 { return keptFreeBytes }})
+	a, err = New(Options{Bytes: size, PopulateAheadBytes: ahead, FreeBytes: func() int64 { return memory.KeptFreeBytes }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,6 +29,7 @@ const (
 type Prefetches struct {
 	cache   *Cache
 	account *Account
+	reads   func(connector.Shard) bool
 	jobs    chan prefetch
 	cancel  context.CancelFunc
 	ended   chan struct{}
@@ -43,15 +44,16 @@ type prefetch struct {
 	until  time.Time
 }
 
-// NewPrefetches returns one that reads records of a namespace.
-func NewPrefetches(c *Cache, ns connector.NamespaceDigest) (*Prefetches, error) {
+// NewPrefetches returns one that reads records of a namespace, of those shards for which reads
+// returns true: loads of others come on other nodes. reads is called from one goroutine.
+func NewPrefetches(c *Cache, ns connector.NamespaceDigest, reads func(connector.Shard) bool) (*Prefetches, error) {
 	account, err := c.Account(AccountOptions{Namespace: ns, LoadBytes: prefetchReadBytes})
 	if err != nil {
 		return nil, err
 	}
 	account.ahead = true
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &Prefetches{cache: c, account: account, jobs: make(chan prefetch, prefetchQueue), cancel: cancel, ended: make(chan struct{})}
+	p := &Prefetches{cache: c, account: account, reads: reads, jobs: make(chan prefetch, prefetchQueue), cancel: cancel, ended: make(chan struct{})}
 	go p.run(ctx)
 	return p, nil
 }
@@ -86,7 +88,7 @@ func (p *Prefetches) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case job := <-p.jobs:
-			if !p.read(ctx, &job) {
+			if p.reads(job.shard) && !p.read(ctx, &job) {
 				p.refused()
 			}
 		}

@@ -13,12 +13,15 @@ import (
 // prefetches returns one on the rig's cache, which the test may close before its end.
 func (r *rig) prefetches() *host.Prefetches {
 	r.t.Helper()
-	p, err := host.NewPrefetches(r.cache, connector.NamespaceDigest{})
+	p, err := host.NewPrefetches(r.cache, connector.NamespaceDigest{}, func(s connector.Shard) bool { return s != elsewhere })
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	return p
 }
+
+// elsewhere is a shard of a rank on another node.
+const elsewhere = connector.Shard(7)
 
 // ask has records [first, first+n) read.
 func ask(p *host.Prefetches, first, n int) {
@@ -44,6 +47,8 @@ func TestLoadFindsWhatWasReadBeforeIt(t *testing.T) {
 	p := r.prefetches()
 	defer p.Close()
 	r.mustLoad(5, 2)
+	rec := record(50)
+	p.Prefetch(connector.NamespaceDigest{}, elsewhere, rec.Parent, []connector.PlanBlock{{Key: rec.ID.Key, Proof: rec.Proof}})
 	ask(p, 0, 40)
 	until(t, "the records are not read", func() bool { return r.cache.Stats().Prefetched == 38 })
 	if st := r.cache.Stats(); st.PrefetchedBytes != 38*slotBytes || st.PrefetchUsed != 0 {

@@ -238,7 +238,7 @@ func (a *Arena) pin(s *Slot, id slotID, o Outcome) {
 	a.tick++
 	p.used = a.now()
 	at := int64(g.first)*int64(a.opts.unitBytes) + int64(id-a.firstSlot(span))*int64(c.slotBytes)
-	s.slot, s.at, s.bytes = id, at, a.mem.bytes[at:at+int64(s.payload):at+int64(c.slotBytes)]
+	s.slot, s.at, s.bytes = id, at, a.mem.Bytes[at:at+int64(s.payload):at+int64(c.slotBytes)]
 	s.become(o)
 }
 

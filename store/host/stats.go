@@ -61,13 +61,10 @@ func (a *Arena) Stats() Stats {
 	unit := int64(a.opts.unitBytes)
 	st := Stats{
 		Bytes: int64(len(a.units)) * unit, AssignedBytes: int64(len(a.units)-a.freeUnits) * unit,
-		PopulatedBytes: int64(a.populated) * unit, HugeBytes: int64(a.hugeUnits) * unit,
 		UsedBytes: a.usedBytes, CleanBytes: a.cleanBytes,
 		PrefetchedBytes: a.aheadBytes,
 		Records:         a.index.len, Accounts: a.accounts, Active: a.active, Waiting: a.waiting, Counters: a.count,
 	}
-	if a.mem.explicit {
-		st.HugeBytes = st.Bytes
-	}
+	st.PopulatedBytes, st.HugeBytes = a.mem.Populated()
 	return st
 }

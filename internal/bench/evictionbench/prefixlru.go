@@ -47,7 +47,7 @@ func (c *prefixLRU) Use(blocks []int32) int {
 	hits, pins := c.table.Prefix(0, []connector.Shard{0}, keys, nil)
 	c.table.Unpin(pins...)
 	for i := range keys {
-		if i < hits || c.table.Has(index.ID{Key: keys[i]}) {
+		if _, there := c.table.Get(index.ID{Key: keys[i]}, false); i < hits || there {
 			continue
 		}
 		c.seq++

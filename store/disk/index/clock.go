@@ -1,8 +1,6 @@
 package index
 
-import (
-	"sync/atomic"
-)
+import "sync/atomic"
 
 // ticks count uses: every look-up and every batch of insertions takes the next one. The clock
 // has 64 bits; an entry keeps the low 32 of its last use, and the age, clock less tick, tells

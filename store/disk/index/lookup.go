@@ -29,12 +29,6 @@ func (t *Table) Get(id ID, pin bool) (Found, bool) {
 	return Found{Ref: ref, Seq: e.seq, Bytes: e.bytes, Depth: e.depth}, true
 }
 
-// Has reports whether a record is there, without any effect.
-func (t *Table) Has(id ID) bool {
-	_, ok := t.Get(id, false)
-	return ok
-}
-
 // PinSlot holds the record of a slot, if there is one, until Unpin.
 func (t *Table) PinSlot(ref Ref) (ID, Found, bool) {
 	t.mu.RLock()
@@ -198,4 +192,54 @@ func (t *Table) sameShard(refs []Ref) int {
 		n++
 	}
 	return n
+}
+
+// Group is what records of one payload size have in common.
+type Group struct {
+	Namespace uint16
+	Shard     connector.Shard
+}
+
+// Census counts the records of each group. It looks at every entry and gives way to writers
+// after each few thousand. It ends early if until, where not nil, says so of a record's
+// group.
+func (t *Table) Census(until func(Group) bool) map[Group]int {
+	counts := make(map[Group]int)
+	for from := Ref(0); ; from += scanRun {
+		if !t.censusRun(from, counts, until) {
+			return counts
+		}
+	}
+}
+
+func (t *Table) censusRun(from Ref, counts map[Group]int, until func(Group) bool) (more bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed || from >= t.limit {
+		return false
+	}
+	last := Group{}
+	n := 0
+	for ref := from; ref < min(from+scanRun, t.limit); ref++ {
+		e := t.entry(ref)
+		if e.seq == 0 {
+			continue
+		}
+		// Neighbours are most often of one group: the map is asked once for many.
+		if g := (Group{e.namespace, e.shard}); g != last {
+			if n > 0 {
+				counts[last] += n
+			}
+			last, n = g, 0
+			if until != nil && until(g) {
+				counts[g]++
+				return false
+			}
+		}
+		n++
+	}
+	if n > 0 {
+		counts[last] += n
+	}
+	return true
 }

@@ -47,3 +47,9 @@ func testRemovedBesideItsTag(t *testing.T, tag uint8, slots int) {
 		t.Fatalf("tag %d: record %d is not added again: %+v", tag, slots-1, again[0])
 	}
 }
+
+// Has reports whether a record is there, without any effect.
+func (t *Table) Has(id ID) bool {
+	_, ok := t.Get(id, false)
+	return ok
+}

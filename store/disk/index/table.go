@@ -42,9 +42,7 @@ type Table struct {
 	giveBytes    int               // see the constant; tests make it small
 	blank        hashtable.Region  // stands for a region where there is none
 	blankBucket  [1]hashtable.Bucket
-
-	// hidden are the slots of records that are found no more and not removed yet.
-	hidden map[Ref]struct{}
+	hidden       map[Ref]bool // slots of records that are found no more and not removed yet
 
 	limit Ref     // references handed out end here
 	spare []Range // those given back before it, in order
@@ -70,7 +68,7 @@ func New() *Table {
 	t.blank.Buckets = t.blankBucket[:]
 	t.region, t.giveBytes = &t.blank, giveBytes
 	t.cold.classes = make(map[int64]*coldClass)
-	t.hidden = make(map[Ref]struct{})
+	t.hidden = make(map[Ref]bool)
 	return t
 }
 

@@ -1,4 +1,4 @@
-package host
+package memory
 
 import (
 	"runtime"
@@ -41,7 +41,7 @@ func TestRefusedHugePagesLeaveOthersMappingsAlone(t *testing.T) {
 	})
 	for range 2000 {
 		if m, err := mapMemory(size, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB); err == nil {
-			_ = m.close()
+			_ = m.Close()
 		}
 	}
 	close(stop)
