@@ -15,7 +15,7 @@ from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 EMPTY = "test_empty_region"
-"""The key in a request's `kv_transfer_params` that empties the region first: what follows comes from the tiers below."""
+"""Set in a request's `kv_transfer_params`, it empties the region first: what follows comes from the tiers below."""
 
 
 class _Event:
@@ -76,7 +76,8 @@ class CPUTieringSpec(TieringOffloadingSpec):
 
             def on_new_request(context: Any, **kwargs: Any) -> Any:
                 if (context.kv_transfer_params or {}).get(EMPTY):
-                    assert not manager._jobs, "there are jobs"
+                    if manager.has_pending_work():
+                        raise RuntimeError("the region is not idle")
                     manager.primary_tier.reset_cache()
                 return met(context, **kwargs)
 

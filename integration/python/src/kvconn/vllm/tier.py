@@ -222,8 +222,8 @@ class KVConnTier(SecondaryTierManager):
         if self._side is None:
             self._refused.append(JobResult(job.job_id, False))
             return
-        begin = self._side.load if load else self._side.store
         try:
+            begin = self._side.load if load else self._side.store
             rows = [int(row) for row in job.chunk_ids]
             request = job.req_context.get_state(TierRequest)
             begin(job.job_id, list(job.keys), rows, request, job.req_context)
