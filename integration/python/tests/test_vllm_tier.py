@@ -118,7 +118,7 @@ def test_without_its_connector_the_tier_says_what_to_set(region: int) -> None:
     ("fields", "message"),
     [
         ({"groups": (group(0), group(1, 64))}, r"chunks of \[128, 512\] tokens"),
-        ({"groups": (group(1),)}, "a part of the layer groups"),
+        ({"groups": (group(1),)}, "offloads in part"),
         ({"groups": (group(0, 1024),)}, "8192 tokens"),
         ({"num_chunks": 0}, "less than one chunk"),
     ],

@@ -15,7 +15,7 @@ from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 EMPTY = "test_empty_region"
-"""Set in a request's `kv_transfer_params`, it empties the region first: what follows comes from the tiers below."""
+"""Set in the `kv_transfer_params` of a request, it empties the region: what comes next is from the tiers below."""
 
 
 class _Event:
@@ -72,14 +72,24 @@ class CPUTieringSpec(TieringOffloadingSpec):
         made = self._manager is not None
         manager: Any = super().get_manager()
         if not made:
-            met = manager.on_new_request
-
-            def on_new_request(context: Any, **kwargs: Any) -> Any:
-                if (context.kv_transfer_params or {}).get(EMPTY):
-                    if manager.has_pending_work():
-                        raise RuntimeError("the region is not idle")
-                    manager.primary_tier.reset_cache()
-                return met(context, **kwargs)
-
-            manager.on_new_request = on_new_request
+            _let_be_emptied(manager)
         return manager
+
+
+def _let_be_emptied(manager: Any) -> None:
+    """Have a manager empty its region for a request with EMPTY, as soon as nothing is copied."""
+    met, step_ended, wanted = manager.on_new_request, manager.on_schedule_end, []
+
+    def on_new_request(context: Any, **kwargs: Any) -> Any:
+        if (context.kv_transfer_params or {}).get(EMPTY):
+            wanted.append(True)
+        return met(context, **kwargs)
+
+    def on_schedule_end(context: Any) -> None:
+        step_ended(context)
+        storing = any(state.pending_primary_stores for state in manager._req_state.values())
+        if wanted and not storing and not manager.has_pending_work():
+            wanted.clear()
+            manager.primary_tier.reset_cache()
+
+    manager.on_new_request, manager.on_schedule_end = on_new_request, on_schedule_end

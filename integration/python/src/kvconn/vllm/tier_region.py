@@ -42,7 +42,7 @@ def chunk_tokens(spec: Any) -> int:
     if len(sizes) != 1:
         raise ValueError(f"kvconn: layer groups with chunks of {sorted(sizes)} tokens are not supported yet")
     if [group.group_id for group in groups] != list(range(len(groups))):
-        raise ValueError("kvconn: a model of which vLLM offloads a part of the layer groups is not supported yet")
+        raise ValueError("kvconn: a model whose layer groups vLLM offloads in part is not supported yet")
     tokens = int(sizes.pop())
     if tokens > _MAX_CHUNK_TOKENS:
         raise ValueError(f"kvconn: a chunk has {tokens} tokens, at most {_MAX_CHUNK_TOKENS}: lower blocks_per_chunk")
