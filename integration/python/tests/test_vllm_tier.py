@@ -186,6 +186,7 @@ def request(**fields: Any) -> Any:
         "mm_features": [],
         "resumable": False,
         "lora_request": None,
+        "cache_salt": None,
     }
     return SimpleNamespace(**{**own, **fields})
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvconn.client import Part, Unavailable
+from kvconn.client import Part
 from kvconn.vllm.tier_pace import Pace
 from kvconn.vllm.tier_promises import Promises
 from kvconn.vllm.tier_requests import TierRequest, Wishes
@@ -54,7 +54,7 @@ class Polled(NamedTuple):
 
 
 class Client:
-    """Stands where WorkerClient does."""
+    """Stands where KeyedClient does."""
 
     def __init__(self) -> None:
         self.stored: set[tuple[int, bytes]] = set()
@@ -65,6 +65,7 @@ class Client:
         self.finished: list[tuple[str, list[int]]] = []
         self.ended_puts: list[tuple[str, int, int, int]] = []
         self.error: Exception | None = None
+        self.absent = False
         self.releases = True
         self.taken_back = 0
 
@@ -73,17 +74,17 @@ class Client:
 
     def present(self, request: str, hashes: list[bytes], **kwargs: Any) -> list[bytes]:
         self.asked.append({"request": request, "hashes": list(hashes), **kwargs})
-        if self.error:
-            raise self.error
+        if self.absent:
+            return []
         bits = [sum(1 << i for i, h in enumerate(hashes) if (g, h) in self.stored) for g in range(2)]
         return [b.to_bytes(-(-len(hashes) // 8), "little") for b in bits]
 
-    def fetch(self, request: str, parts: list[Part]) -> None:
-        self.fetched.append((request, parts))
+    def fetch(self, request: str, parts: list[Part], *, of: str) -> None:
+        self.fetched.append((f"{request} of {of}", parts))
         if self.error:
             raise self.error
 
-    def put(self, request: str, parts: list[Part]) -> None:
+    def put(self, request: str, parts: list[Part], salt: str, lora: str) -> None:
         self.puts.append((request, parts))
 
     def poll(self) -> Polled:
@@ -160,7 +161,7 @@ def test_the_daemon_is_asked_once_for_each_request_and_step(bench: Bench) -> Non
 
 def test_without_the_daemon_nothing_is_offered(bench: Bench) -> None:
     bench.client.keep(0)
-    bench.client.error = Unavailable("gone")
+    bench.client.absent = True
     assert bench.answers(bench.request(), Context(2), 0, 1) == [MISS, MISS]
     assert len(bench.client.asked) == 1
 
@@ -171,10 +172,10 @@ def test_a_load_names_stretches_with_the_hash_before_them(bench: Bench) -> None:
     bench.answers(request, context, *range(6))
     job = bench.load(request, context, 4, 1, 2, 5, row=10)
     assert bench.client.fetched == [
-        ("a", [Part(0, hashes(0)[0], hashes(1, 2), [11, 12]), Part(0, hashes(3)[0], hashes(4, 5), [10, 13])])
+        ("1 of a", [Part(0, hashes(0)[0], hashes(1, 2), [11, 12]), Part(0, hashes(3)[0], hashes(4, 5), [10, 13])])
     ]
     assert bench.side.ended() == []
-    bench.client.finished = [("a", [])]
+    bench.client.finished = [("1", [])]
     assert bench.side.ended() == [Ended(job, True)]
     assert not bench.side.busy
     assert bench.side.ended() == []
@@ -185,7 +186,7 @@ def test_a_failed_load_is_remembered_and_what_was_loaded_is_kept(bench: Bench) -
     request, context = bench.request(), Context(3)
     assert bench.answers(request, context, 0, 1, 2) == [HIT] * 3
     job = bench.load(request, context, 0, 1, 2, row=7)
-    bench.client.finished = [("a", [8])]
+    bench.client.finished = [("1", [8])]
     assert bench.side.ended() == [Ended(job, False, [key(0), key(2)])]
     for _ in range(3):
         bench.side.step_ended([], ["a"])
@@ -201,7 +202,7 @@ def test_while_a_request_loads_nothing_more_is_offered_to_it_and_after_a_preempt
     bench.load(request, context, 0)
     bench.side.step_ended([], [])
     assert bench.answers(request, context, 1) == [MISS]
-    bench.client.finished = [("a", [])]
+    bench.client.finished = [("1", [])]
     bench.side.ended()
     assert bench.answers(request, context, 0) == [MISS]  # its rows were taken again: no second round
     bench.side.step_ended([], ["a"])
@@ -223,7 +224,7 @@ def test_requests_that_wait_do_not_evict_each_other(bench: Bench) -> None:
     assert ask("c") == [RETRY] * 4
     job = bench.load(requests["a"], contexts["a"], *range(4), prompt="a")
     bench.side.step_ended([], [])
-    bench.client.finished = [("a", [])]
+    bench.client.finished = [("1", [])]
     assert bench.side.ended() == [Ended(job, True)]
     assert ask("b") == [RETRY] * 4  # until the first runs
     bench.side.step_ended(["a"], [])
@@ -262,9 +263,9 @@ def test_a_store_is_sorted_into_stretches(bench: Bench) -> None:
         Part(0, hashes(2)[0], hashes(3), [rows[key(3)]]),
         Part(1, hashes(1)[0], hashes(2, 3), [rows[key(2, 1)], rows[key(3, 1)]]),
     ]
-    assert bench.client.puts == [("9/a", want)]
+    assert bench.client.puts == [("9", want)]
     assert bench.side.ended() == []
-    bench.client.ended_puts = [("9/a", 4, 0, 1)]
+    bench.client.ended_puts = [("9", 4, 0, 1)]
     assert bench.side.ended() == [Ended(9, True)]
 
 
@@ -290,7 +291,7 @@ def test_keys_that_vllm_does_not_show_at_once_are_asked_for_one_by_one(bench: Be
     assert bench.answers(request, context, 0, 1, 2, 3) == [HIT, HIT, HIT, MISS]
     assert [a["first"] for a in bench.client.asked] == [0, 1, 2, 3]
     bench.load(request, context, 0, 1, 2, row=0)
-    assert bench.client.fetched == [("a", [Part(0, b"", hashes(0, 1, 2), [0, 1, 2])])]
+    assert bench.client.fetched == [("1 of a", [Part(0, b"", hashes(0, 1, 2), [0, 1, 2])])]
     # What comes before it is not known: it can't be kept.
     bench.side.store(5, [key(3)], [3], bench.request("b"), context)
     assert bench.side.ended() == [Ended(5, False)]

@@ -24,8 +24,8 @@ except (ImportError, AttributeError) as err:
     raise ImportError(f"kvconn: kvconn.vllm.tier needs vLLM 0.31 or newer, this is {vllm.__version__}: {err}") from err
 
 from kvconn import __version__
-from kvconn.client import Options, WorkerClient
-from kvconn.frames import MAX_ID_BYTES
+from kvconn.client import KeyedClient, Options
+from kvconn.frames import MAX_ID_BYTES, MAX_SCOPE_BYTES
 from kvconn.vllm import engine_hooks, settings, tier_identity, tier_region
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.connector import _IDENTITY_WAIT_S, _guarded, _images_by_content, _started_at
@@ -155,7 +155,7 @@ class KVConnTier(SecondaryTierManager):
         since = _started_at()
         size = tier_region.chunk_bytes(spec, tier_identity.parts(config, kv_cache_config, spec))
         identity = _identity(config, kv_cache_config, spec, tokens, since, own)
-        client = WorkerClient(_options(spec, identity, own), 0)
+        client = KeyedClient(_options(spec, identity, own))
         windows = [g["window"] for g in tier_identity.describe(config, kv_cache_config, "", spec, tokens)["groups"]]
         self.pace = Pace(ahead=bool(getattr(config.scheduler_config, "async_scheduling", False)))
         self._images_by_content = _images_by_content(config)
@@ -330,7 +330,9 @@ def _wishes(request: Request, images_by_content: bool) -> Wishes:
     asked = asked if isinstance(asked, dict) else {}
     images = request.mm_features or ()
     told = not images or (images_by_content and all(_CONTENT_ID.fullmatch(f.identifier) for f in images))
+    salt = request.cache_salt or ""
+    bounded = len(request.request_id.encode()) <= MAX_ID_BYTES and len(salt.encode()) <= MAX_SCOPE_BYTES
     # The tokens of a resumable request change while it is served.
-    kept = told and not request.resumable and len(request.request_id.encode()) <= MAX_ID_BYTES
+    kept = told and bounded and not request.resumable
     load, save = bool(asked.get("load", True)), bool(asked.get("save", True))
-    return Wishes(kept and load, kept and save, request.lora_request)
+    return Wishes(kept and load, kept and save, request.lora_request, salt)

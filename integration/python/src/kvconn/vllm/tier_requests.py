@@ -32,6 +32,8 @@ class Wishes:
     save: bool = True
     adapter: Any = None
     """vLLM's LoRARequest, if it has one."""
+    salt: str = ""
+    """The tenant, by which what is saved can be listed. The hashes have it too."""
 
 
 @dataclass

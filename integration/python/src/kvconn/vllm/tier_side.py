@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from kvconn.client import KVConnError, WorkerClient
-from kvconn.frames import MAX_ID_BYTES
+from kvconn.client import KeyedClient
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.tier_pace import Pace
 from kvconn.vllm.tier_promises import Promises
@@ -65,7 +64,7 @@ class TierSide:
     """
 
     def __init__(
-        self, client: WorkerClient, rows: Rows, pace: Pace, patience: float, logger: logging.Logger, adapters: Adapters
+        self, client: KeyedClient, rows: Rows, pace: Pace, patience: float, logger: logging.Logger, adapters: Adapters
     ) -> None:
         self._client = client
         self._rows = rows
@@ -100,11 +99,7 @@ class TierSide:
         self._learn(request, positions)
         if self._stopped or not request.hashes or not (request.wishes.load or request.wishes.save):
             return
-        tokens, seconds = self._pace.take()
-        try:
-            self._client.touch(request.id, request.hashes, tokens, seconds)
-        except KVConnError as err:
-            self._logger.debug("kvconn: use of %s not told: %s", request.id, err)
+        self._client.touch(request.id, request.hashes, *self._pace.take())
 
     # Look-ups.
 
@@ -155,13 +150,8 @@ class TierSide:
         first = index if full and len(self._rows.windows) == 1 else 0
         parent = request.hashes[first - 1] if first else b""
         request.asked_in, request.first, request.asked_to = self._step, first, len(request.hashes)
-        request.bitmaps = []
         request.answered, request.left = False, 0
-        try:
-            bitmaps = self._client.present(request.id, request.hashes[first:], first=first, parent=parent, held=held)
-        except KVConnError as err:
-            self._logger.debug("kvconn: no look-up for %s: %s", request.id, err)
-            return
+        bitmaps = self._client.present(request.id, request.hashes[first:], first=first, parent=parent, held=held)
         request.bitmaps = [int.from_bytes(b, "little") for b in bitmaps]
 
     def _promise(self, request: TierRequest, index: int) -> Answer:
@@ -201,12 +191,12 @@ class TierSide:
         """Have the daemon fill rows."""
         job = _Job(number, dict(zip(rows, keys, strict=True)), request, True)
         chunks = self._chunks(job, at)
-        if request is None or self._stopped or request.id in self._loads or len(chunks) < len(keys):
+        if request is None or self._stopped or len(chunks) < len(keys):
             self._failed(job)
             return
         request.phase = Phase.LOADING
-        self._loads[request.id] = job
-        self._client.fetch(request.id, request.parts(chunks))
+        self._loads[str(number)] = job
+        self._client.fetch(str(number), request.parts(chunks), of=request.id)
 
     def store(
         self, number: int, keys: Iterable[bytes], rows: Sequence[int], request: TierRequest | None, at: Any
@@ -217,9 +207,9 @@ class TierSide:
         if wanted and request is not None and self._adapter(request) is Answer.HIT:
             chunks = self._chunks(job, at)
             if chunks:
-                name = _put_name(request.id, number)
-                self._stores[name] = job
-                self._client.put(name, request.parts(chunks))
+                self._stores[str(number)] = job
+                salt = request.wishes.salt
+                self._client.put(str(number), request.parts(chunks), salt=salt, lora=request.scope)
                 return
         self._failed(job)
 
@@ -250,8 +240,8 @@ class TierSide:
             self._give_up()
         elif self._loads or self._stores:
             polled = self._client.poll()
-            for request_id, failed_rows in polled.finished:
-                self._loaded(self._loads.pop(request_id, None), failed_rows)
+            for name, failed_rows in polled.finished:
+                self._loaded(self._loads.pop(name, None), failed_rows)
             for name, taken, dropped, present in polled.stored:
                 job = self._stores.pop(name, None)
                 if job is not None:
@@ -317,9 +307,3 @@ class TierSide:
         """Take the region back and disconnect."""
         self._stopped = True
         self._client.close()
-
-
-def _put_name(request_id: str, number: int) -> str:
-    """Return what a put is reported by: a request may have several under way."""
-    name = f"{number}/{request_id}"
-    return name if len(name.encode()) <= MAX_ID_BYTES else str(number)
