@@ -129,6 +129,7 @@ class KVConnTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self._broken: set[str] = set()
         self._side: TierSide | None = None
+        self._adapters: Adapters | None = None
         self._refused: list[JobResult] = []
         self._images_by_content = False
         self.pace = Pace(ahead=False)
@@ -161,8 +162,8 @@ class KVConnTier(SecondaryTierManager):
         self._images_by_content = _images_by_content(config)
         from vllm.v1.engine.core import EngineCore  # the other processes do without
 
-        sees_loads = engine_hooks.watch(EngineCore, self)
-        self._adapters = Adapters(since, sees_loads, settings.of_adapters(config), logger)
+        lora = settings.of_adapters(config)
+        self._adapters = Adapters(since, engine_hooks.watch(EngineCore, self), lora, logger)
         identity.wait(_IDENTITY_WAIT_S)
         client.register([fd], tier_region.layout(spec, size))
         rows = Rows(spec.num_chunks, tokens, windows)
@@ -172,7 +173,7 @@ class KVConnTier(SecondaryTierManager):
         """Return what may be done for a request, whose adapter is looked at before the engine loads it."""
         if self._side is None:
             return None
-        if request.lora_request is not None:
+        if request.lora_request is not None and self._adapters:
             self._adapters.scope(request.lora_request)
         return _wishes(request, self._images_by_content)
 
@@ -180,7 +181,7 @@ class KVConnTier(SecondaryTierManager):
 
     def adapter_loads(self, lora: Any, load: Callable[[], Any]) -> Any:
         """Load an adapter, whose files are looked at before."""
-        return self._adapters.loading(lora, load)
+        return self._adapters.loading(lora, load) if self._adapters else load()
 
     @_guarded(lambda: None)
     def weights_exchanged(self, by: str) -> None:

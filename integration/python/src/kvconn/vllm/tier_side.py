@@ -114,10 +114,9 @@ class TierSide:
         index = request.note(key, positions.get_offload_key_position(key), self._rows.tokens)
         if index is None:
             return Answer.MISS
-        group = group_of(key)
         if request.asked_in != self._step or (not request.known_in_order and not request.covers(index)):
-            self._ask(request, group, index)
-        if not request.offered(group, index):
+            self._ask(request, index)
+        if not request.offered(group_of(key), index):
             return Answer.MISS
         return self._promise(request, index)
 
@@ -141,17 +140,15 @@ class TierSide:
         request.scope = scope
         return Answer.HIT if self._adapters.untouched(lora.lora_name) else Answer.MISS
 
-    def _ask(self, request: TierRequest, group: int, index: int) -> None:
+    def _ask(self, request: TierRequest, index: int) -> None:
         """Ask the daemon what it has from the first chunk on that the engine's pool lacks."""
-        # The pool has what comes before the first chunk that is looked up. Layers with windows are
-        # looked up from the end, so this holds for the others alone.
-        full = not self._rows.windows[group]
-        held = index if full else 0
-        first = index if full and len(self._rows.windows) == 1 else 0
+        # The pool has what comes before the first chunk that is looked up. With windows that is not so:
+        # they are looked up from the end.
+        first = 0 if any(self._rows.windows) else index
         parent = request.hashes[first - 1] if first else b""
         request.asked_in, request.first, request.asked_to = self._step, first, len(request.hashes)
         request.answered, request.left = False, 0
-        bitmaps = self._client.present(request.id, request.hashes[first:], first=first, parent=parent, held=held)
+        bitmaps = self._client.present(request.id, request.hashes[first:], first=first, parent=parent, held=first)
         request.bitmaps = [int.from_bytes(b, "little") for b in bitmaps]
 
     def _promise(self, request: TierRequest, index: int) -> Answer:
