@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -325,6 +326,9 @@ class Tier(Stage):
 
     def tensor_parallel(self) -> None:
         """One rank, two and one again share the canonical layout."""
+        if len(os.sched_getaffinity(0)) < 2:
+            self.report.say("      the canonical layout needs a core for each of two ranks, and is skipped")
+            return
         model = environment.model(self.place.env, MODEL_SEED)
         config = self.connector(canonical_layout=True)
         two = {
