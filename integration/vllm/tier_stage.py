@@ -91,6 +91,7 @@ class Tier(Stage):
         env = _Environment(place.env.cache, place.env.python)
         super().__init__(replace(place, env=env), "tier", LENGTHS)
         self.rng = random.Random("tier")
+        self.hybrid_model = environment.model(place.env, HYBRID_SEED, "gemma3")
         self.model = place.work / "model-tier"
         shutil.copytree(environment.model(place.env, MODEL_SEED), self.model)
         self.engines = Engines(env, place.work / "vllm-tier-engines.log")
@@ -272,11 +273,9 @@ class Tier(Stage):
         for together in (False, True):
             answers = self.engines.complete(self.prompts, together=together)
             self.identical(f"a region smaller than a prompt, together: {together}", answers)
-            self.report.check(
-                f"tier: a region smaller than a prompt, together: {together}: some is cached",
-                all(a.cached > 0 for a in answers) or together,
-                f"{[a.cached for a in answers]}",
-            )
+            cached = [a.cached for a in answers]
+            what = f"tier: a region smaller than a prompt, together: {together}: some is cached"
+            self.report.check(what, any(cached), f"{cached}")
         self.stop()
 
     def identities(self) -> None:
@@ -312,13 +311,12 @@ class Tier(Stage):
 
     def hybrid(self) -> None:
         """A model of sliding-window and full-attention layers."""
-        model = environment.model(self.place.env, HYBRID_SEED, "gemma3")
         tokens = [prompt(self.rng, n) for n in (400, 1500)]
-        self.start(self.connector(), model)
+        self.start(self.connector(), self.hybrid_model)
         cold = [c.tokens for c in self.engines.complete(tokens, **NOTHING)]
         self.report.equal("tier: hybrid: saving: identical", [a.tokens for a in self.engines.complete(tokens)], cold)
         self.stop()
-        self.start(self.connector(), model)
+        self.start(self.connector(), self.hybrid_model)
         answers = self.engines.complete(tokens)
         self.report.equal("tier: hybrid, restarted: identical", [a.tokens for a in answers], cold)
         self.report.equal("tier: hybrid, restarted: cached", [a.cached for a in answers], [384, 1408])

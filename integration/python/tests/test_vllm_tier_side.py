@@ -136,6 +136,9 @@ class Bench:
     ) -> list[Answer]:
         return [self.side.look_up(request, key(c, group, prompt), context) for c in chunks]
 
+    def ended(self) -> list[Ended]:
+        return [e._replace(seconds=None) for e in self.side.ended()]
+
     def load(self, request: TierRequest, context: Context, *chunks: int, row: int = 50, prompt: str = "") -> int:
         self.jobs += 1
         keys = [key(c, prompt=prompt) for c in chunks]
@@ -174,11 +177,11 @@ def test_a_load_names_stretches_with_the_hash_before_them(bench: Bench) -> None:
     assert bench.client.fetched == [
         ("1 of a", [Part(0, hashes(0)[0], hashes(1, 2), [11, 12]), Part(0, hashes(3)[0], hashes(4, 5), [10, 13])])
     ]
-    assert bench.side.ended() == []
+    assert bench.ended() == []
     bench.client.finished = [("1", [])]
-    assert bench.side.ended() == [Ended(job, True)]
+    assert bench.ended() == [Ended(job, True)]
     assert not bench.side.busy
-    assert bench.side.ended() == []
+    assert bench.ended() == []
 
 
 def test_a_failed_load_is_remembered_and_what_was_loaded_is_kept(bench: Bench) -> None:
@@ -187,7 +190,7 @@ def test_a_failed_load_is_remembered_and_what_was_loaded_is_kept(bench: Bench) -
     assert bench.answers(request, context, 0, 1, 2) == [HIT] * 3
     job = bench.load(request, context, 0, 1, 2, row=7)
     bench.client.finished = [("1", [8])]
-    assert bench.side.ended() == [Ended(job, False, [key(0), key(2)])]
+    assert bench.ended() == [Ended(job, False, [key(0), key(2)])]
     for _ in range(3):
         bench.side.step_ended([], ["a"])
         assert bench.answers(request, context, 1, 2) == [MISS, MISS]
@@ -203,7 +206,7 @@ def test_while_a_request_loads_nothing_more_is_offered_to_it_and_after_a_preempt
     bench.side.step_ended([], [])
     assert bench.answers(request, context, 1) == [MISS]
     bench.client.finished = [("1", [])]
-    bench.side.ended()
+    bench.ended()
     assert bench.answers(request, context, 0) == [MISS]  # its rows were taken again: no second round
     bench.side.step_ended([], ["a"])
     assert bench.answers(request, context, 0) == [HIT]
@@ -225,8 +228,10 @@ def test_requests_that_wait_do_not_evict_each_other(bench: Bench) -> None:
     job = bench.load(requests["a"], contexts["a"], *range(4), prompt="a")
     bench.side.step_ended([], [])
     bench.client.finished = [("1", [])]
-    assert bench.side.ended() == [Ended(job, True)]
+    assert bench.ended() == [Ended(job, True)]
+    asked = len(bench.client.asked)
     assert ask("b") == [RETRY] * 4  # until the first runs
+    assert len(bench.client.asked) == asked  # nothing has changed
     bench.side.step_ended(["a"], [])
     assert ask("c") == [RETRY] * 4  # it came after b
     assert ask("b") == [HIT] * 4
@@ -234,6 +239,22 @@ def test_requests_that_wait_do_not_evict_each_other(bench: Bench) -> None:
     bench.side.step_ended([], [])
     bench.side.finished(requests["b"], contexts["b"])  # aborted while it loads
     assert ask("c") == [HIT] * 4
+
+
+def test_a_request_that_waits_no_more_is_not_waited_for() -> None:
+    bench = Bench(rows=8)
+    requests = {name: bench.request(name) for name in "abcd"}
+    for name in "abcd":
+        bench.client.keep(*range(3), prompt=name)
+
+    def ask(name: str) -> Answer:
+        return bench.answers(requests[name], Context(3, prompt=name), 0, prompt=name)[0]
+
+    assert [ask(name) for name in "abcd"] == [HIT, RETRY, RETRY, RETRY]
+    bench.side.step_ended(["a", "b"], [])  # b runs without a load
+    bench.client.stored = {s for s in bench.client.stored if s[1] not in hashes(*range(3), prompt="c")}
+    assert ask("c") is MISS  # evicted
+    assert ask("d") is HIT
 
 
 def test_a_request_that_exceeds_the_region_alone_is_offered_what_fits(bench: Bench) -> None:
@@ -264,9 +285,9 @@ def test_a_store_is_sorted_into_stretches(bench: Bench) -> None:
         Part(1, hashes(1)[0], hashes(2, 3), [rows[key(2, 1)], rows[key(3, 1)]]),
     ]
     assert bench.client.puts == [("9", want)]
-    assert bench.side.ended() == []
+    assert bench.ended() == []
     bench.client.ended_puts = [("9", 4, 0, 1)]
-    assert bench.side.ended() == [Ended(9, True)]
+    assert bench.ended() == [Ended(9, True)]
 
 
 def test_what_a_request_does_not_wish_is_not_done(bench: Bench) -> None:
@@ -274,7 +295,7 @@ def test_what_a_request_does_not_wish_is_not_done(bench: Bench) -> None:
     request, context = bench.request(load=False, save=False), Context(1)
     assert bench.answers(request, context, 0) == [MISS]
     bench.side.store(1, [key(0)], [0], request, context)
-    assert bench.side.ended() == [Ended(1, False)]
+    assert bench.ended() == [Ended(1, False)]
     bench.side.finished(request, context)
     assert (bench.client.asked, bench.client.puts, bench.client.touched) == ([], [], [])
 
@@ -294,7 +315,7 @@ def test_keys_that_vllm_does_not_show_at_once_are_asked_for_one_by_one(bench: Be
     assert bench.client.fetched == [("1 of a", [Part(0, b"", hashes(0, 1, 2), [0, 1, 2])])]
     # What comes before it is not known: it can't be kept.
     bench.side.store(5, [key(3)], [3], bench.request("b"), context)
-    assert bench.side.ended() == [Ended(5, False)]
+    assert bench.ended() == [Ended(5, False)]
 
 
 def test_adapters_have_hashes_of_their_own(bench: Bench) -> None:
@@ -307,7 +328,7 @@ def test_adapters_have_hashes_of_their_own(bench: Bench) -> None:
     assert bench.client.asked[0]["hashes"] == [hashlib.sha256(b"lora-1:abc\n" + hashes(0)[0]).digest()]
     bench.adapters.files = False  # trained again
     bench.side.store(1, [key(0)], [0], request, context)
-    assert (bench.side.ended(), bench.client.puts) == ([Ended(1, False)], [])
+    assert (bench.ended(), bench.client.puts) == ([Ended(1, False)], [])
 
 
 def test_after_a_stop_nothing_is_begun(bench: Bench) -> None:
@@ -317,7 +338,7 @@ def test_after_a_stop_nothing_is_begun(bench: Bench) -> None:
     assert bench.answers(request, context, 0) == [MISS]
     job = bench.load(request, context, 0)
     bench.side.store(7, [key(0)], [0], request, context)
-    assert bench.side.ended() == [Ended(job, False), Ended(7, False)]
+    assert bench.ended() == [Ended(job, False), Ended(7, False)]
     assert (bench.client.fetched, bench.client.puts) == ([], [])
 
 
@@ -327,7 +348,7 @@ def test_a_drain_takes_the_rows_back_after_a_while(bench: Bench) -> None:
     bench.side.store(7, [key(1)], [1], request, context)
     bench.side.drain(0.01)
     assert bench.client.taken_back == 1
-    assert bench.side.ended() == [Ended(load, False), Ended(7, False)]
+    assert bench.ended() == [Ended(load, False), Ended(7, False)]
     assert not bench.side.busy
 
 
@@ -338,9 +359,9 @@ def test_after_an_error_jobs_end_once_the_daemon_cannot_write_any_more(bench: Be
     with pytest.raises(RuntimeError):
         bench.load(request, context, 0)
     bench.side.give_up(bench.jobs)
-    assert bench.side.ended() == []
+    assert bench.ended() == []
     bench.client.releases = True
-    assert sorted(bench.side.ended()) == [Ended(bench.jobs, False), Ended(7, False)]
+    assert sorted(bench.ended()) == [Ended(bench.jobs, False), Ended(7, False)]
     assert not bench.side.busy
 
 

@@ -238,7 +238,7 @@ class KVConnTier(SecondaryTierManager):
         if self._side is None or not self._side.busy:
             return refused
         try:
-            return refused + [JobResult(e.job, e.ok, e.loaded or None) for e in self._side.ended()]
+            return refused + [JobResult(e.job, e.ok, e.loaded or None, e.seconds) for e in self._side.ended()]
         except Exception:
             logger.exception("kvconn: loads and saves can't be followed, going on without cache")
             self._side.give_up()

@@ -36,7 +36,7 @@ class Promises:
         """Promise up to `rows` rows to a request that has none. None: ask again in the next step."""
         self.release(request)
         first = next(iter(self._line), request)
-        if first == request and (self._total + rows <= self._limit or not self._total):
+        if first == request and self._fits(rows):
             self._line.pop(request, None)
             granted = min(rows, self._limit)
             self._held[request] = _Promise(granted)
@@ -48,6 +48,13 @@ class Promises:
         del self._line[request]
         return 0
 
+    def waits(self, request: str, rows: int) -> bool:
+        """Whether a request that was told to ask again would be told so again."""
+        since = self._line.get(request)
+        if since is None or self._clock() - since >= self._patience:
+            return False
+        return next(iter(self._line)) != request or not self._fits(rows)
+
     def loaded(self, request: str) -> None:
         """Note that a request's rows are filled: it runs soon."""
         if promise := self._held.get(request):
@@ -57,6 +64,9 @@ class Promises:
         """End a request's promise: it runs, has ended, or its load has failed."""
         if promise := self._held.pop(request, None):
             self._total -= promise.rows
+
+    def _fits(self, rows: int) -> bool:
+        return self._total + rows <= self._limit or not self._total
 
     def forget(self, request: str) -> None:
         """Forget a request."""

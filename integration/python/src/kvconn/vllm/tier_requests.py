@@ -56,7 +56,9 @@ class TierRequest:
     """The chunk after the last that the daemon was asked for."""
     bitmaps: list[int] = field(default_factory=list)
     """A bit for each chunk that is offered, for each layer group."""
-    left: int | None = None
+    wanted: int = 0
+    """Rows that all that is offered takes."""
+    left: int | None = 0
     """Rows that may still be filled in this step. None: others' come first."""
     answered: bool = False
     """Whether `left` was decided in this step."""

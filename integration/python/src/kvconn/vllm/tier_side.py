@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -34,6 +34,8 @@ class Ended(NamedTuple):
     job: int
     ok: bool
     loaded: Sequence[bytes] = ()
+    seconds: float | None = None
+    """How long it took, None where nothing was begun."""
 
 
 @dataclass
@@ -43,6 +45,10 @@ class _Job:
     """The key of each row."""
     request: TierRequest | None
     load: bool
+    begun: float = field(default_factory=time.monotonic)
+
+    def ended(self, ok: bool, loaded: Sequence[bytes] = ()) -> Ended:
+        return Ended(self.number, ok, loaded, time.monotonic() - self.begun)
 
 
 @dataclass(frozen=True)
@@ -114,9 +120,13 @@ class TierSide:
         index = request.note(key, positions.get_offload_key_position(key), self._rows.tokens)
         if index is None:
             return Answer.MISS
-        if request.asked_in != self._step or (not request.known_in_order and not request.covers(index)):
+        if request.asked_in != self._step and request.left is None and self._promises.waits(request.id, request.wanted):
+            request.asked_in = self._step
+        elif request.asked_in != self._step or (not request.known_in_order and not request.covers(index)):
             self._ask(request, index)
         if not request.offered(group_of(key), index):
+            if not request.answered:
+                self._promises.forget(request.id)  # others need not wait for it
             return Answer.MISS
         return self._promise(request, index)
 
@@ -155,9 +165,9 @@ class TierSide:
         """Promise a chunk that is offered, if rows are left for it."""
         if not request.answered:
             request.answered = True
-            wanted = request.offers(index)
-            request.left = self._promises.ask(request.id, wanted)
-            if request.left is not None and request.left < wanted and len(self._rows.windows) > 1:
+            request.wanted = request.offers(index)
+            request.left = self._promises.ask(request.id, request.wanted)
+            if request.left is not None and request.left < request.wanted and len(self._rows.windows) > 1:
                 # Windows are saved at a prompt's end alone: a part of it is no hit.
                 self._promises.release(request.id)
                 request.left = 0
@@ -172,9 +182,9 @@ class TierSide:
         """Note the end of a step, the requests that run for the first time in it, and those that wait again."""
         self._step += 1
         for request_id in started:
-            self._promises.release(request_id)
+            self._promises.forget(request_id)
         for request_id in preempted:
-            self._promises.release(request_id)
+            self._promises.forget(request_id)
             request = self._requests.get(request_id)
             if request is not None and request.phase is Phase.OVER:
                 request.phase = Phase.ASKING
@@ -242,7 +252,7 @@ class TierSide:
             for name, taken, dropped, present in polled.stored:
                 job = self._stores.pop(name, None)
                 if job is not None:
-                    self._over.append(Ended(job.number, dropped == 0 and taken + present > 0))
+                    self._over.append(job.ended(dropped == 0 and taken + present > 0))
         over, self._over = self._over, []
         return over
 
@@ -257,7 +267,7 @@ class TierSide:
             self._promises.release(job.request.id)
         else:
             self._promises.loaded(job.request.id)
-        self._over.append(Ended(job.number, not failed, loaded if failed else ()))
+        self._over.append(job.ended(not failed, loaded if failed else ()))
 
     # The end.
 
