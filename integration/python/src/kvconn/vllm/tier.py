@@ -6,6 +6,7 @@ KV memory and a region of host memory with its own kernels, and the daemon fills
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -142,15 +143,15 @@ class KVConnTier(SecondaryTierManager):
         self._engine = engine
         _check(engine.vllm_config, own)
         tokens = tier_region.chunk_tokens(offloading_spec)
-        fd = tier_region.descriptor(offloading_spec)
-        tier_region.unlink(offloading_spec.config.engine_id, fd)
+        self._fd = tier_region.descriptor(offloading_spec)
+        tier_region.unlink(offloading_spec.config.engine_id, self._fd)
         try:
-            self._start(engine, offloading_spec, tokens, fd, own)
+            self._start(engine, offloading_spec, tokens, own)
         except UnknownIdentity as err:
             logger.warning("kvconn: KV is neither loaded nor saved: %s", err)
         engine.tier = self
 
-    def _start(self, engine: _Engine, spec: Any, tokens: int, fd: int, own: dict[str, Any]) -> None:
+    def _start(self, engine: _Engine, spec: Any, tokens: int, own: dict[str, Any]) -> None:
         """Connect, in the background where the daemon is not there or the weights are not known yet."""
         config, kv_cache_config = engine.vllm_config, engine.kv_cache_config
         since = _started_at()
@@ -165,7 +166,7 @@ class KVConnTier(SecondaryTierManager):
         lora = settings.of_adapters(config)
         self._adapters = Adapters(since, engine_hooks.watch(EngineCore, self), lora, logger)
         identity.wait(_IDENTITY_WAIT_S)
-        client.register([fd], tier_region.layout(spec, size))
+        client.register([self._fd], tier_region.layout(spec, size))
         rows = Rows(spec.num_chunks, tokens, windows)
         self._side = TierSide(client, rows, self.pace, _PATIENCE_S, logger, self._adapters)
 
@@ -272,6 +273,7 @@ class KVConnTier(SecondaryTierManager):
         """Disconnect."""
         if self._side:
             self._side.close()
+        os.close(self._fd)
 
 
 def _check(vllm_config: VllmConfig, own: dict[str, Any]) -> None:
