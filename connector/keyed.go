@@ -60,7 +60,7 @@ type TouchRequest struct {
 	Request string
 	// Hashes are those of the blocks that the request used, from the first of the prompt.
 	Hashes []Proof
-	// Tokens were computed in Seconds of prefill, as far as the client saw; 0 if it saw none.
+	// Tokens were computed in Seconds of prefill that the client has seen; 0 if it saw none.
 	Tokens  int
 	Seconds float64
 }

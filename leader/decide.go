@@ -8,16 +8,16 @@ func (h *hits) worth(r *hit, first, boundary int) int {
 	}
 	best := boundary
 	if rate := h.prefillTokensPerS(); rate > 0 && len(h.opts.Levels) > 0 {
-		best = h.price.best(&h.have, r.keys, first, boundary, float64(h.bs)/rate)
+		best = h.price.Best(&h.have, r.keys, first, boundary, float64(h.bs)/rate)
 		if first < best && best < boundary {
 			// The windows may have no blocks for that boundary.
-			whole := h.windows.boundary(&h.have, r.keys, first, best)
-			if whole < best && h.price.saved(whole) <= 0 {
+			whole := h.windows.Boundary(&h.have, r.keys, first, best)
+			if whole < best && h.price.Saved(whole) <= 0 {
 				whole = first
 			}
 			best = whole
 		}
-		h.price.refusing = best < boundary
+		h.price.Refusing = best < boundary
 	}
 	h.countDecision(r, first, boundary, best)
 	return best
@@ -49,7 +49,7 @@ func (h *hits) prefillTokensPerS() float64 {
 
 // probeDue reports whether [Options.Probe] is to be called, and takes it that it is.
 func (h *hits) probeDue() bool {
-	if !h.price.refusing || h.opts.Probe == nil {
+	if !h.price.Refusing || h.opts.Probe == nil {
 		return false
 	}
 	now := h.opts.Now()

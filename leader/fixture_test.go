@@ -245,7 +245,7 @@ func (f *fixture) save(p *connector.Plan) {
 func (f *fixture) setStored(group int, k connector.Key, stored bool) {
 	f.x.mu.Lock()
 	defer f.x.mu.Unlock()
-	for _, s := range f.groups[group].shards {
+	for _, s := range f.groups[group].Shards {
 		if id := (store.RecordID{Namespace: testNamespace, Shard: s, Key: k}); stored {
 			f.x.records[id] = true
 		} else {

@@ -6,16 +6,14 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/leader/pricing"
 	"github.com/kvconn/kvconn/store"
 )
 
 // Index is what the leader needs of the tiers. Its methods never wait for I/O.
 type Index interface {
 	store.Leases
-	// Present sets at[i] where the record of keys[i] is there, without counting as a use.
-	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
-	// PayloadBytes is the size in bytes of a shard's payloads, 0 while it is not known.
-	PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int
+	pricing.Index
 }
 
 // hits finds how much of a request is there and worth loading, and pins it. The leaders of both key
@@ -26,7 +24,7 @@ type hits struct {
 	index Index
 	// groups are the layer groups, and prefix the shards that must have every block that is
 	// offered.
-	groups []group
+	groups []pricing.Group
 	prefix []connector.Shard
 
 	notReady atomic.Bool
@@ -34,9 +32,9 @@ type hits struct {
 	stats Stats
 	// held are leases to release once others have taken their place.
 	held    []store.LeaseID
-	have    presence
-	windows windows
-	price   price
+	have    pricing.Presence
+	windows pricing.Windows
+	price   pricing.Price
 	prefill prefillSpeed
 	probed  time.Time
 }
@@ -50,13 +48,6 @@ type hit struct {
 	decided bool
 }
 
-// group is a layer group and its shards, all of which a hit needs.
-type group struct {
-	*connector.Group
-	index  int
-	shards []connector.Shard
-}
-
 func (h *hits) init(o Options, scheme string, index Index) error {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -66,20 +57,20 @@ func (h *hits) init(o Options, scheme string, index Index) error {
 	if m.KeyScheme != scheme {
 		return fmt.Errorf("leader: the key scheme is %q, want %q", m.KeyScheme, scheme)
 	}
-	h.opts, h.bs, h.index, h.groups = o, m.BlockSize, index, make([]group, len(m.Groups))
-	h.have = presence{index: index, ns: o.Namespace}
-	h.windows = windows{blockSize: m.BlockSize}
+	h.opts, h.bs, h.index, h.groups = o, m.BlockSize, index, make([]pricing.Group, len(m.Groups))
+	h.have = pricing.Presence{Index: index, NS: o.Namespace}
+	h.windows = pricing.Windows{BlockSize: m.BlockSize}
 	for g := range h.groups {
-		h.groups[g] = group{Group: &m.Groups[g], index: g, shards: m.GroupShards(g)}
+		h.groups[g] = pricing.Group{Group: &m.Groups[g], Index: g, Shards: m.GroupShards(g)}
 		// An engine that cannot report a failed load may still take a part of the offer. Then it
 		// needs blocks of a window that the whole offer would not: all must be there.
 		if m.Groups[g].Window == 0 || o.Handoff != nil {
-			h.prefix = append(h.prefix, h.groups[g].shards...)
+			h.prefix = append(h.prefix, h.groups[g].Shards...)
 		} else {
-			h.windows.searches = append(h.windows.searches, search{group: &h.groups[g]})
+			h.windows.Searches = append(h.windows.Searches, pricing.Search{Group: &h.groups[g]})
 		}
 	}
-	h.price.init(&o, h.groups)
+	h.price.Init(o.Levels, m.BlockSize, h.groups, o.Handoff != nil)
 	return nil
 }
 
@@ -121,10 +112,10 @@ func (h *hits) snapshot(requests int) Stats {
 	s := h.stats
 	s.Requests = requests
 	s.PrefillTokensPerS = h.prefillTokensPerS()
-	s.TierRefused = h.price.refusing
+	s.TierRefused = h.price.Refusing
 	s.LoadBytesPerS = make(map[string]float64, len(h.opts.Levels))
 	for i, level := range h.opts.Levels {
-		speed := &h.price.speeds[i]
+		speed := &h.price.Speeds[i]
 		s.LoadBytesPerS[level.Name()] = speed.BytesPerS
 		s.LoadLatencyS = max(s.LoadLatencyS, speed.LatencyS)
 		s.QueuedBytes += speed.QueuedBytes

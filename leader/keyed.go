@@ -147,7 +147,7 @@ func (k *Keyed) gap(keys []connector.Key, boundary int) bool {
 		return false
 	}
 	k.at = slices.Grow(k.at[:0], 1)[:1]
-	k.have.blocks(k.prefix, keys[boundary:boundary+1], k.at)
+	k.have.Blocks(k.prefix, keys[boundary:boundary+1], k.at)
 	return !k.at[0]
 }
 
@@ -162,8 +162,8 @@ func (k *Keyed) rest(r *hit, gap int) int {
 	n := len(r.keys) - gap
 	k.at = slices.Grow(k.at[:0], n)[:n]
 	for g := range k.groups {
-		shards := k.groups[g].shards
-		k.have.blocks(shards, r.keys[gap:], k.at)
+		shards := k.groups[g].Shards
+		k.have.Blocks(shards, r.keys[gap:], k.at)
 		count, stretches := 0, 0
 		for i := 0; i < n && stretches < maxStretches; i++ {
 			if !k.at[i] {
@@ -268,7 +268,7 @@ func (k *Keyed) Touch(m *connector.TouchRequest) {
 	}
 	keys := k.engineKeys(m.Hashes)
 	for g := range k.groups {
-		for _, shard := range k.groups[g].shards {
+		for _, shard := range k.groups[g].Shards {
 			k.index.Touch(k.opts.Namespace, shard, keys)
 		}
 	}

@@ -46,7 +46,7 @@ func hashes(first, end int) []connector.Proof {
 // store puts blocks of a group into the index, with all shards.
 func (f *keyedFixture) store(group int, blocks ...int) {
 	for _, i := range blocks {
-		for _, s := range f.groups[group].shards {
+		for _, s := range f.groups[group].Shards {
 			f.x.records[store.RecordID{Namespace: testNamespace, Shard: s, Key: connector.EngineKey(hashes(i, i+1)[0])}] = true
 		}
 	}
@@ -113,7 +113,7 @@ func TestKeyedOffersWhatIsThere(t *testing.T) {
 func TestKeyedOffersWhatAllRanksHave(t *testing.T) {
 	f := newKeyedFixture(t, func(o *Options) { o.Manifest.TensorParallel = 2 })
 	f.store(0, 0, 1, 2, 3, 4)
-	delete(f.x.records, store.RecordID{Namespace: testNamespace, Shard: f.groups[0].shards[1], Key: connector.EngineKey(hashes(2, 3)[0])})
+	delete(f.x.records, store.RecordID{Namespace: testNamespace, Shard: f.groups[0].Shards[1], Key: connector.EngineKey(hashes(2, 3)[0])})
 	f.wantPresent("11011", connector.PresentRequest{Request: "a"}, 5)
 }
 

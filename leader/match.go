@@ -151,8 +151,8 @@ func (l *hits) find(r *hit, first, end int) int {
 		limit = first + n
 		r.leases = appendLease(r.leases, lease)
 	}
-	boundary := l.worth(r, first, l.windows.boundary(&l.have, r.keys, first, limit))
-	if boundary == limit && len(l.windows.searches) == 0 {
+	boundary := l.worth(r, first, l.windows.Boundary(&l.have, r.keys, first, limit))
+	if boundary == limit && len(l.windows.Searches) == 0 {
 		return boundary
 	}
 	l.held = append(l.held, r.leases...)
@@ -165,7 +165,7 @@ func (l *hits) find(r *hit, first, end int) int {
 		}
 		l.held = append(l.held, r.leases...)
 		r.leases = r.leases[:0]
-		boundary = l.windows.boundary(&l.have, r.keys, first, miss)
+		boundary = l.windows.Boundary(&l.have, r.keys, first, miss)
 	}
 	return first
 }
@@ -179,10 +179,10 @@ func (l *hits) pin(r *hit, first, boundary int) int {
 		r.leases = appendLease(r.leases, lease)
 		miss = first + n
 	}
-	for i := range l.windows.searches {
-		w := l.windows.searches[i].group
+	for i := range l.windows.Searches {
+		w := l.windows.Searches[i].Group
 		begin := max(first, w.FirstBlock(boundary*l.bs, l.bs))
-		n, lease := l.index.Lookup(l.opts.Namespace, w.shards, r.keys[begin:boundary], l.opts.LeaseTTL)
+		n, lease := l.index.Lookup(l.opts.Namespace, w.Shards, r.keys[begin:boundary], l.opts.LeaseTTL)
 		r.leases = appendLease(r.leases, lease)
 		miss = min(miss, begin+n)
 	}

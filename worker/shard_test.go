@@ -100,4 +100,3 @@ func engineKeys() *connector.Manifest {
 	m.KeyScheme = connector.KeySchemeEngine
 	return m
 }
-

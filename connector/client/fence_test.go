@@ -240,4 +240,3 @@ func TestUnregisterWaitsForACopyUnderWay(t *testing.T) {
 	}
 	wantFailed(t, pollFor(t, w), "load")
 }
-

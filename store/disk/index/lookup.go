@@ -125,26 +125,12 @@ func (t *Table) prefixRun(namespace uint16, shards []connector.Shard, run []conn
 // Touch makes the records of keys that are there count as used now. Gaps do not end it.
 func (t *Table) Touch(namespace uint16, shard connector.Shard, keys []connector.Key) {
 	tick := uint32(t.nextTick())
-	for len(keys) > 0 {
-		run := keys[:min(len(keys), probeGroup)]
-		t.touchRun(ID{Namespace: namespace, Shard: shard}, run, tick)
-		keys = keys[len(run):]
-	}
-}
-
-func (t *Table) touchRun(id ID, run []connector.Key, tick uint32) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	// Without this each key would wait for its own cache misses.
-	t.warmBuckets(len(run), func(i int) uint64 {
-		id.Key = run[i]
-		return id.hash()
-	})
-	for i := range run {
-		id.Key = run[i]
-		if ref := t.find(&id); ref != NoRef {
+	for i := range keys {
+		t.mu.RLock()
+		if ref := t.find(&ID{namespace, shard, keys[i]}); ref != NoRef {
 			t.entry(ref).touch(tick, 0)
 		}
+		t.mu.RUnlock()
 	}
 }
 
