@@ -2,8 +2,9 @@
 
 Runs in the environment that has vLLM: `python tier_engines.py`. Each line of standard input is a JSON
 object, and each is answered by one on standard output. A line with `arguments` starts an engine, in a
-fork of its own with the environment variables in `variables`; lines after it with `prompts` complete
-them, all at once, with `params` as their kv_transfer_params; one with `stop` ends it. vLLM is imported once.
+fork of its own with the environment variables in `variables`. Lines after it with `prompts` complete
+them, all at once, with `params` as their kv_transfer_params, and perhaps with the adapter `lora` (name,
+number and path). One with `stop` ends it. vLLM is imported once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, TextIO
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # more would not survive the fork
+
+from vllm.lora.request import LoRARequest
 
 from vllm import LLM, SamplingParams
 
@@ -45,7 +48,8 @@ def complete(llm: Any, job: dict[str, Any]) -> list[dict[str, Any]]:
         extra_args={"kv_transfer_params": job["params"]},
     )
     prompts = [{"prompt_token_ids": tokens} for tokens in job["prompts"]]
-    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    lora = LoRARequest(*job["lora"]) if job.get("lora") else None
+    outputs = llm.generate(prompts, sampling, use_tqdm=False, lora_request=lora)
     core = llm.llm_engine.engine_core.engine_core
     while core.scheduler.connector.has_pending_push_work() or core.scheduler.finished_req_ids:
         core.step_fn()

@@ -23,6 +23,7 @@ from processes import Program
 from stage import NO_CACHE, Place, Stage
 
 MODEL_SEED, HYBRID_SEED = 1, 3
+ADAPTER_SEEDS = 1, 2
 LENGTHS = (1000, 2000, 1000, 1000)
 SHORT = (0, 2, 3)
 """The prompts of 1,000 tokens: seven chunks each."""
@@ -75,11 +76,13 @@ class Engines(Program):
             self.fail_with_log(answer["error"])
         return answer
 
-    def complete(self, prompts: Sequence[Sequence[int]], together: bool = False, **params: Any) -> list[Completion]:
+    def complete(
+        self, prompts: Sequence[Sequence[int]], together: bool = False, lora: list[Any] | None = None, **params: Any
+    ) -> list[Completion]:
         """Complete prompts, one after the other or together."""
         answers: list[Completion] = []
         for group in [list(prompts)] if together else [[p] for p in prompts]:
-            said = self.say(prompts=group, params=params, max_tokens=MAX_TOKENS)
+            said = self.say(prompts=group, params=params, lora=lora, max_tokens=MAX_TOKENS)
             answers += [Completion(tokens=a["tokens"], cached=a["cached"]) for a in said["answers"]]
         return answers
 
@@ -91,6 +94,7 @@ class Tier(Stage):
         env = _Environment(place.env.cache, place.env.python)
         super().__init__(replace(place, env=env), "tier", LENGTHS)
         self.rng = random.Random("tier")
+        self.adapters = [environment.model(place.env, seed, "adapter") for seed in ADAPTER_SEEDS]
         self.hybrid_model = environment.model(place.env, HYBRID_SEED, "gemma3")
         self.model = place.work / "model-tier"
         shutil.copytree(environment.model(place.env, MODEL_SEED), self.model)
@@ -105,6 +109,7 @@ class Tier(Stage):
         self.engines.launch()
         self.small_region()
         self.tiny_region()
+        self.adapter()
         self.identities()
         self.hybrid()
         self.tensor_parallel()
@@ -278,6 +283,28 @@ class Tier(Stage):
             what = f"tier: a region smaller than a prompt, together: {together}: some is cached"
             self.report.check(what, any(cached), f"{cached}")
         self.stop()
+
+    def adapter(self) -> None:
+        """A LoRA adapter, and another in its directory and under its name: nothing of the former is loaded."""
+        directory = self.place.work / "tier-adapter"
+        lora, tokens = ["mine", 1, str(directory)], self.prompts[:1]
+        answered: list[list[int]] = []
+        for source in self.adapters:
+            shutil.copytree(source, directory, dirs_exist_ok=True)
+            self.start(self.connector(), enable_lora=True, max_lora_rank=8)
+            (cold,) = self.engines.complete(tokens, lora=lora, **NOTHING)
+            (first,) = self.engines.complete(tokens, lora=lora)
+            self.engines.complete([prompt(self.rng, 10)], **EMPTY)
+            (again,) = self.engines.complete(tokens, lora=lora)
+            number = len(answered) + 1
+            cached = [first.cached, again.cached]
+            self.report.equal(f"tier: adapter {number}: cached", cached, [0, cacheable(LENGTHS[0])])
+            same = cold.tokens == first.tokens == again.tokens
+            self.report.check(f"tier: adapter {number}: identical", same)
+            answered.append(cold.tokens)
+            self.stop()
+        different = len({str(t) for t in [*answered, self.references[0].tokens]}) == 3
+        self.report.check("tier: each adapter answers otherwise", different)
 
     def identities(self) -> None:
         """Other weights, or another RoPE, in the same directory: nothing of the former is loaded."""

@@ -67,7 +67,7 @@ def region() -> Iterator[int]:
 def made(monkeypatch: pytest.MonkeyPatch, region: int, vllm_config: Any = None, **own: Any) -> tier.KVConnTier:
     """Make a tier that is not started."""
     monkeypatch.setattr(tier.KVConnTier, "_start", lambda *_: None)
-    engine = tier._Engine(vllm_config or config(), SimpleNamespace())  # type: ignore[arg-type]
+    engine = tier._Engine(vllm_config or config(), SimpleNamespace(kv_cache_groups=[0]))  # type: ignore[arg-type]
     token = tier._making.set(engine)
     try:
         view = memoryview(bytearray(4 * ROW)).cast("b", (4, ROW))
@@ -118,14 +118,14 @@ def test_without_its_connector_the_tier_says_what_to_set(region: int) -> None:
     ("fields", "message"),
     [
         ({"groups": (group(0), group(1, 64))}, r"chunks of \[128, 512\] tokens"),
-        ({"groups": (group(1),)}, "offloads in part"),
+        ({"groups": (group(1), group(2))}, "offloads in part"),
         ({"groups": (group(0, 1024),)}, "8192 tokens"),
         ({"num_chunks": 0}, "less than one chunk"),
     ],
 )
 def test_regions_that_the_daemon_cannot_hold_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        tier_region.chunk_tokens(spec(0, **fields))
+        tier_region.chunk_tokens(spec(0, **fields), len(fields.get("groups", "1")))
 
 
 def test_a_vllm_that_keeps_its_region_elsewhere_is_refused() -> None:

@@ -17,7 +17,7 @@ from vllm.logger import init_logger
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
-    from vllm.v1.kv_offload.base import LookupResult, Medium, ReqContext, RequestOffloadingContext
+    from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, ReqContext, RequestOffloadingContext
     from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
     _ = ReqContext.get_offload_key_position
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvconn")  # below "vllm", whose handlers it uses
 
-_SETTINGS = ("socket", "timeout", "digest_cache")
+_SETTINGS = ("socket", "timeout", "digest_cache", "locality")
 _PATIENCE_S = 10.0
 """How long a request waits for rows that others were promised."""
 _DRAIN_S = 10.0
@@ -113,7 +113,7 @@ class KVConnTier(SecondaryTierManager):
 
     Settings of its entry in `secondary_tiers`: `socket`, the path of the daemon's socket; `timeout`,
     the seconds that a call to it may take (default 1); `digest_cache`, the directory where digests of
-    weights are kept. Settings that cannot work raise ValueError at start; after that nothing that the
+    weights are kept; vLLM's own `locality`. Settings that cannot work raise ValueError at start; after that nothing that the
     daemon does or fails to do reaches the engine as an exception.
     """
 
@@ -142,7 +142,9 @@ class KVConnTier(SecondaryTierManager):
             )
         self._engine = engine
         _check(engine.vllm_config, own)
-        tokens = tier_region.chunk_tokens(offloading_spec)
+        if own.get("locality") is not None:
+            self.locality = Locality(own["locality"])
+        tokens = tier_region.chunk_tokens(offloading_spec, len(engine.kv_cache_config.kv_cache_groups))
         self._fd = tier_region.descriptor(offloading_spec)
         tier_region.unlink(offloading_spec.config.engine_id, self._fd)
         try:

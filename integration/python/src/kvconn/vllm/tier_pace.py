@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 _LEARNT_TOKENS = 256
-"""The smallest step, in tokens, that is measured: in smaller ones other work counts for more."""
+"""The smallest step, in tokens of prefill, that is measured: in smaller ones other work counts for more."""
+_PREFILL_TOKENS = 32
+"""A request that computes fewer in a step decodes."""
 
 
 class Pace:
@@ -30,7 +32,7 @@ class Pace:
         if len(self._steps) <= self._followers:
             return
         first = self._steps[0][1]
-        tokens = sum(first.values())
+        tokens = sum(n for n in first.values() if n >= _PREFILL_TOKENS)
         if tokens < _LEARNT_TOKENS or any(first.keys().isdisjoint(s.keys()) for _, s in list(self._steps)[1:]):
             return
         self._tokens += tokens

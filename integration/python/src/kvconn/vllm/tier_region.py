@@ -17,7 +17,7 @@ def descriptor(spec: Any) -> int:
     """Return a descriptor of the region of its own. Raises ValueError where vLLM does not show one."""
     fd = getattr(getattr(spec, "_scheduler_mmap", None), "fd", None)
     if not isinstance(fd, int):
-        raise ValueError("kvconn: this vLLM keeps its host region elsewhere (0.31 to 0.32 are supported)")
+        raise ValueError("kvconn: this vLLM keeps its host region elsewhere than 0.31 and 0.32 do")
     return os.dup(fd)
 
 
@@ -35,13 +35,16 @@ def chunk_bytes(spec: Any, parts: int) -> int:
     return size
 
 
-def chunk_tokens(spec: Any) -> int:
-    """Return the tokens of a chunk. Raises ValueError where it is not the same in all groups, or beyond bounds."""
+def chunk_tokens(spec: Any, layer_groups: int) -> int:
+    """Return the tokens of a chunk, of a model with that many layer groups.
+
+    Raises ValueError where it is not the same in all groups, or beyond bounds.
+    """
     groups = spec.config.groups
     sizes = {group.tokens_per_block * spec.blocks_per_chunk for group in groups}
     if len(sizes) != 1:
         raise ValueError(f"kvconn: layer groups with chunks of {sorted(sizes)} tokens are not supported yet")
-    if [group.group_id for group in groups] != list(range(len(groups))):
+    if [group.group_id for group in groups] != list(range(layer_groups)):
         raise ValueError("kvconn: a model whose layer groups vLLM offloads in part is not supported yet")
     tokens = int(sizes.pop())
     if tokens > _MAX_CHUNK_TOKENS:

@@ -102,8 +102,11 @@ class TierSide:
         """Note that a request has ended. Its jobs may go on."""
         self._requests.pop(request.id, None)
         self._promises.forget(request.id)
+        known = request.wishes.adapter is None or request.scope
+        if self._stopped or not known or not (request.wishes.load or request.wishes.save):
+            return
         self._learn(request, positions)
-        if self._stopped or not request.hashes or not (request.wishes.load or request.wishes.save):
+        if not request.hashes:
             return
         self._client.touch(request.id, request.hashes, *self._pace.take())
 
@@ -167,8 +170,9 @@ class TierSide:
             request.answered = True
             request.wanted = request.offers(index)
             request.left = self._promises.ask(request.id, request.wanted)
-            if request.left is not None and request.left < request.wanted and len(self._rows.windows) > 1:
-                # Windows are saved at a prompt's end alone: a part of it is no hit.
+            divisible = len(self._rows.windows) == 1 and not self._rows.windows[0]
+            if request.left is not None and request.left < request.wanted and not divisible:
+                # A prefix of one layer group is no hit, nor is a part of a window.
                 self._promises.release(request.id)
                 request.left = 0
         if request.left is None:
@@ -300,7 +304,11 @@ class TierSide:
         until = time.monotonic() + seconds
         over: list[Ended] = []
         while self._loads or self._stores:
-            over += self.ended()
+            try:
+                over += self.ended()
+            except Exception:
+                self._logger.exception("kvconn: loads and saves can't be followed")
+                self._broken = True
             if time.monotonic() >= until and (self._loads or self._stores):
                 if not self._broken:
                     self._broken = True
