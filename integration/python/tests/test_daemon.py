@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DaemonProcess
+from conftest import DaemonProcess, start_daemon
 
 from kvconn import client
 from kvconn.client import (
@@ -441,3 +441,49 @@ def test_a_save_that_the_client_has_given_up_is_not_kept(daemon_process: DaemonP
     assert scheduler.match("again", tokens).tokens == 0
     scheduler.close()
     worker.close()
+
+
+def test_a_frozen_daemon_ends_loads_and_saves_by_key_and_touches_nothing_later(daemon_process: DaemonProcess) -> None:
+    memory = Memory()
+    keyed = KeyedClient(replace(options(daemon_process.socket, {"key_scheme": "engine"}), timeout=0.3))
+    assert keyed.register([memory.fd], LAYOUT)
+    hashes = [os.urandom(32) for _ in range(4)]
+    memory.fill(0, 1)
+    memory.fill(1, 2)
+    keyed.put("save", [Part(0, b"", hashes[:2], [0, 1])])
+    assert everything(keyed) == Polled([], [StoredPut("save", 2, 0, 0)])
+    wait_until(lambda: keyed.present("r", hashes) == [b"\x03"])
+    freeze(daemon_process.process)
+    keyed.fetch("r", [Part(0, b"", hashes[:2], [5, 6])])
+    keyed.put("late", [Part(0, hashes[1], hashes[2:], [0, 1])])
+    assert everything(keyed) == Polled([FinishedLoad("r", [5, 6])], [StoredPut("late", 0, 2, 0)])
+    for block in (0, 1, 5, 6):  # the engine goes on
+        memory.fill(block, 0xEE)
+    daemon_process.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: keyed.present("r", hashes) == [b"\x03"])
+    assert [memory.read(b) for b in (5, 6)] == [b"\xee" * BLOCK_BYTES] * 2
+    keyed.close()
+
+
+def test_a_killed_daemon_ends_loads_and_saves_by_key_and_is_used_again(
+    daemon_process: DaemonProcess, socket_dir: Path
+) -> None:
+    memory = Memory()
+    keyed = KeyedClient(replace(options(daemon_process.socket, {"key_scheme": "engine"}), retry_interval=0.05))
+    assert keyed.register([memory.fd], LAYOUT)
+    hashes = [os.urandom(32) for _ in range(2)]
+    memory.fill(0, 1)
+    keyed.fetch("load", [Part(0, b"", hashes, [5, 6])])
+    keyed.put("save", [Part(0, b"", hashes, [0, 1])])
+    daemon_process.process.kill()
+    daemon_process.process.wait()
+    told = everything(keyed)
+    assert ([f.request for f in told.finished], [s.request for s in told.stored]) == (["load"], ["save"])
+    assert keyed.present("r", hashes) == [b"\x00"]
+    daemon_process.process = start_daemon(os.environ["KVCONND"], socket_dir / "store", daemon_process.socket)
+    wait_until(lambda: keyed._link.connection is not None)
+    keyed.put("save", [Part(0, b"", hashes, [0, 1])])
+    told = everything(keyed)
+    assert told.stored[0].taken + told.stored[0].present == 2
+    wait_until(lambda: keyed.present("r", hashes) == [b"\x03"])
+    keyed.close()
