@@ -113,8 +113,8 @@ class KVConnTier(SecondaryTierManager):
 
     Settings of its entry in `secondary_tiers`: `socket`, the path of the daemon's socket; `timeout`,
     the seconds that a call to it may take (default 1); `digest_cache`, the directory where digests of
-    weights are kept; vLLM's own `locality`. Settings that cannot work raise ValueError at start; after that nothing that the
-    daemon does or fails to do reaches the engine as an exception.
+    weights are kept; vLLM's own `locality`. Settings that cannot work raise ValueError at start; after
+    that nothing that the daemon does or fails to do reaches the engine as an exception.
     """
 
     medium = Medium.STORAGE
