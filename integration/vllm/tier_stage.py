@@ -19,7 +19,7 @@ import environment
 from completions import BLOCK_SIZE, MAX_TOKENS, Completion, cacheable, complete, complete_all, prompt
 from environment import Environment
 from identity import change_tensor
-from processes import Program
+from processes import Program, get
 from stage import NO_CACHE, Place, Stage
 
 MODEL_SEED, HYBRID_SEED = 1, 3
@@ -184,6 +184,7 @@ class Tier(Stage):
         self.daemon.start()
         self.daemon.wait_for_engine()
         self.aborted(engine, empty)
+        self.reset(engine, empty)
         self.no_errors(engine)
         engine.terminate()
 
@@ -216,6 +217,20 @@ class Tier(Stage):
             answers = complete_all(engine.port, self.prompts)
             self.identical(f"a client gone after {after_s:g} s", answers)
         self.all_cached("clients gone", answers)
+
+    def reset(self, engine: Any, empty: Callable[[], None]) -> None:
+        """All of vLLM's caches are reset: the tier stops."""
+        status, _ = get(engine.port, "/reset_prefix_cache?reset_external=true", "POST")
+        self.report.equal("tier: reset", status, 200)
+        before = self.loaded()
+        empty()
+        self.identical("after a reset", complete_all(engine.port, self.prompts))
+        self.report.equal("tier: after a reset: nothing is loaded", self.loaded(), before)
+        self.report.equal(
+            "tier: after a reset: one warning",
+            len(engine.lines("WARNING", "kvconn:", "until the engine is restarted")),
+            1,
+        )
 
     # Engines in one process.
 
