@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import random
@@ -392,8 +393,6 @@ class Tier(Stage):
 
 def leave(port: int, tokens: Sequence[int], after_s: float) -> None:
     """Ask for a completion, and hang up before it is there."""
-    import http.client
-
     conn = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     body = {"model": "m", "prompt": list(tokens), "max_tokens": MAX_TOKENS, "temperature": 0}
     conn.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
