@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
 )
 
 // Keyed is the leader of an engine that brings its own keys (key scheme "engine"). It offers, prices,
@@ -20,8 +21,9 @@ type Keyed struct {
 	// requests has an element of byID for each, the one that was used last first.
 	requests list.List
 	byID     map[string]*list.Element
-	// loads are the requests of the loads under way, by the ids of the loads.
-	loads map[string]string
+	// loads are the requests of the loads under way, by the ids of the loads. They may have been
+	// forgotten.
+	loads map[string]*keyedRequest
 	// Work space: the keys of a call, the bitmaps of an answer, and where blocks are.
 	keys []connector.Key
 	bits [][]byte
@@ -35,13 +37,15 @@ type keyedRequest struct {
 	// asked is set once it was asked for, and failed once a load of it has failed: it is not offered
 	// anything again, since an engine that asks again would fail without end.
 	asked, failed bool
-	// loading is the number of its loads under way.
+	// loading is the number of its loads under way, and lent are the leases of what it had been
+	// offered when they started: they last until all have ended, whatever is offered meanwhile.
 	loading int
+	lent    []store.LeaseID
 }
 
 // NewKeyed returns a leader for one engine instance that brings its own keys.
 func NewKeyed(o Options, index Index) (*Keyed, error) {
-	k := &Keyed{byID: make(map[string]*list.Element), loads: make(map[string]string)}
+	k := &Keyed{byID: make(map[string]*list.Element), loads: make(map[string]*keyedRequest)}
 	if err := k.hits.init(o, connector.KeySchemeEngine, index); err != nil {
 		return nil, err
 	}
@@ -195,10 +199,12 @@ func (k *Keyed) Loading(m *connector.KeyedMove) {
 	if k.closed {
 		return
 	}
+	k.ended(m.ID, false) // of an earlier use of the id, if its end was never told
 	r := k.admit(m.Owner())
 	r.loading++
 	k.renew(&r.hit)
-	k.loads[strings.Clone(m.ID)] = r.id
+	r.lent, r.leases = append(r.lent, r.leases...), r.leases[:0]
+	k.loads[strings.Clone(m.ID)] = r
 	blocks := make([]int, len(k.groups))
 	for i := range m.Parts {
 		blocks[m.Parts[i].Group] += len(m.Parts[i].Hashes)
@@ -232,23 +238,26 @@ func (k *Keyed) Unregistered() {
 }
 
 func (k *Keyed) ended(load string, failed bool) {
-	id, ok := k.loads[load]
-	if !ok {
+	r := k.loads[load]
+	if r == nil {
 		return
 	}
 	delete(k.loads, load)
-	e := k.byID[id]
-	if e == nil {
-		return
-	}
-	r := e.Value.(*keyedRequest)
 	if failed && !r.failed {
 		r.failed = true
 		k.stats.FailedLoads++
 	}
-	if r.loading = max(0, r.loading-1); r.loading == 0 {
-		k.release(&r.hit)
+	if r.loading--; r.loading == 0 {
+		k.takeBack(r)
 	}
+}
+
+// takeBack releases the leases of loads.
+func (k *Keyed) takeBack(r *keyedRequest) {
+	for _, id := range r.lent {
+		k.index.Release(id)
+	}
+	r.lent = r.lent[:0]
 }
 
 // Saving counts a save.
@@ -299,6 +308,7 @@ func (k *Keyed) forget(e *list.Element) {
 	r := k.requests.Remove(e).(*keyedRequest)
 	delete(k.byID, r.id)
 	k.release(&r.hit)
+	k.takeBack(r)
 }
 
 // Stats returns the counters.

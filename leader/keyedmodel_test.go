@@ -20,10 +20,19 @@ type keyedWorld struct {
 	// failed are the requests whose load has failed since their last touch, and loading the requests
 	// of the loads under way.
 	failed  map[string]bool
-	loading map[string]string
+	loading map[string]worldLoad
 	next    int
-	// offered are the blocks that each request was offered last, pinned as long as it is there.
-	offered map[string][]store.RecordID
+	// life counts the ends of each request.
+	life map[string]int
+	// offered are the blocks that each request was offered last, lent those that it had been offered
+	// when its loads under way began: all of them are pinned.
+	offered, lent map[string][]store.RecordID
+}
+
+// worldLoad is a load of a request, in one of its lives: a request that ended may come back.
+type worldLoad struct {
+	of   string
+	life int
 }
 
 const keyedWorldBlocks = 12
@@ -40,7 +49,7 @@ func TestKeyedAgainstAModelOfTheEngine(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
 				w := &keyedWorld{
 					keyedFixture: newKeyedFixture(t, change), rt: rt,
-					failed: map[string]bool{}, loading: map[string]string{}, offered: map[string][]store.RecordID{},
+					failed: map[string]bool{}, loading: map[string]worldLoad{}, life: map[string]int{}, offered: map[string][]store.RecordID{}, lent: map[string][]store.RecordID{},
 				}
 				rt.Repeat(map[string]func(*rapid.T){
 					"save": w.save, "save more": w.save, "ask": w.ask, "ask again": w.ask, "fetch": w.fetch,
@@ -190,7 +199,9 @@ func (w *keyedWorld) fetch(*rapid.T) {
 	w.next++
 	m := fetch(fmt.Sprint("load ", w.next), of, rapid.IntRange(0, 3).Draw(w.rt, "blocks"))
 	w.Loading(m)
-	w.loading[m.ID] = of
+	w.loading[m.ID] = worldLoad{of, w.life[of]}
+	w.lent[of] = append(w.lent[of], w.offered[of]...)
+	delete(w.offered, of)
 }
 
 func (w *keyedWorld) end(*rapid.T) {
@@ -198,7 +209,7 @@ func (w *keyedWorld) end(*rapid.T) {
 		w.rt.Skip("no load")
 	}
 	load := rapid.SampledFrom(slices.Sorted(maps.Keys(w.loading))).Draw(w.rt, "load")
-	of := w.loading[load]
+	l := w.loading[load]
 	delete(w.loading, load)
 	switch rapid.IntRange(0, 2).Draw(w.rt, "how") {
 	case 0:
@@ -207,11 +218,13 @@ func (w *keyedWorld) end(*rapid.T) {
 		w.Loaded(finished(load))
 	default:
 		w.Loaded(finished(load, 1))
-		if _, known := w.byID[of]; known {
-			w.failed[of] = true
+		if l.life == w.life[l.of] {
+			w.failed[l.of] = true
 		}
 	}
-	w.offered[of] = nil // what is pinned still may be let go of
+	if l.life == w.life[l.of] && !slices.Contains(slices.Collect(maps.Values(w.loading)), l) {
+		delete(w.lent, l.of)
+	}
 }
 
 func (w *keyedWorld) touch(*rapid.T) {
@@ -219,6 +232,8 @@ func (w *keyedWorld) touch(*rapid.T) {
 	w.Touch(&connector.TouchRequest{Request: r, Hashes: hashes(0, 3)})
 	delete(w.failed, r)
 	delete(w.offered, r)
+	delete(w.lent, r)
+	w.life[r]++
 }
 
 // pinned checks that what was offered is.
@@ -229,10 +244,12 @@ func (w *keyedWorld) pinned(*rapid.T) {
 			all[id] = true
 		}
 	}
-	for r, ids := range w.offered {
-		for _, id := range ids {
-			if !all[id] {
-				w.rt.Fatalf("%v was offered to %s and is not pinned", id, r)
+	for _, pins := range []map[string][]store.RecordID{w.offered, w.lent} {
+		for r, ids := range pins {
+			for _, id := range ids {
+				if !all[id] {
+					w.rt.Fatalf("%v was offered to %s and is not pinned", id, r)
+				}
 			}
 		}
 	}

@@ -211,8 +211,8 @@ type Options struct {
 	Cache *host.Cache
 	// Account is the rank's share of the cache's memory. The worker closes it.
 	Account *host.Account
-	// LoadTimeout is the time in which every load ends, and what a save waits for its
-	// engine's device at most; each read of a record has a deadline of its tier's besides.
+	// LoadTimeout is the time in which every load and every save by key ends, and what a save
+	// waits for its engine's device at most; each read of a record has a deadline of its tier's besides.
 	// Default 10 s: longer than any load that beats prefill, short
 	// enough for the client that waits.
 	LoadTimeout time.Duration

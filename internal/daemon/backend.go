@@ -169,7 +169,9 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	})
 	if err == nil && m.KeyScheme == connector.KeySchemeEngine {
-		s.keyed, err = leader.NewKeyed(b.leaderOptions(ns, m), b.chain)
+		if s.keyed, err = leader.NewKeyed(b.leaderOptions(ns, m), b.chain); err != nil {
+			s.Worker.Close()
+		}
 	}
 	if err != nil {
 		account.Close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from kvconn import messages
 from kvconn.errors import KVConnError, Unavailable
@@ -11,8 +12,6 @@ from kvconn.frames import KEYED_VERSIONS, Op
 from kvconn.link import Options
 from kvconn.memory_client import Job, MemoryClient
 from kvconn.messages import FinishedLoad, Part, Polled, StoredPut
-
-T = TypeVar("T")
 
 
 class KeyedClient(MemoryClient):
@@ -28,6 +27,7 @@ class KeyedClient(MemoryClient):
         super().__init__(options, rank, KEYED_VERSIONS)
         self._jobs: dict[tuple[Op, str], Job] = {}
         self._ended = Polled([], [])
+        self._refused: set[Op] = set()
 
     @property
     def busy(self) -> bool:
@@ -77,7 +77,9 @@ class KeyedClient(MemoryClient):
         except Unavailable:
             return None  # the link has said so
         except KVConnError as err:
-            self._options.logger.warning("kvconn: %s", err)
+            # Once for each call: it is made in every step.
+            self._options.logger.log(logging.DEBUG if op in self._refused else logging.WARNING, "kvconn: %s", err)
+            self._refused.add(op)
             return None
 
     def fetch(self, request: str, parts: Sequence[Part], *, of: str = "") -> None:
