@@ -39,6 +39,7 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 	}
 	others := []string{ // vLLM's
 		"--kv-transfer-config", "--kv-events-config", "--data-parallel-size", "--data-parallel-hybrid-lb", "--data-parallel-rank", "--port",
+		"--prefix-caching-hash-algo", "--prefix-cache-retention-interval",
 	}
 	found := 0
 	for _, d := range docs.All(t) {
