@@ -26,6 +26,7 @@ from kvconn.frames import MAX_ID_BYTES, MAX_SCOPE_BYTES, MAX_SPAN_ID_BYTES, MAX_
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.files import FileId
 from kvconn.vllm.metadata import StepMetadata
+from kvconn.vllm.releases import BlockTables
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -101,6 +102,7 @@ class SchedulerSide:
         """Requests with a load in flight, also where they have ended meanwhile."""
         self._allocs: list[tuple[_Tracked, Alloc]] = []
         self._finished: list[_Tracked] = []
+        self._tables = BlockTables()
 
     def match(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """Return how many tokens can be loaded beyond computed, and whether beside the steps.
@@ -215,6 +217,7 @@ class SchedulerSide:
         payload, loads = b"", []
         self._untouched = {}
         try:
+            self._tables.note(output)
             reply = self._step(output, allocs, finished)
             # Workers report what is in here, and vLLM dies of a report that it does not expect.
             payload = reply.meta
@@ -303,7 +306,7 @@ class SchedulerSide:
         if tracked.adapter and not self._is_untouched(tracked.adapter):
             tracked.save = False
             return
-        tables = _block_tables(output, request_id)
+        tables = self._tables.of(output, request_id)
         known = tracked.blocks_told or [0] * len(tables)
         told.append(
             Scheduled(
@@ -351,6 +354,7 @@ class SchedulerSide:
 
     def finished(self, request_id: str) -> None:
         """Note that a request has ended."""
+        self._tables.forget(request_id)
         tracked = self._tracked.pop(request_id, None)
         if tracked is not None and tracked.session:
             self._finished.append(tracked)
@@ -423,8 +427,3 @@ def _told(table: Sequence[int]) -> Sequence[int]:
     if _NULL_BLOCK not in table:
         return table
     return [NO_BLOCK if b == _NULL_BLOCK else b for b in table]
-
-
-def _block_tables(output: SchedulerOutput, request_id: str) -> Sequence[list[int]]:
-    state = output.kv_connector_block_state
-    return (state.get_block_ids(request_id) or ()) if state is not None else ()
