@@ -1,6 +1,6 @@
 """End-to-end test: real vLLM, its KV cache kept by kvconnd through restarts, crashes and corruption.
 
-    python integration/vllm/e2e.py [--kvconnd PATH] [--cache DIR] [--keep] [--skip STAGE]...
+    python integration/vllm/e2e.py [--kvconnd PATH] [--cache DIR] [--vllm VERSION] [--keep] [--skip STAGE]... [--short]
 
 Makes its own virtual environment with vLLM's CPU build and a tiny model, and runs OpenAI servers
 in float32. Nothing else than Python 3.10 and, without --kvconnd, Go is needed; no GPU. The exit
@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import environment
@@ -29,6 +29,7 @@ from hybrid import Hybrid
 from identity import Identity
 from offline_run import run_offline
 from processes import Daemon, Engine
+from short import Short
 from stage import Place
 from tensor_parallel import TensorParallel
 from tier_stage import Tier
@@ -403,9 +404,9 @@ STAGES: dict[str, Callable[[Place], None]] = {
 }
 
 
-def run_stages(place: Place, skipped: Sequence[str]) -> int:
-    """Run all stages but some, and return the exit status."""
-    for name, stage in STAGES.items():
+def run_stages(place: Place, skipped: Sequence[str], stages: Mapping[str, Callable[[Place], None]] = STAGES) -> int:
+    """Run stages but some, and return the exit status."""
+    for name, stage in stages.items():
         begun = time.monotonic()
         if name in skipped:
             place.report.say(f"      stage {name} is skipped")
@@ -421,8 +422,12 @@ def main() -> int:
     """Parse arguments and run."""
     parser = workplace.arguments("End-to-end test of kvconn with real vLLM.")
     parser.add_argument("--skip", action="append", default=[], choices=sorted(STAGES), help="leave a stage out")
+    parser.add_argument("--short", action="store_true", help="one stage of a minute in place of all others")
+    parser.add_argument("--vllm", metavar="VERSION", default="newest", help="a release of vLLM, newest or oldest")
     args = parser.parse_args()
-    return workplace.run(args, lambda place: run_stages(place, args.skip))
+    stages = {"short": lambda place: Short(place).run()} if args.short else STAGES
+    version = {"newest": environment.NEWEST, "oldest": environment.OLDEST}.get(args.vllm, args.vllm)
+    return workplace.run(args, lambda place: run_stages(place, args.skip, stages), version)
 
 
 if __name__ == "__main__":

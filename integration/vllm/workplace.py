@@ -26,10 +26,10 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return p
 
 
-def run(args: argparse.Namespace, body: Callable[[Place], int]) -> int:
-    """Prepare a place, run body there, and return its exit status. What failed is kept."""
+def run(args: argparse.Namespace, body: Callable[[Place], int], version: str = environment.NEWEST) -> int:
+    """Prepare a place with a release of vLLM, run body there, and return its exit status. What failed is kept."""
     begun = time.monotonic()
-    env = environment.prepare(args.cache.resolve())
+    env = environment.prepare(args.cache.resolve(), version)
     runs = env.cache / "runs"
     runs.mkdir(exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=runs))

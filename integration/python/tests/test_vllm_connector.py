@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvconn.client import FinishedLoad, Options, PlannedLoad, Run, SaveResult, WorkerClient
 from kvconn.vllm import connector as connector_module
+from kvconn.vllm import releases
 from kvconn.vllm.connector import KVConnConnector, _check
 from kvconn.vllm.files import FileId, UnknownIdentity
 from kvconn.vllm.metadata import Reported, StepMetadata
@@ -78,7 +79,7 @@ def test_context_parallelism_is_refused(size: str) -> None:
 
 
 def test_windows_are_refused_where_a_failed_load_would_kill_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connector_module, "_TransferResults", None)
+    monkeypatch.setattr(releases, "TransferResults", None)
     with pytest.raises(ValueError, match="failed_recving"):
         _check(vllm_config(), kv_config(SlidingWindowSpec(sliding_window=8)))
 
@@ -134,7 +135,8 @@ def test_no_exception_reaches_the_engine() -> None:
     assert connector.get_mem_pool_context() is None
     assert connector.get_finished({"r"}) == (None, None)
     results = connector.get_transfer_results({"r"})
-    assert (results.finished_sending, results.finished_recving, results.failed_recving) == (set(), set(), set())
+    if releases.TransferResults is not None:
+        assert (results.finished_sending, results.finished_recving, results.failed_recving) == (set(), set(), set())
     assert connector.get_block_ids_with_load_errors() == set()
     assert connector.get_num_new_matched_tokens(request, 0) == (0, False)  # type: ignore[arg-type]
     assert not connector.build_connector_meta(None)  # type: ignore[arg-type]

@@ -82,6 +82,9 @@ def test_the_layout_is_what_the_engine_says() -> None:
     layers = layers_of(torch.zeros(BLOCKS * LAYERS * PAGE, dtype=torch.int8))
     want = [GroupLayout(BLOCKS, [Run(0, 0, LAYERS, PAGE * BLOCKS, PAGE, PAGE)])]
     assert memory.group_layouts(config(), layers) == want
+    older = config()
+    del older.kv_cache_tensors[0].host_resident
+    assert memory.group_layouts(older, layers) == want
 
 
 def test_groups_alias_the_same_bytes() -> None:

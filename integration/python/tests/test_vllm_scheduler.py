@@ -140,9 +140,12 @@ class Engine:
             ),
             num_scheduled_tokens={r: n for r, (_, n) in (new | cached).items()},
             preempted_req_ids=preempted,
-            kv_connector_block_state=SimpleNamespace(get_block_ids=lambda r: self.tables[r]),
+            kv_connector_block_state=self.block_state(),
         )
         return self.side.plan(output)  # type: ignore[arg-type]
+
+    def block_state(self) -> Any:
+        return SimpleNamespace(get_block_ids=lambda r: self.tables[r])
 
     def loads_ended(
         self,
@@ -160,9 +163,23 @@ class Engine:
         self.side.loaded(output)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def engine() -> Engine:
-    return Engine()
+class OlderEngine(Engine):
+    """Makes the objects of a release that tells a request's block table only where it has new blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: dict[str, tuple[list[int], ...]] = {}
+
+    def block_state(self) -> Any:
+        new = {r: table for r, table in self.tables.items() if self.told.get(r) != table}
+        self.told |= {r: tuple(list(ids) for ids in table) for r, table in new.items()}
+        return SimpleNamespace(block_ids=new)
+
+
+@pytest.fixture(params=[Engine, OlderEngine])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    made: Engine = request.param()
+    return made
 
 
 def test_a_repeated_look_up_sends_only_new_tokens(engine: Engine) -> None:

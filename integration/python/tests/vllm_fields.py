@@ -1,4 +1,4 @@
-"""All settings of vLLM that the connector was written with in view: 0.32.0 and 0.33.0.
+"""All settings of vLLM that the connector was written with in view: those of 0.29 to 0.33.
 
 `MANIFEST` are in the namespace manifest, by themselves or by what they lead to; with `REFUSED` the engine goes
 on without cache, or does not start; `OTHER` change no KV of given tokens. A setting that is nowhere in here is new:
@@ -35,7 +35,7 @@ MANIFEST: dict[str, str] = {
         num_speculative_tokens parallel_drafting quantization revision use_heterogeneous_vocab
     """,
     "AttentionConfig": """
-        backend backend_per_kind hisparse_config indexer_kv_dtype use_non_causal
+        backend backend_per_kind hisparse_config indexer_kv_dtype use_fp4_indexer_cache use_non_causal
     """,
     "MultiModalConfig": """
         interleave_mm_strings language_model_only media_io_kwargs mm_device_do_normalize mm_encoder_attn_backend
@@ -70,22 +70,23 @@ OTHER: dict[str, str] = {
     # Names, tokenizer, sampling, logs, speed, memory; prompt embeddings are known by content.
     "ModelConfig": """
         allow_deprecated_quantization allowed_local_media_path allowed_media_domains disable_cascade_attn
-        enable_cumem_allocator enable_nccl_comm_suspend enable_prompt_embeds enable_sleep_mode enable_trace_replay
-        enforce_eager generation_config hf_token io_processor_plugin logits_processors logprobs_mode max_logprobs
-        override_generation_config pooler_config renderer_num_workers return_sampling_mask seed served_model_name
-        skip_tokenizer_init sleep_mode_backend sleep_mode_offload_cudagraph sleep_preserve_parameter_names
-        spec_target_max_model_len tokenizer tokenizer_mode tokenizer_revision use_fp64_gumbel
-        word_embeddings_untied_by_checkpoint
+        enable_cumem_allocator enable_nccl_comm_suspend enable_prompt_embeds enable_return_routed_experts
+        enable_sleep_mode enable_trace_replay enforce_eager generation_config hf_token io_processor_plugin
+        logits_processors logprobs_mode max_logprobs override_generation_config pooler_config
+        renderer_num_workers return_sampling_mask seed served_model_name skip_tokenizer_init sleep_mode_backend
+        sleep_mode_offload_cudagraph sleep_preserve_parameter_names spec_target_max_model_len tokenizer
+        tokenizer_mode tokenizer_revision use_fp64_gumbel word_embeddings_untied_by_checkpoint
     """,
     # Size and place of the cache, its hashes and events; Mamba is refused by its KV cache.
     "CacheConfig": """
         _block_size_resolved cache_hit_alignment_tokens effective_attention_block_size
-        enable_mamba_shared_prefix_checkpoint enable_prefix_caching gpu_memory_utilization hash_block_size
-        is_attention_free kv_cache_max_concurrency kv_cache_memory_bytes kv_cache_size_tokens kv_offloading_backend
-        kv_offloading_size mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_page_size_padded
-        mamba_ssm_cache_dtype num_cpu_blocks num_gpu_blocks num_gpu_blocks_override prefix_cache_retention_interval
-        prefix_caching_hash_algo prefix_match_unit replayssm_buffer_len simple_cpu_offload_num_blocks
-        skip_page_size_padded use_kda_recoverssm use_replayssm user_specified_block_size
+        enable_mamba_fine_grained_prefix_cache enable_mamba_shared_prefix_checkpoint enable_prefix_caching
+        gpu_memory_utilization hash_block_size is_attention_free kv_cache_max_concurrency kv_cache_memory_bytes
+        kv_cache_size_tokens kv_offloading_backend kv_offloading_size mamba_block_size mamba_cache_dtype
+        mamba_cache_mode mamba_page_size_padded mamba_ssm_cache_dtype num_cpu_blocks num_gpu_blocks
+        num_gpu_blocks_override prefix_cache_retention_interval prefix_caching_hash_algo prefix_match_unit
+        replayssm_buffer_len simple_cpu_offload_num_blocks skip_page_size_padded use_kda_recoverssm
+        use_replayssm user_specified_block_size user_specified_mamba_block_size
     """,
     # Data parallelism, experts, communication, processes: who computes, not what.
     "ParallelConfig": """
@@ -99,7 +100,7 @@ OTHER: dict[str, str] = {
         enable_ep_weight_filter enable_eplb enable_expert_parallel enable_fault_tolerance enable_hc_sp
         enable_shm_tensor_arena eplb_config expert_placement_strategy fault_tolerance_config is_moe_model
         master_addr master_port max_parallel_loading_workers nnodes node_rank numa_bind numa_bind_cpus
-        numa_bind_nodes placement_group rank ray_runtime_env ray_workers_use_nsight ubatch_size worker_cls
+        numa_bind_nodes placement_group rank ray_runtime_env ray_workers_use_nsight sd_worker_cls ubatch_size worker_cls
         worker_extension_cls world_size
     """,
     # How files are read, not which.

@@ -9,13 +9,12 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import vllm
-from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 from vllm.logger import init_logger
 
 from kvconn import __version__
 from kvconn.client import Options, SchedulerClient, WorkerClient
-from kvconn.vllm import engine_hooks, files, settings
+from kvconn.vllm import engine_hooks, files, releases, settings
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.events import Announcer
 from kvconn.vllm.files import Digests, UnknownIdentity
@@ -46,10 +45,6 @@ _IDENTITY_WAIT_S = 2.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Versions of vLLM differ in what they have.
-_Hybrid: type = getattr(base, "SupportsHMA", object)
-_TransferResults: Callable[..., Any] | None = getattr(base, "KVConnectorTransferResults", None)
-
 
 def _guarded(otherwise: Callable[[], Any]) -> Callable[[F], F]:
     """Keep exceptions from the engine, which dies of them: log, and return the answer for "no cache"."""
@@ -70,7 +65,7 @@ def _guarded(otherwise: Callable[[], Any]) -> Callable[[F], F]:
     return decorate
 
 
-class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
+class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc]
     """Keeps vLLM's KV cache on disk through the node's kvconnd.
 
     Models with several KV cache groups (full attention and sliding windows) are cached too, and
@@ -84,6 +79,7 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        releases.check()
         super().__init__(vllm_config, role, kv_cache_config)
         self._broken: set[str] = set()
         self._scheduler: SchedulerSide | None = None
@@ -175,7 +171,8 @@ class KVConnConnector(KVConnectorBase_V1, _Hybrid):  # type: ignore[misc]
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """Report the requests whose loads have ended, and those whose loads have failed as a whole."""
         done, failed = self._ended_loads()
-        return _TransferResults(finished_recving=done, failed_recving=failed) if _TransferResults else None
+        results = releases.TransferResults
+        return results(finished_recving=done, failed_recving=failed) if results else None
 
     @_guarded(lambda: (set(), set()))
     def _ended_loads(self) -> tuple[set[str], set[str]]:
@@ -322,8 +319,8 @@ def _check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
     for size in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(vllm_config.parallel_config, size, 1) > 1:
             raise ValueError(f"kvconn: {size} above 1 is not supported yet")
-    if _TransferResults is None and keeps_windows(kv_cache_config):
-        raise ValueError("kvconn: for models with sliding windows vLLM must be one that has failed_recving (0.32 has)")
+    if releases.TransferResults is None and keeps_windows(kv_cache_config):
+        raise ValueError("kvconn: for models with sliding windows vLLM must be one that has failed_recving (0.30 has)")
 
 
 def _options(vllm_config: VllmConfig, role: KVConnectorRole, identity: Identity) -> Options:

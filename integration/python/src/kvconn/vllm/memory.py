@@ -123,7 +123,7 @@ def group_layouts(kv_cache_config: KVCacheConfig, kv_caches: Mapping[str, torch.
 
 def _runs_in(placed: Any, group: Any, kv_caches: Mapping[str, torch.Tensor], blocks: int) -> list[Run]:
     """Return the runs of a group's layers in one placement, neighbours in one."""
-    if placed.host_resident:
+    if getattr(placed, "host_resident", False):
         raise LayoutError("host-resident KV tensors are not known to this connector")
     members = set(group.layer_names)
     runs: list[Run] = []

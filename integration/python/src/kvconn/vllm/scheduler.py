@@ -28,6 +28,7 @@ from kvconn.vllm.events import Announcer
 from kvconn.vllm.files import FileId
 from kvconn.vllm.hits import Hits
 from kvconn.vllm.metadata import Reported, StepMetadata
+from kvconn.vllm.releases import BlockTables
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -104,6 +105,7 @@ class SchedulerSide:
         """Requests with a load in flight, also where they have ended meanwhile."""
         self._allocs: list[tuple[_Tracked, Alloc]] = []
         self._finished: list[_Tracked] = []
+        self._tables = BlockTables()
         self.hits = Hits(block_size)
         self.announcer = announcer or Announcer(block_size, 1, logger)
         """Tells those who follow vLLM's KV events, if there may be any."""
@@ -233,6 +235,7 @@ class SchedulerSide:
         self._untouched = {}
         self.announcer.connected(self._client.session)
         try:
+            self._tables.note(output)
             reply = self._step(output, allocs, finished)
             # Workers report what is in here, and vLLM dies of a report that it does not expect.
             payload = reply.meta
@@ -327,7 +330,7 @@ class SchedulerSide:
         if tracked.adapter and not self._is_untouched(tracked.adapter):
             tracked.save = False
             return
-        tables = _block_tables(output, request_id)
+        tables = self._tables.of(output, request_id)
         known = tracked.blocks_told or [0] * len(tables)
         told.append(
             Scheduled(
@@ -380,6 +383,7 @@ class SchedulerSide:
 
     def finished(self, request_id: str) -> dict[str, Any] | None:
         """Note that a request has ended. Returns what its answer says of it."""
+        self._tables.forget(request_id)
         tracked = self._tracked.pop(request_id, None)
         if tracked is not None and tracked.session:
             self._finished.append(tracked)
@@ -460,8 +464,3 @@ def _told(table: Sequence[int]) -> Sequence[int]:
     if _NULL_BLOCK not in table:
         return table
     return [NO_BLOCK if b == _NULL_BLOCK else b for b in table]
-
-
-def _block_tables(output: SchedulerOutput, request_id: str) -> Sequence[list[int]]:
-    state = output.kv_connector_block_state
-    return (state.get_block_ids(request_id) or ()) if state is not None else ()
