@@ -28,6 +28,7 @@ from hybrid import Hybrid
 from identity import Identity
 from offline_run import run_offline
 from processes import Daemon, Engine
+from shapes import Shapes
 from stage import Place
 from tensor_parallel import TensorParallel
 
@@ -390,6 +391,7 @@ STAGES: dict[str, Callable[[Place], None]] = {
     "main": lambda place: Main(place).run(),
     "hybrid": lambda place: Hybrid(place).run(),
     "identity": lambda place: Identity(place).run(),
+    "shapes": lambda place: Shapes(place).run(),
     "tp": lambda place: TensorParallel(place).run(),
 }
 

@@ -58,7 +58,7 @@ def _two_cores(tensor_parallel: int) -> str:
 
 def default_cache() -> Path:
     """Return the cache directory of $KVCONN_E2E_CACHE, or the one below the user's own."""
-    named = os.environ.get("KVCONN_E2E_CACHE")
+    named = os.environ.pop("KVCONN_E2E_CACHE", None)  # no setting of a daemon, which refuses what it does not know
     return Path(named) if named else Path.home() / ".cache" / "kvconn-e2e"
 
 

@@ -1,10 +1,10 @@
 """Writes a small model with random weights and a byte-level tokenizer: a real one, made locally.
 
 Runs in the environment that has torch: `python tiny_model.py DIRECTORY SEED KIND`. KIND is "llama",
-with full attention, "gemma3", where two of three layers have sliding windows, or "adapter", a LoRA
-adapter of the first. The weights are
-scaled so that the output depends on the whole prompt: one token changed early changes the
-tokens that follow, so wrong KV shows as wrong tokens.
+with full attention, "gemma3", where two of three layers have sliding windows, "deepseek", with multi-head
+latent attention, "draft", a small one that proposes tokens for the first, or "adapter", a LoRA adapter
+of the first. The weights are scaled so that the output depends on the whole prompt: one token changed
+early changes the tokens that follow, so wrong KV shows as wrong tokens.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 QK_STD, OUTPUT_STD, EMBEDDING_STD = 0.12, 0.25, 1.0
 RANK = 8
 
-
 HYBRID_LAYERS, WINDOW = 6, 256
 # Gemma multiplies embeddings by the root of the hidden size, and normalises queries and keys.
 HYBRID_EMBEDDING_STD, HYBRID_QUERY_SCALAR = HIDDEN**-0.5, 1
+DRAFT_LAYERS = 1
+# vLLM's CPU backend of multi-head latent attention has one size, that of DeepSeek V2.
+LATENT, ROTATED, UNROTATED = 512, 64, 128
+LAYERS_OF = {"llama": LAYERS, "gemma3": HYBRID_LAYERS, "deepseek": LAYERS, "draft": DRAFT_LAYERS}
 
 
 def weights(seed: int, kind: str) -> dict[str, torch.Tensor]:
@@ -44,13 +47,24 @@ def weights(seed: int, kind: str) -> dict[str, torch.Tensor]:
         "lm_head.weight": normal(VOCABULARY, HIDDEN, EMBEDDING_STD),
         "model.norm.weight": unit(HIDDEN),
     }
-    for i in range(HYBRID_LAYERS if hybrid else LAYERS):
+    for i in range(LAYERS_OF[kind]):
         layer = f"model.layers.{i}"
+        if kind == "deepseek":
+            tensors |= {
+                f"{layer}.self_attn.q_proj.weight": normal(HEADS * (UNROTATED + ROTATED), HIDDEN, QK_STD),
+                f"{layer}.self_attn.kv_a_proj_with_mqa.weight": normal(LATENT + ROTATED, HIDDEN),
+                f"{layer}.self_attn.kv_a_layernorm.weight": torch.ones(LATENT),
+                f"{layer}.self_attn.kv_b_proj.weight": normal(HEADS * 2 * UNROTATED, LATENT),
+                f"{layer}.self_attn.o_proj.weight": normal(HIDDEN, HEADS * UNROTATED, OUTPUT_STD),
+            }
+        else:
+            tensors |= {
+                f"{layer}.self_attn.q_proj.weight": normal(HEADS * HEAD_SIZE, HIDDEN, QK_STD),
+                f"{layer}.self_attn.k_proj.weight": normal(KV_HEADS * HEAD_SIZE, HIDDEN, QK_STD),
+                f"{layer}.self_attn.v_proj.weight": normal(KV_HEADS * HEAD_SIZE, HIDDEN),
+                f"{layer}.self_attn.o_proj.weight": normal(HIDDEN, HEADS * HEAD_SIZE, OUTPUT_STD),
+            }
         tensors |= {
-            f"{layer}.self_attn.q_proj.weight": normal(HEADS * HEAD_SIZE, HIDDEN, QK_STD),
-            f"{layer}.self_attn.k_proj.weight": normal(KV_HEADS * HEAD_SIZE, HIDDEN, QK_STD),
-            f"{layer}.self_attn.v_proj.weight": normal(KV_HEADS * HEAD_SIZE, HIDDEN),
-            f"{layer}.self_attn.o_proj.weight": normal(HIDDEN, HEADS * HEAD_SIZE, OUTPUT_STD),
             f"{layer}.mlp.gate_proj.weight": normal(INTERMEDIATE, HIDDEN),
             f"{layer}.mlp.up_proj.weight": normal(INTERMEDIATE, HIDDEN),
             f"{layer}.mlp.down_proj.weight": normal(HIDDEN, INTERMEDIATE),
@@ -99,13 +113,32 @@ def config(kind: str) -> dict[str, object]:
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
             },
         }
-    return common | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": LAYERS,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-    }
+    common |= {"num_hidden_layers": LAYERS_OF[kind], "rope_theta": 10000.0, "hidden_act": "silu"}
+    if kind == "deepseek":
+        del common["head_dim"]
+        return common | {
+            "architectures": ["DeepseekV2ForCausalLM"],
+            "model_type": "deepseek_v2",
+            "num_key_value_heads": HEADS,
+            "kv_lora_rank": LATENT,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": ROTATED,
+            "qk_nope_head_dim": UNROTATED,
+            "v_head_dim": UNROTATED,
+            "first_k_dense_replace": LAYERS,  # no experts
+            # With unscaled positions vLLM's CPU build rotates rows of other tokens (0.32).
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 40.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+                "original_max_position_embeddings": 4096,
+            },
+        }
+    return common | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 
 def tokenizer() -> Tokenizer:
