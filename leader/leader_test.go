@@ -105,7 +105,7 @@ func TestTokensAreToldPieceByPiece(t *testing.T) {
 	}
 }
 
-// An engine that wants at most so many tokens loaded tells no more of them before it computes the
+// An engine that wants at most n tokens loaded tells no more of them before it computes the
 // rest, not even where the leader knew them: what was offered beyond is let go.
 func TestFewerTokensToldBoundTheOffer(t *testing.T) {
 	f := newFixture(t, nil)

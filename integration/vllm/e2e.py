@@ -1,6 +1,6 @@
 """End-to-end test: real vLLM, its KV cache kept by kvconnd through restarts, crashes and corruption.
 
-    python integration/vllm/e2e.py [--kvconnd PATH] [--cache DIR] [--keep] [--skip STAGE]...
+    python integration/vllm/e2e.py [--kvconnd PATH] [--cache DIR] [--keep] [--skip STAGE]... [--also STAGE]...
 
 Makes its own virtual environment with vLLM's CPU build and a tiny model, and runs OpenAI servers
 in float32. Nothing else than Python 3.10 and, without --kvconnd, Go is needed; no GPU. The exit
@@ -27,6 +27,7 @@ from damage import flip_bits
 from hybrid import Hybrid
 from identity import Identity
 from offline_run import run_offline
+from parallel import DataParallel, latent_attention, pipeline
 from processes import Daemon, Engine
 from shapes import Shapes
 from stage import Place
@@ -393,17 +394,24 @@ STAGES: dict[str, Callable[[Place], None]] = {
     "identity": lambda place: Identity(place).run(),
     "shapes": lambda place: Shapes(place).run(),
     "tp": lambda place: TensorParallel(place).run(),
+    "mla": lambda place: latent_attention(place).run(),
+    "pp": lambda place: pipeline(place).run(),
+    "dp": lambda place: DataParallel(place).run(),
 }
+TWO_RANKS = ("tp", "mla", "pp", "dp")
+"""Stages that need a core for each of two ranks."""
+ON_REQUEST = ("dp",)
+"""Stages that take minutes for what others mostly show."""
 
 
-def run_stages(place: Place, skipped: Sequence[str]) -> int:
+def run_stages(place: Place, skipped: Sequence[str], also: Sequence[str]) -> int:
     """Run all stages but some, and return the exit status."""
     for name, stage in STAGES.items():
         begun = time.monotonic()
-        if name in skipped:
+        if name in skipped or (name in ON_REQUEST and name not in also):
             place.report.say(f"      stage {name} is skipped")
-        elif name == "tp" and len(os.sched_getaffinity(0)) < 2:
-            place.report.say("      stage tp needs a core for each of two ranks, and is skipped")
+        elif name in TWO_RANKS and len(os.sched_getaffinity(0)) < 2:
+            place.report.say(f"      stage {name} needs a core for each of two ranks, and is skipped")
         else:
             stage(place)
             place.report.say(f"      stage {name}: {time.monotonic() - begun:.0f} s")
@@ -414,8 +422,9 @@ def main() -> int:
     """Parse arguments and run."""
     parser = workplace.arguments("End-to-end test of kvconn with real vLLM.")
     parser.add_argument("--skip", action="append", default=[], choices=sorted(STAGES), help="leave a stage out")
+    parser.add_argument("--also", action="append", default=[], choices=ON_REQUEST, help="run a stage that takes long")
     args = parser.parse_args()
-    return workplace.run(args, lambda place: run_stages(place, args.skip))
+    return workplace.run(args, lambda place: run_stages(place, args.skip, args.also))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Environment:
     cache: Path
     python: Path
 
-    def variables(self, tensor_parallel: int = 1) -> dict[str, str]:
+    def variables(self, ranks: int = 1) -> dict[str, str]:
         """Return the environment of every engine process."""
         env = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")}
         return env | {
@@ -43,13 +43,13 @@ class Environment:
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
             # An engine with a connector would otherwise take another number of threads than one
             # without, and differ in speed and in low-order bits.
-            "VLLM_CPU_OMP_THREADS_BIND": _two_cores(tensor_parallel),
+            "VLLM_CPU_OMP_THREADS_BIND": _two_cores(ranks),
         }
 
 
-def _two_cores(tensor_parallel: int) -> str:
+def _two_cores(ranks: int) -> str:
     cores = sorted(os.sched_getaffinity(0))[:2]
-    if tensor_parallel > 1:  # a core for each rank
+    if ranks > 1:  # a core for each rank
         return "|".join(str(core) for core in cores)
     if len(cores) == 1:
         return str(cores[0])

@@ -70,7 +70,7 @@ class Engine:
         return {"answers": answers}
 
     def abort(self, request: dict[str, Any], steps: int) -> dict[str, Any]:
-        """Abort a request after so many steps, and return the blocks of KV that are free (`before`, `after`)."""
+        """Abort a request after a number of steps, and return the blocks of KV that are free (`before`, `after`)."""
         engine = self._llm.llm_engine
         scheduler: Any = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
         pool = scheduler.kv_cache_manager.block_pool

@@ -27,13 +27,16 @@ class EngineError(Exception):
 
 
 class Offline:
-    """Engines of vLLM in a process of their own, one at a time. To be used in a `with` statement."""
+    """Engines of vLLM in a process of their own, one at a time. To be used in a `with` statement.
 
-    def __init__(self, env: Environment, log: Path) -> None:
+    Engines of several ranks have a further process for each.
+    """
+
+    def __init__(self, env: Environment, log: Path, ranks: int = 1) -> None:
         with log.open("ab") as out:
             self._process = subprocess.Popen(
                 [str(env.python), str(environment.HERE / "offline.py")],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, env=env.variables(),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, env=env.variables(ranks),
             )  # fmt: skip
         atexit.register(self._process.kill)
         self._runs = False

@@ -17,7 +17,8 @@ from stage import NO_CACHE, Place
 
 MODEL_SEED = 1
 LATENT_BLOCK_SIZE = 16
-"""What vLLM's CPU build has for multi-head latent attention."""
+REFERENCE_ATTENTION = {"attention_backend": "CPU_MLA"}
+"""What vLLM's CPU build has for multi-head latent attention in float32."""
 DECODED = 150
 """Tokens of an answer that fills a block."""
 ROOM_OF_FEW, ROOM_OF_FEW_WINDOWS = 12, 30
@@ -38,6 +39,7 @@ class Shape:
     arguments: Mapping[str, Any]
     requests: Requests
     block_size: int = BLOCK_SIZE
+    ranks: int = 1
     more: Callable[[Run], None] = field(default=lambda run: None)
 
 
@@ -71,13 +73,12 @@ class Shapes:
         few = {"num_gpu_blocks_override": ROOM_OF_FEW, "max_model_len": 1024}
         few_windows = chunks | few | {"num_gpu_blocks_override": ROOM_OF_FEW_WINDOWS}
         llama, gemma, deepseek = (self.models[kind] for kind in ("llama", "gemma3", "deepseek"))
-        reference_attention = {"attention_backend": "CPU_MLA"}  # that of AMX has no float32
         return [
             Shape("chunked prefill", llama, chunks, mixed, more=wishes_and_aborts),
             Shape("prefix caching", llama, {"enable_prefix_caching": True}, mixed, more=half_of_it_held),
             Shape("preemption", llama, few, four, more=was_preempted),
             Shape("windows, chunks, preemption", gemma, few_windows, four, more=was_preempted),
-            Shape("latent attention", deepseek, reference_attention, self.prompts(300, 1000), LATENT_BLOCK_SIZE),
+            Shape("latent attention", deepseek, REFERENCE_ATTENTION, self.prompts(300, 1000), LATENT_BLOCK_SIZE),
             Shape("n-gram speculation", llama, {"speculative_config": looked_up}, decodes, more=was_drafted),
             Shape("draft model", llama, {"speculative_config": drafted}, decodes, more=was_drafted),
             Shape("prompt embeddings", llama, {"enable_prompt_embeds": True}, embedded),
@@ -138,7 +139,7 @@ class Run:
     def restart(self) -> None:
         """Start the daemon again."""
         self.daemon.start()
-        self.daemon.wait_for_engine()
+        self.daemon.wait_for_engine(self.shape.ranks)
 
     def identical(self, what: str, answers: Answers, references: Answers | None = None) -> None:
         """Check that answers have the tokens of those without cache."""
