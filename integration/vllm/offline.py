@@ -24,6 +24,8 @@ from vllm.lora.request import LoRARequest
 
 from vllm import LLM, SamplingParams
 
+SOUND_SAMPLES = 32_000
+"""Two seconds, 50 tokens."""
 MAX_IDLE_STEPS = 20_000
 """An engine that waits for a load takes a thousand steps a second."""
 
@@ -49,8 +51,8 @@ class Engine:
         """Complete requests, all at once, and return `answers`.
 
         A request has `tokens`, `max_tokens`, and perhaps `sampling` parameters, a `wish` (kv_transfer_params), `salt`,
-        `lora` (name, number and path), `images` (seeds of their pixels) or `embeds` (the seed of a prompt of as many
-        embeddings as there are tokens).
+        `lora` (name, number and path), `sounds` (the seeds of noises) or `embeds` (the seed of a prompt of as many
+        embeddings of a `width` as there are tokens).
         """
         outputs = self._llm.generate(
             [_prompt(r) for r in requests],
@@ -104,12 +106,9 @@ def _prompt(request: dict[str, Any]) -> dict[str, Any]:
     prompt: dict[str, Any] = {"prompt_token_ids": request["tokens"]}
     if "salt" in request:
         prompt["cache_salt"] = request["salt"]
-    if "images" in request:
-        from PIL import Image
-
-        sides = (request["side"], request["side"], 3)
-        pixels = [np.random.default_rng(s).integers(0, 256, sides, dtype=np.uint8) for s in request["images"]]
-        prompt["multi_modal_data"] = {"image": [Image.fromarray(p) for p in pixels]}
+    if "sounds" in request:
+        noises = [np.random.default_rng(s).standard_normal(SOUND_SAMPLES, dtype=np.float32) for s in request["sounds"]]
+        prompt["multi_modal_data"] = {"audio": noises}
     return prompt
 
 

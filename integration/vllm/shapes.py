@@ -19,12 +19,12 @@ MODEL_SEED = 1
 LATENT_BLOCK_SIZE = 16
 REFERENCE_ATTENTION = {"attention_backend": "CPU_MLA"}
 """What vLLM's CPU build has for multi-head latent attention in float32."""
-DECODED = 150
-"""Tokens of an answer that fills a block."""
 ROOM_OF_FEW, ROOM_OF_FEW_WINDOWS = 12, 30
 """Blocks of KV memory in which three requests begin, and two can go on."""
 CHUNK = 512
 HIDDEN = 512
+SOUND = 261
+"""The token that stands for a sound."""
 
 Requests = list[dict[str, Any]]
 Answers = list[dict[str, Any]]
@@ -50,7 +50,7 @@ class Shapes:
         self.place = place
         self.rng = random.Random(12)
         # Made before vLLM starts: the connector believes no weights that are younger.
-        kinds = ("llama", "gemma3", "deepseek", "draft")
+        kinds = ("llama", "gemma3", "deepseek", "qwen2_audio", "draft")
         self.models = {kind: str(environment.model(place.env, MODEL_SEED, kind)) for kind in kinds}
 
     def run(self) -> None:
@@ -64,8 +64,8 @@ class Shapes:
         plain = self.prompts(400, 1500, 2700)
         several = plain[1] | {"sampling": {"n": 3, "temperature": 1.0, "top_k": 1}}
         mixed = [*plain, plain[0] | {"salt": "a tenant"}, several]
-        four = self.prompts(370, 370, 370, 370, max_tokens=40)
-        decodes = self.prompts(300, 700, max_tokens=DECODED)
+        four = self.prompts(370, 370, 370, 370, max_tokens=40)  # the answers fill a block
+        decodes = self.prompts(370, 750, max_tokens=40)
         embedded = [{"tokens": r["tokens"], "embeds": i, "width": HIDDEN} for i, r in enumerate(self.prompts(400, 900))]
         drafted = {"method": "draft_model", "model": self.models["draft"], "num_speculative_tokens": 3}
         looked_up = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
@@ -73,6 +73,9 @@ class Shapes:
         few = {"num_gpu_blocks_override": ROOM_OF_FEW, "max_model_len": 1024}
         few_windows = chunks | few | {"num_gpu_blocks_override": ROOM_OF_FEW_WINDOWS}
         llama, gemma, deepseek = (self.models[kind] for kind in ("llama", "gemma3", "deepseek"))
+        (heard,) = self.prompts(450)
+        heard["tokens"][50], heard["tokens"][300] = SOUND, SOUND
+        sounds = [heard | {"sounds": pair} for pair in ((1, 2), (1, 3), (4, 2))]
         return [
             Shape("chunked prefill", llama, chunks, mixed, more=wishes_and_aborts),
             Shape("prefix caching", llama, {"enable_prefix_caching": True}, mixed, more=half_of_it_held),
@@ -82,6 +85,7 @@ class Shapes:
             Shape("n-gram speculation", llama, {"speculative_config": looked_up}, decodes, more=was_drafted),
             Shape("draft model", llama, {"speculative_config": drafted}, decodes, more=was_drafted),
             Shape("prompt embeddings", llama, {"enable_prompt_embeds": True}, embedded),
+            Shape("sounds", self.models["qwen2_audio"], {}, sounds, more=was_heard),
         ]
 
     def prompts(self, *lengths: int, max_tokens: int = MAX_TOKENS) -> Requests:
@@ -155,7 +159,7 @@ class Run:
         """Complete all requests: they are given all that a cache can give."""
         answers = self.complete(self.requests)
         self.identical(what, answers)
-        self.cached(what, answers, [self.whole(len(r["tokens"]) - 1) for r in self.requests])
+        self.cached(what, answers, [self.whole(r["prompt"] - 1) for r in self.references])
 
     def whole(self, tokens: int) -> int:
         """Return how many of tokens are in whole blocks."""
@@ -251,6 +255,12 @@ def was_preempted(run: Run) -> None:
     most = {"wish": {"kvconn": {"max_load_tokens": BLOCK_SIZE}}}
     answers = run.complete(run.requests, **most)
     run.identical("preempted, at most a block loaded", answers)
+
+
+def was_heard(run: Run) -> None:
+    """Check that sounds count: equal tokens with other sounds have other answers."""
+    answers = {str(r["tokens"]) for r in run.references}
+    run.report.equal(f"{run.shape.name}: each pair of sounds has its own answer", len(answers), len(run.requests))
 
 
 def was_drafted(run: Run) -> None:
