@@ -105,6 +105,31 @@ func TestTokensAreToldPieceByPiece(t *testing.T) {
 	}
 }
 
+// An engine that wants at most n tokens loaded tells no more of them before it computes the
+// rest, not even where the leader knew them: what was offered beyond is let go.
+func TestFewerTokensToldBoundTheOffer(t *testing.T) {
+	f := newFixture(t, nil)
+	prompt := tokens(0, 26)
+	f.run("seed", prompt[:18], 0, connector.Scope{})
+	if got := f.match(connector.MatchRequest{Request: "r", Tokens: prompt, PromptTokens: 26}); got != 16 {
+		t.Fatalf("offer of %d tokens, want 16", got)
+	}
+	if got := f.match(connector.MatchRequest{Request: "r", From: 9, PromptTokens: 26}); got != 8 || f.x.pinned() != 2 {
+		t.Errorf("offer of %d tokens and %d records pinned, want 8 and 2", got, f.x.pinned())
+	}
+	f.step(connector.StepRequest{Allocs: []connector.Alloc{{Request: "r", Blocks: f.tables(50, 2), External: 8}}})
+	f.loaded("r")
+	if f.x.held() != 0 {
+		t.Error("leases are held after the load")
+	}
+	p := f.step(connector.StepRequest{Scheduled: []connector.Scheduled{{
+		Request: "r", Reset: true, NewBlocks: f.tables(50, 7), Computed: 8, Count: 18, From: 9, NewTokens: prompt[9:],
+	}}})
+	if got := slots(p.Saves); got != "[54 55]" {
+		t.Errorf("slots %s are saved, want the two blocks that are not stored", got)
+	}
+}
+
 func TestLoadIsPlannedWithSlotsBehindTheLocalHit(t *testing.T) {
 	f := newFixture(t, nil)
 	saved := f.run("seed", tokens(0, 18), 0, connector.Scope{})

@@ -6,7 +6,7 @@ import http.client
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +41,7 @@ def complete(
     tokens: Sequence[int],
     max_tokens: int = MAX_TOKENS,
     on_first_token: Callable[[], None] | None = None,
+    headers: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> Completion:
     """Complete a prompt greedily, streaming."""
@@ -59,7 +60,9 @@ def complete(
     conn = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     begun = time.monotonic()
     try:
-        conn.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        conn.request(
+            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json", **(headers or {})}
+        )
         response = conn.getresponse()
         if response.status != 200:
             raise RuntimeError(f"completion: {response.status} {response.read().decode()[:500]}")

@@ -1,6 +1,7 @@
 """End-to-end test: real vLLM, its KV cache kept by kvconnd through restarts, crashes and corruption.
 
-    python integration/vllm/e2e.py [--kvconnd PATH] [--cache DIR] [--vllm VERSION] [--keep] [--skip STAGE]... [--short]
+    python integration/vllm/e2e.py [--kvconnd PATH] [--cache DIR] [--vllm VERSION] [--keep] [--skip STAGE]...
+        [--also STAGE]... [--short]
 
 Makes its own virtual environment with vLLM's CPU build and a tiny model, and runs OpenAI servers
 in float32. Nothing else than Python 3.10 and, without --kvconnd, Go is needed; no GPU. The exit
@@ -28,7 +29,9 @@ from damage import flip_bits
 from hybrid import Hybrid
 from identity import Identity
 from offline_run import run_offline
+from parallel import DataParallel, latent_attention, pipeline
 from processes import Daemon, Engine
+from shapes import Shapes
 from short import Short
 from stage import Place
 from tensor_parallel import TensorParallel
@@ -399,19 +402,29 @@ STAGES: dict[str, Callable[[Place], None]] = {
     "main": lambda place: Main(place).run(),
     "hybrid": lambda place: Hybrid(place).run(),
     "identity": lambda place: Identity(place).run(),
+    "shapes": lambda place: Shapes(place).run(),
     "tp": lambda place: TensorParallel(place).run(),
     "tier": lambda place: Tier(place).run(),
+    "mla": lambda place: latent_attention(place).run(),
+    "pp": lambda place: pipeline(place).run(),
+    "dp": lambda place: DataParallel(place).run(),
 }
+TWO_RANKS = ("tp", "mla", "pp", "dp")
+"""Stages that need a core for each of two ranks."""
+ON_REQUEST = ("dp",)
+"""Stages that take minutes for what others mostly show."""
 
 
-def run_stages(place: Place, skipped: Sequence[str], stages: Mapping[str, Callable[[Place], None]] = STAGES) -> int:
-    """Run stages but some, and return the exit status."""
+def run_stages(
+    place: Place, skipped: Sequence[str], also: Sequence[str], stages: Mapping[str, Callable[[Place], None]] = STAGES
+) -> int:
+    """Run all stages but some, and return the exit status."""
     for name, stage in stages.items():
         begun = time.monotonic()
-        if name in skipped:
+        if name in skipped or (name in ON_REQUEST and name not in also):
             place.report.say(f"      stage {name} is skipped")
-        elif name == "tp" and len(os.sched_getaffinity(0)) < 2:
-            place.report.say("      stage tp needs a core for each of two ranks, and is skipped")
+        elif name in TWO_RANKS and len(os.sched_getaffinity(0)) < 2:
+            place.report.say(f"      stage {name} needs a core for each of two ranks, and is skipped")
         else:
             stage(place)
             place.report.say(f"      stage {name}: {time.monotonic() - begun:.0f} s")
@@ -422,12 +435,13 @@ def main() -> int:
     """Parse arguments and run."""
     parser = workplace.arguments("End-to-end test of kvconn with real vLLM.")
     parser.add_argument("--skip", action="append", default=[], choices=sorted(STAGES), help="leave a stage out")
+    parser.add_argument("--also", action="append", default=[], choices=ON_REQUEST, help="run a stage that takes long")
     parser.add_argument("--short", action="store_true", help="one stage of a minute in place of all others")
     parser.add_argument("--vllm", metavar="VERSION", default="newest", help="a release of vLLM, newest or oldest")
     args = parser.parse_args()
     stages = {"short": lambda place: Short(place).run()} if args.short else STAGES
     version = {"newest": environment.NEWEST, "oldest": environment.OLDEST}.get(args.vllm, args.vllm)
-    return workplace.run(args, lambda place: run_stages(place, args.skip, stages), version)
+    return workplace.run(args, lambda place: run_stages(place, args.skip, args.also, stages), version)
 
 
 if __name__ == "__main__":

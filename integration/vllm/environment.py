@@ -31,7 +31,7 @@ class Environment:
     cache: Path
     python: Path
 
-    def variables(self, tensor_parallel: int = 1) -> dict[str, str]:
+    def variables(self, ranks: int = 1) -> dict[str, str]:
         """Return the environment of every engine process."""
         env = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")}
         return env | {
@@ -44,13 +44,13 @@ class Environment:
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
             # An engine with a connector would otherwise take another number of threads than one
             # without, and differ in speed and in low-order bits.
-            "VLLM_CPU_OMP_THREADS_BIND": _two_cores(tensor_parallel),
+            "VLLM_CPU_OMP_THREADS_BIND": _two_cores(ranks),
         }
 
 
-def _two_cores(tensor_parallel: int) -> str:
+def _two_cores(ranks: int) -> str:
     cores = sorted(os.sched_getaffinity(0))[:2]
-    if tensor_parallel > 1:  # a core for each rank
+    if ranks > 1:  # a core for each rank
         return "|".join(str(core) for core in cores)
     if len(cores) == 1:
         return str(cores[0])
@@ -59,7 +59,7 @@ def _two_cores(tensor_parallel: int) -> str:
 
 def default_cache() -> Path:
     """Return the cache directory of $KVCONN_E2E_CACHE, or the one below the user's own."""
-    named = os.environ.get("KVCONN_E2E_CACHE")
+    named = os.environ.pop("KVCONN_E2E_CACHE", None)  # no setting of a daemon, which refuses what it does not know
     return Path(named) if named else Path.home() / ".cache" / "kvconn-e2e"
 
 

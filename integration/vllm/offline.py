@@ -1,12 +1,9 @@
-"""Runs prompts through engines of other namespaces on the same daemon, one after the other.
+"""Runs vLLM engines inside this process, one after the other, as its standard input says.
 
-Runs in the environment that has vLLM: `python offline.py`, with a JSON object on standard input:
-`connector` (vLLM's KV transfer configuration), `prompts`, `max_tokens` and `cases`, each with a
-`name`, the engine's `arguments`, and perhaps `rounds`. In each round, one without more said, all
-prompts are completed: after copying the files in `replace`, pairs of paths; with the LoRA adapter
-`lora`, name, number and path; without cache where `cache` is false. What the first round replaces is
-replaced before the engine starts. Prints a JSON object of what each case answered. vLLM is imported
-once, and each engine lives in a fork of its own.
+Runs in the environment that has vLLM: `python offline.py`. Each line of standard input is a JSON object with the name
+of a command in `do`, and each is answered by a line on standard output: an object with `error`, or with what the
+command says below. `start` starts an engine with `arguments` and perhaps a `connector` (vLLM's KV transfer
+configuration), `stop` ends it. vLLM is imported once, and each engine lives in a fork of its own.
 """
 
 from __future__ import annotations
@@ -14,88 +11,150 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TextIO
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"  # more would not survive the fork
 os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"  # some releases say something when they are imported
 
+import numpy as np
+import torch
 from vllm.config import KVTransferConfig
 from vllm.lora.request import LoRARequest
 
 from vllm import LLM, SamplingParams
 
-SETTLED_S = 1.5
-"""Files must have been there for longer than this when an engine starts: the connector allows for coarse clocks."""
+SOUND_SAMPLES = 32_000
+"""Two seconds, 50 tokens."""
+MAX_IDLE_STEPS = 20_000
+"""An engine that waits for a load takes a thousand steps a second."""
 
 
-def answers(job: dict[str, Any], arguments: dict[str, Any], rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Run one engine."""
-    common: dict[str, Any] = {
-        "enforce_eager": True,
-        "max_model_len": 4096,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 2048,
-        "kv_cache_memory_bytes": 256 << 20,
-        "distributed_executor_backend": "uni",
-        "enable_prefix_caching": False,
-        "disable_log_stats": False,
-        "kv_transfer_config": KVTransferConfig(**job["connector"]),
-    }
-    llm = LLM(**(common | arguments))
-    answered: list[dict[str, Any]] = []
-    for i, turn in enumerate(rounds):
-        if i:
-            replace(turn)
-        wish = {} if turn.get("cache", True) else {"kv_transfer_params": {"kvconn": {"load": False, "save": False}}}
-        sampling = SamplingParams(temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, extra_args=wish)
-        lora = LoRARequest(*turn["lora"]) if "lora" in turn else None
-        for tokens in job["prompts"]:
-            (out,) = llm.generate({"prompt_token_ids": tokens}, sampling, use_tqdm=False, lora_request=lora)
-            answered.append({"tokens": list(out.outputs[0].token_ids), "cached": out.num_cached_tokens})
-    return answered
+class Engine:
+    """One engine. Its commands are the methods without underscore."""
+
+    def __init__(self, arguments: dict[str, Any], connector: dict[str, Any] | None) -> None:
+        common: dict[str, Any] = {
+            "enforce_eager": True,
+            "max_model_len": 4096,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 2048,
+            "kv_cache_memory_bytes": 256 << 20,
+            "distributed_executor_backend": "uni",
+            "enable_prefix_caching": False,
+            "disable_log_stats": False,
+            "kv_transfer_config": KVTransferConfig(**connector) if connector else None,
+        }
+        self._llm = LLM(**(common | arguments))
+
+    def complete(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
+        """Complete requests, all at once, and return `answers`.
+
+        A request has `tokens`, `max_tokens`, and perhaps `sampling` parameters, a `wish` (kv_transfer_params), `salt`,
+        `lora` (name, number and path), `sounds` (the seeds of noises) or `embeds` (the seed of a prompt of as many
+        embeddings of a `width` as there are tokens).
+        """
+        outputs = self._llm.generate(
+            [_prompt(r) for r in requests],
+            [_sampling(r) for r in requests],
+            lora_request=[LoRARequest(*r["lora"]) if "lora" in r else None for r in requests],
+            use_tqdm=False,
+        )
+        answers = [
+            {
+                "tokens": [t for choice in out.outputs for t in choice.token_ids],
+                "cached": out.num_cached_tokens,
+                "prompt": len(out.prompt_token_ids or ()),
+                "params": out.kv_transfer_params,
+            }
+            for out in outputs
+        ]
+        return {"answers": answers}
+
+    def abort(self, request: dict[str, Any], steps: int) -> dict[str, Any]:
+        """Abort a request after a number of steps, and return the blocks of KV that are free (`before`, `after`)."""
+        engine = self._llm.llm_engine
+        scheduler: Any = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+        pool = scheduler.kv_cache_manager.block_pool
+        before = pool.get_num_free_blocks()
+        engine.add_request("aborted", _prompt(request), _sampling(request))
+        for _ in range(steps):
+            engine.step()
+        (running,) = scheduler.requests  # the engine's own name of it
+        state = scheduler.requests[running].status.name
+        engine.abort_request(["aborted"])
+        for _ in range(MAX_IDLE_STEPS):
+            if not scheduler.requests and not scheduler.finished_req_ids:
+                break
+            engine.engine_core.engine_core.step_fn()  # type: ignore[attr-defined]
+        return {"state": state, "before": before, "after": pool.get_num_free_blocks()}
+
+    def reset_prefix_cache(self) -> dict[str, Any]:
+        """Forget what is cached in engine memory."""
+        return {"reset": self._llm.reset_prefix_cache()}
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the values of vLLM's counters."""
+        return {m.name: m.value for m in self._llm.get_metrics() if hasattr(m, "value")}
 
 
-def replace(turn: dict[str, Any]) -> None:
-    """Copy a round's files over others, in place."""
-    for source, target in turn.get("replace", ()):
-        Path(target).write_bytes(Path(source).read_bytes())
+def _prompt(request: dict[str, Any]) -> dict[str, Any]:
+    if "embeds" in request:
+        generator = torch.Generator().manual_seed(request["embeds"])
+        rows = torch.randn(len(request["tokens"]), request["width"], generator=generator)
+        return {"prompt_embeds": rows}
+    prompt: dict[str, Any] = {"prompt_token_ids": request["tokens"]}
+    if "salt" in request:
+        prompt["cache_salt"] = request["salt"]
+    if "sounds" in request:
+        noises = [np.random.default_rng(s).standard_normal(SOUND_SAMPLES, dtype=np.float32) for s in request["sounds"]]
+        prompt["multi_modal_data"] = {"audio": noises}
+    return prompt
 
 
-def forked(job: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
-    """Run one engine in a child process."""
-    rounds = case.get("rounds") or [{}]
-    if rounds[0].get("replace"):
-        replace(rounds[0])
-        time.sleep(SETTLED_S)
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        try:
-            result: dict[str, Any] = {"answers": answers(job, case["arguments"], rounds)}
-        except BaseException as err:  # noqa: BLE001
-            result = {"error": f"{type(err).__name__}: {err}"}
-        with os.fdopen(writer, "w") as pipe:
-            json.dump(result, pipe)
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    os.waitpid(pid, 0)
-    return json.loads(text) if text else {"error": "the engine died"}
+def _sampling(request: dict[str, Any]) -> SamplingParams:
+    wish = {"kv_transfer_params": request["wish"]} if "wish" in request else {}
+    fields = {"temperature": 0, "ignore_eos": True} | request.get("sampling", {})
+    return SamplingParams(max_tokens=request["max_tokens"], extra_args=wish, **fields)
+
+
+def serve(first: dict[str, Any], commands: TextIO, reply: Callable[[dict[str, Any]], None]) -> None:
+    """Run one engine until it is told to stop."""
+    engine = Engine(first["arguments"], first.get("connector"))
+    reply({})
+    while line := commands.readline():
+        command = json.loads(line)
+        name = command.pop("do")
+        if name == "stop":
+            return
+        reply(getattr(engine, name)(**command))
 
 
 def main() -> None:
-    """Run all cases."""
-    results_fd = os.dup(1)
+    """Fork a process for each engine."""
+    results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints
-    job = json.load(sys.stdin)
-    results = {case["name"]: forked(job, case) for case in job["cases"]}
-    with os.fdopen(results_fd, "w") as out:
-        json.dump(results, out)
+
+    def reply(answer: dict[str, Any]) -> None:
+        results.write(json.dumps(answer) + "\n")
+        results.flush()
+
+    # Whoever asks waits for the answer: a line is read by the process that it is for.
+    while line := sys.stdin.readline():
+        first = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                serve(first, sys.stdin, reply)
+            except BaseException as err:  # noqa: BLE001
+                reply({"error": f"{type(err).__name__}: {err}"})
+                os._exit(0)
+            reply({})
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            reply({"error": f"the engine died, exit status {status}"})
 
 
 if __name__ == "__main__":

@@ -2,17 +2,93 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import subprocess
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, cast
 
 import environment
 from completions import MAX_TOKENS
 from environment import Environment
 
-TIMEOUT_S = 900
+TIMEOUT_S = 300.0
+"""For each command."""
+SETTLED_S = 1.5
+"""Files must have been there for longer than this when an engine starts: the connector allows for coarse clocks."""
+
+
+class EngineError(Exception):
+    """The engine did not start, failed or died."""
+
+
+class Offline:
+    """Engines of vLLM in a process of their own, one at a time. To be used in a `with` statement.
+
+    Engines of several ranks have a further process for each.
+    """
+
+    def __init__(self, env: Environment, log: Path, ranks: int = 1) -> None:
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [str(env.python), str(environment.HERE / "offline.py")],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, env=env.variables(ranks),
+            )  # fmt: skip
+        atexit.register(self._process.kill)
+        self._runs = False
+
+    def __enter__(self) -> Offline:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def start(self, arguments: Mapping[str, Any], connector: str | None) -> None:
+        """Start an engine; one that runs is stopped before."""
+        self.stop()
+        self._runs = True
+        self.call("start", arguments=arguments, connector=json.loads(connector) if connector else None)
+
+    def stop(self) -> None:
+        """Stop the engine, if one runs."""
+        if self._runs:
+            self.call("stop")
+            self._runs = False
+
+    def complete(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Complete requests, all at once; see offline.py for what they may hold."""
+        answers: list[dict[str, Any]] = self.call("complete", requests=requests)["answers"]
+        return answers
+
+    def call(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """Have a command of offline.py run. Raises EngineError."""
+        stdin, stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
+        watchdog = threading.Timer(TIMEOUT_S, self._process.kill)
+        watchdog.start()
+        try:
+            stdin.write(json.dumps({"do": name} | arguments).encode() + b"\n")
+            stdin.flush()
+            line = stdout.readline()
+        except OSError:
+            line = b""
+        finally:
+            watchdog.cancel()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "no answer"}
+        if "error" in answer:
+            self._runs = False
+            raise EngineError(answer["error"])
+        return answer
+
+
+def replace(turn: Mapping[str, Any]) -> None:
+    """Copy a round's files over others, in place."""
+    for source, target in turn.get("replace", ()):
+        Path(target).write_bytes(Path(source).read_bytes())
 
 
 def run_offline(
@@ -22,18 +98,53 @@ def run_offline(
     prompts: Sequence[Sequence[int]],
     cases: Mapping[str, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]],
 ) -> dict[str, dict[str, Any]]:
-    """Run cases, each the arguments of an engine and its rounds, and return what each answered, or its error."""
-    job = {
-        "connector": json.loads(connector),
-        "prompts": prompts,
-        "max_tokens": MAX_TOKENS,
-        "cases": [{"name": n, "arguments": a, "rounds": rounds} for n, (a, rounds) in cases.items()],
-    }
-    command = [str(env.python), str(environment.HERE / "offline.py")]
-    with log.open("ab") as out:
-        done = subprocess.run(
-            command, input=json.dumps(job).encode(), stdout=subprocess.PIPE, stderr=out, check=False,
-            env=env.variables(), timeout=TIMEOUT_S,
-        )  # fmt: skip
-    results: dict[str, dict[str, Any]] = json.loads(done.stdout or b"{}")
-    return {name: results.get(name, {"error": f"no answer, exit status {done.returncode}"}) for name in cases}
+    """Run cases, each the arguments of an engine and its rounds, and return what each answered, or its error.
+
+    In each round all prompts are completed: after copying the files in `replace`, pairs of paths; with the LoRA
+    adapter `lora`, name, number and path; without cache where `cache` is false. What the first round replaces is
+    replaced before the engine starts.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    with Offline(env, log) as engines:
+        for name, (arguments, rounds) in cases.items():
+            results[name] = _answers(engines, connector, arguments, prompts, rounds)
+    return results
+
+
+def _answers(
+    engines: Offline,
+    connector: str,
+    arguments: Mapping[str, Any],
+    prompts: Sequence[Sequence[int]],
+    rounds: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    try:
+        return {"answers": _rounds(engines, connector, arguments, prompts, rounds)}
+    except EngineError as err:
+        return {"error": str(err)}
+
+
+def _rounds(
+    engines: Offline,
+    connector: str,
+    arguments: Mapping[str, Any],
+    prompts: Sequence[Sequence[int]],
+    rounds: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    if rounds[0].get("replace"):
+        replace(rounds[0])
+        time.sleep(SETTLED_S)
+    engines.start(arguments, connector)
+    answers: list[dict[str, Any]] = []
+    for i, turn in enumerate(rounds):
+        if i:
+            replace(turn)
+        fields: dict[str, Any] = {"max_tokens": MAX_TOKENS}
+        if not turn.get("cache", True):
+            fields["wish"] = {"kvconn": {"load": False, "save": False}}
+        if "lora" in turn:
+            fields["lora"] = turn["lora"]
+        for tokens in prompts:
+            answers += engines.complete([{"tokens": tokens} | fields])
+    engines.stop()
+    return answers

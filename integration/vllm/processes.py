@@ -138,7 +138,13 @@ class Daemon(Program):
 
     def wait_for_engine(self, ranks: int = 1) -> None:
         """Wait until an engine's scheduler and its workers are connected."""
-        self._wait(lambda: self.metric("kvconn_engines") >= 1 and self.metric("kvconn_ranks") >= ranks, "an engine")
+        self.wait_for_engines(1, ranks)
+
+    def wait_for_engines(self, engines: int, ranks: int) -> None:
+        """Wait until the schedulers of that many engines and all their workers are connected."""
+        self._wait(
+            lambda: self.metric("kvconn_engines") >= engines and self.metric("kvconn_ranks") >= ranks, "an engine"
+        )
 
     def wait_for_writes(self) -> None:
         """Wait until everything that was saved is on disk."""
@@ -161,7 +167,12 @@ class Engine(Program):
         self.port = free_port()
 
     def start(
-        self, connector: str | None, prefix_caching: bool, tensor_parallel: int = 1, options: Sequence[str] = ()
+        self,
+        connector: str | None,
+        prefix_caching: bool,
+        tensor_parallel: int = 1,
+        options: Sequence[str] = (),
+        data_parallel: int = 1,
     ) -> None:
         """Start it; `wait` waits until it serves."""
         # The console script of the CPU wheel does not find its own metadata.
@@ -176,7 +187,9 @@ class Engine(Program):
             command += ["--kv-transfer-config", connector]
         if tensor_parallel > 1:
             command += ["--tensor-parallel-size", str(tensor_parallel), "--distributed-executor-backend", "mp"]
-        self.spawn([*command, *options], self._env.variables(tensor_parallel))
+        if data_parallel > 1:
+            command += ["--data-parallel-size", str(data_parallel)]
+        self.spawn([*command, *options], self._env.variables(tensor_parallel * data_parallel))
 
     def wait(self) -> None:
         """Wait until it serves."""

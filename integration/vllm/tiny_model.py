@@ -1,10 +1,10 @@
 """Writes a small model with random weights and a byte-level tokenizer: a real one, made locally.
 
 Runs in the environment that has torch: `python tiny_model.py DIRECTORY SEED KIND`. KIND is "llama",
-with full attention, "gemma3", where two of three layers have sliding windows, or "adapter", a LoRA
-adapter of the first. The weights are
-scaled so that the output depends on the whole prompt: one token changed early changes the
-tokens that follow, so wrong KV shows as wrong tokens.
+with full attention, "gemma3", where two of three layers have sliding windows, "deepseek", with multi-head
+latent attention, "qwen2_audio", which hears, "draft", a small one that proposes tokens for the first, or
+"adapter", a LoRA adapter of the first. The weights are scaled so that the output depends on the whole
+prompt: one token changed early changes the tokens that follow, so wrong KV shows as wrong tokens.
 """
 
 from __future__ import annotations
@@ -23,10 +23,30 @@ SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 QK_STD, OUTPUT_STD, EMBEDDING_STD = 0.12, 0.25, 1.0
 RANK = 8
 
-
 HYBRID_LAYERS, WINDOW = 6, 256
 # Gemma multiplies embeddings by the root of the hidden size, and normalises queries and keys.
 HYBRID_EMBEDDING_STD, HYBRID_QUERY_SCALAR = HIDDEN**-0.5, 1
+DRAFT_LAYERS = 1
+SOUND_TOKENS = ("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
+"""Of the model that hears, after the others: the second stands for a sound."""
+MEL_BINS, SAMPLES_PER_S, HOP, SOUND_S = 32, 16_000, 160, 30
+SOUND_ENCODER: dict[str, object] = {
+    "d_model": 64,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 128,
+    "num_mel_bins": MEL_BINS,
+    "max_source_positions": SOUND_S * SAMPLES_PER_S // HOP // 2,
+}
+# vLLM's CPU backend of multi-head latent attention has one size, that of DeepSeek V2.
+LATENT, ROTATED, UNROTATED = 512, 64, 128
+LAYERS_OF = {
+    "llama": LAYERS,
+    "gemma3": HYBRID_LAYERS,
+    "deepseek": LAYERS,
+    "qwen2_audio": LAYERS,
+    "draft": DRAFT_LAYERS,
+}
 
 
 def weights(seed: int, kind: str) -> dict[str, torch.Tensor]:
@@ -39,18 +59,30 @@ def weights(seed: int, kind: str) -> dict[str, torch.Tensor]:
 
     hybrid = kind == "gemma3"
     unit = torch.zeros if hybrid else torch.ones  # Gemma's norms add 1
+    vocabulary = VOCABULARY + len(SOUND_TOKENS) * (kind == "qwen2_audio")
     tensors = {
-        "model.embed_tokens.weight": normal(VOCABULARY, HIDDEN, HYBRID_EMBEDDING_STD if hybrid else EMBEDDING_STD),
-        "lm_head.weight": normal(VOCABULARY, HIDDEN, EMBEDDING_STD),
+        "model.embed_tokens.weight": normal(vocabulary, HIDDEN, HYBRID_EMBEDDING_STD if hybrid else EMBEDDING_STD),
+        "lm_head.weight": normal(vocabulary, HIDDEN, EMBEDDING_STD),
         "model.norm.weight": unit(HIDDEN),
     }
-    for i in range(HYBRID_LAYERS if hybrid else LAYERS):
+    for i in range(LAYERS_OF[kind]):
         layer = f"model.layers.{i}"
+        if kind == "deepseek":
+            tensors |= {
+                f"{layer}.self_attn.q_proj.weight": normal(HEADS * (UNROTATED + ROTATED), HIDDEN, QK_STD),
+                f"{layer}.self_attn.kv_a_proj_with_mqa.weight": normal(LATENT + ROTATED, HIDDEN),
+                f"{layer}.self_attn.kv_a_layernorm.weight": torch.ones(LATENT),
+                f"{layer}.self_attn.kv_b_proj.weight": normal(HEADS * 2 * UNROTATED, LATENT),
+                f"{layer}.self_attn.o_proj.weight": normal(HIDDEN, HEADS * UNROTATED, OUTPUT_STD),
+            }
+        else:
+            tensors |= {
+                f"{layer}.self_attn.q_proj.weight": normal(HEADS * HEAD_SIZE, HIDDEN, QK_STD),
+                f"{layer}.self_attn.k_proj.weight": normal(KV_HEADS * HEAD_SIZE, HIDDEN, QK_STD),
+                f"{layer}.self_attn.v_proj.weight": normal(KV_HEADS * HEAD_SIZE, HIDDEN),
+                f"{layer}.self_attn.o_proj.weight": normal(HIDDEN, HEADS * HEAD_SIZE, OUTPUT_STD),
+            }
         tensors |= {
-            f"{layer}.self_attn.q_proj.weight": normal(HEADS * HEAD_SIZE, HIDDEN, QK_STD),
-            f"{layer}.self_attn.k_proj.weight": normal(KV_HEADS * HEAD_SIZE, HIDDEN, QK_STD),
-            f"{layer}.self_attn.v_proj.weight": normal(KV_HEADS * HEAD_SIZE, HIDDEN),
-            f"{layer}.self_attn.o_proj.weight": normal(HIDDEN, HEADS * HEAD_SIZE, OUTPUT_STD),
             f"{layer}.mlp.gate_proj.weight": normal(INTERMEDIATE, HIDDEN),
             f"{layer}.mlp.up_proj.weight": normal(INTERMEDIATE, HIDDEN),
             f"{layer}.mlp.down_proj.weight": normal(HIDDEN, INTERMEDIATE),
@@ -99,32 +131,105 @@ def config(kind: str) -> dict[str, object]:
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
             },
         }
-    return common | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": LAYERS,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
+    common |= {"num_hidden_layers": LAYERS_OF[kind], "rope_theta": 10000.0, "hidden_act": "silu"}
+    if kind == "deepseek":
+        del common["head_dim"]
+        return common | {
+            "architectures": ["DeepseekV2ForCausalLM"],
+            "model_type": "deepseek_v2",
+            "num_key_value_heads": HEADS,
+            "kv_lora_rank": LATENT,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": ROTATED,
+            "qk_nope_head_dim": UNROTATED,
+            "v_head_dim": UNROTATED,
+            "first_k_dense_replace": LAYERS,  # no experts
+            # With unscaled positions vLLM's CPU build rotates rows of other tokens (0.32).
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 40.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+                "original_max_position_embeddings": 4096,
+            },
+        }
+    if kind == "qwen2_audio":
+        return {
+            "architectures": ["Qwen2AudioForConditionalGeneration"],
+            "model_type": "qwen2_audio",
+            "text_config": common | {"model_type": "qwen2", "vocab_size": VOCABULARY + len(SOUND_TOKENS)},
+            "audio_config": SOUND_ENCODER | {"model_type": "qwen2_audio_encoder"},
+            "audio_token_index": VOCABULARY + 1,
+            "torch_dtype": "float32",
+        }
+    return common | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
+
+def hearing(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """Return a model that hears, given what it does with embeddings."""
+    from transformers import Qwen2AudioEncoder, Qwen2AudioEncoderConfig
+
+    generator = torch.Generator().manual_seed(seed)
+    all_of_it = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    for i in range(LAYERS):
+        for projection, heads in (("q_proj", HEADS), ("k_proj", KV_HEADS), ("v_proj", KV_HEADS)):
+            bias = f"language_model.model.layers.{i}.self_attn.{projection}.bias"
+            all_of_it[bias] = torch.zeros(heads * HEAD_SIZE)
+    width = SOUND_ENCODER["d_model"]
+    linear = "multi_modal_projector.linear"
+    shapes = {f"{linear}.weight": torch.empty(HIDDEN, width), f"{linear}.bias": torch.empty(HIDDEN)}
+    encoder = Qwen2AudioEncoder(Qwen2AudioEncoderConfig(**SOUND_ENCODER)).state_dict()
+    for name, tensor in (shapes | {f"audio_tower.{name}": t for name, t in encoder.items()}).items():
+        if tensor.dim() > 1:
+            all_of_it[name] = torch.randn(tensor.shape, generator=generator) * tensor[0].numel() ** -0.5
+        else:
+            norm = "norm" in name and name.endswith("weight")
+            all_of_it[name] = torch.ones(tensor.shape) if norm else torch.zeros(tensor.shape)
+    return all_of_it
+
+
+def write_ears(directory: Path) -> None:
+    """Write what turns sound into features."""
+    extractor = {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "processor_class": "Qwen2AudioProcessor",
+        "feature_size": MEL_BINS,
+        "sampling_rate": SAMPLES_PER_S,
+        "hop_length": HOP,
+        "chunk_length": SOUND_S,
+        "n_fft": 400,
+        "n_samples": SOUND_S * SAMPLES_PER_S,
+        "nb_max_frames": SOUND_S * SAMPLES_PER_S // HOP,
+        "padding_side": "right",
+        "return_attention_mask": True,
     }
+    (directory / "preprocessor_config.json").write_text(json.dumps(extractor, indent=2))
 
 
-def tokenizer() -> Tokenizer:
-    """Return a tokenizer whose tokens are the 256 bytes, after the special ones."""
+def tokenizer(*more: str) -> Tokenizer:
+    """Return a tokenizer whose tokens are the 256 bytes, between the special ones and more of these."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet))}
     tok = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=SPECIAL[0]))
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
-    tok.add_special_tokens(list(SPECIAL))
+    tok.add_special_tokens([*SPECIAL, *more])
     return tok
 
 
 def write(directory: Path, seed: int, kind: str) -> None:
     """Write the model's files."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(weights(seed, kind), directory / "model.safetensors", metadata={"format": "pt"})
+    tensors, more = weights(seed, kind), ()
+    if kind == "qwen2_audio":
+        tensors, more = hearing(tensors, seed), SOUND_TOKENS
+        write_ears(directory)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config(kind), indent=2))
-    tokenizer().save(str(directory / "tokenizer.json"))
+    tokenizer(*more).save(str(directory / "tokenizer.json"))
     special = {
         "unk_token": SPECIAL[0],
         "bos_token": SPECIAL[1],

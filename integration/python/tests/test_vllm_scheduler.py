@@ -382,6 +382,51 @@ def test_groups_have_their_own_block_tables_and_null_blocks_are_none(engine: Eng
     ]
 
 
+# The most tokens to load
+
+
+def limited(engine: Engine, tokens: int, most: int) -> Any:
+    return engine.request("r", tokens, kv_transfer_params={"kvconn": {"max_load_tokens": most}})
+
+
+def test_the_leader_is_told_as_many_tokens_as_may_be_loaded_and_one_to_compute(engine: Engine) -> None:
+    r = limited(engine, 18, 8)
+    engine.leader.offer = Offer(8, True)
+    assert engine.side.match(r, 4) == (8, True)
+    (m,) = engine.leader.matches
+    assert (m["start"], m["tokens"], m["prompt"], m["computed"]) == (0, list(range(13)), 18, 4)
+
+
+def test_tokens_beyond_what_may_be_loaded_are_told_when_they_are_computed(engine: Engine) -> None:
+    r = limited(engine, 18, 8)
+    engine.leader.offer = Offer(8, True)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2], external=8)
+    engine.plan()
+    engine.loads_ended("r")
+    engine.allocate(r, [1, 2, 3, 4, 5])
+    engine.plan(new={"r": (8, 10)})
+    assert engine.leader.steps[-1].scheduled == [Scheduled("r", [[1, 2, 3, 4, 5]], True, 8, 10, list(range(9, 18)), 9)]
+
+
+def test_a_leader_that_knows_more_tokens_than_may_be_loaded_forgets_them(engine: Engine) -> None:
+    r = limited(engine, 18, 8)
+    engine.side.match(r, 8)
+    engine.side.match(r, 0)
+    engine.side.match(r, 4)
+    assert [(m["start"], len(m["tokens"])) for m in engine.leader.matches] == [(0, 17), (9, 0), (9, 4)]
+
+
+def test_a_bound_beyond_the_prompt_binds_nothing(engine: Engine) -> None:
+    engine.side.match(limited(engine, 10, 1 << 40), 0)
+    assert len(engine.leader.matches[0]["tokens"]) == 10
+
+
+def test_nothing_to_load_at_most_opts_out_of_loading(engine: Engine) -> None:
+    engine.side.match(limited(engine, 10, 0), 0)
+    assert (engine.leader.matches[0]["no_load"], engine.leader.matches[0]["no_save"]) == (True, False)
+
+
 # What placeholder tokens stand for
 
 

@@ -29,6 +29,7 @@ from kvconn.vllm.files import FileId
 from kvconn.vllm.hits import Hits
 from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.releases import BlockTables
+from kvconn.vllm.wishes import Wishes, WishReader
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -58,6 +59,8 @@ class _Tracked:
     spans: list[Span]
     load: bool
     save: bool
+    max_load: int | None = None
+    """The most tokens to load at a time."""
     session: int = 0
     tokens_told: int = 0
     blocks_told: list[int] = field(default_factory=list)
@@ -95,6 +98,7 @@ class SchedulerSide:
         self._block_size = block_size
         self._logger = logger
         self._adapters = adapters
+        self._wishes = WishReader(logger)
         self._images_by_content = images_by_content
         self._images_named = False
         self._untouched: dict[str, tuple[FileId, ...]] = {}
@@ -144,7 +148,12 @@ class SchedulerSide:
 
     def _ask_from(self, tracked: _Tracked, computed: int, start: int) -> Offer:
         request = tracked.request
-        tokens = request.all_token_ids[start:]
+        end = request.num_tokens
+        if tracked.max_load is not None:
+            # The leader offers what it knows the tokens of, less the last. The rest is told when it is computed.
+            end = min(end, computed + tracked.max_load + 1)
+            start = min(start, end)
+        tokens = request.all_token_ids[start:end]
         offer = self._client.match(
             request.request_id,
             tokens,
@@ -196,7 +205,8 @@ class SchedulerSide:
             scope = known
         if request.mm_features and not self._tells_images(request):
             return None
-        return _admit(request, self._block_size, lora.lora_name if lora is not None else "", scope)
+        wishes = self._wishes.read(request.kv_transfer_params)
+        return _admit(request, wishes, self._block_size, lora.lora_name if lora is not None else "", scope)
 
     def _tells_images(self, request: Request) -> bool:
         """Whether the content that placeholders stand for is known by itself, not by a name that a client gave it."""
@@ -406,10 +416,9 @@ class SchedulerSide:
             self._logger.debug("kvconn: reset not told: %s", err)
 
 
-def _admit(request: Request, block_size: int, adapter: str, lora: str) -> _Tracked | None:
+def _admit(request: Request, wishes: Wishes, block_size: int, adapter: str, lora: str) -> _Tracked | None:
     """Return the state of a new request, None where it is neither loaded nor saved."""
-    asked = (request.kv_transfer_params or {}).get("kvconn") or {}
-    load, save = bool(asked.get("load", True)), bool(asked.get("save", True))
+    load = wishes.load and wishes.max_load_tokens != 0
     salt = request.cache_salt or ""
     beyond_bounds = (
         request.num_tokens > MAX_TOKENS
@@ -419,9 +428,10 @@ def _admit(request: Request, block_size: int, adapter: str, lora: str) -> _Track
     embedded = 0 if request.prompt_embeds is None else -(-len(request.prompt_embeds) // block_size)
     too_many_spans = len(request.mm_features or ()) + embedded > MAX_SPANS
     # The tokens of a resumable request change while it is served.
-    if request.resumable or beyond_bounds or too_many_spans or not (load or save):
+    if request.resumable or beyond_bounds or too_many_spans or not (load or wishes.save):
         return None
-    return _Tracked(request, salt, adapter, lora, _spans(request, block_size), load, save)
+    spans = _spans(request, block_size)
+    return _Tracked(request, salt, adapter, lora, spans, load, wishes.save, wishes.max_load_tokens)
 
 
 def _spans(request: Request, block_size: int) -> list[Span]:
