@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,18 +63,27 @@ def default_cache() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "kvconn-e2e"
 
 
-def prepare(cache: Path) -> Environment:
-    """Return an environment with vLLM and the checkout's kvconn; what is there already is reused."""
+def prepare(
+    cache: Path,
+    name: str = "venv",
+    requirements: Sequence[str] = REQUIREMENTS,
+    overrides: Sequence[str] = OVERRIDES,
+    distribution: Path | None = DISTRIBUTION,
+) -> Environment:
+    """Return an environment with vLLM and the checkout's kvconn, or with other requirements and no kvconn.
+
+    What the cache has under that name already is reused, unless its requirements have changed.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     uv = _uv(cache)
-    venv = cache / "venv"
+    venv = cache / name
     stamp = venv / "kvconn-e2e-stamp"
-    wanted = "\n".join([sys.version, *REQUIREMENTS, *OVERRIDES])
+    wanted = "\n".join([sys.version, *requirements, *overrides])
     python = venv / "bin" / "python"
     if not stamp.is_file() or stamp.read_text() != wanted:
         shutil.rmtree(venv, ignore_errors=True)
         override = cache / "override.txt"
-        override.write_text("\n".join(OVERRIDES) + "\n")
+        override.write_text("\n".join(overrides) + "\n")
         _run(uv, "venv", "--quiet", "--python", sys.executable, str(venv))
         _run(
             uv,
@@ -84,13 +94,14 @@ def prepare(cache: Path) -> Environment:
             str(python),
             "--override",
             str(override),
-            *REQUIREMENTS,
+            *requirements,
         )
         stamp.write_text(wanted)
-    _run(
-        *(uv, "pip", "install", "--quiet", "--python", str(python)),
-        *("--reinstall-package", "kvconn", "--refresh-package", "kvconn", str(DISTRIBUTION)),
-    )
+    if distribution is not None:
+        _run(
+            *(uv, "pip", "install", "--quiet", "--python", str(python)),
+            *("--reinstall-package", "kvconn", "--refresh-package", "kvconn", str(distribution)),
+        )
     return Environment(cache, python)
 
 
