@@ -104,9 +104,7 @@ func (r *request) place(tables [][]uint32) {
 // offered may need other blocks of a window: they are pinned as well, and the load fails for those
 // that are not there.
 func (l *Leader) pinLoad(r *request, a *connector.Alloc) {
-	for _, id := range r.leases {
-		l.index.Renew(id, l.opts.LoadTTL)
-	}
+	l.renew(&r.hit)
 	if a.Boundary() == r.offered*l.bs {
 		return
 	}

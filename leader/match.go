@@ -125,9 +125,8 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 // of what was pinned for r before. It returns the boundary, in blocks; first means no offer.
 func (l *Leader) offer(r *request, first, end int) int {
 	l.hash.keys(r, end)
-	l.held = append(l.held[:0], r.leases...)
-	r.leases = r.leases[:0]
-	boundary := l.find(r, first, end)
+	l.swap(&r.hit)
+	boundary := l.find(&r.hit, first, end)
 	if (boundary-first)*l.bs < l.opts.MinOfferTokens {
 		boundary = first
 	}
@@ -137,15 +136,13 @@ func (l *Leader) offer(r *request, first, end int) int {
 		l.room.promise(r, l.steps, l.offerBytes(r, first, boundary))
 	}
 	r.offered = boundary
-	for _, id := range l.held {
-		l.index.Release(id)
-	}
+	l.releaseHeld()
 	return boundary
 }
 
 // find returns the largest boundary up to which r's blocks from first on are there in every layer
 // group, worth loading and pinned.
-func (l *Leader) find(r *request, first, end int) int {
+func (l *hits) find(r *hit, first, end int) int {
 	// The chain begins where the engine's own prefix ends: blocks before it may be gone from the
 	// tiers.
 	limit := end
@@ -175,7 +172,7 @@ func (l *Leader) find(r *request, first, end int) int {
 
 // pin pins what a load of blocks [first, boundary) needs and returns boundary, or the
 // first block that is missing.
-func (l *Leader) pin(r *request, first, boundary int) int {
+func (l *hits) pin(r *hit, first, boundary int) int {
 	miss := boundary
 	if len(l.prefix) > 0 {
 		n, lease := l.index.Lookup(l.opts.Namespace, l.prefix, r.keys[first:boundary], l.opts.LeaseTTL)
@@ -201,10 +198,8 @@ func appendLease(leases []store.LeaseID, id store.LeaseID) []store.LeaseID {
 
 // unpin lets go of what is pinned for r's offer.
 func (l *Leader) unpin(r *request) {
-	for _, id := range r.leases {
-		l.index.Release(id)
-	}
-	r.leases, r.offered = r.leases[:0], 0
+	l.release(&r.hit)
+	r.offered = 0
 	l.room.promise(r, l.steps, 0)
 	r.handoff.release()
 	r.handoff = nil

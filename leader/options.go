@@ -97,11 +97,5 @@ func (o *Options) Validate() error {
 	case o.MinOfferTokens < 0 || o.MinLearnTokens < 1 || o.PrefillTokensPerS < 0:
 		return errors.New("leader: minimum offer and prefill speed must not be negative, tokens to learn from positive")
 	}
-	if err := o.Manifest.Validate(); err != nil {
-		return err
-	}
-	if o.Manifest.KeyScheme != connector.KeySchemeTokens {
-		return errors.New("leader: keys are the engine's own, there is nothing to lead")
-	}
-	return nil
+	return o.Manifest.Validate()
 }

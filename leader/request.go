@@ -7,7 +7,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
 )
 
 // request is what the leader knows of one request of the engine. Tokens are only added or
@@ -25,7 +24,7 @@ type request struct {
 	counted int
 
 	tokens []uint32
-	keys   []connector.Key
+	hit
 	proofs []connector.Proof
 	// prompt is the number of tokens of the prompt.
 	prompt int
@@ -38,8 +37,7 @@ type request struct {
 	// planned.
 	saved []int
 
-	// leases pin what is offered up to block offered; handoff pins it in the host tier.
-	leases  []store.LeaseID
+	// offered is the end of what is offered; handoff pins it in the host tier.
 	offered int
 	handoff *handoffPrefix
 	// promised are the bytes of the plan that the offer would take, if it was made in step
@@ -56,8 +54,6 @@ type request struct {
 	// them: the rank that does not may live on another node.
 	lost           []int
 	noLoad, noSave bool
-	// decided is set once the request counts among the decisions.
-	decided bool
 	// step is the last step that the leader knows to have computed the request, and computed the
 	// tokens that there were after it.
 	step     uint64

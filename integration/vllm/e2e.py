@@ -30,6 +30,7 @@ from offline_run import run_offline
 from processes import Daemon, Engine
 from stage import Place
 from tensor_parallel import TensorParallel
+from tier_stage import Tier
 
 SHORT, LONG = 1000, 2700
 PROMPTS_OF_EACH = 5
@@ -391,6 +392,7 @@ STAGES: dict[str, Callable[[Place], None]] = {
     "hybrid": lambda place: Hybrid(place).run(),
     "identity": lambda place: Identity(place).run(),
     "tp": lambda place: TensorParallel(place).run(),
+    "tier": lambda place: Tier(place).run(),
 }
 
 

@@ -77,8 +77,12 @@ type workerSession struct {
 	peer      server.Peer
 	namespace connector.NamespaceDigest
 	rank      int
-	model     string
+	manifest  *connector.Manifest
 	since     time.Time
+	// keyed is the leader of an engine that brings its own keys, nil for others; notReady is why
+	// nothing is offered, "" if it is. The backend's mutex guards notReady.
+	keyed    *leader.Keyed
+	notReady string
 	// registered is set while the rank's memory is held, lost from the loss of the memory
 	// until it is registered again; the backend's mutex guards both.
 	registered, lost bool
@@ -87,6 +91,7 @@ type workerSession struct {
 var (
 	_ server.Scheduler = (*schedulerSession)(nil)
 	_ server.Worker    = (*workerSession)(nil)
+	_ server.Worker    = keyedSession{}
 )
 
 // OpenScheduler makes a leader for an engine instance.
@@ -96,13 +101,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 		return nil, err
 	}
 	s := &schedulerSession{b: b, peer: p, manifest: m, namespace: ns, since: time.Now()}
-	o := leader.Options{
-		Namespace: ns, Manifest: m,
-		MinOfferTokens: b.opts.MinOfferTokens, PromptsOnly: b.opts.PromptsOnly,
-		PrefillTokensPerS: b.opts.PrefillTokensPerS, HandoffTimeout: b.opts.StageTimeout,
-		LoadTTL: 2 * b.opts.LoadTimeout,
-		Levels:  b.levels, Probe: b.probe,
-	}
+	o := b.leaderOptions(ns, m)
 	if p.Handoff {
 		account, err := b.account(ns)
 		if err != nil {
@@ -123,6 +122,16 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	b.log("engine scheduler connected", p, "model", m.Model, "namespace", short(ns))
 	b.logReady(changes)
 	return s, nil
+}
+
+func (b *backend) leaderOptions(ns connector.NamespaceDigest, m *connector.Manifest) leader.Options {
+	return leader.Options{
+		Namespace: ns, Manifest: m,
+		MinOfferTokens: b.opts.MinOfferTokens, PromptsOnly: b.opts.PromptsOnly,
+		PrefillTokensPerS: b.opts.PrefillTokensPerS, HandoffTimeout: b.opts.StageTimeout,
+		LoadTTL: 2 * b.opts.LoadTimeout,
+		Levels:  b.levels, Probe: b.probe,
+	}
 }
 
 // account returns a share of the host tier for one session.
@@ -153,12 +162,15 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 		b.chain.CloseNamespace(ns)
 		return nil, err
 	}
-	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, model: m.Model, since: time.Now()}
+	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, manifest: m, since: time.Now()}
 	s.Worker, err = worker.New(worker.Options{
 		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Cache: b.cache, Account: account,
 		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory,
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	})
+	if err == nil && m.KeyScheme == connector.KeySchemeEngine {
+		s.keyed, err = leader.NewKeyed(b.leaderOptions(ns, m), b.chain)
+	}
 	if err != nil {
 		account.Close()
 		b.chain.CloseNamespace(ns)
@@ -167,8 +179,13 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	b.mu.Lock()
 	b.foldDrained()
 	b.workers[s] = struct{}{}
+	changes := b.tellReady(p.Engine)
 	b.mu.Unlock()
-	b.log("engine worker connected", p, "rank", rank, "namespace", short(ns))
+	b.log("engine worker connected", p, "model", m.Model, "rank", rank, "namespace", short(ns))
+	b.logReady(changes)
+	if s.keyed != nil {
+		return keyedSession{s}, nil
+	}
 	return s, nil
 }
 
@@ -204,9 +221,15 @@ func (s *schedulerSession) Close() {
 
 // Close ends the session; engine memory is no longer touched when it returns.
 func (s *workerSession) Close() {
+	if s.keyed != nil {
+		s.keyed.Close()
+	}
 	s.Worker.Close()
 	s.b.mu.Lock()
 	delete(s.b.workers, s)
+	if s.leads() {
+		s.b.past.of(s.manifest.Model).addLeader(s.keyed.Stats())
+	}
 	s.b.draining[s] = struct{}{}
 	s.unlockReady()
 	s.b.log("engine worker disconnected", s.peer, "rank", s.rank)
@@ -217,7 +240,7 @@ func (s *workerSession) Close() {
 func (b *backend) foldDrained() {
 	for w := range b.draining {
 		if w.Drained() {
-			b.past.of(w.model).addWorker(w.Stats())
+			b.past.of(w.manifest.Model).addWorker(w.Stats())
 			b.chain.CloseNamespace(w.namespace)
 			delete(b.draining, w)
 		}

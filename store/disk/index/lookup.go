@@ -122,6 +122,32 @@ func (t *Table) prefixRun(namespace uint16, shards []connector.Shard, run []conn
 	return len(run), pins
 }
 
+// Touch makes the records of keys that are there count as used now. Gaps do not end it.
+func (t *Table) Touch(namespace uint16, shard connector.Shard, keys []connector.Key) {
+	tick := uint32(t.nextTick())
+	for len(keys) > 0 {
+		run := keys[:min(len(keys), probeGroup)]
+		t.touchRun(ID{Namespace: namespace, Shard: shard}, run, tick)
+		keys = keys[len(run):]
+	}
+}
+
+func (t *Table) touchRun(id ID, run []connector.Key, tick uint32) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	// Without this each key would wait for its own cache misses.
+	t.warmBuckets(len(run), func(i int) uint64 {
+		id.Key = run[i]
+		return id.hash()
+	})
+	for i := range run {
+		id.Key = run[i]
+		if ref := t.find(&id); ref != NoRef {
+			t.entry(ref).touch(tick, 0)
+		}
+	}
+}
+
 // probe looks up the keys of a group for one shard and returns how many leading ones are
 // there. It goes over the group in passes that depend on nothing before them in the pass
 // (hash and bucket, reference, entry), so that the cache misses of a group overlap instead

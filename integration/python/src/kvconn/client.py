@@ -1,7 +1,7 @@
 """Clients of kvconnd for an engine's scheduler and workers (docs/protocol.md).
 
-`SchedulerClient` raises where the daemon cannot answer. `WorkerClient` never does: once a load has
-started, its end must be reported to the engine whatever happens.
+`SchedulerClient` raises where the daemon cannot answer. `WorkerClient` and `KeyedClient` never do:
+once a load has started, its end must be reported to the engine whatever happens.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from kvconn.errors import (
     VersionMismatch,
 )
 from kvconn.frames import NO_BLOCK
+from kvconn.keyed_client import KeyedClient
 from kvconn.link import Options
 from kvconn.messages import (
     Alloc,
     FinishedLoad,
     GroupLayout,
-    KeyedBlocks,
     Offer,
+    Part,
     PlannedLoad,
+    Polled,
     Run,
     SaveResult,
     Scheduled,
     Span,
     Step,
     StepReply,
+    StoredPut,
 )
 from kvconn.scheduler_client import SchedulerClient
 from kvconn.worker_client import WorkerClient
@@ -48,11 +51,13 @@ __all__ = [
     "FinishedLoad",
     "GroupLayout",
     "KVConnError",
-    "KeyedBlocks",
+    "KeyedClient",
     "NotRegistered",
     "Offer",
     "Options",
+    "Part",
     "PlannedLoad",
+    "Polled",
     "ProtocolError",
     "Rejected",
     "RequestTooLarge",
@@ -66,6 +71,7 @@ __all__ = [
     "Span",
     "Step",
     "StepReply",
+    "StoredPut",
     "Unavailable",
     "UnknownRequest",
     "VersionMismatch",

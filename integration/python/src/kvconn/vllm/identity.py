@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,9 @@ class Identity:
     """The manifest of an engine, made in the background: hashing weights for the first time takes a while.
 
     `loading_since` is a point in time before the engine began to load weights. `digests` is where
-    the digests of files are kept. Raises UnknownIdentity where nothing would tell the KV of this
-    engine from others', and ValueError for a KV cache that cannot be kept block by block.
+    the digests of files are kept. `describe` makes the manifest without the weights. Raises
+    UnknownIdentity where nothing would tell the KV of this engine from others', and ValueError for a
+    KV cache that cannot be kept block by block.
     """
 
     def __init__(
@@ -39,10 +41,11 @@ class Identity:
         loading_since: float,
         digests: Digests,
         logger: logging.Logger,
+        describe: Callable[[VllmConfig, KVCacheConfig, str], dict[str, Any]] = manifest.describe,
     ) -> None:
         self._manifest: bytes | None = None
         self._digests, self._logger = digests, logger
-        self._described = manifest.describe(vllm_config, kv_cache_config, engine)
+        self._described = describe(vllm_config, kv_cache_config, engine)
         settings.check(vllm_config)
         load_config = vllm_config.load_config
         self._weights = weights_of(vllm_config.model_config, load_config, loading_since)

@@ -1,0 +1,339 @@
+"""kvconnd below vLLM's own offloading: a secondary tier, and the connector that it needs.
+
+Configure vLLM (0.31 or newer) with what `kvconnd config vllm --tier` prints. vLLM copies between its
+KV memory and a region of host memory with its own kernels, and the daemon fills and reads rows of that region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from vllm.logger import init_logger
+
+try:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+    from vllm.v1.kv_offload.base import LookupResult, Medium, ReqContext, RequestOffloadingContext
+    from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+    _ = ReqContext.get_offload_key_position
+except (ImportError, AttributeError) as err:
+    raise ImportError(f"kvconn: kvconn.vllm.tier needs vLLM 0.31 or newer, this is {vllm.__version__}: {err}") from err
+
+from kvconn import __version__
+from kvconn.client import KeyedClient, Options
+from kvconn.frames import MAX_ID_BYTES, MAX_SCOPE_BYTES
+from kvconn.vllm import engine_hooks, settings, tier_identity, tier_region
+from kvconn.vllm.adapters import Adapters
+from kvconn.vllm.connector import _IDENTITY_WAIT_S, _guarded, _images_by_content, _started_at
+from kvconn.vllm.files import Digests, UnknownIdentity
+from kvconn.vllm.identity import Identity, digest_directory
+from kvconn.vllm.scheduler import _CONTENT_ID
+from kvconn.vllm.tier_pace import Pace
+from kvconn.vllm.tier_requests import TierRequest, Wishes
+from kvconn.vllm.tier_side import Answer, Rows, TierSide
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.base import ScheduleEndContext
+    from vllm.v1.kv_offload.tiering.base import TransferJob
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvconn")  # below "vllm", whose handlers it uses
+
+_SETTINGS = ("socket", "timeout", "digest_cache")
+_PATIENCE_S = 10.0
+"""How long a request waits for rows that others were promised."""
+_DRAIN_S = 10.0
+
+_ANSWERS = {Answer.HIT: LookupResult.HIT, Answer.MISS: LookupResult.MISS, Answer.RETRY: LookupResult.RETRY}
+
+
+@dataclass
+class _Engine:
+    """What the connector knows and the tier needs. vLLM makes the tier inside of the connector."""
+
+    vllm_config: VllmConfig
+    kv_cache_config: KVCacheConfig
+    tier: KVConnTier | None = None
+    wishes: dict[str, Wishes] = field(default_factory=dict)
+    """Of requests that the connector has met and the tier has not."""
+
+
+_making: ContextVar[_Engine | None] = ContextVar("kvconn_tier", default=None)
+
+
+class KVConnTieringConnector(OffloadingConnector):
+    """vLLM's OffloadingConnector, which also tells its tier `KVConnTier` what vLLM tells a connector alone.
+
+    That is the engine's configuration, by which its KV is told from others', and each request.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        self._broken: set[str] = set()
+        self._engine = _Engine(vllm_config, kv_cache_config)
+        made = _making.set(self._engine)
+        try:
+            super().__init__(vllm_config, role, kv_cache_config)
+        finally:
+            _making.reset(made)
+
+    def on_new_request(self, request: Request) -> None:
+        """Note what a request wishes before the tier meets it."""
+        self._note(request)
+        super().on_new_request(request)
+
+    @_guarded(lambda: None)
+    def _note(self, request: Request) -> None:
+        tier = self._engine.tier
+        if tier is not None and (wishes := tier.met(request)):
+            self._engine.wishes[request.request_id] = wishes
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """Note when the step begins."""
+        self._measure(scheduler_output)
+        return super().build_connector_meta(scheduler_output)
+
+    @_guarded(lambda: None)
+    def _measure(self, output: SchedulerOutput) -> None:
+        tier = self._engine.tier
+        if tier is not None and output.num_scheduled_tokens:
+            tier.pace.step(output.num_scheduled_tokens)
+
+
+class KVConnTier(SecondaryTierManager):
+    """A secondary tier in the node's kvconnd: it keeps chunks of vLLM's host region, also over a restart.
+
+    Settings of its entry in `secondary_tiers`: `socket`, the path of the daemon's socket; `timeout`,
+    the seconds that a call to it may take (default 1); `digest_cache`, the directory where digests of
+    weights are kept. Settings that cannot work raise ValueError at start; after that nothing that the
+    daemon does or fails to do reaches the engine as an exception.
+    """
+
+    medium = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **own: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self._broken: set[str] = set()
+        self._side: TierSide | None = None
+        self._adapters: Adapters | None = None
+        self._refused: list[JobResult] = []
+        self._images_by_content = False
+        self.pace = Pace(ahead=False)
+        engine = _making.get()
+        if engine is None:
+            raise ValueError(
+                "kvconn: the tier needs its own connector: set kv_connector 'KVConnTieringConnector' and"
+                " kv_connector_module_path 'kvconn.vllm.tier' ('kvconnd config vllm --tier' prints all settings)"
+            )
+        self._engine = engine
+        _check(engine.vllm_config, own)
+        tokens = tier_region.chunk_tokens(offloading_spec)
+        fd = tier_region.descriptor(offloading_spec)
+        tier_region.unlink(offloading_spec.config.engine_id, fd)
+        try:
+            self._start(engine, offloading_spec, tokens, fd, own)
+        except UnknownIdentity as err:
+            logger.warning("kvconn: KV is neither loaded nor saved: %s", err)
+        engine.tier = self
+
+    def _start(self, engine: _Engine, spec: Any, tokens: int, fd: int, own: dict[str, Any]) -> None:
+        """Connect, in the background where the daemon is not there or the weights are not known yet."""
+        config, kv_cache_config = engine.vllm_config, engine.kv_cache_config
+        since = _started_at()
+        size = tier_region.chunk_bytes(spec, tier_identity.parts(config, kv_cache_config, spec))
+        identity = _identity(config, kv_cache_config, spec, tokens, since, own)
+        client = KeyedClient(_options(spec, identity, own))
+        windows = [g["window"] for g in tier_identity.describe(config, kv_cache_config, "", spec, tokens)["groups"]]
+        self.pace = Pace(ahead=bool(getattr(config.scheduler_config, "async_scheduling", False)))
+        self._images_by_content = _images_by_content(config)
+        from vllm.v1.engine.core import EngineCore  # the other processes do without
+
+        lora = settings.of_adapters(config)
+        self._adapters = Adapters(since, engine_hooks.watch(EngineCore, self), lora, logger)
+        identity.wait(_IDENTITY_WAIT_S)
+        client.register([fd], tier_region.layout(spec, size))
+        rows = Rows(spec.num_chunks, tokens, windows)
+        self._side = TierSide(client, rows, self.pace, _PATIENCE_S, logger, self._adapters)
+
+    def met(self, request: Request) -> Wishes | None:
+        """Return what may be done for a request, whose adapter is looked at before the engine loads it."""
+        if self._side is None:
+            return None
+        if request.lora_request is not None and self._adapters:
+            self._adapters.scope(request.lora_request)
+        return _wishes(request, self._images_by_content)
+
+    # What the engine core does beside.
+
+    def adapter_loads(self, lora: Any, load: Callable[[], Any]) -> Any:
+        """Load an adapter, whose files are looked at before."""
+        return self._adapters.loading(lora, load) if self._adapters else load()
+
+    @_guarded(lambda: None)
+    def weights_exchanged(self, by: str) -> None:
+        """Stop where the engine gets other weights than those that it was started with."""
+        if self._side:
+            self._side.stop(f"its weights may have been exchanged, by {by}")
+
+    # Hooks of the tier, in the order of the calls.
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Note a request."""
+        self._met(req_context)
+        return RequestOffloadingContext()
+
+    @_guarded(lambda: None)
+    def _met(self, context: ReqContext) -> None:
+        wishes = self._engine.wishes.pop(context.req_id, None)
+        if self._side and wishes:
+            context.set_state(self._side.met(context.req_id, wishes))
+
+    @_guarded(lambda: LookupResult.MISS)
+    def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
+        """Say whether a chunk can be loaded into a row."""
+        request = req_context.get_state(TierRequest)
+        if self._side is None or request is None:
+            return LookupResult.MISS
+        return _ANSWERS[self._side.look_up(request, key, req_context)]
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Have the daemon fill rows."""
+        self._submit(job_metadata, load=True)
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Have the daemon keep the content of rows."""
+        self._submit(job_metadata, load=False)
+
+    def _submit(self, job: TransferJob, load: bool) -> None:
+        """Begin a job. Whatever happens, `get_finished_jobs` returns it once."""
+        if self._side is None:
+            self._refused.append(JobResult(job.job_id, False))
+            return
+        try:
+            begin = self._side.load if load else self._side.store
+            rows = [int(row) for row in job.chunk_ids]
+            request = job.req_context.get_state(TierRequest)
+            begin(job.job_id, list(job.keys), rows, request, job.req_context)
+        except Exception:
+            logger.exception("kvconn: a %s failed, going on without cache", "load" if load else "store")
+            self._side.give_up(job.job_id)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Return the jobs that have ended."""
+        refused, self._refused = self._refused, []
+        if self._side is None or not self._side.busy:
+            return refused
+        try:
+            return refused + [JobResult(e.job, e.ok, e.loaded or None) for e in self._side.ended()]
+        except Exception:
+            logger.exception("kvconn: loads and saves can't be followed, going on without cache")
+            self._side.give_up()
+            return refused
+
+    @_guarded(lambda: None)
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Note the end of a step."""
+        if self._side:
+            self._side.step_ended(context.new_req_ids, context.preempted_req_ids)
+
+    @_guarded(lambda: None)
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Note that a request has ended, and what it has used."""
+        request = req_context.get_state(TierRequest)
+        if self._side and request:
+            self._side.finished(request, req_context)
+
+    def drain_jobs(self) -> None:
+        """Wait until no row is read or written, and use the cache no more.
+
+        vLLM asks for it where its weights may be exchanged in place, and does not say whether they were.
+        """
+        if self._side is None:
+            return
+        self._side.stop("vLLM has reset its caches, and does not say whether its weights were exchanged")
+        self._side.drain(_DRAIN_S)
+
+    @_guarded(lambda: None)
+    def shutdown(self) -> None:
+        """Disconnect."""
+        if self._side:
+            self._side.close()
+
+
+def _check(vllm_config: VllmConfig, own: dict[str, Any]) -> None:
+    """Raise ValueError where the configuration cannot work."""
+    if unknown := sorted(set(own) - set(_SETTINGS)):
+        raise ValueError(f"kvconn: unknown settings {unknown} of the tier, known are {sorted(_SETTINGS)}")
+    if not isinstance(own.get("socket"), str):
+        raise ValueError("kvconn: the tier needs 'socket', the path of kvconnd's socket")
+    tier_identity.check_hashes(vllm_config)
+    for size in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(vllm_config.parallel_config, size, 1) > 1:
+            raise ValueError(f"kvconn: {size} above 1 is not supported yet")
+
+
+def _options(spec: Any, identity: Identity, own: dict[str, Any]) -> Options:
+    """Return the client's options. Raises ValueError where they are out of bounds."""
+    return Options(
+        socket=own["socket"],
+        engine=str(spec.config.engine_id),
+        manifest=identity.manifest,
+        client=f"kvconn-vllm-tier/{__version__} vllm/{vllm.__version__}",
+        timeout=float(own.get("timeout", 1.0)),
+        logger=logger,
+    )
+
+
+def _identity(
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    spec: Any,
+    tokens: int,
+    loading_since: float,
+    own: dict[str, Any],
+) -> Identity:
+    def describe(config: VllmConfig, kv_cache: KVCacheConfig, engine: str) -> dict[str, Any]:
+        return tier_identity.describe(config, kv_cache, engine, spec, tokens)
+
+    try:
+        return Identity(
+            vllm_config,
+            kv_cache_config,
+            f"vllm/{vllm.__version__}",
+            loading_since=loading_since,
+            digests=Digests(digest_directory(own.get("digest_cache"))),
+            logger=logger,
+            describe=describe,
+        )
+    except (ValueError, UnknownIdentity):
+        raise
+    except Exception as err:
+        raise UnknownIdentity(f"this vLLM is not understood: {type(err).__name__}: {err}") from err
+
+
+def _wishes(request: Request, images_by_content: bool) -> Wishes:
+    """Return what may be done for a request."""
+    asked = (request.kv_transfer_params or {}).get("kvconn")
+    asked = asked if isinstance(asked, dict) else {}
+    images = request.mm_features or ()
+    told = not images or (images_by_content and all(_CONTENT_ID.fullmatch(f.identifier) for f in images))
+    salt = request.cache_salt or ""
+    bounded = len(request.request_id.encode()) <= MAX_ID_BYTES and len(salt.encode()) <= MAX_SCOPE_BYTES
+    # The tokens of a resumable request change while it is served.
+    kept = told and bounded and not request.resumable
+    load, save = bool(asked.get("load", True)), bool(asked.get("save", True))
+    return Wishes(kept and load, kept and save, request.lora_request, salt)

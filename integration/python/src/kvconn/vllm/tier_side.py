@@ -1,0 +1,306 @@
+"""The tier's side in vLLM's scheduler, without vLLM's types."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from kvconn.client import KeyedClient
+from kvconn.vllm.adapters import Adapters
+from kvconn.vllm.tier_pace import Pace
+from kvconn.vllm.tier_promises import Promises
+from kvconn.vllm.tier_requests import Phase, TierRequest, Wishes, group_of
+
+_DRAIN_TICK_S = 0.001
+_STUCK_S = 10.0
+"""How often a drain says that it still waits for a daemon that stands still in the middle of a copy."""
+
+
+class Answer(Enum):
+    """What a look-up says of one chunk."""
+
+    HIT = auto()
+    MISS = auto()
+    RETRY = auto()
+
+
+class Ended(NamedTuple):
+    """A job of vLLM's that has ended. Of a load that failed in part, `loaded` are the keys that it has loaded."""
+
+    job: int
+    ok: bool
+    loaded: Sequence[bytes] = ()
+
+
+@dataclass
+class _Job:
+    number: int
+    keys: dict[int, bytes]
+    """The key of each row."""
+    request: TierRequest | None
+    load: bool
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How chunks lie in vLLM's region."""
+
+    count: int
+    tokens: int
+    """The tokens of a chunk."""
+    windows: Sequence[int]
+    """The window of each layer group in tokens, 0 for full attention."""
+
+
+class TierSide:
+    """Answers vLLM's look-ups, and has the daemon fill and read rows. For one thread.
+
+    The daemon is asked once for each waiting request and step. Every job that was submitted is
+    returned by `ended` exactly once, as soon as nothing is written to its rows any more.
+    """
+
+    def __init__(
+        self, client: KeyedClient, rows: Rows, pace: Pace, patience: float, logger: logging.Logger, adapters: Adapters
+    ) -> None:
+        self._client = client
+        self._rows = rows
+        self._pace = pace
+        self._logger = logger
+        self._adapters = adapters
+        self._promises = Promises(rows.count, patience)
+        self._step = 0
+        self._requests: dict[str, TierRequest] = {}
+        self._loads: dict[str, _Job] = {}
+        self._stores: dict[str, _Job] = {}
+        self._over: list[Ended] = []
+        self._stopped = False
+        self._broken = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job has not been returned by `ended`."""
+        return bool(self._loads or self._stores or self._over)
+
+    # Requests.
+
+    def met(self, request_id: str, wishes: Wishes) -> TierRequest:
+        """Return the state of a new request."""
+        request = self._requests[request_id] = TierRequest(request_id, wishes)
+        return request
+
+    def finished(self, request: TierRequest, positions: Any) -> None:
+        """Note that a request has ended. Its jobs may go on."""
+        self._requests.pop(request.id, None)
+        self._promises.forget(request.id)
+        self._learn(request, positions)
+        if self._stopped or not request.hashes or not (request.wishes.load or request.wishes.save):
+            return
+        self._client.touch(request.id, request.hashes, *self._pace.take())
+
+    # Look-ups.
+
+    def look_up(self, request: TierRequest, key: bytes, positions: Any) -> Answer:
+        """Say whether a chunk can be loaded. `positions` is what vLLM knows of the request's keys."""
+        if self._stopped or not request.wishes.load or request.failed or request.phase is not Phase.ASKING:
+            return Answer.MISS
+        adapter = self._adapter(request)
+        if adapter is not Answer.HIT:
+            return adapter
+        self._learn(request, positions)
+        index = request.note(key, positions.get_offload_key_position(key), self._rows.tokens)
+        if index is None:
+            return Answer.MISS
+        if request.asked_in != self._step or (not request.known_in_order and not request.covers(index)):
+            self._ask(request, index)
+        if not request.offered(group_of(key), index):
+            return Answer.MISS
+        return self._promise(request, index)
+
+    def _learn(self, request: TierRequest, positions: Any) -> None:
+        """Note the keys of a request, all at once where vLLM has them in one place, which is its own business."""
+        keys = getattr(positions, "_offload_key_positions", None)
+        request.known_in_order = isinstance(keys, dict)
+        if isinstance(keys, dict):
+            request.learn(keys, self._rows.tokens)
+
+    def _adapter(self, request: TierRequest) -> Answer:
+        """Say whether it is known what the request's adapter contains."""
+        lora = request.wishes.adapter
+        if lora is None:
+            return Answer.HIT
+        scope = self._adapters.scope(lora)
+        if scope is None:
+            return Answer.RETRY if self._adapters.soon_known(lora.lora_name) else Answer.MISS
+        if request.scope not in ("", scope):
+            return Answer.MISS
+        request.scope = scope
+        return Answer.HIT if self._adapters.untouched(lora.lora_name) else Answer.MISS
+
+    def _ask(self, request: TierRequest, index: int) -> None:
+        """Ask the daemon what it has from the first chunk on that the engine's pool lacks."""
+        # The pool has what comes before the first chunk that is looked up. With windows that is not so:
+        # they are looked up from the end.
+        first = 0 if any(self._rows.windows) else index
+        parent = request.hashes[first - 1] if first else b""
+        request.asked_in, request.first, request.asked_to = self._step, first, len(request.hashes)
+        request.answered, request.left = False, 0
+        bitmaps = self._client.present(request.id, request.hashes[first:], first=first, parent=parent, held=first)
+        request.bitmaps = [int.from_bytes(b, "little") for b in bitmaps]
+
+    def _promise(self, request: TierRequest, index: int) -> Answer:
+        """Promise a chunk that is offered, if rows are left for it."""
+        if not request.answered:
+            request.answered = True
+            wanted = request.offers(index)
+            request.left = self._promises.ask(request.id, wanted)
+            if request.left is not None and request.left < wanted and len(self._rows.windows) > 1:
+                # Windows are saved at a prompt's end alone: a part of it is no hit.
+                self._promises.release(request.id)
+                request.left = 0
+        if request.left is None:
+            return Answer.RETRY
+        if request.left == 0:
+            return Answer.MISS
+        request.left -= 1
+        return Answer.HIT
+
+    def step_ended(self, started: Iterable[str], preempted: Iterable[str]) -> None:
+        """Note the end of a step, the requests that run for the first time in it, and those that wait again."""
+        self._step += 1
+        for request_id in started:
+            self._promises.release(request_id)
+        for request_id in preempted:
+            self._promises.release(request_id)
+            request = self._requests.get(request_id)
+            if request is not None and request.phase is Phase.OVER:
+                request.phase = Phase.ASKING
+        self._promises.expire()
+
+    # Jobs.
+
+    def load(
+        self, number: int, keys: Sequence[bytes], rows: Sequence[int], request: TierRequest | None, at: Any
+    ) -> None:
+        """Have the daemon fill rows."""
+        job = _Job(number, dict(zip(rows, keys, strict=True)), request, True)
+        chunks = self._chunks(job, at)
+        if request is None or self._stopped or len(chunks) < len(keys):
+            self._failed(job)
+            return
+        request.phase = Phase.LOADING
+        self._loads[str(number)] = job
+        self._client.fetch(str(number), request.parts(chunks), of=request.id)
+
+    def store(
+        self, number: int, keys: Iterable[bytes], rows: Sequence[int], request: TierRequest | None, at: Any
+    ) -> None:
+        """Have the daemon keep the content of rows."""
+        job = _Job(number, dict(zip(rows, keys, strict=True)), request, False)
+        wanted = request is not None and request.wishes.save and not self._stopped
+        if wanted and request is not None and self._adapter(request) is Answer.HIT:
+            chunks = self._chunks(job, at)
+            if chunks:
+                self._stores[str(number)] = job
+                salt = request.wishes.salt
+                self._client.put(str(number), request.parts(chunks), salt=salt, lora=request.scope)
+                return
+        self._failed(job)
+
+    def _chunks(self, job: _Job, positions: Any) -> list[tuple[int, int, int]]:
+        """Return the chunks of a job as group, index and row; those only whose place in the prompt is known."""
+        if job.request is None:
+            return []
+        self._learn(job.request, positions)
+        chunks: list[tuple[int, int, int]] = []
+        at = {row: positions.get_offload_key_position(key) or 0 for row, key in job.keys.items()}
+        for row in sorted(at, key=at.__getitem__):
+            key = job.keys[row]
+            index = job.request.note(key, at[row], self._rows.tokens)
+            if index is not None:
+                chunks.append((group_of(key), index, row))
+        return chunks
+
+    def _failed(self, job: _Job) -> None:
+        """Note a job that nothing was begun of."""
+        if job.load and job.request is not None:
+            job.request.failed = True
+            self._promises.release(job.request.id)
+        self._over.append(Ended(job.number, False))
+
+    def ended(self) -> list[Ended]:
+        """Return the jobs that have ended since the last call."""
+        if self._broken:
+            self._give_up()
+        elif self._loads or self._stores:
+            polled = self._client.poll()
+            for name, failed_rows in polled.finished:
+                self._loaded(self._loads.pop(name, None), failed_rows)
+            for name, taken, dropped, present in polled.stored:
+                job = self._stores.pop(name, None)
+                if job is not None:
+                    self._over.append(Ended(job.number, dropped == 0 and taken + present > 0))
+        over, self._over = self._over, []
+        return over
+
+    def _loaded(self, job: _Job | None, failed_rows: Sequence[int]) -> None:
+        if job is None or job.request is None:
+            return
+        failed = set(failed_rows)
+        loaded = [key for row, key in job.keys.items() if row not in failed]
+        job.request.phase = Phase.OVER
+        if failed:
+            job.request.failed = True
+            self._promises.release(job.request.id)
+        else:
+            self._promises.loaded(job.request.id)
+        self._over.append(Ended(job.number, not failed, loaded if failed else ()))
+
+    # The end.
+
+    def stop(self, why: str) -> None:
+        """Load and save nothing any more until the engine is restarted."""
+        if not self._stopped:
+            self._stopped = True
+            self._logger.warning("kvconn: KV is neither loaded nor saved until the engine is restarted: %s", why)
+
+    def give_up(self, submitted: int | None = None) -> None:
+        """Stop after an error. Jobs under way, and the one that was being submitted, fail once their rows are safe."""
+        self._broken = True
+        self.stop("there was an error in the tier")
+        jobs = [*self._loads.values(), *self._stores.values()]
+        if submitted is not None and all(job.number != submitted for job in jobs):
+            self._stores[str(submitted)] = _Job(submitted, {}, None, False)
+
+    def _give_up(self) -> None:
+        if (self._loads or self._stores) and self._client.unregister(0):
+            for job in [*self._loads.values(), *self._stores.values()]:
+                self._failed(job)
+            self._loads, self._stores = {}, {}
+
+    def drain(self, seconds: float) -> None:
+        """Wait until no job is under way; after some time take the rows back, by which they fail.
+
+        That takes longer than `seconds` in one case: the daemon stands still in the middle of a copy. A
+        row that it may still write to must not be given away.
+        """
+        until = time.monotonic() + seconds
+        over: list[Ended] = []
+        while self._loads or self._stores:
+            over += self.ended()
+            if time.monotonic() >= until and (self._loads or self._stores):
+                if not self._broken:
+                    self._broken = True
+                else:
+                    self._logger.warning("kvconn: kvconnd stands still in the middle of a copy: resetting waits for it")
+                until = time.monotonic() + _STUCK_S
+            time.sleep(_DRAIN_TICK_S)
+        self._over = over + self._over
+
+    def close(self) -> None:
+        """Take the region back and disconnect."""
+        self._stopped = True
+        self._client.close()

@@ -1,0 +1,356 @@
+"""The stage of vLLM's own offloading with kvconnd as its secondary tier, on a stand-in for the GPU (shim/)."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import environment
+from completions import BLOCK_SIZE, MAX_TOKENS, Completion, cacheable, complete, complete_all, prompt
+from environment import Environment
+from identity import change_tensor
+from processes import Program
+from stage import NO_CACHE, Place, Stage
+
+MODEL_SEED, HYBRID_SEED = 1, 3
+LENGTHS = (1000, 2000, 1000, 1000)
+SHORT = (0, 2, 3)
+"""The prompts of 1,000 tokens: seven chunks each."""
+CHUNK_BYTES = 1 << 20
+CHANGED_TENSOR = "model.layers.3.self_attn.k_proj.weight"
+LARGE, TWO_PROMPTS, TINY = 200, 16, 6
+"""Sizes of the region, in chunks. A prompt has 7 or 15."""
+EMPTY = {"test_empty_region": True}
+NOTHING = {**NO_CACHE["kv_transfer_params"], "max_load_tokens": 0, "max_offload_tokens": 0}
+"""Neither kvconnd nor vLLM's region does anything for such a request."""
+PATIENT_S, IMPATIENT_S, FROZEN_S = 20, 2, 4
+SHIM = environment.HERE / "shim"
+
+
+class _Environment(Environment):
+    """An environment whose engines find the shim."""
+
+    def variables(self, tensor_parallel: int = 1) -> dict[str, str]:
+        return super().variables(tensor_parallel) | {"PYTHONPATH": str(SHIM)}
+
+
+class Engines(Program):
+    """Engines one after the other in one process."""
+
+    def __init__(self, env: Environment, log: Path) -> None:
+        super().__init__(log)
+        self._env = env
+
+    def launch(self) -> None:
+        """Begin to import vLLM."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(self._env.python), str(environment.HERE / "tier_engines.py")],
+                env=self._env.variables(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def say(self, **job: Any) -> dict[str, Any]:
+        """Say something, and return what is answered."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise RuntimeError("not launched")
+        process.stdin.write(json.dumps(job).encode() + b"\n")
+        process.stdin.flush()
+        answer: dict[str, Any] = json.loads(process.stdout.readline() or b'{"error": "it has died"}')
+        if "error" in answer:
+            self.fail_with_log(answer["error"])
+        return answer
+
+    def complete(self, prompts: Sequence[Sequence[int]], together: bool = False, **params: Any) -> list[Completion]:
+        """Complete prompts, one after the other or together."""
+        answers: list[Completion] = []
+        for group in [list(prompts)] if together else [[p] for p in prompts]:
+            said = self.say(prompts=group, params=params, max_tokens=MAX_TOKENS)
+            answers += [Completion(tokens=a["tokens"], cached=a["cached"]) for a in said["answers"]]
+        return answers
+
+
+class Tier(Stage):
+    """A server, then engines in one process, all on one store."""
+
+    def __init__(self, place: Place) -> None:
+        env = _Environment(place.env.cache, place.env.python)
+        super().__init__(replace(place, env=env), "tier", LENGTHS)
+        self.rng = random.Random("tier")
+        self.model = place.work / "model-tier"
+        shutil.copytree(environment.model(place.env, MODEL_SEED), self.model)
+        self.engines = Engines(env, place.work / "vllm-tier-engines.log")
+
+    def run(self) -> None:
+        """Run the stage."""
+        self.daemon.start()
+        self.server()
+        self.report.equal("tier: kvconnd stops in order", self.daemon.terminate(), 0)
+        self.daemon.start()
+        self.engines.launch()
+        self.small_region()
+        self.tiny_region()
+        self.identities()
+        self.hybrid()
+        self.tensor_parallel()
+        self.engines.kill()
+        left = list(Path("/dev/shm").glob("vllm_offload_*"))  # noqa: S108
+        self.report.equal("tier: no region is left in /dev/shm", left, [])
+        self.daemon.terminate()
+
+    def connector(self, chunks: int = LARGE, timeout_s: float = PATIENT_S, **extra: Any) -> dict[str, Any]:
+        """Return what the daemon says that vLLM needs, for the shim and vLLM's large blocks on a CPU."""
+        command = [str(self.daemon.binary), "config", "vllm", "--tier", "--socket", str(self.daemon.socket_path)]
+        command += ["--region-bytes", f"{chunks * CHUNK_BYTES}B", "--blocks-per-chunk", "1"]
+        config = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        own = config["kv_connector_extra_config"]
+        own |= {"spec_name": "CPUTieringSpec", "spec_module_path": "cpu_offloading", **extra}
+        own["secondary_tiers"][0]["timeout"] = timeout_s
+        return dict(config)
+
+    def loaded(self) -> float:
+        """Return the blocks that the daemon has loaded."""
+        return self.daemon.metric("kvconn_loaded_blocks_total")
+
+    # A server: the daemon comes and goes.
+
+    def server(self) -> None:
+        """Save, load, and lose the daemon in all places."""
+        engine = self.engine(self.model, 1)
+        engine.start(json.dumps(self.connector(timeout_s=IMPATIENT_S)), prefix_caching=True)
+        engine.wait()
+        port = engine.port
+        wish = {"kv_transfer_params": NOTHING}
+        self.references = self.answers(engine, **wish)
+        fresh = [prompt(self.rng, 1500) for _ in range(2)]
+        fresh_references = [complete(port, p, **wish) for p in fresh]
+
+        def empty() -> None:
+            complete(port, prompt(self.rng, 10), max_tokens=20, kv_transfer_params=EMPTY)
+            engine.reset_prefix_cache()
+
+        engine.reset_prefix_cache()
+        answers = self.answers(engine)
+        self.identical("saving", answers)
+        self.report.equal("tier: saving: nothing cached yet", [a.cached for a in answers], [0] * len(LENGTHS))
+        engine.reset_prefix_cache()
+        before = self.loaded()
+        answers = self.answers(engine)
+        self.identical("from vLLM's region", answers)
+        self.report.equal("tier: from vLLM's region: the daemon loads nothing", self.loaded(), before)
+        empty()
+        answers = complete_all(port, self.prompts)
+        self.identical("from kvconnd, all at once", answers)
+        self.all_cached("from kvconnd, all at once", answers)
+        chunks = sum(cacheable(n) // BLOCK_SIZE for n in LENGTHS)
+        self.report.equal("tier: from kvconnd, all at once: blocks loaded", self.loaded() - before, chunks)
+
+        self.while_loading(engine, empty, "daemon killed while loading", [(0.01, signal.SIGKILL)])
+        self.while_loading(
+            engine, empty, "daemon frozen while loading", [(0.01, signal.SIGSTOP), (FROZEN_S, signal.SIGCONT)]
+        )
+        killer = threading.Timer(0.5, self.daemon.kill)
+        killer.start()
+        answers = complete_all(port, fresh)
+        killer.join()
+        self.report.equal(
+            "tier: daemon killed while saving: identical",
+            [a.tokens for a in answers],
+            [r.tokens for r in fresh_references],
+        )
+        engine.reset_prefix_cache()
+        self.identical("daemon gone", complete_all(port, self.prompts))
+        self.daemon.start()
+        self.daemon.wait_for_engine()
+        self.aborted(engine, empty)
+        self.no_errors(engine)
+        engine.terminate()
+
+    def while_loading(
+        self, engine: Any, empty: Callable[[], None], what: str, signals: list[tuple[float, Any]]
+    ) -> None:
+        """Send the daemon signals while an engine loads, and see that it finds it again."""
+        empty()
+        timers = [threading.Timer(after, self.daemon.signal, [number]) for after, number in signals]
+        for timer in timers:
+            timer.start()
+        answers = complete_all(engine.port, self.prompts)
+        for timer in timers:
+            timer.join()
+        self.identical(what, answers)
+        if signals[-1][1] == signal.SIGKILL:
+            self.daemon.kill()
+            self.daemon.start()
+        self.daemon.wait_for_engine()
+        empty()
+        answers = self.answers(engine)
+        self.identical(f"{what}, and back", answers)
+        self.all_cached(f"{what}, and back", answers)
+
+    def aborted(self, engine: Any, empty: Callable[[], None]) -> None:
+        """Requests whose clients go away while they are loaded."""
+        for after_s in (0.005, 0.02, 0.1):
+            empty()
+            leave(engine.port, self.prompts[1], after_s)
+            answers = complete_all(engine.port, self.prompts)
+            self.identical(f"a client gone after {after_s:g} s", answers)
+        self.all_cached("clients gone", answers)
+
+    # Engines in one process.
+
+    def start(self, config: dict[str, Any], model: Path | None = None, **more: Any) -> None:
+        """Start the next engine."""
+        variables = more.pop("variables", {})
+        arguments = {"model": str(model or self.model), "kv_transfer_config": config, **more}
+        self.engines.say(arguments=arguments, variables=variables)
+
+    def stop(self) -> None:
+        """Stop the engine that runs."""
+        self.engines.say(stop=True)
+
+    def small_region(self) -> None:
+        """Engine and daemon restarted; a region of two prompts; bits flipped; a store that is too small."""
+        self.start(self.connector(TWO_PROMPTS))
+        before = self.loaded()
+        answers = self.engines.complete(self.prompts)
+        self.identical("engine and daemon restarted", answers)
+        # A request is given half of the region.
+        want = [min(cacheable(n), TWO_PROMPTS // 2 * BLOCK_SIZE) for n in LENGTHS]
+        self.report.equal("tier: engine and daemon restarted: cached", [a.cached for a in answers], want)
+        self.report.check("tier: engine and daemon restarted: the daemon loads", self.loaded() > before)
+
+        short = [self.prompts[i] for i in SHORT]
+        self.engines.complete([prompt(self.rng, 10)], **EMPTY)
+        answers = self.engines.complete(short * 2, together=True)
+        self.report.equal(
+            "tier: six prompts wait for a region of two: identical",
+            [a.tokens for a in answers],
+            [self.references[i].tokens for i in SHORT] * 2,
+        )
+        self.report.equal(
+            "tier: six prompts wait for a region of two: cached", [a.cached for a in answers], [cacheable(1000)] * 6
+        )
+
+        self.damage(every=3, shard=None, ranks=1)
+        self.engines.complete([prompt(self.rng, 10)], **EMPTY)
+        self.identical("flipped bits", self.engines.complete(self.prompts))
+        self.damage_was_found()
+        self.engines.complete([prompt(self.rng, 10)], **EMPTY)
+        self.identical("flipped bits, afterwards", self.engines.complete(self.prompts))
+
+        self.daemon.terminate()
+        store, self.daemon.store = self.daemon.store, self.place.work / "store-tier-small"
+        self.daemon.start(max_bytes="64MiB")
+        self.daemon.wait_for_engine()
+        for what in ("a small store", "a small store that is full"):
+            self.engines.complete([prompt(self.rng, 10)], **EMPTY)
+            self.identical(what, self.engines.complete(self.prompts))
+        self.daemon.terminate()
+        self.daemon.store = store
+        self.daemon.start()
+        self.daemon.wait_for_engine()
+        self.identical("the store before", self.engines.complete(self.prompts))
+        self.stop()
+
+    def tiny_region(self) -> None:
+        """A region of less than one prompt."""
+        self.start(self.connector(TINY))
+        for together in (False, True):
+            answers = self.engines.complete(self.prompts, together=together)
+            self.identical(f"a region smaller than a prompt, together: {together}", answers)
+            self.report.check(
+                f"tier: a region smaller than a prompt, together: {together}: some is cached",
+                all(a.cached > 0 for a in answers) or together,
+                f"{[a.cached for a in answers]}",
+            )
+        self.stop()
+
+    def identities(self) -> None:
+        """Other weights, or another RoPE, in the same directory: nothing of the former is loaded."""
+        config, weights = self.model / "config.json", self.model / "model.safetensors"
+        kept = config.read_text()
+        self.other_engine("another rope_theta", lambda: config.write_text(kept.replace("10000.0", "5000.0")))
+        changed = self.place.work / "tier-changed.safetensors"
+        change_tensor(weights, changed, CHANGED_TENSOR)
+
+        def change() -> None:
+            config.write_text(kept)
+            weights.write_bytes(changed.read_bytes())
+
+        self.other_engine("other weights", change)
+
+    def other_engine(self, what: str, change: Callable[[], Any]) -> None:
+        """Serve after a change of the model's files."""
+        change()
+        time.sleep(1.5)  # the connector allows for coarse clocks
+        self.start(self.connector())
+        tokens = self.prompts[:1]
+        (cold,) = self.engines.complete(tokens, **NOTHING)
+        (first,) = self.engines.complete(tokens)
+        self.report.equal(f"tier: {what}: nothing cached, identical", (first.cached, first.tokens), (0, cold.tokens))
+        self.report.check(f"tier: {what}: answers otherwise", cold.tokens != self.references[0].tokens)
+        self.engines.complete([prompt(self.rng, 10)], **EMPTY)
+        (again,) = self.engines.complete(tokens)
+        self.report.equal(
+            f"tier: {what}: cached, identical", (again.cached, again.tokens), (cacheable(LENGTHS[0]), cold.tokens)
+        )
+        self.stop()
+
+    def hybrid(self) -> None:
+        """A model of sliding-window and full-attention layers."""
+        model = environment.model(self.place.env, HYBRID_SEED, "gemma3")
+        tokens = [prompt(self.rng, n) for n in (400, 1500)]
+        self.start(self.connector(), model)
+        cold = [c.tokens for c in self.engines.complete(tokens, **NOTHING)]
+        self.report.equal("tier: hybrid: saving: identical", [a.tokens for a in self.engines.complete(tokens)], cold)
+        self.stop()
+        self.start(self.connector(), model)
+        answers = self.engines.complete(tokens)
+        self.report.equal("tier: hybrid, restarted: identical", [a.tokens for a in answers], cold)
+        self.report.equal("tier: hybrid, restarted: cached", [a.cached for a in answers], [384, 1408])
+        self.stop()
+
+    def tensor_parallel(self) -> None:
+        """One rank, two and one again share the canonical layout."""
+        model = environment.model(self.place.env, MODEL_SEED)
+        config = self.connector(canonical_layout=True)
+        two = {
+            "tensor_parallel_size": 2,
+            "distributed_executor_backend": "mp",
+            "variables": {"VLLM_CPU_OMP_THREADS_BIND": self.place.env.variables(2)["VLLM_CPU_OMP_THREADS_BIND"]},
+        }
+        cached: list[int] = []
+        for ranks, more in ((1, {}), (2, two), (1, {})):
+            self.start(config, model, **more)
+            # Each engine finds one prompt of the one before it, and leaves one more for the next.
+            answers = self.engines.complete(self.prompts[: len(cached) + 1])
+            want = [r.tokens for r in self.references[: len(answers)]]
+            self.report.equal(f"tier: canonical layout, {ranks} ranks: identical", [a.tokens for a in answers], want)
+            found = [cacheable(n) for n in LENGTHS[: len(cached)]] + [0]
+            self.report.equal(f"tier: canonical layout, {ranks} ranks: cached", [a.cached for a in answers], found)
+            cached.append(answers[0].cached)
+            self.stop()
+
+
+def leave(port: int, tokens: Sequence[int], after_s: float) -> None:
+    """Ask for a completion, and hang up before it is there."""
+    import http.client
+
+    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {"model": "m", "prompt": list(tokens), "max_tokens": MAX_TOKENS, "temperature": 0}
+    conn.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    time.sleep(after_s)
+    conn.close()
