@@ -1,0 +1,99 @@
+"""The systems with a daemon: LMCache's server, and kvconnd."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import environment
+import stores
+from processes import Daemon, Program, free_port, get
+from systems import Cache, Site, UnavailableError
+
+LMCACHE = "lmcache==0.5.6"
+LMCACHE_OVERRIDES = [
+    *environment.OVERRIDES,
+    # Made for GPUs, and not needed without one.
+    'cupy-cuda13x ; python_version < "3"',
+    'cufile-python ; python_version < "3"',
+    'cuda-python ; python_version < "3"',
+]
+LMCACHE_READY_S = 120.0
+MIN_FREE = "1GiB"
+"""What kvconnd leaves of the disk: machines that run this may have small ones."""
+
+
+class Lmcache(Cache):
+    """LMCache in multi-process mode, with its disk tier `fs`: every hit comes from disk.
+
+    The in-process connector does not cache on a CPU.
+    """
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.port, self.http_port, self.metrics_port = free_port(), free_port(), free_port()
+        self.server = Program(site.work / "lmcache.log")
+        self.daemon = self.server
+        self.variables = {"LMCACHE_MP_TRANSFER_MODE": "engine_driven", "LMCACHE_DISABLE_BANNER": "1"}
+        self.arguments = ["--disable-hybrid-kv-cache-manager"]
+        self.connector = json.dumps(
+            {
+                "kv_connector": "LMCacheMPConnector",
+                "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": self.port},
+            }
+        )
+
+    def start(self) -> None:
+        """Start the server and wait until it is ready."""
+        env = self.site.env
+        command = [str(env.python.parent / "lmcache"), "server", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--http-port", str(self.http_port), "--prometheus-port", str(self.metrics_port)]
+        command += ["--l1-size-gb", "1", "--l1-init-size-gb", "1", "--chunk-size", "256"]
+        command += ["--eviction-policy", "noop", "--l2-store-policy", "skip_l1"]
+        command += ["--l2-adapter", json.dumps({"type": "fs", "base_path": str(self.store)})]
+        command += ["--supported-transfer-mode", "auto", "--shm-name", f"kvconn-bench-{os.getpid()}"]
+        self.server.spawn(command, env.variables() | self.variables)
+        until = time.monotonic() + LMCACHE_READY_S
+        while get(self.http_port, "/healthcheck")[0] != 200:
+            if not self.server.alive() or time.monotonic() > until:
+                self.server.fail_with_log("LMCache's server is not ready")
+            time.sleep(0.1)
+
+
+class Kvconn(Cache):
+    """kvconn's direct connector: kvconnd reads and writes the engine's memory."""
+
+    units = staticmethod(stores.record_units)
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.kvconnd = Daemon(
+            site.kvconnd, self.store, site.sockets / f"{site.work.name}.sock", site.work / "kvconnd.log"
+        )
+        self.daemon = self.kvconnd
+        self.connector = self.kvconnd.vllm_config(timeout_s=None)
+
+    def start(self) -> None:
+        """Start the daemon and wait until it is ready."""
+        memory = ("--host-bytes", str(self.site.memory_bytes))
+        self.kvconnd.start(str(self.site.disk_bytes), (*memory, "--min-free", MIN_FREE))
+
+    def settle(self) -> None:
+        """Wait until what was saved is on disk."""
+        self.kvconnd.wait_for_writes()
+        super().settle()
+
+
+class Kvstash(Cache):
+    """KVStash: named, and not run where its daemon cannot be installed."""
+
+
+def kvstash_is_missing() -> None:
+    """Say why KVStash is not run."""
+    raise UnavailableError(
+        "the packages `vllm-kvblockd` and `kvblockd` hold its clients; its daemon has no package: the Go module proxy "
+        "does not serve `github.com/kvstash/kvblockd` (403)"
+    )
