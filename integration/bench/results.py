@@ -107,7 +107,7 @@ class Ratios:
     worst: float
     """The highest ratio of a single request."""
     first_request: float
-    """The ratio of the first one."""
+    """The ratio of a round's first request, median of the rounds."""
     throughput: float
     """Tokens a second, of prompts and answers, ÷ those without cache."""
     tokens_per_s: float
@@ -122,11 +122,12 @@ def ratios(samples: Sequence[Sample]) -> Ratios | None:
         return None
     ours, none = sum(s.total_s for s in samples), sum(s.none_total_s for s in samples)
     singles = [s.first_s / s.none_first_s for s in samples]
+    firsts = {s.round: single for s, single in zip(reversed(samples), reversed(singles), strict=True)}
     return Ratios(
         requests=len(samples),
         first=statistics.median(s.first_s for s in samples) / statistics.median(s.none_first_s for s in samples),
         worst=max(singles),
-        first_request=singles[0],
+        first_request=statistics.median(firsts.values()),
         throughput=none / ours,
         tokens_per_s=sum(s.tokens + s.answered for s in samples) / ours,
         cached=sum(s.cached for s in samples) / sum(s.tokens for s in samples),

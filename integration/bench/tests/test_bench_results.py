@@ -67,6 +67,12 @@ def test_ratios_are_of_medians_and_of_sums():
     assert ratios([]) is None
 
 
+def test_the_first_request_is_that_of_each_round():
+    firsts = [(1, 0.5), (1, 0.1), (2, 0.7), (2, 0.1), (3, 0.2), (3, 0.9)]
+    found = ratios([sample(round=number, first_s=first) for number, first in firsts])
+    assert found.first_request == pytest.approx(0.5)
+
+
 def test_pick_takes_one_phase_and_length():
     r = result(
         samples=[sample(), sample(tokens=2700), sample(phase="saving"), sample(system="b"), sample(workload="mixed")]
