@@ -39,7 +39,7 @@ def svg(result: Result) -> str:
     parts += _axis(end, height)
     for row, name in enumerate(names):
         y = TOP + row * group
-        parts.append(_text(LEFT - 8, y + group // 2, result.titles[name], anchor="end"))
+        parts.append(_text(LEFT - 8, y + group // 2, result.titles[name].replace("`", ""), anchor="end"))
         for i, length in enumerate(lengths):
             if (value := values.get((name, length))) is None:
                 continue

@@ -32,10 +32,12 @@ def engine(cache: Cache, model: Path, log: Path) -> Engine:
     return new
 
 
-def warm(one: Engine, rng: random.Random) -> None:
-    """Make the requests that compile, with prompts that are not used again."""
-    for length in WARM_LENGTHS:
-        complete(one.port, prompt(rng, length), max_tokens=4)
+def warm(one: Engine, rng: random.Random) -> list[list[int]]:
+    """Make the requests that compile, with prompts that are not used again, and return these."""
+    prompts = [prompt(rng, length) for length in WARM_LENGTHS]
+    for tokens in prompts:
+        complete(one.port, tokens, max_tokens=4)
+    return prompts
 
 
 def nudge(one: Engine, rng: random.Random) -> None:

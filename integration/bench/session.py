@@ -65,7 +65,7 @@ class Rounds:
         self.cache.start()
         self.engine = ours = engine(self.cache, self.model, self.cache.site.work / "vllm.log")
         ours.wait()
-        warm(ours, self.rng)
+        self.prompts += warm(ours, self.rng)
         self.none.reset_prefix_cache()
         return Pair(self.system, ours, self.none)
 

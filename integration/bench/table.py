@@ -59,7 +59,8 @@ def _speed(result: Result, names: Sequence[str]) -> str:
         row(f"first token after a restart, {length:,} tokens", _first, "restart", "restarted", length)
     if lengths:
         row("the same, first request of all", _first_request, "restart", "restarted", lengths[0])
-        row("saving run: first token", _first, "restart", "saving")
+        for length in lengths:
+            row(f"saving run: first token, {length:,} tokens", _first, "restart", "saving", length)
         row("saving run: throughput", _throughput, "restart", "saving")
     row("conversations, later turns: first token", _first, "turns", "later turns")
     row("conversations: throughput", _throughput, "turns")
@@ -126,6 +127,8 @@ def _damage(result: Result, names: Sequence[str]) -> str:
 
 def _harm(harm: Harm) -> str:
     parts = [f"{harm.wrong} of {harm.requests} wrong"]
+    if not harm.hits:
+        parts.append("nothing from the cache")
     if harm.unanswered:
         parts.append(f"{harm.unanswered} unanswered")
     parts.append(f"{harm.lost_s:.1f} s lost")

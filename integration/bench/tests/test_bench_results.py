@@ -94,7 +94,7 @@ def test_the_table_has_figures_costs_and_damage():
         sessions=[Session("a", 1, 100 << 20, 1.5, 150, 100), Session("b", 1, 0, 0.0, 300, 100)],
         harms=[
             harm("bit flipped", wrong=2, lost_s=1.25),
-            harm("daemon killed", alive=False),
+            harm("daemon killed", alive=False, hits=0),
             harm("bit flipped", system="b"),
         ],
     )
@@ -106,7 +106,7 @@ def test_the_table_has_figures_costs_and_damage():
     assert "| daemon's memory, the highest, MiB | 100 | none |" in lines
     assert "| bytes on disk ÷ KV of the prompts | 1.50 | 3.00 |" in lines
     assert "| bit flipped | 2 of 4 wrong, 1.2 s lost | 0 of 4 wrong, 0.0 s lost |" in lines
-    assert "| daemon killed | 0 of 4 wrong, 0.0 s lost, **engine dead** | no daemon |" in lines
+    assert "| daemon killed | 0 of 4 wrong, nothing from the cache, 0.0 s lost, **engine dead** | no daemon |" in lines
     assert not any("mixed" in line or "conversations" in line for line in lines), "nothing was measured of these"
 
 
