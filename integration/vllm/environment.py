@@ -63,17 +63,18 @@ def default_cache() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "kvconn-e2e"
 
 
-def prepare(
-    cache: Path,
-    name: str = "venv",
-    requirements: Sequence[str] = REQUIREMENTS,
-    overrides: Sequence[str] = OVERRIDES,
-    distribution: Path | None = DISTRIBUTION,
-) -> Environment:
-    """Return an environment with vLLM and the checkout's kvconn, or with other requirements and no kvconn.
+def prepare(cache: Path) -> Environment:
+    """Return an environment with vLLM and the checkout's kvconn; what is there already is reused."""
+    env = install(cache, "venv", REQUIREMENTS, OVERRIDES)
+    _run(
+        *(_uv(cache), "pip", "install", "--quiet", "--python", str(env.python)),
+        *("--reinstall-package", "kvconn", "--refresh-package", "kvconn", str(DISTRIBUTION)),
+    )
+    return env
 
-    What the cache has under that name already is reused, unless its requirements have changed.
-    """
+
+def install(cache: Path, name: str, requirements: Sequence[str], overrides: Sequence[str]) -> Environment:
+    """Return the cache's environment of that name; it is made again where its requirements have changed."""
     cache.mkdir(parents=True, exist_ok=True)
     uv = _uv(cache)
     venv = cache / name
@@ -97,11 +98,6 @@ def prepare(
             *requirements,
         )
         stamp.write_text(wanted)
-    if distribution is not None:
-        _run(
-            *(uv, "pip", "install", "--quiet", "--python", str(python)),
-            *("--reinstall-package", "kvconn", "--refresh-package", "kvconn", str(distribution)),
-        )
     return Environment(cache, python)
 
 
