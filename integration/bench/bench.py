@@ -30,6 +30,8 @@ MODEL_SEED = 1
 FAILURES = (RuntimeError, OSError, http.client.HTTPException, subprocess.SubprocessError, KeyError, ValueError)
 """What a system that does not work raises here."""
 
+CAUSE_LENGTH = 160
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -95,7 +97,7 @@ class Bench:
                 env = system.prepare(self.cache)
                 self.result.versions[name] = system.versions(env)
             except (UnavailableError, *FAILURES) as err:
-                self.give_up(name, str(err))
+                self.give_up(name, cause(err))
             else:
                 self.environments[name] = env
 
@@ -169,7 +171,7 @@ class Bench:
     def failed(self, what: str, name: str, err: Exception) -> None:
         """Note that a step did not work: a system with no figures at all is not tried again."""
         self.say(f"{what}: failed: {err}")
-        reason = str(err).partition("\n")[0] or type(err).__name__
+        reason = cause(err)
         if any(s.system == name for s in self.result.samples) or any(h.system == name for h in self.result.harms):
             self.result.left_out.append(f"{what}: {reason}")
         else:
@@ -179,7 +181,7 @@ class Bench:
     def give_up(self, name: str, reason: str) -> None:
         """Name a system that has no figures."""
         self.say(f"{name}: not run: {reason}")
-        self.result.not_run[name] = reason.partition("\n")[0]
+        self.result.not_run[name] = reason
         self.environments.pop(name, None)
 
     # Places.
@@ -211,6 +213,14 @@ class Bench:
     def spent(self) -> bool:
         """Whether the time is over."""
         return self.plan.budget_s is not None and time.monotonic() - self.begun > self.plan.budget_s
+
+
+def cause(err: Exception) -> str:
+    """Return an error in one line: with the last error of a log, if it ends with one."""
+    said, _, log = str(err).partition("; end of ")
+    words = said.partition("\n")[0] or type(err).__name__
+    errors = [line for line in log.splitlines() if "Error" in line]
+    return f"{words}: {errors[-1].strip()[-CAUSE_LENGTH:]}" if errors else words
 
 
 def machine() -> dict[str, object]:

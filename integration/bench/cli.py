@@ -85,7 +85,7 @@ def write(result: Result, out: Path, document: Path | None) -> None:
     (out / "table.md").write_text(text + "\n")
     (out / CHART).write_text(svg(result))
     if document is not None:
-        replace_between_markers(document, text)
+        replace_between_markers(document, f"![Time to first token after a restart]({CHART})\n\n{text}")
         (document.parent / CHART).write_text(svg(result))
     sys.stdout.write(f"\n{text}\n\nresult, table and chart are in {out}\n")
 

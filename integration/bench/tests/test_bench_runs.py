@@ -13,6 +13,7 @@ from session import Rounds
 from systems import Site
 from workloads import QUICK, WORKLOADS, distinct_tokens
 
+from bench import cause
 from tests.fake import UNIT_BYTES, FakeCache, FakeEngine, complete
 
 
@@ -104,3 +105,10 @@ def test_turns_of_two_engines_alternate(scene):
         assert [s.tokens for s in samples] == [200, 200]
         assert [len(a.tokens) for a in want] == [32, 32]
     assert order == ["ours", "ours", "none", "none", "none", "none", "ours", "ours"]
+
+
+def test_the_cause_of_a_failure_is_one_line_and_names_no_path():
+    log = "vLLM is not ready; end of /a/b/vllm.log:\nINFO x\n(Worker) ValueError: no such layout\nINFO y"
+    assert cause(RuntimeError(log)) == "vLLM is not ready: (Worker) ValueError: no such layout"
+    assert cause(RuntimeError("completion: 500\nmore")) == "completion: 500"
+    assert cause(TimeoutError()) == "TimeoutError"
