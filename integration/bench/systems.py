@@ -15,6 +15,7 @@ from environment import Environment
 from processes import Program
 from usage import Usage, of_group
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108, where engines and daemons put theirs
 STILL_S, SETTLE_TIMEOUT_S = 1.0, 60.0
 
 
@@ -68,7 +69,7 @@ class Cache:
             self.daemon.kill()
 
     def sweep(self) -> None:
-        """Remove what an engine that has ended leaves on the machine."""
+        """Remove what an engine that has ended leaves on the machine, and a daemon that was killed."""
 
     def account(self) -> None:
         """Add to what was used what the daemon that now runs has used: its end comes next."""

@@ -47,6 +47,7 @@ def _heading(result: Result) -> str:
 
 
 def _speed(result: Result, names: Sequence[str]) -> str:
+    names = [name for name in names if any(s.system == name for s in result.samples)]
     lengths = sorted({s.tokens for s in result.samples if s.workload == "restart"})
     rows: list[tuple[str, Callable[[str], Ratios | None], Callable[[Ratios], str]]] = []
 
