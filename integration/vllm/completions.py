@@ -42,9 +42,10 @@ def complete(
     max_tokens: int = MAX_TOKENS,
     on_first_token: Callable[[], None] | None = None,
     headers: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
     **fields: Any,
 ) -> Completion:
-    """Complete a prompt greedily, streaming."""
+    """Complete a prompt greedily, streaming. TimeoutError where nothing arrives for that long."""
     body = {
         "model": "m",
         "prompt": list(tokens),
@@ -57,7 +58,7 @@ def complete(
         **fields,
     }
     answer = Completion()
-    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     begun = time.monotonic()
     try:
         conn.request(

@@ -88,7 +88,7 @@ class Main:
         engine = Engine(self.env, self.model, self.work / "vllm-1.log")
         followed = observed.Followed(self.env, self.work / "kv-events.log")
         plain.start(None, prefix_caching=True)
-        engine.start(self.connector, prefix_caching=True, options=followed.options)
+        engine.start(self.connector, prefix_caching=True, arguments=followed.options)
         plain.wait()
         engine.wait()
         self.daemon_absent(plain, engine)
@@ -213,7 +213,7 @@ class Main:
         """Load what the first run saved; then corruption, crashes and requests' own wishes."""
         self.daemon.start()
         engine = Engine(self.env, self.model, self.work / "vllm-2.log")
-        engine.start(self.connector, prefix_caching=False, options=observed.tracing())
+        engine.start(self.connector, prefix_caching=False, arguments=observed.tracing())
         engine.wait()
         self.report.equal("daemon there at start: no warning", engine.lines("WARNING", "kvconn:"), [])
         self.cached_against_cold(engine)

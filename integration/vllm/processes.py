@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from environment import Environment
@@ -54,6 +54,11 @@ class Program:
             self._process = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, which is also that of its process group; None where it was not started."""
+        return None if self._process is None else self._process.pid
 
     def alive(self) -> bool:
         """Whether it runs."""
@@ -104,24 +109,25 @@ class Daemon(Program):
         self.binary, self.store, self.socket_path = binary, store, socket_path
         self.port = free_port()
 
-    def vllm_config(self, timeout_s: float = 20) -> str:
+    def vllm_config(self, timeout_s: float | None = 20) -> str:
         """Return what the daemon says that vLLM needs, patient: what is tested is what the cache does.
 
         On two cores that vLLM's processes spin on a daemon can be kept from answering for a second.
+        None leaves the timeout as it is.
         """
         command = [str(self.binary), "config", "vllm", "--socket", str(self.socket_path)]
         config = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        config["kv_connector_extra_config"]["timeout"] = timeout_s
+        if timeout_s is not None:
+            config["kv_connector_extra_config"]["timeout"] = timeout_s
         return json.dumps(config)
 
-    def start(self, max_bytes: str = "4GiB") -> None:
+    def start(self, max_bytes: str = "4GiB", settings: Sequence[str] = ("--prefill-tokens-per-s", "1")) -> None:
         """Start it and wait until it is ready.
 
-        Whatever it has is worth loading beside a prefill of one token a second: what is tested is not the price,
-        which a disk that stands still for a second changes.
+        Unless other settings are given, whatever it has is worth loading beside a prefill of one token a second: what
+        is tested is not the price, which a disk that stands still for a second changes.
         """
-        args = ["--dir", str(self.store), "--socket", str(self.socket_path), "--max-bytes", max_bytes]
-        args += ["--prefill-tokens-per-s", "1"]
+        args = ["--dir", str(self.store), "--socket", str(self.socket_path), "--max-bytes", max_bytes, *settings]
         self.spawn([str(self.binary), "serve", *args, "--http", f"127.0.0.1:{self.port}"])
         until = time.monotonic() + 30
         while get(self.port, "/healthz")[0] != 200 or not self.socket_path.exists():
@@ -171,10 +177,11 @@ class Engine(Program):
         connector: str | None,
         prefix_caching: bool,
         tensor_parallel: int = 1,
-        options: Sequence[str] = (),
         data_parallel: int = 1,
+        arguments: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it; `wait` waits until it serves."""
+        """Start it; `wait` waits until it serves. What is given last holds: arguments and variables of one's own."""
         # The console script of the CPU wheel does not find its own metadata.
         command = [str(self._env.python), "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(self._model), "--served-model-name", "m"]
@@ -189,7 +196,8 @@ class Engine(Program):
             command += ["--tensor-parallel-size", str(tensor_parallel), "--distributed-executor-backend", "mp"]
         if data_parallel > 1:
             command += ["--data-parallel-size", str(data_parallel)]
-        self.spawn([*command, *options], self._env.variables(tensor_parallel * data_parallel))
+        own = self._env.variables(tensor_parallel * data_parallel)
+        self.spawn([*command, *arguments], own | dict(variables or {}))
 
     def wait(self) -> None:
         """Wait until it serves."""

@@ -69,11 +69,6 @@ def test_with_failed_requests_hybrid_models_keep_their_groups(monkeypatch: pytes
     assert reloaded().Hybrid is base.SupportsHMA
 
 
-def test_hits_have_no_source_where_vllm_does_not_tell_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm.v1.metrics.cache_hit_source", None)
-    assert releases.disk_hits() is None
-
-
 def output(state: Any) -> Any:
     return SimpleNamespace(kv_connector_block_state=state)
 

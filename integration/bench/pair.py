@@ -1,0 +1,87 @@
+"""Two engines that take turns: one with a cache, and one without."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from completions import Completion, complete, prompt
+from processes import Engine
+from results import Sample
+from systems import Cache
+from workloads import ANSWER_TOKENS, KV_BYTES_PER_TOKEN, Block
+
+SPIN_S = 1.5
+"""An engine's processes spin for a second after a request, on the cores that the other needs."""
+ENGINE_KV_TOKENS = 8192
+"""What an engine holds in its own memory: two prompts of the greatest length."""
+STEP_TOKENS = 4096
+"""A prompt is computed in one step: vLLM's ExampleConnector knows of no other."""
+WARM_LENGTHS = (200, 1000, 2700)
+NUDGE_TOKENS = 32
+
+
+def engine(cache: Cache, model: Path, log: Path) -> Engine:
+    """Start an engine on a cache; `wait` waits until it serves. Its own prefix cache is on, as by default."""
+    new = Engine(cache.site.env, model, log)
+    arguments = ["--kv-cache-memory-bytes", str(ENGINE_KV_TOKENS * KV_BYTES_PER_TOKEN)]
+    arguments += ["--max-num-batched-tokens", str(STEP_TOKENS), *cache.arguments]
+    new.start(cache.connector, prefix_caching=True, arguments=arguments, variables=cache.variables)
+    return new
+
+
+def warm(one: Engine, rng: random.Random) -> list[list[int]]:
+    """Make the requests that compile, with prompts that are not used again, and return these."""
+    prompts = [prompt(rng, length) for length in WARM_LENGTHS]
+    for tokens in prompts:
+        complete(one.port, tokens, max_tokens=4)
+    return prompts
+
+
+def nudge(one: Engine, rng: random.Random) -> None:
+    """Make a request that fills no block: some connectors end a save only in a later step of the engine."""
+    complete(one.port, prompt(rng, NUDGE_TOKENS), max_tokens=4)
+
+
+@dataclass
+class Pair:
+    """The engine of a system, and the one without cache."""
+
+    system: str
+    ours: Engine
+    none: Engine
+    ours_first: bool = True
+
+    def ask(self, block: Block, workload: str, number: int) -> tuple[list[Sample], list[Completion]]:
+        """Make a block's requests of both, and return what is compared, and the answers without cache."""
+        if self.ours_first:
+            got = self._answers(self.ours, block)
+            want = self._answers(self.none, block)
+        else:
+            want = self._answers(self.none, block)
+            got = self._answers(self.ours, block)
+        self.ours_first = not self.ours_first
+        return [
+            Sample(
+                system=self.system,
+                round=number,
+                workload=workload,
+                phase=block.phase,
+                tokens=len(tokens),
+                cached=ours.cached,
+                answered=len(ours.tokens),
+                first_s=ours.first_token_s,
+                total_s=ours.total_s,
+                none_first_s=none.first_token_s,
+                none_total_s=none.total_s,
+                right=ours.tokens == none.tokens,
+            )
+            for tokens, ours, none in zip(block.prompts, got, want, strict=True)
+        ], want
+
+    @staticmethod
+    def _answers(one: Engine, block: Block) -> list[Completion]:
+        time.sleep(SPIN_S)
+        return [complete(one.port, tokens, max_tokens=ANSWER_TOKENS) for tokens in block.prompts]

@@ -1,0 +1,144 @@
+"""What a run has measured, and what follows from it. Nothing here runs anything."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ON_DISK = ("bit flipped", "page zeroed", "files swapped", "file cut")
+WITH_DAEMON = ("daemon killed", "daemon killed while saving", "daemon frozen")
+CASES = (*ON_DISK, *WITH_DAEMON)
+"""Kinds of damage, in the order in which they are done."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One request, made of a system's engine and, within the same minute, of the engine without cache."""
+
+    system: str
+    round: int
+    workload: str
+    phase: str
+    tokens: int
+    cached: int
+    """Prompt tokens that the system's engine did not compute."""
+    answered: int
+    first_s: float
+    total_s: float
+    none_first_s: float
+    none_total_s: float
+    right: bool
+    """The answer has the same tokens."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a system took in a round."""
+
+    system: str
+    round: int
+    daemon_peak_bytes: int
+    daemon_cpu_s: float
+    disk_bytes: int
+    kv_bytes: int
+    """KV of the distinct full blocks of all prompts: what there was to keep."""
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What one kind of damage did."""
+
+    system: str
+    case: str
+    requests: int
+    wrong: int
+    unanswered: int
+    lost_s: float
+    """The most that a request took longer than without cache."""
+    hits: int
+    """Requests that were given something from the cache, in the first pass."""
+    alive: bool
+    note: str = ""
+
+
+@dataclass
+class Result:
+    """A run."""
+
+    date: str
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    titles: dict[str, str] = field(default_factory=dict)
+    not_run: dict[str, str] = field(default_factory=dict)
+    """Systems without figures, and why."""
+    left_out: list[str] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+    harms: list[Harm] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        half = path.with_suffix(".part")
+        half.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        half.replace(path)
+
+
+def load(path: Path) -> Result:
+    """Read what save wrote."""
+    data = json.loads(path.read_text())
+    data["samples"] = [Sample(**s) for s in data["samples"]]
+    data["sessions"] = [Session(**s) for s in data["sessions"]]
+    data["harms"] = [Harm(**h) for h in data["harms"]]
+    return Result(**data)
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """A system beside no cache. Below 1 is faster, but for throughput, where it is above 1."""
+
+    requests: int
+    first: float
+    """Median time to first token ÷ that without cache."""
+    worst: float
+    """The highest ratio of a single request."""
+    first_request: float
+    """The ratio of a round's first request, median of the rounds."""
+    throughput: float
+    """Tokens a second, of prompts and answers, ÷ those without cache."""
+    tokens_per_s: float
+    cached: float
+    """Share of the prompts' tokens that came from a cache, the engine's own or this one."""
+    wrong: int
+
+
+def ratios(samples: Sequence[Sample]) -> Ratios | None:
+    """Compare; None where there is nothing."""
+    if not samples:
+        return None
+    ours, none = sum(s.total_s for s in samples), sum(s.none_total_s for s in samples)
+    singles = [s.first_s / s.none_first_s for s in samples]
+    firsts = {s.round: single for s, single in zip(reversed(samples), reversed(singles), strict=True)}
+    return Ratios(
+        requests=len(samples),
+        first=statistics.median(s.first_s for s in samples) / statistics.median(s.none_first_s for s in samples),
+        worst=max(singles),
+        first_request=statistics.median(firsts.values()),
+        throughput=none / ours,
+        tokens_per_s=sum(s.tokens + s.answered for s in samples) / ours,
+        cached=sum(s.cached for s in samples) / sum(s.tokens for s in samples),
+        wrong=sum(not s.right for s in samples),
+    )
+
+
+def pick(result: Result, system: str, workload: str, phase: str | None = None, tokens: int = 0) -> list[Sample]:
+    """Return the samples of a system's workload, of one phase and one length if these are given."""
+    return [
+        s
+        for s in result.samples
+        if (s.system, s.workload) == (system, workload) and phase in (None, s.phase) and tokens in (0, s.tokens)
+    ]

@@ -1,0 +1,114 @@
+"""Rounds and damage, from their first step to their last, on engines that are not there."""
+
+import random
+from pathlib import Path
+
+import harm
+import pair
+import pytest
+import session
+from harm import Harming
+from results import CASES, ON_DISK, Result, pick
+from session import Rounds
+from systems import Site
+from workloads import QUICK, WORKLOADS, distinct_tokens
+
+from bench import cause
+from tests.fake import UNIT_BYTES, FakeCache, FakeEngine, complete
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    """Return a function that makes an engine without cache and a cache; engines on it come from there."""
+
+    def make(trusting, daemon=True, dies=lambda data: False):
+        site = Site(None, tmp_path, tmp_path, Path("kvconnd"), 0, 0)
+        cache = FakeCache(site, trusting, daemon)
+        for module in (harm, session):
+            monkeypatch.setattr(module, "engine", lambda cache, *_: FakeEngine(cache, dies))
+        return FakeEngine(), cache
+
+    for module in (harm, pair):
+        monkeypatch.setattr(module, "complete", complete)
+    for module, name in ((harm, "SPIN_S"), (harm, "RECONNECT_S"), (pair, "SPIN_S")):
+        monkeypatch.setattr(module, name, 0)
+    return make
+
+
+def harms(none, cache, cases=CASES):
+    return {h.case: h for h in Harming("a", cache, Path("model"), none, cases, lambda words: None).run()}
+
+
+def test_a_cache_that_checks_has_no_wrong_answer(scene):
+    found = harms(*scene(trusting=False))
+    assert list(found) == list(CASES)
+    assert all(h.wrong == h.unanswered == 0 and h.alive for h in found.values())
+    assert [found[case].requests for case in CASES] == [4, 4, 4, 4, 1, 2, 1]
+    assert all(found[case].hits == 2 for case in ON_DISK), "the second time it is there again"
+    assert found["daemon killed"].hits == 0
+
+
+def test_a_cache_that_trusts_its_files_is_caught(scene):
+    found = harms(*scene(trusting=True))
+    assert all(found[case].wrong == found[case].hits == 4 for case in ON_DISK)
+
+
+def test_an_engine_that_dies_is_noted_and_the_next_case_has_another(scene):
+    dying = scene(trusting=False, dies=lambda data: len(data) < UNIT_BYTES)
+    found = harms(*dying)
+    assert not found["file cut"].alive
+    assert (found["file cut"].requests, found["file cut"].unanswered) == (1, 1)
+    assert all(found[case].alive for case in CASES if case != "file cut")
+
+
+def test_without_a_daemon_only_the_disk_is_damaged(scene):
+    assert list(harms(*scene(trusting=True, daemon=False))) == list(ON_DISK)
+
+
+def test_only_the_cases_that_are_asked_for(scene):
+    assert list(harms(*scene(trusting=True), cases=["files swapped"])) == ["files swapped"]
+
+
+def test_a_round_restarts_once_and_compares_every_request(scene):
+    none, cache = scene(trusting=False)
+    result = Result("", {}, {})
+    Rounds("a", 1, cache, Path("model"), none, lambda words: None).run(list(WORKLOADS), 1, QUICK, result)
+    assert [word for word in cache.log if word != "settle"] == ["start", "stop", "start", "stop"]
+    assert all(s.right and s.none_total_s == 0.02 for s in result.samples)
+    assert [s.cached for s in pick(result, "a", "restart", "saving")] == [0] * 4
+    assert all(s.cached == s.tokens for s in pick(result, "a", "restart", "restarted"))
+    assert all(s.cached == s.tokens for s in pick(result, "a", "large", "again"))
+    assert len(pick(result, "a", "turns")) == QUICK.conversations * QUICK.turns
+    assert len(pick(result, "a", "mixed")) == QUICK.mixed_requests
+    (used,) = result.sessions
+    assert used.kv_bytes == distinct_tokens(tokens for tokens in asked(cache)) * 8192
+    assert none.asked.count("reset") == 2, "with each start of the other engine"
+
+
+def asked(cache):
+    """Return the prompts that were asked on a cache, with those that warm up, and without those that end a save."""
+    return [t for e in FakeEngine.engines.values() if e.cache is cache for t in e.asked if len(t) >= 128]
+
+
+def test_turns_of_two_engines_alternate(scene):
+    none, cache = scene(trusting=False)
+    cache.start()
+    ours = FakeEngine(cache)
+    order = []
+    for one, name in ((ours, "ours"), (none, "none")):
+        one.complete = lambda tokens, name=name, real=one.complete: order.append(name) or real(tokens)
+    both = pair.Pair("a", ours, none)
+    rng = random.Random(1)
+    for _ in range(2):
+        block = pair.Block("phase", [pair.prompt(rng, 200)] * 2)
+        samples, want = both.ask(block, "workload", 1)
+        assert [s.tokens for s in samples] == [200, 200]
+        assert [len(a.tokens) for a in want] == [32, 32]
+    assert order == ["ours", "ours", "none", "none", "none", "none", "ours", "ours"]
+
+
+def test_the_cause_of_a_failure_is_one_line_and_names_no_path():
+    log = "vLLM is not ready; end of /a/b/vllm.log:\nINFO x\n(Worker) ValueError: no such layout\nINFO y"
+    assert cause(RuntimeError(log)) == "vLLM is not ready: (Worker) ValueError: no such layout"
+    assert cause(RuntimeError("completion: 500\nmore")) == "completion: 500"
+    assert cause(TimeoutError()) == "TimeoutError"
