@@ -411,7 +411,7 @@ STAGES: dict[str, Callable[[Place], None]] = {
 }
 TWO_RANKS = ("tp", "mla", "pp", "dp")
 """Stages that need a core for each of two ranks."""
-ON_REQUEST = ("dp",)
+ON_REQUEST = ("mla", "dp")
 """Stages that take minutes for what others mostly show."""
 
 
