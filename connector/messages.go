@@ -153,20 +153,6 @@ type SaveResult struct {
 	Taken, Dropped, Present int
 }
 
-// KeyedBlocks names consecutive blocks of one prompt and layer group by the engine's own
-// prefix hashes (key scheme "engine").
-type KeyedBlocks struct {
-	Group int
-	// Scope is kept with what is saved, if the engine gives it. The hashes separate scopes,
-	// not this.
-	Scope Scope
-	// Parent is the hash before Hashes[0], zero at the root.
-	Parent Proof
-	Hashes []Proof
-	// Slots are the engine's block ids, as many as Hashes.
-	Slots []uint32
-}
-
 // Bounds of requests, checked on both ends.
 const (
 	// MaxFrameBytes bounds the body of a frame, and with it a plan and the rest of its answer.
@@ -186,8 +172,9 @@ const (
 	// MaxSpans bounds the spans of a request, MaxSpanIDBytes the id of one.
 	MaxSpans       = 4096
 	MaxSpanIDBytes = 256
-	// MaxKeyedBlocks bounds the blocks of one call by key.
+	// MaxKeyedBlocks bounds the blocks of one call by key, MaxKeyedParts its parts.
 	MaxKeyedBlocks = 1 << 17
+	MaxKeyedParts  = 1 << 14
 )
 
 // NoBlock stands in a block table where the engine keeps no block, because it is outside

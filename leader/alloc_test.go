@@ -18,6 +18,8 @@ func (x *fullIndex) Lookup(_ connector.NamespaceDigest, _ []connector.Shard, cha
 }
 func (x *fullIndex) Renew(store.LeaseID, time.Duration) bool { return true }
 func (x *fullIndex) Release(store.LeaseID)                   {}
+func (x *fullIndex) Touch(connector.NamespaceDigest, connector.Shard, []connector.Key) {
+}
 func (x *fullIndex) Present(_ connector.NamespaceDigest, _ connector.Shard, _ []connector.Key, at []bool) {
 	for i := range at {
 		at[i] = true

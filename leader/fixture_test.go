@@ -20,12 +20,14 @@ type testIndex struct {
 	next   store.LeaseID
 	bytes  int
 	asked  int // calls of Present
+	// touched are the records that were named to Touch.
+	touched map[store.RecordID]bool
 	// onLookup, if not nil, is called at the end of every lookup, with the lock held.
 	onLookup func()
 }
 
 func newTestIndex() *testIndex {
-	return &testIndex{records: map[store.RecordID]bool{}, leases: map[store.LeaseID][]store.RecordID{}, bytes: 1000}
+	return &testIndex{records: map[store.RecordID]bool{}, leases: map[store.LeaseID][]store.RecordID{}, bytes: 1000, touched: map[store.RecordID]bool{}}
 }
 
 func (x *testIndex) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, _ time.Duration) (int, store.LeaseID) {
@@ -69,6 +71,14 @@ func (x *testIndex) Release(id store.LeaseID) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	delete(x.leases, id)
+}
+
+func (x *testIndex) Touch(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, k := range keys {
+		x.touched[store.RecordID{Namespace: ns, Shard: shard, Key: k}] = true
+	}
 }
 
 func (x *testIndex) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
@@ -235,7 +245,7 @@ func (f *fixture) save(p *connector.Plan) {
 func (f *fixture) setStored(group int, k connector.Key, stored bool) {
 	f.x.mu.Lock()
 	defer f.x.mu.Unlock()
-	for _, s := range f.groups[group].shards {
+	for _, s := range f.groups[group].Shards {
 		if id := (store.RecordID{Namespace: testNamespace, Shard: s, Key: k}); stored {
 			f.x.records[id] = true
 		} else {

@@ -109,7 +109,7 @@ func TestEvictionDuringTheMatchOnlyShortensTheOffer(t *testing.T) {
 	f.x.onLookup = func() {
 		if lookups++; lookups == 2 { // between the search and the pinning of the window
 			for id := range f.x.records {
-				if id.Key == keys[17] && slices.Contains(f.groups[1].shards, id.Shard) {
+				if id.Key == keys[17] && slices.Contains(f.groups[1].Shards, id.Shard) {
 					delete(f.x.records, id)
 				}
 			}

@@ -94,10 +94,7 @@ func (l *Leader) handOff(ctx context.Context, r *request, first, end int) int {
 	}
 	r.handoff, r.waiting = p, false
 	// The host tier holds the bytes: the records may go.
-	for _, id := range r.leases {
-		l.index.Release(id)
-	}
-	r.leases = r.leases[:0]
+	l.release(&r.hit)
 	boundary := min(p.end(), end)
 	if (boundary-first)*l.bs < l.opts.MinOfferTokens {
 		boundary = first

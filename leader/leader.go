@@ -10,48 +10,20 @@ package leader
 import (
 	"context"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
 )
-
-// Index is what the leader needs of the tiers. Its methods never wait for I/O.
-type Index interface {
-	store.Leases
-	// Present sets at[i] where the record of keys[i] is there, without counting as a use.
-	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
-	// PayloadBytes is the size in bytes of a shard's payloads, 0 while it is not known.
-	PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int
-}
 
 // Leader follows one engine instance. It is safe for concurrent use, and holds no lock while it
 // waits for reads.
 type Leader struct {
-	opts   Options
-	bs     int // tokens in a block
-	index  Index
-	groups []group
-	// prefix are the shards that must have every block that is offered.
-	prefix []connector.Shard
-
-	notReady atomic.Bool
-
-	mu       sync.Mutex
-	closed   bool
+	mu     sync.Mutex
+	closed bool
+	hits
 	requests requests
 	hash     hasher
-	stats    Stats
-	// held are leases to release once others have taken their place.
-	held    []store.LeaseID
-	planned planned
-	room    room
-	have    presence
-	windows windows
-	price   price
-	prefill prefillSpeed
-	probed  time.Time
+	planned  planned
+	room     room
 	// steps counts the steps; retired are loads whose memory a worker may still read.
 	steps   uint64
 	retired []retired
@@ -59,54 +31,24 @@ type Leader struct {
 	// says which blocks the tiers have.
 	scheduled []*request
 	at        []bool
-	// refused are the blocks that the match under way leaves out, because loading them takes too
-	// long. told are the saves of the step under way, if telling is set: the engine asked for them.
-	refused int
+	// told are the saves of the step under way, if telling is set: the engine asked for them.
 	telling bool
 	told    []connector.PlannedSave
 }
 
-// group is a layer group and its shards, all of which a hit needs.
-type group struct {
-	*connector.Group
-	index  int
-	shards []connector.Shard
-}
-
 // New returns a leader for one engine instance.
 func New(o Options, index Index) (*Leader, error) {
-	o.EnsureDefaults()
-	if err := o.Validate(); err != nil {
+	l := new(Leader)
+	if err := l.hits.init(o, connector.KeySchemeTokens, index); err != nil {
 		return nil, err
 	}
-	m := o.Manifest
-	l := &Leader{
-		opts: o, bs: m.BlockSize, index: index, groups: make([]group, len(m.Groups)),
-		have: presence{index: index, ns: o.Namespace}, windows: windows{blockSize: m.BlockSize},
-	}
-	for g := range l.groups {
-		l.groups[g] = group{Group: &m.Groups[g], index: g, shards: m.GroupShards(g)}
-		// An engine that cannot report a failed load may still take a part of the offer. Then it
-		// needs blocks of a window that the whole offer would not: all must be there.
-		if m.Groups[g].Window == 0 || o.Handoff != nil {
-			l.prefix = append(l.prefix, l.groups[g].shards...)
-		} else {
-			l.windows.searches = append(l.windows.searches, search{group: &l.groups[g]})
-		}
-	}
+	m := l.opts.Manifest
 	l.requests.init(len(m.Groups))
-	l.hash = hasher{digest: o.Namespace, blockSize: m.BlockSize, roots: make(map[connector.Scope]*roots)}
-	l.planned.init(o.SaveTTL, o.Now())
+	l.hash = hasher{digest: l.opts.Namespace, blockSize: m.BlockSize, roots: make(map[connector.Scope]*roots)}
+	l.planned.init(l.opts.SaveTTL, l.opts.Now())
 	l.room.limit = connector.MaxFrameBytes - frameHeadroom
-	l.price.init(&o, l.groups)
 	return l, nil
 }
-
-// SetReady tells the leader whether the ranks on this node can load and save. While they cannot, it
-// offers nothing and plans no saves. They cannot if the memory of a rank was refused or lost, or,
-// for an engine that cannot report a failed load, until all its ranks have registered here. A
-// leader starts ready, because a rank that it has never seen may live on another node.
-func (l *Leader) SetReady(ready bool) { l.notReady.Store(!ready) }
 
 // Loaded takes in how loads ended. A request whose load failed on any rank is not offered anything
 // again, and its blocks from the first failed one on are saved again once the engine has recomputed

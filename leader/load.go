@@ -104,17 +104,15 @@ func (r *request) place(tables [][]uint32) {
 // offered may need other blocks of a window: they are pinned as well, and the load fails for those
 // that are not there.
 func (l *Leader) pinLoad(r *request, a *connector.Alloc) {
-	for _, id := range r.leases {
-		l.index.Renew(id, l.opts.LoadTTL)
-	}
+	l.renew(&r.hit)
 	if a.Boundary() == r.offered*l.bs {
 		return
 	}
-	for i := range l.windows.searches {
-		w := l.windows.searches[i].group
-		begin, end := a.LoadRange(w.Group, w.index, l.bs)
+	for i := range l.windows.Searches {
+		w := l.windows.Searches[i].Group
+		begin, end := a.LoadRange(w.Group, w.Index, l.bs)
 		if end = min(end, len(r.keys)); begin < end {
-			_, lease := l.index.Lookup(l.opts.Namespace, w.shards, r.keys[begin:end], l.opts.LoadTTL)
+			_, lease := l.index.Lookup(l.opts.Namespace, w.Shards, r.keys[begin:end], l.opts.LoadTTL)
 			r.leases = appendLease(r.leases, lease)
 		}
 	}

@@ -71,6 +71,8 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		offer.Refused = l.refused * l.bs
 		if l.opts.Handoff != nil {
 			boundary = l.handOff(ctx, r, first, boundary)
+		} else if l.opts.Prefetch != nil && boundary > max(first, r.ahead) {
+			l.prefetch(r, first, boundary)
 		}
 	}
 	if boundary > first {
@@ -79,7 +81,7 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 			offer.Handoff = r.handoff.offer(boundary)
 		}
 		if m.Tiers {
-			offer.Tiers = l.price.tiers(&l.have, r.keys, first, boundary)
+			offer.Tiers = l.price.Tiers(&l.have, r.keys, first, boundary)
 		}
 	}
 	if fresh {
@@ -131,9 +133,8 @@ func (l *Leader) admit(m *connector.MatchRequest) (r *request, fresh bool, err e
 // of what was pinned for r before. It returns the boundary, in blocks; first means no offer.
 func (l *Leader) offer(r *request, first, end int) int {
 	l.hash.keys(r, end)
-	l.held = append(l.held[:0], r.leases...)
-	r.leases = r.leases[:0]
-	boundary := l.find(r, first, end)
+	l.swap(&r.hit)
+	boundary := l.find(&r.hit, first, end)
 	if (boundary-first)*l.bs < l.opts.MinOfferTokens {
 		boundary = first
 	}
@@ -143,15 +144,13 @@ func (l *Leader) offer(r *request, first, end int) int {
 		l.room.promise(r, l.steps, l.offerBytes(r, first, boundary))
 	}
 	r.offered = boundary
-	for _, id := range l.held {
-		l.index.Release(id)
-	}
+	l.releaseHeld()
 	return boundary
 }
 
 // find returns the largest boundary up to which r's blocks from first on are there in every layer
 // group, worth loading and pinned.
-func (l *Leader) find(r *request, first, end int) int {
+func (l *hits) find(r *hit, first, end int) int {
 	// The chain begins where the engine's own prefix ends: blocks before it may be gone from the
 	// tiers.
 	limit := end
@@ -160,8 +159,8 @@ func (l *Leader) find(r *request, first, end int) int {
 		limit = first + n
 		r.leases = appendLease(r.leases, lease)
 	}
-	boundary := l.worth(r, first, l.windows.boundary(&l.have, r.keys, first, limit))
-	if boundary == limit && len(l.windows.searches) == 0 {
+	boundary := l.worth(r, first, l.windows.Boundary(&l.have, r.keys, first, limit))
+	if boundary == limit && len(l.windows.Searches) == 0 {
 		return boundary
 	}
 	l.held = append(l.held, r.leases...)
@@ -174,24 +173,24 @@ func (l *Leader) find(r *request, first, end int) int {
 		}
 		l.held = append(l.held, r.leases...)
 		r.leases = r.leases[:0]
-		boundary = l.windows.boundary(&l.have, r.keys, first, miss)
+		boundary = l.windows.Boundary(&l.have, r.keys, first, miss)
 	}
 	return first
 }
 
 // pin pins what a load of blocks [first, boundary) needs and returns boundary, or the
 // first block that is missing.
-func (l *Leader) pin(r *request, first, boundary int) int {
+func (l *hits) pin(r *hit, first, boundary int) int {
 	miss := boundary
 	if len(l.prefix) > 0 {
 		n, lease := l.index.Lookup(l.opts.Namespace, l.prefix, r.keys[first:boundary], l.opts.LeaseTTL)
 		r.leases = appendLease(r.leases, lease)
 		miss = first + n
 	}
-	for i := range l.windows.searches {
-		w := l.windows.searches[i].group
+	for i := range l.windows.Searches {
+		w := l.windows.Searches[i].Group
 		begin := max(first, w.FirstBlock(boundary*l.bs, l.bs))
-		n, lease := l.index.Lookup(l.opts.Namespace, w.shards, r.keys[begin:boundary], l.opts.LeaseTTL)
+		n, lease := l.index.Lookup(l.opts.Namespace, w.Shards, r.keys[begin:boundary], l.opts.LeaseTTL)
 		r.leases = appendLease(r.leases, lease)
 		miss = min(miss, begin+n)
 	}
@@ -207,10 +206,8 @@ func appendLease(leases []store.LeaseID, id store.LeaseID) []store.LeaseID {
 
 // unpin lets go of what is pinned for r's offer.
 func (l *Leader) unpin(r *request) {
-	for _, id := range r.leases {
-		l.index.Release(id)
-	}
-	r.leases, r.offered = r.leases[:0], 0
+	l.release(&r.hit)
+	r.offered = 0
 	l.room.promise(r, l.steps, 0)
 	r.handoff.release()
 	r.handoff = nil

@@ -156,7 +156,7 @@ func (w *world) all(a *connector.Alloc, ok func(g, i int) bool) bool {
 func (w *world) stored(g int, k connector.Key) bool {
 	w.x.mu.Lock()
 	defer w.x.mu.Unlock()
-	return w.x.all(testNamespace, w.groups[g].shards, k)
+	return w.x.all(testNamespace, w.groups[g].Shards, k)
 }
 
 // allocate gives a waiting request its blocks and takes the offer, or a part of it.

@@ -56,6 +56,11 @@ type Options struct {
 	// ProbeInterval is the shortest time between two calls of Probe. Default 1 s.
 	ProbeInterval time.Duration
 
+	// Prefetch, if not nil, is told of what is offered as soon as it is, so that a request which waits in
+	// the engine's queue finds its blocks in memory. The first of Levels is taken to be what it
+	// reads into. With Handoff it is not used.
+	Prefetch Prefetch
+
 	// Handoff, if not nil, makes this the leader of an engine that has no way to report a
 	// failed load: only blocks that are verified and pinned in the host tier are offered.
 	Handoff Handoff
@@ -97,11 +102,5 @@ func (o *Options) Validate() error {
 	case o.MinOfferTokens < 0 || o.MinLearnTokens < 1 || o.PrefillTokensPerS < 0:
 		return errors.New("leader: minimum offer and prefill speed must not be negative, tokens to learn from positive")
 	}
-	if err := o.Manifest.Validate(); err != nil {
-		return err
-	}
-	if o.Manifest.KeyScheme != connector.KeySchemeTokens {
-		return errors.New("leader: keys are the engine's own, there is nothing to lead")
-	}
-	return nil
+	return o.Manifest.Validate()
 }

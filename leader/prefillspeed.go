@@ -41,12 +41,17 @@ func (e *prefillSpeed) step(now time.Time, tokens int, follows bool) {
 		return
 	}
 	if took := max(interval, e.interval); e.before > 0 && took > 0 {
-		e.tokens = e.tokens*learnWeight + float64(e.before)
-		e.seconds = e.seconds*learnWeight + took.Seconds()
-		e.samples++
+		e.add(e.before, took.Seconds())
 	}
 	e.before, e.interval = e.last, interval
 	e.last = tokens
+}
+
+// add takes in a measurement.
+func (e *prefillSpeed) add(tokens int, seconds float64) {
+	e.tokens = e.tokens*learnWeight + float64(tokens)
+	e.seconds = e.seconds*learnWeight + seconds
+	e.samples++
 }
 
 // tokensPerS is the speed, 0 while too little is known.

@@ -6,11 +6,12 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
+	"github.com/kvconn/kvconn/leader/pricing"
 	"github.com/kvconn/kvconn/store"
 )
 
 // The price of a host tier before a disk, written out for these two.
-func twoLevelsBest(x *testTiers, groups []group, keys []connector.Key, blockSize, payload int, blockS, margin float64) int {
+func twoLevelsBest(x *testTiers, groups []pricing.Group, keys []connector.Key, blockSize, payload int, blockS, margin float64) int {
 	var diskS, hostS, startS float64
 	if x.speeds.DiskBytesPerS > 0 {
 		diskS = margin / x.speeds.DiskBytesPerS
@@ -21,7 +22,7 @@ func twoLevelsBest(x *testTiers, groups []group, keys []connector.Key, blockSize
 	}
 	worstS := 0.0
 	for g := range groups {
-		worstS += max(float64(payload*len(groups[g].shards))*diskS, float64(payload)*hostS)
+		worstS += max(float64(payload*len(groups[g].Shards))*diskS, float64(payload)*hostS)
 	}
 	if n := float64(len(keys)); worstS <= blockS && n*(blockS-worstS) > startS {
 		return len(keys)
@@ -33,7 +34,7 @@ func twoLevelsBest(x *testTiers, groups []group, keys []connector.Key, blockSize
 				if x.host[keys[i]] {
 					v -= float64(payload) * hostS
 				} else {
-					v -= float64(payload*len(groups[g].shards)) * diskS
+					v -= float64(payload*len(groups[g].Shards)) * diskS
 					fromDisk = true
 				}
 			}
@@ -69,12 +70,12 @@ func TestPriceOfTwoLevelsIsTheirFormula(t *testing.T) {
 			x.host[k] = rng.IntN(3) > 0
 		}
 		blockS := rng.Float64() * 0.01
-		f.price.refusing = rng.IntN(2) == 0
+		f.price.Refusing = rng.IntN(2) == 0
 		margin := 1.0
-		if f.price.refusing {
-			margin = 1 / reacceptRatio
+		if f.price.Refusing {
+			margin = 1 / pricing.ReacceptRatio
 		}
-		got := f.price.best(&f.have, keys, 0, len(keys), blockS)
+		got := f.price.Best(&f.have, keys, 0, len(keys), blockS)
 		want := twoLevelsBest(x, f.groups, keys, f.bs, f.x.bytes, blockS, margin)
 		if got != want {
 			t.Fatalf("boundary %d of %d, want %d: %+v, %v s a block, margin %v", got, len(keys), want, x.speeds, blockS, margin)

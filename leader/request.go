@@ -7,7 +7,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store"
 )
 
 // request is what the leader knows of one request of the engine. Tokens are only added or
@@ -26,7 +25,7 @@ type request struct {
 	counted int
 
 	tokens []uint32
-	keys   []connector.Key
+	hit
 	proofs []connector.Proof
 	// prompt is the number of tokens of the prompt.
 	prompt int
@@ -39,10 +38,11 @@ type request struct {
 	// planned.
 	saved []int
 
-	// leases pin what is offered up to block offered; handoff pins it in the host tier.
-	leases  []store.LeaseID
+	// offered is the end of what is offered; handoff pins it in the host tier.
 	offered int
 	handoff *handoffPrefix
+	// ahead is the block up to which the offered blocks are read before their load.
+	ahead int
 	// promised are the bytes of the plan that the offer would take, if it was made in step
 	// promisedAt.
 	promised   int
@@ -57,8 +57,6 @@ type request struct {
 	// them: the rank that does not may live on another node.
 	lost           []int
 	noLoad, noSave bool
-	// decided is set once the request counts among the decisions.
-	decided bool
 	// step is the last step that the leader knows to have computed the request, and computed the
 	// tokens that there were after it.
 	step     uint64
@@ -81,7 +79,7 @@ func (r *request) reset(groups int) {
 	}
 	r.unplace()
 	clear(r.saved)
-	r.leases, r.offered, r.lost = r.leases[:0], 0, r.lost[:0]
+	r.leases, r.offered, r.ahead, r.lost = r.leases[:0], 0, 0, r.lost[:0]
 	clear(r.loads)
 	r.loads = r.loads[:0]
 	r.failed, r.noLoad, r.noSave, r.decided = false, false, false, false
@@ -114,6 +112,7 @@ func (r *request) truncate(blockSize, n int) {
 	blocks := n / blockSize
 	r.keys = r.keys[:min(len(r.keys), blocks)]
 	r.proofs = r.proofs[:min(len(r.proofs), blocks)]
+	r.ahead = min(r.ahead, blocks)
 	r.unsave(blocks)
 	if r.handoff != nil && r.handoff.end() > blocks {
 		r.handoff.release()

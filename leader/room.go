@@ -2,6 +2,7 @@ package leader
 
 import (
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/leader/pricing"
 )
 
 // room bounds the size of a step's answer: the plan, and beside it the blocks of its loads. An offer
@@ -42,9 +43,9 @@ func (l *Leader) offerBytes(r *request, first, boundary int) int {
 }
 
 // groupBytes is a group's part of a load of that many blocks.
-func (l *Leader) groupBytes(g *group, blocks int) int {
+func (l *Leader) groupBytes(g *pricing.Group, blocks int) int {
 	if l.opts.Handoff != nil { // no plan has the load, but the answer to match has its blocks' places
-		return len(g.shards) * (connector.HandoffShardBytes + blocks*connector.HandoffBlockBytes)
+		return len(g.Shards) * (connector.HandoffShardBytes + blocks*connector.HandoffBlockBytes)
 	}
 	if g.Window > 0 {
 		blocks = min(blocks, g.Window/l.bs+2) // both ends may be cut

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/leader/pricing"
 )
 
 // planSaves adds the blocks that this step completes and the tiers do not have. r is nil if the
@@ -61,22 +62,22 @@ func (r *request) extend(s *connector.Scheduled) {
 
 // planGroup adds the blocks of a layer group below end until the plan has no more room: the
 // request's next step goes on there. computed is the number of tokens before the newest step.
-func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *group, computed, end int) []connector.Transfer {
-	table := r.tables[g.index]
+func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *pricing.Group, computed, end int) []connector.Transfer {
+	table := r.tables[g.Index]
 	end = min(end, len(table))
 	// What has left the window before this step may be another request's by now.
-	begin := max(r.saved[g.index], g.FirstBlock(computed, l.bs))
+	begin := max(r.saved[g.Index], g.FirstBlock(computed, l.bs))
 	if begin >= end {
 		return saves
 	}
 	l.hash.keys(r, end)
 	l.at = slices.Grow(l.at[:0], end-begin)[:end-begin]
-	l.have.blocks(g.shards, r.keys[begin:end], l.at)
+	l.have.Blocks(g.Shards, r.keys[begin:end], l.at)
 	first := begin
 	for i := begin; i < end; i++ {
 		if table[i] != connector.NoBlock && l.wanted(g, r, i, l.at[i-begin]) {
 			if l.room.takeSave(i == first) {
-				l.planned.add(plannedBlock{g.index, r.keys[i]})
+				l.planned.add(plannedBlock{g.Index, r.keys[i]})
 				continue
 			}
 			end = i
@@ -85,30 +86,30 @@ func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *group, com
 		saves = l.appendSaves(saves, r, g, first, i)
 		first = i + 1
 	}
-	r.saved[g.index] = end
+	r.saved[g.Index] = end
 	return l.appendSaves(saves, r, g, first, end)
 }
 
 // wanted reports whether block i is to be saved: it is neither stored, with all its shards, nor
 // planned. A block that was lost counts as not stored; the workers leave out what they have.
-func (l *Leader) wanted(g *group, r *request, i int, stored bool) bool {
-	if l.planned.has(plannedBlock{g.index, r.keys[i]}) {
+func (l *Leader) wanted(g *pricing.Group, r *request, i int, stored bool) bool {
+	if l.planned.has(plannedBlock{g.Index, r.keys[i]}) {
 		return false
 	}
 	_, lost := slices.BinarySearch(r.lost, i)
 	return lost || !stored
 }
 
-func (l *Leader) appendSaves(saves []connector.Transfer, r *request, g *group, first, end int) []connector.Transfer {
+func (l *Leader) appendSaves(saves []connector.Transfer, r *request, g *pricing.Group, first, end int) []connector.Transfer {
 	if first >= end {
 		return saves
 	}
 	l.hash.proofs(r, end)
 	l.stats.SaveBlocks += uint64(end - first)
 	l.tellSaves(r, g, first, end)
-	t := connector.Transfer{Group: g.index, Parent: r.parent(first), Scope: r.roots.digest, Blocks: make([]connector.PlanBlock, end-first)}
+	t := connector.Transfer{Group: g.Index, Parent: r.parent(first), Scope: r.roots.digest, Blocks: make([]connector.PlanBlock, end-first)}
 	for i := range t.Blocks {
-		t.Blocks[i] = r.planBlock(first+i, r.tables[g.index][first+i])
+		t.Blocks[i] = r.planBlock(first+i, r.tables[g.Index][first+i])
 	}
 	return append(saves, t)
 }

@@ -33,16 +33,5 @@ type Stats struct {
 func (l *Leader) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.stats
-	s.Requests = len(l.requests.byHash)
-	s.PrefillTokensPerS = l.prefillTokensPerS()
-	s.TierRefused = l.price.refusing
-	s.LoadBytesPerS = make(map[string]float64, len(l.opts.Levels))
-	for i, level := range l.opts.Levels {
-		speed := &l.price.speeds[i]
-		s.LoadBytesPerS[level.Name()] = speed.BytesPerS
-		s.LoadLatencyS = max(s.LoadLatencyS, speed.LatencyS)
-		s.QueuedBytes += speed.QueuedBytes
-	}
-	return s
+	return l.snapshot(len(l.requests.byHash))
 }

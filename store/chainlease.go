@@ -86,6 +86,13 @@ func (c *Chain) lookupShards(
 	return n, list
 }
 
+// Touch counts as a use of the records in every tier that has them.
+func (c *Chain) Touch(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) {
+	for _, t := range c.tiers {
+		t.Touch(ns, shard, keys)
+	}
+}
+
 // Renew gives a lease ttl from now. It reports false if a part of it has ended.
 func (c *Chain) Renew(id LeaseID, ttl time.Duration) bool {
 	if len(c.tiers) == 1 {

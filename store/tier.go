@@ -75,6 +75,9 @@ type Leases interface {
 	// lease is 0 if there is nothing to pin; any other is to be released, one that has ended too.
 	// The records count as used. Lookup does not wait for I/O.
 	Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (blocks int, id LeaseID)
+	// Touch counts as a use of the records of keys that are there, like Lookup, but gaps do not end
+	// it and it pins nothing. It does not wait for I/O.
+	Touch(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key)
 	// Renew gives a lease ttl from now. It reports false if the lease has ended.
 	Renew(id LeaseID, ttl time.Duration) bool
 	// Release ends a lease. A lease that has ended already is ignored.

@@ -57,7 +57,7 @@ func TestCancelledLoadIsNotReportedAndWritesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	wake(t, w, slow, m)
-	if done, _ := w.Poll(t.Context()); len(done) != 0 {
+	if done, _ := w.Poll(t.Context()); len(done.Finished) != 0 {
 		t.Errorf("reported: %+v", done)
 	}
 	if err := w.Cancel(t.Context(), "never heard of"); err != nil {
@@ -76,7 +76,7 @@ func TestCancelTakesBackAReport(t *testing.T) {
 	if err := w.Cancel(t.Context(), "r"); err != nil {
 		t.Fatal(err)
 	}
-	if done, _ := w.Poll(t.Context()); len(done) != 1 || done[0].Request != "other" {
+	if done, _ := w.Poll(t.Context()); len(done.Finished) != 1 || done.Finished[0].Request != "other" {
 		t.Errorf("reported: %+v", done)
 	}
 }
@@ -188,7 +188,7 @@ func TestRepeatedLoadOfOneRequestIsReportedOnce(t *testing.T) {
 	close(slow.release)
 	poll(t, w, 1)
 	settle(t, w)
-	if more, _ := w.Poll(t.Context()); len(more) != 0 {
+	if more, _ := w.Poll(t.Context()); len(more.Finished) != 0 {
 		t.Errorf("reported again: %+v", more)
 	}
 }

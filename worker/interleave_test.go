@@ -99,7 +99,7 @@ func (e *engineModel) load(request string, o *owned) {
 func (e *engineModel) poll() {
 	e.t.Helper()
 	done, _ := e.w.Poll(e.t.Context())
-	for _, l := range done {
+	for _, l := range done.Finished {
 		o := e.reqs[l.Request]
 		if !o.loading {
 			e.t.Fatalf("load %s is reported and was not expected", l.Request)

@@ -3,96 +3,94 @@ package worker
 import (
 	"context"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 )
 
-// keyed checks a call by the engine's own keys and returns the group it names of the
-// registered memory.
-func (w *Worker) keyed(mem *memory, k *connector.KeyedBlocks) (*groupMemory, error) {
-	if w.opts.Manifest.KeyScheme != connector.KeySchemeEngine {
-		return nil, fmt.Errorf("%w: the namespace's key scheme is %q", connector.ErrBadRequest, w.opts.Manifest.KeyScheme)
+// keyed checks a move by the engine's own keys, and returns its stretches of the registered memory.
+func (w *Worker) keyed(mem *memory, m *connector.KeyedMove) ([]stretch, error) {
+	if err := w.CheckKeyed(); err != nil {
+		return nil, err
 	}
 	if mem == nil {
 		return nil, connector.ErrNotRegistered
 	}
-	g := mem.group(k.Group)
-	if g == nil {
-		return nil, fmt.Errorf("%w: the rank has no blocks of group %d", connector.ErrBadRequest, k.Group)
-	}
-	return g, nil
-}
-
-// Present returns how many leading blocks have this rank's shard stored.
-func (w *Worker) Present(_ context.Context, k *connector.KeyedBlocks) (int, error) {
-	g, err := w.keyed(w.memory(), k)
-	if err != nil {
-		return 0, err
-	}
-	for i, there := range w.present(g, k) {
-		if !there {
-			return i, nil
+	stretches := make([]stretch, len(m.Parts))
+	slots := make([]uint64, 0, m.Blocks())
+	for i := range m.Parts {
+		p := &m.Parts[i]
+		g := mem.group(p.Group)
+		if g == nil {
+			return nil, fmt.Errorf("%w: the rank has no blocks of group %d", connector.ErrBadRequest, p.Group)
+		}
+		stretches[i] = keyedStretch(g, p)
+		for _, slot := range p.Slots {
+			slots = append(slots, uint64(p.Group)<<32|uint64(slot))
 		}
 	}
-	return len(k.Hashes), nil
+	// Two blocks in one slot would be mixed.
+	slices.Sort(slots)
+	for i := 1; i < len(slots); i++ {
+		if slots[i] == slots[i-1] {
+			return nil, fmt.Errorf("%w: slot %d of group %d is named twice", connector.ErrBadRequest, uint32(slots[i]), slots[i]>>32)
+		}
+	}
+	return stretches, nil
 }
 
-// present says of each block whether this rank's shard of it is stored.
-func (w *Worker) present(g *groupMemory, k *connector.KeyedBlocks) []bool {
-	keys, at := make([]connector.Key, len(k.Hashes)), make([]bool, len(k.Hashes))
-	for i := range keys {
-		keys[i] = connector.EngineKey(k.Hashes[i])
+// CheckKeyed returns an error if the engine does not bring its own keys.
+func (w *Worker) CheckKeyed() error {
+	if s := w.opts.Manifest.KeyScheme; s != connector.KeySchemeEngine {
+		return fmt.Errorf("%w: the namespace's key scheme is %q", connector.ErrBadRequest, s)
 	}
-	w.opts.Cache.Tier().Present(w.opts.Namespace, g.shard, keys, at)
+	return nil
+}
+
+// present says of each block of a stretch whether this rank's shard of it is stored.
+func (w *Worker) present(s *stretch) []bool {
+	keys, at := make([]connector.Key, len(s.blocks)), make([]bool, len(s.blocks))
+	for i := range keys {
+		keys[i] = s.blocks[i].Key
+	}
+	w.opts.Cache.Tier().Present(w.opts.Namespace, s.group.shard, keys, at)
 	return at
 }
 
-// Fetch starts the load of blocks by key, which Poll reports as request.
-func (w *Worker) Fetch(_ context.Context, request string, k *connector.KeyedBlocks) error {
+// Fetch starts the load of blocks by key, which Poll reports as m.ID. It keeps nothing of m.
+func (w *Worker) Fetch(_ context.Context, m *connector.KeyedMove) error {
 	mem, call := w.call()
-	g, err := w.keyed(mem, k)
+	stretches, err := w.keyed(mem, m)
 	if err != nil {
 		return err
 	}
 	w.mu.Lock()
-	err = w.loads.admits(1, len(k.Hashes))
+	err = w.loads.admits(1, m.Blocks())
+	if err == nil && w.loads.has(m.ID) {
+		err = fmt.Errorf("%w: load %q is under way, or was not polled", connector.ErrBadRequest, m.ID)
+	}
 	w.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	w.begin(w.newLoad(mem, call, request, []stretch{keyedStretch(g, k)}, nil))
+	w.begin(w.newLoad(mem, call, m.ID, stretches, nil))
 	return nil
 }
 
-// Put saves blocks by key. Engines offer the same blocks again and again: what is stored
-// is not written over.
-func (w *Worker) Put(ctx context.Context, k *connector.KeyedBlocks) (connector.SaveResult, error) {
+// Put notes the save of blocks by key, which Poll reports as m.ID, and returns: the copies are made
+// by a goroutine of the worker, save after save. It keeps nothing of m. A save for which there is no
+// more room in the queue is reported as dropped.
+func (w *Worker) Put(_ context.Context, m *connector.KeyedMove) error {
 	mem, call := w.call()
-	g, err := w.keyed(mem, k)
+	stretches, err := w.keyed(mem, m)
 	if err != nil {
-		return connector.SaveResult{}, err
+		return err
 	}
-	var b saveBatch
-	if !g.writes {
-		b.result.Present = len(k.Hashes)
-		return b.result, nil
+	p := &put{
+		mem: mem, call: call, stretches: stretches, scope: m.Scope.Digest(), blocks: m.Blocks(),
+		deadline: time.Now().Add(w.opts.LoadTimeout),
 	}
-	scope, all := k.Scope.Digest(), keyedStretch(g, k)
-	from := 0 // of a stretch of missing blocks
-	save := func(to int) {
-		if b.result.Dropped > 0 { // of no use without those before it
-			b.result.Dropped += to - from
-		} else {
-			w.gather(&b, scope, all.part(from, to))
-		}
-		from = to + 1
-	}
-	for i, stored := range w.present(g, k) {
-		if stored {
-			b.result.Present++
-			save(i)
-		}
-	}
-	save(len(k.Hashes))
-	return w.write(ctx, mem, call, &b), nil
+	p.report.ID = string([]byte(m.ID))
+	return w.queue(p)
 }

@@ -20,8 +20,9 @@ var (
 	errLate      = errors.New("blocks were not there by the deadline")
 )
 
-// load is one request's load on one rank. It ends exactly once: when its last block is
-// done, or when its deadline passes.
+// load is one request's load on one rank. It ends exactly once: when its last block is done, when
+// a block has failed and all before it are done, or when its deadline passes. An engine recomputes
+// everything from the first failed block on, so what follows it is not waited for.
 type load struct {
 	w         *Worker
 	mem       *memory
@@ -43,13 +44,15 @@ type load struct {
 	// closed once no more will come.
 	arrived chan *host.Item
 
-	mu        sync.Mutex
-	done      []bool
-	remaining int
-	failed    []uint32
-	tiers     []connector.TierBlocks // of the other blocks that are done
-	cause     error                  // of the first block that failed
-	ended     bool
+	mu   sync.Mutex
+	done []bool
+	// missing are the blocks that are not done. Those from cut on are of no use, since one of them
+	// has failed; awaited are the missing ones before it.
+	missing, awaited, cut int
+	failed                []uint32
+	tiers                 []connector.TierBlocks // of the other blocks that are done
+	cause                 error                  // of the first block that failed
+	ended                 bool
 }
 
 // size is the number of blocks that the load counts as.
@@ -63,7 +66,8 @@ func (w *Worker) newLoad(mem *memory, call uint64, request string, stretches []s
 	}
 	l := &load{
 		w: w, mem: mem, call: call, request: request, stretches: stretches, lost: len(lost), began: time.Now(),
-		arrived: make(chan *host.Item, blocks), done: make([]bool, blocks), remaining: blocks, failed: lost,
+		arrived: make(chan *host.Item, blocks), done: make([]bool, blocks), missing: blocks, awaited: blocks, cut: blocks,
+		failed: lost,
 	}
 	if len(lost) > 0 {
 		l.cause = errUnplanned
@@ -75,7 +79,7 @@ func (w *Worker) newLoad(mem *memory, call uint64, request string, stretches []s
 
 // start begins the load. One without blocks ends at once.
 func (l *load) start() {
-	if l.remaining == 0 {
+	if l.missing == 0 {
 		l.expire()
 		return
 	}
@@ -189,7 +193,7 @@ func (l *load) copyIn(blocks []blockCopy) error {
 	return err
 }
 
-// blockDone notes the end of one block and, with the last, of the load.
+// blockDone notes the end of one block and, with the last that is waited for, of the load.
 func (l *load) blockDone(it *host.Item, err error) {
 	index := it.Index
 	s, i := find(l.stretches, index)
@@ -200,25 +204,31 @@ func (l *load) blockDone(it *host.Item, err error) {
 	}
 	l.w.countBlock(s, i, err)
 	l.done[index] = true
-	l.remaining--
+	l.missing--
+	if index < l.cut {
+		l.awaited--
+	}
 	if err != nil {
 		l.failed = append(l.failed, s.blocks[i].Slot)
 		if l.cause == nil {
 			l.cause = err
 		}
+		l.cutAt(index)
 	} else {
 		l.cameFrom(it)
 	}
-	l.ended = l.remaining == 0
-	ended := l.ended
+	l.ended = l.missing == 0
+	ended, useless := l.ended, l.awaited == 0
 	l.mu.Unlock()
-	if ended {
+	switch {
+	case ended:
 		l.end()
+	case useless:
+		l.cancel() // the load expires
 	}
 }
 
-// cameFrom counts a block by the tier that it came from. l.mu is held. One that was in memory, or was
-// read for somebody else, came from the host tier.
+// cameFrom counts a block by the tier that it came from. l.mu is held.
 func (l *load) cameFrom(it *host.Item) {
 	tier := it.From
 	if tier == "" {
@@ -233,7 +243,20 @@ func (l *load) cameFrom(it *host.Item) {
 	l.tiers[i].Bytes += int64(it.PayloadBytes)
 }
 
-// expire ends the load by its deadline, or because it is not wanted any more: the blocks
+// cutAt gives up the blocks after one that failed. With several stretches it is not known which
+// blocks of the others come before it in the prompt, so all are given up. l.mu is held.
+func (l *load) cutAt(index int) {
+	if len(l.stretches) > 1 {
+		index = 0
+	}
+	for ; l.cut > index; l.cut-- {
+		if !l.done[l.cut-1] {
+			l.awaited--
+		}
+	}
+}
+
+// expire ends the load by its deadline, or because the rest of it is not wanted any more: the blocks
 // that are not there are reported as failed, and none of them is written from here on.
 func (l *load) expire() {
 	l.copying.Lock() // waits for copies under way

@@ -117,11 +117,13 @@ func (w *Worker) countBlock(s *stretch, i int, err error) {
 	}
 }
 
-// Poll returns the loads that ended since the last call, in no order.
-func (w *Worker) Poll(context.Context) ([]connector.FinishedLoad, error) {
+// Poll returns the loads and the saves by key that ended since the last call, in no order.
+func (w *Worker) Poll(context.Context) (connector.Polled, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.loads.poll(), nil
+	p := connector.Polled{Finished: w.loads.poll(), Stored: w.puts.stored}
+	w.puts.stored = nil
+	return p, nil
 }
 
 // Cancel ends a request's load, if it has one, without a report. When it returns, nothing is written
@@ -206,6 +208,12 @@ func (t *loadTable) finish(l *load, took time.Duration) bool {
 	t.finished[l.request] = connector.FinishedLoad{Request: l.request, FailedBlocks: l.failed, Tiers: l.tiers, Took: took}
 	t.blocks += len(l.failed)
 	return true
+}
+
+// has reports whether a request has a load, or a report that was not polled.
+func (t *loadTable) has(request string) bool {
+	_, finished := t.finished[request]
+	return finished || t.running[request] != nil
 }
 
 func (t *loadTable) poll() []connector.FinishedLoad {

@@ -231,7 +231,7 @@ func planned(mem *memory, transfers []connector.Transfer) []stretch {
 }
 
 // keyedStretch is that of blocks by the engine's own keys.
-func keyedStretch(g *groupMemory, k *connector.KeyedBlocks) stretch {
+func keyedStretch(g *groupMemory, k *connector.KeyedPart) stretch {
 	s := stretch{group: g, parent: connector.EngineKey(k.Parent), blocks: make([]connector.PlanBlock, len(k.Hashes))}
 	for i := range s.blocks {
 		s.blocks[i] = connector.PlanBlock{Slot: k.Slots[i], Key: connector.EngineKey(k.Hashes[i]), Proof: k.Hashes[i]}

@@ -82,11 +82,15 @@ func TestScopeOfAKeyedSaveReachesTheStore(t *testing.T) {
 	})
 	register(t, w, newEngineMemory(t))
 	for i, scope := range []connector.Scope{{Salt: "tenant"}, {}} {
-		k := connector.KeyedBlocks{Hashes: []connector.Proof{{byte(i + 1)}}, Slots: []uint32{0}, Scope: scope}
-		if r, err := w.Put(t.Context(), &k); err != nil || r.Taken != 1 {
-			t.Fatal(r, err)
+		m := keyedMove("p", connector.KeyedPart{Hashes: []connector.Proof{{byte(i + 1)}}, Slots: []uint32{0}})
+		m.Scope = scope
+		if err := w.Put(t.Context(), m); err != nil {
+			t.Fatal(err)
 		}
-		if got := s.scopes[connector.EngineKey(k.Hashes[0])]; got != scope.Digest() {
+		if r := stored(t, w, 1); r[0].Taken != 1 {
+			t.Fatal(r)
+		}
+		if got := s.scopes[connector.Key{byte(i + 1)}]; got != scope.Digest() {
 			t.Errorf("scope %x, want %x", got, scope.Digest())
 		}
 	}

@@ -238,8 +238,24 @@ func poll(t *testing.T, w *Worker, n int) []connector.FinishedLoad {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if out = append(out, done...); time.Now().After(deadline) {
+		if out = append(out, done.Finished...); time.Now().After(deadline) {
 			t.Fatalf("%d loads ended, want %d", len(out), n)
+		}
+	}
+	return out
+}
+
+// stored waits for n saves by key that have ended.
+func stored(t *testing.T, w *Worker, n int) []connector.StoredPut {
+	t.Helper()
+	var out []connector.StoredPut
+	for deadline := time.Now().Add(testWait); len(out) < n; time.Sleep(time.Millisecond) {
+		done, err := w.Poll(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out = append(out, done.Stored...); time.Now().After(deadline) {
+			t.Fatalf("%d saves ended, want %d", len(out), n)
 		}
 	}
 	return out

@@ -38,15 +38,15 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResul
 	for i := range plan.Saves {
 		t := &plan.Saves[i]
 		if g := mem.group(t.Group); g != nil && g.writes {
-			w.gather(&b, t.Scope, stretch{group: g, parent: t.Parent, blocks: t.Blocks})
+			b.result.Dropped += len(t.Blocks) - w.gather(&b, t.Scope, stretch{group: g, parent: t.Parent, blocks: t.Blocks})
 		}
 	}
 	return w.write(ctx, mem, call, &b), nil
 }
 
-// gather takes memory for the leading blocks of a stretch that there is memory for: what follows
-// in a prompt is of no use without the block before it.
-func (w *Worker) gather(b *saveBatch, scope connector.ScopeDigest, s stretch) {
+// gather takes memory for the leading blocks of a stretch that there is memory for, and returns
+// their number: what follows in a prompt is of no use without the block before it.
+func (w *Worker) gather(b *saveBatch, scope connector.ScopeDigest, s stretch) int {
 	var saves []host.Save
 	for i := range s.blocks {
 		if len(saves) == 0 {
@@ -54,14 +54,14 @@ func (w *Worker) gather(b *saveBatch, scope connector.ScopeDigest, s stretch) {
 		}
 		save, slot := &saves[0], s.blocks[i].Slot
 		if slot >= s.group.layout.Blocks || !w.opts.Account.ReserveSave(&save.Slot, s.group.blockBytes) {
-			b.result.Dropped += len(s.blocks) - i
-			return
+			return i
 		}
 		saves = saves[1:]
 		save.WriteOp = store.WriteOp{Record: s.record(w.opts.Namespace, i), Scope: scope}
 		b.saves = append(b.saves, save)
 		b.copies = append(b.copies, blockCopy{group: s.group, slot: slot, buf: save.Slot.Bytes()})
 	}
+	return len(s.blocks)
 }
 
 // write copies the blocks of a batch out of engine memory and hands them to the cache.
@@ -83,11 +83,13 @@ func (w *Worker) write(ctx context.Context, mem *memory, call uint64, b *saveBat
 	}
 	n := len(b.saves)
 	w.moves.Add(int64(n))
+	w.saving.Add(int64(n))
 	taken, err := w.opts.Cache.Save(b.saves, w.saved)
 	if err != nil {
 		w.opts.Logger.Debug("saves dropped", "blocks", n-taken, "err", err)
 	}
 	w.moves.Add(-int64(n - taken))
+	w.saving.Add(-int64(n - taken))
 	b.result.Taken += taken
 	b.result.Dropped += n - taken
 	w.counters.droppedBlocks.Add(uint64(b.result.Dropped))
@@ -120,6 +122,11 @@ func (w *Worker) saved(s *host.Save) {
 	} else {
 		w.counters.savedBlocks.Add(1)
 		w.counters.savedBytes.Add(uint64(len(s.Payload)))
+	}
+	w.saving.Add(-1)
+	select {
+	case w.saveEnded <- struct{}{}:
+	default:
 	}
 	w.moves.Add(-1)
 }

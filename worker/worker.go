@@ -31,10 +31,15 @@ type Worker struct {
 	mu    sync.Mutex
 	mem   *memory // nil while no memory is registered
 	loads loadTable
+	puts  puts
 
 	counters counters
 	// moves counts loads and saves that are under way, also on memory that is closed.
 	moves atomic.Int64
+	// saving counts saved blocks that the cache has not let go of. The end of one is told on
+	// saveEnded, which has room for one.
+	saving    atomic.Int64
+	saveEnded chan struct{}
 }
 
 // New returns a worker whose memory is not registered yet.
@@ -43,7 +48,7 @@ func New(o Options) (*Worker, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	w := &Worker{opts: o, loads: newLoadTable()}
+	w := &Worker{opts: o, loads: newLoadTable(), saveEnded: make(chan struct{}, 1)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w, nil
 }
@@ -71,7 +76,7 @@ func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.
 }
 
 // Unregister gives engine memory back. When it returns, the memory is not touched any more. Loads
-// that were not reported yet never are: the engine counts them as failed.
+// and saves by key that were not reported yet never are: the engine counts them as failed.
 func (w *Worker) Unregister(context.Context) error {
 	w.release()
 	return nil
@@ -124,12 +129,13 @@ func (w *Worker) parse(metadata []byte) (*connector.Plan, error) {
 	return plan, nil
 }
 
-// release ends the loads on the registered memory without a report, and gives it back.
+// release ends the loads and saves on the registered memory without a report, and gives it back.
 func (w *Worker) release() {
 	w.mu.Lock()
 	mem := w.mem
 	w.mem = nil
 	ended := w.loads.takeAll()
+	w.puts.abandon()
 	w.mu.Unlock()
 	for _, l := range ended {
 		l.expire()

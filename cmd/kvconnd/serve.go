@@ -43,7 +43,7 @@ func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams)
 		HostBytes: int64(c.HostBytes), LoadStagingBytes: int64(c.LoadStagingBytes), SaveStagingBytes: int64(c.SaveStagingBytes),
 		ForgetSegments: c.ForgetLostSegments, Writers: c.Writers, ReadInFlightBytes: int64(c.ReadInFlightBytes), EventBytes: int64(c.EventBytes),
 		ScrubBytesPerS: int64(c.ScrubBytesPerS), MinOfferTokens: c.MinOfferTokens,
-		PromptsOnly: c.PromptsOnly, PrefillTokensPerS: c.PrefillTokensPerS, StageTimeout: c.StageTimeout,
+		PromptsOnly: c.PromptsOnly, NoPrefetch: c.NoPrefetch, PrefillTokensPerS: c.PrefillTokensPerS, StageTimeout: c.StageTimeout,
 		StopTimeout: c.StopTimeout, Pprof: c.Pprof, Logger: newLogger(std, c.LogLevel, c.LogFormat),
 	}
 	o.MinFreeBytes, o.MinFreePercent = int64(c.MinFree.Bytes), c.MinFree.Percent

@@ -143,11 +143,14 @@ func (s *testSession) Save(context.Context, []byte) (connector.SaveResult, error
 	return connector.SaveResult{Taken: 1, Present: 2}, nil
 }
 
-func (s *testSession) Poll(context.Context) ([]connector.FinishedLoad, error) {
+func (s *testSession) Poll(context.Context) (connector.Polled, error) {
 	if s.b.silent {
-		return nil, nil
+		return connector.Polled{}, nil
 	}
-	return []connector.FinishedLoad{{Request: "load"}, {Request: "nobody waits for this"}}, nil
+	return connector.Polled{
+		Finished: []connector.FinishedLoad{{Request: "load"}, {Request: "nobody waits for this"}},
+		Stored:   []connector.StoredPut{{ID: "save", SaveResult: connector.SaveResult{Taken: 3}}, {ID: "load"}},
+	}, nil
 }
 
 func (s *testSession) Cancel(_ context.Context, request string) error {
@@ -155,17 +158,23 @@ func (s *testSession) Cancel(_ context.Context, request string) error {
 	return nil
 }
 
-func (s *testSession) Present(_ context.Context, k *connector.KeyedBlocks) (int, error) {
-	return len(k.Hashes) - 1, nil
+func (s *testSession) Present(_ context.Context, m *connector.PresentRequest) ([][]byte, error) {
+	return [][]byte{{byte(1<<len(m.Hashes) - 1)}}, nil
 }
 
-func (s *testSession) Fetch(_ context.Context, request string, _ *connector.KeyedBlocks) error {
-	s.b.note("fetch " + request)
+func (s *testSession) Fetch(_ context.Context, m *connector.KeyedMove) error {
+	s.b.note("fetch " + m.ID + " of " + m.Owner())
 	return s.b.loadErr
 }
 
-func (s *testSession) Put(_ context.Context, k *connector.KeyedBlocks) (connector.SaveResult, error) {
-	return connector.SaveResult{Taken: len(k.Slots)}, nil
+func (s *testSession) Put(_ context.Context, m *connector.KeyedMove) error {
+	s.b.note("put " + m.ID)
+	return s.b.loadErr
+}
+
+func (s *testSession) Touch(_ context.Context, m *connector.TouchRequest) error {
+	s.b.note("touch " + m.Request)
+	return nil
 }
 
 func (s *testSession) Close() {

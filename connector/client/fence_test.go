@@ -131,7 +131,7 @@ func TestOverdueLoadIsTakenBack(t *testing.T) {
 	b, _, w := copyingWorker(t, func(b *testBackend) { b.copying = false })
 	defer close(b.release)
 	w.mu.Lock()
-	w.inFlight["load"] = pendingLoad{blocks: []uint32{3}, deadline: time.Now().Add(-time.Second)}
+	w.inFlight[jobID{id: "load"}] = pendingJob{blocks: []uint32{3}, deadline: time.Now().Add(-time.Second)}
 	w.mu.Unlock()
 	wantFailed(t, pollFor(t, w), "load")
 }
@@ -152,8 +152,8 @@ func TestNewRegistrationWorksWhileTheOldIsHeld(t *testing.T) {
 	if err := w.Connect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	w.Fetch(t.Context(), "other", &connector.KeyedBlocks{Hashes: make([]connector.Proof, 1), Slots: []uint32{5}})
-	if !b.called("fetch other") || b.registrations() != 2 {
+	w.Fetch(t.Context(), keyedMove("other", 5))
+	if !b.called("fetch other of other") || b.registrations() != 2 {
 		t.Errorf("%d registrations, calls %v", b.registrations(), b.calls)
 	}
 	for _, p := range old {
@@ -170,7 +170,7 @@ func TestRefusedLoadFailsAtOnce(t *testing.T) {
 		b.copying, b.loadErr = false, errors.New("no such shard")
 	})
 	wantFailed(t, w.Poll(t.Context()), "load")
-	w.Fetch(t.Context(), "fetch", &connector.KeyedBlocks{Hashes: make([]connector.Proof, 1), Slots: []uint32{3}})
+	w.Fetch(t.Context(), keyedMove("fetch", 3))
 	wantFailed(t, w.Poll(t.Context()), "fetch")
 }
 
@@ -239,25 +239,4 @@ func TestUnregisterWaitsForACopyUnderWay(t *testing.T) {
 		t.Error(err)
 	}
 	wantFailed(t, pollFor(t, w), "load")
-}
-
-func TestCallsByKeyReachTheSession(t *testing.T) {
-	socket := socketPath(t)
-	b := new(testBackend)
-	startDaemon(t, socket, b)
-	w, s := newWorker(t, testOptions(socket)), newScheduler(t, testOptions(socket))
-	k := &connector.KeyedBlocks{Hashes: make([]connector.Proof, 3), Slots: []uint32{1, 2, 3}}
-	if n := w.Present(t.Context(), k); n != 2 {
-		t.Errorf("Present = %d, want 2", n)
-	}
-	if r := w.Put(t.Context(), k); r.Taken != 3 {
-		t.Errorf("Put = %+v", r)
-	}
-	w.Fetch(t.Context(), "load", k)
-	if got := w.Poll(t.Context()); len(got) != 1 || got[0].Request != "load" || len(got[0].FailedBlocks) != 0 {
-		t.Errorf("Poll = %+v, want the fetch", got)
-	}
-	if s.Reset(t.Context()); !b.called("reset") {
-		t.Error("the reset did not arrive")
-	}
 }

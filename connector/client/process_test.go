@@ -132,7 +132,7 @@ func TestVersionsThatDoNotMeetAreAClearError(t *testing.T) {
 		want string
 	}{
 		"older daemon": {wire.KindError, older.Append(nil), "this daemon 1 to 1"},
-		"newer daemon": {wire.KindReply, newer, "(kvconnd/9) chose protocol 9, this client speaks 2 to 3"},
+		"newer daemon": {wire.KindReply, newer, "(kvconnd/9) chose protocol 9, this client speaks 2 to 4"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			socket := socketPath(t)

@@ -13,10 +13,10 @@ import (
 )
 
 // holding is a registration that was given up while its daemon was in the middle of a
-// copy: the blocks of its loads may be written until the copy has ended.
+// copy: the blocks of its jobs may be touched until the copy has ended.
 type holding struct {
-	loads map[string]pendingLoad
-	done  chan struct{} // closed once nothing is written any more
+	jobs map[jobID]pendingJob
+	done chan struct{} // closed once nothing is written any more
 }
 
 // takeBack takes the memory back from a daemon that does not answer or is gone. Once the page
@@ -44,11 +44,11 @@ func (w *Worker) takeBack(conn *wire.Conn) bool {
 		clear(w.inFlight)
 		return true
 	}
-	h := &holding{loads: w.inFlight, done: make(chan struct{})}
-	maps.Copy(h.loads, w.starting)
-	w.inFlight, w.starting = make(map[string]pendingLoad), nil
+	h := &holding{jobs: w.inFlight, done: make(chan struct{})}
+	maps.Copy(h.jobs, w.starting)
+	w.inFlight, w.starting = make(map[jobID]pendingJob), nil
 	w.held[h] = struct{}{}
-	if len(h.loads) > 0 {
+	if len(h.jobs) > 0 {
 		w.link.opts.Logger.Warn("kvconnd stands still in the middle of a copy: its loads stay open until it goes on or is killed")
 	}
 	go w.await(h, conn, page)
@@ -74,13 +74,18 @@ func (w *Worker) await(h *holding, conn *wire.Conn, page *fence.Page) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.held, h)
-	w.fail(h.loads)
+	w.fail(h.jobs)
 	close(h.done)
 }
 
-func (w *Worker) fail(loads map[string]pendingLoad) {
-	for request, l := range loads {
-		w.reports = append(w.reports, connector.FinishedLoad{Request: request, FailedBlocks: l.blocks})
+func (w *Worker) fail(jobs map[jobID]pendingJob) {
+	for id, j := range jobs {
+		if id.put {
+			dropped := connector.SaveResult{Dropped: len(j.blocks)}
+			w.reports.Stored = append(w.reports.Stored, connector.StoredPut{ID: id.id, SaveResult: dropped})
+		} else {
+			w.reports.Finished = append(w.reports.Finished, connector.FinishedLoad{Request: id.id, FailedBlocks: j.blocks})
+		}
 	}
 }
 
@@ -90,16 +95,16 @@ func (w *Worker) fail(loads map[string]pendingLoad) {
 // means that the blocks must be kept until Poll reports the load as failed.
 func (w *Worker) Cancel(ctx context.Context, request string) error {
 	w.mu.Lock()
-	if _, ok := w.inFlight[request]; ok && w.link.conn != nil {
+	if _, ok := w.inFlight[jobID{id: request}]; ok && w.link.conn != nil {
 		_, err := w.link.call(ctx, wire.OpCancel, func(b []byte) []byte { return wire.AppendCancel(b, request) }, nil)
 		if err != nil { // a daemon that cannot cancel: the fence can
 			w.link.lose()
 		}
-		delete(w.inFlight, request)
+		delete(w.inFlight, jobID{id: request})
 	}
 	var copies []<-chan struct{}
 	for h := range w.held {
-		if _, ok := h.loads[request]; ok {
+		if _, ok := h.jobs[jobID{id: request}]; ok {
 			copies = append(copies, h.done)
 		}
 	}
@@ -109,7 +114,7 @@ func (w *Worker) Cancel(ctx context.Context, request string) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.reports = slices.DeleteFunc(w.reports, func(l connector.FinishedLoad) bool { return l.Request == request })
+	w.reports.Finished = slices.DeleteFunc(w.reports.Finished, func(l connector.FinishedLoad) bool { return l.Request == request })
 	return nil
 }
 

@@ -15,7 +15,8 @@ import (
 
 // Worker is one rank's connection to the daemon's worker. A dead or slow daemon never
 // makes its methods fail: loads that the daemon cannot end are reported as failed by
-// [Worker.Poll], exactly once, as soon as nothing can be written to their blocks any more.
+// [Worker.Poll], exactly once, as soon as nothing can be written to their blocks any more, and
+// saves by key in the same way as dropped.
 // It is safe for concurrent use.
 //
 // Order of calls in an engine step: Load before the forward pass, Save after it, Poll at
@@ -26,11 +27,11 @@ type Worker struct {
 	link    link
 	layout  connector.Layout
 	regions []*os.File
-	// inFlight are loads that the daemon runs and that were not reported yet, starting the
-	// loads of the call being made.
-	inFlight, starting map[string]pendingLoad
-	// reports are the client's own, of loads that have failed.
-	reports []connector.FinishedLoad
+	// inFlight are jobs that the daemon runs and that were not reported yet, starting the
+	// jobs of the call being made.
+	inFlight, starting map[jobID]pendingJob
+	// reports are the client's own, of jobs that have failed.
+	reports connector.Polled
 	// page fences the memory of the registration in force, nil before the first.
 	page *fence.Page
 	// held are former registrations whose daemon stands still in the middle of a copy.
@@ -39,7 +40,13 @@ type Worker struct {
 	unregistered bool
 }
 
-type pendingLoad struct {
+// jobID names a load, or a save by key.
+type jobID struct {
+	id  string
+	put bool
+}
+
+type pendingJob struct {
 	blocks   []uint32
 	deadline time.Time
 }
@@ -56,7 +63,7 @@ func NewWorker(o Options, rank int, layout connector.Layout, regions []*os.File)
 	}
 	w := &Worker{
 		layout: layout, regions: regions,
-		inFlight: make(map[string]pendingLoad), held: make(map[*holding]struct{}),
+		inFlight: make(map[jobID]pendingJob), held: make(map[*holding]struct{}),
 	}
 	w.link = link{opts: o, role: wire.RoleWorker, rank: rank, memory: w}
 	return w, nil
@@ -131,26 +138,19 @@ func (w *Worker) Load(ctx context.Context, metadata []byte, loads []connector.Pl
 	w.start(ctx, wire.OpLoad, func(b []byte) []byte { return wire.AppendMeta(b, metadata) }, loads...)
 }
 
-// Fetch loads blocks by the engine's own keys into k.Slots (key scheme "engine"). It is
-// reported by Poll under request like a load.
-func (w *Worker) Fetch(ctx context.Context, request string, k *connector.KeyedBlocks) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	load := connector.PlannedLoad{Request: request, Blocks: slices.Clone(k.Slots)}
-	if w.unregistered {
-		w.failPlanned(load)
-		return
+// start has the daemon start loads.
+func (w *Worker) start(ctx context.Context, op wire.Op, body func([]byte) []byte, loads ...connector.PlannedLoad) {
+	jobs := make(map[jobID]pendingJob, len(loads))
+	for _, l := range loads {
+		jobs[jobID{id: l.Request}] = pendingJob{blocks: l.Blocks}
 	}
-	w.start(ctx, wire.OpFetch, func(b []byte) []byte { return wire.AppendKeyed(b, request, k) }, load)
+	w.startJobs(ctx, op, body, jobs)
 }
 
-// start has the daemon start loads. They count as in flight from before the call, since
-// the daemon may be writing before its answer comes.
-func (w *Worker) start(ctx context.Context, op wire.Op, body func([]byte) []byte, loads ...connector.PlannedLoad) {
-	w.starting = make(map[string]pendingLoad, len(loads))
-	for _, l := range loads {
-		w.starting[l.Request] = pendingLoad{blocks: l.Blocks}
-	}
+// startJobs has the daemon start jobs. They count as in flight from before the call, since the
+// daemon may be copying before its answer comes.
+func (w *Worker) startJobs(ctx context.Context, op wire.Op, body func([]byte) []byte, jobs map[jobID]pendingJob) {
+	w.starting = jobs
 	err := w.link.do(ctx, true, op, body, nil)
 	// What is still here either runs, or runs nowhere: takeBack has taken what may.
 	started := w.starting
@@ -160,14 +160,14 @@ func (w *Worker) start(ctx context.Context, op wire.Op, body func([]byte) []byte
 		return
 	}
 	deadline := time.Now().Add(w.link.loadTimeout + w.link.opts.CallTimeout)
-	for request, l := range started {
-		w.inFlight[request] = pendingLoad{l.blocks, deadline}
+	for id, j := range started {
+		w.inFlight[id] = pendingJob{j.blocks, deadline}
 	}
 }
 
 func (w *Worker) failPlanned(loads ...connector.PlannedLoad) {
 	for _, l := range loads {
-		w.reports = append(w.reports, connector.FinishedLoad{Request: l.Request, FailedBlocks: l.Blocks})
+		w.reports.Finished = append(w.reports.Finished, connector.FinishedLoad{Request: l.Request, FailedBlocks: l.Blocks})
 	}
 }
 
@@ -177,89 +177,64 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) connector.SaveResult
 	if len(metadata) == 0 {
 		return connector.SaveResult{}
 	}
-	return w.save(ctx, wire.OpSave, func(b []byte) []byte { return wire.AppendMeta(b, metadata) })
-}
-
-// Put saves blocks by the engine's own keys, otherwise like Save.
-func (w *Worker) Put(ctx context.Context, k *connector.KeyedBlocks) connector.SaveResult {
-	return w.save(ctx, wire.OpPut, func(b []byte) []byte { return wire.AppendKeyed(b, "", k) })
-}
-
-func (w *Worker) save(ctx context.Context, op wire.Op, body func([]byte) []byte) connector.SaveResult {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var r connector.SaveResult
 	if w.unregistered {
 		return r
 	}
-	if err := w.link.do(ctx, true, op, body, func(b []byte) error { return wire.DecodeSaveResult(b, &r) }); err != nil {
+	err := w.link.do(ctx, true, wire.OpSave,
+		func(b []byte) []byte { return wire.AppendMeta(b, metadata) },
+		func(b []byte) error { return wire.DecodeSaveResult(b, &r) })
+	if err != nil {
 		return connector.SaveResult{}
 	}
 	return r
 }
 
-// Present is the number of leading blocks of k that are stored with all that this rank
-// needs.
-func (w *Worker) Present(ctx context.Context, k *connector.KeyedBlocks) int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.unregistered {
-		return 0
-	}
-	var n int
-	err := w.link.do(ctx, false, wire.OpPresent,
-		func(b []byte) []byte { return wire.AppendKeyed(b, "", k) },
-		func(b []byte) (err error) {
-			n, err = wire.DecodeCount(b)
-			return err
-		})
-	if err != nil {
-		return 0
-	}
-	return min(n, len(k.Hashes))
-}
-
 // Poll returns the loads that ended since the last call, failed ones with the blocks
-// whose bytes must not be used. It makes no call while nothing is in flight, but
-// connects where nothing else would: with Options.Handoff to a daemon that was restarted, and
-// now and then to one that has refused the memory.
+// whose bytes must not be used; see [Worker.Stored] for saves. It makes no call while nothing is in
+// flight, but connects where nothing else would: with Options.Handoff to a daemon that was
+// restarted, and now and then to one that has refused the memory.
 func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.unregistered && (w.link.opts.Handoff || w.link.state == refused) {
 		w.link.revive(ctx, false)
 	}
-	var done []connector.FinishedLoad
+	var done connector.Polled
 	if len(w.inFlight) > 0 && w.link.conn != nil {
 		_, err := w.link.call(ctx, wire.OpPoll, wire.AppendEmpty, func(b []byte) (err error) {
-			done, err = wire.DecodeFinished(b)
+			done, err = wire.DecodePolled(b)
 			return err
 		})
 		if err != nil {
-			done = nil
+			done = connector.Polled{}
 		}
 	}
-	// Only loads that this client waits for are passed on: an engine may die of a report that
+	// Only jobs that this client waits for are passed on: an engine may die of a report that
 	// it does not expect.
-	known := done[:0]
-	for _, l := range done {
-		if _, ok := w.inFlight[l.Request]; ok {
-			delete(w.inFlight, l.Request)
-			known = append(known, l)
-		}
-	}
+	known := slices.DeleteFunc(done.Finished, func(l connector.FinishedLoad) bool { return !w.ended(jobID{id: l.Request}) })
+	stored := slices.DeleteFunc(done.Stored, func(p connector.StoredPut) bool { return !w.ended(jobID{p.ID, true}) })
 	w.expire()
-	known = append(known, w.reports...)
-	w.reports = nil
+	known = append(known, w.reports.Finished...)
+	w.reports.Finished, w.reports.Stored = nil, append(w.reports.Stored, stored...)
 	return known
 }
 
-// expire takes the memory back where a load is overdue.
+// ended forgets a job that has ended, and reports whether it was waited for.
+func (w *Worker) ended(id jobID) bool {
+	_, ok := w.inFlight[id]
+	delete(w.inFlight, id)
+	return ok
+}
+
+// expire takes the memory back where a job is overdue.
 func (w *Worker) expire() {
 	now := time.Now()
-	for request, l := range w.inFlight {
-		if now.After(l.deadline) && w.link.conn != nil {
-			w.link.opts.Logger.Warn("load is overdue, disconnecting from kvconnd", "request", request)
+	for id, j := range w.inFlight {
+		if now.After(j.deadline) && w.link.conn != nil {
+			w.link.opts.Logger.Warn("load or save is overdue, disconnecting from kvconnd", "request", id.id)
 			w.link.lose()
 			return
 		}

@@ -19,7 +19,9 @@ type handler struct {
 	worker    Worker
 	match     connector.MatchRequest
 	step      wire.StepDecoder
-	keyed     connector.KeyedBlocks
+	present   connector.PresentRequest
+	move      wire.MoveDecoder
+	touch     connector.TouchRequest
 	// files go along with the answer being made; they stay the session's.
 	files []*os.File
 }
@@ -162,8 +164,8 @@ func (h *handler) handleWorker(ctx context.Context, f *wire.Frame, out []byte) (
 	case wire.OpUnregister:
 		return wire.AppendEmpty(out), h.worker.Unregister(ctx)
 	case wire.OpPoll:
-		loads, err := h.worker.Poll(ctx)
-		return wire.AppendFinished(out, loads), err
+		ended, err := h.worker.Poll(ctx)
+		return wire.AppendPolled(out, &ended), err
 	case wire.OpCancel:
 		request, err := wire.DecodeCancel(f.Body)
 		if err != nil {
@@ -184,23 +186,29 @@ func (h *handler) handleWorker(ctx context.Context, f *wire.Frame, out []byte) (
 }
 
 func (h *handler) handleKeyed(ctx context.Context, f *wire.Frame, out []byte) ([]byte, error) {
-	request, err := wire.DecodeKeyed(f.Body, &h.keyed)
-	if err != nil {
-		return out, err
-	}
-	if f.Op != wire.OpPresent && len(h.keyed.Slots) != len(h.keyed.Hashes) {
-		// The connection ends: a call that the worker has not counted must not be followed by
-		// others (gpu.Batch.AfterCall).
-		return out, fmt.Errorf("%w: %s of %d hashes and %d slots", connector.ErrProtocol, f.Op, len(h.keyed.Hashes), len(h.keyed.Slots))
+	if h.version < wire.MinKeyedVersion {
+		return out, fmt.Errorf("%w: %s needs protocol %d, this client speaks %d: update the engine's connector",
+			connector.ErrVersion, f.Op, wire.MinKeyedVersion, h.version)
 	}
 	switch f.Op {
 	case wire.OpPresent:
-		n, err := h.worker.Present(ctx, &h.keyed)
-		return wire.AppendCount(out, n), err
-	case wire.OpFetch:
-		return wire.AppendEmpty(out), h.worker.Fetch(ctx, request, &h.keyed)
-	default:
-		r, err := h.worker.Put(ctx, &h.keyed)
-		return wire.AppendSaveResult(out, r), err
+		if err := wire.DecodePresent(f.Body, &h.present); err != nil {
+			return out, err
+		}
+		groups, err := h.worker.Present(ctx, &h.present)
+		return wire.AppendPresence(out, groups), err
+	case wire.OpTouch:
+		if err := wire.DecodeTouch(f.Body, &h.touch); err != nil {
+			return out, err
+		}
+		return wire.AppendEmpty(out), h.worker.Touch(ctx, &h.touch)
 	}
+	m, err := h.move.Decode(f.Body)
+	switch {
+	case err != nil:
+		return out, err
+	case f.Op == wire.OpFetch:
+		return wire.AppendEmpty(out), h.worker.Fetch(ctx, m)
+	}
+	return wire.AppendEmpty(out), h.worker.Put(ctx, m)
 }

@@ -252,8 +252,11 @@ func (s *Server) serveFrame(ctx context.Context, conn *wire.Conn, h *handler) er
 	f.CloseFiles()
 	s.requests.Add(1)
 	switch {
-	case errors.Is(err, connector.ErrProtocol):
-		return s.refuse(conn, f.Header, err)
+	case errors.Is(err, connector.ErrProtocol), errors.Is(err, connector.ErrVersion):
+		// A call that the worker has not counted must not be followed by others
+		// (gpu.Batch.AfterCall).
+		_ = s.fail(conn, f.Header, err)
+		return err
 	case err != nil:
 		return s.fail(conn, f.Header, err)
 	case len(out)-wire.HeaderBytes > wire.MaxBodyBytes:

@@ -98,6 +98,9 @@ type Registered struct {
 //     reported.
 //   - Unregister, and then Register or Close.
 //
+// An engine that brings its own keys calls Present while a request waits, Fetch for what it takes,
+// Put for what it has computed, and Touch once the request has ended.
+//
 // In handoff mode Load is not called: the client copies from [Registered].HostTier.
 //
 // Before each copy to or from engine memory a session counts itself into the fence page,
@@ -117,17 +120,24 @@ type Worker interface {
 	// may overwrite them. An error means that nothing was taken. Where the page is fenced
 	// once the copy has ended, what was copied is dropped.
 	Save(ctx context.Context, metadata []byte) (connector.SaveResult, error)
-	// Poll returns the loads that have ended since the last call, without waiting.
-	Poll(ctx context.Context) ([]connector.FinishedLoad, error)
+	// Poll returns the loads and the saves by key that have ended since the last call, without
+	// waiting.
+	Poll(ctx context.Context) (connector.Polled, error)
 	// Cancel ends a request's load without a report: when it returns, nothing is written
 	// to its blocks any more. It is no error where no such load is in flight.
 	Cancel(ctx context.Context, request string) error
-	// Present, Fetch and Put are presence, load and save by the engine's own keys: Present
-	// counts the leading blocks that are stored with all that this rank needs, Fetch and
-	// Put have the contracts of Load and Save. They must not keep k.
-	Present(ctx context.Context, k *connector.KeyedBlocks) (int, error)
-	Fetch(ctx context.Context, request string, k *connector.KeyedBlocks) error
-	Put(ctx context.Context, k *connector.KeyedBlocks) (connector.SaveResult, error)
+	// Present says which blocks are offered: a bitmap for each layer group, in which bit i%8 of byte
+	// i/8 stands for m.Hashes[i]. The bitmaps are encoded before the next call. The four calls by
+	// the engine's own keys must keep nothing that their messages refer to, strings included.
+	Present(ctx context.Context, m *connector.PresentRequest) ([][]byte, error)
+	// Fetch starts a load, otherwise like Load. An id that is in flight, or was not polled, is an
+	// error.
+	Fetch(ctx context.Context, m *connector.KeyedMove) error
+	// Put notes a save and returns. The copies come after; the engine must keep the slots until
+	// Poll reports the save, once. An error means that nothing was noted.
+	Put(ctx context.Context, m *connector.KeyedMove) error
+	// Touch ends a request: what it used counts as used now.
+	Touch(ctx context.Context, m *connector.TouchRequest) error
 	// Close ends the session. When it returns, engine memory is no longer touched: the
 	// connection is closed after it, and the client takes that as the proof.
 	Close()

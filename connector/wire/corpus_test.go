@@ -192,17 +192,26 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 	add(OpSave, KindRequest, "", AppendMeta(nil, meta), 0)
 	add(OpSave, KindReply, "", AppendSaveResult(nil, connector.SaveResult{Taken: 3, Dropped: 1, Present: 2}), 0)
 	add(OpPoll, KindRequest, "", AppendEmpty(nil), 0)
-	add(OpPoll, KindReply, "", AppendFinished(nil, []connector.FinishedLoad{{Request: "req-1", FailedBlocks: []uint32{7}}, {Request: "req-2"}}), 0)
+	add(OpPoll, KindReply, "", AppendPolled(nil, &connector.Polled{
+		Finished: []connector.FinishedLoad{{Request: "req-1", FailedBlocks: []uint32{7}}, {Request: "req-2"}},
+		Stored:   []connector.StoredPut{{ID: "save-1", SaveResult: connector.SaveResult{Taken: 5, Dropped: 1, Present: 300}}},
+	}), 0)
 	add(OpCancel, KindRequest, "", AppendCancel(nil, "req-1"), 0)
 	add(OpCancel, KindReply, "", AppendEmpty(nil), 0)
-	keyed := connector.KeyedBlocks{Group: 1, Parent: corpusProof(9), Hashes: []connector.Proof{corpusProof(10), corpusProof(11)}}
-	add(OpPresent, KindRequest, "", AppendKeyed(nil, "", &keyed), 0)
-	add(OpPresent, KindReply, "", AppendCount(nil, 1), 0)
-	keyed.Slots = []uint32{4, 5}
-	add(OpFetch, KindRequest, "", AppendKeyed(nil, "req-1", &keyed), 0)
+	hashes := []connector.Proof{corpusProof(10), corpusProof(11), corpusProof(12)}
+	present := connector.PresentRequest{Request: "req-1", First: 2, Parent: corpusProof(9), Hashes: hashes, Held: 3, NoLoad: true}
+	add(OpPresent, KindRequest, "", AppendPresent(nil, &present), 0)
+	add(OpPresent, KindReply, "", AppendPresence(nil, [][]byte{{5}, {4}}), 0)
+	move := connector.KeyedMove{ID: "load-1", Request: "req-1", Parts: []connector.KeyedPart{
+		{Group: 1, Parent: corpusProof(9), Hashes: hashes[:2], Slots: []uint32{4, 5}}, {Hashes: hashes[2:], Slots: []uint32{70000}},
+	}}
+	add(OpFetch, KindRequest, "", AppendMove(nil, &move), 0)
 	add(OpFetch, KindReply, "", AppendEmpty(nil), 0)
-	add(OpPut, KindRequest, "", AppendKeyed(nil, "", &keyed), 0)
-	add(OpPut, KindReply, "", AppendSaveResult(nil, connector.SaveResult{Taken: 2}), 0)
+	move.ID, move.Request, move.Scope = "save-1", "", connector.Scope{Salt: "tenant", LoRA: "adapter"}
+	add(OpPut, KindRequest, "", AppendMove(nil, &move), 0)
+	add(OpPut, KindReply, "", AppendEmpty(nil), 0)
+	add(OpTouch, KindRequest, "", AppendTouch(nil, &connector.TouchRequest{Request: "req-1", Hashes: hashes, Tokens: 2700, Seconds: 1.25}), 0)
+	add(OpTouch, KindReply, "", AppendEmpty(nil), 0)
 	for _, code := range []string{CodeProtocol, CodeVersion, CodeBadRequest, CodeUnknownRequest, CodeNotRegistered, CodeInternal} {
 		body := ErrorBody{Code: code, Message: "what went wrong"}
 		add(OpMatch, KindError, "."+code, body.Append(nil), 0)
@@ -215,7 +224,7 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 	add(OpStep, KindRequest, ".told", AppendStep(nil, &step), 0)
 	stepReply.Saves = []connector.PlannedSave{{Request: "req-2", First: 0, Count: 17}, {Request: "req-3", Group: 1, First: 40, Count: 1}}
 	add(OpStep, KindReply, ".told", AppendStepReply(nil, &stepReply), 0)
-	add(OpPoll, KindReply, ".told", AppendFinished(nil, corpusLoads()), 0)
+	add(OpPoll, KindReply, ".told", AppendPolled(nil, &connector.Polled{Finished: corpusLoads()}), 0)
 	return out
 }
 

@@ -11,12 +11,14 @@ import (
 )
 
 // Version bounds: the protocol versions that this package speaks. Version 3 changed the
-// form of plans; handoff mode needs it.
+// form of plans; handoff mode needs it. Version 4 changed the calls by key.
 const (
 	MinVersion = 2
-	MaxVersion = 3
+	MaxVersion = 4
 	// MinHandoffVersion is the lowest version of handoff mode.
 	MinHandoffVersion = 3
+	// MinKeyedVersion is the lowest version of the calls by key.
+	MinKeyedVersion = 4
 )
 
 // Limits of a frame.
@@ -52,14 +54,15 @@ const (
 	OpPresent Op = 12
 	OpFetch   Op = 13
 	OpPut     Op = 14
-	maxOp        = OpPut
+	OpTouch   Op = 15
+	maxOp        = OpTouch
 )
 
 // String returns the operation's name in docs/protocol.md.
 func (o Op) String() string {
 	names := [...]string{
 		"", "hello", "match", "step", "loaded", "reset",
-		"register", "unregister", "load", "save", "poll", "cancel", "present", "fetch", "put",
+		"register", "unregister", "load", "save", "poll", "cancel", "present", "fetch", "put", "touch",
 	}
 	if o == 0 || int(o) >= len(names) {
 		return fmt.Sprintf("op %d", uint8(o))

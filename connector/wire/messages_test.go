@@ -35,9 +35,17 @@ func codecs() []codec {
 	stepReply := &connector.StepReply{Metadata: []byte{1, 2}, Loads: []connector.PlannedLoad{{Request: "a", Blocks: []uint32{2}}}, Saves: []connector.PlannedSave{{Request: "b", Group: 1, First: 2, Count: 3}}}
 	loaded := &connector.LoadedReport{Done: []string{"a"}, InvalidBlocks: []uint32{4}}
 	saveResult := &connector.SaveResult{Taken: 3, Dropped: 1, Present: 2}
-	finished := []connector.FinishedLoad{{Request: "a", FailedBlocks: []uint32{1}}, {Request: "b"}}
-	brought := corpusLoads()
-	keyed := &connector.KeyedBlocks{Group: 1, Parent: connector.Proof{7}, Hashes: []connector.Proof{{1}, {2}}, Slots: []uint32{4, 5}, Scope: connector.Scope{Salt: "s", LoRA: "l"}}
+	polled := connector.Polled{
+		Finished: []connector.FinishedLoad{{Request: "a", FailedBlocks: []uint32{1}}, {Request: "b"}},
+		Stored:   []connector.StoredPut{{ID: "c", SaveResult: *saveResult}},
+	}
+	brought := connector.Polled{Finished: corpusLoads()}
+	present := &connector.PresentRequest{Request: "r", First: 2, Parent: connector.Proof{7}, Hashes: []connector.Proof{{1}, {2}}, Held: 1, NoLoad: true}
+	move := &connector.KeyedMove{ID: "m", Request: "r", Parts: []connector.KeyedPart{
+		{Group: 1, Parent: connector.Proof{7}, Hashes: []connector.Proof{{1}, {2}}, Slots: []uint32{4, 5}},
+		{Hashes: []connector.Proof{{3}}, Slots: []uint32{6}},
+	}, Scope: connector.Scope{Salt: "s", LoRA: "l"}}
+	touch := &connector.TouchRequest{Request: "r", Hashes: []connector.Proof{{1}}, Tokens: 5, Seconds: 0.5}
 	return []codec{
 		{"hello", hello, hello.Append, func(b []byte) (any, error) { m := new(Hello); return m, m.Decode(b) }},
 		{"hello reply", helloReply, helloReply.Append, func(b []byte) (any, error) { m := new(HelloReply); return m, m.Decode(b) }},
@@ -51,15 +59,14 @@ func codecs() []codec {
 		{"loaded", loaded, func(b []byte) []byte { return AppendLoaded(b, loaded) }, func(b []byte) (any, error) { m := new(connector.LoadedReport); return m, DecodeLoaded(b, m) }},
 		{"meta", []byte{9}, func(b []byte) []byte { return AppendMeta(b, []byte{9}) }, func(b []byte) (any, error) { return DecodeMeta(b) }},
 		{"save result", saveResult, func(b []byte) []byte { return AppendSaveResult(b, *saveResult) }, func(b []byte) (any, error) { m := new(connector.SaveResult); return m, DecodeSaveResult(b, m) }},
-		{"keyed", keyed, func(b []byte) []byte { return AppendKeyed(b, "r", keyed) }, func(b []byte) (any, error) {
-			m := new(connector.KeyedBlocks)
-			_, err := DecodeKeyed(b, m)
-			return m, err
-		}},
+		{"present", present, func(b []byte) []byte { return AppendPresent(b, present) }, func(b []byte) (any, error) { m := new(connector.PresentRequest); return m, DecodePresent(b, m) }},
+		{"presence", [][]byte{{1}, {2}}, func(b []byte) []byte { return AppendPresence(b, [][]byte{{1}, {2}}) }, func(b []byte) (any, error) { return DecodePresence(b) }},
+		{"move", move, func(b []byte) []byte { return AppendMove(b, move) }, func(b []byte) (any, error) { return new(MoveDecoder).Decode(b) }},
+		{"touch", touch, func(b []byte) []byte { return AppendTouch(b, touch) }, func(b []byte) (any, error) { m := new(connector.TouchRequest); return m, DecodeTouch(b, m) }},
 		{"count", 7, func(b []byte) []byte { return AppendCount(b, 7) }, func(b []byte) (any, error) { return DecodeCount(b) }},
 		{"cancel", "r", func(b []byte) []byte { return AppendCancel(b, "r") }, func(b []byte) (any, error) { return DecodeCancel(b) }},
-		{"finished", finished, func(b []byte) []byte { return AppendFinished(b, finished) }, func(b []byte) (any, error) { return DecodeFinished(b) }},
-		{"finished, and what it brought", brought, func(b []byte) []byte { return AppendFinished(b, brought) }, func(b []byte) (any, error) { return DecodeFinished(b) }},
+		{"polled", polled, func(b []byte) []byte { return AppendPolled(b, &polled) }, func(b []byte) (any, error) { return DecodePolled(b) }},
+		{"polled, and what loads brought", brought, func(b []byte) []byte { return AppendPolled(b, &brought) }, func(b []byte) (any, error) { return DecodePolled(b) }},
 	}
 }
 
@@ -120,11 +127,14 @@ func TestHostileSizesAreRefusedBeforeAllocation(t *testing.T) {
 		{"request id", huge("r", 0xdb, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
 		{"allocs", huge("allocs", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := new(StepDecoder).Decode(b); return err }},
 		{"finished", huge("finished", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := new(StepDecoder).Decode(b); return err }},
-		{"hashes", huge("hashes", 0xc6, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := DecodeKeyed(b, new(connector.KeyedBlocks)); return err }},
+		{"hashes", huge("hashes", 0xc6, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodePresent(b, new(connector.PresentRequest)) }},
+		{"parts", huge("parts", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := new(MoveDecoder).Decode(b); return err }},
+		{"bitmaps", huge("groups", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := DecodePresence(b); return err }},
+		{"stored", huge("stored", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := DecodePolled(b); return err }},
 		{"spans", huge("spans", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},
 		{"groups", huge("groups", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeLayout(b, new(connector.Layout)) }},
-		{"loaded", huge("loaded", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := DecodeFinished(b); return err }},
-		{"what loads brought without loads", huge("loaded", 0x91, 0x92, 0x00, 0x80), func(b []byte) error { _, err := DecodeFinished(b); return err }},
+		{"loaded", huge("loaded", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { _, err := DecodePolled(b); return err }},
+		{"what loads brought without loads", huge("loaded", 0x91, 0x92, 0x00, 0x80), func(b []byte) error { _, err := DecodePolled(b); return err }},
 		{"too many tiers", huge("tiers", 0x85, 0xa1, 'a', 1, 0xa1, 'b', 1, 0xa1, 'c', 1, 0xa1, 'd', 1, 0xa1, 'e', 1), func(b []byte) error { return DecodeOffer(b, new(connector.Offer)) }},
 		{"saves", huge("saves", 0xdd, 0xff, 0xff, 0xff, 0xff), func(b []byte) error { return DecodeStepReply(b, new(connector.StepReply)) }},
 		{"trace", huge("trace", append([]byte{0xd9, 56}, make([]byte, 56)...)...), func(b []byte) error { return DecodeMatch(b, new(connector.MatchRequest)) }},

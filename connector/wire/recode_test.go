@@ -38,10 +38,17 @@ func recode(h Header, body []byte) (out []byte, err error) {
 	case OpCancel:
 		m, err := DecodeCancel(body)
 		return AppendCancel(nil, m), err
-	case OpPresent, OpFetch, OpPut:
-		var m connector.KeyedBlocks
-		request, err := DecodeKeyed(body, &m)
-		return AppendKeyed(nil, request, &m), err
+	case OpPresent:
+		var m connector.PresentRequest
+		err = DecodePresent(body, &m)
+		return AppendPresent(nil, &m), err
+	case OpFetch, OpPut:
+		m, err := new(MoveDecoder).Decode(body)
+		return AppendMove(nil, m), err
+	case OpTouch:
+		var m connector.TouchRequest
+		err = DecodeTouch(body, &m)
+		return AppendTouch(nil, &m), err
 	}
 	return AppendEmpty(nil), nil
 }
@@ -62,16 +69,19 @@ func recodeReply(op Op, body []byte) (out []byte, err error) {
 		return AppendStepReply(nil, &m), err
 	case OpRegister:
 		return body, nil // this package's clients do not look at it
-	case OpLoad, OpPresent:
+	case OpPresent:
+		m, err := DecodePresence(body)
+		return AppendPresence(nil, m), err
+	case OpLoad:
 		n, err := DecodeCount(body)
 		return AppendCount(nil, n), err
-	case OpSave, OpPut:
+	case OpSave:
 		var m connector.SaveResult
 		err = DecodeSaveResult(body, &m)
 		return AppendSaveResult(nil, m), err
 	case OpPoll:
-		m, err := DecodeFinished(body)
-		return AppendFinished(nil, m), err
+		m, err := DecodePolled(body)
+		return AppendPolled(nil, &m), err
 	}
 	return AppendEmpty(nil), nil
 }

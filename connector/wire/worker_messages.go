@@ -123,18 +123,27 @@ func DecodeSaveResult(body []byte, r *connector.SaveResult) error {
 	})
 }
 
-// AppendFinished appends the body of the answer to poll.
-func AppendFinished(b []byte, loads []connector.FinishedLoad) []byte {
-	b = msgp.AppendMapHeader(b, 1+broughtFields(loads))
-	b = putArray(b, "finished", len(loads))
-	for i := range loads {
-		b = appendBlockList(b, loads[i].Request, loads[i].FailedBlocks)
+// AppendPolled appends the body of the answer to poll.
+func AppendPolled(b []byte, p *connector.Polled) []byte {
+	b = msgp.AppendMapHeader(b, 2+broughtFields(p.Finished))
+	b = putArray(b, "finished", len(p.Finished))
+	for i := range p.Finished {
+		b = appendBlockList(b, p.Finished[i].Request, p.Finished[i].FailedBlocks)
 	}
-	return appendBrought(b, loads)
+	b = putArray(b, "stored", len(p.Stored))
+	for i := range p.Stored {
+		s := &p.Stored[i]
+		b = msgp.AppendArrayHeader(b, 4)
+		b = msgp.AppendString(b, s.ID)
+		for _, n := range [...]int{s.Taken, s.Dropped, s.Present} {
+			b = msgp.AppendInt(b, n)
+		}
+	}
+	return appendBrought(b, p.Finished)
 }
 
-// DecodeFinished returns the loads in the answer to poll.
-func DecodeFinished(body []byte) (loads []connector.FinishedLoad, err error) {
+// DecodePolled returns what the answer to poll says.
+func DecodePolled(body []byte) (p connector.Polled, err error) {
 	d := decoder{b: body}
 	var brought []connector.FinishedLoad
 	err = d.message(func(key []byte) {
@@ -143,91 +152,36 @@ func DecodeFinished(body []byte) (loads []connector.FinishedLoad, err error) {
 			for range d.array("finished", connector.MaxStepRequests) {
 				var l connector.FinishedLoad
 				l.Request, l.FailedBlocks = d.blockList("finished")
-				loads = append(loads, l)
+				p.Finished = append(p.Finished, l)
+			}
+		case "stored":
+			for range d.array("stored", connector.MaxStepRequests) {
+				p.Stored = append(p.Stored, d.stored())
 			}
 		case "loaded":
 			brought = d.brought()
 		}
 	})
 	if err == nil {
-		err = joinBrought(loads, brought)
+		err = joinBrought(p.Finished, brought)
 	}
-	return loads, err
+	return p, err
+}
+
+func (d *decoder) stored() (s connector.StoredPut) {
+	if d.tuple("stored", 4) {
+		s.ID = d.str("stored", connector.MaxIDBytes)
+		s.Taken = int(d.uint("taken", maxNumber))
+		s.Dropped = int(d.uint("dropped", maxNumber))
+		s.Present = int(d.uint("present", maxNumber))
+	}
+	return s
 }
 
 // AppendEmpty appends a body without fields.
 func AppendEmpty(b []byte) []byte { return msgp.AppendMapHeader(b, 0) }
 
-// AppendKeyed appends the body of a present, fetch or put request. request is the id that
-// poll will report (fetch only).
-func AppendKeyed(b []byte, request string, k *connector.KeyedBlocks) []byte {
-	fields := uint32(5)
-	if k.Scope != (connector.Scope{}) {
-		fields += 2
-	}
-	b = msgp.AppendMapHeader(b, fields)
-	b = putString(b, "r", request)
-	b = putInt(b, "group", k.Group)
-	b = putBytes(b, "parent", k.Parent[:])
-	b = msgp.AppendString(b, "hashes")
-	b = msgp.AppendBytesHeader(b, uint32(connector.ProofSize*len(k.Hashes)))
-	for i := range k.Hashes {
-		b = append(b, k.Hashes[i][:]...)
-	}
-	b = putU32s(b, "slots", k.Slots)
-	if fields > 5 {
-		b = putString(b, "salt", k.Scope.Salt)
-		b = putString(b, "lora", k.Scope.LoRA)
-	}
-	return b
-}
-
-// DecodeKeyed fills k from the body of a present, fetch or put request, using its memory
-// again, and returns the request id. The scope's strings are views of the body.
-func DecodeKeyed(body []byte, k *connector.KeyedBlocks) (request string, err error) {
-	*k = connector.KeyedBlocks{Hashes: k.Hashes[:0], Slots: k.Slots[:0]}
-	d := decoder{b: body}
-	err = d.message(func(key []byte) {
-		switch string(key) {
-		case "r":
-			request = d.str("r", connector.MaxIDBytes)
-		case "group":
-			k.Group = int(d.uint("group", connector.MaxGroups))
-		case "parent":
-			if v := d.bytes("parent", connector.ProofSize); d.err == nil && len(v) != connector.ProofSize && len(v) != 0 {
-				d.fail("parent: %d bytes, want %d", len(v), connector.ProofSize)
-			} else {
-				copy(k.Parent[:], v)
-			}
-		case "hashes":
-			k.Hashes = d.appendHashes(k.Hashes)
-		case "slots":
-			k.Slots = d.appendU32s(k.Slots, "slots", connector.MaxKeyedBlocks)
-		case "salt":
-			k.Scope.Salt = d.view("salt", connector.MaxScopeBytes)
-		case "lora":
-			k.Scope.LoRA = d.view("lora", connector.MaxScopeBytes)
-		}
-	})
-	return request, err
-}
-
-func (d *decoder) appendHashes(out []connector.Proof) []connector.Proof {
-	v := d.bytes("hashes", connector.ProofSize*connector.MaxKeyedBlocks)
-	if len(v)%connector.ProofSize != 0 {
-		d.fail("hashes: %d bytes are no whole number of hashes", len(v))
-	}
-	if d.err != nil {
-		return out
-	}
-	for i := 0; i < len(v); i += connector.ProofSize {
-		out = append(out, connector.Proof(v[i:]))
-	}
-	return out
-}
-
-// AppendCount appends the body of an answer that is a number: to present the leading
-// blocks that are stored, to load and fetch the loads started.
+// AppendCount appends the body of the answer to load: the number of loads started.
 func AppendCount(b []byte, n int) []byte {
 	b = msgp.AppendMapHeader(b, 1)
 	return putInt(b, "n", n)

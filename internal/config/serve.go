@@ -34,6 +34,7 @@ type Serve struct {
 	EventBytes         Bytes         `name:"event-bytes" env:"KVCONN_EVENT_BYTES" default:"0B" placeholder:"SIZE" help:"Most memory for events that routers have not read yet, used only while one is behind. Default: a 32nd of the memory, 16MiB to 256MiB."`
 	MinOfferTokens     int           `name:"min-offer-tokens" env:"KVCONN_MIN_OFFER_TOKENS" default:"0" placeholder:"N" help:"Smallest hit that is offered to an engine (default 0: any)."`
 	PromptsOnly        bool          `name:"prompts-only" env:"KVCONN_PROMPTS_ONLY" help:"Save prompts only, not what decoding adds to them."`
+	NoPrefetch         bool          `name:"no-prefetch" env:"KVCONN_NO_PREFETCH" help:"Don't read offered blocks into host memory before the engine has room for them."`
 	PrefillTokensPerS  float64       `name:"prefill-tokens-per-s" env:"KVCONN_PREFILL_TOKENS_PER_S" default:"0" placeholder:"N" help:"Prefill speed of the engines, which loads must beat. Default: learnt from each engine's steps."`
 	StageTimeout       time.Duration `name:"stage-timeout" env:"KVCONN_STAGE_TIMEOUT" default:"50ms" help:"How long a match waits for reads if the engine cannot take a failed load (TensorRT-LLM)."`
 	StopTimeout        time.Duration `name:"stop-timeout" env:"KVCONN_STOP_TIMEOUT" default:"25s" help:"Time within which an orderly stop ends: accepted saves are written and the snapshot is made. After it the process ends at once."`

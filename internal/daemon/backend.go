@@ -61,6 +61,8 @@ type schedulerSession struct {
 	*leader.Leader
 	// handoffs is set for engines that cannot report a failed load.
 	handoffs *host.Handoffs
+	// prefetches is nil for those, and where it is not wanted.
+	prefetches *host.Prefetches
 	// notReady is why nothing is offered, "" if it is; the backend's mutex guards it.
 	notReady  string
 	b         *backend
@@ -77,8 +79,12 @@ type workerSession struct {
 	peer      server.Peer
 	namespace connector.NamespaceDigest
 	rank      int
-	model     string
+	manifest  *connector.Manifest
 	since     time.Time
+	// keyed is the leader of an engine that brings its own keys, nil for others; notReady is why
+	// nothing is offered, "" if it is. The backend's mutex guards notReady.
+	keyed    *leader.Keyed
+	notReady string
 	// registered is set while the rank's memory is held, lost from the loss of the memory
 	// until it is registered again; the backend's mutex guards both.
 	registered, lost bool
@@ -87,6 +93,7 @@ type workerSession struct {
 var (
 	_ server.Scheduler = (*schedulerSession)(nil)
 	_ server.Worker    = (*workerSession)(nil)
+	_ server.Worker    = keyedSession{}
 )
 
 // OpenScheduler makes a leader for an engine instance.
@@ -96,13 +103,7 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 		return nil, err
 	}
 	s := &schedulerSession{b: b, peer: p, manifest: m, namespace: ns, since: time.Now()}
-	o := leader.Options{
-		Namespace: ns, Manifest: m,
-		MinOfferTokens: b.opts.MinOfferTokens, PromptsOnly: b.opts.PromptsOnly,
-		PrefillTokensPerS: b.opts.PrefillTokensPerS, HandoffTimeout: b.opts.StageTimeout,
-		LoadTTL: 2 * b.opts.LoadTimeout,
-		Levels:  b.levels, Probe: b.probe,
-	}
+	o := b.leaderOptions(ns, m)
 	if p.Handoff {
 		account, err := b.account(ns)
 		if err != nil {
@@ -111,6 +112,12 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 		}
 		s.handoffs = host.NewHandoffs(b.cache, account)
 		o.Handoff = s.handoffs
+	} else if !b.opts.NoPrefetch {
+		if s.prefetches, err = host.NewPrefetches(b.cache, ns); err != nil {
+			b.chain.CloseNamespace(ns)
+			return nil, err
+		}
+		o.Prefetch = s.prefetches
 	}
 	if s.Leader, err = leader.New(o, b.chain); err != nil {
 		s.letGo()
@@ -125,13 +132,26 @@ func (b *backend) OpenScheduler(_ context.Context, p server.Peer, m *connector.M
 	return s, nil
 }
 
+func (b *backend) leaderOptions(ns connector.NamespaceDigest, m *connector.Manifest) leader.Options {
+	return leader.Options{
+		Namespace: ns, Manifest: m,
+		MinOfferTokens: b.opts.MinOfferTokens, PromptsOnly: b.opts.PromptsOnly,
+		PrefillTokensPerS: b.opts.PrefillTokensPerS, HandoffTimeout: b.opts.StageTimeout,
+		LoadTTL: 2 * b.opts.LoadTimeout,
+		Levels:  b.levels, Probe: b.probe,
+	}
+}
+
 // account returns a share of the host tier for one session.
 func (b *backend) account(ns connector.NamespaceDigest) (*host.Account, error) {
 	return b.cache.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
 }
 
-// letGo releases the namespace once the reads that handoffs have left to the tiers have ended.
+// letGo releases the namespace once the reads that no load waits for have ended.
 func (s *schedulerSession) letGo() {
+	if s.prefetches != nil {
+		s.prefetches.Close() // gives its reads up
+	}
 	if s.handoffs == nil {
 		s.b.chain.CloseNamespace(s.namespace)
 		return
@@ -153,12 +173,15 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 		b.chain.CloseNamespace(ns)
 		return nil, err
 	}
-	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, model: m.Model, since: time.Now()}
+	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, manifest: m, since: time.Now()}
 	s.Worker, err = worker.New(worker.Options{
 		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Cache: b.cache, Account: account,
 		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Trace: s.trace,
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	})
+	if err == nil && m.KeyScheme == connector.KeySchemeEngine {
+		s.keyed, err = leader.NewKeyed(b.leaderOptions(ns, m), b.chain)
+	}
 	if err != nil {
 		account.Close()
 		b.chain.CloseNamespace(ns)
@@ -167,8 +190,13 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	b.mu.Lock()
 	b.foldDrained()
 	b.workers[s] = struct{}{}
+	changes := b.tellReady(p.Engine)
 	b.mu.Unlock()
-	b.log("engine worker connected", p, "rank", rank, "namespace", short(ns))
+	b.log("engine worker connected", p, "model", m.Model, "rank", rank, "namespace", short(ns))
+	b.logReady(changes)
+	if s.keyed != nil {
+		return keyedSession{s}, nil
+	}
 	return s, nil
 }
 
@@ -222,9 +250,15 @@ func (s *schedulerSession) Close() {
 
 // Close ends the session; engine memory is no longer touched when it returns.
 func (s *workerSession) Close() {
+	if s.keyed != nil {
+		s.keyed.Close()
+	}
 	s.Worker.Close()
 	s.b.mu.Lock()
 	delete(s.b.workers, s)
+	if s.leads() {
+		s.b.past.of(s.manifest.Model).addLeader(s.keyed.Stats())
+	}
 	s.b.draining[s] = struct{}{}
 	s.unlockReady()
 	s.b.log("engine worker disconnected", s.peer, "rank", s.rank)
@@ -235,7 +269,7 @@ func (s *workerSession) Close() {
 func (b *backend) foldDrained() {
 	for w := range b.draining {
 		if w.Drained() {
-			b.past.of(w.model).addWorker(w.Stats())
+			b.past.of(w.manifest.Model).addWorker(w.Stats())
 			b.chain.CloseNamespace(w.namespace)
 			delete(b.draining, w)
 		}

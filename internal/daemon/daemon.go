@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/daemon/health"
+	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
@@ -41,7 +42,7 @@ func run(ctx context.Context, o *Options) error {
 	if err := d.listen(ctx); err != nil {
 		return err
 	}
-	arena, err := host.New(host.Options{Bytes: o.HostBytes, Logger: o.Logger})
+	arena, err := host.New(host.Options{Bytes: o.HostBytes, FreeBytes: hostmemory.FreeBytes, Logger: o.Logger})
 	if err != nil {
 		return fmt.Errorf("make the host tier of %d bytes: %w", o.HostBytes, err)
 	}

@@ -35,7 +35,7 @@ func start(t *testing.T, change func(*Options)) *running {
 	base := t.TempDir()
 	ready := make(chan Info, 1)
 	o := Options{
-		Dir: filepath.Join(base, "store"), Socket: filepath.Join(base, "s"), HTTP: "127.0.0.1:0", MaxBytes: 64 << 20,
+		Dir: filepath.Join(base, "store"), Socket: filepath.Join(base, "s"), HTTP: "127.0.0.1:0", MaxBytes: 64 << 20, HostBytes: 256 << 20,
 		Ready: func(i Info) { ready <- i },
 	}
 	if change != nil {

@@ -55,7 +55,9 @@ type Options struct {
 	MinOfferTokens int
 	// PromptsOnly, PrefillTokensPerS and StageTimeout are those of leader.Options, for every
 	// engine; 0 is the default there.
-	PromptsOnly       bool
+	PromptsOnly bool
+	// NoPrefetch keeps offered blocks from being read into the host tier before their load.
+	NoPrefetch        bool
 	PrefillTokensPerS float64
 	StageTimeout      time.Duration
 	// StopTimeout bounds an orderly stop. Default 25 s: less than the 30 s after which

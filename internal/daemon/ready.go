@@ -1,5 +1,7 @@
 package daemon
 
+import "github.com/kvconn/kvconn/connector/server"
+
 type engineRank struct {
 	engine string
 	rank   int
@@ -10,8 +12,9 @@ const maxRefused = 4096
 
 // readyChange is a leader that now offers hits, or no longer does.
 type readyChange struct {
-	s   *schedulerSession
-	why string // why it offers nothing; "" if it offers hits
+	peer  server.Peer
+	ranks int    // of the engine
+	why   string // why it offers nothing; "" if it offers hits
 }
 
 // tellReady tells an engine's leaders whether its ranks can load. It returns the changes, which
@@ -26,10 +29,37 @@ func (b *backend) tellReady(engine string) []readyChange {
 		s.SetReady(why == "")
 		if why != s.notReady {
 			s.notReady = why
-			changes = append(changes, readyChange{s, why})
+			changes = append(changes, readyChange{s.peer, s.manifest.Ranks(), why})
+		}
+	}
+	for w := range b.workers {
+		if w.peer.Engine != engine || w.keyed == nil {
+			continue
+		}
+		why := b.trouble(engine, w.manifest.Ranks())
+		w.keyed.SetReady(why == "")
+		if why != w.notReady {
+			w.notReady = why
+			changes = append(changes, readyChange{w.peer, w.manifest.Ranks(), why})
 		}
 	}
 	return changes
+}
+
+// trouble returns why a rank of the engine on this node has no memory to load into, or "". b.mu is
+// held.
+func (b *backend) trouble(engine string, ranks int) string {
+	for r := range b.refused {
+		if r.engine == engine && r.rank < ranks {
+			return "the memory of a rank was refused"
+		}
+	}
+	for w := range b.workers {
+		if w.peer.Engine == engine && w.lost {
+			return "the memory of a rank is gone"
+		}
+	}
+	return ""
 }
 
 // notReady returns why the engine cannot load right now, or "" if it can. A rank on this node
@@ -38,23 +68,14 @@ func (b *backend) tellReady(engine string) []readyChange {
 // instances share one id this means every rank of each, since nothing says which instance a rank
 // belongs to. b.mu is held.
 func (b *backend) notReady(s *schedulerSession) string {
-	for r := range b.refused {
-		if r.engine == s.peer.Engine && r.rank < s.manifest.Ranks() {
-			return "the memory of a rank was refused"
-		}
+	if why := b.trouble(s.peer.Engine, s.manifest.Ranks()); why != "" || s.handoffs == nil {
+		return why
 	}
 	mapped := make(map[int]int)
 	for w := range b.workers {
-		switch {
-		case w.peer.Engine != s.peer.Engine:
-		case w.lost:
-			return "the memory of a rank is gone"
-		case w.registered && w.peer.Handoff && w.namespace == s.namespace:
+		if w.peer.Engine == s.peer.Engine && w.registered && w.peer.Handoff && w.namespace == s.namespace {
 			mapped[w.rank]++
 		}
-	}
-	if s.handoffs == nil {
-		return ""
 	}
 	instances := 0
 	for o := range b.schedulers {
@@ -73,9 +94,9 @@ func (b *backend) notReady(s *schedulerSession) string {
 func (b *backend) logReady(changes []readyChange) {
 	for _, c := range changes {
 		if c.why == "" {
-			b.log("all ranks can load: hits are offered", c.s.peer)
+			b.log("all ranks can load: hits are offered", c.peer)
 		} else {
-			b.log("nothing is offered to the engine, and nothing saved", c.s.peer, "why", c.why, "ranks_needed", c.s.manifest.Ranks())
+			b.log("nothing is offered to the engine, and nothing saved", c.peer, "why", c.why, "ranks_needed", c.ranks)
 		}
 	}
 }

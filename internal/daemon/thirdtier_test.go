@@ -85,10 +85,10 @@ func TestThirdTierTakesOneMoreNameInTheChain(t *testing.T) {
 	}
 	wait.For(t, "the load ends", func() bool {
 		ended, err := w.Poll(t.Context())
-		if err != nil || len(ended) > 0 && len(ended[0].FailedBlocks) > 0 {
+		if err != nil || len(ended.Finished) > 0 && len(ended.Finished[0].FailedBlocks) > 0 {
 			t.Fatalf("%+v, %v", ended, err)
 		}
-		return len(ended) > 0
+		return len(ended.Finished) > 0
 	})
 	if err := s.Loaded(t.Context(), &connector.LoadedReport{Done: []string{"fast"}}); err != nil {
 		t.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/worker"
@@ -112,7 +114,7 @@ func (b *backend) status(now time.Time) (engines []EngineStatus, ranks []RankSta
 		b.past.of(s.manifest.Model)
 	}
 	for w := range b.workers {
-		b.past.of(w.model)
+		b.past.of(w.manifest.Model)
 	}
 	sums := make(modelCounts, len(b.past))
 	for name, past := range b.past {
@@ -120,33 +122,39 @@ func (b *backend) status(now time.Time) (engines []EngineStatus, ranks []RankSta
 		sums[name] = &t
 	}
 	engines = make([]EngineStatus, 0, len(b.schedulers))
-	for s := range b.schedulers {
-		st := s.Stats()
-		t := sums.of(s.manifest.Model)
-		t.addLeader(st)
+	add := func(e EngineStatus, p server.Peer, m *connector.Manifest, ns connector.NamespaceDigest, since time.Time) {
+		e.Engine, e.PID, e.Client, e.Model, e.Namespace = p.Engine, p.PID, p.Client, m.Model, ns.String()
+		e.ConnectedS, e.BlockSize, e.RanksNeeded = now.Sub(since).Seconds(), m.BlockSize, m.Ranks()
+		engines = append(engines, e)
+		t := sums.of(m.Model)
+		t.addLeader(e.Requests)
 		t.Engines++
-		t.PrefillTokensPerS = max(t.PrefillTokensPerS, st.PrefillTokensPerS)
-		if st.TierRefused {
+		t.PrefillTokensPerS = max(t.PrefillTokensPerS, e.Requests.PrefillTokensPerS)
+		if e.Requests.TierRefused {
 			t.Trimming++
 		}
-		engines = append(engines, EngineStatus{
-			Engine: s.peer.Engine, PID: s.peer.PID, Client: s.peer.Client, Model: s.manifest.Model, Namespace: s.namespace.String(),
-			ConnectedS: now.Sub(s.since).Seconds(), BlockSize: s.manifest.BlockSize, Requests: st, RanksNeeded: s.manifest.Ranks(), NotReady: s.notReady,
-		})
+	}
+	for s := range b.schedulers {
+		add(EngineStatus{Requests: s.Stats(), NotReady: s.notReady}, s.peer, s.manifest, s.namespace, s.since)
+	}
+	for w := range b.workers {
+		if w.leads() {
+			add(EngineStatus{Requests: w.keyed.Stats(), NotReady: w.notReady}, w.peer, w.manifest, w.namespace, w.since)
+		}
 	}
 	ranks = make([]RankStatus, 0, len(b.workers))
 	for w := range b.workers {
 		st, blockBytes := w.Stats(), w.BlockBytes()
-		t := sums.of(w.model)
+		t := sums.of(w.manifest.Model)
 		t.addWorker(st)
 		t.Ranks++
 		ranks = append(ranks, RankStatus{
-			Engine: w.peer.Engine, PID: w.peer.PID, Rank: w.rank, Model: w.model, Namespace: w.namespace.String(),
+			Engine: w.peer.Engine, PID: w.peer.PID, Rank: w.rank, Model: w.manifest.Model, Namespace: w.namespace.String(),
 			ConnectedS: now.Sub(w.since).Seconds(), Registered: blockBytes != nil, BlockBytes: blockBytes, Transfers: st,
 		})
 	}
 	for w := range b.draining {
-		sums.of(w.model).addWorker(w.Stats())
+		sums.of(w.manifest.Model).addWorker(w.Stats())
 	}
 	for _, t := range sums {
 		t.show()

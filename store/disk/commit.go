@@ -7,10 +7,8 @@ import (
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/eventlog"
-	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
-	"github.com/kvconn/kvconn/store/disk/readio"
 	"github.com/kvconn/kvconn/store/disk/segment"
 )
 
@@ -122,12 +120,31 @@ func (s *Store) between(f func(c *committing)) bool {
 	return true
 }
 
-// unusable is a read that found a record which cannot be used: it is dropped, then the read is
-// reported.
-type unusable struct{ *readio.Read }
+// unusable is a record that a read found to be of no use. Its slot is pinned until it is dropped.
+type unusable struct {
+	ref index.Ref
+	seq uint64
+	// spoilt is set if the slot is not to be used again.
+	spoilt bool
+}
 
-func (r unusable) prepare(c *committing)         { c.drop(r.Ref, r.Seq, fsio.OfMedium(r.IOErr)) }
-func (r unusable) settle(c *committing, _ error) { c.s.reads.Finish(r.Read) }
+func (u unusable) prepare(c *committing)         { c.drop(u.ref, u.seq, u.spoilt) }
+func (u unusable) settle(c *committing, _ error) { c.s.table.Unpin(u.ref) }
+
+// discard has the committer drop a record, whose slot the caller has pinned, and returns at once:
+// a journal on a disk that stalls keeps no load waiting. The record is found no more from here on.
+// A save of it that comes now is committed after the drop, because the drop is in the queue before
+// the record is hidden.
+func (s *Store) discard(u unusable) {
+	if _, _, there := s.table.PinSlot(u.ref); !there {
+		return
+	}
+	if !s.commits.TryPush(u) {
+		s.table.Unpin(u.ref)
+		return
+	}
+	s.table.Hide(u.ref, u.seq)
+}
 
 // dropJob drops the record of a slot.
 type dropJob struct {

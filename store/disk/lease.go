@@ -40,6 +40,13 @@ func (s *Store) clampLease(ttl time.Duration) time.Duration {
 	return max(0, min(ttl, s.opts.LeaseMax))
 }
 
+// Touch implements [store.Leases].
+func (s *Store) Touch(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) {
+	if number, known := s.namespaces.Number(ns); known {
+		s.table.Touch(number, shard, keys)
+	}
+}
+
 // Renew implements [store.Leases].
 func (s *Store) Renew(id store.LeaseID, ttl time.Duration) bool {
 	now := s.opts.clock()

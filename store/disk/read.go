@@ -57,14 +57,13 @@ func (r records) Unpin(ref index.Ref) { r.s.table.Unpin(ref) }
 // Overdue implements readio.Records.
 func (r records) Overdue(at readio.Place, err error) {
 	if r.s.readFailed(at.Ref, at.Seq, err) {
-		job := &dropJob{ref: at.Ref, seq: at.Seq, done: make(chan struct{})}
-		r.s.commits.TryPush(job)
+		r.s.discard(unusable{ref: at.Ref, seq: at.Seq})
 	}
 }
 
-// Verify implements readio.Records. A record that is to be dropped is finished by the committer
-// when it is out of the index.
-func (r records) Verify(op *readio.Read) (finished bool) {
+// Verify implements readio.Records. A record that is to be dropped is found no more when it
+// returns.
+func (r records) Verify(op *readio.Read) {
 	s := r.s
 	if op.IOErr != nil {
 		op.Err = fmt.Errorf("read record %v: %w: %w", op.ID.Key, store.ErrIO, op.IOErr)
@@ -74,19 +73,18 @@ func (r records) Verify(op *readio.Read) (finished bool) {
 	switch {
 	case op.Err == nil:
 		s.doubts.Good(op.Ref)
-		return true
+		return
 	case errors.Is(op.Err, store.ErrIO), errors.Is(op.Err, store.ErrMismatch):
 		if !s.readFailed(op.Ref, op.Seq, op.Err) {
-			return true
+			return
 		}
 	case errors.Is(op.Err, store.ErrCorrupt):
 		s.opts.Logger.Warn("store: dropped a corrupt record", "err", op.Err,
 			"remedy", "none for one; check the disk if there are more")
 	default:
-		return true
+		return
 	}
-	s.commits.Push(unusable{op})
-	return false
+	s.discard(unusable{ref: op.Ref, seq: op.Seq, spoilt: fsio.OfMedium(op.IOErr)})
 }
 
 // verify compares header and payload with the index and with what the caller expects.
@@ -163,6 +161,7 @@ func (r records) Count(op *store.ReadOp) {
 		c.mismatched.Add(1)
 	case errors.Is(err, store.ErrGone):
 		c.gone.Add(1)
+	case errors.Is(err, context.Canceled): // nobody wants it any more
 	case errors.Is(err, store.ErrTimeout):
 		c.readTimeouts.Add(1)
 	case errors.Is(err, store.ErrIO):

@@ -23,6 +23,8 @@ type Account struct {
 	loadBytes, saveBytes int64 // pinned, or promised to pending handles
 	queue                list[Slot]
 	closed               bool
+	// ahead is set if what the account loads is read before its load; see [Prefetches].
+	ahead bool
 	// active is set by the account's owner, counted while the account shares the arena.
 	active, counted bool
 	node            node[Account] // among the accounts with waiters
@@ -97,7 +99,7 @@ func (c *Account) SetActive(active bool) {
 
 // countActive counts an account that shares the arena now, and no other.
 func (a *Arena) countActive(c *Account) {
-	counts := c.active || c.loadBytes > 0 || c.saveBytes > 0 || c.queue.head != nil
+	counts := !c.ahead && (c.active || c.loadBytes > 0 || c.saveBytes > 0 || c.queue.head != nil)
 	if counts != c.counted {
 		c.counted = counts
 		if counts {
@@ -151,6 +153,9 @@ func (c *Account) share() int64 {
 // allows reports whether the account may hold another slot of that class.
 func (c *Account) allows(k *class, save bool) bool {
 	used, limit := c.loadBytes, c.opts.LoadBytes
+	if c.ahead && !save && !c.arena.allowsAhead(k) {
+		return false
+	}
 	if save {
 		used, limit = c.saveBytes, c.opts.SaveBytes
 	}

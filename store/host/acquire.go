@@ -139,7 +139,9 @@ func (a *Arena) fill(s *Slot, findable bool) bool {
 	if id == 0 {
 		return false
 	}
-	a.count.Misses++
+	if !s.account.ahead { // else the load will be counted
+		a.count.Misses++
+	}
 	if findable {
 		a.slot(id).state = slotFilling
 		a.keep(id, &s.rec, s.hash, s.payload)
@@ -159,4 +161,5 @@ func (a *Arena) hit(s *Slot, id slotID) {
 func (a *Arena) take(s *Slot, id slotID, o Outcome) {
 	s.account.charge(s, 1)
 	a.pin(s, id, o)
+	a.noteUse(s)
 }

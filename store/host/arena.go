@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/host/unitset"
@@ -59,13 +60,14 @@ type Arena struct {
 
 	count                 Counters
 	cleanBytes, usedBytes int64
+	aheadBytes            int64 // of slots with ahead set
 	populated, hugeUnits  int
 	wake                  chan struct{}
 	stop                  chan struct{}
 	populator             sync.WaitGroup
 }
 
-// New maps an arena. Memory is faulted in bit by bit in the background.
+// New maps an arena. Its memory is faulted in bit by bit in the background: see [Options].
 func New(o Options) (*Arena, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -83,7 +85,7 @@ func New(o Options) (*Arena, error) {
 		wake: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	a.drain.arena = a
-	a.populator.Go(a.populate)
+	a.populator.Go((&populator{Arena: a, began: time.Now()}).run)
 	return a, nil
 }
 
@@ -120,34 +122,3 @@ const tickBits = 6
 
 // now is the moment of the newest use. Differences of two count, which wrap around.
 func (a *Arena) now() uint32 { return uint32(a.tick >> tickBits) }
-
-// populate faults memory in ahead of its use.
-func (a *Arena) populate() {
-	unit := int64(a.opts.unitBytes)
-	ahead := int((a.opts.PopulateAheadBytes + unit - 1) / unit)
-	for {
-		a.mu.Lock()
-		next, end := a.populated, min(a.high+ahead, len(a.units))
-		a.mu.Unlock()
-		if next >= end {
-			select {
-			case <-a.stop:
-				return
-			case <-a.wake:
-			}
-			continue
-		}
-		select {
-		case <-a.stop:
-			return
-		default:
-		}
-		huge := a.mem.populate(int64(next)*unit, int64(next+1)*unit)
-		a.mu.Lock()
-		a.populated++
-		if huge {
-			a.hugeUnits++
-		}
-		a.mu.Unlock()
-	}
-}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,6 +40,8 @@ type fakeTier struct {
 	before func(context.Context, *store.ReadOp) error
 	// promote is set on what is read.
 	promote bool
+	// queued is what the tier owes to others.
+	queued atomic.Int64
 }
 
 func newFakeTier(records int) *fakeTier {
@@ -48,6 +51,10 @@ func newFakeTier(records int) *fakeTier {
 	}
 	return f
 }
+
+func (f *fakeTier) Name() string { return "fake" }
+
+func (f *fakeTier) Speed() store.Speed { return store.Speed{QueuedBytes: f.queued.Load()} }
 
 func (f *fakeTier) PayloadBytes(connector.NamespaceDigest, connector.Shard) int { return payloadBytes }
 

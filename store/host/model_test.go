@@ -15,7 +15,7 @@ import (
 func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var used, clean int64
+	var used, clean, ahead int64
 	unassigned, found, waited := 0, 0, 0
 	type want struct{ free, clean, idle, spans, all int }
 	classes := map[*class]*want{}
@@ -68,6 +68,12 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 			}
 			if q, ok := a.waiters[id]; ok && s.state == slotFilling && q.len > 0 {
 				waited++
+			}
+			if s.ahead {
+				ahead += int64(c.slotBytes)
+				if s.state == slotFree {
+					t.Fatalf("a free slot holds what was read before its load")
+				}
 			}
 			if s.state == slotClean || s.state == slotFilling {
 				found++
@@ -125,6 +131,9 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 		t.Fatalf("%d uses of %d namespaces, %d numbers vacant of %d; want %d uses",
 			uses, len(a.namespaces), len(a.vacantNamespaces), len(a.spaces)-1, found+a.accounts)
 	}
+	if ahead != a.aheadBytes || ahead > int64(len(a.units)*a.opts.unitBytes/prefetchShare) {
+		t.Fatalf("%d bytes were read before their load, want %d, in an arena of %d units", a.aheadBytes, ahead, len(a.units))
+	}
 	if used != a.usedBytes || clean != a.cleanBytes || unassigned != a.freeUnits || found != a.index.len || waited != len(a.waiters) || drained != a.drain.drained {
 		t.Fatalf("used %d clean %d free %d records %d waited %d drained %d; want %d %d %d %d %d %d",
 			a.usedBytes, a.cleanBytes, a.freeUnits, a.index.len, len(a.waiters), a.drain.drained, used, clean, unassigned, found, waited, drained)
@@ -143,7 +152,9 @@ func TestRandomOperationsKeepEveryPromise(t *testing.T) {
 		}
 		c0, _ := a.Account(AccountOptions{})
 		c1, _ := a.Account(AccountOptions{LoadBytes: 2 * testUnit})
-		accounts := []*Account{c0, c1}
+		c2, _ := a.Account(AccountOptions{})
+		c2.ahead = true // reads before loads, and saves nothing
+		accounts := []*Account{c0, c1, c2}
 		handles := make([]Slot, 12)
 		state := make([]Outcome, len(handles))
 		number := make([]int, len(handles))
@@ -159,9 +170,9 @@ func TestRandomOperationsKeepEveryPromise(t *testing.T) {
 			case state[i] == Full:
 				n := rapid.IntRange(0, 14).Draw(t, "record")
 				payload := payloads[n%len(payloads)]
-				c := accounts[rapid.IntRange(0, 1).Draw(t, "account")]
+				c := accounts[rapid.IntRange(0, 2).Draw(t, "account")]
 				number[i], published[i] = n, false
-				if rapid.Bool().Draw(t, "save") {
+				if !c.ahead && rapid.Bool().Draw(t, "save") {
 					if c.ReserveSave(s, payload) {
 						state[i] = Fill
 					}

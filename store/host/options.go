@@ -30,9 +30,12 @@ type Options struct {
 	// Bytes is the size of the arena, rounded down to whole units of 2 MiB: all memory that loads,
 	// saves and cached records together may take.
 	Bytes int64
-	// PopulateAheadBytes is how much memory a goroutine faults in beyond what is assigned, so that
-	// no save or load pays for it: a huge page takes milliseconds to make. Default 128 MiB; Bytes
-	// and more mean the whole arena.
+	// FreeBytes, if not nil, says how much more memory the machine can give. The whole arena is
+	// faulted in while it leaves 256 MiB, because the first touch of a page costs a load or
+	// save several times the copy. It is called now and then, from one goroutine.
+	FreeBytes func() int64
+	// PopulateAheadBytes is how much memory is faulted in beyond what is assigned, whatever
+	// FreeBytes says. Default 128 MiB; Bytes and more mean the whole arena.
 	PopulateAheadBytes int64
 	// Logger receives what an operator should know. Default: nothing.
 	Logger *slog.Logger

@@ -62,6 +62,8 @@ type slot struct {
 	parent            uint16 // check of the parent's key
 	short             uint16 // bytes of the slot after the payload
 	state             slotState
+	// ahead is set while the record is read, or was read, before its load, and no load has come.
+	ahead bool
 }
 
 // span is a stretch of units that holds slots of one class.

@@ -62,6 +62,9 @@ func (a *Arena) forgetRecord(id slotID) {
 	a.remove(id)
 	a.leave(a.slot(id).ns)
 	a.count.Evictions++
+	if a.endAhead(id) {
+		a.count.PrefetchWasted++
+	}
 	a.cleanBytes -= int64(a.classOfSlot(id).slotBytes)
 }
 
@@ -70,6 +73,7 @@ func (a *Arena) freeSlot(id slotID) {
 	at := a.spanOf(id)
 	c, p := a.classOfSpan(at), a.span(at)
 	a.slot(id).state = slotFree
+	a.endAhead(id)
 	p.taken--
 	if p.draining {
 		return

@@ -7,7 +7,7 @@ type Stats struct {
 	// PopulatedBytes are faulted in ahead of use and HugeBytes of those in huge pages.
 	Bytes          int64 `json:"bytes"`
 	AssignedBytes  int64 `json:"assigned_bytes"`
-	PopulatedBytes int64 `json:"populated_bytes"`
+	PopulatedBytes int64 `json:"populated_bytes" metric:"populated_bytes" help:"Bytes of the host tier whose memory was made ready before its use."`
 	HugeBytes      int64 `json:"huge_bytes" metric:"huge_page_bytes" help:"Bytes of the host tier in huge pages."`
 	// UsedBytes are pinned by loads and saves; CleanBytes hold records that can be found,
 	// whether pinned or not.
@@ -20,6 +20,8 @@ type Stats struct {
 	Active int `json:"active_accounts"`
 	// Waiting loads wait for memory.
 	Waiting int `json:"waiting" metric:"waiting_loads" help:"Loads that wait for memory of the host tier."`
+	// PrefetchedBytes hold records that are or were read before their load, which has not come.
+	PrefetchedBytes int64 `json:"prefetched_bytes" metric:"prefetched_bytes" help:"Bytes of the host tier with records that were read before their load, which has not come yet."`
 	Counters
 }
 
@@ -39,6 +41,13 @@ type Counters struct {
 	Waits        uint64 `json:"waits"`
 	// Drains are the times memory had to be kept free for a waiter as it was released.
 	Drains uint64 `json:"drains"`
+	// Prefetched records were read before their load. PrefetchUsed found that load, PrefetchWasted
+	// made room for something else before it came. PrefetchRefused requests had records read
+	// in part or not at all, for want of room.
+	Prefetched      uint64 `json:"prefetched" metric:"prefetched_records_total" help:"Records that were read into the host tier before their load."`
+	PrefetchUsed    uint64 `json:"prefetch_used" metric:"prefetch_used_records_total" help:"Records read before their load whose load came."`
+	PrefetchWasted  uint64 `json:"prefetch_wasted" metric:"prefetch_wasted_records_total" help:"Records read before their load that made room for others before it came."`
+	PrefetchRefused uint64 `json:"prefetch_refused" metric:"prefetch_refused_total" help:"Requests whose records were not all read before their load, for want of room."`
 	// Promoted records came from a slower tier than the first and were given to that,
 	// PromotionsRefused found no room, or were refused or not written there.
 	Promoted          uint64 `json:"promoted" metric:"promoted_records_total" help:"Records of slower tiers that were written to the first."`
@@ -54,7 +63,8 @@ func (a *Arena) Stats() Stats {
 		Bytes: int64(len(a.units)) * unit, AssignedBytes: int64(len(a.units)-a.freeUnits) * unit,
 		PopulatedBytes: int64(a.populated) * unit, HugeBytes: int64(a.hugeUnits) * unit,
 		UsedBytes: a.usedBytes, CleanBytes: a.cleanBytes,
-		Records: a.index.len, Accounts: a.accounts, Active: a.active, Waiting: a.waiting, Counters: a.count,
+		PrefetchedBytes: a.aheadBytes,
+		Records:         a.index.len, Accounts: a.accounts, Active: a.active, Waiting: a.waiting, Counters: a.count,
 	}
 	if a.mem.explicit {
 		st.HugeBytes = st.Bytes

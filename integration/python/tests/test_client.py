@@ -13,14 +13,11 @@ import pytest
 from fake_daemon import (
     CANCEL,
     ERROR,
-    FETCH,
     HELLO,
     LOAD,
     LOADED,
     MATCH,
     POLL,
-    PRESENT,
-    PUT,
     REGISTER,
     REPLY,
     RESET,
@@ -37,7 +34,6 @@ from kvconn import client
 from kvconn.client import (
     FinishedLoad,
     GroupLayout,
-    KeyedBlocks,
     Offer,
     Options,
     PlannedLoad,
@@ -717,37 +713,3 @@ def test_descriptors_travel_with_the_header(fake: FakeDaemon) -> None:
     fds = [os.memfd_create(f"r{i}") for i in range(17)]
     conn.call(Op.REGISTER, {"runs": [[0] * 6] * 4000}, 5.0, fds)
     assert [os.fstat(fd).st_ino for fd in fake.fds] == [os.fstat(fd).st_ino for fd in fds]
-
-
-# By the engine's own keys
-
-
-def test_blocks_are_named_by_the_engines_own_hashes(fake: FakeDaemon) -> None:
-    fake.on[PRESENT] = lambda _: {"n": 5}
-    fake.on[FETCH] = lambda _: {}
-    fake.on[PUT] = lambda _: {"taken": 1, "present": 1}
-    fake.on[POLL] = lambda _: {"finished": [["f", pack_u32s([4])]]}
-    worker = registered_worker(fake.path)
-    hashes = [bytes([n]) * 32 for n in (1, 2)]
-    assert worker.present(KeyedBlocks(hashes, parent=b"\x09" * 32)) == 2
-    worker.fetch("f", KeyedBlocks(hashes, [3, 4], group=1))
-    assert polled(worker) == [FinishedLoad("f", [4])]
-    assert worker.put(KeyedBlocks(hashes, [5, 6])) == SaveResult(1, 0, 1)
-    bodies = dict(fake.asked.get() for _ in range(6))
-    body = {"r": "", "group": 0, "parent": b"", "hashes": b"".join(hashes), "slots": b""}
-    assert bodies[PRESENT] == {**body, "parent": b"\x09" * 32}
-    assert bodies[FETCH] == {**body, "r": "f", "group": 1, "slots": pack_u32s([3, 4])}
-    assert bodies[PUT] == {**body, "slots": pack_u32s([5, 6])}
-    with pytest.raises(ValueError, match="32 bytes"):
-        worker.present(KeyedBlocks([b"short"]))
-    worker.close()
-
-
-def test_without_a_daemon_nothing_is_present_and_fetches_fail(socket_dir: Path) -> None:
-    worker = WorkerClient(options(socket_dir / "s"), rank=0)
-    blocks = KeyedBlocks([bytes(32)], [7])
-    assert worker.present(blocks) == 0
-    assert worker.put(blocks) == SaveResult()
-    worker.fetch("f", blocks)
-    assert worker.poll() == [FinishedLoad("f", [7])]
-    worker.close()

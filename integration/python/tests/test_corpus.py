@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from kvconn import client, connection, frames, messages
-from kvconn.client import Alloc, GroupLayout, KeyedBlocks, Run, Scheduled, Span, Step
+from kvconn.client import Alloc, GroupLayout, Part, Run, Scheduled, Span, Step
 from kvconn.errors import ProtocolError
 
 CORPUS = Path(__file__).resolve().parents[3] / "connector" / "testdata" / "frames"
@@ -26,9 +26,18 @@ def entries(kind: str) -> list[Any]:
     return [pytest.param(e, id=e["file"]) for e in found if e.get("kind") == kind]
 
 
-def keyed(f: Fields) -> Fields:
-    hashes = [bytes.fromhex(h) for h in f["hashes"]]
-    return messages.keyed(f["r"], KeyedBlocks(hashes, f["slots"], f["group"], bytes.fromhex(f["parent"])))
+def hashes(f: Fields) -> list[bytes]:
+    return [bytes.fromhex(h) for h in f["hashes"]]
+
+
+def present(f: Fields) -> Fields:
+    parent = bytes.fromhex(f["parent"])
+    return messages.present(f["r"], hashes(f), first=f["first"], parent=parent, held=f["held"], no_load=f["no_load"])
+
+
+def move(f: Fields) -> Fields:
+    parts = [Part(p["group"], bytes.fromhex(p["parent"]), hashes(p), p["slots"]) for p in f["parts"]]
+    return messages.move(f["r"], parts, of=f["of"], salt=f["salt"], lora=f["lora"])
 
 
 def match(f: Fields) -> Fields:
@@ -90,9 +99,10 @@ REQUESTS: dict[str, Callable[[Fields], Fields]] = {
     "save": plan,
     "poll": dict,
     "cancel": lambda f: messages.cancel(f["r"]),
-    "present": keyed,
-    "fetch": keyed,
-    "put": keyed,
+    "present": present,
+    "fetch": move,
+    "put": move,
+    "touch": lambda f: messages.touch(f["r"], hashes(f), f["tokens"], f["seconds"]),
 }
 
 REPLIES: dict[str, tuple[Callable[[Fields], Any], Callable[[Fields], Any]]] = {
@@ -112,11 +122,12 @@ REPLIES: dict[str, tuple[Callable[[Fields], Any], Callable[[Fields], Any]]] = {
     "unregister": (dict, dict),
     "load": (messages.count, lambda f: f["n"]),
     "save": (messages.save_result, lambda f: (f["taken"], f["dropped"], f["present"])),
-    "poll": (messages.finished, finished),
+    "poll": (messages.polled, lambda f: (finished(f), [tuple(s) for s in f["stored"]])),
     "cancel": (dict, dict),
-    "present": (messages.count, lambda f: f["n"]),
+    "present": (messages.bitmaps, lambda f: [bytes.fromhex(b) for b in f["groups"]]),
     "fetch": (dict, dict),
-    "put": (messages.save_result, lambda f: (f["taken"], f["dropped"], f["present"])),
+    "put": (dict, dict),
+    "touch": (dict, dict),
 }
 
 ERRORS = {

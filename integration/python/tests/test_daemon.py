@@ -24,15 +24,18 @@ from kvconn.client import (
     Alloc,
     FinishedLoad,
     GroupLayout,
-    KeyedBlocks,
+    KeyedClient,
     Options,
+    Part,
     PlannedLoad,
+    Polled,
     Run,
     SaveResult,
     Scheduled,
     SchedulerClient,
     Span,
     Step,
+    StoredPut,
     WorkerClient,
 )
 from kvconn.connection import Connection
@@ -274,16 +277,40 @@ def test_a_reset_has_block_tables_told_again(daemon: Path) -> None:
 
 def test_blocks_named_by_the_engine_are_kept_and_found(daemon: Path) -> None:
     memory = Memory()
-    worker = connect_worker(daemon, memory, manifest={"key_scheme": "engine"})
+    keyed = KeyedClient(options(daemon, {"key_scheme": "engine"}))
+    assert keyed.register([memory.fd], LAYOUT)
     hashes = [os.urandom(32) for _ in range(3)]
     for block in range(2):
         memory.fill(block, block + 1)
-    assert worker.put(KeyedBlocks(hashes[:2], [0, 1])) == SaveResult(2)
-    wait_until(lambda: worker.present(KeyedBlocks(hashes)) == 2)
-    worker.fetch("f", KeyedBlocks(hashes, [5, 6, 7]))
-    assert polled(worker) == [FinishedLoad("f", [7])]
+    keyed.put("save", [Part(0, b"", hashes[:2], [0, 1])])
+    assert everything(keyed) == Polled([], [StoredPut("save", 2, 0, 0)])
+    wait_until(lambda: keyed.present("r", hashes) == [b"\x03"])
+    assert keyed.present("r", hashes, held=1) == [b"\x02"]
+    assert keyed.present("r", hashes[1:], first=1, parent=hashes[0]) == [b"\x01"]
+    assert keyed.present("other", hashes, no_load=True) == [b"\x00"]
+    keyed.fetch("load", [Part(0, b"", hashes[:1], [5]), Part(0, hashes[0], hashes[1:], [6, 7])], of="r")
+    assert everything(keyed) == Polled([FinishedLoad("load", [7])], [])
     assert [memory.read(b) for b in (5, 6)] == [bytes([n]) * BLOCK_BYTES for n in (1, 2)]
-    worker.close()
+    assert keyed.present("r", hashes) == [b"\x00"]  # its load failed in part
+    keyed.touch("r", hashes, tokens=48, seconds=0.5)
+    assert keyed.present("r", hashes) == [b"\x03"]  # it is another by now
+    keyed.put("again", [Part(0, b"", hashes[:2], [0, 1])])
+    assert everything(keyed) == Polled([], [StoredPut("again", 0, 0, 2)])
+    keyed.close()
+
+
+def everything(keyed: KeyedClient) -> Polled:
+    """What poll reports until nothing is in flight."""
+    reports = Polled([], [])
+
+    def idle() -> bool:
+        told = keyed.poll()
+        reports.finished.extend(told.finished)
+        reports.stored.extend(told.stored)
+        return not keyed.busy
+
+    wait_until(idle)
+    return reports
 
 
 def test_memory_that_was_taken_back_is_not_touched(daemon: Path) -> None:

@@ -73,7 +73,7 @@ func (w *workerLoader) load(ctx context.Context, blocks []connector.PlanBlock) e
 		if err != nil {
 			return err
 		}
-		for _, l := range done {
+		for _, l := range done.Finished {
 			if len(l.FailedBlocks) > 0 {
 				return fmt.Errorf("%d of %d blocks failed: %w", len(l.FailedBlocks), len(blocks), errLoad)
 			}

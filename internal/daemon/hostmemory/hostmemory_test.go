@@ -1,6 +1,7 @@
 package hostmemory
 
 import (
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -45,6 +46,44 @@ func TestHostTierFitsTheContainersMemory(t *testing.T) {
 	} {
 		if got := hostBytesOf(memory); got != want {
 			t.Errorf("of %d bytes: %d, want %d", memory, got, want)
+		}
+	}
+}
+
+// Memory that is taken before its use must not get the process killed.
+func TestFreeMemoryIsThatOfMachineAndCgroup(t *testing.T) {
+	const mib = 1 << 20
+	for name, tc := range map[string]struct {
+		cgroup string
+		files  map[string]string
+		want   int64
+	}{
+		"unknown":      {"", nil, math.MaxInt64},
+		"machine":      {"", map[string]string{"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    2048 kB\n"}, 2 * mib},
+		"no limit":     {"0::/a\n", map[string]string{"proc/meminfo": "MemAvailable: 4096 kB\n", "sys/fs/cgroup/a/memory.max": "max\n", "sys/fs/cgroup/a/memory.current": "9\n"}, 4 * mib},
+		"cgroup above": {"0::/a/b\n", map[string]string{"proc/meminfo": "MemAvailable: 4096 kB\n", "sys/fs/cgroup/a/memory.max": "3000\n", "sys/fs/cgroup/a/memory.current": "2000\n"}, 1000},
+		"cache":        {"0::/\n", map[string]string{"sys/fs/cgroup/memory.max": "3000\n", "sys/fs/cgroup/memory.current": "2000\n", "sys/fs/cgroup/memory.stat": "anon 1\ninactive_file 500\n"}, 1500},
+		"soft limit":   {"0::/\n", map[string]string{"sys/fs/cgroup/memory.max": "9000\n", "sys/fs/cgroup/memory.high": "2500", "sys/fs/cgroup/memory.current": "2000\n"}, 500},
+		"over":         {"0::/\n", map[string]string{"sys/fs/cgroup/memory.max": "1000\n", "sys/fs/cgroup/memory.current": "2000\n"}, 0},
+		"version 1":    {"4:memory:/a\n", map[string]string{"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4096", "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "1096", "sys/fs/cgroup/memory/a/memory.stat": "total_inactive_file 96\n"}, 3096},
+	} {
+		root := t.TempDir()
+		tc.files = maps.Clone(tc.files)
+		if tc.files == nil {
+			tc.files = make(map[string]string)
+		}
+		tc.files["proc/self/cgroup"] = tc.cgroup
+		for path, text := range tc.files {
+			path = filepath.Join(root, path)
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := freeBytes(root); got != tc.want {
+			t.Errorf("%s: %d, want %d", name, got, tc.want)
 		}
 	}
 }

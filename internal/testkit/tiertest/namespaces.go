@@ -122,7 +122,7 @@ type lease struct {
 	end time.Time
 }
 
-// Lookup implements [store.Leases], as do Renew and Release.
+// Lookup implements [store.Leases], as do Touch, Renew and Release.
 func (m *Memory) Lookup(
 	ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration,
 ) (blocks int, id store.LeaseID) {
@@ -153,6 +153,17 @@ func (m *Memory) pin(l *lease, ns connector.NamespaceDigest, shards []connector.
 		m.used.MoveToFront(m.records[id])
 	}
 	return true
+}
+
+// Touch counts as a use of records.
+func (m *Memory) Touch(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, k := range keys {
+		if e := m.records[store.RecordID{Namespace: ns, Shard: shard, Key: k}]; e != nil {
+			m.used.MoveToFront(e)
+		}
+	}
 }
 
 // Renew gives a lease ttl from now.

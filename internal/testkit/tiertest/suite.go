@@ -46,6 +46,7 @@ func Run(t *testing.T, open func(t *testing.T) *Subject) {
 		"leases end":                               leasesEnd,
 		"a renewed lease lasts":                    leaseRenewed,
 		"look-ups are uses":                        lookupsAreUses,
+		"a touch is a use and no pin":              touchesAreUses,
 		"lookup wants all shards":                  lookupShards,
 		"events follow presence":                   eventsFollowPresence,
 		"a snapshot and its events are the whole":  snapshotAndEvents,

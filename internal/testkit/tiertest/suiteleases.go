@@ -107,6 +107,31 @@ func lookupsAreUses(f *fixture) {
 	})
 }
 
+// touchesAreUses writes more than the tier can hold. Records that are touched stay, whatever else
+// is named with them; once nothing touches them they go.
+func touchesAreUses(f *fixture) {
+	f.mustWrite(f.chain(1, 4)...)
+	f.mustWrite(f.chain(2, 4)...)
+	f.Touch(connector.NamespaceDigest{0xff}, 0, keys(1, 4))
+	f.Touch(f.ns, 0, nil)
+	named := append(keys(3, 2), keys(1, 4)[1:]...) // none of chain 3 is there
+	f.Touch(f.ns, 9, named)                        // nor any of shard 9
+	next := 100
+	wait.For(f, "what is not touched is evicted", func() bool {
+		f.write(f.chain(next, 10)...)
+		next++
+		f.Touch(f.ns, 0, named)
+		if slices.Contains(f.present(f.chain(1, 4)[1:]...), false) {
+			f.Fatal("records are evicted that are touched again and again")
+		}
+		return slices.Contains(f.present(f.chain(2, 4)...), false)
+	})
+	wait.For(f, "what was touched is evicted", func() bool {
+		next = f.press(next)
+		return slices.Contains(f.present(f.chain(1, 4)[1:]...), false)
+	})
+}
+
 func lookupShards(f *fixture) {
 	for block := range 4 {
 		for shard := range connector.Shard(3) {

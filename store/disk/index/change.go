@@ -205,6 +205,30 @@ type Removed struct {
 	Ref Ref
 }
 
+// Hide makes the record of a slot one that is not found, if it is still the one with that sequence
+// number. [Table.Remove] is to follow. Until then the slot must stay pinned, and no record with the
+// same identity may be inserted.
+func (t *Table) Hide(ref Ref, seq uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed || ref >= t.limit {
+		return
+	}
+	e := t.entry(ref)
+	if _, hidden := t.hidden[ref]; hidden || e.seq == 0 || e.seq != seq {
+		return
+	}
+	t.unfind(ref, e)
+	t.hidden[ref] = struct{}{}
+}
+
+// unfind takes a record out of the hash table.
+func (t *Table) unfind(ref Ref, e *entry) {
+	if t.cut(&ID{e.namespace, e.shard, e.key}) != ref {
+		panic("index: a record is in two slots")
+	}
+}
+
 // Remove takes the record of a slot out of the table if it is still the one with that
 // sequence number. It is found no more; the slot is to be reused only when it is not
 // pinned.
@@ -223,8 +247,10 @@ func (t *Table) remove(ref Ref, seq uint64) (Removed, bool) {
 		return Removed{}, false
 	}
 	out := Removed{ID: ID{e.namespace, e.shard, e.key}, Seq: e.seq, Ref: ref}
-	if t.cut(&out.ID) != ref {
-		panic("index: a record is in two slots")
+	if _, hidden := t.hidden[ref]; hidden {
+		delete(t.hidden, ref)
+	} else {
+		t.unfind(ref, e)
 	}
 	t.count--
 	t.bytes -= int64(e.bytes)

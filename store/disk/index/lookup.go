@@ -122,6 +122,18 @@ func (t *Table) prefixRun(namespace uint16, shards []connector.Shard, run []conn
 	return len(run), pins
 }
 
+// Touch makes the records of keys that are there count as used now. Gaps do not end it.
+func (t *Table) Touch(namespace uint16, shard connector.Shard, keys []connector.Key) {
+	tick := uint32(t.nextTick())
+	for i := range keys {
+		t.mu.RLock()
+		if ref := t.find(&ID{namespace, shard, keys[i]}); ref != NoRef {
+			t.entry(ref).touch(tick, 0)
+		}
+		t.mu.RUnlock()
+	}
+}
+
 // probe looks up the keys of a group for one shard and returns how many leading ones are
 // there. It goes over the group in passes that depend on nothing before them in the pass
 // (hash and bucket, reference, entry), so that the cache misses of a group overlap instead

@@ -43,6 +43,9 @@ type Table struct {
 	blank        hashtable.Region  // stands for a region where there is none
 	blankBucket  [1]hashtable.Bucket
 
+	// hidden are the slots of records that are found no more and not removed yet.
+	hidden map[Ref]struct{}
+
 	limit Ref     // references handed out end here
 	spare []Range // those given back before it, in order
 	count int
@@ -67,6 +70,7 @@ func New() *Table {
 	t.blank.Buckets = t.blankBucket[:]
 	t.region, t.giveBytes = &t.blank, giveBytes
 	t.cold.classes = make(map[int64]*coldClass)
+	t.hidden = make(map[Ref]struct{})
 	return t
 }
 

@@ -41,9 +41,8 @@ type Read struct {
 type Records interface {
 	// Locate checks an op and pins its record.
 	Locate(op *Read) error
-	// Verify sets Err of an op that the disk has answered. If it returns false, someone calls
-	// [Reader.Finish] later.
-	Verify(op *Read) (finished bool)
+	// Verify sets Err of an op that the disk has answered. It must not wait for I/O.
+	Verify(op *Read)
 	// Overdue notes that the disk has not given a record in time.
 	Overdue(at Place, err error)
 	// Unpin ends the pin of Locate, Count notes the result just before the op is reported.

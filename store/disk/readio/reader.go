@@ -103,9 +103,8 @@ func (r *Reader) verify() {
 		if !ok {
 			return
 		}
-		if r.o.Records.Verify(op) {
-			r.Finish(op)
-		}
+		r.o.Records.Verify(op)
+		r.finish(op)
 	}
 }
 
@@ -126,7 +125,7 @@ func (r *Reader) Read(ctx context.Context, ops []*store.ReadOp, done func(*store
 		op.Probe = probe
 		if err := r.o.Records.Locate(op); err != nil {
 			op.Err = err
-			r.Finish(op)
+			r.finish(op)
 			continue
 		}
 		r.enqueue(op)
@@ -304,8 +303,8 @@ func (r *Reader) drop(op *Read) {
 	}
 }
 
-// Finish reports an op that the kernel is done with.
-func (r *Reader) Finish(op *Read) {
+// finish reports an op that the kernel is done with.
+func (r *Reader) finish(op *Read) {
 	r.letGo(op)
 	r.report(op)
 }

@@ -1,7 +1,7 @@
 """Clients of kvconnd for an engine's scheduler and workers (docs/protocol.md).
 
-`SchedulerClient` raises where the daemon cannot answer. `WorkerClient` never does: once a load has
-started, its end must be reported to the engine whatever happens.
+`SchedulerClient` raises where the daemon cannot answer. `WorkerClient` and `KeyedClient` never do:
+once a load has started, its end must be reported to the engine whatever happens.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from kvconn.errors import (
     VersionMismatch,
 )
 from kvconn.frames import NO_BLOCK
+from kvconn.keyed_client import KeyedClient
 from kvconn.link import Options
 from kvconn.messages import (
     Alloc,
     FinishedLoad,
     GroupLayout,
-    KeyedBlocks,
     Offer,
+    Part,
     PlannedLoad,
     PlannedSave,
+    Polled,
     Run,
     SaveResult,
     Scheduled,
     Span,
     Step,
     StepReply,
+    StoredPut,
     TierBlocks,
 )
 from kvconn.scheduler_client import SchedulerClient
@@ -50,12 +53,14 @@ __all__ = [
     "FinishedLoad",
     "GroupLayout",
     "KVConnError",
-    "KeyedBlocks",
+    "KeyedClient",
     "NotRegistered",
     "Offer",
     "Options",
+    "Part",
     "PlannedLoad",
     "PlannedSave",
+    "Polled",
     "ProtocolError",
     "Rejected",
     "RequestTooLarge",
@@ -69,6 +74,7 @@ __all__ = [
     "Span",
     "Step",
     "StepReply",
+    "StoredPut",
     "TierBlocks",
     "Unavailable",
     "UnknownRequest",

@@ -15,6 +15,8 @@ from kvconn.errors import ProtocolError, RequestTooLarge
 
 VERSIONS = (2, 2)
 """Lowest and highest protocol version that this client speaks."""
+KEYED_VERSIONS = (4, 4)
+"""Those of clients that name blocks by the engine's own keys."""
 
 MAX_BODY_BYTES = 16 << 20
 MAX_FDS = 17
@@ -51,6 +53,7 @@ class Op(IntEnum):
     PRESENT = 12
     FETCH = 13
     PUT = 14
+    TOUCH = 15
 
 
 class Kind(IntEnum):

@@ -87,12 +87,13 @@ class Link:
         options: Options,
         role: str,
         rank: int = 0,
+        versions: tuple[int, int] = VERSIONS,
         on_connect: Callable[[Connection], None] | None = None,
         on_lost: Callable[[Connection], None] = Connection.close,
     ) -> None:
         self.load_timeout = options.timeout
         self._options = options
-        self._role, self._rank = role, rank
+        self._role, self._rank, self._versions = role, rank, versions
         self._on_connect = on_connect
         self._on_lost = on_lost
         self._lock = threading.Lock()  # guards what follows; never held across I/O
@@ -209,7 +210,7 @@ class Link:
         if manifest is None:
             return None
         _check_manifest(manifest)
-        return messages.hello(self._role, o.client, o.engine, manifest, self._rank)
+        return messages.hello(self._role, o.client, o.engine, manifest, self._rank, versions=self._versions)
 
     def _say_hello(self, conn: Connection, hello: dict[str, Any]) -> str:
         try:
@@ -217,8 +218,8 @@ class Link:
         except ConnectionLost as err:
             raise ConnectionLost(f"{err} at hello: it accepts its own user and root only") from err
         version = frames.field(reply, "version", int)
-        if not VERSIONS[0] <= version <= VERSIONS[1]:
-            raise VersionMismatch(f"kvconnd chose protocol version {version}, this client speaks {VERSIONS}")
+        if not self._versions[0] <= version <= self._versions[1]:
+            raise VersionMismatch(f"kvconnd chose protocol version {version}, this client speaks {self._versions}")
         timeout_s = frames.field(reply, "load_timeout_ms", int) / 1000
         if not 0 < timeout_s <= MAX_LOAD_TIMEOUT_S:
             raise ProtocolError(f"load_timeout_ms {timeout_s * 1000:g}: want 1 to {MAX_LOAD_TIMEOUT_S * 1000:g}")

@@ -150,22 +150,46 @@ class GroupLayout(NamedTuple):
     runs: Sequence[Run]
 
 
-class KeyedBlocks(NamedTuple):
+class Part(NamedTuple):
     """Consecutive blocks of a prompt and layer group, named by the engine's own prefix hashes of 32 bytes.
 
     `parent` is the hash before the first, empty at the root; `slots` are the engine's block ids.
     """
 
+    group: int
+    parent: bytes
     hashes: Sequence[bytes]
-    slots: Sequence[int] = ()
-    group: int = 0
-    parent: bytes = b""
+    slots: Sequence[int]
 
 
-def hello(role: str, client: str, engine: str, manifest: bytes, rank: int = 0, staged: bool = False) -> Body:
+class StoredPut(NamedTuple):
+    """A save by key that has ended: its slots are the engine's again. The numbers are as in SaveResult."""
+
+    request: str
+    taken: int
+    dropped: int
+    present: int
+
+
+class Polled(NamedTuple):
+    """What has ended since the last poll."""
+
+    finished: list[FinishedLoad]
+    stored: list[StoredPut]
+
+
+def hello(
+    role: str,
+    client: str,
+    engine: str,
+    manifest: bytes,
+    rank: int = 0,
+    staged: bool = False,
+    versions: tuple[int, int] = VERSIONS,
+) -> Body:
     """Body of the first request."""
     return {
-        "versions": list(VERSIONS),
+        "versions": list(versions),
         "role": role,
         "client": client,
         "engine": engine,
@@ -286,7 +310,7 @@ def meta(plan: bytes) -> Body:
 
 
 def save_result(reply: Body) -> SaveResult:
-    """Answer to save and put."""
+    """Answer to save."""
     return SaveResult(*(field_of(reply, key, int) for key in SaveResult._fields))
 
 
@@ -328,24 +352,83 @@ def cancel(request: str) -> Body:
     return {"r": request}
 
 
-def keyed(request: str, blocks: KeyedBlocks) -> Body:
-    """Body of present, fetch and put; `request` is what poll will report (fetch only).
-
-    Raises ValueError for hashes of another length.
-    """
-    if any(len(h) != HASH_BYTES for h in blocks.hashes) or len(blocks.parent) not in (0, HASH_BYTES):
-        raise ValueError(f"a block's hash does not have {HASH_BYTES} bytes")
+def present(
+    request: str,
+    hashes: Sequence[bytes],
+    *,
+    first: int = 0,
+    parent: bytes = b"",
+    held: int = 0,
+    no_load: bool = False,
+) -> Body:
+    """Body of present."""
     return {
         "r": request,
-        "group": blocks.group,
-        "parent": blocks.parent,
-        "hashes": b"".join(blocks.hashes),
-        "slots": pack_u32s(blocks.slots),
+        "first": first,
+        "parent": _hash(parent),
+        "hashes": _hashes(hashes),
+        "held": held,
+        "no_load": no_load,
     }
 
 
+def bitmaps(reply: Body) -> list[bytes]:
+    """Answer to present."""
+    groups = field_of(reply, "groups", list)
+    if not all(isinstance(bits, bytes) for bits in groups):
+        raise ProtocolError("field 'groups' is no array of bitmaps")
+    return groups
+
+
+def move(request: str, parts: Sequence[Part], *, of: str = "", salt: str = "", lora: str = "") -> Body:
+    """Body of fetch and put; `request` is what poll will report.
+
+    Raises ValueError for hashes of another length, or of another number than slots.
+    """
+    if any(len(p.hashes) != len(p.slots) for p in parts):
+        raise ValueError("a part has not as many slots as hashes")
+    return {
+        "r": request,
+        "of": of,
+        "parts": [
+            {"group": p.group, "parent": _hash(p.parent), "hashes": _hashes(p.hashes), "slots": pack_u32s(p.slots)}
+            for p in parts
+        ],
+        "salt": salt,
+        "lora": lora,
+    }
+
+
+def touch(request: str, hashes: Sequence[bytes], tokens: int = 0, seconds: float = 0.0) -> Body:
+    """Body of touch."""
+    return {"r": request, "hashes": _hashes(hashes), "tokens": tokens, "seconds": float(seconds)}
+
+
+def polled(reply: Body) -> Polled:
+    """Answer to poll, of a daemon that speaks of saves too."""
+    stored: list[StoredPut] = []
+    for entry in field_of(reply, "stored", list):
+        if not (isinstance(entry, list) and [type(v) for v in entry] == [str, int, int, int]):
+            raise ProtocolError("field 'stored' is no array of [request, taken, dropped, present]")
+        stored.append(StoredPut(*entry))
+    return Polled(finished(reply), stored)
+
+
+def _hashes(hashes: Sequence[bytes]) -> bytes:
+    joined = b"".join(hashes)
+    if len(joined) != HASH_BYTES * len(hashes):
+        raise ValueError(f"a block's hash does not have {HASH_BYTES} bytes")
+    return joined
+
+
+def _hash(parent: bytes) -> bytes:
+    if len(parent) not in (0, HASH_BYTES):
+        raise ValueError(f"a block's hash does not have {HASH_BYTES} bytes")
+    return parent
+
+
 def count(reply: Body) -> int:
-    """Answer to load and present."""
+    """Answer to load."""
     return field_of(reply, "n", int)
 
 

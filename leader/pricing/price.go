@@ -1,4 +1,4 @@
-package leader
+package pricing
 
 import (
 	"slices"
@@ -7,7 +7,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// price finds how much of a hit is worth loading. The model:
+// Price finds how much of a hit is worth loading. The model:
 //
 //   - prefill of n tokens takes n / prefill speed; that attention grows with the prefix is left
 //     out, which errs towards recomputing the ends of long prompts;
@@ -19,17 +19,18 @@ import (
 //     ranks on other nodes are taken to be no slower than those here.
 //
 // The best boundary is where prefill time saved less load time is largest.
-type price struct {
+type Price struct {
 	blockSize int
 	levels    []store.Level
 	groups    []groupPrice
 	sized     bool
-	// refusing is set while the last decision left something out. Loads must then be faster than
-	// prefill by a margin before they are offered again, so that noise does not flip decisions.
-	refusing bool
-	// speeds are what the last decision was made with, and startS what each level's start takes in
-	// seconds, with the margin in force.
-	speeds []store.Speed
+	// Refusing is set by the user while the last decision left something out. Loads must then be
+	// faster than prefill by a margin before they are offered again, so that noise does not flip
+	// decisions.
+	Refusing bool
+	// Speeds are what the last decision was made with, by level, and startS what each level's start
+	// takes in seconds, with the margin in force.
+	Speeds []store.Speed
 	startS []float64
 
 	// first is the hit's first block, blockS the prefill time of a block in seconds.
@@ -44,7 +45,7 @@ type price struct {
 
 // groupPrice is what the blocks of a layer group cost.
 type groupPrice struct {
-	*group
+	*Group
 	// whole says that a load has all blocks of the group, even where it has a window.
 	whole bool
 	// all and largest are the bytes of a block: of all shards, and of the largest.
@@ -57,24 +58,26 @@ type groupPrice struct {
 	from    [][]int
 }
 
-// reacceptRatio is the share of the prefill time that a load may take to be offered after one was
+// ReacceptRatio is the share of the prefill time that a load may take to be offered after one was
 // refused; without a refusal it is 1.
-const reacceptRatio = 0.8
+const ReacceptRatio = 0.8
 
-func (p *price) init(o *Options, groups []group) {
-	n := len(o.Levels)
-	*p = price{
-		blockSize: o.Manifest.BlockSize, levels: o.Levels, groups: make([]groupPrice, len(groups)),
-		speeds: make([]store.Speed, n), startS: make([]float64, n),
+// Init makes p the price of loads of groups from levels, the fastest first. whole says that a load has
+// all blocks of a group, even where it has a window.
+func (p *Price) Init(levels []store.Level, blockSize int, groups []Group, whole bool) {
+	n := len(levels)
+	*p = Price{
+		blockSize: blockSize, levels: levels, groups: make([]groupPrice, len(groups)),
+		Speeds: make([]store.Speed, n), startS: make([]float64, n),
 	}
 	for g := range groups {
-		p.groups[g] = groupPrice{group: &groups[g], whole: o.Handoff != nil, blockS: make([]float64, n), from: make([][]int, n)}
+		p.groups[g] = groupPrice{Group: &groups[g], whole: whole, blockS: make([]float64, n), from: make([][]int, n)}
 	}
 }
 
-// best returns the boundary up to which loading the blocks keys[first:boundary] saves most time:
+// Best returns the boundary up to which loading the blocks keys[first:boundary] saves most time:
 // boundary itself, or less, or first. blockS is the prefill time of a block in seconds.
-func (p *price) best(have *presence, keys []connector.Key, first, boundary int, blockS float64) int {
+func (p *Price) Best(have *Presence, keys []connector.Key, first, boundary int, blockS float64) int {
 	p.first, p.blockS = first, blockS
 	p.size(have)
 	worstS, startS := p.quote()
@@ -82,12 +85,12 @@ func (p *price) best(have *presence, keys []connector.Key, first, boundary int, 
 		return boundary // worth it even if all of it comes from the slowest level
 	}
 	for g := range p.groups {
-		p.locate(have.ns, p.groups[g].shards[0], keys[first:boundary])
+		p.locate(have.NS, p.groups[g].Shards[0], keys[first:boundary])
 		p.groups[g].sum(p.where, p.startS)
 	}
 	best, saved := first, 0.0
 	for b := first + 1; b <= boundary; b++ {
-		if v := p.saved(b); v > 0 && v >= saved {
+		if v := p.Saved(b); v > 0 && v >= saved {
 			best, saved = b, v
 		}
 	}
@@ -95,7 +98,7 @@ func (p *price) best(have *presence, keys []connector.Key, first, boundary int, 
 }
 
 // size learns the sizes of blocks, until all are known.
-func (p *price) size(have *presence) {
+func (p *Price) size(have *Presence) {
 	if p.sized {
 		return
 	}
@@ -103,8 +106,8 @@ func (p *price) size(have *presence) {
 	for i := range p.groups {
 		g := &p.groups[i]
 		g.all, g.largest = 0, 0
-		for _, shard := range g.shards {
-			n := have.index.PayloadBytes(have.ns, shard)
+		for _, shard := range g.Shards {
+			n := have.Index.PayloadBytes(have.NS, shard)
 			p.sized = p.sized && n > 0
 			g.all += float64(n)
 			g.largest = max(g.largest, float64(n))
@@ -114,10 +117,10 @@ func (p *price) size(have *presence) {
 
 // quote asks the levels for their speeds. It returns the time in seconds of one block of all
 // groups from the slowest level, and that of all levels' starts.
-func (p *price) quote() (worstS, startS float64) {
+func (p *Price) quote() (worstS, startS float64) {
 	margin := 1.0
-	if p.refusing {
-		margin = 1 / reacceptRatio
+	if p.Refusing {
+		margin = 1 / ReacceptRatio
 	}
 	for i, level := range p.levels {
 		s := level.Speed()
@@ -126,7 +129,7 @@ func (p *price) quote() (worstS, startS float64) {
 			byteS = margin / s.BytesPerS
 			start = margin*s.LatencyS + byteS*float64(s.QueuedBytes)
 		}
-		p.speeds[i], p.startS[i] = s, start
+		p.Speeds[i], p.startS[i] = s, start
 		startS += start
 		for j := range p.groups {
 			g := &p.groups[j]
@@ -143,7 +146,7 @@ func (p *price) quote() (worstS, startS float64) {
 
 // locate finds the first level that has each of a shard's blocks. What none of the others has is
 // taken to be in the last.
-func (p *price) locate(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) {
+func (p *Price) locate(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) {
 	n, last := len(keys), len(p.levels)-1
 	p.where, p.at = slices.Grow(p.where[:0], n)[:n], slices.Grow(p.at[:0], n)[:n]
 	for i := range p.where {
@@ -183,8 +186,8 @@ func (g *groupPrice) sum(where []uint8, startS []float64) {
 	}
 }
 
-// saved is the time in seconds that a load up to a boundary of the last hit saves.
-func (p *price) saved(boundary int) float64 {
+// Saved is the time in seconds that a load up to a boundary of the last hit saves.
+func (p *Price) Saved(boundary int) float64 {
 	end := boundary - p.first
 	v := float64(end) * p.blockS
 	for i := range p.groups {
@@ -200,7 +203,7 @@ func (p *price) saved(boundary int) float64 {
 }
 
 // delivers reports whether a load up to a boundary has blocks of a level.
-func (p *price) delivers(level, boundary int) bool {
+func (p *Price) delivers(level, boundary int) bool {
 	for i := range p.groups {
 		g := &p.groups[i]
 		if from := g.from[level]; from[boundary-p.first] > from[g.begin(p, boundary)] {
@@ -212,7 +215,7 @@ func (p *price) delivers(level, boundary int) bool {
 
 // begin is the first of the group's blocks that a load up to a boundary needs, counted from the
 // hit's first.
-func (g *groupPrice) begin(p *price, boundary int) int {
+func (g *groupPrice) begin(p *Price, boundary int) int {
 	if g.whole {
 		return 0
 	}

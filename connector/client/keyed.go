@@ -1,0 +1,73 @@
+package client
+
+import (
+	"context"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/wire"
+)
+
+// The calls of engines that bring their own keys (key scheme "engine").
+
+// Present returns which blocks are offered: a bitmap for each layer group, in which bit i%8 of byte
+// i/8 stands for m.Hashes[i]; nil if none is.
+func (w *Worker) Present(ctx context.Context, m *connector.PresentRequest) [][]byte {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.unregistered {
+		return nil
+	}
+	var groups [][]byte
+	err := w.link.do(ctx, false, wire.OpPresent,
+		func(b []byte) []byte { return wire.AppendPresent(b, m) },
+		func(b []byte) (err error) {
+			groups, err = wire.DecodePresence(b)
+			return err
+		})
+	if err != nil {
+		return nil
+	}
+	return groups
+}
+
+// Fetch loads blocks into the slots of m's parts. It is reported by Poll under m.ID like a load; no
+// other load of that id may be in flight.
+func (w *Worker) Fetch(ctx context.Context, m *connector.KeyedMove) { w.move(ctx, wire.OpFetch, m) }
+
+// Put saves the blocks in the slots of m's parts, which the engine keeps until Stored reports it
+// under m.ID; no other save of that id may be in flight.
+func (w *Worker) Put(ctx context.Context, m *connector.KeyedMove) { w.move(ctx, wire.OpPut, m) }
+
+func (w *Worker) move(ctx context.Context, op wire.Op, m *connector.KeyedMove) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	slots := make([]uint32, 0, m.Blocks())
+	for i := range m.Parts {
+		slots = append(slots, m.Parts[i].Slots...)
+	}
+	jobs := map[jobID]pendingJob{{m.ID, op == wire.OpPut}: {blocks: slots}}
+	if w.unregistered {
+		w.fail(jobs)
+		return
+	}
+	w.startJobs(ctx, op, func(b []byte) []byte { return wire.AppendMove(b, m) }, jobs)
+}
+
+// Stored returns the saves by key that had ended at the last call of Poll, those of a daemon that is
+// gone as dropped: each exactly once.
+func (w *Worker) Stored() []connector.StoredPut {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	stored := w.reports.Stored
+	w.reports.Stored = nil
+	return stored
+}
+
+// Touch ends a request: what it used counts as used now.
+func (w *Worker) Touch(ctx context.Context, m *connector.TouchRequest) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.unregistered {
+		_ = w.link.do(ctx, false, wire.OpTouch, func(b []byte) []byte { return wire.AppendTouch(b, m) }, nil)
+	}
+}

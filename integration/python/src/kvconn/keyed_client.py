@@ -1,0 +1,135 @@
+"""The client of an engine that brings its own keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from kvconn import messages
+from kvconn.errors import KVConnError, Unavailable
+from kvconn.frames import KEYED_VERSIONS, Op
+from kvconn.link import Options
+from kvconn.memory_client import Job, MemoryClient
+from kvconn.messages import FinishedLoad, Part, Polled, StoredPut
+
+T = TypeVar("T")
+
+
+class KeyedClient(MemoryClient):
+    """A rank's connection to a worker that has a leader too (key scheme `engine`). For one thread.
+
+    No call raises for the daemon's sake, and none but `register` connects: without a daemon nothing
+    is offered. Every `fetch` and every `put` is reported by `poll` exactly once: as the daemon says,
+    or with all its slots failed or dropped where the daemon is gone or keeps no deadline, as soon as
+    nothing touches its slots any more. Until then the engine must not use them for anything else.
+    """
+
+    def __init__(self, options: Options, rank: int = 0) -> None:
+        super().__init__(options, rank, KEYED_VERSIONS)
+        self._jobs: dict[tuple[Op, str], Job] = {}
+        self._ended = Polled([], [])
+
+    @property
+    def busy(self) -> bool:
+        """Whether `poll` has something to report, now or later."""
+        return bool(self._jobs or self._ended.finished or self._ended.stored)
+
+    def present(
+        self,
+        request: str,
+        hashes: Sequence[bytes],
+        *,
+        first: int = 0,
+        parent: bytes = b"",
+        held: int = 0,
+        no_load: bool = False,
+    ) -> list[bytes]:
+        """Ask which blocks of a request can be loaded; repeat it at will.
+
+        `hashes` are those of its blocks from block `first` on, `parent` the hash before them, empty
+        at the root; `held` blocks, from the first of the prompt, are in the engine's own pool.
+        Returns a bitmap for each layer group of the registered layout: bit `i % 8`, from the lowest,
+        of byte `i // 8` stands for `hashes[i]`. Raises ValueError for hashes of another length than
+        32 bytes.
+        """
+        size = (len(hashes) + 7) // 8
+        body = messages.present(request, hashes, first=first, parent=parent, held=held, no_load=no_load)
+        groups = len(self._layout["groups"]) if self._layout is not None else 0
+        bitmaps = self._ask(Op.PRESENT, body, messages.bitmaps) or []
+        if [len(b) for b in bitmaps] == [size] * groups:
+            return bitmaps
+        return [bytes(size)] * groups
+
+    def touch(self, request: str, hashes: Sequence[bytes], tokens: int = 0, seconds: float = 0.0) -> None:
+        """End a request that used the blocks of these hashes, from the first of the prompt.
+
+        The store keeps them as if they had been loaded now. `tokens` were computed in `seconds` of
+        prefill, where that was seen.
+        """
+        self._ask(Op.TOUCH, messages.touch(request, hashes, tokens, seconds), dict)
+
+    def _ask(self, op: Op, body: dict[str, Any], decode: Any) -> Any:
+        """Make a call that is left out without a registration; None where it has no answer."""
+        if self._registration() is None:
+            return None
+        try:
+            return self._link.call(op, body, decode)
+        except Unavailable:
+            return None  # the link has said so
+        except KVConnError as err:
+            self._options.logger.warning("kvconn: %s", err)
+            return None
+
+    def fetch(self, request: str, parts: Sequence[Part], *, of: str = "") -> None:
+        """Load blocks into the slots of parts: one load, which `poll` reports under `request`.
+
+        `of` is the request that it is for, where `request` is an id of the load's own. Raises
+        ValueError for an id that is in flight.
+        """
+        self._start(Op.FETCH, request, messages.move(request, parts, of=of), parts)
+
+    def put(self, request: str, parts: Sequence[Part], salt: str = "", lora: str = "") -> None:
+        """Save the blocks in the slots of parts: one save, which `poll` reports under `request`.
+
+        `salt` and `lora` are kept with the blocks, to list and clear them by. Raises ValueError for an
+        id that is in flight.
+        """
+        self._start(Op.PUT, request, messages.move(request, parts, salt=salt, lora=lora), parts)
+
+    def _start(self, op: Op, request: str, body: dict[str, Any], parts: Sequence[Part]) -> None:
+        if (op, request) in self._jobs:
+            raise ValueError(f"{op.name.lower()} {request} is in flight")
+        slots = [slot for part in parts for slot in part.slots]
+        conn, registration = self._link.connection, self._registration()
+        if conn is None or registration is None:
+            self._end(op, request, slots)
+            return
+        try:
+            self._link.call_on(conn, op, body, dict)
+        except Unavailable:
+            pass  # it may have started: it has failed once the memory is released
+        except KVConnError as err:
+            self._options.logger.warning("kvconn: %s not started: %s", op.name.lower(), err)
+            self._end(op, request, slots)
+            return
+        self._jobs[op, request] = self._job(registration, slots)
+
+    def _end(self, op: Op, request: str, slots: list[int]) -> None:
+        """Have poll report a job that did not get anywhere."""
+        if op == Op.FETCH:
+            self._ended.finished.append(FinishedLoad(request, slots))
+        else:
+            self._ended.stored.append(StoredPut(request, 0, len(slots), 0))
+
+    def poll(self) -> Polled:
+        """Return the loads and the saves that have ended since the last call. Costs nothing unless `busy`."""
+        registration = self._registration()
+        if registration is not None and any(job.registration is registration for job in self._jobs.values()):
+            told = self._ask(Op.POLL, {}, messages.polled) or Polled([], [])
+            # Only what this client waits for: an engine dies of a report it does not expect.
+            self._ended.finished.extend(f for f in told.finished if self._jobs.pop((Op.FETCH, f.request), None))
+            self._ended.stored.extend(s for s in told.stored if self._jobs.pop((Op.PUT, s.request), None))
+        for (op, request), slots in self._abandoned(self._jobs):
+            self._end(op, request, slots)
+        ended, self._ended = self._ended, Polled([], [])
+        return ended

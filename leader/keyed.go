@@ -1,0 +1,320 @@
+package leader
+
+import (
+	"container/list"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// Keyed is the leader of an engine that brings its own keys (key scheme "engine"). It offers, prices,
+// pins and counts like [Leader], but hashes and plans nothing: the engine says what it loads and
+// saves. It remembers little of a request, so calls may come in any order and be left out. It is
+// safe for concurrent use and never waits for I/O.
+type Keyed struct {
+	mu     sync.Mutex
+	closed bool
+	hits
+	// requests has an element of byID for each, the one that was used last first.
+	requests list.List
+	byID     map[string]*list.Element
+	// loads are the requests of the loads under way, by the ids of the loads.
+	loads map[string]string
+	// Work space: the keys of a call, the bitmaps of an answer, and where blocks are.
+	keys []connector.Key
+	bits [][]byte
+	at   []bool
+}
+
+// keyedRequest is what is known of a request.
+type keyedRequest struct {
+	id string
+	hit
+	// asked is set once it was asked for, and failed once a load of it has failed: it is not offered
+	// anything again, since an engine that asks again would fail without end.
+	asked, failed bool
+	// loading is the number of its loads under way.
+	loading int
+}
+
+// NewKeyed returns a leader for one engine instance that brings its own keys.
+func NewKeyed(o Options, index Index) (*Keyed, error) {
+	k := &Keyed{byID: make(map[string]*list.Element), loads: make(map[string]string)}
+	if err := k.hits.init(o, connector.KeySchemeEngine, index); err != nil {
+		return nil, err
+	}
+	k.bits = make([][]byte, len(k.groups))
+	return k, nil
+}
+
+// Present says which blocks are offered: a bitmap for each layer group, valid until the next call. It
+// keeps nothing of m. What is there is offered up to the boundary where loading beats prefill. Where
+// the first gap ends that, what is there after the gap is offered as well, since the engine may
+// hold the gap itself.
+func (k *Keyed) Present(m *connector.PresentRequest) [][]byte {
+	k.mu.Lock()
+	groups := k.present(m)
+	probe := k.probeDue()
+	k.mu.Unlock()
+	if probe {
+		k.opts.Probe()
+	}
+	return groups
+}
+
+func (k *Keyed) present(m *connector.PresentRequest) [][]byte {
+	n := len(m.Hashes)
+	for g := range k.bits {
+		bytes := (n + 7) / 8
+		k.bits[g] = slices.Grow(k.bits[g][:0], bytes)[:bytes]
+		clear(k.bits[g])
+	}
+	if k.closed {
+		return k.bits
+	}
+	r := k.admit(m.Request)
+	fresh := !r.asked
+	r.asked = true
+	k.stats.Matches++
+	offered := 0
+	switch first := max(0, m.Held-m.First); {
+	case k.notReady.Load():
+		k.stats.NotReady++
+		k.release(&r.hit)
+	case m.NoLoad || r.failed || first >= n:
+		k.release(&r.hit)
+	default:
+		offered = k.offer(r, m.Hashes, first)
+	}
+	if fresh {
+		k.stats.MatchedRequests++
+		k.stats.QueriedTokens += uint64((m.First + n) * k.bs)
+		k.stats.OfferedTokens += uint64(offered * k.bs)
+	}
+	return k.bits
+}
+
+// offer sets the bits of the blocks, from first on, that are offered, and pins them instead of what
+// was pinned for r before. It returns how many there are in the layer group with the most.
+func (k *Keyed) offer(r *keyedRequest, hashes []connector.Proof, first int) int {
+	r.keys = k.engineKeys(hashes)
+	k.swap(&r.hit)
+	end := len(hashes)
+	boundary := k.find(&r.hit, first, end)
+	offered := 0
+	switch {
+	case boundary > first && (boundary-first)*k.bs < k.opts.MinOfferTokens:
+		k.release(&r.hit)
+	default:
+		offered = k.set(first, boundary)
+		if k.gap(r.keys, boundary) {
+			offered += k.rest(&r.hit, boundary)
+		}
+	}
+	r.keys = nil // the work space is the next call's
+	k.releaseHeld()
+	return offered
+}
+
+// engineKeys returns the keys of hashes, valid until the next call.
+func (k *Keyed) engineKeys(hashes []connector.Proof) []connector.Key {
+	k.keys = slices.Grow(k.keys[:0], len(hashes))[:len(hashes)]
+	for i := range hashes {
+		k.keys[i] = connector.EngineKey(hashes[i])
+	}
+	return k.keys
+}
+
+// set sets the bits of what a load of blocks [first, boundary) needs, and returns their number.
+func (k *Keyed) set(first, boundary int) int {
+	if boundary == first {
+		return 0
+	}
+	for g := range k.groups {
+		for i := max(first, k.groups[g].FirstBlock(boundary*k.bs, k.bs)); i < boundary; i++ {
+			k.bits[g][i/8] |= 1 << (i % 8)
+		}
+	}
+	return boundary - first
+}
+
+// gap reports whether block boundary is not there, as against not worth loading or of no use
+// without the blocks of a window.
+func (k *Keyed) gap(keys []connector.Key, boundary int) bool {
+	if boundary == len(keys) || len(k.prefix) == 0 {
+		return false
+	}
+	k.at = slices.Grow(k.at[:0], 1)[:1]
+	k.have.Blocks(k.prefix, keys[boundary:boundary+1], k.at)
+	return !k.at[0]
+}
+
+// maxStretches bounds the runs of blocks after a gap that are pinned for a layer group, and with them
+// those that are offered.
+const maxStretches = 64
+
+// rest sets the bits of what is there after a gap, and pins it. It returns the number of blocks in
+// the layer group with the most.
+func (k *Keyed) rest(r *hit, gap int) int {
+	most := 0
+	n := len(r.keys) - gap
+	k.at = slices.Grow(k.at[:0], n)[:n]
+	for g := range k.groups {
+		shards := k.groups[g].Shards
+		k.have.Blocks(shards, r.keys[gap:], k.at)
+		count, stretches := 0, 0
+		for i := 0; i < n && stretches < maxStretches; i++ {
+			if !k.at[i] {
+				continue
+			}
+			end := i + 1
+			for end < n && k.at[end] {
+				end++
+			}
+			found, lease := k.index.Lookup(k.opts.Namespace, shards, r.keys[gap+i:gap+end], k.opts.LeaseTTL)
+			r.leases = appendLease(r.leases, lease)
+			for b := gap + i; b < gap+i+found; b++ {
+				k.bits[g][b/8] |= 1 << (b % 8)
+			}
+			count += found
+			stretches++
+			i = end
+		}
+		most = max(most, count)
+	}
+	return most
+}
+
+// Loading notes that the load m has started: what its request was offered stays pinned for it. It
+// keeps nothing of m.
+func (k *Keyed) Loading(m *connector.KeyedMove) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
+		return
+	}
+	r := k.admit(m.Owner())
+	r.loading++
+	k.renew(&r.hit)
+	k.loads[strings.Clone(m.ID)] = r.id
+	blocks := make([]int, len(k.groups))
+	for i := range m.Parts {
+		blocks[m.Parts[i].Group] += len(m.Parts[i].Hashes)
+	}
+	k.stats.LoadTokens += uint64(slices.Max(blocks) * k.bs)
+}
+
+// Loaded takes in how loads ended.
+func (k *Keyed) Loaded(loads []connector.FinishedLoad) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i := range loads {
+		k.ended(loads[i].Request, len(loads[i].FailedBlocks) > 0)
+	}
+}
+
+// Cancelled takes in that a load ends without a report.
+func (k *Keyed) Cancelled(load string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.ended(load, false)
+}
+
+// Unregistered takes in that all loads have ended without a report.
+func (k *Keyed) Unregistered() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for load := range k.loads {
+		k.ended(load, false)
+	}
+}
+
+func (k *Keyed) ended(load string, failed bool) {
+	id, ok := k.loads[load]
+	if !ok {
+		return
+	}
+	delete(k.loads, load)
+	e := k.byID[id]
+	if e == nil {
+		return
+	}
+	r := e.Value.(*keyedRequest)
+	if failed && !r.failed {
+		r.failed = true
+		k.stats.FailedLoads++
+	}
+	if r.loading = max(0, r.loading-1); r.loading == 0 {
+		k.release(&r.hit)
+	}
+}
+
+// Saving counts a save.
+func (k *Keyed) Saving(m *connector.KeyedMove) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.stats.SaveBlocks += uint64(m.Blocks())
+}
+
+// Touch ends a request: the records of its blocks, of all layer groups, count as used now, and what
+// it was offered is let go of. It keeps nothing of m.
+func (k *Keyed) Touch(m *connector.TouchRequest) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
+		return
+	}
+	keys := k.engineKeys(m.Hashes)
+	for g := range k.groups {
+		for _, shard := range k.groups[g].Shards {
+			k.index.Touch(k.opts.Namespace, shard, keys)
+		}
+	}
+	if m.Seconds > 0 && m.Tokens >= k.opts.MinLearnTokens {
+		k.prefill.add(m.Tokens, m.Seconds)
+	}
+	if e := k.byID[m.Request]; e != nil {
+		k.forget(e)
+	}
+}
+
+// admit returns the request of an id, new or known. The one that was used least recently is
+// forgotten where there are too many.
+func (k *Keyed) admit(id string) *keyedRequest {
+	if e := k.byID[id]; e != nil {
+		k.requests.MoveToFront(e)
+		return e.Value.(*keyedRequest)
+	}
+	if k.requests.Len() >= k.opts.MaxRequests {
+		k.forget(k.requests.Back())
+	}
+	r := &keyedRequest{id: strings.Clone(id)}
+	k.byID[r.id] = k.requests.PushFront(r)
+	return r
+}
+
+func (k *Keyed) forget(e *list.Element) {
+	r := k.requests.Remove(e).(*keyedRequest)
+	delete(k.byID, r.id)
+	k.release(&r.hit)
+}
+
+// Stats returns the counters.
+func (k *Keyed) Stats() Stats {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.snapshot(len(k.byID))
+}
+
+// Close forgets every request and releases every pin. Nothing is offered afterwards.
+func (k *Keyed) Close() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.closed = true
+	for e := k.requests.Back(); e != nil; e = k.requests.Back() {
+		k.forget(e)
+	}
+	clear(k.loads)
+}

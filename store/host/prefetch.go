@@ -1,0 +1,205 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+)
+
+const (
+	// prefetchShare is the part of the arena that records read before their loads may take.
+	prefetchShare = 8
+	// prefetchReadBytes are read at one time, so that a load that comes waits for little.
+	prefetchReadBytes = 16 << 20
+	// prefetchQueue is how many requests wait to have their records read.
+	prefetchQueue = 64
+	// prefetchPause is how long reads of loads are waited for before looking again.
+	prefetchPause = time.Millisecond
+	// prefetchTTL is when a request is taken to have been loaded, or to be gone.
+	prefetchTTL = 30 * time.Second
+)
+
+// Prefetches reads records of one namespace into memory before a load asks for them. It takes a
+// bounded part of the arena, gives way to loads, and takes no memory that a load waits for. Loads
+// find what was read, and join what is being read. It is safe for concurrent use.
+type Prefetches struct {
+	cache   *Cache
+	account *Account
+	jobs    chan prefetch
+	cancel  context.CancelFunc
+	ended   chan struct{}
+}
+
+// prefetch is what one call asks for.
+type prefetch struct {
+	ns     connector.NamespaceDigest
+	shard  connector.Shard
+	parent connector.Key
+	blocks []connector.PlanBlock
+	until  time.Time
+}
+
+// NewPrefetches returns one that reads records of a namespace.
+func NewPrefetches(c *Cache, ns connector.NamespaceDigest) (*Prefetches, error) {
+	account, err := c.Account(AccountOptions{Namespace: ns, LoadBytes: prefetchReadBytes})
+	if err != nil {
+		return nil, err
+	}
+	account.ahead = true
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &Prefetches{cache: c, account: account, jobs: make(chan prefetch, prefetchQueue), cancel: cancel, ended: make(chan struct{})}
+	go p.run(ctx)
+	return p, nil
+}
+
+// Close ends the reads, and the account. Nothing is read for later calls of Prefetch.
+func (p *Prefetches) Close() {
+	p.cancel()
+	<-p.ended
+	p.account.Close()
+}
+
+// Prefetch starts to read the records of consecutive blocks that are not in memory, and returns at
+// once. blocks stay as they are; the slots in them mean nothing.
+func (p *Prefetches) Prefetch(ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) {
+	select {
+	case p.jobs <- prefetch{ns, shard, parent, blocks, time.Now().Add(prefetchTTL)}:
+	default:
+		p.refused()
+	}
+}
+
+func (p *Prefetches) refused() {
+	p.cache.mu.Lock()
+	defer p.cache.mu.Unlock()
+	p.cache.count.PrefetchRefused++
+}
+
+func (p *Prefetches) run(ctx context.Context) {
+	defer close(p.ended)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case job := <-p.jobs:
+			if !p.read(ctx, &job) {
+				p.refused()
+			}
+		}
+	}
+}
+
+// read reads what a job asks for, in small parts and between the reads of loads. It reports false if
+// there was no room.
+func (p *Prefetches) read(ctx context.Context, job *prefetch) bool {
+	payloadBytes := p.cache.tier.PayloadBytes(job.ns, job.shard)
+	keys := make([]connector.Key, readBatch)
+	at := make([]bool, readBatch)
+	for len(job.blocks) > 0 && payloadBytes > 0 {
+		if !p.awaitTurn(ctx, job.until) {
+			return true
+		}
+		n := min(readBatch, len(job.blocks))
+		for i := range n {
+			keys[i] = job.blocks[i].Key
+		}
+		clear(at)
+		p.cache.Present(job.ns, job.shard, keys[:n], at[:n])
+		if room := slices.Index(at[:n], false) < 0 || p.part(ctx, job, at[:n], payloadBytes); !room {
+			return false
+		}
+		job.parent, job.blocks = job.blocks[n-1].Key, job.blocks[n:]
+	}
+	return true
+}
+
+// awaitTurn waits until the tier owes no load anything. It reports false if ctx or the time ends first.
+func (p *Prefetches) awaitTurn(ctx context.Context, until time.Time) bool {
+	for p.cache.tier.Speed().QueuedBytes > 0 && time.Now().Before(until) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(prefetchPause):
+			continue
+		}
+		break
+	}
+	return ctx.Err() == nil && time.Now().Before(until)
+}
+
+// part reads the first of a job's blocks, but for those that are there. It reports false if there
+// was no room for all.
+func (p *Prefetches) part(ctx context.Context, job *prefetch, there []bool, payloadBytes int) (room bool) {
+	l := &load{ctx: ctx, reading: ctx, cache: p.cache, account: p.account, arrived: func(it *Item) {
+		if it.Err == nil {
+			it.Slot.Release()
+		}
+	}}
+	items := make([]Item, len(there))
+	var reads []*store.ReadOp
+	room = true
+	for i := 0; i < len(items) && room; i++ {
+		if there[i] {
+			continue
+		}
+		it, parent := &items[i], job.parent
+		if i > 0 {
+			parent = job.blocks[i-1].Key
+		}
+		b := &job.blocks[i]
+		it.Record = store.Record{ID: store.RecordID{Namespace: job.ns, Shard: job.shard, Key: b.Key}, Parent: parent, Proof: b.Proof}
+		it.PayloadBytes = payloadBytes
+		outcome, err := p.account.Acquire(ctx, &it.Slot, it.Record, payloadBytes, false)
+		switch {
+		case errors.Is(err, ErrFull) && len(reads) > 0: // for what is read at one time
+			l.read(reads)
+			l.others.Wait()
+			reads = nil
+			i-- // once more
+		case err != nil:
+			room = false
+		case outcome == Fill:
+			reads = append(reads, it.fill())
+		default: // a load was faster
+			it.Slot.Release()
+		}
+	}
+	if len(reads) > 0 {
+		l.read(reads)
+	}
+	l.others.Wait()
+	return room
+}
+
+// allowsAhead reports whether a slot may be given to a record that no load has asked for.
+func (a *Arena) allowsAhead(k *class) bool {
+	limit := int64(len(a.units)) * int64(a.opts.unitBytes) / prefetchShare
+	return a.waiting == 0 && a.aheadBytes+int64(k.slotBytes) <= limit
+}
+
+// noteUse notes that a slot is filled before its load, or that the load has come.
+func (a *Arena) noteUse(s *Slot) {
+	switch p := a.slot(s.slot); {
+	case s.account.ahead:
+		if s.outcome() == Fill && !p.ahead {
+			p.ahead = true
+			a.aheadBytes += int64(s.class.slotBytes)
+		}
+	case a.endAhead(s.slot):
+		a.count.PrefetchUsed++
+	}
+}
+
+// endAhead makes a slot like any other, and reports whether it was read before its load.
+func (a *Arena) endAhead(id slotID) bool {
+	p := a.slot(id)
+	if !p.ahead {
+		return false
+	}
+	p.ahead = false
+	a.aheadBytes -= int64(a.classOfSlot(id).slotBytes)
+	return true
+}

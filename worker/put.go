@@ -1,0 +1,208 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// Bounds of the saves by key that one rank may have under way or not polled, and of the blocks of
+// those that wait. They keep the answer to a poll within a frame.
+const (
+	maxPuts      = 4096
+	maxPutBlocks = 1 << 18
+)
+
+// put is one save by key. The engine keeps its slots until the report.
+type put struct {
+	mem       *memory
+	call      uint64 // number of the engine's call on mem
+	stretches []stretch
+	scope     connector.ScopeDigest
+	blocks    int
+	deadline  time.Time
+	report    connector.StoredPut
+}
+
+// puts are a rank's saves by key. The worker's mutex guards them.
+type puts struct {
+	// waiting are not copied yet, in order, and blocks the number of their blocks.
+	waiting []*put
+	blocks  int
+	// running is being copied, nil if none is; stop ends it.
+	running *put
+	stop    context.CancelFunc
+	// copying is set while there is a goroutine that copies.
+	copying bool
+	// stored are the reports that Poll has not taken.
+	stored []connector.StoredPut
+}
+
+// queue adds a put, and sees to it that it is run.
+func (w *Worker) queue(p *put) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := &w.puts
+	if w.mem != p.mem {
+		return connector.ErrNotRegistered
+	}
+	if n := len(q.waiting) + len(q.stored); n >= maxPuts {
+		return fmt.Errorf("%w: %d saves are under way or not polled, at most %d", connector.ErrBadRequest, n, maxPuts)
+	}
+	if q.blocks+p.blocks > maxPutBlocks && len(q.waiting) > 0 || p.blocks == 0 {
+		p.report.Dropped = p.blocks
+		w.counters.droppedBlocks.Add(uint64(p.blocks))
+		q.stored = append(q.stored, p.report)
+		return nil
+	}
+	q.waiting = append(q.waiting, p)
+	q.blocks += p.blocks
+	if !q.copying {
+		q.copying = true
+		w.moves.Add(1)
+		go w.runPuts()
+	}
+	return nil
+}
+
+// runPuts copies what is queued, one put after the other, until nothing is.
+func (w *Worker) runPuts() {
+	defer w.moves.Add(-1)
+	for {
+		p, ctx := w.nextPut()
+		if p == nil {
+			return
+		}
+		w.copyPut(ctx, p)
+		w.endPut(p)
+	}
+}
+
+func (w *Worker) nextPut() (*put, context.Context) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := &w.puts
+	if len(q.waiting) == 0 {
+		q.copying, q.waiting = false, nil
+		return nil, nil
+	}
+	p := q.waiting[0]
+	q.waiting[0] = nil
+	q.waiting = q.waiting[1:]
+	q.blocks -= p.blocks
+	ctx, stop := context.WithDeadlineCause(w.ctx, p.deadline, errLate)
+	q.running, q.stop = p, stop
+	return p, ctx
+}
+
+// endPut files the report of a put, unless its memory was given back.
+func (w *Worker) endPut(p *put) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := &w.puts
+	q.stop()
+	if q.running == p {
+		q.running = nil
+		q.stored = append(q.stored, p.report)
+	}
+}
+
+// abandon ends all puts without a report. The copy that is under way ends with its memory.
+func (q *puts) abandon() {
+	if q.running != nil {
+		q.stop()
+		q.running = nil
+	}
+	q.waiting, q.blocks, q.stored = nil, 0, nil
+}
+
+// copyPut copies what is not stored yet out of engine memory, and counts what became of it.
+func (w *Worker) copyPut(ctx context.Context, p *put) {
+	for i := range p.stretches {
+		s := &p.stretches[i]
+		if !s.group.writes {
+			p.report.Present += len(s.blocks)
+			continue
+		}
+		w.copyStretch(ctx, p, s)
+	}
+}
+
+// copyStretch copies the missing blocks of a stretch. Nothing is saved after a block that cannot be:
+// it would be of no use without those before it.
+func (w *Worker) copyStretch(ctx context.Context, p *put, s *stretch) {
+	there := w.present(s)
+	most := min(savesAtOnce, max(1, p.mem.shape.BatchBytes/s.group.blockBytes))
+	dropping := false
+	for i := 0; i < len(there); {
+		if there[i] {
+			p.report.Present++
+			i++
+			continue
+		}
+		to := i + 1
+		for to < len(there) && to-i < most && !there[to] {
+			to++
+		}
+		if !dropping {
+			dropping = !w.copyBlocks(ctx, p, s.part(i, to))
+		} else {
+			w.dropPut(p, to-i)
+		}
+		i = to
+	}
+}
+
+// copyBlocks copies blocks, and reports whether all are on their way to the store. Where there is
+// no memory it waits for that of the worker's earlier saves. Copies of loads and saves take turns.
+func (w *Worker) copyBlocks(ctx context.Context, p *put, s stretch) bool {
+	for len(s.blocks) > 0 && ctx.Err() == nil {
+		var b saveBatch
+		n := w.gather(&b, p.scope, s)
+		if n == 0 {
+			if s.blocks[0].Slot < s.group.layout.Blocks && w.awaitSave(ctx) {
+				continue
+			}
+			break
+		}
+		select {
+		case p.mem.turns <- struct{}{}:
+		case <-ctx.Done():
+			for _, save := range b.saves {
+				save.Slot.Release()
+			}
+			continue
+		}
+		r := w.write(ctx, p.mem, p.call, &b)
+		<-p.mem.turns
+		p.report.Taken += r.Taken
+		p.report.Dropped += r.Dropped
+		s = s.part(n, len(s.blocks))
+		if r.Dropped > 0 {
+			break
+		}
+	}
+	w.dropPut(p, len(s.blocks))
+	return len(s.blocks) == 0
+}
+
+func (w *Worker) dropPut(p *put, blocks int) {
+	p.report.Dropped += blocks
+	w.counters.droppedBlocks.Add(uint64(blocks))
+}
+
+// awaitSave waits until a save of the worker has ended. It reports false if none is under way, or
+// ctx has ended.
+func (w *Worker) awaitSave(ctx context.Context) bool {
+	if w.saving.Load() == 0 || ctx.Err() != nil {
+		return false
+	}
+	select {
+	case <-w.saveEnded:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
