@@ -37,8 +37,7 @@ type hits struct {
 	price   pricing.Price
 	prefill prefillSpeed
 	probed  time.Time
-	// refused are the blocks that the newest decision leaves out, because loading them takes too
-	// long.
+	// refused are the blocks that the last decision left out, because loading them takes too long.
 	refused int
 }
 

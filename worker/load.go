@@ -228,7 +228,21 @@ func (l *load) blockDone(it *host.Item, err error) {
 	}
 }
 
-// cameFrom counts a block by the tier that it came from. l.mu is held.
+// cutAt gives up the blocks after one that failed. With several stretches it is not known which
+// blocks of the others come before it in the prompt, so all are given up. l.mu is held.
+func (l *load) cutAt(index int) {
+	if len(l.stretches) > 1 {
+		index = 0
+	}
+	for ; l.cut > index; l.cut-- {
+		if !l.done[l.cut-1] {
+			l.awaited--
+		}
+	}
+}
+
+// cameFrom counts a block by the tier that it came from: the host tier if nothing had to be read for
+// this load. l.mu is held.
 func (l *load) cameFrom(it *host.Item) {
 	tier := it.From
 	if tier == "" {
@@ -241,19 +255,6 @@ func (l *load) cameFrom(it *host.Item) {
 	}
 	l.tiers[i].Blocks++
 	l.tiers[i].Bytes += int64(it.PayloadBytes)
-}
-
-// cutAt gives up the blocks after one that failed. With several stretches it is not known which
-// blocks of the others come before it in the prompt, so all are given up. l.mu is held.
-func (l *load) cutAt(index int) {
-	if len(l.stretches) > 1 {
-		index = 0
-	}
-	for ; l.cut > index; l.cut-- {
-		if !l.done[l.cut-1] {
-			l.awaited--
-		}
-	}
 }
 
 // expire ends the load by its deadline, or because the rest of it is not wanted any more: the blocks

@@ -26,6 +26,13 @@ func TestHotFramesCostNoAllocation(t *testing.T) {
 		Request: "r", Tokens: make([]uint32, 8192), Scope: connector.Scope{Salt: "tenant"},
 		Spans: []connector.Span{{Start: 3, End: 9, ID: []byte("image")}},
 	}
+	hashes := make([]connector.Proof, 8192)
+	present := &connector.PresentRequest{Request: "r", Hashes: hashes}
+	bits := [][]byte{make([]byte, 1024), make([]byte, 1024)}
+	move := &connector.KeyedMove{ID: "m", Scope: connector.Scope{Salt: "tenant"}, Parts: []connector.KeyedPart{
+		{Hashes: hashes[:100], Slots: make([]uint32, 100)}, {Group: 1, Hashes: hashes[:50], Slots: make([]uint32, 50)},
+	}}
+	touch := &connector.TouchRequest{Request: "r", Hashes: hashes}
 	offer := connector.Offer{Tokens: 8000, Async: true}
 	told := corpusOffer()
 	traced := *match
@@ -33,6 +40,9 @@ func TestHotFramesCostNoAllocation(t *testing.T) {
 	step := steadyStep()
 	buf := make([]byte, 0, 1<<20)
 	var into connector.MatchRequest
+	var presentInto connector.PresentRequest
+	var touchInto connector.TouchRequest
+	var moves MoveDecoder
 	var steps StepDecoder
 	var err error
 	note := func(e error) {
@@ -46,6 +56,11 @@ func TestHotFramesCostNoAllocation(t *testing.T) {
 		"offer":        func() { note(DecodeOffer(AppendOffer(buf[:0], offer), &offer)) },
 		"traced match": func() { note(DecodeMatch(AppendMatch(buf[:0], &traced), &into)) },
 		"tiers out":    func() { buf = AppendOffer(buf[:0], told) },
+		"present":      func() { note(DecodePresent(AppendPresent(buf[:0], present), &presentInto)) },
+		"presence":     func() { buf = AppendPresence(buf[:0], bits) },
+		"move":         func() { _, e := moves.Decode(AppendMove(buf[:0], move)); note(e) },
+		"touch":        func() { note(DecodeTouch(AppendTouch(buf[:0], touch), &touchInto)) },
+		"polled":       func() { buf = AppendPolled(buf[:0], &connector.Polled{}) },
 		"step out":     func() { buf = AppendStep(buf[:0], step) },
 		"step back":    func() { _, e := steps.Decode(AppendStep(buf[:0], step)); note(e) },
 	} {
@@ -83,6 +98,34 @@ func FuzzStepDecoderIsTheSameUsedAgain(f *testing.F) {
 		}
 		if err == nil && !bytes.Equal(AppendStep(nil, got), AppendStep(nil, want)) {
 			t.Errorf("%+v used again, %+v fresh", got, want)
+		}
+	})
+}
+
+// Parts of different sizes in memory that is used again stay apart.
+func FuzzMoveDecoderIsTheSameUsedAgain(f *testing.F) {
+	move := &connector.KeyedMove{ID: "m", Request: "r"}
+	for i := range 5 {
+		move.Parts = append(move.Parts, connector.KeyedPart{Group: i, Hashes: make([]connector.Proof, 3*i), Slots: make([]uint32, 3*i)})
+		for j := range 3 * i {
+			move.Parts[i].Hashes[j], move.Parts[i].Slots[j] = connector.Proof{byte(i), byte(j)}, uint32(100*i+j)
+		}
+	}
+	f.Add(AppendMove(nil, move), AppendMove(nil, &connector.KeyedMove{Parts: move.Parts[2:4]}))
+	f.Add([]byte{0x80}, AppendMove(nil, move))
+	f.Fuzz(func(t *testing.T, before, body []byte) {
+		var used, fresh MoveDecoder
+		_, _ = used.Decode(before)
+		got, err := used.Decode(body)
+		want, wantErr := fresh.Decode(body)
+		if (err == nil) != (wantErr == nil) {
+			t.Fatalf("%v used again, %v fresh", err, wantErr)
+		}
+		if err == nil && !bytes.Equal(AppendMove(nil, got), AppendMove(nil, want)) {
+			t.Errorf("%+v used again, %+v fresh", got, want)
+		}
+		if err == nil && got.Blocks() > connector.MaxKeyedBlocks {
+			t.Errorf("%d blocks", got.Blocks())
 		}
 	})
 }

@@ -39,13 +39,13 @@ func codecs() []codec {
 		Finished: []connector.FinishedLoad{{Request: "a", FailedBlocks: []uint32{1}}, {Request: "b"}},
 		Stored:   []connector.StoredPut{{ID: "c", SaveResult: *saveResult}},
 	}
-	brought := connector.Polled{Finished: corpusLoads()}
 	present := &connector.PresentRequest{Request: "r", First: 2, Parent: connector.Proof{7}, Hashes: []connector.Proof{{1}, {2}}, Held: 1, NoLoad: true}
 	move := &connector.KeyedMove{ID: "m", Request: "r", Parts: []connector.KeyedPart{
 		{Group: 1, Parent: connector.Proof{7}, Hashes: []connector.Proof{{1}, {2}}, Slots: []uint32{4, 5}},
 		{Hashes: []connector.Proof{{3}}, Slots: []uint32{6}},
 	}, Scope: connector.Scope{Salt: "s", LoRA: "l"}}
 	touch := &connector.TouchRequest{Request: "r", Hashes: []connector.Proof{{1}}, Tokens: 5, Seconds: 0.5}
+	brought := connector.Polled{Finished: corpusLoads()}
 	return []codec{
 		{"hello", hello, hello.Append, func(b []byte) (any, error) { m := new(Hello); return m, m.Decode(b) }},
 		{"hello reply", helloReply, helloReply.Append, func(b []byte) (any, error) { m := new(HelloReply); return m, m.Decode(b) }},

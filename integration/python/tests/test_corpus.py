@@ -122,7 +122,7 @@ REPLIES: dict[str, tuple[Callable[[Fields], Any], Callable[[Fields], Any]]] = {
     "unregister": (dict, dict),
     "load": (messages.count, lambda f: f["n"]),
     "save": (messages.save_result, lambda f: (f["taken"], f["dropped"], f["present"])),
-    "poll": (messages.polled, lambda f: (finished(f), [tuple(s) for s in f["stored"]])),
+    "poll": (messages.polled, lambda f: (finished(f), [tuple(e) for e in f["stored"]])),
     "cancel": (dict, dict),
     "present": (messages.bitmaps, lambda f: [bytes.fromhex(b) for b in f["groups"]]),
     "fetch": (dict, dict),
