@@ -241,8 +241,8 @@ func (l *load) cutAt(index int) {
 	}
 }
 
-// cameFrom counts a block by the tier that it came from. l.mu is held. One that was in memory, or was
-// read for somebody else, came from the host tier.
+// cameFrom counts a block by the tier that it came from: the host tier if nothing had to be read for
+// this load. l.mu is held.
 func (l *load) cameFrom(it *host.Item) {
 	tier := it.From
 	if tier == "" {

@@ -66,8 +66,11 @@ func TestReportSaysWhereBlocksCameFrom(t *testing.T) {
 		t.Errorf("first load: %+v, want %+v", got, disk)
 	}
 	both := map[string]connector.TierBlocks{"host": {Tier: "host", Blocks: 2, Bytes: 2 * bytes}, "disk": {Tier: "disk", Blocks: 1, Bytes: bytes}}
-	if got := brought(12, 8, 9, 10); !reflect.DeepEqual(got, both) {
+	if got := brought(0, 8, 9, 10); !reflect.DeepEqual(got, both) {
 		t.Errorf("second load: %+v, want %+v", got, both)
+	}
+	if got := brought(12, 8, 9, 10); got["host"].Blocks > 3 || len(got) > 1 {
+		t.Errorf("a load that fails: %+v, want no more than the blocks that are there", got)
 	}
 }
 

@@ -25,7 +25,8 @@ func (c *Cache) Tier() store.Tier { return c.tier }
 
 // Item is one record on its way into memory.
 type Item struct {
-	// ReadOp says what the record must be, and in Err how its load ended.
+	// ReadOp says what the record must be, and in Err how its load ended. From is empty if the record
+	// was in memory, and not because it was just read for this load.
 	store.ReadOp
 	// Slot pins the record once it has arrived without an error, until the caller releases it.
 	Slot Slot
@@ -90,7 +91,7 @@ func (l *load) batch(first, n int) {
 		case err != nil:
 			l.end(it, err)
 		case outcome == Hit:
-			l.arrived(it)
+			l.end(it, nil)
 		case outcome == Pending:
 			l.others.Go(func() { l.await(it) })
 		default:
@@ -133,7 +134,9 @@ func (l *load) await(it *Item) {
 }
 
 func (l *load) end(it *Item, err error) {
-	it.Err = err
+	if it.Err = err; err == nil && it.Slot.read {
+		it.From = l.cache.tier.Name()
+	}
 	l.arrived(it)
 }
 

@@ -52,6 +52,8 @@ func newFakeTier(records int) *fakeTier {
 	return f
 }
 
+func (f *fakeTier) Name() string { return "fake" }
+
 func (f *fakeTier) Speed() store.Speed { return store.Speed{QueuedBytes: f.queued.Load()} }
 
 func (f *fakeTier) PayloadBytes(connector.NamespaceDigest, connector.Shard) int { return payloadBytes }

@@ -3,6 +3,7 @@ package host_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
@@ -176,5 +177,34 @@ func TestCloseGivesReadsBeforeLoadsUp(t *testing.T) {
 	ask(p, 0, 20)
 	if st := r.cache.Stats(); st.UsedBytes != 0 || st.Accounts != 1 || st.PrefetchRefused == 0 {
 		t.Errorf("%+v", st)
+	}
+}
+
+// froms loads records and counts them by the tier that they came from.
+func (r *rig) froms(first, n int) map[string]int {
+	r.t.Helper()
+	var mu sync.Mutex
+	out := map[string]int{}
+	r.cache.Load(r.t.Context(), r.t.Context(), r.account, n, wants(numbers(first, first+n)), func(it *host.Item) {
+		mu.Lock()
+		defer mu.Unlock()
+		out[it.From]++
+		it.Slot.Release()
+	})
+	return out
+}
+
+// What was read before its load came from the tier, once.
+func TestItemsSayThatTheyWereReadForTheirLoad(t *testing.T) {
+	r := newRig(t, newFakeTier(100), 0)
+	p := r.prefetches()
+	defer p.Close()
+	ask(p, 0, 8)
+	until(t, "the records are not read", func() bool { return r.cache.Stats().Prefetched == 8 })
+	if got := r.froms(0, 8); got["fake"] != 8 {
+		t.Errorf("read before the load: %v", got)
+	}
+	if got := r.froms(0, 8); got[""] != 8 {
+		t.Errorf("in memory: %v", got)
 	}
 }

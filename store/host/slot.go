@@ -33,6 +33,9 @@ type Slot struct {
 	hash    uint64
 	payload int
 	bytes   []byte
+	// read is set if the record was read from a tier for this handle, though not by its user: it
+	// waited for another's read, or the record was read before its load.
+	read bool
 	// ready gets a token when a wait ends. It is made once.
 	ready chan struct{}
 	node  node[Slot] // in the queue of its account or of a slot that is filled
@@ -98,6 +101,7 @@ func (s *Slot) Publish(rec store.Record) bool {
 		a.count.Prefetched++
 	}
 	for w := a.nextWaiter(s.slot); w != nil; w = a.nextWaiter(s.slot) {
+		w.read = true
 		a.pin(w, s.slot, Hit)
 		a.noteUse(w)
 		a.count.Hits++
@@ -214,7 +218,7 @@ func (s *Slot) giveUp() {
 
 // empty makes a handle that holds nothing ready for use again.
 func (s *Slot) empty() {
-	s.slot, s.bytes = 0, nil
+	s.slot, s.bytes, s.read = 0, nil, false
 	s.become(Full)
 }
 
@@ -238,6 +242,7 @@ func (a *Arena) pin(s *Slot, id slotID, o Outcome) {
 	a.tick++
 	p.used = a.now()
 	at := int64(g.first)*int64(a.opts.unitBytes) + int64(id-a.firstSlot(span))*int64(c.slotBytes)
+	s.read = s.read || p.ahead && !s.account.ahead
 	s.slot, s.at, s.bytes = id, at, a.mem.Bytes[at:at+int64(s.payload):at+int64(c.slotBytes)]
 	s.become(o)
 }

@@ -54,6 +54,17 @@ def test_sources_are_the_tiers_and_sum_up(engine: Engine, offer: Offer, taken: i
     assert sources(engine, 0) == {}
 
 
+def test_a_source_is_where_the_first_look_up_found_it(engine: Engine) -> None:
+    request = engine.request("r", 14)
+    for offer in (TWO_TIERS, Offer(8, True, {"host": 8})):  # read ahead meanwhile
+        engine.leader.offer = offer
+        engine.side.match(request, 0)
+    assert sources(engine, 8) == {"host": 4, "disk": 4}
+    engine.allocate(request, [1, 2], external=8)
+    engine.side.match(request, 0)  # preempted
+    assert sources(engine, 8) == {"host": 8}
+
+
 def test_the_leader_is_asked_for_tiers_and_told_the_trace(engine: Engine) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     for headers in ({"traceparent": trace}, {"traceparent": trace + "x"}, {"traceparent": "é"}, {}, None):

@@ -30,6 +30,8 @@ class _Request:
     """Those that ranks have reported by now, by tier."""
     loaded_tokens: dict[str, int] = field(default_factory=dict)
     """Tokens of all loads that have ended, by tier."""
+    taken: bool = False
+    """Whether vLLM has taken the offer, and the next is another one."""
 
 
 class Hits:
@@ -44,7 +46,9 @@ class Hits:
         """Note what the leader answers. Returns whether it is the first answer for the request."""
         request = self._requests.get(request_id)
         if request is not None:
-            request.offer = offer
+            # A first look-up may have the daemon read ahead: what a repeated one finds was not there before.
+            if request.taken or request.offer.tokens != offer.tokens:
+                request.offer, request.taken = offer, False
             return False
         self._requests[request_id] = _Request(offer)
         self.stats.count("refused_tokens", offer.refused)
@@ -54,7 +58,7 @@ class Hits:
         """Note that vLLM has the tokens of an offer loaded into these blocks."""
         request = self._requests.get(request_id)
         if request is not None:
-            request.external, request.loading, request.blocks = external, loading, {}
+            request.external, request.loading, request.blocks, request.taken = external, loading, {}, True
 
     def sources(self, request_id: str, external: int) -> dict[Any, int]:
         """Return the tokens of a load by the source that vLLM knows for the tier that they lie in.
