@@ -15,7 +15,10 @@ from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 EMPTY = "test_empty_region"
-"""Set in the `kv_transfer_params` of a request, it empties the region: what comes next is from the tiers below."""
+"""Set in the `kv_transfer_params` of a request, it empties the region: what comes next is from the tiers below.
+
+The request must be shorter than a chunk, and alone: rows that are being copied may not be taken away.
+"""
 
 
 class _Event:
