@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +24,9 @@ type hostMemory struct {
 	regions [][]byte
 	sizes   []int64
 	lost    atomic.Bool
+	// populating ends soon after closing is set.
+	populating sync.WaitGroup
+	closing    atomic.Bool
 }
 
 var _ Memory = (*hostMemory)(nil)
@@ -37,6 +41,7 @@ func (*HostDriver) Open(files []*os.File) (Memory, error) {
 		}
 		m.regions = append(m.regions, mem)
 		m.sizes = append(m.sizes, int64(len(mem)))
+		m.populate(f, mem)
 	}
 	return m, nil
 }
@@ -72,6 +77,8 @@ func (m *hostMemory) RegionBytes() []int64 { return m.sizes }
 
 // Close unmaps the regions.
 func (m *hostMemory) Close() error {
+	m.closing.Store(true)
+	m.populating.Wait()
 	regions := m.regions
 	m.regions = nil
 	var err error

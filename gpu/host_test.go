@@ -3,8 +3,11 @@ package gpu
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
+	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -139,5 +142,55 @@ func TestHostCopyDoesNotAllocate(t *testing.T) {
 	b := &Batch{Pieces: []Piece{{0, 0, make([]byte, 4096)}, {0, 8192, make([]byte, 4096)}}}
 	if n := testing.AllocsPerRun(100, func() { _ = m.Copy(t.Context(), b) }); n != 0 {
 		t.Errorf("%v allocations a copy, want 0", n)
+	}
+}
+
+// What the engine has touched is mapped before the first copy; what it has not stays untouched.
+func TestHostMapsThePagesThatTheEngineHasMade(t *testing.T) {
+	const size = 40 << 20
+	made, blank := memfd(t, size), memfd(t, size)
+	if err := unix.Fallocate(int(made.Fd()), 0, 0, size); err != nil {
+		t.Fatal(err)
+	}
+	m := open(t, made, blank).(*hostMemory)
+	m.populating.Wait()
+	if got := mappedBytes(t, m.regions[0]); got != size {
+		t.Errorf("%d bytes of %d are mapped", got, size)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(blank.Fd()), &st); err != nil || st.Blocks != 0 {
+		t.Errorf("%d blocks of untouched memory were made, %v", st.Blocks, err)
+	}
+}
+
+// mappedBytes is how much of a mapping this process has in its page tables.
+func mappedBytes(t *testing.T, mem []byte) int {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, ok := strings.Cut(string(text), fmt.Sprintf("\n%x-", uintptr(unsafe.Pointer(unsafe.SliceData(mem)))))
+	_, after, found := strings.Cut(after, "\nRss:")
+	var kib int
+	if _, err := fmt.Sscanf(after, "%d", &kib); err != nil || !ok || !found {
+		t.Fatalf("no size of the mapping: %v", err)
+	}
+	return kib << 10
+}
+
+// Memory that is given back while it is mapped is unmapped once.
+func TestHostMemoryIsGivenBackWhileItIsMapped(t *testing.T) {
+	const size = 256 << 20
+	f := memfd(t, size)
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+		t.Fatal(err)
+	}
+	m, err := new(HostDriver).Open([]*os.File{f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
 	}
 }
