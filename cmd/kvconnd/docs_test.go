@@ -39,8 +39,9 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 	}
 	others := []string{ // vLLM's
 		"--kv-transfer-config", "--kv-events-config", "--data-parallel-size", "--data-parallel-hybrid-lb", "--data-parallel-rank", "--port",
-		"--prefix-caching-hash-algo", "--prefix-cache-retention-interval",
+		"--prefix-caching-hash-algo", "--prefix-cache-retention-interval", "--otlp-traces-endpoint",
 	}
+	scripts := []string{"integration/README.md", "integration/bench/README.md"} // name flags of scripts
 	found := 0
 	for _, d := range docs.All(t) {
 		for _, code := range slices.Concat(d.Lines, d.Spans) {
@@ -51,7 +52,7 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 					t.Errorf("%s shows kvconnd %s: %v %v", d.Path, strings.Join(args, " "), err, ctx.Error)
 				}
 			}
-			if !strings.HasPrefix(code, "--") || d.Path == "integration/README.md" { // whose flags are those of scripts
+			if !strings.HasPrefix(code, "--") || slices.Contains(scripts, d.Path) {
 				continue
 			}
 			for _, word := range strings.Fields(code) {
