@@ -3,11 +3,11 @@ from __future__ import annotations
 import hashlib
 import logging
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from kvconn.client import Part
+from kvconn.client import FinishedLoad, Part, Polled, StoredPut
 from kvconn.vllm.tier_pace import Pace
 from kvconn.vllm.tier_promises import Promises
 from kvconn.vllm.tier_requests import TierRequest, Wishes
@@ -48,11 +48,6 @@ class Coy(Context):
         return self._hidden.get(key)
 
 
-class Polled(NamedTuple):
-    finished: list[tuple[str, list[int]]]
-    stored: list[tuple[str, int, int, int]]
-
-
 class Client:
     """Stands where KeyedClient does."""
 
@@ -62,8 +57,8 @@ class Client:
         self.fetched: list[tuple[str, list[Part]]] = []
         self.puts: list[tuple[str, list[Part]]] = []
         self.touched: list[tuple[str, list[bytes], int, float]] = []
-        self.finished: list[tuple[str, list[int]]] = []
-        self.ended_puts: list[tuple[str, int, int, int]] = []
+        self.finished: list[FinishedLoad] = []
+        self.ended_puts: list[StoredPut] = []
         self.error: Exception | None = None
         self.absent = False
         self.releases = True
@@ -178,7 +173,7 @@ def test_a_load_names_stretches_with_the_hash_before_them(bench: Bench) -> None:
         ("1 of a", [Part(0, hashes(0)[0], hashes(1, 2), [11, 12]), Part(0, hashes(3)[0], hashes(4, 5), [10, 13])])
     ]
     assert bench.ended() == []
-    bench.client.finished = [("1", [])]
+    bench.client.finished = [FinishedLoad("1", [])]
     assert bench.ended() == [Ended(job, True)]
     assert not bench.side.busy
     assert bench.ended() == []
@@ -189,7 +184,7 @@ def test_a_failed_load_is_remembered_and_what_was_loaded_is_kept(bench: Bench) -
     request, context = bench.request(), Context(3)
     assert bench.answers(request, context, 0, 1, 2) == [HIT] * 3
     job = bench.load(request, context, 0, 1, 2, row=7)
-    bench.client.finished = [("1", [8])]
+    bench.client.finished = [FinishedLoad("1", [8])]
     assert bench.ended() == [Ended(job, False, [key(0), key(2)])]
     for _ in range(3):
         bench.side.step_ended([], ["a"])
@@ -205,7 +200,7 @@ def test_while_a_request_loads_nothing_more_is_offered_to_it_and_after_a_preempt
     bench.load(request, context, 0)
     bench.side.step_ended([], [])
     assert bench.answers(request, context, 1) == [MISS]
-    bench.client.finished = [("1", [])]
+    bench.client.finished = [FinishedLoad("1", [])]
     bench.ended()
     assert bench.answers(request, context, 0) == [MISS]  # its rows were taken again: no second round
     bench.side.step_ended([], ["a"])
@@ -227,7 +222,7 @@ def test_requests_that_wait_do_not_evict_each_other(bench: Bench) -> None:
     assert ask("c") == [RETRY] * 4
     job = bench.load(requests["a"], contexts["a"], *range(4), prompt="a")
     bench.side.step_ended([], [])
-    bench.client.finished = [("1", [])]
+    bench.client.finished = [FinishedLoad("1", [])]
     assert bench.ended() == [Ended(job, True)]
     asked = len(bench.client.asked)
     assert ask("b") == [RETRY] * 4  # until the first runs
@@ -286,7 +281,7 @@ def test_a_store_is_sorted_into_stretches(bench: Bench) -> None:
     ]
     assert bench.client.puts == [("9", want)]
     assert bench.ended() == []
-    bench.client.ended_puts = [("9", 4, 0, 1)]
+    bench.client.ended_puts = [StoredPut("9", 4, 0, 1)]
     assert bench.ended() == [Ended(9, True)]
 
 

@@ -251,8 +251,8 @@ class TierSide:
             self._give_up()
         elif self._loads or self._stores:
             polled = self._client.poll()
-            for name, failed_rows in polled.finished:
-                self._loaded(self._loads.pop(name, None), failed_rows)
+            for load in polled.finished:
+                self._loaded(self._loads.pop(load.request, None), load.failed_blocks)
             for name, taken, dropped, present in polled.stored:
                 job = self._stores.pop(name, None)
                 if job is not None:
