@@ -74,7 +74,9 @@ func (w *Worker) Fetch(_ context.Context, m *connector.KeyedMove) error {
 	if err != nil {
 		return err
 	}
-	w.begin(w.newLoad(mem, call, m.ID, stretches, nil))
+	l := w.newLoad(mem, call, m.ID, stretches, nil)
+	l.apart = true
+	w.begin(l)
 	return nil
 }
 
