@@ -267,6 +267,9 @@ func (k *Keyed) Saving(m *connector.KeyedMove) {
 	k.stats.SaveBlocks += uint64(m.Blocks())
 }
 
+// minLearnSeconds is the shortest time that a prefill speed is learnt from.
+const minLearnSeconds = 1e-6
+
 // Touch ends a request: the records of its blocks, of all layer groups, count as used now, and what
 // it was offered is let go of. It keeps nothing of m.
 func (k *Keyed) Touch(m *connector.TouchRequest) {
@@ -281,7 +284,7 @@ func (k *Keyed) Touch(m *connector.TouchRequest) {
 			k.index.Touch(k.opts.Namespace, shard, keys)
 		}
 	}
-	if m.Seconds > 0 && m.Tokens >= k.opts.MinLearnTokens {
+	if m.Seconds >= minLearnSeconds && m.Tokens >= k.opts.MinLearnTokens {
 		k.prefill.add(m.Tokens, m.Seconds)
 	}
 	if e := k.byID[m.Request]; e != nil {

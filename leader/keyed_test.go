@@ -1,6 +1,7 @@
 package leader
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"testing"
@@ -225,6 +226,17 @@ func TestTouchEndsARequest(t *testing.T) {
 		t.Errorf("%d records are touched, want those of 2 blocks, 2 groups and 2 ranks", n)
 	}
 	f.wantPresent("11 11", connector.PresentRequest{Request: "a"}, 2)
+}
+
+// A prefill that took next to no time is no measurement: the speed would be infinite, which no JSON has.
+func TestSpeedsThatCannotBeAreNotLearnt(t *testing.T) {
+	f := newKeyedFixture(t, nil)
+	for range minSamples {
+		f.Touch(&connector.TouchRequest{Request: "a", Tokens: math.MaxInt32, Seconds: math.SmallestNonzeroFloat64})
+	}
+	if _, err := json.Marshal(f.Stats()); err != nil || f.Stats().PrefillTokensPerS != 0 {
+		t.Errorf("%v tokens/s, %v", f.Stats().PrefillTokensPerS, err)
+	}
 }
 
 func TestKeyedForgetsTheOldestRequest(t *testing.T) {

@@ -309,6 +309,25 @@ func (s *refusingTier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (i
 	return len(ops), nil
 }
 
+// A part without blocks takes no memory: there may be thousands of them in each of thousands of calls.
+func TestPartsWithoutBlocksAreNotKept(t *testing.T) {
+	w, m, _ := newKeyedWorker(t, nil)
+	m.fill(0, 1)
+	parts := slices.Insert(make([]connector.KeyedPart, connector.MaxKeyedParts-1), 5, part(1, 0))
+	if stretches, err := w.keyed(w.memory(), keyedMove("p", parts...)); err != nil || len(stretches) != 1 {
+		t.Errorf("%d stretches, %v", len(stretches), err)
+	}
+	if r := mustPut(t, w, keyedMove("p", parts...)); r.Taken != 1 {
+		t.Errorf("%+v", r)
+	}
+	if err := w.Fetch(t.Context(), keyedMove("f", parts...)); err != nil {
+		t.Fatal(err)
+	}
+	if l := poll(t, w, 1); len(l[0].FailedBlocks) != 0 || !m.holds(0, 1) {
+		t.Errorf("%+v", l)
+	}
+}
+
 // A block that the store refuses ends its part, where the copies of a part are several, too.
 func TestNothingIsSavedAfterARefusedBlock(t *testing.T) {
 	s := &refusingTier{refusals: 1}
