@@ -228,6 +228,22 @@ func TestTouchEndsARequest(t *testing.T) {
 	f.wantPresent("11 11", connector.PresentRequest{Request: "a"}, 2)
 }
 
+// A request that ended and comes back is another: what a load of the former one does is not its.
+func TestRequestThatComesBackIsAnother(t *testing.T) {
+	f := newKeyedFixture(t, nil)
+	f.store(0, 0, 1)
+	f.Loading(fetch("former", "a", 0))
+	f.Touch(&connector.TouchRequest{Request: "a"})
+	f.wantPresent("11", connector.PresentRequest{Request: "a"}, 2)
+	f.Loading(fetch("own", "a", 2))
+	f.Loaded(finished("former", 7))
+	if n := f.x.pinned(); n != 2 {
+		t.Errorf("%d blocks are pinned for the load that goes on, want 2", n)
+	}
+	f.Loaded(finished("own"))
+	f.wantPresent("11", connector.PresentRequest{Request: "a"}, 2)
+}
+
 // A prefill that took next to no time is no measurement: the speed would be infinite, which no JSON has.
 func TestSpeedsThatCannotBeAreNotLearnt(t *testing.T) {
 	f := newKeyedFixture(t, nil)
