@@ -158,6 +158,25 @@ func TestKeyedOffersWhatIsWorthLoading(t *testing.T) {
 	f.wantPresent("111110", connector.PresentRequest{Request: "a"}, 6)
 }
 
+// What is there after a gap is worth loading or not like the rest, and is asked for again once its
+// tier has become faster.
+func TestKeyedPricesWhatComesAfterGaps(t *testing.T) {
+	tiers, probes := testTiers{speeds: speeds{DiskBytesPerS: 1000}}, 0 // a second for a block
+	f := newKeyedFixture(t, func(o *Options) {
+		o.Levels, o.PrefillTokensPerS, o.Probe = tiers.levels(), 1000, func() { probes++ }
+	})
+	f.store(0, 1, 2, 3, 5)
+	f.wantPresent("000000", connector.PresentRequest{Request: "a"}, 6)
+	if s := f.Stats(); !s.TierRefused || probes != 1 || f.x.held() != 0 {
+		t.Errorf("%+v, %d probes, %d leases", s, probes, f.x.held())
+	}
+	tiers.speeds.DiskBytesPerS = 1e9
+	f.wantPresent("011101", connector.PresentRequest{Request: "a"}, 6)
+	if f.Stats().TierRefused {
+		t.Error("all is offered, and still something is refused")
+	}
+}
+
 func fetch(id, of string, blocks int) *connector.KeyedMove {
 	return &connector.KeyedMove{ID: id, Request: of, Parts: []connector.KeyedPart{{Hashes: hashes(0, blocks), Slots: make([]uint32, blocks)}}}
 }
