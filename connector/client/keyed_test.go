@@ -23,6 +23,9 @@ func TestCallsByKeyReachTheSession(t *testing.T) {
 	if bits := w.Present(t.Context(), &connector.PresentRequest{Hashes: make([]connector.Proof, 3)}); len(bits) != 1 || !slices.Equal(bits[0], []byte{7}) {
 		t.Errorf("Present = %v, want three bits", bits)
 	}
+	if bits := w.Present(t.Context(), &connector.PresentRequest{Hashes: make([]connector.Proof, 9)}); bits != nil {
+		t.Errorf("Present = %v, which is no answer for nine blocks", bits)
+	}
 	w.Put(t.Context(), keyedMove("save", 1, 2, 3))
 	w.Fetch(t.Context(), &connector.KeyedMove{ID: "load", Request: "r", Parts: keyedMove("", 4).Parts})
 	if got := w.Poll(t.Context()); len(got) != 1 || got[0].Request != "load" || len(got[0].FailedBlocks) != 0 {
