@@ -6,9 +6,8 @@ func (h *hits) worth(r *hit, first, boundary int) int {
 	if boundary == first {
 		return first
 	}
-	best := boundary
-	if rate := h.prefillTokensPerS(); rate > 0 && len(h.opts.Levels) > 0 {
-		best = h.price.Best(&h.have, r.keys, first, boundary, float64(h.bs)/rate)
+	best, priced := h.best(r, first, boundary)
+	if priced {
 		if first < best && best < boundary {
 			// The windows may have no blocks for that boundary.
 			whole := h.windows.Boundary(&h.have, r.keys, first, best)
@@ -22,6 +21,16 @@ func (h *hits) worth(r *hit, first, boundary int) int {
 	h.refused = boundary - best
 	h.countDecision(r, first, boundary, best)
 	return best
+}
+
+// best is the boundary up to which loading saves most time, whether or not windows have their blocks for
+// it. It reports false, and is boundary, while the speeds that decide are not known.
+func (h *hits) best(r *hit, first, boundary int) (best int, priced bool) {
+	rate := h.prefillTokensPerS()
+	if rate <= 0 || len(h.opts.Levels) == 0 {
+		return boundary, false
+	}
+	return h.price.Best(&h.have, r.keys, first, boundary, float64(h.bs)/rate), true
 }
 
 // countDecision counts what was decided of a hit, once for each request.

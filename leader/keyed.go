@@ -55,8 +55,8 @@ func NewKeyed(o Options, index Index) (*Keyed, error) {
 
 // Present says which blocks are offered: a bitmap for each layer group, valid until the next call. It
 // keeps nothing of m. What is there is offered up to the boundary where loading beats prefill. Where
-// the first gap ends that, what is there after the gap is offered as well, since the engine may
-// hold the gap itself.
+// the first gap ends that, what is there after the gap and worth loading is offered as well, since the
+// engine may hold the gap itself.
 func (k *Keyed) Present(m *connector.PresentRequest) [][]byte {
 	k.mu.Lock()
 	groups := k.present(m)
@@ -159,10 +159,11 @@ func (k *Keyed) gap(keys []connector.Key, boundary int) bool {
 // those that are offered.
 const maxStretches = 64
 
-// rest sets the bits of what is there after a gap, and pins it. It returns the number of blocks in
-// the layer group with the most.
+// rest sets the bits of what is there after a gap and worth loading, each run of blocks by itself, and
+// pins it. It returns the number of blocks in the layer group with the most.
 func (k *Keyed) rest(r *hit, gap int) int {
 	most := 0
+	refusing, decided := false, false
 	n := len(r.keys) - gap
 	k.at = slices.Grow(k.at[:0], n)[:n]
 	for g := range k.groups {
@@ -177,7 +178,9 @@ func (k *Keyed) rest(r *hit, gap int) int {
 			for end < n && k.at[end] {
 				end++
 			}
-			found, lease := k.index.Lookup(k.opts.Namespace, shards, r.keys[gap+i:gap+end], k.opts.LeaseTTL)
+			best, priced := k.best(r, gap+i, gap+end)
+			refusing, decided = refusing || best < gap+end, decided || priced
+			found, lease := k.index.Lookup(k.opts.Namespace, shards, r.keys[gap+i:best], k.opts.LeaseTTL)
 			r.leases = appendLease(r.leases, lease)
 			for b := gap + i; b < gap+i+found; b++ {
 				k.bits[g][b/8] |= 1 << (b % 8)
@@ -187,6 +190,9 @@ func (k *Keyed) rest(r *hit, gap int) int {
 			i = end
 		}
 		most = max(most, count)
+	}
+	if decided {
+		k.price.Refusing = refusing // find has refused nothing, or there would be no gap
 	}
 	return most
 }
@@ -267,6 +273,9 @@ func (k *Keyed) Saving(m *connector.KeyedMove) {
 	k.stats.SaveBlocks += uint64(m.Blocks())
 }
 
+// minLearnSeconds is the shortest time that a prefill speed is learnt from.
+const minLearnSeconds = 1e-6
+
 // Touch ends a request: the records of its blocks, of all layer groups, count as used now, and what
 // it was offered is let go of. It keeps nothing of m.
 func (k *Keyed) Touch(m *connector.TouchRequest) {
@@ -281,7 +290,7 @@ func (k *Keyed) Touch(m *connector.TouchRequest) {
 			k.index.Touch(k.opts.Namespace, shard, keys)
 		}
 	}
-	if m.Seconds > 0 && m.Tokens >= k.opts.MinLearnTokens {
+	if m.Seconds >= minLearnSeconds && m.Tokens >= k.opts.MinLearnTokens {
 		k.prefill.add(m.Tokens, m.Seconds)
 	}
 	if e := k.byID[m.Request]; e != nil {

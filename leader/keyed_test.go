@@ -1,6 +1,7 @@
 package leader
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"testing"
@@ -157,6 +158,25 @@ func TestKeyedOffersWhatIsWorthLoading(t *testing.T) {
 	f.wantPresent("111110", connector.PresentRequest{Request: "a"}, 6)
 }
 
+// What is there after a gap is worth loading or not like the rest, and is asked for again once its
+// tier has become faster.
+func TestKeyedPricesWhatComesAfterGaps(t *testing.T) {
+	tiers, probes := testTiers{speeds: speeds{DiskBytesPerS: 1000}}, 0 // a second for a block
+	f := newKeyedFixture(t, func(o *Options) {
+		o.Levels, o.PrefillTokensPerS, o.Probe = tiers.levels(), 1000, func() { probes++ }
+	})
+	f.store(0, 1, 2, 3, 5)
+	f.wantPresent("000000", connector.PresentRequest{Request: "a"}, 6)
+	if s := f.Stats(); !s.TierRefused || probes != 1 || f.x.held() != 0 {
+		t.Errorf("%+v, %d probes, %d leases", s, probes, f.x.held())
+	}
+	tiers.speeds.DiskBytesPerS = 1e9
+	f.wantPresent("011101", connector.PresentRequest{Request: "a"}, 6)
+	if f.Stats().TierRefused {
+		t.Error("all is offered, and still something is refused")
+	}
+}
+
 func fetch(id, of string, blocks int) *connector.KeyedMove {
 	return &connector.KeyedMove{ID: id, Request: of, Parts: []connector.KeyedPart{{Hashes: hashes(0, blocks), Slots: make([]uint32, blocks)}}}
 }
@@ -225,6 +245,33 @@ func TestTouchEndsARequest(t *testing.T) {
 		t.Errorf("%d records are touched, want those of 2 blocks, 2 groups and 2 ranks", n)
 	}
 	f.wantPresent("11 11", connector.PresentRequest{Request: "a"}, 2)
+}
+
+// A request that ended and comes back is another: what a load of the former one does is not its.
+func TestRequestThatComesBackIsAnother(t *testing.T) {
+	f := newKeyedFixture(t, nil)
+	f.store(0, 0, 1)
+	f.Loading(fetch("former", "a", 0))
+	f.Touch(&connector.TouchRequest{Request: "a"})
+	f.wantPresent("11", connector.PresentRequest{Request: "a"}, 2)
+	f.Loading(fetch("own", "a", 2))
+	f.Loaded(finished("former", 7))
+	if n := f.x.pinned(); n != 2 {
+		t.Errorf("%d blocks are pinned for the load that goes on, want 2", n)
+	}
+	f.Loaded(finished("own"))
+	f.wantPresent("11", connector.PresentRequest{Request: "a"}, 2)
+}
+
+// A prefill that took next to no time is no measurement: the speed would be infinite, which no JSON has.
+func TestSpeedsThatCannotBeAreNotLearnt(t *testing.T) {
+	f := newKeyedFixture(t, nil)
+	for range minSamples {
+		f.Touch(&connector.TouchRequest{Request: "a", Tokens: math.MaxInt32, Seconds: math.SmallestNonzeroFloat64})
+	}
+	if _, err := json.Marshal(f.Stats()); err != nil || f.Stats().PrefillTokensPerS != 0 {
+		t.Errorf("%v tokens/s, %v", f.Stats().PrefillTokensPerS, err)
+	}
 }
 
 func TestKeyedForgetsTheOldestRequest(t *testing.T) {

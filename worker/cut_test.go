@@ -5,9 +5,11 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/host"
 )
 
 // damagedTier has one damaged record. Records that come after it are not delivered before release is
@@ -79,5 +81,36 @@ func TestLoadEndsWithItsFirstFailedBlock(t *testing.T) {
 				t.Errorf("reported again: %v, %v", more, err)
 			}
 		})
+	}
+}
+
+// An engine that brings its own keys keeps what has arrived: a damaged record costs nothing but what
+// follows it in its part.
+func TestDamageInOnePartOfALoadByKeyLeavesTheOthers(t *testing.T) {
+	tier := &damagedTier{slowStore{release: make(chan struct{})}, 3}
+	w := newWorker(t, tier, func(o *Options, _ *host.AccountOptions) { o.Manifest = engineKeys() })
+	register(t, w, newEngineMemory(t))
+	// What follows the damaged record comes only if the test lets it, and is not waited for.
+	if err := w.Fetch(t.Context(), keyedMove("f", part(2, 7, 8, 9), part(1, 5))); err != nil {
+		t.Fatal(err)
+	}
+	got := poll(t, w, 1)[0].FailedBlocks
+	if slices.Sort(got); !slices.Equal(got, []uint32{8, 9}) {
+		t.Errorf("blocks %v failed, want 8 and 9", got)
+	}
+	// A part that is read slowly goes on to its end.
+	if err := w.Fetch(t.Context(), keyedMove("g", part(3, 7), part(20, 5, 6))); err != nil {
+		t.Fatal(err)
+	}
+	for w.Stats().FailedBlocks == 2 {
+		time.Sleep(time.Millisecond)
+	}
+	close(tier.release)
+	if got := poll(t, w, 1)[0].FailedBlocks; !slices.Equal(got, []uint32{7}) {
+		t.Errorf("blocks %v failed, want 7", got)
+	}
+	settle(t, w)
+	if st := w.Stats(); st.LoadsInFlight != 0 || pinned(w) != 0 {
+		t.Errorf("%+v, %d bytes pinned", st, pinned(w))
 	}
 }

@@ -17,7 +17,7 @@ func (w *Worker) keyed(mem *memory, m *connector.KeyedMove) ([]stretch, error) {
 	if mem == nil {
 		return nil, connector.ErrNotRegistered
 	}
-	stretches := make([]stretch, len(m.Parts))
+	stretches := make([]stretch, 0, min(len(m.Parts), m.Blocks()))
 	slots := make([]uint64, 0, m.Blocks())
 	for i := range m.Parts {
 		p := &m.Parts[i]
@@ -25,7 +25,10 @@ func (w *Worker) keyed(mem *memory, m *connector.KeyedMove) ([]stretch, error) {
 		if g == nil {
 			return nil, fmt.Errorf("%w: the rank has no blocks of group %d", connector.ErrBadRequest, p.Group)
 		}
-		stretches[i] = keyedStretch(g, p)
+		if len(p.Hashes) == 0 {
+			continue // nothing bounds their number
+		}
+		stretches = append(stretches, keyedStretch(g, p))
 		for _, slot := range p.Slots {
 			slots = append(slots, uint64(p.Group)<<32|uint64(slot))
 		}
@@ -74,7 +77,9 @@ func (w *Worker) Fetch(_ context.Context, m *connector.KeyedMove) error {
 	if err != nil {
 		return err
 	}
-	w.begin(w.newLoad(mem, call, m.ID, stretches, nil))
+	l := w.newLoad(mem, call, m.ID, stretches, nil)
+	l.apart = true
+	w.begin(l)
 	return nil
 }
 

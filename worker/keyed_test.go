@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -288,5 +289,67 @@ func TestSavesByKeyAreBounded(t *testing.T) {
 	release()
 	if err := w.Unregister(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// refusingTier refuses a number of writes, and writes the others at once.
+type refusingTier struct {
+	slowStore
+	refusals int
+	writes   int
+}
+
+func (s *refusingTier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (int, error) {
+	if s.writes++; s.writes <= s.refusals {
+		return 0, store.ErrBusy
+	}
+	for _, op := range ops {
+		done(op)
+	}
+	return len(ops), nil
+}
+
+// A part without blocks takes no memory: there may be thousands of them in each of thousands of calls.
+func TestPartsWithoutBlocksAreNotKept(t *testing.T) {
+	w, m, _ := newKeyedWorker(t, nil)
+	m.fill(0, 1)
+	parts := slices.Insert(make([]connector.KeyedPart, connector.MaxKeyedParts-1), 5, part(1, 0))
+	if stretches, err := w.keyed(w.memory(), keyedMove("p", parts...)); err != nil || len(stretches) != 1 {
+		t.Errorf("%d stretches, %v", len(stretches), err)
+	}
+	if r := mustPut(t, w, keyedMove("p", parts...)); r.Taken != 1 {
+		t.Errorf("%+v", r)
+	}
+	if err := w.Fetch(t.Context(), keyedMove("f", parts...)); err != nil {
+		t.Fatal(err)
+	}
+	if l := poll(t, w, 1); len(l[0].FailedBlocks) != 0 || !m.holds(0, 1) {
+		t.Errorf("%+v", l)
+	}
+}
+
+// A block that the store refuses ends its part, where the copies of a part are several, too.
+func TestNothingIsSavedAfterARefusedBlock(t *testing.T) {
+	s := &refusingTier{refusals: 1}
+	w := newWorker(t, s, func(o *Options, _ *host.AccountOptions) {
+		o.Manifest = engineKeys()
+		o.Driver = &shapedDriver{hookDriver{before: func(gpu.Direction) {}}, gpu.Shape{Calls: 1, BatchBytes: 1}}
+	})
+	register(t, w, newEngineMemory(t))
+	r := mustPut(t, w, keyedMove("p", part(1, 0, 1, 2, 3), part(20, 7)))
+	if r.Taken != 1 || r.Dropped != 4 || s.writes != 2 {
+		t.Errorf("%+v in %d writes, want the part without a refusal taken alone", r, s.writes)
+	}
+}
+
+// Saves that end between an attempt to get memory and the wait for it have left memory: that is not
+// the time to drop blocks.
+func TestSavesByKeyMissNoMemoryThatComesFree(t *testing.T) {
+	w, _, _ := newKeyedWorker(t, nil)
+	if !w.awaitSave(t.Context(), 1) {
+		t.Error("a save that was under way has ended, and its memory is not asked for")
+	}
+	if w.awaitSave(t.Context(), 0) {
+		t.Error("memory is waited for that no save holds")
 	}
 }

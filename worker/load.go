@@ -22,13 +22,16 @@ var (
 
 // load is one request's load on one rank. It ends exactly once: when its last block is done, when
 // a block has failed and all before it are done, or when its deadline passes. An engine recomputes
-// everything from the first failed block on, so what follows it is not waited for.
+// everything from the first failed block on, so what follows it is not waited for. A load by key ends
+// once that is so in each of its stretches.
 type load struct {
 	w         *Worker
 	mem       *memory
 	call      uint64 // number of the engine's call on mem
 	request   string
 	stretches []stretch
+	// apart is set if each stretch is of use without the others: the engine keeps what has arrived.
+	apart bool
 	// lost counts slots that nothing is loaded into: they have failed from the beginning.
 	lost   int
 	ctx    context.Context
@@ -46,13 +49,13 @@ type load struct {
 
 	mu   sync.Mutex
 	done []bool
-	// missing are the blocks that are not done. Those from cut on are of no use, since one of them
-	// has failed; awaited are the missing ones before it.
-	missing, awaited, cut int
-	failed                []uint32
-	tiers                 []connector.TierBlocks // of the other blocks that are done
-	cause                 error                  // of the first block that failed
-	ended                 bool
+	// missing are the blocks that are not done, awaited those of them that are before their stretch's
+	// cut.
+	missing, awaited int
+	failed           []uint32
+	tiers            []connector.TierBlocks // of the other blocks that are done
+	cause            error                  // of the first block that failed
+	ended            bool
 }
 
 // size is the number of blocks that the load counts as.
@@ -61,12 +64,12 @@ func (l *load) size() int { return len(l.done) + l.lost }
 func (w *Worker) newLoad(mem *memory, call uint64, request string, stretches []stretch, lost []uint32) *load {
 	blocks := 0
 	for i := range stretches {
-		stretches[i].first = blocks
+		stretches[i].first, stretches[i].cut = blocks, len(stretches[i].blocks)
 		blocks += len(stretches[i].blocks)
 	}
 	l := &load{
 		w: w, mem: mem, call: call, request: request, stretches: stretches, lost: len(lost), began: time.Now(),
-		arrived: make(chan *host.Item, blocks), done: make([]bool, blocks), missing: blocks, awaited: blocks, cut: blocks,
+		arrived: make(chan *host.Item, blocks), done: make([]bool, blocks), missing: blocks, awaited: blocks,
 		failed: lost,
 	}
 	if len(lost) > 0 {
@@ -205,7 +208,7 @@ func (l *load) blockDone(it *host.Item, err error) {
 	l.w.countBlock(s, i, err)
 	l.done[index] = true
 	l.missing--
-	if index < l.cut {
+	if i < s.cut {
 		l.awaited--
 	}
 	if err != nil {
@@ -213,7 +216,7 @@ func (l *load) blockDone(it *host.Item, err error) {
 		if l.cause == nil {
 			l.cause = err
 		}
-		l.cutAt(index)
+		l.giveUp(s, i)
 	} else {
 		l.cameFrom(it)
 	}
@@ -228,14 +231,23 @@ func (l *load) blockDone(it *host.Item, err error) {
 	}
 }
 
-// cutAt gives up the blocks after one that failed. With several stretches it is not known which
-// blocks of the others come before it in the prompt, so all are given up. l.mu is held.
-func (l *load) cutAt(index int) {
-	if len(l.stretches) > 1 {
-		index = 0
+// giveUp gives up the blocks after block i of a stretch, which failed. If the other stretches are of no
+// use without it, it is not known which of their blocks come before it in the prompt, so all are given
+// up. l.mu is held.
+func (l *load) giveUp(s *stretch, i int) {
+	if l.apart || len(l.stretches) == 1 {
+		l.cutAt(s, i)
+		return
 	}
-	for ; l.cut > index; l.cut-- {
-		if !l.done[l.cut-1] {
+	for n := 0; n < len(l.stretches) && l.awaited > 0; n++ {
+		l.cutAt(&l.stretches[n], 0)
+	}
+}
+
+// cutAt stops waiting for a stretch's blocks from block i on. l.mu is held.
+func (l *load) cutAt(s *stretch, i int) {
+	for ; s.cut > i; s.cut-- {
+		if !l.done[s.first+s.cut-1] {
 			l.awaited--
 		}
 	}

@@ -204,8 +204,9 @@ type stretch struct {
 	group  *groupMemory
 	parent connector.Key // of the first block
 	blocks []connector.PlanBlock
-	// first is the number of blocks before the stretch in its load.
-	first int
+	// first is the number of blocks before the stretch in its load. Blocks from cut on are not waited
+	// for, since one that comes before them has failed.
+	first, cut int
 }
 
 // record is what block i of the stretch is stored as.

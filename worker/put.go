@@ -160,9 +160,10 @@ func (w *Worker) copyStretch(ctx context.Context, p *put, s *stretch) {
 func (w *Worker) copyBlocks(ctx context.Context, p *put, s stretch) bool {
 	for len(s.blocks) > 0 && ctx.Err() == nil {
 		var b saveBatch
+		saving := w.saving.Load()
 		n := w.gather(&b, p.scope, s)
 		if n == 0 {
-			if s.blocks[0].Slot < s.group.layout.Blocks && w.awaitSave(ctx) {
+			if s.blocks[0].Slot < s.group.layout.Blocks && w.awaitSave(ctx, saving) {
 				continue
 			}
 			break
@@ -181,7 +182,8 @@ func (w *Worker) copyBlocks(ctx context.Context, p *put, s stretch) bool {
 		p.report.Dropped += r.Dropped
 		s = s.part(n, len(s.blocks))
 		if r.Dropped > 0 {
-			break
+			w.dropPut(p, len(s.blocks))
+			return false
 		}
 	}
 	w.dropPut(p, len(s.blocks))
@@ -193,11 +195,14 @@ func (w *Worker) dropPut(p *put, blocks int) {
 	w.counters.droppedBlocks.Add(uint64(blocks))
 }
 
-// awaitSave waits until a save of the worker has ended. It reports false if none is under way, or
-// ctx has ended.
-func (w *Worker) awaitSave(ctx context.Context) bool {
-	if w.saving.Load() == 0 || ctx.Err() != nil {
+// awaitSave waits for the end of a save of the worker, where saving is how many were under way before
+// memory was asked for. It reports false if there were none, or ctx has ended.
+func (w *Worker) awaitSave(ctx context.Context, saving int64) bool {
+	if saving == 0 || ctx.Err() != nil {
 		return false
+	}
+	if w.saving.Load() == 0 {
+		return true
 	}
 	select {
 	case <-w.saveEnded:

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"slices"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/wire"
@@ -24,7 +25,8 @@ func (w *Worker) Present(ctx context.Context, m *connector.PresentRequest) [][]b
 			groups, err = wire.DecodePresence(b)
 			return err
 		})
-	if err != nil {
+	size := (len(m.Hashes) + 7) / 8
+	if err != nil || slices.ContainsFunc(groups, func(bits []byte) bool { return len(bits) != size }) {
 		return nil
 	}
 	return groups

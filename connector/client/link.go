@@ -145,10 +145,7 @@ func (l *link) connect(ctx context.Context) error {
 	}
 	l.conn = wire.NewConn(c.(*net.UnixConn))
 	l.epoch = 0
-	lowest := wire.MinVersion
-	if l.opts.Handoff {
-		lowest = wire.MinHandoffVersion
-	}
+	lowest := l.lowestVersion()
 	hello := wire.Hello{
 		MinVersion: lowest, MaxVersion: wire.MaxVersion,
 		Role: l.role, Client: l.opts.Name, Engine: l.opts.Engine, Manifest: l.opts.Manifest.Canonical(), Rank: l.rank, Handoff: l.opts.Handoff,
@@ -163,6 +160,18 @@ func (l *link) connect(ctx context.Context) error {
 	}
 	l.loadTimeout = time.Duration(reply.LoadTimeoutMS) * time.Millisecond
 	return nil
+}
+
+// lowestVersion is that which has all the calls that the client may make. An older daemon would take
+// a load by key for one of no blocks, and report it as loaded.
+func (l *link) lowestVersion() int {
+	switch {
+	case l.opts.Manifest.KeyScheme == connector.KeySchemeEngine:
+		return wire.MinKeyedVersion
+	case l.opts.Handoff:
+		return wire.MinHandoffVersion
+	}
+	return wire.MinVersion
 }
 
 // call makes one request on a live connection. An error that leaves the connection in an
