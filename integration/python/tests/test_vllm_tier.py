@@ -167,6 +167,19 @@ def test_an_error_in_a_hook_is_an_answer_without_cache(monkeypatch: pytest.Monke
     assert side.gave_up == [5, 5, None]
 
 
+def test_a_step_tells_all_that_run_in_it(monkeypatch: pytest.MonkeyPatch, region: int) -> None:
+    it: Any = made(monkeypatch, region)
+    steps: list[Any] = []
+    it._side = SimpleNamespace(step_ended=lambda *args: steps.append(args))
+    connector: Any = object.__new__(tier.KVConnTieringConnector)
+    connector._broken, connector._engine = set(), it._engine
+    # vLLM does not count a request that runs again after a preemption among the new ones.
+    for scheduled, preempted in (({"again": 7}, ["p"]), ({}, [])):
+        connector._measure(SimpleNamespace(num_scheduled_tokens=scheduled))
+        it.on_schedule_end(ScheduleEndContext([], preempted))
+    assert steps == [({"again": 7}, ["p"]), ({}, [])]
+
+
 def test_a_tier_that_does_not_know_its_weights_ends_every_job(monkeypatch: pytest.MonkeyPatch, region: int) -> None:
     it: Any = made(monkeypatch, region)
     context = ReqContext("r")

@@ -252,6 +252,38 @@ def test_a_request_that_waits_no_more_is_not_waited_for() -> None:
     assert ask("d") is HIT
 
 
+def test_a_request_that_runs_again_without_a_load_is_not_waited_for() -> None:
+    bench = Bench(rows=8)
+    requests = {name: bench.request(name) for name in "abc"}
+    contexts = {name: Context(3, prompt=name) for name in "abc"}
+    for name in "abc":
+        bench.client.keep(*range(3), prompt=name)
+
+    def ask(name: str) -> Answer:
+        return bench.answers(requests[name], contexts[name], 0, prompt=name)[0]
+
+    bench.side.step_ended({}, ["b"])
+    assert [ask(name) for name in "abc"] == [HIT, RETRY, RETRY]
+    bench.load(requests["a"], contexts["a"], 0, 1, 2, prompt="a")
+    # b was preempted, finds its chunks in vLLM's region, and runs on for long.
+    bench.side.step_ended({"a": 1, "b": 1}, [])
+    assert ask("c") is HIT
+
+
+def test_a_request_that_waits_is_answered_by_what_the_region_lacks_now() -> None:
+    bench = Bench(rows=12)
+    a, b = bench.request("a"), bench.request("b")
+    bench.client.keep(*range(5), prompt="a")
+    bench.client.keep(*range(5), prompt="b")
+    in_a, in_b = Context(5, prompt="a"), Context(5, prompt="b")
+    assert bench.answers(a, in_a, *range(5), prompt="a") == [HIT] * 5
+    assert bench.answers(b, in_b, 2, 3, 4, prompt="b") == [RETRY] * 3
+    bench.side.step_ended({}, [])
+    assert bench.answers(b, in_b, *range(5), prompt="b") == [RETRY] * 5  # the region has lost the first two
+    bench.side.step_ended({"a": 1}, [])
+    assert bench.answers(b, in_b, *range(5), prompt="b") == [HIT] * 5
+
+
 def test_a_request_that_exceeds_the_region_alone_is_offered_what_fits(bench: Bench) -> None:
     bench = Bench(rows=6)
     bench.client.keep(*range(9))

@@ -7,7 +7,7 @@ KV memory and a region of host memory with its own kernels, and the daemon fills
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -97,15 +97,14 @@ class KVConnTieringConnector(OffloadingConnector):
             self._engine.wishes[request.request_id] = wishes
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """Note when the step begins."""
+        """Note what runs in the step."""
         self._measure(scheduler_output)
         return super().build_connector_meta(scheduler_output)
 
     @_guarded(lambda: None)
     def _measure(self, output: SchedulerOutput) -> None:
-        tier = self._engine.tier
-        if tier is not None and output.num_scheduled_tokens:
-            tier.pace.step(output.num_scheduled_tokens)
+        if self._engine.tier is not None:
+            self._engine.tier.step(output.num_scheduled_tokens)
 
 
 class KVConnTier(SecondaryTierManager):
@@ -133,6 +132,7 @@ class KVConnTier(SecondaryTierManager):
         self._adapters: Adapters | None = None
         self._refused: list[JobResult] = []
         self._images_by_content = False
+        self._running: Mapping[str, int] = {}
         self.pace = Pace(ahead=False)
         engine = _making.get()
         if engine is None:
@@ -179,6 +179,15 @@ class KVConnTier(SecondaryTierManager):
         if request.lora_request is not None and self._adapters:
             self._adapters.scope(request.lora_request)
         return _wishes(request, self._images_by_content)
+
+    def step(self, scheduled: Mapping[str, int]) -> None:
+        """Note a step, by the tokens that each request computes in it. `on_schedule_end` follows.
+
+        vLLM's own account of a step leaves out the requests that run again after a preemption.
+        """
+        self._running = scheduled
+        if scheduled:
+            self.pace.step(scheduled)
 
     # What the engine core does beside.
 
@@ -251,7 +260,7 @@ class KVConnTier(SecondaryTierManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Note the end of a step."""
         if self._side:
-            self._side.step_ended(context.new_req_ids, context.preempted_req_ids)
+            self._side.step_ended(self._running, context.preempted_req_ids)
 
     @_guarded(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -123,7 +123,7 @@ class TierSide:
         index = request.note(key, positions.get_offload_key_position(key), self._rows.tokens)
         if index is None:
             return Answer.MISS
-        if request.asked_in != self._step and request.left is None and self._promises.waits(request.id, request.wanted):
+        if request.asked_in != self._step and index >= request.first and self._waits(request):
             request.asked_in = self._step
         elif request.asked_in != self._step or (not request.known_in_order and not request.covers(index)):
             self._ask(request, index)
@@ -132,6 +132,9 @@ class TierSide:
                 self._promises.forget(request.id)  # others need not wait for it
             return Answer.MISS
         return self._promise(request, index)
+
+    def _waits(self, request: TierRequest) -> bool:
+        return request.left is None and self._promises.waits(request.id, request.wanted)
 
     def _learn(self, request: TierRequest, positions: Any) -> None:
         """Note the keys of a request, all at once where vLLM has them in one place, which is its own business."""
@@ -182,11 +185,10 @@ class TierSide:
         request.left -= 1
         return Answer.HIT
 
-    def step_ended(self, started: Iterable[str], preempted: Iterable[str]) -> None:
-        """Note the end of a step, the requests that run for the first time in it, and those that wait again."""
+    def step_ended(self, running: Container[str], preempted: Iterable[str]) -> None:
+        """Note the end of a step, the requests that run in it, and those that wait again."""
         self._step += 1
-        for request_id in started:
-            self._promises.forget(request_id)
+        self._promises.ran(running)
         for request_id in preempted:
             self._promises.forget(request_id)
             request = self._requests.get(request_id)
