@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from vllm.v1.kv_offload.tiering.base import TransferJob
 from kvconn.memfd import sealed_memfd
 from kvconn.vllm import tier, tier_identity, tier_region
 from kvconn.vllm.tier_side import Ended
+from kvconn.vllm.wishes import WishReader
 
 ROW = 8192
 
@@ -132,7 +134,10 @@ def test_a_vllm_that_keeps_its_region_elsewhere_is_refused() -> None:
     with pytest.raises(ValueError, match="keeps its host region elsewhere"):
         tier_region.descriptor(spec(None))
     with pytest.raises(ValueError, match=f"at most {64 << 20}"):
-        tier_region.chunk_bytes(spec(0), 100_000)
+        tier_region.chunk_bytes(spec(0, kv_bytes_per_chunk=1 << 30), 100_000)
+    assert tier_region.chunk_bytes(spec(0), 2) == 6000
+    with pytest.raises(ValueError, match=f"exceed a row of {ROW}"):
+        tier_region.chunk_bytes(spec(0), 3)
 
 
 def test_the_region_s_name_goes_and_another_s_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -146,6 +151,20 @@ def test_the_region_s_name_goes_and_another_s_stays(monkeypatch: pytest.MonkeyPa
     tier_region.unlink("gone", fd)
     os.close(fd)
     assert [p.name for p in tmp_path.iterdir()] == ["other"]
+
+
+@pytest.mark.parametrize("own", [{"sokcet": "/s"}, {"locality": "MOON"}])
+def test_an_engine_that_does_not_start_leaves_no_region(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(tier_region, "_NAME", str(tmp_path / "{engine}"))
+    name = tmp_path / "e"
+    name.touch()
+    fd = os.open(name, os.O_RDONLY)
+    with pytest.raises(ValueError, match=r"sokcet|MOON"):
+        made(monkeypatch, fd, **own)
+    os.close(fd)
+    assert not name.exists()
 
 
 def test_an_error_in_a_hook_is_an_answer_without_cache(monkeypatch: pytest.MonkeyPatch, region: int) -> None:
@@ -211,6 +230,7 @@ def request(**fields: Any) -> Any:
         ({"kv_transfer_params": {"kvconn": {"load": False}}}, False, True),
         ({"kv_transfer_params": {"kvconn": {"save": False}}}, True, False),
         ({"kv_transfer_params": {"kvconn": "nonsense"}}, True, True),
+        ({"kv_transfer_params": {"kvconn": {"save": "false"}}}, True, False),
         ({"resumable": True}, False, False),
         ({"request_id": "r" * 513}, False, False),
         ({"mm_features": [SimpleNamespace(identifier="my cat")]}, False, False),
@@ -218,7 +238,7 @@ def request(**fields: Any) -> Any:
     ],
 )
 def test_what_may_be_done_for_a_request(fields: Any, load: bool, save: bool) -> None:
-    wishes = tier._wishes(request(**fields), True)
+    wishes = tier._wishes(request(**fields), True, WishReader(logging.getLogger("test")))
     assert (wishes.load, wishes.save) == (load, save)
 
 

@@ -327,6 +327,26 @@ def test_what_a_request_does_not_wish_is_not_done(bench: Bench) -> None:
     assert (bench.client.asked, bench.client.puts, bench.client.touched) == ([], [], [])
 
 
+@pytest.mark.parametrize(("most", "want"), [(7, [MISS] * 3), (8, [HIT, MISS, MISS]), (23, [HIT, HIT, MISS])])
+def test_no_more_is_loaded_than_a_request_wishes(bench: Bench, most: int, want: list[Answer]) -> None:
+    bench.client.keep(0, 1, 2, 3)
+    request, context = bench.request(most=most), Context(4)
+    assert bench.answers(request, context, 1, 2, 3) == want
+
+
+def test_a_chunk_whose_place_another_has_is_neither_loaded_nor_saved(bench: Bench) -> None:
+    bench.client.keep(0, 1)
+    request, context = bench.request(), Context(2)
+    assert bench.answers(request, context, 0, 1) == [HIT, HIT]
+    other = key(1, prompt="other")
+    context._offload_key_positions[other] = 2 * CHUNK
+    assert bench.side.look_up(request, other, context) is MISS
+    bench.side.store(9, [key(0), other], [0, 1], request, context)
+    assert bench.client.puts == [("9", [Part(0, b"", hashes(0), [0])])]
+    bench.side.load(10, [key(0), other], [0, 1], request, context)
+    assert (bench.client.fetched, bench.ended()) == ([], [Ended(10, False)])
+
+
 def test_at_its_end_all_that_a_request_used_is_touched(bench: Bench) -> None:
     request, context = bench.request(), Context(4, groups=2)  # vLLM's region had all: nothing was looked up
     bench.side.finished(request, context)
@@ -377,6 +397,25 @@ def test_a_drain_takes_the_rows_back_after_a_while(bench: Bench) -> None:
     assert bench.client.taken_back == 1
     assert bench.ended() == [Ended(load, False), Ended(7, False)]
     assert not bench.side.busy
+
+
+def test_a_drain_that_can_follow_nothing_says_so_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    request, context = bench.request(), Context(1)
+    bench.load(request, context, 0)
+    outcomes = iter([RuntimeError("bug")] * 5)
+
+    def unregister(timeout: float) -> bool:
+        for error in outcomes:
+            raise error
+        return True
+
+    monkeypatch.setattr(bench.client, "poll", lambda: next(iter(())))
+    monkeypatch.setattr(bench.client, "unregister", unregister)
+    bench.side.drain(10.0)
+    assert bench.ended() == [Ended(1, False)]
+    assert len(caplog.records) == 1
 
 
 def test_after_an_error_jobs_end_once_the_daemon_cannot_write_any_more(bench: Bench) -> None:

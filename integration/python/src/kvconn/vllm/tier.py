@@ -36,6 +36,7 @@ from kvconn.vllm.scheduler import _CONTENT_ID
 from kvconn.vllm.tier_pace import Pace
 from kvconn.vllm.tier_requests import TierRequest, Wishes
 from kvconn.vllm.tier_side import Answer, Rows, TierSide
+from kvconn.vllm.wishes import WishReader
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -132,8 +133,12 @@ class KVConnTier(SecondaryTierManager):
         self._adapters: Adapters | None = None
         self._refused: list[JobResult] = []
         self._images_by_content = False
+        self._wishes = WishReader(logger)
         self._running: Mapping[str, int] = {}
         self.pace = Pace(ahead=False)
+        # First of all: of an engine that does not start, the region would stay in memory too.
+        self._fd = tier_region.descriptor(offloading_spec)
+        tier_region.unlink(offloading_spec.config.engine_id, self._fd)
         engine = _making.get()
         if engine is None:
             raise ValueError(
@@ -145,8 +150,6 @@ class KVConnTier(SecondaryTierManager):
         if own.get("locality") is not None:
             self.locality = Locality(own["locality"])
         tokens = tier_region.chunk_tokens(offloading_spec, len(engine.kv_cache_config.kv_cache_groups))
-        self._fd = tier_region.descriptor(offloading_spec)
-        tier_region.unlink(offloading_spec.config.engine_id, self._fd)
         try:
             self._start(engine, offloading_spec, tokens, own)
         except UnknownIdentity as err:
@@ -178,7 +181,7 @@ class KVConnTier(SecondaryTierManager):
             return None
         if request.lora_request is not None and self._adapters:
             self._adapters.scope(request.lora_request)
-        return _wishes(request, self._images_by_content)
+        return _wishes(request, self._images_by_content, self._wishes)
 
     def step(self, scheduled: Mapping[str, int]) -> None:
         """Note a step, by the tokens that each request computes in it. `on_schedule_end` follows.
@@ -338,15 +341,13 @@ def _identity(
         raise UnknownIdentity(f"this vLLM is not understood: {type(err).__name__}: {err}") from err
 
 
-def _wishes(request: Request, images_by_content: bool) -> Wishes:
+def _wishes(request: Request, images_by_content: bool, reader: WishReader) -> Wishes:
     """Return what may be done for a request."""
-    asked = (request.kv_transfer_params or {}).get("kvconn")
-    asked = asked if isinstance(asked, dict) else {}
+    asked = reader.read(request.kv_transfer_params)
     images = request.mm_features or ()
     told = not images or (images_by_content and all(_CONTENT_ID.fullmatch(f.identifier) for f in images))
     salt = request.cache_salt or ""
     bounded = len(request.request_id.encode()) <= MAX_ID_BYTES and len(salt.encode()) <= MAX_SCOPE_BYTES
     # The tokens of a resumable request change while it is served.
     kept = told and bounded and not request.resumable
-    load, save = bool(asked.get("load", True)), bool(asked.get("save", True))
-    return Wishes(kept and load, kept and save, request.lora_request, salt)
+    return Wishes(kept and asked.load, kept and asked.save, request.lora_request, salt, asked.max_load_tokens)

@@ -95,6 +95,8 @@ class TierSide:
 
     def met(self, request_id: str, wishes: Wishes) -> TierRequest:
         """Return the state of a new request."""
+        if wishes.most is not None and wishes.most < self._rows.tokens:
+            wishes.load = False
         request = self._requests[request_id] = TierRequest(request_id, wishes)
         return request
 
@@ -162,9 +164,12 @@ class TierSide:
         # they are looked up from the end.
         first = 0 if any(self._rows.windows) else index
         parent = request.hashes[first - 1] if first else b""
-        request.asked_in, request.first, request.asked_to = self._step, first, len(request.hashes)
+        most = request.wishes.most
+        last = len(request.hashes) if most is None else index + most // self._rows.tokens
+        hashes = request.hashes[first:last]
+        request.asked_in, request.first, request.asked_to = self._step, first, first + len(hashes)
         request.answered, request.left = False, 0
-        bitmaps = self._client.present(request.id, request.hashes[first:], first=first, parent=parent, held=first)
+        bitmaps = self._client.present(request.id, hashes, first=first, parent=parent, held=first)
         request.bitmaps = [int.from_bytes(b, "little") for b in bitmaps]
 
     def _promise(self, request: TierRequest, index: int) -> Answer:
@@ -309,7 +314,8 @@ class TierSide:
             try:
                 over += self.ended()
             except Exception:
-                self._logger.exception("kvconn: loads and saves can't be followed")
+                if not self._broken:
+                    self._logger.exception("kvconn: loads and saves can't be followed")
                 self._broken = True
             if time.monotonic() >= until and (self._loads or self._stores):
                 if not self._broken:
