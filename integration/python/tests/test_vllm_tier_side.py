@@ -101,8 +101,10 @@ class Adapters:
     def __init__(self) -> None:
         self.known: str | None = "lora-1:abc"
         self.files = True
+        self.looks = 0
 
     def scope(self, lora: Any) -> str | None:
+        self.looks += 1
         return self.known
 
     def soon_known(self, name: str) -> bool:
@@ -369,6 +371,7 @@ def test_adapters_have_hashes_of_their_own(bench: Bench) -> None:
     request, context = bench.request(adapter=SimpleNamespace(lora_name="x")), Context(1)
     bench.adapters.known = None
     assert bench.answers(request, context, 0) == [RETRY]
+    bench.side.step_ended({}, [])
     bench.adapters.known = "lora-1:abc"
     bench.client.keep(0)
     assert bench.answers(request, context, 0) == [MISS]
@@ -376,6 +379,16 @@ def test_adapters_have_hashes_of_their_own(bench: Bench) -> None:
     bench.adapters.files = False  # trained again
     bench.side.store(1, [key(0)], [0], request, context)
     assert (bench.ended(), bench.client.puts) == ([Ended(1, False)], [])
+
+
+@pytest.mark.parametrize("known", [None, "lora-1:abc"])
+def test_an_adapter_s_files_are_looked_at_once_a_step(bench: Bench, known: str | None) -> None:
+    bench.adapters.known = known
+    request, context = bench.request(adapter=SimpleNamespace(lora_name="x")), Context(50)
+    for step in (1, 2):
+        bench.answers(request, context, *range(50))
+        assert bench.adapters.looks == step
+        bench.side.step_ended({}, [])
 
 
 def test_after_a_stop_nothing_is_begun(bench: Bench) -> None:

@@ -80,6 +80,8 @@ class TierSide:
         self._promises = Promises(rows.count, patience)
         self._step = 0
         self._requests: dict[str, TierRequest] = {}
+        self._adapter_answers: dict[str, Answer] = {}
+        """Of the requests that were looked up in this step."""
         self._loads: dict[str, _Job] = {}
         self._stores: dict[str, _Job] = {}
         self._over: list[Ended] = []
@@ -118,7 +120,7 @@ class TierSide:
         """Say whether a chunk can be loaded. `positions` is what vLLM knows of the request's keys."""
         if self._stopped or not request.wishes.load or request.failed or request.phase is not Phase.ASKING:
             return Answer.MISS
-        adapter = self._adapter(request)
+        adapter = self._adapter_in_step(request)
         if adapter is not Answer.HIT:
             return adapter
         self._learn(request, positions)
@@ -144,6 +146,13 @@ class TierSide:
         request.known_in_order = isinstance(keys, dict)
         if isinstance(keys, dict):
             request.learn(keys, self._rows.tokens)
+
+    def _adapter_in_step(self, request: TierRequest) -> Answer:
+        """Say what `_adapter` says, which looks at files, once for each step: a step looks up every chunk."""
+        answer = self._adapter_answers.get(request.id)
+        if answer is None:
+            answer = self._adapter_answers[request.id] = self._adapter(request)
+        return answer
 
     def _adapter(self, request: TierRequest) -> Answer:
         """Say whether it is known what the request's adapter contains."""
@@ -193,6 +202,7 @@ class TierSide:
     def step_ended(self, running: Container[str], preempted: Iterable[str]) -> None:
         """Note the end of a step, the requests that run in it, and those that wait again."""
         self._step += 1
+        self._adapter_answers.clear()
         self._promises.ran(running)
         for request_id in preempted:
             self._promises.forget(request_id)
