@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("vllm.v1.kv_offload.tiering.base")
 
+from vllm.platforms import current_platform
+from vllm.platforms.interface import DeviceCapability
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
@@ -263,6 +265,14 @@ def test_all_numbers_of_ranks_share_the_canonical_layout_alone(monkeypatch: pyte
     body = described(monkeypatch, 2, True)
     assert (body["block_size"], body["tensor_parallel"], body["key_scheme"]) == (128, 1, "engine")
     assert body["groups"] == [{"kv_heads": 8, "replicated": False}]
+
+
+def test_devices_and_model_runners_have_caches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = described(monkeypatch, 1, True)
+    monkeypatch.setattr(type(current_platform), "get_device_capability", lambda *_: DeviceCapability(9, 0))
+    there = described(monkeypatch, 1, True)
+    assert (here["extra"]["tier.device"], there["extra"]["tier.device"]) == ("", "9.0")
+    assert there["extra"]["tier.runner"] == "v1"
 
 
 def test_the_seed_of_the_hashes_is_told_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:

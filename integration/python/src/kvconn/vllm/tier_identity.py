@@ -46,7 +46,13 @@ def describe(
         "pipeline_parallel": 1,
         "key_scheme": "engine",
     }
+    # vLLM picks the backend by the device, and its two model runners lay KV out each in its own way.
+    from vllm.platforms import current_platform
+
+    capability = current_platform.get_device_capability()
     described["extra"] |= {
+        "tier.device": "" if capability is None else f"{capability.major}.{capability.minor}",
+        "tier.runner": "v2" if getattr(vllm_config, "use_v2_model_runner", False) else "v1",
         "tier.layout": layout,
         "tier.page": str(spec.config.cache.blocks_per_chunk),
         "tier.hash": str(vllm_config.cache_config.prefix_caching_hash_algo),
