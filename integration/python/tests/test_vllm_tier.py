@@ -244,7 +244,7 @@ def test_what_may_be_done_for_a_request(fields: Any, load: bool, save: bool) -> 
     assert (wishes.load, wishes.save) == (load, save)
 
 
-def described(monkeypatch: pytest.MonkeyPatch, ranks: int, canonical: bool) -> dict[str, Any]:
+def described(monkeypatch: pytest.MonkeyPatch, ranks: int, canonical: bool, agnostic: bool = True) -> dict[str, Any]:
     heads = 8 // ranks
     monkeypatch.setattr(
         tier_identity.manifest,
@@ -253,6 +253,7 @@ def described(monkeypatch: pytest.MonkeyPatch, ranks: int, canonical: bool) -> d
     )
     own = spec(0)
     own.config.canonical_layout = canonical
+    own.config.parallel.is_parallelism_agnostic = agnostic
     vllm_config = config()
     vllm_config.parallel_config.tensor_parallel_size = ranks
     return tier_identity.describe(vllm_config, SimpleNamespace(), "vllm/x", own, 128)  # type: ignore[arg-type]
@@ -262,6 +263,10 @@ def test_all_numbers_of_ranks_share_the_canonical_layout_alone(monkeypatch: pyte
     assert described(monkeypatch, 1, True) == described(monkeypatch, 2, True)
     assert described(monkeypatch, 1, False) != described(monkeypatch, 2, False)
     assert described(monkeypatch, 1, False) != described(monkeypatch, 1, True)
+    # vLLM orders what it can tensor by tensor, and the rest rank by rank within a tensor.
+    opaque = [described(monkeypatch, n, True, agnostic=False) for n in (1, 2)]
+    assert opaque[0] != opaque[1]
+    assert opaque[1] != described(monkeypatch, 2, False, agnostic=False)
     body = described(monkeypatch, 2, True)
     assert (body["block_size"], body["tensor_parallel"], body["key_scheme"]) == (128, 1, "engine")
     assert body["groups"] == [{"kv_heads": 8, "replicated": False}]

@@ -287,7 +287,9 @@ class KVConnTier(SecondaryTierManager):
         """Disconnect."""
         if self._side:
             self._side.close()
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:  # a second call must not close what has its number by then
+            os.close(fd)
 
 
 def _check(vllm_config: VllmConfig, own: dict[str, Any]) -> None:

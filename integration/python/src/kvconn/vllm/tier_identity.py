@@ -38,7 +38,11 @@ def describe(
     for group in described["groups"]:
         group["kv_heads"] = _all_heads(vllm_config, group, canonical)
         group["replicated"] = False
-    layout = "canonical" if canonical else f"{parallel.tensor_parallel_size}x{parallel.pipeline_parallel_size}"
+    layout = "canonical"
+    if not canonical:
+        # Of layers that vLLM can't bring into whole heads the canonical layout has the ranks' bytes tensor by tensor.
+        order = "tensors:" if spec.config.canonical_layout else ""
+        layout = f"{order}{parallel.tensor_parallel_size}x{parallel.pipeline_parallel_size}"
     seed = os.environ.get("PYTHONHASHSEED", "")
     described |= {
         "block_size": chunk_tokens,
