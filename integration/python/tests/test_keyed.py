@@ -26,6 +26,7 @@ from fake_daemon import (
 )
 
 from kvconn.client import FinishedLoad, GroupLayout, KeyedClient, Options, Part, Polled, Run, StoredPut
+from kvconn.connection import Connection
 from kvconn.frames import pack_u32s
 
 LAYOUT = [GroupLayout(8, [Run(0, 0, 1, 64, 64, 64)]), GroupLayout(8, [Run(0, 512, 1, 64, 64, 64)])]
@@ -57,6 +58,23 @@ def registered(fake: FakeDaemon, **kwargs: Any) -> KeyedClient:
     assert keyed.register([os.memfd_create("test")], LAYOUT)
     assert fake.ops() == [HELLO, REGISTER]
     return keyed
+
+
+def test_a_job_is_told_to_the_daemon_that_has_its_memory(fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyed = registered(fake)
+    registration = keyed._registration()
+    assert registration is not None
+    # The daemon is restarted between two steps of a call, and the link's thread has connected again.
+    mine, other = keyed._link.connection, Connection.open(str(fake.path), 1.0)
+    monkeypatch.setattr(keyed, "_registration", lambda: registration)
+    monkeypatch.setattr(keyed._link, "_conn", other)
+    called: list[Connection] = []
+    monkeypatch.setattr(keyed._link, "call_on", lambda conn, *_: called.append(conn))
+    keyed.fetch("a", LOAD)
+    assert called == [mine]
+    for conn in (mine, other):
+        assert conn is not None
+        conn.close()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

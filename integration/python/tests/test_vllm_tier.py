@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,15 @@ import pytest
 
 pytest.importorskip("vllm.v1.kv_offload.tiering.base")
 
+from vllm.platforms import current_platform
+from vllm.platforms.interface import DeviceCapability
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
 from kvconn.memfd import sealed_memfd
 from kvconn.vllm import tier, tier_identity, tier_region
 from kvconn.vllm.tier_side import Ended
+from kvconn.vllm.wishes import WishReader
 
 ROW = 8192
 
@@ -132,7 +136,10 @@ def test_a_vllm_that_keeps_its_region_elsewhere_is_refused() -> None:
     with pytest.raises(ValueError, match="keeps its host region elsewhere"):
         tier_region.descriptor(spec(None))
     with pytest.raises(ValueError, match=f"at most {64 << 20}"):
-        tier_region.chunk_bytes(spec(0), 100_000)
+        tier_region.chunk_bytes(spec(0, kv_bytes_per_chunk=1 << 30), 100_000)
+    assert tier_region.chunk_bytes(spec(0), 2) == 6000
+    with pytest.raises(ValueError, match=f"exceed a row of {ROW}"):
+        tier_region.chunk_bytes(spec(0), 3)
 
 
 def test_the_region_s_name_goes_and_another_s_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -146,6 +153,20 @@ def test_the_region_s_name_goes_and_another_s_stays(monkeypatch: pytest.MonkeyPa
     tier_region.unlink("gone", fd)
     os.close(fd)
     assert [p.name for p in tmp_path.iterdir()] == ["other"]
+
+
+@pytest.mark.parametrize("own", [{"sokcet": "/s"}, {"locality": "MOON"}])
+def test_an_engine_that_does_not_start_leaves_no_region(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(tier_region, "_NAME", str(tmp_path / "{engine}"))
+    name = tmp_path / "e"
+    name.touch()
+    fd = os.open(name, os.O_RDONLY)
+    with pytest.raises(ValueError, match=r"sokcet|MOON"):
+        made(monkeypatch, fd, **own)
+    os.close(fd)
+    assert not name.exists()
 
 
 def test_an_error_in_a_hook_is_an_answer_without_cache(monkeypatch: pytest.MonkeyPatch, region: int) -> None:
@@ -165,6 +186,19 @@ def test_an_error_in_a_hook_is_an_answer_without_cache(monkeypatch: pytest.Monke
     it.weights_exchanged("x")
     it.shutdown()
     assert side.gave_up == [5, 5, None]
+
+
+def test_a_step_tells_all_that_run_in_it(monkeypatch: pytest.MonkeyPatch, region: int) -> None:
+    it: Any = made(monkeypatch, region)
+    steps: list[Any] = []
+    it._side = SimpleNamespace(step_ended=lambda *args: steps.append(args))
+    connector: Any = object.__new__(tier.KVConnTieringConnector)
+    connector._broken, connector._engine = set(), it._engine
+    # vLLM does not count a request that runs again after a preemption among the new ones.
+    for scheduled, preempted in (({"again": 7}, ["p"]), ({}, [])):
+        connector._measure(SimpleNamespace(num_scheduled_tokens=scheduled))
+        it.on_schedule_end(ScheduleEndContext([], preempted))
+    assert steps == [({"again": 7}, ["p"]), ({}, [])]
 
 
 def test_a_tier_that_does_not_know_its_weights_ends_every_job(monkeypatch: pytest.MonkeyPatch, region: int) -> None:
@@ -198,6 +232,7 @@ def request(**fields: Any) -> Any:
         ({"kv_transfer_params": {"kvconn": {"load": False}}}, False, True),
         ({"kv_transfer_params": {"kvconn": {"save": False}}}, True, False),
         ({"kv_transfer_params": {"kvconn": "nonsense"}}, True, True),
+        ({"kv_transfer_params": {"kvconn": {"save": "false"}}}, True, False),
         ({"resumable": True}, False, False),
         ({"request_id": "r" * 513}, False, False),
         ({"mm_features": [SimpleNamespace(identifier="my cat")]}, False, False),
@@ -205,11 +240,11 @@ def request(**fields: Any) -> Any:
     ],
 )
 def test_what_may_be_done_for_a_request(fields: Any, load: bool, save: bool) -> None:
-    wishes = tier._wishes(request(**fields), True)
+    wishes = tier._wishes(request(**fields), True, WishReader(logging.getLogger("test")))
     assert (wishes.load, wishes.save) == (load, save)
 
 
-def described(monkeypatch: pytest.MonkeyPatch, ranks: int, canonical: bool) -> dict[str, Any]:
+def described(monkeypatch: pytest.MonkeyPatch, ranks: int, canonical: bool, agnostic: bool = True) -> dict[str, Any]:
     heads = 8 // ranks
     monkeypatch.setattr(
         tier_identity.manifest,
@@ -218,6 +253,7 @@ def described(monkeypatch: pytest.MonkeyPatch, ranks: int, canonical: bool) -> d
     )
     own = spec(0)
     own.config.canonical_layout = canonical
+    own.config.parallel.is_parallelism_agnostic = agnostic
     vllm_config = config()
     vllm_config.parallel_config.tensor_parallel_size = ranks
     return tier_identity.describe(vllm_config, SimpleNamespace(), "vllm/x", own, 128)  # type: ignore[arg-type]
@@ -227,9 +263,21 @@ def test_all_numbers_of_ranks_share_the_canonical_layout_alone(monkeypatch: pyte
     assert described(monkeypatch, 1, True) == described(monkeypatch, 2, True)
     assert described(monkeypatch, 1, False) != described(monkeypatch, 2, False)
     assert described(monkeypatch, 1, False) != described(monkeypatch, 1, True)
+    # vLLM orders what it can tensor by tensor, and the rest rank by rank within a tensor.
+    opaque = [described(monkeypatch, n, True, agnostic=False) for n in (1, 2)]
+    assert opaque[0] != opaque[1]
+    assert opaque[1] != described(monkeypatch, 2, False, agnostic=False)
     body = described(monkeypatch, 2, True)
     assert (body["block_size"], body["tensor_parallel"], body["key_scheme"]) == (128, 1, "engine")
     assert body["groups"] == [{"kv_heads": 8, "replicated": False}]
+
+
+def test_devices_and_model_runners_have_caches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = described(monkeypatch, 1, True)
+    monkeypatch.setattr(type(current_platform), "get_device_capability", lambda *_: DeviceCapability(9, 0))
+    there = described(monkeypatch, 1, True)
+    assert (here["extra"]["tier.device"], there["extra"]["tier.device"]) == ("", "9.0")
+    assert there["extra"]["tier.runner"] == "v1"
 
 
 def test_the_seed_of_the_hashes_is_told_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,8 +101,10 @@ class Adapters:
     def __init__(self) -> None:
         self.known: str | None = "lora-1:abc"
         self.files = True
+        self.looks = 0
 
     def scope(self, lora: Any) -> str | None:
+        self.looks += 1
         return self.known
 
     def soon_known(self, name: str) -> bool:
@@ -252,6 +254,38 @@ def test_a_request_that_waits_no_more_is_not_waited_for() -> None:
     assert ask("d") is HIT
 
 
+def test_a_request_that_runs_again_without_a_load_is_not_waited_for() -> None:
+    bench = Bench(rows=8)
+    requests = {name: bench.request(name) for name in "abc"}
+    contexts = {name: Context(3, prompt=name) for name in "abc"}
+    for name in "abc":
+        bench.client.keep(*range(3), prompt=name)
+
+    def ask(name: str) -> Answer:
+        return bench.answers(requests[name], contexts[name], 0, prompt=name)[0]
+
+    bench.side.step_ended({}, ["b"])
+    assert [ask(name) for name in "abc"] == [HIT, RETRY, RETRY]
+    bench.load(requests["a"], contexts["a"], 0, 1, 2, prompt="a")
+    # b was preempted, finds its chunks in vLLM's region, and runs on for long.
+    bench.side.step_ended({"a": 1, "b": 1}, [])
+    assert ask("c") is HIT
+
+
+def test_a_request_that_waits_is_answered_by_what_the_region_lacks_now() -> None:
+    bench = Bench(rows=12)
+    a, b = bench.request("a"), bench.request("b")
+    bench.client.keep(*range(5), prompt="a")
+    bench.client.keep(*range(5), prompt="b")
+    in_a, in_b = Context(5, prompt="a"), Context(5, prompt="b")
+    assert bench.answers(a, in_a, *range(5), prompt="a") == [HIT] * 5
+    assert bench.answers(b, in_b, 2, 3, 4, prompt="b") == [RETRY] * 3
+    bench.side.step_ended({}, [])
+    assert bench.answers(b, in_b, *range(5), prompt="b") == [RETRY] * 5  # the region has lost the first two
+    bench.side.step_ended({"a": 1}, [])
+    assert bench.answers(b, in_b, *range(5), prompt="b") == [HIT] * 5
+
+
 def test_a_request_that_exceeds_the_region_alone_is_offered_what_fits(bench: Bench) -> None:
     bench = Bench(rows=6)
     bench.client.keep(*range(9))
@@ -295,6 +329,26 @@ def test_what_a_request_does_not_wish_is_not_done(bench: Bench) -> None:
     assert (bench.client.asked, bench.client.puts, bench.client.touched) == ([], [], [])
 
 
+@pytest.mark.parametrize(("most", "want"), [(7, [MISS] * 3), (8, [HIT, MISS, MISS]), (23, [HIT, HIT, MISS])])
+def test_no_more_is_loaded_than_a_request_wishes(bench: Bench, most: int, want: list[Answer]) -> None:
+    bench.client.keep(0, 1, 2, 3)
+    request, context = bench.request(most=most), Context(4)
+    assert bench.answers(request, context, 1, 2, 3) == want
+
+
+def test_a_chunk_whose_place_another_has_is_neither_loaded_nor_saved(bench: Bench) -> None:
+    bench.client.keep(0, 1)
+    request, context = bench.request(), Context(2)
+    assert bench.answers(request, context, 0, 1) == [HIT, HIT]
+    other = key(1, prompt="other")
+    context._offload_key_positions[other] = 2 * CHUNK
+    assert bench.side.look_up(request, other, context) is MISS
+    bench.side.store(9, [key(0), other], [0, 1], request, context)
+    assert bench.client.puts == [("9", [Part(0, b"", hashes(0), [0])])]
+    bench.side.load(10, [key(0), other], [0, 1], request, context)
+    assert (bench.client.fetched, bench.ended()) == ([], [Ended(10, False)])
+
+
 def test_at_its_end_all_that_a_request_used_is_touched(bench: Bench) -> None:
     request, context = bench.request(), Context(4, groups=2)  # vLLM's region had all: nothing was looked up
     bench.side.finished(request, context)
@@ -317,6 +371,7 @@ def test_adapters_have_hashes_of_their_own(bench: Bench) -> None:
     request, context = bench.request(adapter=SimpleNamespace(lora_name="x")), Context(1)
     bench.adapters.known = None
     assert bench.answers(request, context, 0) == [RETRY]
+    bench.side.step_ended({}, [])
     bench.adapters.known = "lora-1:abc"
     bench.client.keep(0)
     assert bench.answers(request, context, 0) == [MISS]
@@ -324,6 +379,16 @@ def test_adapters_have_hashes_of_their_own(bench: Bench) -> None:
     bench.adapters.files = False  # trained again
     bench.side.store(1, [key(0)], [0], request, context)
     assert (bench.ended(), bench.client.puts) == ([Ended(1, False)], [])
+
+
+@pytest.mark.parametrize("known", [None, "lora-1:abc"])
+def test_an_adapter_s_files_are_looked_at_once_a_step(bench: Bench, known: str | None) -> None:
+    bench.adapters.known = known
+    request, context = bench.request(adapter=SimpleNamespace(lora_name="x")), Context(50)
+    for step in (1, 2):
+        bench.answers(request, context, *range(50))
+        assert bench.adapters.looks == step
+        bench.side.step_ended({}, [])
 
 
 def test_after_a_stop_nothing_is_begun(bench: Bench) -> None:
@@ -345,6 +410,25 @@ def test_a_drain_takes_the_rows_back_after_a_while(bench: Bench) -> None:
     assert bench.client.taken_back == 1
     assert bench.ended() == [Ended(load, False), Ended(7, False)]
     assert not bench.side.busy
+
+
+def test_a_drain_that_can_follow_nothing_says_so_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    request, context = bench.request(), Context(1)
+    bench.load(request, context, 0)
+    outcomes = iter([RuntimeError("bug")] * 5)
+
+    def unregister(timeout: float) -> bool:
+        for error in outcomes:
+            raise error
+        return True
+
+    monkeypatch.setattr(bench.client, "poll", lambda: next(iter(())))
+    monkeypatch.setattr(bench.client, "unregister", unregister)
+    bench.side.drain(10.0)
+    assert bench.ended() == [Ended(1, False)]
+    assert len(caplog.records) == 1
 
 
 def test_after_an_error_jobs_end_once_the_daemon_cannot_write_any_more(bench: Bench) -> None:

@@ -102,12 +102,13 @@ class KeyedClient(MemoryClient):
         if (op, request) in self._jobs:
             raise ValueError(f"{op.name.lower()} {request} is in flight")
         slots = [slot for part in parts for slot in part.slots]
-        conn, registration = self._link.connection, self._registration()
-        if conn is None or registration is None:
+        registration = self._registration()
+        if registration is None:
             self._end(op, request, slots)
             return
         try:
-            self._link.call_on(conn, op, body, dict)
+            # Not on whatever connection there is by now: the daemon would have to be one with this memory.
+            self._link.call_on(registration.conn, op, body, dict)
         except Unavailable:
             pass  # it may have started: it has failed once the memory is released
         except KVConnError as err:

@@ -24,10 +24,10 @@ K = TypeVar("K")
 
 
 class Registration:
-    """Engine memory in the daemon's hands, by one connection, and the page to take it back with."""
+    """Engine memory in the daemon's hands, by the connection `conn`, and the page to take it back with."""
 
     def __init__(self, conn: Connection, page: FencePage) -> None:
-        self._conn = conn
+        self.conn = conn
         self._page = page
         self._lock = threading.Lock()
         self._released = False
@@ -47,8 +47,8 @@ class Registration:
         with self._lock:
             if not self._released:
                 self._page.fence()
-                if self._page.idle() or self._conn.ended():
-                    self._conn.close()
+                if self._page.idle() or self.conn.ended():
+                    self.conn.close()
                     self._page.close()
                     self._released = True
             return self._released
@@ -169,13 +169,13 @@ class MemoryClient:
     def _abandoned(self, jobs: dict[K, Job]) -> Iterator[tuple[K, list[int]]]:
         """Take out and yield the jobs that will not be reported any more, once nothing touches their slots."""
         now = time.monotonic()
-        current, conn = self._registration(), self._link.connection
+        current = self._registration()
         for key, job in list(jobs.items()):
-            if job.registration is current and conn is not None:
+            if job.registration is current:
                 if now < job.overdue_at:
                     continue
                 message = f"load or save {key} not ended within {self._link.load_timeout:g} s"
-                self._link.give_up(conn, DeadlineExceeded(message))
+                self._link.give_up(job.registration.conn, DeadlineExceeded(message))
                 current = None
             if job.registration.release():
                 del jobs[key]

@@ -7,7 +7,7 @@ KV memory and a region of host memory with its own kernels, and the daemon fills
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from kvconn.vllm.scheduler import _CONTENT_ID
 from kvconn.vllm.tier_pace import Pace
 from kvconn.vllm.tier_requests import TierRequest, Wishes
 from kvconn.vllm.tier_side import Answer, Rows, TierSide
+from kvconn.vllm.wishes import WishReader
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -97,15 +98,14 @@ class KVConnTieringConnector(OffloadingConnector):
             self._engine.wishes[request.request_id] = wishes
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """Note when the step begins."""
+        """Note what runs in the step."""
         self._measure(scheduler_output)
         return super().build_connector_meta(scheduler_output)
 
     @_guarded(lambda: None)
     def _measure(self, output: SchedulerOutput) -> None:
-        tier = self._engine.tier
-        if tier is not None and output.num_scheduled_tokens:
-            tier.pace.step(output.num_scheduled_tokens)
+        if self._engine.tier is not None:
+            self._engine.tier.step(output.num_scheduled_tokens)
 
 
 class KVConnTier(SecondaryTierManager):
@@ -133,7 +133,12 @@ class KVConnTier(SecondaryTierManager):
         self._adapters: Adapters | None = None
         self._refused: list[JobResult] = []
         self._images_by_content = False
+        self._wishes = WishReader(logger)
+        self._running: Mapping[str, int] = {}
         self.pace = Pace(ahead=False)
+        # First of all: of an engine that does not start, the region would stay in memory too.
+        self._fd = tier_region.descriptor(offloading_spec)
+        tier_region.unlink(offloading_spec.config.engine_id, self._fd)
         engine = _making.get()
         if engine is None:
             raise ValueError(
@@ -145,8 +150,6 @@ class KVConnTier(SecondaryTierManager):
         if own.get("locality") is not None:
             self.locality = Locality(own["locality"])
         tokens = tier_region.chunk_tokens(offloading_spec, len(engine.kv_cache_config.kv_cache_groups))
-        self._fd = tier_region.descriptor(offloading_spec)
-        tier_region.unlink(offloading_spec.config.engine_id, self._fd)
         try:
             self._start(engine, offloading_spec, tokens, own)
         except UnknownIdentity as err:
@@ -178,7 +181,16 @@ class KVConnTier(SecondaryTierManager):
             return None
         if request.lora_request is not None and self._adapters:
             self._adapters.scope(request.lora_request)
-        return _wishes(request, self._images_by_content)
+        return _wishes(request, self._images_by_content, self._wishes)
+
+    def step(self, scheduled: Mapping[str, int]) -> None:
+        """Note a step, by the tokens that each request computes in it. `on_schedule_end` follows.
+
+        vLLM's own account of a step leaves out the requests that run again after a preemption.
+        """
+        self._running = scheduled
+        if scheduled:
+            self.pace.step(scheduled)
 
     # What the engine core does beside.
 
@@ -251,7 +263,7 @@ class KVConnTier(SecondaryTierManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Note the end of a step."""
         if self._side:
-            self._side.step_ended(context.new_req_ids, context.preempted_req_ids)
+            self._side.step_ended(self._running, context.preempted_req_ids)
 
     @_guarded(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
@@ -275,7 +287,9 @@ class KVConnTier(SecondaryTierManager):
         """Disconnect."""
         if self._side:
             self._side.close()
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:  # a second call must not close what has its number by then
+            os.close(fd)
 
 
 def _check(vllm_config: VllmConfig, own: dict[str, Any]) -> None:
@@ -329,15 +343,13 @@ def _identity(
         raise UnknownIdentity(f"this vLLM is not understood: {type(err).__name__}: {err}") from err
 
 
-def _wishes(request: Request, images_by_content: bool) -> Wishes:
+def _wishes(request: Request, images_by_content: bool, reader: WishReader) -> Wishes:
     """Return what may be done for a request."""
-    asked = (request.kv_transfer_params or {}).get("kvconn")
-    asked = asked if isinstance(asked, dict) else {}
+    asked = reader.read(request.kv_transfer_params)
     images = request.mm_features or ()
     told = not images or (images_by_content and all(_CONTENT_ID.fullmatch(f.identifier) for f in images))
     salt = request.cache_salt or ""
     bounded = len(request.request_id.encode()) <= MAX_ID_BYTES and len(salt.encode()) <= MAX_SCOPE_BYTES
     # The tokens of a resumable request change while it is served.
     kept = told and bounded and not request.resumable
-    load, save = bool(asked.get("load", True)), bool(asked.get("save", True))
-    return Wishes(kept and load, kept and save, request.lora_request, salt)
+    return Wishes(kept and asked.load, kept and asked.save, request.lora_request, salt, asked.max_load_tokens)

@@ -38,7 +38,11 @@ def describe(
     for group in described["groups"]:
         group["kv_heads"] = _all_heads(vllm_config, group, canonical)
         group["replicated"] = False
-    layout = "canonical" if canonical else f"{parallel.tensor_parallel_size}x{parallel.pipeline_parallel_size}"
+    layout = "canonical"
+    if not canonical:
+        # Of layers that vLLM can't bring into whole heads the canonical layout has the ranks' bytes tensor by tensor.
+        order = "tensors:" if spec.config.canonical_layout else ""
+        layout = f"{order}{parallel.tensor_parallel_size}x{parallel.pipeline_parallel_size}"
     seed = os.environ.get("PYTHONHASHSEED", "")
     described |= {
         "block_size": chunk_tokens,
@@ -46,7 +50,13 @@ def describe(
         "pipeline_parallel": 1,
         "key_scheme": "engine",
     }
+    # vLLM picks the backend by the device, and its two model runners lay KV out each in its own way.
+    from vllm.platforms import current_platform
+
+    capability = current_platform.get_device_capability()
     described["extra"] |= {
+        "tier.device": "" if capability is None else f"{capability.major}.{capability.minor}",
+        "tier.runner": "v2" if getattr(vllm_config, "use_v2_model_runner", False) else "v1",
         "tier.layout": layout,
         "tier.page": str(spec.config.cache.blocks_per_chunk),
         "tier.hash": str(vllm_config.cache_config.prefix_caching_hash_algo),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 
@@ -72,6 +72,12 @@ class Promises:
         """Forget a request."""
         self.release(request)
         self._line.pop(request, None)
+
+    def ran(self, running: Container[str]) -> None:
+        """Forget the requests that run: they wait no more, and the engine has taken what was loaded for them."""
+        if self._held or self._line:
+            for request in [r for r in (*self._held, *self._line) if r in running]:
+                self.forget(request)
 
     def expire(self) -> None:
         """End the promises of requests that did not run although their rows have been filled for long."""

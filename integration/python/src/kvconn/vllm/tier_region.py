@@ -30,6 +30,11 @@ def layout(spec: Any, size: int) -> list[GroupLayout]:
 def chunk_bytes(spec: Any, parts: int) -> int:
     """Return the bytes of a row that are KV, of that many ranks' parts. Raises ValueError where they are too many."""
     size = int(spec.cpu_page_size_per_worker * parts)
+    if size > spec.kv_bytes_per_chunk:
+        raise ValueError(
+            f"kvconn: {parts} parts of {spec.cpu_page_size_per_worker} bytes exceed a row of"
+            f" {spec.kv_bytes_per_chunk}: this canonical layout is not supported yet"
+        )
     if size > _MAX_CHUNK_BYTES:
         raise ValueError(f"kvconn: a chunk has {size} bytes, at most {_MAX_CHUNK_BYTES}: lower blocks_per_chunk")
     return size

@@ -34,6 +34,8 @@ class Wishes:
     """vLLM's LoRARequest, if it has one."""
     salt: str = ""
     """The tenant, by which what is saved can be listed. The hashes have it too."""
+    most: int | None = None
+    """The most tokens to load at a time, None without a bound."""
 
 
 @dataclass
@@ -74,13 +76,16 @@ class TierRequest:
             self._keys_seen = len(ends)
 
     def note(self, key: bytes, end: int | None, chunk: int) -> int | None:
-        """Return the index of a key's chunk, whose hash is noted if it follows those that are known."""
+        """Return the index of a key's chunk, whose hash is noted if it follows those that are known.
+
+        None where that is not known, or the chunk there is another: its bytes go by their own hash or none.
+        """
         if end is None or end <= 0 or end % chunk:
             return None
-        index = end // chunk - 1
+        index, known = end // chunk - 1, self._hash(key)
         if index == len(self.hashes):
-            self.hashes.append(self._hash(key))
-        return index if index < len(self.hashes) else None
+            self.hashes.append(known)
+        return index if index < len(self.hashes) and self.hashes[index] == known else None
 
     def _hash(self, key: bytes) -> bytes:
         prefix = key[:-_GROUP_BYTES]

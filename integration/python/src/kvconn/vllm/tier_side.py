@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -80,6 +80,8 @@ class TierSide:
         self._promises = Promises(rows.count, patience)
         self._step = 0
         self._requests: dict[str, TierRequest] = {}
+        self._adapter_answers: dict[str, Answer] = {}
+        """Of the requests that were looked up in this step."""
         self._loads: dict[str, _Job] = {}
         self._stores: dict[str, _Job] = {}
         self._over: list[Ended] = []
@@ -95,6 +97,8 @@ class TierSide:
 
     def met(self, request_id: str, wishes: Wishes) -> TierRequest:
         """Return the state of a new request."""
+        if wishes.most is not None and wishes.most < self._rows.tokens:
+            wishes.load = False
         request = self._requests[request_id] = TierRequest(request_id, wishes)
         return request
 
@@ -116,14 +120,14 @@ class TierSide:
         """Say whether a chunk can be loaded. `positions` is what vLLM knows of the request's keys."""
         if self._stopped or not request.wishes.load or request.failed or request.phase is not Phase.ASKING:
             return Answer.MISS
-        adapter = self._adapter(request)
+        adapter = self._adapter_in_step(request)
         if adapter is not Answer.HIT:
             return adapter
         self._learn(request, positions)
         index = request.note(key, positions.get_offload_key_position(key), self._rows.tokens)
         if index is None:
             return Answer.MISS
-        if request.asked_in != self._step and request.left is None and self._promises.waits(request.id, request.wanted):
+        if request.asked_in != self._step and index >= request.first and self._waits(request):
             request.asked_in = self._step
         elif request.asked_in != self._step or (not request.known_in_order and not request.covers(index)):
             self._ask(request, index)
@@ -133,12 +137,22 @@ class TierSide:
             return Answer.MISS
         return self._promise(request, index)
 
+    def _waits(self, request: TierRequest) -> bool:
+        return request.left is None and self._promises.waits(request.id, request.wanted)
+
     def _learn(self, request: TierRequest, positions: Any) -> None:
         """Note the keys of a request, all at once where vLLM has them in one place, which is its own business."""
         keys = getattr(positions, "_offload_key_positions", None)
         request.known_in_order = isinstance(keys, dict)
         if isinstance(keys, dict):
             request.learn(keys, self._rows.tokens)
+
+    def _adapter_in_step(self, request: TierRequest) -> Answer:
+        """Say what `_adapter` says, which looks at files, once for each step: a step looks up every chunk."""
+        answer = self._adapter_answers.get(request.id)
+        if answer is None:
+            answer = self._adapter_answers[request.id] = self._adapter(request)
+        return answer
 
     def _adapter(self, request: TierRequest) -> Answer:
         """Say whether it is known what the request's adapter contains."""
@@ -159,9 +173,12 @@ class TierSide:
         # they are looked up from the end.
         first = 0 if any(self._rows.windows) else index
         parent = request.hashes[first - 1] if first else b""
-        request.asked_in, request.first, request.asked_to = self._step, first, len(request.hashes)
+        most = request.wishes.most
+        last = len(request.hashes) if most is None else index + most // self._rows.tokens
+        hashes = request.hashes[first:last]
+        request.asked_in, request.first, request.asked_to = self._step, first, first + len(hashes)
         request.answered, request.left = False, 0
-        bitmaps = self._client.present(request.id, request.hashes[first:], first=first, parent=parent, held=first)
+        bitmaps = self._client.present(request.id, hashes, first=first, parent=parent, held=first)
         request.bitmaps = [int.from_bytes(b, "little") for b in bitmaps]
 
     def _promise(self, request: TierRequest, index: int) -> Answer:
@@ -182,11 +199,11 @@ class TierSide:
         request.left -= 1
         return Answer.HIT
 
-    def step_ended(self, started: Iterable[str], preempted: Iterable[str]) -> None:
-        """Note the end of a step, the requests that run for the first time in it, and those that wait again."""
+    def step_ended(self, running: Container[str], preempted: Iterable[str]) -> None:
+        """Note the end of a step, the requests that run in it, and those that wait again."""
         self._step += 1
-        for request_id in started:
-            self._promises.forget(request_id)
+        self._adapter_answers.clear()
+        self._promises.ran(running)
         for request_id in preempted:
             self._promises.forget(request_id)
             request = self._requests.get(request_id)
@@ -307,7 +324,8 @@ class TierSide:
             try:
                 over += self.ended()
             except Exception:
-                self._logger.exception("kvconn: loads and saves can't be followed")
+                if not self._broken:
+                    self._logger.exception("kvconn: loads and saves can't be followed")
                 self._broken = True
             if time.monotonic() >= until and (self._loads or self._stores):
                 if not self._broken:
