@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/host/memory"
+	"github.com/kvconn/kvconn/store/host/meter"
 	"github.com/kvconn/kvconn/store/host/unitset"
 )
 
@@ -56,7 +57,7 @@ type Arena struct {
 	queued   list[Account] // the accounts with waiters
 	waiting  int           // handles that wait for memory
 	drain    drain
-	meter    meter // has its own mutex
+	meter    meter.Meter // has its own mutex
 
 	count                 Counters
 	cleanBytes, usedBytes int64
