@@ -61,7 +61,7 @@ type Arena struct {
 
 	count                 Counters
 	cleanBytes, usedBytes int64
-	aheadBytes            int64 // of slots with ahead set
+	aheads                aheads
 	wake                  chan struct{}
 	stop                  chan struct{}
 	populator             sync.WaitGroup

@@ -3,7 +3,9 @@ package host
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -15,12 +17,16 @@ const (
 	prefetchShare = 8
 	// prefetchReadBytes are read at one time, so that a load that comes waits for little.
 	prefetchReadBytes = 16 << 20
-	// prefetchQueue is how many requests wait to have their records read.
-	prefetchQueue = 64
+	// prefetchQueue is how many calls wait to have their records read, prefetchBlocks how many blocks
+	// they may have together, if there is more than one.
+	prefetchQueue, prefetchBlocks = 64, 1 << 18
 	// prefetchPause is how long reads of loads are waited for before looking again.
 	prefetchPause = time.Millisecond
 	// prefetchTTL is when a request is taken to have been loaded, or to be gone.
 	prefetchTTL = 30 * time.Second
+	// aheadTime is how long a record that was read before its load counts against the share, at
+	// least; at most twice as long.
+	aheadTime = 2 * time.Minute
 )
 
 // Prefetches reads records of one namespace into memory before a load asks for them. It takes a
@@ -31,6 +37,7 @@ type Prefetches struct {
 	account *Account
 	reads   func(connector.Shard) bool
 	jobs    chan prefetch
+	queued  atomic.Int64 // blocks of jobs
 	cancel  context.CancelFunc
 	ended   chan struct{}
 }
@@ -68,11 +75,16 @@ func (p *Prefetches) Close() {
 // Prefetch starts to read the records of consecutive blocks that are not in memory, and returns at
 // once. blocks stay as they are; the slots in them mean nothing.
 func (p *Prefetches) Prefetch(ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) {
-	select {
-	case p.jobs <- prefetch{ns, shard, parent, blocks, time.Now().Add(prefetchTTL)}:
-	default:
-		p.refused()
+	n := int64(len(blocks))
+	if all := p.queued.Add(n); all == n || all <= prefetchBlocks {
+		select {
+		case p.jobs <- prefetch{ns, shard, parent, blocks, time.Now().Add(prefetchTTL)}:
+			return
+		default:
+		}
 	}
+	p.queued.Add(-n)
+	p.refused()
 }
 
 func (p *Prefetches) refused() {
@@ -88,6 +100,7 @@ func (p *Prefetches) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case job := <-p.jobs:
+			p.queued.Add(-int64(len(job.blocks)))
 			if p.reads(job.shard) && !p.read(ctx, &job) {
 				p.refused()
 			}
@@ -176,19 +189,33 @@ func (p *Prefetches) part(ctx context.Context, job *prefetch, there []bool, payl
 	return room
 }
 
+// aheads counts the bytes of slots whose records were read before a load that has not come, by marks
+// that the slots have. The mark changes with time: what is older than the last two may be of requests
+// that were aborted, or of engines that are gone, and would keep others from being read.
+type aheads struct {
+	mark, last uint8 // never the same; 0 is no mark
+	began      time.Time
+	bytes      [math.MaxUint8 + 1]int64
+	all        int64
+}
+
 // allowsAhead reports whether a slot may be given to a record that no load has asked for.
 func (a *Arena) allowsAhead(k *class) bool {
+	h, now := &a.aheads, a.opts.now()
+	for n := min(2, now.Sub(h.began)/aheadTime); n > 0; n-- {
+		h.last, h.mark, h.began = h.mark, h.mark%math.MaxUint8+1, now
+	}
 	limit := int64(len(a.units)) * int64(a.opts.unitBytes) / prefetchShare
-	return a.waiting == 0 && a.aheadBytes+int64(k.slotBytes) <= limit
+	return a.waiting == 0 && h.bytes[h.mark]+h.bytes[h.last]+int64(k.slotBytes) <= limit
 }
 
 // noteUse notes that a slot is filled before its load, or that the load has come.
 func (a *Arena) noteUse(s *Slot) {
 	switch p := a.slot(s.slot); {
 	case s.account.ahead:
-		if s.outcome() == Fill && !p.ahead {
-			p.ahead = true
-			a.aheadBytes += int64(s.class.slotBytes)
+		if s.outcome() == Fill && p.ahead == 0 {
+			p.ahead = a.aheads.mark
+			a.countAhead(p.ahead, s.class.slotBytes)
 		}
 	case a.endAhead(s.slot):
 		a.count.PrefetchUsed++
@@ -198,10 +225,15 @@ func (a *Arena) noteUse(s *Slot) {
 // endAhead makes a slot like any other, and reports whether it was read before its load.
 func (a *Arena) endAhead(id slotID) bool {
 	p := a.slot(id)
-	if !p.ahead {
+	if p.ahead == 0 {
 		return false
 	}
-	p.ahead = false
-	a.aheadBytes -= int64(a.classOfSlot(id).slotBytes)
+	a.countAhead(p.ahead, -a.classOfSlot(id).slotBytes)
+	p.ahead = 0
 	return true
+}
+
+func (a *Arena) countAhead(mark uint8, bytes int) {
+	a.aheads.bytes[mark] += int64(bytes)
+	a.aheads.all += int64(bytes)
 }

@@ -208,3 +208,19 @@ func TestItemsSayThatTheyWereReadForTheirLoad(t *testing.T) {
 		t.Errorf("in memory: %v", got)
 	}
 }
+
+// Whatever a client asks for, what waits to be read takes a bounded part of the daemon's memory.
+func TestRequestsForReadsBeforeLoadsAreBounded(t *testing.T) {
+	tier := newFakeTier(0)
+	tier.queued.Store(1) // nothing is read
+	r := newRig(t, tier, 0)
+	p := r.prefetches()
+	defer p.Close()
+	blocks := make([]connector.PlanBlock, 1<<18)
+	for range 3 { // the first may be taken from the queue at once
+		p.Prefetch(connector.NamespaceDigest{}, 0, connector.Key{}, blocks)
+	}
+	if n := r.cache.Stats().PrefetchRefused; n == 0 {
+		t.Error("no request is refused")
+	}
+}
