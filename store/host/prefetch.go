@@ -45,7 +45,7 @@ type Prefetches struct {
 // prefetch is what one call asks for.
 type prefetch struct {
 	ns     connector.NamespaceDigest
-	shard  connector.Shard
+	shards []connector.Shard
 	parent connector.Key
 	blocks []connector.PlanBlock
 	until  time.Time
@@ -72,13 +72,14 @@ func (p *Prefetches) Close() {
 	p.account.Close()
 }
 
-// Prefetch starts to read the records of consecutive blocks that are not in memory, and returns at
-// once. blocks stay as they are; the slots in them mean nothing.
-func (p *Prefetches) Prefetch(ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) {
+// Prefetch starts to read the records of consecutive blocks that are not in memory, of shards that a
+// load needs together, and returns at once. shards and blocks stay as they are; the slots in them mean
+// nothing.
+func (p *Prefetches) Prefetch(ns connector.NamespaceDigest, shards []connector.Shard, parent connector.Key, blocks []connector.PlanBlock) {
 	n := int64(len(blocks))
 	if all := p.queued.Add(n); all == n || all <= prefetchBlocks {
 		select {
-		case p.jobs <- prefetch{ns, shard, parent, blocks, time.Now().Add(prefetchTTL)}:
+		case p.jobs <- prefetch{ns, shards, parent, blocks, time.Now().Add(prefetchTTL)}:
 			return
 		default:
 		}
@@ -101,31 +102,35 @@ func (p *Prefetches) run(ctx context.Context) {
 			return
 		case job := <-p.jobs:
 			p.queued.Add(-int64(len(job.blocks)))
-			if p.reads(job.shard) && !p.read(ctx, &job) {
+			if !p.read(ctx, &job) {
 				p.refused()
 			}
 		}
 	}
 }
 
-// read reads what a job asks for, in small parts and between the reads of loads. It reports false if
-// there was no room.
+// read reads what a job asks for, in small parts and between the reads of loads: the first blocks of
+// all shards, then the next. It reports false if there was no room.
 func (p *Prefetches) read(ctx context.Context, job *prefetch) bool {
-	payloadBytes := p.cache.tier.PayloadBytes(job.ns, job.shard)
+	shards := slices.DeleteFunc(slices.Clone(job.shards), func(s connector.Shard) bool {
+		return !p.reads(s) || p.cache.tier.PayloadBytes(job.ns, s) == 0
+	})
 	keys := make([]connector.Key, readBatch)
 	at := make([]bool, readBatch)
-	for len(job.blocks) > 0 && payloadBytes > 0 {
-		if !p.awaitTurn(ctx, job.until) {
-			return true
-		}
+	for len(job.blocks) > 0 && len(shards) > 0 {
 		n := min(readBatch, len(job.blocks))
 		for i := range n {
 			keys[i] = job.blocks[i].Key
 		}
-		clear(at)
-		p.cache.Present(job.ns, job.shard, keys[:n], at[:n])
-		if room := slices.Index(at[:n], false) < 0 || p.part(ctx, job, at[:n], payloadBytes); !room {
-			return false
+		for _, shard := range shards {
+			if !p.awaitTurn(ctx, job.until) {
+				return true
+			}
+			clear(at)
+			p.cache.Present(job.ns, shard, keys[:n], at[:n])
+			if room := slices.Index(at[:n], false) < 0 || p.part(ctx, job, shard, at[:n]); !room {
+				return false
+			}
 		}
 		job.parent, job.blocks = job.blocks[n-1].Key, job.blocks[n:]
 	}
@@ -145,9 +150,10 @@ func (p *Prefetches) awaitTurn(ctx context.Context, until time.Time) bool {
 	return ctx.Err() == nil && time.Now().Before(until)
 }
 
-// part reads the first of a job's blocks, but for those that are there. It reports false if there
-// was no room for all.
-func (p *Prefetches) part(ctx context.Context, job *prefetch, there []bool, payloadBytes int) (room bool) {
+// part reads the first of a job's blocks of one shard, but for those that are there. It reports false
+// if there was no room for all.
+func (p *Prefetches) part(ctx context.Context, job *prefetch, shard connector.Shard, there []bool) (room bool) {
+	payloadBytes := p.cache.tier.PayloadBytes(job.ns, shard)
 	l := &load{ctx: ctx, reading: ctx, cache: p.cache, account: p.account, arrived: func(it *Item) {
 		if it.Err == nil {
 			it.Slot.Release()
@@ -165,7 +171,7 @@ func (p *Prefetches) part(ctx context.Context, job *prefetch, there []bool, payl
 			parent = job.blocks[i-1].Key
 		}
 		b := &job.blocks[i]
-		it.Record = store.Record{ID: store.RecordID{Namespace: job.ns, Shard: job.shard, Key: b.Key}, Parent: parent, Proof: b.Proof}
+		it.Record = store.Record{ID: store.RecordID{Namespace: job.ns, Shard: shard, Key: b.Key}, Parent: parent, Proof: b.Proof}
 		it.PayloadBytes = payloadBytes
 		outcome, err := p.account.Acquire(ctx, &it.Slot, it.Record, payloadBytes, false)
 		switch {
