@@ -9,9 +9,10 @@ import (
 // Prefetch reads records into host memory before their load. It may be called from several
 // goroutines, and must not call the leader.
 type Prefetch interface {
-	// Prefetch starts to read the records of consecutive blocks, and returns at once. It may leave
-	// out any of them. blocks stay as they are, and their slots mean nothing.
-	Prefetch(ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock)
+	// Prefetch starts to read the records of consecutive blocks, of several shards that a load needs
+	// together, and returns at once. It may leave out any of them. shards and blocks stay as they are,
+	// and the slots of blocks mean nothing.
+	Prefetch(ns connector.NamespaceDigest, shards []connector.Shard, parent connector.Key, blocks []connector.PlanBlock)
 }
 
 // prefetch has the offered blocks [first, boundary) of a request read, once.
@@ -26,15 +27,13 @@ func (l *Leader) prefetch(r *request, first, boundary int) {
 	for i := range blocks {
 		blocks[i] = r.planBlock(from+i, 0)
 	}
-	for _, shard := range l.prefix {
-		l.opts.Prefetch.Prefetch(l.opts.Namespace, shard, r.parent(from), blocks)
+	if len(l.prefix) > 0 {
+		l.opts.Prefetch.Prefetch(l.opts.Namespace, l.prefix, r.parent(from), blocks)
 	}
 	for i := range l.windows.Searches {
 		w := l.windows.Searches[i].Group
 		begin := max(from, w.FirstBlock(boundary*l.bs, l.bs))
-		for _, shard := range w.Shards {
-			l.opts.Prefetch.Prefetch(l.opts.Namespace, shard, r.parent(begin), blocks[begin-from:])
-		}
+		l.opts.Prefetch.Prefetch(l.opts.Namespace, w.Shards, r.parent(begin), blocks[begin-from:])
 	}
 }
 

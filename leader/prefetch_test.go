@@ -15,7 +15,7 @@ type testPrefetch struct {
 	asked []string
 }
 
-func (p *testPrefetch) Prefetch(_ connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) {
+func (p *testPrefetch) Prefetch(_ connector.NamespaceDigest, shards []connector.Shard, parent connector.Key, blocks []connector.PlanBlock) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var none connector.Proof
@@ -24,7 +24,9 @@ func (p *testPrefetch) Prefetch(_ connector.NamespaceDigest, shard connector.Sha
 			panic("a block without a proof")
 		}
 	}
-	p.asked = append(p.asked, fmt.Sprintf("shard %d: %d blocks from %x", shard, len(blocks), blocks[0].Key[:2]))
+	for _, shard := range shards {
+		p.asked = append(p.asked, fmt.Sprintf("shard %d: %d blocks from %x", shard, len(blocks), blocks[0].Key[:2]))
+	}
 	_ = parent
 }
 

@@ -164,17 +164,16 @@ func (b *backend) account(ns connector.NamespaceDigest) (*host.Account, error) {
 	return b.cache.Account(host.AccountOptions{Namespace: ns, LoadBytes: b.opts.LoadStagingBytes, SaveBytes: b.opts.SaveStagingBytes})
 }
 
-// letGo releases the namespace once the reads that no load waits for have ended.
+// letGo releases the namespace once the reads that no load waits for have ended, and what they brought
+// is written: on a disk that hangs that takes long.
 func (s *schedulerSession) letGo() {
-	if s.prefetches != nil {
-		s.prefetches.Close() // gives its reads up
-	}
-	if s.handoffs == nil {
-		s.b.chain.CloseNamespace(s.namespace)
-		return
-	}
 	go func() {
-		s.handoffs.Close()
+		if s.prefetches != nil {
+			s.prefetches.Close() // gives its reads up
+		}
+		if s.handoffs != nil {
+			s.handoffs.Close()
+		}
 		s.b.chain.CloseNamespace(s.namespace)
 	}()
 }

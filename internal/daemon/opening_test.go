@@ -161,7 +161,7 @@ func TestRecordsEvictedAtTheStartAreMentioned(t *testing.T) {
 	}
 	var log testlog.Text
 	start(t, func(o *Options) {
-		o.Dir, o.MaxBytes, o.Logger = dir, 12<<20, slog.New(slog.NewTextHandler(&log, nil))
+		o.Dir, o.MaxBytes, o.NoMinFree, o.Logger = dir, 12<<20, true, slog.New(slog.NewTextHandler(&log, nil))
 	})
 	if !strings.Contains(log.String(), "records were evicted while the store was opened") {
 		t.Errorf("nothing is said:\n%s", &log)

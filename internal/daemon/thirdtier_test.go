@@ -19,14 +19,14 @@ import (
 // read through, counted and shown.
 func TestThirdTierTakesOneMoreNameInTheChain(t *testing.T) {
 	const onDisk, blocks = 2, 5
-	disk, _ := residencyStore(t, 64<<20)
+	disk := tiertest.NewMemory(tiertest.Options{Name: "disk"}) // a real one may stall
 	slow := tiertest.NewMemory(tiertest.Options{Name: "object"})
 	a, err := host.New(host.Options{Bytes: 64 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = a.Close() })
-	o := &Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler), PrefillTokensPerS: 4, NoPrefetch: true} // a block takes 1 s, more than any disk
+	o := &Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler), PrefillTokensPerS: 4, NoPrefetch: true} // prefill takes 1 s for a block
 	o.EnsureDefaults()
 	b := newBackend(o, store.NewChain(disk, slow), a)
 	m := residencyManifest()

@@ -1,7 +1,12 @@
 package disk
 
 import (
+	"bytes"
+	"context"
 	"errors"
+	"maps"
+	"math/rand/v2"
+	"sync"
 	"testing"
 
 	"github.com/kvconn/kvconn/internal/testkit/seed"
@@ -131,4 +136,106 @@ func TestDamagedRecordsAreSavedAgainInAnyOrder(t *testing.T) {
 	mustRead(t, s, records)
 	settle(t, s)
 	mustBalance(t, s)
+}
+
+// Reads that find damage, reads that are given up, saves, and evictions come in any order: what
+// subscribers know is what is there, and nothing is found that is not the record.
+func TestDamageIsFoundAmongEverythingElse(t *testing.T) {
+	g := seed.Random(t, 0)
+	o := memOptions(newMemDisk(), newJournalFS())
+	o.MaxBytes = 8 << 20
+	s := watchCap(t, o).of(openTest(t, o))
+	ns := openNamespace(t, s, "m")
+	u, err := s.Subscribe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := make(chan map[store.RecordID]bool, 1)
+	go func() { seen <- follow(t, u) }()
+	chains := make([][]testRecord, 4)
+	for i := range chains {
+		chains[i] = chainOf(ns, i, 12)
+	}
+	var users sync.WaitGroup
+	for user := range 6 {
+		seeded := rand.New(rand.NewPCG(g.Uint64(), uint64(user)))
+		users.Go(func() {
+			for n := range 40 {
+				records := chains[seeded.IntN(len(chains))]
+				switch seeded.IntN(5) {
+				case 0, 1:
+					writeAll(t, s, records)
+				case 2:
+					writeAll(t, s, chainOf(ns, 100+user*1000+n, 12)) // which takes the room of others
+				case 3:
+					flip(s, records[seeded.IntN(len(records))].ID)
+				default:
+					for i, err := range readSome(s, records, seeded.IntN(3) == 0) {
+						if err != nil && !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrCorrupt) && !errors.Is(err, context.Canceled) {
+							t.Errorf("record %d: %v", i, err)
+						}
+					}
+				}
+			}
+		})
+	}
+	users.Wait()
+	settle(t, s)
+	mustBalance(t, s)
+	there := make(map[store.RecordID]bool)
+	for _, g := range s.space.AllSegments() {
+		for _, r := range s.table.Describe(g.Range(), nil) {
+			there[s.recordID(r.ID)] = true
+			if !isPresent(s, s.recordID(r.ID)) {
+				t.Errorf("%v is in a slot and not found", r.ID)
+			}
+		}
+	}
+	if st := s.Stats(); st.ReadTimeouts != 0 || st.ReadErrors != 0 || st.Unreadable != 0 || st.Corrupt == 0 {
+		t.Errorf("%d timeouts, %d errors, %d unreadable, %d corrupt", st.ReadTimeouts, st.ReadErrors, st.Unreadable, st.Corrupt)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if have := <-seen; !maps.Equal(have, there) {
+		t.Errorf("a subscriber knows %d records, %d are there", len(have), len(there))
+	}
+}
+
+// flip changes a byte of a record's payload on disk, if it is there.
+func flip(s *Store, id store.RecordID) {
+	found, ok := s.table.Get(internalID(s, id), true)
+	if !ok {
+		return
+	}
+	defer s.table.Unpin(found.Ref)
+	g := s.space.At(found.Ref)
+	page := store.AlignedBuffer(store.BufferAlign)
+	at := g.Offset(g.Location(found.Ref).Slot) + store.BufferAlign
+	if g.File.ReadVec(page, nil, at) == nil {
+		page[7] ^= 1
+		_ = g.File.WriteVec(page, nil, at)
+	}
+}
+
+// readSome reads records, and gives that up at some moment if it is told to.
+func readSome(s *Store, records []testRecord, giveUp bool) []error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if giveUp {
+		go cancel()
+	}
+	ops := make([]*store.ReadOp, len(records))
+	for i := range records {
+		r := &records[i]
+		ops[i] = &store.ReadOp{Record: store.Record{ID: r.ID, Parent: r.Parent, Proof: r.Proof}, Payload: store.AlignedBuffer(r.Bytes)}
+	}
+	s.Read(ctx, ops, func(*store.ReadOp) {})
+	errs := make([]error, len(ops))
+	for i, op := range ops {
+		if errs[i] = op.Err; op.Err == nil && !bytes.Equal(op.Payload, records[i].payload()) {
+			errs[i] = errors.New("wrong bytes without an error")
+		}
+	}
+	return errs
 }

@@ -27,7 +27,9 @@ func (c *Account) Acquire(ctx context.Context, s *Slot, rec store.Record, payloa
 		return s.outcome(), nil
 	}
 	if !wait {
-		a.count.RefusedLoads++
+		if !c.ahead {
+			a.count.RefusedLoads++
+		}
 		return Full, ErrFull
 	}
 	return a.await(ctx, s)
@@ -128,7 +130,9 @@ func (a *Arena) try(s *Slot) bool {
 		s.slot = id
 		s.become(Pending)
 		a.addWaiter(id, s)
-		a.count.Joined++
+		if !c.ahead {
+			a.count.Joined++
+		}
 	}
 	return true
 }
@@ -154,7 +158,9 @@ func (a *Arena) hit(s *Slot, id slotID) {
 	if a.slot(id).pins == 0 {
 		a.unlink(&a.classOfSlot(id).clean, id)
 	}
-	a.count.Hits++
+	if !s.account.ahead {
+		a.count.Hits++
+	}
 	a.take(s, id, Hit)
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/host/memory"
+	"github.com/kvconn/kvconn/store/host/meter"
 	"github.com/kvconn/kvconn/store/host/unitset"
 )
 
@@ -56,11 +57,11 @@ type Arena struct {
 	queued   list[Account] // the accounts with waiters
 	waiting  int           // handles that wait for memory
 	drain    drain
-	meter    meter // has its own mutex
+	meter    meter.Meter // has its own mutex
 
 	count                 Counters
 	cleanBytes, usedBytes int64
-	aheadBytes            int64 // of slots with ahead set
+	aheads                aheads
 	wake                  chan struct{}
 	stop                  chan struct{}
 	populator             sync.WaitGroup

@@ -69,7 +69,7 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 			if q, ok := a.waiters[id]; ok && s.state == slotFilling && q.len > 0 {
 				waited++
 			}
-			if s.ahead {
+			if s.ahead != 0 {
 				ahead += int64(c.slotBytes)
 				if s.state == slotFree {
 					t.Fatalf("a free slot holds what was read before its load")
@@ -131,8 +131,8 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 		t.Fatalf("%d uses of %d namespaces, %d numbers vacant of %d; want %d uses",
 			uses, len(a.namespaces), len(a.vacantNamespaces), len(a.spaces)-1, found+a.accounts)
 	}
-	if ahead != a.aheadBytes || ahead > int64(len(a.units)*a.opts.unitBytes/prefetchShare) {
-		t.Fatalf("%d bytes were read before their load, want %d, in an arena of %d units", a.aheadBytes, ahead, len(a.units))
+	if ahead != a.aheads.all || ahead > int64(len(a.units)*a.opts.unitBytes/prefetchShare) {
+		t.Fatalf("%d bytes were read before their load, want %d, in an arena of %d units", a.aheads.all, ahead, len(a.units))
 	}
 	if used != a.usedBytes || clean != a.cleanBytes || unassigned != a.freeUnits || found != a.index.len || waited != len(a.waiters) || drained != a.drain.drained {
 		t.Fatalf("used %d clean %d free %d records %d waited %d drained %d; want %d %d %d %d %d %d",

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
@@ -41,9 +42,10 @@ type Options struct {
 	// Logger receives what an operator should know. Default: nothing.
 	Logger *slog.Logger
 
-	// unitBytes is the size of a unit, newMemory maps the arena: seams for tests.
+	// unitBytes is the size of a unit, newMemory maps the arena, now is the time: seams for tests.
 	unitBytes int
 	newMemory func(bytes int64) (*memory.Memory, error)
+	now       func() time.Time
 }
 
 // unitBytes is a huge page: memory changes from one size of slots to another in units.
@@ -56,6 +58,9 @@ func (o *Options) EnsureDefaults() {
 	o.unitBytes = cmp.Or(o.unitBytes, unitBytes)
 	if o.newMemory == nil {
 		o.newMemory = memory.New
+	}
+	if o.now == nil {
+		o.now = time.Now
 	}
 }
 

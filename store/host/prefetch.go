@@ -3,7 +3,9 @@ package host
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -15,12 +17,16 @@ const (
 	prefetchShare = 8
 	// prefetchReadBytes are read at one time, so that a load that comes waits for little.
 	prefetchReadBytes = 16 << 20
-	// prefetchQueue is how many requests wait to have their records read.
-	prefetchQueue = 64
+	// prefetchQueue is how many calls wait to have their records read, prefetchBlocks how many blocks
+	// they may have together, if there is more than one.
+	prefetchQueue, prefetchBlocks = 64, 1 << 18
 	// prefetchPause is how long reads of loads are waited for before looking again.
 	prefetchPause = time.Millisecond
 	// prefetchTTL is when a request is taken to have been loaded, or to be gone.
 	prefetchTTL = 30 * time.Second
+	// aheadTime is how long a record that was read before its load counts against the share, at
+	// least; at most twice as long.
+	aheadTime = 2 * time.Minute
 )
 
 // Prefetches reads records of one namespace into memory before a load asks for them. It takes a
@@ -31,6 +37,7 @@ type Prefetches struct {
 	account *Account
 	reads   func(connector.Shard) bool
 	jobs    chan prefetch
+	queued  atomic.Int64 // blocks of jobs
 	cancel  context.CancelFunc
 	ended   chan struct{}
 }
@@ -38,7 +45,7 @@ type Prefetches struct {
 // prefetch is what one call asks for.
 type prefetch struct {
 	ns     connector.NamespaceDigest
-	shard  connector.Shard
+	shards []connector.Shard
 	parent connector.Key
 	blocks []connector.PlanBlock
 	until  time.Time
@@ -65,14 +72,20 @@ func (p *Prefetches) Close() {
 	p.account.Close()
 }
 
-// Prefetch starts to read the records of consecutive blocks that are not in memory, and returns at
-// once. blocks stay as they are; the slots in them mean nothing.
-func (p *Prefetches) Prefetch(ns connector.NamespaceDigest, shard connector.Shard, parent connector.Key, blocks []connector.PlanBlock) {
-	select {
-	case p.jobs <- prefetch{ns, shard, parent, blocks, time.Now().Add(prefetchTTL)}:
-	default:
-		p.refused()
+// Prefetch starts to read the records of consecutive blocks that are not in memory, of shards that a
+// load needs together, and returns at once. shards and blocks stay as they are; the slots in them mean
+// nothing.
+func (p *Prefetches) Prefetch(ns connector.NamespaceDigest, shards []connector.Shard, parent connector.Key, blocks []connector.PlanBlock) {
+	n := int64(len(blocks))
+	if all := p.queued.Add(n); all == n || all <= prefetchBlocks {
+		select {
+		case p.jobs <- prefetch{ns, shards, parent, blocks, time.Now().Add(prefetchTTL)}:
+			return
+		default:
+		}
 	}
+	p.queued.Add(-n)
+	p.refused()
 }
 
 func (p *Prefetches) refused() {
@@ -88,31 +101,36 @@ func (p *Prefetches) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case job := <-p.jobs:
-			if p.reads(job.shard) && !p.read(ctx, &job) {
+			p.queued.Add(-int64(len(job.blocks)))
+			if !p.read(ctx, &job) {
 				p.refused()
 			}
 		}
 	}
 }
 
-// read reads what a job asks for, in small parts and between the reads of loads. It reports false if
-// there was no room.
+// read reads what a job asks for, in small parts and between the reads of loads: the first blocks of
+// all shards, then the next. It reports false if there was no room.
 func (p *Prefetches) read(ctx context.Context, job *prefetch) bool {
-	payloadBytes := p.cache.tier.PayloadBytes(job.ns, job.shard)
+	shards := slices.DeleteFunc(slices.Clone(job.shards), func(s connector.Shard) bool {
+		return !p.reads(s) || p.cache.tier.PayloadBytes(job.ns, s) == 0
+	})
 	keys := make([]connector.Key, readBatch)
 	at := make([]bool, readBatch)
-	for len(job.blocks) > 0 && payloadBytes > 0 {
-		if !p.awaitTurn(ctx, job.until) {
-			return true
-		}
+	for len(job.blocks) > 0 && len(shards) > 0 {
 		n := min(readBatch, len(job.blocks))
 		for i := range n {
 			keys[i] = job.blocks[i].Key
 		}
-		clear(at)
-		p.cache.Present(job.ns, job.shard, keys[:n], at[:n])
-		if room := slices.Index(at[:n], false) < 0 || p.part(ctx, job, at[:n], payloadBytes); !room {
-			return false
+		for _, shard := range shards {
+			if !p.awaitTurn(ctx, job.until) {
+				return true
+			}
+			clear(at)
+			p.cache.Present(job.ns, shard, keys[:n], at[:n])
+			if room := slices.Index(at[:n], false) < 0 || p.part(ctx, job, shard, at[:n]); !room {
+				return false
+			}
 		}
 		job.parent, job.blocks = job.blocks[n-1].Key, job.blocks[n:]
 	}
@@ -132,9 +150,10 @@ func (p *Prefetches) awaitTurn(ctx context.Context, until time.Time) bool {
 	return ctx.Err() == nil && time.Now().Before(until)
 }
 
-// part reads the first of a job's blocks, but for those that are there. It reports false if there
-// was no room for all.
-func (p *Prefetches) part(ctx context.Context, job *prefetch, there []bool, payloadBytes int) (room bool) {
+// part reads the first of a job's blocks of one shard, but for those that are there. It reports false
+// if there was no room for all.
+func (p *Prefetches) part(ctx context.Context, job *prefetch, shard connector.Shard, there []bool) (room bool) {
+	payloadBytes := p.cache.tier.PayloadBytes(job.ns, shard)
 	l := &load{ctx: ctx, reading: ctx, cache: p.cache, account: p.account, arrived: func(it *Item) {
 		if it.Err == nil {
 			it.Slot.Release()
@@ -152,7 +171,7 @@ func (p *Prefetches) part(ctx context.Context, job *prefetch, there []bool, payl
 			parent = job.blocks[i-1].Key
 		}
 		b := &job.blocks[i]
-		it.Record = store.Record{ID: store.RecordID{Namespace: job.ns, Shard: job.shard, Key: b.Key}, Parent: parent, Proof: b.Proof}
+		it.Record = store.Record{ID: store.RecordID{Namespace: job.ns, Shard: shard, Key: b.Key}, Parent: parent, Proof: b.Proof}
 		it.PayloadBytes = payloadBytes
 		outcome, err := p.account.Acquire(ctx, &it.Slot, it.Record, payloadBytes, false)
 		switch {
@@ -176,19 +195,33 @@ func (p *Prefetches) part(ctx context.Context, job *prefetch, there []bool, payl
 	return room
 }
 
+// aheads counts the bytes of slots whose records were read before a load that has not come, by marks
+// that the slots have. The mark changes with time: what is older than the last two may be of requests
+// that were aborted, or of engines that are gone, and would keep others from being read.
+type aheads struct {
+	mark, last uint8 // never the same; 0 is no mark
+	began      time.Time
+	bytes      [math.MaxUint8 + 1]int64
+	all        int64
+}
+
 // allowsAhead reports whether a slot may be given to a record that no load has asked for.
 func (a *Arena) allowsAhead(k *class) bool {
+	h, now := &a.aheads, a.opts.now()
+	for n := min(2, now.Sub(h.began)/aheadTime); n > 0; n-- {
+		h.last, h.mark, h.began = h.mark, h.mark%math.MaxUint8+1, now
+	}
 	limit := int64(len(a.units)) * int64(a.opts.unitBytes) / prefetchShare
-	return a.waiting == 0 && a.aheadBytes+int64(k.slotBytes) <= limit
+	return a.waiting == 0 && h.bytes[h.mark]+h.bytes[h.last]+int64(k.slotBytes) <= limit
 }
 
 // noteUse notes that a slot is filled before its load, or that the load has come.
 func (a *Arena) noteUse(s *Slot) {
 	switch p := a.slot(s.slot); {
 	case s.account.ahead:
-		if s.outcome() == Fill && !p.ahead {
-			p.ahead = true
-			a.aheadBytes += int64(s.class.slotBytes)
+		if s.outcome() == Fill && p.ahead == 0 {
+			p.ahead = a.aheads.mark
+			a.countAhead(p.ahead, s.class.slotBytes)
 		}
 	case a.endAhead(s.slot):
 		a.count.PrefetchUsed++
@@ -198,10 +231,15 @@ func (a *Arena) noteUse(s *Slot) {
 // endAhead makes a slot like any other, and reports whether it was read before its load.
 func (a *Arena) endAhead(id slotID) bool {
 	p := a.slot(id)
-	if !p.ahead {
+	if p.ahead == 0 {
 		return false
 	}
-	p.ahead = false
-	a.aheadBytes -= int64(a.classOfSlot(id).slotBytes)
+	a.countAhead(p.ahead, -a.classOfSlot(id).slotBytes)
+	p.ahead = 0
 	return true
+}
+
+func (a *Arena) countAhead(mark uint8, bytes int) {
+	a.aheads.bytes[mark] += int64(bytes)
+	a.aheads.all += int64(bytes)
 }

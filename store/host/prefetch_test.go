@@ -31,7 +31,7 @@ func ask(p *host.Prefetches, first, n int) {
 		rec := record(first + i)
 		blocks[i] = connector.PlanBlock{Key: rec.ID.Key, Proof: rec.Proof}
 	}
-	p.Prefetch(connector.NamespaceDigest{}, 0, record(first).Parent, blocks)
+	p.Prefetch(connector.NamespaceDigest{}, []connector.Shard{0}, record(first).Parent, blocks)
 }
 
 func (r *rig) mustLoad(first, n int) {
@@ -49,7 +49,7 @@ func TestLoadFindsWhatWasReadBeforeIt(t *testing.T) {
 	defer p.Close()
 	r.mustLoad(5, 2)
 	rec := record(50)
-	p.Prefetch(connector.NamespaceDigest{}, elsewhere, rec.Parent, []connector.PlanBlock{{Key: rec.ID.Key, Proof: rec.Proof}})
+	p.Prefetch(connector.NamespaceDigest{}, []connector.Shard{elsewhere}, rec.Parent, []connector.PlanBlock{{Key: rec.ID.Key, Proof: rec.Proof}})
 	ask(p, 0, 40)
 	until(t, "the records are not read", func() bool { return r.cache.Stats().Prefetched == 38 })
 	if st := r.cache.Stats(); st.PrefetchedBytes != 38*slotBytes || st.PrefetchUsed != 0 {
@@ -206,5 +206,49 @@ func TestItemsSayThatTheyWereReadForTheirLoad(t *testing.T) {
 	}
 	if got := r.froms(0, 8); got[""] != 8 {
 		t.Errorf("in memory: %v", got)
+	}
+}
+
+// Whatever a client asks for, what waits to be read takes a bounded part of the daemon's memory.
+func TestRequestsForReadsBeforeLoadsAreBounded(t *testing.T) {
+	tier := newFakeTier(0)
+	tier.queued.Store(1) // nothing is read
+	r := newRig(t, tier, 0)
+	p := r.prefetches()
+	defer p.Close()
+	blocks := make([]connector.PlanBlock, 1<<18)
+	for range 3 { // the first may be taken from the queue at once
+		p.Prefetch(connector.NamespaceDigest{}, []connector.Shard{0}, connector.Key{}, blocks)
+	}
+	if n := r.cache.Stats().PrefetchRefused; n == 0 {
+		t.Error("no request is refused")
+	}
+}
+
+// A load needs a block of all shards: where there is no room for all blocks, the first ones are
+// there as a whole, and shards of other nodes take no room.
+func TestShardsOfALoadAreReadTogether(t *testing.T) {
+	const limit = (4 << 20) / 8 / slotBytes
+	tier := newFakeTier(limit)
+	blocks, keys := make([]connector.PlanBlock, limit), make([]connector.Key, limit)
+	for i := range blocks {
+		rec := record(i)
+		blocks[i], keys[i] = connector.PlanBlock{Key: rec.ID.Key, Proof: rec.Proof}, rec.ID.Key
+		rec.ID.Shard = 1
+		tier.has[rec.ID] = true
+	}
+	r := newRig(t, tier, 0)
+	p := r.prefetches()
+	defer p.Close()
+	p.Prefetch(connector.NamespaceDigest{}, []connector.Shard{elsewhere, 0, 1}, record(0).Parent, blocks)
+	until(t, "there is room for all", func() bool { return r.cache.Stats().PrefetchRefused == 1 })
+	for shard := range connector.Shard(2) {
+		at := make([]bool, limit)
+		r.cache.Present(connector.NamespaceDigest{}, shard, keys, at)
+		for i, there := range at {
+			if there != (i < limit/2) {
+				t.Fatalf("shard %d, block %d of %d: read %t", shard, i, limit, there)
+			}
+		}
 	}
 }

@@ -62,8 +62,9 @@ type slot struct {
 	parent            uint16 // check of the parent's key
 	short             uint16 // bytes of the slot after the payload
 	state             slotState
-	// ahead is set while the record is read, or was read, before its load, and no load has come.
-	ahead bool
+	// ahead is the mark of [aheads] while the record is read, or was read, before its load, and no load
+	// has come; else 0.
+	ahead uint8
 }
 
 // span is a stretch of units that holds slots of one class.

@@ -97,7 +97,7 @@ func (s *Slot) Publish(rec store.Record) bool {
 	p.state = slotClean
 	s.become(Hit)
 	a.cleanBytes += int64(s.class.slotBytes)
-	if p.ahead {
+	if p.ahead != 0 {
 		a.count.Prefetched++
 	}
 	for w := a.nextWaiter(s.slot); w != nil; w = a.nextWaiter(s.slot) {
@@ -242,7 +242,7 @@ func (a *Arena) pin(s *Slot, id slotID, o Outcome) {
 	a.tick++
 	p.used = a.now()
 	at := int64(g.first)*int64(a.opts.unitBytes) + int64(id-a.firstSlot(span))*int64(c.slotBytes)
-	s.read = s.read || p.ahead && !s.account.ahead
+	s.read = s.read || p.ahead != 0 && !s.account.ahead
 	s.slot, s.at, s.bytes = id, at, a.mem.Bytes[at:at+int64(s.payload):at+int64(c.slotBytes)]
 	s.become(o)
 }

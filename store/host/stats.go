@@ -62,7 +62,7 @@ func (a *Arena) Stats() Stats {
 	st := Stats{
 		Bytes: int64(len(a.units)) * unit, AssignedBytes: int64(len(a.units)-a.freeUnits) * unit,
 		UsedBytes: a.usedBytes, CleanBytes: a.cleanBytes,
-		PrefetchedBytes: a.aheadBytes,
+		PrefetchedBytes: a.aheads.all,
 		Records:         a.index.len, Accounts: a.accounts, Active: a.active, Waiting: a.waiting, Counters: a.count,
 	}
 	st.PopulatedBytes, st.HugeBytes = a.mem.Populated()

@@ -1,23 +1,16 @@
 package index
 
 import (
-	"encoding/binary"
 	"math/bits"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/disk/index/hashtable"
 )
 
-// hash mixes an identity. Keys are hashes already; a multiplication spreads them over
-// bucket and tag even where a caller's keys are not.
 func (id *ID) hash() uint64 { return hashOf(id.Namespace, id.Shard, &id.Key) }
 
 func hashOf(namespace uint16, shard connector.Shard, key *connector.Key) uint64 {
-	h := binary.LittleEndian.Uint64(key[:8]) ^ bits.RotateLeft64(binary.LittleEndian.Uint64(key[8:]), 29)
-	h ^= (uint64(namespace)<<16 | uint64(shard)) * 0x9E3779B97F4A7C15
-	h *= 0xD6E8FEB86659FD93
-	h ^= h >> 32
-	return h * 0xD6E8FEB86659FD93
+	return hashtable.Hash((*[16]byte)(key), uint64(namespace)<<16|uint64(shard))
 }
 
 func (e *entry) hash() uint64 { return hashOf(e.namespace, e.shard, &e.key) }

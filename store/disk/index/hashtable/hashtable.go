@@ -57,6 +57,16 @@ type Bucket struct {
 	Refs   [BucketSlots]Ref
 }
 
+// Hash mixes an identity: a key, and the number of what the key belongs to. Keys are hashes already; a
+// multiplication spreads them over bucket and tag even where a caller's keys are not.
+func Hash(key *[16]byte, of uint64) uint64 {
+	h := binary.LittleEndian.Uint64(key[:8]) ^ bits.RotateLeft64(binary.LittleEndian.Uint64(key[8:]), 29)
+	h ^= of * 0x9E3779B97F4A7C15
+	h *= 0xD6E8FEB86659FD93
+	h ^= h >> 32
+	return h * 0xD6E8FEB86659FD93
+}
+
 // TagOf takes bits that have no part in the choice of a bucket.
 func TagOf(h uint64) uint8 { return max(uint8(h>>8), 1) }
 
