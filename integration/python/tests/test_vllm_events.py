@@ -132,6 +132,8 @@ def test_a_look_up_cut_short_takes_nothing_back(scene: Scene) -> None:
     assert scene.find(scene.request("refused", 14), 4, refused=8) == []
     assert scene.find(scene.request("opts-out", 14, kv_transfer_params={"kvconn": {"load": False}}), 0) == []
     assert scene.find(scene.request("last-token", 12), 8) == []
+    most = {"kv_transfer_params": {"kvconn": {"max_load_tokens": 4}}}
+    assert scene.find(scene.request("wants-less", 14, **most), 4) == []
 
 
 def test_nobody_believes_for_long_in_what_no_look_up_finds(scene: Scene) -> None:

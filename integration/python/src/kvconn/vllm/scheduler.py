@@ -110,7 +110,7 @@ class SchedulerSide:
         self._allocs: list[tuple[_Tracked, Alloc]] = []
         self._finished: list[_Tracked] = []
         self._tables = BlockTables()
-        self.hits = Hits(block_size)
+        self.hits = Hits(block_size, logger)
         self.announcer = announcer or Announcer(block_size, 1, logger)
         """Tells those who follow vLLM's KV events, if there may be any."""
 
@@ -178,8 +178,8 @@ class SchedulerSide:
         """Note an offer for what vLLM shows of it."""
         request = tracked.request
         if self.hits.offered(request.request_id, offer):
-            complete = tracked.load and not request.skip_reading_prefix_cache and not offer.refused
-            self.announcer.looked_up(request, computed, offer.tokens, complete)
+            bounded = not tracked.load or tracked.max_load is not None or request.skip_reading_prefix_cache
+            self.announcer.looked_up(request, computed, offer.tokens, not bounded and not offer.refused)
 
     def _track(self, request: Request) -> _Tracked | None:
         """Return the state of a request, None where the leader has nothing to do with it."""
@@ -251,10 +251,10 @@ class SchedulerSide:
             payload = reply.meta
             loads = [expected.pop(load.request) for load in reply.loads if load.request in expected]
             number = self.announcer.planned(reply.saves, self._request_of)
-        except KVConnError as err:
-            self._logger.debug("kvconn: step not planned: %s", err)
-        except Exception:
-            self._logger.exception("kvconn: step not planned")
+        except Exception as err:
+            self._forget(output, allocs)
+            level = logging.DEBUG if isinstance(err, KVConnError) else logging.ERROR
+            self._logger.log(level, "kvconn: step not planned: %s", err, exc_info=level == logging.ERROR)
         untouched = [file for files in self._untouched.values() for file in files] if payload else []
         self._untouched = {}
         return StepMetadata(payload, loads, list(expected.values()), untouched, number)
@@ -278,15 +278,11 @@ class SchedulerSide:
         )
         if not step:
             return _NO_PLAN
-        try:
-            return self._client.step(step, session)
-        except KVConnError:
-            self._forget(step)
-            raise
+        return self._client.step(step, session)
 
-    def _forget(self, step: Step) -> None:
+    def _forget(self, output: SchedulerOutput, allocs: list[tuple[_Tracked, Alloc]]) -> None:
         """Tell the leader no more of a step's requests: what it knows of them is uncertain."""
-        for request_id in [*(a.request for a in step.allocs), *(s.request for s in step.scheduled)]:
+        for request_id in [*(a.request for _, a in allocs), *output.num_scheduled_tokens]:
             tracked = self._tracked.get(request_id)
             if tracked is not None:
                 tracked.session = 0
