@@ -50,14 +50,19 @@ class Announcer:
     """
 
     def __init__(
-        self, block_size: int, groups: int, logger: logging.Logger, clock: Callable[[], float] = time.monotonic
+        self,
+        block_size: int,
+        shards: Sequence[int],
+        logger: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.enabled = False
         """Whether there may be followers."""
         self.shown = "KV events of what is stored"
         self.logger = logger
         self._block_size = block_size
-        self._one_group = groups == 1
+        self._shards = shards
+        """The ranks that save a part of a block, of each layer group."""
         self._clock = clock
         self._session = 0
         self._step = 0
@@ -86,14 +91,14 @@ class Announcer:
         if not runs:
             return 0
         self._step += 1
-        self._pending[self._step] = (runs, sum(save.count for save in saves))
+        self._pending[self._step] = (runs, sum(save.count * self._shards[save.group] for save in saves))
         while len(self._pending) > _PENDING_STEPS:
             self._pending.popitem(last=False)
         return self._step
 
     @harmless()
     def saved(self, results: dict[int, SaveResult]) -> None:
-        """Announce the saves of steps whose blocks were all taken, or were there already."""
+        """Announce the saves of steps whose blocks were all taken by all ranks, or were there already."""
         for number, result in results.items():
             runs, blocks = self._pending.pop(number, ((), 0))
             if result.dropped == 0 and result.taken + result.present >= blocks:
@@ -106,7 +111,7 @@ class Announcer:
 
         It is `complete` if nothing else than a block that is not stored can have cut it short.
         """
-        if not self._one_group or computed % self._block_size:
+        if len(self._shards) > 1 or computed % self._block_size:
             return
         first, count = computed // self._block_size, tokens // self._block_size
         if count > 0 and (run := self._run(request, 0, first, count)) is not None:

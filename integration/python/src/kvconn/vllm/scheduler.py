@@ -70,7 +70,7 @@ class SchedulerSide:
         self._finished: list[Tracked] = []
         self._tables = BlockTables()
         self.hits = Hits(block_size, logger)
-        self.announcer = announcer or Announcer(block_size, 1, logger)
+        self.announcer = announcer or Announcer(block_size, [1], logger)
         """Tells those who follow vLLM's KV events, if there may be any."""
 
     def match(self, request: Request, computed: int) -> tuple[int | None, bool]:
