@@ -579,6 +579,7 @@ def test_after_weights_were_exchanged_nothing_is_loaded_or_saved(
     engine.side.stop("reload_weights")
     engine.plan(cached={"r": (8, 6)})
     assert engine.side.match(engine.request("s", 14), 0) == (0, False)
+    assert engine.side.match(lora_request(engine, "soon"), 0) == (0, False)
     assert (len(engine.leader.steps), len(caplog.records)) == (1, 1)
 
 

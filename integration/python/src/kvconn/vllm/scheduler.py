@@ -78,7 +78,9 @@ class SchedulerSide:
 
         None asks the scheduler to ask again in the next step.
         """
-        tracked = None if self._stopped else self._track(request)
+        if self._stopped:
+            return 0, False
+        tracked = self._track(request)
         if tracked is None and request.lora_request and self._adapters.soon_known(request.lora_request.lora_name):
             return None, False
         if tracked is None or (tracked.adapter and not self._is_untouched(tracked.adapter)):
