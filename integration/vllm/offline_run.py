@@ -54,8 +54,9 @@ class Offline:
 
     def _kill(self) -> None:
         """Kill the process and the engine, a fork that holds the same pipes: while it lives a read does not end."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.returncode is None:  # else its number may be another's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def start(self, arguments: Mapping[str, Any], connector: str | None) -> None:
         """Start an engine; one that runs is stopped before."""
