@@ -137,9 +137,9 @@ class Bench:
             return False
         self.say(what)
         none = self.reference()
-        cache, site = self.open(name, f"{name}-{number}")
-        rounds = Rounds(name, number, cache, self.model(site.env), none, self.say)
         try:
+            cache, site = self.open(name, f"{name}-{number}")
+            rounds = Rounds(name, number, cache, self.model(site.env), none, self.say)
             rounds.run(self.plan.workloads, self.plan.seed, QUICK if self.plan.quick else Sizes(), self.result)
         except FAILURES as err:
             self.failed(what, name, err)
@@ -157,22 +157,22 @@ class Bench:
                 continue
             self.say(f"damage: {name}")
             none = self.reference()
-            cache, site = self.open(name, f"{name}-harm")
-            harming = Harming(name, cache, self.model(site.env), none, self.plan.faults, self.say)
             try:
-                harming.run()
+                cache, site = self.open(name, f"{name}-harm")
+                Harming(name, cache, self.model(site.env), none, self.plan.faults, self.say, self.result.harms).run()
             except FAILURES as err:
                 self.failed(f"damage: {name}", name, err)
             else:
                 self.close(site)
-            self.result.harms += harming.harms
             self.save()
 
     def failed(self, what: str, name: str, err: Exception) -> None:
-        """Note that a step did not work: a system with no figures at all is not tried again."""
+        """Note that a step did not work: a system with no figures at all is not tried again, if it is its fault."""
         self.say(f"{what}: failed: {err}")
         reason = cause(err)
-        if any(s.system == name for s in self.result.samples) or any(h.system == name for h in self.result.harms):
+        if self.none is not None and not self.none.healthy():
+            self.result.left_out.append(f"{what}: the engine without cache died: {reason}")
+        elif any(s.system == name for s in self.result.samples) or any(h.system == name for h in self.result.harms):
             self.result.left_out.append(f"{what}: {reason}")
         else:
             self.give_up(name, reason)

@@ -15,7 +15,7 @@ from pathlib import Path
 import faults
 import stores
 from completions import Completion, complete, prompt
-from pair import SPIN_S, engine, nudge, warm
+from pair import SPIN_S, answer, engine, nudge, warm
 from processes import Engine
 from results import ON_DISK, Harm
 from stores import Unit
@@ -55,14 +55,22 @@ class Harming:
     """One system, all cases. The engine without cache says what is right, and how long it takes."""
 
     def __init__(
-        self, system: str, cache: Cache, model: Path, none: Engine, cases: Sequence[str], say: Callable[[str], None]
+        self,
+        system: str,
+        cache: Cache,
+        model: Path,
+        none: Engine,
+        cases: Sequence[str],
+        say: Callable[[str], None],
+        harms: list[Harm] | None = None,
     ) -> None:
         self.system, self.cache, self.model, self.none, self.say = system, cache, model, none, say
         self.cases = [case for case in cases if cache.daemon is not None or case in ON_DISK]
         self.rng = random.Random(f"harm {system}")
         self.engine: Engine | None = None
         self.victims: dict[str, list[Victim]] = {}
-        self.harms: list[Harm] = []
+        self.harms: list[Harm] = [] if harms is None else harms
+        """Where outcomes are put, each when it is there."""
 
     def run(self) -> list[Harm]:
         """Save, do harm, and see."""
@@ -102,7 +110,7 @@ class Harming:
         for victims in self.victims.values():
             for victim in victims:
                 self.none.reset_prefix_cache()
-                victim.right = complete(self.none.port, victim.tokens)
+                victim.right = answer(self.none, victim.tokens)
 
     def damage(self, case: str) -> None:
         """Damage the middle of what was saved of each prompt of a case."""
@@ -170,7 +178,7 @@ class Harming:
         """Return a prompt that is not saved yet."""
         tokens = prompt(self.rng, SAVING_TOKENS)
         self.none.reset_prefix_cache()
-        return Victim(tokens, complete(self.none.port, tokens))
+        return Victim(tokens, answer(self.none, tokens))
 
     def ask(self, victim: Victim, toll: Toll) -> None:
         """Make a request, and count what comes of it."""
@@ -178,12 +186,12 @@ class Harming:
         begun = time.monotonic()
         toll.requests += 1
         try:
-            answer = complete(port, victim.tokens, timeout_s=ANSWER_TIMEOUT_S)
+            got = complete(port, victim.tokens, timeout_s=ANSWER_TIMEOUT_S)
         except (OSError, RuntimeError, http.client.HTTPException):
             toll.unanswered += 1
         else:
-            toll.wrong += answer.tokens != victim.right.tokens
-            toll.hits += answer.cached > 0
+            toll.wrong += got.tokens != victim.right.tokens
+            toll.hits += got.cached > 0
         toll.lost_s = max(toll.lost_s, time.monotonic() - begun - victim.right.total_s)
 
     def alive(self) -> bool:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from completions import Completion, complete, prompt
+from completions import MAX_TOKENS, Completion, complete, prompt
 from processes import Engine
 from results import Sample
 from systems import Cache
@@ -43,6 +43,14 @@ def warm(one: Engine, rng: random.Random) -> list[list[int]]:
 def nudge(one: Engine, rng: random.Random) -> None:
     """Make a request that fills no block: some connectors end a save only in a later step of the engine."""
     complete(one.port, prompt(rng, NUDGE_TOKENS), max_tokens=4)
+
+
+def answer(one: Engine, tokens: list[int], max_tokens: int = MAX_TOKENS) -> Completion:
+    """Complete a prompt. RuntimeError where tokens are missing: two answers without any are equal, and quick."""
+    got = complete(one.port, tokens, max_tokens=max_tokens)
+    if len(got.tokens) != max_tokens:
+        raise RuntimeError(f"completion: {len(got.tokens)} tokens, not {max_tokens}")
+    return got
 
 
 @dataclass
@@ -84,4 +92,4 @@ class Pair:
     @staticmethod
     def _answers(one: Engine, block: Block) -> list[Completion]:
         time.sleep(SPIN_S)
-        return [complete(one.port, tokens, max_tokens=ANSWER_TOKENS) for tokens in block.prompts]
+        return [answer(one, tokens, ANSWER_TOKENS) for tokens in block.prompts]

@@ -60,7 +60,7 @@ class Harm:
     lost_s: float
     """The most that a request took longer than without cache."""
     hits: int
-    """Requests that were given something from the cache, in the first pass."""
+    """Requests that were given something from the cache."""
     alive: bool
     note: str = ""
 

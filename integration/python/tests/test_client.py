@@ -119,7 +119,10 @@ def test_a_socket_of_another_user_is_a_permission_error(fake: FakeDaemon) -> Non
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("socket", ""), ("socket", "/" + "x" * 107), ("engine", ""), ("manifest", b""), ("timeout", 0.0)],
+    [
+        *[("socket", ""), ("socket", "/" + "x" * 107), ("engine", ""), ("manifest", b"")],
+        *[("timeout", seconds) for seconds in (0.0, float("nan"), float("inf"))],
+    ],
 )
 def test_options_that_cannot_work_are_refused(setting: str, value: Any) -> None:
     good: dict[str, Any] = {"socket": "/s", "engine": "e", "manifest": b"{}"}

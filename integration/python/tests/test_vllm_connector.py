@@ -215,6 +215,16 @@ def test_what_loads_and_saves_did_is_reported_once(fake: FakeDaemon) -> None:
     client.close()
 
 
+def test_loads_have_ended_also_where_their_figures_fail(fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.on[POLL] = lambda _: {"finished": [["a", b"\x05\0\0\0"], ["b", b""]]}
+    side, client = worker_side(fake)
+    monkeypatch.setattr(side, "stats", None)
+    side.begin(StepMetadata(b"m", [PlannedLoad("a", [5, 6]), PlannedLoad("b", [1, 2, 3])]))
+    assert side.ended_loads() == ({"a", "b"}, set())
+    assert side.take_invalid() == {5}
+    client.close()
+
+
 def test_a_step_whose_adapter_was_touched_is_not_saved(
     fake: FakeDaemon, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,9 +22,9 @@ from kvconn.vllm.metadata import Reported
 class Scene:
     """An engine with followers, and a clock."""
 
-    def __init__(self, groups: int = 1) -> None:
+    def __init__(self, *shards: int) -> None:
         self.now = 1000.0
-        self.announcer = Announcer(BLOCK_SIZE, groups, logging.getLogger("test"), lambda: self.now)
+        self.announcer = Announcer(BLOCK_SIZE, shards or (1,), logging.getLogger("test"), lambda: self.now)
         self.announcer.enabled = True
         self.engine = Engine(announcer=self.announcer)
         self.engine.plan()
@@ -87,6 +87,13 @@ def test_what_was_not_taken_is_not_announced(scene: Scene, result: SaveResult) -
     assert scene.save(scene.request("r", 14), PlannedSave("r", 0, 0, 2), result=result) == []
 
 
+@pytest.mark.parametrize(("taken", "announced"), [(2, 0), (3, 0), (4, 1)])
+def test_blocks_are_announced_once_all_ranks_have_taken_theirs(taken: int, announced: int) -> None:
+    scene = Scene(2)  # the daemon of one rank may be away
+    stored = scene.save(scene.request("r", 14), PlannedSave("r", 0, 0, 2), result=SaveResult(taken, 0, 0))
+    assert len(stored) == announced
+
+
 @pytest.mark.parametrize(
     "special",
     [
@@ -132,6 +139,8 @@ def test_a_look_up_cut_short_takes_nothing_back(scene: Scene) -> None:
     assert scene.find(scene.request("refused", 14), 4, refused=8) == []
     assert scene.find(scene.request("opts-out", 14, kv_transfer_params={"kvconn": {"load": False}}), 0) == []
     assert scene.find(scene.request("last-token", 12), 8) == []
+    most = {"kv_transfer_params": {"kvconn": {"max_load_tokens": 4}}}
+    assert scene.find(scene.request("wants-less", 14, **most), 4) == []
 
 
 def test_nobody_believes_for_long_in_what_no_look_up_finds(scene: Scene) -> None:
@@ -170,7 +179,7 @@ def test_an_engine_that_loads_nothing_more_takes_everything_back(scene: Scene) -
 
 
 def test_groups_are_announced_by_themselves() -> None:
-    scene = Scene(groups=2)
+    scene = Scene(1, 1)
     saves = (PlannedSave("r", 0, 0, 2), PlannedSave("r", 1, 1, 1))
     stored = scene.save(scene.request("r", 14), *saves, result=SaveResult(3, 0, 0))
     assert [(e["group_idx"], e["block_hashes"]) for e in stored] == [(0, hashes(0, 1)), (1, hashes(1))]

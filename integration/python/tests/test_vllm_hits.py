@@ -132,6 +132,20 @@ def test_a_request_that_ends_while_it_loads_leaves_nothing_behind(engine: Engine
     assert (engine.side.hits._requests, engine.side.hits.stats.data) == ({}, {})
 
 
+def test_figures_that_fail_cost_neither_the_report_of_a_load_nor_the_memory_of_its_failure(engine: Engine) -> None:
+    request = load(engine, TWO_TIERS)
+    engine.loads_ended("r", invalid={2}, reported=Reported({"r": {"disk": None}}))  # type: ignore[dict-item]
+    assert engine.leader.reports == [(["r"], [2])]
+    engine.side.match(request, 0)
+    assert engine.leader.matches[-1]["no_load"]
+    assert engine.side.finished("r") is None
+
+
+def test_figures_that_fail_cost_no_hit(engine: Engine) -> None:
+    engine.leader.offer = Offer(8, True, {}, None)  # type: ignore[arg-type]
+    assert engine.side.match(engine.request("r", 14), 0) == (8, True)
+
+
 def test_ranks_reports_are_one() -> None:
     one = Reported({"a": {"host": 1}}, {7: SaveResult(2, 0, 1)})
     other = pickle.loads(pickle.dumps(Reported({"a": {"host": 2, "disk": 1}, "b": {}}, {7: SaveResult(3, 1, 0)})))
@@ -177,6 +191,13 @@ def test_stats_add_up_over_ranks_and_processes() -> None:
     both.reset()
     assert both.is_empty()
     assert both.take() is None
+
+
+def test_a_tier_without_a_name_is_one_like_others() -> None:
+    stats = Stats()
+    for tier in ("disk", "", "disk"):
+        stats.count("loaded_bytes", 1, tier)
+    assert stats.aggregate(Stats(data={"loaded_bytes": {"": 1}})).data == {"loaded_bytes": {"disk": 2, "": 2}}
 
 
 def test_metrics_are_in_prometheus_form() -> None:

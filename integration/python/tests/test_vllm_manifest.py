@@ -100,3 +100,10 @@ def test_caches_that_cannot_be_kept_by_blocks_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         built(monkeypatch, kv_config(*((["l"], g) for g in groups)), pipeline=pipeline)
+
+
+def test_ranks_that_hold_the_same_save_it_once() -> None:
+    parallel = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=3)
+    config: Any = SimpleNamespace(parallel_config=parallel)
+    kv = kv_config((["0"], spec(MLAAttentionSpec)), (["1"], spec()))
+    assert manifest.shards(config, kv) == [3, 6]

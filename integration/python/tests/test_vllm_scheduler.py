@@ -15,6 +15,7 @@ from kvconn.client import (
     Offer,
     PlannedLoad,
     PlannedSave,
+    Rejected,
     Scheduled,
     Span,
     Step,
@@ -311,6 +312,39 @@ def test_a_load_that_no_leader_plans_is_reported_as_lost(engine: Engine, error: 
     assert (meta.payload, meta.loads, meta.lost) == (b"", [], [PlannedLoad("r", [1, 2])])
 
 
+@pytest.mark.parametrize("error", [Rejected("bad_request", "?"), RuntimeError("bug")])
+def test_after_a_step_that_the_leader_may_not_know_a_block_table_is_not_extended(
+    engine: Engine, error: Exception
+) -> None:
+    r = engine.request("r", 20)
+    engine.side.match(r, 0)
+    engine.allocate(r, [1, 2])
+    engine.plan(new={"r": (0, 8)})
+    engine.leader.error = error
+    engine.tables["r"] = ([1, 2, 3],)
+    engine.plan(cached={"r": (8, 4)})
+    engine.leader.error = None
+    engine.tables["r"] = ([1, 2, 3, 4, 5],)
+    engine.plan(cached={"r": (12, 8)})
+    assert len(engine.leader.steps) == 2, "the leader would take blocks 4 and 5 for those after 2"
+    engine.side.match(r, 0)
+    engine.plan(cached={"r": (12, 8)}, resumed={"r"})
+    assert engine.leader.steps[-1].scheduled == [Scheduled("r", [[1, 2, 3, 4, 5]], True, 12, 8, [], 20)]
+
+
+def test_a_step_that_cannot_be_told_is_forgotten_whole(engine: Engine) -> None:
+    requests = {name: engine.request(name, 20) for name in "ab"}
+    for name, blocks in (("a", [1, 2]), ("b", [6, 7])):
+        engine.side.match(requests[name], 0)
+        engine.allocate(requests[name], blocks)
+    engine.plan(new={"a": (0, 8), "b": (0, 8)})
+    engine.tables |= {"a": ([1, 2, 3],), "b": ([6, 7], [8])}  # another group, suddenly
+    engine.plan(cached={"a": (8, 4), "b": (8, 4)})
+    engine.tables |= {"a": ([1, 2, 3, 4, 5],), "b": ([6, 7],)}
+    engine.plan(cached={"a": (12, 8)})
+    assert len(engine.leader.steps) == 1
+
+
 def test_a_load_that_another_leader_offered_is_lost(engine: Engine) -> None:
     engine.leader.offer = Offer(8, True)
     r = engine.request("r", 14)
@@ -545,6 +579,7 @@ def test_after_weights_were_exchanged_nothing_is_loaded_or_saved(
     engine.side.stop("reload_weights")
     engine.plan(cached={"r": (8, 6)})
     assert engine.side.match(engine.request("s", 14), 0) == (0, False)
+    assert engine.side.match(lora_request(engine, "soon"), 0) == (0, False)
     assert (len(engine.leader.steps), len(caplog.records)) == (1, 1)
 
 

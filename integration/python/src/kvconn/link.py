@@ -62,8 +62,8 @@ class Options:
             raise ValueError(f"engine id {self.engine!r}: want 1 to {MAX_ID_BYTES} bytes")
         if isinstance(self.manifest, bytes):
             _check_manifest(self.manifest)
-        if self.timeout <= 0 or self.retry_interval <= 0:
-            raise ValueError("timeout and retry_interval must be positive")
+        if not (0 < self.timeout <= MAX_LOAD_TIMEOUT_S and 0 < self.retry_interval <= MAX_LOAD_TIMEOUT_S):
+            raise ValueError(f"timeout and retry_interval must be positive, and at most {MAX_LOAD_TIMEOUT_S:g} s")
 
 
 def _check_manifest(manifest: bytes) -> None:

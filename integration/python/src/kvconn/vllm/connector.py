@@ -19,7 +19,7 @@ from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.events import Announcer
 from kvconn.vllm.files import Digests, UnknownIdentity
 from kvconn.vllm.identity import Identity, digest_directory
-from kvconn.vllm.manifest import block_size, keeps_windows
+from kvconn.vllm.manifest import block_size, keeps_windows, shards
 from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.scheduler import SchedulerSide
 from kvconn.vllm.stats import PromMetrics, Stats
@@ -106,7 +106,7 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
             images = _images_by_content(vllm_config)
             size = block_size(kv_cache_config)
             events = vllm_config.kv_events_config
-            announcer = Announcer(size, len(kv_cache_config.kv_cache_groups), logger)
+            announcer = Announcer(size, shards(vllm_config, kv_cache_config), logger)
             announcer.enabled = events is not None and bool(events.enable_kv_cache_events)
             self._scheduler = SchedulerSide(scheduler, size, logger, self._adapters, images, announcer)
             scheduler.connect()

@@ -7,13 +7,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.core import kv_cache_utils
 
 from kvconn.client import PlannedSave, SaveResult
+from kvconn.vllm.harmless import harmless
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -42,29 +42,6 @@ class _Run:
     event: dict[str, Any]
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _harmless(otherwise: Any = None) -> Callable[[F], F]:
-    """Have a method do nothing unless there are followers; if it fails, there are none from then on."""
-
-    def decorate(method: F) -> F:
-        @wraps(method)
-        def harmless(self: Announcer, *args: Any) -> Any:
-            if not self.enabled:
-                return otherwise
-            try:
-                return method(self, *args)
-            except Exception:
-                self.enabled = False
-                self._logger.exception("kvconn: no more KV events of what is stored")
-                return otherwise
-
-        return cast(F, harmless)
-
-    return decorate
-
-
 class Announcer:
     """Announces blocks that were saved or found, and takes back what may be gone. For one thread.
 
@@ -73,13 +50,19 @@ class Announcer:
     """
 
     def __init__(
-        self, block_size: int, groups: int, logger: logging.Logger, clock: Callable[[], float] = time.monotonic
+        self,
+        block_size: int,
+        shards: Sequence[int],
+        logger: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.enabled = False
         """Whether there may be followers."""
+        self.shown = "KV events of what is stored"
+        self.logger = logger
         self._block_size = block_size
-        self._logger = logger
-        self._one_group = groups == 1
+        self._shards = shards
+        """The ranks that save a part of a block, of each layer group."""
         self._clock = clock
         self._session = 0
         self._step = 0
@@ -87,7 +70,7 @@ class Announcer:
         self._believed: OrderedDict[Block, float] = OrderedDict()
         self._events: list[Any] = []
 
-    @_harmless()
+    @harmless()
     def connected(self, session: int) -> None:
         """Note over which connection the daemon is reached. With another one nothing is certain any more."""
         if session != self._session:
@@ -95,40 +78,40 @@ class Announcer:
             self._pending.clear()
             self._remove(list(self._believed))
 
-    @_harmless()
+    @harmless()
     def withdraw(self) -> None:
         """Take back everything: the engine loads nothing any more."""
         self._pending.clear()
         self._remove(list(self._believed))
 
-    @_harmless(0)
+    @harmless(0)
     def planned(self, saves: Sequence[PlannedSave], request_of: Callable[[str], Request | None]) -> int:
         """Note what a step saves. Returns the number under which workers report it, 0 where they need not."""
         runs = [r for save in saves if (r := self._run(request_of(save.request), save.group, save.first, save.count))]
         if not runs:
             return 0
         self._step += 1
-        self._pending[self._step] = (runs, sum(save.count for save in saves))
+        self._pending[self._step] = (runs, sum(save.count * self._shards[save.group] for save in saves))
         while len(self._pending) > _PENDING_STEPS:
             self._pending.popitem(last=False)
         return self._step
 
-    @_harmless()
+    @harmless()
     def saved(self, results: dict[int, SaveResult]) -> None:
-        """Announce the saves of steps whose blocks were all taken, or were there already."""
+        """Announce the saves of steps whose blocks were all taken by all ranks, or were there already."""
         for number, result in results.items():
             runs, blocks = self._pending.pop(number, ((), 0))
             if result.dropped == 0 and result.taken + result.present >= blocks:
                 for run in runs:
                     self._announce(run)
 
-    @_harmless()
+    @harmless()
     def looked_up(self, request: Request, computed: int, tokens: int, complete: bool) -> None:
         """Note what a look-up has found after the tokens that vLLM holds.
 
         It is `complete` if nothing else than a block that is not stored can have cut it short.
         """
-        if not self._one_group or computed % self._block_size:
+        if len(self._shards) > 1 or computed % self._block_size:
             return
         first, count = computed // self._block_size, tokens // self._block_size
         if count > 0 and (run := self._run(request, 0, first, count)) is not None:
@@ -137,7 +120,7 @@ class Announcer:
             following = _hashes(request, self._block_size)[first + count :]
             self._remove([(0, h) for h in map(kv_cache_utils.maybe_convert_block_hash, following)])
 
-    @_harmless(())
+    @harmless(())
     def take(self) -> Iterable[Any]:
         """Return the events since the last call."""
         if self._believed:

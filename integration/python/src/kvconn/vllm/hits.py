@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvconn.client import Offer
+from kvconn.vllm.harmless import harmless
 from kvconn.vllm.metadata import Reported
 from kvconn.vllm.stats import Stats
 
@@ -37,11 +39,15 @@ class _Request:
 class Hits:
     """Follows requests from their offer to their end. For one thread."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, logger: logging.Logger) -> None:
+        self.enabled = True
+        self.shown = "figures of what is loaded"
+        self.logger = logger
         self._block_size = block_size
         self._requests: dict[str, _Request] = {}
         self.stats = Stats()
 
+    @harmless(False)
     def offered(self, request_id: str, offer: Offer) -> bool:
         """Note what the leader answers. Returns whether it is the first answer for the request."""
         request = self._requests.get(request_id)
@@ -54,6 +60,7 @@ class Hits:
         self.stats.count("refused_tokens", offer.refused)
         return True
 
+    @harmless()
     def taken(self, request_id: str, external: int, loading: Sequence[int]) -> None:
         """Note that vLLM has the tokens of an offer loaded into these blocks."""
         request = self._requests.get(request_id)
@@ -79,6 +86,7 @@ class Hits:
             out[source] = out.get(source, 0) + tokens
         return out
 
+    @harmless()
     def reported(self, reported: Reported) -> None:
         """Add what ranks report of loads that have ended there."""
         for request_id, tiers in reported.loads.items():
@@ -87,6 +95,7 @@ class Hits:
                 for tier, blocks in tiers.items():
                     request.blocks[tier] = request.blocks.get(tier, 0) + blocks
 
+    @harmless()
     def ended(self, request_id: str, invalid: Collection[int]) -> None:
         """Note that all ranks have ended a load, with these blocks failed."""
         request = self._requests.get(request_id)
@@ -104,6 +113,7 @@ class Hits:
         for tier, n in tokens.items():
             request.loaded_tokens[tier] = request.loaded_tokens.get(tier, 0) + n
 
+    @harmless()
     def finished(self, request_id: str) -> dict[str, Any] | None:
         """Forget a request. Returns what its answer says of it, None where nothing was loaded."""
         request = self._requests.pop(request_id, None)

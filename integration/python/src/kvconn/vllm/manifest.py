@@ -42,8 +42,7 @@ def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, engine: st
                 "kv_heads": spec.num_kv_heads,
                 "head_size": spec.head_size + (spec.head_size if spec.head_size_v is None else spec.head_size_v),
                 "layout": str(layout),
-                # Every tensor-parallel rank computes the same latent vectors (MLA).
-                "replicated": _is_a(spec, "MLAAttentionSpec"),
+                "replicated": _replicated(spec),
             }
             for group, spec in zip(kv_cache_config.kv_cache_groups, specs, strict=True)
         ],
@@ -76,6 +75,13 @@ def block_size(kv_cache_config: KVCacheConfig) -> int:
     return int(sizes.pop())
 
 
+def shards(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> list[int]:
+    """Return how many ranks save a part of a block, of each KV cache group."""
+    parallel = vllm_config.parallel_config
+    stages, parts = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
+    return [stages * (1 if _replicated(spec) else parts) for spec in group_specs(kv_cache_config)]
+
+
 def keeps_windows(kv_cache_config: KVCacheConfig) -> bool:
     """Whether vLLM gives blocks up that have left a window, or has several groups of layers.
 
@@ -97,6 +103,11 @@ def layer_spec(group_spec: Any, layer: str | None = None) -> Any:
 def _is_a(spec: Any, *names: str) -> bool:
     """Whether a spec has one of the types; by name, since not every version of vLLM has them all."""
     return any(base.__name__ in names for base in type(spec).__mro__)
+
+
+def _replicated(spec: Any) -> bool:
+    """Whether every tensor-parallel rank computes the same latent vectors (MLA)."""
+    return _is_a(spec, "MLAAttentionSpec")
 
 
 def _layers(group: Any, vllm_config: VllmConfig) -> int:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvconn.client import (
@@ -17,19 +14,17 @@ from kvconn.client import (
     PlannedLoad,
     Scheduled,
     SchedulerClient,
-    Span,
     Step,
     StepReply,
     UnknownRequest,
 )
-from kvconn.frames import MAX_ID_BYTES, MAX_SCOPE_BYTES, MAX_SPAN_ID_BYTES, MAX_SPANS, MAX_TOKENS, MAX_TRACE_BYTES
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.events import Announcer
 from kvconn.vllm.files import FileId
 from kvconn.vllm.hits import Hits
 from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.releases import BlockTables
-from kvconn.vllm.wishes import Wishes, WishReader
+from kvconn.vllm.tracked import Admission, Tracked, trace
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -42,40 +37,6 @@ _LEARNT_TOKENS = 256
 """The smallest step, in prompt tokens, that the leader learns the speed of prefill from."""
 _NULL_BLOCK = 0
 """What vLLM has in block tables where it keeps no block."""
-_CONTENT_ID = re.compile(r"(.*:)?[0-9a-f]{64,128}", re.DOTALL)
-"""How vLLM names images and the like by content, after the name of an adapter of the encoder, if any."""
-
-
-@dataclass
-class _Tracked:
-    """What is known of a request, and what the leader was told of it in `session`."""
-
-    request: Request
-    salt: str
-    adapter: str
-    """The name of its LoRA adapter, empty without one."""
-    lora: str
-    """What separates the adapter's KV from others'."""
-    spans: list[Span]
-    load: bool
-    save: bool
-    max_load: int | None = None
-    """The most tokens to load at a time."""
-    session: int = 0
-    tokens_told: int = 0
-    blocks_told: list[int] = field(default_factory=list)
-    """Blocks of each group's current block table that were told, empty where the tables are new."""
-    computed_told: int = 0
-    """End of the tokens that the leader knows to be in those blocks."""
-    followed: int = 0
-    """Steps that are told whatever they fill: from the two after a step the leader learns how long it took."""
-    asked_at: int = 0
-    """Tokens that the engine held when it asked last."""
-    offered: bool = False
-    loading: list[int] = field(default_factory=list)
-    """Blocks being loaded, of all groups."""
-    invalid: set[int] = field(default_factory=set)
-    """Those of them that have failed on some rank."""
 
 
 class SchedulerSide:
@@ -98,20 +59,18 @@ class SchedulerSide:
         self._block_size = block_size
         self._logger = logger
         self._adapters = adapters
-        self._wishes = WishReader(logger)
-        self._images_by_content = images_by_content
-        self._images_named = False
+        self._admission = Admission(block_size, logger, adapters, images_by_content)
         self._untouched: dict[str, tuple[FileId, ...]] = {}
         """The files of adapters that were looked at in this step."""
         self._stopped = False
-        self._tracked: dict[str, _Tracked] = {}
-        self._loading: dict[str, _Tracked] = {}
+        self._tracked: dict[str, Tracked] = {}
+        self._loading: dict[str, Tracked] = {}
         """Requests with a load in flight, also where they have ended meanwhile."""
-        self._allocs: list[tuple[_Tracked, Alloc]] = []
-        self._finished: list[_Tracked] = []
+        self._allocs: list[tuple[Tracked, Alloc]] = []
+        self._finished: list[Tracked] = []
         self._tables = BlockTables()
-        self.hits = Hits(block_size)
-        self.announcer = announcer or Announcer(block_size, 1, logger)
+        self.hits = Hits(block_size, logger)
+        self.announcer = announcer or Announcer(block_size, [1], logger)
         """Tells those who follow vLLM's KV events, if there may be any."""
 
     def match(self, request: Request, computed: int) -> tuple[int | None, bool]:
@@ -119,7 +78,9 @@ class SchedulerSide:
 
         None asks the scheduler to ask again in the next step.
         """
-        tracked = None if self._stopped else self._track(request)
+        if self._stopped:
+            return 0, False
+        tracked = self._track(request)
         if tracked is None and request.lora_request and self._adapters.soon_known(request.lora_request.lora_name):
             return None, False
         if tracked is None or (tracked.adapter and not self._is_untouched(tracked.adapter)):
@@ -139,14 +100,14 @@ class SchedulerSide:
         tracked.offered = True
         return offer.tokens, True
 
-    def _ask(self, tracked: _Tracked, computed: int) -> Offer:
+    def _ask(self, tracked: Tracked, computed: int) -> Offer:
         known = tracked.tokens_told if tracked.session == self._client.session else 0
         try:
             return self._ask_from(tracked, computed, known)
         except UnknownRequest:
             return self._ask_from(tracked, computed, 0)
 
-    def _ask_from(self, tracked: _Tracked, computed: int, start: int) -> Offer:
+    def _ask_from(self, tracked: Tracked, computed: int, start: int) -> Offer:
         request = tracked.request
         end = request.num_tokens
         if tracked.max_load is not None:
@@ -166,7 +127,7 @@ class SchedulerSide:
             no_load=not tracked.load or request.skip_reading_prefix_cache,
             no_save=not tracked.save,
             tiers=True,
-            trace=_trace(request),
+            trace=trace(request),
         )
         if tracked.session != self._client.session:
             tracked.session = self._client.session
@@ -174,18 +135,18 @@ class SchedulerSide:
         tracked.tokens_told = start + len(tokens)
         return offer
 
-    def _note(self, tracked: _Tracked, computed: int, offer: Offer) -> None:
+    def _note(self, tracked: Tracked, computed: int, offer: Offer) -> None:
         """Note an offer for what vLLM shows of it."""
         request = tracked.request
         if self.hits.offered(request.request_id, offer):
-            complete = tracked.load and not request.skip_reading_prefix_cache and not offer.refused
-            self.announcer.looked_up(request, computed, offer.tokens, complete)
+            bounded = not tracked.load or tracked.max_load is not None or request.skip_reading_prefix_cache
+            self.announcer.looked_up(request, computed, offer.tokens, not bounded and not offer.refused)
 
-    def _track(self, request: Request) -> _Tracked | None:
+    def _track(self, request: Request) -> Tracked | None:
         """Return the state of a request, None where the leader has nothing to do with it."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            tracked = self._admit(request)
+            tracked = self._admission.admit(request)
             if tracked is not None:
                 self._tracked[request.request_id] = tracked
         return tracked
@@ -194,31 +155,6 @@ class SchedulerSide:
         """Note a new request: its adapter is looked at before the engine loads it."""
         if request.lora_request is not None:
             self._adapters.scope(request.lora_request)
-
-    def _admit(self, request: Request) -> _Tracked | None:
-        """Return the state of a new request, None where it is neither loaded nor saved."""
-        lora, scope = request.lora_request, ""
-        if lora is not None:
-            known = self._adapters.scope(lora)
-            if known is None:
-                return None
-            scope = known
-        if request.mm_features and not self._tells_images(request):
-            return None
-        wishes = self._wishes.read(request.kv_transfer_params)
-        return _admit(request, wishes, self._block_size, lora.lora_name if lora is not None else "", scope)
-
-    def _tells_images(self, request: Request) -> bool:
-        """Whether the content that placeholders stand for is known by itself, not by a name that a client gave it."""
-        if self._images_by_content and all(_CONTENT_ID.fullmatch(f.identifier) for f in request.mm_features):
-            return True
-        if not self._images_named:
-            self._images_named = True
-            self._logger.warning(
-                "kvconn: requests whose images or the like are known by a name or a number, not by their content, are"
-                " neither loaded nor saved"
-            )
-        return False
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
         """Note the blocks that vLLM gave a request, and whether it took the offer."""
@@ -251,10 +187,10 @@ class SchedulerSide:
             payload = reply.meta
             loads = [expected.pop(load.request) for load in reply.loads if load.request in expected]
             number = self.announcer.planned(reply.saves, self._request_of)
-        except KVConnError as err:
-            self._logger.debug("kvconn: step not planned: %s", err)
-        except Exception:
-            self._logger.exception("kvconn: step not planned")
+        except Exception as err:
+            self._forget(output, allocs)
+            level = logging.DEBUG if isinstance(err, KVConnError) else logging.ERROR
+            self._logger.log(level, "kvconn: step not planned: %s", err, exc_info=level == logging.ERROR)
         untouched = [file for files in self._untouched.values() for file in files] if payload else []
         self._untouched = {}
         return StepMetadata(payload, loads, list(expected.values()), untouched, number)
@@ -263,9 +199,7 @@ class SchedulerSide:
         tracked = self._tracked.get(request_id)
         return tracked.request if tracked is not None else None
 
-    def _step(
-        self, output: SchedulerOutput, allocs: list[tuple[_Tracked, Alloc]], finished: list[_Tracked]
-    ) -> StepReply:
+    def _step(self, output: SchedulerOutput, allocs: list[tuple[Tracked, Alloc]], finished: list[Tracked]) -> StepReply:
         session = self._client.session
         if not session:
             return _NO_PLAN
@@ -278,15 +212,11 @@ class SchedulerSide:
         )
         if not step:
             return _NO_PLAN
-        try:
-            return self._client.step(step, session)
-        except KVConnError:
-            self._forget(step)
-            raise
+        return self._client.step(step, session)
 
-    def _forget(self, step: Step) -> None:
+    def _forget(self, output: SchedulerOutput, allocs: list[tuple[Tracked, Alloc]]) -> None:
         """Tell the leader no more of a step's requests: what it knows of them is uncertain."""
-        for request_id in [*(a.request for a in step.allocs), *(s.request for s in step.scheduled)]:
+        for request_id in [*(a.request for _, a in allocs), *output.num_scheduled_tokens]:
             tracked = self._tracked.get(request_id)
             if tracked is not None:
                 tracked.session = 0
@@ -414,59 +344,6 @@ class SchedulerSide:
             self._client.reset()
         except KVConnError as err:  # a leader that was not reached knows of no blocks
             self._logger.debug("kvconn: reset not told: %s", err)
-
-
-def _admit(request: Request, wishes: Wishes, block_size: int, adapter: str, lora: str) -> _Tracked | None:
-    """Return the state of a new request, None where it is neither loaded nor saved."""
-    load = wishes.load and wishes.max_load_tokens != 0
-    salt = request.cache_salt or ""
-    beyond_bounds = (
-        request.num_tokens > MAX_TOKENS
-        or len(request.request_id.encode()) > MAX_ID_BYTES
-        or len(salt.encode()) > MAX_SCOPE_BYTES
-    )
-    embedded = 0 if request.prompt_embeds is None else -(-len(request.prompt_embeds) // block_size)
-    too_many_spans = len(request.mm_features or ()) + embedded > MAX_SPANS
-    # The tokens of a resumable request change while it is served.
-    if request.resumable or beyond_bounds or too_many_spans or not (load or wishes.save):
-        return None
-    spans = _spans(request, block_size)
-    return _Tracked(request, salt, adapter, lora, spans, load, wishes.save, wishes.max_load_tokens)
-
-
-def _spans(request: Request, block_size: int) -> list[Span]:
-    """Return what the prompt's placeholder tokens stand for: images and the like, or embeddings."""
-    spans = [
-        Span(f.mm_position.offset, f.mm_position.offset + f.mm_position.length, _span_id(f.identifier))
-        for f in request.mm_features or ()
-        if f.mm_position.length > 0
-    ]
-    embeds = request.prompt_embeds
-    if embeds is not None:
-        # Block by block, so that prompts share what they have in common.
-        for start in range(0, len(embeds), block_size):
-            part = embeds[start : start + block_size]
-            spans.append(Span(start, start + len(part), _digest(part)))
-    return sorted(spans)
-
-
-def _trace(request: Request) -> str:
-    """Return a request's W3C traceparent, empty without tracing."""
-    trace = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
-    return trace if isinstance(trace, str) and trace.isascii() and len(trace) <= MAX_TRACE_BYTES else ""
-
-
-def _span_id(identifier: str) -> bytes:
-    encoded = identifier.encode()
-    return encoded if len(encoded) <= MAX_SPAN_ID_BYTES else hashlib.sha256(encoded).digest()
-
-
-def _digest(embeds: Any) -> bytes:
-    import torch
-
-    rows = embeds.detach().cpu().contiguous()
-    shape = f"{rows.dtype} {tuple(rows.shape[1:])} ".encode()
-    return hashlib.sha256(shape + rows.flatten().view(torch.uint8).numpy().tobytes()).digest()
 
 
 def _told(table: Sequence[int]) -> Sequence[int]:

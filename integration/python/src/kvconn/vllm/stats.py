@@ -27,11 +27,11 @@ class Stats(KVConnectorStats):
     What did not happen has no entry, so that a step without news costs nothing.
     """
 
-    def count(self, key: str, number: int, label: str = "") -> None:
+    def count(self, key: str, number: int, label: str | None = None) -> None:
         """Add to a counter, if there is anything to add."""
         if number <= 0:
             return
-        if label:
+        if label is not None:
             by_label = self.data.setdefault(key, {})
             by_label[label] = by_label.get(label, 0) + number
         else:

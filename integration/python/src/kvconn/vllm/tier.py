@@ -32,10 +32,10 @@ from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.connector import _IDENTITY_WAIT_S, _guarded, _images_by_content, _started_at
 from kvconn.vllm.files import Digests, UnknownIdentity
 from kvconn.vllm.identity import Identity, digest_directory
-from kvconn.vllm.scheduler import _CONTENT_ID
 from kvconn.vllm.tier_pace import Pace
 from kvconn.vllm.tier_requests import TierRequest, Wishes
 from kvconn.vllm.tier_side import Answer, Rows, TierSide
+from kvconn.vllm.tracked import CONTENT_ID
 from kvconn.vllm.wishes import WishReader
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ def _wishes(request: Request, images_by_content: bool, reader: WishReader) -> Wi
     """Return what may be done for a request."""
     asked = reader.read(request.kv_transfer_params)
     images = request.mm_features or ()
-    told = not images or (images_by_content and all(_CONTENT_ID.fullmatch(f.identifier) for f in images))
+    told = not images or (images_by_content and all(CONTENT_ID.fullmatch(f.identifier) for f in images))
     salt = request.cache_salt or ""
     bounded = len(request.request_id.encode()) <= MAX_ID_BYTES and len(salt.encode()) <= MAX_SCOPE_BYTES
     # The tokens of a resumable request change while it is served.

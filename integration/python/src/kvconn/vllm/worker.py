@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -88,19 +88,27 @@ class WorkerSide:
         done: set[str] = set()
         failed: set[str] = set()
         if self._client.busy:
-            for load in self._client.poll():
+            ended = self._client.poll()
+            for load in ended:
                 done.add(load.request)
-                self._note(load)
                 if not load.failed_blocks:
                     continue
                 if self._by_request:
                     failed.add(load.request)
                 else:
                     self._invalid.update(load.failed_blocks)
+            self._note(ended)
         return done, failed
 
-    def _note(self, load: FinishedLoad) -> None:
-        """Note what a load brought."""
+    def _note(self, ended: Sequence[FinishedLoad]) -> None:
+        """Note what loads brought. No load waits for a figure that fails."""
+        try:
+            for load in ended:
+                self._brought(load)
+        except Exception:
+            self._logger.exception("kvconn: what loads brought is not counted")
+
+    def _brought(self, load: FinishedLoad) -> None:
         self.stats.load_took(load.seconds)
         self.stats.count("load_failed_blocks", len(load.failed_blocks))
         for tier, got in load.tiers.items():
