@@ -303,6 +303,29 @@ def test_windows_are_offered_whole_or_not_at_all() -> None:
         assert bench.client.asked[0]["first"] == 0
 
 
+def test_a_window_is_looked_up_from_its_end_and_offered_whole() -> None:
+    bench = Bench(windows=(WINDOW,))
+    bench.client.keep(3, 4, 5)
+    request, context = bench.request(), Context(6)
+    assert bench.answers(request, context, 5, 4, 3, 2) == [HIT, HIT, HIT, MISS]
+
+
+def test_a_window_is_offered_where_the_region_has_the_other_layers() -> None:
+    bench = Bench(rows=8, windows=(FULL, WINDOW))
+    bench.client.keep(*range(6))
+    bench.client.stored |= {(1, h) for h in hashes(3, 4, 5)}
+    request, context = bench.request(), Context(6, groups=2)
+    assert bench.answers(request, context, 5, 4, 3, 2, group=1) == [HIT, HIT, HIT, MISS]
+    assert bench.client.asked[0]["first"] == 0
+
+
+@pytest.mark.parametrize(("most", "want"), [(40, [MISS, HIT]), (48, [HIT, HIT])])
+def test_of_a_window_no_more_is_loaded_than_a_request_wishes(most: int, want: list[Answer]) -> None:
+    bench = Bench(windows=(WINDOW,))
+    bench.client.keep(4, 5)
+    assert bench.answers(bench.request(most=most), Context(6), 5, 4) == want
+
+
 def test_a_store_is_sorted_into_stretches(bench: Bench) -> None:
     request, context = bench.request(), Context(5, groups=2)
     keys = {key(3), key(1), key(2, 1), key(0), key(3, 1)}

@@ -101,10 +101,11 @@ class TierRequest:
         """Whether the daemon was asked for a chunk."""
         return self.first <= index < self.asked_to
 
-    def offers(self, index: int) -> int:
-        """Return how many chunks of all groups are offered, from one chunk on."""
-        skip = max(0, index - self.first)
-        return sum((bits >> skip).bit_count() for bits in self.bitmaps)
+    def offers(self, group: int, index: int) -> int:
+        """Return how many chunks of a group are offered, from one chunk on."""
+        if group >= len(self.bitmaps):
+            return 0
+        return (self.bitmaps[group] >> max(0, index - self.first)).bit_count()
 
     def parts(self, chunks: Iterable[tuple[int, int, int]]) -> list[Part]:
         """Return chunks, each as group, index and row, as stretches of neighbours."""

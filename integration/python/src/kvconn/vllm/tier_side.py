@@ -127,15 +127,16 @@ class TierSide:
         index = request.note(key, positions.get_offload_key_position(key), self._rows.tokens)
         if index is None:
             return Answer.MISS
+        group = group_of(key)
         if request.asked_in != self._step and index >= request.first and self._waits(request):
             request.asked_in = self._step
         elif request.asked_in != self._step or (not request.known_in_order and not request.covers(index)):
-            self._ask(request, index)
-        if not request.offered(group_of(key), index):
+            self._ask(request, group, index)
+        if not request.offered(group, index):
             if not request.answered:
                 self._promises.forget(request.id)  # others need not wait for it
             return Answer.MISS
-        return self._promise(request, index)
+        return self._promise(request, group, index)
 
     def _waits(self, request: TierRequest) -> bool:
         return request.left is None and self._promises.waits(request.id, request.wanted)
@@ -167,25 +168,33 @@ class TierSide:
         request.scope = scope
         return Answer.HIT if self._adapters.untouched(lora.lora_name) else Answer.MISS
 
-    def _ask(self, request: TierRequest, index: int) -> None:
+    def _ask(self, request: TierRequest, group: int, index: int) -> None:
         """Ask the daemon what it has from the first chunk on that the engine's pool lacks."""
         # The pool has what comes before the first chunk that is looked up. With windows that is not so:
         # they are looked up from the end.
         first = 0 if any(self._rows.windows) else index
         parent = request.hashes[first - 1] if first else b""
         most = request.wishes.most
-        last = len(request.hashes) if most is None else index + most // self._rows.tokens
+        begin = 0 if self._rows.windows[group] else index
+        last = len(request.hashes) if most is None else begin + most // self._rows.tokens
         hashes = request.hashes[first:last]
         request.asked_in, request.first, request.asked_to = self._step, first, first + len(hashes)
         request.answered, request.left = False, 0
         bitmaps = self._client.present(request.id, hashes, first=first, parent=parent, held=first)
         request.bitmaps = [int.from_bytes(b, "little") for b in bitmaps]
 
-    def _promise(self, request: TierRequest, index: int) -> Answer:
+    def _promise(self, request: TierRequest, group: int, index: int) -> Answer:
         """Promise a chunk that is offered, if rows are left for it."""
         if not request.answered:
             request.answered = True
-            request.wanted = request.offers(index)
+            # vLLM looks up layers with full attention first, from the first chunk that its pool lacks. If
+            # it begins with a window, its pool has the others.
+            windows = self._rows.windows
+            request.wanted = sum(
+                request.offers(g, 0 if windows[g] else index)
+                for g in range(len(windows))
+                if windows[g] or not windows[group]
+            )
             request.left = self._promises.ask(request.id, request.wanted)
             divisible = len(self._rows.windows) == 1 and not self._rows.windows[0]
             if request.left is not None and request.left < request.wanted and not divisible:
