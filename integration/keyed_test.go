@@ -142,14 +142,15 @@ func (e *keyedEngine) stored(id string) (r connector.SaveResult) {
 	e.t.Helper()
 	e.n.wait("the save's report", func() bool {
 		e.w.Poll(e.t.Context())
-		for _, s := range e.w.Stored() {
-			if s.ID != id {
-				e.t.Fatalf("save %q is reported, want %q", s.ID, id)
-			}
-			r = s.SaveResult
-			return true
+		ended := e.w.Stored()
+		if len(ended) == 0 {
+			return false
 		}
-		return false
+		if len(ended) > 1 || ended[0].ID != id {
+			e.t.Fatalf("saves %+v are reported, want %q", ended, id)
+		}
+		r = ended[0].SaveResult
+		return true
 	})
 	return r
 }
@@ -158,14 +159,15 @@ func (e *keyedEngine) stored(id string) (r connector.SaveResult) {
 func (e *keyedEngine) finished(id string) (failed []uint32) {
 	e.t.Helper()
 	e.n.wait("the load's report", func() bool {
-		for _, l := range e.w.Poll(e.t.Context()) {
-			if l.Request != id {
-				e.t.Fatalf("load %q is reported, want %q", l.Request, id)
-			}
-			failed = l.FailedBlocks
-			return true
+		ended := e.w.Poll(e.t.Context())
+		if len(ended) == 0 {
+			return false
 		}
-		return false
+		if len(ended) > 1 || ended[0].Request != id {
+			e.t.Fatalf("loads %+v are reported, want %q", ended, id)
+		}
+		failed = ended[0].FailedBlocks
+		return true
 	})
 	return failed
 }
