@@ -31,10 +31,10 @@ def daemon_process(socket_dir: Path) -> Iterator[DaemonProcess]:
     if not binary:
         pytest.skip("KVCONND names no daemon")
     path = socket_dir / "s"
-    process = start_daemon(binary, socket_dir / "store", path)
-    yield DaemonProcess(process, path)
-    process.kill()
-    process.wait()
+    daemon = DaemonProcess(start_daemon(binary, socket_dir / "store", path), path)
+    yield daemon
+    daemon.process.kill()  # the test may have started another
+    daemon.process.wait()
 
 
 @pytest.fixture
@@ -45,6 +45,7 @@ def daemon(daemon_process: DaemonProcess) -> Path:
 
 def start_daemon(binary: str, store: Path, path: Path) -> subprocess.Popen[bytes]:
     args = ["--dir", str(store), "--socket", str(path), "--http", "127.0.0.1:0", "--max-bytes", "1GiB"]
+    args += ["--host-bytes", "128MiB"]
     process = subprocess.Popen([binary, "serve", *args])
     until = time.monotonic() + 20
     while not path.exists():
