@@ -10,10 +10,9 @@ import (
 // for it, in which the process maps nothing else and Close waits.
 const populatePieceBytes = 16 << 20
 
-// populate maps the pages of a region that the engine has made already, beside the first copies: a
-// page that is touched for the first time costs a copy ten times what it costs later. Pages that
-// the engine has not touched are left alone, since they would be made here, and be charged to
-// this process.
+// populate maps a region whose pages the engine has all made, beside the first copies, which would
+// otherwise pay for the first touch of each page. Any other region is left alone: the pages that the
+// engine has not touched would be made here, and be charged to this process.
 func (m *hostMemory) populate(f *os.File, mem []byte) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Blocks*512 < int64(len(mem)) {

@@ -138,38 +138,42 @@ func (e *keyedEngine) put(hashes []connector.Proof, first, end int) connector.Sa
 }
 
 // stored waits for the report of a save, the only one under way.
-func (e *keyedEngine) stored(id string) (r connector.SaveResult) {
+func (e *keyedEngine) stored(id string) connector.SaveResult {
 	e.t.Helper()
-	e.n.wait("the save's report", func() bool {
+	r := onlyReport(e, func() []connector.StoredPut {
 		e.w.Poll(e.t.Context())
-		ended := e.w.Stored()
-		if len(ended) == 0 {
-			return false
-		}
-		if len(ended) > 1 || ended[0].ID != id {
-			e.t.Fatalf("saves %+v are reported, want %q", ended, id)
-		}
-		r = ended[0].SaveResult
-		return true
+		return e.w.Stored()
 	})
-	return r
+	if r.ID != id {
+		e.t.Fatalf("save %q is reported, want %q", r.ID, id)
+	}
+	return r.SaveResult
 }
 
 // finished waits for the report of a load, the only one under way, and returns the failed slots.
 func (e *keyedEngine) finished(id string) (failed []uint32) {
 	e.t.Helper()
-	e.n.wait("the load's report", func() bool {
-		ended := e.w.Poll(e.t.Context())
-		if len(ended) == 0 {
-			return false
+	r := onlyReport(e, func() []connector.FinishedLoad { return e.w.Poll(e.t.Context()) })
+	if r.Request != id {
+		e.t.Fatalf("load %q is reported, want %q", r.Request, id)
+	}
+	return r.FailedBlocks
+}
+
+// onlyReport polls until something is reported, and returns it. More than one report is an error.
+func onlyReport[T any](e *keyedEngine, poll func() []T) (r T) {
+	e.t.Helper()
+	e.n.wait("the report", func() bool {
+		ended := poll()
+		if len(ended) > 1 {
+			e.t.Fatalf("%+v are reported, want one", ended)
 		}
-		if len(ended) > 1 || ended[0].Request != id {
-			e.t.Fatalf("loads %+v are reported, want %q", ended, id)
+		if len(ended) == 1 {
+			r = ended[0]
 		}
-		failed = ended[0].FailedBlocks
-		return true
+		return len(ended) == 1
 	})
-	return failed
+	return r
 }
 
 // offered returns how many leading blocks are offered, of the window those that they need.

@@ -91,10 +91,15 @@ func (h *hits) renew(r *hit) {
 
 // release lets go of what is pinned for a hit.
 func (h *hits) release(r *hit) {
-	for _, id := range r.leases {
+	r.leases = h.drop(r.leases)
+}
+
+// drop releases leases, and returns their memory.
+func (h *hits) drop(leases []store.LeaseID) []store.LeaseID {
+	for _, id := range leases {
 		h.index.Release(id)
 	}
-	r.leases = r.leases[:0]
+	return leases[:0]
 }
 
 // swap is called before a hit is sought again: what was pinned for it stays so until releaseHeld.
@@ -103,11 +108,7 @@ func (h *hits) swap(r *hit) {
 	r.leases = r.leases[:0]
 }
 
-func (h *hits) releaseHeld() {
-	for _, id := range h.held {
-		h.index.Release(id)
-	}
-}
+func (h *hits) releaseHeld() { h.held = h.drop(h.held) }
 
 // snapshot is the counters, requests of them being followed.
 func (h *hits) snapshot(requests int) Stats {

@@ -259,12 +259,7 @@ func (k *Keyed) ended(load string, failed bool) {
 }
 
 // takeBack releases the leases of loads.
-func (k *Keyed) takeBack(r *keyedRequest) {
-	for _, id := range r.lent {
-		k.index.Release(id)
-	}
-	r.lent = r.lent[:0]
-}
+func (k *Keyed) takeBack(r *keyedRequest) { r.lent = k.drop(r.lent) }
 
 // Saving counts a save.
 func (k *Keyed) Saving(m *connector.KeyedMove) {

@@ -83,7 +83,7 @@ func TestOfferedBlocksAreReadBeforeTheirLoadOnce(t *testing.T) {
 	}
 	f.match(connector.MatchRequest{Request: "warm", Tokens: toks})
 	if len(p.asked) != 0 {
-		t.Errorf("asked for %v, all of which is in memory", p.asked)
+		t.Errorf("asked for %v, though all of it is in memory", p.asked)
 	}
 }
 

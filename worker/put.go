@@ -52,8 +52,7 @@ func (w *Worker) queue(p *put) error {
 		return fmt.Errorf("%w: %d saves are under way or not polled, at most %d", connector.ErrBadRequest, n, maxPuts)
 	}
 	if q.blocks+p.blocks > maxPutBlocks && len(q.waiting) > 0 || p.blocks == 0 {
-		p.report.Dropped = p.blocks
-		w.counters.droppedBlocks.Add(uint64(p.blocks))
+		w.dropPut(p, p.blocks)
 		q.stored = append(q.stored, p.report)
 		return nil
 	}

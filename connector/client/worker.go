@@ -135,16 +135,11 @@ func (w *Worker) Load(ctx context.Context, metadata []byte, loads []connector.Pl
 		w.failPlanned(loads...)
 		return
 	}
-	w.start(ctx, wire.OpLoad, func(b []byte) []byte { return wire.AppendMeta(b, metadata) }, loads...)
-}
-
-// start has the daemon start loads.
-func (w *Worker) start(ctx context.Context, op wire.Op, body func([]byte) []byte, loads ...connector.PlannedLoad) {
 	jobs := make(map[jobID]pendingJob, len(loads))
 	for _, l := range loads {
 		jobs[jobID{id: l.Request}] = pendingJob{blocks: l.Blocks}
 	}
-	w.startJobs(ctx, op, body, jobs)
+	w.startJobs(ctx, wire.OpLoad, func(b []byte) []byte { return wire.AppendMeta(b, metadata) }, jobs)
 }
 
 // startJobs has the daemon start jobs. They count as in flight from before the call, since the

@@ -1,6 +1,9 @@
 package daemon
 
-import "github.com/kvconn/kvconn/connector/server"
+import (
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/server"
+)
 
 type engineRank struct {
 	engine string
@@ -21,26 +24,21 @@ type readyChange struct {
 // the caller passes to logReady after unlocking b.mu. b.mu is held.
 func (b *backend) tellReady(engine string) []readyChange {
 	var changes []readyChange
-	for s := range b.schedulers {
-		if s.peer.Engine != engine {
-			continue
+	tell := func(setReady func(bool), known *string, why string, p server.Peer, m *connector.Manifest) {
+		setReady(why == "")
+		if why != *known {
+			*known = why
+			changes = append(changes, readyChange{p, m.Ranks(), why})
 		}
-		why := b.notReady(s)
-		s.SetReady(why == "")
-		if why != s.notReady {
-			s.notReady = why
-			changes = append(changes, readyChange{s.peer, s.manifest.Ranks(), why})
+	}
+	for s := range b.schedulers {
+		if s.peer.Engine == engine {
+			tell(s.SetReady, &s.notReady, b.notReady(s), s.peer, s.manifest)
 		}
 	}
 	for w := range b.workers {
-		if w.peer.Engine != engine || w.keyed == nil {
-			continue
-		}
-		why := b.trouble(engine, w.manifest.Ranks())
-		w.keyed.SetReady(why == "")
-		if why != w.notReady {
-			w.notReady = why
-			changes = append(changes, readyChange{w.peer, w.manifest.Ranks(), why})
+		if w.peer.Engine == engine && w.keyed != nil {
+			tell(w.keyed.SetReady, &w.notReady, b.trouble(engine, w.manifest.Ranks()), w.peer, w.manifest)
 		}
 	}
 	return changes

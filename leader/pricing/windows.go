@@ -14,7 +14,7 @@ type Index interface {
 	PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int
 }
 
-// Group is a layer group and its shards, all of which a hit needs.
+// Group is a layer group and its shards. A hit needs all of them.
 type Group struct {
 	*connector.Group
 	Index  int

@@ -120,15 +120,19 @@ func (s *Store) between(f func(c *committing)) bool {
 	return true
 }
 
-// unusable is a record that a read found to be of no use. Its slot is pinned until it is dropped.
-type unusable struct {
+// removal takes the record of a slot out of the store.
+type removal struct {
 	ref index.Ref
 	seq uint64
 	// spoilt is set if the slot is not to be used again.
 	spoilt bool
 }
 
-func (u unusable) prepare(c *committing)         { c.drop(u.ref, u.seq, u.spoilt) }
+func (r removal) prepare(c *committing) { c.drop(r.ref, r.seq, r.spoilt) }
+
+// unusable drops a record that a read found to be of no use. The slot is pinned until then.
+type unusable struct{ removal }
+
 func (u unusable) settle(c *committing, _ error) { c.s.table.Unpin(u.ref) }
 
 // discard has the committer drop a record, whose slot the caller has pinned, and returns at once:
@@ -146,16 +150,12 @@ func (s *Store) discard(u unusable) {
 	s.table.Hide(u.ref, u.seq)
 }
 
-// dropJob drops the record of a slot.
+// dropJob drops a record for a caller that waits.
 type dropJob struct {
-	ref index.Ref
-	seq uint64
-	// spoilt is set if the slot is not to be used again.
-	spoilt bool
-	done   chan struct{}
+	removal
+	done chan struct{}
 }
 
-func (d *dropJob) prepare(c *committing)     { c.drop(d.ref, d.seq, d.spoilt) }
 func (d *dropJob) settle(*committing, error) { close(d.done) }
 
 // drop takes the record of a slot out of the table, and the slot out of use if its bytes

@@ -97,7 +97,7 @@ func dropAll(t *testing.T, s *Store, records []testRecord) {
 		if !ok {
 			t.Fatalf("record %d is not there", i)
 		}
-		job := &dropJob{ref: found.Ref, seq: found.Seq, done: make(chan struct{})}
+		job := &dropJob{removal{ref: found.Ref, seq: found.Seq}, make(chan struct{})}
 		s.commits.Push(job)
 		<-job.done
 	}

@@ -57,7 +57,7 @@ func (r records) Unpin(ref index.Ref) { r.s.table.Unpin(ref) }
 // Overdue implements readio.Records.
 func (r records) Overdue(at readio.Place, err error) {
 	if r.s.readFailed(at.Ref, at.Seq, err) {
-		r.s.discard(unusable{ref: at.Ref, seq: at.Seq})
+		r.s.discard(unusable{removal{ref: at.Ref, seq: at.Seq}})
 	}
 }
 
@@ -84,7 +84,7 @@ func (r records) Verify(op *readio.Read) {
 	default:
 		return
 	}
-	s.discard(unusable{ref: op.Ref, seq: op.Seq, spoilt: fsio.OfMedium(op.IOErr)})
+	s.discard(unusable{removal{op.Ref, op.Seq, fsio.OfMedium(op.IOErr)}})
 }
 
 // verify compares header and payload with the index and with what the caller expects.

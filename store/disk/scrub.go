@@ -49,7 +49,7 @@ func (c *checker) check(g *segment.Segment, ref index.Ref) (bytes int64, damage 
 	bytes, reason, err := c.verify(g, id, found)
 	if err != nil {
 		if c.s.readFailed(ref, found.Seq, err) {
-			c.drop(&dropJob{ref: ref, seq: found.Seq, spoilt: fsio.OfMedium(err)})
+			c.drop(&dropJob{removal: removal{ref, found.Seq, fsio.OfMedium(err)}})
 		}
 		return bytes, nil, err
 	}
@@ -63,7 +63,7 @@ func (c *checker) check(g *segment.Segment, ref index.Ref) (bytes int64, damage 
 		Key: id.Key.String(), Segment: at.Segment, Slot: at.Slot, Reason: reason.Error(),
 	}
 	c.s.count.corrupt.Add(1)
-	c.drop(&dropJob{ref: ref, seq: found.Seq})
+	c.drop(&dropJob{removal: removal{ref: ref, seq: found.Seq}})
 	return bytes, damage, nil
 }
 

@@ -142,7 +142,7 @@ func TestSlotsComeBackOnceAfterTheJournalFailed(t *testing.T) {
 	fail.Store(true)
 	for s.Sync(t.Context()) == nil {
 	}
-	newChecker(s, false).drop(&dropJob{ref: found.Ref, seq: found.Seq})
+	newChecker(s, false).drop(&dropJob{removal: removal{ref: found.Ref, seq: found.Seq}})
 	restore := &segment.EvictJob{Segment: g, Restore: true}
 	s.evict(restore)
 	fail.Store(false)

@@ -174,7 +174,7 @@ def test_no_call_waits_for_a_daemon_that_comes_back(fake: FakeDaemon) -> None:
         keyed.put(f"{n}", LOAD)
     ended = keyed.poll()
     assert (len(ended.finished), len(ended.stored)) == (20, 20)
-    assert time.monotonic() - began < 5  # of 80 calls, each of which might have waited for a second
+    assert time.monotonic() - began < 5  # 80 calls, and each could have waited a second
     release.set()
     fake.on[PRESENT] = lambda _: {"groups": [b"\x01", b"\x01"]}
     wait_until(lambda: keyed.present("r", HASHES) == [b"\x01", b"\x01"])
