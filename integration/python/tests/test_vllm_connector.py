@@ -15,8 +15,7 @@ from fake_daemon import HELLO, LOAD, POLL, SAVE, FakeDaemon
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvconn.client import FinishedLoad, Options, PlannedLoad, Run, SaveResult, WorkerClient
-from kvconn.vllm import connector as connector_module
-from kvconn.vllm import releases
+from kvconn.vllm import entry, releases
 from kvconn.vllm.connector import KVConnConnector, _check
 from kvconn.vllm.files import FileId, UnknownIdentity
 from kvconn.vllm.metadata import Reported, StepMetadata
@@ -96,8 +95,8 @@ def test_an_engine_that_nothing_tells_apart_runs_without_cache(
     def unknown(*args: Any, **kwargs: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(connector_module, "Identity", unknown)
-    monkeypatch.setattr(connector_module.logger, "propagate", True)
+    monkeypatch.setattr(entry, "Identity", unknown)
+    monkeypatch.setattr(entry.logger, "propagate", True)
     connector = KVConnConnector(vllm_config(), role, kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
     request = SimpleNamespace(request_id="r")
     assert connector.get_mem_pool_context() is None

@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
-from vllm.logger import init_logger
 
 from kvconn import __version__
 from kvconn.client import Options, SchedulerClient, WorkerClient
-from kvconn.vllm import engine_hooks, files, releases, settings
+from kvconn.vllm import engine_hooks, entry, releases, settings
 from kvconn.vllm.adapters import Adapters
+from kvconn.vllm.entry import IDENTITY_WAIT_S, check_parallel, guarded, logger
 from kvconn.vllm.events import Announcer
-from kvconn.vllm.files import Digests, UnknownIdentity
-from kvconn.vllm.identity import Identity, digest_directory
+from kvconn.vllm.files import UnknownIdentity
+from kvconn.vllm.identity import Identity
 from kvconn.vllm.manifest import block_size, keeps_windows, shards
 from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.scheduler import SchedulerSide
@@ -37,32 +36,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-logger = init_logger("vllm.kvconn")  # below "vllm", whose handlers it uses
-
 _SETTINGS = {"socket", "timeout", "digest_cache"}
-_IDENTITY_WAIT_S = 2.0
-"""How long the start waits for the weights' digest. It is known at once, except for large weights that are new here."""
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _guarded(otherwise: Callable[[], Any]) -> Callable[[F], F]:
-    """Keep exceptions from the engine, which dies of them: log, and return the answer for "no cache"."""
-
-    def decorate(hook: F) -> F:
-        @wraps(hook)
-        def guarded(self: KVConnConnector, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return hook(self, *args, **kwargs)
-            except Exception:
-                level = logging.DEBUG if hook.__name__ in self._broken else logging.ERROR
-                self._broken.add(hook.__name__)
-                logger.log(level, "kvconn: %s failed, going on without", hook.__name__, exc_info=True)
-                return otherwise()
-
-        return cast(F, guarded)
-
-    return decorate
 
 
 class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc]
@@ -88,22 +62,23 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
         self._adapters: Adapters | None = None
         _check(vllm_config, kv_cache_config)
         try:
-            since = _started_at()
-            identity = _identity(vllm_config, kv_cache_config, since)
+            since = entry.started_at()
+            own = vllm_config.kv_transfer_config.kv_connector_extra_config
+            identity = entry.identity(vllm_config, kv_cache_config, since, own.get("digest_cache"))
         except UnknownIdentity as err:
             # One line says it: the scheduler's.
             level = logging.WARNING if role == KVConnectorRole.SCHEDULER else logging.DEBUG
             logger.log(level, "kvconn: KV is neither loaded nor saved: %s", err)
             return
         options = _options(vllm_config, role, identity)
-        identity.wait(_IDENTITY_WAIT_S)
+        identity.wait(IDENTITY_WAIT_S)
         if role == KVConnectorRole.SCHEDULER:
             from vllm.v1.engine.core import EngineCore  # the other processes do without
 
             self._client = scheduler = SchedulerClient(options)
             sees_loads = engine_hooks.watch(EngineCore, self)
             self._adapters = Adapters(since, sees_loads, settings.of_adapters(vllm_config), logger)
-            images = _images_by_content(vllm_config)
+            images = entry.images_by_content(vllm_config)
             size = block_size(kv_cache_config)
             events = vllm_config.kv_events_config
             announcer = Announcer(size, shards(vllm_config, kv_cache_config), logger)
@@ -123,24 +98,24 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
 
     # Worker side, in the order of the calls.
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
         """Have the KV memory allocated where the daemon can map it."""
         return self._worker.allocation_context() if self._worker else None
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Hand the KV memory to the daemon."""
         if self._worker:
             self._worker.register(kv_caches)
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Start the step's loads here, before the forward pass, so that they run beside it."""
         if self._worker and isinstance(kv_connector_metadata, StepMetadata):
             self._worker.begin(kv_connector_metadata)
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Start the step's loads where handle_preemptions was not called for it."""
         metadata = self._connector_metadata
@@ -155,14 +130,14 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
     ) -> None:
         """Blocks are saved whole, after the last layer."""
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def wait_for_save(self) -> None:
         """Save the blocks that the step filled; when this returns vLLM may overwrite them."""
         metadata = self._connector_metadata
         if self._worker and isinstance(metadata, StepMetadata):
             self._worker.save(metadata)
 
-    @_guarded(lambda: (None, None))
+    @guarded(lambda: (None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Report the requests whose loads have ended, to versions of vLLM without get_transfer_results."""
         done, _ = self._worker.ended_loads() if self._worker else (set(), set())
@@ -174,23 +149,23 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
         results = releases.TransferResults
         return results(finished_recving=done, failed_recving=failed) if results else None
 
-    @_guarded(lambda: (set(), set()))
+    @guarded(lambda: (set(), set()))
     def _ended_loads(self) -> tuple[set[str], set[str]]:
         return self._worker.ended_loads() if self._worker else (set(), set())
 
-    @_guarded(set)
+    @guarded(set)
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Report the blocks that failed, in the same pass as the requests they were loaded for."""
         return self._worker.take_invalid() if self._worker else set()
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def build_connector_worker_meta(self) -> Reported | None:
         """Report to the scheduler's side what the step's loads brought, and what became of its saves."""
         return self._worker.take_reported() if self._worker else None
 
     # What both sides show in vLLM's metrics.
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def get_kv_connector_stats(self) -> Stats | None:
         """Return what happened since the last call, None where nothing did."""
         if self._worker:
@@ -219,7 +194,7 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
         """Load an adapter, whose files are looked at before."""
         return self._adapters.loading(lora, load) if self._adapters else load()
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def weights_exchanged(self, by: str) -> None:
         """Stop where the engine gets other weights than those that it was started with."""
         if self._scheduler:
@@ -227,45 +202,45 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
 
     # Scheduler side, in the order of the calls.
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def on_new_request(self, request: Request) -> None:
         """Look at a request's adapter before the engine loads it."""
         if self._scheduler:
             self._scheduler.met(request)
 
-    @_guarded(lambda: (0, False))
+    @guarded(lambda: (0, False))
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Return how many tokens kvconnd can load beyond those that vLLM holds."""
         return self._scheduler.match(request, num_computed_tokens) if self._scheduler else (0, False)
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """Note the blocks to load into."""
         if self._scheduler:
             self._scheduler.allocated(request, blocks, num_external_tokens)
 
-    @_guarded(dict)
+    @guarded(dict)
     def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[Any, int]:
         """Return which tiers the tokens of a load lie in."""
         return self._scheduler.hits.sources(request.request_id, num_external_tokens) if self._scheduler else {}
 
-    @_guarded(StepMetadata)
+    @guarded(StepMetadata)
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Have the leader plan the step."""
         return self._scheduler.plan(scheduler_output) if self._scheduler else StepMetadata()
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Tell the leader how loads ended."""
         if self._scheduler:
             self._scheduler.loaded(connector_output)
 
-    @_guarded(tuple)
+    @guarded(tuple)
     def take_events(self) -> Iterable[Any]:
         """Return KV events of what is stored."""
         return self._scheduler.announcer.take() if self._scheduler else ()
 
-    @_guarded(lambda: (False, None))
+    @guarded(lambda: (False, None))
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Let the blocks go at once: what is saved was copied out within its step. Say what was loaded."""
         return False, self._scheduler.finished(request.request_id) if self._scheduler else None
@@ -276,7 +251,7 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
         """Do as request_finished, where there may be several KV cache groups."""
         return self.request_finished(request, [])
 
-    @_guarded(lambda: False)
+    @guarded(lambda: False)
     def reset_cache(self) -> bool | None:
         """Offer this engine nothing of what was saved before, and save nothing more.
 
@@ -288,7 +263,7 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
             self._scheduler.stop("vLLM has reset its caches, and does not say whether its weights were exchanged")
         return True
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def shutdown(self) -> None:
         """Disconnect."""
         if self._client:
@@ -316,9 +291,7 @@ def _check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         )
     if vllm_config.device_config.device_type != "cpu":
         raise ValueError(f"kvconn: KV memory on {vllm_config.device_config.device_type} is not supported yet")
-    for size in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(vllm_config.parallel_config, size, 1) > 1:
-            raise ValueError(f"kvconn: {size} above 1 is not supported yet")
+    check_parallel(vllm_config)
     if releases.TransferResults is None and keeps_windows(kv_cache_config):
         raise ValueError("kvconn: for models with sliding windows vLLM must be one that has failed_recving (0.30 has)")
 
@@ -338,35 +311,3 @@ def _options(vllm_config: VllmConfig, role: KVConnectorRole, identity: Identity)
         # One line says it: the scheduler's.
         absent_level=logging.INFO if worker else logging.WARNING,
     )
-
-
-def _identity(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, loading_since: float) -> Identity:
-    kept = digest_directory(vllm_config.kv_transfer_config.kv_connector_extra_config.get("digest_cache"))
-    try:
-        return Identity(
-            vllm_config,
-            kv_cache_config,
-            f"vllm/{vllm.__version__}",
-            loading_since=loading_since,
-            digests=Digests(kept),
-            logger=logger,
-        )
-    except ValueError:
-        raise
-    except Exception as err:
-        raise UnknownIdentity(f"this vLLM is not understood: {type(err).__name__}: {err}") from err
-
-
-def _started_at() -> float:
-    try:
-        return files.started_at()
-    except (OSError, ValueError, IndexError) as err:
-        raise UnknownIdentity(f"no telling when the engine was started: {err}") from err
-
-
-def _images_by_content(vllm_config: VllmConfig) -> bool:
-    """Whether vLLM hashes images and the like. Without any cache of its own it counts them from 0 at each start."""
-    multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
-    if multimodal is None or vllm_config.cache_config.enable_prefix_caching:
-        return True
-    return bool(getattr(multimodal, "mm_processor_cache_gb", 0) != 0)

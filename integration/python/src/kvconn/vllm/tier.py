@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import vllm
-from vllm.logger import init_logger
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
@@ -26,16 +26,15 @@ except (ImportError, AttributeError) as err:
 
 from kvconn import __version__
 from kvconn.client import KeyedClient, Options
-from kvconn.frames import MAX_ID_BYTES, MAX_SCOPE_BYTES
-from kvconn.vllm import engine_hooks, settings, tier_identity, tier_region
+from kvconn.vllm import engine_hooks, entry, settings, tier_identity, tier_region
 from kvconn.vllm.adapters import Adapters
-from kvconn.vllm.connector import _IDENTITY_WAIT_S, _guarded, _images_by_content, _started_at
-from kvconn.vllm.files import Digests, UnknownIdentity
-from kvconn.vllm.identity import Identity, digest_directory
+from kvconn.vllm.entry import IDENTITY_WAIT_S, check_parallel, guarded, logger
+from kvconn.vllm.files import UnknownIdentity
+from kvconn.vllm.identity import Identity
 from kvconn.vllm.tier_pace import Pace
 from kvconn.vllm.tier_requests import TierRequest, Wishes
 from kvconn.vllm.tier_side import Answer, Rows, TierSide
-from kvconn.vllm.tracked import CONTENT_ID
+from kvconn.vllm.tracked import can_be_told, knows_images
 from kvconn.vllm.wishes import WishReader
 
 if TYPE_CHECKING:
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ScheduleEndContext
     from vllm.v1.kv_offload.tiering.base import TransferJob
     from vllm.v1.request import Request
-
-logger = init_logger("vllm.kvconn")  # below "vllm", whose handlers it uses
 
 _SETTINGS = ("socket", "timeout", "digest_cache", "locality")
 _PATIENCE_S = 10.0
@@ -91,7 +88,7 @@ class KVConnTieringConnector(OffloadingConnector):
         self._note(request)
         super().on_new_request(request)
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def _note(self, request: Request) -> None:
         tier = self._engine.tier
         if tier is not None and (wishes := tier.met(request)):
@@ -102,7 +99,7 @@ class KVConnTieringConnector(OffloadingConnector):
         self._measure(scheduler_output)
         return super().build_connector_meta(scheduler_output)
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def _measure(self, output: SchedulerOutput) -> None:
         if self._engine.tier is not None:
             self._engine.tier.step(output.num_scheduled_tokens)
@@ -159,18 +156,19 @@ class KVConnTier(SecondaryTierManager):
     def _start(self, engine: _Engine, spec: Any, tokens: int, own: dict[str, Any]) -> None:
         """Connect, in the background where the daemon is not there or the weights are not known yet."""
         config, kv_cache_config = engine.vllm_config, engine.kv_cache_config
-        since = _started_at()
+        since = entry.started_at()
         size = tier_region.chunk_bytes(spec, tier_identity.parts(config, kv_cache_config, spec))
-        identity = _identity(config, kv_cache_config, spec, tokens, since, own)
+        describe = partial(tier_identity.describe, spec=spec, chunk_tokens=tokens)
+        identity = entry.identity(config, kv_cache_config, since, own.get("digest_cache"), describe)
         client = KeyedClient(_options(spec, identity, own))
-        windows = [g["window"] for g in tier_identity.describe(config, kv_cache_config, "", spec, tokens)["groups"]]
+        windows = [g["window"] for g in describe(config, kv_cache_config, "")["groups"]]
         self.pace = Pace(ahead=bool(getattr(config.scheduler_config, "async_scheduling", False)))
-        self._images_by_content = _images_by_content(config)
+        self._images_by_content = entry.images_by_content(config)
         from vllm.v1.engine.core import EngineCore  # the other processes do without
 
         lora = settings.of_adapters(config)
         self._adapters = Adapters(since, engine_hooks.watch(EngineCore, self), lora, logger)
-        identity.wait(_IDENTITY_WAIT_S)
+        identity.wait(IDENTITY_WAIT_S)
         client.register([self._fd], tier_region.layout(spec, size))
         rows = Rows(spec.num_chunks, tokens, windows)
         self._side = TierSide(client, rows, self.pace, _PATIENCE_S, logger, self._adapters)
@@ -198,7 +196,7 @@ class KVConnTier(SecondaryTierManager):
         """Load an adapter, whose files are looked at before."""
         return self._adapters.loading(lora, load) if self._adapters else load()
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def weights_exchanged(self, by: str) -> None:
         """Stop where the engine gets other weights than those that it was started with."""
         if self._side:
@@ -211,13 +209,13 @@ class KVConnTier(SecondaryTierManager):
         self._met(req_context)
         return RequestOffloadingContext()
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def _met(self, context: ReqContext) -> None:
         wishes = self._engine.wishes.pop(context.req_id, None)
         if self._side and wishes:
             context.set_state(self._side.met(context.req_id, wishes))
 
-    @_guarded(lambda: LookupResult.MISS)
+    @guarded(lambda: LookupResult.MISS)
     def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
         """Say whether a chunk can be loaded into a row."""
         request = req_context.get_state(TierRequest)
@@ -243,7 +241,7 @@ class KVConnTier(SecondaryTierManager):
             rows = [int(row) for row in job.chunk_ids]
             request = job.req_context.get_state(TierRequest)
             begin(job.job_id, list(job.keys), rows, request, job.req_context)
-        except Exception:
+        except Exception:  # noqa: BLE001 - it would end the engine
             logger.exception("kvconn: a %s failed, going on without cache", "load" if load else "store")
             self._side.give_up(job.job_id)
 
@@ -254,18 +252,18 @@ class KVConnTier(SecondaryTierManager):
             return refused
         try:
             return refused + [JobResult(e.job, e.ok, e.loaded or None, e.seconds) for e in self._side.ended()]
-        except Exception:
+        except Exception:  # noqa: BLE001 - it would end the engine
             logger.exception("kvconn: loads and saves can't be followed, going on without cache")
             self._side.give_up()
             return refused
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Note the end of a step."""
         if self._side:
             self._side.step_ended(self._running, context.preempted_req_ids)
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Note that a request has ended, and what it has used."""
         request = req_context.get_state(TierRequest)
@@ -282,7 +280,7 @@ class KVConnTier(SecondaryTierManager):
         self._side.stop("vLLM has reset its caches, and does not say whether its weights were exchanged")
         self._side.drain(_DRAIN_S)
 
-    @_guarded(lambda: None)
+    @guarded(lambda: None)
     def shutdown(self) -> None:
         """Disconnect."""
         if self._side:
@@ -299,9 +297,7 @@ def _check(vllm_config: VllmConfig, own: dict[str, Any]) -> None:
     if not isinstance(own.get("socket"), str):
         raise ValueError("kvconn: the tier needs 'socket', the path of kvconnd's socket")
     tier_identity.check_hashes(vllm_config)
-    for size in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(vllm_config.parallel_config, size, 1) > 1:
-            raise ValueError(f"kvconn: {size} above 1 is not supported yet")
+    check_parallel(vllm_config)
 
 
 def _options(spec: Any, identity: Identity, own: dict[str, Any]) -> Options:
@@ -316,40 +312,9 @@ def _options(spec: Any, identity: Identity, own: dict[str, Any]) -> Options:
     )
 
 
-def _identity(
-    vllm_config: VllmConfig,
-    kv_cache_config: KVCacheConfig,
-    spec: Any,
-    tokens: int,
-    loading_since: float,
-    own: dict[str, Any],
-) -> Identity:
-    def describe(config: VllmConfig, kv_cache: KVCacheConfig, engine: str) -> dict[str, Any]:
-        return tier_identity.describe(config, kv_cache, engine, spec, tokens)
-
-    try:
-        return Identity(
-            vllm_config,
-            kv_cache_config,
-            f"vllm/{vllm.__version__}",
-            loading_since=loading_since,
-            digests=Digests(digest_directory(own.get("digest_cache"))),
-            logger=logger,
-            describe=describe,
-        )
-    except (ValueError, UnknownIdentity):
-        raise
-    except Exception as err:
-        raise UnknownIdentity(f"this vLLM is not understood: {type(err).__name__}: {err}") from err
-
-
 def _wishes(request: Request, images_by_content: bool, reader: WishReader) -> Wishes:
     """Return what may be done for a request."""
     asked = reader.read(request.kv_transfer_params)
-    images = request.mm_features or ()
-    told = not images or (images_by_content and all(CONTENT_ID.fullmatch(f.identifier) for f in images))
+    kept = can_be_told(request) and knows_images(request, images_by_content)
     salt = request.cache_salt or ""
-    bounded = len(request.request_id.encode()) <= MAX_ID_BYTES and len(salt.encode()) <= MAX_SCOPE_BYTES
-    # The tokens of a resumable request change while it is served.
-    kept = told and bounded and not request.resumable
     return Wishes(kept and asked.load, kept and asked.save, request.lora_request, salt, asked.max_load_tokens)

@@ -16,7 +16,7 @@ from kvconn.vllm.wishes import Wishes, WishReader
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-CONTENT_ID = re.compile(r"(.*:)?[0-9a-f]{64,128}", re.DOTALL)
+_CONTENT_ID = re.compile(r"(.*:)?[0-9a-f]{64,128}", re.DOTALL)
 """How vLLM names images and the like by content, after the name of an adapter of the encoder, if any."""
 
 
@@ -71,14 +71,14 @@ class Admission:
             if known is None:
                 return None
             scope = known
-        if request.mm_features and not self._tells_images(request):
+        if not self._tells_images(request):
             return None
         wishes = self._wishes.read(request.kv_transfer_params)
         return _admit(request, wishes, self._block_size, lora.lora_name if lora is not None else "", scope)
 
     def _tells_images(self, request: Request) -> bool:
         """Whether the content that placeholders stand for is known by itself, not by a name that a client gave it."""
-        if self._images_by_content and all(CONTENT_ID.fullmatch(f.identifier) for f in request.mm_features):
+        if knows_images(request, self._images_by_content):
             return True
         if not self._images_named:
             self._images_named = True
@@ -89,22 +89,30 @@ class Admission:
         return False
 
 
+def knows_images(request: Request, by_content: bool) -> bool:
+    """Whether images and the like in a request are known by their content, if vLLM names any by it."""
+    images = request.mm_features or ()
+    return not images or (by_content and all(_CONTENT_ID.fullmatch(f.identifier) for f in images))
+
+
+def can_be_told(request: Request) -> bool:
+    """Whether a request's names fit into a call, and its tokens stay as they are while it is served."""
+    return (
+        not request.resumable
+        and len(request.request_id.encode()) <= MAX_ID_BYTES
+        and len((request.cache_salt or "").encode()) <= MAX_SCOPE_BYTES
+    )
+
+
 def _admit(request: Request, wishes: Wishes, block_size: int, adapter: str, lora: str) -> Tracked | None:
     """Return the state of a new request, None where it is neither loaded nor saved."""
     load = wishes.load and wishes.max_load_tokens != 0
-    salt = request.cache_salt or ""
-    beyond_bounds = (
-        request.num_tokens > MAX_TOKENS
-        or len(request.request_id.encode()) > MAX_ID_BYTES
-        or len(salt.encode()) > MAX_SCOPE_BYTES
-    )
     embedded = 0 if request.prompt_embeds is None else -(-len(request.prompt_embeds) // block_size)
     too_many_spans = len(request.mm_features or ()) + embedded > MAX_SPANS
-    # The tokens of a resumable request change while it is served.
-    if request.resumable or beyond_bounds or too_many_spans or not (load or wishes.save):
+    if not can_be_told(request) or request.num_tokens > MAX_TOKENS or too_many_spans or not (load or wishes.save):
         return None
     spans = _spans(request, block_size)
-    return Tracked(request, salt, adapter, lora, spans, load, wishes.save, wishes.max_load_tokens)
+    return Tracked(request, request.cache_salt or "", adapter, lora, spans, load, wishes.save, wishes.max_load_tokens)
 
 
 def _spans(request: Request, block_size: int) -> list[Span]:

@@ -1,0 +1,99 @@
+"""What both ways into vLLM begin with: exception-proof hooks, and what is known of the engine at its start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+import vllm
+from vllm.logger import init_logger
+
+from kvconn.vllm import files, manifest
+from kvconn.vllm.files import Digests, UnknownIdentity
+from kvconn.vllm.identity import Identity, digest_directory
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger("vllm.kvconn")  # below "vllm", whose handlers it uses
+
+IDENTITY_WAIT_S = 2.0
+"""How long the start waits for the weights' digest. It is known at once, except for large weights that are new here."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Guarded(Protocol):
+    """An object with hooks that vLLM calls."""
+
+    _broken: set[str]
+    """The hooks that have failed once."""
+
+
+def guarded(otherwise: Callable[[], Any]) -> Callable[[F], F]:
+    """Keep exceptions from the engine, which dies of them: log, and return the answer for "no cache"."""
+
+    def decorate(hook: F) -> F:
+        @wraps(hook)
+        def run(self: Guarded, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return hook(self, *args, **kwargs)
+            except Exception:
+                level = logging.DEBUG if hook.__name__ in self._broken else logging.ERROR
+                self._broken.add(hook.__name__)
+                logger.log(level, "kvconn: %s failed, going on without", hook.__name__, exc_info=True)
+                return otherwise()
+
+        return cast(F, run)
+
+    return decorate
+
+
+def check_parallel(vllm_config: VllmConfig) -> None:
+    """Raise ValueError where ranks share prompts in a way that is not supported."""
+    for size in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(vllm_config.parallel_config, size, 1) > 1:
+            raise ValueError(f"kvconn: {size} above 1 is not supported yet")
+
+
+def started_at() -> float:
+    """Return when the engine was started. Raises UnknownIdentity where nothing tells."""
+    try:
+        return files.started_at()
+    except (OSError, ValueError, IndexError) as err:
+        raise UnknownIdentity(f"no telling when the engine was started: {err}") from err
+
+
+def identity(
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    loading_since: float,
+    digest_cache: Any,
+    describe: Callable[[VllmConfig, KVCacheConfig, str], dict[str, Any]] = manifest.describe,
+) -> Identity:
+    """Return the engine's identity. Raises ValueError, and UnknownIdentity where this vLLM is not understood."""
+    try:
+        return Identity(
+            vllm_config,
+            kv_cache_config,
+            f"vllm/{vllm.__version__}",
+            loading_since=loading_since,
+            digests=Digests(digest_directory(digest_cache)),
+            logger=logger,
+            describe=describe,
+        )
+    except ValueError:
+        raise
+    except Exception as err:
+        raise UnknownIdentity(f"this vLLM is not understood: {type(err).__name__}: {err}") from err
+
+
+def images_by_content(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM hashes images and the like. Without any cache of its own it counts them from 0 at each start."""
+    multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
+    if multimodal is None or vllm_config.cache_config.enable_prefix_caching:
+        return True
+    return bool(getattr(multimodal, "mm_processor_cache_gb", 0) != 0)
