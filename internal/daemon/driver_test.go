@@ -71,6 +71,23 @@ func newTestBackend(t *testing.T, change func(*Options)) (*backend, *host.Arena)
 	return newBackend(o, store.NewChain(s), a), a
 }
 
+// openEngine connects an engine of one rank, whose memory is registered.
+func openEngine(t *testing.T, b *backend, m *connector.Manifest) (server.Scheduler, server.Worker) {
+	t.Helper()
+	s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := b.OpenWorker(t.Context(), server.Peer{Engine: "e"}, m, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Register(t.Context(), registration(t)); err != nil {
+		t.Fatal(err)
+	}
+	return s, w
+}
+
 // registration is of memory of 16 blocks.
 func registration(t *testing.T) *server.Registration {
 	t.Helper()

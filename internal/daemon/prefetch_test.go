@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/internal/testkit/tiertest"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
@@ -45,17 +44,7 @@ func TestSessionEndsWhileWhatWasReadForItIsWritten(t *testing.T) {
 	o.EnsureDefaults()
 	b := newBackend(o, store.NewChain(first, slow), a)
 	m := residencyManifest()
-	s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := b.OpenWorker(t.Context(), server.Peer{Engine: "e"}, m, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Register(t.Context(), registration(t)); err != nil {
-		t.Fatal(err)
-	}
+	s, w := openEngine(t, b, m)
 	records, tokens := promptRecords(m, 3)
 	storetest.Save(t, slow, records...)
 	offer, err := s.Match(t.Context(), &connector.MatchRequest{Request: "r", Tokens: tokens, PromptTokens: len(tokens)})

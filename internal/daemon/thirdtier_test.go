@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/internal/testkit/tiertest"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
@@ -30,19 +29,9 @@ func TestThirdTierTakesOneMoreNameInTheChain(t *testing.T) {
 	o.EnsureDefaults()
 	b := newBackend(o, store.NewChain(disk, slow), a)
 	m := residencyManifest()
-	s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, w := openEngine(t, b, m)
 	defer s.Close()
-	w, err := b.OpenWorker(t.Context(), server.Peer{Engine: "e"}, m, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
 	defer w.Close()
-	if _, err := w.Register(t.Context(), registration(t)); err != nil {
-		t.Fatal(err)
-	}
 	records, tokens := promptRecords(m, blocks)
 	storetest.Save(t, disk, records[:2*onDisk]...) // of two shards
 	storetest.Save(t, slow, records[2*onDisk:]...)

@@ -74,17 +74,7 @@ func TestTotalsNeverRunBackwards(t *testing.T) {
 	digest := m.Digest()
 	const rounds, blocks = 3, 8
 	for round := range uint64(rounds) {
-		s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		w, err := b.OpenWorker(t.Context(), server.Peer{Engine: "e"}, m, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Register(t.Context(), registration(t)); err != nil {
-			t.Fatal(err)
-		}
+		s, w := openEngine(t, b, m)
 		if _, err := s.Match(t.Context(), &connector.MatchRequest{Request: "r", Tokens: make([]uint32, 10), PromptTokens: 10}); err != nil {
 			t.Fatal(err)
 		}

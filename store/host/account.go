@@ -23,8 +23,10 @@ type Account struct {
 	loadBytes, saveBytes int64 // pinned, or promised to pending handles
 	queue                list[Slot]
 	closed               bool
-	// ahead is set if what the account loads is read before its load; see [Prefetches].
+	// ahead is set if what the account loads is read before its load; see [Prefetches]. count is what
+	// its handles count in: the arena's, or what nobody reads, since the loads that come will count.
 	ahead bool
+	count *Counters
 	// active is set by the account's owner, counted while the account shares the arena.
 	active, counted bool
 	node            node[Account] // among the accounts with waiters
@@ -41,7 +43,7 @@ func (a *Arena) Account(o AccountOptions) (*Account, error) {
 	if a.closed {
 		return nil, ErrClosed
 	}
-	c := &Account{arena: a, opts: o, ns: a.number(o.Namespace)}
+	c := &Account{arena: a, opts: o, ns: a.number(o.Namespace), count: &a.count}
 	a.accounts++
 	return c, nil
 }
@@ -96,6 +98,9 @@ func (c *Account) SetActive(active bool) {
 	a.countActive(c)
 	a.serve()
 }
+
+// readAhead makes the account one of reads before their loads.
+func (c *Account) readAhead() { c.ahead, c.count = true, new(Counters) }
 
 // countActive counts an account that shares the arena now, and no other.
 func (a *Arena) countActive(c *Account) {

@@ -27,9 +27,7 @@ func (c *Account) Acquire(ctx context.Context, s *Slot, rec store.Record, payloa
 		return s.outcome(), nil
 	}
 	if !wait {
-		if !c.ahead {
-			a.count.RefusedLoads++
-		}
+		c.count.RefusedLoads++
 		return Full, ErrFull
 	}
 	return a.await(ctx, s)
@@ -130,9 +128,7 @@ func (a *Arena) try(s *Slot) bool {
 		s.slot = id
 		s.become(Pending)
 		a.addWaiter(id, s)
-		if !c.ahead {
-			a.count.Joined++
-		}
+		c.count.Joined++
 	}
 	return true
 }
@@ -143,9 +139,7 @@ func (a *Arena) fill(s *Slot, findable bool) bool {
 	if id == 0 {
 		return false
 	}
-	if !s.account.ahead { // else the load will be counted
-		a.count.Misses++
-	}
+	s.account.count.Misses++
 	if findable {
 		a.slot(id).state = slotFilling
 		a.keep(id, &s.rec, s.hash, s.payload)
@@ -158,9 +152,7 @@ func (a *Arena) hit(s *Slot, id slotID) {
 	if a.slot(id).pins == 0 {
 		a.unlink(&a.classOfSlot(id).clean, id)
 	}
-	if !s.account.ahead {
-		a.count.Hits++
-	}
+	s.account.count.Hits++
 	a.take(s, id, Hit)
 }
 

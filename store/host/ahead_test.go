@@ -34,7 +34,7 @@ func TestReadsWhoseLoadsNeverComeKeepNoOthersOut(t *testing.T) {
 	}
 	defer func() { _ = a.Close() }()
 	c, user := newAccount(t, a, AccountOptions{}), newAccount(t, a, AccountOptions{})
-	c.ahead = true
+	c.readAhead()
 	first := 0
 	for turn := range 600 { // more than there are marks
 		n := readAhead(t, c, first, limit+1)
@@ -73,7 +73,7 @@ func TestReadsWhoseLoadsNeverComeKeepNoOthersOut(t *testing.T) {
 func TestReadsBeforeLoadsCountAsNoLoads(t *testing.T) {
 	a := newArena(t, 16)
 	c, user := newAccount(t, a, AccountOptions{}), newAccount(t, a, AccountOptions{})
-	c.ahead = true
+	c.readAhead()
 	var fill, s Slot
 	if o, err := user.Acquire(t.Context(), &fill, record(1), 4096, false); err != nil || o != Fill {
 		t.Fatal(o, err)

@@ -153,7 +153,7 @@ func TestRandomOperationsKeepEveryPromise(t *testing.T) {
 		c0, _ := a.Account(AccountOptions{})
 		c1, _ := a.Account(AccountOptions{LoadBytes: 2 * testUnit})
 		c2, _ := a.Account(AccountOptions{})
-		c2.ahead = true // reads before loads, and saves nothing
+		c2.readAhead() // reads before loads, and saves nothing
 		accounts := []*Account{c0, c1, c2}
 		handles := make([]Slot, 12)
 		state := make([]Outcome, len(handles))

@@ -58,7 +58,7 @@ func NewPrefetches(c *Cache, ns connector.NamespaceDigest, reads func(connector.
 	if err != nil {
 		return nil, err
 	}
-	account.ahead = true
+	account.readAhead()
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &Prefetches{cache: c, account: account, reads: reads, jobs: make(chan prefetch, prefetchQueue), cancel: cancel, ended: make(chan struct{})}
 	go p.run(ctx)
