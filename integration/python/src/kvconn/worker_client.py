@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from kvconn import messages
 from kvconn.errors import ConnectionLost, KVConnError, Unavailable
@@ -34,9 +33,9 @@ class WorkerClient(MemoryClient):
     def load(self, meta: bytes, loads: Sequence[PlannedLoad]) -> None:
         """Start the loads in meta, which `loads` lists."""
         if loads:
-            self._note(self._start(Op.LOAD, messages.meta(meta)) if meta else None, loads)
+            self._note(self._start(meta) if meta else None, loads)
 
-    def _start(self, op: Op, body: dict[str, Any]) -> Registration | None:
+    def _start(self, meta: bytes) -> Registration | None:
         """Have the daemon start loads, and return the registration that it uses; None where it has not."""
         for _ in range(2):
             conn = self._link.connect() if self._layout is not None else None
@@ -44,7 +43,7 @@ class WorkerClient(MemoryClient):
             if conn is None or registration is None:
                 return None
             try:
-                self._link.call_on(conn, op, body, dict)
+                self._link.call_on(conn, Op.LOAD, messages.meta(meta), dict)
             except ConnectionLost:
                 if registration.release():
                     continue  # nothing runs any more: start over
