@@ -3,7 +3,7 @@
 Runs in the environment that has vLLM: `python offline.py`. Each line of standard input is a JSON object with the name
 of a command in `do`, and each is answered by a line on standard output: an object with `error`, or with what the
 command says below. `start` starts an engine with `arguments` and perhaps a `connector` (vLLM's KV transfer
-configuration), `stop` ends it. vLLM is imported once, and each engine lives in a fork of its own.
+configuration) and environment `variables`, `stop` ends it. vLLM is imported once, and each engine is a fork.
 """
 
 from __future__ import annotations
@@ -90,6 +90,18 @@ class Engine:
             engine.engine_core.engine_core.step_fn()  # type: ignore[attr-defined]
         return {"state": state, "before": before, "after": pool.get_num_free_blocks()}
 
+    def settle(self) -> dict[str, Any]:
+        """Go on until nothing is copied any more, which a server does by itself."""
+        core: Any = self._llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
+        while core.scheduler.connector.has_pending_push_work() or core.scheduler.finished_req_ids:
+            core.step_fn()
+        return {}
+
+    def shutdown(self) -> dict[str, Any]:
+        """Have the engine end in order; `stop` alone ends its process."""
+        self._llm.llm_engine.engine_core.shutdown()
+        return {}
+
     def reset_prefix_cache(self) -> dict[str, Any]:
         """Forget what is cached in engine memory."""
         return {"reset": self._llm.reset_prefix_cache()}
@@ -121,6 +133,7 @@ def _sampling(request: dict[str, Any]) -> SamplingParams:
 
 def serve(first: dict[str, Any], commands: TextIO, reply: Callable[[dict[str, Any]], None]) -> None:
     """Run one engine until it is told to stop."""
+    os.environ.update(first.get("variables", {}))
     engine = Engine(first["arguments"], first.get("connector"))
     reply({})
     while line := commands.readline():

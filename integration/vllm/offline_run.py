@@ -58,11 +58,14 @@ class Offline:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def start(self, arguments: Mapping[str, Any], connector: str | None) -> None:
-        """Start an engine; one that runs is stopped before."""
+    def start(
+        self, arguments: Mapping[str, Any], connector: str | None, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Start an engine, with environment variables of its own; one that runs is stopped before."""
         self.stop()
         self._runs = True
-        self.call("start", arguments=arguments, connector=json.loads(connector) if connector else None)
+        loaded = json.loads(connector) if connector else None
+        self.call("start", arguments=arguments, connector=loaded, variables=variables or {})
 
     def stop(self) -> None:
         """Stop the engine, if one runs."""

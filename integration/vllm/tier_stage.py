@@ -20,7 +20,8 @@ import environment
 from completions import BLOCK_SIZE, MAX_TOKENS, Completion, cacheable, complete, complete_all, prompt
 from environment import Environment
 from identity import change_tensor
-from processes import Program, get
+from offline_run import Offline
+from processes import get
 from stage import NO_CACHE, Place, Stage
 
 MODEL_SEED, HYBRID_SEED = 1, 3
@@ -46,48 +47,6 @@ class _Environment(Environment):
         return super().variables(tensor_parallel) | {"PYTHONPATH": str(SHIM)}
 
 
-class Engines(Program):
-    """Engines one after the other in one process."""
-
-    def __init__(self, env: Environment, log: Path) -> None:
-        super().__init__(log)
-        self._env = env
-
-    def launch(self) -> None:
-        """Begin to import vLLM."""
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(self._env.python), str(environment.HERE / "tier_engines.py")],
-                env=self._env.variables(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def say(self, **job: Any) -> dict[str, Any]:
-        """Say something, and return what is answered."""
-        process = self._process
-        if process is None or process.stdin is None or process.stdout is None:
-            raise RuntimeError("not launched")
-        process.stdin.write(json.dumps(job).encode() + b"\n")
-        process.stdin.flush()
-        answer: dict[str, Any] = json.loads(process.stdout.readline() or b'{"error": "it has died"}')
-        if "error" in answer:
-            self.fail_with_log(answer["error"])
-        return answer
-
-    def complete(
-        self, prompts: Sequence[Sequence[int]], together: bool = False, lora: list[Any] | None = None, **params: Any
-    ) -> list[Completion]:
-        """Complete prompts, one after the other or together."""
-        answers: list[Completion] = []
-        for group in [list(prompts)] if together else [[p] for p in prompts]:
-            said = self.say(prompts=group, params=params, lora=lora, max_tokens=MAX_TOKENS)
-            answers += [Completion(tokens=a["tokens"], cached=a["cached"]) for a in said["answers"]]
-        return answers
-
-
 class Tier(Stage):
     """A server, then engines in one process, all on one store."""
 
@@ -99,7 +58,6 @@ class Tier(Stage):
         self.hybrid_model = environment.model(place.env, HYBRID_SEED, "gemma3")
         self.model = place.work / "model-tier"
         shutil.copytree(environment.model(place.env, MODEL_SEED), self.model)
-        self.engines = Engines(env, place.work / "vllm-tier-engines.log")
 
     def run(self) -> None:
         """Run the stage."""
@@ -107,14 +65,13 @@ class Tier(Stage):
         self.server()
         self.report.equal("tier: kvconnd stops in order", self.daemon.terminate(), 0)
         self.daemon.start()
-        self.engines.launch()
-        self.small_region()
-        self.tiny_region()
-        self.adapter()
-        self.identities()
-        self.hybrid()
-        self.tensor_parallel()
-        self.engines.kill()
+        with Offline(self.place.env, self.place.work / "vllm-tier-engines.log") as self.engines:
+            self.small_region()
+            self.tiny_region()
+            self.adapter()
+            self.identities()
+            self.hybrid()
+            self.tensor_parallel()
         self.daemon.terminate()
 
     def connector(self, chunks: int = LARGE, timeout_s: float = PATIENT_S, **extra: Any) -> dict[str, Any]:
@@ -235,21 +192,35 @@ class Tier(Stage):
 
     # Engines in one process.
 
-    def start(self, config: dict[str, Any], model: Path | None = None, **more: Any) -> None:
+    def start(
+        self, config: dict[str, Any], model: Path | None = None, variables: dict[str, str] | None = None, **more: Any
+    ) -> None:
         """Start the next engine."""
-        variables = more.pop("variables", {})
-        arguments = {"model": str(model or self.model), "kv_transfer_config": config, **more}
-        self.engines.say(arguments=arguments, variables=variables)
+        arguments = {"model": str(model or self.model), "dtype": "float32", **more}
+        self.engines.start(arguments, json.dumps(config), variables)
 
     def stop(self) -> None:
         """Stop the engine that runs."""
-        self.engines.say(stop=True)
+        self.engines.call("shutdown")
+        self.engines.stop()
+
+    def complete(
+        self, prompts: Sequence[Sequence[int]], together: bool = False, lora: list[Any] | None = None, **wish: Any
+    ) -> list[Completion]:
+        """Complete prompts, one after the other or together, and wait until nothing is copied any more."""
+        fields = {"max_tokens": MAX_TOKENS, "wish": wish} | ({"lora": lora} if lora else {})
+        answers: list[Completion] = []
+        for group in [list(prompts)] if together else [[p] for p in prompts]:
+            said = self.engines.complete([{"tokens": tokens} | fields for tokens in group])
+            self.engines.call("settle")
+            answers += [Completion(tokens=a["tokens"], cached=a["cached"]) for a in said]
+        return answers
 
     def small_region(self) -> None:
         """Engine and daemon restarted; a region of two prompts; bits flipped; a store that is too small."""
         self.start(self.connector(TWO_PROMPTS))
         before = self.loaded()
-        answers = self.engines.complete(self.prompts)
+        answers = self.complete(self.prompts)
         self.identical("engine and daemon restarted", answers)
         # A request is given half of the region.
         want = [min(cacheable(n), TWO_PROMPTS // 2 * BLOCK_SIZE) for n in LENGTHS]
@@ -257,8 +228,8 @@ class Tier(Stage):
         self.report.check("tier: engine and daemon restarted: the daemon loads", self.loaded() > before)
 
         short = [self.prompts[i] for i in SHORT]
-        self.engines.complete([prompt(self.rng, 10)], **EMPTY)
-        answers = self.engines.complete(short * 2, together=True)
+        self.complete([prompt(self.rng, 10)], **EMPTY)
+        answers = self.complete(short * 2, together=True)
         self.report.equal(
             "tier: six prompts wait for a region of two: identical",
             [a.tokens for a in answers],
@@ -269,31 +240,31 @@ class Tier(Stage):
         )
 
         self.damage(every=3, shard=None, ranks=1)
-        self.engines.complete([prompt(self.rng, 10)], **EMPTY)
-        self.identical("flipped bits", self.engines.complete(self.prompts))
+        self.complete([prompt(self.rng, 10)], **EMPTY)
+        self.identical("flipped bits", self.complete(self.prompts))
         self.damage_was_found()
-        self.engines.complete([prompt(self.rng, 10)], **EMPTY)
-        self.identical("flipped bits, afterwards", self.engines.complete(self.prompts))
+        self.complete([prompt(self.rng, 10)], **EMPTY)
+        self.identical("flipped bits, afterwards", self.complete(self.prompts))
 
         self.daemon.terminate()
         store, self.daemon.store = self.daemon.store, self.place.work / "store-tier-small"
         self.daemon.start(max_bytes="64MiB")
         self.daemon.wait_for_engine()
         for what in ("a small store", "a small store that is full"):
-            self.engines.complete([prompt(self.rng, 10)], **EMPTY)
-            self.identical(what, self.engines.complete(self.prompts))
+            self.complete([prompt(self.rng, 10)], **EMPTY)
+            self.identical(what, self.complete(self.prompts))
         self.daemon.terminate()
         self.daemon.store = store
         self.daemon.start()
         self.daemon.wait_for_engine()
-        self.identical("the store before", self.engines.complete(self.prompts))
+        self.identical("the store before", self.complete(self.prompts))
         self.stop()
 
     def tiny_region(self) -> None:
         """A region of less than one prompt."""
         self.start(self.connector(TINY))
         for together in (False, True):
-            answers = self.engines.complete(self.prompts, together=together)
+            answers = self.complete(self.prompts, together=together)
             self.identical(f"a region smaller than a prompt, together: {together}", answers)
             cached = [a.cached for a in answers]
             what = f"tier: a region smaller than a prompt, together: {together}: some is cached"
@@ -308,10 +279,10 @@ class Tier(Stage):
         for source in self.adapters:
             shutil.copytree(source, directory, dirs_exist_ok=True)
             self.start(self.connector(), enable_lora=True, max_lora_rank=8)
-            (cold,) = self.engines.complete(tokens, lora=lora, **NOTHING)
-            (first,) = self.engines.complete(tokens, lora=lora)
-            self.engines.complete([prompt(self.rng, 10)], **EMPTY)
-            (again,) = self.engines.complete(tokens, lora=lora)
+            (cold,) = self.complete(tokens, lora=lora, **NOTHING)
+            (first,) = self.complete(tokens, lora=lora)
+            self.complete([prompt(self.rng, 10)], **EMPTY)
+            (again,) = self.complete(tokens, lora=lora)
             number = len(answered) + 1
             cached = [first.cached, again.cached]
             self.report.equal(f"tier: adapter {number}: cached", cached, [0, cacheable(LENGTHS[0])])
@@ -342,12 +313,12 @@ class Tier(Stage):
         time.sleep(1.5)  # the connector allows for coarse clocks
         self.start(self.connector())
         tokens = self.prompts[:1]
-        (cold,) = self.engines.complete(tokens, **NOTHING)
-        (first,) = self.engines.complete(tokens)
+        (cold,) = self.complete(tokens, **NOTHING)
+        (first,) = self.complete(tokens)
         self.report.equal(f"tier: {what}: nothing cached, identical", (first.cached, first.tokens), (0, cold.tokens))
         self.report.check(f"tier: {what}: answers otherwise", cold.tokens != self.references[0].tokens)
-        self.engines.complete([prompt(self.rng, 10)], **EMPTY)
-        (again,) = self.engines.complete(tokens)
+        self.complete([prompt(self.rng, 10)], **EMPTY)
+        (again,) = self.complete(tokens)
         self.report.equal(
             f"tier: {what}: cached, identical", (again.cached, again.tokens), (cacheable(LENGTHS[0]), cold.tokens)
         )
@@ -357,11 +328,11 @@ class Tier(Stage):
         """A model of sliding-window and full-attention layers."""
         tokens = [prompt(self.rng, n) for n in (400, 1500)]
         self.start(self.connector(), self.hybrid_model)
-        cold = [c.tokens for c in self.engines.complete(tokens, **NOTHING)]
-        self.report.equal("tier: hybrid: saving: identical", [a.tokens for a in self.engines.complete(tokens)], cold)
+        cold = [c.tokens for c in self.complete(tokens, **NOTHING)]
+        self.report.equal("tier: hybrid: saving: identical", [a.tokens for a in self.complete(tokens)], cold)
         self.stop()
         self.start(self.connector(), self.hybrid_model)
-        answers = self.engines.complete(tokens)
+        answers = self.complete(tokens)
         self.report.equal("tier: hybrid, restarted: identical", [a.tokens for a in answers], cold)
         self.report.equal("tier: hybrid, restarted: cached", [a.cached for a in answers], [384, 1408])
         self.stop()
@@ -382,7 +353,7 @@ class Tier(Stage):
         for ranks, more in ((1, {}), (2, two), (1, {})):
             self.start(config, model, **more)
             # Each engine finds one prompt of the one before it, and leaves one more for the next.
-            answers = self.engines.complete(self.prompts[: len(cached) + 1])
+            answers = self.complete(self.prompts[: len(cached) + 1])
             want = [r.tokens for r in self.references[: len(answers)]]
             self.report.equal(f"tier: canonical layout, {ranks} ranks: identical", [a.tokens for a in answers], want)
             found = [cacheable(n) for n in LENGTHS[: len(cached)]] + [0]
