@@ -77,7 +77,7 @@ func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *pricing.Gr
 	for i := begin; i < end; i++ {
 		if table[i] != connector.NoBlock && l.wanted(g, r, i, l.at[i-begin]) {
 			if l.room.takeSave(i == first) {
-				l.planned.add(plannedBlock{g.Index, r.keys[i]})
+				l.planned.add(plannedBlock{g.Index, r.keys[i]}, l.at[i-begin])
 				continue
 			}
 			end = i
@@ -93,7 +93,7 @@ func (l *Leader) planGroup(saves []connector.Transfer, r *request, g *pricing.Gr
 // wanted reports whether block i is to be saved: it is neither stored, with all its shards, nor
 // planned. A block that was lost counts as not stored; the workers leave out what they have.
 func (l *Leader) wanted(g *pricing.Group, r *request, i int, stored bool) bool {
-	if l.planned.has(plannedBlock{g.Index, r.keys[i]}) {
+	if l.planned.has(plannedBlock{g.Index, r.keys[i]}, stored) {
 		return false
 	}
 	_, lost := slices.BinarySearch(r.lost, i)
@@ -122,18 +122,19 @@ type plannedBlock struct {
 
 // planned are the blocks whose save was planned lately: several steps are under way at once, and a
 // block is in the store only some time after its save was planned. Entries last for one to two
-// times the time to live, in two generations.
+// times the time to live, in two generations. Each notes whether the block was stored when its save
+// was planned: a read that a failed load gave up may still find damage.
 type planned struct {
 	ttl           time.Duration
 	turn          time.Time // when the young generation began
-	young, former map[plannedBlock]struct{}
+	young, former map[plannedBlock]bool
 }
 
 // maxPlanned bounds a generation: 128 thousand blocks are 2 million tokens.
 const maxPlanned = 128 << 10
 
 func (p *planned) init(ttl time.Duration, now time.Time) {
-	*p = planned{ttl: ttl, turn: now, young: make(map[plannedBlock]struct{}), former: make(map[plannedBlock]struct{})}
+	*p = planned{ttl: ttl, turn: now, young: make(map[plannedBlock]bool), former: make(map[plannedBlock]bool)}
 }
 
 // advance lets entries grow old.
@@ -149,15 +150,17 @@ func (p *planned) advance(now time.Time) {
 	}
 }
 
-func (p *planned) has(b plannedBlock) bool {
-	if _, ok := p.young[b]; ok {
-		return true
+// has reports whether a planned save stands. It does not if the block was stored then and is not
+// now: the workers may have left it out, and have dropped the record since.
+func (p *planned) has(b plannedBlock, stored bool) bool {
+	was, ok := p.young[b]
+	if !ok {
+		was, ok = p.former[b]
 	}
-	_, ok := p.former[b]
-	return ok
+	return ok && (stored || !was)
 }
 
-func (p *planned) add(b plannedBlock) { p.young[b] = struct{}{} }
+func (p *planned) add(b plannedBlock, stored bool) { p.young[b] = stored }
 
 func (p *planned) remove(b plannedBlock) {
 	delete(p.young, b)

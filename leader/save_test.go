@@ -103,6 +103,28 @@ func TestFailedLoadIsNotOfferedAgainAndIsSavedAgain(t *testing.T) {
 	}
 }
 
+// A load ends at its first failed block, while a read of a later one still goes on. A save of that
+// one is left out, since its record is there; then the read finds it damaged and drops it.
+func TestBlockDroppedAfterItsSaveWasPlannedIsSavedByTheNextRequest(t *testing.T) {
+	f := newFixture(t, nil)
+	saved := f.run("seed", tokens(0, 18), 0, connector.Scope{})
+	f.match(connector.MatchRequest{Request: "r", Tokens: tokens(0, 18)})
+	f.step(connector.StepRequest{Allocs: []connector.Alloc{{Request: "r", Blocks: [][]uint32{tokens(20, 5)}, External: 16}}})
+	if err := f.Loaded(t.Context(), &connector.LoadedReport{Done: []string{"r"}, InvalidBlocks: []uint32{21, 22, 23}}); err != nil {
+		t.Fatal(err)
+	}
+	again := connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "r", Reset: true, NewBlocks: [][]uint32{tokens(20, 5)}, Computed: 4, Count: 14}}}
+	if got := slots(f.step(again).Saves); got != "[21 22 23]" {
+		t.Fatalf("saves of slots %s, want [21 22 23], which failed", got)
+	}
+	delete(f.x.records, store.RecordID{Namespace: testNamespace, Key: saved.Saves[0].Blocks[2].Key})
+	f.match(connector.MatchRequest{Request: "next", Tokens: tokens(0, 18)})
+	next := connector.StepRequest{Scheduled: []connector.Scheduled{{Request: "next", Reset: true, NewBlocks: [][]uint32{tokens(30, 5)}, Computed: 8, Count: 10}}}
+	if got := slots(f.step(next).Saves); got != "[32]" {
+		t.Errorf("saves of slots %s, want [32], which is gone", got)
+	}
+}
+
 // A rank on another node may lack what this node's store has of all ranks.
 func TestBlockThatARankElsewhereLacksIsSavedAgain(t *testing.T) {
 	f := newFixture(t, nil)
