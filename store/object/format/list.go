@@ -92,7 +92,7 @@ const (
 	MaxNamespaceBytes = listOverhead + sectionHeaderBytes + connector.MaxManifestBytes
 )
 
-// MostBytes is the greatest size of an object of a kind, 0 for a kind that there is not. Nothing
+// MostBytes is the greatest size of an object of a kind, 0 for an unknown kind. Nothing
 // larger need be read.
 func MostBytes(k Kind) int64 {
 	switch k {

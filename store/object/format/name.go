@@ -22,7 +22,7 @@ const (
 	ProbePrefix     = Root + "probe/"
 )
 
-// The names of which there is one.
+// Names of single files.
 const (
 	FormatFile = Root + "format"
 	HeadFile   = Root + "head"
@@ -44,7 +44,7 @@ const (
 	KindLog                       // a [List] that merges these
 	KindPart                      // a [List] that merges stretches of the log
 	KindHead                      // which parts there are: [Head]
-	KindLease                     // who merges: [Lease]
+	KindLease                     // which node merges: [Lease]
 	KindProbe                     // a trial of conditional writes
 )
 
@@ -82,7 +82,7 @@ func PartName(first, last uint64, id ObjectID) Name {
 // ProbeName is the name of a writer's trial.
 func ProbeName(w WriterID) Name { return Name{Kind: KindProbe, Writer: w} }
 
-// String returns the name below the user's prefix, "" for a kind that there is not.
+// String returns the name below the user's prefix, "" for an unknown kind.
 func (n Name) String() string {
 	switch n.Kind {
 	case KindFormat:

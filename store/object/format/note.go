@@ -173,7 +173,7 @@ func (h *Head) check() error {
 	return nil
 }
 
-// Lease is the content of the file lease: who merges, folds and collects. When it was written is the
+// Lease is the content of the file lease: which node merges, folds and collects. When it was written is the
 // time that the bucket says of the file.
 type Lease struct {
 	// Node is a name for people, at most 255 bytes.
