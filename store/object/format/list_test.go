@@ -70,8 +70,8 @@ func TestListsRoundTrip(t *testing.T) {
 				t.Fatal(err)
 			}
 			want.Sum = SumOf(b)
-			if cap(b) != len(b) {
-				t.Fatalf("%d bytes were allocated for %d", cap(b), len(b))
+			if n, err := want.Bytes(); cap(b) != len(b) || err != nil || n != int64(len(b)) {
+				t.Fatalf("%d bytes were allocated for %d of %d, %v", cap(b), len(b), n, err)
 			}
 			got, err := DecodeList(b, want.Name, want.Bucket, ring)
 			if err != nil || !reflect.DeepEqual(*got, want) {
@@ -189,6 +189,7 @@ func TestNewerListsAreToldFromBadOnes(t *testing.T) {
 		}
 		for name, b := range map[string][]byte{
 			"version":        changed(offListVersion, Version+1),
+			"large version":  stamp(append(changed(offListVersion, Version+1), make([]byte, MaxLogBytes)...)),
 			"flag":           changed(offListFlags, 2),
 			"needed section": withSection(whole, sectionsEnd, true, 3, []byte("new entries")),
 		} {

@@ -33,12 +33,12 @@ func decodeList(b []byte, name Name, bucket BucketID, ring *seal.Ring) (*List, e
 	if !ok {
 		return nil, fmt.Errorf("%w: it is the name of no list", ErrBad)
 	}
-	if int64(len(b)) > f.most {
-		return nil, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, len(b), f.most)
-	}
-	h, err := decodeListHeader(b)
+	h, err := decodeListHeader(b) // a newer list may be larger
 	if err != nil {
 		return nil, err
+	}
+	if int64(len(b)) > f.most {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, len(b), f.most)
 	}
 	l := &List{Name: name, Bucket: bucket, Writer: h.writer, Previous: h.previous, Sum: SumOf(b)}
 	number, writer := name.header(h.writer)

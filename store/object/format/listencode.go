@@ -52,13 +52,12 @@ func (l *List) encode(ring *seal.Ring) ([]byte, error) {
 		return nil, err
 	}
 	sections := l.sections(spaces)
-	bytes := int64(listOverhead)
 	for _, s := range sections {
 		if !f.has(s.section) {
 			return nil, fmt.Errorf("%w: section %d is not for its kind", ErrInvalid, s.section)
 		}
-		bytes += sectionHeaderBytes + s.bytes
 	}
+	bytes := encodedBytes(sections)
 	if bytes > f.most {
 		return nil, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, bytes, f.most)
 	}
@@ -68,6 +67,23 @@ func (l *List) encode(ring *seal.Ring) ([]byte, error) {
 	}
 	l.encodeHeader(b, f.number, len(sections), ring)
 	return l.finish(b, ring), nil
+}
+
+// Bytes is the size of the encoded list, whatever the bound of its kind: see [MostBytes].
+func (l *List) Bytes() (int64, error) {
+	spaces, err := l.number()
+	if err != nil {
+		return 0, err
+	}
+	return encodedBytes(l.sections(spaces)), nil
+}
+
+func encodedBytes(sections []content) int64 {
+	bytes := int64(listOverhead)
+	for _, s := range sections {
+		bytes += sectionHeaderBytes + s.bytes
+	}
+	return bytes
 }
 
 // encodeHeader fills the first bytes of b, a whole list but for its tail.

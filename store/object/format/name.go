@@ -110,10 +110,11 @@ func (n Name) String() string {
 
 // MarshalText writes the name as [Name.String] does.
 func (n Name) MarshalText() ([]byte, error) {
-	if n.Kind == 0 {
-		return nil, fmt.Errorf("name: %w: it has no kind", ErrInvalid)
+	s := n.String()
+	if s == "" {
+		return nil, fmt.Errorf("name: %w: kind %d", ErrInvalid, n.Kind)
 	}
-	return []byte(n.String()), nil
+	return []byte(s), nil
 }
 
 // UnmarshalText reads a name as [ParseName] does.

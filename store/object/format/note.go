@@ -14,8 +14,8 @@ import (
 // Bounds of the small files in bytes.
 const (
 	maxSmallBytes = 4 << 10
-	maxHeadBytes  = 1 << 20
-	maxParts      = 4096
+	maxHeadBytes  = 128 << 10
+	maxParts      = 512 // of 64 MiB each: a billion records
 	maxNodeBytes  = 255
 )
 
@@ -79,8 +79,8 @@ func decodeNote(b []byte) (n Note, err error) {
 	if err := decodeJSON(b, &n); err != nil {
 		return n, err
 	}
-	if _, sealed := n.Key(); n.Format < 1 || !sealed && n.Sealed != unsealed {
-		return n, fmt.Errorf("%w: format %d, sealed with %q", ErrBad, n.Format, n.Sealed)
+	if _, sealed := n.Key(); n.Format < 1 || n.Bucket == (BucketID{}) || !sealed && n.Sealed != unsealed {
+		return n, fmt.Errorf("%w: format %d, bucket %s, sealed with %.20q", ErrBad, n.Format, n.Bucket, n.Sealed)
 	}
 	return n, nil
 }

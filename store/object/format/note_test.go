@@ -136,6 +136,7 @@ func TestSmallFilesWithRightChecksums(t *testing.T) {
 		{"format", `"none"`, `"0123456789"`, ErrBad},
 		{"format", `"bucket_id": "0102`, `"bucket_id": "010`, ErrBad},
 		{"format", `"bucket_id": "0102`, `"bucket_id": "010G`, ErrBad},
+		{"format", `"bucket_id"`, `"other_id"`, ErrBad},
 		{"format", `{`, `{"later": {"a": [1]},`, nil},
 		{"format", `{`, `[`, ErrBad},
 		{"format", `{`, `{"later": "` + strings.Repeat("a", maxSmallBytes) + `",`, ErrTooLarge},
