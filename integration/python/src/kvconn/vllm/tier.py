@@ -161,7 +161,6 @@ class KVConnTier(SecondaryTierManager):
         describe = partial(tier_identity.describe, spec=spec, chunk_tokens=tokens)
         identity = entry.identity(config, kv_cache_config, since, own.get("digest_cache"), describe)
         client = KeyedClient(_options(spec, identity, own))
-        windows = [g["window"] for g in describe(config, kv_cache_config, "")["groups"]]
         self.pace = Pace(ahead=bool(getattr(config.scheduler_config, "async_scheduling", False)))
         self._images_by_content = entry.images_by_content(config)
         from vllm.v1.engine.core import EngineCore  # the other processes do without
@@ -170,7 +169,7 @@ class KVConnTier(SecondaryTierManager):
         self._adapters = Adapters(since, engine_hooks.watch(EngineCore, self), lora, logger)
         identity.wait(IDENTITY_WAIT_S)
         client.register([self._fd], tier_region.layout(spec, size))
-        rows = Rows(spec.num_chunks, tokens, windows)
+        rows = Rows(spec.num_chunks, tokens, identity.windows)
         self._side = TierSide(client, rows, self.pace, _PATIENCE_S, logger, self._adapters)
 
     def met(self, request: Request) -> Wishes | None:
