@@ -32,7 +32,7 @@ from kvconn.vllm.entry import IDENTITY_WAIT_S, check_parallel, guarded, logger
 from kvconn.vllm.files import UnknownIdentity
 from kvconn.vllm.identity import Identity
 from kvconn.vllm.tier_pace import Pace
-from kvconn.vllm.tier_requests import TierRequest, Wishes
+from kvconn.vllm.tier_requests import Terms, TierRequest
 from kvconn.vllm.tier_side import Answer, Rows, TierSide
 from kvconn.vllm.tracked import can_be_told, knows_images
 from kvconn.vllm.wishes import WishReader
@@ -61,7 +61,7 @@ class _Engine:
     vllm_config: VllmConfig
     kv_cache_config: KVCacheConfig
     tier: KVConnTier | None = None
-    wishes: dict[str, Wishes] = field(default_factory=dict)
+    terms: dict[str, Terms] = field(default_factory=dict)
     """Of requests that the connector has met and the tier has not."""
 
 
@@ -84,15 +84,15 @@ class KVConnTieringConnector(OffloadingConnector):
             _making.reset(made)
 
     def on_new_request(self, request: Request) -> None:
-        """Note what a request wishes before the tier meets it."""
+        """Note what may be done for a request before the tier meets it."""
         self._note(request)
         super().on_new_request(request)
 
     @guarded(lambda: None)
     def _note(self, request: Request) -> None:
         tier = self._engine.tier
-        if tier is not None and (wishes := tier.met(request)):
-            self._engine.wishes[request.request_id] = wishes
+        if tier is not None and (terms := tier.met(request)):
+            self._engine.terms[request.request_id] = terms
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Note what runs in the step."""
@@ -172,13 +172,13 @@ class KVConnTier(SecondaryTierManager):
         rows = Rows(spec.num_chunks, tokens, identity.windows)
         self._side = TierSide(client, rows, self.pace, _PATIENCE_S, logger, self._adapters)
 
-    def met(self, request: Request) -> Wishes | None:
+    def met(self, request: Request) -> Terms | None:
         """Return what may be done for a request, whose adapter is looked at before the engine loads it."""
         if self._side is None:
             return None
         if request.lora_request is not None and self._adapters:
             self._adapters.scope(request.lora_request)
-        return _wishes(request, self._images_by_content, self._wishes)
+        return _terms(request, self._images_by_content, self._wishes)
 
     def step(self, scheduled: Mapping[str, int]) -> None:
         """Note a step, by the tokens that each request computes in it. `on_schedule_end` follows.
@@ -210,9 +210,9 @@ class KVConnTier(SecondaryTierManager):
 
     @guarded(lambda: None)
     def _met(self, context: ReqContext) -> None:
-        wishes = self._engine.wishes.pop(context.req_id, None)
-        if self._side and wishes:
-            context.set_state(self._side.met(context.req_id, wishes))
+        terms = self._engine.terms.pop(context.req_id, None)
+        if self._side and terms:
+            context.set_state(self._side.met(context.req_id, terms))
 
     @guarded(lambda: LookupResult.MISS)
     def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
@@ -311,9 +311,9 @@ def _options(spec: Any, identity: Identity, own: dict[str, Any]) -> Options:
     )
 
 
-def _wishes(request: Request, images_by_content: bool, reader: WishReader) -> Wishes:
+def _terms(request: Request, images_by_content: bool, reader: WishReader) -> Terms:
     """Return what may be done for a request."""
     asked = reader.read(request.kv_transfer_params)
     kept = can_be_told(request) and knows_images(request, images_by_content)
     salt = request.cache_salt or ""
-    return Wishes(kept and asked.load, kept and asked.save, request.lora_request, salt, asked.max_load_tokens)
+    return Terms(kept and asked.load, kept and asked.save, request.lora_request, salt, asked.max_load_tokens)
