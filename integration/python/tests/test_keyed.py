@@ -180,6 +180,7 @@ def test_no_call_waits_for_a_daemon_that_comes_back(fake: FakeDaemon) -> None:
         keyed.touch("r", HASHES)
         keyed.fetch(f"{n}", LOAD)
         keyed.put(f"{n}", LOAD)
+        assert not answered.is_set()
     ended = keyed.poll()
     assert (len(ended.finished), len(ended.stored)) == (20, 20)
     assert not answered.is_set()
