@@ -183,7 +183,6 @@ def test_an_error_in_a_hook_is_an_answer_without_cache(monkeypatch: pytest.Monke
     assert list(it.get_finished_jobs()) == []
     it.on_schedule_end(ScheduleEndContext([], []))
     it.on_request_finished(context)
-    it.weights_exchanged("x")
     it.shutdown()
     assert side.gave_up == [5, 5, None]
 

@@ -7,7 +7,7 @@ KV memory and a region of host memory with its own kernels, and the daemon fills
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,9 +26,9 @@ except (ImportError, AttributeError) as err:
 
 from kvconn import __version__
 from kvconn.client import KeyedClient, Options
-from kvconn.vllm import engine_hooks, entry, settings, tier_identity, tier_region
+from kvconn.vllm import entry, tier_identity, tier_region
 from kvconn.vllm.adapters import Adapters
-from kvconn.vllm.entry import IDENTITY_WAIT_S, check_parallel, guarded, logger
+from kvconn.vllm.entry import IDENTITY_WAIT_S, CoreWatcher, check_parallel, guarded, logger
 from kvconn.vllm.files import UnknownIdentity
 from kvconn.vllm.identity import Identity
 from kvconn.vllm.tier_pace import Pace
@@ -163,14 +163,12 @@ class KVConnTier(SecondaryTierManager):
         client = KeyedClient(_options(spec, identity, own))
         self.pace = Pace(ahead=bool(getattr(config.scheduler_config, "async_scheduling", False)))
         self._images_by_content = entry.images_by_content(config)
-        from vllm.v1.engine.core import EngineCore  # the other processes do without
-
-        lora = settings.of_adapters(config)
-        self._adapters = Adapters(since, engine_hooks.watch(EngineCore, self), lora, logger)
+        watcher = CoreWatcher(config, since)
+        self._adapters = watcher.adapters
         identity.wait(IDENTITY_WAIT_S)
         client.register([self._fd], tier_region.layout(spec, size))
         rows = Rows(spec.num_chunks, tokens, identity.windows)
-        self._side = TierSide(client, rows, self.pace, _PATIENCE_S, logger, self._adapters)
+        self._side = watcher.side = TierSide(client, rows, self.pace, _PATIENCE_S, logger, watcher.adapters)
 
     def met(self, request: Request) -> Terms | None:
         """Return what may be done for a request, whose adapter is looked at before the engine loads it."""
@@ -188,18 +186,6 @@ class KVConnTier(SecondaryTierManager):
         self._running = scheduled
         if scheduled:
             self.pace.step(scheduled)
-
-    # What the engine core does beside.
-
-    def adapter_loads(self, lora: Any, load: Callable[[], Any]) -> Any:
-        """Load an adapter, whose files are looked at before."""
-        return self._adapters.loading(lora, load) if self._adapters else load()
-
-    @guarded(lambda: None)
-    def weights_exchanged(self, by: str) -> None:
-        """Stop where the engine gets other weights than those that it was started with."""
-        if self._side:
-            self._side.stop(f"its weights may have been exchanged, by {by}")
 
     # Hooks of the tier, in the order of the calls.
 
