@@ -53,6 +53,24 @@ def answer(one: Engine, tokens: list[int], max_tokens: int = MAX_TOKENS) -> Comp
     return got
 
 
+def is_right(none: Engine, tokens: list[int], got: Completion, want: Completion) -> bool:
+    """Whether an answer is one that vLLM gives without the cache.
+
+    The last bits of float32 depend on how a prompt is divided, and in one prompt of some twenty two tokens are
+    so close that its answer does. What differs from `want` is therefore asked again: with the whole prompt in the
+    engine's own prefix cache, and with as much of it as the system's engine had.
+    """
+    if got.tokens == want.tokens:
+        return True
+    if not got.cached:
+        return False
+    if answer(none, tokens, len(got.tokens)).tokens == got.tokens:
+        return True
+    none.reset_prefix_cache()
+    answer(none, tokens[: got.cached], 1)
+    return answer(none, tokens, len(got.tokens)).tokens == got.tokens
+
+
 @dataclass
 class Pair:
     """The engine of a system, and the one without cache."""
@@ -84,7 +102,7 @@ class Pair:
                 total_s=ours.total_s,
                 none_first_s=none.first_token_s,
                 none_total_s=none.total_s,
-                right=ours.tokens == none.tokens,
+                right=is_right(self.none, tokens, ours, none),
             )
             for tokens, ours, none in zip(block.prompts, got, want, strict=True)
         ], want

@@ -110,6 +110,25 @@ def test_turns_of_two_engines_alternate(scene):
     assert order == ["ours", "ours", "none", "none", "none", "none", "ours", "ours"]
 
 
+@pytest.mark.parametrize(
+    ("with_all_cached", "with_half_cached", "right"), [("other", "", True), ("", "other", True), ("", "", False)]
+)
+def test_an_answer_is_right_if_vllm_gives_it_from_its_own_prefix_cache(scene, with_all_cached, with_half_cached, right):
+    tokens, cold, other = list(range(256)), [1] * 32, [2] * 32
+    (none, _), held = scene(trusting=False), []
+
+    def from_its_own_prefix_cache(asked):
+        said = {256: with_all_cached, 128: with_half_cached}.get(len(held[-1]) if held else 0)
+        held.append(asked)
+        return pair.Completion(other if said else cold, 0, 0.0, 0.01)
+
+    none.complete, none.reset_prefix_cache = from_its_own_prefix_cache, held.clear
+    want = pair.answer(none, tokens)
+    got = pair.Completion(other, 128, 0.0, 0.01)
+    assert pair.is_right(none, tokens, got, want) == right
+    assert not pair.is_right(none, tokens, pair.Completion(other, 0, 0.0, 0.01), want), "nothing was cached"
+
+
 @pytest.mark.parametrize("broken", ["ours", "none"])
 def test_an_answer_without_tokens_is_no_answer(scene, broken):
     none, cache = scene(trusting=False)

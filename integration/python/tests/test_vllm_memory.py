@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ pytest.importorskip("vllm")
 import torch
 
 from kvconn.client import GroupLayout, Run
-from kvconn.vllm import memory
+from kvconn.vllm import memory, populate
 
 BLOCKS, LAYERS, PAGE = 6, 3, 64
 
@@ -47,6 +48,36 @@ def allocate_as_vllm_does(size: int) -> tuple[list[memory.SharedMemory], torch.T
         kv = torch.zeros(size, dtype=torch.int8, device=torch.device("cpu"))
     assert other.untyped_storage().nbytes() == 4 * size
     return allocated, kv
+
+
+def test_its_pages_are_made_before_their_use() -> None:
+    (shared,), _ = allocate_as_vllm_does(5 << 20)
+    shared.populating.join()
+    assert os.fstat(shared.fd).st_blocks * 512 >= 5 << 20
+
+
+def test_pages_are_left_to_their_use_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(populate, "available_bytes", lambda: 1 << 30)
+    (shared,), _ = allocate_as_vllm_does(5 << 20)
+    shared.populating.join()
+    assert os.fstat(shared.fd).st_blocks == 0
+
+
+def test_what_the_machine_can_give_is_bounded_by_control_groups(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    inner = groups / "pod" / "engine"
+    for directory in (proc / "self", inner):
+        directory.mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
+    (proc / "self" / "cgroup").write_text("3:memory:/old\n0::/pod/engine\n")
+    for directory, limit, current in ((inner, "max", 5), (inner.parent, "3000000", 1000000)):
+        (directory / "memory.max").write_text(f"{limit}\n")
+        (directory / "memory.current").write_text(f"{current}\n")
+    assert populate.available_bytes(proc, groups) == 2000000
+    (inner / "memory.max").write_text("1500\n")
+    assert populate.available_bytes(proc, groups) == 1495
+    (proc / "self" / "cgroup").write_text("3:memory:/old\n")
+    assert populate.available_bytes(proc, groups) == 4000 << 10
 
 
 def test_the_allocation_lies_behind_the_descriptor() -> None:
