@@ -28,7 +28,8 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 def in_background(memory: torch.Tensor) -> threading.Thread:
     """Make the pages of memory in a thread of its own, which keeps the memory until it ends."""
     thread = threading.Thread(target=_populate, args=(memory,), name="kvconn-populate", daemon=True)
-    thread.start()
+    with contextlib.suppress(RuntimeError):  # no thread can be started: pages are made when they are used
+        thread.start()
     return thread
 
 
@@ -55,12 +56,17 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
 
 def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:
     for line in (proc / "self" / "cgroup").read_text().splitlines():
-        number, _, path = line.split(":", 2)
-        if number != "0":
-            continue  # of cgroup v1
-        group = cgroups / path.lstrip("/")
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            root, used, limits = cgroups, "memory.current", ("memory.max", "memory.high")
+        elif "memory" in controllers.split(","):  # of cgroup v1
+            root, used, limits = cgroups / "memory", "memory.usage_in_bytes", ("memory.limit_in_bytes",)
+        else:
+            continue
+        group = root / path.lstrip("/")
         for directory in (group, *group.parents):
-            if not directory.is_relative_to(cgroups):
+            if not directory.is_relative_to(root):
                 break
-            with contextlib.suppress(OSError, ValueError):  # no limit, or none that is seen from here
-                yield int((directory / "memory.max").read_text()) - int((directory / "memory.current").read_text())
+            for limit in limits:
+                with contextlib.suppress(OSError, ValueError):  # no limit, or none that is seen from here
+                    yield int((directory / limit).read_text()) - int((directory / used).read_text())
