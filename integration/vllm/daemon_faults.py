@@ -65,7 +65,10 @@ def killed_while_loading(main: Main, engine: Engine) -> None:
 
 
 def frozen_while_loading(main: Main, engine: Engine) -> None:
-    """Stop it for a minute while requests load: they and the next ones go on without it."""
+    """Stop it for a minute while requests load: they and the next ones go on without it.
+
+    It goes on while requests are computed in the memory that its loads were for.
+    """
     engine.reset_prefix_cache()
     begun = time.monotonic()
     with after(0.02, lambda: main.daemon.signal(signal.SIGSTOP)):
@@ -76,7 +79,10 @@ def frozen_while_loading(main: Main, engine: Engine) -> None:
     main.identical("daemon frozen: requests go on, identical", answers)
     main.report.equal("daemon frozen: nothing cached", [a.cached for a in answers], [0] * len(main.rows))
     time.sleep(max(0.0, begun + FROZEN_S - time.monotonic()))
-    main.daemon.signal(signal.SIGCONT)
+    engine.reset_prefix_cache()
+    with after(0.02, lambda: main.daemon.signal(signal.SIGCONT)):
+        answers = complete_all(engine.port, [r.tokens for r in main.rows])
+    main.identical("daemon thawed while requests are computed: identical", answers)
     main.daemon.wait_for_engine()
     main.after_its_return(engine, f"daemon frozen for {FROZEN_S:g} s", "thawed")
 
