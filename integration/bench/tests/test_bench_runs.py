@@ -127,6 +127,7 @@ def test_an_answer_is_right_if_vllm_gives_it_from_its_own_prefix_cache(scene, wi
     got = pair.Completion(other, 128, 0.0, 0.01)
     assert pair.is_right(none, tokens, got, want) == right
     assert not pair.is_right(none, tokens, pair.Completion(other, 0, 0.0, 0.01), want), "nothing was cached"
+    assert not pair.is_right(none, tokens, pair.Completion(cold[:5], 128, 0.0, 0.01), want), "tokens are missing"
 
 
 @pytest.mark.parametrize("broken", ["ours", "none"])
