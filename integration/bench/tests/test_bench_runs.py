@@ -130,6 +130,20 @@ def test_an_answer_is_right_if_vllm_gives_it_from_its_own_prefix_cache(scene, wi
     assert not pair.is_right(none, tokens, pair.Completion(cold[:5], 128, 0.0, 0.01), want), "tokens are missing"
 
 
+def test_what_differs_is_asked_again_after_the_workload(scene):
+    none, cache = scene(trusting=False)
+    ours = FakeEngine(cache)
+    ours.complete = lambda tokens: pair.Completion([1] * 32, 128, 0.01, 0.02)
+    both = pair.Pair("a", ours, none)
+    samples, _ = both.ask(pair.Block("phase", [pair.prompt(random.Random(1), 256)]), "workload", 1)
+    assert not samples[0].right
+    assert len(none.asked) == 1, "its prefix cache is left as it is"
+    none.complete = ours.complete
+    both.settle(samples)
+    assert samples[0].right
+    assert both.doubts == []
+
+
 @pytest.mark.parametrize("broken", ["ours", "none"])
 def test_an_answer_without_tokens_is_no_answer(scene, broken):
     none, cache = scene(trusting=False)
