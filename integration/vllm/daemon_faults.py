@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -64,21 +65,23 @@ def killed_while_loading(main: Main, engine: Engine) -> None:
 
 
 def frozen_while_loading(main: Main, engine: Engine) -> None:
-    """Stop it for a minute while requests load.
+    """Stop it for a minute while requests load, and let it go on while others are computed in the same memory.
 
     What it was copying for waits until it goes on: its copy could still write. The others are served meanwhile.
     """
     engine.reset_prefix_cache()
     earlier = main.daemon.schedulers()
+    until = time.monotonic() + FROZEN_S
     with (
         after(0.02, lambda: main.daemon.signal(signal.SIGSTOP)),
         after(FROZEN_S, lambda: main.daemon.signal(signal.SIGCONT)),
     ):
         answers = complete_all(engine.port, [r.tokens for r in main.rows])
         main.identical(f"daemon frozen for {FROZEN_S:g} s while loading: identical", answers)
-        engine.reset_prefix_cache()
-        answers = complete_all(engine.port, [r.tokens for r in main.rows])
-        main.identical("daemon frozen, or just thawed: requests go on, identical", answers)
+        while time.monotonic() < until:
+            engine.reset_prefix_cache()
+            answers = complete_all(engine.port, [r.tokens for r in main.rows])
+            main.identical("daemon frozen, and thawed: requests go on, identical", answers)
     main.daemon.wait_for_scheduler_after(earlier)  # until then it may count the connections that were given up
     main.daemon.wait_for_engine()
     main.after_its_return(engine, "daemon frozen", "thawed")
@@ -114,8 +117,10 @@ def replaced(main: Main, plain: Engine, engine: Engine) -> None:
     fresh = [prompt(main.rng, LONG) for _ in range(2)]
     references = complete_all(plain.port, fresh)
 
+    statuses: list[int | None] = []
+
     def upgrade() -> None:
-        main.daemon.terminate()
+        statuses.append(main.daemon.terminate())
         main.daemon.start()
 
     engine.reset_prefix_cache()
@@ -123,6 +128,7 @@ def replaced(main: Main, plain: Engine, engine: Engine) -> None:
         answers = complete_all(engine.port, [*fresh, *(r.tokens for r in main.rows)])
     same = [a.tokens for a in answers[: len(fresh)]] == [r.tokens for r in references]
     main.report.check("daemon upgraded while serving: what is saved meanwhile: identical", same)
+    main.report.equal("daemon upgraded while serving: the old one stops in order", statuses, [0])
     main.identical("daemon upgraded while serving: what is loaded meanwhile: identical", answers[len(fresh) :])
     main.daemon.wait_for_engine()
     main.after_its_return(engine, "daemon upgraded", "by its successor")
