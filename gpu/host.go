@@ -24,16 +24,17 @@ type hostMemory struct {
 	regions [][]byte
 	sizes   []int64
 	lost    atomic.Bool
-	// populating ends soon after closing is set.
+	// populating ends soon after closing is closed.
 	populating sync.WaitGroup
-	closing    atomic.Bool
+	closing    chan struct{}
+	close      sync.Once
 }
 
 var _ Memory = (*hostMemory)(nil)
 
 // Open maps the whole of each file, readable and writable.
 func (*HostDriver) Open(files []*os.File) (Memory, error) {
-	m := new(hostMemory)
+	m := &hostMemory{closing: make(chan struct{})}
 	for i, f := range files {
 		mem, err := mapShared(f)
 		if err != nil {
@@ -77,7 +78,7 @@ func (m *hostMemory) RegionBytes() []int64 { return m.sizes }
 
 // Close unmaps the regions.
 func (m *hostMemory) Close() error {
-	m.closing.Store(true)
+	m.close.Do(func() { close(m.closing) })
 	m.populating.Wait()
 	regions := m.regions
 	m.regions = nil
