@@ -24,17 +24,17 @@ type hostMemory struct {
 	regions [][]byte
 	sizes   []int64
 	lost    atomic.Bool
-	// populating ends soon after closing is closed.
+	// populating ends soon after stop is called.
 	populating sync.WaitGroup
-	closing    chan struct{}
-	close      sync.Once
+	stop       context.CancelFunc
 }
 
 var _ Memory = (*hostMemory)(nil)
 
 // Open maps the whole of each file, readable and writable.
 func (*HostDriver) Open(files []*os.File) (Memory, error) {
-	m := &hostMemory{closing: make(chan struct{})}
+	ctx, stop := context.WithCancel(context.Background())
+	m := &hostMemory{stop: stop}
 	for i, f := range files {
 		mem, err := mapShared(f)
 		if err != nil {
@@ -42,7 +42,7 @@ func (*HostDriver) Open(files []*os.File) (Memory, error) {
 		}
 		m.regions = append(m.regions, mem)
 		m.sizes = append(m.sizes, int64(len(mem)))
-		m.populate(f, mem)
+		m.populate(ctx, f, mem)
 	}
 	return m, nil
 }
@@ -78,7 +78,7 @@ func (m *hostMemory) RegionBytes() []int64 { return m.sizes }
 
 // Close unmaps the regions.
 func (m *hostMemory) Close() error {
-	m.close.Do(func() { close(m.closing) })
+	m.stop()
 	m.populating.Wait()
 	regions := m.regions
 	m.regions = nil

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"context"
 	"os"
 	"time"
 
@@ -17,26 +18,26 @@ const completionPause = 250 * time.Millisecond
 // populate maps a region once the engine has made all its pages, so that copies don't pay for the
 // first touch of each page in this process. While pages are missing it is left alone: they would be
 // made here, and be charged to this process.
-func (m *hostMemory) populate(f *os.File, mem []byte) {
+func (m *hostMemory) populate(ctx context.Context, f *os.File, mem []byte) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return // it is an optimisation
 	}
 	m.populating.Go(func() {
-		complete := m.awaitPages(fd, int64(len(mem)))
+		complete := awaitPages(ctx, fd, int64(len(mem)))
 		_ = unix.Close(fd)
 		for at := 0; complete && at < len(mem); at += populatePieceBytes {
 			piece := mem[at:min(at+populatePieceBytes, len(mem))]
-			if m.isClosing() || unix.Madvise(piece, unix.MADV_POPULATE_WRITE) != nil {
+			if ctx.Err() != nil || unix.Madvise(piece, unix.MADV_POPULATE_WRITE) != nil {
 				return // or an old kernel, or the engine has truncated its memory: copies find out
 			}
 		}
 	})
 }
 
-// awaitPages waits until all pages of a region have been made, and reports whether they have. It
-// ends when the memory is closed.
-func (m *hostMemory) awaitPages(fd int, sizeBytes int64) bool {
+// awaitPages waits until all pages of a region have been made, and reports whether they have before
+// ctx ends.
+func awaitPages(ctx context.Context, fd int, sizeBytes int64) bool {
 	for {
 		var st unix.Stat_t
 		if unix.Fstat(fd, &st) != nil {
@@ -46,18 +47,9 @@ func (m *hostMemory) awaitPages(fd int, sizeBytes int64) bool {
 			return true
 		}
 		select {
-		case <-m.closing:
+		case <-ctx.Done():
 			return false
 		case <-time.After(completionPause):
 		}
-	}
-}
-
-func (m *hostMemory) isClosing() bool {
-	select {
-	case <-m.closing:
-		return true
-	default:
-		return false
 	}
 }
