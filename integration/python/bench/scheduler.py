@@ -21,6 +21,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import match
+
 from kvconn.client import GroupLayout, Options, Run, SchedulerClient, WorkerClient
 from kvconn.memfd import sealed_memfd
 from kvconn.vllm.adapters import Adapters
@@ -28,17 +30,7 @@ from kvconn.vllm.scheduler import SchedulerSide
 
 BLOCK_SIZE = 128
 BLOCK_BYTES = 64 << 10
-MANIFEST = {
-    "engine": "bench/1",
-    "model": "bench",
-    "kv_dtype": "float32",
-    "block_size": BLOCK_SIZE,
-    "groups": [{"layers": 1, "kv_heads": 1, "head_size": 64, "layout": "LBHNC"}],
-    "tensor_parallel": 1,
-    "pipeline_parallel": 1,
-    "key_scheme": "tokens",
-    "hash_scheme": "kvconn-1",
-}
+MANIFEST = match.MANIFEST | {"block_size": BLOCK_SIZE}
 PAUSE_S = 0.01
 """Between requests: an engine computes meanwhile, and the daemon's threads fall asleep."""
 
