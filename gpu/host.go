@@ -24,16 +24,17 @@ type hostMemory struct {
 	regions [][]byte
 	sizes   []int64
 	lost    atomic.Bool
-	// populating ends soon after closing is set.
+	// populating ends soon after stop is called.
 	populating sync.WaitGroup
-	closing    atomic.Bool
+	stop       context.CancelFunc
 }
 
 var _ Memory = (*hostMemory)(nil)
 
 // Open maps the whole of each file, readable and writable.
 func (*HostDriver) Open(files []*os.File) (Memory, error) {
-	m := new(hostMemory)
+	ctx, stop := context.WithCancel(context.Background())
+	m := &hostMemory{stop: stop}
 	for i, f := range files {
 		mem, err := mapShared(f)
 		if err != nil {
@@ -41,7 +42,7 @@ func (*HostDriver) Open(files []*os.File) (Memory, error) {
 		}
 		m.regions = append(m.regions, mem)
 		m.sizes = append(m.sizes, int64(len(mem)))
-		m.populate(f, mem)
+		m.populate(ctx, f, mem)
 	}
 	return m, nil
 }
@@ -77,7 +78,7 @@ func (m *hostMemory) RegionBytes() []int64 { return m.sizes }
 
 // Close unmaps the regions.
 func (m *hostMemory) Close() error {
-	m.closing.Store(true)
+	m.stop()
 	m.populating.Wait()
 	regions := m.regions
 	m.regions = nil

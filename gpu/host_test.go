@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -145,7 +146,8 @@ func TestHostCopyDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// What the engine has touched is mapped before the first copy; what it has not stays untouched.
+// What the engine has touched is mapped before the first copy; what it has not stays untouched until
+// it has.
 func TestHostMapsThePagesThatTheEngineHasMade(t *testing.T) {
 	const size = 40 << 20
 	made, blank := memfd(t, size), memfd(t, size)
@@ -153,13 +155,32 @@ func TestHostMapsThePagesThatTheEngineHasMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := open(t, made, blank).(*hostMemory)
-	m.populating.Wait()
-	if got := mappedBytes(t, m.regions[0]); got != size {
-		t.Errorf("%d bytes of %d are mapped", got, size)
-	}
+	awaitMapped(t, m.regions[0])
 	var st unix.Stat_t
 	if err := unix.Fstat(int(blank.Fd()), &st); err != nil || st.Blocks != 0 {
 		t.Errorf("%d blocks of untouched memory were made, %v", st.Blocks, err)
+	}
+	if err := unix.Fallocate(int(blank.Fd()), 0, 0, size); err != nil {
+		t.Fatal(err)
+	}
+	awaitMapped(t, m.regions[1])
+}
+
+// Memory whose pages the engine never makes is given back at once.
+func TestHostMemoryIsGivenBackWhilePagesAreAwaited(t *testing.T) {
+	m := open(t, memfd(t, 1<<20)).(*hostMemory)
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	m.populating.Wait()
+}
+
+// awaitMapped waits until all of a mapping is in this process's page tables; the test's own limit
+// ends it.
+func awaitMapped(t *testing.T, mem []byte) {
+	t.Helper()
+	for mappedBytes(t, mem) != len(mem) {
+		time.Sleep(time.Millisecond)
 	}
 }
 

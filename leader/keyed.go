@@ -155,22 +155,24 @@ func (k *Keyed) gap(keys []connector.Key, boundary int) bool {
 	return !k.at[0]
 }
 
-// maxStretches bounds the runs of blocks after a gap that are pinned for a layer group, and with them
-// those that are offered.
-const maxStretches = 64
+// maxStretches bounds the runs of blocks after a gap that are pinned for a request, and with them
+// those that are offered. The layer groups share it evenly, since a load needs all of them; each has
+// one at least. A run takes a lease, and all requests of a node share its leases.
+const maxStretches = 8
 
 // rest sets the bits of what is there after a gap and worth loading, each run of blocks by itself, and
 // pins it. It returns the number of blocks in the layer group with the most.
 func (k *Keyed) rest(r *hit, gap int) int {
 	most := 0
 	refusing, decided := false, false
+	stretches := max(1, maxStretches/len(k.groups))
 	n := len(r.keys) - gap
 	k.at = slices.Grow(k.at[:0], n)[:n]
 	for g := range k.groups {
 		shards := k.groups[g].Shards
 		k.have.Blocks(shards, r.keys[gap:], k.at)
-		count, stretches := 0, 0
-		for i := 0; i < n && stretches < maxStretches; i++ {
+		count := 0
+		for i, left := 0, stretches; i < n && left > 0; i++ {
 			if !k.at[i] {
 				continue
 			}
@@ -186,7 +188,7 @@ func (k *Keyed) rest(r *hit, gap int) int {
 				k.bits[g][b/8] |= 1 << (b % 8)
 			}
 			count += found
-			stretches++
+			left--
 			i = end
 		}
 		most = max(most, count)

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	mathbits "math/bits"
+	"slices"
 	"testing"
 	"time"
 
@@ -298,6 +300,36 @@ func TestKeyedPinsWhatItOffersAfterGaps(t *testing.T) {
 	}
 	if n := f.x.pinned(); offered != maxStretches || n != offered {
 		t.Errorf("%d blocks are offered, %d pinned, want %d", offered, n, maxStretches)
+	}
+	if n := f.x.held(); n != maxStretches {
+		t.Errorf("%d leases are held, want one for each of %d runs", n, maxStretches)
+	}
+}
+
+// The runs that a request may have pinned are shared out evenly among its layer groups: a load needs all
+// of them.
+func TestKeyedGroupsShareThePinsAfterGaps(t *testing.T) {
+	for _, tc := range []struct{ groups, each int }{{2, maxStretches / 2}, {3, maxStretches / 3}, {connector.MaxGroups, 1}} {
+		f := newKeyedFixture(t, func(o *Options) {
+			o.Manifest.Groups = slices.Repeat(o.Manifest.Groups[:1], tc.groups)
+		})
+		for g := range tc.groups {
+			for i := 1; i < 40; i += 2 {
+				f.store(g, i)
+			}
+		}
+		for g, bits := range f.Present(&connector.PresentRequest{Request: "a", Hashes: hashes(0, 40)}) {
+			offered := 0
+			for _, b := range bits {
+				offered += mathbits.OnesCount8(b)
+			}
+			if offered != tc.each {
+				t.Errorf("%d runs of group %d of %d are offered, want %d", offered, g, tc.groups, tc.each)
+			}
+		}
+		if n := f.x.held(); n != tc.groups*tc.each {
+			t.Errorf("%d leases are held for %d groups, want %d", n, tc.groups, tc.groups*tc.each)
+		}
 	}
 }
 

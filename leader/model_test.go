@@ -21,7 +21,7 @@ type world struct {
 	content map[uint32]connector.Key
 	slots   uint32
 	ids     int
-	// planned are the saves planned since the last failed load.
+	// planned are the saves planned since the last failed load, and whether the block was stored then.
 	planned map[plannedBlock]bool
 }
 

@@ -81,14 +81,16 @@ func (w *world) checkSaves(r *worldRequest, p *connector.Plan) {
 				w.rt.Fatalf("%s: block %d has another parent", r.id, i)
 			}
 			parent = b.Key
-			if w.stored(t.Group, b.Key) && !r.lost[i] {
+			stored := w.stored(t.Group, b.Key)
+			if stored && !r.lost[i] {
 				w.rt.Fatalf("%s: block %d of group %d is saved though it is stored", r.id, i, t.Group)
 			}
+			// A worker leaves out a block that it has. If that is dropped later, it is planned again.
 			planned := plannedBlock{t.Group, b.Key}
-			if w.planned[planned] {
+			if leftOut, ok := w.planned[planned]; ok && (stored || !leftOut) {
 				w.rt.Fatalf("%s: block %d of group %d is planned twice", r.id, i, t.Group)
 			}
-			w.planned[planned] = true
+			w.planned[planned] = stored
 			if rapid.IntRange(0, 5).Draw(w.rt, "dropped") > 0 {
 				w.setStored(t.Group, b.Key, true)
 			}

@@ -92,23 +92,24 @@ func TestThirdLevelIsPricedAsTheOthers(t *testing.T) {
 		host, disk         int // leading blocks
 		slow               float64
 		latency            float64
-		queued             int64
+		queued, ahead      int64
 		want               int
 		hostCalls, diskAsk int
 	}{
-		{"fast enough, at a glance", 5, 10, 1e9, 0, 0, 80, 0, 0},
-		{"slow end is left out", 5, 10, 0.9e6, 0, 0, 40, 1, 1},
-		{"all of it slow", 0, 0, 0.9e6, 0, 0, 0, 1, 1},
-		{"latency eats the end", 5, 10, 1e9, 0.021, 0, 40, 1, 1},
-		{"so does a queue", 5, 10, 1e8, 0, 2_100_000, 40, 1, 1},
-		{"nothing comes from the slow level", 5, 20, 1, 9, 0, 80, 1, 1},
-		{"slow level not measured", 5, 10, 0, 9, 9, 80, 0, 0},
+		{"fast enough, at a glance", 5, 10, 1e9, 0, 0, 0, 80, 0, 0},
+		{"slow end is left out", 5, 10, 0.9e6, 0, 0, 0, 40, 1, 1},
+		{"all of it slow", 0, 0, 0.9e6, 0, 0, 0, 0, 1, 1},
+		{"latency eats the end", 5, 10, 1e9, 0.021, 0, 0, 40, 1, 1},
+		{"so does a queue", 5, 10, 1e8, 0, 2_100_000, 0, 40, 1, 1},
+		{"but not of bytes that are read ahead", 5, 10, 1e8, 0, 2_100_000, 2_000_000, 80, 0, 0},
+		{"nothing comes from the slow level", 5, 20, 1, 9, 0, 0, 80, 1, 1},
+		{"slow level not measured", 5, 10, 0, 9, 9, 0, 80, 0, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			host := &testLevel{name: "host", has: map[connector.Key]bool{}, speed: func() store.Speed { return store.Speed{BytesPerS: 1e10, PerRank: true} }}
 			disk := &testLevel{name: "disk", has: map[connector.Key]bool{}, speed: func() store.Speed { return store.Speed{BytesPerS: 1e9} }}
 			slow := &testLevel{name: "object", speed: func() store.Speed {
-				return store.Speed{BytesPerS: tc.slow, LatencyS: tc.latency, QueuedBytes: tc.queued}
+				return store.Speed{BytesPerS: tc.slow, LatencyS: tc.latency, QueuedBytes: tc.queued, AheadBytes: tc.ahead}
 			}}
 			f := newFixture(t, func(o *Options) {
 				o.Levels, o.PrefillTokensPerS = []store.Level{host, disk, slow}, 4000
@@ -131,7 +132,7 @@ func TestThirdLevelIsPricedAsTheOthers(t *testing.T) {
 			if want := map[string]float64{"host": 1e10, "disk": 1e9, "object": tc.slow}; fmt.Sprint(s.LoadBytesPerS) != fmt.Sprint(want) {
 				t.Errorf("stats have the speeds %v, want %v", s.LoadBytesPerS, want)
 			}
-			if s.LoadLatencyS != tc.latency || s.QueuedBytes != tc.queued {
+			if s.LoadLatencyS != tc.latency || s.QueuedBytes != tc.queued-tc.ahead {
 				t.Errorf("stats have a latency of %v s and %d bytes queued", s.LoadLatencyS, s.QueuedBytes)
 			}
 		})

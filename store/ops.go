@@ -42,6 +42,8 @@ type ReadOp struct {
 	// Payload receives the bytes. Its length is the payload's size, its address is a multiple of
 	// [BufferAlign] and its capacity at least [PayloadBufferSize] of it.
 	Payload []byte
+	// Ahead says that no load has asked for the record yet.
+	Ahead bool
 	// Owner is whatever the caller wants to find again when the op is done. A pointer is best:
 	// it does not allocate.
 	Owner any

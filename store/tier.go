@@ -30,6 +30,9 @@ type Speed struct {
 	BytesPerS float64 `json:"bytes_per_s"`
 	// QueuedBytes were asked for and are not delivered: a new read waits for them.
 	QueuedBytes int64 `json:"queued_bytes" metric:"read_queued_bytes" help:"Bytes asked of the disk and not delivered."`
+	// AheadBytes are those of QueuedBytes that no load has asked for, by [ReadOp].Ahead. They delay a load
+	// little: there are few at a time, and the load that they are read for joins their read.
+	AheadBytes int64 `json:"-"`
 	// LatencyS is the time in seconds from a record's first request to its last byte.
 	LatencyS float64 `json:"latency_s" metric:"read_latency_seconds" help:"Time from a record's first request to its last byte, of late."`
 	// PerRank says that each rank reads at that speed by itself, as from host memory. Otherwise

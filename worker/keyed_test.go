@@ -236,6 +236,9 @@ func TestSavesByKeyEndInTime(t *testing.T) {
 	if r := stored(t, w, 1)[0]; r.Taken == 0 || r.Taken+r.Dropped != 8 {
 		t.Errorf("%+v, want some taken and the rest dropped", r)
 	}
+	if n := w.opts.Cache.Stats().RefusedSaves; n != 1 {
+		t.Errorf("%d refused saves are counted of one that waited for memory and got none", n)
+	}
 	close(s.release)
 	settle(t, w)
 }
@@ -250,6 +253,9 @@ func TestSavesByKeyWaitForMemory(t *testing.T) {
 	}
 	if r := mustPut(t, w, keyedMove("p", part(1, slots...))); r.Taken != blocks {
 		t.Errorf("%+v, want all of %d taken", r, blocks)
+	}
+	if n := w.opts.Cache.Stats().RefusedSaves; n != 0 {
+		t.Errorf("%d refused saves are counted of one that waited for memory and got it", n)
 	}
 }
 

@@ -157,12 +157,14 @@ func (w *Worker) copyStretch(ctx context.Context, p *put, s *stretch) {
 // copyBlocks copies blocks, and reports whether all are on their way to the store. Where there is
 // no memory it waits for that of the worker's earlier saves. Copies of loads and saves take turns.
 func (w *Worker) copyBlocks(ctx context.Context, p *put, s stretch) bool {
+	full := false
 	for len(s.blocks) > 0 && ctx.Err() == nil {
 		var b saveBatch
+		var n int
 		saving := w.saving.Load()
-		n := w.gather(&b, p.scope, s)
+		n, full = w.gather(&b, p.scope, s)
 		if n == 0 {
-			if s.blocks[0].Slot < s.group.layout.Blocks && w.awaitSave(ctx, saving) {
+			if full && w.awaitSave(ctx, saving) {
 				continue
 			}
 			break
@@ -186,6 +188,9 @@ func (w *Worker) copyBlocks(ctx context.Context, p *put, s stretch) bool {
 		}
 	}
 	w.dropPut(p, len(s.blocks))
+	if full {
+		w.opts.Account.RefuseSave() // once, however often it was tried
+	}
 	return len(s.blocks) == 0
 }
 

@@ -38,30 +38,38 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResul
 	for i := range plan.Saves {
 		t := &plan.Saves[i]
 		if g := mem.group(t.Group); g != nil && g.writes {
-			b.result.Dropped += len(t.Blocks) - w.gather(&b, t.Scope, stretch{group: g, parent: t.Parent, blocks: t.Blocks})
+			n, full := w.gather(&b, t.Scope, stretch{group: g, parent: t.Parent, blocks: t.Blocks})
+			b.result.Dropped += len(t.Blocks) - n
+			if full {
+				w.opts.Account.RefuseSave()
+			}
 		}
 	}
 	return w.write(ctx, mem, call, &b), nil
 }
 
 // gather takes memory for the leading blocks of a stretch that there is memory for, and returns
-// their number: what follows in a prompt is of no use without the block before it.
-func (w *Worker) gather(b *saveBatch, scope connector.ScopeDigest, s stretch) int {
+// their number: what follows in a prompt is of no use without the block before it. full says that
+// it stopped for want of memory.
+func (w *Worker) gather(b *saveBatch, scope connector.ScopeDigest, s stretch) (n int, full bool) {
 	var saves []host.Save
 	for i := range s.blocks {
 		if len(saves) == 0 {
 			saves = make([]host.Save, min(savesAtOnce, len(s.blocks)-i))
 		}
 		save, slot := &saves[0], s.blocks[i].Slot
-		if slot >= s.group.layout.Blocks || !w.opts.Account.ReserveSave(&save.Slot, s.group.blockBytes) {
-			return i
+		if slot >= s.group.layout.Blocks {
+			return i, false
+		}
+		if !w.opts.Account.ReserveSave(&save.Slot, s.group.blockBytes) {
+			return i, true
 		}
 		saves = saves[1:]
 		save.WriteOp = store.WriteOp{Record: s.record(w.opts.Namespace, i), Scope: scope}
 		b.saves = append(b.saves, save)
 		b.copies = append(b.copies, blockCopy{group: s.group, slot: slot, buf: save.Slot.Bytes()})
 	}
-	return len(s.blocks)
+	return len(s.blocks), false
 }
 
 // write copies the blocks of a batch out of engine memory and hands them to the cache.

@@ -255,12 +255,18 @@ func TestSavesThatFindNoRoomAreDropped(t *testing.T) {
 	if err != nil || r.Taken != 4 || r.Dropped != 3 {
 		t.Errorf("Save = %+v, %v; want 4 taken and 3 dropped", r, err)
 	}
+	if n := w.opts.Cache.Stats().RefusedSaves; n != 1 {
+		t.Errorf("%d refused saves are counted of one", n)
+	}
 	slow.refuse = true
 	close(slow.release)
 	settle(t, w)
 	r, err = w.Save(t.Context(), saves(transfer(0, 0, 1)))
 	if err != nil || r.Taken != 0 || r.Dropped != 2 {
 		t.Errorf("Save with a busy store = %+v, %v; want 2 dropped", r, err)
+	}
+	if n := w.opts.Cache.Stats().RefusedSaves; n != 1 {
+		t.Errorf("%d refused saves are counted of one: that the store is busy is no lack of memory", n)
 	}
 }
 

@@ -21,7 +21,7 @@ from environment import Environment
 from harm import Harming
 from pair import engine, warm
 from processes import Engine
-from results import Result
+from results import OUT_OF_TIME, Result
 from session import Rounds
 from systems import Cache, NoCache, Site, UnavailableError
 from workloads import QUICK, Sizes
@@ -51,7 +51,16 @@ class Plan:
 class Bench:
     """A run in progress. Its result is saved after each step."""
 
-    def __init__(self, plan: Plan, cache: Path, kvconnd: Path, work: Path, sockets: Path, out: Path) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        cache: Path,
+        kvconnd: Path,
+        work: Path,
+        sockets: Path,
+        out: Path,
+        earlier: Result | None = None,
+    ) -> None:
         self.plan, self.cache, self.kvconnd, self.work, self.sockets, self.out = (
             plan, cache, kvconnd, work, sockets, out
         )  # fmt: skip
@@ -71,6 +80,10 @@ class Bench:
             },
             titles={name: SYSTEMS[name].title for name in plan.systems},
         )
+        self.rounds_before = 0
+        if earlier is not None:
+            self.rounds_before = earlier.settings["rounds"]
+            self.result.go_on_from(earlier)
         self.none: Engine | None = None
 
     def say(self, words: str) -> None:
@@ -82,7 +95,7 @@ class Bench:
         """Run everything: a round of all systems, the damage, and the other rounds."""
         self.prepare()
         for number in range(1, self.plan.rounds + 1):
-            self.round(number)
+            self.round(self.rounds_before + number)
             if number == 1:
                 self.harm()
         self.save()
@@ -95,7 +108,7 @@ class Bench:
             self.say(f"{name}: is prepared")
             try:
                 env = system.prepare(self.cache)
-                self.result.versions[name] = system.versions(env)
+                self.result.note_versions(name, system.versions(env))
             except (UnavailableError, *FAILURES) as err:
                 self.give_up(name, cause(err))
             else:
@@ -133,7 +146,7 @@ class Bench:
         if name not in self.environments:
             return False
         if self.spent():
-            self.result.left_out.append(f"{what}: out of time")
+            self.result.left_out.append(f"{what}: {OUT_OF_TIME}")
             return False
         self.say(what)
         none = self.reference()
@@ -150,16 +163,17 @@ class Bench:
     def harm(self) -> None:
         """Do all the damage to every system."""
         for name in list(self.environments):
-            if not self.plan.faults or name == "none":
+            cases = [c for c in self.plan.faults if (name, c) not in {(h.system, h.case) for h in self.result.harms}]
+            if not cases or name == "none":
                 continue
             if self.spent():
-                self.result.left_out.append(f"damage: {name}: out of time")
+                self.result.left_out.append(f"damage: {name}: {OUT_OF_TIME}")
                 continue
             self.say(f"damage: {name}")
             none = self.reference()
             try:
                 cache, site = self.open(name, f"{name}-harm")
-                Harming(name, cache, self.model(site.env), none, self.plan.faults, self.say, self.result.harms).run()
+                Harming(name, cache, self.model(site.env), none, cases, self.say, self.result.harms).run()
             except FAILURES as err:
                 self.failed(f"damage: {name}", name, err)
             else:

@@ -1,7 +1,8 @@
 """vLLM with every KV cache that can be had, side by side: speed, costs, and what damage does.
 
     python integration/bench/run.py [--systems LIST] [--workloads LIST] [--faults LIST] [--rounds N]
-                                    [--budget MINUTES] [--quick] [--kvconnd PATH] [--cache DIR] [--out DIR]
+                                    [--budget MINUTES] [--add RESULT] [--quick] [--kvconnd PATH]
+                                    [--cache DIR] [--out DIR]
     python integration/bench/run.py --table DIR/result.json [--document docs/comparison.md]
 
 Installs each system by its package's name into an environment of its own, makes a tiny model, and
@@ -62,6 +63,9 @@ def parser() -> argparse.ArgumentParser:
         )
     p.add_argument("--rounds", type=int, default=3, help="how often each system runs all workloads")
     p.add_argument("--budget", type=float, metavar="MINUTES", help="begin nothing new after this time")
+    p.add_argument(
+        "--add", type=Path, metavar="RESULT", help="go on with this result: rounds of other prompts are added"
+    )
     p.add_argument("--quick", action="store_true", help="tiny workloads and one round: shows that everything runs")
     p.add_argument("--seed", type=int, default=1, help="of the prompts")
     p.add_argument("--memory-mib", type=int, default=128, help="host memory of a cache, where it can be set")
@@ -109,7 +113,8 @@ def measure(args: argparse.Namespace) -> Result:
     sockets = Path(tempfile.mkdtemp(prefix="kvconn-bench-"))  # a socket's path has to be short
     try:
         binary = args.kvconnd.resolve() if args.kvconnd else environment.build_daemon(work)
-        result = Bench(plan, cache, binary, work, sockets, args.out).run()
+        earlier = load(args.add) if args.add else None
+        result = Bench(plan, cache, binary, work, sockets, args.out, earlier).run()
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
         if args.keep:

@@ -15,7 +15,7 @@ from pathlib import Path
 import faults
 import stores
 from completions import Completion, complete, prompt
-from pair import SPIN_S, answer, engine, nudge, warm
+from pair import SPIN_S, answer, engine, is_right, nudge, warm
 from processes import Engine
 from results import ON_DISK, Harm
 from stores import Unit
@@ -189,10 +189,12 @@ class Harming:
             got = complete(port, victim.tokens, timeout_s=ANSWER_TIMEOUT_S)
         except (OSError, RuntimeError, http.client.HTTPException):
             toll.unanswered += 1
+            ended = time.monotonic()
         else:
-            toll.wrong += got.tokens != victim.right.tokens
+            ended = time.monotonic()
+            toll.wrong += not is_right(self.none, victim.tokens, got, victim.right)
             toll.hits += got.cached > 0
-        toll.lost_s = max(toll.lost_s, time.monotonic() - begun - victim.right.total_s)
+        toll.lost_s = max(toll.lost_s, ended - begun - victim.right.total_s)
 
     def alive(self) -> bool:
         """Whether the engine answers a small request."""

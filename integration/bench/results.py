@@ -11,6 +11,7 @@ from typing import Any
 
 ON_DISK = ("bit flipped", "page zeroed", "files swapped", "file cut")
 WITH_DAEMON = ("daemon killed", "daemon killed while saving", "daemon frozen")
+OUT_OF_TIME = "out of time"
 CASES = (*ON_DISK, *WITH_DAEMON)
 """Kinds of damage, in the order in which they are done."""
 
@@ -80,6 +81,28 @@ class Result:
     samples: list[Sample] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     harms: list[Harm] = field(default_factory=list)
+
+    def go_on_from(self, earlier: Result) -> None:
+        """Take over what an earlier run has measured. ValueError where its requests were of another kind."""
+        ours, theirs = self.settings, earlier.settings
+        if other := [key for key in ("seed", "quick", "memory_bytes") if ours[key] != theirs[key]]:
+            raise ValueError(f"the earlier run has another {', '.join(other)}")
+        if self.machine["processor"] != earlier.machine["processor"]:
+            raise ValueError("the earlier run was made on another machine")
+        ours["rounds"] += theirs["rounds"]
+        ours["rounds_done"] = theirs["rounds_done"]
+        for key in ("workloads", "faults"):
+            ours[key] += [name for name in theirs[key] if name not in ours[key]]
+        self.titles = earlier.titles | self.titles
+        self.versions, self.not_run = dict(earlier.versions), dict(earlier.not_run)
+        self.samples, self.sessions, self.harms = earlier.samples, earlier.sessions, earlier.harms
+        self.left_out = [what for what in earlier.left_out if not what.endswith(OUT_OF_TIME)]
+
+    def note_versions(self, system: str, packages: dict[str, str]) -> None:
+        """Note the versions of a system that runs. ValueError where earlier figures are of others."""
+        if self.versions.setdefault(system, packages) != packages:
+            raise ValueError(f"the earlier run has {self.versions[system]}")
+        self.not_run.pop(system, None)
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""

@@ -34,8 +34,11 @@ class Rounds:
                 waiting = {}
                 for name, steps in scripts.items():
                     self.say(f"{self.system}: {name}")
-                    if self.follow(pair, name, steps, result):
-                        waiting[name] = steps
+                    try:
+                        if self.follow(pair, name, steps, result):
+                            waiting[name] = steps
+                    finally:
+                        pair.settle(result.samples)
                 nudge(pair.ours, self.rng)
                 self.cache.settle()
                 pair.ours.terminate()

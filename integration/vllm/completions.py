@@ -13,6 +13,8 @@ from typing import Any
 
 BLOCK_SIZE = 128
 MAX_TOKENS = 32
+SHORT, LONG = 1000, 2700
+"""Lengths of prompts, in tokens."""
 TIMEOUT_S = 180.0
 
 

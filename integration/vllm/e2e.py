@@ -13,18 +13,17 @@ from __future__ import annotations
 import os
 import platform
 import random
-import signal
 import statistics
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import daemon_faults
 import environment
 import observed
 import workplace
-from completions import BLOCK_SIZE, MAX_TOKENS, Completion, cacheable, complete, complete_all, prompt
+from completions import BLOCK_SIZE, LONG, MAX_TOKENS, SHORT, Completion, cacheable, complete, complete_all, prompt
 from damage import flip_bits
 from hybrid import Hybrid
 from identity import Identity
@@ -37,7 +36,6 @@ from stage import Place
 from tensor_parallel import TensorParallel
 from tier_stage import Tier
 
-SHORT, LONG = 1000, 2700
 PROMPTS_OF_EACH = 5
 MODEL_SEED, OTHER_MODEL_SEED = 1, 2
 MAX_CACHED_TTFT_RATIO = 0.25
@@ -95,7 +93,7 @@ class Main:
         self.saving_run(plain, engine)
         followed.announced(self.report, sum(len(r.tokens) // BLOCK_SIZE for r in self.rows))
         self.load_into_the_same_engine(engine)
-        self.lose_the_daemon(plain, engine)
+        daemon_faults.run(self, plain, engine)
         followed.withdrawn(self.report)
         followed.kill()
         engine.terminate()
@@ -139,66 +137,6 @@ class Main:
         again = self.daemon.metric("kvconn_loaded_blocks_total") - before
         self.identical("vLLM's prefix cache on, filled: identical", answers, self.rows[-2:])
         self.report.equal("vLLM's prefix cache on, filled: nothing loaded", again, loaded)
-
-    def lose_the_daemon(self, plain: Engine, engine: Engine) -> None:
-        """Kill the daemon under a running engine: while decoding, while loading, and while saving."""
-        decoding = prompt(self.rng, SHORT)
-        want = complete(plain.port, decoding, max_tokens=200)
-        got = complete(engine.port, decoding, max_tokens=200, on_first_token=self.daemon.kill)
-        self.report.equal("daemon killed while a request decodes: identical", got.tokens, want.tokens)
-        self.daemon.start()
-        self.daemon.wait_for_engine()
-        self.after_its_return(engine, "daemon killed while a request decodes")
-
-        for delay_s in (0.005, 0.02, 0.05):
-            engine.reset_prefix_cache()
-            killer = threading.Timer(delay_s, self.daemon.kill)
-            killer.start()
-            answers = complete_all(engine.port, [r.tokens for r in self.rows])
-            killer.join()
-            self.identical(f"daemon killed {delay_s * 1000:g} ms into loads: identical", answers)
-            self.daemon.start()
-            self.daemon.wait_for_engine()
-        self.after_its_return(engine, "daemon killed while loading")
-
-        engine.reset_prefix_cache()
-        timers = [
-            threading.Timer(delay_s, self.daemon.signal, [number])
-            for delay_s, number in ((0.02, signal.SIGSTOP), (3.0, signal.SIGCONT))
-        ]
-        for timer in timers:
-            timer.start()
-        answers = complete_all(engine.port, [r.tokens for r in self.rows])
-        for timer in timers:
-            timer.join()
-        self.identical("daemon frozen for 3 s while loading: identical", answers)
-        self.daemon.wait_for_engine()
-        self.after_its_return(engine, "daemon frozen", "thawed")
-
-        fresh = [prompt(self.rng, LONG) for _ in range(3)]
-        references = complete_all(plain.port, fresh)
-        killer = threading.Timer(1.0, self.daemon.kill)
-        killer.start()
-        answers = complete_all(engine.port, fresh)
-        killer.join()
-        same = [a.tokens for a in answers] == [r.tokens for r in references]
-        self.report.check("daemon killed while saving: identical", same)
-
-        engine.reset_prefix_cache()
-        answers = complete_all(engine.port, [r.tokens for r in self.rows[:4]])
-        self.identical("daemon gone: requests go on, identical", answers, self.rows[:4])
-        self.report.equal("daemon gone: nothing cached", [a.cached for a in answers], [0] * 4)
-        self.daemon.start()
-        self.daemon.wait_for_engine()
-        self.after_its_return(engine, "daemon gone and back")
-
-        engine.reset_prefix_cache()
-        answers = complete_all(engine.port, fresh)
-        same = [a.tokens for a in answers] == [r.tokens for r in references]
-        self.report.check("prompts whose saving was cut off: identical", same)
-        self.report.check("the engine is healthy after all that", engine.healthy())
-        errors = engine.lines("ERROR")
-        self.report.check("no error in the engine's log", not errors, "; ".join(errors[:2]))
 
     def after_its_return(self, engine: Engine, what: str, then: str = "restarted") -> None:
         """The cache works again without restarting the engine."""

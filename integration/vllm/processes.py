@@ -153,6 +153,14 @@ class Daemon(Program):
             lambda: self.metric("kvconn_engines") >= engines and self.metric("kvconn_ranks") >= ranks, "an engine"
         )
 
+    def schedulers(self) -> int:
+        """Return how many times a scheduler has connected."""
+        return len(self.lines("engine scheduler connected"))
+
+    def wait_for_scheduler_after(self, earlier: int) -> None:
+        """Wait until a scheduler has connected after that many."""
+        self._wait(lambda: self.schedulers() > earlier, "a scheduler")
+
     def wait_for_writes(self) -> None:
         """Wait until everything that was saved is on disk."""
         self._wait(lambda: self.metric("kvconn_store_write_in_flight_bytes") == 0, "the writes to end")

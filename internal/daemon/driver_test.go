@@ -195,7 +195,7 @@ func TestRankThatWasRefusedIsRememberedUntilItRegisters(t *testing.T) {
 		defer s.Close()
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return b.notReady(s.(*schedulerSession)) == ""
+		return b.notReady(s.(*schedulerSession), b.trouble(engine)) == ""
 	}
 	register := func(engine string, rank int, spoil func(*server.Registration)) {
 		t.Helper()
@@ -245,7 +245,7 @@ func TestStagedInstancesOfOneIDNeedTheirOwnRanks(t *testing.T) {
 	for n := range all + 1 {
 		b.mu.Lock()
 		for i, s := range schedulers {
-			if ready := b.notReady(s) == ""; ready != (n == all) {
+			if ready := b.notReady(s, b.trouble(p.Engine)) == ""; ready != (n == all) {
 				t.Errorf("%d ranks of %d: instance %d is ready: %t", n, all, i, ready)
 			}
 		}

@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"math"
+
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
 )
@@ -24,6 +26,7 @@ type readyChange struct {
 // the caller passes to logReady after unlocking b.mu. b.mu is held.
 func (b *backend) tellReady(engine string) []readyChange {
 	var changes []readyChange
+	trouble := b.trouble(engine)
 	tell := func(setReady func(bool), known *string, why string, p server.Peer, m *connector.Manifest) {
 		setReady(why == "")
 		if why != *known {
@@ -33,29 +36,44 @@ func (b *backend) tellReady(engine string) []readyChange {
 	}
 	for s := range b.schedulers {
 		if s.peer.Engine == engine {
-			tell(s.SetReady, &s.notReady, b.notReady(s), s.peer, s.manifest)
+			tell(s.SetReady, &s.notReady, b.notReady(s, trouble), s.peer, s.manifest)
 		}
 	}
 	for w := range b.workers {
 		if w.peer.Engine == engine && w.keyed != nil {
-			tell(w.keyed.SetReady, &w.notReady, b.trouble(engine, w.manifest.Ranks()), w.peer, w.manifest)
+			tell(w.keyed.SetReady, &w.notReady, trouble.why(w.manifest.Ranks()), w.peer, w.manifest)
 		}
 	}
 	return changes
 }
 
-// trouble returns why a rank of the engine on this node has no memory to load into, or "". b.mu is
-// held.
-func (b *backend) trouble(engine string, ranks int) string {
+// trouble is why ranks of an engine on this node have no memory to load into.
+type trouble struct {
+	refused int // the lowest rank whose memory was refused, beyond all ranks if none was
+	lost    bool
+}
+
+// trouble looks through the ranks of an engine. b.mu is held.
+func (b *backend) trouble(engine string) trouble {
+	t := trouble{refused: math.MaxInt}
 	for r := range b.refused {
-		if r.engine == engine && r.rank < ranks {
-			return "the memory of a rank was refused"
+		if r.engine == engine {
+			t.refused = min(t.refused, r.rank)
 		}
 	}
 	for w := range b.workers {
-		if w.peer.Engine == engine && w.lost {
-			return "the memory of a rank is gone"
-		}
+		t.lost = t.lost || w.peer.Engine == engine && w.lost
+	}
+	return t
+}
+
+// why returns why a rank of an engine with that many ranks has no memory to load into, or "".
+func (t trouble) why(ranks int) string {
+	switch {
+	case t.refused < ranks:
+		return "the memory of a rank was refused"
+	case t.lost:
+		return "the memory of a rank is gone"
 	}
 	return ""
 }
@@ -64,9 +82,9 @@ func (b *backend) trouble(engine string, ranks int) string {
 // may have no memory to load into. An engine that cannot report a failed load also needs every
 // rank to have mapped this node's host tier, which a rank on another node never does. If several
 // instances share one id this means every rank of each, since nothing says which instance a rank
-// belongs to. b.mu is held.
-func (b *backend) notReady(s *schedulerSession) string {
-	if why := b.trouble(s.peer.Engine, s.manifest.Ranks()); why != "" || s.handoffs == nil {
+// belongs to. t is the engine's trouble. b.mu is held.
+func (b *backend) notReady(s *schedulerSession, t trouble) string {
+	if why := t.why(s.manifest.Ranks()); why != "" || s.handoffs == nil {
 		return why
 	}
 	mapped := make(map[int]int)

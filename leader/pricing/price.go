@@ -13,8 +13,9 @@ import (
 //     out, which errs towards recomputing the ends of long prompts;
 //   - a block comes from the first level that has it. A level that all ranks share delivers the
 //     bytes of all its shards, a level that each rank reads by itself those of the largest;
-//   - a level that delivers anything costs its start once: its latency, and the bytes that were
-//     asked of it before. A level that was not measured yet is free;
+//   - a level that delivers anything costs its start once: its latency, and the bytes that loads
+//     asked of it before. What is read before its load counts nothing: it may be this very load's,
+//     which joins those reads. A level that was not measured yet is free;
 //   - a group's other shards are taken to be where its first is, as ranks load and evict alike;
 //     ranks on other nodes are taken to be no slower than those here.
 //
@@ -124,6 +125,7 @@ func (p *Price) quote() (worstS, startS float64) {
 	}
 	for i, level := range p.levels {
 		s := level.Speed()
+		s.QueuedBytes -= s.AheadBytes
 		byteS, start := 0.0, 0.0
 		if s.BytesPerS > 0 {
 			byteS = margin / s.BytesPerS

@@ -33,7 +33,8 @@ func (c *Account) Acquire(ctx context.Context, s *Slot, rec store.Record, payloa
 	return a.await(ctx, s)
 }
 
-// ReserveSave gets memory for a save and reports whether there was any. It never waits.
+// ReserveSave gets memory for a save and reports whether there was any. It never waits: a caller may
+// try again, and calls [Account.RefuseSave] if it gives up.
 func (c *Account) ReserveSave(s *Slot, payloadBytes int) bool {
 	s.mustBeEmpty()
 	a := c.arena
@@ -45,8 +46,14 @@ func (c *Account) ReserveSave(s *Slot, payloadBytes int) bool {
 			return true
 		}
 	}
-	a.count.RefusedSaves++
 	return false
+}
+
+// RefuseSave counts a save that is given up because there was no memory for it.
+func (c *Account) RefuseSave() {
+	c.arena.mu.Lock()
+	defer c.arena.mu.Unlock()
+	c.arena.count.RefusedSaves++
 }
 
 // pinAlso pins, for a save, the slot that another handle pins, and reports whether it may.

@@ -183,6 +183,7 @@ func (p *Prefetches) part(ctx context.Context, job *prefetch, shard connector.Sh
 		case err != nil:
 			room = false
 		case outcome == Fill:
+			it.Ahead = true
 			reads = append(reads, it.fill())
 		default: // a load was faster
 			it.Slot.Release()

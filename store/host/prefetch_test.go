@@ -125,6 +125,30 @@ func TestFailedReadBeforeALoadCostsNothing(t *testing.T) {
 	}
 }
 
+// A tier is told which reads no load has asked for, and a load's own are not among them.
+func TestReadsBeforeLoadsAreMarked(t *testing.T) {
+	tier := newFakeTier(100)
+	var mu sync.Mutex
+	ahead := make(map[store.RecordID]bool)
+	tier.before = func(_ context.Context, op *store.ReadOp) error {
+		mu.Lock()
+		defer mu.Unlock()
+		ahead[op.ID] = op.Ahead
+		return nil
+	}
+	r := newRig(t, tier, 0)
+	p := r.prefetches()
+	ask(p, 0, 6)
+	until(t, "it is not read", func() bool { return r.cache.Stats().Prefetched == 6 })
+	p.Close()
+	r.mustLoad(0, 12)
+	for n := range 12 {
+		if ahead[record(n).ID] != (n < 6) {
+			t.Errorf("record %d was read before its load: %t", n, ahead[record(n).ID])
+		}
+	}
+}
+
 // What is read before its load takes an eighth of the memory at most, counts as wasted if no load
 // comes, and gives way to the reads of loads.
 func TestReadsBeforeLoadsAreBounded(t *testing.T) {

@@ -23,6 +23,10 @@ func TestSavesOfOneRankLeaveAnothersShareAlone(t *testing.T) {
 	var s Slot
 	acquire(t, other, &s, record(1), 2*testUnit, Fill)
 	s.Release()
+	if a.Stats().RefusedSaves != 0 {
+		t.Errorf("%+v: a save that may try again was not given up", a.Stats())
+	}
+	hog.RefuseSave()
 	for i := range n {
 		taken[i].Release()
 	}

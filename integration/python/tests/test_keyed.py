@@ -161,20 +161,29 @@ def test_without_a_daemon_nothing_is_offered_and_every_job_ends(socket_dir: Path
 
 
 def test_no_call_waits_for_a_daemon_that_comes_back(fake: FakeDaemon) -> None:
-    keyed = registered(fake, retry_interval=0.05)
-    release = threading.Event()
-    fake.on[HELLO] = lambda _: {"version": 4, "load_timeout_ms": 500} if release.wait(20) else {}
+    # A call that waited would wait for the answer to the hello, which comes after all calls.
+    keyed = registered(fake, retry_interval=0.05, timeout=60.0)
+    asked, release, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def hello(_: Any) -> Any:
+        asked.set()
+        release.wait(20)
+        answered.set()
+        return {"version": 4, "load_timeout_ms": 500}
+
+    fake.on[HELLO] = hello
     fake.drop()
     wait_until(lambda: keyed._link.connection is None)
-    began = time.monotonic()
+    assert asked.wait(20)
     for n in range(20):
         keyed.present("r", HASHES)
         keyed.touch("r", HASHES)
         keyed.fetch(f"{n}", LOAD)
         keyed.put(f"{n}", LOAD)
+        assert not answered.is_set()
     ended = keyed.poll()
     assert (len(ended.finished), len(ended.stored)) == (20, 20)
-    assert time.monotonic() - began < 5  # 80 calls, and each could have waited a second
+    assert not answered.is_set()
     release.set()
     fake.on[PRESENT] = lambda _: {"groups": [b"\x01", b"\x01"]}
     wait_until(lambda: keyed.present("r", HASHES) == [b"\x01", b"\x01"])

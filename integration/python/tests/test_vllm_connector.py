@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvconn.client import FinishedLoad, Options, PlannedLoad, Run, SaveResult, WorkerClient
 from kvconn.vllm import entry, releases
+from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.connector import KVConnConnector, _check
 from kvconn.vllm.files import FileId, UnknownIdentity
 from kvconn.vllm.metadata import Reported, StepMetadata
@@ -114,11 +115,29 @@ class Broken:
         raise RuntimeError(name)
 
 
+def test_no_exception_reaches_the_engine_core() -> None:
+    watcher = object.__new__(entry.CoreWatcher)
+    watcher._broken = set()
+    watcher.adapters = Adapters(0, True, "", logging.getLogger("test"))
+    watcher.weights_exchanged("reload_weights")
+    watcher.side = Broken()
+    watcher.weights_exchanged("reload_weights")
+    assert watcher.adapter_loads(SimpleNamespace(lora_name="a"), lambda: 5) == 5
+
+
+def test_exchanged_weights_stop_the_side() -> None:
+    watcher = object.__new__(entry.CoreWatcher)
+    watcher._broken = set()
+    why: list[str] = []
+    watcher.side = SimpleNamespace(stop=why.append)
+    watcher.weights_exchanged("reload_weights")
+    assert why == ["its weights may have been exchanged, by reload_weights"]
+
+
 def test_no_exception_reaches_the_engine() -> None:
     connector = object.__new__(KVConnConnector)
     connector._broken = set()
     connector._scheduler = connector._worker = connector._client = Broken()  # type: ignore[assignment]
-    connector._adapters = None
     connector._connector_metadata = StepMetadata(b"x")
     request = SimpleNamespace(request_id="r")
     connector.register_kv_caches({})
@@ -128,9 +147,7 @@ def test_no_exception_reaches_the_engine() -> None:
     connector.update_state_after_alloc(request, None, 5)  # type: ignore[arg-type]
     connector.update_connector_output(None)  # type: ignore[arg-type]
     connector.on_new_request(request)  # type: ignore[arg-type]
-    connector.weights_exchanged("reload_weights")
     connector.shutdown()
-    assert connector.adapter_loads(None, lambda: 5) == 5
     assert connector.get_mem_pool_context() is None
     assert connector.get_finished({"r"}) == (None, None)
     results = connector.get_transfer_results({"r"})

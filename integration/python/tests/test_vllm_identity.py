@@ -50,6 +50,10 @@ def made(config: Any) -> dict[str, Any]:
     return decoded
 
 
+def test_the_windows_of_the_layer_groups_are_known_at_once(tmp_path: Path) -> None:
+    assert identity(engine(directory(tmp_path / "m"))).windows == [0]
+
+
 def test_other_weights_are_another_manifest(tmp_path: Path) -> None:
     path = directory(tmp_path / "m")
     before = made(engine(path))

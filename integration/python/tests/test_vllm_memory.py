@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ pytest.importorskip("vllm")
 import torch
 
 from kvconn.client import GroupLayout, Run
-from kvconn.vllm import memory
+from kvconn.vllm import memory, populate
 
 BLOCKS, LAYERS, PAGE = 6, 3, 64
 
@@ -47,6 +48,62 @@ def allocate_as_vllm_does(size: int) -> tuple[list[memory.SharedMemory], torch.T
         kv = torch.zeros(size, dtype=torch.int8, device=torch.device("cpu"))
     assert other.untyped_storage().nbytes() == 4 * size
     return allocated, kv
+
+
+def test_its_pages_are_made_before_their_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(populate, "available_bytes", lambda: 1 << 40)
+    (shared,), _ = allocate_as_vllm_does(5 << 20)
+    shared.populating.join()
+    assert os.fstat(shared.fd).st_blocks * 512 >= 5 << 20
+
+
+def test_pages_are_left_to_their_use_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(populate, "available_bytes", lambda: 1 << 30)
+    (shared,), _ = allocate_as_vllm_does(5 << 20)
+    shared.populating.join()
+    assert os.fstat(shared.fd).st_blocks == 0
+
+
+def test_what_the_machine_can_give_is_bounded_by_control_groups(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    inner = groups / "pod" / "engine"
+    for directory in (proc / "self", inner):
+        directory.mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
+    (proc / "self" / "cgroup").write_text("3:memory:/old\n0::/pod/engine\n")
+    for directory, limit, current in ((inner, "max", 5), (inner.parent, "3000000", 1000000)):
+        (directory / "memory.max").write_text(f"{limit}\n")
+        (directory / "memory.current").write_text(f"{current}\n")
+    assert populate.available_bytes(proc, groups) == 2000000
+    (inner / "memory.max").write_text("1500\n")
+    assert populate.available_bytes(proc, groups) == 1495
+    (inner / "memory.high").write_text("1200\n")
+    assert populate.available_bytes(proc, groups) == 1195
+    (proc / "self" / "cgroup").write_text("3:cpu:/pod\n")
+    assert populate.available_bytes(proc, groups) == 4000 << 10
+
+
+@pytest.mark.parametrize("seen_from_here", [True, False])
+def test_control_groups_of_version_1_bound_it_too(tmp_path: Path, seen_from_here: bool) -> None:
+    # In a container the path is the machine's, and the container's own group is the mount's root.
+    proc, memory_groups = tmp_path / "proc", tmp_path / "cgroup" / "memory"
+    group = memory_groups / "pod" if seen_from_here else memory_groups
+    for directory in (proc / "self", group):
+        directory.mkdir(parents=True)
+    (proc / "meminfo").write_text("MemAvailable:    4000 kB\n")
+    (proc / "self" / "cgroup").write_text("4:cpu,memory:/pod\n0::/\n")
+    (group / "memory.limit_in_bytes").write_text("3000000\n")
+    (group / "memory.usage_in_bytes").write_text("1000000\n")
+    assert populate.available_bytes(proc, tmp_path / "cgroup") == 2000000
+
+
+def test_memory_is_shared_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", start)
+    (shared,), kv = allocate_as_vllm_does(BLOCKS * LAYERS * PAGE)
+    assert shared.holds(kv.untyped_storage())
 
 
 def test_the_allocation_lies_behind_the_descriptor() -> None:

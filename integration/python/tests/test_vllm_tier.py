@@ -172,10 +172,10 @@ def test_an_engine_that_does_not_start_leaves_no_region(
 def test_an_error_in_a_hook_is_an_answer_without_cache(monkeypatch: pytest.MonkeyPatch, region: int) -> None:
     it: Any = made(monkeypatch, region)
     it._side = side = Side()
-    it._engine.wishes["r"] = tier.Wishes()
+    it._engine.terms["r"] = tier.Terms()
     context = ReqContext("r")
     it.on_new_request(context)
-    context.set_state(tier.TierRequest("r", tier.Wishes()))
+    context.set_state(tier.TierRequest("r", tier.Terms()))
     job = TransferJob(5, [b"k"], [0], True, context)  # type: ignore[list-item, arg-type]
     it.submit_load(job)
     it.submit_store(job)
@@ -183,7 +183,6 @@ def test_an_error_in_a_hook_is_an_answer_without_cache(monkeypatch: pytest.Monke
     assert list(it.get_finished_jobs()) == []
     it.on_schedule_end(ScheduleEndContext([], []))
     it.on_request_finished(context)
-    it.weights_exchanged("x")
     it.shutdown()
     assert side.gave_up == [5, 5, None]
 
@@ -240,8 +239,8 @@ def request(**fields: Any) -> Any:
     ],
 )
 def test_what_may_be_done_for_a_request(fields: Any, load: bool, save: bool) -> None:
-    wishes = tier._wishes(request(**fields), True, WishReader(logging.getLogger("test")))
-    assert (wishes.load, wishes.save) == (load, save)
+    terms = tier._terms(request(**fields), True, WishReader(logging.getLogger("test")))
+    assert (terms.load, terms.save) == (load, save)
 
 
 def described(monkeypatch: pytest.MonkeyPatch, ranks: int, canonical: bool, agnostic: bool = True) -> dict[str, Any]:

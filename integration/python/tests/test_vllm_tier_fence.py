@@ -17,7 +17,7 @@ from kvconn.client import GroupLayout, KeyedClient, Options, Run
 from kvconn.frames import Op
 from kvconn.memory_client import Registration
 from kvconn.vllm.tier_pace import Pace
-from kvconn.vllm.tier_requests import Wishes
+from kvconn.vllm.tier_requests import Terms
 from kvconn.vllm.tier_side import Answer, Rows, TierSide
 
 CHUNK_TOKENS, ROW = 16, 4096
@@ -81,7 +81,7 @@ def written_late(fake: FakeDaemon) -> tuple[bool, bool]:
     assert client.register([region.fd], [GroupLayout(1, [Run(0, 0, 1, 0, ROW, ROW)])])
     rows = Rows(1, CHUNK_TOKENS, [0])
     side = TierSide(client, rows, Pace(False), 10.0, logging.getLogger("test"), adapters)  # type: ignore[arg-type]
-    request = side.met("r", Wishes())
+    request = side.met("r", Terms())
     assert side.look_up(request, KEY, Keys()) is Answer.HIT
     side.load(1, [KEY], [0], request, Keys())
     page = fake.fence()

@@ -10,7 +10,7 @@ import pytest
 from kvconn.client import FinishedLoad, Part, Polled, StoredPut
 from kvconn.vllm.tier_pace import Pace
 from kvconn.vllm.tier_promises import Promises
-from kvconn.vllm.tier_requests import TierRequest, Wishes
+from kvconn.vllm.tier_requests import Terms, TierRequest
 from kvconn.vllm.tier_side import Answer, Ended, Rows, TierSide
 
 CHUNK = 8
@@ -125,8 +125,8 @@ class Bench:
         self.side = TierSide(client, shape, Pace(False), 10.0, logging.getLogger("test"), adapters)
         self.jobs = 0
 
-    def request(self, name: str = "a", **wishes: Any) -> TierRequest:
-        return self.side.met(name, Wishes(**wishes))
+    def request(self, name: str = "a", **terms: Any) -> TierRequest:
+        return self.side.met(name, Terms(**terms))
 
     def answers(
         self, request: TierRequest, context: Context, *chunks: int, group: int = 0, prompt: str = ""

@@ -48,6 +48,7 @@ type Reader struct {
 	next     int   // first op of queue that has chunks to ask for
 	inFlight int64 // bytes
 	backlog  int64 // bytes queued or in flight
+	ahead    int64 // those of backlog that no load has asked for
 	budget   int64
 	speed    speed
 
@@ -138,8 +139,16 @@ func (r *Reader) enqueue(op *Read) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.queue = append(r.queue, op)
-	r.backlog += int64(format.HeaderBytes + fsio.AlignUp(len(op.Payload)))
+	r.owe(op, int64(format.HeaderBytes+fsio.AlignUp(len(op.Payload))))
 	r.wakeOne()
+}
+
+// owe counts bytes of an op that the disk owes from now on, or no longer. r.mu is held.
+func (r *Reader) owe(op *Read, bytes int64) {
+	r.backlog += bytes
+	if op.Ahead {
+		r.ahead += bytes
+	}
 }
 
 // wakeOne wakes a goroutine if there is something to ask for and the budget has room. One that
@@ -264,9 +273,9 @@ func (r *Reader) delivered(c chunk, err error, now time.Time) phase {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.inFlight -= c.bytes()
-	r.backlog -= c.bytes()
-	r.progress = now
 	rd := c.op
+	r.owe(rd, -c.bytes())
+	r.progress = now
 	if err == nil {
 		r.speed.delivered(now, c.bytes())
 	} else {
@@ -296,7 +305,7 @@ func (r *Reader) drop(op *Read) {
 	for i := r.next; i < len(r.queue); i++ {
 		if r.queue[i] == op {
 			c := chunk{op: op, from: op.asked, to: fsio.AlignUp(len(op.Payload))}
-			r.backlog -= c.bytes()
+			r.owe(op, -c.bytes())
 			r.queue = append(r.queue[:i], r.queue[i+1:]...)
 			return
 		}

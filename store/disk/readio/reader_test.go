@@ -174,6 +174,36 @@ func TestDiskIsAskedForAllThatTheBudgetAllows(t *testing.T) {
 	}
 }
 
+// Of what the disk owes, the bytes that no load has asked for are told apart.
+func TestSpeedTellsWhatIsReadAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answer := make(chan struct{})
+		r := start(&onDevice{device: &device{before: func() error { <-answer; return nil }}})
+		ops := make([]*store.ReadOp, 5)
+		for i := range ops {
+			ops[i] = &store.ReadOp{Payload: store.AlignedBuffer(3 * fsio.Align), Ahead: i < 2}
+		}
+		ended := make(chan struct{})
+		go func() {
+			r.Read(t.Context(), ops, func(*store.ReadOp) {}, false)
+			close(ended)
+		}()
+		synctest.Wait()
+		const each = format.HeaderBytes + 3*fsio.Align
+		if v := r.Speed(); v.QueuedBytes != 5*each || v.AheadBytes != 2*each {
+			t.Errorf("%+v, want %d bytes queued, %d of them ahead", v, 5*each, 2*each)
+		}
+		close(answer)
+		<-ended
+		if v := r.Speed(); v.QueuedBytes != 0 || v.AheadBytes != 0 {
+			t.Errorf("%+v after all has been delivered", v)
+		}
+		if r.Close() {
+			t.Error("hung")
+		}
+	})
+}
+
 // Whatever the disk does, each op is reported once, is verified if it has no error, and settles once
 // if its buffer was in use.
 func TestReadsEndOnceOnABadDisk(t *testing.T) {
@@ -220,7 +250,7 @@ func TestReadsEndOnceOnABadDisk(t *testing.T) {
 				t.Errorf("no op ended in way %d", i)
 			}
 		}
-		if queued, inFlight := r.Depth(); queued != 0 || inFlight != 0 || d.pins.Load() != 0 || r.Speed().QueuedBytes != 0 {
+		if queued, inFlight := r.Depth(); queued != 0 || inFlight != 0 || d.pins.Load() != 0 || r.Speed().QueuedBytes != 0 || r.Speed().AheadBytes != 0 {
 			t.Errorf("%d queued, %d bytes in flight, %d pins, %+v", queued, inFlight, d.pins.Load(), r.Speed())
 		}
 		if r.Close() {
@@ -234,7 +264,7 @@ func readSome(ctx context.Context, t *testing.T, r *Reader, random func(int) int
 	var reports, settles [5]atomic.Int64
 	ops := make([]*store.ReadOp, len(reports))
 	for i := range ops {
-		ops[i] = &store.ReadOp{Payload: store.AlignedBuffer(1 + random(10*fsio.Align)), Owner: i}
+		ops[i] = &store.ReadOp{Payload: store.AlignedBuffer(1 + random(10*fsio.Align)), Ahead: i%2 == 0, Owner: i}
 		ops[i].ID.Key[0] = byte(random(100))
 		ops[i].OnSettled = func(op *store.ReadOp) {
 			if settles[i].Add(1); reports[i].Load() != 1 || !op.Settled() {

@@ -71,7 +71,7 @@ func (r *Reader) Speed() store.Speed {
 	if r.inFlight > 0 {
 		bytes, seconds = r.speed.at(now)
 	}
-	v := store.Speed{QueuedBytes: r.backlog, LatencyS: r.speed.latency}
+	v := store.Speed{QueuedBytes: r.backlog, AheadBytes: r.ahead, LatencyS: r.speed.latency}
 	if seconds > 0 {
 		v.BytesPerS = bytes / seconds
 	}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from kvconn import __version__
 from kvconn.client import Options, SchedulerClient, WorkerClient
-from kvconn.vllm import engine_hooks, entry, releases, settings
-from kvconn.vllm.adapters import Adapters
-from kvconn.vllm.entry import IDENTITY_WAIT_S, check_parallel, guarded, logger
+from kvconn.vllm import entry, releases
+from kvconn.vllm.entry import IDENTITY_WAIT_S, CoreWatcher, check_parallel, guarded, logger
 from kvconn.vllm.events import Announcer
 from kvconn.vllm.files import UnknownIdentity
 from kvconn.vllm.identity import Identity
@@ -59,7 +58,6 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._client: SchedulerClient | WorkerClient | None = None
-        self._adapters: Adapters | None = None
         _check(vllm_config, kv_cache_config)
         try:
             since = entry.started_at()
@@ -73,17 +71,14 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
         options = _options(vllm_config, role, identity)
         identity.wait(IDENTITY_WAIT_S)
         if role == KVConnectorRole.SCHEDULER:
-            from vllm.v1.engine.core import EngineCore  # the other processes do without
-
             self._client = scheduler = SchedulerClient(options)
-            sees_loads = engine_hooks.watch(EngineCore, self)
-            self._adapters = Adapters(since, sees_loads, settings.of_adapters(vllm_config), logger)
+            watcher = CoreWatcher(vllm_config, since)
             images = entry.images_by_content(vllm_config)
             size = block_size(kv_cache_config)
             events = vllm_config.kv_events_config
             announcer = Announcer(size, shards(vllm_config, kv_cache_config), logger)
             announcer.enabled = events is not None and bool(events.enable_kv_cache_events)
-            self._scheduler = SchedulerSide(scheduler, size, logger, self._adapters, images, announcer)
+            self._scheduler = watcher.side = SchedulerSide(scheduler, size, logger, watcher.adapters, images, announcer)
             scheduler.connect()
         else:
             parallel = vllm_config.parallel_config
@@ -187,18 +182,6 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
     ) -> PromMetrics:
         """Register the metrics, in vLLM's API server."""
         return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
-    # What the engine core does beside.
-
-    def adapter_loads(self, lora: Any, load: Callable[[], Any]) -> Any:
-        """Load an adapter, whose files are looked at before."""
-        return self._adapters.loading(lora, load) if self._adapters else load()
-
-    @guarded(lambda: None)
-    def weights_exchanged(self, by: str) -> None:
-        """Stop where the engine gets other weights than those that it was started with."""
-        if self._scheduler:
-            self._scheduler.stop(f"its weights may have been exchanged, by {by}")
 
     # Scheduler side, in the order of the calls.
 

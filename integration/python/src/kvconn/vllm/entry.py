@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import vllm
 from vllm.logger import init_logger
 
-from kvconn.vllm import files, manifest
+from kvconn.vllm import engine_hooks, files, manifest, settings
+from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.files import Digests, UnknownIdentity
 from kvconn.vllm.identity import Identity, digest_directory
 
@@ -97,3 +98,33 @@ def images_by_content(vllm_config: VllmConfig) -> bool:
     if multimodal is None or vllm_config.cache_config.enable_prefix_caching:
         return True
     return bool(getattr(multimodal, "mm_processor_cache_gb", 0) != 0)
+
+
+class Side(Protocol):
+    """What loads and saves, in the scheduler's process."""
+
+    def stop(self, why: str) -> None:
+        """Load and save nothing any more."""
+
+
+class CoreWatcher:
+    """Hears of what the engine core does beside: it looks at adapters, and stops a side whose weights may be others."""
+
+    side: Side | None = None
+
+    def __init__(self, vllm_config: VllmConfig, loading_since: float) -> None:
+        from vllm.v1.engine.core import EngineCore  # the other processes do without
+
+        self._broken: set[str] = set()
+        lora = settings.of_adapters(vllm_config)  # before the core is watched: it may raise
+        self.adapters = Adapters(loading_since, engine_hooks.watch(EngineCore, self), lora, logger)
+
+    def adapter_loads(self, lora: Any, load: Callable[[], Any]) -> Any:
+        """Load an adapter, whose files are looked at before."""
+        return self.adapters.loading(lora, load)
+
+    @guarded(lambda: None)
+    def weights_exchanged(self, by: str) -> None:
+        """Stop where the engine gets other weights than those that it was started with."""
+        if self.side:
+            self.side.stop(f"its weights may have been exchanged, by {by}")

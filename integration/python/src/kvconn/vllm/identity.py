@@ -59,6 +59,11 @@ class Identity:
         self._worker = threading.Thread(target=self._make, name="kvconn-identity", daemon=True)
         self._worker.start()
 
+    @property
+    def windows(self) -> list[int]:
+        """The window of each layer group in tokens, 0 for full attention."""
+        return [int(group["window"]) for group in self._described["groups"]]
+
     def manifest(self) -> bytes | None:
         """Return the manifest as JSON, None while it is not known."""
         return self._manifest

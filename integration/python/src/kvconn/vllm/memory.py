@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from kvconn.client import GroupLayout, Run
 from kvconn.memfd import sealed_memfd
+from kvconn.vllm import populate
 from kvconn.vllm.manifest import layer_spec
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class SharedMemory:
         with contextlib.suppress(OSError):  # an optimisation: not every kernel has it for shared memory
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self.tensor = torch.frombuffer(self._map, dtype=torch.int8)
+        self.populating = populate.in_background(self.tensor)
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
         """Whether a tensor's storage is this memory."""

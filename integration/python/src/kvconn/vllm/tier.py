@@ -7,7 +7,7 @@ KV memory and a region of host memory with its own kernels, and the daemon fills
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,13 +26,13 @@ except (ImportError, AttributeError) as err:
 
 from kvconn import __version__
 from kvconn.client import KeyedClient, Options
-from kvconn.vllm import engine_hooks, entry, settings, tier_identity, tier_region
+from kvconn.vllm import entry, tier_identity, tier_region
 from kvconn.vllm.adapters import Adapters
-from kvconn.vllm.entry import IDENTITY_WAIT_S, check_parallel, guarded, logger
+from kvconn.vllm.entry import IDENTITY_WAIT_S, CoreWatcher, check_parallel, guarded, logger
 from kvconn.vllm.files import UnknownIdentity
 from kvconn.vllm.identity import Identity
 from kvconn.vllm.tier_pace import Pace
-from kvconn.vllm.tier_requests import TierRequest, Wishes
+from kvconn.vllm.tier_requests import Terms, TierRequest
 from kvconn.vllm.tier_side import Answer, Rows, TierSide
 from kvconn.vllm.tracked import can_be_told, knows_images
 from kvconn.vllm.wishes import WishReader
@@ -61,7 +61,7 @@ class _Engine:
     vllm_config: VllmConfig
     kv_cache_config: KVCacheConfig
     tier: KVConnTier | None = None
-    wishes: dict[str, Wishes] = field(default_factory=dict)
+    terms: dict[str, Terms] = field(default_factory=dict)
     """Of requests that the connector has met and the tier has not."""
 
 
@@ -84,15 +84,15 @@ class KVConnTieringConnector(OffloadingConnector):
             _making.reset(made)
 
     def on_new_request(self, request: Request) -> None:
-        """Note what a request wishes before the tier meets it."""
+        """Note what may be done for a request before the tier meets it."""
         self._note(request)
         super().on_new_request(request)
 
     @guarded(lambda: None)
     def _note(self, request: Request) -> None:
         tier = self._engine.tier
-        if tier is not None and (wishes := tier.met(request)):
-            self._engine.wishes[request.request_id] = wishes
+        if tier is not None and (terms := tier.met(request)):
+            self._engine.terms[request.request_id] = terms
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Note what runs in the step."""
@@ -161,25 +161,22 @@ class KVConnTier(SecondaryTierManager):
         describe = partial(tier_identity.describe, spec=spec, chunk_tokens=tokens)
         identity = entry.identity(config, kv_cache_config, since, own.get("digest_cache"), describe)
         client = KeyedClient(_options(spec, identity, own))
-        windows = [g["window"] for g in describe(config, kv_cache_config, "")["groups"]]
         self.pace = Pace(ahead=bool(getattr(config.scheduler_config, "async_scheduling", False)))
         self._images_by_content = entry.images_by_content(config)
-        from vllm.v1.engine.core import EngineCore  # the other processes do without
-
-        lora = settings.of_adapters(config)
-        self._adapters = Adapters(since, engine_hooks.watch(EngineCore, self), lora, logger)
+        watcher = CoreWatcher(config, since)
+        self._adapters = watcher.adapters
         identity.wait(IDENTITY_WAIT_S)
         client.register([self._fd], tier_region.layout(spec, size))
-        rows = Rows(spec.num_chunks, tokens, windows)
-        self._side = TierSide(client, rows, self.pace, _PATIENCE_S, logger, self._adapters)
+        rows = Rows(spec.num_chunks, tokens, identity.windows)
+        self._side = watcher.side = TierSide(client, rows, self.pace, _PATIENCE_S, logger, watcher.adapters)
 
-    def met(self, request: Request) -> Wishes | None:
+    def met(self, request: Request) -> Terms | None:
         """Return what may be done for a request, whose adapter is looked at before the engine loads it."""
         if self._side is None:
             return None
         if request.lora_request is not None and self._adapters:
             self._adapters.scope(request.lora_request)
-        return _wishes(request, self._images_by_content, self._wishes)
+        return _terms(request, self._images_by_content, self._wishes)
 
     def step(self, scheduled: Mapping[str, int]) -> None:
         """Note a step, by the tokens that each request computes in it. `on_schedule_end` follows.
@@ -190,18 +187,6 @@ class KVConnTier(SecondaryTierManager):
         if scheduled:
             self.pace.step(scheduled)
 
-    # What the engine core does beside.
-
-    def adapter_loads(self, lora: Any, load: Callable[[], Any]) -> Any:
-        """Load an adapter, whose files are looked at before."""
-        return self._adapters.loading(lora, load) if self._adapters else load()
-
-    @guarded(lambda: None)
-    def weights_exchanged(self, by: str) -> None:
-        """Stop where the engine gets other weights than those that it was started with."""
-        if self._side:
-            self._side.stop(f"its weights may have been exchanged, by {by}")
-
     # Hooks of the tier, in the order of the calls.
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
@@ -211,9 +196,9 @@ class KVConnTier(SecondaryTierManager):
 
     @guarded(lambda: None)
     def _met(self, context: ReqContext) -> None:
-        wishes = self._engine.wishes.pop(context.req_id, None)
-        if self._side and wishes:
-            context.set_state(self._side.met(context.req_id, wishes))
+        terms = self._engine.terms.pop(context.req_id, None)
+        if self._side and terms:
+            context.set_state(self._side.met(context.req_id, terms))
 
     @guarded(lambda: LookupResult.MISS)
     def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
@@ -312,9 +297,9 @@ def _options(spec: Any, identity: Identity, own: dict[str, Any]) -> Options:
     )
 
 
-def _wishes(request: Request, images_by_content: bool, reader: WishReader) -> Wishes:
+def _terms(request: Request, images_by_content: bool, reader: WishReader) -> Terms:
     """Return what may be done for a request."""
     asked = reader.read(request.kv_transfer_params)
     kept = can_be_told(request) and knows_images(request, images_by_content)
     salt = request.cache_salt or ""
-    return Wishes(kept and asked.load, kept and asked.save, request.lora_request, salt, asked.max_load_tokens)
+    return Terms(kept and asked.load, kept and asked.save, request.lora_request, salt, asked.max_load_tokens)

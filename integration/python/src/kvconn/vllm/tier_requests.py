@@ -25,8 +25,8 @@ class Phase(Enum):
 
 
 @dataclass
-class Wishes:
-    """What may be done for a request, and with which adapter it computes."""
+class Terms:
+    """What may be done for a request, with which adapter it computes, and for which tenant."""
 
     load: bool = True
     save: bool = True
@@ -43,7 +43,7 @@ class TierRequest:
     """A request's chunks, and what was promised of them."""
 
     id: str
-    wishes: Wishes
+    terms: Terms
     scope: str = ""
     """What separates the KV of its adapter from others'."""
     hashes: list[bytes] = field(default_factory=list)

@@ -13,7 +13,7 @@ from kvconn.client import KeyedClient
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.tier_pace import Pace
 from kvconn.vllm.tier_promises import Promises
-from kvconn.vllm.tier_requests import Phase, TierRequest, Wishes, group_of
+from kvconn.vllm.tier_requests import Phase, Terms, TierRequest, group_of
 
 _DRAIN_TICK_S = 0.001
 _STUCK_S = 10.0
@@ -95,19 +95,19 @@ class TierSide:
 
     # Requests.
 
-    def met(self, request_id: str, wishes: Wishes) -> TierRequest:
+    def met(self, request_id: str, terms: Terms) -> TierRequest:
         """Return the state of a new request."""
-        if wishes.most is not None and wishes.most < self._rows.tokens:
-            wishes.load = False
-        request = self._requests[request_id] = TierRequest(request_id, wishes)
+        if terms.most is not None and terms.most < self._rows.tokens:
+            terms.load = False
+        request = self._requests[request_id] = TierRequest(request_id, terms)
         return request
 
     def finished(self, request: TierRequest, positions: Any) -> None:
         """Note that a request has ended. Its jobs may go on."""
         self._requests.pop(request.id, None)
         self._promises.forget(request.id)
-        known = request.wishes.adapter is None or request.scope
-        if self._stopped or not known or not (request.wishes.load or request.wishes.save):
+        known = request.terms.adapter is None or request.scope
+        if self._stopped or not known or not (request.terms.load or request.terms.save):
             return
         self._learn(request, positions)
         if not request.hashes:
@@ -118,7 +118,7 @@ class TierSide:
 
     def look_up(self, request: TierRequest, key: bytes, positions: Any) -> Answer:
         """Say whether a chunk can be loaded. `positions` is what vLLM knows of the request's keys."""
-        if self._stopped or not request.wishes.load or request.failed or request.phase is not Phase.ASKING:
+        if self._stopped or not request.terms.load or request.failed or request.phase is not Phase.ASKING:
             return Answer.MISS
         adapter = self._adapter_in_step(request)
         if adapter is not Answer.HIT:
@@ -157,7 +157,7 @@ class TierSide:
 
     def _adapter(self, request: TierRequest) -> Answer:
         """Say whether it is known what the request's adapter contains."""
-        lora = request.wishes.adapter
+        lora = request.terms.adapter
         if lora is None:
             return Answer.HIT
         scope = self._adapters.scope(lora)
@@ -174,7 +174,7 @@ class TierSide:
         # they are looked up from the end.
         first = 0 if any(self._rows.windows) else index
         parent = request.hashes[first - 1] if first else b""
-        most = request.wishes.most
+        most = request.terms.most
         begin = 0 if self._rows.windows[group] else index
         last = len(request.hashes) if most is None else begin + most // self._rows.tokens
         hashes = request.hashes[first:last]
@@ -240,12 +240,12 @@ class TierSide:
     ) -> None:
         """Have the daemon keep the content of rows."""
         job = _Job(number, dict(zip(rows, keys, strict=True)), request, False)
-        wanted = request is not None and request.wishes.save and not self._stopped
+        wanted = request is not None and request.terms.save and not self._stopped
         if wanted and request is not None and self._adapter(request) is Answer.HIT:
             chunks = self._chunks(job, at)
             if chunks:
                 self._stores[str(number)] = job
-                salt = request.wishes.salt
+                salt = request.terms.salt
                 self._client.put(str(number), request.parts(chunks), salt=salt, lora=request.scope)
                 return
         self._failed(job)
