@@ -317,3 +317,18 @@ func TestWhatTheServerDoesNotKnowIsRefused(t *testing.T) {
 	expect(t, ask(s, "PUT", "/bucket/a", "2", "Content-Md5", base64.StdEncoding.EncodeToString(sum[:])), 400, "BadDigest")
 	expect(t, ask(s, "PUT", "/bucket/a", "1", "Content-Md5", base64.StdEncoding.EncodeToString(sum[:])), 200, "")
 }
+
+func FuzzSpan(f *testing.F) {
+	f.Add("bytes=2-4", int64(10))
+	f.Add("bytes=-3", int64(2))
+	f.Add("bytes=8-", int64(0))
+	f.Fuzz(func(t *testing.T, header string, size int64) {
+		if size < 0 {
+			return
+		}
+		from, n, status, err := span(header, size)
+		if err == nil && (from < 0 || n < 0 || n > size || from > size-n || status == http.StatusPartialContent && n == 0) {
+			t.Errorf("%q of %d: %d from %d, %d", header, size, n, from, status)
+		}
+	})
+}

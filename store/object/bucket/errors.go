@@ -67,7 +67,7 @@ func causeName(cause error) string {
 	return "unavailable"
 }
 
-// Error says what failed, of which request, and why. It has no credentials in it.
+// Error says what failed, for which request, and why. It has no credentials in it.
 type Error struct {
 	// Kind is the request's, Name the object's, the prefix that was listed, or empty.
 	Kind Kind
