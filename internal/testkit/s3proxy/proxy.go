@@ -164,6 +164,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reset(w)
 	}
 	p.next.ServeHTTP(out, r)
+	out.WriteHeader(http.StatusOK) // if the handler has left that to its caller
 }
 
 // refuse answers with an error of S3.
