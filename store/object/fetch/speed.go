@@ -1,0 +1,121 @@
+package fetch
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kvconn/kvconn/store"
+)
+
+const (
+	// speedTimeConstant is the busy time after which a measurement has lost 63% of its weight: a few loads.
+	speedTimeConstant = time.Second
+	// latencyWeight is the weight of the newest record in the latency.
+	latencyWeight = 1.0 / 8
+	// What is taken for true before anything was measured: a bucket in the same region on a common machine.
+	firstBytesPerS = 50e6
+	firstLatencyS  = 0.15
+)
+
+// speed is a ratio of two sums, bytes and busy seconds, that decay with busy time alone. It is guarded by the
+// mutex of the fetcher.
+type speed struct {
+	bytes, seconds float64
+	latency        float64
+	busy           int       // requests whose bodies arrive, or should
+	mark           time.Time // up to where busy time is counted
+}
+
+// seed starts from a guess, which counts like one time constant.
+func (e *speed) seed() {
+	e.seconds = speedTimeConstant.Seconds()
+	e.bytes = firstBytesPerS * e.seconds
+	e.latency = firstLatencyS
+}
+
+// begin says that one more body arrives, end that one does no longer.
+func (e *speed) begin(now time.Time) {
+	if e.busy == 0 {
+		e.mark = now
+	}
+	e.busy++
+}
+
+func (e *speed) end(now time.Time) {
+	e.delivered(now, 0)
+	e.busy--
+}
+
+// delivered counts bytes, and the busy time since the last call.
+func (e *speed) delivered(now time.Time, bytes int) {
+	e.bytes, e.seconds = e.at(now)
+	e.bytes += float64(bytes)
+	e.mark = now
+}
+
+// at returns the sums with the busy time up to now.
+func (e *speed) at(now time.Time) (bytes, seconds float64) {
+	if e.busy == 0 {
+		return e.bytes, e.seconds
+	}
+	dt := max(0, now.Sub(e.mark).Seconds())
+	decay := math.Exp(-dt / speedTimeConstant.Seconds())
+	return e.bytes * decay, e.seconds*decay + dt
+}
+
+// first notes how long the first record of a range took.
+func (e *speed) first(took time.Duration) {
+	e.latency += latencyWeight * (took.Seconds() - e.latency)
+}
+
+// now is the speed without what is queued.
+func (e *speed) now(now time.Time) store.Speed {
+	bytes, seconds := e.at(now)
+	return store.Speed{BytesPerS: bytes / seconds, LatencyS: e.latency}
+}
+
+const (
+	// hedgeShare is one in how many GETs may be repeated because it is late, hedgeCredit how many may be at
+	// one time that others have left over.
+	hedgeShare  = 20
+	hedgeCredit = 4
+	// headSamples are kept, and headFresh come before the quantile is computed again.
+	headSamples = 128
+	headFresh   = 16
+)
+
+// heads is how long the heads of answers took of late. It is guarded by the mutex of the fetcher.
+type heads struct {
+	took   [headSamples]time.Duration
+	n      int // since the start
+	p95    time.Duration
+	credit int // in parts of a hedge: hedgeShare are one
+}
+
+// asked counts a GET that is not a hedge.
+func (h *heads) asked() { h.credit = min(h.credit+1, hedgeCredit*hedgeShare) }
+
+// hedge reports whether a GET may be repeated.
+func (h *heads) hedge() bool {
+	if h.credit < hedgeShare {
+		return false
+	}
+	h.credit -= hedgeShare
+	return true
+}
+
+// came notes how long a head took.
+func (h *heads) came(took time.Duration) {
+	h.took[h.n%headSamples] = took
+	h.n++
+	if h.n%headFresh == 0 {
+		sorted := h.took
+		k := min(h.n, headSamples)
+		slices.Sort(sorted[:k])
+		h.p95 = sorted[k*95/100]
+	}
+}
+
+// late is when a head is late.
+func (h *heads) late(least time.Duration) time.Duration { return max(least, 2*h.p95) }
