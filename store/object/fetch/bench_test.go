@@ -19,10 +19,10 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/s3proxy"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/catalog"
 	objects "github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // bench is a fetcher on a server in memory, with a proxy between and a catalog.
@@ -146,10 +146,10 @@ func (b *bench) putChanged(n, payloadBytes int, change func(object []byte) []byt
 		w := b.record(payloadBytes)
 		w.place = catalog.Place{Object: id, Ordinal: uint16(i), From: int64(i * slot), Bytes: int64(slot)}
 		at := object[i*slot:]
-		h := format.Record{
-			Store: format.StoreID(id), Slot: uint32(i), Seq: uint64(i) + 1, Namespace: w.ID.Namespace, Shard: w.ID.Shard,
+		h := record.Header{
+			Store: record.StoreID(id), Slot: uint32(i), Seq: uint64(i) + 1, Namespace: w.ID.Namespace, Shard: w.ID.Shard,
 			Key: w.ID.Key, Parent: w.Parent, Proof: w.Proof, Scope: w.scope,
-			PayloadBytes: uint32(payloadBytes), PayloadSum: format.PayloadSum(w.payload),
+			PayloadBytes: uint32(payloadBytes), PayloadSum: record.PayloadSum(w.payload),
 		}
 		h.Encode(at[:headerBytes])
 		copy(at[headerBytes:], w.payload)
