@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -18,10 +19,10 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/s3proxy"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/catalog"
 	objects "github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // bench is a fetcher on a server in memory, with a proxy between and a catalog.
@@ -39,6 +40,7 @@ type bench struct {
 	mu     sync.Mutex
 	places map[store.RecordID]catalog.Place
 	lost   map[objects.ObjectID]objects.Cause
+	marked []*store.ReadOp
 }
 
 // written is a record that a test has put.
@@ -88,6 +90,11 @@ func inBubble(t *testing.T, change func(*bucket.Options, *Options), f func(t *te
 		b.proxy.Stop()
 		b.Close()
 		b.bucket.Close()
+		for _, op := range b.marked {
+			if i := slices.IndexFunc(op.Payload, func(c byte) bool { return c != mark }); i >= 0 {
+				t.Errorf("byte %d of the buffer of op %v was written after its read", i, op.ID.Key)
+			}
+		}
 		if s := b.Speed(); s.QueuedBytes != 0 || s.AheadBytes != 0 {
 			t.Errorf("%d bytes owed, %d ahead, by a fetcher that is closed", s.QueuedBytes, s.AheadBytes)
 		}
@@ -139,10 +146,10 @@ func (b *bench) putChanged(n, payloadBytes int, change func(object []byte) []byt
 		w := b.record(payloadBytes)
 		w.place = catalog.Place{Object: id, Ordinal: uint16(i), From: int64(i * slot), Bytes: int64(slot)}
 		at := object[i*slot:]
-		h := format.Record{
-			Store: format.StoreID(id), Slot: uint32(i), Seq: uint64(i) + 1, Namespace: w.ID.Namespace, Shard: w.ID.Shard,
+		h := record.Header{
+			Store: record.StoreID(id), Slot: uint32(i), Seq: uint64(i) + 1, Namespace: w.ID.Namespace, Shard: w.ID.Shard,
 			Key: w.ID.Key, Parent: w.Parent, Proof: w.Proof, Scope: w.scope,
-			PayloadBytes: uint32(payloadBytes), PayloadSum: format.PayloadSum(w.payload),
+			PayloadBytes: uint32(payloadBytes), PayloadSum: record.PayloadSum(w.payload),
 		}
 		h.Encode(at[:headerBytes])
 		copy(at[headerBytes:], w.payload)
@@ -215,8 +222,17 @@ func (b *bench) read(ctx context.Context, ops ...*store.ReadOp) {
 			b.t.Errorf("the buffer of op %v was written to after its end", op.ID.Key)
 		}
 		b.check(op)
+		for i := range op.Payload { // it is the caller's again
+			op.Payload[i] = mark
+		}
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.marked = append(b.marked, ops...)
 }
+
+// mark is what buffers have after their ops have ended.
+const mark = 0xa5
 
 // check checks the result of an op.
 func (b *bench) check(op *store.ReadOp) {

@@ -93,7 +93,7 @@ func (f *Fetcher) Read(ctx context.Context, ops []*store.ReadOp, done func(*stor
 	f.end(b)
 }
 
-// locate looks up the ops of a call. Those that are found are gathered, the others are reported.
+// locate looks up the ops of a call. What is found is gathered, the others are reported.
 func (f *Fetcher) locate(b *batch) {
 	for _, t := range b.tasks {
 		if t.op.Err = checkBuffer(t.op.Payload); t.op.Err != nil {

@@ -59,9 +59,9 @@ func (e *speed) at(now time.Time) (bytes, seconds float64) {
 	if e.busy == 0 {
 		return e.bytes, e.seconds
 	}
-	dt := max(0, now.Sub(e.mark).Seconds())
-	decay := math.Exp(-dt / speedTimeConstant.Seconds())
-	return e.bytes * decay, e.seconds*decay + dt
+	tau := speedTimeConstant.Seconds()
+	decay := math.Exp(-max(0, now.Sub(e.mark).Seconds()) / tau)
+	return e.bytes * decay, e.seconds*decay + tau*(1-decay) // those since the mark decay too: there may be many
 }
 
 // first notes how long the first record of a range took.

@@ -5,10 +5,10 @@ import (
 	"fmt"
 
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
+	"github.com/kvconn/kvconn/store/record"
 )
 
-const headerBytes = format.HeaderBytes
+const headerBytes = record.HeaderBytes
 
 // Reasons for which a record is bad, beside those of its header.
 var (
@@ -20,7 +20,7 @@ var (
 
 // opening is a record whose header was verified.
 type opening struct {
-	header format.Record
+	header record.Header
 	// stored is how many bytes follow the header.
 	stored int
 }
@@ -31,11 +31,11 @@ func (f *Fetcher) open(t *task, s *scratch) (o opening, err error) {
 	h := &o.header
 	err = h.Decode(s.header[:])
 	switch op := t.op; {
-	case errors.Is(err, format.ErrNewer):
+	case errors.Is(err, record.ErrNewer):
 		return o, fmt.Errorf("record %v: %w: %w", op.ID.Key, store.ErrUnreadable, err)
 	case err != nil:
 		return o, err
-	case h.Store != format.StoreID(t.place.Object) || h.SegmentID != 0 || h.Slot != uint32(t.place.Ordinal) || h.Seq != uint64(t.place.Ordinal)+1:
+	case h.Store != record.StoreID(t.place.Object) || h.SegmentID != 0 || h.Slot != uint32(t.place.Ordinal) || h.Seq != uint64(t.place.Ordinal)+1:
 		return o, errOtherPlace
 	case h.Key != op.ID.Key || h.Shard != op.ID.Shard || h.Namespace != op.ID.Namespace:
 		return o, errOtherRecord
@@ -58,7 +58,7 @@ func (o *opening) into(t *task, s *scratch) []byte { return t.op.Payload }
 
 // verify makes the payload of the stored bytes, and verifies it.
 func (f *Fetcher) verify(o *opening, t *task, stored []byte) error {
-	if o.header.PayloadSum != format.PayloadSum(stored) {
+	if o.header.PayloadSum != record.PayloadSum(stored) {
 		return errPayloadSum
 	}
 	return nil

@@ -1,7 +1,7 @@
-// Package format encodes what the store puts on disk: the headers of records and
-// segments. All integers are little-endian. The document docs/on-disk-format.md
-// describes the same bytes.
-package format
+// Package record encodes records as tiers store them: a header, which says what a record is, and
+// its payload. All integers are little-endian. The document docs/on-disk-format.md describes the
+// same bytes.
+package record
 
 import (
 	"encoding/binary"
@@ -16,11 +16,11 @@ import (
 // HeaderBytes is the size of every header: one unit of direct I/O.
 const HeaderBytes = 4096
 
-// Version is the version of the on-disk format that is written. Older ones are read.
+// Version is the version of headers that is written. Older ones are read.
 const Version = 2
 
-// versionFirst is the format without scopes: a header ends with its payload's checksum.
-const versionFirst = 1
+// VersionFirst is the version without scopes: a header ends with its payload's checksum.
+const VersionFirst = 1
 
 // StoreID is the random identity of a store. Every header carries it, so that blocks
 // left behind by another store on the same device are never taken for records.
@@ -78,13 +78,10 @@ type Cipher struct {
 	StoredBytes uint32
 }
 
-const (
-	recordMagic  = "KVCNREC1"
-	segmentMagic = "KVCNSEG1"
-)
+const magic = "KVCNREC1"
 
-// Record is the header before a record's payload.
-type Record struct {
+// Header is the header before a record's payload.
+type Header struct {
 	Store     StoreID
 	SegmentID uint32
 	Slot      uint32
@@ -139,10 +136,10 @@ const (
 )
 
 // Encode writes the header into b, which is HeaderBytes long.
-func (r *Record) Encode(b []byte) {
+func (r *Header) Encode(b []byte) {
 	b = b[:HeaderBytes]
 	clear(b)
-	copy(b[offMagic:], recordMagic)
+	copy(b[offMagic:], magic)
 	le := binary.LittleEndian
 	le.PutUint16(b[offVersion:], Version)
 	le.PutUint16(b[offShard:], uint16(r.Shard))
@@ -166,13 +163,13 @@ func (r *Record) Encode(b []byte) {
 	copy(b[offNonce:], r.Cipher.Nonce[:])
 	copy(b[offTag:], r.Cipher.Tag[:])
 	le.PutUint32(b[offStoredBytes:], r.Cipher.StoredBytes)
-	seal(b)
+	PutSum(b)
 }
 
 // Decode reads the header in b, which is HeaderBytes long, and verifies its checksum. With
 // [ErrNewer] the record says what it is, but its payload cannot be read.
-func (r *Record) Decode(b []byte) error {
-	version, err := open(b, recordMagic)
+func (r *Header) Decode(b []byte) error {
+	version, err := Verify(b, magic)
 	if err != nil {
 		return err
 	}
@@ -190,7 +187,7 @@ func (r *Record) Decode(b []byte) error {
 	r.PayloadBytes = le.Uint32(b[offBytes:])
 	r.PayloadSum = le.Uint64(b[offSum:])
 	r.Scope, r.KeyScheme, r.Flags, r.Needs, r.Cipher = connector.UnknownScope, KeySchemeUnknown, 0, 0, Cipher{}
-	if version == versionFirst {
+	if version == VersionFirst {
 		return nil
 	}
 	r.Needs = Needs(le.Uint32(b[offNeeds:]))
@@ -202,24 +199,25 @@ func (r *Record) Decode(b []byte) error {
 	copy(r.Cipher.Nonce[:], b[offNonce:])
 	copy(r.Cipher.Tag[:], b[offTag:])
 	r.Cipher.StoredBytes = le.Uint32(b[offStoredBytes:])
-	return r.Needs.check()
+	return r.Needs.Check()
 }
 
-// check reports an error if n has a feature that this program does not know.
-func (n Needs) check() error {
+// Check returns [ErrNewer] if n has a feature that this program does not know.
+func (n Needs) Check() error {
 	if unknown := n &^ known; unknown != 0 {
 		return fmt.Errorf("%w: features %#x", ErrNewer, uint32(unknown))
 	}
 	return nil
 }
 
-// seal stamps the checksum of everything before it into the last bytes of a header.
-func seal(b []byte) {
+// PutSum writes the checksum of all before it into the last bytes of a header.
+func PutSum(b []byte) {
 	binary.LittleEndian.PutUint64(b[offHeaderSum:], xxh3.Hash(b[:offHeaderSum]))
 }
 
-// open verifies magic, checksum and version of a header, and returns the version.
-func open(b []byte, magic string) (version uint16, err error) {
+// Verify verifies magic, checksum and version of a header of any kind, and returns the version. The
+// errors are [ErrBlank], [ErrBad] and [ErrNewer].
+func Verify(b []byte, magic string) (version uint16, err error) {
 	if len(b) != HeaderBytes {
 		return 0, fmt.Errorf("%w: %d bytes", ErrBad, len(b))
 	}
