@@ -98,8 +98,8 @@ func inBubble(t *testing.T, change func(*bucket.Options, *Options), f func(t *te
 		if s := b.Speed(); s.QueuedBytes != 0 || s.AheadBytes != 0 {
 			t.Errorf("%d bytes owed, %d ahead, by a fetcher that is closed", s.QueuedBytes, s.AheadBytes)
 		}
-		if b.used != 0 || b.inFlight != 0 || b.speed.busy != 0 || b.calls != 0 {
-			t.Errorf("%d connections, %d bytes in flight, %d arriving, %d calls of a fetcher that is closed", b.used, b.inFlight, b.speed.busy, b.calls)
+		if b.used != 0 || b.inFlight != 0 || b.speed.ranges != 0 || b.speed.flowing || b.calls != 0 {
+			t.Errorf("%d connections, %d bytes in flight, %d arriving, %d calls of a fetcher that is closed", b.used, b.inFlight, b.speed.ranges, b.calls)
 		}
 	})
 }

@@ -145,9 +145,9 @@ func (f *Fetcher) owe(t *task, sign int64) {
 }
 
 // Speed returns how fast records come at the moment. Latency is that of records that are the first of their
-// range, and bandwidth is measured while bodies arrive, or should: the latency of requests is not in it. It
-// sinks while the bucket owes an answer for longer than usual. Before the first record it is a guess, since a
-// level that was not measured would cost nothing.
+// range. Bandwidth is that of all ranges together; what the first of them takes until its answer begins is not
+// in it, since it is in the latency. It sinks while the bucket owes an answer for longer than usual. Before the
+// first record both are guesses, since a level that was not measured would cost nothing.
 func (f *Fetcher) Speed() store.Speed {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -27,7 +27,6 @@ type race struct {
 	stops       [2]context.CancelFunc
 	winner      int // the request that decided
 	hedged      bool
-	busy        bool // counted as one that should arrive
 }
 
 // get asks for a range. A second request is sent if the head of the first one's answer is late.
@@ -41,29 +40,21 @@ func (f *Fetcher) get(ctx context.Context, r *run, name string, from, bytes int6
 	c.send(0)
 	a := c.run(late)
 	c.leave()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	now := time.Now()
 	if a.err != nil {
-		if c.busy {
-			f.speed.end(now)
-		}
 		return nil, a.err
 	}
 	if a.lane > 0 {
 		f.counts.won.Add(1)
 	}
-	if !c.busy {
-		f.speed.begin(now)
-	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	f.speed.flows(now)
 	f.heads.came(now.Sub(began))
 	stop := r.stop
 	return &body{
-		ReadCloser: a.Body, first: from, at: from, stall: f.o.Stall, timer: stopped(func() { stop(errStalled) }),
-		end: func() {
-			c.stops[a.lane]()
-			f.arrived()
-		},
+		ReadCloser: a.Body, first: from, at: from, stall: f.o.Stall,
+		timer: stopped(func() { stop(errStalled) }), end: c.stops[a.lane],
 	}, nil
 }
 
@@ -95,8 +86,7 @@ func (c *race) run(late time.Duration) (a answer) {
 func (c *race) late() {
 	f := c.f
 	f.mu.Lock()
-	f.speed.begin(time.Now())
-	c.busy = true
+	f.speed.flows(time.Now())
 	if c.hedged = f.used < f.o.Connections && f.heads.hedge(); c.hedged {
 		f.used++
 	}
@@ -142,13 +132,6 @@ func (f *Fetcher) freeConnection() {
 	defer f.mu.Unlock()
 	f.used--
 	f.dispatch()
-}
-
-// arrived ends the time in which a body arrives.
-func (f *Fetcher) arrived() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.speed.end(time.Now())
 }
 
 // stopped is a timer that does not run yet.

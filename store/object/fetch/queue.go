@@ -19,7 +19,7 @@ type run struct {
 	ahead bool
 	// Guarded by the mutex of the fetcher:
 	live  int                     // tasks that have not ended
-	bytes int64                   // of them
+	bytes int64                   // of them, and of the gaps
 	stop  context.CancelCauseFunc // ends the GET under way
 	began time.Time               // when it was first asked for
 	// wrong counts answers that are another range. Only the run's goroutine uses it.
@@ -91,7 +91,7 @@ func (f *Fetcher) cut() {
 		r.tasks = append(r.tasks, t)
 		r.order = min(r.order, t.order)
 		r.live++
-		r.bytes += t.place.Bytes
+		r.bytes = t.end() - r.tasks[0].place.From
 		t.run, t.phase = r, queued
 	}
 	byOrder := func(a, b *run) int { return cmp.Compare(a.order, b.order) }
@@ -125,6 +125,7 @@ func (f *Fetcher) dispatch() {
 	for r := f.pick(); r != nil; r = f.pick() {
 		f.used++
 		f.inFlight += r.bytes
+		f.speed.begin()
 		r.began = time.Now()
 		for _, t := range r.tasks {
 			if t.phase != ended {

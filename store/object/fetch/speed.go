@@ -18,33 +18,41 @@ const (
 	firstLatencyS  = 0.15
 )
 
-// speed is a ratio of two sums, bytes and busy seconds, that decay with busy time alone. It is guarded by the
-// mutex of the fetcher.
+// speed is a ratio of two sums, bytes and busy seconds, that decay with busy time alone. Busy is when ranges
+// are asked for; but what the first of them takes until its answer begins is latency, unless it is late. It is
+// guarded by the mutex of the fetcher.
 type speed struct {
 	bytes, seconds float64
 	latency        float64
-	busy           int       // requests whose bodies arrive, or should
+	measured       bool      // latency is no guess
+	ranges         int       // asked for
+	flowing        bool      // an answer has begun, or is late
 	mark           time.Time // up to where busy time is counted
 }
 
-// seed starts from a guess, which counts like one time constant.
+// seed starts from a guess, which counts for little beside a probe of 8 MiB.
 func (e *speed) seed() {
-	e.seconds = speedTimeConstant.Seconds()
-	e.bytes = firstBytesPerS * e.seconds
+	const weight = 0.05
+	e.bytes, e.seconds = firstBytesPerS*weight, weight
 	e.latency = firstLatencyS
 }
 
-// begin says that one more body arrives, end that one does no longer.
-func (e *speed) begin(now time.Time) {
-	if e.busy == 0 {
-		e.mark = now
+// begin says that one more range is asked for.
+func (e *speed) begin() { e.ranges++ }
+
+// flows says that the answer to one begins, or is late.
+func (e *speed) flows(now time.Time) {
+	if !e.flowing {
+		e.flowing, e.mark = true, now
 	}
-	e.busy++
 }
 
+// end ends what begin began.
 func (e *speed) end(now time.Time) {
 	e.delivered(now, 0)
-	e.busy--
+	if e.ranges--; e.ranges == 0 {
+		e.flowing = false
+	}
 }
 
 // delivered counts bytes, and the busy time since the last call.
@@ -56,7 +64,7 @@ func (e *speed) delivered(now time.Time, bytes int) {
 
 // at returns the sums with the busy time up to now.
 func (e *speed) at(now time.Time) (bytes, seconds float64) {
-	if e.busy == 0 {
+	if !e.flowing {
 		return e.bytes, e.seconds
 	}
 	tau := speedTimeConstant.Seconds()
@@ -66,6 +74,10 @@ func (e *speed) at(now time.Time) (bytes, seconds float64) {
 
 // first notes how long the first record of a range took.
 func (e *speed) first(took time.Duration) {
+	if !e.measured {
+		e.measured, e.latency = true, took.Seconds()
+		return
+	}
 	e.latency += latencyWeight * (took.Seconds() - e.latency)
 }
 

@@ -34,13 +34,13 @@ func (f *Fetcher) stream(ctx context.Context, r *run, s *scratch) (at *task, err
 			return nil, nil // another request is cheaper
 		}
 		if err = f.discard(body, s, gap); err != nil {
-			return t, err
+			return r.tasks[i], err
 		}
 		if !f.take(t) {
 			continue
 		}
 		if err = f.record(body, s, r, i); err != nil {
-			return t, err
+			return r.tasks[i], err // nil if it has ended
 		}
 	}
 	// A connection whose body was read to its end is used again. What comes now is of no record.

@@ -282,6 +282,21 @@ func TestSpeed(t *testing.T) {
 	})
 }
 
+// Records that lie apart come as fast as requests at one time allow.
+func TestSpeedOfRequests(t *testing.T) {
+	inBubble(t, func(_ *bucket.Options, o *Options) { o.Connections = 8 }, func(t *testing.T, b *bench) {
+		var ops []*store.ReadOp
+		for range 400 {
+			ops = append(ops, b.put(1, small)[0].op())
+		}
+		b.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Do: s3proxy.Effect{Delay: 100 * time.Millisecond}})
+		b.read(t.Context(), ops...)
+		if s, rate := b.Speed(), 8*small/0.1; s.BytesPerS < 0.9*rate || s.BytesPerS > 1.1*rate {
+			t.Errorf("%g bytes/s, want %g", s.BytesPerS, rate)
+		}
+	})
+}
+
 // fixed is a Getter that has one object in memory and allocates little.
 type fixed struct {
 	object []byte

@@ -61,6 +61,8 @@ func (f *Fetcher) work(r *run) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.used--
+	f.inFlight -= r.bytes // of the gaps
+	f.speed.end(time.Now())
 	f.recycle(r)
 	f.keep(s)
 	f.dispatch()
@@ -135,7 +137,7 @@ func (f *Fetcher) fail(r *run, err error) {
 func (f *Fetcher) judge(ctx context.Context, r *run, at *task, why, err error) {
 	object := objectOf(r)
 	lost := errors.Is(err, bucket.ErrMissing) || errors.Is(err, bucket.ErrRange)
-	broken := false
+	pause := uint8(0)
 	switch {
 	case f.base.Err() != nil:
 		f.fail(r, store.ErrClosed)
@@ -145,21 +147,21 @@ func (f *Fetcher) judge(ctx context.Context, r *run, at *task, why, err error) {
 	case errors.Is(why, errStalled):
 		f.counts.stalls.Add(1)
 	case lost:
+	case errors.Is(err, context.DeadlineExceeded): // a rate has no room in time
+		f.fail(r, fmt.Errorf("%w: %w", store.ErrTimeout, err))
 	case at != nil && (errors.Is(err, errShort) || errors.Is(err, bucket.ErrDamaged)):
 		at.short++
 		lost = at.short >= maxShort
 	case at != nil:
-		at.broken++
-		broken = true
-		if at.broken >= maxBroken {
+		if at.broken++; at.broken >= maxBroken {
 			f.fail(r, fmt.Errorf("%w: %w", store.ErrIO, err))
+			break
 		}
+		pause = at.broken
 	case errors.Is(err, bucket.ErrDamaged): // the server's answers are not what is asked for: it says nothing of the object
 		if r.wrong++; r.wrong >= maxWrong {
 			f.fail(r, fmt.Errorf("%w: %w", store.ErrIO, err))
 		}
-	case errors.Is(err, context.DeadlineExceeded): // a rate has no room in time
-		f.fail(r, fmt.Errorf("%w: %w", store.ErrTimeout, err))
 	default:
 		f.fail(r, fmt.Errorf("%w: %w", store.ErrIO, err))
 	}
@@ -167,12 +169,10 @@ func (f *Fetcher) judge(ctx context.Context, r *run, at *task, why, err error) {
 		f.lose(object, format.CauseLost, err)
 		f.fail(r, fmt.Errorf("%w: %w", store.ErrGone, err))
 	}
-	if broken {
-		f.pause(ctx, at.broken)
-	}
+	f.pause(ctx, pause)
 }
 
-// pause waits before a broken connection's request is repeated; the first time it does not.
+// pause waits before the request of a connection that broke is repeated; the first time it does not.
 func (f *Fetcher) pause(ctx context.Context, broken uint8) {
 	if broken < 2 {
 		return
