@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvconn/kvconn/internal/testkit/s3proxy"
 	"github.com/kvconn/kvconn/store/object/bucket"
+	objects "github.com/kvconn/kvconn/store/object/format"
 )
 
 // At most 1.1 GET for each run that is fetched, also where one in fifty answers breaks off, is an error or is
@@ -43,7 +44,7 @@ func TestRequestsARun(t *testing.T) {
 			if float64(gets) > 1.1*float64(runs) {
 				t.Errorf("%d GETs for %d runs", gets, runs)
 			}
-			if most := uint64(len(records)*payloadBytes/rangeBytes) * 11 / 10; runs > most {
+			if most := len(records) / perObject * (1 + perObject*int(objects.SlotBytes(payloadBytes))/rangeBytes); runs > uint64(most) {
 				t.Errorf("%d runs, want %d at most", runs, most)
 			}
 		}
