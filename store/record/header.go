@@ -11,6 +11,9 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/object/codec"
+	"github.com/kvconn/kvconn/store/seal"
 )
 
 // HeaderBytes is the size of every header: one unit of direct I/O.
@@ -22,17 +25,17 @@ const Version = 2
 // VersionFirst is the version without scopes: a header ends with its payload's checksum.
 const VersionFirst = 1
 
-// StoreID is the random identity of a store. Every header carries it, so that blocks
-// left behind by another store on the same device are never taken for records.
+// StoreID is the random identity of a store, or of an object in a bucket. Every header carries it,
+// so that blocks left behind by another store on the same device are never taken for records.
 type StoreID [16]byte
 
 // Errors of decoding. ErrBlank says that a header was never written (all zero where the
-// magic should be); ErrBad that it was damaged or is something else; ErrNewer that it is
-// intact and needs a program that knows more than this one.
+// magic should be); ErrBad that it was damaged or is something else; ErrNewer, which wraps
+// [store.ErrUnreadable], that it is intact and needs a program that knows more than this one.
 var (
 	ErrBlank = errors.New("header is blank")
 	ErrBad   = errors.New("header is bad")
-	ErrNewer = errors.New("header needs a newer program")
+	ErrNewer = fmt.Errorf("header needs a newer program: %w", store.ErrUnreadable)
 )
 
 // Needs are features that a program must know to read what follows a header. A later
@@ -41,11 +44,13 @@ var (
 // bytes are not looked at.
 type Needs uint32
 
-// NeedsDecryption is set in records whose payload is encrypted.
-const NeedsDecryption Needs = 1 << 0
+// The needs of records. Where either is set, the checksum of the payload is that of what is stored.
+const (
+	NeedsDecryption Needs = 1 << 0 // the payload is sealed
+	NeedsDecoding   Needs = 1 << 1 // the payload is compressed; before it is sealed
 
-// known are the features that this program can read.
-const known Needs = 0
+	known = NeedsDecryption | NeedsDecoding
+)
 
 // KeyScheme says how a record's key was made.
 type KeyScheme uint8
@@ -70,12 +75,10 @@ func KeySchemeOf(name string) KeyScheme {
 
 // Cipher says how a payload is encrypted. Its fields are zero where it is not.
 type Cipher struct {
-	Algorithm uint8
+	Algorithm uint8 // [seal.Algorithm]
 	KeyID     uint32
-	Nonce     [24]byte // as much of it as the algorithm uses
-	Tag       [16]byte
-	// StoredBytes is the length of what is in the slot, if it is not that of the payload.
-	StoredBytes uint32
+	Nonce     [seal.NonceBytes]byte
+	Tag       [seal.TagBytes]byte
 }
 
 const magic = "KVCNREC1"
@@ -93,7 +96,7 @@ type Header struct {
 	Key       connector.Key
 	Parent    connector.Key
 	Proof     connector.Proof
-	// PayloadBytes is the payload's length, PayloadSum its XXH3-64.
+	// PayloadBytes is the payload's length, PayloadSum the XXH3-64 of what is stored of it.
 	PayloadBytes uint32
 	PayloadSum   uint64
 	// Scope tells whose record it is; [connector.UnknownScope] in format 1.
@@ -102,6 +105,9 @@ type Header struct {
 	Flags     uint16 // none are defined
 	Needs     Needs
 	Cipher    Cipher
+	// StoredBytes is the length of what is stored if Needs says that it is not the payload, else 0.
+	StoredBytes uint32
+	Codec       uint8 // [codec.Planes]
 }
 
 // Offsets within a record header.
@@ -131,83 +137,117 @@ const (
 	offNonce       = 188
 	offTag         = 212
 	offStoredBytes = 228
+	offCodec       = 232
 
 	offHeaderSum = HeaderBytes - 8
 )
 
 // Encode writes the header into b, which is HeaderBytes long.
-func (r *Header) Encode(b []byte) {
+func (h *Header) Encode(b []byte) {
+	h.encode(b)
+	PutSum(b)
+}
+
+// encode is Encode without the header's checksum.
+func (h *Header) encode(b []byte) {
 	b = b[:HeaderBytes]
 	clear(b)
 	copy(b[offMagic:], magic)
 	le := binary.LittleEndian
 	le.PutUint16(b[offVersion:], Version)
-	le.PutUint16(b[offShard:], uint16(r.Shard))
-	le.PutUint16(b[offDepth:], r.Depth)
-	copy(b[offStore:], r.Store[:])
-	le.PutUint32(b[offSegment:], r.SegmentID)
-	le.PutUint32(b[offSlot:], r.Slot)
-	le.PutUint64(b[offSeq:], r.Seq)
-	copy(b[offNamespace:], r.Namespace[:])
-	copy(b[offKey:], r.Key[:])
-	copy(b[offParent:], r.Parent[:])
-	copy(b[offProof:], r.Proof[:])
-	le.PutUint32(b[offBytes:], r.PayloadBytes)
-	le.PutUint64(b[offSum:], r.PayloadSum)
-	le.PutUint32(b[offNeeds:], uint32(r.Needs))
-	copy(b[offScope:], r.Scope[:])
-	b[offKeyScheme] = uint8(r.KeyScheme)
-	b[offAlgorithm] = r.Cipher.Algorithm
-	le.PutUint16(b[offFlags:], r.Flags)
-	le.PutUint32(b[offKeyID:], r.Cipher.KeyID)
-	copy(b[offNonce:], r.Cipher.Nonce[:])
-	copy(b[offTag:], r.Cipher.Tag[:])
-	le.PutUint32(b[offStoredBytes:], r.Cipher.StoredBytes)
-	PutSum(b)
+	le.PutUint16(b[offShard:], uint16(h.Shard))
+	le.PutUint16(b[offDepth:], h.Depth)
+	copy(b[offStore:], h.Store[:])
+	le.PutUint32(b[offSegment:], h.SegmentID)
+	le.PutUint32(b[offSlot:], h.Slot)
+	le.PutUint64(b[offSeq:], h.Seq)
+	copy(b[offNamespace:], h.Namespace[:])
+	copy(b[offKey:], h.Key[:])
+	copy(b[offParent:], h.Parent[:])
+	copy(b[offProof:], h.Proof[:])
+	le.PutUint32(b[offBytes:], h.PayloadBytes)
+	le.PutUint64(b[offSum:], h.PayloadSum)
+	le.PutUint32(b[offNeeds:], uint32(h.Needs))
+	copy(b[offScope:], h.Scope[:])
+	b[offKeyScheme] = uint8(h.KeyScheme)
+	b[offAlgorithm] = h.Cipher.Algorithm
+	le.PutUint16(b[offFlags:], h.Flags)
+	le.PutUint32(b[offKeyID:], h.Cipher.KeyID)
+	copy(b[offNonce:], h.Cipher.Nonce[:])
+	copy(b[offTag:], h.Cipher.Tag[:])
+	le.PutUint32(b[offStoredBytes:], h.StoredBytes)
+	b[offCodec] = h.Codec
 }
 
 // Decode reads the header in b, which is HeaderBytes long, and verifies its checksum. With
 // [ErrNewer] the record says what it is, but its payload cannot be read.
-func (r *Header) Decode(b []byte) error {
+func (h *Header) Decode(b []byte) error {
 	version, err := Verify(b, magic)
 	if err != nil {
 		return err
 	}
 	le := binary.LittleEndian
-	r.Shard = connector.Shard(le.Uint16(b[offShard:]))
-	r.Depth = le.Uint16(b[offDepth:])
-	copy(r.Store[:], b[offStore:])
-	r.SegmentID = le.Uint32(b[offSegment:])
-	r.Slot = le.Uint32(b[offSlot:])
-	r.Seq = le.Uint64(b[offSeq:])
-	copy(r.Namespace[:], b[offNamespace:])
-	copy(r.Key[:], b[offKey:])
-	copy(r.Parent[:], b[offParent:])
-	copy(r.Proof[:], b[offProof:])
-	r.PayloadBytes = le.Uint32(b[offBytes:])
-	r.PayloadSum = le.Uint64(b[offSum:])
-	r.Scope, r.KeyScheme, r.Flags, r.Needs, r.Cipher = connector.UnknownScope, KeySchemeUnknown, 0, 0, Cipher{}
+	h.Shard = connector.Shard(le.Uint16(b[offShard:]))
+	h.Depth = le.Uint16(b[offDepth:])
+	copy(h.Store[:], b[offStore:])
+	h.SegmentID = le.Uint32(b[offSegment:])
+	h.Slot = le.Uint32(b[offSlot:])
+	h.Seq = le.Uint64(b[offSeq:])
+	copy(h.Namespace[:], b[offNamespace:])
+	copy(h.Key[:], b[offKey:])
+	copy(h.Parent[:], b[offParent:])
+	copy(h.Proof[:], b[offProof:])
+	h.PayloadBytes = le.Uint32(b[offBytes:])
+	h.PayloadSum = le.Uint64(b[offSum:])
+	h.Scope, h.KeyScheme, h.Flags, h.Needs = connector.UnknownScope, KeySchemeUnknown, 0, 0
+	h.Cipher, h.StoredBytes, h.Codec = Cipher{}, 0, 0
 	if version == VersionFirst {
 		return nil
 	}
-	r.Needs = Needs(le.Uint32(b[offNeeds:]))
-	copy(r.Scope[:], b[offScope:])
-	r.KeyScheme = KeyScheme(b[offKeyScheme])
-	r.Flags = le.Uint16(b[offFlags:])
-	r.Cipher.Algorithm = b[offAlgorithm]
-	r.Cipher.KeyID = le.Uint32(b[offKeyID:])
-	copy(r.Cipher.Nonce[:], b[offNonce:])
-	copy(r.Cipher.Tag[:], b[offTag:])
-	r.Cipher.StoredBytes = le.Uint32(b[offStoredBytes:])
-	return r.Needs.Check()
+	h.Needs = Needs(le.Uint32(b[offNeeds:]))
+	copy(h.Scope[:], b[offScope:])
+	h.KeyScheme = KeyScheme(b[offKeyScheme])
+	h.Flags = le.Uint16(b[offFlags:])
+	h.Cipher.Algorithm = b[offAlgorithm]
+	h.Cipher.KeyID = le.Uint32(b[offKeyID:])
+	copy(h.Cipher.Nonce[:], b[offNonce:])
+	copy(h.Cipher.Tag[:], b[offTag:])
+	h.StoredBytes, h.Codec = le.Uint32(b[offStoredBytes:]), b[offCodec]
+	return h.checkNeeds()
 }
 
-// Check returns [ErrNewer] if n has a feature that this program does not know.
-func (n Needs) Check() error {
+// checkNeeds reports an error if what is stored needs what this program does not know, or has a length that
+// cannot be.
+func (h *Header) checkNeeds() error {
+	if err := h.Needs.Check(known); err != nil {
+		return err
+	}
+	sealed, compressed := h.Needs&NeedsDecryption != 0, h.Needs&NeedsDecoding != 0
+	switch {
+	case sealed && h.Cipher.Algorithm != seal.Algorithm:
+		return fmt.Errorf("%w: algorithm %d", ErrNewer, h.Cipher.Algorithm)
+	case compressed && h.Codec != codec.Planes:
+		return fmt.Errorf("%w: codec %d", ErrNewer, h.Codec)
+	case compressed && h.StoredBytes >= h.PayloadBytes, sealed && !compressed && h.StoredBytes != h.PayloadBytes:
+		return fmt.Errorf("%w: %d bytes stored of %d", ErrBad, h.StoredBytes, h.PayloadBytes)
+	}
+	return nil
+}
+
+// Check returns [ErrNewer] if n has a feature beside those that are known.
+func (n Needs) Check(known Needs) error {
 	if unknown := n &^ known; unknown != 0 {
 		return fmt.Errorf("%w: features %#x", ErrNewer, uint32(unknown))
 	}
 	return nil
+}
+
+// Stored is how many bytes are stored after the header.
+func (h *Header) Stored() int {
+	if h.Needs&known != 0 {
+		return int(h.StoredBytes)
+	}
+	return int(h.PayloadBytes)
 }
 
 // PutSum writes the checksum of all before it into the last bytes of a header.

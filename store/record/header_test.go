@@ -94,7 +94,8 @@ func TestNewerHeadersAreToldFromBadOnes(t *testing.T) {
 	for name, change := range map[string]func(){
 		"version": func() { b[offVersion]++; PutSum(b) },
 		"feature": func() { b[offNeeds+3] |= 0x80; PutSum(b) },
-		"cipher":  func() { b[offNeeds] |= byte(NeedsDecryption); PutSum(b) },
+		"cipher":  func() { b[offNeeds], b[offAlgorithm] = byte(NeedsDecryption), 2; PutSum(b) },
+		"codec":   func() { b[offNeeds], b[offCodec] = byte(NeedsDecoding), 2; PutSum(b) },
 	} {
 		want.Encode(b)
 		change()
@@ -104,6 +105,15 @@ func TestNewerHeadersAreToldFromBadOnes(t *testing.T) {
 		b[HeaderBytes/2] ^= 1
 		if err := new(Header).Decode(b); !errors.Is(err, ErrBad) {
 			t.Errorf("%s, damaged: %v", name, err)
+		}
+	}
+	for _, h := range []Header{
+		{Needs: NeedsDecryption, PayloadBytes: 9, StoredBytes: 8, Cipher: Cipher{Algorithm: 1}},
+		{Needs: NeedsDecoding, PayloadBytes: 9, StoredBytes: 9, Codec: 1},
+	} {
+		h.Encode(b)
+		if err := new(Header).Decode(b); !errors.Is(err, ErrBad) {
+			t.Errorf("%+v: %v", h, err)
 		}
 	}
 	want.Encode(b)
@@ -120,7 +130,7 @@ func TestReservedBytesAreNotLookedAt(t *testing.T) {
 	b := make([]byte, HeaderBytes)
 	want := testHeader()
 	want.Encode(b)
-	b[offStoredBytes+4], b[offHeaderSum-1] = 1, 1
+	b[offCodec+1], b[offHeaderSum-1] = 1, 1
 	PutSum(b)
 	var got Header
 	if err := got.Decode(b); err != nil || got != want {

@@ -64,7 +64,7 @@ func (s *Segment) Decode(b []byte) error {
 	if version > record.VersionFirst {
 		s.Needs = record.Needs(le.Uint32(b[offSegNeeds:]))
 	}
-	if err := s.Needs.Check(); err != nil {
+	if err := s.Needs.Check(0); err != nil {
 		return err
 	}
 	if s.Slots == 0 || s.SlotBytes < 2*record.HeaderBytes || s.SlotBytes%record.HeaderBytes != 0 || s.SlotBytes > MaxSlotBytes {

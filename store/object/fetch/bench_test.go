@@ -23,6 +23,7 @@ import (
 	"github.com/kvconn/kvconn/store/object/catalog"
 	objects "github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/record"
+	"github.com/kvconn/kvconn/store/seal"
 )
 
 // bench is a fetcher on a server in memory, with a proxy between and a catalog.
@@ -36,6 +37,7 @@ type bench struct {
 	writer  objects.WriterID
 	written uint64 // objects
 	keys    uint64
+	build   *record.Builder
 
 	mu     sync.Mutex
 	places map[store.RecordID]catalog.Place
@@ -56,7 +58,7 @@ func newBench(t testing.TB, change func(*bucket.Options, *Options)) *bench {
 	t.Helper()
 	b := &bench{
 		t: t, server: s3mem.New(s3mem.Options{}, "bucket"), log: &testlog.Text{}, writer: objects.NewWriterID(),
-		places: make(map[store.RecordID]catalog.Place), lost: make(map[objects.ObjectID]objects.Cause),
+		build: &record.Builder{}, places: make(map[store.RecordID]catalog.Place), lost: make(map[objects.ObjectID]objects.Cause),
 	}
 	b.proxy = s3proxy.New(b.server)
 	logger := slog.New(slog.NewTextHandler(b.log, nil))
@@ -139,21 +141,21 @@ func (b *bench) putChanged(n, payloadBytes int, change func(object []byte) []byt
 	b.t.Helper()
 	b.written++
 	id := objects.NewObjectID(b.writer, b.written)
-	slot := int(objects.SlotBytes(payloadBytes))
-	object := make([]byte, n*slot)
+	var object []byte
 	records := make([]*written, n)
+	slot := make([]byte, objects.SlotBytes(payloadBytes)+seal.TagBytes)
 	for i := range records {
 		w := b.record(payloadBytes)
-		w.place = catalog.Place{Object: id, Ordinal: uint16(i), From: int64(i * slot), Bytes: int64(slot)}
-		at := object[i*slot:]
 		h := record.Header{
 			Store: record.StoreID(id), Slot: uint32(i), Seq: uint64(i) + 1, Namespace: w.ID.Namespace, Shard: w.ID.Shard,
 			Key: w.ID.Key, Parent: w.Parent, Proof: w.Proof, Scope: w.scope,
-			PayloadBytes: uint32(payloadBytes), PayloadSum: record.PayloadSum(w.payload),
 		}
-		h.Encode(at[:headerBytes])
-		copy(at[headerBytes:], w.payload)
+		size := b.build.BuildSlot(slot, &h, w.payload, 2)
+		w.place = catalog.Place{Object: id, Ordinal: uint16(i), From: int64(len(object)), Bytes: int64(size)}
+		object = append(object, slot[:size]...)
+		b.mu.Lock()
 		b.places[w.ID] = w.place
+		b.mu.Unlock()
 		records[i] = w
 	}
 	if change != nil {
@@ -181,6 +183,11 @@ func (b *bench) record(payloadBytes int) *written {
 	w.scope[1] = byte(b.keys)
 	noise := rand.NewChaCha8([32]byte{byte(b.keys), byte(b.keys >> 8), byte(b.keys >> 16)})
 	_, _ = noise.Read(w.payload)
+	if b.build.Chooser != nil { // numbers about 1, as bfloat16
+		for i := 1; i < len(w.payload); i += 2 {
+			w.payload[i] = 0x3f
+		}
+	}
 	return w
 }
 

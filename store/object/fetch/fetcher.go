@@ -15,12 +15,13 @@ import (
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/codec"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Fetcher reads records from a bucket. It is safe for concurrent use.
 type Fetcher struct {
-	o     Options
-	codec *codec.Codec
+	o      Options
+	opener record.Opener
 	// base ends with Close; all requests do.
 	base    context.Context
 	stop    context.CancelCauseFunc
@@ -59,10 +60,10 @@ func New(o Options) (*Fetcher, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	f := &Fetcher{o: o, codec: o.Codec}
-	if f.codec == nil {
+	f := &Fetcher{o: o, opener: record.Opener{Ring: o.Ring, Codec: o.Codec}}
+	if f.opener.Codec == nil {
 		var err error
-		if f.codec, err = codec.New(o.Connections); err != nil {
+		if f.opener.Codec, err = codec.New(o.Connections); err != nil {
 			return nil, fmt.Errorf("fetch: %w", err)
 		}
 	}

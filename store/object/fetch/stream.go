@@ -54,13 +54,12 @@ func (f *Fetcher) record(body *body, s *scratch, r *run, i int) error {
 	t := r.tasks[i]
 	began := body.at == body.first
 	err := body.full(s.header[:])
-	var o opening
 	var bad error
 	if err == nil {
-		if o, bad = f.open(t, s); bad == nil {
-			into := o.into(t, s)
-			if err = body.full(into); err == nil {
-				bad = f.verify(&o, t, into)
+		if bad = f.open(t, s); bad == nil {
+			stored := s.into(t.op.Payload)
+			if err = body.full(stored); err == nil {
+				bad = f.verify(t, s, stored)
 			}
 		}
 	}
@@ -70,7 +69,7 @@ func (f *Fetcher) record(body *body, s *scratch, r *run, i int) error {
 	}
 	switch {
 	case bad == nil:
-		t.op.Scope, t.op.From = o.header.Scope, f.o.Name
+		t.op.Scope, t.op.From = s.opened.Scope, f.o.Name
 		if began {
 			f.firstOf(r)
 		}

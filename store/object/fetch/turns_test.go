@@ -186,6 +186,8 @@ func TestHedge(t *testing.T) {
 			t.Errorf("stats %+v, %d GETs at the server", s, b.server.Counts().Get-before)
 		}
 		time.Sleep(10 * time.Second)
+		b.Fetcher.mu.Lock()
+		defer b.Fetcher.mu.Unlock()
 		if b.used != 0 {
 			t.Errorf("%d connections in use", b.used)
 		}

@@ -3,63 +3,57 @@ package fetch
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/record"
+	"github.com/kvconn/kvconn/store/seal"
 )
 
 const headerBytes = record.HeaderBytes
 
-// Reasons for which a record is bad, beside those of its header.
-var (
-	errOtherPlace  = errors.New("belongs to another place")
-	errOtherRecord = errors.New("is another record than the list says")
-	errLength      = errors.New("length differs from the list")
-	errPayloadSum  = errors.New("payload checksum")
-)
+// errSlot is a record that stores more than its slot has room for.
+var errSlot = errors.New("length differs from the list")
 
-// opening is a record whose header was verified.
-type opening struct {
-	header record.Header
-	// stored is how many bytes follow the header.
-	stored int
-}
-
-// open verifies the header of a record. The error wraps [store.ErrGone] if the record is intact and not
-// for this op or this program; others mean that it is bad.
-func (f *Fetcher) open(t *task, s *scratch) (o opening, err error) {
-	h := &o.header
-	err = h.Decode(s.header[:])
-	switch op := t.op; {
-	case errors.Is(err, record.ErrNewer):
-		return o, fmt.Errorf("record %v: %w: %w", op.ID.Key, store.ErrUnreadable, err)
+// open verifies the header of a record. The error wraps [store.ErrGone] if the record is intact and not for
+// this op or this node; others mean that it is bad.
+func (f *Fetcher) open(t *task, s *scratch) error {
+	place := uint32(t.place.Ordinal)
+	want := record.Want{
+		Store: record.StoreID(t.place.Object), Slot: place, Seq: uint64(place) + 1, ID: t.op.ID, PayloadBytes: len(t.op.Payload),
+	}
+	h := &s.opened
+	err := f.opener.Begin(h, s.header[:], &want)
+	switch {
+	case errors.Is(err, store.ErrUnreadable):
+		if errors.Is(err, record.ErrUnsealed) || errors.Is(err, record.ErrKey) {
+			f.counts.unsealed.Add(1)
+		}
+		return fmt.Errorf("record %v: %w", t.op.ID.Key, err)
 	case err != nil:
-		return o, err
-	case h.Store != record.StoreID(t.place.Object) || h.SegmentID != 0 || h.Slot != uint32(t.place.Ordinal) || h.Seq != uint64(t.place.Ordinal)+1:
-		return o, errOtherPlace
-	case h.Key != op.ID.Key || h.Shard != op.ID.Shard || h.Namespace != op.ID.Namespace:
-		return o, errOtherRecord
-	case int(h.PayloadBytes) != len(op.Payload):
-		return o, errLength
-	case h.Proof != op.Proof:
-		return o, fmt.Errorf("record %v: proof: %w", op.ID.Key, store.ErrMismatch)
-	case h.Parent != op.Parent:
-		return o, fmt.Errorf("record %v: parent %v, want %v: %w", op.ID.Key, h.Parent, op.Parent, store.ErrMismatch)
+		return err
 	}
-	o.stored = len(t.op.Payload)
-	if int64(headerBytes+o.stored) > t.place.Bytes {
-		return o, errLength
+	if err := h.CheckPrefix(&t.op.Record); err != nil {
+		return err
 	}
-	return o, nil
-}
-
-// into is where the stored bytes of a record go: straight into the op's buffer where that can be.
-func (o *opening) into(t *task, s *scratch) []byte { return t.op.Payload }
-
-// verify makes the payload of the stored bytes, and verifies it.
-func (f *Fetcher) verify(o *opening, t *task, stored []byte) error {
-	if o.header.PayloadSum != record.PayloadSum(stored) {
-		return errPayloadSum
+	if int64(headerBytes+h.Stored()) > t.place.Bytes {
+		return errSlot
 	}
 	return nil
+}
+
+// into is where the stored bytes of a record go: into the op's buffer, if they are the payload.
+func (s *scratch) into(payload []byte) []byte {
+	if s.opened.Needs == 0 {
+		return payload
+	}
+	n := s.opened.Stored()
+	s.stored = slices.Grow(s.stored[:0], n+seal.TagBytes)
+	s.stored = s.stored[:cap(s.stored)]
+	return s.stored[:n]
+}
+
+// verify makes the payload of the stored bytes, and verifies it.
+func (f *Fetcher) verify(t *task, s *scratch, stored []byte) error {
+	return f.opener.Open(&s.opened, s.header[:], t.op.Payload, stored)
 }

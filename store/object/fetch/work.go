@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 const (
@@ -33,6 +34,7 @@ var errShort = errors.New("the object is shorter than its list says")
 // scratch is what a goroutine needs to read a range.
 type scratch struct {
 	header [headerBytes]byte
+	opened record.Header
 	// stored is for what cannot be read into the op's buffer, and for what nobody wants.
 	stored []byte
 }
