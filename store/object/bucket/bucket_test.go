@@ -354,6 +354,8 @@ func TestCauses(t *testing.T) {
 		{s3proxy.Effect{Status: 501, Code: "NotImplemented"}, ErrRefused, "refused", 1},
 		{s3proxy.Effect{Status: 405, Code: "MethodNotAllowed"}, ErrRefused, "refused", 1},
 		{s3proxy.Effect{Page: 404}, ErrUnavailable, "unavailable", 3},
+		{s3proxy.Effect{Status: 404, Code: "XAdminUserNotFound"}, ErrDenied, "denied", 1},
+		{s3proxy.Effect{Status: 404, Code: "Unheard"}, ErrUnavailable, "unavailable", 3},
 		{s3proxy.Effect{Page: 403}, ErrUnavailable, "unavailable", 3},
 		{s3proxy.Effect{Page: 502}, ErrUnavailable, "unavailable", 3},
 		{s3proxy.Effect{Reset: true}, ErrUnavailable, "unavailable", 3},
