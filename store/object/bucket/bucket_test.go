@@ -424,6 +424,27 @@ func TestBodiesThatEndEarlyOrStall(t *testing.T) {
 	})
 }
 
+// A server may refuse a Put before it has read the body: then every answer is lost with the connection.
+func TestEveryAnswerLost(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		if err := b.Try(t.Context(), "probe"); err != nil {
+			t.Fatal(err)
+		}
+		text := strings.Repeat("kv", 100000)
+		before := b.Stats().Requests["put"]
+		b.proxy.Play(s3proxy.Clause{On: s3proxy.Put, Do: s3proxy.Effect{Lost: true}})
+		if m, err := b.write(t, "a", text, Condition{Absent: true}); err != nil || m.ETag == "" {
+			t.Errorf("%+v, %v", m, err)
+		}
+		if _, err := b.write(t, "a", text[2:], Condition{Absent: true}); !errors.Is(err, ErrCondition) {
+			t.Errorf("another's object: %v", err)
+		}
+		if puts := b.Stats().Requests["put"] - before; puts != 2 {
+			t.Errorf("%d requests: an object that is there is not sent again", puts)
+		}
+	})
+}
+
 func TestFailuresPass(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.proxy.Play(

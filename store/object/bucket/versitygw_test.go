@@ -29,6 +29,7 @@ func real(t *testing.T, o Options) *Bucket {
 	if o.URL == "" {
 		o.URL = "s3://bucket/some/prefix"
 	}
+	o.Silence = time.Minute // a busy machine
 	b, err := Open(o)
 	if err != nil {
 		t.Fatal(err)
