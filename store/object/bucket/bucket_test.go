@@ -439,7 +439,10 @@ func TestEveryAnswerLost(t *testing.T) {
 		if _, err := b.write(t, "a", text[2:], Condition{Absent: true}); !errors.Is(err, ErrCondition) {
 			t.Errorf("another's object: %v", err)
 		}
-		if puts := b.Stats().Requests["put"] - before; puts != 2 {
+		if _, err := b.write(t, "none", text, Condition{ETag: "x"}); !errors.Is(err, ErrCondition) {
+			t.Errorf("an object that is not there: %v", err)
+		}
+		if puts := b.Stats().Requests["put"] - before; puts != 3 {
 			t.Errorf("%d requests: an object that is there is not sent again", puts)
 		}
 	})

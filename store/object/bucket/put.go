@@ -34,15 +34,16 @@ func (b *Bucket) put(ctx context.Context, name string, data io.ReadSeeker, size 
 		if size < 0 || size > maxObjectBytes {
 			return fmt.Errorf("%w: an object of %d bytes", errCaller, size)
 		}
-		if unsure && send && c.Absent {
+		if unsure && send && c != (Condition{}) {
 			// Servers refuse before they have read the whole body, and the answer is lost when they
 			// close the connection: more attempts would end like the last.
-			switch found, there, err := b.compare(ctx, name, data, size); {
-			case err == nil && there == ours:
+			switch found, whose, err := b.compare(ctx, name, data, size); {
+			case err != nil:
+			case whose == ours:
 				meta = found
 				return nil
-			case err == nil && there == theirs:
-				return &Error{Kind: Put, Name: name, Cause: ErrCondition, Text: "another object has the name"}
+			case c.Absent && whose == theirs, c.ETag != "" && found.ETag != c.ETag:
+				return &Error{Kind: Put, Name: name, Cause: ErrCondition, Text: "another object has the name, or none"}
 			}
 		}
 		if _, err := data.Seek(0, io.SeekStart); err != nil {
@@ -64,7 +65,7 @@ func (b *Bucket) put(ctx context.Context, name string, data io.ReadSeeker, size 
 	}
 	if unsure && is(err, ErrCondition) {
 		// An attempt whose answer was lost may have been carried out: then what is there is ours.
-		if found, there, err := b.compare(ctx, name, data, size); err == nil && there == ours {
+		if found, whose, err := b.compare(ctx, name, data, size); err == nil && whose == ours {
 			return found, nil
 		}
 	}
