@@ -128,9 +128,10 @@ func TestSettingOfTheWrongTypeNamesItsSource(t *testing.T) {
 func settingValues(t *testing.T) map[string][3]string {
 	t.Helper()
 	values := make(map[string][3]string)
-	schema := reflect.TypeFor[config.Serve]()
-	for i := range schema.NumField() {
-		f := schema.Field(i)
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[config.Serve]()) {
+		if f.Anonymous {
+			continue
+		}
 		v := [3]string{"/3", "/4", "/5"}
 		switch f.Type {
 		case reflect.TypeFor[bool]():

@@ -23,7 +23,7 @@ const ranksKey = "ranks"
 // keysOf are the YAML keys of a schema in the sequence of the struct.
 func keysOf[S Serve | Router]() []string {
 	var keys []string
-	for f := range reflect.TypeFor[S]().Fields() {
+	for f := range fields(reflect.TypeFor[S]()) {
 		keys = append(keys, Key(f.Tag.Get("name")))
 	}
 	if i := slices.Index(keys, "rank"); i >= 0 {

@@ -38,16 +38,17 @@ type Serve struct {
 	PrefillTokensPerS  float64       `name:"prefill-tokens-per-s" env:"KVCONN_PREFILL_TOKENS_PER_S" default:"0" placeholder:"N" help:"Prefill speed of the engines, which loads must beat. Default: learnt from each engine's steps."`
 	StageTimeout       time.Duration `name:"stage-timeout" env:"KVCONN_STAGE_TIMEOUT" default:"50ms" help:"How long a match waits for reads if the engine cannot take a failed load (TensorRT-LLM)."`
 	StopTimeout        time.Duration `name:"stop-timeout" env:"KVCONN_STOP_TIMEOUT" default:"25s" help:"Time within which an orderly stop ends: accepted saves are written and the snapshot is made. After it the process ends at once."`
-	Router             string        `name:"router" env:"KVCONN_ROUTER" placeholder:"FILE" help:"Settings of a router to serve beside the daemon, the file of 'kvconnd router --config'. Default: none."`
-	PublishEvents      string        `name:"publish-events" env:"KVCONN_PUBLISH_EVENTS" placeholder:"ENDPOINT" help:"ZeroMQ endpoint that tells other routers what the store holds, as KV events in vLLM's form, such as tcp://127.0.0.1:5557 or ipc:///run/kvconn/events. Default: none."`
-	PublishReplay      string        `name:"publish-replay" env:"KVCONN_PUBLISH_REPLAY" placeholder:"ENDPOINT" help:"Endpoint where they request events that they missed. Default: none."`
-	PublishTopic       string        `name:"publish-topic" env:"KVCONN_PUBLISH_TOPIC" placeholder:"TEXT" help:"Topic of the events. Default: none, as vLLM's."`
-	PublishHashForm    string        `name:"publish-hash-form" env:"KVCONN_PUBLISH_HASH_FORM" default:"uint64" enum:"uint64,int64,bytes" help:"Form of block hashes in the events: uint64 (as vLLM and TensorRT-LLM), int64 (SGLang) or bytes."`
-	PublishModel       string        `name:"publish-model" env:"KVCONN_PUBLISH_MODEL" placeholder:"NAME" help:"The one model that is published. Default: all."`
-	PublishRemote      bool          `name:"publish-remote" env:"KVCONN_PUBLISH_REMOTE" help:"Allow event endpoints that are not loopback. There is no authentication."`
-	Pprof              string        `name:"pprof" env:"KVCONN_PPROF" placeholder:"ADDR" help:"Loopback address of Go's profiles (/debug/pprof/), such as 127.0.0.1:6060; port 0 picks a free one. Default: none."`
-	LogLevel           string        `name:"log-level" env:"KVCONN_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Lowest level of log lines: debug, info, warn or error."`
-	LogFormat          string        `name:"log-format" env:"KVCONN_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
+	Object
+	Router          string `name:"router" env:"KVCONN_ROUTER" placeholder:"FILE" help:"Settings of a router to serve beside the daemon, the file of 'kvconnd router --config'. Default: none."`
+	PublishEvents   string `name:"publish-events" env:"KVCONN_PUBLISH_EVENTS" placeholder:"ENDPOINT" help:"ZeroMQ endpoint that tells other routers what the store holds, as KV events in vLLM's form, such as tcp://127.0.0.1:5557 or ipc:///run/kvconn/events. Default: none."`
+	PublishReplay   string `name:"publish-replay" env:"KVCONN_PUBLISH_REPLAY" placeholder:"ENDPOINT" help:"Endpoint where they request events that they missed. Default: none."`
+	PublishTopic    string `name:"publish-topic" env:"KVCONN_PUBLISH_TOPIC" placeholder:"TEXT" help:"Topic of the events. Default: none, as vLLM's."`
+	PublishHashForm string `name:"publish-hash-form" env:"KVCONN_PUBLISH_HASH_FORM" default:"uint64" enum:"uint64,int64,bytes" help:"Form of block hashes in the events: uint64 (as vLLM and TensorRT-LLM), int64 (SGLang) or bytes."`
+	PublishModel    string `name:"publish-model" env:"KVCONN_PUBLISH_MODEL" placeholder:"NAME" help:"The one model that is published. Default: all."`
+	PublishRemote   bool   `name:"publish-remote" env:"KVCONN_PUBLISH_REMOTE" help:"Allow event endpoints that are not loopback. There is no authentication."`
+	Pprof           string `name:"pprof" env:"KVCONN_PPROF" placeholder:"ADDR" help:"Loopback address of Go's profiles (/debug/pprof/), such as 127.0.0.1:6060; port 0 picks a free one. Default: none."`
+	LogLevel        string `name:"log-level" env:"KVCONN_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Lowest level of log lines: debug, info, warn or error."`
+	LogFormat       string `name:"log-format" env:"KVCONN_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
 }
 
 const (
@@ -113,7 +114,7 @@ func (s *Serve) Validate() error {
 	case s.StopTimeout < minStopTimeout:
 		return fmt.Errorf("stop_timeout is %s: at least %s", s.StopTimeout, minStopTimeout)
 	}
-	return errors.Join(s.validateHTTP(), s.validatePublish(), s.validatePprof())
+	return errors.Join(s.validateHTTP(), s.validateObject(), s.validatePublish(), s.validatePprof())
 }
 
 func (s *Serve) validateHTTP() error {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"iter"
 	"reflect"
 	"regexp"
 	"slices"
@@ -51,20 +52,31 @@ const masked = "********"
 // a flag comes from. Fields with the tag secret:"true" are masked.
 func Settings[S Serve | Router](schema S, source func(flag string) Source) []Setting {
 	v := reflect.ValueOf(schema)
-	out := make([]Setting, 0, v.NumField())
-	for i := range v.NumField() {
-		tag := v.Type().Field(i).Tag
-		text := fmt.Sprint(v.Field(i).Interface())
-		if list, ok := v.Field(i).Interface().([]string); ok {
+	var out []Setting
+	for f := range fields(v.Type()) {
+		value := v.FieldByIndex(f.Index)
+		text := fmt.Sprint(value.Interface())
+		if list, ok := value.Interface().([]string); ok {
 			text = strings.Join(list, "; ")
 		}
-		if tag.Get("secret") == "true" && !v.Field(i).IsZero() {
+		if f.Tag.Get("secret") == "true" && !value.IsZero() {
 			text = masked
 		}
-		flag := tag.Get("name")
+		flag := f.Tag.Get("name")
 		out = append(out, Setting{Key: Key(flag), Value: text, From: source(flag)})
 	}
 	return out
+}
+
+// fields are the fields of a schema that are settings, those of embedded structs where these are.
+func fields(schema reflect.Type) iter.Seq[reflect.StructField] {
+	return func(yield func(reflect.StructField) bool) {
+		for _, f := range reflect.VisibleFields(schema) {
+			if !f.Anonymous && !yield(f) {
+				return
+			}
+		}
+	}
 }
 
 // envPrefix begins the name of every variable that is a setting.

@@ -10,12 +10,11 @@ import (
 
 // The three names of a setting follow from each other: to know one is to know all.
 func TestEverySettingHasOneName(t *testing.T) {
-	schema := reflect.TypeFor[Serve]()
-	for i := range schema.NumField() {
-		tag := schema.Field(i).Tag
+	for f := range fields(reflect.TypeFor[Serve]()) {
+		tag := f.Tag
 		flag, env := tag.Get("name"), tag.Get("env")
 		if want := envPrefix + strings.ToUpper(Key(flag)); flag == "" || env != want {
-			t.Errorf("%s: flag %q, environment %q; want %s", schema.Field(i).Name, flag, env, want)
+			t.Errorf("%s: flag %q, environment %q; want %s", f.Name, flag, env, want)
 		}
 		if tag.Get("help") == "" {
 			t.Errorf("%s has no help", flag)
@@ -42,7 +41,7 @@ func TestSettingsListEveryValueWithItsSource(t *testing.T) {
 			t.Errorf("%s: %q, want %q", key, values[key], want)
 		}
 	}
-	if len(got) != reflect.TypeFor[Serve]().NumField() {
+	if len(got) != len(keysOf[Serve]()) {
 		t.Errorf("%d settings", len(got))
 	}
 }
