@@ -5,11 +5,11 @@ import (
 	"fmt"
 
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/eventlog"
 )
 
 // adopt has the committer do a job of the rebuild. It reports false if the store closes.
@@ -124,12 +124,12 @@ func (c *committing) journalAdopted(job *recovery.AdoptJob) error {
 func (c *committing) publishAdopted() {
 	s, a := c.s, &c.adopting
 	for _, r := range a.removed {
-		a.events = append(a.events, eventlog.Removed(r.ID))
+		a.events = append(a.events, removed(r.ID))
 	}
 	for i := range a.found {
 		if f := &a.found[i]; f.Added {
 			s.rebuild.Found()
-			a.events = append(a.events, eventlog.Stored(f.ID, f.Parent))
+			a.events = append(a.events, stored(f.ID, f.Parent))
 		}
 	}
 	s.events.Publish(a.events)

@@ -6,10 +6,10 @@ import (
 	"slices"
 
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/eventlog"
 )
 
 // commit is a piece of work for the committer: the one goroutine that changes index and
@@ -220,11 +220,11 @@ func (c *committing) commit() error {
 func (c *committing) publish(err error) {
 	c.events = c.events[:0]
 	for _, r := range c.removed {
-		c.events = append(c.events, eventlog.Removed(r.ID))
+		c.events = append(c.events, removed(r.ID))
 	}
 	for i := range c.inserts {
 		if in := &c.inserts[i]; err == nil && in.Added {
-			c.events = append(c.events, eventlog.Stored(in.ID, in.Parent))
+			c.events = append(c.events, stored(in.ID, in.Parent))
 		}
 	}
 	c.s.events.Publish(c.events)

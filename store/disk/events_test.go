@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/eventlog"
+	"github.com/kvconn/kvconn/store/eventlog"
 )
 
 // follow applies a subscription to a set of records until the store closes.

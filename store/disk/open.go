@@ -6,10 +6,10 @@ import (
 	"fmt"
 
 	"github.com/kvconn/kvconn/store/disk/barrier"
-	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/lease"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/eventlog"
 
 	mathrand "math/rand/v2"
 	"path/filepath"

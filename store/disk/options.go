@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/eventlog"
 )
 
 // Options says how a store is opened. The zero value of a field means its default, which

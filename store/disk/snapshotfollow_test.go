@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/eventlog"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/eventlog"
 )
 
 // fillJournal puts n records into the journal alone: what a subscriber's snapshot is read

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/offheap"
 )
 
 // Slab is a fixed set of payload buffers in one mapping outside the Go heap, backed by
@@ -21,7 +21,7 @@ func New(count, payloadBytes int) (*Slab, error) {
 		return nil, fmt.Errorf("slab of %d buffers of %d bytes: %w", count, payloadBytes, store.ErrInvalid)
 	}
 	each := store.PayloadBufferSize(payloadBytes)
-	m, err := fsio.Map(count * each)
+	m, err := offheap.Map(count * each)
 	if err != nil {
 		return nil, fmt.Errorf("map slab of %d bytes: %w", count*each, err)
 	}
@@ -45,5 +45,5 @@ func (s *Slab) Close() error {
 	if n := cap(s.free) - len(s.free); n > 0 {
 		return fmt.Errorf("close slab: %d buffers are in use: %w", n, store.ErrBusy)
 	}
-	return fsio.Unmap(s.mapping)
+	return offheap.Unmap(s.mapping)
 }

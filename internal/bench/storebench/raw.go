@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/offheap"
 )
 
 // shape is how raw I/O is done: requests of one size, depth at a time.
@@ -49,7 +50,7 @@ func newRaw(path string, bytes, bufferBytes int64) (*raw, error) {
 		return nil, err
 	}
 	r := &raw{file: f, bytes: bytes}
-	if r.buffers, err = fsio.Map(int(max(bufferBytes, maxShapeDepth*maxShapeBytes))); err != nil {
+	if r.buffers, err = offheap.Map(int(max(bufferBytes, maxShapeDepth*maxShapeBytes))); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	g := rand.NewChaCha8([32]byte{2})
@@ -60,7 +61,7 @@ func newRaw(path string, bytes, bufferBytes int64) (*raw, error) {
 	return r, nil
 }
 
-func (r *raw) close() error { return errors.Join(r.file.Close(), fsio.Unmap(r.buffers)) }
+func (r *raw) close() error { return errors.Join(r.file.Close(), offheap.Unmap(r.buffers)) }
 
 // do goes over the file once, in random order when reading, and returns bytes a second.
 func (r *raw) do(s shape, write bool) (float64, error) {

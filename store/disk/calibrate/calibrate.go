@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/offheap"
 )
 
 // Result is what a short measurement found out about a disk.
@@ -47,11 +48,11 @@ const (
 
 // Measure writes and reads an empty file with requests of chunk bytes, more and more at one time.
 func Measure(f fsio.File, chunk int) (r Result, err error) {
-	memory, err := fsio.Map(maxDepth * chunk)
+	memory, err := offheap.Map(maxDepth * chunk)
 	if err != nil {
 		return r, err
 	}
-	defer func() { err = errors.Join(err, fsio.Unmap(memory)) }()
+	defer func() { err = errors.Join(err, offheap.Unmap(memory)) }()
 	_, _ = rand.NewChaCha8([32]byte{}).Read(memory)
 	if err := f.Allocate(Bytes); err != nil {
 		return r, err

@@ -108,18 +108,3 @@ func TestAtomicWriteReplaces(t *testing.T) {
 		t.Errorf("%d files are left", len(entries))
 	}
 }
-
-func TestMapIsZeroedAndAligned(t *testing.T) {
-	for _, n := range []int{1, Align, 3 << 20, 40 << 20} {
-		b, err := Map(n)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(b) < n || !Aligned(b) || b[n-1] != 0 {
-			t.Errorf("%d bytes: %d", n, len(b))
-		}
-		if err := Unmap(b); err != nil {
-			t.Error(err)
-		}
-	}
-}

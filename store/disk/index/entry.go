@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk/index/hashtable"
+	"github.com/kvconn/kvconn/store/hashtable"
 )
 
 // Ref names a slot: the position of its entry in the table. The owner of the table maps

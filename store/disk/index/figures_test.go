@@ -6,7 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/kvconn/kvconn/internal/testkit/docs"
-	"github.com/kvconn/kvconn/store/disk/index/hashtable"
+	"github.com/kvconn/kvconn/store/hashtable"
 )
 
 // The sizes of ADR 3. The table grows by half at a time, so the numbers of records are of one such step.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
-	"github.com/kvconn/kvconn/store/disk/index/hashtable"
+	"github.com/kvconn/kvconn/store/hashtable"
 )
 
 const smallGive = 4096 // 64 buckets

@@ -1,6 +1,6 @@
 package index
 
-import "github.com/kvconn/kvconn/store/disk/index/hashtable"
+import "github.com/kvconn/kvconn/store/hashtable"
 
 const (
 	// Up to a load of 7/8 few records lie outside their own bucket.

@@ -4,7 +4,7 @@ import (
 	"math/bits"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk/index/hashtable"
+	"github.com/kvconn/kvconn/store/hashtable"
 )
 
 func (id *ID) hash() uint64 { return hashOf(id.Namespace, id.Shard, &id.Key) }

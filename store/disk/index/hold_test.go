@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk/index/hashtable"
+	"github.com/kvconn/kvconn/store/hashtable"
 )
 
 var oneShard = []connector.Shard{0}

@@ -4,8 +4,8 @@ import (
 	"math/bits"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk/index/hashtable"
 	"github.com/kvconn/kvconn/store/disk/index/mintree"
+	"github.com/kvconn/kvconn/store/hashtable"
 )
 
 // Filling a table when a store opens, or while it is in use already:

@@ -2,7 +2,7 @@ package index
 
 import (
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk/index/hashtable"
+	"github.com/kvconn/kvconn/store/hashtable"
 )
 
 const (

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk/index/hashtable"
+	"github.com/kvconn/kvconn/store/hashtable"
 )
 
 // TestRemovedRecordIsNotFoundBesideOneOfItsTag: the match of a tag of 1 carries over into an empty

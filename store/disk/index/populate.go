@@ -4,8 +4,8 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/kvconn/kvconn/store/disk/fsio"
-	"github.com/kvconn/kvconn/store/disk/index/hashtable"
+	"github.com/kvconn/kvconn/store/hashtable"
+	"github.com/kvconn/kvconn/store/offheap"
 )
 
 // The system gives memory when it is first written to, and a huge page of it takes a virtual
@@ -71,7 +71,7 @@ func (t *Table) populateEntries(ref Ref) {
 	piece := pieceOf(ref)
 	all := unsafe.Slice((*byte)(unsafe.Pointer(chunk)), chunkEntries*entryBytes)
 	// Nothing goes wrong if the table is closed meanwhile: no byte changes.
-	_ = fsio.Populate(all[piece*pieceBytes:][:pieceBytes])
+	_ = offheap.Populate(all[piece*pieceBytes:][:pieceBytes])
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if !t.closed {
@@ -88,7 +88,7 @@ func (t *Table) populateHash() {
 		case c.giveBack:
 			t.giveBack()
 		case c.part != nil:
-			_ = fsio.Populate(c.part)
+			_ = offheap.Populate(c.part)
 			t.mu.Lock()
 			c.of.NotePopulated(len(c.part))
 			t.mu.Unlock()

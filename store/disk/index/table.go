@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/kvconn/kvconn/store/disk/fsio"
-	"github.com/kvconn/kvconn/store/disk/index/hashtable"
+	"github.com/kvconn/kvconn/store/hashtable"
+	"github.com/kvconn/kvconn/store/offheap"
 )
 
 const (
@@ -109,7 +109,7 @@ func (t *Table) AddSlots(slots uint32) (Ref, error) {
 // written to.
 func (t *Table) reserve(end uint64) error {
 	for uint64(len(t.chunks))<<chunkShift < end {
-		b, err := fsio.Map(chunkEntries * entryBytes)
+		b, err := offheap.Map(chunkEntries * entryBytes)
 		if err != nil {
 			return err
 		}
@@ -147,7 +147,7 @@ func (t *Table) Close() {
 	defer t.mu.Unlock()
 	t.closed = true
 	for _, c := range t.chunks {
-		_ = fsio.Unmap(unsafe.Slice((*byte)(unsafe.Pointer(c)), chunkEntries*entryBytes))
+		_ = offheap.Unmap(unsafe.Slice((*byte)(unsafe.Pointer(c)), chunkEntries*entryBytes))
 	}
 	t.region.Free()
 	t.next.Free()

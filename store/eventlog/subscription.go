@@ -7,10 +7,17 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/journal"
 )
 
-// Subscription is a consistent view of what the store holds: a snapshot, and every event
+// Snapshot is what a tier held at one time.
+type Snapshot interface {
+	// Records calls f for each record, until it fails.
+	Records(f func(store.Resident) error) error
+	// Close lets go of it.
+	Close() error
+}
+
+// Subscription is a consistent view of what a tier holds: a snapshot, and every event
 // after it. It is for one goroutine; Close it: what it has not read is kept for it.
 type Subscription struct {
 	list     *Subscriptions
@@ -19,11 +26,11 @@ type Subscription struct {
 	buf      []store.Event
 
 	mu       sync.Mutex // held while the snapshot is read or closed
-	snapshot *journal.Snapshot
+	snapshot Snapshot
 }
 
-// Subscriptions are those of a log. They know whose snapshot is open: the journal cannot close
-// before them. It may be used by any number of goroutines.
+// Subscriptions are those of a log. They know whose snapshot is open: what it is of cannot close
+// before it. It may be used by any number of goroutines.
 type Subscriptions struct {
 	// Log is what they follow, Digest the namespace that a number is of.
 	Log    *Log
@@ -40,9 +47,9 @@ func (l *Subscriptions) stopping() bool {
 	return l.closed
 }
 
-// New returns a subscription that begins with a snapshot of the journal, and the follower that was
-// made at the same time. Both are the subscription's from now on.
-func (l *Subscriptions) New(snapshot *journal.Snapshot, follower *Follower) (store.Subscription, error) {
+// New returns a subscription that begins with a snapshot, and the follower that was made at the
+// same time. Both are the subscription's from now on.
+func (l *Subscriptions) New(snapshot Snapshot, follower *Follower) (store.Subscription, error) {
 	u := &Subscription{list: l, snapshot: snapshot, follower: follower}
 	l.mu.Lock()
 	closed := l.closed
@@ -92,7 +99,7 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(store.Resident) erro
 		return nil
 	}
 	n := 0
-	err := u.snapshot.Records(func(r *journal.Record) error {
+	err := u.snapshot.Records(func(r store.Resident) error {
 		if n++; n%1024 == 0 {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
@@ -104,14 +111,7 @@ func (u *Subscription) Snapshot(ctx context.Context, f func(store.Resident) erro
 				return err
 			}
 		}
-		ns := u.list.Digest(r.Namespace)
-		if !r.Readable() || ns == (connector.NamespaceDigest{}) {
-			return nil
-		}
-		return f(store.Resident{
-			ID:     store.RecordID{Namespace: ns, Shard: r.Shard, Key: r.Key},
-			Parent: r.Parent,
-		})
+		return f(r)
 	})
 	return errors.Join(err, u.closeSnapshot())
 }

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/offheap"
 )
 
 // Ref is what a region keeps: the position of an entry in its user's table.
@@ -153,7 +153,7 @@ func (r *Region) Take(home, at, slot int) {
 
 // NewRegion maps a region of that many empty buckets.
 func NewRegion(buckets int) (*Region, error) {
-	b, err := fsio.Map(buckets * BucketBytes)
+	b, err := offheap.Map(buckets * BucketBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +165,7 @@ func (r *Region) Free() {
 	if r != nil && r.memory != nil {
 		r.giving.Lock()
 		defer r.giving.Unlock()
-		_ = fsio.Unmap(r.memory)
+		_ = offheap.Unmap(r.memory)
 	}
 }
 
@@ -208,7 +208,7 @@ func (r *Region) Emptied(moved, unit, kept int) (part []byte) {
 
 // GiveBack gives the system what [Region.Emptied] returned. It takes the kernel a while.
 func (r *Region) GiveBack(part []byte) {
-	_ = fsio.Discard(part) // advice: it is given back at the end in any case
+	_ = offheap.Discard(part) // advice: it is given back at the end in any case
 	r.giving.Unlock()
 }
 

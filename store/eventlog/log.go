@@ -1,4 +1,4 @@
-// Package eventlog keeps the last events of a store for those who follow them. It keeps a
+// Package eventlog keeps the last events of a tier for those who follow them. It keeps a
 // fixed number of them for followers that lost their connection, and more, up to a bound in
 // bytes, only while a follower has yet to read them: one that reads a snapshot of millions
 // of records meanwhile loses nothing, and nobody pays for that afterwards.
@@ -12,7 +12,6 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/index"
 )
 
 // Event is what is kept of an event. Its number is where it stands.
@@ -254,14 +253,4 @@ func (f *Follower) Close() {
 	case f.more <- struct{}{}:
 	default:
 	}
-}
-
-// Stored is the event of a record that was added.
-func Stored(id index.ID, parent connector.Key) Event {
-	return Event{Key: id.Key, Parent: parent, Namespace: uint32(id.Namespace), Shard: id.Shard, Kind: uint8(store.EventStored)}
-}
-
-// Removed is the event of a record that is gone.
-func Removed(id index.ID) Event {
-	return Event{Key: id.Key, Namespace: uint32(id.Namespace), Shard: id.Shard, Kind: uint8(store.EventRemoved)}
 }

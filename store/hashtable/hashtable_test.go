@@ -9,7 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/kvconn/kvconn/internal/testkit/seed"
-	"github.com/kvconn/kvconn/store/disk/index/hashtable"
+	"github.com/kvconn/kvconn/store/hashtable"
 )
 
 const (

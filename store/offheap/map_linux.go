@@ -1,8 +1,11 @@
-package fsio
+// Package offheap maps memory outside the heap of Go: the garbage collector neither looks at it nor counts it.
+package offheap
 
 import "golang.org/x/sys/unix"
 
 const (
+	// pageBytes is what a mapping is a multiple of.
+	pageBytes = 4096
 	// hugePageBytes is the size of a transparent huge page on the platforms that matter.
 	hugePageBytes = 2 << 20
 	// From wholeHugePages on a mapping is rounded up to whole ones: the rest is little of it.
@@ -12,7 +15,7 @@ const (
 // Map returns n zeroed bytes outside the Go heap, page aligned, in huge pages where the
 // kernel gives them: they cost a fifth of the faults and speed up direct I/O.
 func Map(n int) ([]byte, error) {
-	size := AlignUp(n)
+	size := (n + pageBytes - 1) &^ (pageBytes - 1)
 	if n >= wholeHugePages*hugePageBytes {
 		size = (n + hugePageBytes - 1) &^ (hugePageBytes - 1)
 	}
