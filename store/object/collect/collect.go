@@ -70,7 +70,7 @@ type Options struct {
 	Orphans time.Duration
 	// Verify reads all of an object that a reader says is damaged, and returns why it cannot be used, 0 if
 	// it can. Default: a report of damage is believed if the end of the object is damaged.
-	Verify func(context.Context, format.ObjectID) (format.Cause, error)
+	Verify func(ctx context.Context, id format.ObjectID, bytes int64) (format.Cause, error)
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger
 }

@@ -241,7 +241,7 @@ func TestReportsAreLookedInto(t *testing.T) {
 		if s := n.Collector.Stats(); s.RemovedLost != 1 || s.RemovedDamaged != 3 || s.FalseReports != 1 || s.Reports != 0 {
 			t.Errorf("%+v", s)
 		}
-		n.o.Verify = func(context.Context, format.ObjectID) (format.Cause, error) { return format.CauseDamaged, nil }
+		n.o.Verify = func(context.Context, format.ObjectID, int64) (format.Cause, error) { return format.CauseDamaged, nil }
 		n.Report([]format.Loss{{Object: ids[4], Cause: format.CauseDamaged}})
 		n.must(n.Pass(t.Context()))
 		n.want("after verification", ids, 0, 4)
@@ -253,7 +253,7 @@ func TestAReportThatCannotBeLookedIntoStopsNothing(t *testing.T) {
 		ids := n.fill(2)
 		time.Sleep(2 * time.Hour)
 		n.known[ids[0]].Used = n.Now()
-		n.o.Verify = func(context.Context, format.ObjectID) (format.Cause, error) { return 0, bucket.ErrDenied }
+		n.o.Verify = func(context.Context, format.ObjectID, int64) (format.Cause, error) { return 0, bucket.ErrDenied }
 		n.Report([]format.Loss{{Object: ids[0], Cause: format.CauseDamaged}})
 		if err := n.Pass(t.Context()); !errors.Is(err, bucket.ErrDenied) {
 			t.Errorf("error %v", err)

@@ -107,7 +107,7 @@ func (c *Collector) inspect(ctx context.Context, id format.ObjectID, reported fo
 		return format.CauseDamaged, nil
 	}
 	if reported == format.CauseDamaged && c.o.Verify != nil {
-		return c.o.Verify(ctx, id)
+		return c.o.Verify(ctx, id, info.Bytes)
 	}
 	return 0, nil
 }
