@@ -30,7 +30,8 @@ func TestTheCapRemovesTheColdest(t *testing.T) {
 		n.must(n.Pass(t.Context()))
 		n.want("below", ids, 89, 89)
 		ids = append(ids, n.fill(1)...)
-		n.known[ids[0]].Used += 1000 // used again
+		time.Sleep(time.Second)
+		n.use(ids[0])
 		n.must(n.Pass(t.Context()))
 		n.want("at 90 percent", ids, 85, 90)
 		n.want("the coldest", ids[1:6], 0, 5)
@@ -46,8 +47,9 @@ func TestTheCapRemovesTheColdest(t *testing.T) {
 func TestAgeRemovesWhatNobodyUses(t *testing.T) {
 	inBubble(t, Options{MaxAge: time.Hour}, func(t *testing.T, _ *world, n *node) {
 		ids := n.fill(10)
-		n.known[ids[3]].Used += 3600
 		time.Sleep(time.Hour)
+		n.use(ids[3])
+		time.Sleep(time.Second)
 		n.must(n.Pass(t.Context()))
 		n.want("after an hour", ids, 1, 10)
 		if s := n.Collector.Stats(); s.RemovedAge != 9 {
@@ -68,7 +70,7 @@ func TestAReaderInTheMiddleOfADeletion(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		go n.Run(ctx)
 		time.Sleep(5*time.Minute - time.Second)
-		if i, _ := reader.Object(ids[0]); !i.Offered {
+		if i, _ := reader.cat.Object(ids[0]); !i.Offered {
 			t.Error("the reader heard of it without a poll")
 		}
 		time.Sleep(5 * time.Minute)
@@ -78,7 +80,7 @@ func TestAReaderInTheMiddleOfADeletion(t *testing.T) {
 		reader.want("after a poll", ids, 0, 1)
 		time.Sleep(7 * time.Minute)
 		reader.want("after the grace", ids, 0, 0)
-		if _, known := n.Object(ids[0]); known {
+		if _, known := n.cat.Object(ids[0]); known {
 			t.Error("the tombstone is there still")
 		}
 		stop()
@@ -117,8 +119,8 @@ func TestAStewardDiesAtEachRequest(t *testing.T) {
 				heir.must(work(heir))
 				heir.want("after the heir's work", ids, 17, 17)
 				heir.want("the orphan", []format.ObjectID{orphan.ID}, 0, 0)
-				if len(heir.known) != 17 {
-					t.Errorf("cut %d: %d objects are known", cut, len(heir.known))
+				if heir.known() != 17 {
+					t.Errorf("cut %d: %d objects are known", cut, heir.known())
 				}
 			})
 			if cut > 500 {
@@ -252,7 +254,7 @@ func TestAReportThatCannotBeLookedIntoStopsNothing(t *testing.T) {
 	inBubble(t, Options{MaxAge: time.Hour}, func(t *testing.T, w *world, n *node) {
 		ids := n.fill(2)
 		time.Sleep(2 * time.Hour)
-		n.known[ids[0]].Used = n.Now()
+		n.use(ids[0])
 		n.o.Verify = func(context.Context, format.ObjectID, int64) (format.Cause, error) { return 0, bucket.ErrDenied }
 		n.Report([]format.Loss{{Object: ids[0], Cause: format.CauseDamaged}})
 		if err := n.Pass(t.Context()); !errors.Is(err, bucket.ErrDenied) {

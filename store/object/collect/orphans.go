@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	leaving = catalog.Leaving
+	leaving = catalog.StateLeaving
 	// listObjects are listed at one time, maxOrphans are found in one look: 16 MB of memory.
 	listObjects = 10_000
 	maxOrphans  = 1 << 20

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"slices"
 	"testing"
 	"time"
 
@@ -52,9 +51,8 @@ type node struct {
 	bucket *bucket.Bucket
 	client *cutter
 	next   uint64 // object of the log to read
-	known  map[format.ObjectID]*catalog.Info
+	cat    *catalog.Catalog
 	skew   time.Duration
-	ids    []format.ObjectID // in the sequence in which they came
 }
 
 // node opens a node.
@@ -70,9 +68,13 @@ func (w *world) node(o Options) *node {
 	if err := b.Try(w.t.Context(), format.ProbeName(format.NewWriterID()).String()); err != nil {
 		w.t.Fatal(err)
 	}
-	n := &node{w: w, bucket: b, client: &cutter{Client: b, left: -1}, next: 1, known: make(map[format.ObjectID]*catalog.Info)}
+	n := &node{w: w, bucket: b, client: &cutter{Client: b, left: -1}, next: 1}
+	if n.cat, err = catalog.New(catalog.Options{Now: n.Now}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { n.must(n.cat.Close()) })
 	o.Logger = slog.New(slog.NewTextHandler(w.log, nil))
-	if n.Collector, err = New(n.client, n, n, n, o); err != nil {
+	if n.Collector, err = New(n.client, n.cat, n, n, o); err != nil {
 		w.t.Fatal(err)
 	}
 	return n
@@ -211,73 +213,19 @@ func (n *node) follow(ctx context.Context) error {
 			return err
 		}
 		n.next++
-		n.apply(l)
+		n.cat.Apply(l)
 	}
 }
 
-func (n *node) apply(l *format.List) {
-	for _, o := range l.Objects {
-		if n.known[o.ID] == nil {
-			n.known[o.ID] = &catalog.Info{ID: o.ID, Records: len(o.Records), Bytes: int64(o.Bytes), Used: o.Used, Offered: true}
-			n.ids = append(n.ids, o.ID)
-		}
-	}
-	for _, r := range l.Removed {
-		if i := n.known[r.Object]; i != nil && i.State != catalog.Leaving {
-			i.State, i.Cause, i.Used, i.Offered = catalog.Leaving, r.Cause, r.When, false
-		}
-	}
-	for _, id := range l.Deleted {
-		delete(n.known, id)
-	}
+// known are the objects that the node knows.
+func (n *node) known() (count int) {
+	n.cat.Objects(func(catalog.Info) bool { count++; return true })
+	return count
 }
 
-// Coldest is [Catalog], as are the methods up to Stats.
-func (n *node) Coldest(bytes int64) (ids []format.ObjectID) {
-	present := n.having(func(i *catalog.Info) bool { return i.State == catalog.Present })
-	slices.SortStableFunc(present, func(a, b format.ObjectID) int { return int(n.known[a].Used) - int(n.known[b].Used) })
-	for _, id := range present {
-		if bytes > 0 {
-			ids = append(ids, id)
-			bytes -= n.known[id].Bytes
-		}
-	}
-	return ids
-}
-
-func (n *node) having(f func(*catalog.Info) bool) (ids []format.ObjectID) {
-	for _, id := range n.ids {
-		if i := n.known[id]; i != nil && f(i) {
-			ids = append(ids, id)
-		}
-	}
-	return ids
-}
-
-func (n *node) Unused(before format.Seconds) []format.ObjectID {
-	return n.having(func(i *catalog.Info) bool { return i.State == catalog.Present && i.Used < before })
-}
-
-func (n *node) Removed(before format.Seconds) []format.ObjectID {
-	return n.having(func(i *catalog.Info) bool { return i.State == catalog.Leaving && i.Used < before })
-}
-
-func (n *node) Object(id format.ObjectID) (catalog.Info, bool) {
-	if i := n.known[id]; i != nil {
-		return *i, true
-	}
-	return catalog.Info{}, false
-}
-
-func (n *node) Stats() (s catalog.Stats) {
-	for _, i := range n.known {
-		if i.State == catalog.Leaving {
-			s.LeavingBytes += i.Bytes
-		} else {
-			s.Bytes += i.Bytes
-		}
-	}
-	return s
+// use says that an object was used now.
+func (n *node) use(id format.ObjectID) {
+	n.cat.Apply(&format.List{Name: format.InName(n.w.writer, 1), Bucket: n.w.id, Used: []format.Use{{Object: id, When: n.Now()}}})
 }
 
 // Now is [Clock], as is Skew.
@@ -363,7 +311,7 @@ func (n *node) want(what string, ids []format.ObjectID, offered, there int) {
 	n.must(n.follow(n.w.t.Context()))
 	var o, b int
 	for _, id := range ids {
-		if i, known := n.Object(id); known && i.Offered {
+		if i, known := n.cat.Object(id); known && i.Offered {
 			o++
 		}
 		if n.there(id) {

@@ -31,7 +31,7 @@ func (c *check) compare() (tasks []task) {
 		info, known := c.o.Catalog.Object(id)
 		bytes, waits := c.waiting[id]
 		switch {
-		case known && info.State == catalog.Leaving:
+		case known && info.State == catalog.StateLeaving:
 			c.report.Leaving++
 			continue
 		case known:
@@ -60,7 +60,7 @@ func (c *check) compare() (tasks []task) {
 		}
 	}
 	c.o.Catalog.Objects(func(i catalog.Info) bool {
-		if i.State != catalog.Leaving {
+		if i.State != catalog.StateLeaving {
 			missing(i.ID, i.Bytes)
 		}
 		return true
@@ -124,7 +124,7 @@ func (c *check) settleMissing(ctx context.Context) error {
 	}
 	for _, t := range c.missing {
 		info, known := c.o.Catalog.Object(t.id)
-		if _, waits := c.waiting[t.id]; known && info.State == catalog.Leaving || !known && !waits {
+		if _, waits := c.waiting[t.id]; known && info.State == catalog.StateLeaving || !known && !waits {
 			continue
 		}
 		c.found(format.DataName(t.id).String(), Missing, nil)
