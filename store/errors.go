@@ -20,9 +20,11 @@ var (
 	// prefix: its proof or parent differs from what the caller expects. It wraps [ErrGone], since
 	// for the caller it is a miss.
 	ErrMismatch = fmt.Errorf("store: record is of another prefix: %w", ErrGone)
-	// ErrUnreadable says that a newer program wrote the record in a format that this one does not
-	// know. The record stays until its slot is needed. It wraps [ErrGone].
-	ErrUnreadable = fmt.Errorf("store: record needs a newer program: %w", ErrGone)
+	// ErrUnreadable says that the record is intact and cannot be used here: a newer program wrote it in
+	// a format that this one does not know, it is sealed with a key that is not in the key file, or it is
+	// not sealed where the key file demands that. The record stays until its slot is needed. It wraps
+	// [ErrGone].
+	ErrUnreadable = fmt.Errorf("store: record cannot be used here: %w", ErrGone)
 	// ErrCorrupt says that the stored bytes failed verification. The record has been dropped and
 	// counted.
 	ErrCorrupt = errors.New("store: record is corrupt")

@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/recovery"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // unpack puts a store directory of testdata into a fresh one.
@@ -99,7 +100,7 @@ func TestFormat1StoreIsRead(t *testing.T) {
 			if got := s.Stats().Recovered; got != c.recovered {
 				t.Errorf("recovered from %v, want %v", got, c.recovered)
 			}
-			if v := formatVersion(t, dir); v != format.Version {
+			if v := formatVersion(t, dir); v != record.Version {
 				t.Errorf("FORMAT says %d", v)
 			}
 			old := format1Records(t, s)
@@ -158,7 +159,7 @@ func TestScopeOutlivesTheJournal(t *testing.T) {
 		n := 0
 		err := s.journal.Records(0, 1<<32-1, func(r *journal.Record) error {
 			n++
-			if r.Scope != want || r.KeyScheme != format.KeySchemeTokens || keyOf(1, int(r.Depth)) != r.Key {
+			if r.Scope != want || r.KeyScheme != record.KeySchemeTokens || keyOf(1, int(r.Depth)) != r.Key {
 				t.Errorf("scope %x, scheme %d, depth %d of key %v", r.Scope, r.KeyScheme, r.Depth, r.Key)
 			}
 			return nil
@@ -185,15 +186,15 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 	found, _ := s.table.Get(internalID(s, records[1].ID), false)
 	g := s.space.At(found.Ref)
 	at := g.Offset(g.Location(found.Ref).Slot)
-	b := store.AlignedBuffer(format.HeaderBytes)
+	b := store.AlignedBuffer(record.HeaderBytes)
 	if err := g.File.ReadVec(b, nil, at); err != nil {
 		t.Fatal(err)
 	}
-	var r format.Record
+	var r record.Header
 	if err := r.Decode(b); err != nil {
 		t.Fatal(err)
 	}
-	r.Needs |= format.NeedsDecryption
+	r.Needs |= record.NeedsDecryption
 	r.Cipher.Algorithm = 1
 	r.Encode(b)
 	if err := g.File.WriteVec(b, nil, at); err != nil {

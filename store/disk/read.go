@@ -7,12 +7,12 @@ import (
 	mathrand "math/rand/v2"
 
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/namespace"
 	"github.com/kvconn/kvconn/store/disk/readio"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Read implements [store.Reader]. The time for one record is [Options].ReadTimeout.
@@ -89,9 +89,9 @@ func (r records) Verify(op *readio.Read) {
 
 // verify compares header and payload with the index and with what the caller expects.
 func (s *Store) verify(op *readio.Read) error {
-	var h format.Record
+	var h record.Header
 	switch err := s.check(&h, op.Header.Bytes, op.At, &op.ID, op.Seq, op.Payload); {
-	case errors.Is(err, format.ErrNewer):
+	case errors.Is(err, record.ErrNewer):
 		return fmt.Errorf("record %v: %w: %w", op.ID.Key, store.ErrUnreadable, err)
 	case err != nil:
 		return fmt.Errorf("record %v in slot %d of segment %d: %w: %w", op.ID.Key, op.At.Slot, op.At.Segment, err, store.ErrCorrupt)
@@ -106,7 +106,7 @@ func (s *Store) verify(op *readio.Read) error {
 	return nil
 }
 
-// Reasons for which a record is corrupt, beside those of package format.
+// Reasons for which a record is corrupt, beside those of package record.
 var (
 	errOtherStore  = errors.New("belongs to another store")
 	errOtherSlot   = errors.New("belongs to another slot")
@@ -117,19 +117,19 @@ var (
 )
 
 // check decodes the header of a slot and compares it, and the payload, with what the index has
-// there. The error is [format.ErrNewer], which is no damage, or says why the record is corrupt.
-func (s *Store) check(h *format.Record, header []byte, at journal.Location, id *store.RecordID, seq uint64, payload []byte) error {
+// there. The error is [record.ErrNewer], which is no damage, or says why the record is corrupt.
+func (s *Store) check(h *record.Header, header []byte, at journal.Location, id *store.RecordID, seq uint64, payload []byte) error {
 	if err := s.checkHeader(h, header, at, id, seq, len(payload)); err != nil {
 		return err
 	}
-	if h.PayloadSum != format.PayloadSum(payload) {
+	if h.PayloadSum != record.PayloadSum(payload) {
 		return errPayloadSum
 	}
 	return nil
 }
 
 // checkHeader is check without the payload.
-func (s *Store) checkHeader(h *format.Record, header []byte, at journal.Location, id *store.RecordID, seq uint64, bytes int) error {
+func (s *Store) checkHeader(h *record.Header, header []byte, at journal.Location, id *store.RecordID, seq uint64, bytes int) error {
 	if err := h.Decode(header); err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // BenchmarkRebuild measures how fast an index is made from record headers alone, for small
@@ -68,7 +69,7 @@ func benchmarkRebuild(b *testing.B, payload, records int) {
 }
 
 // writeHeaders makes segments of records whose payloads were never written.
-func writeHeaders(b *testing.B, dir string, id format.StoreID, digest connector.NamespaceDigest, payload, records int) {
+func writeHeaders(b *testing.B, dir string, id record.StoreID, digest connector.NamespaceDigest, payload, records int) {
 	b.Helper()
 	slot := segment.SlotBytes(payload)
 	perSegment := int((256 << 20) / slot)
@@ -84,8 +85,8 @@ func writeHeaders(b *testing.B, dir string, id format.StoreID, digest connector.
 		if err := f.Allocate(head.FileBytes()); err != nil {
 			b.Fatal(err)
 		}
-		head.Encode(buf[:format.HeaderBytes])
-		if err := f.WriteVec(buf[:format.HeaderBytes], nil, 0); err != nil {
+		head.Encode(buf[:record.HeaderBytes])
+		if err := f.WriteVec(buf[:record.HeaderBytes], nil, 0); err != nil {
 			b.Fatal(err)
 		}
 		clear(buf)
@@ -98,12 +99,12 @@ func writeHeaders(b *testing.B, dir string, id format.StoreID, digest connector.
 		}
 		for i := range n {
 			seq++
-			r := format.Record{Store: id, SegmentID: segment, Slot: uint32(i), Seq: seq, Namespace: digest,
+			r := record.Header{Store: id, SegmentID: segment, Slot: uint32(i), Seq: seq, Namespace: digest,
 				Key: keyOf((first+i)/1000, (first+i)%1000), PayloadBytes: uint32(payload)}
 			if i > 0 && (first+i)%1000 > 0 {
 				r.Parent = keyOf((first+i)/1000, (first+i)%1000-1)
 			}
-			r.Encode(buf[filled : filled+format.HeaderBytes])
+			r.Encode(buf[filled : filled+record.HeaderBytes])
 			if filled += slot; filled+slot > int64(len(buf)) || i == n-1 {
 				flush(uint32(i) + 1)
 			}

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Damage is a record that was found damaged and dropped.
@@ -32,7 +32,7 @@ type checker struct {
 }
 
 func newChecker(s *Store, payload bool) *checker {
-	return &checker{s: s, payload: payload, header: store.AlignedBuffer(format.HeaderBytes)}
+	return &checker{s: s, payload: payload, header: store.AlignedBuffer(record.HeaderBytes)}
 }
 
 // check verifies the record of a slot and drops it if it is damaged. It returns the bytes
@@ -88,15 +88,15 @@ func (c *checker) verify(g *segment.Segment, id index.ID, found index.Found) (by
 	if err := g.File.ReadVec(c.header, c.buf[:padded], g.Offset(slot)); err != nil {
 		return 0, nil, fmt.Errorf("check slot %d of segment %d: %w: %w", slot, g.ID, store.ErrIO, err)
 	}
-	bytes = int64(padded + format.HeaderBytes)
-	var h format.Record
+	bytes = int64(padded + record.HeaderBytes)
+	var h record.Header
 	at, want := g.Location(found.Ref), c.s.recordID(id)
 	if c.payload {
 		reason = c.s.check(&h, c.header, at, &want, found.Seq, c.buf[:found.Bytes])
 	} else {
 		reason = c.s.checkHeader(&h, c.header, at, &want, found.Seq, int(found.Bytes))
 	}
-	if errors.Is(reason, format.ErrNewer) {
+	if errors.Is(reason, record.ErrNewer) {
 		return bytes, nil, nil // neither readable nor damaged
 	}
 	return bytes, reason, nil

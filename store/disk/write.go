@@ -10,12 +10,12 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/namespace"
 	"github.com/kvconn/kvconn/store/disk/queue"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // writes is the state of writes that were accepted and are not done.
@@ -188,11 +188,11 @@ func (s *Store) writeOne(op *write) error {
 	header := s.headers.Get()
 	defer s.headers.Put(header)
 	namespace, scheme := s.namespaces.Identity(op.id.Namespace)
-	(&format.Record{
+	(&record.Header{
 		Store: s.state.ID, SegmentID: at.Segment, Slot: at.Slot, Seq: op.seq,
 		Namespace: namespace, Shard: op.ID.Shard, Depth: op.depth,
 		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof, Scope: op.Scope, KeyScheme: scheme,
-		PayloadBytes: uint32(len(op.Payload)), PayloadSum: format.PayloadSum(op.Payload),
+		PayloadBytes: uint32(len(op.Payload)), PayloadSum: record.PayloadSum(op.Payload),
 	}).Encode(header.Bytes)
 	g.MarkDirty()
 	s.gate.BeginWrite(need)

@@ -9,8 +9,8 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/disk"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Kind is what an operation on a segment does.
@@ -89,8 +89,8 @@ func (f *file) ReadVec(a, b []byte, offset int64) error {
 		return err
 	}
 	op := Op{Kind: Read, Bytes: len(a) + len(b)}
-	var r format.Record
-	if len(a) >= format.HeaderBytes && r.Decode(a[:format.HeaderBytes]) == nil {
+	var r record.Header
+	if len(a) >= record.HeaderBytes && r.Decode(a[:record.HeaderBytes]) == nil {
 		op.Shard, op.Set = r.Shard, true
 	}
 	return f.disk.reach(op)

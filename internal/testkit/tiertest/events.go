@@ -63,7 +63,7 @@ func (m *Memory) Subscribe(context.Context) (store.Subscription, error) {
 	}
 	s := &subscription{m: m, seq: m.log.seq, ended: make(chan struct{})}
 	for e := m.used.Back(); e != nil; e = e.Prev() {
-		r := e.Value.(*record)
+		r := e.Value.(*entry)
 		s.snapshot = append(s.snapshot, store.Resident{ID: r.ID, Parent: r.Parent})
 	}
 	return s, nil

@@ -21,7 +21,7 @@ type Memory struct {
 	o Options
 
 	mu         sync.Mutex
-	records    map[store.RecordID]*list.Element // of *record
+	records    map[store.RecordID]*list.Element // of *entry
 	used       *list.List                       // the record used last is the first
 	bytes      int64
 	hits       uint64
@@ -50,7 +50,7 @@ type Options struct {
 	KeepEvents int
 }
 
-type record struct {
+type entry struct {
 	store.Record
 	scope   connector.ScopeDigest
 	payload []byte
@@ -87,7 +87,7 @@ func (m *Memory) Flip(id store.RecordID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if e := m.records[id]; e != nil {
-		e.Value.(*record).payload[0] ^= 1
+		e.Value.(*entry).payload[0] ^= 1
 	}
 }
 
@@ -164,7 +164,7 @@ func (m *Memory) Read(ctx context.Context, ops []*store.ReadOp, done func(*store
 }
 
 // find checks an op and returns its record.
-func (m *Memory) find(op *store.ReadOp) (*record, error) {
+func (m *Memory) find(op *store.ReadOp) (*entry, error) {
 	if err := checkBuffer(op.Payload); err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (m *Memory) find(op *store.ReadOp) (*record, error) {
 	if e == nil {
 		return nil, fmt.Errorf("record %v: %w", op.ID.Key, store.ErrGone)
 	}
-	r := e.Value.(*record)
+	r := e.Value.(*entry)
 	if len(r.payload) != len(op.Payload) {
 		return nil, fmt.Errorf("read of %d bytes of a record of %d: %w", len(op.Payload), len(r.payload), store.ErrInvalid)
 	}
@@ -185,7 +185,7 @@ func (m *Memory) find(op *store.ReadOp) (*record, error) {
 }
 
 // read lets a device write into op's buffer, and reports op when it has, or ctx ends.
-func (m *Memory) read(ctx context.Context, stalled <-chan struct{}, r *record, op *store.ReadOp, done func(*store.ReadOp)) {
+func (m *Memory) read(ctx context.Context, stalled <-chan struct{}, r *entry, op *store.ReadOp, done func(*store.ReadOp)) {
 	var mu sync.Mutex
 	var over, late bool // the device has written; the op was reported before that
 	arrived := make(chan struct{})
@@ -224,14 +224,14 @@ func (m *Memory) read(ctx context.Context, stalled <-chan struct{}, r *record, o
 }
 
 // verify sets an op's result.
-func (m *Memory) verify(r *record, op *store.ReadOp) {
+func (m *Memory) verify(r *entry, op *store.ReadOp) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.records[op.ID]
 	switch {
 	case xxh3.Hash(op.Payload) != r.sum:
 		op.Err = fmt.Errorf("record %v: payload checksum: %w", op.ID.Key, store.ErrCorrupt)
-		if e != nil && e.Value.(*record) == r {
+		if e != nil && e.Value.(*entry) == r {
 			m.remove(e)
 		}
 	case r.Proof != op.Proof || r.Parent != op.Parent:
@@ -272,7 +272,7 @@ func (m *Memory) accept(op *store.WriteOp) error {
 	}
 	op.Err = nil
 	if e := m.records[op.ID]; e != nil {
-		if r := e.Value.(*record); r.Record == op.Record {
+		if r := e.Value.(*entry); r.Record == op.Record {
 			return nil
 		}
 		m.remove(e)
@@ -280,7 +280,7 @@ func (m *Memory) accept(op *store.WriteOp) error {
 	m.expire()
 	for e := m.used.Back(); e != nil && len(m.records) >= m.o.MaxRecords; {
 		next := e.Prev()
-		if !m.pinned(e.Value.(*record).ID) {
+		if !m.pinned(e.Value.(*entry).ID) {
 			m.remove(e)
 		}
 		e = next
@@ -289,7 +289,7 @@ func (m *Memory) accept(op *store.WriteOp) error {
 		op.Err = fmt.Errorf("all %d records are pinned: %w", m.o.MaxRecords, store.ErrBusy)
 		return nil
 	}
-	r := &record{Record: op.Record, scope: op.Scope, payload: append([]byte(nil), op.Payload...), sum: xxh3.Hash(op.Payload)}
+	r := &entry{Record: op.Record, scope: op.Scope, payload: append([]byte(nil), op.Payload...), sum: xxh3.Hash(op.Payload)}
 	m.records[op.ID] = m.used.PushFront(r)
 	m.bytes += int64(len(r.payload))
 	m.log.add(store.Event{Kind: store.EventStored, ID: op.ID, Parent: op.Parent})
@@ -298,7 +298,7 @@ func (m *Memory) accept(op *store.WriteOp) error {
 
 // remove takes a record out. m.mu is held.
 func (m *Memory) remove(e *list.Element) {
-	r := m.used.Remove(e).(*record)
+	r := m.used.Remove(e).(*entry)
 	delete(m.records, r.ID)
 	m.bytes -= int64(len(r.payload))
 	m.log.add(store.Event{Kind: store.EventRemoved, ID: r.ID})
@@ -312,7 +312,7 @@ func (m *Memory) Probe(ctx context.Context) error {
 	if e == nil {
 		return fmt.Errorf("probe: %w", store.ErrGone)
 	}
-	r := e.Value.(*record)
+	r := e.Value.(*entry)
 	op := &store.ReadOp{Record: r.Record, Payload: store.AlignedBuffer(len(r.payload))}
 	m.Read(ctx, []*store.ReadOp{op}, func(*store.ReadOp) {})
 	return op.Err

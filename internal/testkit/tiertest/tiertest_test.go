@@ -15,7 +15,7 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
-	"github.com/kvconn/kvconn/store/disk/format"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 func TestMemoryIsATier(t *testing.T) {
@@ -136,9 +136,9 @@ func flip(dir string, id store.RecordID) error {
 		if err != nil {
 			return err
 		}
-		for at := 0; at+format.HeaderBytes+PayloadBytes <= len(b); at += store.BufferAlign {
-			var r format.Record
-			header := b[at : at+format.HeaderBytes]
+		for at := 0; at+record.HeaderBytes+PayloadBytes <= len(b); at += store.BufferAlign {
+			var r record.Header
+			header := b[at : at+record.HeaderBytes]
 			if !bytes.Contains(header, id.Key[:]) || r.Decode(header) != nil || r.Key != id.Key || r.Shard != id.Shard || r.Namespace != id.Namespace {
 				continue
 			}
@@ -146,7 +146,7 @@ func flip(dir string, id store.RecordID) error {
 			if err != nil {
 				return err
 			}
-			offset := at + format.HeaderBytes + 1000
+			offset := at + record.HeaderBytes + 1000
 			_, err = f.WriteAt([]byte{b[offset] ^ 4}, int64(offset))
 			found = err == nil
 			return errors.Join(err, f.Sync(), f.Close())

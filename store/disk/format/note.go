@@ -8,6 +8,8 @@ import (
 	"fmt"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Note is the content of a FORMAT file.
@@ -51,10 +53,10 @@ func (n *Note) Decode(b []byte) (intact bool, err error) {
 }
 
 // ID is the store's identity.
-func (n *Note) ID() (id StoreID, err error) {
+func (n *Note) ID() (id record.StoreID, err error) {
 	b, err := hex.DecodeString(n.StoreID)
 	if err != nil || len(b) != len(id) {
 		return id, fmt.Errorf("store_id %q: want %d hexadecimal digits", n.StoreID, 2*len(id))
 	}
-	return StoreID(b), nil
+	return record.StoreID(b), nil
 }

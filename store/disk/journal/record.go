@@ -8,7 +8,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/store/disk/format"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Location is a slot of a segment.
@@ -35,7 +35,7 @@ type Record struct {
 	// Scope, KeyScheme, Algorithm, KeyID and Flags are those of the record's header. Of
 	// records of format 1 the scope is [connector.UnknownScope] and the rest 0.
 	Scope     connector.ScopeDigest
-	KeyScheme format.KeyScheme
+	KeyScheme record.KeyScheme
 	Algorithm uint8
 	KeyID     uint32
 	Flags     uint16
@@ -104,7 +104,7 @@ func (r *Record) decode(key, value []byte) error {
 		return nil
 	}
 	copy(r.Scope[:], value[62:])
-	r.KeyScheme, r.Algorithm = format.KeyScheme(value[78]), value[79]
+	r.KeyScheme, r.Algorithm = record.KeyScheme(value[78]), value[79]
 	r.KeyID = le.Uint32(value[80:])
 	r.Flags = le.Uint16(value[84:])
 	return nil

@@ -11,11 +11,11 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/report"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // maxNamespaces is what the index has room to number.
@@ -68,7 +68,7 @@ type Registry struct {
 type namespace struct {
 	digest   connector.NamespaceDigest
 	manifest []byte // canonical JSON, nil if its file is lost
-	scheme   format.KeyScheme
+	scheme   record.KeyScheme
 	// sizes is the payload size of each shard that has been seen; noted are those the
 	// journal has.
 	sizes map[connector.Shard]int
@@ -257,18 +257,18 @@ func (n *Registry) Count() int {
 }
 
 // schemeOf is the key scheme that a manifest names.
-func schemeOf(manifest []byte) format.KeyScheme {
+func schemeOf(manifest []byte) record.KeyScheme {
 	var m struct {
 		KeyScheme string `json:"key_scheme"`
 	}
 	if json.Unmarshal(manifest, &m) != nil {
-		return format.KeySchemeUnknown
+		return record.KeySchemeUnknown
 	}
-	return format.KeySchemeOf(m.KeyScheme)
+	return record.KeySchemeOf(m.KeyScheme)
 }
 
 // Identity returns what the headers of a namespace's records say of it.
-func (n *Registry) Identity(id uint16) (connector.NamespaceDigest, format.KeyScheme) {
+func (n *Registry) Identity(id uint16) (connector.NamespaceDigest, record.KeyScheme) {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	return n.byID[id].digest, n.byID[id].scheme

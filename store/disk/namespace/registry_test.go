@@ -19,12 +19,12 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/namespace"
 	"github.com/kvconn/kvconn/store/disk/report"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 const dir = "/manifests"
@@ -407,7 +407,7 @@ func TestJournalAndFilesKeepNamespaces(t *testing.T) {
 		t.Error("the manifest is not written again")
 	}
 	for _, id := range []uint16{keptID, lostID} {
-		if ns, scheme := r.Identity(id); ns != r.Digest(id) || scheme != format.KeySchemeTokens {
+		if ns, scheme := r.Identity(id); ns != r.Digest(id) || scheme != record.KeySchemeTokens {
 			t.Errorf("records of namespace %v are of %v, key scheme %d", r.Digest(id), ns, scheme)
 		}
 	}

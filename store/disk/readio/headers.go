@@ -4,7 +4,7 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Header is an aligned buffer for one record header.
@@ -26,7 +26,7 @@ func (p *Headers) Get() *Header {
 		p.free = p.free[:n-1]
 		return h
 	}
-	return &Header{Bytes: store.AlignedBuffer(format.HeaderBytes)}
+	return &Header{Bytes: store.AlignedBuffer(record.HeaderBytes)}
 }
 
 // Put gives a buffer back.

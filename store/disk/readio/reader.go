@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/queue"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Options are what a [Reader] works with.
@@ -139,7 +139,7 @@ func (r *Reader) enqueue(op *Read) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.queue = append(r.queue, op)
-	r.owe(op, int64(format.HeaderBytes+fsio.AlignUp(len(op.Payload))))
+	r.owe(op, int64(record.HeaderBytes+fsio.AlignUp(len(op.Payload))))
 	r.wakeOne()
 }
 
@@ -173,7 +173,7 @@ type chunk struct {
 func (c *chunk) bytes() int64 {
 	n := int64(c.to - c.from)
 	if c.from == 0 {
-		n += format.HeaderBytes
+		n += record.HeaderBytes
 	}
 	return n
 }
@@ -256,7 +256,7 @@ func (r *Reader) readChunk(c chunk) {
 		op.Header = r.o.Headers.Get()
 		err = op.File.ReadVec(op.Header.Bytes, padded[:c.to], op.Offset)
 	} else {
-		err = op.File.ReadVec(padded[c.from:c.to], nil, op.Offset+format.HeaderBytes+int64(c.from))
+		err = op.File.ReadVec(padded[c.from:c.to], nil, op.Offset+record.HeaderBytes+int64(c.from))
 	}
 	r.o.Gate.reads(-1)
 	switch r.delivered(c, err, r.o.Clock()) {

@@ -15,9 +15,9 @@ import (
 
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // device is a file whose page at an offset is filled with a byte of that offset.
@@ -60,7 +60,7 @@ func (d *onDevice) Verify(op *Read) {
 		d.verify()
 	}
 	if op.Err = op.IOErr; op.Err == nil {
-		at := op.Offset + format.HeaderBytes
+		at := op.Offset + record.HeaderBytes
 		for page := range slices.Chunk(op.Payload, fsio.Align) {
 			if want := pageAt(at)[:len(page)]; !bytes.Equal(page, want) {
 				op.Err = fmt.Errorf("page at %d: %w", at, store.ErrCorrupt)
@@ -189,7 +189,7 @@ func TestSpeedTellsWhatIsReadAhead(t *testing.T) {
 			close(ended)
 		}()
 		synctest.Wait()
-		const each = format.HeaderBytes + 3*fsio.Align
+		const each = record.HeaderBytes + 3*fsio.Align
 		if v := r.Speed(); v.QueuedBytes != 5*each || v.AheadBytes != 2*each {
 			t.Errorf("%+v, want %d bytes queued, %d of them ahead", v, 5*each, 2*each)
 		}

@@ -12,12 +12,13 @@ import (
 
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // formatState is what became of the FORMAT file.
 type formatState struct {
 	note   format.Note
-	id     format.StoreID
+	id     record.StoreID
 	usable bool  // id is to be believed
 	intact bool  // and so is everything else
 	lost   error // why it is not usable, nil where there is no file
@@ -50,11 +51,11 @@ func (s *State) readFormat() (st formatState, err error) {
 	if st.intact, st.lost = st.note.Decode(b); st.lost != nil {
 		return st, nil
 	}
-	if st.note.Format > format.Version && st.intact {
-		return st, fmt.Errorf("%s has format %d, this program knows %d: %w", path, st.note.Format, format.Version, ErrNewerFormat)
+	if st.note.Format > record.Version && st.intact {
+		return st, fmt.Errorf("%s has format %d, this program knows %d: %w", path, st.note.Format, record.Version, ErrNewerFormat)
 	}
 	if st.id, st.lost = st.note.ID(); st.lost == nil {
-		st.usable = st.note.Format <= format.Version
+		st.usable = st.note.Format <= record.Version
 	}
 	return st, nil
 }
@@ -69,14 +70,14 @@ func (s *State) identify(st *formatState, o *opening) error {
 	switch {
 	case st.intact:
 		s.ID = st.id
-		if st.note.Format == format.Version {
+		if st.note.Format == record.Version {
 			return nil
 		}
 	case owned:
 		s.ID = owner
 	case st.usable:
 		s.ID = st.id
-	case stamped != (format.StoreID{}):
+	case stamped != (record.StoreID{}):
 		s.ID = stamped
 	case st.unread || o.stampUnread != nil || slices.ContainsFunc(files, (*segmentFile).untold):
 		return fmt.Errorf("find out which store this is: %w", errors.Join(st.lost, o.stampUnread, firstUntold(files)))
@@ -85,7 +86,7 @@ func (s *State) identify(st *formatState, o *opening) error {
 			return err
 		}
 	}
-	fresh := len(files) == 0 && st.lost == nil && stamped == (format.StoreID{})
+	fresh := len(files) == 0 && st.lost == nil && stamped == (record.StoreID{})
 	switch {
 	case st.usable && s.ID == st.id, fresh:
 	case st.lost != nil:
@@ -93,7 +94,7 @@ func (s *State) identify(st *formatState, o *opening) error {
 	default:
 		s.opts.Report.Note("%s was lost: written again", FormatFile)
 	}
-	st.note.Format, st.note.StoreID, st.note.Sum = format.Version, hex.EncodeToString(s.ID[:]), ""
+	st.note.Format, st.note.StoreID, st.note.Sum = record.Version, hex.EncodeToString(s.ID[:]), ""
 	b, err := st.note.Encode()
 	if err == nil {
 		err = s.opts.FS.WriteFileAtomic(filepath.Join(s.opts.Dir, FormatFile), b)
@@ -116,8 +117,8 @@ func firstUntold(files []*segmentFile) error {
 }
 
 // majority returns the store that most intact segment headers name.
-func majority(files []*segmentFile) (id format.StoreID, ok bool) {
-	votes := make(map[format.StoreID]int)
+func majority(files []*segmentFile) (id record.StoreID, ok bool) {
+	votes := make(map[record.StoreID]int)
 	for _, f := range files {
 		if f.headErr == nil {
 			votes[f.head.Store]++

@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 const (
@@ -32,23 +33,23 @@ func newHeaderReader(s *State) *headerReader {
 	return &headerReader{s: s, buf: store.AlignedBuffer(stretchBytes)}
 }
 
-// read returns the record that the header of a slot names. The error is [format.ErrBlank],
-// [format.ErrBad], or one of the disk.
-func (h *headerReader) read(f fsio.File, g *format.Segment, slot uint32) (format.Record, error) {
-	b := h.buf[:format.HeaderBytes]
+// read returns the record that the header of a slot names. The error is [record.ErrBlank],
+// [record.ErrBad], or one of the disk.
+func (h *headerReader) read(f fsio.File, g *format.Segment, slot uint32) (record.Header, error) {
+	b := h.buf[:record.HeaderBytes]
 	if err := f.ReadVec(b, nil, g.Offset(slot)); err != nil {
-		return format.Record{}, err
+		return record.Header{}, err
 	}
 	return h.decode(b, g, slot)
 }
 
-func (h *headerReader) decode(b []byte, g *format.Segment, slot uint32) (r format.Record, err error) {
+func (h *headerReader) decode(b []byte, g *format.Segment, slot uint32) (r record.Header, err error) {
 	if err := r.Decode(b); err != nil {
 		return r, err
 	}
 	if r.Store != h.s.ID || r.SegmentID != g.ID || r.Slot != slot || r.Seq == 0 ||
 		r.PayloadBytes == 0 || r.PayloadBytes > store.MaxPayloadBytes || segment.SlotBytes(int(r.PayloadBytes)) != g.SlotBytes {
-		return r, format.ErrBad
+		return r, record.ErrBad
 	}
 	return r, nil
 }
@@ -67,7 +68,7 @@ func (h *headerReader) scan(g *segment.Segment, first, slots uint32) *AdoptJob {
 	for slot := first; slot < first+slots; {
 		n := min(each, first+slots-slot)
 		// The payload of the last slot is of no interest.
-		b := h.buf[:int64(n-1)*g.SlotBytes+format.HeaderBytes]
+		b := h.buf[:int64(n-1)*g.SlotBytes+record.HeaderBytes]
 		if err := g.File.ReadVec(b, nil, g.Offset(slot)); err != nil {
 			for end := slot + n; slot < end; slot++ {
 				r, err := h.read(g.File, &g.Segment, slot)
@@ -77,7 +78,7 @@ func (h *headerReader) scan(g *segment.Segment, first, slots uint32) *AdoptJob {
 		}
 		for i := range n {
 			at := int64(i) * g.SlotBytes
-			r, err := h.decode(b[at:at+format.HeaderBytes], &g.Segment, slot+i)
+			r, err := h.decode(b[at:at+record.HeaderBytes], &g.Segment, slot+i)
 			h.take(job, slot+i, &r, err)
 		}
 		slot += n
@@ -122,7 +123,7 @@ func (h *headerReader) again(ctx context.Context, job *AdoptJob) {
 // others whose records are being read.
 func (h *headerReader) anyReadable(g *segment.Segment) bool {
 	const others = 4
-	b := h.buf[:format.HeaderBytes]
+	b := h.buf[:record.HeaderBytes]
 	some := h.s.Space.Unread()
 	for _, o := range append(some[:min(others, len(some))], g) {
 		if o.File.ReadVec(b, nil, 0) == nil {
@@ -133,11 +134,11 @@ func (h *headerReader) anyReadable(g *segment.Segment) bool {
 }
 
 // take adds what the header of a slot says to a job.
-func (h *headerReader) take(job *AdoptJob, slot uint32, r *format.Record, err error) {
+func (h *headerReader) take(job *AdoptJob, slot uint32, r *record.Header, err error) {
 	switch {
-	case errors.Is(err, format.ErrBlank), errors.Is(err, format.ErrNewer):
+	case errors.Is(err, record.ErrBlank), errors.Is(err, record.ErrNewer):
 		return
-	case errors.Is(err, format.ErrBad):
+	case errors.Is(err, record.ErrBad):
 		job.damaged++
 		return
 	case err != nil:

@@ -7,11 +7,11 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/segment"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // A journal that failed is replaced by a new generation, written from the index while
@@ -122,7 +122,7 @@ func (s *State) draft(ctx context.Context, d *journal.Draft) error {
 		d.PutMeta(name, binary.LittleEndian.AppendUint64(nil, n))
 	}
 	s.opts.Namespaces.Draft(d)
-	w := &draftWriter{s: s, d: d, header: store.AlignedBuffer(format.HeaderBytes)}
+	w := &draftWriter{s: s, d: d, header: store.AlignedBuffer(record.HeaderBytes)}
 	for _, g := range s.Space.AllSegments() {
 		if !g.IsUnread() && !s.Space.Emptied(g) { // else nobody vouches for it yet, or it goes
 			d.PutSegment(journal.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes})
@@ -185,7 +185,7 @@ type keptEntry struct {
 	seq    uint64
 	parent connector.Key
 	scope  connector.ScopeDigest
-	scheme format.KeyScheme
+	scheme record.KeyScheme
 	flags  uint16
 }
 
@@ -219,7 +219,7 @@ func (w *draftWriter) old(ctx context.Context, g *segment.Segment) map[index.Ref
 }
 
 func (w *draftWriter) fromHeader(g *segment.Segment, r *index.Insertion) (keptEntry, bool) {
-	var h format.Record
+	var h record.Header
 	if err := g.File.ReadVec(w.header, nil, g.Offset(uint32(r.Ref-g.Base))); err != nil {
 		return keptEntry{}, false
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // segmentFile is what an opening store found of a segment.
@@ -100,7 +101,7 @@ func (s *State) inspectSegments(ctx context.Context) ([]*segmentFile, error) {
 }
 
 func (s *State) inspect(f *segmentFile) {
-	buf := store.AlignedBuffer(format.HeaderBytes)
+	buf := store.AlignedBuffer(record.HeaderBytes)
 	f.openErr = fsio.Again(func() error { return s.openFile(f) })
 	if f.openErr != nil {
 		f.headErr = f.openErr
@@ -117,7 +118,7 @@ func (s *State) inspect(f *segmentFile) {
 		return
 	}
 	f.headErr = f.head.Decode(buf)
-	if f.headErr != nil && !errors.Is(f.headErr, format.ErrBad) && !errors.Is(f.headErr, format.ErrBlank) {
+	if f.headErr != nil && !errors.Is(f.headErr, record.ErrBad) && !errors.Is(f.headErr, record.ErrBlank) {
 		// Intact, and not for this program.
 		f.openErr = f.headErr
 		f.close()
@@ -148,21 +149,21 @@ func (s *State) guessSegment(f *segmentFile) (format.Segment, error) {
 	const stretch = 1 << 20
 	buf := store.AlignedBuffer(stretch)
 	blank, readErr := true, f.readErr
-	for at := int64(format.HeaderBytes); at+format.HeaderBytes <= f.size; {
+	for at := int64(record.HeaderBytes); at+record.HeaderBytes <= f.size; {
 		n := min(stretch, (f.size-at)&^(fsio.Align-1))
 		if f.file.ReadVec(buf[:n], nil, at) != nil {
-			n = format.HeaderBytes
+			n = record.HeaderBytes
 			if err := f.file.ReadVec(buf[:n], nil, at); err != nil {
 				blank, readErr = false, err
 				at += n
 				continue
 			}
 		}
-		for from := int64(0); from+format.HeaderBytes <= n; from += format.HeaderBytes {
-			page := buf[from : from+format.HeaderBytes]
-			var r format.Record
+		for from := int64(0); from+record.HeaderBytes <= n; from += record.HeaderBytes {
+			page := buf[from : from+record.HeaderBytes]
+			var r record.Header
 			err := r.Decode(page)
-			blank = blank && errors.Is(err, format.ErrBlank)
+			blank = blank && errors.Is(err, record.ErrBlank)
 			if err != nil || r.Store != s.ID || r.SegmentID != f.id {
 				continue
 			}
@@ -170,7 +171,7 @@ func (s *State) guessSegment(f *segmentFile) (format.Segment, error) {
 			if r.PayloadBytes == 0 || r.PayloadBytes > store.MaxPayloadBytes || head.Offset(r.Slot) != at+from {
 				continue
 			}
-			head.Slots = uint32((f.size - format.HeaderBytes + head.SlotBytes - 1) / head.SlotBytes)
+			head.Slots = uint32((f.size - record.HeaderBytes + head.SlotBytes - 1) / head.SlotBytes)
 			f.readErr = nil
 			return head, nil
 		}
@@ -179,7 +180,7 @@ func (s *State) guessSegment(f *segmentFile) (format.Segment, error) {
 	if f.readErr = readErr; readErr != nil {
 		return format.Segment{}, readErr // not known to be useless
 	}
-	if blank && (errors.Is(f.headErr, format.ErrBlank) || f.size < format.HeaderBytes) {
+	if blank && (errors.Is(f.headErr, record.ErrBlank) || f.size < record.HeaderBytes) {
 		return format.Segment{}, errBlank
 	}
 	return format.Segment{}, errUseless
@@ -221,7 +222,7 @@ func (s *State) settleHead(f *segmentFile, known *format.Segment) error {
 // rewriteHead writes a segment's header again. Where that fails its records are served all
 // the same, and it takes no new ones.
 func (s *State) rewriteHead(f *segmentFile) {
-	b := store.AlignedBuffer(format.HeaderBytes)
+	b := store.AlignedBuffer(record.HeaderBytes)
 	f.head.Encode(b)
 	if err := errors.Join(f.file.WriteVec(b, nil, 0), f.file.Datasync()); err != nil {
 		s.opts.Report.Note("header of segment %d was damaged (%v) and cannot be written (%v): it takes no new records", f.id, f.headErr, err)

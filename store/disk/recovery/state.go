@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
@@ -18,6 +17,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/report"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"github.com/kvconn/kvconn/store/disk/stamp"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Errors of opening a store, beside those of package store.
@@ -59,7 +59,7 @@ type Options struct {
 type State struct {
 	opts Options
 
-	ID        format.StoreID
+	ID        record.StoreID
 	Lock      io.Closer
 	Direct    bool
 	Journal   *journal.Journal

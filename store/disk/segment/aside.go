@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // asideFile is a file (or a directory) that holds no record of the index: one that was set
@@ -90,7 +90,7 @@ func (p *Space) keepAside(f asideFile) {
 		if p.segments[id] != nil {
 			return
 		}
-		const leastSlotBytes = format.HeaderBytes + fsio.Align
+		const leastSlotBytes = record.HeaderBytes + fsio.Align
 		f.bytes += segmentSlackBytes
 		if f.slots = f.bytes / leastSlotBytes; p.o.Awaited[id] > 0 {
 			f.slots = int64(p.o.Awaited[id])

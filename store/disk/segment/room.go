@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // How much the store may occupy. Two bounds hold at any moment: the cap on what lies in
@@ -227,7 +227,7 @@ func (p *Space) NeverFits(slotBytes int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fixed := journal.ReservedBytes(p.limits.MemTable, 1) + snapshotSlotBytes + fixedFilesBytes + p.smallBytes()
-	need := slotBytes + format.HeaderBytes + extentBytes + segmentSlackBytes
+	need := slotBytes + record.HeaderBytes + extentBytes + segmentSlackBytes
 	return need+max(fixed, p.reserved(0)) > p.limits.MaxBytes
 }
 
@@ -239,7 +239,7 @@ func (p *Space) starved(slotBytes int64) bool {
 	if p.limits.minFree == 0 {
 		return false
 	}
-	return p.bytes+p.freeRoom(false) < slotBytes+format.HeaderBytes+extentBytes+segmentSlackBytes
+	return p.bytes+p.freeRoom(false) < slotBytes+record.HeaderBytes+extentBytes+segmentSlackBytes
 }
 
 // makingState is what is known of attempts to make segments that failed.

@@ -11,6 +11,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Prefix and Suffix are what the names of segment files begin and end with; between them is the
@@ -30,7 +31,7 @@ func IDOf(name string) (uint32, bool) {
 
 // SlotBytes is the size of the slot that a payload needs.
 func SlotBytes(payloadBytes int) int64 {
-	return int64(format.HeaderBytes + fsio.AlignUp(payloadBytes))
+	return int64(record.HeaderBytes + fsio.AlignUp(payloadBytes))
 }
 
 // RefAlign is what the first reference of every segment is a multiple of, so that a table

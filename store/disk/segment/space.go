@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/disk/report"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Options are what a space works with.
@@ -26,7 +27,7 @@ type Options struct {
 	Others                []string
 	// Fixed are the names in Root whose sizes are counted elsewhere.
 	Fixed   map[string]bool
-	Store   format.StoreID
+	Store   record.StoreID
 	Table   *index.Table
 	Journal *journal.Journal
 	Direct  bool
@@ -149,7 +150,7 @@ const (
 // plan returns the segment to make next for a class, or false if there is no room.
 // p.mu is held.
 func (p *Space) plan(c *class) (format.Segment, int64, bool) {
-	const overhead = segmentSlackBytes + format.HeaderBytes
+	const overhead = segmentSlackBytes + record.HeaderBytes
 	each := c.slotBytes + extentBytes
 	slots := (min(p.capRoom(), p.freeRoom(c.slots > 0)) - overhead) / (each + reservedOfSlot)
 	want := min(max(1, p.limits.nominal/c.slotBytes), maxSlotsOfASegment)
@@ -243,7 +244,7 @@ func (p *Space) create(head format.Segment, physical int64) (*Segment, error) {
 		return nil, fmt.Errorf("make segment: %w", err)
 	}
 	g := &Segment{Segment: head, File: f, Path: path, physical: physical, made: p.o.Table.Clock()}
-	header := store.AlignedBuffer(format.HeaderBytes)
+	header := store.AlignedBuffer(record.HeaderBytes)
 	head.Encode(header)
 	err = f.Allocate(head.FileBytes())
 	if err == nil {

@@ -13,9 +13,9 @@ import (
 	"slices"
 
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/record"
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sync/errgroup"
 )
@@ -43,7 +43,7 @@ type fixedHead struct {
 	Spare      uint32
 	Blocks     uint32
 	Limit      uint32
-	Store      format.StoreID
+	Store      record.StoreID
 	Opens      uint64
 	Seq        uint64
 	Clock      uint64
@@ -68,7 +68,7 @@ type blockEntry struct {
 
 // Name identifies the state that a snapshot is of: the opening of a store.
 type Name struct {
-	Store format.StoreID
+	Store record.StoreID
 	Opens uint64
 }
 

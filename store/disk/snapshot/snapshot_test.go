@@ -14,9 +14,9 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
 	"github.com/kvconn/kvconn/store/disk/index"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 const (
@@ -24,7 +24,7 @@ const (
 	chainSize = 50
 )
 
-var name = Name{Store: format.StoreID{1, 2, 3}, Opens: 7}
+var name = Name{Store: record.StoreID{1, 2, 3}, Opens: 7}
 
 func fits(int64) bool { return true }
 
@@ -186,7 +186,7 @@ func TestSnapshotOfAnotherStateIsRefused(t *testing.T) {
 	if _, _, err := open(t, f); !fsio.IsNotExist(err) {
 		t.Errorf("without a file: %v", err)
 	}
-	for _, other := range []Name{{name.Store, name.Opens + 1}, {name.Store, name.Opens - 1}, {format.StoreID{9}, name.Opens}} {
+	for _, other := range []Name{{name.Store, name.Opens + 1}, {name.Store, name.Opens - 1}, {record.StoreID{9}, name.Opens}} {
 		if err := f.Save(other, 1, s.segments, s.table, fits); err != nil {
 			t.Fatal(err)
 		}

@@ -12,13 +12,13 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/fsio"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Stamp is what was durable when it was written.
 type Stamp struct {
-	Store format.StoreID
+	Store record.StoreID
 	// Opens is how often the store was opened, Barrier the number of the last barrier,
 	// Records how many records the store held.
 	Opens, Barrier, Records uint64
