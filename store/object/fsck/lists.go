@@ -160,7 +160,7 @@ func (c *check) checkList(ctx context.Context, t task) {
 	b, err := c.read(ctx, t.name, format.MostBytes(name.Kind))
 	var l *format.List
 	if err == nil {
-		l, err = format.DecodeList(b, name, c.o.Verifier.Bucket, c.o.Verifier.Ring)
+		l, err = format.DecodeList(b, name, c.o.Verifier.Bucket, c.o.Verifier.Opener.Ring)
 	}
 	switch {
 	case errors.Is(err, bucket.ErrMissing): // merged or folded meanwhile

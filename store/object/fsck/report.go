@@ -3,9 +3,9 @@ package fsck
 import (
 	"errors"
 
-	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/record"
 	"github.com/kvconn/kvconn/store/seal"
 )
 
@@ -38,12 +38,12 @@ func VerdictOf(err error) Verdict {
 		return Missing
 	case errors.Is(err, errSize), errors.Is(err, bucket.ErrRange):
 		return WrongSize
-	case errors.Is(err, format.ErrNewer):
+	case errors.Is(err, format.ErrNewer), errors.Is(err, record.ErrNewer):
 		return Newer
-	case errors.Is(err, seal.ErrUnknownKey), errors.Is(err, store.ErrUnreadable):
-		return OtherKey
-	case errors.Is(err, format.ErrUnsealed):
+	case errors.Is(err, format.ErrUnsealed), errors.Is(err, record.ErrUnsealed):
 		return Unsealed
+	case errors.Is(err, seal.ErrUnknownKey), errors.Is(err, record.ErrKey):
+		return OtherKey
 	case errors.Is(err, format.ErrForeign):
 		return Foreign
 	case format.Damaged(err), errors.Is(err, format.ErrTooLarge), errors.Is(err, errRecord):

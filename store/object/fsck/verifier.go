@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/record"
 	"github.com/kvconn/kvconn/store/seal"
 )
 
@@ -23,12 +25,8 @@ const tailBytes = 64 << 10
 type Verifier struct {
 	Client bucket.Client
 	Bucket format.BucketID
-	// Ring has the keys, nil for none.
-	Ring *seal.Ring
-	// Record verifies a record in its slot: that it is the one which the object tells of at that place, and
-	// intact. An error that wraps [store.ErrUnreadable] or [format.ErrNewer] says that it is of another key
-	// or program.
-	Record func(o *format.Object, ordinal int, slot []byte) error
+	// Opener opens records, and its ring lists. With SumsOnly lists that are sealed are of another key still.
+	Opener record.Opener
 }
 
 // Tail reads the footer of an object, which has this many bytes in all.
@@ -50,7 +48,7 @@ func (v *Verifier) Tail(ctx context.Context, id format.ObjectID, bytes int64) (*
 		}
 	}
 	end := len(b) - format.TrailerBytes
-	return t.DecodeFooter(b[end-int(t.FooterBytes):end], v.Bucket, v.Ring)
+	return t.DecodeFooter(b[end-int(t.FooterBytes):end], v.Bucket, v.Opener.Ring)
 }
 
 // end reads the last n bytes of an object.
@@ -82,7 +80,7 @@ func (v *Verifier) Object(ctx context.Context, id format.ObjectID, bytes int64) 
 	}
 	defer body.Close()
 	var at int64
-	var slot []byte
+	var slot, scratch []byte
 	for i := range o.Records {
 		from, size := o.Slot(i)
 		if int64(cap(slot)) < size {
@@ -96,7 +94,7 @@ func (v *Verifier) Object(ctx context.Context, id format.ObjectID, bytes int64) 
 			return records, read, err
 		}
 		at = from + size
-		if bad := v.Record(o, i, slot); bad == nil {
+		if bad := v.record(o, i, slot, &scratch); bad == nil {
 			records, read = records+1, read+size
 		} else if err == nil {
 			err = fmt.Errorf("record %d of %d, key %v: %w", i, len(o.Records), o.Records[i].Key, recordError(bad))
@@ -106,6 +104,30 @@ func (v *Verifier) Object(ctx context.Context, id format.ObjectID, bytes int64) 
 		}
 	}
 	return records, read, err
+}
+
+// record verifies a record in its slot: that it is the one which the object tells of at that place, and intact.
+func (v *Verifier) record(o *format.Object, i int, slot []byte, scratch *[]byte) error {
+	var h record.Header
+	header, body := slot[:record.HeaderBytes], slot[record.HeaderBytes:]
+	if err := v.Opener.Begin(&h, header, &record.Want{
+		Store: record.StoreID(o.ID), Slot: uint32(i), Seq: uint64(i) + 1,
+		ID:           store.RecordID{Namespace: o.Namespace, Shard: o.Shard, Key: o.Records[i].Key},
+		PayloadBytes: int(o.PayloadBytes),
+	}); err != nil {
+		return err
+	}
+	if h.Stored() > len(body) || h.Parent != o.Parent(i) {
+		return fmt.Errorf("%w: %d bytes of %d, parent %v", format.ErrBad, h.Stored(), len(body), h.Parent)
+	}
+	payload := body[:h.Stored()]
+	if h.Needs != 0 {
+		if cap(*scratch) < int(h.PayloadBytes)+seal.TagBytes {
+			*scratch = make([]byte, int(h.PayloadBytes)+seal.TagBytes)
+		}
+		payload = (*scratch)[:h.PayloadBytes]
+	}
+	return v.Opener.Open(&h, header, payload, body[:h.Stored()])
 }
 
 // recordError makes damage of an error that is not about another key or program.

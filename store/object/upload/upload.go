@@ -18,17 +18,10 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// Exporter reads records whose prefix the caller does not know.
-type Exporter interface {
-	// Export reads records like [store.Reader.Read]. It takes Parent, Proof and Scope of an op from
-	// the verified header.
-	Export(ctx context.Context, ops []*store.ReadOp, done func(*store.ReadOp))
-}
-
 // Source is the first tier, as the uploader sees it.
 type Source interface {
 	store.Events
-	Exporter
+	store.Exporter
 	// Namespaces are those that the tier has records of, with their manifests.
 	Namespaces() []store.NamespaceInfo
 	PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int
@@ -49,7 +42,8 @@ type Target interface {
 	Ready(ctx context.Context) error
 }
 
-// Uploader moves records from the first tier to the object tier. It is safe for concurrent use.
+// Uploader moves records from the first tier to the object tier. It is a [store.UseListener], and safe for
+// concurrent use.
 type Uploader struct {
 	o      Options
 	source Source
@@ -84,6 +78,8 @@ type Uploader struct {
 	toClose  []connector.NamespaceDigest
 	count    Counters
 }
+
+var _ store.UseListener = (*Uploader)(nil)
 
 // Start starts to upload what source has and what comes to it, and returns at once. Both tiers have
 // to be open until [Uploader.Close] has returned.
