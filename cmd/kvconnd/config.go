@@ -80,7 +80,11 @@ func checkSettings(ctx *kong.Context, s *config.Serve) error {
 		// It is taken as it is needed: the daemon would be killed later.
 		room = fmt.Errorf("host_bytes is %s: there are %s of memory, in this machine or container", s.HostBytes, memory)
 	}
-	if err := errors.Join(checkEnvironment(ctx), s.Validate(), room); err != nil {
+	err := errors.Join(checkEnvironment(ctx), s.Validate(), room)
+	if err == nil {
+		_, err = objectOptions(s)
+	}
+	if err != nil {
 		return fmt.Errorf("settings: %w", err)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 
@@ -11,8 +12,9 @@ import (
 )
 
 type demoCmd struct {
-	Keep string `name:"keep" placeholder:"DIR" help:"Leave the store in this directory, which must be empty or missing."`
-	JSON bool   `name:"json" help:"Print the result as JSON."`
+	Keep  string `name:"keep" placeholder:"DIR" help:"Leave the store in this directory, which must be empty or missing."`
+	Nodes int    `name:"nodes" default:"1" enum:"1,2" help:"2 shows two nodes that share the cache through a bucket, with an S3 server of the demo's own."`
+	JSON  bool   `name:"json" help:"Print the result as JSON."`
 }
 
 // Help is shown below the command's summary.
@@ -21,7 +23,10 @@ func (*demoCmd) Help() string {
 that share a long system prompt, stops both, starts both, has the same conversations
 again, and compares. Then it flips a bit on disk. It takes less than a minute and needs
 no network, no GPU and no other program. The exit status is not 0 unless every answer was
-the same with the cache as without.`
+the same with the cache as without.
+
+With --nodes 2 it runs two daemons with a disk each, and an S3 server in this process: node B answers
+with what node A computed, goes on while the server is down, and node A recovers after its disk is wiped.`
 }
 
 // Run runs the demo and prints its report.
@@ -30,7 +35,19 @@ func (c *demoCmd) Run(ctx context.Context, std *streams) error {
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	report, err := demo.Run(ctx, demo.Options{Executable: executable, Keep: c.Keep, Progress: std.err})
+	o := demo.Options{Executable: executable, Keep: c.Keep, Progress: std.err}
+	var report interface {
+		Print(out io.Writer) error
+		OK() bool
+	}
+	switch {
+	case c.Nodes == 1:
+		report, err = demo.Run(ctx, o)
+	case c.Keep != "":
+		err = errors.New("--keep is for one node")
+	default:
+		report, err = demo.RunNodes(ctx, o)
+	}
 	if err != nil {
 		return err
 	}
@@ -40,7 +57,7 @@ func (c *demoCmd) Run(ctx context.Context, std *streams) error {
 		err = report.Print(std.out)
 	}
 	if err == nil && !report.OK() {
-		err = errors.New("the demo failed: an answer differs, or the flipped bit was not noticed")
+		err = errors.New("the demo failed: an answer differs, did not come from the cache, or the flipped bit was not noticed")
 	}
 	return err
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -49,6 +50,11 @@ func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams)
 	o.MinFreeBytes, o.MinFreePercent = int64(c.MinFree.Bytes), c.MinFree.Percent
 	o.NoMinFree = c.MinFree.Set && c.MinFree.Bytes == 0 && c.MinFree.Percent == 0
 	o.Publish = publishOptions(&c.Serve)
+	object, err := objectOptions(&c.Serve)
+	if err != nil {
+		return fmt.Errorf("settings: %w", err) // checkSettings has found it before
+	}
+	o.Object = object
 	notify, err := sdnotify.FromEnvironment(os.Getenv, os.Getpid())
 	if err != nil {
 		o.Logger.Warn("the service manager is not told how the daemon does", "err", err,

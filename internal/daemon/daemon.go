@@ -24,6 +24,8 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/object"
+	"github.com/kvconn/kvconn/store/object/upload"
 	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
@@ -93,6 +95,9 @@ type daemon struct {
 	// opened is set once the store is open, ready while engines can connect.
 	opened, ready atomic.Bool
 	store         *disk.Store
+	// object and uploads are nil without a bucket.
+	object        *object.Tier
+	uploads       *upload.Uploader
 	chain         *store.Chain
 	backend       *backend
 	server        *server.Server

@@ -49,6 +49,8 @@ type Status struct {
 	HTTP    HTTPStatus      `json:"http"`
 	// Publish is nil if no events are published.
 	Publish *publish.Stats `json:"publish,omitempty"`
+	// Object is nil without a bucket.
+	Object *ObjectStatus `json:"object,omitempty"`
 }
 
 // route is one pattern of the HTTP interface. openapi.yaml describes each.

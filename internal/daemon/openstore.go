@@ -28,7 +28,10 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.store, d.chain = s, store.NewChain(s) // further tiers go here
+	d.store = s
+	if d.chain, err = d.openChain(); err != nil {
+		return errors.Join(err, s.Close())
+	}
 	d.backend = newBackend(d.opts, d.chain, d.arena)
 	d.server = server.New(server.Options{
 		Epoch: d.epoch, Version: Version, LoadTimeout: d.opts.LoadTimeout, UID: os.Getuid(), Logger: d.opts.Logger,
@@ -127,6 +130,7 @@ func diskIsFull(err error) bool {
 // closeStore closes the store. On a full disk nothing that a barrier made durable is lost: the
 // next start reads the journal.
 func (d *daemon) closeStore() error {
+	d.closeUploads()
 	d.opts.Logger.Info("closing the store")
 	err := d.chain.Close()
 	switch {

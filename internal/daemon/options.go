@@ -68,6 +68,8 @@ type Options struct {
 	// Publish, if set, has KV events published of what the store holds, for other routers.
 	// Its loggers are set to this one.
 	Publish *publish.Options
+	// Object, if set, is the bucket that nodes share the cache through. Its loggers are set to this one.
+	Object *ObjectOptions
 	// Driver copies to and from engine memory. Default: the host driver.
 	Driver gpu.Driver
 	// Notify tells the service manager how the daemon does; nil if there is none.

@@ -29,6 +29,7 @@ type reading struct {
 	server  server.Stats  `metric:""`
 	health  health.State
 	publish *publish.Stats  `metric:"publish_"` // nil if no events are published
+	object  *ObjectStatus   `metric:"object_"`  // nil without a bucket
 	opening *opening.Status // nil once the store is open
 	web     HTTPStatus      `metric:"http_"`
 	ready   bool            `metric:"ready" help:"1 while engines can connect, 0 while they cannot."`
@@ -46,6 +47,7 @@ func (d *daemon) read(now time.Time) *reading {
 			s := d.publisher.Stats()
 			r.publish = &s
 		}
+		r.object = d.objectStatus()
 		r.tiers = statusOf(d.backend.levels)
 		r.engines, r.ranks, r.models = d.backend.status(now)
 		for i := range r.models {

@@ -76,8 +76,10 @@ type runner struct {
 	o      *Options
 	dir    string
 	socket string
-	turns  []turn
-	report Report
+	// serve are more flags of the daemon, environ variables of all children.
+	serve, environ []string
+	turns          []turn
+	report         Report
 }
 
 // Run runs the demo.
@@ -141,9 +143,9 @@ func emptyDir(dir string) (string, error) {
 	return dir, nil
 }
 
-func (r *runner) say(format string, args ...any) {
-	fmt.Fprintf(r.o.Progress, format+"\n", args...)
-}
+func (o *Options) say(format string, args ...any) { fmt.Fprintf(o.Progress, format+"\n", args...) }
+
+func (r *runner) say(format string, args ...any) { r.o.say(format, args...) }
 
 // withProcesses starts daemon and engine, does something with them, and stops both.
 func (r *runner) withProcesses(ctx context.Context, prefixCaching bool, do func(context.Context, *daemonProcess, *engineProcess) error) (err error) {

@@ -43,7 +43,7 @@ const tailBytes = 8 << 10
 func (r *runner) start(name string, prepare func(*process) error, args ...string) (*process, error) {
 	p := &process{name: name, cmd: exec.Command(r.o.Executable, args...), log: r.socket + "." + name, done: make(chan struct{})}
 	p.end = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
-	p.cmd.Env = ownEnvironment(os.Environ())
+	p.cmd.Env = append(ownEnvironment(os.Environ()), r.environ...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	log, err := os.Create(p.log)
 	if err != nil {
@@ -64,13 +64,13 @@ func (r *runner) start(name string, prepare func(*process) error, args ...string
 	return p, nil
 }
 
-// ownEnvironment leaves out the settings of another daemon of the user, and of a service
-// manager that may wait for it: the demo's children are configured by flags alone.
+// ownEnvironment leaves out the settings of another daemon of the user, their credentials for S3, and
+// what a service manager that may wait for it has set: the demo's children are configured by the demo alone.
 func ownEnvironment(environ []string) []string {
 	return slices.DeleteFunc(environ, func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
 		setting := strings.HasPrefix(name, "KVCONN_") && !strings.HasPrefix(name, "KVCONN_TEST_")
-		return setting || name == "NOTIFY_SOCKET" || strings.HasPrefix(name, "WATCHDOG_")
+		return setting || isAWS(name) || name == "NOTIFY_SOCKET" || strings.HasPrefix(name, "WATCHDOG_")
 	})
 }
 
@@ -104,8 +104,8 @@ type daemonProcess struct {
 // startDaemon runs a daemon and waits until it is ready.
 func (r *runner) startDaemon(ctx context.Context) (*daemonProcess, error) {
 	// The demo writes little and removes it, so it may run on a nearly full disk.
-	p, err := r.start("daemon", func(*process) error { return nil }, "serve", "--dir", r.dir, "--socket", r.socket, "--http", "127.0.0.1:0",
-		"--max-bytes", "1GiB", "--min-free", "64MiB")
+	args := []string{"serve", "--dir", r.dir, "--socket", r.socket, "--http", "127.0.0.1:0", "--max-bytes", "1GiB", "--min-free", "64MiB"}
+	p, err := r.start("daemon", func(*process) error { return nil }, append(args, r.serve...)...)
 	if err != nil {
 		return nil, err
 	}

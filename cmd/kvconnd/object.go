@@ -1,0 +1,73 @@
+package main
+
+import (
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/store/object"
+	"github.com/kvconn/kvconn/store/object/bucket"
+	"github.com/kvconn/kvconn/store/object/upload"
+)
+
+// objectOptions are the settings of the object tier; nil if there is to be none. The settings have been
+// checked, and the result is checked here.
+func objectOptions(s *config.Serve) (*daemon.ObjectOptions, error) {
+	if s.ObjectURL == "" {
+		return nil, nil
+	}
+	policy, err := s.PolicyOf()
+	if err != nil {
+		return nil, err
+	}
+	o := &daemon.ObjectOptions{
+		Tier: object.Options{
+			Bucket:   bucketOptions(s),
+			MaxBytes: orNone(int64(s.ObjectMaxBytes), object.NoBytes), MaxAge: orNone(s.ObjectMaxAge, object.NoAge),
+			IndexBytes: int64(s.ObjectIndexBytes), Connections: s.ObjectConnections, ReadInFlightBytes: int64(s.ObjectReadInFlight),
+			Compress: s.ObjectCompress == "auto", PollMax: s.ObjectPollMax, Writes: s.ObjectUploads,
+		},
+		Upload: upload.Options{
+			Policy: func(m *connector.Manifest) upload.Policy { return policyOf(policy(m.Model)) },
+			Age:    s.ObjectUploadAge, QueueBytes: int64(s.ObjectQueueBytes), Uploads: s.ObjectUploads,
+		},
+	}
+	tier, uploads := o.Tier, o.Upload
+	tier.EnsureDefaults()
+	uploads.EnsureDefaults()
+	for _, check := range []func() error{tier.Bucket.Validate, tier.Validate, uploads.Validate} {
+		if err := check(); err != nil {
+			return nil, err
+		}
+	}
+	return o, nil
+}
+
+func bucketOptions(s *config.Serve) bucket.Options {
+	b := bucket.Options{
+		URL: s.ObjectURL, Endpoint: s.ObjectEndpoint, Style: s.ObjectStyle, Region: s.ObjectRegion, CAFile: s.ObjectCA,
+		Connections: s.ObjectConnections, UploadBytesPerS: int64(s.ObjectUploadBytesPerS), DownloadBytesPerS: int64(s.ObjectDownloadBytesPerS),
+	}
+	b.EnsureDefaults()
+	return b
+}
+
+// orNone is a bound, for which 0 stands for none.
+func orNone[T int64 | time.Duration](bound, none T) T {
+	if bound == 0 {
+		return none
+	}
+	return bound
+}
+
+// policyOf is a policy by its name, which was checked.
+func policyOf(name string) upload.Policy {
+	switch name {
+	case "second-use":
+		return upload.SecondUse
+	case "off":
+		return upload.Off
+	}
+	return upload.All
+}
