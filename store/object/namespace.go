@@ -130,15 +130,15 @@ func (t *Tier) knows(digest connector.NamespaceDigest) bool {
 }
 
 // describe puts the manifest of a namespace, unless the bucket has it.
-func (t *Tier) describe(ctx context.Context, l *link, digest connector.NamespaceDigest) error {
+func (t *Tier) describe(ctx context.Context, id format.BucketID, digest connector.NamespaceDigest) error {
 	ns := t.namespaces.get(digest)
 	ns.put.Lock()
 	defer ns.put.Unlock()
-	if ns.written == l.id {
+	if ns.written == id {
 		return nil
 	}
 	name := format.NamespaceName(digest)
-	list := format.List{Name: name, Bucket: l.id, Writer: t.writer.current(), Manifest: ns.manifest}
+	list := format.List{Name: name, Bucket: id, Writer: t.outbox.Writer(), Manifest: ns.manifest}
 	b, err := list.Encode(t.o.Ring)
 	if err == nil {
 		_, err = t.bucket.Put(ctx, name.String(), bytes.NewReader(b), int64(len(b)), bucket.Condition{Absent: true})
@@ -146,6 +146,6 @@ func (t *Tier) describe(ctx context.Context, l *link, digest connector.Namespace
 	if err != nil && !errors.Is(err, bucket.ErrCondition) { // then it is there
 		return fmt.Errorf("write manifest of namespace %v: %w", digest, err)
 	}
-	ns.written = l.id
+	ns.written = id
 	return nil
 }
