@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/hashtable"
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
@@ -61,6 +62,7 @@ func (c *Catalog) Apply(l *format.List) (added, removed int) {
 	c.change(func() {
 		c.tidy()
 		c.compact()
+		c.forgetFloor()
 	})
 	return added, removed
 }
@@ -118,6 +120,7 @@ func (c *Catalog) add(objects []format.Object) {
 		h.insert(p)
 	}
 	h.end()
+	c.ready(0)
 	clear(c.pending)
 	c.pending, c.pendingEntries = c.pending[:0], 0
 }
@@ -256,17 +259,38 @@ func (c *Catalog) insert(k *class, at, object ref, parent connector.Key) {
 		}
 		return false
 	})
-	if twins > 0 {
+	known := twins > 0
+	if !known {
+		known = c.inSiblings(k, &r.key)
+	}
+	if known {
 		r.at |= isTwin
 	}
 	if again || twins >= maxTwins {
 		r.at |= isLoose
 		return
 	}
-	if twins == 0 {
+	if !known {
 		c.events = append(c.events, k.stored(r.key, parent))
 	}
 	c.hash.put(h, at)
+}
+
+// inSiblings reports whether a record of the same identity, and another size, is offered: subscribers are not told
+// of sizes. It marks that one.
+func (c *Catalog) inSiblings(k *class, key *connector.Key) (found bool) {
+	for _, other := range k.siblings.classes {
+		if other == k {
+			continue
+		}
+		if at := c.offer(other, key); at != hashtable.NoRef {
+			if r := c.record(at); r.at&isTwin == 0 { // by insert: the lock is held
+				r.at |= isTwin
+			}
+			found = true
+		}
+	}
+	return found
 }
 
 // tally adds an object to the sums, or takes it from them. The lock is held.
@@ -434,7 +458,7 @@ func (c *Catalog) tellRemoved(at ref, o *row) {
 	k := c.groups[o.group].class
 	for i := range c.records(at, o) {
 		r := c.record(at + rowUnits + ref(i))
-		if r.at&isLoose != 0 || r.at&isTwin != 0 && c.offers(k, &r.key) {
+		if r.at&isLoose != 0 || r.at&isTwin != 0 && (c.offer(k, &r.key) != hashtable.NoRef || c.inSiblings(k, &r.key)) {
 			continue
 		}
 		if c.events = append(c.events, k.removed(r.key)); len(c.events) >= holdEntries {

@@ -17,8 +17,9 @@ const (
 	// moveAhead is how many buckets are moved with each reference added while the table grows. When the last
 	// one is moved the table has 5% more than at the beginning.
 	moveAhead = 2
-	// giveBytes are given back or populated at one time: a huge page.
-	giveBytes = 2 << 20
+	// giveBytes are given back at one time, populateBytes populated: a huge page.
+	giveBytes     = 256 << 10
+	populateBytes = 2 << 20
 )
 
 // buckets are the hash table: it has records by class and key, and objects by id. It grows as that of the disk's
@@ -190,14 +191,14 @@ func (t *buckets) chores(more int) {
 	if t.next == nil && t.ahead == nil && (t.count+more)*maxLoadDen > t.room()*maxLoadNum {
 		t.ahead = mapRegion(t.nextBuckets())
 	}
-	of, until := t.next, giveBytes
+	of, until := t.next, populateBytes
 	if of == nil {
 		of = t.ahead
 	} else {
 		until += int(float64(of.Bytes()) * float64(t.moved+moveAhead*more) / float64(len(t.region.Buckets)))
 	}
 	for of != nil {
-		part := of.Unpopulated(until, giveBytes)
+		part := of.Unpopulated(until, populateBytes)
 		if part == nil {
 			return
 		}

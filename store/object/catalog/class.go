@@ -38,6 +38,7 @@ type class struct {
 	number    uint32
 	namespace *namespace
 	shard     connector.Shard
+	siblings  *shard // it is one of its classes
 	bytes     uint32 // of a payload
 	offered   int64  // records
 }
@@ -140,7 +141,7 @@ func (c *Catalog) groupOf(o *format.Object) uint32 {
 		if s == nil {
 			return 0
 		}
-		k = &class{number: c.classes, namespace: n, shard: o.Shard, bytes: o.PayloadBytes}
+		k = &class{number: c.classes, namespace: n, shard: o.Shard, siblings: s, bytes: o.PayloadBytes}
 		c.classes++
 		s.classes = append(s.classes, k)
 	}

@@ -123,28 +123,35 @@ const (
 	// entryBytes is the most that the hash table takes for a reference, once it has grown.
 	entryBytes = 8
 	// spareBytes is what memory may be in use beside: slabs that are not full, and the growth of the hash table.
-	spareBytes = 2*slabBytes + 2*giveBytes
+	spareBytes = 2*slabBytes + 2*populateBytes
 	// dropShift: an eighth of what is bounded is left out at one time.
 	dropShift = 3
 )
 
+// forgetFloor has cold objects come in again where memory is not short any more.
+func (c *Catalog) forgetFloor() {
+	if int64(c.filled-c.dead)*unitBytes < (c.o.IndexBytes-spareBytes)/4 {
+		c.floor = 0
+	}
+}
+
 // makeRoom reports whether the records of an object fit the bound of memory. To make them fit it leaves out those
 // of colder objects.
 func (c *Catalog) makeRoom(o *row) bool {
-	if c.fits(o) {
+	switch {
+	case o.used < c.floor:
+		return false
+	case c.fits(o):
 		return true
 	}
-	if o.used < c.floor {
-		return false
-	}
 	c.leaveOut()
-	return c.fits(o)
+	return o.used >= c.floor && c.fits(o)
 }
 
 func (c *Catalog) fits(o *row) bool {
 	live := int64(c.filled-c.dead+rowUnits+o.content()) * unitBytes
 	entries := int64(c.hash.count + c.pendingEntries + 1 + int(o.records))
-	return live+live>>(wasteShift-1)+entries*entryBytes+spareBytes <= c.o.IndexBytes
+	return live+live/6+entries*entryBytes+spareBytes <= c.o.IndexBytes
 }
 
 // leaveOut takes the records of the coldest objects out of memory.

@@ -131,10 +131,6 @@ func (c *Catalog) offer(k *class, key *connector.Key) ref {
 	return at
 }
 
-func (c *Catalog) offers(k *class, key *connector.Key) bool {
-	return c.offer(k, key) != hashtable.NoRef
-}
-
 // Present sets at[i] where the record of keys[i] is offered, and leaves the rest of at as it is.
 func (c *Catalog) Present(ns connector.NamespaceDigest, s connector.Shard, keys []connector.Key, at []bool) {
 	for len(keys) > 0 {
