@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/codec"
+	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
@@ -148,4 +149,26 @@ func (t *Tier) describe(ctx context.Context, id format.BucketID, digest connecto
 	}
 	ns.written = id
 	return nil
+}
+
+// Manifest reads the manifest of a namespace that another node has described. It returns [store.ErrGone] if it is
+// not there, or not what its name says.
+func (t *Tier) Manifest(ctx context.Context, digest connector.NamespaceDigest) ([]byte, error) {
+	if ns := t.namespaces.get(digest); ns != nil {
+		return ns.manifest, nil
+	}
+	id, usable := t.follower.Bucket()
+	if !usable {
+		return nil, fmt.Errorf("manifest of namespace %v: the bucket is not known: %w", digest, store.ErrGone)
+	}
+	s, err := follow.ReadList(ctx, t.bucket, format.NamespaceName(digest), id, t.o.Ring)
+	switch {
+	case errors.Is(err, bucket.ErrMissing):
+		return nil, fmt.Errorf("manifest of namespace %v: %w: %w", digest, store.ErrGone, err)
+	case err != nil:
+		return nil, fmt.Errorf("manifest of namespace %v: %w: %w", digest, store.ErrIO, err)
+	case s.Bad != nil:
+		return nil, fmt.Errorf("manifest of namespace %v: %w: %w", digest, store.ErrGone, s.Bad)
+	}
+	return s.List.Manifest, nil
 }
