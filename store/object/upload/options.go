@@ -27,8 +27,9 @@ const (
 type Options struct {
 	// Policy says what is uploaded of a namespace. Default: [All].
 	Policy func(*connector.Manifest) Policy
-	// ObjectBytes are the payloads of an object at most, unless a single one is larger. Default
-	// 32 MiB: a larger one saves hardly a request, and takes as much memory.
+	// ObjectBytes are the slots of an object at most, header and payload of each record, unless a single
+	// one is larger: what the target packs into one. Default 32 MiB: larger ones save hardly a request, and
+	// take as much memory.
 	ObjectBytes int64
 	// Age is how long a record waits for others to share its object. Default 10 s: less makes small
 	// objects, and more delays the hits of other nodes.
@@ -49,8 +50,12 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// maxObjectRecords is how many records an object has at most: the format's bound.
-const maxObjectRecords = 8192
+const (
+	// headerBytes is the header of a record, maxObjectRecords how many records an object has at most:
+	// the format's.
+	headerBytes      = 4096
+	maxObjectRecords = 8192
+)
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
