@@ -35,7 +35,7 @@ type Options struct {
 	// objects, and more delays the hits of other nodes.
 	Age time.Duration
 	// QueueBytes are what the records in the queue take in the first tier at most. Default 256 GiB:
-	// 131,072 records of 2 MiB, 15 MB of memory.
+	// 131,072 records of 2 MiB, 14 MB of memory.
 	QueueBytes int64
 	// QueueRecords bounds the records in the queue. Default 2^20.
 	QueueRecords int
