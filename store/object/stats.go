@@ -37,7 +37,9 @@ type Stats struct {
 	// ListsWaiting are lists of this node that the log does not have, the oldest for ListsWaitS.
 	ListsWaiting int     `json:"lists_waiting" metric:"lists_waiting" help:"Lists of this node that other nodes have not been told of."`
 	ListsWaitS   float64 `json:"lists_wait_s" metric:"lists_wait_seconds" help:"How long the oldest of them has waited."`
-	Leases       int     `json:"leases" metric:"leases" help:"Leases in force."`
+	// Steward says that this node merges the lists of all.
+	Steward bool `json:"steward" metric:"steward" help:"1 on the node that keeps the lists of the bucket in order."`
+	Leases  int  `json:"leases" metric:"leases" help:"Leases in force."`
 
 	bucket.Stats
 	Fetch fetch.Stats `json:"fetch" metric:""`
@@ -52,7 +54,7 @@ func (t *Tier) Stats() Stats {
 		LeftOut: c.LeftOut, Unreadable: c.Unreadable, IndexBytes: c.IndexBytes,
 		FollowedAgeS: f.Newest.Seconds(), Position: f.Position,
 		ListsWaiting: x.Waiting, ListsWaitS: x.Oldest.Seconds(),
-		Stats: t.bucket.Stats(), Fetch: t.fetcher.Stats(),
+		Steward: t.steward.Stats().Steward, Stats: t.bucket.Stats(), Fetch: t.fetcher.Stats(),
 	}
 	if id, known := t.follower.Bucket(); known {
 		s.BucketID = id.String()

@@ -17,6 +17,7 @@ import (
 	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/object/outbox"
+	"github.com/kvconn/kvconn/store/object/steward"
 	"github.com/kvconn/kvconn/store/record"
 )
 
@@ -36,6 +37,7 @@ type Tier struct {
 	probed     probed
 	follower   *follow.Follower
 	outbox     *outbox.Outbox
+	steward    *steward.Steward
 	lister     lister
 	depths     depths
 	readOnly   atomic.Bool // the bucket cannot be written
@@ -97,11 +99,7 @@ func (t *Tier) make() (err error) {
 		})
 	}
 	if err == nil {
-		t.outbox = outbox.New(outbox.Options{Client: t.bucket, Ring: o.Ring, Uses: t.catalog.Uses, Logger: o.Logger})
-		t.follower, err = follow.New(follow.Options{
-			Client: t.bucket, Catalog: t.catalog, Outbox: t.outbox, Ring: o.Ring, PollMax: o.PollMax, Now: t.clock,
-			Emptied: o.Emptied, Logger: o.Logger,
-		})
+		err = t.makeLinks()
 	}
 	if err != nil {
 		return errors.Join(err, t.catalog.Close())
@@ -110,6 +108,28 @@ func (t *Tier) make() (err error) {
 		t.builder.Chooser = codec.NewChooser(planes)
 	}
 	return nil
+}
+
+// makeLinks makes what ties this node to the others.
+func (t *Tier) makeLinks() (err error) {
+	o := &t.o
+	t.outbox = outbox.New(outbox.Options{
+		Client: t.bucket, Ring: o.Ring, Uses: t.catalog.Uses, Stuck: func() { t.steward.Look() }, Logger: o.Logger,
+	})
+	if t.follower, err = follow.New(follow.Options{
+		Client: t.bucket, Catalog: t.catalog, Outbox: t.outbox, Ring: o.Ring, PollMax: o.PollMax, Now: t.clock,
+		Emptied: o.Emptied, Logger: o.Logger,
+	}); err != nil {
+		return err
+	}
+	c, err := newCollecting(t)
+	if err != nil {
+		return err
+	}
+	t.steward, err = steward.New(steward.Options{
+		Client: t.bucket, Follower: t.follower, Ring: o.Ring, Node: o.Node, Now: t.clock, Collector: c, Logger: o.Logger,
+	})
+	return err
 }
 
 // Name implements [store.Level], as do the methods up to Usage.

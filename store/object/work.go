@@ -20,7 +20,10 @@ func (t *Tier) work() {
 	all.Go(func() { _ = t.follower.Run(t.ctx) })
 	all.Go(func() { _ = t.outbox.Run(t.ctx) })
 	for t.readOnly.Load() && t.sleep(t.o.RetryMax) {
-		t.tryOnce()
+		_ = t.tryOnce()
+	}
+	if t.ctx.Err() == nil {
+		_ = t.steward.Run(t.ctx)
 	}
 }
 
