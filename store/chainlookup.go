@@ -15,14 +15,6 @@ const (
 	maxTierLeases = 2048
 )
 
-// UseListener is a tier, or another, that wants to hear which records are used wherever they are. A chain
-// calls it after each look-up.
-type UseListener interface {
-	// Used says that the records of keys, one of each of the shards, were found and are about to be read.
-	// It returns at once, keeps neither slice, and may forget what it was told.
-	Used(ns connector.NamespaceDigest, shards []connector.Shard, keys []connector.Key)
-}
-
 // chainLookup is the memory of one call of [Chain.Lookup].
 type chainLookup struct {
 	list  []tierLease

@@ -105,9 +105,7 @@ func (l *leases) expire(ctx context.Context, c *catalog.Catalog) {
 // Lookup implements [store.Leases]. A lease holds for [Options].LeaseMax at most, and nothing is found while
 // [Options].MaxLeases are in force.
 func (t *Tier) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (int, store.LeaseID) {
-	if l := t.link.Load(); l != nil {
-		l.follower.Wanted()
-	}
+	t.follower.Wanted()
 	if len(chain) == 0 || len(shards) == 0 || !t.offers() {
 		return 0, 0
 	}
@@ -154,9 +152,7 @@ func (t *Tier) Release(id store.LeaseID) {
 
 // Touch implements [store.Leases].
 func (t *Tier) Touch(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) {
-	if t.link.Load() != nil {
-		t.catalog.Used(ns, []connector.Shard{shard}, keys)
-	}
+	t.catalog.Used(ns, []connector.Shard{shard}, keys)
 }
 
 // uses are those that look-ups of faster tiers tell: one is taken in while others are dropped, since an
@@ -173,11 +169,7 @@ type uses struct {
 
 // Used implements [store.UseListener].
 func (t *Tier) Used(ns connector.NamespaceDigest, shards []connector.Shard, keys []connector.Key) {
-	l := t.link.Load()
-	if l == nil {
-		return
-	}
-	l.follower.Wanted()
+	t.follower.Wanted()
 	u := &t.uses
 	if !u.mu.TryLock() {
 		return

@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/codec"
+	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
@@ -130,15 +131,15 @@ func (t *Tier) knows(digest connector.NamespaceDigest) bool {
 }
 
 // describe puts the manifest of a namespace, unless the bucket has it.
-func (t *Tier) describe(ctx context.Context, l *link, digest connector.NamespaceDigest) error {
+func (t *Tier) describe(ctx context.Context, id format.BucketID, digest connector.NamespaceDigest) error {
 	ns := t.namespaces.get(digest)
 	ns.put.Lock()
 	defer ns.put.Unlock()
-	if ns.written == l.id {
+	if ns.written == id {
 		return nil
 	}
 	name := format.NamespaceName(digest)
-	list := format.List{Name: name, Bucket: l.id, Writer: t.writer.current(), Manifest: ns.manifest}
+	list := format.List{Name: name, Bucket: id, Writer: t.outbox.Writer(), Manifest: ns.manifest}
 	b, err := list.Encode(t.o.Ring)
 	if err == nil {
 		_, err = t.bucket.Put(ctx, name.String(), bytes.NewReader(b), int64(len(b)), bucket.Condition{Absent: true})
@@ -146,6 +147,28 @@ func (t *Tier) describe(ctx context.Context, l *link, digest connector.Namespace
 	if err != nil && !errors.Is(err, bucket.ErrCondition) { // then it is there
 		return fmt.Errorf("write manifest of namespace %v: %w", digest, err)
 	}
-	ns.written = l.id
+	ns.written = id
 	return nil
+}
+
+// Manifest reads the manifest of a namespace that another node has described. It returns [store.ErrGone] if it is
+// not there, or not what its name says.
+func (t *Tier) Manifest(ctx context.Context, digest connector.NamespaceDigest) ([]byte, error) {
+	if ns := t.namespaces.get(digest); ns != nil {
+		return ns.manifest, nil
+	}
+	id, usable := t.follower.Bucket()
+	if !usable {
+		return nil, fmt.Errorf("manifest of namespace %v: the bucket is not known: %w", digest, store.ErrGone)
+	}
+	s, err := follow.ReadList(ctx, t.bucket, format.NamespaceName(digest), id, t.o.Ring)
+	switch {
+	case errors.Is(err, bucket.ErrMissing):
+		return nil, fmt.Errorf("manifest of namespace %v: %w: %w", digest, store.ErrGone, err)
+	case err != nil:
+		return nil, fmt.Errorf("manifest of namespace %v: %w: %w", digest, store.ErrIO, err)
+	case s.Bad != nil:
+		return nil, fmt.Errorf("manifest of namespace %v: %w: %w", digest, store.ErrGone, s.Bad)
+	}
+	return s.List.Manifest, nil
 }

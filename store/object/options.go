@@ -45,6 +45,9 @@ type Options struct {
 	Writes int
 	// PutTimeout bounds what one object may take until it is written, with all attempts. Default 2 min.
 	PutTimeout time.Duration
+	// ListPause is how long to wait after a list of this node's objects before the next, and 8 ms more for each
+	// other node that writes. Default 2 s: it bounds what lists cost, and delays the hits of other nodes.
+	ListPause time.Duration
 	// Connections is how many transfers there are at one time, ReadInFlightBytes how much is asked of the
 	// bucket and has not come. Defaults 32 and 64 MiB: see [fetch.Options].
 	Connections       int
@@ -70,11 +73,14 @@ type Options struct {
 	RetryMin, RetryMax time.Duration
 	// CloseTimeout bounds what Close waits for writes that were accepted. Default 10 s.
 	CloseTimeout time.Duration
+	// Emptied is called when the bucket turns out to be another one than before: what the disk has may be offered
+	// to it again. It must not wait. Default: nothing.
+	Emptied func()
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger
 
 	// now is the clock of the bucket in place of its answers, for tests.
-	now func() format.Seconds
+	now func() time.Time
 }
 
 // NoBytes and NoAge stand for no bound.
@@ -97,6 +103,7 @@ func (o *Options) EnsureDefaults() {
 	o.WriteBytes = cmp.Or(o.WriteBytes, 256<<20)
 	o.Writes = cmp.Or(o.Writes, 4)
 	o.PutTimeout = cmp.Or(o.PutTimeout, 2*time.Minute)
+	o.ListPause = cmp.Or(o.ListPause, 2*time.Second)
 	o.Connections = cmp.Or(o.Connections, 32)
 	o.ReadInFlightBytes = cmp.Or(o.ReadInFlightBytes, 64<<20)
 	o.PollMax = cmp.Or(o.PollMax, 30*time.Second)
@@ -133,7 +140,7 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("object tier options: RetryMax %v is less than RetryMin, %v", o.RetryMax, o.RetryMin)
 	case o.MaxLeases < 1:
 		return fmt.Errorf("object tier options: MaxLeases %d: at least 1", o.MaxLeases)
-	case o.PutTimeout < 0 || o.PollMax < 0 || o.CloseTimeout < 0:
+	case o.PutTimeout < 0 || o.ListPause < 0 || o.PollMax < 0 || o.CloseTimeout < 0:
 		return fmt.Errorf("object tier options: a time is negative")
 	}
 	return nil

@@ -48,7 +48,7 @@ type data struct {
 }
 
 // build makes an object with an id.
-func (t *Tier) build(l *link, p *packed, id format.ObjectID) (*data, error) {
+func (t *Tier) build(bucket format.BucketID, p *packed, id format.ObjectID) (*data, error) {
 	now := t.now()
 	d := &data{object: format.Object{
 		ID: id, Namespace: p.ns, Shard: p.shard, PayloadBytes: uint32(p.payloadBytes), Created: now, Used: now,
@@ -61,7 +61,7 @@ func (t *Tier) build(l *link, p *packed, id format.ObjectID) (*data, error) {
 	for i, w := range p.writes {
 		rec := &w.op.Record
 		if i == 0 || rec.Parent != p.writes[i-1].op.ID.Key {
-			depth = t.writer.depth(rec.Parent)
+			depth = t.depths.after(rec.Parent)
 			o.Runs = append(o.Runs, format.Run{First: uint16(i), Depth: depth, Parent: rec.Parent})
 		} else if depth < math.MaxUint16 {
 			depth++
@@ -78,10 +78,10 @@ func (t *Tier) build(l *link, p *packed, id format.ObjectID) (*data, error) {
 		d.body.add(header)
 		d.body.add(stored)
 		if i == len(p.writes)-1 || p.writes[i+1].op.Parent != rec.ID.Key {
-			t.writer.ends(rec.ID.Key, depth)
+			t.depths.note(rec.ID.Key, depth)
 		}
 	}
-	tail, err := o.Tail(d.body.bytes, l.id, t.o.Ring)
+	tail, err := o.Tail(d.body.bytes, bucket, t.o.Ring)
 	if err != nil {
 		return nil, err
 	}
@@ -108,61 +108,35 @@ func (t *Tier) store(h *record.Header, header, payload []byte, width int) []byte
 	return padded
 }
 
-// maxEnds bounds the ends of runs that a writer remembers.
-const maxEnds = 1 << 14
+// maxDepths bounds the blocks whose depths are remembered.
+const maxDepths = 1 << 14
 
-// writer is this node's name in the bucket for the time that the tier is open.
-type writer struct {
-	mu      sync.Mutex
-	id      format.WriterID
-	objects uint64
-	// runs has the depths of the last blocks of runs that were written, so that what follows says its own.
-	runs map[connector.Key]uint16
+// depths are those of the last blocks of runs that were written, so that what follows says its own.
+type depths struct {
+	mu sync.Mutex
+	of map[connector.Key]uint16
 }
 
-func (w *writer) current() format.WriterID {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.id
-}
-
-// next is the id of the next object.
-func (w *writer) next() format.ObjectID {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.objects++
-	return format.NewObjectID(w.id, w.objects)
-}
-
-// rename takes another name, since somebody has the one that an object has.
-func (w *writer) rename(taken format.ObjectID) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.id == taken.Writer() {
-		w.id, w.objects = format.NewWriterID(), 0
-	}
-}
-
-// depth is that of the block after parent: 1 if that is not known.
-func (w *writer) depth(parent connector.Key) uint16 {
+// after is the depth of the block after parent: 1 if that is not known.
+func (d *depths) after(parent connector.Key) uint16 {
 	if parent == (connector.Key{}) {
 		return 0
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	d := w.runs[parent]
-	if d == math.MaxUint16 {
-		return d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.of[parent]
+	if n == math.MaxUint16 {
+		return n
 	}
-	return d + 1
+	return n + 1
 }
 
-// ends notes the depth of a run's last block.
-func (w *writer) ends(key connector.Key, depth uint16) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.runs == nil || len(w.runs) >= maxEnds {
-		w.runs = make(map[connector.Key]uint16)
+// note notes the depth of a run's last block.
+func (d *depths) note(key connector.Key, depth uint16) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.of == nil || len(d.of) >= maxDepths {
+		d.of = make(map[connector.Key]uint16)
 	}
-	w.runs[key] = depth
+	d.of[key] = depth
 }

@@ -71,9 +71,7 @@ func (r lossReports) Locate(id store.RecordID, payloadBytes int) (catalog.Place,
 // Lost reports an object, once.
 func (r lossReports) Lost(id format.ObjectID, why format.Cause) {
 	if r.t.catalog.Lost(id, why) {
-		if l := r.t.link.Load(); l != nil {
-			l.lists.Lose(id, why)
-		}
+		r.t.outbox.Lose(id, why)
 	}
 }
 

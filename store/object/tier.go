@@ -14,7 +14,10 @@ import (
 	"github.com/kvconn/kvconn/store/object/catalog"
 	"github.com/kvconn/kvconn/store/object/codec"
 	"github.com/kvconn/kvconn/store/object/fetch"
+	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/outbox"
+	"github.com/kvconn/kvconn/store/object/steward"
 	"github.com/kvconn/kvconn/store/record"
 )
 
@@ -26,14 +29,18 @@ type Tier struct {
 	catalog *catalog.Catalog
 	fetcher *fetch.Fetcher
 	builder record.Builder
-	writer  writer
 
 	namespaces namespaces
 	writes     writes
 	leases     leases
 	uses       uses
 	probed     probed
-	link       atomic.Pointer[link] // nil while the bucket could not be used so far
+	follower   *follow.Follower
+	outbox     *outbox.Outbox
+	steward    *steward.Steward
+	lister     lister
+	depths     depths
+	readOnly   atomic.Bool // the bucket cannot be written
 
 	closed  atomic.Bool
 	ctx     context.Context // of all goroutines
@@ -62,7 +69,8 @@ func Open(o Options) (*Tier, error) {
 		t.cancel()
 		return nil, fmt.Errorf("open object tier: %w", err)
 	}
-	t.running.Go(t.connect)
+	t.running.Go(t.work)
+	t.running.Go(t.list)
 	t.running.Go(func() { t.leases.expire(t.ctx, t.catalog) })
 	t.running.Go(t.takeUses)
 	return t, nil
@@ -71,11 +79,10 @@ func Open(o Options) (*Tier, error) {
 // make makes the parts of the tier.
 func (t *Tier) make() (err error) {
 	o := &t.o
-	t.writer.id = format.NewWriterID()
 	t.namespaces.init()
 	t.writes.init(o)
 	t.leases.init(o.MaxLeases)
-	t.uses.ready = make(chan struct{}, 1)
+	t.uses.ready, t.lister.more = make(chan struct{}, 1), make(chan struct{}, 1)
 	if t.bucket, err = bucket.Open(o.Bucket); err != nil {
 		return err
 	}
@@ -91,6 +98,9 @@ func (t *Tier) make() (err error) {
 			Connections: o.Connections, Logger: o.Logger,
 		})
 	}
+	if err == nil {
+		err = t.makeLinks()
+	}
 	if err != nil {
 		return errors.Join(err, t.catalog.Close())
 	}
@@ -98,6 +108,28 @@ func (t *Tier) make() (err error) {
 		t.builder.Chooser = codec.NewChooser(planes)
 	}
 	return nil
+}
+
+// makeLinks makes what ties this node to the others.
+func (t *Tier) makeLinks() (err error) {
+	o := &t.o
+	t.outbox = outbox.New(outbox.Options{
+		Client: t.bucket, Ring: o.Ring, Uses: t.catalog.Uses, Stuck: func() { t.steward.Look() }, Logger: o.Logger,
+	})
+	if t.follower, err = follow.New(follow.Options{
+		Client: t.bucket, Catalog: t.catalog, Outbox: t.outbox, Ring: o.Ring, PollMax: o.PollMax, Now: t.clock,
+		Emptied: o.Emptied, Logger: o.Logger,
+	}); err != nil {
+		return err
+	}
+	c, err := newCollecting(t)
+	if err != nil {
+		return err
+	}
+	t.steward, err = steward.New(steward.Options{
+		Client: t.bucket, Follower: t.follower, Ring: o.Ring, Node: o.Node, Now: t.clock, Collector: c, Logger: o.Logger,
+	})
+	return err
 }
 
 // Name implements [store.Level], as do the methods up to Usage.
@@ -113,8 +145,7 @@ func (t *Tier) Present(ns connector.NamespaceDigest, shard connector.Shard, keys
 
 // offers reports whether what the catalog has can be read.
 func (t *Tier) offers() bool {
-	l := t.link.Load()
-	return l != nil && !t.closed.Load() && t.bucket.Available() && time.Since(l.follower.Good()) < t.o.MaxStale
+	return !t.closed.Load() && t.bucket.Available() && time.Since(t.follower.Good()) < t.o.MaxStale
 }
 
 // Speed is that of fetching.
@@ -150,23 +181,24 @@ func (t *Tier) SubscribeAfter(epoch, seq uint64) (store.Subscription, error) {
 	return t.catalog.SubscribeAfter(epoch, seq)
 }
 
-// now is the bucket's clock, or this node's before the first answer.
-func (t *Tier) now() format.Seconds {
+// clock is the bucket's, or this node's before the first answer.
+func (t *Tier) clock() time.Time {
 	if t.o.now != nil {
 		return t.o.now()
 	}
-	now := t.bucket.Now()
-	if now.IsZero() {
-		now = time.Now()
+	if now := t.bucket.Now(); !now.IsZero() {
+		return now
 	}
-	return format.Seconds(now.Unix())
+	return time.Now()
 }
+
+func (t *Tier) now() format.Seconds { return format.Seconds(t.clock().Unix()) }
 
 // readable reports whether this node can read records with these features.
 func (t *Tier) readable(needs uint16, codecID uint8) bool {
 	n := record.Needs(needs)
 	sealed := n&record.NeedsDecryption != 0
-	return n.Check() == nil && codecID <= codec.Planes && sealed == (t.o.Ring != nil)
+	return n.Check(record.NeedsDecryption|record.NeedsDecoding) == nil && codecID <= codec.Planes && sealed == (t.o.Ring != nil)
 }
 
 // Close ends the tier. Writes that were accepted are finished first, if the bucket takes them in time.

@@ -64,11 +64,12 @@ func (w *writes) wait() { w.ends.Wait() }
 // given: consecutive blocks are best given one after the other, and as many as an object has at one time. done
 // comes when the list with the object is written. Nothing is taken while the bucket cannot be used, or is full.
 func (t *Tier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted int, err error) {
-	l := t.link.Load()
+	bucket, usable := t.follower.Bucket()
+	usable = usable && !t.readOnly.Load() && t.bucket.Available()
 	var batch []*write
 	for _, op := range ops {
 		var w *write
-		if w, err = t.accept(l, op, done); err != nil {
+		if w, err = t.accept(usable, op, done); err != nil {
 			break
 		}
 		accepted++
@@ -77,13 +78,13 @@ func (t *Tier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted 
 		}
 	}
 	for _, p := range pack(batch, t.o.ObjectBytes) {
-		t.writes.ends.Go(func() { t.send(l, p) })
+		t.writes.ends.Go(func() { t.send(bucket, p) })
 	}
 	return accepted, err
 }
 
 // accept checks a write and counts it. It returns nil if another write is to report it, or it is done.
-func (t *Tier) accept(l *link, op *store.WriteOp, done func(*store.WriteOp)) (*write, error) {
+func (t *Tier) accept(usable bool, op *store.WriteOp, done func(*store.WriteOp)) (*write, error) {
 	if err := checkBuffer(op.Payload); err != nil {
 		return nil, err
 	}
@@ -104,7 +105,7 @@ func (t *Tier) accept(l *link, op *store.WriteOp, done func(*store.WriteOp)) (*w
 	switch {
 	case t.closed.Load():
 		return nil, store.ErrClosed
-	case l == nil || l.readOnly || !t.bucket.Available():
+	case !usable:
 		return nil, fmt.Errorf("the bucket cannot be written now: %w", store.ErrBusy)
 	case other != nil:
 		other.joined = append(other.joined, &write{op: op, done: done})

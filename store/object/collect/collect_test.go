@@ -268,7 +268,7 @@ func TestNothingIsCollectedByAWrongClock(t *testing.T) {
 	inBubble(t, Options{MaxAge: time.Hour, Every: time.Minute}, func(t *testing.T, w *world, n *node) {
 		ids := n.fill(3)
 		time.Sleep(2 * time.Hour)
-		n.skew = -time.Hour
+		n.skew.Store(-int64(time.Hour))
 		ctx, stop := context.WithCancel(t.Context())
 		go n.Run(ctx)
 		time.Sleep(time.Hour)
@@ -276,7 +276,7 @@ func TestNothingIsCollectedByAWrongClock(t *testing.T) {
 		if s := n.Collector.Stats(); s.Failures != 60 && s.Failures != 59 || strings.Count(w.log.String(), "\n") != 1 {
 			t.Errorf("%+v\n%s", s, w.log)
 		}
-		n.skew = time.Second
+		n.skew.Store(int64(time.Second))
 		time.Sleep(time.Hour)
 		n.want("by a right one", ids, 0, 0)
 		stop()

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,9 +52,10 @@ type node struct {
 	w      *world
 	bucket *bucket.Bucket
 	client *cutter
-	next   uint64 // object of the log to read
+	mu     sync.Mutex // guards next
+	next   uint64     // object of the log to read
 	cat    *catalog.Catalog
-	skew   time.Duration
+	skew   atomic.Int64
 }
 
 // node opens a node.
@@ -132,7 +135,9 @@ func (n *node) Merge(ctx context.Context, removed []format.Removal, deleted []fo
 	if err := n.Holds(ctx); err != nil {
 		return err
 	}
-	if err := n.follow(ctx); err != nil {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.read(ctx); err != nil {
 		return err
 	}
 	l := &format.List{Name: format.LogName(n.next), Bucket: n.w.id, Writer: n.w.writer, Removed: removed, Deleted: deleted}
@@ -158,7 +163,7 @@ func (n *node) Merge(ctx context.Context, removed []format.Removal, deleted []fo
 	if err := n.put(ctx, l); err != nil {
 		return err
 	}
-	if err := n.follow(ctx); err != nil {
+	if err := n.read(ctx); err != nil {
 		return err
 	}
 	return n.client.Delete(ctx, names)
@@ -205,6 +210,12 @@ func (n *node) list(ctx context.Context, name string) (*format.List, error) {
 
 // follow applies the log to its end.
 func (n *node) follow(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.read(ctx)
+}
+
+func (n *node) read(ctx context.Context) error {
 	for {
 		l, err := n.list(ctx, format.LogName(n.next).String())
 		if errors.Is(err, bucket.ErrMissing) {
@@ -236,7 +247,7 @@ func (n *node) Now() format.Seconds {
 	return 0
 }
 
-func (n *node) Skew() time.Duration { return n.skew }
+func (n *node) Skew() time.Duration { return time.Duration(n.skew.Load()) }
 
 // objectBytes is the size of the objects below.
 const objectBytes = 8522

@@ -130,16 +130,15 @@ func (c *check) each(ctx context.Context, tasks []task, f func(context.Context, 
 			}
 		})
 	}
-	defer all.Wait()
-	defer close(next)
-	for _, t := range tasks {
+	for i := 0; i < len(tasks) && ctx.Err() == nil; i++ {
 		select {
-		case next <- t:
+		case next <- tasks[i]:
 		case <-ctx.Done():
-			return context.Cause(ctx)
 		}
 	}
-	return nil
+	close(next)
+	all.Wait()
+	return context.Cause(ctx)
 }
 
 func (c *check) progress() {

@@ -210,7 +210,7 @@ func newBench(t *testing.T, o tiertest.Options) *bench {
 		from: &source{Memory: tiertest.NewMemory(o), records: make(map[store.RecordID]store.Record)},
 		to:   &target{t: t, have: make(map[store.RecordID]bool)},
 	}
-	b.options = Options{ObjectBytes: perObject * store.BufferAlign, Logger: slog.New(slog.NewTextHandler(b.log, nil))}
+	b.options = Options{ObjectBytes: perObject * (headerBytes + store.BufferAlign), Logger: slog.New(slog.NewTextHandler(b.log, nil))}
 	b.ns = b.namespace("m")
 	return b
 }

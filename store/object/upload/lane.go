@@ -49,9 +49,9 @@ func newLane(id laneID, payloadBytes int) *lane {
 	}
 }
 
-// perObject is how many records of the lane fill an object.
+// perObject is how many records of the lane fill an object, in slots as the format has them.
 func (l *lane) perObject(objectBytes int64) int {
-	return int(min(max(objectBytes/int64(store.PayloadBufferSize(l.payloadBytes)), 1), maxObjectRecords))
+	return int(min(max(objectBytes/int64(headerBytes+store.PayloadBufferSize(l.payloadBytes)), 1), maxObjectRecords))
 }
 
 // push puts an entry with a number at the end of the lane.

@@ -17,7 +17,7 @@ import (
 func TestALaneGivesEachRecordOnce(t *testing.T) {
 	r := seed.Random(t, 0)
 	for range 300 {
-		o := Options{ObjectBytes: int64(1+r.IntN(9)) * store.BufferAlign}
+		o := Options{ObjectBytes: int64(1+r.IntN(9)) * (headerBytes + store.BufferAlign)}
 		o.EnsureDefaults()
 		var q queue
 		q.init(&o)

@@ -27,14 +27,15 @@ const (
 type Options struct {
 	// Policy says what is uploaded of a namespace. Default: [All].
 	Policy func(*connector.Manifest) Policy
-	// ObjectBytes are the payloads of an object at most, unless a single one is larger. Default
-	// 32 MiB: a larger one saves hardly a request, and takes as much memory.
+	// ObjectBytes are the slots of an object at most, header and payload of each record, unless a single
+	// one is larger: what the target packs into one. Default 32 MiB: larger ones save hardly a request, and
+	// take as much memory.
 	ObjectBytes int64
 	// Age is how long a record waits for others to share its object. Default 10 s: less makes small
 	// objects, and more delays the hits of other nodes.
 	Age time.Duration
 	// QueueBytes are what the records in the queue take in the first tier at most. Default 256 GiB:
-	// 131,072 records of 2 MiB, 15 MB of memory.
+	// 131,072 records of 2 MiB, 14 MB of memory.
 	QueueBytes int64
 	// QueueRecords bounds the records in the queue. Default 2^20.
 	QueueRecords int
@@ -49,8 +50,12 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// maxObjectRecords is how many records an object has at most: the format's bound.
-const maxObjectRecords = 8192
+const (
+	// headerBytes is the header of a record, maxObjectRecords how many records an object has at most:
+	// the format's.
+	headerBytes      = 4096
+	maxObjectRecords = 8192
+)
 
 // EnsureDefaults fills in what is not set.
 func (o *Options) EnsureDefaults() {
