@@ -24,7 +24,7 @@ func objectOptions(s *config.Serve) (*daemon.ObjectOptions, error) {
 	o := &daemon.ObjectOptions{
 		Tier: object.Options{
 			Bucket:   bucketOptions(s),
-			MaxBytes: orNone(int64(s.ObjectMaxBytes), object.NoBytes), MaxAge: orNone(s.ObjectMaxAge, object.NoAge),
+			MaxBytes: boundOr(int64(s.ObjectMaxBytes), object.NoBytes), MaxAge: boundOr(s.ObjectMaxAge, object.NoAge),
 			IndexBytes: int64(s.ObjectIndexBytes), Connections: s.ObjectConnections, ReadInFlightBytes: int64(s.ObjectReadInFlight),
 			Compress: s.ObjectCompress == "auto", PollMax: s.ObjectPollMax, Writes: s.ObjectUploads,
 		},
@@ -53,8 +53,8 @@ func bucketOptions(s *config.Serve) bucket.Options {
 	return b
 }
 
-// orNone is a bound, for which 0 stands for none.
-func orNone[T int64 | time.Duration](bound, none T) T {
+// boundOr is a bound, for which 0 stands for none.
+func boundOr[T int64 | time.Duration](bound, none T) T {
 	if bound == 0 {
 		return none
 	}

@@ -143,7 +143,7 @@ func (d *daemon) status(now time.Time) Status {
 	return Status{
 		Version: Version, Epoch: d.info.Epoch, PID: d.info.PID, UptimeS: now.Sub(d.started).Seconds(), Socket: d.info.Socket,
 		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers, Queues: r.queues(),
-		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish,
+		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish, Object: r.object,
 		Opening: r.opening, HTTP: r.web,
 	}
 }

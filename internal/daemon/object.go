@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/store"
@@ -31,6 +32,12 @@ func (d *daemon) openChain() (*store.Chain, error) {
 	}
 	to, uo := d.opts.Object.Tier, d.opts.Object.Upload
 	to.Logger, to.Bucket.Logger, uo.Logger = d.opts.Logger, d.opts.Logger, d.opts.Logger
+	var uploads atomic.Pointer[upload.Uploader]
+	to.Emptied = func() {
+		if u := uploads.Load(); u != nil {
+			u.OfferAll()
+		}
+	}
 	t, err := object.Open(to)
 	if err != nil {
 		return nil, fmt.Errorf("object tier: %w", err)
@@ -40,6 +47,7 @@ func (d *daemon) openChain() (*store.Chain, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("uploads to the object tier: %w", err), t.Close())
 	}
+	uploads.Store(u)
 	d.object, d.uploads = t, u
 	chain := store.NewChain(d.store, t)
 	chain.Listen(u)

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector/server"
-	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency/publish"
 )
