@@ -126,7 +126,7 @@ func TestARemovalMayComeBeforeItsObject(t *testing.T) {
 	before := c.hash.count
 	c.Apply(new(format.List))
 	if c.hash.count != before-1 {
-		t.Errorf("%d entries after %d: a deleted object is remembered for ever", c.hash.count, before)
+		t.Errorf("%d entries after %d: a deleted object is still remembered", c.hash.count, before)
 	}
 }
 
@@ -442,9 +442,13 @@ func TestAClosedCatalogIsEmpty(t *testing.T) {
 
 func TestOptionsAreChecked(t *testing.T) {
 	for _, o := range []Options{{IndexBytes: 1}, {IndexBytes: -1}, {EventBytes: 1}, {Grace: -1}, {UseInterval: -1}} {
+		o.Now = new(clock).read
 		if _, err := New(o); err == nil {
-			t.Errorf("%+v is accepted", o)
+			t.Error("it is accepted")
 		}
+	}
+	if _, err := New(Options{}); err == nil {
+		t.Error("a catalog without a clock")
 	}
 }
 
