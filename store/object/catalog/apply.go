@@ -25,7 +25,7 @@ type pending struct {
 
 // Apply takes in what a list says, and returns how many records are offered now that were not, and how many
 // no longer. It does not matter in which sequence lists come, nor how often. Reports of readers that found an
-// object lost are passed over: the steward looks for itself.
+// object lost are passed over: the steward looks for itself. So are objects that could not be encoded.
 func (c *Catalog) Apply(l *format.List) (added, removed int) {
 	count := func(change int) {
 		added += max(0, change)
@@ -101,6 +101,9 @@ func (c *Catalog) add(objects []format.Object) {
 	c.compact()
 	for i := range objects {
 		o := &objects[i]
+		if !wellFormed(o) {
+			continue
+		}
 		switch at, known := c.object(&o.ID); {
 		case known == nil:
 			if at, ok := c.fill(o); ok {
@@ -122,6 +125,12 @@ func (c *Catalog) add(objects []format.Object) {
 	c.ready(0)
 	clear(c.pending)
 	c.pending, c.pendingEntries = c.pending[:0], 0
+}
+
+// wellFormed reports whether references count on what is true of every object that was decoded.
+func wellFormed(o *format.Object) bool {
+	return len(o.Records) > 0 && len(o.Records) <= format.MaxObjectRecords &&
+		len(o.Runs) > 0 && len(o.Runs) <= len(o.Records) && o.Runs[0].First == 0
 }
 
 // addUse notes what a list says of an object that is present. Of one that is leaving the time is that of

@@ -365,6 +365,22 @@ func TestWhatCannotBeReadIsNotOffered(t *testing.T) {
 	}
 }
 
+func TestObjectsThatCannotBeEncodedArePassedOver(t *testing.T) {
+	c := newCatalog(t, Options{})
+	chain := randomKeys(seed.Random(t, 0), 16)
+	bad := make([]format.Object, 4)
+	for i := range bad {
+		bad[i] = object(uint64(i), chain, 0, 16)
+	}
+	bad[0].Records = nil
+	bad[1].Runs = nil
+	bad[2].Runs[0].First = 1
+	bad[3].Records = make([]format.Record, format.MaxObjectRecords+1)
+	apply(t, c, bad, 0)
+	audit(t, c)
+	apply(t, c, []format.Object{object(5, chain, 0, 16)}, 16)
+}
+
 func TestAnEmptiedBucketIsForgotten(t *testing.T) {
 	c := newCatalog(t, Options{})
 	chain := randomKeys(seed.Random(t, 0), 5000)

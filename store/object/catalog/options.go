@@ -26,7 +26,8 @@ type Options struct {
 	// Now is the clock of the bucket. There is no default: the clock of this machine may be wrong.
 	Now func() format.Seconds
 	// Readable reports whether this program can read records with these features and codec. Others are
-	// known, and not offered. The default is those with no features alone.
+	// known, and not offered. It must always answer the same, and at once. By default those with no features
+	// can be read.
 	Readable func(needs uint16, codec uint8) bool
 }
 
