@@ -17,14 +17,26 @@ type Chain struct {
 	Tier   // the first
 	tiers  []Tier
 	leases chainLeases
+	// listeners hear of uses.
+	listeners []UseListener
 }
 
 var _ Tier = (*Chain)(nil)
 
-// NewChain returns a chain of tiers, the fastest first. There must be at least one.
+// NewChain returns a chain of tiers, the fastest first. There must be at least one. Slower ones that are
+// [UseListener] hear of uses.
 func NewChain(tiers ...Tier) *Chain {
-	return &Chain{Tier: tiers[0], tiers: tiers, leases: chainLeases{held: make(map[LeaseID][]tierLease)}}
+	c := &Chain{Tier: tiers[0], tiers: tiers, leases: chainLeases{held: make(map[LeaseID][]tierLease)}}
+	for _, t := range tiers[1:] {
+		if u, ok := t.(UseListener); ok {
+			c.Listen(u)
+		}
+	}
+	return c
 }
+
+// Listen has a listener hear of uses. It must be called before the chain is used.
+func (c *Chain) Listen(u UseListener) { c.listeners = append(c.listeners, u) }
 
 // Tiers returns the tiers, the fastest first.
 func (c *Chain) Tiers() []Tier { return c.tiers }

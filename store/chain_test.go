@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/manifests"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/internal/testkit/tiertest"
 	"github.com/kvconn/kvconn/store"
 )
@@ -326,6 +328,11 @@ type stub struct {
 func (s *stub) Lookup(_ connector.NamespaceDigest, _ []connector.Shard, chain []connector.Key, _ time.Duration) (int, store.LeaseID) {
 	return min(s.blocks, len(chain)), 7
 }
+func (s *stub) Present(_ connector.NamespaceDigest, _ connector.Shard, keys []connector.Key, at []bool) {
+	for i := range min(s.blocks, len(keys)) {
+		at[i] = true
+	}
+}
 func (s *stub) Release(store.LeaseID) {}
 
 func TestLookupOfAChainDoesNotAllocate(t *testing.T) {
@@ -339,4 +346,197 @@ func TestLookupOfAChainDoesNotAllocate(t *testing.T) {
 			t.Errorf("%v allocations with %d tiers", n, len(c.Tiers()))
 		}
 	}
+}
+
+// counter counts the look-ups of a tier, and hears of uses.
+type counter struct {
+	store.Tier
+	lookups int
+	used    []string
+}
+
+func (c *counter) Lookup(ns connector.NamespaceDigest, s []connector.Shard, chain []connector.Key, ttl time.Duration) (int, store.LeaseID) {
+	c.lookups++
+	return c.Tier.Lookup(ns, s, chain, ttl)
+}
+
+func (c *counter) Used(_ connector.NamespaceDigest, s []connector.Shard, chain []connector.Key) {
+	c.used = append(c.used, fmt.Sprint(s, len(chain)))
+}
+
+// An engine's ranks are on two nodes: its own shards are on disk, the others' in the bucket. That costs a lease for
+// each tier, however long the chain is and however many ranks there are.
+func TestShardsInTwoTiersTakeFewLeases(t *testing.T) {
+	const shards, blocks = 8, 100
+	r := newRig(t)
+	var all []connector.Shard
+	for s := range connector.Shard(shards) {
+		all = append(all, s)
+		to := store.Writer(r.fast)
+		if s%2 == 1 {
+			to = r.slow
+		}
+		for n := range byte(blocks) {
+			r.put(to, s, n)
+		}
+	}
+	fast, slow := &counter{Tier: r.fast}, &counter{Tier: r.slow}
+	chain := store.NewChain(fast, slow)
+	n, lease := chain.Lookup(r.ns, all, keys(blocks+20), time.Minute)
+	if n != blocks || r.fast.Leases() != 1 || r.slow.Leases() != 1 || fast.lookups != 2 || slow.lookups != 1 {
+		t.Errorf("%d blocks by %d and %d leases in %d and %d look-ups", n, r.fast.Leases(), r.slow.Leases(), fast.lookups, slow.lookups)
+	}
+	chain.Release(lease)
+	if r.fast.Leases()+r.slow.Leases() != 0 {
+		t.Error("leases are left")
+	}
+}
+
+// Slow tiers hear what was found and touched in the first; others may listen too.
+func TestSlowTiersHearOfUses(t *testing.T) {
+	r := newRig(t)
+	r.put(r.fast, 0, 0, 1, 2)
+	fast, slow, other := &counter{Tier: r.fast}, &counter{Tier: r.slow}, &counter{}
+	chain := store.NewChain(fast, slow)
+	chain.Listen(other)
+	_, lease := chain.Lookup(r.ns, []connector.Shard{0}, keys(5), time.Minute)
+	chain.Release(lease)
+	if n, _ := chain.Lookup(r.ns, []connector.Shard{1}, keys(5), time.Minute); n != 0 {
+		t.Errorf("%d blocks", n)
+	}
+	if want := []string{"[0] 3"}; len(fast.used) != 0 || !slices.Equal(slow.used, want) || !slices.Equal(other.used, want) {
+		t.Errorf("the first heard %v, the slow one %v, another %v", fast.used, slow.used, other.used)
+	}
+	alone := store.NewChain(r.fast)
+	alone.Listen(other)
+	alone.Release(lease)
+	if _, lease = alone.Lookup(r.ns, []connector.Shard{0}, keys(2), time.Minute); len(other.used) != 2 {
+		t.Errorf("heard %v", other.used)
+	}
+	alone.Release(lease)
+}
+
+// forgetful says that it has records which it does not find.
+type forgetful struct {
+	store.Tier
+	keeps int
+}
+
+func (f *forgetful) Lookup(ns connector.NamespaceDigest, s []connector.Shard, chain []connector.Key, ttl time.Duration) (int, store.LeaseID) {
+	return f.Tier.Lookup(ns, s, chain[:min(f.keeps, len(chain))], ttl)
+}
+
+// What goes between two looks at it is no part of the prefix.
+func TestPrefixEndsWhereRecordsGo(t *testing.T) {
+	r := newRig(t)
+	r.put(r.fast, 0, 0, 1)
+	r.put(r.slow, 0, 2, 3, 4, 5)
+	r.put(r.fast, 1, 0, 1, 2, 3, 4, 5)
+	chain := store.NewChain(r.fast, &forgetful{Tier: r.slow, keeps: 2})
+	n, lease := chain.Lookup(r.ns, []connector.Shard{0, 1}, keys(6), time.Minute)
+	if n != 4 {
+		t.Errorf("%d blocks, want 4", n)
+	}
+	chain.Release(lease)
+	if r.fast.Leases()+r.slow.Leases() != 0 {
+		t.Error("leases are left")
+	}
+}
+
+// prefix finds a prefix block by block.
+func (r *rig) prefix(shards []connector.Shard, chain []connector.Key) int {
+	for n := range chain {
+		for _, s := range shards {
+			at := []bool{false}
+			r.chain.Present(r.ns, s, chain[n:n+1], at)
+			if !at[0] {
+				return n
+			}
+		}
+	}
+	return len(chain)
+}
+
+// Whatever is where, the prefix is what all tiers have together, and what is found is pinned.
+func TestPrefixOfRandomTiers(t *testing.T) {
+	rng := seed.Random(t, 0)
+	for range 30 {
+		r := newRig(t)
+		var shards []connector.Shard
+		for s := range connector.Shard(1 + rng.IntN(4)) {
+			shards = append(shards, s)
+			for n := range byte(40) {
+				switch p := rng.IntN(100); {
+				case p < 50:
+					r.put(r.fast, s, n)
+				case p < 90:
+					r.put(r.slow, s, n)
+				case p < 99:
+					r.put(r.fast, s, n)
+					r.put(r.slow, s, n)
+				}
+			}
+		}
+		first := rng.IntN(40)
+		chain := keys(40)[first:]
+		n, lease := r.chain.Lookup(r.ns, shards, chain, time.Minute)
+		if want := r.prefix(shards, chain); n != want || lease == 0 != (n == 0) {
+			t.Errorf("prefix of %d blocks with lease %d, want %d", n, lease, want)
+		}
+		if r.chain.Release(lease); r.fast.Leases()+r.slow.Leases() != 0 {
+			t.Error("leases are left")
+		}
+	}
+}
+
+// Tiers that have every other block each end the prefix before they are out of leases. A chain longer than what is
+// looked for at one time is found whole.
+func TestLongChainsOfTwoTiers(t *testing.T) {
+	const blocks = 5000
+	long := make([]connector.Key, blocks)
+	for i := range long {
+		long[i] = connector.Key{byte(i), byte(i >> 8), 1}
+	}
+	even, odd := &every{of: 2, at: 0, whole: 3000}, &every{of: 2, at: 1, whole: 3000}
+	chain := store.NewChain(even, odd)
+	if n, _ := chain.Lookup(connector.NamespaceDigest{}, []connector.Shard{0}, long[:3000], time.Minute); n != 3000 || even.leases+odd.leases != 1 {
+		t.Errorf("%d blocks, %d leases", n, even.leases+odd.leases)
+	}
+	even.leases, odd.leases, even.whole, odd.whole = 0, 0, 10, 0
+	if n, _ := chain.Lookup(connector.NamespaceDigest{}, []connector.Shard{0}, long, time.Minute); n < 2000 || even.leases+odd.leases > 2100 {
+		t.Errorf("%d blocks, %d leases", n, even.leases+odd.leases)
+	}
+	even.leases, odd.leases, even.whole, odd.whole = 0, 0, 10, blocks
+	if n, _ := chain.Lookup(connector.NamespaceDigest{}, []connector.Shard{0}, long, time.Minute); n != blocks || even.leases+odd.leases > 10 {
+		t.Errorf("%d blocks, %d leases", n, even.leases+odd.leases)
+	}
+}
+
+// every has one block in every few, and the first ones all.
+type every struct {
+	store.Tier
+	of, at, whole, leases int
+}
+
+func (e *every) has(k connector.Key) bool {
+	n := int(k[0]) | int(k[1])<<8
+	return n < e.whole || n%e.of == e.at
+}
+
+func (e *every) Present(_ connector.NamespaceDigest, _ connector.Shard, chain []connector.Key, at []bool) {
+	for i, k := range chain {
+		at[i] = at[i] || e.has(k)
+	}
+}
+
+func (e *every) Lookup(_ connector.NamespaceDigest, _ []connector.Shard, chain []connector.Key, _ time.Duration) (int, store.LeaseID) {
+	n := slices.IndexFunc(chain, func(k connector.Key) bool { return !e.has(k) })
+	if n < 0 {
+		n = len(chain)
+	}
+	if n == 0 {
+		return 0, 0
+	}
+	e.leases++
+	return n, 1
 }

@@ -12,7 +12,9 @@ type chainLeases struct {
 	mu   sync.Mutex
 	next LeaseID
 	held map[LeaseID][]tierLease
-	idle [][]tierLease // lists for use again
+	// Lists and memory of look-ups for use again.
+	idle    [][]tierLease
+	lookups []*chainLookup
 }
 
 // tierLease is a lease of one tier.
@@ -21,70 +23,14 @@ type tierLease struct {
 	id   LeaseID
 }
 
-// maxIdleChainLeases bounds the lists kept.
-const maxIdleChainLeases = 256
-
-// Lookup finds the longest prefix that the tiers have together. From each block that a tier does
-// not have it goes on with the fastest one that has it. The shards of a block may be in several
-// tiers.
-func (c *Chain) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (int, LeaseID) {
-	if len(c.tiers) == 1 {
-		return c.Tier.Lookup(ns, shards, chain, ttl)
-	}
-	list := c.leases.begin()
-	blocks, ended := 0, -1 // the tier that has no more
-	for blocks < len(chain) {
-		var n int
-		if n, list = c.lookup(ended, ns, shards, chain[blocks:], ttl, list); n > 0 {
-			ended = list[len(list)-1].tier
-		} else {
-			n, list = c.lookupShards(ns, shards, chain[blocks:blocks+1], ttl, list)
-			ended = -1
-		}
-		if n == 0 {
-			break
-		}
-		blocks += n
-	}
-	id := c.leases.hold(list)
-	if blocks == 0 && id != 0 { // some shards of the first block
-		c.Release(id)
-		id = 0
-	}
-	return blocks, id
-}
-
-// lookup asks for the leading blocks of the fastest tier that has any, leaving out the tier that
-// has just ended, and appends the lease.
-func (c *Chain) lookup(
-	ended int, ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration, list []tierLease,
-) (int, []tierLease) {
-	for i, t := range c.tiers {
-		if i == ended {
-			continue
-		}
-		if n, id := t.Lookup(ns, shards, chain, ttl); n > 0 {
-			return n, append(list, tierLease{i, id})
-		}
-	}
-	return 0, list
-}
-
-// lookupShards looks for the shards of one block one by one. It returns 1 if all are there.
-func (c *Chain) lookupShards(
-	ns connector.NamespaceDigest, shards []connector.Shard, block []connector.Key, ttl time.Duration, list []tierLease,
-) (int, []tierLease) {
-	if len(shards) == 1 {
-		return 0, list // as lookup has seen
-	}
-	n := 0
-	for i := range shards {
-		if n, list = c.lookup(-1, ns, shards[i:i+1], block, ttl, list); n == 0 {
-			break
-		}
-	}
-	return n, list
-}
+const (
+	// maxIdleChainLeases bounds the lists that are kept.
+	maxIdleChainLeases = 256
+	// maxIdleLookups bounds the look-ups whose memory is kept, maxIdleCells what one of them may have: enough
+	// for 64 shards.
+	maxIdleLookups = 16
+	maxIdleCells   = 64 * lookupBlocks
+)
 
 // Touch counts as a use of the records in every tier that has them.
 func (c *Chain) Touch(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) {
@@ -125,30 +71,31 @@ func (c *Chain) Release(id LeaseID) {
 	l.recycle(list)
 }
 
-// begin returns an empty list.
-func (l *chainLeases) begin() []tierLease {
+// begin returns a look-up with an empty list.
+func (l *chainLeases) begin() *chainLookup {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := len(l.idle)
-	if n == 0 {
-		return nil
+	var look *chainLookup
+	if n := len(l.lookups); n > 0 {
+		look, l.lookups = l.lookups[n-1], l.lookups[:n-1]
+	} else {
+		look = new(chainLookup)
 	}
-	list := l.idle[n-1]
-	l.idle = l.idle[:n-1]
-	return list
+	if n := len(l.idle); n > 0 {
+		look.list, l.idle = l.idle[n-1], l.idle[:n-1]
+	}
+	return look
 }
 
-// recycle takes a list back. l.mu is held.
-func (l *chainLeases) recycle(list []tierLease) {
-	if len(l.idle) < maxIdleChainLeases && cap(list) > 0 {
-		l.idle = append(l.idle, list[:0])
-	}
-}
-
-// hold gives a list an id, 0 if it is empty.
-func (l *chainLeases) hold(list []tierLease) LeaseID {
+// hold ends a look-up, and gives its leases an id, 0 if there are none.
+func (l *chainLeases) hold(look *chainLookup) LeaseID {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	list := look.list
+	look.list = nil
+	if len(l.lookups) < maxIdleLookups && cap(look.cells) <= maxIdleCells {
+		l.lookups = append(l.lookups, look)
+	}
 	if len(list) == 0 {
 		l.recycle(list)
 		return 0
@@ -156,4 +103,11 @@ func (l *chainLeases) hold(list []tierLease) LeaseID {
 	l.next++
 	l.held[l.next] = list
 	return l.next
+}
+
+// recycle takes a list back. l.mu is held.
+func (l *chainLeases) recycle(list []tierLease) {
+	if len(l.idle) < maxIdleChainLeases && cap(list) > 0 {
+		l.idle = append(l.idle, list[:0])
+	}
 }

@@ -14,7 +14,8 @@ type Level interface {
 	// Name is what metrics, status and logs call the level: host, disk, object.
 	Name() string
 	// Present sets at[i] where the record of keys[i] is there, without counting as a use, and
-	// leaves the rest of at as it is. A load may still find a record gone.
+	// leaves the rest of at as it is. A load may still find a record gone. A level that can't deliver
+	// at the moment may say that it has none; it has them again later.
 	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
 	// Speed is how fast records come from there at the moment.
 	Speed() Speed
@@ -38,6 +39,12 @@ type Speed struct {
 	// PerRank says that each rank reads at that speed by itself, as from host memory. Otherwise
 	// all ranks share it.
 	PerRank bool `json:"-"`
+}
+
+// BatchReader is a tier that reads many small records at one time better than a few.
+type BatchReader interface {
+	// BatchBytes is how much is read best at one time, in bytes of payloads.
+	BatchBytes() int
 }
 
 // Usage is how much a level holds and may hold.

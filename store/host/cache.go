@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -135,7 +136,7 @@ func (l *load) await(it *Item) {
 
 func (l *load) end(it *Item, err error) {
 	if it.Err = err; err == nil && it.Slot.read {
-		it.From = l.cache.tier.Name()
+		it.From = cmp.Or(it.Slot.from, l.cache.tier.Name())
 	}
 	l.arrived(it)
 }
@@ -159,7 +160,11 @@ func (l *load) filled(op *store.ReadOp) {
 	it := op.Owner.(*Item)
 	switch {
 	case it.Err == nil:
-		if it.Slot.Publish(it.Record) && it.Promote {
+		from := ""
+		if it.Promote { // else it is the cache's own
+			from = it.From
+		}
+		if it.Slot.publish(it.Record, from) && it.Promote {
 			l.promote(it)
 		}
 	case it.Settled():

@@ -20,6 +20,8 @@ const (
 	// prefetchQueue is how many calls wait to have their records read, prefetchBlocks how many blocks
 	// they may have together, if there is more than one.
 	prefetchQueue, prefetchBlocks = 64, 1 << 18
+	// maxAheadBatch bounds the records that a tier is asked for at one time.
+	maxAheadBatch = 1024
 	// prefetchPause is how long reads of loads are waited for before looking again.
 	prefetchPause = time.Millisecond
 	// prefetchTTL is when a request is taken to have been loaded, or to be gone.
@@ -34,6 +36,7 @@ const (
 // find what was read, and join what is being read. It is safe for concurrent use.
 type Prefetches struct {
 	cache   *Cache
+	tiers   []store.Tier // that records are read from, the fastest first
 	account *Account
 	reads   func(connector.Shard) bool
 	jobs    chan prefetch
@@ -60,7 +63,11 @@ func NewPrefetches(c *Cache, ns connector.NamespaceDigest, reads func(connector.
 	}
 	account.readAhead()
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &Prefetches{cache: c, account: account, reads: reads, jobs: make(chan prefetch, prefetchQueue), cancel: cancel, ended: make(chan struct{})}
+	tiers := []store.Tier{c.tier}
+	if chain, ok := c.tier.(interface{ Tiers() []store.Tier }); ok {
+		tiers = chain.Tiers()
+	}
+	p := &Prefetches{cache: c, tiers: tiers, account: account, reads: reads, jobs: make(chan prefetch, prefetchQueue), cancel: cancel, ended: make(chan struct{})}
 	go p.run(ctx)
 	return p, nil
 }
@@ -115,31 +122,89 @@ func (p *Prefetches) read(ctx context.Context, job *prefetch) bool {
 	shards := slices.DeleteFunc(slices.Clone(job.shards), func(s connector.Shard) bool {
 		return !p.reads(s) || p.cache.tier.PayloadBytes(job.ns, s) == 0
 	})
-	keys := make([]connector.Key, readBatch)
-	at := make([]bool, readBatch)
 	for len(job.blocks) > 0 && len(shards) > 0 {
-		n := min(readBatch, len(job.blocks))
-		for i := range n {
-			keys[i] = job.blocks[i].Key
-		}
+		n := 0
 		for _, shard := range shards {
-			if !p.awaitTurn(ctx, job.until) {
-				return true
-			}
-			clear(at)
-			p.cache.Present(job.ns, shard, keys[:n], at[:n])
-			if room := slices.Index(at[:n], false) < 0 || p.part(ctx, job, shard, at[:n]); !room {
-				return false
+			for _, t := range p.tiers {
+				n = max(n, p.batch(t, job.ns, shard))
 			}
 		}
-		job.parent, job.blocks = job.blocks[n-1].Key, job.blocks[n:]
+		w := newAheadRound(job, min(n, len(job.blocks)))
+		for _, shard := range shards {
+			if room, ended := p.readShard(ctx, job, shard, w); !room || ended {
+				return room
+			}
+		}
+		job.parent, job.blocks = job.blocks[len(w.keys)-1].Key, job.blocks[len(w.keys):]
 	}
 	return true
 }
 
-// awaitTurn waits until the tier owes no load anything. It reports false if ctx or the time ends first.
-func (p *Prefetches) awaitTurn(ctx context.Context, until time.Time) bool {
-	for p.cache.tier.Speed().QueuedBytes > 0 && time.Now().Before(until) {
+// aheadRound is the leading blocks of a job that are read next.
+type aheadRound struct {
+	keys []connector.Key
+	// there marks blocks that are in memory, or that an earlier tier has; has those that a tier has;
+	// skip those that are not read now.
+	there, has, skip []bool
+}
+
+func newAheadRound(job *prefetch, n int) *aheadRound {
+	w := &aheadRound{keys: make([]connector.Key, n), there: make([]bool, n), has: make([]bool, n), skip: make([]bool, n)}
+	for i := range n {
+		w.keys[i] = job.blocks[i].Key
+	}
+	return w
+}
+
+// choose skips all blocks but the next few that a tier has, or any has, and that were not chosen before. It reports
+// whether there are some.
+func (w *aheadRound) choose(most int, any bool) bool {
+	n := 0
+	for i := range w.keys {
+		chosen := n < most && !w.there[i] && (w.has[i] || any)
+		if w.skip[i] = !chosen; chosen {
+			w.there[i] = true
+			n++
+		}
+	}
+	return n > 0
+}
+
+// batch is how many records of a shard a tier is asked for at one time.
+func (p *Prefetches) batch(t store.Tier, ns connector.NamespaceDigest, shard connector.Shard) int {
+	b, ok := t.(store.BatchReader)
+	payloadBytes := p.cache.tier.PayloadBytes(ns, shard)
+	if !ok || payloadBytes == 0 {
+		return readBatch
+	}
+	return min(max(readBatch, b.BatchBytes()/payloadBytes), maxAheadBatch)
+}
+
+// readShard reads the blocks of a round that are not in memory, each from the tier that a load would read
+// it from. It reports whether there was room, and whether the time for it has ended.
+func (p *Prefetches) readShard(ctx context.Context, job *prefetch, shard connector.Shard, w *aheadRound) (room, ended bool) {
+	clear(w.there)
+	p.cache.Present(job.ns, shard, w.keys, w.there)
+	for _, t := range p.tiers {
+		clear(w.has)
+		if len(p.tiers) > 1 {
+			t.Present(job.ns, shard, w.keys, w.has)
+		}
+		for most := p.batch(t, job.ns, shard); w.choose(most, len(p.tiers) == 1); {
+			if !p.awaitTurn(ctx, t, job.until) {
+				return true, true
+			}
+			if !p.part(ctx, job, shard, w.skip) {
+				return false, false
+			}
+		}
+	}
+	return true, false
+}
+
+// awaitTurn waits until a tier owes no load anything. It reports false if ctx or the time ends first.
+func (p *Prefetches) awaitTurn(ctx context.Context, t store.Tier, until time.Time) bool {
+	for t.Speed().QueuedBytes > 0 && time.Now().Before(until) {
 		select {
 		case <-ctx.Done():
 		case <-time.After(prefetchPause):
@@ -204,6 +269,19 @@ type aheads struct {
 	began      time.Time
 	bytes      [math.MaxUint8 + 1]int64
 	all        int64
+	// from has the tiers that records of such slots were read from, but for the cache's own.
+	from map[slotID]string
+}
+
+// cameFrom notes the name of the tier that a record was read from, unless it is empty.
+func (h *aheads) cameFrom(id slotID, tier string) {
+	if tier == "" {
+		return
+	}
+	if h.from == nil {
+		h.from = make(map[slotID]string)
+	}
+	h.from[id] = tier
 }
 
 // allowsAhead reports whether a slot may be given to a record that no load has asked for.
@@ -237,6 +315,7 @@ func (a *Arena) endAhead(id slotID) bool {
 	}
 	a.countAhead(p.ahead, -a.classOfSlot(id).slotBytes)
 	p.ahead = 0
+	delete(a.aheads.from, id)
 	return true
 }
 

@@ -36,6 +36,8 @@ type Slot struct {
 	// read is set if the record was read from a tier for this handle, though not by its user: it
 	// waited for another's read, or the record was read before its load.
 	read bool
+	// from is the name of the tier that it was read from, if that is not the cache's own.
+	from string
 	// ready gets a token when a wait ends. It is made once.
 	ready chan struct{}
 	node  node[Slot] // in the queue of its account or of a slot that is filled
@@ -74,7 +76,10 @@ func (s *Slot) Offset() int64 { return s.at }
 // not change them from then on; the slot stays pinned. It reports false if the record is in
 // another slot already, or the slot is not one to [Fill]. The bytes are the caller's until Release
 // either way.
-func (s *Slot) Publish(rec store.Record) bool {
+func (s *Slot) Publish(rec store.Record) bool { return s.publish(rec, "") }
+
+// publish is Publish of what was read from a tier.
+func (s *Slot) publish(rec store.Record, from string) bool {
 	a := s.account.arena
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -99,9 +104,10 @@ func (s *Slot) Publish(rec store.Record) bool {
 	a.cleanBytes += int64(s.class.slotBytes)
 	if p.ahead != 0 {
 		a.count.Prefetched++
+		a.aheads.cameFrom(s.slot, from)
 	}
 	for w := a.nextWaiter(s.slot); w != nil; w = a.nextWaiter(s.slot) {
-		w.read = true
+		w.read, w.from = true, from
 		a.pin(w, s.slot, Hit)
 		a.noteUse(w)
 		a.count.Hits++
@@ -218,7 +224,7 @@ func (s *Slot) giveUp() {
 
 // empty makes a handle that holds nothing ready for use again.
 func (s *Slot) empty() {
-	s.slot, s.bytes, s.read = 0, nil, false
+	s.slot, s.bytes, s.read, s.from = 0, nil, false, ""
 	s.become(Full)
 }
 
@@ -242,7 +248,9 @@ func (a *Arena) pin(s *Slot, id slotID, o Outcome) {
 	a.tick++
 	p.used = a.now()
 	at := int64(g.first)*int64(a.opts.unitBytes) + int64(id-a.firstSlot(span))*int64(c.slotBytes)
-	s.read = s.read || p.ahead != 0 && !s.account.ahead
+	if p.ahead != 0 && !s.account.ahead {
+		s.read, s.from = true, a.aheads.from[id]
+	}
 	s.slot, s.at, s.bytes = id, at, a.mem.Bytes[at:at+int64(s.payload):at+int64(c.slotBytes)]
 	s.become(o)
 }

@@ -26,6 +26,9 @@ type Subject struct {
 	// KeptEvents is the number of events that the tier keeps for subscribers at most, where that
 	// is few enough to be passed; 0 elsewhere.
 	KeptEvents int
+	// AnySize says that the tier keeps records of several sizes of a shard, and finds those of the size that
+	// is held.
+	AnySize bool
 }
 
 // PayloadBytes is the size of the payloads of the suite.

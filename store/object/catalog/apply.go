@@ -67,6 +67,15 @@ func (c *Catalog) Apply(l *format.List) (added, removed int) {
 	return added, removed
 }
 
+// Reserve says that so many records are about to come: to take them in is quicker then. It does nothing while
+// the catalog grows.
+func (c *Catalog) Reserve(records int) {
+	c.change(func() {
+		most := int(c.o.IndexBytes / (unitBytes + entryBytes))
+		c.hash.reserve(c.hash.count + min(records, most) + min(records, most)/8) // and objects
+	})
+}
+
 // leading is how many objects have a thousand records, one at least.
 func leading(objects []format.Object) (n int) {
 	for entries := 0; n < len(objects) && entries < holdEntries; n++ {

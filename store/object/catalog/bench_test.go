@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -10,13 +11,13 @@ import (
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
-// aMillion are lists of a million records, in objects of 16, and their chains.
-func aMillion(b *testing.B) (lists []format.List, chains [][]connector.Key) {
+// aMillion are lists of a million records, in objects of so many, and their chains.
+func aMillion(b *testing.B, records int) (lists []format.List, chains [][]connector.Key) {
 	g := seed.Random(b, 0)
 	for i := range 122 {
 		chain := randomKeys(g, 8192)
 		chains = append(chains, chain)
-		lists = append(lists, format.List{Objects: chainOf(uint64(1000*i), chain, 16)})
+		lists = append(lists, format.List{Objects: chainOf(uint64(10_000*i), chain, records)})
 	}
 	return lists, chains
 }
@@ -24,7 +25,13 @@ func aMillion(b *testing.B) (lists []format.List, chains [][]connector.Key) {
 // BenchmarkPrefix is the look-up of a chain of 8,192 keys among a million records, as index.BenchmarkLookup
 // -short is on disk.
 func BenchmarkPrefix(b *testing.B) {
-	lists, chains := aMillion(b)
+	for _, records := range []int{16, 4, 1} {
+		b.Run(fmt.Sprintf("objects of %d", records), func(b *testing.B) { benchmarkPrefix(b, records) })
+	}
+}
+
+func benchmarkPrefix(b *testing.B, records int) {
+	lists, chains := aMillion(b, records)
 	c := newCatalog(b, Options{})
 	for i := range lists {
 		c.Apply(&lists[i])
@@ -49,16 +56,24 @@ func BenchmarkPrefix(b *testing.B) {
 	b.ReportMetric(float64(times[len(times)/2].Nanoseconds()), "median-ns")
 }
 
-// BenchmarkApply is the joining of a node: a million records.
-func BenchmarkApply(b *testing.B) {
-	lists, _ := aMillion(b)
+// BenchmarkApply is a million records that come by and by.
+func BenchmarkApply(b *testing.B) { benchmarkApply(b, func(*Catalog) {}) }
+
+// BenchmarkJoin is the joining of a node: a million records.
+func BenchmarkJoin(b *testing.B) {
+	benchmarkApply(b, func(c *Catalog) { c.Reserve(122 * 8192) })
+}
+
+func benchmarkApply(b *testing.B, prepare func(*Catalog)) {
+	lists, _ := aMillion(b, 16)
 	for b.Loop() {
 		c := newCatalog(b, Options{})
+		prepare(c)
 		for i := range lists {
 			c.Apply(&lists[i])
 		}
-		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/122/8192, "ns/record")
 		b.ReportMetric(float64(c.Stats().IndexBytes)/122/8192, "B/record")
 		_ = c.Close()
 	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/122/8192, "ns/record")
 }

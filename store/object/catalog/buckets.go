@@ -172,17 +172,29 @@ func (t *buckets) moveFrom(at, home int) bool {
 	old := t.region
 	b := &old.Buckets[at]
 	more := b.Passed > 0
+	// All are read before any is used: their cache misses overlap.
+	var hashes [hashtable.BucketSlots]uint64
 	for slot, tag := range b.Tags {
-		if tag == 0 {
-			continue
+		if tag != 0 {
+			hashes[slot] = t.hashOf(b.Refs[slot])
 		}
-		if h := t.hashOf(b.Refs[slot]); old.Home(h) == home {
+	}
+	for slot, tag := range b.Tags {
+		if tag != 0 && old.Home(hashes[slot]) == home {
 			of := b.Refs[slot]
 			old.Take(home, at, slot)
-			t.next.Place(t.next.Home(h), h, of)
+			t.next.Place(t.next.Home(hashes[slot]), hashes[slot], of)
 		}
 	}
 	return more
+}
+
+// reserve makes the next growth one to room for so many references.
+func (t *buckets) reserve(entries int) {
+	n := entries*maxLoadDen/maxLoadNum/hashtable.BucketSlots + 1
+	if t.next == nil && t.ahead == nil && n > t.nextBuckets() {
+		t.ahead = mapRegion(n)
+	}
 }
 
 // chores are what [Catalog.ready] does for the table's growth while look-ups go on: nobody but who adds

@@ -98,15 +98,18 @@ func (c *Catalog) stretch(k *class, keys []connector.Key, pin *Pins) int {
 		return 0
 	}
 	var u cursor
+	var w warmer
 	for i := range keys {
 		if u.next(&keys[i]) {
 			continue
 		}
+		c.warm(&w, k, keys, i)
 		at := c.offer(k, &keys[i])
 		if at == hashtable.NoRef {
 			return i
 		}
 		object := c.seek(&u, at)
+		w.stride = u.left + 1
 		if pin != nil {
 			pin.objects = append(pin.objects, object)
 			pin.from = append(pin.from, uint16(i))
@@ -121,6 +124,46 @@ func (c *Catalog) seek(u *cursor, at ref) ref {
 	u.record = c.record(at)
 	u.left = int(c.row(object).records) - 1 - u.record.ordinal()
 	return object
+}
+
+// warmer reads ahead what a look-up will read where objects begin, all together, so that the cache misses
+// overlap. It takes the objects to be of one size. It helps, and is not needed.
+type warmer struct {
+	stride int // the records of the last object from where it was entered on, 0 before the first
+	until  int // what begins before this key was read
+	read   uint64
+}
+
+// warmGroup objects are read ahead together.
+const warmGroup = 16
+
+// warm is called where the object of keys[i] is to be found.
+func (c *Catalog) warm(w *warmer, k *class, keys []connector.Key, i int) {
+	if i < w.until || w.stride == 0 {
+		return
+	}
+	var buckets [warmGroup]*hashtable.Bucket
+	var first [warmGroup]uint64
+	var tags [warmGroup]uint8
+	var refs [warmGroup]ref
+	n := 0
+	for ; n < warmGroup && i < len(keys); i += w.stride {
+		h := k.hash(&keys[i])
+		r, at := c.hash.home(h)
+		buckets[n], tags[n], first[n] = &r.Buckets[at], hashtable.TagOf(h), r.Buckets[at].FirstTags()
+		n++
+	}
+	w.until = i
+	for j := range n {
+		if refs[j] = buckets[j].Candidate(first[j], tags[j]); refs[j] != hashtable.NoRef {
+			first[j] = uint64(c.record(refs[j]).at)
+		}
+	}
+	for j := range n {
+		if refs[j] != hashtable.NoRef && first[j]&isRow == 0 {
+			w.read ^= uint64(c.row(refs[j] - ref(first[j]&ordinalMask) - rowUnits).flags)
+		}
+	}
 }
 
 // offer returns a record that is offered, or NoRef.

@@ -78,6 +78,7 @@ func TestMemoryIsUsedAgain(t *testing.T) {
 			most = max(most, c.Stats().IndexBytes)
 		}
 	}
+	audit(t, c)
 	records := 0
 	for i := range live {
 		o := &live[i]
@@ -133,6 +134,7 @@ func TestPinnedObjectsDoNotMove(t *testing.T) {
 		t.Errorf("%+v, %v", info, ok)
 	}
 	wantPrefix(t, c, first, 16)
+	audit(t, c)
 }
 
 func TestTheColdestAreLeftOutWhereMemoryIsShort(t *testing.T) {
@@ -198,6 +200,7 @@ func TestTheColdestAreLeftOutWhereMemoryIsShort(t *testing.T) {
 			}
 		}
 	}
+	audit(t, c)
 	if len(offered) != int(s.Records) {
 		t.Errorf("%d records by events, %d are offered", len(offered), s.Records)
 	}

@@ -152,6 +152,7 @@ func (m *model) has(shard connector.Shard, payload uint32, key connector.Key, f 
 
 func (m *model) check() {
 	m.Helper()
+	audit(m, m.c)
 	m.checkSums()
 	for s := range connector.Shard(2) {
 		payload := uint32(m.c.PayloadBytes(testSpace, s))
@@ -292,9 +293,9 @@ func (m *model) checkEvents() {
 
 // TestCatalogBehavesLikeMaps applies random lists in random sequence, some again and again.
 func TestCatalogBehavesLikeMaps(t *testing.T) {
-	for round := range 20 {
+	for round := range 6 {
 		m := newModel(t, round)
-		for range 60 {
+		for range 40 {
 			if m.g.IntN(10) == 0 {
 				o := m.objects[m.g.IntN(len(m.objects))].ID
 				_, removed := m.removed[o]
@@ -312,7 +313,7 @@ func TestCatalogBehavesLikeMaps(t *testing.T) {
 
 // TestEverySequenceOfListsGivesOneCatalog applies the same lists in two sequences.
 func TestEverySequenceOfListsGivesOneCatalog(t *testing.T) {
-	for round := range 20 {
+	for round := range 6 {
 		m := newModel(t, round)
 		var first []Info
 		for range 3 {

@@ -42,9 +42,18 @@ type Trailer struct {
 // AppendTail ends a data object: it appends the footer and the trailer to its slots. It sets the
 // object's Bytes, and returns [ErrInvalid] if the slots are not those that the object tells of.
 func (o *Object) AppendTail(slots []byte, bucket BucketID, ring *seal.Ring) ([]byte, error) {
-	bytes := int64(len(slots)) + o.footerBytes() + TrailerBytes
-	if len(slots)%Unit != 0 || len(slots) > MaxSlotsBytes || bytes > MaxObjectBytes {
-		return nil, fmt.Errorf("data object %s: %w: %d bytes of slots", o.ID, ErrInvalid, len(slots))
+	tail, err := o.Tail(int64(len(slots)), bucket, ring)
+	if err != nil {
+		return nil, err
+	}
+	return append(slots, tail...), nil
+}
+
+// Tail is what [Object.AppendTail] appends to slots of that many bytes.
+func (o *Object) Tail(slots int64, bucket BucketID, ring *seal.Ring) ([]byte, error) {
+	bytes := slots + o.footerBytes() + TrailerBytes
+	if slots%Unit != 0 || slots > MaxSlotsBytes || bytes > MaxObjectBytes {
+		return nil, fmt.Errorf("data object %s: %w: %d bytes of slots", o.ID, ErrInvalid, slots)
 	}
 	o.Bytes = uint32(bytes)
 	l := List{Name: DataName(o.ID), Bucket: bucket, Objects: []Object{*o}}
@@ -53,13 +62,13 @@ func (o *Object) AppendTail(slots []byte, bucket BucketID, ring *seal.Ring) ([]b
 		return nil, err
 	}
 	t := Trailer{
-		Object: o.ID, FooterOffset: int64(len(slots)), FooterBytes: uint32(len(footer)),
+		Object: o.ID, FooterOffset: slots, FooterBytes: uint32(len(footer)),
 		Records: uint32(len(o.Records)), FooterSum: xxh3.Hash(footer),
 	}
 	if ring != nil {
 		t.KeyID = ring.KeyID()
 	}
-	return t.append(append(slots, footer...)), nil
+	return t.append(footer), nil
 }
 
 func (t *Trailer) append(b []byte) []byte {

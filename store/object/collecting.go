@@ -1,0 +1,118 @@
+package object
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/kvconn/kvconn/store/object/bucket"
+	"github.com/kvconn/kvconn/store/object/collect"
+	"github.com/kvconn/kvconn/store/object/follow"
+	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/steward"
+)
+
+const (
+	// collectEvery is how often the steward looks for what is to be removed, orphansEvery for what is in no list,
+	// and orphansFirst when it does so first.
+	collectEvery = time.Minute
+	orphansEvery = 24 * time.Hour
+	orphansFirst = time.Hour
+)
+
+// collecting has the steward of the bucket keep it within its cap. Its methods are called while this node holds the
+// lease, from one goroutine.
+type collecting struct {
+	t         *Tier
+	collector *collect.Collector
+	log       func(context.Context, *format.List) error
+	passed    time.Time // the last pass
+	orphans   time.Time // the next look for orphans
+	said      string
+}
+
+var (
+	_ steward.Collector = (*collecting)(nil)
+	_ collect.Steward   = (*collecting)(nil)
+)
+
+func newCollecting(t *Tier) (*collecting, error) {
+	o := collect.Options{MaxBytes: t.o.MaxBytes, MaxAge: t.o.MaxAge, Grace: t.o.Grace, Logger: t.o.Logger}
+	if o.MaxBytes == NoBytes {
+		o.MaxBytes = 0
+	}
+	if o.MaxAge == NoAge {
+		o.MaxAge = 0
+	}
+	c := &collecting{t: t, orphans: time.Now().Add(orphansFirst)}
+	var err error
+	c.collector, err = collect.New(t.bucket, t.catalog, c, bucketClock{t}, o)
+	return c, err
+}
+
+// Collect implements [steward.Collector].
+func (c *collecting) Collect(ctx context.Context, log func(context.Context, *format.List) error) error {
+	if time.Since(c.passed) < collectEvery {
+		return nil
+	}
+	c.log = log
+	err := c.collector.Pass(ctx)
+	if err == nil && time.Now().After(c.orphans) {
+		if _, err = c.collector.Orphans(ctx); err == nil {
+			c.orphans = time.Now().Add(orphansEvery)
+		}
+	}
+	c.passed = time.Now()
+	if err == nil || ctx.Err() != nil {
+		c.said = ""
+		return err
+	}
+	if text := err.Error(); text != c.said {
+		c.said = text
+		c.t.o.Logger.Warn("object tier: the bucket cannot be kept within its bounds; tried again", slog.Any("error", err), slog.String("remedy", bucket.Remedy(err)))
+	}
+	return err
+}
+
+// Merge implements [collect.Steward]: the steward has merged what waited before it called Collect.
+func (c *collecting) Merge(ctx context.Context, removed []format.Removal, deleted []format.ObjectID) error {
+	if len(removed)+len(deleted) > 0 {
+		if err := c.log(ctx, &format.List{Removed: removed, Deleted: deleted}); err != nil {
+			return err
+		}
+	}
+	return c.t.follower.CatchUp(ctx)
+}
+
+// Holds implements [collect.Steward].
+func (c *collecting) Holds(ctx context.Context) error {
+	var l format.List // says nothing; who may put it is the steward, as far as it knows
+	if err := c.log(ctx, &l); err != nil {
+		return err
+	}
+	b, _, err := follow.Read(ctx, c.t.bucket, format.LeaseFile, format.KindLease)
+	if err != nil {
+		return fmt.Errorf("read the lease: %w", err)
+	}
+	lease, err := format.DecodeLease(b)
+	if err == nil && lease.Writer != l.Writer {
+		err = errors.New("another node has the lease")
+	}
+	return err
+}
+
+// bucketClock is the clock that ages are told by.
+type bucketClock struct{ t *Tier }
+
+// Now implements [collect.Clock].
+func (c bucketClock) Now() format.Seconds {
+	if c.t.o.now == nil && c.t.bucket.Now().IsZero() {
+		return 0
+	}
+	return c.t.now()
+}
+
+// Skew implements [collect.Clock].
+func (c bucketClock) Skew() time.Duration { return c.t.bucket.Skew() }

@@ -1,0 +1,83 @@
+package object
+
+import (
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/kvconn/kvconn/store/object/bucket"
+	"github.com/kvconn/kvconn/store/object/format"
+)
+
+// work follows the bucket and tells it what this node does, until the tier closes.
+func (t *Tier) work() {
+	if !t.try() {
+		return
+	}
+	var all sync.WaitGroup
+	defer all.Wait()
+	all.Go(func() { _ = t.follower.Run(t.ctx) })
+	all.Go(func() { _ = t.outbox.Run(t.ctx) })
+	for t.readOnly.Load() && t.sleep(t.o.RetryMax) {
+		_ = t.tryOnce()
+	}
+	if t.ctx.Err() == nil {
+		_ = t.steward.Run(t.ctx)
+	}
+}
+
+// try finds out what the bucket's server can do, as often as it takes. It reports false if the tier closes first.
+func (t *Tier) try() bool {
+	said := ""
+	for pause := t.o.RetryMin; ; pause = min(2*pause, t.o.RetryMax) {
+		err := t.tryOnce()
+		if err == nil || t.readOnly.Load() {
+			if said != "" || err != nil {
+				t.o.Logger.Info("object tier: the bucket can be reached", slog.String("bucket", t.bucket.String()), slog.Bool("read_only", err != nil))
+			}
+			return true
+		}
+		if t.ctx.Err() != nil {
+			return false
+		}
+		if err.Error() != said {
+			said = err.Error()
+			t.warn("object tier: the bucket cannot be used; this node serves without it and tries again", err)
+		}
+		if !t.sleep(pause) {
+			return false
+		}
+	}
+}
+
+// tryOnce tries to write. What the bucket refuses to write can perhaps be read.
+func (t *Tier) tryOnce() error {
+	err := t.bucket.Try(t.ctx, format.ProbeName(t.outbox.Writer()).String())
+	was := t.readOnly.Swap(errors.Is(err, bucket.ErrDenied))
+	if is := t.readOnly.Load(); is && !was {
+		t.warn("object tier: the bucket refuses writes; this node reads what others write", err)
+	} else if was && err == nil {
+		t.o.Logger.Info("object tier: the bucket can be written", slog.String("bucket", t.bucket.String()))
+	}
+	return err
+}
+
+func (t *Tier) warn(what string, err error) {
+	t.o.Logger.Warn(what, slog.String("bucket", t.bucket.String()), slog.Any("error", err), slog.String("remedy", bucket.Remedy(err)))
+}
+
+// sleep waits, and reports false if the tier closes first.
+func (t *Tier) sleep(d time.Duration) bool {
+	if d <= 0 {
+		return t.ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-t.ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

@@ -1,0 +1,159 @@
+package object
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store"
+)
+
+// write is a record that is being written.
+type write struct {
+	op   *store.WriteOp
+	done func(*store.WriteOp)
+	// joined are writes of the same record that came meanwhile. The mutex of writes guards it.
+	joined []*write
+}
+
+// writes are those under way.
+type writes struct {
+	most  int64         // bytes
+	slots chan struct{} // one for each object that is sent at one time
+
+	mu     sync.Mutex
+	bytes  int64
+	flying map[store.RecordID]*write
+	ended  sync.Cond // some have
+	ends   sync.WaitGroup
+}
+
+func (w *writes) init(o *Options) {
+	w.most, w.slots, w.flying = o.WriteBytes, make(chan struct{}, o.Writes), make(map[store.RecordID]*write)
+	w.ended.L = &w.mu
+}
+
+// drain waits until all writes have ended, but not for longer than a time.
+func (w *writes) drain(most time.Duration) error {
+	late := false
+	timer := time.AfterFunc(most, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		late = true
+		w.ended.Broadcast()
+	})
+	defer timer.Stop()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(w.flying) > 0 && !late {
+		w.ended.Wait()
+	}
+	if n := len(w.flying); n > 0 {
+		return fmt.Errorf("close object tier: %d records were not written: %w", n, store.ErrTimeout)
+	}
+	return nil
+}
+
+// wait waits until nothing calls a done any more.
+func (w *writes) wait() { w.ends.Wait() }
+
+// Write implements [store.Writer]. The records of one call become objects by namespace and shard, in the sequence
+// given: consecutive blocks are best given one after the other, and as many as an object has at one time. done
+// comes when the list with the object is written. Nothing is taken while the bucket cannot be used, or is full.
+func (t *Tier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted int, err error) {
+	bucket, usable := t.follower.Bucket()
+	usable = usable && !t.readOnly.Load() && t.bucket.Available()
+	var batch []*write
+	for _, op := range ops {
+		var w *write
+		if w, err = t.accept(usable, op, done); err != nil {
+			break
+		}
+		accepted++
+		if w != nil {
+			batch = append(batch, w)
+		}
+	}
+	for _, p := range pack(batch, t.o.ObjectBytes) {
+		t.writes.ends.Go(func() { t.send(bucket, p) })
+	}
+	return accepted, err
+}
+
+// accept checks a write and counts it. It returns nil if another write is to report it, or it is done.
+func (t *Tier) accept(usable bool, op *store.WriteOp, done func(*store.WriteOp)) (*write, error) {
+	if err := checkBuffer(op.Payload); err != nil {
+		return nil, err
+	}
+	n := &t.namespaces
+	n.mu.Lock()
+	err := n.known[op.ID.Namespace].checkSize(op.ID.Namespace, op.ID.Shard, len(op.Payload))
+	n.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	at := []bool{false}
+	t.catalog.Present(op.ID.Namespace, op.ID.Shard, []connector.Key{op.ID.Key}, at)
+	bytes := int64(len(op.Payload))
+	w := &t.writes
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	other := w.flying[op.ID]
+	switch {
+	case t.closed.Load():
+		return nil, store.ErrClosed
+	case !usable:
+		return nil, fmt.Errorf("the bucket cannot be written now: %w", store.ErrBusy)
+	case other != nil:
+		other.joined = append(other.joined, &write{op: op, done: done})
+		return nil, nil
+	case at[0] && t.catalog.PayloadBytes(op.ID.Namespace, op.ID.Shard) == len(op.Payload):
+		op.Err = nil
+		w.ends.Go(func() { done(op) })
+		return nil, nil
+	case w.bytes > 0 && w.bytes+bytes > w.most:
+		return nil, fmt.Errorf("%d bytes wait to be written: %w", w.bytes, store.ErrBusy)
+	case t.catalog.Stats().Bytes+w.bytes+bytes > t.o.MaxBytes:
+		return nil, fmt.Errorf("the bucket has reached its cap of %d bytes: %w", t.o.MaxBytes, store.ErrBusy)
+	}
+	w.bytes += bytes
+	x := &write{op: op, done: done}
+	w.flying[op.ID] = x
+	return x, nil
+}
+
+// end reports writes.
+func (w *writes) end(batch []*write, err error) {
+	var all []*write
+	w.mu.Lock()
+	for _, x := range batch {
+		w.bytes -= int64(len(x.op.Payload))
+		delete(w.flying, x.op.ID)
+		all = append(append(all, x), x.joined...)
+	}
+	w.mu.Unlock()
+	for _, x := range all {
+		x.op.Err = err
+		x.done(x.op)
+	}
+	w.ended.Broadcast()
+}
+
+func checkBuffer(b []byte) error {
+	if len(b) < store.MinPayloadBytes || len(b) > store.MaxPayloadBytes || cap(b) < store.PayloadBufferSize(len(b)) ||
+		uintptr(unsafe.Pointer(unsafe.SliceData(b)))%store.BufferAlign != 0 {
+		return fmt.Errorf("payload buffer of %d bytes, capacity %d: %w", len(b), cap(b), store.ErrInvalid)
+	}
+	return nil
+}
+
+// writeError is what a write reports.
+func writeError(err error) error {
+	if err == nil || errors.Is(err, store.ErrClosed) || errors.Is(err, store.ErrBusy) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", store.ErrIO, err)
+}
