@@ -10,6 +10,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/record"
@@ -225,6 +226,15 @@ func TestWhatComesMeanwhileIsInOrder(t *testing.T) {
 		if r.Present != 2 {
 			t.Errorf("%+v", r)
 		}
+	})
+}
+
+// A list that says another prefix of a record than its header is damage.
+func TestARecordOfAnotherPrefix(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, w *world) {
+		o := w.objectOf(connector.Key{77})
+		w.log(format.List{Objects: []format.Object{o}})
+		w.want(w.check(nil), map[string]Verdict{name(o): Damaged})
 	})
 }
 
