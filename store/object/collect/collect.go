@@ -64,13 +64,6 @@ type Options struct {
 	// OrphanAge is how old an object must be that is in no list. Default 24 h: a writer puts its list
 	// within seconds, or again and again for as long as it lives.
 	OrphanAge time.Duration
-	// Every is how often to collect. Default 1 min.
-	Every time.Duration
-	// Orphans is how often to look for orphans. Default 24 h: a LIST for 1,000 objects.
-	Orphans time.Duration
-	// Verify reads all of an object that a reader says is damaged, and returns why it cannot be used, 0 if
-	// it can. Default: a report of damage is believed if the end of the object is damaged.
-	Verify func(ctx context.Context, id format.ObjectID, bytes int64) (format.Cause, error)
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger
 }
@@ -81,8 +74,6 @@ const (
 	startPercent, stopPercent = 90, 85
 	// maxSkew is what the clocks may differ by: S3 refuses requests where they differ by more.
 	maxSkew = 15 * time.Minute
-	// firstOrphans is when a new steward looks for orphans.
-	firstOrphans = time.Hour
 	// mergeTime bounds a merge with removals. A log object that came minutes after the time that is in
 	// it would take the readers of other nodes their grace.
 	mergeTime = time.Minute
@@ -96,8 +87,6 @@ const (
 func (o *Options) EnsureDefaults() {
 	o.Grace = cmp.Or(o.Grace, 15*time.Minute)
 	o.OrphanAge = cmp.Or(o.OrphanAge, 24*time.Hour)
-	o.Every = cmp.Or(o.Every, time.Minute)
-	o.Orphans = cmp.Or(o.Orphans, 24*time.Hour)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 }
 
@@ -110,13 +99,14 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("collect options: MaxAge %v: at least a minute", o.MaxAge)
 	case o.Grace < 0 || o.Grace%time.Second != 0:
 		return fmt.Errorf("collect options: Grace %v: whole seconds", o.Grace)
-	case o.OrphanAge < 0 || o.Every < 0 || o.Orphans < 0:
-		return errors.New("collect options: times are not negative")
+	case o.OrphanAge < 0:
+		return fmt.Errorf("collect options: OrphanAge %v is negative", o.OrphanAge)
 	}
 	return nil
 }
 
-// Collector collects. Its methods may be called from any goroutine; one pass runs at a time.
+// Collector collects. The steward calls Pass about once a minute, and Orphans about once a day. Its methods may be
+// called from any goroutine; one pass runs at a time.
 type Collector struct {
 	o       Options
 	client  bucket.Client
@@ -126,9 +116,8 @@ type Collector struct {
 
 	pass sync.Mutex // held for a pass
 
-	mu      sync.Mutex
-	reports map[format.ObjectID]format.Cause
-	stats   Stats
+	mu    sync.Mutex
+	stats Stats
 }
 
 // New returns a collector for a bucket.
@@ -137,43 +126,7 @@ func New(client bucket.Client, c Catalog, s Steward, clock Clock, o Options) (*C
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	return &Collector{o: o, client: client, catalog: c, steward: s, clock: clock, reports: make(map[format.ObjectID]format.Cause)}, nil
-}
-
-// Run collects until ctx ends, which is when this node is no longer the steward. What fails is tried again
-// at the next pass.
-func (c *Collector) Run(ctx context.Context) {
-	orphans := time.Now().Add(firstOrphans)
-	var said string
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(c.o.Every):
-		}
-		err := c.Pass(ctx)
-		if err == nil && time.Now().After(orphans) {
-			if _, err = c.Orphans(ctx); err == nil {
-				orphans = time.Now().Add(c.o.Orphans)
-			}
-		}
-		said = c.say(ctx, err, said)
-	}
-}
-
-// say logs an error that is another than the last.
-func (c *Collector) say(ctx context.Context, err error, before string) string {
-	if err == nil || ctx.Err() != nil {
-		return ""
-	}
-	c.mu.Lock()
-	c.stats.Failures++
-	c.mu.Unlock()
-	if text := err.Error(); text != before {
-		c.o.Logger.Warn("object tier: cannot collect; tried again", "error", err, "remedy", bucket.Remedy(err))
-		return text
-	}
-	return before
+	return &Collector{o: o, client: client, catalog: c, steward: s, clock: clock}, nil
 }
 
 // now is the bucket's time, if it can be relied on.

@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/kvconn/kvconn/store/object/catalog"
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
 const (
-	leaving = catalog.StateLeaving
 	// listObjects are listed at one time, maxOrphans are found in one look: 16 MB of memory.
 	listObjects = 10_000
 	maxOrphans  = 1 << 20

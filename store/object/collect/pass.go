@@ -2,7 +2,6 @@ package collect
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -10,22 +9,21 @@ import (
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
-// Pass removes what is lost, what nobody used for long, and what is beyond the cap, and deletes what was
-// removed long enough ago.
+// Pass removes what nobody used for long, and what is beyond the cap, and deletes what was removed long enough
+// ago.
 func (c *Collector) Pass(ctx context.Context) error {
 	c.pass.Lock()
 	defer c.pass.Unlock()
 	if _, err := c.now(); err != nil {
 		return err
 	}
-	lost := c.removeLost(ctx) // keeps nobody from the rest: anybody may report what cannot be looked at
 	if err := c.removeOld(ctx); err != nil {
 		return err
 	}
 	if err := c.removeCold(ctx); err != nil {
 		return err
 	}
-	return errors.Join(c.deleteRemoved(ctx), lost)
+	return c.deleteRemoved(ctx)
 }
 
 // removeOld removes what was not used for long.
@@ -71,15 +69,10 @@ func (c *Collector) remove(ctx context.Context, ids []format.ObjectID, why forma
 			return fmt.Errorf("remove %d objects (%v): %w", len(part), why, err)
 		}
 		c.count(func(s *Stats) {
-			switch n := uint64(len(part)); why {
-			case format.CauseCap:
-				s.RemovedCap += n
-			case format.CauseAge:
-				s.RemovedAge += n
-			case format.CauseLost:
-				s.RemovedLost += n
-			case format.CauseDamaged:
-				s.RemovedDamaged += n
+			if why == format.CauseCap {
+				s.RemovedCap += uint64(len(part))
+			} else {
+				s.RemovedAge += uint64(len(part))
 			}
 		})
 	}

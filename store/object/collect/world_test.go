@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -128,6 +129,27 @@ func (c *cutter) List(ctx context.Context, prefix, after string, most int) (all 
 
 func (c *cutter) Delete(ctx context.Context, names []string) error {
 	return c.cut(func() error { return c.Client.Delete(ctx, names) })
+}
+
+// passes has the node collect each minute, and counts.
+func (n *node) passes() (count *atomic.Int64, stop func()) {
+	ctx, cancel := context.WithCancel(n.w.t.Context())
+	count = new(atomic.Int64)
+	go func() {
+		for ctx.Err() == nil {
+			if n.Pass(ctx) == nil {
+				count.Add(1)
+			}
+			select {
+			case <-time.After(time.Minute):
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return count, func() {
+		cancel()
+		synctest.Wait()
+	}
 }
 
 // Merge is [Steward].

@@ -92,7 +92,15 @@ func (c *check) look(ctx context.Context, t task) {
 
 // verify verifies all of an object.
 func (c *check) verify(ctx context.Context, t task) error {
-	records, bytes, err := c.o.Verifier.Object(ctx, t.id, t.bytes)
+	o, err := c.o.Verifier.Tail(ctx, t.id, t.bytes)
+	if err != nil {
+		return err
+	}
+	return c.verifyRecords(ctx, o)
+}
+
+func (c *check) verifyRecords(ctx context.Context, o *format.Object) error {
+	records, bytes, err := c.o.Verifier.Records(ctx, o)
 	c.count(func(r *Report) { r.Records += int64(records); r.RecordBytes += bytes })
 	return err
 }
@@ -137,7 +145,7 @@ func (c *check) settleMissing(ctx context.Context) error {
 func (c *check) lookAtOrphan(ctx context.Context, t task, name string) {
 	o, err := c.o.Verifier.Tail(ctx, t.id, t.bytes)
 	if err == nil && c.o.Payload {
-		err = c.verify(ctx, t)
+		err = c.verifyRecords(ctx, o)
 	}
 	switch {
 	case ctx.Err() != nil || VerdictOf(err) == Missing: // deleted meanwhile

@@ -4,12 +4,12 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/record"
@@ -228,6 +228,15 @@ func TestWhatComesMeanwhileIsInOrder(t *testing.T) {
 	})
 }
 
+// A list that says another prefix of a record than its header is damage.
+func TestARecordOfAnotherPrefix(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, w *world) {
+		o := w.objectOf(connector.Key{77})
+		w.log(format.List{Objects: []format.Object{o}})
+		w.want(w.check(nil), map[string]Verdict{name(o): Damaged})
+	})
+}
+
 // failing fails reads of an object.
 type failing struct {
 	bucket.Client
@@ -319,22 +328,21 @@ func (s *slow) Get(ctx context.Context, name string, from, bytes int64) (*bucket
 	return s.Client.Get(ctx, name, from, bytes)
 }
 
-// The collector asks before it removes what a reader has reported.
-func TestCauses(t *testing.T) {
-	inBubble(t, nil, func(t *testing.T, w *world) {
+// The steward asks before it removes what a reader has reported.
+func TestVerifyKnowsDamage(t *testing.T) {
+	inBubble(t, testRing(t, 1), func(t *testing.T, w *world) {
 		v := w.options().Verifier
-		var got []format.Cause
-		whole, gone, flipped, cut := w.object(), w.object(), w.object(), w.object()
+		whole, gone, flipped := w.object(), w.object(), w.object()
 		w.remove(name(gone))
 		w.change(name(flipped), 2*format.Unit)
-		w.put(name(cut), w.get(name(cut))[:30000])
-		for _, o := range []format.Object{whole, gone, flipped, cut} {
-			cause, err := v.Cause(t.Context(), o.ID, int64(o.Bytes))
-			w.must(err)
-			got = append(got, cause)
+		for o, want := range map[*format.Object]error{&whole: nil, &gone: bucket.ErrMissing, &flipped: format.ErrBad} {
+			if err := v.Verify(t.Context(), o); !errors.Is(err, want) {
+				t.Errorf("%v, want %v", err, want)
+			}
 		}
-		if want := []format.Cause{0, format.CauseLost, format.CauseDamaged, format.CauseDamaged}; !slices.Equal(got, want) {
-			t.Errorf("causes %v, want %v", got, want)
+		v.Opener.Ring = testRing(t, 2)
+		if err := v.Verify(t.Context(), &whole); err != nil {
+			t.Errorf("of another key: %v", err)
 		}
 	})
 }

@@ -46,7 +46,7 @@ func VerdictOf(err error) Verdict {
 		return OtherKey
 	case errors.Is(err, format.ErrForeign):
 		return Foreign
-	case format.Damaged(err), errors.Is(err, format.ErrTooLarge), errors.Is(err, errRecord):
+	case format.Damaged(err), errors.Is(err, format.ErrTooLarge):
 		return Damaged
 	}
 	return ""

@@ -13,10 +13,7 @@ import (
 	"github.com/kvconn/kvconn/store/seal"
 )
 
-var (
-	errSize   = errors.New("another size than the lists say")
-	errRecord = errors.New("a record is damaged")
-)
+var errSize = errors.New("another size than the lists say")
 
 // tailBytes are read from the end of an object: the footers of most fit.
 const tailBytes = 64 << 10
@@ -66,15 +63,11 @@ func (v *Verifier) end(ctx context.Context, id format.ObjectID, bytes, n int64) 
 	return b, err
 }
 
-// Object verifies all of an object, which has this many bytes in all. It returns how many records and bytes
-// of them are intact; the error is about the first thing that is not.
-func (v *Verifier) Object(ctx context.Context, id format.ObjectID, bytes int64) (records int, read int64, err error) {
-	o, err := v.Tail(ctx, id, bytes)
-	if err != nil {
-		return 0, 0, err
-	}
+// Records verifies the records of an object, which [Verifier.Tail] has read. It returns how many records, and
+// bytes of them, are intact; the error is about the first thing that is not.
+func (v *Verifier) Records(ctx context.Context, o *format.Object) (records int, read int64, err error) {
 	last, size := o.Slot(len(o.Records) - 1)
-	body, err := v.Client.Get(ctx, format.DataName(id).String(), 0, last+size)
+	body, err := v.Client.Get(ctx, format.DataName(o.ID).String(), 0, last+size)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -135,19 +128,16 @@ func recordError(err error) error {
 	if VerdictOf(err) != "" {
 		return err
 	}
-	return fmt.Errorf("%w: %w", errRecord, err)
+	return fmt.Errorf("%w: %w", format.ErrBad, err)
 }
 
-// Cause is why an object cannot be used, 0 if it can: for the collector, which does not believe reports.
-func (v *Verifier) Cause(ctx context.Context, id format.ObjectID, bytes int64) (format.Cause, error) {
-	_, _, err := v.Object(ctx, id, bytes)
+// Verify reads all records of an object, and returns an error that wraps [format.ErrBad] if one is damaged: for the
+// steward, which does not believe reports. What it cannot judge, of another key or program, is not damaged.
+func (v *Verifier) Verify(ctx context.Context, o *format.Object) error {
+	_, _, err := v.Records(ctx, o)
 	switch VerdictOf(err) {
-	case Missing:
-		return format.CauseLost, nil
-	case Damaged, WrongSize, Foreign:
-		return format.CauseDamaged, nil
-	case "":
-		return 0, err
+	case Newer, OtherKey, Unsealed:
+		return nil
 	}
-	return 0, nil
+	return err
 }

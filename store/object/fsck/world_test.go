@@ -110,10 +110,16 @@ func (w *world) change(name string, at int) {
 // object writes a data object.
 func (w *world) object() format.Object {
 	w.t.Helper()
+	return w.objectOf(connector.Key{})
+}
+
+// objectOf writes a data object whose list has a parent of the first record.
+func (w *world) objectOf(of connector.Key) format.Object {
+	w.t.Helper()
 	w.counter++
 	o := format.Object{
 		ID: format.NewObjectID(w.writer, w.counter), Namespace: connector.NamespaceDigest{1}, PayloadBytes: payloadBytes,
-		Created: w.now(), Used: w.now(), Runs: []format.Run{{}},
+		Created: w.now(), Used: w.now(), Runs: []format.Run{{Parent: of}},
 	}
 	builder := record.Builder{Ring: w.ring}
 	var slots []byte

@@ -81,11 +81,7 @@ func checkQueue(t *testing.T, q *queue, queued map[connector.Key]bool) {
 				t.Fatal("a record was lost")
 			}
 		}
-		for parent, e := range l.orphans {
-			if p := l.byKey[parent]; p != 0 && p != e {
-				t.Fatal("a child is an orphan though its parent is there")
-			}
-		}
+		checkFamilies(t, q, l)
 		records += n
 	}
 	if q.records != records || q.bytes != int64(records)*payloadBytes {
@@ -93,6 +89,31 @@ func checkQueue(t *testing.T, q *queue, queued map[connector.Key]bool) {
 	}
 	if len(queued) > 0 && q.lanes[laneID{}] == nil {
 		t.Fatal("a lane was lost")
+	}
+}
+
+// checkFamilies checks that each entry is among the children of its parent, or the orphans of that.
+func checkFamilies(t *testing.T, q *queue, l *lane) {
+	t.Helper()
+	seen := 0
+	among := func(parent connector.Key, first uint32) {
+		for e, prev := first, uint32(0); e != 0; e, prev = q.entries[e].next, e {
+			if seen++; q.entries[e].parent != parent || q.entries[e].prev != prev {
+				t.Fatal("an entry is among the children of another")
+			}
+		}
+	}
+	for parent, first := range l.orphans {
+		if p := l.byKey[parent]; p != 0 && p != first {
+			t.Fatal("a child is an orphan though its parent is there")
+		}
+		among(parent, first)
+	}
+	for k, e := range l.byKey {
+		among(k, q.entries[e].child)
+	}
+	if seen != len(l.byKey) {
+		t.Fatalf("%d of %d entries are in a family", seen, len(l.byKey))
 	}
 }
 
