@@ -96,11 +96,11 @@ type daemon struct {
 	opened, ready atomic.Bool
 	store         *disk.Store
 	// object and uploads are nil without a bucket.
-	object        *object.Tier
-	uploads       *upload.Uploader
-	chain         *store.Chain
-	backend       *backend
-	server        *server.Server
+	object  *object.Tier
+	uploads *upload.Uploader
+	chain   *store.Chain
+	backend *backend
+	server  *server.Server
 	// publisher is nil if no events are published.
 	publisher *publish.Publisher
 	// residency is the stream of what the store holds.

@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
+	"github.com/kvconn/kvconn/store/object/upload"
 	"github.com/kvconn/kvconn/store/residency"
 	"github.com/kvconn/kvconn/store/residency/publish"
 	"github.com/kvconn/kvconn/worker"
@@ -75,6 +76,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		{"RequestStats", reflect.TypeFor[leader.Stats](), false}, {"TransferStats", reflect.TypeFor[worker.Stats](), false},
 		{"HostStats", reflect.TypeFor[host.Stats](), false},
 		{"StoreStats", reflect.TypeFor[disk.Stats](), false},
+		{"ObjectStatus", reflect.TypeFor[ObjectStatus](), false}, {"UploadStatus", reflect.TypeFor[upload.Stats](), false},
 	} {
 		s, ok := schemas[c.name]
 		if !ok {

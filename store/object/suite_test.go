@@ -79,7 +79,7 @@ type quick struct{ start time.Time }
 func (q quick) time() time.Time { return q.start.Add(time.Since(q.start) * 3_600_000) }
 
 // Now and Skew implement [collect.Clock].
-func (q quick) Now() format.Seconds { return format.Seconds(q.time().Unix()) }
+func (q quick) Now() format.Seconds { return format.SecondsOf(q.time()) }
 func (q quick) Skew() time.Duration { return 0 }
 
 // soon has what was removed forgotten at once, on this node alone.

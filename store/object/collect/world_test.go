@@ -264,7 +264,7 @@ func (n *node) use(id format.ObjectID) {
 // Now is [Clock], as is Skew.
 func (n *node) Now() format.Seconds {
 	if now := n.bucket.Now(); !now.IsZero() {
-		return format.Seconds(now.Unix())
+		return format.SecondsOf(now)
 	}
 	return 0
 }

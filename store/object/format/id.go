@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"math"
+	"time"
 
 	"github.com/zeebo/xxh3"
 )
@@ -25,6 +27,15 @@ type Sum [sumBytes]byte
 
 // Seconds is a time by the clock of the bucket: seconds since 1970, in UTC.
 type Seconds uint32
+
+// SecondsOf is a time that a bucket's answer had. 0 stands for one that is not known, or is out of range.
+func SecondsOf(t time.Time) Seconds {
+	s := t.Unix()
+	if s < 0 || s > math.MaxUint32 {
+		return 0
+	}
+	return Seconds(s)
+}
 
 // MaxCounter is the greatest counter in an [ObjectID], and the greatest sequence of a writer.
 const MaxCounter = 1<<48 - 1

@@ -66,7 +66,7 @@ func inBubble(t *testing.T, ring *seal.Ring, f func(t *testing.T, w *world)) {
 	})
 }
 
-func (w *world) now() format.Seconds { return format.Seconds(time.Now().Unix()) }
+func (w *world) now() format.Seconds { return format.SecondsOf(time.Now()) }
 
 func (w *world) must(err error) {
 	w.t.Helper()
