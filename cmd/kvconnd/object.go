@@ -21,7 +21,12 @@ func objectOptions(s *config.Serve) (*daemon.ObjectOptions, error) {
 	if err != nil {
 		return nil, err
 	}
+	prices, err := s.Prices()
+	if err != nil {
+		return nil, err
+	}
 	o := &daemon.ObjectOptions{
+		Prices: daemon.Prices{Write: prices[0], Read: prices[1], GBMonth: prices[2]},
 		Tier: object.Options{
 			Bucket:   bucketOptions(s),
 			MaxBytes: boundOr(int64(s.ObjectMaxBytes), object.NoBytes), MaxAge: boundOr(s.ObjectMaxAge, object.NoAge),

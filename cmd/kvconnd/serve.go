@@ -55,6 +55,11 @@ func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams)
 		return fmt.Errorf("settings: %w", err) // checkSettings has found it before
 	}
 	o.Object = object
+	ring, err := loadKeys(c.KeyFile)
+	if err != nil {
+		return err
+	}
+	o.Ring = ring
 	notify, err := sdnotify.FromEnvironment(os.Getenv, os.Getpid())
 	if err != nil {
 		o.Logger.Warn("the service manager is not told how the daemon does", "err", err,

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"math"
 	"net/http/httptest"
 	"os"
 	"regexp"
@@ -16,6 +17,8 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
+	"github.com/kvconn/kvconn/store/object"
+	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/worker"
 )
 
@@ -43,7 +46,11 @@ func example() *reading {
 		store:  disk.Stats{Records: 7},
 		tiers:  []TierStatus{{Tier: "host", Hits: 5}, {Tier: "disk", UsedBytes: 1 << 20, Hits: 9, LoadBytesPerS: 2e9}},
 		models: []modelTotals{*m},
+		object: &ObjectStatus{Stats: object.Stats{Stats: bucket.Stats{
+			Requests: map[string]uint64{string(bucket.Put): 10, string(bucket.Get): 100}, Errors: map[string]uint64{"missing": 1},
+		}, ObjectBytes: 73e9}},
 	}
+	r.object.estimate(Prices{Write: 5, Read: 0.4, GBMonth: 0.025}, time.Hour)
 	r.health.Reasons = []health.Reason{{Code: "no_room"}}
 	r.sum.Worker.LoadSeconds = 1.5
 	r.sum.Leader.DecisionsTrimmed = 3
@@ -69,9 +76,21 @@ func TestMetricsFollowTheNamingRulesAndHaveHelp(t *testing.T) {
 	}
 }
 
+func TestCostOfABucket(t *testing.T) {
+	s := example().object
+	if got, want := s.StorageDollarsPerDay, 0.06; math.Abs(got-want) > 1e-9 {
+		t.Errorf("storage: %v dollars a day, want %v", got, want)
+	}
+	s.estimate(Prices{Write: 5, Read: 0.4}, 0)
+	if got, want := s.RequestDollarsPerDay, 0.00009*24*60; math.Abs(got-want) > 1e-9 {
+		t.Errorf("requests just after the start: %v dollars a day, want %v", got, want)
+	}
+}
+
 func TestMetricsHaveTheValuesOfTheReading(t *testing.T) {
 	text := scrape(t, example())
 	for _, want := range []string{
+		"kvconn_object_request_cost_dollars_per_day 0.00216", `kvconn_object_requests_total{kind="get"} 100`,
 		"kvconn_store_records 7", `kvconn_tier_used_bytes{tier="disk"} 1.048576e+06`, `kvconn_tier_load_bytes_per_second{tier="disk"} 2e+09`,
 		`kvconn_tier_hit_records_total{tier="disk"} 9`, `kvconn_tier_hit_records_total{tier="host"} 5`, `kvconn_model_queried_tokens_total{model="m"} 100`,
 		`kvconn_model_offered_tokens_total{model="m"} 64`, `kvconn_model_loaded_bytes_total{model="m"} 4096`,

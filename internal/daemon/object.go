@@ -18,7 +18,12 @@ import (
 type ObjectOptions struct {
 	Tier   object.Options
 	Upload upload.Options
+	Prices Prices
 }
+
+// Prices are what a provider asks, in dollars: for a million requests that write or list, for a million that
+// read, and for a GB that is kept for a month.
+type Prices struct{ Write, Read, GBMonth float64 }
 
 // maxDrain bounds the part of a stop that uploads get: the store needs the rest. What is left is found at
 // the next start.
@@ -31,6 +36,7 @@ func (d *daemon) openChain() (*store.Chain, error) {
 		return store.NewChain(d.store), nil
 	}
 	to, uo := d.opts.Object.Tier, d.opts.Object.Upload
+	to.Ring = d.opts.Ring
 	to.Logger, to.Bucket.Logger, uo.Logger = d.opts.Logger, d.opts.Logger, d.opts.Logger
 	var uploads atomic.Pointer[upload.Uploader]
 	to.Emptied = func() {
@@ -70,11 +76,30 @@ func (d *daemon) closeUploads() {
 type ObjectStatus struct {
 	object.Stats `metric:""`
 	Upload       upload.Stats `json:"upload" metric:""`
+	// Estimates, in dollars a day: this node's requests go on as since the start, and the bucket stays as it is.
+	RequestDollarsPerDay float64 `json:"request_dollars_per_day" metric:"request_cost_dollars_per_day" help:"Estimated cost of this node's requests to the bucket."`
+	StorageDollarsPerDay float64 `json:"storage_dollars_per_day" metric:"storage_cost_dollars_per_day" help:"Estimated cost of what all nodes keep in the bucket."`
 }
 
-func (d *daemon) objectStatus() *ObjectStatus {
+func (d *daemon) objectStatus(now time.Time) *ObjectStatus {
 	if d.object == nil {
 		return nil
 	}
-	return &ObjectStatus{Stats: d.object.Stats(), Upload: d.uploads.Stats()}
+	s := &ObjectStatus{Stats: d.object.Stats(), Upload: d.uploads.Stats()}
+	s.estimate(d.opts.Object.Prices, now.Sub(d.started))
+	return s
+}
+
+// estimate says what the bucket costs.
+func (s *ObjectStatus) estimate(p Prices, up time.Duration) {
+	const million, gb, daysOfMonth = 1e6, 1e9, 365.0 / 12
+	requests := func(kinds ...bucket.Kind) (n float64) {
+		for _, k := range kinds {
+			n += float64(s.Requests[string(k)])
+		}
+		return n
+	}
+	spent := (requests(bucket.Put, bucket.List)*p.Write + requests(bucket.Get, bucket.Location)*p.Read) / million
+	s.RequestDollarsPerDay = spent / max(up, time.Minute).Hours() * 24
+	s.StorageDollarsPerDay = float64(s.ObjectBytes+s.LeavingBytes) / gb * p.GBMonth / daysOfMonth
 }

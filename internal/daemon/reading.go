@@ -47,7 +47,7 @@ func (d *daemon) read(now time.Time) *reading {
 			s := d.publisher.Stats()
 			r.publish = &s
 		}
-		r.object = d.objectStatus()
+		r.object = d.objectStatus(now)
 		r.tiers = statusOf(d.backend.levels)
 		r.engines, r.ranks, r.models = d.backend.status(now)
 		for i := range r.models {
