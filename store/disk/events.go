@@ -6,7 +6,6 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk/index"
 	"github.com/kvconn/kvconn/store/disk/journal"
 	"github.com/kvconn/kvconn/store/eventlog"
 	"github.com/kvconn/kvconn/store/record"
@@ -63,16 +62,6 @@ func (s residents) Records(f func(store.Resident) error) error {
 		}
 		return f(store.Resident{ID: store.RecordID{Namespace: ns, Shard: r.Shard, Key: r.Key}, Parent: r.Parent})
 	})
-}
-
-// stored is the event of a record that was added.
-func stored(id index.ID, parent connector.Key) eventlog.Event {
-	return eventlog.Event{Key: id.Key, Parent: parent, Namespace: uint32(id.Namespace), Shard: id.Shard, Kind: uint8(store.EventStored)}
-}
-
-// removed is the event of a record that is gone.
-func removed(id index.ID) eventlog.Event {
-	return eventlog.Event{Key: id.Key, Namespace: uint32(id.Namespace), Shard: id.Shard, Kind: uint8(store.EventRemoved)}
 }
 
 // SubscribeAfter implements [store.Events].

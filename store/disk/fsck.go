@@ -205,7 +205,7 @@ func (f *fsck) checkRecords(ctx context.Context) error {
 			c := newChecker(f.s, f.o.Payload)
 			for ctx.Err() == nil {
 				run := next.Add(1) - 1
-				g, first, slots := runOf(segments, run)
+				g, first, slots := segment.Run(segments, fsckRun, run)
 				if g == nil {
 					return
 				}
@@ -221,19 +221,6 @@ func (f *fsck) checkRecords(ctx context.Context) error {
 		f.o.Progress(total, total)
 	}
 	return nil
-}
-
-// runOf returns the nth run of slots of all segments, or nil.
-func runOf(segments []*segment.Segment, n int64) (g *segment.Segment, first, slots uint32) {
-	for _, g := range segments {
-		runs := (int64(g.Slots) + fsckRun - 1) / fsckRun
-		if n < runs {
-			first = uint32(n) * fsckRun
-			return g, first, min(fsckRun, g.Slots-first)
-		}
-		n -= runs
-	}
-	return nil, 0, 0
 }
 
 func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment.Segment, first, slots uint32, done *atomic.Int64, total int64) {

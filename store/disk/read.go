@@ -35,7 +35,7 @@ type records struct{ s *Store }
 // Locate implements readio.Records.
 func (r records) Locate(op *readio.Read) error {
 	s := r.s
-	if err := checkBuffer(op.Payload); err != nil {
+	if err := store.CheckBuffer(op.Payload); err != nil {
 		return err
 	}
 	id, known := s.resolve(&op.ID)
@@ -157,19 +157,6 @@ func (s *Store) readFailed(ref index.Ref, seq uint64, err error) (drop bool) {
 	s.opts.Logger.Warn("store: dropped a record that could not be read twice", "err", err,
 		"remedy", "look for I/O errors in the kernel's log; if it goes on, replace the disk")
 	return true
-}
-
-// checkBuffer reports an error if a payload's buffer does not keep the rules of [store.ReadOp].
-func checkBuffer(payload []byte) error {
-	switch n := len(payload); {
-	case n < store.MinPayloadBytes || n > store.MaxPayloadBytes:
-		return fmt.Errorf("payload of %d bytes: want %d to %d: %w", n, store.MinPayloadBytes, store.MaxPayloadBytes, store.ErrInvalid)
-	case !fsio.Aligned(payload):
-		return fmt.Errorf("payload buffer is not aligned to %d bytes: %w", store.BufferAlign, store.ErrInvalid)
-	case cap(payload) < fsio.AlignUp(n):
-		return fmt.Errorf("payload buffer has capacity %d, want %d: %w", cap(payload), fsio.AlignUp(n), store.ErrInvalid)
-	}
-	return nil
 }
 
 // Probe implements [store.Tier]. The read waits in the queue like any other.

@@ -132,7 +132,7 @@ func (s *Store) depthOf(op *write) uint16 {
 }
 
 func (s *Store) checkWrite(op *write) error {
-	if err := checkBuffer(op.Payload); err != nil {
+	if err := store.CheckBuffer(op.Payload); err != nil {
 		return err
 	}
 	id, known := s.resolve(&op.ID)

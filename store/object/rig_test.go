@@ -29,12 +29,12 @@ type cloud struct {
 }
 
 // inCloud runs a test where time passes at once.
-func inCloud(t *testing.T, f func(c *cloud)) {
+func inCloud(t *testing.T, f func(t *testing.T, c *cloud)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		c := &cloud{T: t, server: s3mem.New(s3mem.Options{}, "bucket")}
 		c.proxy = s3proxy.New(c.server)
-		f(c)
+		f(t, c)
 	})
 }
 

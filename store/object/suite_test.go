@@ -103,7 +103,7 @@ func TestObjectsAreATier(t *testing.T) {
 		c := &cloud{T: t, server: server, proxy: s3proxy.New(server)}
 		o := c.options(&testlog.Text{})
 		o.Bucket.Transport, o.now, o.ListPause, o.ObjectBytes = g, clock.time, time.Microsecond, 1<<20
-		o.MaxBytes = records * (format.SlotBytes(tiertest.PayloadBytes) + 400)
+		o.MaxBytes = records * (format.SlotBytes(tiertest.PayloadBytes) + 512)
 		tier, err := Open(o)
 		if err != nil {
 			t.Fatal(err)

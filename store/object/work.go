@@ -41,14 +41,22 @@ func (t *Tier) try() bool {
 		if t.ctx.Err() != nil {
 			return false
 		}
-		if err.Error() != said {
-			said = err.Error()
+		if why := cause(err); said == "" || why != said && !errors.Is(err, bucket.ErrOpen) {
+			said = why
 			t.warn("object tier: the bucket cannot be used; this node serves without it and tries again", err)
 		}
 		if !t.sleep(pause) {
 			return false
 		}
 	}
+}
+
+// cause tells errors of the bucket apart.
+func cause(err error) string {
+	if e := (*bucket.Error)(nil); errors.As(err, &e) {
+		return e.Cause.Error()
+	}
+	return err.Error()
 }
 
 // tryOnce tries to write. What the bucket refuses to write can perhaps be read.

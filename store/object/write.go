@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/object/format"
 )
 
 // write is a record that is being written.
@@ -97,7 +98,7 @@ func (t *Tier) accept(usable bool, op *store.WriteOp, done func(*store.WriteOp))
 	}
 	at := []bool{false}
 	t.catalog.Present(op.ID.Namespace, op.ID.Shard, []connector.Key{op.ID.Key}, at)
-	bytes := int64(len(op.Payload))
+	bytes := takes(op)
 	w := &t.writes
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,7 +131,7 @@ func (w *writes) end(batch []*write, err error) {
 	var all []*write
 	w.mu.Lock()
 	for _, x := range batch {
-		w.bytes -= int64(len(x.op.Payload))
+		w.bytes -= takes(x.op)
 		delete(w.flying, x.op.ID)
 		all = append(append(all, x), x.joined...)
 	}
@@ -141,6 +142,9 @@ func (w *writes) end(batch []*write, err error) {
 	}
 	w.ended.Broadcast()
 }
+
+// takes is what a record takes in the bucket at most: its slot, and its part of lists and the end of an object.
+func takes(op *store.WriteOp) int64 { return format.SlotBytes(len(op.Payload)) + 512 }
 
 func checkBuffer(b []byte) error {
 	if len(b) < store.MinPayloadBytes || len(b) > store.MaxPayloadBytes || cap(b) < store.PayloadBufferSize(len(b)) ||

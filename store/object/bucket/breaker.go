@@ -92,7 +92,7 @@ func (b *breaker) done(p pass, o outcome, why error) {
 	}
 }
 
-// settle is done without what is told about it.
+// settle is done, but for the call of opened or closed, which it returns.
 func (b *breaker) settle(p pass, o outcome, why error) (tell func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -110,7 +110,7 @@ func (b *breaker) settle(p pass, o outcome, why error) (tell func()) {
 	case b.isOpen.Load() || o == neither:
 	default:
 		b.count(o == bad)
-		if b.row >= maxRow || b.n >= window && b.bad >= window/2 {
+		if o == bad && (b.row >= maxRow || b.n >= window && b.bad >= window/2) {
 			return b.open(why)
 		}
 	}

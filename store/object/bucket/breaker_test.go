@@ -108,6 +108,25 @@ func TestBreakerOpensWhenHalfFail(t *testing.T) {
 	})
 }
 
+// What failed before does not count against a bucket that works again.
+func TestBreakerDoesNotOpenAfterASuccess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := open(t, s3mem.Options{}, func(o *Options) { o.Attempts = 1 })
+		b.mustWrite(t, "a", "1")
+		reset := s3proxy.Effect{Reset: true}
+		b.proxy.Play(s3proxy.Clause{Every: 3, Do: reset}, s3proxy.Clause{After: 1, Every: 3, Do: reset})
+		for range window - 4 { // half of a window fails
+			_, _, _ = b.read(t.Context(), "a", 0, 0)
+		}
+		b.proxy.Stop()
+		for range window {
+			if _, _, err := b.read(t.Context(), "a", 0, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
 // A bucket that hangs is not asked after two seconds, while requests that hang go to their deadlines.
 func TestBreakerOpensInSilence(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {

@@ -193,7 +193,7 @@ func (c *Catalog) Object(id format.ObjectID) (info Info, known bool) {
 	return Info{}, false
 }
 
-// Objects calls f for the objects that are known, until it returns false. Those that come meanwhile may be
+// Objects calls f for the objects that are known, until it returns false. An object that comes meanwhile may be
 // left out. f may use the catalog.
 func (c *Catalog) Objects(f func(Info) bool) {
 	var all []ref

@@ -40,7 +40,8 @@ type Options struct {
 	// Name is what [store.ReadOp].From says of records. Default "object".
 	Name string
 	// InFlightBytes bounds what is asked of the bucket and has not come. Default 64 MiB: 640 MB/s at
-	// 100 ms, and what is lost at most where loads are aborted.
+	// 100 ms, and what is lost at most where loads are aborted. It is less while the bucket delivers less than
+	// 100 MB/s.
 	InFlightBytes int64
 	// Connections bounds the requests at one time, hedges included. Default 32: HTTP/1.1 has one transfer
 	// on each, of 100 MB/s at most on AWS.

@@ -153,7 +153,7 @@ func (f *Fetcher) pick() *run {
 			q.pop()
 			f.recycle(r)
 			continue
-		case f.used >= f.o.Connections, f.inFlight > 0 && f.inFlight+r.bytes > f.o.InFlightBytes:
+		case f.used >= f.o.Connections, f.inFlight > 0 && f.inFlight+r.bytes > f.budget():
 			return nil
 		}
 		q.pop()
@@ -163,6 +163,13 @@ func (f *Fetcher) pick() *run {
 		}
 		return r
 	}
+}
+
+// budget is how much may be in flight: no more than comes in an eighth of a record's time. On a slow link all
+// records that are asked for at one time share it, and all would be late. f.mu is held.
+func (f *Fetcher) budget() int64 {
+	comes := f.speed.bytes / f.speed.seconds * f.o.Timeout.Seconds() / 8
+	return min(f.o.InFlightBytes, max(f.o.RangeBytes, int64(comes)))
 }
 
 // recycle keeps a run that is done for use again. f.mu is held.

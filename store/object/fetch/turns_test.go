@@ -97,6 +97,26 @@ func TestLargerThanTheBudget(t *testing.T) {
 	})
 }
 
+// On a slow link no more is asked for than comes in time; on a very slow one once it is known to be that.
+func TestSlowLink(t *testing.T) {
+	for rate, n := range map[int64]int{3e6: 1, 10e6: 4} {
+		inBubble(t, func(bo *bucket.Options, _ *Options) { bo.DownloadBytesPerS = rate }, func(t *testing.T, b *bench) {
+			if rate < 5e6 {
+				b.read(t.Context(), opsOf(b.put(4, 512<<10)...)...)
+			}
+			var ops []*store.ReadOp
+			for range n {
+				ops = append(ops, opsOf(b.put(32, 512<<10)...)...)
+			}
+			b.read(t.Context(), ops...)
+			want(t, nil, ops...)
+			if s := b.Speed(); s.BytesPerS < 0.8*float64(rate) || s.BytesPerS > 1.2*float64(rate) {
+				t.Errorf("%g bytes/s at a rate of %d", s.BytesPerS, rate)
+			}
+		})
+	}
+}
+
 // Reads that no load has asked for take one turn in four while loads wait, and all when none does.
 func TestTurns(t *testing.T) {
 	w := &watch{}

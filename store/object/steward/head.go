@@ -99,6 +99,14 @@ func (t *term) readHead(ctx context.Context) error {
 		t.head, t.headETag, t.headRead = h, meta.ETag, time.Now()
 		return nil
 	case errors.Is(err, bucket.ErrMissing), errors.Is(err, format.ErrForeign), format.Damaged(err):
+		// Perhaps the whole bucket was emptied: then it is not this one's any more.
+		t.s.o.Follower.Suspect()
+		if err := t.s.o.Follower.CatchUp(ctx); err != nil {
+			return err
+		}
+		if err := t.guard(); err != nil {
+			return err
+		}
 		t.headETag = meta.ETag
 		return t.rebuild(ctx, err)
 	}
