@@ -41,6 +41,7 @@ type Catalog struct {
 	// These belong to whoever has changing.
 	head         int // the slab that is filled, or -1
 	filled, dead int // units of all slabs
+	refusals     int // of objects that are left out before room is looked for again
 	leaving      []format.ObjectID
 	gone         []goneObject
 	early        map[format.ObjectID]uint32 // uses of objects that are not known yet

@@ -65,6 +65,7 @@ func TestAChainIsFoundWhileMemoryMoves(t *testing.T) {
 	c.Apply(new(format.List))
 	stop.Store(true)
 	all.Wait()
+	now.Add(retrySeconds)
 	c.Apply(new(format.List)) // what was pinned may move now
 	audit(t, c)
 	if c.dead > c.filled>>wasteShift && c.dead > slabUnits {

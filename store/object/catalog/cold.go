@@ -126,6 +126,8 @@ const (
 	spareBytes = 2*slabBytes + 2*populateBytes
 	// dropShift: an eighth of what is bounded is left out at one time.
 	dropShift = 3
+	// fewRefusals objects are left out before all are gone over again, if that was no use.
+	fewRefusals = 10_000
 )
 
 // forgetFloor has cold objects come in again where memory is not short any more.
@@ -143,9 +145,19 @@ func (c *Catalog) makeRoom(o *row) bool {
 		return false
 	case c.fits(o):
 		return true
+	case c.refusals > 0:
+		c.refusals--
+		return false
 	}
 	c.leaveOut()
-	return o.used >= c.floor && c.fits(o)
+	if o.used < c.floor {
+		return false
+	}
+	if !c.fits(o) { // what there is cannot be left out: it is pinned
+		c.refusals = fewRefusals
+		return false
+	}
+	return true
 }
 
 func (c *Catalog) fits(o *row) bool {
@@ -177,47 +189,5 @@ func (c *Catalog) leaveOut() {
 				c.tellRemoved(at, o)
 			}
 		})
-	}
-}
-
-// Object describes an object. It reports false if nothing is known of it, or its bytes are gone.
-func (c *Catalog) Object(id format.ObjectID) (info Info, known bool) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if c.closed {
-		return Info{}, false
-	}
-	if _, o := c.object(&id); o != nil && !o.is(isGone) {
-		return o.info(), true
-	}
-	return Info{}, false
-}
-
-// Objects calls f for the objects that are known, until it returns false. An object that comes meanwhile may be
-// left out. f may use the catalog.
-func (c *Catalog) Objects(f func(Info) bool) {
-	var all []ref
-	var generation uint64
-	c.change(func() {
-		generation = c.generation
-		c.each(func(at ref, _ *row) { all = append(all, at) })
-		c.holds.Add(1)
-	})
-	if all == nil {
-		return
-	}
-	defer c.holds.Add(-1)
-	for _, at := range all {
-		c.mu.RLock()
-		if c.generation != generation {
-			c.mu.RUnlock()
-			return
-		}
-		o := c.row(at)
-		known, info := !o.is(isGone|isDead), o.info()
-		c.mu.RUnlock()
-		if known && !f(info) {
-			return
-		}
 	}
 }
