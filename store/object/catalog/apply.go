@@ -1,9 +1,8 @@
 package catalog
 
 import (
-	"sync/atomic"
-
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/eventlog"
 	"github.com/kvconn/kvconn/store/hashtable"
 	"github.com/kvconn/kvconn/store/object/format"
 )
@@ -16,9 +15,6 @@ const (
 	maxTwins = 4
 	// maxEarly uses are kept of objects that are not known yet: parts are applied in any sequence.
 	maxEarly = 1 << 16
-	// goneSeconds is for how long it is known that an object was deleted: lists that still have it go an hour
-	// after they were merged.
-	goneSeconds = 2 * 3600
 )
 
 // pending is an object whose units are filled, and that nothing refers to yet.
@@ -27,15 +23,9 @@ type pending struct {
 	o  *format.Object
 }
 
-// goneObject is an object that was deleted.
-type goneObject struct {
-	id   format.ObjectID
-	when uint32 // this was heard of
-}
-
 // Apply takes in what a list says, and returns how many records are offered now that were not, and how many
 // no longer. It does not matter in which sequence lists come, nor how often. Reports of readers that found an
-// object lost are passed over: the steward looks for itself.
+// object lost are passed over: the steward looks for itself. So are objects that could not be encoded.
 func (c *Catalog) Apply(l *format.List) (added, removed int) {
 	count := func(change int) {
 		added += max(0, change)
@@ -67,12 +57,12 @@ func (c *Catalog) Apply(l *format.List) (added, removed int) {
 	return added, removed
 }
 
-// Reserve says that so many records are about to come: to take them in is quicker then. It does nothing while
+// Reserve says that n more records are about to come: it is quicker to take them in then. It does nothing while
 // the catalog grows.
-func (c *Catalog) Reserve(records int) {
+func (c *Catalog) Reserve(n int) {
 	c.change(func() {
-		most := int(c.o.IndexBytes / (unitBytes + entryBytes))
-		c.hash.reserve(c.hash.count + min(records, most) + min(records, most)/8) // and objects
+		n = min(n, int(c.o.IndexBytes/(unitBytes+entryBytes)))
+		c.hash.reserve(c.hash.count + n + n/8) // and objects
 	})
 }
 
@@ -111,6 +101,9 @@ func (c *Catalog) add(objects []format.Object) {
 	c.compact()
 	for i := range objects {
 		o := &objects[i]
+		if !wellFormed(o) {
+			continue
+		}
 		switch at, known := c.object(&o.ID); {
 		case known == nil:
 			if at, ok := c.fill(o); ok {
@@ -132,6 +125,12 @@ func (c *Catalog) add(objects []format.Object) {
 	c.ready(0)
 	clear(c.pending)
 	c.pending, c.pendingEntries = c.pending[:0], 0
+}
+
+// wellFormed reports whether references count on what is true of every object that was decoded.
+func wellFormed(o *format.Object) bool {
+	return len(o.Records) > 0 && len(o.Records) <= format.MaxObjectRecords &&
+		len(o.Runs) > 0 && len(o.Runs) <= len(o.Records) && o.Runs[0].First == 0
 }
 
 // addUse notes what a list says of an object that is present. Of one that is leaving the time is that of
@@ -190,7 +189,7 @@ func (c *Catalog) unreadable(o *row) bool {
 	return g.class == nil || !c.o.Readable(g.needs, g.codec)
 }
 
-// identify completes what is known of an object of which only the removal was.
+// identify completes what is known of an object whose removal was known alone.
 func (c *Catalog) identify(at ref, r *row, o *format.Object) {
 	group := c.groupOf(o)
 	c.mu.Lock()
@@ -280,7 +279,7 @@ func (c *Catalog) insert(k *class, at, object ref, parent connector.Key) {
 		return
 	}
 	if !known {
-		c.events = append(c.events, k.stored(r.key, parent))
+		c.events = append(c.events, eventlog.Stored(k.namespace.number, k.shard, r.key, parent))
 	}
 	c.hash.put(h, at)
 }
@@ -328,7 +327,7 @@ func (c *Catalog) tally(o *row, sign int64) {
 	}
 }
 
-// addUses notes uses. Those of objects that are not known yet are kept for a while.
+// addUses notes uses. If an object is not known yet its use is kept for a while.
 func (c *Catalog) addUses(uses []format.Use) {
 	for _, u := range uses {
 		if _, o := c.object(&u.Object); o != nil {
@@ -342,173 +341,10 @@ func (c *Catalog) addUses(uses []format.Use) {
 	}
 }
 
-// tombstone notes an object that only its removal is known of.
-func (c *Catalog) tombstone(id *format.ObjectID) (ref, *row) {
-	delete(c.early, *id)
-	at, ok := c.allocate(rowUnits)
-	if !ok {
-		return at, nil
-	}
-	o := c.row(at)
-	*o = row{id: *id, flags: isRow | isBare | isOut | isLeaving}
-	c.ready(1)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.hash.put(c.objectHash(id), at)
-	c.tally(o, 1)
-	return at, o
-}
-
-// remove takes an object out of what is offered: its bytes will go.
-func (c *Catalog) remove(r *format.Removal) {
-	at, o := c.object(&r.Object)
-	if o == nil {
-		if at, o = c.tombstone(&r.Object); o == nil {
-			return
-		}
-		c.leaving = append(c.leaving, o.id)
-	}
-	if o.is(isGone) {
-		return
-	}
-	offered, leaving := o.offered(), o.is(isLeaving)
-	c.mu.Lock()
-	c.tally(o, -1)
-	when := uint32(r.When)
-	if leaving {
-		when = max(when, o.lastUse())
-	}
-	atomic.StoreUint32(&o.used, when)
-	o.flags = o.flags&^causeMask | isLeaving | uint16(r.Cause)
-	c.tally(o, 1)
-	c.mu.Unlock()
-	if !leaving {
-		c.leaving = append(c.leaving, o.id)
-	}
-	if offered {
-		c.tellRemoved(at, o)
-	}
-}
-
-// Lost says that an object is not there, or damaged. Nothing in it is found from now on. It reports false if
-// nothing in it was offered.
-func (c *Catalog) Lost(id format.ObjectID, why format.Cause) (lost bool) {
-	c.change(func() {
-		at, o := c.object(&id)
-		if o == nil || o.is(isLost|isGone) {
-			return
-		}
-		lost = o.offered()
-		c.mu.Lock()
-		c.tally(o, -1)
-		o.flags |= isLost
-		if !o.is(isLeaving) {
-			o.flags = o.flags&^causeMask | uint16(why)
-		}
-		c.sums.LostObjects++
-		c.tally(o, 1)
-		c.mu.Unlock()
-		if lost {
-			c.tellRemoved(at, o)
-		}
-	})
-	return lost
-}
-
-// deleted takes in that the bytes of an object are gone. That is remembered for a while, in case a list
-// comes that has the object still.
-func (c *Catalog) deleted(id *format.ObjectID) {
-	at, o := c.object(id)
-	if o == nil {
-		if at, o = c.tombstone(id); o == nil {
-			return
-		}
-	}
-	if o.is(isGone) {
-		return
-	}
-	offered := o.offered()
-	c.mu.Lock()
-	c.tally(o, -1)
-	o.flags |= isGone
-	c.mu.Unlock()
-	if offered {
-		c.tellRemoved(at, o)
-	}
-	c.drop(at, o)
-	c.gone = append(c.gone, goneObject{*id, uint32(c.o.Now())})
-}
-
-// drop takes the records of an object out of the hash table.
-func (c *Catalog) drop(at ref, o *row) {
-	if o.is(isOut) {
-		return
-	}
-	c.mu.Lock()
-	c.tally(o, -1)
-	o.flags |= isOut
-	c.tally(o, 1)
-	c.mu.Unlock()
-	k := c.groups[o.group].class
-	for from := 0; from < int(o.records); from += holdEntries {
-		c.mu.Lock()
-		for i := from; i < min(from+holdEntries, int(o.records)); i++ {
-			if r := c.record(at + rowUnits + ref(i)); r.at&isLoose == 0 {
-				c.hash.cut(k.hash(&r.key), at+rowUnits+ref(i))
-			}
-		}
-		c.mu.Unlock()
-	}
-	c.waste(at, o.content())
-}
-
-// tellRemoved makes events of an object's records that nobody else offers.
-func (c *Catalog) tellRemoved(at ref, o *row) {
-	k := c.groups[o.group].class
-	for i := range c.records(at, o) {
-		r := c.record(at + rowUnits + ref(i))
-		if r.at&isLoose != 0 || r.at&isTwin != 0 && (c.offer(k, &r.key) != hashtable.NoRef || c.inSiblings(k, &r.key)) {
-			continue
-		}
-		if c.events = append(c.events, k.removed(r.key)); len(c.events) >= holdEntries {
-			c.publish()
-		}
-	}
-}
-
-// tidy forgets objects that were deleted long ago.
-func (c *Catalog) tidy() {
-	now := uint32(c.o.Now())
-	n := 0
-	for n < len(c.gone) && c.gone[n].when+goneSeconds <= now && c.forget(&c.gone[n].id) {
-		n++
-	}
-	if n > 0 {
-		c.gone = append(c.gone[:0], c.gone[n:]...)
-	}
-}
-
-// forget takes a deleted object out of the hash table. It reports false while it is pinned.
-func (c *Catalog) forget(id *format.ObjectID) bool {
-	at, o := c.object(id)
-	if o == nil {
-		return true
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if o.pinned() {
-		return false
-	}
-	c.hash.cut(c.objectHash(id), at)
-	c.waste(at, rowUnits)
-	o.flags |= isDead
-	return true
-}
-
-// ready makes memory ready for so many entries, and gives back what the growth of the hash table has left.
-func (c *Catalog) ready(entries int) {
+// ready makes memory ready for n entries, and gives back what the growth of the hash table has left.
+func (c *Catalog) ready(n int) {
 	t := &c.hash
-	t.chores(entries)
+	t.chores(n)
 	if t.emptied == nil && t.emptyBytes() < giveBytes {
 		return
 	}

@@ -11,13 +11,13 @@ import (
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
-// aMillion are lists of a million records, in objects of so many, and their chains.
-func aMillion(b *testing.B, records int) (lists []format.List, chains [][]connector.Key) {
+// aMillion are lists of a million records, in objects of n, and their chains.
+func aMillion(b *testing.B, n int) (lists []format.List, chains [][]connector.Key) {
 	g := seed.Random(b, 0)
 	for i := range 122 {
 		chain := randomKeys(g, 8192)
 		chains = append(chains, chain)
-		lists = append(lists, format.List{Objects: chainOf(uint64(10_000*i), chain, records)})
+		lists = append(lists, format.List{Objects: chainOf(uint64(10_000*i), chain, n)})
 	}
 	return lists, chains
 }

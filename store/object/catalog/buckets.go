@@ -189,11 +189,11 @@ func (t *buckets) moveFrom(at, home int) bool {
 	return more
 }
 
-// reserve makes the next growth one to room for so many references.
-func (t *buckets) reserve(entries int) {
-	n := entries*maxLoadDen/maxLoadNum/hashtable.BucketSlots + 1
-	if t.next == nil && t.ahead == nil && n > t.nextBuckets() {
-		t.ahead = mapRegion(n)
+// reserve makes the next growth one that has room for n references.
+func (t *buckets) reserve(n int) {
+	buckets := n*maxLoadDen/maxLoadNum/hashtable.BucketSlots + 1
+	if t.next == nil && t.ahead == nil && buckets > t.nextBuckets() {
+		t.ahead = mapRegion(buckets)
 	}
 }
 

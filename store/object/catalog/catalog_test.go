@@ -126,7 +126,7 @@ func TestARemovalMayComeBeforeItsObject(t *testing.T) {
 	before := c.hash.count
 	c.Apply(new(format.List))
 	if c.hash.count != before-1 {
-		t.Errorf("%d entries after %d: a deleted object is remembered for ever", c.hash.count, before)
+		t.Errorf("%d entries after %d: a deleted object is still remembered", c.hash.count, before)
 	}
 }
 
@@ -365,6 +365,22 @@ func TestWhatCannotBeReadIsNotOffered(t *testing.T) {
 	}
 }
 
+func TestObjectsThatCannotBeEncodedArePassedOver(t *testing.T) {
+	c := newCatalog(t, Options{})
+	chain := randomKeys(seed.Random(t, 0), 16)
+	bad := make([]format.Object, 4)
+	for i := range bad {
+		bad[i] = object(uint64(i), chain, 0, 16)
+	}
+	bad[0].Records = nil
+	bad[1].Runs = nil
+	bad[2].Runs[0].First = 1
+	bad[3].Records = make([]format.Record, format.MaxObjectRecords+1)
+	apply(t, c, bad, 0)
+	audit(t, c)
+	apply(t, c, []format.Object{object(5, chain, 0, 16)}, 16)
+}
+
 func TestAnEmptiedBucketIsForgotten(t *testing.T) {
 	c := newCatalog(t, Options{})
 	chain := randomKeys(seed.Random(t, 0), 5000)
@@ -442,9 +458,13 @@ func TestAClosedCatalogIsEmpty(t *testing.T) {
 
 func TestOptionsAreChecked(t *testing.T) {
 	for _, o := range []Options{{IndexBytes: 1}, {IndexBytes: -1}, {EventBytes: 1}, {Grace: -1}, {UseInterval: -1}} {
+		o.Now = new(clock).read
 		if _, err := New(o); err == nil {
-			t.Errorf("%+v is accepted", o)
+			t.Error("it is accepted")
 		}
+	}
+	if _, err := New(Options{}); err == nil {
+		t.Error("a catalog without a clock")
 	}
 }
 

@@ -126,6 +126,8 @@ const (
 	spareBytes = 2*slabBytes + 2*populateBytes
 	// dropShift: an eighth of what is bounded is left out at one time.
 	dropShift = 3
+	// fewRefusals objects are left out before all are gone over again, if that was no use.
+	fewRefusals = 10_000
 )
 
 // forgetFloor has cold objects come in again where memory is not short any more.
@@ -143,9 +145,19 @@ func (c *Catalog) makeRoom(o *row) bool {
 		return false
 	case c.fits(o):
 		return true
+	case c.refusals > 0:
+		c.refusals--
+		return false
 	}
 	c.leaveOut()
-	return o.used >= c.floor && c.fits(o)
+	if o.used < c.floor {
+		return false
+	}
+	if !c.fits(o) { // what there is cannot be left out: it is pinned
+		c.refusals = fewRefusals
+		return false
+	}
+	return true
 }
 
 func (c *Catalog) fits(o *row) bool {
@@ -193,7 +205,7 @@ func (c *Catalog) Object(id format.ObjectID) (info Info, known bool) {
 	return Info{}, false
 }
 
-// Objects calls f for the objects that are known, until it returns false. Those that come meanwhile may be
+// Objects calls f for the objects that are known, until it returns false. An object that comes meanwhile may be
 // left out. f may use the catalog.
 func (c *Catalog) Objects(f func(Info) bool) {
 	var all []ref

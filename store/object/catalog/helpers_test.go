@@ -22,6 +22,9 @@ var (
 // newCatalog returns a catalog that a test closes.
 func newCatalog(t testing.TB, o Options) *Catalog {
 	t.Helper()
+	if o.Now == nil {
+		o.Now = func() format.Seconds { return someTime }
+	}
 	c, err := New(o)
 	if err != nil {
 		t.Fatal(err)

@@ -302,8 +302,7 @@ func (p *Pins) belongTo(c *Catalog) {
 	}
 }
 
-// pin pins what a look-up appended from mark on, as far as it is of the first found blocks, and lets go of the
-// rest. The lock is held for reading.
+// pin pins what a look-up appended from mark on if it is of the first found blocks, and lets go of the rest. The lock is held for reading.
 func (c *Catalog) pin(p *Pins, mark, found int, now format.Seconds) {
 	if mark == 0 && found > 0 {
 		p.until = time.Now().Add(c.o.Grace / 2)

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/kvconn/kvconn/store/hashtable"
+	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/offheap"
 )
 
@@ -23,6 +24,8 @@ type slab struct {
 	memory []byte // nil: not in use
 	filled int    // units
 	dead   int    // of these
+	// retry is when to try again to empty it.
+	retry format.Seconds
 }
 
 func (c *Catalog) unit(r ref) unsafe.Pointer {
@@ -117,29 +120,32 @@ func (c *Catalog) each(f func(at ref, o *row)) {
 // wasteShift: slabs are emptied while more than 1/8 of them is waste.
 const wasteShift = 3
 
+// retrySeconds pass before a slab is tried again where something was pinned.
+const retrySeconds = 60
+
 // compact moves the objects of slabs that have the most waste, and gives these slabs back.
 func (c *Catalog) compact() {
+	if c.dead <= slabUnits {
+		return
+	}
+	now := c.o.Now()
 	for c.holds.Load() == 0 && c.dead > c.filled>>wasteShift && c.dead > slabUnits {
-		worst, most := -1, 0
+		worst, most := -1, slabUnits>>(wasteShift+1)
 		for i := range c.slabs {
-			if s := &c.slabs[i]; i != c.head && s.dead > most && !c.anyPinned(i) {
+			if s := &c.slabs[i]; i != c.head && s.dead > most && now >= s.retry {
 				worst, most = i, s.dead
 			}
 		}
-		if worst < 0 || most < slabUnits>>(wasteShift+1) || !c.evacuate(worst) {
+		if worst < 0 {
 			return
 		}
+		c.evacuate(worst, now)
 	}
 }
 
-func (c *Catalog) anyPinned(s int) (pinned bool) {
-	c.eachIn(s, func(_ ref, o *row) { pinned = pinned || !o.is(isDead) && o.pinned() })
-	return pinned
-}
-
-// evacuate moves the objects of a slab to the last one, and gives its memory back. It reports false if
-// somebody pins one of them by now.
-func (c *Catalog) evacuate(s int) bool {
+// evacuate moves the objects of a slab to the last one, and gives its memory back, unless somebody pins one
+// of them.
+func (c *Catalog) evacuate(s int, now format.Seconds) {
 	all := true
 	c.eachIn(s, func(at ref, o *row) {
 		if !o.is(isDead) && !c.moveObject(at, o) {
@@ -147,7 +153,8 @@ func (c *Catalog) evacuate(s int) bool {
 		}
 	})
 	if !all {
-		return false
+		c.slabs[s].retry = now + retrySeconds
+		return
 	}
 	c.mu.Lock()
 	gone := c.slabs[s]
@@ -155,11 +162,13 @@ func (c *Catalog) evacuate(s int) bool {
 	c.filled, c.dead = c.filled-slabUnits, c.dead-gone.dead
 	c.mu.Unlock()
 	_ = offheap.Unmap(gone.memory)
-	return true
 }
 
 // moveObject moves what is of use of an object, unless it is pinned.
 func (c *Catalog) moveObject(from ref, o *row) bool {
+	if o.pinned() {
+		return false
+	}
 	units := o.liveUnits()
 	to, ok := c.allocate(units)
 	if !ok {
@@ -173,7 +182,7 @@ func (c *Catalog) moveObject(from ref, o *row) bool {
 	if units == rowUnits {
 		moved.flags |= isBare
 	}
-	if o.pinned() {
+	if o.pinned() { // by now
 		moved.flags |= isDead
 		c.waste(to, units)
 		return false
