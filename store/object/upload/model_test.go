@@ -130,9 +130,11 @@ func TestUploadsModel(t *testing.T) {
 			lengths := make([]int, 10)
 			for range 300 {
 				b.step(r, lengths)
-				if b.to.most > b.o.Uploads {
-					t.Fatalf("%d objects at one time", b.to.most)
-				}
+				b.to.set(func() {
+					if b.to.most > b.o.Uploads {
+						t.Errorf("%d objects at one time", b.to.most)
+					}
+				})
 			}
 			b.to.set(func() { b.to.fail, b.to.failOp, b.to.usage = nil, nil, store.Usage{} })
 			b.to.letGo()
@@ -181,6 +183,8 @@ func (b *bench) step(r *rand.Rand, lengths []int) {
 // wantAll checks that the bucket has all, once, and parents before their children.
 func (b *bench) wantAll(lengths []int) {
 	b.t.Helper()
+	b.to.mu.Lock()
+	defer b.to.mu.Unlock()
 	for chain, n := range lengths {
 		at := make([]bool, n)
 		b.from.Present(b.ns, 0, chainOf(chain, 0, n), at)
