@@ -41,6 +41,14 @@ func (c *Chain) Listen(u UseListener) { c.listeners = append(c.listeners, u) }
 // Tiers returns the tiers, the fastest first.
 func (c *Chain) Tiers() []Tier { return c.tiers }
 
+// TiersOf returns the tiers of a chain, or the tier itself.
+func TiersOf(t Tier) []Tier {
+	if c, ok := t.(*Chain); ok {
+		return c.tiers
+	}
+	return []Tier{t}
+}
+
 // Present sets at[i] where any tier has the record of keys[i].
 func (c *Chain) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
 	for _, t := range c.tiers {

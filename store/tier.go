@@ -47,6 +47,14 @@ type BatchReader interface {
 	BatchBytes() int
 }
 
+// Batch is how many records with payloads of that size a tier reads best at one time, 0 if it does not matter.
+func Batch(t Tier, payloadBytes int) int {
+	if b, ok := t.(BatchReader); ok && payloadBytes > 0 {
+		return b.BatchBytes() / payloadBytes
+	}
+	return 0
+}
+
 // Usage is how much a level holds and may hold.
 type Usage struct {
 	Records   int64

@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/host/list"
 )
 
 // Account is one rank's share of an arena. Its options bound what its loads and its saves pin,
@@ -21,7 +22,7 @@ type Account struct {
 
 	// The rest is guarded by the arena's mutex.
 	loadBytes, saveBytes int64 // pinned, or promised to pending handles
-	queue                list[Slot]
+	queue                list.List[Slot]
 	closed               bool
 	// ahead is set if what the account loads is read before its load; see [Prefetches]. count is what
 	// its handles count in: the arena's, or what nobody reads, since the loads that come will count.
@@ -29,7 +30,7 @@ type Account struct {
 	count *Counters
 	// active is set by the account's owner, counted while the account shares the arena.
 	active, counted bool
-	node            node[Account] // among the accounts with waiters
+	node            list.Node[Account] // among the accounts with waiters
 }
 
 // Account adds a rank.
@@ -104,7 +105,7 @@ func (c *Account) readAhead() { c.ahead, c.count = true, new(Counters) }
 
 // countActive counts an account that shares the arena now, and no other.
 func (a *Arena) countActive(c *Account) {
-	counts := !c.ahead && (c.active || c.loadBytes > 0 || c.saveBytes > 0 || c.queue.head != nil)
+	counts := !c.ahead && (c.active || c.loadBytes > 0 || c.saveBytes > 0 || c.queue.Head() != nil)
 	if counts != c.counted {
 		c.counted = counts
 		if counts {
@@ -125,7 +126,7 @@ func (c *Account) Close() {
 		return
 	}
 	c.closed, c.active = true, false
-	for s := c.queue.first(); s != nil; s = c.queue.first() {
+	for s := c.queue.First(); s != nil; s = c.queue.First() {
 		a.unqueue(s)
 		s.giveUp()
 	}

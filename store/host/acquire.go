@@ -23,7 +23,7 @@ func (c *Account) Acquire(ctx context.Context, s *Slot, rec store.Record, payloa
 	}
 	s.rec = c.record(&rec)
 	s.hash = a.index.hash(&s.rec.slotKey)
-	if c.queue.head == nil && a.try(s) {
+	if c.queue.Head() == nil && a.try(s) {
 		return s.outcome(), nil
 	}
 	if !wait {

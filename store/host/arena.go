@@ -19,6 +19,8 @@ import (
 	"github.com/kvconn/kvconn/store/host/memory"
 	"github.com/kvconn/kvconn/store/host/meter"
 	"github.com/kvconn/kvconn/store/host/unitset"
+
+	"github.com/kvconn/kvconn/store/host/list"
 )
 
 // Arena is the memory of the host tier. It is safe for concurrent use. Its lock is held for
@@ -41,7 +43,7 @@ type Arena struct {
 	spaces           []space // by number; the first is not used
 	vacantNamespaces []namespaceID
 	// waiters are the handles that wait for slots to be filled.
-	waiters map[slotID]list[Slot]
+	waiters map[slotID]list.List[Slot]
 
 	units     []spanID // of each unit, 0 if it is unassigned
 	freeUnits int      // how many are unassigned
@@ -52,10 +54,10 @@ type Arena struct {
 	held unitset.Set
 	high int // no unit from here on was ever assigned
 
-	accounts int           // not forgotten
-	active   int           // accounts that share the arena
-	queued   list[Account] // the accounts with waiters
-	waiting  int           // handles that wait for memory
+	accounts int                // not forgotten
+	active   int                // accounts that share the arena
+	queued   list.List[Account] // the accounts with waiters
+	waiting  int                // handles that wait for memory
 	drain    drain
 	meter    meter.Meter // has its own mutex
 
@@ -80,8 +82,9 @@ func New(o Options) (*Arena, error) {
 	}
 	a := &Arena{
 		opts: o, mem: mem, bySize: make(map[int]*class), slabs: make([]slab, 1), spaces: make([]space, 1),
-		index: newIndex(), namespaces: make(map[connector.NamespaceDigest]namespaceID), waiters: make(map[slotID]list[Slot]),
-		units: make([]spanID, n), freeUnits: n, unfree: unitset.New(n), held: unitset.New(n),
+		index: newIndex(), namespaces: make(map[connector.NamespaceDigest]namespaceID), waiters: make(map[slotID]list.List[Slot]),
+		aheads: aheads{from: make(map[slotID]string)},
+		units:  make([]spanID, n), freeUnits: n, unfree: unitset.New(n), held: unitset.New(n),
 		wake: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	a.drain.arena = a

@@ -160,11 +160,9 @@ func (l *load) filled(op *store.ReadOp) {
 	it := op.Owner.(*Item)
 	switch {
 	case it.Err == nil:
-		from := ""
-		if it.Promote { // else it is the cache's own
-			from = it.From
-		}
-		if it.Slot.publish(it.Record, from) && it.Promote {
+		if !it.Promote {
+			it.Slot.Publish(it.Record)
+		} else if it.Slot.publish(it.Record, it.From) {
 			l.promote(it)
 		}
 	case it.Settled():

@@ -30,8 +30,8 @@ func (d *drain) start() {
 	if d.owner != nil {
 		return
 	}
-	for n := d.arena.queued.head; n != nil; n = n.next {
-		if s := n.of.queue.first(); s.class.spans == 0 && n.of.allows(s.class, false) {
+	for n := d.arena.queued.Head(); n != nil; n = n.Next() {
+		if s := n.Of().queue.First(); s.class.spans == 0 && n.Of().allows(s.class, false) {
 			d.startFor(s)
 			return
 		}

@@ -66,7 +66,7 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 			if (s.state == slotDirty || s.state == slotFilling) && s.pins == 0 {
 				t.Fatalf("a dirty slot has no owner")
 			}
-			if q, ok := a.waiters[id]; ok && s.state == slotFilling && q.len > 0 {
+			if q, ok := a.waiters[id]; ok && s.state == slotFilling && q.Len() > 0 {
 				waited++
 			}
 			if s.ahead != 0 {

@@ -63,11 +63,7 @@ func NewPrefetches(c *Cache, ns connector.NamespaceDigest, reads func(connector.
 	}
 	account.readAhead()
 	ctx, cancel := context.WithCancel(context.Background())
-	tiers := []store.Tier{c.tier}
-	if chain, ok := c.tier.(interface{ Tiers() []store.Tier }); ok {
-		tiers = chain.Tiers()
-	}
-	p := &Prefetches{cache: c, tiers: tiers, account: account, reads: reads, jobs: make(chan prefetch, prefetchQueue), cancel: cancel, ended: make(chan struct{})}
+	p := &Prefetches{cache: c, tiers: store.TiersOf(c.tier), account: account, reads: reads, jobs: make(chan prefetch, prefetchQueue), cancel: cancel, ended: make(chan struct{})}
 	go p.run(ctx)
 	return p, nil
 }
@@ -126,10 +122,10 @@ func (p *Prefetches) read(ctx context.Context, job *prefetch) bool {
 		n := 0
 		for _, shard := range shards {
 			for _, t := range p.tiers {
-				n = max(n, p.batch(t, job.ns, shard))
+				n = max(n, p.batch(t, job, shard))
 			}
 		}
-		w := newAheadRound(job, min(n, len(job.blocks)))
+		w := newAheadRound(job.blocks[:min(n, len(job.blocks))])
 		for _, shard := range shards {
 			if room, ended := p.readShard(ctx, job, shard, w); !room || ended {
 				return room
@@ -148,10 +144,11 @@ type aheadRound struct {
 	there, has, skip []bool
 }
 
-func newAheadRound(job *prefetch, n int) *aheadRound {
-	w := &aheadRound{keys: make([]connector.Key, n), there: make([]bool, n), has: make([]bool, n), skip: make([]bool, n)}
-	for i := range n {
-		w.keys[i] = job.blocks[i].Key
+func newAheadRound(blocks []connector.PlanBlock) *aheadRound {
+	n := len(blocks)
+	w := &aheadRound{there: make([]bool, n), has: make([]bool, n), skip: make([]bool, n)}
+	for i := range blocks {
+		w.keys = append(w.keys, blocks[i].Key)
 	}
 	return w
 }
@@ -171,13 +168,8 @@ func (w *aheadRound) choose(most int, any bool) bool {
 }
 
 // batch is how many records of a shard a tier is asked for at one time.
-func (p *Prefetches) batch(t store.Tier, ns connector.NamespaceDigest, shard connector.Shard) int {
-	b, ok := t.(store.BatchReader)
-	payloadBytes := p.cache.tier.PayloadBytes(ns, shard)
-	if !ok || payloadBytes == 0 {
-		return readBatch
-	}
-	return min(max(readBatch, b.BatchBytes()/payloadBytes), maxAheadBatch)
+func (p *Prefetches) batch(t store.Tier, job *prefetch, shard connector.Shard) int {
+	return min(max(readBatch, store.Batch(t, p.cache.tier.PayloadBytes(job.ns, shard))), maxAheadBatch)
 }
 
 // readShard reads the blocks of a round that are not in memory, each from the tier that a load would read
@@ -190,12 +182,9 @@ func (p *Prefetches) readShard(ctx context.Context, job *prefetch, shard connect
 		if len(p.tiers) > 1 {
 			t.Present(job.ns, shard, w.keys, w.has)
 		}
-		for most := p.batch(t, job.ns, shard); w.choose(most, len(p.tiers) == 1); {
-			if !p.awaitTurn(ctx, t, job.until) {
-				return true, true
-			}
-			if !p.part(ctx, job, shard, w.skip) {
-				return false, false
+		for most := p.batch(t, job, shard); w.choose(most, len(p.tiers) == 1); {
+			if ended = !p.awaitTurn(ctx, t, job.until); ended || !p.part(ctx, job, shard, w.skip) {
+				return ended, ended
 			}
 		}
 	}
@@ -204,13 +193,11 @@ func (p *Prefetches) readShard(ctx context.Context, job *prefetch, shard connect
 
 // awaitTurn waits until a tier owes no load anything. It reports false if ctx or the time ends first.
 func (p *Prefetches) awaitTurn(ctx context.Context, t store.Tier, until time.Time) bool {
-	for t.Speed().QueuedBytes > 0 && time.Now().Before(until) {
+	for t.Speed().QueuedBytes > 0 && time.Now().Before(until) && ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-time.After(prefetchPause):
-			continue
 		}
-		break
 	}
 	return ctx.Err() == nil && time.Now().Before(until)
 }
@@ -271,17 +258,6 @@ type aheads struct {
 	all        int64
 	// from has the tiers that records of such slots were read from, but for the cache's own.
 	from map[slotID]string
-}
-
-// cameFrom notes the name of the tier that a record was read from, unless it is empty.
-func (h *aheads) cameFrom(id slotID, tier string) {
-	if tier == "" {
-		return
-	}
-	if h.from == nil {
-		h.from = make(map[slotID]string)
-	}
-	h.from[id] = tier
 }
 
 // allowsAhead reports whether a slot may be given to a record that no load has asked for.

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/host/list"
 )
 
 // Slot is a handle on a slot of the arena, or on the wait for one. It lives in the caller's
@@ -40,7 +41,7 @@ type Slot struct {
 	from string
 	// ready gets a token when a wait ends. It is made once.
 	ready chan struct{}
-	node  node[Slot] // in the queue of its account or of a slot that is filled
+	node  list.Node[Slot] // in the queue of its account or of a slot that is filled
 }
 
 // Outcome is what [Account.Acquire] came to.
@@ -104,7 +105,9 @@ func (s *Slot) publish(rec store.Record, from string) bool {
 	a.cleanBytes += int64(s.class.slotBytes)
 	if p.ahead != 0 {
 		a.count.Prefetched++
-		a.aheads.cameFrom(s.slot, from)
+		if from != "" {
+			a.aheads.from[s.slot] = from
+		}
 	}
 	for w := a.nextWaiter(s.slot); w != nil; w = a.nextWaiter(s.slot) {
 		w.read, w.from = true, from
@@ -128,14 +131,14 @@ func (a *Arena) keep(id slotID, r *slotRecord, hash uint64, payload int) {
 // addWaiter makes a handle wait for a slot to be filled.
 func (a *Arena) addWaiter(id slotID, s *Slot) {
 	q := a.waiters[id]
-	q.push(&s.node, s)
+	q.Push(&s.node, s)
 	a.waiters[id] = q
 }
 
 func (a *Arena) removeWaiter(id slotID, s *Slot) {
 	q := a.waiters[id]
-	q.remove(&s.node)
-	if a.waiters[id] = q; q.head == nil {
+	q.Remove(&s.node)
+	if a.waiters[id] = q; q.Head() == nil {
 		delete(a.waiters, id)
 	}
 }
@@ -143,7 +146,7 @@ func (a *Arena) removeWaiter(id slotID, s *Slot) {
 // nextWaiter takes the first handle that waits for a slot to be filled, nil if there is none.
 func (a *Arena) nextWaiter(id slotID) *Slot {
 	q := a.waiters[id]
-	w := q.first()
+	w := q.First()
 	if w != nil {
 		a.removeWaiter(id, w)
 	}

@@ -88,7 +88,7 @@ func (c *collecting) Merge(ctx context.Context, removed []format.Removal, delete
 
 // Holds implements [collect.Steward].
 func (c *collecting) Holds(ctx context.Context) error {
-	var l format.List // says nothing; who may put it is the steward, as far as it knows
+	var l format.List // says nothing, and only the steward puts it
 	if err := c.log(ctx, &l); err != nil {
 		return err
 	}

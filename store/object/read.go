@@ -48,7 +48,7 @@ func (t *Tier) checkRead(op *store.ReadOp) error {
 	if t.closed.Load() {
 		return store.ErrClosed
 	}
-	if err := checkBuffer(op.Payload); err != nil {
+	if err := store.CheckBuffer(op.Payload); err != nil {
 		return err
 	}
 	if !t.knows(op.ID.Namespace) {

@@ -18,7 +18,7 @@ type Stats struct {
 	Offers   bool `json:"offers" metric:"offers" help:"1 while records of the bucket are offered."`
 	ReadOnly bool `json:"read_only" metric:"read_only" help:"1 while the bucket refuses writes of this node."`
 
-	Records        int64 `json:"records" metric:"records" help:"Records in the bucket, as far as this node knows."`
+	Records        int64 `json:"records" metric:"records" help:"Records in the bucket that this node knows of."`
 	Objects        int64 `json:"objects" metric:"objects" help:"Data objects in the bucket."`
 	ObjectBytes    int64 `json:"object_bytes" metric:"object_bytes" help:"Bytes of data objects in the bucket."`
 	LeavingObjects int64 `json:"leaving_objects" metric:"leaving_objects" help:"Data objects that were removed and are not deleted yet."`

@@ -21,11 +21,13 @@ import (
 
 func TestRecordsComeBack(t *testing.T) {
 	inCloud(t, func(t *testing.T, c *cloud) {
+		c.proxy.Play(s3proxy.Clause{Do: s3proxy.Effect{Delay: time.Second}})
 		n := c.open(nil)
 		records, keys := n.chain(1, 20)
 		if errs := n.write(records[0]); !errors.Is(errs[0], store.ErrBusy) {
 			t.Errorf("a write before the bucket is known: %v", errs[0])
 		}
+		c.proxy.Stop()
 		n.ready()
 		before := c.server.Counts()
 		n.mustWrite(records...)
@@ -141,7 +143,7 @@ func TestSealedBucket(t *testing.T) {
 	}
 }
 
-// In a bucket that was made without a key, nothing of which is sealed, a node with a key finds nothing.
+// A node with a key finds nothing in a bucket where nothing is sealed.
 func TestUnsealedRecordsAreNotOffered(t *testing.T) {
 	ring, err := seal.New(seal.Key([]byte("0123456789abcdefghijklmnopqrstuv")))
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"sync"
 	"time"
-	"unsafe"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
@@ -86,7 +85,7 @@ func (t *Tier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted 
 
 // accept checks a write and counts it. It returns nil if another write is to report it, or it is done.
 func (t *Tier) accept(usable bool, op *store.WriteOp, done func(*store.WriteOp)) (*write, error) {
-	if err := checkBuffer(op.Payload); err != nil {
+	if err := store.CheckBuffer(op.Payload); err != nil {
 		return nil, err
 	}
 	n := &t.namespaces
@@ -145,14 +144,6 @@ func (w *writes) end(batch []*write, err error) {
 
 // takes is what a record takes in the bucket at most: its slot, and its part of lists and the end of an object.
 func takes(op *store.WriteOp) int64 { return format.SlotBytes(len(op.Payload)) + 512 }
-
-func checkBuffer(b []byte) error {
-	if len(b) < store.MinPayloadBytes || len(b) > store.MaxPayloadBytes || cap(b) < store.PayloadBufferSize(len(b)) ||
-		uintptr(unsafe.Pointer(unsafe.SliceData(b)))%store.BufferAlign != 0 {
-		return fmt.Errorf("payload buffer of %d bytes, capacity %d: %w", len(b), cap(b), store.ErrInvalid)
-	}
-	return nil
-}
 
 // writeError is what a write reports.
 func writeError(err error) error {

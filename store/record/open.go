@@ -83,29 +83,28 @@ func (o *Opener) AcceptKey(algorithm uint8, keyID uint32) error {
 }
 
 // Open verifies what is stored, and fills the payload with what it holds. h is what [Opener.Begin]
-// made of header. The payload has the length that h says, and stored is [Header.Stored] bytes long. Where h
-// needs nothing stored is the payload, in the same memory; else it must not overlap it, may be
-// changed, and a capacity of [seal.TagBytes] more spares a copy. For a moment Open changes bytes of
-// header. After an error the payload is undefined, but holds nothing that was not authenticated.
+// made of header. The payload has the length that h says, and stored is [Header.Stored] bytes long. The two must
+// be the same memory if h needs nothing, may be if it is not compressed, and else must not overlap. What is
+// stored may be changed, and a capacity of [seal.TagBytes] more spares a copy. For a moment Open changes bytes
+// of header. After an error the payload is undefined; of a sealed record it has nothing that is not authentic.
 func (o *Opener) Open(h *Header, header, payload, stored []byte) error {
 	if len(stored) != h.Stored() || len(payload) != int(h.PayloadBytes) {
 		return fmt.Errorf("%w: %d bytes stored of %d", ErrBad, len(stored), len(payload))
 	}
 	sealed, compressed := h.Needs&NeedsDecryption != 0, h.Needs&NeedsDecoding != 0
-	if !sealed || o.SumsOnly && !o.Ring.Has(h.Cipher.KeyID) {
-		if h.PayloadSum != PayloadSum(stored) {
-			return errPayloadSum
-		}
+	sumOnly := o.SumsOnly && (sealed && !o.Ring.Has(h.Cipher.KeyID) || compressed && o.Codec == nil)
+	if (!sealed || sumOnly) && h.PayloadSum != PayloadSum(stored) {
+		return errPayloadSum
 	}
 	switch {
-	case o.SumsOnly && (compressed && o.Codec == nil || sealed && !o.Ring.Has(h.Cipher.KeyID)):
+	case sumOnly:
 		return nil
-	case sealed && compressed:
+	case sealed && !compressed:
+		return o.unseal(h, header, payload[:0], stored)
+	case sealed:
 		if err := o.unseal(h, header, stored[:0], stored); err != nil {
 			return err
 		}
-	case sealed:
-		return o.unseal(h, header, payload[:0], stored)
 	}
 	if compressed {
 		return o.Codec.Decode(payload, stored)

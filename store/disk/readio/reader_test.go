@@ -59,6 +59,7 @@ func (d *onDevice) Verify(op *Read) {
 	if d.verify != nil {
 		d.verify()
 	}
+	copy(op.Payload, op.Stored)
 	if op.Err = op.IOErr; op.Err == nil {
 		at := op.Offset + record.HeaderBytes
 		for page := range slices.Chunk(op.Payload, fsio.Align) {
@@ -299,4 +300,40 @@ func readSome(ctx context.Context, t *testing.T, r *Reader, random func(int) int
 			t.Errorf("op %d: %d reports; settled %d times, want %d", i, reports[i].Load(), settles[i].Load(), want)
 		}
 	}
+}
+
+// While what was read is being opened, the disk reads on into other buffers, up to a bound.
+func TestBuffersOfSealedRecordsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const records, pages = 40, 3
+		opened := make(chan struct{})
+		d := &onDevice{device: &device{before: func() error { return nil }}, verify: func() { <-opened }}
+		r := New(Options{Budget: 6 * fsio.Align, ChunkBytes: 2 * fsio.Align, Timeout: timeout, Sealed: true, Clock: time.Now,
+			Gate: NewGate(1), Headers: new(Headers), Records: d})
+		r.Start()
+		ops := make([]*store.ReadOp, records)
+		for i := range ops {
+			ops[i] = &store.ReadOp{Payload: store.AlignedBuffer(pages*fsio.Align - i)}
+			ops[i].ID.Key[0] = byte(i)
+		}
+		go func() {
+			synctest.Wait()
+			r.mu.Lock()
+			if held := r.scratch.held; held == 0 || held > scratchBudgets*r.budget {
+				t.Errorf("buffers of %d bytes are held, with a budget of %d", held, r.budget)
+			}
+			r.mu.Unlock()
+			close(opened)
+		}()
+		r.Read(t.Context(), ops, func(*store.ReadOp) {}, false)
+		for i, op := range ops {
+			if op.Err != nil {
+				t.Errorf("record %d: %v", i, op.Err)
+			}
+		}
+		if r.scratch.held != 0 || len(r.scratch.free) > scratchBudgets*6/pages {
+			t.Errorf("%d bytes are held, %d buffers kept", r.scratch.held, len(r.scratch.free))
+		}
+		r.Close()
+	})
 }

@@ -145,6 +145,9 @@ func (h *headerReader) take(job *AdoptJob, slot uint32, r *record.Header, err er
 		job.Unread = append(job.Unread, slot)
 		return
 	}
+	if r.Needs&record.NeedsDecoding != 0 {
+		return // no program puts such a record here
+	}
 	if h.s.hides(r.Cipher.Algorithm, r.Cipher.KeyID, noNamespace) {
 		return
 	}

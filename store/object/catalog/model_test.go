@@ -374,6 +374,10 @@ func TestASnapshotIsOfOneTime(t *testing.T) {
 	if err := again.Close(); err != nil || m.c.holds.Load() != 0 {
 		t.Errorf("a snapshot that was closed: %v", err)
 	}
+	m.c.Objects(func(Info) bool { return false })
+	if m.c.holds.Load() != 0 {
+		t.Error("a list of objects that was read in part keeps memory")
+	}
 	stop := errors.New("stop")
 	if again, err = m.c.Subscribe(t.Context()); err != nil {
 		t.Fatal(err)

@@ -28,20 +28,19 @@ type Follower struct {
 	suspect atomic.Bool
 
 	// Of who has the turn:
-	opened     bool            // format, head and parts are read
-	head       format.Head     // the last one
-	headRead   time.Time       // when it was read, or found missing
-	identified time.Time       // when the file format was read
-	hadHead    bool            // there is one
-	sum        format.Sum      // of the log object at position
-	known      bool            // sum is
-	sources    []format.Source // of the log object at position
-	failures   int             // of reading the next one
+	opened     bool        // format, head and parts are read
+	head       format.Head // the last one
+	headRead   time.Time   // when it was read, or found missing
+	identified time.Time   // when the file format was read
+	hadHead    bool        // there is one
+	past       []past      // the last objects of the log that were applied, without gaps
+	failures   int         // of reading the next one
 
 	mu       sync.Mutex
 	bucket   format.BucketID
-	usable   bool   // bucket is known, and may be written
-	position uint64 // the last log object that was applied
+	usable   bool       // bucket is known, and may be written
+	position uint64     // the last log object that was applied
+	sum      format.Sum // of it, zero if that is not known
 	good     time.Time
 	newest   time.Time // when what was followed last was written
 	stats    Stats
@@ -153,11 +152,18 @@ func (f *Follower) Wrote(ctx context.Context, l *format.List) bool {
 		return false
 	}
 	defer f.leave()
-	if l.Bucket != f.bucket || l.Name.Number != f.position+1 || f.known && l.Previous != f.sum {
+	if l.Bucket != f.bucket || l.Name.Number != f.position+1 || len(f.past) > 0 && l.Previous != f.sum {
 		return false
 	}
 	f.apply(l, f.o.Now())
 	return true
+}
+
+// Again applies a list that is in the log, as a steward found it when it folded that: what was applied before
+// may have been another one.
+func (f *Follower) Again(l *format.List) {
+	f.o.Catalog.Apply(l)
+	f.o.Outbox.Logged(l.Sources)
 }
 
 // Good is when the bucket last said what is new in it; zero before it is caught up with.

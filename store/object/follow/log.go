@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -12,6 +13,16 @@ import (
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
 )
+
+// mostPast objects of the log are remembered, to find out which of them were written twice.
+const mostPast = 16
+
+// past is an object of the log that was applied.
+type past struct {
+	number  uint64
+	sum     format.Sum
+	sources []format.Source
+}
 
 // next asks for the next objects of the log, up to most of them at once, and applies those that are there. It
 // returns how many it went on by. old is set if the last of them was written so long ago that there may be more.
@@ -65,7 +76,7 @@ func (f *Follower) ask(ctx context.Context, most int) ([]*Stored, error) {
 func (f *Follower) step(ctx context.Context, name format.Name, s *Stored) (bool, error) {
 	switch {
 	case s.Bad == nil:
-		if f.known && s.List.Previous != f.sum {
+		if len(f.past) > 0 && s.List.Previous != f.sum {
 			if err := f.fork(ctx); err != nil {
 				return false, err
 			}
@@ -92,26 +103,37 @@ func (f *Follower) step(ctx context.Context, name format.Name, s *Stored) (bool,
 var errAgain = errors.New("the log is read again")
 
 // fork reads the object of the log at the present position again: two stewards wrote it, and what was applied
-// is not what is there now.
+// is not what is there now. It goes back as far as that is so.
 func (f *Follower) fork(ctx context.Context) error {
-	name := format.LogName(f.position)
-	s, err := ReadList(ctx, f.o.Client, name, f.bucket, f.o.Ring)
-	if errors.Is(err, bucket.ErrMissing) {
-		return nil
+	for i := len(f.past) - 1; i >= 0; i-- {
+		p := &f.past[i]
+		name := format.LogName(p.number)
+		s, err := ReadList(ctx, f.o.Client, name, f.bucket, f.o.Ring)
+		if errors.Is(err, bucket.ErrMissing) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if s.Sum == p.sum {
+			return nil
+		}
+		f.set(func() { f.stats.Forks++ })
+		f.o.Logger.Info("two nodes wrote one object of the bucket's log: both are applied", slog.String("name", name.String()))
+		// The lists that nothing but the other one had have to be told again.
+		f.o.Outbox.Unlogged(p.sources)
+		p.sum, p.sources = s.Sum, nil
+		if s.Bad != nil {
+			f.bad(name, s.Bad)
+			return nil
+		}
+		f.o.Catalog.Apply(s.List)
+		f.o.Outbox.Logged(s.List.Sources)
+		p.sources = s.List.Sources
+		if i == 0 || s.List.Previous == f.past[i-1].sum {
+			return nil
+		}
 	}
-	if err != nil {
-		return err
-	}
-	f.set(func() { f.stats.Forks++ })
-	f.o.Logger.Info("two nodes wrote one object of the bucket's log: both are applied", slog.String("name", name.String()))
-	if s.Bad != nil {
-		f.bad(name, s.Bad)
-		return nil
-	}
-	// The lists that nothing but the other one had have to be told again.
-	f.o.Outbox.Unlogged(f.sources)
-	f.o.Catalog.Apply(s.List)
-	f.o.Outbox.Logged(s.List.Sources)
 	return nil
 }
 
@@ -128,6 +150,10 @@ func (f *Follower) apply(l *format.List, written time.Time) {
 
 // advance moves the position.
 func (f *Follower) advance(n uint64, sum format.Sum, sources []format.Source) {
-	f.known, f.sources, f.failures = true, sources, 0
+	f.failures = 0
+	if len(f.past) == mostPast {
+		f.past = slices.Delete(f.past, 0, 1)
+	}
+	f.past = append(f.past, past{n, sum, sources})
 	f.set(func() { f.position, f.sum = n, sum })
 }

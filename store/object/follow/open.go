@@ -82,7 +82,7 @@ func (f *Follower) adopt(ctx context.Context, head format.Head, found bool) erro
 		return err
 	}
 	f.set(func() { f.position, f.sum = head.Last, format.Sum{} })
-	f.known, f.sources, f.failures = false, nil, 0
+	f.past, f.failures = nil, 0
 	return nil
 }
 
@@ -164,7 +164,7 @@ func (f *Follower) identify(ctx context.Context) error {
 			f.stats.Emptied++
 		}
 	})
-	f.opened, f.hadHead, f.known, f.sources, f.failures = false, false, false, nil, 0
+	f.opened, f.hadHead, f.past, f.failures = false, false, nil, 0
 	f.o.Outbox.Begin(n.Bucket)
 	if !first {
 		f.o.Emptied()

@@ -72,6 +72,7 @@ func (t *term) foldLog(ctx context.Context) error {
 				break
 			}
 			if l.List != nil {
+				t.s.o.Follower.Again(l.List)
 				d.add(l.List)
 			}
 			size += l.Bytes

@@ -47,6 +47,7 @@ type Follower interface {
 	Bucket() (format.BucketID, bool)
 	Position() (uint64, format.Sum)
 	Wrote(ctx context.Context, l *format.List) bool
+	Again(l *format.List)
 }
 
 // Collector removes what a bucket has too much of.
