@@ -25,7 +25,7 @@ func TestModel(t *testing.T) {
 		number := random.Uint64()
 		t.Run(fmt.Sprintf("%d, conditions %d", round, conditions), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				m := &model{world: newWorld(t, s3mem.Options{Conditions: conditions}), number: number, unsure: make(map[format.ObjectID]bool)}
+				m := &model{world: newWorld(t, s3mem.Options{Conditions: conditions}), number: number, conditional: conditions == s3mem.Honoured, unsure: make(map[format.ObjectID]bool)}
 				defer m.end()
 				m.play(120)
 				m.check()
@@ -39,13 +39,14 @@ func TestModel(t *testing.T) {
 
 type model struct {
 	*world
-	number  uint64
-	alive   []*node
-	saved   map[*node][]format.ObjectID
-	must    []format.ObjectID
-	unsure  map[format.ObjectID]bool // of nodes that died
-	removed []format.ObjectID
-	names   int
+	number      uint64
+	conditional bool
+	alive       []*node
+	saved       map[*node][]format.ObjectID
+	must        []format.ObjectID
+	unsure      map[format.ObjectID]bool // of nodes that died
+	removed     []format.ObjectID
+	names       int
 }
 
 // below draws a number.
@@ -71,6 +72,7 @@ func (m *model) play(steps int) {
 			n.transport.after = m.below(2) == 0
 			n.transport.at.Store(int64(1 + m.below(25)))
 		case 2:
+			n.transport.asleep.Store(false)
 			_ = n.outbox.Flush(n.ctx)
 			m.leave(n)
 		case 3:
@@ -155,7 +157,9 @@ func (m *model) check() {
 		live := n.book.live()
 		for _, pair := range [][2][]format.ObjectID{{live, joined}, {joined, live}} {
 			for _, id := range pair[0] {
-				if !slices.Contains(pair[1], id) && !m.unsure[id] && !slices.Contains(m.removed, id) {
+				// Without conditional writes what a dead node told may be in a log object that another took the place of.
+				sure := m.conditional || !m.unsure[id] && !slices.Contains(m.removed, id)
+				if sure && !slices.Contains(pair[1], id) {
 					m.t.Errorf("%s and one that joins don't agree on %s", n.name, id)
 				}
 			}
@@ -170,8 +174,5 @@ func (m *model) check() {
 	}
 	if left := m.list(format.InPrefix); len(left) > 0 {
 		m.t.Errorf("%d lists of writers are left", len(left))
-	}
-	if c := m.raw(); c != nil && len(m.unsure) == 0 {
-		m.t.Log("no node died with something to tell")
 	}
 }
