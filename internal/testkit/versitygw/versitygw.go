@@ -19,8 +19,11 @@ import (
 const (
 	// Version is the version that tests run against. Before v1.8.0 racing conditional writes were lost.
 	Version = "v1.8.0"
-	// BinaryEnv names a binary that is there already.
+	// BinaryEnv names a binary, or is [Build]. Without it tests that need the server are skipped: the
+	// first use on a machine takes a minute of two cores.
 	BinaryEnv = "KVCONN_TEST_VERSITYGW"
+	// Build has the binary built from the module proxy, and kept in the user's cache.
+	Build = "build"
 	// Access and Secret are the server's only credentials.
 	Access, Secret = "kvtest", "kvtestsecret"
 
@@ -40,16 +43,19 @@ type Server struct {
 	Dir string
 }
 
-// Start runs a server that has empty buckets with the given names, until the test ends. The first use on
-// a machine builds it, in about a minute. With -short the test is skipped.
+// Start runs a server that has empty buckets with the given names, until the test ends. The test is
+// skipped without [BinaryEnv].
 func Start(t testing.TB, buckets ...string) *Server {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("runs versitygw, and builds it the first time, in about a minute: not with -short")
-	}
-	binary, err := build(t.Context())
-	if err != nil {
-		t.Fatalf("%v; with -short, or %s set to a binary, it is not built", err, BinaryEnv)
+	binary := os.Getenv(BinaryEnv)
+	switch binary {
+	case "":
+		t.Skipf("needs a real S3 server: set %s=%s, or to the path of versitygw %s", BinaryEnv, Build, Version)
+	case Build:
+		var err error
+		if binary, err = build(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	s := &Server{Dir: t.TempDir()}
 	for _, name := range buckets {
@@ -115,9 +121,6 @@ func freeAddress() (string, error) {
 
 // build returns the binary, which is built once on a machine and kept in the user's cache.
 func build(ctx context.Context) (string, error) {
-	if path := os.Getenv(BinaryEnv); path != "" {
-		return path, nil
-	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("where to keep versitygw: %w", err)

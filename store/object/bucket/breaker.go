@@ -92,7 +92,7 @@ func (b *breaker) done(p pass, o outcome, why error) {
 	}
 }
 
-// settle is done without what is told about it.
+// settle is done, but for the call of opened or closed, which it returns.
 func (b *breaker) settle(p pass, o outcome, why error) (tell func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

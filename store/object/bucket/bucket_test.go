@@ -354,6 +354,8 @@ func TestCauses(t *testing.T) {
 		{s3proxy.Effect{Status: 501, Code: "NotImplemented"}, ErrRefused, "refused", 1},
 		{s3proxy.Effect{Status: 405, Code: "MethodNotAllowed"}, ErrRefused, "refused", 1},
 		{s3proxy.Effect{Page: 404}, ErrUnavailable, "unavailable", 3},
+		{s3proxy.Effect{Status: 404, Code: "XAdminUserNotFound"}, ErrDenied, "denied", 1},
+		{s3proxy.Effect{Status: 404, Code: "Unheard"}, ErrUnavailable, "unavailable", 3},
 		{s3proxy.Effect{Page: 403}, ErrUnavailable, "unavailable", 3},
 		{s3proxy.Effect{Page: 502}, ErrUnavailable, "unavailable", 3},
 		{s3proxy.Effect{Reset: true}, ErrUnavailable, "unavailable", 3},
@@ -418,6 +420,30 @@ func TestBodiesThatEndEarlyOrStall(t *testing.T) {
 		want(t, err, context.DeadlineExceeded)
 		if !b.Available() {
 			t.Error("a deadline of the caller's says nothing of the bucket")
+		}
+	})
+}
+
+// A server may refuse a Put before it has read the body: then every answer is lost with the connection.
+func TestEveryAnswerLost(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		if err := b.Try(t.Context(), "probe"); err != nil {
+			t.Fatal(err)
+		}
+		text := strings.Repeat("kv", 100000)
+		before := b.Stats().Requests["put"]
+		b.proxy.Play(s3proxy.Clause{On: s3proxy.Put, Do: s3proxy.Effect{Lost: true}})
+		if m, err := b.write(t, "a", text, Condition{Absent: true}); err != nil || m.ETag == "" {
+			t.Errorf("%+v, %v", m, err)
+		}
+		if _, err := b.write(t, "a", text[2:], Condition{Absent: true}); !errors.Is(err, ErrCondition) {
+			t.Errorf("another's object: %v", err)
+		}
+		if _, err := b.write(t, "none", text, Condition{ETag: "x"}); !errors.Is(err, ErrCondition) {
+			t.Errorf("an object that is not there: %v", err)
+		}
+		if puts := b.Stats().Requests["put"] - before; puts != 3 {
+			t.Errorf("%d requests: an object that is there is not sent again", puts)
 		}
 	})
 }

@@ -103,7 +103,7 @@ func (b *Bucket) classifyAnswer(e *Error, a *attempt, answer *minio.ErrorRespons
 	case "AuthorizationHeaderMalformed", "InvalidRegion", "PermanentRedirect", "IllegalLocationConstraintException":
 		// The region is wrong. If it was asked for, the library has taken the server's hint.
 		e.Cause, e.renew = ErrDenied, b.opts.Region == ""
-	case "AccessDenied", "AccountProblem", "AllAccessDisabled":
+	case "AccessDenied", "AccountProblem", "AllAccessDisabled", "XAdminUserNotFound": // the last with status 404, by versitygw
 		e.Cause = ErrDenied
 	case "SlowDown", "SlowDownRead", "SlowDownWrite", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestThrottled", "TooManyRequests":
 		e.Cause = ErrThrottled
@@ -117,11 +117,10 @@ func (b *Bucket) classifyAnswer(e *Error, a *attempt, answer *minio.ErrorRespons
 	}
 }
 
-// byStatus is the meaning of an answer without a code that is known.
+// byStatus is the meaning of an answer without a code that is known. A 404 is not a missing object then:
+// its records would be dropped on all nodes. The library puts NoSuchKey into answers without a code.
 func byStatus(status int, kind Kind) error {
 	switch {
-	case status == http.StatusNotFound:
-		return ErrMissing
 	case status == http.StatusPreconditionFailed, status == http.StatusConflict && kind == Put:
 		return ErrCondition
 	case status == http.StatusRequestedRangeNotSatisfiable:
@@ -132,7 +131,7 @@ func byStatus(status int, kind Kind) error {
 		return ErrDenied
 	case status == http.StatusNotImplemented:
 		return ErrRefused
-	case status == 0, status == http.StatusRequestTimeout, status >= http.StatusInternalServerError:
+	case status == 0, status == http.StatusNotFound, status == http.StatusRequestTimeout, status >= http.StatusInternalServerError:
 		return ErrUnavailable // 0: the library could not read the answer
 	}
 	return ErrRefused

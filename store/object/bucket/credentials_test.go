@@ -138,8 +138,8 @@ func value(id string, life time.Duration) credentials.Value {
 	return v
 }
 
-// who is the access key that a request is signed with.
-func who(r *http.Request) string {
+// signedBy is the access key that a request is signed with.
+func signedBy(r *http.Request) string {
 	_, id, _ := strings.Cut(r.Header.Get("Authorization"), "Credential=")
 	id, _, _ = strings.Cut(id, "/")
 	return id
@@ -156,10 +156,10 @@ func TestRefusedCredentialsAreFetchedAgain(t *testing.T) {
 		}
 		good := "key2"
 		b.transport = roundTrip(func(r *http.Request) (*http.Response, error) {
-			if who(r) != good {
+			if signedBy(r) != good {
 				return s3proxy.Direct(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					w.WriteHeader(http.StatusForbidden)
-					_, _ = fmt.Fprintf(w, "<Error><Code>ExpiredToken</Code><Message>%s and %s are old</Message></Error>", testSecret, who(r))
+					_, _ = fmt.Fprintf(w, "<Error><Code>ExpiredToken</Code><Message>%s and %s are old</Message></Error>", testSecret, signedBy(r))
 				})).RoundTrip(r)
 			}
 			return server.RoundTrip(r)

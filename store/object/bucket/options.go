@@ -149,7 +149,7 @@ func splitURL(text string) (bucketName, prefix string, err error) {
 	}
 	for part := range strings.SplitSeq(prefix, "/") {
 		if part == "." || part == ".." || part == "" && prefix != "" {
-			return "", "", errors.New("object: no part of the prefix may be empty, . or ..")
+			return "", "", errors.New("object: the prefix has a part that is empty or made of dots")
 		}
 	}
 	if strings.ContainsFunc(prefix, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\ufffd' }) {

@@ -34,6 +34,18 @@ func (b *Bucket) put(ctx context.Context, name string, data io.ReadSeeker, size 
 		if size < 0 || size > maxObjectBytes {
 			return fmt.Errorf("%w: an object of %d bytes", errCaller, size)
 		}
+		if unsure && send && c != (Condition{}) {
+			// Servers refuse before they have read the whole body, and the answer is lost when they
+			// close the connection: more attempts would end like the last.
+			switch found, whose, err := b.compare(ctx, name, data, size); {
+			case err != nil:
+			case whose == ours:
+				meta = found
+				return nil
+			case c.Absent && whose == theirs, c.ETag != "" && found.ETag != c.ETag:
+				return &Error{Kind: Put, Name: name, Cause: ErrCondition, Text: "another object has the name, or none"}
+			}
+		}
 		if _, err := data.Seek(0, io.SeekStart); err != nil {
 			return fmt.Errorf("%w: %w", errCaller, err)
 		}
@@ -53,38 +65,53 @@ func (b *Bucket) put(ctx context.Context, name string, data io.ReadSeeker, size 
 	}
 	if unsure && is(err, ErrCondition) {
 		// An attempt whose answer was lost may have been carried out: then what is there is ours.
-		if found, same := b.same(ctx, name, data, size); same {
+		if found, whose, err := b.compare(ctx, name, data, size); err == nil && whose == ours {
 			return found, nil
 		}
 	}
 	return Meta{}, err
 }
 
-// same reports whether an object has the same bytes as data.
-func (b *Bucket) same(ctx context.Context, name string, data io.ReadSeeker, size int64) (Meta, bool) {
+// owner says whose bytes an object has.
+type owner int
+
+const (
+	nobodys owner = iota // there is no object
+	ours
+	theirs
+)
+
+// compare compares an object with data.
+func (b *Bucket) compare(ctx context.Context, name string, data io.ReadSeeker, size int64) (Meta, owner, error) {
 	if _, err := data.Seek(0, io.SeekStart); err != nil {
-		return Meta{}, false
+		return Meta{}, nobodys, err
 	}
 	body, err := b.Get(ctx, name, 0, 0)
+	if is(err, ErrMissing) {
+		return Meta{}, nobodys, nil
+	}
 	if err != nil {
-		return Meta{}, false
+		return Meta{}, nobodys, err
 	}
 	defer body.Close()
 	if body.Length != size {
-		return Meta{}, false
+		return body.Meta, theirs, nil
 	}
-	theirs, ours := make([]byte, chunkBytes), make([]byte, chunkBytes)
+	there, here := make([]byte, chunkBytes), make([]byte, chunkBytes)
 	for left := size; left > 0; {
 		n := min(left, chunkBytes)
-		if _, err := io.ReadFull(body, theirs[:n]); err != nil {
-			return Meta{}, false
+		if _, err := io.ReadFull(body, there[:n]); err != nil {
+			return Meta{}, nobodys, err
 		}
-		if _, err := io.ReadFull(data, ours[:n]); err != nil || !bytes.Equal(theirs[:n], ours[:n]) {
-			return Meta{}, false
+		if _, err := io.ReadFull(data, here[:n]); err != nil {
+			return Meta{}, nobodys, err
+		}
+		if !bytes.Equal(there[:n], here[:n]) {
+			return body.Meta, theirs, nil
 		}
 		left -= n
 	}
-	return body.Meta, true
+	return body.Meta, ours, nil
 }
 
 // Try finds out whether the bucket can be written, and whether its server keeps conditions of a Put,

@@ -103,7 +103,8 @@ func TestObjectIDs(t *testing.T) {
 			t.Fatalf("%s is %d of %s, want %d of %s", id, id.Counter(), id.Writer(), counter, w)
 		}
 	})
-	if NewWriterID() == NewWriterID() || NewBucketID() == NewBucketID() {
+	w, b := NewWriterID(), NewBucketID()
+	if w == NewWriterID() || b == NewBucketID() {
 		t.Error("identities are not drawn at random")
 	}
 }
