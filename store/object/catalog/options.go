@@ -11,7 +11,7 @@ import (
 // Options say how a [Catalog] is kept. The zero value is completed by New.
 type Options struct {
 	// IndexBytes bounds the memory of the catalog: past it the records of the objects that were unused
-	// for longest are left out, and found no more. The default, 1 GiB, is enough for 33 million records.
+	// for longest are left out, and found no more. The default, 1 GiB, is enough for 29 million records in objects of 16.
 	IndexBytes int64
 	// EventBytes bounds the memory of events that subscribers have yet to read, of all of them together.
 	// The default is 64 MiB: 1.6 million events.
