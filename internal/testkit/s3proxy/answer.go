@@ -45,7 +45,7 @@ func (a *answer) Write(b []byte) (int, error) {
 		flip(b, a.written, a.bits)
 	}
 	end := a.written + int64(len(b))
-	if middle := a.length / 2; a.Stall > 0 && a.written <= middle && end > middle {
+	if middle := a.length / 2; a.Stall > 0 && a.written <= middle && end > middle && (a.Cut == 0 || a.Cut > middle) {
 		n, err := a.pass(b[:middle-a.written])
 		if err != nil {
 			return n, err

@@ -66,8 +66,8 @@ func TestRanges(t *testing.T) {
 		{"together", 64, large, 1, 3, 3}, // 19 MiB
 		{"with gaps", 12, 100_000, 3, 1, 1},
 		{"with gaps that are too large", 12, large, 2, 6, 6},
-		{"2 MiB each", 16, 2 << 20, 1, 4, 4},
-		{"larger than a range", 2, 20 << 20, 1, 2, 2},
+		{"2 MiB each", 8, 2 << 20, 1, 2, 2},
+		{"larger than a range", 2, 9 << 20, 1, 2, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inBubble(t, nil, func(t *testing.T, b *bench) {

@@ -52,6 +52,7 @@ type Fetcher struct {
 	idleTasks []*task
 	idleRuns  []*run
 	scratches []*scratch
+	kept      int64 // bytes of buffers in scratches
 }
 
 // New returns a fetcher.

@@ -11,6 +11,7 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/bucket"
+	"github.com/kvconn/kvconn/store/seal"
 )
 
 // Random objects, reads, contexts and faults: every op ends once, in time, with its bytes or a typed error,
@@ -20,8 +21,13 @@ func TestRandomFaults(t *testing.T) {
 	random := seed.Random(t, 0)
 	for round := range rounds {
 		source := rand.NewPCG(random.Uint64(), 1)
+		var key *seal.Ring
+		if round%3 == 0 {
+			key = ring(t, 1)
+		}
 		inBubble(t, func(_ *bucket.Options, o *Options) {
 			r := rand.New(source)
+			o.Ring = key
 			o.Connections = 1 + r.IntN(8)
 			o.InFlightBytes = 1 << (16 + r.IntN(8))
 			o.RangeBytes = 1 << (14 + r.IntN(8))
@@ -35,7 +41,8 @@ func loses(e s3proxy.Effect) bool { return e.Cut > 0 || e.Flip > 0 || e.Status =
 
 func model(t *testing.T, b *bench, r *rand.Rand, round int) {
 	var all []*written
-	for range 2 + r.IntN(6) {
+	for i := range 2 + r.IntN(6) {
+		b.build = builder(t, b.o.Ring, i%2 == 1)
 		all = append(all, b.put(1+r.IntN(24), 1+r.IntN(1<<(8+r.IntN(11))))...)
 	}
 	script, mayLose := faults(r)
@@ -47,6 +54,7 @@ func model(t *testing.T, b *bench, r *rand.Rand, round int) {
 		time.Sleep(time.Duration(r.IntN(200)) * time.Millisecond)
 	}
 	calls.Wait()
+	t.Logf("round %d: %d faults, %+v", round, b.proxy.Injected(), b.Stats())
 	b.proxy.Stop()
 	if len(b.lost) > 0 && !mayLose {
 		t.Errorf("round %d: lost %v by %+v", round, b.lost, script)

@@ -3,6 +3,8 @@ package fetch
 import (
 	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
@@ -106,6 +108,34 @@ func BenchmarkRaw(b *testing.B) {
 				})
 			}
 		})
+	}
+}
+
+// A connection is used again when its range was read to the end, also where its last record is shorter than its
+// slot.
+func TestConnectionsAreUsedAgain(t *testing.T) {
+	server := s3mem.New(s3mem.Options{}, "bucket")
+	at := httptest.NewUnstartedServer(server)
+	var made atomic.Int64
+	at.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			made.Add(1)
+		}
+	}
+	at.Start()
+	defer at.Close()
+	b := newBench(t, func(bo *bucket.Options, _ *Options) { bo.Endpoint, bo.Transport = at.URL, nil })
+	defer b.bucket.Close()
+	defer b.Close()
+	records := b.put(8, small)
+	for range 20 {
+		b.read(t.Context(), opsOf(records[1], records[3], records[6])...)
+	}
+	if n := made.Load(); n > 2 { // a hedge may have had one
+		t.Errorf("%d connections were made", n)
+	}
+	if s := b.Stats(); s.Records != 60 {
+		t.Errorf("stats %+v", s)
 	}
 }
 

@@ -17,7 +17,7 @@ func TestRequestsARun(t *testing.T) {
 	const perObject, payloadBytes, rangeBytes = 64, 16 << 10, 256 << 10
 	inBubble(t, func(_ *bucket.Options, o *Options) { o.RangeBytes = rangeBytes }, func(t *testing.T, b *bench) {
 		var records []*written
-		for range 48 {
+		for range 24 {
 			records = append(records, b.put(perObject, payloadBytes)...)
 		}
 		for _, script := range [][]s3proxy.Clause{nil, {

@@ -82,9 +82,8 @@ func (f *Fetcher) record(body *body, s *scratch, r *run, i int) error {
 			return nil
 		}
 		bad = fmt.Errorf("record %v at %d of object %s: %w: %w", t.op.ID.Key, t.place.From, t.place.Object, store.ErrCorrupt, bad)
-		object := t.place.Object
+		f.lose(t.place.Object, format.CauseDamaged, bad)
 		f.done(r, i, bad)
-		f.lose(object, format.CauseDamaged, bad)
 	}
 	return nil
 }

@@ -203,15 +203,18 @@ func (f *Fetcher) scratch() *scratch {
 	defer f.mu.Unlock()
 	s, ok := pop(&f.scratches)
 	if !ok {
-		s = &scratch{stored: make([]byte, discardBytes)}
+		return &scratch{stored: make([]byte, discardBytes)}
 	}
+	f.kept -= int64(cap(s.stored))
 	return s
 }
 
-// keep keeps a scratch for use again, but for a buffer that is larger than most need. f.mu is held.
+// keep keeps a scratch for use again, with its buffer while all of them are no more than what may be in flight.
+// f.mu is held.
 func (f *Fetcher) keep(s *scratch) {
-	if most := f.o.InFlightBytes / int64(f.o.Connections); int64(cap(s.stored)) > max(most, discardBytes) {
+	if cap(s.stored) > discardBytes && f.kept+int64(cap(s.stored)) > f.o.InFlightBytes {
 		s.stored = make([]byte, discardBytes)
 	}
+	f.kept += int64(cap(s.stored))
 	f.scratches = append(f.scratches, s)
 }
