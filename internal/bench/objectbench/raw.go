@@ -18,7 +18,7 @@ import (
 	"github.com/kvconn/kvconn/store/object/bucket"
 )
 
-// raw is the client library alone: what could be had of the bucket without verification, retries, limits
+// raw is the client library alone: what the bucket gives without verification, retries, limits
 // or counts.
 type raw struct {
 	core           *minio.Core
