@@ -24,7 +24,9 @@ type benchCmd struct {
 	Leader benchLeaderCmd `cmd:"" help:"Measure the scheduler's path: matching a long prompt, and a call's round trip."`
 	Router benchRouterCmd `cmd:"" help:"Measure the router: walks of its index, decisions, ingest of engine events, memory."`
 	Load   benchLoadCmd   `cmd:"" help:"Measure loads into engine memory, from disk and from the host tier, beside raw reads and memcpy."`
+	Object benchObjectCmd `cmd:"" help:"Measure the object tier's parts: uploads, fetching, look-ups, joining, requests."`
 	Call   benchCallCmd   `cmd:"" hidden:"" help:"The calling process of bench leader."`
+	Server benchServerCmd `cmd:"" hidden:"" help:"The process of the server of bench object."`
 }
 
 type benchStoreCmd struct {

@@ -1,10 +1,14 @@
 package storebench
 
 import (
+	"context"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/disk/index"
 )
 
 // Device is a file that is read raw: the device's own speed, against which a load is
@@ -69,3 +73,34 @@ func (m Meter) Stop(bytes int64) (bytesPerS, cpuSPerGiB float64) { return m.m.st
 
 // Median returns the median of x, 0 if it is empty.
 func Median(x []float64) float64 { return median(x) }
+
+// Key is the key of a block of a chain, spread like hashes.
+func Key(chain, block int) connector.Key { return benchKey(chain, block) }
+
+// Table is the disk tier's table in memory, with chains of [Key] in it.
+type Table struct {
+	table *index.Table
+	refs  []index.Ref
+}
+
+// NewTable fills a table with records, which are chains of that many blocks.
+func NewTable(ctx context.Context, records, chain int) (*Table, error) {
+	t := &Table{table: index.New(), refs: make([]index.Ref, 0, chain)}
+	b := tableBench{o: IndexOptions{Records: records, Chain: chain}}
+	if err := b.fill(ctx, t.table, records, func(int, spent, bool) {}); err != nil {
+		t.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// Lookup returns how many leading keys are there, after it pinned and unpinned them as a look-up does. It
+// must not be called from several goroutines at once.
+func (t *Table) Lookup(keys []connector.Key) int {
+	n, pins := t.table.Prefix(0, []connector.Shard{0}, keys, t.refs[:0])
+	t.table.Unpin(pins...)
+	return n
+}
+
+// Close gives the table's memory back.
+func (t *Table) Close() { t.table.Close() }
