@@ -1,6 +1,9 @@
 package store
 
-import "unsafe"
+import (
+	"fmt"
+	"unsafe"
+)
 
 // Limits of a payload in bytes.
 const (
@@ -27,4 +30,17 @@ func AlignedBuffer(payloadBytes int) []byte {
 	raw := make([]byte, padded+BufferAlign)
 	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(raw))) & (BufferAlign - 1))
 	return raw[skip : skip+payloadBytes : skip+padded]
+}
+
+// CheckBuffer returns an [ErrInvalid] if the buffer of a payload does not keep the rules of [ReadOp].
+func CheckBuffer(payload []byte) error {
+	switch n := len(payload); {
+	case n < MinPayloadBytes || n > MaxPayloadBytes:
+		return fmt.Errorf("payload of %d bytes: want %d to %d: %w", n, MinPayloadBytes, MaxPayloadBytes, ErrInvalid)
+	case uintptr(unsafe.Pointer(unsafe.SliceData(payload)))%BufferAlign != 0:
+		return fmt.Errorf("payload buffer is not aligned to %d bytes: %w", BufferAlign, ErrInvalid)
+	case cap(payload) < PayloadBufferSize(n):
+		return fmt.Errorf("payload buffer has capacity %d, want %d: %w", cap(payload), PayloadBufferSize(n), ErrInvalid)
+	}
+	return nil
 }

@@ -14,6 +14,7 @@ import (
 type fsckCmd struct {
 	Dir     string `arg:"" placeholder:"DIR" help:"Store directory."`
 	Payload bool   `name:"payload" help:"Read and verify every payload, too, not only the structures."`
+	KeyFile string `name:"key-file" env:"KVCONN_KEY_FILE" placeholder:"FILE" help:"Key file of the daemon that uses the store."`
 	JSON    bool   `name:"json" help:"Print the result as JSON."`
 }
 
@@ -32,9 +33,13 @@ func (c *fsckCmd) Run(ctx context.Context, std *streams) error {
 			return fmt.Errorf("%s holds no store: %w", c.Dir, err)
 		}
 	}
+	ring, err := loadKeys(c.KeyFile)
+	if err != nil {
+		return err
+	}
 	bar := newProgress(std.err, "checking records")
 	report, err := disk.Fsck(ctx, c.Dir, disk.FsckOptions{
-		Payload: c.Payload, Progress: bar.set, Store: disk.Options{Logger: slog.New(slog.DiscardHandler)},
+		Payload: c.Payload, Progress: bar.set, Store: disk.Options{Ring: ring, Logger: slog.New(slog.DiscardHandler)},
 	})
 	bar.finish()
 	if err != nil {
@@ -61,6 +66,12 @@ func printFsck(out io.Writer, r *disk.FsckReport) error {
 	}
 	for _, what := range r.Failed {
 		fmt.Fprintf(out, "failed: %s\n", what)
+	}
+	if r.Keyless > 0 {
+		fmt.Fprintf(out, "%d records are sealed with a key that is not here: only the checksum of what is stored can be verified, and a daemon with these keys does not use them; give --key-file\n", r.Keyless)
+	}
+	if r.Unsealed > 0 {
+		fmt.Fprintf(out, "%d records are not sealed: a daemon with this key file does not use them\n", r.Unsealed)
 	}
 	_, err := fmt.Fprintf(out, "%s: %d records in %d segments and %d namespaces, index from %s; %d repairs, %d records dropped\n",
 		r.Dir, r.Records, r.Segments, r.Namespaces, r.Recovered, len(r.Repaired), len(r.Dropped))

@@ -29,6 +29,7 @@ type cli struct {
 	Config     configCmd     `cmd:"" help:"Print the settings, or the configuration of an engine."`
 	Demo       demoCmd       `cmd:"" help:"Show on this machine what the cache does."`
 	Fsck       fsckCmd       `cmd:"" help:"Check and repair a store that no daemon has open."`
+	Key        keyCmd        `cmd:"" help:"Make keys that records are sealed with."`
 	Bench      benchCmd      `cmd:"" help:"Measure kvconn on this machine, beside the machine's own limits."`
 	Replay     replayCmd     `cmd:"" help:"Replay a request trace through a model of ranks, tiers and routing policies; size a disk."`
 	DemoEngine demoEngineCmd `cmd:"" hidden:"" help:"The demo's engine process."`

@@ -49,6 +49,11 @@ func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams)
 	o.MinFreeBytes, o.MinFreePercent = int64(c.MinFree.Bytes), c.MinFree.Percent
 	o.NoMinFree = c.MinFree.Set && c.MinFree.Bytes == 0 && c.MinFree.Percent == 0
 	o.Publish = publishOptions(&c.Serve)
+	ring, err := loadKeys(c.KeyFile)
+	if err != nil {
+		return err
+	}
+	o.Ring = ring
 	notify, err := sdnotify.FromEnvironment(os.Getenv, os.Getpid())
 	if err != nil {
 		o.Logger.Warn("the service manager is not told how the daemon does", "err", err,

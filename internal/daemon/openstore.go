@@ -87,6 +87,7 @@ func (d *daemon) storeOptions() disk.Options {
 		ReadTimeout:        o.LoadTimeout,
 		Calibrate:          true,
 		ScrubBytesPerS:     o.ScrubBytesPerS,
+		Ring:               o.Ring,
 		EventBytes:         o.EventBytes,
 		Progress:           d.opening.Progress,
 		ForgetSegments:     o.ForgetSegments,

@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency/publish"
+	"github.com/kvconn/kvconn/store/seal"
 )
 
 // Version is the name and version shown to clients and people.
@@ -48,6 +49,8 @@ type Options struct {
 	// LoadStagingBytes and SaveStagingBytes bound how much of it one rank's loads and saves
 	// take; 0 is the default of host.AccountOptions.
 	LoadStagingBytes, SaveStagingBytes int64
+	// Ring, if not nil, seals what is stored: then only sealed records are used.
+	Ring *seal.Ring
 	// ScrubBytesPerS is the rate at which records are verified in the background; 0 for
 	// none.
 	ScrubBytesPerS int64

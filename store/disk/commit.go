@@ -246,7 +246,7 @@ func (c *committing) putRecord(in *index.Insertion, op *write) error {
 	return c.batch.PutRecord(&journal.Record{
 		Location: g.Location(in.Ref), Namespace: in.ID.Namespace, Shard: in.ID.Shard,
 		Key: in.ID.Key, Parent: in.Parent, ParentAt: c.s.space.LocationOf(in.ParentRef), Depth: in.Depth,
-		Bytes: in.Bytes, Seq: in.Seq, Scope: op.Scope, KeyScheme: scheme,
+		Bytes: in.Bytes, Seq: in.Seq, Scope: op.Scope, KeyScheme: scheme, Algorithm: op.algorithm, KeyID: op.keyID,
 	})
 }
 

@@ -48,7 +48,7 @@ func (s *Store) forgetEmpty() {
 		records[g.Namespace] += count
 	}
 	for _, f := range unopened {
-		if records[f.ID] == 0 && s.forget(f) {
+		if records[f.ID] == 0 && !s.state.Hides(f.ID) && s.forget(f) {
 			s.namespaces.Forgotten(f)
 		}
 	}

@@ -194,8 +194,8 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 	if err := r.Decode(b); err != nil {
 		t.Fatal(err)
 	}
-	r.Needs |= record.NeedsDecryption
-	r.Cipher.Algorithm = 1
+	r.Needs |= 1 << 7
+	r.Cipher.Algorithm = 2
 	r.Encode(b)
 	if err := g.File.WriteVec(b, nil, at); err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestRecordOfANewerProgramIsAMiss(t *testing.T) {
 	}
 	// Nor is it offered where the journal says so.
 	batch := s.journal.NewBatch()
-	err := batch.PutRecord(&journal.Record{Location: g.Location(found.Ref), Key: r.Key, Parent: r.Parent, Bytes: r.PayloadBytes, Seq: r.Seq, Algorithm: 1})
+	err := batch.PutRecord(&journal.Record{Location: g.Location(found.Ref), Key: r.Key, Parent: r.Parent, Bytes: r.PayloadBytes, Seq: r.Seq, Algorithm: 2})
 	if err := errors.Join(err, batch.Commit(), s.Close(), os.Remove(filepath.Join(s.opts.Dir, recovery.SnapshotFile))); err != nil {
 		t.Fatal(err)
 	}

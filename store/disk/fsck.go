@@ -37,6 +37,9 @@ type FsckReport struct {
 	Namespaces int               `json:"namespaces"`
 	Segments   int               `json:"segments"`
 	Records    int64             `json:"records"`
+	// Hidden are records that a store with these keys does not use. Of those whose key is not there the checksum
+	// of what is stored was verified, and not that it is what was sealed.
+	recovery.Hidden
 	// CheckedBytes were read from segments.
 	CheckedBytes int64 `json:"checked_bytes"`
 	// SetAsideBytes are of files whose names end in .bad: see [Stats].
@@ -114,7 +117,7 @@ func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 	}
 	st, report := s.Stats(), f.report
 	report.Recovered, report.Segments, report.Namespaces = st.Recovered, st.Segments, st.Namespaces
-	report.SetAsideBytes = st.SetAsideBytes
+	report.SetAsideBytes, report.Hidden = st.SetAsideBytes, st.Hidden
 	report.Repaired = append(report.Repaired, st.Warnings...)
 	f.checkManifests()
 	if err := f.checkRecords(ctx); err != nil {
@@ -164,7 +167,7 @@ func (f *fsck) checkManifests() {
 func (f *fsck) checkJournal(ctx context.Context) (damaged, err error) {
 	n, differ := 0, 0
 	damaged = f.s.journal.Records(0, math.MaxUint32, func(r *journal.Record) error {
-		if !r.Readable() {
+		if f.s.opener.AcceptKey(r.Algorithm, r.KeyID) != nil {
 			return nil
 		}
 		if n++; n%1024 == 0 && ctx.Err() != nil {
@@ -202,7 +205,7 @@ func (f *fsck) checkRecords(ctx context.Context) error {
 			c := newChecker(f.s, f.o.Payload)
 			for ctx.Err() == nil {
 				run := next.Add(1) - 1
-				g, first, slots := runOf(segments, run)
+				g, first, slots := segment.Run(segments, fsckRun, run)
 				if g == nil {
 					return
 				}
@@ -218,19 +221,6 @@ func (f *fsck) checkRecords(ctx context.Context) error {
 		f.o.Progress(total, total)
 	}
 	return nil
-}
-
-// runOf returns the nth run of slots of all segments, or nil.
-func runOf(segments []*segment.Segment, n int64) (g *segment.Segment, first, slots uint32) {
-	for _, g := range segments {
-		runs := (int64(g.Slots) + fsckRun - 1) / fsckRun
-		if n < runs {
-			first = uint32(n) * fsckRun
-			return g, first, min(fsckRun, g.Slots-first)
-		}
-		n -= runs
-	}
-	return nil, 0, 0
 }
 
 func (f *fsck) checkRun(ctx context.Context, c *checker, g *segment.Segment, first, slots uint32, done *atomic.Int64, total int64) {

@@ -23,6 +23,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/queue"
 	"github.com/kvconn/kvconn/store/disk/readio"
 	"github.com/kvconn/kvconn/store/disk/report"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 // Store is an open record store.
@@ -40,6 +41,8 @@ type Store struct {
 	namespaces *namespace.Registry
 	leases     *lease.Table
 	headers    readio.Headers
+	opener     record.Opener
+	builder    record.Builder
 	reads      *readio.Reader
 	writes     writes
 	gate       *readio.Gate
@@ -83,12 +86,14 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{opts: o, calibrated: calibrated, commits: queue.New[commit]()}
+	s.builder.Ring = o.Ring
+	s.opener = record.Opener{Ring: o.Ring, SumsOnly: o.checkOnly}
 	s.leases = lease.New(o.MaxLeases)
 	s.writes.init()
 	s.gate = readio.NewGate(o.Writers)
 	s.reads = readio.New(readio.Options{
 		Budget: o.ReadInFlightBytes, ChunkBytes: o.ChunkBytes, Timeout: o.ReadTimeout, Clock: o.clock,
-		Gate: s.gate, Headers: &s.headers, Records: records{s},
+		Gate: s.gate, Headers: &s.headers, Records: records{s}, Sealed: o.Ring != nil,
 	})
 	s.barrier = barrier.New(s.makeBarrier, o.Logger)
 	s.events = eventlog.New(o.EventBytes)
@@ -114,7 +119,7 @@ func (s *Store) open(ctx context.Context) error {
 		Dir: o.Dir, MaxBytes: o.MaxBytes, MinFree: segment.MinFree{Bytes: o.MinFreeBytes, Percent: o.MinFreePercent},
 		SegmentBytes: o.SegmentBytes, JournalCacheBytes: o.JournalCacheBytes, ForgetSegments: o.ForgetSegments,
 		CheckOnly: o.checkOnly, Held: o.held, Locked: func() { told = s.report.Tell(o.Progress) }, FS: o.fs, JournalFS: o.journalFS,
-		Report: &s.report, Namespaces: s.namespaces,
+		Report: &s.report, Namespaces: s.namespaces, Opener: &s.opener,
 	})
 	if err != nil {
 		return err

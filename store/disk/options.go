@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/store/disk/recovery"
 	"github.com/kvconn/kvconn/store/disk/segment"
 	"github.com/kvconn/kvconn/store/eventlog"
+	"github.com/kvconn/kvconn/store/seal"
 )
 
 // Options says how a store is opened. The zero value of a field means its default, which
@@ -87,6 +88,9 @@ type Options struct {
 	Progress func(stage string, done, total int64)
 	// CloseWait is how long Close waits for a disk that does not answer. Default 5 min.
 	CloseWait time.Duration
+	// Ring, if not nil, seals what is written. Then only sealed records are used: others are misses. Without
+	// it sealed records are.
+	Ring *seal.Ring
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger
 

@@ -20,6 +20,11 @@ func (s *Store) Read(ctx context.Context, ops []*store.ReadOp, done func(*store.
 	s.reads.Read(ctx, ops, done, false)
 }
 
+// Export implements [store.Exporter].
+func (s *Store) Export(ctx context.Context, ops []*store.ReadOp, done func(*store.ReadOp)) {
+	s.reads.Read(ctx, ops, done, true)
+}
+
 // Speed returns how fast reads are at the moment. It starts from the calibration if
 // there is one, and sinks while a disk owes an answer.
 func (s *Store) Speed() store.Speed { return s.reads.Speed() }
@@ -30,7 +35,7 @@ type records struct{ s *Store }
 // Locate implements readio.Records.
 func (r records) Locate(op *readio.Read) error {
 	s := r.s
-	if err := checkBuffer(op.Payload); err != nil {
+	if err := store.CheckBuffer(op.Payload); err != nil {
 		return err
 	}
 	id, known := s.resolve(&op.ID)
@@ -74,7 +79,8 @@ func (r records) Verify(op *readio.Read) {
 	case op.Err == nil:
 		s.doubts.Good(op.Ref)
 		return
-	case errors.Is(op.Err, store.ErrIO), errors.Is(op.Err, store.ErrMismatch):
+	case errors.Is(op.Err, store.ErrIO), errors.Is(op.Err, store.ErrMismatch),
+		errors.Is(op.Err, record.ErrKey), errors.Is(op.Err, record.ErrUnsealed): // the journal says otherwise
 		if !s.readFailed(op.Ref, op.Seq, op.Err) {
 			return
 		}
@@ -90,62 +96,34 @@ func (r records) Verify(op *readio.Read) {
 // verify compares header and payload with the index and with what the caller expects.
 func (s *Store) verify(op *readio.Read) error {
 	var h record.Header
-	switch err := s.check(&h, op.Header.Bytes, op.At, &op.ID, op.Seq, op.Payload); {
-	case errors.Is(err, record.ErrNewer):
-		return fmt.Errorf("record %v: %w: %w", op.ID.Key, store.ErrUnreadable, err)
+	stored := op.Stored
+	if stored == nil {
+		stored = op.Payload
+	}
+	want := s.want(op.At, &op.ID, op.Seq, len(op.Payload))
+	err := s.opener.Begin(&h, op.Header.Bytes, &want)
+	if err == nil {
+		err = s.opener.Open(&h, op.Header.Bytes, op.Payload, stored[:h.Stored()])
+	}
+	switch {
+	case errors.Is(err, store.ErrUnreadable):
+		return fmt.Errorf("record %v: %w", op.ID.Key, err)
 	case err != nil:
 		return fmt.Errorf("record %v in slot %d of segment %d: %w: %w", op.ID.Key, op.At.Slot, op.At.Segment, err, store.ErrCorrupt)
 	case op.Probe:
-		return nil
-	case h.Proof != op.Proof:
-		return fmt.Errorf("record %v: proof: %w", op.ID.Key, store.ErrMismatch)
-	case h.Parent != op.Parent:
-		return fmt.Errorf("record %v: parent %v, want %v: %w", op.ID.Key, h.Parent, op.Parent, store.ErrMismatch)
+		op.Parent, op.Proof = h.Parent, h.Proof
+	default:
+		if err := h.CheckPrefix(&op.Record); err != nil {
+			return err
+		}
 	}
 	op.Scope, op.From = h.Scope, s.Name()
 	return nil
 }
 
-// Reasons for which a record is corrupt, beside those of package record.
-var (
-	errOtherStore  = errors.New("belongs to another store")
-	errOtherSlot   = errors.New("belongs to another slot")
-	errOtherRecord = errors.New("slot holds another record than the index says")
-	errOtherWrite  = errors.New("slot holds another generation")
-	errLength      = errors.New("length differs from the index")
-	errPayloadSum  = errors.New("payload checksum")
-)
-
-// check decodes the header of a slot and compares it, and the payload, with what the index has
-// there. The error is [record.ErrNewer], which is no damage, or says why the record is corrupt.
-func (s *Store) check(h *record.Header, header []byte, at journal.Location, id *store.RecordID, seq uint64, payload []byte) error {
-	if err := s.checkHeader(h, header, at, id, seq, len(payload)); err != nil {
-		return err
-	}
-	if h.PayloadSum != record.PayloadSum(payload) {
-		return errPayloadSum
-	}
-	return nil
-}
-
-// checkHeader is check without the payload.
-func (s *Store) checkHeader(h *record.Header, header []byte, at journal.Location, id *store.RecordID, seq uint64, bytes int) error {
-	if err := h.Decode(header); err != nil {
-		return err
-	}
-	switch {
-	case h.Store != s.state.ID:
-		return errOtherStore
-	case h.SegmentID != at.Segment || h.Slot != at.Slot:
-		return errOtherSlot
-	case h.Key != id.Key || h.Shard != id.Shard || h.Namespace != id.Namespace:
-		return errOtherRecord
-	case h.Seq != seq:
-		return errOtherWrite
-	case int(h.PayloadBytes) != bytes:
-		return errLength
-	}
-	return nil
+// want is what the header of a slot says if the index is right.
+func (s *Store) want(at journal.Location, id *store.RecordID, seq uint64, bytes int) record.Want {
+	return record.Want{Store: s.state.ID, SegmentID: at.Segment, Slot: at.Slot, Seq: seq, ID: *id, PayloadBytes: bytes}
 }
 
 // Count implements readio.Records.
@@ -179,19 +157,6 @@ func (s *Store) readFailed(ref index.Ref, seq uint64, err error) (drop bool) {
 	s.opts.Logger.Warn("store: dropped a record that could not be read twice", "err", err,
 		"remedy", "look for I/O errors in the kernel's log; if it goes on, replace the disk")
 	return true
-}
-
-// checkBuffer reports an error if a payload's buffer does not keep the rules of [store.ReadOp].
-func checkBuffer(payload []byte) error {
-	switch n := len(payload); {
-	case n < store.MinPayloadBytes || n > store.MaxPayloadBytes:
-		return fmt.Errorf("payload of %d bytes: want %d to %d: %w", n, store.MinPayloadBytes, store.MaxPayloadBytes, store.ErrInvalid)
-	case !fsio.Aligned(payload):
-		return fmt.Errorf("payload buffer is not aligned to %d bytes: %w", store.BufferAlign, store.ErrInvalid)
-	case cap(payload) < fsio.AlignUp(n):
-		return fmt.Errorf("payload buffer has capacity %d, want %d: %w", cap(payload), fsio.AlignUp(n), store.ErrInvalid)
-	}
-	return nil
 }
 
 // Probe implements [store.Tier]. The read waits in the queue like any other.

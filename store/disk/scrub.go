@@ -80,8 +80,8 @@ func (c *checker) verify(g *segment.Segment, id index.ID, found index.Found) (by
 	padded := 0
 	if c.payload {
 		padded = fsio.AlignUp(int(found.Bytes))
-		if len(c.buf) < padded {
-			c.buf = store.AlignedBuffer(padded)
+		if len(c.buf) <= padded {
+			c.buf = store.AlignedBuffer(padded + 1) // with room for a tag
 		}
 	}
 	slot := uint32(found.Ref - g.Base)
@@ -90,14 +90,14 @@ func (c *checker) verify(g *segment.Segment, id index.ID, found index.Found) (by
 	}
 	bytes = int64(padded + record.HeaderBytes)
 	var h record.Header
-	at, want := g.Location(found.Ref), c.s.recordID(id)
-	if c.payload {
-		reason = c.s.check(&h, c.header, at, &want, found.Seq, c.buf[:found.Bytes])
-	} else {
-		reason = c.s.checkHeader(&h, c.header, at, &want, found.Seq, int(found.Bytes))
+	whole := c.s.recordID(id)
+	want := c.s.want(g.Location(found.Ref), &whole, found.Seq, int(found.Bytes))
+	if reason = c.s.opener.Begin(&h, c.header, &want); reason == nil && c.payload {
+		stored := c.buf[:h.Stored()]
+		reason = c.s.opener.Open(&h, c.header, stored, stored)
 	}
-	if errors.Is(reason, record.ErrNewer) {
-		return bytes, nil, nil // neither readable nor damaged
+	if errors.Is(reason, store.ErrUnreadable) {
+		return bytes, nil, nil // no damage
 	}
 	return bytes, reason, nil
 }

@@ -22,6 +22,8 @@ type Stats struct {
 	Namespaces int   `json:"namespaces"`
 	// Usage is what segments and journal occupy, and may.
 	segment.Usage
+	// Hidden are on disk and not used.
+	recovery.Hidden
 	// AwaitedSegments could not be opened or read at the start and are tried again.
 	AwaitedSegments int64 `json:"awaited_segments"`
 	PayloadBytes    int64 `json:"payload_bytes"`
@@ -105,7 +107,10 @@ const (
 	RecoveredHeaders  = recovery.RecoveredHeaders
 )
 
-var _ store.Tier = (*Store)(nil)
+var (
+	_ store.Tier     = (*Store)(nil)
+	_ store.Exporter = (*Store)(nil)
+)
 
 // Name is disk.
 func (s *Store) Name() string { return "disk" }
@@ -138,7 +143,7 @@ func (s *Store) Stats() Stats {
 	st.QueuedReads, st.ReadInFlightBytes = s.reads.Depth()
 	st.ReadSpeed = s.Speed()
 	st.Rebuild, st.AwaitedSegments = s.rebuild.State(), s.rebuild.Awaiting()
-	st.Usage = s.space.Usage()
+	st.Usage, st.Hidden = s.space.Usage(), s.state.Hidden()
 	s.count.stats(&st)
 	st.Warnings = s.report.Warnings()
 	return st

@@ -48,6 +48,9 @@ type write struct {
 	ref        index.Ref
 	depth      uint16 // blocks before it in its chain
 	seq        uint64
+	// algorithm and keyID say how it is sealed.
+	algorithm uint8
+	keyID     uint32
 	// oldRef and oldSeq name the record that this one replaces, if oldSeq is not 0.
 	oldRef index.Ref
 	oldSeq uint64
@@ -129,7 +132,7 @@ func (s *Store) depthOf(op *write) uint16 {
 }
 
 func (s *Store) checkWrite(op *write) error {
-	if err := checkBuffer(op.Payload); err != nil {
+	if err := store.CheckBuffer(op.Payload); err != nil {
 		return err
 	}
 	id, known := s.resolve(&op.ID)
@@ -153,12 +156,13 @@ func (s *Store) checkWrite(op *write) error {
 
 // writer writes payloads until the queue is closed.
 func (s *Store) writer() {
+	var scratch []byte // for what is sealed
 	for {
 		op, ok := s.writes.queue.Pop()
 		if !ok {
 			return
 		}
-		if err := s.writeOne(op); err != nil {
+		if err := s.writeOne(op, &scratch); err != nil {
 			op.Err = err
 			s.commits.Push(ended{op})
 		} else {
@@ -168,7 +172,7 @@ func (s *Store) writer() {
 }
 
 // writeOne puts a record into a slot. The index knows nothing of it yet.
-func (s *Store) writeOne(op *write) error {
+func (s *Store) writeOne(op *write, scratch *[]byte) error {
 	if !s.space.MayWrite(time.Now()) {
 		return fmt.Errorf("disk refuses writes: %w", store.ErrIO)
 	}
@@ -182,18 +186,22 @@ func (s *Store) writeOne(op *write) error {
 	}
 	g := s.space.At(ref)
 	op.ref = ref
-	padded := op.Payload[:fsio.AlignUp(len(op.Payload))]
-	clear(padded[len(op.Payload):])
 	at := g.Location(ref)
 	header := s.headers.Get()
 	defer s.headers.Put(header)
 	namespace, scheme := s.namespaces.Identity(op.id.Namespace)
-	(&record.Header{
+	h := record.Header{
 		Store: s.state.ID, SegmentID: at.Segment, Slot: at.Slot, Seq: op.seq,
 		Namespace: namespace, Shard: op.ID.Shard, Depth: op.depth,
 		Key: op.ID.Key, Parent: op.Parent, Proof: op.Proof, Scope: op.Scope, KeyScheme: scheme,
-		PayloadBytes: uint32(len(op.Payload)), PayloadSum: record.PayloadSum(op.Payload),
-	}).Encode(header.Bytes)
+	}
+	if padded := fsio.AlignUp(len(op.Payload)); s.opts.Ring != nil && cap(*scratch) <= padded {
+		*scratch = store.AlignedBuffer(padded + 1) // with room for a tag
+	}
+	stored := s.builder.Build(&h, header.Bytes, *scratch, op.Payload, 0)
+	op.algorithm, op.keyID = h.Cipher.Algorithm, h.Cipher.KeyID
+	padded := stored[:fsio.AlignUp(len(stored))]
+	clear(padded[len(stored):])
 	g.MarkDirty()
 	s.gate.BeginWrite(need)
 	err = g.File.WriteVec(header.Bytes, padded, g.Offset(at.Slot))

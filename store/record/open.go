@@ -30,8 +30,8 @@ var (
 // Opener verifies records and returns their payloads. The zero Opener has no key. It is safe for
 // concurrent use.
 //
-// Its errors wrap [store.ErrUnreadable] where the record is intact as far as can be told and cannot be used
-// here. All others mean that it is damaged, moved or forged, or that something else lies there.
+// Its errors wrap [store.ErrUnreadable] where the record seems intact and cannot be used here. All others
+// mean that it is damaged, moved or forged, or that something else lies there.
 type Opener struct {
 	// Ring opens what is sealed. With one, records that are not sealed are refused.
 	Ring *seal.Ring
@@ -65,7 +65,7 @@ func (o *Opener) Accept(h *Header) error {
 	return o.AcceptKey(h.Cipher.Algorithm, h.Cipher.KeyID)
 }
 
-// AcceptKey is Accept for a record of which algorithm, 0 for none, and key are known.
+// AcceptKey is Accept for a record that is sealed by an algorithm, 0 for none, with a key.
 func (o *Opener) AcceptKey(algorithm uint8, keyID uint32) error {
 	switch {
 	case o.SumsOnly:

@@ -2,6 +2,7 @@ package seal
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -71,6 +72,27 @@ func checkFile(file string, info fs.FileInfo) error {
 		return fmt.Errorf("key file %s has %d bytes, at most %d", file, info.Size(), maxFileBytes)
 	}
 	return nil
+}
+
+// Create draws a key and writes a key file with it, mode 0600. It refuses a file that is there.
+func Create(file string) (*Ring, error) {
+	var secret Key
+	defer clear(secret[:])
+	_, _ = rand.Read(secret[:]) // it never fails
+	r, err := New(secret)
+	if err != nil {
+		return nil, fmt.Errorf("make key file %s: %w", file, err)
+	}
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("make key file: %w", err)
+	}
+	line := linePrefix + base64.StdEncoding.EncodeToString(secret[:]) + "\n"
+	_, err = f.WriteString(line)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return nil, fmt.Errorf("make key file %s: %w", file, errors.Join(err, os.Remove(file)))
+	}
+	return r, nil
 }
 
 // recipe is a command that makes a key file.

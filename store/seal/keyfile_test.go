@@ -2,6 +2,7 @@ package seal
 
 import (
 	"encoding/base64"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -60,6 +61,28 @@ func TestKeyIDsStay(t *testing.T) {
 	}
 	if id := KeyName(k.ID()); id != goldenKeyID {
 		t.Errorf("id %s, want %s", id, goldenKeyID)
+	}
+}
+
+func TestCreate(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "keys")
+	made, err := Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(file)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if r, err := Load(file); err != nil || r.KeyID() != made.KeyID() {
+		t.Errorf("%v, %v, want %v", r, err, made)
+	}
+	if _, err := Create(file); !errors.Is(err, os.ErrExist) {
+		t.Errorf("a file that is there: %v", err)
+	}
+	other, err := Create(file + "2")
+	if err != nil || other.KeyID() == made.KeyID() {
+		t.Errorf("%v, %v", other, err)
 	}
 }
 

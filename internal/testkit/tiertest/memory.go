@@ -165,7 +165,7 @@ func (m *Memory) Read(ctx context.Context, ops []*store.ReadOp, done func(*store
 
 // find checks an op and returns its record.
 func (m *Memory) find(op *store.ReadOp) (*entry, error) {
-	if err := checkBuffer(op.Payload); err != nil {
+	if err := store.CheckBuffer(op.Payload); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -264,7 +264,7 @@ func (m *Memory) accept(op *store.WriteOp) error {
 	if m.closed {
 		return store.ErrClosed
 	}
-	if err := checkBuffer(op.Payload); err != nil {
+	if err := store.CheckBuffer(op.Payload); err != nil {
 		return err
 	}
 	if err := m.checkSize(op.ID.Namespace, op.ID.Shard, len(op.Payload)); err != nil {
@@ -328,12 +328,5 @@ func (m *Memory) Close() error {
 	m.mu.Unlock()
 	m.reads.Wait()
 	m.devices.Wait()
-	return nil
-}
-
-func checkBuffer(b []byte) error {
-	if len(b) < store.MinPayloadBytes || len(b) > store.MaxPayloadBytes || cap(b) < store.PayloadBufferSize(len(b)) || !aligned(b) {
-		return fmt.Errorf("payload buffer of %d bytes, capacity %d: %w", len(b), cap(b), store.ErrInvalid)
-	}
 	return nil
 }

@@ -3,7 +3,6 @@ package tiertest
 import (
 	"fmt"
 	"time"
-	"unsafe"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
@@ -17,10 +16,6 @@ type namespace struct {
 
 // size is that of a shard's payloads, fixed while it has records or is held.
 type size struct{ bytes, holds int }
-
-func aligned(b []byte) bool {
-	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))%store.BufferAlign == 0
-}
 
 // OpenNamespace implements [store.Namespaces], as do the methods up to ReleasePayload.
 func (m *Memory) OpenNamespace(manifest *connector.Manifest) (connector.NamespaceDigest, error) {

@@ -16,6 +16,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/record"
+	"github.com/kvconn/kvconn/store/seal"
 )
 
 func TestMemoryIsATier(t *testing.T) {
@@ -29,6 +30,14 @@ func memory() *Subject {
 }
 
 func TestDiskIsATier(t *testing.T) { Run(t, openDisk) }
+
+func TestSealedDiskIsATier(t *testing.T) {
+	ring, err := seal.New(seal.Key([]byte("this is a key with 32 characters")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	Run(t, func(t *testing.T) *Subject { return openDiskWith(t, ring) })
+}
 
 func TestChainIsATier(t *testing.T) {
 	Run(t, func(t *testing.T) *Subject {
@@ -92,12 +101,14 @@ func TestChainOfOneIsATier(t *testing.T) {
 	})
 }
 
-func openDisk(t *testing.T) *Subject {
+func openDisk(t *testing.T) *Subject { return openDiskWith(t, nil) }
+
+func openDiskWith(t *testing.T, ring *seal.Ring) *Subject {
 	const maxBytes = disk.MinMaxBytes + 4<<20
 	d, dir := new(storetest.Disk), t.TempDir()
 	s, err := disk.Open(t.Context(), d.Under(disk.Options{
 		Dir: dir, MaxBytes: maxBytes, MinFreeBytes: -1, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond,
-		Logger: slog.New(slog.DiscardHandler),
+		Ring: ring, Logger: slog.New(slog.DiscardHandler),
 	}))
 	if err != nil {
 		t.Fatal(err)

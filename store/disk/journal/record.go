@@ -41,9 +41,6 @@ type Record struct {
 	Flags     uint16
 }
 
-// Readable reports whether this program can read the record's payload.
-func (r *Record) Readable() bool { return r.Algorithm == 0 }
-
 // Keys begin with a letter that says what they are of; numbers in keys are big-endian so
 // that they sort.
 const (

@@ -24,11 +24,13 @@ type Place struct {
 type Read struct {
 	*store.ReadOp
 	Place
-	// Probe reads whatever the record is of.
+	// Probe reads the record whatever prefix it is of.
 	Probe bool
 	// IOErr is why the disk did not give the record, Header its header if it did.
 	IOErr  error
 	Header *Header
+	// Stored are the bytes after the header, padded, where these are not read into the payload's buffer.
+	Stored []byte
 
 	batch       *batch
 	phase       phase

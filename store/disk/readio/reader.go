@@ -21,6 +21,8 @@ type Options struct {
 	ChunkBytes int
 	// Timeout is how long one record may take from its first request to the disk.
 	Timeout time.Duration
+	// Sealed says that what is stored is not the payload: it is read into [Read].Stored.
+	Sealed  bool
 	Clock   func() time.Time
 	Gate    *Gate
 	Headers *Headers
@@ -51,6 +53,7 @@ type Reader struct {
 	ahead    int64 // those of backlog that no load has asked for
 	budget   int64
 	speed    speed
+	scratch  scratch
 
 	progress  time.Time // last time that the disk delivered
 	closed    bool
@@ -161,7 +164,9 @@ func (r *Reader) wakeOne() {
 	}
 }
 
-func (r *Reader) fits(c *chunk) bool { return r.inFlight == 0 || r.inFlight+c.bytes() <= r.budget }
+func (r *Reader) fits(c *chunk) bool {
+	return (r.inFlight == 0 || r.inFlight+c.bytes() <= r.budget) && r.room(c.op)
+}
 
 // chunk is one request to the disk: the bytes of an op's padded payload from one offset
 // up to another, and the header if it is the first.
@@ -202,6 +207,7 @@ func (r *Reader) take() (c chunk, ok bool) {
 			r.speed.begin(t)
 		}
 	}
+	r.borrow(rd)
 	rd.asked = c.to
 	rd.outstanding++
 	r.inFlight += c.bytes()
@@ -249,7 +255,7 @@ func (r *Reader) readAll() {
 
 func (r *Reader) readChunk(c chunk) {
 	op := c.op
-	padded := op.Payload[:fsio.AlignUp(len(op.Payload))]
+	padded := op.target()
 	var err error
 	r.o.Gate.reads(1)
 	if c.from == 0 {
@@ -328,6 +334,7 @@ func (r *Reader) letGo(op *Read) {
 		r.o.Headers.Put(op.Header)
 		op.Header = nil
 	}
+	r.giveBack(op)
 }
 
 // report calls done. The op is the caller's from then on.

@@ -145,6 +145,9 @@ func (h *headerReader) take(job *AdoptJob, slot uint32, r *record.Header, err er
 		job.Unread = append(job.Unread, slot)
 		return
 	}
+	if h.s.hides(r.Cipher.Algorithm, r.Cipher.KeyID, noNamespace) {
+		return
+	}
 	ns, err := h.s.opts.Namespaces.Find(r.Namespace)
 	if err != nil {
 		job.damaged++ // no number is left for it
@@ -154,6 +157,6 @@ func (h *headerReader) take(job *AdoptJob, slot uint32, r *record.Header, err er
 		Location:  journal.Location{Segment: r.SegmentID, Slot: slot},
 		Namespace: ns, Shard: r.Shard, Key: r.Key, Parent: r.Parent, ParentAt: journal.NoLocation,
 		Depth: r.Depth, Bytes: r.PayloadBytes, Seq: r.Seq,
-		Scope: r.Scope, KeyScheme: r.KeyScheme, Flags: r.Flags,
+		Scope: r.Scope, KeyScheme: r.KeyScheme, Flags: r.Flags, Algorithm: r.Cipher.Algorithm, KeyID: r.Cipher.KeyID,
 	})
 }

@@ -173,6 +173,7 @@ func (w *draftWriter) segment(ctx context.Context, g *segment.Segment) error {
 			}
 		}
 		entry.Parent, entry.Scope, entry.KeyScheme, entry.Flags = kept.parent, kept.scope, kept.scheme, kept.flags
+		entry.Algorithm, entry.KeyID = kept.algorithm, kept.keyID
 		if err := w.d.PutRecord(&entry); err != nil {
 			return err
 		}
@@ -187,6 +188,9 @@ type keptEntry struct {
 	scope  connector.ScopeDigest
 	scheme record.KeyScheme
 	flags  uint16
+
+	algorithm uint8
+	keyID     uint32
 }
 
 // old reads what the journal that failed has of a segment: all of it, or what comes before
@@ -200,7 +204,7 @@ func (w *draftWriter) old(ctx context.Context, g *segment.Segment) map[index.Ref
 		out := make(map[index.Ref]keptEntry)
 		_ = w.s.Journal.Records(g.ID, g.ID+1, func(r *journal.Record) error {
 			if r.Location.Slot < g.Slots {
-				out[g.Base+index.Ref(r.Location.Slot)] = keptEntry{r.Seq, r.Parent, r.Scope, r.KeyScheme, r.Flags}
+				out[g.Base+index.Ref(r.Location.Slot)] = keptEntry{r.Seq, r.Parent, r.Scope, r.KeyScheme, r.Flags, r.Algorithm, r.KeyID}
 			}
 			return nil
 		}, func(error) {})
@@ -226,5 +230,5 @@ func (w *draftWriter) fromHeader(g *segment.Segment, r *index.Insertion) (keptEn
 	if err := h.Decode(w.header); err != nil || h.Seq != r.Seq || h.Key != r.ID.Key {
 		return keptEntry{}, false
 	}
-	return keptEntry{h.Seq, h.Parent, h.Scope, h.KeyScheme, h.Flags}, true
+	return keptEntry{h.Seq, h.Parent, h.Scope, h.KeyScheme, h.Flags, h.Cipher.Algorithm, h.Cipher.KeyID}, true
 }

@@ -65,7 +65,7 @@ func (l *loader) run(ctx context.Context, first, end uint32) error {
 
 // take looks at one entry.
 func (l *loader) take(r *journal.Record) {
-	if !r.Readable() {
+	if l.s.hides(r.Algorithm, r.KeyID, int(r.Namespace)) {
 		return // its slot counts as free; the entry stays until it is used
 	}
 	g := l.segments[r.Location.Segment]

@@ -233,7 +233,11 @@ func (s *State) fillIndex(ctx context.Context, o *opening) error {
 			return nil
 		}
 		table.Close()
-		if !fsio.IsNotExist(err) {
+		switch {
+		case fsio.IsNotExist(err):
+		case errors.Is(err, snapshot.ErrOtherKeys): // as it must be
+			s.opts.Report.Logger.Info("store: the key file has other keys than before, so the journal is read")
+		default:
 			s.opts.Report.Note("snapshot is not used (%v): the journal was read instead", err)
 		}
 	}
@@ -264,13 +268,17 @@ func (s *State) snapshot() snapshot.File {
 	return snapshot.File{FS: s.opts.FS, Path: filepath.Join(s.opts.Dir, SnapshotFile), Direct: s.Direct}
 }
 
+func (s *State) snapshotName() snapshot.Name {
+	return snapshot.Name{Store: s.ID, Opens: s.Opens, Keys: keysName(s.opts.Opener.Ring)}
+}
+
 // saveSnapshot writes the index. The store has stopped.
 func (s *State) saveSnapshot(seq uint64) error {
 	var segments []snapshot.Segment
 	for _, g := range s.Space.AllSegments() {
 		segments = append(segments, snapshot.Segment{ID: g.ID, Slots: g.Slots, SlotBytes: g.SlotBytes, Base: g.Base})
 	}
-	return s.snapshot().Save(snapshot.Name{Store: s.ID, Opens: s.Opens}, seq, segments, s.Table, s.Space.SnapshotFits)
+	return s.snapshot().Save(s.snapshotName(), seq, segments, s.Table, s.Space.SnapshotFits)
 }
 
 // loadSnapshot fills an index from the snapshot of the last clean stop, and makes its space. The
@@ -281,7 +289,7 @@ func (s *State) loadSnapshot(o *opening, table *index.Table) (*segment.Space, er
 	for _, f := range o.usable {
 		files[f.id] = f
 	}
-	segments, seq, err := s.snapshot().Load(snapshot.Name{Store: s.ID, Opens: s.Opens}, table)
+	segments, seq, err := s.snapshot().Load(s.snapshotName(), table)
 	if err == nil && len(segments) != len(files) {
 		err = fmt.Errorf("snapshot has %d segments, the journal %d", len(segments), len(files))
 	}

@@ -52,6 +52,8 @@ type Options struct {
 	JournalFS  vfs.FS
 	Report     *report.Report
 	Namespaces *namespace.Registry
+	// Opener says which records are used.
+	Opener *record.Opener
 }
 
 // State is a store that is filled: what its directory holds, opened. It is used by one goroutine at
@@ -80,6 +82,7 @@ type State struct {
 	barriers    atomic.Uint64
 	// opening is what is open and not yet the state's, while it opens.
 	opening *opening
+	hidden  hidden
 	// missing are the segment files that the disk did not give.
 	missing []*segmentFile
 }
@@ -191,7 +194,8 @@ func (s *State) Close(hung bool) (err error) {
 // the index is complete and nothing uses it any more.
 func (s *State) Quicken(seq uint64, whole bool) {
 	err := s.Journal.Flush()
-	if err == nil && whole {
+	// A snapshot does not have hidden records, and the next start may have their key.
+	if err == nil && whole && s.hidden.count() == 0 {
 		// With a journal of unknown size, a snapshot might pass the cap.
 		if err = s.Space.MeasureJournal(); err == nil {
 			err = s.saveSnapshot(seq)

@@ -22,7 +22,7 @@ import (
 
 const (
 	magic         = "KVCNSNP1"
-	version       = 2
+	version       = 3
 	byteOrderMark = 0x0102030405060708
 	// readers is how many goroutines load blocks: enough to keep the disk and two
 	// cores busy.
@@ -49,6 +49,7 @@ type fixedHead struct {
 	Clock      uint64
 	Count      uint64
 	Bytes      uint64
+	Keys       uint64
 }
 
 type segmentEntry struct {
@@ -70,6 +71,8 @@ type blockEntry struct {
 type Name struct {
 	Store record.StoreID
 	Opens uint64
+	// Keys stands for the keys that the opening had: others make other records usable.
+	Keys uint64
 }
 
 // Segment is a segment that the index has slots of.
@@ -98,7 +101,7 @@ func (f File) Save(name Name, seq uint64, segments []Segment, table *index.Table
 		ByteOrder: byteOrderMark, Version: version, EntryBytes: index.EntryBytes,
 		Buckets: uint32(im.Buckets), Wrapped: uint32(im.Wrapped), Segments: uint32(len(segments)), Spare: uint32(len(im.Spare)),
 		Blocks: uint32(len(blocks)), Store: name.Store, Opens: name.Opens, Seq: seq,
-		Limit: uint32(im.Limit), Clock: im.Clock, Count: uint64(im.Count), Bytes: uint64(im.Bytes),
+		Limit: uint32(im.Limit), Clock: im.Clock, Count: uint64(im.Count), Bytes: uint64(im.Bytes), Keys: name.Keys,
 	}
 	w := headWriter{}
 	w.add(&head)
@@ -206,6 +209,9 @@ func (r *headReader) next(v any) {
 
 var errUseless = errors.New("snapshot is of no use")
 
+// ErrOtherKeys says that a snapshot is the right one but for its keys.
+var ErrOtherKeys = fmt.Errorf("%w: made with other keys", errUseless)
+
 // Load fills a new index from the snapshot of that name, and returns the segments that it has slots
 // of and the last sequence number that was given. An index that it fails to fill is of no use. The
 // error is that of a missing file if there is no snapshot.
@@ -233,6 +239,8 @@ func load(f fsio.File, name Name, table *index.Table) (segments []Segment, seq u
 		return nil, 0, fmt.Errorf("%w: made by another program", errUseless)
 	case head.Store != name.Store || head.Opens != name.Opens:
 		return nil, 0, fmt.Errorf("%w: of opening %d, the last was %d", errUseless, head.Opens, name.Opens)
+	case head.Keys != name.Keys:
+		return nil, 0, ErrOtherKeys
 	}
 	im := index.Image{Limit: index.Ref(head.Limit), Clock: head.Clock, Count: int(head.Count), Bytes: int64(head.Bytes),
 		Buckets: int(head.Buckets), Wrapped: int(head.Wrapped)}

@@ -186,7 +186,7 @@ func TestSnapshotOfAnotherStateIsRefused(t *testing.T) {
 	if _, _, err := open(t, f); !fsio.IsNotExist(err) {
 		t.Errorf("without a file: %v", err)
 	}
-	for _, other := range []Name{{name.Store, name.Opens + 1}, {name.Store, name.Opens - 1}, {record.StoreID{9}, name.Opens}} {
+	for _, other := range []Name{{name.Store, name.Opens + 1, 0}, {name.Store, name.Opens - 1, 0}, {record.StoreID{9}, name.Opens, 0}, {name.Store, name.Opens, 9}} {
 		if err := f.Save(other, 1, s.segments, s.table, fits); err != nil {
 			t.Fatal(err)
 		}
