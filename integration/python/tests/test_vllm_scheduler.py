@@ -341,6 +341,17 @@ def test_only_the_first_step_after_a_load_saves_nothing(engine: Engine) -> None:
     assert engine.leader.told == 1
 
 
+def test_what_a_former_leader_had_stored_may_have_to_be_saved(engine: Engine) -> None:
+    r = loaded_request(engine)
+    engine.leader.session = 2
+    assert engine.plan(new={"r": (12, 2)}).payload == b""
+    engine.plan(preempted={"r"})
+    engine.leader.offer = Offer(0, False)
+    engine.side.match(r, 0)
+    assert engine.plan(cached={"r": (0, 12)}, resumed={"r"}).payload == b"plan"
+    assert engine.leader.told == 0
+
+
 def test_a_step_told_with_another_that_saves_is_waited_for(engine: Engine) -> None:
     loaded_request(engine)
     engine.leader.offer = Offer(0, False)

@@ -87,7 +87,7 @@ class SchedulerSide:
             return None, False
         if tracked is None or (tracked.adapter and not self._is_untouched(tracked.adapter)):
             return 0, False
-        tracked.offered, tracked.asked_at = False, computed
+        tracked.offered, tracked.asked_at, tracked.stored = False, computed, 0
         try:
             offer = self._ask(tracked, computed)
         except KVConnError as err:
