@@ -33,6 +33,7 @@ from kvconn.frames import HEADER_BYTES, Kind, Op, field, pack_request, unpack_bo
 
 _READ_AHEAD = 64 << 10
 _MAX_OWED = 16
+"""Answers that may be outstanding. They are small: the socket holds them all while nobody reads."""
 _TIMEVAL = struct.Struct("@ll")
 MAX_SOCKET_PATH_BYTES = 107  # sun_path less its terminating zero
 
@@ -83,7 +84,7 @@ class Connection:
         """
         with self._lock:
             deadline = time.monotonic() + timeout
-            with _in_time(op, timeout):
+            with _InTime(op, timeout):
                 if len(self._owed) >= _MAX_OWED:
                     self._settle(deadline, timeout)
                 self._owed.append((self._send(op, body, (), deadline), op))
@@ -94,7 +95,7 @@ class Connection:
 
     def _call(self, op: Op, body: dict[str, Any], timeout: float, fds: Sequence[int]) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
-        with _in_time(op, timeout):
+        with _InTime(op, timeout):
             request_id = self._send(op, body, fds, deadline)
             if self._owed:
                 self._settle(deadline, timeout)
@@ -190,7 +191,7 @@ class Connection:
             self._have += got
 
     def _wait_at_most(self, seconds: float) -> None:
-        """Bound the time that each recv waits."""
+        """Bound the time that each recv waits, to a tenth: see _fill."""
         us = max(1, int(seconds * 1e6))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(us // 1_000_000, us % 1_000_000))
         self._patience = seconds
@@ -224,7 +225,7 @@ class Connection:
         self._sock.close()
 
 
-class _in_time:  # noqa: N801 - a context manager, cheaper than a generator's
+class _InTime:
     """Turns what the socket raises into errors of this package."""
 
     def __init__(self, op: Op, timeout: float) -> None:
