@@ -109,6 +109,43 @@ func (m *Manifest) Canonical() []byte {
 // Digest returns the namespace's identity.
 func (m *Manifest) Digest() NamespaceDigest { return sha256.Sum256(m.Canonical()) }
 
+// Differences returns the sorted names of the fields in which two manifests differ, entries of Extra as
+// "extra.name". Equal manifests have none.
+func (m *Manifest) Differences(o *Manifest) []string {
+	mine, others := m.fields(), o.fields()
+	var names []string
+	for name, value := range mine {
+		if other, ok := others[name]; !ok || other != value {
+			names = append(names, name)
+		}
+	}
+	for name := range others {
+		if _, ok := mine[name]; !ok {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// fields returns the values of the fields by name, as JSON has them.
+func (m *Manifest) fields() map[string]string {
+	plain := *m
+	plain.Extra = nil
+	var values map[string]json.RawMessage
+	if err := json.Unmarshal(plain.Canonical(), &values); err != nil {
+		panic(fmt.Sprintf("connector: decode a manifest: %v", err)) // it was just encoded
+	}
+	fields := make(map[string]string, len(values)+len(m.Extra))
+	for name, value := range values {
+		fields[name] = string(value)
+	}
+	for name, value := range m.Extra {
+		fields["extra."+name] = value
+	}
+	return fields
+}
+
 // ParseManifest decodes and validates a manifest. Unknown fields are an error: a field
 // that this daemon does not know could be one that changes the bytes.
 func ParseManifest(b []byte) (*Manifest, error) {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -162,6 +163,24 @@ func TestManifestDigestChangesWithEveryField(t *testing.T) {
 		if m.Digest() == want {
 			t.Errorf("digest is the same with another %s", v.Type().Field(i).Name)
 		}
+	}
+}
+
+func TestManifestNamesWhatDiffers(t *testing.T) {
+	m := testManifest()
+	m.Extra = map[string]string{"config": "a", "isa": "amx"}
+	other := m
+	if got := m.Differences(&other); got != nil {
+		t.Errorf("equal manifests differ in %q", got)
+	}
+	other.Extra = map[string]string{"config": "b", "draft": "", "isa": "amx"}
+	other.Revision, other.Groups = "another", nil
+	want := []string{"extra.config", "extra.draft", "groups", "revision"}
+	if got := m.Differences(&other); !slices.Equal(got, want) {
+		t.Errorf("differences %q, want %q", got, want)
+	}
+	if got := other.Differences(&m); !slices.Equal(got, want) {
+		t.Errorf("the other way round %q, want %q", got, want)
 	}
 }
 

@@ -39,7 +39,7 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 	}
 	others := []string{ // vLLM's
 		"--kv-transfer-config", "--kv-events-config", "--data-parallel-size", "--data-parallel-hybrid-lb", "--data-parallel-rank", "--port",
-		"--prefix-caching-hash-algo", "--prefix-cache-retention-interval", "--otlp-traces-endpoint",
+		"--prefix-caching-hash-algo", "--prefix-cache-retention-interval", "--otlp-traces-endpoint", "--hf-overrides", "--hf-config-path",
 	}
 	scripts := []string{"integration/README.md", "integration/bench/README.md"} // name flags of scripts
 	found := 0

@@ -77,6 +77,7 @@ func TestStatusOutput(t *testing.T) {
 	s := exampleStatus(60)
 	s.Health = health.State{Reasons: []health.Reason{{Code: "writes_failing", Detail: "the disk refuses writes", Remedy: "is it full?", SinceS: 61}}}
 	s.Store.Warnings = []string{"segment 3 is gone with its records"}
+	s.Engines[1].NotReady = "the memory of a rank\x1b is gone"
 	if err := printStatus(&out, s, ratesSince(exampleStatus(58), s)); err != nil {
 		t.Fatal(err)
 	}

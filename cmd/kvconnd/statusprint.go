@@ -138,6 +138,11 @@ func printEngines(w io.Writer, s *daemon.Status) {
 			ranksOf(s, e.Engine), e.RanksNeeded, r.Requests, r.QueriedTokens, percent(float64(r.OfferedTokens), float64(r.QueriedTokens)),
 			r.DecisionsFull, r.DecisionsTrimmed, r.DecisionsRefused, prefill, r.FailedLoads)
 	}
+	for i := range s.Engines {
+		if e := &s.Engines[i]; e.NotReady != "" {
+			fmt.Fprintf(w, "\nNOT READY\t%s: %s\n", clean(e.Engine), clean(e.NotReady))
+		}
+	}
 }
 
 // ranksOf counts the ranks of an engine that have registered their memory.

@@ -349,7 +349,7 @@ STAGES: dict[str, Callable[[Place], None]] = {
 }
 TWO_RANKS = ("tp", "mla", "pp", "dp")
 """Stages that need a core for each of two ranks."""
-ON_REQUEST = ("mla", "dp")
+ON_REQUEST = ("dp",)
 """Stages that take minutes for what others mostly show."""
 
 

@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"fmt"
 	"math"
+	"strings"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
@@ -20,6 +22,8 @@ type readyChange struct {
 	peer  server.Peer
 	ranks int    // of the engine
 	why   string // why it offers nothing; "" if it offers hits
+	// remedy is what a person must do about it, "" where another line says that.
+	remedy string
 }
 
 // tellReady tells an engine's leaders whether its ranks can load. It returns the changes, which
@@ -27,21 +31,26 @@ type readyChange struct {
 func (b *backend) tellReady(engine string) []readyChange {
 	var changes []readyChange
 	trouble := b.trouble(engine)
-	tell := func(setReady func(bool), known *string, why string, p server.Peer, m *connector.Manifest) {
+	tell := func(setReady func(bool), known *string, why, remedy string, p server.Peer, m *connector.Manifest) {
 		setReady(why == "")
 		if why != *known {
 			*known = why
-			changes = append(changes, readyChange{p, m.Ranks(), why})
+			changes = append(changes, readyChange{p, m.Ranks(), why, remedy})
 		}
 	}
 	for s := range b.schedulers {
-		if s.peer.Engine == engine {
-			tell(s.SetReady, &s.notReady, b.notReady(s, trouble), s.peer, s.manifest)
+		if s.peer.Engine != engine {
+			continue
 		}
+		why, remedy := b.notReady(s, trouble), ""
+		if stray := b.stray(s); stray != nil {
+			why, remedy = s.apart(stray), apartRemedy
+		}
+		tell(s.SetReady, &s.notReady, why, remedy, s.peer, s.manifest)
 	}
 	for w := range b.workers {
 		if w.peer.Engine == engine && w.keyed != nil {
-			tell(w.keyed.SetReady, &w.notReady, trouble.why(w.manifest.Ranks()), w.peer, w.manifest)
+			tell(w.keyed.SetReady, &w.notReady, trouble.why(w.manifest.Ranks()), "", w.peer, w.manifest)
 		}
 	}
 	return changes
@@ -107,12 +116,55 @@ func (b *backend) notReady(s *schedulerSession, t trouble) string {
 	return ""
 }
 
+const apartRemedy = "use one version of the connector in all processes of the engine; where extra.config differs, and the engine has" +
+	" --hf-overrides, write these into a copy of the model's config.json, and pass its directory as --hf-config-path"
+
+// stray returns the lowest rank of the engine that is in a namespace without a leader, while no worker has that
+// rank in the leader's: neither finds what the other has. nil if there is none. Other instances with the same id
+// have leaders of their own. b.mu is held.
+func (b *backend) stray(s *schedulerSession) *workerSession {
+	led := make(map[connector.NamespaceDigest]bool)
+	for o := range b.schedulers {
+		if o.peer.Engine == s.peer.Engine {
+			led[o.namespace] = true
+		}
+	}
+	here := make(map[int]bool)
+	for w := range b.workers {
+		if w.peer.Engine == s.peer.Engine && w.namespace == s.namespace {
+			here[w.rank] = true
+		}
+	}
+	var stray *workerSession
+	for w := range b.workers {
+		if w.peer.Engine != s.peer.Engine || w.keyed != nil || led[w.namespace] || here[w.rank] || w.rank >= s.manifest.Ranks() {
+			continue
+		}
+		if stray == nil || w.rank < stray.rank {
+			stray = w
+		}
+	}
+	return stray
+}
+
+// apart says how the manifest of a rank differs from the scheduler's.
+func (s *schedulerSession) apart(w *workerSession) string {
+	const most = 8 // names come from clients
+	names := s.manifest.Differences(w.manifest)
+	return fmt.Sprintf("rank %d is in another namespace than the scheduler: their manifests differ in %s",
+		w.rank, strings.Join(names[:min(len(names), most)], ", "))
+}
+
 func (b *backend) logReady(changes []readyChange) {
 	for _, c := range changes {
-		if c.why == "" {
+		switch {
+		case c.why == "":
 			b.log("all ranks can load: hits are offered", c.peer)
-		} else {
+		case c.remedy == "":
 			b.log("nothing is offered to the engine, and nothing saved", c.peer, "why", c.why, "ranks_needed", c.ranks)
+		default:
+			b.opts.Logger.Warn("nothing is offered to the engine, and nothing saved", "engine", c.peer.Engine, "pid", c.peer.PID,
+				"client", c.peer.Client, "why", c.why, "remedy", c.remedy)
 		}
 	}
 }

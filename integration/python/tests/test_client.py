@@ -266,6 +266,7 @@ def test_step_and_loaded_carry_everything(fake: FakeDaemon) -> None:
     )
     assert scheduler.step(step, 1) == (b"m", [PlannedLoad("r", [4, 5])], ())
     scheduler.loaded(["r"], {5}, 1)
+    scheduler.tell(Step(finished=["r"]), 1)
     fake.asked.get()
     assert fake.asked.get()[1] == {
         "allocs": [
@@ -292,6 +293,95 @@ def test_step_and_loaded_carry_everything(fake: FakeDaemon) -> None:
         "finished": ["f"],
     }
     assert fake.asked.get()[1] == {"done": ["r"], "invalid": pack_u32s([5])}
+    assert fake.asked.get() == (STEP, {"allocs": [], "scheduled": [], "preempted": [], "finished": ["r"]})
+
+
+def test_an_answer_that_nobody_needs_is_read_by_the_next_call(fake: FakeDaemon) -> None:
+    release = threading.Event()
+
+    def held(_: Any) -> Any:
+        release.wait(20)
+        return {}
+
+    blocks = list(range(50_000))
+    fake.on[LOADED] = held
+    fake.on[STEP] = lambda body: {"meta": b"", "loads": [["r", pack_u32s(blocks)]]} if body["allocs"] else {}
+    fake.on[MATCH] = lambda _: {"tokens": 5, "async": True}
+    scheduler = SchedulerClient(options(fake.path, timeout=20.0))
+    assert scheduler.connect()
+    for name in ("a", "b"):
+        scheduler.loaded([name], (), 1)
+        scheduler.tell(Step(finished=[name]), 1)
+    release.set()
+    assert scheduler.step(Step(allocs=[client.Alloc("r", [[1]], 0, 1)]), 1).loads == [PlannedLoad("r", blocks)]
+    scheduler.loaded(["c"], (), 1)
+    assert scheduler.match("r", [1]).tokens == 5
+    assert fake.ops() == [HELLO, LOADED, STEP, LOADED, STEP, STEP, LOADED, MATCH]
+    scheduler.close()
+
+
+@pytest.mark.parametrize("code", ["bad_request", "internal", "protocol", "unknown_request"])
+def test_an_error_that_nobody_waited_for_ends_the_session(fake: FakeDaemon, code: str) -> None:
+    def refuse(_: Any) -> Any:
+        raise Refuse(code)
+
+    fake.on[STEP] = refuse
+    fake.on[MATCH] = lambda _: {"tokens": 5, "async": True}
+    scheduler = SchedulerClient(options(fake.path, retry_interval=60.0))
+    assert scheduler.connect()
+    scheduler.tell(Step(finished=["r"]), 1)
+    with pytest.raises(client.ProtocolError, match="refused step"):
+        scheduler.match("r", [1])
+    assert scheduler.session == 0, "what the leader knows is uncertain"
+    scheduler.close()
+
+
+def test_a_daemon_that_falls_silent_is_found_by_the_next_call(fake: FakeDaemon) -> None:
+    release = threading.Event()
+
+    def silent(_: Any) -> Any:
+        release.wait(20)
+        return {}
+
+    fake.on[LOADED] = silent
+    scheduler = SchedulerClient(options(fake.path, timeout=0.2, retry_interval=60.0))
+    assert scheduler.connect()
+    scheduler.loaded(["r"], (), 1)
+    with pytest.raises(client.DeadlineExceeded):
+        scheduler.match("r", [1])
+    assert scheduler.session == 0
+    release.set()
+    scheduler.close()
+
+
+def test_a_silent_daemon_is_not_told_without_end(fake: FakeDaemon) -> None:
+    release = threading.Event()
+
+    def silent(_: Any) -> Any:
+        release.wait(20)
+        return {}
+
+    fake.on[LOADED] = silent
+    scheduler = SchedulerClient(options(fake.path, timeout=0.2, retry_interval=60.0))
+    assert scheduler.connect()
+
+    def tell() -> None:
+        for _ in range(1000):
+            scheduler.loaded(["r"], (), 1)
+
+    with pytest.raises(client.DeadlineExceeded):
+        tell()
+    release.set()
+    scheduler.close()
+
+
+def test_a_request_larger_than_the_socket_takes_is_sent_whole(fake: FakeDaemon) -> None:
+    fake.on[MATCH] = lambda body: {"tokens": len(body["tokens"]) // 4, "async": True}
+    scheduler = SchedulerClient(options(fake.path, timeout=20.0))
+    assert scheduler.connect()
+    for tokens in (1_000_000, 1, 300_000):
+        assert scheduler.match("r", range(tokens)).tokens == tokens
+    scheduler.close()
 
 
 def test_a_reset_is_told(fake: FakeDaemon) -> None:

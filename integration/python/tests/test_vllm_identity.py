@@ -21,6 +21,7 @@ from kvconn.vllm.identity import Identity, digest_directory
 @pytest.fixture(autouse=True)
 def no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "_extra", lambda config, specs: settings.of(config))
+    monkeypatch.setattr(settings, "read_again", lambda model: model.hf_config)
 
 
 def engine(path: Path) -> Any:

@@ -37,6 +37,8 @@ class Leader:
         self.session = 1
         self.matches: list[dict[str, Any]] = []
         self.steps: list[Step] = []
+        self.told = 0
+        """Those of the steps whose answer nobody reads."""
         self.reports: list[tuple[list[str], list[int]]] = []
         self.resets = 0
         self.offer = Offer(0, False)
@@ -56,6 +58,10 @@ class Leader:
             raise self.error
         loads = [PlannedLoad(a.request, []) for a in step.allocs if a.external]
         return StepReply(b"plan", loads, self.saves)
+
+    def tell(self, step: Step, session: int) -> None:
+        self.told += 1
+        self.step(step, session)
 
     def loaded(self, done: list[str], invalid: set[int], session: int) -> None:
         assert session == self.session
@@ -289,6 +295,71 @@ def test_a_taken_offer_is_loaded_and_reported(engine: Engine) -> None:
     engine.plan(new={"r": (12, 2)})
     assert engine.leader.steps[1].allocs == []
     assert engine.leader.steps[1].scheduled == [Scheduled("r", [[9, 5, 6, 7]], True, 12, 2, [], 14)]
+
+
+def loaded_request(engine: Engine, computed: int = 0, **ended: Any) -> Any:
+    """Return a request of 14 tokens after the load of the 12 tokens before its last block."""
+    engine.leader.offer = Offer(12 - computed, True)
+    r = engine.request("r", 14)
+    engine.side.match(r, computed)
+    engine.allocate(r, [1, 2, 3, 4], external=12 - computed)
+    assert engine.plan().payload == b"plan"
+    engine.loads_ended("r", **ended)
+    engine.allocate(r, [1, 2, 3, 4])
+    return r
+
+
+def test_a_step_that_saves_nothing_is_not_waited_for(engine: Engine) -> None:
+    loaded_request(engine)
+    meta = engine.plan(new={"r": (12, 2)})
+    assert (engine.leader.told, meta.payload, meta.number) == (1, b"", 0)
+    assert engine.leader.steps[-1].scheduled == [Scheduled("r", [[1, 2, 3, 4]], True, 12, 2, [], 14)]
+    engine.side.finished("r")
+    engine.plan()
+    assert engine.leader.told == 2
+    assert engine.leader.steps[-1] == Step(finished=["r"])
+
+
+@pytest.mark.parametrize(
+    ("computed", "ended"), [(4, {}), (0, {"invalid": {3}}), (0, {"failed": {"r"}})], ids=["held", "invalid", "failed"]
+)
+def test_what_a_load_did_not_bring_may_have_to_be_saved(computed: int, ended: dict[str, Any]) -> None:
+    engine = Engine()
+    loaded_request(engine, computed, **ended)
+    assert engine.plan(new={"r": (12, 2)}).payload == b"plan"
+    assert engine.leader.told == 0
+
+
+def test_only_the_first_step_after_a_load_saves_nothing(engine: Engine) -> None:
+    r = loaded_request(engine)
+    engine.append(r, 7, 8)
+    assert engine.plan(new={"r": (12, 4)}).payload == b"plan", "the step fills a block"
+    assert engine.plan(preempted={"r"}).payload == b""
+    assert engine.leader.told == 1
+    engine.side.match(r, 0)
+    assert engine.plan(cached={"r": (0, 12)}, resumed={"r"}).payload == b"plan"
+    assert engine.leader.told == 1
+
+
+def test_what_a_former_leader_had_stored_may_have_to_be_saved(engine: Engine) -> None:
+    r = loaded_request(engine)
+    engine.leader.session = 2
+    assert engine.plan(new={"r": (12, 2)}).payload == b""
+    engine.plan(preempted={"r"})
+    engine.leader.offer = Offer(0, False)
+    engine.side.match(r, 0)
+    assert engine.plan(cached={"r": (0, 12)}, resumed={"r"}).payload == b"plan"
+    assert engine.leader.told == 0
+
+
+def test_a_step_told_with_another_that_saves_is_waited_for(engine: Engine) -> None:
+    loaded_request(engine)
+    engine.leader.offer = Offer(0, False)
+    q = engine.request("q", 8)
+    engine.side.match(q, 0)
+    engine.allocate(q, [5, 6])
+    assert engine.plan(new={"r": (12, 2), "q": (0, 8)}).payload == b"plan"
+    assert engine.leader.told == 0
 
 
 def test_an_offer_not_taken_is_told(engine: Engine) -> None:

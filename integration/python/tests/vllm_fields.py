@@ -13,9 +13,10 @@ MANIFEST: dict[str, str] = {
         model_config parallel_config speculative_config
     """,
     "ModelConfig": """
-        code_revision config_format convert disable_sliding_window dtype hf_config hf_config_path hf_overrides
-        hf_text_config is_submodel_config max_model_len model model_class_overrides model_impl multimodal_config
-        quantization quantization_config revision runner trust_remote_code
+        code_revision config_format convert disable_sliding_window dtype generation_config hf_config
+        hf_config_path hf_overrides hf_text_config is_submodel_config max_model_len model model_class_overrides
+        model_impl multimodal_config override_generation_config quantization quantization_config revision
+        runner trust_remote_code
     """,
     "CacheConfig": """
         block_size cache_dtype kv_cache_dtype_skip_layers kv_cache_layout kv_sharing_fast_prefill sliding_window
@@ -71,11 +72,11 @@ OTHER: dict[str, str] = {
     "ModelConfig": """
         allow_deprecated_quantization allowed_local_media_path allowed_media_domains disable_cascade_attn
         enable_cumem_allocator enable_nccl_comm_suspend enable_prompt_embeds enable_return_routed_experts
-        enable_sleep_mode enable_trace_replay enforce_eager generation_config hf_token io_processor_plugin
-        logits_processors logprobs_mode max_logprobs override_generation_config pooler_config
-        renderer_num_workers return_sampling_mask seed served_model_name skip_tokenizer_init sleep_mode_backend
-        sleep_mode_offload_cudagraph sleep_preserve_parameter_names spec_target_max_model_len tokenizer
-        tokenizer_mode tokenizer_revision use_fp64_gumbel word_embeddings_untied_by_checkpoint
+        enable_sleep_mode enable_trace_replay enforce_eager hf_token io_processor_plugin logits_processors
+        logprobs_mode max_logprobs pooler_config renderer_num_workers return_sampling_mask seed
+        served_model_name skip_tokenizer_init sleep_mode_backend sleep_mode_offload_cudagraph
+        sleep_preserve_parameter_names spec_target_max_model_len tokenizer tokenizer_mode tokenizer_revision
+        use_fp64_gumbel word_embeddings_untied_by_checkpoint
     """,
     # Size and place of the cache, its hashes and events; Mamba is refused by its KV cache.
     "CacheConfig": """

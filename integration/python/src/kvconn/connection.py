@@ -7,10 +7,12 @@ import errno
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from array import array
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,9 +29,12 @@ from kvconn.errors import (
     UnknownRequest,
     VersionMismatch,
 )
-from kvconn.frames import HEADER_BYTES, Header, Kind, Op, field, pack_request, unpack_body, unpack_header
+from kvconn.frames import HEADER_BYTES, Kind, Op, field, pack_request, unpack_body, unpack_header
 
 _READ_AHEAD = 64 << 10
+_MAX_OWED = 16
+"""Answers that may be outstanding. They are small: the socket holds them all while nobody reads."""
+_TIMEVAL = struct.Struct("@ll")
 MAX_SOCKET_PATH_BYTES = 107  # sun_path less its terminating zero
 
 
@@ -44,8 +49,15 @@ class Connection:
         self.epoch = 0
         self.session = 0
         self._sock = sock
+        # The kernel counts the time: Python's own timeouts take four system calls more in each call.
+        sock.settimeout(None)
+        self._patience = 0.0
         self._next_id = 0
+        self._owed: deque[tuple[int, Op]] = deque()
+        """Requests that were posted, and whose answers were not read."""
+        # What was received and not read yet is _buffer[_start:_have].
         self._buffer = bytearray(_READ_AHEAD)
+        self._start = self._have = 0
         self._lock = threading.Lock()
 
     @classmethod
@@ -65,67 +77,124 @@ class Connection:
         with self._lock:
             return self._call(op, body, timeout, fds)
 
+    def post(self, op: Op, body: dict[str, Any], timeout: float) -> None:
+        """Make one request whose answer says nothing, within timeout seconds, and don't wait for the answer.
+
+        The next call reads it, and fails if it is an error: what the daemon knows is uncertain then.
+        """
+        with self._lock:
+            deadline = time.monotonic() + timeout
+            with _InTime(op, timeout):
+                if len(self._owed) >= _MAX_OWED:
+                    self._settle(deadline, timeout)
+                self._owed.append((self._send(op, body, (), deadline), op))
+
     def between_calls(self) -> AbstractContextManager[Any]:
         """Wait for the end of a running call, and keep others from beginning."""
         return self._lock
 
     def _call(self, op: Op, body: dict[str, Any], timeout: float, fds: Sequence[int]) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
-        self._next_id = (self._next_id + 1) & 0xFFFFFFFF
-        frame = pack_request(self._next_id, op, body, len(fds))
+        with _InTime(op, timeout):
+            request_id = self._send(op, body, fds, deadline)
+            if self._owed:
+                self._settle(deadline, timeout)
+            kind, answer = self._answer(request_id, op, deadline, timeout)
+        if self._have:
+            raise ProtocolError(f"{self._have - self._start} bytes after an answer that nothing asked for")
+        if kind == Kind.ERROR:
+            raise _answered_error(op, answer)
+        return answer
+
+    def _settle(self, deadline: float, timeout: float) -> None:
+        """Read the answers to what was posted."""
+        while self._owed:
+            request_id, op = self._owed.popleft()
+            kind, answer = self._answer(request_id, op, deadline, timeout)
+            if kind == Kind.ERROR:
+                err = _answered_error(op, answer)
+                raise err if isinstance(err, Unavailable) else ProtocolError(str(err))
+
+    def _send(self, op: Op, body: dict[str, Any], fds: Sequence[int], deadline: float) -> int:
+        """Send a request, and return its id."""
+        request_id = (self._next_id + 1) & 0xFFFFFFFF
+        frame = pack_request(request_id, op, body, len(fds))
+        self._next_id = request_id
+        if fds:
+            # With the header alone, so that a short send cannot part them.
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))]
+            with self._python_timeout(deadline):
+                sent = self._sock.sendmsg([frame[:HEADER_BYTES]], rights)
+        else:
+            sent = self._send_now(frame)
+        if sent < len(frame):
+            with self._python_timeout(deadline):
+                self._sock.sendall(memoryview(frame)[sent:])
+        return request_id
+
+    def _send_now(self, frame: bytes) -> int:
+        """Send what can be sent without waiting: nearly always all."""
         try:
-            self._send(frame, fds, timeout)
-            header, payload = self._receive(deadline)
-        except TimeoutError as err:
-            raise DeadlineExceeded(f"no answer to {op.name.lower()} within {timeout:g} s") from err
-        except OSError as err:
-            raise ConnectionLost(f"connection lost in {op.name.lower()}: {err.strerror or err}") from err
-        answer = unpack_body(payload)
-        if header.id != self._next_id or header.op != op:
+            return self._sock.send(frame, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    @contextlib.contextmanager
+    def _python_timeout(self, deadline: float) -> Iterator[None]:
+        self._sock.settimeout(_left(deadline))
+        yield
+        self._sock.settimeout(None)
+
+    def _answer(self, request_id: int, op: Op, deadline: float, timeout: float) -> tuple[int, dict[str, Any]]:
+        """Receive the next answer, which must belong to a request, and return its kind and body."""
+        if self._patience != timeout:
+            self._wait_at_most(timeout)
+        self._fill(HEADER_BYTES, deadline)
+        begin = self._start + HEADER_BYTES
+        header = unpack_header(memoryview(self._buffer)[self._start : begin])
+        self._fill(HEADER_BYTES + header.length, deadline)
+        begin = self._start + HEADER_BYTES
+        end = begin + header.length
+        answer = unpack_body(memoryview(self._buffer)[begin:end])
+        self._start = end
+        if end == self._have:
+            self._start = self._have = 0
+        if header.id != request_id or header.op != op:
             raise ProtocolError(f"the answer to {op.name.lower()} does not belong to it")
         if self.epoch not in (0, header.epoch):
             raise ProtocolError("the daemon's epoch changed within one connection")
         self.epoch = header.epoch
-        if header.kind == Kind.ERROR:
-            raise _answered_error(op, answer)
-        return answer
+        return header.kind, answer
 
-    def _send(self, frame: bytes, fds: Sequence[int], timeout: float) -> None:
-        self._sock.settimeout(timeout)
-        if fds:
-            # With the header alone, so that a short send cannot part them.
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))]
-            sent = self._sock.sendmsg([frame[:HEADER_BYTES]], rights)
-            self._sock.sendall(memoryview(frame)[sent:])
-        else:
-            self._sock.sendall(frame)
-
-    def _receive(self, deadline: float) -> tuple[Header, memoryview]:
-        have = self._fill(self._buffer, 0, HEADER_BYTES, deadline)
-        header = unpack_header(self._buffer)
-        want = HEADER_BYTES + header.length
-        buffer = self._buffer
-        if want > len(buffer):
-            buffer = bytearray(want)
-            buffer[:have] = self._buffer[:have]
-        have = self._fill(buffer, have, want, deadline)
-        if have != want:
-            raise ProtocolError(f"{have - want} bytes after an answer that nothing asked for")
-        return header, memoryview(buffer)[HEADER_BYTES:want]
-
-    def _fill(self, buffer: bytearray, have: int, want: int, deadline: float) -> int:
-        """Receive until buffer holds want bytes, and return how many it holds."""
-        view = memoryview(buffer)
-        while have < want:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            self._sock.settimeout(left)
-            got = self._sock.recv_into(view[have:])
+    def _fill(self, want: int, deadline: float) -> None:
+        """Receive until the buffer holds want bytes from _start on."""
+        if self._have - self._start >= want:
+            return
+        if self._start + want > len(self._buffer):
+            rest = self._buffer[self._start : self._have]
+            self._buffer = bytearray(max(want, _READ_AHEAD))
+            self._buffer[: len(rest)] = rest
+            self._start, self._have = 0, len(rest)
+        elif not self._have and len(self._buffer) > _READ_AHEAD:
+            self._buffer = bytearray(_READ_AHEAD)
+        view = memoryview(self._buffer)
+        while self._have - self._start < want:
+            left = _left(deadline)
+            if left < 0.9 * self._patience:
+                self._wait_at_most(left)
+            try:
+                got = self._sock.recv_into(view[self._have :])
+            except BlockingIOError as err:
+                raise TimeoutError from err
             if got == 0:
                 raise ConnectionLost("the daemon closed the connection")
-            have += got
-        return have
+            self._have += got
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """Bound the time that each recv waits, to a tenth: see _fill."""
+        us = max(1, int(seconds * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(us // 1_000_000, us % 1_000_000))
+        self._patience = seconds
 
     def ended(self) -> bool:
         """Whether the daemon has closed its end, or has died. For a connection that is not used any more."""
@@ -154,6 +223,29 @@ class Connection:
             # A thread that waits for the socket keeps it from closing: wake it.
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
+
+
+class _InTime:
+    """Turns what the socket raises into errors of this package."""
+
+    def __init__(self, op: Op, timeout: float) -> None:
+        self._op, self._timeout = op, timeout
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, err: BaseException | None, trace: Any) -> None:
+        if isinstance(err, TimeoutError):
+            raise DeadlineExceeded(f"no answer to {self._op.name.lower()} within {self._timeout:g} s") from err
+        if isinstance(err, OSError):
+            raise ConnectionLost(f"connection lost in {self._op.name.lower()}: {err.strerror or err}") from err
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
 
 
 def _connect_error(path: str, err: OSError) -> Unavailable:

@@ -128,6 +128,14 @@ class Link:
             self.give_up(conn, err)
             raise
 
+    def post_on(self, conn: Connection, op: Op, body: dict[str, Any]) -> None:
+        """Post one request on a connection, and give the connection up where that fails."""
+        try:
+            conn.post(op, body, self._options.timeout)
+        except Unavailable as err:
+            self.give_up(conn, err)
+            raise
+
     def give_up(self, conn: Connection, err: Exception) -> None:
         """Give a connection up, because of err. For the thread that makes calls on it."""
         self._note_silence(err)

@@ -49,8 +49,7 @@ class Alloc(NamedTuple):
     group_computed: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
-class Scheduled:
+class Scheduled(NamedTuple):
     """This step computes `count` tokens of a request after `computed`.
 
     `blocks` extends the request's block table of each layer group, or replaces it with `reset`;

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
 
 from kvconn import messages
+from kvconn.connection import Connection
 from kvconn.errors import Unavailable
 from kvconn.frames import Op
 from kvconn.link import Link, Options
 from kvconn.messages import Offer, Span, Step, StepReply
-
-T = TypeVar("T")
 
 
 class SchedulerClient:
@@ -79,11 +77,19 @@ class SchedulerClient:
 
     def step(self, step: Step, session: int) -> StepReply:
         """Tell the leader of a scheduler iteration whose requests it knows from `session`."""
-        return self._call_in(session, Op.STEP, messages.step(step), messages.step_reply)
+        return self._link.call_on(self._connection_of(session), Op.STEP, messages.step(step), messages.step_reply)
+
+    def tell(self, step: Step, session: int) -> None:
+        """Tell of a step whose plan would be empty, and don't wait for the answer: see `loaded`."""
+        self._link.post_on(self._connection_of(session), Op.STEP, messages.step(step))
 
     def loaded(self, done: Iterable[str], invalid: Iterable[int], session: int) -> None:
-        """Report what came of loads, all ranks together, that were planned in `session`."""
-        self._call_in(session, Op.LOADED, messages.loaded(done, invalid), dict)
+        """Report what came of loads, all ranks together, that were planned in `session`.
+
+        It does not wait for the answer. If the daemon does not take it in, the next call fails, and with it the
+        session: nobody knows any more what the leader was told.
+        """
+        self._link.post_on(self._connection_of(session), Op.LOADED, messages.loaded(done, invalid))
 
     def reset(self) -> None:
         """Tell that the engine has dropped its own cache: from here on, whole block tables are told again."""
@@ -93,8 +99,8 @@ class SchedulerClient:
         """End the connection."""
         self._link.close()
 
-    def _call_in(self, session: int, op: Op, body: dict[str, Any], decode: Callable[[dict[str, Any]], T]) -> T:
+    def _connection_of(self, session: int) -> Connection:
         conn = self._link.connection
         if conn is None or conn.session != session:
             raise Unavailable("the leader of that session is gone")
-        return self._link.call_on(conn, op, body, decode)
+        return conn

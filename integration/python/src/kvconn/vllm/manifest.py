@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 # Subtypes with blocks of other kinds: none of their prefix, other gaps, or the engine's scratch.
 _UNKNOWN_SPECS = ("SlidingWindowMLASpec", "RSWASpec", "HiddenStateCacheSpec")
-# Of these RoPE types the engine picks the frequencies by max_model_len.
-_LENGTH_DEPENDENT_ROPE = {"longrope", "su", "dynamic"}
 
 
 def describe(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, engine: str) -> dict[str, Any]:
@@ -149,8 +147,6 @@ def _extra(vllm_config: VllmConfig, specs: list[Any]) -> dict[str, str]:
     if foreign or getattr(model, "multimodal_config", None) is not None:
         # It prepares images and the like, and computes models that vLLM has no own code for.
         extra["transformers"] = metadata.version("transformers")
-    if _rope_type(model.hf_text_config) in _LENGTH_DEPENDENT_ROPE:
-        extra["max_model_len"] = str(model.max_model_len)
     windows = [str(getattr(s, "sliding_window", None) or 0) for s in specs]
     if set(windows) != {"0"}:
         extra["sliding_window"] = ",".join(windows)
@@ -160,8 +156,3 @@ def _extra(vllm_config: VllmConfig, specs: list[Any]) -> dict[str, str]:
 def _backend_name(vllm_config: VllmConfig) -> str:
     backend = getattr(getattr(vllm_config, "attention_config", None), "backend", None)
     return "auto" if backend is None else str(getattr(backend, "name", backend))
-
-
-def _rope_type(config: Any) -> str:
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    return str(rope.get("rope_type") or rope.get("type") or "") if isinstance(rope, dict) else ""

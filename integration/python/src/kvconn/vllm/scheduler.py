@@ -69,6 +69,8 @@ class SchedulerSide:
         self._allocs: list[tuple[Tracked, Alloc]] = []
         self._finished: list[Tracked] = []
         self._tables = BlockTables()
+        self._saves = False
+        """Whether the leader may have something to save in the step that is planned."""
         self.hits = Hits(block_size, logger)
         self.announcer = announcer or Announcer(block_size, [1], logger)
         """Tells those who follow vLLM's KV events, if there may be any."""
@@ -85,7 +87,7 @@ class SchedulerSide:
             return None, False
         if tracked is None or (tracked.adapter and not self._is_untouched(tracked.adapter)):
             return 0, False
-        tracked.offered, tracked.asked_at = False, computed
+        tracked.offered, tracked.asked_at, tracked.stored = False, computed, 0
         try:
             offer = self._ask(tracked, computed)
         except KVConnError as err:
@@ -165,6 +167,7 @@ class SchedulerSide:
         tables = [_told(table) for table in blocks.get_block_ids()]
         self._allocs.append((tracked, Alloc(request.request_id, tables, tracked.asked_at, external)))
         if external:
+            tracked.asked_for = 0 if tracked.asked_at else external
             first = tracked.asked_at // self._block_size
             end = -(-(tracked.asked_at + external) // self._block_size)
             # vLLM keeps blocks where the layers' windows need them, and these are loaded.
@@ -212,7 +215,10 @@ class SchedulerSide:
         )
         if not step:
             return _NO_PLAN
-        return self._client.step(step, session)
+        if self._saves or any(a.external for a in step.allocs):
+            return self._client.step(step, session)
+        self._client.tell(step, session)
+        return _NO_PLAN
 
     def _forget(self, output: SchedulerOutput, allocs: list[tuple[Tracked, Alloc]]) -> None:
         """Tell the leader no more of a step's requests: what it knows of them is uncertain."""
@@ -234,6 +240,7 @@ class SchedulerSide:
 
     def _scheduled(self, output: SchedulerOutput, session: int) -> list[Scheduled]:
         told: list[Scheduled] = []
+        self._saves = False
         if self._stopped:
             return told
         cached = output.scheduled_cached_reqs
@@ -262,6 +269,7 @@ class SchedulerSide:
         # Draft tokens are computed too, but may be rejected.
         end = min(computed + output.num_scheduled_tokens[request_id], request.num_tokens)
         filled = end // self._block_size > tracked.computed_told // self._block_size
+        stored, tracked.stored = tracked.stored, 0
         decodes = computed >= request.num_prompt_tokens
         if decodes and not filled and not fresh and not tracked.followed:
             return
@@ -270,6 +278,8 @@ class SchedulerSide:
         if tracked.adapter and not self._is_untouched(tracked.adapter):
             tracked.save = False
             return
+        if end // self._block_size * self._block_size > stored:
+            self._saves = True
         tables = self._tables.of(output, request_id)
         known = tracked.blocks_told or [0] * len(tables)
         told.append(
@@ -313,6 +323,7 @@ class SchedulerSide:
         bad_blocks = set[int]().union(*(t.invalid for t in known))
         for tracked in done:
             self.hits.ended(tracked.request.request_id, tracked.invalid)
+            tracked.stored = 0 if tracked.invalid else tracked.asked_for
             tracked.loading, tracked.invalid = [], set()
         if not session or not known:
             return

@@ -6,6 +6,7 @@ tests/vllm_fields.py has the same for a test.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -40,6 +41,10 @@ _MULTIMODAL = (
 )
 # What says nothing of the model: where it was found, and by which library.
 _NOT_CONFIG = {"_name_or_path", "name_or_path", "_commit_hash", "transformers_version"}
+# Of these RoPE types the engine picks the frequencies by max_model_len.
+_LENGTH_DEPENDENT_ROPE = {"longrope", "su", "dynamic"}
+_TUNED_FROM = 32768
+"""Llama 4 tunes the temperature of attention by itself where requests may be longer than this."""
 _MAX_PLAIN = 80
 _MAX_SCALES_BYTES = 64 << 20
 _WITHOUT_KV = {"ngram", "ngram_gpu", "suffix"}
@@ -49,7 +54,7 @@ _WITHOUT_KV = {"ngram", "ngram_gpu", "suffix"}
 def of(vllm_config: Any) -> dict[str, str]:
     """Return the settings as strings. Raises UnknownIdentity where one does not say what it makes of KV."""
     model = vllm_config.model_config
-    found = {"config": config_digest(model.hf_config)}
+    found = _configuration(model, model.max_model_len)
     owners = {
         "model": model,
         "load": vllm_config.load_config,
@@ -64,7 +69,7 @@ def of(vllm_config: Any) -> dict[str, str]:
     if scales := getattr(multimodal, "mm_encoder_fp8_scale_path", None):
         found["multimodal.mm_encoder_fp8_scales"] = _small_file(scales)
     if draft := draft_model(vllm_config):
-        found["speculative.config"] = config_digest(draft.hf_config)
+        found |= {f"speculative.{k}": v for k, v in _configuration(draft, model.max_model_len).items()}
         found["speculative.dtype"] = str(draft.dtype).removeprefix("torch.")
     if additional := getattr(vllm_config, "additional_config", None):
         found["additional"] = _text(additional, "additional_config")
@@ -134,9 +139,56 @@ _REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
 )
 
 
-def config_digest(hf_config: Any) -> str:
-    """Return the digest of a model's configuration as the engine uses it, overrides included."""
-    return hashlib.sha256(_canonical(hf_config.to_dict(), "the model's configuration").encode()).hexdigest()
+def read_again(model_config: Any) -> Any:
+    """Return a model's configuration as its files have it, with overrides.
+
+    `hf_config` is changed by models that load (DeepSeek changes its RoPE type), which the scheduler's process may not
+    see. What this returns is the same in all processes of an engine. Raises UnknownIdentity where files cannot be read.
+    """
+    overrides = model_config.hf_overrides or {}
+    function = overrides if callable(overrides) else None
+    values = {} if function else copy.deepcopy(overrides)
+    nested = {k: v for k, v in values.items() if isinstance(v, dict)}
+    # Without the commit a branch may have moved since the start.
+    commit = getattr(model_config.hf_config, "_commit_hash", None)
+    try:
+        from vllm.transformers_utils.config import get_config
+
+        config = get_config(
+            model_config.hf_config_path or model_config.model,
+            model_config.trust_remote_code,
+            commit or getattr(model_config, "_hf_config_revision", None) or model_config.revision,
+            model_config.code_revision,
+            model_config.config_format,
+            hf_overrides_kw={k: v for k, v in values.items() if k not in nested},
+            hf_overrides_fn=function,
+            token=model_config.hf_token,
+        )
+        if nested:
+            model_config._apply_dict_overrides(config, nested)
+    except Exception as err:
+        raise UnknownIdentity(f"the model's configuration cannot be read again: {type(err).__name__}: {err}") from err
+    return config
+
+
+def _configuration(model_config: Any, max_model_len: int) -> dict[str, str]:
+    """Return the digest of a model's configuration, and what else decides how the engine computes with it."""
+    config = read_again(model_config)
+    text = config.get_text_config()
+    # Some are dataclasses that hold more than their fields.
+    plain = _canonical(config.to_dict(), "the model's configuration")
+    found = {"config": hashlib.sha256(plain.encode()).hexdigest()}
+    if _rope_type(text) in _LENGTH_DEPENDENT_ROPE:
+        found["max_model_len"] = str(max_model_len)
+    if hasattr(text, "attn_temperature_tuning"):  # Llama 4 replaces it while it loads
+        generation = model_config.try_get_generation_config() | model_config.override_generation_config
+        found["attn_temperature_tuning"] = str(generation.get("attn_temperature_tuning", max_model_len > _TUNED_FROM))
+    return found
+
+
+def _rope_type(config: Any) -> str:
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return str(rope.get("rope_type") or rope.get("type") or "") if isinstance(rope, dict) else ""
 
 
 def _set(part: str, owner: Any, fields: tuple[str, ...]) -> dict[str, str]:

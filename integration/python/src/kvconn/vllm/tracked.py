@@ -46,6 +46,10 @@ class Tracked:
     asked_at: int = 0
     """Tokens that the engine held when it asked last."""
     offered: bool = False
+    asked_for: int = 0
+    """Tokens that the last load was to bring, if it began with the first; else 0."""
+    stored: int = 0
+    """Tokens from the first on whose blocks need no saving in the next step: a load has just brought them."""
     loading: list[int] = field(default_factory=list)
     """Blocks being loaded, of all groups."""
     invalid: set[int] = field(default_factory=set)
