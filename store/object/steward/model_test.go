@@ -43,7 +43,6 @@ type model struct {
 	conditional bool
 	alive       []*node
 	saved       map[*node][]format.ObjectID
-	must        []format.ObjectID
 	unsure      map[format.ObjectID]bool // of nodes that died
 	removed     []format.ObjectID
 	names       int
