@@ -81,7 +81,7 @@ func (t *term) mergePage(ctx context.Context, metas []bucket.Meta) (n int, err e
 	return n, nil
 }
 
-// readLists reads lists of writers. Those that cannot be merged are counted, and deleted if nobody can
+// readLists reads lists of writers. Lists that cannot be merged are counted, and deleted if nobody can
 // use them.
 func (t *term) readLists(ctx context.Context, metas []bucket.Meta) (lists []in, err error) {
 	all := make([]in, len(metas))

@@ -18,7 +18,7 @@ import (
 func TestModel(t *testing.T) {
 	random, rounds := seed.Random(t, 0), 6
 	if os.Getenv("KVCONN_TEST_LONG") != "" {
-		rounds = 100
+		rounds = 60
 	}
 	for round := range rounds {
 		conditions := []s3mem.Conditions{s3mem.Honoured, s3mem.Ignored}[round%2]
@@ -43,7 +43,6 @@ type model struct {
 	conditional bool
 	alive       []*node
 	saved       map[*node][]format.ObjectID
-	must        []format.ObjectID
 	unsure      map[format.ObjectID]bool // of nodes that died
 	removed     []format.ObjectID
 	names       int
