@@ -8,6 +8,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/record"
+	"github.com/kvconn/kvconn/store/seal"
 )
 
 // class is what all records of an object have in common.
@@ -97,7 +98,7 @@ func (t *Tier) store(h *record.Header, header, payload []byte, width int) []byte
 		clear(padded[len(payload):])
 		return padded
 	}
-	padded := store.AlignedBuffer(len(payload))[:store.PayloadBufferSize(len(payload))]
+	padded := store.AlignedBuffer(len(payload) + seal.TagBytes) // room that sealing uses for a moment
 	stored := t.builder.Build(h, header, padded, payload, width)
 	if &stored[0] == &payload[0] { // neither sealed nor smaller
 		padded = payload[:store.PayloadBufferSize(len(payload))]

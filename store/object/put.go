@@ -26,7 +26,9 @@ func (t *Tier) send(id format.BucketID, p *packed) {
 		t.writes.end(p.writes, writeError(fmt.Errorf("write %d records to the bucket: %w", len(p.writes), err)))
 		return
 	}
-	t.lister.add(id, o, p)
+	if !t.lister.add(listed{id, o, p}) {
+		t.writes.end(p.writes, store.ErrClosed)
+	}
 }
 
 // put writes an object, under another name if its own is taken.
@@ -62,8 +64,9 @@ func (t *Tier) put(id format.BucketID, p *packed) (*format.Object, error) {
 type lister struct {
 	more chan struct{}
 
-	mu   sync.Mutex
-	wait []listed
+	mu    sync.Mutex
+	wait  []listed
+	ended bool // nobody takes more
 }
 
 type listed struct {
@@ -72,21 +75,27 @@ type listed struct {
 	*packed
 }
 
-func (l *lister) add(id format.BucketID, o *format.Object, p *packed) {
+// add reports false if the tier has closed.
+func (l *lister) add(x listed) bool {
 	l.mu.Lock()
-	l.wait = append(l.wait, listed{id, o, p})
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return false
+	}
+	l.wait = append(l.wait, x)
 	select {
 	case l.more <- struct{}{}:
 	default:
 	}
+	return true
 }
 
-func (l *lister) take() []listed {
+// take takes what waits. With last nothing can be added from then on.
+func (l *lister) take(last bool) []listed {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := l.wait
-	l.wait = nil
+	l.wait, l.ended = nil, last
 	return all
 }
 
@@ -96,7 +105,7 @@ func (t *Tier) list() {
 	for {
 		select {
 		case <-t.ctx.Done():
-			t.listed(t.lister.take(), store.ErrClosed)
+			t.listed(t.lister.take(true), store.ErrClosed)
 			return
 		case <-t.lister.more:
 		}
@@ -104,7 +113,7 @@ func (t *Tier) list() {
 		if !t.closed.Load() { // else nobody waits for more
 			t.sleep(pause - time.Since(last))
 		}
-		all := t.lister.take()
+		all := t.lister.take(false)
 		for _, x := range all {
 			t.outbox.Add(*x.object)
 		}

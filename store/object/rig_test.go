@@ -21,6 +21,8 @@ import (
 
 const payloadBytes = 20_000
 
+var shardZero = []connector.Shard{0}
+
 // cloud is a server with a bucket, and a proxy that injects faults.
 type cloud struct {
 	*testing.T

@@ -62,10 +62,12 @@ func cause(err error) string {
 // tryOnce tries to write. What the bucket refuses to write can perhaps be read.
 func (t *Tier) tryOnce() error {
 	err := t.bucket.Try(t.ctx, format.ProbeName(t.outbox.Writer()).String())
-	was := t.readOnly.Swap(errors.Is(err, bucket.ErrDenied))
-	if is := t.readOnly.Load(); is && !was {
-		t.warn("object tier: the bucket refuses writes; this node reads what others write", err)
-	} else if was && err == nil {
+	switch {
+	case errors.Is(err, bucket.ErrDenied):
+		if !t.readOnly.Swap(true) {
+			t.warn("object tier: the bucket refuses writes; this node reads what others write", err)
+		}
+	case err == nil && t.readOnly.Swap(false):
 		t.o.Logger.Info("object tier: the bucket can be written", slog.String("bucket", t.bucket.String()))
 	}
 	return err

@@ -78,7 +78,7 @@ func (t *Tier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted 
 		}
 	}
 	for _, p := range pack(batch, t.o.ObjectBytes) {
-		t.writes.ends.Go(func() { t.send(bucket, p) })
+		go t.send(bucket, p)
 	}
 	return accepted, err
 }
@@ -95,13 +95,14 @@ func (t *Tier) accept(usable bool, op *store.WriteOp, done func(*store.WriteOp))
 	if err != nil {
 		return nil, err
 	}
-	at := []bool{false}
-	t.catalog.Present(op.ID.Namespace, op.ID.Shard, []connector.Key{op.ID.Key}, at)
 	bytes := takes(op)
 	w := &t.writes
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	other := w.flying[op.ID]
+	other, there := w.flying[op.ID], false
+	if other == nil { // a write that has ended is in the catalog before it leaves
+		there = t.has(&op.ID, len(op.Payload))
+	}
 	switch {
 	case t.closed.Load():
 		return nil, store.ErrClosed
@@ -110,7 +111,7 @@ func (t *Tier) accept(usable bool, op *store.WriteOp, done func(*store.WriteOp))
 	case other != nil:
 		other.joined = append(other.joined, &write{op: op, done: done})
 		return nil, nil
-	case at[0] && t.catalog.PayloadBytes(op.ID.Namespace, op.ID.Shard) == len(op.Payload):
+	case there:
 		op.Err = nil
 		w.ends.Go(func() { done(op) })
 		return nil, nil
@@ -120,6 +121,7 @@ func (t *Tier) accept(usable bool, op *store.WriteOp, done func(*store.WriteOp))
 		return nil, fmt.Errorf("the bucket has reached its cap of %d bytes: %w", t.o.MaxBytes, store.ErrBusy)
 	}
 	w.bytes += bytes
+	w.ends.Add(1)
 	x := &write{op: op, done: done}
 	w.flying[op.ID] = x
 	return x, nil
@@ -140,6 +142,14 @@ func (w *writes) end(batch []*write, err error) {
 		x.done(x.op)
 	}
 	w.ended.Broadcast()
+	w.ends.Add(-len(batch))
+}
+
+// has reports whether a record of that size is offered in the bucket.
+func (t *Tier) has(id *store.RecordID, payloadBytes int) bool {
+	at := []bool{false}
+	t.catalog.Present(id.Namespace, id.Shard, []connector.Key{id.Key}, at)
+	return at[0] && t.catalog.PayloadBytes(id.Namespace, id.Shard) == payloadBytes
 }
 
 // takes is what a record takes in the bucket at most: its slot, and its part of lists and the end of an object.
