@@ -47,7 +47,7 @@ func dieAt(t *testing.T, c s3mem.Conditions, after bool, at int64) {
 	}
 	// So much of the log is old that the next merge comes with a fold.
 	time.Sleep(foldAfter - 10*time.Second)
-	a.transport.after = after
+	a.transport.after.Store(after)
 	a.transport.n.Store(0)
 	a.transport.at.Store(at)
 	ids = append(ids, b.mustSave(2))
@@ -91,7 +91,7 @@ func TestDiesWhileTakingTheLease(t *testing.T) {
 			n := w.node(fmt.Sprint("mortal", at))
 			n.transport.n.Store(0)
 			n.transport.at.Store(at)
-			n.transport.after = at%2 == 0
+			n.transport.after.Store(at%2 == 0)
 			n.run()
 			time.Sleep(3 * time.Minute)
 			n.stop()
