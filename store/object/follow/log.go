@@ -103,7 +103,7 @@ func (f *Follower) step(ctx context.Context, name format.Name, s *Stored) (bool,
 var errAgain = errors.New("the log is read again")
 
 // fork reads the object of the log at the present position again: two stewards wrote it, and what was applied
-// is not what is there now. It goes back as far as that is so.
+// is not what is there now. It goes back to the first object that is the same.
 func (f *Follower) fork(ctx context.Context) error {
 	for i := len(f.past) - 1; i >= 0; i-- {
 		p := &f.past[i]

@@ -99,7 +99,7 @@ func (f *Follower) readHead(ctx context.Context) (h format.Head, found bool, err
 	return h, err == nil, err
 }
 
-// readParts reads the parts of a head, some at once. Those that cannot be used are passed over.
+// readParts reads the parts of a head, some at once. Parts that cannot be used are passed over.
 func (f *Follower) readParts(ctx context.Context, h format.Head) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(partsAtOnce)
@@ -182,7 +182,7 @@ func (f *Follower) readNote(ctx context.Context) (format.Note, error) {
 
 // begin writes the file format. Of several nodes that do so at once one succeeds.
 func (f *Follower) begin(ctx context.Context) (format.Note, error) {
-	n := format.NewNote(format.NewBucketID(), format.SecondsOf(f.o.Now()), f.o.Ring)
+	n := format.NewNote(format.NewBucketID(), Seconds(f.o.Now()), f.o.Ring)
 	b, err := n.Encode()
 	if err != nil {
 		return n, err

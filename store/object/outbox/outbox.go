@@ -40,7 +40,7 @@ type list struct {
 	data    []byte
 	put     time.Time // zero: not yet
 	checked time.Time // when it was last known to be there
-	logged  time.Time // zero: the log doesn't have it, as far as is known
+	logged  time.Time // zero: nobody has said that the log has it
 }
 
 // Stats are the figures of an outbox.
@@ -159,7 +159,7 @@ func (x *Outbox) Logged(s []format.Source) {
 }
 
 // Unlogged takes Logged back: another object of the log took the place of the one that had these lists.
-// Those that are still known are put again if they are missing.
+// Lists that are still known are put again if they are missing.
 func (x *Outbox) Unlogged(s []format.Source) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -288,7 +288,7 @@ func TestLostHead(t *testing.T) {
 	}
 }
 
-// Who finds the bucket emptied forgets what was in it, and begins again.
+// A node that finds the bucket emptied forgets what was in it, and begins again.
 func TestEmptied(t *testing.T) {
 	inWorlds(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b")

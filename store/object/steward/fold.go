@@ -27,7 +27,7 @@ const (
 	maxFoldBytes = format.MaxPartBytes - 64<<10
 	// partsAtOnce bounds the memory of lists that are read at once.
 	partsAtOnce = 4
-	// mergeParts of a size class make one of the next. Those of the first class have up to smallPart records.
+	// mergeParts of a size class make one of the next. Parts of the first class have up to smallPart records.
 	mergeParts = 8
 	smallPart  = 32 << 10
 	// manyParts are merged whatever their classes: a head has 512 at most.

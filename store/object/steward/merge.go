@@ -81,7 +81,7 @@ func (t *term) mergePage(ctx context.Context, metas []bucket.Meta) (n int, err e
 	return n, nil
 }
 
-// readLists reads lists of writers. Those that cannot be merged are counted, and deleted if nobody can
+// readLists reads lists of writers. Lists that cannot be merged are counted, and deleted if nobody can
 // use them.
 func (t *term) readLists(ctx context.Context, metas []bucket.Meta) (lists []in, err error) {
 	all := make([]in, len(metas))
@@ -147,7 +147,11 @@ func (t *term) skip(m bucket.Meta, why error) (useless bool) {
 	if len(t.skipped) >= mostSkipped {
 		clear(t.skipped)
 	}
-	t.skipped[m.Name] = m.ETag
+	if useless { // the same bytes may come again, and be whole: they were damaged on their way to this node
+		delete(t.skipped, m.Name)
+	} else {
+		t.skipped[m.Name] = m.ETag
+	}
 	return useless
 }
 

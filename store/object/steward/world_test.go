@@ -92,7 +92,7 @@ type mortal struct {
 }
 
 func (m *mortal) RoundTrip(r *http.Request) (*http.Response, error) {
-	for m.asleep.Load() {
+	for m.asleep.Load() && r.Context().Err() == nil {
 		time.Sleep(time.Second)
 	}
 	at := m.at.Load()

@@ -1,0 +1,237 @@
+package follow
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvconn/kvconn/internal/s3mem"
+	"github.com/kvconn/kvconn/internal/testkit/s3proxy"
+	"github.com/kvconn/kvconn/internal/testkit/testlog"
+	"github.com/kvconn/kvconn/store/object/bucket"
+	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/seal"
+)
+
+// counter is a catalog that counts.
+type counter struct {
+	mu             sync.Mutex
+	lists, forgets int
+}
+
+func (c *counter) Apply(*format.List) (int, int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lists++
+	return 0, 0
+}
+
+func (c *counter) Forget() { c.forgets++ }
+
+// bench is a server with a proxy before it.
+type bench struct {
+	t      *testing.T
+	server *s3mem.Server
+	proxy  *s3proxy.Proxy
+	log    *testlog.Text
+}
+
+func inBubble(t *testing.T, c s3mem.Conditions, f func(t *testing.T, b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := &bench{t: t, server: s3mem.New(s3mem.Options{Conditions: c}, "bucket"), log: &testlog.Text{}}
+		b.proxy = s3proxy.New(b.server)
+		f(t, b)
+	})
+}
+
+func (b *bench) client() *bucket.Bucket {
+	b.t.Helper()
+	c, err := bucket.Open(bucket.Options{
+		URL: "s3://bucket", Endpoint: "http://s3.test:9000", Region: "here", Keys: &bucket.Keys{ID: "id", Secret: "secret"},
+		Transport: s3proxy.Direct(b.proxy), Logger: slog.New(slog.NewTextHandler(b.log, nil)),
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := c.Try(b.t.Context(), format.ProbeName(format.NewWriterID()).String()); err != nil {
+		b.t.Fatal(err)
+	}
+	return c
+}
+
+func (b *bench) follower(change func(*Options)) (*Follower, *counter) {
+	b.t.Helper()
+	c := &counter{}
+	client := b.client()
+	o := Options{Client: client, Catalog: c, Now: client.Now, Logger: slog.New(slog.NewTextHandler(b.log, nil))}
+	if change != nil {
+		change(&o)
+	}
+	f, err := New(o)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return f, c
+}
+
+// run runs followers until the returned function is called.
+func run(ctx context.Context, all ...*Follower) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	for _, f := range all {
+		running.Go(func() { _ = f.Run(ctx) })
+	}
+	return func() {
+		cancel()
+		running.Wait()
+	}
+}
+
+// append puts the next object of the log.
+func (b *bench) append(f *Follower, n uint64) {
+	b.t.Helper()
+	id, _ := f.Bucket()
+	data, err := (&format.List{Name: format.LogName(n), Bucket: id}).Encode(nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := b.client().Put(b.t.Context(), format.LogName(n).String(), bytes.NewReader(data), int64(len(data)), bucket.Condition{}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// Nodes that begin a bucket at one time agree on what it is.
+func TestBegin(t *testing.T) {
+	for _, c := range []s3mem.Conditions{s3mem.Honoured, s3mem.Ignored} {
+		inBubble(t, c, func(t *testing.T, b *bench) {
+			reader, _ := b.follower(func(o *Options) { o.ReadOnly = true })
+			if err := reader.CatchUp(t.Context()); !errors.Is(err, bucket.ErrMissing) {
+				t.Errorf("a reader, of an empty bucket: %v", err)
+			}
+			var all []*Follower
+			for range 8 {
+				f, _ := b.follower(nil)
+				if _, ok := f.Bucket(); ok || !f.Good().IsZero() {
+					t.Error("the bucket is known from the start")
+				}
+				all = append(all, f)
+			}
+			stop := run(t.Context(), append(all, reader)...)
+			time.Sleep(time.Minute)
+			stop()
+			want, _ := reader.Bucket()
+			for _, f := range all {
+				if id, ok := f.Bucket(); !ok || id != want || time.Since(f.Good()) > time.Minute {
+					t.Errorf("%s, %v, %v", id, ok, f.Good())
+				}
+			}
+		})
+	}
+}
+
+// Polls come less often while nothing happens, and at once when an engine matches.
+func TestPolls(t *testing.T) {
+	inBubble(t, s3mem.Honoured, func(t *testing.T, b *bench) {
+		f, c := b.follower(nil)
+		defer run(t.Context(), f)()
+		time.Sleep(20 * time.Minute)
+		gets := func(d time.Duration) uint64 {
+			before := b.server.Counts().Get
+			time.Sleep(d)
+			return b.server.Counts().Get - before
+		}
+		// Every 30 s, and the head every minute while there is none.
+		if n := gets(time.Hour); n < 120 || n > 240 {
+			t.Errorf("%d requests in an idle hour", n)
+		}
+		b.append(f, 1)
+		f.Wanted()
+		time.Sleep(100 * time.Millisecond)
+		if c.lists != 1 {
+			t.Error("a match on an idle node does not ask for news")
+		}
+		busy := uint64(0)
+		for range 12 {
+			busy += gets(5 * time.Second)
+			f.Wanted()
+		}
+		if busy < 10 || busy > 25 {
+			t.Errorf("%d requests in a minute of matches", busy)
+		}
+		time.Sleep(5 * time.Minute)
+		if n := gets(time.Hour); n > 240 {
+			t.Errorf("%d requests in an hour, idle again", n)
+		}
+		if s := f.Stats(); s.Position != 1 || s.Followed != 1 || s.Newest < time.Hour {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A node without the key does nothing, and names the key. One with it does not take what is not sealed.
+func TestKeys(t *testing.T) {
+	inBubble(t, s3mem.Honoured, func(t *testing.T, b *bench) {
+		var k seal.Key
+		for i := range k {
+			k[i] = byte(i*i + 3)
+		}
+		ring, err := seal.New(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sealed, c := b.follower(func(o *Options) { o.Ring = ring })
+		if err := sealed.CatchUp(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		plain, _ := b.follower(nil)
+		before := b.server.Counts().Put
+		if err := plain.CatchUp(t.Context()); !errors.Is(err, ErrKey) || !strings.Contains(err.Error(), seal.KeyName(k.ID())) {
+			t.Errorf("without the key: %v", err)
+		}
+		if _, ok := plain.Bucket(); ok || b.server.Counts().Put != before {
+			t.Error("the bucket is used without its key")
+		}
+		b.append(sealed, 1)
+		if err := sealed.CatchUp(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if s := sealed.Stats(); c.lists != 0 || s.Unsealed != 1 || s.Position != 1 {
+			t.Errorf("%d lists, %+v", c.lists, s)
+		}
+	})
+}
+
+// While the bucket does not answer Good stands still; soon after it does again there are news.
+func TestOutage(t *testing.T) {
+	inBubble(t, s3mem.Honoured, func(t *testing.T, b *bench) {
+		f, c := b.follower(nil)
+		defer run(t.Context(), f)()
+		time.Sleep(time.Minute)
+		b.append(f, 1)
+		time.Sleep(time.Minute)
+		for _, do := range []s3proxy.Effect{{Status: 503, Code: "SlowDown"}, {Reset: true}, {Delay: time.Hour}, {Status: 403, Code: "AccessDenied"}} {
+			b.proxy.Play(s3proxy.Clause{Do: do})
+			time.Sleep(10 * time.Minute)
+			if old := time.Since(f.Good()); old < 9*time.Minute {
+				t.Errorf("good %v ago, after 10 minutes of %+v", old, do)
+			}
+			b.proxy.Stop()
+			time.Sleep(2 * time.Minute)
+			if old := time.Since(f.Good()); old > time.Minute {
+				t.Errorf("good %v ago, after %+v", old, do)
+			}
+		}
+		b.append(f, 2)
+		time.Sleep(time.Minute)
+		if c.lists < 2 || c.forgets != 0 {
+			t.Errorf("%d lists, forgotten %d times", c.lists, c.forgets)
+		}
+	})
+}
