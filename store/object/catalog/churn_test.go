@@ -49,6 +49,7 @@ func TestAChainIsFoundWhileMemoryMoves(t *testing.T) {
 			objects := chainOf(1e6+round*1e5+i*1e3, randomKeys(g, 1000), 1+g.IntN(200))
 			c.Apply(&format.List{Objects: objects})
 			for o := range objects {
+				gone.Removed = append(gone.Removed, removal(&objects[o], someTime))
 				gone.Deleted = append(gone.Deleted, objects[o].ID)
 			}
 			if added < len(staying) && i%4 == 0 {
@@ -68,6 +69,9 @@ func TestAChainIsFoundWhileMemoryMoves(t *testing.T) {
 	now.Add(retrySeconds)
 	c.Apply(new(format.List)) // what was pinned may move now
 	audit(t, c)
+	if n := len(c.leaving) + len(c.gone); n > 2*tidyLeaving {
+		t.Errorf("%d objects that left are remembered", n)
+	}
 	if c.dead > c.filled>>wasteShift && c.dead > slabUnits {
 		t.Errorf("%d of %d units are waste", c.dead, c.filled)
 	}

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"slices"
 	"sync/atomic"
 
 	"github.com/kvconn/kvconn/store/eventlog"
@@ -152,8 +153,18 @@ func (c *Catalog) tellRemoved(at ref, o *row) {
 	}
 }
 
+// tidyLeaving is how long the list of leaving objects is before it is gone over: nodes that are no steward
+// never ask for it.
+const tidyLeaving = 1000
+
 // tidy forgets objects that were deleted long ago.
 func (c *Catalog) tidy() {
+	if len(c.leaving) > tidyLeaving+2*int(c.sums.LeavingObjects) {
+		c.leaving = slices.DeleteFunc(c.leaving, func(id format.ObjectID) bool {
+			_, o := c.object(&id)
+			return o == nil || o.is(isGone)
+		})
+	}
 	now := uint32(c.o.Now())
 	n := 0
 	for n < len(c.gone) && c.gone[n].when+goneSeconds <= now && c.forget(&c.gone[n].id) {
