@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"sync"
 	"time"
-	"unsafe"
 
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/codec"
@@ -98,7 +97,7 @@ func (f *Fetcher) Read(ctx context.Context, ops []*store.ReadOp, done func(*stor
 // locate looks up the ops of a call. What is found is gathered, the others are reported.
 func (f *Fetcher) locate(b *batch) {
 	for _, t := range b.tasks {
-		if t.op.Err = checkBuffer(t.op.Payload); t.op.Err != nil {
+		if t.op.Err = store.CheckBuffer(t.op.Payload); t.op.Err != nil {
 			continue
 		}
 		var known bool
@@ -169,18 +168,4 @@ func (f *Fetcher) Close() {
 	f.gather.Stop()
 	f.mu.Unlock()
 	f.workers.Wait()
-}
-
-// checkBuffer reports an error if a payload's buffer does not keep the rules of [store.ReadOp].
-func checkBuffer(payload []byte) error {
-	n := len(payload)
-	switch {
-	case n < store.MinPayloadBytes || n > store.MaxPayloadBytes:
-		return fmt.Errorf("payload of %d bytes: want %d to %d: %w", n, store.MinPayloadBytes, store.MaxPayloadBytes, store.ErrInvalid)
-	case uintptr(unsafe.Pointer(unsafe.SliceData(payload)))%store.BufferAlign != 0:
-		return fmt.Errorf("payload buffer is not aligned to %d bytes: %w", store.BufferAlign, store.ErrInvalid)
-	case cap(payload) < store.PayloadBufferSize(n):
-		return fmt.Errorf("payload buffer has capacity %d, want %d: %w", cap(payload), store.PayloadBufferSize(n), store.ErrInvalid)
-	}
-	return nil
 }
