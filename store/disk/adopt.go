@@ -124,12 +124,12 @@ func (c *committing) journalAdopted(job *recovery.AdoptJob) error {
 func (c *committing) publishAdopted() {
 	s, a := c.s, &c.adopting
 	for _, r := range a.removed {
-		a.events = append(a.events, removed(r.ID))
+		a.events = append(a.events, eventlog.Removed(r.ID.Namespace, r.ID.Shard, r.ID.Key))
 	}
 	for i := range a.found {
 		if f := &a.found[i]; f.Added {
 			s.rebuild.Found()
-			a.events = append(a.events, stored(f.ID, f.Parent))
+			a.events = append(a.events, eventlog.Stored(f.ID.Namespace, f.ID.Shard, f.ID.Key, f.Parent))
 		}
 	}
 	s.events.Publish(a.events)

@@ -220,11 +220,11 @@ func (c *committing) commit() error {
 func (c *committing) publish(err error) {
 	c.events = c.events[:0]
 	for _, r := range c.removed {
-		c.events = append(c.events, removed(r.ID))
+		c.events = append(c.events, eventlog.Removed(r.ID.Namespace, r.ID.Shard, r.ID.Key))
 	}
 	for i := range c.inserts {
 		if in := &c.inserts[i]; err == nil && in.Added {
-			c.events = append(c.events, stored(in.ID, in.Parent))
+			c.events = append(c.events, eventlog.Stored(in.ID.Namespace, in.ID.Shard, in.ID.Key, in.Parent))
 		}
 	}
 	c.s.events.Publish(c.events)

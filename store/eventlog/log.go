@@ -254,3 +254,13 @@ func (f *Follower) Close() {
 	default:
 	}
 }
+
+// Stored is the event of a record that was added.
+func Stored(namespace uint16, shard connector.Shard, key, parent connector.Key) Event {
+	return Event{Key: key, Parent: parent, Namespace: uint32(namespace), Shard: shard, Kind: uint8(store.EventStored)}
+}
+
+// Removed is the event of a record that is gone.
+func Removed(namespace uint16, shard connector.Shard, key connector.Key) Event {
+	return Event{Key: key, Namespace: uint32(namespace), Shard: shard, Kind: uint8(store.EventRemoved)}
+}

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -8,10 +9,10 @@ import (
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
-// Options say how a [Catalog] is kept. The zero value is completed by New.
+// Options say how a [Catalog] is kept. Zero stands for the default.
 type Options struct {
 	// IndexBytes bounds the memory of the catalog: past it the records of the objects that were unused
-	// for longest are left out, and found no more. The default, 1 GiB, is enough for 33 million records.
+	// for longest are left out, and found no more. The default, 1 GiB, is enough for 29 million records in objects of 16.
 	IndexBytes int64
 	// EventBytes bounds the memory of events that subscribers have yet to read, of all of them together.
 	// The default is 64 MiB: 1.6 million events.
@@ -22,16 +23,19 @@ type Options struct {
 	// UseInterval is how often a use of one object is reported at most. The default is 6 hours: the age at
 	// which objects go is counted in days.
 	UseInterval time.Duration
-	// Now is the clock of the bucket. The default is the clock of this machine.
+	// Now is the clock of the bucket. There is no default: the clock of this machine may be wrong.
 	Now func() format.Seconds
 	// Readable reports whether this program can read records with these features and codec. Others are
-	// known, and not offered. The default is those with no features alone.
+	// known, and not offered. It must always answer the same, and at once. By default those with no features
+	// can be read.
 	Readable func(needs uint16, codec uint8) bool
 }
 
 // Validate reports what is out of range. Zero stands for the default.
 func (o *Options) Validate() error {
 	switch {
+	case o.Now == nil:
+		return errors.New("catalog options: Now is not set")
 	case o.IndexBytes < 0 || o.IndexBytes > 0 && o.IndexBytes < MinIndexBytes:
 		return fmt.Errorf("catalog options: IndexBytes %d: at least %d", o.IndexBytes, int64(MinIndexBytes))
 	case o.EventBytes < 0 || o.EventBytes > 0 && o.EventBytes < eventlog.LeastBytes:
@@ -59,9 +63,6 @@ func (o *Options) complete() {
 	}
 	if o.UseInterval == 0 {
 		o.UseInterval = 6 * time.Hour
-	}
-	if o.Now == nil {
-		o.Now = func() format.Seconds { return format.Seconds(time.Now().Unix()) }
 	}
 	if o.Readable == nil {
 		o.Readable = func(needs uint16, codec uint8) bool { return needs == 0 && codec == 0 }

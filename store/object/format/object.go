@@ -57,8 +57,10 @@ type Record struct {
 func SlotBytes(storedBytes int) int64 { return Unit + int64(storedBytes+Unit-1)&^(Unit-1) }
 
 // ListBytes is what the object takes in a list.
-func (o *Object) ListBytes() int64 {
-	return objectEntryBytes + int64(len(o.Runs))*runEntryBytes + int64(len(o.Records))*recordEntryBytes
+func (o *Object) ListBytes() int64 { return listBytes(len(o.Runs), len(o.Records)) }
+
+func listBytes(runs, records int) int64 {
+	return objectEntryBytes + int64(runs)*runEntryBytes + int64(records)*recordEntryBytes
 }
 
 // Parent is the parent of record i.
@@ -85,15 +87,19 @@ func (o *Object) Slot(i int) (from, bytes int64) {
 	return from, min(end-from, SlotBytes(int(o.PayloadBytes)))
 }
 
-// slotsBytes is where the last slot ends, and the footer begins. A newer program may write a longer
-// footer: then it is a place within that.
-func (o *Object) slotsBytes() int64 {
-	return (int64(o.Bytes) - TrailerBytes - o.footerBytes()) &^ (Unit - 1)
+func (o *Object) slotsBytes() int64 { return SlotsBytes(o.Bytes, len(o.Runs), len(o.Records)) }
+
+// SlotsBytes is where the last slot of an object ends, and the footer begins. A newer program may write a
+// longer footer: then it is a place within that.
+func SlotsBytes(bytes uint32, runs, records int) int64 {
+	return (int64(bytes) - TrailerBytes - footerBytes(runs, records)) &^ (Unit - 1)
 }
 
 // footerBytes is the size of the footer that this program writes.
-func (o *Object) footerBytes() int64 {
-	return listOverhead + 2*sectionHeaderBytes + digestBytes + o.ListBytes()
+func (o *Object) footerBytes() int64 { return footerBytes(len(o.Runs), len(o.Records)) }
+
+func footerBytes(runs, records int) int64 {
+	return listOverhead + 2*sectionHeaderBytes + digestBytes + listBytes(runs, records)
 }
 
 // check reports what in an object breaks the rules, as [ErrBad].
