@@ -14,8 +14,8 @@ func TestNothingReadsTheWallClock(t *testing.T) {
 	allowed := map[string]string{
 		"connector/server/server.go":         "time.Unix(", // a deadline in the past, whatever the clock says
 		"store/disk/calibrate.go":            ".UTC()",     // for people to read
-		"store/object/follow/read.go":        ".Unix()",    // the bucket's time, as its format has it
 		"store/residency/publish/session.go": ".Unix()",    // the time of publication, which the format of events has
+		"store/object/format/id.go":          ".Unix()",    // the bucket's clock, which all nodes compare by
 	}
 	used := make(map[string]bool)
 	rooms := regexp.MustCompile(`^(connector|leader|worker|store|gpu|internal/(daemon|engine))/`)

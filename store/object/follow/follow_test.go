@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,18 +22,15 @@ import (
 
 // counter is a catalog that counts.
 type counter struct {
-	mu             sync.Mutex
-	lists, forgets int
+	lists, forgets atomic.Int64
 }
 
 func (c *counter) Apply(*format.List) (int, int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lists++
+	c.lists.Add(1)
 	return 0, 0
 }
 
-func (c *counter) Forget() { c.forgets++ }
+func (c *counter) Forget() { c.forgets.Add(1) }
 
 // bench is a server with a proxy before it.
 type bench struct {
@@ -154,7 +152,7 @@ func TestPolls(t *testing.T) {
 		b.append(f, 1)
 		f.Wanted()
 		time.Sleep(100 * time.Millisecond)
-		if c.lists != 1 {
+		if c.lists.Load() != 1 {
 			t.Error("a match on an idle node does not ask for news")
 		}
 		busy := uint64(0)
@@ -202,8 +200,8 @@ func TestKeys(t *testing.T) {
 		if err := sealed.CatchUp(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if s := sealed.Stats(); c.lists != 0 || s.Unsealed != 1 || s.Position != 1 {
-			t.Errorf("%d lists, %+v", c.lists, s)
+		if s := sealed.Stats(); c.lists.Load() != 0 || s.Unsealed != 1 || s.Position != 1 {
+			t.Errorf("%d lists, %+v", c.lists.Load(), s)
 		}
 	})
 }
@@ -230,8 +228,8 @@ func TestOutage(t *testing.T) {
 		}
 		b.append(f, 2)
 		time.Sleep(time.Minute)
-		if c.lists < 2 || c.forgets != 0 {
-			t.Errorf("%d lists, forgotten %d times", c.lists, c.forgets)
+		if c.lists.Load() < 2 || c.forgets.Load() != 0 {
+			t.Errorf("%d lists, forgotten %d times", c.lists.Load(), c.forgets.Load())
 		}
 	})
 }

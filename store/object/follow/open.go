@@ -172,17 +172,26 @@ func (f *Follower) identify(ctx context.Context) error {
 	return nil
 }
 
+// readNote reads the file format. One that was written just now may be another one in a moment, if nothing kept
+// several nodes from writing it.
 func (f *Follower) readNote(ctx context.Context) (format.Note, error) {
-	b, _, err := Read(ctx, f.o.Client, format.FormatFile, format.KindFormat)
-	if err != nil {
-		return format.Note{}, err
+	for {
+		b, meta, err := Read(ctx, f.o.Client, format.FormatFile, format.KindFormat)
+		if err != nil {
+			return format.Note{}, err
+		}
+		if f.o.Client.Conditional() || meta.Now.Sub(meta.Modified) >= settle {
+			return format.DecodeNote(b)
+		}
+		if !sleep(ctx, settle, nil) {
+			return format.Note{}, ctx.Err()
+		}
 	}
-	return format.DecodeNote(b)
 }
 
 // begin writes the file format. Of several nodes that do so at once one succeeds.
 func (f *Follower) begin(ctx context.Context) (format.Note, error) {
-	n := format.NewNote(format.NewBucketID(), Seconds(f.o.Now()), f.o.Ring)
+	n := format.NewNote(format.NewBucketID(), format.SecondsOf(f.o.Now()), f.o.Ring)
 	b, err := n.Encode()
 	if err != nil {
 		return n, err
@@ -190,9 +199,6 @@ func (f *Follower) begin(ctx context.Context) (format.Note, error) {
 	_, err = f.o.Client.Put(ctx, format.FormatFile, bytes.NewReader(b), int64(len(b)), bucket.Condition{Absent: true})
 	if err != nil && !errors.Is(err, bucket.ErrCondition) {
 		return n, err
-	}
-	if !f.o.Client.Conditional() && !sleep(ctx, settle, nil) {
-		return n, ctx.Err()
 	}
 	return f.readNote(ctx)
 }

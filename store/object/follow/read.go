@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
@@ -27,9 +26,6 @@ func Read(ctx context.Context, c bucket.Client, name string, kind format.Kind) (
 	}
 	return b, body.Meta, nil
 }
-
-// Seconds is a time of the bucket's clock as lists have it.
-func Seconds(t time.Time) format.Seconds { return format.Seconds(t.Unix()) }
 
 // Stored is a list as it lies in the bucket.
 type Stored struct {

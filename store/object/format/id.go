@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"time"
 
 	"github.com/zeebo/xxh3"
 )
@@ -25,6 +26,9 @@ type Sum [sumBytes]byte
 
 // Seconds is a time by the clock of the bucket: seconds since 1970, in UTC.
 type Seconds uint32
+
+// SecondsOf is a time of the bucket's clock: what is written into it is compared by all nodes.
+func SecondsOf(t time.Time) Seconds { return Seconds(t.Unix()) }
 
 // MaxCounter is the greatest counter in an [ObjectID], and the greatest sequence of a writer.
 const MaxCounter = 1<<48 - 1

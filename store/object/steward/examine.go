@@ -7,7 +7,6 @@ import (
 	"io"
 
 	"github.com/kvconn/kvconn/store/object/bucket"
-	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
@@ -32,7 +31,7 @@ func (t *term) examine(ctx context.Context) error {
 		}
 		looked = append(looked, id)
 		if cause != 0 {
-			l.Removed = append(l.Removed, format.Removal{Object: id, When: follow.Seconds(t.s.o.Now()), Cause: cause})
+			l.Removed = append(l.Removed, format.Removal{Object: id, When: format.SecondsOf(t.s.o.Now()), Cause: cause})
 		}
 	}
 	if len(l.Removed) > 0 {

@@ -225,7 +225,7 @@ func cover(parts []format.Part) (taken []format.Part) {
 // putHead puts the next head.
 func (t *term) putHead(ctx context.Context, h format.Head) error {
 	h.Bucket, h.IntervalMS = t.id, uint32(t.interval().Milliseconds())
-	h.Generation = max(t.head.Generation+1, uint64(follow.Seconds(t.s.o.Now())))
+	h.Generation = max(t.head.Generation+1, uint64(format.SecondsOf(t.s.o.Now())))
 	b, err := h.Encode()
 	if err != nil {
 		return err

@@ -68,7 +68,7 @@ func (m *model) play(steps int) {
 			m.join()
 		case 1:
 			n.transport.n.Store(0)
-			n.transport.after = m.below(2) == 0
+			n.transport.after.Store(m.below(2) == 0)
 			n.transport.at.Store(int64(1 + m.below(25)))
 		case 2:
 			n.transport.asleep.Store(false)

@@ -86,7 +86,7 @@ type mortal struct {
 	next   http.RoundTripper
 	at     atomic.Int64 // 0: never
 	n      atomic.Int64
-	after  bool
+	after  atomic.Bool
 	died   func()
 	asleep atomic.Bool
 }
@@ -100,7 +100,7 @@ func (m *mortal) RoundTrip(r *http.Request) (*http.Response, error) {
 	if at == 0 || n < at {
 		return m.next.RoundTrip(r)
 	}
-	if m.after && n == at {
+	if m.after.Load() && n == at {
 		if res, err := m.next.RoundTrip(r); err == nil {
 			_, _ = io.Copy(io.Discard, res.Body)
 			_ = res.Body.Close()
