@@ -192,7 +192,7 @@ func (t *Tier) clock() time.Time {
 	return time.Now()
 }
 
-func (t *Tier) now() format.Seconds { return follow.Seconds(t.clock()) }
+func (t *Tier) now() format.Seconds { return format.SecondsOf(t.clock()) }
 
 // readable reports whether this node can read records with these features.
 func (t *Tier) readable(needs uint16, codecID uint8) bool {
