@@ -2,7 +2,6 @@ package steward
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/s3mem"
+	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/seal"
@@ -17,13 +17,14 @@ import (
 
 // A steward that dies at any of its requests, carried out or not, leaves what the next one goes on with.
 func TestStewardDiesAtEachRequest(t *testing.T) {
+	random := seed.Random(t, 0)
 	most, step := int64(45), int64(3)
 	if os.Getenv("KVCONN_TEST_LONG") != "" {
 		most, step = 80, 1
 	}
 	for _, c := range []s3mem.Conditions{s3mem.Honoured, s3mem.Ignored} {
 		for _, after := range []bool{false, true} {
-			for at := int64(1) + rand.Int64N(step); at <= most; at += step {
+			for at := int64(1) + random.Int64N(step); at <= most; at += step {
 				t.Run(fmt.Sprintf("conditions %d, carried out %v, request %d", c, after, at), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) { dieAt(t, c, after, at) })
 				})

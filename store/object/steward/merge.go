@@ -147,7 +147,11 @@ func (t *term) skip(m bucket.Meta, why error) (useless bool) {
 	if len(t.skipped) >= mostSkipped {
 		clear(t.skipped)
 	}
-	t.skipped[m.Name] = m.ETag
+	if useless { // the same bytes may come again, and be whole: they were damaged on their way to this node
+		delete(t.skipped, m.Name)
+	} else {
+		t.skipped[m.Name] = m.ETag
+	}
 	return useless
 }
 
