@@ -209,7 +209,7 @@ func (p places) Lost(o format.ObjectID, why format.Cause) { p.Catalog.Lost(o, wh
 
 // newCatalog returns a catalog in which all records are readable.
 func (b *bench) newCatalog() (*catalog.Catalog, error) {
-	return catalog.New(catalog.Options{Readable: func(uint16, uint8) bool { return true }, IndexBytes: max(1<<30, int64(b.o.Records)*128)})
+	return catalog.New(catalog.Options{Now: func() format.Seconds { return format.SecondsOf(time.Now()) }, Readable: func(uint16, uint8) bool { return true }, IndexBytes: max(1<<30, int64(b.o.Records)*128)})
 }
 
 // measureFetch reads and verifies the records of a round, in turn with raw GETs of the same ranges.
