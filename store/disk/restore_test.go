@@ -46,6 +46,11 @@ func largeFull(t *testing.T, change func(d *memDisk, o *Options)) (s *Store, hel
 		writeUntilDone(t, s, ofSize(ns, chain, 100, smallPayload))
 	}
 	settle(t, s)
+	// The evictor makes headroom for the class meanwhile.
+	for before := uint64(0); before != s.Stats().Evicted; time.Sleep(50 * time.Millisecond) {
+		before = s.Stats().Evicted
+		settle(t, s)
+	}
 	held = s.space.AllSegments()
 	held = held[:len(held)-1]
 	for _, g := range held {
