@@ -19,8 +19,11 @@ import (
 func TestStewardDiesAtEachRequest(t *testing.T) {
 	random := seed.Random(t, 0)
 	most, step := int64(45), int64(3)
-	if os.Getenv("KVCONN_TEST_LONG") != "" {
+	switch {
+	case os.Getenv("KVCONN_TEST_LONG") != "":
 		most, step = 80, 1
+	case testing.Short():
+		step = 15
 	}
 	for _, c := range []s3mem.Conditions{s3mem.Honoured, s3mem.Ignored} {
 		for _, after := range []bool{false, true} {
