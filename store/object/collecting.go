@@ -11,7 +11,9 @@ import (
 	"github.com/kvconn/kvconn/store/object/collect"
 	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/fsck"
 	"github.com/kvconn/kvconn/store/object/steward"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 const (
@@ -28,6 +30,7 @@ type collecting struct {
 	t         *Tier
 	collector *collect.Collector
 	log       func(context.Context, *format.List) error
+	merge     func(context.Context) error
 	passed    time.Time // the last pass
 	orphans   time.Time // the next look for orphans
 	said      string
@@ -53,11 +56,11 @@ func newCollecting(t *Tier) (*collecting, error) {
 }
 
 // Collect implements [steward.Collector].
-func (c *collecting) Collect(ctx context.Context, log func(context.Context, *format.List) error) error {
+func (c *collecting) Collect(ctx context.Context, log func(context.Context, *format.List) error, merge func(context.Context) error) error {
 	if time.Since(c.passed) < collectEvery {
 		return nil
 	}
-	c.log = log
+	c.log, c.merge = log, merge
 	err := c.collector.Pass(ctx)
 	if err == nil && time.Now().After(c.orphans) {
 		if _, err = c.collector.Orphans(ctx); err == nil {
@@ -76,12 +79,17 @@ func (c *collecting) Collect(ctx context.Context, log func(context.Context, *for
 	return err
 }
 
-// Merge implements [collect.Steward]: the steward has merged what waited before it called Collect.
+// Merge implements [collect.Steward]. With removals or deletions it does not wait for the lists of writers, which the
+// steward merged before it called Collect. With none it is about those lists: what is in one is no orphan.
 func (c *collecting) Merge(ctx context.Context, removed []format.Removal, deleted []format.ObjectID) error {
+	var err error
 	if len(removed)+len(deleted) > 0 {
-		if err := c.log(ctx, &format.List{Removed: removed, Deleted: deleted}); err != nil {
-			return err
-		}
+		err = c.log(ctx, &format.List{Removed: removed, Deleted: deleted})
+	} else {
+		err = c.merge(ctx)
+	}
+	if err != nil {
+		return err
 	}
 	return c.t.follower.CatchUp(ctx)
 }
@@ -101,6 +109,16 @@ func (c *collecting) Holds(ctx context.Context) error {
 		err = errors.New("another node has the lease")
 	}
 	return err
+}
+
+// verify reads all records of an object that a reader found damaged: the steward does not believe reports.
+func (t *Tier) verify(ctx context.Context, o *format.Object) error {
+	id, usable := t.follower.Bucket()
+	if !usable {
+		return fmt.Errorf("verify data object %v: the bucket is not known", o.ID)
+	}
+	v := fsck.Verifier{Client: t.bucket, Bucket: id, Opener: record.Opener{Ring: t.o.Ring, Codec: t.planes}}
+	return v.Verify(ctx, o)
 }
 
 // bucketClock is the clock that ages are told by.

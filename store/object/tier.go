@@ -28,6 +28,7 @@ type Tier struct {
 	bucket  *bucket.Bucket
 	catalog *catalog.Catalog
 	fetcher *fetch.Fetcher
+	planes  *codec.Codec
 	builder record.Builder
 
 	namespaces namespaces
@@ -91,10 +92,9 @@ func (t *Tier) make() (err error) {
 	}); err != nil {
 		return err
 	}
-	planes, err := codec.New(o.Connections)
-	if err == nil {
+	if t.planes, err = codec.New(o.Connections); err == nil {
 		t.fetcher, err = fetch.New(fetch.Options{
-			Bucket: t.bucket, Catalog: lossReports{t}, Ring: o.Ring, Codec: planes, Name: o.Name, InFlightBytes: o.ReadInFlightBytes,
+			Bucket: t.bucket, Catalog: lossReports{t}, Ring: o.Ring, Codec: t.planes, Name: o.Name, InFlightBytes: o.ReadInFlightBytes,
 			Connections: o.Connections, Logger: o.Logger,
 		})
 	}
@@ -105,7 +105,7 @@ func (t *Tier) make() (err error) {
 		return errors.Join(err, t.catalog.Close())
 	}
 	if t.builder.Ring = o.Ring; o.Compress {
-		t.builder.Chooser = codec.NewChooser(planes)
+		t.builder.Chooser = codec.NewChooser(t.planes)
 	}
 	return nil
 }
@@ -127,7 +127,7 @@ func (t *Tier) makeLinks() (err error) {
 		return err
 	}
 	t.steward, err = steward.New(steward.Options{
-		Client: t.bucket, Follower: t.follower, Ring: o.Ring, Node: o.Node, Now: t.clock, Collector: c, Logger: o.Logger,
+		Client: t.bucket, Follower: t.follower, Ring: o.Ring, Node: o.Node, Now: t.clock, Verify: t.verify, Collector: c, Logger: o.Logger,
 	})
 	return err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/seal"
 )
 
 const (
@@ -57,7 +58,8 @@ func (t *term) inspect(ctx context.Context, id format.ObjectID, reported format.
 		return format.CauseLost, nil
 	case errors.Is(err, bucket.ErrRange), format.Damaged(err):
 		return format.CauseDamaged, nil
-	case errors.Is(err, format.ErrNewer), errors.Is(err, format.ErrForeign), errors.Is(err, format.ErrUnsealed):
+	case errors.Is(err, format.ErrNewer), errors.Is(err, format.ErrForeign), errors.Is(err, format.ErrUnsealed),
+		errors.Is(err, seal.ErrUnknownKey): // nobody can say with the keys of this node
 		return 0, nil
 	}
 	return 0, err

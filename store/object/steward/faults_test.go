@@ -1,9 +1,13 @@
 package steward
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -530,5 +534,82 @@ func TestLostObjects(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		w.agree([]format.ObjectID{there}, a, b, w.joined("c"))
+	})
+}
+
+// A report about an object of another key, which this node cannot judge, removes nothing, and stops no merge.
+func TestReportOfAnotherKey(t *testing.T) {
+	inWorlds(t, func(t *testing.T, w *world) {
+		ring := func(name string) *seal.Ring {
+			r, err := seal.Create(filepath.Join(t.TempDir(), name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+		w.ring = ring("ours")
+		a := w.start("a")
+		time.Sleep(10 * time.Second)
+		id, _ := a.follower.Bucket()
+		o := a.object(1)
+		data, err := o.AppendTail(make([]byte, o.Bytes), id, ring("theirs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.put(format.DataName(o.ID).String(), data)
+		a.outbox.Add(o)
+		time.Sleep(time.Minute)
+		a.outbox.Lose(o.ID, format.CauseDamaged)
+		time.Sleep(time.Minute)
+		gone := a.mustSave(1)
+		w.delete(format.DataName(gone).String())
+		a.outbox.Lose(gone, format.CauseLost)
+		saved := a.mustSave(1)
+		time.Sleep(time.Minute)
+		w.agree([]format.ObjectID{o.ID, saved}, a, w.joined("b"))
+	})
+}
+
+// lateWriter collects: when it is called for the first time a list comes, which it has merged.
+type lateWriter struct {
+	come  func()
+	known func() bool
+	was   atomic.Bool
+	merge error
+	found bool
+}
+
+func (l *lateWriter) Collect(ctx context.Context, _ func(context.Context, *format.List) error, merge func(context.Context) error) error {
+	if !l.was.Swap(true) {
+		l.come()
+		l.merge = merge(ctx)
+		l.found = l.known()
+	}
+	return nil
+}
+
+// A collector can have lists merged that came after the steward's own merge.
+func TestCollectorMerges(t *testing.T) {
+	inWorlds(t, func(t *testing.T, w *world) {
+		a := w.node("a")
+		l := &lateWriter{}
+		var o format.Object
+		l.come = func() {
+			id, _ := a.follower.Bucket()
+			o = a.whole(1)
+			in := &format.List{Name: format.InName(format.NewWriterID(), 1), Bucket: id, Objects: []format.Object{o}}
+			b, err := in.Encode(nil)
+			if err != nil {
+				t.Error(err)
+			}
+			w.put(in.Name.String(), b)
+		}
+		l.known = func() bool { return slices.Contains(a.book.live(), o.ID) }
+		a.steward.o.Collector = l
+		a.run()
+		time.Sleep(time.Minute)
+		if a.stop(); !l.was.Load() || l.merge != nil || !l.found {
+			t.Errorf("called %v, merged %v, known %v", l.was.Load(), l.merge, l.found)
+		}
 	})
 }

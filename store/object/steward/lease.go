@@ -199,7 +199,10 @@ func (t *term) work(ctx context.Context) error {
 			err = t.sweep(ctx)
 		}
 		if err == nil && t.s.o.Collector != nil {
-			err = t.s.o.Collector.Collect(ctx, t.publish)
+			err = t.s.o.Collector.Collect(ctx, t.publish, func(ctx context.Context) error {
+				_, err := t.merge(ctx)
+				return err
+			})
 		}
 		pause := lastMerge
 		switch {

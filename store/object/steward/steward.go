@@ -53,9 +53,9 @@ type Follower interface {
 // Collector removes what a bucket has too much of.
 type Collector interface {
 	// Collect is called with the lease held, after each merge, and does what is due. log puts the next object
-	// of the log: entries of removed and deleted objects. It fails when the lease is lost, and so must
-	// Collect.
-	Collect(ctx context.Context, log func(context.Context, *format.List) error) error
+	// of the log: entries of removed and deleted objects. merge puts all lists of writers that wait into the
+	// log. They fail when the lease is lost, and so must Collect.
+	Collect(ctx context.Context, log func(context.Context, *format.List) error, merge func(context.Context) error) error
 }
 
 // Options say what a [Steward] works with. Client and Follower are needed.
