@@ -11,8 +11,8 @@ import (
 )
 
 // Whatever the bucket does, each write and read ends, with the right bytes or an error that has a type, and once
-// the bucket works again nodes find and read what was written. Answers that are damaged are left out: a node that
-// was told twice that an object is short takes it for lost, and does not find it again.
+// the bucket works again nodes find and read what was written, an hour later also what damaged answers made them take
+// for lost.
 func TestNodesUnderRandomFaults(t *testing.T) {
 	rng := seed.Random(t, 0)
 	effects := []s3proxy.Effect{
@@ -20,6 +20,7 @@ func TestNodesUnderRandomFaults(t *testing.T) {
 		{Lost: true}, {Delay: 100 * time.Millisecond}, {Delay: 20 * time.Second}, {Stall: 2 * time.Second},
 	}
 	kinds := []s3proxy.Kind{s3proxy.Get, s3proxy.Put, s3proxy.List, s3proxy.Any}
+	damage := []s3proxy.Effect{{Cut: 1000}, {Flip: 3}}
 	inCloud(t, func(t *testing.T, c *cloud) {
 		nodes := []*node{c.open(nil), c.open(nil)}
 		for _, n := range nodes {
@@ -29,6 +30,9 @@ func TestNodesUnderRandomFaults(t *testing.T) {
 			n := nodes[rng.IntN(2)]
 			if rng.IntN(3) == 0 {
 				k, do := kinds[rng.IntN(len(kinds))], effects[rng.IntN(len(effects))]
+				if rng.IntN(4) == 0 {
+					k, do = s3proxy.Get, damage[rng.IntN(len(damage))]
+				}
 				c.proxy.Play(s3proxy.Clause{On: k, Prob: 0.3 + rng.Float64()/2, Seed: rng.Uint64(), Do: do})
 			} else {
 				c.proxy.Stop()
@@ -47,7 +51,7 @@ func TestNodesUnderRandomFaults(t *testing.T) {
 			time.Sleep(time.Duration(rng.IntN(20)) * time.Second)
 		}
 		c.proxy.Stop()
-		time.Sleep(3 * time.Minute)
+		time.Sleep(forgiveAfter + 3*time.Minute)
 		for chain := range 8 {
 			records, keys := nodes[0].chain(chain, 12)
 			nodes[0].until("nothing can be written", func() bool {

@@ -60,21 +60,6 @@ func (t *Tier) checkRead(op *store.ReadOp) error {
 	return nil
 }
 
-// lossReports has a reader's findings taken out of the catalog, and told to the other nodes.
-type lossReports struct{ t *Tier }
-
-// Locate finds a record.
-func (r lossReports) Locate(id store.RecordID, payloadBytes int) (catalog.Place, bool) {
-	return r.t.catalog.Locate(id, payloadBytes)
-}
-
-// Lost reports an object, once.
-func (r lossReports) Lost(id format.ObjectID, why format.Cause) {
-	if r.t.catalog.Lost(id, why) {
-		r.t.outbox.Lose(id, why)
-	}
-}
-
 // probed is a record that is known to be there, for probes.
 type probed struct {
 	mu    sync.Mutex

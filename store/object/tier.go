@@ -36,6 +36,7 @@ type Tier struct {
 	leases     leases
 	uses       uses
 	probed     probed
+	losses     losses
 	follower   *follow.Follower
 	outbox     *outbox.Outbox
 	steward    *steward.Steward
@@ -64,6 +65,7 @@ func Open(o Options) (*Tier, error) {
 		return nil, err
 	}
 	t := &Tier{o: o}
+	t.losses.t = t
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	t.close = sync.OnceValue(t.shut)
 	if err := t.make(); err != nil {
@@ -74,6 +76,7 @@ func Open(o Options) (*Tier, error) {
 	t.running.Go(t.list)
 	t.running.Go(func() { t.leases.expire(t.ctx, t.catalog) })
 	t.running.Go(t.takeUses)
+	t.running.Go(t.losses.forgive)
 	return t, nil
 }
 
@@ -94,7 +97,7 @@ func (t *Tier) make() (err error) {
 	}
 	if t.planes, err = codec.New(o.Connections); err == nil {
 		t.fetcher, err = fetch.New(fetch.Options{
-			Bucket: t.bucket, Catalog: lossReports{t}, Ring: o.Ring, Codec: t.planes, Name: o.Name, InFlightBytes: o.ReadInFlightBytes,
+			Bucket: t.bucket, Catalog: &t.losses, Ring: o.Ring, Codec: t.planes, Name: o.Name, InFlightBytes: o.ReadInFlightBytes,
 			Connections: o.Connections, Logger: o.Logger,
 		})
 	}

@@ -253,9 +253,22 @@ func (h *holder) insert(p pending) {
 // insert puts a record into the hash table, unless there are enough like it.
 func (c *Catalog) insert(k *class, at, object ref, parent connector.Key) {
 	r := c.record(at)
-	h := k.hash(&r.key)
-	twins, again := 0, false
-	c.hash.find(h, func(other ref) bool {
+	twins, known, again := c.findTwins(k, at, object)
+	if again || twins >= maxTwins {
+		r.at |= isLoose
+		return
+	}
+	if !known {
+		c.events = append(c.events, eventlog.Stored(k.namespace.number, k.shard, r.key, parent))
+	}
+	c.hash.put(k.hash(&r.key), at)
+}
+
+// findTwins counts the same records that are offered in other objects, and marks them and this one. known says that
+// subscribers have been told of the record, again that it is in the hash table for this object. The lock is held.
+func (c *Catalog) findTwins(k *class, at, object ref) (twins int, known, again bool) {
+	r := c.record(at)
+	c.hash.find(k.hash(&r.key), func(other ref) bool {
 		if c.matches(other, k, &r.key) {
 			row := c.rowOf(other)
 			if row == object {
@@ -267,21 +280,14 @@ func (c *Catalog) insert(k *class, at, object ref, parent connector.Key) {
 		}
 		return false
 	})
-	known := twins > 0
+	known = twins > 0
 	if !known {
 		known = c.inSiblings(k, &r.key)
 	}
 	if known {
 		r.at |= isTwin
 	}
-	if again || twins >= maxTwins {
-		r.at |= isLoose
-		return
-	}
-	if !known {
-		c.events = append(c.events, eventlog.Stored(k.namespace.number, k.shard, r.key, parent))
-	}
-	c.hash.put(h, at)
+	return twins, known, again
 }
 
 // inSiblings reports whether a record of the same identity, and another size, is offered: subscribers are not told

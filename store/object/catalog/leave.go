@@ -92,6 +92,50 @@ func (c *Catalog) Lost(id format.ObjectID, why format.Cause) (lost bool) {
 	return lost
 }
 
+// Forgive takes [Catalog.Lost] back. It reports whether the object is offered again.
+func (c *Catalog) Forgive(id format.ObjectID) (offered bool) {
+	c.change(func() {
+		at, o := c.object(&id)
+		if o == nil || !o.is(isLost) || o.is(isGone) {
+			return
+		}
+		if offered = o.flags&notOffered == isLost; offered {
+			c.tellAgain(at, o)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.tally(o, -1)
+		o.flags &^= isLost
+		if !o.is(isLeaving) {
+			o.flags &^= causeMask
+		}
+		c.tally(o, 1)
+	})
+	return offered
+}
+
+// tellAgain makes events of the records of an object that is about to be offered again, where nobody else offers them.
+func (c *Catalog) tellAgain(at ref, o *row) {
+	k := c.groups[o.group].class
+	from := parents{records: c.records(at, o), runs: c.runs(at, o)}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range from.records {
+		if i > 0 && i%holdEntries == 0 { // look-ups go on
+			c.mu.Unlock()
+			c.mu.Lock()
+		}
+		parent := from.of(i)
+		r := c.record(at + rowUnits + ref(i))
+		if r.at&isLoose != 0 {
+			continue
+		}
+		if _, known, _ := c.findTwins(k, at+rowUnits+ref(i), at); !known {
+			c.events = append(c.events, eventlog.Stored(k.namespace.number, k.shard, r.key, parent))
+		}
+	}
+}
+
 // deleted takes in that the bytes of an object are gone. That is remembered for a while, in case a list
 // comes that has the object still.
 func (c *Catalog) deleted(id *format.ObjectID) {

@@ -296,10 +296,13 @@ func TestCatalogBehavesLikeMaps(t *testing.T) {
 	for round := range 6 {
 		m := newModel(t, round)
 		for range 40 {
-			if m.g.IntN(10) == 0 {
+			if m.g.IntN(8) == 0 {
 				o := m.objects[m.g.IntN(len(m.objects))].ID
 				_, removed := m.removed[o]
-				if (m.added[o] || removed) && !m.deleted[o] {
+				if m.lost[o] && m.g.IntN(2) == 0 {
+					m.c.Forgive(o)
+					delete(m.lost, o)
+				} else if (m.added[o] || removed) && !m.deleted[o] {
 					m.c.Lost(o, format.CauseDamaged)
 					m.lost[o] = true
 				}

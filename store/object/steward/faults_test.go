@@ -22,7 +22,7 @@ import (
 // A steward that dies at any of its requests, carried out or not, leaves what the next one goes on with.
 func TestStewardDiesAtEachRequest(t *testing.T) {
 	random := seed.Random(t, 0)
-	most, step := int64(45), int64(3)
+	most, step := int64(45), int64(9)
 	switch {
 	case os.Getenv("KVCONN_TEST_LONG") != "":
 		most, step = 80, 1
