@@ -36,7 +36,7 @@ func (d *daemon) openChain() (*store.Chain, error) {
 		return store.NewChain(d.store), nil
 	}
 	to, uo := d.opts.Object.Tier, d.opts.Object.Upload
-	to.Ring = d.opts.Ring
+	to.Ring, to.CloseTimeout = d.opts.Ring, d.drainTime()/2
 	to.Logger, to.Bucket.Logger, uo.Logger = d.opts.Logger, d.opts.Logger, d.opts.Logger
 	var uploads atomic.Pointer[upload.Uploader]
 	to.Emptied = func() {
@@ -60,12 +60,27 @@ func (d *daemon) openChain() (*store.Chain, error) {
 	return chain, nil
 }
 
+// drainTime is how long a stop waits for uploads.
+func (d *daemon) drainTime() time.Duration { return min(maxDrain, d.opts.StopTimeout*2/5) }
+
+// closeTiers closes the tiers, the disk last. A bucket that does not work is no reason for a stop to fail: what
+// was not uploaded is on disk.
+func (d *daemon) closeTiers() error {
+	if d.object == nil {
+		return d.chain.Close()
+	}
+	if err := d.object.Close(); err != nil {
+		d.opts.Logger.Info("the bucket did not take everything: the next start finds it on disk", slog.Any("err", err))
+	}
+	return d.store.Close()
+}
+
 // closeUploads uploads what waits, for a bounded time.
 func (d *daemon) closeUploads() {
 	if d.uploads == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), min(maxDrain, d.opts.StopTimeout*2/5))
+	ctx, cancel := context.WithTimeout(context.Background(), d.drainTime())
 	defer cancel()
 	if err := d.uploads.Close(ctx); err != nil {
 		d.opts.Logger.Info("not everything was uploaded to the bucket: the next start finds it on disk", slog.Any("err", err))

@@ -132,7 +132,7 @@ func diskIsFull(err error) bool {
 func (d *daemon) closeStore() error {
 	d.closeUploads()
 	d.opts.Logger.Info("closing the store")
-	err := d.chain.Close()
+	err := d.closeTiers()
 	switch {
 	case err == nil:
 		return nil
