@@ -62,6 +62,9 @@ func (o *Opener) Accept(h *Header) error {
 	if h.Needs&NeedsDecoding != 0 && o.Codec == nil {
 		return fmt.Errorf("%w: codec %d", ErrNewer, h.Codec)
 	}
+	if h.Needs&NeedsDecryption == 0 { // whatever else the header says: anybody can write that
+		return o.AcceptKey(0, 0)
+	}
 	return o.AcceptKey(h.Cipher.Algorithm, h.Cipher.KeyID)
 }
 

@@ -202,6 +202,26 @@ func TestSealedHeadersCannotBeForged(t *testing.T) {
 	}
 }
 
+// Whoever has no key may say in a header that a key was used: what is not sealed is refused all the same.
+func TestUnsealedRecordsThatNameAKeyAreRefused(t *testing.T) {
+	for _, w := range ways {
+		if w.sealed {
+			continue
+		}
+		s := build(t, false, w.compressed, smooth(4500))
+		h := s.header
+		h.Cipher.Algorithm, h.Cipher.KeyID = seal.Algorithm, testRing(t, 1).KeyID()
+		h.Encode(s.slot[:HeaderBytes])
+		o := Opener{Ring: testRing(t, 1), Codec: testCodec(t)}
+		if _, err := open(s.slot, &o, &s.want); !errors.Is(err, ErrUnsealed) {
+			t.Errorf("%s: %v", w.name, err)
+		}
+		if _, err := open(s.slot, &Opener{Codec: testCodec(t)}, &s.want); err != nil {
+			t.Errorf("%s, without a key file: %v", w.name, err)
+		}
+	}
+}
+
 func TestMovedRecordsAreRefused(t *testing.T) {
 	for _, w := range ways {
 		s := build(t, w.sealed, w.compressed, smooth(4500))
