@@ -468,3 +468,29 @@ func TestBucketStaysWithinItsCap(t *testing.T) {
 		}
 	})
 }
+
+// A steward that cannot read what others have listed does not take their objects for orphans.
+func TestStewardThatCannotReadListsDeletesNoObjects(t *testing.T) {
+	ring, err := seal.New(seal.Key([]byte("0123456789abcdefghijklmnopqrstuv")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	inCloud(t, func(t *testing.T, c *cloud) {
+		writer := c.open(nil)
+		writer.ready()
+		records, keys := writer.chain(1, 5)
+		writer.mustWrite(records...)
+		time.Sleep(time.Minute)
+		_ = writer.Close()
+		other := c.open(func(o *Options) { o.Ring = ring })
+		other.ready()
+		time.Sleep(50 * time.Hour)
+		if s := other.Stats(); !s.Steward {
+			t.Error("it is not steward")
+		}
+		_ = other.Close()
+		reader := c.open(nil)
+		reader.until("the records have gone", func() bool { return reader.prefix(keys) == len(keys) })
+		reader.mustRead(records...)
+	})
+}
