@@ -1,8 +1,10 @@
 package steward
 
 import (
+	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -530,5 +532,43 @@ func TestLostObjects(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		w.agree([]format.ObjectID{there}, a, b, w.joined("c"))
+	})
+}
+
+// A report of an object that this steward cannot look at keeps it from nothing else.
+func TestReportsOfObjectsWithAnotherKey(t *testing.T) {
+	key := func(text string) *seal.Ring {
+		r, err := seal.New(seal.Key([]byte(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, s3mem.Options{})
+		w.ring = key("0123456789abcdefghijklmnopqrstuv")
+		defer w.end()
+		a := w.start("a")
+		time.Sleep(time.Minute)
+		there, gone := a.mustSave(1), a.mustSave(1)
+		w.ring = key("another key of thirty-two bytes.")
+		foreign, ok := a.save(1)
+		if !ok {
+			t.Fatal("it cannot save")
+		}
+		w.ring = key("0123456789abcdefghijklmnopqrstuv")
+		time.Sleep(time.Minute)
+		w.delete(format.DataName(gone).String())
+		a.outbox.Lose(foreign, format.CauseLost)
+		a.outbox.Lose(gone, format.CauseLost)
+		time.Sleep(30 * time.Minute)
+		want := []format.ObjectID{there, foreign}
+		slices.SortFunc(want, func(x, y format.ObjectID) int { return bytes.Compare(x[:], y[:]) })
+		if got := a.book.live(); !slices.Equal(got, want) {
+			t.Errorf("%v are offered, want %v", got, want)
+		}
+		if s := a.steward.Stats(); s.Folds == 0 {
+			t.Errorf("nothing was folded: %+v", s)
+		}
 	})
 }
