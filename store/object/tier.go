@@ -43,6 +43,7 @@ type Tier struct {
 	readOnly   atomic.Bool // the bucket cannot be written
 
 	closed  atomic.Bool
+	closing chan struct{}   // is closed with closed
 	ctx     context.Context // of all goroutines
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -62,7 +63,7 @@ func Open(o Options) (*Tier, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	t := &Tier{o: o}
+	t := &Tier{o: o, closing: make(chan struct{})}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	t.close = sync.OnceValue(t.shut)
 	if err := t.make(); err != nil {
@@ -206,6 +207,7 @@ func (t *Tier) Close() error { return t.close() }
 
 func (t *Tier) shut() error {
 	t.closed.Store(true)
+	close(t.closing)
 	err := t.writes.drain(t.o.CloseTimeout)
 	t.cancel()
 	t.fetcher.Close()

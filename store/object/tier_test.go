@@ -362,6 +362,51 @@ func TestCloseWithABucketThatHangs(t *testing.T) {
 	})
 }
 
+// Close does not wait for the time at which the next list is due.
+func TestCloseTellsOfObjectsAtOnce(t *testing.T) {
+	inCloud(t, func(t *testing.T, c *cloud) {
+		a := c.open(func(o *Options) { o.ListPause, o.CloseTimeout = time.Minute, time.Second })
+		a.ready()
+		records, keys := a.chain(1, 5)
+		a.mustWrite(records[0]) // the next list waits
+		done := make(chan []error, 1)
+		go func() { done <- a.write(records...) }()
+		time.Sleep(5 * time.Second)
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, err := range <-done {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		b := c.open(nil)
+		b.until("what was written before the stop is not found", func() bool { return b.prefix(keys) == 5 })
+	})
+}
+
+// The lease of a steward that closes while its bucket hangs is left after a moment: the disk has yet to close.
+func TestStewardClosesWithABucketThatHangs(t *testing.T) {
+	inCloud(t, func(t *testing.T, c *cloud) {
+		n := c.open(func(o *Options) { o.CloseTimeout = time.Second })
+		n.ready()
+		n.until("it is not steward", func() bool { return n.Stats().Steward })
+		c.proxy.Play(s3proxy.Clause{Do: s3proxy.Effect{Delay: time.Hour}})
+		records, _ := n.chain(1, 5)
+		done := make(chan []error, 1)
+		go func() { done <- n.write(records...) }()
+		time.Sleep(time.Millisecond)
+		began := time.Now()
+		if err := n.Close(); !errors.Is(err, store.ErrTimeout) {
+			t.Error(err)
+		}
+		if d := time.Since(began); d > 3*time.Second {
+			t.Errorf("Close took %v", d)
+		}
+		<-done
+	})
+}
+
 // Another process has the writer id of this one: what it wrote stays.
 func TestNamesThatAreTaken(t *testing.T) {
 	inCloud(t, func(t *testing.T, c *cloud) {
