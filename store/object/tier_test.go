@@ -267,6 +267,31 @@ func TestBucketThatMayOnlyBeRead(t *testing.T) {
 	})
 }
 
+// Writes that are refused say nothing of reads: what the bucket has stays on offer.
+func TestBucketThatMayOnlyBeReadIsOffered(t *testing.T) {
+	inCloud(t, func(t *testing.T, c *cloud) {
+		a := c.open(nil)
+		a.ready()
+		records, keys := a.chain(1, 5)
+		a.mustWrite(records...)
+		time.Sleep(time.Minute)
+		_ = a.Close()
+		c.proxy.Play(s3proxy.Clause{On: s3proxy.Put, Do: s3proxy.Effect{Status: 403, Code: "AccessDenied"}})
+		b := c.open(nil)
+		b.until("nothing is read", func() bool { return b.prefix(keys) == 5 })
+		for i := range 12 * 3600 {
+			time.Sleep(time.Second)
+			if i%3600 == 0 { // a use is to be told of
+				b.prefix(keys)
+			}
+			if !b.Stats().Offers {
+				t.Fatalf("nothing is offered: %s", b.log)
+			}
+		}
+		b.mustRead(records...)
+	})
+}
+
 // Each write ends once, whatever the bucket does to it; what has failed is written when it is tried again, and nothing
 // that is found cannot be read.
 func TestWritesUnderFaults(t *testing.T) {
