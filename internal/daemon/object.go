@@ -26,8 +26,12 @@ type ObjectOptions struct {
 type Prices struct{ Write, Read, GBMonth float64 }
 
 // maxDrain bounds the part of a stop that uploads get: the store needs the rest. What is left is found at
-// the next start.
-const maxDrain = 10 * time.Second
+// the next start. maxClose bounds what the tier itself waits after that.
+const maxDrain, maxClose = 10 * time.Second, time.Second
+
+// drainFor and closeFor are the parts of a stop that a bucket that hangs may take.
+func drainFor(stop time.Duration) time.Duration { return min(maxDrain, stop*2/5) }
+func closeFor(stop time.Duration) time.Duration { return min(maxClose, stop/10) }
 
 // openChain puts the object tier after the disk, if there is a bucket, and begins to fill it. The bucket
 // need not be reachable.
@@ -36,7 +40,7 @@ func (d *daemon) openChain() (*store.Chain, error) {
 		return store.NewChain(d.store), nil
 	}
 	to, uo := d.opts.Object.Tier, d.opts.Object.Upload
-	to.Ring, to.CloseTimeout = d.opts.Ring, d.drainTime()/2
+	to.Ring, to.CloseTimeout = d.opts.Ring, closeFor(d.opts.StopTimeout)
 	to.Logger, to.Bucket.Logger, uo.Logger = d.opts.Logger, d.opts.Logger, d.opts.Logger
 	var uploads atomic.Pointer[upload.Uploader]
 	to.Emptied = func() {
@@ -60,9 +64,6 @@ func (d *daemon) openChain() (*store.Chain, error) {
 	return chain, nil
 }
 
-// drainTime is how long a stop waits for uploads.
-func (d *daemon) drainTime() time.Duration { return min(maxDrain, d.opts.StopTimeout*2/5) }
-
 // closeTiers closes the tiers, the disk last. A bucket that does not work is no reason for a stop to fail: what
 // was not uploaded is on disk.
 func (d *daemon) closeTiers() error {
@@ -80,7 +81,7 @@ func (d *daemon) closeUploads() {
 	if d.uploads == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), d.drainTime())
+	ctx, cancel := context.WithTimeout(context.Background(), drainFor(d.opts.StopTimeout))
 	defer cancel()
 	if err := d.uploads.Close(ctx); err != nil {
 		d.opts.Logger.Info("not everything was uploaded to the bucket: the next start finds it on disk", slog.Any("err", err))

@@ -63,7 +63,15 @@ func (c *collecting) Collect(ctx context.Context, log func(context.Context, *for
 	c.log, c.merge = log, merge
 	err := c.collector.Pass(ctx)
 	if err == nil && time.Now().After(c.orphans) {
-		if _, err = c.collector.Orphans(ctx); err == nil {
+		if err = c.whole(); err == nil {
+			_, err = c.collector.Orphans(ctx)
+		}
+		if errors.Is(err, errUnread) {
+			c.t.o.Logger.Warn("object tier: what no list has is not looked for", slog.Any("error", err),
+				slog.String("remedy", "give all nodes the same key file and program; kvconnd fsck mends lists that are damaged"))
+			err = nil
+		}
+		if err == nil {
 			c.orphans = time.Now().Add(orphansEvery)
 		}
 	}
@@ -94,7 +102,7 @@ func (c *collecting) Merge(ctx context.Context, removed []format.Removal, delete
 	return c.t.follower.CatchUp(ctx)
 }
 
-// Holds implements [collect.Steward].
+// Holds implements [collect.Steward]. It fails too where others may know of objects that this node does not.
 func (c *collecting) Holds(ctx context.Context) error {
 	var l format.List // says nothing, and only the steward puts it
 	if err := c.log(ctx, &l); err != nil {
@@ -108,6 +116,9 @@ func (c *collecting) Holds(ctx context.Context) error {
 	if err == nil && lease.Writer != l.Writer {
 		err = errors.New("another node has the lease")
 	}
+	if err == nil {
+		err = c.whole()
+	}
 	return err
 }
 
@@ -119,6 +130,17 @@ func (t *Tier) verify(ctx context.Context, o *format.Object) error {
 	}
 	v := fsck.Verifier{Client: t.bucket, Bucket: id, Opener: record.Opener{Ring: t.o.Ring, Codec: t.planes}}
 	return v.Verify(ctx, o)
+}
+
+// errUnread says that lists in the bucket could not be used: what no list seems to have may be in them.
+var errUnread = errors.New("this node cannot read all lists of the bucket")
+
+// whole fails if this node does not know what all lists say.
+func (c *collecting) whole() error {
+	if !c.t.follower.Whole() {
+		return errUnread
+	}
+	return nil
 }
 
 // bucketClock is the clock that ages are told by.

@@ -110,8 +110,10 @@ func (t *Tier) list() {
 		case <-t.lister.more:
 		}
 		pause := t.o.ListPause + time.Duration(t.outbox.Stats().Writers)*listPauseEach
-		if !t.closed.Load() { // else nobody waits for more
-			t.sleep(pause - time.Since(last))
+		select {
+		case <-time.After(pause - time.Since(last)):
+		case <-t.closing: // nobody waits for more
+		case <-t.ctx.Done():
 		}
 		all := t.lister.take(false)
 		for _, x := range all {

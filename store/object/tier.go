@@ -45,6 +45,7 @@ type Tier struct {
 	readOnly   atomic.Bool // the bucket cannot be written
 
 	closed  atomic.Bool
+	closing chan struct{}   // is closed with closed
 	ctx     context.Context // of all goroutines
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -64,7 +65,7 @@ func Open(o Options) (*Tier, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	t := &Tier{o: o}
+	t := &Tier{o: o, closing: make(chan struct{})}
 	t.losses.t = t
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	t.close = sync.OnceValue(t.shut)
@@ -209,6 +210,7 @@ func (t *Tier) Close() error { return t.close() }
 
 func (t *Tier) shut() error {
 	t.closed.Store(true)
+	close(t.closing)
 	err := t.writes.drain(t.o.CloseTimeout)
 	t.cancel()
 	t.fetcher.Close()

@@ -267,6 +267,31 @@ func TestBucketThatMayOnlyBeRead(t *testing.T) {
 	})
 }
 
+// Writes that are refused say nothing of reads: what the bucket has stays on offer.
+func TestBucketThatMayOnlyBeReadIsOffered(t *testing.T) {
+	inCloud(t, func(t *testing.T, c *cloud) {
+		a := c.open(nil)
+		a.ready()
+		records, keys := a.chain(1, 5)
+		a.mustWrite(records...)
+		time.Sleep(time.Minute)
+		_ = a.Close()
+		c.proxy.Play(s3proxy.Clause{On: s3proxy.Put, Do: s3proxy.Effect{Status: 403, Code: "AccessDenied"}})
+		b := c.open(nil)
+		b.until("nothing is read", func() bool { return b.prefix(keys) == 5 })
+		for i := range 12 * 3600 {
+			time.Sleep(time.Second)
+			if i%3600 == 0 { // a use is to be told of
+				b.prefix(keys)
+			}
+			if !b.Stats().Offers {
+				t.Fatalf("nothing is offered: %s", b.log)
+			}
+		}
+		b.mustRead(records...)
+	})
+}
+
 // Each write ends once, whatever the bucket does to it; what has failed is written when it is tried again, and nothing
 // that is found cannot be read.
 func TestWritesUnderFaults(t *testing.T) {
@@ -359,6 +384,51 @@ func TestCloseWithABucketThatHangs(t *testing.T) {
 		if n.prefix(keys) != 0 || n.Close() != err {
 			t.Error("a closed tier finds records, or ends twice")
 		}
+	})
+}
+
+// Close does not wait for the time at which the next list is due.
+func TestCloseTellsOfObjectsAtOnce(t *testing.T) {
+	inCloud(t, func(t *testing.T, c *cloud) {
+		a := c.open(func(o *Options) { o.ListPause, o.CloseTimeout = time.Minute, time.Second })
+		a.ready()
+		records, keys := a.chain(1, 5)
+		a.mustWrite(records[0]) // the next list waits
+		done := make(chan []error, 1)
+		go func() { done <- a.write(records...) }()
+		time.Sleep(5 * time.Second)
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, err := range <-done {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		b := c.open(nil)
+		b.until("what was written before the stop is not found", func() bool { return b.prefix(keys) == 5 })
+	})
+}
+
+// The lease of a steward that closes while its bucket hangs is left after a moment: the disk has yet to close.
+func TestStewardClosesWithABucketThatHangs(t *testing.T) {
+	inCloud(t, func(t *testing.T, c *cloud) {
+		n := c.open(func(o *Options) { o.CloseTimeout = time.Second })
+		n.ready()
+		n.until("it is not steward", func() bool { return n.Stats().Steward })
+		c.proxy.Play(s3proxy.Clause{Do: s3proxy.Effect{Delay: time.Hour}})
+		records, _ := n.chain(1, 5)
+		done := make(chan []error, 1)
+		go func() { done <- n.write(records...) }()
+		time.Sleep(time.Millisecond)
+		began := time.Now()
+		if err := n.Close(); !errors.Is(err, store.ErrTimeout) {
+			t.Error(err)
+		}
+		if d := time.Since(began); d > 3*time.Second {
+			t.Errorf("Close took %v", d)
+		}
+		<-done
 	})
 }
 
@@ -466,5 +536,31 @@ func TestBucketStaysWithinItsCap(t *testing.T) {
 		if err != nil || int64(len(objects)) != n.Stats().Objects {
 			t.Errorf("%d objects are in the bucket, %d are known: %v", len(objects), n.Stats().Objects, err)
 		}
+	})
+}
+
+// A steward that cannot read what others have listed does not take their objects for orphans.
+func TestStewardThatCannotReadListsDeletesNoObjects(t *testing.T) {
+	ring, err := seal.New(seal.Key([]byte("0123456789abcdefghijklmnopqrstuv")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	inCloud(t, func(t *testing.T, c *cloud) {
+		writer := c.open(nil)
+		writer.ready()
+		records, keys := writer.chain(1, 5)
+		writer.mustWrite(records...)
+		time.Sleep(time.Minute)
+		_ = writer.Close()
+		other := c.open(func(o *Options) { o.Ring = ring })
+		other.ready()
+		time.Sleep(50 * time.Hour)
+		if s := other.Stats(); !s.Steward {
+			t.Error("it is not steward")
+		}
+		_ = other.Close()
+		reader := c.open(nil)
+		reader.until("the records have gone", func() bool { return reader.prefix(keys) == len(keys) })
+		reader.mustRead(records...)
 	})
 }

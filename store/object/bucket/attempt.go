@@ -74,7 +74,7 @@ func (a *attempt) end(failed *Error) {
 			return
 		}
 		a.b.counts.failed(failed.Cause)
-		a.b.breaker.done(a.pass, judge(failed.Cause), failed)
+		a.b.breaker.done(a.pass, judge(a.kind, failed.Cause), failed)
 	})
 }
 

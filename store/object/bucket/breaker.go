@@ -30,8 +30,12 @@ const (
 )
 
 // judge says what an error means for the bucket as a whole. An object that is missing or damaged says
-// that the bucket answers; one that refuses us is of no use to anybody here.
-func judge(cause error) outcome {
+// that the bucket answers; one that refuses us is of no use to anybody here, but one that refuses what would
+// change it may still be read.
+func judge(kind Kind, cause error) outcome {
+	if cause == ErrDenied && (kind == Put || kind == Delete) {
+		return neither
+	}
 	switch cause {
 	case ErrMissing, ErrRange, ErrDamaged, ErrCondition, ErrRefused:
 		return good

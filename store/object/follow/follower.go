@@ -45,6 +45,7 @@ type Follower struct {
 	newest   time.Time // when what was followed last was written
 	stats    Stats
 	told     string // the last trouble that was logged
+	unread   bool   // the catalog lacks what lists say that were not used
 }
 
 // Stats are the figures of a follower.
@@ -181,6 +182,14 @@ func (f *Follower) Bucket() (format.BucketID, bool) {
 	return f.bucket, f.usable
 }
 
+// Whole reports whether the catalog has what all lists say that were followed. Others may know of objects that it
+// lacks, where lists are damaged, newer, or not sealed with a key of this node.
+func (f *Follower) Whole() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !f.unread
+}
+
 // Position is the last object of the log that was applied, and its sum; zero if that is not known.
 func (f *Follower) Position() (uint64, format.Sum) {
 	f.mu.Lock()
@@ -266,6 +275,7 @@ func (f *Follower) set(change func()) {
 // bad counts a list that cannot be used.
 func (f *Follower) bad(name format.Name, why error) {
 	f.set(func() {
+		f.unread = f.unread || name.Kind == format.KindPart || name.Kind == format.KindLog
 		switch {
 		case errors.Is(why, format.ErrNewer):
 			f.stats.Newer++

@@ -17,12 +17,17 @@ import (
 
 // look reads the head if that is due, and what it names if that is news: at the start, after a gap in the
 // log, or when the bucket is another one.
-func (f *Follower) look(ctx context.Context) error {
+func (f *Follower) look(ctx context.Context) (err error) {
 	every := headEvery
 	if !f.hadHead {
 		every = noHeadEvery
 	}
 	suspect := f.suspect.Swap(false)
+	defer func() {
+		if suspect && err != nil { // what was suspected is not known yet, and the catalog may lack a part
+			f.Suspect()
+		}
+	}()
 	if f.opened && !suspect && time.Since(f.headRead) < every {
 		return nil
 	}
@@ -76,7 +81,10 @@ func (f *Follower) adopt(ctx context.Context, head format.Head, found bool) erro
 		f.o.Logger.Info("the log of the bucket has gone on without this node: the catalog is read again",
 			slog.Uint64("at", f.position), slog.Uint64("now", head.Last))
 		f.o.Catalog.Forget()
-		f.set(func() { f.stats.Gaps++ })
+		f.set(func() {
+			f.unread = false
+			f.stats.Gaps++
+		})
 	}
 	if err := f.readParts(ctx, head); err != nil {
 		return err
@@ -160,6 +168,7 @@ func (f *Follower) identify(ctx context.Context) error {
 	}
 	f.set(func() {
 		f.bucket, f.usable, f.position, f.sum, f.newest, f.head = n.Bucket, true, 0, format.Sum{}, time.Time{}, format.Head{}
+		f.unread = false
 		if !first {
 			f.stats.Emptied++
 		}

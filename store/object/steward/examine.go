@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
-	"github.com/kvconn/kvconn/store/seal"
 )
 
 const (
@@ -22,15 +21,14 @@ const (
 func (t *term) examine(ctx context.Context) error {
 	l := &format.List{}
 	var looked []format.ObjectID
+	var failed error
 	for id := range t.reports {
-		if len(looked) == examineAtOnce {
+		if len(looked) == examineAtOnce || failed != nil {
 			break
 		}
-		cause, err := t.inspect(ctx, id, t.reports[id])
-		if err != nil {
-			return err
-		}
-		looked = append(looked, id)
+		var cause format.Cause
+		cause, failed = t.inspect(ctx, id, t.reports[id])
+		looked = append(looked, id) // what fails may fail each time, and is to hold up nothing else
 		if cause != 0 {
 			l.Removed = append(l.Removed, format.Removal{Object: id, When: format.SecondsOf(t.s.o.Now()), Cause: cause})
 		}
@@ -44,7 +42,7 @@ func (t *term) examine(ctx context.Context) error {
 	for _, id := range looked {
 		delete(t.reports, id)
 	}
-	return nil
+	return failed
 }
 
 // inspect says what is wrong with an object, 0 for nothing.
@@ -58,8 +56,7 @@ func (t *term) inspect(ctx context.Context, id format.ObjectID, reported format.
 		return format.CauseLost, nil
 	case errors.Is(err, bucket.ErrRange), format.Damaged(err):
 		return format.CauseDamaged, nil
-	case errors.Is(err, format.ErrNewer), errors.Is(err, format.ErrForeign), errors.Is(err, format.ErrUnsealed),
-		errors.Is(err, seal.ErrUnknownKey): // nobody can say with the keys of this node
+	case forOthers(err), errors.Is(err, format.ErrForeign), errors.Is(err, bucket.ErrDenied):
 		return 0, nil
 	}
 	return 0, err

@@ -1,10 +1,10 @@
 package steward
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -537,39 +537,6 @@ func TestLostObjects(t *testing.T) {
 	})
 }
 
-// A report about an object of another key, which this node cannot judge, removes nothing, and stops no merge.
-func TestReportOfAnotherKey(t *testing.T) {
-	inWorlds(t, func(t *testing.T, w *world) {
-		ring := func(name string) *seal.Ring {
-			r, err := seal.Create(filepath.Join(t.TempDir(), name))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return r
-		}
-		w.ring = ring("ours")
-		a := w.start("a")
-		time.Sleep(10 * time.Second)
-		id, _ := a.follower.Bucket()
-		o := a.object(1)
-		data, err := o.AppendTail(make([]byte, o.Bytes), id, ring("theirs"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.put(format.DataName(o.ID).String(), data)
-		a.outbox.Add(o)
-		time.Sleep(time.Minute)
-		a.outbox.Lose(o.ID, format.CauseDamaged)
-		time.Sleep(time.Minute)
-		gone := a.mustSave(1)
-		w.delete(format.DataName(gone).String())
-		a.outbox.Lose(gone, format.CauseLost)
-		saved := a.mustSave(1)
-		time.Sleep(time.Minute)
-		w.agree([]format.ObjectID{o.ID, saved}, a, w.joined("b"))
-	})
-}
-
 // lateWriter collects: when it is called for the first time a list comes, which it has merged.
 type lateWriter struct {
 	come  func()
@@ -610,6 +577,44 @@ func TestCollectorMerges(t *testing.T) {
 		time.Sleep(time.Minute)
 		if a.stop(); !l.was.Load() || l.merge != nil || !l.found {
 			t.Errorf("called %v, merged %v, known %v", l.was.Load(), l.merge, l.found)
+		}
+	})
+}
+
+// A report of an object that this steward cannot look at keeps it from nothing else.
+func TestReportsOfObjectsWithAnotherKey(t *testing.T) {
+	key := func(text string) *seal.Ring {
+		r, err := seal.New(seal.Key([]byte(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, s3mem.Options{})
+		w.ring = key("0123456789abcdefghijklmnopqrstuv")
+		defer w.end()
+		a := w.start("a")
+		time.Sleep(time.Minute)
+		there, gone := a.mustSave(1), a.mustSave(1)
+		w.ring = key("another key of thirty-two bytes.")
+		foreign, ok := a.save(1)
+		if !ok {
+			t.Fatal("it cannot save")
+		}
+		w.ring = key("0123456789abcdefghijklmnopqrstuv")
+		time.Sleep(time.Minute)
+		w.delete(format.DataName(gone).String())
+		a.outbox.Lose(foreign, format.CauseLost)
+		a.outbox.Lose(gone, format.CauseLost)
+		time.Sleep(30 * time.Minute)
+		want := []format.ObjectID{there, foreign}
+		slices.SortFunc(want, func(x, y format.ObjectID) int { return bytes.Compare(x[:], y[:]) })
+		if got := a.book.live(); !slices.Equal(got, want) {
+			t.Errorf("%v are offered, want %v", got, want)
+		}
+		if s := a.steward.Stats(); s.Folds == 0 {
+			t.Errorf("nothing was folded: %+v", s)
 		}
 	})
 }

@@ -67,7 +67,7 @@ func (t *term) foldLog(ctx context.Context) error {
 			return err
 		}
 		for _, l := range lists {
-			if size+l.Bytes > maxFoldBytes || errors.Is(l.Bad, format.ErrNewer) || errors.Is(l.Bad, seal.ErrUnknownKey) {
+			if size+l.Bytes > maxFoldBytes || forOthers(l.Bad) {
 				full = true // the rest has to wait, for the next fold or for a program that understands it
 				break
 			}
@@ -102,6 +102,12 @@ func (t *term) foldLog(ctx context.Context) error {
 		return nil
 	}
 	return t.measure(ctx)
+}
+
+// forOthers reports whether a list that cannot be used here may be good for other nodes: those with a newer program,
+// another key, or none.
+func forOthers(bad error) bool {
+	return errors.Is(bad, format.ErrNewer) || errors.Is(bad, format.ErrUnsealed) || errors.Is(bad, seal.ErrUnknownKey)
 }
 
 // readLog reads the objects of the log after a number, up to another. What is missing says nothing.

@@ -163,7 +163,7 @@ func (t *term) findParts(ctx context.Context) ([]format.Part, error) {
 		}
 		g.Go(func() error {
 			s, err := follow.ReadList(group, t.s.o.Client, name, t.id, t.s.o.Ring)
-			if errors.Is(err, bucket.ErrMissing) || err == nil && s.Bad != nil && !errors.Is(s.Bad, format.ErrNewer) {
+			if errors.Is(err, bucket.ErrMissing) || err == nil && s.Bad != nil && !forOthers(s.Bad) {
 				return nil
 			}
 			all[i] = format.Part{Name: name, Bytes: m.Bytes, Sum: s.Sum}

@@ -167,7 +167,7 @@ func (t *term) serve(parent context.Context) error {
 	if errors.Is(err, errLost) || !t.holds() {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(parent), failurePause)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(parent), leaveWithin)
 	defer cancel()
 	// What fails here costs others a minute.
 	if ours, e := t.ours(ctx); e == nil && ours {

@@ -32,6 +32,8 @@ const (
 	perWriter  = 5 * time.Millisecond
 	firstMerge = time.Second
 	lastMerge  = 5 * time.Second
+	// A lease is left within leaveWithin: a bucket that hangs is not to hold up a stop.
+	leaveWithin = time.Second
 	// After a failure it goes on later.
 	failurePause = 5 * time.Second
 	// The head is looked at this often.
