@@ -35,7 +35,7 @@ func (f *bucketFlags) options(url, keyFile string, std *streams) (o maintain.Opt
 }
 
 type gcCmd struct {
-	Config         configFile    `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of a daemon's settings, of which those below count."`
+	Config         configFile    `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of a daemon's settings. The command takes what it has flags for."`
 	Object         string        `name:"object" env:"KVCONN_OBJECT" placeholder:"URL" help:"Bucket to collect, s3://BUCKET or s3://BUCKET/PREFIX."`
 	ObjectMaxBytes config.Bytes  `name:"object-max-bytes" env:"KVCONN_OBJECT_MAX_BYTES" default:"1TB" placeholder:"SIZE" help:"Cap of the bucket: from 90% of it on the least recently used goes, until 85% are left; 0 for none (default 1TB)."`
 	ObjectMaxAge   time.Duration `name:"object-max-age" env:"KVCONN_OBJECT_MAX_AGE" default:"720h" help:"What nobody used for that long goes; 0 for never."`
