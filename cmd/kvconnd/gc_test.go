@@ -31,7 +31,7 @@ type bucketTest struct {
 	client            *bucket.Bucket
 }
 
-// newBucketTest has the commands find credentials of a server, where there is one that checks them.
+// newBucketTest gives the commands the credentials of a server that checks them.
 func newBucketTest(t *testing.T, endpoint, keyFile string) *bucketTest {
 	t.Setenv("AWS_ACCESS_KEY_ID", versitygw.Access)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", versitygw.Secret)
@@ -49,7 +49,7 @@ func (b *bucketTest) options() bucket.Options {
 	return bucket.Options{URL: bucketURL, Endpoint: b.endpoint, Silence: time.Minute, Logger: slog.New(slog.DiscardHandler)}
 }
 
-// serve runs a node with a record in the bucket, until the function is called that it returns.
+// serve runs a node that writes records. The function that it returns stops the node.
 func (b *bucketTest) serve(records int) (stop func()) {
 	b.Helper()
 	ring, err := loadKeys(b.keyFile)

@@ -46,8 +46,13 @@ func Fsck(ctx context.Context, o Options, f FsckOptions) (r FsckReport, err erro
 	if r.Report, err = fsck.Check(ctx, check); err != nil {
 		return r, explain(n.bucket, err)
 	}
-	if n.outbox.Stats().Lists > 0 {
+	sent := n.outbox.Stats()
+	if sent.Lists > 0 {
 		r.Steward, err = n.carryOut(ctx)
+	}
+	if sent.Dropped > 0 {
+		r.Unread++
+		r.Failed = append(r.Failed, fmt.Sprintf("%d repairs did not fit into memory: check again", sent.Dropped))
 	}
 	if err != nil {
 		r.Unread++
