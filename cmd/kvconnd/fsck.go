@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -12,21 +13,34 @@ import (
 )
 
 type fsckCmd struct {
-	Dir     string `arg:"" placeholder:"DIR" help:"Store directory."`
-	Payload bool   `name:"payload" help:"Read and verify every payload, too, not only the structures."`
-	KeyFile string `name:"key-file" env:"KVCONN_KEY_FILE" placeholder:"FILE" help:"Key file of the daemon that uses the store."`
-	JSON    bool   `name:"json" help:"Print the result as JSON."`
+	Dir      string `arg:"" help:"Store directory, or s3://BUCKET/PREFIX."`
+	Payload  bool   `name:"payload" help:"Read and verify every payload, too, not only the structures."`
+	KeyFile  string `name:"key-file" env:"KVCONN_KEY_FILE" placeholder:"FILE" help:"Key file of the daemons that use the store."`
+	NoRepair bool   `name:"no-repair" help:"Change nothing in a bucket; the status is 1 if anything is wrong with it."`
+	JSON     bool   `name:"json" help:"Print the result as JSON."`
+	bucketFlags
 }
 
 // Help is shown below the command's summary.
 func (*fsckCmd) Help() string {
 	return `Checks index, journal and segment headers against each other, repairs what can be
 repaired, and says exactly what it dropped. The daemon must not be running. A store needs
-no fsck to be safe: every load is verified, and what fails is dropped then.`
+no fsck to be safe: every load is verified, and what fails is dropped then.
+
+Of a bucket it compares the objects with the lists, while daemons may use it. It deletes nothing
+that daemons read: what is missing or damaged is taken out of the offer, what is whole and in no
+list for an hour is offered again, and a list of the lists that was lost is made again. The
+daemon that is the bucket's steward carries that out, or this command if there is none.`
 }
 
 // Run checks the store.
 func (c *fsckCmd) Run(ctx context.Context, std *streams) error {
+	if isBucket(c.Dir) {
+		return c.checkBucket(ctx, std)
+	}
+	if c.NoRepair {
+		return errors.New("--no-repair is for buckets: the check of a directory repairs what it finds")
+	}
 	// Opening a store makes one: a mistyped directory must not become one.
 	if _, err := os.Stat(filepath.Join(c.Dir, "FORMAT")); err != nil {
 		if entries, dirErr := os.ReadDir(filepath.Join(c.Dir, "segments")); dirErr != nil || len(entries) == 0 {

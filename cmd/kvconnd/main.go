@@ -28,7 +28,8 @@ type cli struct {
 	Status     statusCmd     `cmd:"" help:"Show what a running daemon does."`
 	Config     configCmd     `cmd:"" help:"Print the settings, or the configuration of an engine."`
 	Demo       demoCmd       `cmd:"" help:"Show on this machine what the cache does."`
-	Fsck       fsckCmd       `cmd:"" help:"Check and repair a store that no daemon has open."`
+	Fsck       fsckCmd       `cmd:"" help:"Check and repair a store that no daemon has open, or a bucket."`
+	GC         gcCmd         `cmd:"" name:"gc" help:"Remove from a bucket what is beyond its cap or age, once."`
 	Key        keyCmd        `cmd:"" help:"Make keys that records are sealed with."`
 	Bench      benchCmd      `cmd:"" help:"Measure kvconn on this machine, beside the machine's own limits."`
 	Replay     replayCmd     `cmd:"" help:"Replay a request trace through a model of ranks, tiers and routing policies; size a disk."`

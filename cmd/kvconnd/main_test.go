@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/demo"
+	"github.com/kvconn/kvconn/internal/testkit/versitygw"
 )
 
 // beKvconnd makes the test binary the program itself, for the processes that the demo
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) {
 	}
 	// A setting of the shell's, or the seed of other packages' tests, is no business of these.
 	for _, v := range os.Environ() {
-		if name, _, _ := strings.Cut(v, "="); strings.HasPrefix(name, "KVCONN_") {
+		if name, _, _ := strings.Cut(v, "="); strings.HasPrefix(name, "KVCONN_") && name != versitygw.BinaryEnv {
 			_ = os.Unsetenv(name)
 		}
 	}

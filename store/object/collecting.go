@@ -9,7 +9,6 @@ import (
 
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/collect"
-	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/object/fsck"
 	"github.com/kvconn/kvconn/store/object/steward"
@@ -27,10 +26,10 @@ const (
 // collecting has the steward of the bucket keep it within its cap. Its methods are called while this node holds the
 // lease, from one goroutine.
 type collecting struct {
+	steward.Term // of the present call, for the collector
+
 	t         *Tier
 	collector *collect.Collector
-	log       func(context.Context, *format.List) error
-	merge     func(context.Context) error
 	passed    time.Time // the last pass
 	orphans   time.Time // the next look for orphans
 	said      string
@@ -56,11 +55,11 @@ func newCollecting(t *Tier) (*collecting, error) {
 }
 
 // Collect implements [steward.Collector].
-func (c *collecting) Collect(ctx context.Context, log func(context.Context, *format.List) error, merge func(context.Context) error) error {
+func (c *collecting) Collect(ctx context.Context, term steward.Term) error {
 	if time.Since(c.passed) < collectEvery {
 		return nil
 	}
-	c.log, c.merge = log, merge
+	c.Term = term
 	err := c.collector.Pass(ctx)
 	if err == nil && time.Now().After(c.orphans) {
 		if err = c.whole(); err == nil {
@@ -87,39 +86,12 @@ func (c *collecting) Collect(ctx context.Context, log func(context.Context, *for
 	return err
 }
 
-// Merge implements [collect.Steward]. With removals or deletions it does not wait for the lists of writers, which the
-// steward merged before it called Collect. With none it is about those lists: what is in one is no orphan.
-func (c *collecting) Merge(ctx context.Context, removed []format.Removal, deleted []format.ObjectID) error {
-	var err error
-	if len(removed)+len(deleted) > 0 {
-		err = c.log(ctx, &format.List{Removed: removed, Deleted: deleted})
-	} else {
-		err = c.merge(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	return c.t.follower.CatchUp(ctx)
-}
-
 // Holds implements [collect.Steward]. It fails too where others may know of objects that this node does not.
 func (c *collecting) Holds(ctx context.Context) error {
-	var l format.List // says nothing, and only the steward puts it
-	if err := c.log(ctx, &l); err != nil {
+	if err := c.Term.Holds(ctx); err != nil {
 		return err
 	}
-	b, _, err := follow.Read(ctx, c.t.bucket, format.LeaseFile, format.KindLease)
-	if err != nil {
-		return fmt.Errorf("read the lease: %w", err)
-	}
-	lease, err := format.DecodeLease(b)
-	if err == nil && lease.Writer != l.Writer {
-		err = errors.New("another node has the lease")
-	}
-	if err == nil {
-		err = c.whole()
-	}
-	return err
+	return c.whole()
 }
 
 // verify reads all records of an object that a reader found damaged: the steward does not believe reports.

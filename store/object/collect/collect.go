@@ -64,6 +64,9 @@ type Options struct {
 	// OrphanAge is how old an object must be that is in no list. Default 24 h: a writer puts its list
 	// within seconds, or again and again for as long as it lives.
 	OrphanAge time.Duration
+	// Progress, if not nil, is called with the objects that were looked at, removed or deleted, of those that
+	// are to be: from one goroutine at a time.
+	Progress func(done, total int64)
 	// Logger receives what an operator should know. Default [slog.Default].
 	Logger *slog.Logger
 }
@@ -114,7 +117,8 @@ type Collector struct {
 	steward Steward
 	clock   Clock
 
-	pass sync.Mutex // held for a pass
+	pass        sync.Mutex // held for a pass, guards done and total
+	done, total int64
 
 	mu    sync.Mutex
 	stats Stats
@@ -139,4 +143,12 @@ func (c *Collector) now() (format.Seconds, error) {
 		return 0, fmt.Errorf("collect: %w: by %v", ErrClock, skew)
 	}
 	return now, nil
+}
+
+// progress tells of more objects that are done, or to be done.
+func (c *Collector) progress(done, more int64) {
+	c.done, c.total = c.done+done, c.total+more
+	if c.o.Progress != nil {
+		c.o.Progress(min(c.done, c.total), c.total)
+	}
 }

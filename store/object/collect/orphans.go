@@ -58,6 +58,8 @@ func (c *Collector) Orphans(ctx context.Context) (deleted int, err error) {
 // unlisted lists data objects that are old enough and not known.
 func (c *Collector) unlisted(ctx context.Context) (found []format.ObjectID, err error) {
 	var foreign uint64
+	s := c.catalog.Stats()
+	c.progress(0, s.Objects+s.LeavingObjects)
 	for after, more := "", true; more && len(found) < maxOrphans; {
 		page, err := c.client.List(ctx, format.DataPrefix, after, listObjects)
 		if err != nil {
@@ -75,6 +77,7 @@ func (c *Collector) unlisted(ctx context.Context) (found []format.ObjectID, err 
 			}
 			found = append(found, name.Object)
 		}
+		c.progress(int64(len(page)), 0)
 		if more = len(page) == listObjects; more {
 			after = page[len(page)-1].Name
 		}

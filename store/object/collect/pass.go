@@ -56,6 +56,7 @@ func percent(n, p int64) int64 { return n/100*p + n%100*p/100 }
 
 // remove has objects offered no more.
 func (c *Collector) remove(ctx context.Context, ids []format.ObjectID, why format.Cause) error {
+	c.progress(0, int64(len(ids)))
 	for part := range slices.Chunk(ids, mergeObjects) {
 		now, err := c.now()
 		if err != nil {
@@ -68,6 +69,7 @@ func (c *Collector) remove(ctx context.Context, ids []format.ObjectID, why forma
 		if err := c.merge(ctx, removed, nil); err != nil {
 			return fmt.Errorf("remove %d objects (%v): %w", len(part), why, err)
 		}
+		c.progress(int64(len(part)), 0)
 		c.count(func(s *Stats) {
 			if why == format.CauseCap {
 				s.RemovedCap += uint64(len(part))
@@ -99,6 +101,7 @@ func (c *Collector) deleteRemoved(ctx context.Context) error {
 
 // delete deletes objects' bytes.
 func (c *Collector) delete(ctx context.Context, ids []format.ObjectID) error {
+	c.progress(0, int64(len(ids)))
 	names := make([]string, 0, min(len(ids), deleteObjects))
 	for part := range slices.Chunk(ids, deleteObjects) {
 		names = names[:0]
@@ -108,6 +111,7 @@ func (c *Collector) delete(ctx context.Context, ids []format.ObjectID) error {
 		if err := c.client.Delete(ctx, names); err != nil {
 			return fmt.Errorf("delete %d objects: %w", len(names), err)
 		}
+		c.progress(int64(len(part)), 0)
 	}
 	return nil
 }

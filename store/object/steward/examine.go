@@ -11,8 +11,9 @@ import (
 )
 
 const (
-	// mostReports of readers wait; what is left out is found again by the next reader.
-	mostReports = 4096
+	// mostReports wait, in 3 MB of memory: a check of a bucket may tell of many at one time. What is left out is
+	// found again by the next reader.
+	mostReports = 1 << 16
 	// examineAtOnce are looked at after a merge.
 	examineAtOnce = 32
 )

@@ -546,10 +546,10 @@ type lateWriter struct {
 	found bool
 }
 
-func (l *lateWriter) Collect(ctx context.Context, _ func(context.Context, *format.List) error, merge func(context.Context) error) error {
+func (l *lateWriter) Collect(ctx context.Context, term Term) error {
 	if !l.was.Swap(true) {
 		l.come()
-		l.merge = merge(ctx)
+		l.merge = term.Merge(ctx, nil, nil)
 		l.found = l.known()
 	}
 	return nil

@@ -150,15 +150,15 @@ func (t *term) keep(ctx context.Context, lost context.CancelCauseFunc) {
 	}
 }
 
-// serve is steward until the lease is lost, or the context ends; then it gives the lease up.
-func (t *term) serve(parent context.Context) error {
+// serve works until that is done, the lease is lost, or the context ends; then it gives the lease up.
+func (t *term) serve(parent context.Context, work func(*term, context.Context) error) error {
 	ctx, lost := context.WithCancelCause(parent)
 	kept := make(chan struct{})
 	go func() {
 		defer close(kept)
 		t.keep(ctx, lost)
 	}()
-	err := t.work(ctx)
+	err := work(t, ctx)
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
 	}
@@ -199,10 +199,7 @@ func (t *term) work(ctx context.Context) error {
 			err = t.sweep(ctx)
 		}
 		if err == nil && t.s.o.Collector != nil {
-			err = t.s.o.Collector.Collect(ctx, t.publish, func(ctx context.Context) error {
-				_, err := t.merge(ctx)
-				return err
-			})
+			err = t.s.o.Collector.Collect(ctx, Term{t})
 		}
 		pause := lastMerge
 		switch {

@@ -35,8 +35,17 @@ type in struct {
 	follow.Stored
 }
 
-// merge merges what writers have told into the log. It returns how many lists there were.
+// merge merges what writers have told into the log, and looks at what they report. It returns how many lists there
+// were.
 func (t *term) merge(ctx context.Context) (n int, err error) {
+	if n, err = t.mergeAll(ctx); err != nil {
+		return n, err
+	}
+	return n, t.examine(ctx)
+}
+
+// mergeAll merges what writers have told into the log. It returns how many lists there were.
+func (t *term) mergeAll(ctx context.Context) (n int, err error) {
 	for after := ""; ; {
 		if err := t.guard(); err != nil {
 			return n, err
@@ -51,11 +60,10 @@ func (t *term) merge(ctx context.Context) (n int, err error) {
 			return n, err
 		}
 		if len(metas) < pageNames {
-			break
+			return n, nil
 		}
 		after = metas[len(metas)-1].Name
 	}
-	return n, t.examine(ctx)
 }
 
 // mergePage merges some lists, as many as fit into a log object at a time.

@@ -54,10 +54,9 @@ type Follower interface {
 
 // Collector removes what a bucket has too much of.
 type Collector interface {
-	// Collect is called with the lease held, after each merge, and does what is due. log puts the next object
-	// of the log: entries of removed and deleted objects. merge puts all lists of writers that wait into the
-	// log. They fail when the lease is lost, and so must Collect.
-	Collect(ctx context.Context, log func(context.Context, *format.List) error, merge func(context.Context) error) error
+	// Collect is called with the lease held, after each merge, and does what is due. What it asks of the term
+	// fails when the lease is lost, and so must Collect.
+	Collect(ctx context.Context, t Term) error
 }
 
 // Options say what a [Steward] works with. Client and Follower are needed.
@@ -170,6 +169,11 @@ func (s *Steward) Run(ctx context.Context) error {
 // Serve takes the lease, if nobody holds it, and is steward until it is lost or the context ends. held reports
 // whether it was.
 func (s *Steward) Serve(ctx context.Context) (held bool, err error) {
+	return s.hold(ctx, (*term).work)
+}
+
+// hold takes the lease, if nobody holds it, and works until that is done, or the lease is lost.
+func (s *Steward) hold(ctx context.Context, work func(*term, context.Context) error) (held bool, err error) {
 	if _, ok := s.o.Follower.Bucket(); !ok {
 		if err := s.o.Follower.CatchUp(ctx); err != nil {
 			return false, err
@@ -183,7 +187,7 @@ func (s *Steward) Serve(ctx context.Context) (held bool, err error) {
 	s.counts.holds.Store(true)
 	defer s.counts.holds.Store(false)
 	s.o.Logger.Info("this node is steward of the bucket")
-	err = t.serve(ctx)
+	err = t.serve(ctx, work)
 	s.o.Logger.Info("this node is no longer steward of the bucket", slog.Any("why", err))
 	return true, err
 }
