@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/collect"
+	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/object/fsck"
 	"github.com/kvconn/kvconn/store/object/steward"
@@ -65,7 +66,7 @@ func (c *collecting) Collect(ctx context.Context, term steward.Term) error {
 		if err = c.whole(); err == nil {
 			_, err = c.collector.Orphans(ctx)
 		}
-		if errors.Is(err, errUnread) {
+		if errors.Is(err, follow.ErrUnread) {
 			c.t.o.Logger.Warn("object tier: what no list has is not looked for", slog.Any("error", err),
 				slog.String("remedy", "give all nodes the same key file and program; kvconnd fsck mends lists that are damaged"))
 			err = nil
@@ -104,13 +105,10 @@ func (t *Tier) verify(ctx context.Context, o *format.Object) error {
 	return v.Verify(ctx, o)
 }
 
-// errUnread says that lists in the bucket could not be used: what no list seems to have may be in them.
-var errUnread = errors.New("this node cannot read all lists of the bucket")
-
 // whole fails if this node does not know what all lists say.
 func (c *collecting) whole() error {
 	if !c.t.follower.Whole() {
-		return errUnread
+		return follow.ErrUnread
 	}
 	return nil
 }

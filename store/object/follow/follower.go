@@ -182,6 +182,9 @@ func (f *Follower) Bucket() (format.BucketID, bool) {
 	return f.bucket, f.usable
 }
 
+// ErrUnread says that lists in the bucket could not be used: what no list seems to have may be in them.
+var ErrUnread = errors.New("this node cannot read all lists of the bucket")
+
 // Whole reports whether the catalog has what all lists say that were followed. Others may know of objects that it
 // lacks, where lists are damaged, newer, or not sealed with a key of this node.
 func (f *Follower) Whole() bool {
