@@ -42,7 +42,7 @@ type attempt struct {
 	sent             int // requests
 	// Of the last answer, or failure:
 	status  int
-	page    bool // the body is a page of HTML, or a text
+	page    bool // the body is a page of HTML, or a text, or there is none where S3 says which object is missing
 	date    time.Time
 	pause   time.Duration // the server asks for
 	failed  error
@@ -134,7 +134,8 @@ func (a *attempt) note(res *http.Response, err error) {
 	}
 	a.status = res.StatusCode
 	kind := res.Header.Get("Content-Type")
-	a.page = strings.HasPrefix(kind, "text/html") || strings.HasPrefix(kind, "text/plain")
+	blank := a.kind == Get && res.StatusCode == http.StatusNotFound && res.ContentLength == 0
+	a.page = blank || strings.HasPrefix(kind, "text/html") || strings.HasPrefix(kind, "text/plain")
 	if date, err := http.ParseTime(res.Header.Get("Date")); err == nil {
 		a.date = date
 		a.b.clock.saw(date)

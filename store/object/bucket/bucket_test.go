@@ -327,6 +327,26 @@ func TestALostAnswerIsNoFailedCondition(t *testing.T) {
 	})
 }
 
+// blank answers reads as proxies do that have no route for them.
+type blank struct{ http.RoundTripper }
+
+func (b blank) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method != http.MethodGet {
+		return b.RoundTripper.RoundTrip(r)
+	}
+	return &http.Response{Status: "404 Not Found", StatusCode: 404, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: make(http.Header), Body: http.NoBody, Request: r}, nil
+}
+
+// A server of S3 says in words that an object is missing: a 404 without any is a proxy's.
+func TestABlankAnswerIsNoMissingObject(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := open(t, s3mem.Options{}, func(o *Options) { o.Transport = blank{o.Transport} })
+		b.mustWrite(t, "d/a", "0123456789")
+		_, _, err := b.read(t.Context(), "d/a", 2, 3)
+		want(t, err, ErrUnavailable)
+	})
+}
+
 func TestCauses(t *testing.T) {
 	for _, c := range []struct {
 		do       s3proxy.Effect

@@ -128,7 +128,7 @@ func (f *Fetcher) done(r *run, i int, err error) {
 func (f *Fetcher) fail(r *run, err error) {
 	for i, t := range r.tasks {
 		if t != nil {
-			f.done(r, i, fmt.Errorf("record %v: %w", t.op.ID.Key, err))
+			f.done(r, i, fmt.Errorf("object %s: %w", t.place.Object, err)) // an op that has ended is its caller's
 		}
 	}
 }

@@ -25,6 +25,9 @@ const (
 	// maxFold bounds the objects of the log in a fold, maxFoldBytes their bytes: a part is never larger.
 	maxFold      = 10_000
 	maxFoldBytes = format.MaxPartBytes - 64<<10
+	// unsealedFor is how long the log is not folded for objects of it that are not sealed, where there is a key
+	// file: other nodes may have none yet, but where all have one nobody will ever read them.
+	unsealedFor = 24 * time.Hour
 	// partsAtOnce bounds the memory of lists that are read at once.
 	partsAtOnce = 4
 	// mergeParts of a size class make one of the next. Parts of the first class have up to smallPart records.
@@ -67,7 +70,8 @@ func (t *term) foldLog(ctx context.Context) error {
 			return err
 		}
 		for _, l := range lists {
-			if size+l.Bytes > maxFoldBytes || forOthers(l.Bad) {
+			outgrown := errors.Is(l.Bad, format.ErrUnsealed) && l.Now.Sub(l.Modified) > unsealedFor
+			if size+l.Bytes > maxFoldBytes || forOthers(l.Bad) && !outgrown {
 				full = true // the rest has to wait, for the next fold or for a program that understands it
 				break
 			}
