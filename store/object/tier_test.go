@@ -279,7 +279,7 @@ func TestBucketThatMayOnlyBeReadIsOffered(t *testing.T) {
 		c.proxy.Play(s3proxy.Clause{On: s3proxy.Put, Do: s3proxy.Effect{Status: 403, Code: "AccessDenied"}})
 		b := c.open(nil)
 		b.until("nothing is read", func() bool { return b.prefix(keys) == 5 })
-		for i := range 12 * 3600 {
+		for i := range 30 * 3600 {
 			time.Sleep(time.Second)
 			if i%3600 == 0 { // a use is to be told of
 				b.prefix(keys)
@@ -289,6 +289,9 @@ func TestBucketThatMayOnlyBeReadIsOffered(t *testing.T) {
 			}
 		}
 		b.mustRead(records...)
+		if n := b.Stats().ListsWaiting; n > 1 {
+			t.Errorf("%d lists of uses wait for a bucket that does not take them", n)
+		}
 	})
 }
 

@@ -40,7 +40,7 @@ func (x *Outbox) send(ctx context.Context, uses bool) (n int, err error) {
 		return 0, ctx.Err()
 	}
 	var used []format.Use
-	if uses {
+	if uses && x.first() == nil { // else they wait where their memory is bounded
 		used = x.o.Uses()
 	}
 	for x.make(&used) {
