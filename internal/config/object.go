@@ -28,7 +28,7 @@ type Object struct {
 	ObjectUploadBytesPerS   Bytes         `name:"object-upload-bytes-per-s" env:"KVCONN_OBJECT_UPLOAD_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Bound of the rate of uploads. Default: none."`
 	ObjectDownloadBytesPerS Bytes         `name:"object-download-bytes-per-s" env:"KVCONN_OBJECT_DOWNLOAD_BYTES_PER_S" default:"0B" placeholder:"SIZE" help:"Bound of the rate of downloads. Default: none."`
 	ObjectPollMax           time.Duration `name:"object-poll-max" env:"KVCONN_OBJECT_POLL_MAX" default:"30s" help:"Longest pause between requests for news of other nodes while this one is idle."`
-	ObjectIndexBytes        Bytes         `name:"object-index-bytes" env:"KVCONN_OBJECT_INDEX_BYTES" default:"1GiB" placeholder:"SIZE" help:"Memory for what is known of the bucket: 33 million records (default 1GiB)."`
+	ObjectIndexBytes        Bytes         `name:"object-index-bytes" env:"KVCONN_OBJECT_INDEX_BYTES" default:"1GiB" placeholder:"SIZE" help:"Memory for what is known of the bucket: about 29 million records (default 1GiB)."`
 	ObjectCompress          string        `name:"object-compress" env:"KVCONN_OBJECT_COMPRESS" default:"off" enum:"off,auto" help:"auto compresses the records of models whose records shrink enough."`
 	ObjectPrices            string        `name:"object-prices" env:"KVCONN_OBJECT_PRICES" default:"5,0.4,0.023" placeholder:"PRICES" help:"Dollars for a million writing requests, a million reading ones, and a GB a month, for the estimate in status and metrics."`
 }

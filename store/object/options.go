@@ -31,7 +31,7 @@ type Options struct {
 	// MaxAge is how long records go without a use before they are removed. Default 30 days. NoAge is no
 	// bound.
 	MaxAge time.Duration
-	// IndexBytes bounds the memory of what is known of the bucket. Default 1 GiB: 33 million records.
+	// IndexBytes bounds the memory of what is known of the bucket. Default 1 GiB: about 29 million records.
 	IndexBytes int64
 	// EventBytes bounds the memory of events that subscribers have yet to read. Default 64 MiB.
 	EventBytes int64
