@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -18,7 +19,7 @@ type fsckCmd struct {
 	KeyFile  string `name:"key-file" env:"KVCONN_KEY_FILE" placeholder:"FILE" help:"Key file of the daemons that use the store."`
 	NoRepair bool   `name:"no-repair" help:"Change nothing in a bucket; the status is 1 if anything is wrong with it."`
 	JSON     bool   `name:"json" help:"Print the result as JSON."`
-	bucketFlags
+	config.Bucket
 }
 
 // Help is shown below the command's summary.

@@ -10,25 +10,16 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/config"
-	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/maintain"
 	"github.com/kvconn/kvconn/store/object/steward"
 )
 
-// bucketFlags say how a bucket is reached, for commands that work on one: the daemon's settings of these names.
-type bucketFlags struct {
-	ObjectEndpoint string `name:"object-endpoint" env:"KVCONN_OBJECT_ENDPOINT" placeholder:"URL" help:"S3 server of a bucket, such as https://minio.example:9000. Default: AWS."`
-	ObjectStyle    string `name:"object-style" env:"KVCONN_OBJECT_STYLE" default:"auto" enum:"auto,path,virtual" help:"How requests name the bucket: in the path, in the host name (virtual), or auto."`
-	ObjectRegion   string `name:"object-region" env:"KVCONN_OBJECT_REGION" placeholder:"NAME" help:"Region of the bucket. Default: AWS_REGION, else the server is asked."`
-	ObjectCA       string `name:"object-ca" env:"KVCONN_OBJECT_CA" placeholder:"FILE" help:"More roots in PEM to verify the server by."`
-}
-
 // isBucket reports whether an argument names a bucket and not a directory.
 func isBucket(arg string) bool { return strings.HasPrefix(arg, "s3://") }
 
-// options are those of a bucket whose nodes use a key file, or none.
-func (f *bucketFlags) options(url, keyFile string, std *streams) (o maintain.Options, err error) {
-	o.Bucket = bucket.Options{URL: url, Endpoint: f.ObjectEndpoint, Style: f.ObjectStyle, Region: f.ObjectRegion, CAFile: f.ObjectCA}
+// maintainOptions are those of a bucket whose nodes use a key file, or none.
+func maintainOptions(url string, b *config.Bucket, keyFile string, std *streams) (o maintain.Options, err error) {
+	o.Bucket = bucketOptions(url, b)
 	o.Logger = newLogger(std, "error", "text")
 	o.Ring, err = loadKeys(keyFile)
 	return o, err
@@ -41,7 +32,7 @@ type gcCmd struct {
 	ObjectMaxAge   time.Duration `name:"object-max-age" env:"KVCONN_OBJECT_MAX_AGE" default:"720h" help:"What nobody used for that long goes; 0 for never."`
 	KeyFile        string        `name:"key-file" env:"KVCONN_KEY_FILE" placeholder:"FILE" help:"Key file of the daemons that use the bucket."`
 	JSON           bool          `name:"json" help:"Print the result as JSON."`
-	bucketFlags
+	config.Bucket
 }
 
 // Help is shown below the command's summary.
@@ -60,7 +51,7 @@ func (c *gcCmd) Run(ctx context.Context, std *streams) error {
 	if c.ObjectMaxAge != 0 && c.ObjectMaxAge < time.Hour {
 		return fmt.Errorf("--object-max-age is %v: at least an hour, or 0", c.ObjectMaxAge)
 	}
-	o, err := c.options(c.Object, c.KeyFile, std)
+	o, err := maintainOptions(c.Object, &c.Bucket, c.KeyFile, std)
 	if err != nil {
 		return err
 	}
@@ -94,7 +85,7 @@ func printGC(out io.Writer, r *maintain.GCReport) error {
 
 // checkBucket checks a bucket.
 func (c *fsckCmd) checkBucket(ctx context.Context, std *streams) error {
-	o, err := c.options(c.Dir, c.KeyFile, std)
+	o, err := maintainOptions(c.Dir, &c.Bucket, c.KeyFile, std)
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ func objectOptions(s *config.Serve) (*daemon.ObjectOptions, error) {
 	o := &daemon.ObjectOptions{
 		Prices: daemon.Prices{Write: prices[0], Read: prices[1], GBMonth: prices[2]},
 		Tier: object.Options{
-			Bucket:   bucketOptions(s),
+			Bucket:   bucketOptions(s.ObjectURL, &s.Bucket),
 			MaxBytes: boundOr(int64(s.ObjectMaxBytes), object.NoBytes), MaxAge: boundOr(s.ObjectMaxAge, object.NoAge),
 			IndexBytes: int64(s.ObjectIndexBytes), Connections: s.ObjectConnections, ReadInFlightBytes: int64(s.ObjectReadInFlight),
 			Compress: s.ObjectCompress == "auto", PollMax: s.ObjectPollMax, Writes: s.ObjectUploads,
@@ -38,8 +38,11 @@ func objectOptions(s *config.Serve) (*daemon.ObjectOptions, error) {
 			Age:    s.ObjectUploadAge, QueueBytes: int64(s.ObjectQueueBytes), Uploads: s.ObjectUploads,
 		},
 	}
+	at := &o.Tier.Bucket
+	at.UploadBytesPerS, at.DownloadBytesPerS = int64(s.ObjectUploadBytesPerS), int64(s.ObjectDownloadBytesPerS)
 	tier, uploads := o.Tier, o.Upload
 	tier.EnsureDefaults()
+	tier.Bucket.EnsureDefaults()
 	uploads.EnsureDefaults()
 	for _, check := range []func() error{tier.Bucket.Validate, tier.Validate, uploads.Validate} {
 		if err := check(); err != nil {
@@ -49,13 +52,9 @@ func objectOptions(s *config.Serve) (*daemon.ObjectOptions, error) {
 	return o, nil
 }
 
-func bucketOptions(s *config.Serve) bucket.Options {
-	b := bucket.Options{
-		URL: s.ObjectURL, Endpoint: s.ObjectEndpoint, Style: s.ObjectStyle, Region: s.ObjectRegion, CAFile: s.ObjectCA,
-		Connections: s.ObjectConnections, UploadBytesPerS: int64(s.ObjectUploadBytesPerS), DownloadBytesPerS: int64(s.ObjectDownloadBytesPerS),
-	}
-	b.EnsureDefaults()
-	return b
+// bucketOptions say how a bucket is reached.
+func bucketOptions(url string, b *config.Bucket) bucket.Options {
+	return bucket.Options{URL: url, Endpoint: b.ObjectEndpoint, Style: b.ObjectStyle, Region: b.ObjectRegion, CAFile: b.ObjectCA}
 }
 
 // boundOr is a bound, for which 0 stands for none.

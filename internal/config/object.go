@@ -9,13 +9,18 @@ import (
 	"time"
 )
 
+// Bucket are the settings that say how a bucket is reached: for the daemon, and for commands that work on a bucket.
+type Bucket struct {
+	ObjectEndpoint string `name:"object-endpoint" env:"KVCONN_OBJECT_ENDPOINT" placeholder:"URL" help:"S3 server, such as https://minio.example:9000. Default: AWS."`
+	ObjectStyle    string `name:"object-style" env:"KVCONN_OBJECT_STYLE" default:"auto" enum:"auto,path,virtual" help:"How requests name the bucket: in the path, in the host name (virtual), or auto."`
+	ObjectRegion   string `name:"object-region" env:"KVCONN_OBJECT_REGION" placeholder:"NAME" help:"Region of the bucket. Default: AWS_REGION, else the server is asked."`
+	ObjectCA       string `name:"object-ca" env:"KVCONN_OBJECT_CA" placeholder:"FILE" help:"More roots in PEM to verify the server by."`
+}
+
 // Object are the settings of the object tier, a part of [Serve]. Without a bucket there is none.
 type Object struct {
-	ObjectURL               string        `name:"object" env:"KVCONN_OBJECT" placeholder:"URL" help:"Bucket that nodes share the cache through: s3://BUCKET or s3://BUCKET/PREFIX. Credentials come from AWS_* variables, shared files or roles. Default: none."`
-	ObjectEndpoint          string        `name:"object-endpoint" env:"KVCONN_OBJECT_ENDPOINT" placeholder:"URL" help:"S3 server, such as https://minio.example:9000. Default: AWS."`
-	ObjectStyle             string        `name:"object-style" env:"KVCONN_OBJECT_STYLE" default:"auto" enum:"auto,path,virtual" help:"How requests name the bucket: in the path, in the host name (virtual), or auto."`
-	ObjectRegion            string        `name:"object-region" env:"KVCONN_OBJECT_REGION" placeholder:"NAME" help:"Region of the bucket. Default: AWS_REGION, else the server is asked."`
-	ObjectCA                string        `name:"object-ca" env:"KVCONN_OBJECT_CA" placeholder:"FILE" help:"More roots in PEM to verify the server by."`
+	ObjectURL string `name:"object" env:"KVCONN_OBJECT" placeholder:"URL" help:"Bucket that nodes share the cache through: s3://BUCKET or s3://BUCKET/PREFIX. Credentials come from AWS_* variables, shared files or roles. Default: none."`
+	Bucket
 	ObjectMaxBytes          Bytes         `name:"object-max-bytes" env:"KVCONN_OBJECT_MAX_BYTES" default:"1TB" placeholder:"SIZE" help:"Cap of what all nodes together keep in the bucket; 0 for none (default 1TB)."`
 	ObjectMaxAge            time.Duration `name:"object-max-age" env:"KVCONN_OBJECT_MAX_AGE" default:"720h" help:"What nobody used for that long is deleted; 0 for never."`
 	ObjectPolicy            string        `name:"object-policy" env:"KVCONN_OBJECT_POLICY" default:"all" enum:"all,second-use,off" help:"What is uploaded: all, what is used a second time, or nothing (off)."`
