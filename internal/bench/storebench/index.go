@@ -151,8 +151,8 @@ func (b *indexBench) run(ctx context.Context) error {
 	return err
 }
 
-func benchKey(chain, block int) connector.Key {
-	// Spread like hashes.
+// Key is the key of a block of a chain, spread like hashes.
+func Key(chain, block int) connector.Key {
 	var k connector.Key
 	x := uint64(chain)<<32 | uint64(block) + 1
 	for i := range 2 {
@@ -183,10 +183,10 @@ func (b *indexBench) build(ctx context.Context, s *disk.Store) error {
 		ops = ops[:min(len(ops), b.o.Records-at)]
 		for i, op := range ops {
 			chain, block := (at+i)/b.o.Chain, (at+i)%b.o.Chain
-			op.ID = store.RecordID{Namespace: b.ns, Key: benchKey(chain, block)}
+			op.ID = store.RecordID{Namespace: b.ns, Key: Key(chain, block)}
 			op.Parent = connector.Key{}
 			if block > 0 {
-				op.Parent = benchKey(chain, block-1)
+				op.Parent = Key(chain, block-1)
 			}
 			op.Payload = payload
 		}
@@ -215,7 +215,7 @@ func (b *indexBench) measureLookup(s *disk.Store) {
 	for round := range lookupRounds {
 		chain := int(uint64(round) * 0x9E3779B97F4A7C15 >> 33 % uint64(chains))
 		for i := range keys {
-			keys[i] = benchKey(chain, i)
+			keys[i] = Key(chain, i)
 		}
 		began := time.Now()
 		n, lease := s.Lookup(b.ns, []connector.Shard{0}, keys, time.Second)

@@ -74,9 +74,6 @@ func (m Meter) Stop(bytes int64) (bytesPerS, cpuSPerGiB float64) { return m.m.st
 // Median returns the median of x, 0 if it is empty.
 func Median(x []float64) float64 { return median(x) }
 
-// Key is the key of a block of a chain, spread like hashes.
-func Key(chain, block int) connector.Key { return benchKey(chain, block) }
-
 // Table is the disk tier's table in memory, with chains of [Key] in it.
 type Table struct {
 	table *index.Table

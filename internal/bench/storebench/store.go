@@ -167,7 +167,7 @@ func (b *storeBench) open(ctx context.Context, name string, maxBytes int64) erro
 }
 
 func (b *storeBench) id(n int) store.RecordID {
-	return store.RecordID{Namespace: b.ns, Key: benchKey(n, 0)}
+	return store.RecordID{Namespace: b.ns, Key: Key(n, 0)}
 }
 
 // write writes n new records and makes them durable. It returns the latency of each.

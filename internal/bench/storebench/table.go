@@ -162,10 +162,10 @@ func (b *tableBench) fill(ctx context.Context, table *index.Table, records int, 
 		batch = batch[:min(len(batch), records-at)]
 		for i := range batch {
 			chain, block := (at+i)/b.o.Chain, (at+i)%b.o.Chain
-			batch[i] = index.Insertion{ID: index.ID{Key: benchKey(chain, block)}, Seq: uint64(at+i) + 1, Bytes: indexPayload,
+			batch[i] = index.Insertion{ID: index.ID{Key: Key(chain, block)}, Seq: uint64(at+i) + 1, Bytes: indexPayload,
 				Ref: base + index.Ref((at+i)%tableSegment)}
 			if block > 0 {
-				batch[i].Parent = benchKey(chain, block-1)
+				batch[i].Parent = Key(chain, block-1)
 			}
 		}
 		table.Place(batch)
@@ -234,7 +234,7 @@ func (b *tableBench) choose() {
 //go:noinline
 func compute(keys int) (x connector.Key) {
 	for i := range keys {
-		x[0] ^= benchKey(keys, i)[0]
+		x[0] ^= Key(keys, i)[0]
 	}
 	return x
 }

@@ -128,7 +128,7 @@ func (l *tableLookups) sum(res *TableResult) {
 
 func chainKeys(keys []connector.Key, chain int) {
 	for i := range keys {
-		keys[i] = benchKey(chain, i)
+		keys[i] = Key(chain, i)
 	}
 }
 
