@@ -296,15 +296,21 @@ def test_step_and_loaded_carry_everything(fake: FakeDaemon) -> None:
     assert fake.asked.get() == (STEP, {"allocs": [], "scheduled": [], "preempted": [], "finished": ["r"]})
 
 
-def test_an_answer_that_nobody_needs_is_read_by_the_next_call(fake: FakeDaemon) -> None:
+def hold(fake: FakeDaemon, op: int) -> threading.Event:
+    """Have the daemon answer no request of a kind before the event that is returned, or 20 seconds."""
     release = threading.Event()
 
     def held(_: Any) -> Any:
         release.wait(20)
         return {}
 
+    fake.on[op] = held
+    return release
+
+
+def test_an_answer_that_nobody_needs_is_read_by_the_next_call(fake: FakeDaemon) -> None:
+    release = hold(fake, LOADED)
     blocks = list(range(50_000))
-    fake.on[LOADED] = held
     fake.on[STEP] = lambda body: {"meta": b"", "loads": [["r", pack_u32s(blocks)]]} if body["allocs"] else {}
     fake.on[MATCH] = lambda _: {"tokens": 5, "async": True}
     scheduler = SchedulerClient(options(fake.path, timeout=20.0))
@@ -337,13 +343,7 @@ def test_an_error_that_nobody_waited_for_ends_the_session(fake: FakeDaemon, code
 
 
 def test_a_daemon_that_falls_silent_is_found_by_the_next_call(fake: FakeDaemon) -> None:
-    release = threading.Event()
-
-    def silent(_: Any) -> Any:
-        release.wait(20)
-        return {}
-
-    fake.on[LOADED] = silent
+    release = hold(fake, LOADED)
     scheduler = SchedulerClient(options(fake.path, timeout=0.2, retry_interval=60.0))
     assert scheduler.connect()
     scheduler.loaded(["r"], (), 1)
@@ -355,13 +355,7 @@ def test_a_daemon_that_falls_silent_is_found_by_the_next_call(fake: FakeDaemon) 
 
 
 def test_a_silent_daemon_is_not_told_without_end(fake: FakeDaemon) -> None:
-    release = threading.Event()
-
-    def silent(_: Any) -> Any:
-        release.wait(20)
-        return {}
-
-    fake.on[LOADED] = silent
+    release = hold(fake, LOADED)
     scheduler = SchedulerClient(options(fake.path, timeout=0.2, retry_interval=60.0))
     assert scheduler.connect()
 
