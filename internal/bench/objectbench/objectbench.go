@@ -41,7 +41,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if err := o.Validate(); err != nil {
 		return Result{}, err
 	}
-	b := &bench{o: o, bucketID: format.NewBucketID(), writer: format.NewWriterID(), namespace: connector.NamespaceDigest{1}, now: format.Seconds(time.Now().Unix())}
+	b := &bench{o: o, bucketID: format.NewBucketID(), writer: format.NewWriterID(), namespace: connector.NamespaceDigest{1}, now: format.SecondsOf(time.Now())}
 	b.res = Result{BlockBytes: o.BlockBytes, RoundBytes: o.roundBytes(), Rounds: o.Rounds, Connections: o.Connections, Uploads: o.Uploads}
 	err := b.open(ctx)
 	if err == nil {
@@ -80,6 +80,10 @@ func (b *bench) open(ctx context.Context) error {
 	var err error
 	if b.bucket, err = bucket.Open(bo); err != nil {
 		return err
+	}
+	// As a node does: without conditional writes a follower waits before it believes a new bucket.
+	if err = b.bucket.Try(ctx, format.ProbeName(b.writer).String()); err != nil {
+		return fmt.Errorf("try to write to %s: %w", b.bucket, err)
 	}
 	b.raw, err = newRaw(&bo, bo.Connections)
 	return err
