@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// forgiveAfter is how long an object that this node found missing or damaged is not offered. By then the steward
+	// forgiveAfter is how long an object that this node found missing, damaged or archived is not offered. By then the steward
 	// has looked for itself, and has removed it unless the fault was between the bucket and this node.
 	forgiveAfter = time.Hour
 	// forgiveEvery is how often such objects are looked for.
@@ -37,12 +37,14 @@ func (l *losses) Locate(id store.RecordID, payloadBytes int) (catalog.Place, boo
 	return l.t.catalog.Locate(id, payloadBytes)
 }
 
-// Lost reports an object, once.
+// Lost reports an object, once. Archived ones it does not report: the steward would delete what somebody may restore.
 func (l *losses) Lost(id format.ObjectID, why format.Cause) {
 	if !l.t.catalog.Lost(id, why) {
 		return
 	}
-	l.t.outbox.Lose(id, why)
+	if why != format.CauseArchived {
+		l.t.outbox.Lose(id, why)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.of) < maxLosses {

@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/s3proxy"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/bucket"
+	"github.com/kvconn/kvconn/store/object/catalog"
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/seal"
 )
@@ -507,6 +508,37 @@ func TestLostObjectLeavesAllNodes(t *testing.T) {
 			t.Error("it is offered by the node that missed it")
 		}
 		a.until("it is offered by another node", func() bool { return a.prefix(keys) == 0 })
+	})
+}
+
+// What was moved to an archive class is a miss for an hour, and stays in the bucket: somebody may restore it.
+func TestArchivedObjectIsAMissUntilItIsRestored(t *testing.T) {
+	inCloud(t, func(t *testing.T, c *cloud) {
+		n := c.open(nil)
+		n.ready()
+		records, keys := n.chain(1, 5)
+		n.mustWrite(records...)
+		p, _ := n.catalog.Locate(records[0].ID, payloadBytes)
+		c.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Name: "prefix/" + format.DataPrefix + "**", Do: s3proxy.Effect{Status: 403, Code: "InvalidObjectState"}})
+		if errs := n.read(records[2]); !errors.Is(errs[0], store.ErrGone) {
+			t.Error(errs[0])
+		}
+		if !n.offers() || n.prefix(keys) != 0 {
+			t.Errorf("offers %t, %d blocks", n.offers(), n.prefix(keys))
+		}
+		if !strings.Contains(n.log.String(), "archive class") {
+			t.Errorf("no remedy: %s", n.log)
+		}
+		time.Sleep(forgiveAfter / 2)
+		if i, known := n.catalog.Object(p.Object); !known || i.State != catalog.StateLost {
+			t.Errorf("%+v %t", i, known)
+		}
+		c.proxy.Stop()
+		time.Sleep(forgiveAfter)
+		if n.prefix(keys) != 5 {
+			t.Errorf("%d blocks after it was restored", n.prefix(keys))
+		}
+		n.mustRead(records...)
 	})
 }
 

@@ -29,7 +29,7 @@ const (
 	bad
 )
 
-// judge says what an error means for the bucket as a whole. An object that is missing or damaged says
+// judge says what an error means for the bucket as a whole. An object that is missing, damaged or archived says
 // that the bucket answers; one that refuses us is of no use to anybody here, but one that refuses what would
 // change it may still be read.
 func judge(kind Kind, cause error) outcome {
@@ -37,7 +37,7 @@ func judge(kind Kind, cause error) outcome {
 		return neither
 	}
 	switch cause {
-	case ErrMissing, ErrRange, ErrDamaged, ErrCondition, ErrRefused:
+	case ErrMissing, ErrRange, ErrDamaged, ErrArchived, ErrCondition, ErrRefused:
 		return good
 	case context.Canceled, context.DeadlineExceeded:
 		return neither // a deadline of the caller's may be any time

@@ -127,6 +127,18 @@ func TestBreakerDoesNotOpenAfterASuccess(t *testing.T) {
 	})
 }
 
+// One object in an archive says nothing of the others.
+func TestArchivedObjectsDoNotOpenTheBreaker(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.mustWrite(t, "a", "1")
+		b.proxy.Play(refusing(403, "InvalidObjectState"))
+		for range 2 * window {
+			_, _, err := b.read(t.Context(), "a", 0, 0)
+			want(t, err, ErrArchived)
+		}
+	})
+}
+
 // A bucket that hangs is not asked after two seconds, while requests that hang go to their deadlines.
 func TestBreakerOpensInSilence(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {

@@ -364,6 +364,7 @@ func TestCauses(t *testing.T) {
 		{s3proxy.Effect{Status: 403, Code: "InvalidAccessKeyId"}, ErrDenied, "denied", 2},
 		{s3proxy.Effect{Status: 403, Code: "SignatureDoesNotMatch"}, ErrDenied, "denied", 2},
 		{s3proxy.Effect{Status: 400, Code: "AuthorizationHeaderMalformed"}, ErrDenied, "denied", 1},
+		{s3proxy.Effect{Status: 403, Code: "InvalidObjectState"}, ErrArchived, "archived", 1},
 		{s3proxy.Effect{Status: 403, Code: "RequestTimeTooSkewed"}, ErrClock, "clock", 1},
 		{s3proxy.Effect{Status: 503, Code: "SlowDown"}, ErrThrottled, "throttled", 3},
 		{s3proxy.Effect{Status: 429, Code: "TooManyRequests"}, ErrThrottled, "throttled", 3},

@@ -93,6 +93,8 @@ func (b *Bucket) classifyAnswer(e *Error, a *attempt, answer *minio.ErrorRespons
 		e.Cause = ErrMissing
 	case "PreconditionFailed", "ConditionalRequestConflict", "OperationAborted":
 		e.Cause = ErrCondition
+	case "InvalidObjectState":
+		e.Cause = ErrArchived
 	case "InvalidRange":
 		e.Cause = ErrRange
 	case "RequestTimeTooSkewed":

@@ -24,6 +24,8 @@ var (
 	ErrNoBucket = errors.New("no such bucket")
 	// ErrDenied: the server refuses who asks. Credentials were fetched again before it is reported.
 	ErrDenied = errors.New("denied")
+	// ErrArchived: the object is in an archive class, and cannot be read before somebody restores it.
+	ErrArchived = errors.New("archived")
 	// ErrClock: the clocks of node and server differ too much for a signature.
 	ErrClock = errors.New("the clocks differ")
 	// ErrThrottled: the server wants fewer requests.
@@ -51,6 +53,8 @@ func causeName(cause error) string {
 		return "no_bucket"
 	case ErrDenied:
 		return "denied"
+	case ErrArchived:
+		return "archived"
 	case ErrClock:
 		return "clock"
 	case ErrThrottled:
@@ -137,6 +141,8 @@ func Remedy(err error) string {
 	case errors.Is(err, ErrDenied):
 		return "check the credentials (AWS_* variables, shared files, role), object_region, and that they allow " +
 			"s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
+	case errors.Is(err, ErrArchived):
+		return "leave this prefix out of the life-cycle rules that move objects to an archive class, and restore or delete what is there"
 	case errors.Is(err, ErrClock):
 		return "set the clock of this node, by NTP for example"
 	case errors.Is(err, ErrThrottled):

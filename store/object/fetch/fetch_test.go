@@ -294,6 +294,7 @@ func TestLastingFaults(t *testing.T) {
 		{"cut at the same byte", s3proxy.Effect{Cut: 100}, store.ErrGone, objects.CauseLost},
 		{"404", s3proxy.Effect{Status: 404, Code: "NoSuchKey"}, store.ErrGone, objects.CauseLost},
 		{"416", s3proxy.Effect{Status: 416, Code: "InvalidRange"}, store.ErrGone, objects.CauseLost},
+		{"archived", s3proxy.Effect{Status: 403, Code: "InvalidObjectState"}, store.ErrGone, objects.CauseArchived},
 		{"404 of a proxy", s3proxy.Effect{Page: 404}, store.ErrIO, 0},
 		{"no bucket", s3proxy.Effect{Status: 404, Code: "NoSuchBucket"}, store.ErrIO, 0},
 		{"denied", s3proxy.Effect{Status: 403, Code: "AccessDenied"}, store.ErrIO, 0},

@@ -75,7 +75,7 @@ func (c *race) run(late time.Duration) (a answer) {
 			return a
 		}
 		c.stops[a.lane]()
-		if errors.Is(a.err, bucket.ErrMissing) || errors.Is(a.err, bucket.ErrRange) {
+		if errors.Is(a.err, bucket.ErrMissing) || errors.Is(a.err, bucket.ErrRange) || errors.Is(a.err, bucket.ErrArchived) {
 			return a
 		}
 	}

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"sync"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
@@ -110,6 +112,7 @@ func (f *Fetcher) lose(o format.ObjectID, why format.Cause, err error) {
 	f.mu.Unlock()
 	if tell {
 		f.o.Logger.Warn("an object of the bucket cannot be read: its records are misses from now on", slog.String("object", format.DataName(o).String()),
-			slog.Any("error", err), slog.String("remedy", "none for one; if there are more, look for rules that delete objects of this prefix, and run kvconnd fsck"))
+			slog.Any("error", err),
+			slog.String("remedy", cmp.Or(bucket.Remedy(err), "none for one; if there are more, look for rules that delete objects of this prefix, and run kvconnd fsck")))
 	}
 }

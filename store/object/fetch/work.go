@@ -138,7 +138,10 @@ func (f *Fetcher) fail(r *run, err error) {
 // we did.
 func (f *Fetcher) judge(ctx context.Context, r *run, at *task, why, err error) {
 	object := objectOf(r)
-	lost := errors.Is(err, bucket.ErrMissing) || errors.Is(err, bucket.ErrRange)
+	lost, cause := errors.Is(err, bucket.ErrMissing) || errors.Is(err, bucket.ErrRange), format.CauseLost
+	if errors.Is(err, bucket.ErrArchived) {
+		lost, cause = true, format.CauseArchived
+	}
 	pause := uint8(0)
 	switch {
 	case f.base.Err() != nil:
@@ -168,7 +171,7 @@ func (f *Fetcher) judge(ctx context.Context, r *run, at *task, why, err error) {
 		f.fail(r, fmt.Errorf("%w: %w", store.ErrIO, err))
 	}
 	if lost {
-		f.lose(object, format.CauseLost, err)
+		f.lose(object, cause, err)
 		f.fail(r, fmt.Errorf("%w: %w", store.ErrGone, err))
 	}
 	f.pause(ctx, pause)

@@ -299,7 +299,7 @@ func (f *Follower) tell(err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
-		for _, cause := range []error{format.ErrNewer, ErrKey, bucket.ErrOpen, bucket.ErrUnavailable, bucket.ErrDenied, bucket.ErrNoBucket} {
+		for _, cause := range []error{format.ErrNewer, ErrKey, bucket.ErrOpen, bucket.ErrUnavailable, bucket.ErrDenied, bucket.ErrNoBucket, bucket.ErrArchived} {
 			if errors.Is(err, cause) {
 				text = cause.Error()
 			}

@@ -66,6 +66,8 @@ const (
 	CauseAge                      // nobody used it for long
 	CauseLost                     // its bytes are not there
 	CauseDamaged                  // its bytes are not what was written
+	// CauseArchived is in no list: its bytes are in an archive class, and each node finds out for itself.
+	CauseArchived
 )
 
 // String returns the cause as messages and metrics show it.
@@ -79,6 +81,8 @@ func (c Cause) String() string {
 		return "lost"
 	case CauseDamaged:
 		return "damaged"
+	case CauseArchived:
+		return "archived"
 	}
 	return fmt.Sprintf("cause %d", uint8(c))
 }

@@ -57,7 +57,7 @@ func (t *term) inspect(ctx context.Context, id format.ObjectID, reported format.
 		return format.CauseLost, nil
 	case errors.Is(err, bucket.ErrRange), format.Damaged(err):
 		return format.CauseDamaged, nil
-	case forOthers(err), errors.Is(err, format.ErrForeign), errors.Is(err, bucket.ErrDenied):
+	case forOthers(err), errors.Is(err, format.ErrForeign), errors.Is(err, bucket.ErrDenied), errors.Is(err, bucket.ErrArchived):
 		return 0, nil
 	}
 	return 0, err
