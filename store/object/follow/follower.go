@@ -46,6 +46,13 @@ type Follower struct {
 	stats    Stats
 	told     string // the last trouble that was logged
 	unread   bool   // the catalog lacks what lists say that were not used
+	lacks    lack
+}
+
+// lack is why the newest list could not be opened, if that is for want of its key, and when that list was written.
+type lack struct {
+	err     error
+	written time.Time
 }
 
 // Stats are the figures of a follower.
@@ -193,6 +200,24 @@ func (f *Follower) Whole() bool {
 	return !f.unread
 }
 
+// Lacks says that the newest list which was followed is sealed with a key that this node does not have, and when that list
+// was written. Before any list was followed the file format stands for it. The error wraps [seal.ErrUnknownKey].
+func (f *Follower) Lacks() (written time.Time, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lacks.written, f.lacks.err
+}
+
+// opens notes whether the newest list could be opened.
+func (f *Follower) opens(written time.Time, bad error) {
+	switch {
+	case errors.Is(bad, seal.ErrUnknownKey):
+		f.set(func() { f.lacks = lack{bad, written} })
+	case bad == nil:
+		f.set(func() { f.lacks = lack{} })
+	}
+}
+
 // Position is the last object of the log that was applied, and its sum; zero if that is not known.
 func (f *Follower) Position() (uint64, format.Sum) {
 	f.mu.Lock()
@@ -291,7 +316,7 @@ func (f *Follower) bad(name format.Name, why error) {
 		}
 	})
 	f.o.Logger.Warn("a list in the bucket was not used", slog.String("name", name.String()), slog.Any("error", why),
-		slog.String("remedy", remedy(why)))
+		slog.String("remedy", Remedy(why)))
 }
 
 // tell logs trouble when it begins, and its end.
@@ -315,12 +340,13 @@ func (f *Follower) tell(err error) {
 		f.o.Logger.Info("the bucket is followed again")
 	default:
 		f.o.Logger.Warn("the bucket cannot be followed; its records are offered for 5 minutes after the last news", slog.Any("error", err),
-			slog.String("remedy", remedy(err)))
+			slog.String("remedy", Remedy(err)))
 	}
 }
 
-// remedy is what an operator can do.
-func remedy(err error) string {
+// Remedy is what an operator can do about a list that cannot be used, or about an error of the bucket, in one line for a
+// log. It is empty where there is nothing to do but wait.
+func Remedy(err error) string {
 	switch {
 	case errors.Is(err, format.ErrNewer):
 		return "upgrade this node: the bucket has what newer programs wrote, and it is left alone"

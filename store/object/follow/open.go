@@ -122,6 +122,9 @@ func (f *Follower) readParts(ctx context.Context, h format.Head) error {
 			case s.Bad == nil && s.Sum != p.Sum:
 				s.Bad = fmt.Errorf("%w: it is not what the head names", format.ErrBad)
 			}
+			if p.Name.Number == h.Last {
+				f.opens(s.Modified, s.Bad)
+			}
 			if s.Bad != nil {
 				f.bad(p.Name, s.Bad)
 				return nil
@@ -168,7 +171,7 @@ func (f *Follower) identify(ctx context.Context) error {
 	}
 	f.set(func() {
 		f.bucket, f.usable, f.position, f.sum, f.newest, f.head = n.Bucket, true, 0, format.Sum{}, time.Time{}, format.Head{}
-		f.unread = false
+		f.unread, f.lacks = false, f.lacked(&n)
 		if !first {
 			f.stats.Emptied++
 		}
@@ -210,6 +213,15 @@ func (f *Follower) begin(ctx context.Context) (format.Note, error) {
 		return n, err
 	}
 	return f.readNote(ctx)
+}
+
+// lacked is what this node lacks to open what the bucket was begun with.
+func (f *Follower) lacked(n *format.Note) lack {
+	key, sealed := n.Key()
+	if !sealed || f.o.Ring.Has(key) {
+		return lack{}
+	}
+	return lack{fmt.Errorf("%s: %w: key %s", format.FormatFile, seal.ErrUnknownKey, seal.KeyName(key)), time.Unix(int64(n.Created), 0)}
 }
 
 // admit reports why this node can do nothing with a bucket.

@@ -154,7 +154,7 @@ func (n *node) close() error {
 // explain says what can be done about an error.
 func explain(b *bucket.Bucket, err error) error {
 	switch remedy := bucket.Remedy(err); {
-	case errors.Is(err, follow.ErrKey):
+	case errors.Is(err, follow.ErrKey), errors.Is(err, steward.ErrKey):
 		return fmt.Errorf("%v: %w: give the key file of its nodes", b, err)
 	case remedy != "":
 		return fmt.Errorf("%v: %w; %s", b, err, remedy)

@@ -25,9 +25,10 @@ const (
 	// maxFold bounds the objects of the log in a fold, maxFoldBytes their bytes: a part is never larger.
 	maxFold      = 10_000
 	maxFoldBytes = format.MaxPartBytes - 64<<10
-	// unsealedFor is how long the log is not folded for objects of it that are not sealed, where there is a key
-	// file: other nodes may have none yet, but where all have one nobody will ever read them.
-	unsealedFor = 24 * time.Hour
+	// unreadFor is how long the log is not folded because of objects of it that are not sealed, where there is a key
+	// file, or are sealed with a key that is not in it: other nodes may read them. Where all nodes have the same key
+	// file nobody ever will.
+	unreadFor = 24 * time.Hour
 	// partsAtOnce bounds the memory of lists that are read at once.
 	partsAtOnce = 4
 	// mergeParts of a size class make one of the next. Parts of the first class have up to smallPart records.
@@ -39,7 +40,7 @@ const (
 
 // fold folds the log into a part if that is due, and parts into larger ones.
 func (t *term) fold(ctx context.Context) error {
-	if t.logSince.IsZero() {
+	if t.logSince.IsZero() || time.Now().Before(t.foldAgain) {
 		return nil
 	}
 	old := t.s.o.Now().Sub(t.logSince) >= foldAfter
@@ -70,10 +71,8 @@ func (t *term) foldLog(ctx context.Context) error {
 			return err
 		}
 		for _, l := range lists {
-			outgrown := errors.Is(l.Bad, format.ErrUnsealed) && l.Now.Sub(l.Modified) > unsealedFor
-			if size+l.Bytes > maxFoldBytes || forOthers(l.Bad) && !outgrown {
-				full = true // the rest has to wait, for the next fold or for a program that understands it
-				break
+			if full = size+l.Bytes > maxFoldBytes || t.blocks(format.LogName(last+1), &l); full {
+				break // the rest has to wait, for the next fold or for a program that understands it
 			}
 			if l.List != nil {
 				t.s.o.Follower.Again(l.List)
@@ -84,7 +83,7 @@ func (t *term) foldLog(ctx context.Context) error {
 		}
 	}
 	if last == t.head.Last {
-		t.logSince = t.s.o.Now() // try later
+		t.foldAgain = time.Now().Add(foldAfter)
 		return nil
 	}
 	h := t.head
@@ -106,6 +105,25 @@ func (t *term) foldLog(ctx context.Context) error {
 		return nil
 	}
 	return t.measure(ctx)
+}
+
+// blocks reports whether the log is not to be folded past an object of it, which others may read. It tells of objects that
+// are in the way, and of those that are passed over since they were in the way for long enough.
+func (t *term) blocks(name format.Name, l *follow.Stored) bool {
+	if !forOthers(l.Bad) {
+		return false
+	}
+	over := !errors.Is(l.Bad, format.ErrNewer) && l.Now.Sub(l.Modified) > unreadFor
+	switch {
+	case over:
+		t.s.o.Logger.Warn("an object of the bucket's log that nobody could read for a day is passed over: what it alone tells is lost",
+			slog.String("name", name.String()), slog.Any("error", l.Bad), slog.String("remedy", follow.Remedy(l.Bad)))
+	case name != t.blocked:
+		t.blocked = name
+		t.s.o.Logger.Warn("the bucket's log cannot be folded past an object of it that this node cannot read",
+			slog.String("name", name.String()), slog.Any("error", l.Bad), slog.String("remedy", follow.Remedy(l.Bad)))
+	}
+	return !over
 }
 
 // forOthers reports whether a list that cannot be used here may be good for other nodes: those with a newer program,

@@ -26,6 +26,9 @@ type state struct {
 	logRecords uint64
 	logBytes   int64
 	logSince   time.Time
+	// A log that could not be folded is tried again at foldAgain. blocked is the last list that was in the way.
+	foldAgain time.Time
+	blocked   format.Name
 
 	writers map[format.WriterID]writer
 	skipped map[string]string // lists that cannot be merged, and their ETags
@@ -57,6 +60,9 @@ func (t *term) begin(ctx context.Context) error {
 	}
 	t.s.o.Follower.Suspect()
 	if err := t.s.o.Follower.CatchUp(ctx); err != nil {
+		return err
+	}
+	if err := t.s.admitted(); err != nil {
 		return err
 	}
 	return t.measure(ctx)

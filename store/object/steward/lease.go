@@ -203,7 +203,7 @@ func (t *term) work(ctx context.Context) error {
 		}
 		pause := lastMerge
 		switch {
-		case ctx.Err() != nil || errors.Is(err, errLost) || errors.Is(err, format.ErrNewer):
+		case ctx.Err() != nil || errors.Is(err, errLost) || errors.Is(err, format.ErrNewer) || errors.Is(err, ErrKey):
 			return err
 		case err != nil:
 			if errors.Is(err, bucket.ErrCondition) {

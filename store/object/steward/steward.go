@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store/object/bucket"
+	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/seal"
 )
@@ -48,6 +49,8 @@ type Follower interface {
 	Suspect()
 	Bucket() (format.BucketID, bool)
 	Position() (uint64, format.Sum)
+	// Lacks says that the newest list is sealed with a key that this node does not have, and when it was written.
+	Lacks() (written time.Time, err error)
 	Wrote(ctx context.Context, l *format.List) bool
 	Again(l *format.List)
 }
@@ -78,6 +81,10 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// ErrKey says that this node must not be steward, since it does not have the key of the newest list: it could read
+// nothing that the others tell, and they could read nothing that it writes. The error names the key.
+var ErrKey = errors.New("the bucket's newest list cannot be opened")
+
 // Steward is a node that may be steward of a bucket. It is safe for concurrent use.
 type Steward struct {
 	o      Options
@@ -85,6 +92,7 @@ type Steward struct {
 	look   chan struct{}
 	parts  uint64 // counter of their ids
 	counts counts
+	told   string // by Run: why this node is not steward
 }
 
 // counts are the figures of a steward, of all its terms.
@@ -154,16 +162,37 @@ func (s *Steward) Run(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
+		case errors.Is(err, ErrKey):
+			s.tell(err)
+			pause = leaseFor
 		case err != nil && !errors.Is(err, errLost):
 			s.o.Logger.Debug("not steward of the bucket", slog.Any("error", err))
 			pause = leaseFor // the follower tells of it, or the bucket itself
 		case held:
-			pause = leaseFor
+			s.told, pause = "", leaseFor
 		}
 		if !sleep(ctx, lookPause, nil) || !sleep(ctx, pause-pause/5+rand.N(2*pause/5), s.look) {
 			return ctx.Err()
 		}
 	}
+}
+
+// tell logs why this node is not steward, unless it said so last.
+func (s *Steward) tell(why error) {
+	if text := why.Error(); text != s.told {
+		s.told = text
+		s.o.Logger.Warn("this node cannot be steward of the bucket", slog.Any("error", why), slog.String("remedy", follow.Remedy(why)))
+	}
+}
+
+// admitted fails if this node does not have the key of the newest list. Where nobody has told anything with that key
+// for a day it was dropped, or is lost.
+func (s *Steward) admitted() error {
+	written, err := s.o.Follower.Lacks()
+	if err == nil || s.o.Now().Sub(written) > unreadFor {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", ErrKey, err)
 }
 
 // Serve takes the lease, if nobody holds it, and is steward until it is lost or the context ends. held reports
@@ -178,6 +207,9 @@ func (s *Steward) hold(ctx context.Context, work func(*term, context.Context) er
 		if err := s.o.Follower.CatchUp(ctx); err != nil {
 			return false, err
 		}
+	}
+	if err := s.admitted(); err != nil {
+		return false, err
 	}
 	t := &term{s: s}
 	if held, err = t.take(ctx); !held || err != nil {
