@@ -36,7 +36,8 @@ type Catalog struct {
 	digests    []connector.NamespaceDigest // by number
 	groups     []group
 	groupByKey map[groupKey]uint32
-	classes    uint32 // there have been
+	classes    uint32              // there have been
+	heldShards map[shardKey]*shard // that no object is of yet; they change with mu alone
 
 	// These belong to whoever has changing.
 	head         int // the slab that is filled, or -1
@@ -65,8 +66,8 @@ func New(o Options) (*Catalog, error) {
 	o.complete()
 	c := &Catalog{
 		o: o, epoch: rand.Uint64(), changing: make(chan struct{}, 1), head: -1,
-		namespaces: make(map[connector.NamespaceDigest]*namespace),
-		groups:     make([]group, 1), groupByKey: make(map[groupKey]uint32),
+		namespaces: make(map[connector.NamespaceDigest]*namespace), heldShards: make(map[shardKey]*shard),
+		groups: make([]group, 1), groupByKey: make(map[groupKey]uint32),
 		early: make(map[format.ObjectID]uint32), log: eventlog.New(o.EventBytes),
 	}
 	c.hash = newBuckets(c.hashOf)

@@ -315,6 +315,39 @@ func TestTheColdestGoFirst(t *testing.T) {
 	}
 }
 
+// An engine registers while the catalog is being changed: that may take seconds.
+func TestHoldDuringAChange(t *testing.T) {
+	c := newCatalog(t, Options{})
+	c.Apply(&format.List{Objects: []format.Object{object(1, randomKeys(seed.Random(t, 0), 4), 0, 4)}})
+	unknown := connector.NamespaceDigest{9}
+	c.change(func() {
+		for _, ns := range []connector.NamespaceDigest{testSpace, unknown} {
+			c.HoldPayload(ns, 0, 2*testPayload)
+			if n := c.PayloadBytes(ns, 0); n != 2*testPayload {
+				t.Errorf("payloads of %d bytes are held", n)
+			}
+		}
+	})
+	chain := randomKeys(seed.Random(t, 1), 4)
+	for i, bytes := range []uint32{testPayload, 2 * testPayload} { // the size that is held is served, wherever it was held first
+		o := object(uint64(i+2), chain, 0, 4)
+		o.Namespace, o.PayloadBytes = unknown, bytes
+		c.Apply(&format.List{Objects: []format.Object{o}})
+		if n := c.Prefix(unknown, shardZero, chain, nil); n != 4*i {
+			t.Errorf("%d blocks with payloads of %d bytes", n, bytes)
+		}
+	}
+	c.ReleasePayload(unknown, 0, 2*testPayload)
+	if n := c.PayloadBytes(unknown, 0); n != testPayload {
+		t.Errorf("payloads of %d bytes after the release", n)
+	}
+	c.HoldPayload(connector.NamespaceDigest{10}, 0, testPayload)
+	c.ReleasePayload(connector.NamespaceDigest{10}, 0, testPayload)
+	if len(c.heldShards) != 0 {
+		t.Errorf("%d shards are remembered for nothing", len(c.heldShards))
+	}
+}
+
 func TestTheSizeThatIsHeldIsServed(t *testing.T) {
 	c := newCatalog(t, Options{})
 	chain := randomKeys(seed.Random(t, 0), 16)

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/kvconn/kvconn/connector"
@@ -27,7 +28,12 @@ type namespace struct {
 // shard has the records of a namespace's shard, by the size of their payloads.
 type shard struct {
 	classes []*class
-	holds   []hold
+	holds   []hold // changes with mu alone: an engine that registers does not wait for a change of the catalog
+}
+
+type shardKey struct {
+	namespace connector.NamespaceDigest
+	shard     connector.Shard
 }
 
 // hold is a size that look-ups are to find.
@@ -106,6 +112,11 @@ func (c *Catalog) shard(ns connector.NamespaceDigest, s connector.Shard) *shard 
 	return nil
 }
 
+// heldShard finds a shard that has objects, or is held for those that come, or nil.
+func (c *Catalog) heldShard(ns connector.NamespaceDigest, s connector.Shard) *shard {
+	return cmp.Or(c.shard(ns, s), c.heldShards[shardKey{ns, s}])
+}
+
 // addShard finds a shard or makes it known. It returns nil if there are too many namespaces. Both locks are
 // held.
 func (c *Catalog) addShard(ns connector.NamespaceDigest, s connector.Shard) (*namespace, *shard) {
@@ -118,7 +129,8 @@ func (c *Catalog) addShard(ns connector.NamespaceDigest, s connector.Shard) (*na
 		c.digests, c.namespaces[ns] = append(c.digests, ns), n
 	}
 	if n.shards[s] == nil {
-		n.shards[s] = new(shard)
+		n.shards[s] = cmp.Or(c.heldShards[shardKey{ns, s}], new(shard))
+		delete(c.heldShards, shardKey{ns, s})
 	}
 	return n, n.shards[s]
 }
@@ -163,7 +175,7 @@ func (c *Catalog) knownClass(o *format.Object) *class {
 func (c *Catalog) PayloadBytes(ns connector.NamespaceDigest, s connector.Shard) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	sh := c.shard(ns, s)
+	sh := c.heldShard(ns, s)
 	switch {
 	case sh == nil:
 		return 0
@@ -179,13 +191,12 @@ func (c *Catalog) PayloadBytes(ns connector.NamespaceDigest, s connector.Shard) 
 // HoldPayload has look-ups find records of a size until ReleasePayload. Of two sizes the first is served,
 // and the other when that is released.
 func (c *Catalog) HoldPayload(ns connector.NamespaceDigest, s connector.Shard, bytes int) {
-	c.lock()
-	defer c.unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, sh := c.addShard(ns, s)
+	sh := c.heldShard(ns, s)
 	if sh == nil {
-		return
+		sh = new(shard)
+		c.heldShards[shardKey{ns, s}] = sh
 	}
 	for i := range sh.holds {
 		if sh.holds[i].bytes == bytes {
@@ -200,7 +211,7 @@ func (c *Catalog) HoldPayload(ns connector.NamespaceDigest, s connector.Shard, b
 func (c *Catalog) ReleasePayload(ns connector.NamespaceDigest, s connector.Shard, bytes int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	sh := c.shard(ns, s)
+	sh := c.heldShard(ns, s)
 	if sh == nil {
 		return
 	}
@@ -210,6 +221,9 @@ func (c *Catalog) ReleasePayload(ns connector.NamespaceDigest, s connector.Shard
 		}
 		if sh.holds[i].times--; sh.holds[i].times == 0 {
 			sh.holds = slices.Delete(sh.holds, i, i+1)
+		}
+		if len(sh.holds) == 0 {
+			delete(c.heldShards, shardKey{ns, s})
 		}
 		return
 	}
