@@ -165,7 +165,7 @@ func (l *List) decodeBody(body []byte, sections uint32, f form) error {
 func (l *List) decodeSection(s section, b []byte, count uint32, spaces *[]connector.NamespaceDigest) (err error) {
 	switch s {
 	case sectionNamespaces:
-		if count > maxNamespaces {
+		if count > MaxNamespaces {
 			return fmt.Errorf("%w: %d namespaces", ErrBad, count)
 		}
 		*spaces, err = entries(b, count, digestBytes, decodeDigest)

@@ -169,8 +169,8 @@ func (l *List) number() (*namespaces, error) {
 		if _, known := n.numbers[d]; known {
 			continue
 		}
-		if len(n.digests) == maxNamespaces {
-			return nil, fmt.Errorf("%w: more than %d namespaces", ErrTooLarge, maxNamespaces)
+		if len(n.digests) == MaxNamespaces {
+			return nil, fmt.Errorf("%w: more than %d namespaces", ErrTooLarge, MaxNamespaces)
 		}
 		n.numbers[d] = uint16(len(n.digests))
 		n.digests = append(n.digests, d)

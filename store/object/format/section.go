@@ -30,8 +30,8 @@ const (
 	sourceEntryBytes  = writerBytes + sequenceBytes
 )
 
-// maxNamespaces is what a u16 can count.
-const maxNamespaces = 1 << 16
+// MaxNamespaces is how many namespaces the objects of a list are of at most: what a u16 can count.
+const MaxNamespaces = 1 << 16
 
 // section is the type of a section. In a list they come in the sequence of their types, each once.
 type section uint8

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
@@ -15,13 +16,24 @@ type digest struct {
 	used    map[format.ObjectID]format.Seconds
 	removed map[format.ObjectID]format.Removal
 	deleted map[format.ObjectID]bool
+	spaces  map[connector.NamespaceDigest]bool // of objects
 }
 
 func newDigest() *digest {
 	return &digest{
 		at: make(map[format.ObjectID]int), used: make(map[format.ObjectID]format.Seconds),
 		removed: make(map[format.ObjectID]format.Removal), deleted: make(map[format.ObjectID]bool),
+		spaces: make(map[connector.NamespaceDigest]bool),
 	}
+}
+
+// takes reports whether one list has room for the namespaces of another too. If it does the other is to be added, else
+// nothing more.
+func (d *digest) takes(l *format.List) bool {
+	for i := range l.Objects {
+		d.spaces[l.Objects[i].Namespace] = true
+	}
+	return len(d.spaces) <= format.MaxNamespaces
 }
 
 // add adds what a list says. It does not matter in which sequence lists come, nor how often.

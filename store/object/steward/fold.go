@@ -75,6 +75,9 @@ func (t *term) foldLog(ctx context.Context) error {
 				break // the rest has to wait, for the next fold or for a program that understands it
 			}
 			if l.List != nil {
+				if full = !d.takes(l.List); full {
+					break
+				}
 				t.s.o.Follower.Again(l.List)
 				d.add(l.List)
 			}
@@ -225,8 +228,16 @@ func (t *term) compact(ctx context.Context, window []format.Part) error {
 		return err
 	}
 	d := newDigest()
-	for _, l := range lists {
+	for i, l := range lists {
+		if !d.takes(l) {
+			window = window[:i]
+			break
+		}
 		d.add(l)
+	}
+	if len(window) < 2 {
+		t.useless[window[0].Name] = true
+		return nil
 	}
 	first := window[0].Name.First
 	last := first

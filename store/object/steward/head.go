@@ -33,7 +33,7 @@ type state struct {
 	writers map[format.WriterID]writer
 	skipped map[string]string // lists that cannot be merged, and their ETags
 	reports map[format.ObjectID]format.Cause
-	useless map[format.Name]bool // parts that cannot be read
+	useless map[format.Name]bool // parts that cannot be read, or merged with the next
 	swept   time.Time
 }
 

@@ -163,20 +163,29 @@ func (t *term) skip(m bucket.Meta, why error) (useless bool) {
 	return useless
 }
 
-// mergeLists puts lists into the log, as one object of it, and deletes them.
+// mergeLists puts lists into the log, as one object of it if that has room, and deletes them.
 func (t *term) mergeLists(ctx context.Context, lists []in) error {
 	d := newDigest()
 	l := &format.List{}
 	names := make([]string, 0, len(lists))
 	for _, in := range lists {
 		d.add(in.List)
-		t.heard(in)
 		l.Sources = append(l.Sources, format.Source{Writer: in.name.Writer, Sequence: in.name.Number})
 		names = append(names, in.name.String())
 	}
 	d.fill(l)
-	if err := t.publish(ctx, l); err != nil {
+	switch err := t.publish(ctx, l); {
+	case errors.Is(err, format.ErrTooLarge) && len(lists) > 1: // of too many namespaces
+		half := len(lists) / 2
+		if err := t.mergeLists(ctx, lists[:half]); err != nil {
+			return err
+		}
+		return t.mergeLists(ctx, lists[half:])
+	case err != nil:
 		return err
+	}
+	for _, in := range lists {
+		t.heard(in)
 	}
 	t.s.counts.merged.Add(uint64(len(lists)))
 	return t.s.o.Client.Delete(ctx, names)

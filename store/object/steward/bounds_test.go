@@ -1,0 +1,92 @@
+package steward
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/s3mem"
+	"github.com/kvconn/kvconn/store/object/format"
+)
+
+// A list has at most 65,536 namespaces. More in one merge go into two objects of the log, and more in one fold into two
+// parts, which stay two.
+func TestMoreNamespacesThanAListHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, s3mem.Options{})
+		defer w.end()
+		n := w.node("a")
+		if err := n.follower.CatchUp(n.ctx); err != nil {
+			t.Fatal(err)
+		}
+		const each, lists = 9000, 8
+		var ids []format.ObjectID
+		o := n.whole(1)
+		for i := range lists * each {
+			o.ID = n.outbox.NextID()
+			o.Namespace = connector.NamespaceDigest{1, byte(i), byte(i >> 8), byte(i >> 16)}
+			n.outbox.Add(o)
+			ids = append(ids, o.ID)
+		}
+		if err := n.outbox.Flush(n.ctx); err != nil {
+			t.Fatal(err)
+		}
+		n.run()
+		time.Sleep(time.Minute)
+		if left := w.list(format.InPrefix); len(left) > 0 {
+			t.Errorf("%d lists are left", len(left))
+		}
+		w.agree(ids, n)
+		time.Sleep(3 * time.Hour)
+		if s := n.steward.Stats(); s.Logs != 2 || s.Folds != 2 || s.Compactions != 0 {
+			t.Errorf("%+v", s)
+		}
+		if logs := w.list(format.LogPrefix); len(logs) > 0 {
+			t.Errorf("%d objects of the log are left", len(logs))
+		}
+		w.agree(ids, w.joined("b"))
+	})
+}
+
+// Of parts that have too many namespaces together those are merged that have not, and that stops nothing else.
+func TestPartsWithTooManyNamespaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, s3mem.Options{})
+		defer w.end()
+		n := w.node("a")
+		if err := n.follower.CatchUp(n.ctx); err != nil {
+			t.Fatal(err)
+		}
+		tm := &term{s: n.steward}
+		if held, err := tm.take(n.ctx); !held || err != nil {
+			t.Fatal(held, err)
+		}
+		if err := tm.begin(n.ctx); err != nil {
+			t.Fatal(err)
+		}
+		const each = 9000
+		o := n.whole(1)
+		var ids []format.ObjectID
+		for part := range mergeParts {
+			l := &format.List{}
+			for i := range each {
+				o.ID = n.outbox.NextID()
+				o.Namespace = connector.NamespaceDigest{byte(part), byte(i), byte(i >> 8)}
+				l.Objects = append(l.Objects, o)
+				ids = append(ids, o.ID)
+			}
+			if err := tm.publish(n.ctx, l); err != nil {
+				t.Fatal(err)
+			}
+			tm.logRecords = foldRecords
+			if err := tm.fold(n.ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(tm.head.Parts) != 2 {
+			t.Errorf("%d parts", len(tm.head.Parts))
+		}
+		w.agree(ids, w.joined("b"))
+	})
+}
