@@ -105,6 +105,19 @@ func (b *bench) append(f *Follower, n uint64) {
 	}
 }
 
+// head puts a head whose parts have the log up to a number, and nothing in it.
+func (b *bench) head(f *Follower, last uint64) {
+	b.t.Helper()
+	id, _ := f.Bucket()
+	data, err := format.Head{Bucket: id, Last: last}.Encode()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := b.client().Put(b.t.Context(), format.HeadFile, bytes.NewReader(data), int64(len(data)), bucket.Condition{}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 // Nodes that begin a bucket at one time agree on what it is.
 func TestBegin(t *testing.T) {
 	for _, c := range []s3mem.Conditions{s3mem.Honoured, s3mem.Ignored} {
@@ -169,6 +182,34 @@ func TestPolls(t *testing.T) {
 		}
 		if s := f.Stats(); s.Position != 1 || s.Followed != 1 || s.Newest < time.Hour {
 			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// The clock of a machine that is suspended stands still, and that of the bucket goes on: the head is read at once, since
+// the log after the last position may be gone.
+func TestSuspendedMachine(t *testing.T) {
+	inBubble(t, s3mem.Honoured, func(t *testing.T, b *bench) {
+		var ahead atomic.Int64 // the bucket's clock, of this machine's
+		f, c := b.follower(func(o *Options) {
+			now := o.Now
+			o.Now = func() time.Time { return now().Add(time.Duration(ahead.Load())) }
+		})
+		defer run(t.Context(), f)()
+		time.Sleep(5 * time.Second)
+		b.append(f, 1)
+		b.head(f, 0)
+		time.Sleep(time.Minute)
+		ahead.Store(int64(2 * time.Hour))
+		b.head(f, 500)
+		time.Sleep(40 * time.Second)
+		if p, _ := f.Position(); p != 500 || c.forgets.Load() != 1 || f.Stats().Gaps != 1 {
+			t.Errorf("at %d, %d times forgotten, %+v", p, c.forgets.Load(), f.Stats())
+		}
+		before := b.server.Counts().Get
+		time.Sleep(5 * time.Minute)
+		if n := b.server.Counts().Get - before; n > 20 {
+			t.Errorf("%d requests in 5 minutes", n)
 		}
 	})
 }

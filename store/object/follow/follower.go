@@ -31,6 +31,7 @@ type Follower struct {
 	opened     bool        // format, head and parts are read
 	head       format.Head // the last one
 	headRead   time.Time   // when it was read, or found missing
+	headDate   time.Time   // then, by the bucket's clock
 	identified time.Time   // when the file format was read
 	hadHead    bool        // there is one
 	past       []past      // the last objects of the log that were applied, without gaps
@@ -264,7 +265,7 @@ func (f *Follower) poll(ctx context.Context) (news bool, err error) {
 		return false, f.catchUp(ctx)
 	}
 	n, old, err := f.next(ctx, 1)
-	if err == nil && old {
+	if err == nil && (old || n == 0 && f.due()) { // due only now: the machine was suspended, and the answer says so
 		err = f.catchUp(ctx)
 	}
 	return n > 0, err

@@ -18,17 +18,13 @@ import (
 // look reads the head if that is due, and what it names if that is news: at the start, after a gap in the
 // log, or when the bucket is another one.
 func (f *Follower) look(ctx context.Context) (err error) {
-	every := headEvery
-	if !f.hadHead {
-		every = noHeadEvery
-	}
 	suspect := f.suspect.Swap(false)
 	defer func() {
 		if suspect && err != nil { // what was suspected is not known yet, and the catalog may lack a part
 			f.Suspect()
 		}
 	}()
-	if f.opened && !suspect && time.Since(f.headRead) < every {
+	if f.opened && !suspect && !f.due() {
 		return nil
 	}
 	if !f.opened {
@@ -61,8 +57,18 @@ func (f *Follower) look(ctx context.Context) (err error) {
 	if err := f.adopt(ctx, head, found); err != nil {
 		return err
 	}
-	f.headRead, f.hadHead, f.opened = time.Now(), found, true
+	f.headRead, f.headDate, f.hadHead, f.opened = time.Now(), f.o.Now(), found, true
 	return nil
+}
+
+// due reports whether the head is to be read again. It looks at two clocks: that of a machine that was suspended may have
+// stood still.
+func (f *Follower) due() bool {
+	every := headEvery
+	if !f.hadHead {
+		every = noHeadEvery
+	}
+	return max(time.Since(f.headRead), f.o.Now().Sub(f.headDate)) >= every
 }
 
 // adopt takes a head. Its parts are read if the log alone does not lead there.
