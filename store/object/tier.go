@@ -147,6 +147,12 @@ func (t *Tier) Present(ns connector.NamespaceDigest, shard connector.Shard, keys
 	}
 }
 
+// Has sets at[i] where the bucket has a record, as far as this node knows, whether it can be read now or not: what
+// is to be uploaded is chosen by it.
+func (t *Tier) Has(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
+	t.catalog.Present(ns, shard, keys, at)
+}
+
 // offers reports whether what the catalog has can be read.
 func (t *Tier) offers() bool {
 	return !t.closed.Load() && t.bucket.Available() && time.Since(t.follower.Good()) < t.o.MaxStale

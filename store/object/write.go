@@ -64,8 +64,8 @@ func (w *writes) wait() { w.ends.Wait() }
 // given: consecutive blocks are best given one after the other, and as many as an object has at one time. done
 // comes when the list with the object is written. Nothing is taken while the bucket cannot be used, or is full.
 func (t *Tier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted int, err error) {
-	bucket, usable := t.follower.Bucket()
-	usable = usable && !t.readOnly.Load() && t.bucket.Available()
+	usable := t.Writable()
+	bucket, _ := t.follower.Bucket()
 	var batch []*write
 	for _, op := range ops {
 		var w *write
@@ -81,6 +81,12 @@ func (t *Tier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted 
 		go t.send(bucket, p)
 	}
 	return accepted, err
+}
+
+// Writable reports whether the bucket can be written now, as far as this node knows.
+func (t *Tier) Writable() bool {
+	_, usable := t.follower.Bucket()
+	return usable && !t.readOnly.Load() && t.bucket.Available()
 }
 
 // accept checks a write and counts it. It returns nil if another write is to report it, or it is done.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,6 +30,7 @@ type source struct {
 	mu        sync.Mutex
 	records   map[store.RecordID]store.Record
 	manifests []store.NamespaceInfo
+	exports   atomic.Int64 // calls
 }
 
 func (s *source) Namespaces() []store.NamespaceInfo {
@@ -38,6 +40,7 @@ func (s *source) Namespaces() []store.NamespaceInfo {
 }
 
 func (s *source) Export(ctx context.Context, ops []*store.ReadOp, done func(*store.ReadOp)) {
+	s.exports.Add(1)
 	s.mu.Lock()
 	for _, op := range ops {
 		r := s.records[op.ID]
@@ -63,7 +66,8 @@ type target struct {
 	most     int // of pending
 	opened   int
 	usage    store.Usage
-	presents chan struct{} // Present waits for it to be closed
+	down     bool          // it takes nothing
+	presents chan struct{} // Has waits for it to be closed
 }
 
 func (g *target) OpenNamespace(m *connector.Manifest) (connector.NamespaceDigest, error) {
@@ -87,7 +91,13 @@ func (g *target) Usage() store.Usage {
 	return g.usage
 }
 
-func (g *target) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
+func (g *target) Writable() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !g.down
+}
+
+func (g *target) Has(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
 	g.mu.Lock()
 	wait := g.presents
 	g.mu.Unlock()

@@ -56,7 +56,7 @@ func TestTheDiskIsASource(t *testing.T) {
 		}
 	}
 	at := make([]bool, 30)
-	to.Present(ns, 0, chainOf(1, 0, 30), at)
+	to.Has(ns, 0, chainOf(1, 0, 30), at)
 	for i, there := range at {
 		if !there {
 			t.Errorf("block %d is not there", i)

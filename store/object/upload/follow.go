@@ -132,7 +132,7 @@ func (g *gatherer) offer() {
 	}
 	g.keys = keys(g.keys, g.items)
 	g.at = append(g.at[:0], make([]bool, len(g.keys))...)
-	u.target.Present(g.id.ns, g.id.shard, g.keys, g.at)
+	u.target.Has(g.id.ns, g.id.shard, g.keys, g.at)
 	since, dropped := u.now(), uint64(0)
 	u.mu.Lock()
 	l := u.q.lane(g.id, payloadBytes)

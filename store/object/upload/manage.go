@@ -7,6 +7,8 @@ const (
 	firstPause, lastPause = time.Second, time.Minute
 	// fullPause is how often to look whether a bucket at its cap has room.
 	fullPause = 5 * time.Second
+	// downPause is how often to look whether a bucket that does not work does again.
+	downPause = time.Second
 )
 
 // manage starts uploads when there is something to upload, until Close has nothing to wait for.
@@ -33,11 +35,11 @@ func (u *Uploader) manage() {
 // startAll starts as many uploads as may be. It returns when to look again, or that all is over.
 func (u *Uploader) startAll() (wait time.Duration, over bool) {
 	for {
-		used := u.target.Usage()
+		used, down := u.target.Usage(), !u.target.Writable()
 		full := used.MaxBytes > 0 && used.UsedBytes >= used.MaxBytes
 		u.mu.Lock()
 		turned := full != u.full
-		u.full = full
+		u.full, u.down = full, down
 		o, wait, over := u.startOne()
 		u.mu.Unlock()
 		if turned && full {
@@ -57,7 +59,7 @@ func (u *Uploader) startAll() (wait time.Duration, over bool) {
 func (u *Uploader) startOne() (o *object, wait time.Duration, over bool) {
 	l, wait := u.q.next(u.now(), u.closing)
 	switch pause := time.Until(u.resume); {
-	case u.closing && (l == nil || u.full || u.failures > 0):
+	case u.closing && (l == nil || u.full || u.down || u.failures > 0):
 		return nil, maxAge, u.flying == 0
 	case u.flying >= u.limit:
 		return nil, maxAge, false // one that lands wakes us
@@ -68,6 +70,8 @@ func (u *Uploader) startOne() (o *object, wait time.Duration, over bool) {
 		return nil, wait, false
 	case u.full:
 		return nil, fullPause, false
+	case u.down:
+		return nil, downPause, false
 	case pause > 0:
 		return nil, pause, false
 	}

@@ -51,7 +51,7 @@ func (u *Uploader) send(o *object) {
 // unknown returns those of an object's records that the target does not have.
 func (u *Uploader) unknown(o *object) []item {
 	at := make([]bool, len(o.items))
-	u.target.Present(o.lane.id.ns, o.lane.id.shard, keys(nil, o.items), at)
+	u.target.Has(o.lane.id.ns, o.lane.id.shard, keys(nil, o.items), at)
 	var items []item
 	for i, it := range o.items {
 		if !at[i] {

@@ -10,7 +10,7 @@ type Stats struct {
 	Limit     int `json:"upload_limit"`
 	// MemoryBytes are mapped for them.
 	MemoryBytes int64 `json:"upload_memory_bytes"`
-	// Paused says that the bucket is at its cap, or failed, and uploads wait.
+	// Paused says that the bucket is at its cap, or does not work, and uploads wait.
 	Paused bool `json:"uploads_paused"`
 	Counters
 }
@@ -40,6 +40,6 @@ func (u *Uploader) Stats() Stats {
 	defer u.mu.Unlock()
 	return Stats{
 		QueueBytes: u.q.bytes, QueueRecords: u.q.records, Uploading: u.flying, Limit: u.limit,
-		MemoryBytes: u.memory.mapped.Load(), Paused: u.full || u.failures > 0, Counters: u.count,
+		MemoryBytes: u.memory.mapped.Load(), Paused: u.full || u.down || u.failures > 0, Counters: u.count,
 	}
 }

@@ -35,9 +35,13 @@ type Target interface {
 	store.Writer
 	OpenNamespace(m *connector.Manifest) (connector.NamespaceDigest, error)
 	CloseNamespace(ns connector.NamespaceDigest)
-	Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
+	// Has sets at[i] where the bucket has the record of keys[i], as far as the tier knows, whether it can be read
+	// now or not. It leaves the rest of at as it is.
+	Has(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
+	// Writable reports whether the bucket takes anything now: else nothing is read to be uploaded.
+	Writable() bool
 	Usage() store.Usage
-	// Ready waits until the tier knows what is in the bucket, so that Present says what need not be
+	// Ready waits until the tier knows what is in the bucket, so that Has says what need not be
 	// uploaded. It fails when ctx ends or the tier closes.
 	Ready(ctx context.Context) error
 }
@@ -73,6 +77,7 @@ type Uploader struct {
 	failures int // objects in a row that failed
 	resume   time.Time
 	full     bool
+	down     bool // the target takes nothing
 	closing  bool
 	session  context.CancelFunc // ends the present subscription
 	toClose  []connector.NamespaceDigest

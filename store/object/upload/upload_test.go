@@ -307,6 +307,7 @@ func TestStopDoesNotInsist(t *testing.T) {
 	for name, set := range map[string]func(*target){
 		"failing": func(g *target) { g.fail = func([]*store.WriteOp) error { return store.ErrIO } },
 		"full":    func(g *target) { g.usage = store.Usage{UsedBytes: 1, MaxBytes: 1} },
+		"down":    func(g *target) { g.down = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bench) {
@@ -333,6 +334,28 @@ func TestACapPausesUploads(t *testing.T) {
 		b.to.set(func() { b.to.usage.UsedBytes = 99 })
 		pass(fullPause)
 		b.want(chainOf(1, 0, 3))
+	})
+}
+
+// A bucket that takes nothing costs the disk no reads, and what it has already is known all the same.
+func TestABucketThatDoesNotWorkPausesUploads(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.to.set(func() {
+			b.to.down = true
+			b.to.have[b.record(b.ns, 0, 1, 0).ID] = true
+		})
+		b.start()
+		b.save(1, 0, 3)
+		pass(10 * time.Minute)
+		b.wantStats("while it does not work", func(s Stats) bool {
+			return s.Paused && s.QueueRecords == 2 && s.Deduplicated == 1 && s.Failed == 0 && s.MemoryBytes == 0
+		})
+		if n := b.from.exports.Load(); n != 0 {
+			t.Errorf("%d reads for nothing", n)
+		}
+		b.to.set(func() { b.to.down = false })
+		pass(downPause)
+		b.want(chainOf(1, 1, 3))
 	})
 }
 
