@@ -7,6 +7,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/catalog"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/sleep"
 )
 
 const (
@@ -54,7 +55,7 @@ func (l *losses) Lost(id format.ObjectID, why format.Cause) {
 
 // forgive offers objects again, until the tier closes.
 func (l *losses) forgive() {
-	for l.t.sleep(forgiveEvery) {
+	for sleep.For(l.t.ctx, forgiveEvery, nil) {
 		for _, id := range l.old(time.Now().Add(-forgiveAfter)) {
 			l.t.catalog.Forgive(id)
 		}

@@ -147,8 +147,8 @@ func (t *Tier) Present(ns connector.NamespaceDigest, shard connector.Shard, keys
 	}
 }
 
-// Has sets at[i] where the bucket has a record, as far as this node knows, whether it can be read now or not: what
-// is to be uploaded is chosen by it.
+// Has sets at[i] where this node knows of a record in the bucket, whether it can be read now or not: what is to be
+// uploaded is chosen by it.
 func (t *Tier) Has(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
 	t.catalog.Present(ns, shard, keys, at)
 }

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
-	"time"
 
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/sleep"
 )
 
 // work follows the bucket and tells it what this node does, until the tier closes.
@@ -19,7 +19,7 @@ func (t *Tier) work() {
 	defer all.Wait()
 	all.Go(func() { _ = t.follower.Run(t.ctx) })
 	all.Go(func() { _ = t.outbox.Run(t.ctx) })
-	for t.readOnly.Load() && t.sleep(t.o.RetryMax) {
+	for t.readOnly.Load() && sleep.For(t.ctx, t.o.RetryMax, nil) {
 		_ = t.tryOnce()
 	}
 	if t.ctx.Err() == nil {
@@ -45,7 +45,7 @@ func (t *Tier) try() bool {
 			said = why
 			t.warn("object tier: the bucket cannot be used; this node serves without it and tries again", err)
 		}
-		if !t.sleep(pause) {
+		if !sleep.For(t.ctx, pause, nil) {
 			return false
 		}
 	}
@@ -75,19 +75,4 @@ func (t *Tier) tryOnce() error {
 
 func (t *Tier) warn(what string, err error) {
 	t.o.Logger.Warn(what, slog.String("bucket", t.bucket.String()), slog.Any("error", err), slog.String("remedy", bucket.Remedy(err)))
-}
-
-// sleep waits, and reports false if the tier closes first.
-func (t *Tier) sleep(d time.Duration) bool {
-	if d <= 0 {
-		return t.ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-t.ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }

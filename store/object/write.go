@@ -83,7 +83,7 @@ func (t *Tier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted 
 	return accepted, err
 }
 
-// Writable reports whether the bucket can be written now, as far as this node knows.
+// Writable reports whether the bucket could be written when this node last tried.
 func (t *Tier) Writable() bool {
 	_, usable := t.follower.Bucket()
 	return usable && !t.readOnly.Load() && t.bucket.Available()

@@ -10,6 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/sleep"
 	"github.com/kvconn/kvconn/store/record"
 )
 
@@ -182,12 +183,7 @@ func (f *Fetcher) pause(ctx context.Context, broken uint8) {
 	if broken < 2 {
 		return
 	}
-	timer := time.NewTimer(brokenPause << (broken - 2))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	sleep.For(ctx, brokenPause<<(broken-2), nil)
 }
 
 // objectOf is the object of a run.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/sleep"
 	"github.com/kvconn/kvconn/store/seal"
 )
 
@@ -53,7 +54,7 @@ type Follower struct {
 // lack is why the newest list could not be opened, if that is for want of its key, and when that list was written.
 type lack struct {
 	err     error
-	written time.Time
+	written format.Seconds
 }
 
 // Stats are the figures of a follower.
@@ -92,7 +93,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		f.tell(err)
 		pause = f.pause(pause, news, err)
 		f.paused.Store(int64(pause))
-		if !sleep(ctx, pause-pause/5+rand.N(2*pause/5+1), f.kick) {
+		if !sleep.For(ctx, pause-pause/5+rand.N(2*pause/5+1), f.kick) {
 			return ctx.Err()
 		}
 	}
@@ -203,14 +204,14 @@ func (f *Follower) Whole() bool {
 
 // Lacks says that the newest list which was followed is sealed with a key that this node does not have, and when that list
 // was written. Before any list was followed the file format stands for it. The error wraps [seal.ErrUnknownKey].
-func (f *Follower) Lacks() (written time.Time, err error) {
+func (f *Follower) Lacks() (written format.Seconds, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.lacks.written, f.lacks.err
 }
 
 // opens notes whether the newest list could be opened.
-func (f *Follower) opens(written time.Time, bad error) {
+func (f *Follower) opens(written format.Seconds, bad error) {
 	switch {
 	case errors.Is(bad, seal.ErrUnknownKey):
 		f.set(func() { f.lacks = lack{bad, written} })

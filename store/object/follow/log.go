@@ -95,7 +95,7 @@ func (f *Follower) step(ctx context.Context, name format.Name, s *Stored) (bool,
 		return false, fmt.Errorf("%w: %w", errAgain, s.Bad)
 	}
 	f.bad(name, s.Bad)
-	f.opens(s.Modified, s.Bad)
+	f.opens(format.SecondsOf(s.Modified), s.Bad)
 	f.advance(name.Number, s.Sum, nil)
 	return true, nil
 }
@@ -143,7 +143,7 @@ func (f *Follower) apply(l *format.List, written time.Time) {
 	f.o.Catalog.Apply(l)
 	f.o.Outbox.Logged(l.Sources)
 	f.advance(l.Name.Number, l.Sum, l.Sources)
-	f.opens(written, nil)
+	f.opens(format.SecondsOf(written), nil)
 	f.set(func() {
 		f.stats.Followed++
 		f.newest = written

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/sleep"
 	"github.com/kvconn/kvconn/store/seal"
 )
 
@@ -129,7 +130,7 @@ func (f *Follower) readParts(ctx context.Context, h format.Head) error {
 				s.Bad = fmt.Errorf("%w: it is not what the head names", format.ErrBad)
 			}
 			if p.Name.Number == h.Last {
-				f.opens(s.Modified, s.Bad)
+				f.opens(format.SecondsOf(s.Modified), s.Bad)
 			}
 			if s.Bad != nil {
 				f.bad(p.Name, s.Bad)
@@ -201,7 +202,7 @@ func (f *Follower) readNote(ctx context.Context) (format.Note, error) {
 		if f.o.Client.Conditional() || meta.Now.Sub(meta.Modified) >= settle {
 			return format.DecodeNote(b)
 		}
-		if !sleep(ctx, settle, nil) {
+		if !sleep.For(ctx, settle, nil) {
 			return format.Note{}, ctx.Err()
 		}
 	}
@@ -227,7 +228,7 @@ func (f *Follower) lacked(n *format.Note) lack {
 	if !sealed || f.o.Ring.Has(key) {
 		return lack{}
 	}
-	return lack{fmt.Errorf("%s: %w: key %s", format.FormatFile, seal.ErrUnknownKey, seal.KeyName(key)), time.Unix(int64(n.Created), 0)}
+	return lack{fmt.Errorf("%s: %w: key %s", format.FormatFile, seal.ErrUnknownKey, seal.KeyName(key)), n.Created}
 }
 
 // admit reports why this node can do nothing with a bucket.

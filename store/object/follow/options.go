@@ -1,7 +1,6 @@
 package follow
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -107,16 +106,3 @@ type nobody struct{}
 func (nobody) Begin(format.BucketID)    {}
 func (nobody) Logged([]format.Source)   {}
 func (nobody) Unlogged([]format.Source) {}
-
-// sleep waits, or until kick. It reports whether the context lasts.
-func sleep(ctx context.Context, d time.Duration, kick <-chan struct{}) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-kick:
-	case <-timer.C:
-	}
-	return ctx.Err() == nil
-}

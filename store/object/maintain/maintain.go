@@ -18,6 +18,7 @@ import (
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/object/fsck"
 	"github.com/kvconn/kvconn/store/object/outbox"
+	"github.com/kvconn/kvconn/store/object/sleep"
 	"github.com/kvconn/kvconn/store/object/steward"
 	"github.com/kvconn/kvconn/store/record"
 	"github.com/kvconn/kvconn/store/seal"
@@ -130,9 +131,7 @@ func (n *node) catchUp(ctx context.Context) error {
 		if err == nil || !format.Damaged(err) || tries >= damagedTries {
 			return err
 		}
-		select {
-		case <-time.After(damagedPause):
-		case <-ctx.Done():
+		if !sleep.For(ctx, damagedPause, nil) {
 			return context.Cause(ctx)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/sleep"
 )
 
 // Outbox is what one writer has to tell. It is safe for concurrent use. Nothing but [Outbox.Run] and
@@ -265,27 +266,14 @@ func (x *Outbox) Run(ctx context.Context) error {
 			retry = min(max(2*retry, firstRetry), lastRetry)
 			wait = retry
 		}
-		if !x.sleep(ctx, wait+rand.N(wait/10+1), err != nil) {
+		kick := x.kick
+		if err != nil { // what is new cannot be told before the bucket works
+			kick = nil
+		}
+		if !sleep.For(ctx, wait+rand.N(wait/10+1), kick) {
 			return ctx.Err()
 		}
 	}
-}
-
-// sleep waits, for something new too unless the bucket has just failed. It reports whether the context lasts.
-func (x *Outbox) sleep(ctx context.Context, d time.Duration, failed bool) bool {
-	kick := x.kick
-	if failed {
-		kick = nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-kick:
-	case <-timer.C:
-	}
-	return ctx.Err() == nil
 }
 
 func (x *Outbox) ready() bool {

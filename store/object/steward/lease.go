@@ -11,6 +11,7 @@ import (
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/sleep"
 )
 
 // errLost says that another node may hold the lease, or may take it.
@@ -51,7 +52,7 @@ func (t *term) take(ctx context.Context) (bool, error) {
 	if c.Conditional() {
 		return true, nil
 	}
-	if !sleep(ctx, settle, nil) {
+	if !sleep.For(ctx, settle, nil) {
 		return false, ctx.Err()
 	}
 	return t.ours(ctx)
@@ -135,7 +136,7 @@ func (t *term) renew(ctx context.Context) error {
 // keep renews the lease until it is lost, or the context ends.
 func (t *term) keep(ctx context.Context, lost context.CancelCauseFunc) {
 	pause := renewEvery
-	for sleep(ctx, pause, nil) {
+	for sleep.For(ctx, pause, nil) {
 		within, cancel := context.WithTimeout(ctx, renewEvery)
 		err := t.renew(within)
 		cancel()
@@ -216,7 +217,7 @@ func (t *term) work(ctx context.Context) error {
 		case n > 0:
 			pause = t.interval()
 		}
-		if !sleep(ctx, pause, nil) {
+		if !sleep.For(ctx, pause, nil) {
 			return ctx.Err()
 		}
 	}

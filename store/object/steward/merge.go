@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/sleep"
 	"github.com/kvconn/kvconn/store/seal"
 )
 
@@ -273,7 +274,7 @@ func (t *term) put(ctx context.Context, name format.Name, data []byte, c bucket.
 	defer cancel()
 	_, err := t.s.o.Client.Put(ctx, name.String(), bytes.NewReader(data), int64(len(data)), c)
 	if err == nil && !t.s.o.Client.Conditional() && name.Kind == format.KindLog {
-		if !sleep(ctx, readBack, nil) {
+		if !sleep.For(ctx, readBack, nil) {
 			return ctx.Err()
 		}
 		var b []byte

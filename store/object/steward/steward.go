@@ -14,6 +14,7 @@ import (
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/sleep"
 	"github.com/kvconn/kvconn/store/seal"
 )
 
@@ -50,7 +51,7 @@ type Follower interface {
 	Bucket() (format.BucketID, bool)
 	Position() (uint64, format.Sum)
 	// Lacks says that the newest list is sealed with a key that this node does not have, and when it was written.
-	Lacks() (written time.Time, err error)
+	Lacks() (written format.Seconds, err error)
 	Wrote(ctx context.Context, l *format.List) bool
 	Again(l *format.List)
 }
@@ -171,7 +172,7 @@ func (s *Steward) Run(ctx context.Context) error {
 		case held:
 			s.told, pause = "", leaseFor
 		}
-		if !sleep(ctx, lookPause, nil) || !sleep(ctx, pause-pause/5+rand.N(2*pause/5), s.look) {
+		if !sleep.For(ctx, lookPause, nil) || !sleep.For(ctx, pause-pause/5+rand.N(2*pause/5), s.look) {
 			return ctx.Err()
 		}
 	}
@@ -189,7 +190,7 @@ func (s *Steward) tell(why error) {
 // for a day it was dropped, or is lost.
 func (s *Steward) admitted() error {
 	written, err := s.o.Follower.Lacks()
-	if err == nil || s.o.Now().Sub(written) > unreadFor {
+	if err == nil || format.SecondsOf(s.o.Now()) > written+format.Seconds(unreadFor/time.Second) {
 		return nil
 	}
 	return fmt.Errorf("%w: %w", ErrKey, err)
@@ -222,17 +223,4 @@ func (s *Steward) hold(ctx context.Context, work func(*term, context.Context) er
 	err = t.serve(ctx, work)
 	s.o.Logger.Info("this node is no longer steward of the bucket", slog.Any("why", err))
 	return true, err
-}
-
-// sleep waits, or until kick. It reports whether the context lasts.
-func sleep(ctx context.Context, d time.Duration, kick <-chan struct{}) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-kick:
-	case <-timer.C:
-	}
-	return ctx.Err() == nil
 }

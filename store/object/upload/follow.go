@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/object/sleep"
 )
 
 const (
@@ -33,10 +34,7 @@ func (u *Uploader) follow(ctx context.Context) {
 		case ctx.Err() == nil:
 			u.o.Logger.Warn("upload: cannot follow the first tier", "error", err)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(followPause):
-		}
+		sleep.For(ctx, followPause, nil)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store"
+	"github.com/kvconn/kvconn/store/object/sleep"
 )
 
 const (
@@ -117,10 +118,8 @@ func (u *Uploader) awaitTurn() {
 		if s := u.source.Speed(); s.QueuedBytes <= s.AheadBytes {
 			return
 		}
-		select {
-		case <-u.ctx.Done():
+		if !sleep.For(u.ctx, turnPause, nil) {
 			return
-		case <-time.After(turnPause):
 		}
 	}
 }

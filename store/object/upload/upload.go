@@ -35,8 +35,8 @@ type Target interface {
 	store.Writer
 	OpenNamespace(m *connector.Manifest) (connector.NamespaceDigest, error)
 	CloseNamespace(ns connector.NamespaceDigest)
-	// Has sets at[i] where the bucket has the record of keys[i], as far as the tier knows, whether it can be read
-	// now or not. It leaves the rest of at as it is.
+	// Has sets at[i] where the tier knows that the bucket has the record of keys[i], whether it can be read now or
+	// not. It leaves the rest of at as it is.
 	Has(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool)
 	// Writable reports whether the bucket takes anything now: else nothing is read to be uploaded.
 	Writable() bool
