@@ -42,7 +42,7 @@ var (
 )
 
 func newCollecting(t *Tier) (*collecting, error) {
-	o := collect.Options{MaxBytes: t.o.MaxBytes, MaxAge: t.o.MaxAge, Grace: t.o.Grace, Logger: t.o.Logger}
+	o := collect.Options{MaxBytes: t.o.MaxBytes, MaxAge: t.o.MaxAge, Grace: t.o.Grace, Whole: t.follower.Whole, Logger: t.o.Logger}
 	if o.MaxBytes == NoBytes {
 		o.MaxBytes = 0
 	}
@@ -63,9 +63,7 @@ func (c *collecting) Collect(ctx context.Context, term steward.Term) error {
 	c.Term = term
 	err := c.collector.Pass(ctx)
 	if err == nil && time.Now().After(c.orphans) {
-		if err = c.whole(); err == nil {
-			_, err = c.collector.Orphans(ctx)
-		}
+		_, err = c.collector.Orphans(ctx)
 		if errors.Is(err, follow.ErrUnread) {
 			c.t.o.Logger.Warn("object tier: what no list has is not looked for", slog.Any("error", err),
 				slog.String("remedy", "give all nodes the same key file and program; kvconnd fsck mends lists that are damaged"))
@@ -87,14 +85,6 @@ func (c *collecting) Collect(ctx context.Context, term steward.Term) error {
 	return err
 }
 
-// Holds implements [collect.Steward]. It fails too where others may know of objects that this node does not.
-func (c *collecting) Holds(ctx context.Context) error {
-	if err := c.Term.Holds(ctx); err != nil {
-		return err
-	}
-	return c.whole()
-}
-
 // verify reads all records of an object that a reader found damaged: the steward does not believe reports.
 func (t *Tier) verify(ctx context.Context, o *format.Object) error {
 	id, usable := t.follower.Bucket()
@@ -105,24 +95,16 @@ func (t *Tier) verify(ctx context.Context, o *format.Object) error {
 	return v.Verify(ctx, o)
 }
 
-// whole fails if this node does not know what all lists say.
-func (c *collecting) whole() error {
-	if !c.t.follower.Whole() {
-		return follow.ErrUnread
-	}
-	return nil
-}
-
-// bucketClock is the clock that ages are told by.
-type bucketClock struct{ t *Tier }
+// bucketClock is the clock that ages are told by: the bucket's, or that of a test.
+type bucketClock struct{ *Tier }
 
 // Now implements [collect.Clock].
-func (c bucketClock) Now() format.Seconds {
-	if c.t.o.now == nil && c.t.bucket.Now().IsZero() {
-		return 0
+func (c bucketClock) Now() time.Time {
+	if c.o.now != nil {
+		return c.o.now()
 	}
-	return c.t.now()
+	return c.bucket.Now()
 }
 
 // Skew implements [collect.Clock].
-func (c bucketClock) Skew() time.Duration { return c.t.bucket.Skew() }
+func (c bucketClock) Skew() time.Duration { return c.bucket.Skew() }

@@ -48,9 +48,6 @@ func (t *Tier) checkRead(op *store.ReadOp) error {
 	if t.closed.Load() {
 		return store.ErrClosed
 	}
-	if err := store.CheckBuffer(op.Payload); err != nil {
-		return err
-	}
 	if !t.knows(op.ID.Namespace) {
 		return fmt.Errorf("namespace %v is not known: %w", op.ID.Namespace, store.ErrInvalid)
 	}

@@ -76,10 +76,8 @@ func flip(t *testing.T, tier *Tier, id store.RecordID, payloadBytes int) {
 // quick is a clock whose hours pass in milliseconds, since what was used in one hour is as cold.
 type quick struct{ start time.Time }
 
-func (q quick) time() time.Time { return q.start.Add(time.Since(q.start) * 3_600_000) }
-
 // Now and Skew implement [collect.Clock].
-func (q quick) Now() format.Seconds { return format.SecondsOf(q.time()) }
+func (q quick) Now() time.Time      { return q.start.Add(time.Since(q.start) * 3_600_000) }
 func (q quick) Skew() time.Duration { return 0 }
 
 // soon has what was removed forgotten at once, on this node alone.
@@ -102,16 +100,16 @@ func TestObjectsAreATier(t *testing.T) {
 		clock := quick{time.Now()}
 		c := &cloud{T: t, server: server, proxy: s3proxy.New(server)}
 		o := c.options(&testlog.Text{})
-		o.Bucket.Transport, o.now, o.ListPause, o.ObjectBytes = g, clock.time, time.Microsecond, 1<<20
+		o.Bucket.Transport, o.now, o.ListPause, o.ObjectBytes = g, clock.Now, time.Microsecond, 1<<20
 		o.MaxBytes = records * (format.SlotBytes(tiertest.PayloadBytes) + 512)
 		tier, err := Open(o)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(time.Minute); tier.follower.Good().IsZero(); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal("the bucket is not known")
-			}
+		ready, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := tier.Ready(ready); err != nil {
+			t.Fatal(err)
 		}
 		collector, err := collect.New(tier.bucket, tier.catalog, soon{tier}, clock, collect.Options{MaxBytes: o.MaxBytes, Grace: time.Second})
 		if err != nil {

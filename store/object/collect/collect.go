@@ -43,10 +43,10 @@ type Steward interface {
 	Holds(ctx context.Context) error
 }
 
-// Clock is the bucket's clock.
+// Clock is the bucket's clock, as [bucket.Bucket] has it.
 type Clock interface {
-	// Now is the time, 0 while it is not known.
-	Now() format.Seconds
+	// Now is the time, zero while it is not known.
+	Now() time.Time
 	// Skew is how far it is ahead of this node's.
 	Skew() time.Duration
 }
@@ -64,6 +64,9 @@ type Options struct {
 	// OrphanAge is how old an object must be that is in no list. Default 24 h: a writer puts its list
 	// within seconds, or again and again for as long as it lives.
 	OrphanAge time.Duration
+	// Whole fails where other nodes may know of objects that the catalog does not have: they would be taken for
+	// orphans. Default: it never does.
+	Whole func() error
 	// Progress, if not nil, is called with the objects that were looked at, removed or deleted, of those that
 	// are to be: from one goroutine at a time.
 	Progress func(done, total int64)
@@ -90,6 +93,9 @@ const (
 func (o *Options) EnsureDefaults() {
 	o.Grace = cmp.Or(o.Grace, 15*time.Minute)
 	o.OrphanAge = cmp.Or(o.OrphanAge, 24*time.Hour)
+	if o.Whole == nil {
+		o.Whole = func() error { return nil }
+	}
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 }
 
@@ -135,7 +141,7 @@ func New(client bucket.Client, c Catalog, s Steward, clock Clock, o Options) (*C
 
 // now is the bucket's time, if it can be relied on.
 func (c *Collector) now() (format.Seconds, error) {
-	now, skew := c.clock.Now(), c.clock.Skew().Abs()
+	now, skew := format.SecondsOf(c.clock.Now()), c.clock.Skew().Abs()
 	switch {
 	case now == 0:
 		return 0, errors.New("collect: the bucket has not answered yet")

@@ -2,6 +2,7 @@ package collect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/kvconn/kvconn/store/object/format"
@@ -25,6 +26,9 @@ func (c *Collector) Orphans(ctx context.Context) (deleted int, err error) {
 	if _, err := c.now(); err != nil {
 		return 0, err
 	}
+	if err := c.o.Whole(); err != nil { // to list all objects would be for nothing
+		return 0, fmt.Errorf("look for orphans: %w", err)
+	}
 	found, err := c.unlisted(ctx)
 	if err != nil || len(found) == 0 {
 		return 0, err
@@ -42,7 +46,7 @@ func (c *Collector) Orphans(ctx context.Context) (deleted int, err error) {
 			orphans = append(orphans, id)
 		}
 	}
-	if err := c.steward.Holds(ctx); err != nil {
+	if err := errors.Join(c.steward.Holds(ctx), c.o.Whole()); err != nil {
 		return 0, fmt.Errorf("before orphans are deleted: %w", err)
 	}
 	if err := c.delete(ctx, orphans); err != nil {

@@ -73,7 +73,7 @@ func (w *world) node(o Options) *node {
 		w.t.Fatal(err)
 	}
 	n := &node{w: w, bucket: b, client: &cutter{Client: b, left: -1}, next: 1}
-	if n.cat, err = catalog.New(catalog.Options{Now: n.Now}); err != nil {
+	if n.cat, err = catalog.New(catalog.Options{Now: n.seconds}); err != nil {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { n.must(n.cat.Close()) })
@@ -258,16 +258,13 @@ func (n *node) known() (count int) {
 
 // use says that an object was used now.
 func (n *node) use(id format.ObjectID) {
-	n.cat.Apply(&format.List{Name: format.InName(n.w.writer, 1), Bucket: n.w.id, Used: []format.Use{{Object: id, When: n.Now()}}})
+	n.cat.Apply(&format.List{Name: format.InName(n.w.writer, 1), Bucket: n.w.id, Used: []format.Use{{Object: id, When: n.seconds()}}})
 }
 
 // Now is [Clock], as is Skew.
-func (n *node) Now() format.Seconds {
-	if now := n.bucket.Now(); !now.IsZero() {
-		return format.SecondsOf(now)
-	}
-	return 0
-}
+func (n *node) Now() time.Time { return n.bucket.Now() }
+
+func (n *node) seconds() format.Seconds { return format.SecondsOf(n.Now()) }
 
 func (n *node) Skew() time.Duration { return time.Duration(n.skew.Load()) }
 
@@ -280,7 +277,7 @@ func (n *node) upload() format.Object {
 	n.w.counter++
 	o := format.Object{
 		ID: format.NewObjectID(n.w.writer, n.w.counter), Namespace: connector.NamespaceDigest{1}, PayloadBytes: 4096,
-		Created: n.Now(), Used: n.Now(), Runs: []format.Run{{}}, Records: []format.Record{{Key: connector.Key{byte(n.w.counter), byte(n.w.counter >> 8), 1}}},
+		Created: n.seconds(), Used: n.seconds(), Runs: []format.Run{{}}, Records: []format.Record{{Key: connector.Key{byte(n.w.counter), byte(n.w.counter >> 8), 1}}},
 	}
 	b, err := o.AppendTail(make([]byte, 2*format.Unit), n.w.id, nil)
 	if err != nil {

@@ -214,6 +214,47 @@ func TestSuspendedMachine(t *testing.T) {
 	})
 }
 
+// early counts lists that are applied when the bucket is said to be caught up with.
+type early struct {
+	counter
+	f *Follower
+	n int
+}
+
+func (e *early) Apply(l *format.List) (int, int) {
+	if !e.f.Good().IsZero() {
+		e.n++
+	}
+	return e.counter.Apply(l)
+}
+
+// Nothing is offered, or taken for missing, before the log was followed to its end.
+func TestGoodComesWithTheEndOfTheLog(t *testing.T) {
+	inBubble(t, s3mem.Honoured, func(t *testing.T, b *bench) {
+		writer, _ := b.follower(nil)
+		if err := writer.CatchUp(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		const news = 100
+		for n := range uint64(news) {
+			b.append(writer, n+1)
+		}
+		e := &early{}
+		f, _ := b.follower(func(o *Options) { o.Catalog = e })
+		e.f = f
+		select {
+		case <-f.Known():
+			t.Error("the bucket is known from the start")
+		default:
+		}
+		defer run(t.Context(), f)()
+		<-f.Known()
+		if p, _ := f.Position(); p != news || e.n != 0 || f.Good().IsZero() {
+			t.Errorf("at %d, %d lists came after that", p, e.n)
+		}
+	})
+}
+
 // A node without the key does nothing, and names the key. One with it does not take what is not sealed.
 func TestKeys(t *testing.T) {
 	inBubble(t, s3mem.Honoured, func(t *testing.T, b *bench) {

@@ -21,6 +21,7 @@ import (
 type Follower struct {
 	o      Options
 	kick   chan struct{} // a match on an idle node
+	known  chan struct{} // closed when good is set
 	turn   chan struct{} // held by who speaks with the bucket
 	wanted atomic.Int64  // when an engine matched, since start
 	paused atomic.Int64  // the present pause
@@ -79,7 +80,7 @@ func New(o Options) (*Follower, error) {
 		return nil, err
 	}
 	o.complete()
-	return &Follower{o: o, kick: make(chan struct{}, 1), turn: make(chan struct{}, 1), start: time.Now()}, nil
+	return &Follower{o: o, kick: make(chan struct{}, 1), known: make(chan struct{}), turn: make(chan struct{}, 1), start: time.Now()}, nil
 }
 
 // Run follows until the context ends. Trouble is logged, and tried again.
@@ -183,6 +184,9 @@ func (f *Follower) Good() time.Time {
 	return f.good
 }
 
+// Known is closed once the bucket is caught up with for the first time.
+func (f *Follower) Known() <-chan struct{} { return f.known }
+
 // Bucket is the identity of the bucket. It reports false while that is not known, or the bucket is not for
 // this program.
 func (f *Follower) Bucket() (format.BucketID, bool) {
@@ -194,12 +198,15 @@ func (f *Follower) Bucket() (format.BucketID, bool) {
 // ErrUnread says that lists in the bucket could not be used: what no list seems to have may be in them.
 var ErrUnread = errors.New("this node cannot read all lists of the bucket")
 
-// Whole reports whether the catalog has what all lists say that were followed. Others may know of objects that it
-// lacks, where lists are damaged, newer, or not sealed with a key of this node.
-func (f *Follower) Whole() bool {
+// Whole fails with [ErrUnread] if the catalog lacks what some lists say that were followed: those that are damaged,
+// newer, or not sealed with a key of this node. Others may know of objects that it does not have.
+func (f *Follower) Whole() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return !f.unread
+	if f.unread {
+		return ErrUnread
+	}
+	return nil
 }
 
 // Lacks says that the newest list which was followed is sealed with a key that this node does not have, and when that list
@@ -288,10 +295,17 @@ func (f *Follower) catchUp(ctx context.Context) error {
 	}
 }
 
-// polled notes that the bucket has just told its news.
-func (f *Follower) polled() {
+// polled notes that the bucket has just told its news, all of them or some. The first time it has to be all.
+func (f *Follower) polled(all bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	switch {
+	case !f.good.IsZero():
+	case all:
+		close(f.known)
+	default:
+		return
+	}
 	f.good = time.Now()
 }
 

@@ -43,7 +43,7 @@ func (f *Follower) next(ctx context.Context, most int) (n int, old bool, err err
 		n++
 		old = s.Now.Sub(s.Modified) > 2*f.head.Interval()
 	}
-	f.polled()
+	f.polled(n < most)
 	return n, old, nil
 }
 

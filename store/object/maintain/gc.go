@@ -3,13 +3,9 @@ package maintain
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
-	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/collect"
-	"github.com/kvconn/kvconn/store/object/follow"
-	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/object/steward"
 )
 
@@ -52,8 +48,9 @@ func GC(ctx context.Context, o Options, g GCOptions) (r GCReport, err error) {
 	}
 	defer func() { err = errors.Join(err, n.close()) }()
 	r.Bucket = n.bucket.String()
+	options.Whole = n.follower.Whole
 	err = n.steward.Once(ctx, func(ctx context.Context, t steward.Term) error {
-		c, err := collect.New(n.bucket, n.catalog, wholeTerm{t, n.follower}, clock{n.bucket}, options)
+		c, err := collect.New(n.bucket, n.catalog, t, n.bucket, options)
 		if err != nil {
 			return err
 		}
@@ -70,34 +67,3 @@ func GC(ctx context.Context, o Options, g GCOptions) (r GCReport, err error) {
 	r.Objects, r.Bytes, r.LeavingObjects, r.LeavingBytes = s.Objects, s.Bytes, s.LeavingObjects, s.LeavingBytes
 	return r, nil
 }
-
-// wholeTerm is a term that fails where other nodes may know of objects that this one does not: they would be taken for
-// orphans.
-type wholeTerm struct {
-	steward.Term
-	follower *follow.Follower
-}
-
-// Holds implements [collect.Steward].
-func (t wholeTerm) Holds(ctx context.Context) error {
-	if err := t.Term.Holds(ctx); err != nil {
-		return err
-	}
-	if !t.follower.Whole() {
-		return fmt.Errorf("%w: give the key file of the nodes, and a program as new as theirs", follow.ErrUnread)
-	}
-	return nil
-}
-
-// clock is the bucket's, by which ages are told.
-type clock struct{ bucket *bucket.Bucket }
-
-// Now implements [collect.Clock], as does Skew.
-func (c clock) Now() format.Seconds {
-	if now := c.bucket.Now(); !now.IsZero() {
-		return format.SecondsOf(now)
-	}
-	return 0
-}
-
-func (c clock) Skew() time.Duration { return c.bucket.Skew() }

@@ -155,6 +155,8 @@ func explain(b *bucket.Bucket, err error) error {
 	switch remedy := bucket.Remedy(err); {
 	case errors.Is(err, follow.ErrKey), errors.Is(err, steward.ErrKey):
 		return fmt.Errorf("%v: %w: give the key file of its nodes", b, err)
+	case errors.Is(err, follow.ErrUnread):
+		return fmt.Errorf("%v: %w: give the key file of its nodes, and use a program as new as theirs", b, err)
 	case remedy != "":
 		return fmt.Errorf("%v: %w; %s", b, err, remedy)
 	}
