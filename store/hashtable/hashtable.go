@@ -151,6 +151,34 @@ func (r *Region) Take(home, at, slot int) {
 	r.Buckets[at].Tags[slot] = 0
 }
 
+// Move moves what belongs in the bucket home to another region. hashOf is the hash of what a reference is of.
+func (r *Region) Move(home int, to *Region, hashOf func(Ref) uint64) {
+	for at, n := home, 0; n < len(r.Buckets) && r.moveFrom(at, home, to, hashOf); n++ {
+		at = r.After(at)
+	}
+}
+
+// moveFrom moves what lies in one bucket and belongs in home, and reports whether there may be more in later ones.
+func (r *Region) moveFrom(at, home int, to *Region, hashOf func(Ref) uint64) bool {
+	b := &r.Buckets[at]
+	more := b.Passed > 0
+	// All are read before any is used: their cache misses overlap.
+	var hashes [BucketSlots]uint64
+	for slot, tag := range b.Tags {
+		if tag != 0 {
+			hashes[slot] = hashOf(b.Refs[slot])
+		}
+	}
+	for slot, tag := range b.Tags {
+		if tag != 0 && r.Home(hashes[slot]) == home {
+			ref := b.Refs[slot]
+			r.Take(home, at, slot)
+			to.Place(to.Home(hashes[slot]), hashes[slot], ref)
+		}
+	}
+	return more
+}
+
 // NewRegion maps a region of that many empty buckets.
 func NewRegion(buckets int) (*Region, error) {
 	b, err := offheap.Map(buckets * BucketBytes)

@@ -83,40 +83,11 @@ func (t *Table) grow() {
 func (t *Table) move() {
 	old, home := t.region, t.moved
 	t.moved++
-	for at, n := home, 0; n < len(old.Buckets); n++ {
-		more := t.moveFrom(at, home)
-		if !more {
-			break
-		}
-		at = old.After(at)
-	}
+	old.Move(home, t.next, func(r Ref) uint64 { return t.entry(r).hash() })
 	if t.moved == len(old.Buckets) {
 		t.emptied.Free() // nil but where the table grew twice without populate
 		t.emptied, t.region, t.next, t.moved = old, t.next, nil, 0
 	}
-}
-
-// moveFrom moves the records of one bucket that belong in home, and reports whether there may
-// be more of them in later ones.
-func (t *Table) moveFrom(at, home int) bool {
-	old := t.region
-	b := &old.Buckets[at]
-	more := b.Passed > 0
-	// All entries are read before any is used: their cache misses overlap.
-	var hashes [hashtable.BucketSlots]uint64
-	for slot, tag := range b.Tags {
-		if tag != 0 {
-			hashes[slot] = t.entry(b.Refs[slot]).hash()
-		}
-	}
-	for slot, tag := range b.Tags {
-		if tag != 0 && old.Home(hashes[slot]) == home {
-			ref := b.Refs[slot]
-			old.Take(home, at, slot)
-			t.next.Place(t.next.Home(hashes[slot]), hashes[slot], ref)
-		}
-	}
-	return more
 }
 
 // giveBack gives the system the memory that the growth has emptied. It takes the kernel a while,

@@ -157,36 +157,11 @@ func (t *buckets) makeRoom() {
 func (t *buckets) move() {
 	old, home := t.region, t.moved
 	t.moved++
-	for at, n := home, 0; n < len(old.Buckets) && t.moveFrom(at, home); n++ {
-		at = old.After(at)
-	}
+	old.Move(home, t.next, t.hashOf)
 	if t.moved == len(old.Buckets) {
 		t.emptied.Free() // nil but where it grew twice since the last call of ready
 		t.emptied, t.region, t.next, t.moved = old, t.next, nil, 0
 	}
-}
-
-// moveFrom moves what lies in one bucket and belongs in home, and reports whether there may be more in later
-// ones.
-func (t *buckets) moveFrom(at, home int) bool {
-	old := t.region
-	b := &old.Buckets[at]
-	more := b.Passed > 0
-	// All are read before any is used: their cache misses overlap.
-	var hashes [hashtable.BucketSlots]uint64
-	for slot, tag := range b.Tags {
-		if tag != 0 {
-			hashes[slot] = t.hashOf(b.Refs[slot])
-		}
-	}
-	for slot, tag := range b.Tags {
-		if tag != 0 && old.Home(hashes[slot]) == home {
-			of := b.Refs[slot]
-			old.Take(home, at, slot)
-			t.next.Place(t.next.Home(hashes[slot]), hashes[slot], of)
-		}
-	}
-	return more
 }
 
 // reserve makes the next growth one that has room for n references.
