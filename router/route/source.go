@@ -210,7 +210,7 @@ func (r *Router) share(tier prefix.Tier, id, url string, spec *registry.Rank) (*
 	ctx, cancel := context.WithCancel(r.ctx)
 	from.stop = cancel
 	f, err := feed.NewResidency(feed.ResidencyOptions{
-		URL: url + "/v1/residency", BlockSize: spec.BlockSize, Logger: r.opts.Logger,
+		URL: url + "/v1/residency", Tier: tier.String(), BlockSize: spec.BlockSize, Logger: r.opts.Logger,
 		Holder: func(digest connector.NamespaceDigest, m *connector.Manifest) (feed.Holder, bool) {
 			return r.holderOf(from, digest, m)
 		},
