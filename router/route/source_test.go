@@ -65,7 +65,7 @@ func TestTheBucketsStreamAndSpeedAreThoseOfItsTier(t *testing.T) {
 	asked.Store("")
 	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v1/status" {
-			fmt.Fprint(w, `{"tiers":[{"tier":"disk","load_bytes_per_s":3e9},{"tier":"object","load_bytes_per_s":2e8}]}`)
+			fmt.Fprint(w, `{"tiers":[{"tier":"disk","load_bytes_per_s":3e9},{"tier":"object","load_bytes_per_s":2e8,"load_latency_s":0.03}]}`)
 			return
 		}
 		asked.Store(r.URL.String())
@@ -79,7 +79,7 @@ func TestTheBucketsStreamAndSpeedAreThoseOfItsTier(t *testing.T) {
 	wait.For(t, "the speed and a request for the stream", func() bool {
 		x, _ := r.Rank(0)
 		y, _ := r.Rank(1)
-		return x.Speed.ObjectBytes == 2e8 && y.Speed.ObjectBytes == 2e8 && x.Speed.DiskBytes == 0 && asked.Load() == "/v1/residency?tier=object"
+		return x.Speed.ObjectBytes == 2e8 && y.Speed.ObjectBytes == 2e8 && x.Speed.DiskBytes == 0 && x.Speed.ObjectDelay == 0.03 && asked.Load() == "/v1/residency?tier=object"
 	})
 	if s := r.Stats().Stores; len(s) != 1 || s[0].Tier != "object" {
 		t.Errorf("feeds %+v, want one of the bucket for both ranks", s)
