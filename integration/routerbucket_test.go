@@ -152,8 +152,8 @@ func TestRouterCountsWhatIsInTheBucketForAllRanks(t *testing.T) {
 	a.start()
 	b.start()
 	r := startRouter(t, fmt.Sprintf(`ranks:
-  - {model: kvconn-tiny, endpoint: "http://127.0.0.1:1", block_size: 8, node: a, node_url: %q, bucket: shared, bucket_url: %q}
-  - {model: kvconn-tiny, endpoint: "http://127.0.0.1:2", block_size: 8, node: b, node_url: %q, bucket: shared}
+  - {model: kvconn-tiny, endpoint: "http://127.0.0.1:1", block_size: 8, node: a, node_url: %q, bucket: shared, bucket_url: %q, speeds: {prefill_tokens_per_s: 10}}
+  - {model: kvconn-tiny, endpoint: "http://127.0.0.1:2", block_size: 8, node: b, node_url: %q, bucket: shared, speeds: {prefill_tokens_per_s: 10}}
 `, aURL, bURL, bURL))
 	const onA, onB = 0, 1
 	full := func(prompt []uint32) int32 { return int32(len(prompt) / 8 * 8) }
