@@ -103,7 +103,7 @@ type daemon struct {
 	server  *server.Server
 	// publisher is nil if no events are published.
 	publisher *publish.Publisher
-	// residency is the stream of what the store holds.
+	// residency serves the streams of what the tiers hold.
 	residency http.Handler
 }
 

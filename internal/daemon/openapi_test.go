@@ -68,6 +68,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		whole bool
 	}{
 		{"Health", reflect.TypeFor[health.State](), true}, {"HealthReason", reflect.TypeFor[health.Reason](), true},
+		{"Refusal", reflect.TypeFor[residencyRefusal](), true},
 		{"Readiness", reflect.TypeFor[Readiness](), true}, {"Status", reflect.TypeFor[Status](), true},
 		{"EngineStatus", reflect.TypeFor[EngineStatus](), true}, {"RankStatus", reflect.TypeFor[RankStatus](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"Queues", reflect.TypeFor[Queues](), true},
@@ -102,9 +103,10 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 	}
 }
 
-// A reader that resumes has to know all that this takes.
+// A reader that names a tier, or resumes, has to know all that this takes.
 func TestOpenAPIDescribesHowAStreamIsResumed(t *testing.T) {
-	var described, want []string
+	var described []string
+	want := []string{"tier"}
 	for _, p := range openapitest.Parse(t, openAPI).Paths["/v1/residency"]["get"].Parameters {
 		described = append(described, p.Name)
 	}

@@ -35,7 +35,11 @@ func (d *daemon) open(ctx context.Context) error {
 	d.server = server.New(server.Options{
 		Epoch: d.epoch, Version: Version, LoadTimeout: d.opts.LoadTimeout, UID: os.Getuid(), Logger: d.opts.Logger,
 	}, d.backend)
-	d.residency = newResidencyHandler(ctx, s)
+	var bucket bucketSource
+	if d.object != nil {
+		bucket = d.object
+	}
+	d.residency = newResidencyHandler(ctx, s, bucket)
 	if err := d.openPublisher(ctx); err != nil {
 		return err
 	}

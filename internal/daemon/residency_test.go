@@ -81,8 +81,8 @@ func residencySave(t *testing.T, s store.Writer, ns connector.NamespaceDigest, k
 	storetest.Save(t, s, ops...)
 }
 
-// residencyFeed follows a stream into a real index.
-func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
+// residencyFeed follows a tier's stream into a real index.
+func residencyFeed(t *testing.T, url, tier string) (*feed.Residency, func() int64) {
 	t.Helper()
 	x, err := prefix.New(prefix.Options{})
 	if err != nil {
@@ -93,7 +93,7 @@ func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
 		t.Fatal(err)
 	}
 	f, err := feed.NewResidency(feed.ResidencyOptions{
-		URL: url, BlockSize: residencyTestBlockSize, Logger: slog.New(slog.DiscardHandler), ReconnectMin: time.Millisecond,
+		URL: url, Tier: tier, BlockSize: residencyTestBlockSize, Logger: slog.New(slog.DiscardHandler), ReconnectMin: time.Millisecond,
 		Holder: func(_ connector.NamespaceDigest, m *connector.Manifest) (prefix.Holder, bool) {
 			return h, m.Model == "m"
 		},
@@ -116,7 +116,7 @@ func residencyFeed(t *testing.T, url string) (*feed.Residency, func() int64) {
 // Prompts come and, under a small cap, go, before and after the router begins to follow.
 func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 	s, ns := residencyStore(t, 12<<20)
-	server := httptest.NewServer(newResidencyHandler(t.Context(), s))
+	server := httptest.NewServer(newResidencyHandler(t.Context(), s, nil))
 	t.Cleanup(server.Close)
 	var chains [][]connector.Key
 	save := func(prompts int) {
@@ -126,7 +126,7 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 		}
 	}
 	save(30)
-	f, blocks := residencyFeed(t, server.URL)
+	f, blocks := residencyFeed(t, server.URL, residency.Disk)
 	wait.For(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
 	save(30)
 	half := residencyChain(connector.Scope{}, 1000, 5)
@@ -151,11 +151,11 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 
 func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
 	s, ns := residencyStore(t, 12<<20)
-	server := httptest.NewServer(newResidencyHandler(t.Context(), s))
+	server := httptest.NewServer(newResidencyHandler(t.Context(), s, nil))
 	t.Cleanup(server.Close)
 	keys := residencyChain(connector.Scope{Salt: "tenant"}, 1, 3)
 	residencySave(t, s, ns, keys, 0, 1)
-	f, blocks := residencyFeed(t, server.URL)
+	f, blocks := residencyFeed(t, server.URL, residency.Disk)
 	wait.For(t, "waiting blocks", func() bool { return f.Stats().Waiting == 3 && blocks() == 0 })
 	f.NoteRoot(keys[0])
 	if n := blocks(); n != 3 {
@@ -165,10 +165,10 @@ func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
 
 func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
 	s, ns := residencyStore(t, 12<<20)
-	handler := newResidencyHandler(t.Context(), s)
+	handler := newResidencyHandler(t.Context(), s, nil)
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
-	f, blocks := residencyFeed(t, server.URL)
+	f, blocks := residencyFeed(t, server.URL, residency.Disk)
 	wait.For(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
 	residencySave(t, s, ns, residencyChain(connector.Scope{}, 1, 3), 0, 1)
 	wait.For(t, "three blocks", func() bool { return blocks() == 3 })
@@ -185,7 +185,7 @@ func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
 func TestARouterOfTheReleaseBeforeNeverResumes(t *testing.T) {
 	s, ns := residencyStore(t, 12<<20)
 	residencySave(t, s, ns, residencyChain(connector.Scope{}, 1, 3), 0, 1)
-	server := httptest.NewServer(newResidencyHandler(t.Context(), s))
+	server := httptest.NewServer(newResidencyHandler(t.Context(), s, nil))
 	t.Cleanup(server.Close)
 	// begin asks for a stream that goes on at a position, and returns its hello and the position after its snapshot.
 	begin := func(q url.Values, from residency.Position) (residency.Hello, residency.Position) {
@@ -229,7 +229,7 @@ func residencyEnd(body io.Reader, from residency.Position) (frames int, err erro
 func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
 	s, _ := residencyStore(t, 12<<20)
 	ctx, stop := context.WithCancel(t.Context())
-	server := httptest.NewServer(newResidencyHandler(ctx, s))
+	server := httptest.NewServer(newResidencyHandler(ctx, s, nil))
 	t.Cleanup(server.Close)
 	resp, err := http.Get(server.URL)
 	if err != nil {
@@ -263,7 +263,7 @@ func (s laggingSource) SubscribeAfter(_, _ uint64) (store.Subscription, error) {
 
 func laggingHandler(t *testing.T, streams, snapshots int) *residencyHandler {
 	return &residencyHandler{
-		ctx: t.Context(), source: laggingSource{},
+		ctx: t.Context(), disk: laggingSource{},
 		streams: httplimit.NewShares(streams), snapshots: httplimit.NewShares(snapshots),
 	}
 }
@@ -298,7 +298,7 @@ func TestStreamsAndSnapshotsAreBounded(t *testing.T) {
 // Streams that one local user holds, as many as it can, leave room for others.
 func TestOneClientCannotShutRoutersOut(t *testing.T) {
 	s, _ := residencyStore(t, 12<<20)
-	handler := newResidencyHandler(t.Context(), s)
+	handler := newResidencyHandler(t.Context(), s, nil)
 	var client atomic.Value // of the requests to come
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.RemoteAddr = client.Load().(string) + ":1"

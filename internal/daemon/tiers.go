@@ -22,15 +22,18 @@ type TierStatus struct {
 	Hits uint64 `json:"hits" metric:"hit_records_total" help:"Records found and verified in a tier."`
 	// LoadBytesPerS is how fast the tier was lately measured to be, 0 if it was not.
 	LoadBytesPerS float64 `json:"load_bytes_per_s" metric:"load_bytes_per_second" help:"Measured speed of loads from a tier; 0 if it is not known."`
+	// LoadLatencyS is how long a record took of late, from its first request to its last byte, in seconds; 0 if it was
+	// not measured.
+	LoadLatencyS float64 `json:"load_latency_s"`
 }
 
 func statusOf(levels []store.Level) []TierStatus {
 	list := make([]TierStatus, len(levels))
 	for i, level := range levels {
-		u := level.Usage()
+		u, v := level.Usage(), level.Speed()
 		list[i] = TierStatus{
 			Tier: level.Name(), Records: u.Records, UsedBytes: u.UsedBytes, MaxBytes: u.MaxBytes, ReachableBytes: u.ReachableBytes,
-			Hits: u.Hits, LoadBytesPerS: level.Speed().BytesPerS,
+			Hits: u.Hits, LoadBytesPerS: v.BytesPerS, LoadLatencyS: v.LatencyS,
 		}
 	}
 	return list

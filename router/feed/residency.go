@@ -44,7 +44,7 @@ func NewResidency(o ResidencyOptions, index Index) (*Residency, error) {
 	return &Residency{
 		opts: o, index: index,
 		roots: newRoots(connector.RootKey(o.BlockSize, connector.Scope{})),
-		stats: ResidencyStats{URL: o.URL, State: StateConnecting},
+		stats: ResidencyStats{URL: o.URL, Tier: o.Tier, State: StateConnecting},
 	}, nil
 }
 
@@ -111,14 +111,14 @@ func (f *Residency) Run(ctx context.Context) error {
 		f.mu.Lock()
 		switch {
 		case f.stats.Connected:
-			f.opts.Logger.Warn("lost a store's residency; trying again until it is back", "url", f.opts.URL, "error", err)
+			f.opts.Logger.Warn("lost a store's residency; trying again until it is back", "url", f.opts.URL, "tier", f.opts.Tier, "error", err)
 			retry.ended(began)
 			if lost != nil {
 				lost.Stop()
 			}
 			lost = time.AfterFunc(f.opts.ForgetAfter, f.forget)
 		case !logged:
-			f.opts.Logger.Warn("a store's residency cannot be reached; trying again until it is there", "url", f.opts.URL, "error", err)
+			f.opts.Logger.Warn("a store's residency cannot be reached; trying again until it is there", "url", f.opts.URL, "tier", f.opts.Tier, "error", err)
 		}
 		f.stats.Connected, f.stats.State, f.stats.Error = false, StateConnecting, err.Error()
 		f.unlock()
@@ -134,7 +134,7 @@ func (f *Residency) forget() {
 	if f.stats.Connected || f.ended {
 		return
 	}
-	f.opts.Logger.Warn("a store cannot be reached and its blocks are forgotten", "url", f.opts.URL)
+	f.opts.Logger.Warn("a store cannot be reached and its blocks are forgotten", "url", f.opts.URL, "tier", f.opts.Tier)
 	f.forgetLocked()
 }
 
@@ -164,11 +164,12 @@ func (f *Residency) follow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	q := req.URL.Query()
+	residency.TierQuery(q, f.opts.Tier)
 	if from.Epoch != 0 {
-		q := req.URL.Query()
 		maps.Copy(q, from.Query())
-		req.URL.RawQuery = q.Encode()
 	}
+	req.URL.RawQuery = q.Encode()
 	resp, err := f.opts.Client.Do(req)
 	if err != nil {
 		return err
@@ -177,6 +178,9 @@ func (f *Residency) follow(ctx context.Context) error {
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 256))
 		return fmt.Errorf("%s: %s: %q", f.opts.URL, resp.Status, text)
+	}
+	if err := residency.CheckContentType(resp.Header.Get("Content-Type"), f.opts.Tier); err != nil {
+		return fmt.Errorf("%s: %w", f.opts.URL, err)
 	}
 	stream := residency.NewReader(resp.Body, from)
 	for {

@@ -109,6 +109,42 @@ func TestAnEndedStreamIsResumed(t *testing.T) {
 	})
 }
 
+// A bucket's stream is asked for by its tier, also where it resumes.
+func TestAStreamOfTheBucketIsAskedForByItsTier(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		blocks := chain(false, 1, 2)
+		o := residencyOptions()
+		o.Tier = residency.Object
+		_, x, s := followStore(t, o,
+			stream(t, hello(1, false), namespace(0, testBlockSize), records(0, blocks[0]), snapshotEnd(5)),
+			stream(t, hello(1, true), namespace(0, testBlockSize), records(6, blocks[1])))
+		soon()
+		wantKeys(t, x, 1, keysOf(connector.Scope{}, 1, 2)...)
+		if s.queries[0] != "tier=object" || s.queries[1] != "after=5&epoch=1&numbers=stream&tier=object" {
+			t.Errorf("asked for %q", s.queries)
+		}
+	})
+}
+
+// A daemon of an earlier release tells of its disk whatever it is asked for: that is not the bucket's.
+func TestADisksStreamIsNotTakenForTheBuckets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scriptedStore{
+			streams:     [][]byte{stream(t, hello(1, false), namespace(0, testBlockSize), records(0, chain(false, 1)[0]), snapshotEnd(5))},
+			contentType: residency.ContentType(residency.Disk),
+		}
+		o := residencyOptions()
+		o.Tier, o.Client = residency.Object, &http.Client{Transport: s}
+		f, x := newResidency(t, o)
+		background(t, f.Run)
+		synctest.Wait()
+		wantKeys(t, x, 1)
+		if st := f.Stats(); st.Connected || !strings.Contains(st.Error, "tells of \"disk\", not of \"object\"") {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
 func TestNamespacesOfAnotherBlockSizeAreIgnoredAndCounted(t *testing.T) {
 	f, x := newResidency(t, residencyOptions())
 	tell(t, f, hello(1, false), namespace(0, 2*testBlockSize), records(0, chain(false, 1)[0]), snapshotEnd(5))

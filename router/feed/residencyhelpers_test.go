@@ -101,7 +101,7 @@ func stream(t testing.TB, parts ...part) []byte {
 
 func residencyOptions() ResidencyOptions {
 	return ResidencyOptions{
-		URL: "http://store/v1/residency", BlockSize: testBlockSize, Logger: slog.New(slog.DiscardHandler),
+		URL: "http://store/v1/residency", Tier: residency.Disk, BlockSize: testBlockSize, Logger: slog.New(slog.DiscardHandler),
 		Holder: func(connector.NamespaceDigest, *connector.Manifest) (Holder, bool) { return 1, true },
 	}
 }
@@ -170,6 +170,8 @@ type scriptedStore struct {
 	streams [][]byte
 	queries []string
 	cut     []func()
+	// contentType is that of its answers.
+	contentType string
 }
 
 // RoundTrip implements [http.RoundTripper].
@@ -191,7 +193,8 @@ func (s *scriptedStore) RoundTrip(r *http.Request) (*http.Response, error) {
 			cut()
 		}()
 	}
-	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(body), Request: r}, nil
+	header := http.Header{"Content-Type": {s.contentType}}
+	return &http.Response{StatusCode: http.StatusOK, Header: header, Body: io.NopCloser(body), Request: r}, nil
 }
 
 // requests is how often it was asked.
@@ -213,7 +216,7 @@ func (s *scriptedStore) end() {
 // follow follows the streams of a script; call it in a bubble of package synctest.
 func followStore(t *testing.T, o ResidencyOptions, streams ...[]byte) (*Residency, *memIndex, *scriptedStore) {
 	t.Helper()
-	s := &scriptedStore{streams: streams}
+	s := &scriptedStore{streams: streams, contentType: residency.ContentType(o.Tier)}
 	o.Client = &http.Client{Transport: s}
 	f, x := newResidency(t, o)
 	background(t, f.Run)

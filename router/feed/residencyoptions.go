@@ -10,12 +10,14 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/store/residency"
 )
 
 // ResidencyOptions configure a [Residency].
 type ResidencyOptions struct {
-	// URL is the store's stream, http://host:port/v1/residency.
-	URL string
+	// URL is the address of the stream, http://host:port/v1/residency. Tier is the tier that it is to tell of:
+	// [residency.Disk], the default, or [residency.Object].
+	URL, Tier string
 	// Holder says which holder has a namespace's blocks, or false to ignore the namespace: another model, or
 	// bytes that the router's engines cannot load. Holders must be of domain prefix.KeyDomain, a different one
 	// for each namespace and store. Holder is not called for namespaces of other block sizes. It is called
@@ -39,6 +41,7 @@ type ResidencyOptions struct {
 
 // EnsureDefaults fills in what is not set.
 func (o *ResidencyOptions) EnsureDefaults() {
+	o.Tier = cmp.Or(o.Tier, residency.Disk)
 	o.MaxWaiting = cmp.Or(o.MaxWaiting, 16<<20)
 	o.ReconnectMin = cmp.Or(o.ReconnectMin, 100*time.Millisecond)
 	o.ReconnectMax = cmp.Or(o.ReconnectMax, 5*time.Second)
@@ -53,6 +56,8 @@ func (o *ResidencyOptions) Validate() error {
 	switch {
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 		return fmt.Errorf("feed: residency URL %q: want http://host:port/path", o.URL)
+	case o.Tier != residency.Disk && o.Tier != residency.Object:
+		return fmt.Errorf("feed: tier %q: want %s or %s", o.Tier, residency.Disk, residency.Object)
 	case o.Holder == nil:
 		return errors.New("feed: no function that names holders")
 	case o.MaxWaiting < 1 || o.ReconnectMin < 0 || o.ReconnectMax < o.ReconnectMin || o.ForgetAfter < 0:
@@ -70,7 +75,9 @@ func checkBlockSize(tokens int) error {
 
 // ResidencyStats are the state and the counters of a store's feed.
 type ResidencyStats struct {
-	URL       string `json:"url"`
+	URL string `json:"url"`
+	// Tier is the one that is followed, disk or object.
+	Tier      string `json:"tier"`
 	State     State  `json:"state"`
 	Connected bool   `json:"connected"`
 	// Error is the last reason why something does not work, empty if all is well.

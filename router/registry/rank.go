@@ -40,8 +40,8 @@ type Rank struct {
 	// interface. Ranks of one node share them; one of them has to give the URL.
 	Node    string `json:"node,omitempty"`
 	NodeURL string `json:"node_url,omitempty"`
-	// Bucket names the object store that the rank's kvconnd loads from, BucketURL a kvconnd that
-	// serves the residency of what is in it.
+	// Bucket names the bucket that the rank's kvconnd loads from. BucketURL is the HTTP interface of any
+	// kvconnd that uses it. Ranks of one bucket share them; one of them has to give the URL.
 	Bucket    string `json:"bucket,omitempty"`
 	BucketURL string `json:"bucket_url,omitempty"`
 	// CacheModel is the model's name in the store's namespaces where it differs from Model: what the

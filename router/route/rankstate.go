@@ -59,6 +59,9 @@ func (r *rankState) speeds() policy.Speeds {
 			v.BytesPerToken = from.source.bytesPerToken.load()
 		}
 	}
+	if r.object != nil { // of a disk it is nothing beside a prefill
+		v.ObjectDelay = r.object.latency.load()
+	}
 	return v
 }
 

@@ -36,8 +36,8 @@ type source struct {
 	users     int // ranks; under the router's mu
 	stop      context.CancelFunc
 	done      sync.WaitGroup
-	// speed is measured, bytes a second; bytesPerToken is of the newest namespace.
-	speed, bytesPerToken atomicFloat
+	// speed and latency are measured, bytes a second and seconds; bytesPerToken is of the newest namespace.
+	speed, latency, bytesPerToken atomicFloat
 
 	mu      sync.Mutex
 	holders map[connector.NamespaceDigest]prefix.Holder
@@ -117,8 +117,9 @@ const askTimeout = 5 * time.Second
 func (s *source) measure(ctx context.Context, every time.Duration) {
 	client := &http.Client{Timeout: askTimeout}
 	for {
-		if v, err := s.ask(ctx, client); err == nil && v > 0 {
-			s.speed.store(v)
+		if speed, latency, err := s.ask(ctx, client); err == nil && speed > 0 {
+			s.speed.store(speed)
+			s.latency.store(latency)
 		}
 		select {
 		case <-ctx.Done():
@@ -128,34 +129,36 @@ func (s *source) measure(ctx context.Context, every time.Duration) {
 	}
 }
 
-func (s *source) ask(ctx context.Context, c *http.Client) (float64, error) {
+// ask returns the measured speed and latency of the tier, 0 if they are not known.
+func (s *source) ask(ctx context.Context, c *http.Client) (bytesPerS, latencyS float64, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/v1/status", nil)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	resp, err := c.Do(req)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return 0, fmt.Errorf("%s/v1/status: %s", s.url, resp.Status)
+		return 0, 0, fmt.Errorf("%s/v1/status: %s", s.url, resp.Status)
 	}
 	var st struct {
 		Tiers []struct {
 			Tier         string  `json:"tier"`
 			LoadBytesPer float64 `json:"load_bytes_per_s"`
+			LoadLatencyS float64 `json:"load_latency_s"`
 		} `json:"tiers"`
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxStatusBytes)).Decode(&st); err != nil {
-		return 0, fmt.Errorf("%s/v1/status: %w", s.url, err)
+		return 0, 0, fmt.Errorf("%s/v1/status: %w", s.url, err)
 	}
 	for _, t := range st.Tiers {
 		if t.Tier == s.tier.String() {
-			return t.LoadBytesPer, nil
+			return t.LoadBytesPer, max(0, t.LoadLatencyS), nil
 		}
 	}
-	return 0, nil
+	return 0, 0, nil
 }
 
 // follow starts the feeds of a rank. The caller holds mu.
@@ -210,7 +213,7 @@ func (r *Router) share(tier prefix.Tier, id, url string, spec *registry.Rank) (*
 	ctx, cancel := context.WithCancel(r.ctx)
 	from.stop = cancel
 	f, err := feed.NewResidency(feed.ResidencyOptions{
-		URL: url + "/v1/residency", BlockSize: spec.BlockSize, Logger: r.opts.Logger,
+		URL: url + "/v1/residency", Tier: tier.String(), BlockSize: spec.BlockSize, Logger: r.opts.Logger,
 		Holder: func(digest connector.NamespaceDigest, m *connector.Manifest) (feed.Holder, bool) {
 			return r.holderOf(from, digest, m)
 		},

@@ -59,6 +59,33 @@ func TestTheDiskSpeedIsTheNodes(t *testing.T) {
 	}
 }
 
+// A bucket's blocks and speed are asked of the kvconnd that bucket_url names, for all ranks of the bucket.
+func TestTheBucketsStreamAndSpeedAreThoseOfItsTier(t *testing.T) {
+	var asked atomic.Value
+	asked.Store("")
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/status" {
+			fmt.Fprint(w, `{"tiers":[{"tier":"disk","load_bytes_per_s":3e9},{"tier":"object","load_bytes_per_s":2e8,"load_latency_s":0.03}]}`)
+			return
+		}
+		asked.Store(r.URL.String())
+		http.Error(w, "no stream", http.StatusServiceUnavailable)
+	}))
+	defer node.Close()
+	r := newRouter(t, 0, func(o *Options) { o.NodeInterval = time.Millisecond })
+	a, b := rank(0), rank(1)
+	a.Bucket, a.BucketURL, b.Bucket = "b", node.URL, "b"
+	add(t, r, a, b)
+	wait.For(t, "the speed and a request for the stream", func() bool {
+		x, _ := r.Rank(0)
+		y, _ := r.Rank(1)
+		return x.Speed.ObjectBytes == 2e8 && y.Speed.ObjectBytes == 2e8 && x.Speed.DiskBytes == 0 && x.Speed.ObjectDelay == 0.03 && asked.Load() == "/v1/residency?tier=object"
+	})
+	if s := r.Stats().Stores; len(s) != 1 || s[0].Tier != "object" {
+		t.Errorf("feeds %+v, want one of the bucket for both ranks", s)
+	}
+}
+
 // Namespaces of a model that its ranks cannot tell apart: who gave none is told.
 func TestSeveralNamespacesOfAModelAreSaid(t *testing.T) {
 	node := httptest.NewServer(http.NotFoundHandler())

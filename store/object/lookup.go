@@ -106,7 +106,7 @@ func (l *leases) expire(ctx context.Context, c *catalog.Catalog) {
 // [Options].MaxLeases are in force.
 func (t *Tier) Lookup(ns connector.NamespaceDigest, shards []connector.Shard, chain []connector.Key, ttl time.Duration) (int, store.LeaseID) {
 	t.follower.Wanted()
-	if len(chain) == 0 || len(shards) == 0 || !t.offers() {
+	if len(chain) == 0 || len(shards) == 0 || !t.Offers() {
 		return 0, 0
 	}
 	e := t.leases.begin()

@@ -20,7 +20,13 @@ import (
 type namespaces struct {
 	mu    sync.Mutex
 	known map[connector.NamespaceDigest]*namespace
+	// read has manifests of others that were read from the bucket, readBytes their bytes.
+	read      map[connector.NamespaceDigest][]byte
+	readBytes int
 }
+
+// maxReadBytes bounds the manifests of others that are kept in memory: some thousands.
+const maxReadBytes = 4 << 20
 
 type namespace struct {
 	manifest []byte // canonical JSON
@@ -36,7 +42,9 @@ type namespace struct {
 // hold is the size of a shard's payloads that engines have registered.
 type hold struct{ bytes, holders int }
 
-func (n *namespaces) init() { n.known = make(map[connector.NamespaceDigest]*namespace) }
+func (n *namespaces) init() {
+	n.known, n.read = make(map[connector.NamespaceDigest]*namespace), make(map[connector.NamespaceDigest][]byte)
+}
 
 func (n *namespaces) get(digest connector.NamespaceDigest) *namespace {
 	n.mu.Lock()
@@ -61,6 +69,26 @@ func (t *Tier) OpenNamespace(m *connector.Manifest) (connector.NamespaceDigest, 
 	}
 	ns.opened++
 	return digest, nil
+}
+
+// manifest is that of a namespace that was opened here, or read before; nil if neither.
+func (n *namespaces) manifest(digest connector.NamespaceDigest) []byte {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if ns := n.known[digest]; ns != nil {
+		return ns.manifest
+	}
+	return n.read[digest]
+}
+
+// keep keeps a manifest that was read, if there is room. A digest never gets another one.
+func (n *namespaces) keep(digest connector.NamespaceDigest, manifest []byte) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.read[digest] == nil && n.readBytes+len(manifest) <= maxReadBytes {
+		n.read[digest] = manifest
+		n.readBytes += len(manifest)
+	}
 }
 
 // CloseNamespace counts down.
@@ -151,15 +179,16 @@ func (t *Tier) describe(ctx context.Context, id format.BucketID, digest connecto
 	return nil
 }
 
-// Manifest reads the manifest of a namespace that another node has described. It returns [store.ErrGone] if it is
-// not there, or not what its name says.
+// Manifest is the canonical manifest of a namespace. The first time, that of a namespace which only other nodes have
+// opened is read from the bucket. It returns [store.ErrGone] if it is not there, or not what its name says, and
+// [store.ErrIO] if the bucket does not answer. The caller must not change it.
 func (t *Tier) Manifest(ctx context.Context, digest connector.NamespaceDigest) ([]byte, error) {
-	if ns := t.namespaces.get(digest); ns != nil {
-		return ns.manifest, nil
+	if m := t.namespaces.manifest(digest); m != nil {
+		return m, nil
 	}
 	id, usable := t.follower.Bucket()
 	if !usable {
-		return nil, fmt.Errorf("manifest of namespace %v: the bucket is not known: %w", digest, store.ErrGone)
+		return nil, fmt.Errorf("manifest of namespace %v: the bucket is not known: %w", digest, store.ErrIO)
 	}
 	s, err := follow.ReadList(ctx, t.bucket, format.NamespaceName(digest), id, t.o.Ring)
 	switch {
@@ -170,5 +199,6 @@ func (t *Tier) Manifest(ctx context.Context, digest connector.NamespaceDigest) (
 	case s.Bad != nil:
 		return nil, fmt.Errorf("manifest of namespace %v: %w: %w", digest, store.ErrGone, s.Bad)
 	}
+	t.namespaces.keep(digest, s.List.Manifest)
 	return s.List.Manifest, nil
 }

@@ -49,7 +49,7 @@ type Stats struct {
 func (t *Tier) Stats() Stats {
 	c, f, x := t.catalog.Stats(), t.follower.Stats(), t.outbox.Stats()
 	s := Stats{
-		Bucket: t.bucket.String(), Writer: t.outbox.Writer().String(), Offers: t.offers(), ReadOnly: t.readOnly.Load(),
+		Bucket: t.bucket.String(), Writer: t.outbox.Writer().String(), Offers: t.Offers(), ReadOnly: t.readOnly.Load(),
 		Records: c.Records, Objects: c.Objects, ObjectBytes: c.Bytes, LeavingObjects: c.LeavingObjects, LeavingBytes: c.LeavingBytes,
 		LeftOut: c.LeftOut, Unreadable: c.Unreadable, IndexBytes: c.IndexBytes,
 		FollowedAgeS: f.Newest.Seconds(), Position: f.Position,

@@ -142,7 +142,7 @@ func (t *Tier) Name() string { return t.o.Name }
 // Present sets at[i] where a record is offered: nothing is while the bucket does not work, or this node has not heard
 // of it for long.
 func (t *Tier) Present(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
-	if t.offers() {
+	if t.Offers() {
 		t.catalog.Present(ns, shard, keys, at)
 	}
 }
@@ -153,8 +153,9 @@ func (t *Tier) Has(ns connector.NamespaceDigest, shard connector.Shard, keys []c
 	t.catalog.Present(ns, shard, keys, at)
 }
 
-// offers reports whether what the catalog has can be read.
-func (t *Tier) offers() bool {
+// Offers reports whether records are found: the bucket works, and this node has heard of it lately. Events go on
+// while it reports false.
+func (t *Tier) Offers() bool {
 	return !t.closed.Load() && t.bucket.Available() && time.Since(t.follower.Good()) < t.o.MaxStale
 }
 

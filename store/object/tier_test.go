@@ -523,8 +523,8 @@ func TestArchivedObjectIsAMissUntilItIsRestored(t *testing.T) {
 		if errs := n.read(records[2]); !errors.Is(errs[0], store.ErrGone) {
 			t.Error(errs[0])
 		}
-		if !n.offers() || n.prefix(keys) != 0 {
-			t.Errorf("offers %t, %d blocks", n.offers(), n.prefix(keys))
+		if !n.Offers() || n.prefix(keys) != 0 {
+			t.Errorf("offers %t, %d blocks", n.Offers(), n.prefix(keys))
 		}
 		if !strings.Contains(n.log.String(), "archive class") {
 			t.Errorf("no remedy: %s", n.log)

@@ -27,6 +27,9 @@ type Stream struct {
 	SnapshotTimeout time.Duration
 	// SnapshotDone is called once the snapshot is over; nil is nothing.
 	SnapshotDone func()
+	// Manifest reads the manifest of a namespace for which Source has none; nil is nothing. Its error is
+	// [store.ErrGone] if the manifest is lost: the reader gets an empty one. Any other error ends the stream.
+	Manifest func(context.Context, connector.NamespaceDigest) ([]byte, error)
 
 	numbers   map[connector.NamespaceDigest]uint32 // of the namespaces that were described
 	manifests Manifests                            // while a snapshot is read
@@ -64,7 +67,7 @@ func (s *Stream) snapshot(ctx context.Context, u store.Subscription) error {
 	defer func() { s.manifests = nil }()
 	seq := u.Seq()
 	if err := u.Snapshot(ctx, func(r store.Resident) error {
-		return s.record(&store.Event{Kind: store.EventStored, ID: r.ID, Parent: r.Parent})
+		return s.record(ctx, &store.Event{Kind: store.EventStored, ID: r.ID, Parent: r.Parent})
 	}); err != nil {
 		return fmt.Errorf("read the snapshot: %w", err)
 	}
@@ -84,7 +87,7 @@ func (s *Stream) next(ctx context.Context, u store.Subscription) error {
 		return err
 	}
 	for i := range events {
-		if err := s.record(&events[i]); err != nil {
+		if err := s.record(ctx, &events[i]); err != nil {
 			return err
 		}
 	}
@@ -92,11 +95,11 @@ func (s *Stream) next(ctx context.Context, u store.Subscription) error {
 }
 
 // record writes a record, after a description of its namespace if that is new.
-func (s *Stream) record(e *store.Event) error {
+func (s *Stream) record(ctx context.Context, e *store.Event) error {
 	number, described := s.numbers[e.ID.Namespace]
 	if !described {
 		number = uint32(len(s.numbers))
-		if err := s.describe(number, e.ID.Namespace); err != nil {
+		if err := s.describe(ctx, number, e.ID.Namespace); err != nil {
 			return err
 		}
 	}
@@ -106,16 +109,35 @@ func (s *Stream) record(e *store.Event) error {
 }
 
 // describe writes what a namespace is, and gives it a number.
-func (s *Stream) describe(number uint32, ns connector.NamespaceDigest) error {
-	m, known := s.manifests.Of(s.Source, ns)
-	switch {
-	case !known:
-		return fmt.Errorf("namespace %v is not known to its store", ns)
-	case number == MaxNamespaces:
+func (s *Stream) describe(ctx context.Context, number uint32, ns connector.NamespaceDigest) error {
+	if number == MaxNamespaces {
 		return fmt.Errorf("more than %d namespaces: %w", MaxNamespaces, store.ErrLagged)
+	}
+	m, err := s.manifest(ctx, ns)
+	if err != nil {
+		return err
 	}
 	s.numbers[ns] = number
 	return s.To.Namespace(Namespace{Number: number, Digest: ns, Manifest: m})
+}
+
+// manifest finds a namespace's manifest. It is empty if it is lost.
+func (s *Stream) manifest(ctx context.Context, ns connector.NamespaceDigest) ([]byte, error) {
+	m, known := s.manifests.Of(s.Source, ns)
+	switch {
+	case len(m) > 0 || known && s.Manifest == nil:
+		return m, nil
+	case s.Manifest == nil:
+		return nil, fmt.Errorf("namespace %v is not known to its store", ns)
+	}
+	m, err := s.Manifest(ctx, ns)
+	switch {
+	case errors.Is(err, store.ErrGone):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("describe a namespace: %w", err)
+	}
+	return m, nil
 }
 
 // End tells the reader that the stream ends because of err, or, if stopping, because the store's process

@@ -220,3 +220,40 @@ func (s *inOrder) Namespaces() []store.NamespaceInfo {
 	s.next++
 	return []store.NamespaceInfo{{Digest: ns(s.next - 1)}}
 }
+
+// Of a namespace that a store does not list the manifest is read. One that is lost is empty; one that cannot be read
+// for now ends the stream. A resumed stream may tell of removals in a namespace that has no records left.
+func TestAStreamReadsManifestsThatItsStoreDoesNotList(t *testing.T) {
+	for name, c := range map[string]struct {
+		manifest []byte
+		err      error
+		want     []any
+		end      string
+	}{
+		"read":           {[]byte("two"), nil, []any{"two", residency.Record{Removed: true, Key: key(2)}}, "stopping"},
+		"lost":           {nil, fmt.Errorf("no manifest: %w", store.ErrGone), []any{"", residency.Record{Removed: true, Key: key(2)}}, "stopping"},
+		"not to be read": {nil, store.ErrIO, nil, "error: describe a namespace"},
+	} {
+		s := &script{seq: 5, events: []store.Event{{Seq: 6, Kind: store.EventRemoved, ID: id(2, 0)}}, fail: store.ErrClosed}
+		var b bytes.Buffer
+		stream := &residency.Stream{
+			Source: s, To: residency.NewWriter(&b), SnapshotTimeout: time.Minute,
+			Manifest: func(_ context.Context, d connector.NamespaceDigest) ([]byte, error) {
+				if d != ns(2) {
+					t.Errorf("%s: asked for %v, which is listed", name, d)
+				}
+				return c.manifest, c.err
+			},
+		}
+		stream.End(stream.Run(t.Context(), s, true), false)
+		frames, err := read(residency.NewReader(&b, residency.Position{Epoch: 7, Seq: 5}))
+		for i := range frames {
+			if n, ok := frames[i].(residency.Namespace); ok {
+				frames[i] = string(n.Manifest)
+			}
+		}
+		if !slices.Equal(frames[1:], c.want) || !strings.Contains(err.Error(), c.end) {
+			t.Errorf("%s: %+v, %v", name, frames, err)
+		}
+	}
+}
