@@ -163,9 +163,11 @@ func TestSegmentWithManyBadSlotsIsGivenUp(t *testing.T) {
 	checkAccounting(t, s)
 }
 
-// settle waits until nothing waits for a barrier or is being given up.
+// settle waits until nothing waits to be dropped, for a barrier, or is being given up.
 func settle(t *testing.T, s *Store) {
 	t.Helper()
+	// A read returns before the committer has dropped the records that it found to be damaged.
+	s.between(func(*committing) {})
 	for range 2000 {
 		if err := s.Sync(t.Context()); err != nil {
 			t.Fatal(err)
