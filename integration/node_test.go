@@ -23,6 +23,7 @@ type node struct {
 	t           *testing.T
 	dir, socket string
 	args        []string
+	environ     []string // of the daemon, beside the test's own
 	cmd         *exec.Cmd
 	log         *testlog.Text
 	// local is the daemon, if it runs in this process.
@@ -78,7 +79,7 @@ func (n *node) command() *exec.Cmd {
 		"--max-bytes", "256MiB", "--host-bytes", "64MiB", "--stage-timeout", "10s", "--load-timeout", "60s",
 	}, n.args...)
 	cmd := exec.Command(path, args...)
-	cmd.Env = daemonEnviron()
+	cmd.Env = append(daemonEnviron(), n.environ...)
 	return cmd
 }
 

@@ -13,10 +13,19 @@ import (
 // and each other rank on its own: they share nothing but what the engine broadcasts.
 func newInstanceAcross(t *testing.T, change func(*engine.Options), nodes ...*node) *instance {
 	t.Helper()
-	i := newInstance(t, nil, change)
-	o := engineOptions(change)
+	return newInstanceAcrossWith(t, setup{engine: change}, nodes...)
+}
+
+func newInstanceAcrossWith(t *testing.T, s setup, nodes ...*node) *instance {
+	t.Helper()
+	i := newInstanceWith(t, nil, s)
+	o := engineOptions(s.engine)
 	options := func(n *node) client.Options {
-		return clientOptions(n.socket, fmt.Sprintf("%s-%p", t.Name(), i.Engine), i.Engine, &o)
+		co := clientOptions(n.socket, fmt.Sprintf("%s-%p", t.Name(), i.Engine), i.Engine, &o)
+		if s.client != nil {
+			s.client(&co)
+		}
+		return co
 	}
 	scheduler, err := client.NewScheduler(options(nodes[0]))
 	if err != nil {
@@ -30,9 +39,9 @@ func newInstanceAcross(t *testing.T, change func(*engine.Options), nodes ...*nod
 			t.Fatal(err)
 		}
 		i.closers = append(i.closers, w.Close)
-		workers = append(workers, w)
+		workers = append(workers, &watchedWorker{w, i.calls, rank})
 	}
-	i.Attach(scheduler, workers...)
+	i.Attach(&watchedScheduler{scheduler, i.calls}, workers...)
 	return i
 }
 

@@ -1,8 +1,15 @@
 package leader
 
+import (
+	"slices"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
 // worth returns the boundary up to which loading r's blocks from first on saves most time:
 // boundary itself, or less, or first.
 func (h *hits) worth(r *hit, first, boundary int) int {
+	h.learnHere()
 	if boundary == first {
 		return first
 	}
@@ -21,6 +28,26 @@ func (h *hits) worth(r *hit, first, boundary int) int {
 	h.refused = boundary - best
 	h.countDecision(r, first, boundary, best)
 	return best
+}
+
+// learnHere takes over what [hits.SetHere] has told.
+func (h *hits) learnHere() {
+	if here := h.here.Load(); here != h.priced {
+		h.priced = here
+		h.price.SetHere(*here)
+	}
+}
+
+// oneHere returns one of a block's shards that stands for all: one that is loaded on this node, if there is one.
+func (h *hits) oneHere(shards []connector.Shard) connector.Shard {
+	if h.priced != nil {
+		for _, s := range shards {
+			if slices.Contains(*h.priced, s) {
+				return s
+			}
+		}
+	}
+	return shards[0]
 }
 
 // best is the boundary up to which loading saves most time, whether or not windows have their blocks for

@@ -28,6 +28,10 @@ type hits struct {
 	prefix []connector.Shard
 
 	notReady atomic.Bool
+	// here are the shards that ranks on this node load, nil while nobody has told; priced are those that
+	// the price knows of.
+	here   atomic.Pointer[[]connector.Shard]
+	priced *[]connector.Shard
 
 	stats Stats
 	// held are leases to release once others have taken their place.
@@ -81,6 +85,11 @@ func (h *hits) init(o Options, scheme string, index Index) error {
 // for an engine that cannot report a failed load, until all its ranks have registered here. A
 // leader starts ready, because a rank that it has never seen may live on another node.
 func (h *hits) SetReady(ready bool) { h.notReady.Store(!ready) }
+
+// SetHere tells the leader which shards the ranks that have registered on this node load: they are what a hit costs
+// here. Where other nodes find theirs the leader never knows; they are taken to be no slower. None stands for all. The
+// list must not change afterwards.
+func (h *hits) SetHere(shards []connector.Shard) { h.here.Store(&shards) }
 
 // renew makes the pins of a hit last for a load.
 func (h *hits) renew(r *hit) {

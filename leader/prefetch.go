@@ -38,19 +38,19 @@ func (l *Leader) prefetch(r *request, first, boundary int) {
 }
 
 // missing is the first of r's blocks [first, boundary) that the fastest level does not have, or
-// boundary. The first shard stands for all, since ranks load and evict alike.
+// boundary. One shard stands for all, since ranks load and evict alike.
 func (l *Leader) missing(r *request, first, boundary int) int {
 	if len(l.opts.Levels) == 0 {
 		return first
 	}
-	shard := l.groups[0].Shards[0]
-	if len(l.prefix) > 0 {
-		shard = l.prefix[0]
+	shards := l.prefix
+	if len(shards) == 0 {
+		shards = l.groups[0].Shards
 	}
 	n := boundary - first
 	l.at = slices.Grow(l.at[:0], n)[:n]
 	clear(l.at)
-	l.opts.Levels[0].Present(l.opts.Namespace, shard, r.keys[first:boundary], l.at)
+	l.opts.Levels[0].Present(l.opts.Namespace, l.oneHere(shards), r.keys[first:boundary], l.at)
 	if i := slices.Index(l.at, false); i >= 0 {
 		return first + i
 	}

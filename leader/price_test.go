@@ -40,14 +40,15 @@ type testLevel struct {
 	name  string
 	has   map[connector.Key]bool
 	speed func() store.Speed
-	calls int // of Present
+	calls int             // of Present
+	shard connector.Shard // of the last call
 }
 
 func (v *testLevel) Name() string       { return v.name }
 func (v *testLevel) Speed() store.Speed { return v.speed() }
 func (v *testLevel) Usage() store.Usage { return store.Usage{} }
-func (v *testLevel) Present(_ connector.NamespaceDigest, _ connector.Shard, keys []connector.Key, at []bool) {
-	v.calls++
+func (v *testLevel) Present(_ connector.NamespaceDigest, shard connector.Shard, keys []connector.Key, at []bool) {
+	v.calls, v.shard = v.calls+1, shard
 	for i, k := range keys {
 		at[i] = at[i] || v.has[k]
 	}
@@ -131,6 +132,28 @@ func TestRanksShareTheDisk(t *testing.T) {
 	x.speeds.DiskBytesPerS = 5.1e6
 	if got := f.offered(82, "s"); got != 80 {
 		t.Errorf("offer of %d tokens from a disk fast enough for four ranks, want 80", got)
+	}
+}
+
+// Ranks on other nodes load from disks of their own. What this node's disk has is what its own ranks' shards say.
+func TestRanksOnOtherNodesDoNotShareTheDisk(t *testing.T) {
+	f, x := newPriced(t, func(o *Options) { o.Manifest.TensorParallel = 4 })
+	f.SetHere([]connector.Shard{2, 3})
+	x.speeds = speeds{DiskBytesPerS: 1.9e6, HostBytesPerS: 1e9}
+	if got := f.offered(82, "slow"); got != 0 {
+		t.Errorf("offer of %d tokens: the two ranks here are slower than prefill", got)
+	}
+	if shard := f.opts.Levels[0].(*testLevel).shard; shard != 2 {
+		t.Errorf("looked for shard %d, want the first that is loaded here", shard)
+	}
+	x.speeds.DiskBytesPerS = 2.6e6
+	if got := f.offered(82, "fast"); got != 80 {
+		t.Errorf("offer of %d tokens from a disk fast enough for the two ranks here, want 80", got)
+	}
+	f.SetHere(nil)
+	x.speeds.DiskBytesPerS = 3.9e6
+	if got := f.offered(82, "nothing known"); got != 0 {
+		t.Errorf("offer of %d tokens: all ranks may be here, and are slower than prefill", got)
 	}
 }
 

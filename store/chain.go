@@ -17,7 +17,7 @@ type Chain struct {
 	Tier   // the first
 	tiers  []Tier
 	leases chainLeases
-	// listeners hear of uses.
+	// listeners hear of uses: what look-ups find, and what is written that is there already.
 	listeners []UseListener
 }
 
@@ -74,6 +74,45 @@ func (c *Chain) Read(ctx context.Context, ops []*ReadOp, done func(*ReadOp)) {
 		t.Read(ctx, ops, r.tried)
 		ops, r.left = r.left, nil
 	}
+}
+
+// Write hands records to the first tier. Listeners hear that those are in use that it has already: their blocks
+// were computed again. No look-up tells so where the leader is on another node, and hears of them from a slower
+// tier alone.
+func (c *Chain) Write(ops []*WriteOp, done func(*WriteOp)) (accepted int, err error) {
+	if len(c.listeners) > 0 {
+		c.tellWritten(ops)
+	}
+	return c.Tier.Write(ops, done)
+}
+
+// tellWritten says which of the records to write the first tier has.
+func (c *Chain) tellWritten(ops []*WriteOp) {
+	for len(ops) > 0 {
+		n := 1
+		for n < min(len(ops), lookupBlocks) && ops[n].follows(ops[n-1]) {
+			n++
+		}
+		id, keys, at := ops[0].ID, make([]connector.Key, n), make([]bool, n)
+		for i, op := range ops[:n] {
+			keys[i] = op.ID.Key
+		}
+		c.Tier.Present(id.Namespace, id.Shard, keys, at)
+		for first := 0; first < n; first++ {
+			end := first
+			for end < n && at[end] {
+				end++
+			}
+			c.tellUsed(id.Namespace, []connector.Shard{id.Shard}, keys[first:end])
+			first = end
+		}
+		ops = ops[n:]
+	}
+}
+
+// follows reports whether op's block comes right after another's of its shard.
+func (op *WriteOp) follows(other *WriteOp) bool {
+	return op.ID.Namespace == other.ID.Namespace && op.ID.Shard == other.ID.Shard && op.Parent == other.ID.Key
 }
 
 // chainRead is a call of [Chain.Read].

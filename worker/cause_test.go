@@ -1,12 +1,14 @@
 package worker
 
 import (
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/store/host"
 )
@@ -78,4 +80,23 @@ func TestSlowLoadIsLogged(t *testing.T) {
 			t.Errorf("want a line of the slow load alone:\n%s", got)
 		}
 	})
+}
+
+// The leader of a rank may be on another node, whose daemon cannot see that the rank is in another namespace: this
+// one says so, once.
+func TestPlanOfAnotherNamespaceIsToldOnce(t *testing.T) {
+	var log testlog.Text
+	w := newWorker(t, openStore(t), func(o *Options, _ *host.AccountOptions) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	strange := connector.Plan{Namespace: connector.NamespaceDigest{1}}
+	for range 2 {
+		if _, err := w.Load(t.Context(), strange.Append(nil)); !errors.Is(err, connector.ErrBadRequest) {
+			t.Errorf("load: %v", err)
+		}
+		if _, err := w.Save(t.Context(), []byte("a plan of another version")); !errors.Is(err, connector.ErrBadRequest) {
+			t.Errorf("save: %v", err)
+		}
+	}
+	if n := strings.Count(log.String(), "level=WARN"); n != 1 || !strings.Contains(log.String(), "remedy=") {
+		t.Errorf("%d warnings, want 1 with a remedy: %s", n, &log)
+	}
 }

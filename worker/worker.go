@@ -40,6 +40,8 @@ type Worker struct {
 	// saveEnded, which has room for one.
 	saving    atomic.Int64
 	saveEnded chan struct{}
+	// warnOfPlan logs once that plans cannot be used.
+	warnOfPlan sync.Once
 }
 
 // New returns a worker whose memory is not registered yet.
@@ -117,16 +119,21 @@ func (w *Worker) call() (*memory, uint64) {
 	return mem, mem.calls.Add(1)
 }
 
-// parse decodes metadata and checks that it is for this engine.
+// parse decodes metadata and checks that it is for this engine. The first that is not is logged: the leader may be
+// on another node, whose daemon does not see that this rank is apart.
 func (w *Worker) parse(metadata []byte) (*connector.Plan, error) {
 	plan, err := connector.ParsePlan(metadata)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
+	if err == nil && plan.Namespace != w.opts.Namespace {
+		err = fmt.Errorf("metadata is of another namespace, %s", plan.Namespace)
 	}
-	if plan.Namespace != w.opts.Namespace {
-		return nil, fmt.Errorf("%w: metadata is of another namespace", connector.ErrBadRequest)
+	if err == nil {
+		return plan, nil
 	}
-	return plan, nil
+	w.warnOfPlan.Do(func() {
+		w.opts.Logger.Warn("a plan of the engine's leader cannot be used: this rank neither loads nor saves", "namespace", w.opts.Namespace, "err", err,
+			"remedy", "use one version of kvconnd on all nodes of the engine, and one version and the same settings of engine and connector in all its processes")
+	})
+	return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
 }
 
 // release ends the loads and saves on the registered memory without a report, and gives it back.

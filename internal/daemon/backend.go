@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -146,17 +147,7 @@ func (b *backend) leaderOptions(ns connector.NamespaceDigest, m *connector.Manif
 func (s *schedulerSession) loads(shard connector.Shard) bool {
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
-	for w := range s.b.workers {
-		if w.peer.Engine != s.peer.Engine || w.namespace != s.namespace || !w.registered {
-			continue
-		}
-		for g := range s.manifest.Groups {
-			if of, holds := s.manifest.Shard(w.rank, g); holds && of == shard {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.Contains(s.b.shardsHere(s.peer.Engine, s.namespace), shard)
 }
 
 // account returns a share of the host tier for one session.

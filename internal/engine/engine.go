@@ -101,9 +101,13 @@ func (e *Engine) Attach(s SchedulerConnector, workers ...WorkerConnector) {
 }
 
 // Connect attaches kvconn's own client to the engine and all its ranks; Close ends it.
-// The manifest is [Engine.Manifest] unless o has one. A daemon that is not there is no
-// error: the clients try again.
-func (e *Engine) Connect(ctx context.Context, o client.Options) error {
+// The manifest is [Engine.Manifest] unless o has one. Ranks may be on other nodes than the
+// scheduler: sockets, if there are any, are those of the ranks' daemons in order, and o has
+// that of the scheduler's. A daemon that is not there is no error: the clients try again.
+func (e *Engine) Connect(ctx context.Context, o client.Options, sockets ...string) error {
+	if len(sockets) != 0 && len(sockets) != len(e.ranks.all) {
+		return fmt.Errorf("engine: %d sockets for %d ranks", len(sockets), len(e.ranks.all))
+	}
 	if o.Manifest.Engine == "" {
 		o.Manifest = e.Manifest()
 	}
@@ -114,6 +118,9 @@ func (e *Engine) Connect(ctx context.Context, o client.Options) error {
 	e.scheduler = s
 	_ = s.Connect(ctx) // it connects again by itself; why it could not is logged
 	for i, r := range e.ranks.all {
+		if len(sockets) > 0 {
+			o.Socket = sockets[i]
+		}
 		if p, ok := r.(*processRank); ok {
 			err = p.connect(ctx, o)
 		} else {

@@ -12,11 +12,12 @@ import (
 //   - prefill of n tokens takes n / prefill speed; that attention grows with the prefix is left
 //     out, which errs towards recomputing the ends of long prompts;
 //   - a block comes from the first level that has it. A level that all ranks share delivers the
-//     bytes of all its shards, a level that each rank reads by itself those of the largest;
+//     bytes of all its shards, a level that each rank reads by itself those of the largest. Only
+//     shards that ranks on this node load count, once [Price.SetHere] has told them;
 //   - a level that delivers anything costs its start once: its latency, and the bytes that loads
 //     asked of it before. What is read before its load counts nothing: it may be this very load's,
 //     which joins those reads. A level that was not measured yet is free;
-//   - a group's other shards are taken to be where its first is, as ranks load and evict alike;
+//   - a group's other shards are taken to be where its first one here is, as ranks load and evict alike;
 //     ranks on other nodes are taken to be no slower than those here.
 //
 // The best boundary is where prefill time saved less load time is largest.
@@ -47,9 +48,11 @@ type Price struct {
 // groupPrice is what the blocks of a layer group cost.
 type groupPrice struct {
 	*Group
+	// here are the shards that ranks on this node load.
+	here []connector.Shard
 	// whole says that a load has all blocks of the group, even where it has a window.
 	whole bool
-	// all and largest are the bytes of a block: of all shards, and of the largest.
+	// all and largest are the bytes of a block: of all shards that are loaded here, and of the largest.
 	all, largest float64
 	// blockS is what a block takes in seconds from each level, with the margin in force.
 	blockS []float64
@@ -72,7 +75,18 @@ func (p *Price) Init(levels []store.Level, blockSize int, groups []Group, whole 
 		Speeds: make([]store.Speed, n), startS: make([]float64, n),
 	}
 	for g := range groups {
-		p.groups[g] = groupPrice{Group: &groups[g], whole: whole, blockS: make([]float64, n), from: make([][]int, n)}
+		p.groups[g] = groupPrice{Group: &groups[g], here: groups[g].Shards, whole: whole, blockS: make([]float64, n), from: make([][]int, n)}
+	}
+}
+
+// SetHere tells which shards ranks on this node load. None stands for all: nothing is known of the ranks.
+func (p *Price) SetHere(shards []connector.Shard) {
+	p.sized = false
+	for i := range p.groups {
+		g := &p.groups[i]
+		if g.here = g.Shards; len(shards) > 0 {
+			g.here = slices.DeleteFunc(slices.Clone(g.Shards), func(s connector.Shard) bool { return !slices.Contains(shards, s) })
+		}
 	}
 }
 
@@ -86,7 +100,7 @@ func (p *Price) Best(have *Presence, keys []connector.Key, first, boundary int, 
 		return boundary // worth it even if all of it comes from the slowest level
 	}
 	for g := range p.groups {
-		p.locate(have.NS, p.groups[g].Shards[0], keys[first:boundary])
+		p.locate(have.NS, &p.groups[g], keys[first:boundary])
 		p.groups[g].sum(p.where, p.startS)
 	}
 	best, saved := first, 0.0
@@ -107,7 +121,7 @@ func (p *Price) size(have *Presence) {
 	for i := range p.groups {
 		g := &p.groups[i]
 		g.all, g.largest = 0, 0
-		for _, shard := range g.Shards {
+		for _, shard := range g.here {
 			n := have.Index.PayloadBytes(have.NS, shard)
 			p.sized = p.sized && n > 0
 			g.all += float64(n)
@@ -146,17 +160,22 @@ func (p *Price) quote() (worstS, startS float64) {
 	return worstS, startS
 }
 
-// locate finds the first level that has each of a shard's blocks. What none of the others has is
-// taken to be in the last.
-func (p *Price) locate(ns connector.NamespaceDigest, shard connector.Shard, keys []connector.Key) {
+// locate finds the first level that has each of a group's blocks. What none of the others has is taken
+// to be in the last. The first shard that is loaded here stands for all, since ranks load and evict
+// alike. Where none is, other nodes load the blocks, and they are taken to be in the first level.
+func (p *Price) locate(ns connector.NamespaceDigest, g *groupPrice, keys []connector.Key) {
 	n, last := len(keys), len(p.levels)-1
 	p.where, p.at = slices.Grow(p.where[:0], n)[:n], slices.Grow(p.at[:0], n)[:n]
+	if len(g.here) == 0 {
+		clear(p.where)
+		return
+	}
 	for i := range p.where {
 		p.where[i] = uint8(last)
 	}
 	for level := last - 1; level >= 0; level-- {
 		clear(p.at)
-		p.levels[level].Present(ns, shard, keys, p.at)
+		p.levels[level].Present(ns, g.here[0], keys, p.at)
 		for i, present := range p.at {
 			if present {
 				p.where[i] = uint8(level)

@@ -20,7 +20,7 @@ func (p *Price) Tiers(have *Presence, keys []connector.Key, first, boundary int)
 	for i := range p.groups {
 		g := &p.groups[i]
 		begin := g.begin(p, boundary)
-		p.locate(have.NS, g.Shards[0], keys[first+begin:boundary])
+		p.locate(have.NS, g, keys[first+begin:boundary])
 		for j, level := range p.where {
 			p.slowest[begin+j] = max(p.slowest[begin+j], level)
 		}

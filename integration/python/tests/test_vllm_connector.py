@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from kvconn.client import FinishedLoad, Options, PlannedLoad, Run, SaveResult, WorkerClient
 from kvconn.vllm import entry, releases
 from kvconn.vllm.adapters import Adapters
-from kvconn.vllm.connector import KVConnConnector, _check
+from kvconn.vllm.connector import KVConnConnector, _check, _options
 from kvconn.vllm.files import FileId, UnknownIdentity
 from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.worker import WorkerSide
@@ -68,6 +68,22 @@ def test_memory_on_a_gpu_is_refused() -> None:
     config.device_config.device_type = "cuda"
     with pytest.raises(ValueError, match="cuda"):
         _check(config, kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("role", "parallel", "level"),
+    [
+        (KVConnectorRole.SCHEDULER, {}, logging.WARNING),
+        (KVConnectorRole.WORKER, {}, logging.INFO),
+        (KVConnectorRole.WORKER, {"node_rank_within_dp": 0}, logging.INFO),
+        (KVConnectorRole.WORKER, {"node_rank_within_dp": 1}, logging.WARNING),
+        (KVConnectorRole.WORKER, {"distributed_executor_backend": "ray"}, logging.WARNING),
+    ],
+)
+def test_each_node_says_that_its_daemon_is_absent(role: KVConnectorRole, parallel: dict[str, Any], level: int) -> None:
+    config = vllm_config()
+    vars(config.parallel_config).update(parallel)
+    assert _options(config, role, SimpleNamespace(manifest=b"{}")).absent_level == level  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", ["decode_context_parallel_size", "prefill_context_parallel_size"])

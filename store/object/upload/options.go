@@ -17,7 +17,7 @@ type Policy uint8
 const (
 	// All uploads every record.
 	All Policy = iota
-	// SecondUse uploads a record when a look-up finds it after its save.
+	// SecondUse uploads a record when a look-up finds it after its save, or it is saved again.
 	SecondUse
 	// Off uploads none.
 	Off

@@ -283,7 +283,7 @@ def _options(vllm_config: VllmConfig, role: KVConnectorRole, identity: Identity)
     """Return the client's options. Raises ValueError where they are out of bounds."""
     transfer = vllm_config.kv_transfer_config
     own = transfer.kv_connector_extra_config
-    worker = role == KVConnectorRole.WORKER
+    beside = role == KVConnectorRole.WORKER and _beside_scheduler(vllm_config.parallel_config)
     return Options(
         socket=own["socket"],
         engine=str(transfer.engine_id),
@@ -291,6 +291,13 @@ def _options(vllm_config: VllmConfig, role: KVConnectorRole, identity: Identity)
         client=f"kvconn-vllm/{__version__} vllm/{vllm.__version__}",
         timeout=float(own.get("timeout", 1.0)),
         logger=logger,
-        # One line says it: the scheduler's.
-        absent_level=logging.INFO if worker else logging.WARNING,
+        # One line says it: the scheduler's. Other nodes have daemons of their own.
+        absent_level=logging.INFO if beside else logging.WARNING,
     )
+
+
+def _beside_scheduler(parallel: Any) -> bool:
+    """Whether the configuration says that a worker runs on the scheduler's node, and has the same daemon."""
+    if getattr(parallel, "distributed_executor_backend", None) == "ray":
+        return False  # it may run anywhere
+    return getattr(parallel, "node_rank_within_dp", 0) == 0

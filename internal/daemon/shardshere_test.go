@@ -1,0 +1,46 @@
+package daemon
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/server"
+)
+
+// Of an engine's shards this node has those that its registered ranks load; the others are other nodes'.
+func TestShardsHereAreThoseOfTheRegisteredRanks(t *testing.T) {
+	b, _ := newTestBackend(t, nil)
+	m := residencyManifest()
+	here := func(engine string) []connector.Shard {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.shardsHere(engine, m.Digest())
+	}
+	s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	open := func(engine string, rank int) *workerSession {
+		w, err := b.OpenWorker(t.Context(), server.Peer{Engine: engine}, m, rank)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(w.Close)
+		return w.(*workerSession)
+	}
+	w, other := open("e", 1), open("another", 0)
+	if got := here("e"); len(got) != 0 {
+		t.Errorf("shards %v of ranks that have not registered", got)
+	}
+	w.setMemory(true, false)
+	other.setMemory(true, false)
+	if got, want := here("e"), []connector.Shard{1}; !slices.Equal(got, want) {
+		t.Errorf("shards %v, want %v", got, want)
+	}
+	w.loseMemory()
+	if got := here("e"); len(got) != 0 {
+		t.Errorf("shards %v of a rank without memory", got)
+	}
+}
