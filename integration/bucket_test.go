@@ -11,6 +11,9 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/s3proxy"
 )
 
+// bucketEnviron has the credentials that a bucket in memory takes.
+var bucketEnviron = []string{"AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=secret", "AWS_EC2_METADATA_DISABLED=true"}
+
 // bucketNode is a node that shares a bucket with others. It may lose the bucket alone.
 type bucketNode struct {
 	*node
@@ -28,7 +31,7 @@ func newBucketNodes(t *testing.T) (a, b *bucketNode) {
 		s := httptest.NewServer(proxy)
 		t.Cleanup(s.Close)
 		n := newMemoryNode(t, "--object", "s3://"+name+"/cache", "--object-endpoint", s.URL, "--object-region", "us-east-1", "--object-upload-age", "100ms")
-		n.environ = []string{"AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=secret", "AWS_EC2_METADATA_DISABLED=true"}
+		n.environ = bucketEnviron
 		n.start()
 		nodes[i] = &bucketNode{n, proxy}
 	}
