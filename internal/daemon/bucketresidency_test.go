@@ -148,9 +148,10 @@ func TestARouterLearnsFromTheBucketWhatOthersStored(t *testing.T) {
 	}
 
 	next := bucketTier(t, r.proxy)
-	if !storetest.Has(next, store.RecordID{Namespace: r.ns, Key: residencyChain(connector.Scope{}, 1, 1)[1]}) {
-		t.Fatal("the next tier does not find what is in the bucket")
-	}
+	// The last list may not have been merged before the first tier closed.
+	wait.For(t, "what is in the bucket", func() bool {
+		return storetest.Has(next, store.RecordID{Namespace: r.ns, Key: residencyChain(connector.Scope{}, 1, 1)[1]})
+	})
 	// A namespace that cannot be read for a while costs the stream, and is not taken for one that is lost.
 	r.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Name: "a/kv1/ns/**", Do: s3proxy.Effect{Status: http.StatusForbidden, Code: "AccessDenied"}})
 	r.handler.serve(t, next)
