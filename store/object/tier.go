@@ -161,7 +161,7 @@ func (t *Tier) offers() bool {
 // Speed is that of fetching.
 func (t *Tier) Speed() store.Speed { return t.fetcher.Speed() }
 
-// Usage counts what is offered in the bucket, by whomever it was written.
+// Usage counts what is offered in the bucket, whoever wrote it.
 func (t *Tier) Usage() store.Usage {
 	c := t.catalog.Stats()
 	return store.Usage{
