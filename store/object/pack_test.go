@@ -35,9 +35,8 @@ func TestBodyIsReadFromAnyPlace(t *testing.T) {
 		if _, err := b.Seek(from, io.SeekStart); err != nil {
 			t.Error(err)
 		}
-		var got bytes.Buffer
-		if n, err := b.WriteTo(&got); err != nil || n != b.bytes-from || !bytes.Equal(got.Bytes(), want[from:]) {
-			t.Errorf("%d bytes from %d of %d: %v", n, from, b.bytes, err)
+		if got, err := io.ReadAll(&b); err != nil || !bytes.Equal(got, want[from:]) {
+			t.Errorf("%d bytes from %d of %d: %v", len(got), from, b.bytes, err)
 		}
 	}
 }

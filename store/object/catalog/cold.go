@@ -56,7 +56,7 @@ func (c *Catalog) Coldest(bytes int64) []format.ObjectID {
 	return ids(chosen[:n])
 }
 
-// lastHour is the hour of the last use of the objects that have the last of that many bytes, the coldest first.
+// lastHour is the hour at which enough bytes are found: that many were last used in it or before.
 func lastHour(hours map[uint32]int64, enough int64) (last uint32) {
 	all := make([]uint32, 0, len(hours))
 	for h := range hours {
