@@ -131,7 +131,7 @@ func (t *Tier) makeLinks() (err error) {
 		return err
 	}
 	t.steward, err = steward.New(steward.Options{
-		Client: t.bucket, Follower: t.follower, Ring: o.Ring, Node: o.Node, Now: t.clock, Verify: t.verify, Collector: c, Logger: o.Logger,
+		Client: t.bucket, Follower: t.follower, Ring: o.Ring, Node: o.Node, Now: t.clock, Codec: t.planes, Collector: c, Logger: o.Logger,
 	})
 	return err
 }

@@ -496,6 +496,27 @@ func TestLostObjectLeavesAllNodes(t *testing.T) {
 	})
 }
 
+// A steward believes no report of damage: it reads the records, and removes the object for all if one is damaged.
+func TestDamagedObjectLeavesAllNodes(t *testing.T) {
+	inCloud(t, func(t *testing.T, c *cloud) {
+		compressed := func(o *Options) { o.Compress = true }
+		a, records, keys := c.filled(compressed, 5)
+		b := c.open(compressed)
+		b.until("it is not found", func() bool { return b.prefix(keys) == 5 })
+		p, _ := a.catalog.Locate(records[0].ID, payloadBytes)
+		b.outbox.Lose(p.Object, format.CauseDamaged)
+		time.Sleep(time.Minute)
+		if a.prefix(keys) != 5 || a.steward.Stats().Removed+b.steward.Stats().Removed != 0 {
+			t.Error("an object that is intact was removed")
+		}
+		flip(t, b.Tier, records[2].ID, payloadBytes)
+		if errs := b.read(records[2]); !errors.Is(errs[0], store.ErrCorrupt) {
+			t.Error(errs[0])
+		}
+		a.until("it is offered by another node", func() bool { return a.prefix(keys) == 0 })
+	})
+}
+
 // What was moved to an archive class is a miss for an hour, and stays in the bucket: somebody may restore it.
 func TestArchivedObjectIsAMissUntilItIsRestored(t *testing.T) {
 	inCloud(t, func(t *testing.T, c *cloud) {
