@@ -39,20 +39,6 @@ func (b *body) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// WriteTo implements [io.WriterTo]: no part is copied.
-func (b *body) WriteTo(w io.Writer) (n int64, err error) {
-	for b.at < b.bytes {
-		part := b.parts[b.part][b.at-b.from[b.part]:]
-		m, err := w.Write(part)
-		n, b.at = n+int64(m), b.at+int64(m)
-		if err != nil {
-			return n, err
-		}
-		b.part++
-	}
-	return n, nil
-}
-
 // Seek implements [io.Seeker].
 func (b *body) Seek(offset int64, whence int) (int64, error) {
 	switch whence {

@@ -3,17 +3,13 @@ package object
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/collect"
 	"github.com/kvconn/kvconn/store/object/follow"
-	"github.com/kvconn/kvconn/store/object/format"
-	"github.com/kvconn/kvconn/store/object/fsck"
 	"github.com/kvconn/kvconn/store/object/steward"
-	"github.com/kvconn/kvconn/store/record"
 )
 
 const (
@@ -83,16 +79,6 @@ func (c *collecting) Collect(ctx context.Context, term steward.Term) error {
 		c.t.o.Logger.Warn("object tier: the bucket cannot be kept within its bounds; tried again", slog.Any("error", err), slog.String("remedy", bucket.Remedy(err)))
 	}
 	return err
-}
-
-// verify reads all records of an object that a reader found damaged: the steward does not believe reports.
-func (t *Tier) verify(ctx context.Context, o *format.Object) error {
-	id, usable := t.follower.Bucket()
-	if !usable {
-		return fmt.Errorf("verify data object %v: the bucket is not known", o.ID)
-	}
-	v := fsck.Verifier{Client: t.bucket, Bucket: id, Opener: record.Opener{Ring: t.o.Ring, Codec: t.planes}}
-	return v.Verify(ctx, o)
 }
 
 // bucketClock is the clock that ages are told by: the bucket's, or that of a test.

@@ -78,6 +78,16 @@ func (c *cloud) open(change func(*Options)) *node {
 	return n
 }
 
+// filled opens a node and writes the blocks of chain 1.
+func (c *cloud) filled(change func(*Options), blocks int) (n *node, records []store.Record, keys []connector.Key) {
+	c.Helper()
+	n = c.open(change)
+	n.ready()
+	records, keys = n.chain(1, blocks)
+	n.mustWrite(records...)
+	return n, records, keys
+}
+
 // record is block i of a chain.
 func (n *node) record(chain, i int) store.Record {
 	key := func(i int) (k connector.Key) {

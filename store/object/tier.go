@@ -131,7 +131,7 @@ func (t *Tier) makeLinks() (err error) {
 		return err
 	}
 	t.steward, err = steward.New(steward.Options{
-		Client: t.bucket, Follower: t.follower, Ring: o.Ring, Node: o.Node, Now: t.clock, Verify: t.verify, Collector: c, Logger: o.Logger,
+		Client: t.bucket, Follower: t.follower, Ring: o.Ring, Node: o.Node, Now: t.clock, Codec: t.planes, Collector: c, Logger: o.Logger,
 	})
 	return err
 }
@@ -162,7 +162,7 @@ func (t *Tier) Offers() bool {
 // Speed is that of fetching.
 func (t *Tier) Speed() store.Speed { return t.fetcher.Speed() }
 
-// Usage counts what is offered in the bucket, by whomever it was written.
+// Usage counts what is offered in the bucket, whoever wrote it.
 func (t *Tier) Usage() store.Usage {
 	c := t.catalog.Stats()
 	return store.Usage{

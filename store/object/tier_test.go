@@ -89,10 +89,7 @@ func TestNodesShareABucket(t *testing.T) {
 // Look-ups and presence cost no request, on any node.
 func TestLookupsCostNoRequest(t *testing.T) {
 	inCloud(t, func(t *testing.T, c *cloud) {
-		n := c.open(nil)
-		n.ready()
-		records, keys := n.chain(1, 50)
-		n.mustWrite(records...)
+		n, _, keys := c.filled(nil, 50)
 		time.Sleep(time.Minute)
 		n.prefix(keys) // on an idle node this asks for news, and does not wait for them
 		time.Sleep(100 * time.Millisecond)
@@ -151,10 +148,7 @@ func TestUnsealedRecordsAreNotOffered(t *testing.T) {
 		t.Fatal(err)
 	}
 	inCloud(t, func(t *testing.T, c *cloud) {
-		plain := c.open(nil)
-		plain.ready()
-		records, keys := plain.chain(1, 5)
-		plain.mustWrite(records...)
+		_, _, keys := c.filled(nil, 5)
 		time.Sleep(time.Minute)
 		sealed := c.open(func(o *Options) { o.Ring = ring })
 		time.Sleep(time.Minute)
@@ -246,10 +240,7 @@ func TestBucketThatIsNotThere(t *testing.T) {
 // A node that may not write reads what others write, and writes when it may.
 func TestBucketThatMayOnlyBeRead(t *testing.T) {
 	inCloud(t, func(t *testing.T, c *cloud) {
-		a := c.open(nil)
-		a.ready()
-		records, keys := a.chain(1, 5)
-		a.mustWrite(records...)
+		_, records, keys := c.filled(nil, 5)
 		time.Sleep(time.Minute)
 		c.proxy.Play(s3proxy.Clause{On: s3proxy.Put, Do: s3proxy.Effect{Status: 403, Code: "AccessDenied"}})
 		b := c.open(nil)
@@ -271,10 +262,7 @@ func TestBucketThatMayOnlyBeRead(t *testing.T) {
 // Writes that are refused say nothing of reads: what the bucket has stays on offer.
 func TestBucketThatMayOnlyBeReadIsOffered(t *testing.T) {
 	inCloud(t, func(t *testing.T, c *cloud) {
-		a := c.open(nil)
-		a.ready()
-		records, keys := a.chain(1, 5)
-		a.mustWrite(records...)
+		a, records, keys := c.filled(nil, 5)
 		time.Sleep(time.Minute)
 		_ = a.Close()
 		c.proxy.Play(s3proxy.Clause{On: s3proxy.Put, Do: s3proxy.Effect{Status: 403, Code: "AccessDenied"}})
@@ -462,10 +450,7 @@ func TestNamesThatAreTaken(t *testing.T) {
 func TestEmptiedBucket(t *testing.T) {
 	inCloud(t, func(t *testing.T, c *cloud) {
 		var emptied atomic.Int32
-		n := c.open(func(o *Options) { o.Emptied = func() { emptied.Add(1) } })
-		n.ready()
-		records, keys := n.chain(1, 5)
-		n.mustWrite(records...)
+		n, records, keys := c.filled(func(o *Options) { o.Emptied = func() { emptied.Add(1) } }, 5)
 		time.Sleep(time.Minute)
 		all, err := n.bucket.List(t.Context(), format.Root, "", 1000)
 		if err != nil {
@@ -511,13 +496,31 @@ func TestLostObjectLeavesAllNodes(t *testing.T) {
 	})
 }
 
+// A steward believes no report of damage: it reads the records, and removes the object for all if one is damaged.
+func TestDamagedObjectLeavesAllNodes(t *testing.T) {
+	inCloud(t, func(t *testing.T, c *cloud) {
+		compressed := func(o *Options) { o.Compress = true }
+		a, records, keys := c.filled(compressed, 5)
+		b := c.open(compressed)
+		b.until("it is not found", func() bool { return b.prefix(keys) == 5 })
+		p, _ := a.catalog.Locate(records[0].ID, payloadBytes)
+		b.outbox.Lose(p.Object, format.CauseDamaged)
+		time.Sleep(time.Minute)
+		if a.prefix(keys) != 5 || a.steward.Stats().Removed+b.steward.Stats().Removed != 0 {
+			t.Error("an object that is intact was removed")
+		}
+		flip(t, b.Tier, records[2].ID, payloadBytes)
+		if errs := b.read(records[2]); !errors.Is(errs[0], store.ErrCorrupt) {
+			t.Error(errs[0])
+		}
+		a.until("it is offered by another node", func() bool { return a.prefix(keys) == 0 })
+	})
+}
+
 // What was moved to an archive class is a miss for an hour, and stays in the bucket: somebody may restore it.
 func TestArchivedObjectIsAMissUntilItIsRestored(t *testing.T) {
 	inCloud(t, func(t *testing.T, c *cloud) {
-		n := c.open(nil)
-		n.ready()
-		records, keys := n.chain(1, 5)
-		n.mustWrite(records...)
+		n, records, keys := c.filled(nil, 5)
 		p, _ := n.catalog.Locate(records[0].ID, payloadBytes)
 		c.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Name: "prefix/" + format.DataPrefix + "**", Do: s3proxy.Effect{Status: 403, Code: "InvalidObjectState"}})
 		if errs := n.read(records[2]); !errors.Is(errs[0], store.ErrGone) {
@@ -581,10 +584,7 @@ func TestStewardThatCannotReadListsDeletesNoObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	inCloud(t, func(t *testing.T, c *cloud) {
-		writer := c.open(nil)
-		writer.ready()
-		records, keys := writer.chain(1, 5)
-		writer.mustWrite(records...)
+		writer, records, keys := c.filled(nil, 5)
 		time.Sleep(time.Minute)
 		_ = writer.Close()
 		other := c.open(func(o *Options) { o.Ring = ring })

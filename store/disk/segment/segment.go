@@ -87,7 +87,7 @@ func (g *Segment) Location(ref index.Ref) journal.Location {
 // RoundRefs rounds a number of slots up to a multiple of [RefAlign].
 func RoundRefs(slots uint32) uint32 { return (slots + RefAlign - 1) &^ (RefAlign - 1) }
 
-// Run returns the nth run of slots of segments, each of which is divided into runs of at most that many
+// Run returns the nth run of slots of segments that are divided into runs of at most that many
 // slots. Past the last g is nil.
 func Run(segments []*Segment, most uint32, n int64) (g *Segment, first, slots uint32) {
 	for _, g := range segments {

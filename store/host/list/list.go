@@ -1,8 +1,8 @@
-// Package list has doubly linked lists whose nodes are parts of what they tie together, so that no memory
-// is taken for them.
+// Package list has doubly linked lists whose nodes are fields of what is in them, so that adding to a list
+// allocates nothing.
 package list
 
-// Node ties what it is part of into a list.
+// Node is a field of what can be in a list.
 type Node[T any] struct {
 	prev, next *Node[T]
 	of         *T
@@ -11,10 +11,10 @@ type Node[T any] struct {
 // Next is the node after this one, nil at the end.
 func (n *Node[T]) Next() *Node[T] { return n.next }
 
-// Of is what the node is part of.
+// Of is what the node is a field of.
 func (n *Node[T]) Of() *T { return n.of }
 
-// List is a list of nodes, each of which is in one list at a time. The zero value is empty.
+// List is a list of nodes. A node is in one list at a time. The zero value is empty.
 type List[T any] struct {
 	head, tail *Node[T]
 	len        int

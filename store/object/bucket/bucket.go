@@ -138,8 +138,8 @@ func Open(o Options) (*Bucket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("object_endpoint: %w", err)
 	}
-	// As in other tools addresses of version 6 are asked for, or not used: a gateway endpoint, through
-	// which transfer costs nothing, may not have them.
+	// IPv6 is used only where it is asked for, as in other tools: a gateway endpoint, through which
+	// transfer costs nothing, may not have it.
 	b.core.SetS3EnableDualstack(os.Getenv("AWS_USE_DUALSTACK_ENDPOINT") == "true")
 	return b, nil
 }

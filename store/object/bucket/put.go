@@ -116,7 +116,7 @@ func (b *Bucket) compare(ctx context.Context, name string, data io.ReadSeeker, s
 
 // Try finds out whether the bucket can be written, and whether its server keeps conditions of a Put,
 // as [Client.Conditional] then says. It writes an object of this name, which has to be nobody else's,
-// and deletes it: five requests. A race it cannot find; nothing in the bucket depends on one.
+// and deletes it: five requests. It cannot find a race, and nothing in the bucket depends on one.
 func (b *Bucket) Try(ctx context.Context, name string) error {
 	put := func(text string, c Condition) (Meta, error) {
 		return b.put(ctx, name, bytes.NewReader([]byte(text)), int64(len(text)), c, true)

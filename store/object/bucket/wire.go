@@ -14,7 +14,7 @@ const (
 	// chunkBytes is what a body with a rate is moved by.
 	chunkBytes = 64 << 10
 	// maxAnswerBytes bounds bodies that are not objects: a page of a list has 1,000 names of at most
-	// 1,024 bytes, each of which may be three times as long as sent.
+	// 1,024 bytes, and a byte takes three when it is sent.
 	maxAnswerBytes = 8 << 20
 )
 

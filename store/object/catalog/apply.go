@@ -10,10 +10,10 @@ import (
 const (
 	// holdEntries are taken in under one hold of the lock.
 	holdEntries = 1000
-	// maxTwins of one record are found. More are there if many nodes compute one prompt at one time: the hash
-	// table is to be no list of them.
+	// maxTwins of one record are found. There are more if many nodes compute one prompt at the same time: the
+	// hash table must not become a list of them.
 	maxTwins = 4
-	// maxEarly uses are kept of objects that are not known yet: parts are applied in any sequence.
+	// maxEarly uses are kept of objects that are not known yet: parts come in any order.
 	maxEarly = 1 << 16
 )
 
@@ -24,8 +24,8 @@ type pending struct {
 }
 
 // Apply takes in what a list says, and returns how many records are offered now that were not, and how many
-// no longer. It does not matter in which sequence lists come, nor how often. Reports of readers that found an
-// object lost are passed over: the steward looks for itself. So are objects that could not be encoded.
+// no longer. Lists may come in any order, and more than once. Reports of readers that found an object lost are passed
+// over, since the steward looks for itself. So are objects that could not be encoded.
 func (c *Catalog) Apply(l *format.List) (added, removed int) {
 	count := func(change int) {
 		added += max(0, change)
@@ -127,7 +127,7 @@ func (c *Catalog) add(objects []format.Object) {
 	c.pending, c.pendingEntries = c.pending[:0], 0
 }
 
-// wellFormed reports whether references count on what is true of every object that was decoded.
+// wellFormed reports whether an object is as references need it. All that were decoded are.
 func wellFormed(o *format.Object) bool {
 	return len(o.Records) > 0 && len(o.Records) <= format.MaxObjectRecords &&
 		len(o.Runs) > 0 && len(o.Runs) <= len(o.Records) && o.Runs[0].First == 0

@@ -172,7 +172,7 @@ func (t *buckets) reserve(n int) {
 	}
 }
 
-// chores are what [Catalog.ready] does for the table's growth while look-ups go on: nobody but who adds
+// chores are what [Catalog.ready] does for the table's growth while look-ups go on: only the goroutine that adds
 // references changes these regions.
 func (t *buckets) chores(more int) {
 	if t.next == nil && t.ahead == nil && (t.count+more)*maxLoadDen > t.room()*maxLoadNum {

@@ -18,8 +18,8 @@ type candidate struct {
 	bytes uint32
 }
 
-// colder puts what goes first first: what was used least recently, and of what was used in one hour that which
-// lies deeper in its chain.
+// colder puts what goes first at the front: the least recently used, and of those used in the same hour the deeper
+// ones in their chains.
 func (x *candidate) colder(y *candidate) int {
 	return cmp.Or(
 		cmp.Compare(x.used/hourSeconds, y.used/hourSeconds),
@@ -56,7 +56,7 @@ func (c *Catalog) Coldest(bytes int64) []format.ObjectID {
 	return ids(chosen[:n])
 }
 
-// lastHour is the hour until which so much was last used.
+// lastHour is the hour at which enough bytes are found: that many were last used in it or before.
 func lastHour(hours map[uint32]int64, enough int64) (last uint32) {
 	all := make([]uint32, 0, len(hours))
 	for h := range hours {

@@ -26,7 +26,7 @@ type Place struct {
 
 // Prefix is how many leading blocks of chain are offered with every one of the shards. If pin is not nil,
 // the objects that they are in count as used, and stay readable until [Catalog.Unpin]; pin may have others
-// already, and belongs to the call meanwhile.
+// already. The call owns it until it returns.
 func (c *Catalog) Prefix(ns connector.NamespaceDigest, s []connector.Shard, chain []connector.Key, pin *Pins) (blocks int) {
 	if len(s) == 0 {
 		return 0

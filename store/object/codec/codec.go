@@ -15,7 +15,7 @@ import (
 	"github.com/kvconn/kvconn/store"
 )
 
-// Planes is the number of this codec in the headers of records. 0 there is no compression.
+// Planes is the number of this codec in the headers of records, where 0 is no compression.
 const Planes = 1
 
 // ErrBad says that bytes are not what [Codec.Encode] made of a payload of that length.

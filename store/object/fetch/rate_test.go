@@ -25,7 +25,7 @@ const roundBytes = 128 << 20
 
 func payloads() []int { return []int{256 << 10, 2 << 20} }
 
-// overLoopback is a bench whose server is behind a socket.
+// overLoopback is a bench whose server is reached through a socket.
 func overLoopback(b *testing.B) (*bench, string) {
 	server := s3mem.New(s3mem.Options{}, "bucket")
 	at := httptest.NewServer(server)

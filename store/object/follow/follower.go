@@ -22,14 +22,14 @@ type Follower struct {
 	o      Options
 	kick   chan struct{} // a match on an idle node
 	known  chan struct{} // closed when good is set
-	turn   chan struct{} // held by who speaks with the bucket
+	turn   chan struct{} // held to speak with the bucket
 	wanted atomic.Int64  // when an engine matched, since start
 	paused atomic.Int64  // the present pause
 	start  time.Time
 	// suspect: read the head again.
 	suspect atomic.Bool
 
-	// Of who has the turn:
+	// Guarded by turn:
 	opened     bool        // format, head and parts are read
 	head       format.Head // the last one
 	headRead   time.Time   // when it was read, or found missing

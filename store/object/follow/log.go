@@ -25,7 +25,7 @@ type past struct {
 }
 
 // next asks for the next objects of the log, up to most of them at once, and applies those that are there. It
-// returns how many it went on by. old is set if the last of them was written so long ago that there may be more.
+// returns how many it applied. old is set if the last of them was written so long ago that there may be more.
 func (f *Follower) next(ctx context.Context, most int) (n int, old bool, err error) {
 	found, err := f.ask(ctx, most)
 	if err != nil {

@@ -15,8 +15,7 @@ const (
 	// Polling pauses double up to activePause while an engine matches, else up to PollMax.
 	activePause = 5 * time.Second
 	activeFor   = time.Minute
-	// The head is read this often, in case that what was followed is not what others follow; and more often
-	// while there is none.
+	// The head is read this often, in case others follow another log, and more often while there is none.
 	headEvery   = 10 * time.Minute
 	noHeadEvery = time.Minute
 	// openPause is the pause while the breaker is open: what is asked then costs nothing, or is the trial.

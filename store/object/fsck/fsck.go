@@ -108,7 +108,7 @@ func (c *check) run(ctx context.Context) error {
 	if err := c.o.CatchUp(ctx); err != nil {
 		return fmt.Errorf("follow the log: %w", err)
 	}
-	if err := c.each(ctx, c.compare(), c.look); err != nil {
+	if err := c.each(ctx, c.compare(), c.o.Parallel, c.look); err != nil {
 		return err
 	}
 	if err := c.settleMissing(ctx); err != nil {
@@ -117,12 +117,12 @@ func (c *check) run(ctx context.Context) error {
 	return c.repair(ctx)
 }
 
-// each calls f for all tasks, several at a time.
-func (c *check) each(ctx context.Context, tasks []task, f func(context.Context, task)) error {
+// each calls f for all tasks, some at a time.
+func (c *check) each(ctx context.Context, tasks []task, parallel int, f func(context.Context, task)) error {
 	c.total += int64(len(tasks))
 	next := make(chan task)
 	var all sync.WaitGroup
-	for range min(c.o.Parallel, len(tasks)) {
+	for range min(parallel, len(tasks)) {
 		all.Go(func() {
 			for t := range next {
 				f(ctx, t)

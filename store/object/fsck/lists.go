@@ -15,6 +15,8 @@ import (
 const (
 	// listObjects are listed at one time.
 	listObjects = 10_000
+	// listsAtOnce bounds the memory of lists: a part may have 64 MiB, and more than that decoded.
+	listsAtOnce = 4
 	// maxFileBytes bounds the small files.
 	maxFileBytes = 128 << 10
 )
@@ -149,7 +151,7 @@ func (c *check) checkLists(ctx context.Context) error {
 	for i := range c.lists {
 		tasks = append(tasks, task{name: c.lists[i].Name})
 	}
-	return c.each(ctx, tasks, c.checkList)
+	return c.each(ctx, tasks, min(c.o.Parallel, listsAtOnce), c.checkList)
 }
 
 func (c *check) checkList(ctx context.Context, t task) {

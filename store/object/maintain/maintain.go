@@ -99,7 +99,7 @@ func (n *node) link(o *Options) (err error) {
 		return err
 	}
 	n.steward, err = steward.New(steward.Options{
-		Client: n.bucket, Follower: n.follower, Ring: o.Ring, Node: o.Node, Now: n.now, Verify: n.verifier.Verify, Logger: o.Logger,
+		Client: n.bucket, Follower: n.follower, Ring: o.Ring, Node: o.Node, Now: n.now, Codec: planes, Logger: o.Logger,
 	})
 	return err
 }

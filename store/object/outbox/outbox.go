@@ -14,12 +14,12 @@ import (
 	"github.com/kvconn/kvconn/store/object/sleep"
 )
 
-// Outbox is what one writer has to tell. It is safe for concurrent use. Nothing but [Outbox.Run] and
-// [Outbox.Flush] waits for the bucket.
+// Outbox is what one writer has to tell. It is safe for concurrent use. Only [Outbox.Run] and
+// [Outbox.Flush] wait for the bucket.
 type Outbox struct {
 	o    Options
 	kick chan struct{} // something new, or the bucket is known
-	turn chan struct{} // held by who speaks with the bucket
+	turn chan struct{} // held to speak with the bucket
 
 	mu       sync.Mutex
 	bucket   format.BucketID // zero: not known yet
@@ -35,7 +35,7 @@ type Outbox struct {
 	stats    Stats
 }
 
-// list is a list of this writer. Its fields but put and next are constant.
+// list is a list of this writer. Its times are guarded by the outbox's mutex, and its name and data by turn too.
 type list struct {
 	name    format.Name
 	data    []byte

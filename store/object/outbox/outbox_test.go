@@ -142,8 +142,9 @@ func TestPace(t *testing.T) {
 		if err := b.Flush(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if n := len(b.there()); n != len(lists)+1 {
-			t.Errorf("%d lists after a flush", n)
+		// The first of them may have a list of its own: after a pause it is put at once.
+		if n := len(b.there()) - len(lists); n < 1 || n > 2 || b.Stats().Waiting != len(lists)+n {
+			t.Errorf("%d lists more after a flush: %+v", n, b.Stats())
 		}
 	})
 }

@@ -3,11 +3,11 @@ package steward
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
+	"github.com/kvconn/kvconn/store/object/fsck"
+	"github.com/kvconn/kvconn/store/record"
 )
 
 const (
@@ -48,60 +48,29 @@ func (t *term) examine(ctx context.Context) error {
 
 // inspect says what is wrong with an object, 0 for nothing.
 func (t *term) inspect(ctx context.Context, id format.ObjectID, reported format.Cause) (format.Cause, error) {
-	o, err := t.footer(ctx, id)
-	if err == nil && reported == format.CauseDamaged && t.s.o.Verify != nil {
-		err = t.s.o.Verify(ctx, o)
-	}
-	switch {
+	switch err := t.verify(ctx, id, reported == format.CauseDamaged); {
 	case errors.Is(err, bucket.ErrMissing):
 		return format.CauseLost, nil
 	case errors.Is(err, bucket.ErrRange), format.Damaged(err):
 		return format.CauseDamaged, nil
 	case forOthers(err), errors.Is(err, format.ErrForeign), errors.Is(err, bucket.ErrDenied), errors.Is(err, bucket.ErrArchived):
 		return 0, nil
+	default:
+		return 0, err
 	}
-	return 0, err
 }
 
-// footer reads the end of an object.
-func (t *term) footer(ctx context.Context, id format.ObjectID) (*format.Object, error) {
-	name := format.DataName(id).String()
-	body, err := t.s.o.Client.Get(ctx, name, 0, 1)
+// verify reads the end of an object, and all its records if they are in doubt too.
+func (t *term) verify(ctx context.Context, id format.ObjectID, records bool) error {
+	body, err := t.s.o.Client.Get(ctx, format.DataName(id).String(), 0, 1)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	_ = body.Close()
-	size := body.Bytes
-	if size < format.TrailerBytes {
-		return nil, fmt.Errorf("%s: %w: %d bytes", name, format.ErrBad, size)
+	v := fsck.Verifier{Client: t.s.o.Client, Bucket: t.id, Opener: record.Opener{Ring: t.s.o.Ring, Codec: t.s.o.Codec}}
+	o, err := v.Tail(ctx, id, body.Bytes)
+	if err != nil || !records {
+		return err
 	}
-	b, err := t.part(ctx, name, size-format.TrailerBytes, format.TrailerBytes)
-	if err != nil {
-		return nil, err
-	}
-	trailer, err := format.DecodeTrailer(b, id, size)
-	if err != nil {
-		return nil, err
-	}
-	if b, err = t.part(ctx, name, trailer.FooterOffset, int64(trailer.FooterBytes)); err != nil {
-		return nil, err
-	}
-	return trailer.DecodeFooter(b, t.id, t.s.o.Ring)
-}
-
-// part reads some bytes of an object.
-func (t *term) part(ctx context.Context, name string, from, n int64) ([]byte, error) {
-	body, err := t.s.o.Client.Get(ctx, name, from, n)
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
-	b := make([]byte, n)
-	if _, err := io.ReadFull(body, b); err != nil {
-		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-			err = fmt.Errorf("%s: %w: it ends early", name, format.ErrBad)
-		}
-		return nil, err
-	}
-	return b, nil
+	return v.Verify(ctx, o)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/store/object/bucket"
+	"github.com/kvconn/kvconn/store/object/codec"
 	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/object/sleep"
@@ -73,9 +74,9 @@ type Options struct {
 	Node string
 	// Now is the bucket's clock. Default: that of this machine.
 	Now func() time.Time
-	// Verify reads all records of an object that a reader found damaged, and returns an error that wraps
-	// [format.ErrBad] if one is. Default: what is intact at its end is kept.
-	Verify func(ctx context.Context, o *format.Object) error
+	// Codec decodes records of objects that a reader found damaged, to see whether they are. Default: those that are
+	// compressed are taken for intact.
+	Codec *codec.Codec
 	// Collector is called after each merge. Default: none.
 	Collector Collector
 	// Logger receives what an operator should know. Default [slog.Default].

@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	// What a part has taken the place of is kept for keepFor: nodes that read the head before may be reading it.
+	// keepFor is how long lists are kept that a part has replaced: nodes that read an older head may be reading them.
 	keepFor = time.Hour
 	// sweepEvery is how often that is looked for, beside after each fold.
 	sweepEvery = time.Hour
 )
 
-// sweep deletes parts and objects of the log that newer parts have taken the place of for an hour, parts that
-// nothing names, and trials of conditional writes. All times are the bucket's.
+// sweep deletes parts and objects of the log that newer parts replaced an hour ago, parts that nothing names, and
+// trials of conditional writes. All times are the bucket's.
 func (t *term) sweep(ctx context.Context) error {
 	if time.Since(t.swept) < sweepEvery {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
-// Term is what a steward lets others do while it holds the lease. It is of use until the call that has it returns.
+// Term is what a steward lets others do while it holds the lease. It is valid until the call that got it returns.
 type Term struct{ t *term }
 
 // Merge puts removals and deletions into the log; with neither it puts all lists of writers there that wait. This
@@ -97,7 +97,7 @@ func (t *term) once(ctx context.Context, f func(context.Context, Term) error) er
 	return nil
 }
 
-// holder is the error about who holds the lease.
+// holder is the error about the node that holds the lease.
 func (s *Steward) holder(ctx context.Context) error {
 	b, meta, err := follow.Read(ctx, s.o.Client, format.LeaseFile, format.KindLease)
 	if err != nil {

@@ -14,7 +14,7 @@ const (
 	// readBytes are read at one time, so that a load that comes waits for little.
 	readBytes = 8 << 20
 	// turnPause is how long reads of loads are waited for before looking again, turnTime how long in
-	// all: an object must not be in memory endlessly because loads never end.
+	// all: an object must not stay in memory indefinitely because loads never end.
 	turnPause, turnTime = time.Millisecond, time.Second
 )
 

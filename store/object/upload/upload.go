@@ -30,7 +30,7 @@ type Source interface {
 }
 
 // Target is the object tier, as the uploader sees it. The ops of one call of Write are of one
-// namespace and shard, stretches of consecutive blocks one after the other, and belong into one object.
+// namespace and shard, stretches of consecutive blocks one after the other, and belong in one object.
 type Target interface {
 	store.Writer
 	OpenNamespace(m *connector.Manifest) (connector.NamespaceDigest, error)
