@@ -81,7 +81,7 @@ func (h *hits) prefillTokensPerS() float64 {
 	if v := h.opts.PrefillTokensPerS; v > 0 {
 		return v
 	}
-	return h.prefill.tokensPerS()
+	return h.prefill.TokensPerS()
 }
 
 // probeDue reports whether [Options.Probe] is to be called, and takes it that it is.

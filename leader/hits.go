@@ -39,7 +39,7 @@ type hits struct {
 	have    pricing.Presence
 	windows pricing.Windows
 	price   pricing.Price
-	prefill prefillSpeed
+	prefill pricing.PrefillSpeed
 	probed  time.Time
 	// refused are the blocks that the last decision left out, because loading them takes too long.
 	refused int

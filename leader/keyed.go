@@ -288,7 +288,7 @@ func (k *Keyed) Touch(m *connector.TouchRequest) {
 		}
 	}
 	if m.Seconds >= minLearnSeconds && m.Tokens >= k.opts.MinLearnTokens {
-		k.prefill.add(m.Tokens, m.Seconds)
+		k.prefill.Add(m.Tokens, m.Seconds)
 	}
 	if e := k.byID[m.Request]; e != nil {
 		k.forget(e)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/leader/pricing"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -235,7 +236,7 @@ func TestTouchEndsARequest(t *testing.T) {
 	f.present(connector.PresentRequest{Request: "a"}, 2)
 	f.Loading(fetch("a", "", 2))
 	f.Loaded(finished("a", 1))
-	for range minSamples {
+	for range pricing.MinSamples {
 		f.Touch(&connector.TouchRequest{Request: "a", Hashes: hashes(0, 2), Tokens: 1000, Seconds: 0.5})
 	}
 	f.Touch(&connector.TouchRequest{Request: "small", Tokens: 10, Seconds: 10})
@@ -268,7 +269,7 @@ func TestRequestThatComesBackIsAnother(t *testing.T) {
 // A prefill that took next to no time is no measurement: the speed would be infinite, which no JSON has.
 func TestSpeedsThatCannotBeAreNotLearnt(t *testing.T) {
 	f := newKeyedFixture(t, nil)
-	for range minSamples {
+	for range pricing.MinSamples {
 		f.Touch(&connector.TouchRequest{Request: "a", Tokens: math.MaxInt32, Seconds: math.SmallestNonzeroFloat64})
 	}
 	if _, err := json.Marshal(f.Stats()); err != nil || f.Stats().PrefillTokensPerS != 0 {

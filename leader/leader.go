@@ -24,6 +24,7 @@ type Leader struct {
 	hash     hasher
 	planned  planned
 	room     room
+	doubt    doubt
 	// steps counts the steps; retired are loads whose memory a worker may still read.
 	steps   uint64
 	retired []retired
@@ -67,7 +68,7 @@ func (l *Leader) Loaded(_ context.Context, m *connector.LoadedReport) error {
 	for _, id := range m.Done {
 		r := l.requests.find(id)
 		if r != nil {
-			l.checkLoads(r, invalid)
+			l.judge(r, l.checkLoads(r, invalid))
 		}
 		older := l.unretire(id)
 		if r == nil || len(r.loads) == 0 {
@@ -104,15 +105,17 @@ func (l *Leader) settle(r *request) {
 }
 
 // checkLoads looks for invalid slots in all of r's loads, in case one of them is never reported: a
-// failure that is overlooked would be offered again and again.
-func (l *Leader) checkLoads(r *request, invalid map[uint32]struct{}) {
+// failure that is overlooked would be offered again and again. It returns the first block that failed, below 0
+// if none did.
+func (l *Leader) checkLoads(r *request, invalid map[uint32]struct{}) (bad int) {
 	for _, d := range r.loads {
-		if bad := d.firstOf(invalid); bad >= 0 {
+		if bad = d.firstOf(invalid); bad >= 0 {
 			l.failed(r, bad)
 			r.lost = d.appendOf(r.lost[:0], invalid)
-			return
+			return bad
 		}
 	}
+	return -1
 }
 
 // failed takes in that r's blocks from bad on were not loaded.

@@ -65,6 +65,9 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		l.unpin(r)
 	case r.noLoad || r.failed || m.Computed%l.bs != 0 || known == 0 || first >= end:
 		l.unpin(r)
+	case l.doubt.failures >= doubtAfter && l.opts.Now().Before(l.doubt.until):
+		l.stats.Doubted++
+		l.unpin(r)
 	default:
 		l.refused = 0
 		boundary = l.offer(r, first, l.fits(r, first, end))

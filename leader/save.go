@@ -36,7 +36,7 @@ func (l *Leader) planSaves(saves []connector.Transfer, r *request, s *connector.
 	}
 	computed := s.Computed
 	if computed >= r.prompt && s.Count > 1 {
-		computed += s.Count - 1 // decodes, which may have taken as many steps: see prefillSpeed
+		computed += s.Count - 1 // decodes, which may have taken as many steps: see Leader.learn
 	}
 	for g := range l.groups {
 		saves = l.planGroup(saves, r, &l.groups[g], computed, end)

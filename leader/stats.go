@@ -14,7 +14,9 @@ type Stats struct {
 	// LostLoads counts loads that were given up because the step's plan had no room left.
 	LostLoads uint64 `json:"lost_loads"`
 	// See [Leader.SetReady].
-	NotReady         uint64 `json:"not_ready" metric:"matches_not_ready_total" help:"Matches answered with nothing because a rank cannot load."`
+	NotReady uint64 `json:"not_ready" metric:"matches_not_ready_total" help:"Matches answered with nothing because a rank cannot load."`
+	// Doubted counts matches answered with nothing after loads of ranks on other nodes had failed.
+	Doubted          uint64 `json:"doubted" metric:"matches_doubted_total" help:"Matches answered with nothing because loads of ranks on other nodes failed several times in a row; loads are tried again after at most 30 s."`
 	DecisionsFull    uint64 `json:"decisions_full" metric:"decisions_total" label:"decision=full" help:"Requests with a hit: offered in full, trimmed, or refused because loading would take longer than prefill."`
 	DecisionsTrimmed uint64 `json:"decisions_trimmed" metric:"decisions_total" label:"decision=trimmed"`
 	DecisionsRefused uint64 `json:"decisions_refused" metric:"decisions_total" label:"decision=refused"`

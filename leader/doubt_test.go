@@ -1,0 +1,110 @@
+package leader
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kvconn/kvconn/connector"
+)
+
+// failing is a leader whose other rank is on another node and fails every load of a prompt that is stored here.
+type failing struct {
+	*fixture
+	loads int
+}
+
+func newFailing(t *testing.T, here ...connector.Shard) *failing {
+	f := &failing{fixture: newFixture(t, func(o *Options) { o.Manifest.TensorParallel = 2 })}
+	f.SetHere(here)
+	f.run("seed", tokens(0, 18), 0, connector.Scope{})
+	return f
+}
+
+// load has a request match and load, if anything is offered, and reports blocks of it as failed.
+func (f *failing) load(invalid ...uint32) (offered int) {
+	f.Helper()
+	f.loads++
+	id := fmt.Sprint("load ", f.loads)
+	if offered = f.match(connector.MatchRequest{Request: id, Tokens: tokens(0, 18)}); offered > 0 {
+		f.step(f.alloc(id, offered))
+		f.loaded(id, invalid...)
+	}
+	f.step(connector.StepRequest{Finished: []string{id}})
+	return offered
+}
+
+func (f *failing) slot() uint32 { return f.alloc("x", 16).Allocs[0].Blocks[0][0] }
+
+func TestOffersPauseWhileRanksOnOtherNodesFail(t *testing.T) {
+	f := newFailing(t, 0)
+	bad := f.slot()
+	for range doubtAfter {
+		if f.load(bad) == 0 {
+			t.Fatal("nothing is offered before there is doubt")
+		}
+	}
+	for _, pause := range []time.Duration{1, 2, 4, 8, 16, 30, 30} {
+		f.clock.advance(pause*time.Second - 1)
+		if n := f.load(bad); n != 0 {
+			t.Errorf("%d tokens offered within %d s of a failure", n, pause)
+		}
+		f.clock.advance(1)
+		if f.load(bad) == 0 {
+			t.Errorf("nothing is tried %d s after a failure", pause)
+		}
+	}
+	if n := f.Stats().Doubted; n != 7 {
+		t.Errorf("%d matches counted, want 7", n)
+	}
+	f.clock.advance(maxDoubt)
+	for range 2 * doubtAfter {
+		if f.load() == 0 {
+			t.Fatal("nothing is offered after a load that did not fail")
+		}
+	}
+	if f.load(bad) == 0 || f.load() == 0 {
+		t.Error("one failure is no reason to doubt")
+	}
+}
+
+// Loads that were under way together fail for one cause.
+func TestLoadsUnderWayTogetherFailOnce(t *testing.T) {
+	f := newFailing(t, 0)
+	const loads = 3 * doubtAfter
+	var step connector.StepRequest
+	for i := range loads {
+		id := fmt.Sprint(i)
+		f.match(connector.MatchRequest{Request: id, Tokens: tokens(0, 18)})
+		step.Allocs = append(step.Allocs, f.alloc(id, 16).Allocs...)
+	}
+	f.step(step)
+	for i := range loads {
+		f.loaded(fmt.Sprint(i), f.slot())
+	}
+	if f.load() == 0 {
+		t.Error("nothing is offered after failures that came at the same time")
+	}
+}
+
+// Where all ranks are here, the tiers tell what can be loaded; and a block that has left them is not offered again anyway.
+func TestNoDoubtWhereTheTiersTell(t *testing.T) {
+	f := newFailing(t, 0, 1)
+	for range 2 * doubtAfter {
+		if f.load(f.slot()) == 0 {
+			t.Fatal("nothing is offered, though all ranks are here")
+		}
+	}
+	f = newFailing(t, 0)
+	for i := range 2 * doubtAfter {
+		id := fmt.Sprint(i)
+		f.run("seed "+id, tokens(100*(i+1), 18), 0, connector.Scope{})
+		toks := tokens(100*(i+1), 18)
+		if f.match(connector.MatchRequest{Request: id, Tokens: toks}) == 0 {
+			t.Fatal("nothing is offered")
+		}
+		f.step(f.alloc(id, 16))
+		f.setStored(0, f.keys(toks)[0], false)
+		f.loaded(id, f.slot())
+	}
+}
