@@ -31,7 +31,7 @@ func (h *heldDaemon) serve(ctx context.Context) error {
 	d := new(storetest.Disk)
 	var once sync.Once
 	return daemon.Run(ctx, daemon.Options{
-		Dir: h.Dir, Socket: h.Socket, HTTP: "127.0.0.1:0", MaxBytes: 256 << 20, HostBytes: 64 << 20, Store: d.Under,
+		Dir: h.Dir, Socket: h.Socket, HTTP: "127.0.0.1:0", MaxBytes: 192 << 20, HostBytes: 64 << 20, Store: d.Under,
 		Ready: func(daemon.Info) {
 			d.Hook(func(op storetest.Op) error {
 				if op.Kind != h.At {

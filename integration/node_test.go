@@ -73,10 +73,11 @@ func (n *node) command() *exec.Cmd {
 		n.t.Fatal(err)
 	}
 	// The daemon waits for a read as long as it takes: what a slow machine does not bring in
-	// time is not offered, or fails, which is right, and no test.
+	// time is not offered, or fails, which is right, and no test. A cap below 256 MiB has no room for
+	// measuring the disk of a new store, which takes a second; the demo's has.
 	args := append([]string{
 		"serve", "--dir", n.dir, "--socket", n.socket, "--http", "127.0.0.1:0",
-		"--max-bytes", "256MiB", "--host-bytes", "64MiB", "--stage-timeout", "10s", "--load-timeout", "60s",
+		"--max-bytes", "192MiB", "--host-bytes", "64MiB", "--stage-timeout", "10s", "--load-timeout", "60s",
 	}, n.args...)
 	cmd := exec.Command(path, args...)
 	cmd.Env = append(daemonEnviron(), n.environ...)

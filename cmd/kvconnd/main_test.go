@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/demo"
-	"github.com/kvconn/kvconn/internal/testkit/versitygw"
 )
 
 // beKvconnd makes the test binary the program itself, for the processes that the demo
@@ -21,9 +20,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(beKvconnd) != "" {
 		main()
 	}
-	// A setting of the shell's, or the seed of other packages' tests, is no business of these.
+	// A setting of the shell's, or the seed of other packages' tests, is no business of these. What
+	// begins with KVCONN_TEST_ is for tests and no setting.
 	for _, v := range os.Environ() {
-		if name, _, _ := strings.Cut(v, "="); strings.HasPrefix(name, "KVCONN_") && name != versitygw.BinaryEnv {
+		if name, _, _ := strings.Cut(v, "="); strings.HasPrefix(name, "KVCONN_") && !strings.HasPrefix(name, "KVCONN_TEST_") {
 			_ = os.Unsetenv(name)
 		}
 	}
@@ -128,8 +128,8 @@ func TestUnknownSettingInTheFileIsAnError(t *testing.T) {
 // The demo is the README's first command: every answer is the same with the cache as
 // without, and the flipped bit is noticed.
 func TestDemo(t *testing.T) {
-	if testing.Short() {
-		t.Skip("the demo's model takes half a minute")
+	if os.Getenv("KVCONN_TEST_LONG") == "" {
+		t.Skip("the demo's model takes half a minute; KVCONN_TEST_LONG=1 runs it")
 	}
 	t.Setenv(beKvconnd, "1")
 	// Of another daemon, and no business of the demo's.

@@ -181,6 +181,7 @@ func checkAfterFault(t *testing.T, o Options, durable int) {
 
 // TestEveryNthOperationFails lets the disk fail once, at each of its operations in turn.
 func TestEveryNthOperationFails(t *testing.T) {
+	t.Parallel()
 	for _, fault := range []error{unix.EIO, unix.ENOSPC} {
 		t.Run(fault.Error(), func(t *testing.T) {
 			step := int64(5)

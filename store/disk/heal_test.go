@@ -62,6 +62,7 @@ func writeSome(t *testing.T, s *Store, records []testRecord) (taken []testRecord
 // or for a while, saving works again without a restart, and nothing that was durable is lost,
 // neither by a clean stop nor by a crash.
 func TestJournalHeals(t *testing.T) {
+	t.Parallel()
 	faults := []error{unix.EIO, unix.ENOSPC, unix.EMFILE}
 	first := seed.Of(t)
 	for n := int64(0); n < 60; n += 1 + n/3 {

@@ -13,6 +13,7 @@ import (
 // A directory of the journal on a bad sector, read at any step of the opening, stopped every start
 // as if nothing could be written; the records' headers are intact.
 func TestDirectoryOfTheJournalThatCannotBeRead(t *testing.T) {
+	t.Parallel()
 	for what, kind := range map[string]errorfs.OpKind{"list": errorfs.OpList, "open": errorfs.OpOpenDir} {
 		t.Run(what, func(t *testing.T) {
 			for nth, reached := int64(0), true; reached; nth++ { // at first each one fails

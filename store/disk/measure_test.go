@@ -14,6 +14,7 @@ import (
 
 // Files that could not be measured at a start were taken for nothing, and the cap was passed.
 func TestFilesThatCannotBeMeasuredKeepTheStoreFromGrowing(t *testing.T) {
+	t.Parallel()
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, j)
 	w := watchCap(t, o)
@@ -111,6 +112,7 @@ func TestNothingIsMadeWhileFreeSpaceIsUnknown(t *testing.T) {
 // An error of the question how much is free is no answer, whatever it is called: no record goes
 // for it.
 func TestAQuestionForFreeSpaceThatFailsEvictsNothing(t *testing.T) {
+	t.Parallel()
 	d := newMemDisk()
 	o := memOptions(d, newJournalFS())
 	o.SlotWait = 100 * time.Millisecond
@@ -291,6 +293,7 @@ func TestWhatCanBeMeasuredLateCounts(t *testing.T) {
 // A store that cannot be measured has a cap all the same: that of one that has the file system for
 // itself, which is no smaller than the right one, so that no record goes for it.
 func TestCapOfAStoreThatCannotBeMeasured(t *testing.T) {
+	t.Parallel()
 	for _, others := range []int64{0, 32 << 20} {
 		d, j := newMemDisk(), newJournalFS()
 		d.total = 128 << 20

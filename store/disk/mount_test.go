@@ -42,6 +42,7 @@ func onTwoDisks(t *testing.T, own fsio.Room, change func(*Options)) (*twoDisks, 
 
 // Segments on a mount of their own fill that, whatever the directory's has.
 func TestMinFreeIsThatOfTheSegmentsFileSystem(t *testing.T) {
+	t.Parallel()
 	d, s := onTwoDisks(t, fsio.Room{TotalBytes: 1 << 40, FreeBytes: 1 << 39}, func(*Options) {})
 	ns := openNamespace(t, s, "a")
 	d.fill(70 << 20)

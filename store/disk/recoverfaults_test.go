@@ -256,6 +256,7 @@ func TestFoundRecordsArePublishedThoughTheJournalFails(t *testing.T) {
 
 // The slot of a record that cannot be read stays set aside when the rebuild comes to it.
 func TestBadSlotsStayAsideInARebuild(t *testing.T) {
+	t.Parallel()
 	d, records, gate := lostJournal(t)
 	o := memOptions(d, newJournalFS())
 	s := watchCap(t, o).of(openTest(t, o))
@@ -279,6 +280,7 @@ func TestBadSlotsStayAsideInARebuild(t *testing.T) {
 // The journal fails again and again while a rebuild goes on, records are saved and dropped,
 // and then the power goes: nothing that was found or made durable is lost.
 func TestHealingInTheMiddleOfARebuild(t *testing.T) {
+	t.Parallel()
 	g := seed.Random(t, 0)
 	d, records, gate := lostJournal(t)
 	j := newJournalFS()

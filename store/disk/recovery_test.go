@@ -182,6 +182,7 @@ func TestDefect8And25UnreadableDirectoryWipesNothing(t *testing.T) {
 
 // Defect 8: segments on a file system that is not mounted at one start.
 func TestDefect8MissingSegmentsAreNotForgotten(t *testing.T) {
+	t.Parallel()
 	for _, loseJournal := range []bool{false, true} {
 		o, records := killedStore(t, testOptions(""), 30)
 		segments := filepath.Join(o.Dir, recovery.SegmentDir)

@@ -78,6 +78,7 @@ func hold(t *testing.T, s *Store, g *segment.Segment) {
 // held, and cost all others of its segment: that was chosen, kept its place, and was chosen again since
 // it was nearly empty.
 func TestHeldRecordOfALargeSegmentHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
 	s, held := largeFull(t, func(d *memDisk, o *Options) {
 		d.total, o.MinFreeBytes = 5*largeSegment, largeSegment
 	})

@@ -119,6 +119,7 @@ func (d *noMeasure) Room(path string) (fsio.Room, error) {
 // A start that could not measure the directory, or the file system, made a cap of what was
 // left and evicted the cache for it.
 func TestWhatCannotBeMeasuredCostsNoRecord(t *testing.T) {
+	t.Parallel()
 	d, j := &noMeasure{memDisk: newMemDisk()}, newJournalFS()
 	d.total = 1 << 30
 	o := memOptions(d.memDisk, j)
@@ -199,6 +200,7 @@ func sharedDisk(t *testing.T, change func(*Options)) (*memDisk, *Store) {
 
 // B1: the store filled the file system to its last byte.
 func TestMinFreeIsKept(t *testing.T) {
+	t.Parallel()
 	d, s := sharedDisk(t, nil)
 	ns := openNamespace(t, s, "a")
 	d.fill(70 << 20) // leaves 26 MiB to the store

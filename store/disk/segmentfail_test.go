@@ -116,6 +116,7 @@ func TestSegmentThatCannotBeOpenedCountsAndStays(t *testing.T) {
 // A segment that the disk does not give at a start is there again when it does, without a
 // restart, with its records and with nothing in the place of those that were saved meanwhile.
 func TestSegmentIsUsedAgainWhenTheDiskGivesIt(t *testing.T) {
+	t.Parallel()
 	for _, failing := range []string{"open", "size", "read"} {
 		t.Run(failing, func(t *testing.T) {
 			d, o, records := segmentsOnDisk(t)

@@ -48,6 +48,7 @@ func twoSizes(t *testing.T, slotWait time.Duration) (d *memDisk, s *Store, a, b 
 // Defect 6: 300 ms of failing fdatasync with two payload sizes in use evicted the whole
 // cache, and all writes failed until a restart.
 func TestFailingBarriersRetireOneSegmentAtMost(t *testing.T) {
+	t.Parallel()
 	d, s, a, b := twoSizes(t, 20*time.Millisecond)
 	settle(t, s)
 	before := s.Stats()
@@ -152,6 +153,7 @@ func TestPinnedRecordOfARetiredSegmentHoldsNobodyUp(t *testing.T) {
 
 // Defect 12: leases that ran out did not end while a segment was being given up.
 func TestLeasesEndWhileTheStoreShrinks(t *testing.T) {
+	t.Parallel()
 	d := newMemDisk()
 	o := memOptions(d, newJournalFS())
 	s := openTest(t, o)
@@ -218,6 +220,7 @@ type passing struct {
 // without a restart, the accounting is exact, and the cap was never passed. A quarter of
 // the faults are tried each time.
 func TestPassingFaultsPass(t *testing.T) {
+	t.Parallel()
 	var faults []passing
 	for _, op := range []string{"open", "write", "read", "allocate", "sync", "syncdir", "remove", "rename", "statfs"} {
 		for _, err := range []error{unix.EIO, unix.ENOSPC, unix.EMFILE} {

@@ -111,6 +111,7 @@ func TestBadSlotFailsOneWriteAndIsSetAside(t *testing.T) {
 
 // A disk that refuses every write for a while must not spoil slots nor evict records.
 func TestDiskThatRefusesWritesForAWhileLosesNothing(t *testing.T) {
+	t.Parallel()
 	d, s := openBadSectors(t, nil)
 	ns := openNamespace(t, s, "a")
 	records := chainOf(ns, 1, 60)

@@ -5,6 +5,7 @@ import "testing"
 // TestUnusedSizeGivesItsSpaceToTheOneInUse fills a store with one payload size and then
 // uses another.
 func TestUnusedSizeGivesItsSpaceToTheOneInUse(t *testing.T) {
+	t.Parallel()
 	o := testOptions(t.TempDir())
 	o.MaxBytes = 12 << 20
 	s := openTest(t, o)

@@ -16,7 +16,7 @@ import (
 // Nodes come, save, sleep, die at a random request and leave, two are stewards at once, objects are removed. In the
 // end all nodes have the same catalog, and one that joins too; what nodes saved that did not die is in it.
 func TestModel(t *testing.T) {
-	random, rounds := seed.Random(t, 0), 6
+	random, rounds := seed.Random(t, 0), 2
 	if os.Getenv("KVCONN_TEST_LONG") != "" {
 		rounds = 60
 	}
