@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
 	"github.com/kvconn/kvconn/store/object/bucket"
+	"github.com/kvconn/kvconn/store/object/follow"
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
@@ -17,8 +17,6 @@ const (
 	listObjects = 10_000
 	// listsAtOnce bounds the memory of lists: a part may have 64 MiB, and more than that decoded.
 	listsAtOnce = 4
-	// maxFileBytes bounds the small files.
-	maxFileBytes = 128 << 10
 )
 
 // listAll lists all that is below the prefix.
@@ -58,7 +56,7 @@ func (c *check) sort(m *bucket.Meta) {
 
 // checkFiles checks the small files.
 func (c *check) checkFiles(ctx context.Context) error {
-	b, err := c.file(ctx, format.FormatFile)
+	b, err := c.file(ctx, format.FormatFile, format.KindFormat)
 	if err != nil {
 		return fmt.Errorf("%s, without which the bucket cannot be read: %w", format.FormatFile, err)
 	}
@@ -69,7 +67,7 @@ func (c *check) checkFiles(ctx context.Context) error {
 	case note.Bucket != c.o.Verifier.Bucket:
 		return fmt.Errorf("%s: the bucket is another one than before", format.FormatFile)
 	}
-	if b, err = c.file(ctx, format.LeaseFile); err == nil {
+	if b, err = c.file(ctx, format.LeaseFile, format.KindLease); err == nil {
 		_, err = format.DecodeLease(b)
 	}
 	if err != nil && !errors.Is(err, bucket.ErrMissing) {
@@ -81,7 +79,7 @@ func (c *check) checkFiles(ctx context.Context) error {
 // readHead reads the head. What is missing afterwards was missing then: parts and log objects stay for an
 // hour when a new head has made them superfluous.
 func (c *check) readHead(ctx context.Context) (h format.Head, err error) {
-	b, err := c.file(ctx, format.HeadFile)
+	b, err := c.file(ctx, format.HeadFile, format.KindHead)
 	if err != nil {
 		return h, err
 	}
@@ -128,21 +126,9 @@ func (c *check) checkHead(h *format.Head, err error) {
 }
 
 // file reads a small file.
-func (c *check) file(ctx context.Context, name string) ([]byte, error) {
-	return c.read(ctx, name, maxFileBytes)
-}
-
-// read reads an object of at most some bytes.
-func (c *check) read(ctx context.Context, name string, most int64) ([]byte, error) {
-	body, err := c.o.Client.Get(ctx, name, 0, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
-	if body.Length > most {
-		return nil, fmt.Errorf("%d bytes: %w", body.Length, format.ErrTooLarge)
-	}
-	return io.ReadAll(io.LimitReader(body, most+1))
+func (c *check) file(ctx context.Context, name string, kind format.Kind) ([]byte, error) {
+	b, _, err := follow.Read(ctx, c.o.Client, name, kind)
+	return b, err
 }
 
 // checkLists reads and verifies all lists.
@@ -159,10 +145,9 @@ func (c *check) checkList(ctx context.Context, t task) {
 	if err != nil {
 		return
 	}
-	b, err := c.read(ctx, t.name, format.MostBytes(name.Kind))
-	var l *format.List
+	s, err := follow.ReadList(ctx, c.o.Client, name, c.o.Verifier.Bucket, c.o.Verifier.Opener.Ring)
 	if err == nil {
-		l, err = format.DecodeList(b, name, c.o.Verifier.Bucket, c.o.Verifier.Opener.Ring)
+		err = s.Bad
 	}
 	switch {
 	case errors.Is(err, bucket.ErrMissing): // merged or folded meanwhile
@@ -172,8 +157,8 @@ func (c *check) checkList(ctx context.Context, t task) {
 		c.count(func(r *Report) {
 			r.Lists[kindName(name.Kind)]++
 			if name.Kind == format.KindIn {
-				for i := range l.Objects {
-					c.waiting[l.Objects[i].ID] = int64(l.Objects[i].Bytes)
+				for i := range s.List.Objects {
+					c.waiting[s.List.Objects[i].ID] = int64(s.List.Objects[i].Bytes)
 				}
 			}
 		})

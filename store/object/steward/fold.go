@@ -65,6 +65,7 @@ func (t *term) fold(ctx context.Context) error {
 func (t *term) foldLog(ctx context.Context) error {
 	end, _ := t.s.o.Follower.Position()
 	d, last, size := newDigest(), t.head.Last, int64(0)
+	passed, why := 0, error(nil)
 	for full := false; last < end && !full; {
 		lists, err := t.readLog(ctx, last, min(end, last+listsAtOnce))
 		if err != nil {
@@ -73,6 +74,9 @@ func (t *term) foldLog(ctx context.Context) error {
 		for _, l := range lists {
 			if full = size+l.Bytes > maxFoldBytes || t.blocks(format.LogName(last+1), &l); full {
 				break // the rest has to wait, for the next fold or for a program that understands it
+			}
+			if forOthers(l.Bad) {
+				passed, why = passed+1, l.Bad
 			}
 			if l.List != nil {
 				if full = !d.takes(l.List); full {
@@ -101,6 +105,7 @@ func (t *term) foldLog(ctx context.Context) error {
 	if err := t.putHead(ctx, h); err != nil {
 		return err
 	}
+	t.tellPassed(passed, why)
 	t.s.counts.folds.Add(1)
 	t.swept = time.Time{}
 	if last == end {
@@ -110,23 +115,26 @@ func (t *term) foldLog(ctx context.Context) error {
 	return t.measure(ctx)
 }
 
-// blocks reports whether the log is not to be folded past an object of it, which others may read. It tells of objects that
-// are in the way, and of those that are passed over since they were in the way for long enough.
+// blocks reports whether the log is not to be folded past an object of it, which others may read. It tells of the first
+// object that is in the way.
 func (t *term) blocks(name format.Name, l *follow.Stored) bool {
-	if !forOthers(l.Bad) {
+	if !forOthers(l.Bad) || !errors.Is(l.Bad, format.ErrNewer) && l.Now.Sub(l.Modified) > unreadFor {
 		return false
 	}
-	over := !errors.Is(l.Bad, format.ErrNewer) && l.Now.Sub(l.Modified) > unreadFor
-	switch {
-	case over:
-		t.s.o.Logger.Warn("an object of the bucket's log that nobody could read for a day is passed over: what it alone tells is lost",
-			slog.String("name", name.String()), slog.Any("error", l.Bad), slog.String("remedy", follow.Remedy(l.Bad)))
-	case name != t.blocked:
+	if name != t.blocked {
 		t.blocked = name
 		t.s.o.Logger.Warn("the bucket's log cannot be folded past an object of it that this node cannot read",
 			slog.String("name", name.String()), slog.Any("error", l.Bad), slog.String("remedy", follow.Remedy(l.Bad)))
 	}
-	return !over
+	return true
+}
+
+// tellPassed tells of objects of the log that were folded unread.
+func (t *term) tellPassed(n int, why error) {
+	if n > 0 {
+		t.s.o.Logger.Warn("objects of the bucket's log that nobody could read for a day are passed over: what they alone tell is lost",
+			slog.Int("objects", n), slog.Any("error", why), slog.String("remedy", follow.Remedy(why)))
+	}
 }
 
 // forOthers reports whether a list that cannot be used here may be good for other nodes: those with a newer program,
