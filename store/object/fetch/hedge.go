@@ -26,7 +26,6 @@ type race struct {
 	stops   [2]context.CancelFunc
 	waiting int // requests without an answer
 	under   int // requests that hold a connection
-	hedged  bool
 	decided bool
 	best    answer        // the newest one until one decides
 	over    chan struct{} // of a race with two requests: closed when it is decided
@@ -87,7 +86,7 @@ func (c *race) late() {
 	}
 	f.used++
 	f.counts.hedges.Add(1)
-	c.hedged, c.over = true, make(chan struct{})
+	c.over = make(chan struct{})
 	second := c.begin(1)
 	f.workers.Go(func() { c.ask(second, 1) })
 }
@@ -104,7 +103,7 @@ func (c *race) ask(ctx context.Context, lane int) {
 	}
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
-	if c.under--; c.under == 0 && c.hedged {
+	if c.under--; c.under == 0 && c.over != nil {
 		c.f.used--
 		c.f.dispatch()
 	}
@@ -123,7 +122,7 @@ func (c *race) note(a answer) bool {
 	if !c.decided {
 		return true
 	}
-	if c.hedged {
+	if c.over != nil {
 		close(c.over)
 	}
 	if c.waiting > 0 {
