@@ -20,6 +20,7 @@ type benchObjectCmd struct {
 	TotalBytes     config.Bytes `name:"total-bytes" default:"256MiB" placeholder:"SIZE" help:"Bytes that each round writes and reads (default 256MiB)."`
 	Rounds         int          `name:"rounds" default:"3" placeholder:"N" help:"Rounds of raw and measured requests in turn; medians count (default 3)."`
 	Connections    int          `name:"connections" default:"8" placeholder:"N" help:"Connections that records are fetched with (default 8)."`
+	LinkBytesPerS  config.Bytes `name:"link-bytes-per-s" placeholder:"SIZE" help:"What goes through the connections of the server in memory in a second, in each direction, as through a network: 1250MB is 10 Gbit/s. Default: no limit, so that the processors are the limit."`
 	Uploads        int          `name:"uploads" default:"4" placeholder:"N" help:"Objects that are written at one time (default 4)."`
 	Records        int          `name:"records" default:"1000000" placeholder:"N" help:"Records that a node joins with, and in the indexes (default 1000000)."`
 	JSON           bool         `name:"json" help:"Print the result as JSON."`
@@ -43,7 +44,7 @@ func (c *benchObjectCmd) Run(ctx context.Context, std *streams) error {
 		URL: c.Object, Endpoint: c.ObjectEndpoint, Style: c.ObjectStyle, Region: c.ObjectRegion, CAFile: c.ObjectCA,
 		ServerCommand: []string{executable, "bench", "server"},
 		BlockBytes:    int(c.Block), TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
-		Connections: c.Connections, Uploads: c.Uploads, Records: c.Records,
+		LinkBytesPerS: int64(c.LinkBytesPerS), Connections: c.Connections, Uploads: c.Uploads, Records: c.Records,
 		Progress: func(step string) { fmt.Fprintln(std.err, step) },
 	})
 	if err != nil {
@@ -57,7 +58,11 @@ func (c *benchObjectCmd) Run(ctx context.Context, std *streams) error {
 
 func printObjectBench(out io.Writer, r *objectbench.Result) error {
 	const gib = 1 << 30
-	fmt.Fprintf(out, "records of %s, %s a round; medians; server: %s\n%-11s %-44s %s\n", config.Bytes(r.BlockBytes), config.Bytes(r.RoundBytes), r.Server,
+	server := r.Server
+	if r.LinkBytesPerS > 0 {
+		server += fmt.Sprintf(", %s/s each way", config.Bytes(r.LinkBytesPerS))
+	}
+	fmt.Fprintf(out, "records of %s, %s a round; medians; server: %s\n%-11s %-44s %s\n", config.Bytes(r.BlockBytes), config.Bytes(r.RoundBytes), server,
 		"", fmt.Sprintf("build and PUT, %d at one time", r.Uploads), fmt.Sprintf("verified GET, %d connections", r.Connections))
 	pair := func(p *objectbench.Pair) string {
 		return fmt.Sprintf("%5.2f of %5.2f GiB/s: %.3f, CPU %.2f of %.2f", p.BytesPerS/gib, p.RawBytesPerS/gib, p.Ratio, p.CPUSPerGiB, p.RawCPUSPerGiB)
@@ -67,11 +72,12 @@ func printObjectBench(out io.Writer, r *objectbench.Result) error {
 		fmt.Fprintf(out, "%-11s %-44s %s, stored %.2f\n", f.Name, pair(&f.Upload), pair(&f.Fetch), f.StoredRatio)
 	}
 	q := &r.Requests
-	_, err := fmt.Fprintf(out, `requests for 1 GiB        %.0f PUT, %.0f GET; for 8 MiB %.2f and %.2f; %.2f GET for each range wanted
+	_, err := fmt.Fprintf(out, `GET, then copied          %s
+requests for 1 GiB        %.0f PUT, %.0f GET; for 8 MiB %.2f and %.2f; %.2f GET for each range wanted
 look-up of %d keys      %.3f ms (p99 %.3f ms), disk tier's index %.3f ms (p99 %.3f ms), %.2f times that; %d requests
 join with %d records %.3f s, %.3f s of processor time, %d requests, %d parts
 memory a record           %.1f B; %.1f B in lists
-`, q.PutsPerGiB, q.GetsPerGiB, q.PutsPer8MiB, q.GetsPer8MiB, q.GetsPerRange,
+`, pair(&r.FetchCopied), q.PutsPerGiB, q.GetsPerGiB, q.PutsPer8MiB, q.GetsPer8MiB, q.GetsPerRange,
 		r.Chain, 1e3*r.LookupSeconds, 1e3*r.LookupP99Seconds, 1e3*r.DiskLookupSeconds, 1e3*r.DiskLookupP99Seconds, r.LookupRatio, r.LookupRequests,
 		r.Records, r.JoinSeconds, r.JoinCPUSeconds, r.JoinRequests, r.Parts, r.BytesPerRecord, r.ListBytesPerRecord)
 	return err
@@ -79,10 +85,11 @@ memory a record           %.1f B; %.1f B in lists
 
 // benchServerCmd is the process of the server in memory. It serves bench object only, and is hidden.
 type benchServerCmd struct {
-	MaxBytes int64 `arg:"" help:"Bytes that objects may take."`
+	MaxBytes      int64 `arg:"" help:"Bytes that objects may take."`
+	LinkBytesPerS int64 `arg:"" help:"Bytes a second in each direction; 0 is no limit."`
 }
 
 // Run serves until standard input ends.
 func (c *benchServerCmd) Run(ctx context.Context, std *streams) error {
-	return objectbench.Serve(ctx, c.MaxBytes, std.in, std.out)
+	return objectbench.Serve(ctx, c.MaxBytes, c.LinkBytesPerS, std.in, std.out)
 }

@@ -19,7 +19,7 @@ func TestBenchObjectNamesItsFigures(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{
-		"fetch_ratio", "upload_ratio", "forms", "requests", "lookup_s", "disk_lookup_s", "lookup_ratio", "lookup_requests",
+		"fetch_ratio", "upload_ratio", "fetch_copied", "link_bytes_per_s", "forms", "requests", "lookup_s", "disk_lookup_s", "lookup_ratio", "lookup_requests",
 		"join_s", "join_cpu_s", "bytes_per_record", "list_bytes_per_record",
 	} {
 		if _, ok := got[name]; !ok {

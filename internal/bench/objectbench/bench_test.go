@@ -16,7 +16,7 @@ func TestObjectBenchRuns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.Server != ThisProcess || len(r.Forms) != 4 || r.FetchRatio <= 0 || r.UploadRatio <= 0 {
+		if r.Server != ThisProcess || len(r.Forms) != 4 || r.FetchRatio <= 0 || r.UploadRatio <= 0 || r.FetchCopied.Ratio <= 0 {
 			t.Errorf("%+v", r)
 		}
 		for _, f := range r.Forms {
@@ -48,6 +48,8 @@ func TestOptionsThatCannotBeMeasured(t *testing.T) {
 		"500 connections":  {Connections: 500},
 		"100 bytes in all": {TotalBytes: 100},
 		"100 records":      {Records: 100},
+		"limit of -1":      {LinkBytesPerS: -1},
+		"network of its":   {LinkBytesPerS: 1 << 20, URL: "s3://bucket"},
 		"object: want":     {URL: "http://nowhere"},
 	} {
 		if _, err := Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), want) {

@@ -30,9 +30,10 @@ type bench struct {
 	namespace connector.NamespaceDigest
 	now       format.Seconds
 	noise     []byte // payloads, a slot apart
-	// memory is what records are read into, rawMemory what raw ranges are.
-	memory, rawMemory *slab.Slab
-	res               Result
+	// memory is what records are read into, rawMemory what raw ranges are; engineMemory stands for that of an
+	// engine.
+	memory, rawMemory, engineMemory *slab.Slab
+	res                             Result
 }
 
 // Run measures all there is.
@@ -42,7 +43,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	b := &bench{o: o, bucketID: format.NewBucketID(), writer: format.NewWriterID(), namespace: connector.NamespaceDigest{1}, now: format.SecondsOf(time.Now())}
-	b.res = Result{BlockBytes: o.BlockBytes, RoundBytes: o.roundBytes(), Rounds: o.Rounds, Connections: o.Connections, Uploads: o.Uploads}
+	b.res = Result{BlockBytes: o.BlockBytes, RoundBytes: o.roundBytes(), Rounds: o.Rounds, Connections: o.Connections, Uploads: o.Uploads, LinkBytesPerS: o.LinkBytesPerS}
 	err := b.open(ctx)
 	if err == nil {
 		err = b.measure(ctx)
@@ -66,7 +67,7 @@ func (b *bench) open(ctx context.Context) error {
 		// Two rounds of objects are there for a moment, and those of raw requests; and the lists.
 		const aRecord, listsBytes = 64, 256 << 20
 		var err error
-		b.server, err = startServer(ctx, b.o.ServerCommand, 4*b.o.roundBytes()+int64(b.o.Records)*aRecord+listsBytes)
+		b.server, err = startServer(ctx, b.o.ServerCommand, 4*b.o.roundBytes()+int64(b.o.Records)*aRecord+listsBytes, b.o.LinkBytesPerS)
 		if err != nil {
 			return err
 		}

@@ -18,6 +18,9 @@ type Options struct {
 	// ServerCommand starts the process of the server in memory, which must run [Serve]. Without it the
 	// server runs in this process, and processor times have those of the server in them.
 	ServerCommand []string
+	// LinkBytesPerS limits what goes through all connections of the server in memory in a second, in each
+	// direction, as a network does. Default 0: no limit, so that the processors are the limit.
+	LinkBytesPerS int64
 	// BlockBytes is the payload of a record. Default 2 MiB.
 	BlockBytes int
 	// TotalBytes of payloads are written and read in a round. Default 256 MiB: about a second.
@@ -63,6 +66,10 @@ func (o *Options) Validate() error {
 	switch {
 	case o.URL == "" && (o.Endpoint != "" || o.Style != "" || o.Region != "" || o.CAFile != ""):
 		return errors.New("bench object: an endpoint, style, region or CA needs the URL of a bucket")
+	case o.LinkBytesPerS != 0 && o.URL != "":
+		return errors.New("bench object: a bucket has a network of its own, and the limit is for the server in memory")
+	case o.LinkBytesPerS < 0:
+		return fmt.Errorf("bench object: a limit of %d bytes a second is below 0", o.LinkBytesPerS)
 	case o.BlockBytes < store.MinPayloadBytes || o.BlockBytes > maxBlockBytes || o.BlockBytes%2 != 0:
 		return fmt.Errorf("bench object: blocks of %d bytes: want an even number from %d to %d", o.BlockBytes, store.MinPayloadBytes, maxBlockBytes)
 	case o.Connections < 1 || o.Connections > 256 || o.Uploads < 1 || o.Uploads > 256:

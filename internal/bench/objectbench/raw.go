@@ -44,11 +44,11 @@ func newRaw(o *bucket.Options, connections int) (*raw, error) {
 	if err != nil {
 		return nil, err
 	}
-	const bufferBytes = 64 << 10 // as in package bucket
+	const readBufferBytes, writeBufferBytes = 4 << 10, 64 << 10 // as in package bucket
 	r := &raw{bucket: u.Host, prefix: strings.Trim(u.Path, "/") + "/", transport: &http.Transport{
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
 		MaxIdleConns: connections, MaxIdleConnsPerHost: connections, DisableCompression: true,
-		ReadBufferSize: bufferBytes, WriteBufferSize: bufferBytes,
+		ReadBufferSize: readBufferBytes, WriteBufferSize: writeBufferBytes,
 	}}
 	lookup := map[string]minio.BucketLookupType{bucket.StylePath: minio.BucketLookupPath, bucket.StyleVirtual: minio.BucketLookupDNS}
 	r.core, err = minio.NewCore(host, &minio.Options{

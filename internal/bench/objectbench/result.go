@@ -10,10 +10,14 @@ type Result struct {
 	Rounds      int    `json:"rounds"`
 	Connections int    `json:"connections"`
 	Uploads     int    `json:"uploads"`
+	// LinkBytesPerS is what the server's connections share in each direction; 0 is no limit.
+	LinkBytesPerS int64 `json:"link_bytes_per_s"`
 
 	// FetchRatio and UploadRatio are those of plain records.
 	FetchRatio  float64 `json:"fetch_ratio"`
 	UploadRatio float64 `json:"upload_ratio"`
+	// FetchCopied is the fetch of plain records that are copied to an engine's memory after that.
+	FetchCopied Pair `json:"fetch_copied"`
 	// Forms are plain, sealed and compressed records, and those that are both.
 	Forms    []Form   `json:"forms"`
 	Requests Requests `json:"requests"`

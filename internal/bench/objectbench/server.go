@@ -19,9 +19,10 @@ import (
 
 const memoryBucket = "bench"
 
-// Serve runs a server in memory that holds maxBytes, on a port of its own, until in ends. It writes its
-// address, and its counts for each line that it reads, as JSON.
-func Serve(ctx context.Context, maxBytes int64, in io.Reader, out io.Writer) (err error) {
+// Serve runs a server in memory that holds maxBytes, on a port of its own, until in ends. Its connections share
+// linkBytesPerS in each direction, 0 for no limit. It writes its address, and its counts for each line that it
+// reads, as JSON.
+func Serve(ctx context.Context, maxBytes, linkBytesPerS int64, in io.Reader, out io.Writer) (err error) {
 	var config net.ListenConfig
 	l, err := config.Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -30,7 +31,7 @@ func Serve(ctx context.Context, maxBytes int64, in io.Reader, out io.Writer) (er
 	objects := s3mem.New(s3mem.Options{MaxBytes: maxBytes}, memoryBucket)
 	server := &http.Server{Handler: objects, ReadHeaderTimeout: time.Minute}
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
+	go func() { served <- server.Serve(newLink(l, linkBytesPerS)) }()
 	defer func() {
 		err = errors.Join(err, server.Close())
 		if end := <-served; !errors.Is(end, http.ErrServerClosed) {
@@ -59,9 +60,9 @@ type server struct {
 }
 
 // startServer starts a server with a command, or in this process without one.
-func startServer(ctx context.Context, command []string, maxBytes int64) (*server, error) {
+func startServer(ctx context.Context, command []string, maxBytes, linkBytesPerS int64) (*server, error) {
 	s := new(server)
-	if err := s.start(ctx, command, maxBytes); err != nil {
+	if err := s.start(ctx, command, maxBytes, linkBytesPerS); err != nil {
 		return nil, fmt.Errorf("start the bench's server: %w", err)
 	}
 	if err := s.answers.Decode(&s.url); err != nil {
@@ -70,20 +71,20 @@ func startServer(ctx context.Context, command []string, maxBytes int64) (*server
 	return s, nil
 }
 
-func (s *server) start(ctx context.Context, command []string, maxBytes int64) error {
+func (s *server) start(ctx context.Context, command []string, maxBytes, linkBytesPerS int64) error {
 	if len(command) == 0 {
 		in, asks := io.Pipe()
 		answers, out := io.Pipe()
 		ended := make(chan error, 1)
 		go func() {
-			err := Serve(ctx, maxBytes, in, out)
+			err := Serve(ctx, maxBytes, linkBytesPerS, in, out)
 			_ = out.CloseWithError(err)
 			ended <- err
 		}()
 		s.asks, s.answers, s.wait = asks, json.NewDecoder(answers), func() error { return <-ended }
 		return nil
 	}
-	args := append(command[1:len(command):len(command)], strconv.FormatInt(maxBytes, 10))
+	args := append(command[1:len(command):len(command)], strconv.FormatInt(maxBytes, 10), strconv.FormatInt(linkBytesPerS, 10))
 	cmd := exec.CommandContext(ctx, command[0], args...)
 	var trouble bytes.Buffer
 	cmd.Stderr = &trouble

@@ -223,14 +223,14 @@ func (b *bench) measureFetch(ctx context.Context, f *form, objects []format.Obje
 	heard := &listener{Getter: b.bucket}
 	fetcher, err := fetch.New(fetch.Options{
 		Bucket: heard, Catalog: places{c}, Ring: f.ring, Connections: b.o.Connections, RangeBytes: rangeBytes,
-		InFlightBytes: max(64<<20, int64(b.o.Connections)*rangeBytes), Logger: slog.New(slog.DiscardHandler),
+		InFlightBytes: int64(b.o.Connections) * b.longestRange(), Logger: slog.New(slog.DiscardHandler),
 		Timeout: time.Minute, Stall: 20 * time.Second, // how much goes through is measured, and no patience
 	})
 	if err != nil {
 		return err
 	}
 	defer fetcher.Close()
-	if err := b.fetch(ctx, fetcher); err != nil { // warm up, and what raw requests get
+	if err := b.fetch(ctx, fetcher, nil); err != nil { // warm up, and what raw requests get
 		return err
 	}
 	before, stats := b.bucket.Stats().Requests[string(bucket.Get)], fetcher.Stats()
@@ -238,7 +238,7 @@ func (b *bench) measureFetch(ctx context.Context, f *form, objects []format.Obje
 	for range b.o.Rounds {
 		ranges := heard.take()
 		err := all.turn(b.o.roundBytes(), func() error { return b.fetchRaw(ctx, ranges) },
-			func() error { return b.fetch(ctx, fetcher) })
+			func() error { return b.fetch(ctx, fetcher, nil) })
 		if err != nil {
 			return err
 		}
@@ -248,7 +248,24 @@ func (b *bench) measureFetch(ctx context.Context, f *form, objects []format.Obje
 		gets := float64(b.bucket.Stats().Requests[string(bucket.Get)] - before)
 		b.res.Requests.GetsPerGiB, b.res.Requests.GetsPer8MiB = b.perBytes(gets)
 		b.res.Requests.GetsPerRange = gets / float64(fetcher.Stats().Ranges-stats.Ranges)
+		return b.measureCopied(ctx, fetcher, heard)
 	}
+	return nil
+}
+
+// measureCopied does the same with records that go on to an engine's memory, as where the engine computes on
+// processors: GPUs fetch their copy themselves.
+func (b *bench) measureCopied(ctx context.Context, fetcher *fetch.Fetcher, heard *listener) error {
+	var all rounds
+	for range b.o.Rounds {
+		ranges := heard.take()
+		err := all.turn(b.o.roundBytes(), func() error { return b.fetchRaw(ctx, ranges) },
+			func() error { return b.fetch(ctx, fetcher, b.engineMemory) })
+		if err != nil {
+			return err
+		}
+	}
+	b.res.FetchCopied = all.pair()
 	return nil
 }
 
@@ -258,13 +275,19 @@ func (b *bench) callers() int { return 2 * b.o.Connections }
 
 func (b *bench) perCall() int { return max(1, rangeBytes/b.o.BlockBytes) }
 
+// longestRange is how many bytes a range has at most: its last record may begin rangeBytes after its start.
+func (b *bench) longestRange() int64 { return int64(rangeBytes + 2*b.o.slotBytes()) }
+
 // mapMemory maps the memory that records are read into, and about as much for raw ranges: what goes round a
 // few buffers in the processor's cache is faster, and nobody who keeps it can do so.
 func (b *bench) mapMemory() (err error) {
 	if b.memory, err = newSlab(b.callers()*b.perCall(), b.o.BlockBytes); err != nil {
 		return err
 	}
-	b.rawMemory, err = newSlab(b.callers(), rangeBytes+2*b.o.slotBytes())
+	if b.engineMemory, err = newSlab(b.callers()*b.perCall(), b.o.BlockBytes); err != nil {
+		return err
+	}
+	b.rawMemory, err = newSlab(b.callers(), int(b.longestRange()))
 	return err
 }
 
@@ -283,7 +306,7 @@ func newSlab(count, bytes int) (*slab.Slab, error) {
 }
 
 func (b *bench) unmapMemory() (err error) {
-	for _, s := range []*slab.Slab{b.memory, b.rawMemory} {
+	for _, s := range []*slab.Slab{b.memory, b.rawMemory, b.engineMemory} {
 		if s != nil {
 			err = errors.Join(err, s.Close())
 		}
@@ -291,15 +314,23 @@ func (b *bench) unmapMemory() (err error) {
 	return err
 }
 
-// fetch reads all records of a round.
-func (b *bench) fetch(ctx context.Context, fetcher *fetch.Fetcher) error {
+// fetch reads all records of a round, and copies each to the memory of an engine unless that is nil.
+func (b *bench) fetch(ctx context.Context, fetcher *fetch.Fetcher, engine *slab.Slab) error {
 	n, each := b.o.objects()*b.o.perObject(), b.perCall()
 	return parallel(ctx, b.callers(), (n+each-1)/each, func(ctx context.Context, _, i int) error {
 		ops := make([]*store.ReadOp, min(each, n-i*each))
 		for k := range ops {
 			ops[k] = &store.ReadOp{Record: b.record(i*each + k), Payload: <-b.memory.C()}
 		}
-		fetcher.Read(ctx, ops, func(op *store.ReadOp) { b.memory.Put(op.Payload) })
+		fetcher.Read(ctx, ops, func(*store.ReadOp) {})
+		for _, op := range ops {
+			if engine != nil {
+				to := <-engine.C()
+				copy(to, op.Payload)
+				engine.Put(to)
+			}
+			b.memory.Put(op.Payload)
+		}
 		failed := slices.IndexFunc(ops, func(op *store.ReadOp) bool { return op.Err != nil })
 		if failed < 0 {
 			return nil

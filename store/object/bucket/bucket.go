@@ -179,7 +179,9 @@ func limiter(bytesPerS int64) *rate.Limiter {
 // newTransport makes connections as the options say: HTTP/1.1, so that each transfer has a connection
 // of its own, and bytes as the server sends them.
 func newTransport(o Options) (*http.Transport, error) {
-	const bufferBytes = 64 << 10
+	// Bodies are read in large parts, which bypass the read buffer; but a part smaller than the buffer, such as
+	// the header of a record, fills it, and what follows is copied out of it. So it holds no more than such a header.
+	const readBufferBytes, writeBufferBytes = 4 << 10, 64 << 10
 	roots, err := readRoots(o.CAFile)
 	if err != nil {
 		return nil, err
@@ -195,8 +197,8 @@ func newTransport(o Options) (*http.Transport, error) {
 		IdleConnTimeout:       time.Minute,
 		ExpectContinueTimeout: time.Second,
 		DisableCompression:    true,
-		ReadBufferSize:        bufferBytes,
-		WriteBufferSize:       bufferBytes,
+		ReadBufferSize:        readBufferBytes,
+		WriteBufferSize:       writeBufferBytes,
 	}, nil
 }
 

@@ -50,8 +50,8 @@ type Fetcher struct {
 	batches   []*batch
 	idleTasks []*task
 	idleRuns  []*run
-	scratches []*scratch
-	kept      int64 // bytes of buffers in scratches
+	resting   []*worker
+	kept      int64 // bytes of buffers of resting workers
 }
 
 // New returns a fetcher.
@@ -166,6 +166,7 @@ func (f *Fetcher) Close() {
 		f.idle.Wait()
 	}
 	f.gather.Stop()
+	f.dismiss()
 	f.mu.Unlock()
 	f.workers.Wait()
 }

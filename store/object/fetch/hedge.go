@@ -22,24 +22,29 @@ type race struct {
 	ctx         context.Context
 	name        string
 	from, bytes int64
-	answers     chan answer
-	under       int // requests without an answer
-	stops       [2]context.CancelFunc
-	winner      int // the request that decided
-	hedged      bool
+	// Guarded by the mutex of the fetcher:
+	stops   [2]context.CancelFunc
+	waiting int // requests without an answer
+	under   int // requests that hold a connection
+	decided bool
+	best    answer        // the newest one until one decides
+	over    chan struct{} // of a race with two requests: closed when it is decided
 }
 
-// get asks for a range. A second request is sent if the head of the first one's answer is late.
+// get asks for a range. A second request is sent if the head of the first one's answer is late. The first is sent
+// by the calling goroutine: nearly always it is the only one.
 func (f *Fetcher) get(ctx context.Context, r *run, name string, from, bytes int64) (*body, error) {
-	c := &race{f: f, ctx: ctx, name: name, from: from, bytes: bytes, answers: make(chan answer, 2)}
+	c := &race{f: f, ctx: ctx, name: name, from: from, bytes: bytes}
 	began := time.Now()
 	f.mu.Lock()
 	f.heads.asked()
 	late := f.heads.late(f.o.HedgeAfter)
+	first := c.begin(0)
 	f.mu.Unlock()
-	c.send(0)
-	a := c.run(late)
-	c.leave()
+	timer := time.AfterFunc(late, c.late)
+	c.ask(first, 0)
+	timer.Stop()
+	a := c.result()
 	if a.err != nil {
 		return nil, a.err
 	}
@@ -58,80 +63,84 @@ func (f *Fetcher) get(ctx context.Context, r *run, name string, from, bytes int6
 	}, nil
 }
 
-// run waits for the first answer that decides: a head, or that there is no such object.
-func (c *race) run(late time.Duration) (a answer) {
-	timer := time.NewTimer(late)
-	defer timer.Stop()
-	for c.under > 0 {
-		select {
-		case <-timer.C:
-			c.late()
-			continue
-		case a = <-c.answers:
-		}
-		c.under--
-		c.winner = a.lane
-		if a.err == nil {
-			return a
-		}
-		c.stops[a.lane]()
-		if errors.Is(a.err, bucket.ErrMissing) || errors.Is(a.err, bucket.ErrRange) || errors.Is(a.err, bucket.ErrArchived) {
-			return a
-		}
-	}
-	return a
+// begin counts a request, and returns its context. f.mu is held.
+func (c *race) begin(lane int) context.Context {
+	c.waiting++
+	c.under++
+	ctx, stop := context.WithCancel(c.ctx)
+	c.stops[lane] = stop
+	return ctx
 }
 
 // late notes that the head is late, and sends another request if it may: it takes a connection.
 func (c *race) late() {
 	f := c.f
 	f.mu.Lock()
-	f.speed.flows(time.Now())
-	if c.hedged = f.used < f.o.Connections && f.heads.hedge(); c.hedged {
-		f.used++
-	}
-	f.mu.Unlock()
-	if c.hedged {
-		f.counts.hedges.Add(1)
-		c.send(1)
-	}
-}
-
-// send sends a request.
-func (c *race) send(lane int) {
-	ctx, stop := context.WithCancel(c.ctx)
-	c.stops[lane] = stop
-	c.under++
-	c.f.workers.Go(func() {
-		b, err := c.f.o.Bucket.Get(ctx, c.name, c.from, c.bytes)
-		c.answers <- answer{Body: b, err: err, lane: lane}
-	})
-}
-
-// leave ends the request that has not won, if there is one, and gives its connection back.
-func (c *race) leave() {
-	if !c.hedged {
-		return
-	}
-	if c.under == 0 {
-		c.f.freeConnection()
-		return
-	}
-	c.stops[1-c.winner]() // the winner's context goes on with its body
-	c.f.workers.Go(func() {
-		defer c.f.freeConnection()
-		if a := <-c.answers; a.err == nil {
-			_ = a.Close()
-		}
-	})
-}
-
-// freeConnection ends the use of a connection.
-func (f *Fetcher) freeConnection() {
-	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.used--
-	f.dispatch()
+	if c.decided { // while the timer ran out
+		return
+	}
+	f.speed.flows(time.Now())
+	if f.used >= f.o.Connections || !f.heads.hedge() {
+		return
+	}
+	f.used++
+	f.counts.hedges.Add(1)
+	c.over = make(chan struct{})
+	second := c.begin(1)
+	f.workers.Go(func() { c.ask(second, 1) })
+}
+
+// ask sends a request and notes its answer. The last of two requests gives back the connection of the second.
+func (c *race) ask(ctx context.Context, lane int) {
+	b, err := c.f.o.Bucket.Get(ctx, c.name, c.from, c.bytes)
+	wins := c.note(answer{Body: b, err: err, lane: lane})
+	if err != nil || !wins {
+		c.stops[lane]()
+	}
+	if err == nil && !wins {
+		_ = b.Close()
+	}
+	c.f.mu.Lock()
+	defer c.f.mu.Unlock()
+	if c.under--; c.under == 0 && c.over != nil {
+		c.f.used--
+		c.f.dispatch()
+	}
+}
+
+// note keeps an answer, and reports false if another has decided.
+func (c *race) note(a answer) bool {
+	c.f.mu.Lock()
+	defer c.f.mu.Unlock()
+	if c.decided {
+		return false
+	}
+	c.best = a
+	c.waiting--
+	c.decided = c.waiting == 0 || a.err == nil || errors.Is(a.err, bucket.ErrMissing) || errors.Is(a.err, bucket.ErrRange) ||
+		errors.Is(a.err, bucket.ErrArchived)
+	if !c.decided {
+		return true
+	}
+	if c.over != nil {
+		close(c.over)
+	}
+	if c.waiting > 0 {
+		c.stops[1-a.lane]() // the winner's context goes on with its body
+	}
+	return true
+}
+
+// result waits for the answer that decides.
+func (c *race) result() answer {
+	c.f.mu.Lock()
+	over := c.over
+	c.f.mu.Unlock()
+	if over != nil {
+		<-over
+	}
+	return c.best // nothing writes to it any more
 }
 
 // stopped is a timer that does not run yet.

@@ -133,7 +133,7 @@ func (f *Fetcher) dispatch() {
 			}
 		}
 		f.counts.ranges.Add(1)
-		f.workers.Go(func() { f.work(r) })
+		f.give(r)
 	}
 }
 

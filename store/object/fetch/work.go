@@ -11,7 +11,6 @@ import (
 	"github.com/kvconn/kvconn/store/object/bucket"
 	"github.com/kvconn/kvconn/store/object/format"
 	"github.com/kvconn/kvconn/store/object/sleep"
-	"github.com/kvconn/kvconn/store/record"
 )
 
 const (
@@ -32,19 +31,10 @@ var (
 // errShort is a body that ends before its records do.
 var errShort = errors.New("the object is shorter than its list says")
 
-// scratch is what a goroutine needs to read a range.
-type scratch struct {
-	header [headerBytes]byte
-	opened record.Header
-	// stored is for what cannot be read into the op's buffer, and for what nobody wants.
-	stored []byte
-}
-
 // work reads a range, with as many requests as it takes. All its ops are reported when it returns.
-func (f *Fetcher) work(r *run) {
+func (f *Fetcher) work(r *run, w *worker) {
 	ctx, cancel := context.WithDeadlineCause(f.base, r.began.Add(f.o.Timeout), errLate)
 	defer cancel()
-	s := f.scratch()
 	for n := 0; ; n++ {
 		get, stop := context.WithCancelCause(ctx)
 		if !f.trim(r, stop) {
@@ -54,7 +44,7 @@ func (f *Fetcher) work(r *run) {
 		if n > 0 {
 			f.counts.resumed.Add(1)
 		}
-		at, err := f.stream(get, r, s)
+		at, err := f.stream(get, r, &w.scratch)
 		why := context.Cause(get)
 		stop(nil)
 		if err != nil {
@@ -67,7 +57,7 @@ func (f *Fetcher) work(r *run) {
 	f.inFlight -= r.bytes // of the gaps
 	f.speed.end(time.Now())
 	f.recycle(r)
-	f.keep(s)
+	f.rest(w)
 	f.dispatch()
 }
 
@@ -194,26 +184,4 @@ func objectOf(r *run) (id format.ObjectID) {
 		}
 	}
 	return id
-}
-
-// scratch takes what a goroutine needs.
-func (f *Fetcher) scratch() *scratch {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s, ok := pop(&f.scratches)
-	if !ok {
-		return &scratch{stored: make([]byte, discardBytes)}
-	}
-	f.kept -= int64(cap(s.stored))
-	return s
-}
-
-// keep keeps a scratch for use again, with its buffer while all of them are no more than what may be in flight.
-// f.mu is held.
-func (f *Fetcher) keep(s *scratch) {
-	if cap(s.stored) > discardBytes && f.kept+int64(cap(s.stored)) > f.o.InFlightBytes {
-		s.stored = make([]byte, discardBytes)
-	}
-	f.kept += int64(cap(s.stored))
-	f.scratches = append(f.scratches, s)
 }
