@@ -4,8 +4,8 @@
         [--also STAGE]... [--short]
 
 Makes its own virtual environment with vLLM's CPU build and a tiny model, and runs OpenAI servers
-in float32. Nothing else than Python 3.10 and, without --kvconnd, Go is needed; no GPU. The exit
-status is 0 only if every check passed.
+in float32. Nothing else than Python 3.10 and Go is needed; no GPU. The exit status is 0 only if every
+check passed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from completions import BLOCK_SIZE, LONG, MAX_TOKENS, SHORT, Completion, cacheab
 from damage import flip_bits
 from hybrid import Hybrid
 from identity import Identity
+from object_stage import ObjectTier
 from offline_run import run_offline
 from parallel import DataParallel, latent_attention, pipeline
 from processes import Daemon, Engine
@@ -343,6 +344,7 @@ STAGES: dict[str, Callable[[Place], None]] = {
     "shapes": lambda place: Shapes(place).run(),
     "tp": lambda place: TensorParallel(place).run(),
     "tier": lambda place: Tier(place).run(),
+    "object": lambda place: ObjectTier(place).run(),
     "mla": lambda place: latent_attention(place).run(),
     "pp": lambda place: pipeline(place).run(),
     "dp": lambda place: DataParallel(place).run(),

@@ -49,7 +49,7 @@ class Program:
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self.kill)
 
-    def spawn(self, command: Sequence[str], env: dict[str, str] | None = None) -> None:
+    def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         """Start it."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -122,14 +122,20 @@ class Daemon(Program):
             config["kv_connector_extra_config"]["timeout"] = timeout_s
         return json.dumps(config)
 
-    def start(self, max_bytes: str = "4GiB", settings: Sequence[str] = ("--prefill-tokens-per-s", "1")) -> None:
+    def start(
+        self,
+        max_bytes: str = "4GiB",
+        settings: Sequence[str] = ("--prefill-tokens-per-s", "1"),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         """Start it and wait until it is ready.
 
         Unless other settings are given, whatever it has is worth loading beside a prefill of one token a second: what
-        is tested is not the price, which a disk that stands still for a second changes.
+        is tested is not the price, which a disk that stands still for a second changes. Without env it has this
+        process's own.
         """
         args = ["--dir", str(self.store), "--socket", str(self.socket_path), "--max-bytes", max_bytes, *settings]
-        self.spawn([str(self.binary), "serve", *args, "--http", f"127.0.0.1:{self.port}"])
+        self.spawn([str(self.binary), "serve", *args, "--http", f"127.0.0.1:{self.port}"], env)
         until = time.monotonic() + 30
         while get(self.port, "/healthz")[0] != 200 or not self.socket_path.exists():
             if not self.alive() or time.monotonic() > until:
@@ -149,7 +155,7 @@ class Daemon(Program):
 
     def wait_for_engines(self, engines: int, ranks: int) -> None:
         """Wait until the schedulers of that many engines and all their workers are connected."""
-        self._wait(
+        self.wait_until(
             lambda: self.metric("kvconn_engines") >= engines and self.metric("kvconn_ranks") >= ranks, "an engine"
         )
 
@@ -159,13 +165,14 @@ class Daemon(Program):
 
     def wait_for_scheduler_after(self, earlier: int) -> None:
         """Wait until a scheduler has connected after that many."""
-        self._wait(lambda: self.schedulers() > earlier, "a scheduler")
+        self.wait_until(lambda: self.schedulers() > earlier, "a scheduler")
 
     def wait_for_writes(self) -> None:
         """Wait until everything that was saved is on disk."""
-        self._wait(lambda: self.metric("kvconn_store_write_in_flight_bytes") == 0, "the writes to end")
+        self.wait_until(lambda: self.metric("kvconn_store_write_in_flight_bytes") == 0, "the writes to end")
 
-    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until a condition holds. `what` names it for people."""
         until = time.monotonic() + 30
         while not condition():
             if time.monotonic() > until:
