@@ -2,17 +2,12 @@ package integration
 
 import (
 	"fmt"
-	"net/http/httptest"
 	"os"
 	"testing"
 
 	"github.com/kvconn/kvconn/internal/engine"
-	"github.com/kvconn/kvconn/internal/s3mem"
 	"github.com/kvconn/kvconn/internal/testkit/s3proxy"
 )
-
-// bucketEnviron has the credentials that a bucket in memory takes.
-var bucketEnviron = []string{"AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=secret", "AWS_EC2_METADATA_DISABLED=true"}
 
 // bucketNode is a node that shares a bucket with others. It may lose the bucket alone.
 type bucketNode struct {
@@ -23,16 +18,10 @@ type bucketNode struct {
 // newBucketNodes makes two nodes with one bucket, and starts them.
 func newBucketNodes(t *testing.T, args ...string) (a, b *bucketNode) {
 	t.Helper()
-	const name = "bucket"
-	memory := s3mem.New(s3mem.Options{}, name)
+	c := newCloud(t)
 	var nodes [2]*bucketNode
 	for i := range nodes {
-		proxy := s3proxy.New(memory)
-		s := httptest.NewServer(proxy)
-		t.Cleanup(s.Close)
-		n := newMemoryNode(t, append([]string{"--object", "s3://" + name + "/cache", "--object-endpoint", s.URL,
-			"--object-region", "us-east-1", "--object-upload-age", "100ms"}, args...)...)
-		n.environ = bucketEnviron
+		n, proxy := c.nodeBehind(t, args...)
 		n.start()
 		nodes[i] = &bucketNode{n, proxy}
 	}
@@ -43,15 +32,6 @@ func newBucketNodes(t *testing.T, args ...string) (a, b *bucketNode) {
 func (n *bucketNode) lose() { n.bucket.Play(s3proxy.Clause{Do: s3proxy.Effect{Reset: true}}) }
 func (n *bucketNode) find() { n.bucket.Stop() }
 
-// knows waits until the node offers that many records of the bucket.
-func (n *bucketNode) knows(records int64) {
-	n.t.Helper()
-	n.wait(fmt.Sprintf("%d records in the bucket are known", records), func() bool {
-		o := n.status().Object
-		return o.Offers && o.Records >= records
-	})
-}
-
 // wipe gives the node an empty disk, and waits until it knows that many records of the bucket.
 func (n *bucketNode) wipe(records int64) {
 	n.t.Helper()
@@ -60,19 +40,7 @@ func (n *bucketNode) wipe(records int64) {
 		n.t.Fatal(err)
 	}
 	n.start()
-	n.knows(records)
-}
-
-// fetched is how many records the node has loaded from the bucket since it started.
-func (n *bucketNode) fetched() uint64 {
-	n.t.Helper()
-	for _, tier := range n.status().Tiers {
-		if tier.Tier == "object" {
-			return tier.Hits
-		}
-	}
-	n.t.Error("there is no object tier")
-	return 0
+	n.follows(records)
 }
 
 // fillNodes has the engine answer prompts, and waits until both nodes have its ranks' records on disk and know all that
@@ -86,8 +54,8 @@ func fillNodes(t *testing.T, e *instance, a, b *bucketNode, ps [][]uint32, want 
 	if other := b.status().Store.Records; blocks == 0 || other != blocks {
 		t.Fatalf("%d and %d records on the nodes' disks, want one on each for each block", blocks, other)
 	}
-	a.knows(2 * blocks)
-	b.knows(2 * blocks)
+	a.follows(2 * blocks)
+	b.follows(2 * blocks)
 	return blocks
 }
 
@@ -212,7 +180,7 @@ func TestEngineOverTwoNodesOutlivesTheFaultsOfEach(t *testing.T) {
 	if long() {
 		damage()
 		b.start()
-		b.knows(2 * blocks)
+		b.follows(2 * blocks)
 		served("a shard is damaged on the other node's disk, and whole in the bucket")
 	}
 	damage()
@@ -231,7 +199,7 @@ func TestEngineOverTwoNodesOutlivesTheFaultsOfEach(t *testing.T) {
 			t.Errorf("%d tokens cached, %d recomputed; nothing tells what the other node has", c, r)
 		}
 		a.find()
-		a.knows(2 * blocks)
+		a.follows(2 * blocks)
 		served("the bucket is back")
 	}
 	e.close()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,15 +14,14 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/kvconn/kvconn/internal/s3mem"
 	"github.com/kvconn/kvconn/internal/testkit/s3proxy"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/policy"
 )
 
-// newAddressedNode is a node whose address stays the same, with a bucket that others share.
-func newAddressedNode(t *testing.T, bucket string) (n *node, url string) {
+// addressedNode is a node whose address stays the same, with a bucket that others share.
+func (c *cloud) addressedNode(t *testing.T, endpoint string) (n *node, url string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -33,12 +31,7 @@ func newAddressedNode(t *testing.T, bucket string) (n *node, url string) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	n = newMemoryNode(t,
-		"--http", address, "--object", "s3://bucket/cache", "--object-endpoint", bucket, "--object-region", "us-east-1",
-		"--object-upload-age", "100ms", "--object-poll-max", "1s",
-		"--prefill-tokens-per-s", "10", // what the bucket has is worth loading on any machine
-	)
-	n.environ = bucketEnviron
+	n = c.nodeAt(t, endpoint, "--http", address, "--object-poll-max", "1s")
 	return n, "http://" + address
 }
 
@@ -144,11 +137,10 @@ func (r *routerProcess) follows() feed.ResidencyStats {
 // follows the bucket through B alone, which knows A's namespace by the bucket.
 func TestRouterCountsWhatIsInTheBucketForAllRanks(t *testing.T) {
 	t.Parallel()
-	proxy := s3proxy.New(s3mem.New(s3mem.Options{}, "bucket"))
-	bucket := httptest.NewServer(proxy)
-	t.Cleanup(bucket.Close)
-	a, aURL := newAddressedNode(t, bucket.URL)
-	b, bURL := newAddressedNode(t, bucket.URL)
+	c := newCloud(t)
+	proxy, endpoint := c.proxy(t)
+	a, aURL := c.addressedNode(t, endpoint)
+	b, bURL := c.addressedNode(t, endpoint)
 	a.start()
 	b.start()
 	r := startRouter(t, fmt.Sprintf(`ranks:
