@@ -83,10 +83,11 @@ func (t *Tier) Write(ops []*store.WriteOp, done func(*store.WriteOp)) (accepted 
 	return accepted, err
 }
 
-// Writable reports whether the bucket could be written when this node last tried.
+// Writable reports whether the bucket could be written when this node last tried, and others can be expected to have the
+// key that it would be written with.
 func (t *Tier) Writable() bool {
 	_, usable := t.follower.Bucket()
-	return usable && !t.readOnly.Load() && t.bucket.Available()
+	return usable && !t.readOnly.Load() && t.bucket.Available() && t.follower.Lacks() == nil
 }
 
 // accept checks a write and counts it. It returns nil if another write is to report it, or it is done.

@@ -209,12 +209,20 @@ func (f *Follower) Whole() error {
 	return nil
 }
 
-// Lacks says that the newest list which was followed is sealed with a key that this node does not have, and when that list
-// was written. Before any list was followed the file format stands for it. The error wraps [seal.ErrUnknownKey].
-func (f *Follower) Lacks() (written format.Seconds, err error) {
+// lackedFor is how long a list stands for nodes with its key. Where nobody has told anything with that key for so long, it
+// was dropped, or is lost.
+const lackedFor = 24 * time.Hour
+
+// Lacks says that the newest list which was followed is sealed with a key that this node does not have: others cannot be
+// expected to have this node's. Before any list was followed the file format stands for it. After a day without such a list
+// it is nil again. The error wraps [seal.ErrUnknownKey].
+func (f *Follower) Lacks() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.lacks.written, f.lacks.err
+	if f.lacks.err == nil || format.SecondsOf(f.o.Now()) > f.lacks.written+format.Seconds(lackedFor/time.Second) {
+		return nil
+	}
+	return f.lacks.err
 }
 
 // opens notes whether the newest list could be opened.

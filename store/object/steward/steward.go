@@ -51,8 +51,8 @@ type Follower interface {
 	Suspect()
 	Bucket() (format.BucketID, bool)
 	Position() (uint64, format.Sum)
-	// Lacks says that the newest list is sealed with a key that this node does not have, and when it was written.
-	Lacks() (written format.Seconds, err error)
+	// Lacks says that the newest list is sealed with a key that this node does not have.
+	Lacks() error
 	Wrote(ctx context.Context, l *format.List) bool
 	Again(l *format.List)
 }
@@ -187,14 +187,12 @@ func (s *Steward) tell(why error) {
 	}
 }
 
-// admitted fails if this node does not have the key of the newest list. Where nobody has told anything with that key
-// for a day it was dropped, or is lost.
+// admitted fails if this node does not have the key of the newest list.
 func (s *Steward) admitted() error {
-	written, err := s.o.Follower.Lacks()
-	if err == nil || format.SecondsOf(s.o.Now()) > written+format.Seconds(unreadFor/time.Second) {
-		return nil
+	if err := s.o.Follower.Lacks(); err != nil {
+		return fmt.Errorf("%w: %w", ErrKey, err)
 	}
-	return fmt.Errorf("%w: %w", ErrKey, err)
+	return nil
 }
 
 // Serve takes the lease, if nobody holds it, and is steward until it is lost or the context ends. held reports
