@@ -34,10 +34,10 @@ const (
 )
 
 // daemonEnviron is this process's environment without what is the tests' own: the daemon refuses
-// variables of its prefix that it does not know.
+// variables of its prefix that it does not know. The user's credentials are none of the tests'.
 func daemonEnviron() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, "KVCONN_")
+		return strings.HasPrefix(v, "KVCONN_") || strings.HasPrefix(v, "AWS_")
 	})
 }
 

@@ -23,8 +23,10 @@ type node struct {
 	t           *testing.T
 	dir, socket string
 	args        []string
-	cmd         *exec.Cmd
-	log         *testlog.Text
+	// environ has variables for the daemon alone.
+	environ []string
+	cmd     *exec.Cmd
+	log     *testlog.Text
 	// local is the daemon, if it runs in this process.
 	local *localDaemon
 }
@@ -78,7 +80,7 @@ func (n *node) command() *exec.Cmd {
 		"--max-bytes", "256MiB", "--host-bytes", "64MiB", "--stage-timeout", "10s", "--load-timeout", "60s",
 	}, n.args...)
 	cmd := exec.Command(path, args...)
-	cmd.Env = daemonEnviron()
+	cmd.Env = append(daemonEnviron(), n.environ...)
 	return cmd
 }
 
