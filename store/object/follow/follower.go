@@ -291,7 +291,7 @@ func (f *Follower) bad(name format.Name, why error) {
 		}
 	})
 	f.o.Logger.Warn("a list in the bucket was not used", slog.String("name", name.String()), slog.Any("error", why),
-		slog.String("remedy", remedy(why)))
+		slog.String("remedy", Remedy(why)))
 }
 
 // tell logs trouble when it begins, and its end.
@@ -307,6 +307,9 @@ func (f *Follower) tell(err error) {
 	}
 	f.mu.Lock()
 	before := f.told
+	if errors.Is(err, bucket.ErrOpen) && before != "" {
+		text = before // nothing was sent: the trouble is still the one that was told
+	}
 	f.told = text
 	f.mu.Unlock()
 	switch {
@@ -315,13 +318,16 @@ func (f *Follower) tell(err error) {
 		f.o.Logger.Info("the bucket is followed again")
 	default:
 		f.o.Logger.Warn("the bucket cannot be followed; its records are offered for 5 minutes after the last news", slog.Any("error", err),
-			slog.String("remedy", remedy(err)))
+			slog.String("remedy", Remedy(err)))
 	}
 }
 
-// remedy is what an operator can do.
-func remedy(err error) string {
+// Remedy is what an operator can do about a list that cannot be used, or a bucket that cannot be followed, in one
+// line for a log. It is empty where there is nothing to do but wait.
+func Remedy(err error) string {
 	switch {
+	case errors.Is(err, format.ErrForeign):
+		return "none is needed after a bucket was emptied; otherwise look for who copies objects into this prefix"
 	case errors.Is(err, format.ErrNewer):
 		return "upgrade this node: the bucket has what newer programs wrote, and it is left alone"
 	case errors.Is(err, ErrKey):
