@@ -177,7 +177,6 @@ func TestBucketEmptiedUnderANode(t *testing.T) {
 		q.all(e, "from disk")
 		fresh.all(other, "from disk")
 	}
-	b.says(unreadable)
 	third := c.node(t)
 	third.start()
 	third.waitLong("the bucket is filled again", func() bool { return third.object().Records >= records })
