@@ -153,7 +153,7 @@ func TestEngineOverTwoNodesOutlivesTheFaultsOfEach(t *testing.T) {
 	}
 
 	for _, point := range []string{atOffer, atLoading, atSave} {
-		if point == atOffer && !long() {
+		if point == atOffer && !thorough() {
 			continue
 		}
 		fresh := prompts(152+len(point), 1)
@@ -177,7 +177,7 @@ func TestEngineOverTwoNodesOutlivesTheFaultsOfEach(t *testing.T) {
 			t.Fatal("there is no such record")
 		}
 	}
-	if long() {
+	if thorough() {
 		damage()
 		b.start()
 		b.follows(2 * blocks)
@@ -192,7 +192,7 @@ func TestEngineOverTwoNodesOutlivesTheFaultsOfEach(t *testing.T) {
 	b.saved()
 	served("the shard was saved again")
 
-	if long() { // the breaker waits for seconds
+	if thorough() { // the breaker waits for seconds
 		a.lose()
 		a.wait("the bucket's records are not offered", func() bool { return !a.status().Object.Offers })
 		if c, r := run("the scheduler's node has no bucket"); c != 0 || r != 0 {
@@ -210,7 +210,7 @@ func TestEngineOverTwoNodesOutlivesTheFaultsOfEach(t *testing.T) {
 // With the policy second-use the other node uploads what its rank saves again: no look-up there finds it, and the
 // scheduler's node would never hear of it.
 func TestEngineOverTwoNodesUploadsWhatItComputesTwice(t *testing.T) {
-	if !long() {
+	if !thorough() {
 		t.Skip("KVCONN_TEST_LONG=1 runs it: a save that was planned counts as done for seconds")
 	}
 	t.Parallel()

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/s3mem"
@@ -53,6 +54,14 @@ func listen(t *testing.T, h http.Handler) string {
 
 // thorough says whether all variants of tests with buckets are wanted, and not only the quick ones.
 func thorough() bool { return long() || os.Getenv(versitygw.BinaryEnv) != "" }
+
+// notQuick skips a test unless all are wanted.
+func notQuick(t *testing.T) {
+	t.Helper()
+	if !thorough() {
+		t.Skipf("KVCONN_TEST_LONG=1, or %s, runs it", versitygw.BinaryEnv)
+	}
+}
 
 // node is a node that shares the bucket. Whatever is there is worth a load, and is uploaded at once.
 func (c *cloud) node(t *testing.T, args ...string) *node {
@@ -230,4 +239,15 @@ func (n *node) fetched() uint64 {
 func (n *node) says(message string) {
 	n.t.Helper()
 	wait.For(n.t, "the log says what to do about: "+message, func() bool { return lineWith(n.log.String(), message, `remedy="`) })
+}
+
+// waitLong waits for what nodes look at once a minute.
+func (n *node) waitLong(what string, cond func() bool) {
+	n.t.Helper()
+	const limit = 5 * time.Minute
+	for end := time.Now().Add(limit); !cond(); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			n.t.Fatalf("never: %s", what)
+		}
+	}
 }

@@ -23,9 +23,10 @@ type node struct {
 	t           *testing.T
 	dir, socket string
 	args        []string
-	environ     []string // of the daemon, beside the test's own
-	cmd         *exec.Cmd
-	log         *testlog.Text
+	// environ has variables for the daemon alone.
+	environ []string
+	cmd     *exec.Cmd
+	log     *testlog.Text
 	// local is the daemon, if it runs in this process.
 	local *localDaemon
 }

@@ -115,7 +115,7 @@ func bucketFaults() []bucketFault {
 		{name: "slow down", script: refused(http.StatusServiceUnavailable, "SlowDown"), says: notWorking, quick: true},
 		{name: "throttled to some requests a second", script: all(s3proxy.Effect{Rate: 1})},
 		{name: "a page of a proxy", script: all(s3proxy.Effect{Page: http.StatusBadGateway}), says: notWorking},
-		{name: "resets", script: all(s3proxy.Effect{Reset: true}), says: notWorking, quick: true},
+		{name: "resets", script: all(s3proxy.Effect{Reset: true}), says: notWorking},
 		{name: "answers that are lost", script: all(s3proxy.Effect{Lost: true}), says: notWorking},
 		{name: "bodies cut short", script: loads(s3proxy.Effect{Cut: 5000}), says: unreadable},
 		{name: "wrong bytes", script: loads(s3proxy.Effect{Flip: 200}), says: unreadable, quick: true},
@@ -140,8 +140,8 @@ func TestBucketThatFails(t *testing.T) {
 	_, records := c.filled(t, nil, first, second)
 	for i, f := range bucketFaults() {
 		t.Run(f.name, func(t *testing.T) {
-			if !f.quick && !thorough() {
-				t.Skip("KVCONN_TEST_LONG=1 runs it")
+			if !f.quick {
+				notQuick(t)
 			}
 			t.Parallel()
 			n, proxy := c.nodeBehind(t, "--load-timeout", "10s")
@@ -216,8 +216,8 @@ func TestObjectsThatCannotBeRead(t *testing.T) {
 		}},
 	} {
 		t.Run(damage.name, func(t *testing.T) {
-			if !damage.quick && !thorough() {
-				t.Skip("KVCONN_TEST_LONG=1 runs it")
+			if !damage.quick {
+				notQuick(t)
 			}
 			t.Parallel()
 			c := newCloud(t)
@@ -237,9 +237,6 @@ func TestObjectsThatCannotBeRead(t *testing.T) {
 			if !thorough() {
 				return
 			}
-			// What it had loaded of an object before that turned out damaged it took for uploaded.
-			b.stop()
-			b.start()
 			b.sent()
 			third := c.node(t)
 			third.start()

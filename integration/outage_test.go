@@ -13,22 +13,19 @@ import (
 
 // A daemon starts and serves while its bucket is not there, says what to do, and uploads what it has once it is.
 func TestBucketThatComesLate(t *testing.T) {
+	notQuick(t)
 	t.Parallel()
 	for _, late := range []struct {
 		name   string
-		quick  bool
 		effect s3proxy.Effect
 	}{
-		{"no bucket", true, s3proxy.Effect{Status: http.StatusNotFound, Code: "NoSuchBucket"}},
-		{"no server", false, s3proxy.Effect{Reset: true}},
-		{"a server that hangs", false, s3proxy.Effect{Delay: time.Hour}},
-		{"no permission", false, s3proxy.Effect{Status: http.StatusForbidden, Code: "AccessDenied"}},
-		{"wrong credentials", false, s3proxy.Effect{Status: http.StatusForbidden, Code: "InvalidAccessKeyId"}},
+		{"no bucket", s3proxy.Effect{Status: http.StatusNotFound, Code: "NoSuchBucket"}},
+		{"no server", s3proxy.Effect{Reset: true}},
+		{"a server that hangs", s3proxy.Effect{Delay: time.Hour}},
+		{"no permission", s3proxy.Effect{Status: http.StatusForbidden, Code: "AccessDenied"}},
+		{"wrong credentials", s3proxy.Effect{Status: http.StatusForbidden, Code: "InvalidAccessKeyId"}},
 	} {
 		t.Run(late.name, func(t *testing.T) {
-			if !late.quick && !thorough() {
-				t.Skip("KVCONN_TEST_LONG=1 runs it")
-			}
 			t.Parallel()
 			c, q := newCloud(t), ask(t, 350, 2)
 			a, proxy := c.nodeBehind(t)
@@ -40,9 +37,7 @@ func TestBucketThatComesLate(t *testing.T) {
 			q.all(e, "from disk")
 			a.says("object tier: the bucket")
 			proxy.Stop()
-			if thorough() { // writing is tried again after a minute
-				eventually(t, "the bucket can be written", func() bool { return !a.object().ReadOnly })
-			}
+			a.waitLong("the bucket can be written", func() bool { return a.object().Upload.Uploaded > 0 })
 			records := a.listed()
 			b := c.node(t)
 			b.start()
@@ -67,8 +62,8 @@ func TestNodeWithTheWrongKey(t *testing.T) {
 		{"no key", "the bucket cannot be followed", false, nil},
 	} {
 		t.Run(wrong.name, func(t *testing.T) {
-			if !wrong.quick && !thorough() {
-				t.Skip("KVCONN_TEST_LONG=1 runs it")
+			if !wrong.quick {
+				notQuick(t)
 			}
 			t.Parallel()
 			c, q, right := newCloud(t), ask(t, 360, 2), []string{"--key-file", keyFile(t)}
@@ -113,27 +108,23 @@ func keyFile(t *testing.T) string {
 // A node that is killed while it uploads leaves nothing in the bucket that others come upon, and goes on after its next
 // start.
 func TestNodeKilledWhileItUploads(t *testing.T) {
+	notQuick(t)
 	t.Parallel()
 	for _, held := range []struct {
-		name  string
-		quick bool
-		on    s3proxy.Kind
-		of    string
-		lost  bool // the request is carried out
+		name string
+		of   string // the names that it is killed at writing one of
+		lost bool   // the request is carried out, and the answer does not come
 	}{
-		{"before an object is written", false, s3proxy.Put, format.DataPrefix, false},
-		{"when an object is written", true, s3proxy.Put, format.DataPrefix, true},
-		{"before it tells of the object", false, s3proxy.Put, format.InPrefix, false},
-		{"when it has told", false, s3proxy.Put, format.InPrefix, true},
-		{"before the log has it", true, s3proxy.Put, format.LogPrefix, false},
-		{"when the log has it", false, s3proxy.Put, format.LogPrefix, true},
-		{"before the first file of the bucket", false, s3proxy.Put, format.FormatFile, false},
-		{"before it is steward", false, s3proxy.Put, format.LeaseFile, false},
+		{"before an object is written", format.DataPrefix, false},
+		{"when an object is written", format.DataPrefix, true},
+		{"before it tells of the object", format.InPrefix, false},
+		{"when it has told", format.InPrefix, true},
+		{"before the log has it", format.LogPrefix, false},
+		{"when the log has it", format.LogPrefix, true},
+		{"before the first file of the bucket", format.FormatFile, false},
+		{"before it is steward", format.LeaseFile, false},
 	} {
 		t.Run(held.name, func(t *testing.T) {
-			if !held.quick && !thorough() {
-				t.Skip("KVCONN_TEST_LONG=1 runs it")
-			}
 			t.Parallel()
 			c, q := newCloud(t), ask(t, 370, 2)
 			a, proxy := c.nodeBehind(t)
@@ -141,20 +132,15 @@ func TestNodeKilledWhileItUploads(t *testing.T) {
 			if held.of != format.FormatFile && held.of != format.LeaseFile {
 				name += "**"
 			}
-			hang := s3proxy.Effect{Delay: time.Hour}
+			hold := s3proxy.Effect{Delay: time.Hour}
 			if held.lost {
-				proxy.Play(s3proxy.Clause{On: held.on, Name: name, For: 1, Do: s3proxy.Effect{Lost: true}})
-			} else {
-				proxy.Play(s3proxy.Clause{On: held.on, Name: name, Do: hang})
+				hold = s3proxy.Effect{Lost: true}
 			}
+			proxy.Play(s3proxy.Clause{On: s3proxy.Put, Name: name, Do: hold})
 			a.start()
 			e := q.engine(t, a)
 			q.of(e, "computed")
 			a.wait("the upload has come so far", func() bool { return proxy.Injected() > 0 })
-			if held.lost { // what follows does not get through
-				proxy.Play(s3proxy.Clause{Do: hang})
-			}
-			q.all(e, "from disk meanwhile")
 			a.kill()
 			proxy.Stop()
 			// In a minute nobody would take it to be held.
@@ -175,6 +161,7 @@ func TestNodeKilledWhileItUploads(t *testing.T) {
 
 // A bucket that is emptied under running nodes costs them its hits and nothing else, and they fill it again.
 func TestBucketEmptiedUnderANode(t *testing.T) {
+	notQuick(t)
 	t.Parallel()
 	c, q, fresh := newCloud(t), ask(t, 380, 2), ask(t, 381, 1)
 	a, records := c.filled(t, nil, q)
@@ -190,26 +177,11 @@ func TestBucketEmptiedUnderANode(t *testing.T) {
 		q.all(e, "from disk")
 		fresh.all(other, "from disk")
 	}
-	b.says(unreadable)
-	if !thorough() {
-		return
-	}
-	// Nodes look at what says which bucket it is once a minute.
 	third := c.node(t)
 	third.start()
-	eventually(t, "the bucket is filled again", func() bool { o := third.object(); return o.Offers && o.Records >= records })
+	third.waitLong("the bucket is filled again", func() bool { return third.object().Records >= records })
 	q.comeBack(third)
 	if !lineWith(a.log.String(), "the bucket was emptied") || !lineWith(b.log.String(), "the bucket was emptied") {
 		t.Error("the logs do not say that the bucket was emptied")
-	}
-}
-
-// eventually waits for what takes minutes.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(time.Second) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
 	}
 }

@@ -171,7 +171,7 @@ func TestRouterCountsWhatIsInTheBucketForAllRanks(t *testing.T) {
 	if d.LoadObject == 0 || d.LoadDisk != 0 {
 		t.Errorf("the rank on B is to load %d tokens from the bucket and %d from disk", d.LoadObject, d.LoadDisk)
 	}
-	if !long() {
+	if !thorough() {
 		return
 	}
 

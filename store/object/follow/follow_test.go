@@ -297,8 +297,13 @@ func TestOutage(t *testing.T) {
 		b.append(f, 1)
 		time.Sleep(time.Minute)
 		for _, do := range []s3proxy.Effect{{Status: 503, Code: "SlowDown"}, {Reset: true}, {Delay: time.Hour}, {Status: 403, Code: "AccessDenied"}} {
+			const trouble = "the bucket cannot be followed"
+			told := strings.Count(b.log.String(), trouble)
 			b.proxy.Play(s3proxy.Clause{Do: do})
 			time.Sleep(10 * time.Minute)
+			if n := strings.Count(b.log.String(), trouble) - told; n < 1 || n > 2 { // the cause, and perhaps first that nothing is sent
+				t.Errorf("%d warnings in 10 minutes of %+v", n, do)
+			}
 			if old := time.Since(f.Good()); old < 9*time.Minute {
 				t.Errorf("good %v ago, after 10 minutes of %+v", old, do)
 			}

@@ -356,6 +356,9 @@ func (f *Follower) tell(err error) {
 	}
 	f.mu.Lock()
 	before := f.told
+	if errors.Is(err, bucket.ErrOpen) && before != "" {
+		text = before // nothing was sent: the trouble is still the one that was told
+	}
 	f.told = text
 	f.mu.Unlock()
 	switch {
@@ -372,6 +375,8 @@ func (f *Follower) tell(err error) {
 // log. It is empty where there is nothing to do but wait.
 func Remedy(err error) string {
 	switch {
+	case errors.Is(err, format.ErrForeign):
+		return "none is needed after a bucket was emptied; otherwise look for who copies objects into this prefix"
 	case errors.Is(err, format.ErrNewer):
 		return "upgrade this node: the bucket has what newer programs wrote, and it is left alone"
 	case errors.Is(err, ErrKey):

@@ -433,6 +433,11 @@ func TestBadLists(t *testing.T) {
 		if s := a.steward.Stats(); s.Damaged != 2 || s.Foreign != 1 || s.Newer != 1 {
 			t.Errorf("%+v", s)
 		}
+		for line := range strings.Lines(w.log.String()) {
+			if strings.Contains(line, "was not merged") && (!strings.Contains(line, `remedy="`) || strings.Contains(line, `remedy=""`)) {
+				t.Errorf("it does not say what to do: %s", line)
+			}
+		}
 		time.Sleep(2 * time.Hour)
 		var left []string
 		for _, m := range w.list(format.InPrefix) {

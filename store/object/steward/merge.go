@@ -151,7 +151,7 @@ func (t *term) skip(m bucket.Meta, why error) (useless bool) {
 	}
 	if !again {
 		t.s.o.Logger.Warn("a writer's list in the bucket was not merged", slog.String("name", m.Name), slog.Any("error", why),
-			slog.Bool("deleted", useless))
+			slog.Bool("deleted", useless), slog.String("remedy", follow.Remedy(why)))
 	}
 	if len(t.skipped) >= mostSkipped {
 		clear(t.skipped)
