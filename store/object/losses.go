@@ -43,6 +43,9 @@ func (l *losses) Lost(id format.ObjectID, why format.Cause) {
 		return
 	}
 	l.t.outbox.Lose(id, why)
+	if why == format.CauseLost {
+		l.t.follower.Suspect() // perhaps the bucket was emptied
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.of) < maxLosses {
