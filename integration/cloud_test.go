@@ -207,12 +207,13 @@ func (n *node) sent() {
 	})
 }
 
-// listed waits until that is in the lists that other nodes follow, and returns how many records they have.
+// listed waits until that is in the lists that other nodes follow, and returns how many records they have. The lease of a
+// node that was killed may have to end first.
 func (n *node) listed() int64 {
 	n.t.Helper()
 	n.sent()
 	var records int64
-	n.wait("the lists to have all", func() bool {
+	n.waitLong("the lists to have all", func() bool {
 		s := n.status()
 		records = s.Object.Records
 		return records >= s.Store.Records && s.Object.ListsWaiting == 0

@@ -181,7 +181,7 @@ func TestBucketEmptiedUnderANode(t *testing.T) {
 	third.start()
 	third.waitLong("the bucket is filled again", func() bool { return third.object().Records >= records })
 	q.comeBack(third)
-	if !lineWith(a.log.String(), "the bucket was emptied") || !lineWith(b.log.String(), "the bucket was emptied") {
-		t.Error("the logs do not say that the bucket was emptied")
+	for _, n := range []*node{a, b} {
+		n.waitLong("the log says that the bucket was emptied", func() bool { return lineWith(n.log.String(), "the bucket was emptied") })
 	}
 }

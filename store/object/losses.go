@@ -46,6 +46,9 @@ func (l *losses) Lost(id format.ObjectID, why format.Cause) {
 	if why != format.CauseArchived {
 		l.t.outbox.Lose(id, why)
 	}
+	if why == format.CauseLost {
+		l.t.follower.Suspect() // perhaps the bucket was emptied
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.of) < maxLosses {

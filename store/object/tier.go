@@ -118,7 +118,7 @@ func (t *Tier) make() (err error) {
 func (t *Tier) makeLinks() (err error) {
 	o := &t.o
 	t.outbox = outbox.New(outbox.Options{
-		Client: t.bucket, Ring: o.Ring, Uses: t.catalog.Uses, Stuck: func() { t.steward.Look() }, Logger: o.Logger,
+		Client: t.bucket, Ring: o.Ring, Uses: t.catalog.Uses, Stuck: t.stuck, Logger: o.Logger,
 	})
 	if t.follower, err = follow.New(follow.Options{
 		Client: t.bucket, Catalog: t.catalog, Outbox: t.outbox, Ring: o.Ring, PollMax: o.PollMax, Now: t.clock,
@@ -134,6 +134,12 @@ func (t *Tier) makeLinks() (err error) {
 		Client: t.bucket, Follower: t.follower, Ring: o.Ring, Node: o.Node, Now: t.clock, Codec: t.planes, Collector: c, Logger: o.Logger,
 	})
 	return err
+}
+
+// stuck looks why nobody takes this node's lists: there may be no steward, or the bucket is another one by now.
+func (t *Tier) stuck() {
+	t.steward.Look()
+	t.follower.Suspect()
 }
 
 // Name implements [store.Level], as do the methods up to Usage.

@@ -446,23 +446,29 @@ func TestNamesThatAreTaken(t *testing.T) {
 	})
 }
 
+// empty deletes all that a bucket has.
+func empty(t *testing.T, n *node) {
+	t.Helper()
+	all, err := n.bucket.List(t.Context(), format.Root, "", 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, m := range all {
+		names = append(names, m.Name)
+	}
+	if err := n.bucket.Delete(t.Context(), names); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // An emptied bucket is a new one: nothing is offered of the old, and it is told.
 func TestEmptiedBucket(t *testing.T) {
 	inCloud(t, func(t *testing.T, c *cloud) {
 		var emptied atomic.Int32
 		n, records, keys := c.filled(func(o *Options) { o.Emptied = func() { emptied.Add(1) } }, 5)
 		time.Sleep(time.Minute)
-		all, err := n.bucket.List(t.Context(), format.Root, "", 1000)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var names []string
-		for _, m := range all {
-			names = append(names, m.Name)
-		}
-		if err := n.bucket.Delete(t.Context(), names); err != nil {
-			t.Fatal(err)
-		}
+		empty(t, n)
 		n.until("the node does not notice", func() bool { time.Sleep(time.Minute); return emptied.Load() > 0 || n.t.Failed() })
 		if got := n.prefix(keys); got != 0 {
 			t.Errorf("%d blocks are offered", got)
@@ -471,6 +477,44 @@ func TestEmptiedBucket(t *testing.T) {
 		n.until("nothing can be written", func() bool { return n.write(records...)[0] == nil })
 		n.mustRead(records...)
 	})
+}
+
+// A node that misses an object, that has lists nobody takes, or that loses the lease looks whether the bucket is
+// another one by now. It does not wait until that is due.
+func TestEmptiedBucketIsNoticedByItsUse(t *testing.T) {
+	for name, use := range map[string]func(n *node, known, other []store.Record){
+		"a read":  func(n *node, known, _ []store.Record) { n.read(known...) },
+		"a write": func(n *node, _, other []store.Record) { n.write(other...) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inCloud(t, func(t *testing.T, c *cloud) {
+				a, b := c.open(nil), c.open(nil)
+				a.ready()
+				b.ready()
+				known, keys := a.chain(1, 5)
+				other, _ := a.chain(2, 5)
+				a.mustWrite(known...)
+				b.until("it is not found", func() bool { return b.prefix(keys) == 5 })
+				old, _ := b.follower.Bucket()
+				empty(t, a)
+				third := c.open(nil) // the first of the new bucket
+				third.ready()
+				time.Sleep(time.Minute)
+				steward := a
+				if b.steward.Stats().Terms > 0 {
+					steward = b
+				}
+				if now, _ := steward.follower.Bucket(); now == old {
+					t.Errorf("the steward does not notice; log: %s", steward.log)
+				}
+				use(b, known, other)
+				time.Sleep(time.Minute)
+				if now, _ := b.follower.Bucket(); now == old {
+					t.Errorf("it is not noticed; log: %s", b.log)
+				}
+			})
+		})
+	}
 }
 
 // What is missing is a miss on this node at once, and on all others soon.

@@ -128,6 +128,7 @@ func (t *term) renew(ctx context.Context) error {
 	t.mu.Unlock()
 	err := t.write(ctx, condition)
 	if errors.Is(err, bucket.ErrCondition) {
+		t.s.o.Follower.Suspect() // somebody took it, or the bucket was emptied
 		return errLost
 	}
 	return err
