@@ -132,6 +132,7 @@ func TestEngineOverTwoNodesLoadsEachShardWhereItsRankIs(t *testing.T) {
 // What the other rank's node cannot deliver fails there, and all ranks compute it again. Without that node, or without
 // the bucket, the engine goes on.
 func TestEngineOverTwoNodesOutlivesTheFaultsOfEach(t *testing.T) {
+	notQuick(t)
 	t.Parallel()
 	ps := prompts(151, 3)
 	want, all := reference(t, overTwoNodes, ps), wholes(ps)
@@ -153,9 +154,6 @@ func TestEngineOverTwoNodesOutlivesTheFaultsOfEach(t *testing.T) {
 	}
 
 	for _, point := range []string{atOffer, atLoading, atSave} {
-		if point == atOffer && !thorough() {
-			continue
-		}
 		fresh := prompts(152+len(point), 1)
 		wantFresh := reference(t, overTwoNodes, fresh)
 		tr.arm(point, b.kill)
@@ -177,12 +175,10 @@ func TestEngineOverTwoNodesOutlivesTheFaultsOfEach(t *testing.T) {
 			t.Fatal("there is no such record")
 		}
 	}
-	if thorough() {
-		damage()
-		b.start()
-		b.follows(2 * blocks)
-		served("a shard is damaged on the other node's disk, and whole in the bucket")
-	}
+	damage()
+	b.start()
+	b.follows(2 * blocks)
+	served("a shard is damaged on the other node's disk, and whole in the bucket")
 	damage()
 	b.lose()
 	b.start()
@@ -192,16 +188,14 @@ func TestEngineOverTwoNodesOutlivesTheFaultsOfEach(t *testing.T) {
 	b.saved()
 	served("the shard was saved again")
 
-	if thorough() { // the breaker waits for seconds
-		a.lose()
-		a.wait("the bucket's records are not offered", func() bool { return !a.status().Object.Offers })
-		if c, r := run("the scheduler's node has no bucket"); c != 0 || r != 0 {
-			t.Errorf("%d tokens cached, %d recomputed; nothing tells what the other node has", c, r)
-		}
-		a.find()
-		a.follows(2 * blocks)
-		served("the bucket is back")
+	a.lose()
+	a.wait("the bucket's records are not offered", func() bool { return !a.status().Object.Offers })
+	if c, r := run("the scheduler's node has no bucket"); c != 0 || r != 0 {
+		t.Errorf("%d tokens cached, %d recomputed; nothing tells what the other node has", c, r)
 	}
+	a.find()
+	a.follows(2 * blocks)
+	served("the bucket is back")
 	e.close()
 	a.waitLetGo()
 	b.waitLetGo()
@@ -210,9 +204,7 @@ func TestEngineOverTwoNodesOutlivesTheFaultsOfEach(t *testing.T) {
 // With the policy second-use the other node uploads what its rank saves again: no look-up there finds it, and the
 // scheduler's node would never hear of it.
 func TestEngineOverTwoNodesUploadsWhatItComputesTwice(t *testing.T) {
-	if !thorough() {
-		t.Skip("KVCONN_TEST_LONG=1 runs it: a save that was planned counts as done for seconds")
-	}
+	notQuick(t) // a save that was planned counts as done for seconds
 	t.Parallel()
 	ps := prompts(160, 2)
 	want := reference(t, overTwoNodes, ps)

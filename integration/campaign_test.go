@@ -69,7 +69,7 @@ func TestCampaignKills(t *testing.T) {
 	const limit = 12 << 20
 	n := newMemoryNode(t, "--max-bytes", "12MiB")
 	watched := campaign.WatchCap(n.dir, limit)
-	randomKills(t, n, seed.Of(t), int(seed.Number(t, killsVariable, int64(rounds(3, 1000)))))
+	randomKills(t, n, seed.Of(t), int(seed.Number(t, killsVariable, int64(rounds(1, 1000)))))
 	if err := watched(); err != nil {
 		t.Error(err)
 	}

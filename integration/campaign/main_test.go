@@ -16,11 +16,9 @@ const (
 	onlyVariable   = "KVCONN_CAMPAIGN_ONLY"
 )
 
-// How long a campaign takes in a plain run of the tests, in one that is asked to be short, and
-// if a number of trials is asked for.
+// How long a campaign takes in a plain run of the tests, and if a number of trials is asked for.
 const (
-	plainTime = 3 * time.Second
-	shortTime = time.Second
+	plainTime = time.Second
 	noLimit   = 1000 * time.Hour
 )
 
@@ -32,8 +30,6 @@ func campaignTime(t *testing.T) time.Duration {
 	case text != "":
 	case os.Getenv(trialsVariable) != "":
 		return noLimit
-	case testing.Short():
-		return shortTime
 	default:
 		return plainTime
 	}
