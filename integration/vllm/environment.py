@@ -45,11 +45,12 @@ class Environment:
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
             # An engine with a connector would otherwise take another number of threads than one
             # without, and differ in speed and in low-order bits.
-            "VLLM_CPU_OMP_THREADS_BIND": _two_cores(ranks),
+            "VLLM_CPU_OMP_THREADS_BIND": two_cores(ranks),
         }
 
 
-def _two_cores(ranks: int) -> str:
+def two_cores(ranks: int) -> str:
+    """Return the cores that an engine's ranks run on: one each, or two for a single one."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     if ranks > 1:  # a core for each rank
         return "|".join(str(core) for core in cores)
@@ -70,11 +71,16 @@ def prepare(cache: Path, version: str = NEWEST) -> Environment:
     if version != NEWEST:
         requirements.append("transformers<5.24")  # some older releases take any, and a newer one may break them
     env = install(cache, venv_of(cache, version).name, requirements, OVERRIDES)
-    _run(
-        *(_uv(cache), "pip", "install", "--quiet", "--python", str(env.python)),
-        *("--reinstall-package", "kvconn", "--refresh-package", "kvconn", str(DISTRIBUTION)),
-    )
+    install_local(env, "kvconn", DISTRIBUTION)
     return env
+
+
+def install_local(env: Environment, name: str, directory: Path) -> None:
+    """Install a distribution of the checkout, as it is now."""
+    _run(
+        *(_uv(env.cache), "pip", "install", "--quiet", "--python", str(env.python)),
+        *("--reinstall-package", name, "--refresh-package", name, str(directory)),
+    )
 
 
 def install(cache: Path, name: str, requirements: Sequence[str], overrides: Sequence[str]) -> Environment:

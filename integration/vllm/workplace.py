@@ -26,10 +26,15 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return p
 
 
-def run(args: argparse.Namespace, body: Callable[[Place], int], version: str = environment.NEWEST) -> int:
-    """Prepare a place with a release of vLLM, run body there, and return its exit status. What failed is kept."""
+def run(
+    args: argparse.Namespace,
+    body: Callable[[Place], int],
+    version: str = environment.NEWEST,
+    prepare: Callable[[Path, str], environment.Environment] = environment.prepare,
+) -> int:
+    """Prepare a place with a release of the engine, run body there, and return its exit status. What failed is kept."""
     begun = time.monotonic()
-    env = environment.prepare(args.cache.resolve(), version)
+    env = prepare(args.cache.resolve(), version)
     runs = env.cache / "runs"
     runs.mkdir(exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=runs))

@@ -1,0 +1,60 @@
+"""End-to-end test: real SGLang with a storage backend below its host memory.
+
+    python integration/sglang/e2e.py [--kvconnd PATH] [--cache DIR] [--sglang VERSION] [--keep] [--skip STAGE]...
+
+Makes its own virtual environment with SGLang and a tiny model, and runs HTTP servers in float32 on a CPU. Nothing else
+than Python 3.11, a C++ compiler, OpenSSL's headers and, without --kvconnd, Go is needed; no GPU. The exit status is
+0 only if every check passed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+# What both engines' tests use.
+sys.path.append(str(Path(__file__).resolve().parent.parent / "vllm"))
+
+import sglang_environment
+import workplace
+from file_stage import FileBackend
+from stage import Place
+
+STAGES: Mapping[str, Callable[[Place], None]] = {
+    "file": lambda place: FileBackend(place).run(),
+    "file-tp": lambda place: FileBackend(place, ranks=2).run(),
+}
+TWO_RANKS = ("file-tp",)
+"""Stages that need a core for each of two ranks."""
+
+
+def run_stages(place: Place, skipped: Sequence[str]) -> int:
+    """Run all stages but some, and return the exit status."""
+    for name, stage in STAGES.items():
+        begun = time.monotonic()
+        if name in skipped:
+            place.report.say(f"      stage {name} is skipped")
+        elif name in TWO_RANKS and len(os.sched_getaffinity(0)) < 2:
+            place.report.say(f"      stage {name} needs a core for each of two ranks, and is skipped")
+        else:
+            stage(place)
+            place.report.say(f"      stage {name}: {time.monotonic() - begun:.0f} s")
+    return place.report.close()
+
+
+def main() -> int:
+    """Parse arguments and run."""
+    parser = workplace.arguments("End-to-end test of kvconn with real SGLang.")
+    parser.add_argument("--skip", action="append", default=[], choices=sorted(STAGES), help="leave a stage out")
+    parser.add_argument("--sglang", metavar="VERSION", default="newest", help="a release of SGLang, newest or previous")
+    args = parser.parse_args()
+    releases = {"newest": sglang_environment.NEWEST, "previous": sglang_environment.PREVIOUS}
+    version = releases.get(args.sglang, args.sglang)
+    return workplace.run(args, lambda place: run_stages(place, args.skip), version, sglang_environment.prepare)
+
+
+if __name__ == "__main__":
+    workplace.exit_by(main)

@@ -1,0 +1,83 @@
+"""Requests to SGLang's own HTTP API."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+PAGE_SIZE = 16
+"""Tokens of a page, SGLang's unit of caching."""
+MAX_TOKENS = 32
+SHORT, LONG = 1000, 2700
+"""Lengths of prompts, in tokens."""
+TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An answer. `device`, `host` and `storage` are the prompt tokens that each had cached."""
+
+    tokens: tuple[int, ...]
+    device: int
+    host: int
+    storage: int
+    storage_backend: str | None
+    total_s: float
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that were not computed."""
+        return self.device + self.host + self.storage
+
+
+def prompt(rng: random.Random, length: int) -> list[int]:
+    """Return a random prompt of the tiny model's byte tokens."""
+    return [rng.randrange(4, 260) for _ in range(length)]
+
+
+def cacheable(length: int) -> int:
+    """Return how many tokens of a prompt a cache can give back: full pages, and not the last token."""
+    return (length - 1) // PAGE_SIZE * PAGE_SIZE
+
+
+def generate(
+    port: int, tokens: Sequence[int], max_tokens: int = MAX_TOKENS, timeout_s: float = TIMEOUT_S, **fields: Any
+) -> Generation:
+    """Generate greedily. TimeoutError where no answer comes for that long."""
+    body = {
+        "input_ids": list(tokens),
+        "sampling_params": {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True},
+        **fields,
+    }
+    begun = time.monotonic()
+    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    try:
+        conn.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+        response = conn.getresponse()
+        text = response.read().decode()
+    finally:
+        conn.close()
+    if response.status != 200:
+        raise RuntimeError(f"generate: {response.status} {text[:500]}")
+    answer = json.loads(text)
+    cached = answer["meta_info"].get("cached_tokens_details") or {}
+    return Generation(
+        tokens=tuple(answer["output_ids"]),
+        device=cached.get("device", 0),
+        host=cached.get("host", 0),
+        storage=cached.get("storage", 0),
+        storage_backend=cached.get("storage_backend"),
+        total_s=time.monotonic() - begun,
+    )
+
+
+def generate_all(port: int, prompts: Sequence[Sequence[int]]) -> list[Generation]:
+    """Generate for prompts at the same time."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda p: generate(port, p), prompts))

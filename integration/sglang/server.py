@@ -1,0 +1,94 @@
+"""The engine under test: SGLang's HTTP server, on a CPU."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from generation import PAGE_SIZE
+from processes import Program, free_port, get
+from sglang_environment import SglangEnvironment
+from storage import Storage
+
+READY_TIMEOUT_S = 300.0
+FLUSH_TIMEOUT_S = 30.0
+DEVICE_TOKENS = 8192
+HOST_GB = 1
+LAYOUT = "page_first_direct"
+"""The layout of the host pool: the one that backends read best of the two that SGLang copies without kernels."""
+
+
+class Server(Program):
+    """An SGLang server and its processes."""
+
+    def __init__(self, env: SglangEnvironment, model: Path, log: Path) -> None:
+        super().__init__(log)
+        self._env, self._model = env, model
+        self.port = free_port()
+
+    def start(
+        self,
+        storage: Storage | None,
+        ranks: int = 1,
+        layout: str = LAYOUT,
+        arguments: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it; `wait` waits until it serves. Without storage there is no hierarchical cache.
+
+        What is given last holds: arguments and variables of one's own.
+        """
+        command = [str(self._env.python), "-m", "sglang.launch_server"]
+        command += ["--model-path", str(self._model), "--served-model-name", "m"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"]
+        command += ["--disable-cuda-graph", "--disable-overlap-schedule", "--enable-cache-report"]
+        command += ["--page-size", str(PAGE_SIZE), "--max-total-tokens", str(DEVICE_TOKENS)]
+        command += ["--mem-fraction-static", "0.2", "--tp-size", str(ranks)]
+        own = self._env.variables(ranks)
+        if storage is not None:
+            command += ["--enable-hierarchical-cache", "--hicache-size", str(HOST_GB)]
+            command += ["--hicache-io-backend", "direct", "--hicache-mem-layout", layout]
+            command += ["--hicache-write-policy", "write_through"]
+            # What is tested is not how long a prefetch may take.
+            command += ["--hicache-storage-prefetch-policy", "wait_complete"]
+            command += storage.arguments()
+            own |= storage.variables
+        self.spawn([*command, *arguments], own | dict(variables or {}))
+
+    def wait(self) -> None:
+        """Wait until it serves."""
+        until = time.monotonic() + READY_TIMEOUT_S
+        while not self.healthy():
+            if not self.alive() or time.monotonic() > until:
+                self.fail_with_log("SGLang is not ready")
+            time.sleep(0.1)
+
+    def healthy(self) -> bool:
+        """Whether server and scheduler are alive."""
+        return self.alive() and get(self.port, "/health")[0] == 200
+
+    def info(self) -> dict[str, Any]:
+        """Return what the server says about itself."""
+        status, body = get(self.port, "/server_info")
+        if status != 200:
+            raise RuntimeError(f"server_info: {status} {body[:500]}")
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    def flush_cache(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
+        """Forget what is cached in device and host memory.
+
+        SGLang refuses while requests or transfers hold pages. What it has not written to its storage yet is lost.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            status, body = get(self.port, "/flush_cache", "POST")
+            if status == 200:
+                return
+            if status == 0 or time.monotonic() > until:
+                raise RuntimeError(f"flush_cache: {status} {body}")
+            time.sleep(0.1)
