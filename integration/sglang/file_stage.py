@@ -36,13 +36,13 @@ class FileBackend:
         self.references = self.answers(server)
         whole = all(len(r.tokens) == MAX_TOKENS and r.cached == 0 for r in self.references)
         self.report.check(f"{self.name}: served, nothing cached yet", whole)
-        self.came_from("device", self.answers(server))
+        self.came_from("device", "again", self.answers(server))
         self.wait_for_files()
         server.flush_cache()
-        self.came_from("storage", self.answers(server))
+        self.came_from("storage", "after a flush", self.answers(server))
         server.kill()
         server = self.start(2)
-        self.came_from("storage", self.answers(server))
+        self.came_from("storage", "after kill -9 and a restart", self.answers(server))
         self.report.check(f"{self.name}: the engine is healthy after all that", server.healthy())
         server.kill()
 
@@ -58,12 +58,12 @@ class FileBackend:
         """Generate for all prompts, one after the other."""
         return [generate(server.port, p) for p in self.prompts]
 
-    def came_from(self, tier: str, answers: Sequence[Generation]) -> None:
+    def came_from(self, tier: str, when: str, answers: Sequence[Generation]) -> None:
         """Check that answers are those of the cold run, and had all of their prompts cached in one tier."""
         got = [(a.tokens, getattr(a, tier), a.cached) for a in answers]
         full = [cacheable(len(p)) for p in self.prompts]
         want = [(r.tokens, n, n) for r, n in zip(self.references, full, strict=True)]
-        self.report.equal(f"{self.name}: identical, all prompt tokens from {tier}", got, want)
+        self.report.equal(f"{self.name}: {when}: identical, all full pages from {tier}", got, want)
 
     def wait_for_files(self) -> None:
         """Wait until every full page of the prompts is in a file of each rank."""

@@ -19,6 +19,7 @@ OLDEST_PYTHON = (3, 11)
 # Kernels and libraries for GPUs, sound and video: no CPU needs them, and some cannot be installed without CUDA.
 UNUSED = (
     "cuda-python",
+    "cuda-tile",
     "deepseek-recipe",
     "flash-attn-4",
     "flashinfer-cubin",
@@ -47,7 +48,7 @@ class SglangEnvironment(Environment):
 
     def variables(self, ranks: int = 1) -> dict[str, str]:
         """Return the environment of every engine process."""
-        # A plugin or backend that an outer environment selects would be another one than the tests ask for.
+        # An outer environment may select plugins, and directories of backends.
         env = {k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "SGL_", "PYTHONPATH"))}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
         env |= {
@@ -58,7 +59,6 @@ class SglangEnvironment(Environment):
             "GLOO_SOCKET_IFNAME": "lo",
             "HF_HUB_OFFLINE": "1",
             "SGLANG_USE_CPU_ENGINE": "1",
-            "SGLANG_PLUGINS": "cpu_shim,kvconn",
         }
         if ranks > 1:
             env["SGLANG_CPU_OMP_THREADS_BIND"] = two_cores(ranks)
