@@ -234,6 +234,18 @@ func (m *Manifest) Shard(rank, group int) (Shard, bool) {
 	return Shard((stage*m.TensorParallel+part)*len(m.Groups) + group), true
 }
 
+// Shards lists the shards of a block that some ranks keep, of all layer groups. Some may be listed twice.
+func (m *Manifest) Shards(ranks []int) (shards []Shard) {
+	for _, rank := range ranks {
+		for g := range m.Groups {
+			if s, holds := m.Shard(rank, g); holds {
+				shards = append(shards, s)
+			}
+		}
+	}
+	return shards
+}
+
 // Writes reports whether it is this rank that stores its shard of a group.
 func (m *Manifest) Writes(rank, group int) bool {
 	return !m.Groups[group].Replicated || rank%m.TensorParallel == 0

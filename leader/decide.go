@@ -34,7 +34,7 @@ func (h *hits) worth(r *hit, first, boundary int) int {
 func (h *hits) learnHere() {
 	if here := h.here.Load(); here != h.priced {
 		h.priced = here
-		h.price.SetHere(*here)
+		h.price.SetHere(here.shards)
 	}
 }
 
@@ -42,7 +42,7 @@ func (h *hits) learnHere() {
 func (h *hits) oneHere(shards []connector.Shard) connector.Shard {
 	if h.priced != nil {
 		for _, s := range shards {
-			if slices.Contains(*h.priced, s) {
+			if slices.Contains(h.priced.shards, s) {
 				return s
 			}
 		}

@@ -1,11 +1,6 @@
 package leader
 
-import (
-	"slices"
-	"time"
-
-	"github.com/kvconn/kvconn/connector"
-)
+import "time"
 
 // doubt keeps offers back after loads of ranks on other nodes have failed in a row. A dead daemon there, or a disk that
 // hangs, shows in no tier here, and each load that fails costs its request the time until it did. The zero value has no
@@ -53,11 +48,8 @@ func (l *Leader) judge(r *request, bad int) {
 	}
 }
 
-// elsewhere reports whether other nodes load shards of the engine.
+// elsewhere reports whether ranks of the engine are on other nodes.
 func (h *hits) elsewhere() bool {
 	here := h.here.Load()
-	if here == nil || len(*here) == 0 {
-		return false
-	}
-	return slices.ContainsFunc(h.groups[0].Shards, func(s connector.Shard) bool { return !slices.Contains(*here, s) })
+	return here != nil && here.part
 }

@@ -14,7 +14,7 @@ type failing struct {
 	loads int
 }
 
-func newFailing(t *testing.T, here ...connector.Shard) *failing {
+func newFailing(t *testing.T, here ...int) *failing {
 	f := &failing{fixture: newFixture(t, func(o *Options) { o.Manifest.TensorParallel = 2 })}
 	f.SetHere(here)
 	f.run("seed", tokens(0, 18), 0, connector.Scope{})
@@ -106,5 +106,32 @@ func TestNoDoubtWhereTheTiersTell(t *testing.T) {
 		f.step(f.alloc(id, 16))
 		f.setStored(0, f.keys(toks)[0], false)
 		f.loaded(id, f.slot())
+	}
+}
+
+// Ranks on other nodes may load the very shards that ranks here load, or those of another layer group alone.
+func TestOffersPauseWhateverRanksOnOtherNodesLoad(t *testing.T) {
+	for name, change := range map[string]func(*Options){
+		"replicated": func(o *Options) { o.Manifest.TensorParallel, o.Manifest.Groups[0].Replicated = 2, true },
+		"stages": func(o *Options) {
+			m := o.Manifest
+			m.PipelineParallel = 2
+			m.Groups = append(m.Groups, m.Groups[0])
+			m.Groups[0].Stages, m.Groups[1].Stages = []int{0}, []int{1}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &failing{fixture: newFixture(t, change)}
+			f.SetHere([]int{0})
+			f.run("seed", tokens(0, 18), 0, connector.Scope{})
+			for range doubtAfter {
+				if f.load(f.slot()) == 0 {
+					t.Fatal("nothing is offered before there is doubt")
+				}
+			}
+			if n := f.load(); n != 0 {
+				t.Errorf("%d tokens offered, though another node fails", n)
+			}
+		})
 	}
 }

@@ -2,6 +2,7 @@ package leader
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -28,10 +29,10 @@ type hits struct {
 	prefix []connector.Shard
 
 	notReady atomic.Bool
-	// here are the shards that ranks on this node load, nil while nobody has told; priced are those that
-	// the price knows of.
-	here   atomic.Pointer[[]connector.Shard]
-	priced *[]connector.Shard
+	// here is what is known of the ranks on this node, nil while nobody has told; priced is what the price
+	// knows of them.
+	here   atomic.Pointer[here]
+	priced *here
 
 	stats Stats
 	// held are leases to release once others have taken their place.
@@ -86,10 +87,20 @@ func (h *hits) init(o Options, scheme string, index Index) error {
 // leader starts ready, because a rank that it has never seen may live on another node.
 func (h *hits) SetReady(ready bool) { h.notReady.Store(!ready) }
 
-// SetHere tells the leader which shards the ranks that have registered on this node load: they are what a hit costs
-// here. Where other nodes find theirs the leader never knows; they are taken to be no slower. None stands for all. The
-// list must not change afterwards.
-func (h *hits) SetHere(shards []connector.Shard) { h.here.Store(&shards) }
+// here are the ranks of the engine on this node.
+type here struct {
+	shards []connector.Shard // that they load
+	// part says that other ranks are on other nodes, whether or not these load the same shards.
+	part bool
+}
+
+// SetHere tells the leader which ranks have registered on this node: what they load is what a hit costs here. Where
+// other nodes find theirs the leader never knows; they are taken to be no slower. None stands for all.
+func (h *hits) SetHere(ranks []int) {
+	m := h.opts.Manifest
+	n := len(slices.Compact(slices.Sorted(slices.Values(ranks))))
+	h.here.Store(&here{shards: m.Shards(ranks), part: 0 < n && n < m.Ranks()})
+}
 
 // renew makes the pins of a hit last for a load.
 func (h *hits) renew(r *hit) {

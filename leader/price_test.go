@@ -138,7 +138,7 @@ func TestRanksShareTheDisk(t *testing.T) {
 // Ranks on other nodes load from disks of their own. What this node's disk has is what its own ranks' shards say.
 func TestRanksOnOtherNodesDoNotShareTheDisk(t *testing.T) {
 	f, x := newPriced(t, func(o *Options) { o.Manifest.TensorParallel = 4 })
-	f.SetHere([]connector.Shard{2, 3})
+	f.SetHere([]int{2, 3})
 	x.speeds = speeds{DiskBytesPerS: 1.9e6, HostBytesPerS: 1e9}
 	if got := f.offered(82, "slow"); got != 0 {
 		t.Errorf("offer of %d tokens: the two ranks here are slower than prefill", got)

@@ -147,7 +147,7 @@ func (b *backend) leaderOptions(ns connector.NamespaceDigest, m *connector.Manif
 func (s *schedulerSession) loads(shard connector.Shard) bool {
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
-	return slices.Contains(s.b.shardsHere(s.peer.Engine, s.namespace), shard)
+	return slices.Contains(s.manifest.Shards(s.b.ranksHere(s.peer.Engine, s.namespace)), shard)
 }
 
 // account returns a share of the host tier for one session.

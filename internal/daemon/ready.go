@@ -26,8 +26,8 @@ type readyChange struct {
 	remedy string
 }
 
-// tellReady tells an engine's leaders whether its ranks can load, and which shards those on this node
-// load. It returns the changes, which the caller passes to logReady after unlocking b.mu. b.mu is held.
+// tellReady tells an engine's leaders whether its ranks can load, and which of them are on this node.
+// It returns the changes, which the caller passes to logReady after unlocking b.mu. b.mu is held.
 func (b *backend) tellReady(engine string) []readyChange {
 	var changes []readyChange
 	trouble := b.trouble(engine)
@@ -46,31 +46,26 @@ func (b *backend) tellReady(engine string) []readyChange {
 		if stray := b.stray(s); stray != nil {
 			why, remedy = s.apart(stray), apartRemedy
 		}
-		s.SetHere(b.shardsHere(engine, s.namespace))
+		s.SetHere(b.ranksHere(engine, s.namespace))
 		tell(s.SetReady, &s.notReady, why, remedy, s.peer, s.manifest)
 	}
 	for w := range b.workers {
 		if w.peer.Engine == engine && w.keyed != nil {
-			w.keyed.SetHere(b.shardsHere(engine, w.namespace))
+			w.keyed.SetHere(b.ranksHere(engine, w.namespace))
 			tell(w.keyed.SetReady, &w.notReady, trouble.why(w.manifest.Ranks()), "", w.peer, w.manifest)
 		}
 	}
 	return changes
 }
 
-// shardsHere returns the shards that the registered ranks of an engine on this node load. b.mu is held.
-func (b *backend) shardsHere(engine string, ns connector.NamespaceDigest) (shards []connector.Shard) {
+// ranksHere returns the ranks of an engine that have registered on this node. b.mu is held.
+func (b *backend) ranksHere(engine string, ns connector.NamespaceDigest) (ranks []int) {
 	for w := range b.workers {
-		if w.peer.Engine != engine || w.namespace != ns || !w.registered {
-			continue
-		}
-		for g := range w.manifest.Groups {
-			if s, holds := w.manifest.Shard(w.rank, g); holds {
-				shards = append(shards, s)
-			}
+		if w.peer.Engine == engine && w.namespace == ns && w.registered {
+			ranks = append(ranks, w.rank)
 		}
 	}
-	return shards
+	return ranks
 }
 
 // trouble is why ranks of an engine on this node have no memory to load into.

@@ -180,8 +180,8 @@ func (t *Tier) describe(ctx context.Context, id format.BucketID, digest connecto
 }
 
 // Manifest is the canonical manifest of a namespace. The first time, that of a namespace which only other nodes have
-// opened is read from the bucket. It returns [store.ErrGone] if it is not there, or not what its name says, and
-// [store.ErrIO] if the bucket does not answer. The caller must not change it.
+// opened is read from the bucket. It returns [store.ErrGone] if it is not there, archived, or not what its name
+// says, and [store.ErrIO] if the bucket does not answer. The caller must not change it.
 func (t *Tier) Manifest(ctx context.Context, digest connector.NamespaceDigest) ([]byte, error) {
 	if m := t.namespaces.manifest(digest); m != nil {
 		return m, nil
@@ -192,7 +192,7 @@ func (t *Tier) Manifest(ctx context.Context, digest connector.NamespaceDigest) (
 	}
 	s, err := follow.ReadList(ctx, t.bucket, format.NamespaceName(digest), id, t.o.Ring)
 	switch {
-	case errors.Is(err, bucket.ErrMissing):
+	case errors.Is(err, bucket.ErrMissing), errors.Is(err, bucket.ErrArchived): // months may pass before it is restored
 		return nil, fmt.Errorf("manifest of namespace %v: %w: %w", digest, store.ErrGone, err)
 	case err != nil:
 		return nil, fmt.Errorf("manifest of namespace %v: %w: %w", digest, store.ErrIO, err)

@@ -589,6 +589,22 @@ func TestArchivedObjectIsAMissUntilItIsRestored(t *testing.T) {
 	})
 }
 
+// A manifest in an archive class counts as lost: it would keep routers from all other namespaces until it is restored.
+func TestArchivedManifestIsLost(t *testing.T) {
+	inCloud(t, func(t *testing.T, c *cloud) {
+		n, _, _ := c.filled(nil, 1)
+		clear(n.namespaces.known)
+		c.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Name: "prefix/kv1/ns/**", Do: s3proxy.Effect{Status: 403, Code: "InvalidObjectState"}})
+		if _, err := n.Manifest(t.Context(), n.ns); !errors.Is(err, store.ErrGone) {
+			t.Error(err)
+		}
+		c.proxy.Stop()
+		if m, err := n.Manifest(t.Context(), n.ns); err != nil || len(m) == 0 {
+			t.Errorf("once it is restored: %q, %v", m, err)
+		}
+	})
+}
+
 // The steward keeps the bucket within its cap: the least recently used goes, and bytes follow after the grace.
 func TestBucketStaysWithinItsCap(t *testing.T) {
 	inCloud(t, func(t *testing.T, c *cloud) {

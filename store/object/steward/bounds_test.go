@@ -1,12 +1,14 @@
 package steward
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/s3mem"
+	"github.com/kvconn/kvconn/internal/testkit/s3proxy"
 	"github.com/kvconn/kvconn/store/object/format"
 )
 
@@ -88,5 +90,43 @@ func TestPartsWithTooManyNamespaces(t *testing.T) {
 			t.Errorf("%d parts", len(tm.head.Parts))
 		}
 		w.agree(ids, w.joined("b"))
+	})
+}
+
+// A part in an archive class is left where it is, and stops neither the merging of its neighbours nor what follows it.
+func TestArchivedPartIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, s3mem.Options{})
+		defer w.end()
+		n := w.node("a")
+		if err := n.follower.CatchUp(n.ctx); err != nil {
+			t.Fatal(err)
+		}
+		tm := &term{s: n.steward}
+		if held, err := tm.take(n.ctx); !held || err != nil {
+			t.Fatal(held, err)
+		}
+		if err := tm.begin(n.ctx); err != nil {
+			t.Fatal(err)
+		}
+		for part := range mergeParts + 1 {
+			if err := tm.publish(n.ctx, &format.List{Objects: []format.Object{n.whole(1)}}); err != nil {
+				t.Fatal(err)
+			}
+			tm.logRecords = foldRecords
+			if err := tm.fold(n.ctx); err != nil {
+				t.Fatal(err)
+			}
+			if part == 0 {
+				name := "prefix/" + tm.head.Parts[0].Name.String()
+				w.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Name: name, Do: s3proxy.Effect{Status: 403, Code: "InvalidObjectState"}})
+			}
+		}
+		if len(tm.head.Parts) != 2 {
+			t.Errorf("%d parts", len(tm.head.Parts))
+		}
+		if text := w.log.String(); !strings.Contains(text, "archive class") {
+			t.Errorf("no remedy: %s", text)
+		}
 	})
 }

@@ -1,6 +1,7 @@
 package steward
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -292,7 +293,7 @@ func (t *term) readParts(ctx context.Context, parts []format.Part) ([]*format.Li
 		g.Go(func() error {
 			s, err := follow.ReadList(group, t.s.o.Client, p.Name, t.id, t.s.o.Ring)
 			switch {
-			case errors.Is(err, bucket.ErrMissing):
+			case errors.Is(err, bucket.ErrMissing), errors.Is(err, bucket.ErrArchived):
 				bad[i] = err
 			case err != nil:
 				return err
@@ -312,7 +313,7 @@ func (t *term) readParts(ctx context.Context, parts []format.Part) ([]*format.Li
 		if err != nil {
 			t.useless[parts[i].Name] = true
 			t.s.o.Logger.Warn("a part of the bucket's lists cannot be read", slog.String("name", parts[i].Name.String()), slog.Any("error", err),
-				slog.String("remedy", "kvconnd fsck finds its records again"))
+				slog.String("remedy", cmp.Or(bucket.Remedy(err), "kvconnd fsck finds its records again")))
 			all = nil
 		}
 	}

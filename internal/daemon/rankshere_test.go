@@ -4,18 +4,17 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
 )
 
-// Of an engine's shards this node has those that its registered ranks load; the others are other nodes'.
-func TestShardsHereAreThoseOfTheRegisteredRanks(t *testing.T) {
+// The ranks of an engine that have registered are on this node; the others are on other nodes.
+func TestRanksHereAreThoseThatHaveRegistered(t *testing.T) {
 	b, _ := newTestBackend(t, nil)
 	m := residencyManifest()
-	here := func(engine string) []connector.Shard {
+	here := func(engine string) []int {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return b.shardsHere(engine, m.Digest())
+		return b.ranksHere(engine, m.Digest())
 	}
 	s, err := b.OpenScheduler(t.Context(), server.Peer{Engine: "e"}, m)
 	if err != nil {
@@ -32,15 +31,15 @@ func TestShardsHereAreThoseOfTheRegisteredRanks(t *testing.T) {
 	}
 	w, other := open("e", 1), open("another", 0)
 	if got := here("e"); len(got) != 0 {
-		t.Errorf("shards %v of ranks that have not registered", got)
+		t.Errorf("ranks %v that have not registered", got)
 	}
 	w.setMemory(true, false)
 	other.setMemory(true, false)
-	if got, want := here("e"), []connector.Shard{1}; !slices.Equal(got, want) {
-		t.Errorf("shards %v, want %v", got, want)
+	if got, want := here("e"), []int{1}; !slices.Equal(got, want) {
+		t.Errorf("ranks %v, want %v", got, want)
 	}
 	w.loseMemory()
 	if got := here("e"); len(got) != 0 {
-		t.Errorf("shards %v of a rank without memory", got)
+		t.Errorf("ranks %v, one without memory", got)
 	}
 }
