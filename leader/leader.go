@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/leader/doubt"
 )
 
 // Leader follows one engine instance. It is safe for concurrent use, and holds no lock while it
@@ -24,7 +25,7 @@ type Leader struct {
 	hash     hasher
 	planned  planned
 	room     room
-	doubt    doubt
+	doubt    doubt.Doubt
 	// steps counts the steps; retired are loads whose memory a worker may still read.
 	steps   uint64
 	retired []retired

@@ -65,7 +65,7 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		l.unpin(r)
 	case r.noLoad || r.failed || m.Computed%l.bs != 0 || known == 0 || first >= end:
 		l.unpin(r)
-	case l.doubt.failures >= doubtAfter && l.opts.Now().Before(l.doubt.until):
+	case l.doubt.Denies(m.Request, l.opts.Now()):
 		l.stats.Doubted++
 		l.unpin(r)
 	default:
@@ -79,6 +79,7 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 		}
 	}
 	if boundary > first {
+		l.doubt.Offered(m.Request, l.opts.Now())
 		offer.Tokens, offer.Async = (boundary-first)*l.bs, l.opts.Handoff == nil
 		if r.handoff != nil {
 			offer.Handoff = r.handoff.offer(boundary)
