@@ -41,7 +41,7 @@ func openKeyed(t *testing.T, b *backend, engine string, rank int) server.Worker 
 // present returns the bitmap of a request of three blocks.
 func present(t *testing.T, w server.Worker, request string) byte {
 	t.Helper()
-	groups, err := w.Present(t.Context(), &connector.PresentRequest{Request: request, Hashes: keyedBlocks(3)[0].Hashes})
+	groups, err := w.Present(t.Context(), &connector.PresentRequest{Request: request, Hashes: keyedBlocks(3)[0].Hashes}, nil)
 	if err != nil || len(groups) != 1 || len(groups[0]) != 1 {
 		t.Fatalf("%v, %v", groups, err)
 	}
