@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -108,7 +110,7 @@ func TestLoadThatIsWaitedForEndsInTime(t *testing.T) {
 	}
 }
 
-// A save that waits behind another ends in time, and leaves the other alone.
+// A save that waits for another ends in time, and leaves the other alone.
 func TestSaveThatIsWaitedForEndsInTime(t *testing.T) {
 	for name, end := range map[string]func(cancel func(), w *Worker){
 		"its time is over":         nil,
@@ -149,6 +151,46 @@ func TestSaveThatIsWaitedForEndsInTime(t *testing.T) {
 			}
 			settle(t, w)
 		})
+	}
+}
+
+// On a disk that is slow for one block, the answer comes in time with the others.
+func TestLoadThatIsWaitedForFromASlowDisk(t *testing.T) {
+	var d storetest.Disk
+	s := openStoreOn(t, &d, 0)
+	keyed := func(o *Options, _ *host.AccountOptions) { o.Manifest = engineKeys() }
+	saver, m := newWorker(t, s, keyed), newEngineMemory(t)
+	register(t, saver, m)
+	m.fill(0, 30)
+	m.fill(1, 31)
+	mustPut(t, saver, keyedMove("p", part(1, 0, 1)))
+
+	wake := make(chan struct{})
+	wakeUp := sync.OnceFunc(func() { close(wake) })
+	t.Cleanup(wakeUp)
+	var reads atomic.Int32
+	d.Hook(func(op storetest.Op) error {
+		if op.Kind == storetest.Read && reads.Add(1) > 1 {
+			<-wake
+		}
+		return nil
+	})
+	w := newWorker(t, s, keyed) // with a host tier of its own
+	t.Cleanup(wakeUp)
+	register(t, w, m)
+	m.fill(10, 66)
+	m.fill(11, 66)
+	// Two parts: what one has is of use without the other.
+	got, err := fetchWait(t.Context(), w, waiting(time.Second, "f", part(1, 10), part(2, 11)))
+	if err != nil || len(got.Done) != 2 || got.Done[0][0]+got.Done[1][0] != 1 {
+		t.Errorf("%+v, %v, want one of two blocks", got, err)
+	}
+	wakeUp()
+	settle(t, w)
+	for i := range 2 {
+		if want := []int{66, 30 + i}[got.Done[i][0]]; !m.holds(10+i, want) {
+			t.Errorf("slot %d does not hold %d", 10+i, want)
+		}
 	}
 }
 

@@ -82,7 +82,7 @@ func (c *Conn) WatchClose(closed func()) (stop func()) {
 		}
 	}()
 	return func() {
-		_ = c.c.SetReadDeadline(time.Unix(1, 0))
+		_ = c.c.SetReadDeadline(time.Now()) // it has passed: wakes the watch
 		<-done
 		_ = c.c.SetReadDeadline(time.Time{})
 	}

@@ -424,7 +424,7 @@ def done(reply: Body, parts: Sequence[Part]) -> list[bytes]:
 
 
 def not_done(parts: Sequence[Part]) -> list[bytes]:
-    """Bitmaps of parts of which nothing is done."""
+    """Bitmaps of parts that have nothing done."""
     return [bytes(_size(p)) for p in parts]
 
 
