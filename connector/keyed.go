@@ -1,5 +1,7 @@
 package connector
 
+import "time"
+
 // PresentRequest asks which blocks of a request can be loaded, by the engine's own prefix hashes
 // (key scheme "engine"). It may be repeated at will.
 type PresentRequest struct {
@@ -36,6 +38,8 @@ type KeyedMove struct {
 	// Scope is kept with what is saved, if the engine gives it. The hashes separate scopes,
 	// not this.
 	Scope Scope
+	// Wait, if not 0, asks for the answer at the end, and bounds the time until then.
+	Wait time.Duration
 }
 
 // Owner is the id of the request that a load is for.
@@ -53,6 +57,23 @@ func (m *KeyedMove) Blocks() int {
 		n += len(m.Parts[i].Hashes)
 	}
 	return n
+}
+
+// FetchResult is what came of a load that the caller has waited for: nothing writes to its slots any
+// more.
+type FetchResult struct {
+	// Done has a bitmap for each part: bit i%8 of byte i/8 is set if its block i is in its slot.
+	Done [][]byte
+	// Tiers are where those blocks came from, and Took is the time from the load's start to its end.
+	Tiers []TierBlocks
+	Took  time.Duration
+}
+
+// PutResult is what came of a save that the caller has waited for: nothing reads its slots any more.
+type PutResult struct {
+	// Done has a bitmap for each part, as in [FetchResult]: what is stored, or on its way there.
+	Done [][]byte
+	SaveResult
 }
 
 // TouchRequest ends a request: its blocks were used.

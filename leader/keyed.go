@@ -24,7 +24,8 @@ type Keyed struct {
 	// loads are the requests of the loads under way, by the ids of the loads. They may have been
 	// forgotten.
 	loads map[string]*keyedRequest
-	// Work space: the keys of a call, the bitmaps of an answer, and where blocks are.
+	// Work space: the keys of a call, the bitmaps of an answer, which are the caller's, and where blocks
+	// are.
 	keys []connector.Key
 	bits [][]byte
 	at   []bool
@@ -49,17 +50,19 @@ func NewKeyed(o Options, index Index) (*Keyed, error) {
 	if err := k.hits.init(o, connector.KeySchemeEngine, index); err != nil {
 		return nil, err
 	}
-	k.bits = make([][]byte, len(k.groups))
 	return k, nil
 }
 
-// Present says which blocks are offered: a bitmap for each layer group, valid until the next call. It
-// keeps nothing of m. What is there is offered up to the boundary where loading beats prefill. Where
+// Present says which blocks are offered: a bitmap for each layer group. They are in the memory of bits,
+// where it is large enough; it may be nil. It keeps nothing of m and bits. What is there is offered up to the boundary where loading beats prefill. Where
 // the first gap ends that, what is there after the gap and worth loading is offered as well, since the
 // engine may hold the gap itself.
-func (k *Keyed) Present(m *connector.PresentRequest) [][]byte {
+func (k *Keyed) Present(m *connector.PresentRequest, bits [][]byte) [][]byte {
 	k.mu.Lock()
-	groups := k.present(m)
+	groups := slices.Grow(bits[:0], len(k.groups))[:len(k.groups)]
+	k.bits = groups
+	k.present(m)
+	k.bits = nil
 	probe := k.probeDue()
 	k.mu.Unlock()
 	if probe {
@@ -68,7 +71,7 @@ func (k *Keyed) Present(m *connector.PresentRequest) [][]byte {
 	return groups
 }
 
-func (k *Keyed) present(m *connector.PresentRequest) [][]byte {
+func (k *Keyed) present(m *connector.PresentRequest) {
 	n := len(m.Hashes)
 	for g := range k.bits {
 		bytes := (n + 7) / 8
@@ -76,7 +79,7 @@ func (k *Keyed) present(m *connector.PresentRequest) [][]byte {
 		clear(k.bits[g])
 	}
 	if k.closed {
-		return k.bits
+		return
 	}
 	r := k.admit(m.Request)
 	fresh := !r.asked
@@ -97,7 +100,6 @@ func (k *Keyed) present(m *connector.PresentRequest) [][]byte {
 		k.stats.QueriedTokens += uint64((m.First + n) * k.bs)
 		k.stats.OfferedTokens += uint64(offered * k.bs)
 	}
-	return k.bits
 }
 
 // offer sets the bits of the blocks, from first on, that are offered, and pins them instead of what

@@ -203,7 +203,7 @@ func TestNothingIsCopiedAfterTheDeadline(t *testing.T) {
 	})
 	register(t, w, newEngineMemory(t))
 	mem := w.memory()
-	l := w.newLoad(mem, 1, "r", planned(mem, []connector.Transfer{transfer(0, 4)}), nil)
+	l := w.newLoad(mem, 1, "r", planned(mem, []connector.Transfer{transfer(0, 4)}), nil, w.opts.LoadTimeout)
 	defer l.cancel()
 	<-l.ctx.Done()
 	for range 100 { // whether or not it gets a turn
@@ -225,7 +225,7 @@ func TestNothingIsCopiedOnceCopiesWereWaitedFor(t *testing.T) {
 	})
 	register(t, w, newEngineMemory(t))
 	mem := w.memory()
-	l := w.newLoad(mem, 1, "r", planned(mem, []connector.Transfer{transfer(0, 4)}), nil)
+	l := w.newLoad(mem, 1, "r", planned(mem, []connector.Transfer{transfer(0, 4)}), nil, w.opts.LoadTimeout)
 	defer l.cancel()
 	l.mu.Lock() // where expire goes on after that
 	var ended sync.WaitGroup

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -63,39 +64,67 @@ func (w *Worker) present(s *stretch) []bool {
 
 // Fetch starts the load of blocks by key, which Poll reports as m.ID. It keeps nothing of m.
 func (w *Worker) Fetch(_ context.Context, m *connector.KeyedMove) error {
+	_, err := w.fetch(m, w.opts.LoadTimeout, false)
+	return err
+}
+
+// fetch starts a load by key. waited says that a call waits for its end.
+func (w *Worker) fetch(m *connector.KeyedMove, timeout time.Duration, waited bool) (*load, error) {
 	mem, call := w.call()
 	stretches, err := w.keyed(mem, m)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	l := w.newLoad(mem, call, strings.Clone(m.ID), stretches, nil, timeout)
+	l.apart = true
+	if waited {
+		l.good, l.over = make([]bool, len(l.done)), make(chan struct{})
 	}
 	w.mu.Lock()
 	err = w.loads.admits(1, m.Blocks())
-	if err == nil && w.loads.has(m.ID) {
+	switch {
+	case err != nil:
+	case w.mem != mem: // given back by another connection of the session
+		err = connector.ErrNotRegistered
+	case w.loads.has(m.ID):
 		err = fmt.Errorf("%w: load %q is under way, or was not polled", connector.ErrBadRequest, m.ID)
+	default:
+		w.loads.put(l)
 	}
 	w.mu.Unlock()
 	if err != nil {
-		return err
+		l.cancel()
+		return nil, err
 	}
-	l := w.newLoad(mem, call, m.ID, stretches, nil)
-	l.apart = true
-	w.begin(l)
-	return nil
+	l.start()
+	return l, nil
 }
 
 // Put notes the save of blocks by key, which Poll reports as m.ID, and returns: the copies are made
 // by a goroutine of the worker, save after save. It keeps nothing of m. A save for which there is no
 // more room in the queue is reported as dropped.
 func (w *Worker) Put(_ context.Context, m *connector.KeyedMove) error {
-	mem, call := w.call()
-	stretches, err := w.keyed(mem, m)
+	p, err := w.newPut(m, w.opts.LoadTimeout)
 	if err != nil {
 		return err
 	}
+	return w.queue(p)
+}
+
+func (w *Worker) newPut(m *connector.KeyedMove, timeout time.Duration) (*put, error) {
+	mem, call := w.call()
+	stretches, err := w.keyed(mem, m)
+	if err != nil {
+		return nil, err
+	}
 	p := &put{
 		mem: mem, call: call, stretches: stretches, scope: m.Scope.Digest(), blocks: m.Blocks(),
-		deadline: time.Now().Add(w.opts.LoadTimeout),
+		deadline: time.Now().Add(timeout),
 	}
-	p.report.ID = string([]byte(m.ID))
-	return w.queue(p)
+	p.report.ID = strings.Clone(m.ID)
+	for i, first := 0, 0; i < len(stretches); i++ {
+		stretches[i].first = first
+		first += len(stretches[i].blocks)
+	}
+	return p, nil
 }

@@ -56,12 +56,18 @@ type load struct {
 	tiers            []connector.TierBlocks // of the other blocks that are done
 	cause            error                  // of the first block that failed
 	ended            bool
+	// good marks the blocks that are in their slots, and over is closed at the end; both are nil unless
+	// a call waits for the load. Poll does not report it then.
+	good []bool
+	over chan struct{}
 }
 
 // size is the number of blocks that the load counts as.
 func (l *load) size() int { return len(l.done) + l.lost }
 
-func (w *Worker) newLoad(mem *memory, call uint64, request string, stretches []stretch, lost []uint32) *load {
+func (w *Worker) newLoad(
+	mem *memory, call uint64, request string, stretches []stretch, lost []uint32, timeout time.Duration,
+) *load {
 	blocks := 0
 	for i := range stretches {
 		stretches[i].first, stretches[i].cut = blocks, len(stretches[i].blocks)
@@ -76,7 +82,7 @@ func (w *Worker) newLoad(mem *memory, call uint64, request string, stretches []s
 		l.cause = errUnplanned
 		w.counters.failedBlocks.Add(uint64(len(lost)))
 	}
-	l.ctx, l.cancel = context.WithTimeoutCause(w.ctx, w.opts.LoadTimeout, errLate)
+	l.ctx, l.cancel = context.WithTimeoutCause(w.ctx, timeout, errLate)
 	return l
 }
 
@@ -219,6 +225,9 @@ func (l *load) blockDone(it *host.Item, err error) {
 		l.giveUp(s, i)
 	} else {
 		l.cameFrom(it)
+		if l.good != nil {
+			l.good[index] = true
+		}
 	}
 	l.ended = l.missing == 0
 	ended, useless := l.ended, l.awaited == 0
@@ -301,6 +310,9 @@ func (l *load) expire() {
 func (l *load) end() {
 	l.cancel()
 	l.w.finish(l)
+	if l.over != nil {
+		close(l.over)
+	}
 }
 
 // remedy is what a person can do about loads that fail for a cause again and again.

@@ -29,7 +29,7 @@ func (w *Worker) Load(_ context.Context, metadata []byte) (int, error) {
 	}
 	for i := range plan.Loads {
 		l := &plan.Loads[i]
-		w.begin(w.newLoad(mem, call, l.Request, planned(mem, l.Transfers), l.Lost))
+		w.begin(w.newLoad(mem, call, l.Request, planned(mem, l.Transfers), l.Lost, w.opts.LoadTimeout))
 	}
 	return len(plan.Loads), nil
 }
@@ -205,6 +205,9 @@ func (t *loadTable) finish(l *load, took time.Duration) bool {
 		return false
 	}
 	t.take(l.request)
+	if l.over != nil {
+		return true // its own call answers
+	}
 	t.finished[l.request] = connector.FinishedLoad{Request: l.request, FailedBlocks: l.failed, Tiers: l.tiers, Took: took}
 	t.blocks += len(l.failed)
 	return true

@@ -204,7 +204,7 @@ type stretch struct {
 	group  *groupMemory
 	parent connector.Key // of the first block
 	blocks []connector.PlanBlock
-	// first is the number of blocks before the stretch in its load. Blocks from cut on are not waited
+	// first is the number of blocks before the stretch in its load or save. Blocks from cut on are not waited
 	// for, since one that comes before them has failed.
 	first, cut int
 }
@@ -246,7 +246,7 @@ func (s *stretch) part(from, to int) stretch {
 	if from > 0 {
 		p.parent = s.blocks[from-1].Key
 	}
-	p.blocks = s.blocks[from:to]
+	p.first, p.blocks = s.first+from, s.blocks[from:to]
 	return p
 }
 

@@ -24,6 +24,20 @@ type put struct {
 	blocks    int
 	deadline  time.Time
 	report    connector.StoredPut
+	// good marks the blocks that are stored or on their way, and over is closed at the end; both are nil
+	// unless a call waits for the save. Poll does not report it then.
+	good []bool
+	over chan struct{}
+}
+
+// mark notes that blocks [from, to) of a stretch are stored or on their way.
+func (p *put) mark(s *stretch, from, to int) {
+	if p.good == nil {
+		return
+	}
+	for i := from; i < to; i++ {
+		p.good[s.first+i] = true
+	}
 }
 
 // puts are a rank's saves by key. The worker's mutex guards them.
@@ -53,7 +67,7 @@ func (w *Worker) queue(p *put) error {
 	}
 	if q.blocks+p.blocks > maxPutBlocks && len(q.waiting) > 0 || p.blocks == 0 {
 		w.dropPut(p, p.blocks)
-		q.stored = append(q.stored, p.report)
+		q.report(p)
 		return nil
 	}
 	q.waiting = append(q.waiting, p)
@@ -104,8 +118,19 @@ func (w *Worker) endPut(p *put) {
 	q.stop()
 	if q.running == p {
 		q.running = nil
-		q.stored = append(q.stored, p.report)
+		q.report(p)
+	} else if p.over != nil {
+		close(p.over) // only now is its memory left alone
 	}
+}
+
+// report files the report of a put that has ended.
+func (q *puts) report(p *put) {
+	if p.over != nil {
+		close(p.over)
+		return
+	}
+	q.stored = append(q.stored, p.report)
 }
 
 // abandon ends all puts without a report. The copy that is under way ends with its memory.
@@ -113,6 +138,12 @@ func (q *puts) abandon() {
 	if q.running != nil {
 		q.stop()
 		q.running = nil
+	}
+	for _, p := range q.waiting {
+		if p.over != nil {
+			p.report.Dropped = p.blocks
+			close(p.over)
+		}
 	}
 	q.waiting, q.blocks, q.stored = nil, 0, nil
 }
@@ -123,6 +154,7 @@ func (w *Worker) copyPut(ctx context.Context, p *put) {
 		s := &p.stretches[i]
 		if !s.group.writes {
 			p.report.Present += len(s.blocks)
+			p.mark(s, 0, len(s.blocks))
 			continue
 		}
 		w.copyStretch(ctx, p, s)
@@ -138,6 +170,7 @@ func (w *Worker) copyStretch(ctx context.Context, p *put, s *stretch) {
 	for i := 0; i < len(there); {
 		if there[i] {
 			p.report.Present++
+			p.mark(s, i, i+1)
 			i++
 			continue
 		}
@@ -180,6 +213,7 @@ func (w *Worker) copyBlocks(ctx context.Context, p *put, s stretch) bool {
 		r := w.write(ctx, p.mem, p.call, &b)
 		<-p.mem.turns
 		p.report.Taken += r.Taken
+		p.mark(&s, 0, r.Taken)
 		p.report.Dropped += r.Dropped
 		s = s.part(n, len(s.blocks))
 		if r.Dropped > 0 {

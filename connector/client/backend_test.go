@@ -158,13 +158,21 @@ func (s *testSession) Cancel(_ context.Context, request string) error {
 	return nil
 }
 
-func (s *testSession) Present(_ context.Context, m *connector.PresentRequest) ([][]byte, error) {
+func (s *testSession) Present(_ context.Context, m *connector.PresentRequest, _ [][]byte) ([][]byte, error) {
 	return [][]byte{{byte(1<<len(m.Hashes) - 1)}}, nil
 }
 
 func (s *testSession) Fetch(_ context.Context, m *connector.KeyedMove) error {
 	s.b.note("fetch " + m.ID + " of " + m.Owner())
 	return s.b.loadErr
+}
+
+func (s *testSession) FetchWait(context.Context, *connector.KeyedMove) (connector.FetchResult, error) {
+	return connector.FetchResult{}, connector.ErrBadRequest
+}
+
+func (s *testSession) PutWait(context.Context, *connector.KeyedMove) (connector.PutResult, error) {
+	return connector.PutResult{}, connector.ErrBadRequest
 }
 
 func (s *testSession) Put(_ context.Context, m *connector.KeyedMove) error {

@@ -132,7 +132,7 @@ func TestVersionsThatDoNotMeetAreAClearError(t *testing.T) {
 		want string
 	}{
 		"older daemon": {wire.KindError, older.Append(nil), "this daemon 1 to 1"},
-		"newer daemon": {wire.KindReply, newer, "(kvconnd/9) chose protocol 9, this client speaks 2 to 4"},
+		"newer daemon": {wire.KindReply, newer, "(kvconnd/9) chose protocol 9, this client speaks 2 to 5"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			socket := socketPath(t)

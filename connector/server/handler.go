@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/wire"
@@ -17,18 +18,26 @@ type handler struct {
 	version   int
 	scheduler Scheduler
 	worker    Worker
-	match     connector.MatchRequest
-	step      wire.StepDecoder
-	present   connector.PresentRequest
-	move      wire.MoveDecoder
-	touch     connector.TouchRequest
+	// session is the worker's if it may have channels, or the one that this is a channel of; channel
+	// says which.
+	session *session
+	channel bool
+	// maxWait bounds the calls that wait.
+	maxWait time.Duration
+	conn    *wire.Conn
+	match   connector.MatchRequest
+	step    wire.StepDecoder
+	present connector.PresentRequest
+	bits    [][]byte // of the answer to present
+	move    wire.MoveDecoder
+	touch   connector.TouchRequest
 	// files go along with the answer being made; they stay the session's.
 	files []*os.File
 }
 
 // hello checks the first frame and opens the session. It fills in what the frame says of
-// the peer.
-func (s *Server) hello(ctx context.Context, conn *wire.Conn, f *wire.Frame, peer *Peer) (*handler, error) {
+// the peer. end ends ctx, and with it the connection's calls.
+func (s *Server) hello(ctx context.Context, end context.CancelFunc, conn *wire.Conn, f *wire.Frame, peer *Peer) (*handler, error) {
 	defer f.CloseFiles()
 	if f.Op != wire.OpHello || f.Kind != wire.KindRequest {
 		return nil, fmt.Errorf("%w: %s before hello", connector.ErrProtocol, f.Op)
@@ -52,6 +61,10 @@ func (s *Server) hello(ctx context.Context, conn *wire.Conn, f *wire.Frame, peer
 		}
 	}
 	peer.Client, peer.Engine, peer.Handoff = m.Client, m.Engine, m.Handoff
+	h := &handler{version: version, conn: conn, maxWait: s.opts.LoadTimeout}
+	if m.Role == wire.RoleChannel {
+		return h, s.openChannel(&m, *peer, h, end)
+	}
 	manifest, err := connector.ParseManifest(m.Manifest)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", connector.ErrBadRequest, err)
@@ -62,7 +75,7 @@ func (s *Server) hello(ctx context.Context, conn *wire.Conn, f *wire.Frame, peer
 	if err := s.admission.greet(conn, m.Engine, manifest.Ranks()); err != nil {
 		return nil, err
 	}
-	h := &handler{version: version, namespace: manifest.Digest()}
+	h.namespace = manifest.Digest()
 	switch m.Role {
 	case wire.RoleScheduler:
 		h.scheduler, err = s.backend.OpenScheduler(ctx, *peer, manifest)
@@ -71,8 +84,12 @@ func (s *Server) hello(ctx context.Context, conn *wire.Conn, f *wire.Frame, peer
 			return nil, fmt.Errorf("%w: rank %d of a manifest with %d", connector.ErrBadRequest, m.Rank, manifest.Ranks())
 		}
 		h.worker, err = s.backend.OpenWorker(ctx, *peer, manifest, m.Rank)
+		if err == nil && version >= wire.MinChannelVersion && manifest.KeyScheme == connector.KeySchemeEngine {
+			h.session = s.sessions.open(*peer, manifest, m.Rank, h.worker)
+		}
 	default:
-		return nil, fmt.Errorf("%w: role %q, want %q or %q", connector.ErrBadRequest, m.Role, wire.RoleScheduler, wire.RoleWorker)
+		return nil, fmt.Errorf("%w: role %q, want %q, %q or %q", connector.ErrBadRequest, m.Role,
+			wire.RoleScheduler, wire.RoleWorker, wire.RoleChannel)
 	}
 	if err != nil {
 		return nil, err
@@ -80,10 +97,35 @@ func (s *Server) hello(ctx context.Context, conn *wire.Conn, f *wire.Frame, peer
 	return h, nil
 }
 
-func (h *handler) close() {
-	if h.scheduler != nil {
+// openChannel makes h the handler of a channel.
+func (s *Server) openChannel(m *wire.Hello, peer Peer, h *handler, end context.CancelFunc) error {
+	if h.version < wire.MinChannelVersion {
+		return fmt.Errorf("%w: channels need protocol %d, this client speaks %d: update the engine's connector",
+			connector.ErrVersion, wire.MinChannelVersion, h.version)
+	}
+	x, err := s.sessions.find(m, peer)
+	if err != nil {
+		return err
+	}
+	if err := s.admission.greet(h.conn, x.peer.Engine, x.ranks); err != nil {
+		return err
+	}
+	h.namespace, h.worker, h.session, h.channel = x.namespace, x.worker, x, true
+	return x.join(h.conn, end)
+}
+
+// closeHandler ends what the connection had opened. A session's channels go first: no call may follow its
+// Close.
+func (s *Server) closeHandler(h *handler) {
+	switch {
+	case h.channel:
+		h.session.leave(h.conn)
+	case h.scheduler != nil:
 		h.scheduler.Close()
-	} else {
+	default:
+		if h.session != nil {
+			s.sessions.close(h.session)
+		}
 		h.worker.Close()
 	}
 }
@@ -99,6 +141,7 @@ func (h *handler) handle(ctx context.Context, f *wire.Frame, out []byte) ([]byte
 		return out, fmt.Errorf("%w: %s frame with descriptors", connector.ErrProtocol, f.Op)
 	}
 	switch {
+	case h.channel && f.Op < wire.OpCancel:
 	case h.scheduler != nil && f.Op >= wire.OpMatch && f.Op <= wire.OpReset:
 		return h.handleScheduler(ctx, f, out)
 	case h.worker != nil && f.Op >= wire.OpPresent:
@@ -195,8 +238,9 @@ func (h *handler) handleKeyed(ctx context.Context, f *wire.Frame, out []byte) ([
 		if err := wire.DecodePresent(f.Body, &h.present); err != nil {
 			return out, err
 		}
-		groups, err := h.worker.Present(ctx, &h.present)
-		return wire.AppendPresence(out, groups), err
+		bits, err := h.worker.Present(ctx, &h.present, h.bits)
+		h.bits = bits
+		return wire.AppendPresence(out, bits), err
 	case wire.OpTouch:
 		if err := wire.DecodeTouch(f.Body, &h.touch); err != nil {
 			return out, err
@@ -207,8 +251,26 @@ func (h *handler) handleKeyed(ctx context.Context, f *wire.Frame, out []byte) ([
 	switch {
 	case err != nil:
 		return out, err
+	case m.Wait > 0 && h.version >= wire.MinChannelVersion:
+		return h.wait(ctx, f.Op, m, out)
 	case f.Op == wire.OpFetch:
 		return wire.AppendEmpty(out), h.worker.Fetch(ctx, m)
 	}
 	return wire.AppendEmpty(out), h.worker.Put(ctx, m)
+}
+
+// wait makes a fetch or put that is answered at its end. It ends early with the connection.
+func (h *handler) wait(ctx context.Context, op wire.Op, m *connector.KeyedMove, out []byte) ([]byte, error) {
+	if m.Wait > h.maxWait {
+		return out, fmt.Errorf("%w: %s waits %v, at most the load timeout of %v", connector.ErrBadRequest, op, m.Wait, h.maxWait)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer h.conn.WatchClose(cancel)()
+	if op == wire.OpFetch {
+		r, err := h.worker.FetchWait(ctx, m)
+		return wire.AppendFetched(out, &r), err
+	}
+	r, err := h.worker.PutWait(ctx, m)
+	return wire.AppendPut(out, &r), err
 }

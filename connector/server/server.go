@@ -70,6 +70,7 @@ type Server struct {
 	wg      sync.WaitGroup
 
 	admission *admission
+	sessions  sessions
 	refusals  refusals
 
 	accepted, refused, protocolErrors, requests atomic.Uint64
@@ -165,7 +166,7 @@ func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn, 
 			return
 		}
 		defer stop()
-		s.ended(ctx, connCtx, peer, s.serveConn(connCtx, conn, peer))
+		s.ended(ctx, connCtx, peer, s.serveConn(connCtx, end, conn, peer))
 	})
 }
 
@@ -194,8 +195,8 @@ func wake(c *wire.Conn) { _ = c.SetDeadline(time.Unix(1, 0)) }
 // maxHelloBytes bounds the body of a hello: a manifest, names, and what later versions add.
 const maxHelloBytes = 4 * connector.MaxManifestBytes
 
-// serveConn runs one connection to its end.
-func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) error {
+// serveConn runs one connection to its end. end ends ctx.
+func (s *Server) serveConn(ctx context.Context, end context.CancelFunc, conn *wire.Conn, peer Peer) error {
 	if err := conn.SetReadDeadline(time.Now().Add(s.opts.HelloTimeout)); err != nil {
 		return err
 	}
@@ -206,12 +207,12 @@ func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) erro
 	if err != nil {
 		return s.refuse(conn, f.Header, err)
 	}
-	h, err := s.hello(ctx, conn, &f, &peer)
+	h, err := s.hello(ctx, end, conn, &f, &peer)
 	if err != nil {
 		_ = s.fail(conn, f.Header, err)
 		return &refusedError{peer, err}
 	}
-	defer h.close()
+	defer s.closeHandler(h)
 	if err := conn.SetReadDeadline(time.Time{}); err != nil {
 		return err
 	}
@@ -222,12 +223,21 @@ func (s *Server) serveConn(ctx context.Context, conn *wire.Conn, peer Peer) erro
 		Version: h.version, Server: s.opts.Version, Namespace: h.namespace.String(),
 		LoadTimeoutMS: int(s.opts.LoadTimeout / time.Millisecond),
 	}
+	if h.session != nil && !h.channel {
+		reply.Session = h.session.id[:]
+	}
 	if err := s.send(conn, f.Header, wire.KindReply, reply.Append(conn.Begin())); err != nil {
 		return err
 	}
 	for {
-		if err := s.serveFrame(ctx, conn, h); err != nil {
+		err := s.serveFrame(ctx, conn, h)
+		switch {
+		case h.channel && h.session.hasEnded():
+			return net.ErrClosed // by this side
+		case err != nil:
 			return err
+		case ctx.Err() != nil: // a call that waited has lifted the deadline set by wake
+			return nil
 		}
 	}
 }

@@ -91,8 +91,8 @@ func TestVersionsThatDoNotMeetAreAClearError(t *testing.T) {
 		body func([]byte) []byte
 		want string
 	}{
-		"older client": {helloOfVersion1, "the client speaks protocol 1 to 1, this daemon 2 to 4: update the engine's connector"},
-		"newer client": {helloOfVersion9, "the client speaks protocol 7 to 9, this daemon 2 to 4: update kvconnd"},
+		"older client": {helloOfVersion1, "the client speaks protocol 1 to 1, this daemon 2 to 5: update the engine's connector"},
+		"newer client": {helloOfVersion9, "the client speaks protocol 7 to 9, this daemon 2 to 5: update kvconnd"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, conn := dial(t, socket)

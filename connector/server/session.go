@@ -85,7 +85,8 @@ type Registered struct {
 }
 
 // Worker is the session of one rank's worker. Calls of one session never overlap, so that
-// none may wait for a load or a disk. They come in this order:
+// none may wait for a load or a disk; those of an engine that brings its own keys are the
+// exception, see below. They come in this order:
 //
 //   - Register before anything else but Present; again at any time, for other memory.
 //   - In each engine step Load before the forward pass, and Save with the same metadata
@@ -99,7 +100,9 @@ type Registered struct {
 //   - Unregister, and then Register or Close.
 //
 // An engine that brings its own keys calls Present while a request waits, Fetch for what it takes,
-// Put for what it has computed, and Touch once the request has ended.
+// Put for what it has computed, and Touch once the request has ended. Such a session may have
+// several connections: these calls, FetchWait, PutWait and Cancel may then overlap each other
+// and all other calls but Close. FetchWait and PutWait wait, all others still return at once.
 //
 // In handoff mode Load is not called: the client copies from [Registered].HostTier.
 //
@@ -127,15 +130,22 @@ type Worker interface {
 	// to its blocks any more. It is no error where no such load is in flight.
 	Cancel(ctx context.Context, request string) error
 	// Present says which blocks are offered: a bitmap for each layer group, in which bit i%8 of byte
-	// i/8 stands for m.Hashes[i]. The bitmaps are encoded before the next call. The four calls by
-	// the engine's own keys must keep nothing that their messages refer to, strings included.
-	Present(ctx context.Context, m *connector.PresentRequest) ([][]byte, error)
+	// i/8 stands for m.Hashes[i]. They are in the memory of bits where that is large enough; it is what
+	// the last call of the same connection returned. The calls by the engine's own keys must keep
+	// nothing that their messages refer to, strings included.
+	Present(ctx context.Context, m *connector.PresentRequest, bits [][]byte) ([][]byte, error)
 	// Fetch starts a load, otherwise like Load. An id that is in flight, or was not polled, is an
 	// error.
 	Fetch(ctx context.Context, m *connector.KeyedMove) error
 	// Put notes a save and returns. The copies come after; the engine must keep the slots until
 	// Poll reports the save, once. An error means that nothing was noted.
 	Put(ctx context.Context, m *connector.KeyedMove) error
+	// FetchWait loads like Fetch, and returns what came of it instead of leaving that to Poll: once the
+	// load has ended, or m.Wait has passed or ctx has ended, which end it. When it returns, nothing is
+	// written to the slots any more. An error means that nothing was started.
+	FetchWait(ctx context.Context, m *connector.KeyedMove) (connector.FetchResult, error)
+	// PutWait is to Put as FetchWait is to Fetch. When it returns, the slots are not read any more.
+	PutWait(ctx context.Context, m *connector.KeyedMove) (connector.PutResult, error)
 	// Touch ends a request: what it used counts as used now.
 	Touch(ctx context.Context, m *connector.TouchRequest) error
 	// Close ends the session. When it returns, engine memory is no longer touched: the

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 )
@@ -113,6 +114,9 @@ func FuzzMoveDecoderIsTheSameUsedAgain(f *testing.F) {
 	}
 	f.Add(AppendMove(nil, move), AppendMove(nil, &connector.KeyedMove{Parts: move.Parts[2:4]}))
 	f.Add([]byte{0x80}, AppendMove(nil, move))
+	waiting := *move
+	waiting.Wait = time.Second
+	f.Add(AppendMove(nil, &waiting), AppendMove(nil, move))
 	f.Fuzz(func(t *testing.T, before, body []byte) {
 		var used, fresh MoveDecoder
 		_, _ = used.Decode(before)

@@ -29,32 +29,49 @@ func appendBrought(b []byte, loads []connector.FinishedLoad) []byte {
 	for i := range loads {
 		l := &loads[i]
 		b = msgp.AppendInt64(msgp.AppendArrayHeader(b, 2), l.Took.Microseconds())
-		b = msgp.AppendMapHeader(b, uint32(len(l.Tiers)))
-		for j := range l.Tiers {
-			t := &l.Tiers[j]
-			b = msgp.AppendArrayHeader(msgp.AppendString(b, t.Tier), 2)
-			b = msgp.AppendInt64(msgp.AppendInt(b, t.Blocks), t.Bytes)
-		}
+		b = appendTierBlocks(b, l.Tiers)
+	}
+	return b
+}
+
+func appendTierBlocks(b []byte, tiers []connector.TierBlocks) []byte {
+	b = msgp.AppendMapHeader(b, uint32(len(tiers)))
+	for i := range tiers {
+		t := &tiers[i]
+		b = msgp.AppendArrayHeader(msgp.AppendString(b, t.Tier), 2)
+		b = msgp.AppendInt64(msgp.AppendInt(b, t.Blocks), t.Bytes)
 	}
 	return b
 }
 
 // brought decodes what loads brought, into loads without names.
 func (d *decoder) brought() (out []connector.FinishedLoad) {
-	const maxMicros, maxBytes = 1 << 40, 1 << 62
 	for range d.array("loaded", connector.MaxStepRequests) {
 		if !d.tuple("loaded", 2) {
 			return nil
 		}
-		l := connector.FinishedLoad{Took: time.Duration(d.uint("time of a load", maxMicros)) * time.Microsecond}
-		d.tiers(func(tier string) {
-			if d.tuple("blocks and bytes of a tier", 2) {
-				blocks, bytes := d.uint("blocks of a tier", maxNumber), d.uint("bytes of a tier", maxBytes)
-				l.Tiers = append(l.Tiers, connector.TierBlocks{Tier: tier, Blocks: int(blocks), Bytes: int64(bytes)})
-			}
-		})
+		l := connector.FinishedLoad{Took: d.took()}
+		l.Tiers = d.tierBlocks()
 		out = append(out, l)
 	}
+	return out
+}
+
+// took decodes the time of a load.
+func (d *decoder) took() time.Duration {
+	const maxMicros = 1 << 40
+	return time.Duration(d.uint("time of a load", maxMicros)) * time.Microsecond
+}
+
+// tierBlocks decodes what a load brought by the tier that it came from.
+func (d *decoder) tierBlocks() (out []connector.TierBlocks) {
+	const maxBytes = 1 << 62
+	d.tiers(func(tier string) {
+		if d.tuple("blocks and bytes of a tier", 2) {
+			blocks, bytes := d.uint("blocks of a tier", maxNumber), d.uint("bytes of a tier", maxBytes)
+			out = append(out, connector.TierBlocks{Tier: tier, Blocks: int(blocks), Bytes: int64(bytes)})
+		}
+	})
 	return out
 }
 

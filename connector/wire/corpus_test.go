@@ -225,6 +225,7 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 	stepReply.Saves = []connector.PlannedSave{{Request: "req-2", First: 0, Count: 17}, {Request: "req-3", Group: 1, First: 40, Count: 1}}
 	add(OpStep, KindReply, ".told", AppendStepReply(nil, &stepReply), 0)
 	add(OpPoll, KindReply, ".told", AppendPolled(nil, &connector.Polled{Finished: corpusLoads()}), 0)
+	corpusChannels(add, &move)
 	return out
 }
 

@@ -11,14 +11,17 @@ import (
 )
 
 // Version bounds: the protocol versions that this package speaks. Version 3 changed the
-// form of plans; handoff mode needs it. Version 4 changed the calls by key.
+// form of plans; handoff mode needs it. Version 4 changed the calls by key. Version 5 brought channels, and calls by key that
+// wait.
 const (
 	MinVersion = 2
-	MaxVersion = 4
+	MaxVersion = 5
 	// MinHandoffVersion is the lowest version of handoff mode.
 	MinHandoffVersion = 3
 	// MinKeyedVersion is the lowest version of the calls by key.
 	MinKeyedVersion = 4
+	// MinChannelVersion is the lowest version of channels, and of calls by key that wait.
+	MinChannelVersion = 5
 )
 
 // Limits of a frame.

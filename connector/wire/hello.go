@@ -12,7 +12,12 @@ import (
 const (
 	RoleScheduler = "scheduler"
 	RoleWorker    = "worker"
+	// RoleChannel is that of further connections of a worker's session.
+	RoleChannel = "channel"
 )
+
+// SessionIDBytes is the size of the name of a session.
+const SessionIDBytes = 16
 
 // maxNumber bounds counts of tokens, so that sums of a few cannot overflow.
 const maxNumber = 1 << 31
@@ -29,18 +34,24 @@ type Hello struct {
 	Client string
 	// Engine is the id of the engine instance, equal in its scheduler and workers.
 	Engine string
-	// Manifest is the namespace manifest as JSON.
+	// Manifest is the namespace manifest as JSON. Channels may leave it out.
 	Manifest []byte
 	// Rank is the worker's rank (workers only).
 	Rank int
 	// Handoff is set by engines that cannot report a failed load: they are offered only
 	// what is verified and pinned in the host tier, and copy it themselves (handoff mode).
 	Handoff bool
+	// Session names the session that a channel belongs to (channels only), a view of the body.
+	Session []byte
 }
 
 // Append appends the body of m to b.
 func (m *Hello) Append(b []byte) []byte {
-	b = msgp.AppendMapHeader(b, 7)
+	fields := uint32(7)
+	if len(m.Session) > 0 {
+		fields++
+	}
+	b = msgp.AppendMapHeader(b, fields)
 	b = msgp.AppendString(b, "versions")
 	b = msgp.AppendArrayHeader(b, 2)
 	b = msgp.AppendInt(b, m.MinVersion)
@@ -50,7 +61,11 @@ func (m *Hello) Append(b []byte) []byte {
 	b = putString(b, "engine", m.Engine)
 	b = putBytes(b, "manifest", m.Manifest)
 	b = putInt(b, "rank", m.Rank)
-	return putBool(b, "staged", m.Handoff)
+	b = putBool(b, "staged", m.Handoff)
+	if len(m.Session) > 0 {
+		b = putBytes(b, "session", m.Session)
+	}
+	return b
 }
 
 // DecodeVersions reads the versions of a hello, and nothing else: the rest depends on the
@@ -116,6 +131,8 @@ func (m *Hello) Decode(body []byte) error {
 			m.Rank = int(d.uint("rank", connector.MaxShards))
 		case "staged":
 			m.Handoff = d.bool("staged")
+		case "session":
+			m.Session = d.bytes("session", SessionIDBytes)
 		}
 	})
 }
@@ -126,15 +143,26 @@ type HelloReply struct {
 	Server        string
 	Namespace     string
 	LoadTimeoutMS int
+	// Session names the session to its channels; empty where there can be none. It is a view of the
+	// body.
+	Session []byte
 }
 
 // Append appends the body of m to b.
 func (m *HelloReply) Append(b []byte) []byte {
-	b = msgp.AppendMapHeader(b, 4)
+	fields := uint32(4)
+	if len(m.Session) > 0 {
+		fields++
+	}
+	b = msgp.AppendMapHeader(b, fields)
 	b = putInt(b, "version", m.Version)
 	b = putString(b, "server", m.Server)
 	b = putString(b, "namespace", m.Namespace)
-	return putInt(b, "load_timeout_ms", m.LoadTimeoutMS)
+	b = putInt(b, "load_timeout_ms", m.LoadTimeoutMS)
+	if len(m.Session) > 0 {
+		b = putBytes(b, "session", m.Session)
+	}
+	return b
 }
 
 // Decode fills m from a body.
@@ -150,6 +178,8 @@ func (m *HelloReply) Decode(body []byte) error {
 			m.Namespace = d.str("namespace", 64)
 		case "load_timeout_ms":
 			m.LoadTimeoutMS = int(d.uint("load_timeout_ms", maxNumber))
+		case "session":
+			m.Session = d.bytes("session", SessionIDBytes)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package wire
 import (
 	"math"
 	"slices"
+	"time"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -69,7 +70,11 @@ func DecodePresence(body []byte) (groups [][]byte, err error) {
 
 // AppendMove appends the body of a fetch or put request.
 func AppendMove(b []byte, m *connector.KeyedMove) []byte {
-	b = msgp.AppendMapHeader(b, 5)
+	fields := uint32(5)
+	if m.Wait > 0 {
+		fields++
+	}
+	b = msgp.AppendMapHeader(b, fields)
 	b = putString(b, "r", m.ID)
 	b = putString(b, "of", m.Request)
 	b = putArray(b, "parts", len(m.Parts))
@@ -82,7 +87,11 @@ func AppendMove(b []byte, m *connector.KeyedMove) []byte {
 		b = putU32s(b, "slots", p.Slots)
 	}
 	b = putString(b, "salt", m.Scope.Salt)
-	return putString(b, "lora", m.Scope.LoRA)
+	b = putString(b, "lora", m.Scope.LoRA)
+	if m.Wait > 0 {
+		b = putInt(b, "wait_ms", int(m.Wait/time.Millisecond))
+	}
+	return b
 }
 
 // MoveDecoder decodes fetch and put requests into memory that it uses again.
@@ -114,6 +123,8 @@ func (md *MoveDecoder) Decode(body []byte) (*connector.KeyedMove, error) {
 			m.Scope.Salt = d.view("salt", connector.MaxScopeBytes)
 		case "lora":
 			m.Scope.LoRA = d.view("lora", connector.MaxScopeBytes)
+		case "wait_ms":
+			m.Wait = time.Duration(d.uint("wait_ms", math.MaxUint32)) * time.Millisecond
 		}
 	})
 	return m, err

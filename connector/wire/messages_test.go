@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -44,11 +45,21 @@ func codecs() []codec {
 		{Group: 1, Parent: connector.Proof{7}, Hashes: []connector.Proof{{1}, {2}}, Slots: []uint32{4, 5}},
 		{Hashes: []connector.Proof{{3}}, Slots: []uint32{6}},
 	}, Scope: connector.Scope{Salt: "s", LoRA: "l"}}
+	waiting := *move
+	waiting.Wait = 700 * time.Millisecond
+	fetched, put := corpusFetched(), corpusPut()
+	channel := &Hello{MinVersion: 5, MaxVersion: 5, Role: RoleChannel, Client: "c/1", Engine: "e", Manifest: []byte{}, Session: []byte("0123456789abcdef")}
+	session := &HelloReply{Version: 5, Server: "s", LoadTimeoutMS: 10000, Session: channel.Session}
 	touch := &connector.TouchRequest{Request: "r", Hashes: []connector.Proof{{1}}, Tokens: 5, Seconds: 0.5}
 	brought := connector.Polled{Finished: corpusLoads()}
 	return []codec{
 		{"hello", hello, hello.Append, func(b []byte) (any, error) { m := new(Hello); return m, m.Decode(b) }},
 		{"hello reply", helloReply, helloReply.Append, func(b []byte) (any, error) { m := new(HelloReply); return m, m.Decode(b) }},
+		{"hello of a channel", channel, channel.Append, func(b []byte) (any, error) { m := new(Hello); return m, m.Decode(b) }},
+		{"hello reply with a session", session, session.Append, func(b []byte) (any, error) { m := new(HelloReply); return m, m.Decode(b) }},
+		{"move that waits", &waiting, func(b []byte) []byte { return AppendMove(b, &waiting) }, func(b []byte) (any, error) { return new(MoveDecoder).Decode(b) }},
+		{"fetched", fetched, func(b []byte) []byte { return AppendFetched(b, &fetched) }, func(b []byte) (any, error) { return DecodeFetched(b) }},
+		{"put", put, func(b []byte) []byte { return AppendPut(b, &put) }, func(b []byte) (any, error) { return DecodePut(b) }},
 		{"error", errBody, errBody.Append, func(b []byte) (any, error) { m := new(ErrorBody); return m, m.Decode(b) }},
 		{"match", match, func(b []byte) []byte { return AppendMatch(b, match) }, func(b []byte) (any, error) { m := new(connector.MatchRequest); return m, DecodeMatch(b, m) }},
 		{"offer", offer, func(b []byte) []byte { return AppendOffer(b, *offer) }, func(b []byte) (any, error) { m := new(connector.Offer); return m, DecodeOffer(b, m) }},

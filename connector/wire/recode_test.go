@@ -1,6 +1,10 @@
 package wire
 
-import "github.com/kvconn/kvconn/connector"
+import (
+	"bytes"
+
+	"github.com/kvconn/kvconn/connector"
+)
 
 // recode decodes a body and encodes what it said.
 func recode(h Header, body []byte) (out []byte, err error) {
@@ -72,6 +76,18 @@ func recodeReply(op Op, body []byte) (out []byte, err error) {
 	case OpPresent:
 		m, err := DecodePresence(body)
 		return AppendPresence(nil, m), err
+	case OpFetch:
+		if bytes.Equal(body, AppendEmpty(nil)) {
+			break
+		}
+		m, err := DecodeFetched(body)
+		return AppendFetched(nil, &m), err
+	case OpPut:
+		if bytes.Equal(body, AppendEmpty(nil)) {
+			break
+		}
+		m, err := DecodePut(body)
+		return AppendPut(nil, &m), err
 	case OpLoad:
 		n, err := DecodeCount(body)
 		return AppendCount(nil, n), err

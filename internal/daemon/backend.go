@@ -86,6 +86,9 @@ type workerSession struct {
 	// nothing is offered, "" if it is. The backend's mutex guards notReady.
 	keyed    *leader.Keyed
 	notReady string
+	// ends orders the starts of loads by key and the polls, which come over several connections: the
+	// leader must know a load before its end. Nothing waits for I/O while it is held.
+	ends sync.Mutex
 	// registered is set while the rank's memory is held, lost from the loss of the memory
 	// until it is registered again; the backend's mutex guards both.
 	registered, lost bool

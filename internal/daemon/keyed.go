@@ -12,17 +12,35 @@ import (
 type keyedSession struct{ *workerSession }
 
 // Present says which blocks are offered.
-func (s keyedSession) Present(_ context.Context, m *connector.PresentRequest) ([][]byte, error) {
-	return s.keyed.Present(m), nil
+func (s keyedSession) Present(_ context.Context, m *connector.PresentRequest, bits [][]byte) ([][]byte, error) {
+	return s.keyed.Present(m, bits), nil
 }
 
 // Fetch starts a load.
 func (s keyedSession) Fetch(ctx context.Context, m *connector.KeyedMove) error {
+	s.ends.Lock()
+	defer s.ends.Unlock()
 	err := s.Worker.Fetch(ctx, m)
 	if err == nil {
 		s.keyed.Loading(m)
 	}
 	return err
+}
+
+// FetchWait loads blocks, and returns once the load has ended.
+func (s keyedSession) FetchWait(ctx context.Context, m *connector.KeyedMove) (connector.FetchResult, error) {
+	f, err := s.Worker.StartFetch(m)
+	if err != nil {
+		return connector.FetchResult{}, err
+	}
+	s.keyed.Loading(m)
+	r := f.Wait(ctx)
+	ended := connector.FinishedLoad{Request: m.ID}
+	if !f.Loaded() {
+		ended.FailedBlocks = []uint32{connector.NoBlock} // the leader asks whether there are any
+	}
+	s.keyed.Loaded([]connector.FinishedLoad{ended})
+	return r, nil
 }
 
 // Put notes a save.
@@ -34,6 +52,15 @@ func (s keyedSession) Put(ctx context.Context, m *connector.KeyedMove) error {
 	return err
 }
 
+// PutWait saves blocks, and returns once the save has ended.
+func (s keyedSession) PutWait(ctx context.Context, m *connector.KeyedMove) (connector.PutResult, error) {
+	r, err := s.Worker.PutWait(ctx, m)
+	if err == nil {
+		s.keyed.Saving(m)
+	}
+	return r, err
+}
+
 // Touch ends a request.
 func (s keyedSession) Touch(_ context.Context, m *connector.TouchRequest) error {
 	s.keyed.Touch(m)
@@ -42,6 +69,8 @@ func (s keyedSession) Touch(_ context.Context, m *connector.TouchRequest) error 
 
 // Poll returns what has ended.
 func (s keyedSession) Poll(ctx context.Context) (connector.Polled, error) {
+	s.ends.Lock()
+	defer s.ends.Unlock()
 	p, err := s.Worker.Poll(ctx)
 	s.keyed.Loaded(p.Finished)
 	return p, err
@@ -50,21 +79,28 @@ func (s keyedSession) Poll(ctx context.Context) (connector.Polled, error) {
 // Cancel ends a load without a report.
 func (s keyedSession) Cancel(ctx context.Context, load string) error {
 	err := s.Worker.Cancel(ctx, load)
-	s.keyed.Cancelled(load)
+	s.ended(func() { s.keyed.Cancelled(load) })
 	return err
+}
+
+// ended tells the leader of the end of loads that it may not know yet.
+func (s keyedSession) ended(tell func()) {
+	s.ends.Lock()
+	defer s.ends.Unlock()
+	tell()
 }
 
 // Register opens the engine's memory.
 func (s keyedSession) Register(ctx context.Context, r *server.Registration) (server.Registered, error) {
 	out, err := s.workerSession.Register(ctx, r)
-	s.keyed.Unregistered()
+	s.ended(s.keyed.Unregistered)
 	return out, err
 }
 
 // Unregister releases the engine's memory.
 func (s keyedSession) Unregister(ctx context.Context) error {
 	err := s.workerSession.Unregister(ctx)
-	s.keyed.Unregistered()
+	s.ended(s.keyed.Unregistered)
 	return err
 }
 
@@ -73,8 +109,18 @@ func (s keyedSession) Unregister(ctx context.Context) error {
 func (s *workerSession) leads() bool { return s.keyed != nil && s.rank == 0 }
 
 // Present is for engines that bring their own keys.
-func (s *workerSession) Present(context.Context, *connector.PresentRequest) ([][]byte, error) {
+func (s *workerSession) Present(context.Context, *connector.PresentRequest, [][]byte) ([][]byte, error) {
 	return nil, s.CheckKeyed()
+}
+
+// FetchWait is for engines that bring their own keys.
+func (s *workerSession) FetchWait(context.Context, *connector.KeyedMove) (connector.FetchResult, error) {
+	return connector.FetchResult{}, s.CheckKeyed()
+}
+
+// PutWait is for engines that bring their own keys.
+func (s *workerSession) PutWait(context.Context, *connector.KeyedMove) (connector.PutResult, error) {
+	return connector.PutResult{}, s.CheckKeyed()
 }
 
 // Touch is for engines that bring their own keys.

@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -41,7 +43,7 @@ func openKeyed(t *testing.T, b *backend, engine string, rank int) server.Worker 
 // present returns the bitmap of a request of three blocks.
 func present(t *testing.T, w server.Worker, request string) byte {
 	t.Helper()
-	groups, err := w.Present(t.Context(), &connector.PresentRequest{Request: request, Hashes: keyedBlocks(3)[0].Hashes})
+	groups, err := w.Present(t.Context(), &connector.PresentRequest{Request: request, Hashes: keyedBlocks(3)[0].Hashes}, nil)
 	if err != nil || len(groups) != 1 || len(groups[0]) != 1 {
 		t.Fatalf("%v, %v", groups, err)
 	}
@@ -157,5 +159,83 @@ func TestLoadsThatAreNotReportedLeaveNoLease(t *testing.T) {
 		if s := w.(keyedSession).keyed.Stats(); s.Requests != 0 || s.FailedLoads != 0 {
 			t.Errorf("after %s: %+v", name, s)
 		}
+	}
+}
+
+// A load that a call waited for is over for the leader too, and one that failed is remembered.
+func TestCallsThatWaitAreToldToTheLeader(t *testing.T) {
+	b, _ := newTestBackend(t, nil)
+	ranks := []server.Worker{openKeyed(t, b, "e", 0), openKeyed(t, b, "e", 1)}
+	for _, w := range ranks {
+		defer w.Close()
+		put := &connector.KeyedMove{ID: "p", Parts: keyedBlocks(3), Wait: time.Minute}
+		if r, err := w.PutWait(t.Context(), put); err != nil || r.Taken != 3 || r.Done[0][0] != 7 {
+			t.Fatalf("%+v, %v", r, err)
+		}
+	}
+	w := ranks[0]
+	wait.For(t, "all ranks' shards are written", func() bool { return present(t, w, "r") == 7 })
+	fetch := &connector.KeyedMove{ID: "load", Request: "r", Parts: keyedBlocks(3), Wait: time.Minute}
+	if r, err := w.FetchWait(t.Context(), fetch); err != nil || r.Done[0][0] != 7 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if got := present(t, w, "r"); got != 7 {
+		t.Errorf("%b is offered after a load of all", got)
+	}
+	fetch.Parts = keyedBlocks(4) // the last is not stored
+	if r, err := w.FetchWait(t.Context(), fetch); err != nil || r.Done[0][0] != 7 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if got := present(t, w, "r"); got != 0 {
+		t.Errorf("%b is offered after a load that failed in part", got)
+	}
+	if s := w.(keyedSession).keyed.Stats(); s.FailedLoads != 1 || s.SaveBlocks != 3 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The threads of an engine ask, load and save at the same time.
+func TestCallsByKeyFromSeveralConnections(t *testing.T) {
+	b, _ := newTestBackend(t, nil)
+	ranks := []server.Worker{openKeyed(t, b, "e", 0), openKeyed(t, b, "e", 1)}
+	for _, w := range ranks {
+		defer w.Close()
+		putBlocks(t, w)
+	}
+	w := ranks[0]
+	wait.For(t, "all ranks' shards are written", func() bool { return present(t, w, "r") == 7 })
+	var g sync.WaitGroup
+	for n := range 4 {
+		g.Go(func() {
+			var bits [][]byte
+			id := fmt.Sprint(n)
+			for range 200 {
+				asked := &connector.PresentRequest{Request: id, Hashes: keyedBlocks(3)[0].Hashes}
+				var err error
+				if bits, err = w.Present(t.Context(), asked, bits); err != nil || bits[0][0] != 7 {
+					t.Errorf("%v, %v", bits, err)
+				}
+				move := &connector.KeyedMove{ID: id, Request: id, Parts: keyedBlocks(3), Wait: time.Minute}
+				if r, err := w.FetchWait(t.Context(), move); err != nil || r.Done[0][0] != 7 {
+					t.Errorf("%+v, %v", r, err)
+				}
+				if r, err := w.PutWait(t.Context(), move); err != nil || r.Present != 3 {
+					t.Errorf("%+v, %v", r, err)
+				}
+				if err := w.Fetch(t.Context(), &connector.KeyedMove{ID: "quick " + id, Request: id, Parts: keyedBlocks(1)}); err != nil {
+					t.Error(err)
+				}
+				for done := false; !done; {
+					_, _ = w.Poll(t.Context())
+					done = w.(keyedSession).Worker.Stats().LoadsInFlight == 0 || n > 0
+				}
+				_ = w.Cancel(t.Context(), "quick "+id)
+				_ = w.Touch(t.Context(), &connector.TouchRequest{Request: id})
+			}
+		})
+	}
+	g.Wait()
+	if s := w.(keyedSession).keyed.Stats(); s.FailedLoads != 0 {
+		t.Errorf("%+v", s)
 	}
 }

@@ -37,7 +37,7 @@ def present(f: Fields) -> Fields:
 
 def move(f: Fields) -> Fields:
     parts = [Part(p["group"], bytes.fromhex(p["parent"]), hashes(p), p["slots"]) for p in f["parts"]]
-    return messages.move(f["r"], parts, of=f["of"], salt=f["salt"], lora=f["lora"])
+    return messages.move(f["r"], parts, of=f["of"], salt=f["salt"], lora=f["lora"], wait_ms=f.get("wait_ms", 0))
 
 
 def match(f: Fields) -> Fields:
@@ -76,7 +76,27 @@ def finished(f: Fields) -> list[tuple[Any, ...]]:
 
 
 def hello(f: Fields) -> Fields:
-    return messages.hello(f["role"], f["client"], f["engine"], f["manifest"].encode(), f["rank"], f["staged"])
+    return messages.hello(
+        f["role"],
+        f["client"],
+        f["engine"],
+        f["manifest"].encode(),
+        f["rank"],
+        f["staged"],
+        versions=tuple(f["versions"]),
+        session=bytes.fromhex(f.get("session", "")),
+    )
+
+
+def waited(reply: Fields) -> list[bytes]:
+    """The answer to a fetch or put, of two blocks and one, that may have waited."""
+    hashes = [bytes(32)] * 3
+    parts = [Part(0, b"", hashes[:2], [0, 1]), Part(0, b"", hashes[2:], [2])]
+    return messages.done(reply, parts) if reply else []
+
+
+def bitmaps(fields: Fields) -> list[bytes]:
+    return [bytes.fromhex(b) for b in fields.get("done", [])]
 
 
 def register(f: Fields) -> Fields:
@@ -106,7 +126,10 @@ REQUESTS: dict[str, Callable[[Fields], Fields]] = {
 }
 
 REPLIES: dict[str, tuple[Callable[[Fields], Any], Callable[[Fields], Any]]] = {
-    "hello": (dict, dict),
+    "hello": (
+        lambda body: frames.field(body, "session", bytes),
+        lambda f: bytes.fromhex(f.get("session", "")),
+    ),
     "match": (messages.offer, lambda f: (f["tokens"], f["async"], f.get("tiers", {}), f.get("refused", 0))),
     "step": (
         messages.step_reply,
@@ -125,8 +148,8 @@ REPLIES: dict[str, tuple[Callable[[Fields], Any], Callable[[Fields], Any]]] = {
     "poll": (messages.polled, lambda f: (finished(f), [tuple(e) for e in f["stored"]])),
     "cancel": (dict, dict),
     "present": (messages.bitmaps, lambda f: [bytes.fromhex(b) for b in f["groups"]]),
-    "fetch": (dict, dict),
-    "put": (dict, dict),
+    "fetch": (waited, bitmaps),
+    "put": (waited, bitmaps),
     "touch": (dict, dict),
 }
 

@@ -1,6 +1,6 @@
 """Clients of kvconnd for an engine's scheduler and workers (docs/protocol.md).
 
-`SchedulerClient` raises where the daemon cannot answer. `WorkerClient` and `KeyedClient` never do:
+`SchedulerClient` raises where the daemon cannot answer. `WorkerClient`, `KeyedClient` and `KeyedChannels` never do:
 once a load has started, its end must be reported to the engine whatever happens.
 """
 
@@ -22,6 +22,7 @@ from kvconn.errors import (
     VersionMismatch,
 )
 from kvconn.frames import NO_BLOCK
+from kvconn.keyed_channels import Channel, KeyedChannels
 from kvconn.keyed_client import KeyedClient
 from kvconn.link import Options
 from kvconn.messages import (
@@ -48,11 +49,13 @@ from kvconn.worker_client import WorkerClient
 __all__ = [
     "NO_BLOCK",
     "Alloc",
+    "Channel",
     "ConnectionLost",
     "DeadlineExceeded",
     "FinishedLoad",
     "GroupLayout",
     "KVConnError",
+    "KeyedChannels",
     "KeyedClient",
     "NotRegistered",
     "Offer",

@@ -41,13 +41,15 @@ MAX_SOCKET_PATH_BYTES = 107  # sun_path less its terminating zero
 class Connection:
     """A connected socket. Calls of several threads take turns.
 
-    `epoch` is 0 until the daemon's first answer; `session` is its owner's number for it. After an
+    `epoch` is 0 until the daemon's first answer; `session` is its owner's number for it, and `token`
+    the daemon's name for its session, empty if that can have no channels. After an
     error other than Rejected and RequestTooLarge it is unusable, and its owner closes it.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.epoch = 0
         self.session = 0
+        self.token = b""
         self._sock = sock
         # The kernel counts the time: Python's own timeouts take four system calls more in each call.
         sock.settimeout(None)
@@ -217,11 +219,14 @@ class Connection:
         poll.register(fd, select.POLLRDHUP)
         return bool(poll.poll(seconds * 1000))
 
+    def hang_up(self) -> None:
+        """End the connection: a call that is under way in another thread fails at once."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the socket; further calls have no effect."""
-        with contextlib.suppress(OSError):
-            # A thread that waits for the socket keeps it from closing: wake it.
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self.hang_up()  # a thread that waits for the socket keeps it from closing
         self._sock.close()
 
 

@@ -18,6 +18,9 @@ VERSIONS = (2, 2)
 KEYED_VERSIONS = (4, 4)
 """Those of clients that name blocks by the engine's own keys."""
 
+CHANNEL_VERSIONS = (5, 5)
+"""Those of clients whose sessions have channels."""
+
 MAX_BODY_BYTES = 16 << 20
 MAX_FDS = 17
 """Of a register request: 16 regions and the fence page."""

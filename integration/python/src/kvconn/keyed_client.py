@@ -52,13 +52,9 @@ class KeyedClient(MemoryClient):
         of byte `i // 8` stands for `hashes[i]`. Raises ValueError for hashes of another length than
         32 bytes.
         """
-        size = (len(hashes) + 7) // 8
         body = messages.present(request, hashes, first=first, parent=parent, held=held, no_load=no_load)
         groups = len(self._layout["groups"]) if self._layout is not None else 0
-        bitmaps = self._ask(Op.PRESENT, body, messages.bitmaps) or []
-        if [len(b) for b in bitmaps] == [size] * groups:
-            return bitmaps
-        return [bytes(size)] * groups
+        return messages.offered(self._ask(Op.PRESENT, body, messages.bitmaps), groups, len(hashes))
 
     def touch(self, request: str, hashes: Sequence[bytes], tokens: int = 0, seconds: float = 0.0) -> None:
         """End a request that used the blocks of these hashes, from the first of the prompt.

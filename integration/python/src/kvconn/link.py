@@ -232,7 +232,28 @@ class Link:
         if not 0 < timeout_s <= MAX_LOAD_TIMEOUT_S:
             raise ProtocolError(f"load_timeout_ms {timeout_s * 1000:g}: want 1 to {MAX_LOAD_TIMEOUT_S * 1000:g}")
         self.load_timeout = timeout_s
+        conn.token = frames.field(reply, "session", bytes)
         return frames.field(reply, "server", str) or "kvconnd"
+
+    def open_channel(self, conn: Connection) -> Connection:
+        """Open a channel of the session of conn, which has said hello. Raises Unavailable."""
+        o = self._options
+        if not conn.token:
+            raise ProtocolError("kvconnd has not named the session")
+        hello = messages.hello(
+            "channel", o.client, o.engine, b"", self._rank, versions=self._versions, session=conn.token
+        )
+        channel = Connection.open(o.socket, o.timeout)
+        try:
+            channel.call(Op.HELLO, hello, o.timeout)
+        except Rejected as err:
+            # The daemon was restarted in between, or the session has ended: that passes.
+            channel.close()
+            raise ConnectionLost(str(err)) from err
+        except BaseException:
+            channel.close()
+            raise
+        return channel
 
     def _detach(self, conn: Connection) -> bool:
         """Take a connection out of use, and return whether it was in use."""

@@ -73,7 +73,10 @@ class Job:
 
 
 class MemoryClient:
-    """A rank's connection to the daemon's worker, and the memory that is registered there. For one thread."""
+    """A rank's connection to the daemon's worker, and the memory that is registered there.
+
+    For one thread, except where a method says otherwise.
+    """
 
     def __init__(self, options: Options, rank: int, versions: tuple[int, int] = VERSIONS) -> None:
         self._options = options
@@ -137,7 +140,7 @@ class MemoryClient:
         self._forget_released()
 
     def _registration(self) -> Registration | None:
-        """Return the registration in force."""
+        """Return the registration in force. For any thread."""
         conn = self._link.connection
         registration = self._registrations.get(conn) if conn is not None else None
         return None if registration is None or registration.fenced else registration

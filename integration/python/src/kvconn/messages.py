@@ -185,9 +185,10 @@ def hello(
     rank: int = 0,
     staged: bool = False,
     versions: tuple[int, int] = VERSIONS,
+    session: bytes = b"",
 ) -> Body:
-    """Body of the first request."""
-    return {
+    """Body of the first request; `session` names that of a channel."""
+    body = {
         "versions": list(versions),
         "role": role,
         "client": client,
@@ -196,6 +197,9 @@ def hello(
         "rank": rank,
         "staged": staged,
     }
+    if session:
+        body["session"] = session
+    return body
 
 
 def match(
@@ -379,14 +383,24 @@ def bitmaps(reply: Body) -> list[bytes]:
     return groups
 
 
-def move(request: str, parts: Sequence[Part], *, of: str = "", salt: str = "", lora: str = "") -> Body:
-    """Body of fetch and put; `request` is what poll will report.
+def offered(bitmaps: list[bytes] | None, groups: int, blocks: int) -> list[bytes]:
+    """Return bitmaps of blocks, one for each layer group; without a bit set where that is not what they are."""
+    size = (blocks + 7) // 8
+    if bitmaps is not None and [len(b) for b in bitmaps] == [size] * groups:
+        return bitmaps
+    return [bytes(size)] * groups
+
+
+def move(
+    request: str, parts: Sequence[Part], *, of: str = "", salt: str = "", lora: str = "", wait_ms: int = 0
+) -> Body:
+    """Body of fetch and put; `request` is what poll will report, unless the answer waits for the end.
 
     Raises ValueError for hashes of another length, or of another number than slots.
     """
     if any(len(p.hashes) != len(p.slots) for p in parts):
         raise ValueError("a part has not as many slots as hashes")
-    return {
+    body = {
         "r": request,
         "of": of,
         "parts": [
@@ -396,6 +410,26 @@ def move(request: str, parts: Sequence[Part], *, of: str = "", salt: str = "", l
         "salt": salt,
         "lora": lora,
     }
+    if wait_ms:
+        body["wait_ms"] = wait_ms
+    return body
+
+
+def done(reply: Body, parts: Sequence[Part]) -> list[bytes]:
+    """Answer to a fetch or put of parts that has waited: a bitmap for each."""
+    bitmaps = field_of(reply, "done", list)
+    if not all(isinstance(bits, bytes) for bits in bitmaps) or [len(b) for b in bitmaps] != [_size(p) for p in parts]:
+        raise ProtocolError("field 'done' is no array of a bitmap for each part")
+    return bitmaps
+
+
+def not_done(parts: Sequence[Part]) -> list[bytes]:
+    """Bitmaps of parts that have nothing done."""
+    return [bytes(_size(p)) for p in parts]
+
+
+def _size(part: Part) -> int:
+    return (len(part.hashes) + 7) // 8
 
 
 def touch(request: str, hashes: Sequence[bytes], tokens: int = 0, seconds: float = 0.0) -> Body:
