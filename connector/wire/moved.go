@@ -35,26 +35,18 @@ func DecodeFetched(body []byte) (r connector.FetchResult, err error) {
 // AppendPut appends the body of the answer to a put that waited.
 func AppendPut(b []byte, r *connector.PutResult) []byte {
 	b = msgp.AppendMapHeader(b, 4)
-	b = appendDone(b, r.Done)
-	b = putInt(b, "taken", r.Taken)
-	b = putInt(b, "dropped", r.Dropped)
-	return putInt(b, "present", r.Present)
+	return appendSaved(appendDone(b, r.Done), &r.SaveResult)
 }
 
 // DecodePut returns what the answer to a put that waited says.
 func DecodePut(body []byte) (r connector.PutResult, err error) {
 	d := decoder{b: body}
 	err = d.message(func(key []byte) {
-		switch string(key) {
-		case "done":
+		if string(key) == "done" {
 			r.Done = d.done()
-		case "taken":
-			r.Taken = int(d.uint("taken", maxNumber))
-		case "dropped":
-			r.Dropped = int(d.uint("dropped", maxNumber))
-		case "present":
-			r.Present = int(d.uint("present", maxNumber))
+			return
 		}
+		d.saved(key, &r.SaveResult)
 	})
 	return r, err
 }

@@ -31,7 +31,7 @@ type switchedTier struct {
 
 func (s *switchedTier) Offers() bool { return !s.off.Load() && s.Tier.Offers() }
 
-// bucketTier opens a tier on a bucket behind a proxy, and waits until it knows the bucket.
+// bucketTier opens a tier on the proxy's bucket, and waits until it has read the bucket's lists.
 func bucketTier(t *testing.T, p *s3proxy.Proxy) *switchedTier {
 	t.Helper()
 	tier, err := object.Open(object.Options{

@@ -51,22 +51,41 @@ func TestMoreNamespacesThanAListHas(t *testing.T) {
 	})
 }
 
+// begun is the term of a node that has taken the lease.
+func begun(t *testing.T, n *node) *term {
+	t.Helper()
+	if err := n.follower.CatchUp(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	tm := &term{s: n.steward}
+	if held, err := tm.take(n.ctx); !held || err != nil {
+		t.Fatal(held, err)
+	}
+	if err := tm.begin(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	return tm
+}
+
+// addPart puts a list into the log and folds it into a part.
+func addPart(t *testing.T, n *node, tm *term, l *format.List) {
+	t.Helper()
+	if err := tm.publish(n.ctx, l); err != nil {
+		t.Fatal(err)
+	}
+	tm.logRecords = foldRecords
+	if err := tm.fold(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Of parts that have too many namespaces together those are merged that have not, and that stops nothing else.
 func TestPartsWithTooManyNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, s3mem.Options{})
 		defer w.end()
 		n := w.node("a")
-		if err := n.follower.CatchUp(n.ctx); err != nil {
-			t.Fatal(err)
-		}
-		tm := &term{s: n.steward}
-		if held, err := tm.take(n.ctx); !held || err != nil {
-			t.Fatal(held, err)
-		}
-		if err := tm.begin(n.ctx); err != nil {
-			t.Fatal(err)
-		}
+		tm := begun(t, n)
 		const each = 9000
 		o := n.whole(1)
 		var ids []format.ObjectID
@@ -78,13 +97,7 @@ func TestPartsWithTooManyNamespaces(t *testing.T) {
 				l.Objects = append(l.Objects, o)
 				ids = append(ids, o.ID)
 			}
-			if err := tm.publish(n.ctx, l); err != nil {
-				t.Fatal(err)
-			}
-			tm.logRecords = foldRecords
-			if err := tm.fold(n.ctx); err != nil {
-				t.Fatal(err)
-			}
+			addPart(t, n, tm, l)
 		}
 		if len(tm.head.Parts) != 2 {
 			t.Errorf("%d parts", len(tm.head.Parts))
@@ -99,24 +112,9 @@ func TestArchivedPartIsLeft(t *testing.T) {
 		w := newWorld(t, s3mem.Options{})
 		defer w.end()
 		n := w.node("a")
-		if err := n.follower.CatchUp(n.ctx); err != nil {
-			t.Fatal(err)
-		}
-		tm := &term{s: n.steward}
-		if held, err := tm.take(n.ctx); !held || err != nil {
-			t.Fatal(held, err)
-		}
-		if err := tm.begin(n.ctx); err != nil {
-			t.Fatal(err)
-		}
+		tm := begun(t, n)
 		for part := range mergeParts + 1 {
-			if err := tm.publish(n.ctx, &format.List{Objects: []format.Object{n.whole(1)}}); err != nil {
-				t.Fatal(err)
-			}
-			tm.logRecords = foldRecords
-			if err := tm.fold(n.ctx); err != nil {
-				t.Fatal(err)
-			}
+			addPart(t, n, tm, &format.List{Objects: []format.Object{n.whole(1)}})
 			if part == 0 {
 				name := "prefix/" + tm.head.Parts[0].Name.String()
 				w.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Name: name, Do: s3proxy.Effect{Status: 403, Code: "InvalidObjectState"}})
