@@ -9,10 +9,8 @@ than Python 3.11, a C++ compiler, OpenSSL's headers and, without --kvconnd, Go i
 
 from __future__ import annotations
 
-import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 # What both engines' tests use.
@@ -31,20 +29,6 @@ TWO_RANKS = ("file-tp",)
 """Stages that need a core for each of two ranks."""
 
 
-def run_stages(place: Place, skipped: Sequence[str]) -> int:
-    """Run all stages but some, and return the exit status."""
-    for name, stage in STAGES.items():
-        begun = time.monotonic()
-        if name in skipped:
-            place.report.say(f"      stage {name} is skipped")
-        elif name in TWO_RANKS and len(os.sched_getaffinity(0)) < 2:
-            place.report.say(f"      stage {name} needs a core for each of two ranks, and is skipped")
-        else:
-            stage(place)
-            place.report.say(f"      stage {name}: {time.monotonic() - begun:.0f} s")
-    return place.report.close()
-
-
 def main() -> int:
     """Parse arguments and run."""
     parser = workplace.arguments("End-to-end test of kvconn with real SGLang.")
@@ -53,7 +37,12 @@ def main() -> int:
     args = parser.parse_args()
     releases = {"newest": sglang_environment.NEWEST, "previous": sglang_environment.PREVIOUS}
     version = releases.get(args.sglang, args.sglang)
-    return workplace.run(args, lambda place: run_stages(place, args.skip), version, sglang_environment.prepare)
+    return workplace.run(
+        args,
+        lambda place: workplace.run_stages(place, STAGES, args.skip, TWO_RANKS),
+        version,
+        sglang_environment.prepare,
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import daemon_faults
@@ -355,22 +355,6 @@ ON_REQUEST = ("dp",)
 """Stages that take minutes for what others mostly show."""
 
 
-def run_stages(
-    place: Place, skipped: Sequence[str], also: Sequence[str], stages: Mapping[str, Callable[[Place], None]] = STAGES
-) -> int:
-    """Run all stages but some, and return the exit status."""
-    for name, stage in stages.items():
-        begun = time.monotonic()
-        if name in skipped or (name in ON_REQUEST and name not in also):
-            place.report.say(f"      stage {name} is skipped")
-        elif name in TWO_RANKS and len(os.sched_getaffinity(0)) < 2:
-            place.report.say(f"      stage {name} needs a core for each of two ranks, and is skipped")
-        else:
-            stage(place)
-            place.report.say(f"      stage {name}: {time.monotonic() - begun:.0f} s")
-    return place.report.close()
-
-
 def main() -> int:
     """Parse arguments and run."""
     parser = workplace.arguments("End-to-end test of kvconn with real vLLM.")
@@ -381,7 +365,8 @@ def main() -> int:
     args = parser.parse_args()
     stages = {"short": lambda place: Short(place).run()} if args.short else STAGES
     version = {"newest": environment.NEWEST, "oldest": environment.OLDEST}.get(args.vllm, args.vllm)
-    return workplace.run(args, lambda place: run_stages(place, args.skip, args.also, stages), version)
+    skipped = {*args.skip, *(name for name in ON_REQUEST if name not in args.also)}
+    return workplace.run(args, lambda place: workplace.run_stages(place, stages, skipped, TWO_RANKS), version)
 
 
 if __name__ == "__main__":

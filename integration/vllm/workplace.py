@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +25,22 @@ def arguments(description: str) -> argparse.ArgumentParser:
     p.add_argument("--cache", type=Path, default=environment.default_cache(), help="for environment and model")
     p.add_argument("--keep", action="store_true", help="keep logs and store, also of a run that passed")
     return p
+
+
+def run_stages(
+    place: Place, stages: Mapping[str, Callable[[Place], None]], skipped: Collection[str], two_ranks: Collection[str]
+) -> int:
+    """Run all stages but some, and return the exit status. Stages of two ranks need a core for each."""
+    for name, stage in stages.items():
+        begun = time.monotonic()
+        if name in skipped:
+            place.report.say(f"      stage {name} is skipped")
+        elif name in two_ranks and len(os.sched_getaffinity(0)) < 2:
+            place.report.say(f"      stage {name} needs a core for each of two ranks, and is skipped")
+        else:
+            stage(place)
+            place.report.say(f"      stage {name}: {time.monotonic() - begun:.0f} s")
+    return place.report.close()
 
 
 def run(
