@@ -296,11 +296,15 @@ func TestSpeed(t *testing.T) {
 			t.Errorf("latency %g s", s.LatencyS)
 		}
 		b.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Do: s3proxy.Effect{Delay: time.Hour}})
-		go b.read(t.Context(), opsOf(records...)...)
+		ctx, cancel := context.WithCancel(t.Context())
+		var reading sync.WaitGroup
+		reading.Go(func() { b.read(ctx, opsOf(records...)...) })
 		time.Sleep(4 * time.Second)
 		if now := b.Speed(); now.BytesPerS > s.BytesPerS/10 || now.QueuedBytes != 8<<16 {
 			t.Errorf("of a bucket that hangs: %+v", now)
 		}
+		cancel()
+		reading.Wait()
 	})
 }
 
