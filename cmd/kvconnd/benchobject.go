@@ -11,19 +11,19 @@ import (
 )
 
 type benchObjectCmd struct {
-	Object         string       `name:"object" placeholder:"URL" help:"Bucket to measure, s3://BUCKET or s3://BUCKET/PREFIX: what the bench writes is deleted at its end. Default: a server in memory."`
-	ObjectEndpoint string       `name:"object-endpoint" placeholder:"URL" help:"Server of the bucket, such as https://HOST:PORT. Default: AWS."`
-	ObjectRegion   string       `name:"object-region" placeholder:"REGION" help:"Region of the bucket. Default: AWS_REGION, else the server is asked."`
-	ObjectStyle    string       `name:"object-style" placeholder:"STYLE" help:"Where the bucket's name stands in URLs: auto, path or virtual (default auto)."`
-	ObjectCA       string       `name:"object-ca" placeholder:"FILE" help:"File with roots in PEM that the server is verified by, beside those of the system."`
-	Block          config.Bytes `name:"block" default:"2MiB" placeholder:"SIZE" help:"Size of a record (default 2MiB)."`
-	TotalBytes     config.Bytes `name:"total-bytes" default:"256MiB" placeholder:"SIZE" help:"Bytes that each round writes and reads (default 256MiB)."`
-	Rounds         int          `name:"rounds" default:"3" placeholder:"N" help:"Rounds of raw and measured requests in turn; medians count (default 3)."`
-	Connections    int          `name:"connections" default:"8" placeholder:"N" help:"Connections that records are fetched with (default 8)."`
-	LinkBytesPerS  config.Bytes `name:"link-bytes-per-s" placeholder:"SIZE" help:"What goes through the connections of the server in memory in a second, in each direction, as through a network: 1250MB is 10 Gbit/s. Default: no limit, so that the processors are the limit."`
-	Uploads        int          `name:"uploads" default:"4" placeholder:"N" help:"Objects that are written at one time (default 4)."`
-	Records        int          `name:"records" default:"1000000" placeholder:"N" help:"Records that a node joins with, and in the indexes (default 1000000)."`
-	JSON           bool         `name:"json" help:"Print the result as JSON."`
+	Object         string        `name:"object" placeholder:"URL" help:"Bucket to measure, s3://BUCKET or s3://BUCKET/PREFIX: what the bench writes is deleted at its end. Default: a server in memory."`
+	ObjectEndpoint string        `name:"object-endpoint" placeholder:"URL" help:"Server of the bucket, such as https://HOST:PORT. Default: AWS."`
+	ObjectRegion   string        `name:"object-region" placeholder:"REGION" help:"Region of the bucket. Default: AWS_REGION, else the server is asked."`
+	ObjectStyle    string        `name:"object-style" placeholder:"STYLE" help:"Where the bucket's name stands in URLs: auto, path or virtual (default auto)."`
+	ObjectCA       string        `name:"object-ca" placeholder:"FILE" help:"File with roots in PEM that the server is verified by, beside those of the system."`
+	Block          config.Bytes  `name:"block" default:"2MiB" placeholder:"SIZE" help:"Size of a record (default 2MiB)."`
+	TotalBytes     config.Bytes  `name:"total-bytes" default:"256MiB" placeholder:"SIZE" help:"Bytes that each round writes and reads (default 256MiB)."`
+	Rounds         int           `name:"rounds" default:"3" placeholder:"N" help:"Rounds of raw and measured requests in turn; medians count (default 3)."`
+	Connections    int           `name:"connections" default:"8" placeholder:"N" help:"Connections that records are fetched with (default 8)."`
+	LinkBytesPerS  *config.Bytes `name:"link-bytes-per-s" placeholder:"SIZE" help:"What goes through the connections of the server in memory in a second, in each direction, as through a network. 0 is no limit, so that the processors are the limit. Default: 3125MB, 25 Gbit/s."`
+	Uploads        int           `name:"uploads" default:"4" placeholder:"N" help:"Objects that are written at one time (default 4)."`
+	Records        int           `name:"records" default:"1000000" placeholder:"N" help:"Records that a node joins with, and in the indexes (default 1000000)."`
+	JSON           bool          `name:"json" help:"Print the result as JSON."`
 }
 
 // Validate reports what cannot be measured.
@@ -32,6 +32,18 @@ func (c *benchObjectCmd) Validate() error {
 		"block": float64(c.Block), "total-bytes": float64(c.TotalBytes), "rounds": float64(c.Rounds),
 		"connections": float64(c.Connections), "uploads": float64(c.Uploads), "records": float64(c.Records),
 	})
+}
+
+// linkBytesPerS is the limit of the server in memory: a bucket has a network of its own.
+func (c *benchObjectCmd) linkBytesPerS() int64 {
+	switch {
+	case c.LinkBytesPerS != nil:
+		return int64(*c.LinkBytesPerS)
+	case c.Object != "":
+		return 0
+	}
+	const gbit = 1e9 / 8
+	return 25 * gbit // the network of a usual node
 }
 
 // Run measures against a bucket, or a server in a process of its own.
@@ -44,7 +56,7 @@ func (c *benchObjectCmd) Run(ctx context.Context, std *streams) error {
 		URL: c.Object, Endpoint: c.ObjectEndpoint, Style: c.ObjectStyle, Region: c.ObjectRegion, CAFile: c.ObjectCA,
 		ServerCommand: []string{executable, "bench", "server"},
 		BlockBytes:    int(c.Block), TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
-		LinkBytesPerS: int64(c.LinkBytesPerS), Connections: c.Connections, Uploads: c.Uploads, Records: c.Records,
+		LinkBytesPerS: c.linkBytesPerS(), Connections: c.Connections, Uploads: c.Uploads, Records: c.Records,
 		Progress: func(step string) { fmt.Fprintln(std.err, step) },
 	})
 	if err != nil {
