@@ -202,6 +202,7 @@ func TestBucketThatIsNotThere(t *testing.T) {
 		"no bucket": {Status: 404, Code: "NoSuchBucket"},
 		"hangs":     {Delay: time.Hour},
 		"page":      {Page: 502},
+		"wrong key": {Status: 403, Code: "InvalidAccessKeyId"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inCloud(t, func(t *testing.T, c *cloud) {

@@ -63,7 +63,7 @@ func cause(err error) string {
 func (t *Tier) tryOnce() error {
 	err := t.bucket.Try(t.ctx, format.ProbeName(t.outbox.Writer()).String())
 	switch {
-	case errors.Is(err, bucket.ErrDenied):
+	case errors.Is(err, bucket.ErrDenied) && !errors.Is(err, bucket.ErrCredentials):
 		if !t.readOnly.Swap(true) {
 			t.warn("object tier: the bucket refuses writes; this node reads what others write", err)
 		}

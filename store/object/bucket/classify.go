@@ -51,7 +51,7 @@ func (b *Bucket) classify(ctx context.Context, a *attempt, name string, err erro
 	case errors.Is(err, errCaller):
 		e.Cause, e.Text = ErrRefused, err.Error()
 	case errors.As(err, &missing):
-		e.Cause, e.Text = ErrDenied, missing.Error()
+		e.Cause, e.Text = ErrCredentials, missing.Error()
 	case errors.As(err, &answer):
 		b.classifyAnswer(e, a, &answer)
 	case errors.Is(err, errDamaged), errors.Is(err, io.ErrUnexpectedEOF) && a.delivers():
@@ -101,11 +101,13 @@ func (b *Bucket) classifyAnswer(e *Error, a *attempt, answer *minio.ErrorRespons
 		e.Cause = ErrClock
 		e.Text = fmt.Sprintf("the bucket's clock is %v ahead of this node's", b.clock.skew().Round(time.Second))
 	case "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId", "SignatureDoesNotMatch":
-		e.Cause, e.renew = ErrDenied, true
+		e.Cause, e.renew = ErrCredentials, true
 	case "AuthorizationHeaderMalformed", "InvalidRegion", "PermanentRedirect", "IllegalLocationConstraintException":
 		// The region is wrong. If it was asked for, the library has taken the server's hint.
-		e.Cause, e.renew = ErrDenied, b.opts.Region == ""
-	case "AccessDenied", "AccountProblem", "AllAccessDisabled", "XAdminUserNotFound": // the last with status 404, by versitygw
+		e.Cause, e.renew = ErrCredentials, b.opts.Region == ""
+	case "XAdminUserNotFound": // by versitygw, with status 404, of an access key that it does not know
+		e.Cause = ErrCredentials
+	case "AccessDenied", "AccountProblem", "AllAccessDisabled":
 		e.Cause = ErrDenied
 	case "SlowDown", "SlowDownRead", "SlowDownWrite", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestThrottled", "TooManyRequests":
 		e.Cause = ErrThrottled

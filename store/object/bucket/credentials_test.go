@@ -166,7 +166,7 @@ func TestRefusedCredentialsAreFetchedAgain(t *testing.T) {
 		})
 		b.mustWrite(t, "a", "1")
 		b.mustWrite(t, "b", "1")
-		if fetches.Load() != 2 || b.Stats().Errors["denied"] != 1 {
+		if fetches.Load() != 2 || b.Stats().Errors["credentials"] != 1 {
 			t.Errorf("%d fetches, %+v", fetches.Load(), b.Stats())
 		}
 		good = "nobody"

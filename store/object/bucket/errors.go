@@ -24,6 +24,8 @@ var (
 	ErrNoBucket = errors.New("no such bucket")
 	// ErrDenied: the server refuses who asks. Credentials were fetched again before it is reported.
 	ErrDenied = errors.New("denied")
+	// ErrCredentials: the server does not take the credentials, for whatever they ask. It wraps [ErrDenied].
+	ErrCredentials = fmt.Errorf("%w: the credentials or their region", ErrDenied)
 	// ErrArchived: the object is in an archive class, and cannot be read before somebody restores it.
 	ErrArchived = errors.New("archived")
 	// ErrClock: the clocks of node and server differ too much for a signature.
@@ -53,6 +55,8 @@ func causeName(cause error) string {
 		return "no_bucket"
 	case ErrDenied:
 		return "denied"
+	case ErrCredentials:
+		return "credentials"
 	case ErrArchived:
 		return "archived"
 	case ErrClock:
@@ -138,6 +142,8 @@ func Remedy(err error) string {
 		return "use the name in object_endpoint that the server's certificate has, or mend the certificate"
 	case errors.Is(err, ErrNoBucket):
 		return "make the bucket, or mend its name in object and the region in object_region"
+	case errors.Is(err, ErrCredentials):
+		return "check the credentials (AWS_* variables, shared files, role) and object_region: other rights do not help"
 	case errors.Is(err, ErrDenied):
 		return "check the credentials (AWS_* variables, shared files, role), object_region, and that they allow " +
 			"s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
