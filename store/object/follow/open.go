@@ -124,6 +124,8 @@ func (f *Follower) readParts(ctx context.Context, h format.Head) error {
 			switch {
 			case errors.Is(err, bucket.ErrMissing):
 				s.Bad = fmt.Errorf("%w: %w", format.ErrBad, err)
+			case errors.Is(err, bucket.ErrArchived):
+				s.Bad = err
 			case err != nil:
 				return err
 			case s.Bad == nil && s.Sum != p.Sum:

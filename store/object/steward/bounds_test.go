@@ -113,9 +113,13 @@ func TestArchivedPartIsLeft(t *testing.T) {
 		defer w.end()
 		n := w.node("a")
 		tm := begun(t, n)
+		var ids []format.ObjectID // what is not in the part that is archived
 		for part := range mergeParts + 1 {
-			addPart(t, n, tm, &format.List{Objects: []format.Object{n.whole(1)}})
-			if part == 0 {
+			o := n.whole(1)
+			addPart(t, n, tm, &format.List{Objects: []format.Object{o}})
+			if part > 0 {
+				ids = append(ids, o.ID)
+			} else {
 				name := "prefix/" + tm.head.Parts[0].Name.String()
 				w.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Name: name, Do: s3proxy.Effect{Status: 403, Code: "InvalidObjectState"}})
 			}
@@ -125,6 +129,33 @@ func TestArchivedPartIsLeft(t *testing.T) {
 		}
 		if text := w.log.String(); !strings.Contains(text, "archive class") {
 			t.Errorf("no remedy: %s", text)
+		}
+		w.agree(ids, w.joined("b"))
+	})
+}
+
+// A writer's list in an archive class stops no merging of others, is told once, and is left where it is.
+func TestArchivedListIsLeft(t *testing.T) {
+	inWorlds(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		time.Sleep(10 * time.Second)
+		id, _ := a.follower.Bucket()
+		l := &format.List{Name: format.InName(format.NewWriterID(), 1), Bucket: id, Objects: []format.Object{a.whole(1)}}
+		b, err := l.Encode(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := l.Name.String()
+		w.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Name: "prefix/" + name, Do: s3proxy.Effect{Status: 403, Code: "InvalidObjectState"}})
+		w.put(name, b)
+		saved := a.mustSave(1)
+		time.Sleep(10 * time.Minute)
+		w.agree([]format.ObjectID{saved}, a, w.joined("b"))
+		if got := strings.Count(w.log.String(), "was not merged"); got != 1 || !strings.Contains(w.log.String(), "archive class") {
+			t.Errorf("told %d times: %s", got, w.log.String())
+		}
+		if len(w.list(format.InPrefix)) != 1 {
+			t.Error("it was deleted")
 		}
 	})
 }

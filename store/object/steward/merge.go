@@ -109,6 +109,9 @@ func (t *term) readLists(ctx context.Context, metas []bucket.Meta) (lists []in, 
 			if errors.Is(err, bucket.ErrMissing) { // another steward has merged it
 				return nil
 			}
+			if errors.Is(err, bucket.ErrArchived) { // not this one, but those of other writers
+				s.Bad, err = err, nil
+			}
 			all[i] = in{name, s}
 			return err
 		})
@@ -145,6 +148,8 @@ func (t *term) skip(m bucket.Meta, why error) (useless bool) {
 		useless = m.Now.Sub(m.Modified) > foreignFor
 	case errors.Is(why, format.ErrUnsealed), errors.Is(why, seal.ErrUnknownKey):
 		count(&c.unsealed)
+	case errors.Is(why, bucket.ErrArchived):
+		count(&c.damaged)
 	default:
 		count(&c.damaged)
 		useless = true // its writer puts it again
