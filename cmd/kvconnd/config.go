@@ -17,6 +17,7 @@ type configCmd struct {
 	Show   configShowCmd   `cmd:"" default:"withargs" help:"Print every setting of the daemon and where its value comes from."`
 	Router configRouterCmd `cmd:"" help:"Print every setting and rank of the router and where its value comes from."`
 	VLLM   vllmConfigCmd   `cmd:"" name:"vllm" help:"Print the JSON for vLLM's --kv-transfer-config."`
+	SGLang sglangConfigCmd `cmd:"" name:"sglang" help:"Print the flags for SGLang."`
 }
 
 type configShowCmd struct {
