@@ -440,12 +440,12 @@ func TestWrongSlotsFailAlone(t *testing.T) {
 	if r := e.stored(twice.ID); r.Dropped != 2 {
 		t.Errorf("%+v, want both dropped", r)
 	}
-	beyond := connector.KeyedMove{ID: e.id(), Parts: []connector.KeyedPart{{Hashes: prompt[:3], Slots: []uint32{1, keyedSlots, 3}}}}
+	beyond := connector.KeyedMove{ID: e.id(), Parts: []connector.KeyedPart{{Hashes: prompt[:3], Slots: []uint32{1, 3, keyedSlots}}}}
 	e.w.Fetch(t.Context(), &beyond)
 	if failed := e.finished(beyond.ID); !slices.Equal(failed, []uint32{keyedSlots}) {
 		t.Errorf("slots %v failed, want %d", failed, keyedSlots)
 	}
-	if !bytes.Equal(e.slot(0, 3), content(0, prompt[2])) {
-		t.Error("the block after it has other bytes")
+	if !bytes.Equal(e.slot(0, 3), content(0, prompt[1])) {
+		t.Error("the block before it has other bytes")
 	}
 }

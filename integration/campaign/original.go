@@ -156,8 +156,7 @@ func (b *builder) fill(s *subject, chains int) error {
 			size = Wide
 		}
 		records := Chain(size, b.chain, chainLength)
-		errs, err := s.save(records)
-		if err = errors.Join(err, first(errs)); err != nil {
+		if err := s.saveAll(records); err != nil {
 			return err
 		}
 		b.saved = append(b.saved, records...)
