@@ -27,7 +27,8 @@ func (*sglangConfigCmd) Help() string {
 
   python -m sglang.launch_server --model-path MODEL $(kvconnd config sglang)
 
-Install kvconn's Python package beside SGLang first: pip install kvconn.
+Install kvconn's Python package in SGLang's environment first: pip install integration/python,
+from a checkout of kvconn.
 
 What is printed:
 

@@ -40,6 +40,9 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 	others := []string{ // vLLM's
 		"--kv-transfer-config", "--kv-events-config", "--data-parallel-size", "--data-parallel-hybrid-lb", "--data-parallel-rank", "--port",
 		"--prefix-caching-hash-algo", "--prefix-cache-retention-interval", "--otlp-traces-endpoint", "--hf-overrides", "--hf-config-path",
+		// SGLang's
+		"--hicache-size", "--hicache-host-memory-mode", "--hicache-storage-prefetch-policy", "--hicache-storage-backend-extra-config",
+		"--enable-cache-report", "--enable-lora", "--lora-paths",
 	}
 	scripts := []string{"integration/README.md", "integration/bench/README.md"} // name flags of scripts
 	found := 0

@@ -27,6 +27,7 @@ type cli struct {
 	Router     routerCmd     `cmd:"" help:"Choose the rank for each request, and forward requests to it."`
 	Status     statusCmd     `cmd:"" help:"Show what a running daemon does."`
 	Config     configCmd     `cmd:"" help:"Print the settings, or the configuration of an engine."`
+	Doctor     doctorCmd     `cmd:"" help:"Look at what an engine needs before it is started."`
 	Demo       demoCmd       `cmd:"" help:"Show on this machine what the cache does."`
 	Fsck       fsckCmd       `cmd:"" help:"Check and repair a store that no daemon has open, or a bucket."`
 	GC         gcCmd         `cmd:"" name:"gc" help:"Remove from a bucket what is beyond its cap or age, once."`
