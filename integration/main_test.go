@@ -3,13 +3,11 @@ package integration
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -68,9 +66,7 @@ func TestMain(m *testing.M) {
 			stop()
 		}
 	default:
-		if err = allowWaiting(); err != nil {
-			break
-		}
+		wait.AllowAtOnce()
 		code := m.Run()
 		if binaryDir != "" {
 			_ = os.RemoveAll(binaryDir)
@@ -81,21 +77,6 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-}
-
-// waitingTests is how many tests run at once unless -parallel says otherwise. Most of them wait: for
-// a daemon to start, a barrier, a timeout. With one for each processor the machine would idle.
-const waitingTests = 6
-
-// allowWaiting sets the number of tests that run at once.
-func allowWaiting() error {
-	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if given {
-		return nil
-	}
-	return flag.Set("test.parallel", fmt.Sprint(max(waitingTests, runtime.GOMAXPROCS(0))))
 }
 
 // long says whether the long variants are wanted.
