@@ -81,6 +81,7 @@ func TestCampaignKills(t *testing.T) {
 // Whole nodes under random scripts of faults: engines compare their tokens with those of
 // engines without a cache.
 func TestCampaignSystem(t *testing.T) {
+	t.Parallel()
 	base, deadline := seed.Of(t), time.Now().Add(campaignTime(t))
 	most, counted := seed.Number(t, trialsVariable, 1<<62), os.Getenv(trialsVariable) != ""
 	known := knownFailures(t)
@@ -205,6 +206,7 @@ func worksAgain(t *testing.T, n *node, e *instance, v variant, g *rand.Rand) {
 
 // The real daemon starts on every damaged store, serves engines, and leaves what was intact.
 func TestCampaignDaemonDamage(t *testing.T) {
+	t.Parallel()
 	work, err := os.MkdirTemp("/dev/shm", "kvconn-campaign-")
 	if err != nil {
 		work = t.TempDir()
@@ -330,8 +332,7 @@ func (n *node) tryStart(script string) error {
 			n.waitReady()
 			return nil
 		}
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if _, state, ok := strings.Cut(string(stat), ") "); err != nil || ok && strings.HasPrefix(state, "Z") {
+		if n.ended() {
 			_ = n.cmd.Wait()
 			n.cmd = nil
 			return fmt.Errorf("ended: %s", lastLine(n.log.String()))

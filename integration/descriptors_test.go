@@ -62,6 +62,7 @@ func holdConnections(t *testing.T, addr string, n int, asNobody bool) []net.Conn
 // Defect 10: HTTP connections without end, of any user of the machine, take no descriptors
 // from engines and the store, and cost others no answer.
 func TestIdleHTTPConnectionsStarveNobody(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	cmd := n.command()
 	n.launch(exec.Command("sh", append([]string{"-c", `ulimit -n 300 && exec "$0" "$@"`}, cmd.Args...)...))

@@ -40,6 +40,7 @@ func onDisk(t *testing.T, change func(*daemon.Options)) (*node, *storetest.Disk,
 // Whatever the disk does, every answer is right and comes in time; and when it works again,
 // so does the cache.
 func TestFaultyDiskCostsHitsAndNothingElse(t *testing.T) {
+	t.Parallel()
 	random := rand.New(rand.NewPCG(5, 6))
 	for i, fault := range []struct {
 		name string

@@ -11,6 +11,7 @@ import (
 )
 
 func TestFsckSaysExactlyWhatItDropped(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.start()
 	ps := prompts(30, 4)

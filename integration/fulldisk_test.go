@@ -80,6 +80,7 @@ func healthy(t *testing.T, addr string) bool {
 // A disk that others have filled costs hits and nothing else. The daemon stays up and says
 // what is wrong; engines of new models that connect meanwhile go on too.
 func TestFullDiskCostsSavesOnlyAndIsToldByHealth(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.startOnSmallDisk("--max-bytes 40MiB --min-free 0")
 	info, err := daemon.ReadInfo(n.dir)
@@ -112,6 +113,7 @@ func TestFullDiskCostsSavesOnlyAndIsToldByHealth(t *testing.T) {
 
 // B11: a stop on a full disk ends in order, and the next start finds what was durable.
 func TestAStopOnAFullDiskEndsInOrder(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.startOnSmallDisk("--max-bytes 40MiB --min-free 0")
 	e := newInstance(t, n, nil)
@@ -128,6 +130,7 @@ func TestAStopOnAFullDiskEndsInOrder(t *testing.T) {
 // B1: others fill the disk. The store gives segments back until min_free is free again, or it
 // has nothing left to give, which health says; it grows again when there is room.
 func TestAStoreGivesBackWhatOthersNeed(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.startOnSmallDisk("--max-bytes 40MiB --min-free 25%")
 	e := newInstance(t, n, nil)
@@ -169,6 +172,7 @@ func TestAStoreGivesBackWhatOthersNeed(t *testing.T) {
 // Segments may be a mount of their own. The default cap, and what is left free, are those of
 // that file system, not of the directory's.
 func TestSegmentsOnAMountOfTheirOwn(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.startOnMount("segments", "--min-free 25%")
 	e := newInstance(t, n, nil)

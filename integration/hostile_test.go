@@ -111,6 +111,7 @@ func withEngine(t *testing.T, n *node, test func()) {
 }
 
 func TestHostileFramesHurtNobodyElse(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	cut := frame(1000, wire.OpMatch, 0, 0, 1, 2, 3)
@@ -176,6 +177,7 @@ func residentBytes(t *testing.T, pid int) int {
 // Frames of every operation with bytes changed at random, and plans that nobody has made:
 // the answer is an error or the connection's end.
 func TestMutatedFramesAndPlansHurtNobodyElse(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("../connector/testdata/frames/*request*")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no corpus: %v", err)
@@ -229,6 +231,7 @@ func mutate(random *rand.Rand, b []byte) {
 }
 
 func TestVersionsThatDoNotMeetAreAClearErrorAtBothEnds(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	withEngine(t, n, func() {

@@ -28,6 +28,7 @@ func get(t *testing.T, url string) string {
 }
 
 func TestHTTPShowsWhatTheDaemonDoes(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.start()
 	ps := prompts(20, 3)
@@ -81,6 +82,7 @@ func TestHTTPShowsWhatTheDaemonDoes(t *testing.T) {
 }
 
 func TestStopLeavesNothingToConnectTo(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.start()
 	if info, err := os.Stat(n.socket); err != nil || info.Mode().Perm() != 0o600 {
@@ -95,6 +97,7 @@ func TestStopLeavesNothingToConnectTo(t *testing.T) {
 }
 
 func TestSettingsComeFromTheFile(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	path, err := daemonBinary()
 	if err != nil {

@@ -220,6 +220,7 @@ func (e *keyedEngine) fetch(request string, hashes []connector.Proof, end int) i
 }
 
 func TestKeysOfTheEngineOutliveItAndTheDaemon(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	e := newKeyedEngine(t, n)
@@ -260,6 +261,7 @@ func TestKeysOfTheEngineOutliveItAndTheDaemon(t *testing.T) {
 // Whatever was damaged, a load brings the right bytes or says which it does not bring, and the request
 // is offered nothing more.
 func TestFlippedBitsFailLoadsByKey(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	e := newKeyedEngine(t, n)
@@ -288,6 +290,7 @@ func TestFlippedBitsFailLoadsByKey(t *testing.T) {
 
 // A daemon that is killed ends every load and every save once, and touches nothing afterwards.
 func TestKilledDaemonEndsLoadsAndSavesByKey(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	e := newKeyedEngine(t, n)
@@ -343,6 +346,7 @@ func (s *stranger) helloKeyed(highest int) {
 }
 
 func TestHostileCallsByKeyHurtNobodyElse(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	many := &connector.PresentRequest{Request: "r", Hashes: make([]connector.Proof, connector.MaxKeyedBlocks)}
@@ -426,6 +430,7 @@ func (s *stranger) call(op wire.Op, body []byte, code string) {
 
 // Slots that are named twice, or are not there, are refused or fail alone, and an id is used once.
 func TestWrongSlotsFailAlone(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	e := newKeyedEngine(t, n)

@@ -47,6 +47,7 @@ func (tr *trigger) arm(point string, do func()) { tr.point, tr.do = point, do }
 // Wherever the daemon is killed, and whether or not it comes back, the engine's answers
 // stay the same, and one that cannot take a failed load sees none.
 func TestDaemonKilledAtAnyPointChangesNoToken(t *testing.T) {
+	t.Parallel()
 	points := []string{atMatch, atOffer, atPlanned, atLoading, atSave, atSaving, atPoll}
 	for i, v := range variants() {
 		t.Run(v.name, func(t *testing.T) {
@@ -106,6 +107,7 @@ func TestDaemonKilledAtAnyPointChangesNoToken(t *testing.T) {
 
 // An engine that dies takes everything with it, and what it had saved serves others.
 func TestEngineKilledAtAnyPointLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	ps := prompts(61, 3)

@@ -66,6 +66,7 @@ func TestMain(m *testing.M) {
 			stop()
 		}
 	default:
+		wait.AllowAtOnce()
 		code := m.Run()
 		if binaryDir != "" {
 			_ = os.RemoveAll(binaryDir)

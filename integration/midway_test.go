@@ -70,6 +70,7 @@ func (n *node) startHeld(at storetest.Kind) (wait func()) {
 // A daemon that is killed while reads or writes are under way has brought nothing that
 // counts: what was asked of it is computed.
 func TestDaemonKilledInTheMiddleOfAReadOrAWriteChangesNoToken(t *testing.T) {
+	t.Parallel()
 	for i, v := range variants() {
 		t.Run(v.name, func(t *testing.T) {
 			if !long() && testing.Short() && i > 1 {

@@ -108,6 +108,9 @@ func (n *node) launch(cmd *exec.Cmd) {
 func (n *node) waitReady() {
 	n.t.Helper()
 	n.wait("the daemon's socket", func() bool {
+		if n.ended() {
+			n.t.Fatal("the daemon has ended")
+		}
 		info, err := daemon.ReadInfo(n.dir)
 		if err != nil || info.PID != n.cmd.Process.Pid {
 			return false
@@ -118,6 +121,16 @@ func (n *node) waitReady() {
 		}
 		return c.Close() == nil
 	})
+}
+
+// ended says whether the daemon's process is over, though nobody has waited for it yet.
+func (n *node) ended() bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.cmd.Process.Pid))
+	if err != nil {
+		return true
+	}
+	_, state, ok := strings.Cut(string(stat), ") ")
+	return ok && strings.HasPrefix(state, "Z")
 }
 
 // wait waits until cond holds.

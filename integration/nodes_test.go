@@ -49,6 +49,7 @@ func newInstanceAcrossWith(t *testing.T, s setup, nodes ...*node) *instance {
 // which has never heard of the requests, loads its shards by it, and saves them. What that
 // node does not have fails there, and is recomputed by all ranks.
 func TestRankOnAnotherNodeIsServedByTheMetadataAlone(t *testing.T) {
+	t.Parallel()
 	for _, v := range []variant{
 		{"two tensor-parallel ranks", func(o *engine.Options) { o.TensorParallel = 2 }},
 		{"two stages of a hybrid model", func(o *engine.Options) { hybrid(o); o.PipelineParallel = 2 }},
@@ -91,6 +92,7 @@ func TestRankOnAnotherNodeIsServedByTheMetadataAlone(t *testing.T) {
 // on another node, where this node's staging memory is not: it would fail there, and with
 // it the engine.
 func TestEngineThatCannotFailIsOfferedNothingWithARankOnAnotherNode(t *testing.T) {
+	t.Parallel()
 	change := func(o *engine.Options) { tensorRT(o); o.TensorParallel = 2 }
 	ps := prompts(141, 3)
 	want := reference(t, change, ps)

@@ -17,6 +17,7 @@ import (
 // What was accepted before the signal is there after it, and the index comes from the
 // snapshot.
 func TestStopWritesAcceptedSavesAndTheSnapshot(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.start()
 	ps := prompts(40, 4)
@@ -39,6 +40,7 @@ func TestStopWritesAcceptedSavesAndTheSnapshot(t *testing.T) {
 }
 
 func TestSecondSignalEndsTheDaemonAtOnce(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.start()
 	info, err := daemon.ReadInfo(n.dir)
@@ -75,6 +77,7 @@ func TestSecondSignalEndsTheDaemonAtOnce(t *testing.T) {
 }
 
 func TestServiceManagerHearsFromTheRealDaemon(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	path := filepath.Join(filepath.Dir(n.dir), "n")
 	m, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -82,8 +85,7 @@ func TestServiceManagerHearsFromTheRealDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = m.Close() }()
-	t.Setenv("NOTIFY_SOCKET", path)
-	t.Setenv("WATCHDOG_USEC", "50000")
+	n.environ = []string{"NOTIFY_SOCKET=" + path, "WATCHDOG_USEC=50000"}
 	n.start()
 	b := make([]byte, 4096)
 	for _, want := range []string{"READY=1", "WATCHDOG=1", "STOPPING=1"} {

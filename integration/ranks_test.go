@@ -82,6 +82,7 @@ func flip(t *testing.T, path string, at int64) {
 }
 
 func TestShardOfOneRankThatIsCorruptOrMissingCostsItsBlocksOnly(t *testing.T) {
+	t.Parallel()
 	for _, v := range []struct {
 		variant
 		shard connector.Shard
@@ -143,6 +144,7 @@ func TestShardOfOneRankThatIsCorruptOrMissingCostsItsBlocksOnly(t *testing.T) {
 
 // What ranks replicate is stored once.
 func TestReplicatedKVIsStoredOnce(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.serve(nil)
 	ps := prompts(72, 1)
@@ -163,6 +165,7 @@ func TestReplicatedKVIsStoredOnce(t *testing.T) {
 // A rank whose reads hang for longer than a load may take costs the load; one that is only
 // slow costs nothing.
 func TestShardOfOneRankThatIsSlowHoldsUpNothingButItsLoad(t *testing.T) {
+	t.Parallel()
 	change := func(o *engine.Options) { o.TensorParallel = 2; processes(o) }
 	ps := prompts(73, 2)
 	want := reference(t, change, ps)
@@ -210,6 +213,7 @@ func TestShardOfOneRankThatIsSlowHoldsUpNothingButItsLoad(t *testing.T) {
 
 // An engine dies with a rank, as real ones do, and another takes over what it saved.
 func TestKilledRankProcessLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
 	change := func(o *engine.Options) { o.TensorParallel = 2; processes(o) }
 	ps := prompts(74, 3)
 	want := reference(t, change, ps)

@@ -20,6 +20,7 @@ import (
 )
 
 func TestCacheSurvivesRestartOfEngineAndDaemon(t *testing.T) {
+	t.Parallel()
 	for _, prefixCaching := range []bool{false, true} {
 		for _, chunk := range []int{32, 512} {
 			t.Run(fmt.Sprintf("prefixCaching=%v,chunk=%d", prefixCaching, chunk), func(t *testing.T) {
@@ -51,6 +52,7 @@ func TestCacheSurvivesRestartOfEngineAndDaemon(t *testing.T) {
 }
 
 func TestCacheSurvivesKillNine(t *testing.T) {
+	t.Parallel()
 	ps := prompts(2, 5)
 	want := reference(t, nil, ps)
 	n := newNode(t)
@@ -71,6 +73,7 @@ func TestCacheSurvivesKillNine(t *testing.T) {
 }
 
 func TestEngineGoesOnWhileTheDaemonDiesAndComesBack(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	e, random := newInstance(t, n, nil), seed.Random(t, 0)
@@ -96,6 +99,7 @@ func TestEngineGoesOnWhileTheDaemonDiesAndComesBack(t *testing.T) {
 }
 
 func TestEngineDyingMidwayLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	ps := prompts(6, 5)
@@ -121,6 +125,7 @@ func TestEngineDyingMidwayLeavesNothingBehind(t *testing.T) {
 
 // A process that is killed takes its memory and leases with it.
 func TestKilledEngineProcessIsNoticed(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	path, err := daemonBinary()
@@ -147,6 +152,7 @@ func TestKilledEngineProcessIsNoticed(t *testing.T) {
 }
 
 func TestTwoEnginesShareOneCache(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	ps := prompts(7, 6)
@@ -166,6 +172,7 @@ func TestTwoEnginesShareOneCache(t *testing.T) {
 
 // Every byte of the store may rot: no answer changes.
 func TestNoFlippedBitReachesTheEngine(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	ps := prompts(8, 5)
@@ -218,6 +225,7 @@ func flipPayloads(t *testing.T, dir string, random *rand.Rand) {
 
 // What must not be shared is not: no hit, no error, right answers.
 func TestOtherModelsAndLayoutsMissCleanly(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	ps := prompts(9, 3)
@@ -265,6 +273,7 @@ func TestOtherModelsAndLayoutsMissCleanly(t *testing.T) {
 }
 
 func TestScopesAreSeparate(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	p := prompts(10, 1)[0]
@@ -290,6 +299,7 @@ func TestScopesAreSeparate(t *testing.T) {
 
 // An engine whose memory is smaller than it says is told so, and goes on without cache.
 func TestDescriptorTooSmallForTheLayoutIsAClearErrorAndNoHit(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	withEngine(t, n, func() {
@@ -329,6 +339,7 @@ func TestDescriptorTooSmallForTheLayoutIsAClearErrorAndNoHit(t *testing.T) {
 }
 
 func TestSecondDaemonOnOneDirectoryIsRefusedAndHurtsNobody(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	n.start()
 	withEngine(t, n, func() {
@@ -350,6 +361,7 @@ func TestSecondDaemonOnOneDirectoryIsRefusedAndHurtsNobody(t *testing.T) {
 }
 
 func TestUnusableDirectoryIsAClearError(t *testing.T) {
+	t.Parallel()
 	n := newNode(t)
 	for _, dir := range []string{"/proc/kvconn", filepath.Join(os.Args[0], "below-a-file")} {
 		n.dir = dir

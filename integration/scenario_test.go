@@ -18,6 +18,7 @@ import (
 // A lease that runs out between match and load lets the records go. An engine that can take
 // a failed load recomputes; one that cannot has everything in staging memory already.
 func TestLeaseThatExpiresBetweenMatchAndLoadCostsTheHitAtMost(t *testing.T) {
+	t.Parallel()
 	for _, v := range []struct {
 		variant
 		loses bool
@@ -64,6 +65,7 @@ func TestLeaseThatExpiresBetweenMatchAndLoadCostsTheHitAtMost(t *testing.T) {
 
 // A small pool preempts requests while their blocks are still being written.
 func TestPreemptionDuringSavesChangesNoToken(t *testing.T) {
+	t.Parallel()
 	for _, v := range []variant{
 		{"vLLM", nil},
 		{"vLLM, overlapping steps", func(o *engine.Options) { o.Overlap = true }},
@@ -130,6 +132,7 @@ func holdReads(d *storetest.Disk) (release func()) {
 // A request that is aborted while its load runs keeps its blocks until the load has ended;
 // one that is cancelled gives them back at once, and nothing is written to them any more.
 func TestAbortDuringALoadHurtsNoOtherRequest(t *testing.T) {
+	t.Parallel()
 	for name, abort := range map[string]func(t *testing.T, e *engine.Engine, id string, tr *trigger, release func()){
 		"aborted": func(t *testing.T, e *engine.Engine, id string, tr *trigger, release func()) {
 			if !e.Abort(id) {
@@ -186,6 +189,7 @@ func TestAbortDuringALoadHurtsNoOtherRequest(t *testing.T) {
 }
 
 func TestFullPromptHitLeavesTheLastTokenToCompute(t *testing.T) {
+	t.Parallel()
 	for _, v := range variants() {
 		t.Run(v.name, func(t *testing.T) {
 			n, _, _ := onDisk(t, nil)
@@ -211,6 +215,7 @@ func TestFullPromptHitLeavesTheLastTokenToCompute(t *testing.T) {
 
 // An engine that has computed a part of a block is offered nothing.
 func TestComputedTokensThatEndInsideABlockAreNotBuiltOn(t *testing.T) {
+	t.Parallel()
 	change := func(o *engine.Options) { o.PrefixCaching, o.PartialReuse = true, true }
 	n, _, _ := onDisk(t, nil)
 	p := prompts(135, 1)[0]
@@ -243,6 +248,7 @@ func (u unaligned) Match(ctx context.Context, m *connector.MatchRequest) connect
 }
 
 func TestNothingIsOfferedBehindAPartOfABlock(t *testing.T) {
+	t.Parallel()
 	for _, v := range []variant{{"vLLM", nil}, {"TensorRT-LLM", tensorRT}} {
 		t.Run(v.name, func(t *testing.T) {
 			change := func(o *engine.Options) {
@@ -294,6 +300,7 @@ func TestNothingIsOfferedBehindAPartOfABlock(t *testing.T) {
 
 // Content that placeholders stand for, the adapter and the tenant separate equal tokens.
 func TestEqualTokensOfOtherContentAreNoHit(t *testing.T) {
+	t.Parallel()
 	n, _, _ := onDisk(t, nil)
 	p := prompts(136, 1)[0]
 	alone, e := newInstance(t, nil, nil), newInstance(t, n, nil)

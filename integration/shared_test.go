@@ -40,6 +40,7 @@ func together(t *testing.T, name string, engines []*instance, ps [][]uint32, wan
 
 // Engines of the same and of other models save and load the same prompts at once.
 func TestEnginesOfSeveralModelsSaveAndLoadTheSamePromptsAtOnce(t *testing.T) {
+	t.Parallel()
 	n := newMemoryNode(t)
 	n.start()
 	ps := prompts(70, 4)

@@ -64,7 +64,7 @@ func Reserve(ctx context.Context, path string) (_ *Listener, err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = l.lock.Close()
+			_ = unlock(l.lock)
 		}
 	}()
 	// A daemon of a version without the lock, or whose lock file was removed, answers.
@@ -112,7 +112,7 @@ func (l *Listener) Close() error {
 		} else if now, err := os.Lstat(l.path); err == nil && os.SameFile(l.own, now) {
 			_ = os.Remove(l.path)
 		}
-		l.err = errors.Join(l.err, l.lock.Close())
+		l.err = errors.Join(l.err, unlock(l.lock))
 	})
 	return l.err
 }
@@ -210,6 +210,12 @@ func tryLock(f *os.File) (bool, error) {
 		return false, nil
 	}
 	return err == nil && os.SameFile(held, now), err
+}
+
+// unlock closes the locked file f. It ends the lock itself: a process that is being started has a copy
+// of the descriptor for a moment, which would keep it.
+func unlock(f *os.File) error {
+	return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close())
 }
 
 // checkStale refuses a path that holds a live socket or no socket at all.

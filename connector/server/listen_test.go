@@ -301,3 +301,24 @@ func TestCloseLeavesASuccessorsSocket(t *testing.T) {
 		t.Errorf("the other socket is gone: %v", err)
 	}
 }
+
+// A process that is being started has copies of all descriptors for a moment.
+func TestSocketIsFreeThoughTheLocksDescriptorWasCopied(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := Reserve(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	duplicate, err := unix.Dup(int(l.lock.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(duplicate) }()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if l, err = Reserve(t.Context(), path); err != nil {
+		t.Fatal(err)
+	}
+	_ = l.Close()
+}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/format"
 	"github.com/kvconn/kvconn/store/disk/index"
@@ -33,6 +34,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	wait.AllowAtOnce()
 	os.Exit(m.Run())
 }
 
@@ -193,6 +195,7 @@ func checkAccounting(t *testing.T, s *Store) {
 }
 
 func TestKilledWriterLosesNothingDurable(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	next := 0
 	for round := range killRounds() {
@@ -323,6 +326,7 @@ func TestLeastRecentlyUsedGoesFirstAndEndsOfChainsBeforeTheirHeads(t *testing.T)
 }
 
 func TestLeasePinsUntilItEnds(t *testing.T) {
+	t.Parallel()
 	now := time.Unix(1000, 0)
 	o := testOptions(t.TempDir())
 	o.MaxBytes = 12 << 20

@@ -19,6 +19,7 @@ import (
 // TestEveryNthOperationFailsWhileADamagedStoreOpens lets each operation of the disk fail in
 // turn while a store is repaired, and repairs it again afterwards.
 func TestEveryNthOperationFailsWhileADamagedStoreOpens(t *testing.T) {
+	t.Parallel()
 	step := int64(7)
 	if longTest() {
 		step = 1

@@ -77,6 +77,7 @@ func TestRecordThatCannotBeReadTwiceIsDroppedAndItsSlotSetAside(t *testing.T) {
 	if isPresent(s, records[0].ID) {
 		t.Error("the record is still offered")
 	}
+	settle(t, s) // the slot is set aside after the record has left the index
 	if st := s.Stats(); st.BadSlots != 1 || st.Unreadable != 1 {
 		t.Errorf("%d slots bad, %d records unreadable", st.BadSlots, st.Unreadable)
 	}

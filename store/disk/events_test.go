@@ -51,6 +51,7 @@ func follow(t *testing.T, u store.Subscription) map[store.RecordID]bool {
 }
 
 func TestSubscribersKnowExactlyWhatIsThere(t *testing.T) {
+	t.Parallel()
 	o := testOptions(t.TempDir())
 	o.MaxBytes = 12 << 20
 	s := openTest(t, o)

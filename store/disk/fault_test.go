@@ -44,6 +44,7 @@ func newJournalFS() *vfs.MemFS {
 // syncing and evicting. Sectors and log blocks that were not synced are kept or lost at
 // random.
 func TestPowerLossKeepsWhatABarrierMadeDurable(t *testing.T) {
+	t.Parallel()
 	rounds := uint64(20)
 	if longTest() {
 		rounds = 500
@@ -213,6 +214,7 @@ func TestEveryNthOperationFails(t *testing.T) {
 // TestEveryNthOperationIsSlow lets each operation of the disk in turn take far longer than
 // the others, long enough for barriers and evictions to come first. Nothing fails by it.
 func TestEveryNthOperationIsSlow(t *testing.T) {
+	t.Parallel()
 	step := int64(7)
 	if longTest() {
 		step = 1

@@ -77,6 +77,7 @@ func format1Records(t *testing.T, s *Store) []testRecord {
 // TestFormat1StoreIsRead opens stores that the last program of format 1 made: one stopped
 // cleanly, one copied while it was open, and both without their journals.
 func TestFormat1StoreIsRead(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, archive string
 		lost          string

@@ -95,6 +95,7 @@ func TestFsckDropsExactlyWhatIsDamaged(t *testing.T) {
 }
 
 func TestDamagedSegmentHeaderIsRepaired(t *testing.T) {
+	t.Parallel()
 	for _, loseJournal := range []bool{false, true} {
 		o, records, at := stoppedStore(t, 50)
 		path, _ := at(0)

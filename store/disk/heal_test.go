@@ -136,6 +136,7 @@ func journalHeals(t *testing.T, g *rand.Rand, n int64, fault error, lasting bool
 // TestHealingKeepsScopes: what is not in the index comes from the journal that failed, or
 // from the headers where that cannot be read.
 func TestHealingKeepsScopes(t *testing.T) {
+	t.Parallel()
 	want := connector.Scope{Salt: "tenant"}.Digest()
 	for _, readable := range []bool{true, false} {
 		d := newMemDisk()
@@ -224,6 +225,7 @@ func TestEventsAndSlotsAfterHealing(t *testing.T) {
 
 // TestCorruptTableIsHealed flips a bit in a table of a journal that is open.
 func TestCorruptTableIsHealed(t *testing.T) {
+	t.Parallel()
 	o := testOptions(t.TempDir())
 	o.JournalCacheBytes = 1 << 10
 	w := watchCap(t, o)

@@ -27,6 +27,7 @@ const manyFailures = 100
 
 // A disk that fails for an hour: the healing gave up for good after 100 failures.
 func TestHealingGoesOnAsLongAsTheStoreIsOpen(t *testing.T) {
+	t.Parallel()
 	var on atomic.Bool
 	var failed atomic.Int64
 	d, j := newMemDisk(), newJournalFS()
@@ -51,6 +52,7 @@ func TestHealingGoesOnAsLongAsTheStoreIsOpen(t *testing.T) {
 
 // After 100 failures in the life of a process every later one cost five minutes without saves.
 func TestFailuresOfLongAgoDoNotDelayTheHealing(t *testing.T) {
+	t.Parallel()
 	var on atomic.Bool
 	var failed atomic.Int64
 	o := memOptions(newMemDisk(), errorfs.Wrap(newJournalFS(), failRenames(&on, &failed)))

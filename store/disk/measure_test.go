@@ -81,6 +81,7 @@ func TestWhatCanNeverBeMeasuredDoesNotEndSaves(t *testing.T) {
 // A store that does not know how much space is free makes no segment: others may need it. The
 // first answer says how much must stay free.
 func TestNothingIsMadeWhileFreeSpaceIsUnknown(t *testing.T) {
+	t.Parallel()
 	d := newMemDisk()
 	d.total = 128 << 20
 	d.fill(90 << 20) // less than a quarter is left, which must stay free
@@ -148,6 +149,7 @@ func TestAQuestionForFreeSpaceThatFailsEvictsNothing(t *testing.T) {
 // A start at which neither the store nor the file system can be measured finds no cap. It is
 // refused, and costs nothing.
 func TestStartWithoutAnyMeasureIsRefused(t *testing.T) {
+	t.Parallel()
 	d, j := newMemDisk(), newJournalFS()
 	d.total = 1 << 30
 	o := memOptions(d, j)

@@ -78,6 +78,7 @@ func TestMinFreeIsThatOfTheSegmentsFileSystem(t *testing.T) {
 
 // A small and full file system of the directory keeps no segment from a large one.
 func TestFullDirectoryCostsNoSegment(t *testing.T) {
+	t.Parallel()
 	for what, change := range map[string]func(*Options){
 		"size":    func(*Options) {},
 		"default": func(o *Options) { o.MaxBytes, o.MinFreeBytes = 0, 0 },

@@ -64,6 +64,7 @@ func manifestFiles(t *testing.T, dir string) int {
 // Defect 23: engines of more models than there are numbers come and go without saving
 // anything. They leave nothing, and the next is served.
 func TestNamespacesThatAreNotUsedLeaveNothing(t *testing.T) {
+	t.Parallel()
 	o := testOptions(t.TempDir())
 	s := openTest(t, o)
 	for i := range 1<<16 + 100 {
@@ -150,6 +151,7 @@ func smallBytes(s *Store) int64 {
 
 // Manifests never take more than their part of the cap.
 func TestManifestsAreBounded(t *testing.T) {
+	t.Parallel()
 	o := testOptions(t.TempDir())
 	o.MaxBytes = MinMaxBytes
 	s := openTest(t, o)

@@ -76,6 +76,7 @@ func TestHeldPayloadSizeKeepsOthersOut(t *testing.T) {
 // A shard's size is not free while a segment is awaited that may have its records: an engine
 // that was let in with another size would have all its saves refused once the segment comes.
 func TestPayloadSizeOfRecordsThatAreAwaitedIsNotFree(t *testing.T) {
+	t.Parallel()
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, j)
 	s := openTest(t, o)

@@ -120,6 +120,7 @@ func TestManifestsWithoutNamespaceAreRemoved(t *testing.T) {
 
 // A namespace that nobody opens, and whose manifest is lost, is in every new journal.
 func TestHealingTwiceKeepsNamespacesWithoutManifest(t *testing.T) {
+	t.Parallel()
 	o := testOptions(t.TempDir())
 	s := openTest(t, o)
 	records := chainOf(openNamespace(t, s, "m"), 1, 10)
@@ -205,6 +206,7 @@ func TestRebuildOutlastsAPassingReadError(t *testing.T) {
 // Subscribers are told of all records that are found, and once, though the journal failed
 // while it took them.
 func TestFoundRecordsArePublishedThoughTheJournalFails(t *testing.T) {
+	t.Parallel()
 	d, records, gate := lostJournal(t)
 	h := newHungJournal()
 	o := memOptions(d, h.under(newJournalFS()))
@@ -326,6 +328,7 @@ func TestHealingInTheMiddleOfARebuild(t *testing.T) {
 
 // The power goes after each step of an opening that begins a new journal, and comes back.
 func TestCrashAtEachStepOfANewJournal(t *testing.T) {
+	t.Parallel()
 	d, j := newMemDisk(), newJournalFS()
 	s := openTest(t, memOptions(d, j))
 	ns := openNamespace(t, s, "m")
@@ -456,6 +459,7 @@ func TestFrozenSegmentTakesNothingAfterItWasKept(t *testing.T) {
 // A stamp on a bad sector costs one rebuild from headers, not one at every start; one that only
 // cannot be opened now stays where it is.
 func TestStampThatCannotBeOpened(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		errno unix.Errno
 		aside bool

@@ -65,6 +65,7 @@ func allThere(t *testing.T, o Options, records []testRecord, what string) *Store
 // Defect 4: one flipped bit in a table of the journal, or in a log that is not the newest,
 // and the store never opened again.
 func TestDefect4FlippedBitInTheJournalIsMadeGood(t *testing.T) {
+	t.Parallel()
 	o, records := killedStore(t, testOptions(""), 40)
 	for _, s := range []func(){
 		func() {
@@ -99,6 +100,7 @@ func TestDefect4FlippedBitInTheJournalIsMadeGood(t *testing.T) {
 // Defect 4, fsck: a table that is damaged is found by fsck although the snapshot hides it
 // from the daemon.
 func TestDefect4FsckMakesADamagedJournalAgain(t *testing.T) {
+	t.Parallel()
 	o, records := killedStore(t, testOptions(""), 40)
 	s := openTest(t, o)
 	if err := s.Close(); err != nil {
@@ -126,6 +128,7 @@ func TestDefect4FsckMakesADamagedJournalAgain(t *testing.T) {
 // Defect 5: a flipped bit in the newest log was taken for its end, and the segments that
 // the rest of the log named were deleted.
 func TestDefect5FlippedBitInTheNewestLogCostsNothing(t *testing.T) {
+	t.Parallel()
 	o, records := killedStore(t, testOptions(""), 100)
 	logs := journalFiles(t, o.Dir, "*.log")
 	info, err := os.Stat(logs[len(logs)-1])
@@ -164,6 +167,7 @@ func (f *noList) ReadDir(path string) ([]iofs.DirEntry, error) {
 // Defects 8 and 25: a directory that cannot be read once wiped the store, and the files
 // that stayed passed the cap.
 func TestDefect8And25UnreadableDirectoryWipesNothing(t *testing.T) {
+	t.Parallel()
 	o, records := killedStore(t, testOptions(""), 30)
 	fs := new(noList)
 	o.fs = fs
@@ -228,6 +232,7 @@ func TestDefect8MissingSegmentsAreNotForgotten(t *testing.T) {
 
 // Defect 9: an unreadable sector in one segment's header stopped the start.
 func TestDefect9UnreadableSegmentHeader(t *testing.T) {
+	t.Parallel()
 	o, records := killedStore(t, testOptions(""), 30)
 	paths, err := filepath.Glob(filepath.Join(o.Dir, recovery.SegmentDir, "*.kv"))
 	if err != nil || len(paths) < 2 {
@@ -241,6 +246,7 @@ func TestDefect9UnreadableSegmentHeader(t *testing.T) {
 // Defect 29: a rebuild that is cut off began from nothing again; now it goes on with the
 // segments that are left, and the store is in use meanwhile.
 func TestDefect29RebuildGoesOnWhereItWasCutOff(t *testing.T) {
+	t.Parallel()
 	o, records := killedStore(t, testOptions(""), 80)
 	if err := os.RemoveAll(filepath.Join(o.Dir, recovery.JournalDir)); err != nil {
 		t.Fatal(err)
@@ -337,6 +343,7 @@ func TestLostFormatKeepsTheCap(t *testing.T) {
 
 // Segments of another store are neither used nor deleted.
 func TestForeignSegmentsAreSetAside(t *testing.T) {
+	t.Parallel()
 	o, records := killedStore(t, testOptions(""), 30)
 	other, _ := killedStore(t, testOptions(""), 3)
 	foreign, err := filepath.Glob(filepath.Join(other.Dir, recovery.SegmentDir, "*.kv"))

@@ -70,6 +70,7 @@ func TestWritesEndWhereNoSegmentCanBeMade(t *testing.T) {
 
 // A segment that cannot be opened counts under the cap, and is not deleted for it.
 func TestSegmentThatCannotBeOpenedCountsAndStays(t *testing.T) {
+	t.Parallel()
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, j)
 	s := openTest(t, o)
@@ -193,6 +194,7 @@ func awaitSegments(t *testing.T, s *Store) {
 // A store that is never without a load in flight reads the headers of a segment that came back all
 // the same: nothing else would end the wait for its records.
 func TestSegmentThatComesBackIsReadBesideLoads(t *testing.T) {
+	t.Parallel()
 	d, o, records := segmentsOnDisk(t)
 	paths := d.segmentPaths()
 	held, other := paths[0], paths[1]

@@ -185,6 +185,7 @@ func TestLeasesEndWhileTheStoreShrinks(t *testing.T) {
 
 // A file that cannot be removed stays counted until it can.
 func TestFileThatCannotBeRemovedStaysCounted(t *testing.T) {
+	t.Parallel()
 	d, s, _, b := twoSizes(t, 20*time.Millisecond)
 	d.hook(func(op, _ string) error {
 		if op == "remove" {

@@ -67,6 +67,7 @@ func TestASnapshotLeavesOutRecordsOfALostNamespace(t *testing.T) {
 // reads: 50,000 a second where it reads 200,000. It loses none of them, and needs no second
 // snapshot.
 func TestASlowSnapshotConvergesWhileRecordsComeAndGo(t *testing.T) {
+	t.Parallel()
 	records := 300_000
 	if os.Getenv("KVCONN_TEST_LONG") == "1" {
 		records = 2_000_000

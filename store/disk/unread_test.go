@@ -25,6 +25,7 @@ const manyBad = 8
 // A segment with bad slots was given up while its headers were read: what they named was
 // added to a segment that was no more.
 func TestBadSlotsOfASegmentThatIsRead(t *testing.T) {
+	t.Parallel()
 	o, records := killedStore(t, testOptions(""), 80)
 	if err := os.Remove(filepath.Join(o.Dir, recovery.StampFile)); err != nil {
 		t.Fatal(err)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -85,6 +87,27 @@ func TestLockNamesItsHolder(t *testing.T) {
 	if !errors.As(err, &locked) || locked.Holder != "someone" {
 		t.Errorf("error %v", err)
 	}
+	if err := lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if lock, err = (OS{}).Lock(path, "another"); err != nil {
+		t.Fatal(err)
+	}
+	_ = lock.Close()
+}
+
+// A process that is being started has copies of all descriptors for a moment.
+func TestLockEndsThoughItsDescriptorWasCopied(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "LOCK")
+	lock, err := OS{}.Lock(path, "someone")
+	if err != nil {
+		t.Fatal(err)
+	}
+	duplicate, err := unix.Dup(int(lock.(interface{ Fd() uintptr }).Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(duplicate) }()
 	if err := lock.Close(); err != nil {
 		t.Fatal(err)
 	}

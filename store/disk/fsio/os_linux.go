@@ -109,7 +109,16 @@ func (OS) Lock(path, holder string) (io.Closer, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return f, nil
+	return lockedFile{f}, nil
+}
+
+// lockedFile is a file that is locked until it is closed.
+type lockedFile struct{ *os.File }
+
+// Close implements io.Closer. It ends the lock itself: a process that is being started has a copy of
+// the descriptor for a moment, which would keep it.
+func (f lockedFile) Close() error {
+	return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.File.Close())
 }
 
 // Room implements [FS].
