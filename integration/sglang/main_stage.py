@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import environment
 from generation import LONG, MAX_TOKENS, PAGE_SIZE, SHORT, Generation, cacheable, generate, generate_all, prompt
@@ -18,36 +19,63 @@ PATIENT_S = 5
 """What is tested is what comes back. On two cores that SGLang spins on, a daemon can take a second to answer."""
 
 
-class Main:
-    """Cold, after a flush, and after restarts of the engine, of the daemon and of both."""
+class Scene:
+    """A daemon with a store of its own, and servers that keep their pages in it."""
 
-    def __init__(self, place: Place, ranks: int = 1) -> None:
-        self.name = "main" if ranks == 1 else f"main, {ranks} ranks"
+    def __init__(self, place: Place, name: str, ranks: int) -> None:
+        self.name = name if ranks == 1 else f"{name}, {ranks} ranks"
         self.place, self.report, self.ranks = place, place.report, ranks
         self.model = environment.model(place.env, MODEL_SEED)
-        name = f"sglang-main-{ranks}"
+        self._label = f"{name}-{ranks}"
         self.daemon = Daemon(
             place.binary,
-            place.work / f"store-{name}",
-            place.sockets / f"{ranks}.sock",
-            place.work / f"kvconnd-{name}.log",
+            place.work / f"store-{self._label}",
+            place.sockets / f"{self._label}.sock",
+            place.work / f"kvconnd-{self._label}.log",
         )
-        self.storage = dynamic(
+        self.prompts: Sequence[Sequence[int]] = ()
+        self.references: list[Generation] = []
+
+    def start(self, number: int, **settings: Any) -> Server:
+        """Return a server that serves. Settings of the backend may be given."""
+        log = self.place.work / f"sglang-{self._label}-{number}.log"
+        server = Server(self.place.env, self.model, log)
+        storage = dynamic(
             "kvconn.sglang",
             BACKEND,
             hicache_storage_pass_prefix_keys=True,
             socket=str(self.daemon.socket_path),
-            digest_cache=str(place.work / "digests"),
-            deadline=PATIENT_S,
+            digest_cache=str(self.place.work / "digests"),
+            **settings,
         )
+        server.start(storage, self.ranks)
+        server.wait()
+        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= self.ranks, "the ranks")
+        return server
+
+    def answers(self, server: Server) -> list[Generation]:
+        """Generate for all prompts, one after the other."""
+        return [generate(server.port, p) for p in self.prompts]
+
+    def saved(self, blocks: int) -> None:
+        """Wait until that many blocks of each rank were saved since the daemon's start, and are on disk."""
+        want = blocks * self.ranks
+        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_saved_blocks_total") >= want, f"{want} blocks")
+        self.daemon.wait_for_writes()
+
+
+class Main(Scene):
+    """Cold, after a flush, and after restarts of the engine, of the daemon and of both."""
+
+    def __init__(self, place: Place, ranks: int = 1) -> None:
+        super().__init__(place, "main", ranks)
         rng = random.Random("main")
         self.prompts = [prompt(rng, length) for length in (SHORT, LONG)]
-        self.references: list[Generation] = []
 
     def run(self) -> None:
         """Run everything."""
         self.daemon.start()
-        server = self.start(1)
+        server = self.start(1, deadline=PATIENT_S)
         self.references = self.answers(server)
         whole = all(len(r.tokens) == MAX_TOKENS and r.cached == 0 for r in self.references)
         self.report.check(f"{self.name}: served, nothing cached yet", whole)
@@ -64,30 +92,17 @@ class Main:
         self.from_storage("after a restart of the daemon", self.answers(server))
         self.report.check(f"{self.name}: the engine is healthy after all that", server.healthy())
         server.kill()
-        server = self.start(2)
+        server = self.start(2, deadline=PATIENT_S)
         self.from_storage("after kill -9 and a restart of the engine", self.answers(server))
         server.kill()
         self.daemon.kill()
         self.daemon.start()
-        server = self.start(3)
+        server = self.start(3, deadline=PATIENT_S)
         self.from_storage("after kill -9 and a restart of both", self.answers(server))
         errors = server.lines("kvconn", "ERROR") + server.lines("kvconn:", "Traceback")
         self.report.check(f"{self.name}: no error of the backend in the log", not errors, "; ".join(errors[:2]))
         server.kill()
         self.daemon.terminate()
-
-    def start(self, number: int) -> Server:
-        """Return a server that serves."""
-        log = self.place.work / f"sglang-main-{self.ranks}-{number}.log"
-        server = Server(self.place.env, self.model, log)
-        server.start(self.storage, self.ranks)
-        server.wait()
-        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= self.ranks, "the ranks")
-        return server
-
-    def answers(self, server: Server) -> list[Generation]:
-        """Generate for all prompts, one after the other."""
-        return [generate(server.port, p) for p in self.prompts]
 
     def from_storage(self, when: str, answers: Sequence[Generation]) -> None:
         """Check that answers are those of the cold run, and had all of their prompts loaded by the backend."""
@@ -109,12 +124,6 @@ class Main:
         got = (warm.tokens, warm.cached, warm.storage >= rest)
         want = (cold.tokens, cacheable(len(longer)), True)
         self.report.equal(f"{self.name}: the rest of a prompt whose beginning the engine holds", got, want)
-
-    def saved(self, blocks: int) -> None:
-        """Wait until that many blocks of each rank were saved since the daemon's start, and are on disk."""
-        want = blocks * self.ranks
-        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_saved_blocks_total") >= want, f"{want} blocks")
-        self.daemon.wait_for_writes()
 
 
 def pages(tokens: Sequence[int]) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kvconn.client import KeyedChannels, Part
+from kvconn.sglang.pace import Pace
 from kvconn.sglang.pools import Pools
 from kvconn.sglang.recent import Prompt, Recent
 
@@ -21,54 +25,80 @@ class Move(NamedTuple):
 class Side:
     """Asks, loads and saves, each on a thread of its own. No call raises for the daemon's sake."""
 
-    CHANNELS = ("ask", "load", "save")
+    CHANNELS = ("ask", "load", "save", "end")
 
-    def __init__(self, channels: KeyedChannels, pools: Pools, deadline: float) -> None:
-        self._channels, self._pools, self._deadline = channels, pools, deadline
-        self._ask, self._load, self._save = (channels.channel(name) for name in self.CHANNELS)
-        self._recent = Recent()
+    def __init__(
+        self,
+        channels: KeyedChannels,
+        pools: Pools,
+        page_tokens: int,
+        deadline: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._channels, self._pools = channels, pools
+        self._page_tokens, self._deadline, self._clock = page_tokens, deadline, clock
+        self._ask, self._load, self._save, self._end = (channels.channel(name) for name in self.CHANNELS)
+        self._recent, self._pace = Recent(), Pace()
+        self._ends: queue.SimpleQueue[tuple[str, list[bytes], int, float] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._tell_ends, name="kvconn-ends", daemon=True).start()
 
     def present(self, keys: Sequence[str]) -> int:
         """Return how many pages of a prompt can be loaded in all pools, from the first."""
         if not keys:
             return 0
-        hashes = _hashes(keys)
-        prompt, forgotten = self._recent.asked(hashes)
-        for old in forgotten:
-            if old.failed:  # the others' leases end by themselves
-                self._ask.touch(old.name, ())
+        hashes, now = _hashes(keys), self._clock()
+        prompt = self._recent.asked(hashes, now)
         groups = self._ask.present(prompt.name, hashes)
-        return min(_leading(bits, len(keys)) for bits in groups) if groups else 0
+        prompt.held = min((_leading(bits, len(keys)) for bits in groups), default=0)
+        return prompt.held
 
     def load(self, moves: Sequence[Move]) -> list[list[bool]]:
         """Load pages, and return which are there."""
-        wanted = [(m, pages) for m in moves if (pages := self._pages(m)) is not None and m.keys]
-        prompt = self._recent.of(bytes.fromhex(wanted[0][0].keys[0])) if wanted else None
-        if prompt is None:  # the daemon was not asked for it
-            return [[False] * len(m.keys) for m in moves]
-        parts = [self._part(m, pages, prompt.parent(bytes.fromhex(m.keys[0]))) for m, pages in wanted]
-        done = self._load.fetch_wait(parts, prompt.name, self._deadline)
-        loaded = _by_move(moves, wanted, done)
-        self._loaded(prompt, parts, loaded)
-        return loaded
-
-    def _loaded(self, prompt: Prompt, parts: Sequence[Part], loaded: Sequence[Sequence[bool]]) -> None:
-        """Note how a load ended."""
-        if not all(all(done) for done in loaded):
-            prompt.failed = True
+        wanted = self._wanted(moves)
+        if not wanted:
+            return _by_move(moves, wanted, ())
+        asked = bytes.fromhex(wanted[0][0].keys[-1])
+        prompt = self._recent.of(asked)
+        name = prompt.name if prompt is not None else asked.hex()
+        parts = [self._part(m, pages, _before(prompt, bytes.fromhex(m.keys[0]))) for m, pages in wanted]
+        done = _by_move(moves, wanted, self._load.fetch_wait(parts, name, self._deadline))
+        if prompt is not None and not all(all(pages) for pages in done):
+            self._recent.failed(prompt, self._clock())
+        return done
 
     def save(self, moves: Sequence[Move], before: str | None) -> list[list[bool]]:
         """Save pages that follow the page `before`, and return which are stored or on their way."""
-        wanted = [(m, pages) for m in moves if (pages := self._pages(m)) is not None and m.keys]
+        begun = self._clock()
+        wanted = self._wanted(moves)
         if not wanted:
-            return [[False] * len(m.keys) for m in moves]
+            return _by_move(moves, wanted, ())
         parent = bytes.fromhex(before) if before else b""
         parts = [self._part(m, pages, parent) for m, pages in wanted]
-        done = self._save.put_wait(parts, self._deadline)
-        prompt = self._recent.of(parts[0].hashes[-1])
-        if prompt is not None and self._recent.ended(prompt):  # it was computed: its request loads nothing more
-            self._save.touch(prompt.name, prompt.hashes)
-        return _by_move(moves, wanted, done)
+        done = _by_move(moves, wanted, self._save.put_wait(parts, self._deadline))
+        self._computed(parts[0].hashes[-1], begun)
+        return done
+
+    def _computed(self, page: bytes, at: float) -> None:
+        """Note that the engine had computed a page by then. The request of its prompt loads nothing more."""
+        prompt = self._recent.of(page)
+        if prompt is None or prompt.pages[page] < prompt.held:
+            return
+        tokens = (prompt.pages[page] + 1 - prompt.held) * self._page_tokens
+        counts = self._pace.counts(tokens, seconds := at - prompt.asked_at)
+        last = prompt.pages[page] + 1 == len(prompt.pages)
+        if last:
+            self._recent.ended(prompt)
+        if counts or last:
+            self._ends.put((prompt.name, list(prompt.pages), *((tokens, seconds) if counts else (0, 0.0))))
+
+    def _tell_ends(self) -> None:
+        """Tell the daemon of requests that have ended. No thread of the engine waits for it."""
+        while (end := self._ends.get()) is not None:
+            self._end.touch(*end)
+
+    def _wanted(self, moves: Sequence[Move]) -> list[tuple[Move, list[int]]]:
+        """Return the moves that name pages, with the numbers of these."""
+        return [(m, pages) for m in moves if m.keys and (pages := self._pages(m)) is not None]
 
     def _pages(self, move: Move) -> list[int] | None:
         group = self._pools.group(move.pool)
@@ -81,7 +111,14 @@ class Side:
 
     def close(self) -> None:
         """Take the memory back and disconnect."""
+        self._ends.put(None)
         self._channels.close()
+
+
+def _before(prompt: Prompt | None, page: bytes) -> bytes:
+    """Return the page before one, if SGLang has asked for it: it does not say what the first one follows."""
+    at = prompt.pages.get(page, 0) if prompt is not None else 0
+    return list(prompt.pages)[at - 1] if prompt is not None and at else b""
 
 
 def _hashes(keys: Iterable[str]) -> list[bytes]:

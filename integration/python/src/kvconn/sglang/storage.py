@@ -153,7 +153,7 @@ class KVConnStorage(HiCacheStorage):
         channels = KeyedChannels(client, Side.CHANNELS, int(self._config.tp_rank))
         identity.wait(_IDENTITY_WAIT_S)
         channels.register(self._pools.fds, [pool.layout for pool in self._pools.pools])
-        return Side(channels, self._pools, self._settings.deadline)
+        return Side(channels, self._pools, int(self._pools.pools[0].host.page_size), self._settings.deadline)
 
     # Questions, on one thread.
 
