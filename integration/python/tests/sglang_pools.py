@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo, MLABufferInfo
+from sglang.srt.mem_cache.device_pool_info import (
+    KVBufferLayout,
+    KVBuffers,
+    MambaStateBufferInfo,
+    MHABufferInfo,
+    MLABufferInfo,
+)
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import AsymmetricMHATokenToKVPoolHost, MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
@@ -59,6 +66,22 @@ def mla(layout: str) -> Any:
         device=torch.device("cpu"),
     )
     return MLATokenToKVPoolHost(info, layout=layout, target_layer_num=LAYERS, **_COMMON)
+
+
+def mamba() -> Any:
+    """Return a pool of states, a page of which is one slot."""
+    info = MambaStateBufferInfo(
+        temporal=torch.zeros(LAYERS, TOKENS // PAGE, 4, 8), conv=(torch.zeros(LAYERS, TOKENS // PAGE, 6, 3),)
+    )
+    return MambaPoolHost(
+        info,
+        2.0,
+        0,
+        device_capacity=TOKENS // PAGE,
+        pin_memory=False,
+        allocator_type="shm",
+        layout="page_first_direct",
+    )
 
 
 def slots(*pages: int) -> torch.Tensor:

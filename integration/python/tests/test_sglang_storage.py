@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
     PoolTransfer,
 )
-from sglang_pools import MHA_LAYOUTS, MLA_LAYOUTS, mha, mla, slots
+from sglang_pools import MHA_LAYOUTS, MLA_LAYOUTS, mamba, mha, mla, slots
 
 from kvconn.sglang.storage import KVConnStorage
 from kvconn.vllm import files
@@ -188,6 +188,29 @@ def test_a_second_pool_is_a_part_of_the_block(make: Make) -> None:
     assert backend.batch_get_v2([transfer(20, KEYS[:4])], after()) == {PoolName.DRAFT: [True] * 4}
     assert same(content(pools["kv"], range(10, 14)), saved["kv"][:4])
     assert same(content(pools["draft"], range(20, 24)), saved["draft"][:4])
+
+
+def test_of_states_the_last_one_is_needed(make: Make) -> None:
+    kv, states = mha("page_first_direct"), mamba()
+    backend = make(("kv", kv), ("mamba", states))
+    states.temporal_buffer.copy_(torch.rand_like(states.temporal_buffer))
+    states.conv_buffer[0].copy_(torch.rand_like(states.conv_buffer[0]))
+    temporal, conv = states.temporal_buffer[2].clone(), states.conv_buffer[0][2].clone()
+    asked = [PoolTransfer(PoolName.MAMBA, keys=["__placeholder__"], hit_policy=PoolHitPolicy.TRAILING_PAGES)]
+    assert all(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()))
+    saved = PoolTransfer(PoolName.MAMBA, host_indices=torch.tensor([2]), keys=[KEYS[3]])
+    assert backend.batch_set_v2([saved], after(*KEYS[:3])) == {PoolName.MAMBA: [True]}
+    until = time.monotonic() + 20
+    while (found := backend.batch_exists_v2(KEYS, asked)).kv_hit_pages != 4:
+        assert time.monotonic() < until, found
+        time.sleep(0.01)
+    assert found.restorable_prefix_pages == [4]
+    loaded = PoolTransfer(PoolName.MAMBA, host_indices=torch.tensor([7]), keys=[KEYS[3]])
+    assert backend.batch_get_v2([loaded], after(*KEYS[:3])) == {PoolName.MAMBA: [True]}
+    assert torch.equal(states.temporal_buffer[7], temporal)
+    assert torch.equal(states.conv_buffer[0][7], conv)
+    wrong = [PoolTransfer(PoolName.MAMBA, keys=KEYS[:2], hit_policy=PoolHitPolicy.TRAILING_PAGES)]
+    assert backend.batch_exists_v2(KEYS, wrong).kv_hit_pages == 0, "a window that is not stored so"
 
 
 def test_latent_vectors_are_stored_once(make: Make) -> None:

@@ -12,8 +12,11 @@ from kvconn.sglang.pools import Pool
 from kvconn.vllm.files import UnknownIdentity
 from kvconn.vllm.weights import Weights, weights_of
 
-MAMBA = "mamba"
+_MAMBA = "mamba"
 """SGLang's name of the pool of states, which each tensor-parallel rank has its own part of in any model."""
+_WINDOW_PAGES = {_MAMBA: 1}
+"""Pools whose last pages alone are needed to go on, and how many. SGLang does not say how long other windows are."""
+_UNKNOWN_WINDOWS = ("swa", "auxiliary_swa", "draft_swa")
 _SETTINGS = (
     *("dtype", "kv_cache_dtype", "quantization", "qsa_indexer_dtype", "model_impl", "is_embedding"),
     *("json_model_override_args", "model_loader_extra_config", "load_format", "modelopt_quant", "rl_quant_profile"),
@@ -42,24 +45,32 @@ def describe(engine: str, args: Any, storage: Any, pools: Sequence[Pool]) -> dic
     """Return the manifest without the weights; connector/manifest.go defines the fields.
 
     Every rank of an engine gets the same. `args` are SGLang's ServerArgs, `storage` its configuration of the
-    backend. Raises UnknownIdentity where nothing would tell the KV of this engine from others'.
+    backend. Raises UnknownIdentity where nothing would tell the KV of this engine from others',
+    or where it is of a kind that is not supported.
     """
     for name, why in _REFUSED.items():
         if getattr(args, name, None):
             raise UnknownIdentity(f"{name} is set, and {why}")
+    if windows := sorted({pool.name for pool in pools} & set(_UNKNOWN_WINDOWS)):
+        raise UnknownIdentity(f"pools with sliding windows ({', '.join(windows)}) are not supported yet")
     anchor = pools[0].host
     return {
         "engine": engine,
         "model": str(args.model_path),
         "kv_dtype": _dtype(anchor.dtype),
         "block_size": int(anchor.page_size),
-        "groups": [_group(pool, storage) for pool in pools],
+        "groups": [_group(pool, storage, int(anchor.page_size)) for pool in pools],
         "tensor_parallel": int(storage.tp_size),
         "pipeline_parallel": int(storage.pp_size),
         "key_scheme": "engine",
         "hash_scheme": "kvconn-1",
         "extra": _extra(args, pools),
     }
+
+
+def window_pages(name: str) -> int:
+    """Return how many of a prompt's last pages of a pool are needed to go on, 0 for all."""
+    return _WINDOW_PAGES.get(name, 0)
 
 
 def check(storage: Any) -> None:
@@ -69,11 +80,6 @@ def check(storage: Any) -> None:
             raise ValueError(f"kvconn: {name} above 1 is not supported yet")
     if getattr(storage, "should_split_heads", False):
         raise ValueError("kvconn: tp_lcm_size, which stores heads apart, is not supported: leave it out")
-
-
-def replicated(storage: Any, name: str) -> bool:
-    """Whether all tensor-parallel ranks hold the same bytes in a pool, which are stored once."""
-    return bool(storage.is_mla_model) and name != MAMBA
 
 
 def weights(args: Any, loading_since: float) -> Weights:
@@ -104,20 +110,21 @@ def draft_weights(args: Any, loading_since: float) -> Weights | None:
     return weights(draft, loading_since)
 
 
-def _group(pool: Pool, storage: Any) -> dict[str, Any]:
+def _group(pool: Pool, storage: Any, page_tokens: int) -> dict[str, Any]:
     host = pool.host
     return {
-        "layers": int(getattr(host, "layer_num", 1)) or 1,
+        "layers": int(getattr(host, "layer_num", 0) or getattr(host, "num_mamba_layers", 1)),
         "kv_heads": int(getattr(host, "head_num", 1)),
         "head_size": int(getattr(host, "head_dim", 0)) + int(getattr(host, "v_head_dim", 0)),
         "layout": "/".join([pool.name, type(host).__name__, str(host.layout), pool.shape]),
-        "replicated": replicated(storage, pool.name),
+        "window": window_pages(pool.name) * page_tokens,
+        "replicated": bool(storage.is_mla_model) and pool.name != _MAMBA,
     }
 
 
 def _extra(args: Any, pools: Sequence[Pool]) -> dict[str, str]:
     extra = {
-        "pool_dtypes": ",".join(_dtype(p.host.dtype) for p in pools),
+        "pool_dtypes": ",".join(_dtype(getattr(p.host, "dtype", "")) for p in pools),
         "pool_formats": ",".join(str(getattr(p.host, "storage_format_tag", None) or "") for p in pools),
     }
     for name in _SETTINGS:

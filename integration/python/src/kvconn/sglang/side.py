@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kvconn.client import KeyedChannels, Part
+from kvconn.sglang.manifest import window_pages
 from kvconn.sglang.pace import Pace
 from kvconn.sglang.pools import Pools
 from kvconn.sglang.recent import Prompt, Recent
@@ -49,8 +50,19 @@ class Side:
         hashes, now = _hashes(keys), self._clock()
         prompt = self._recent.asked(hashes, now)
         groups = self._ask.present(prompt.name, hashes)
-        prompt.held = min((_leading(bits, len(keys)) for bits in groups), default=0)
+        prompt.held = self._held(groups, len(keys))
         return prompt.held
+
+    def _held(self, groups: Sequence[bytes], count: int) -> int:
+        """Return how many pages are there in all pools, from the first; of some pools the last ones do."""
+        windows = [window_pages(pool.name) for pool in self._pools.pools]
+        pools = list(zip(groups, windows, strict=True))
+        held = min(_leading(bits, count) for bits, window in pools if not window)
+        for bits, window in pools:
+            needed = range(max(0, held - window), held) if window else ()
+            if not all(bits[i // 8] >> i % 8 & 1 for i in needed):
+                return 0
+        return held
 
     def load(self, moves: Sequence[Move]) -> list[list[bool]]:
         """Load pages, and return which are there."""

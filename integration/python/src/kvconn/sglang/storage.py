@@ -179,8 +179,13 @@ class KVConnStorage(HiCacheStorage):
         return PoolTransferResult(hit, {_ANCHOR: hit} | {t.name: hit for t in asked}, [hit])
 
     def _known(self, transfer: PoolTransfer) -> bool:
-        known = transfer.hit_policy in (PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES)
-        return known and self._pools.group(str(transfer.name)) is not None
+        """Whether a pool is stored, and in the way that SGLang asks for it."""
+        window = manifest.window_pages(str(transfer.name))
+        if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+            asked = window > 0 and len(transfer.keys or [""]) <= window
+        else:
+            asked = window == 0 and transfer.hit_policy == PoolHitPolicy.ALL_PAGES
+        return asked and self._pools.group(str(transfer.name)) is not None
 
     # Loads, on another thread.
 
