@@ -18,14 +18,19 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "vllm"))
 
 import sglang_environment
 import workplace
+from faults_stage import Faults
 from file_stage import FileBackend
+from main_stage import Main
 from stage import Place
 
 STAGES: Mapping[str, Callable[[Place], None]] = {
     "file": lambda place: FileBackend(place).run(),
     "file-tp": lambda place: FileBackend(place, ranks=2).run(),
+    "main": lambda place: Main(place).run(),
+    "main-tp": lambda place: Main(place, ranks=2).run(),
+    "faults": lambda place: Faults(place).run(),
 }
-TWO_RANKS = ("file-tp",)
+TWO_RANKS = ("file-tp", "main-tp")
 """Stages that need a core for each of two ranks."""
 
 

@@ -1,0 +1,151 @@
+"""The backend's side, without SGLang's types."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from kvconn.client import KeyedChannels, Part
+from kvconn.sglang.manifest import window_pages
+from kvconn.sglang.pace import Pace
+from kvconn.sglang.pools import Pools
+from kvconn.sglang.recent import Prompt, Recent
+
+
+class Move(NamedTuple):
+    """Pages of one pool: their keys, as SGLang has them, and the indices of all their slots."""
+
+    pool: str
+    keys: Sequence[str]
+    indices: Any
+
+
+class Side:
+    """Asks, loads and saves, each on a thread of its own. No call raises for the daemon's sake."""
+
+    CHANNELS = ("ask", "load", "save", "end")
+
+    def __init__(
+        self,
+        channels: KeyedChannels,
+        pools: Pools,
+        page_tokens: int,
+        deadline: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._channels, self._pools = channels, pools
+        self._page_tokens, self._deadline, self._clock = page_tokens, deadline, clock
+        self._ask, self._load, self._save, self._end = (channels.channel(name) for name in self.CHANNELS)
+        self._recent, self._pace = Recent(), Pace()
+        self._ends: queue.SimpleQueue[tuple[str, list[bytes], int, float] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._tell_ends, name="kvconn-ends", daemon=True).start()
+
+    def present(self, keys: Sequence[str]) -> int:
+        """Return how many pages of a prompt can be loaded in all pools, from the first."""
+        if not keys:
+            return 0
+        hashes, now = _hashes(keys), self._clock()
+        prompt = self._recent.asked(hashes, now)
+        groups = self._ask.present(prompt.name, hashes)
+        prompt.held = self._held(groups, len(keys))
+        return prompt.held
+
+    def _held(self, groups: Sequence[bytes], count: int) -> int:
+        """Return how many pages are there in all pools, from the first; of some pools the last ones do."""
+        windows = [window_pages(pool.name) for pool in self._pools.pools]
+        pools = list(zip(groups, windows, strict=True))
+        held = min(_leading(bits, count) for bits, window in pools if not window)
+        for bits, window in pools:
+            needed = range(max(0, held - window), held) if window else ()
+            if not all(bits[i // 8] >> i % 8 & 1 for i in needed):
+                return 0
+        return held
+
+    def load(self, moves: Sequence[Move]) -> list[list[bool]]:
+        """Load pages, and return which are there."""
+        wanted = self._wanted(moves)
+        if not wanted:
+            return _by_move(moves, wanted, ())
+        asked = bytes.fromhex(wanted[0][0].keys[-1])
+        prompt = self._recent.of(asked)
+        name = prompt.name if prompt is not None else asked.hex()
+        parts = [self._part(m, pages, _before(prompt, bytes.fromhex(m.keys[0]))) for m, pages in wanted]
+        done = _by_move(moves, wanted, self._load.fetch_wait(parts, name, self._deadline))
+        if prompt is not None and not all(all(pages) for pages in done):
+            self._recent.failed(prompt, self._clock())
+        return done
+
+    def save(self, moves: Sequence[Move], before: str | None) -> list[list[bool]]:
+        """Save pages that follow the page `before`, and return which are stored or on their way."""
+        begun = self._clock()
+        wanted = self._wanted(moves)
+        if not wanted:
+            return _by_move(moves, wanted, ())
+        parent = bytes.fromhex(before) if before else b""
+        parts = [self._part(m, pages, parent) for m, pages in wanted]
+        done = _by_move(moves, wanted, self._save.put_wait(parts, self._deadline))
+        self._computed(parts[0].hashes[-1], begun)
+        return done
+
+    def _computed(self, page: bytes, at: float) -> None:
+        """Note that the engine had computed a page by then. The request of its prompt loads nothing more."""
+        prompt = self._recent.of(page)
+        if prompt is None or prompt.pages[page] < prompt.held:
+            return
+        tokens = (prompt.pages[page] + 1 - prompt.held) * self._page_tokens
+        counts = self._pace.counts(tokens, seconds := at - prompt.asked_at)
+        last = prompt.pages[page] + 1 == len(prompt.pages)
+        if last:
+            self._recent.ended(prompt)
+        if counts or last:
+            self._ends.put((prompt.name, list(prompt.pages), *((tokens, seconds) if counts else (0, 0.0))))
+
+    def _tell_ends(self) -> None:
+        """Tell the daemon of requests that have ended. No thread of the engine waits for it."""
+        while (end := self._ends.get()) is not None:
+            self._end.touch(*end)
+
+    def _wanted(self, moves: Sequence[Move]) -> list[tuple[Move, list[int]]]:
+        """Return the moves that name pages, with the numbers of these."""
+        return [(m, pages) for m in moves if m.keys and (pages := self._pages(m)) is not None]
+
+    def _pages(self, move: Move) -> list[int] | None:
+        group = self._pools.group(move.pool)
+        return None if group is None else self._pools.pools[group].pages(move.indices, len(move.keys))
+
+    def _part(self, move: Move, pages: list[int], parent: bytes) -> Part:
+        group = self._pools.group(move.pool)
+        assert group is not None  # noqa: S101 - it has pages
+        return Part(group, parent, _hashes(move.keys), pages)
+
+    def close(self) -> None:
+        """Take the memory back and disconnect."""
+        self._ends.put(None)
+        self._channels.close()
+
+
+def _before(prompt: Prompt | None, page: bytes) -> bytes:
+    """Return the page before one, if SGLang has asked for it: it does not say what the first one follows."""
+    at = prompt.pages.get(page, 0) if prompt is not None else 0
+    return list(prompt.pages)[at - 1] if prompt is not None and at else b""
+
+
+def _hashes(keys: Iterable[str]) -> list[bytes]:
+    return [bytes.fromhex(key) for key in keys]
+
+
+def _leading(bits: bytes, count: int) -> int:
+    """Return how many bits are set from the first on."""
+    number = int.from_bytes(bits, "little")
+    return min(count, (~number & (number + 1)).bit_length() - 1)
+
+
+def _by_move(
+    moves: Sequence[Move], wanted: Sequence[tuple[Move, list[int]]], done: Sequence[bytes]
+) -> list[list[bool]]:
+    """Return which pages of each move are done, given the bitmaps of those that were wanted."""
+    bits = {id(m): int.from_bytes(b, "little") for (m, _), b in zip(wanted, done, strict=True)}
+    return [[bool(bits.get(id(m), 0) >> i & 1) for i in range(len(m.keys))] for m in moves]

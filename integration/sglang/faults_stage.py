@@ -1,0 +1,144 @@
+"""What happens to SGLang when kvconnd fails, records are damaged, tenants differ, or weights are exchanged."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import environment
+from daemon_faults import after
+from damage import flip_bits
+from generation import LONG, MAX_TOKENS, SHORT, Generation, generate, generate_all, prompt
+from main_stage import Scene, pages
+from server import Server
+from stage import Place
+
+OTHER_SEED = 2
+FROZEN_S = 4.0
+KILLED_AFTER_S = (0.01, 0.05, 0.2)
+UPDATE_TIMEOUT_S = 120.0
+
+
+class Faults(Scene):
+    """One server, whose daemon is killed, frozen and given damaged records, and whose weights are exchanged at last."""
+
+    def __init__(self, place: Place, ranks: int = 1) -> None:
+        super().__init__(place, "faults", ranks)
+        rng = random.Random("faults")
+        self.prompts = [prompt(rng, length) for length in (SHORT, LONG, SHORT)]
+
+    def run(self) -> None:
+        """Run everything."""
+        self.daemon.start()
+        server = self.start(1)
+        self.references = self.answers(server)
+        whole = all(len(r.tokens) == MAX_TOKENS and r.cached == 0 for r in self.references)
+        self.report.check(f"{self.name}: served, nothing cached yet", whole)
+        self.saved(sum(pages(p) for p in self.prompts))
+        for delay_s in KILLED_AFTER_S:
+            self.killed(server, delay_s)
+        self.frozen(server)
+        self.damaged(server)
+        self.tenants(server)
+        self.other_weights(server)
+        self.report.check(f"{self.name}: the engine is healthy after all that", server.healthy())
+        errors = server.lines("kvconn", "Traceback") + server.lines("kvconn", " failed, going on without")
+        self.report.check(f"{self.name}: no error of the backend in the log", not errors, "; ".join(errors[:2]))
+        server.kill()
+        self.daemon.terminate()
+
+    def identical(self, when: str, answers: Sequence[Generation]) -> None:
+        """Check that answers are those of the cold run."""
+        wrong = [i for i, (a, r) in enumerate(zip(answers, self.references, strict=True)) if a.tokens != r.tokens]
+        self.report.equal(f"{self.name}: {when}: identical", wrong, [])
+
+    def killed(self, server: Server, delay_s: float) -> None:
+        """Kill the daemon while prompts are loaded, go on without it, and find everything again."""
+        when = f"daemon killed {delay_s * 1000:g} ms into loads"
+        server.flush_cache()
+        with after(delay_s, self.daemon.kill):
+            self.identical(when, generate_all(server.port, self.prompts))
+        server.flush_cache()
+        answers = self.answers(server)
+        self.identical(f"{when}, and gone", answers)
+        self.report.equal(f"{self.name}: {when}, and gone: nothing from storage", sum(a.storage for a in answers), 0)
+        self.daemon.start()
+        self.back(server, when)
+
+    def frozen(self, server: Server) -> None:
+        """Stop the daemon for a while in the middle of loads; SGLang's memory is flushed meanwhile."""
+        server.flush_cache()
+        with (
+            after(0.02, lambda: self.daemon.signal(signal.SIGSTOP)),
+            after(FROZEN_S, lambda: self.daemon.signal(signal.SIGCONT)),
+        ):
+            self.identical("daemon frozen while loading", generate_all(server.port, self.prompts))
+            server.flush_cache()
+            self.identical("daemon frozen, and flushed meanwhile", self.answers(server))
+        server.flush_cache()
+        self.identical("daemon thawed", self.answers(server))
+        self.back(server, "daemon frozen and thawed")
+
+    def damaged(self, server: Server) -> None:
+        """Flip bits on disk. What is damaged is computed and saved again."""
+        self.daemon.terminate()
+        flipped = flip_bits(self.daemon.store, 7)
+        self.report.check(f"{self.name}: there were records to damage", flipped > 0, f"{flipped} records")
+        self.daemon.start()
+        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= self.ranks, "the ranks")
+        server.flush_cache()
+        self.identical("bits flipped on disk", self.answers(server))
+        found = self.daemon.metric("kvconn_store_corrupt_records_total")
+        self.report.check(f"{self.name}: damage found", found > 0, f"{found:g} records")
+
+    def tenants(self, server: Server) -> None:
+        """Check that a tenant finds what it has saved, and nobody else."""
+        tokens = prompt(random.Random("tenants"), SHORT)
+        before = int(self.daemon.metric("kvconn_saved_blocks_total")) // self.ranks
+        cold = generate(server.port, tokens, cache_salt="a")
+        self.saved(before + pages(tokens))
+        server.flush_cache()
+        got = [generate(server.port, tokens, cache_salt=salt) for salt in ("b", "a")]
+        found = [(g.tokens == cold.tokens, g.storage > 0) for g in got]
+        self.report.equal(f"{self.name}: another tenant, the same tenant", found, [(True, False), (True, True)])
+
+    def other_weights(self, server: Server) -> None:
+        """Exchange the weights: nothing of the old ones is loaded, and nothing of the new ones is saved."""
+        other = environment.model(self.place.env, OTHER_SEED)
+        _update_weights(server.port, other)
+        before = self.daemon.metric("kvconn_saved_blocks_total")
+        first = self.answers(server)
+        server.flush_cache()
+        again = self.answers(server)
+        self.report.equal(f"{self.name}: other weights: nothing from storage", sum(a.storage for a in first + again), 0)
+        equal = [a.tokens for a in first] == [a.tokens for a in again]
+        differ = all(a.tokens != r.tokens for a, r in zip(first, self.references, strict=True))
+        self.report.check(f"{self.name}: other weights: answers of their own, the same again", equal and differ)
+        after_all = self.daemon.metric("kvconn_saved_blocks_total")
+        self.report.equal(f"{self.name}: other weights: nothing saved", after_all, before)
+
+    def back(self, server: Server, when: str) -> None:
+        """Wait until everything comes from the daemon again."""
+        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= self.ranks, "the ranks")
+        server.flush_cache()
+        answers = self.answers(server)
+        self.identical(f"{when}, and back", answers)
+        from_storage = all(a.storage > 0 for a in answers)
+        self.report.check(f"{self.name}: {when}, and back: from storage again", from_storage)
+
+
+def _update_weights(port: int, model: Path) -> None:
+    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=UPDATE_TIMEOUT_S)
+    try:
+        body = json.dumps({"model_path": str(model)})
+        conn.request("POST", "/update_weights_from_disk", body, {"Content-Type": "application/json"})
+        response = conn.getresponse()
+        text = response.read().decode()
+    finally:
+        conn.close()
+    if response.status != 200:
+        raise RuntimeError(f"update_weights_from_disk: {response.status} {text[:500]}")

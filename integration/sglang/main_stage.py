@@ -1,0 +1,131 @@
+"""SGLang with kvconnd below its host memory: what comes back, from where, after what."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import environment
+from generation import LONG, MAX_TOKENS, PAGE_SIZE, SHORT, Generation, cacheable, generate, generate_all, prompt
+from processes import Daemon
+from server import Server
+from stage import Place
+from storage import dynamic
+
+MODEL_SEED = 1
+BACKEND = "KVConnStorage"
+PATIENT_S = 5
+"""What is tested is what comes back. On two cores that SGLang spins on, a daemon can take a second to answer."""
+
+
+class Scene:
+    """A daemon with a store of its own, and servers that keep their pages in it."""
+
+    def __init__(self, place: Place, name: str, ranks: int) -> None:
+        self.name = name if ranks == 1 else f"{name}, {ranks} ranks"
+        self.place, self.report, self.ranks = place, place.report, ranks
+        self.model = environment.model(place.env, MODEL_SEED)
+        self._label = f"{name}-{ranks}"
+        self.daemon = Daemon(
+            place.binary,
+            place.work / f"store-{self._label}",
+            place.sockets / f"{self._label}.sock",
+            place.work / f"kvconnd-{self._label}.log",
+        )
+        self.prompts: Sequence[Sequence[int]] = ()
+        self.references: list[Generation] = []
+
+    def start(self, number: int, **settings: Any) -> Server:
+        """Return a server that serves. Settings of the backend may be given."""
+        log = self.place.work / f"sglang-{self._label}-{number}.log"
+        server = Server(self.place.env, self.model, log)
+        storage = dynamic(
+            "kvconn.sglang",
+            BACKEND,
+            hicache_storage_pass_prefix_keys=True,
+            socket=str(self.daemon.socket_path),
+            digest_cache=str(self.place.work / "digests"),
+            **settings,
+        )
+        server.start(storage, self.ranks)
+        server.wait()
+        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= self.ranks, "the ranks")
+        return server
+
+    def answers(self, server: Server) -> list[Generation]:
+        """Generate for all prompts, one after the other."""
+        return [generate(server.port, p) for p in self.prompts]
+
+    def saved(self, blocks: int) -> None:
+        """Wait until that many blocks of each rank were saved since the daemon's start, and are on disk."""
+        want = blocks * self.ranks
+        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_saved_blocks_total") >= want, f"{want} blocks")
+        self.daemon.wait_for_writes()
+
+
+class Main(Scene):
+    """Cold, after a flush, and after restarts of the engine, of the daemon and of both."""
+
+    def __init__(self, place: Place, ranks: int = 1) -> None:
+        super().__init__(place, "main", ranks)
+        rng = random.Random("main")
+        self.prompts = [prompt(rng, length) for length in (SHORT, LONG)]
+
+    def run(self) -> None:
+        """Run everything."""
+        self.daemon.start()
+        server = self.start(1, deadline=PATIENT_S)
+        self.references = self.answers(server)
+        whole = all(len(r.tokens) == MAX_TOKENS and r.cached == 0 for r in self.references)
+        self.report.check(f"{self.name}: served, nothing cached yet", whole)
+        self.saved(sum(pages(p) for p in self.prompts))
+        server.flush_cache()
+        self.from_storage("after a flush", self.answers(server))
+        server.flush_cache()
+        self.from_storage("after a flush, at the same time", generate_all(server.port, self.prompts))
+        self.extended(server)
+        self.daemon.terminate()
+        self.daemon.start()
+        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= self.ranks, "the ranks")
+        server.flush_cache()
+        self.from_storage("after a restart of the daemon", self.answers(server))
+        self.report.check(f"{self.name}: the engine is healthy after all that", server.healthy())
+        server.kill()
+        server = self.start(2, deadline=PATIENT_S)
+        self.from_storage("after kill -9 and a restart of the engine", self.answers(server))
+        server.kill()
+        self.daemon.kill()
+        self.daemon.start()
+        server = self.start(3, deadline=PATIENT_S)
+        self.from_storage("after kill -9 and a restart of both", self.answers(server))
+        errors = server.lines("kvconn", "ERROR") + server.lines("kvconn:", "Traceback")
+        self.report.check(f"{self.name}: no error of the backend in the log", not errors, "; ".join(errors[:2]))
+        server.kill()
+        self.daemon.terminate()
+
+    def from_storage(self, when: str, answers: Sequence[Generation]) -> None:
+        """Check that answers are those of the cold run, and had all of their prompts loaded by the backend."""
+        got = [(a.tokens, a.storage, a.cached, a.storage_backend) for a in answers]
+        full = [cacheable(len(p)) for p in self.prompts]
+        want = [(r.tokens, n, n, BACKEND) for r, n in zip(self.references, full, strict=True)]
+        self.report.equal(f"{self.name}: {when}: identical, all full pages from the backend", got, want)
+
+    def extended(self, server: Server) -> None:
+        """Check a prompt that goes on after one that the engine holds: the rest of it is computed, and then loaded."""
+        longer = self.prompts[0] + prompt(random.Random("longer"), SHORT)
+        before = int(self.daemon.metric("kvconn_saved_blocks_total")) // self.ranks
+        cold = generate(server.port, longer)
+        self.saved(before + pages(longer) - pages(self.prompts[0]))
+        server.flush_cache()
+        generate(server.port, self.prompts[0])
+        warm = generate(server.port, longer)
+        rest = cacheable(len(longer)) - pages(self.prompts[0]) * PAGE_SIZE
+        got = (warm.tokens, warm.cached, warm.storage >= rest)
+        want = (cold.tokens, cacheable(len(longer)), True)
+        self.report.equal(f"{self.name}: the rest of a prompt whose beginning the engine holds", got, want)
+
+
+def pages(tokens: Sequence[int]) -> int:
+    """Return the full pages of a prompt."""
+    return len(tokens) // PAGE_SIZE
