@@ -69,7 +69,7 @@ def mla(layout: str) -> Any:
 
 
 def mamba() -> Any:
-    """Return a pool of states, a page of which is one slot."""
+    """Return a pool of states, whose pages are single slots."""
     info = MambaStateBufferInfo(
         temporal=torch.zeros(LAYERS, TOKENS // PAGE, 4, 8), conv=(torch.zeros(LAYERS, TOKENS // PAGE, 6, 3),)
     )

@@ -20,7 +20,7 @@ def test_a_page_belongs_to_the_prompt_that_was_asked_for_last() -> None:
     assert recent.of(HASHES[0]) is first
     assert recent.asked(HASHES[:3], 3.0).name == first.name, "a repeated question is the same request's"
     recent.asked(HASHES[4:5], 4.0)
-    assert recent.of(HASHES[3]) is None, "only so many are kept"
+    assert recent.of(HASHES[3]) is None, "two are kept"
 
 
 def test_a_prompt_is_another_requests_long_after_its_load_has_failed() -> None:

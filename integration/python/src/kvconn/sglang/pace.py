@@ -1,4 +1,4 @@
-"""How fast an engine prefills, as far as its questions and saves show it."""
+"""How fast an engine prefills, by the times of its questions and saves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pace:
         self._speeds: deque[float] = deque(maxlen=_REMEMBERED)
 
     def counts(self, tokens: int, seconds: float) -> bool:
-        """Note that so many tokens were computed within a time. Returns whether that shows the speed."""
+        """Note that tokens were computed within that many seconds. Returns whether that shows the speed."""
         if tokens < _LEARNT_TOKENS or seconds <= 0:
             return False
         speed = tokens / seconds
