@@ -11,7 +11,7 @@ from generation import LONG, MAX_TOKENS, PAGE_SIZE, SHORT, Generation, cacheable
 from processes import Daemon
 from server import Server
 from stage import Place
-from storage import dynamic
+from storage import kvconn
 
 MODEL_SEED = 1
 BACKEND = "KVConnStorage"
@@ -40,13 +40,8 @@ class Scene:
         """Return a server that serves. Settings of the backend may be given."""
         log = self.place.work / f"sglang-{self._label}-{number}.log"
         server = Server(self.place.env, self.model, log)
-        storage = dynamic(
-            "kvconn.sglang",
-            BACKEND,
-            hicache_storage_pass_prefix_keys=True,
-            socket=str(self.daemon.socket_path),
-            digest_cache=str(self.place.work / "digests"),
-            **settings,
+        storage = kvconn(
+            self.place.binary, self.daemon.socket_path, digest_cache=str(self.place.work / "digests"), **settings
         )
         server.start(storage, self.ranks)
         server.wait()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -25,11 +27,12 @@ class Storage:
         return chosen
 
 
-def dynamic(module: str, class_name: str, **extra_config: Any) -> Storage:
-    """Return a backend that is not SGLang's own: its class, and what it is configured with.
-
-    The host pool is in shared memory, which the backend may hand to another process, and the backend
-    is given page indices in place of tensors.
-    """
-    backend = {"backend_name": module.split(".")[0], "module_path": module, "class_name": class_name}
-    return Storage("dynamic", backend | {"interface_v1": 1, "allocator": "shm"} | extra_config)
+def kvconn(binary: Path, socket: Path, **extra_config: Any) -> Storage:
+    """Return kvconnd, as `kvconnd config sglang` prints it, with more settings."""
+    printed = subprocess.run(
+        [binary, "config", "sglang", "--socket", socket], check=True, capture_output=True, text=True
+    ).stdout.split()
+    flag = printed.index("--hicache-storage-backend-extra-config")
+    return Storage(
+        printed[printed.index("--hicache-storage-backend") + 1], json.loads(printed[flag + 1]) | extra_config
+    )
