@@ -11,7 +11,10 @@ type PresentRequest struct {
 	// zero at the root.
 	First  int
 	Parent Proof
-	Hashes []Proof
+	// AnyParent says that the engine does not know the parent, which is not the same as the root.
+	// Parent is zero then.
+	AnyParent bool
+	Hashes    []Proof
 	// Held blocks, from the first of the prompt, are in the engine's own pool.
 	Held int
 	// NoLoad opts the request out of loading.
@@ -23,7 +26,11 @@ type KeyedPart struct {
 	Group int
 	// Parent is the hash before Hashes[0], zero at the root.
 	Parent Proof
-	Hashes []Proof
+	// AnyParent says that the engine does not know the parent of a load, which is not the same as the
+	// root: the first block is verified by its own hash alone. Parent is zero then. A save must name its
+	// parent.
+	AnyParent bool
+	Hashes    []Proof
 	// Slots are the engine's block ids, as many as Hashes.
 	Slots []uint32
 }

@@ -37,7 +37,7 @@ type Writer interface {
 // ReadOp is one record to read. The fields up to OnSettled are the caller's and must not change
 // between the call of [Reader] and done, or the end of [ReadOp.Settled].
 type ReadOp struct {
-	// Record says what the record must be.
+	// Record says what the record must be. The tier sets its Parent if AnyParent is set.
 	Record
 	// Payload receives the bytes. Its length is the payload's size, its address is a multiple of
 	// [BufferAlign] and its capacity at least [PayloadBufferSize] of it.

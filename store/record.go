@@ -15,4 +15,7 @@ type Record struct {
 	ID     RecordID
 	Parent connector.Key
 	Proof  connector.Proof
+	// AnyParent, set for a read whose caller does not know the parent, has the proof alone prove the
+	// prefix. The tier that delivers the record sets Parent to what is stored with it.
+	AnyParent bool
 }

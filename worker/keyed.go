@@ -112,6 +112,10 @@ func (w *Worker) Put(_ context.Context, m *connector.KeyedMove) error {
 }
 
 func (w *Worker) newPut(m *connector.KeyedMove, timeout time.Duration) (*put, error) {
+	// What is stored is found and evicted by its parent.
+	if slices.ContainsFunc(m.Parts, func(p connector.KeyedPart) bool { return p.AnyParent }) {
+		return nil, fmt.Errorf("%w: a save without a parent", connector.ErrBadRequest)
+	}
 	mem, call := w.call()
 	stretches, err := w.keyed(mem, m)
 	if err != nil {

@@ -3,6 +3,7 @@ package worker
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -95,6 +96,47 @@ func TestBlocksAreSavedAndLoadedByTheEnginesOwnKeys(t *testing.T) {
 	}
 	if r := mustPut(t, w, keyedMove("empty")); r != (connector.SaveResult{}) {
 		t.Errorf("%+v of nothing", r)
+	}
+}
+
+// The engine may not know the block before those that it asks for. Their own hashes prove them.
+func TestBlocksAreLoadedWithoutTheirParent(t *testing.T) {
+	for name, fresh := range map[string]bool{"from memory": false, "from disk": true} {
+		t.Run(name, func(t *testing.T) {
+			w, m, _ := newKeyedWorker(t, nil)
+			for slot := range 3 {
+				m.fill(slot, 30+slot)
+			}
+			mustPut(t, w, keyedMove("a", part(1, 0, 1, 2)))
+			if fresh { // nothing is in the memory of another cache
+				w = newWorker(t, w.opts.Cache.Tier(), func(o *Options, _ *host.AccountOptions) { o.Manifest = engineKeys() })
+				register(t, w, m)
+			}
+			free := part(2, 11, 12)
+			free.Parent, free.AnyParent = connector.Proof{}, true
+			got, err := fetchWait(t.Context(), w, waiting(time.Minute, "f", free))
+			if err != nil || !reflect.DeepEqual(got.Done, [][]byte{{3}}) || !m.holds(11, 31) || !m.holds(12, 32) {
+				t.Errorf("%+v, %v", got, err)
+			}
+			// No parent is not the root, and what was read for any is found by the right one alone.
+			root := part(2, 13, 14)
+			root.Parent = connector.Proof{}
+			if got, err := fetchWait(t.Context(), w, waiting(time.Minute, "f", part(2, 9, 10))); err != nil || !reflect.DeepEqual(got.Done, [][]byte{{3}}) {
+				t.Errorf("%+v, %v with the parent", got, err)
+			}
+			other := free
+			other.Hashes = slices.Clone(free.Hashes)
+			other.Hashes[0][31]++
+			if got, err := fetchWait(t.Context(), w, waiting(time.Minute, "f", other)); err != nil || got.Done[0][0]&1 != 0 {
+				t.Errorf("%+v, %v of another proof", got, err)
+			}
+			if got, err := fetchWait(t.Context(), w, waiting(time.Minute, "f", root)); err != nil || got.Done[0][0]&1 != 0 {
+				t.Errorf("%+v, %v at the root", got, err)
+			}
+			if err := w.Put(t.Context(), keyedMove("p", free)); !errors.Is(err, connector.ErrBadRequest) {
+				t.Errorf("a save without a parent: %v", err)
+			}
+		})
 	}
 }
 

@@ -203,7 +203,9 @@ func (m *memory) copy(ctx context.Context, d gpu.Direction, call uint64, blocks 
 type stretch struct {
 	group  *groupMemory
 	parent connector.Key // of the first block
-	blocks []connector.PlanBlock
+	// anyParent is set if the engine does not know the parent.
+	anyParent bool
+	blocks    []connector.PlanBlock
 	// first is the number of blocks before the stretch in its load or save. Blocks from cut on are not waited
 	// for, since one that comes before them has failed.
 	first, cut int
@@ -211,12 +213,14 @@ type stretch struct {
 
 // record is what block i of the stretch is stored as.
 func (s *stretch) record(ns connector.NamespaceDigest, i int) store.Record {
-	parent := s.parent
-	if i > 0 {
-		parent = s.blocks[i-1].Key
-	}
 	b := &s.blocks[i]
-	return store.Record{ID: store.RecordID{Namespace: ns, Shard: s.group.shard, Key: b.Key}, Parent: parent, Proof: b.Proof}
+	r := store.Record{ID: store.RecordID{Namespace: ns, Shard: s.group.shard, Key: b.Key}, Proof: b.Proof}
+	if i > 0 {
+		r.Parent = s.blocks[i-1].Key
+	} else {
+		r.Parent, r.AnyParent = s.parent, s.anyParent
+	}
+	return r
 }
 
 // planned lists the stretches of this rank's shards.
@@ -233,7 +237,7 @@ func planned(mem *memory, transfers []connector.Transfer) []stretch {
 
 // keyedStretch is that of blocks by the engine's own keys.
 func keyedStretch(g *groupMemory, k *connector.KeyedPart) stretch {
-	s := stretch{group: g, parent: connector.EngineKey(k.Parent), blocks: make([]connector.PlanBlock, len(k.Hashes))}
+	s := stretch{group: g, parent: connector.EngineKey(k.Parent), anyParent: k.AnyParent, blocks: make([]connector.PlanBlock, len(k.Hashes))}
 	for i := range s.blocks {
 		s.blocks[i] = connector.PlanBlock{Slot: k.Slots[i], Key: connector.EngineKey(k.Hashes[i]), Proof: k.Hashes[i]}
 	}
@@ -244,7 +248,7 @@ func keyedStretch(g *groupMemory, k *connector.KeyedPart) stretch {
 func (s *stretch) part(from, to int) stretch {
 	p := *s
 	if from > 0 {
-		p.parent = s.blocks[from-1].Key
+		p.parent, p.anyParent = s.blocks[from-1].Key, false
 	}
 	p.first, p.blocks = s.first+from, s.blocks[from:to]
 	return p

@@ -33,7 +33,8 @@ func (w *Worker) Present(ctx context.Context, m *connector.PresentRequest) [][]b
 }
 
 // Fetch loads blocks into the slots of m's parts. It is reported by Poll under m.ID like a load; no
-// other load of that id may be in flight.
+// other load of that id may be in flight. A part that may have any parent fails: this client also speaks with
+// daemons that do not know the word.
 func (w *Worker) Fetch(ctx context.Context, m *connector.KeyedMove) { w.move(ctx, wire.OpFetch, m) }
 
 // Put saves the blocks in the slots of m's parts, which the engine keeps until Stored reports it
@@ -48,7 +49,9 @@ func (w *Worker) move(ctx context.Context, op wire.Op, m *connector.KeyedMove) {
 		slots = append(slots, m.Parts[i].Slots...)
 	}
 	jobs := map[jobID]pendingJob{{m.ID, op == wire.OpPut}: {blocks: slots}}
-	if w.unregistered {
+	// A daemon of version 4 would take any parent for the root, and drop the record as another's.
+	free := slices.ContainsFunc(m.Parts, func(p connector.KeyedPart) bool { return p.AnyParent })
+	if w.unregistered || free {
 		w.fail(jobs)
 		return
 	}

@@ -25,6 +25,12 @@ func corpusChannels(add func(op Op, kind Kind, variant string, body []byte, fds 
 	add(OpHello, KindReply, ".session", helloReply.Append(nil), 0)
 	move.ID, move.Request, move.Scope, move.Wait = "load-1", "req-1", connector.Scope{}, 700*time.Millisecond
 	add(OpFetch, KindRequest, ".wait", AppendMove(nil, move), 0)
+	first := move.Parts[0]
+	move.Parts[0].Parent, move.Parts[0].AnyParent = connector.Proof{}, true
+	add(OpFetch, KindRequest, ".anyparent", AppendMove(nil, move), 0)
+	move.Parts[0] = first
+	present := connector.PresentRequest{Request: "req-1", First: 2, AnyParent: true, Hashes: first.Hashes}
+	add(OpPresent, KindRequest, ".anyparent", AppendPresent(nil, &present), 0)
 	fetched, put := corpusFetched(), corpusPut()
 	add(OpFetch, KindReply, ".wait", AppendFetched(nil, &fetched), 0)
 	move.ID, move.Request = "save-1", ""

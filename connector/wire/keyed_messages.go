@@ -15,7 +15,7 @@ func AppendPresent(b []byte, m *connector.PresentRequest) []byte {
 	b = msgp.AppendMapHeader(b, 6)
 	b = putString(b, "r", m.Request)
 	b = putInt(b, "first", m.First)
-	b = putBytes(b, "parent", m.Parent[:])
+	b = putParent(b, &m.Parent, m.AnyParent)
 	b = putHashes(b, m.Hashes)
 	b = putInt(b, "held", m.Held)
 	return putBool(b, "no_load", m.NoLoad)
@@ -26,7 +26,7 @@ func AppendPresent(b []byte, m *connector.PresentRequest) []byte {
 func DecodePresent(body []byte, m *connector.PresentRequest) error {
 	*m = connector.PresentRequest{Hashes: m.Hashes[:0]}
 	d := decoder{b: body}
-	return d.message(func(key []byte) {
+	err := d.message(func(key []byte) {
 		switch string(key) {
 		case "r":
 			m.Request = d.view("r", connector.MaxIDBytes)
@@ -34,6 +34,8 @@ func DecodePresent(body []byte, m *connector.PresentRequest) error {
 			m.First = int(d.uint("first", maxNumber))
 		case "parent":
 			m.Parent = d.hash("parent")
+		case "any_parent":
+			m.AnyParent = d.bool("any_parent")
 		case "hashes":
 			m.Hashes = d.appendHashes(m.Hashes[:0], connector.MaxKeyedBlocks)
 		case "held":
@@ -42,6 +44,11 @@ func DecodePresent(body []byte, m *connector.PresentRequest) error {
 			m.NoLoad = d.bool("no_load")
 		}
 	})
+	if err == nil {
+		d.checkParent(&m.Parent, m.AnyParent)
+		err = d.err
+	}
+	return err
 }
 
 // AppendPresence appends the body of the answer to present: a bitmap for each layer group.
@@ -82,7 +89,7 @@ func AppendMove(b []byte, m *connector.KeyedMove) []byte {
 		p := &m.Parts[i]
 		b = msgp.AppendMapHeader(b, 4)
 		b = putInt(b, "group", p.Group)
-		b = putBytes(b, "parent", p.Parent[:])
+		b = putParent(b, &p.Parent, p.AnyParent)
 		b = putHashes(b, p.Hashes)
 		b = putU32s(b, "slots", p.Slots)
 	}
@@ -141,6 +148,8 @@ func (md *MoveDecoder) part(d *decoder) (p connector.KeyedPart) {
 			p.Group = int(d.uint("group", connector.MaxGroups))
 		case "parent":
 			p.Parent = d.hash("parent")
+		case "any_parent":
+			p.AnyParent = d.bool("any_parent")
 		case "hashes":
 			md.hashes = d.appendHashes(md.hashes[:hashes], connector.MaxKeyedBlocks-hashes)
 		case "slots":
@@ -152,6 +161,7 @@ func (md *MoveDecoder) part(d *decoder) (p connector.KeyedPart) {
 	if d.err == nil && len(p.Hashes) != len(p.Slots) {
 		d.fail("a part of %d hashes and %d slots", len(p.Hashes), len(p.Slots))
 	}
+	d.checkParent(&p.Parent, p.AnyParent)
 	return p
 }
 
@@ -211,6 +221,21 @@ func (d *decoder) hash(what string) (h connector.Proof) {
 	}
 	copy(h[:], v)
 	return h
+}
+
+// putParent appends a parent, or that any will do.
+func putParent(b []byte, parent *connector.Proof, anyParent bool) []byte {
+	if anyParent {
+		return putBool(b, "any_parent", true)
+	}
+	return putBytes(b, "parent", parent[:])
+}
+
+// checkParent refuses a message that names a parent and says that any will do.
+func (d *decoder) checkParent(parent *connector.Proof, anyParent bool) {
+	if d.err == nil && anyParent && *parent != (connector.Proof{}) {
+		d.fail("any_parent beside a parent")
+	}
 }
 
 func putHashes(b []byte, hashes []connector.Proof) []byte {

@@ -87,7 +87,8 @@ func (c *Account) record(r *store.Record) slotRecord {
 	if r.ID.Namespace != c.opts.Namespace {
 		panic("host: record of another namespace than the account's")
 	}
-	return slotRecord{slotKey: slotKey{ns: c.ns, shard: r.ID.Shard, key: r.ID.Key}, proof: r.Proof, parent: parentCheck(r.Parent)}
+	k := slotKey{ns: c.ns, shard: r.ID.Shard, key: r.ID.Key}
+	return slotRecord{slotKey: k, proof: r.Proof, parent: parentCheck(r.Parent), anyParent: r.AnyParent}
 }
 
 // SetActive says whether the rank keeps its share also while it holds nothing.

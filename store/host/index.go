@@ -109,8 +109,9 @@ func (a *Arena) remove(id slotID) {
 // slotRecord is a record as slots know it: what a slot is found by, and what its bytes are of.
 type slotRecord struct {
 	slotKey
-	proof  connector.Proof
-	parent uint16 // check of the parent's key
+	proof     connector.Proof
+	parent    uint16 // check of the parent's key
+	anyParent bool   // the caller does not know it
 }
 
 // set notes what a slot holds, or will hold.
@@ -118,9 +119,9 @@ func (s *slot) set(r *slotRecord, hash uint64) {
 	s.hash, s.ns, s.shard, s.proof, s.parent = hash, r.ns, r.shard, r.proof, r.parent
 }
 
-// holds reports whether a slot is of that very record.
+// holds reports whether a slot is of that very record. While one is filled for any parent, it has none.
 func (s *slot) holds(r *slotRecord, hash uint64) bool {
-	return s.hash == hash && s.ns == r.ns && s.shard == r.shard && s.proof == r.proof && s.parent == r.parent
+	return s.hash == hash && s.ns == r.ns && s.shard == r.shard && s.proof == r.proof && (r.anyParent || s.parent == r.parent)
 }
 
 // parentCheck is what a slot keeps of its parent's key, which follows from the proof.

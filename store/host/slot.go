@@ -95,6 +95,7 @@ func (s *Slot) publish(rec store.Record, from string) bool {
 		if !p.holds(&r, hash) {
 			return false
 		}
+		p.parent = r.parent // known now, if any would do
 	case a.find(hash, &r.slotKey) != 0 || a.span(a.spanOf(s.slot)).draining:
 		return false
 	default:

@@ -45,11 +45,14 @@ func (h *Header) Check(w *Want) error {
 	return nil
 }
 
-// CheckPrefix returns [store.ErrMismatch] if h is of another prefix than r.
+// CheckPrefix returns [store.ErrMismatch] if h is of another prefix than r. It sets the parent of a record
+// that is wanted with any.
 func (h *Header) CheckPrefix(r *store.Record) error {
 	switch {
 	case h.Proof != r.Proof:
 		return fmt.Errorf("record %v: proof: %w", r.ID.Key, store.ErrMismatch)
+	case r.AnyParent:
+		r.Parent = h.Parent
 	case h.Parent != r.Parent:
 		return fmt.Errorf("record %v: parent %v, want %v: %w", r.ID.Key, h.Parent, r.Parent, store.ErrMismatch)
 	}

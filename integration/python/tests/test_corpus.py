@@ -30,13 +30,17 @@ def hashes(f: Fields) -> list[bytes]:
     return [bytes.fromhex(h) for h in f["hashes"]]
 
 
+def parent_of(f: Fields) -> bytes | None:
+    return None if f.get("any_parent") else bytes.fromhex(f["parent"])
+
+
 def present(f: Fields) -> Fields:
-    parent = bytes.fromhex(f["parent"])
+    parent = parent_of(f)
     return messages.present(f["r"], hashes(f), first=f["first"], parent=parent, held=f["held"], no_load=f["no_load"])
 
 
 def move(f: Fields) -> Fields:
-    parts = [Part(p["group"], bytes.fromhex(p["parent"]), hashes(p), p["slots"]) for p in f["parts"]]
+    parts = [Part(p["group"], parent_of(p), hashes(p), p["slots"]) for p in f["parts"]]
     return messages.move(f["r"], parts, of=f["of"], salt=f["salt"], lora=f["lora"], wait_ms=f.get("wait_ms", 0))
 
 

@@ -166,6 +166,20 @@ def test_a_prompt_is_loaded_in_batches(make: Make) -> None:
     assert same(content(pool, range(20, 23)), saved[3:])
 
 
+def test_the_rest_of_a_prompt_is_loaded_without_its_beginning(make: Make) -> None:
+    pool = mha("page_first_direct")
+    backend = make(("kv", pool))
+    saved = fill(pool, range(PAGES))
+    assert all(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()))
+    present(backend, PAGES)
+    # SGLang holds the first pages on its device, and leaves out what is before those that it asks for. Nor does the
+    # backend know from earlier questions.
+    backend = make(("kv", pool))
+    present(backend, 3, KEYS[3:])
+    assert backend.batch_get_v1(KEYS[3:], slots(20, 21, 22), after()) == [True] * 3
+    assert same(content(pool, range(20, 23)), saved[3:])
+
+
 def test_a_second_pool_is_a_part_of_the_block(make: Make) -> None:
     pools = {"kv": mha("page_first_direct"), "draft": mha("layer_first")}
     backend = make(*pools.items())

@@ -94,7 +94,7 @@ class Channel:
         hashes: Sequence[bytes],
         *,
         first: int = 0,
-        parent: bytes = b"",
+        parent: bytes | None = b"",
         held: int = 0,
         no_load: bool = False,
     ) -> list[bytes]:
@@ -114,7 +114,8 @@ class Channel:
         """Load blocks into the slots of parts, for the request `of`, and return what is there by the timeout.
 
         That is a bitmap for each part: bit `i % 8`, from the lowest, of byte `i // 8` stands for its block
-        `i`. Nothing is written to the slots after the return. Raises ValueError for hashes of another length
+        `i`. Nothing is written to the slots after the return. A part without a parent is verified by its own
+        hashes. Raises ValueError for hashes of another length
         than 32 bytes, or of another number than slots.
         """
         return self._move(Op.FETCH, parts, timeout, of=of)

@@ -40,14 +40,14 @@ class KeyedClient(MemoryClient):
         hashes: Sequence[bytes],
         *,
         first: int = 0,
-        parent: bytes = b"",
+        parent: bytes | None = b"",
         held: int = 0,
         no_load: bool = False,
     ) -> list[bytes]:
         """Ask which blocks of a request can be loaded; repeat it at will.
 
         `hashes` are those of its blocks from block `first` on, `parent` the hash before them, empty
-        at the root; `held` blocks, from the first of the prompt, are in the engine's own pool.
+        at the root, None if it is not known; `held` blocks, from the first of the prompt, are in the engine's own pool.
         Returns a bitmap for each layer group of the registered layout: bit `i % 8`, from the lowest,
         of byte `i // 8` stands for `hashes[i]`. Raises ValueError for hashes of another length than
         32 bytes.
@@ -82,8 +82,11 @@ class KeyedClient(MemoryClient):
         """Load blocks into the slots of parts: one load, which `poll` reports under `request`.
 
         `of` is the request that it is for, where `request` is an id of the load's own. Raises
-        ValueError for an id that is in flight.
+        ValueError for an id that is in flight, and for a part without a parent, which a daemon of version 4
+        would take for one at the root.
         """
+        if any(part.parent is None for part in parts):
+            raise ValueError("a part without a parent: only a channel loads one")
         self._start(Op.FETCH, request, messages.move(request, parts, of=of), parts)
 
     def put(self, request: str, parts: Sequence[Part], salt: str = "", lora: str = "") -> None:

@@ -152,11 +152,12 @@ class GroupLayout(NamedTuple):
 class Part(NamedTuple):
     """Consecutive blocks of a prompt and layer group, named by the engine's own prefix hashes of 32 bytes.
 
-    `parent` is the hash before the first, empty at the root; `slots` are the engine's block ids.
+    `parent` is the hash before the first, empty at the root, None in a load if it is not known; `slots` are the
+    engine's block ids.
     """
 
     group: int
-    parent: bytes
+    parent: bytes | None
     hashes: Sequence[bytes]
     slots: Sequence[int]
 
@@ -360,7 +361,7 @@ def present(
     hashes: Sequence[bytes],
     *,
     first: int = 0,
-    parent: bytes = b"",
+    parent: bytes | None = b"",
     held: int = 0,
     no_load: bool = False,
 ) -> Body:
@@ -368,7 +369,7 @@ def present(
     return {
         "r": request,
         "first": first,
-        "parent": _hash(parent),
+        **_parent(parent),
         "hashes": _hashes(hashes),
         "held": held,
         "no_load": no_load,
@@ -404,7 +405,7 @@ def move(
         "r": request,
         "of": of,
         "parts": [
-            {"group": p.group, "parent": _hash(p.parent), "hashes": _hashes(p.hashes), "slots": pack_u32s(p.slots)}
+            {"group": p.group, **_parent(p.parent), "hashes": _hashes(p.hashes), "slots": pack_u32s(p.slots)}
             for p in parts
         ],
         "salt": salt,
@@ -454,10 +455,12 @@ def _hashes(hashes: Sequence[bytes]) -> bytes:
     return joined
 
 
-def _hash(parent: bytes) -> bytes:
+def _parent(parent: bytes | None) -> Body:
+    if parent is None:
+        return {"any_parent": True}
     if len(parent) not in (0, HASH_BYTES):
         raise ValueError(f"a block's hash does not have {HASH_BYTES} bytes")
-    return parent
+    return {"parent": parent}
 
 
 def count(reply: Body) -> int:

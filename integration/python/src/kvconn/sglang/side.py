@@ -12,7 +12,7 @@ from kvconn.client import KeyedChannels, Part
 from kvconn.sglang.manifest import window_pages
 from kvconn.sglang.pace import Pace
 from kvconn.sglang.pools import Pools
-from kvconn.sglang.recent import Prompt, Recent
+from kvconn.sglang.recent import Recent
 
 
 class Move(NamedTuple):
@@ -49,7 +49,7 @@ class Side:
             return 0
         hashes, now = _hashes(keys), self._clock()
         prompt = self._recent.asked(hashes, now)
-        groups = self._ask.present(prompt.name, hashes)
+        groups = self._ask.present(prompt.name, hashes, parent=None)
         prompt.held = self._held(groups, len(keys))
         return prompt.held
 
@@ -72,7 +72,7 @@ class Side:
         asked = bytes.fromhex(wanted[0][0].keys[-1])
         prompt = self._recent.of(asked)
         name = prompt.name if prompt is not None else asked.hex()
-        parts = [self._part(m, pages, _before(prompt, bytes.fromhex(m.keys[0]))) for m, pages in wanted]
+        parts = [self._part(m, pages, None) for m, pages in wanted]  # SGLang does not say what the first one follows
         done = _by_move(moves, wanted, self._load.fetch_wait(parts, name, self._deadline))
         if prompt is not None and not all(all(pages) for pages in done):
             self._recent.failed(prompt, self._clock())
@@ -116,7 +116,7 @@ class Side:
         group = self._pools.group(move.pool)
         return None if group is None else self._pools.pools[group].pages(move.indices, len(move.keys))
 
-    def _part(self, move: Move, pages: list[int], parent: bytes) -> Part:
+    def _part(self, move: Move, pages: list[int], parent: bytes | None) -> Part:
         group = self._pools.group(move.pool)
         assert group is not None  # noqa: S101 - it has pages
         return Part(group, parent, _hashes(move.keys), pages)
@@ -125,12 +125,6 @@ class Side:
         """Take the memory back and disconnect."""
         self._ends.put(None)
         self._channels.close()
-
-
-def _before(prompt: Prompt | None, page: bytes) -> bytes:
-    """Return the page before one, if SGLang has asked for it: it does not say what the first one follows."""
-    at = prompt.pages.get(page, 0) if prompt is not None else 0
-    return list(prompt.pages)[at - 1] if prompt is not None and at else b""
 
 
 def _hashes(keys: Iterable[str]) -> list[bytes]:
