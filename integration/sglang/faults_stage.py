@@ -109,6 +109,7 @@ class Faults(Scene):
     def other_weights(self, server: Server) -> None:
         """Exchange the weights: nothing of the old ones is loaded, and nothing of the new ones is saved."""
         other = environment.model(self.place.env, OTHER_SEED)
+        server.flush_cache()  # waits for saves: SGLang reports a failure where it cannot flush after the update
         _update_weights(server.port, other)
         before = self.daemon.metric("kvconn_saved_blocks_total")
         first = self.answers(server)
