@@ -385,9 +385,7 @@ func (tr trial) check(t *testing.T, s *Store, intact []testRecord) float64 {
 		t.Errorf("%v: %d warnings: %q", tr, len(st.Warnings), st.Warnings)
 	}
 	tr.saveMore(t, s, damageChain(ns, 1000, damageLength))
-	if err := s.space.CheckAccounting(); err != nil {
-		t.Errorf("%v: %v", tr, err)
-	}
+	checkAccounting(t, s)
 	physical, err := fsio.OS{}.PhysicalBytes(s.opts.Dir)
 	if limit := s.opts.MaxBytes; err != nil || physical > limit || s.Stats().PhysicalBytes > limit {
 		t.Errorf("%v: %d bytes on disk, %d accounted, cap %d: %v", tr, physical, s.Stats().PhysicalBytes, limit, err)
