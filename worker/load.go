@@ -56,6 +56,8 @@ type load struct {
 	tiers            []connector.TierBlocks // of the other blocks that are done
 	cause            error                  // of the first block that failed
 	ended            bool
+	// unwanted is set at the end of a load that nobody waits for any more.
+	unwanted bool
 	// good marks the blocks that are in their slots, and over is closed at the end; both are nil unless
 	// a call waits for the load. Poll does not report it then.
 	good []bool

@@ -76,6 +76,9 @@ func (w *Worker) finish(l *load) {
 	w.mu.Lock()
 	wanted := w.loads.finish(l, took)
 	w.mu.Unlock()
+	l.mu.Lock()
+	l.unwanted = !wanted
+	l.mu.Unlock()
 	switch {
 	case !wanted:
 		w.counters.loadsCancelled.Add(1)

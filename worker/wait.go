@@ -31,7 +31,7 @@ func (f *Fetching) Wait(ctx context.Context) connector.FetchResult {
 	select {
 	case <-l.over:
 	case <-ctx.Done():
-		l.cancel() // the load expires
+		l.w.forget(l)
 		<-l.over
 	}
 	l.mu.Lock()
@@ -39,11 +39,22 @@ func (f *Fetching) Wait(ctx context.Context) connector.FetchResult {
 	return connector.FetchResult{Done: bitmaps(f.parts, l.good), Tiers: l.tiers, Took: time.Since(l.began)}
 }
 
-// Loaded reports whether all blocks of the load are in their slots. Call it after [Fetching.Wait].
-func (f *Fetching) Loaded() bool {
+// Failed reports whether a load that was wanted to its end lacks blocks. One that was cancelled, or whose caller
+// or memory has gone, has not failed. Call it after [Fetching.Wait].
+func (f *Fetching) Failed() bool {
 	f.l.mu.Lock()
 	defer f.l.mu.Unlock()
-	return !slices.Contains(f.l.good, false)
+	return !f.l.unwanted && slices.Contains(f.l.good, false)
+}
+
+// forget ends a load whose caller has gone.
+func (w *Worker) forget(l *load) {
+	w.mu.Lock()
+	if w.loads.running[l.request] == l {
+		w.loads.take(l.request)
+	}
+	w.mu.Unlock()
+	l.expire()
 }
 
 // PutWait saves blocks by key like [Worker.Put], and returns once the save has ended, after m.Wait at

@@ -92,7 +92,7 @@ func TestLoadThatIsWaitedForEndsInTime(t *testing.T) {
 			if end != nil {
 				go end(cancel, w)
 			}
-			if got := f.Wait(ctx); !reflect.DeepEqual(got.Done, [][]byte{{0}}) || f.Loaded() {
+			if got := f.Wait(ctx); !reflect.DeepEqual(got.Done, [][]byte{{0}}) || f.Failed() != (end == nil) {
 				t.Errorf("%+v", got)
 			}
 			close(s.release)

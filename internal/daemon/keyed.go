@@ -27,7 +27,7 @@ func (s keyedSession) Fetch(ctx context.Context, m *connector.KeyedMove) error {
 	return err
 }
 
-// FetchWait loads blocks, and returns once the load has ended.
+// FetchWait loads blocks, and returns once the load has ended. A load that was given up has not failed for its request.
 func (s keyedSession) FetchWait(ctx context.Context, m *connector.KeyedMove) (connector.FetchResult, error) {
 	f, err := s.Worker.StartFetch(m)
 	if err != nil {
@@ -36,7 +36,7 @@ func (s keyedSession) FetchWait(ctx context.Context, m *connector.KeyedMove) (co
 	s.keyed.Loading(m)
 	r := f.Wait(ctx)
 	ended := connector.FinishedLoad{Request: m.ID}
-	if !f.Loaded() {
+	if f.Failed() {
 		ended.FailedBlocks = []uint32{connector.NoBlock} // the leader asks whether there are any
 	}
 	s.keyed.Loaded([]connector.FinishedLoad{ended})

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"testing"
@@ -182,7 +183,15 @@ func TestCallsThatWaitAreToldToTheLeader(t *testing.T) {
 	if got := present(t, w, "r"); got != 7 {
 		t.Errorf("%b is offered after a load of all", got)
 	}
+	gone, leave := context.WithCancel(t.Context())
+	leave()
 	fetch.Parts = keyedBlocks(4) // the last is not stored
+	if _, err := w.FetchWait(gone, fetch); err != nil {
+		t.Error(err)
+	}
+	if got := present(t, w, "r"); got != 7 {
+		t.Errorf("%b is offered after a load whose caller has gone", got)
+	}
 	if r, err := w.FetchWait(t.Context(), fetch); err != nil || r.Done[0][0] != 7 {
 		t.Errorf("%+v, %v", r, err)
 	}
