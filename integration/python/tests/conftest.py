@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -22,6 +23,15 @@ def socket_dir() -> Iterator[Path]:
 class DaemonProcess:
     process: subprocess.Popen[bytes]
     socket: Path
+
+    def freeze(self) -> None:
+        """Stop the daemon, and return when all its threads stand still."""
+        self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        until = time.monotonic() + 20
+        while not all((t / "stat").read_text().rpartition(") ")[2][0] in "Tt" for t in tasks.iterdir()):
+            assert time.monotonic() < until
+            time.sleep(0.001)
 
 
 @pytest.fixture

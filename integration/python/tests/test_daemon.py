@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -344,7 +343,7 @@ def test_a_frozen_daemon_is_fenced_and_its_load_fails(daemon_process: DaemonProc
     save_blocks(scheduler, [worker], tokens, [[0, 1]])
     wait_until(lambda: scheduler.match("r", tokens).tokens == 2 * BLOCK_SIZE)
     plan = scheduler.step(Step(allocs=[Alloc("r", [[5, 6]], 0, 2 * BLOCK_SIZE)]), 1)
-    freeze(daemon_process.process)
+    daemon_process.freeze()
     worker.load(plan.meta, plan.loads)
     assert worker.poll() == [FinishedLoad("r", [5, 6])]
     memory.fill(5, 0xEE)  # the engine goes on
@@ -419,13 +418,6 @@ def test_the_socket_is_for_its_owner_only(daemon: Path) -> None:
     assert stat.S_IMODE(daemon.stat().st_mode) == 0o600
 
 
-def freeze(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process, and return when all its threads stand still."""
-    process.send_signal(signal.SIGSTOP)
-    tasks = Path(f"/proc/{process.pid}/task")
-    wait_until(lambda: all((t / "stat").read_text().rpartition(") ")[2][0] in "Tt" for t in tasks.iterdir()))
-
-
 def test_a_save_that_the_client_has_given_up_is_not_kept(daemon_process: DaemonProcess) -> None:
     memory = Memory()
     worker = WorkerClient(replace(options(daemon_process.socket), timeout=0.3), rank=0)
@@ -437,7 +429,7 @@ def test_a_save_that_the_client_has_given_up_is_not_kept(daemon_process: DaemonP
     memory.fill(0, 1)
     memory.fill(1, 2)
     plan = scheduler.step(Step(scheduled=[Scheduled("r", [[0, 1]], True, 0, len(tokens), [])]), 1)
-    freeze(daemon_process.process)
+    daemon_process.freeze()
     assert worker.save(plan.meta) == SaveResult()
     memory.fill(0, 0xEE)  # the engine goes on
     memory.fill(1, 0xEE)
@@ -464,7 +456,7 @@ def test_a_frozen_daemon_ends_loads_and_saves_by_key_and_touches_nothing_later(d
     keyed.put("save", [Part(0, b"", hashes[:2], [0, 1])])
     assert everything(keyed) == Polled([], [StoredPut("save", 2, 0, 0)])
     wait_until(lambda: keyed.present("r", hashes) == [b"\x03"])
-    freeze(daemon_process.process)
+    daemon_process.freeze()
     keyed.fetch("r", [Part(0, b"", hashes[:2], [5, 6])])
     keyed.put("late", [Part(0, hashes[1], hashes[2:], [0, 1])])
     assert everything(keyed) == Polled([FinishedLoad("r", [5, 6])], [StoredPut("late", 0, 2, 0)])

@@ -267,7 +267,7 @@ def test_a_daemon_that_stands_still_writes_nothing_afterwards(daemon_process: Da
     parts = [Part(0, b"", hashes, [4, 5])]
     for block in (4, 5):
         memory.fill(block, 9)
-    daemon_process.process.send_signal(signal.SIGSTOP)
+    daemon_process.freeze()
     try:
         assert channels.channel("load").fetch_wait(parts, "r", 0.5) == [b"\x00"]
     finally:

@@ -325,7 +325,7 @@ def test_a_frozen_daemon_never_touches_the_pool_after_a_call(
     while not all(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after())):
         assert time.monotonic() < until
     present(backend, PAGES)
-    daemon_process.process.send_signal(signal.SIGSTOP)
+    daemon_process.freeze()
     try:
         if call == "exists":
             assert backend.batch_exists(KEYS) == 0
