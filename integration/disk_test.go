@@ -105,11 +105,12 @@ func TestFaultyDiskCostsHitsAndNothingElse(t *testing.T) {
 				n.saved()
 				restart() // else the host tier has everything
 				hung := make(chan struct{})
+				before := n.status().Store.Reads
 				d.Hook(func(op storetest.Op) error { return fault.hook(op, hung) })
-				got := e.run("faulty", known)
-				same(t, "faulty", got, want)
-				if fault.reads && cached(got) > 0 {
-					t.Errorf("%d tokens came from a disk that gives none", cached(got))
+				same(t, "faulty", e.run("faulty", known), want)
+				// What the first prompt shares with the others may be in memory again by then.
+				if read := n.status().Store.Reads - before; fault.reads && read > 0 {
+					t.Errorf("%d records came from a disk that gives none", read)
 				}
 				same(t, "faulty, new prompts", e.run("faulty-new", fresh), wantFresh)
 				d.Hook(nil)
