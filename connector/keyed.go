@@ -1,6 +1,9 @@
 package connector
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // PresentRequest asks which blocks of a request can be loaded, by the engine's own prefix hashes
 // (key scheme "engine"). It may be repeated at will.
@@ -55,6 +58,11 @@ func (m *KeyedMove) Owner() string {
 		return m.Request
 	}
 	return m.ID
+}
+
+// AnyParent reports whether a part may have any parent.
+func (m *KeyedMove) AnyParent() bool {
+	return slices.ContainsFunc(m.Parts, func(p KeyedPart) bool { return p.AnyParent })
 }
 
 // Blocks is the number of blocks of all parts.

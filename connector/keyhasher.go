@@ -3,6 +3,7 @@ package connector
 import (
 	"encoding/binary"
 	"math/bits"
+	"slices"
 )
 
 // KeyHasher computes the keys of prompts; it keeps the work space of hashing. The zero
@@ -55,14 +56,16 @@ const (
 
 // appendKeys16 is XXH3-128 (Collet, xxHash 0.8) of parent and 16 tokens, unrolled for that
 // length. Only the last product depends on the parent, so that the processor works on the
-// next block's tokens while it waits for this block's key: a block takes as long as that
-// dependent part alone.
+// next block's tokens while it waits for this block's key. The loop makes no call: append would
+// grow the slice in the middle, and around a call nothing stays in a register.
 func appendKeys16(keys []Key, parent Key, tokens []uint32) []Key {
 	p0 := binary.LittleEndian.Uint64(parent[:8])
 	p1 := binary.LittleEndian.Uint64(parent[8:])
-	for len(tokens) >= 16 {
-		t := (*[16]uint32)(tokens)
-		tokens = tokens[16:]
+	had, n := len(keys), len(tokens)/16
+	keys = slices.Grow(keys, n)[:had+n]
+	out := keys[had:]
+	for i := range out {
+		t := (*[16]uint32)(tokens[16*i:])
 		w2, w3 := pair(t[0], t[1]), pair(t[2], t[3])
 		w4, w5 := pair(t[4], t[5]), pair(t[6], t[7])
 		w6, w7 := pair(t[8], t[9]), pair(t[10], t[11])
@@ -82,10 +85,8 @@ func appendKeys16(keys []Key, parent Key, tokens []uint32) []Key {
 
 		// A key is the hash in big-endian form, and is hashed in turn as little-endian words.
 		p0, p1 = bits.ReverseBytes64(h), bits.ReverseBytes64(l)
-		var key Key
-		binary.LittleEndian.PutUint64(key[:8], p0)
-		binary.LittleEndian.PutUint64(key[8:], p1)
-		keys = append(keys, key)
+		binary.LittleEndian.PutUint64(out[i][:8], p0)
+		binary.LittleEndian.PutUint64(out[i][8:], p1)
 	}
 	return keys
 }

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"unsafe"
@@ -20,6 +21,8 @@ var (
 	// its memory or has died, or that its device failed for good (a sticky CUDA error). The
 	// memory is unusable from then on; the process and other ranks' memory are not.
 	ErrLost = errors.New("engine memory is gone")
+	// ErrAgain, which ErrLost comes with, means that the engine's memory itself is not gone: it can be registered again.
+	ErrAgain = errors.New("the memory can be registered again")
 	// ErrBounds means that a piece lies outside its region.
 	ErrBounds = errors.New("outside of the registered memory")
 )
@@ -44,6 +47,18 @@ type Piece struct {
 	Host   []byte
 }
 
+// Check returns an error that wraps ErrBounds unless the piece lies in a region of these sizes.
+func (p *Piece) Check(regionBytes []int64) error {
+	if int(p.Region) >= len(regionBytes) {
+		return fmt.Errorf("%w: region %d of %d", ErrBounds, p.Region, len(regionBytes))
+	}
+	size := uint64(regionBytes[p.Region])
+	if p.Offset > size || uint64(len(p.Host)) > size-p.Offset {
+		return fmt.Errorf("%w: %d bytes at %d of %d", ErrBounds, len(p.Host), p.Offset, size)
+	}
+	return nil
+}
+
 // Batch is what one call copies. Pieces must not overlap in engine memory.
 type Batch struct {
 	Direction Direction
@@ -52,10 +67,12 @@ type Batch struct {
 	// call that moves blocks since Open. A save reads what the step before the call writes,
 	// and a load overwrites what that step may still read. So a device driver starts the copy
 	// only once the device has executed everything that the engine had queued before the
-	// call. The engine's side tells it so by a stream-ordered write of the number to a word
-	// of shared device memory. 0 means no wait. Drivers for CPUs, whose calls are synchronous
-	// with the computing, ignore it.
+	// call. 0 means no wait. Drivers for CPUs, whose calls are synchronous with the computing,
+	// ignore it.
 	AfterCall uint64
+	// Reached is the last call that the device has come to. The engine's stream writes its number,
+	// in order, to host memory that it shares with the daemon. It is nil if AfterCall is 0.
+	Reached func() uint64
 }
 
 // Memory is one rank's engine memory that this process has opened. Copies may run
@@ -88,16 +105,13 @@ type Shape struct {
 type Driver interface {
 	// Open opens a rank's memory; region i is that of files[i], which the caller may close
 	// afterwards. The meaning of a descriptor is private to the driver and the engine's
-	// plugin: [HostDriver] expects shared memory. Device handles carry neither size nor
-	// device, and not all of them are file descriptors. There a region is a sealed memfd with
-	// a description: device UUID, kind of handle, sizes, and the handles or their index in
-	// files. A region may consist of several allocations, end to end. A file that another
-	// region's description names is a region of no bytes.
+	// plugin: [HostDriver] expects shared memory, and a driver of devices descriptions
+	// of the device's memory (package region), with a socket for what they name.
 	Open(files []*os.File) (Memory, error)
 	// PinHost prepares host memory that copies will use (page-locking it for a device); the
 	// returned function undoes it. It is called once, before any copy, with all host memory
-	// that copies use. Without it copies work, but slower.
-	PinHost(mem []byte) (unpin func() error, err error)
+	// that copies use, which is that of a file. Without it copies work, but slower, or not at all.
+	PinHost(file *os.File, mem []byte) (unpin func() error, err error)
 }
 
 // Merge sorts pieces by region and offset and joins those that are neighbours in both

@@ -48,7 +48,9 @@ func (*HostDriver) Open(files []*os.File) (Memory, error) {
 }
 
 // PinHost does nothing: what a processor copies needs no page lock.
-func (*HostDriver) PinHost([]byte) (func() error, error) { return func() error { return nil }, nil }
+func (*HostDriver) PinHost(*os.File, []byte) (func() error, error) {
+	return func() error { return nil }, nil
+}
 
 func mapShared(f *os.File) ([]byte, error) {
 	info, err := f.Stat()
@@ -110,22 +112,11 @@ func (m *hostMemory) Copy(_ context.Context, b *Batch) error {
 		return ErrLost
 	}
 	for i := range b.Pieces {
-		if err := m.check(&b.Pieces[i]); err != nil {
+		if err := b.Pieces[i].Check(m.sizes); err != nil {
 			return err
 		}
 	}
 	return m.copy(b.Direction, Merge(b.Pieces))
-}
-
-func (m *hostMemory) check(p *Piece) error {
-	if int(p.Region) >= len(m.sizes) {
-		return fmt.Errorf("%w: region %d of %d", ErrBounds, p.Region, len(m.sizes))
-	}
-	size := uint64(m.sizes[p.Region])
-	if p.Offset > size || uint64(len(p.Host)) > size-p.Offset {
-		return fmt.Errorf("%w: %d bytes at %d of %d", ErrBounds, len(p.Host), p.Offset, size)
-	}
-	return nil
 }
 
 // copy copies pieces that lie inside their regions. The engine may truncate its memory at

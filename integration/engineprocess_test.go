@@ -26,6 +26,8 @@ type processOptions struct {
 	TensorParallel int
 	// At, if set, is the point at which the process says so and stands still.
 	At string
+	// CUDALibrary, if set, is the driver's library of the device that its KV cache lies on.
+	CUDALibrary string
 }
 
 func (p *processOptions) engine() engine.Options {
@@ -52,6 +54,13 @@ func serveEngineProcess(ctx context.Context, in io.Reader, out io.Writer) (err e
 		return err
 	}
 	o := p.engine()
+	var device *deviceMemory
+	if p.CUDALibrary != "" {
+		if device, err = openDevice(p.CUDALibrary); err != nil {
+			return err
+		}
+		o.NewMemory = device.make
+	}
 	e, err := engine.New(o)
 	if err != nil {
 		return err
@@ -64,6 +73,9 @@ func serveEngineProcess(ctx context.Context, in io.Reader, out io.Writer) (err e
 		}
 	}}
 	co := clientOptions(p.Socket, fmt.Sprintf("process-%d", os.Getpid()), e, &o)
+	if device != nil {
+		co.Regions = device.regions
+	}
 	scheduler, err := engine.NewSchedulerClient(co)
 	if err != nil {
 		return err

@@ -102,9 +102,9 @@ func (h *hits) SetHere(ranks []int) {
 	h.here.Store(&here{shards: m.Shards(ranks), part: 0 < n && n < m.Ranks()})
 }
 
-// renew makes the pins of a hit last for a load.
-func (h *hits) renew(r *hit) {
-	for _, id := range r.leases {
+// renew makes pins last for a load.
+func (h *hits) renew(leases []store.LeaseID) {
+	for _, id := range leases {
 		h.index.Renew(id, h.opts.LoadTTL)
 	}
 }

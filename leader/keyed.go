@@ -212,8 +212,8 @@ func (k *Keyed) Loading(m *connector.KeyedMove) {
 	k.ended(m.ID, false) // of an earlier use of the id, if its end was never told
 	r := k.admit(m.Owner())
 	r.loading++
-	k.renew(&r.hit)
 	r.lent, r.leases = append(r.lent, r.leases...), r.leases[:0]
+	k.renew(r.lent)
 	k.loads[strings.Clone(m.ID)] = r
 	blocks := make([]int, len(k.groups))
 	for i := range m.Parts {

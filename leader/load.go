@@ -104,7 +104,7 @@ func (r *request) place(tables [][]uint32) {
 // offered may need other blocks of a window: they are pinned as well, and the load fails for those
 // that are not there.
 func (l *Leader) pinLoad(r *request, a *connector.Alloc) {
-	l.renew(&r.hit)
+	l.renew(r.leases)
 	if a.Boundary() == r.offered*l.bs {
 		return
 	}

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/store/host"
 )
@@ -98,5 +100,15 @@ func TestPlanOfAnotherNamespaceIsToldOnce(t *testing.T) {
 	}
 	if n := strings.Count(log.String(), "level=WARN"); n != 1 || !strings.Contains(log.String(), "remedy=") {
 		t.Errorf("%d warnings, want 1 with a remedy: %s", n, &log)
+	}
+}
+
+// An engine whose memory is there needs no restart.
+func TestRemedyOfACopierThatEnded(t *testing.T) {
+	if r := remedy(fmt.Errorf("%w: %w", gpu.ErrLost, gpu.ErrAgain)); strings.Contains(r, "restart the engine") {
+		t.Error(r)
+	}
+	if r := remedy(gpu.ErrLost); r != "restart the engine" {
+		t.Error(r)
 	}
 }

@@ -44,7 +44,9 @@ func (d *device) Open(files []*os.File) (gpu.Memory, error) {
 	return deviceMemory{d}, nil
 }
 
-func (*device) PinHost([]byte) (func() error, error) { return func() error { return nil }, nil }
+func (*device) PinHost(*os.File, []byte) (func() error, error) {
+	return func() error { return nil }, nil
+}
 
 // reach has the engine's stream come to its call of that number, after what step does.
 func (d *device) reach(call uint64, step func()) {
@@ -149,6 +151,39 @@ func TestCopiesOfADeviceWaitForTheEnginesCall(t *testing.T) {
 	}
 }
 
+// A load that waits for the device to come to its call is ended at once where it is not wanted any more: the device may
+// be in a long step.
+func TestLoadsOfADeviceAreTakenBackAtOnce(t *testing.T) {
+	for name, takeBack := range map[string]func(*Worker) error{
+		"cancel":     func(w *Worker) error { return w.Cancel(t.Context(), "r") },
+		"unregister": func(w *Worker) error { return w.Unregister(t.Context()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, d := openStore(t), newDevice()
+			other, m := newWorker(t, s, nil), newEngineMemory(t)
+			register(t, other, m)
+			m.fill(0, 7)
+			mustSave(t, other, transfer(0, 0))
+			w := newWorker(t, s, func(o *Options, _ *host.AccountOptions) { o.Driver, o.LoadTimeout = d, time.Hour })
+			register(t, w, newEngineMemory(t))
+			if _, err := w.Load(t.Context(), loads(loadOf("r", transfer(0, 3)))); err != nil {
+				t.Fatal(err)
+			}
+			for waits := false; !waits; time.Sleep(time.Millisecond) {
+				d.mu.Lock()
+				waits = len(d.copies) > 0
+				d.mu.Unlock()
+			}
+			if err := takeBack(w); err != nil {
+				t.Error(err)
+			}
+			if d.holds(3, 7) {
+				t.Error("the block was written")
+			}
+		})
+	}
+}
+
 // An engine that dies in the middle of a step never comes to its next call.
 func TestCallsThatADeviceNeverComesToEndAtTheirDeadline(t *testing.T) {
 	d := newDevice()
@@ -169,7 +204,7 @@ func TestFailedDeviceCostsItsRankTheCacheAndIsToldOnce(t *testing.T) {
 	d := newDevice()
 	var lost atomic.Int32
 	w := newWorker(t, s, func(o *Options, _ *host.AccountOptions) {
-		o.Driver, o.Lost = d, func() { lost.Add(1) }
+		o.Driver, o.Lost = d, func(bool) { lost.Add(1) }
 	})
 	other, m := newWorker(t, s, nil), newEngineMemory(t)
 	register(t, other, m)
@@ -203,5 +238,24 @@ func TestFailedDeviceCostsItsRankTheCacheAndIsToldOnce(t *testing.T) {
 	register(t, w, newEngineMemory(t))
 	if w.BlockBytes() == nil {
 		t.Error("memory that works is taken for gone")
+	}
+}
+
+// A call that is refused is one of the engine's all the same: if it were not counted, the calls after it would be copied
+// for too early.
+func TestMovesThatAreRefusedAreCounted(t *testing.T) {
+	d := newDevice()
+	w, _, _ := newKeyedWorker(t, func(o *Options, _ *host.AccountOptions) { o.Driver = d })
+	anyParent := part(1, 0)
+	anyParent.Parent, anyParent.AnyParent = connector.Proof{}, true
+	if err := w.Put(t.Context(), keyedMove("refused", anyParent)); err == nil {
+		t.Error("a save without a parent is taken")
+	}
+	d.reach(2, func() { d.fill(0, 7) })
+	mustPut(t, w, keyedMove("good", part(1, 0)))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if want := []string{"1 after 2"}; !slices.Equal(d.copies, want) {
+		t.Errorf("copies %q, want %q", d.copies, want)
 	}
 }

@@ -112,12 +112,12 @@ func (w *Worker) Put(_ context.Context, m *connector.KeyedMove) error {
 }
 
 func (w *Worker) newPut(m *connector.KeyedMove, timeout time.Duration) (*put, error) {
-	// What is stored is found and evicted by its parent.
-	if slices.ContainsFunc(m.Parts, func(p connector.KeyedPart) bool { return p.AnyParent }) {
-		return nil, fmt.Errorf("%w: a save without a parent", connector.ErrBadRequest)
-	}
-	mem, call := w.call()
+	mem, call := w.call() // first: a call that is refused counts, too
 	stretches, err := w.keyed(mem, m)
+	// What is stored is found and evicted by its parent.
+	if err == nil && m.AnyParent() {
+		err = fmt.Errorf("%w: a save without a parent", connector.ErrBadRequest)
+	}
 	if err != nil {
 		return nil, err
 	}

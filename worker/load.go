@@ -328,6 +328,8 @@ func remedy(cause error) string {
 		return "none if it is rare: the record was dropped since it was offered"
 	case errors.Is(cause, errFenced):
 		return "none if it is rare: the engine took its memory back"
+	case errors.Is(cause, gpu.ErrAgain):
+		return "none if it is rare: the rank registers again; else look at the GPUs in kvconnd status"
 	case errors.Is(cause, gpu.ErrLost):
 		return "restart the engine"
 	}

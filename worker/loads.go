@@ -63,6 +63,7 @@ func (w *Worker) begin(l *load) {
 	old := w.loads.put(l)
 	w.mu.Unlock()
 	if old != nil {
+		old.cancel()
 		old.expire()
 	}
 	l.start()
@@ -77,7 +78,8 @@ func (w *Worker) finish(l *load) {
 	wanted := w.loads.finish(l, took)
 	w.mu.Unlock()
 	l.mu.Lock()
-	l.unwanted = !wanted
+	l.unwanted = l.unwanted || !wanted
+	wanted = !l.unwanted
 	l.mu.Unlock()
 	switch {
 	case !wanted:
@@ -133,10 +135,10 @@ func (w *Worker) Poll(context.Context) (connector.Polled, error) {
 // to the load's blocks any more.
 func (w *Worker) Cancel(_ context.Context, request string) error {
 	w.mu.Lock()
-	l := w.loads.take(request)
+	l := w.loads.giveUp(request)
 	w.mu.Unlock()
 	if l != nil {
-		l.expire()
+		w.forget(l)
 	}
 	return nil
 }
@@ -192,13 +194,27 @@ func (t *loadTable) take(request string) *load {
 	return l
 }
 
-// takeAll forgets everything and returns the running loads.
-func (t *loadTable) takeAll() []*load {
+// giveUp is take for a load that is not wanted any more. One that a call waits for keeps its id until that call
+// has told of its end: see [Fetching.Close].
+func (t *loadTable) giveUp(request string) *load {
+	if l := t.running[request]; l != nil && l.over != nil {
+		return l
+	}
+	return t.take(request)
+}
+
+// giveUpAll gives everything up and returns the running loads.
+func (t *loadTable) giveUpAll() []*load {
 	all := make([]*load, 0, len(t.running))
 	for _, l := range t.running {
 		all = append(all, l)
 	}
 	*t = newLoadTable()
+	for _, l := range all {
+		if l.over != nil {
+			t.put(l)
+		}
+	}
 	return all
 }
 
@@ -207,10 +223,10 @@ func (t *loadTable) finish(l *load, took time.Duration) bool {
 	if t.running[l.request] != l {
 		return false
 	}
-	t.take(l.request)
 	if l.over != nil {
-		return true // its own call answers
+		return true // its own call answers, and frees the id
 	}
+	t.take(l.request)
 	t.finished[l.request] = connector.FinishedLoad{Request: l.request, FailedBlocks: l.failed, Tiers: l.tiers, Took: took}
 	t.blocks += len(l.failed)
 	return true

@@ -36,6 +36,8 @@ type memory struct {
 	shape   gpu.Shape
 	// turns has room for as many copies of loads as should run side by side.
 	turns chan struct{}
+	// reached is the last call that the engine's device has come to.
+	reached func() uint64
 	// calls counts the engine's calls that move blocks; see [gpu.Batch].
 	calls atomic.Uint64
 	// lost is set, and onLost called, once a copy has found the memory gone.
@@ -59,6 +61,7 @@ func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *o
 	if m.page, err = fence.Open(pageFile); err != nil {
 		return nil, err
 	}
+	m.reached = m.page.Reached
 	if m.engine, err = o.Driver.Open(regions); err != nil {
 		return nil, errors.Join(err, m.page.Close())
 	}
@@ -177,7 +180,7 @@ func (m *memory) copy(ctx context.Context, d gpu.Direction, call uint64, blocks 
 		return errFenced
 	}
 	b := m.batches.Get().(*gpu.Batch)
-	b.Direction, b.AfterCall = d, call
+	b.Direction, b.AfterCall, b.Reached = d, call, m.reached
 	var err error
 	for i := 0; i < len(blocks) && err == nil; {
 		b.Pieces = b.Pieces[:0]

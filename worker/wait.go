@@ -15,7 +15,7 @@ type Fetching struct {
 }
 
 // StartFetch starts the load of blocks by key, which ends after m.Wait at the latest, and at the latest
-// with the load timeout. The caller must call [Fetching.Wait]. It keeps nothing of m.
+// with the load timeout. The caller must call [Fetching.Wait] and then [Fetching.Close]. It keeps nothing of m.
 func (w *Worker) StartFetch(m *connector.KeyedMove) (*Fetching, error) {
 	l, err := w.fetch(m, min(m.Wait, w.opts.LoadTimeout), true)
 	if err != nil {
@@ -47,13 +47,23 @@ func (f *Fetching) Failed() bool {
 	return !f.l.unwanted && slices.Contains(f.l.good, false)
 }
 
-// forget ends a load whose caller has gone.
-func (w *Worker) forget(l *load) {
+// Close frees the load's id. Until then no other load may have it: whoever hears of both must hear of this one's end
+// before the other's start.
+func (f *Fetching) Close() {
+	w := f.l.w
 	w.mu.Lock()
-	if w.loads.running[l.request] == l {
-		w.loads.take(l.request)
+	defer w.mu.Unlock()
+	if w.loads.running[f.l.request] == f.l {
+		w.loads.take(f.l.request)
 	}
-	w.mu.Unlock()
+}
+
+// forget ends a load that nobody wants any more.
+func (w *Worker) forget(l *load) {
+	l.mu.Lock()
+	l.unwanted = true
+	l.mu.Unlock()
+	l.cancel() // a copy may wait for the engine's device, which is in a long step
 	l.expire()
 }
 

@@ -27,6 +27,7 @@ func fetchWait(ctx context.Context, w *Worker, m *connector.KeyedMove) (connecto
 	if err != nil {
 		return connector.FetchResult{}, err
 	}
+	defer f.Close()
 	return f.Wait(ctx), nil
 }
 
@@ -100,11 +101,20 @@ func TestLoadThatIsWaitedForEndsInTime(t *testing.T) {
 			if !m.holds(5, 66) {
 				t.Error("a slot was written to after the answer")
 			}
-			// Its id is free again, and a load that is in time writes.
-			if end == nil {
-				if got, err := fetchWait(ctx, w, waiting(time.Minute, "f", part(1, 5))); err != nil || got.Done[0][0] != 1 || m.holds(5, 66) {
-					t.Errorf("%+v, %v afterwards", got, err)
-				}
+			// Its id is taken until whoever waited for it says so.
+			if w.memory() == nil {
+				register(t, w, m)
+			}
+			if _, err := w.StartFetch(move); !errors.Is(err, connector.ErrBadRequest) {
+				t.Errorf("%v: another load of an id whose end was not told", err)
+			}
+			if err := w.Fetch(t.Context(), move); !errors.Is(err, connector.ErrBadRequest) {
+				t.Errorf("%v: another load to poll of an id whose end was not told", err)
+			}
+			f.Close()
+			// Then it is free again, and a load that is in time writes.
+			if got, err := fetchWait(t.Context(), w, waiting(time.Minute, "f", part(1, 5))); err != nil || got.Done[0][0] != 1 || m.holds(5, 66) {
+				t.Errorf("%+v, %v afterwards", got, err)
 			}
 		})
 	}

@@ -87,10 +87,15 @@ func (w *Worker) Unregister(context.Context) error {
 // lost reports that a copy has found the registered memory gone. From here on its loads fail and
 // its saves are dropped; nothing else changes.
 func (w *Worker) lost(err error) {
-	w.opts.Logger.Error("engine memory is gone: the engine goes on without cache until it registers again", "err", err,
-		"remedy", "restart the engine: it has cut its shared memory off, or its device has failed; restart kvconnd if new engines fail alike")
+	again := errors.Is(err, gpu.ErrAgain)
+	if again {
+		w.opts.Logger.Warn("what copied for a device has ended: the engine's rank is to register again", "err", err)
+	} else {
+		w.opts.Logger.Error("engine memory is gone: the engine goes on without cache until it registers again", "err", err,
+			"remedy", "restart the engine: it has cut its shared memory off, or its device has failed; restart kvconnd if new engines fail alike")
+	}
 	if w.opts.Lost != nil {
-		w.opts.Lost()
+		w.opts.Lost(again)
 	}
 }
 
@@ -141,11 +146,11 @@ func (w *Worker) release() {
 	w.mu.Lock()
 	mem := w.mem
 	w.mem = nil
-	ended := w.loads.takeAll()
+	ended := w.loads.giveUpAll()
 	w.puts.abandon()
 	w.mu.Unlock()
 	for _, l := range ended {
-		l.expire()
+		w.forget(l)
 	}
 	if mem == nil {
 		return
@@ -224,9 +229,9 @@ type Options struct {
 	// enough for the client that waits.
 	LoadTimeout time.Duration
 	// Lost, if not nil, is called, from any goroutine, when a copy has found the registered
-	// memory gone: nothing can be loaded until memory is registered again. It must not call
-	// the worker.
-	Lost func()
+	// memory gone: nothing can be loaded until memory is registered again. again says
+	// that the same memory can be. It must not call the worker.
+	Lost func(again bool)
 	// Trace, if not nil, returns the traceparent of a request, "" if there is none: for the log. It is
 	// called from any goroutine.
 	Trace func(request string) string

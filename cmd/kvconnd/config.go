@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"path/filepath"
 	"text/tabwriter"
 
 	"github.com/alecthomas/kong"
@@ -18,6 +20,20 @@ type configCmd struct {
 	Router configRouterCmd `cmd:"" help:"Print every setting and rank of the router and where its value comes from."`
 	VLLM   vllmConfigCmd   `cmd:"" name:"vllm" help:"Print the JSON for vLLM's --kv-transfer-config."`
 	SGLang sglangConfigCmd `cmd:"" name:"sglang" help:"Print the flags for SGLang."`
+}
+
+// engineSocket is the flag of commands that print what an engine needs to reach the daemon.
+type engineSocket struct {
+	Socket string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"The daemon's Unix socket. Default: that of 'kvconnd serve'."`
+}
+
+// path is the socket's absolute path: an engine has a working directory of its own.
+func (s *engineSocket) path() (string, error) {
+	path, err := filepath.Abs(cmp.Or(s.Socket, config.DefaultSocket()))
+	if err != nil {
+		return "", fmt.Errorf("socket path: %w", err)
+	}
+	return path, nil
 }
 
 type configShowCmd struct {

@@ -4,21 +4,20 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strconv"
 	"strings"
 
-	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 )
 
 // sglangConfigCmd is `kvconnd config sglang`.
 type sglangConfigCmd struct {
-	Socket   string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"The daemon's Unix socket. Default: that of 'kvconnd serve'."`
-	Ranks    int    `name:"ranks" default:"1" placeholder:"N" help:"Ranks of all engines on this node, which share its memory (default 1)."`
-	HostGB   int    `name:"host-gb" placeholder:"N" help:"Host memory that SGLang takes for each rank, in GB (--hicache-size). Default: an eighth of the memory, at most 16 GB, divided by the ranks."`
-	PageSize int    `name:"page-size" default:"64" placeholder:"N" help:"Tokens of a page, the unit that is stored (default 64)."`
-	KeepHost bool   `name:"keep-host" help:"Let SGLang keep hot pages in its host memory too (--hicache-host-memory-mode cache): fewer copies, and memory taken twice."`
+	engineSocket
+	Ranks    int  `name:"ranks" default:"1" placeholder:"N" help:"Ranks of all engines on this node, which share its memory (default 1)."`
+	HostGB   int  `name:"host-gb" placeholder:"N" help:"Host memory that SGLang takes for each rank, in GB (--hicache-size). Default: an eighth of the memory, at most 16 GB, divided by the ranks."`
+	PageSize int  `name:"page-size" default:"64" placeholder:"N" help:"Tokens of a page, the unit that is stored (default 64)."`
+	KeepHost bool `name:"keep-host" help:"Let SGLang keep hot pages in its host memory too (--hicache-host-memory-mode cache): fewer copies, and memory taken twice."`
 }
 
 // Help is shown below the command's summary.
@@ -67,14 +66,11 @@ func (c *sglangConfigCmd) Validate() error {
 		return errors.New("--ranks must be positive")
 	case c.HostGB < 0:
 		return errors.New("--host-gb must be positive")
-	case c.PageSize < 1 || c.PageSize > maxSGLangPage:
-		return fmt.Errorf("--page-size must be 1 to %d", maxSGLangPage)
+	case c.PageSize < 1 || c.PageSize > connector.MaxBlockSize:
+		return fmt.Errorf("--page-size must be 1 to %d", connector.MaxBlockSize)
 	}
 	return nil
 }
-
-// maxSGLangPage is the most tokens of a block, as docs/protocol.md has it.
-const maxSGLangPage = 4096
 
 // sglangBackend is the configuration of SGLang's storage backend (sglang/srt/mem_cache/storage/backend_factory.py, 0.5.23).
 type sglangBackend struct {
@@ -89,12 +85,9 @@ type sglangBackend struct {
 
 // Run prints the flags and nothing else.
 func (c *sglangConfigCmd) Run(std *streams) error {
-	if c.Socket == "" {
-		c.Socket = config.DefaultSocket()
-	}
-	socket, err := filepath.Abs(c.Socket)
+	socket, err := c.path()
 	if err != nil {
-		return fmt.Errorf("socket path: %w", err)
+		return err
 	}
 	if strings.ContainsAny(socket, " \t\n*?[]\\\"'") {
 		return fmt.Errorf("socket path %q: a shell would take it apart; give kvconnd a path without spaces, quotes and wildcards", socket)

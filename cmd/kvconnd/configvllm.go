@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
@@ -12,7 +11,7 @@ import (
 
 // vllmConfigCmd is `kvconnd config vllm`.
 type vllmConfigCmd struct {
-	Socket         string       `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"The daemon's Unix socket. Default: that of 'kvconnd serve'."`
+	engineSocket
 	Tier           bool         `name:"tier" help:"Go through vLLM's own offloading, which copies between GPU and host memory. For GPUs."`
 	RegionBytes    config.Bytes `name:"region-bytes" placeholder:"SIZE" help:"With --tier: host memory that vLLM takes, of all its ranks together (cpu_bytes_to_use). Default: an eighth of the memory, 512 MiB to 16 GiB."`
 	BlocksPerChunk int          `name:"blocks-per-chunk" placeholder:"N" help:"With --tier: vLLM's blocks that are kept as one (blocks_per_chunk). Default: 8."`
@@ -85,12 +84,9 @@ type vllmTier struct {
 
 // Run prints the configuration and nothing else.
 func (c *vllmConfigCmd) Run(std *streams) error {
-	if c.Socket == "" {
-		c.Socket = config.DefaultSocket()
-	}
-	socket, err := filepath.Abs(c.Socket)
+	socket, err := c.path()
 	if err != nil {
-		return fmt.Errorf("socket path: %w", err)
+		return err
 	}
 	// vLLM's default policy ends a request whose load failed; a cache must cost hits only.
 	printed := vllmConfig{Role: "kv_both", LoadFailure: "recompute"}

@@ -42,7 +42,7 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 		"--prefix-caching-hash-algo", "--prefix-cache-retention-interval", "--otlp-traces-endpoint", "--hf-overrides", "--hf-config-path",
 		// SGLang's
 		"--hicache-size", "--hicache-host-memory-mode", "--hicache-storage-prefetch-policy", "--hicache-storage-backend-extra-config",
-		"--enable-cache-report", "--enable-lora", "--lora-paths",
+		"--enable-cache-report", "--enable-lora", "--lora-paths", "--uno-lora-path", "--weight-cache-mode", "--quantize-and-serve", "--forward-hooks", "--model-path",
 	}
 	scripts := []string{"integration/README.md", "integration/bench/README.md"} // name flags of scripts
 	found := 0

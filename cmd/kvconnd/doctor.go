@@ -8,6 +8,7 @@ import (
 )
 
 type doctorCmd struct {
+	GPU    doctorGPUCmd    `cmd:"" name:"gpu" help:"Look at this machine's CUDA driver and GPUs."`
 	SGLang doctorSGLangCmd `cmd:"" name:"sglang" help:"Look at an SGLang server's command line and machine before it is started."`
 }
 
@@ -34,9 +35,31 @@ var errDoctor = errors.New("something has to be mended: see the lines with FAIL"
 
 // Run looks, and prints what it sees.
 func (c *doctorSGLangCmd) Run(ctx context.Context, std *streams) error {
-	findings := doctor.SGLang(ctx, doctor.ThisMachine{}, c.CommandLine)
+	return report(std, doctor.SGLang(ctx, doctor.ThisMachine{}, c.CommandLine), c.JSON)
+}
+
+// doctorGPUCmd is `kvconnd doctor gpu`.
+type doctorGPUCmd struct {
+	JSON    bool   `name:"json" help:"Print the findings as JSON."`
+	Library string `name:"library" default:"${cudaLibrary}" help:"The driver's library: a name that the loader finds, or a path (${default})."`
+}
+
+// Help is shown below the command's summary.
+func (*doctorGPUCmd) Help() string {
+	return `It loads the CUDA driver's library, needs no CUDA toolkit, and makes no context: it takes no
+memory of a GPU and disturbs nobody. The exit status is not 0 if GPUs of this machine could not
+be used.`
+}
+
+// Run looks, and prints what it sees.
+func (c *doctorGPUCmd) Run(ctx context.Context, std *streams) error {
+	return report(std, doctor.GPU(ctx, c.Library), c.JSON)
+}
+
+// report prints findings; the worst of them decides about the exit status.
+func report(std *streams, findings []doctor.Finding, asJSON bool) error {
 	var err error
-	if c.JSON {
+	if asJSON {
 		err = printJSON(std.out, findings)
 	} else {
 		err = doctor.Print(std.out, findings)

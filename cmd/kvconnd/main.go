@@ -14,6 +14,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/kvconn/kvconn/gpu/libcuda"
 	"github.com/kvconn/kvconn/internal/daemon"
 )
 
@@ -35,6 +36,7 @@ type cli struct {
 	Bench      benchCmd      `cmd:"" help:"Measure kvconn on this machine, beside the machine's own limits."`
 	Replay     replayCmd     `cmd:"" help:"Replay a request trace through a model of ranks, tiers and routing policies; size a disk."`
 	DemoEngine demoEngineCmd `cmd:"" hidden:"" help:"The demo's engine process."`
+	Copier     copierCmd     `cmd:"" hidden:"" help:"The process that holds one GPU's driver."`
 }
 
 // streams are the command's standard streams, a seam for tests.
@@ -84,7 +86,7 @@ func newParser(ctx context.Context, c *cli, std *streams, resolver *settingsReso
 		kong.Name("kvconnd"),
 		kong.Description("Keeps the KV cache of LLM engines on local disk, across restarts and engines."),
 		kong.Writers(std.out, std.err),
-		kong.Vars{"version": daemon.Version},
+		kong.Vars{"version": daemon.Version, "cudaLibrary": libcuda.DefaultPath},
 		kong.Exit(exit),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(std, resolver),

@@ -11,6 +11,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/gpu/cuda"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
@@ -55,6 +56,9 @@ func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams)
 		return fmt.Errorf("settings: %w", err) // checkSettings has found it before
 	}
 	o.Object = object
+	if o.Driver, err = cuda.New(cuda.Options{Library: c.CUDALibrary, Logger: o.Logger}); err != nil {
+		return fmt.Errorf("settings of GPUs: %w", err)
+	}
 	ring, err := loadKeys(c.KeyFile)
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/statustext"
 )
 
 // minWatchInterval is the shortest interval of --watch.
@@ -54,7 +55,7 @@ func (c *statusCmd) Run(ctx context.Context, std *streams) error {
 	if c.JSON {
 		err = printJSON(std.out, s)
 	} else {
-		err = printStatus(std.out, s, nil)
+		err = statustext.Print(std.out, s, nil)
 	}
 	if err == nil && !s.Health.OK {
 		err = errors.New("the daemon is unhealthy: see the reasons above")
@@ -150,7 +151,7 @@ func (c *statusCmd) show(out io.Writer, s, before *daemon.Status, failed error) 
 		_, err := fmt.Fprintf(out, "%v\n\n", failed)
 		return err
 	}
-	if err := printStatus(out, s, ratesSince(before, s)); err != nil {
+	if err := statustext.Print(out, s, statustext.Since(before, s)); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(out)

@@ -50,12 +50,13 @@ func (w *Worker) move(ctx context.Context, op wire.Op, m *connector.KeyedMove) {
 	}
 	jobs := map[jobID]pendingJob{{m.ID, op == wire.OpPut}: {blocks: slots}}
 	// A daemon of version 4 would take any parent for the root, and drop the record as another's.
-	free := slices.ContainsFunc(m.Parts, func(p connector.KeyedPart) bool { return p.AnyParent })
-	if w.unregistered || free {
+	if w.unregistered || m.AnyParent() {
 		w.fail(jobs)
 		return
 	}
-	w.startJobs(ctx, op, func(b []byte) []byte { return wire.AppendMove(b, m) }, jobs)
+	told := *m
+	told.Wait = 0 // this client learns of the end by Poll
+	w.startJobs(ctx, op, func(b []byte) []byte { return wire.AppendMove(b, &told) }, jobs)
 }
 
 // Stored returns the saves by key that had ended at the last call of Poll, those of a daemon that is

@@ -5,6 +5,7 @@ import (
 	"net"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/wire"
@@ -33,6 +34,13 @@ func TestCallsByKeyReachTheSession(t *testing.T) {
 	}
 	if got := w.Stored(); len(got) != 1 || got[0].ID != "save" || got[0].Taken != 3 {
 		t.Errorf("Stored = %+v, want the put", got)
+	}
+	// Poll reports the end of a load here, whoever says that a call waits for it.
+	waiting := keyedMove("load", 5)
+	waiting.Wait = time.Second
+	w.Fetch(t.Context(), waiting)
+	if got := w.Poll(t.Context()); len(got) != 1 || got[0].Request != "load" || len(got[0].FailedBlocks) != 0 {
+		t.Errorf("Poll = %+v, want the fetch", got)
 	}
 	w.Touch(t.Context(), &connector.TouchRequest{Request: "r"})
 	if !b.called("touch r") || !b.called("fetch load of r") || len(w.Stored()) != 0 {

@@ -31,6 +31,9 @@ type Options struct {
 	// registers with, which may be named by plans for as long as keep after that daemon's
 	// end. The file is closed after the call. An error fails the registration.
 	HostTier func(f *os.File, keep time.Duration) error `json:"-"`
+	// Regions, if set, describes the memory for each registration, in place of the files that a worker was made with:
+	// device memory whose descriptors are sent once each. What it returned before may be closed.
+	Regions func() ([]*os.File, error) `json:"-"`
 	// CallTimeout bounds each call. Default 1 s: calls take microseconds, and an engine
 	// that waits longer than this for a cache is better off without.
 	CallTimeout time.Duration

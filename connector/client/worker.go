@@ -32,8 +32,10 @@ type Worker struct {
 	inFlight, starting map[jobID]pendingJob
 	// reports are the client's own, of jobs that have failed.
 	reports connector.Polled
-	// page fences the memory of the registration in force, nil before the first.
-	page *fence.Page
+	// page fences the memory of the registration in force, nil before the first. calls counts the calls that moved
+	// blocks since then.
+	page  *fence.Page
+	calls uint64
 	// held are former registrations whose daemon stands still in the middle of a copy.
 	held map[*holding]struct{}
 	// unregistered is set between Unregister and Connect.
@@ -96,7 +98,11 @@ func (w *Worker) register(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	files := append(slices.Clone(w.regions), f)
+	regions, err := w.describe()
+	if err != nil {
+		return fmt.Errorf("register KV memory: %w", err)
+	}
+	files := append(slices.Clone(regions), f)
 	got, err := w.link.roundTrip(ctx, wire.OpRegister, func(b []byte) []byte { return wire.AppendLayout(b, &w.layout) }, nil, files...)
 	if err == nil {
 		err = w.takeHostTier(got)
@@ -106,8 +112,26 @@ func (w *Worker) register(ctx context.Context) error {
 		_ = page.Close()
 		return fmt.Errorf("register KV memory: %w", err)
 	}
-	w.page = page
+	w.page, w.calls = page, 0
 	return nil
+}
+
+// describe is what the daemon is given of the memory.
+func (w *Worker) describe() ([]*os.File, error) {
+	if describe := w.link.opts.Regions; describe != nil {
+		return describe()
+	}
+	return w.regions, nil
+}
+
+// reach counts a call that moves blocks, when its body is made. An engine in Go has computed what it has queued: it tells so to a daemon that
+// copies for a device, which would wait for it.
+func (w *Worker) reach(body func([]byte) []byte) func([]byte) []byte {
+	return func(b []byte) []byte {
+		w.calls++
+		w.page.Reach(w.calls)
+		return body(b)
+	}
 }
 
 // takeHostTier passes on the memory that came with the answer to register, if any.
@@ -146,7 +170,7 @@ func (w *Worker) Load(ctx context.Context, metadata []byte, loads []connector.Pl
 // daemon may be copying before its answer comes.
 func (w *Worker) startJobs(ctx context.Context, op wire.Op, body func([]byte) []byte, jobs map[jobID]pendingJob) {
 	w.starting = jobs
-	err := w.link.do(ctx, true, op, body, nil)
+	err := w.link.do(ctx, true, op, w.reach(body), nil)
 	// What is still here either runs, or runs nowhere: takeBack has taken what may.
 	started := w.starting
 	w.starting = nil
@@ -179,7 +203,7 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) connector.SaveResult
 		return r
 	}
 	err := w.link.do(ctx, true, wire.OpSave,
-		func(b []byte) []byte { return wire.AppendMeta(b, metadata) },
+		w.reach(func(b []byte) []byte { return wire.AppendMeta(b, metadata) }),
 		func(b []byte) error { return wire.DecodeSaveResult(b, &r) })
 	if err != nil {
 		return connector.SaveResult{}

@@ -17,13 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Layout of the page: two little-endian 64-bit numbers on cache lines of their own. The
+// Layout of the page: little-endian 64-bit numbers on cache lines of their own. The
 // first is not 0 once the engine's side has fenced the page; the second counts the copies
-// under way.
+// under way. A third is for engines on devices: the number of the last call that the device has
+// come to, which the engine's compute stream writes.
 const (
-	pageBytes    = 4096
-	offsetFenced = 0
-	offsetCopies = 64
+	pageBytes     = 4096
+	offsetFenced  = 0
+	offsetCopies  = 64
+	offsetReached = 128
 )
 
 // seals that a page must have: the daemon must not fault on memory that shrinks.
@@ -36,6 +38,7 @@ var ErrPage = errors.New("descriptor is no fence page")
 type Page struct {
 	mem            []byte
 	fenced, copies *atomic.Int64
+	reached        *atomic.Uint64
 }
 
 // New makes a page and returns the descriptor to pass to the daemon, which the caller
@@ -75,9 +78,10 @@ func Open(f *os.File) (*Page, error) {
 		return nil, fmt.Errorf("map fence page: %w", err)
 	}
 	return &Page{
-		mem:    mem,
-		fenced: (*atomic.Int64)(unsafe.Pointer(&mem[offsetFenced])),
-		copies: (*atomic.Int64)(unsafe.Pointer(&mem[offsetCopies])),
+		mem:     mem,
+		fenced:  (*atomic.Int64)(unsafe.Pointer(&mem[offsetFenced])),
+		copies:  (*atomic.Int64)(unsafe.Pointer(&mem[offsetCopies])),
+		reached: (*atomic.Uint64)(unsafe.Pointer(&mem[offsetReached])),
 	}, nil
 }
 
@@ -103,6 +107,13 @@ func (p *Page) Begin() bool {
 
 // End counts a copy out.
 func (p *Page) End() { p.copies.Add(-1) }
+
+// Reached is the number of the last call that the engine's device has come to: everything that was queued there before
+// the call has been executed.
+func (p *Page) Reached() uint64 { return p.reached.Load() }
+
+// Reach sets it, for engines that do so without a device's stream.
+func (p *Page) Reach(call uint64) { p.reached.Store(call) }
 
 // Await waits for copies into engine memory, whose channels are closed at their ends, unless ctx
 // ends first.

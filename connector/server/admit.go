@@ -125,11 +125,3 @@ func (a *admission) len() int {
 	defer a.mu.Unlock()
 	return len(a.conns)
 }
-
-func (a *admission) each(f func(*wire.Conn)) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for c := range a.conns {
-		f(c)
-	}
-}

@@ -92,9 +92,8 @@ func (s *sessions) close(x *session) {
 	s.mu.Unlock()
 	x.mu.Lock()
 	x.ended = true
-	for conn, cancel := range x.channels {
+	for _, cancel := range x.channels {
 		cancel()
-		wake(conn)
 	}
 	x.mu.Unlock()
 	x.left.Wait()

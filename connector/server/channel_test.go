@@ -20,6 +20,8 @@ type keyedBackend struct {
 	calls atomic.Int32
 	began chan struct{}
 	late  atomic.Bool
+	// answerBytes is the size of a load's answer, 1 if it is 0.
+	answerBytes int
 }
 
 func (b *keyedBackend) OpenWorker(context.Context, Peer, *connector.Manifest, int) (Worker, error) {
@@ -39,12 +41,16 @@ func (w *keyedWorker) FetchWait(ctx context.Context, m *connector.KeyedMove) (co
 	case <-ctx.Done():
 	case <-time.After(m.Wait):
 	}
-	return connector.FetchResult{Done: [][]byte{{1}}}, nil
+	done := make([]byte, max(1, w.b.answerBytes))
+	done[0] = 1
+	return connector.FetchResult{Done: [][]byte{done}}, nil
 }
 
 func (w *keyedWorker) PutWait(context.Context, *connector.KeyedMove) (connector.PutResult, error) {
 	return connector.PutResult{Done: [][]byte{{2}}}, nil
 }
+
+func (w *keyedWorker) Put(context.Context, *connector.KeyedMove) error { return nil }
 
 func (w *keyedWorker) Fetch(context.Context, *connector.KeyedMove) error { return nil }
 
@@ -206,6 +212,32 @@ func TestChannelEndsItsOwnCall(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	openTo(t, socket, h) // the session goes on
+}
+
+// A channel that ends takes its call along even if it has sent another request after it.
+func TestChannelEndsItsOwnCallBeforeItsNextOne(t *testing.T) {
+	b, _, socket := startKeyed(t)
+	_, h := openSession(t, socket)
+	c := openTo(t, socket, h)
+	send(t, c, wire.OpFetch, moveOf(time.Hour))
+	<-b.began
+	send(t, c, wire.OpPresent, wire.AppendPresent(nil, &connector.PresentRequest{Hashes: make([]connector.Proof, 3)}))
+	_ = c.Close()
+	for b.calls.Load() != 0 {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// A client that reads none of its answers does not hold up the end of its session.
+func TestAnswersThatNobodyReadsDoNotOutliveTheSession(t *testing.T) {
+	b := &keyedBackend{echo: echo{closed: make(chan struct{}, 256)}, began: make(chan struct{}, 64), answerBytes: 4 << 20}
+	_, socket := start(t, Options{LoadTimeout: time.Hour, WriteTimeout: time.Hour}, b)
+	first, h := openSession(t, socket)
+	c := openTo(t, socket, h)
+	send(t, c, wire.OpFetch, moveOf(time.Hour))
+	<-b.began
+	_ = first.Close()
+	<-b.closed
 }
 
 func TestChannelsThatCannotBeAreRefused(t *testing.T) {

@@ -53,12 +53,20 @@ func (e *echo) Close() { e.closed <- struct{}{} }
 // start serves b until the test ends.
 func start(t *testing.T, o Options, b Backend) (*Server, string) {
 	t.Helper()
+	s, socket, stop := startToStop(t, o, b)
+	t.Cleanup(stop)
+	return s, socket
+}
+
+// startToStop serves b until stop is called, which waits for the end.
+func startToStop(t *testing.T, o Options, b Backend) (_ *Server, socket string, stop func()) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "kvconn") // short: a socket's path is bounded
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	socket := filepath.Join(dir, "s")
+	socket = filepath.Join(dir, "s")
 	ctx, cancel := context.WithCancel(context.Background())
 	l, err := Listen(ctx, socket)
 	if err != nil {
@@ -68,13 +76,12 @@ func start(t *testing.T, o Options, b Backend) (*Server, string) {
 	s := New(o, b)
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(ctx, l) }()
-	t.Cleanup(func() {
+	return s, socket, func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-	})
-	return s, socket
+	}
 }
 
 // dial connects without a client.

@@ -99,11 +99,7 @@ func (s *Server) Serve(ctx context.Context, l *Listener) error {
 	defer func() { _ = l.Close() }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() {
-		_ = l.Close()
-		s.admission.each(wake)
-	})
-	defer stop()
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
 	a := &acceptor{l: l, opts: &s.opts, refused: func() { s.refused.Add(1) }}
 	defer a.close()
 	for {
@@ -155,10 +151,12 @@ func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn, 
 		peer := Peer{PID: pid}
 		connCtx, end := context.WithCancel(ctx)
 		defer end()
-		stop, err := s.watch(raw, peer.PID, func() {
-			end()
-			wake(conn)
-		})
+		// Whoever lifts a deadline looks at connCtx afterwards. So it must have ended before wake sets one: that ctx has
+		// ended is not enough.
+		defer context.AfterFunc(connCtx, func() { wake(conn) })()
+		stop, err := s.watch(raw, peer.PID, end)
+		// A session may end its connection itself: the client connects and registers again.
+		peer.HangUp = end
 		if err != nil {
 			s.refused.Add(1)
 			s.opts.Logger.Warn("engine connection closed: its process cannot be watched", "pid", pid, "err", err,
@@ -183,7 +181,7 @@ func (s *Server) ended(ctx, connCtx context.Context, peer Peer, err error) {
 			"engine", refused.peer.Engine, "client", refused.peer.Client, "err", refused.err,
 			"remedy", "see err: it is in what the engine asked for, or in the store; update the older side where versions differ")
 	case connCtx.Err() != nil:
-		s.opts.Logger.Info("engine process ended, its connection is closed", "pid", peer.PID)
+		s.opts.Logger.Info("engine connection closed: its process has ended, or is to register again", "pid", peer.PID)
 	default:
 		s.opts.Logger.Info("engine connection ended", "pid", peer.PID, "err", err)
 	}
@@ -200,16 +198,19 @@ func (s *Server) serveConn(ctx context.Context, end context.CancelFunc, conn *wi
 	if err := conn.SetReadDeadline(time.Now().Add(s.opts.HelloTimeout)); err != nil {
 		return err
 	}
+	if ctx.Err() != nil { // the deadline set by wake was just lifted
+		return nil
+	}
 	// Nothing large is taken from an unknown client.
 	conn.LimitBodies(maxHelloBytes)
 	f, err := conn.Read()
 	conn.LimitBodies(wire.MaxBodyBytes)
 	if err != nil {
-		return s.refuse(conn, f.Header, err)
+		return s.refuse(ctx, conn, f.Header, err)
 	}
 	h, err := s.hello(ctx, end, conn, &f, &peer)
 	if err != nil {
-		_ = s.fail(conn, f.Header, err)
+		_ = s.fail(ctx, conn, f.Header, err)
 		return &refusedError{peer, err}
 	}
 	defer s.closeHandler(h)
@@ -226,7 +227,7 @@ func (s *Server) serveConn(ctx context.Context, end context.CancelFunc, conn *wi
 	if h.session != nil && !h.channel {
 		reply.Session = h.session.id[:]
 	}
-	if err := s.send(conn, f.Header, wire.KindReply, reply.Append(conn.Begin())); err != nil {
+	if err := s.send(ctx, conn, f.Header, wire.KindReply, reply.Append(conn.Begin())); err != nil {
 		return err
 	}
 	for {
@@ -256,7 +257,7 @@ func (e *refusedError) Unwrap() error { return e.err }
 func (s *Server) serveFrame(ctx context.Context, conn *wire.Conn, h *handler) error {
 	f, err := conn.Read()
 	if err != nil {
-		return s.refuse(conn, f.Header, err)
+		return s.refuse(ctx, conn, f.Header, err)
 	}
 	out, err := h.handle(ctx, &f, conn.Begin())
 	f.CloseFiles()
@@ -265,39 +266,44 @@ func (s *Server) serveFrame(ctx context.Context, conn *wire.Conn, h *handler) er
 	case errors.Is(err, connector.ErrProtocol), errors.Is(err, connector.ErrVersion):
 		// A call that the worker has not counted must not be followed by others
 		// (gpu.Batch.AfterCall).
-		_ = s.fail(conn, f.Header, err)
+		_ = s.fail(ctx, conn, f.Header, err)
 		return err
 	case err != nil:
-		return s.fail(conn, f.Header, err)
+		return s.fail(ctx, conn, f.Header, err)
 	case len(out)-wire.HeaderBytes > wire.MaxBodyBytes:
 		err := fmt.Errorf("the answer to %s has %d bytes, a frame at most %d", f.Op, len(out)-wire.HeaderBytes, wire.MaxBodyBytes)
 		s.opts.Logger.Error("an engine's request fails, its connection goes on", "err", err,
 			"remedy", "report it: what is offered and planned is meant to fit")
-		return s.fail(conn, f.Header, err)
+		return s.fail(ctx, conn, f.Header, err)
 	}
-	return s.send(conn, f.Header, wire.KindReply, out, h.files...)
+	return s.send(ctx, conn, f.Header, wire.KindReply, out, h.files...)
 }
 
 // refuse tells a client that it broke the protocol, if it can, and returns the error for
 // the log.
-func (s *Server) refuse(conn *wire.Conn, h wire.Header, err error) error {
+func (s *Server) refuse(ctx context.Context, conn *wire.Conn, h wire.Header, err error) error {
 	if errors.Is(err, connector.ErrProtocol) {
-		_ = s.fail(conn, h, err)
+		_ = s.fail(ctx, conn, h, err)
 	}
 	return err
 }
 
-func (s *Server) fail(conn *wire.Conn, h wire.Header, err error) error {
+func (s *Server) fail(ctx context.Context, conn *wire.Conn, h wire.Header, err error) error {
 	if !h.Op.Valid() { // garbage; the answer must not be
 		h.Op = wire.OpHello
 	}
 	body := wire.NewErrorBody(err)
-	return s.send(conn, h, wire.KindError, body.Append(conn.Begin()))
+	return s.send(ctx, conn, h, wire.KindError, body.Append(conn.Begin()))
 }
 
-func (s *Server) send(conn *wire.Conn, h wire.Header, kind wire.Kind, frame []byte, files ...*os.File) error {
+// send answers, unless ctx has ended.
+func (s *Server) send(ctx context.Context, conn *wire.Conn, h wire.Header, kind wire.Kind, frame []byte, files ...*os.File) error {
 	if err := conn.SetWriteDeadline(time.Now().Add(s.opts.WriteTimeout)); err != nil {
 		return err
+	}
+	// ctx ends before wake sets its deadline. If it has ended, that deadline was just lifted; if not, it is yet to come.
+	if ctx.Err() != nil {
+		return net.ErrClosed
 	}
 	return conn.Send(wire.Header{ID: h.ID, Op: h.Op, Kind: kind, Epoch: s.opts.Epoch}, frame, files...)
 }

@@ -18,6 +18,9 @@ type Peer struct {
 	Client, Engine string
 	// Handoff is set by engines that cannot report a failed load (handoff mode).
 	Handoff bool
+	// HangUp ends the connection from the daemon's side. The client connects again, and a worker registers its
+	// memory again. It may be called from any goroutine, any number of times.
+	HangUp func()
 }
 
 // Scheduler is the session of an engine's scheduler. Calls of one session never overlap,

@@ -67,17 +67,14 @@ func (c *Conn) Close() error {
 // sent before is left to read.
 func (c *Conn) PeerClosed() bool { return len(c.in) == 0 && c.rx.peekEOF() }
 
-// WatchClose calls closed, from another goroutine, if the other side closes before stop is called and
-// has sent nothing more until then. Nothing may be read meanwhile. stop waits for the end of the watch,
+// WatchClose calls closed, from another goroutine, if the other side closes before stop is called,
+// whatever it has sent until then. Nothing may be read meanwhile. stop waits for the end of the watch,
 // and lifts the deadline of reads.
 func (c *Conn) WatchClose(closed func()) (stop func()) {
-	if len(c.in) > 0 {
-		return func() {}
-	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if c.rx.awaitEOF() {
+		if c.rx.awaitHangUp() {
 			closed()
 		}
 	}()
@@ -354,25 +351,23 @@ func (r *receiver) receiveOnce(fd uintptr) bool {
 // peekEOF reports, without waiting, that nothing is left to read and never will be.
 func (r *receiver) peekEOF() bool {
 	eof := false
-	err := r.raw.Control(func(fd uintptr) { eof, _ = peek(fd) })
+	err := r.raw.Control(func(fd uintptr) {
+		var b [1]byte
+		n, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		eof = (n == 0 && err == nil) || errors.Is(err, unix.ECONNRESET)
+	})
 	return eof || err != nil
 }
 
-// awaitEOF waits until there is something to read, the end of the stream or the deadline, and reports
-// whether it is the end.
-func (r *receiver) awaitEOF() bool {
-	eof := false
+// awaitHangUp waits until the other side has closed, or until the deadline, and reports whether it has. What is
+// left to read is not looked at: the other side may have sent it before.
+func (r *receiver) awaitHangUp() bool {
+	hungUp := false
 	err := r.raw.Read(func(fd uintptr) bool {
-		var more bool
-		eof, more = peek(fd)
-		return eof || more
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(p, 0)
+		hungUp = err == nil && n > 0
+		return hungUp
 	})
-	return err == nil && eof
-}
-
-// peek reports, without waiting, whether the stream has ended, or has something to read.
-func peek(fd uintptr) (eof, more bool) {
-	var b [1]byte
-	n, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-	return (n == 0 && err == nil) || errors.Is(err, unix.ECONNRESET), n > 0
+	return err == nil && hungUp
 }

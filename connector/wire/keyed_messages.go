@@ -96,7 +96,7 @@ func AppendMove(b []byte, m *connector.KeyedMove) []byte {
 	b = putString(b, "salt", m.Scope.Salt)
 	b = putString(b, "lora", m.Scope.LoRA)
 	if m.Wait > 0 {
-		b = putInt(b, "wait_ms", int(m.Wait/time.Millisecond))
+		b = putInt(b, "wait_ms", max(1, int(m.Wait/time.Millisecond))) // 0 would be no wait
 	}
 	return b
 }

@@ -209,3 +209,13 @@ func TestErrorsCrossTheWire(t *testing.T) {
 		t.Errorf("code %q for an unknown error, want %q", body.Code, CodeInternal)
 	}
 }
+
+// A call that waits less than the protocol can say waits as little as it can say: it is not one that does not wait.
+func TestShortWaitsAreWaits(t *testing.T) {
+	for _, wait := range []time.Duration{1, time.Millisecond - 1, time.Millisecond} {
+		m, err := new(MoveDecoder).Decode(AppendMove(nil, &connector.KeyedMove{ID: "m", Wait: wait}))
+		if err != nil || m.Wait != time.Millisecond {
+			t.Errorf("a wait of %v comes as one of %v, %v", wait, m.Wait, err)
+		}
+	}
+}

@@ -18,9 +18,14 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "vllm"))
 
 import sglang_environment
 import workplace
+from bad_rank_stage import BadRank
+from dp_stage import DataParallel
 from faults_stage import Faults
 from file_stage import FileBackend
 from main_stage import Main
+from outages_stage import Outages
+from pair_stage import Pair
+from router_stage import Routed
 from stage import Place
 
 STAGES: Mapping[str, Callable[[Place], None]] = {
@@ -29,8 +34,13 @@ STAGES: Mapping[str, Callable[[Place], None]] = {
     "main": lambda place: Main(place).run(),
     "main-tp": lambda place: Main(place, ranks=2).run(),
     "faults": lambda place: Faults(place).run(),
+    "outages": lambda place: Outages(place).run(),
+    "bad-rank": lambda place: BadRank(place).run(),
+    "pair": lambda place: Pair(place).run(),
+    "dp": lambda place: DataParallel(place).run(),
+    "router": lambda place: Routed(place).run(),
 }
-TWO_RANKS = ("file-tp", "main-tp")
+TWO_RANKS = ("file-tp", "main-tp", "bad-rank", "dp")
 """Stages that need a core for each of two ranks."""
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import random
 import signal
-from collections.abc import Sequence
-from pathlib import Path
 
 import environment
 from daemon_faults import after
 from damage import flip_bits
-from generation import LONG, MAX_TOKENS, SHORT, Generation, generate, generate_all, prompt
+from generation import LONG, SHORT, generate, generate_all, prompt
 from main_stage import Scene, pages
 from server import Server
 from stage import Place
@@ -20,7 +16,6 @@ from stage import Place
 OTHER_SEED = 2
 FROZEN_S = 4.0
 KILLED_AFTER_S = (0.01, 0.05, 0.2)
-UPDATE_TIMEOUT_S = 120.0
 
 
 class Faults(Scene):
@@ -35,26 +30,16 @@ class Faults(Scene):
         """Run everything."""
         self.daemon.start()
         server = self.start(1)
-        self.references = self.answers(server)
-        whole = all(len(r.tokens) == MAX_TOKENS and r.cached == 0 for r in self.references)
-        self.report.check(f"{self.name}: served, nothing cached yet", whole)
-        self.saved(sum(pages(p) for p in self.prompts))
+        self.cold(server)
         for delay_s in KILLED_AFTER_S:
             self.killed(server, delay_s)
         self.frozen(server)
         self.damaged(server)
         self.tenants(server)
         self.other_weights(server)
-        self.report.check(f"{self.name}: the engine is healthy after all that", server.healthy())
-        errors = server.lines("kvconn", "Traceback") + server.lines("kvconn", " failed, going on without")
-        self.report.check(f"{self.name}: no error of the backend in the log", not errors, "; ".join(errors[:2]))
+        self.no_errors(server)
         server.kill()
         self.daemon.terminate()
-
-    def identical(self, when: str, answers: Sequence[Generation]) -> None:
-        """Check that answers are those of the cold run."""
-        wrong = [i for i, (a, r) in enumerate(zip(answers, self.references, strict=True)) if a.tokens != r.tokens]
-        self.report.equal(f"{self.name}: {when}: identical", wrong, [])
 
     def killed(self, server: Server, delay_s: float) -> None:
         """Kill the daemon while prompts are loaded, go on without it, and find everything again."""
@@ -89,7 +74,7 @@ class Faults(Scene):
         flipped = flip_bits(self.daemon.store, 7)
         self.report.check(f"{self.name}: there were records to damage", flipped > 0, f"{flipped} records")
         self.daemon.start()
-        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= self.ranks, "the ranks")
+        self.connected()
         server.flush_cache()
         self.identical("bits flipped on disk", self.answers(server))
         found = self.daemon.metric("kvconn_store_corrupt_records_total")
@@ -110,7 +95,7 @@ class Faults(Scene):
         """Exchange the weights: nothing of the old ones is loaded, and nothing of the new ones is saved."""
         other = environment.model(self.place.env, OTHER_SEED)
         server.flush_cache()  # waits for saves: SGLang reports a failure where it cannot flush after the update
-        _update_weights(server.port, other)
+        server.update_weights(other)
         before = self.daemon.metric("kvconn_saved_blocks_total")
         first = self.answers(server)
         server.flush_cache()
@@ -121,25 +106,3 @@ class Faults(Scene):
         self.report.check(f"{self.name}: other weights: answers of their own, the same again", equal and differ)
         after_all = self.daemon.metric("kvconn_saved_blocks_total")
         self.report.equal(f"{self.name}: other weights: nothing saved", after_all, before)
-
-    def back(self, server: Server, when: str) -> None:
-        """Wait until everything comes from the daemon again."""
-        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= self.ranks, "the ranks")
-        server.flush_cache()
-        answers = self.answers(server)
-        self.identical(f"{when}, and back", answers)
-        from_storage = all(a.storage > 0 for a in answers)
-        self.report.check(f"{self.name}: {when}, and back: from storage again", from_storage)
-
-
-def _update_weights(port: int, model: Path) -> None:
-    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=UPDATE_TIMEOUT_S)
-    try:
-        body = json.dumps({"model_path": str(model)})
-        conn.request("POST", "/update_weights_from_disk", body, {"Content-Type": "application/json"})
-        response = conn.getresponse()
-        text = response.read().decode()
-    finally:
-        conn.close()
-    if response.status != 200:
-        raise RuntimeError(f"update_weights_from_disk: {response.status} {text[:500]}")

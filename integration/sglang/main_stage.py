@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import environment
@@ -36,21 +36,62 @@ class Scene:
         self.prompts: Sequence[Sequence[int]] = ()
         self.references: list[Generation] = []
 
-    def start(self, number: int, **settings: Any) -> Server:
-        """Return a server that serves. Settings of the backend may be given."""
+    def start(
+        self,
+        number: int,
+        replicas: int = 1,
+        arguments: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> Server:
+        """Return a server that serves. Its arguments and variables, and settings of the backend, may be given."""
         log = self.place.work / f"sglang-{self._label}-{number}.log"
         server = Server(self.place.env, self.model, log)
         storage = kvconn(
             self.place.binary, self.daemon.socket_path, digest_cache=str(self.place.work / "digests"), **settings
         )
-        server.start(storage, self.ranks)
+        server.start(storage, self.ranks, replicas, arguments=arguments, variables=variables)
         server.wait()
-        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= self.ranks, "the ranks")
+        self.connected(self.ranks * replicas)
         return server
+
+    def connected(self, ranks: int = 0) -> None:
+        """Wait until the daemon has the server's ranks."""
+        want = ranks or self.ranks
+        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= want, "the ranks")
+
+    def cold(self, server: Server) -> None:
+        """Generate for all prompts for the first time: later answers are compared with these. All is on disk then."""
+        self.references = self.answers(server)
+        whole = all(len(r.tokens) == MAX_TOKENS and r.cached == 0 for r in self.references)
+        self.report.check(f"{self.name}: served, nothing cached yet", whole)
+        self.saved(sum(pages(p) for p in self.prompts))
 
     def answers(self, server: Server) -> list[Generation]:
         """Generate for all prompts, one after the other."""
         return [generate(server.port, p) for p in self.prompts]
+
+    def identical(self, when: str, answers: Sequence[Generation]) -> None:
+        """Check that answers are those of the cold run."""
+        wrong = [i for i, (a, r) in enumerate(zip(answers, self.references, strict=True)) if a.tokens != r.tokens]
+        self.report.equal(f"{self.name}: {when}: identical", wrong, [])
+
+    def back(self, server: Server, when: str) -> None:
+        """Wait until everything comes from the daemon again."""
+        self.connected()
+        server.flush_cache()
+        answers = self.answers(server)
+        self.identical(f"{when}, and back", answers)
+        from_storage = all(a.storage > 0 for a in answers)
+        self.report.check(f"{self.name}: {when}, and back: from storage again", from_storage)
+
+    def no_errors(self, server: Server) -> None:
+        """Check that the engine is well."""
+        self.report.check(f"{self.name}: the engine is healthy after all that", server.healthy())
+        errors = server.lines("kvconn", "Traceback") + server.lines("kvconn", " failed, going on without")
+        self.report.check(f"{self.name}: no error of the backend in the log", not errors, "; ".join(errors[:2]))
+        late = server.lines("kvconn", "its deadline is")
+        self.report.check(f"{self.name}: no call later than its deadline", not late, "; ".join(late[:2]))
 
     def saved(self, blocks: int) -> None:
         """Wait until that many blocks of each rank were saved since the daemon's start, and are on disk."""
@@ -71,10 +112,7 @@ class Main(Scene):
         """Run everything."""
         self.daemon.start()
         server = self.start(1, deadline=PATIENT_S)
-        self.references = self.answers(server)
-        whole = all(len(r.tokens) == MAX_TOKENS and r.cached == 0 for r in self.references)
-        self.report.check(f"{self.name}: served, nothing cached yet", whole)
-        self.saved(sum(pages(p) for p in self.prompts))
+        self.cold(server)
         server.flush_cache()
         self.from_storage("after a flush", self.answers(server))
         server.flush_cache()
@@ -82,10 +120,10 @@ class Main(Scene):
         self.extended(server)
         self.daemon.terminate()
         self.daemon.start()
-        self.daemon.wait_until(lambda: self.daemon.metric("kvconn_ranks") >= self.ranks, "the ranks")
+        self.connected()
         server.flush_cache()
         self.from_storage("after a restart of the daemon", self.answers(server))
-        self.report.check(f"{self.name}: the engine is healthy after all that", server.healthy())
+        self.report.check(f"{self.name}: the engine is healthy after that", server.healthy())
         server.kill()
         server = self.start(2, deadline=PATIENT_S)
         self.from_storage("after kill -9 and a restart of the engine", self.answers(server))
@@ -94,8 +132,7 @@ class Main(Scene):
         self.daemon.start()
         server = self.start(3, deadline=PATIENT_S)
         self.from_storage("after kill -9 and a restart of both", self.answers(server))
-        errors = server.lines("kvconn", "ERROR") + server.lines("kvconn:", "Traceback")
-        self.report.check(f"{self.name}: no error of the backend in the log", not errors, "; ".join(errors[:2]))
+        self.no_errors(server)
         server.kill()
         self.daemon.terminate()
 

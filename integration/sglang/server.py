@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from generation import PAGE_SIZE
+from generation import PAGE_SIZE, post
 from processes import Program, free_port, get
 from sglang_environment import SglangEnvironment
 from storage import Storage
@@ -17,6 +17,10 @@ READY_TIMEOUT_S = 300.0
 FLUSH_TIMEOUT_S = 30.0
 DEVICE_TOKENS = 8192
 HOST_GB = 1
+ADMIN_KEY = "key"
+"""Without one SGLang detaches no backend."""
+ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
+UPDATE_TIMEOUT_S = 120.0
 LAYOUT = "page_first_direct"
 """The layout of the host pool: the one that backends read best of the two that SGLang copies without kernels."""
 
@@ -33,11 +37,14 @@ class Server(Program):
         self,
         storage: Storage | None,
         ranks: int = 1,
+        replicas: int = 1,
         layout: str = LAYOUT,
         arguments: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> None:
         """Start it; `wait` waits until it serves. Without storage there is no hierarchical cache.
+
+        `ranks` are tensor-parallel, `replicas` data-parallel.
 
         What is given last holds: arguments and variables of one's own.
         """
@@ -48,7 +55,8 @@ class Server(Program):
         command += ["--disable-cuda-graph", "--disable-overlap-schedule", "--enable-cache-report"]
         command += ["--page-size", str(PAGE_SIZE), "--max-total-tokens", str(DEVICE_TOKENS)]
         command += ["--mem-fraction-static", "0.2", "--tp-size", str(ranks)]
-        own = self._env.variables(ranks)
+        command += ["--dp-size", str(replicas), "--admin-api-key", ADMIN_KEY]
+        own = self._env.variables(ranks * replicas)
         if storage is not None:
             command += ["--enable-hierarchical-cache", "--hicache-size", str(HOST_GB)]
             command += ["--hicache-io-backend", "direct", "--hicache-mem-layout", layout]
@@ -86,9 +94,20 @@ class Server(Program):
         """
         until = time.monotonic() + timeout_s
         while True:
-            status, body = get(self.port, "/flush_cache", "POST")
+            status, body = self._admin("/flush_cache", "POST")
             if status == 200:
                 return
             if status == 0 or time.monotonic() > until:
                 raise RuntimeError(f"flush_cache: {status} {body}")
             time.sleep(0.1)
+
+    def detach(self) -> tuple[int, str]:
+        """Have SGLang let go of its storage backend for good, and return the answer's status and text."""
+        return self._admin("/hicache/storage-backend", "DELETE")
+
+    def _admin(self, path: str, method: str) -> tuple[int, str]:
+        return get(self.port, path, method, ADMIN)
+
+    def update_weights(self, model: Path) -> None:
+        """Exchange the weights for a model's. RuntimeError where SGLang refuses."""
+        post(self.port, "update_weights_from_disk", {"model_path": str(model)}, UPDATE_TIMEOUT_S, ADMIN)

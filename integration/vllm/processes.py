@@ -28,11 +28,11 @@ def free_port() -> int:
         return port
 
 
-def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+def get(port: int, path: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Make one request to a local server; status 0 where there is none."""
     conn = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        conn.request(method, path)
+        conn.request(method, path, headers=headers or {})
         response = conn.getresponse()
         return response.status, response.read().decode()
     except OSError:

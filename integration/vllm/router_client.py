@@ -90,7 +90,7 @@ def _send(port: int, path: str, body: dict[str, Any], session: str, headers: dic
         return answer
     parsed = json.loads(raw)
     (choice,) = parsed["choices"]
-    answer.tokens = choice["token_ids"]
+    answer.tokens = choice.get("token_ids") or []  # SGLang has none
     answer.text = choice["text"] if "text" in choice else choice["message"]["content"]
     usage = parsed["usage"]
     answer.prompt = usage["prompt_tokens"]

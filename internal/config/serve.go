@@ -39,6 +39,7 @@ type Serve struct {
 	PrefillTokensPerS  float64       `name:"prefill-tokens-per-s" env:"KVCONN_PREFILL_TOKENS_PER_S" default:"0" placeholder:"N" help:"Prefill speed of the engines, which loads must beat. Default: learnt from each engine's steps."`
 	StageTimeout       time.Duration `name:"stage-timeout" env:"KVCONN_STAGE_TIMEOUT" default:"50ms" help:"How long a match waits for reads if the engine cannot take a failed load (TensorRT-LLM)."`
 	StopTimeout        time.Duration `name:"stop-timeout" env:"KVCONN_STOP_TIMEOUT" default:"25s" help:"Time within which an orderly stop ends: accepted saves are written and the snapshot is made. After it the process ends at once."`
+	CUDALibrary        string        `name:"cuda-library" env:"KVCONN_CUDA_LIBRARY" placeholder:"FILE" help:"The CUDA driver's library, for engines that share memory of a GPU. It is loaded when the first one does. Default: libcuda.so.1, as the system's loader finds it."`
 	Object
 	Router          string `name:"router" env:"KVCONN_ROUTER" placeholder:"FILE" help:"Settings of a router to serve beside the daemon, the file of 'kvconnd router --config'. Default: none."`
 	PublishEvents   string `name:"publish-events" env:"KVCONN_PUBLISH_EVENTS" placeholder:"ENDPOINT" help:"ZeroMQ endpoint that tells other routers what the store holds, as KV events in vLLM's form, such as tcp://127.0.0.1:5557 or ipc:///run/kvconn/events. Default: none."`

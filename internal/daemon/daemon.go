@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
@@ -56,12 +57,16 @@ func run(ctx context.Context, o *Options) error {
 		}
 	}()
 	defer o.pin(arena)()
+	// The stop waits for registrations under way, and a device's driver may take longer to start than a stop may.
+	if q, ok := o.Driver.(gpu.Quitter); ok {
+		defer context.AfterFunc(ctx, q.Quit)()
+	}
 	return d.run(ctx)
 }
 
 // pin prepares the host tier's memory for copies, and returns the function that undoes it.
 func (o *Options) pin(arena *host.Arena) (unpin func()) {
-	unpinHost, err := o.Driver.PinHost(arena.Memory())
+	unpinHost, err := o.Driver.PinHost(arena.Writable(), arena.Memory())
 	if err != nil {
 		o.Logger.Warn("host tier memory could not be prepared for copies: they are slower", "err", err,
 			"remedy", "raise the limit on locked memory (LimitMEMLOCK of the service), or lower host_bytes")

@@ -34,7 +34,7 @@ func (d *failingDriver) Open(files []*os.File) (gpu.Memory, error) {
 }
 
 // PinHost notes how much is prepared, and the undoing touches it: it must still be there.
-func (d *failingDriver) PinHost(mem []byte) (func() error, error) {
+func (d *failingDriver) PinHost(_ *os.File, mem []byte) (func() error, error) {
 	d.pinned = int64(len(mem))
 	return func() error {
 		d.unpinned <- mem[len(mem)-1]
@@ -120,6 +120,25 @@ func TestHostTierIsPreparedForTheDriversCopies(t *testing.T) {
 	}
 	r.stop()
 	<-d.unpinned
+}
+
+// startingDriver is one whose device has not started when the daemon is to stop.
+type startingDriver struct {
+	gpu.HostDriver
+	quit chan struct{}
+}
+
+func (d *startingDriver) Quit() { close(d.quit) }
+
+// PinHost returns what waits as a session does that waits for the device.
+func (d *startingDriver) PinHost(*os.File, []byte) (func() error, error) {
+	return func() error { <-d.quit; return nil }, nil
+}
+
+// A device that takes its time to start does not keep the daemon from stopping.
+func TestAStopIsToldToTheDriver(t *testing.T) {
+	r := start(t, func(o *Options) { o.Driver, o.StopTimeout = &startingDriver{quit: make(chan struct{})}, testWait })
+	r.stop()
 }
 
 // An engine whose memory is gone gets no hits that it could not load, from the first copy

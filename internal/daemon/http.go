@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
@@ -47,6 +48,8 @@ type Status struct {
 	Host    host.Stats      `json:"host"`
 	Server  server.Stats    `json:"server"`
 	HTTP    HTTPStatus      `json:"http"`
+	// GPUs are those that engines have registered memory on.
+	GPUs []gpu.DeviceStatus `json:"gpus,omitempty"`
 	// Publish is nil if no events are published.
 	Publish *publish.Stats `json:"publish,omitempty"`
 	// Object is nil without a bucket.
@@ -142,7 +145,7 @@ func (d *daemon) status(now time.Time) Status {
 	r := d.read(now)
 	return Status{
 		Version: Version, Epoch: d.info.Epoch, PID: d.info.PID, UptimeS: now.Sub(d.started).Seconds(), Socket: d.info.Socket,
-		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers, Queues: r.queues(),
+		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers, GPUs: r.gpus, Queues: r.queues(),
 		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish, Object: r.object,
 		Opening: r.opening, HTTP: r.web,
 	}

@@ -33,6 +33,7 @@ func (s keyedSession) FetchWait(ctx context.Context, m *connector.KeyedMove) (co
 	if err != nil {
 		return connector.FetchResult{}, err
 	}
+	defer f.Close()
 	s.keyed.Loading(m)
 	r := f.Wait(ctx)
 	ended := connector.FinishedLoad{Request: m.ID}
@@ -90,11 +91,12 @@ func (s keyedSession) ended(tell func()) {
 	tell()
 }
 
-// Register opens the engine's memory.
+// Register opens the engine's memory. The leader hears of the end of the loads on the memory before first: another
+// connection may start loads on the new one before this returns.
 func (s keyedSession) Register(ctx context.Context, r *server.Registration) (server.Registered, error) {
-	out, err := s.workerSession.Register(ctx, r)
+	_ = s.Worker.Unregister(ctx) // Register does so too, and takes over the descriptors whatever happens
 	s.ended(s.keyed.Unregistered)
-	return out, err
+	return s.workerSession.Register(ctx, r)
 }
 
 // Unregister releases the engine's memory.

@@ -248,3 +248,44 @@ func TestCallsByKeyFromSeveralConnections(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// A load that a channel starts on memory that is registered, but whose registration was not answered yet, is one of the
+// new memory: the leader does not take it for one that ended with the memory before.
+func TestLoadsBesideARegistrationAreNotForgotten(t *testing.T) {
+	b, _ := newTestBackend(t, nil)
+	ranks := []server.Worker{openKeyed(t, b, "e", 0), openKeyed(t, b, "e", 1)}
+	for _, w := range ranks {
+		defer w.Close()
+		putBlocks(t, w)
+	}
+	w := ranks[0].(keyedSession)
+	wait.For(t, "all ranks' shards are written", func() bool { return present(t, w, "r") == 7 })
+	if err := w.Worker.Unregister(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.mu.Lock() // the registration takes it once the memory is there
+	answered := make(chan error, 1)
+	r := registration(t)
+	go func() {
+		_, err := w.Register(context.Background(), r)
+		answered <- err
+	}()
+	for w.Worker.BlockBytes() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	err := w.Fetch(t.Context(), &connector.KeyedMove{ID: "load", Request: "r", Parts: keyedBlocks(4)}) // the last is not stored
+	b.mu.Unlock()
+	if err := <-answered; err != nil {
+		t.Fatal(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait.For(t, "the load is reported", func() bool {
+		p, err := w.Poll(t.Context())
+		return err == nil && len(p.Finished) == 1 && len(p.Finished[0].FailedBlocks) == 1
+	})
+	if got := present(t, w, "r"); got != 0 {
+		t.Errorf("%b is offered after a load that failed", got)
+	}
+}

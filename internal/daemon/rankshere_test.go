@@ -38,7 +38,7 @@ func TestRanksHereAreThoseThatHaveRegistered(t *testing.T) {
 	if got, want := here("e"), []int{1}; !slices.Equal(got, want) {
 		t.Errorf("ranks %v, want %v", got, want)
 	}
-	w.loseMemory()
+	w.loseMemory(false)
 	if got := here("e"); len(got) != 0 {
 		t.Errorf("ranks %v, one without memory", got)
 	}

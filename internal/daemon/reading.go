@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
@@ -28,11 +29,12 @@ type reading struct {
 	host    host.Stats    `metric:"host_"`
 	server  server.Stats  `metric:""`
 	health  health.State
-	publish *publish.Stats  `metric:"publish_"` // nil if no events are published
-	object  *ObjectStatus   `metric:"object_"`  // nil without a bucket
-	opening *opening.Status // nil once the store is open
-	web     HTTPStatus      `metric:"http_"`
-	ready   bool            `metric:"ready" help:"1 while engines can connect, 0 while they cannot."`
+	publish *publish.Stats     `metric:"publish_"` // nil if no events are published
+	object  *ObjectStatus      `metric:"object_"`  // nil without a bucket
+	opening *opening.Status    // nil once the store is open
+	gpus    []gpu.DeviceStatus `metric:"gpu_"` // empty without engines on GPUs
+	web     HTTPStatus         `metric:"http_"`
+	ready   bool               `metric:"ready" help:"1 while engines can connect, 0 while they cannot."`
 }
 
 // read takes a reading. Until the store is open there is little to read.
@@ -40,6 +42,9 @@ func (d *daemon) read(now time.Time) *reading {
 	r := &reading{now: now, ready: d.ready.Load(), opening: d.opening.Status(now), engines: []EngineStatus{}, ranks: []RankStatus{}, tiers: []TierStatus{}}
 	if d.web != nil {
 		r.web.Connections, r.web.Refused = d.web.Stats()
+	}
+	if l, ok := d.opts.Driver.(gpu.DeviceLister); ok {
+		r.gpus = l.Devices()
 	}
 	if d.opened.Load() {
 		r.store, r.host, r.server = d.store.Stats(), d.arena.Stats(), d.server.Stats()

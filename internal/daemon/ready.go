@@ -208,9 +208,13 @@ func (s *workerSession) unlockReady() {
 	s.b.logReady(changes)
 }
 
-// loseMemory notes that the rank's memory is gone, and tells its engine's leader.
-func (s *workerSession) loseMemory() {
+// loseMemory notes that the rank's memory is gone, and tells its engine's leader. A client whose connection ends
+// registers again.
+func (s *workerSession) loseMemory(again bool) {
 	s.b.mu.Lock()
 	s.registered, s.lost = false, true
 	s.unlockReady()
+	if again && s.peer.HangUp != nil {
+		s.peer.HangUp()
+	}
 }

@@ -7,6 +7,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/kvconn/kvconn/connector"
 )
 
 // hashSource is what SGLang's extension that hashes pages needs of the machine
@@ -25,7 +27,6 @@ var neededKeys = [...]struct {
 // Thresholds of warnings.
 const (
 	smallPageTokens = 16
-	mostPageTokens  = 4096 // of a block: docs/protocol.md
 	// mostMemoryShare of the memory may be SGLang's host pools: weights are loaded through host memory too,
 	// and kvconnd has its host tier.
 	mostMemoryShare = 0.6
@@ -169,8 +170,8 @@ func (s *sglang) layout() {
 	layout := s.line.value("hicache-mem-layout", "page_first")
 	page, err := s.line.integer("page-size", 1)
 	switch {
-	case err != nil || page < 1 || page > mostPageTokens:
-		s.say(Failure, name, "set --page-size to 64, say", "--page-size must be 1 to %d tokens", mostPageTokens)
+	case err != nil || page < 1 || page > connector.MaxBlockSize:
+		s.say(Failure, name, "set --page-size to 64, say", "--page-size must be 1 to %d tokens", connector.MaxBlockSize)
 	case layout != "page_first" && layout != "page_first_direct" && layout != "layer_first" && layout != "page_head":
 		s.say(Failure, name, "set --hicache-mem-layout page_first", "--hicache-mem-layout %s is not supported", layout)
 	case layout == "layer_first":
@@ -199,11 +200,26 @@ func (s *sglang) policies() {
 	}
 }
 
+// refusedFlags are those that the plugin refuses (kvconn/sglang/manifest.py), if they are not "off".
+var refusedFlags = [...]struct{ flag, why string }{
+	{"uno-lora-path", "the adapter of a draft is not told apart by its weights"},
+	{"quantization-param-path", "scales in a file are not told apart"},
+	{"custom-weight-loader", "weights of a custom loader cannot be told apart"},
+	{"decrypted-config-file", "a configuration of its own cannot be told apart"},
+	{"decrypted-draft-config-file", "a configuration of its own cannot be told apart"},
+	{"weight-cache-mode", "weights that another process keeps need not be those of the files"},
+	{"modelopt-checkpoint-restore-path", "a checkpoint beside the model is not told apart by its content"},
+	{"quantize-and-serve", "weights that are quantized at each start cannot be told apart"},
+	{"forward-hooks", "what hooks do cannot be told apart"},
+}
+
 func (s *sglang) unsupported() {
 	const name = "support"
 	before := len(s.found)
-	if s.line.is("enable-lora") || s.line.is("lora-paths") {
-		s.say(Failure, name, "serve adapters from an engine of their own, or without kvconn", "adapters: SGLang names pages by the adapter's name and not by its weights, so kvconn keeps nothing of such an engine")
+	for _, r := range refusedFlags {
+		if v := s.line.value(r.flag, "off"); v != "off" {
+			s.say(Failure, name, "leave it out", "--%s: %s, so kvconn keeps nothing of such an engine", r.flag, r.why)
+		}
 	}
 	for _, flag := range []string{"pp-size", "attn-cp-size", "dcp-size"} {
 		if n, err := s.line.integer(flag, 1); err != nil || n > 1 {

@@ -103,7 +103,11 @@ func TestSGLangSaysWhatToDo(t *testing.T) {
 		"saved late":         {line: change("write_through", "write_back"), at: "policies", want: Warning},
 		"waits":              {line: change("timeout", "wait_complete"), at: "policies", want: Warning},
 		"two copies":         {line: change("buffer_only", "cache"), at: "policies", want: Warning},
-		"adapters":           {line: good + " --lora-paths a=/x", at: "support", want: Failure},
+		"draft's adapter":    {line: good + " --uno-lora-path /x", at: "support", want: Failure},
+		"weights of others":  {line: good + " --weight-cache-mode daemon", at: "support", want: Failure},
+		"weights of its own": {line: good + " --weight-cache-mode off", at: "support", want: OK},
+		"quantized at start": {line: good + " --quantize-and-serve", at: "support", want: Failure},
+		"adapters":           {line: good + " --lora-paths a=/x", at: "support", want: OK},
 		"pipeline":           {line: good + " --pipeline-parallel-size 2", at: "support", want: Failure},
 	} {
 		t.Run(name, func(t *testing.T) {

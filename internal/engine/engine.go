@@ -81,7 +81,7 @@ func (e *Engine) addRank(s shard) error {
 		e.ranks.all, e.memories = append(e.ranks.all, r), append(e.memories, r.memory)
 		return nil
 	}
-	m, err := newMemory(s)
+	m, err := e.opts.newMemory(s)
 	if err != nil {
 		return err
 	}

@@ -33,6 +33,18 @@ func newMemory(s shard) (*memory, error) {
 	return openMemory(s, file)
 }
 
+// newMemory makes the memory of a rank in this process.
+func (o *Options) newMemory(s shard) (*memory, error) {
+	if o.NewMemory == nil {
+		return newMemory(s)
+	}
+	file, err := o.NewMemory(s.memoryBytes())
+	if err != nil {
+		return nil, fmt.Errorf("memory for the KV cache: %w", err)
+	}
+	return openMemory(s, file)
+}
+
 func (s *shard) memoryBytes() int64 { return 4 * int64(s.slotLayers()) * int64(s.layerStride()) }
 
 // openMemory maps the memory that another process made. It takes over the file.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
@@ -54,6 +55,9 @@ type Options struct {
 	RankCommand []string
 	// RankTimeout bounds each call to a rank that is a process. Default 30 s.
 	RankTimeout time.Duration
+
+	// NewMemory, if set, makes the file in which a rank of this process keeps its KV cache. Default: a memfd.
+	NewMemory func(sizeBytes int64) (*os.File, error) `json:"-"`
 
 	// Order is the call order. Default VLLM.
 	Order Order

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -57,6 +58,17 @@ func TestHostilePublishersAreCutOff(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		})
+	}
+}
+
+// The longest name that a command can have is 255 bytes; its length and itself are 256.
+func TestACommandsNameMayHaveAnyLength(t *testing.T) {
+	for n := range 256 {
+		name := strings.Repeat("N", n)
+		got, body, err := splitCommand(append(append([]byte{byte(n)}, name...), "body"...))
+		if err != nil || got != name || string(body) != "body" {
+			t.Errorf("%d bytes: %q, body %q, %v", n, got, body, err)
+		}
 	}
 }
 
@@ -207,6 +219,7 @@ func FuzzReceive(f *testing.F) {
 	f.Add(AppendMessage(nil, []byte("kv"), seqFrame(1), body(10)))
 	f.Add(appendCommand(nil, "SUBSCRIBE", []byte("kv")))
 	f.Add(greeting())
+	f.Add(appendCommand(nil, strings.Repeat("N", 255), nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c := &Conn{r: bufio.NewReader(bytes.NewReader(b)), limits: connLimits{messageBytes: 4096}}
 		var m Message

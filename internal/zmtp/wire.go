@@ -150,10 +150,14 @@ func noEOF(err error) error {
 
 // splitCommand separates a command's name from its body.
 func splitCommand(c []byte) (name string, body []byte, err error) {
-	if len(c) == 0 || len(c) < 1+int(c[0]) {
+	if len(c) == 0 {
+		return "", nil, fmt.Errorf("%w: an empty command", ErrProtocol)
+	}
+	end := 1 + int(c[0]) // an int first: 1 + 255 is 0 in a byte
+	if len(c) < end {
 		return "", nil, fmt.Errorf("%w: a command of %d bytes without a name", ErrProtocol, len(c))
 	}
-	return string(c[1 : 1+c[0]]), c[1+c[0]:], nil
+	return string(c[1:end]), c[end:], nil
 }
 
 // ready is the body of the command that ends the NULL handshake.

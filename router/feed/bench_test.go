@@ -4,11 +4,12 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/blockkey"
 )
 
 // BenchmarkIngest decodes and hashes events of 32 blocks of 16 tokens, without an index.
 func BenchmarkIngest(b *testing.B) {
-	g := NewIngest(16, 0, &discardIndex{key: connector.Key{1}})
+	g := NewIngest(blockkey.Tokens, 16, 0, &discardIndex{key: connector.Key{1}})
 	x := uint32(1)
 	var payloads [][]byte
 	for range 512 {

@@ -13,6 +13,7 @@ import (
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/internal/zmtp"
+	"github.com/kvconn/kvconn/router/blockkey"
 )
 
 // modelEngine holds blocks and publishes what comes and goes, in one process after another at the same endpoints.
@@ -115,12 +116,14 @@ func (e *modelEngine) trouble() {
 // Whatever happens to an engine, in the end its rank has no block that the engine does not hold, and, with replays,
 // every block that it holds.
 func TestARankComesBackFromAnyTrouble(t *testing.T) {
-	for name, replays := range map[string]bool{"with replays": true, "without": false} {
-		t.Run(name, func(t *testing.T) { campaign(t, replays) })
+	for _, s := range []blockkey.Scheme{blockkey.Tokens, blockkey.SGLang} {
+		for name, replays := range map[string]bool{"with replays": true, "without": false} {
+			t.Run(s.String()+" "+name, func(t *testing.T) { campaign(t, s, replays) })
+		}
 	}
 }
 
-func campaign(t *testing.T, replays bool) {
+func campaign(t *testing.T, scheme blockkey.Scheme, replays bool) {
 	rng := seed.Random(t, 23)
 	e := &modelEngine{
 		t: t, rng: rng, events: closedEndpoint(t), replay: closedEndpoint(t), history: zmtp.NewHistory(), held: make(map[uint64][]uint64),
@@ -129,8 +132,12 @@ func campaign(t *testing.T, replays bool) {
 	e.listenPast()
 	x := newMemIndex()
 	o := (&ownEngine{pub: e.pub}).options()
-	if replays {
+	if o.Scheme = scheme; replays {
 		o.ReplayEndpoint = e.replay
+	}
+	keysOfPrompt := sglangKeys
+	if scheme == blockkey.Tokens {
+		keysOfPrompt = func(blocks ...uint64) []connector.Key { return keysOf(connector.Scope{}, blocks...) }
 	}
 	f := follow(t, o, x)
 	for range 60 {
@@ -140,7 +147,7 @@ func campaign(t *testing.T, replays bool) {
 		}
 		want := make(map[connector.Key]bool)
 		for _, prompt := range e.held {
-			keys := keysOf(connector.Scope{}, prompt...)
+			keys := keysOfPrompt(prompt...)
 			want[keys[len(keys)-1]] = true
 		}
 		wait.For(t, "the blocks that the engine holds", func() bool {

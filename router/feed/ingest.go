@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/blockkey"
 	"github.com/kvconn/kvconn/router/event"
 	"github.com/kvconn/kvconn/router/prefix"
 )
@@ -39,6 +40,9 @@ type IngestStats struct {
 	ExtraKeyed uint64 `json:"extra_keyed"`
 	// Refused are events that the index refused.
 	Refused uint64 `json:"refused"`
+	// MismatchedHashes are blocks of an SGLang rank, without salt and adapter, whose hash is not that of their tokens, though
+	// that of the block before is: the engine hashes in another way than the router, so what its store has is not found.
+	MismatchedHashes uint64 `json:"mismatched_hashes"`
 }
 
 // ErrBlockSize says that an engine's blocks have another size than the router's: none of its prefixes would
@@ -48,26 +52,31 @@ var ErrBlockSize = errors.New("the engine's block size is not the router's")
 // Ingest turns the event batches of one rank into changes of an index. It is for one goroutine and
 // allocates nothing once its buffers have grown.
 type Ingest struct {
+	scheme    blockkey.Scheme
 	blockSize int
 	holder    Holder
 	index     Index
 	decoder   *event.Decoder
-	root      connector.Key // of prompts without salt and LoRA
+	root      blockkey.Link // of prompts without salt and LoRA
 	stats     IngestStats
 	orphans   uint64 // unknown parents that the index should know
 	groups    groups
+	pages     pages // of an SGLang rank
 	keys      []connector.Key
+	links     []blockkey.Link // of the same blocks, for pages
+	ids       []uint64        // their names in the index, or those of removed ones
+	gone      [1]uint64       // work space of notePages
 	scratch   []byte
 	extra     []byte
 	err       error // the first of the batch
 }
 
-// NewIngest makes the ingest of a rank whose GPU cache is holder. blockSize is the number of tokens in a block,
-// the same for the whole router.
-func NewIngest(blockSize int, holder Holder, index Index) *Ingest {
+// NewIngest makes the ingest of a rank whose GPU cache is holder. The scheme of keys and the number of tokens in a block
+// are those of its model.
+func NewIngest(scheme blockkey.Scheme, blockSize int, holder Holder, index Index) *Ingest {
 	return &Ingest{
-		blockSize: blockSize, holder: holder, index: index, decoder: event.NewDecoder(),
-		root: connector.RootKey(blockSize, connector.Scope{}),
+		scheme: scheme, blockSize: blockSize, holder: holder, index: index, decoder: event.NewDecoder(),
+		root: scheme.Root(blockSize, connector.Scope{}), pages: newPages(maxPages),
 	}
 }
 
@@ -80,7 +89,7 @@ func (g *Ingest) Stats() IngestStats {
 
 // Clear forgets what the rank holds.
 func (g *Ingest) Clear() {
-	g.index.Clear(g.holder)
+	g.Cleared()
 	g.groups = groups{}
 }
 
@@ -130,58 +139,110 @@ func (g *Ingest) Stored(e *event.Stored) {
 			len(e.Tokens)/4, len(e.Hashes), g.blockSize))
 		return
 	}
-	parent := g.rootKey(e)
-	if e.HasParent {
-		known := false
-		if parent, known = g.index.ParentKey(g.holder, e.Parent); !known {
-			g.unknownParent()
-			return
-		}
+	parent, at, known := g.parent(e)
+	if !known {
+		g.unknownParent()
+		return
 	}
-	g.hash(parent, e)
-	switch err := g.index.Stored(g.holder, e.Parent, e.HasParent, e.Hashes, g.keys); {
+	g.hash(at, e)
+	ids := e.Hashes
+	if g.scheme == blockkey.SGLang {
+		ids = g.ids
+	}
+	switch err := g.index.Stored(g.holder, parent, e.HasParent, ids, g.keys); {
 	case errors.Is(err, prefix.ErrUnknownParent): // evicted since it was looked up
 		g.unknownParent()
+		return
 	case err != nil:
 		g.stats.Refused++
 	}
+	if g.scheme == blockkey.SGLang {
+		g.notePages(at, e)
+	}
 }
 
-// unknownParent counts an event that has no place. If the index has forgotten blocks by itself, that does
+// parent is the place that the blocks of an event follow, and the index's name of the block there.
+func (g *Ingest) parent(e *event.Stored) (id uint64, at blockkey.Link, known bool) {
+	if !e.HasParent {
+		return 0, g.rootOf(e), true
+	}
+	id = e.Parent
+	var tail blockkey.Tail
+	if g.scheme == blockkey.SGLang {
+		p, ok := g.pages.held[e.Parent]
+		if !ok {
+			return 0, at, false
+		}
+		id, tail = p.id, p.tail
+	}
+	key, known := g.index.ParentKey(g.holder, id)
+	return id, g.scheme.At(key, tail), known
+}
+
+// notePages keeps an SGLang rank's names of the pages that follow at, and looks whether the engine hashes as the router
+// does. After a page that it hashes otherwise, such as one of an image, nothing shows that.
+func (g *Ingest) notePages(at blockkey.Link, e *event.Stored) {
+	plain := len(e.Salt)+len(e.LoRAName)+len(e.Extra) == 0 && !e.HasLoRAID && (!e.HasParent || at.Name() == e.Parent)
+	for i, name := range e.Hashes {
+		gone := g.pages.add(name, g.ids[i], g.links[i].Tail())
+		for g.gone[0] = gone.id; gone.copies > 0; gone.copies-- {
+			g.index.Removed(g.holder, g.gone[:])
+		}
+		if plain && g.links[i].Name() != name {
+			g.stats.MismatchedHashes++
+		}
+	}
+}
+
+// unknownParent counts an event that has no place. If blocks were forgotten for want of room, that does
 // not show that events were missed, and rebuilding the rank would not help.
 func (g *Ingest) unknownParent() {
 	g.stats.UnknownParents++
-	if !g.index.Evicted(g.holder) {
+	if !g.index.Evicted(g.holder) && !g.pages.dropped {
 		g.orphans++
 	}
 }
 
-// rootKey is the parent key of a prompt's first block.
-func (g *Ingest) rootKey(e *event.Stored) connector.Key {
-	if len(e.LoRAName) == 0 && len(e.Salt) == 0 && !e.HasLoRAID || e.HasParent {
+// rootOf is where the prompts of an event's scope begin.
+func (g *Ingest) rootOf(e *event.Stored) blockkey.Link {
+	if len(e.LoRAName) == 0 && len(e.Salt) == 0 && !e.HasLoRAID {
 		return g.root
 	}
 	s := connector.Scope{Salt: string(e.Salt), LoRA: string(e.LoRAName)}
 	if s.LoRA == "" && e.HasLoRAID {
 		s.LoRA = strconv.FormatInt(e.LoRAID, 10)
 	}
-	return connector.RootKey(g.blockSize, s)
+	return g.scheme.Root(g.blockSize, s)
 }
 
-func (g *Ingest) hash(key connector.Key, e *event.Stored) {
-	n := 4 * g.blockSize
-	g.keys = g.keys[:0]
+// hash computes the keys of an event's blocks, and of SGLang's their links and the index's names. kvconn's keys are chained
+// without links, whose copies would cost half as much again.
+func (g *Ingest) hash(at blockkey.Link, e *event.Stored) {
+	g.keys, g.links, g.ids = g.keys[:0], g.links[:0], g.ids[:0]
+	key := at.Key()
 	for i := range e.Hashes {
-		tokens := e.Tokens[i*n : (i+1)*n]
-		if len(e.Extra) > 0 && e.Extra[i] != nil {
-			// The tokens alone do not say what is in the block: no prompt may find it by them.
-			g.extra = append(append(g.extra[:0], tokens...), e.Extra[i]...)
-			tokens = g.extra
-			g.stats.ExtraKeyed++
+		tokens := g.covered(e, i)
+		if g.scheme == blockkey.Tokens {
+			key, g.scratch = connector.NextKey(key, tokens, g.scratch)
+			g.keys = append(g.keys, key)
+			continue
 		}
-		key, g.scratch = connector.NextKey(key, tokens, g.scratch)
-		g.keys = append(g.keys, key)
+		at, g.scratch = at.Next(tokens, g.scratch)
+		g.keys, g.links, g.ids = append(g.keys, at.Key()), append(g.links, at), append(g.ids, prefix.KeyID(at.Key()))
 	}
+}
+
+// covered is what the key of block i of an event covers: its tokens, and what else is in it.
+func (g *Ingest) covered(e *event.Stored, i int) []byte {
+	n := 4 * g.blockSize
+	tokens := e.Tokens[i*n : (i+1)*n]
+	if len(e.Extra) > 0 && e.Extra[i] != nil {
+		// The tokens alone do not say what is in the block: no prompt may find it by them.
+		g.extra = append(append(g.extra[:0], tokens...), e.Extra[i]...)
+		tokens = g.extra
+		g.stats.ExtraKeyed++
+	}
+	return tokens
 }
 
 // Removed implements [event.Handler].
@@ -193,12 +254,24 @@ func (g *Ingest) Removed(e *event.Removed) {
 	case !g.groups.removed(e.Group):
 		g.stats.IgnoredGroups++
 	default:
-		g.stats.UnknownRemovals += uint64(g.index.Removed(g.holder, e.Hashes))
+		g.stats.UnknownRemovals += uint64(g.remove(e.Hashes))
 	}
 }
 
+// remove takes blocks out of the index, and returns how many were unknown.
+func (g *Ingest) remove(names []uint64) (unknown int) {
+	if g.scheme == blockkey.SGLang {
+		g.ids, unknown = g.pages.remove(names, g.ids[:0])
+		names = g.ids
+	}
+	return unknown + g.index.Removed(g.holder, names)
+}
+
 // Cleared implements [event.Handler]: the engine has reset its GPU's cache.
-func (g *Ingest) Cleared() { g.index.Clear(g.holder) }
+func (g *Ingest) Cleared() {
+	g.index.Clear(g.holder)
+	g.pages.clear()
+}
 
 // groups knows which cache groups of a rank are full attention, since removals do not say. If there are several,
 // an engine needs a block in each of them. So the first group's blocks count, and a removal from any of them

@@ -5,12 +5,13 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/blockkey"
 	"github.com/kvconn/kvconn/router/event"
 )
 
 func newTestIngest(t testing.TB, x Index) *Ingest {
 	t.Helper()
-	return NewIngest(testBlockSize, 1, x)
+	return NewIngest(blockkey.Tokens, testBlockSize, 1, x)
 }
 
 // apply gives an ingest one batch of these events.

@@ -49,7 +49,7 @@ func NewRank(o RankOptions, index Index) (*Rank, error) {
 		return nil, err
 	}
 	f := &Rank{
-		opts: o, ingest: NewIngest(o.BlockSize, o.Holder, index), replayEndpoint: replay,
+		opts: o, ingest: NewIngest(o.Scheme, o.BlockSize, o.Holder, index), replayEndpoint: replay,
 		log:    o.Logger.With("dp_rank", o.Number, "endpoint", events),
 		repair: repair{pause: backoff{least: o.RecoverInterval, most: maxRebuildInterval}},
 		stats:  RankStats{Rank: o.Number, Endpoint: events, State: StateConnecting, LastSeq: -1, EngineRank: -1},

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/zmtp"
+	"github.com/kvconn/kvconn/router/blockkey"
 )
 
 // RankOptions configure a [Rank].
@@ -25,7 +26,8 @@ type RankOptions struct {
 	Topic string
 	// Holder is the rank's GPU cache.
 	Holder Holder
-	// BlockSize is the router's number of tokens in a block.
+	// Scheme is how the keys of the rank's blocks are made, BlockSize the number of tokens in one.
+	Scheme    blockkey.Scheme
 	BlockSize int
 	// QueueBatches and QueueBytes bound what waits between the socket and the index. Defaults 4,096 batches
 	// and 64 MiB: seconds of a busy engine.

@@ -43,12 +43,12 @@ func NewResidency(o ResidencyOptions, index Index) (*Residency, error) {
 	}
 	return &Residency{
 		opts: o, index: index,
-		roots: newRoots(connector.RootKey(o.BlockSize, connector.Scope{})),
+		roots: newRoots(o.Scheme.StoreRoot(o.BlockSize)),
 		stats: ResidencyStats{URL: o.URL, Tier: o.Tier, State: StateConnecting},
 	}, nil
 }
 
-// NoteRoot says that prompts begin at root, the root key of a scope (connector.RootKey). The plain scope's
+// NoteRoot says that prompts begin at root, the root key of a scope (connector.RootKey) where keys are kvconn's own. The plain scope's
 // is known. A store's records do not say whether their parent is a root, so the prompts of a scope wait until
 // the router has met it: call this before looking up a prompt with a salt or an adapter. It never waits for
 // the stream: if a frame is being applied, what waited for the root is placed after that. It may be called

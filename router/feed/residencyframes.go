@@ -1,9 +1,11 @@
 package feed
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/blockkey"
 	"github.com/kvconn/kvconn/store/residency"
 )
 
@@ -73,7 +75,12 @@ func (f *Residency) newView(n *residency.Namespace) *view {
 		f.opts.Logger.Warn("a store's namespace is ignored", "url", f.opts.URL, "namespace", n.Digest, "error", err)
 		return nil
 	}
-	if m.KeyScheme != connector.KeySchemeTokens { // no prompt's keys are like these
+	switch err := f.opts.Scheme.Check(m); {
+	case errors.Is(err, blockkey.ErrPairs):
+		f.opts.Logger.Warn("a store's namespace is ignored: its blocks cannot be found by a prompt's tokens",
+			"url", f.opts.URL, "namespace", n.Digest, "model", m.Model, "error", err)
+		return nil
+	case err != nil: // no prompt's keys are like these
 		return nil
 	}
 	if m.BlockSize != f.opts.BlockSize {

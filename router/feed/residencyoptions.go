@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/blockkey"
 	"github.com/kvconn/kvconn/store/residency"
 )
 
@@ -20,10 +21,12 @@ type ResidencyOptions struct {
 	URL, Tier string
 	// Holder says which holder has a namespace's blocks, or false to ignore the namespace: another model, or
 	// bytes that the router's engines cannot load. Holders must be of domain prefix.KeyDomain, a different one
-	// for each namespace and store. Holder is not called for namespaces of other block sizes. It is called
-	// again for each snapshot, and must not call the feed.
+	// for each namespace and store. Holder is not called for namespaces of other block sizes and schemes. It is
+	// called again for each snapshot, and must not call the feed.
 	Holder func(digest connector.NamespaceDigest, m *connector.Manifest) (Holder, bool)
-	// BlockSize is the router's number of tokens in a block.
+	// Scheme is how the keys of the model's blocks are made, BlockSize the number of tokens in one. Namespaces of others
+	// are ignored.
+	Scheme    blockkey.Scheme
 	BlockSize int
 	// MaxWaiting bounds the blocks of a namespace whose parent is unknown, a snapshot's included, at 32 to
 	// 100 bytes each. Default 16 Mi.

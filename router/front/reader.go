@@ -21,17 +21,6 @@ import (
 	"github.com/kvconn/kvconn/router/tokenize"
 )
 
-// Fields are the fields of a JSON object.
-type Fields map[string]json.RawMessage
-
-// Read reads a field into to if it is there and not null.
-func (f Fields) Read(name string, to any) error {
-	if raw := f[name]; len(raw) > 0 && json.Unmarshal(raw, to) != nil {
-		return BadRequest("%s has the wrong type", name)
-	}
-	return nil
-}
-
 // Request is a client's request as the router understands it.
 type Request struct {
 	route.Request
@@ -49,6 +38,11 @@ type Reader struct {
 	// Tokens finds prompts' tokens, Engines the endpoints that tokenize for a model.
 	Tokens  *tokenize.Client
 	Engines func(model string) []string
+	// EngineRank finds the rank that requests for a model mean by an engine's own number in their body. taken is false if
+	// the model's engine takes no number, ranks is how many have it. It may be nil.
+	EngineRank func(model string, number int) (rank int32, ranks int, taken bool)
+	// TakesAdapter reports whether requests for a model may name an adapter beside it. It may be nil.
+	TakesAdapter func(model string) bool
 	// MaxBodyBytes bounds a request.
 	MaxBodyBytes int64
 }
@@ -79,14 +73,17 @@ func (x *Reader) Object(w http.ResponseWriter, r *http.Request) (body []byte, fi
 	if body, err = x.Body(w, r); err != nil {
 		return nil, nil, err
 	}
-	if json.Unmarshal(body, &fields) != nil || fields == nil {
+	switch err := fields.UnmarshalJSON(body); {
+	case errors.Is(err, errFields):
+		return nil, nil, BadRequest("the body has more than %d fields", maxFields)
+	case err != nil || fields == nil:
 		return nil, nil, BadRequest("the body is not a JSON object")
 	}
 	return body, fields, nil
 }
 
 // Read understands the fields of a completion, with the headers of the HTTP request, and has its prompt
-// tokenized. The request has no pin. Errors are an [Error] or wrap tokenize.ErrTooLong.
+// tokenized. The request has a pin only if the body has SGLang's. Errors are an [Error] or wrap tokenize.ErrTooLong.
 func (x *Reader) Read(ctx context.Context, h http.Header, fields Fields) (*Request, error) {
 	q := &Request{Request: route.Request{Request: policy.Request{Pin: policy.NoPin}}}
 	var salt string
@@ -94,6 +91,11 @@ func (x *Reader) Read(ctx context.Context, h http.Header, fields Fields) (*Reque
 		return nil, err
 	}
 	q.Scope = connector.Scope{Salt: salt}
+	x.readAdapter(q, fields)
+	unpinned, err := x.readPin(q, fields)
+	if err != nil {
+		return nil, err
+	}
 	found, err := x.Tokens.Resolve(ctx, q.Model, fields, func() []string { return x.Engines(q.Model) })
 	if errors.Is(err, tokenize.ErrTooLong) {
 		return nil, err
@@ -104,6 +106,9 @@ func (x *Reader) Read(ctx context.Context, h http.Header, fields Fields) (*Reque
 		q.Note = "routed by load: " + q.Fallback.Error()
 	case found.Several:
 		q.Note = "routed by the first of several prompts"
+	}
+	if unpinned != "" {
+		q.Note = strings.TrimPrefix(q.Note+"; "+unpinned, "; ")
 	}
 	return q, nil
 }

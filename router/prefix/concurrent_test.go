@@ -41,7 +41,7 @@ func TestWalksBesideAWriterAreSound(t *testing.T) {
 				if reader == 0 {
 					x.Walk(view, p.keys, out)
 				} else {
-					x.WalkTokens(view, connector.Key{}, p.tokens, 16, &s, out)
+					x.WalkTokens(view, testRoot, p.tokens, 16, &s, out)
 				}
 				walks.Add(1)
 				full := Result{GPU: blocks, Usable: blocks, FromGPU: blocks}

@@ -149,3 +149,32 @@ func TestReusedNamesInventNothing(t *testing.T) {
 		t.Errorf("%+v", x.Stats())
 	}
 }
+
+// An engine that tells equal blocks apart by more than its events show gives a block a name, and then another one. Only the
+// last one removes it, so only that one's copy counts.
+func TestABlockGoesWithItsLastName(t *testing.T) {
+	p := randomPrompt(seed.Random(t, 11), 3)
+	for _, alone := range []bool{true, false} {
+		x := newIndex(t)
+		h := mustAdd(t, x, "e")
+		if !alone {
+			p.report(t, x, mustAdd(t, x, "e"), 0, 3, 3)
+		}
+		p.report(t, x, h, 0, 3, 3)
+		for _, name := range []uint64{77, 78, 78} {
+			if err := x.Stored(h, p.ids[0], true, []uint64{name}, p.keys[1:2]); err != nil {
+				t.Fatal(err)
+			}
+			x.check(t)
+		}
+		for i, left := range []int64{3, 2} { // it was stored as 78 twice
+			if n := x.Removed(h, []uint64{78}); n != 0 || x.HolderBlocks(h) != left {
+				t.Errorf("alone %v, removal %d: %d unknown, %d blocks", alone, i, n, x.HolderBlocks(h))
+			}
+		}
+		if n := x.Removed(h, []uint64{77, p.ids[1]}); n != 2 || x.HolderBlocks(h) != 2 {
+			t.Errorf("alone %v: %d unknown, %d blocks", alone, n, x.HolderBlocks(h))
+		}
+		x.check(t)
+	}
+}

@@ -62,9 +62,10 @@ type Index struct {
 	expiry      heap.Heap[expiry]
 	hand        uint32
 	epochBlocks int
-	// places is work space of Removed, renamed of Stored.
-	places, renamed []place
-	stats           Stats
+	// places is work space of Removed, renamed and restated of Stored: blocks whose name is another's now, and blocks that
+	// have got another name.
+	places, renamed, restated []place
+	stats                     Stats
 }
 
 type holder struct {

@@ -317,7 +317,7 @@ func (m *model) walk() {
 			m.tokens = append(m.tokens, uint32(b))
 		}
 		m.tokens = append(m.tokens, beyond)
-		depth = m.x.WalkTokens(m.view, connector.Key{}, m.tokens, 1, &m.scratch, m.out)
+		depth = m.x.WalkTokens(m.view, testRoot, m.tokens, 1, &m.scratch, m.out)
 	}
 	most := 0
 	for i, holders := range m.byRank {

@@ -240,8 +240,19 @@ func (x *Index) name(ho *holder, r *run, from uint32, ids []uint64) {
 	}
 	if ho.own != nil {
 		d = ho.own
+		x.restate(ho, r, from, ids)
 	}
 	x.setNames(d, r, from, ids, true)
+}
+
+// restate notes the blocks that a holder may have had under the domain's name and that get a name of its own.
+func (x *Index) restate(ho *holder, r *run, from uint32, ids []uint64) {
+	for i, id := range ids {
+		p := makePlace(r, from+uint32(i))
+		if before := ho.names.nameAt(x.runs, p); before != 0 && before != normal(id) && ho.own.nameAt(x.runs, p) == 0 {
+			x.restated = append(x.restated, p)
+		}
+	}
 }
 
 // nameByKey enters the names of n blocks, which are parts of their keys.
@@ -299,6 +310,7 @@ func (x *Index) setNames(d *names, r *run, from uint32, ids []uint64, move bool)
 		p := makePlace(r, from+uint32(i))
 		if *slot != 0 {
 			d.drop(*slot, p)
+			x.restated = append(x.restated, p)
 		}
 		other, taken := d.put(x.runs, id, p, move)
 		if taken && !move {

@@ -75,7 +75,7 @@ func TestWalksBesideARewrittenTailInventNoHit(t *testing.T) {
 				if reader == 0 {
 					x.Walk(view, a.keys, out)
 				} else {
-					x.WalkTokens(view, connector.Key{}, a.tokens, 16, &s, out)
+					x.WalkTokens(view, testRoot, a.tokens, 16, &s, out)
 				}
 				if walks.Add(1); out[1].GPU > head {
 					t.Errorf("%d blocks of a prompt, although it has %d", out[1].GPU, head)

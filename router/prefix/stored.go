@@ -41,6 +41,10 @@ func (x *Index) Stored(h Holder, parent uint64, hasParent bool, ids []uint64, ke
 		}
 		x.name(ho, r, from, ids[:n])
 		x.hold(h, ho, r, from, from+uint32(n))
+		for _, p := range x.restated { // nothing will remove the copies of the old name
+			x.dropCopies(ho, p)
+		}
+		x.restated = x.restated[:0]
 		x.recount(r)
 		if len(x.renamed) > 0 {
 			x.dropRenamed(h, ho)

@@ -1,6 +1,9 @@
 package prefix
 
-import "github.com/kvconn/kvconn/connector"
+import (
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/blockkey"
+)
 
 // Walk finds how far every rank gets with the prompt that has keys as its block keys.
 // Results go to out, which must have room for one per rank. It returns the
@@ -38,23 +41,16 @@ const (
 // be used for one walk at a time, any number of times.
 type Scratch struct {
 	keys      []connector.Key
-	hasher    connector.KeyHasher
-	root      connector.Key
+	hasher    blockkey.Hasher
 	tokens    []uint32
 	blockSize int
 }
 
 // hash makes sure that the keys of the prompt's first n blocks are there.
 func (s *Scratch) hash(n int) {
-	have := len(s.keys)
-	if have >= n {
-		return
+	if have := len(s.keys); have < n {
+		s.keys = s.hasher.Append(s.keys, s.tokens[have*s.blockSize:n*s.blockSize], s.blockSize)
 	}
-	parent := s.root
-	if have > 0 {
-		parent = s.keys[have-1]
-	}
-	s.keys = s.hasher.Append(s.keys, parent, s.tokens[have*s.blockSize:n*s.blockSize], s.blockSize)
 }
 
 // Keys are the keys of the prompt that was walked last, those that have been hashed.
@@ -71,11 +67,12 @@ func (s *Scratch) AllKeys() []connector.Key {
 	return s.keys
 }
 
-// WalkTokens is [Index.Walk] for a prompt given as tokens: root is its root key (see
-// [connector.RootKey]), blockSize the tokens of a block. It hashes only the tokens that the walk
+// WalkTokens is [Index.Walk] for a prompt given as tokens: root is where its keys begin (see
+// [blockkey.Scheme.Root]), blockSize the tokens of a block. It hashes only the tokens that the walk
 // gets to, and at most a few hundred blocks beyond. It allocates only until scratch has grown.
-func (x *Index) WalkTokens(ranks *Ranks, root connector.Key, tokens []uint32, blockSize int, scratch *Scratch, out []Result) (depth int) {
-	scratch.keys, scratch.root, scratch.tokens, scratch.blockSize = scratch.keys[:0], root, tokens, blockSize
+func (x *Index) WalkTokens(ranks *Ranks, root blockkey.Link, tokens []uint32, blockSize int, scratch *Scratch, out []Result) (depth int) {
+	scratch.keys, scratch.tokens, scratch.blockSize = scratch.keys[:0], tokens, blockSize
+	scratch.hasher.Begin(root)
 	total := 0
 	if blockSize > 0 {
 		total = len(tokens) / blockSize

@@ -3,7 +3,6 @@ package prefix
 import (
 	"testing"
 
-	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 )
 
@@ -76,7 +75,7 @@ func TestTiersAreCombinedBlockByBlock(t *testing.T) {
 			}
 			check("keys", x.Walk(view, p.keys, out))
 			var s Scratch
-			check("tokens", x.WalkTokens(view, connector.Key{}, p.tokens, 16, &s, out))
+			check("tokens", x.WalkTokens(view, testRoot, p.tokens, 16, &s, out))
 		})
 	}
 }
@@ -110,7 +109,7 @@ func TestHashingStopsWhereTheWalkEnds(t *testing.T) {
 		{"less than a block", w.view, w.p.tokens[:15], 0, 0},
 		{"no tokens", w.view, nil, 0, 0},
 	} {
-		depth := w.WalkTokens(c.ranks, connector.Key{}, c.tokens, 16, &s, w.out)
+		depth := w.WalkTokens(c.ranks, testRoot, c.tokens, 16, &s, w.out)
 		if depth != c.depth || len(s.Keys()) < c.depth || len(s.Keys()) > c.most {
 			t.Errorf("%s: depth %d, %d keys hashed; want %d, at most %d", c.name, depth, len(s.Keys()), c.depth, c.most)
 		}
@@ -118,7 +117,7 @@ func TestHashingStopsWhereTheWalkEnds(t *testing.T) {
 			t.Errorf("%s: %d keys in all", c.name, len(all))
 		}
 	}
-	if depth := w.WalkTokens(w.view, connector.Key{}, w.p.tokens, 0, &s, w.out); depth != 0 || len(s.AllKeys()) != 0 {
+	if depth := w.WalkTokens(w.view, testRoot, w.p.tokens, 0, &s, w.out); depth != 0 || len(s.AllKeys()) != 0 {
 		t.Errorf("block size 0: depth %d", depth)
 	}
 }
@@ -138,7 +137,7 @@ func TestAThousandRanksWithTwoMillionTokens(t *testing.T) {
 	}
 	out := make([]Result, ranks)
 	var s Scratch
-	if depth := x.WalkTokens(view, connector.Key{}, p.tokens, 16, &s, out); depth != blocks {
+	if depth := x.WalkTokens(view, testRoot, p.tokens, 16, &s, out); depth != blocks {
 		t.Errorf("depth %d", depth)
 	}
 	for i, r := range out[1:] {
@@ -163,7 +162,7 @@ func TestWalksDoNotAllocate(t *testing.T) {
 		t.Errorf("a walk allocates %v times", n)
 	}
 	for _, blockSize := range []int{16, 32} {
-		if n := testing.AllocsPerRun(100, func() { w.WalkTokens(w.view, connector.Key{}, w.p.tokens, blockSize, &s, w.out) }); n != 0 {
+		if n := testing.AllocsPerRun(100, func() { w.WalkTokens(w.view, testRoot, w.p.tokens, blockSize, &s, w.out) }); n != 0 {
 			t.Errorf("a walk from tokens, block size %d, allocates %v times", blockSize, n)
 		}
 	}

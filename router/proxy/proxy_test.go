@@ -108,7 +108,7 @@ const plain = `{"model":"m","prompt":"the quick brown fox"}`
 
 func TestRequestsReachTheRankWithItsHeaders(t *testing.T) {
 	f := newFront(t, 2, func(o *Options) { o.EngineKey = "engine-key" })
-	resp, body := f.post(t, plain, PinHeader, "1", front.SessionHeader, "conv", "Authorization", "Bearer client", "Connection", "X-Drop", "X-Drop", "1", "X-Keep", "1", registry.RankHeader, "7")
+	resp, body := f.post(t, plain, PinHeader, "1", front.SessionHeader, "conv", "Authorization", "Bearer client", "Connection", "X-Drop", "X-Drop", "1", "X-Keep", "1", registry.RankHeader, "7", registry.OverrideHeader, "7")
 	if resp.StatusCode != http.StatusOK || !strings.Contains(body, "hello") || resp.Header.Get("X-Hop") != "" ||
 		resp.Header.Get(PinHeader) != "1" || resp.Header.Get(ReasonHeader) != "pin" || resp.Header.Get(NoteHeader) != "" {
 		t.Fatalf("%s %v %s", resp.Status, resp.Header, body)
@@ -119,7 +119,7 @@ func TestRequestsReachTheRankWithItsHeaders(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		registry.RankHeader: "1", front.SessionHeader: "conv", "Authorization": "Bearer engine-key", "X-Drop": "", "X-Keep": "1",
-		PinHeader: "", "X-Forwarded-For": "127.0.0.1",
+		PinHeader: "", "X-Forwarded-For": "127.0.0.1", registry.OverrideHeader: "",
 	} {
 		if v := got[0].Header.Get(name); v != want {
 			t.Errorf("%s: %q, want %q", name, v, want)

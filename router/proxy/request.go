@@ -46,6 +46,9 @@ func (p *Proxy) read(w http.ResponseWriter, r *http.Request) (*incoming, error) 
 	if err != nil {
 		return nil, err
 	}
+	if rank != policy.NoPin {
+		fields.Unpin()
+	}
 	in := &incoming{body: body}
 	if in.Request, err = p.opts.Reader.Read(r.Context(), r.Header, fields); err != nil {
 		return nil, err
@@ -57,7 +60,9 @@ func (p *Proxy) read(w http.ResponseWriter, r *http.Request) (*incoming, error) 
 		}
 	}
 	_ = fields.Read("stream", &in.stream) // the engine says what is wrong with it
-	in.Silent, in.Pin, in.Strict = !in.stream, rank, strict
+	if in.Silent = !in.stream; rank != policy.NoPin {
+		in.Pin, in.Strict = rank, strict
+	}
 	return in, nil
 }
 
@@ -100,7 +105,7 @@ func stripHops(h http.Header) {
 func (p *Proxy) toEngine(r *http.Request, in *incoming, d *route.Decision) http.Header {
 	h := r.Header.Clone()
 	stripHops(h)
-	for _, name := range []string{"Content-Length", registry.RankHeader, PinHeader, StrictHeader} {
+	for _, name := range []string{"Content-Length", registry.RankHeader, registry.OverrideHeader, PinHeader, StrictHeader} {
 		h.Del(name)
 	}
 	if !p.opts.KeepAuthorization {

@@ -28,6 +28,8 @@ type Rank struct {
 	Adapters []string `json:"adapters,omitempty"`
 	// Endpoint is the engine's HTTP server, http://host:port.
 	Endpoint string `json:"endpoint"`
+	// Engine is the kind of the engine. It has to be given for [SGLang], whose stores have keys of another scheme.
+	Engine Engine `json:"engine,omitempty"`
 	// DPMode, DPRank and DPStartRank say how the rank is addressed there; DPRank is the global index.
 	// Default external, 0 and 0.
 	DPMode      DPMode `json:"dp_mode,omitempty"`
@@ -115,6 +117,8 @@ func (r *Rank) validate() error {
 		return errors.New("an adapter's name is empty or the model's")
 	case r.BlockSize < 1 || r.BlockSize > maxBlockSize:
 		return fmt.Errorf("block_size %d: 1 to %d", r.BlockSize, maxBlockSize)
+	case r.Engine != "" && r.Engine != VLLM && r.Engine != SGLang && r.Engine != TensorRTLLM:
+		return fmt.Errorf("engine %.32q: %s, %s or %s", r.Engine, VLLM, SGLang, TensorRTLLM)
 	case r.MaxActive < 0 || r.MaxTokens < 0:
 		return errors.New("max_active or max_tokens is negative")
 	case r.Namespace != "" && (err != nil || len(digest) != len(connector.NamespaceDigest{})):
@@ -188,23 +192,6 @@ func validateConnect(field, endpoint string) error {
 	return nil
 }
 
-// DPMode is how a request names a rank among those that share its endpoint: vLLM has three ways to balance
-// data-parallel ranks (SGLang's is internal).
-type DPMode string
-
-const (
-	// External: each rank has a port of its own. No header is sent: such a server takes rank 0 only.
-	External DPMode = "external"
-	// Internal: all ranks share one port; the header has the global index.
-	Internal DPMode = "internal"
-	// Hybrid: the ranks of a node share one port; the header has the index on that node, which
-	// is the global one less the node's first (--data-parallel-start-rank).
-	Hybrid DPMode = "hybrid"
-)
-
-// RankHeader pins a request to a data-parallel rank: vLLM's and SGLang's name for it.
-const RankHeader = "X-Data-Parallel-Rank"
-
 // maxDPRank bounds the index of a data-parallel rank: ports end there.
 const maxDPRank = 65535
 
@@ -225,19 +212,6 @@ func (r *Rank) validateDP() error {
 		return fmt.Errorf("dp_mode %q: external, internal or hybrid", r.DPMode)
 	}
 	return nil
-}
-
-// HeaderValue is what [RankHeader] has to be for a request to reach the rank, "" if it must not be
-// sent.
-func (r *Rank) HeaderValue() string {
-	switch r.DPMode {
-	case Internal:
-		return strconv.Itoa(r.DPRank)
-	case Hybrid:
-		return strconv.Itoa(r.DPRank - r.DPStartRank)
-	default:
-		return ""
-	}
 }
 
 // Parse reads a rank from JSON, with defaults filled in. An unknown field is an error.

@@ -42,6 +42,7 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 		`{"model":"m"}`:                        "endpoint",
 		`{"model":"m","endpoint":"tcp://h:1"}`: "http://host:port",
 		`{"model":"m","endpoint":"http://u:p@h"}`:                                                                         "http://host:port",
+		`{"model":"m","endpoint":"http://h","engine":"x"}`:                                                                "vllm, sglang or",
 		`{"model":"m","endpoint":"http://h","dp_mode":"x"}`:                                                               "dp_mode",
 		`{"model":"m","endpoint":"http://h","dp_rank":70000}`:                                                             "dp_rank",
 		`{"model":"m","endpoint":"http://h","dp_start_rank":1}`:                                                           "hybrid",

@@ -3,7 +3,7 @@ package route
 import (
 	"testing"
 
-	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/blockkey"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/policy/byname"
 	"github.com/kvconn/kvconn/router/prefix"
@@ -15,15 +15,18 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector makes pools allocate")
 	}
-	for _, name := range []string{"cost", "kv-aware", "conversation/cost", "published/kv-aware"} {
+	for _, c := range []struct {
+		policy string
+		engine registry.Engine
+	}{{"cost", ""}, {"kv-aware", ""}, {"conversation/cost", ""}, {"published/kv-aware", ""}, {"cost", registry.SGLang}} {
 		r := newRouter(t, 0, func(o *Options) {
-			o.Policy = func() policy.Policy { p, _ := byname.New(byname.Options{Name: name}); return p }
+			o.Policy = func() policy.Policy { p, _ := byname.New(byname.Options{Name: c.policy}); return p }
 			o.Load.AssumeKVReuse = true
 		})
 		tokens := prompt(1, 8000)
 		for i := range 8 {
 			spec := rank(i)
-			spec.Events = &registry.Events{Endpoint: "tcp://127.0.0.1:1"}
+			spec.Events, spec.Engine = &registry.Events{Endpoint: "tcp://127.0.0.1:1"}, c.engine
 			add(t, r, spec)
 			hold(t, r, int32(i), tokens)
 		}
@@ -45,7 +48,7 @@ func TestDecisionsDoNotAllocate(t *testing.T) {
 			least = min(least, testing.AllocsPerRun(20, once))
 		}
 		if least != 0 {
-			t.Errorf("%s: %v allocations", name, least)
+			t.Errorf("%s, engine %q: %v allocations", c.policy, c.engine, least)
 		}
 	}
 }
@@ -57,12 +60,12 @@ func hold(t testing.TB, r *Router, rank int32, tokens []uint32) {
 	if !ok {
 		t.Fatalf("no rank %d", rank)
 	}
-	var keys []connector.Key
-	var ids []uint64
-	key := connector.RootKey(16, connector.Scope{})
-	for ; len(tokens) >= 16; tokens = tokens[16:] {
-		key, _ = connector.NextKey(key, connector.AppendTokens(nil, tokens[:16]), nil)
-		keys, ids = append(keys, key), append(ids, prefix.KeyID(key))
+	var hasher blockkey.Hasher
+	hasher.Begin(r.ranks[rank].pool.root)
+	keys := hasher.Append(nil, tokens, 16)
+	ids := make([]uint64, len(keys))
+	for i, key := range keys {
+		ids[i] = prefix.KeyID(key)
 	}
 	if err := r.Index().Stored(h, 0, false, ids, keys); err != nil {
 		t.Fatal(err)

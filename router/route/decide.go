@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/blockkey"
 	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/prefix"
@@ -128,6 +129,11 @@ func (r *Router) find(model string) (target, error) {
 	if to, ok := models[model]; ok {
 		return to, nil
 	}
+	if name, adapter, ok := strings.Cut(model, ":"); ok && adapter != "" { // SGLang's way to name an adapter
+		if to, ok := models[name]; ok && to.pool.scheme == blockkey.SGLang && to.lora == "" {
+			return target{pool: to.pool, lora: adapter}, nil
+		}
+	}
 	if model == "" {
 		var only *pool
 		for _, to := range models {
@@ -146,35 +152,36 @@ func (r *Router) find(model string) (target, error) {
 	return target{}, fmt.Errorf("%w %.64q", ErrUnknownModel, model)
 }
 
-// rootCache keeps the root key of the last scope: a tenant's requests come in bursts.
+// rootCache keeps the root of the last scope: a tenant's requests come in bursts.
 type rootCache struct {
 	scope     connector.Scope
+	scheme    blockkey.Scheme
 	blockSize int
-	key       connector.Key
+	root      blockkey.Link
 }
 
-func (c *rootCache) of(p *pool, scope connector.Scope) connector.Key {
+func (c *rootCache) of(p *pool, scope connector.Scope) blockkey.Link {
 	if scope == (connector.Scope{}) {
 		return p.root
 	}
-	if c.scope != scope || c.blockSize != p.blockSize {
-		c.scope, c.blockSize = scope, p.blockSize
-		c.key = connector.RootKey(p.blockSize, scope)
+	if c.scope != scope || c.scheme != p.scheme || c.blockSize != p.blockSize {
+		c.scope, c.scheme, c.blockSize = scope, p.scheme, p.blockSize
+		c.root = p.scheme.Root(p.blockSize, scope)
 	}
-	return c.key
+	return c.root
 }
 
 // walk finds every rank's prefix. A prompt of a scope other than the plain one is announced to the stores'
-// feeds first.
+// feeds first, unless records of all scopes begin at one root, as SGLang's do.
 func (r *Router) walk(s *scratch, to target, v *view, prompt []uint32, scope connector.Scope, dst []policy.Match) []policy.Match {
 	if scope.LoRA == "" {
 		scope.LoRA = to.lora
 	}
 	p := to.pool
 	root := s.root.of(p, scope)
-	if root != p.root {
+	if root != p.root && p.scheme == blockkey.Tokens {
 		for _, from := range v.sources {
-			from.feed.NoteRoot(root)
+			from.feed.NoteRoot(root.Key())
 		}
 	}
 	s.results = slices.Grow(s.results[:0], len(v.states))[:len(v.states)]
@@ -275,7 +282,7 @@ func (r *Router) book(v *view, j *job) error {
 	d, p, state := j.d, j.to.pool, v.states[j.d.Index]
 	spec := state.spec.Load()
 	d.Handle, d.Match = j.id, d.matches[d.Index]
-	d.Endpoint, d.Header = spec.Endpoint, spec.HeaderValue()
+	d.Endpoint, d.Header, d.Engine = spec.Endpoint, spec.HeaderValue(), spec.Engine
 	booking := inflight.Request{
 		ID: j.id, Rank: d.Rank, PromptTokens: j.tokens,
 		CachedTokens: int(d.UseTokens), DiskTokens: int(d.LoadDisk), ObjectTokens: int(d.LoadObject),

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/blockkey"
 	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/prefix"
@@ -15,8 +16,9 @@ import (
 // pool is the ranks of one model.
 type pool struct {
 	model     string
+	scheme    blockkey.Scheme
 	blockSize int
-	root      connector.Key // of the plain scope
+	root      blockkey.Link // of the plain scope
 	tracker   *inflight.Tracker
 	view      atomic.Pointer[view]
 
@@ -39,14 +41,16 @@ type view struct {
 	sources []*source
 }
 
-func newPool(model string, blockSize int, o *Options) (*pool, error) {
+func newPool(model string, scheme blockkey.Scheme, blockSize int, o *Options) (*pool, error) {
 	lo := o.Load
 	lo.BlockSize, lo.MaxRanks = blockSize, o.MaxRanks
 	t, err := inflight.NewTracker(lo)
 	if err != nil {
 		return nil, err
 	}
-	p := &pool{model: model, blockSize: blockSize, root: connector.RootKey(blockSize, connector.Scope{}), tracker: t, policy: o.Policy()}
+	p := &pool{
+		model: model, scheme: scheme, blockSize: blockSize, root: scheme.Root(blockSize, connector.Scope{}), tracker: t, policy: o.Policy(),
+	}
 	p.state.BlockSize = blockSize
 	return p, nil
 }

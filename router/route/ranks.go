@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kvconn/kvconn/router/blockkey"
 	"github.com/kvconn/kvconn/router/registry"
 )
 
@@ -83,7 +84,10 @@ func (r *Router) check(spec *registry.Rank) (*pool, error) {
 	}
 	p := r.pools[spec.Model]
 	if p == nil {
-		return newPool(spec.Model, spec.BlockSize, &r.opts)
+		return newPool(spec.Model, spec.Engine.Scheme(), spec.BlockSize, &r.opts)
+	}
+	if p.scheme != spec.Engine.Scheme() {
+		return nil, fmt.Errorf("%w: engine %q, other ranks of %s are of another: all or none are SGLang's", ErrMismatch, spec.Engine, spec.Model)
 	}
 	if p.blockSize != spec.BlockSize {
 		return nil, fmt.Errorf("%w: block_size %d, other ranks of %s have %d", ErrMismatch, spec.BlockSize, spec.Model, p.blockSize)
@@ -105,6 +109,28 @@ func (r *Router) checkNames(spec *registry.Rank, but *rankState) error {
 		}
 	}
 	return nil
+}
+
+// EngineRank finds the rank that a request for a model means by SGLang's own number in its body. taken is false if the
+// model is unknown or another engine's, ranks is how many ranks have the number; rank is one of them.
+func (r *Router) EngineRank(model string, number int) (rank int32, ranks int, taken bool) {
+	to, err := r.find(model)
+	if err != nil || to.pool.scheme != blockkey.SGLang {
+		return 0, 0, false
+	}
+	for _, s := range to.pool.view.Load().states {
+		if s.spec.Load().DPRank == number {
+			rank = s.id
+			ranks++
+		}
+	}
+	return rank, ranks, true
+}
+
+// TakesAdapter reports whether requests for a model may name an adapter beside it, as SGLang's do.
+func (r *Router) TakesAdapter(model string) bool {
+	to, err := r.find(model)
+	return err == nil && to.pool.scheme == blockkey.SGLang && to.lora == ""
 }
 
 // refresh makes the present ranks of a pool what decisions are made by. The caller holds mu.

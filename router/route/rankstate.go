@@ -96,7 +96,7 @@ func (r *rankState) learnPrefill(tokens int32, seconds float64) {
 // sameFeeds says whether a rank can change from a to b while its feeds and holders stay.
 func sameFeeds(a, b *registry.Rank) bool {
 	return (a.Events == b.Events || a.Events != nil && b.Events != nil && *a.Events == *b.Events) &&
-		a.Model == b.Model && a.BlockSize == b.BlockSize && a.DPRank == b.DPRank &&
+		a.Model == b.Model && a.Engine.Scheme() == b.Engine.Scheme() && a.BlockSize == b.BlockSize && a.DPRank == b.DPRank &&
 		a.Node == b.Node && a.NodeURL == b.NodeURL && a.Bucket == b.Bucket && a.BucketURL == b.BucketURL &&
 		a.CacheModel == b.CacheModel && a.Namespace == b.Namespace && a.HashDomain == b.HashDomain
 }

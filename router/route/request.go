@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/router/policy"
+	"github.com/kvconn/kvconn/router/registry"
 )
 
 // Errors of [Router.Route] and of changing ranks.
@@ -57,6 +58,8 @@ type Decision struct {
 	// "" if it must not be sent.
 	Endpoint string `json:"endpoint"`
 	Header   string `json:"-"`
+	// Engine is the rank's, which may have more ways to be told that value.
+	Engine registry.Engine `json:"-"`
 	// PromptTokens is the length of the prompt.
 	PromptTokens int `json:"prompt_tokens"`
 	// Match is what the chosen rank has of the prompt, in tokens.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/blockkey"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/router/registry"
@@ -31,6 +32,7 @@ type sourceKey struct {
 type source struct {
 	sourceKey
 	url       string
+	scheme    blockkey.Scheme
 	blockSize int
 	feed      *feed.Residency
 	users     int // ranks; under the router's mu
@@ -45,7 +47,7 @@ type source struct {
 
 // accepts says whether ranks of the source can load the blocks of a namespace.
 func (s *source) accepts(digest connector.NamespaceDigest, m *connector.Manifest) bool {
-	if m == nil || m.BlockSize != s.blockSize || m.KeyScheme != connector.KeySchemeTokens {
+	if m == nil || m.BlockSize != s.blockSize || s.scheme.Check(m) != nil {
 		return false
 	}
 	if s.namespace != "" {
@@ -174,7 +176,7 @@ func (r *Router) follow(s *rankState, spec *registry.Rank) (err error) {
 	}
 	e, err := feed.NewRank(feed.RankOptions{
 		Endpoint: spec.Events.Endpoint, ReplayEndpoint: spec.Events.ReplayEndpoint, Bind: spec.Events.Bind, Topic: spec.Events.Topic,
-		Number: spec.DPRank, Holder: s.gpu, BlockSize: spec.BlockSize, Logger: r.opts.Logger.With("rank", s.id),
+		Number: spec.DPRank, Holder: s.gpu, Scheme: spec.Engine.Scheme(), BlockSize: spec.BlockSize, Logger: r.opts.Logger.With("rank", s.id),
 	}, r.index)
 	if err != nil {
 		return err
@@ -209,11 +211,14 @@ func (r *Router) share(tier prefix.Tier, id, url string, spec *registry.Rank) (*
 		from.users++
 		return from, nil
 	}
-	from := &source{sourceKey: key, url: url, blockSize: spec.BlockSize, users: 1, holders: map[connector.NamespaceDigest]prefix.Holder{}}
+	from := &source{
+		sourceKey: key, url: url, scheme: spec.Engine.Scheme(), blockSize: spec.BlockSize, users: 1,
+		holders: map[connector.NamespaceDigest]prefix.Holder{},
+	}
 	ctx, cancel := context.WithCancel(r.ctx)
 	from.stop = cancel
 	f, err := feed.NewResidency(feed.ResidencyOptions{
-		URL: url + "/v1/residency", Tier: tier.String(), BlockSize: spec.BlockSize, Logger: r.opts.Logger,
+		URL: url + "/v1/residency", Tier: tier.String(), Scheme: from.scheme, BlockSize: spec.BlockSize, Logger: r.opts.Logger,
 		Holder: func(digest connector.NamespaceDigest, m *connector.Manifest) (feed.Holder, bool) {
 			return r.holderOf(from, digest, m)
 		},

@@ -2,6 +2,7 @@ package service
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -46,6 +47,8 @@ type RouteAnswer struct {
 	Request string `json:"request"`
 	// Headers are to be sent with the request.
 	Headers map[string]string `json:"headers"`
+	// Body are fields for the request's body. They say what Headers say, for clients that set no headers.
+	Body map[string]json.Number `json:"body,omitempty"`
 	// Note says what was done differently than asked.
 	Note string `json:"note,omitempty"`
 }
@@ -105,6 +108,9 @@ func (s *server) ask(ctx context.Context, h http.Header, fields front.Fields) (*
 	if err := o.read(fields); err != nil {
 		return nil, err
 	}
+	if o.Pin != nil {
+		fields.Unpin()
+	}
 	q, err := s.reader.Read(ctx, h, fields)
 	if err != nil {
 		return nil, err
@@ -112,7 +118,7 @@ func (s *server) ask(ctx context.Context, h http.Header, fields front.Fields) (*
 	if errors.Is(q.Fallback, tokenize.ErrPrompt) {
 		return nil, front.BadRequest("%v", q.Fallback)
 	}
-	q.Scope.LoRA, q.Exclude, q.Explain = o.LoRA, o.Exclude, o.Explain
+	q.Scope.LoRA, q.Exclude, q.Explain = cmp.Or(o.LoRA, q.Scope.LoRA), o.Exclude, o.Explain
 	if o.Content != "" {
 		q.Content = o.Content
 	}
@@ -215,6 +221,10 @@ func answer(q *front.Request, d *route.Decision) *RouteAnswer {
 	}
 	if d.Header != "" {
 		a.Headers[registry.RankHeader] = d.Header
+		if d.Engine == registry.SGLang {
+			a.Headers[registry.OverrideHeader] = d.Header
+			a.Body = map[string]json.Number{registry.RankField: json.Number(d.Header)}
+		}
 	}
 	if q.Session != "" {
 		a.Headers["X-Session-ID"] = q.Session

@@ -24,6 +24,30 @@ const payloadBytes = 8000
 // fillStore saves the blocks of prompts of a model in a store that is then closed.
 func fillStore(t *testing.T, dir, model string, prompts map[connector.Scope][]uint32) {
 	t.Helper()
+	m := manifestOf(model)
+	fill(t, dir, m, func(save func(parent, key connector.Key)) {
+		for scope, tokens := range prompts {
+			parent := connector.RootKey(m.BlockSize, scope)
+			for ; len(tokens) >= m.BlockSize; tokens = tokens[m.BlockSize:] {
+				key, _ := connector.NextKey(parent, connector.AppendTokens(nil, tokens[:m.BlockSize]), nil)
+				save(parent, key)
+				parent = key
+			}
+		}
+	})
+}
+
+func manifestOf(model string) *connector.Manifest {
+	return &connector.Manifest{
+		Engine: "test/1", Model: model, KVDType: "bfloat16", BlockSize: 16, TensorParallel: 1, PipelineParallel: 1,
+		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
+		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+	}
+}
+
+// fill saves blocks of one namespace in a store that is then closed.
+func fill(t *testing.T, dir string, m *connector.Manifest, blocks func(save func(parent, key connector.Key))) {
+	t.Helper()
 	s, err := disk.Open(t.Context(), disk.Options{Dir: dir, MaxBytes: 64 << 20, Logger: quiet()})
 	if err != nil {
 		t.Fatal(err)
@@ -33,22 +57,13 @@ func fillStore(t *testing.T, dir, model string, prompts map[connector.Scope][]ui
 			t.Error(err)
 		}
 	}()
-	ns, err := s.OpenNamespace(&connector.Manifest{
-		Engine: "test/1", Model: model, KVDType: "bfloat16", BlockSize: 16, TensorParallel: 1, PipelineParallel: 1,
-		Groups:    []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}},
-		KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
-	})
+	ns, err := s.OpenNamespace(m)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for scope, tokens := range prompts {
-		parent := connector.RootKey(16, scope)
-		for ; len(tokens) >= 16; tokens = tokens[16:] {
-			key, _ := connector.NextKey(parent, connector.AppendTokens(nil, tokens[:16]), nil)
-			storetest.Save(t, s, &store.WriteOp{Record: store.Record{ID: store.RecordID{Namespace: ns, Key: key}, Parent: parent}, Payload: store.AlignedBuffer(payloadBytes)})
-			parent = key
-		}
-	}
+	blocks(func(parent, key connector.Key) {
+		storetest.Save(t, s, &store.WriteOp{Record: store.Record{ID: store.RecordID{Namespace: ns, Key: key}, Parent: parent}, Payload: store.AlignedBuffer(payloadBytes)})
+	})
 }
 
 // startDaemon runs a node's kvconnd and returns its URL.

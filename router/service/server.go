@@ -72,7 +72,10 @@ func newServer(o *Options) (*server, error) {
 	if o.EngineKey != "" {
 		tokens.Header = http.Header{"Authorization": {"Bearer " + o.EngineKey}}
 	}
-	s.reader = &front.Reader{Tokens: tokens, Engines: router.ReadyEndpoints, MaxBodyBytes: o.MaxBodyBytes}
+	s.reader = &front.Reader{
+		Tokens: tokens, Engines: router.ReadyEndpoints, EngineRank: router.EngineRank, TakesAdapter: router.TakesAdapter,
+		MaxBodyBytes: o.MaxBodyBytes,
+	}
 	s.checks = newChecker(router, transport, o)
 	s.proxy, err = proxy.New(proxy.Options{
 		Router: s.router, Reader: s.reader, Failed: s.checks.failed, Check: s.check,

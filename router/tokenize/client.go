@@ -199,11 +199,20 @@ func firstPrompt(raw json.RawMessage) (first json.RawMessage, several bool, err 
 	if len(inner) == 0 || inner[0] != '"' && inner[0] != '[' {
 		return raw, false, nil // ids
 	}
-	var list []json.RawMessage
-	if err := json.Unmarshal(raw, &list); err != nil || len(list) == 0 {
+	if first, several = FirstOf(raw); first == nil {
 		return nil, false, fmt.Errorf("%w: prompt is not a list", ErrPrompt)
 	}
-	return list[0], len(list) > 1, nil
+	return first, several, nil
+}
+
+// FirstOf is the first element of a JSON array, nil if there is none, and whether more follow. Those are not read: they
+// would take much more memory than their text.
+func FirstOf(array []byte) (first json.RawMessage, more bool) {
+	dec := json.NewDecoder(bytes.NewReader(array))
+	if open, err := dec.Token(); err != nil || open != json.Delim('[') || !dec.More() || dec.Decode(&first) != nil {
+		return nil, false
+	}
+	return first, dec.More()
 }
 
 func (c *Client) ids(raw json.RawMessage) (Found, error) {

@@ -21,7 +21,9 @@ func (c *Account) Acquire(ctx context.Context, s *Slot, rec store.Record, payloa
 	if err := c.begin(s, payloadBytes, false); err != nil {
 		return Full, err
 	}
-	s.rec = c.record(&rec)
+	if s.rec = c.record(&rec); rec.AnyParent {
+		s.rec.parent = unknownParent
+	}
 	s.hash = a.index.hash(&s.rec.slotKey)
 	if c.queue.Head() == nil && a.try(s) {
 		return s.outcome(), nil
@@ -68,8 +70,7 @@ func (c *Account) pinAlso(s, with *Slot) bool {
 	return true
 }
 
-// Fits returns nil if slots for payloads of that size can be given out, else [ErrTooLarge] or
-// [ErrClosed].
+// Fits returns nil if slots for payloads of that size can be given out, else [ErrTooLarge] or [ErrClosed].
 func (c *Account) Fits(payloadBytes int) error {
 	c.arena.mu.Lock()
 	defer c.arena.mu.Unlock()

@@ -49,8 +49,7 @@ type Arena struct {
 	freeUnits int      // how many are unassigned
 	// unfree are the units that are assigned, or promised to a waiter.
 	unfree unitset.Set
-	// held are the units whose slots cannot all be evicted now: one is pinned, or they are
-	// promised to a waiter.
+	// held are the units whose slots cannot all be evicted now: one is pinned, or they are promised to a waiter.
 	held unitset.Set
 	high int // no unit from here on was ever assigned
 
@@ -96,12 +95,12 @@ func New(o Options) (*Arena, error) {
 	return a, nil
 }
 
-// File is the arena's shared memory, for a process that maps it. It can be mapped read-only alone,
-// and not truncated. A process that has it can read every cached record. It belongs to the arena.
+// File is the arena's shared memory for reading alone. It shows every cached record, and belongs to the arena.
 func (a *Arena) File() *os.File { return a.mem.File }
 
-// Memory is the whole arena, to prepare it for copies. Its bytes belong to slots.
-func (a *Arena) Memory() []byte { return a.mem.Bytes }
+// Memory is the whole arena, to prepare it for copies, and Writable its file for the daemon's own processes.
+func (a *Arena) Memory() []byte     { return a.mem.Bytes }
+func (a *Arena) Writable() *os.File { return a.mem.Writable }
 
 // Close gives the memory back. It fails with [ErrBusy] while slots are in use or waited
 // for: the kernel may still write to them.

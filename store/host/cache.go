@@ -17,8 +17,7 @@ type Cache struct {
 	tier store.Tier
 }
 
-// NewCache returns a cache in a's memory of what t keeps. The arena and the tier stay the
-// caller's to close.
+// NewCache returns a cache in a's memory of what t keeps. The arena and the tier stay the caller's to close.
 func NewCache(a *Arena, t store.Tier) *Cache { return &Cache{a, t} }
 
 // Tier is what the cache reads from and writes to.

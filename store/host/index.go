@@ -119,15 +119,18 @@ func (s *slot) set(r *slotRecord, hash uint64) {
 	s.hash, s.ns, s.shard, s.proof, s.parent = hash, r.ns, r.shard, r.proof, r.parent
 }
 
-// holds reports whether a slot is of that very record. While one is filled for any parent, it has none.
+// holds reports whether a slot is of that very record. One that is filled for any parent is so for others of these.
 func (s *slot) holds(r *slotRecord, hash uint64) bool {
 	return s.hash == hash && s.ns == r.ns && s.shard == r.shard && s.proof == r.proof && (r.anyParent || s.parent == r.parent)
 }
+
+// unknownParent is no parent's check: one that is filled for any parent has it until the parent is known.
+const unknownParent = 0
 
 // parentCheck is what a slot keeps of its parent's key, which follows from the proof.
 func parentCheck(k connector.Key) uint16 {
 	hi, lo := bits.Mul64(binary.LittleEndian.Uint64(k[:])+0x9e3779b97f4a7c15, binary.LittleEndian.Uint64(k[8:])+0xbf58476d1ce4e5b9)
 	v := hi ^ lo
 	v ^= v >> 32
-	return uint16(v ^ v>>16)
+	return max(unknownParent+1, uint16(v^v>>16))
 }

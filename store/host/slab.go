@@ -123,8 +123,7 @@ func (a *Arena) newSpan(c *class, first int) spanID {
 	return spanID(n<<slabBits | at)
 }
 
-// dropSpan takes a span without taken slots away. The tables of a class that has no span
-// left are given back.
+// dropSpan takes a span without taken slots away. The tables of a class that has no span left are given back.
 func (a *Arena) dropSpan(id spanID) {
 	n := uint32(id) >> slabBits
 	s := &a.slabs[n]
@@ -143,8 +142,7 @@ func (a *Arena) dropSpan(id spanID) {
 	c.open = nil
 }
 
-// newSlab makes a table for a class: for as many spans as it has numbers for, or the arena has
-// room for.
+// newSlab makes a table for a class: for as many spans as it has numbers for, or the arena has room for.
 func (a *Arena) newSlab(c *class) uint32 {
 	spans := min(slabSlots/c.perSpan, len(a.units)/c.spanUnits)
 	s := slab{class: c, slots: make([]slot, spans*c.perSpan), spans: make([]span, spans), vacant: make([]uint32, spans)}

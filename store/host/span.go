@@ -2,8 +2,7 @@ package host
 
 import "slices"
 
-// alloc takes a slot of a class, evicting clean ones if need be, or returns 0. The slot is
-// dirty and has no pins.
+// alloc takes a slot of a class, evicting clean ones if need be, or returns 0. The slot is dirty and has no pins.
 func (a *Arena) alloc(c *class, owner *Account) slotID {
 	if c.free.head == 0 && !a.assignFree(c, owner) && !a.takeIdle(c) {
 		a.evictFor(c)
@@ -86,8 +85,7 @@ func (a *Arena) freeSlot(id slotID) {
 	}
 }
 
-// assignFree makes a span of unassigned units: of the units that are kept for the owner, or of
-// the lowest.
+// assignFree makes a span of unassigned units: of the units that are kept for the owner, or of the lowest.
 func (a *Arena) assignFree(c *class, owner *Account) bool {
 	if d := &a.drain; d.owner != nil && d.owner == owner && d.class == c && d.drained == d.units {
 		a.assign(c, d.first)

@@ -174,3 +174,27 @@ func TestLoadsThatJoinNameTheTierThatDelivers(t *testing.T) {
 		}
 	}
 }
+
+// What a slower tier delivers for any parent goes to the first tier with its own.
+func TestRecordsForAnyParentArePromotedWithTheirOwn(t *testing.T) {
+	r := newTiers(t)
+	r.write(r.slow, 3)
+	r.cache.Load(t.Context(), t.Context(), r.account, 1, func(it *host.Item) error {
+		it.Record, it.PayloadBytes = r.record(3), payloadBytes
+		it.Parent, it.AnyParent = connector.Key{}, true
+		return nil
+	}, func(it *host.Item) {
+		if it.Err != nil || it.Parent != r.record(3).Parent {
+			t.Errorf("%v, parent %v", it.Err, it.Parent)
+		}
+		it.Slot.Release()
+	})
+	for _, parent := range []connector.Key{r.record(3).Parent, {}} {
+		op := &store.ReadOp{Record: r.record(3), Payload: store.AlignedBuffer(payloadBytes)}
+		op.Parent = parent
+		r.fast.Read(t.Context(), []*store.ReadOp{op}, func(*store.ReadOp) {})
+		if (op.Err == nil) != (parent == r.record(3).Parent) {
+			t.Errorf("in the first tier, with parent %v: %v", parent, op.Err)
+		}
+	}
+}

@@ -24,6 +24,10 @@ class DaemonProcess:
     process: subprocess.Popen[bytes]
     socket: Path
 
+    def restart(self) -> None:
+        """Start it again, after its end, on the same store and socket."""
+        self.process = start_daemon(os.environ["KVCONND"], self.socket.parent / "store", self.socket)
+
     def freeze(self) -> None:
         """Stop the daemon, and return when all its threads stand still."""
         self.process.send_signal(signal.SIGSTOP)

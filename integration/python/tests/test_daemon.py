@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DaemonProcess, start_daemon
+from conftest import DaemonProcess
 
 from kvconn import client
 from kvconn.client import (
@@ -469,7 +469,7 @@ def test_a_frozen_daemon_ends_loads_and_saves_by_key_and_touches_nothing_later(d
 
 
 def test_a_killed_daemon_ends_loads_and_saves_by_key_and_is_used_again(
-    daemon_process: DaemonProcess, socket_dir: Path
+    daemon_process: DaemonProcess,
 ) -> None:
     memory = Memory()
     keyed = KeyedClient(replace(options(daemon_process.socket, {"key_scheme": "engine"}), retry_interval=0.05))
@@ -483,7 +483,7 @@ def test_a_killed_daemon_ends_loads_and_saves_by_key_and_is_used_again(
     told = everything(keyed)
     assert ([f.request for f in told.finished], [s.request for s in told.stored]) == (["load"], ["save"])
     assert keyed.present("r", hashes) == [b"\x00"]
-    daemon_process.process = start_daemon(os.environ["KVCONND"], socket_dir / "store", daemon_process.socket)
+    daemon_process.restart()
     wait_until(lambda: keyed._link.connection is not None)
     keyed.put("save", [Part(0, b"", hashes, [0, 1])])
     told = everything(keyed)

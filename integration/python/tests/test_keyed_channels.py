@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DaemonProcess, start_daemon
+from conftest import DaemonProcess
 from fake_daemon import FETCH, HELLO, PRESENT, PUT, REGISTER, TOUCH, UNREGISTER, FakeDaemon, HangUpError, Refuse
 from test_daemon import BLOCK_BYTES, Memory
 from test_daemon import LAYOUT as DAEMON_LAYOUT
@@ -32,14 +32,20 @@ CALLS = (
 )
 
 
-@pytest.fixture
-def fake(socket_dir: Path) -> Iterator[FakeDaemon]:
-    daemon = FakeDaemon(socket_dir / "s")
+def channel_daemon(path: Path) -> FakeDaemon:
+    """A daemon that does all that it is asked for."""
+    daemon = FakeDaemon(path)
     daemon.on[HELLO] = lambda _: {"version": 5, "server": "fake", "load_timeout_ms": 10_000, "session": SESSION}
     for op in (FETCH, PUT):
         daemon.on[op] = lambda _: {"done": [b"\x03", b"\x01"]}
     daemon.on[TOUCH] = lambda _: {}
     daemon.on[PRESENT] = lambda _: {"groups": [b"\x05", b"\x04"]}
+    return daemon
+
+
+@pytest.fixture
+def fake(socket_dir: Path) -> Iterator[FakeDaemon]:
+    daemon = channel_daemon(socket_dir / "s")
     yield daemon
     daemon.stop()
 
@@ -95,6 +101,26 @@ def test_a_call_that_waits_holds_up_no_other(fake: FakeDaemon) -> None:
         assert not load.done()
         release.set()
         assert load.result() == [b"\x01", b"\x00"]
+    channels.close()
+
+
+def test_an_answer_that_comes_byte_by_byte_does_not_outlast_the_deadline(fake: FakeDaemon) -> None:
+    channels = registered(fake, timeout=0.2)
+    returned = threading.Event()
+
+    def dribble(_: Any) -> Any:
+        conn = fake.conns[2]  # the session's first, then the channels in their order: this is that of loads
+        header = (1 << 20).to_bytes(4, "little") + bytes(7) + b"\x01" + bytes(20)
+        for byte in header:
+            conn.sendall(bytes([byte]))
+            if returned.wait(0.02):
+                break
+        raise HangUpError
+
+    fake.on[FETCH] = dribble
+    assert channels.channel("load").fetch_wait(LOAD, "r", 0.2) == NOTHING
+    assert fake.fence()[FENCED] == 1
+    returned.set()
     channels.close()
 
 
@@ -287,8 +313,7 @@ def test_channels_come_back_after_a_restart(daemon_process: DaemonProcess) -> No
     daemon_process.process.send_signal(signal.SIGTERM)
     daemon_process.process.wait(20)
     assert channels.channel("load").fetch_wait([Part(0, b"", hashes, [4, 5])], "r", 1.0) == [b"\x00"]
-    socket = daemon_process.socket
-    daemon_process.process = start_daemon(os.environ["KVCONND"], socket.parent / "store", socket)
+    daemon_process.restart()
     wait_until(lambda: channels.channel("load").fetch_wait([Part(0, b"", hashes, [4, 5])], "r", 1.0) == [b"\x03"])
     assert [memory.read(b) for b in (4, 5)] == [bytes([n]) * BLOCK_BYTES for n in (1, 2)]
     channels.close()

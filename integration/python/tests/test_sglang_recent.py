@@ -41,6 +41,33 @@ def test_a_failure_is_kept_though_the_prompt_was_asked_for_again_meanwhile() -> 
     assert again.failed_at == 1.0
 
 
+def test_the_pages_that_are_kept_are_bounded() -> None:
+    recent = Recent(max_pages=4)
+    recent.asked(HASHES[:3], 1.0)
+    for _ in range(3):
+        second = recent.asked(HASHES[3:5], 2.0)
+    assert recent.of(HASHES[0]) is None
+    assert recent.of(HASHES[3]) is second, "a repeated question counts once"
+    long = recent.asked(HASHES, 3.0)
+    assert recent.of(HASHES[0]) is long, "the last is kept, however long"
+    recent.ended(long)
+    recent.asked(HASHES[:2], 4.0)
+    recent.asked(HASHES[2:4], 4.0)
+    assert recent.of(HASHES[0]) is not None
+    assert recent.of(HASHES[2]) is not None
+
+
+def test_the_time_of_a_page_is_that_of_its_first_question() -> None:
+    recent = Recent()
+    recent.asked(HASHES[:3], 1.0)
+    assert recent.asked(HASHES[:3], 5.0).asked_at == 1.0, "asked again by the same request"
+    longer = recent.asked(HASHES[:4], 6.0)
+    assert recent.of(HASHES[0]) is longer
+    assert recent.asked_at(HASHES[0], longer.asked_at) == 1.0, "the first prompt's prefill may have computed it"
+    assert recent.asked_at(HASHES[3], longer.asked_at) == 6.0
+    assert recent.asked_at(HASHES[7], 9.0) == 9.0
+
+
 def test_an_ended_prompt_is_forgotten_unless_it_was_asked_for_again() -> None:
     recent = Recent()
     prompt = recent.asked(HASHES[:2], 0.0)

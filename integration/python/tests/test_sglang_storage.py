@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import DaemonProcess, start_daemon
+from conftest import DaemonProcess
 
 pytest.importorskip("sglang.srt.mem_cache.hicache_storage")
 
 import torch
 from sglang.srt import runtime_context
+from sglang.srt.lora.lora_registry import LoRARef
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager as Manager
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
@@ -26,10 +29,12 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
     PoolTransfer,
 )
-from sglang_pools import MHA_LAYOUTS, MLA_LAYOUTS, mamba, mha, mla, slots
+from sglang.srt.server_args import ServerArgs
+from sglang_pools import MHA_LAYOUTS, MLA_LAYOUTS, PAGE, mamba, mha, mla, slots
 
+from kvconn.identity import files
+from kvconn.sglang import manifest, weight_updates
 from kvconn.sglang.storage import KVConnStorage
-from kvconn.vllm import files
 
 PAGES = 6
 DEADLINE_S = 5.0
@@ -76,12 +81,19 @@ def make(daemon: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     (model / "model.safetensors").write_bytes(b"weights")
     made: list[KVConnStorage] = []
 
-    def storage(*pools: tuple[str, Any], rank: int = 0, ranks: int = 1, latent: bool = False, **own: Any) -> Any:
+    def storage(
+        *pools: tuple[str, Any],
+        rank: int = 0,
+        ranks: int = 1,
+        latent: bool = False,
+        engine: dict[str, Any] | None = None,
+        **own: Any,
+    ) -> Any:
         extra = {"socket": str(daemon), "deadline": DEADLINE_S, "digest_cache": str(tmp_path / "digests")} | own
         told = extra | {"interface_v1": 1, "allocator": "shm", "hicache_storage_pass_prefix_keys": True}
         memory = SimpleNamespace(hicache_storage_backend_extra_config=json.dumps(told))
         monkeypatch.setattr(runtime_context, "get_memory", lambda: memory)
-        monkeypatch.setattr(runtime_context, "get_server_args", lambda: args(model))
+        monkeypatch.setattr(runtime_context, "get_server_args", lambda: args(model, **(engine or {})))
         config = HiCacheStorageConfig(
             tp_rank=rank,
             tp_size=ranks,
@@ -106,6 +118,8 @@ def make(daemon: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     yield storage
     for backend in made:
         backend.close()
+    if weight_updates._EXCHANGED in vars(Manager):  # each test is an engine of its own
+        delattr(Manager, weight_updates._EXCHANGED)
 
 
 def args(model: Path, **fields: Any) -> Any:
@@ -119,6 +133,16 @@ def present(backend: KVConnStorage, want: int, asked: list[str] = KEYS) -> None:
     while (got := backend.batch_exists(asked)) != want:
         assert time.monotonic() < until, f"{got} pages, want {want}"
         time.sleep(0.01)
+
+
+def stored(make: Make) -> tuple[Any, KVConnStorage, list[torch.Tensor]]:
+    """Return a pool, its backend, and what the pages have that are stored."""
+    pool = mha("page_first_direct")
+    backend = make(("kv", pool))
+    saved = fill(pool, range(PAGES))
+    assert all(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()))
+    present(backend, PAGES)
+    return pool, backend, saved
 
 
 POOLS = [(mha, layout) for layout in MHA_LAYOUTS] + [(mla, layout) for layout in MLA_LAYOUTS]
@@ -156,22 +180,14 @@ def test_keys_and_values_of_different_sizes_are_in_two_buffers(make: Make) -> No
 
 
 def test_a_prompt_is_loaded_in_batches(make: Make) -> None:
-    pool = mha("page_first_direct")
-    backend = make(("kv", pool))
-    saved = fill(pool, range(PAGES))
-    assert all(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()))
-    present(backend, PAGES)
+    pool, backend, saved = stored(make)
     assert backend.batch_get_v1(KEYS[:3], slots(10, 11, 12), after()) == [True] * 3
     assert backend.batch_get_v1(KEYS[3:], slots(20, 21, 22), after()) == [True] * 3
     assert same(content(pool, range(20, 23)), saved[3:])
 
 
 def test_the_rest_of_a_prompt_is_loaded_without_its_beginning(make: Make) -> None:
-    pool = mha("page_first_direct")
-    backend = make(("kv", pool))
-    saved = fill(pool, range(PAGES))
-    assert all(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()))
-    present(backend, PAGES)
+    pool, backend, saved = stored(make)
     # SGLang holds the first pages on its device, and leaves out what is before those that it asks for. Nor does the
     # backend know from earlier questions.
     backend = make(("kv", pool))
@@ -182,7 +198,8 @@ def test_the_rest_of_a_prompt_is_loaded_without_its_beginning(make: Make) -> Non
 
 def test_a_second_pool_is_a_part_of_the_block(make: Make) -> None:
     pools = {"kv": mha("page_first_direct"), "draft": mha("layer_first")}
-    backend = make(*pools.items())
+    backend = make(("kv", pools["kv"]))
+    backend.register_mem_host_pool_v2(pools["draft"], PoolName.DRAFT)  # always after the others
     saved = {name: fill(pool, range(PAGES)) for name, pool in pools.items()}
 
     def transfer(first: int, of: list[str]) -> PoolTransfer:
@@ -227,6 +244,60 @@ def test_of_states_the_last_one_is_needed(make: Make) -> None:
     assert backend.batch_exists_v2(KEYS, wrong).kv_hit_pages == 0, "a window that is not stored so"
 
 
+def windowed(monkeypatch: pytest.MonkeyPatch, tokens: int | None) -> None:
+    config = SimpleNamespace(is_hybrid_swa=True, sliding_window_size=tokens, attention_chunk_size=None)
+    monkeypatch.setattr(runtime_context, "process_model_config", lambda: config)
+
+
+def test_of_a_sliding_window_the_last_pages_are_needed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv, window = mha("page_first_direct"), mha("page_first_direct")
+    windowed(monkeypatch, 2 * kv.page_size)
+    backend = make(("kv", kv), ("swa", window))
+    saved = {"kv": fill(kv, range(PAGES)), "swa": fill(window, range(PAGES))}
+    assert all(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()))
+
+    def asked(pages: int) -> list[PoolTransfer]:
+        return [PoolTransfer(PoolName.SWA, keys=["__placeholder__"] * pages, hit_policy=PoolHitPolicy.TRAILING_PAGES)]
+
+    def found(pages: int, want: int) -> None:
+        until = time.monotonic() + 20
+        while (got := backend.batch_exists_v2(KEYS, asked(pages))).kv_hit_pages != want:
+            assert time.monotonic() < until, got
+            time.sleep(0.01)
+        assert (got.restorable_prefix_pages or []) == ([want] if want else [])
+        assert got.extra_pool_hit_pages.get(PoolName.SWA, 0) == want
+
+    # SGLang saves the window at the end of what it has computed in one go, and nothing before it.
+    def save(first: int, end: int) -> None:
+        moved = PoolTransfer(PoolName.SWA, host_indices=slots(*range(first, end)), keys=KEYS[first:end])
+        assert backend.batch_set_v2([moved], after()) == {PoolName.SWA: [True] * (end - first)}
+
+    save(3, 4)
+    found(2, 0)  # half of a window
+    save(2, 3)
+    found(2, 4)
+    found(3, 0)  # more than the window that is stored
+    loaded = PoolTransfer(PoolName.SWA, host_indices=slots(20, 21), keys=KEYS[2:4])
+    assert backend.batch_get_v2([loaded], after(*KEYS[:2])) == {PoolName.SWA: [True] * 2}
+    assert same(content(window, range(20, 22)), saved["swa"][2:4])
+    assert backend.batch_get_v1(KEYS[:4], slots(10, 11, 12, 13), after()) == [True] * 4
+    assert same(content(kv, range(10, 14)), saved["kv"][:4])
+    save(PAGES - 2, PAGES)
+    found(2, PAGES)
+
+
+@pytest.mark.parametrize("tokens", [None, -1, 2 * PAGE + 1])
+def test_a_window_that_nothing_tells_is_not_stored(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tokens: int | None
+) -> None:
+    kv, window = mha("page_first_direct"), mha("page_first_direct")
+    # Of the last one it makes a page of difference whether the token itself counts.
+    windowed(monkeypatch, tokens)
+    backend = make(("kv", kv), ("swa", window))
+    assert not any(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()))
+    assert "window" in caplog.text
+
+
 def test_latent_vectors_are_stored_once(make: Make) -> None:
     pools = [mla("page_first_direct") for _ in range(2)]
     ranks = [make(("kv", pool), rank=i, ranks=2, latent=True) for i, pool in enumerate(pools)]
@@ -251,11 +322,7 @@ def test_a_page_is_there_once_all_ranks_have_saved_it(make: Make) -> None:
 
 
 def test_another_prompt_or_tenant_finds_nothing(make: Make) -> None:
-    pool = mha("page_first_direct")
-    backend = make(("kv", pool))
-    fill(pool, range(PAGES))
-    assert all(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()))
-    present(backend, PAGES)
+    _, backend, _ = stored(make)
     assert backend.batch_exists(keys("tenant")) == 0
     assert backend.batch_get_v1(keys("tenant"), slots(*range(PAGES)), after()) == [False] * PAGES
 
@@ -270,9 +337,44 @@ def test_other_weights_or_another_layout_find_nothing(make: Make, tmp_path: Path
     assert make(("kv", mha("page_first_direct"))).batch_exists(KEYS) == 0
 
 
-def test_after_a_weight_update_nothing_is_loaded_or_saved(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager as Manager
+def test_adapters_whose_files_changed_find_nothing(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    (adapter / "adapter_model.safetensors").write_bytes(b"old")
+    ref = LoRARef(lora_id=LoRARef.deterministic_id("x", str(adapter)), lora_name="x", lora_path=str(adapter))
+    plain = args
+    monkeypatch.setitem(globals(), "args", lambda model: plain(model, enable_lora=True, lora_paths=[ref]))
+    backend = make(("kv", mha("page_first_direct")))
+    assert all(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()))
+    present(backend, PAGES)
+    assert make(("kv", mha("page_first_direct"))).batch_exists(KEYS) == PAGES, "unless they stayed the same"
+    (adapter / "adapter_model.safetensors").write_bytes(b"new")
+    changed = make(("kv", mha("page_first_direct")))
+    assert changed.batch_exists(KEYS) == 0
+    assert changed.batch_get_v1(KEYS, slots(*range(PAGES)), after()) == [False] * PAGES
 
+
+def test_an_adapter_that_nothing_tells_apart_stops_the_cache(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, ref = args, LoRARef(lora_name="x", lora_path="someone/adapter")
+    monkeypatch.setitem(globals(), "args", lambda model: plain(model, enable_lora=True, lora_paths=[ref]))
+    backend = make(("kv", mha("page_first_direct")))
+    assert backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()) == [False] * PAGES
+    assert "no local directory" in caplog.text
+
+
+def test_settings_of_the_namespace_are_those_of_the_engine() -> None:
+    known = (
+        set(ServerArgs.model_fields)
+        if hasattr(ServerArgs, "model_fields")
+        else set(vars(ServerArgs)) | set(getattr(ServerArgs, "__annotations__", {}))
+    )
+    assert not sorted({*manifest._SETTINGS, *manifest._REFUSED} - known)
+
+
+def test_after_a_weight_update_nothing_is_loaded_or_saved(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     pool = mha("page_first_direct")
     backend = make(("kv", pool))
     assert all(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()))
@@ -285,6 +387,84 @@ def test_after_a_weight_update_nothing_is_loaded_or_saved(make: Make, caplog: py
     assert "update_weights_from_disk" in caplog.text
 
 
+def test_a_load_under_way_when_the_weights_are_exchanged_counts_for_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, backend, _ = stored(make)
+    side = backend._side
+    assert side is not None
+    load = side.load
+
+    def during(*args: Any) -> Any:
+        loaded = load(*args)
+        backend.weights_exchanged("a test")
+        return loaded
+
+    monkeypatch.setattr(side, "load", during)
+    assert backend.batch_get_v1(KEYS, slots(*range(PAGES)), after()) == [False] * PAGES
+    backend._off = False
+    transfer = PoolTransfer(PoolName.KV, host_indices=slots(*range(PAGES)), keys=KEYS)
+    assert backend.batch_get_v2([transfer], after()) == {PoolName.KV: [False] * PAGES}
+
+
+def test_a_new_version_of_the_weights_stops_the_cache(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scheduler:
+        version = ""
+
+        def record_weight_version_change(self, new_version: str) -> None:
+            self.version = new_version
+
+    module = SimpleNamespace(Scheduler=Scheduler)
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.scheduler", module)  # type: ignore[arg-type]
+    _, backend, _ = stored(make)
+    scheduler = Scheduler()
+    scheduler.record_weight_version_change(new_version="2")
+    assert scheduler.version == "2"
+    assert backend.batch_exists(KEYS) == 0
+
+
+def test_calls_that_make_no_sense_do_not_raise(make: Make) -> None:
+    pool, backend, saved = stored(make)
+    none: Any = None
+    junk = HiCacheStorageExtraInfo(prefix_keys=["no hash"])
+    assert backend.batch_exists(["zz"]) == backend.batch_exists(["00"]) == backend.batch_exists(none) == 0
+    assert backend.batch_get_v1(none, none) == backend.batch_set_v1(none, none) == []
+    assert backend.batch_get_v1([], slots(0)[:0]) == backend.batch_set_v1([], slots(0)[:0]) == []
+    assert backend.batch_get_v2(none) == backend.batch_set_v2(none) == {}
+    assert backend.batch_set_v1(KEYS[:1], slots(0), junk) == [False]
+    assert backend.batch_get_v1(KEYS[:1], [1, 2, 3]) == [False]
+    assert backend.batch_get_v1(KEYS[:2], slots(8), after()) == [False] * 2
+    assert backend.batch_get_v1([KEYS[0][:32]], slots(8), after()) == [False]
+    shuffled = slots(8)
+    shuffled[1] = 3
+    assert backend.batch_get_v1(KEYS[:1], shuffled, after()) == [False], "slots that are not in a row"
+    assert backend.batch_get_v1(KEYS[:1], slots(9).to(torch.int32), junk) == [True]
+    assert same(content(pool, range(9, 10)), saved[:1])
+
+
+def test_two_prompts_at_once_and_a_long_one(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    pool, backend, saved = stored(make)
+    long = [*KEYS, *(hashlib.sha256(str(i).encode()).hexdigest() for i in range(100_000))]
+    assert backend.batch_exists(long) == PAGES
+    side = backend._side
+    assert side is not None
+    side._end.touch("r", [], 1000, 1.0)
+    with ThreadPoolExecutor(4) as threads:
+        done = threads.map(lambda i: backend.batch_get_v1(KEYS[i : i + 1], slots(10 + i), after()), range(PAGES))
+    assert list(done) == [[True]] * PAGES
+    assert same(content(pool, range(10, 16)), saved)
+    assert "refused" not in caplog.text
+
+
+def test_a_closed_backend_has_nothing(make: Make) -> None:
+    _, backend, _ = stored(make)
+    backend.close()
+    backend.close()
+    assert backend.batch_exists(KEYS) == 0
+    assert backend.batch_get_v1(KEYS, slots(*range(PAGES)), after()) == [False] * PAGES
+    assert backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()) == [False] * PAGES
+
+
 def test_indices_that_are_no_pages_move_nothing(make: Make) -> None:
     pool = mha("page_first_direct")
     backend = make(("kv", pool))
@@ -295,11 +475,7 @@ def test_indices_that_are_no_pages_move_nothing(make: Make) -> None:
 
 
 def test_a_daemon_that_is_killed_costs_hits_alone(make: Make, daemon_process: DaemonProcess) -> None:
-    pool = mha("page_first_direct")
-    backend = make(("kv", pool))
-    saved = fill(pool, range(PAGES))
-    assert all(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()))
-    present(backend, PAGES)
+    pool, backend, saved = stored(make)
     daemon_process.process.terminate()
     daemon_process.process.wait()
     before = content(pool, range(10, 16))
@@ -307,8 +483,7 @@ def test_a_daemon_that_is_killed_costs_hits_alone(make: Make, daemon_process: Da
     assert backend.batch_get_v1(KEYS, slots(*range(10, 16)), after()) == [False] * PAGES
     assert backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()) == [False] * PAGES
     assert same(content(pool, range(10, 16)), before)
-    store = daemon_process.socket.parent / "store"
-    daemon_process.process = start_daemon(os.environ["KVCONND"], store, daemon_process.socket)
+    daemon_process.restart()
     present(backend, PAGES)
     assert all(backend.batch_get_v1(KEYS, slots(*range(10, 16)), after()))
     assert same(content(pool, range(10, 16)), saved)
@@ -342,16 +517,11 @@ def test_a_frozen_daemon_never_touches_the_pool_after_a_call(
 
 
 def test_a_damaged_page_ends_the_prefix_and_is_saved_again(make: Make, daemon_process: DaemonProcess) -> None:
-    pool = mha("page_first_direct")
-    backend = make(("kv", pool))
-    saved = fill(pool, range(PAGES))
-    assert all(backend.batch_set_v1(KEYS, slots(*range(PAGES)), after()))
-    present(backend, PAGES)
+    pool, backend, saved = stored(make)
     daemon_process.process.terminate()
     daemon_process.process.wait()
-    store = daemon_process.socket.parent / "store"
-    _flip(store, saved[3].numpy().tobytes()[:64])
-    daemon_process.process = start_daemon(os.environ["KVCONND"], store, daemon_process.socket)
+    _flip(daemon_process.socket.parent / "store", saved[3].numpy().tobytes()[:64])
+    daemon_process.restart()
     present(backend, PAGES)
     assert backend.batch_get_v1(KEYS, slots(*range(10, 16)), after())[:4] == [True] * 3 + [False]
     assert same(content(pool, range(10, 13)), saved[:3])

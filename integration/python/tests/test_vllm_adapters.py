@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from kvconn.identity import files
+from kvconn.identity.files import FileId
 from kvconn.vllm import adapters as adapters_module
-from kvconn.vllm import engine_hooks, files
+from kvconn.vllm import engine_hooks
 from kvconn.vllm.adapters import Adapters
-from kvconn.vllm.files import FileId
 
 LATER = time.time() + 1e6
 """A point in time that all files here are older than."""

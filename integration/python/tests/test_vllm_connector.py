@@ -15,10 +15,10 @@ from fake_daemon import HELLO, LOAD, POLL, SAVE, FakeDaemon
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvconn.client import FinishedLoad, Options, PlannedLoad, Run, SaveResult, WorkerClient
+from kvconn.identity.files import FileId, UnknownIdentity
 from kvconn.vllm import entry, releases
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.connector import KVConnConnector, _check, _options
-from kvconn.vllm.files import FileId, UnknownIdentity
 from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.worker import WorkerSide
 

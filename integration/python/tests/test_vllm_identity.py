@@ -8,14 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_identity_weights import LATER, directory
 from test_vllm_manifest import kv_config, spec
 from test_vllm_settings import speculate, vllm_config
-from test_vllm_weights import LATER, directory
 
-from kvconn.vllm import identity as identity_module
+from kvconn.identity import background
+from kvconn.identity.background import digest_directory
+from kvconn.identity.files import Digests, UnknownIdentity
 from kvconn.vllm import manifest, settings
-from kvconn.vllm.files import Digests, UnknownIdentity
-from kvconn.vllm.identity import Identity, digest_directory
+from kvconn.vllm.identity import Identity
 
 
 @pytest.fixture(autouse=True)
@@ -136,5 +137,5 @@ def test_digests_are_kept_in_the_users_cache(monkeypatch: pytest.MonkeyPatch) ->
     def no_home() -> Path:
         raise RuntimeError("no home")
 
-    monkeypatch.setattr(identity_module.Path, "home", no_home)
+    monkeypatch.setattr(background.Path, "home", no_home)
     assert digest_directory(None) is None

@@ -23,7 +23,7 @@ from kvconn.client import (
     Unavailable,
     UnknownRequest,
 )
-from kvconn.vllm.files import FileId
+from kvconn.identity.files import FileId
 from kvconn.vllm.metadata import StepMetadata
 from kvconn.vllm.scheduler import SchedulerSide
 

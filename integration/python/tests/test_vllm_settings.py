@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from kvconn.identity.files import UnknownIdentity
 from kvconn.vllm import settings
-from kvconn.vllm.files import UnknownIdentity
 
 
 class Config(SimpleNamespace):

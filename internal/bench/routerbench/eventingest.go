@@ -11,6 +11,7 @@ import (
 
 	"github.com/tinylib/msgp/msgp"
 
+	"github.com/kvconn/kvconn/router/blockkey"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
 )
@@ -81,7 +82,7 @@ func Ingest(ctx context.Context, o IngestOptions) (IngestResult, error) {
 			return r, err
 		}
 	}
-	decode := feed.NewIngest(eventBlockSize, 0, new(noIndex))
+	decode := feed.NewIngest(blockkey.Tokens, eventBlockSize, 0, new(noIndex))
 	g, err := newEventIngest(x)
 	if err != nil {
 		return r, err
@@ -123,7 +124,7 @@ func newEventIngest(x *prefix.Index) (*feed.Ingest, error) {
 	if err != nil {
 		return nil, err
 	}
-	return feed.NewIngest(eventBlockSize, h, x), nil
+	return feed.NewIngest(blockkey.Tokens, eventBlockSize, h, x), nil
 }
 
 func batches(g *feed.Ingest, frames [][]byte) error {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"runtime"
 
+	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/router/blockkey"
 	"github.com/kvconn/kvconn/router/prefix"
 )
 
@@ -49,7 +51,7 @@ func measureWalks(ctx context.Context, o Options, r *IndexResult) error {
 		*w.seconds = least(o.Rounds, calls, func() { f.index.Walk(f.ranks, w.c.keys, f.out) })
 	}
 	var scratch prefix.Scratch
-	root := rootKey()
+	root := blockkey.Tokens.Root(16, connector.Scope{})
 	decide := func() { f.index.WalkTokens(f.ranks, root, all.tokens, 16, &scratch, f.out) }
 	decide()
 	r.DecideFromTokensSeconds = least(o.Rounds, 20, decide)

@@ -234,10 +234,10 @@ func (m *Memory) verify(r *entry, op *store.ReadOp) {
 		if e != nil && e.Value.(*entry) == r {
 			m.remove(e)
 		}
-	case r.Proof != op.Proof || r.Parent != op.Parent:
+	case r.Proof != op.Proof || r.Parent != op.Parent && !op.AnyParent:
 		op.Err = fmt.Errorf("record %v: %w", op.ID.Key, store.ErrMismatch)
 	default:
-		op.Err, op.From, op.Scope = nil, m.o.Name, r.scope
+		op.Err, op.Parent, op.From, op.Scope = nil, r.Parent, m.o.Name, r.scope
 		m.hits++
 		if e != nil {
 			m.used.MoveToFront(e)

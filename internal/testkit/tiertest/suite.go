@@ -39,6 +39,7 @@ func Run(t *testing.T, open func(t *testing.T) *Subject) {
 	for name, test := range map[string]func(*fixture){
 		"records come back as written":             roundTrip,
 		"what is not there is a miss":              misses,
+		"the proof proves a record of any parent":  anyParent,
 		"damaged records are dropped":              corruption,
 		"each op ends once":                        endsOnce,
 		"what breaks the contract is refused":      contract,

@@ -51,6 +51,36 @@ func misses(f *fixture) {
 	}
 }
 
+func anyParent(f *fixture) {
+	chain := f.chain(1, 3)
+	f.mustWrite(chain...)
+	free := slices.Clone(chain)
+	for i := range free {
+		free[i].Parent, free[i].AnyParent = connector.Key{9, byte(i)}, true
+	}
+	for i, op := range f.read(f.Context(), free...) {
+		if op.Err != nil || op.Parent != chain[i].Parent {
+			f.Errorf("record %d with any parent: %v, parent %v, want %v", i, op.Err, op.Parent, chain[i].Parent)
+		}
+	}
+	for i := range free {
+		free[i].AnyParent = false
+	}
+	f.wantRead(store.ErrGone, free...)
+	other := f.record(1, 1)
+	other.Proof[31]++
+	other.AnyParent = true
+	f.wantRead(store.ErrGone, other)
+	missing := f.record(1, 7)
+	missing.AnyParent = true
+	f.wantRead(store.ErrGone, missing)
+	f.wantRead(nil, chain...)
+	f.Flip(chain[1].ID)
+	damaged := chain[1]
+	damaged.Parent, damaged.AnyParent = connector.Key{}, true
+	f.wantRead(store.ErrCorrupt, damaged)
+}
+
 func corruption(f *fixture) {
 	chain := f.chain(1, 4)
 	f.mustWrite(chain...)

@@ -16,9 +16,10 @@ const HugePageBytes = 2 << 20
 
 // Memory is a sealed memfd and its mapping, aligned to huge pages.
 type Memory struct {
-	// File can be mapped read-only alone, and not truncated. It belongs to the memory, as Bytes do.
-	File  *os.File
-	Bytes []byte
+	// File is for engines: it can be mapped read-only alone, and not truncated. Writable is for processes of the daemon
+	// itself. They belong to the memory, as Bytes do.
+	File, Writable *os.File
+	Bytes          []byte
 	// reserved is the address range that the mapping lies in.
 	reserved      unsafe.Pointer
 	reservedBytes uintptr
@@ -54,7 +55,7 @@ func mapMemory(size int64, flags int) (_ *Memory, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("make shared memory: %w", err)
 	}
-	m := &Memory{File: os.NewFile(uintptr(fd), "kvconn-host")}
+	m := &Memory{Writable: os.NewFile(uintptr(fd), "kvconn-host")}
 	defer func() {
 		if err != nil {
 			_ = m.Close()
@@ -71,11 +72,18 @@ func mapMemory(size int64, flags int) (_ *Memory, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes of shared memory: %w", size, err)
 	}
-	// A process that is given the descriptor can neither truncate the memory nor write to it: this
-	// mapping stays the only writable one.
-	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
+	// A process that is given File can neither truncate the memory nor write to it. A seal against all new writable
+	// mappings would keep the processes out that copy for GPUs, so a descriptor for reading is opened, and the mode
+	// keeps other users from opening it again for writing.
+	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
 		return nil, fmt.Errorf("seal shared memory: %w", err)
+	}
+	if err := m.Writable.Chmod(0o400); err != nil {
+		return nil, fmt.Errorf("protect shared memory: %w", err)
+	}
+	if m.File, err = os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)); err != nil {
+		return nil, fmt.Errorf("open shared memory for reading: %w", err)
 	}
 	return m, nil
 }
@@ -142,5 +150,10 @@ func (m *Memory) Close() error {
 		err = unix.MunmapPtr(m.reserved, m.reservedBytes)
 		m.reserved, m.Bytes = nil, nil
 	}
-	return errors.Join(err, m.File.Close())
+	for _, f := range [...]*os.File{m.File, m.Writable} {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}
+	return err
 }

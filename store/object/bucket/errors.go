@@ -22,9 +22,10 @@ var (
 	ErrCondition = errors.New("the condition does not hold")
 	// ErrNoBucket: there is no such bucket.
 	ErrNoBucket = errors.New("no such bucket")
-	// ErrDenied: the server refuses who asks. Credentials were fetched again before it is reported.
+	// ErrDenied: the server refuses who asks.
 	ErrDenied = errors.New("denied")
-	// ErrCredentials: the server does not take the credentials, for whatever they ask. It wraps [ErrDenied].
+	// ErrCredentials: the server does not take the credentials, for whatever they ask. They were fetched again
+	// before it is reported. It wraps [ErrDenied].
 	ErrCredentials = fmt.Errorf("%w: the credentials or their region", ErrDenied)
 	// ErrArchived: the object is in an archive class, and cannot be read before somebody restores it.
 	ErrArchived = errors.New("archived")

@@ -32,7 +32,11 @@ class FencePage:
 
     def __init__(self) -> None:
         self.fd = sealed_memfd("kvconn-fence", PAGE_BYTES)
-        self._map = mmap.mmap(self.fd, PAGE_BYTES)
+        try:
+            self._map = mmap.mmap(self.fd, PAGE_BYTES)  # takes a descriptor more
+        except BaseException:
+            os.close(self.fd)
+            raise
         self._words = memoryview(self._map).cast("Q")
         self._fenced = False
 

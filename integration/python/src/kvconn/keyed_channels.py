@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from kvconn import messages
 from kvconn.connection import Connection
-from kvconn.errors import KVConnError, Unavailable
+from kvconn.errors import Rejected, RequestTooLarge, Unavailable
 from kvconn.frames import CHANNEL_VERSIONS, Op
 from kvconn.link import Options
 from kvconn.memory_client import MemoryClient, Registration
@@ -21,6 +23,8 @@ _DAEMON_MARGIN_S = 0.1
 _FENCE_MARGIN_S = 0.02
 """The time before the deadline that is kept to take the memory back from a daemon that does not answer."""
 _RELEASE_INTERVAL_S = 0.001
+_TURN = 0.5
+"""The part of its deadline that a thread waits for another: with less left the daemon might answer too late."""
 MAX_CHANNELS = 8
 
 T = TypeVar("T")
@@ -70,13 +74,13 @@ class KeyedChannels(MemoryClient):
     def _connection(self, registration: Registration, name: str) -> Connection | None:
         return self._connections.get(registration.conn, {}).get(name)
 
-    def _give_up(self, registration: Registration, err: Exception) -> None:
+    def _give_up(self, registration: Registration, err: BaseException) -> None:
         """Take the memory back from a daemon that is gone or does not answer. For any thread."""
         self._link.give_up(registration.conn, err)
 
 
 class Channel:
-    """A connection of its own for one thread of the engine.
+    """A connection of its own for one thread of the engine. Calls of several threads take turns.
 
     Every call ends within its timeout. The one exception is a daemon that stands still in the middle of a
     copy: `fetch_wait` and `put_wait` return once the copy has ended or the daemon has died, since it could
@@ -86,6 +90,7 @@ class Channel:
     def __init__(self, owner: KeyedChannels, name: str) -> None:
         self._owner, self._name = owner, name
         self._ids = itertools.count()
+        self._turns = threading.Lock()
         self._refused: set[Op] = set()
 
     def present(
@@ -102,13 +107,15 @@ class Channel:
         body = messages.present(request, hashes, first=first, parent=parent, held=held, no_load=no_load)
         layout = self._owner._layout
         groups = len(layout["groups"]) if layout is not None else 0
-        bitmaps = self._call(Op.PRESENT, body, messages.bitmaps, self._owner._options.timeout)
+        with self._turn(self._owner._options.timeout) as left:
+            bitmaps = self._call(Op.PRESENT, body, messages.bitmaps, left)
         return messages.offered(bitmaps, groups, len(hashes))
 
     def touch(self, request: str, hashes: Sequence[bytes], tokens: int = 0, seconds: float = 0.0) -> None:
         """End a request, as `KeyedClient.touch` does."""
         body = messages.touch(request, hashes, tokens, seconds)
-        self._call(Op.TOUCH, body, dict, self._owner._options.timeout)
+        with self._turn(self._owner._options.timeout) as left:
+            self._call(Op.TOUCH, body, dict, left)
 
     def fetch_wait(self, parts: Sequence[Part], of: str, timeout: float) -> list[bytes]:
         """Load blocks into the slots of parts, for the request `of`, and return what is there by the timeout.
@@ -129,30 +136,45 @@ class Channel:
         return self._move(Op.PUT, parts, timeout, salt=salt, lora=lora)
 
     def _move(self, op: Op, parts: Sequence[Part], timeout: float, **about: str) -> list[bytes]:
-        margin = min(_DAEMON_MARGIN_S, timeout / 4)
-        wait = min(timeout - margin, self._owner._link.load_timeout)
-        name = f"{self._name}-{next(self._ids)}"
-        body = messages.move(name, parts, wait_ms=max(1, int(wait * 1000)), **about)
-        patience = timeout - min(_FENCE_MARGIN_S, timeout / 8)
-        done = self._call(op, body, lambda reply: messages.done(reply, parts), patience)
+        with self._turn(timeout) as left:
+            margin = min(_DAEMON_MARGIN_S, left / 4)
+            wait = min(left - margin, self._owner._link.load_timeout)
+            name = f"{self._name}-{next(self._ids)}"
+            body = messages.move(name, parts, wait_ms=max(1, int(wait * 1000)), **about)
+            patience = left - min(_FENCE_MARGIN_S, left / 8)
+            done = self._call(op, body, lambda reply: messages.done(reply, parts), patience)
         return messages.not_done(parts) if done is None else done
 
+    @contextlib.contextmanager
+    def _turn(self, timeout: float) -> Iterator[float]:
+        """Keep other threads from the channel. Yields what is left of the timeout, 0 where one keeps it too long."""
+        begun = time.monotonic()
+        at_once = self._turns.acquire(blocking=False)
+        if not at_once and not self._turns.acquire(timeout=timeout * _TURN):
+            yield 0.0
+            return
+        try:
+            yield timeout if at_once else max(0.0, timeout - (time.monotonic() - begun))
+        finally:
+            self._turns.release()
+
     def _call(self, op: Op, body: dict[str, Any], decode: Callable[[dict[str, Any]], T], timeout: float) -> T | None:
-        """Make a call; None where it has no answer; then nothing touches its slots."""
+        """Make a call, unless there is no time for one. None where it has no answer; then nothing touches its slots."""
         owner = self._owner
         registration = owner._registration()
         conn = owner._connection(registration, self._name) if registration is not None else None
-        if registration is None or conn is None:
+        if registration is None or conn is None or timeout <= 0:
             return None
         try:
             return decode(conn.call(op, body, timeout))
-        except Unavailable as err:
+        except (Rejected, RequestTooLarge) as err:
+            # Nothing was started. Once for each call: it is made for every prompt.
+            owner._options.logger.log(logging.DEBUG if op in self._refused else logging.WARNING, "kvconn: %s", err)
+            self._refused.add(op)
+        except BaseException as err:  # whatever it is: it may have been sent, and the slots are to be left alone
             owner._give_up(registration, err)
             while op in (Op.FETCH, Op.PUT) and not registration.release():
                 time.sleep(_RELEASE_INTERVAL_S)
-            return None
-        except KVConnError as err:
-            # Once for each call: it is made for every prompt.
-            owner._options.logger.log(logging.DEBUG if op in self._refused else logging.WARNING, "kvconn: %s", err)
-            self._refused.add(op)
-            return None
+            if not isinstance(err, Unavailable):
+                raise
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -101,7 +102,7 @@ class Link:
         self._sessions = 0
         self._watcher: threading.Thread | None = None
         self._not_before = 0.0
-        self._hung_until = 0.0
+        self._hung_until = -math.inf
         self._complaints: set[str] = set()
         self._stop = threading.Event()
 
@@ -136,9 +137,13 @@ class Link:
             self.give_up(conn, err)
             raise
 
-    def give_up(self, conn: Connection, err: Exception) -> None:
+    def give_up(self, conn: Connection, err: BaseException) -> None:
         """Give a connection up, because of err. For the thread that makes calls on it."""
+        # Once may be the machine's doing. A daemon that says hello and lets each call wait costs too much.
+        again = time.monotonic() < self._hung_until + _HUNG_TIMEOUTS * self._options.timeout
         self._note_silence(err)
+        if again and isinstance(err, DeadlineExceeded):
+            self._not_before = max(self._not_before, self._hung_until)
         self._on_lost(conn)
         if self._detach(conn):
             self._complain(err)
@@ -171,7 +176,7 @@ class Link:
         if conn is not None:
             self._on_lost(conn)
         if watcher is not None:
-            watcher.join(timeout=_WATCH_S + 2 * self._options.timeout)
+            watcher.join(self._options.timeout)
 
     def _attempt(self) -> None:
         """Connect, say hello, and publish the connection; or say why not."""
@@ -263,11 +268,11 @@ class Link:
             self._conn = None
             return True
 
-    def _note_silence(self, err: Exception) -> None:
+    def _note_silence(self, err: BaseException) -> None:
         if isinstance(err, DeadlineExceeded):
             self._hung_until = time.monotonic() + _HUNG_TIMEOUTS * self._options.timeout
 
-    def _complain(self, err: Exception) -> None:
+    def _complain(self, err: BaseException) -> None:
         """Say that the daemon cannot be used: once for each kind of reason until it is back."""
         kind = "absent" if isinstance(err, _ABSENT) else type(err).__name__
         with self._lock:

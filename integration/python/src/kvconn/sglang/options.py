@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from kvconn.connection import MAX_SOCKET_PATH_BYTES
+
 _SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1", "allocator", "tp_lcm_size")
 _OWN = ("socket", "deadline", "digest_cache")
 _NEEDED = {"interface_v1": 1, "allocator": "shm", "hicache_storage_pass_prefix_keys": True}
@@ -37,6 +39,8 @@ def read(extra: dict[str, Any] | None, flag: str | None) -> Settings:
         raise ValueError(f"kvconn: unknown settings {unknown} of the storage backend, known are {sorted(_OWN)}")
     if not isinstance(own.get("socket"), str):
         raise ValueError("kvconn: the storage backend needs 'socket', the path of kvconnd's socket")
+    if not 0 < len(own["socket"].encode()) <= MAX_SOCKET_PATH_BYTES:
+        raise ValueError(f"kvconn: socket path {own['socket']!r}: want 1 to {MAX_SOCKET_PATH_BYTES} bytes")
     told = _told(flag)
     for name, want in _NEEDED.items():
         if told.get(name) != want:

@@ -42,6 +42,8 @@ class Pool:
         starts: list[int] = indices[::size].tolist()
         pages = [start // size for start in starts]
         whole = all(start == page * size for start, page in zip(starts, pages, strict=True))
+        rows = indices.reshape(count, size)
+        whole = whole and bool((rows[:, 1:] - rows[:, :-1] == 1).all())
         return pages if whole and all(0 <= page < self.layout.blocks for page in pages) else None
 
 
@@ -51,15 +53,21 @@ class Pools:
     def __init__(self) -> None:
         self.pools: list[Pool] = []
         self.fds: list[int] = []
+        self.windows: dict[str, int] = {}
+        """How many of a prompt's last pages are needed to go on, of the pools where not all are."""
 
     def add(self, name: str, host: Any) -> bool:
         """Add a pool. Returns false where it is there already: the anchor pool is registered twice.
 
-        Raises ValueError for a pool that no other process can map, or whose pages are not at fixed distances.
+        Raises ValueError for a pool that no other process can map, whose pages are not at fixed distances, or whose
+        name another one has.
         """
-        for pool in self.pools:
-            if pool.host is host or pool.name == name:
-                return False
+        if any(pool.host is host for pool in self.pools):
+            return False
+        if self.group(name) is not None:
+            raise ValueError(f"kvconn: SGLang's host pool {name!r} has come again with other memory")
+        if getattr(host, "shared_allocation_domain", None) is not None:
+            raise ValueError(f"kvconn: SGLang may move pages in its host pool {name!r}, which is not supported")
         maps = _maps(name, host)
         if len(self.fds) + len(maps) > _MAX_REGIONS:
             raise ValueError(f"kvconn: SGLang's host pools have more than {_MAX_REGIONS} buffers")

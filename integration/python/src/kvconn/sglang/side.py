@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kvconn.client import KeyedChannels, Part
-from kvconn.sglang.manifest import window_pages
+from kvconn.frames import MAX_HASHES
 from kvconn.sglang.pace import Pace
 from kvconn.sglang.pools import Pools
 from kvconn.sglang.recent import Recent
@@ -44,18 +45,23 @@ class Side:
         threading.Thread(target=self._tell_ends, name="kvconn-ends", daemon=True).start()
 
     def present(self, keys: Sequence[str]) -> int:
-        """Return how many pages of a prompt can be loaded in all pools, from the first."""
+        """Return how many pages of a prompt can be loaded in all pools, from the first.
+
+        Of a prompt with more than MAX_HASHES pages those after them are not asked for.
+        """
         if not keys:
             return 0
-        hashes, now = _hashes(keys), self._clock()
+        hashes, now = _hashes(keys[:MAX_HASHES]), self._clock()
         prompt = self._recent.asked(hashes, now)
         groups = self._ask.present(prompt.name, hashes, parent=None)
-        prompt.held = self._held(groups, len(keys))
+        prompt.held = self._held(groups, len(hashes))
         return prompt.held
 
     def _held(self, groups: Sequence[bytes], count: int) -> int:
         """Return how many pages are there in all pools, from the first; of some pools the last ones do."""
-        windows = [window_pages(pool.name) for pool in self._pools.pools]
+        windows = [self._pools.windows.get(pool.name, 0) for pool in self._pools.pools]
+        if len(groups) != len(windows):  # the memory has just been taken back
+            return 0
         pools = list(zip(groups, windows, strict=True))
         held = min(_leading(bits, count) for bits, window in pools if not window)
         for bits, window in pools:
@@ -73,10 +79,26 @@ class Side:
         prompt = self._recent.of(asked)
         name = prompt.name if prompt is not None else asked.hex()
         parts = [self._part(m, pages, None) for m, pages in wanted]  # SGLang does not say what the first one follows
-        done = _by_move(moves, wanted, self._load.fetch_wait(parts, name, self._deadline))
+        done = _by_move(moves, wanted, self._loaded(parts, name))
         if prompt is not None and not all(all(pages) for pages in done):
             self._recent.failed(prompt, self._clock())
         return done
+
+    def _loaded(self, parts: Sequence[Part], name: str) -> list[bytes]:
+        """Load parts, and return a bitmap for each.
+
+        Of a pool with a window the page before one was often not saved with it, and its record has another for a
+        parent. So each of its pages is a part, which its own hash proves.
+        """
+        windowed = [bool(self._pools.windows.get(self._pools.pools[part.group].name)) for part in parts]
+        asked: list[Part] = []
+        for part, apart in zip(parts, windowed, strict=True):
+            asked += _pages_of(part) if apart else [part]
+        answers = iter(self._load.fetch_wait(asked, name, self._deadline))
+        return [
+            _joined([next(answers) for _ in part.hashes]) if apart else next(answers)
+            for part, apart in zip(parts, windowed, strict=True)
+        ]
 
     def save(self, moves: Sequence[Move], before: str | None) -> list[list[bool]]:
         """Save pages that follow the page `before`, and return which are stored or on their way."""
@@ -96,17 +118,21 @@ class Side:
         if prompt is None or prompt.pages[page] < prompt.held:
             return
         tokens = (prompt.pages[page] + 1 - prompt.held) * self._page_tokens
-        counts = self._pace.counts(tokens, seconds := at - prompt.asked_at)
+        seconds = at - self._recent.asked_at(page, prompt.asked_at)  # another prompt's pass may have computed it
+        counts = self._pace.counts(tokens, seconds)
         last = prompt.pages[page] + 1 == len(prompt.pages)
         if last:
             self._recent.ended(prompt)
         if counts or last:
-            self._ends.put((prompt.name, list(prompt.pages), *((tokens, seconds) if counts else (0, 0.0))))
+            # A long prompt is saved in hundreds of calls: its pages are named once, at the end.
+            hashes = list(prompt.pages) if last else []
+            self._ends.put((prompt.name, hashes, *((tokens, seconds) if counts else (0, 0.0))))
 
     def _tell_ends(self) -> None:
         """Tell the daemon of requests that have ended. No thread of the engine waits for it."""
         while (end := self._ends.get()) is not None:
-            self._end.touch(*end)
+            with contextlib.suppress(Exception):  # without this thread the queue only grows
+                self._end.touch(*end)
 
     def _wanted(self, moves: Sequence[Move]) -> list[tuple[Move, list[int]]]:
         """Return the moves that name pages, with the numbers of these."""
@@ -135,6 +161,17 @@ def _leading(bits: bytes, count: int) -> int:
     """Return how many bits are set from the first on."""
     number = int.from_bytes(bits, "little")
     return min(count, (~number & (number + 1)).bit_length() - 1)
+
+
+def _pages_of(part: Part) -> list[Part]:
+    """Return a part for each page of one."""
+    return [Part(part.group, part.parent, [h], [slot]) for h, slot in zip(part.hashes, part.slots, strict=True)]
+
+
+def _joined(bitmaps: Sequence[bytes]) -> bytes:
+    """Return one bitmap for parts of one page each."""
+    number = sum((bits[0] & 1) << i for i, bits in enumerate(bitmaps))
+    return number.to_bytes((len(bitmaps) + 7) // 8, "little")
 
 
 def _by_move(

@@ -6,16 +6,24 @@ There is no seam for it, and an update need not change any name that the engine 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Protocol
 
 _METHODS = (
     *("update_weights_from_disk", "update_weights_from_distributed", "update_weights_from_tensor"),
     *("update_weights_from_ipc", "begin_weight_update", "release_memory_occupation", "resume_memory_occupation"),
+    "check_weights",
 )
-"""Methods after which the weights may be others. What releases their memory is one: they are loaded again after it."""
+"""Methods after which the weights may be others.
+
+What releases their memory is one: they are loaded again after it. What checks them can set them to random values.
+"""
+SCHEDULER_METHODS = ("record_weight_version_change",)
+"""Methods of the scheduler that hear of weights which somebody else has written into the engine's memory."""
 _WATCHERS = "_kvconn_watchers"
+_EXCHANGED = "_kvconn_exchanged"
+"""Where the class keeps the last update's name: a backend may be taken away before it, and another come after it."""
 
 
 class Watcher(Protocol):
@@ -25,25 +33,30 @@ class Watcher(Protocol):
         """Note that the weights may be different from now on."""
 
 
-def watch(manager: Any, watcher: Watcher) -> list[str]:
-    """Have a watcher hear of the updates of a manager class, as long as it lives. Returns the methods that were found.
+def watch(manager: Any, watcher: Watcher, methods: Sequence[str] = _METHODS) -> list[str]:
+    """Have a watcher hear of the updates of a class, as long as it lives. Returns the methods that were found.
 
-    The watcher hears before the update begins.
+    The watcher hears before the update begins, and at once of one that was before its own time.
     """
     watchers: weakref.WeakSet[Watcher] | None = manager.__dict__.get(_WATCHERS)
     if watchers is None:
         watchers = weakref.WeakSet()
         setattr(manager, _WATCHERS, watchers)
-        for name in _METHODS:
+        for name in methods:
             if (method := getattr(manager, name, None)) is not None:
-                setattr(manager, name, _telling(name, method, watchers))
+                setattr(manager, name, _telling(manager, name, method, watchers))
     watchers.add(watcher)
-    return [name for name in _METHODS if hasattr(manager, name)]
+    if (earlier := manager.__dict__.get(_EXCHANGED)) is not None:
+        watcher.weights_exchanged(earlier)
+    return [name for name in methods if hasattr(manager, name)]
 
 
-def _telling(name: str, method: Callable[..., Any], watchers: weakref.WeakSet[Watcher]) -> Callable[..., Any]:
+def _telling(
+    manager: Any, name: str, method: Callable[..., Any], watchers: weakref.WeakSet[Watcher]
+) -> Callable[..., Any]:
     @wraps(method)
     def told(*args: Any, **kwargs: Any) -> Any:
+        setattr(manager, _EXCHANGED, name)
         for watcher in list(watchers):
             watcher.weights_exchanged(name)
         return method(*args, **kwargs)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvconn.vllm.files import FileId, UnknownIdentity, combined, first_changed_since, hash_file
+from kvconn.identity.files import FileId, UnknownIdentity, combined, first_changed_since, hash_file
 
 _CONFIG = "adapter_config.json"
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt"}

@@ -12,10 +12,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from kvconn import __version__
 from kvconn.client import Options, SchedulerClient, WorkerClient
+from kvconn.identity import files
+from kvconn.identity.files import UnknownIdentity
 from kvconn.vllm import entry, releases
-from kvconn.vllm.entry import IDENTITY_WAIT_S, CoreWatcher, check_parallel, guarded, logger
+from kvconn.vllm.entry import CoreWatcher, check_parallel, guarded, logger
 from kvconn.vllm.events import Announcer
-from kvconn.vllm.files import UnknownIdentity
 from kvconn.vllm.identity import Identity
 from kvconn.vllm.manifest import block_size, keeps_windows, shards
 from kvconn.vllm.metadata import Reported, StepMetadata
@@ -60,7 +61,7 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
         self._client: SchedulerClient | WorkerClient | None = None
         _check(vllm_config, kv_cache_config)
         try:
-            since = entry.started_at()
+            since = files.started_at()
             own = vllm_config.kv_transfer_config.kv_connector_extra_config
             identity = entry.identity(vllm_config, kv_cache_config, since, own.get("digest_cache"))
         except UnknownIdentity as err:
@@ -69,7 +70,7 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
             logger.log(level, "kvconn: KV is neither loaded nor saved: %s", err)
             return
         options = _options(vllm_config, role, identity)
-        identity.wait(IDENTITY_WAIT_S)
+        identity.wait()
         if role == KVConnectorRole.SCHEDULER:
             self._client = scheduler = SchedulerClient(options)
             watcher = CoreWatcher(vllm_config, since)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import vllm
 from vllm.logger import init_logger
 
-from kvconn.vllm import engine_hooks, files, manifest, settings
+from kvconn import guard
+from kvconn.identity.background import digest_directory
+from kvconn.identity.files import Digests, UnknownIdentity
+from kvconn.vllm import engine_hooks, manifest, settings
 from kvconn.vllm.adapters import Adapters
-from kvconn.vllm.files import Digests, UnknownIdentity
-from kvconn.vllm.identity import Identity, digest_directory
+from kvconn.vllm.identity import Identity
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -21,36 +21,10 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvconn")  # below "vllm", whose handlers it uses
 
-IDENTITY_WAIT_S = 2.0
-"""How long the start waits for the weights' digest. It is known at once, except for large weights that are new here."""
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Guarded(Protocol):
-    """An object with hooks that vLLM calls."""
-
-    _broken: set[str]
-    """The hooks that have failed once."""
-
-
-def guarded(otherwise: Callable[[], Any]) -> Callable[[F], F]:
+def guarded(otherwise: Callable[[], Any]) -> Callable[[guard.F], guard.F]:
     """Keep exceptions from the engine, which dies of them: log, and return the answer for "no cache"."""
-
-    def decorate(hook: F) -> F:
-        @wraps(hook)
-        def run(self: Guarded, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return hook(self, *args, **kwargs)
-            except Exception:
-                level = logging.DEBUG if hook.__name__ in self._broken else logging.ERROR
-                self._broken.add(hook.__name__)
-                logger.log(level, "kvconn: %s failed, going on without", hook.__name__, exc_info=True)
-                return otherwise()
-
-        return cast(F, run)
-
-    return decorate
+    return guard.guarded(logger, lambda *_args, **_kwargs: otherwise())
 
 
 def check_parallel(vllm_config: VllmConfig) -> None:
@@ -58,14 +32,6 @@ def check_parallel(vllm_config: VllmConfig) -> None:
     for size in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(vllm_config.parallel_config, size, 1) > 1:
             raise ValueError(f"kvconn: {size} above 1 is not supported yet")
-
-
-def started_at() -> float:
-    """Return when the engine was started. Raises UnknownIdentity where nothing tells."""
-    try:
-        return files.started_at()
-    except (OSError, ValueError, IndexError) as err:
-        raise UnknownIdentity(f"no telling when the engine was started: {err}") from err
 
 
 def identity(

@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
 from kvconn.client import PlannedLoad, SaveResult
-from kvconn.vllm.files import FileId
+from kvconn.identity.files import FileId
 
 _WorkerMetadata: type = getattr(base, "KVConnectorWorkerMetadata", object)  # versions without it ask for none
 

@@ -18,9 +18,9 @@ from kvconn.client import (
     StepReply,
     UnknownRequest,
 )
+from kvconn.identity.files import FileId
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.events import Announcer
-from kvconn.vllm.files import FileId
 from kvconn.vllm.hits import Hits
 from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.releases import BlockTables

@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
-from kvconn.vllm.files import FileId, UnknownIdentity, hash_file
+from kvconn.identity.files import FileId, UnknownIdentity, hash_file
 
 _PARTS = {
     "model": (

@@ -26,10 +26,11 @@ except (ImportError, AttributeError) as err:
 
 from kvconn import __version__
 from kvconn.client import KeyedClient, Options
+from kvconn.identity import files
+from kvconn.identity.files import UnknownIdentity
 from kvconn.vllm import entry, tier_identity, tier_region
 from kvconn.vllm.adapters import Adapters
-from kvconn.vllm.entry import IDENTITY_WAIT_S, CoreWatcher, check_parallel, guarded, logger
-from kvconn.vllm.files import UnknownIdentity
+from kvconn.vllm.entry import CoreWatcher, check_parallel, guarded, logger
 from kvconn.vllm.identity import Identity
 from kvconn.vllm.tier_pace import Pace
 from kvconn.vllm.tier_requests import Terms, TierRequest
@@ -156,7 +157,7 @@ class KVConnTier(SecondaryTierManager):
     def _start(self, engine: _Engine, spec: Any, tokens: int, own: dict[str, Any]) -> None:
         """Connect, in the background where the daemon is not there or the weights are not known yet."""
         config, kv_cache_config = engine.vllm_config, engine.kv_cache_config
-        since = entry.started_at()
+        since = files.started_at()
         size = tier_region.chunk_bytes(spec, tier_identity.parts(config, kv_cache_config, spec))
         describe = partial(tier_identity.describe, spec=spec, chunk_tokens=tokens)
         identity = entry.identity(config, kv_cache_config, since, own.get("digest_cache"), describe)
@@ -165,7 +166,7 @@ class KVConnTier(SecondaryTierManager):
         self._images_by_content = entry.images_by_content(config)
         watcher = CoreWatcher(config, since)
         self._adapters = watcher.adapters
-        identity.wait(IDENTITY_WAIT_S)
+        identity.wait()
         client.register([self._fd], tier_region.layout(spec, size))
         rows = Rows(spec.num_chunks, tokens, identity.windows)
         self._side = watcher.side = TierSide(client, rows, self.pace, _PATIENCE_S, logger, watcher.adapters)

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from kvconn.client import FinishedLoad, WorkerClient
+from kvconn.identity.files import FileId
 from kvconn.vllm import memory
-from kvconn.vllm.files import FileId
 from kvconn.vllm.manifest import keeps_windows
 from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.stats import Stats

@@ -1,0 +1,390 @@
+package cuda
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/gpu/region"
+)
+
+// afterStart are the driver's calls that a copier makes once it serves.
+var afterStart = []string{
+	"cuCtxSetCurrent", "cuIpcOpenMemHandle", "cuIpcCloseMemHandle", "cuMemGetAddressRange", "cuMemAddressReserve",
+	"cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuMemRelease", "cuMemUnmap", "cuMemAddressFree",
+	"cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime", "cuMemcpyBatchAsync", "cuMemcpyHtoDAsync",
+	"cuMemcpyDtoHAsync", "cuMemHostRegister",
+}
+
+// atStart are those that it makes before.
+var atStart = []string{
+	"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid", "cuDevicePrimaryCtxRetain",
+	"cuDeviceGetName", "cuMemGetInfo", "cuStreamCreateWithPriority", "cuEventCreate",
+}
+
+var faults = []string{"999", "sticky=700", "hang", "segv"}
+
+// impatient deadlines, so that hung calls are over soon.
+func impatient(o *Options) {
+	o.OpenTimeout, o.CopyTimeout, o.StartTimeout = 500*time.Millisecond, 500*time.Millisecond, 4*time.Second
+	o.RestartPause, o.RestartPauseMax = time.Millisecond, 10*time.Millisecond
+}
+
+// Each call of the driver fails in each way on one GPU, while another GPU and a processor's memory are in use: those go
+// on, no byte is wrong that was called right, and the GPU serves again afterwards.
+func TestAnyFaultOfTheDriverCostsItsGPUOnly(t *testing.T) {
+	for _, entry := range afterStart {
+		for _, what := range faults {
+			t.Run(entry+"/"+what, func(t *testing.T) {
+				t.Parallel()
+				faultOnOneGPU(t, fmt.Sprintf("%s@0:1:%s", entry, what))
+			})
+		}
+	}
+}
+
+func faultOnOneGPU(t *testing.T, order string) {
+	control := filepath.Join(t.TempDir(), "control")
+	version := "FAKECUDA_VERSION=13000"
+	if strings.Contains(order, "HtoD") || strings.Contains(order, "DtoH") {
+		version = "FAKECUDA_VERSION=12040" // without batches
+	}
+	stats := filepath.Join(t.TempDir(), "stats")
+	env := []string{"FAKECUDA_DEVICES=2", version, "FAKECUDA_CONTROL=" + control, "FAKECUDA_STATS=" + stats}
+	r := newRig(t, impatient, env...)
+	bad, good := startEngine(t, 0, env[:2]...), startEngine(t, 1, env[:2]...)
+	other := r.open(good.region(region.IPC, granularity))
+	onHost := r.open([]*os.File{memfd(t, 1<<20)})
+	if err := os.WriteFile(control, []byte(order+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []region.Kind{region.IPC, region.VMM} {
+		m, err := r.Open(bad.region(kind, granularity))
+		if err == nil {
+			err = exercise(t, r, bad, m)
+			err = errors.Join(err, m.Close())
+		}
+		if err != nil {
+			t.Logf("%s: %v", kind, err)
+		}
+		// Others go on.
+		g := gpu.Batch{Pieces: []gpu.Piece{r.piece(0, 64, 4<<20, 1<<16)}}
+		if err := errors.Join(other.Copy(t.Context(), &g), onHost.Copy(t.Context(), &g)); err != nil {
+			t.Errorf("others: %v", err)
+		}
+	}
+	if counted(t, stats, "faults") == 0 {
+		t.Error("the fault did not come")
+	}
+	if err := os.Remove(control); err != nil {
+		t.Fatal(err)
+	}
+	var m gpu.Memory
+	awaitTrue(t, "the GPU serves again", func() bool {
+		var err error
+		m, err = r.Open(bad.region(region.IPC, granularity))
+		return err == nil
+	})
+	if err := exercise(t, r, bad, m); err != nil {
+		t.Errorf("it does not copy afterwards: %v", err)
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// exercise saves and loads through the memory of an engine's newest region. A copy without an error must be right.
+func exercise(t *testing.T, r *rig, e *testEngine, m gpu.Memory) error {
+	t.Helper()
+	n := e.last
+	seed := uint64(n + 10)
+	e.fill(n, 0, 1<<16, seed)
+	clear(r.arena[:1<<16])
+	err := m.Copy(t.Context(), &gpu.Batch{Direction: gpu.Save, Pieces: []gpu.Piece{r.piece(0, 0, 0, 1<<16)}})
+	if err != nil {
+		return err
+	}
+	r.hostWants(0, 1<<16, 0, seed)
+	r.fillHost(1<<17, 1<<16, 1<<18, seed+1)
+	err = m.Copy(t.Context(), &gpu.Batch{Direction: gpu.Load, Pieces: []gpu.Piece{r.piece(0, 1<<18, 1<<17, 1<<16)}})
+	if err != nil {
+		return err
+	}
+	e.wants(n, 1<<18, 1<<16, seed+1)
+	return nil
+}
+
+// counted is the sum of a counter of the stand-in over all processes.
+func counted(t *testing.T, stats, name string) (sum int64) {
+	t.Helper()
+	files, err := filepath.Glob(stats + ".*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for ; len(b) >= 32; b = b[32:] {
+			if n, _, _ := bytes.Cut(b[:24], []byte{0}); string(n) == name {
+				sum += int64(binary.LittleEndian.Uint64(b[24:32]))
+			}
+		}
+	}
+	return sum
+}
+
+func memfd(t *testing.T, n int64) *os.File {
+	t.Helper()
+	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "kv")
+	t.Cleanup(func() { _ = f.Close() })
+	if err := f.Truncate(n); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestADriverThatDoesNotStartCostsItsGPUOnly(t *testing.T) {
+	for _, entry := range atStart {
+		for _, what := range append(faults, "exit") {
+			t.Run(entry+"/"+what, func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, func(o *Options) {
+					impatient(o)
+					o.StartTimeout = time.Second
+				}, fmt.Sprintf("FAKECUDA_FAULT=%s:*:%s", entry, what))
+				e := startEngine(t, 0)
+				if _, err := r.Open(e.region(region.IPC, granularity)); err == nil {
+					t.Error("it was opened")
+				}
+				onHost := r.open([]*os.File{memfd(t, 1<<20)})
+				if err := onHost.Copy(t.Context(), &gpu.Batch{Pieces: []gpu.Piece{r.piece(0, 0, 0, 100)}}); err != nil {
+					t.Error(err)
+				}
+				if s := r.Devices(); len(s) != 1 || s[0].Running || s[0].LastError == "" {
+					t.Errorf("%+v", s)
+				}
+			})
+		}
+	}
+}
+
+// copierOf is the process that serves the only GPU.
+func copierOf(t *testing.T, r *rig) *process {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range r.gpus {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.current
+	}
+	t.Fatal("no copier")
+	return nil
+}
+
+func TestACopierThatIsFrozenIsKilledAndReplaced(t *testing.T) {
+	r, e := newRig(t, impatient), startEngine(t, 0)
+	m := r.open(e.region(region.IPC, granularity))
+	p := copierOf(t, r)
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	awaitTrue(t, "all its threads stand still", func() bool { return stopped(t, p.cmd.Process.Pid) })
+	b := gpu.Batch{Direction: gpu.Save, Pieces: []gpu.Piece{r.piece(0, 0, 0, 4096)}}
+	if err := m.Copy(t.Context(), &b); !errors.Is(err, gpu.ErrLost) || !errors.Is(err, errTimeout) {
+		t.Errorf("%v", err)
+	}
+	if !p.ended() {
+		t.Error("memory was called lost before the process had gone")
+	}
+	if err := m.Copy(t.Context(), &b); !errors.Is(err, gpu.ErrLost) {
+		t.Errorf("%v", err)
+	}
+	replaced(t, r, e)
+}
+
+// stopped reports whether every thread of a process has taken its stop.
+func stopped(t *testing.T, pid int) bool {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(threads) == 0 {
+		t.Fatal("no threads: ", err)
+	}
+	for _, f := range threads {
+		stat, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, after, _ := strings.Cut(string(stat), ") "); !strings.HasPrefix(after, "T") {
+			return false
+		}
+	}
+	return true
+}
+
+func replaced(t *testing.T, r *rig, e *testEngine) {
+	t.Helper()
+	var m gpu.Memory
+	files := e.region(region.IPC, granularity)
+	awaitTrue(t, "a new copier", func() bool {
+		var err error
+		m, err = r.Open(files)
+		return err == nil
+	})
+	if err := exercise(t, r, e, m); err != nil {
+		t.Error(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestACopierThatIsKilledInACopyIsReplaced(t *testing.T) {
+	r, e := newRig(t, nil, "FAKECUDA_FAULT=cuEventSynchronize:1:hang"), startEngine(t, 0)
+	r.o.RestartPause, r.o.RestartPauseMax = time.Millisecond, time.Millisecond
+	m := r.open(e.region(region.IPC, granularity))
+	ended := make(chan error, 1)
+	go func() {
+		ended <- m.Copy(t.Context(), &gpu.Batch{Direction: gpu.Save, Pieces: []gpu.Piece{r.piece(0, 0, 0, 4096)}})
+	}()
+	p := copierOf(t, r)
+	awaitTrue(t, "the copy is under way", func() bool {
+		p.submitting.Lock()
+		defer p.submitting.Unlock()
+		return p.slots[0].busy
+	})
+	if err := p.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; !errors.Is(err, gpu.ErrLost) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAnEngineThatIsKilledCostsItsMemoryOnly(t *testing.T) {
+	r, dies, lives := newRig(t, nil), startEngine(t, 0), startEngine(t, 0)
+	first, second := r.open(dies.region(region.IPC, granularity)), r.open(lives.region(region.IPC, granularity))
+	dies.kill()
+	_ = first.Copy(t.Context(), &gpu.Batch{Direction: gpu.Save, Pieces: []gpu.Piece{r.piece(0, 0, 0, 4096)}})
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := exercise(t, r, lives, second); err != nil {
+		t.Error(err)
+	}
+	if n := r.Devices()[0].Starts; n != 1 {
+		t.Errorf("%d starts", n)
+	}
+}
+
+func TestNoProcessIsLeftOver(t *testing.T) {
+	r, e := newRig(t, nil), startEngine(t, 0)
+	r.open(e.region(region.IPC, granularity))
+	pid := copierOf(t, r).cmd.Process.Pid
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("process %d: %v", pid, err)
+	}
+	if _, err := r.Open(e.region(region.IPC, granularity)); err == nil {
+		t.Error("a closed driver opens memory")
+	}
+}
+
+// A driver that hangs as it starts must not keep a daemon from stopping.
+func TestACopierThatIsBeingStartedIsEndedAtOnce(t *testing.T) {
+	r, e := newRig(t, func(o *Options) { o.StartTimeout = time.Hour }, "FAKECUDA_FAULT=cuInit:*:hang"), startEngine(t, 0)
+	files := e.region(region.IPC, granularity)
+	opened := make(chan error, 2)
+	for range cap(opened) {
+		go func() {
+			_, err := r.Open(files)
+			opened <- err
+		}()
+	}
+	awaitTrue(t, "a copier is being started", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, g := range r.gpus {
+			if g.starting.TryLock() {
+				g.starting.Unlock()
+				return false
+			}
+			return true
+		}
+		return false
+	})
+	r.Quit()
+	for range cap(opened) {
+		if err := <-opened; err == nil {
+			t.Error("it was opened")
+		}
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAProgramThatIsNoCopierIsToldSo(t *testing.T) {
+	for name, command := range map[string][]string{
+		"not there":    {"/nonexistent/kvconnd"},
+		"ends at once": {"false"},
+		"ends well":    {"true"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, func(o *Options) { o.Command = command })
+			e := startEngine(t, 0)
+			files := e.region(region.IPC, granularity)
+			before := openDescriptors(t)
+			defer awaitTrue(t, "all descriptors are closed", func() bool { return openDescriptors(t) <= before })
+			if _, err := r.Open(files); err == nil {
+				t.Error("it was opened")
+			}
+			if _, err := r.Open(files); err == nil || !strings.Contains(err.Error(), "started again in") {
+				t.Errorf("%v: it is started without a pause", err)
+			}
+		})
+	}
+}
+
+func TestACopierThatAnswersNonsenseIsEnded(t *testing.T) {
+	for name, script := range map[string]string{
+		"no answer":   "exec yes >&2",
+		"no JSON":     "printf nonsense >&3; exec sleep 1000",
+		"no device":   "printf '{}' >&3; exec sleep 1000",
+		"many":        "while printf '{\"device\":{}' >&3; do :; done",
+		"leaves one":  "sleep 2 & printf nonsense >&3; exec sleep 1000",
+		"hangs up":    "exec 3>&-; exec sleep 1000",
+		"long answer": "head -c 100000 /dev/zero >&3; exec sleep 1000",
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, func(o *Options) {
+				o.StartTimeout, o.Command = 2*time.Second, []string{"sh", "-c", script}
+			})
+			e := startEngine(t, 0)
+			files := e.region(region.IPC, granularity)
+			before := openDescriptors(t)
+			if _, err := r.Open(files); err == nil {
+				t.Error("it was opened")
+			}
+			awaitTrue(t, "all descriptors are closed", func() bool { return openDescriptors(t) <= before })
+		})
+	}
+}

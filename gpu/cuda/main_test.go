@@ -1,0 +1,70 @@
+package cuda
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/kvconn/kvconn/gpu/copier"
+	"github.com/kvconn/kvconn/internal/testkit/fakecuda"
+)
+
+// roleEnv has this program play another process: an engine, or a copier.
+const roleEnv = "KVCONN_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(roleEnv) {
+	case "copier":
+		if err := copier.Run(context.Background(), os.NewFile(3, "control"), os.Exit); err != nil {
+			fmt.Fprintln(os.Stderr, "copier:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	case "upgraded":
+		if err := upgradedMain(); err != nil {
+			fmt.Fprintln(os.Stderr, "upgraded daemon:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	case "engine":
+		if err := engineMain(os.NewFile(3, "control")); err != nil {
+			fmt.Fprintln(os.Stderr, "engine:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	code := m.Run()
+	if fakeDir != "" {
+		_ = os.RemoveAll(fakeDir)
+	}
+	os.Exit(code)
+}
+
+// buildFake builds the stand-in for libcuda, once for all tests, in fakeDir.
+var (
+	fakeDir   string
+	buildFake = sync.OnceValues(func() (_ string, err error) {
+		if fakeDir, err = os.MkdirTemp("", "kvconn-fakecuda-"); err != nil {
+			return "", err
+		}
+		return fakecuda.Build("../..", fakeDir)
+	})
+)
+
+// fakeLibrary is the stand-in for libcuda.
+func fakeLibrary(t testing.TB) string {
+	t.Helper()
+	return fakecuda.Library(t, buildFake)
+}
+
+// asRole is a command that has this program play a role, with settings of the stand-in.
+func asRole(t testing.TB, role string, env ...string) []string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(append([]string{"env", "GOTRACEBACK=none", roleEnv + "=" + role}, env...), self)
+}

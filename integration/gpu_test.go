@@ -1,0 +1,92 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/kvconn/kvconn/internal/engine"
+	"github.com/kvconn/kvconn/internal/testkit/fakecuda"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
+)
+
+// fakeLibrary is the stand-in for libcuda, built once for all tests.
+var fakeLibrary = sync.OnceValues(func() (string, error) {
+	if _, err := daemonBinary(); err != nil {
+		return "", err
+	}
+	return fakecuda.Build("..", binaryDir)
+})
+
+// An engine whose KV cache lies on a device, through the real daemon and its copier: the same answers after restarts of
+// both, whoever dies in between.
+func TestCacheOfADeviceSurvivesRestarts(t *testing.T) {
+	t.Parallel()
+	library := fakecuda.Library(t, fakeLibrary)
+	ps := prompts(1, 6)
+	want := reference(t, nil, ps)
+	n := newNode(t, "--cuda-library", library)
+	n.start()
+	serve := func(name string, e *engineProcess) []engine.Result {
+		t.Helper()
+		e.submit(requestsOf(name, ps))
+		got := e.answer().Results
+		same(t, name, got, want)
+		return got
+	}
+	first := startEngineProcess(t, processOptions{Socket: n.socket, CUDALibrary: library})
+	serve("first run", first)
+	n.saved()
+	first.kill()
+	second := startEngineProcess(t, processOptions{Socket: n.socket, CUDALibrary: library})
+	if got := serve("another engine", second); cached(got) == 0 {
+		t.Error("nothing was loaded into the device")
+	}
+	if s := n.status(); len(s.GPUs) != 1 || !s.GPUs[0].Running || s.GPUs[0].Starts != 1 || s.GPUs[0].LoadedBytes == 0 || s.GPUs[0].SavedBytes == 0 {
+		t.Errorf("%+v", s.GPUs)
+	}
+	n.stop()
+	n.start()
+	third := startEngineProcess(t, processOptions{Socket: n.socket, CUDALibrary: library})
+	if got := serve("after a restart of both", third); cached(got) == 0 {
+		t.Error("nothing came from disk")
+	}
+	// The copier is killed: the engine's ranks register again, with a new copier.
+	if err := syscall.Kill(copierOf(t, n), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	// It loads nothing while the copier is started again, after a pause.
+	wait.For(t, "the engine to load with a new copier", func() bool {
+		return cached(serve("after the copier's end", third)) > 0 && n.status().GPUs[0].Starts == 2
+	})
+	// A copier does not outlive a daemon that is killed.
+	pid := copierOf(t, n)
+	n.kill()
+	wait.For(t, "the copier's end", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
+}
+
+// copierOf is the process id of a daemon's only copier.
+func copierOf(t *testing.T, n *node) int {
+	t.Helper()
+	var all []string
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.cmd.Process.Pid))
+	for _, f := range tasks {
+		if b, err := os.ReadFile(f); err == nil {
+			all = append(all, strings.Fields(string(b))...)
+		}
+	}
+	if err != nil || len(all) != 1 {
+		t.Fatalf("children %v: %v", all, err)
+	}
+	pid, err := strconv.Atoi(all[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
