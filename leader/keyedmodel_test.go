@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/property"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -46,7 +47,7 @@ func TestKeyedAgainstAModelOfTheEngine(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rapid.Check(t, func(rt *rapid.T) {
+			property.Check(t, func(rt *rapid.T) {
 				w := &keyedWorld{
 					keyedFixture: newKeyedFixture(t, change), rt: rt,
 					failed: map[string]bool{}, loading: map[string]worldLoad{}, life: map[string]int{}, offered: map[string][]store.RecordID{}, lent: map[string][]store.RecordID{},
@@ -145,9 +146,7 @@ func (w *keyedWorld) want(m *connector.PresentRequest, end int) string {
 		}
 		if w.gapAt(boundary, end) {
 			for g := range offered {
-				for i := boundary; i < end; i++ {
-					offered[g][i-m.First] = w.stored(g, i)
-				}
+				w.afterGap(g, boundary, end, offered[g][boundary-m.First:])
 			}
 		}
 	}
@@ -165,6 +164,20 @@ func (w *keyedWorld) want(m *connector.PresentRequest, end int) string {
 		}
 	}
 	return out
+}
+
+// afterGap sets the blocks [gap, end) of a group that are offered: those of the first runs.
+func (w *keyedWorld) afterGap(g, gap, end int, offered []bool) {
+	runs := 0
+	for i := gap; i < end && runs <= maxStretches/len(w.groups); i++ {
+		if !w.stored(g, i) {
+			continue
+		}
+		if i == gap || !w.stored(g, i-1) {
+			runs++
+		}
+		offered[i-gap] = runs <= maxStretches/len(w.groups)
+	}
 }
 
 // begin is the first block of a group that a load of blocks [start, boundary) needs.

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/property"
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -54,7 +55,7 @@ func TestLeaderAgainstAModelOfTheEngine(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rapid.Check(t, func(rt *rapid.T) {
+			property.Check(t, func(rt *rapid.T) {
 				w := &world{
 					fixture: newFixture(t, change), rt: rt,
 					content: map[uint32]connector.Key{}, planned: map[plannedBlock]bool{},

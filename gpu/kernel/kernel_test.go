@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvconn/kvconn/gpu/kernel"
+	"github.com/kvconn/kvconn/internal/testkit/property"
 )
 
 // code is the module's text without comments and without spaces at the ends of lines.
@@ -132,7 +133,7 @@ func runs(t *rapid.T, m kernel.Memory) (runs []kernel.Run, stagingBytes int) {
 
 // What is gathered comes back where it was, and nothing else changes on either way.
 func TestReferenceScattersWhatItGathered(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		m := kernel.Memory{Address: rapid.Uint64().Draw(t, "address") &^ (1 << 63), Bytes: rapid.SliceOfN(rapid.Byte(), 1, 64).Draw(t, "memory")}
 		runs, stagingBytes := runs(t, m)
 		staging := bytes.Repeat([]byte{0xee}, stagingBytes+3)

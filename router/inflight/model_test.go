@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/property"
 	"pgregory.net/rapid"
 )
 
@@ -52,7 +53,7 @@ func (m *model) load(rank int32) Rank {
 }
 
 func TestTrackerAgreesWithAPlainList(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	property.Check(t, func(rt *rapid.T) {
 		reuse := rapid.Bool().Draw(rt, "reuse")
 		tr, c := newTracker(t, Options{AssumeKVReuse: reuse, TTL: 100 * time.Second}, 0, 1)
 		m := &model{reuse: reuse, reqs: map[uint64]*modelRequest{}}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvconn/kvconn/internal/testkit/property"
 )
 
 // check compares every count, list and index of the arena with what its slots hold.
@@ -145,7 +147,7 @@ func (a *Arena) check(t interface{ Fatalf(string, ...any) }) {
 // share, unless it is one slot.
 func TestRandomOperationsKeepEveryPromise(t *testing.T) {
 	payloads := []int{4096, 5000, 20 << 10, testUnit, 3 * testUnit}
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		a, err := New(Options{Bytes: 6 * testUnit, unitBytes: testUnit})
 		if err != nil {
 			t.Fatal(err)
@@ -251,7 +253,7 @@ func checkUsage(t interface{ Fatalf(string, ...any) }, c *Account) {
 // books are right, and once nothing is pinned everybody is served.
 func TestWaitersAndDrainsKeepTheBooks(t *testing.T) {
 	payloads := []int{4096, 20 << 10, testUnit, 2 * testUnit, 3 * testUnit}
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		a, err := New(Options{Bytes: 5 * testUnit, unitBytes: testUnit})
 		if err != nil {
 			t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/property"
 )
 
 func testHeader() Header {
@@ -22,7 +23,7 @@ func testHeader() Header {
 }
 
 func TestRecordHeaderRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		want := Header{
 			SegmentID: rapid.Uint32().Draw(t, "segment"), Slot: rapid.Uint32().Draw(t, "slot"), Seq: rapid.Uint64().Draw(t, "seq"),
 			PayloadBytes: rapid.Uint32().Draw(t, "bytes"), PayloadSum: rapid.Uint64().Draw(t, "sum"),

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/internal/testkit/policytest"
+	"github.com/kvconn/kvconn/internal/testkit/property"
 	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 	"pgregory.net/rapid"
@@ -57,7 +58,7 @@ func drawRequests(rt *rapid.T, s *policy.State) []policy.Request {
 }
 
 func TestSameStateSameDecisions(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	property.Check(t, func(rt *rapid.T) {
 		one, two := withExact(), withExact()
 		for range rapid.IntRange(1, 4).Draw(rt, "batches") {
 			s := drawState(rt)
@@ -73,7 +74,7 @@ func TestSameStateSameDecisions(t *testing.T) {
 }
 
 func TestNoDecisionBreaksACapOrLosesARequest(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	property.Check(t, func(rt *rapid.T) {
 		policies := withExact()
 		for range rapid.IntRange(1, 3).Draw(rt, "batches") {
 			s := drawState(rt)

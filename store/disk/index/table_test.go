@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/property"
 )
 
 func randomKey(g *rand.PCG) (k connector.Key) {
@@ -49,7 +50,7 @@ func fill(t testing.TB, n, chain int) (*Table, [][]connector.Key) {
 
 // TestTableBehavesLikeAMap drives a table and a map with the same operations.
 func TestTableBehavesLikeAMap(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		table := New()
 		defer table.Close()
 		const slots = 200

@@ -15,6 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"pgregory.net/rapid"
 
+	"github.com/kvconn/kvconn/internal/testkit/property"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
 	"github.com/kvconn/kvconn/store"
 )
@@ -47,7 +48,7 @@ func values(random *rand.Rand, payloadBytes, width int) []byte {
 
 func TestPayloadsRoundTrip(t *testing.T) {
 	c := newCodec(t, 2)
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		width := rapid.SampledFrom([]int{1, 2, 4}).Draw(t, "width")
 		count := rapid.OneOf(rapid.IntRange(1, 40), rapid.IntRange(1, 50_000)).Draw(t, "elements")
 		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/property"
 	"github.com/kvconn/kvconn/store/seal"
 )
 
@@ -59,7 +60,7 @@ func sample(k Kind) List {
 func TestListsRoundTrip(t *testing.T) {
 	sealing := testRing(t, 1)
 	for _, k := range listKinds() {
-		rapid.Check(t, func(t *rapid.T) {
+		property.Check(t, func(t *rapid.T) {
 			want := drawList(t, k)
 			var ring *seal.Ring
 			if rapid.Bool().Draw(t, "sealed") {

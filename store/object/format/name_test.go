@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/property"
 )
 
 // names are one of each kind, with their text. Names in buckets stay as they are.
@@ -83,7 +84,7 @@ func TestWhatIsNoName(t *testing.T) {
 }
 
 func TestEveryNameIsParsed(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		k := Kind(rapid.IntRange(int(KindFormat), int(KindProbe)).Draw(t, "kind"))
 		n := drawName(t, k, []byte("manifest"))
 		got, err := ParseName(n.String())
@@ -97,7 +98,7 @@ func TestEveryNameIsParsed(t *testing.T) {
 }
 
 func TestObjectIDs(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		w, counter := drawWriter(t), rapid.Uint64Range(0, MaxCounter).Draw(t, "counter")
 		if id := NewObjectID(w, counter); id.Writer() != w || id.Counter() != counter {
 			t.Fatalf("%s is %d of %s, want %d of %s", id, id.Counter(), id.Writer(), counter, w)

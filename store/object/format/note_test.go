@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvconn/kvconn/internal/testkit/property"
 )
 
 // restamp makes the checksum of a JSON file right again, after text in it was replaced.
@@ -85,7 +87,7 @@ func TestSmallFilesRoundTrip(t *testing.T) {
 }
 
 func TestLeasesRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		want := Lease{Node: rapid.StringN(0, 60, maxNodeBytes).Draw(t, "node"), Writer: drawWriter(t)}
 		b, err := want.Encode()
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/testkit/property"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/seal"
 )
@@ -34,7 +35,7 @@ func tail(b []byte, id ObjectID, bucket BucketID, ring *seal.Ring) (*Object, err
 
 func TestTailsRoundTrip(t *testing.T) {
 	sealing, bucket := testRing(t, 1), BucketID{3}
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		o, slots := drawWhole(t)
 		var ring *seal.Ring
 		if rapid.Bool().Draw(t, "sealed") {
