@@ -11,21 +11,9 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-)
 
-func memfd(t *testing.T, size int64) *os.File {
-	t.Helper()
-	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fd), "kv")
-	t.Cleanup(func() { _ = f.Close() })
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
-	return f
-}
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
+)
 
 func open(t *testing.T, files ...*os.File) Memory {
 	t.Helper()
@@ -38,8 +26,8 @@ func open(t *testing.T, files ...*os.File) Memory {
 }
 
 func TestHostCopiesAreSeenByBothSides(t *testing.T) {
-	f := memfd(t, 1<<16)
-	m := open(t, memfd(t, 4096), f)
+	f := memfd.New(t, 1<<16)
+	m := open(t, memfd.New(t, 4096), f)
 	in := bytes.Repeat([]byte("kv"), 100)
 	if err := m.Copy(t.Context(), &Batch{Direction: Load, Pieces: []Piece{{1, 300, in}, {1, 1 << 15, in}, {0, 0, in}}}); err != nil {
 		t.Fatal(err)
@@ -60,7 +48,7 @@ func TestHostCopiesAreSeenByBothSides(t *testing.T) {
 // Neighbours are joined, wherever they are in the list.
 func TestHostCopiesBatchesInAnyOrderWhole(t *testing.T) {
 	const size = 16 << 20
-	f := memfd(t, size)
+	f := memfd.New(t, size)
 	m := open(t, f)
 	want := make([]byte, size)
 	for i := range want {
@@ -93,7 +81,7 @@ func TestMergeJoinsNeighboursOnly(t *testing.T) {
 }
 
 func TestHostRefusesPiecesOutsideOfTheRegion(t *testing.T) {
-	m := open(t, memfd(t, 4096))
+	m := open(t, memfd.New(t, 4096))
 	for _, p := range []Piece{{0, 4096, nil}, {0, 4089, nil}, {0, 1 << 63, nil}, {0, ^uint64(0), nil}, {1, 0, nil}} {
 		p.Host = make([]byte, 8)
 		if err := m.Copy(t.Context(), &Batch{Pieces: []Piece{p}}); !errors.Is(err, ErrBounds) {
@@ -104,8 +92,8 @@ func TestHostRefusesPiecesOutsideOfTheRegion(t *testing.T) {
 
 // An engine that truncates its memory would kill a daemon that touches it.
 func TestHostSurvivesVanishedMemory(t *testing.T) {
-	f := memfd(t, 1<<16)
-	m, whole := open(t, f), open(t, memfd(t, 1<<16))
+	f := memfd.New(t, 1<<16)
+	m, whole := open(t, f), open(t, memfd.New(t, 1<<16))
 	if err := f.Truncate(0); err != nil {
 		t.Fatal(err)
 	}
@@ -131,15 +119,15 @@ func TestHostRefusesWhatIsNoSharedMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = readOnly.Close() }()
-	for name, f := range map[string]*os.File{"empty descriptor": memfd(t, 0), "/dev/null": null, "file": readOnly} {
-		if _, err := d.Open([]*os.File{memfd(t, 4096), f}); !errors.Is(err, ErrNotShared) {
+	for name, f := range map[string]*os.File{"empty descriptor": memfd.New(t, 0), "/dev/null": null, "file": readOnly} {
+		if _, err := d.Open([]*os.File{memfd.New(t, 4096), f}); !errors.Is(err, ErrNotShared) {
 			t.Errorf("%s: %v, want ErrNotShared", name, err)
 		}
 	}
 }
 
 func TestHostCopyDoesNotAllocate(t *testing.T) {
-	m := open(t, memfd(t, 1<<16))
+	m := open(t, memfd.New(t, 1<<16))
 	b := &Batch{Pieces: []Piece{{0, 0, make([]byte, 4096)}, {0, 8192, make([]byte, 4096)}}}
 	if n := testing.AllocsPerRun(100, func() { _ = m.Copy(t.Context(), b) }); n != 0 {
 		t.Errorf("%v allocations a copy, want 0", n)
@@ -150,7 +138,7 @@ func TestHostCopyDoesNotAllocate(t *testing.T) {
 // it has.
 func TestHostMapsThePagesThatTheEngineHasMade(t *testing.T) {
 	const size = 40 << 20
-	made, blank := memfd(t, size), memfd(t, size)
+	made, blank := memfd.New(t, size), memfd.New(t, size)
 	if err := unix.Fallocate(int(made.Fd()), 0, 0, size); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +156,7 @@ func TestHostMapsThePagesThatTheEngineHasMade(t *testing.T) {
 
 // Memory whose pages the engine never makes is given back at once.
 func TestHostMemoryIsGivenBackWhilePagesAreAwaited(t *testing.T) {
-	m := open(t, memfd(t, 1<<20)).(*hostMemory)
+	m := open(t, memfd.New(t, 1<<20)).(*hostMemory)
 	if err := m.Close(); err != nil {
 		t.Error(err)
 	}
@@ -203,7 +191,7 @@ func mappedBytes(t *testing.T, mem []byte) int {
 // Memory that is given back while it is mapped is unmapped once.
 func TestHostMemoryIsGivenBackWhileItIsMapped(t *testing.T) {
 	const size = 256 << 20
-	f := memfd(t, size)
+	f := memfd.New(t, size)
 	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/gpu/copier"
 	"github.com/kvconn/kvconn/gpu/region"
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
 )
 
 const granularity = 2 << 20
@@ -144,16 +145,7 @@ func openDescriptors(t *testing.T) int {
 
 func TestOneDriverServesEnginesOnProcessorsToo(t *testing.T) {
 	r := newRig(t, nil)
-	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fd), "kv")
-	defer func() { _ = f.Close() }()
-	if err := f.Truncate(1 << 20); err != nil {
-		t.Fatal(err)
-	}
-	m := r.open([]*os.File{f})
+	m := r.open([]*os.File{memfd.New(t, 1<<20)})
 	r.fillHost(0, 100, 0, 7)
 	if err := m.Copy(t.Context(), &gpu.Batch{Pieces: []gpu.Piece{r.piece(0, 500, 0, 100)}}); err != nil {
 		t.Fatal(err)

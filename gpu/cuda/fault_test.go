@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/gpu/region"
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
 )
 
 // afterStart are the driver's calls that a copier makes once it serves.
@@ -64,7 +65,7 @@ func faultOnOneGPU(t *testing.T, order string) {
 	r := newRig(t, impatient, env...)
 	bad, good := startEngine(t, 0, env[:2]...), startEngine(t, 1, env[:2]...)
 	other := r.open(good.region(region.IPC, granularity))
-	onHost := r.open([]*os.File{memfd(t, 1<<20)})
+	onHost := r.open([]*os.File{memfd.New(t, 1<<20)})
 	if err := os.WriteFile(control, []byte(order+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -145,20 +146,6 @@ func counted(t *testing.T, stats, name string) (sum int64) {
 	return sum
 }
 
-func memfd(t *testing.T, n int64) *os.File {
-	t.Helper()
-	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fd), "kv")
-	t.Cleanup(func() { _ = f.Close() })
-	if err := f.Truncate(n); err != nil {
-		t.Fatal(err)
-	}
-	return f
-}
-
 func TestADriverThatDoesNotStartCostsItsGPUOnly(t *testing.T) {
 	for _, entry := range atStart {
 		for _, what := range append(faults, "exit") {
@@ -172,7 +159,7 @@ func TestADriverThatDoesNotStartCostsItsGPUOnly(t *testing.T) {
 				if _, err := r.Open(e.region(region.IPC, granularity)); err == nil {
 					t.Error("it was opened")
 				}
-				onHost := r.open([]*os.File{memfd(t, 1<<20)})
+				onHost := r.open([]*os.File{memfd.New(t, 1<<20)})
 				if err := onHost.Copy(t.Context(), &gpu.Batch{Pieces: []gpu.Piece{r.piece(0, 0, 0, 100)}}); err != nil {
 					t.Error(err)
 				}

@@ -43,7 +43,7 @@ func (m *memory) Close() error {
 		if m.c.ended() {
 			return
 		}
-		_, err := m.c.ask(m.c.o.OpenTimeout, &copier.Request{Op: copier.Close, Memory: m.number})
+		_, err := m.c.ask(m.c.device.o.OpenTimeout, &copier.Request{Op: copier.Close, Memory: m.number})
 		if !errors.Is(err, gpu.ErrLost) {
 			m.err = err
 		}
@@ -76,8 +76,9 @@ func (m *memory) check(p *gpu.Piece) error {
 	if err := p.Check(m.sizes); err != nil {
 		return err
 	}
-	at, arena := address(p.Host), address(m.c.arena)
-	if at < arena || at-arena > uintptr(len(m.c.arena)) || uintptr(len(p.Host)) > uintptr(len(m.c.arena))-(at-arena) {
+	mem := m.c.device.arena.mem
+	at, arena := address(p.Host), address(mem)
+	if at < arena || at-arena > uintptr(len(mem)) || uintptr(len(p.Host)) > uintptr(len(mem))-(at-arena) {
 		return fmt.Errorf("%w: host memory that was not prepared for copies", gpu.ErrBounds)
 	}
 	return nil
@@ -122,7 +123,7 @@ func (m *memory) run(ctx context.Context, d gpu.Direction, pieces []gpu.Piece) e
 	}
 	b, s := c.ring.Batch(i), &c.slots[i]
 	b.Reset(m.number, uint8(d))
-	arena, bytes := address(c.arena), uint64(0)
+	arena, bytes := address(c.device.arena.mem), uint64(0)
 	for j := range pieces {
 		p := &pieces[j]
 		if len(p.Host) == 0 {
@@ -138,7 +139,7 @@ func (m *memory) run(ctx context.Context, d gpu.Direction, pieces []gpu.Piece) e
 	if err := c.submit(i); err != nil {
 		return err
 	}
-	s.timer.Reset(c.o.CopyTimeout)
+	s.timer.Reset(c.device.o.CopyTimeout)
 	select {
 	case o := <-s.outcome:
 		s.timer.Stop()
@@ -150,7 +151,7 @@ func (m *memory) run(ctx context.Context, d gpu.Direction, pieces []gpu.Piece) e
 		m.g.copied[d].Add(bytes)
 		return nil
 	case <-s.timer.C:
-		c.end(fmt.Errorf("%w: a batch was not copied within %s", errTimeout, c.o.CopyTimeout))
+		c.end(fmt.Errorf("%w: a batch was not copied within %s", errTimeout, c.device.o.CopyTimeout))
 		<-c.gone
 	case <-c.gone:
 	}

@@ -20,15 +20,14 @@ var errEnded = errors.New("the copier was ended")
 
 // process is one run of a copier.
 type process struct {
-	o    *Options
-	uuid string
+	// device is the GPU that it copies for.
+	device *device
+
 	cmd  *exec.Cmd
 	conn *copier.Conn
 	ring *ring.Ring
 	// words are what it writes to its standard error: a message, or how it crashed.
 	words firstWords
-	// arena is the host tier's memory.
-	arena []byte
 
 	// asking is held for one question and its answer.
 	asking sync.Mutex
@@ -58,8 +57,7 @@ type slot struct {
 
 // startProcess starts a copier and waits until its driver serves, unless none is wanted any more.
 func startProcess(g *device) (*process, *copier.DeviceInfo, error) {
-	o, uuid, a := g.o, g.uuid, g.arena
-	p := &process{o: o, uuid: uuid, arena: a.mem, free: make(chan int, ring.Slots), gone: make(chan struct{})}
+	p := &process{device: g, free: make(chan int, ring.Slots), gone: make(chan struct{})}
 	for i := range p.slots {
 		p.slots[i].outcome = make(chan ring.Outcome, 1)
 		p.slots[i].timer = time.NewTimer(time.Hour)
@@ -79,9 +77,9 @@ func startProcess(g *device) (*process, *copier.DeviceInfo, error) {
 		}
 	}()
 	files := p.ring.Files()
-	reply, err := p.ask(o.StartTimeout, &copier.Request{
-		Op: copier.Start, Device: uuid, Library: o.Library, ArenaBytes: int64(len(a.mem)),
-	}, a.file, files[0], files[1], files[2])
+	reply, err := p.ask(g.o.StartTimeout, &copier.Request{
+		Op: copier.Start, Device: g.uuid, Library: g.o.Library, ArenaBytes: int64(len(g.arena.mem)),
+	}, g.arena.file, files[0], files[1], files[2])
 	if err == nil && reply.Device == nil {
 		err = errors.New("the copier does not say what it serves")
 	}
@@ -103,8 +101,9 @@ func (p *process) launch() (err error) {
 		return errors.Join(err, p.ring.Close())
 	}
 	defer func() { _ = theirs.Close() }()
-	p.cmd = exec.Command(p.o.Command[0], append(slices.Clone(p.o.Command[1:]), p.uuid)...)
-	if p.o.self {
+	o := p.device.o
+	p.cmd = exec.Command(o.Command[0], append(slices.Clone(o.Command[1:]), p.device.uuid)...)
+	if o.self {
 		p.cmd.Path = "/proc/self/exe"
 	}
 	p.cmd.ExtraFiles = []*os.File{theirs}
@@ -257,6 +256,6 @@ func (p *process) open(files []*os.File, stream bool) (uint32, error) {
 	p.next++
 	number := p.next
 	p.mu.Unlock()
-	_, err := p.ask(p.o.OpenTimeout, &copier.Request{Op: copier.Open, Memory: number, Stream: stream}, files...)
+	_, err := p.ask(p.device.o.OpenTimeout, &copier.Request{Op: copier.Open, Memory: number, Stream: stream}, files...)
 	return number, err
 }

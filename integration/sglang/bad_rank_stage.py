@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks, one of which has a backend that misbehaves."""
+"""Two tensor-parallel ranks; the backend of one misbehaves."""
 
 from __future__ import annotations
 
