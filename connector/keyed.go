@@ -101,7 +101,7 @@ type TouchRequest struct {
 	Seconds float64
 }
 
-// StoredPut is one save by key that a worker has ended: its slots are the engine's again.
+// StoredPut is one save by key, or by a [SaveRequest], that a worker has ended: its slots are the engine's again.
 type StoredPut struct {
 	ID string
 	SaveResult

@@ -153,6 +153,18 @@ type SaveResult struct {
 	Taken, Dropped, Present int
 }
 
+// SaveRequest is a save by a plan whose end is reported later, where the engine computes after its calls have returned: on a
+// device.
+type SaveRequest struct {
+	// ID is what the end is reported as.
+	ID string
+	// Metadata is the plan.
+	Metadata []byte
+	// Revoked is the number of revocations on the fence page when the engine made the call (fence.Ledger): what is
+	// revoked after them is not kept.
+	Revoked uint64
+}
+
 // Bounds of requests, checked on both ends.
 const (
 	// MaxFrameBytes bounds the body of a frame, and with it a plan and the rest of its answer.
@@ -261,6 +273,8 @@ var (
 	ErrNotRegistered = errors.New("memory not registered")
 	// ErrBadRequest means that a value is out of its bounds or does not fit the others.
 	ErrBadRequest = errors.New("bad request")
+	// ErrAgain means that what a call needs is not there now, and soon may be: a copier that is started again.
+	ErrAgain = errors.New("not possible now, try again")
 	// ErrVersion means that client and daemon have no protocol version in common.
 	ErrVersion = errors.New("no common protocol version")
 	// ErrProtocol means that the other side broke the protocol; the connection is closed.

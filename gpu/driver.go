@@ -21,7 +21,8 @@ var (
 	// its memory or has died, or that its device failed for good (a sticky CUDA error). The
 	// memory is unusable from then on; the process and other ranks' memory are not.
 	ErrLost = errors.New("engine memory is gone")
-	// ErrAgain, which ErrLost comes with, means that the engine's memory itself is not gone: it can be registered again.
+	// ErrAgain means that the engine's memory can be registered again. With ErrLost it says that the memory itself is not
+	// gone; from Open, that the device may serve again soon.
 	ErrAgain = errors.New("the memory can be registered again")
 	// ErrBounds means that a piece lies outside its region.
 	ErrBounds = errors.New("outside of the registered memory")
@@ -36,6 +37,14 @@ const (
 	Load Direction = iota
 	Save
 )
+
+// String is load or save.
+func (d Direction) String() string {
+	if d == Save {
+		return "save"
+	}
+	return "load"
+}
 
 // Piece is one contiguous copy between engine memory and host memory.
 type Piece struct {
@@ -93,12 +102,22 @@ type Memory interface {
 	Close() error
 }
 
+// Awaiter is memory whose device may take long to come to a call: whoever counts copies need not count the wait.
+type Awaiter interface {
+	// Await waits until the device has come to the batch's call, unless ctx ends first. A Copy after it does not
+	// wait. It does not look at b.Pieces.
+	Await(ctx context.Context, b *Batch) error
+}
+
 // Shape is how copies are best divided.
 type Shape struct {
 	// Calls is how many calls of Copy should run side by side for one rank.
 	Calls int
 	// BatchBytes is how much one call should copy.
 	BatchBytes int
+	// Later says that the engine computes after its calls have returned, as on a device: a copy waits for
+	// [Batch.AfterCall].
+	Later bool
 }
 
 // Driver opens engine memory. It is safe for concurrent use.

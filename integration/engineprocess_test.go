@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/internal/engine"
 	"github.com/kvconn/kvconn/internal/engine/model"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
@@ -28,11 +30,15 @@ type processOptions struct {
 	At string
 	// CUDALibrary, if set, is the driver's library of the device that its KV cache lies on.
 	CUDALibrary string
+	// Later has its saves reported later, and blocks of theirs taken back as soon as they get other content.
+	Later bool
+	// Blocks, if not 0, is the size of its KV cache.
+	Blocks int
 }
 
 func (p *processOptions) engine() engine.Options {
 	return engineOptions(func(o *engine.Options) {
-		o.Order, o.TensorParallel = p.Order, p.TensorParallel
+		o.Order, o.TensorParallel, o.Blocks = p.Order, p.TensorParallel, cmp.Or(p.Blocks, o.Blocks)
 		if p.Hybrid {
 			o.Model = model.TinyHybrid(1)
 		}
@@ -82,6 +88,7 @@ func serveEngineProcess(ctx context.Context, in io.Reader, out io.Writer) (err e
 	}
 	defer scheduler.Close()
 	var workers []engine.WorkerConnector
+	var later []*laterWorker
 	for rank := range co.Manifest.Ranks() {
 		w, err := engine.NewWorkerClient(co, rank, e.Layout(rank), []*os.File{e.File(rank)})
 		if err != nil {
@@ -89,7 +96,12 @@ func serveEngineProcess(ctx context.Context, in io.Reader, out io.Writer) (err e
 		}
 		defer w.Close()
 		_ = w.Connect(ctx)
-		workers = append(workers, &watchedWorker{w, c, rank})
+		if p.Later {
+			later = append(later, &laterWorker{Worker: w.(*client.Worker), saves: make(map[string]bool)})
+			workers = append(workers, later[rank])
+		} else {
+			workers = append(workers, &watchedWorker{w, c, rank})
+		}
 	}
 	e.Attach(&watchedScheduler{scheduler, c}, workers...)
 	if err := enc.Encode(processAnswer{Ready: true}); err != nil {
@@ -103,6 +115,9 @@ func serveEngineProcess(ctx context.Context, in io.Reader, out io.Writer) (err e
 			return err
 		}
 		results, err := e.Run(ctx, requests)
+		for _, w := range later {
+			err = errors.Join(err, w.settle(ctx))
+		}
 		if err != nil {
 			return err
 		}

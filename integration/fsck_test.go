@@ -29,11 +29,12 @@ func TestFsckSaysExactlyWhatItDropped(t *testing.T) {
 	n.saved()
 	records := n.status().Store.Records
 	n.stop()
-	fsck := func() disk.FsckReport {
+	fsck := func(status int) disk.FsckReport {
 		t.Helper()
-		out, err := exec.Command(path, "fsck", "--payload", "--json", n.dir).Output()
-		if err != nil {
-			t.Fatalf("fsck: %v, %s", err, out)
+		cmd := exec.Command(path, "fsck", "--payload", "--json", n.dir)
+		out, err := cmd.Output()
+		if got := cmd.ProcessState.ExitCode(); got != status {
+			t.Fatalf("fsck: status %d, want %d: %v, %s", got, status, err, out)
 		}
 		var r disk.FsckReport
 		if err := json.Unmarshal(out, &r); err != nil {
@@ -41,15 +42,15 @@ func TestFsckSaysExactlyWhatItDropped(t *testing.T) {
 		}
 		return r
 	}
-	if r := fsck(); !r.Clean() || r.Records != records {
+	if r := fsck(0); !r.Clean() || r.Records != records {
 		t.Errorf("fsck of a good store: %+v, want %d records and nothing else", r, records)
 	}
 	flipPayloads(t, n.dir, rand.New(rand.NewPCG(3, 4)))
-	r := fsck()
+	r := fsck(3)
 	if len(r.Dropped) == 0 || r.Records+int64(len(r.Dropped)) != records {
 		t.Errorf("fsck after flipped bits: %d records left and %d dropped of %d", r.Records, len(r.Dropped), records)
 	}
-	if r := fsck(); !r.Clean() {
+	if r := fsck(0); !r.Clean() {
 		t.Errorf("second fsck: %+v, want nothing left to do", r)
 	}
 	n.start()

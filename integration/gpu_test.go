@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kvconn/kvconn/internal/engine"
 	"github.com/kvconn/kvconn/internal/testkit/fakecuda"
@@ -69,6 +70,75 @@ func TestCacheOfADeviceSurvivesRestarts(t *testing.T) {
 	pid := copierOf(t, n)
 	n.kill()
 	wait.For(t, "the copier's end", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
+}
+
+// An engine whose saves are under way while it computes on, and which overwrites their blocks without waiting: whoever loads
+// what was saved computes the same answers.
+func TestBlocksOfADeviceAreOverwrittenWhileTheyAreSaved(t *testing.T) {
+	t.Parallel()
+	library := fakecuda.Library(t, fakeLibrary)
+	n := newNode(t, "--cuda-library", library)
+	n.environ = []string{"FAKECUDA_DELAY_US=2000"} // in the copier: a few steps of the engine
+	n.start()
+	// Its memory holds little more than one prompt: nearly each step takes blocks of earlier ones.
+	e := startEngineProcess(t, processOptions{Socket: n.socket, CUDALibrary: library, Later: true, Blocks: 40})
+	const rounds = 5
+	var ps [rounds][][]uint32
+	var want [rounds][]engine.Result
+	var saved, dropped uint64
+	count := func() {
+		for _, r := range n.status().Ranks {
+			saved, dropped = saved+r.Transfers.SavedBlocks, dropped+r.Transfers.DroppedBlocks
+		}
+	}
+	for round := range rounds {
+		ps[round] = prompts(2+round, 6)
+		want[round] = reference(t, nil, ps[round])
+		name := fmt.Sprint("round ", round)
+		e.submit(requestsOf(name, ps[round]))
+		switch round {
+		case 1: // whatever the speed of engine and copies: none ends while blocks are taken
+			freeze(t, copierOf(t, n), 5, 200*time.Millisecond)
+		case 2: // with saves under way, each of which is reported all the same
+			count()
+			n.kill()
+			n.start()
+		case 3: // what was copied meanwhile is looked at late
+			freeze(t, n.cmd.Process.Pid, 10, 20*time.Millisecond)
+		}
+		same(t, name, e.answer().Results, want[round])
+	}
+	n.saved()
+	count()
+	if t.Logf("%d blocks saved, %d taken back", saved, dropped); saved == 0 || dropped == 0 {
+		t.Error("want some of both")
+	}
+	e.kill()
+	other := startEngineProcess(t, processOptions{Socket: n.socket, CUDALibrary: library})
+	hits := 0
+	for round := range rounds {
+		name := fmt.Sprint("another engine ", round)
+		other.submit(requestsOf(name, ps[round]))
+		got := other.answer().Results
+		same(t, name, got, want[round])
+		hits += cached(got)
+	}
+	if hits == 0 {
+		t.Error("nothing was loaded into the device")
+	}
+}
+
+// freeze has a process stand still that often, for that long each time.
+func freeze(t *testing.T, pid, times int, pause time.Duration) {
+	t.Helper()
+	for range times {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(pause)
+		_ = syscall.Kill(pid, syscall.SIGCONT)
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 // copierOf is the process id of a daemon's only copier.

@@ -74,7 +74,7 @@ func TestHTTPShowsWhatTheDaemonDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := exec.Command(path, "status", "--dir", n.dir).CombinedOutput()
-	for _, want := range []string{"kvconnd/", "kvconn-tiny", "TIER", "ENGINE", "RANK", "1 of 1"} {
+	for _, want := range []string{"kvconnd/", "kvconn-tiny", "TIER", "ENGINE", "RANK", "1/1"} {
 		if err != nil || !strings.Contains(string(out), want) {
 			t.Errorf("status: %v, no %q in\n%s", err, want, out)
 		}

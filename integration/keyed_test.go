@@ -17,6 +17,7 @@ import (
 	"github.com/kvconn/kvconn/connector/client"
 	"github.com/kvconn/kvconn/connector/wire"
 	"github.com/kvconn/kvconn/internal/testkit/manifests"
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
 )
 
 const (
@@ -47,17 +48,10 @@ func keyedManifest() *connector.Manifest {
 
 func newKeyedEngine(t *testing.T, n *node) *keyedEngine {
 	t.Helper()
-	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := &keyedEngine{t: t, n: n, file: os.NewFile(uintptr(fd), "kv")}
-	t.Cleanup(func() { _ = e.file.Close() })
 	const size = 2 * keyedSlots * keyedBytes
-	if err := e.file.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
-	if e.memory, err = unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	e := &keyedEngine{t: t, n: n, file: memfd.New(t, size)}
+	var err error
+	if e.memory, err = unix.Mmap(int(e.file.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Munmap(e.memory) })

@@ -66,7 +66,7 @@ func startRouter(t *testing.T, file string) *routerProcess {
 			t.Logf("the router's log:\n%s", &r.log)
 		}
 	})
-	address := regexp.MustCompile(`msg="the router is ready".* http=(\S+)`)
+	address := regexp.MustCompile(`msg="the router listens".* http=(\S+)`)
 	r.wait("the router serves", func() bool {
 		m := address.FindStringSubmatch(r.log.String())
 		if m != nil {

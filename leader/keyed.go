@@ -97,7 +97,9 @@ func (k *Keyed) present(m *connector.PresentRequest) {
 	}
 	if fresh {
 		k.stats.MatchedRequests++
-		k.stats.QueriedTokens += uint64((m.First + n) * k.bs)
+		had := min(max(m.First, m.Held), m.First+n) // it asks for none before First
+		k.stats.EngineTokens += uint64(had * k.bs)
+		k.stats.QueriedTokens += uint64((m.First + n - had) * k.bs)
 		k.stats.OfferedTokens += uint64(offered * k.bs)
 	}
 }

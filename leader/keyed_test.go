@@ -106,6 +106,12 @@ func TestKeyedOffersWhatIsThere(t *testing.T) {
 	if s := f.Stats(); s.MatchedRequests != 2 || s.QueriedTokens != 56 || s.OfferedTokens != 28 || s.DecisionsFull != 2 {
 		t.Errorf("%+v", s)
 	}
+	f.wantPresent("0010010111", connector.PresentRequest{Request: "c", Held: 2}, 10)
+	f.wantPresent("10010111", connector.PresentRequest{Request: "d", First: 2, Held: 1}, 10)
+	f.wantPresent("0000000000", connector.PresentRequest{Request: "e", Held: 99}, 10)
+	if s := f.Stats(); s.QueriedTokens != 56+32+32 || s.EngineTokens != 8+8+40 {
+		t.Errorf("%d tokens queried, the engine had %d", s.QueriedTokens, s.EngineTokens)
+	}
 	f.SetReady(false)
 	f.wantPresent("0000000000", connector.PresentRequest{Request: "b"}, 10)
 	if s := f.Stats(); s.NotReady != 1 {

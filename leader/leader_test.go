@@ -41,6 +41,21 @@ func TestOfferIsTheStoredPrefixInWholeBlocksAndNeverTheLastToken(t *testing.T) {
 	}
 }
 
+// A prompt that the engine still has is no miss of the cache.
+func TestTokensThatTheEngineHasAreNotQueried(t *testing.T) {
+	f := newFixture(t, nil)
+	f.run("seed", tokens(0, 18), 0, connector.Scope{})
+	before := f.Stats()
+	for i, computed := range []int{0, 8, 16, 18, 99} {
+		f.match(connector.MatchRequest{Request: fmt.Sprint(i), Tokens: tokens(0, 18), Computed: computed})
+		f.match(connector.MatchRequest{Request: fmt.Sprint(i), Tokens: tokens(0, 18), Computed: computed}) // engines ask again
+	}
+	s := f.Stats()
+	if queried, had, offered := s.QueriedTokens-before.QueriedTokens, s.EngineTokens-before.EngineTokens, s.OfferedTokens-before.OfferedTokens; queried != 18+10+2 || had != 8+16+18+18 || offered != 16+8 {
+		t.Errorf("%d tokens queried, the engine had %d, %d offered; want 30, 60 and 24", queried, had, offered)
+	}
+}
+
 func TestScopesDoNotShare(t *testing.T) {
 	f := newFixture(t, nil)
 	f.run("seed", tokens(0, 18), 0, connector.Scope{Salt: "a"})

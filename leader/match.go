@@ -90,7 +90,9 @@ func (l *Leader) match(ctx context.Context, m *connector.MatchRequest) (offer co
 	}
 	if fresh {
 		l.stats.MatchedRequests++
-		l.stats.QueriedTokens += uint64(known)
+		had := min(m.Computed, known)
+		l.stats.EngineTokens += uint64(had)
+		l.stats.QueriedTokens += uint64(known - had)
 		l.stats.OfferedTokens += uint64(offer.Tokens)
 	}
 	return offer, nil

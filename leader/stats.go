@@ -6,11 +6,13 @@ type Stats struct {
 	// Matches counts match calls, MatchedRequests requests that were asked for at all.
 	Matches         uint64 `json:"matches"`
 	MatchedRequests uint64 `json:"matched_requests"`
-	QueriedTokens   uint64 `json:"queried_tokens" metric:"queried_tokens_total" help:"Tokens of requests at their first match."`
-	OfferedTokens   uint64 `json:"offered_tokens" metric:"offered_tokens_total" help:"Tokens offered at the first match."`
-	LoadTokens      uint64 `json:"load_tokens" metric:"load_tokens_total" help:"Tokens whose load was planned."`
-	SaveBlocks      uint64 `json:"save_blocks" metric:"save_planned_blocks_total" help:"Blocks whose save was planned."`
-	FailedLoads     uint64 `json:"failed_loads" metric:"failed_requests_total" help:"Requests whose load failed on any rank: the engine recomputed."`
+	// Of a request's tokens at its first match the engine has EngineTokens itself; the rest is queried.
+	EngineTokens  uint64 `json:"engine_tokens" metric:"engine_cached_tokens_total" help:"Tokens of requests that the engine had itself at their first match."`
+	QueriedTokens uint64 `json:"queried_tokens" metric:"queried_tokens_total" help:"Tokens of requests at their first match, but for those that the engine had itself."`
+	OfferedTokens uint64 `json:"offered_tokens" metric:"offered_tokens_total" help:"Tokens offered at the first match."`
+	LoadTokens    uint64 `json:"load_tokens" metric:"load_tokens_total" help:"Tokens whose load was planned."`
+	SaveBlocks    uint64 `json:"save_blocks" metric:"save_planned_blocks_total" help:"Blocks whose save was planned."`
+	FailedLoads   uint64 `json:"failed_loads" metric:"failed_requests_total" help:"Requests whose load failed on any rank: the engine recomputed."`
 	// LostLoads counts loads that were given up because the step's plan had no room left.
 	LostLoads uint64 `json:"lost_loads"`
 	// See [Leader.SetReady].

@@ -39,7 +39,7 @@ func TestBatchesOfManySmallPiecesAreShort(t *testing.T) {
 	for i := range 100 {
 		copies = append(copies, blockCopy{group: &mem.groups[0], slot: uint32(i % blocks), buf: make([]byte, layers*pieceBytes)})
 	}
-	if err := mem.copy(t.Context(), gpu.Save, 1, copies); err != nil {
+	if _, err := mem.copy(t.Context(), gpu.Save, 1, copies); err != nil {
 		t.Fatal(err)
 	}
 	if counted.bytes != 100*layers*pieceBytes || counted.longest >= batchPieces+pieces {

@@ -122,12 +122,12 @@ func (w *Worker) newPut(m *connector.KeyedMove, timeout time.Duration) (*put, er
 		return nil, err
 	}
 	p := &put{
-		mem: mem, call: call, stretches: stretches, scope: m.Scope.Digest(), blocks: m.Blocks(),
+		mem: mem, call: call, stretches: stretches, blocks: m.Blocks(), patient: true,
 		deadline: time.Now().Add(timeout),
 	}
 	p.report.ID = strings.Clone(m.ID)
 	for i, first := 0, 0; i < len(stretches); i++ {
-		stretches[i].first = first
+		stretches[i].first, stretches[i].scope = first, m.Scope.Digest()
 		first += len(stretches[i].blocks)
 	}
 	return p, nil

@@ -190,9 +190,7 @@ func (l *load) copyIn(blocks []blockCopy) error {
 	if l.fenced {
 		return errFenced
 	}
-	began := time.Now()
-	err := l.mem.copy(l.ctx, gpu.Load, l.call, blocks)
-	took := time.Since(began)
+	took, err := l.mem.copy(l.ctx, gpu.Load, l.call, blocks)
 	l.w.counters.copyNanos.Add(uint64(took))
 	if err == nil {
 		bytes := 0

@@ -8,6 +8,7 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
@@ -62,7 +63,7 @@ func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *o
 		return nil, err
 	}
 	m.reached = m.page.Reached
-	if m.engine, err = o.Driver.Open(regions); err != nil {
+	if m.engine, err = openRegions(o, regions); err != nil {
 		return nil, errors.Join(err, m.page.Close())
 	}
 	if err = m.lay(o, l); err != nil {
@@ -72,6 +73,20 @@ func openMemory(o *Options, l *connector.Layout, regions []*os.File, pageFile *o
 	m.shape = m.engine.Shape()
 	m.turns = make(chan struct{}, m.shape.Calls)
 	return m, nil
+}
+
+// openRegions has the driver open the regions, and hold the engine's connection if it is one that should.
+func openRegions(o *Options, regions []*os.File) (gpu.Memory, error) {
+	h, ok := o.Driver.(gpu.Holder)
+	if !ok || o.Connection == nil {
+		return o.Driver.Open(regions)
+	}
+	connection, err := o.Connection()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = connection.Close() }()
+	return h.OpenHolding(regions, connection)
 }
 
 func (m *memory) lay(o *Options, l *connector.Layout) error {
@@ -172,16 +187,37 @@ const batchPieces = 4096
 
 // copy copies blocks for the engine's call of that number, unless the engine has taken its memory
 // back. A save is only good if that did not happen before its end either: the blocks may hold the
-// bytes of other tokens by then.
-func (m *memory) copy(ctx context.Context, d gpu.Direction, call uint64, blocks []blockCopy) error {
+// bytes of other tokens by then. took is the time of the copies, without the wait for the engine's device.
+func (m *memory) copy(ctx context.Context, d gpu.Direction, call uint64, blocks []blockCopy) (took time.Duration, err error) {
 	m.copies.RLock()
 	defer m.copies.RUnlock()
-	if m.closed || !m.page.Begin() {
-		return errFenced
+	if m.closed {
+		return 0, errFenced
 	}
 	b := m.batches.Get().(*gpu.Batch)
 	b.Direction, b.AfterCall, b.Reached = d, call, m.reached
-	var err error
+	// A step may be long: the engine need not wait for it to take its memory back.
+	if a, ok := m.engine.(gpu.Awaiter); ok {
+		err = a.Await(ctx, b)
+	}
+	if err == nil {
+		began := time.Now()
+		err = m.copyBatch(ctx, b, blocks)
+		took = time.Since(began)
+	}
+	m.batches.Put(b)
+	if errors.Is(err, gpu.ErrLost) && !m.lost.Swap(true) {
+		m.onLost(err)
+	}
+	return took, err
+}
+
+// copyBatch copies blocks with a batch that says all but what.
+func (m *memory) copyBatch(ctx context.Context, b *gpu.Batch, blocks []blockCopy) (err error) {
+	if !m.page.Begin() {
+		return errFenced
+	}
+	defer m.page.End()
 	for i := 0; i < len(blocks) && err == nil; {
 		b.Pieces = b.Pieces[:0]
 		for ; i < len(blocks) && len(b.Pieces) < batchPieces; i++ {
@@ -190,15 +226,31 @@ func (m *memory) copy(ctx context.Context, d gpu.Direction, call uint64, blocks 
 		err = m.engine.Copy(ctx, b)
 		clear(b.Pieces)
 	}
-	m.batches.Put(b)
-	if err == nil && d == gpu.Save && m.page.Fenced() {
+	if err == nil && b.Direction == gpu.Save && m.page.Fenced() {
 		err = errFenced
 	}
-	m.page.End()
-	if errors.Is(err, gpu.ErrLost) && !m.lost.Swap(true) {
-		m.onLost(err)
-	}
 	return err
+}
+
+// kept is how many of n blocks come before the first that the engine has revoked since its count was that, none if
+// the memory was given back. Called after a copy out of the blocks, it says what the engine has not overwritten before.
+func (m *memory) kept(since uint64, n int, slot func(int) uint32) int {
+	m.copies.RLock()
+	defer m.copies.RUnlock()
+	if m.closed {
+		return 0
+	}
+	var r fence.Revoked
+	m.page.ReadRevoked(since, &r)
+	if !r.Any() {
+		return n
+	}
+	for i := range n {
+		if r.Has(slot(i)) {
+			return i
+		}
+	}
+	return n
 }
 
 // stretch is a run of consecutive blocks of one prompt and layer group, from or to the engine's
@@ -209,6 +261,7 @@ type stretch struct {
 	// anyParent is set if the engine does not know the parent.
 	anyParent bool
 	blocks    []connector.PlanBlock
+	scope     connector.ScopeDigest // of a save
 	// first is the number of blocks before the stretch in its load or save. Blocks from cut on are not waited
 	// for, since one that comes before them has failed.
 	first, cut int
@@ -232,7 +285,7 @@ func planned(mem *memory, transfers []connector.Transfer) []stretch {
 	for i := range transfers {
 		t := &transfers[i]
 		if g := mem.group(t.Group); g != nil {
-			stretches = append(stretches, stretch{group: g, parent: t.Parent, blocks: t.Blocks})
+			stretches = append(stretches, stretch{group: g, parent: t.Parent, blocks: t.Blocks, scope: t.Scope})
 		}
 	}
 	return stretches

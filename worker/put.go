@@ -15,15 +15,20 @@ const (
 	maxPutBlocks = 1 << 18
 )
 
-// put is one save by key. The engine keeps its slots until the report.
+// put is one save by key, or one by a plan that is reported later. The engine keeps its slots until the report, or until it
+// revokes them.
 type put struct {
 	mem       *memory
 	call      uint64 // number of the engine's call on mem
 	stretches []stretch
-	scope     connector.ScopeDigest
 	blocks    int
-	deadline  time.Time
-	report    connector.StoredPut
+	// revocable is set if the engine may take blocks back, and revoked is its count of revocations at its call.
+	revocable bool
+	revoked   uint64
+	// patient saves wait for memory.
+	patient  bool
+	deadline time.Time
+	report   connector.StoredPut
 	// good marks the blocks that are stored or on their way, and over is closed at the end; both are nil
 	// unless a call waits for the save. Poll does not report it then.
 	good []bool
@@ -192,12 +197,21 @@ func (w *Worker) copyStretch(ctx context.Context, p *put, s *stretch) {
 func (w *Worker) copyBlocks(ctx context.Context, p *put, s stretch) bool {
 	full := false
 	for len(s.blocks) > 0 && ctx.Err() == nil {
-		var b saveBatch
+		// What is revoked already need not be copied.
+		kept := len(s.blocks)
+		if p.revocable {
+			kept = p.mem.kept(p.revoked, kept, func(i int) uint32 { return s.blocks[i].Slot })
+		}
+		if kept == 0 {
+			full = false
+			break
+		}
+		b := saveBatch{revoked: p.revoked, revocable: p.revocable}
 		var n int
 		saving := w.saving.Load()
-		n, full = w.gather(&b, p.scope, s)
+		n, full = w.gather(&b, s.part(0, kept))
 		if n == 0 {
-			if full && w.awaitSave(ctx, saving) {
+			if full && p.patient && w.awaitSave(ctx, saving) {
 				continue
 			}
 			break

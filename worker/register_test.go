@@ -2,11 +2,13 @@ package worker
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/store/host"
 )
 
@@ -17,6 +19,27 @@ func openDescriptors(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(fds)
+}
+
+// busyDriver is one whose device is being started again.
+type busyDriver struct{ gpu.HostDriver }
+
+func (*busyDriver) Open([]*os.File) (gpu.Memory, error) {
+	return nil, fmt.Errorf("%w: its copier starts", gpu.ErrAgain)
+}
+
+// The client must not take a device that will serve soon for one that never will.
+func TestARegistrationThatComesTooEarlyIsToBeRepeated(t *testing.T) {
+	w := newWorker(t, openStore(t), func(o *Options, _ *host.AccountOptions) { o.Driver = new(busyDriver) })
+	_, f, err := fence.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := testLayout()
+	_, err = w.Register(t.Context(), &l, newEngineMemory(t).descriptor(), f)
+	if !errors.Is(err, connector.ErrAgain) || errors.Is(err, connector.ErrBadRequest) {
+		t.Errorf("%v", err)
+	}
 }
 
 // A client may try again and again.

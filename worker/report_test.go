@@ -172,7 +172,7 @@ func TestSaveThatFindsNoRoomTakesNoMemoryForItself(t *testing.T) {
 	var b saveBatch
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	taken, _ := w.gather(&b, connector.ScopeDigest{}, stretch{group: w.memory().group(0), blocks: many})
+	taken, _ := w.gather(&b, stretch{group: w.memory().group(0), blocks: many})
 	runtime.ReadMemStats(&after)
 	if got := after.TotalAlloc - before.TotalAlloc; got > 1<<20 {
 		t.Errorf("%d bytes for blocks that are not saved", got)

@@ -12,6 +12,7 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
@@ -43,16 +44,7 @@ type engineMemory struct {
 
 func newEngineMemory(t *testing.T) *engineMemory {
 	t.Helper()
-	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &engineMemory{t, os.NewFile(uintptr(fd), "kv")}
-	t.Cleanup(func() { _ = m.f.Close() })
-	if err := m.f.Truncate(100 + blocks*layers*pieceBytes); err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return &engineMemory{t, memfd.New(t, 100+blocks*layers*pieceBytes)}
 }
 
 // descriptor is a copy for the worker to own.

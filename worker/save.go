@@ -2,6 +2,8 @@ package worker
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -21,6 +23,10 @@ type saveBatch struct {
 	saves  []*host.Save
 	copies []blockCopy // one of each
 	result connector.SaveResult
+	// revoked is the engine's count of revocations at its call; revocable is set if what is revoked after them must not be
+	// kept.
+	revoked   uint64
+	revocable bool
 }
 
 // Save copies the blocks that the plan saves out of engine memory and returns; they are written
@@ -38,7 +44,7 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResul
 	for i := range plan.Saves {
 		t := &plan.Saves[i]
 		if g := mem.group(t.Group); g != nil && g.writes {
-			n, full := w.gather(&b, t.Scope, stretch{group: g, parent: t.Parent, blocks: t.Blocks})
+			n, full := w.gather(&b, stretch{group: g, parent: t.Parent, blocks: t.Blocks, scope: t.Scope})
 			b.result.Dropped += len(t.Blocks) - n
 			if full {
 				w.opts.Account.RefuseSave()
@@ -51,7 +57,7 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) (connector.SaveResul
 // gather takes memory for the leading blocks of a stretch that there is memory for, and returns
 // their number: what follows in a prompt is of no use without the block before it. full says that
 // it stopped for want of memory.
-func (w *Worker) gather(b *saveBatch, scope connector.ScopeDigest, s stretch) (n int, full bool) {
+func (w *Worker) gather(b *saveBatch, s stretch) (n int, full bool) {
 	var saves []host.Save
 	for i := range s.blocks {
 		if len(saves) == 0 {
@@ -65,7 +71,7 @@ func (w *Worker) gather(b *saveBatch, scope connector.ScopeDigest, s stretch) (n
 			return i, true
 		}
 		saves = saves[1:]
-		save.WriteOp = store.WriteOp{Record: s.record(w.opts.Namespace, i), Scope: scope}
+		save.WriteOp = store.WriteOp{Record: s.record(w.opts.Namespace, i), Scope: s.scope}
 		b.saves = append(b.saves, save)
 		b.copies = append(b.copies, blockCopy{group: s.group, slot: slot, buf: save.Slot.Bytes()})
 	}
@@ -80,13 +86,15 @@ func (w *Worker) write(ctx context.Context, mem *memory, call uint64, b *saveBat
 		err := copyAll(ctx, mem, call, b.copies)
 		cancel()
 		if err != nil {
-			w.opts.Logger.Warn("blocks not saved: they could not be copied out of engine memory", "blocks", len(b.saves), "err", err,
-				"remedy", "none if it is rare; if the engine gives its calls up again and again, raise their timeout on its side")
-			for _, s := range b.saves {
-				s.Slot.Release()
+			level := slog.LevelWarn
+			if errors.Is(err, context.Canceled) { // the engine gives its memory back
+				level = slog.LevelDebug
 			}
-			b.result.Dropped += len(b.saves)
-			b.saves = nil
+			w.opts.Logger.Log(ctx, level, "blocks not saved: they could not be copied out of engine memory", "blocks", len(b.saves), "err", err,
+				"remedy", "none if it is rare; if the engine gives its calls up again and again, raise their timeout on its side")
+			b.dropFrom(0)
+		} else if b.revocable {
+			b.dropFrom(mem.kept(b.revoked, len(b.copies), func(i int) uint32 { return b.copies[i].slot }))
 		}
 	}
 	n := len(b.saves)
@@ -104,6 +112,15 @@ func (w *Worker) write(ctx context.Context, mem *memory, call uint64, b *saveBat
 	return b.result
 }
 
+// dropFrom lets go of the blocks from number i on.
+func (b *saveBatch) dropFrom(i int) {
+	for _, s := range b.saves[i:] {
+		s.Slot.Release()
+	}
+	b.result.Dropped += len(b.saves) - i
+	b.saves = b.saves[:i]
+}
+
 // copyAll copies blocks out of engine memory, side by side as the driver likes it. They
 // are good together or not at all.
 func copyAll(ctx context.Context, mem *memory, call uint64, blocks []blockCopy) error {
@@ -112,12 +129,16 @@ func copyAll(ctx context.Context, mem *memory, call uint64, blocks []blockCopy) 
 		per = mem.shape.BatchBytes / n
 	}
 	if len(blocks) <= per {
-		return mem.copy(ctx, gpu.Save, call, blocks)
+		_, err := mem.copy(ctx, gpu.Save, call, blocks)
+		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(mem.shape.Calls)
 	for batch := range slices.Chunk(blocks, per) {
-		g.Go(func() error { return mem.copy(ctx, gpu.Save, call, batch) })
+		g.Go(func() error {
+			_, err := mem.copy(ctx, gpu.Save, call, batch)
+			return err
+		})
 	}
 	return g.Wait()
 }

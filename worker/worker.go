@@ -58,6 +58,8 @@ func New(o Options) (*Worker, error) {
 // Register opens the engine's memory and returns the bytes per block of each layer group. Memory
 // registered earlier is released first, as by [Worker.Unregister], even if opening the new memory
 // fails. fencePage is the engine's fence page (see package fence). Register closes all descriptors.
+// The error wraps [connector.ErrAgain] if what copies for the memory's device is being started again,
+// and otherwise [connector.ErrBadRequest].
 func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.File, fencePage *os.File) ([]int, error) {
 	defer func() {
 		for _, f := range append(regions[:len(regions):len(regions)], fencePage) {
@@ -67,7 +69,11 @@ func (w *Worker) Register(_ context.Context, l *connector.Layout, regions []*os.
 	w.release()
 	mem, err := openMemory(&w.opts, l, regions, fencePage, w.lost)
 	if err != nil {
-		return nil, fmt.Errorf("register KV memory: %w: %w", connector.ErrBadRequest, err)
+		cause := connector.ErrBadRequest
+		if errors.Is(err, gpu.ErrAgain) {
+			cause = connector.ErrAgain
+		}
+		return nil, fmt.Errorf("register KV memory: %w: %w", cause, err)
 	}
 	w.opts.Account.SetActive(true)
 	w.mu.Lock()
@@ -186,7 +192,7 @@ type Stats struct {
 	CopySeconds    float64 `json:"copy_seconds" metric:"load_copy_seconds_total" help:"Time of that spent copying into engine memory."`
 	SavedBlocks    uint64  `json:"saved_blocks" metric:"saved_blocks_total" help:"Blocks taken over by the store."`
 	SavedBytes     uint64  `json:"saved_bytes" metric:"saved_bytes_total" help:"Bytes taken over by the store."`
-	DroppedBlocks  uint64  `json:"dropped_blocks" metric:"dropped_blocks_total" help:"Blocks not saved for want of room or because a write failed."`
+	DroppedBlocks  uint64  `json:"dropped_blocks" metric:"dropped_blocks_total" help:"Blocks not saved for want of room, because a write failed, or because the engine took them back."`
 }
 
 type counters struct {
@@ -232,6 +238,9 @@ type Options struct {
 	// memory gone: nothing can be loaded until memory is registered again. again says
 	// that the same memory can be. It must not call the worker.
 	Lost func(again bool)
+	// Connection, if not nil, returns a duplicate of the socket to the engine, which drivers hold that have another
+	// process copy ([gpu.Holder]).
+	Connection func() (*os.File, error)
 	// Trace, if not nil, returns the traceparent of a request, "" if there is none: for the log. It is
 	// called from any goroutine.
 	Trace func(request string) string

@@ -25,6 +25,7 @@ type benchCmd struct {
 	Router benchRouterCmd `cmd:"" help:"Measure the router: walks of its index, decisions, ingest of engine events, memory."`
 	Load   benchLoadCmd   `cmd:"" help:"Measure loads into engine memory, from disk and from the host tier, beside raw reads and memcpy."`
 	Object benchObjectCmd `cmd:"" help:"Measure the object tier's parts: uploads, fetching, look-ups, joining, requests."`
+	GPU    benchGPUCmd    `cmd:"" name:"gpu" help:"Measure copies to and from a GPU in engines' layouts, and what they cost a busy GPU."`
 	Call   benchCallCmd   `cmd:"" hidden:"" help:"The calling process of bench leader."`
 	Server benchServerCmd `cmd:"" hidden:"" help:"The process of the server of bench object."`
 }

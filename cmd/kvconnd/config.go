@@ -1,18 +1,18 @@
 package main
 
 import (
-	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"path/filepath"
 	"text/tabwriter"
 
 	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
+	"github.com/kvconn/kvconn/internal/locate"
 )
 
 type configCmd struct {
@@ -22,16 +22,21 @@ type configCmd struct {
 	SGLang sglangConfigCmd `cmd:"" name:"sglang" help:"Print the flags for SGLang."`
 }
 
-// engineSocket is the flag of commands that print what an engine needs to reach the daemon.
+// engineSocket are the flags of commands that print what an engine needs to reach the daemon.
 type engineSocket struct {
-	Socket string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"The daemon's Unix socket. Default: that of 'kvconnd serve'."`
+	Config configFile `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"The daemon's YAML file of settings, for its socket."`
+	Socket string     `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"The daemon's Unix socket. Default: that of the daemon that serves --dir, or of 'kvconnd serve'."`
+	Dir    string     `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"The daemon's store directory: its socket is asked for there."`
 }
 
-// path is the socket's absolute path: an engine has a working directory of its own.
-func (s *engineSocket) path() (string, error) {
-	path, err := filepath.Abs(cmp.Or(s.Socket, config.DefaultSocket()))
-	if err != nil {
-		return "", fmt.Errorf("socket path: %w", err)
+// path is the socket's absolute path. Whoever did not name it is told if nobody listens there.
+func (s *engineSocket) path(ctx context.Context, command *kong.Context, resolver *settingsResolver, std *streams) (string, error) {
+	path, err := locate.Settings{Socket: s.Socket, Dir: s.Dir}.SocketPath()
+	if err != nil || resolver.source(command, "socket").Kind == config.FromFlag {
+		return path, err
+	}
+	if err := locate.Listens(ctx, path); err != nil {
+		fmt.Fprintf(std.err, "kvconnd: note: no daemon can be reached at %s now (%v); --socket, --dir or --config say where it is\n", path, err)
 	}
 	return path, nil
 }
@@ -60,7 +65,7 @@ func (c *configShowCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *
 		settings.HostBytes = config.Bytes(hostmemory.DefaultBytes())
 	}
 	list := config.Settings(settings, func(flag string) config.Source { return resolver.source(ctx, flag) })
-	err := errors.Join(printSettings(std.out, list, c.JSON), checkSettings(ctx, &settings))
+	err := errors.Join(printSettings(std.out, list, c.JSON), checkSettings(ctx, resolver, &settings))
 	if settings.Router == "" {
 		return err
 	}
@@ -91,18 +96,20 @@ func printSettings(out io.Writer, list []config.Setting, asJSON bool) error {
 }
 
 // checkSettings reports what `serve` refuses.
-func checkSettings(ctx *kong.Context, s *config.Serve) error {
+func checkSettings(ctx *kong.Context, resolver *settingsResolver, s *config.Serve) error {
 	var room error
 	if memory := config.Bytes(hostmemory.AvailableBytes()); s.HostBytes > memory {
 		// It is taken as it is needed: the daemon would be killed later.
 		room = fmt.Errorf("host_bytes is %s: there are %s of memory, in this machine or container", s.HostBytes, memory)
 	}
-	err := errors.Join(checkEnvironment(ctx), s.Validate(), room)
+	access := accessOf(s)
+	_, misspelt := checkEnvironment(ctx)
+	err := errors.Join(misspelt, s.Validate(), access.Validate(), room)
 	if err == nil {
 		_, err = objectOptions(s)
 	}
 	if err != nil {
-		return fmt.Errorf("settings: %w", err)
+		return fmt.Errorf("settings: %s", resolver.withSources(ctx, err.Error()))
 	}
 	return nil
 }
@@ -126,6 +133,7 @@ router would run with, ranks included. The exit status is not 0 if it would refu
 // Run prints the settings, even if they are wrong.
 func (c *configRouterCmd) Run(ctx *kong.Context, resolver *settingsResolver, std *streams) error {
 	s := config.Router(c.Router)
+	s.EnsureDefaults(hostmemory.AvailableBytes())
 	list := config.Settings(s, func(flag string) config.Source { return resolver.source(ctx, flag) })
 	for i, rank := range resolver.ranks {
 		list = append(list, config.Setting{
@@ -133,7 +141,8 @@ func (c *configRouterCmd) Run(ctx *kong.Context, resolver *settingsResolver, std
 		})
 	}
 	err := printSettings(std.out, list, c.JSON)
-	if refused := errors.Join(checkEnvironment(ctx), refusedRouter(&routerCmd{Router: s, fromFile: resolver.ranks})); refused != nil {
+	_, misspelt := checkEnvironment(ctx)
+	if refused := errors.Join(misspelt, refusedRouter(&routerCmd{Router: s, fromFile: resolver.ranks})); refused != nil {
 		return errors.Join(err, fmt.Errorf("settings: %w", refused))
 	}
 	return err

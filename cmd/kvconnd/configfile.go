@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"os"
 	"reflect"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/nearest"
 )
 
 // configFile is the --config flag of the daemon's settings, routerFile that of the router's. A
@@ -112,8 +114,8 @@ func isConfigFile(flag *kong.Flag) bool {
 	return t == reflect.TypeFor[configFile]() || t == reflect.TypeFor[routerFile]()
 }
 
-// checkEnvironment reports variables that look like settings but are not.
-func checkEnvironment(ctx *kong.Context) error {
+// checkEnvironment reports variables that are misspelt settings. foreign are those that only begin like settings.
+func checkEnvironment(ctx *kong.Context) (foreign []string, err error) {
 	var known []string
 	_ = kong.Visit(ctx.Model, func(node kong.Visitable, next kong.Next) error {
 		if flag, ok := node.(*kong.Flag); ok {
@@ -124,6 +126,35 @@ func checkEnvironment(ctx *kong.Context) error {
 	return config.CheckEnvironment(os.Environ(), known)
 }
 
+// withSources adds to each line about a setting, by its key, where the setting's value comes from. The parser puts the
+// command before it.
+func (r *settingsResolver) withSources(ctx *kong.Context, text string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if command, rest, ok := strings.Cut(line, ": "); ok && !strings.Contains(command, " ") {
+			line = rest
+		}
+		key, _, _ := strings.Cut(line, " ")
+		switch s := r.source(ctx, strings.ReplaceAll(key, "_", "-")); s.Kind {
+		case config.FromFile:
+			lines[i] += " (" + key + " in " + s.Name + ")"
+		case config.FromEnvironment:
+			lines[i] += " (from " + s.Name + ")"
+		case config.FromFlag:
+			lines[i] += " (" + s.Name + ")"
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// warnForeign says which variables are not settings.
+func warnForeign(log *slog.Logger, names []string) {
+	if len(names) > 0 {
+		log.Warn("environment variables that begin with KVCONN_ are no settings and are ignored", "names", names,
+			"remedy", "none is needed if they are not meant for kvconnd; kvconnd serve --help lists its variables")
+	}
+}
+
 // explain adds the nearest flag to an error about an unknown flag, and the source of the value to
 // an error about a value that was not given as a flag.
 func explain(err *kong.ParseError, resolver *settingsResolver) string {
@@ -131,6 +162,9 @@ func explain(err *kong.ParseError, resolver *settingsResolver) string {
 		return of.Error()
 	}
 	text := err.Error()
+	if flag, ok := strings.CutSuffix(text, `: expected string value but got "EOL" (<EOL>)`); ok {
+		return flag + " needs a value"
+	}
 	if name, ok := strings.CutPrefix(text, "--"); ok && err.Context != nil {
 		name = name[:strings.IndexAny(name+" ", " :=")]
 		switch s := resolver.source(err.Context, name); {
@@ -139,6 +173,9 @@ func explain(err *kong.ParseError, resolver *settingsResolver) string {
 		case s.Kind == config.FromEnvironment && !strings.Contains(text, s.Name):
 			return text + " (from " + s.Name + ")"
 		}
+	}
+	if err.Context != nil {
+		text = resolver.withSources(err.Context, text)
 	}
 	given, ok := strings.CutPrefix(text, "unknown flag ")
 	if !ok || err.Context == nil || strings.Contains(text, "did you mean") {
@@ -150,5 +187,5 @@ func explain(err *kong.ParseError, resolver *settingsResolver) string {
 			known = append(known, "--"+flag.Name)
 		}
 	}
-	return text + `, did you mean "` + config.Nearest(given, known) + `"?`
+	return text + nearest.Hint(given, known)
 }

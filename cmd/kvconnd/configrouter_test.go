@@ -26,6 +26,7 @@ func TestConfigRouterNamesTheSourceOfEveryValue(t *testing.T) {
 
 func TestConfigPrintsAndRefusesWhatARouterRefuses(t *testing.T) {
 	for want, args := range map[string][]string{
+		"memory, in this":        {"config", "router", "--index-bytes", "900TiB"},
 		"set a token":            {"config", "router", "--http", "0.0.0.0:1"},
 		`policy "best"`:          {"config", "router", "--policy", "best"},
 		"model is empty":         {"config", "router", "--config", routerFileOf(t, "ranks: [{id: 1}]")},

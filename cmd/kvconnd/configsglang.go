@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
@@ -84,8 +87,8 @@ type sglangBackend struct {
 }
 
 // Run prints the flags and nothing else.
-func (c *sglangConfigCmd) Run(std *streams) error {
-	socket, err := c.path()
+func (c *sglangConfigCmd) Run(ctx context.Context, command *kong.Context, resolver *settingsResolver, std *streams) error {
+	socket, err := c.path(ctx, command, resolver, std)
 	if err != nil {
 		return err
 	}

@@ -93,6 +93,18 @@ func TestUnknownSettingNamesTheNearest(t *testing.T) {
 	}
 }
 
+// A pod's description may have variables of its own.
+func TestForeignVariablesAreNoErrors(t *testing.T) {
+	t.Setenv("KVCONN_NODE_NAME", "n")
+	if status, _, errs := kvconnd("config", "--dir", t.TempDir()); status != 0 {
+		t.Errorf("status %d, %q", status, errs)
+	}
+	_, _, errs := kvconnd("serve", "--dir", t.TempDir(), "--socket", "/proc/s")
+	if !strings.Contains(errs, "names=[KVCONN_NODE_NAME]") || !strings.Contains(errs, "level=WARN") {
+		t.Errorf("%q", errs)
+	}
+}
+
 // Whoever wrote the value finds it again: the error names the file or the variable, and no
 // flag that was not given.
 func TestSettingOfTheWrongTypeNamesItsSource(t *testing.T) {
@@ -123,6 +135,33 @@ func TestSettingOfTheWrongTypeNamesItsSource(t *testing.T) {
 	}
 }
 
+// So does an error about a value out of its bounds.
+func TestSettingOutOfItsBoundsNamesItsSource(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kvconnd.yaml")
+	if err := os.WriteFile(file, []byte("dir: d\nhost_bytes: 1MB\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"serve", "config"} {
+		if _, _, errs := kvconnd(command, "--config", file); !strings.Contains(errs, "(host_bytes in "+file+")") {
+			t.Errorf("%s: file: %q", command, errs)
+		}
+		if _, _, errs := kvconnd(command, "--dir", "d", "--host-bytes", "1MB"); !strings.Contains(errs, "(--host-bytes)") {
+			t.Errorf("%s: flag: %q", command, errs)
+		}
+	}
+	t.Setenv("KVCONN_HOST_BYTES", "1MB")
+	t.Setenv("KVCONN_HTTP", "nowhere")
+	for _, command := range []string{"serve", "config"} {
+		if _, _, errs := kvconnd(command, "--dir", "d"); !strings.Contains(errs, "(from KVCONN_HOST_BYTES)") {
+			t.Errorf("%s: variable: %q", command, errs)
+		}
+	}
+	t.Setenv("KVCONN_ROUTER_INDEX_BYTES", "1KB")
+	if _, _, errs := kvconnd("router"); !strings.Contains(errs, "(from KVCONN_ROUTER_INDEX_BYTES)") {
+		t.Errorf("router: %q", errs)
+	}
+}
+
 // settingValues are values of every setting that no default is, for file, environment and
 // flag.
 func settingValues(t *testing.T) map[string][3]string {
@@ -142,7 +181,9 @@ func settingValues(t *testing.T) map[string][3]string {
 			v = [3]string{"3GiB", "4GiB", "5GiB"}
 		case reflect.TypeFor[config.Space]():
 			v = [3]string{"3%", "4GiB", "5.5%"}
-		case reflect.TypeFor[int](), reflect.TypeFor[float64]():
+		case reflect.TypeFor[config.Mode]():
+			v = [3]string{"0603", "0604", "0605"}
+		case reflect.TypeFor[int](), reflect.TypeFor[float64](), reflect.TypeFor[config.IDs]():
 			v = [3]string{"3", "4", "5"}
 		}
 		if enum := f.Tag.Get("enum"); enum != "" {
@@ -186,8 +227,12 @@ func TestEverySettingCanBeGivenInEachWay(t *testing.T) {
 			t.Fatalf("%s: %v, %s", kind, err, errs)
 		}
 		for _, s := range got {
-			if s.Value != values[s.Key][way] || !strings.HasPrefix(s.From.String(), kind+" ") {
-				t.Errorf("%s from %s: %q from %s, want %q", s.Key, kind, s.Value, s.From, values[s.Key][way])
+			want := values[s.Key][way]
+			if s.Key == "http_token" { // a secret is not shown
+				want = "********"
+			}
+			if s.Value != want || !strings.HasPrefix(s.From.String(), kind+" ") {
+				t.Errorf("%s from %s: %q from %s, want %q", s.Key, kind, s.Value, s.From, want)
 			}
 		}
 	}

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+
+	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
@@ -83,8 +86,8 @@ type vllmTier struct {
 }
 
 // Run prints the configuration and nothing else.
-func (c *vllmConfigCmd) Run(std *streams) error {
-	socket, err := c.path()
+func (c *vllmConfigCmd) Run(ctx context.Context, command *kong.Context, resolver *settingsResolver, std *streams) error {
+	socket, err := c.path(ctx, command, resolver, std)
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,8 @@ func (*copierCmd) Run(ctx context.Context, _ *streams) error {
 	unix.CloseOnExec(controlDescriptor)
 	// The daemon starts it by a path that says nothing to those who look at processes.
 	_ = os.WriteFile("/proc/self/comm", []byte("kvconnd"), 0)
-	// A service manager sends its signal to all processes of the service. This one is needed until the daemon hangs up.
-	signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
+	// A service manager sends its signal to all processes of the service. The daemon outlives a hangup, and this one is
+	// needed until the daemon closes the socket.
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	return copier.Run(ctx, os.NewFile(controlDescriptor, "control"), os.Exit)
 }

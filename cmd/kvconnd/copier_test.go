@@ -12,7 +12,7 @@ import (
 
 // A service manager sends its signal to all processes of the service. Copiers must serve until the daemon, which writes
 // what was saved first, hangs up.
-func TestACopierOutlivesTheSignalsThatStopTheDaemon(t *testing.T) {
+func TestACopierOutlivesTheSignalsThatAreTheDaemons(t *testing.T) {
 	ours, theirs, err := copier.Pair()
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func TestACopierOutlivesTheSignalsThatStopTheDaemon(t *testing.T) {
 		}
 	}
 	ask() // it runs
-	for _, s := range []os.Signal{syscall.SIGTERM, os.Interrupt, syscall.SIGTERM} {
+	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGTERM, os.Interrupt, syscall.SIGTERM} {
 		if err := cmd.Process.Signal(s); err != nil {
 			t.Fatal(err)
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/proxy"
@@ -52,9 +53,10 @@ func TestDefaultsOfSettingsAreThoseOfTheParts(t *testing.T) {
 		"load_staging_bytes": {int64(s.LoadStagingBytes), a.LoadBytes}, "save_staging_bytes": {int64(s.SaveStagingBytes), a.SaveBytes},
 		"min_offer_tokens": {s.MinOfferTokens, l.MinOfferTokens},
 		"predict_ttl":      {o.Route.PredictTTL, want.Route.PredictTTL}, "approximate_ttl": {o.Route.ApproximateTTL, want.Route.ApproximateTTL},
-		"request_ttl": {o.Route.Load.TTL, want.Route.Load.TTL}, "index_bytes": {o.Route.Index.MaxBytes, want.Route.Index.MaxBytes},
+		"request_ttl": {o.Route.Load.TTL, want.Route.Load.TTL}, "index_bytes": {o.Route.Index.MaxBytes, min(want.Route.Index.MaxBytes, hostmemory.AvailableBytes()/4)},
 		"max_prompt_tokens": {o.Route.MaxPromptTokens, want.Route.MaxPromptTokens}, "max_body_bytes": {o.MaxBodyBytes, want.MaxBodyBytes},
 		"tokenize_timeout": {o.TokenizeTimeout, want.TokenizeTimeout}, "drain_timeout": {o.DrainTimeout, want.DrainTimeout},
+		"drain_delay": {o.DrainDelay, want.DrainDelay},
 		"health_path": {o.HealthPath, want.HealthPath}, "health_interval": {o.HealthInterval, want.HealthInterval},
 		"max_tries": {o.MaxTries, p.MaxTries}, "first_byte_timeout": {o.FirstByteTimeout, p.FirstByteTimeout}, "stream_timeout": {o.IdleTimeout, p.IdleTimeout},
 		"decode_weight": {o.Policy.Cost.DecodeWeight, cost.DecodeWeight}, "balance_weight": {o.Policy.Cost.BalanceWeight, cost.BalanceWeight},

@@ -43,6 +43,10 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 		// SGLang's
 		"--hicache-size", "--hicache-host-memory-mode", "--hicache-storage-prefetch-policy", "--hicache-storage-backend-extra-config",
 		"--enable-cache-report", "--enable-lora", "--lora-paths", "--uno-lora-path", "--weight-cache-mode", "--quantize-and-serve", "--forward-hooks", "--model-path",
+		// integration/gpu/check.sh's
+		"--pack", "--stand-in",
+		// integration/sglang/bench.py's
+		"--bursts", "--again",
 	}
 	scripts := []string{"integration/README.md", "integration/bench/README.md"} // name flags of scripts
 	found := 0

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -26,12 +27,15 @@ type fsckCmd struct {
 func (*fsckCmd) Help() string {
 	return `Checks index, journal and segment headers against each other, repairs what can be
 repaired, and says exactly what it dropped. The daemon must not be running. A store needs
-no fsck to be safe: every load is verified, and what fails is dropped then.
+no fsck to be safe: every load is verified, and what fails is dropped then. The exit status is 0
+if nothing was wrong, 3 if what was wrong is mended, and 1 if it is not or could not be checked.
 
 Of a bucket it compares the objects with the lists, while daemons may use it. It deletes nothing
 that daemons read: what is missing or damaged is taken out of the offer, what is whole and in no
 list for an hour is offered again, and a list of the lists that was lost is made again. The
-daemon that is the bucket's steward carries that out, or this command if there is none.`
+daemon that is the bucket's steward carries that out, or this command if there is none. The exit
+status is then 0, whatever was found, and 1 if something could not be read; with --no-repair it is
+1 if anything is wrong.`
 }
 
 // Run checks the store.
@@ -43,7 +47,9 @@ func (c *fsckCmd) Run(ctx context.Context, std *streams) error {
 		return errors.New("--no-repair is for buckets: the check of a directory repairs what it finds")
 	}
 	// Opening a store makes one: a mistyped directory must not become one.
-	if _, err := os.Stat(filepath.Join(c.Dir, "FORMAT")); err != nil {
+	if _, err := os.Stat(filepath.Join(c.Dir, "FORMAT")); errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("look into %s: %w: only the user of the daemon can check its store", c.Dir, err)
+	} else if err != nil {
 		if entries, dirErr := os.ReadDir(filepath.Join(c.Dir, "segments")); dirErr != nil || len(entries) == 0 {
 			return fmt.Errorf("%s holds no store: %w", c.Dir, err)
 		}
@@ -66,7 +72,10 @@ func (c *fsckCmd) Run(ctx context.Context, std *streams) error {
 		err = printFsck(std.out, &report)
 	}
 	if err == nil && len(report.Failed) > 0 {
-		err = fmt.Errorf("%d things could be neither read nor repaired", len(report.Failed))
+		return fmt.Errorf("%d things could be neither read nor repaired", len(report.Failed))
+	}
+	if err == nil && !report.Clean() {
+		return mendedError{fmt.Errorf("the store was damaged and is whole again: %d repairs, %d records dropped", len(report.Repaired), len(report.Dropped))}
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/logging"
 	"github.com/kvconn/kvconn/store/object/maintain"
 	"github.com/kvconn/kvconn/store/object/steward"
 )
@@ -20,7 +21,7 @@ func isBucket(arg string) bool { return strings.HasPrefix(arg, "s3://") }
 // maintainOptions are those of a bucket whose nodes use a key file, or none.
 func maintainOptions(url string, b *config.Bucket, keyFile string, std *streams) (o maintain.Options, err error) {
 	o.Bucket = bucketOptions(url, b)
-	o.Logger = newLogger(std, "error", "text")
+	o.Logger = logging.New(std.err, "error", "text")
 	o.Ring, err = loadKeys(keyFile)
 	return o, err
 }

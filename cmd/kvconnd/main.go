@@ -10,16 +10,28 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/gpu/libcuda"
-	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/logging"
+	"github.com/kvconn/kvconn/internal/version"
 )
 
-// exitUsage is the exit status for a command line that cannot be understood.
-const exitUsage = 2
+// Exit statuses beside 0 and 1: exitUsage is for a command line that cannot be understood, exitMended for damage that a check
+// has found and mended.
+const (
+	exitUsage  = 2
+	exitMended = 3
+	// exitInterrupted is what a shell reports for a process that SIGINT ended.
+	exitInterrupted = 130
+)
+
+// mendedError is no failure, but what a script wants to know.
+type mendedError struct{ error }
 
 type cli struct {
 	Version kong.VersionFlag `short:"V" help:"Print the version and exit."`
@@ -35,6 +47,7 @@ type cli struct {
 	Key        keyCmd        `cmd:"" help:"Make keys that records are sealed with."`
 	Bench      benchCmd      `cmd:"" help:"Measure kvconn on this machine, beside the machine's own limits."`
 	Replay     replayCmd     `cmd:"" help:"Replay a request trace through a model of ranks, tiers and routing policies; size a disk."`
+	About      versionCmd    `cmd:"" name:"version" help:"Print the version, and what this program was built from."`
 	DemoEngine demoEngineCmd `cmd:"" hidden:"" help:"The demo's engine process."`
 	Copier     copierCmd     `cmd:"" hidden:"" help:"The process that holds one GPU's driver."`
 }
@@ -55,28 +68,59 @@ func run(args []string, std *streams) int {
 	defer stop()
 	context.AfterFunc(ctx, stop)
 
+	args, usage := plainWords(args)
 	exit := -1
 	resolver := new(settingsResolver)
-	parser, err := newParser(ctx, new(cli), std, resolver, func(code int) { exit = code })
+	c := new(cli)
+	parser, err := newParser(ctx, c, std, resolver, func(code int) { exit = code })
 	if err != nil {
 		return fail(std, err)
 	}
 	command, err := parser.Parse(args)
 	if exit >= 0 { // --help or --version
-		return exit
+		return max(exit, usage)
 	}
 	if err != nil {
 		var usage *kong.ParseError
 		if errors.As(err, &usage) {
-			fmt.Fprintf(std.err, "kvconnd: %v\nTry 'kvconnd --help', or --help after a command.\n", explain(usage, resolver))
+			text := explain(usage, resolver)
+			for _, format := range []string{c.Serve.LogFormat, c.Router.LogFormat} { // empty for other commands
+				if logging.Logged(logging.Last(std.err, format, errors.New(text))) {
+					return exitUsage
+				}
+			}
+			fmt.Fprintf(std.err, "kvconnd: %s\n", strings.ReplaceAll(text, "\n", "\nkvconnd: "))
+			if !errors.As(err, new(fileError)) { // the command line is not to blame for a file
+				fmt.Fprintln(std.err, "Try 'kvconnd --help', or --help after a command.")
+			}
 			return exitUsage
 		}
 		return fail(std, err)
 	}
-	if err := command.Run(); err != nil {
-		return fail(std, err)
+	return ended(ctx, std, command.Run())
+}
+
+// ended is the exit status of a command that ended with err, which it prints. ctx ends with the process's first signal.
+func ended(ctx context.Context, std *streams, err error) int {
+	switch {
+	case err == nil:
+		return 0
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		fmt.Fprintln(std.err, "kvconnd: interrupted")
+		return exitInterrupted
 	}
-	return 0
+	return fail(std, err)
+}
+
+// plainWords turns what people type into flags: no command at all, which is a mistake, and help with or without a command.
+func plainWords(args []string) (flags []string, exit int) {
+	switch {
+	case len(args) == 0:
+		return []string{"--help"}, exitUsage
+	case args[0] == "help":
+		return append(slices.Clone(args[1:]), "--help"), 0
+	}
+	return args, 0
 }
 
 // newParser returns the parser of command lines into c. The resolver knows the sources of settings
@@ -86,7 +130,7 @@ func newParser(ctx context.Context, c *cli, std *streams, resolver *settingsReso
 		kong.Name("kvconnd"),
 		kong.Description("Keeps the KV cache of LLM engines on local disk, across restarts and engines."),
 		kong.Writers(std.out, std.err),
-		kong.Vars{"version": daemon.Version, "cudaLibrary": libcuda.DefaultPath},
+		kong.Vars{"version": version.Server(), "cudaLibrary": libcuda.DefaultPath},
 		kong.Exit(exit),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(std, resolver),
@@ -95,6 +139,29 @@ func newParser(ctx context.Context, c *cli, std *streams, resolver *settingsReso
 }
 
 func fail(std *streams, err error) int {
-	fmt.Fprintf(std.err, "kvconnd: %v\n", err)
+	if logging.Logged(err) {
+		return 1
+	}
+	// Joined errors are lines of their own.
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		fmt.Fprintf(std.err, "kvconnd: %s\n", line)
+	}
+	if mended := (mendedError{}); errors.As(err, &mended) {
+		return exitMended
+	}
 	return 1
+}
+
+type versionCmd struct {
+	JSON bool `name:"json" help:"Print it as JSON."`
+}
+
+// Run prints the version.
+func (c *versionCmd) Run(std *streams) error {
+	build := version.Describe(libcuda.Built)
+	if c.JSON {
+		return printJSON(std.out, build)
+	}
+	_, err := fmt.Fprintln(std.out, build)
+	return err
 }

@@ -2,7 +2,10 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -75,6 +78,8 @@ func TestHelpAndVersion(t *testing.T) {
 		"kvconnd/":    {"--version"},
 		"--max-bytes": {"serve", "--help"},
 		"demo":        {"--help"},
+		"linux/":      {"version"},
+		`"go": "go1.`: {"version", "--json"},
 	} {
 		if status, out, errs := kvconnd(args...); status != 0 || !strings.Contains(out, want) || errs != "" {
 			t.Errorf("%v: status %d, %q, %q; want %q", args, status, out, errs, want)
@@ -160,5 +165,74 @@ func TestDemo(t *testing.T) {
 	}
 	if status, _, errs := kvconnd("demo", "--keep", keep); status == 0 || !strings.Contains(errs, "not empty") {
 		t.Errorf("a second demo on the same store: status %d, %q", status, errs)
+	}
+}
+
+// Whoever types the name alone, or help, sees all commands.
+func TestHelpIsGivenHoweverItIsAskedFor(t *testing.T) {
+	for _, c := range []struct {
+		args   []string
+		status int
+		want   []string
+	}{
+		{nil, exitUsage, []string{"serve", "router", "status", "config", "doctor", "demo", "fsck", "gc", "key", "bench", "replay"}},
+		{[]string{"help"}, 0, []string{"serve", "replay"}},
+		{[]string{"help", "serve"}, 0, []string{"--max-bytes"}},
+		{[]string{"help", "bench", "store"}, 0, []string{"--record-bytes"}},
+	} {
+		status, out, errs := kvconnd(c.args...)
+		for _, want := range c.want {
+			if status != c.status || !strings.Contains(out, want) || errs != "" {
+				t.Errorf("%q: status %d, %q %q, want %q", c.args, status, out, errs, want)
+			}
+		}
+	}
+}
+
+func TestErrorsAreForPeople(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "f.yaml")
+	if err := os.WriteFile(file, []byte("max_byte: 1\nsockett: x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want, args := range map[string][]string{
+		"kvconnd: --dir needs a value\n":             {"serve", "--dir"},
+		"there is no port 99999":                     {"serve", "--dir", "x", "--http", "127.0.0.1:99999"},
+		"\nkvconnd: unknown key":                     {"serve", "--config", file},
+		`kvconnd: settings: http "0.0.0.0:1" is not`: {"config", "show", "--dir", "d", "--http", "0.0.0.0:1"},
+	} {
+		status, _, errs := kvconnd(args...)
+		if status == 0 || !strings.Contains(errs, want) || strings.Contains(errs, file) && strings.Contains(errs, "Try ") {
+			t.Errorf("%q: status %d, %q, want %q", args, status, errs, want)
+		}
+		for line := range strings.Lines(errs) {
+			if !strings.HasPrefix(line, "kvconnd: ") && !strings.HasPrefix(line, "Try ") && !strings.HasPrefix(line, "time=") {
+				t.Errorf("%q: line %q", args, line)
+			}
+		}
+	}
+}
+
+// Ctrl-C is no failure that needs an explanation.
+func TestAnInterruptedCommandSaysSo(t *testing.T) {
+	interrupted, cancel := context.WithCancel(t.Context())
+	cancel()
+	failure := errors.New("no disk")
+	for _, c := range []struct {
+		ctx    context.Context
+		err    error
+		status int
+		text   string
+	}{
+		{t.Context(), nil, 0, ""},
+		{interrupted, nil, 0, ""},
+		{interrupted, fmt.Errorf("read: %w", context.Canceled), exitInterrupted, "kvconnd: interrupted\n"},
+		{interrupted, failure, 1, "kvconnd: no disk\n"},
+		{t.Context(), context.Canceled, 1, "kvconnd: context canceled\n"},
+		{t.Context(), mendedError{failure}, exitMended, "kvconnd: no disk\n"},
+	} {
+		var errs bytes.Buffer
+		if status := ended(c.ctx, &streams{err: &errs}, c.err); status != c.status || errs.String() != c.text {
+			t.Errorf("%v: status %d, %q", c.err, status, &errs)
+		}
 	}
 }

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -14,17 +17,17 @@ import (
 )
 
 type replayCmd struct {
-	Trace string `arg:"" placeholder:"TRACE" help:"Trace file, one JSON object a line: timestamp, input_length, output_length, hash_ids. - for standard input."`
+	Trace string `arg:"" placeholder:"TRACE" help:"Trace file, one JSON object a line: timestamp, input_length, output_length, hash_ids; packed by gzip or not. - for standard input."`
 
 	Policies      []string      `name:"policies" default:"round-robin,load,kv-aware,kv-aware-gpu,conversation,first-turn,cost" placeholder:"A,B" help:"Routing policies to compare: round-robin, load, kv-aware, kv-aware-gpu, conversation, first-turn, cost (default: all these), or any other that the router knows: serve-kv-aware, published/NAME, first-turn/NAME, conversation/NAME."`
 	BlockTokens   int           `name:"block-tokens" default:"512" placeholder:"N" help:"Tokens of a block in the trace (default 512)."`
 	TimestampUnit time.Duration `name:"timestamp-unit" default:"1ms" placeholder:"D" help:"What the trace's timestamps count (default 1ms)."`
 
-	Ranks        int `name:"ranks" default:"8" placeholder:"N" help:"Data-parallel ranks (default 8)."`
-	Nodes        int `name:"nodes" default:"1" placeholder:"N" help:"Nodes that the ranks are spread over; the ranks of a node share its disk (default 1)."`
-	GPUBlocks    int `name:"gpu-blocks" default:"1000" placeholder:"N" help:"GPU cache of each rank in blocks (default 1000)."`
-	DiskBlocks   int `name:"disk-blocks" default:"30000" placeholder:"N" help:"Disk tier of each node in blocks; 0 for none (default 30000)."`
-	ObjectBlocks int `name:"object-blocks" default:"0" placeholder:"N" help:"Object tier of all nodes in blocks; 0 for none (default 0)."`
+	Ranks        int           `name:"ranks" default:"8" placeholder:"N" help:"Data-parallel ranks (default 8)."`
+	Nodes        int           `name:"nodes" default:"1" placeholder:"N" help:"Nodes that the ranks are spread over; the ranks of a node share its disk (default 1)."`
+	GPUBlocks    config.Blocks `name:"gpu-blocks" default:"1000" placeholder:"N|SIZE" help:"GPU cache of each rank in blocks, or as a size such as 2TB (default 1000)."`
+	DiskBlocks   config.Blocks `name:"disk-blocks" default:"30000" placeholder:"N|SIZE" help:"Disk tier of each node in blocks, or as a size such as 2TB; 0 for none (default 30000)."`
+	ObjectBlocks config.Blocks `name:"object-blocks" default:"0" placeholder:"N|SIZE" help:"Object tier of all nodes in blocks, or as a size such as 2TB; 0 for none (default 0)."`
 
 	PrefillTokensPerS float64       `name:"prefill-tokens-per-s" default:"10000" placeholder:"N" help:"Prompt tokens that a rank computes in a second (default 10000)."`
 	BytesPerToken     config.Bytes  `name:"bytes-per-token" default:"128KiB" placeholder:"SIZE" help:"Size of a token's KV (default 128KiB)."`
@@ -87,7 +90,7 @@ func (c *replayCmd) Run(ctx context.Context, std *streams) error {
 func (c *replayCmd) check() error {
 	if err := wantPositive(map[string]float64{
 		"block-tokens": float64(c.BlockTokens), "timestamp-unit": float64(c.TimestampUnit),
-		"ranks": float64(c.Ranks), "nodes": float64(c.Nodes), "gpu-blocks": float64(c.GPUBlocks),
+		"ranks": float64(c.Ranks), "nodes": float64(c.Nodes), "gpu-blocks": float64(c.blocks(c.GPUBlocks)),
 		"prefill-tokens-per-s": c.PrefillTokensPerS, "bytes-per-token": float64(c.BytesPerToken),
 		"disk-bytes-per-s": float64(c.DiskBytesPerS), "object-bytes-per-s": float64(c.ObjectBytesPerS),
 		"max-running": float64(c.MaxRunning), "speed": c.Speed,
@@ -114,11 +117,24 @@ func (c *replayCmd) read(ctx context.Context, std *streams) (*replay.Trace, erro
 		in.in, name = f, c.Trace
 	}
 	defer in.bar.finish()
-	trace, err := replay.Read(in, replay.ReadOptions{BlockTokens: c.BlockTokens, TimestampUnit: c.TimestampUnit})
+	text, err := unpacked(in)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	trace, err := replay.Read(text, replay.ReadOptions{BlockTokens: c.BlockTokens, TimestampUnit: c.TimestampUnit})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return trace, nil
+}
+
+// unpacked is a text, unpacked if it was packed by gzip.
+func unpacked(in io.Reader) (io.Reader, error) {
+	begin := bufio.NewReader(in)
+	if magic, _ := begin.Peek(2); !bytes.Equal(magic, []byte{0x1f, 0x8b}) { // errors come again when it is read
+		return begin, nil
+	}
+	return gzip.NewReader(begin)
 }
 
 // traceReader shows how much of a trace is read, and ends with its context.
@@ -140,9 +156,14 @@ func (r *traceReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// blocks is a capacity in blocks of the trace.
+func (c *replayCmd) blocks(of config.Blocks) int {
+	return of.Of(float64(c.BlockTokens) * float64(c.BytesPerToken))
+}
+
 func (c *replayCmd) options() replay.Options {
 	return replay.Options{
-		Ranks: c.Ranks, Nodes: c.Nodes, GPUBlocks: c.GPUBlocks, DiskBlocks: orNone(c.DiskBlocks), ObjectBlocks: orNone(c.ObjectBlocks),
+		Ranks: c.Ranks, Nodes: c.Nodes, GPUBlocks: c.blocks(c.GPUBlocks), DiskBlocks: orNone(c.blocks(c.DiskBlocks)), ObjectBlocks: orNone(c.blocks(c.ObjectBlocks)),
 		PrefillTokensPerS: c.PrefillTokensPerS, BytesPerToken: float64(c.BytesPerToken),
 		DiskBytesPerS: float64(c.DiskBytesPerS), ObjectBytesPerS: float64(c.ObjectBytesPerS), SaveBytesPerS: float64(c.SaveBytesPerS),
 		DiskDelay: orNone(c.DiskDelay.Seconds()), ObjectDelay: orNone(c.ObjectDelay.Seconds()), DecodeTokenTime: orNone(c.DecodeTokenTime.Seconds()),

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -113,5 +114,37 @@ func TestReplayErrorsSayWhatToDo(t *testing.T) {
 		if status, out, errs := kvconnd(args...); status == 0 || out != "" || !strings.Contains(errs, want) {
 			t.Errorf("%v: status %d, %q, %q; want %q", args, status, out, errs, want)
 		}
+	}
+}
+
+// Traces are long, and people keep them packed. They know the sizes of disks, not numbers of blocks.
+func TestReplayTakesPackedTracesAndSizes(t *testing.T) {
+	plain, err := os.ReadFile(smallTrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	if _, err := w.Write(plain); err != nil || w.Close() != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "trace.jsonl.gz")
+	if err := os.WriteFile(file, packed.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const block = 512 * 128 << 10
+	status, out, errs := kvconnd("replay", file, "--disk-blocks", "1GiB", "--gpu-blocks", "640MiB", "--json")
+	var r replay.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil || status != 0 {
+		t.Fatalf("status %d, %v %s", status, err, errs)
+	}
+	if r.Trace.Requests != 6 || r.Setup.DiskBlocks != 1<<30/block || r.Setup.GPUBlocks != 640<<20/block {
+		t.Errorf("%+v, %+v", r.Trace, r.Setup)
+	}
+	if err := os.WriteFile(file, packed.Bytes()[:packed.Len()/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if status, _, errs := kvconnd("replay", file); status == 0 || !strings.Contains(errs, "unexpected end") {
+		t.Errorf("half of it: status %d, %s", status, errs)
 	}
 }

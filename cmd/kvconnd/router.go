@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,9 @@ import (
 
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
+	"github.com/kvconn/kvconn/internal/logging"
+	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/router/inflight"
 	"github.com/kvconn/kvconn/router/policy"
 	"github.com/kvconn/kvconn/router/policy/byname"
@@ -30,30 +34,40 @@ type routerCmd struct {
 	Config routerFile `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of these settings, with the ranks as the list 'ranks'. Flags and environment go before it."`
 	config.Router
 
+	// fromFile are the ranks of the file.
 	fromFile []json.RawMessage
+	file     string
 }
 
 // Help is shown below the command's summary.
 func (*routerCmd) Help() string {
 	return `Serves decisions (POST /v1/route) and an OpenAI-compatible proxy in front of the ranks; GET
-/openapi.yaml describes all of it. SIGTERM or SIGINT lets the requests under way end, within
---drain-timeout.`
+/openapi.yaml describes all of it. SIGTERM or SIGINT turns /readyz to 503; requests are
+accepted for another --drain-delay, and those under way may end, within --drain-timeout.`
 }
 
 // AfterApply takes the ranks of the file.
 func (c *routerCmd) AfterApply(resolver *settingsResolver) error {
-	c.fromFile = resolver.ranks
+	c.fromFile, c.file = resolver.ranks, resolver.path
 	return nil
 }
 
 // Run routes until the context ends.
 func (c *routerCmd) Run(ctx context.Context, command *kong.Context, std *streams) error {
+	return logging.Last(std.err, c.LogFormat, c.route(ctx, command, std))
+}
+
+func (c *routerCmd) route(ctx context.Context, command *kong.Context, std *streams) error {
 	signal.Ignore(syscall.SIGPIPE) // as in serve
 	defer signal.Reset(syscall.SIGPIPE)
-	if err := checkEnvironment(command); err != nil {
+	log := logging.New(std.err, c.LogLevel, c.LogFormat)
+	defer logging.IgnoreHangups(ctx, log)()
+	foreign, err := checkEnvironment(command)
+	if err != nil {
 		return fmt.Errorf("settings: %w", err)
 	}
-	o, err := c.options(newLogger(std, c.LogLevel, c.LogFormat))
+	warnForeign(log, foreign)
+	o, err := c.options(log)
 	if err != nil {
 		return fmt.Errorf("settings: %w", err)
 	}
@@ -66,17 +80,26 @@ func (c *routerCmd) options(log *slog.Logger) (service.Options, error) {
 	if err != nil {
 		return service.Options{}, err
 	}
+	memory := hostmemory.AvailableBytes()
+	if c.EnsureDefaults(memory); int64(c.IndexBytes) > memory {
+		// It is taken as it is needed: the router would be killed later.
+		return service.Options{}, fmt.Errorf("index_bytes is %s: there are %s of memory, in this machine or container", c.IndexBytes, config.Bytes(memory))
+	}
 	o := service.Options{
-		HTTP: c.HTTP, Token: c.Token, EngineKey: c.EngineKey, Ranks: ranks, Policy: c.policy(), Version: daemon.Version, Logger: log,
+		HTTP: c.HTTP, Token: c.Token, EngineKey: c.EngineKey, Ranks: ranks, Policy: c.policy(), Version: version.Server(), Logger: log,
 		Route: route.Options{
 			Index: prefix.Options{MaxBytes: int64(c.IndexBytes)}, Load: inflight.Options{AssumeKVReuse: c.AssumeKVReuse, TTL: c.RequestTTL},
 			PredictTTL: c.PredictTTL, ApproximateTTL: c.ApproximateTTL, MaxPromptTokens: c.MaxPromptTokens, Logger: log,
+			NodeToken: c.NodeToken,
 		},
 		HealthPath: c.HealthPath, HealthInterval: c.HealthInterval, TokenizeTimeout: c.TokenizeTimeout, MaxBodyBytes: int64(c.MaxBodyBytes),
-		MaxTries: c.MaxTries, FirstByteTimeout: c.FirstByteTimeout, IdleTimeout: c.StreamTimeout, DrainTimeout: c.DrainTimeout,
+		MaxTries: c.MaxTries, FirstByteTimeout: c.FirstByteTimeout, IdleTimeout: c.StreamTimeout, DrainTimeout: c.DrainTimeout, DrainDelay: c.DrainDelay,
 	}
 	if c.HealthInterval == 0 {
 		o.HealthInterval = -1
+	}
+	if c.DrainDelay == 0 {
+		o.DrainDelay = -1
 	}
 	checked := o
 	checked.EnsureDefaults()
@@ -85,10 +108,10 @@ func (c *routerCmd) options(log *slog.Logger) (service.Options, error) {
 
 // ranks are those of the file, then those of flags.
 func (c *routerCmd) ranks() (list []registry.Rank, err error) {
-	for _, b := range c.fromFile {
+	for i, b := range c.fromFile {
 		r, err := registry.Parse(b)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s: ranks[%d]: %w", cmp.Or(c.file, "file"), i, err)
 		}
 		list = append(list, r)
 	}
@@ -145,6 +168,7 @@ func runDaemon(ctx context.Context, o daemon.Options, file string) error {
 	if ro.Listener, err = net.Listen("tcp", ro.HTTP); err != nil {
 		return fmt.Errorf("listen for the router on %s: %w", ro.HTTP, err)
 	}
+	ro.Route.NodeToken = cmp.Or(ro.Route.NodeToken, o.HTTPToken)
 	ready, told := make(chan daemon.Info, 1), o.Ready
 	o.Ready = func(i daemon.Info) {
 		ready <- i

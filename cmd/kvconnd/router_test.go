@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/logging"
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
@@ -59,10 +59,10 @@ ranks: [{model: m, endpoint: "http://a:1"}]
 				t.Fatal(err)
 			}
 			s := c.Router
-			if s.Policy != "load" || s.PredictTTL != 2*time.Second || s.ApproximateTTL != 4*time.Second || !s.OverlapLoads || s.IndexBytes != config.Bytes(2<<30) {
+			if s.Policy != "load" || s.PredictTTL != 2*time.Second || s.ApproximateTTL != 4*time.Second || !s.OverlapLoads || s.IndexBytes != 0 {
 				t.Errorf("%+v", s)
 			}
-			o, err := s.options(newLogger(&streams{err: io.Discard}, "info", "text"))
+			o, err := s.options(logging.New(io.Discard, "info", "text"))
 			if err != nil || len(o.Ranks) != 2 || o.Ranks[0].Endpoint != "http://a:1" || o.Ranks[1].ID != 4 || o.Token != "secret" {
 				t.Errorf("%+v %v", o, err)
 			}
@@ -81,22 +81,22 @@ func TestRouterFlagsAreTheOptions(t *testing.T) {
 		"router", "--http", "127.0.0.1:1", "--engine-key", "key", "--policy", "conversation/cost", "--placement", "least-tokens", "--beta", "2", "--match-rate", "0.3",
 		"--decode-weight", "4", "--balance-weight", "5", "--overlap-loads", "--assume-kv-reuse", "--predict-ttl", "6s", "--approximate-ttl", "7s", "--request-ttl", "8s",
 		"--index-bytes", "9MiB", "--max-prompt-tokens", "10", "--max-body-bytes", "11", "--tokenize-timeout", "12s", "--max-tries", "13", "--first-byte-timeout", "14s",
-		"--stream-timeout", "15s", "--health-path", "/16", "--health-interval", "0s", "--drain-timeout", "18s",
+		"--stream-timeout", "15s", "--health-path", "/16", "--health-interval", "0s", "--drain-timeout", "18s", "--drain-delay", "4s", "--node-token", "node",
 	}); err != nil {
 		t.Fatal(err)
 	}
-	o, err := c.Router.options(newLogger(&streams{err: io.Discard}, "info", "text"))
+	o, err := c.Router.options(logging.New(io.Discard, "info", "text"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for what, ok := range map[string]bool{
-		"addresses and keys": o.HTTP == "127.0.0.1:1" && o.Token == "" && o.EngineKey == "key",
+		"addresses and keys": o.HTTP == "127.0.0.1:1" && o.Route.NodeToken == "node" && o.Token == "" && o.EngineKey == "key",
 		"the policy": o.Policy.Name == "conversation/cost" && o.Policy.Conversation.Placement == published.PlaceLeastTokens &&
 			o.Policy.KVAware == published.KVAwareOptions{Beta: 2, MatchRate: 0.3} && o.Policy.Cost == policy.CostOptions{DecodeWeight: 4, BalanceWeight: 5, OverlapLoads: true},
 		"decisions": o.Route.Load.AssumeKVReuse && o.Route.Load.TTL == 8*time.Second && o.Route.PredictTTL == 6*time.Second && o.Route.ApproximateTTL == 7*time.Second &&
 			o.Route.Index.MaxBytes == 9<<20 && o.Route.MaxPromptTokens == 10,
 		"the proxy":          o.MaxBodyBytes == 11 && o.TokenizeTimeout == 12*time.Second && o.MaxTries == 13 && o.FirstByteTimeout == 14*time.Second && o.IdleTimeout == 15*time.Second,
-		"health and the end": o.HealthPath == "/16" && o.HealthInterval < 0 && o.DrainTimeout == 18*time.Second,
+		"health and the end": o.HealthPath == "/16" && o.HealthInterval < 0 && o.DrainTimeout == 18*time.Second && o.DrainDelay == 4*time.Second,
 	} {
 		if !ok {
 			t.Errorf("%s: %+v", what, o)
@@ -134,9 +134,19 @@ func get(url string) string {
 	return string(b)
 }
 
+// A mistake in one of many ranks is found by its place.
+func TestAMistakeInARankNamesFileAndPlace(t *testing.T) {
+	file := routerFileOf(t, "ranks:\n- {model: m, endpoint: \"http://h:1\"}\n- {modle: m, endpoint: \"http://h:2\"}\n")
+	for _, args := range [][]string{{"router", "--config", file}, {"config", "router", "--config", file}} {
+		if _, _, errs := kvconnd(args...); !strings.Contains(errs, `ranks[1]: rank: unknown field "modle", did you mean "model"?`) || args[0] == "router" && !strings.Contains(errs, file) {
+			t.Errorf("%q: %s", args, errs)
+		}
+	}
+}
+
 func TestServeHasARouterForItsNode(t *testing.T) {
 	e := enginetest.New(t, "m")
-	file := routerFileOf(t, "http: 127.0.0.1:0\nranks: [{model: m, endpoint: \""+e.URL+"\"}]\n")
+	file := routerFileOf(t, "http: 127.0.0.1:0\ndrain_delay: 0s\nranks: [{model: m, endpoint: \""+e.URL+"\"}]\n")
 	base := t.TempDir()
 	c := new(cli)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -151,7 +161,7 @@ func TestServeHasARouterForItsNode(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- command.Run() }()
-	address := regexp.MustCompile(`msg="the router is ready" part=router http=(\S+)`)
+	address := regexp.MustCompile(`msg="the router listens" part=router http=(\S+)`)
 	wait.For(t, "a ready rank that follows the daemon's store", func() bool {
 		m := address.FindStringSubmatch(log.String())
 		if m == nil {

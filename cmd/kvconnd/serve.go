@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
+	"io/fs"
 	"os"
 	"os/signal"
 	"syscall"
@@ -11,10 +11,12 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu/cuda"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
+	"github.com/kvconn/kvconn/internal/logging"
 	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
@@ -31,25 +33,34 @@ second one ends it at once. Under systemd use Type=notify: readiness, state and 
 }
 
 // Run serves until the context ends.
-func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams) error {
+func (c *serveCmd) Run(ctx context.Context, command *kong.Context, resolver *settingsResolver, std *streams) error {
+	return logging.Last(std.err, c.LogFormat, c.serve(ctx, command, resolver, std))
+}
+
+func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *settingsResolver, std *streams) error {
 	// The reader of the log may end first, as tee does of the same Ctrl-C: no reason to skip
 	// the orderly stop.
 	signal.Ignore(syscall.SIGPIPE)
 	defer signal.Reset(syscall.SIGPIPE)
+	log := logging.New(std.err, c.LogLevel, c.LogFormat)
+	defer logging.IgnoreHangups(ctx, log)()
 	c.EnsureDefaults()
-	if err := checkSettings(command, &c.Serve); err != nil {
+	if err := checkSettings(command, resolver, &c.Serve); err != nil {
 		return err
 	}
+	foreign, _ := checkEnvironment(command) // checkSettings has found what is misspelt
+	warnForeign(log, foreign)
 	o := daemon.Options{
 		Dir: c.Dir, Socket: c.Socket, HTTP: c.HTTP, MaxBytes: int64(c.MaxBytes), LoadTimeout: c.LoadTimeout,
 		HostBytes: int64(c.HostBytes), LoadStagingBytes: int64(c.LoadStagingBytes), SaveStagingBytes: int64(c.SaveStagingBytes),
 		ForgetSegments: c.ForgetLostSegments, Writers: c.Writers, ReadInFlightBytes: int64(c.ReadInFlightBytes), EventBytes: int64(c.EventBytes),
 		ScrubBytesPerS: int64(c.ScrubBytesPerS), MinOfferTokens: c.MinOfferTokens,
 		PromptsOnly: c.PromptsOnly, NoPrefetch: c.NoPrefetch, PrefillTokensPerS: c.PrefillTokensPerS, StageTimeout: c.StageTimeout,
-		StopTimeout: c.StopTimeout, Pprof: c.Pprof, Logger: newLogger(std, c.LogLevel, c.LogFormat),
+		StopTimeout: c.StopTimeout, Pprof: c.Pprof, Logger: log,
 	}
 	o.MinFreeBytes, o.MinFreePercent = int64(c.MinFree.Bytes), c.MinFree.Percent
 	o.NoMinFree = c.MinFree.Set && c.MinFree.Bytes == 0 && c.MinFree.Percent == 0
+	o.Access, o.HTTPToken = accessOf(&c.Serve), c.HTTPToken
 	o.Publish = publishOptions(&c.Serve)
 	object, err := objectOptions(&c.Serve)
 	if err != nil {
@@ -77,6 +88,11 @@ func (c *serveCmd) Run(ctx context.Context, command *kong.Context, std *streams)
 	return runDaemon(ctx, o, c.Router)
 }
 
+// accessOf says who may connect.
+func accessOf(s *config.Serve) server.Access {
+	return server.Access{Mode: fs.FileMode(s.SocketMode), Group: s.SocketGroup, UIDs: s.AllowUIDs, GIDs: s.AllowGIDs}
+}
+
 // publishOptions are the settings of published events; nil if there are to be none.
 func publishOptions(s *config.Serve) *publish.Options {
 	if s.PublishEvents == "" {
@@ -89,14 +105,4 @@ func publishOptions(s *config.Serve) *publish.Options {
 		o.Accept = func(_ connector.NamespaceDigest, m *connector.Manifest) bool { return m.Model == model }
 	}
 	return o
-}
-
-func newLogger(std *streams, level, format string) *slog.Logger {
-	var l slog.Level
-	_ = l.UnmarshalText([]byte(level)) // the parser has checked it
-	o := &slog.HandlerOptions{Level: l}
-	if format == "json" {
-		return slog.New(slog.NewJSONHandler(std.err, o))
-	}
-	return slog.New(slog.NewTextHandler(std.err, o))
 }

@@ -12,9 +12,13 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/alecthomas/kong"
 	"golang.org/x/term"
 
+	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
+	"github.com/kvconn/kvconn/internal/locate"
+	"github.com/kvconn/kvconn/internal/routerstatus"
 	"github.com/kvconn/kvconn/internal/statustext"
 )
 
@@ -22,17 +26,20 @@ import (
 const minWatchInterval = 100 * time.Millisecond
 
 type statusCmd struct {
-	HTTP     string        `name:"http" placeholder:"ADDR" help:"The daemon's HTTP address. Default: that of the daemon that serves --dir, or 127.0.0.1:9477."`
-	Dir      string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Ask the daemon that serves this store directory, whatever its address."`
-	Watch    bool          `name:"watch" short:"w" help:"Show the status again and again, with rates, until interrupted."`
-	Interval time.Duration `name:"interval" default:"2s" help:"Time between two looks of --watch (default 2s)."`
-	JSON     bool          `name:"json" help:"Print the whole status as JSON, with --watch one line each."`
+	Config    configFile    `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"The daemon's YAML file of settings, for its address and directory."`
+	HTTP      string        `name:"http" env:"KVCONN_HTTP" placeholder:"ADDR" help:"The daemon's HTTP address or URL. Default: that of the daemon that serves --dir, or 127.0.0.1:9477."`
+	Dir       string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Ask the daemon that serves this store directory, whatever its address."`
+	HTTPToken string        `name:"http-token" env:"KVCONN_HTTP_TOKEN" placeholder:"TOKEN" help:"The daemon's token. Set it in the environment: a command line can be seen by others."`
+	Token     string        `name:"token" env:"KVCONN_ROUTER_TOKEN" placeholder:"TOKEN" help:"The token of a router that --http names. Set it in the environment: a command line can be seen by others."`
+	Watch     bool          `name:"watch" short:"w" help:"Show the status again and again, with rates, until interrupted."`
+	Interval  time.Duration `name:"interval" default:"2s" help:"Time between two looks of --watch (default 2s)."`
+	JSON      bool          `name:"json" help:"Print the whole status as JSON, with --watch one line each."`
 }
 
 // Help is shown below the command's summary.
 func (*statusCmd) Help() string {
-	return `The exit status is not 0 if no daemon answers, and if the daemon is unhealthy. With --watch
-rates are those of the last interval, by the daemon's own clock.`
+	return `It shows a router, too, if --http is a router's address. The exit status is not 0 if no
+daemon answers, and if the daemon is unhealthy. With --watch rates are those of the last interval, by the daemon's own clock.`
 }
 
 // Validate reports an interval that would itself load the daemon.
@@ -44,11 +51,18 @@ func (c *statusCmd) Validate() error {
 }
 
 // Run asks the daemon and prints its answer.
-func (c *statusCmd) Run(ctx context.Context, std *streams) error {
-	if c.Watch {
-		return c.watch(ctx, std.out)
+func (c *statusCmd) Run(ctx context.Context, command *kong.Context, resolver *settingsResolver, std *streams) error {
+	at := locate.Settings{HTTP: c.HTTP, Dir: c.Dir, Token: c.HTTPToken}
+	if resolver.source(command, "http").Kind == config.FromFlag { // it wins over a directory
+		at.Dir = ""
 	}
-	s, err := c.fetch(ctx)
+	if c.Watch {
+		return c.watch(ctx, at, std.out)
+	}
+	s, err := at.Status(ctx)
+	if errors.Is(err, daemon.ErrRouter) {
+		return c.router(ctx, at.HTTP, std.out)
+	}
 	if err != nil {
 		return err
 	}
@@ -63,37 +77,31 @@ func (c *statusCmd) Run(ctx context.Context, std *streams) error {
 	return err
 }
 
-// fetch asks the daemon, wherever it is now: one that was restarted on a free port is found
-// again by its directory.
-func (c *statusCmd) fetch(ctx context.Context) (*daemon.Status, error) {
-	switch {
-	case c.HTTP != "":
-		return daemon.FetchStatus(ctx, c.HTTP)
-	case c.Dir == "":
-		return daemon.FetchStatus(ctx, "127.0.0.1:9477")
-	}
-	info, err := daemon.ReadInfo(c.Dir)
+// router asks a router, and prints its answer.
+func (c *statusCmd) router(ctx context.Context, addr string, out io.Writer) error {
+	s, err := routerstatus.Fetch(ctx, addr, c.Token)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if info.HTTP == "" {
-		return nil, fmt.Errorf("the daemon that serves %s has no HTTP interface (http: off)", c.Dir)
+	if c.JSON {
+		err = printJSON(out, s)
+	} else {
+		err = routerstatus.Print(out, s)
 	}
-	s, err := daemon.FetchStatus(ctx, info.HTTP)
-	if err == nil && s.Epoch != info.Epoch { // the address has another daemon now
-		return nil, fmt.Errorf("no daemon serves %s: the one with process %d was killed", c.Dir, info.PID)
+	if err == nil && !s.Health.OK {
+		err = errors.New("the router is unhealthy: see the reasons above")
 	}
-	return s, err
+	return err
 }
 
 // watch shows the status until ctx ends. A daemon that does not answer is shown as such: it
 // may come back.
-func (c *statusCmd) watch(ctx context.Context, out io.Writer) error {
+func (c *statusCmd) watch(ctx context.Context, at locate.Settings, out io.Writer) error {
 	tick := time.NewTicker(c.Interval)
 	defer tick.Stop()
 	var before *daemon.Status
 	for {
-		s, err := c.fetch(ctx)
+		s, err := at.Status(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}

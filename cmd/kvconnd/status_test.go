@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/health"
+	"github.com/kvconn/kvconn/internal/locate"
 	"github.com/kvconn/kvconn/leader"
 )
 
@@ -51,9 +52,9 @@ func TestWatchPrintsABlockPerIntervalAndOutlivesTheDaemon(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		addr := serveStatus(t, cancel, exampleStatus(10), nil, exampleStatus(12), exampleStatus(14), exampleStatus(16))
-		c := statusCmd{HTTP: addr, Watch: true, Interval: minWatchInterval, JSON: asJSON}
+		c := statusCmd{Watch: true, Interval: minWatchInterval, JSON: asJSON}
 		var out bytes.Buffer
-		if err := c.Run(ctx, &streams{out: &out}); err != nil {
+		if err := c.watch(ctx, locate.Settings{HTTP: addr}, &out); err != nil {
 			t.Fatal(err)
 		}
 		text := out.String()
@@ -113,5 +114,68 @@ func TestStatusOfAnUnhealthyDaemonIsAnError(t *testing.T) {
 	status, out, errs := kvconnd("status", "--http", serveStatus(t, func() {}, s))
 	if status == 0 || !strings.Contains(out, "saves find no room") || !strings.Contains(errs, "unhealthy") {
 		t.Errorf("status %d, %q, %q", status, out, errs)
+	}
+}
+
+// The commands find the daemon by the settings that it has.
+func TestStatusAndConfigFindTheDaemonByItsSettings(t *testing.T) {
+	s := exampleStatus(1)
+	addr := serveStatus(t, func() {}, s, s, s, s)
+	base := t.TempDir()
+	file := filepath.Join(base, "kvconnd.yaml")
+	if err := os.WriteFile(file, []byte("http: "+addr+"\nsocket: "+base+"/s.sock\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(args ...string) {
+		t.Helper()
+		if status, out, errs := kvconnd(append([]string{"status"}, args...)...); status != 0 || !strings.Contains(out, "kvconnd/1.2.3") {
+			t.Errorf("%q: status %d, %s", args, status, errs)
+		}
+	}
+	config := func(args ...string) {
+		t.Helper()
+		for _, engine := range []string{"vllm", "sglang"} {
+			status, out, errs := kvconnd(append([]string{"config", engine}, args...)...)
+			if status != 0 || !strings.Contains(out, `"socket":"`+base+`/s.sock"`) || !strings.Contains(errs, "no daemon can be reached") {
+				t.Errorf("%q: status %d, %s %s", args, status, out, errs)
+			}
+		}
+	}
+	ask("--config", file)
+	config("--config", file)
+	t.Setenv("KVCONN_CONFIG", file)
+	ask()
+	config()
+	t.Setenv("KVCONN_CONFIG", "")
+	t.Setenv("KVCONN_HTTP", addr)
+	ask()
+	ask("--http", "http://"+addr, "--dir", base)
+	if err := os.WriteFile(filepath.Join(base, "daemon.json"), []byte(`{"socket":"`+base+`/s.sock"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config("--dir", base)
+}
+
+// The same command shows a router.
+func TestStatusOfARouterIsShown(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Header.Get("Authorization") != "Bearer secret":
+			w.WriteHeader(http.StatusUnauthorized)
+		case r.URL.Path == "/v1/ranks":
+			fmt.Fprint(w, `{"ranks":[{"id":7,"model":"m","endpoint":"http://h:1","ready":true}]}`)
+		default:
+			fmt.Fprint(w, `{"version":"kvconnd/1","policy":"cost","models":["m"],"ranks":1,"ready":1,"health":{"ok":true}}`)
+		}
+	}))
+	t.Cleanup(s.Close)
+	if status, _, errs := kvconnd("status", "--http", s.URL); status == 0 || !strings.Contains(errs, "KVCONN_ROUTER_TOKEN") {
+		t.Errorf("without the token: status %d, %s", status, errs)
+	}
+	t.Setenv("KVCONN_ROUTER_TOKEN", "secret")
+	for _, flags := range [][]string{nil, {"--json"}} {
+		if status, out, errs := kvconnd(append([]string{"status", "--http", s.URL}, flags...)...); status != 0 || !strings.Contains(out, "cost") || !strings.Contains(out, "http://h:1") {
+			t.Errorf("status %d, %s %s", status, out, errs)
+		}
 	}
 }

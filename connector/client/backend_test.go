@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,12 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/testkit/manifests"
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
 )
 
 // testBackend records what reaches it. The real one is package daemon's, tested in package
@@ -31,6 +31,7 @@ type testBackend struct {
 	copying                     bool
 	loadErr, registerErr        error
 	silent                      bool // Poll reports nothing
+	later                       bool // saves with an id are reported by Poll
 	openErr                     error
 	closed                      int
 	pages                       []*fence.Page
@@ -143,6 +144,11 @@ func (s *testSession) Save(context.Context, []byte) (connector.SaveResult, error
 	return connector.SaveResult{Taken: 1, Present: 2}, nil
 }
 
+func (s *testSession) SaveLater(_ context.Context, m *connector.SaveRequest) (bool, error) {
+	s.b.note(fmt.Sprintf("save %s after %d", m.ID, m.Revoked))
+	return s.b.later, s.b.loadErr
+}
+
 func (s *testSession) Poll(context.Context) (connector.Polled, error) {
 	if s.b.silent {
 		return connector.Polled{}, nil
@@ -246,15 +252,7 @@ func testLayout() connector.Layout {
 
 func newWorker(t *testing.T, o Options) *Worker {
 	t.Helper()
-	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fd), "kv")
-	t.Cleanup(func() { _ = f.Close() })
-	if err := f.Truncate(1 << 16); err != nil {
-		t.Fatal(err)
-	}
+	f := memfd.New(t, 1<<16)
 	layout := testLayout()
 	w, err := NewWorker(o, 0, layout, []*os.File{f})
 	if err != nil {

@@ -56,17 +56,7 @@ func (w *Worker) move(ctx context.Context, op wire.Op, m *connector.KeyedMove) {
 	}
 	told := *m
 	told.Wait = 0 // this client learns of the end by Poll
-	w.startJobs(ctx, op, func(b []byte) []byte { return wire.AppendMove(b, &told) }, jobs)
-}
-
-// Stored returns the saves by key that had ended at the last call of Poll, those of a daemon that is
-// gone as dropped: each exactly once.
-func (w *Worker) Stored() []connector.StoredPut {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	stored := w.reports.Stored
-	w.reports.Stored = nil
-	return stored
+	w.startJobs(ctx, op, func(b []byte) []byte { return wire.AppendMove(b, &told) }, nil, jobs)
 }
 
 // Touch ends a request: what it used counts as used now.

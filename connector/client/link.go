@@ -19,6 +19,7 @@ import (
 //	connected     a call breaks otherwise                       absent     at once
 //	connected     given up without a complaint, or seen closed  idle       at once
 //	all others    an attempt gets no answer in time             hung       after 9 call timeouts
+//	all others    the daemon puts an attempt off                putOff     after 1 retry interval, then 2, 4, to 30
 //	all others    the daemon refuses an attempt, or its version refused    after 30 retry intervals
 //	all others    an attempt fails otherwise                    absent     after 1 retry interval
 //	all others    an attempt succeeds                           connected
@@ -36,6 +37,8 @@ const (
 	// refused means that the daemon does not want this client as it is. The cause may pass,
 	// but seldom does, and a registration costs the engine time.
 	refused
+	// putOff means that the daemon cannot serve this client yet, and soon may.
+	putOff
 	// hung daemons accept connections and do not answer: a tenth of the engine's time is what
 	// they may cost.
 	hung
@@ -71,7 +74,9 @@ type link struct {
 	// the next.
 	session uint64
 	// retryAt is the time of the next attempt.
-	retryAt     time.Time
+	retryAt time.Time
+	// putOffs counts the attempts that were put off since the last that succeeded.
+	putOffs     uint
 	conn        *wire.Conn
 	epoch       uint64
 	loadTimeout time.Duration
@@ -86,11 +91,14 @@ func (l *link) enter(to state) {
 		l.retryAt = time.Now().Add(hungPause * l.opts.CallTimeout)
 	case to == refused:
 		l.retryAt = time.Now().Add(refusedPause * l.opts.RetryInterval)
+	case to == putOff:
+		l.retryAt = time.Now().Add(min(time.Duration(1)<<min(l.putOffs, refusedPause), refusedPause) * l.opts.RetryInterval)
+		l.putOffs++
 	case to == absent && from != connected:
 		l.retryAt = time.Now().Add(l.opts.RetryInterval)
 	case to == connected:
 		l.session++
-		l.retryAt = time.Time{}
+		l.retryAt, l.putOffs = time.Time{}, 0
 		if from != idle {
 			l.opts.Logger.Info("kvconnd is back", "socket", l.opts.Socket)
 		}
@@ -101,6 +109,8 @@ func (l *link) enter(to state) {
 func stateAfter(err error) state {
 	var answer *answeredError
 	switch {
+	case errors.Is(err, connector.ErrAgain):
+		return putOff
 	case errors.As(err, &answer), errors.Is(err, connector.ErrVersion):
 		return refused
 	case isTimeout(err):

@@ -29,6 +29,7 @@ func TestEachErrorHasItsPause(t *testing.T) {
 		{"broken call", connected, connector.ErrProtocol, absent, 0},
 		{"attempt without an answer", idle, context.DeadlineExceeded, hung, hungPause * o.CallTimeout},
 		{"refused attempt", absent, fmt.Errorf("register: %w", answer), refused, refusedPause * o.RetryInterval},
+		{"attempt that is to be repeated", absent, fmt.Errorf("register: %w", &answeredError{connector.ErrAgain}), putOff, o.RetryInterval},
 		{"other version", hung, connector.ErrVersion, refused, refusedPause * o.RetryInterval},
 		{"failed attempt", refused, fs.ErrNotExist, absent, o.RetryInterval},
 	} {
@@ -45,6 +46,23 @@ func TestEachErrorHasItsPause(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What is put off for long costs the daemon a line in its log each time.
+func TestADaemonThatPutsOffIsAskedLessAndLess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := link{opts: testOptions("")}
+		l.opts.EnsureDefaults()
+		for range 2 {
+			for i, want := range []time.Duration{1, 2, 4, 8, 16, refusedPause, refusedPause} {
+				l.enter(putOff)
+				if pause := time.Until(l.retryAt); pause != want*l.opts.RetryInterval {
+					t.Errorf("attempt %d: %s, want %d retry intervals", i, pause, want)
+				}
+			}
+			l.enter(connected)
+		}
+	})
 }
 
 // A pause ends with the attempt that succeeds, not after it.

@@ -37,6 +37,7 @@ func (w *Worker) takeBack(conn *wire.Conn) bool {
 		return true
 	}
 	page.Fence()
+	w.revoked.Detach(page)
 	if page.Idle() || conn.PeerClosed() {
 		_ = conn.Close()
 		_ = page.Close()

@@ -36,6 +36,8 @@ type Worker struct {
 	// blocks since then.
 	page  *fence.Page
 	calls uint64
+	// revoked is told of blocks that are taken back from saves, without waiting for mu.
+	revoked fence.Ledger
 	// held are former registrations whose daemon stands still in the middle of a copy.
 	held map[*holding]struct{}
 	// unregistered is set between Unregister and Connect.
@@ -98,8 +100,10 @@ func (w *Worker) register(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
+	w.revoked.Attach(page)
 	regions, err := w.describe()
 	if err != nil {
+		w.discard(page)
 		return fmt.Errorf("register KV memory: %w", err)
 	}
 	files := append(slices.Clone(regions), f)
@@ -108,12 +112,18 @@ func (w *Worker) register(ctx context.Context) error {
 		err = w.takeHostTier(got)
 	}
 	if err != nil {
-		page.Fence()
-		_ = page.Close()
+		w.discard(page)
 		return fmt.Errorf("register KV memory: %w", err)
 	}
 	w.page, w.calls = page, 0
 	return nil
+}
+
+// discard closes the page of a registration that has failed.
+func (w *Worker) discard(page *fence.Page) {
+	page.Fence()
+	w.revoked.Detach(page)
+	_ = page.Close()
 }
 
 // describe is what the daemon is given of the memory.
@@ -163,14 +173,16 @@ func (w *Worker) Load(ctx context.Context, metadata []byte, loads []connector.Pl
 	for _, l := range loads {
 		jobs[jobID{id: l.Request}] = pendingJob{blocks: l.Blocks}
 	}
-	w.startJobs(ctx, wire.OpLoad, func(b []byte) []byte { return wire.AppendMeta(b, metadata) }, jobs)
+	w.startJobs(ctx, wire.OpLoad, func(b []byte) []byte { return wire.AppendMeta(b, metadata) }, nil, jobs)
 }
 
 // startJobs has the daemon start jobs. They count as in flight from before the call, since the
 // daemon may be copying before its answer comes.
-func (w *Worker) startJobs(ctx context.Context, op wire.Op, body func([]byte) []byte, jobs map[jobID]pendingJob) {
+func (w *Worker) startJobs(
+	ctx context.Context, op wire.Op, body func([]byte) []byte, decode func([]byte) error, jobs map[jobID]pendingJob,
+) {
 	w.starting = jobs
-	err := w.link.do(ctx, true, op, w.reach(body), nil)
+	err := w.link.do(ctx, true, op, w.reach(body), decode)
 	// What is still here either runs, or runs nowhere: takeBack has taken what may.
 	started := w.starting
 	w.starting = nil
@@ -203,8 +215,11 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) connector.SaveResult
 		return r
 	}
 	err := w.link.do(ctx, true, wire.OpSave,
-		w.reach(func(b []byte) []byte { return wire.AppendMeta(b, metadata) }),
-		func(b []byte) error { return wire.DecodeSaveResult(b, &r) })
+		w.reach(func(b []byte) []byte { return wire.AppendSave(b, &connector.SaveRequest{Metadata: metadata}) }),
+		func(b []byte) (err error) {
+			r, _, err = wire.DecodeSaveResult(b)
+			return err
+		})
 	if err != nil {
 		return connector.SaveResult{}
 	}
@@ -214,11 +229,11 @@ func (w *Worker) Save(ctx context.Context, metadata []byte) connector.SaveResult
 // Poll returns the loads that ended since the last call, failed ones with the blocks
 // whose bytes must not be used; see [Worker.Stored] for saves. It makes no call while nothing is in
 // flight, but connects where nothing else would: with Options.Handoff to a daemon that was
-// restarted, and now and then to one that has refused the memory.
+// restarted, and now and then to one that has refused the memory, or put it off.
 func (w *Worker) Poll(ctx context.Context) []connector.FinishedLoad {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.unregistered && (w.link.opts.Handoff || w.link.state == refused) {
+	if !w.unregistered && (w.link.opts.Handoff || w.link.state == refused || w.link.state == putOff) {
 		w.link.revive(ctx, false)
 	}
 	var done connector.Polled

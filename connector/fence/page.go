@@ -20,7 +20,7 @@ import (
 // Layout of the page: little-endian 64-bit numbers on cache lines of their own. The
 // first is not 0 once the engine's side has fenced the page; the second counts the copies
 // under way. A third is for engines on devices: the number of the last call that the device has
-// come to, which the engine's compute stream writes.
+// come to, which the engine's compute stream writes. See revoked.go for the rest.
 const (
 	pageBytes     = 4096
 	offsetFenced  = 0
@@ -39,6 +39,7 @@ type Page struct {
 	mem            []byte
 	fenced, copies *atomic.Int64
 	reached        *atomic.Uint64
+	revoked        revocations
 }
 
 // New makes a page and returns the descriptor to pass to the daemon, which the caller
@@ -82,6 +83,7 @@ func Open(f *os.File) (*Page, error) {
 		fenced:  (*atomic.Int64)(unsafe.Pointer(&mem[offsetFenced])),
 		copies:  (*atomic.Int64)(unsafe.Pointer(&mem[offsetCopies])),
 		reached: (*atomic.Uint64)(unsafe.Pointer(&mem[offsetReached])),
+		revoked: revocationsIn(mem),
 	}, nil
 }
 

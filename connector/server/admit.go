@@ -1,9 +1,12 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/wire"
@@ -13,6 +16,7 @@ import (
 // can take all connections.
 type admission struct {
 	opts        *Options
+	access      access
 	maxGreeting int
 
 	mu    sync.Mutex
@@ -33,8 +37,12 @@ type member struct {
 }
 
 func newAdmission(o *Options) *admission {
+	granted, err := o.Access.resolve()
+	if err != nil { // it was valid: a group has gone since
+		o.Logger.Warn("the socket's group cannot be found: its members cannot connect", "err", err, "remedy", "set socket_group to a group that exists")
+	}
 	return &admission{
-		opts: o,
+		opts: o, access: granted,
 		// A hello takes a moment: most of the places stay free for connections that have said it.
 		maxGreeting: max(1, o.MaxConns/4),
 		conns:       make(map[*wire.Conn]*member), processes: make(map[int]int), engines: make(map[string]int),
@@ -49,7 +57,9 @@ func (a *admission) admit(c *net.UnixConn) (conn *wire.Conn, pid int, err error)
 	}
 	pid = int(cred.Pid)
 	if cred.Uid != 0 && int(cred.Uid) != a.opts.UID {
-		return nil, pid, fmt.Errorf("process %d runs as user %d; allowed are %d and root", pid, cred.Uid, a.opts.UID)
+		if ok, err := a.access.allows(c, cred); !ok {
+			return nil, pid, errors.Join(a.stranger(cred), err)
+		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -68,6 +78,18 @@ func (a *admission) admit(c *net.UnixConn) (conn *wire.Conn, pid int, err error)
 	a.processes[pid]++
 	a.greeting++
 	return conn, pid, nil
+}
+
+// stranger says who may not connect, and who may.
+func (a *admission) stranger(peer *unix.Ucred) error {
+	text := fmt.Sprintf("process %d runs as user %d and group %d; allowed are root and user %d", peer.Pid, peer.Uid, peer.Gid, a.opts.UID)
+	if len(a.access.uids) > 0 {
+		text += fmt.Sprintf(", users %d", a.access.uids)
+	}
+	if len(a.access.gids) > 0 {
+		text += fmt.Sprintf(", groups %d", a.access.gids)
+	}
+	return errors.New(text)
 }
 
 // Connections of one engine: its ranks and its scheduler, for eight instances with one id,

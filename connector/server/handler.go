@@ -216,15 +216,29 @@ func (h *handler) handleWorker(ctx context.Context, f *wire.Frame, out []byte) (
 		}
 		return wire.AppendEmpty(out), h.worker.Cancel(ctx, request)
 	}
+	if f.Op == wire.OpSave {
+		return h.save(ctx, f, out)
+	}
 	meta, err := wire.DecodeMeta(f.Body)
 	if err != nil {
 		return out, err
 	}
-	if f.Op == wire.OpLoad {
-		n, err := h.worker.Load(ctx, meta)
-		return wire.AppendCount(out, n), err
+	n, err := h.worker.Load(ctx, meta)
+	return wire.AppendCount(out, n), err
+}
+
+// save makes a save: one whose end is reported later where client and memory can do that.
+func (h *handler) save(ctx context.Context, f *wire.Frame, out []byte) ([]byte, error) {
+	m, err := wire.DecodeSave(f.Body)
+	if err != nil {
+		return out, err
 	}
-	r, err := h.worker.Save(ctx, meta)
+	if m.ID != "" {
+		if later, err := h.worker.SaveLater(ctx, &m); later || err != nil {
+			return wire.AppendSaveLater(out), err
+		}
+	}
+	r, err := h.worker.Save(ctx, m.Metadata)
 	return wire.AppendSaveResult(out, r), err
 }
 

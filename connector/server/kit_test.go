@@ -68,8 +68,11 @@ func startToStop(t *testing.T, o Options, b Backend) (_ *Server, socket string, 
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket = filepath.Join(dir, "s")
 	ctx, cancel := context.WithCancel(context.Background())
-	l, err := Listen(ctx, socket)
+	l, err := Reserve(ctx, socket, o.Access)
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Publish(ctx); err != nil {
 		t.Fatal(err)
 	}
 	o.Epoch, o.UID = 7, os.Getuid()

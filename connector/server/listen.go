@@ -36,9 +36,9 @@ type Listener struct {
 	err  error
 }
 
-// Listen is [Reserve] and [Listener.Publish] in one.
+// Listen is [Reserve] for the daemon's own user and [Listener.Publish] in one.
 func Listen(ctx context.Context, path string) (*Listener, error) {
-	l, err := Reserve(ctx, path)
+	l, err := Reserve(ctx, path, Access{})
 	if err != nil {
 		return nil, err
 	}
@@ -48,10 +48,14 @@ func Listen(ctx context.Context, path string) (*Listener, error) {
 	return l, nil
 }
 
-// Reserve makes the socket of path, with mode 0600, under another name: the daemon knows
-// that it can have the path before it does anything else, and nobody connects yet. It fails
+// Reserve makes the socket of path, with the mode and group of a, under another name: the daemon
+// knows that it can have the path before it does anything else, and nobody connects yet. It fails
 // with [ErrSocketInUse] where a daemon answers at the path or holds its lock.
-func Reserve(ctx context.Context, path string) (_ *Listener, err error) {
+func Reserve(ctx context.Context, path string, a Access) (_ *Listener, err error) {
+	granted, err := a.resolve()
+	if err != nil {
+		return nil, err
+	}
 	if len(path)+freshSuffix > maxSocketPath {
 		return nil, fmt.Errorf("socket path %q has %d bytes; the system allows %d", path, len(path), maxSocketPath-freshSuffix)
 	}
@@ -76,8 +80,7 @@ func Reserve(ctx context.Context, path string) (_ *Listener, err error) {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	l.SetUnlinkOnClose(false)
-	err = os.Chmod(l.fresh, 0o600)
-	if err == nil {
+	if err = granted.apply(l.fresh); err == nil {
 		l.own, err = os.Lstat(l.fresh)
 	}
 	if err != nil {

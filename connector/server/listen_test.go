@@ -47,14 +47,14 @@ func TestAReservedSocketIsNotThereYet(t *testing.T) {
 		if stale {
 			leaveStale(t, path)
 		}
-		l, err := Reserve(t.Context(), path)
+		l, err := Reserve(t.Context(), path, Access{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := net.Dial("unix", path); err == nil {
 			t.Error("it is there before it is published")
 		}
-		if _, err := Reserve(t.Context(), path); !errors.Is(err, ErrSocketInUse) {
+		if _, err := Reserve(t.Context(), path, Access{}); !errors.Is(err, ErrSocketInUse) {
 			t.Errorf("another reserves it, too: %v", err)
 		}
 		if err := l.Publish(t.Context()); err != nil {
@@ -68,7 +68,7 @@ func TestAReservedSocketIsNotThereYet(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	l, err := Reserve(t.Context(), path)
+	l, err := Reserve(t.Context(), path, Access{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestReservedSocketsOfTheDeadAreRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = live.Close() }()
-	l, err := Reserve(t.Context(), path)
+	l, err := Reserve(t.Context(), path, Access{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +305,7 @@ func TestCloseLeavesASuccessorsSocket(t *testing.T) {
 // A process that is being started has copies of all descriptors for a moment.
 func TestSocketIsFreeThoughTheLocksDescriptorWasCopied(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := Reserve(t.Context(), path)
+	l, err := Reserve(t.Context(), path, Access{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +317,7 @@ func TestSocketIsFreeThoughTheLocksDescriptorWasCopied(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if l, err = Reserve(t.Context(), path); err != nil {
+	if l, err = Reserve(t.Context(), path, Access{}); err != nil {
 		t.Fatal(err)
 	}
 	_ = l.Close()

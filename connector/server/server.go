@@ -38,7 +38,9 @@ type Options struct {
 	// runs many ranks.
 	MaxProcessConns int
 	// UID is the user that may connect besides root. The default of 0 is meant as is.
-	UID    int
+	UID int
+	// Access says who else may. It must be valid.
+	Access Access
 	Logger *slog.Logger
 }
 
@@ -136,7 +138,7 @@ func (r *refusals) warn(logger *slog.Logger, err error) {
 	}
 	r.last = now
 	logger.Warn("engine connection refused", "err", err,
-		"remedy", "run engine and daemon as the same user; a daemon serves the ranks of one node, each over one connection or two")
+		"remedy", "run engine and daemon as the same user, or set allow_uids, allow_gids or socket_group of the daemon; a daemon serves the ranks of one node, each over one connection or two")
 }
 
 func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn, pid int) {
@@ -145,6 +147,8 @@ func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn, 
 	}
 	s.wg.Go(func() {
 		defer func() {
+			// The session is closed: nothing of it is at work, whoever has a duplicate of the socket.
+			_ = conn.Shutdown()
 			_ = conn.Close()
 			s.admission.leave(conn)
 		}()
@@ -157,6 +161,7 @@ func (s *Server) start(ctx context.Context, conn *wire.Conn, raw *net.UnixConn, 
 		stop, err := s.watch(raw, peer.PID, end)
 		// A session may end its connection itself: the client connects and registers again.
 		peer.HangUp = end
+		peer.Connection = conn.Duplicate
 		if err != nil {
 			s.refused.Add(1)
 			s.opts.Logger.Warn("engine connection closed: its process cannot be watched", "pid", pid, "err", err,

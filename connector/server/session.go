@@ -21,6 +21,10 @@ type Peer struct {
 	// HangUp ends the connection from the daemon's side. The client connects again, and a worker registers its
 	// memory again. It may be called from any goroutine, any number of times.
 	HangUp func()
+	// Connection returns a duplicate of the connection's socket, which is the caller's. While one is open the client does
+	// not see the connection end where this process dies; where the session ends in order it does. It may be called from
+	// any goroutine.
+	Connection func() (*os.File, error)
 }
 
 // Scheduler is the session of an engine's scheduler. Calls of one session never overlap,
@@ -126,7 +130,12 @@ type Worker interface {
 	// may overwrite them. An error means that nothing was taken. Where the page is fenced
 	// once the copy has ended, what was copied is dropped.
 	Save(ctx context.Context, metadata []byte) (connector.SaveResult, error)
-	// Poll returns the loads and the saves by key that have ended since the last call, without
+	// SaveLater notes the save of a plan and returns, like Put, where the registered memory is that of a
+	// device. For other memory it returns false and has done nothing. An error means that nothing was
+	// noted. It keeps nothing of m. What the fence page revokes after m.Revoked revocations, before it is
+	// known to be copied, is dropped.
+	SaveLater(ctx context.Context, m *connector.SaveRequest) (later bool, err error)
+	// Poll returns the loads, the saves by key and those of SaveLater that have ended since the last call, without
 	// waiting.
 	Poll(ctx context.Context) (connector.Polled, error)
 	// Cancel ends a request's load without a report: when it returns, nothing is written

@@ -226,6 +226,9 @@ func corpusFrames(t *testing.T) []*corpusEntry {
 	add(OpStep, KindReply, ".told", AppendStepReply(nil, &stepReply), 0)
 	add(OpPoll, KindReply, ".told", AppendPolled(nil, &connector.Polled{Finished: corpusLoads()}), 0)
 	corpusChannels(add, &move)
+	again := ErrorBody{Code: CodeAgain, Message: "what went wrong"}
+	add(OpRegister, KindError, "."+CodeAgain, again.Append(nil), 0)
+	corpusLater(add, meta)
 	return out
 }
 

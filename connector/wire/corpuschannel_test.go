@@ -37,3 +37,9 @@ func corpusChannels(add func(op Op, kind Kind, variant string, body []byte, fds 
 	add(OpPut, KindRequest, ".wait", AppendMove(nil, move), 0)
 	add(OpPut, KindReply, ".wait", AppendPut(nil, &put), 0)
 }
+
+// corpusLater adds the save that is reported later.
+func corpusLater(add func(op Op, kind Kind, variant string, body []byte, fds int), meta []byte) {
+	add(OpSave, KindRequest, ".later", AppendSave(nil, &connector.SaveRequest{ID: "save-2", Metadata: meta, Revoked: 300}), 0)
+	add(OpSave, KindReply, ".later", AppendSaveLater(nil), 0)
+}

@@ -17,6 +17,7 @@ const (
 	CodeBadRequest     = "bad_request"
 	CodeUnknownRequest = "unknown_request"
 	CodeNotRegistered  = "not_registered"
+	CodeAgain          = "again"
 	CodeInternal       = "internal"
 )
 
@@ -26,13 +27,14 @@ type codeError struct {
 	err  error
 }
 
-func codeErrors() [5]codeError {
+func codeErrors() [6]codeError {
 	return [...]codeError{
 		{CodeProtocol, connector.ErrProtocol},
 		{CodeVersion, connector.ErrVersion},
 		{CodeBadRequest, connector.ErrBadRequest},
 		{CodeUnknownRequest, connector.ErrUnknownRequest},
 		{CodeNotRegistered, connector.ErrNotRegistered},
+		{CodeAgain, connector.ErrAgain},
 	}
 }
 

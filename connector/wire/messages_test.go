@@ -47,6 +47,7 @@ func codecs() []codec {
 	}, Scope: connector.Scope{Salt: "s", LoRA: "l"}}
 	waiting := *move
 	waiting.Wait = 700 * time.Millisecond
+	saveLater := connector.SaveRequest{ID: "s", Metadata: []byte{9}, Revoked: 1 << 63}
 	fetched, put := corpusFetched(), corpusPut()
 	channel := &Hello{MinVersion: 5, MaxVersion: 5, Role: RoleChannel, Client: "c/1", Engine: "e", Manifest: []byte{}, Session: []byte("0123456789abcdef")}
 	session := &HelloReply{Version: 5, Server: "s", LoadTimeoutMS: 10000, Session: channel.Session}
@@ -69,7 +70,9 @@ func codecs() []codec {
 		{"step reply", stepReply, func(b []byte) []byte { return AppendStepReply(b, stepReply) }, func(b []byte) (any, error) { m := new(connector.StepReply); return m, DecodeStepReply(b, m) }},
 		{"loaded", loaded, func(b []byte) []byte { return AppendLoaded(b, loaded) }, func(b []byte) (any, error) { m := new(connector.LoadedReport); return m, DecodeLoaded(b, m) }},
 		{"meta", []byte{9}, func(b []byte) []byte { return AppendMeta(b, []byte{9}) }, func(b []byte) (any, error) { return DecodeMeta(b) }},
-		{"save result", saveResult, func(b []byte) []byte { return AppendSaveResult(b, *saveResult) }, func(b []byte) (any, error) { m := new(connector.SaveResult); return m, DecodeSaveResult(b, m) }},
+		{"save result", saveResult, func(b []byte) []byte { return AppendSaveResult(b, *saveResult) }, func(b []byte) (any, error) { m, _, err := DecodeSaveResult(b); return &m, err }},
+		{"save", saveLater, func(b []byte) []byte { return AppendSave(b, &saveLater) }, func(b []byte) (any, error) { return DecodeSave(b) }},
+		{"save later", true, AppendSaveLater, func(b []byte) (any, error) { _, later, err := DecodeSaveResult(b); return later, err }},
 		{"present", present, func(b []byte) []byte { return AppendPresent(b, present) }, func(b []byte) (any, error) { m := new(connector.PresentRequest); return m, DecodePresent(b, m) }},
 		{"presence", [][]byte{{1}, {2}}, func(b []byte) []byte { return AppendPresence(b, [][]byte{{1}, {2}}) }, func(b []byte) (any, error) { return DecodePresence(b) }},
 		{"move", move, func(b []byte) []byte { return AppendMove(b, move) }, func(b []byte) (any, error) { return new(MoveDecoder).Decode(b) }},

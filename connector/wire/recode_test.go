@@ -36,9 +36,12 @@ func recode(h Header, body []byte) (out []byte, err error) {
 		var m connector.Layout
 		err = DecodeLayout(body, &m)
 		return AppendLayout(nil, &m), err
-	case OpLoad, OpSave:
+	case OpLoad:
 		m, err := DecodeMeta(body)
 		return AppendMeta(nil, m), err
+	case OpSave:
+		m, err := DecodeSave(body)
+		return AppendSave(nil, &m), err
 	case OpCancel:
 		m, err := DecodeCancel(body)
 		return AppendCancel(nil, m), err
@@ -92,8 +95,10 @@ func recodeReply(op Op, body []byte) (out []byte, err error) {
 		n, err := DecodeCount(body)
 		return AppendCount(nil, n), err
 	case OpSave:
-		var m connector.SaveResult
-		err = DecodeSaveResult(body, &m)
+		m, later, err := DecodeSaveResult(body)
+		if later {
+			return AppendSaveLater(nil), err
+		}
 		return AppendSaveResult(nil, m), err
 	case OpPoll:
 		m, err := DecodePolled(body)

@@ -83,13 +83,13 @@ func AppendRegisterReply(b []byte, blockBytes []int) []byte {
 	return b
 }
 
-// AppendMeta appends the body of a load or save request.
+// AppendMeta appends the body of a load request, or of a save request without an id.
 func AppendMeta(b []byte, meta []byte) []byte {
 	b = msgp.AppendMapHeader(b, 1)
 	return putBytes(b, "meta", meta)
 }
 
-// DecodeMeta returns the metadata of a load or save request, a view of the body.
+// DecodeMeta returns the metadata of a load request, a view of the body.
 func DecodeMeta(body []byte) (meta []byte, err error) {
 	d := decoder{b: body}
 	err = d.message(func(key []byte) {
@@ -98,36 +98,6 @@ func DecodeMeta(body []byte) (meta []byte, err error) {
 		}
 	})
 	return meta, err
-}
-
-// AppendSaveResult appends the body of the answer to save.
-func AppendSaveResult(b []byte, r connector.SaveResult) []byte {
-	return appendSaved(msgp.AppendMapHeader(b, 3), &r)
-}
-
-// DecodeSaveResult fills r from the body of the answer to save.
-func DecodeSaveResult(body []byte, r *connector.SaveResult) error {
-	d := decoder{b: body}
-	return d.message(func(key []byte) { d.saved(key, r) })
-}
-
-// appendSaved appends the three fields that say what became of the blocks of a save.
-func appendSaved(b []byte, r *connector.SaveResult) []byte {
-	b = putInt(b, "taken", r.Taken)
-	b = putInt(b, "dropped", r.Dropped)
-	return putInt(b, "present", r.Present)
-}
-
-// saved reads one of these fields.
-func (d *decoder) saved(key []byte, r *connector.SaveResult) {
-	switch string(key) {
-	case "taken":
-		r.Taken = int(d.uint("taken", maxNumber))
-	case "dropped":
-		r.Dropped = int(d.uint("dropped", maxNumber))
-	case "present":
-		r.Present = int(d.uint("present", maxNumber))
-	}
 }
 
 // AppendPolled appends the body of the answer to poll.

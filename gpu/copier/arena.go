@@ -1,6 +1,7 @@
 package copier
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -39,14 +40,17 @@ func openArena(f *os.File, sizeBytes int64) (*arena, error) {
 	return &arena{mem: mem}, nil
 }
 
-// pin registers chunk after chunk. It stops at the first that is refused: the limit on locked memory, or no memory.
-func (a *arena) pin(c *libcuda.Context) {
+// pin registers chunk after chunk, and tells how far it has come. It stops at the first that is refused: the limit on
+// locked memory, or no memory.
+func (a *arena) pin(c *libcuda.Context, tell func(bytes int64, refused int32)) {
 	for at := int64(0); at < int64(len(a.mem)); at += chunkBytes {
 		end := min(at+chunkBytes, int64(len(a.mem)))
-		if c.HostRegister(a.mem[at:end]) != nil {
+		if err := c.HostRegister(a.mem[at:end]); err != nil {
+			tell(at, int32(cmp.Or(libcuda.CodeOf(err), libcuda.UnknownError)))
 			return
 		}
 		a.pinned.Store(end)
+		tell(end, 0)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,6 +34,9 @@ type Request struct {
 	Memory uint32 `json:"memory,omitempty"`
 	// Stream is set if the last file of Open is the socket of exports.
 	Stream bool `json:"stream,omitempty"`
+	// Connection is set if the last file of Open, after Stream's, is the engine's connection, which the copier holds until
+	// the memory is closed.
+	Connection bool `json:"connection,omitempty"`
 	// Device is the UUID of the GPU, Library the driver's, ArenaBytes the size of the arena: of Start.
 	Device     string `json:"device,omitempty"`
 	Library    string `json:"library,omitempty"`
@@ -65,19 +69,21 @@ const (
 
 // DeviceInfo is what status shows of a device.
 type DeviceInfo struct {
-	Name       string `json:"name"`
-	UUID       string `json:"uuid"`
-	Driver     string `json:"driver"`
-	NUMANode   int    `json:"numa_node"`
-	Batch      bool   `json:"batch_copies"`
-	FreeBytes  int64  `json:"free_bytes"`
-	TotalBytes int64  `json:"total_bytes"`
+	Name     string `json:"name"`
+	UUID     string `json:"uuid"`
+	Driver   string `json:"driver"`
+	NUMANode int    `json:"numa_node"`
+	Batch    bool   `json:"batch_copies"`
+	// KernelError is why runs cannot be collected by a kernel, empty if they can.
+	KernelError string `json:"kernel_error,omitempty"`
+	FreeBytes   int64  `json:"free_bytes"`
+	TotalBytes  int64  `json:"total_bytes"`
 }
 
 const (
 	// maxPacketBytes bounds a message: descriptions travel as files.
 	maxPacketBytes = 16 << 10
-	// MaxFiles of one message. An engine's registration has 17 at most.
+	// MaxFiles of one message. An engine's registration has 17 at most, and its connection.
 	MaxFiles = 32
 )
 
@@ -165,14 +171,30 @@ func (c *Conn) Send(message any, files ...*os.File) error {
 	if len(files) > 0 {
 		fds := make([]int, len(files))
 		for i, f := range files {
-			fds[i] = int(f.Fd())
+			if fds[i], err = descriptor(f); err != nil {
+				return fmt.Errorf("message between daemon and copier: %w", err)
+			}
 		}
 		rights = unix.UnixRights(fds...)
 	}
-	if _, _, err := c.c.WriteMsgUnix(text, rights, nil); err != nil {
+	_, _, err = c.c.WriteMsgUnix(text, rights, nil)
+	runtime.KeepAlive(files)
+	if err != nil {
 		return fmt.Errorf("send between daemon and copier: %w", err)
 	}
 	return nil
+}
+
+// descriptor is that of a file, as long as the file stays open. Unlike Fd it leaves alone whether calls block: a socket
+// shares that with all its duplicates.
+func descriptor(f *os.File) (int, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	n := -1
+	err = raw.Control(func(fd uintptr) { n = int(fd) })
+	return n, err
 }
 
 // Receive receives a message. Its files are the caller's.

@@ -33,7 +33,9 @@ type copier struct {
 
 	mu       sync.RWMutex
 	mappings map[uint32]*held
-	lanes    [2]*lane
+	// connections are those of the mappings.
+	connections *connections
+	lanes       [2]*lane
 	// exit ends this process at once. It is os.Exit: nothing is cleaned up, since calls of the driver may hang.
 	exit func(code int)
 }
@@ -42,6 +44,9 @@ type copier struct {
 type held struct {
 	*mapping
 	inUse sync.WaitGroup
+	// connection is the engine's, -1 if there is none. It ends only once nobody holds it, so the engine does not see the
+	// end of a daemon that was killed before the copies for it have ended here.
+	connection int
 }
 
 // Run serves the daemon at the other end of control until it hangs up. It takes control over. exit ends the process
@@ -57,7 +62,11 @@ func Run(ctx context.Context, control *os.File, exit func(code int)) error {
 	if err := conn.OnHangUp(func() { exit(0) }); err != nil {
 		return err
 	}
-	c := &copier{conn: conn, mappings: map[uint32]*held{}, exit: exit}
+	reserved, err := reserveConnections()
+	if err != nil {
+		return err
+	}
+	c := &copier{conn: conn, mappings: map[uint32]*held{}, connections: reserved, exit: exit}
 	for {
 		var r Request
 		files, err := conn.Receive(&r)
@@ -157,15 +166,32 @@ func (c *copier) start(r *Request, files []*os.File) (*DeviceInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range c.lanes {
-		if c.lanes[i], err = newLane(c, ctx); err != nil {
-			return nil, err
-		}
-	}
 	c.ctx = ctx
-	go c.arena.pin(ctx)
+	if err := c.startLanes(info); err != nil {
+		c.ctx = nil
+		return nil, err
+	}
+	go c.arena.pin(ctx, c.ring.SetPinned)
 	go c.serve()
 	return info, nil
+}
+
+// startLanes starts both directions, with kernels unless the driver refuses them.
+func (c *copier) startLanes(info *DeviceInfo) error {
+	k, lists, err := takeKernels(c.ctx)
+	if libcuda.IsSticky(err) {
+		return err
+	}
+	if err != nil {
+		info.KernelError = beginning(err.Error())
+		k = [2]*kernels{}
+	}
+	for i := range c.lanes {
+		if c.lanes[i], err = newLane(c, c.ctx, k[i], lists[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func findDevice(lib *libcuda.Library, uuid string) (libcuda.Device, error) {
@@ -211,6 +237,11 @@ func describe(lib *libcuda.Library, ctx *libcuda.Context) (*DeviceInfo, error) {
 
 // open maps a rank's memory.
 func (c *copier) open(r *Request, files []*os.File) (err error) {
+	var connection *os.File
+	if r.Connection && len(files) > 0 {
+		connection, files = files[len(files)-1], files[:len(files)-1]
+		defer func() { _ = connection.Close() }()
+	}
 	defer CloseAll(files)
 	var exports *exportStream
 	descriptions := files
@@ -234,7 +265,13 @@ func (c *copier) open(r *Request, files []*os.File) (err error) {
 	if _, taken := c.mappings[r.Memory]; taken {
 		return errors.Join(fmt.Errorf("memory %d is open already", r.Memory), m.close())
 	}
-	c.mappings[r.Memory] = &held{mapping: m}
+	h := &held{mapping: m, connection: -1}
+	if connection != nil {
+		if h.connection, err = c.connections.hold(connection); err != nil {
+			return errors.Join(err, m.close())
+		}
+	}
+	c.mappings[r.Memory] = h
 	return nil
 }
 
@@ -248,7 +285,11 @@ func (c *copier) close(memory uint32) error {
 		return nil
 	}
 	h.inUse.Wait()
-	return h.close()
+	err := h.close()
+	if h.connection >= 0 {
+		c.connections.release(h.connection)
+	}
+	return err
 }
 
 // use finds a mapping and keeps it open until release.

@@ -19,6 +19,8 @@ type lane struct {
 	submitted chan submission
 	idle      chan eventPair
 	copies    libcuda.Copies
+	// kernels is nil where the driver refused them.
+	kernels *kernels
 	// pinned is set while all copies of the batch in hand are of registered memory.
 	pinned bool
 }
@@ -28,23 +30,33 @@ type submission struct {
 	slot   int
 	held   *held
 	events eventPair
-	err    error
+	// byKernel is set if a kernel moves the runs.
+	byKernel bool
+	err      error
 }
 
 // eventPair marks where a batch begins and ends on the device.
-type eventPair struct{ begin, end *libcuda.Event }
+type eventPair struct {
+	begin, end *libcuda.Event
+	// list is locked memory for descriptors, nil if there are no kernels.
+	list []byte
+}
 
-func newLane(c *copier, ctx *libcuda.Context) (*lane, error) {
+// newLane makes the lane of one direction. Without kernels it makes batches alone.
+func newLane(c *copier, ctx *libcuda.Context, k *kernels, lists [][]byte) (*lane, error) {
 	stream, err := ctx.NewStream(0)
 	if err != nil {
 		return nil, err
 	}
 	l := &lane{
 		c: c, stream: stream, queue: make(chan int, ring.Slots), submitted: make(chan submission, inFlight),
-		idle: make(chan eventPair, inFlight),
+		idle: make(chan eventPair, inFlight), kernels: k,
 	}
-	for range inFlight {
+	for i := range inFlight {
 		var p eventPair
+		if k != nil {
+			p.list = lists[i]
+		}
 		if p.begin, err = ctx.NewEvent(true); err != nil {
 			return nil, err
 		}
@@ -68,37 +80,49 @@ func (l *lane) submit() {
 			continue
 		}
 		s.events = <-l.idle
-		s.err = l.enqueue(s.events, gpu.Direction(b.Direction()))
+		s.byKernel, s.err = l.enqueue(s.events, gpu.Direction(b.Direction()), b.WantsKernel())
 		l.submitted <- s
 	}
 }
 
 // enqueue puts the copies between two events. Even after an error some copies may be on the device: the end is awaited
 // all the same.
-func (l *lane) enqueue(e eventPair, d gpu.Direction) error {
-	err := e.begin.Record(l.stream)
+func (l *lane) enqueue(e eventPair, d gpu.Direction, wantKernel bool) (byKernel bool, err error) {
+	err = e.begin.Record(l.stream)
 	if err == nil {
-		err = l.copy(d)
+		byKernel, err = l.copy(e, d, wantKernel)
 	}
 	if endErr := e.end.Record(l.stream); err == nil {
 		err = endErr
 	}
-	return err
+	return byKernel, err
 }
 
-// copy submits the copies in one call if the driver can, and all memory is registered.
-func (l *lane) copy(d gpu.Direction) error {
+// copy submits the copies by a kernel if that is wanted and can be, and straight otherwise.
+func (l *lane) copy(e eventPair, d gpu.Direction, wantKernel bool) (byKernel bool, err error) {
+	if wantKernel && l.kernels != nil && l.pinned && l.kernels.plan.make(&l.copies, d, l.c.arena.addr(0), e.list) {
+		launched, err := l.copyByKernel(e.list, d)
+		if launched || libcuda.IsSticky(err) {
+			return launched, err
+		}
+		l.kernels = nil // what the driver refuses once it is not asked for again
+	}
+	return false, l.submitCopies(&l.copies, d)
+}
+
+// submitCopies queues copies in one call if the driver can, and all memory is registered.
+func (l *lane) submitCopies(c *libcuda.Copies, d gpu.Direction) error {
 	if l.pinned && l.c.ctx.HasBatch() {
 		// A save reads what the engine's stream wrote before it told the daemon its call number, and a load's
-		// source is complete, so both could be read at any time; the order of the stream costs nothing here.
-		return l.stream.CopyBatch(&l.copies, libcuda.OrderStream)
+		// source is complete, so both could be read at any time. What a kernel collects has to come first.
+		return l.stream.CopyBatch(c, libcuda.OrderStream)
 	}
-	for i := range l.copies.Dst {
+	for i := range c.Dst {
 		var err error
 		if d == gpu.Load {
-			err = l.stream.CopyAddrToDevice(l.copies.Dst[i], uint64(l.copies.Src[i]), l.copies.SizeBytes[i])
+			err = l.stream.CopyAddrToDevice(c.Dst[i], uint64(c.Src[i]), c.SizeBytes[i])
 		} else {
-			err = l.stream.CopyDeviceToAddr(uint64(l.copies.Dst[i]), l.copies.Src[i], l.copies.SizeBytes[i])
+			err = l.stream.CopyDeviceToAddr(uint64(c.Dst[i]), c.Src[i], c.SizeBytes[i])
 		}
 		if err != nil {
 			return err
@@ -157,7 +181,7 @@ func (l *lane) reap() {
 			l.c.exit(ExitSticky)
 			return
 		}
-		o := ring.Outcome{Code: int32(libcuda.CodeOf(s.err))}
+		o := ring.Outcome{Code: int32(libcuda.CodeOf(s.err)), Kernel: s.byKernel}
 		if s.err != nil && o.Code == 0 {
 			o.Code = int32(libcuda.UnknownError)
 		}

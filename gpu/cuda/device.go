@@ -1,13 +1,16 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/gpu/choice"
 	"github.com/kvconn/kvconn/gpu/copier"
+	"github.com/kvconn/kvconn/gpu/ring"
 )
 
 // device is one GPU and its copier, the present one of several in turn.
@@ -22,6 +25,8 @@ type device struct {
 	starting sync.Mutex
 	mu       sync.Mutex
 	current  *process
+	// noted is closed once the end of the current process is noted.
+	noted    chan struct{}
 	info     copier.DeviceInfo
 	starts   uint64
 	lastErr  error
@@ -29,9 +34,25 @@ type device struct {
 	notUntil time.Time
 	closed   bool
 
+	// learnt is which way of copying is faster. It outlives copiers.
+	learnt choice.Table
 	// batches and copied, bytes by direction, count what ended well.
 	batches atomic.Uint64
 	copied  [2]atomic.Uint64
+	// byKernel of the batches had their runs moved by a kernel.
+	byKernel atomic.Uint64
+}
+
+// note counts a batch that ended well, and learns from it.
+func (g *device) note(d gpu.Direction, runs int, bytes uint64, o ring.Outcome) {
+	g.batches.Add(1)
+	g.copied[d].Add(bytes)
+	way := choice.Batch
+	if o.Kernel {
+		way = choice.Kernel
+		g.byKernel.Add(1)
+	}
+	g.learnt.Learn(uint8(d), runs, bytes, way, o.Nanoseconds)
 }
 
 // copier returns the running copier, and starts one if there is none.
@@ -39,8 +60,13 @@ func (g *device) copier() (*process, error) {
 	g.starting.Lock()
 	defer g.starting.Unlock()
 	g.mu.Lock()
-	current, lastErr, wait := g.current, g.lastErr, time.Until(g.notUntil)
-	closed := g.closed
+	current, noted := g.current, g.noted
+	g.mu.Unlock()
+	if current != nil && current.ended() {
+		<-noted // it says how long to wait
+	}
+	g.mu.Lock()
+	lastErr, wait, closed := g.lastErr, time.Until(g.notUntil), g.closed
 	g.mu.Unlock()
 	switch {
 	case closed:
@@ -48,7 +74,7 @@ func (g *device) copier() (*process, error) {
 	case current != nil && !current.ended():
 		return current, nil
 	case wait > 0:
-		return nil, fmt.Errorf("it is started again in %s: %w", wait.Round(time.Millisecond), lastErr)
+		return nil, again(fmt.Errorf("it is started again in %s: %w", wait.Round(time.Millisecond), lastErr))
 	}
 	select {
 	case <-g.quit:
@@ -62,13 +88,31 @@ func (g *device) copier() (*process, error) {
 	g.starts++
 	if err != nil {
 		g.backOff(err)
-		return nil, err
+		return nil, again(err)
 	}
 	g.current, g.info, g.lastErr = p, *info, nil
+	noted = make(chan struct{})
+	g.noted = noted
 	g.o.Logger.Info("GPU copier started", "gpu", info.Name, "uuid", info.UUID, "driver", info.Driver,
 		"pid", p.cmd.Process.Pid, "took", time.Since(started).Round(time.Millisecond))
-	go g.watch(p, started)
+	if info.KernelError != "" {
+		g.o.Logger.Warn("GPU copier without copy kernels: many small runs are copied one by one", "uuid", info.UUID, "err", info.KernelError)
+	}
+	go func() {
+		defer close(noted)
+		g.watch(p, started)
+	}()
 	return p, nil
+}
+
+// again is the error of a copier that does not run, with gpu.ErrAgain unless waiting is of no use: there is no driver, or
+// no such GPU.
+func again(err error) error {
+	var answer *ReplyError
+	if errors.As(err, &answer) && (answer.Cause == copier.CauseDriver || answer.Cause == copier.CauseDevice) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", gpu.ErrAgain, err)
 }
 
 // watch notes the end of a copier.
@@ -129,6 +173,16 @@ func (g *device) status() gpu.DeviceStatus {
 		UUID: g.uuid, Name: g.info.Name, Driver: g.info.Driver, NUMANode: g.info.NUMANode, FreeBytes: g.info.FreeBytes,
 		TotalBytes: g.info.TotalBytes, Running: g.current != nil && !g.current.ended(), Starts: g.starts,
 		Batches: g.batches.Load(), LoadedBytes: g.copied[gpu.Load].Load(), SavedBytes: g.copied[gpu.Save].Load(),
+		KernelBatches: g.byKernel.Load(), KernelError: g.info.KernelError,
+	}
+	for _, l := range g.learnt.Learnt() {
+		s.Copies = append(s.Copies, gpu.CopyStatus{
+			Direction: gpu.Direction(l.Direction).String(), RunBytes: l.RunBytes, Runs: l.Runs, By: l.Best.String(),
+			BatchBytesPerS: l.BatchBytesPerS, KernelBytesPerS: l.KernelBytesPerS,
+		})
+	}
+	if g.current != nil {
+		s.PinnedBytes, s.PinError = g.current.pinned()
 	}
 	if g.lastErr != nil {
 		s.LastError = g.lastErr.Error()

@@ -1,13 +1,18 @@
 package cuda
 
 import (
+	"errors"
 	"io"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/gpu/region"
 )
 
 // Ranks register again at once when their copier ends. One that served for long is replaced at once: a rank that is
@@ -27,6 +32,38 @@ func TestACopierThatServedForLongIsReplacedAtOnce(t *testing.T) {
 	g.watch(p, time.Now())
 	if g.pause != 2*time.Hour {
 		t.Errorf("a second one after %s", g.pause)
+	}
+}
+
+// A rank is to register again soon where a copier is started again, and not where there is nothing to start.
+func TestOnlyADeviceThatMayServeAgainIsWorthWaitingFor(t *testing.T) {
+	slow := func(o *Options) { o.RestartPause, o.RestartPauseMax = time.Hour, time.Hour }
+	for name, tc := range map[string]struct {
+		change func(*Options)
+		env    string
+		again  bool
+	}{
+		"the driver fails at its start": {slow, "FAKECUDA_FAULT=cuMemGetInfo:*:999", true},
+		"the copier does not start":     {func(o *Options) { slow(o); o.Command = []string{"false"} }, "", true},
+		"there is no driver":            {func(o *Options) { slow(o); o.Library = "/nonexistent/libcuda.so.1" }, "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, e := newRig(t, tc.change, strings.Fields(tc.env)...), startEngine(t, 0)
+			files := e.region(region.IPC, granularity)
+			for _, when := range []string{"at its start", "in the pause"} {
+				if _, err := r.Open(files); err == nil || errors.Is(err, gpu.ErrAgain) != tc.again {
+					t.Errorf("%s: %v", when, err)
+				}
+			}
+		})
+	}
+	r, e := newRig(t, slow), startEngine(t, 0)
+	files := e.region(region.IPC, granularity)
+	r.open(files)
+	copierOf(t, r).end(errEnded)
+	<-copierOf(t, r).gone
+	if _, err := r.Open(files); !errors.Is(err, gpu.ErrAgain) {
+		t.Errorf("after the copier's end: %v", err)
 	}
 }
 

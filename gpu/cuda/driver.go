@@ -30,6 +30,7 @@ type Driver struct {
 
 var (
 	_ gpu.Driver       = (*Driver)(nil)
+	_ gpu.Holder       = (*Driver)(nil)
 	_ gpu.Quitter      = (*Driver)(nil)
 	_ gpu.DeviceLister = (*Driver)(nil)
 )
@@ -62,7 +63,11 @@ func (d *Driver) PinHost(file *os.File, mem []byte) (func() error, error) {
 }
 
 // Open opens device memory if the files are descriptions of some, and shared memory otherwise.
-func (d *Driver) Open(files []*os.File) (gpu.Memory, error) {
+func (d *Driver) Open(files []*os.File) (gpu.Memory, error) { return d.OpenHolding(files, nil) }
+
+// OpenHolding implements [gpu.Holder]. The copier has the connection until the memory is closed; shared memory is
+// copied by this process, which needs no other to hold it. connection may be nil.
+func (d *Driver) OpenHolding(files []*os.File, connection *os.File) (gpu.Memory, error) {
 	if len(files) == 0 || !region.Is(files[0]) {
 		return d.o.Host.Open(files)
 	}
@@ -91,7 +96,7 @@ func (d *Driver) Open(files []*os.File) (gpu.Memory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("copier of %s: %w", uuid, err)
 	}
-	number, err := c.open(files, stream)
+	number, err := c.open(files, stream, connection)
 	if err != nil {
 		return nil, fmt.Errorf("open memory on %s: %w", uuid, err)
 	}

@@ -79,9 +79,9 @@ func engineMain(control *os.File) error {
 		if err != nil {
 			return err
 		}
-		copier.CloseAll(files)
 		reply := engineReply{WrongAt: -1}
-		send, err := e.do(&r, &reply)
+		send, err := e.do(&r, files, &reply)
+		copier.CloseAll(files)
 		if err != nil {
 			reply.Error = err.Error()
 		}
@@ -92,7 +92,8 @@ func engineMain(control *os.File) error {
 	}
 }
 
-func (e *engineState) do(r *engineRequest, reply *engineReply) ([]*os.File, error) {
+// do does what is asked. The files that came with it stay the caller's.
+func (e *engineState) do(r *engineRequest, files []*os.File, reply *engineReply) ([]*os.File, error) {
 	switch r.Op {
 	case "start":
 		return nil, e.start(r)
@@ -104,6 +105,17 @@ func (e *engineState) do(r *engineRequest, reply *engineReply) ([]*os.File, erro
 				host[i] = pattern(r.Seed, offset+int64(i))
 			}
 			return errors.Join(e.stream.CopyToDevice(at, host), e.stream.Synchronize())
+		})
+	case "write":
+		return nil, e.each(r, func(at libcuda.DevicePtr, offset int64, host []byte) error {
+			_, err := files[0].ReadAt(host, offset-r.Offset)
+			return errors.Join(err, e.stream.CopyToDevice(at, host), e.stream.Synchronize())
+		})
+	case "read":
+		return nil, e.each(r, func(at libcuda.DevicePtr, offset int64, host []byte) error {
+			err := errors.Join(e.stream.CopyToHost(host, at), e.stream.Synchronize())
+			_, writeErr := files[0].WriteAt(host, offset-r.Offset)
+			return errors.Join(err, writeErr)
 		})
 	case "compare":
 		return nil, e.each(r, func(at libcuda.DevicePtr, offset int64, host []byte) error {
@@ -290,11 +302,11 @@ func (e *testEngine) kill() {
 	_ = e.cmd.Wait()
 }
 
-func (e *testEngine) ask(r *engineRequest) (engineReply, []*os.File) {
+func (e *testEngine) ask(r *engineRequest, send ...*os.File) (engineReply, []*os.File) {
 	e.t.Helper()
 	var reply engineReply
 	_ = e.conn.Limit(time.Minute)
-	if err := e.conn.Send(r); err != nil {
+	if err := e.conn.Send(r, send...); err != nil {
 		e.t.Fatal(err)
 	}
 	files, err := e.conn.Receive(&reply)

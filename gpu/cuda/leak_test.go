@@ -118,6 +118,36 @@ func TestManyPiecesOfMemoryThatIsNotLocked(t *testing.T) {
 	}
 }
 
+// An operator sees what of the host tier is locked, and why not all is.
+func TestStatusSaysHowMuchIsLocked(t *testing.T) {
+	const chunk = 256 << 20 // of one registration
+	// The copier locks lists for its kernels first: 8, of 64 KiB each.
+	for name, tc := range map[string]struct {
+		env   string
+		bytes int64
+		why   string
+	}{
+		"all":      {"", chunk + 1<<20, ""},
+		"a chunk":  {"FAKECUDA_PIN_BYTES=269059744", chunk, "OUT_OF_MEMORY (2)"},
+		"none":     {"FAKECUDA_PIN_BYTES=4096", 0, "OUT_OF_MEMORY (2)"},
+		"an error": {"FAKECUDA_FAULT=cuMemHostRegister:10:801", chunk, "NOT_SUPPORTED (801)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, e := newRigOf(t, chunk+1<<20, nil, strings.Fields(tc.env)...), startEngine(t, 0)
+			r.open(e.region(region.IPC, granularity))
+			awaitTrue(t, "the copier has said so", func() bool {
+				s := r.Devices()[0]
+				return s.PinnedBytes == tc.bytes && s.PinError == tc.why
+			})
+			copierOf(t, r).end(errEnded)
+			awaitTrue(t, "an ended copier has locked nothing", func() bool {
+				s := r.Devices()[0]
+				return s.PinnedBytes == 0 && s.PinError == ""
+			})
+		})
+	}
+}
+
 // A piece that lies in two registrations of the arena and in two allocations of the engine is three copies.
 func TestAPieceCrossesRegistrationsAndAllocations(t *testing.T) {
 	const border = 256 << 20 // where the copier's second registration begins

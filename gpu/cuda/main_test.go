@@ -6,6 +6,9 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/gpu/copier"
 	"github.com/kvconn/kvconn/internal/testkit/fakecuda"
@@ -16,7 +19,17 @@ const roleEnv = "KVCONN_TEST_ROLE"
 
 func TestMain(m *testing.M) {
 	switch os.Getenv(roleEnv) {
+	case "daemon":
+		if err := daemonMain(); err != nil {
+			fmt.Fprintln(os.Stderr, "daemon:", err)
+			os.Exit(1)
+		}
 	case "copier":
+		if os.Getenv(deafEnv) != "" {
+			_ = unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0)
+			_ = copier.Run(context.Background(), os.NewFile(3, "control"), func(int) { select {} })
+			time.Sleep(time.Hour)
+		}
 		if err := copier.Run(context.Background(), os.NewFile(3, "control"), os.Exit); err != nil {
 			fmt.Fprintln(os.Stderr, "copier:", err)
 			os.Exit(1)
@@ -62,6 +75,7 @@ func fakeLibrary(t testing.TB) string {
 // asRole is a command that has this program play a role, with settings of the stand-in.
 func asRole(t testing.TB, role string, env ...string) []string {
 	t.Helper()
+	fakecuda.Needs(t, env...)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/gpu/choice"
 	"github.com/kvconn/kvconn/gpu/copier"
 	"github.com/kvconn/kvconn/gpu/libcuda"
 	"github.com/kvconn/kvconn/gpu/ring"
@@ -30,9 +31,12 @@ type memory struct {
 	err    error
 }
 
-var _ gpu.Memory = (*memory)(nil)
+var (
+	_ gpu.Memory  = (*memory)(nil)
+	_ gpu.Awaiter = (*memory)(nil)
+)
 
-func (*memory) Shape() gpu.Shape { return gpu.Shape{Calls: calls, BatchBytes: batchBytes} }
+func (*memory) Shape() gpu.Shape { return gpu.Shape{Calls: calls, BatchBytes: batchBytes, Later: true} }
 
 func (m *memory) RegionBytes() []int64 { return m.sizes }
 
@@ -58,7 +62,7 @@ func (m *memory) Copy(ctx context.Context, b *gpu.Batch) error {
 			return err
 		}
 	}
-	if err := awaitCall(ctx, b); err != nil {
+	if err := m.Await(ctx, b); err != nil {
 		return err
 	}
 	pieces := gpu.Merge(b.Pieces)
@@ -90,9 +94,10 @@ func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(
 // pass, and a thousandth of a core.
 const callPause = 50 * time.Microsecond
 
-// awaitCall waits until the engine's stream has executed what was queued before the call. The number comes through host
-// memory, so nothing on the device waits, and the end of ctx leaves nothing behind.
-func awaitCall(ctx context.Context, b *gpu.Batch) error {
+// Await waits until the engine's stream has executed what was queued before the call. The number comes through host
+// memory, so nothing on the device waits, and the end of ctx leaves nothing behind. The wait holds no slot of the ring, and
+// ends with the copier that the copy would go to.
+func (m *memory) Await(ctx context.Context, b *gpu.Batch) error {
 	if b.AfterCall == 0 || b.Reached == nil {
 		return nil
 	}
@@ -100,6 +105,8 @@ func awaitCall(ctx context.Context, b *gpu.Batch) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("the engine's stream has not come to its call: %w", ctx.Err())
+		case <-m.c.gone:
+			return m.c.lost()
 		case <-time.After(callPause):
 		}
 	}
@@ -136,26 +143,45 @@ func (m *memory) run(ctx context.Context, d gpu.Direction, pieces []gpu.Piece) e
 		c.free <- i
 		return nil
 	}
+	if m.g.learnt.Choose(uint8(d), len(pieces), bytes) == choice.Kernel {
+		b.WantKernel()
+	}
 	if err := c.submit(i); err != nil {
 		return err
 	}
-	s.timer.Reset(c.device.o.CopyTimeout)
-	select {
-	case o := <-s.outcome:
-		s.timer.Stop()
-		c.free <- i
-		if err := outcomeError(o); err != nil {
-			return err
-		}
-		m.g.batches.Add(1)
-		m.g.copied[d].Add(bytes)
-		return nil
-	case <-s.timer.C:
-		c.end(fmt.Errorf("%w: a batch was not copied within %s", errTimeout, c.device.o.CopyTimeout))
-		<-c.gone
-	case <-c.gone:
+	o, ended := c.awaitEnd(s)
+	if !ended {
+		return c.lost()
 	}
-	return c.lost()
+	c.free <- i
+	if err := outcomeError(o); err != nil {
+		return err
+	}
+	m.g.note(d, len(pieces), bytes, o)
+	return nil
+}
+
+// awaitEnd waits for the outcome of a slot's batch, and reports false if the copier has gone. One that does not copy in
+// time is killed.
+func (p *process) awaitEnd(s *slot) (o ring.Outcome, ended bool) {
+	limit, quit := p.device.o.CopyTimeout, p.device.quit
+	s.timer.Reset(limit)
+	defer s.timer.Stop()
+	for {
+		select {
+		case o = <-s.outcome:
+			return o, true
+		case <-quit:
+			quit, limit = nil, min(limit, p.device.o.QuitTimeout)
+			s.timer.Reset(limit)
+		case <-s.timer.C:
+			p.end(fmt.Errorf("%w: a batch was not copied within %s", errTimeout, limit))
+			<-p.gone
+			return o, false
+		case <-p.gone:
+			return o, false
+		}
+	}
 }
 
 // submit hands a slot to the copier.

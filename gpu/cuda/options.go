@@ -26,6 +26,9 @@ type Options struct {
 	// CopyTimeout bounds a batch from the moment that the copier has it. When it has passed, the copier is killed: its
 	// copies cannot be called back. A batch of 4 MiB takes 0.1 ms; others queue before it.
 	CopyTimeout time.Duration
+	// QuitTimeout takes the place of OpenTimeout and CopyTimeout, where they are longer, once the driver has been told to
+	// quit: a copier that hangs must not hold the daemon's end. It leaves time for the copies under way.
+	QuitTimeout time.Duration
 	// RestartPause is the shortest time between a copier's end and the next start. It doubles up to RestartPauseMax while
 	// copiers end soon after their start, so that a GPU that has fallen off its bus costs little. One that served for longer
 	// than RestartPauseMax is replaced at once.
@@ -40,6 +43,7 @@ const (
 	defaultStartTimeout    = time.Minute
 	defaultOpenTimeout     = 20 * time.Second
 	defaultCopyTimeout     = 5 * time.Second
+	defaultQuitTimeout     = 2 * time.Second
 	defaultRestartPause    = time.Second
 	defaultRestartPauseMax = time.Minute
 )
@@ -67,6 +71,7 @@ func (o Options) withDefaults() (Options, error) {
 		other time.Duration
 	}{
 		{&o.StartTimeout, defaultStartTimeout}, {&o.OpenTimeout, defaultOpenTimeout}, {&o.CopyTimeout, defaultCopyTimeout},
+		{&o.QuitTimeout, defaultQuitTimeout},
 		{&o.RestartPause, defaultRestartPause}, {&o.RestartPauseMax, defaultRestartPauseMax},
 	} {
 		if *d.value == 0 {
@@ -78,7 +83,7 @@ func (o Options) withDefaults() (Options, error) {
 
 // Validate reports what cannot be.
 func (o *Options) Validate() error {
-	for _, d := range []time.Duration{o.StartTimeout, o.OpenTimeout, o.CopyTimeout, o.RestartPause, o.RestartPauseMax} {
+	for _, d := range []time.Duration{o.StartTimeout, o.OpenTimeout, o.CopyTimeout, o.QuitTimeout, o.RestartPause, o.RestartPauseMax} {
 		if d < 0 {
 			return errors.New("a time of a GPU's copier is negative")
 		}

@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
 
-	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/gpu/copier"
+	"github.com/kvconn/kvconn/gpu/libcuda"
 	"github.com/kvconn/kvconn/gpu/ring"
 )
 
@@ -42,6 +43,8 @@ type process struct {
 	// users are those who read or write the ring: it is unmapped after them.
 	users  sync.WaitGroup
 	closed bool
+	// hurried is set once the daemon is to end: questions are answered within QuitTimeout from then on.
+	hurried bool
 	// gone is closed once the process has gone, and nothing of it can write any more.
 	gone chan struct{}
 }
@@ -69,13 +72,7 @@ func startProcess(g *device) (*process, *copier.DeviceInfo, error) {
 	}
 	serves := make(chan struct{})
 	defer close(serves)
-	go func() {
-		select {
-		case <-g.quit:
-			p.end(errEnded)
-		case <-serves:
-		}
-	}()
+	go p.afterQuit(serves)
 	files := p.ring.Files()
 	reply, err := p.ask(g.o.StartTimeout, &copier.Request{
 		Op: copier.Start, Device: g.uuid, Library: g.o.Library, ArenaBytes: int64(len(g.arena.mem)),
@@ -89,6 +86,40 @@ func startProcess(g *device) (*process, *copier.DeviceInfo, error) {
 		return nil, nil, err
 	}
 	return p, reply.Device, nil
+}
+
+// afterQuit ends the process if it is being started when the driver is told to quit, and otherwise lets it answer
+// within a short time only.
+func (p *process) afterQuit(serves <-chan struct{}) {
+	select {
+	case <-p.device.quit:
+	case <-p.gone:
+		return
+	}
+	select {
+	case <-serves:
+		p.hurry()
+	default:
+		p.end(errEnded)
+	}
+}
+
+// hurry shortens the wait for the answer under way, and for all later ones.
+func (p *process) hurry() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hurried = true
+	_ = p.conn.Limit(min(p.device.o.OpenTimeout, p.device.o.QuitTimeout))
+}
+
+// limit bounds the next question. It returns the time that the copier has for it.
+func (p *process) limit(timeout time.Duration) (time.Duration, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.hurried {
+		timeout = min(timeout, p.device.o.QuitTimeout)
+	}
+	return timeout, p.conn.Limit(timeout)
 }
 
 // launch starts the process and what waits for it.
@@ -110,15 +141,26 @@ func (p *process) launch() (err error) {
 	p.cmd.Stderr = &p.words
 	p.cmd.WaitDelay = time.Second // for the words of a process that left a descriptor to another
 	// A terminal's interrupt is for the daemon, which ends its copiers last. They end when their socket closes.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// A copier that hangs or stands still does not see that: the kernel kills it when the daemon has died.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if p.conn, err = copier.NewConn(ours); err != nil {
 		return errors.Join(err, p.ring.Close())
 	}
-	if err = p.cmd.Start(); err != nil {
+	p.users.Add(1) // of reap
+	started := make(chan error)
+	go func() {
+		// The kernel takes the end of the thread that started a process for the death of its parent.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			p.await()
+		}
+	}()
+	if err = <-started; err != nil {
 		return errors.Join(fmt.Errorf("start a copier: %w", err), p.conn.Close(), p.ring.Close())
 	}
-	p.users.Add(1) // of reap
-	go p.await()
 	go p.reap()
 	return nil
 }
@@ -141,6 +183,19 @@ func (p *process) await() {
 	p.mu.Unlock()
 	p.users.Wait()
 	_ = p.ring.Close()
+}
+
+// pinned says how much of the arena the copier has locked, and why it could not lock more: nothing once it has gone.
+func (p *process) pinned() (bytes int64, refused string) {
+	if !p.enter() {
+		return 0, ""
+	}
+	defer p.users.Done()
+	bytes, code := p.ring.Pinned()
+	if code != 0 {
+		refused = libcuda.Code(code).String()
+	}
+	return min(max(bytes, 0), int64(len(p.device.arena.mem))), refused
 }
 
 // enter keeps the ring mapped until users.Done, and reports false if it is not mapped any more.
@@ -215,10 +270,10 @@ func (p *process) ask(timeout time.Duration, r *copier.Request, files ...*os.Fil
 	p.asking.Lock()
 	defer p.asking.Unlock()
 	if p.ended() {
-		return nil, fmt.Errorf("%w: %w", gpu.ErrLost, p.cause())
+		return nil, p.lost()
 	}
 	var reply copier.Reply
-	err := p.conn.Limit(timeout)
+	timeout, err := p.limit(timeout)
 	if err == nil {
 		err = p.conn.Send(r, files...)
 	}
@@ -233,7 +288,7 @@ func (p *process) ask(timeout time.Duration, r *copier.Request, files ...*os.Fil
 		}
 		p.end(err)
 		<-p.gone
-		return nil, fmt.Errorf("%w: %w", gpu.ErrLost, p.cause())
+		return nil, p.lost()
 	}
 	if reply.Error != "" {
 		return nil, &ReplyError{Cause: reply.Cause, Text: reply.Error}
@@ -250,12 +305,16 @@ type ReplyError struct {
 // Error is the copier's text.
 func (e *ReplyError) Error() string { return e.Text }
 
-// open has the copier open a rank's memory, and returns its number.
-func (p *process) open(files []*os.File, stream bool) (uint32, error) {
+// open has the copier open a rank's memory, and returns its number. connection may be nil.
+func (p *process) open(files []*os.File, stream bool, connection *os.File) (uint32, error) {
 	p.mu.Lock()
 	p.next++
 	number := p.next
 	p.mu.Unlock()
-	_, err := p.ask(p.device.o.OpenTimeout, &copier.Request{Op: copier.Open, Memory: number, Stream: stream}, files...)
+	r := &copier.Request{Op: copier.Open, Memory: number, Stream: stream, Connection: connection != nil}
+	if r.Connection {
+		files = append(slices.Clone(files), connection)
+	}
+	_, err := p.ask(p.device.o.OpenTimeout, r, files...)
 	return number, err
 }

@@ -69,11 +69,6 @@ func (s *Stream) CopyDeviceToAddr(dst uint64, src DevicePtr, sizeBytes uint64) e
 	return s.ctx.call(cuMemcpyDtoHAsync, uintptr(dst), uintptr(src), uintptr(sizeBytes), s.handle)
 }
 
-// CopyOnDevice queues a copy within device memory.
-func (s *Stream) CopyOnDevice(dst, src DevicePtr, sizeBytes uint64) error {
-	return s.ctx.call(cuMemcpyDtoDAsync, uintptr(dst), uintptr(src), uintptr(sizeBytes), s.handle)
-}
-
 // Fill queues setting bytes of device memory to v.
 func (s *Stream) Fill(p DevicePtr, v byte, sizeBytes uint64) error {
 	return s.ctx.call(cuMemsetD8Async, uintptr(p), uintptr(v), uintptr(sizeBytes), s.handle)

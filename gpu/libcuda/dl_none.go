@@ -4,6 +4,9 @@ package libcuda
 
 import "errors"
 
+// Built says whether this program can load a driver.
+const Built = false
+
 // errNotBuilt is why a binary without the loader finds no driver.
 var errNotBuilt = errors.New("this kvconnd was built without GPU support (build tag nogpu, or a platform that CUDA is not for)")
 

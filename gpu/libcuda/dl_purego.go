@@ -4,6 +4,9 @@ package libcuda
 
 import "github.com/ebitengine/purego"
 
+// Built says whether this program can load a driver.
+const Built = true
+
 // open loads a library and keeps its symbols to itself.
 func open(path string) (handle uintptr, err error) {
 	return purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)

@@ -17,12 +17,10 @@ const (
 	cuDevicePrimaryCtxRetain
 	cuDevicePrimaryCtxRelease
 	cuCtxSetCurrent
-	cuCtxGetStreamPriorityRange
 	cuMemGetInfo
 	cuMemAlloc
 	cuMemFree
 	cuMemGetAddressRange
-	cuPointerGetAttribute
 	cuMemHostRegister
 	cuMemHostUnregister
 	cuMemHostGetDevicePointer
@@ -38,9 +36,7 @@ const (
 	cuMemSetAccess
 	cuMemExportToShareableHandle
 	cuMemImportFromShareableHandle
-	cuMemRetainAllocationHandle
 	cuMemGetAllocationGranularity
-	cuMemGetAllocationPropertiesFromHandle
 	cuStreamCreateWithPriority
 	cuStreamDestroy
 	cuStreamQuery
@@ -55,7 +51,6 @@ const (
 	cuEventElapsedTime
 	cuMemcpyHtoDAsync
 	cuMemcpyDtoHAsync
-	cuMemcpyDtoDAsync
 	cuMemsetD8Async
 	cuMemcpyBatchAsync
 	cuModuleLoadDataEx
@@ -95,12 +90,10 @@ var entryPoints = [entryCount]entryPoint{
 	cuDevicePrimaryCtxRetain:       {"cuDevicePrimaryCtxRetain", 7000, 2, "CUcontext*, CUdevice", false},
 	cuDevicePrimaryCtxRelease:      {"cuDevicePrimaryCtxRelease", 11000, 1, "CUdevice", false},
 	cuCtxSetCurrent:                {"cuCtxSetCurrent", 4000, 1, "CUcontext", false},
-	cuCtxGetStreamPriorityRange:    {"cuCtxGetStreamPriorityRange", 5050, 2, "int*, int*", false},
 	cuMemGetInfo:                   {"cuMemGetInfo", 3020, 2, "size_t*, size_t*", false},
 	cuMemAlloc:                     {"cuMemAlloc", 3020, 2, "CUdeviceptr*, size_t", false},
 	cuMemFree:                      {"cuMemFree", 3020, 1, "CUdeviceptr", false},
 	cuMemGetAddressRange:           {"cuMemGetAddressRange", 3020, 3, "CUdeviceptr*, size_t*, CUdeviceptr", false},
-	cuPointerGetAttribute:          {"cuPointerGetAttribute", 4000, 3, "void*, CUpointer_attribute, CUdeviceptr", false},
 	cuMemHostRegister:              {"cuMemHostRegister", 6050, 3, "void*, size_t, unsigned int", false},
 	cuMemHostUnregister:            {"cuMemHostUnregister", 4000, 1, "void*", false},
 	cuMemHostGetDevicePointer:      {"cuMemHostGetDevicePointer", 3020, 3, "CUdeviceptr*, void*, unsigned int", false},
@@ -116,16 +109,12 @@ var entryPoints = [entryCount]entryPoint{
 	cuMemSetAccess:                 {"cuMemSetAccess", 10020, 4, "CUdeviceptr, size_t, const CUmemAccessDesc*, size_t", false},
 	cuMemExportToShareableHandle:   {"cuMemExportToShareableHandle", 10020, 4, "void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long", false},
 	cuMemImportFromShareableHandle: {"cuMemImportFromShareableHandle", 10020, 3, "CUmemGenericAllocationHandle*, void*, CUmemAllocationHandleType", false},
-	cuMemRetainAllocationHandle:    {"cuMemRetainAllocationHandle", 11000, 2, "CUmemGenericAllocationHandle*, void*", false},
 	cuMemGetAllocationGranularity:  {"cuMemGetAllocationGranularity", 10020, 3, "size_t*, const CUmemAllocationProp*, CUmemAllocationGranularity_flags", false},
-	cuMemGetAllocationPropertiesFromHandle: {
-		"cuMemGetAllocationPropertiesFromHandle", 10020, 2, "CUmemAllocationProp*, CUmemGenericAllocationHandle", false,
-	},
-	cuStreamCreateWithPriority: {"cuStreamCreateWithPriority", 5050, 3, "CUstream*, unsigned int, int", false},
-	cuStreamDestroy:            {"cuStreamDestroy", 4000, 1, "CUstream", false},
-	cuStreamQuery:              {"cuStreamQuery", 2000, 1, "CUstream", false},
-	cuStreamSynchronize:        {"cuStreamSynchronize", 2000, 1, "CUstream", false},
-	cuStreamWaitEvent:          {"cuStreamWaitEvent", 3020, 3, "CUstream, CUevent, unsigned int", false},
+	cuStreamCreateWithPriority:     {"cuStreamCreateWithPriority", 5050, 3, "CUstream*, unsigned int, int", false},
+	cuStreamDestroy:                {"cuStreamDestroy", 4000, 1, "CUstream", false},
+	cuStreamQuery:                  {"cuStreamQuery", 2000, 1, "CUstream", false},
+	cuStreamSynchronize:            {"cuStreamSynchronize", 2000, 1, "CUstream", false},
+	cuStreamWaitEvent:              {"cuStreamWaitEvent", 3020, 3, "CUstream, CUevent, unsigned int", false},
 	// Without 64-bit stream operations call numbers come another way.
 	cuStreamWriteValue64: {"cuStreamWriteValue64", 11070, 4, "CUstream, CUdeviceptr, cuuint64_t, unsigned int", true},
 	cuEventCreate:        {"cuEventCreate", 2000, 2, "CUevent*, unsigned int", false},
@@ -136,7 +125,6 @@ var entryPoints = [entryCount]entryPoint{
 	cuEventElapsedTime:   {"cuEventElapsedTime", 2000, 3, "float*, CUevent, CUevent", false},
 	cuMemcpyHtoDAsync:    {"cuMemcpyHtoDAsync", 3020, 4, "CUdeviceptr, const void*, size_t, CUstream", false},
 	cuMemcpyDtoHAsync:    {"cuMemcpyDtoHAsync", 3020, 4, "void*, CUdeviceptr, size_t, CUstream", false},
-	cuMemcpyDtoDAsync:    {"cuMemcpyDtoDAsync", 3020, 4, "CUdeviceptr, CUdeviceptr, size_t, CUstream", false},
 	cuMemsetD8Async:      {"cuMemsetD8Async", 3020, 4, "CUdeviceptr, unsigned char, size_t, CUstream", false},
 	// The form of 12.8 is asked for from newer drivers, too: that of 13.0 has no failIdx, and a call in the wrong
 	// form crashes.

@@ -31,25 +31,6 @@ func (c *Context) AddressRange(p DevicePtr) (base DevicePtr, sizeBytes int64, er
 	return base, int64(n), nil
 }
 
-// PointerAttribute is a CUpointer_attribute.
-type PointerAttribute int32
-
-// Pointer attributes that kvconn asks for.
-const (
-	PointerDeviceOrdinal  PointerAttribute = 9
-	PointerLegacyIPC      PointerAttribute = 10
-	PointerAllowedHandles PointerAttribute = 14
-)
-
-// PointerAttribute of an address. Attributes of 32 bits fill the low half.
-func (c *Context) PointerAttribute(a PointerAttribute, p DevicePtr) (uint64, error) {
-	var v uint64
-	if err := c.call(cuPointerGetAttribute, uintptr(unsafe.Pointer(&v)), uintptr(a), uintptr(p)); err != nil {
-		return 0, fmt.Errorf("pointer attribute %d of %#x: %w", a, p, err)
-	}
-	return v, nil
-}
-
 // Flags of cuMemHostRegister: usable by all contexts, and by kernels.
 const (
 	hostPortable  = 1

@@ -27,10 +27,16 @@ func (c *Context) LoadModule(ptx string) (*Module, error) {
 // Unload gives the code back. None of its kernels may be running.
 func (m *Module) Unload() error { return m.ctx.call(cuModuleUnload, m.handle) }
 
-// Kernel is one entry of a module.
+// maxKernelParams is how many parameters Launch passes at most.
+const maxKernelParams = 8
+
+// Kernel is one entry of a module. Its calls must not run side by side.
 type Kernel struct {
 	ctx    *Context
 	handle uintptr
+	// values of the parameters, and their addresses, which the driver reads: here, so that a launch allocates nothing.
+	values [maxKernelParams]uint64
+	at     [maxKernelParams]unsafe.Pointer
 }
 
 // Kernel finds an entry by name.
@@ -45,24 +51,14 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 	return k, nil
 }
 
-// maxKernelParams is how many parameters Launch passes at most.
-const maxKernelParams = 8
-
 // Launch queues the kernel with blocks times threads, and 64-bit parameters. A parameter that the kernel declares
 // smaller takes the low bytes. The driver copies the parameters before it returns.
 func (k *Kernel) Launch(s *Stream, blocks, threads uint32, params ...uint64) error {
 	if len(params) > maxKernelParams {
 		return fmt.Errorf("%w: %d kernel parameters", errWords, len(params))
 	}
-	var values [maxKernelParams]uint64
-	copy(values[:], params)
-	// The array of addresses points to Go memory, which must not move while the driver reads it.
-	var pin runtime.Pinner
-	defer pin.Unpin()
-	pin.Pin(&values)
-	var at [maxKernelParams]unsafe.Pointer
-	for i := range params {
-		at[i] = unsafe.Pointer(&values[i])
+	for i, v := range params {
+		k.values[i], k.at[i] = v, unsafe.Pointer(&k.values[i])
 	}
-	return k.ctx.call(cuLaunchKernel, k.handle, uintptr(blocks), 1, 1, uintptr(threads), 1, 1, 0, s.handle, uintptr(unsafe.Pointer(&at)), 0)
+	return k.ctx.call(cuLaunchKernel, k.handle, uintptr(blocks), 1, 1, uintptr(threads), 1, 1, 0, s.handle, uintptr(unsafe.Pointer(&k.at)), 0)
 }

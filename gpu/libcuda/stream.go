@@ -18,22 +18,13 @@ type Stream struct {
 	handle uintptr
 }
 
-// NewStream makes a stream; a lower number is a higher priority (PriorityRange).
+// NewStream makes a stream; a lower number is a higher priority.
 func (c *Context) NewStream(priority int) (*Stream, error) {
 	s := &Stream{ctx: c}
 	if err := c.call(cuStreamCreateWithPriority, uintptr(unsafe.Pointer(&s.handle)), streamNonBlocking, uintptr(int32(priority))); err != nil {
 		return nil, fmt.Errorf("new stream: %w", err)
 	}
 	return s, nil
-}
-
-// PriorityRange is the device's lowest and highest stream priority.
-func (c *Context) PriorityRange() (least, greatest int, err error) {
-	var l, g int32
-	if err := c.call(cuCtxGetStreamPriorityRange, uintptr(unsafe.Pointer(&l)), uintptr(unsafe.Pointer(&g))); err != nil {
-		return 0, 0, fmt.Errorf("stream priorities: %w", err)
-	}
-	return int(l), int(g), nil
 }
 
 // Destroy gives the stream back once its work is done; it does not wait.

@@ -73,26 +73,8 @@ func (c *Context) CreateAllocation(sizeBytes int64, t HandleType) (Allocation, e
 	return a, nil
 }
 
-// RetainAllocation is another handle of the allocation that is mapped at p.
-func (c *Context) RetainAllocation(p DevicePtr) (Allocation, error) {
-	var a Allocation
-	if err := c.call(cuMemRetainAllocationHandle, uintptr(unsafe.Pointer(&a)), uintptr(p)); err != nil {
-		return 0, fmt.Errorf("allocation mapped at %#x: %w", p, err)
-	}
-	return a, nil
-}
-
 // ReleaseAllocation gives a handle back.
 func (c *Context) ReleaseAllocation(a Allocation) error { return c.call(cuMemRelease, uintptr(a)) }
-
-// AllocationHandleTypes says how a is exportable, and the ordinal of its device in this process.
-func (c *Context) AllocationHandleTypes(a Allocation) (HandleType, int, error) {
-	p := new(allocationProp)
-	if err := c.call(cuMemGetAllocationPropertiesFromHandle, uintptr(unsafe.Pointer(p)), uintptr(a)); err != nil {
-		return 0, 0, fmt.Errorf("properties of an allocation: %w", err)
-	}
-	return p.handleTypes, int(p.location.id), nil
-}
 
 // ExportAllocation makes a descriptor of the allocation, which other processes import. The memory stays allocated
 // while it is open.

@@ -39,6 +39,8 @@ type Outcome struct {
 	Code int32
 	// Refused is set if the copier found the batch wrong and copied nothing.
 	Refused bool
+	// Kernel is set if a kernel collected or spread the runs.
+	Kernel bool
 	// Nanoseconds that the copies took on the device; 0 if that is unknown.
 	Nanoseconds uint64
 }
@@ -52,7 +54,9 @@ type Batch struct {
 	refused   uint32
 	done      atomic.Uint32
 	nanos     uint64
-	_         [32]byte
+	wanted    uint32
+	used      uint32
+	_         [24]byte
 	runs      [MaxRuns]Run
 }
 
@@ -61,6 +65,10 @@ type queue struct {
 	tail  atomic.Uint64
 	_     [56]byte
 	slots [Slots]atomic.Uint32
+	_     [64]byte
+	// pinned and refused are what the copier says of the arena.
+	pinned  atomic.Int64
+	refused atomic.Int32
 }
 
 const (
@@ -139,6 +147,18 @@ func (r *Ring) Batch(slot int) *Batch {
 	return (*Batch)(unsafe.Pointer(&r.mem[pageBytes+slot*slotBytes]))
 }
 
+// SetPinned tells the daemon how many bytes of the arena are locked for the device, and with what code of the driver it
+// refused to lock more, 0 if it did not.
+func (r *Ring) SetPinned(bytes int64, refused int32) {
+	r.queue.pinned.Store(bytes)
+	r.queue.refused.Store(refused)
+}
+
+// Pinned is what the copier said last by SetPinned. It is for people to read: nothing may depend on it.
+func (r *Ring) Pinned() (bytes int64, refused int32) {
+	return r.queue.pinned.Load(), r.queue.refused.Load()
+}
+
 // Submit hands a filled slot to the copier. Calls must not run side by side.
 func (r *Ring) Submit(slot int) error {
 	b := r.Batch(slot)
@@ -162,12 +182,16 @@ func (r *Ring) Take() (slot int, ok bool) {
 // Finish writes a batch's outcome, and tells the daemon.
 func (r *Ring) Finish(slot int, o Outcome) error {
 	b := r.Batch(slot)
-	b.code, b.nanos, b.refused = o.Code, o.Nanoseconds, 0
-	if o.Refused {
-		b.refused = 1
-	}
+	b.code, b.nanos, b.refused, b.used = o.Code, o.Nanoseconds, word(o.Refused), word(o.Kernel)
 	b.done.Store(1)
 	return ringBell(r.toDaemon)
+}
+
+func word(set bool) uint32 {
+	if set {
+		return 1
+	}
+	return 0
 }
 
 // AwaitBatches waits until batches were submitted since its last call. It blocks its thread, which wakes up sooner
@@ -203,8 +227,14 @@ func await(f *os.File) error {
 
 // Reset begins a batch of one rank's memory. Direction is that of package gpu.
 func (b *Batch) Reset(memory uint32, direction uint8) {
-	b.memory, b.direction, b.count = memory, uint32(direction), 0
+	b.memory, b.direction, b.count, b.wanted = memory, uint32(direction), 0, 0
 }
+
+// WantKernel asks the copier to have a kernel collect or spread the runs, if it can.
+func (b *Batch) WantKernel() { b.wanted = 1 }
+
+// WantsKernel reports whether that was asked for.
+func (b *Batch) WantsKernel() bool { return b.wanted == 1 }
 
 // Append adds a run, and reports false if the batch is full.
 func (b *Batch) Append(r Run) bool {
@@ -230,5 +260,5 @@ func (b *Batch) Outcome() (Outcome, bool) {
 	if b.done.Load() == 0 {
 		return Outcome{}, false
 	}
-	return Outcome{Code: b.code, Refused: b.refused != 0, Nanoseconds: b.nanos}, true
+	return Outcome{Code: b.code, Refused: b.refused != 0, Kernel: b.used != 0, Nanoseconds: b.nanos}, true
 }

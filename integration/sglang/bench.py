@@ -5,6 +5,8 @@
 Servers of all systems run at the same time; all but the one that is asked are stopped (SIGSTOP), so that each has
 the machine to itself, and every prompt is asked of all of them within seconds. Times are those of the client, to the
 first token of a stream. Ratios are to the server without a backend, whose caches are flushed before each request.
+Mixed requests and bursts that are saved are asked several times, and the least counts: single ones of two equal
+servers differ by a factor of two and more. `none-again` is such an equal server, which shows the noise that is left.
 
 It needs what e2e.py needs, and about 20 GB of memory for four systems: SGLang leaves 10 GiB free when it starts.
 """
@@ -14,10 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 # What both engines' tests use.
@@ -26,6 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "vllm"))
 import sglang_environment
 import workplace
 from bench_systems import SYSTEMS, System
+from bench_table import CACHED, COLD, NEW, NONE, SEEN, Sample, slow_numbers, table
 from generation import Streamed, prompt, stream
 from stage import Place
 
@@ -37,24 +39,8 @@ SHORTEST, LONGEST = 64, 3500
 SEEN_SHARE = 0.5
 """Of the mixed requests: the part that was asked before."""
 ANSWER_TOKENS = 32
-NONE = "none"
-CACHED = "cached"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One prompt, asked of one system. Times are in seconds."""
-
-    workload: str
-    phase: str
-    system: str
-    tokens: int
-    number: int
-    """The same for all systems that were asked the same."""
-    first_s: float
-    total_s: float
-    storage: int
-    right: bool
+SLOW = 1.05
+"""First token ÷ cold that a mixed request may cost."""
 
 
 class Bench:
@@ -65,6 +51,7 @@ class Bench:
         self.rng = random.Random(seed)
         self.samples: list[Sample] = []
         self.numbers = 0
+        self.asked: dict[int, tuple[str, Sequence[int]]] = {}
         self.say: Callable[[str], None] = place.report.say
 
     def start(self) -> None:
@@ -83,24 +70,46 @@ class Bench:
             system.kill()
 
     def ask(
-        self, workload: str, phase: str, tokens: Sequence[int], flush: bool, answer_tokens: int = ANSWER_TOKENS
+        self,
+        workload: str,
+        phase: str,
+        tokens: Sequence[int],
+        take: int = 0,
+        answer_tokens: int = ANSWER_TOKENS,
     ) -> None:
-        """Ask all systems for a prompt, in another order each time. `flush` forgets what device and host have first."""
-        self.numbers += 1
+        """Ask all systems for a prompt, in another order each time, after device and host have forgotten theirs.
+
+        Take 0 begins a new number.
+        """
+        if take == 0:
+            self.numbers += 1
+            self.asked[self.numbers] = phase, tokens
+        self._ask(workload, phase, tokens, (self.numbers, take), answer_tokens)
+
+    def _ask(
+        self, workload: str, phase: str, tokens: Sequence[int], number: tuple[int, int], answer_tokens: int
+    ) -> None:
         self.systems.append(self.systems.pop(0))
         found = []
         for system in self.systems:
             system.thaw()
-            if flush and not (phase == CACHED and system.keeps_device):
+            if not (phase == CACHED and system.keeps_device):
                 system.server.flush_cache()
             got = stream(system.server.port, tokens, answer_tokens)
             system.settle()
             system.freeze()
             found.append((system.name, got))
-        self._note(workload, phase, tokens, found)
+        self._note(workload, phase, tokens, number, found)
 
-    def _note(self, workload: str, phase: str, tokens: Sequence[int], found: Sequence[tuple[str, Streamed]]) -> None:
-        """Note what all systems answered to a prompt."""
+    def _note(
+        self,
+        workload: str,
+        phase: str,
+        tokens: Sequence[int],
+        number: tuple[int, int],
+        found: Sequence[tuple[str, Streamed]],
+    ) -> None:
+        """Note what all systems answered to a prompt, which has a number and a take."""
         right = next((got.tokens for name, got in found if name == NONE), None)
         for name, got in found:
             self.samples.append(
@@ -109,7 +118,7 @@ class Bench:
                     phase,
                     name,
                     len(tokens),
-                    self.numbers,
+                    *number,
                     got.first_s,
                     got.total_s,
                     got.storage,
@@ -122,17 +131,19 @@ class Bench:
         for done in range(rounds):
             for length in LENGTHS:
                 tokens = prompt(self.rng, length)
-                for phase in ("cold", CACHED):
-                    self.ask("lengths", phase, tokens, flush=True)
+                for phase in (COLD, CACHED):
+                    self.ask("lengths", phase, tokens)
             self.say(f"lengths: round {done + 1} of {rounds}")
 
-    def saving(self, requests: int) -> None:
+    def saving(self, bursts: int, takes: int) -> None:
         """New prompts alone: what saving them costs."""
-        for _ in range(0, requests, BURST):
-            self._burst([prompt(self.rng, SAVING_TOKENS) for _ in range(BURST)])
-        self.say(f"saving: {requests} requests")
+        for done in range(bursts):
+            self.numbers += 1
+            for take in range(takes):
+                self._burst(take, [prompt(self.rng, SAVING_TOKENS) for _ in range(BURST)])
+            self.say(f"saving: burst {done + 1} of {bursts}")
 
-    def _burst(self, prompts: Sequence[Sequence[int]]) -> None:
+    def _burst(self, take: int, prompts: Sequence[Sequence[int]]) -> None:
         """Ask each system for prompts without a pause: the saves of one go on while the next is computed."""
         self.systems.append(self.systems.pop(0))
         answers: list[tuple[str, list[Streamed]]] = []
@@ -142,64 +153,33 @@ class Bench:
             system.settle()
             system.freeze()
         for i, tokens in enumerate(prompts):
-            self.numbers += 1
-            self._note("saving", "cold", tokens, [(name, got[i]) for name, got in answers])
+            self._note("saving", COLD, tokens, (self.numbers, take), [(name, got[i]) for name, got in answers])
 
-    def mixed(self, requests: int) -> None:
-        """Prompts of any length. Half of them were asked before."""
+    def mixed(self, requests: int, takes: int) -> None:
+        """Prompts of any length. Half of them were asked before; a new one is as long in each take, but another."""
         seen: list[list[int]] = []
         for done in range(requests):
             if seen and self.rng.random() < SEEN_SHARE:
-                self.ask("mixed", "seen", self.rng.choice(seen), flush=True, answer_tokens=1)
+                tokens = self.rng.choice(seen)
+                for take in range(takes):
+                    self.ask("mixed", SEEN, tokens, take, answer_tokens=1)
             else:
-                seen.append(prompt(self.rng, self.rng.randint(SHORTEST, LONGEST)))
-                self.ask("mixed", "new", seen[-1], flush=True, answer_tokens=1)
+                length = self.rng.randint(SHORTEST, LONGEST)
+                for take in range(takes):
+                    seen.append(prompt(self.rng, length))
+                    self.ask("mixed", NEW, seen[-1], take, answer_tokens=1)
             if (done + 1) % 50 == 0:
                 self.say(f"mixed: {done + 1} of {requests}")
 
-
-def table(samples: Sequence[Sample], names: Sequence[str]) -> str:
-    """Return what is compared, as Markdown: medians of ratios, and the worst."""
-    base = {s.number: s for s in samples if s.system == NONE}
-    rows: dict[str, dict[str, str]] = {}
-
-    def ratios(name: str, keep: Callable[[Sample], bool], time_of: Callable[[Sample], float]) -> list[float]:
-        return sorted(time_of(s) / time_of(base[s.number]) for s in samples if s.system == name and keep(s))
-
-    def row(label: str, name: str, values: list[float], show: Callable[[list[float]], str]) -> None:
-        if values:
-            rows.setdefault(label, {})[name] = show(values)
-
-    for name in names:
-        for length in LENGTHS:
-            keep = _of("lengths", CACHED, length)
-            row(f"first token cached / cold, {length:,} tokens", name, ratios(name, keep, _first), _median)
-        row("first token of a new prompt / none", name, ratios(name, _of("lengths", "cold"), _first), _median)
-        saving = [s for s in samples if s.system == name and s.workload == "saving"]
-        if saving:
-            mine = sum(s.total_s for s in saving)
-            row("throughput while saving / none", name, [sum(base[s.number].total_s for s in saving) / mine], _median)
-        mixed = ratios(name, _of("mixed"), _first)
-        row("mixed: first token / cold, median", name, mixed, _median)
-        row("mixed: 99th percentile", name, mixed, lambda v: f"{v[min(len(v) - 1, len(v) * 99 // 100)]:.2f}")
-        row("mixed: worst", name, mixed, lambda v: f"{v[-1]:.2f}")
-        wrong = [s for s in samples if s.system == name and not s.right]
-        rows.setdefault("other tokens than without a backend", {})[name] = f"{len(wrong)}"
-    head = "| | " + " | ".join(names) + " |\n|---|" + "---|" * len(names)
-    lines = [f"| {label} | " + " | ".join(by.get(n, "") for n in names) + " |" for label, by in rows.items()]
-    return "\n".join([head, *lines])
-
-
-def _of(workload: str, phase: str | None = None, tokens: int | None = None) -> Callable[[Sample], bool]:
-    return lambda s: s.workload == workload and phase in (None, s.phase) and tokens in (None, s.tokens)
-
-
-def _first(s: Sample) -> float:
-    return s.first_s
-
-
-def _median(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.3f}"
+    def again(self, takes: int) -> None:
+        """Ask more often for the mixed requests for which some system was slow: few takes leave much to chance."""
+        slow = slow_numbers(self.samples, "mixed", SLOW)
+        self.say(f"mixed: {len(slow)} requests above {SLOW:g} are asked {takes} times more")
+        for number in slow:
+            phase, first = self.asked[number]
+            for take in range(takes):
+                tokens = first if phase == SEEN else prompt(self.rng, len(first))
+                self._ask("mixed", phase, tokens, (number, 1000 + take), 1)
 
 
 def measure(place: Place, args: argparse.Namespace) -> int:
@@ -208,8 +188,10 @@ def measure(place: Place, args: argparse.Namespace) -> int:
     try:
         bench.start()
         bench.restart(args.rounds)
-        bench.saving(args.saving)
-        bench.mixed(args.mixed)
+        bench.saving(args.bursts, args.burst_takes)
+        bench.mixed(args.mixed, args.takes)
+        if args.again:
+            bench.again(args.again)
     finally:
         bench.end()
         if args.json:
@@ -224,8 +206,11 @@ def main() -> int:
     parser.add_argument("--sglang", metavar="VERSION", default=sglang_environment.NEWEST)
     parser.add_argument("--systems", nargs="+", choices=sorted(SYSTEMS), default=[NONE, "device", "file", "kvconn"])
     parser.add_argument("--rounds", type=int, default=5, help="prompts of each length")
-    parser.add_argument("--saving", type=int, default=24, help="requests that are saved")
+    parser.add_argument("--bursts", type=int, default=4, help=f"bursts of {BURST} requests that are saved")
+    parser.add_argument("--burst-takes", type=int, default=1, help="how often each burst is asked")
     parser.add_argument("--mixed", type=int, default=200, help="requests of any length")
+    parser.add_argument("--takes", type=int, default=1, help="how often each mixed request is asked")
+    parser.add_argument("--again", type=int, default=0, help=f"takes more of mixed requests above {SLOW:g} of cold")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="where the samples go")
     args = parser.parse_args()

@@ -135,9 +135,10 @@ def _files(directory: Path) -> int:
 
 SYSTEMS: Mapping[str, Callable[[Place], System]] = {
     "none": lambda place: System(place, "none"),
+    "none-again": lambda place: System(place, "none-again"),
     "device": lambda place: Device(place, "device"),
     "file": FileSystem,
     "kvconn": KVConn,
     "kvconn-cache": lambda place: KVConn(place, "kvconn-cache", ()),
 }
-"""By name. What `device` differs from `none` by, for prompts that are not cached, is noise."""
+"""By name. What `none-again` differs from `none` by is noise; so is `device`, for prompts that are not cached."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import environment
@@ -17,10 +17,16 @@ MODEL_SEED = 1
 BACKEND = "KVConnStorage"
 PATIENT_S = 5
 """What is tested is what comes back. On two cores that SGLang spins on, a daemon can take a second to answer."""
+ATTEMPTS = 5
+STOOD_STILL = "stood still in the middle of a copy"
+"""Why a call may be late, if the daemon is stopped: its memory cannot be given back earlier."""
 
 
 class Scene:
     """A daemon with a store of its own, and servers that keep their pages in it."""
+
+    freezes = False
+    """Whether the daemon is stopped at times."""
 
     def __init__(self, place: Place, name: str, ranks: int) -> None:
         self.name = name if ranks == 1 else f"{name}, {ranks} ranks"
@@ -77,13 +83,23 @@ class Scene:
         self.report.equal(f"{self.name}: {when}: identical", wrong, [])
 
     def back(self, server: Server, when: str) -> None:
-        """Wait until everything comes from the daemon again."""
-        self.connected()
-        server.flush_cache()
-        answers = self.answers(server)
-        self.identical(f"{when}, and back", answers)
-        from_storage = all(a.storage > 0 for a in answers)
-        self.report.check(f"{self.name}: {when}, and back: from storage again", from_storage)
+        """Wait until everything comes from the daemon again. On a busy machine a load may miss its deadline."""
+
+        def asked() -> bool:
+            answers = self.answers(server)
+            self.identical(f"{when}, and back", answers)
+            return all(a.storage > 0 for a in answers)
+
+        self.report.check(f"{self.name}: {when}, and back: from storage again", self.found(server, asked))
+
+    def found(self, server: Server, asked: Callable[[], bool]) -> bool:
+        """Have questions asked, a few times at most, until they say that all came from storage."""
+        for _ in range(ATTEMPTS):
+            self.connected()
+            server.flush_cache()
+            if asked():
+                return True
+        return False
 
     def no_errors(self, server: Server) -> None:
         """Check that the engine is well."""
@@ -91,6 +107,8 @@ class Scene:
         errors = server.lines("kvconn", "Traceback") + server.lines("kvconn", " failed, going on without")
         self.report.check(f"{self.name}: no error of the backend in the log", not errors, "; ".join(errors[:2]))
         late = server.lines("kvconn", "its deadline is")
+        if self.freezes:
+            late = [line for line in late if STOOD_STILL not in line]
         self.report.check(f"{self.name}: no call later than its deadline", not late, "; ".join(late[:2]))
 
     def saved(self, blocks: int) -> None:

@@ -31,6 +31,8 @@ DAMAGE: dict[str, Callable[[Path], int]] = {
 class Outages(Scene):
     """One server that keeps nothing in host memory, with the backend's own deadline."""
 
+    freezes = True
+
     def __init__(self, place: Place) -> None:
         super().__init__(place, "outages", ranks=1)
         rng = random.Random("outages")

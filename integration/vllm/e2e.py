@@ -25,6 +25,7 @@ import observed
 import workplace
 from completions import BLOCK_SIZE, LONG, MAX_TOKENS, SHORT, Completion, cacheable, complete, complete_all, prompt
 from damage import flip_bits
+from device_stage import HYBRID_SEED, OnDevice
 from hybrid import Hybrid
 from identity import Identity
 from object_stage import ObjectTier
@@ -348,10 +349,12 @@ STAGES: dict[str, Callable[[Place], None]] = {
     "mla": lambda place: latent_attention(place).run(),
     "pp": lambda place: pipeline(place).run(),
     "dp": lambda place: DataParallel(place).run(),
+    "device": lambda place: OnDevice(place).run(),
+    "device-hybrid": lambda place: OnDevice(place, "device-hybrid", "gemma3", HYBRID_SEED).run(),
 }
 TWO_RANKS = ("tp", "mla", "pp", "dp")
 """Stages that need a core for each of two ranks."""
-ON_REQUEST = ("dp",)
+ON_REQUEST = ("dp", "device", "device-hybrid")
 """Stages that take minutes for what others mostly show."""
 
 

@@ -55,6 +55,9 @@ def metric(port: int, name: str, **labels: str) -> float:
     return total
 
 
+PORT_TAKEN = "zmq.error.ZMQError: Address already in use"
+
+
 class EventEngine(Engine):
     """A vLLM server that publishes KV cache events. It can be started again on the same ports."""
 
@@ -62,6 +65,7 @@ class EventEngine(Engine):
         super().__init__(env, model, log)
         self._variables = env.variables()
         self.model, self.ranks = model, data_parallel
+        self._connector, self._taken = "", 0
         # vLLM adds the rank's number to both ports.
         first = free_ports(2 * data_parallel)
         self.events, self.replay = f"tcp://127.0.0.1:{first}", f"tcp://127.0.0.1:{first + data_parallel}"
@@ -72,6 +76,7 @@ class EventEngine(Engine):
 
     def launch(self, connector: str) -> None:
         """Start it; `wait` waits until it serves."""
+        self._connector, self._taken = connector, len(self.lines(PORT_TAKEN)) if self.log.exists() else 0
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -95,6 +100,10 @@ class EventEngine(Engine):
         """Wait until it serves. Data-parallel ranks start side by side, on the same cores."""
         until = time.monotonic() + READY_TIMEOUT_S * self.ranks
         while not self.healthy():
+            if not self.alive() and len(self.lines(PORT_TAKEN)) > self._taken:
+                # While it was down, a connection of somebody else got one of its ports for its own end.
+                self.kill()
+                self.launch(self._connector)
             if not self.alive() or time.monotonic() > until:
                 self.fail_with_log("vLLM is not ready")
             time.sleep(0.1)

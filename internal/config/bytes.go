@@ -8,7 +8,8 @@ import (
 )
 
 // Bytes is a size. Its text form is a number with an optional unit: B, KB, MB, GB, TB
-// (powers of 1,000) or KiB, MiB, GiB, TiB (powers of 1,024), in any case.
+// (powers of 1,000) or KiB, MiB, GiB, TiB (powers of 1,024), in any case, with or without the B, as
+// Kubernetes writes them.
 type Bytes int64
 
 // unit is a suffix and what it multiplies by; longer suffixes come first.
@@ -20,7 +21,9 @@ type unit struct {
 func units() []unit {
 	return []unit{
 		{"kib", 1 << 10}, {"mib", 1 << 20}, {"gib", 1 << 30}, {"tib", 1 << 40},
+		{"ki", 1 << 10}, {"mi", 1 << 20}, {"gi", 1 << 30}, {"ti", 1 << 40},
 		{"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12}, {"b", 1},
+		{"k", 1e3}, {"m", 1e6}, {"g", 1e9}, {"t", 1e12},
 	}
 }
 
@@ -42,14 +45,17 @@ func (b *Bytes) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalText returns the size in the largest binary unit that divides it.
+// MarshalText returns the size in the unit that needs the smallest whole number.
 func (b Bytes) MarshalText() ([]byte, error) {
-	for _, u := range []unit{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
-		if b != 0 && int64(b)%u.factor == 0 {
-			return fmt.Appendf(nil, "%d%s", int64(b)/u.factor, u.suffix), nil
+	best := unit{"B", 1}
+	for _, u := range []unit{
+		{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"KB", 1e3},
+	} {
+		if b != 0 && int64(b)%u.factor == 0 && u.factor > best.factor {
+			best = u
 		}
 	}
-	return fmt.Appendf(nil, "%dB", int64(b)), nil
+	return fmt.Appendf(nil, "%d%s", int64(b)/best.factor, best.suffix), nil
 }
 
 // String is the text form.

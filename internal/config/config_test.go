@@ -6,21 +6,29 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/nearest"
 )
 
 func TestBytes(t *testing.T) {
 	for in, want := range map[string]int64{
 		"0": 0, "12": 12, "12B": 12, "1KiB": 1024, "1.5 GiB": 3 << 29, "500GB": 500e9, "4tib": 4 << 40, "64mb": 64e6,
+		"500G": 500e9, "500Gi": 500 << 30, "128k": 128e3, "128Ki": 128 << 10, "1.5T": 15e11, "2 Mi": 2 << 20,
 	} {
 		var b Bytes
 		if err := b.UnmarshalText([]byte(in)); err != nil || int64(b) != want {
 			t.Errorf("%q = %d, %v; want %d", in, b, err, want)
 		}
 	}
-	for _, in := range []string{"", "x", "-1", "1XB", "1e300", "NaN", "10 G iB"} {
+	for _, in := range []string{"", "x", "-1", "1XB", "1e300", "NaN", "10 G iB", "80%", "Gi", "i", "5i", "5GG"} {
 		var b Bytes
 		if err := b.UnmarshalText([]byte(in)); err == nil {
 			t.Errorf("%q = %d, want an error", in, b)
+		}
+	}
+	for b, want := range map[Bytes]string{500e9: "500GB", 1e6: "1MB", 64 << 20: "64MiB", 1 << 40: "1TiB", 1000 << 30: "1000GiB", 1024000: "1000KiB", 0: "0B", 999: "999B"} {
+		if b.String() != want {
+			t.Errorf("%d is written as %s, want %s", b, b, want)
 		}
 	}
 	for _, b := range []Bytes{0, 1, 1024, 3 << 30, 500e9} {
@@ -123,6 +131,7 @@ func TestValidate(t *testing.T) {
 		"publish_events \"h:1\"":    func(s *Serve) { s.PublishEvents = "h:1" },
 		"publish_replay \"tcp":      func(s *Serve) { s.PublishEvents, s.PublishReplay = "ipc:///e", "tcp://127.0.0.1:x" },
 		"set publish_remote":        func(s *Serve) { s.PublishEvents = "tcp://*:5557" },
+		"http_token":                func(s *Serve) { s.HTTPToken = "secret\n" },
 		"this machine":              func(s *Serve) { s.Pprof, s.HTTPRemote = "0.0.0.0:6060", true },
 	} {
 		s := good
@@ -149,7 +158,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for key := range values {
-			if Nearest(key, keysOf[Serve]()) != key {
+			if nearest.Of(key, keysOf[Serve]()) != key {
 				t.Errorf("unknown key %q was accepted", key)
 			}
 		}

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/kvconn/kvconn/internal/nearest"
 )
 
 // maxFileBytes bounds a configuration file.
@@ -73,7 +75,7 @@ func parse[S Serve | Router](b []byte) (values map[string]string, ranks []json.R
 	for key, node := range nodes {
 		switch {
 		case !slices.Contains(known, key):
-			errs = append(errs, fmt.Errorf("unknown key %q, did you mean %q?", key, Nearest(key, known)))
+			errs = append(errs, fmt.Errorf("unknown key %q%s", key, nearest.Hint(key, known)))
 		case key == ranksKey:
 			if ranks, err = parseRanks(&node); err != nil {
 				errs = append(errs, err)
@@ -143,35 +145,4 @@ func parseRanks(node *yaml.Node) ([]json.RawMessage, error) {
 func joined(errs []error) error {
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
-}
-
-// Nearest returns the candidate with the smallest edit distance to s, "" if there is none.
-func Nearest(s string, candidates []string) string {
-	best, bestDistance := "", -1
-	for _, c := range candidates {
-		if d := distance(s, c); bestDistance < 0 || d < bestDistance {
-			best, bestDistance = c, d
-		}
-	}
-	return best
-}
-
-// distance is the Levenshtein distance of a and b in bytes.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			diagonal, row[j+1] = row[j+1], min(diagonal+cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

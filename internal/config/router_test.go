@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/nearest"
 )
 
 func goodRouter() Router {
@@ -28,12 +30,14 @@ func TestRouterSettingsThatCannotWorkAreNamed(t *testing.T) {
 		"max_tries":         func(s *Router) { s.MaxTries = 0 },
 		"health_path":       func(s *Router) { s.HealthPath = "health" },
 		"health_interval":   func(s *Router) { s.HealthInterval = -1 },
+		"token ":            func(s *Router) { s.Token = " secret" },
+		"node_token":        func(s *Router) { s.NodeToken = "secret\n" },
 		"no address":        func(s *Router) { s.HTTP = "x" },
 		"set a token":       func(s *Router) { s.HTTP = "0.0.0.0:80" },
 	} {
 		s := goodRouter()
 		change(&s)
-		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("Validate = %v, want %q in it", err, want)
 		}
 	}
@@ -98,9 +102,22 @@ func FuzzParseRouter(f *testing.F) {
 			return
 		}
 		for key := range values {
-			if Nearest(key, keysOf[Router]()) != key {
+			if nearest.Of(key, keysOf[Router]()) != key {
 				t.Errorf("unknown key %q was accepted", key)
 			}
 		}
 	})
+}
+
+func TestTheIndexIsAPartOfTheMemory(t *testing.T) {
+	for _, c := range []struct {
+		set    Bytes
+		memory int64
+		want   Bytes
+	}{{0, 64 << 30, 2 << 30}, {0, 1 << 30, 256 << 20}, {0, 1 << 20, 1 << 20}, {0, 1<<63 - 1, 2 << 30}, {5 << 20, 1 << 30, 5 << 20}} {
+		s := Router{IndexBytes: c.set}
+		if s.EnsureDefaults(c.memory); s.IndexBytes != c.want {
+			t.Errorf("%s of %s: %s, want %s", c.set, Bytes(c.memory), s.IndexBytes, c.want)
+		}
+	}
 }

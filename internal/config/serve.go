@@ -17,10 +17,12 @@ import (
 // Serve are the settings of `kvconnd serve`. The tags name the flag, the environment
 // variable and the help text; the YAML key is the flag's name with underscores.
 type Serve struct {
-	Dir                string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Store directory, required. It is made if it is missing."`
-	Socket             string        `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"Unix socket for engines. Default: kvconnd.sock in the runtime directory (/run/kvconn for root)."`
+	Dir    string `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Store directory, required. It is made if it is missing."`
+	Socket string `name:"socket" env:"KVCONN_SOCKET" placeholder:"PATH" help:"Unix socket for engines. Default: kvconnd.sock in the runtime directory (/run/kvconn for root)."`
+	Access
 	HTTP               string        `name:"http" env:"KVCONN_HTTP" default:"127.0.0.1:9477" placeholder:"ADDR" help:"Address of /healthz, /metrics and /v1/status; port 0 picks a free one; 'off' for none (default 127.0.0.1:9477)."`
-	HTTPRemote         bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. There is no authentication."`
+	HTTPRemote         bool          `name:"http-remote" env:"KVCONN_HTTP_REMOTE" help:"Allow an HTTP address that is not loopback. Set a token, too: there is no other authentication."`
+	HTTPToken          string        `name:"http-token" env:"KVCONN_HTTP_TOKEN" secret:"true" placeholder:"TOKEN" help:"Bearer token that HTTP requests have to send, except for health and the description. Set it in the environment or the file: a command line can be seen by others."`
 	MaxBytes           Bytes         `name:"max-bytes" env:"KVCONN_MAX_BYTES" default:"0B" placeholder:"SIZE" help:"Hard cap of disk use, everything included, such as 500GB. Default: 80% of what is free or the store's own, at each start."`
 	MinFree            Space         `name:"min-free" env:"KVCONN_MIN_FREE" placeholder:"SIZE|N%" help:"What the store leaves free of its file system, such as 20GB or 5%; 0 for nothing. Default: the larger of 5% and 10GiB, a quarter of it at most."`
 	ForgetLostSegments bool          `name:"forget-lost-segments" env:"KVCONN_FORGET_LOST_SEGMENTS" help:"Start empty if all segments of a store are gone. Without it such a store is not opened: its disk may not be mounted yet."`
@@ -52,6 +54,9 @@ type Serve struct {
 	LogLevel        string `name:"log-level" env:"KVCONN_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Lowest level of log lines: debug, info, warn or error."`
 	LogFormat       string `name:"log-format" env:"KVCONN_LOG_FORMAT" default:"text" enum:"text,json" help:"Form of log lines: text or json."`
 }
+
+// DefaultHTTP is the address of the daemon's HTTP interface if no other is set.
+const DefaultHTTP = "127.0.0.1:9477"
 
 const (
 	// minMaxBytes is the smallest cap that the store accepts.
@@ -120,10 +125,11 @@ func (s *Serve) Validate() error {
 }
 
 func (s *Serve) validateHTTP() error {
+	err := checkToken("http_token", s.HTTPToken)
 	if s.HTTP == "off" {
-		return nil
+		return err
 	}
-	return checkAddress("http", s.HTTP, "HOST:PORT or off", s.HTTPRemote, "set http_remote to allow that; there is no authentication")
+	return errors.Join(err, checkAddress("http", s.HTTP, "HOST:PORT or off", s.HTTPRemote, "set http_remote to allow that, and http_token; there is no other authentication"))
 }
 
 // checkAddress wants an address that can be reached from this machine only, unless remote allows others.
@@ -131,7 +137,7 @@ func checkAddress(key, addr, want string, remote bool, remedy string) error {
 	loopback, err := isLoopback(addr)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%s %q is no address: want %s", key, addr, want)
+		return fmt.Errorf("%s %q is no address: %w; want %s", key, addr, err, want)
 	case !loopback && !remote:
 		return fmt.Errorf("%s %q is not loopback: %s", key, addr, remedy)
 	}

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/kvconn/kvconn/internal/nearest"
 )
 
 // Source says where a setting's value comes from.
@@ -82,22 +84,33 @@ func fields(schema reflect.Type) iter.Seq[reflect.StructField] {
 // envPrefix begins the name of every variable that is a setting.
 const envPrefix = "KVCONN_"
 
-// CheckEnvironment reports every variable of environ (in the form of [os.Environ]) that begins
-// with KVCONN_ and is not in known, each with the nearest known one. It accepts the variables that
+// CheckEnvironment looks at the variables of environ (in the form of [os.Environ]) that begin with
+// KVCONN_ and are not in known. One that is near a known one is misspelt, which is an error; others are
+// foreign, such as those that a pod's description sets for itself. It accepts the variables that
 // Kubernetes puts into every container for a service (KVCONN_PORT for one named kvconn), and those
 // of the tests (KVCONN_TEST_…).
-func CheckEnvironment(environ, known []string) error {
+func CheckEnvironment(environ, known []string) (foreign []string, err error) {
 	var errs []error
+	rests := make([]string, len(known)) // all begin alike, which must not make them near
+	for i, name := range known {
+		rests[i] = strings.TrimPrefix(name, envPrefix)
+	}
 	for _, entry := range environ {
 		name, _, _ := strings.Cut(entry, "=")
 		switch {
 		case !strings.HasPrefix(name, envPrefix), strings.HasPrefix(name, envPrefix+"TEST_"):
 		case slices.Contains(known, name), isServiceVariable(name):
 		default:
-			errs = append(errs, fmt.Errorf("unknown environment variable %s, did you mean %s?", name, Nearest(name, known)))
+			near := nearest.Of(strings.TrimPrefix(name, envPrefix), rests)
+			if near == "" {
+				foreign = append(foreign, name)
+				continue
+			}
+			errs = append(errs, fmt.Errorf("unknown environment variable %s, did you mean %s%s?", name, envPrefix, near))
 		}
 	}
-	return joined(errs)
+	slices.Sort(foreign)
+	return foreign, joined(errs)
 }
 
 // isServiceVariable recognizes the variables that Kubernetes and Docker links derive from a

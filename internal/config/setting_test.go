@@ -3,6 +3,7 @@ package config
 import (
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,7 +57,7 @@ func TestSecretsAreMasked(t *testing.T) {
 	}
 }
 
-func TestUnknownEnvironmentVariablesAreErrors(t *testing.T) {
+func TestMisspeltEnvironmentVariablesAreErrors(t *testing.T) {
 	known := []string{"KVCONN_DIR", "KVCONN_SOCKET", "KVCONN_MAX_BYTES"}
 	for entry, want := range map[string]string{
 		"KVCONN_DIR=/d":                               "",
@@ -70,17 +71,22 @@ func TestUnknownEnvironmentVariablesAreErrors(t *testing.T) {
 		"KVCONN_PORT_80_TCP_ADDR=10.0.0.1":            "",
 		"KVCONN_ROUTER_SERVICE_PORT=80":               "",
 		"KVCONN_ROUTER_PORT_80_TCP=tcp://10.0.0.1:80": "",
-		"KVCONN_PORT_RANGE=1":                         "unknown environment variable KVCONN_PORT_RANGE",
+		"KVCONN_SOCKET_=1":                            "unknown environment variable KVCONN_SOCKET_",
+		"KVCONN_PORT_RANGE=1":                         "",
+		"KVCONN_NODE_NAME=n":                          "",
 		"PATH=/bin":                                   "",
 	} {
-		err := CheckEnvironment([]string{entry}, known)
+		_, err := CheckEnvironment([]string{entry}, known)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", entry, err, want)
 		}
 	}
-	err := CheckEnvironment([]string{"KVCONN_B=1", "KVCONN_A=1"}, known)
-	if err == nil || strings.Index(err.Error(), "KVCONN_A") > strings.Index(err.Error(), "KVCONN_B") {
-		t.Errorf("two unknown ones: %v, want both in order", err)
+	foreign, err := CheckEnvironment([]string{"KVCONN_NODE_NAME=1", "KVCONN_SOCKETS=1", "KVCONN_DIRS=1", "KVCONN_DIR=1", "KVCONN_HOST_IP=1"}, known)
+	if err == nil || strings.Index(err.Error(), "KVCONN_DIRS") > strings.Index(err.Error(), "KVCONN_SOCKETS") {
+		t.Errorf("two misspelt ones: %v, want both in order", err)
+	}
+	if !slices.Equal(foreign, []string{"KVCONN_HOST_IP", "KVCONN_NODE_NAME"}) {
+		t.Errorf("foreign ones: %v", foreign)
 	}
 }
 

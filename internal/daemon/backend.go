@@ -186,7 +186,7 @@ func (b *backend) OpenWorker(_ context.Context, p server.Peer, m *connector.Mani
 	s := &workerSession{b: b, peer: p, namespace: ns, rank: rank, manifest: m, since: time.Now()}
 	s.Worker, err = worker.New(worker.Options{
 		Namespace: ns, Manifest: m, Rank: rank, Driver: b.opts.Driver, Cache: b.cache, Account: account,
-		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Trace: s.trace,
+		LoadTimeout: b.opts.LoadTimeout, Lost: s.loseMemory, Trace: s.trace, Connection: p.Connection,
 		Logger: b.opts.Logger.With("engine", p.Engine, "rank", rank),
 	})
 	if err == nil && m.KeyScheme == connector.KeySchemeEngine {

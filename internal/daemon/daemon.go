@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"math/rand/v2"
 	"net"
@@ -22,6 +23,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
+	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
@@ -36,7 +38,7 @@ func run(ctx context.Context, o *Options) error {
 	now := time.Now()
 	d := &daemon{
 		opts: o, epoch: epoch, started: now, health: health.New(o.Logger),
-		info: Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", epoch), Socket: o.Socket},
+		info: Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", epoch), Socket: absolute(o.Socket)},
 	}
 	d.opening = opening.New(o.Logger, now, func() { _ = d.writeInfo() }) // reported once the store is open
 	// First what can fail at once: an address in use must be found before a store is opened
@@ -162,7 +164,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 // announce tells the log, the service manager and the caller that engines can connect.
 func (d *daemon) announce() {
 	d.ready.Store(true)
-	d.opts.Logger.Info("ready", "version", Version, "socket", d.info.Socket, "http", d.info.HTTP, "pprof", d.info.Pprof, "events", d.info.Events, "epoch", d.info.Epoch)
+	d.opts.Logger.Info("ready", "version", version.Server(), "socket", d.info.Socket, "http", d.info.HTTP, "pprof", d.info.Pprof, "events", d.info.Events, "epoch", d.info.Epoch)
 	d.opts.tell(sdnotify.Ready)
 	if d.opts.Ready != nil {
 		d.opts.Ready(d.info)
@@ -171,7 +173,9 @@ func (d *daemon) announce() {
 
 // listen takes the addresses that engines and people will connect to, if they are wanted.
 func (d *daemon) listen(ctx context.Context) (err error) {
-	if d.socket, err = server.Reserve(ctx, d.opts.Socket); err != nil {
+	if d.socket, err = server.Reserve(ctx, d.opts.Socket, d.opts.Access); errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w; set socket to a path that this user may make", err)
+	} else if err != nil {
 		return err
 	}
 	if d.opts.HTTP != "" {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
+	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
@@ -94,7 +95,7 @@ func TestHTTPAnswersOnEveryRoute(t *testing.T) {
 		t.Errorf("profiles on the HTTP interface: %d", code)
 	}
 	s, err := FetchStatus(t.Context(), r.HTTP)
-	if err != nil || s.Version != Version || s.PID != os.Getpid() || s.Epoch != r.Epoch || !s.Health.OK || s.UptimeS <= 0 {
+	if err != nil || s.Version != version.Server() || s.PID != os.Getpid() || s.Epoch != r.Epoch || !s.Health.OK || s.UptimeS <= 0 {
 		t.Errorf("status %+v, %v", s, err)
 	}
 }

@@ -9,12 +9,11 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/fence"
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/testkit/memfd"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
@@ -92,20 +91,12 @@ func openEngine(t *testing.T, b *backend, m *connector.Manifest) (server.Schedul
 func registration(t *testing.T) *server.Registration {
 	t.Helper()
 	const blockBytes, layerBytes = 8000, 4000 // as residencySave has them
-	fd, err := unix.MemfdCreate("kv", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fd), "kv")
-	if err := f.Truncate(16 * blockBytes); err != nil {
-		t.Fatal(err)
-	}
 	page, pageFile, err := fence.New()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = page.Close() })
-	return &server.Registration{Regions: []*os.File{f}, Fence: pageFile, Layout: connector.Layout{Groups: []connector.GroupLayout{{
+	return &server.Registration{Regions: []*os.File{memfd.New(t, 16*blockBytes)}, Fence: pageFile, Layout: connector.Layout{Groups: []connector.GroupLayout{{
 		Blocks: 16, Runs: []connector.Run{{Layers: 2, LayerStride: 16 * layerBytes, BlockStride: layerBytes, Bytes: layerBytes}},
 	}}}}
 }

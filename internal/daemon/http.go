@@ -19,6 +19,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 	"github.com/kvconn/kvconn/store/residency/publish"
@@ -60,6 +61,8 @@ type Status struct {
 type route struct {
 	pattern string
 	handler http.Handler
+	// open needs no token.
+	open bool
 }
 
 // HTTPStatus counts the connections of the HTTP interface.
@@ -73,12 +76,12 @@ func (d *daemon) routes() []route {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(newCollector(d.read), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return []route{
-		{"GET /healthz", http.HandlerFunc(d.serveHealth)},
-		{"GET /readyz", http.HandlerFunc(d.serveReady)},
-		{"GET /v1/status", http.HandlerFunc(d.serveStatus)},
-		{"GET /v1/residency", http.HandlerFunc(d.serveResidency)},
-		{"GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce})},
-		{"GET /openapi.yaml", http.HandlerFunc(serveOpenAPI)},
+		{"GET /healthz", http.HandlerFunc(d.serveHealth), true},
+		{"GET /readyz", http.HandlerFunc(d.serveReady), true},
+		{"GET /v1/status", http.HandlerFunc(d.serveStatus), false},
+		{"GET /v1/residency", http.HandlerFunc(d.serveResidency), false},
+		{"GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce}), false},
+		{"GET /openapi.yaml", http.HandlerFunc(serveOpenAPI), true},
 	}
 }
 
@@ -88,9 +91,28 @@ const scrapesAtOnce = 8
 func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, r := range d.routes() {
-		mux.Handle(r.pattern, r.handler)
+		if r.open || d.opts.HTTPToken == "" {
+			mux.Handle(r.pattern, r.handler)
+		} else {
+			mux.Handle(r.pattern, authorized(d.opts.HTTPToken, r.handler))
+		}
 	}
 	return httplimit.Timed(mux)
+}
+
+// challenge distinguishes a daemon that wants its token from a router.
+const challenge = `Bearer realm="kvconnd serve"`
+
+// authorized lets requests with the token through.
+func authorized(token string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !httpserve.HasToken(r, token) {
+			w.Header().Set("WWW-Authenticate", challenge)
+			http.Error(w, "the bearer token is missing or wrong", http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // serveResidency serves the residency stream once the store is open.
@@ -144,7 +166,7 @@ func serveOpenAPI(w http.ResponseWriter, _ *http.Request) {
 func (d *daemon) status(now time.Time) Status {
 	r := d.read(now)
 	return Status{
-		Version: Version, Epoch: d.info.Epoch, PID: d.info.PID, UptimeS: now.Sub(d.started).Seconds(), Socket: d.info.Socket,
+		Version: version.Server(), Epoch: d.info.Epoch, PID: d.info.PID, UptimeS: now.Sub(d.started).Seconds(), Socket: d.info.Socket,
 		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers, GPUs: r.gpus, Queues: r.queues(),
 		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish, Object: r.object,
 		Opening: r.opening, HTTP: r.web,

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -27,5 +28,39 @@ func TestHealthzIs503WithReasons(t *testing.T) {
 	d.serveReady(w, nil)
 	if w.Code != http.StatusServiceUnavailable {
 		t.Errorf("ready before it is: %d", w.Code)
+	}
+}
+
+// Where a daemon has a token, only probes and the description do without it.
+func TestATokenKeepsStrangersOut(t *testing.T) {
+	r := start(t, func(o *Options) { o.HTTPToken = "secret" })
+	ask := func(path, token string) int {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+r.HTTP+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode
+	}
+	for path, open := range map[string]bool{"/healthz": true, "/readyz": true, "/openapi.yaml": true, "/v1/status": false, "/v1/residency": false, "/metrics": false} {
+		for token, ok := range map[string]bool{"": open, "wrong": open, "secret": true} {
+			if got := ask(path, token); (got != http.StatusUnauthorized) != ok {
+				t.Errorf("%s with token %q: %d", path, token, got)
+			}
+		}
+	}
+	if _, err := FetchStatus(t.Context(), r.HTTP); !errors.Is(err, ErrToken) {
+		t.Error(err)
+	}
+	if _, err := FetchStatusAs(t.Context(), r.HTTP, "secret"); err != nil {
+		t.Error(err)
 	}
 }

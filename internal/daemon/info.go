@@ -9,7 +9,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/httpserve"
 )
 
 // infoFile is the file in the store directory that says how to reach the daemon.
@@ -25,6 +28,14 @@ type Info struct {
 	// Events and EventsReplay are where KV events are published and past ones requested.
 	Events       string `json:"events,omitempty"`
 	EventsReplay string `json:"events_replay,omitempty"`
+}
+
+// absolute is the path as others can use it, who have working directories of their own.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
 }
 
 // writeInfo replaces the file in one step, so that a reader sees all of it or none. The directory
@@ -78,25 +89,61 @@ const (
 	maxStatusBytes = 16 << 20
 )
 
-// FetchStatus asks the daemon whose HTTP interface is at addr for its status.
+// ErrRouter means that a router answers where a daemon was expected.
+var ErrRouter = errors.New("it is a router, not a daemon")
+
+// ErrToken means that a daemon wants another token.
+var ErrToken = errors.New("the daemon wants its token: set KVCONN_HTTP_TOKEN")
+
+// FetchStatus is [FetchStatusAs] for a daemon without a token.
 func FetchStatus(ctx context.Context, addr string) (*Status, error) {
+	return FetchStatusAs(ctx, addr, "")
+}
+
+// FetchStatusAs asks the daemon whose HTTP interface is at addr, HOST:PORT or a URL, for its status, with its token.
+func FetchStatusAs(ctx context.Context, addr, token string) (*Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/status", nil)
+	url := addr
+	if !strings.Contains(url, "://") {
+		url = "http://" + url
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(url, "/")+"/v1/status", nil)
 	if err != nil {
 		return nil, fmt.Errorf("ask the daemon: %w", err)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := httpserve.Client(token).Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("no daemon answers at %s: is kvconnd serve running? (%w)", addr, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
+	switch {
+	case resp.StatusCode != http.StatusUnauthorized:
+	case resp.Header.Get("WWW-Authenticate") == challenge:
+		return nil, fmt.Errorf("status from %s: %w", addr, ErrToken)
+	default:
+		return nil, fmt.Errorf("status from %s: %w", addr, ErrRouter)
+	}
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("status from %s: %s", addr, resp.Status)
 	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxStatusBytes))
+	if err != nil {
+		return nil, fmt.Errorf("status from %s: %w", addr, err)
+	}
 	s := new(Status)
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxStatusBytes)).Decode(s); err != nil {
+	if err := json.Unmarshal(body, s); err != nil {
+		if isRouter(body) {
+			err = ErrRouter
+		}
 		return nil, fmt.Errorf("status from %s: %w", addr, err)
 	}
 	return s, nil
+}
+
+// isRouter recognizes a router's status: it has a policy.
+func isRouter(status []byte) bool {
+	var s struct{ Policy string }
+	_ = json.Unmarshal(status, &s)
+	return s.Policy != ""
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency/publish"
 )
@@ -33,7 +34,8 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	d.backend = newBackend(d.opts, d.chain, d.arena)
 	d.server = server.New(server.Options{
-		Epoch: d.epoch, Version: Version, LoadTimeout: d.opts.LoadTimeout, UID: os.Getuid(), Logger: d.opts.Logger,
+		Epoch: d.epoch, Version: version.Server(), LoadTimeout: d.opts.LoadTimeout, UID: os.Getuid(), Access: d.opts.Access,
+		Logger: d.opts.Logger,
 	}, d.backend)
 	var bucket bucketSource
 	if d.object != nil {

@@ -5,9 +5,11 @@ package daemon
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
+	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
@@ -16,14 +18,15 @@ import (
 	"github.com/kvconn/kvconn/store/seal"
 )
 
-// Version is the name and version shown to clients and people.
-const Version = "kvconnd/0.1.0"
-
 // Options configure [Run].
 type Options struct {
 	// Dir is the store directory, Socket the Unix socket for engines, HTTP the address
 	// of the HTTP interface, empty for none.
 	Dir, Socket, HTTP string
+	// HTTPToken, if set, has to come as bearer token with every HTTP request but those for health and the description.
+	HTTPToken string
+	// Access says who may connect to the socket besides root and the daemon's own user.
+	Access server.Access
 	// MaxBytes is the store's hard cap in physical bytes; 0 lets the store choose.
 	MaxBytes int64
 	// The store leaves MinFreeBytes, or MinFreePercent, of its segments' file system free. With
@@ -115,6 +118,9 @@ func (o *Options) Validate() error {
 		return errors.New("daemon: load timeout must be positive")
 	case o.StopTimeout <= 0:
 		return errors.New("daemon: stop timeout must be positive")
+	}
+	if err := o.Access.Validate(); err != nil {
+		return fmt.Errorf("daemon: %w", err)
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ type modelTotals struct {
 	Trimming          int     `metric:"trimming_engines" help:"Engines whose offers are cut for the speed of the disk."`
 
 	// These are taken from sum by [modelTotals.show].
-	QueriedTokens uint64 `metric:"queried_tokens_total" help:"Tokens of requests at their first match, by model."`
+	QueriedTokens uint64 `metric:"queried_tokens_total" help:"Tokens of requests at their first match, but for those that the engine had itself, by model."`
 	OfferedTokens uint64 `metric:"offered_tokens_total" help:"Tokens offered at the first match, by model."`
 	LoadedBytes   uint64 `metric:"loaded_bytes_total" help:"Bytes that reached engine memory, by model."`
 	SavedBytes    uint64 `metric:"saved_bytes_total" help:"Bytes taken over by the store, by model."`

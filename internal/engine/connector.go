@@ -46,6 +46,13 @@ type Canceller interface {
 	Cancel(ctx context.Context, request string) error
 }
 
+// Reuser is a [WorkerConnector] that is told which blocks are about to get other content, before they do: its saves may be under
+// way after Save has returned, and nothing may be kept that is copied from these blocks from here on. Ranks that are processes
+// do not tell.
+type Reuser interface {
+	Reuse(blocks []uint32)
+}
+
 // SchedulerClient and WorkerClient are a daemon's clients: see packages client and handoff.
 type (
 	SchedulerClient interface {

@@ -95,6 +95,20 @@ func (r *ranks) save(ctx context.Context, metadata []byte) error {
 	return r.each(func(_ int, x rank) error { return x.save(ctx, metadata) })
 }
 
+// reuse tells which blocks a step gives other content.
+func (r *ranks) reuse(p *plan) {
+	for _, x := range r.all {
+		local, _ := x.(localRank)
+		if w, ok := local.worker.(Reuser); ok {
+			blocks := slices.Clone(p.fresh)
+			for _, c := range p.copies {
+				blocks = append(blocks, c.dst)
+			}
+			w.Reuse(blocks)
+		}
+	}
+}
+
 // poll returns the loads that the last rank has ended now; their failed blocks are those
 // of any rank.
 func (r *ranks) poll(ctx context.Context) ([]connector.FinishedLoad, error) {

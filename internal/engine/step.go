@@ -112,6 +112,7 @@ func (e *Engine) execute(ctx context.Context, p *plan) (bool, error) {
 
 // prepare makes blocks that were handed out what they are to be before anyone uses them.
 func (e *Engine) prepare(p *plan) {
+	e.ranks.reuse(p)
 	for _, m := range e.memories {
 		for _, c := range p.copies {
 			m.copy(c.dst, c.src)

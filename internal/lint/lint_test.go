@@ -4,7 +4,9 @@ package lint
 
 import (
 	"bytes"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -16,6 +18,30 @@ func TestNoMachinePaths(t *testing.T) {
 	for _, path := range textFiles(t) {
 		if m := machine.Find(read(t, path)); m != nil {
 			t.Errorf("%s names a path of a machine: %q", path, m)
+		}
+	}
+}
+
+// A checkout is sources: what they build is ignored by Git, wherever it lands.
+func TestNoProgramsAreCommitted(t *testing.T) {
+	cmd := exec.Command("git", "ls-files", "-z")
+	cmd.Dir = root(t)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Skipf("not a checkout of Git: %v", err)
+	}
+	for path := range strings.SplitSeq(strings.TrimRight(string(out), "\x00"), "\x00") {
+		f, err := os.Open(filepath.Join(root(t), filepath.FromSlash(path)))
+		if err != nil {
+			continue // removed, and not yet committed
+		}
+		magic := make([]byte, 4)
+		n, _ := f.Read(magic) // a short file is no program
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if string(magic[:n]) == "\x7fELF" {
+			t.Errorf("%s is a program that was built: remove it, and add it to .gitignore", path)
 		}
 	}
 }

@@ -4,12 +4,12 @@ package statustext
 import (
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode"
 
-	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
 )
 
@@ -60,7 +60,7 @@ func printSpace(w io.Writer, s *daemon.Status) {
 	if st.EffectiveMaxBytes < st.MaxBytes {
 		limit = ", not its cap of " + size(st.MaxBytes)
 	}
-	fmt.Fprintf(w, "space\t%s of %s free, %s to be left free; the store can reach %s%s\n",
+	fmt.Fprintf(w, "space\t%s of %s free, %s to be left free;\n\tthe store can reach %s%s\n",
 		size(st.FreeBytes), size(st.FileSystemBytes), size(st.MinFreeBytes), size(st.EffectiveMaxBytes), limit)
 }
 
@@ -90,29 +90,51 @@ func printGPUs(w io.Writer, s *daemon.Status) {
 		if !g.Running {
 			copier = "ended: " + g.LastError
 		}
+		if g.PinError != "" {
+			copier += fmt.Sprintf("; only %s of the host tier are locked: %s",
+				size(g.PinnedBytes), g.PinError)
+		}
 		if g.Starts > 1 {
 			copier += fmt.Sprintf(" (start %d)", g.Starts)
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", g.Name, g.UUID, g.Driver, size(int64(g.LoadedBytes)), size(int64(g.SavedBytes)), copier)
 	}
+	for i := range s.GPUs {
+		printCopies(w, s, i)
+	}
 	fmt.Fprintln(w)
+}
+
+// printCopies prints which copies of many small runs a GPU's kernels are faster for.
+func printCopies(w io.Writer, s *daemon.Status, i int) {
+	g := &s.GPUs[i]
+	if g.KernelError != "" {
+		fmt.Fprintf(w, "%s: no copy kernels: %s\n", g.UUID, g.KernelError)
+		return
+	}
+	for i := range g.Copies {
+		if c := &g.Copies[i]; c.By == "kernel" {
+			fmt.Fprintf(w, "%s: %ss of %d runs of %s and more by a kernel: %s/s, where batches have %s/s\n", g.UUID, c.Direction, c.Runs,
+				size(int64(c.RunBytes)), size(int64(c.KernelBytesPerS)), size(int64(c.BatchBytesPerS)))
+		}
+	}
 }
 
 // printWork prints the work of all engines together, and what waits now.
 func printWork(w io.Writer, s *daemon.Status, r *Rates) {
 	q, t, st := &s.Queues, &s.Totals, &s.Store
-	fmt.Fprintf(w, "hits\t%s of tokens offered (%d of %d), %s of blocks found (%d of %d)\n",
+	fmt.Fprintf(w, "hits\t%s of tokens that engines lacked (%d of %d)\n\t%d tokens they had themselves\n",
 		percent(float64(t.Requests.OfferedTokens), float64(t.Requests.QueriedTokens)), t.Requests.OfferedTokens, t.Requests.QueriedTokens,
-		percent(float64(st.HitBlocks), float64(st.LookupBlocks)), st.HitBlocks, st.LookupBlocks)
-	fmt.Fprintf(w, "decisions\t%d hits offered in full, %d trimmed, %d refused: loading would take longer than prefill\n",
+		t.Requests.EngineTokens)
+	fmt.Fprintf(w, "decisions\t%d hits offered in full, %d trimmed, %d refused as slower than prefill\n",
 		t.Requests.DecisionsFull, t.Requests.DecisionsTrimmed, t.Requests.DecisionsRefused)
-	fmt.Fprintf(w, "\tread latency %s, %s asked of the disk; offers to %d engines are cut now\n",
+	fmt.Fprintf(w, "\tread latency %s, queue %s; offers limited for %d engines\n",
 		latency(st.ReadSpeed.LatencyS), size(q.ReadQueuedBytes), cutting(s))
 	fmt.Fprintf(w, "loads\t%s, %d blocks, %d failed\n", size(int64(t.Transfers.LoadedBytes)), t.Transfers.LoadedBlocks, t.Transfers.FailedBlocks)
 	fmt.Fprintf(w, "saves\t%s, %d blocks, %d dropped\n", size(int64(t.Transfers.SavedBytes)), t.Transfers.SavedBlocks, t.Transfers.DroppedBlocks)
 	fmt.Fprintf(w, "disk\t%d evicted, %d corrupt, %d read errors, %d timeouts, %d write errors\n",
 		st.Evicted, st.Corrupt, st.ReadErrors, st.ReadTimeouts, st.WriteErrors)
-	fmt.Fprintf(w, "queues\t%d loads (%d waiting for memory), %d reads waiting, %s of %s being read, %s to write, %d leases\n",
+	fmt.Fprintf(w, "queues\t%d loads (%d waiting for memory), %d reads waiting,\n\t%s of %s being read, %s to write, %d leases\n",
 		q.LoadsInFlight, q.HostWaiting, q.QueuedReads, size(q.ReadInFlightBytes), size(q.ReadBudgetBytes), size(q.WriteInFlightBytes), q.Leases)
 	if r == nil {
 		return
@@ -122,7 +144,7 @@ func printWork(w io.Writer, s *daemon.Status, r *Rates) {
 		hit = percent(r.hit, 1)
 	}
 	fmt.Fprintf(w, "now\tload %s/s, save %s/s, disk read %s/s\n", size(int64(r.loadBytesPerS)), size(int64(r.saveBytesPerS)), size(int64(r.diskReadBytesPerS)))
-	fmt.Fprintf(w, "\t%.0f tokens/s asked, %.0f tokens/s loaded, hit rate %s, %.1f blocks/s failed, %.1f dropped\n",
+	fmt.Fprintf(w, "\t%.0f tokens/s asked, %.0f tokens/s loaded, hit rate %s,\n\t%.1f blocks/s failed, %.1f dropped\n",
 		r.queriedTokensPerS, r.loadTokensPerS, hit, r.failedBlocksPerS, r.droppedBlocksPerS)
 }
 
@@ -147,18 +169,18 @@ func latency(s float64) string {
 
 func printEngines(w io.Writer, s *daemon.Status) {
 	if len(s.Engines) > 0 {
-		fmt.Fprintf(w, "\nENGINE\tPID\tMODEL\tRANKS\tREQUESTS\tQUERIED TOKENS\tOFFERED\tFULL\tTRIMMED\tREFUSED\tPREFILL\tFAILED LOADS\n")
+		fmt.Fprintf(w, "\nENGINE\tPID\tMODEL\tRANKS\tREQS\tASKED\tHITS\tPREFILL\tFAILED\n")
 	}
 	for i := range s.Engines {
 		e := &s.Engines[i]
 		r := &e.Requests
 		prefill := "-"
 		if r.PrefillTokensPerS > 0 {
-			prefill = fmt.Sprintf("%.0f tokens/s", r.PrefillTokensPerS)
+			prefill = fmt.Sprintf("%.0f/s", r.PrefillTokensPerS)
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%d of %d\t%d\t%d\t%s\t%d\t%d\t%d\t%s\t%d\n", clean(e.Engine), e.PID, clean(e.Model),
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%d\t%d\t%s\t%s\t%d\n", short(e.Engine), process(e.PID), clean(e.Model),
 			ranksOf(s, e.Engine), e.RanksNeeded, r.Requests, r.QueriedTokens, percent(float64(r.OfferedTokens), float64(r.QueriedTokens)),
-			r.DecisionsFull, r.DecisionsTrimmed, r.DecisionsRefused, prefill, r.FailedLoads)
+			prefill, r.FailedLoads)
 	}
 	for i := range s.Engines {
 		if e := &s.Engines[i]; e.NotReady != "" {
@@ -180,14 +202,40 @@ func ranksOf(s *daemon.Status, engine string) int {
 
 func printRanks(w io.Writer, s *daemon.Status) {
 	if len(s.Ranks) > 0 {
-		fmt.Fprintf(w, "\nRANK OF\tPID\tRANK\tBLOCK\tLOADED\tFAILED\tSAVED\tDROPPED\tLOADING\n")
+		fmt.Fprintf(w, "\nRANK OF\tRANK\tBLOCK\tLOADED\tFAILED\tSAVED\tDROPPED\tNOW\n")
 	}
 	for i := range s.Ranks {
 		r := &s.Ranks[i]
 		t := &r.Transfers
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%d blocks\t%s\t%d blocks\t%d\n", clean(r.Engine), r.PID, r.Rank, sizes(r.BlockBytes),
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\n", short(r.Engine), r.Rank, sizes(r.BlockBytes),
 			size(int64(t.LoadedBytes)), t.FailedBlocks, size(int64(t.SavedBytes)), t.DroppedBlocks, t.LoadsInFlight)
 	}
+}
+
+// short is an engine's name for a table: of a UUID, such as vLLM makes, the first part is enough.
+func short(engine string) string {
+	const uuid, first = 36, 8
+	if len(engine) >= uuid && uuidForm(engine[:uuid]) {
+		engine = engine[:first] + engine[uuid:]
+	}
+	return clean(engine)
+}
+
+func uuidForm(s string) bool {
+	for i, c := range s {
+		if dash := i == 8 || i == 13 || i == 18 || i == 23; dash != (c == '-') || !dash && !strings.ContainsRune("0123456789abcdefABCDEF", c) {
+			return false
+		}
+	}
+	return true
+}
+
+// process is a process's number. The kernel gives none for one that lives in another PID namespace, as in a container.
+func process(pid int) string {
+	if pid == 0 {
+		return "-"
+	}
+	return strconv.Itoa(pid)
 }
 
 // clean makes a name that an engine gave fit for a terminal.
@@ -219,7 +267,7 @@ func size(n int64) string {
 		v, i = v/1024, i+1
 	}
 	if i == 0 {
-		return config.Bytes(n).String()
+		return fmt.Sprintf("%dB", n)
 	}
 	return fmt.Sprintf("%.1f %s", v, units[i])
 }

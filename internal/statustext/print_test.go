@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon"
@@ -53,8 +55,13 @@ func exampleStatus(uptimeS float64) *daemon.Status {
 			{Tier: "host", MaxBytes: 64 << 20, ReachableBytes: 64 << 20},
 		},
 		GPUs: []gpu.DeviceStatus{
-			{UUID: "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", Name: "NVIDIA H200", Driver: "13.0", Running: true, Starts: 1, LoadedBytes: n << 30},
-			{UUID: "GPU-10010203-0405-0607-0809-0a0b0c0d0e0f", Name: "NVIDIA H200", Driver: "13.0", Starts: 3, LastError: "the copier does not answer"},
+			{UUID: "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", Name: "NVIDIA H200", Driver: "13.0", Running: true, Starts: 1, LoadedBytes: n << 30,
+				Copies: []gpu.CopyStatus{
+					{Direction: "save", RunBytes: 2048, Runs: 512, By: "kernel", BatchBytesPerS: 4 << 30, KernelBytesPerS: 20 << 30},
+					{Direction: "load", RunBytes: 2048, Runs: 16, By: "batch", BatchBytesPerS: 4 << 30, KernelBytesPerS: 2 << 30},
+				}},
+			{UUID: "GPU-10010203-0405-0607-0809-0a0b0c0d0e0f", Name: "NVIDIA H200", Driver: "13.0", Starts: 3, LastError: "the copier does not answer", KernelError: "load the device code: refused"},
+			{UUID: "GPU-20010203-0405-0607-0809-0a0b0c0d0e0f", Name: "NVIDIA H200", Driver: "13.0", Running: true, Starts: 1, PinnedBytes: 8 << 30, PinError: "OUT_OF_MEMORY (2)"},
 		},
 		Queues:  daemon.Queues{LoadsInFlight: 1, QueuedReads: 9, ReadInFlightBytes: 8 << 20, ReadBudgetBytes: 16 << 20, ReadQueuedBytes: 12 << 20, WriteInFlightBytes: 5 << 20, Leases: 2},
 		Opening: &opening.Status{Stage: "rebuilding the index", Done: 250, Total: 1000, ForS: 3},
@@ -97,5 +104,33 @@ func TestRatesAreOfTheIntervalOfOneDaemon(t *testing.T) {
 	idle.UptimeS++
 	if r := Since(exampleStatus(60), idle); r.hit != -1 || r.loadBytesPerS != 0 {
 		t.Errorf("idle: %+v", r)
+	}
+}
+
+// A terminal has 80 columns, and vLLM's ids are UUIDs. In a container engines may have no process number.
+func TestAStatusFitsATerminal(t *testing.T) {
+	before, s := exampleStatus(58), exampleStatus(60)
+	s.GPUs = nil // their own ids are long
+	const uuid = "0f8fad5b-d9cb-469f-a165-70867728950e"
+	s.Engines[0].Engine, s.Engines[0].PID, s.Engines[0].Model = uuid+"_dp0", 0, "Qwen/Qwen3-0.6B"
+	for i := range s.Ranks {
+		s.Ranks[i].Engine, s.Ranks[i].PID = uuid+"_dp0", 0
+	}
+	var out strings.Builder
+	if err := Print(&out, s, Since(before, s)); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSpace(line)); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	if text := out.String(); !strings.Contains(text, "\n0f8fad5b_dp0   -  ") || strings.Contains(text, uuid) {
+		t.Errorf("%s", text)
+	}
+	for name, want := range map[string]string{"chat-0": "chat-0", uuid: "0f8fad5b", "0f8fad5b-d9cb-469f-a165-70867728950x": "0f8fad5b-d9cb-469f-a165-70867728950x", "": "", uuid[:35]: uuid[:35]} {
+		if got := short(name); got != want {
+			t.Errorf("%q is shown as %q, want %q", name, got, want)
+		}
 	}
 }

@@ -83,6 +83,9 @@ func (f *Residency) newView(n *residency.Namespace) *view {
 	case err != nil: // no prompt's keys are like these
 		return nil
 	}
+	if f.opts.Wanted != nil && !f.opts.Wanted(n.Digest, m) {
+		return nil
+	}
 	if m.BlockSize != f.opts.BlockSize {
 		f.stats.MismatchedBlockSize++
 		f.opts.Logger.Warn("a store's namespace has another block size than the router and is ignored",

@@ -24,6 +24,9 @@ type ResidencyOptions struct {
 	// for each namespace and store. Holder is not called for namespaces of other block sizes and schemes. It is
 	// called again for each snapshot, and must not call the feed.
 	Holder func(digest connector.NamespaceDigest, m *connector.Manifest) (Holder, bool)
+	// Wanted says whether a namespace is of the router's model, whatever its block size. Others are ignored without a word.
+	// Nil wants all.
+	Wanted func(digest connector.NamespaceDigest, m *connector.Manifest) bool
 	// Scheme is how the keys of the model's blocks are made, BlockSize the number of tokens in one. Namespaces of others
 	// are ignored.
 	Scheme    blockkey.Scheme
@@ -97,8 +100,8 @@ type ResidencyStats struct {
 	Malformed uint64 `json:"malformed"`
 	// Records are shards stored and removed.
 	Records uint64 `json:"records"`
-	// Namespaces are followed, IgnoredNamespaces are not; MismatchedBlockSize are ignored for their block
-	// size.
+	// Namespaces are followed, IgnoredNamespaces are not; MismatchedBlockSize are wanted, but ignored for
+	// their block size.
 	Namespaces          int    `json:"namespaces"`
 	IgnoredNamespaces   uint64 `json:"ignored_namespaces"`
 	MismatchedBlockSize uint64 `json:"mismatched_block_size"`

@@ -107,7 +107,7 @@ func (a *attempt) died(ctx context.Context, resp *http.Response, first []byte) e
 
 // send makes the request to the engine.
 func (a *attempt) send(ctx context.Context) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, a.r.Method, a.decision.Endpoint+a.r.URL.Path, bytes.NewReader(a.in.body))
+	req, err := http.NewRequestWithContext(ctx, a.r.Method, a.decision.Endpoint+a.r.URL.EscapedPath(), bytes.NewReader(a.in.body))
 	if err != nil {
 		return nil, err
 	}

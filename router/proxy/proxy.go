@@ -9,7 +9,7 @@ import (
 	"github.com/kvconn/kvconn/router/front"
 )
 
-// Proxy is the handler of completions. It is safe for concurrent use.
+// Proxy is the handler of completions, and has that of engines' other paths: see [Proxy.Others]. It is safe for concurrent use.
 type Proxy struct {
 	opts    Options
 	buffers sync.Pool
@@ -19,7 +19,7 @@ type Proxy struct {
 // counts count how requests ended, and what was tried for them.
 type counts struct {
 	ok, client, refused, failed, broken, left atomic.Uint64
-	tries, untokenized                        atomic.Uint64
+	tries, untokenized, others                atomic.Uint64
 	inFlight                                  atomic.Int64
 }
 
@@ -28,7 +28,7 @@ type counts struct {
 type Stats struct {
 	// OK were answered. ClientErrors were the clients' own fault. Refused found no rank. Failed failed on
 	// every rank tried. Broken broke off after the first byte. Left were given up by the client.
-	OK           uint64 `json:"ok" metric:"completions_total" label:"outcome=ok" help:"Completions forwarded, by how they ended."`
+	OK           uint64 `json:"ok" metric:"completions_total" label:"outcome=ok" help:"Requests forwarded to engines, completions and others, by how they ended."`
 	ClientErrors uint64 `json:"client_errors" metric:"completions_total" label:"outcome=client_error"`
 	Refused      uint64 `json:"refused" metric:"completions_total" label:"outcome=refused"`
 	Failed       uint64 `json:"failed" metric:"completions_total" label:"outcome=failed"`
@@ -37,6 +37,8 @@ type Stats struct {
 	// Retries are further tries, Untokenized requests that were routed by load alone.
 	Retries     uint64 `json:"retries" metric:"retries_total" help:"Further tries on another rank before the first byte."`
 	Untokenized uint64 `json:"untokenized" metric:"untokenized_total" help:"Completions routed by load alone because no engine tokenized them."`
+	// Others are those for other paths than completions, which load alone routes.
+	Others uint64 `json:"others" metric:"other_requests_total" help:"Requests for other paths than completions, which load alone routes; a part of completions_total."`
 	// InFlight are not answered yet.
 	InFlight int64 `json:"in_flight"`
 }
@@ -57,15 +59,18 @@ func (p *Proxy) Stats() Stats {
 	c := &p.counts
 	return Stats{
 		OK: c.ok.Load(), ClientErrors: c.client.Load(), Refused: c.refused.Load(), Failed: c.failed.Load(), Broken: c.broken.Load(),
-		Left: c.left.Load(), Retries: c.tries.Load(), Untokenized: c.untokenized.Load(), InFlight: c.inFlight.Load(),
+		Left: c.left.Load(), Retries: c.tries.Load(), Untokenized: c.untokenized.Load(), Others: c.others.Load(), InFlight: c.inFlight.Load(),
 	}
 }
 
 // ServeHTTP forwards a completion to a rank.
-func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.forward(w, r, p.read) }
+
+// forward forwards what read reads of a request.
+func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, read func(http.ResponseWriter, *http.Request) (*incoming, error)) {
 	p.counts.inFlight.Add(1)
 	defer p.counts.inFlight.Add(-1)
-	in, err := p.read(w, r)
+	in, err := read(w, r)
 	if err != nil {
 		p.counts.client.Add(1)
 		front.ErrorOf(err).Write(w)

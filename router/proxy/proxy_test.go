@@ -68,6 +68,7 @@ func newFront(t *testing.T, engines int, change func(*Options)) *rig {
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/completions", f.proxy)
 	mux.Handle("POST /v1/chat/completions", f.proxy)
+	mux.Handle("/v1/", f.proxy.Others())
 	f.Server = httptest.NewServer(mux)
 	f.Config.ErrorLog = nil
 	t.Cleanup(f.Close)

@@ -137,8 +137,9 @@ func (p *Proxy) toEngine(r *http.Request, in *incoming, d *route.Decision) http.
 
 // toClient sets the headers of the answer.
 func toClient(to, from http.Header, in *incoming, d *route.Decision) {
+	from = from.Clone()
+	stripHops(from) // and not those that the router has set
 	maps.Copy(to, from)
-	stripHops(to)
 	to.Set(PinHeader, strconv.Itoa(int(d.Rank)))
 	to.Set(ReasonHeader, string(d.Reason))
 	to.Set(CachedHeader, strconv.Itoa(int(d.UseTokens)))

@@ -126,6 +126,9 @@ func (r *Rank) validate() error {
 	case r.NodeURL != "" && r.Node == "" || r.BucketURL != "" && r.Bucket == "":
 		return errors.New("node_url needs node, bucket_url needs bucket")
 	}
+	if strings.HasSuffix(r.Endpoint, "/v1") { // as clients of OpenAI's API have it
+		return fmt.Errorf("endpoint %.64q: leave /v1 out, the router adds the paths", r.Endpoint)
+	}
 	for _, name := range append([]string{r.Model, r.Node, r.Bucket, r.CacheModel, r.Namespace, r.HashDomain}, r.Adapters...) {
 		if len(name) > maxName {
 			return fmt.Errorf("name %.32q… is longer than %d bytes", name, maxName)
@@ -233,7 +236,7 @@ func Merge(r *Rank, b []byte) error {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&next); err != nil {
-		return fmt.Errorf("rank: %w", err)
+		return fmt.Errorf("rank: %w", plainly(err))
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("rank: more than one JSON value")

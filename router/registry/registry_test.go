@@ -103,3 +103,28 @@ func TestFlagSaysTheSameAsJSON(t *testing.T) {
 		}
 	}
 }
+
+// Whoever wrote a rank finds the mistake without knowing the program.
+func TestMistakesInARanksFormAreSaidPlainly(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"id":0,"modle":"m"}`:                                       `rank: unknown field "modle", did you mean "model"?`,
+		`{"id":0,"model":"m","temperature":1}`:                       `rank: unknown field "temperature"`,
+		`{"id":0,"model":"m","events":"tcp://x:1"}`:                  "rank: events is a JSON string: want an object with endpoint, replay_endpoint, topic, bind",
+		`{"id":0,"model":"m","events":{"endpiont":"tcp://x:1"}}`:     `rank: unknown field "endpiont", did you mean "endpoint"?`,
+		`{"id":"a","model":"m"}`:                                     "rank: id is a JSON string: want a whole number",
+		`{"id":0,"model":1}`:                                         "rank: model is a JSON number: want a text",
+		`{"id":0,"model":"m","adapters":"a"}`:                        "rank: adapters is a JSON string: want a list",
+		`{"id":0,"model":"m","draining":1}`:                          "rank: draining is a JSON number: want true or false",
+		`{"id":0,"model":"m","speeds":{"prefill_tokens_per_s":"x"}}`: "rank: speeds.prefill_tokens_per_s is a JSON string: want a number",
+		`[]`: "rank: want an object with fields, not a JSON array",
+		`{"id":0,"model":"m","endpoint":"http://10.0.0.1:8000/v1"}`:         "leave /v1 out",
+		`{"id":0,"model":"m","endpoint":"http://10.0.0.1:8000/engine/v1/"}`: "leave /v1 out",
+	} {
+		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "json") {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+	if _, err := Parse([]byte(`{"id":0,"model":"m","endpoint":"http://10.0.0.1:8000/engine"}`)); err != nil {
+		t.Error(err)
+	}
+}

@@ -29,6 +29,8 @@ type Options struct {
 	MaxRanks int
 	// AssumeReady makes new ranks ready at once; else they wait for SetReady.
 	AssumeReady bool
+	// NodeToken is the bearer token of the nodes' kvconnds, empty if they have none.
+	NodeToken string
 	// NodeInterval is how often a node's kvconnd is asked for its measured speed. Default 10 s.
 	NodeInterval time.Duration
 	// Now is the clock; nil means time.Now.

@@ -64,9 +64,22 @@ func (r *Router) register(spec *registry.Rank) (*pool, error) {
 		r.unfollow(s)
 		return nil, err
 	}
+	r.warnTwin(spec)
 	r.pools[p.model] = p
 	r.ranks[s.id] = s
 	return p, nil
+}
+
+// warnTwin says if another rank is the same one of the same engine: its load would be halved. The caller holds mu.
+func (r *Router) warnTwin(spec *registry.Rank) {
+	for _, other := range r.ranks {
+		if o := other.spec.Load(); o.Endpoint == spec.Endpoint && o.Model == spec.Model && o.DPMode == spec.DPMode && o.DPRank == spec.DPRank {
+			r.opts.Logger.Warn("two ranks are the same one of the same engine: the router counts the load of each alone",
+				"rank", spec.ID, "other", other.id, "endpoint", spec.Endpoint, "dp_rank", spec.DPRank,
+				"remedy", "remove one, or give them the engine's dp_mode and dp_rank")
+			return
+		}
+	}
 }
 
 // check reports what keeps a rank from being registered, else its pool. The caller holds mu.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/router/blockkey"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
@@ -50,6 +51,11 @@ func (s *source) accepts(digest connector.NamespaceDigest, m *connector.Manifest
 	if m == nil || m.BlockSize != s.blockSize || s.scheme.Check(m) != nil {
 		return false
 	}
+	return s.wants(digest, m)
+}
+
+// wants says whether a namespace is of the model of the source's ranks.
+func (s *source) wants(digest connector.NamespaceDigest, m *connector.Manifest) bool {
 	if s.namespace != "" {
 		return strings.EqualFold(hex.EncodeToString(digest[:]), s.namespace)
 	}
@@ -116,8 +122,9 @@ const askTimeout = 5 * time.Second
 
 // measure asks the kvconnd for the speed of its tier until ctx ends. If it has no answer the speed stays as it
 // was.
-func (s *source) measure(ctx context.Context, every time.Duration) {
-	client := &http.Client{Timeout: askTimeout}
+func (s *source) measure(ctx context.Context, every time.Duration, token string) {
+	client := httpserve.Client(token)
+	client.Timeout = askTimeout
 	for {
 		if speed, latency, err := s.ask(ctx, client); err == nil && speed > 0 {
 			s.speed.store(speed)
@@ -219,6 +226,7 @@ func (r *Router) share(tier prefix.Tier, id, url string, spec *registry.Rank) (*
 	from.stop = cancel
 	f, err := feed.NewResidency(feed.ResidencyOptions{
 		URL: url + "/v1/residency", Tier: tier.String(), Scheme: from.scheme, BlockSize: spec.BlockSize, Logger: r.opts.Logger,
+		Client: httpserve.Client(r.opts.NodeToken), Wanted: from.wants,
 		Holder: func(digest connector.NamespaceDigest, m *connector.Manifest) (feed.Holder, bool) {
 			return r.holderOf(from, digest, m)
 		},
@@ -229,7 +237,7 @@ func (r *Router) share(tier prefix.Tier, id, url string, spec *registry.Rank) (*
 	}
 	from.feed = f
 	from.done.Go(func() { _ = f.Run(ctx) }) // tries until it is stopped
-	from.done.Go(func() { from.measure(ctx, r.opts.NodeInterval) })
+	from.done.Go(func() { from.measure(ctx, r.opts.NodeInterval, r.opts.NodeToken) })
 	r.sources[key] = from
 	return from, nil
 }

@@ -1,6 +1,7 @@
 package route
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/store/residency"
 )
 
 // A node's speed is what its kvconnd says, for all its ranks, until it says otherwise.
@@ -19,6 +21,9 @@ func TestTheDiskSpeedIsTheNodes(t *testing.T) {
 	var speed atomic.Int64
 	speed.Store(3e9)
 	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer secret" {
+			t.Errorf("%s is asked for without the token", r.URL)
+		}
 		switch v := speed.Load(); {
 		case r.URL.Path != "/v1/status":
 			http.Error(w, "no stream", http.StatusServiceUnavailable)
@@ -29,7 +34,7 @@ func TestTheDiskSpeedIsTheNodes(t *testing.T) {
 		}
 	}))
 	defer node.Close()
-	r := newRouter(t, 0, func(o *Options) { o.NodeInterval = time.Millisecond })
+	r := newRouter(t, 0, func(o *Options) { o.NodeInterval, o.NodeToken = time.Millisecond, "secret" })
 	a, b, given := rank(0), rank(1), rank(2)
 	a.Node, a.NodeURL, b.Node, given.Node = "n", node.URL, "n", "n"
 	given.Speeds.DiskBytes = 1
@@ -141,5 +146,44 @@ func TestOptionsAreChecked(t *testing.T) {
 			r.Close()
 			t.Errorf("%+v was accepted", o)
 		}
+	}
+}
+
+// A node may serve models of several block sizes: those of others are nothing that this one's ranks could load.
+func TestAnotherModelsBlockSizeIsNoMismatch(t *testing.T) {
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/residency" {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", residency.ContentType(residency.Disk))
+		out := residency.NewWriter(w)
+		if err := out.Hello(residency.Hello{Epoch: 1}); err != nil {
+			t.Error(err)
+		}
+		for number, model := range []string{"another", "m"} {
+			m := &connector.Manifest{
+				Engine: "test/1", Model: model, KVDType: "bfloat16", BlockSize: 48, TensorParallel: 1, PipelineParallel: 1,
+				Groups: []connector.Group{{Layers: 2, KVHeads: 1, HeadSize: 16, Layout: "LBHNC"}}, KeyScheme: connector.KeySchemeTokens, HashScheme: connector.HashScheme,
+			}
+			if err := out.Namespace(residency.Namespace{Number: uint32(number), Digest: m.Digest(), Manifest: m.Canonical()}); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := errors.Join(out.Flush(), http.NewResponseController(w).Flush()); err != nil {
+			t.Error(err)
+		}
+		<-r.Context().Done()
+	}))
+	t.Cleanup(node.Close)
+	r := newRouter(t, 0, nil)
+	a := rank(0)
+	a.Node, a.NodeURL = "n", node.URL
+	if err := r.Add(a); err != nil {
+		t.Fatal(err)
+	}
+	wait.For(t, "the namespaces", func() bool { return r.Stats().Stores[0].IgnoredNamespaces == 2 })
+	if s := r.Stats().Stores[0]; s.MismatchedBlockSize != 1 {
+		t.Errorf("%+v: want that of the rank's model alone", s)
 	}
 }

@@ -180,6 +180,10 @@ func (c *checker) judge(url string, e *endpoint, err error, weight int) {
 	if e.well && e.failures < failuresUntilOut {
 		return
 	}
+	if !e.well && e.failures == weight { // the first check that it fails
+		c.log.Warn("an engine cannot be used yet; it is tried again and again", "endpoint", url, "error", err,
+			"remedy", "start it, or correct the rank's endpoint; it has to answer "+c.path+" with status 200")
+	}
 	if e.well {
 		c.log.Warn("an engine fails and gets no requests until it is well again", "endpoint", url, "error", err)
 	}

@@ -2,8 +2,16 @@ package service
 
 import (
 	"errors"
+	"log/slog"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvconn/kvconn/internal/testkit/testlog"
+	"github.com/kvconn/kvconn/internal/testkit/wait"
+	"github.com/kvconn/kvconn/router/feed"
+	"github.com/kvconn/kvconn/router/route"
 )
 
 // A check that was under way when a request failed does not clear the engine: it is checked once more.
@@ -35,5 +43,55 @@ func TestACheckFromBeforeAFailureDoesNotCount(t *testing.T) {
 	c.ended(url, e, nil)
 	if info, _ := s.router.Rank(1); !e.well || !info.Ready || e.failures != 0 {
 		t.Errorf("after one that went well: %+v, %+v", e, info)
+	}
+}
+
+// Whoever mistyped an endpoint reads of it in the log, once.
+func TestAnEngineThatWasNeverReachedIsLogged(t *testing.T) {
+	var log testlog.Text
+	r := start(t, func(o *Options) {
+		o.Ranks, o.Logger = ranksOf("http://127.0.0.1:1", 2), slog.New(slog.NewTextHandler(&log, nil))
+	})
+	wait.For(t, "a warning", func() bool { return strings.Contains(log.String(), "cannot be used yet") })
+	if status, _ := r.do("GET", "/readyz", nil, nil); status != http.StatusServiceUnavailable {
+		t.Errorf("status %d", status)
+	}
+	if text := log.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "endpoint=http://127.0.0.1:1") || !strings.Contains(text, "ranks=2 ready=0") {
+		t.Errorf("%s", text)
+	}
+}
+
+// A store whose blocks have another size is no use, and that is said where people look.
+func TestAStoreOfAnotherBlockSizeIsAHealthReason(t *testing.T) {
+	st := route.Stats{Ranks: 1, Ready: 1, Stores: []feed.ResidencyStats{{Namespaces: 1, MismatchedBlockSize: 1}}}
+	if h := health(&st); !h.OK {
+		t.Errorf("one of its namespaces counts: %+v", h)
+	}
+	st.Stores[0].Namespaces = 0
+	if h := health(&st); h.OK || h.Reasons[0].Code != "store_refused" {
+		t.Errorf("none counts: %+v", h)
+	}
+}
+
+func TestARankWithoutAnIDGetsOne(t *testing.T) {
+	r := start(t, unchecked(ranksOf("http://h", 2)...))
+	for _, want := range []int32{2, 3} {
+		var a route.RankInfo
+		if status, text := r.do("POST", "/v1/ranks", m{"model": "m", "endpoint": "http://other"}, &a); status != http.StatusCreated || a.ID != want {
+			t.Errorf("%d %s, want rank %d", status, text, want)
+		}
+	}
+	if got := r.refused("POST", "/v1/ranks", m{"id": 0, "model": "m", "endpoint": "http://other"}); got != "409 rank_exists" {
+		t.Error(got)
+	}
+}
+
+func TestTwoRanksThatAreOneAreWarnedOf(t *testing.T) {
+	var log testlog.Text
+	ranks := append(ranksOf("http://h", 2), ranksOf("http://h", 3)[1])
+	ranks[2].ID = 2
+	start(t, func(o *Options) { unchecked(ranks...)(o); o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	if text := log.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "rank=2 other=1") {
+		t.Errorf("%s", text)
 	}
 }

@@ -31,7 +31,7 @@ type running struct {
 func start(t *testing.T, change func(*Options)) *running {
 	t.Helper()
 	ready := make(chan string, 1)
-	o := Options{HTTP: "127.0.0.1:0", Version: "test", Logger: quiet(), HealthBackoff: 5 * time.Millisecond, TokenizeTimeout: 20 * time.Second, Ready: func(addr string) { ready <- addr }}
+	o := Options{HTTP: "127.0.0.1:0", Version: "test", Logger: quiet(), HealthBackoff: 5 * time.Millisecond, DrainDelay: -1, TokenizeTimeout: 20 * time.Second, Ready: func(addr string) { ready <- addr }}
 	if change != nil {
 		change(&o)
 	}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
@@ -87,7 +88,7 @@ func TestMetricsHaveBoundedLabels(t *testing.T) {
 func TestAStopLetsStreamsEnd(t *testing.T) {
 	e := enginetest.New(t, "m")
 	e.Step = make(chan struct{})
-	r := start(t, func(o *Options) { o.Ranks = ranksOf(e.URL, 1) })
+	r := start(t, func(o *Options) { o.Ranks, o.DrainDelay = ranksOf(e.URL, 1), time.Millisecond })
 	r.ready(1)
 	req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, r.url+"/v1/completions", strings.NewReader(`{"prompt":"x","stream":true}`))
 	if err != nil {
@@ -115,6 +116,39 @@ func TestAStopLetsStreamsEnd(t *testing.T) {
 	}
 }
 
+// Balancers learn late that a router stops: until drain_delay is over it takes what they still send.
+func TestAStoppingRouterAcceptsUntilItsDelayIsOver(t *testing.T) {
+	e := enginetest.New(t, "m")
+	r := start(t, func(o *Options) { o.Ranks, o.DrainDelay = ranksOf(e.URL, 1), 3*time.Second })
+	r.ready(1)
+	fresh := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	r.stop()
+	wait.For(t, "readiness to end", func() bool {
+		resp, err := fresh.Get(r.url + "/readyz")
+		if err != nil {
+			t.Fatalf("refused before its delay: %v", err)
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode == http.StatusServiceUnavailable
+	})
+	resp, err := http.DefaultClient.Post(r.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK || !resp.Close {
+		t.Errorf("%s %s %v, the connection is to be closed: %v", resp.Status, b, err, resp.Close)
+	}
+	_ = resp.Body.Close()
+	wait.For(t, "no new connections", func() bool {
+		resp, err := fresh.Get(r.url + "/readyz")
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		return err != nil
+	})
+}
+
 func TestAnEngineOfAnotherBlockSizeIsReported(t *testing.T) {
 	endpoint, pubs := enginetest.Publish(t, 1, 8)
 	ranks := ranksOf("http://h", 1)
@@ -130,5 +164,57 @@ func TestAnEngineOfAnotherBlockSizeIsReported(t *testing.T) {
 	// It gets requests all the same, and what is routed there counts for a while.
 	if a := r.route(m{"token_ids": prompt(2, 64)}); a.Rank != 0 {
 		t.Errorf("%+v", a)
+	}
+}
+
+// Clients of OpenAI's API find their errors in every answer.
+func TestErrorsOfUnknownPathsAreInOpenAIsForm(t *testing.T) {
+	r := start(t, unchecked(ranksOf("http://127.0.0.1:1", 1)...))
+	for request, want := range map[string]string{
+		"GET /":              "404 not_found",
+		"POST /generate":     "404 not_found",
+		"POST /flush_cache":  "404 not_found",
+		"PUT /v1/files/x":    "404 not_found",
+		"GET /v1/route":      "405 method_not_allowed",
+		"DELETE /v1/status":  "405 method_not_allowed",
+		"POST /healthz":      "405 method_not_allowed",
+		"GET /v1/models/no":  "404 model_not_found",
+		"POST /v1/ranks/0":   "405 method_not_allowed",
+		"GET /v1/ranks/17":   "404 unknown_rank",
+		"POST /v1/responses": "502 upstream_failed",
+	} {
+		method, path, _ := strings.Cut(request, " ")
+		if got := r.refused(method, path, nil); got != want {
+			t.Errorf("%s: %s, want %s", request, got, want)
+		}
+	}
+}
+
+func TestEnginesOtherPathsAreThere(t *testing.T) {
+	e := enginetest.New(t, "org/m")
+	r := start(t, func(o *Options) { o.Ranks = ranksOf(e.URL, 1); o.Ranks[0].Model = "org/m" })
+	r.ready(1)
+	for _, request := range []string{
+		"POST /v1/embeddings", "POST /v1/responses", "GET /v1/responses/resp_1", "POST /v1/messages", "POST /v1/messages/count_tokens",
+		"POST /v1/audio/transcriptions", "POST /tokenize", "POST /detokenize", "POST /rerank", "POST /v2/rerank", "GET /version",
+	} {
+		method, path, _ := strings.Cut(request, " ")
+		if status, text := r.do(method, path, `{"model":"org/m","prompt":"x"}`, nil); status != http.StatusOK {
+			t.Errorf("%s: %d %s", request, status, text)
+		}
+	}
+	var model Model
+	if status, _ := r.do("GET", "/v1/models/org/m", nil, &model); status != http.StatusOK || model.ID != "org/m" || model.OwnedBy != "test" {
+		t.Errorf("%d %+v", status, model)
+	}
+}
+
+func TestOtherPathsNeedTheToken(t *testing.T) {
+	r := start(t, func(o *Options) { unchecked(ranksOf("http://127.0.0.1:1", 1)...)(o); o.Token = "secret" })
+	for _, request := range []string{"POST /v1/embeddings", "GET /v1/models/m", "GET /version", "POST /tokenize"} {
+		method, path, _ := strings.Cut(request, " ")
+		if got := r.refused(method, path, nil); got != "401 unauthorized" {
+			t.Errorf("%s: %s", request, got)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -47,6 +48,17 @@ func (s *server) serveModels(_ http.ResponseWriter, r *http.Request) (any, error
 		})
 	}
 	return list, g.Wait()
+}
+
+// serveModel describes one of them.
+func (s *server) serveModel(_ http.ResponseWriter, r *http.Request) (any, error) {
+	name := r.PathValue("id")
+	if !slices.Contains(s.router.Models(), name) {
+		return nil, fail(http.StatusNotFound, "model_not_found", fmt.Sprintf("no rank serves the model %.64q", name))
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), modelsTimeout)
+	defer cancel()
+	return s.model(ctx, r.Header, name), nil
 }
 
 // model is an engine's description of a model, or the router's own.

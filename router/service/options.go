@@ -39,8 +39,10 @@ type Options struct {
 	// MaxTries, FirstByteTimeout and IdleTimeout are those of proxy.Options.
 	MaxTries                      int
 	FirstByteTimeout, IdleTimeout time.Duration
-	// DrainTimeout is how long a stop waits for requests under way. Default 25 s.
-	DrainTimeout time.Duration
+	// DrainTimeout bounds a stop: requests under way have that long. In the first DrainDelay of it the router
+	// goes on accepting, but is not ready, so that balancers can learn of the stop. Defaults 25 s and 5 s; a
+	// negative delay is none, and half of DrainTimeout the longest.
+	DrainTimeout, DrainDelay time.Duration
 	// Version is shown in /v1/status.
 	Version string
 	// Ready, if set, is called with the address once it is listened on.
@@ -61,6 +63,7 @@ func (o *Options) EnsureDefaults() {
 	o.HealthBackoff = cmp.Or(o.HealthBackoff, 500*time.Millisecond)
 	o.TokenizeTimeout = cmp.Or(o.TokenizeTimeout, 2*time.Second)
 	o.DrainTimeout = cmp.Or(o.DrainTimeout, 25*time.Second)
+	o.DrainDelay = cmp.Or(o.DrainDelay, 5*time.Second)
 	// 2 Mi token ids as JSON, several times.
 	o.MaxBodyBytes = cmp.Or(o.MaxBodyBytes, 64<<20)
 	if o.Logger == nil {

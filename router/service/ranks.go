@@ -1,6 +1,7 @@
 package service
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -37,10 +38,25 @@ func (s *server) serveAddRank(w http.ResponseWriter, r *http.Request) (any, erro
 		return nil, err
 	}
 	spec, err := registry.Parse(body)
-	if err == nil {
-		err = s.router.Add(spec)
+	if err != nil {
+		return s.changed(0, err)
 	}
-	return s.changed(spec.ID, err)
+	s.patching.Lock()
+	defer s.patching.Unlock()
+	var given struct{ ID *int32 }
+	if _ = json.Unmarshal(body, &given); given.ID == nil {
+		spec.ID = s.freeID()
+	}
+	return s.changed(spec.ID, s.router.Add(spec))
+}
+
+// freeID is the smallest id that no rank has.
+func (s *server) freeID() (id int32) {
+	for ; ; id++ {
+		if _, taken := s.router.Rank(id); !taken {
+			return id
+		}
+	}
 }
 
 func (s *server) servePatchRank(w http.ResponseWriter, r *http.Request) (any, error) {

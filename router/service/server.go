@@ -28,7 +28,7 @@ type server struct {
 	checks   *checker
 	started  time.Time
 	draining atomic.Bool
-	patching sync.Mutex // held while a rank's description is read, changed and put back
+	patching sync.Mutex // held while a rank's description is read, changed and put back, or its id is chosen
 }
 
 // Run serves until ctx ends, then lets the requests under way finish, for a bounded time.
@@ -104,20 +104,25 @@ func (s *server) check(ctx context.Context, rank int32) error {
 // serve answers on l until ctx ends and the requests under way have ended.
 func (s *server) serve(ctx context.Context, l net.Listener) error {
 	h := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
-	ctx, cancel := context.WithCancel(ctx)
+	// A router that stops still chooses among ranks for a while.
+	checking, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var checks sync.WaitGroup
-	defer checks.Wait() // they end with ctx
+	defer checks.Wait()
 	defer cancel()
 	if s.opts.HealthInterval >= 0 {
-		checks.Go(func() { s.checks.run(ctx) })
+		checks.Go(func() { s.checks.run(checking) })
 	}
-	s.opts.Logger.Info("the router is ready", "http", l.Addr().String(), "ranks", s.router.Stats().Ranks, "policy", s.opts.Policy.Name)
+	st := s.router.Stats()
+	s.opts.Logger.Info("the router listens", "http", l.Addr().String(), "ranks", st.Ranks, "ready", st.Ready, "policy", s.opts.Policy.Name)
 	if s.opts.Ready != nil {
 		s.opts.Ready(l.Addr().String())
 	}
-	cut, err := httpserve.Serve(ctx, h, l, s.opts.DrainTimeout, func() {
+	delay := min(max(s.opts.DrainDelay, 0), s.opts.DrainTimeout/2)
+	cut, err := httpserve.Serve(ctx, h, l, s.opts.DrainTimeout-delay, func() {
 		s.draining.Store(true)
-		s.opts.Logger.Info("the router stops: waiting for requests under way", "in_flight", s.proxy.Stats().InFlight, "at_most", s.opts.DrainTimeout)
+		s.opts.Logger.Info("the router stops: it is not ready any more, but accepts requests for another while",
+			"accepts_for", delay, "in_flight", s.proxy.Stats().InFlight, "at_most", s.opts.DrainTimeout)
+		time.Sleep(delay)
 	})
 	if cut {
 		s.opts.Logger.Warn("requests did not end in time and were broken off", "in_flight", s.proxy.Stats().InFlight)

@@ -22,7 +22,7 @@ type Health struct {
 
 // HealthReason is one thing that is wrong.
 type HealthReason struct {
-	// Code is no_ranks, no_rank_ready or feed_refused.
+	// Code is no_ranks, no_rank_ready, feed_refused or store_refused.
 	Code string `json:"code"`
 	// Detail says what was seen, Remedy what a person can do.
 	Detail string `json:"detail"`
@@ -42,6 +42,14 @@ func health(st *route.Stats) Health {
 		if st.Engines[i].State == feed.StateRefused {
 			h.Reasons = append(h.Reasons, HealthReason{
 				"feed_refused", "an engine's events cannot be used: " + st.Engines[i].Error, "the rank's block_size must be the engine's",
+			})
+			break
+		}
+	}
+	for i := range st.Stores {
+		if s := &st.Stores[i]; s.MismatchedBlockSize > 0 && s.Namespaces == 0 {
+			h.Reasons = append(h.Reasons, HealthReason{
+				"store_refused", "nothing that a store holds counts: its blocks have another size than the router's", "set block_size of the ranks to the engine's; the log names both",
 			})
 			break
 		}

@@ -118,7 +118,7 @@ func (f *fsck) run(ctx context.Context, dir string) (damaged, err error) {
 	st, report := s.Stats(), f.report
 	report.Recovered, report.Segments, report.Namespaces = st.Recovered, st.Segments, st.Namespaces
 	report.SetAsideBytes, report.Hidden = st.SetAsideBytes, st.Hidden
-	report.Repaired = append(report.Repaired, st.Warnings...)
+	report.Repaired = append(report.Repaired, s.report.Damage()...)
 	f.checkManifests()
 	if err := f.checkRecords(ctx); err != nil {
 		return nil, err

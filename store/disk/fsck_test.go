@@ -55,6 +55,24 @@ func runFsck(t *testing.T, o Options, payload bool) FsckReport {
 	return r
 }
 
+// cached is a file system without direct I/O.
+type cached struct{ fsio.OS }
+
+func (f cached) OpenFile(path string, create, direct bool) (fsio.File, error) {
+	if direct {
+		return nil, fsio.ErrNoDirectIO
+	}
+	return f.OS.OpenFile(path, create, direct)
+}
+
+// A file system that is slow is no damage: fsck would find it each time.
+func TestFsckTakesNoSlowFileSystemForDamage(t *testing.T) {
+	o, _, _ := stoppedStore(t, 5)
+	if r := runFsck(t, o.WithFS(cached{}, vfs.Default), true); !r.Clean() || r.Records != 5 {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestFsckOfAnIntactStoreFindsNothing(t *testing.T) {
 	o, records, _ := stoppedStore(t, 50)
 	for _, payload := range []bool{false, true} {

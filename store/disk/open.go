@@ -136,8 +136,13 @@ func (s *Store) open(ctx context.Context) error {
 		return nil
 	}
 	if len(s.space.Unread()) == 0 { // else the shrinker does it when what the store holds is known
+		before := s.table.Len()
 		if err := s.reclaim.ShrinkFirst(ctx); err != nil {
 			return errors.Join(err, s.Close())
+		}
+		if left := s.table.Len(); left < before {
+			o.Logger.Warn("store: the cap or the space is less than before: records were evicted", "evicted", before-left, "left", left,
+				"remedy", "raise max_bytes or free space if that was not meant")
 		}
 	}
 	s.background.Go(func() { s.rebuild.Await(run) })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"strings"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/testkit/seed"
+	"github.com/kvconn/kvconn/internal/testkit/testlog"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk/index"
 )
@@ -79,6 +81,8 @@ func TestLowerCapOpensAtOnce(t *testing.T) {
 	d, j := newMemDisk(), newJournalFS()
 	o := memOptions(d, j)
 	o.MaxBytes = 48 << 20
+	var log testlog.Text
+	o.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	s := openTest(t, o)
 	ns := openNamespace(t, s, "a")
 	for chain := range 80 {
@@ -96,6 +100,9 @@ func TestLowerCapOpensAtOnce(t *testing.T) {
 		}
 		if st := s.Stats(); st.PhysicalBytes > o.MaxBytes || st.Records == 0 {
 			t.Errorf("%d records in %d bytes under a cap of %d", st.Records, st.PhysicalBytes, o.MaxBytes)
+		}
+		if text := log.String(); !strings.Contains(text, "records were evicted") {
+			t.Errorf("nothing is said of evicted records:\n%s", text)
 		}
 		ns = openNamespace(t, s, "a")
 		mustWrite(t, s, chainOf(ns, 1000, 10))

@@ -2,7 +2,7 @@
  * would compile, one thread at a time. Results are CUresult codes; 0 is success.
  *
  * Everything it does not know is refused when a module is loaded, never while it runs.
- * ptx_opcode.c and ptx_opdata.c say what it knows. A loaded module does not change, so any
+ * ptx/opcode.c and ptx/opdata.c say what it knows. A loaded module does not change, so any
  * number of threads may launch its functions at the same time. */
 #ifndef FAKECUDA_PTX_H
 #define FAKECUDA_PTX_H

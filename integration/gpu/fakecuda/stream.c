@@ -275,42 +275,29 @@ CUresult cuStreamSynchronize(CUstream stream) {
     return result;
 }
 
-static CUresult look(CUstream stream, struct fc_stream *copy) {
-    pthread_mutex_lock(&fc_lock);
-    const struct fc_stream *s = fc_stream_get(stream);
-    if (s != NULL) *copy = *s;
-    pthread_mutex_unlock(&fc_lock);
-    return s != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
+/* What a stream is asked for: each answer is a field of it. */
+#define GETTER(entry, type, what)                                                 \
+    CUresult entry(CUstream stream, type *out) {                                  \
+        FC_ENTER(FC_CONTEXT);                                                     \
+        pthread_mutex_lock(&fc_lock);                                             \
+        const struct fc_stream *s = fc_stream_get(stream);                        \
+        if (s != NULL && out != NULL) *out = what;                                \
+        pthread_mutex_unlock(&fc_lock);                                           \
+        return s != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;              \
+    }
 
-CUresult cuStreamGetPriority(CUstream stream, int *priority) {
-    FC_ENTER(FC_CONTEXT);
-    struct fc_stream s;
-    CUresult result = look(stream, &s);
-    if (result == CUDA_SUCCESS && priority != NULL) *priority = s.priority;
-    return result;
-}
+GETTER(cuStreamGetPriority, int, s->priority)
+GETTER(cuStreamGetFlags, unsigned int, s->flags)
+GETTER(cuStreamGetCtx, CUcontext, s->context)
+GETTER(cuStreamIsCapturing, CUstreamCaptureStatus, CU_STREAM_CAPTURE_STATUS_NONE)
 
-CUresult cuStreamGetFlags(CUstream stream, unsigned int *flags) {
-    FC_ENTER(FC_CONTEXT);
-    struct fc_stream s;
-    CUresult result = look(stream, &s);
-    if (result == CUDA_SUCCESS && flags != NULL) *flags = s.flags;
-    return result;
-}
-
-CUresult cuStreamGetCtx(CUstream stream, CUcontext *context) {
-    FC_ENTER(FC_CONTEXT);
-    struct fc_stream s;
-    CUresult result = look(stream, &s);
-    if (result == CUDA_SUCCESS && context != NULL) *context = s.context;
-    return result;
-}
-
-CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
-    FC_ENTER(FC_CONTEXT);
-    struct fc_stream s;
-    CUresult result = look(stream, &s);
-    if (result == CUDA_SUCCESS && status != NULL) *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return result;
+/* Nothing is ever captured, so a mode forbids nothing: it is kept for the thread that set it. */
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+    static __thread CUstreamCaptureMode of_thread = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    FC_ENTER(FC_INIT);
+    if (mode == NULL || (unsigned)*mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
+    const CUstreamCaptureMode before = of_thread;
+    of_thread = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
 }

@@ -85,6 +85,7 @@
     X(cuStreamGetFlags, 5050, cuStreamGetFlags)                                              \
     X(cuStreamGetCtx, 9020, cuStreamGetCtx)                                                  \
     X(cuStreamIsCapturing, 10000, cuStreamIsCapturing)                                       \
+    X(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode)           \
     X(cuLaunchHostFunc, 10000, cuLaunchHostFunc)                                             \
     X(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2)                                  \
     X(cuStreamWaitValue32, 11070, cuStreamWaitValue32_v2)                                    \

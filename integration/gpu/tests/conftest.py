@@ -1,6 +1,9 @@
 """Builds the fake driver, and runs scenes on it: functions that have a process to themselves.
 
 With a sanitizer: FAKECUDA_CFLAGS="-g -fsanitize=thread" and FAKECUDA_PRELOAD=$(gcc -print-file-name=libtsan.so).
+
+With KVCONN_CUDA_LIBRARY=libcuda.so.1, or another driver's path, the scenes run on that driver. Tests that need the
+stand-in's own controls are then skipped: those that ask for the fixture stand_in, or give a scene a setting.
 """
 
 from __future__ import annotations
@@ -17,7 +20,11 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "fakecuda"
-FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wmissing-prototypes", "-fPIC", "-shared"]
+REAL = os.environ.get("KVCONN_CUDA_LIBRARY", "")
+# A real driver takes its time and leaves old bytes in memory as it likes: a test asks for them to be hard on itself.
+HARDER = {"DELAY_US", "POISON"}
+# What no scene inherits. A real driver keeps the GPUs that its caller chose.
+MINE = ("FAKECUDA_",) if REAL else ("FAKECUDA_", "CUDA_")
 
 
 @pytest.fixture(scope="session")
@@ -33,22 +40,13 @@ def compiler() -> str:
 def build(compiler, tmp_path_factory):
     """A function that builds the fake driver, with more sources and flags, and returns the path of the library."""
 
-    def build_it(*more: str, check: bool = True, without: str = "") -> Path | str:
+    def build_it(*more: str, check: bool = True, interpreter: bool = True) -> Path | str:
         library = tmp_path_factory.mktemp("fakecuda") / "libcuda.so.1"
-        sources = sorted(str(path) for path in SOURCES.glob("*.c") if not (without and path.match(without)))
         extra = os.environ.get("FAKECUDA_CFLAGS", "").split()
-        command = [
-            compiler,
-            *FLAGS,
-            *extra,
-            "-Wl,-soname,libcuda.so.1",
-            "-o",
-            str(library),
-            *sources,
-            *more,
-            "-lpthread",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+        command = [str(SOURCES / "build.sh"), str(library), *extra, *more]
+        parts = {} if interpreter else {"FAKECUDA_PARTS": "."}
+        environment = {**os.environ, "LC_ALL": "C", "CC": compiler, **parts}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if not check:
             return done.stderr
         assert done.returncode == 0, done.stderr
@@ -58,9 +56,16 @@ def build(compiler, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def library(build) -> Path:
-    """The fake driver."""
-    return build()
+def stand_in() -> None:
+    """Skips what needs the stand-in's own controls, on a real driver."""
+    if REAL:
+        pytest.skip(f"needs the stand-in's own controls, and KVCONN_CUDA_LIBRARY is {REAL}")
+
+
+@pytest.fixture(scope="session")
+def library(request) -> Path:
+    """The driver: the real one that KVCONN_CUDA_LIBRARY names, or else the fake one."""
+    return Path(REAL) if REAL else request.getfixturevalue("build")()
 
 
 class Scenes:
@@ -71,17 +76,21 @@ class Scenes:
 
     def start(self, scene, *args, library: Path | None = None, path: str = "", **settings) -> subprocess.Popen:
         """Start a scene, which may read its standard input; settings go without FAKECUDA_ before them."""
+        wanted = sorted(set(settings) - HARDER) + (["a build of its own"] if library else [])
+        if REAL and wanted:
+            pytest.skip(f"needs the stand-in's {', '.join(wanted)}, and KVCONN_CUDA_LIBRARY is {REAL}")
         code = f"import driver\n{textwrap.dedent(inspect.getsource(scene))}\n{scene.__name__}(*{args!r})"
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("FAKECUDA_", "CUDA_"))}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(MINE)}
         names = {k: k if k.startswith("CUDA_") else f"FAKECUDA_{k}" for k in settings}
         environment.update({names[k]: str(v) for k, v in settings.items()})
         environment.update(
             FAKECUDA_LIBRARY=str(library or self.library),
             FAKECUDA_STATS=str(self.directory / "stats"),
             PYTHONPATH=f"{HERE}:{path}",
-            LD_LIBRARY_PATH=str((library or self.library).parent),
             LD_PRELOAD=os.environ.get("FAKECUDA_PRELOAD", ""),
         )
+        if "/" in str(library or self.library):
+            environment["LD_LIBRARY_PATH"] = str((library or self.library).parent)
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             [sys.executable, "-c", code], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
@@ -102,7 +111,7 @@ class Scenes:
 
 @pytest.fixture
 def scenes(library, tmp_path):
-    """Scenes on the fake driver."""
+    """Scenes on the driver."""
     them = Scenes(library, tmp_path)
     yield them
     for process in them.running:

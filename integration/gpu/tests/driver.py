@@ -167,6 +167,18 @@ def put(address: int, data: bytes) -> None:
     ctypes.memmove(address, data, len(data))
 
 
+def stand_in() -> bool:
+    """Whether the driver is the stand-in, which counts, and which refuses stale handles that crash a real one."""
+    return "KVCONN_CUDA_LIBRARY" not in os.environ
+
+
+def counted(**wanted: int) -> None:
+    """Check counters of this process; a real driver has none."""
+    if stand_in():
+        have = stats()
+        assert {name: have[name] for name in wanted} == wanted
+
+
 def stats() -> dict[str, int]:
     """The counters of this process."""
     return read_stats(f"{os.environ['FAKECUDA_STATS']}.{os.getpid()}")

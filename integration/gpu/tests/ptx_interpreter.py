@@ -1,6 +1,7 @@
 """The fake driver's PTX interpreter, built alone and called through ctypes."""
 
 import ctypes
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,8 +9,7 @@ from pathlib import Path
 import pytest
 
 GPU = Path(__file__).resolve().parent.parent
-SOURCES = GPU / "fakecuda"
-FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wmissing-prototypes", "-fPIC", "-shared"]
+BUILD = GPU / "fakecuda" / "build.sh"
 
 INVALID_VALUE, INVALID_PTX, UNSUPPORTED_VERSION = 1, 218, 222
 ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, MISALIGNED_ADDRESS = 700, 702, 716
@@ -77,8 +77,8 @@ class Memory:
 
 class Interpreter:
     def __init__(self, directory: Path):
-        self.ptx = self._build(directory / "ptx.so", sorted(SOURCES.glob("ptx_*.c")))
-        self.memory = self._build(directory / "memory.so", [Path(__file__).with_name("ptx_memory.c")])
+        self.ptx = self._build(directory / "ptx.so", "ptx")
+        self.memory = self._build(directory / "memory.so", "", Path(__file__).with_name("ptx_memory.c"))
         self.translate = ctypes.cast(self.memory.ptx_memory_translate, ctypes.c_void_p).value
         pointer = ctypes.c_void_p
         self.ptx.fc_ptx_load.argtypes = [ctypes.c_char_p, ctypes.c_size_t, pointer, ctypes.c_char_p, ctypes.c_size_t]
@@ -91,11 +91,12 @@ class Interpreter:
         self.ptx.fc_ptx_limit.argtypes, self.ptx.fc_ptx_limit.restype = [pointer, ctypes.c_uint64], None
 
     @staticmethod
-    def _build(library: Path, sources: list[Path]) -> ctypes.CDLL:
+    def _build(library: Path, parts: str, *more: Path) -> ctypes.CDLL:
         compiler = shutil.which("gcc")
         if compiler is None:
             pytest.skip("there is no gcc to build the PTX interpreter with")
-        subprocess.run([compiler, *FLAGS, "-o", library, *sources], check=True)
+        environment = {**os.environ, "CC": compiler, "FAKECUDA_PARTS": parts}
+        subprocess.run([BUILD, library, *more], check=True, env=environment)
         return ctypes.CDLL(str(library))
 
     def load(self, text: str | bytes, limit: int = 1 << 32) -> "Module":

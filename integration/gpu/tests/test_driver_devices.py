@@ -140,7 +140,8 @@ def contexts() -> None:
     cu.cuCtxSetCurrent(0)
     out = ctypes.c_uint64()
     assert cu.code.cuMemAlloc_v2(ctypes.byref(out), 4096) == driver.INVALID_CONTEXT
-    assert cu.code.cuCtxSetCurrent(0x1234560) == driver.INVALID_CONTEXT
+    if driver.stand_in():
+        assert cu.code.cuCtxSetCurrent(0x1234560) == driver.INVALID_CONTEXT
     cu.use(0)
     cu.alloc(4096), cu.stream(), cu.event()
     cu.cuMemHostRegister_v2(driver.host(4096), 4096, 3)
@@ -148,6 +149,8 @@ def contexts() -> None:
     cu.cuDevicePrimaryCtxRelease_v2(0)
     assert cu.code.cuMemAlloc_v2(ctypes.byref(out), 4096) == driver.DESTROYED
     assert cu.code.cuDevicePrimaryCtxRelease_v2(0) == driver.INVALID_CONTEXT
+    if not driver.stand_in():
+        return
     left = {
         k: v
         for k, v in driver.stats().items()

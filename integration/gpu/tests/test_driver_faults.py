@@ -11,6 +11,8 @@ from pathlib import Path
 import driver
 import pytest
 
+pytestmark = pytest.mark.usefixtures("stand_in")
+
 
 def third_call() -> None:
     cu = driver.Driver()

@@ -19,12 +19,12 @@ def allocations() -> None:
     with driver.refused(driver.INVALID_VALUE):
         cu.write(address + 1, data)
     assert cu.code.cuMemFree_v2(address + 1) == driver.INVALID_VALUE
-    assert driver.stats()["allocated_bytes"] == 5000
+    driver.counted(allocated_bytes=5000)
     cu.cuMemFree_v2(address)
     assert cu.code.cuMemFree_v2(address) == driver.INVALID_VALUE
     with driver.refused(driver.INVALID_VALUE):
         cu.read(address, 1)
-    assert driver.stats()["descriptors"] == driver.stats()["mappings"] == 0
+    driver.counted(descriptors=0, mappings=0)
 
 
 def test_memory_is_allocated_copied_and_freed(scenes):
@@ -55,7 +55,7 @@ def view() -> None:
     assert bytes_of(ctypes.c_uint64(address), ctypes.c_size_t(4097)) is None
 
 
-def test_a_test_sees_the_bytes_elsewhere(scenes):
+def test_a_test_sees_the_bytes_elsewhere(stand_in, scenes):
     scenes.run(view)
 
 
@@ -126,7 +126,7 @@ def registration() -> None:
     assert cu.get("cuMemHostGetDevicePointer_v2", here + 10, 0) == here + 10
     with driver.refused(driver.OUT_OF_MEMORY):
         cu.cuMemHostRegister_v2(here + 2 * chunk, chunk, 3)
-    assert driver.stats()["registered_bytes"] == 2 * chunk
+    driver.counted(registered_bytes=2 * chunk)
     # A copy over the border of two registrations is refused, and so is one that is half registered.
     device, stream = cu.alloc(4096), cu.stream()
     for at in (here + chunk - 8, here + 2 * chunk - 8, here - 8):
@@ -142,7 +142,7 @@ def registration() -> None:
     assert cu.code.cuMemHostUnregister(own) == driver.NOT_REGISTERED
     cu.cuMemFreeHost(own)
     assert cu.code.cuMemFreeHost(own) == driver.INVALID_VALUE
-    assert driver.stats()["registrations"] == 1
+    driver.counted(registrations=1)
 
 
 def test_host_memory_is_registered_in_chunks_that_no_copy_crosses(scenes):

@@ -116,7 +116,7 @@ def random_calls(seed: int, calls: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("FAKECUDA_SEEDS", "3"))))
-def test_no_call_crashes(scenes, seed):
+def test_no_call_crashes(stand_in, scenes, seed):
     good, mapped = scenes.run(random_calls, seed, 4000).split()
     assert int(good) > 400
     assert mapped == "True"

@@ -23,10 +23,11 @@ def socket_dir() -> Iterator[Path]:
 class DaemonProcess:
     process: subprocess.Popen[bytes]
     socket: Path
+    arguments: tuple[str, ...] = ()
 
     def restart(self) -> None:
         """Start it again, after its end, on the same store and socket."""
-        self.process = start_daemon(os.environ["KVCONND"], self.socket.parent / "store", self.socket)
+        self.process = start_daemon(os.environ["KVCONND"], self.socket.parent / "store", self.socket, *self.arguments)
 
     def freeze(self) -> None:
         """Stop the daemon, and return when all its threads stand still."""
@@ -57,9 +58,9 @@ def daemon(daemon_process: DaemonProcess) -> Path:
     return daemon_process.socket
 
 
-def start_daemon(binary: str, store: Path, path: Path) -> subprocess.Popen[bytes]:
+def start_daemon(binary: str, store: Path, path: Path, *more: str) -> subprocess.Popen[bytes]:
     args = ["--dir", str(store), "--socket", str(path), "--http", "127.0.0.1:0", "--max-bytes", "1GiB"]
-    args += ["--host-bytes", "128MiB"]
+    args += ["--host-bytes", "128MiB", *more]
     process = subprocess.Popen([binary, "serve", *args])
     until = time.monotonic() + 20
     while not path.exists():

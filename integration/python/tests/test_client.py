@@ -30,7 +30,7 @@ from fake_daemon import (
     frame,
 )
 
-from kvconn import client
+from kvconn import client, link
 from kvconn.client import (
     FinishedLoad,
     GroupLayout,
@@ -534,6 +534,51 @@ def test_memory_that_is_refused_leaves_the_worker_without_daemon(
     worker.load(b"m", [PlannedLoad("r", [1])])
     assert worker.poll() == [FinishedLoad("r", [1])]
     assert "refused register" in caplog.text
+    worker.close()
+
+
+def test_memory_is_registered_soon_where_the_daemon_says_again(fake: FakeDaemon) -> None:
+    """A daemon whose copier is being started again refuses nobody for long."""
+    answers = ["again", "again"]
+
+    def refuse_twice(_: Any) -> dict[str, Any]:
+        if answers:
+            raise Refuse(answers.pop())
+        return {"block_bytes": [64]}
+
+    fake.on[REGISTER] = refuse_twice
+    worker = WorkerClient(options(fake.path, retry_interval=0.4), rank=0)
+    assert not worker.register([os.memfd_create("test")], LAYOUT)
+    # A client that is refused for good would wait 30 retry intervals, longer than this.
+    wait_until(lambda: worker._link.connection is not None)
+    assert fake.ops() == [HELLO, REGISTER] * 3
+    worker.close()
+
+
+def test_a_daemon_that_says_again_and_again_is_asked_less_and_less(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copier may find no memory left on the GPU as long as the engine runs, and each attempt is told in the log."""
+    monkeypatch.setattr(link.time, "monotonic", lambda: 100.0)
+    answers = ["again"] * 7
+
+    def refuse(_: Any) -> dict[str, Any]:
+        if answers:
+            raise Refuse(answers.pop())
+        return {"block_bytes": [64]}
+
+    fake.on[REGISTER] = refuse
+    worker = WorkerClient(options(fake.path, retry_interval=2.0), rank=0)
+    monkeypatch.setattr(worker._link, "begin", lambda: None)
+    pauses = []
+    for _ in range(7):
+        assert not worker.register([os.memfd_create("test")], LAYOUT)
+        pauses.append(worker._link._not_before - 100.0)
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert worker.register([os.memfd_create("test")], LAYOUT)
+    answers.append("again")
+    assert not worker.register([os.memfd_create("test")], LAYOUT)
+    assert worker._link._not_before - 100.0 == 2.0
     worker.close()
 
 

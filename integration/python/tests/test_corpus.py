@@ -111,6 +111,10 @@ def plan(f: Fields) -> Fields:
     return messages.meta(bytes.fromhex(f["meta"]))
 
 
+def save(f: Fields) -> Fields:
+    return messages.save_later(f["r"], bytes.fromhex(f["meta"]), f["revoked"]) if "r" in f else plan(f)
+
+
 REQUESTS: dict[str, Callable[[Fields], Fields]] = {
     "hello": hello,
     "match": match,
@@ -120,7 +124,7 @@ REQUESTS: dict[str, Callable[[Fields], Fields]] = {
     "register": register,
     "unregister": dict,
     "load": plan,
-    "save": plan,
+    "save": save,
     "poll": dict,
     "cancel": lambda f: messages.cancel(f["r"]),
     "present": present,
@@ -148,7 +152,7 @@ REPLIES: dict[str, tuple[Callable[[Fields], Any], Callable[[Fields], Any]]] = {
     "register": (dict, dict),
     "unregister": (dict, dict),
     "load": (messages.count, lambda f: f["n"]),
-    "save": (messages.save_result, lambda f: (f["taken"], f["dropped"], f["present"])),
+    "save": (messages.save_reply, lambda f: None if f.get("later") else (f["taken"], f["dropped"], f["present"])),
     "poll": (messages.polled, lambda f: (finished(f), [tuple(e) for e in f["stored"]])),
     "cancel": (dict, dict),
     "present": (messages.bitmaps, lambda f: [bytes.fromhex(b) for b in f["groups"]]),
@@ -163,6 +167,7 @@ ERRORS = {
     "bad_request": client.Rejected,
     "unknown_request": client.UnknownRequest,
     "not_registered": client.NotRegistered,
+    "again": client.TryAgain,
     "internal": client.Rejected,
 }
 

@@ -167,6 +167,8 @@ def test_no_call_returns_while_its_memory_is_copied(
         else:
             fake.drop()
         assert result.result(20) == NOTHING
+    assert channels.channel("load").held_s > 0
+    assert channels.channel("ask").held_s == 0
     release.set()
     channels.close()
 

@@ -23,3 +23,18 @@ def test_late_calls_are_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) 
     now += 1
     late.note("batch_set_v1", 2.0)
     assert "batch_set_v1 took 2.0 s, its deadline is 0.8 s (4 late calls" in caplog.records[1].message
+
+
+@pytest.mark.parametrize(
+    ("seconds", "held_s", "cause"),
+    [
+        (4.0, 0.0, "the machine is overloaded"),
+        (4.0, 3.2, "kvconnd stood still in the middle of a copy"),
+        (4.0, 1.0, "the machine is overloaded"),
+    ],
+)
+def test_the_cause_of_a_late_call_is_named(
+    caplog: pytest.LogCaptureFixture, seconds: float, held_s: float, cause: str
+) -> None:
+    LateCalls(logging.getLogger("kvconn"), 0.8).note("batch_get_v1", seconds, held_s)
+    assert cause in caplog.records[0].message

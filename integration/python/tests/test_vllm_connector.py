@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -63,10 +64,22 @@ def test_settings_that_cannot_work_say_so(transfer: dict[str, Any], message: str
         _check(vllm_config(**transfer), kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
 
 
-def test_memory_on_a_gpu_is_refused() -> None:
+def test_memory_on_other_devices_is_refused() -> None:
+    config = vllm_config()
+    config.device_config.device_type = "xpu"
+    with pytest.raises(ValueError, match="xpu"):
+        _check(config, kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("sleeps", "told", "works"), [(False, False, True), (True, True, True), (True, False, False)])
+def test_memory_of_a_gpu_may_sleep_where_the_connector_is_told(
+    monkeypatch: pytest.MonkeyPatch, sleeps: bool, told: bool, works: bool
+) -> None:
+    monkeypatch.setattr(releases, "RESTORES", told)
     config = vllm_config()
     config.device_config.device_type = "cuda"
-    with pytest.raises(ValueError, match="cuda"):
+    config.model_config = SimpleNamespace(enable_sleep_mode=sleeps)
+    with contextlib.nullcontext() if works else pytest.raises(ValueError, match="enable_sleep_mode"):
         _check(config, kv_config(FullAttentionSpec()))  # type: ignore[arg-type]
 
 

@@ -238,7 +238,7 @@ func (b *storeBench) read(ctx context.Context, first, n int) ([]float64, error) 
 
 // measureWrites alternates raw writes to a new file and the store's to new segments.
 func (b *storeBench) measureWrites(ctx context.Context, device *raw) error {
-	b.o.Progress("write")
+	b.o.Progress("writing records")
 	shape, err := device.bestShape(true)
 	if err != nil {
 		return err
@@ -272,7 +272,7 @@ func (b *storeBench) measureWrites(ctx context.Context, device *raw) error {
 }
 
 func (b *storeBench) measureReads(ctx context.Context, device *raw) error {
-	b.o.Progress("read")
+	b.o.Progress("reading them")
 	shape, err := device.bestShape(false)
 	if err != nil {
 		return err
@@ -306,7 +306,7 @@ func (b *storeBench) measureReads(ctx context.Context, device *raw) error {
 // measureChurn fills a store to its cap and goes on writing, while one reader reads
 // single records now and then.
 func (b *storeBench) measureChurn(ctx context.Context, device *raw) error {
-	b.o.Progress("churn")
+	b.o.Progress("writing to a full store")
 	if err := b.s.Close(); err != nil {
 		return err
 	}

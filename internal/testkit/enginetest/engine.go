@@ -35,7 +35,10 @@ const (
 
 // Request is a request that an engine got.
 type Request struct {
+	Method string
 	Path   string
+	// URI is the path as it was sent, with the query.
+	URI    string
 	Header http.Header
 	Body   string
 }
@@ -66,6 +69,7 @@ func New(t testing.TB, model string) *Engine {
 	mux.HandleFunc("POST /tokenize", e.serveTokenize)
 	mux.HandleFunc("POST /v1/completions", e.complete)
 	mux.HandleFunc("POST /v1/chat/completions", e.complete)
+	mux.HandleFunc("/", e.complete)
 	e.Server = httptest.NewServer(mux)
 	t.Cleanup(func() {
 		e.CloseClientConnections()
@@ -166,7 +170,7 @@ func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
 	}
 	e.mu.Lock()
 	mode := e.mode
-	e.requests = append(e.requests, Request{Path: r.URL.Path, Header: r.Header.Clone(), Body: string(body)})
+	e.requests = append(e.requests, Request{Method: r.Method, Path: r.URL.Path, URI: r.RequestURI, Header: r.Header.Clone(), Body: string(body)})
 	e.mu.Unlock()
 	w.Header().Set("X-Engine", e.URL)
 	w.Header().Set("Connection", "X-Hop")

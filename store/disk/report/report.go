@@ -132,3 +132,13 @@ func (r *Report) Warnings() []string {
 	defer r.mu.Unlock()
 	return slices.Clone(r.warnings)
 }
+
+// Damage is the warning of the notes alone, if it was given.
+func (r *Report) Damage() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.given {
+		return nil
+	}
+	return []string{r.warnings[r.at]}
+}

@@ -25,6 +25,7 @@ from kvconn.errors import (
     SocketMissing,
     SocketPermission,
     SocketRefused,
+    TryAgain,
     Unavailable,
     UnknownRequest,
     VersionMismatch,
@@ -275,6 +276,8 @@ def _answered_error(op: Op, body: dict[str, Any]) -> Rejected | Unavailable:
         return VersionMismatch(message)
     if code == "unknown_request":
         return UnknownRequest(code, message)
+    if code == "again":
+        return TryAgain(code, message)
     if code == "not_registered":
         return NotRegistered(code, message)
     return Rejected(code, message)

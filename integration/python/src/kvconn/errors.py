@@ -55,5 +55,9 @@ class UnknownRequest(Rejected):
     """The leader does not know the beginning of the request: match again with `start` 0."""
 
 
+class TryAgain(Rejected):
+    """What the call needs is not there now, and soon may be."""
+
+
 class NotRegistered(Rejected):
     """The worker has no registered KV memory."""

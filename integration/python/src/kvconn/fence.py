@@ -13,6 +13,7 @@ import mmap
 import os
 import platform
 import time
+from collections.abc import Sequence
 
 from kvconn.memfd import sealed_memfd
 
@@ -20,6 +21,13 @@ PAGE_BYTES = 4096
 # Two 64-bit numbers on cache lines of their own, as indices of 64-bit words: not 0 once fenced,
 # and the number of copies under way.
 _FENCED, _COPIES = 0, 64 // 8
+REACHED_OFFSET = 128
+"""Where a device writes the number of the call that it has come to."""
+_REACHED = REACHED_OFFSET // 8
+# The number of revocations, and a ring of the last ones: a run's first block, and in the upper half the number of
+# its blocks.
+_REVOKED, _RING = 192 // 8, 2048 // 8
+RING_RUNS = (PAGE_BYTES - 2048) // 8
 
 # membarrier(2). Its number differs by architecture, and Python has no wrapper.
 _SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365, "s390x": 356}
@@ -55,6 +63,40 @@ class FencePage:
     def idle(self) -> bool:
         """Whether no copy is under way. After `fence` it stays so."""
         return self._words[_COPIES] == 0
+
+    @property
+    def address(self) -> int:
+        """The address of the mapping, until it is closed."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    @property
+    def reached(self) -> int:
+        """The number of the last call that the engine's device has come to."""
+        return int(self._words[_REACHED])
+
+    def reach(self, number: int) -> None:
+        """Say that the device has come to a call, where it cannot do so itself. For any thread, in order."""
+        self._words[_REACHED] = number
+
+    def begin_revocations(self, count: int, ring: Sequence[int]) -> None:
+        """Write the revocations so far to a page that no daemon has yet."""
+        for i, run in enumerate(ring):
+            self._words[_RING + i] = run
+        self._words[_REVOKED] = count
+
+    def revoke(self, number: int, runs: Sequence[int]) -> None:
+        """Write revocations, of numbers from that one on, from 0. Then the blocks of the runs may be overwritten."""
+        # Each run is seen before its number, and that before the next run, whose place may be an old one's.
+        in_order = platform.machine() == "x86_64"  # whose writes are seen in order
+        for i, run in enumerate(runs, number):
+            self._words[_RING + i % RING_RUNS] = run
+            if not in_order:
+                full_barrier()
+            self._words[_REVOKED] = i + 1
+            if not in_order:
+                full_barrier()
+        if in_order:
+            full_barrier()
 
     def close(self) -> None:
         """Unmap the page. Fence it first: the daemon's mapping of it goes on."""

@@ -92,6 +92,12 @@ class Channel:
         self._ids = itertools.count()
         self._turns = threading.Lock()
         self._refused: set[Op] = set()
+        self._held_s = 0.0
+
+    @property
+    def held_s(self) -> float:
+        """Seconds that calls so far waited for a daemon that stood still in the middle of a copy. For any thread."""
+        return self._held_s
 
     def present(
         self,
@@ -173,8 +179,15 @@ class Channel:
             self._refused.add(op)
         except BaseException as err:  # whatever it is: it may have been sent, and the slots are to be left alone
             owner._give_up(registration, err)
-            while op in (Op.FETCH, Op.PUT) and not registration.release():
-                time.sleep(_RELEASE_INTERVAL_S)
+            if op in (Op.FETCH, Op.PUT):
+                self._wait_for_copies(registration)
             if not isinstance(err, Unavailable):
                 raise
         return None
+
+    def _wait_for_copies(self, registration: Registration) -> None:
+        """Wait until nothing touches the slots any more."""
+        begun = time.monotonic()
+        while not registration.release():
+            time.sleep(_RELEASE_INTERVAL_S)
+        self._held_s += time.monotonic() - begun

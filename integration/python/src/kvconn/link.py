@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from kvconn import __version__, frames, messages
 from kvconn.connection import MAX_SOCKET_PATH_BYTES, Connection
+from kvconn.engine_memory import EngineMemoryError
 from kvconn.errors import (
     ConnectionLost,
     DeadlineExceeded,
@@ -19,6 +20,7 @@ from kvconn.errors import (
     Rejected,
     SocketMissing,
     SocketRefused,
+    TryAgain,
     Unavailable,
     VersionMismatch,
 )
@@ -102,6 +104,8 @@ class Link:
         self._sessions = 0
         self._watcher: threading.Thread | None = None
         self._not_before = 0.0
+        self._again_factor = 1
+        """Retry intervals to wait after the next answer that asks to try again."""
         self._hung_until = -math.inf
         self._complaints: set[str] = set()
         self._stop = threading.Event()
@@ -161,11 +165,15 @@ class Link:
         """
         if self._conn is None and not self._stop.is_set() and time.monotonic() >= self._hung_until:
             self._attempt()
+        self.begin()
+        return self._conn
+
+    def begin(self) -> None:
+        """Connect in the background, now and whenever the connection is lost."""
         with self._lock:
             if self._watcher is None and not self._stop.is_set():
                 self._watcher = threading.Thread(target=self._watch, name="kvconn-watch", daemon=True)
                 self._watcher.start()
-            return self._conn
 
     def close(self) -> None:
         """Close the connection and stop trying."""
@@ -194,13 +202,19 @@ class Link:
             if conn is not None:
                 self._on_lost(conn)
             self._note_silence(err)
-            if isinstance(err, VersionMismatch | Rejected):  # unlikely to pass by itself
-                self._not_before += (_HOPELESS_RETRY_FACTOR - 1) * self._options.retry_interval
+            # Of these, only TryAgain is likely to pass by itself, and the longer it lasts the less so.
+            if isinstance(err, VersionMismatch | Rejected | EngineMemoryError):
+                factor = _HOPELESS_RETRY_FACTOR
+                if isinstance(err, TryAgain):
+                    factor = min(self._again_factor, factor)
+                    self._again_factor = 2 * factor
+                self._not_before += (factor - 1) * self._options.retry_interval
             self._complain(err)
             return
         if not self._publish(conn):
             self._on_lost(conn)
             return
+        self._again_factor = 1
         with self._lock:
             back, self._complaints = bool(self._complaints), set()
         self._options.logger.info(

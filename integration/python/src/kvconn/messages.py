@@ -163,7 +163,10 @@ class Part(NamedTuple):
 
 
 class StoredPut(NamedTuple):
-    """A save by key that has ended: its slots are the engine's again. The numbers are as in SaveResult."""
+    """A save by key, or one that is reported later, that has ended: its slots are the engine's again.
+
+    The numbers are as in SaveResult.
+    """
 
     request: str
     taken: int
@@ -311,6 +314,16 @@ def register(layout: Sequence[GroupLayout]) -> Body:
 def meta(plan: bytes) -> Body:
     """Body of load and save."""
     return {"meta": plan}
+
+
+def save_later(save: str, plan: bytes, revoked: int) -> Body:
+    """Body of a save that poll may report as `save`; `revoked` is the count of revocations at the call."""
+    return {"meta": plan, "r": save, "revoked": revoked}
+
+
+def save_reply(reply: Body) -> SaveResult | None:
+    """Answer to such a save: None where poll reports it."""
+    return None if field_of(reply, "later", bool) else save_result(reply)
 
 
 def save_result(reply: Body) -> SaveResult:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 _TOLERANCE = 1.5
 """How many deadlines a call may take before it is told of: a busy interpreter lets a thread wait, too."""
 _SILENT_S = 60.0
+_OVERLOADED = "the machine is overloaded"
+_STOOD_STILL = "kvconnd stood still in the middle of a copy, which had to be waited for"
 
 
 class LateCalls:
@@ -21,8 +23,8 @@ class LateCalls:
         self._untold = 0
         self._told_at: float | None = None
 
-    def note(self, call: str, seconds: float) -> None:
-        """Note that a call has taken so long."""
+    def note(self, call: str, seconds: float, held_s: float = 0.0) -> None:
+        """Note that a call took `seconds`, `held_s` of them in the middle of a copy by a daemon that stood still."""
         if seconds <= self._deadline * _TOLERANCE:
             return
         now = self._clock()
@@ -32,7 +34,7 @@ class LateCalls:
                 return
             count, self._untold, self._told_at = self._untold, 0, now
         self._logger.warning(
-            "kvconn: %s took %.1f s, its deadline is %.1f s (%d late calls since the last line): the machine is"
-            " overloaded, or kvconnd was stopped while it copied",
+            "kvconn: %s took %.1f s, its deadline is %.1f s (%d late calls since the last line): %s",
             *(call, seconds, self._deadline, count),
+            _STOOD_STILL if seconds - held_s <= self._deadline * _TOLERANCE else _OVERLOADED,
         )

@@ -44,6 +44,11 @@ class Side:
         self._ends: queue.SimpleQueue[tuple[str, list[bytes], int, float] | None] = queue.SimpleQueue()
         threading.Thread(target=self._tell_ends, name="kvconn-ends", daemon=True).start()
 
+    @property
+    def held_s(self) -> float:
+        """Seconds that loads and saves so far waited for a daemon that stood still in the middle of a copy."""
+        return self._load.held_s + self._save.held_s
+
     def present(self, keys: Sequence[str]) -> int:
         """Return how many pages of a prompt can be loaded in all pools, from the first.
 

@@ -47,11 +47,13 @@ def _call(otherwise: Callable[..., Any]) -> Callable[[F], F]:
 
         @wraps(call)
         def timed(self: KVConnStorage, *args: Any, **kwargs: Any) -> Any:
-            begun = time.monotonic()
+            side = self._side
+            begun, held_s = time.monotonic(), side.held_s if side is not None else 0.0
             try:
                 return safe(self, *args, **kwargs)
             finally:
-                self._late.note(call.__name__, time.monotonic() - begun)
+                held_s = side.held_s - held_s if side is not None else 0.0
+                self._late.note(call.__name__, time.monotonic() - begun, held_s)
 
         return cast(F, timed)
 

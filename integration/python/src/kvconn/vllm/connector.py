@@ -18,6 +18,7 @@ from kvconn.vllm import entry, releases
 from kvconn.vllm.entry import CoreWatcher, check_parallel, guarded, logger
 from kvconn.vllm.events import Announcer
 from kvconn.vllm.identity import Identity
+from kvconn.vllm.later import HeldRequests
 from kvconn.vllm.manifest import block_size, keeps_windows, shards
 from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.scheduler import SchedulerSide
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+_UNREGISTER_TIMEOUT_S = 10.0
 _SETTINGS = {"socket", "timeout", "digest_cache"}
 
 
@@ -79,13 +81,24 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
             events = vllm_config.kv_events_config
             announcer = Announcer(size, shards(vllm_config, kv_cache_config), logger)
             announcer.enabled = events is not None and bool(events.enable_kv_cache_events)
-            self._scheduler = watcher.side = SchedulerSide(scheduler, size, logger, watcher.adapters, images, announcer)
+            held = HeldRequests() if self._on_device(vllm_config) else None
+            self._scheduler = watcher.side = SchedulerSide(
+                scheduler, size, logger, watcher.adapters, images, announcer, held
+            )
             scheduler.connect()
         else:
             parallel = vllm_config.parallel_config
             ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
             self._client = worker = WorkerClient(options, parallel.rank % ranks)
-            self._worker = WorkerSide(worker, kv_cache_config, logger)
+            self._worker = self.worker_side(worker, kv_cache_config, logger, self._on_device(vllm_config))
+
+    worker_side = WorkerSide
+    """What a worker makes. Tests have others."""
+
+    @staticmethod
+    def _on_device(vllm_config: VllmConfig) -> bool:
+        """Whether the KV memory is a GPU's."""
+        return bool(vllm_config.device_config.device_type == "cuda")
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -104,6 +117,18 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
         """Hand the KV memory to the daemon."""
         if self._worker:
             self._worker.register(kv_caches)
+
+    @guarded(lambda: None)
+    def unregister_kv_caches(self) -> None:
+        """Take the KV memory back before the engine sleeps."""
+        if self._worker:
+            self._worker.unregister(_UNREGISTER_TIMEOUT_S)
+
+    @guarded(lambda: None)
+    def restore_kv_caches(self) -> None:
+        """Hand the KV memory to the daemon again once the engine is awake."""
+        if self._worker:
+            self._worker.restore()
 
     @guarded(lambda: None)
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
@@ -128,26 +153,35 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
 
     @guarded(lambda: None)
     def wait_for_save(self) -> None:
-        """Save the blocks that the step filled; when this returns vLLM may overwrite them."""
+        """Save the blocks that the step filled; in host memory vLLM may overwrite them when this returns."""
         metadata = self._connector_metadata
         if self._worker and isinstance(metadata, StepMetadata):
             self._worker.save(metadata)
 
     @guarded(lambda: (None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Report the requests whose loads have ended, to versions of vLLM without get_transfer_results."""
-        done, _ = self._worker.ended_loads() if self._worker else (set(), set())
-        return None, done or None
+        """Report the requests whose loads or saves have ended, to versions of vLLM without get_transfer_results."""
+        if not self._worker:
+            return None, None
+        done, _ = self._worker.ended_loads()
+        return self._worker.ended_saves(finished_req_ids) or None, done or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        """Report the requests whose loads have ended, and those whose loads have failed as a whole."""
+        """Report the requests whose loads or saves have ended, and those whose loads have failed as a whole."""
         done, failed = self._ended_loads()
+        saved = self._ended_saves(finished_req_ids)
         results = releases.TransferResults
-        return results(finished_recving=done, failed_recving=failed) if results else None
+        if results is None:
+            return None
+        return results(finished_sending=saved, finished_recving=done, failed_recving=failed)
 
     @guarded(lambda: (set(), set()))
     def _ended_loads(self) -> tuple[set[str], set[str]]:
         return self._worker.ended_loads() if self._worker else (set(), set())
+
+    @guarded(set)
+    def _ended_saves(self, finished: set[str]) -> set[str]:
+        return self._worker.ended_saves(finished) if self._worker else set()
 
     @guarded(set)
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -224,10 +258,17 @@ class KVConnConnector(KVConnectorBase_V1, releases.Hybrid):  # type: ignore[misc
         """Return KV events of what is stored."""
         return self._scheduler.announcer.take() if self._scheduler else ()
 
-    @guarded(lambda: (False, None))
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Let the blocks go at once: what is saved was copied out within its step. Say what was loaded."""
-        return False, self._scheduler.finished(request.request_id) if self._scheduler else None
+        """Let the blocks go at once, where what is saved was copied out within its step. Say what was loaded."""
+        return self._holds(request), self._said_of(request)
+
+    @guarded(lambda: False)
+    def _holds(self, request: Request) -> bool:
+        return self._scheduler is not None and self._scheduler.holds(request.request_id)
+
+    @guarded(lambda: None)
+    def _said_of(self, request: Request) -> dict[str, Any] | None:
+        return self._scheduler.finished(request.request_id) if self._scheduler else None
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
@@ -273,11 +314,19 @@ def _check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
             f"kvconn: kv_load_failure_policy {transfer.kv_load_failure_policy!r} makes a request fail with a"
             " block that could be recomputed, set 'recompute'"
         )
-    if vllm_config.device_config.device_type != "cpu":
-        raise ValueError(f"kvconn: KV memory on {vllm_config.device_config.device_type} is not supported yet")
+    _check_device(vllm_config)
     check_parallel(vllm_config)
     if releases.TransferResults is None and keeps_windows(kv_cache_config):
         raise ValueError("kvconn: for models with sliding windows vLLM must be one that has failed_recving (0.30 has)")
+
+
+def _check_device(vllm_config: VllmConfig) -> None:
+    """Raise ValueError for a device whose memory cannot be used."""
+    kind = vllm_config.device_config.device_type
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"kvconn: KV memory on {kind} is not supported")
+    if kind == "cuda" and vllm_config.model_config.enable_sleep_mode and not releases.RESTORES:
+        raise ValueError("kvconn: this vLLM does not say when KV memory goes to sleep, start without enable_sleep_mode")
 
 
 def _options(vllm_config: VllmConfig, role: KVConnectorRole, identity: Identity) -> Options:

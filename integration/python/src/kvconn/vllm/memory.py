@@ -14,14 +14,11 @@ from torch.overrides import TorchFunctionMode
 from kvconn.client import GroupLayout, Run
 from kvconn.memfd import sealed_memfd
 from kvconn.vllm import populate
+from kvconn.vllm.layout import LayoutError
 from kvconn.vllm.manifest import layer_spec
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
-
-
-class LayoutError(Exception):
-    """The KV memory does not lie as the engine's own configuration says."""
 
 
 class SharedMemory:

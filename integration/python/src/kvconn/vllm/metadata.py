@@ -21,7 +21,8 @@ class StepMetadata(KVConnectorMetadata):
     `payload` is opaque. `loads` are what it loads, `lost` the loads that the engine waits for and
     no leader has planned: workers report them as failed. `untouched` are files of LoRA adapters:
     the step is saved only while they are still the same. `number`, if not 0, asks the workers to
-    report under it what became of the saves.
+    report under it what became of the saves. On a GPU `saves` are the blocks that it saves, by request, and `given`
+    those that it gives out and that hold nothing computed, None where they may be any.
     """
 
     payload: bytes = b""
@@ -29,6 +30,8 @@ class StepMetadata(KVConnectorMetadata):
     lost: list[PlannedLoad] = field(default_factory=list)
     untouched: list[FileId] = field(default_factory=list)
     number: int = 0
+    saves: dict[str, list[int]] = field(default_factory=dict)
+    given: list[int] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.payload or self.lost)

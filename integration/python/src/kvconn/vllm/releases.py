@@ -25,6 +25,9 @@ Their failed loads are reported as a whole. Where that cannot be, vLLM keeps all
 model in one group, like full attention.
 """
 
+RESTORES = all(hasattr(base.KVConnectorBase_V1, name) for name in ("unregister_kv_caches", "restore_kv_caches"))
+"""Whether a connector is told before KV memory goes to sleep, and once it is back."""
+
 _NEEDED = {
     "distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1": (
         *("get_block_ids_with_load_errors", "handle_preemptions", "on_new_request", "update_connector_output"),

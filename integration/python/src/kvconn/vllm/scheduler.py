@@ -22,6 +22,7 @@ from kvconn.identity.files import FileId
 from kvconn.vllm.adapters import Adapters
 from kvconn.vllm.events import Announcer
 from kvconn.vllm.hits import Hits
+from kvconn.vllm.later import HeldRequests, given_out
 from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.releases import BlockTables
 from kvconn.vllm.tracked import Admission, Tracked, trace
@@ -54,7 +55,9 @@ class SchedulerSide:
         adapters: Adapters,
         images_by_content: bool = True,
         announcer: Announcer | None = None,
+        held: HeldRequests | None = None,
     ) -> None:
+        """`held` is given where saves end after their step, on a GPU."""
         self._client = client
         self._block_size = block_size
         self._logger = logger
@@ -71,6 +74,7 @@ class SchedulerSide:
         self._tables = BlockTables()
         self._saves = False
         """Whether the leader may have something to save in the step that is planned."""
+        self._held = held
         self.hits = Hits(block_size, logger)
         self.announcer = announcer or Announcer(block_size, [1], logger)
         """Tells those who follow vLLM's KV events, if there may be any."""
@@ -181,12 +185,16 @@ class SchedulerSide:
         finished, self._finished = self._finished, []
         expected = {a.request: PlannedLoad(a.request, t.loading) for t, a in allocs if a.external}
         payload, loads, number = b"", [], 0
+        saves: dict[str, list[int]] = {}
+        # First: where this fails, the step has no plan, and workers take all blocks back.
+        given = given_out(output, (a for _, a in allocs), self._block_size) if self._held is not None else None
         self._untouched = {}
         self.announcer.connected(self._client.session)
         try:
             self._tables.note(output)
             reply = self._step(output, allocs, finished)
             # Workers report what is in here, and vLLM dies of a report that it does not expect.
+            saves = self._saved(output, reply) if self._held is not None else {}
             payload = reply.meta
             loads = [expected.pop(load.request) for load in reply.loads if load.request in expected]
             number = self.announcer.planned(reply.saves, self._request_of)
@@ -196,7 +204,13 @@ class SchedulerSide:
             self._logger.log(level, "kvconn: step not planned: %s", err, exc_info=level == logging.ERROR)
         untouched = [file for files in self._untouched.values() for file in files] if payload else []
         self._untouched = {}
-        return StepMetadata(payload, loads, list(expected.values()), untouched, number)
+        return StepMetadata(payload, loads, list(expected.values()), untouched, number, saves, given)
+
+    def _saved(self, output: SchedulerOutput, reply: StepReply) -> dict[str, list[int]]:
+        """Return the blocks that a plan saves, by request. Their requests are held from now on."""
+        assert self._held is not None  # noqa: S101 - the caller has looked
+        tables = {save.request: self._tables.of(output, save.request) for save in reply.saves}
+        return self._held.name(reply.saves, tables)
 
     def _request_of(self, request_id: str) -> Request | None:
         tracked = self._tracked.get(request_id)
@@ -211,7 +225,7 @@ class SchedulerSide:
             finished=[t.request.request_id for t in finished if t.session == session],
             preempted=self._preempted(output, session),
             scheduled=self._scheduled(output, session),
-            tell_saves=self.announcer.enabled,
+            tell_saves=self.announcer.enabled or self._held is not None,
         )
         if not step:
             return _NO_PLAN
@@ -331,6 +345,10 @@ class SchedulerSide:
             self._client.loaded([t.request.request_id for t in known], bad_blocks, session)
         except KVConnError as err:
             self._logger.debug("kvconn: end of loads not told: %s", err)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether the blocks of a request that has ended are held until the workers report it. To be asked once."""
+        return self._held is not None and self._held.ended(request_id)
 
     def finished(self, request_id: str) -> dict[str, Any] | None:
         """Note that a request has ended. Returns what its answer says of it."""

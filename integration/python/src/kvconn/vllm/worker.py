@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from kvconn.client import FinishedLoad, WorkerClient
+import torch
+
+from kvconn.client import FinishedLoad, SaveResult, WorkerClient
+from kvconn.cuda import DeviceMemory
+from kvconn.cuda.regions import Range
+from kvconn.engine_memory import EngineMemoryError
 from kvconn.identity.files import FileId
-from kvconn.vllm import memory
+from kvconn.vllm import device, memory
+from kvconn.vllm.later import SavesUnderWay
 from kvconn.vllm.manifest import keeps_windows
 from kvconn.vllm.metadata import Reported, StepMetadata
 from kvconn.vllm.stats import Stats
 
 if TYPE_CHECKING:
-    import torch
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
 class WorkerSide:
     """Hands the daemon a rank's KV memory, and loads and saves as the leader planned. For one thread."""
 
-    def __init__(self, client: WorkerClient, kv_cache_config: KVCacheConfig, logger: logging.Logger) -> None:
+    def __init__(
+        self, client: WorkerClient, kv_cache_config: KVCacheConfig, logger: logging.Logger, on_device: bool = False
+    ) -> None:
+        """With `on_device` the KV memory is a GPU's."""
         self._client = client
         self._config = kv_cache_config
         self._logger = logger
         self._memory: memory.SharedMemory | None = None
         self._begun: StepMetadata | None = None
+        self._later = SavesUnderWay(client) if on_device else None
+        """The saves, where they end after their step."""
+        self._registered: Callable[[], None] = lambda: None
         # Elsewhere vLLM learns which blocks failed, and keeps those before them.
         self._by_request = keeps_windows(kv_cache_config)
         self._invalid: set[int] = set()
@@ -45,6 +56,34 @@ class WorkerSide:
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Register the KV memory. Raises LayoutError where it is not as the engine says."""
+        self._registered = lambda: self.register(kv_caches)
+        if self._later is None:
+            self._register_host(kv_caches)
+        else:
+            self._register_device(kv_caches)
+
+    def unregister(self, timeout: float) -> None:
+        """Take the KV memory back, before the engine frees it."""
+        if not self._client.unregister(timeout):
+            self._logger.error("kvconn: kvconnd still copies from or to the KV memory after %g s", timeout)
+
+    def restore(self) -> None:
+        """Register the memory of the last registration again."""
+        self._registered()
+
+    def _register_device(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        storages = device.storages(kv_caches)
+        layouts = device.group_layouts(self._config, kv_caches, storages)
+        try:
+            self._client.register_memory(self._device_memory(storages, kv_caches), layouts)
+        except EngineMemoryError as err:
+            self._logger.warning("kvconn: KV is neither loaded nor saved: %s", err)
+
+    def _device_memory(self, storages: Sequence[Range], kv_caches: Mapping[str, torch.Tensor]) -> DeviceMemory:
+        on = next(iter(kv_caches.values())).device
+        return DeviceMemory([storages], on.index or 0, lambda: torch.cuda.current_stream(on).cuda_stream)
+
+    def _register_host(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         storage = memory.backing_storage(kv_caches)
         layouts = memory.group_layouts(self._config, kv_caches)
         if self._memory is not None and self._memory.holds(storage):
@@ -59,6 +98,9 @@ class WorkerSide:
         if self._begun is metadata:
             return
         self._begun = metadata
+        if self._later is not None:
+            self._later.overwritten(metadata.given)
+            self._later.name(metadata.saves)
         self._client.load(b"", metadata.lost)
         self._client.load(metadata.payload, metadata.loads)
 
@@ -75,10 +117,16 @@ class WorkerSide:
     def _saved(self, metadata: StepMetadata) -> None:
         if not metadata.payload:
             return
-        result = self._client.save(metadata.payload)
+        if self._later is not None:
+            if metadata.saves:
+                self._later.start(metadata.number, metadata.payload, metadata.saves)
+            return
+        self._note_saved(metadata.number, self._client.save(metadata.payload))
+
+    def _note_saved(self, number: int, result: SaveResult) -> None:
         self.stats.count_all("saved_blocks", result._asdict())
-        if metadata.number:
-            self._reported.saves[metadata.number] = result
+        if number:
+            self._reported.saves[number] = result
 
     def ended_loads(self) -> tuple[set[str], set[str]]:
         """Return the requests whose loads have ended, each once, and those of them that have failed as a whole.
@@ -99,6 +147,17 @@ class WorkerSide:
                     self._invalid.update(load.failed_blocks)
             self._note(ended)
         return done, failed
+
+    def ended_saves(self, finished: Iterable[str]) -> set[str]:
+        """Return the requests that have ended, these among them, and that no save holds any more, each once.
+
+        To be called after ended_loads.
+        """
+        if self._later is None:
+            return set()
+        for number, stored in self._later.stored():
+            self._note_saved(number, SaveResult(stored.taken, stored.dropped, stored.present))
+        return self._later.finished(finished)
 
     def _note(self, ended: Sequence[FinishedLoad]) -> None:
         """Note what loads brought. No load waits for a figure that fails."""

@@ -1,0 +1,89 @@
+package choice
+
+import "testing"
+
+// serve plays copies whose ways take these times, and returns how many went each way.
+func serve(t *Table, n, runs int, bytes uint64, batch, kernel uint64) (count [ways]int) {
+	for range n {
+		w := t.Choose(1, runs, bytes)
+		count[w]++
+		t.Learn(1, runs, bytes, w, [ways]uint64{batch, kernel}[w])
+	}
+	return count
+}
+
+func TestTheFasterWayIsTaken(t *testing.T) {
+	var x Table
+	serve(&x, 200, 512, 512<<12, 1000, 300)
+	if n := serve(&x, 1000, 512, 512<<12, 1000, 300); n[Kernel] < 950 {
+		t.Errorf("%v when the kernel is faster", n)
+	}
+	// The GPU becomes busy, and the kernel waits for its time slice.
+	serve(&x, 200, 512, 512<<12, 1000, 9000)
+	if n := serve(&x, 10_000, 512, 512<<12, 1000, 9000); n[Kernel] > 40 {
+		t.Errorf("%v when batches are faster", n)
+	}
+	// And idle again, which the tries see, one in maxGap copies.
+	serve(&x, 4*window*maxGap, 512, 512<<12, 1000, 300)
+	if n := serve(&x, 1000, 512, 512<<12, 1000, 300); n[Kernel] < 950 {
+		t.Errorf("%v when the kernel is faster again", n)
+	}
+	if l := x.Learnt(); len(l) != 1 || l[0].Best != Kernel || l[0].RunBytes != 4096 || l[0].Runs != 512 || l[0].Direction != 1 ||
+		!(l[0].KernelBytesPerS > l[0].BatchBytesPerS) {
+		t.Errorf("%+v", l)
+	}
+}
+
+func TestASmallAdvantageIsNone(t *testing.T) {
+	var x Table
+	serve(&x, 1000, 512, 512<<12, 1000, 950)
+	if n := serve(&x, 1000, 512, 512<<12, 1000, 950); n[Kernel] > 70 {
+		t.Errorf("%v", n)
+	}
+}
+
+func TestWhatIsForCopyEnginesAlone(t *testing.T) {
+	var x Table
+	for name, c := range map[string]struct {
+		direction uint8
+		runs      int
+		bytes     uint64
+	}{
+		"few runs": {0, 15, 15 << 10}, "long runs": {0, 16, 16 << 16}, "no runs": {0, 0, 0}, "no bytes": {0, 100, 0}, "no direction": {2, 100, 100 << 10},
+	} {
+		for range 100 {
+			if x.Choose(c.direction, c.runs, c.bytes) != Batch {
+				t.Errorf("%s: not a batch", name)
+			}
+			x.Learn(c.direction, c.runs, c.bytes, Kernel, 1)
+		}
+	}
+	for range 100 { // more runs than there are classes, and times that are unknown
+		x.Learn(0, 1<<40, 1<<50, x.Choose(0, 1<<40, 1<<50), 0)
+	}
+	if l := x.Learnt(); l != nil {
+		t.Errorf("%+v", l)
+	}
+}
+
+// A driver that refuses kernels answers each try by a batch.
+func TestTriesThatAreNotTakenChangeNothing(t *testing.T) {
+	var x Table
+	tries := 0
+	for range 1000 {
+		if x.Choose(0, 64, 64<<10) == Kernel {
+			tries++
+		}
+		x.Learn(0, 64, 64<<10, Batch, 1000)
+	}
+	if tries == 0 || tries > 1000/minGap {
+		t.Errorf("%d tries", tries)
+	}
+}
+
+func TestChoosingAllocatesNothing(t *testing.T) {
+	var x Table
+	if n := testing.AllocsPerRun(100, func() { x.Learn(0, 64, 64<<10, x.Choose(0, 64, 64<<10), 10) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

@@ -1,0 +1,100 @@
+"""kvconn's vLLM connector in an engine on a processor whose KV memory is device memory of the stand-in for CUDA.
+
+The stand-in maps that memory a second time, where the processor can reach it. So vLLM computes in memory that kvconnd
+reaches by CUDA alone, and everything of the connector but the kernels' own order on a GPU is what it would be there.
+FAKECUDA_LIBRARY names the stand-in; with FAKECUDA_DELAY_US the device comes to each call late.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from kvconn.cuda import DeviceMemory
+from kvconn.cuda.regions import Range
+from kvconn.vllm import memory
+from kvconn.vllm.connector import KVConnConnector
+from kvconn.vllm.worker import WorkerSide
+
+
+class Device:
+    """A device of the stand-in."""
+
+    def __init__(self) -> None:
+        self.library = os.environ["FAKECUDA_LIBRARY"]
+        self._calls = ctypes.CDLL(self.library)
+        self._calls.fakecuda_view.restype = ctypes.c_void_p
+        self._call("cuInit", 0)
+        self._call("cuCtxSetCurrent", self._get("cuDevicePrimaryCtxRetain", 0))
+        self.stream = self._get("cuStreamCreate", 1)
+        self._addresses: dict[int, int] = {}
+
+    def _call(self, entry: str, *args: Any) -> None:
+        code = getattr(self._calls, entry)(*(ctypes.c_uint64(a) if isinstance(a, int) else a for a in args))
+        if code:
+            raise RuntimeError(f"{entry} answered {code}")
+
+    def _get(self, entry: str, *args: Any) -> int:
+        out = ctypes.c_uint64()
+        self._call(entry, ctypes.byref(out), *args)
+        return out.value
+
+    def tensor(self, size: int) -> torch.Tensor:
+        """Allocate device memory, and return a tensor of it on the processor."""
+        address = self._get("cuMemAlloc_v2", size)
+        view = self._calls.fakecuda_view(ctypes.c_uint64(address), ctypes.c_size_t(size))
+        self._addresses[view] = address
+        return torch.frombuffer((ctypes.c_int8 * size).from_address(view), dtype=torch.int8)
+
+    def address(self, view: int) -> int:
+        """Return the device's address of such a tensor's memory."""
+        return self._addresses[view]
+
+
+class DeviceAllocation(memory.AllocationMode):
+    """While active, the engine's allocation of its KV memory goes to the device."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(lambda _: None)
+        self._device = device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Answer the one allocation."""
+        size = memory._kv_allocation_size(func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if size is None else self._device.tensor(size)
+
+
+class DeviceSide(WorkerSide):
+    """A worker whose KV memory lies on the stand-in's device."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._device = Device()
+
+    def allocation_context(self) -> AbstractContextManager[Any]:
+        """Return the context in which the KV memory is allocated on the device."""
+        return DeviceAllocation(self._device)
+
+    def _device_memory(self, storages: Sequence[Range], kv_caches: Mapping[str, torch.Tensor]) -> DeviceMemory:
+        ranges = [Range(self._device.address(view), size) for view, size in storages]
+        return DeviceMemory([ranges], 0, lambda: self._device.stream, self._device.library)
+
+
+class DeviceConnector(KVConnConnector):
+    """The connector as on a GPU."""
+
+    worker_side = DeviceSide
+
+    @staticmethod
+    def _on_device(_: Any) -> bool:
+        return True

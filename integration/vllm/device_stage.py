@@ -1,0 +1,150 @@
+"""The stage of KV memory on a device: vLLM computes in device memory of the stand-in for CUDA (device/)."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import environment
+from completions import Completion, complete, prompt
+from environment import HERE, Environment
+from processes import Engine, get
+from stage import NO_CACHE, Place, Stage
+
+MODEL_SEED, HYBRID_SEED = 1, 3
+LENGTHS = (400, 1500, 400, 1500)
+DELAY_US = 300_000
+"""How late the device comes to each call: many steps."""
+FEW_BLOCKS = {"llama": 34, "gemma3": 72}
+"""By kind of model: enough for one request of any length, and for four prompts, but not for their long answers."""
+CROWDED = 1000
+LONG_ANSWER = 400
+"""Tokens of prompts and answers that have to share the blocks."""
+STEADY_S = 1.0
+
+
+class _Environment(Environment):
+    """An environment whose engines find the connector, and have the device."""
+
+    library = ""
+
+    def variables(self, tensor_parallel: int = 1) -> dict[str, str]:
+        own = {"PYTHONPATH": str(HERE / "device"), "FAKECUDA_LIBRARY": self.library, "FAKECUDA_DELAY_US": str(DELAY_US)}
+        return super().variables(tensor_parallel) | own
+
+
+class OnDevice(Stage):
+    """Engines with full attention and with windows, saves that are late, and requests that are preempted."""
+
+    def __init__(self, place: Place, name: str = "device", kind: str = "llama", seed: int = MODEL_SEED) -> None:
+        env = _Environment(place.env.cache, place.env.python)
+        super().__init__(replace(place, env=env), name, LENGTHS)
+        env.library = self._library = str(place.work / "libcuda.so.1")
+        self.model, self._few_blocks = environment.model(place.env, seed, kind), FEW_BLOCKS[kind]
+        self._whole = kind == "llama"
+
+    def run(self) -> None:
+        """Run the stage."""
+        if shutil.which("gcc") is None:
+            self.report.say(f"      {self.name}: the stand-in for CUDA is in C, and there is no gcc")
+            return
+        subprocess.run([HERE.parent / "gpu" / "fakecuda" / "build.sh", self._library], check=True)
+        self.start_daemon()
+        self.saving()
+        self.report.equal(f"{self.name}: kvconnd stops in order", self.daemon.terminate(), 0)
+        self.start_daemon()
+        self.restarted()
+        self.preempted()
+        self.daemon.terminate()
+
+    def start_daemon(self) -> None:
+        """Start the daemon, which loads the stand-in when an engine registers memory of a device."""
+        self.daemon.start(settings=("--prefill-tokens-per-s", "1", "--cuda-library", self._library))
+
+    def started(self, number: int, prefix_caching: bool, arguments: Sequence[str] = ()) -> Engine:
+        """Return an engine that serves."""
+        config = json.loads(self.daemon.vllm_config())
+        config |= {"kv_connector": "DeviceConnector", "kv_connector_module_path": "device_connector"}
+        engine = self.engine(self.model, number)
+        engine.start(json.dumps(config), prefix_caching, arguments=arguments)
+        engine.wait()
+        self.daemon.wait_for_engine()
+        return engine
+
+    def settled(self) -> None:
+        """Wait until all saves have ended: they go on after the answers."""
+        last, since = -1.0, time.monotonic()
+        while time.monotonic() - since < STEADY_S:
+            saved = self.daemon.metric("kvconn_saved_blocks_total") + self.daemon.metric("kvconn_dropped_blocks_total")
+            if saved != last:
+                last, since = saved, time.monotonic()
+            time.sleep(0.05)
+        self.daemon.wait_for_writes()
+
+    def saving(self) -> None:
+        """Without cache, saving, and from the daemon; vLLM's own prefix cache is off."""
+        engine = self.started(1, prefix_caching=False)
+        self.refer(engine)
+        answers = self.answers(engine)
+        self.identical("saving", answers)
+        self.report.equal(f"{self.name}: saving: nothing cached yet", [a.cached for a in answers], [0] * len(LENGTHS))
+        self.settled()
+        answers = self.answers(engine)
+        self.identical("cached", answers)
+        self.all_cached("cached", answers)
+        copied = total(self.daemon.port, "kvconn_gpu_loaded_bytes_total")
+        self.report.check(f"{self.name}: it was copied by CUDA", copied > 0, f"{copied:g} bytes")
+        self.no_errors(engine)
+        engine.terminate()
+
+    def restarted(self) -> None:
+        """Engine and daemon restarted, vLLM's own prefix cache on; then a copier that is killed."""
+        engine = self.started(2, prefix_caching=True)
+        answers = self.answers(engine)
+        self.identical("restarted", answers)
+        self.all_cached("restarted", answers)
+        self.no_errors(engine)
+        engine.terminate()
+
+    def preempted(self) -> None:
+        """More requests at a time than there are blocks for: blocks are given out again while they are saved."""
+        engine = self.started(3, prefix_caching=False, arguments=["--num-gpu-blocks-override", str(self._few_blocks)])
+        rng = random.Random("preempted")
+        prompts = [prompt(rng, CROWDED) for _ in range(4)]
+        want = [self.long(engine, p, **NO_CACHE) for p in prompts]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            got = list(pool.map(lambda p: self.long(engine, p), prompts))
+        self.same("preempted while saving", got, want)
+        self.settled()
+        got = [self.long(engine, p) for p in prompts]
+        self.same("afterwards", got, want)
+        if self._whole:  # windows take blocks back without any preemption, and hits need what they took
+            self.report.check(f"{self.name}: afterwards: something is cached", all(a.cached > 0 for a in got))
+            preempted = total(engine.port, "vllm:num_preemptions_total")
+            self.report.check(f"{self.name}: requests were preempted", preempted > 0, f"{preempted:g}")
+        dropped = self.daemon.metric("kvconn_dropped_blocks_total")
+        self.report.check(f"{self.name}: blocks were taken back from saves", dropped > 0, f"{dropped:g}")
+        self.no_errors(engine)
+        engine.terminate()
+
+    @staticmethod
+    def long(engine: Engine, tokens: list[int], **fields: object) -> Completion:
+        """Complete a prompt with a long answer."""
+        return complete(engine.port, tokens, max_tokens=LONG_ANSWER, **fields)
+
+    def same(self, what: str, got: Sequence[Completion], want: Sequence[Completion]) -> None:
+        """Check that answers have the tokens that are wanted."""
+        wrong = [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if a.tokens != b.tokens]
+        self.report.equal(f"{self.name}: {what}: identical", wrong, [])
+
+
+def total(port: int, metric: str) -> float:
+    """Return the sum of a metric over its labels."""
+    lines = get(port, "/metrics")[1].splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(metric + "{"))

@@ -1,0 +1,85 @@
+// Package locate finds the daemon of this node: where engines and people reach it.
+package locate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kvconn/kvconn/internal/config"
+	"github.com/kvconn/kvconn/internal/daemon"
+)
+
+// Settings are those of the daemon that say where it is. What is empty is not set.
+type Settings struct {
+	// Socket, HTTP and Dir are those of config.Serve.
+	Socket, HTTP, Dir string
+	// Token is its http_token.
+	Token string
+}
+
+// SocketPath returns the absolute path of the daemon's socket: as set, else as the daemon that serves the directory says,
+// else the default. An engine has a working directory of its own.
+func (s Settings) SocketPath() (string, error) {
+	socket := s.Socket
+	if socket == "" && s.Dir != "" {
+		if info, err := daemon.ReadInfo(s.Dir); err == nil {
+			socket = info.Socket
+		}
+	}
+	path, err := filepath.Abs(cmp.Or(socket, config.DefaultSocket()))
+	if err != nil {
+		return "", fmt.Errorf("socket path: %w", err)
+	}
+	return path, nil
+}
+
+// dialTimeout bounds a look at a socket: a daemon's backlog is full for moments only.
+const dialTimeout = time.Second
+
+// Listens returns an error that says why nobody can be reached at a socket.
+func Listens(ctx context.Context, path string) error {
+	dialer := net.Dialer{Timeout: dialTimeout}
+	c, err := dialer.DialContext(ctx, "unix", path)
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+// Status asks the daemon for its status: the one that serves the directory, else the one at the HTTP address, else the one
+// at the default address. A daemon that was restarted on a free port is found again by its directory.
+func (s Settings) Status(ctx context.Context) (*daemon.Status, error) {
+	address := s.address()
+	if s.Dir == "" {
+		return daemon.FetchStatusAs(ctx, cmp.Or(address, config.DefaultHTTP), s.Token)
+	}
+	info, err := daemon.ReadInfo(s.Dir)
+	switch {
+	case errors.Is(err, fs.ErrPermission): // the directory is the daemon's alone
+		return daemon.FetchStatusAs(ctx, cmp.Or(address, config.DefaultHTTP), s.Token)
+	case err != nil:
+		return nil, err
+	case info.HTTP == "":
+		return nil, fmt.Errorf("the daemon that serves %s has no HTTP interface (http: off)", s.Dir)
+	}
+	status, err := daemon.FetchStatusAs(ctx, info.HTTP, s.Token)
+	if err == nil && status.Epoch != info.Epoch { // the address has another daemon now
+		return nil, fmt.Errorf("no daemon serves %s: the one with process %d was killed", s.Dir, info.PID)
+	}
+	return status, err
+}
+
+// address is the HTTP address, "" if nothing can be asked there: the setting may be off, or port 0 for any.
+func (s Settings) address() string {
+	if s.HTTP == "off" || strings.HasSuffix(s.HTTP, ":0") {
+		return ""
+	}
+	return s.HTTP
+}
