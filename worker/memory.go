@@ -82,8 +82,8 @@ func openRegions(o *Options, regions []*os.File) (gpu.Memory, error) {
 		return o.Driver.Open(regions)
 	}
 	connection, err := o.Connection()
-	if err != nil {
-		return nil, err
+	if err != nil { // descriptors have run out, say: later there may be one
+		return nil, fmt.Errorf("%w: hold the engine's connection: %w", gpu.ErrAgain, err)
 	}
 	defer func() { _ = connection.Close() }()
 	return h.OpenHolding(regions, connection)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 	"testing"
 
 	"github.com/kvconn/kvconn/connector"
@@ -38,6 +39,28 @@ func TestARegistrationThatComesTooEarlyIsToBeRepeated(t *testing.T) {
 	l := testLayout()
 	_, err = w.Register(t.Context(), &l, newEngineMemory(t).descriptor(), f)
 	if !errors.Is(err, connector.ErrAgain) || errors.Is(err, connector.ErrBadRequest) {
+		t.Errorf("%v", err)
+	}
+}
+
+// holdingDriver is one that wants the engine's connection.
+type holdingDriver struct{ gpu.HostDriver }
+
+func (d *holdingDriver) OpenHolding(files []*os.File, _ *os.File) (gpu.Memory, error) {
+	return d.Open(files)
+}
+
+// That no descriptor is free now is no reason to give a rank up.
+func TestARegistrationWithoutADescriptorIsToBeRepeated(t *testing.T) {
+	w := newWorker(t, openStore(t), func(o *Options, _ *host.AccountOptions) {
+		o.Driver, o.Connection = new(holdingDriver), func() (*os.File, error) { return nil, syscall.EMFILE }
+	})
+	_, f, err := fence.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := testLayout()
+	if _, err = w.Register(t.Context(), &l, newEngineMemory(t).descriptor(), f); !errors.Is(err, connector.ErrAgain) || !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("%v", err)
 	}
 }

@@ -38,7 +38,7 @@ type statusCmd struct {
 
 // Help is shown below the command's summary.
 func (*statusCmd) Help() string {
-	return `It shows a router, too, if --http is a router's address. The exit status is not 0 if no
+	return `It shows a router, too, if --http is a router's address, though not with --watch. The exit status is not 0 if no
 daemon answers, and if the daemon is unhealthy. With --watch rates are those of the last interval, by the daemon's own clock.`
 }
 
@@ -60,8 +60,8 @@ func (c *statusCmd) Run(ctx context.Context, command *kong.Context, resolver *se
 		return c.watch(ctx, at, std.out)
 	}
 	s, err := at.Status(ctx)
-	if errors.Is(err, daemon.ErrRouter) {
-		return c.router(ctx, at.HTTP, std.out)
+	if router := (*locate.RouterError)(nil); errors.As(err, &router) {
+		return c.router(ctx, router.Address, std.out)
 	}
 	if err != nil {
 		return err
@@ -104,6 +104,9 @@ func (c *statusCmd) watch(ctx context.Context, at locate.Settings, out io.Writer
 		s, err := at.Status(ctx)
 		if ctx.Err() != nil {
 			return nil
+		}
+		if router := (*locate.RouterError)(nil); errors.As(err, &router) {
+			return fmt.Errorf("%w: --watch shows daemons", err)
 		}
 		var look bytes.Buffer
 		if err := c.show(&look, s, before, err); err != nil {

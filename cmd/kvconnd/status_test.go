@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/locate"
@@ -177,5 +179,29 @@ func TestStatusOfARouterIsShown(t *testing.T) {
 		if status, out, errs := kvconnd(append([]string{"status", "--http", s.URL}, flags...)...); status != 0 || !strings.Contains(out, "cost") || !strings.Contains(out, "http://h:1") {
 			t.Errorf("status %d, %s %s", status, out, errs)
 		}
+	}
+}
+
+// Whoever asks for a router's status without an address has its token sent to the router and nobody else.
+func TestStatusOfARouterAtTheUsualAddress(t *testing.T) {
+	l, err := net.Listen("tcp", config.DefaultHTTP)
+	if err != nil {
+		t.Skip("the usual address is in use: ", err)
+	}
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/ranks" {
+			fmt.Fprint(w, `{"ranks":[]}`)
+			return
+		}
+		fmt.Fprint(w, `{"version":"kvconnd/1","policy":"cost","models":["m"],"ranks":0,"ready":0,"health":{"ok":true}}`)
+	}))
+	s.Listener = l
+	s.Start()
+	t.Cleanup(s.Close)
+	if status, out, errs := kvconnd("status"); status != 0 || !strings.Contains(out, "cost") {
+		t.Errorf("status %d, %s %s", status, out, errs)
+	}
+	if status, _, errs := kvconnd("status", "--watch"); status == 0 || !strings.Contains(errs, "--watch shows daemons") {
+		t.Errorf("status %d, %s", status, errs)
 	}
 }

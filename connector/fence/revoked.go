@@ -57,6 +57,9 @@ func (r *Revoked) Has(block uint32) bool {
 		return true
 	}
 	for _, run := range r.runs[:r.n] {
+		if run == allBlocks {
+			return true // the last number of a block, too
+		}
 		if first := uint32(run); block >= first && block-first < uint32(run>>32) {
 			return true
 		}

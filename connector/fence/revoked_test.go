@@ -66,6 +66,11 @@ func TestRevokedBlocksAreThoseSinceTheCount(t *testing.T) {
 	want(first, 99)
 	want(0, 5, 6, 7, 40, 99)
 	var r Revoked
+	for _, run := range []uint64{allBlocks, runOf(math.MaxUint32, 1)} {
+		if r.n, r.runs[0] = 1, run; !r.Has(math.MaxUint32) {
+			t.Errorf("%#x has not the last block", run)
+		}
+	}
 	if daemon.ReadRevoked(first, &r); !r.Has(math.MaxUint32) || r.Has(math.MaxUint32-1) {
 		t.Error("the last block is not the one revoked")
 	}

@@ -15,6 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ErrGroup means that the socket's group is none that the daemon's user may give it.
+var ErrGroup = errors.New("give it to group")
+
 // Access says who may connect besides root and the daemon's own user. The zero value is nobody.
 type Access struct {
 	// Mode is the socket's. Default: 0600; 0660 with a Group; 0666 with UIDs or GIDs, where the daemon's check of the peer
@@ -87,7 +90,7 @@ func (a *access) apply(path string) error {
 	}
 	if a.group >= 0 {
 		if err := unix.Fchownat(fd, "", -1, a.group, unix.AT_EMPTY_PATH); err != nil {
-			return fmt.Errorf("give it to group %d, which the daemon's user has to be in: %w", a.group, err)
+			return fmt.Errorf("%w %d, which the daemon's user has to be in: %w", ErrGroup, a.group, err)
 		}
 	}
 	return os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), a.mode) // fchmod does not take such a descriptor

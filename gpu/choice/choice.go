@@ -42,6 +42,8 @@ const (
 	maxGap = 1024
 	// better is how much faster the other way has to be for a change.
 	better = 0.9
+	// maxLosses is how many copiers may end in a copy by kernel before there are no more. One may be chance.
+	maxLosses = 2
 )
 
 // cell is what is known of copies of about the same number and size of runs.
@@ -59,6 +61,8 @@ type cell struct {
 type Table struct {
 	mu    sync.Mutex
 	cells [directions][maxRunBytesLog2][countClasses]cell
+	// losses counts copies by kernel that ended their copier.
+	losses int
 }
 
 // cell of copies, or nil if they are batches always. mu is held.
@@ -78,7 +82,7 @@ func (t *Table) Choose(direction uint8, runs int, bytes uint64) Way {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.cell(direction, runs, bytes)
-	if c == nil {
+	if c == nil || t.losses >= maxLosses {
 		return Batch
 	}
 	c.gap = max(c.gap, minGap)
@@ -107,6 +111,32 @@ func (t *Table) Learn(direction uint8, runs int, bytes uint64, w Way, nanosecond
 	if c.n[other] >= enough && c.n[c.best] > 0 && c.nsPerByte[other] < better*c.nsPerByte[c.best] {
 		c.best, c.gap, c.since = other, minGap, 0
 	}
+}
+
+// Refused notes that such copies were to go by the kernel and did not. What was known of the kernel there is forgotten.
+func (t *Table) Refused(direction uint8, runs int, bytes uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c := t.cell(direction, runs, bytes); c != nil {
+		c.best, c.n[Kernel], c.nsPerByte[Kernel] = Batch, 0, 0
+		c.gap = min(2*max(c.gap, minGap), maxGap)
+	}
+}
+
+// Lost notes that a copier has ended in a copy by kernel: call it once a copier. It reports whether that was one too many:
+// from then on Choose answers Batch.
+func (t *Table) Lost() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.losses++
+	return t.losses == maxLosses
+}
+
+// Ended reports whether kernels are given up because copiers ended in them.
+func (t *Table) Ended() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.losses >= maxLosses
 }
 
 // Learnt is one kind of copies: of RunBytes up to twice that in a run, in Runs up to twice as many runs.

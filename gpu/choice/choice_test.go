@@ -87,3 +87,43 @@ func TestChoosingAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// A copy that was to go by the kernel and did not says that what was known of the kernel is over.
+func TestAKernelThatIsRefusedIsForgotten(t *testing.T) {
+	var x Table
+	for range 10 {
+		x.Learn(0, 64, 64<<10, Batch, 1000)
+		x.Learn(0, 64, 64<<10, Kernel, 10)
+	}
+	if l := x.Learnt(); len(l) != 1 || l[0].Best != Kernel {
+		t.Fatalf("%+v", l)
+	}
+	x.Refused(0, 64, 64<<10)
+	if l := x.Learnt(); len(l) != 0 {
+		t.Errorf("%+v", l)
+	}
+	tries := 0
+	for range 10_000 {
+		if x.Choose(0, 64, 64<<10) == Kernel {
+			tries++
+			x.Refused(0, 64, 64<<10)
+		}
+	}
+	if tries == 0 || tries > 10_000/maxGap+10 {
+		t.Errorf("%d tries", tries)
+	}
+}
+
+func TestKernelsThatEndCopiersAreGivenUp(t *testing.T) {
+	var x Table
+	for n := 1; n <= maxLosses+1; n++ {
+		if x.Ended() != (n > maxLosses) || x.Lost() != (n == maxLosses) {
+			t.Errorf("after %d", n)
+		}
+	}
+	for range 2 * minGap {
+		if x.Choose(0, 64, 64<<10) != Batch {
+			t.Error("a kernel all the same")
+		}
+	}
+}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvconn/kvconn/gpu/copier"
 	"github.com/kvconn/kvconn/gpu/region"
+	"github.com/kvconn/kvconn/internal/testkit/fakecuda"
 )
 
 // deafEnv has a copier of the tests outlive its daemon: as if its end took time.
@@ -126,7 +127,11 @@ func TestTheConnectionOfAKilledDaemonEndsWithItsCopier(t *testing.T) {
 	}
 	defer func() { _ = unix.Kill(pid, unix.SIGKILL) }()
 	// The kernel closes the files of a process that was killed from the highest number down.
-	device, connection := filesOf(t, pid, "/memfd:fakecuda"), filesOf(t, pid, fmt.Sprintf("socket:[%d]", peer.Ino))
+	driver := "/memfd:fakecuda"
+	if fakecuda.Real() && !strings.Contains(library, "fakecuda") {
+		driver = "/dev/nvidia"
+	}
+	device, connection := filesOf(t, pid, driver), filesOf(t, pid, fmt.Sprintf("socket:[%d]", peer.Ino))
 	if len(device) == 0 || len(connection) != 1 || connection[0] > slices.Min(device) {
 		t.Errorf("the engine's connection is descriptor %d, and the driver's are %d: it is closed before they are", connection, device)
 	}

@@ -26,15 +26,20 @@ const newestVersion = "newest"
 // versions of the driver that all basic tests run with: before batch copies, with them, in their newer form, the newest.
 var versions = []string{"12040", "12080", "13000", newestVersion}
 
+// versionEnv has the stand-in be of a version. For the newest nothing is set, so that these tests run on a real driver.
+func versionEnv(version string) []string {
+	if version == newestVersion {
+		return nil
+	}
+	return []string{"FAKECUDA_VERSION=" + version}
+}
+
 func TestBytesGoBothWays(t *testing.T) {
 	for _, version := range versions {
 		for name, kind := range map[string]region.Kind{"legacy": region.IPC, "virtual": region.VMM} {
 			t.Run(version+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				var env []string
-				if version != newestVersion {
-					env = []string{"FAKECUDA_VERSION=" + version}
-				}
+				env := versionEnv(version)
 				e, r := startEngine(t, 0, env...), newRig(t, nil, env...)
 				files := e.region(kind, granularity, granularity, granularity)
 				m := r.open(files)

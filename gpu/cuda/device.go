@@ -43,8 +43,8 @@ type device struct {
 	byKernel atomic.Uint64
 }
 
-// note counts a batch that ended well, and learns from it.
-func (g *device) note(d gpu.Direction, runs int, bytes uint64, o ring.Outcome) {
+// note counts a batch that ended well and was wanted in a way, and learns from it.
+func (g *device) note(d gpu.Direction, runs int, bytes uint64, wanted choice.Way, o ring.Outcome) {
 	g.batches.Add(1)
 	g.copied[d].Add(bytes)
 	way := choice.Batch
@@ -52,7 +52,20 @@ func (g *device) note(d gpu.Direction, runs int, bytes uint64, o ring.Outcome) {
 		way = choice.Kernel
 		g.byKernel.Add(1)
 	}
+	if way != wanted {
+		g.learnt.Refused(uint8(d), runs, bytes)
+	}
 	g.learnt.Learn(uint8(d), runs, bytes, way, o.Nanoseconds)
+}
+
+// errKernelLost is why kernels are given up.
+const errKernelLost = "copiers ended in copies by kernel: they are not tried again until kvconnd is restarted"
+
+// kernelLost counts a copier that has ended while it copied by kernel, once whatever number of such copies it had.
+func (g *device) kernelLost(p *process) {
+	if p.kernelLost.CompareAndSwap(false, true) && g.learnt.Lost() {
+		g.o.Logger.Warn("GPU copies by kernel are given up", "uuid", g.uuid, "why", errKernelLost, "err", p.cause())
+	}
 }
 
 // copier returns the running copier, and starts one if there is none.
@@ -174,6 +187,9 @@ func (g *device) status() gpu.DeviceStatus {
 		TotalBytes: g.info.TotalBytes, Running: g.current != nil && !g.current.ended(), Starts: g.starts,
 		Batches: g.batches.Load(), LoadedBytes: g.copied[gpu.Load].Load(), SavedBytes: g.copied[gpu.Save].Load(),
 		KernelBatches: g.byKernel.Load(), KernelError: g.info.KernelError,
+	}
+	if g.learnt.Ended() {
+		s.KernelError = errKernelLost
 	}
 	for _, l := range g.learnt.Learnt() {
 		s.Copies = append(s.Copies, gpu.CopyStatus{

@@ -105,8 +105,8 @@ func TestKernelsMoveTheSameBytes(t *testing.T) {
 		for _, kind := range []region.Kind{region.IPC, region.VMM} {
 			t.Run(fmt.Sprint(version, kind), func(t *testing.T) {
 				t.Parallel()
-				env := "FAKECUDA_VERSION=" + version
-				e, r := startEngine(t, 0, env), newRig(t, nil, env)
+				env := versionEnv(version)
+				e, r := startEngine(t, 0, env...), newRig(t, nil, env...)
 				m := r.open(e.region(kind, granularity, granularity))
 				byKernel(t, r)
 				for _, n := range []int{16, 300} {
@@ -179,6 +179,36 @@ func TestFaultsOfKernelsCostTheCopier(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// Kernels that end their copier each time are given up: ranks are not lost again and again.
+func TestKernelsThatEndCopiersAreGivenUp(t *testing.T) {
+	e, r := startEngine(t, 0), newRig(t, impatient, "FAKECUDA_FAULT=cuLaunchKernel:*:async=700")
+	file := func() []*os.File { return e.region(region.IPC, granularity, granularity) }
+	m, lost := r.open(file()), 0
+	pieces := smallRuns(r, 100)
+	for range 2000 {
+		err := m.Copy(t.Context(), &gpu.Batch{Direction: gpu.Save, Pieces: slices.Clone(pieces)})
+		if err == nil {
+			continue
+		}
+		if lost++; !errors.Is(err, gpu.ErrLost) {
+			t.Fatal(err)
+		}
+		awaitTrue(t, "the GPU serves again", func() bool {
+			next, err := r.Open(file())
+			if err == nil {
+				m = next
+			}
+			return err == nil
+		})
+	}
+	if s := r.Devices()[0]; lost == 0 || lost > 4 || s.KernelError != errKernelLost {
+		t.Errorf("%d copiers were lost, %q", lost, s.KernelError)
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -17,6 +18,14 @@ import (
 // roleEnv has this program play another process: an engine, or a copier.
 const roleEnv = "KVCONN_TEST_ROLE"
 
+// A signal at the parent's death is a thread's. The first thread runs this, and is kept.
+func init() {
+	if os.Getenv(roleEnv) == "copier" && os.Getenv(deafEnv) != "" {
+		runtime.LockOSThread()
+		_ = unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0)
+	}
+}
+
 func TestMain(m *testing.M) {
 	switch os.Getenv(roleEnv) {
 	case "daemon":
@@ -26,7 +35,6 @@ func TestMain(m *testing.M) {
 		}
 	case "copier":
 		if os.Getenv(deafEnv) != "" {
-			_ = unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0)
 			_ = copier.Run(context.Background(), os.NewFile(3, "control"), func(int) { select {} })
 			time.Sleep(time.Hour)
 		}

@@ -143,7 +143,8 @@ func (m *memory) run(ctx context.Context, d gpu.Direction, pieces []gpu.Piece) e
 		c.free <- i
 		return nil
 	}
-	if m.g.learnt.Choose(uint8(d), len(pieces), bytes) == choice.Kernel {
+	way := m.g.learnt.Choose(uint8(d), len(pieces), bytes)
+	if way == choice.Kernel {
 		b.WantKernel()
 	}
 	if err := c.submit(i); err != nil {
@@ -151,13 +152,16 @@ func (m *memory) run(ctx context.Context, d gpu.Direction, pieces []gpu.Piece) e
 	}
 	o, ended := c.awaitEnd(s)
 	if !ended {
+		if way == choice.Kernel {
+			m.g.kernelLost(c)
+		}
 		return c.lost()
 	}
 	c.free <- i
 	if err := outcomeError(o); err != nil {
 		return err
 	}
-	m.g.note(d, len(pieces), bytes, o)
+	m.g.note(d, len(pieces), bytes, way, o)
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -45,6 +46,8 @@ type process struct {
 	closed bool
 	// hurried is set once the daemon is to end: questions are answered within QuitTimeout from then on.
 	hurried bool
+	// kernelLost is set once it is known to have ended in a copy by kernel.
+	kernelLost atomic.Bool
 	// gone is closed once the process has gone, and nothing of it can write any more.
 	gone chan struct{}
 }

@@ -173,7 +173,7 @@ func (d *daemon) announce() {
 
 // listen takes the addresses that engines and people will connect to, if they are wanted.
 func (d *daemon) listen(ctx context.Context) (err error) {
-	if d.socket, err = server.Reserve(ctx, d.opts.Socket, d.opts.Access); errors.Is(err, fs.ErrPermission) {
+	if d.socket, err = server.Reserve(ctx, d.opts.Socket, d.opts.Access); errors.Is(err, fs.ErrPermission) && !errors.Is(err, server.ErrGroup) {
 		return fmt.Errorf("%w; set socket to a path that this user may make", err)
 	} else if err != nil {
 		return err

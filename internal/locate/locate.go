@@ -58,20 +58,42 @@ func Listens(ctx context.Context, path string) error {
 func (s Settings) Status(ctx context.Context) (*daemon.Status, error) {
 	address := s.address()
 	if s.Dir == "" {
-		return daemon.FetchStatusAs(ctx, cmp.Or(address, config.DefaultHTTP), s.Token)
+		return s.ask(ctx, cmp.Or(address, config.DefaultHTTP))
 	}
 	info, err := daemon.ReadInfo(s.Dir)
 	switch {
 	case errors.Is(err, fs.ErrPermission): // the directory is the daemon's alone
-		return daemon.FetchStatusAs(ctx, cmp.Or(address, config.DefaultHTTP), s.Token)
+		return s.ask(ctx, cmp.Or(address, config.DefaultHTTP))
 	case err != nil:
 		return nil, err
 	case info.HTTP == "":
 		return nil, fmt.Errorf("the daemon that serves %s has no HTTP interface (http: off)", s.Dir)
 	}
-	status, err := daemon.FetchStatusAs(ctx, info.HTTP, s.Token)
+	status, err := s.ask(ctx, info.HTTP)
 	if err == nil && status.Epoch != info.Epoch { // the address has another daemon now
 		return nil, fmt.Errorf("no daemon serves %s: the one with process %d was killed", s.Dir, info.PID)
+	}
+	return status, err
+}
+
+// RouterError means that a router answers where a daemon was expected.
+type RouterError struct {
+	// Address is the one that was asked.
+	Address string
+	cause   error
+}
+
+// Error implements error.
+func (e *RouterError) Error() string { return e.cause.Error() }
+
+// Unwrap returns what the daemon's client said.
+func (e *RouterError) Unwrap() error { return e.cause }
+
+// ask has the answer of one address.
+func (s Settings) ask(ctx context.Context, address string) (*daemon.Status, error) {
+	status, err := daemon.FetchStatusAs(ctx, address, s.Token)
+	if errors.Is(err, daemon.ErrRouter) {
+		err = &RouterError{address, err}
 	}
 	return status, err
 }

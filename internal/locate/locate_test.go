@@ -2,6 +2,7 @@ package locate
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -92,6 +93,13 @@ func TestTheStatusOfARouterSaysSo(t *testing.T) {
 		fmt.Fprint(w, `{"version":"kvconnd/1","policy":"cost","ranks":3,"ready":2}`)
 	}))
 	defer s.Close()
+	// A caller that asks the router itself, with the router's token, has to ask the address that answered.
+	for _, at := range []Settings{{HTTP: s.URL}, {Dir: written(t, fmt.Sprintf(`{"epoch":"e","http":%q}`, s.URL))}} {
+		var router *RouterError
+		if _, err := at.Status(t.Context()); !errors.As(err, &router) || router.Address != s.URL {
+			t.Errorf("%v", err)
+		}
+	}
 	if _, err := (Settings{HTTP: s.URL}).Status(t.Context()); err == nil || !strings.Contains(err.Error(), "is a router") || strings.Contains(err.Error(), "json") {
 		t.Error(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/router/route"
 	"github.com/kvconn/kvconn/router/service"
 )
@@ -56,10 +57,7 @@ func get(ctx context.Context, addr, path, token string, to any) error {
 	if err != nil {
 		return fmt.Errorf("ask the router: %w", err)
 	}
-	if token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
-	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := httpserve.Client(token).Do(req)
 	if err != nil {
 		return fmt.Errorf("ask the router: %w", err)
 	}
