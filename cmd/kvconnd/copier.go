@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/gpu/copier"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 )
 
 // copierCmd is `kvconnd copier`: what the daemon starts for each GPU.
@@ -21,7 +22,7 @@ type copierCmd struct {
 const controlDescriptor = 3
 
 // Run serves the daemon that started this process.
-func (*copierCmd) Run(ctx context.Context, _ *streams) error {
+func (*copierCmd) Run(ctx context.Context, _ *terminal.Streams) error {
 	if _, err := unix.FcntlInt(controlDescriptor, unix.F_GETFD, 0); err != nil {
 		return errors.New("only kvconnd itself starts a copier")
 	}

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"testing"
 
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/leader"
@@ -18,7 +20,7 @@ import (
 func parsed(t *testing.T, args ...string) *cli {
 	t.Helper()
 	c := new(cli)
-	p, err := newParser(t.Context(), c, &streams{out: io.Discard, err: io.Discard}, new(settingsResolver), func(int) {})
+	p, err := newParser(t.Context(), c, &terminal.Streams{Out: io.Discard, Err: io.Discard}, new(settings.Resolver), func(int) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +40,7 @@ func TestDefaultsOfSettingsAreThoseOfTheParts(t *testing.T) {
 	l.EnsureDefaults()
 	a.EnsureDefaults()
 	r := parsed(t, "router").Router
-	o, err := r.options(slog.New(slog.DiscardHandler))
+	o, err := r.Options(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

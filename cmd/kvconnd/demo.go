@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/demo"
 )
 
@@ -30,12 +31,12 @@ with what node A computed, goes on while the server is down, and node A recovers
 }
 
 // Run runs the demo and prints its report.
-func (c *demoCmd) Run(ctx context.Context, std *streams) error {
+func (c *demoCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	executable, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	o := demo.Options{Executable: executable, Keep: c.Keep, Progress: std.err}
+	o := demo.Options{Executable: executable, Keep: c.Keep, Progress: std.Err}
 	var report interface {
 		Print(out io.Writer) error
 		OK() bool
@@ -52,9 +53,9 @@ func (c *demoCmd) Run(ctx context.Context, std *streams) error {
 		return err
 	}
 	if c.JSON {
-		err = printJSON(std.out, report)
+		err = terminal.PrintJSON(std.Out, report)
 	} else {
-		err = report.Print(std.out)
+		err = report.Print(std.Out)
 	}
 	if err == nil && !report.OK() {
 		err = errors.New("the demo failed: an answer differs, did not come from the cache, or the flipped bit was not noticed")
@@ -69,8 +70,8 @@ type demoEngineCmd struct {
 }
 
 // Run serves prompts from standard input.
-func (c *demoEngineCmd) Run(ctx context.Context, std *streams) error {
+func (c *demoEngineCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	return demo.ServeEngine(ctx, demo.EngineOptions{
-		Socket: c.Socket, PrefixCaching: c.PrefixCaching, Logger: slog.New(slog.NewTextHandler(std.err, nil)),
-	}, std.in, std.out)
+		Socket: c.Socket, PrefixCaching: c.PrefixCaching, Logger: slog.New(slog.NewTextHandler(std.Err, nil)),
+	}, std.In, std.Out)
 }

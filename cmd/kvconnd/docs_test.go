@@ -9,6 +9,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/testkit/docs"
 )
 
@@ -24,7 +26,7 @@ func commandLines(code string) (lines [][]string) {
 
 // Every command line of kvconnd that a document shows is one, and so is every flag that it names.
 func TestDocumentsShowCommandsThatExist(t *testing.T) {
-	parser, err := newParser(t.Context(), new(cli), &streams{out: io.Discard, err: io.Discard}, new(settingsResolver), func(int) {})
+	parser, err := newParser(t.Context(), new(cli), &terminal.Streams{Out: io.Discard, Err: io.Discard}, new(settings.Resolver), func(int) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/doctor"
 )
 
@@ -34,7 +35,7 @@ changed. The exit status is not 0 if SGLang would not start, would not cache, or
 var errDoctor = errors.New("something has to be mended: see the lines with FAIL")
 
 // Run looks, and prints what it sees.
-func (c *doctorSGLangCmd) Run(ctx context.Context, std *streams) error {
+func (c *doctorSGLangCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	return report(std, doctor.SGLang(ctx, doctor.ThisMachine{}, c.CommandLine), c.JSON)
 }
 
@@ -52,17 +53,17 @@ be used.`
 }
 
 // Run looks, and prints what it sees.
-func (c *doctorGPUCmd) Run(ctx context.Context, std *streams) error {
+func (c *doctorGPUCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	return report(std, doctor.GPU(ctx, c.Library), c.JSON)
 }
 
 // report prints findings; the worst of them decides about the exit status.
-func report(std *streams, findings []doctor.Finding, asJSON bool) error {
+func report(std *terminal.Streams, findings []doctor.Finding, asJSON bool) error {
 	var err error
 	if asJSON {
-		err = printJSON(std.out, findings)
+		err = terminal.PrintJSON(std.Out, findings)
 	} else {
-		err = doctor.Print(std.out, findings)
+		err = doctor.Print(std.Out, findings)
 	}
 	if err == nil && doctor.Worst(findings) == doctor.Failure {
 		err = errDoctor

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/cli/settings"
 	"github.com/kvconn/kvconn/internal/s3mem"
 	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/internal/testkit/versitygw"
@@ -52,7 +53,7 @@ func (b *bucketTest) options() bucket.Options {
 // serve runs a node that writes records. The function that it returns stops the node.
 func (b *bucketTest) serve(records int) (stop func()) {
 	b.Helper()
-	ring, err := loadKeys(b.keyFile)
+	ring, err := settings.LoadKeys(b.keyFile)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"slices"
@@ -17,6 +16,12 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/gpu/libcuda"
+	"github.com/kvconn/kvconn/internal/cli/bench"
+	"github.com/kvconn/kvconn/internal/cli/configure"
+	"github.com/kvconn/kvconn/internal/cli/routing"
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
+	"github.com/kvconn/kvconn/internal/cli/upkeep"
 	"github.com/kvconn/kvconn/internal/logging"
 	"github.com/kvconn/kvconn/internal/version"
 )
@@ -30,39 +35,30 @@ const (
 	exitInterrupted = 130
 )
 
-// mendedError is no failure, but what a script wants to know.
-type mendedError struct{ error }
-
 type cli struct {
 	Version kong.VersionFlag `short:"V" help:"Print the version and exit."`
 
-	Serve      serveCmd      `cmd:"" help:"Run the daemon of this node."`
-	Router     routerCmd     `cmd:"" help:"Choose the rank for each request, and forward requests to it."`
-	Status     statusCmd     `cmd:"" help:"Show what a running daemon does."`
-	Config     configCmd     `cmd:"" help:"Print the settings, or the configuration of an engine."`
-	Doctor     doctorCmd     `cmd:"" help:"Look at what an engine needs before it is started."`
-	Demo       demoCmd       `cmd:"" help:"Show on this machine what the cache does."`
-	Fsck       fsckCmd       `cmd:"" help:"Check and repair a store that no daemon has open, or a bucket."`
-	GC         gcCmd         `cmd:"" name:"gc" help:"Remove from a bucket what is beyond its cap or age, once."`
-	Key        keyCmd        `cmd:"" help:"Make keys that records are sealed with."`
-	Bench      benchCmd      `cmd:"" help:"Measure kvconn on this machine, beside the machine's own limits."`
-	Replay     replayCmd     `cmd:"" help:"Replay a request trace through a model of ranks, tiers and routing policies; size a disk."`
-	About      versionCmd    `cmd:"" name:"version" help:"Print the version, and what this program was built from."`
-	DemoEngine demoEngineCmd `cmd:"" hidden:"" help:"The demo's engine process."`
-	Copier     copierCmd     `cmd:"" hidden:"" help:"The process that holds one GPU's driver."`
-}
-
-// streams are the command's standard streams, a seam for tests.
-type streams struct {
-	in       io.Reader
-	out, err io.Writer
+	Serve      serveCmd       `cmd:"" help:"Run the daemon of this node."`
+	Router     routing.Cmd    `cmd:"" help:"Choose the rank for each request, and forward requests to it."`
+	Status     statusCmd      `cmd:"" help:"Show what a running daemon does."`
+	Config     configure.Cmd  `cmd:"" help:"Print the settings, or the configuration of an engine."`
+	Doctor     doctorCmd      `cmd:"" help:"Look at what an engine needs before it is started."`
+	Demo       demoCmd        `cmd:"" help:"Show on this machine what the cache does."`
+	Fsck       upkeep.FsckCmd `cmd:"" help:"Check and repair a store that no daemon has open, or a bucket."`
+	GC         upkeep.GCCmd   `cmd:"" name:"gc" help:"Remove from a bucket what is beyond its cap or age, once."`
+	Key        upkeep.KeyCmd  `cmd:"" help:"Make keys that records are sealed with."`
+	Bench      bench.Cmd      `cmd:"" help:"Measure kvconn on this machine, beside the machine's own limits."`
+	Replay     replayCmd      `cmd:"" help:"Replay a request trace through a model of ranks, tiers and routing policies; size a disk."`
+	About      versionCmd     `cmd:"" name:"version" help:"Print the version, and what this program was built from."`
+	DemoEngine demoEngineCmd  `cmd:"" hidden:"" help:"The demo's engine process."`
+	Copier     copierCmd      `cmd:"" hidden:"" help:"The process that holds one GPU's driver."`
 }
 
 func main() {
-	os.Exit(run(os.Args[1:], &streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}))
+	os.Exit(run(os.Args[1:], &terminal.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}))
 }
 
-func run(args []string, std *streams) int {
+func run(args []string, std *terminal.Streams) int {
 	// The second signal ends the process at once: stop restores the default action.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -70,7 +66,7 @@ func run(args []string, std *streams) int {
 
 	args, usage := plainWords(args)
 	exit := -1
-	resolver := new(settingsResolver)
+	resolver := new(settings.Resolver)
 	c := new(cli)
 	parser, err := newParser(ctx, c, std, resolver, func(code int) { exit = code })
 	if err != nil {
@@ -83,15 +79,15 @@ func run(args []string, std *streams) int {
 	if err != nil {
 		var usage *kong.ParseError
 		if errors.As(err, &usage) {
-			text := explain(usage, resolver)
+			text := settings.Explain(usage, resolver)
 			for _, format := range []string{c.Serve.LogFormat, c.Router.LogFormat} { // empty for other commands
-				if logging.Logged(logging.Last(std.err, format, errors.New(text))) {
+				if logging.Logged(logging.Last(std.Err, format, errors.New(text))) {
 					return exitUsage
 				}
 			}
-			fmt.Fprintf(std.err, "kvconnd: %s\n", strings.ReplaceAll(text, "\n", "\nkvconnd: "))
-			if !errors.As(err, new(fileError)) { // the command line is not to blame for a file
-				fmt.Fprintln(std.err, "Try 'kvconnd --help', or --help after a command.")
+			fmt.Fprintf(std.Err, "kvconnd: %s\n", strings.ReplaceAll(text, "\n", "\nkvconnd: "))
+			if !errors.As(err, new(settings.FileError)) { // the command line is not to blame for a file
+				fmt.Fprintln(std.Err, "Try 'kvconnd --help', or --help after a command.")
 			}
 			return exitUsage
 		}
@@ -101,12 +97,12 @@ func run(args []string, std *streams) int {
 }
 
 // ended is the exit status of a command that ended with err, which it prints. ctx ends with the process's first signal.
-func ended(ctx context.Context, std *streams, err error) int {
+func ended(ctx context.Context, std *terminal.Streams, err error) int {
 	switch {
 	case err == nil:
 		return 0
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
-		fmt.Fprintln(std.err, "kvconnd: interrupted")
+		fmt.Fprintln(std.Err, "kvconnd: interrupted")
 		return exitInterrupted
 	}
 	return fail(std, err)
@@ -125,11 +121,11 @@ func plainWords(args []string) (flags []string, exit int) {
 
 // newParser returns the parser of command lines into c. The resolver knows the sources of settings
 // afterwards. exit is called by --help and --version, after which parsing goes on.
-func newParser(ctx context.Context, c *cli, std *streams, resolver *settingsResolver, exit func(code int)) (*kong.Kong, error) {
+func newParser(ctx context.Context, c *cli, std *terminal.Streams, resolver *settings.Resolver, exit func(code int)) (*kong.Kong, error) {
 	return kong.New(c,
 		kong.Name("kvconnd"),
 		kong.Description("Keeps the KV cache of LLM engines on local disk, across restarts and engines."),
-		kong.Writers(std.out, std.err),
+		kong.Writers(std.Out, std.Err),
 		kong.Vars{"version": version.Server(), "cudaLibrary": libcuda.DefaultPath},
 		kong.Exit(exit),
 		kong.BindTo(ctx, (*context.Context)(nil)),
@@ -138,15 +134,15 @@ func newParser(ctx context.Context, c *cli, std *streams, resolver *settingsReso
 	)
 }
 
-func fail(std *streams, err error) int {
+func fail(std *terminal.Streams, err error) int {
 	if logging.Logged(err) {
 		return 1
 	}
 	// Joined errors are lines of their own.
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		fmt.Fprintf(std.err, "kvconnd: %s\n", line)
+		fmt.Fprintf(std.Err, "kvconnd: %s\n", line)
 	}
-	if mended := (mendedError{}); errors.As(err, &mended) {
+	if mended := (upkeep.MendedError{}); errors.As(err, &mended) {
 		return exitMended
 	}
 	return 1
@@ -157,11 +153,11 @@ type versionCmd struct {
 }
 
 // Run prints the version.
-func (c *versionCmd) Run(std *streams) error {
+func (c *versionCmd) Run(std *terminal.Streams) error {
 	build := version.Describe(libcuda.Built)
 	if c.JSON {
-		return printJSON(std.out, build)
+		return terminal.PrintJSON(std.Out, build)
 	}
-	_, err := fmt.Fprintln(std.out, build)
+	_, err := fmt.Fprintln(std.Out, build)
 	return err
 }

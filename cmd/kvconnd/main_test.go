@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
+	"github.com/kvconn/kvconn/internal/cli/upkeep"
 	"github.com/kvconn/kvconn/internal/demo"
 )
 
@@ -36,7 +39,7 @@ func TestMain(m *testing.M) {
 // kvconnd runs one command line.
 func kvconnd(args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
-	status = run(args, &streams{in: strings.NewReader(""), out: &out, err: &errs})
+	status = run(args, &terminal.Streams{In: strings.NewReader(""), Out: &out, Err: &errs})
 	return status, out.String(), errs.String()
 }
 
@@ -105,7 +108,7 @@ func TestSettingsPrecedence(t *testing.T) {
 				t.Setenv("KVCONN_CONFIG", file)
 			}
 			c := new(cli)
-			p, err := newParser(t.Context(), c, &streams{out: new(bytes.Buffer), err: new(bytes.Buffer)}, new(settingsResolver), func(int) {})
+			p, err := newParser(t.Context(), c, &terminal.Streams{Out: new(bytes.Buffer), Err: new(bytes.Buffer)}, new(settings.Resolver), func(int) {})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -228,10 +231,10 @@ func TestAnInterruptedCommandSaysSo(t *testing.T) {
 		{interrupted, fmt.Errorf("read: %w", context.Canceled), exitInterrupted, "kvconnd: interrupted\n"},
 		{interrupted, failure, 1, "kvconnd: no disk\n"},
 		{t.Context(), context.Canceled, 1, "kvconnd: context canceled\n"},
-		{t.Context(), mendedError{failure}, exitMended, "kvconnd: no disk\n"},
+		{t.Context(), upkeep.MendedError{Err: failure}, exitMended, "kvconnd: no disk\n"},
 	} {
 		var errs bytes.Buffer
-		if status := ended(c.ctx, &streams{err: &errs}, c.err); status != c.status || errs.String() != c.text {
+		if status := ended(c.ctx, &terminal.Streams{Err: &errs}, c.err); status != c.status || errs.String() != c.text {
 			t.Errorf("%v: status %d, %q", c.err, status, &errs)
 		}
 	}

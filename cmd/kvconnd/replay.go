@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/router/replay"
 )
@@ -61,7 +62,7 @@ results. docs/replay.md describes the model, the trace format and how to size a 
 }
 
 // Run replays the trace and prints the report.
-func (c *replayCmd) Run(ctx context.Context, std *streams) error {
+func (c *replayCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	if err := c.check(); err != nil {
 		return err
 	}
@@ -69,9 +70,9 @@ func (c *replayCmd) Run(ctx context.Context, std *streams) error {
 	if err != nil {
 		return err
 	}
-	bar := newProgress(std.err, "replaying")
-	report, err := replay.Run(ctx, trace, c.options(), c.Policies, func(done, total int) { bar.set(int64(done), int64(total)) })
-	bar.finish()
+	bar := terminal.NewProgress(std.Err, "replaying")
+	report, err := replay.Run(ctx, trace, c.options(), c.Policies, func(done, total int) { bar.Set(int64(done), int64(total)) })
+	bar.Finish()
 	if err != nil {
 		return err
 	}
@@ -81,14 +82,14 @@ func (c *replayCmd) Run(ctx context.Context, std *streams) error {
 		}
 	}
 	if c.JSON {
-		return printJSON(std.out, report)
+		return terminal.PrintJSON(std.Out, report)
 	}
-	return report.Print(std.out)
+	return report.Print(std.Out)
 }
 
 // check reports the first flag with a wrong value that the options would take for not set.
 func (c *replayCmd) check() error {
-	if err := wantPositive(map[string]float64{
+	if err := terminal.WantPositive(map[string]float64{
 		"block-tokens": float64(c.BlockTokens), "timestamp-unit": float64(c.TimestampUnit),
 		"ranks": float64(c.Ranks), "nodes": float64(c.Nodes), "gpu-blocks": float64(c.blocks(c.GPUBlocks)),
 		"prefill-tokens-per-s": c.PrefillTokensPerS, "bytes-per-token": float64(c.BytesPerToken),
@@ -103,8 +104,8 @@ func (c *replayCmd) check() error {
 	return nil
 }
 
-func (c *replayCmd) read(ctx context.Context, std *streams) (*replay.Trace, error) {
-	in, name := &traceReader{ctx: ctx, in: std.in, bar: newProgress(std.err, "reading")}, "standard input"
+func (c *replayCmd) read(ctx context.Context, std *terminal.Streams) (*replay.Trace, error) {
+	in, name := &traceReader{ctx: ctx, in: std.In, bar: terminal.NewProgress(std.Err, "reading")}, "standard input"
 	if c.Trace != "-" {
 		f, err := os.Open(c.Trace)
 		if err != nil {
@@ -116,7 +117,7 @@ func (c *replayCmd) read(ctx context.Context, std *streams) (*replay.Trace, erro
 		}
 		in.in, name = f, c.Trace
 	}
-	defer in.bar.finish()
+	defer in.bar.Finish()
 	text, err := unpacked(in)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -141,7 +142,7 @@ func unpacked(in io.Reader) (io.Reader, error) {
 type traceReader struct {
 	ctx         context.Context
 	in          io.Reader
-	bar         *progress
+	bar         *terminal.Progress
 	done, total int64
 }
 
@@ -152,7 +153,7 @@ func (r *traceReader) Read(p []byte) (int, error) {
 	}
 	n, err := r.in.Read(p)
 	r.done += int64(n)
-	r.bar.set(r.done, r.total)
+	r.bar.Set(r.done, r.total)
 	return n, err
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/router/replay"
 )
 
@@ -86,7 +87,7 @@ func TestReplayFlagsAreTheSetup(t *testing.T) {
 func TestReplayReadsStandardInput(t *testing.T) {
 	var out, errs bytes.Buffer
 	in := `{"timestamp": 1, "input_length": 20, "output_length": 1, "hash_ids": [3, 4]}`
-	status := run([]string{"replay", "-", "--block-tokens", "16"}, &streams{in: strings.NewReader(in), out: &out, err: &errs})
+	status := run([]string{"replay", "-", "--block-tokens", "16"}, &terminal.Streams{In: strings.NewReader(in), Out: &out, Err: &errs})
 	if status != 0 || !strings.Contains(out.String(), "Trace: 1 request ") {
 		t.Errorf("status %d, %q, %q", status, &out, &errs)
 	}

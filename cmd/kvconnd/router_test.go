@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/logging"
 	"github.com/kvconn/kvconn/internal/testkit/enginetest"
 	"github.com/kvconn/kvconn/internal/testkit/testlog"
@@ -50,7 +52,7 @@ ranks: [{model: m, endpoint: "http://a:1"}]
 				t.Setenv("KVCONN_ROUTER_CONFIG", file)
 			}
 			c := new(cli)
-			p, err := newParser(t.Context(), c, &streams{out: new(bytes.Buffer), err: new(bytes.Buffer)}, new(settingsResolver), func(int) {})
+			p, err := newParser(t.Context(), c, &terminal.Streams{Out: new(bytes.Buffer), Err: new(bytes.Buffer)}, new(settings.Resolver), func(int) {})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -62,7 +64,7 @@ ranks: [{model: m, endpoint: "http://a:1"}]
 			if s.Policy != "load" || s.PredictTTL != 2*time.Second || s.ApproximateTTL != 4*time.Second || !s.OverlapLoads || s.IndexBytes != 0 {
 				t.Errorf("%+v", s)
 			}
-			o, err := s.options(logging.New(io.Discard, "info", "text"))
+			o, err := s.Options(logging.New(io.Discard, "info", "text"))
 			if err != nil || len(o.Ranks) != 2 || o.Ranks[0].Endpoint != "http://a:1" || o.Ranks[1].ID != 4 || o.Token != "secret" {
 				t.Errorf("%+v %v", o, err)
 			}
@@ -73,7 +75,7 @@ ranks: [{model: m, endpoint: "http://a:1"}]
 // Every flag reaches the service.
 func TestRouterFlagsAreTheOptions(t *testing.T) {
 	c := new(cli)
-	p, err := newParser(t.Context(), c, &streams{out: io.Discard, err: io.Discard}, new(settingsResolver), func(int) {})
+	p, err := newParser(t.Context(), c, &terminal.Streams{Out: io.Discard, Err: io.Discard}, new(settings.Resolver), func(int) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +87,7 @@ func TestRouterFlagsAreTheOptions(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	o, err := c.Router.options(logging.New(io.Discard, "info", "text"))
+	o, err := c.Router.Options(logging.New(io.Discard, "info", "text"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +153,7 @@ func TestServeHasARouterForItsNode(t *testing.T) {
 	c := new(cli)
 	ctx, cancel := context.WithCancel(t.Context())
 	var log testlog.Text
-	p, err := newParser(ctx, c, &streams{out: io.Discard, err: &log}, new(settingsResolver), func(int) {})
+	p, err := newParser(ctx, c, &terminal.Streams{Out: io.Discard, Err: &log}, new(settings.Resolver), func(int) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,27 +1,32 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"io/fs"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/alecthomas/kong"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kvconn/kvconn/connector"
-	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu/cuda"
+	"github.com/kvconn/kvconn/internal/cli/routing"
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/internal/logging"
+	"github.com/kvconn/kvconn/router/service"
 	"github.com/kvconn/kvconn/store/residency/publish"
 )
 
 type serveCmd struct {
-	Config configFile `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of these settings. Flags and environment override it."`
+	Config settings.File `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of these settings. Flags and environment override it."`
 	config.Serve
 }
 
@@ -33,23 +38,23 @@ second one ends it at once. Under systemd use Type=notify: readiness, state and 
 }
 
 // Run serves until the context ends.
-func (c *serveCmd) Run(ctx context.Context, command *kong.Context, resolver *settingsResolver, std *streams) error {
-	return logging.Last(std.err, c.LogFormat, c.serve(ctx, command, resolver, std))
+func (c *serveCmd) Run(ctx context.Context, command *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
+	return logging.Last(std.Err, c.LogFormat, c.serve(ctx, command, resolver, std))
 }
 
-func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *settingsResolver, std *streams) error {
+func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
 	// The reader of the log may end first, as tee does of the same Ctrl-C: no reason to skip
 	// the orderly stop.
 	signal.Ignore(syscall.SIGPIPE)
 	defer signal.Reset(syscall.SIGPIPE)
-	log := logging.New(std.err, c.LogLevel, c.LogFormat)
+	log := logging.New(std.Err, c.LogLevel, c.LogFormat)
 	defer logging.IgnoreHangups(ctx, log)()
 	c.EnsureDefaults()
-	if err := checkSettings(command, resolver, &c.Serve); err != nil {
+	if err := settings.Check(command, resolver, &c.Serve); err != nil {
 		return err
 	}
-	foreign, _ := checkEnvironment(command) // checkSettings has found what is misspelt
-	warnForeign(log, foreign)
+	foreign, _ := settings.CheckEnvironment(command) // checkSettings has found what is misspelt
+	settings.WarnForeign(log, foreign)
 	o := daemon.Options{
 		Dir: c.Dir, Socket: c.Socket, HTTP: c.HTTP, MaxBytes: int64(c.MaxBytes), LoadTimeout: c.LoadTimeout,
 		HostBytes: int64(c.HostBytes), LoadStagingBytes: int64(c.LoadStagingBytes), SaveStagingBytes: int64(c.SaveStagingBytes),
@@ -60,9 +65,9 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 	}
 	o.MinFreeBytes, o.MinFreePercent = int64(c.MinFree.Bytes), c.MinFree.Percent
 	o.NoMinFree = c.MinFree.Set && c.MinFree.Bytes == 0 && c.MinFree.Percent == 0
-	o.Access, o.HTTPToken = accessOf(&c.Serve), c.HTTPToken
+	o.Access, o.HTTPToken = settings.AccessOf(&c.Serve), c.HTTPToken
 	o.Publish = publishOptions(&c.Serve)
-	object, err := objectOptions(&c.Serve)
+	object, err := settings.ObjectOptions(&c.Serve)
 	if err != nil {
 		return fmt.Errorf("settings: %w", err) // checkSettings has found it before
 	}
@@ -70,7 +75,7 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 	if o.Driver, err = cuda.New(cuda.Options{Library: c.CUDALibrary, Logger: o.Logger}); err != nil {
 		return fmt.Errorf("settings of GPUs: %w", err)
 	}
-	ring, err := loadKeys(c.KeyFile)
+	ring, err := settings.LoadKeys(c.KeyFile)
 	if err != nil {
 		return err
 	}
@@ -88,11 +93,6 @@ func (c *serveCmd) serve(ctx context.Context, command *kong.Context, resolver *s
 	return runDaemon(ctx, o, c.Router)
 }
 
-// accessOf says who may connect.
-func accessOf(s *config.Serve) server.Access {
-	return server.Access{Mode: fs.FileMode(s.SocketMode), Group: s.SocketGroup, UIDs: s.AllowUIDs, GIDs: s.AllowGIDs}
-}
-
 // publishOptions are the settings of published events; nil if there are to be none.
 func publishOptions(s *config.Serve) *publish.Options {
 	if s.PublishEvents == "" {
@@ -105,4 +105,50 @@ func publishOptions(s *config.Serve) *publish.Options {
 		o.Accept = func(_ connector.NamespaceDigest, m *connector.Manifest) bool { return m.Model == model }
 	}
 	return o
+}
+
+// localNode is the node of a daemon's own router's ranks that have none in the settings.
+const localNode = "local"
+
+// runDaemon runs the node's daemon and, if file names its settings, a router beside it. Ranks without a
+// node are this node's.
+func runDaemon(ctx context.Context, o daemon.Options, file string) error {
+	if file == "" {
+		return daemon.Run(ctx, o)
+	}
+	c, err := routing.Read(file)
+	if err != nil {
+		return fmt.Errorf("router: %w", err)
+	}
+	ro, err := c.Options(o.Logger.With("part", "router"))
+	if err != nil {
+		return fmt.Errorf("router: %w", err)
+	}
+	if ro.Listener, err = net.Listen("tcp", ro.HTTP); err != nil {
+		return fmt.Errorf("listen for the router on %s: %w", ro.HTTP, err)
+	}
+	ro.Route.NodeToken = cmp.Or(ro.Route.NodeToken, o.HTTPToken)
+	ready, told := make(chan daemon.Info, 1), o.Ready
+	o.Ready = func(i daemon.Info) {
+		ready <- i
+		if told != nil {
+			told(i)
+		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return daemon.Run(ctx, o) })
+	g.Go(func() error {
+		select {
+		case <-ctx.Done():
+			return ro.Listener.Close()
+		case i := <-ready:
+			for at := range ro.Ranks {
+				if r := &ro.Ranks[at]; r.Node == "" && i.HTTP != "" {
+					r.Node, r.NodeURL = localNode, "http://"+i.HTTP
+				}
+			}
+			return service.Run(ctx, ro)
+		}
+	})
+	return g.Wait()
 }

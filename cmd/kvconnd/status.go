@@ -15,6 +15,8 @@ import (
 	"github.com/alecthomas/kong"
 	"golang.org/x/term"
 
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/locate"
@@ -26,7 +28,7 @@ import (
 const minWatchInterval = 100 * time.Millisecond
 
 type statusCmd struct {
-	Config    configFile    `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"The daemon's YAML file of settings, for its address and directory."`
+	Config    settings.File `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"The daemon's YAML file of settings, for its address and directory."`
 	HTTP      string        `name:"http" env:"KVCONN_HTTP" placeholder:"ADDR" help:"The daemon's HTTP address or URL. Default: that of the daemon that serves --dir, or 127.0.0.1:9477."`
 	Dir       string        `name:"dir" env:"KVCONN_DIR" placeholder:"DIR" help:"Ask the daemon that serves this store directory, whatever its address."`
 	HTTPToken string        `name:"http-token" env:"KVCONN_HTTP_TOKEN" placeholder:"TOKEN" help:"The daemon's token. Set it in the environment: a command line can be seen by others."`
@@ -51,25 +53,25 @@ func (c *statusCmd) Validate() error {
 }
 
 // Run asks the daemon and prints its answer.
-func (c *statusCmd) Run(ctx context.Context, command *kong.Context, resolver *settingsResolver, std *streams) error {
+func (c *statusCmd) Run(ctx context.Context, command *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
 	at := locate.Settings{HTTP: c.HTTP, Dir: c.Dir, Token: c.HTTPToken}
-	if resolver.source(command, "http").Kind == config.FromFlag { // it wins over a directory
+	if resolver.Source(command, "http").Kind == config.FromFlag { // it wins over a directory
 		at.Dir = ""
 	}
 	if c.Watch {
-		return c.watch(ctx, at, std.out)
+		return c.watch(ctx, at, std.Out)
 	}
 	s, err := at.Status(ctx)
 	if router := (*locate.RouterError)(nil); errors.As(err, &router) {
-		return c.router(ctx, router.Address, std.out)
+		return c.router(ctx, router.Address, std.Out)
 	}
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		err = printJSON(std.out, s)
+		err = terminal.PrintJSON(std.Out, s)
 	} else {
-		err = statustext.Print(std.out, s, nil)
+		err = statustext.Print(std.Out, s, nil)
 	}
 	if err == nil && !s.Health.OK {
 		err = errors.New("the daemon is unhealthy: see the reasons above")
@@ -84,7 +86,7 @@ func (c *statusCmd) router(ctx context.Context, addr string, out io.Writer) erro
 		return err
 	}
 	if c.JSON {
-		err = printJSON(out, s)
+		err = terminal.PrintJSON(out, s)
 	} else {
 		err = routerstatus.Print(out, s)
 	}

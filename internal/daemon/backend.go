@@ -11,6 +11,8 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/models"
+	"github.com/kvconn/kvconn/internal/daemon/probe"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/host"
@@ -25,7 +27,7 @@ type backend struct {
 	cache *host.Cache
 	// levels are where loads come from, the fastest first.
 	levels  []store.Level
-	probers []*prober
+	probers []*probe.Prober
 
 	mu         sync.Mutex
 	schedulers map[*schedulerSession]struct{}
@@ -34,7 +36,7 @@ type backend struct {
 	refused map[engineRank]struct{}
 	// past has the counts of ended sessions, so that metrics never decrease; draining are
 	// ended workers with saves still under way.
-	past     modelCounts
+	past     models.Counts
 	draining map[*workerSession]struct{}
 	// opened and failed count how openings of namespaces ended.
 	opened, failed atomic.Uint64
@@ -47,12 +49,12 @@ func newBackend(o *Options, chain *store.Chain, a *host.Arena) *backend {
 		opts: o, chain: chain, cache: host.NewCache(a, chain),
 		schedulers: make(map[*schedulerSession]struct{}), workers: make(map[*workerSession]struct{}),
 		refused:  make(map[engineRank]struct{}),
-		draining: make(map[*workerSession]struct{}), past: make(modelCounts),
+		draining: make(map[*workerSession]struct{}), past: make(models.Counts),
 	}
 	b.levels = []store.Level{b.cache}
 	for _, t := range chain.Tiers() {
 		b.levels = append(b.levels, t)
-		b.probers = append(b.probers, &prober{tier: t, timeout: o.LoadTimeout})
+		b.probers = append(b.probers, &probe.Prober{Tier: t, Timeout: o.LoadTimeout})
 	}
 	return b
 }
@@ -253,7 +255,7 @@ func (s *schedulerSession) Close() {
 	s.letGo()
 	s.b.mu.Lock()
 	delete(s.b.schedulers, s)
-	s.b.past.of(s.manifest.Model).addLeader(s.Stats())
+	s.b.past.Of(s.manifest.Model).AddLeader(s.Stats())
 	changes := s.b.tellReady(s.peer.Engine)
 	s.b.mu.Unlock()
 	s.b.log("engine scheduler disconnected", s.peer)
@@ -269,7 +271,7 @@ func (s *workerSession) Close() {
 	s.b.mu.Lock()
 	delete(s.b.workers, s)
 	if s.leads() {
-		s.b.past.of(s.manifest.Model).addLeader(s.keyed.Stats())
+		s.b.past.Of(s.manifest.Model).AddLeader(s.keyed.Stats())
 	}
 	s.b.draining[s] = struct{}{}
 	s.unlockReady()
@@ -281,7 +283,7 @@ func (s *workerSession) Close() {
 func (b *backend) foldDrained() {
 	for w := range b.draining {
 		if w.Drained() {
-			b.past.of(w.manifest.Model).addWorker(w.Stats())
+			b.past.Of(w.manifest.Model).AddWorker(w.Stats())
 			b.chain.CloseNamespace(w.namespace)
 			delete(b.draining, w)
 		}

@@ -18,11 +18,13 @@ import (
 
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/daemon/descriptors"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
+	"github.com/kvconn/kvconn/internal/daemon/web"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
@@ -184,15 +186,15 @@ func (d *daemon) listen(ctx context.Context) (err error) {
 			return fmt.Errorf("listen for HTTP on %s: %w", d.opts.HTTP, err)
 		}
 		d.info.HTTP = l.Addr().String()
-		d.web = httplimit.NewServer(l, httpConnsOf(descriptorLimit()), d.handler(), d.opts.Logger)
+		d.web = httplimit.NewServer(l, descriptors.HTTPConnections(descriptors.Limit()), d.handler(), d.opts.Logger)
 	}
 	if d.opts.Pprof != "" {
-		l, err := listenPprof(d.opts.Pprof)
+		l, err := web.ListenProfiles(d.opts.Pprof)
 		if err != nil {
 			return err
 		}
 		d.info.Pprof = l.Addr().String()
-		d.profiles = httplimit.NewServer(l, pprofConns, pprofHandler(), d.opts.Logger)
+		d.profiles = httplimit.NewServer(l, web.ProfileConnections, web.Profiles(), d.opts.Logger)
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
+	"github.com/kvconn/kvconn/internal/daemon/web"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
 )
@@ -148,7 +149,7 @@ func TestProfilesAreServedOnLoopbackOnly(t *testing.T) {
 		t.Errorf("%s, %v", b, err)
 	}
 	for _, addr := range []string{":0", "0.0.0.0:0", "[::]:0"} {
-		if l, err := listenPprof(addr); err == nil {
+		if l, err := web.ListenProfiles(addr); err == nil {
 			_ = l.Close()
 			t.Errorf("%s was accepted", addr)
 		}

@@ -1,12 +1,7 @@
 package daemon
 
 import (
-	_ "embed" // the description
-	"errors"
-	"fmt"
-	"net"
 	"net/http"
-	"net/http/pprof"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,19 +11,14 @@ import (
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon/health"
-	"github.com/kvconn/kvconn/internal/daemon/httplimit"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
+	"github.com/kvconn/kvconn/internal/daemon/web"
 	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
 	"github.com/kvconn/kvconn/store/residency/publish"
 )
-
-// openAPI describes the HTTP interface (OpenAPI 3.1). It is constant.
-//
-//go:embed openapi.yaml
-var openAPI string
 
 // Status is the answer of /v1/status.
 type Status struct {
@@ -57,14 +47,6 @@ type Status struct {
 	Object *ObjectStatus `json:"object,omitempty"`
 }
 
-// route is one pattern of the HTTP interface. openapi.yaml describes each.
-type route struct {
-	pattern string
-	handler http.Handler
-	// open needs no token.
-	open bool
-}
-
 // HTTPStatus counts the connections of the HTTP interface.
 type HTTPStatus struct {
 	// Connections are open; Refused counts those beyond the bound.
@@ -72,48 +54,23 @@ type HTTPStatus struct {
 	Refused     uint64 `json:"refused" metric:"connections_refused_total" help:"Connections of the HTTP interface that were too many, of one client or of all."`
 }
 
-func (d *daemon) routes() []route {
+func (d *daemon) routes() []web.Route {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(newCollector(d.read), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return []route{
-		{"GET /healthz", http.HandlerFunc(d.serveHealth), true},
-		{"GET /readyz", http.HandlerFunc(d.serveReady), true},
-		{"GET /v1/status", http.HandlerFunc(d.serveStatus), false},
-		{"GET /v1/residency", http.HandlerFunc(d.serveResidency), false},
-		{"GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce}), false},
-		{"GET /openapi.yaml", http.HandlerFunc(serveOpenAPI), true},
+	return []web.Route{
+		{Pattern: "GET /healthz", Handler: http.HandlerFunc(d.serveHealth), Open: true},
+		{Pattern: "GET /readyz", Handler: http.HandlerFunc(d.serveReady), Open: true},
+		{Pattern: "GET /v1/status", Handler: http.HandlerFunc(d.serveStatus)},
+		{Pattern: "GET /v1/residency", Handler: http.HandlerFunc(d.serveResidency)},
+		{Pattern: "GET /metrics", Handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce})},
+		{Pattern: "GET /openapi.yaml", Handler: web.Description(), Open: true},
 	}
 }
 
 // scrapesAtOnce bounds the work of scrapes.
 const scrapesAtOnce = 8
 
-func (d *daemon) handler() http.Handler {
-	mux := http.NewServeMux()
-	for _, r := range d.routes() {
-		if r.open || d.opts.HTTPToken == "" {
-			mux.Handle(r.pattern, r.handler)
-		} else {
-			mux.Handle(r.pattern, authorized(d.opts.HTTPToken, r.handler))
-		}
-	}
-	return httplimit.Timed(mux)
-}
-
-// challenge distinguishes a daemon that wants its token from a router.
-const challenge = `Bearer realm="kvconnd serve"`
-
-// authorized lets requests with the token through.
-func authorized(token string, next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !httpserve.HasToken(r, token) {
-			w.Header().Set("WWW-Authenticate", challenge)
-			http.Error(w, "the bearer token is missing or wrong", http.StatusUnauthorized)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
+func (d *daemon) handler() http.Handler { return web.Handler(d.routes(), d.opts.HTTPToken) }
 
 // serveResidency serves the residency stream once the store is open.
 func (d *daemon) serveResidency(w http.ResponseWriter, r *http.Request) {
@@ -158,11 +115,6 @@ func (d *daemon) serveStatus(w http.ResponseWriter, _ *http.Request) {
 	httpserve.WriteJSON(w, http.StatusOK, d.status(time.Now()), "  ")
 }
 
-func serveOpenAPI(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/yaml")
-	_, _ = w.Write([]byte(openAPI)) // the client has gone
-}
-
 func (d *daemon) status(now time.Time) Status {
 	r := d.read(now)
 	return Status{
@@ -171,31 +123,4 @@ func (d *daemon) status(now time.Time) Status {
 		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish, Object: r.object,
 		Opening: r.opening, HTTP: r.web,
 	}
-}
-
-// pprofConns bounds the connections for profiles.
-const pprofConns = 8
-
-// listenPprof listens for requests for profiles, on loopback only: a client can slow the daemon
-// down and see what it does.
-func listenPprof(addr string) (net.Listener, error) {
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("listen for profiles on %s: %w", addr, err)
-	}
-	if tcp, ok := l.Addr().(*net.TCPAddr); !ok || !tcp.IP.IsLoopback() {
-		return nil, errors.Join(fmt.Errorf("pprof %q is not loopback: give an address such as 127.0.0.1:6060", addr), l.Close())
-	}
-	return l, nil
-}
-
-func pprofHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	return mux
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/daemon/web"
 	"github.com/kvconn/kvconn/internal/httpserve"
 )
 
@@ -119,7 +120,7 @@ func FetchStatusAs(ctx context.Context, addr, token string) (*Status, error) {
 	defer func() { _ = resp.Body.Close() }()
 	switch {
 	case resp.StatusCode != http.StatusUnauthorized:
-	case resp.Header.Get("WWW-Authenticate") == challenge:
+	case resp.Header.Get("WWW-Authenticate") == web.Challenge:
 		return nil, fmt.Errorf("status from %s: %w", addr, ErrToken)
 	default:
 		return nil, fmt.Errorf("status from %s: %w", addr, ErrRouter)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/daemon/health"
+	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/object"
@@ -38,16 +39,16 @@ func scrape(t *testing.T, r *reading) string {
 
 // example is a reading in which everything is there.
 func example() *reading {
-	counts := make(modelCounts)
-	m := counts.of("m")
-	m.addLeader(leader.Stats{QueriedTokens: 100, OfferedTokens: 64})
-	m.addWorker(worker.Stats{LoadedBytes: 4096})
-	m.show()
+	counts := make(models.Counts)
+	m := counts.Of("m")
+	m.AddLeader(leader.Stats{QueriedTokens: 100, OfferedTokens: 64})
+	m.AddWorker(worker.Stats{LoadedBytes: 4096})
+	m.Show()
 	r := &reading{
 		gpus:   []gpu.DeviceStatus{{UUID: "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", Running: true, Starts: 1}},
 		store:  disk.Stats{Records: 7},
 		tiers:  []TierStatus{{Tier: "host", Hits: 5}, {Tier: "disk", UsedBytes: 1 << 20, Hits: 9, LoadBytesPerS: 2e9}},
-		models: []modelTotals{*m},
+		models: []models.Totals{*m},
 		object: &ObjectStatus{Stats: object.Stats{Stats: bucket.Stats{
 			Requests: map[string]uint64{string(bucket.Put): 10, string(bucket.Get): 100}, Errors: map[string]uint64{"missing": 1},
 		}, ObjectBytes: 73e9}},
@@ -107,18 +108,18 @@ func TestMetricsHaveTheValuesOfTheReading(t *testing.T) {
 // Names of models come from clients: however many come, the series stay few, and a name
 // that is no text breaks nothing.
 func TestModelLabelIsBounded(t *testing.T) {
-	counts := make(modelCounts)
-	for i := range 10 * maxModels {
-		counts.of(fmt.Sprintf("model-%d", i)).addLeader(leader.Stats{QueriedTokens: 1})
+	counts := make(models.Counts)
+	for i := range 10 * models.MaxModels {
+		counts.Of(fmt.Sprintf("model-%d", i)).AddLeader(leader.Stats{QueriedTokens: 1})
 	}
-	if len(counts) != maxModels+1 || counts[otherModels].sum.Leader.QueriedTokens != 9*maxModels {
-		t.Errorf("%d names, other %+v", len(counts), counts[otherModels])
+	if len(counts) != models.MaxModels+1 || counts[models.Other].Sum.Leader.QueriedTokens != 9*models.MaxModels {
+		t.Errorf("%d names, other %+v", len(counts), counts[models.Other])
 	}
-	counts = make(modelCounts)
-	counts.of("\xff\xfe" + strings.Repeat("x", 1000)).addLeader(leader.Stats{QueriedTokens: 1})
+	counts = make(models.Counts)
+	counts.Of("\xff\xfe" + strings.Repeat("x", 1000)).AddLeader(leader.Stats{QueriedTokens: 1})
 	var r reading
 	for name, c := range counts {
-		if len(name) > maxModelBytes {
+		if len(name) > models.MaxNameBytes {
 			t.Errorf("name of %d bytes", len(name))
 		}
 		r.models = append(r.models, *c)

@@ -11,6 +11,8 @@ import (
 
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/daemon/health"
+	"github.com/kvconn/kvconn/internal/daemon/residencystream"
+	"github.com/kvconn/kvconn/internal/daemon/web"
 	"github.com/kvconn/kvconn/internal/testkit/openapitest"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
@@ -22,15 +24,15 @@ import (
 )
 
 func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
-	described := openapitest.Parse(t, openAPI)
+	described := openapitest.Parse(t, web.OpenAPI)
 	r := start(t, nil)
 	var routes []string
 	for _, route := range new(daemon).routes() {
-		method, path, _ := strings.Cut(route.pattern, " ")
+		method, path, _ := strings.Cut(route.Pattern, " ")
 		routes = append(routes, path)
 		op, ok := described.Paths[path][strings.ToLower(method)]
 		if !ok || op.OperationID == "" {
-			t.Errorf("%s is not described", route.pattern)
+			t.Errorf("%s is not described", route.Pattern)
 			continue
 		}
 		code, contentType := r.head(path)
@@ -60,7 +62,7 @@ func (r *running) head(path string) (code int, contentType string) {
 }
 
 func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
-	schemas := openapitest.Parse(t, openAPI).Components.Schemas
+	schemas := openapitest.Parse(t, web.OpenAPI).Components.Schemas
 	for _, c := range []struct {
 		name string
 		of   reflect.Type
@@ -68,7 +70,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 		whole bool
 	}{
 		{"Health", reflect.TypeFor[health.State](), true}, {"HealthReason", reflect.TypeFor[health.Reason](), true},
-		{"Refusal", reflect.TypeFor[residencyRefusal](), true},
+		{"Refusal", reflect.TypeFor[residencystream.Refusal](), true},
 		{"Readiness", reflect.TypeFor[Readiness](), true}, {"Status", reflect.TypeFor[Status](), true},
 		{"EngineStatus", reflect.TypeFor[EngineStatus](), true}, {"RankStatus", reflect.TypeFor[RankStatus](), true},
 		{"TierStatus", reflect.TypeFor[TierStatus](), true}, {"Queues", reflect.TypeFor[Queues](), true},
@@ -107,7 +109,7 @@ func TestOpenAPIHasTheFieldsThatAreAnswered(t *testing.T) {
 func TestOpenAPIDescribesHowAStreamIsResumed(t *testing.T) {
 	var described []string
 	want := []string{"tier"}
-	for _, p := range openapitest.Parse(t, openAPI).Paths["/v1/residency"]["get"].Parameters {
+	for _, p := range openapitest.Parse(t, web.OpenAPI).Paths["/v1/residency"]["get"].Parameters {
 		described = append(described, p.Name)
 	}
 	for name := range (residency.Position{}).Query() {
@@ -121,7 +123,7 @@ func TestOpenAPIDescribesHowAStreamIsResumed(t *testing.T) {
 }
 
 func TestOpenAPINamesEveryFaultCode(t *testing.T) {
-	code, err := json.Marshal(openapitest.Parse(t, openAPI).Components.Schemas["HealthReason"].Properties["code"])
+	code, err := json.Marshal(openapitest.Parse(t, web.OpenAPI).Components.Schemas["HealthReason"].Properties["code"])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,8 +136,8 @@ func TestOpenAPINamesEveryFaultCode(t *testing.T) {
 
 // Every reference within the description leads somewhere.
 func TestOpenAPIReferencesExist(t *testing.T) {
-	schemas := openapitest.Parse(t, openAPI).Components.Schemas
-	for rest := openAPI; ; {
+	schemas := openapitest.Parse(t, web.OpenAPI).Components.Schemas
+	for rest := web.OpenAPI; ; {
 		_, after, ok := strings.Cut(rest, `"#/components/schemas/`)
 		if !ok {
 			return

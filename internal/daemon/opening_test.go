@@ -167,19 +167,3 @@ func TestRecordsEvictedAtTheStartAreMentioned(t *testing.T) {
 		t.Errorf("nothing is said:\n%s", &log)
 	}
 }
-
-func TestDescriptorsAreKeptForEnginesAndTheStore(t *testing.T) {
-	for limit, want := range map[int64]int{20: 4, 300: 37, 1 << 20: httpConns} {
-		if got := httpConnsOf(limit); got != want {
-			t.Errorf("%d HTTP connections of %d descriptors, want %d", got, limit, want)
-		}
-	}
-	var log testlog.Text
-	logger := slog.New(slog.NewTextHandler(&log, nil))
-	if checkDescriptors(logger, 65536, 4096); log.String() != "" {
-		t.Errorf("enough, and still %s", &log)
-	}
-	if checkDescriptors(logger, 1024, 32); !strings.Contains(log.String(), "level=WARN") || !strings.Contains(log.String(), "LimitNOFILE") {
-		t.Errorf("nothing is said of a small limit: %s", &log)
-	}
-}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/kvconn/kvconn/connector/server"
+	"github.com/kvconn/kvconn/internal/daemon/descriptors"
+	"github.com/kvconn/kvconn/internal/daemon/residencystream"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency/publish"
@@ -37,11 +39,11 @@ func (d *daemon) open(ctx context.Context) error {
 		Epoch: d.epoch, Version: version.Server(), LoadTimeout: d.opts.LoadTimeout, UID: os.Getuid(), Access: d.opts.Access,
 		Logger: d.opts.Logger,
 	}, d.backend)
-	var bucket bucketSource
+	var bucket residencystream.BucketSource
 	if d.object != nil {
 		bucket = d.object
 	}
-	d.residency = newResidencyHandler(ctx, s, bucket)
+	d.residency = residencystream.New(ctx, s, bucket)
 	if err := d.openPublisher(ctx); err != nil {
 		return err
 	}
@@ -120,7 +122,7 @@ func (d *daemon) logOpened(st disk.Stats) {
 			"records", st.Records, "max_bytes", st.MaxBytes, "cap", st.CapSource,
 			"remedy", "none is needed if max_bytes was lowered; else raise it, or free space on the disk")
 	}
-	checkDescriptors(log, descriptorLimit(), segmentsOf(st.MaxBytes))
+	descriptors.Check(log, descriptors.Limit(), segmentsOf(st.MaxBytes))
 }
 
 // segmentsOf estimates into how many segments a cap is divided at most.

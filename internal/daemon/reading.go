@@ -9,6 +9,7 @@ import (
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/internal/daemon/health"
+	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/store/disk"
@@ -22,12 +23,12 @@ type reading struct {
 	now     time.Time
 	engines []EngineStatus
 	ranks   []RankStatus
-	models  []modelTotals `metric:"model_"`
-	sum     totals        `metric:""`
-	tiers   []TierStatus  `metric:"tier_"`
-	store   disk.Stats    `metric:"store_"`
-	host    host.Stats    `metric:"host_"`
-	server  server.Stats  `metric:""`
+	models  []models.Totals `metric:"model_"`
+	sum     models.Sums     `metric:""`
+	tiers   []TierStatus    `metric:"tier_"`
+	store   disk.Stats      `metric:"store_"`
+	host    host.Stats      `metric:"host_"`
+	server  server.Stats    `metric:""`
 	health  health.State
 	publish *publish.Stats     `metric:"publish_"` // nil if no events are published
 	object  *ObjectStatus      `metric:"object_"`  // nil without a bucket
@@ -56,7 +57,7 @@ func (d *daemon) read(now time.Time) *reading {
 		r.tiers = statusOf(d.backend.levels)
 		r.engines, r.ranks, r.models = d.backend.status(now)
 		for i := range r.models {
-			counters.Add(&r.sum, &r.models[i].sum)
+			counters.Add(&r.sum, &r.models[i].Sum)
 		}
 	}
 	r.health = d.health.State()
@@ -98,7 +99,7 @@ func (r *reading) queues() Queues {
 }
 
 // figures are what /metrics shows: a reading and what follows from it. Labels are tiers, decisions,
-// limits, faults and models alone, and of models maxModels at most: the number of series is
+// limits, faults and models alone, and of models models.MaxModels at most: the number of series is
 // bounded. /v1/status has the parts by engine and rank.
 type figures struct {
 	*reading  `metric:""`

@@ -61,7 +61,7 @@ func TestThirdTierTakesOneMoreNameInTheChain(t *testing.T) {
 		t.Errorf("%d leases of the slow tier, want one for the offer", slow.Leases())
 	}
 
-	wait.For(t, "the probe ends", func() bool { return !b.probers[1].probing.Load() })
+	wait.For(t, "the probe ends", func() bool { return !b.probers[1].Probing() })
 	before := slow.Usage().Hits
 	plan, err := s.Step(t.Context(), &connector.StepRequest{Allocs: []connector.Alloc{{
 		Request: "fast", External: blocks * m.BlockSize, Blocks: [][]uint32{{0, 1, 2, 3, 4, 5}},

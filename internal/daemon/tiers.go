@@ -1,10 +1,6 @@
 package daemon
 
 import (
-	"context"
-	"sync/atomic"
-	"time"
-
 	"github.com/kvconn/kvconn/store"
 )
 
@@ -39,44 +35,12 @@ func statusOf(levels []store.Level) []TierStatus {
 	return list
 }
 
-// prober measures a tier with reads that no engine waits for.
-type prober struct {
-	tier store.Tier
-	// timeout bounds a probe.
-	timeout time.Duration
-	// probing is set while a probe is under way.
-	probing atomic.Bool
-}
-
-// probeTime is how long a probe reads. A tier's measure forgets by busy time alone: with one record
-// each, a disk that is fast again would be known as slow for minutes. As leaders probe once a
-// second, it takes a twentieth of the disk's time.
-const probeTime = 50 * time.Millisecond
-
-// probe begins a probe unless one is under way.
-func (p *prober) probe() {
-	if !p.probing.CompareAndSwap(false, true) {
-		return
-	}
-	go func() {
-		defer p.probing.Store(false)
-		ctx, cancel := context.WithTimeout(context.Background(), p.timeout)
-		defer cancel()
-		// The result is in the tier's speed; that there is nothing to read is no news.
-		for began := time.Now(); time.Since(began) < probeTime; {
-			if p.tier.Probe(ctx) != nil {
-				return
-			}
-		}
-	}()
-}
-
 // probe measures all levels. The speed of copies cannot be measured without an engine: the last
 // measurement fades, until a load brings a new one. It takes no lock of the backend, under which
 // leaders are asked for their counters.
 func (b *backend) probe() {
 	b.cache.FadeSpeed()
 	for _, p := range b.probers {
-		p.probe()
+		p.Begin()
 	}
 }

@@ -3,78 +3,14 @@ package daemon
 import (
 	"cmp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
-	"github.com/kvconn/kvconn/internal/counters"
+	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/leader"
 	"github.com/kvconn/kvconn/worker"
 )
-
-const (
-	// maxModels bounds the models that are counted separately, and with them the values of the
-	// metrics' model label. Names come from clients.
-	maxModels = 32
-	// otherModels is the name under which the rest is counted.
-	otherModels = "other"
-	// maxModelBytes bounds a name.
-	maxModelBytes = 128
-)
-
-// totals are the sums of the counters of leaders and workers.
-type totals struct {
-	Leader leader.Stats `metric:""`
-	Worker worker.Stats `metric:""`
-}
-
-// modelTotals are the counters of all engines and ranks of one model. Metrics show those with a
-// tag.
-type modelTotals struct {
-	sum     totals
-	Model   string `label:"model"`
-	Engines int    `metric:"engines" help:"Engine instances connected, by model."`
-	Ranks   int    `metric:"ranks" help:"Ranks connected, by model."`
-
-	PrefillTokensPerS float64 `metric:"prefill_tokens_per_second" help:"Prefill speed that decisions are made with, of the fastest engine; 0 if it is not known."`
-	Trimming          int     `metric:"trimming_engines" help:"Engines whose offers are cut for the speed of the disk."`
-
-	// These are taken from sum by [modelTotals.show].
-	QueriedTokens uint64 `metric:"queried_tokens_total" help:"Tokens of requests at their first match, but for those that the engine had itself, by model."`
-	OfferedTokens uint64 `metric:"offered_tokens_total" help:"Tokens offered at the first match, by model."`
-	LoadedBytes   uint64 `metric:"loaded_bytes_total" help:"Bytes that reached engine memory, by model."`
-	SavedBytes    uint64 `metric:"saved_bytes_total" help:"Bytes taken over by the store, by model."`
-	FailedBlocks  uint64 `metric:"failed_blocks_total" help:"Blocks of loads that failed, by model."`
-	DroppedBlocks uint64 `metric:"dropped_blocks_total" help:"Blocks not saved, by model."`
-}
-
-func (t *modelTotals) show() {
-	l, w := &t.sum.Leader, &t.sum.Worker
-	t.QueriedTokens, t.OfferedTokens = l.QueriedTokens, l.OfferedTokens
-	t.LoadedBytes, t.SavedBytes, t.FailedBlocks, t.DroppedBlocks = w.LoadedBytes, w.SavedBytes, w.FailedBlocks, w.DroppedBlocks
-}
-
-func (t *modelTotals) addLeader(s leader.Stats) { counters.Add(&t.sum.Leader, &s) }
-func (t *modelTotals) addWorker(s worker.Stats) { counters.Add(&t.sum.Worker, &s) }
-
-// modelCounts keeps counters by model. The first maxModels names of a daemon's life have
-// their own. Its user's lock guards it.
-type modelCounts map[string]*modelTotals
-
-func (c modelCounts) of(model string) *modelTotals {
-	model = strings.ToValidUTF8(model[:min(len(model), maxModelBytes)], "")
-	t := c[model]
-	if t == nil && len(c) >= maxModels {
-		model = otherModels
-		t = c[model]
-	}
-	if t == nil {
-		t = &modelTotals{Model: model}
-		c[model] = t
-	}
-	return t
-}
 
 // EngineStatus is one engine instance.
 type EngineStatus struct {
@@ -106,17 +42,17 @@ type RankStatus struct {
 
 // status lists the sessions, sorted by engine and rank, and the totals of all sessions since the
 // daemon's start by model, sorted by name.
-func (b *backend) status(now time.Time) (engines []EngineStatus, ranks []RankStatus, models []modelTotals) {
+func (b *backend) status(now time.Time) (engines []EngineStatus, ranks []RankStatus, byModel []models.Totals) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.foldDrained()
 	for s := range b.schedulers { // a model has its name before its first engine leaves
-		b.past.of(s.manifest.Model)
+		b.past.Of(s.manifest.Model)
 	}
 	for w := range b.workers {
-		b.past.of(w.manifest.Model)
+		b.past.Of(w.manifest.Model)
 	}
-	sums := make(modelCounts, len(b.past))
+	sums := make(models.Counts, len(b.past))
 	for name, past := range b.past {
 		t := *past
 		sums[name] = &t
@@ -126,8 +62,8 @@ func (b *backend) status(now time.Time) (engines []EngineStatus, ranks []RankSta
 		e.Engine, e.PID, e.Client, e.Model, e.Namespace = p.Engine, p.PID, p.Client, m.Model, ns.String()
 		e.ConnectedS, e.BlockSize, e.RanksNeeded = now.Sub(since).Seconds(), m.BlockSize, m.Ranks()
 		engines = append(engines, e)
-		t := sums.of(m.Model)
-		t.addLeader(e.Requests)
+		t := sums.Of(m.Model)
+		t.AddLeader(e.Requests)
 		t.Engines++
 		t.PrefillTokensPerS = max(t.PrefillTokensPerS, e.Requests.PrefillTokensPerS)
 		if e.Requests.TierRefused {
@@ -145,8 +81,8 @@ func (b *backend) status(now time.Time) (engines []EngineStatus, ranks []RankSta
 	ranks = make([]RankStatus, 0, len(b.workers))
 	for w := range b.workers {
 		st, blockBytes := w.Stats(), w.BlockBytes()
-		t := sums.of(w.manifest.Model)
-		t.addWorker(st)
+		t := sums.Of(w.manifest.Model)
+		t.AddWorker(st)
 		t.Ranks++
 		ranks = append(ranks, RankStatus{
 			Engine: w.peer.Engine, PID: w.peer.PID, Rank: w.rank, Model: w.manifest.Model, Namespace: w.namespace.String(),
@@ -154,16 +90,16 @@ func (b *backend) status(now time.Time) (engines []EngineStatus, ranks []RankSta
 		})
 	}
 	for w := range b.draining {
-		sums.of(w.manifest.Model).addWorker(w.Stats())
+		sums.Of(w.manifest.Model).AddWorker(w.Stats())
 	}
 	for _, t := range sums {
-		t.show()
-		models = append(models, *t)
+		t.Show()
+		byModel = append(byModel, *t)
 	}
 	slices.SortFunc(engines, func(a, b EngineStatus) int { return cmp.Compare(a.Engine, b.Engine) })
 	slices.SortFunc(ranks, func(a, b RankStatus) int {
 		return cmp.Or(cmp.Compare(a.Engine, b.Engine), cmp.Compare(a.Rank, b.Rank))
 	})
-	slices.SortFunc(models, func(a, b modelTotals) int { return cmp.Compare(a.Model, b.Model) })
-	return engines, ranks, models
+	slices.SortFunc(byModel, func(a, b models.Totals) int { return cmp.Compare(a.Model, b.Model) })
+	return engines, ranks, byModel
 }

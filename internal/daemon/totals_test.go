@@ -10,14 +10,15 @@ import (
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/internal/counters"
+	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 )
 
 // A counter of a kind that the sums do not know would be 0 in them.
 func TestTotalsHaveEveryCounter(t *testing.T) {
-	var one, sum totals
+	var one, sum models.Sums
 	counted := 0
-	numbers := func(of *totals, do func(f reflect.StructField, v reflect.Value)) {
+	numbers := func(of *models.Sums, do func(f reflect.StructField, v reflect.Value)) {
 		for _, part := range []reflect.Value{reflect.ValueOf(&of.Leader).Elem(), reflect.ValueOf(&of.Worker).Elem()} {
 			for i := range part.NumField() {
 				if f := part.Type().Field(i); part.Field(i).CanConvert(reflect.TypeFor[float64]()) && f.Tag.Get("sum") != "-" {
@@ -42,7 +43,7 @@ func TestTotalsHaveEveryCounter(t *testing.T) {
 // The models that have their own counters keep them, also those of ranks whose scheduler is on another node.
 func TestModelsWithCountersOfTheirOwnStayTheSame(t *testing.T) {
 	b, _ := newTestBackend(t, nil)
-	for i := range maxModels + 8 {
+	for i := range models.MaxModels + 8 {
 		m := residencyManifest()
 		m.Model = fmt.Sprint("model-", i)
 		w, err := b.OpenWorker(t.Context(), server.Peer{Engine: m.Model}, m, 0)
@@ -93,7 +94,7 @@ func TestTotalsNeverRunBackwards(t *testing.T) {
 			if len(models) != 1 {
 				t.Fatalf("round %d: %+v", round, models)
 			}
-			sum := &models[0].sum
+			sum := &models[0].Sum
 			if sum.Leader.QueriedTokens != 10*(round+1) || sum.Worker.SavedBlocks > blocks*(round+1) || sum.Worker.SavedBlocks < blocks*round {
 				t.Fatalf("round %d: totals %+v", round, sum)
 			}
@@ -104,7 +105,7 @@ func TestTotalsNeverRunBackwards(t *testing.T) {
 		b.status(time.Now())
 		return len(b.draining) == 0 // nobody else is there
 	})
-	if _, _, models := b.status(time.Now()); len(models) != 1 || models[0].sum.Worker.SavedBlocks != rounds*blocks || models[0].SavedBytes == 0 {
+	if _, _, models := b.status(time.Now()); len(models) != 1 || models[0].Sum.Worker.SavedBlocks != rounds*blocks || models[0].SavedBytes == 0 {
 		t.Errorf("%+v", models)
 	}
 }

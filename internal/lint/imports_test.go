@@ -154,7 +154,7 @@ func TestProductImportsNoEquipment(t *testing.T) {
 				t.Errorf("%s imports %s", p.path(), imp)
 			}
 			imp, ours := strings.CutPrefix(imp, module+"/")
-			command := strings.HasPrefix(p.path(), "cmd/") && strings.HasPrefix(imp, "internal/bench/")
+			command := commandLine(p.path()) && strings.HasPrefix(imp, "internal/bench/")
 			if ours && equipment(imp) && !equipment(p.path()) && !command {
 				t.Errorf("%s imports %s", p.path(), imp)
 			}
@@ -193,10 +193,16 @@ func TestEveryFileIsBuilt(t *testing.T) {
 	}
 }
 
-func TestFlagsAndGlobalsStayInCmd(t *testing.T) {
+// commandLine reports whether a package is part of the command line: the program, or the commands that do not fit
+// into its folder.
+func commandLine(path string) bool {
+	return strings.HasPrefix(path, "cmd/") || strings.HasPrefix(path, "internal/cli/")
+}
+
+func TestFlagsAndGlobalsStayInTheCommandLine(t *testing.T) {
 	for _, p := range packages(t) {
 		// The seed of package rapid is a flag and nothing else.
-		if strings.HasPrefix(p.path(), "cmd/") || p.path() == "internal/testkit/property" {
+		if commandLine(p.path()) || p.path() == "internal/testkit/property" {
 			continue
 		}
 		for _, forbidden := range []string{"flag", "github.com/alecthomas/kong", "github.com/schollz/progressbar/v3", "encoding/gob", "log"} {

@@ -1,36 +1,36 @@
-package main
+// Package bench is `kvconnd bench`: it measures kvconn on this machine, beside the machine's own limits.
+package bench
 
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"os"
-	"slices"
 
 	"github.com/kvconn/kvconn/internal/bench/connbench"
 	"github.com/kvconn/kvconn/internal/bench/leaderbench"
 	"github.com/kvconn/kvconn/internal/bench/routerbench"
 	"github.com/kvconn/kvconn/internal/bench/storebench"
 	"github.com/kvconn/kvconn/internal/bench/workerbench"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
 )
 
-type benchCmd struct {
-	Store  benchStoreCmd  `cmd:"" help:"Measure verified reads and writes beside what the disk does raw."`
-	Index  benchIndexCmd  `cmd:"" help:"Measure the index: look-up, growth, choice of victims, memory, time to open."`
-	Leader benchLeaderCmd `cmd:"" help:"Measure the scheduler's path: matching a long prompt, and a call's round trip."`
-	Router benchRouterCmd `cmd:"" help:"Measure the router: walks of its index, decisions, ingest of engine events, memory."`
-	Load   benchLoadCmd   `cmd:"" help:"Measure loads into engine memory, from disk and from the host tier, beside raw reads and memcpy."`
-	Object benchObjectCmd `cmd:"" help:"Measure the object tier's parts: uploads, fetching, look-ups, joining, requests."`
-	GPU    benchGPUCmd    `cmd:"" name:"gpu" help:"Measure copies to and from a GPU in engines' layouts, and what they cost a busy GPU."`
-	Call   benchCallCmd   `cmd:"" hidden:"" help:"The calling process of bench leader."`
-	Server benchServerCmd `cmd:"" hidden:"" help:"The process of the server of bench object."`
+// Cmd is `kvconnd bench`.
+type Cmd struct {
+	Store  storeCmd  `cmd:"" help:"Measure verified reads and writes beside what the disk does raw."`
+	Index  indexCmd  `cmd:"" help:"Measure the index: look-up, growth, choice of victims, memory, time to open."`
+	Leader leaderCmd `cmd:"" help:"Measure the scheduler's path: matching a long prompt, and a call's round trip."`
+	Router routerCmd `cmd:"" help:"Measure the router: walks of its index, decisions, ingest of engine events, memory."`
+	Load   loadCmd   `cmd:"" help:"Measure loads into engine memory, from disk and from the host tier, beside raw reads and memcpy."`
+	Object objectCmd `cmd:"" help:"Measure the object tier's parts: uploads, fetching, look-ups, joining, requests."`
+	GPU    gpuCmd    `cmd:"" name:"gpu" help:"Measure copies to and from a GPU in engines' layouts, and what they cost a busy GPU."`
+	Call   callCmd   `cmd:"" hidden:"" help:"The calling process of bench leader."`
+	Server serverCmd `cmd:"" hidden:"" help:"The process of the server of bench object."`
 }
 
-type benchStoreCmd struct {
+type storeCmd struct {
 	Dir         string       `name:"dir" placeholder:"DIR" help:"Where the temporary files are made: on the disk to measure. Default: the system's directory for temporary files."`
 	RecordBytes config.Bytes `name:"record-bytes" default:"2MiB" placeholder:"SIZE" help:"Size of a record (default 2MiB)."`
 	TotalBytes  config.Bytes `name:"total-bytes" default:"1GiB" placeholder:"SIZE" help:"Bytes that each round reads and writes (default 1GiB)."`
@@ -39,24 +39,24 @@ type benchStoreCmd struct {
 }
 
 // Validate reports what cannot be measured.
-func (c *benchStoreCmd) Validate() error {
-	return wantPositive(map[string]float64{"record-bytes": float64(c.RecordBytes), "total-bytes": float64(c.TotalBytes), "rounds": float64(c.Rounds)})
+func (c *storeCmd) Validate() error {
+	return terminal.WantPositive(map[string]float64{"record-bytes": float64(c.RecordBytes), "total-bytes": float64(c.TotalBytes), "rounds": float64(c.Rounds)})
 }
 
 // Run measures raw device and store in turn.
-func (c *benchStoreCmd) Run(ctx context.Context, std *streams) error {
+func (c *storeCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	r, err := storebench.Store(ctx, storebench.StoreOptions{
 		Dir: cmp.Or(c.Dir, os.TempDir()), PayloadBytes: int(c.RecordBytes), TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
-		Progress: func(step string) { fmt.Fprintln(std.err, step) },
+		Progress: func(step string) { fmt.Fprintln(std.Err, step) },
 	})
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		return printJSON(std.out, r)
+		return terminal.PrintJSON(std.Out, r)
 	}
 	const gib = 1 << 30
-	_, err = fmt.Fprintf(std.out, `records of %s, %s a round, direct I/O: %v; medians
+	_, err = fmt.Fprintf(std.Out, `records of %s, %s a round, direct I/O: %v; medians
                 raw          store        ratio   CPU s/GiB   p50        p99
 read     %8.2f GiB/s %8.2f GiB/s  %6.3f      %6.3f   %7.2f ms %7.2f ms   raw shape %s
 write    %8.2f GiB/s %8.2f GiB/s  %6.3f      %6.3f   %7.2f ms %7.2f ms   raw shape %s
@@ -68,7 +68,7 @@ at the cap, every write evicting: write %.3f of raw, read p99 %.2f times that of
 	return err
 }
 
-type benchIndexCmd struct {
+type indexCmd struct {
 	Records   int    `name:"records" default:"5000000" placeholder:"N" help:"Records in the index (default 5000000)."`
 	TableOnly bool   `name:"table-only" help:"Measure the table in memory alone: needs 60 bytes of memory a record and no disk."`
 	Dir       string `name:"dir" placeholder:"DIR" help:"Where the temporary store is made; default: the system's directory for temporary files."`
@@ -76,34 +76,34 @@ type benchIndexCmd struct {
 }
 
 // Validate reports what cannot be measured.
-func (c *benchIndexCmd) Validate() error {
-	return wantPositive(map[string]float64{"records": float64(c.Records)})
+func (c *indexCmd) Validate() error {
+	return terminal.WantPositive(map[string]float64{"records": float64(c.Records)})
 }
 
 // Run builds a table, and an index in a temporary directory, and measures them.
-func (c *benchIndexCmd) Run(ctx context.Context, std *streams) error {
-	bar := newProgress(std.err, "")
+func (c *indexCmd) Run(ctx context.Context, std *terminal.Streams) error {
+	bar := terminal.NewProgress(std.Err, "")
 	r, err := storebench.Index(ctx, storebench.IndexOptions{
 		Dir: cmp.Or(c.Dir, os.TempDir()), Records: c.Records, TableOnly: c.TableOnly,
 		Progress: func(step string, done, total int) {
-			if step != bar.what {
-				bar.finish()
-				bar = newProgress(std.err, step)
+			if step != bar.What() {
+				bar.Finish()
+				bar = terminal.NewProgress(std.Err, step)
 			}
-			bar.set(int64(done), int64(total))
+			bar.Set(int64(done), int64(total))
 		},
 	})
-	bar.finish()
+	bar.Finish()
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		return printJSON(std.out, r)
+		return terminal.PrintJSON(std.Out, r)
 	}
-	if err := printTable(std.out, &r.Table); err != nil || c.TableOnly {
+	if err := printTable(std.Out, &r.Table); err != nil || c.TableOnly {
 		return err
 	}
-	_, err = fmt.Fprintf(std.out, `look-up of %d keys      %.3f ms (p99 %.3f ms)
+	_, err = fmt.Fprintf(std.Out, `look-up of %d keys      %.3f ms (p99 %.3f ms)
 memory a record           %.1f B
 journal a record          %.1f B on disk
 open after clean stop     %.3f s
@@ -132,23 +132,7 @@ as long a computation     %.4f ms (p99 %.4f ms, longest %.4f ms)
 	return err
 }
 
-// wantPositive reports the first of the flags, by name, whose value is not positive.
-func wantPositive(flags map[string]float64) error {
-	for _, name := range slices.Sorted(maps.Keys(flags)) {
-		if !(flags[name] > 0) {
-			return fmt.Errorf("--%s is %v: must be positive", name, flags[name])
-		}
-	}
-	return nil
-}
-
-func printJSON(out io.Writer, v any) error {
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
-}
-
-type benchLeaderCmd struct {
+type leaderCmd struct {
 	Records int    `name:"records" default:"5000000" placeholder:"N" help:"Records in the index (default 5000000)."`
 	Tokens  int    `name:"tokens" default:"131072" placeholder:"N" help:"Tokens of the prompt (default 131072)."`
 	Calls   int    `name:"calls" default:"20000" placeholder:"N" help:"Round trips timed (default 20000)."`
@@ -163,12 +147,12 @@ type leaderResult struct {
 }
 
 // Validate reports what cannot be measured.
-func (c *benchLeaderCmd) Validate() error {
-	return wantPositive(map[string]float64{"records": float64(c.Records), "tokens": float64(c.Tokens), "calls": float64(c.Calls)})
+func (c *leaderCmd) Validate() error {
+	return terminal.WantPositive(map[string]float64{"records": float64(c.Records), "tokens": float64(c.Tokens), "calls": float64(c.Calls)})
 }
 
 // Run measures calls between two processes, then matches.
-func (c *benchLeaderCmd) Run(ctx context.Context, std *streams) error {
+func (c *leaderCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	executable, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
@@ -179,19 +163,19 @@ func (c *benchLeaderCmd) Run(ctx context.Context, std *streams) error {
 		return err
 	}
 	r.RTTP50S = r.RoundTrip.RTTP50S
-	bar := newProgress(std.err, "building the index")
+	bar := terminal.NewProgress(std.Err, "building the index")
 	r.Result, err = leaderbench.Match(ctx, leaderbench.Options{
 		Dir: cmp.Or(c.Dir, os.TempDir()), Records: c.Records, Tokens: c.Tokens, Open: storebench.OpenSparse,
-		Progress: func(n int) { bar.set(int64(n), int64(c.Records)) },
+		Progress: func(n int) { bar.Set(int64(n), int64(c.Records)) },
 	})
-	bar.finish()
+	bar.Finish()
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		return printJSON(std.out, r)
+		return terminal.PrintJSON(std.Out, r)
 	}
-	_, err = fmt.Fprintf(std.out, `records                    %d
+	_, err = fmt.Fprintf(std.Out, `records                    %d
 match of %d tokens     %.3f ms (least %.3f, p99 %.3f), hashing included, %g allocations
 round trip of a small call %.1f µs (least %.1f, p99 %.1f), two processes; bare bytes %.1f µs
 `, r.Records, r.Tokens, 1e3*r.MatchSeconds, 1e3*r.MatchMinSeconds, 1e3*r.MatchP99Seconds, r.AllocsPerMatch,
@@ -199,17 +183,17 @@ round trip of a small call %.1f µs (least %.1f, p99 %.1f), two processes; bare 
 	return err
 }
 
-// benchCallCmd is the process that calls. It serves bench leader only, and is hidden.
-type benchCallCmd struct {
+// callCmd is the process that calls. It serves bench leader only, and is hidden.
+type callCmd struct {
 	Args []string `arg:"" help:"Socket, calls, tokens."`
 }
 
 // Run times the calls and writes the result to standard output.
-func (c *benchCallCmd) Run(ctx context.Context, std *streams) error {
-	return connbench.Call(ctx, c.Args, std.out)
+func (c *callCmd) Run(ctx context.Context, std *terminal.Streams) error {
+	return connbench.Call(ctx, c.Args, std.Out)
 }
 
-type benchLoadCmd struct {
+type loadCmd struct {
 	Dir        string       `name:"dir" placeholder:"DIR" help:"Where the temporary files are made: on the disk to measure. Default: the system's directory for temporary files."`
 	LayerBytes config.Bytes `name:"layer-bytes" default:"64KiB" placeholder:"SIZE" help:"Bytes of a block in each layer (default 64KiB)."`
 	Layers     int          `name:"layers" default:"32" placeholder:"N" help:"Layers (default 32)."`
@@ -219,37 +203,37 @@ type benchLoadCmd struct {
 }
 
 // Validate reports what cannot be measured.
-func (c *benchLoadCmd) Validate() error {
-	return wantPositive(map[string]float64{
+func (c *loadCmd) Validate() error {
+	return terminal.WantPositive(map[string]float64{
 		"layer-bytes": float64(c.LayerBytes), "layers": float64(c.Layers), "total-bytes": float64(c.TotalBytes), "rounds": float64(c.Rounds),
 	})
 }
 
 // Run measures loads into engine memory beside raw reads and plain copies.
-func (c *benchLoadCmd) Run(ctx context.Context, std *streams) error {
+func (c *loadCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	r, err := workerbench.Load(ctx, workerbench.LoadOptions{
 		Dir: cmp.Or(c.Dir, os.TempDir()), LayerBytes: int(c.LayerBytes), Layers: c.Layers, TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
-		Progress: func(step string) { fmt.Fprintln(std.err, step) },
+		Progress: func(step string) { fmt.Fprintln(std.Err, step) },
 	})
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		return printJSON(std.out, r)
+		return terminal.PrintJSON(std.Out, r)
 	}
 	const gib = 1 << 30
 	line := func(name string, f *workerbench.Figures) {
-		fmt.Fprintf(std.out, "%-22s %6.2f GiB/s of %6.2f raw: %.3f   %6.2f GiB/s of %6.2f memcpy: %.3f   %.2f CPU s/GiB\n", name,
+		fmt.Fprintf(std.Out, "%-22s %6.2f GiB/s of %6.2f raw: %.3f   %6.2f GiB/s of %6.2f memcpy: %.3f   %.2f CPU s/GiB\n", name,
 			f.LoadBytesPerS/gib, f.RawReadBytesPerS/gib, f.DiskRatio, f.HostBytesPerS/gib, f.PieceMemcpyBytesPerS/gib, f.HostRatio, f.LoadCPUSPerGiB)
 	}
-	fmt.Fprintf(std.out, "blocks of %s, %s a round; medians; verified loads into shared memory\n%-22s %-32s %s\n",
+	fmt.Fprintf(std.Out, "blocks of %s, %s a round; medians; verified loads into shared memory\n%-22s %-32s %s\n",
 		config.Bytes(r.BlockBytes), c.TotalBytes, "", "from disk", "from the host tier")
 	line(fmt.Sprintf("%d pieces of %s", c.Layers, c.LayerBytes), &r.Figures)
 	line("one piece", &r.Contiguous)
 	return nil
 }
 
-type benchRouterCmd struct {
+type routerCmd struct {
 	Blocks     int  `name:"blocks" default:"8000" placeholder:"N" help:"Blocks of 16 tokens in the prompt (default 8000)."`
 	Ranks      int  `name:"ranks" default:"64" placeholder:"N" help:"Ranks (default 64)."`
 	Background int  `name:"background" default:"1000000" placeholder:"N" help:"Other blocks in the index (default 1000000)."`
@@ -266,13 +250,13 @@ type routerResult struct {
 }
 
 // Validate reports what cannot be measured.
-func (c *benchRouterCmd) Validate() error {
-	return wantPositive(map[string]float64{"blocks": float64(c.Blocks), "ranks": float64(c.Ranks), "background": float64(c.Background)})
+func (c *routerCmd) Validate() error {
+	return terminal.WantPositive(map[string]float64{"blocks": float64(c.Blocks), "ranks": float64(c.Ranks), "background": float64(c.Background)})
 }
 
 // Run measures the index, then ingest.
-func (c *benchRouterCmd) Run(ctx context.Context, std *streams) error {
-	progress := func(what string) { fmt.Fprintln(std.err, what) }
+func (c *routerCmd) Run(ctx context.Context, std *terminal.Streams) error {
+	progress := func(what string) { fmt.Fprintln(std.Err, what) }
 	var r routerResult
 	var err error
 	o := routerbench.Options{Blocks: c.Blocks, Ranks: c.Ranks, Background: c.Background, Progress: progress}
@@ -289,9 +273,9 @@ func (c *benchRouterCmd) Run(ctx context.Context, std *streams) error {
 		return err
 	}
 	if c.JSON {
-		return printJSON(std.out, r)
+		return terminal.PrintJSON(std.Out, r)
 	}
-	_, err = fmt.Fprintf(std.out, `walk of %d blocks, every rank's prefix
+	_, err = fmt.Fprintf(std.Out, `walk of %d blocks, every rank's prefix
   held by all %d ranks       %.2f µs
   held by one                %.2f µs
   left by many other prompts %.2f µs

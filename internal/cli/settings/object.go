@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"time"
@@ -11,9 +11,9 @@ import (
 	"github.com/kvconn/kvconn/store/object/upload"
 )
 
-// objectOptions are the settings of the object tier; nil if there is to be none. The settings have been
+// ObjectOptions are the settings of the object tier; nil if there is to be none. The settings have been
 // checked, and the result is checked here.
-func objectOptions(s *config.Serve) (*daemon.ObjectOptions, error) {
+func ObjectOptions(s *config.Serve) (*daemon.ObjectOptions, error) {
 	if s.ObjectURL == "" {
 		return nil, nil
 	}
@@ -28,7 +28,7 @@ func objectOptions(s *config.Serve) (*daemon.ObjectOptions, error) {
 	o := &daemon.ObjectOptions{
 		Prices: daemon.Prices{Write: prices[0], Read: prices[1], GBMonth: prices[2]},
 		Tier: object.Options{
-			Bucket:   bucketOptions(s.ObjectURL, &s.Bucket),
+			Bucket:   BucketOptions(s.ObjectURL, &s.Bucket),
 			MaxBytes: boundOr(int64(s.ObjectMaxBytes), object.NoBytes), MaxAge: boundOr(s.ObjectMaxAge, object.NoAge),
 			IndexBytes: int64(s.ObjectIndexBytes), Connections: s.ObjectConnections, ReadInFlightBytes: int64(s.ObjectReadInFlight),
 			Compress: s.ObjectCompress == "auto", PollMax: s.ObjectPollMax, Writes: s.ObjectUploads,
@@ -52,8 +52,8 @@ func objectOptions(s *config.Serve) (*daemon.ObjectOptions, error) {
 	return o, nil
 }
 
-// bucketOptions say how a bucket is reached.
-func bucketOptions(url string, b *config.Bucket) bucket.Options {
+// BucketOptions say how a bucket is reached.
+func BucketOptions(url string, b *config.Bucket) bucket.Options {
 	return bucket.Options{URL: url, Endpoint: b.ObjectEndpoint, Style: b.ObjectStyle, Region: b.ObjectRegion, CAFile: b.ObjectCA}
 }
 

@@ -1,4 +1,5 @@
-package daemon
+// Package residencystream serves what the tiers hold, as streams that routers follow: GET /v1/residency.
+package residencystream
 
 import (
 	"context"
@@ -15,32 +16,32 @@ import (
 )
 
 const (
-	// residencyStreams bounds the streams at one time: routers, and not many.
-	residencyStreams = 64
-	// residencySnapshots bounds the streams that are reading a snapshot: that costs processor time,
+	// maxStreams bounds the streams at one time: routers, and not many.
+	maxStreams = 64
+	// maxSnapshots bounds the streams that are reading a snapshot: that costs processor time,
 	// and keeps what the journal has deleted meanwhile.
-	residencySnapshots = 16
-	// residencySnapshotTime is the time that every reader has for a snapshot. A large one takes longer:
-	// residencyLeast is how many of its records a reader must take in a second.
-	residencySnapshotTime = 2 * time.Minute
-	residencyLeast        = 20_000
-	// residencyWriteTimeout is how long a reader may read nothing.
-	residencyWriteTimeout = 30 * time.Second
-	// residencyRetry is when a reader that was refused may try again, in seconds.
-	residencyRetry = "5"
-	// residencyLook is how often a stream of a bucket looks whether its records are still offered.
-	residencyLook = time.Second
+	maxSnapshots = 16
+	// snapshotTime is the time that every reader has for a snapshot. A large one takes longer:
+	// leastPerS is how many of its records a reader must take in a second.
+	snapshotTime = 2 * time.Minute
+	leastPerS    = 20_000
+	// writeTimeout is how long a reader may read nothing.
+	writeTimeout = 30 * time.Second
+	// retryAfter is when a reader that was refused may try again, in seconds.
+	retryAfter = "5"
+	// lookInterval is how often a stream of a bucket looks whether its records are still offered.
+	lookInterval = time.Second
 )
 
-// residencySource is a tier as the streams need it.
-type residencySource interface {
+// Source is a tier as the streams need it.
+type Source interface {
 	residency.Source
 	Usage() store.Usage
 }
 
-// bucketSource is a tier that other nodes fill too, and that may offer nothing for a while.
-type bucketSource interface {
-	residencySource
+// BucketSource is a tier that other nodes fill too, and that may offer nothing for a while.
+type BucketSource interface {
+	Source
 	Offers() bool
 	Manifest(context.Context, connector.NamespaceDigest) ([]byte, error)
 }
@@ -48,32 +49,32 @@ type bucketSource interface {
 // errNoOffers is why there is no stream of the bucket.
 var errNoOffers = errors.New("the bucket's records are not offered: it does not work, or has not been heard of lately")
 
-// newResidencyHandler serves residency streams, GET /v1/residency, until ctx, the daemon's life, ends: those of the
+// New serves residency streams, GET /v1/residency, until ctx, the daemon's life, ends: those of the
 // disk, and with tier=object those of the bucket, which may be nil. A stream resumes at the position in its request's
 // parameters, if the tier still has what followed. Streams and snapshots are shared out among clients, so that none
 // takes all.
-func newResidencyHandler(ctx context.Context, disk residencySource, bucket bucketSource) http.Handler {
-	return &residencyHandler{
+func New(ctx context.Context, disk Source, bucket BucketSource) http.Handler {
+	return &handler{
 		ctx: ctx, disk: disk, bucket: bucket,
-		streams: httplimit.NewShares(residencyStreams), snapshots: httplimit.NewShares(residencySnapshots),
+		streams: httplimit.NewShares(maxStreams), snapshots: httplimit.NewShares(maxSnapshots),
 	}
 }
 
-type residencyHandler struct {
+type handler struct {
 	ctx                context.Context // ends all streams
-	disk               residencySource
-	bucket             bucketSource // nil without one
+	disk               Source
+	bucket             BucketSource // nil without one
 	streams, snapshots *httplimit.Shares
 }
 
-func refuseResidency(w http.ResponseWriter, why string) {
-	w.Header().Set("Retry-After", residencyRetry)
+func refuse(w http.ResponseWriter, why string) {
+	w.Header().Set("Retry-After", retryAfter)
 	http.Error(w, why, http.StatusServiceUnavailable)
 }
 
 // ServeHTTP serves the stream of the tier that the request names. While the bucket offers nothing there is no stream
 // of it, and one that is open ends: its reader keeps what it knows for a while, and resumes.
-func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	tier, err := residency.ParseTier(r.URL.Query())
@@ -86,32 +87,32 @@ func (h *residencyHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case h.bucket == nil:
 		httpserve.WriteJSON(w, http.StatusNotFound, refusalOf("no_bucket", "this kvconnd has no object tier: its setting object names no bucket"), "")
 	case !h.bucket.Offers():
-		refuseResidency(w, errNoOffers.Error())
+		refuse(w, errNoOffers.Error())
 	default:
 		defer watchOffers(ctx, h.bucket, cancel)()
 		h.serve(ctx, w, r, h.bucket, tier, h.bucket.Manifest)
 	}
 }
 
-// residencyRefusal is the answer to a request that can never be served.
-type residencyRefusal struct {
+// Refusal is the answer to a request that can never be served.
+type Refusal struct {
 	Error struct {
 		Code    string `json:"code"`
 		Message string `json:"message"`
 	} `json:"error"`
 }
 
-func refusalOf(code, message string) (r residencyRefusal) {
+func refusalOf(code, message string) (r Refusal) {
 	r.Error.Code, r.Error.Message = code, message
 	return r
 }
 
 // watchOffers cancels ctx once a bucket offers nothing. The watch ends with the function that it returns.
-func watchOffers(ctx context.Context, b bucketSource, cancel context.CancelCauseFunc) (stop func()) {
+func watchOffers(ctx context.Context, b BucketSource, cancel context.CancelCauseFunc) (stop func()) {
 	ctx, end := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		look := time.NewTicker(residencyLook)
+		look := time.NewTicker(lookInterval)
 		defer look.Stop()
 		for {
 			select {
@@ -135,10 +136,10 @@ func watchOffers(ctx context.Context, b bucketSource, cancel context.CancelCause
 type readManifest func(context.Context, connector.NamespaceDigest) ([]byte, error)
 
 // serve runs a stream of a tier for one reader, until ctx or the daemon's life ends.
-func (h *residencyHandler) serve(ctx context.Context, w http.ResponseWriter, r *http.Request, of residencySource, tier string, manifest readManifest) {
+func (h *handler) serve(ctx context.Context, w http.ResponseWriter, r *http.Request, of Source, tier string, manifest readManifest) {
 	client := httplimit.ClientOf(r)
 	if !h.streams.Take(client) {
-		refuseResidency(w, "too many residency streams")
+		refuse(w, "too many residency streams")
 		return
 	}
 	defer h.streams.Give(client)
@@ -150,14 +151,14 @@ func (h *residencyHandler) serve(ctx context.Context, w http.ResponseWriter, r *
 	giveSnapshot := func() {}
 	if !resumed {
 		if !h.snapshots.Take(client) {
-			refuseResidency(w, "too many snapshots of residency are being read")
+			refuse(w, "too many snapshots of residency are being read")
 			return
 		}
 		giveSnapshot = sync.OnceFunc(func() { h.snapshots.Give(client) })
 		defer giveSnapshot()
 		var err error
 		if u, err = of.Subscribe(ctx); err != nil {
-			refuseResidency(w, err.Error())
+			refuse(w, err.Error())
 			return
 		}
 	}
@@ -165,7 +166,7 @@ func (h *residencyHandler) serve(ctx context.Context, w http.ResponseWriter, r *
 	w.Header().Set("Content-Type", residency.ContentType(tier))
 	s := &residency.Stream{
 		Source: of, To: residency.NewWriter(patientWriter{w, http.NewResponseController(w)}), Manifest: manifest,
-		SnapshotTimeout: residencySnapshotTime + time.Duration(of.Usage().Records/residencyLeast)*time.Second,
+		SnapshotTimeout: snapshotTime + time.Duration(of.Usage().Records/leastPerS)*time.Second,
 		SnapshotDone:    giveSnapshot,
 	}
 	err := s.Run(ctx, u, resumed)
@@ -178,7 +179,7 @@ func (h *residencyHandler) serve(ctx context.Context, w http.ResponseWriter, r *
 }
 
 // resume goes on where the reader says it stopped; nil if that is not possible.
-func resume(of residencySource, r *http.Request) store.Subscription {
+func resume(of Source, r *http.Request) store.Subscription {
 	from, ok := residency.ParsePosition(r.URL.Query())
 	if !ok {
 		return nil
@@ -197,7 +198,7 @@ type patientWriter struct {
 }
 
 func (w patientWriter) Write(b []byte) (int, error) {
-	err := w.control.SetWriteDeadline(time.Now().Add(residencyWriteTimeout))
+	err := w.control.SetWriteDeadline(time.Now().Add(writeTimeout))
 	if err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return 0, err
 	}

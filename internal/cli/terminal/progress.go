@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"fmt"
@@ -17,8 +17,8 @@ const (
 	lineInterval = 10 * time.Second
 )
 
-// progress is a bar on a terminal, and a line every few seconds elsewhere.
-type progress struct {
+// Progress is a bar on a terminal, and a line every few seconds elsewhere. It is not safe for concurrent use.
+type Progress struct {
 	out      io.Writer
 	what     string
 	bar      *progressbar.ProgressBar
@@ -26,12 +26,17 @@ type progress struct {
 	line     time.Time // when the last one was written, or it began
 }
 
-func newProgress(out io.Writer, what string) *progress {
+// NewProgress shows on out how far what is done.
+func NewProgress(out io.Writer, what string) *Progress {
 	f, ok := out.(*os.File)
-	return &progress{out: out, what: what, terminal: ok && term.IsTerminal(int(f.Fd())), line: time.Now()}
+	return &Progress{out: out, what: what, terminal: ok && term.IsTerminal(int(f.Fd())), line: time.Now()}
 }
 
-func (p *progress) set(done, total int64) {
+// What is the text before the bar.
+func (p *Progress) What() string { return p.what }
+
+// Set shows that done of total is done; without a total it shows nothing.
+func (p *Progress) Set(done, total int64) {
 	if total <= 0 {
 		return
 	}
@@ -51,8 +56,8 @@ func (p *progress) set(done, total int64) {
 	_ = p.bar.Set64(min(done, total))
 }
 
-// finish takes the bar off the screen.
-func (p *progress) finish() {
+// Finish takes the bar off the screen.
+func (p *Progress) Finish() {
 	if p.bar != nil {
 		_ = p.bar.Finish()
 	}

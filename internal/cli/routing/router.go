@@ -1,4 +1,5 @@
-package main
+// Package routing is `kvconnd router`: its settings as the router takes them.
+package routing
 
 import (
 	"cmp"
@@ -6,16 +7,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
-	"net"
 	"os/signal"
 	"syscall"
 
 	"github.com/alecthomas/kong"
-	"golang.org/x/sync/errgroup"
 
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
-	"github.com/kvconn/kvconn/internal/daemon"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 	"github.com/kvconn/kvconn/internal/logging"
 	"github.com/kvconn/kvconn/internal/version"
@@ -29,9 +30,9 @@ import (
 	"github.com/kvconn/kvconn/router/service"
 )
 
-// routerCmd is `kvconnd router`.
-type routerCmd struct {
-	Config routerFile `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of these settings, with the ranks as the list 'ranks'. Flags and environment go before it."`
+// Cmd is `kvconnd router`.
+type Cmd struct {
+	Config settings.RouterFile `name:"config" env:"KVCONN_ROUTER_CONFIG" placeholder:"FILE" help:"YAML file of these settings, with the ranks as the list 'ranks'. Flags and environment go before it."`
 	config.Router
 
 	// fromFile are the ranks of the file.
@@ -40,42 +41,42 @@ type routerCmd struct {
 }
 
 // Help is shown below the command's summary.
-func (*routerCmd) Help() string {
+func (*Cmd) Help() string {
 	return `Serves decisions (POST /v1/route) and an OpenAI-compatible proxy in front of the ranks; GET
 /openapi.yaml describes all of it. SIGTERM or SIGINT turns /readyz to 503; requests are
 accepted for another --drain-delay, and those under way may end, within --drain-timeout.`
 }
 
 // AfterApply takes the ranks of the file.
-func (c *routerCmd) AfterApply(resolver *settingsResolver) error {
-	c.fromFile, c.file = resolver.ranks, resolver.path
+func (c *Cmd) AfterApply(resolver *settings.Resolver) error {
+	c.fromFile, c.file = resolver.Ranks(), resolver.Path()
 	return nil
 }
 
 // Run routes until the context ends.
-func (c *routerCmd) Run(ctx context.Context, command *kong.Context, std *streams) error {
-	return logging.Last(std.err, c.LogFormat, c.route(ctx, command, std))
+func (c *Cmd) Run(ctx context.Context, command *kong.Context, std *terminal.Streams) error {
+	return logging.Last(std.Err, c.LogFormat, c.route(ctx, command, std))
 }
 
-func (c *routerCmd) route(ctx context.Context, command *kong.Context, std *streams) error {
+func (c *Cmd) route(ctx context.Context, command *kong.Context, std *terminal.Streams) error {
 	signal.Ignore(syscall.SIGPIPE) // as in serve
 	defer signal.Reset(syscall.SIGPIPE)
-	log := logging.New(std.err, c.LogLevel, c.LogFormat)
+	log := logging.New(std.Err, c.LogLevel, c.LogFormat)
 	defer logging.IgnoreHangups(ctx, log)()
-	foreign, err := checkEnvironment(command)
+	foreign, err := settings.CheckEnvironment(command)
 	if err != nil {
 		return fmt.Errorf("settings: %w", err)
 	}
-	warnForeign(log, foreign)
-	o, err := c.options(log)
+	settings.WarnForeign(log, foreign)
+	o, err := c.Options(log)
 	if err != nil {
 		return fmt.Errorf("settings: %w", err)
 	}
 	return service.Run(ctx, o)
 }
 
-// options are the settings as the service takes them.
-func (c *routerCmd) options(log *slog.Logger) (service.Options, error) {
+// Options are the settings as the service takes them.
+func (c *Cmd) Options(log *slog.Logger) (service.Options, error) {
 	ranks, err := c.ranks()
 	if err != nil {
 		return service.Options{}, err
@@ -107,7 +108,7 @@ func (c *routerCmd) options(log *slog.Logger) (service.Options, error) {
 }
 
 // ranks are those of the file, then those of flags.
-func (c *routerCmd) ranks() (list []registry.Rank, err error) {
+func (c *Cmd) ranks() (list []registry.Rank, err error) {
 	for i, b := range c.fromFile {
 		r, err := registry.Parse(b)
 		if err != nil {
@@ -125,7 +126,7 @@ func (c *routerCmd) ranks() (list []registry.Rank, err error) {
 	return list, nil
 }
 
-func (c *routerCmd) policy() byname.Options {
+func (c *Cmd) policy() byname.Options {
 	return byname.Options{
 		Name:         c.Policy,
 		Cost:         policy.CostOptions{DecodeWeight: orNone(c.DecodeWeight), BalanceWeight: orNone(c.BalanceWeight), OverlapLoads: c.OverlapLoads},
@@ -134,62 +135,40 @@ func (c *routerCmd) policy() byname.Options {
 	}
 }
 
-// readRouter reads the router's settings from its file and the environment.
-func readRouter(file string) (*routerCmd, error) {
-	c := new(cli)
-	parser, err := newParser(context.Background(), c, new(streams), new(settingsResolver), func(int) {})
+// Read reads the router's settings from its file and the environment.
+func Read(file string) (*Cmd, error) {
+	var alone struct {
+		Router Cmd `cmd:""`
+	}
+	resolver := new(settings.Resolver)
+	parser, err := kong.New(&alone, kong.Name("kvconnd"), kong.Writers(io.Discard, io.Discard), kong.Exit(func(int) {}),
+		kong.Bind(resolver), kong.Resolvers(resolver))
 	if err != nil {
 		return nil, err
 	}
 	_, err = parser.Parse([]string{"router", "--config", file})
-	if of := (fileError{}); errors.As(err, &of) {
+	if of := (settings.FileError{}); errors.As(err, &of) {
 		return nil, of
 	}
-	return &c.Router, err
+	return &alone.Router, err
 }
 
-// localNode is the node of a daemon's own router's ranks that have none in the settings.
-const localNode = "local"
+// New is the command with these settings, and ranks from a file.
+func New(s config.Router, ranks []json.RawMessage) *Cmd { return &Cmd{Router: s, fromFile: ranks} }
 
-// runDaemon runs the node's daemon and, if file names its settings, a router beside it. Ranks without a
-// node are this node's.
-func runDaemon(ctx context.Context, o daemon.Options, file string) error {
-	if file == "" {
-		return daemon.Run(ctx, o)
+// Refused is why a router would not start with its settings.
+func (c *Cmd) Refused() error {
+	if err := c.Validate(); err != nil {
+		return err
 	}
-	c, err := readRouter(file)
-	if err != nil {
-		return fmt.Errorf("router: %w", err)
+	_, err := c.Options(slog.New(slog.DiscardHandler))
+	return err
+}
+
+// orNone returns v, and for 0 the -1 that stands for none in options.
+func orNone(v float64) float64 {
+	if v == 0 {
+		return -1
 	}
-	ro, err := c.options(o.Logger.With("part", "router"))
-	if err != nil {
-		return fmt.Errorf("router: %w", err)
-	}
-	if ro.Listener, err = net.Listen("tcp", ro.HTTP); err != nil {
-		return fmt.Errorf("listen for the router on %s: %w", ro.HTTP, err)
-	}
-	ro.Route.NodeToken = cmp.Or(ro.Route.NodeToken, o.HTTPToken)
-	ready, told := make(chan daemon.Info, 1), o.Ready
-	o.Ready = func(i daemon.Info) {
-		ready <- i
-		if told != nil {
-			told(i)
-		}
-	}
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return daemon.Run(ctx, o) })
-	g.Go(func() error {
-		select {
-		case <-ctx.Done():
-			return ro.Listener.Close()
-		case i := <-ready:
-			for at := range ro.Ranks {
-				if r := &ro.Ranks[at]; r.Node == "" && i.HTTP != "" {
-					r.Node, r.NodeURL = localNode, "http://"+i.HTTP
-				}
-			}
-			return service.Run(ctx, ro)
-		}
-	})
-	return g.Wait()
+	return v
 }

@@ -1,4 +1,4 @@
-package daemon
+package residencystream
 
 import (
 	"context"
@@ -16,73 +16,16 @@ import (
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/internal/daemon/httplimit"
-	"github.com/kvconn/kvconn/internal/testkit/manifests"
 	"github.com/kvconn/kvconn/internal/testkit/storetest"
 	"github.com/kvconn/kvconn/internal/testkit/wait"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/prefix"
 	"github.com/kvconn/kvconn/store"
-	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/residency"
 )
 
-const (
-	residencyTestBlockSize = 4
-	residencyTestPayload   = 8000
-)
-
-// residencyStore is a small store with a namespace of two shards.
-func residencyStore(t *testing.T, maxBytes int64) (*disk.Store, connector.NamespaceDigest) {
-	t.Helper()
-	s, err := disk.Open(t.Context(), disk.Options{
-		Dir: t.TempDir(), MaxBytes: maxBytes, SegmentBytes: 1 << 20, BarrierInterval: 5 * time.Millisecond,
-		MinFreeBytes: -1, Logger: slog.New(slog.DiscardHandler), // whatever else is on this machine's disk
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
-	ns, err := s.OpenNamespace(residencyManifest())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s, ns
-}
-
-// residencyManifest describes a namespace of two shards.
-func residencyManifest() *connector.Manifest {
-	return manifests.New(func(m *connector.Manifest) { m.BlockSize, m.TensorParallel = residencyTestBlockSize, 2 })
-}
-
-// residencyChain are the keys of a prompt of n blocks, after its root key.
-func residencyChain(scope connector.Scope, prompt, n int) []connector.Key {
-	keys := []connector.Key{connector.RootKey(residencyTestBlockSize, scope)}
-	var scratch []byte
-	for i := range n {
-		var key connector.Key
-		key, scratch = connector.NextKey(keys[i], connector.AppendTokens(nil, []uint32{uint32(prompt), uint32(i), 0, 0}), scratch)
-		keys = append(keys, key)
-	}
-	return keys
-}
-
-// residencySave writes both shards of a prompt's blocks and waits.
-func residencySave(t *testing.T, s store.Writer, ns connector.NamespaceDigest, keys []connector.Key, shards ...connector.Shard) {
-	t.Helper()
-	var ops []*store.WriteOp
-	for i := 1; i < len(keys); i++ {
-		for _, shard := range shards {
-			ops = append(ops, &store.WriteOp{
-				Record:  store.Record{ID: store.RecordID{Namespace: ns, Shard: shard, Key: keys[i]}, Parent: keys[i-1]},
-				Payload: store.AlignedBuffer(residencyTestPayload),
-			})
-		}
-	}
-	storetest.Save(t, s, ops...)
-}
-
-// residencyFeed follows a tier's stream into a real index.
-func residencyFeed(t *testing.T, url, tier string) (*feed.Residency, func() int64) {
+// follow follows a tier's stream into a real index.
+func follow(t *testing.T, url, tier string) (*feed.Residency, func() int64) {
 	t.Helper()
 	x, err := prefix.New(prefix.Options{})
 	if err != nil {
@@ -93,7 +36,7 @@ func residencyFeed(t *testing.T, url, tier string) (*feed.Residency, func() int6
 		t.Fatal(err)
 	}
 	f, err := feed.NewResidency(feed.ResidencyOptions{
-		URL: url, Tier: tier, BlockSize: residencyTestBlockSize, Logger: slog.New(slog.DiscardHandler), ReconnectMin: time.Millisecond,
+		URL: url, Tier: tier, BlockSize: storetest.SmallBlockTokens, Logger: slog.New(slog.DiscardHandler), ReconnectMin: time.Millisecond,
 		Holder: func(_ connector.NamespaceDigest, m *connector.Manifest) (prefix.Holder, bool) {
 			return h, m.Model == "m"
 		},
@@ -115,22 +58,22 @@ func residencyFeed(t *testing.T, url, tier string) (*feed.Residency, func() int6
 
 // Prompts come and, under a small cap, go, before and after the router begins to follow.
 func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
-	s, ns := residencyStore(t, 12<<20)
-	server := httptest.NewServer(newResidencyHandler(t.Context(), s, nil))
+	s, ns := storetest.Small(t, 12<<20)
+	server := httptest.NewServer(New(t.Context(), s, nil))
 	t.Cleanup(server.Close)
 	var chains [][]connector.Key
 	save := func(prompts int) {
 		for range prompts {
-			chains = append(chains, residencyChain(connector.Scope{}, len(chains), 20))
-			residencySave(t, s, ns, chains[len(chains)-1], 0, 1)
+			chains = append(chains, storetest.SmallChain(connector.Scope{}, len(chains), 20))
+			storetest.SaveSmall(t, s, ns, chains[len(chains)-1], 0, 1)
 		}
 	}
 	save(30)
-	f, blocks := residencyFeed(t, server.URL, residency.Disk)
+	f, blocks := follow(t, server.URL, residency.Disk)
 	wait.For(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
 	save(30)
-	half := residencyChain(connector.Scope{}, 1000, 5)
-	residencySave(t, s, ns, half, 1)
+	half := storetest.SmallChain(connector.Scope{}, 1000, 5)
+	storetest.SaveSmall(t, s, ns, half, 1)
 	complete := func() (n int64) {
 		for _, keys := range chains {
 			for _, k := range keys[1:] {
@@ -150,12 +93,12 @@ func TestARouterKnowsExactlyWhatAStoreHolds(t *testing.T) {
 }
 
 func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
-	s, ns := residencyStore(t, 12<<20)
-	server := httptest.NewServer(newResidencyHandler(t.Context(), s, nil))
+	s, ns := storetest.Small(t, 12<<20)
+	server := httptest.NewServer(New(t.Context(), s, nil))
 	t.Cleanup(server.Close)
-	keys := residencyChain(connector.Scope{Salt: "tenant"}, 1, 3)
-	residencySave(t, s, ns, keys, 0, 1)
-	f, blocks := residencyFeed(t, server.URL, residency.Disk)
+	keys := storetest.SmallChain(connector.Scope{Salt: "tenant"}, 1, 3)
+	storetest.SaveSmall(t, s, ns, keys, 0, 1)
+	f, blocks := follow(t, server.URL, residency.Disk)
 	wait.For(t, "waiting blocks", func() bool { return f.Stats().Waiting == 3 && blocks() == 0 })
 	f.NoteRoot(keys[0])
 	if n := blocks(); n != 3 {
@@ -164,16 +107,16 @@ func TestPromptsOfAScopeWaitForItsRoot(t *testing.T) {
 }
 
 func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
-	s, ns := residencyStore(t, 12<<20)
-	handler := newResidencyHandler(t.Context(), s, nil)
+	s, ns := storetest.Small(t, 12<<20)
+	handler := New(t.Context(), s, nil)
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
-	f, blocks := residencyFeed(t, server.URL, residency.Disk)
+	f, blocks := follow(t, server.URL, residency.Disk)
 	wait.For(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced })
-	residencySave(t, s, ns, residencyChain(connector.Scope{}, 1, 3), 0, 1)
+	storetest.SaveSmall(t, s, ns, storetest.SmallChain(connector.Scope{}, 1, 3), 0, 1)
 	wait.For(t, "three blocks", func() bool { return blocks() == 3 })
 	server.CloseClientConnections()
-	residencySave(t, s, ns, residencyChain(connector.Scope{}, 2, 3), 0, 1)
+	storetest.SaveSmall(t, s, ns, storetest.SmallChain(connector.Scope{}, 2, 3), 0, 1)
 	wait.For(t, "six blocks", func() bool { return blocks() == 6 })
 	if st := f.Stats(); st.Snapshots != 1 || st.Resumed == 0 {
 		t.Errorf("%+v", st)
@@ -183,9 +126,9 @@ func TestALostStreamIsResumedWithoutASnapshot(t *testing.T) {
 // A router of the release before takes a namespace's number for what it was in the stream before: its request to
 // resume, which does not say numbers=stream, is answered with a snapshot.
 func TestARouterOfTheReleaseBeforeNeverResumes(t *testing.T) {
-	s, ns := residencyStore(t, 12<<20)
-	residencySave(t, s, ns, residencyChain(connector.Scope{}, 1, 3), 0, 1)
-	server := httptest.NewServer(newResidencyHandler(t.Context(), s, nil))
+	s, ns := storetest.Small(t, 12<<20)
+	storetest.SaveSmall(t, s, ns, storetest.SmallChain(connector.Scope{}, 1, 3), 0, 1)
+	server := httptest.NewServer(New(t.Context(), s, nil))
 	t.Cleanup(server.Close)
 	// begin asks for a stream that goes on at a position, and returns its hello and the position after its snapshot.
 	begin := func(q url.Values, from residency.Position) (residency.Hello, residency.Position) {
@@ -216,8 +159,8 @@ func TestARouterOfTheReleaseBeforeNeverResumes(t *testing.T) {
 	}
 }
 
-// residencyEnd reads a stream up to its end, and returns how many frames came and what ended it.
-func residencyEnd(body io.Reader, from residency.Position) (frames int, err error) {
+// readToEnd reads a stream up to its end, and returns how many frames came and what ended it.
+func readToEnd(body io.Reader, from residency.Position) (frames int, err error) {
 	r := residency.NewReader(body, from)
 	for ; ; frames++ {
 		if _, err = r.Next(); err != nil {
@@ -227,9 +170,9 @@ func residencyEnd(body io.Reader, from residency.Position) (frames int, err erro
 }
 
 func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
-	s, _ := residencyStore(t, 12<<20)
+	s, _ := storetest.Small(t, 12<<20)
 	ctx, stop := context.WithCancel(t.Context())
-	server := httptest.NewServer(newResidencyHandler(ctx, s, nil))
+	server := httptest.NewServer(New(ctx, s, nil))
 	t.Cleanup(server.Close)
 	resp, err := http.Get(server.URL)
 	if err != nil {
@@ -237,7 +180,7 @@ func TestAStreamSaysThatTheDaemonStops(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	stop()
-	if _, err := residencyEnd(resp.Body, residency.Position{}); !errors.Is(err, residency.ErrEnded) || !strings.Contains(err.Error(), "stopping") {
+	if _, err := readToEnd(resp.Body, residency.Position{}); !errors.Is(err, residency.ErrEnded) || !strings.Contains(err.Error(), "stopping") {
 		t.Error(err)
 	}
 }
@@ -261,8 +204,8 @@ func (s laggingSource) SubscribeAfter(_, _ uint64) (store.Subscription, error) {
 	return nil, store.ErrLagged
 }
 
-func laggingHandler(t *testing.T, streams, snapshots int) *residencyHandler {
-	return &residencyHandler{
+func laggingHandler(t *testing.T, streams, snapshots int) *handler {
+	return &handler{
 		ctx: t.Context(), disk: laggingSource{},
 		streams: httplimit.NewShares(streams), snapshots: httplimit.NewShares(snapshots),
 	}
@@ -272,7 +215,7 @@ func TestAReaderThatFallsBehindIsTold(t *testing.T) {
 	h := laggingHandler(t, 1, 1)
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?epoch=7&after=3&numbers=stream", nil))
-	frames, err := residencyEnd(w.Body, residency.Position{})
+	frames, err := readToEnd(w.Body, residency.Position{})
 	if !errors.Is(err, residency.ErrEnded) || !strings.Contains(err.Error(), "lagged") || frames != 2 {
 		t.Errorf("%v after %d frames", err, frames)
 	}
@@ -297,8 +240,8 @@ func TestStreamsAndSnapshotsAreBounded(t *testing.T) {
 
 // Streams that one local user holds, as many as it can, leave room for others.
 func TestOneClientCannotShutRoutersOut(t *testing.T) {
-	s, _ := residencyStore(t, 12<<20)
-	handler := newResidencyHandler(t.Context(), s, nil)
+	s, _ := storetest.Small(t, 12<<20)
+	handler := New(t.Context(), s, nil)
 	var client atomic.Value // of the requests to come
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.RemoteAddr = client.Load().(string) + ":1"
@@ -315,13 +258,13 @@ func TestOneClientCannotShutRoutersOut(t *testing.T) {
 		return resp.StatusCode, resp.Body
 	}
 	got := 0
-	for range 2 * residencyStreams {
+	for range 2 * maxStreams {
 		if code, _ := open("192.0.2.1"); code == http.StatusOK {
 			got++
 		}
 	}
-	if got != residencyStreams/4 {
-		t.Errorf("one client has %d streams of %d", got, residencyStreams)
+	if got != maxStreams/4 {
+		t.Errorf("one client has %d streams of %d", got, maxStreams)
 	}
 	if code, _ := open("192.0.2.2"); code != http.StatusOK {
 		t.Errorf("another gets %d", code)

@@ -1,12 +1,14 @@
-package main
+package upkeep
 
 import (
 	"fmt"
 
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/store/seal"
 )
 
-type keyCmd struct {
+// KeyCmd is `kvconnd key`.
+type KeyCmd struct {
 	New keyNewCmd `cmd:"" help:"Write a new key file."`
 }
 
@@ -22,19 +24,11 @@ drop the old one when nothing that it sealed is needed.`
 }
 
 // Run writes the file.
-func (c *keyNewCmd) Run(std *streams) error {
+func (c *keyNewCmd) Run(std *terminal.Streams) error {
 	ring, err := seal.Create(c.File)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(std.out, "key %s in %s\n", seal.KeyName(ring.KeyID()), c.File)
+	_, err = fmt.Fprintf(std.Out, "key %s in %s\n", seal.KeyName(ring.KeyID()), c.File)
 	return err
-}
-
-// loadKeys reads a key file; without a name there are no keys.
-func loadKeys(file string) (*seal.Ring, error) {
-	if file == "" {
-		return nil, nil
-	}
-	return seal.Load(file)
 }

@@ -1,4 +1,6 @@
-package main
+// Package settings gives flags their values from files and the environment, knows where each value comes from, and turns
+// checked settings into the options of the parts that they configure.
+package settings
 
 import (
 	"cmp"
@@ -16,17 +18,17 @@ import (
 	"github.com/kvconn/kvconn/internal/nearest"
 )
 
-// configFile is the --config flag of the daemon's settings, routerFile that of the router's. A
+// File is the --config flag of the daemon's settings, RouterFile that of the router's. A
 // command that has one takes the values of its other flags from that file where neither the
 // command line nor the environment sets them.
 type (
-	configFile string
-	routerFile string
+	File       string
+	RouterFile string
 )
 
-// settingsResolver gives flags their values from the file of settings, and remembers
+// Resolver gives flags their values from the file of settings, and remembers
 // which. A variable that is set to nothing counts as not set.
-type settingsResolver struct {
+type Resolver struct {
 	path   string
 	values map[string]string
 	// ranks are those of a router's file.
@@ -35,13 +37,13 @@ type settingsResolver struct {
 	from map[string]bool
 }
 
-var _ kong.Resolver = (*settingsResolver)(nil)
+var _ kong.Resolver = (*Resolver)(nil)
 
 // Validate implements [kong.Resolver]: there is nothing to check before a flag asks.
-func (*settingsResolver) Validate(*kong.Application) error { return nil }
+func (*Resolver) Validate(*kong.Application) error { return nil }
 
 // Resolve implements [kong.Resolver].
-func (r *settingsResolver) Resolve(ctx *kong.Context, parent *kong.Path, flag *kong.Flag) (any, error) {
+func (r *Resolver) Resolve(ctx *kong.Context, parent *kong.Path, flag *kong.Flag) (any, error) {
 	set := slices.ContainsFunc(flag.Envs, func(env string) bool { return os.Getenv(env) != "" })
 	if set || isConfigFile(flag) {
 		return nil, nil
@@ -67,7 +69,7 @@ func (r *settingsResolver) Resolve(ctx *kong.Context, parent *kong.Path, flag *k
 }
 
 // read reads the file that the flag or the environment names, once.
-func (r *settingsResolver) read(ctx *kong.Context, flag *kong.Flag) (err error) {
+func (r *Resolver) read(ctx *kong.Context, flag *kong.Flag) (err error) {
 	if r.values != nil {
 		return nil
 	}
@@ -75,22 +77,28 @@ func (r *settingsResolver) read(ctx *kong.Context, flag *kong.Flag) (err error) 
 	r.path = cmp.Or(reflect.ValueOf(ctx.FlagValue(flag)).String(), os.Getenv(flag.Envs[0]))
 	switch {
 	case r.path == "":
-	case flag.Target.Type() == reflect.TypeFor[configFile]():
+	case flag.Target.Type() == reflect.TypeFor[File]():
 		r.values, _, err = config.ReadFile[config.Serve](r.path)
 	default:
 		r.values, r.ranks, err = config.ReadFile[config.Router](r.path)
 	}
 	if err != nil {
-		return fileError{err}
+		return FileError{err}
 	}
 	return nil
 }
 
-// fileError is about the file as a whole, not about the flag that happened to ask for it.
-type fileError struct{ error }
+// Path is the file that values came from, "" if there was none.
+func (r *Resolver) Path() string { return r.path }
 
-// source says where the value of a flag comes from, once the command line is parsed.
-func (r *settingsResolver) source(ctx *kong.Context, name string) config.Source {
+// Ranks are those of a router's file.
+func (r *Resolver) Ranks() []json.RawMessage { return r.ranks }
+
+// FileError is about the file as a whole, not about the flag that happened to ask for it.
+type FileError struct{ error }
+
+// Source says where the value of a flag comes from, once the command line is parsed.
+func (r *Resolver) Source(ctx *kong.Context, name string) config.Source {
 	for _, p := range ctx.Path {
 		if p.Flag != nil && p.Flag.Name == name && !p.Resolved {
 			return config.Source{Kind: config.FromFlag, Name: "--" + name}
@@ -111,11 +119,11 @@ func (r *settingsResolver) source(ctx *kong.Context, name string) config.Source 
 
 func isConfigFile(flag *kong.Flag) bool {
 	t := flag.Target.Type()
-	return t == reflect.TypeFor[configFile]() || t == reflect.TypeFor[routerFile]()
+	return t == reflect.TypeFor[File]() || t == reflect.TypeFor[RouterFile]()
 }
 
-// checkEnvironment reports variables that are misspelt settings. foreign are those that only begin like settings.
-func checkEnvironment(ctx *kong.Context) (foreign []string, err error) {
+// CheckEnvironment reports variables that are misspelt settings. foreign are those that only begin like settings.
+func CheckEnvironment(ctx *kong.Context) (foreign []string, err error) {
 	var known []string
 	_ = kong.Visit(ctx.Model, func(node kong.Visitable, next kong.Next) error {
 		if flag, ok := node.(*kong.Flag); ok {
@@ -126,16 +134,16 @@ func checkEnvironment(ctx *kong.Context) (foreign []string, err error) {
 	return config.CheckEnvironment(os.Environ(), known)
 }
 
-// withSources adds to each line about a setting, by its key, where the setting's value comes from. The parser puts the
+// WithSources adds to each line about a setting, by its key, where the setting's value comes from. The parser puts the
 // command before it.
-func (r *settingsResolver) withSources(ctx *kong.Context, text string) string {
+func (r *Resolver) WithSources(ctx *kong.Context, text string) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
 		if command, rest, ok := strings.Cut(line, ": "); ok && !strings.Contains(command, " ") {
 			line = rest
 		}
 		key, _, _ := strings.Cut(line, " ")
-		switch s := r.source(ctx, strings.ReplaceAll(key, "_", "-")); s.Kind {
+		switch s := r.Source(ctx, strings.ReplaceAll(key, "_", "-")); s.Kind {
 		case config.FromFile:
 			lines[i] += " (" + key + " in " + s.Name + ")"
 		case config.FromEnvironment:
@@ -147,18 +155,18 @@ func (r *settingsResolver) withSources(ctx *kong.Context, text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// warnForeign says which variables are not settings.
-func warnForeign(log *slog.Logger, names []string) {
+// WarnForeign says which variables are not settings.
+func WarnForeign(log *slog.Logger, names []string) {
 	if len(names) > 0 {
 		log.Warn("environment variables that begin with KVCONN_ are no settings and are ignored", "names", names,
 			"remedy", "none is needed if they are not meant for kvconnd; kvconnd serve --help lists its variables")
 	}
 }
 
-// explain adds the nearest flag to an error about an unknown flag, and the source of the value to
+// Explain adds the nearest flag to an error about an unknown flag, and the source of the value to
 // an error about a value that was not given as a flag.
-func explain(err *kong.ParseError, resolver *settingsResolver) string {
-	if of := (fileError{}); errors.As(err, &of) {
+func Explain(err *kong.ParseError, resolver *Resolver) string {
+	if of := (FileError{}); errors.As(err, &of) {
 		return of.Error()
 	}
 	text := err.Error()
@@ -167,7 +175,7 @@ func explain(err *kong.ParseError, resolver *settingsResolver) string {
 	}
 	if name, ok := strings.CutPrefix(text, "--"); ok && err.Context != nil {
 		name = name[:strings.IndexAny(name+" ", " :=")]
-		switch s := resolver.source(err.Context, name); {
+		switch s := resolver.Source(err.Context, name); {
 		case s.Kind == config.FromFile:
 			return text + " (" + config.Key(name) + " in " + s.Name + ")"
 		case s.Kind == config.FromEnvironment && !strings.Contains(text, s.Name):
@@ -175,7 +183,7 @@ func explain(err *kong.ParseError, resolver *settingsResolver) string {
 		}
 	}
 	if err.Context != nil {
-		text = resolver.withSources(err.Context, text)
+		text = resolver.WithSources(err.Context, text)
 	}
 	given, ok := strings.CutPrefix(text, "unknown flag ")
 	if !ok || err.Context == nil || strings.Contains(text, "did you mean") {

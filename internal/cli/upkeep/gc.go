@@ -1,4 +1,4 @@
-package main
+package upkeep
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/logging"
 	"github.com/kvconn/kvconn/store/object/maintain"
@@ -19,15 +21,16 @@ import (
 func isBucket(arg string) bool { return strings.HasPrefix(arg, "s3://") }
 
 // maintainOptions are those of a bucket whose nodes use a key file, or none.
-func maintainOptions(url string, b *config.Bucket, keyFile string, std *streams) (o maintain.Options, err error) {
-	o.Bucket = bucketOptions(url, b)
-	o.Logger = logging.New(std.err, "error", "text")
-	o.Ring, err = loadKeys(keyFile)
+func maintainOptions(url string, b *config.Bucket, keyFile string, std *terminal.Streams) (o maintain.Options, err error) {
+	o.Bucket = settings.BucketOptions(url, b)
+	o.Logger = logging.New(std.Err, "error", "text")
+	o.Ring, err = settings.LoadKeys(keyFile)
 	return o, err
 }
 
-type gcCmd struct {
-	Config         configFile    `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of a daemon's settings. The command takes what it has flags for."`
+// GCCmd is `kvconnd gc`.
+type GCCmd struct {
+	Config         settings.File `name:"config" env:"KVCONN_CONFIG" placeholder:"FILE" help:"YAML file of a daemon's settings. The command takes what it has flags for."`
 	Object         string        `name:"object" env:"KVCONN_OBJECT" placeholder:"URL" help:"Bucket to collect, s3://BUCKET or s3://BUCKET/PREFIX."`
 	ObjectMaxBytes config.Bytes  `name:"object-max-bytes" env:"KVCONN_OBJECT_MAX_BYTES" default:"1TB" placeholder:"SIZE" help:"Cap of the bucket: from 90% of it on the least recently used goes, until 85% are left; 0 for none (default 1TB)."`
 	ObjectMaxAge   time.Duration `name:"object-max-age" env:"KVCONN_OBJECT_MAX_AGE" default:"720h" help:"What nobody used for that long goes; 0 for never."`
@@ -37,7 +40,7 @@ type gcCmd struct {
 }
 
 // Help is shown below the command's summary.
-func (*gcCmd) Help() string {
+func (*GCCmd) Help() string {
 	return `Does once what a daemon that can write to the bucket does as it runs: removes from the offer
 what is beyond the cap or the age, deletes what was removed 15 minutes before, and objects that
 are in no list for a day. While a daemon holds the bucket's lease it changes nothing and says
@@ -45,7 +48,7 @@ which one it is.`
 }
 
 // Run collects once.
-func (c *gcCmd) Run(ctx context.Context, std *streams) error {
+func (c *GCCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	if c.Object == "" {
 		return errors.New("object is not set: name the bucket with --object s3://BUCKET/PREFIX")
 	}
@@ -56,9 +59,9 @@ func (c *gcCmd) Run(ctx context.Context, std *streams) error {
 	if err != nil {
 		return err
 	}
-	bar := newProgress(std.err, "collecting objects")
-	r, err := maintain.GC(ctx, o, maintain.GCOptions{MaxBytes: int64(c.ObjectMaxBytes), MaxAge: c.ObjectMaxAge, Progress: bar.set})
-	bar.finish()
+	bar := terminal.NewProgress(std.Err, "collecting objects")
+	r, err := maintain.GC(ctx, o, maintain.GCOptions{MaxBytes: int64(c.ObjectMaxBytes), MaxAge: c.ObjectMaxAge, Progress: bar.Set})
+	bar.Finish()
 	if held := (*steward.HeldError)(nil); errors.As(err, &held) {
 		return fmt.Errorf("%w; it keeps the bucket within its own settings, and nothing was changed here; if it has ended, try again in a minute", err)
 	}
@@ -66,9 +69,9 @@ func (c *gcCmd) Run(ctx context.Context, std *streams) error {
 		return err
 	}
 	if c.JSON {
-		return printJSON(std.out, r)
+		return terminal.PrintJSON(std.Out, r)
 	}
-	return printGC(std.out, &r)
+	return printGC(std.Out, &r)
 }
 
 func printGC(out io.Writer, r *maintain.GCReport) error {
@@ -85,21 +88,21 @@ func printGC(out io.Writer, r *maintain.GCReport) error {
 }
 
 // checkBucket checks a bucket.
-func (c *fsckCmd) checkBucket(ctx context.Context, std *streams) error {
+func (c *FsckCmd) checkBucket(ctx context.Context, std *terminal.Streams) error {
 	o, err := maintainOptions(c.Dir, &c.Bucket, c.KeyFile, std)
 	if err != nil {
 		return err
 	}
-	bar := newProgress(std.err, "checking objects")
-	r, err := maintain.Fsck(ctx, o, maintain.FsckOptions{Payload: c.Payload, NoRepair: c.NoRepair, Progress: bar.set})
-	bar.finish()
+	bar := terminal.NewProgress(std.Err, "checking objects")
+	r, err := maintain.Fsck(ctx, o, maintain.FsckOptions{Payload: c.Payload, NoRepair: c.NoRepair, Progress: bar.Set})
+	bar.Finish()
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		err = printJSON(std.out, r)
+		err = terminal.PrintJSON(std.Out, r)
 	} else {
-		err = printBucketFsck(std.out, &r)
+		err = printBucketFsck(std.Out, &r)
 	}
 	switch {
 	case err != nil:

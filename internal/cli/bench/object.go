@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -7,10 +7,11 @@ import (
 	"os"
 
 	"github.com/kvconn/kvconn/internal/bench/objectbench"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
 )
 
-type benchObjectCmd struct {
+type objectCmd struct {
 	Object         string        `name:"object" placeholder:"URL" help:"Bucket to measure, s3://BUCKET or s3://BUCKET/PREFIX: what the bench writes is deleted at its end. Default: a server in memory."`
 	ObjectEndpoint string        `name:"object-endpoint" placeholder:"URL" help:"Server of the bucket, such as https://HOST:PORT. Default: AWS."`
 	ObjectRegion   string        `name:"object-region" placeholder:"REGION" help:"Region of the bucket. Default: AWS_REGION, else the server is asked."`
@@ -27,15 +28,15 @@ type benchObjectCmd struct {
 }
 
 // Validate reports what cannot be measured.
-func (c *benchObjectCmd) Validate() error {
-	return wantPositive(map[string]float64{
+func (c *objectCmd) Validate() error {
+	return terminal.WantPositive(map[string]float64{
 		"block": float64(c.Block), "total-bytes": float64(c.TotalBytes), "rounds": float64(c.Rounds),
 		"connections": float64(c.Connections), "uploads": float64(c.Uploads), "records": float64(c.Records),
 	})
 }
 
 // linkBytesPerS is the limit of the server in memory: a bucket has a network of its own.
-func (c *benchObjectCmd) linkBytesPerS() int64 {
+func (c *objectCmd) linkBytesPerS() int64 {
 	switch {
 	case c.LinkBytesPerS != nil:
 		return int64(*c.LinkBytesPerS)
@@ -47,7 +48,7 @@ func (c *benchObjectCmd) linkBytesPerS() int64 {
 }
 
 // Run measures against a bucket, or a server in a process of its own.
-func (c *benchObjectCmd) Run(ctx context.Context, std *streams) error {
+func (c *objectCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	executable, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
@@ -57,15 +58,15 @@ func (c *benchObjectCmd) Run(ctx context.Context, std *streams) error {
 		ServerCommand: []string{executable, "bench", "server"},
 		BlockBytes:    int(c.Block), TotalBytes: int64(c.TotalBytes), Rounds: c.Rounds,
 		LinkBytesPerS: c.linkBytesPerS(), Connections: c.Connections, Uploads: c.Uploads, Records: c.Records,
-		Progress: func(step string) { fmt.Fprintln(std.err, step) },
+		Progress: func(step string) { fmt.Fprintln(std.Err, step) },
 	})
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		return printJSON(std.out, r)
+		return terminal.PrintJSON(std.Out, r)
 	}
-	return printObjectBench(std.out, &r)
+	return printObjectBench(std.Out, &r)
 }
 
 func printObjectBench(out io.Writer, r *objectbench.Result) error {
@@ -95,13 +96,13 @@ memory a record           %.1f B; %.1f B in lists
 	return err
 }
 
-// benchServerCmd is the process of the server in memory. It serves bench object only, and is hidden.
-type benchServerCmd struct {
+// serverCmd is the process of the server in memory. It serves bench object only, and is hidden.
+type serverCmd struct {
 	MaxBytes      int64 `arg:"" help:"Bytes that objects may take."`
 	LinkBytesPerS int64 `arg:"" help:"Bytes a second in each direction; 0 is no limit."`
 }
 
 // Run serves until standard input ends.
-func (c *benchServerCmd) Run(ctx context.Context, std *streams) error {
-	return objectbench.Serve(ctx, c.MaxBytes, c.LinkBytesPerS, std.in, std.out)
+func (c *serverCmd) Run(ctx context.Context, std *terminal.Streams) error {
+	return objectbench.Serve(ctx, c.MaxBytes, c.LinkBytesPerS, std.In, std.Out)
 }

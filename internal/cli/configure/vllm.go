@@ -1,4 +1,4 @@
-package main
+package configure
 
 import (
 	"context"
@@ -8,12 +8,14 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 )
 
-// vllmConfigCmd is `kvconnd config vllm`.
-type vllmConfigCmd struct {
+// vllmCmd is `kvconnd config vllm`.
+type vllmCmd struct {
 	engineSocket
 	Tier           bool         `name:"tier" help:"Go through vLLM's own offloading, which copies between GPU and host memory. For GPUs."`
 	RegionBytes    config.Bytes `name:"region-bytes" placeholder:"SIZE" help:"With --tier: host memory that vLLM takes, of all its ranks together (cpu_bytes_to_use). Default: an eighth of the memory, 512 MiB to 16 GiB."`
@@ -26,7 +28,7 @@ type vllmConfigCmd struct {
 const defaultBlocksPerChunk = 8
 
 // Help is shown below the command's summary.
-func (*vllmConfigCmd) Help() string {
+func (*vllmCmd) Help() string {
 	return `Without --tier kvconnd reaches vLLM's KV memory itself: that of CPU engines.
 
 With --tier vLLM (0.31 or newer) copies between GPU and a region of host memory, and kvconnd
@@ -50,7 +52,7 @@ docs/vllm.md says which way to take.`
 }
 
 // Validate reports flags that need --tier.
-func (c *vllmConfigCmd) Validate() error {
+func (c *vllmCmd) Validate() error {
 	if !c.Tier && (c.RegionBytes != 0 || c.BlocksPerChunk != 0 || c.Canonical) {
 		return errors.New("--region-bytes, --blocks-per-chunk and --canonical need --tier")
 	}
@@ -86,7 +88,7 @@ type vllmTier struct {
 }
 
 // Run prints the configuration and nothing else.
-func (c *vllmConfigCmd) Run(ctx context.Context, command *kong.Context, resolver *settingsResolver, std *streams) error {
+func (c *vllmCmd) Run(ctx context.Context, command *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
 	socket, err := c.path(ctx, command, resolver, std)
 	if err != nil {
 		return err
@@ -104,11 +106,11 @@ func (c *vllmConfigCmd) Run(ctx context.Context, command *kong.Context, resolver
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(std.out, "%s\n", b)
+	_, err = fmt.Fprintf(std.Out, "%s\n", b)
 	return err
 }
 
-func (c *vllmConfigCmd) offloading(socket string) vllmOffloading {
+func (c *vllmCmd) offloading(socket string) vllmOffloading {
 	o := vllmOffloading{
 		Spec: "TieringOffloadingSpec", RegionBytes: int64(c.RegionBytes), BlocksPerChunk: c.BlocksPerChunk, Canonical: c.Canonical,
 		Tiers: []vllmTier{{Type: "KVConnTier", ModulePath: "kvconn.vllm.tier", Socket: socket}},

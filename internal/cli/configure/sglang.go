@@ -1,4 +1,4 @@
-package main
+package configure
 
 import (
 	"context"
@@ -11,11 +11,13 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/kvconn/kvconn/connector"
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
 )
 
-// sglangConfigCmd is `kvconnd config sglang`.
-type sglangConfigCmd struct {
+// sglangCmd is `kvconnd config sglang`.
+type sglangCmd struct {
 	engineSocket
 	Ranks    int  `name:"ranks" default:"1" placeholder:"N" help:"Ranks of all engines on this node, which share its memory (default 1)."`
 	HostGB   int  `name:"host-gb" placeholder:"N" help:"Host memory that SGLang takes for each rank, in GB (--hicache-size). Default: an eighth of the memory, at most 16 GB, divided by the ranks."`
@@ -24,7 +26,7 @@ type sglangConfigCmd struct {
 }
 
 // Help is shown below the command's summary.
-func (*sglangConfigCmd) Help() string {
+func (*sglangCmd) Help() string {
 	return `The flags go on SGLang's command line as they are, on one line without spaces in any of them:
 
   python -m sglang.launch_server --model-path MODEL $(kvconnd config sglang)
@@ -63,7 +65,7 @@ docs/sglang.md says more.`
 }
 
 // Validate reports numbers that cannot work.
-func (c *sglangConfigCmd) Validate() error {
+func (c *sglangCmd) Validate() error {
 	switch {
 	case c.Ranks < 1:
 		return errors.New("--ranks must be positive")
@@ -87,7 +89,7 @@ type sglangBackend struct {
 }
 
 // Run prints the flags and nothing else.
-func (c *sglangConfigCmd) Run(ctx context.Context, command *kong.Context, resolver *settingsResolver, std *streams) error {
+func (c *sglangCmd) Run(ctx context.Context, command *kong.Context, resolver *settings.Resolver, std *terminal.Streams) error {
 	socket, err := c.path(ctx, command, resolver, std)
 	if err != nil {
 		return err
@@ -101,7 +103,7 @@ func (c *sglangConfigCmd) Run(ctx context.Context, command *kong.Context, resolv
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(std.out, strings.Join([]string{
+	_, err = fmt.Fprintln(std.Out, strings.Join([]string{
 		"--enable-hierarchical-cache", "--page-size", strconv.Itoa(c.PageSize), "--hicache-size", strconv.Itoa(c.hostGB()),
 		"--hicache-mem-layout", "page_first", "--hicache-write-policy", "write_through", "--hicache-host-memory-mode", c.mode(),
 		"--hicache-storage-prefetch-policy", "timeout", "--hicache-storage-backend", "dynamic",
@@ -111,7 +113,7 @@ func (c *sglangConfigCmd) Run(ctx context.Context, command *kong.Context, resolv
 }
 
 // hostGB is SGLang's host memory for each rank, in its unit.
-func (c *sglangConfigCmd) hostGB() int {
+func (c *sglangCmd) hostGB() int {
 	const gb = 1e9
 	if c.HostGB > 0 {
 		return c.HostGB
@@ -119,7 +121,7 @@ func (c *sglangConfigCmd) hostGB() int {
 	return max(1, int(hostmemory.DefaultBytes()/gb)/c.Ranks)
 }
 
-func (c *sglangConfigCmd) mode() string {
+func (c *sglangCmd) mode() string {
 	if c.KeepHost {
 		return "cache"
 	}

@@ -1,4 +1,5 @@
-package main
+// Package upkeep is the commands that keep stores and buckets in order while no daemon does: fsck, gc, key.
+package upkeep
 
 import (
 	"context"
@@ -10,11 +11,23 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/kvconn/kvconn/internal/cli/settings"
+	"github.com/kvconn/kvconn/internal/cli/terminal"
 	"github.com/kvconn/kvconn/internal/config"
 	"github.com/kvconn/kvconn/store/disk"
 )
 
-type fsckCmd struct {
+// MendedError is no failure, but what a script wants to know: damage was found and mended.
+type MendedError struct{ Err error }
+
+// Error implements error.
+func (e MendedError) Error() string { return e.Err.Error() }
+
+// Unwrap gives what was mended.
+func (e MendedError) Unwrap() error { return e.Err }
+
+// FsckCmd is `kvconnd fsck`.
+type FsckCmd struct {
 	Dir      string `arg:"" help:"Store directory, or s3://BUCKET/PREFIX."`
 	Payload  bool   `name:"payload" help:"Read and verify every payload, too, not only the structures."`
 	KeyFile  string `name:"key-file" env:"KVCONN_KEY_FILE" placeholder:"FILE" help:"Key file of the daemons that use the store."`
@@ -24,7 +37,7 @@ type fsckCmd struct {
 }
 
 // Help is shown below the command's summary.
-func (*fsckCmd) Help() string {
+func (*FsckCmd) Help() string {
 	return `Checks index, journal and segment headers against each other, repairs what can be
 repaired, and says exactly what it dropped. The daemon must not be running. A store needs
 no fsck to be safe: every load is verified, and what fails is dropped then. The exit status is 0
@@ -39,7 +52,7 @@ status is then 0, whatever was found, and 1 if something could not be read; with
 }
 
 // Run checks the store.
-func (c *fsckCmd) Run(ctx context.Context, std *streams) error {
+func (c *FsckCmd) Run(ctx context.Context, std *terminal.Streams) error {
 	if isBucket(c.Dir) {
 		return c.checkBucket(ctx, std)
 	}
@@ -54,28 +67,28 @@ func (c *fsckCmd) Run(ctx context.Context, std *streams) error {
 			return fmt.Errorf("%s holds no store: %w", c.Dir, err)
 		}
 	}
-	ring, err := loadKeys(c.KeyFile)
+	ring, err := settings.LoadKeys(c.KeyFile)
 	if err != nil {
 		return err
 	}
-	bar := newProgress(std.err, "checking records")
+	bar := terminal.NewProgress(std.Err, "checking records")
 	report, err := disk.Fsck(ctx, c.Dir, disk.FsckOptions{
-		Payload: c.Payload, Progress: bar.set, Store: disk.Options{Ring: ring, Logger: slog.New(slog.DiscardHandler)},
+		Payload: c.Payload, Progress: bar.Set, Store: disk.Options{Ring: ring, Logger: slog.New(slog.DiscardHandler)},
 	})
-	bar.finish()
+	bar.Finish()
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		err = printJSON(std.out, report)
+		err = terminal.PrintJSON(std.Out, report)
 	} else {
-		err = printFsck(std.out, &report)
+		err = printFsck(std.Out, &report)
 	}
 	if err == nil && len(report.Failed) > 0 {
 		return fmt.Errorf("%d things could be neither read nor repaired", len(report.Failed))
 	}
 	if err == nil && !report.Clean() {
-		return mendedError{fmt.Errorf("the store was damaged and is whole again: %d repairs, %d records dropped", len(report.Repaired), len(report.Dropped))}
+		return MendedError{Err: fmt.Errorf("the store was damaged and is whole again: %d repairs, %d records dropped", len(report.Repaired), len(report.Dropped))}
 	}
 	return err
 }

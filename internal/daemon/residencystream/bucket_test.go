@@ -1,4 +1,4 @@
-package daemon
+package residencystream
 
 import (
 	"encoding/json"
@@ -54,8 +54,8 @@ func bucketTier(t *testing.T, p *s3proxy.Proxy) *switchedTier {
 // bucketHandler serves the streams of whatever tier it holds at the time.
 type bucketHandler struct{ now atomic.Pointer[http.Handler] }
 
-func (h *bucketHandler) serve(t *testing.T, tier bucketSource) {
-	handler := newResidencyHandler(t.Context(), nil, tier)
+func (h *bucketHandler) serve(t *testing.T, tier BucketSource) {
+	handler := New(t.Context(), nil, tier)
 	h.now.Store(&handler)
 }
 
@@ -77,7 +77,7 @@ func newBucketRig(t *testing.T) *bucketRig {
 	r := &bucketRig{proxy: s3proxy.New(s3mem.New(s3mem.Options{}, "bucket")), handler: new(bucketHandler)}
 	r.tier = bucketTier(t, r.proxy)
 	var err error
-	if r.ns, err = r.tier.OpenNamespace(residencyManifest()); err != nil {
+	if r.ns, err = r.tier.OpenNamespace(storetest.SmallManifest()); err != nil {
 		t.Fatal(err)
 	}
 	r.handler.serve(t, r.tier)
@@ -100,10 +100,10 @@ func TestARouterFollowsTheBucket(t *testing.T) {
 	r := newBucketRig(t)
 	save := func(prompt int) {
 		t.Helper()
-		residencySave(t, r.tier, r.ns, residencyChain(connector.Scope{}, prompt, 3), 0, 1)
+		storetest.SaveSmall(t, r.tier, r.ns, storetest.SmallChain(connector.Scope{}, prompt, 3), 0, 1)
 	}
 	save(1)
-	f, blocks := residencyFeed(t, r.server.URL, residency.Object)
+	f, blocks := follow(t, r.server.URL, residency.Object)
 	wait.For(t, "a snapshot", func() bool { return f.Stats().State == feed.StateSynced && blocks() == 3 })
 	save(2)
 	wait.For(t, "what comes afterwards", func() bool { return blocks() == 6 })
@@ -126,9 +126,9 @@ func TestARouterFollowsTheBucket(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 
-	lost := residencyChain(connector.Scope{}, 2, 3)
+	lost := storetest.SmallChain(connector.Scope{}, 2, 3)
 	r.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Name: "a/kv1/d/**", Do: s3proxy.Effect{Status: http.StatusNotFound, Code: "NoSuchKey"}})
-	op := &store.ReadOp{Record: store.Record{ID: store.RecordID{Namespace: r.ns, Key: lost[1]}, Parent: lost[0]}, Payload: store.AlignedBuffer(residencyTestPayload)}
+	op := &store.ReadOp{Record: store.Record{ID: store.RecordID{Namespace: r.ns, Key: lost[1]}, Parent: lost[0]}, Payload: store.AlignedBuffer(storetest.SmallPayloadBytes)}
 	r.tier.Read(t.Context(), []*store.ReadOp{op}, func(*store.ReadOp) {})
 	if !errors.Is(op.Err, store.ErrGone) {
 		t.Fatalf("read of a record whose object is missing: %v", op.Err)
@@ -139,8 +139,8 @@ func TestARouterFollowsTheBucket(t *testing.T) {
 // A daemon that has just started has another epoch, and knows the namespaces of other nodes by the bucket alone.
 func TestARouterLearnsFromTheBucketWhatOthersStored(t *testing.T) {
 	r := newBucketRig(t)
-	residencySave(t, r.tier, r.ns, residencyChain(connector.Scope{}, 1, 3), 0, 1)
-	f, blocks := residencyFeed(t, r.server.URL, residency.Object)
+	storetest.SaveSmall(t, r.tier, r.ns, storetest.SmallChain(connector.Scope{}, 1, 3), 0, 1)
+	f, blocks := follow(t, r.server.URL, residency.Object)
 	wait.For(t, "a snapshot", func() bool { return blocks() == 3 })
 	first := f.Stats()
 	if err := r.tier.Close(); err != nil {
@@ -150,7 +150,7 @@ func TestARouterLearnsFromTheBucketWhatOthersStored(t *testing.T) {
 	next := bucketTier(t, r.proxy)
 	// The last list may not have been merged before the first tier closed.
 	wait.For(t, "what is in the bucket", func() bool {
-		return storetest.Has(next, store.RecordID{Namespace: r.ns, Key: residencyChain(connector.Scope{}, 1, 1)[1]})
+		return storetest.Has(next, store.RecordID{Namespace: r.ns, Key: storetest.SmallChain(connector.Scope{}, 1, 1)[1]})
 	})
 	// A namespace that cannot be read for a while costs the stream, and is not taken for one that is lost.
 	r.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Name: "a/kv1/ns/**", Do: s3proxy.Effect{Status: http.StatusForbidden, Code: "AccessDenied"}})
@@ -164,14 +164,14 @@ func TestARouterLearnsFromTheBucketWhatOthersStored(t *testing.T) {
 
 	// Once it was read, the bucket is not asked again.
 	r.proxy.Play(s3proxy.Clause{On: s3proxy.Get, Name: "a/kv1/ns/**", Do: s3proxy.Effect{Delay: time.Hour}})
-	_, again := residencyFeed(t, r.server.URL, residency.Object)
+	_, again := follow(t, r.server.URL, residency.Object)
 	wait.For(t, "another router", func() bool { return again() == 3 })
 }
 
 // A router is told what is wrong with a request that can never be served.
 func TestResidencyOfATierThatIsNotThereIsRefused(t *testing.T) {
-	s, _ := residencyStore(t, 12<<20)
-	h := newResidencyHandler(t.Context(), s, nil)
+	s, _ := storetest.Small(t, 12<<20)
+	h := New(t.Context(), s, nil)
 	for tier, want := range map[string]struct {
 		status int
 		code   string
@@ -181,7 +181,7 @@ func TestResidencyOfATierThatIsNotThereIsRefused(t *testing.T) {
 	} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/residency?tier="+tier, nil))
-		var got residencyRefusal
+		var got Refusal
 		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Code != want.status || got.Error.Code != want.code || got.Error.Message == "" {
 			t.Errorf("%s: status %d, %q: %v", tier, w.Code, w.Body, err)
 		}

@@ -1,0 +1,59 @@
+// Package web is what the daemon's HTTP interface has for every route: the list of them, the token, the description.
+package web
+
+import (
+	_ "embed" // the description
+	"net/http"
+
+	"github.com/kvconn/kvconn/internal/daemon/httplimit"
+	"github.com/kvconn/kvconn/internal/httpserve"
+)
+
+// OpenAPI describes the HTTP interface (OpenAPI 3.1). It is constant.
+//
+//go:embed openapi.yaml
+var OpenAPI string
+
+// Route is one pattern of the HTTP interface. openapi.yaml describes each.
+type Route struct {
+	Pattern string
+	Handler http.Handler
+	// Open needs no token.
+	Open bool
+}
+
+// Handler serves the routes: those that are not open to requests with the token alone, if there is one.
+func Handler(routes []Route, token string) http.Handler {
+	mux := http.NewServeMux()
+	for _, r := range routes {
+		if r.Open || token == "" {
+			mux.Handle(r.Pattern, r.Handler)
+		} else {
+			mux.Handle(r.Pattern, authorized(token, r.Handler))
+		}
+	}
+	return httplimit.Timed(mux)
+}
+
+// Challenge distinguishes a daemon that wants its token from a router.
+const Challenge = `Bearer realm="kvconnd serve"`
+
+// authorized lets requests with the token through.
+func authorized(token string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !httpserve.HasToken(r, token) {
+			w.Header().Set("WWW-Authenticate", Challenge)
+			http.Error(w, "the bearer token is missing or wrong", http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// Description serves the description.
+func Description() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/yaml")
+		_, _ = w.Write([]byte(OpenAPI)) // the client has gone
+	})
+}
