@@ -25,6 +25,7 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/daemon/sdnotify"
 	"github.com/kvconn/kvconn/internal/daemon/web"
+	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store"
 	"github.com/kvconn/kvconn/store/disk"
@@ -43,6 +44,7 @@ func run(ctx context.Context, o *Options) error {
 		info: Info{PID: os.Getpid(), Epoch: fmt.Sprintf("%016x", epoch), Socket: absolute(o.Socket)},
 	}
 	d.opening = opening.New(o.Logger, now, func() { _ = d.writeInfo() }) // reported once the store is open
+	d.history = newHistory(d)
 	// First what can fail at once: an address in use must be found before a store is opened
 	// or made.
 	defer d.closeListeners()
@@ -92,6 +94,7 @@ type daemon struct {
 	started time.Time
 	health  *health.Monitor
 	opening *opening.Tracker
+	history *history.Recorder
 	// socket is nil once the server has it; web and profiles are nil if they are not wanted.
 	socket        *server.Listener
 	web, profiles *httplimit.Server
@@ -130,6 +133,7 @@ func (d *daemon) run(ctx context.Context) (err error) {
 			g.Go(func() error { return s.Serve(ctx) })
 		}
 	}
+	g.Go(func() error { d.history.Run(ctx); return nil })
 	err = d.open(ctx)
 	if err == nil {
 		err = d.serve(ctx, g)

@@ -13,7 +13,9 @@ import (
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/daemon/web"
+	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/internal/page"
 	"github.com/kvconn/kvconn/internal/version"
 	"github.com/kvconn/kvconn/store/disk"
 	"github.com/kvconn/kvconn/store/host"
@@ -61,6 +63,9 @@ func (d *daemon) routes() []web.Route {
 		{Pattern: "GET /healthz", Handler: http.HandlerFunc(d.serveHealth), Open: true},
 		{Pattern: "GET /readyz", Handler: http.HandlerFunc(d.serveReady), Open: true},
 		{Pattern: "GET /v1/status", Handler: http.HandlerFunc(d.serveStatus)},
+		{Pattern: "GET /v1/history", Handler: d.history},
+		{Pattern: page.Path, Handler: page.Daemon(), Open: true},
+		{Pattern: page.AssetsPath, Handler: page.Assets(), Open: true},
 		{Pattern: "GET /v1/residency", Handler: http.HandlerFunc(d.serveResidency)},
 		{Pattern: "GET /metrics", Handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: scrapesAtOnce})},
 		{Pattern: "GET /openapi.yaml", Handler: web.Description(), Open: true},
@@ -123,4 +128,16 @@ func (d *daemon) status(now time.Time) Status {
 		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish, Object: r.object,
 		Opening: r.opening, HTTP: r.web,
 	}
+}
+
+// newHistory keeps what the page draws.
+func newHistory(d *daemon) *history.Recorder {
+	return history.New(func(v []float64) {
+		r := d.read(time.Now())
+		l, w := &r.sum.Leader, &r.sum.Worker
+		v[0], v[1], v[2] = float64(l.QueriedTokens), float64(l.OfferedTokens), float64(l.EngineTokens)
+		v[3], v[4], v[5] = float64(w.LoadedBytes), float64(w.SavedBytes), float64(r.store.ReadBytes)
+		v[6] = float64(w.LoadsInFlight)
+	}, "queried_tokens_total", "offered_tokens_total", "engine_tokens_total", "loaded_bytes_total", "saved_bytes_total", "disk_read_bytes_total",
+		"loads_in_flight")
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/testkit/openapitest"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/inflight"
@@ -29,7 +30,7 @@ func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
 	r := start(t, unchecked(ranksOf("http://127.0.0.1:1", 1)...))
 	seen := map[string]bool{}
 	for _, route := range s.routes() {
-		method, path, _ := strings.Cut(strings.ReplaceAll(route.pattern, "...", ""), " ")
+		method, path, _ := strings.Cut(strings.NewReplacer("...", "", "{$}", "").Replace(route.pattern), " ")
 		seen[path+" "+strings.ToLower(method)] = true
 		op, ok := d.Paths[path][strings.ToLower(method)]
 		if !ok || op.OperationID == "" {
@@ -40,7 +41,7 @@ func TestOpenAPIDescribesEveryRouteAndNoOther(t *testing.T) {
 			t.Errorf("%s: whether it needs the token is described wrongly", route.pattern)
 		}
 		// Whatever comes of an empty request is described.
-		status, _ := r.do(method, strings.ReplaceAll(path, "{id}", "0"), nil, nil)
+		status, _ := r.do(method, strings.NewReplacer("{id}", "0", "{name}", "page.css").Replace(path), nil, nil)
 		if got, ok := op.Responses[strconv.Itoa(status)]; !ok || got.Description == "" {
 			t.Errorf("%s answers %d, described is %v", route.pattern, status, op.Responses)
 		}
@@ -71,6 +72,7 @@ func TestOpenAPIHasTheFieldsThatAreThere(t *testing.T) {
 		"RankPrefix": reflect.TypeFor[route.Prefix](), "ModelList": reflect.TypeFor[ModelList](), "Model": reflect.TypeFor[Model](),
 		"Health": reflect.TypeFor[Health](), "HealthReason": reflect.TypeFor[HealthReason](), "Readiness": reflect.TypeFor[Readiness](),
 		"Status": reflect.TypeFor[Status](), "IndexStatus": reflect.TypeFor[IndexStatus](), "ProxyStatus": reflect.TypeFor[proxy.Stats](),
+		"History": reflect.TypeFor[history.Answer](), "RecentDecision": reflect.TypeFor[RecentDecision](), "RecentDecisions": reflect.TypeFor[RecentDecisions](),
 	}
 	for name, s := range schemas {
 		v, ok := types[name]

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvconn/kvconn/internal/counters"
 	"github.com/kvconn/kvconn/internal/httpserve"
+	"github.com/kvconn/kvconn/internal/page"
 	"github.com/kvconn/kvconn/router/front"
 )
 
@@ -49,6 +50,10 @@ func (s *server) routes() []pattern {
 		f("GET /v1/models", s.serveModels),
 		f("GET /v1/models/{id...}", s.serveModel),
 		f("GET /v1/status", s.serveStatus),
+		f("GET /v1/decisions", s.serveDecisions),
+		{pattern: "GET /v1/history", handler: s.history},
+		{pattern: page.Path, handler: page.Router(), open: true},
+		{pattern: page.AssetsPath, handler: page.Assets(), open: true},
 		{pattern: "GET /healthz", handler: http.HandlerFunc(s.serveHealth), open: true},
 		{pattern: "GET /readyz", handler: http.HandlerFunc(s.serveReady), open: true},
 		{pattern: "GET /metrics", handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{})},

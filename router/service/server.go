@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/router/front"
 	"github.com/kvconn/kvconn/router/policy"
@@ -26,6 +27,7 @@ type server struct {
 	reader   *front.Reader
 	engines  *http.Client // without a timeout of its own
 	checks   *checker
+	history  *history.Recorder
 	started  time.Time
 	draining atomic.Bool
 	patching sync.Mutex // held while a rank's description is read, changed and put back, or its id is chosen
@@ -86,6 +88,7 @@ func newServer(o *Options) (*server, error) {
 		router.Close()
 		return nil, err
 	}
+	s.history = newHistory(s)
 	return s, nil
 }
 
@@ -112,6 +115,7 @@ func (s *server) serve(ctx context.Context, l net.Listener) error {
 	if s.opts.HealthInterval >= 0 {
 		checks.Go(func() { s.checks.run(checking) })
 	}
+	checks.Go(func() { s.history.Run(checking) })
 	st := s.router.Stats()
 	s.opts.Logger.Info("the router listens", "http", l.Addr().String(), "ranks", st.Ranks, "ready", st.Ready, "policy", s.opts.Policy.Name)
 	if s.opts.Ready != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvconn/kvconn/internal/history"
 	"github.com/kvconn/kvconn/internal/httpserve"
 	"github.com/kvconn/kvconn/router/feed"
 	"github.com/kvconn/kvconn/router/proxy"
@@ -132,19 +133,34 @@ func (s *server) status() *Status {
 	}
 }
 
+// serveDecisions answers with the last decisions.
+func (s *server) serveDecisions(http.ResponseWriter, *http.Request) (any, error) {
+	return s.router.recent.answer(time.Now()), nil
+}
+
+// newHistory keeps what the page draws.
+func newHistory(s *server) *history.Recorder {
+	return history.New(func(v []float64) {
+		st, p := s.router.Stats(), s.proxy.Stats()
+		v[0], v[1], v[2] = float64(p.OK), float64(p.Failed+p.Broken), float64(p.InFlight)
+		v[3], v[4], v[5], v[6] = float64(st.PromptTokens), float64(st.GPUTokens), float64(st.DiskTokens), float64(st.ObjectTokens)
+	}, "ok_total", "failed_total", "in_flight", "prompt_tokens_total", "gpu_tokens_total", "disk_tokens_total", "object_tokens_total")
+}
+
 func (s *server) serveStatus(http.ResponseWriter, *http.Request) (any, error) { return s.status(), nil }
 
-// timed is a router that measures how long its decisions take, tokenizing apart.
+// timed is a router that measures how long its decisions take, tokenizing apart, and remembers the last ones.
 type timed struct {
 	*route.Router
-	times prometheus.Histogram
+	times  prometheus.Histogram
+	recent *recent
 }
 
 func newTimed(r *route.Router) timed {
 	return timed{r, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "kvconn_router_decision_seconds", Help: "Time that decisions took, hashing and scores included, tokenizing not.",
 		Buckets: []float64{5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, 1e-1},
-	})}
+	}), new(recent)}
 }
 
 // Route is the router's.
@@ -152,6 +168,7 @@ func (t timed) Route(ctx context.Context, req *route.Request, d *route.Decision)
 	start := time.Now()
 	err := t.Router.Route(ctx, req, d)
 	t.times.Observe(time.Since(start).Seconds())
+	t.recent.note(start, d, err)
 	return err
 }
 
@@ -160,8 +177,9 @@ func (t timed) RouteAll(ctx context.Context, reqs []route.Request, out []route.D
 	start := time.Now()
 	errs := t.Router.RouteAll(ctx, reqs, out)
 	mean := time.Since(start).Seconds() / float64(len(reqs))
-	for range reqs {
+	for i := range reqs {
 		t.times.Observe(mean)
+		t.recent.note(start, &out[i], errs[i])
 	}
 	return errs
 }
