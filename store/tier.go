@@ -132,3 +132,10 @@ type NamespaceInfo struct {
 	// be subscribers that have not come to the removal of the last record.
 	Forgotten bool
 }
+
+// Contents are what a tier holds of one namespace.
+type Contents struct {
+	NamespaceInfo
+	// Records of it, and the bytes of their payloads.
+	Records, Bytes int64
+}

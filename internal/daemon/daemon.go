@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/daemon/contents"
 	"github.com/kvconn/kvconn/internal/daemon/descriptors"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/hostmemory"
@@ -95,6 +96,8 @@ type daemon struct {
 	health  *health.Monitor
 	opening *opening.Tracker
 	history *history.Recorder
+	// contents counts what the store holds once it is open.
+	contents contents.Counter
 	// socket is nil once the server has it; web and profiles are nil if they are not wanted.
 	socket        *server.Listener
 	web, profiles *httplimit.Server
@@ -163,6 +166,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	}
 	g.Go(func() error { return d.server.Serve(ctx, socket) })
 	g.Go(func() error { return d.tend(ctx) })
+	g.Go(func() error { d.contents.Run(ctx, d.store.Contents); return nil })
 	d.announce()
 	return g.Wait()
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/daemon/contents"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
 	"github.com/kvconn/kvconn/internal/daemon/web"
@@ -36,6 +37,8 @@ type Status struct {
 	Queues  Queues         `json:"queues"`
 	Totals  Totals         `json:"totals"`
 	Store   disk.Stats     `json:"store"`
+	// Models are what the store holds, by model: the largest, and the rest as one. It is counted every half a minute or so.
+	Models []contents.Model `json:"models"`
 	// Opening is nil once the store is open.
 	Opening *opening.Status `json:"opening,omitempty"`
 	Host    host.Stats      `json:"host"`
@@ -125,7 +128,7 @@ func (d *daemon) status(now time.Time) Status {
 	return Status{
 		Version: version.Server(), Epoch: d.info.Epoch, PID: d.info.PID, UptimeS: now.Sub(d.started).Seconds(), Socket: d.info.Socket,
 		Health: r.health, Engines: r.engines, Ranks: r.ranks, Tiers: r.tiers, GPUs: r.gpus, Queues: r.queues(),
-		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Host: r.host, Server: r.server, Publish: r.publish, Object: r.object,
+		Totals: Totals{Requests: r.sum.Leader, Transfers: r.sum.Worker}, Store: r.store, Models: r.held, Host: r.host, Server: r.server, Publish: r.publish, Object: r.object,
 		Opening: r.opening, HTTP: r.web,
 	}
 }

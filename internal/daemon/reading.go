@@ -8,6 +8,7 @@ import (
 	"github.com/kvconn/kvconn/connector/server"
 	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/internal/counters"
+	"github.com/kvconn/kvconn/internal/daemon/contents"
 	"github.com/kvconn/kvconn/internal/daemon/health"
 	"github.com/kvconn/kvconn/internal/daemon/models"
 	"github.com/kvconn/kvconn/internal/daemon/opening"
@@ -23,12 +24,13 @@ type reading struct {
 	now     time.Time
 	engines []EngineStatus
 	ranks   []RankStatus
-	models  []models.Totals `metric:"model_"`
-	sum     models.Sums     `metric:""`
-	tiers   []TierStatus    `metric:"tier_"`
-	store   disk.Stats      `metric:"store_"`
-	host    host.Stats      `metric:"host_"`
-	server  server.Stats    `metric:""`
+	models  []models.Totals  `metric:"model_"`
+	sum     models.Sums      `metric:""`
+	tiers   []TierStatus     `metric:"tier_"`
+	held    []contents.Model `metric:"store_model_"`
+	store   disk.Stats       `metric:"store_"`
+	host    host.Stats       `metric:"host_"`
+	server  server.Stats     `metric:""`
 	health  health.State
 	publish *publish.Stats     `metric:"publish_"` // nil if no events are published
 	object  *ObjectStatus      `metric:"object_"`  // nil without a bucket
@@ -54,7 +56,7 @@ func (d *daemon) read(now time.Time) *reading {
 			r.publish = &s
 		}
 		r.object = d.objectStatus(now)
-		r.tiers = statusOf(d.backend.levels)
+		r.tiers, r.held = statusOf(d.backend.levels), d.contents.Models()
 		r.engines, r.ranks, r.models = d.backend.status(now)
 		for i := range r.models {
 			counters.Add(&r.sum, &r.models[i].Sum)

@@ -18,6 +18,7 @@ func Print(out io.Writer, s *daemon.Status, r *Rates) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	printDaemon(w, s)
 	printTiers(w, s)
+	printModels(w, s)
 	printGPUs(w, s)
 	printWork(w, s, r)
 	printEngines(w, s)
@@ -74,6 +75,19 @@ func printTiers(w io.Writer, s *daemon.Status) {
 		}
 		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%d\t%s\n", t.Tier, t.Records, size(t.UsedBytes), size(t.ReachableBytes),
 			percent(float64(t.UsedBytes), float64(t.ReachableBytes)), t.Hits, speed)
+	}
+	fmt.Fprintln(w)
+}
+
+// printModels prints what the disk holds of each model.
+func printModels(w io.Writer, s *daemon.Status) {
+	if len(s.Models) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "MODEL ON DISK\tPAYLOADS\tRECORDS\tNAMESPACES\n")
+	for i := range s.Models {
+		m := &s.Models[i]
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\n", clean(m.Model), size(m.Bytes), m.Records, m.Namespaces)
 	}
 	fmt.Fprintln(w)
 }

@@ -221,3 +221,22 @@ func TestPayloadSizeIsFreeWhenItsRecordsAreGone(t *testing.T) {
 	}
 	mustRead(t, s, other)
 }
+
+func TestContentsAreCountedByNamespace(t *testing.T) {
+	s := openTest(t, testOptions(t.TempDir()))
+	want := map[connector.NamespaceDigest]int{}
+	for n, model := range []string{"a", "b"} {
+		ns := openNamespace(t, s, model)
+		want[ns] = n + 3
+		mustWrite(t, s, chainOf(ns, 1, n+3))
+	}
+	for _, c := range s.Contents() {
+		if int(c.Records) != want[c.Digest] || c.Bytes != c.Records*testPayload || len(c.Manifest) == 0 {
+			t.Errorf("%v: %d records, %d bytes, want %d records", c.Digest, c.Records, c.Bytes, want[c.Digest])
+		}
+		delete(want, c.Digest)
+	}
+	if len(want) > 0 {
+		t.Errorf("not counted: %v", want)
+	}
+}

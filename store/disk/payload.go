@@ -20,6 +20,9 @@ func (s *Store) CloseNamespace(ns connector.NamespaceDigest) { s.namespaces.Leav
 // Namespaces lists the namespaces of the store.
 func (s *Store) Namespaces() []store.NamespaceInfo { return s.namespaces.List() }
 
+// Contents returns how much there is of each namespace. It looks at every record, and does not wait for the disk.
+func (s *Store) Contents() []store.Contents { return s.namespaces.Contents(s.table.Census(nil)) }
+
 // PayloadBytes implements [store.Namespaces].
 func (s *Store) PayloadBytes(ns connector.NamespaceDigest, shard connector.Shard) int {
 	return s.namespaces.PayloadBytes(ns, shard)

@@ -147,7 +147,9 @@ export function chart(id, title, ages, lines, text, ceiling) {
     reads(figure);
   }
   const most = ceiling || 1.1 * Math.max(...lines.flatMap((l) => l.values.map((v) => v || 0)), 0) || 1;
-  const x = (age) => right - (Math.min(age, 3600) / 3600) * (right - left);
+  // A process that has just started shows its first minutes over the whole width.
+  const spanS = Math.min(3600, Math.max(60, ages[0] || 0));
+  const x = (age) => right - (Math.min(age, spanS) / spanS) * (right - left);
   const y = (v) => bottom - (v / most) * (bottom - top);
   const drawing = figure.querySelector("svg");
   drawing.replaceChildren();
@@ -163,13 +165,13 @@ export function chart(id, title, ages, lines, text, ceiling) {
     });
     drawing.append(svg("path", { class: "s" + n, d }));
   });
-  figure.data = { ages, lines, text, x };
   figure.querySelector("ul").replaceChildren(
     ...(lines.length > 1 ? lines.map((l, n) => el("li", {}, el("i", { class: "k" + n }), l.name)) : []),
-    el("li", {}, "scale to " + text(most)),
+    el("li", {}, `${duration(spanS)}, scale to ${text(most)}`),
   );
   const words = lines.map((l) => (lines.length > 1 ? l.name + " " : "") + told(l.values[l.values.length - 1], text)).join(", ");
-  drawing.setAttribute("aria-label", `${title} over the last hour, now ${words}`);
+  drawing.setAttribute("aria-label", `${title} over the last ${duration(spanS)}, now ${words}`);
+  figure.data = { ages, lines, text, x, spanS, words };
   if (figure.at === undefined) figure.querySelector("span").textContent = words;
   else read(figure);
 }
@@ -199,6 +201,9 @@ function reads(figure) {
     figure.at = undefined;
     const mark = figure.querySelector(".mark");
     if (mark) mark.remove();
+    const span = figure.querySelector("span");
+    span.setAttribute("aria-live", "off");
+    span.textContent = figure.data.words;
   };
   figure.addEventListener("keydown", (event) => {
     const last = figure.data.ages.length - 1;
@@ -212,7 +217,7 @@ function reads(figure) {
   const drawing = figure.querySelector("svg");
   drawing.addEventListener("pointermove", (event) => {
     const box = drawing.getBoundingClientRect();
-    const age = (3600 * (right - ((event.clientX - box.left) / box.width) * width)) / (right - left);
+    const age = (figure.data.spanS * (right - ((event.clientX - box.left) / box.width) * width)) / (right - left);
     const { ages } = figure.data;
     let best = 0;
     ages.forEach((a, i) => Math.abs(a - age) < Math.abs(ages[best] - age) && (best = i));

@@ -8,7 +8,7 @@ const reasons = {
 };
 
 function draw(s, list, history, recent) {
-  document.getElementById("about").textContent = `${s.version}, up ${duration(s.uptime_s)}, policy ${s.policy}, ${s.models.length} models`;
+  document.getElementById("about").textContent = `${s.version}, up ${duration(s.uptime_s)}, policy ${s.policy}, models: ${s.models.join(", ") || "none"}`;
   badge(s.draining ? "stopping" : s.health.ok ? `good, ${s.ready} of ${list.ranks.length} ranks ready` : "unhealthy", s.health.ok && !s.draining);
   faults(s.health.reasons);
 

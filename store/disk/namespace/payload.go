@@ -2,6 +2,7 @@ package namespace
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/kvconn/kvconn/connector"
 	"github.com/kvconn/kvconn/store"
@@ -17,6 +18,27 @@ func (n *Registry) PayloadBytes(ns connector.NamespaceDigest, shard connector.Sh
 		return 0
 	}
 	return e.sizes[shard]
+}
+
+// Contents adds the sizes of payloads to a count of the records of each group.
+func (n *Registry) Contents(counts map[index.Group]int) []store.Contents {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	records, bytes := make([]int64, len(n.byID)), make([]int64, len(n.byID))
+	for g, count := range counts {
+		if int(g.Namespace) < len(n.byID) {
+			records[g.Namespace] += int64(count)
+			bytes[g.Namespace] += int64(count) * int64(n.byID[g.Namespace].sizes[g.Shard])
+		}
+	}
+	out := make([]store.Contents, 0, len(n.lookup))
+	for id, e := range n.byID {
+		if !e.gone {
+			info := store.NamespaceInfo{Digest: e.digest, Manifest: slices.Clone(e.manifest)}
+			out = append(out, store.Contents{NamespaceInfo: info, Records: records[id], Bytes: bytes[id]})
+		}
+	}
+	return out
 }
 
 // HoldPayload fixes the size of a shard's payloads for an engine, as by [store.Namespaces].
