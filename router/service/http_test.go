@@ -171,7 +171,7 @@ func TestAnEngineOfAnotherBlockSizeIsReported(t *testing.T) {
 func TestErrorsOfUnknownPathsAreInOpenAIsForm(t *testing.T) {
 	r := start(t, unchecked(ranksOf("http://127.0.0.1:1", 1)...))
 	for request, want := range map[string]string{
-		"GET /":              "404 not_found",
+		"GET /other":         "404 not_found",
 		"POST /generate":     "404 not_found",
 		"POST /flush_cache":  "404 not_found",
 		"PUT /v1/files/x":    "404 not_found",

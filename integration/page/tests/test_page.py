@@ -1,4 +1,4 @@
-"""The pages of daemon and router in a real browser, with a real daemon, engine and router behind them.
+"""The pages of daemon and router in a real browser, of a real daemon, engine and router.
 
 KVCONND names the program and CHROMIUM the browser. With SCREENSHOTS, a folder, pictures are written there.
 """
