@@ -222,7 +222,10 @@ func describe(lib *libcuda.Library, ctx *libcuda.Context) (*DeviceInfo, error) {
 		return nil, err
 	}
 	node, err := d.Attribute(libcuda.AttrHostNUMANode)
-	if err != nil {
+	switch {
+	case libcuda.IsSticky(err):
+		return nil, err
+	case err != nil:
 		node = -1 // older than the attribute
 	}
 	free, total, err := ctx.MemInfo()

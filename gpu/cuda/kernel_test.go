@@ -158,9 +158,7 @@ func TestFaultsOfKernelsCostTheCopier(t *testing.T) {
 			e, r := startEngine(t, 0), newRig(t, impatient, "FAKECUDA_CONTROL="+control)
 			m := r.open(e.region(region.IPC, granularity, granularity))
 			byKernel(t, r)
-			if err := os.WriteFile(control, []byte("cuLaunchKernel:1:"+what+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			order(t, control, withKernels[0]+":1:"+what)
 			if err := checkCopies(t, r, e, m, 100); !errors.Is(err, gpu.ErrLost) {
 				t.Errorf("%v", err)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -50,6 +51,10 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	if fakeDir != "" {
+		if err := withoutFaults(filepath.Join(fakeDir, "called")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
 		_ = os.RemoveAll(fakeDir)
 	}
 	os.Exit(code)
