@@ -207,6 +207,57 @@ func TestAnEngineThatIsKilledCostsItsMemoryOnly(t *testing.T) {
 	}
 }
 
+// An engine that dies while its memory is copied costs its memory only, and nothing of it stays in the copier.
+func TestAnEngineThatIsKilledInACopyCostsItsMemoryOnly(t *testing.T) {
+	for _, kind := range []region.Kind{region.IPC, region.VMM} {
+		for _, d := range []gpu.Direction{gpu.Load, gpu.Save} {
+			t.Run(fmt.Sprint(kind, " ", d), func(t *testing.T) {
+				control := filepath.Join(t.TempDir(), "control")
+				stats := filepath.Join(t.TempDir(), "stats")
+				r := newRig(t, nil, "FAKECUDA_CONTROL="+control, "FAKECUDA_STATS="+stats)
+				dies, lives := startEngine(t, 0), startEngine(t, 0)
+				second := r.open(lives.region(region.IPC, granularity))
+				held := func() (all []int64) {
+					for _, name := range []string{"ipc_imports", "mappings", "reservations", "vmm_handles", "descriptors"} {
+						all = append(all, counted(t, stats+".*", name))
+					}
+					return append(all, int64(descriptorsOf(t, copierOf(t, r).cmd.Process.Pid)))
+				}
+				before := held()
+				first, err := r.Open(dies.region(kind, granularity, granularity))
+				if err != nil {
+					t.Fatal(err)
+				}
+				order(t, control, "delay=300000")
+				ended := make(chan error, 1)
+				go func() {
+					ended <- first.Copy(t.Context(), &gpu.Batch{Direction: d, Pieces: []gpu.Piece{r.piece(0, granularity-100, 0, 4096)}})
+				}()
+				awaitTrue(t, "the copy is under way", copierOf(t, r).copies)
+				dies.kill()
+				if err := <-ended; err != nil { // the mapping keeps the memory
+					t.Errorf("the copy: %v", err)
+				}
+				if err := first.Close(); err != nil {
+					t.Error(err)
+				}
+				if err := os.Remove(control); err != nil {
+					t.Fatal(err)
+				}
+				if err := exercise(t, r, lives, second); err != nil {
+					t.Error(err)
+				}
+				if after := held(); !slices.Equal(after, before) {
+					t.Errorf("the copier holds %v, and held %v before", after, before)
+				}
+				if n := r.Devices()[0].Starts; n != 1 {
+					t.Errorf("%d starts", n)
+				}
+			})
+		}
+	}
+}
+
 func TestNoProcessIsLeftOver(t *testing.T) {
 	r, e := newRig(t, nil), startEngine(t, 0)
 	r.open(e.region(region.IPC, granularity))
