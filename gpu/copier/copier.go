@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/gpu/libcuda"
 	"github.com/kvconn/kvconn/gpu/ring"
 )
@@ -187,7 +188,7 @@ func (c *copier) startLanes(info *DeviceInfo) error {
 		k = [2]*kernels{}
 	}
 	for i := range c.lanes {
-		if c.lanes[i], err = newLane(c, c.ctx, k[i], lists[i]); err != nil {
+		if c.lanes[i], err = newLane(c, gpu.Direction(i), k[i], lists[i]); err != nil {
 			return err
 		}
 	}
