@@ -17,7 +17,7 @@ const (
 	saveBytesBesideLoads = 8 << 20
 )
 
-// pace holds saves back from a copier, so that loads, which requests wait for, are not behind a queue of them. One save at
+// pace holds saves back from a copier, so that loads, which requests wait for, do not queue after them. One save at
 // least is under way, however many loads there are, and the first to come is the first to go. The zero value is ready to use.
 type pace struct {
 	mu    sync.Mutex

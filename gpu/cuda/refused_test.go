@@ -49,8 +49,7 @@ func refused(t *testing.T, r *rig, name string, files ...*os.File) {
 }
 
 func TestWhatCannotBeOpenedIsRefused(t *testing.T) {
-	devices := "FAKECUDA_DEVICES=2"
-	e, r := startEngine(t, 0, devices), newRig(t, nil, devices)
+	e, r := startEngine(t, 0), newRig(t, nil)
 	good := e.region(region.IPC, granularity)
 	m := r.open(good) // stays open, and goes on
 	alter := func(change func(d *region.Description)) *os.File { return resealed(t, good[0], change) }
@@ -61,19 +60,9 @@ func TestWhatCannotBeOpenedIsRefused(t *testing.T) {
 	}))
 	refused(t, r, "a part beyond its allocation", alter(func(d *region.Description) { d.Parts[0].Offset = 4096 }))
 	refused(t, r, "exports without a socket", alter(func(d *region.Description) { d.Kind, d.Parts[0].Handle = region.VMM, nil }))
-	// Memory of another GPU, in the name of this one.
-	far := startEngine(t, 1, devices)
-	this, err := region.Read(good[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	onThis := func(d *region.Description) { d.Device = this.Device }
-	refused(t, r, "a handle of another GPU's memory", resealed(t, far.region(region.IPC, granularity)[0], onThis))
-	files := far.region(region.VMM, granularity)
-	refused(t, r, "an export of another GPU's memory", resealed(t, files[0], onThis), files[1])
 	// Memory that has gone.
-	dies := startEngine(t, 0, devices)
-	files = dies.region(region.IPC, granularity)
+	dies := startEngine(t, 0)
+	files := dies.region(region.IPC, granularity)
 	dies.kill()
 	refused(t, r, "memory of a process that has died", files...)
 	files = e.region(region.IPC, granularity)
@@ -89,6 +78,25 @@ func TestWhatCannotBeOpenedIsRefused(t *testing.T) {
 	b := gpu.Batch{Direction: gpu.Save, Pieces: []gpu.Piece{r.piece(0, 0, 0, 4096)}}
 	if err := m.Copy(t.Context(), &b); err != nil {
 		t.Errorf("a good one that was open all the time: %v", err)
+	}
+}
+
+// Memory of another GPU, in the name of the copier's.
+func TestMemoryOfAnotherGPUIsRefused(t *testing.T) {
+	devices := "FAKECUDA_DEVICES=2"
+	e, far, r := startEngine(t, 0, devices), startEngine(t, 1, devices), newRig(t, nil, devices)
+	good := e.region(region.IPC, granularity)
+	m := r.open(good)
+	this, err := region.Read(good[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	onThis := func(d *region.Description) { d.Device = this.Device }
+	refused(t, r, "a handle", resealed(t, far.region(region.IPC, granularity)[0], onThis))
+	files := far.region(region.VMM, granularity)
+	refused(t, r, "an export", resealed(t, files[0], onThis), files[1])
+	if err := exercise(t, r, e, m); err != nil {
+		t.Errorf("what was open all the time: %v", err)
 	}
 }
 
