@@ -28,6 +28,16 @@ func impatient(o *Options) {
 	o.RestartPause, o.RestartPauseMax = time.Millisecond, 10*time.Millisecond
 }
 
+// deadlinesFor are impatient ones only for faults that never end: on a busy machine they are too short for what goes well.
+func deadlinesFor(fault string) func(*Options) {
+	return func(o *Options) {
+		impatient(o)
+		if fault != "hang" && fault != "stall" {
+			o.OpenTimeout, o.CopyTimeout, o.StartTimeout = time.Minute, time.Minute, time.Minute
+		}
+	}
+}
+
 // exercise saves and loads through the memory of an engine's newest region. A copy without an error must be right.
 func exercise(t *testing.T, r *rig, e *testEngine, m gpu.Memory) error {
 	t.Helper()

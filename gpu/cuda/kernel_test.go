@@ -155,7 +155,7 @@ func TestFaultsOfKernelsCostTheCopier(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			control := filepath.Join(t.TempDir(), "control")
-			e, r := startEngine(t, 0), newRig(t, impatient, "FAKECUDA_CONTROL="+control)
+			e, r := startEngine(t, 0), newRig(t, deadlinesFor(what), "FAKECUDA_CONTROL="+control)
 			m := r.open(e.region(region.IPC, granularity, granularity))
 			byKernel(t, r)
 			order(t, control, withKernels[0]+":1:"+what)

@@ -81,7 +81,7 @@ func newFault(t *testing.T, entry, what string) *oneFault {
 		version = "12080"
 	}
 	env := []string{"FAKECUDA_DEVICES=2", "FAKECUDA_VERSION=" + version}
-	f.rig = newRig(t, impatient, append(slices.Clone(env), "FAKECUDA_CONTROL="+f.control, "FAKECUDA_STATS="+f.stats)...)
+	f.rig = newRig(t, deadlinesFor(what), append(slices.Clone(env), "FAKECUDA_CONTROL="+f.control, "FAKECUDA_STATS="+f.stats)...)
 	f.first, f.second = startEngine(t, 0, env...), startEngine(t, 0, env...)
 	good := startEngine(t, 1, env...)
 	f.others = []gpu.Memory{f.open(good.region(region.IPC, granularity)), f.open([]*os.File{memfd.New(t, 1<<20)})}

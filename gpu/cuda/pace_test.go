@@ -142,22 +142,27 @@ func TestSavesGoInTheirOrder(t *testing.T) {
 		if !p.beginSave(t.Context(), gone, first) {
 			t.Fatal("the first save waits")
 		}
+		var mu sync.Mutex
 		var went []uint64
 		var wait sync.WaitGroup
 		sizes := []uint64{6 << 20, 1 << 20, 100 << 20, 2 << 20} // the small ones would fit beside the first
 		for _, bytes := range sizes {
 			wait.Go(func() {
 				if p.beginSave(t.Context(), gone, bytes) {
+					mu.Lock()
 					went = append(went, bytes)
+					mu.Unlock()
 					time.Sleep(time.Second)
 					p.endSave(bytes)
 				}
 			})
 			synctest.Wait()
 		}
+		mu.Lock()
 		if len(went) > 0 {
 			t.Errorf("%v overtook the first", went)
 		}
+		mu.Unlock()
 		p.endSave(first)
 		wait.Wait()
 		if slices.Sort(went[:2]); !slices.Equal(went, []uint64{1 << 20, 6 << 20, 100 << 20, 2 << 20}) {
