@@ -41,22 +41,28 @@ func newBareEngine(t *testing.T, n *node, d *deviceMemory) *bareEngine {
 		Manifest: manifest.Canonical(),
 	}
 	e.call(wire.OpHello, hello.Append)
+	e.register(d)
+	return e
+}
+
+// register registers the memory, with a new page.
+func (e *bareEngine) register(d *deviceMemory) {
+	e.t.Helper()
 	page, f, err := fence.New()
 	if err != nil {
-		t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	e.page = page
-	t.Cleanup(func() { _ = page.Close() })
+	e.t.Cleanup(func() { _ = page.Close() })
 	regions, err := d.regions()
 	if err != nil {
-		t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	layout := connector.Layout{Groups: []connector.GroupLayout{{Blocks: keyedSlots, Runs: []connector.Run{
 		{Layers: 1, BlockStride: keyedBytes, Bytes: keyedBytes},
 	}}}}
 	e.call(wire.OpRegister, func(b []byte) []byte { return wire.AppendLayout(b, &layout) }, append(regions, f)...)
 	_ = f.Close()
-	return e
 }
 
 // call makes a call that must succeed.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kvconn/kvconn/gpu"
 	"github.com/kvconn/kvconn/gpu/libcuda"
 	"github.com/kvconn/kvconn/gpu/ring"
 )
@@ -30,6 +31,8 @@ type copier struct {
 	ctx    *libcuda.Context
 	device string
 	arena  *arena
+	// pinning is done once the arena is being locked.
+	pinning sync.Once
 
 	mu       sync.RWMutex
 	mappings map[uint32]*held
@@ -171,7 +174,6 @@ func (c *copier) start(r *Request, files []*os.File) (*DeviceInfo, error) {
 		c.ctx = nil
 		return nil, err
 	}
-	go c.arena.pin(ctx, c.ring.SetPinned)
 	go c.serve()
 	return info, nil
 }
@@ -187,7 +189,7 @@ func (c *copier) startLanes(info *DeviceInfo) error {
 		k = [2]*kernels{}
 	}
 	for i := range c.lanes {
-		if c.lanes[i], err = newLane(c, c.ctx, k[i], lists[i]); err != nil {
+		if c.lanes[i], err = newLane(c, gpu.Direction(i), k[i], lists[i]); err != nil {
 			return err
 		}
 	}
@@ -222,7 +224,10 @@ func describe(lib *libcuda.Library, ctx *libcuda.Context) (*DeviceInfo, error) {
 		return nil, err
 	}
 	node, err := d.Attribute(libcuda.AttrHostNUMANode)
-	if err != nil {
+	switch {
+	case libcuda.IsSticky(err):
+		return nil, err
+	case err != nil:
 		node = -1 // older than the attribute
 	}
 	free, total, err := ctx.MemInfo()
@@ -235,8 +240,10 @@ func describe(lib *libcuda.Library, ctx *libcuda.Context) (*DeviceInfo, error) {
 	}, nil
 }
 
-// open maps a rank's memory.
+// open maps a rank's memory. With the first the arena is locked, which takes all of its memory: the daemon has said by then
+// where that is to come from.
 func (c *copier) open(r *Request, files []*os.File) (err error) {
+	c.pinning.Do(func() { go c.arena.pin(c.ctx, c.ring.SetPinned) })
 	var connection *os.File
 	if r.Connection && len(files) > 0 {
 		connection, files = files[len(files)-1], files[:len(files)-1]

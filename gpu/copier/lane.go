@@ -10,6 +10,13 @@ import (
 // prepared; more would only delay what a deadline ends.
 const inFlight = 4
 
+// Priorities of streams. A driver takes what lies outside of its range for the end of it. They order kernels alone, so copies
+// are paced by the daemon.
+const (
+	loadPriority = -1
+	savePriority = 0
+)
+
 // lane submits the batches of one direction, in a stream of its own, and reports their ends.
 type lane struct {
 	c      *copier
@@ -43,8 +50,12 @@ type eventPair struct {
 }
 
 // newLane makes the lane of one direction. Without kernels it makes batches alone.
-func newLane(c *copier, ctx *libcuda.Context, k *kernels, lists [][]byte) (*lane, error) {
-	stream, err := ctx.NewStream(0)
+func newLane(c *copier, d gpu.Direction, k *kernels, lists [][]byte) (*lane, error) {
+	ctx, priority := c.ctx, savePriority
+	if d == gpu.Load {
+		priority = loadPriority
+	}
+	stream, err := ctx.NewStream(priority)
 	if err != nil {
 		return nil, err
 	}

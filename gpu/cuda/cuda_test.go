@@ -10,10 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvconn/kvconn/gpu"
-	"github.com/kvconn/kvconn/gpu/copier"
 	"github.com/kvconn/kvconn/gpu/region"
 	"github.com/kvconn/kvconn/internal/testkit/memfd"
 )
@@ -265,64 +262,4 @@ func awaitTrue(t *testing.T, what string, is func() bool) {
 			t.Fatalf("not within 30 s: %s", what)
 		}
 	}
-}
-
-func TestWhatCannotBeOpenedIsRefused(t *testing.T) {
-	e, r := startEngine(t, 0), newRig(t, nil)
-	good := e.region(region.IPC, granularity)
-	d, err := region.Read(good[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	seal := func(change func(d *region.Description)) []*os.File {
-		c := *d
-		c.Parts = append([]region.Part(nil), d.Parts...)
-		change(&c)
-		f, err := region.Seal(&c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = f.Close() })
-		return []*os.File{f}
-	}
-	for name, files := range map[string][]*os.File{
-		"another device": seal(func(d *region.Description) { d.Device = "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff" }),
-		"a handle of nothing": seal(func(d *region.Description) {
-			d.Parts[0].Handle = make([]byte, 64)
-		}),
-		"larger than it is": seal(func(d *region.Description) { d.Parts[0].AllocationBytes, d.Parts[0].Bytes = 1<<30, 1<<30 }),
-		"exports without a socket": seal(func(d *region.Description) {
-			d.Kind, d.Parts[0].Handle = region.VMM, nil
-		}),
-	} {
-		if m, err := r.Open(files); err == nil {
-			t.Errorf("%s: it was opened", name)
-			_ = m.Close()
-		} else if errors.Is(err, gpu.ErrLost) {
-			t.Errorf("%s: it cost the copier: %v", name, err)
-		}
-	}
-	if m := r.open(good); m == nil {
-		t.Error("a good one afterwards is refused")
-	}
-}
-
-func TestADescriptorThatIsNoExportIsRefused(t *testing.T) {
-	e, r := startEngine(t, 0), newRig(t, nil)
-	files := e.region(region.VMM, granularity)
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ours, theirs := os.NewFile(uintptr(pair[0]), ""), os.NewFile(uintptr(pair[1]), "")
-	defer copier.CloseAll([]*os.File{ours, theirs})
-	null, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
-	sendExports(ours, []*os.File{null})
-	if _, err := r.Open([]*os.File{files[0], theirs}); err == nil || errors.Is(err, gpu.ErrLost) {
-		t.Errorf("%v", err)
-	}
-	r.open(files)
 }

@@ -18,6 +18,8 @@ type device struct {
 	o     *Options
 	uuid  string
 	arena arena
+	// place is where the arena's memory comes from.
+	place *placement
 	// quit is closed once no copier is to be started any more.
 	quit <-chan struct{}
 
@@ -103,6 +105,7 @@ func (g *device) copier() (*process, error) {
 		g.backOff(err)
 		return nil, again(err)
 	}
+	g.place.use(g.arena.mem, info.NUMANode, g.o.Logger) // the copier locks all of it from its first registration on
 	g.current, g.info, g.lastErr = p, *info, nil
 	noted = make(chan struct{})
 	g.noted = noted

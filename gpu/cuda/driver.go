@@ -22,6 +22,7 @@ type Driver struct {
 	mu     sync.Mutex
 	arena  arena
 	gpus   map[string]*device
+	place  placement
 	closed bool
 	// quit is closed once no copier is to be started any more.
 	quit     chan struct{}
@@ -120,7 +121,7 @@ func (d *Driver) device(uuid string) (*device, error) {
 		if len(d.gpus) >= maxDevices && !d.forget() {
 			return nil, fmt.Errorf("engines have named more than %d GPUs", maxDevices)
 		}
-		g = &device{o: &d.o, uuid: uuid, arena: d.arena, quit: d.quit}
+		g = &device{o: &d.o, uuid: uuid, arena: d.arena, place: &d.place, quit: d.quit}
 		d.gpus[uuid] = g
 	}
 	return g, nil

@@ -27,6 +27,8 @@ type engineRequest struct {
 	Kind  region.Kind `json:"kind,omitempty"`
 	Sizes []int64     `json:"sizes,omitempty"`
 	Skip  int64       `json:"skip,omitempty"`
+	// Fabric asks for memory that only a fabric's handles export.
+	Fabric bool `json:"fabric,omitempty"`
 	// Region, Offset, Bytes and Seed of what is filled or compared.
 	Region int    `json:"region,omitempty"`
 	Offset int64  `json:"offset,omitempty"`
@@ -99,6 +101,8 @@ func (e *engineState) do(r *engineRequest, files []*os.File, reply *engineReply)
 		return nil, e.start(r)
 	case "region":
 		return e.region(r)
+	case "free":
+		return nil, e.free(r.Region)
 	case "fill":
 		return nil, e.each(r, func(at libcuda.DevicePtr, offset int64, host []byte) error {
 			for i := range host {
@@ -172,7 +176,7 @@ func (e *engineState) region(r *engineRequest) ([]*os.File, error) {
 			at, err = e.legacy(n, &p)
 		} else {
 			var f *os.File
-			at, f, err = e.virtual(n)
+			at, f, err = e.virtual(n, r.Fabric)
 			exports = append(exports, f)
 			p.Export = len(exports) - 1
 		}
@@ -232,8 +236,12 @@ func (e *engineState) legacy(n int64, p *region.Part) (libcuda.DevicePtr, error)
 	return at, err
 }
 
-func (e *engineState) virtual(n int64) (libcuda.DevicePtr, *os.File, error) {
-	a, err := e.ctx.CreateAllocation(n, libcuda.HandlePosix)
+func (e *engineState) virtual(n int64, fabric bool) (libcuda.DevicePtr, *os.File, error) {
+	types := libcuda.HandlePosix
+	if fabric {
+		types = libcuda.HandleFabric
+	}
+	a, err := e.ctx.CreateAllocation(n, types)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -246,6 +254,16 @@ func (e *engineState) virtual(n int64) (libcuda.DevicePtr, *os.File, error) {
 	}
 	f, err := e.ctx.ExportAllocation(a)
 	return at, f, errors.Join(err, e.ctx.ReleaseAllocation(a))
+}
+
+// free gives the memory of a region of legacy allocations back, as an engine does that sleeps.
+func (e *engineState) free(region int) error {
+	var err error
+	for _, p := range e.regions[region].parts {
+		err = errors.Join(err, e.ctx.Free(p.at))
+	}
+	e.regions[region].parts = nil
+	return err
 }
 
 // each calls f for stretches of a region's range, with host memory of their size.
@@ -304,14 +322,23 @@ func (e *testEngine) kill() {
 
 func (e *testEngine) ask(r *engineRequest, send ...*os.File) (engineReply, []*os.File) {
 	e.t.Helper()
-	var reply engineReply
+	reply, files := e.try(r, send...)
+	if reply.Error != "" {
+		e.t.Fatalf("engine: %s: %s", r.Op, reply.Error)
+	}
+	return reply, files
+}
+
+// try is ask of what may fail.
+func (e *testEngine) try(r *engineRequest, send ...*os.File) (reply engineReply, files []*os.File) {
+	e.t.Helper()
 	_ = e.conn.Limit(time.Minute)
 	if err := e.conn.Send(r, send...); err != nil {
 		e.t.Fatal(err)
 	}
 	files, err := e.conn.Receive(&reply)
-	if err != nil || reply.Error != "" {
-		e.t.Fatalf("engine: %s: %v %s", r.Op, err, reply.Error)
+	if err != nil {
+		e.t.Fatalf("engine: %s: %v", r.Op, err)
 	}
 	return reply, files
 }

@@ -155,12 +155,10 @@ func TestFaultsOfKernelsCostTheCopier(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			control := filepath.Join(t.TempDir(), "control")
-			e, r := startEngine(t, 0), newRig(t, impatient, "FAKECUDA_CONTROL="+control)
+			e, r := startEngine(t, 0), newRig(t, deadlinesFor(what), "FAKECUDA_CONTROL="+control)
 			m := r.open(e.region(region.IPC, granularity, granularity))
 			byKernel(t, r)
-			if err := os.WriteFile(control, []byte("cuLaunchKernel:1:"+what+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			order(t, control, withKernels[0]+":1:"+what)
 			if err := checkCopies(t, r, e, m, 100); !errors.Is(err, gpu.ErrLost) {
 				t.Errorf("%v", err)
 			}

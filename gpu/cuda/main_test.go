@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"testing"
@@ -58,6 +59,10 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	if fakeDir != "" {
+		if err := withoutFaults(filepath.Join(fakeDir, "called")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
 		_ = os.RemoveAll(fakeDir)
 	}
 	os.Exit(code)

@@ -120,6 +120,23 @@ func (m *memory) run(ctx context.Context, d gpu.Direction, pieces []gpu.Piece) e
 		return c.lost()
 	}
 	defer c.users.Done()
+	var bytes uint64
+	for j := range pieces {
+		bytes += uint64(len(pieces[j].Host))
+	}
+	switch {
+	case bytes == 0:
+		return nil
+	case d == gpu.Load:
+		c.pace.beginLoad()
+		defer c.pace.endLoad()
+	case c.pace.beginSave(ctx, c.gone, bytes):
+		defer c.pace.endSave(bytes)
+	case c.ended():
+		return c.lost()
+	default:
+		return fmt.Errorf("wait for a turn to save: %w", ctx.Err())
+	}
 	var i int
 	select {
 	case i = <-c.free:
@@ -130,18 +147,13 @@ func (m *memory) run(ctx context.Context, d gpu.Direction, pieces []gpu.Piece) e
 	}
 	b, s := c.ring.Batch(i), &c.slots[i]
 	b.Reset(m.number, uint8(d))
-	arena, bytes := address(c.device.arena.mem), uint64(0)
+	arena := address(c.device.arena.mem)
 	for j := range pieces {
 		p := &pieces[j]
 		if len(p.Host) == 0 {
 			continue
 		}
-		bytes += uint64(len(p.Host))
 		b.Append(ring.Run{Region: p.Region, Offset: p.Offset, Arena: uint64(address(p.Host) - arena), Bytes: uint64(len(p.Host))})
-	}
-	if bytes == 0 {
-		c.free <- i
-		return nil
 	}
 	way := m.g.learnt.Choose(uint8(d), len(pieces), bytes)
 	if way == choice.Kernel {

@@ -38,6 +38,8 @@ type process struct {
 	submitting sync.Mutex
 	slots      [ring.Slots]slot
 	free       chan int
+	// pace bounds the saves in slots.
+	pace pace
 
 	mu  sync.Mutex
 	why error

@@ -2,11 +2,13 @@ package cuda
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvconn/kvconn/gpu"
+	"github.com/kvconn/kvconn/internal/testkit/fakecuda"
 )
 
 const testArenaBytes = 8 << 20
@@ -27,7 +29,11 @@ func newRig(t testing.TB, change func(*Options), env ...string) *rig {
 // newRigOf is newRig with another size of the arena.
 func newRigOf(t testing.TB, arenaBytes int, change func(*Options), env ...string) *rig {
 	t.Helper()
-	o := Options{Library: fakeLibrary(t), Command: asRole(t, "copier", env...)}
+	library := fakeLibrary(t)
+	if !fakecuda.Real() { // TestMain compares it
+		env = append([]string{"FAKECUDA_CALLED=" + filepath.Join(fakeDir, "called")}, env...)
+	}
+	o := Options{Library: library, Command: asRole(t, "copier", env...)}
 	if change != nil {
 		change(&o)
 	}

@@ -53,6 +53,7 @@ const (
 	eccUncorrectable     Code = 214
 	contained            Code = 226
 	nvlinkUncorrectable  Code = 220
+	noPeerAccess         Code = 217
 	assertFailed         Code = 710
 	hardwareStackError   Code = 714
 	externalDevice       Code = 911
@@ -88,7 +89,7 @@ var codeNames = map[Code]string{
 	InvalidValue: "INVALID_VALUE", OutOfMemory: "OUT_OF_MEMORY", NotInitialized: "NOT_INITIALIZED",
 	Deinitialized: "DEINITIALIZED", StubLibrary: "STUB_LIBRARY", NoDevice: "NO_DEVICE", InvalidDevice: "INVALID_DEVICE",
 	InvalidContext: "INVALID_CONTEXT", MapFailed: "MAP_FAILED", eccUncorrectable: "ECC_UNCORRECTABLE",
-	InvalidPTX: "INVALID_PTX", nvlinkUncorrectable: "NVLINK_UNCORRECTABLE", UnsupportedPTX: "UNSUPPORTED_PTX_VERSION",
+	noPeerAccess: "PEER_ACCESS_UNSUPPORTED", InvalidPTX: "INVALID_PTX", nvlinkUncorrectable: "NVLINK_UNCORRECTABLE", UnsupportedPTX: "UNSUPPORTED_PTX_VERSION",
 	contained: "CONTAINED", operatingSystemError: "OPERATING_SYSTEM", InvalidHandle: "INVALID_HANDLE", NotFound: "NOT_FOUND",
 	NotReady: "NOT_READY", IllegalAddress: "ILLEGAL_ADDRESS", LaunchTimeout: "LAUNCH_TIMEOUT", assertFailed: "ASSERT",
 	AlreadyRegistered: "HOST_MEMORY_ALREADY_REGISTERED", NotRegistered: "HOST_MEMORY_NOT_REGISTERED",

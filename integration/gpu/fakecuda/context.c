@@ -50,6 +50,7 @@ static bool is_alive(CUcontext ctx) {
 CUresult fc_enter(const char *entry, enum fc_need need) {
     pthread_once(&once, start);
     fc_count(FC_CALLS, 1);
+    fc_called(entry);
     CUresult fault = fc_fault(entry);
     if (fault != CUDA_SUCCESS) return fault;
     if (need == FC_NOTHING) return CUDA_SUCCESS;

@@ -59,6 +59,7 @@ int fc_version(void);
 enum fc_stat { FC_STATS_LIST(FC_STAT_NUMBER) FC_STATS };
 void fc_stats_open(void);
 void fc_count(enum fc_stat stat, long long change);
+void fc_called(const char *entry);
 
 /* fault.c: what a test has gone wrong. */
 #define FC_STALL (-1) /* of an operation: it never ends */
