@@ -16,6 +16,7 @@ from pathlib import Path
 # What both engines' tests use.
 sys.path.append(str(Path(__file__).resolve().parent.parent / "vllm"))
 
+import environment
 import sglang_environment
 import workplace
 from bad_rank_stage import BadRank
@@ -28,7 +29,10 @@ from pair_stage import Pair
 from router_stage import Routed
 from stage import Place
 
+UNIT_TESTS = sorted(str(path) for path in (environment.DISTRIBUTION / "tests").glob("test_sglang_*.py"))
+
 STAGES: Mapping[str, Callable[[Place], None]] = {
+    "unit": lambda place: workplace.unit_tests(place, UNIT_TESTS),
     "file": lambda place: FileBackend(place).run(),
     "file-tp": lambda place: FileBackend(place, ranks=2).run(),
     "main": lambda place: Main(place).run(),

@@ -43,6 +43,7 @@ func SGLang(ctx context.Context, m Machine, commandLine []string) []Finding {
 	s.memory()
 	s.layout()
 	s.policies()
+	s.adapters()
 	s.unsupported()
 	return s.found
 }
@@ -197,6 +198,14 @@ func (s *sglang) policies() {
 	}
 	if len(s.found) == before {
 		s.ok(name, "pages are saved at once, loads have a deadline, and host memory keeps pages once")
+	}
+}
+
+// adapters looks for those that come at run time. SGLang gives each load an id at random, which is part of its page hashes.
+func (s *sglang) adapters() {
+	if s.line.is("enable-lora") && s.line.value("lora-paths", "") == "" {
+		s.say(Warning, "adapters", "name adapters that are used again in --lora-paths, with their local directories; leave it as it is if short-lived ones are all there are",
+			"--enable-lora without --lora-paths: an adapter that is loaded at run time gets a new id at each load, so its pages are found until it is unloaded, never after a restart, and take room in kvconnd until they are evicted")
 	}
 }
 

@@ -108,6 +108,8 @@ func TestSGLangSaysWhatToDo(t *testing.T) {
 		"weights of its own": {line: good + " --weight-cache-mode off", at: "support", want: OK},
 		"quantized at start": {line: good + " --quantize-and-serve", at: "support", want: Failure},
 		"adapters":           {line: good + " --lora-paths a=/x", at: "support", want: OK},
+		"adapters later":     {line: good + " --enable-lora --max-lora-rank 16", at: "adapters", want: Warning},
+		"adapters, no paths": {line: good + " --enable-lora --lora-paths", at: "adapters", want: Warning},
 		"pipeline":           {line: good + " --pipeline-parallel-size 2", at: "support", want: Failure},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -122,6 +124,16 @@ func TestSGLangSaysWhatToDo(t *testing.T) {
 			}
 			t.Errorf("no %v of %s: %+v", c.want, c.at, look(t, &c.f, c.line))
 		})
+	}
+}
+
+func TestSGLangKnowsAdaptersThatAreNamed(t *testing.T) {
+	for _, named := range []string{"--lora-paths a=/x", "--enable-lora --lora-paths a=/x b=/y", "--lora-paths=a=/x --enable-lora"} {
+		for _, found := range look(t, &fake{bytes: 100e9}, good+" "+named) {
+			if found.Level != OK {
+				t.Errorf("%s: %+v", named, found)
+			}
+		}
 	}
 }
 
