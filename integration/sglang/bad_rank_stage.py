@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from generation import LONG, SHORT, cacheable, generate, generate_all, prompt
-from main_stage import Scene
+from scene import Scene
 from server import Server
 from stage import Place
 

@@ -21,6 +21,8 @@ ADMIN_KEY = "key"
 """Without one SGLang detaches no backend."""
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 UPDATE_TIMEOUT_S = 120.0
+CALM = ("--sleep-on-idle",)
+"""A server that has nothing to do leaves its core to others. SGLang spins otherwise, and CI has two cores."""
 LAYOUT = "page_first_direct"
 """The layout of the host pool: the one that backends read best of the two that SGLang copies without kernels."""
 
