@@ -1,6 +1,7 @@
 """End-to-end test: real SGLang with a storage backend below its host memory.
 
-    python integration/sglang/e2e.py [--kvconnd PATH] [--cache DIR] [--sglang VERSION] [--keep] [--skip STAGE]... [--also STAGE]...
+    python integration/sglang/e2e.py [--kvconnd PATH] [--cache DIR] [--sglang VERSION] [--keep]
+        [--skip STAGE]... [--also STAGE]...
 
 Makes its own virtual environment with SGLang and a tiny model, and runs HTTP servers in float32 on a CPU. Nothing else
 than Python 3.11, a C++ compiler, OpenSSL's headers and, without --kvconnd, Go is needed; no GPU. The exit status is

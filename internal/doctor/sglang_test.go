@@ -95,6 +95,7 @@ func TestSGLangSaysWhatToDo(t *testing.T) {
 		"no number":          {line: change("--hicache-size 16", "--hicache-size=much"), at: "host memory", want: Failure},
 		"more than there is": {line: good + " --tp 8", at: "host memory", want: Failure},
 		"much of it":         {line: good + " --dp-size=5", at: "host memory", want: Warning},
+		"nothing to spare":   {line: good + " --dp-size 6", at: "host memory", want: Failure},
 		"attention ranks":    {line: good + " --tp 4 --dp-size 4 --enable-dp-attention", at: "host memory", want: Warning},
 		"layers first":       {line: change("page_first", "layer_first"), at: "layout", want: Warning},
 		"split":              {line: change("page_first", "page_first_kv_split"), at: "layout", want: Failure},
