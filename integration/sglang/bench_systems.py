@@ -34,7 +34,7 @@ class System:
 
     def start(self) -> None:
         """Start the server, and return when it serves."""
-        self.server.start(self.storage(), arguments=self.arguments)
+        self.server.start(self.storage(), calm=False, arguments=self.arguments)
         self.server.wait()
 
     def settle(self) -> None:

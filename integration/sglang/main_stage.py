@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from generation import LONG, SHORT, Generation, cacheable, generate, generate_all, prompt
 from scene import BACKEND, PATIENT_S, Scene, pages
-from server import CALM, Server
+from server import Server
 from stage import Place
 from storage import printed
 
@@ -101,7 +101,7 @@ class Main(Scene):
     def beside(self, first: Server) -> None:
         """Start a second server with the printed line. What one has saved the other loads, also both at once."""
         second = Server(self.place.env, self.model, self.place.work / "sglang-main-2.log")
-        second.start(None, arguments=[*self._line, *CPU, *CALM])
+        second.start(None, arguments=[*self._line, *CPU])
         second.wait()
         self.connected(2)
         self.loaded("what the first saved, at the second", second, self.prompts, self.references)

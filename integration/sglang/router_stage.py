@@ -17,7 +17,7 @@ from router_client import Answer, send
 from router_engine import free_ports
 from router_process import Match, Router
 from scene import MODEL_SEED, PATIENT_S
-from server import CALM, Server
+from server import Server
 from stage import Place
 from storage import kvconn
 
@@ -51,7 +51,7 @@ class Node:
             "replay_endpoint": f"tcp://*:{self.events + 1}",
         }
         storage = kvconn(binary, self.daemon.socket_path, deadline=PATIENT_S)
-        self.server.start(storage, arguments=[*CALM, "--kv-events-config", json.dumps(events)])
+        self.server.start(storage, arguments=["--kv-events-config", json.dumps(events)])
 
     def described(self, model: str) -> dict[str, Any]:
         """Return the rank for the router's configuration."""

@@ -8,7 +8,7 @@ from typing import Any
 import environment
 from generation import MAX_TOKENS, PAGE_SIZE, Generation, generate
 from processes import Daemon
-from server import CALM, Server
+from server import Server
 from stage import Place
 from storage import kvconn
 
@@ -57,7 +57,7 @@ class Scene:
         storage = kvconn(
             self.place.binary, self.daemon.socket_path, digest_cache=str(self.place.work / "digests"), **settings
         )
-        server.start(storage, self.ranks, replicas, arguments=[*CALM, *arguments], variables=variables)
+        server.start(storage, self.ranks, replicas, arguments=arguments, variables=variables)
         server.wait()
         self.connected(self.ranks * replicas)
         return server

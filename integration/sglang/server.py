@@ -21,8 +21,6 @@ ADMIN_KEY = "key"
 """Without one SGLang detaches no backend."""
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 UPDATE_TIMEOUT_S = 120.0
-CALM = ("--sleep-on-idle",)
-"""A server that has nothing to do leaves its core to others. SGLang spins otherwise, and CI has two cores."""
 LAYOUT = "page_first_direct"
 """The layout of the host pool: the one that backends read best of the two that SGLang copies without kernels."""
 
@@ -41,12 +39,15 @@ class Server(Program):
         ranks: int = 1,
         replicas: int = 1,
         layout: str = LAYOUT,
+        calm: bool = True,
         arguments: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> None:
         """Start it; `wait` waits until it serves. Without storage there is no hierarchical cache.
 
-        `ranks` are tensor-parallel, `replicas` data-parallel.
+        `ranks` are tensor-parallel, `replicas` data-parallel. A calm server sleeps when it has nothing to do, where
+        SGLang spins. It computes with one thread: two that wait for each other in each layer take ten times as long
+        where other programs want the cores, too.
 
         What is given last holds: arguments and variables of one's own.
         """
@@ -59,6 +60,9 @@ class Server(Program):
         command += ["--mem-fraction-static", "0.2", "--tp-size", str(ranks)]
         command += ["--dp-size", str(replicas), "--admin-api-key", ADMIN_KEY]
         own = self._env.variables(ranks * replicas)
+        if calm:
+            command += ["--sleep-on-idle"]
+            own |= {"OMP_NUM_THREADS": "1"}
         if storage is not None:
             command += ["--enable-hierarchical-cache", "--hicache-size", str(HOST_GB)]
             command += ["--hicache-io-backend", "direct", "--hicache-mem-layout", layout]

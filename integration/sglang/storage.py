@@ -35,6 +35,6 @@ def kvconn(binary: Path, socket: Path, **extra_config: Any) -> Storage:
 
 
 def printed(binary: Path, socket: Path) -> list[str]:
-    """Return the line that `kvconnd config sglang` prints, as words."""
-    command = [binary, "config", "sglang", "--socket", socket]
+    """Return the line that `kvconnd config sglang` prints for little host memory, as words."""
+    command = [binary, "config", "sglang", "--socket", socket, "--host-gb", "1"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
