@@ -57,7 +57,8 @@ class Server(Program):
         command += ["--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"]
         command += ["--disable-cuda-graph", "--disable-overlap-schedule", "--enable-cache-report"]
         command += ["--page-size", str(PAGE_SIZE), "--max-total-tokens", str(DEVICE_TOKENS)]
-        command += ["--mem-fraction-static", "0.2", "--tp-size", str(ranks)]
+        # Of a machine's memory, which other programs take from while this one starts; what it uses is bounded above.
+        command += ["--mem-fraction-static", "0.9", "--tp-size", str(ranks)]
         command += ["--dp-size", str(replicas), "--admin-api-key", ADMIN_KEY]
         own = self._env.variables(ranks * replicas)
         if calm:
